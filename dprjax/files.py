@@ -1,0 +1,147 @@
+"""Files: written aside and then renamed, read with the line number at hand.
+
+Every path is an ``epath.Path``, so ``gs://`` works wherever a local path does.
+"""
+
+import contextlib
+import errno
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import os
+import uuid
+from collections.abc import Iterator
+from typing import IO, Any
+
+from etils import epath
+
+from dprjax.errors import InputError
+
+PathLike = str | os.PathLike[str]
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def existing(path: PathLike, what: str) -> epath.Path:
+  """The path, if there is something there that is not an empty file.
+
+  Raises:
+    InputError: it is missing, or a file of zero bytes; the message begins with ``what``.
+  """
+  path = epath.Path(path)
+  if not path.exists():
+    raise InputError(f'{what} not found: {path}')
+  if not path.is_dir() and path.stat().length == 0:
+    raise InputError(f'{what} is empty: {path}')
+  return path
+
+
+def open_text(path: PathLike, what: str = 'file') -> IO[str]:
+  """Opens UTF-8 text, decompressing ``.gz`` and ``.xz`` by name. Raises InputError if missing or empty."""
+  path = existing(path, what)
+  if path.suffix == '.gz':
+    return io.TextIOWrapper(gzip.GzipFile(fileobj=path.open('rb')), encoding='utf-8')
+  if path.suffix == '.xz':
+    return io.TextIOWrapper(lzma.LZMAFile(path.open('rb')), encoding='utf-8')
+  return path.open('r', encoding='utf-8')
+
+
+def read_lines(path: PathLike, what: str = 'file') -> Iterator[tuple[int, str]]:
+  """Yields (1-based line number, line without its newline), blank lines left out.
+
+  Raises:
+    InputError: the file is missing, empty, not UTF-8, or its compression is broken.
+  """
+  number = 0
+  with open_text(path, what) as lines:
+    try:
+      for number, line in enumerate(lines, start=1):
+        if line.strip():
+          yield number, line.rstrip('\r\n')
+    except UnicodeDecodeError as error:
+      raise InputError(f'{path}, line {number + 1} or after it: not UTF-8 text ({error.reason}); convert it first') from error
+    except (lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
+      raise InputError(f'{path}: broken or cut-off compressed file ({error}); fetch it again') from error
+
+
+def read_jsonl(path: PathLike, what: str = 'file') -> Iterator[tuple[int, dict[str, Any]]]:
+  """Yields (1-based line number, object). Raises InputError naming file and line where a line is not a JSON object."""
+  for number, line in read_lines(path, what):
+    try:
+      value = json.loads(line)
+    except json.JSONDecodeError as error:
+      raise InputError(f'{path}, line {number}: not JSON ({error.msg} at column {error.colno}); expected one object a line') from error
+    if not isinstance(value, dict):
+      raise InputError(f'{path}, line {number}: expected a JSON object, found {type(value).__name__}')
+    yield number, value
+
+
+def read_json(path: PathLike, what: str = 'file') -> Any:
+  """A whole JSON file. Raises InputError where it is missing, empty or not JSON."""
+  with open_text(path, what) as file:
+    try:
+      return json.load(file)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+      raise InputError(f'{what} is not JSON: {path} ({error})') from error
+
+
+@contextlib.contextmanager
+def atomic_path(path: PathLike) -> Iterator[epath.Path]:
+  """A temporary path beside ``path`` (a file or a folder of the caller's making), renamed on success.
+
+  On any error what was written is removed, and an existing ``path`` is as it was.
+
+  Raises:
+    InputError: no space is left (or a quota is used up) where the file was to go.
+  """
+  path = epath.Path(path)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  aside = path.parent / f'.{path.name}.{uuid.uuid4().hex[:8]}.tmp'
+  try:
+    with no_room(path):
+      yield aside
+      if path.is_dir():
+        path.rmtree()
+      aside.rename(path)
+  finally:
+    if aside.is_dir():
+      aside.rmtree()
+    elif aside.exists():
+      aside.unlink()
+
+
+@contextlib.contextmanager
+def atomic_write(path: PathLike, mode: str = 'w') -> Iterator[IO[Any]]:
+  """An open file whose content appears at ``path`` whole or not at all; see ``atomic_path``."""
+  with atomic_path(path) as aside:
+    with aside.open(mode, **({} if 'b' in mode else {'encoding': 'utf-8'})) as file:
+      yield file
+
+
+@contextlib.contextmanager
+def no_room(path: PathLike) -> Iterator[None]:
+  """Turns "no space left" inside the block into an InputError that names ``path``."""
+  try:
+    yield
+  except OSError as error:
+    if error.errno not in _NO_ROOM:
+      raise
+    raise InputError(f'cannot write {path}: {error.strerror}; free some space and run the same command again') from error
+
+
+def write_json(path: PathLike, value: Any) -> None:
+  """Writes indented JSON atomically, keys in the order given."""
+  with atomic_write(path) as file:
+    json.dump(value, file, indent=2, ensure_ascii=False)
+    file.write('\n')
+
+
+def sha256_file(path: PathLike) -> str:
+  """SHA-256 of a file's bytes, in hexadecimal."""
+  digest = hashlib.sha256()
+  with epath.Path(path).open('rb') as file:
+    while block := file.read(1 << 20):
+      digest.update(block)
+  return digest.hexdigest()
