@@ -1,0 +1,139 @@
+"""Checkpoints: what was trained, and all that a restarted run needs to go on bit for bit.
+
+A checkpoint holds the live parameters, the optimiser state, the data position, the running state of early
+stopping and the SHA-256 of the frozen backbone. The backbone itself is not in it.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+from orbax.checkpoint import checkpoint_managers as policies
+
+from dprjax import files
+from dprjax.errors import InputError
+from dprjax.runtime import tree
+
+SCORE = 'score'
+
+
+class Restored(NamedTuple):
+  step: int
+  live: dict[str, Any]
+  opt_state: Any
+  extra: dict[str, Any]
+
+
+class Checkpoints:
+  """The checkpoints of one run, in ``workdir/checkpoints``, saved in the background.
+
+  Args:
+    workdir: the run's folder.
+    backbone_sha256: names the frozen backbone (all of it, where it is not trained).
+    keep: how many of the latest to keep; the best by score is kept besides.
+  """
+
+  def __init__(self, workdir: epath.PathLike, backbone_sha256: str, keep: int = 2):
+    self.folder = epath.Path(workdir) / 'checkpoints'
+    self._sha256 = backbone_sha256
+    with files.no_room(self.folder):
+      self._manager = ocp.CheckpointManager(
+          self.folder.absolute() if not str(self.folder).startswith('gs://') else self.folder,
+          item_names=('state', 'extra'),
+          options=ocp.CheckpointManagerOptions(
+              # A killed run leaves a half-written folder under a temporary name; it is not a checkpoint.
+              cleanup_tmp_directories=True,
+              preservation_policy=policies.AnyPreservationPolicy([
+                  policies.LatestN(keep),
+                  policies.BestN(lambda metrics: metrics[SCORE], n=1, keep_checkpoints_without_metrics=False)])))
+
+  def steps(self) -> list[int]:
+    return sorted(self._manager.all_steps())
+
+  def latest(self) -> int | None:
+    return self._manager.latest_step()
+
+  def best(self) -> int | None:
+    """The step with the highest score, or the latest where none was scored."""
+    scored = []
+    for step in self.steps():
+      score = (self._manager.metrics(step) or {}).get(SCORE)
+      if score is not None:
+        scored.append((score, -step))
+    return -max(scored)[1] if scored else self.latest()
+
+  def save(self, step: int, live: Mapping[str, Any], opt_state: Any, extra: Mapping[str, Any], score: float | None = None) -> None:
+    """Starts saving; ``wait`` or the next ``save`` raises what went wrong.
+
+    Raises:
+      InputError: there is no room to save; the last good checkpoint is named.
+    """
+    if step in self._manager.all_steps():
+      return
+    self._guard(lambda: self._manager.save(
+        step,
+        args=ocp.args.Composite(
+            state=ocp.args.StandardSave({'live': tree.unflatten(live), 'opt_state': opt_state}),
+            extra=ocp.args.JsonSave({**extra, 'backbone_sha256': self._sha256})),
+        metrics=None if score is None else {SCORE: float(score)}))
+
+  def wait(self) -> None:
+    """Blocks until what was being saved is whole on disk."""
+    self._guard(self._manager.wait_until_finished)
+
+  def restore(self, step: int, live: Mapping[str, jax.ShapeDtypeStruct], opt_state: Any) -> Restored:
+    """Reads a checkpoint into arrays placed as the targets say, on any mesh and number of processes.
+
+    Args:
+      step: which one.
+      live: ``{name: ShapeDtypeStruct with sharding}``.
+      opt_state: the optimiser state's structure, likewise.
+
+    Raises:
+      InputError: it was made with another backbone, has other parameters, or is damaged.
+    """
+    extra = self.extra(step)
+    if extra['backbone_sha256'] != self._sha256:
+      raise InputError(
+          f"{self.folder}/{step} was trained on another backbone (sha256 {extra['backbone_sha256'][:12]}..., this one is "
+          f'{self._sha256[:12]}...); set config.backbone.path to that backbone, or choose a fresh --workdir')
+    target = {'live': tree.unflatten(live), 'opt_state': opt_state}
+    try:
+      state = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(target)))['state']
+    except (ValueError, KeyError, OSError) as error:
+      raise InputError(f'{self.folder}/{step} cannot be restored ({_line(error)}); remove that folder to go on from an earlier one') from error
+    return Restored(step, tree.flatten(state['live']), state['opt_state'], extra)
+
+  def extra(self, step: int) -> dict[str, Any]:
+    """The JSON beside the arrays of a checkpoint."""
+    try:
+      return self._manager.restore(step, args=ocp.args.Composite(extra=ocp.args.JsonRestore()))['extra']
+    except (ValueError, KeyError, OSError) as error:
+      raise InputError(f'{self.folder}/{step} is damaged ({_line(error)}); remove that folder to go on from an earlier one') from error
+
+  def close(self) -> None:
+    self.wait()
+    self._manager.close()
+
+  def _guard(self, action: Any) -> None:
+    try:
+      with files.no_room(self.folder):
+        action()
+    except (ValueError, RuntimeError) as error:
+      # Tensorstore reports a full disk in its own words.
+      text = str(error)
+      if not any(words in text for words in ('No space left', 'ENOSPC', 'File too large', 'Disk quota', 'RESOURCE_EXHAUSTED')):
+        raise
+      raise InputError(
+          f'cannot save a checkpoint in {self.folder}: no space left; the last good one is step {self._last_good()}. '
+          'Free some space and run the same command again') from error
+
+  def _last_good(self) -> str:
+    whole = [int(p.name) for p in self.folder.iterdir() if p.name.isdecimal() and (p / '_CHECKPOINT_METADATA').exists()]
+    return str(max(whole)) if whole else 'none'
+
+
+def _line(error: Exception) -> str:
+  return ' '.join(str(error).split())[:200]

@@ -1,0 +1,161 @@
+"""The knobs of an experiment, all of them, with what each changes.
+
+A file in ``configs/`` starts from ``default()`` and sets what its experiment needs. ``--config.a.b=value`` on the
+command line overrides a knob; one that does not exist is an error.
+"""
+
+import json
+
+import ml_collections
+from etils import epath
+
+from dprjax import files
+from dprjax.errors import InputError
+
+# Keys that may differ between two runs in one workdir: they change what is said or kept, not what is computed.
+_FREE = ('checkpoint', 'log_every', 'eval.every', 'eval.batch_size', 'compilation_cache')
+
+
+def default() -> ml_collections.ConfigDict:
+  """Full fine-tuning or prompt tuning of a dual encoder, with the settings of DPTDR's released code."""
+  c = ml_collections.ConfigDict()
+  c.system = 'dpr'                     # the objective: a module of dprjax/objectives
+  c.task = ''                          # a name, written into the prompt's meta
+  c.seed = 42                          # of initialisation, dropout and shuffling
+
+  c.backbone = ml_collections.ConfigDict()
+  c.backbone.path = ''                 # a Hugging Face directory or hub id; 'package:NAME' = the folder model/ in an installed package;
+                                       # 'scratch:tiny|mini|small|base' = random weights, a vocabulary trained on the data
+  c.backbone.two_encoders = False      # one encoder each for queries and passages (DPR), or one for both
+  c.backbone.dtype = 'float32'         # of the arithmetic: 'float32' or 'bfloat16'; scores and losses stay float32
+  c.backbone.frozen_dtype = 'float32'  # in which frozen weights are held; what is trained is always float32
+  c.backbone.dropout = -1.0            # hidden and attention dropout while training; -1: as the backbone's config.json says
+  c.backbone.remat = False             # recompute activations in the backward pass: less memory, a third more arithmetic
+  c.backbone.unroll = 1                # layers a step of the scan; 0: all, a faster step that takes longer to compile
+
+  c.prompt = ml_collections.ConfigDict()
+  c.prompt.length = 0                  # P: key/value vectors a layer; 0: none (full fine-tuning)
+  c.prompt.tied = True                 # one prompt for queries and passages, or one each
+  c.prompt.reparam = 'none'            # 'none': the prompt itself is trained; 'mlp': Embedding -> Linear -> Tanh -> Linear (Table 5)
+  c.prompt.reparam_hidden = 512        # width of that MLP
+  c.prompt.init_std = 0.02             # N(0, std) for the prompt's initial values
+  c.prompt.init_from = ''              # start from this prompt.npz instead (Table 6)
+  c.prompt.dropout = 0.1               # on the expanded prompt, while training
+  c.prompt.dropout_scope = 'example'   # 'example': a mask each, as the released code; 'batch': one mask, less memory
+  c.prompt.shift_positions = False     # number real tokens from P on, as the released prompts expect
+
+  c.trainable = ('prompt/.*',)         # whole-name regular expressions; everything else is frozen
+  c.pooling = 'cls'                    # 'cls' or 'mean'
+  c.normalize = False                  # unit length, so that scores are cosines
+  c.temperature = 1.0                  # scores are divided by it
+  c.in_batch = True                    # other rows' passages are negatives too, over all devices
+  c.negatives = 1                      # hard negatives a query; 0: in-batch only
+
+  c.batch_size = 64                    # queries a step over all devices
+  c.accumulate = 1                     # batches an update: the loss sees the negatives of all of them, memory holds one
+  c.grad_cache = 1                     # chunks in which a batch is encoded: memory of one chunk, loss of the whole batch
+  c.epochs = 10.0                      # passes over the training queries
+  c.steps = 0                          # updates; if above 0, in place of epochs
+
+  c.optim = ml_collections.ConfigDict()
+  c.optim.learning_rate = 7e-3
+  c.optim.warmup = 0.1                 # share of the steps
+  c.optim.decay = 'linear'             # 'linear', 'cosine' or 'none'
+  c.optim.clip = 1.0                   # global norm of the trained parameters' gradient; 0: none
+  c.optim.weight_decay = 0.0
+  c.optim.b1 = 0.9
+  c.optim.b2 = 0.999
+  c.optim.eps = 1e-8
+  c.optim.weight_decay_rules = ((r'.*(bias|scale)', False), (r'.*', True))  # first match: does weight decay apply
+  c.optim.learning_rate_rules = ((r'.*', 1.0),)                             # first match: factor on the learning rate
+
+  c.data = ml_collections.ConfigDict()
+  c.data.form = 'auto'                 # beir, msmarco, dpr, tevatron, flagembedding, arxiv, docstrings, or auto: look and tell
+  c.data.dir = ''                      # the folder (or file) of the training text
+  c.data.train = ''                    # a training jsonl with mined negatives, in Tevatron's form, for queries of data.dir
+  c.data.train_split = 'train'         # qrels/NAME.tsv
+  c.data.dev_split = ''                # qrels/NAME.tsv for evaluation while training; '': see hold_out
+  c.data.hold_out = 0.0                # share of the training queries held out as the dev split, by a hash of their ids
+  c.data.strict = False                # qrels that name unknown ids are an error rather than counted
+  c.data.query_max_length = 32         # tokens, special ones included
+  c.data.passage_max_length = 128
+  c.data.query_prefix = ''             # text put before every query
+  c.data.passage_prefix = ''
+  c.data.query_buckets = (16, 32, 64, 128, 256, 512)      # padded lengths that a batch may have
+  c.data.passage_buckets = (32, 64, 96, 128, 192, 256, 384, 512)
+  c.data.max_relevant = 32             # relevant passages listed for a query, for masking false negatives
+  c.data.store = ''                    # where tokenised text is kept; '': workdir/store
+  c.data.threads = 2                   # that prepare batches ahead
+
+  c.mesh = ml_collections.ConfigDict(dict(data=-1, fsdp=1, model=1))  # devices along each axis; -1: all that are left
+
+  c.eval = ml_collections.ConfigDict()
+  c.eval.every = 0                     # updates between evaluations on the dev split; 0: once an epoch
+  c.eval.measure = 'nDCG@10'           # decides which checkpoint is best
+  c.eval.corpus_limit = 0              # passages searched: the dev queries' own and a sample up to this many; 0: all
+  c.eval.batch_size = 64               # texts encoded at a time
+  c.eval.patience = 0                  # evaluations without a gain before the run stops; 0: never
+
+  c.checkpoint = ml_collections.ConfigDict()
+  c.checkpoint.every = 0               # updates between checkpoints; 0: once an epoch
+  c.checkpoint.keep = 2                # of the latest; the best is kept besides
+  c.log_every = 10                     # updates between console lines
+  c.compilation_cache = ''             # a folder that keeps compiled programs between runs; '': none
+  return c
+
+
+def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """Shrinks any experiment to seconds on a CPU: a tiny random backbone, docstrings of the standard library as text."""
+  c.backbone.path = 'scratch:tiny'
+  c.backbone.two_encoders = bool(c.backbone.two_encoders)
+  c.prompt.length = min(c.prompt.length, 4)
+  c.negatives = min(c.negatives, 2)
+  c.batch_size = 16
+  c.grad_cache = min(c.grad_cache, 2)
+  c.epochs, c.steps = 0.0, 12
+  c.data.form, c.data.dir, c.data.train = 'docstrings', 'stdlib', ''
+  c.data.train_split, c.data.dev_split, c.data.hold_out = 'train', 'dev', 0.0
+  c.data.query_max_length, c.data.passage_max_length = 16, 32
+  c.eval.every, c.checkpoint.every, c.log_every = 6, 4, 2
+  c.eval.corpus_limit = 200
+  c.mesh = ml_collections.ConfigDict(dict(data=1, fsdp=1, model=1))
+  return c
+
+
+def to_json(config: ml_collections.ConfigDict) -> str:
+  return json.dumps(config.to_dict(), indent=2, sort_keys=True, default=list)
+
+
+def claim_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> None:
+  """Writes ``config.json`` into the workdir, or checks that the one there is of the same experiment.
+
+  Raises:
+    InputError: the workdir holds another experiment; the keys that differ are named.
+  """
+  path = epath.Path(workdir) / 'config.json'
+  if path.exists():
+    there, here = _flat(files.read_json(path, 'the workdir\'s config.json')), _flat(json.loads(to_json(config)))
+    differ = [key for key in sorted(there.keys() | here.keys())
+              if there.get(key) != here.get(key) and not key.startswith(_FREE)]
+    if differ:
+      shown = '; '.join(f'{key}: {there.get(key)!r} there, {here.get(key)!r} here' for key in differ[:3])
+      more = f' and {len(differ) - 3} more' if len(differ) > 3 else ''
+      raise InputError(f'{workdir} holds another experiment ({shown}{more}); choose a fresh --workdir, or the settings it was begun with')
+  else:
+    with files.atomic_write(path) as file:
+      file.write(to_json(config) + '\n')
+
+
+def load_workdir(workdir: epath.PathLike) -> ml_collections.ConfigDict:
+  """The config of the experiment in ``workdir``. Raises InputError where there is none."""
+  return ml_collections.ConfigDict(files.read_json(epath.Path(workdir) / 'config.json', 'config.json of the workdir'))
+
+
+def _flat(tree: dict, prefix: str = '') -> dict:
+  flat = {}
+  for key, value in tree.items():
+    if isinstance(value, dict):
+      flat |= _flat(value, f'{prefix}{key}.')
+    else:
+      flat[prefix + key] = value
+  return flat

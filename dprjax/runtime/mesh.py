@@ -1,0 +1,105 @@
+"""The device mesh, and where arrays lie on it.
+
+Axes: ``data`` splits the batch, ``fsdp`` splits the batch and the weights, ``model`` splits the weights. A
+parameter's place comes from ``(regular expression, PartitionSpec)`` rules on its name.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from dprjax.errors import InputError
+from dprjax.runtime import tree
+
+AXES = ('data', 'fsdp', 'model')
+BATCH = ('data', 'fsdp')
+
+# Column-parallel then row-parallel (Megatron-LM, section 3), layers stacked on the leading axis.
+RULES: tuple[tuple[str, P], ...] = (
+    (r'backbone/.*attention/(query|key|value)/kernel', P(None, 'fsdp', 'model')),
+    (r'backbone/.*attention/(query|key|value)/bias', P(None, 'model')),
+    (r'backbone/.*attention/output/kernel', P(None, 'model', 'fsdp')),
+    (r'backbone/.*mlp/up/kernel', P(None, 'fsdp', 'model')),
+    (r'backbone/.*mlp/up/bias', P(None, 'model')),
+    (r'backbone/.*mlp/down/kernel', P(None, 'model', 'fsdp')),
+    (r'backbone/.*embeddings/word/embedding', P(None, 'fsdp')),
+    (r'(backbone|prompt|head)/.*', P()),
+)
+
+
+def make_mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = None) -> Mesh:
+  """A mesh with the axes ``data``, ``fsdp`` and ``model``; one size may be -1: all devices that are left.
+
+  Raises:
+    InputError: the sizes do not multiply to the number of devices.
+  """
+  devices = list(jax.devices() if devices is None else devices)
+  shape = [int(sizes.get(axis, 1)) for axis in AXES]
+  if shape.count(-1) > 1 or any(size < 1 and size != -1 for size in shape):
+    raise InputError(f'config.mesh: sizes are whole numbers above 0, one of them may be -1; got {dict(zip(AXES, shape, strict=True))}')
+  if -1 in shape:
+    known = math.prod(size for size in shape if size != -1)
+    shape[shape.index(-1)] = len(devices) // known
+  if math.prod(shape) != len(devices):
+    raise InputError(f'config.mesh: {" x ".join(map(str, shape))} ({", ".join(AXES)}) is not the number of devices, {len(devices)}')
+  return jax.make_mesh(tuple(shape), AXES, devices=devices, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def batch_devices(mesh: Mesh) -> int:
+  """Into how many parts the batch is split."""
+  return mesh.shape['data'] * mesh.shape['fsdp']
+
+
+def check_batch(mesh: Mesh, batch_size: int, chunks: int) -> None:
+  """Raises InputError unless every device gets the same whole number of rows in every chunk."""
+  parts = batch_devices(mesh)
+  if batch_size % (parts * chunks):
+    each = parts * chunks
+    near = max(each, batch_size // each * each)
+    raise InputError(
+        f'config.batch_size: {batch_size} queries cannot be divided over {parts} devices'
+        + (f' in {chunks} gradient-cache chunks' if chunks > 1 else '') + f'; use a multiple of {each}, for instance {near}')
+
+
+def param_shardings(mesh: Mesh, params: Mapping[str, Any], rules: Sequence[tuple[str, P]] = RULES) -> dict[str, NamedSharding]:
+  """A sharding for each leaf of a flat ``{name: array}`` tree.
+
+  An axis whose size the mesh axis does not divide stays whole (an odd vocabulary, three heads).
+
+  Raises:
+    InputError: a name that no rule covers.
+  """
+  specs = tree.first_match(rules, params, 'the sharding rules')
+  shardings = {}
+  for name, spec in specs.items():
+    shape = np.shape(params[name])
+    fitted = [axis if axis is not None and shape[i] % mesh.shape[axis] == 0 else None for i, axis in enumerate(spec[:len(shape)])]
+    shardings[name] = NamedSharding(mesh, P(*fitted))
+  return shardings
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+  return NamedSharding(mesh, P())
+
+
+def put_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+  """One process's rows of a batch -> global arrays, split on their first axis over the batch's devices."""
+  sharding = NamedSharding(mesh, P(BATCH))
+  return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
+
+
+def put(values: Any, shardings: Any) -> Any:
+  """Host arrays, whole on every process -> global arrays placed as ``shardings`` says.
+
+  Every process hands over only the pieces its own devices hold, so this works on a pod, where ``device_put``
+  would ask all processes to agree first.
+  """
+  def place(value: Any, sharding: NamedSharding) -> jax.Array:
+    value = np.asarray(value)
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+  return jax.tree.map(place, values, shardings)

@@ -1,0 +1,90 @@
+"""Names for the leaves of a tree, and rules on them.
+
+A name is the leaf's path, joined by slashes: ``backbone/layers/attention/query/kernel``. Rules are
+``(regular expression, value)`` pairs; the first whose expression matches the *whole* name wins. The same
+helper serves freezing, weight decay, learning-rate factors and sharding.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from dprjax.errors import InputError
+
+Tree = Any
+Value = TypeVar('Value')
+
+
+def flatten(tree: Tree) -> dict[str, Any]:
+  """Nested dicts to ``{name: leaf}``, in the order that JAX walks them."""
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  return {'/'.join(str(getattr(k, 'key', k)) for k in path): leaf for path, leaf in leaves}
+
+
+def unflatten(named: Mapping[str, Any]) -> Tree:
+  """The inverse of ``flatten``, for trees of dicts."""
+  tree: dict[str, Any] = {}
+  for name, leaf in named.items():
+    *parents, last = name.split('/')
+    node = tree
+    for parent in parents:
+      node = node.setdefault(parent, {})
+    node[last] = leaf
+  return tree
+
+
+def first_match(rules: Sequence[tuple[str, Value]], names: Iterable[str], what: str) -> dict[str, Value]:
+  """The value of the first rule that matches each whole name.
+
+  Raises:
+    InputError: no rule matches a name, or an expression is broken; the message begins with ``what``
+      (the config key that holds the rules).
+  """
+  compiled = [(_compile(pattern, what), value) for pattern, value in rules]
+  matched = {}
+  for name in names:
+    for pattern, value in compiled:
+      if pattern.fullmatch(name):
+        matched[name] = value
+        break
+    else:
+      raise InputError(f'{what}: no rule covers {name!r}; add one (the last may be ".*")')
+  return matched
+
+
+def live_names(trainable: Sequence[str], names: Sequence[str]) -> set[str]:
+  """The names that ``config.trainable`` declares trainable; all others are frozen.
+
+  Raises:
+    InputError: an expression matches nothing (a typing error would freeze what was meant to be trained).
+  """
+  live: set[str] = set()
+  for pattern in trainable:
+    found = {name for name in names if _compile(pattern, 'config.trainable').fullmatch(name)}
+    if not found:
+      tops = sorted({name.split('/')[0] for name in names})
+      raise InputError(f'config.trainable: {pattern!r} matches no parameter; the names begin with {", ".join(tops)}, for instance {names[0]!r}')
+    live |= found
+  if not live:
+    raise InputError('config.trainable: nothing is trainable; name at least one parameter, for instance "prompt/.*"')
+  return live
+
+
+def count(tree: Tree) -> int:
+  """The number of scalars in a tree."""
+  return sum(int(np.prod(np.shape(leaf))) for leaf in jax.tree.leaves(tree))
+
+
+def nbytes(tree: Tree) -> int:
+  """The bytes of a tree's arrays (logical size: a sharded array counts once)."""
+  return sum(int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _compile(pattern: str, what: str) -> re.Pattern[str]:
+  try:
+    return re.compile(pattern)
+  except re.error as error:
+    raise InputError(f'{what}: {pattern!r} is not a regular expression ({error})') from error
