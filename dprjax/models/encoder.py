@@ -1,0 +1,329 @@
+"""BERT, RoBERTa and XLM-RoBERTa encoders whose deep prompt is an argument.
+
+The layers are ``transformers``' (post-LayerNorm) ones, with parameters stacked on a leading layer axis and the kernels stored
+``[in, out]``. A prompt is one set of key and value vectors a layer that every token attends to (prefix tuning, as DPTDR
+section 3.1 uses it): it is never masked, has no positions, and is not itself updated from layer to layer.
+
+Shape letters are those of docs/architecture.md. Nothing here stores a parameter for the prompt, so a gradient with respect to
+the prompt alone computes no gradient of a weight.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from dprjax.errors import InputError
+
+MODEL_TYPES = ('bert', 'roberta', 'xlm-roberta')
+
+# Added to the scores of masked keys. Finite, so that a row of padding alone gives numbers, not NaN; in float32 it drowns any score.
+_MASKED = -1e9
+_INIT_STD = 0.02  # BERT's initializer_range
+
+
+@jax.custom_jvp
+def erf_gelu(x: Float[Array, '...']) -> Float[Array, '...']:
+  """GELU by the error function, x * Phi(x), as BERT has it."""
+  return 0.5 * x * (1 + jax.lax.erf(x * 0.5**0.5))
+
+
+@erf_gelu.defjvp
+def _erf_gelu_jvp(primals, tangents):
+  # Phi(x) + x * phi(x) as one array: autodiff would keep several of [B, T, intermediate_size] a layer for the backward pass.
+  (x,), (dx,) = primals, tangents
+  cdf = 0.5 * (1 + jax.lax.erf(x * 0.5**0.5))
+  pdf = (2 * jnp.pi) ** -0.5 * jnp.exp(-0.5 * x * x)
+  return x * cdf, dx * (cdf + x * pdf)
+
+
+def _tanh_gelu(x):
+  return nn.gelu(x, approximate=True)
+
+
+# By the names of transformers' ACT2FN.
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    'gelu': erf_gelu, 'gelu_python': erf_gelu, 'gelu_new': _tanh_gelu, 'gelu_fast': _tanh_gelu, 'gelu_accurate': _tanh_gelu,
+    'gelu_pytorch_tanh': _tanh_gelu, 'gelu_python_tanh': _tanh_gelu, 'quick_gelu': lambda x: x * nn.sigmoid(1.702 * x),
+    'relu': nn.relu, 'silu': nn.silu, 'swish': nn.silu, 'tanh': jnp.tanh}
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderConfig:
+  """The shape of an encoder; hashable, so it can be a static argument of ``jax.jit``.
+
+  Raises:
+    InputError: an unknown model type or activation, or a hidden size that the heads do not divide.
+  """
+
+  model_type: str
+  vocab_size: int
+  hidden_size: int
+  num_layers: int
+  num_heads: int
+  intermediate_size: int
+  max_positions: int = 512
+  type_vocab_size: int = 2
+  layer_norm_eps: float = 1e-12
+  hidden_act: str = 'gelu'
+  pad_token_id: int = 0
+  hidden_dropout: float = 0.1
+  attention_dropout: float = 0.1
+
+  def __post_init__(self):
+    if self.model_type not in MODEL_TYPES:
+      raise InputError(f'model_type {self.model_type!r} is not supported; use one of: {", ".join(MODEL_TYPES)}')
+    if self.hidden_act not in ACTIVATIONS:
+      raise InputError(f'hidden_act {self.hidden_act!r} is not supported; use one of: {", ".join(ACTIVATIONS)}')
+    if self.hidden_size % self.num_heads:
+      raise InputError(f'hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_heads}')
+
+  @property
+  def head_dim(self) -> int:
+    return self.hidden_size // self.num_heads
+
+  @property
+  def first_position(self) -> int:
+    """The row of the position table that the first token uses; RoBERTa keeps the rows up to the padding's for padding."""
+    return 0 if self.model_type == 'bert' else self.pad_token_id + 1
+
+  @property
+  def max_tokens(self) -> int:
+    """The longest input, in tokens, special ones included."""
+    return self.max_positions - self.first_position
+
+
+class Dense(nn.Dense):
+  """``nn.Dense`` with BERT's initialiser."""
+
+  kernel_init: Any = nn.initializers.normal(_INIT_STD)
+
+
+class LayerNorm(nn.Module):
+  """LayerNorm in float32, whatever the parameters are held in; two passes over the variance, as PyTorch does."""
+
+  epsilon: float
+
+  @nn.compact
+  def __call__(self, x: Float[Array, 'B T H']) -> Float[Array, 'B T H']:
+    scale = self.param('scale', nn.initializers.ones, x.shape[-1:]).astype(jnp.float32)
+    bias = self.param('bias', nn.initializers.zeros, x.shape[-1:]).astype(jnp.float32)
+    x = x.astype(jnp.float32)
+    x -= jnp.mean(x, axis=-1, keepdims=True)
+    x *= jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon)
+    return x * scale[None, None] + bias[None, None]
+
+
+class Embed(nn.Module):
+  """A table of vectors, looked up and then cast to float32; an id outside it gives NaN, which a training loop notices."""
+
+  rows: int
+  features: int
+
+  @nn.compact
+  def __call__(self, ids: Int[Array, 'B T']) -> Float[Array, 'B T H']:
+    table = self.param('embedding', nn.initializers.normal(_INIT_STD), (self.rows, self.features))
+    return jnp.take(table, ids, axis=0).astype(jnp.float32)
+
+
+class Attention(nn.Module):
+  """Multi-head self-attention over the prompt and the tokens, with output projection, residual and LayerNorm."""
+
+  config: EncoderConfig
+  dtype: Any
+  deterministic: bool
+
+  @nn.compact
+  def __call__(self, x: Float[Array, 'B T H'], bias: Float[Array, 'B 1 1 T'], prompt: Array | None, prompt_ids: Array | None) -> Array:
+    config = self.config
+
+    def heads(name):
+      y = Dense(config.hidden_size, dtype=self.dtype, name=name)(x)
+      return y.reshape(*y.shape[:2], config.num_heads, config.head_dim).swapaxes(1, 2)  # [B, N, T, D]: 1.5x faster on a CPU than [B, T, N, D]
+
+    query, key, value = heads('query') * config.head_dim**-0.5, heads('key'), heads('value')
+    scores = jnp.einsum('bntd,bnsd->bnts', query, key).astype(jnp.float32) + bias
+    if prompt is not None:
+      if prompt_ids is not None:
+        prompt = jnp.take(prompt, prompt_ids, axis=0)  # [K, 2, P, N, D] -> [B, 2, P, N, D]
+      prompt = prompt.astype(self.dtype)
+      keys, values = prompt[..., 0, :, :, :], prompt[..., 1, :, :, :]  # [P, N, D], or [B, P, N, D]
+      batch = 'b' if prompt.ndim == 5 else ''
+      # A shared prompt is scored where it lies: no copy of it an example.
+      scores = jnp.concatenate([jnp.einsum(f'bntd,{batch}pnd->bntp', query, keys).astype(jnp.float32), scores], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1).astype(self.dtype)  # [B, N, T, P + T]
+    weights = nn.Dropout(config.attention_dropout, deterministic=self.deterministic)(weights)
+    if prompt is None:
+      context = jnp.einsum('bnts,bnsd->bntd', weights, value)
+    else:
+      length = prompt.shape[-3]
+      context = jnp.einsum('bnts,bnsd->bntd', weights[..., length:], value)
+      context += jnp.einsum(f'bntp,{batch}pnd->bntd', weights[..., :length], values)
+    context = context.swapaxes(1, 2).reshape(x.shape)
+    out = Dense(config.hidden_size, dtype=self.dtype, name='output')(context)
+    out = nn.Dropout(config.hidden_dropout, deterministic=self.deterministic)(out)
+    return LayerNorm(config.layer_norm_eps, name='norm')(out + x).astype(self.dtype)
+
+
+class MLP(nn.Module):
+  """The feed-forward half of a layer, with residual and LayerNorm."""
+
+  config: EncoderConfig
+  dtype: Any
+  deterministic: bool
+
+  @nn.compact
+  def __call__(self, x: Float[Array, 'B T H']) -> Float[Array, 'B T H']:
+    config = self.config
+    y = Dense(config.intermediate_size, dtype=self.dtype, name='up')(x)
+    y = Dense(config.hidden_size, dtype=self.dtype, name='down')(ACTIVATIONS[config.hidden_act](y))
+    y = nn.Dropout(config.hidden_dropout, deterministic=self.deterministic)(y)
+    return LayerNorm(config.layer_norm_eps, name='norm')(y + x).astype(self.dtype)
+
+
+class Layer(nn.Module):
+  """One layer, in the form that ``nn.scan`` wants: ``(carry, scanned, *broadcast) -> (carry, None)``."""
+
+  config: EncoderConfig
+  dtype: Any
+  deterministic: bool
+
+  @nn.compact
+  def __call__(self, x, prompt, bias, prompt_ids):
+    x = Attention(self.config, self.dtype, self.deterministic, name='attention')(x, bias, prompt, prompt_ids)
+    return MLP(self.config, self.dtype, self.deterministic, name='mlp')(x), None
+
+
+class Embeddings(nn.Module):
+  """Word, token type and position embeddings, summed and normalised in float32."""
+
+  config: EncoderConfig
+  dtype: Any
+  deterministic: bool
+
+  @nn.compact
+  def __call__(self, tokens: Int[Array, 'B T'], positions: Int[Array, 'B T'], token_types: Int[Array, 'B T']) -> Float[Array, 'B T H']:
+    config = self.config
+
+    def embed(name, rows, ids):
+      return Embed(rows, config.hidden_size, name=name)(ids)
+
+    x = embed('word', config.vocab_size, tokens) + embed('token_type', config.type_vocab_size, token_types)
+    x = LayerNorm(config.layer_norm_eps, name='norm')(x + embed('position', config.max_positions, positions))
+    return nn.Dropout(config.hidden_dropout, deterministic=self.deterministic)(x).astype(self.dtype)
+
+
+class Encoder(nn.Module):
+  """The whole encoder; ``encode`` is the function to call.
+
+  Attributes:
+    dtype: of the matrix products and of what flows between layers; softmax and LayerNorm are float32 throughout.
+    remat: recompute each layer in the backward pass instead of keeping its activations.
+    unroll: layers a step of the scan; with all of them in one step the backward pass is faster on a CPU, and compiling slower.
+    deterministic: no dropout.
+  """
+
+  config: EncoderConfig
+  dtype: Any = jnp.float32
+  remat: bool = False
+  unroll: int = 1
+  deterministic: bool = True
+
+  @nn.compact
+  def __call__(self, tokens, mask, positions, token_types, prompt, prompt_ids):
+    x = Embeddings(self.config, self.dtype, self.deterministic, name='embeddings')(tokens, positions, token_types)
+    bias = jnp.where(mask, 0.0, _MASKED)[:, None, None, :]
+    # Unrolled, the layers stand side by side, and the compiler would merge the recomputed ones with the first ones.
+    layer = nn.remat(Layer, prevent_cse=self.unroll > 1) if self.remat else Layer
+    layers = nn.scan(
+        layer, variable_axes={'params': 0}, split_rngs={'params': True, 'dropout': True},
+        in_axes=(0, nn.broadcast, nn.broadcast), length=self.config.num_layers, unroll=self.unroll)
+    x, _ = layers(self.config, self.dtype, self.deterministic, name='layers')(x, prompt, bias, prompt_ids)
+    return x.astype(jnp.float32)
+
+
+def _positions(config: EncoderConfig, mask: Array, shift: int) -> Array:
+  """Rows of the position table ``[B, T]``, as transformers counts them (RoBERTa's padding sits on its own row)."""
+  if config.model_type == 'bert':
+    return jnp.broadcast_to(jnp.arange(mask.shape[1], dtype=jnp.int32) + shift, mask.shape)
+  real = mask.astype(jnp.int32)
+  return (jnp.cumsum(real, axis=1) + shift) * real + config.pad_token_id
+
+
+def check_prompt_shape(config: EncoderConfig, prompt: Any, prompt_ids: Any, batch: int) -> None:
+  """Raises InputError where a prompt is neither shared, nor one an example, nor a bank with ids, of this encoder's shape."""
+  shape = tuple(prompt.shape)
+  core = shape[-5:]
+  fits = len(core) == 5 and core[:2] == (config.num_layers, 2) and core[3:] == (config.num_heads, config.head_dim)
+  wanted = f'[{config.num_layers}, 2, P, {config.num_heads}, {config.head_dim}]'
+  if not fits or len(shape) > 6:
+    raise InputError(f'prompt has shape {list(shape)}; this encoder takes {wanted}, or that with a leading axis for examples or prompts')
+  if prompt_ids is not None and (len(shape) != 6 or prompt_ids.shape != (batch,)):
+    raise InputError(f'prompt_ids {list(prompt_ids.shape)} choose from a bank [K, ...] for {batch} examples; the prompt is {list(shape)}')
+  if prompt_ids is None and len(shape) == 6 and shape[0] != batch:
+    raise InputError(f'prompt holds {shape[0]} prompts for {batch} examples: pass prompt_ids to choose from a bank')
+
+
+def encode(
+    config: EncoderConfig,
+    params: Mapping[str, Any],
+    tokens: Int[Array, 'B T'],
+    mask: Bool[Array, 'B T'],
+    *,
+    prompt: Float[Array, '*B L 2 P N D'] | None = None,
+    prompt_ids: Int[Array, ' B'] | None = None,
+    token_types: Int[Array, 'B T'] | None = None,
+    shift_positions: bool = False,
+    dtype: Any = jnp.float32,
+    remat: bool = False,
+    unroll: int = 1,
+    dropout_key: Array | None = None,
+) -> Float[Array, 'B T H']:
+  """Encodes tokens under an optional deep prompt.
+
+  Args:
+    config: the encoder's shape.
+    params: ``embeddings`` and ``layers`` as ``hub.load_backbone`` gives them, float32 or bfloat16.
+    tokens: token ids.
+    mask: True at real tokens. A row of padding alone is allowed and gives finite numbers.
+    prompt: shared by all examples ``[L, 2, P, N, D]``, or one an example ``[B, L, 2, P, N, D]``, or, with ``prompt_ids``, a bank
+      ``[K, L, 2, P, N, D]``. Index 0 of the axis of two holds keys, 1 values. None, or P = 0: the plain encoder.
+    prompt_ids: which of the bank's prompts each example uses; an id out of range gives NaN.
+    token_types: segment ids, default 0.
+    shift_positions: count the prompt's P vectors as positions before the first token, as transformers does with
+      ``past_key_values``.
+    dtype: of matrix products and activations between layers; softmax and LayerNorm stay float32.
+    remat: recompute each layer in the backward pass.
+    unroll: layers a step of the scan over layers, 1 to L.
+    dropout_key: given, the config's hidden and attention dropout is active.
+
+  Returns:
+    The last layer's hidden states, float32.
+
+  Raises:
+    InputError: at trace time, where the prompt's shape is not this encoder's, or the tokens (and shift) exceed its positions.
+  """
+  batch, length = tokens.shape
+  shift = 0
+  if prompt is not None:
+    check_prompt_shape(config, prompt, prompt_ids, batch)
+    shift = prompt.shape[-3] if shift_positions else 0
+    if prompt.ndim == 6:
+      prompt = jnp.moveaxis(prompt, 0, 1)  # [L, K or B, 2, P, N, D]
+    if prompt.shape[-3] == 0:
+      prompt = None
+  if length + shift > config.max_tokens:
+    shifted = f' shifted by a prompt of {shift}' if shift else ''
+    raise InputError(f'{length} tokens{shifted} exceed the {config.max_tokens} positions of this encoder; lower the maximum length')
+  if token_types is None:
+    token_types = jnp.zeros_like(tokens)
+  encoder = Encoder(config, dtype, remat, unroll, deterministic=dropout_key is None)
+  hidden = encoder.apply(
+      {'params': params}, tokens, mask, _positions(config, mask, shift), token_types, prompt, None if prompt is None else prompt_ids,
+      rngs=None if dropout_key is None else {'dropout': dropout_key})
+  assert isinstance(hidden, jax.Array)  # apply's annotation also allows for mutable collections
+  return hidden
