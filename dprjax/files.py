@@ -30,22 +30,25 @@ def existing(path: PathLike, what: str) -> epath.Path:
   Raises:
     InputError: it is missing, or a file of zero bytes; the message begins with ``what``.
   """
-  path = epath.Path(path)
-  if not path.exists():
-    raise InputError(f'{what} not found: {path}')
-  if not path.is_dir() and path.stat().length == 0:
-    raise InputError(f'{what} is empty: {path}')
-  return path
+  found = epath.Path(path)
+  if not found.exists():
+    raise InputError(f'{what} not found: {found}')
+  if not found.is_dir():
+    # Not stat(): epath looks up the owner's name, which a container may not have.
+    with found.open('rb') as file:
+      if not file.read(1):
+        raise InputError(f'{what} is empty: {found}')
+  return found
 
 
 def open_text(path: PathLike, what: str = 'file') -> IO[str]:
   """Opens UTF-8 text, decompressing ``.gz`` and ``.xz`` by name. Raises InputError if missing or empty."""
-  path = existing(path, what)
-  if path.suffix == '.gz':
-    return io.TextIOWrapper(gzip.GzipFile(fileobj=path.open('rb')), encoding='utf-8')
-  if path.suffix == '.xz':
-    return io.TextIOWrapper(lzma.LZMAFile(path.open('rb')), encoding='utf-8')
-  return path.open('r', encoding='utf-8')
+  found = existing(path, what)
+  if found.suffix == '.gz':
+    return io.TextIOWrapper(gzip.GzipFile(fileobj=found.open('rb')), encoding='utf-8')
+  if found.suffix == '.xz':
+    return io.TextIOWrapper(lzma.LZMAFile(found.open('rb')), encoding='utf-8')
+  return found.open('r', encoding='utf-8')
 
 
 def read_lines(path: PathLike, what: str = 'file') -> Iterator[tuple[int, str]]:
@@ -96,15 +99,15 @@ def atomic_path(path: PathLike) -> Iterator[epath.Path]:
   Raises:
     InputError: no space is left (or a quota is used up) where the file was to go.
   """
-  path = epath.Path(path)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  aside = path.parent / f'.{path.name}.{uuid.uuid4().hex[:8]}.tmp'
+  final = epath.Path(path)
+  final.parent.mkdir(parents=True, exist_ok=True)
+  aside = final.parent / f'.{final.name}.{uuid.uuid4().hex[:8]}.tmp'
   try:
-    with no_room(path):
+    with no_room(final):
       yield aside
-      if path.is_dir():
-        path.rmtree()
-      aside.rename(path)
+      if final.is_dir():
+        final.rmtree()
+      aside.replace(final)
   finally:
     if aside.is_dir():
       aside.rmtree()
@@ -115,9 +118,8 @@ def atomic_path(path: PathLike) -> Iterator[epath.Path]:
 @contextlib.contextmanager
 def atomic_write(path: PathLike, mode: str = 'w') -> Iterator[IO[Any]]:
   """An open file whose content appears at ``path`` whole or not at all; see ``atomic_path``."""
-  with atomic_path(path) as aside:
-    with aside.open(mode, **({} if 'b' in mode else {'encoding': 'utf-8'})) as file:
-      yield file
+  with atomic_path(path) as aside, aside.open(mode, **({} if 'b' in mode else {'encoding': 'utf-8'})) as file:
+    yield file
 
 
 @contextlib.contextmanager

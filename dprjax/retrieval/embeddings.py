@@ -1,0 +1,261 @@
+"""A folder of embeddings: vectors, their ids, and what made them.
+
+    embeddings-00000-of-00003.npy   [rows, H] float32 or float16
+    ids-00000-of-00003.txt          one id a line, in the rows' order
+    manifest.json                   counts, what made the vectors (``Meta``), SHA-256 of every file
+
+While a folder is being filled, ``progress.json`` stands where the manifest will be: the manifest is
+there when, and only when, every shard is. Each file is written aside and renamed.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from etils import epath
+from jaxtyping import Float
+
+from dprjax.errors import InputError
+from dprjax.files import PathLike, atomic_write, existing, read_json, sha256_file, write_json
+
+_FORMAT = 'dprjax.embeddings'
+_VERSION = 1
+_MANIFEST, _PROGRESS = 'manifest.json', 'progress.json'
+_DTYPES = ('float32', 'float16')
+
+
+@dataclasses.dataclass(frozen=True)
+class Meta:
+  """What made the vectors. Two folders are of one kind of vector where ``space`` is the same.
+
+  Attributes:
+    dimension: H.
+    dtype: of the stored vectors, 'float32' or 'float16'.
+    kind: 'query' or 'passage'.
+    backbone_sha256: of the encoder's tensors.
+    prompt_sha256: of the prompt's file; None where there was no prompt.
+    pooling: 'cls', 'mean', ...
+    normalize: whether the vectors were scaled to length 1.
+    max_length: tokens a text was cut at.
+    input_sha256: of the text file that was encoded, so that a changed text under old ids is noticed.
+  """
+  dimension: int
+  dtype: str
+  kind: str
+  backbone_sha256: str
+  prompt_sha256: str | None
+  pooling: str
+  normalize: bool
+  max_length: int
+  input_sha256: str
+
+  def space(self) -> dict[str, Any]:
+    """The fields that queries and passages must share for their inner product to mean anything."""
+    return {name: getattr(self, name) for name in ('dimension', 'backbone_sha256', 'prompt_sha256', 'pooling', 'normalize')}
+
+
+class Shard(NamedTuple):
+  """One file's worth of rows: ``ids[start:stop]``."""
+  number: int
+  start: int
+  stop: int
+
+
+class EmbeddingsWriter:
+  """Fills a folder shard by shard; a second run keeps the shards that are whole.
+
+      writer = EmbeddingsWriter(folder, meta, ids)
+      for shard in writer.pending():
+        writer.write(shard, encode(texts[shard.start:shard.stop]))
+      writer.finish()
+  """
+
+  def __init__(self, folder: PathLike, meta: Meta, ids: Sequence[str], shard_rows: int = 100_000):
+    """Opens the folder, makes it if need be, and verifies the shards that an earlier run left.
+
+    Raises:
+      InputError: no ids, an id that is empty, twice there or has whitespace in it, or a folder that holds
+        something else: embeddings of another model, other text, another shard size, or no embeddings at all.
+    """
+    if meta.dtype not in _DTYPES:
+      raise InputError(f'embeddings cannot be stored as {meta.dtype}: choose {" or ".join(_DTYPES)}')
+    _check_ids(ids)
+    self.folder = epath.Path(folder)
+    self.meta = meta
+    self.ids = ids
+    self._count = -(-len(ids) // shard_rows)
+    self._shards = [Shard(i, i * shard_rows, min((i + 1) * shard_rows, len(ids))) for i in range(self._count)]
+    self._header = {
+        'format': _FORMAT, 'version': _VERSION, 'rows': len(ids), 'shard_rows': shard_rows, 'ids_sha256': _digest(ids),
+        **dataclasses.asdict(meta)}
+    self._done = self._resume()
+
+  def _resume(self) -> dict[int, dict[str, Any]]:
+    """Shard index -> its entry in the manifest, for the shards already there and unharmed."""
+    if self.folder.exists() and not self.folder.is_dir():
+      raise InputError(f'{self.folder} is a file; embeddings need a folder')
+    found = next((self.folder / name for name in (_MANIFEST, _PROGRESS) if (self.folder / name).exists()), None)
+    if found is None:
+      if self.folder.exists() and any(not path.name.startswith('.') for path in self.folder.iterdir()):
+        raise InputError(f'{self.folder} is not empty and holds no embeddings; choose another folder')
+      write_json(self.folder / _PROGRESS, {**self._header, 'shards': []})
+      return {}
+    manifest = read_json(found, 'embeddings manifest')
+    different = [key for key, value in self._header.items() if not isinstance(manifest, dict) or manifest.get(key) != value]
+    if different:
+      raise InputError(
+          f'{self.folder} holds other embeddings ({", ".join(different)} differ from this run\'s); remove it or choose another folder')
+    for path in self.folder.glob('.*.tmp'):  # a killed run left them
+      path.unlink()
+    done = {}
+    for entry in manifest.get('shards', []):
+      files = [(self.folder / entry[kind], entry[f'{kind}_sha256']) for kind in ('embeddings', 'ids')]
+      if all(path.exists() and sha256_file(path) == digest for path, digest in files):
+        done[entry['index']] = entry
+    if found.name == _MANIFEST and len(done) < self._count:  # a finished folder that was damaged is unfinished again
+      found.replace(self.folder / _PROGRESS)
+    return done
+
+  def pending(self) -> list[Shard]:
+    """The shards still to be written, in order."""
+    return [shard for shard in self._shards if shard.number not in self._done]
+
+  def write(self, shard: Shard, vectors: Float[np.ndarray, 'rows H']) -> None:
+    """Writes one shard. Raises InputError for a wrong shape, NaN or infinity, or values beyond float16's range."""
+    expected = (shard.stop - shard.start, self.meta.dimension)
+    if vectors.shape != expected:
+      raise InputError(f'shard {shard.number} of {self.folder}: vectors of shape {vectors.shape}, expected {expected}')
+    # Too large a value becomes infinite here, and is refused below.
+    with np.errstate(over='ignore'):
+      vectors = np.ascontiguousarray(vectors, dtype=self.meta.dtype)
+    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if bad.size:
+      raise InputError(f'the embedding of {self.ids[shard.start + bad[0]]!r} is not finite as {self.meta.dtype} ({bad.size} of {len(vectors)} rows)')
+    names = {kind: f'{kind}-{shard.number:05d}-of-{self._count:05d}.{suffix}' for kind, suffix in (('embeddings', 'npy'), ('ids', 'txt'))}
+    with atomic_write(self.folder / names['embeddings'], 'wb') as file:
+      np.save(file, vectors, allow_pickle=False)
+    with atomic_write(self.folder / names['ids']) as file:
+      file.writelines(f'{id_}\n' for id_ in self.ids[shard.start:shard.stop])
+    self._done[shard.number] = {
+        'index': shard.number, 'rows': shard.stop - shard.start, **names,
+        **{f'{kind}_sha256': sha256_file(self.folder / name) for kind, name in names.items()}}
+    self._save(_PROGRESS)
+
+  def finish(self) -> None:
+    """Writes the manifest. Raises RuntimeError while shards are pending."""
+    if self.pending():
+      raise RuntimeError(f'{len(self.pending())} of {self._count} shards are not written')
+    self._save(_MANIFEST)
+    (self.folder / _PROGRESS).unlink(missing_ok=True)
+
+  def _save(self, name: str) -> None:
+    write_json(self.folder / name, {**self._header, 'shards': [self._done[index] for index in sorted(self._done)]})
+
+
+@dataclasses.dataclass(frozen=True)
+class Embeddings:
+  """A finished folder.
+
+  Attributes:
+    ids: one a row.
+    shards: arrays [rows, H] that follow one another, memory-mapped where the folder is local.
+    meta: what made them.
+    sha256: of the manifest, and so of everything in the folder.
+  """
+  ids: list[str]
+  shards: list[Float[np.ndarray, 'rows H']]
+  meta: Meta
+  sha256: str
+
+  def __len__(self) -> int:
+    return len(self.ids)
+
+  def vectors(self) -> Float[np.ndarray, 'n H']:
+    """All rows in memory, float32."""
+    if len(self.shards) == 1:
+      return np.ascontiguousarray(self.shards[0], dtype=np.float32)
+    return np.concatenate(self.shards, dtype=np.float32)
+
+  def blocks(self, rows: int) -> Iterator[Float[np.ndarray, 'rows H']]:
+    """The rows in turn, at most ``rows`` at a time."""
+    for shard in self.shards:
+      for start in range(0, len(shard), rows):
+        yield shard[start:start + rows]
+
+
+def load_embeddings(folder: PathLike, verify: bool = True) -> Embeddings:
+  """Opens a finished folder.
+
+  Args:
+    folder: as ``EmbeddingsWriter`` filled it.
+    verify: read every file once and compare its SHA-256.
+
+  Raises:
+    InputError: not such a folder, unfinished, a file missing or changed, counts or shapes that disagree.
+  """
+  root = existing(folder, 'embeddings')
+  if not (root / _MANIFEST).exists():
+    if (root / _PROGRESS).exists():
+      raise InputError(f'{root} is unfinished: run the dprjax.encode command that began it again, and it goes on where it stopped')
+    raise InputError(f'{root} holds no embeddings ({_MANIFEST} not found): make them with dprjax.encode')
+  manifest = read_json(root / _MANIFEST, 'embeddings manifest')
+  if not isinstance(manifest, dict) or manifest.get('format') != _FORMAT:
+    raise InputError(f'{root / _MANIFEST} is not a {_FORMAT} manifest')
+  if manifest.get('version') != _VERSION:
+    raise InputError(f'{root / _MANIFEST} is of version {manifest.get("version")}, expected {_VERSION}: encode again')
+  try:
+    meta = Meta(**{field.name: manifest[field.name] for field in dataclasses.fields(Meta)})
+    rows, entries = manifest['rows'], manifest['shards']
+    files = [(entry['rows'], *((root / entry[kind], entry[f'{kind}_sha256']) for kind in ('embeddings', 'ids'))) for entry in entries]
+  except (KeyError, TypeError) as error:
+    raise InputError(f'{root / _MANIFEST} is incomplete ({error}): encode again') from error
+  ids: list[str] = []
+  shards = []
+  for count, (vectors_path, vectors_sha), (ids_path, ids_sha) in files:
+    for path, digest in ((vectors_path, vectors_sha), (ids_path, ids_sha)):
+      existing(path, 'embeddings shard')
+      if verify and sha256_file(path) != digest:
+        raise InputError(f'{path} was changed or damaged since it was written (SHA-256 differs from {_MANIFEST}): encode again')
+    vectors = _open(vectors_path)
+    some_ids = ids_path.read_bytes().decode(errors='replace').splitlines()
+    if vectors.shape != (count, meta.dimension) or vectors.dtype != meta.dtype or len(some_ids) != count:
+      raise InputError(
+          f'{vectors_path}: {vectors.dtype} {vectors.shape} with {len(some_ids)} ids, '
+          f'but {_MANIFEST} says {meta.dtype} {(count, meta.dimension)}: encode again')
+    shards.append(vectors)
+    ids.extend(some_ids)
+  if len(ids) != rows:
+    raise InputError(f'{root}: {len(ids)} rows in the shards, but {_MANIFEST} says {rows}: encode again')
+  return Embeddings(ids, shards, meta, sha256_file(root / _MANIFEST))
+
+
+def _open(path: epath.Path) -> np.ndarray:
+  try:
+    if '://' in str(path):
+      with path.open('rb') as file:
+        return np.load(file, allow_pickle=False)
+    return np.load(path, mmap_mode='r', allow_pickle=False)
+  except (ValueError, EOFError) as error:
+    raise InputError(f'{path} is not a whole .npy file ({error}): encode again') from error
+
+
+def _digest(ids: Sequence[str]) -> str:
+  digest = hashlib.sha256()
+  for id_ in ids:
+    digest.update(id_.encode() + b'\n')
+  return digest.hexdigest()
+
+
+def _check_ids(ids: Sequence[str]) -> None:
+  if not ids:
+    raise InputError('there is nothing to encode: no ids')
+  seen: set[str] = set()
+  for row, id_ in enumerate(ids, start=1):
+    # A TREC run separates its columns by white space, so an id cannot have any.
+    if not id_ or any(character.isspace() for character in id_):
+      raise InputError(f'row {row}: the id {id_!r} is empty or has white space in it; give ids without')
+    if id_ in seen:
+      raise InputError(f'row {row}: the id {id_!r} is there twice; ids name one text each')
+    seen.add(id_)

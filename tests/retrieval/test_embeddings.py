@@ -1,0 +1,155 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from dprjax.errors import InputError
+from dprjax.retrieval.embeddings import EmbeddingsWriter, Meta, load_embeddings
+
+META = Meta(dimension=3, dtype='float32', kind='passage', backbone_sha256='b' * 64, prompt_sha256=None, pooling='mean', normalize=True,
+            max_length=256, input_sha256='i' * 64)
+IDS = ['a', 'b', 'c', 'd', 'e']
+VECTORS = np.arange(15, dtype=np.float32).reshape(5, 3)
+
+
+def fill(folder, meta=META, ids=IDS, shard_rows=2, stop_after=None):
+  """Writes VECTORS; returns the indices of the shards that were written."""
+  writer = EmbeddingsWriter(folder, meta, ids, shard_rows)
+  written = []
+  for shard in writer.pending()[:stop_after]:
+    writer.write(shard, VECTORS[shard.start:shard.stop])
+    written.append(shard.number)
+  if not writer.pending():
+    writer.finish()
+  return written
+
+
+def test_round_trip(tmp_path):
+  assert fill(tmp_path / 'e') == [0, 1, 2]
+  found = load_embeddings(tmp_path / 'e')
+  assert found.ids == IDS and len(found) == 5
+  assert [len(shard) for shard in found.shards] == [2, 2, 1]
+  assert isinstance(found.shards[0], np.memmap)
+  np.testing.assert_array_equal(found.vectors(), VECTORS)
+  np.testing.assert_array_equal(np.concatenate(list(found.blocks(1))), VECTORS)
+  assert found.meta == META
+  assert sorted(path.name for path in (tmp_path / 'e').iterdir()) == sorted(
+      [f'embeddings-0000{i}-of-00003.npy' for i in range(3)] + [f'ids-0000{i}-of-00003.txt' for i in range(3)] + ['manifest.json'])
+
+
+def test_float16(tmp_path):
+  meta = dataclasses.replace(META, dtype='float16')
+  fill(tmp_path, meta)
+  found = load_embeddings(tmp_path)
+  assert found.shards[0].dtype == np.float16 and found.vectors().dtype == np.float32
+  np.testing.assert_array_equal(found.vectors(), VECTORS)
+  writer = EmbeddingsWriter(tmp_path / 'large', meta, ['a'])
+  with pytest.raises(InputError, match=r"embedding of 'a' is not finite as float16"):
+    writer.write(writer.pending()[0], np.full((1, 3), 1e5, np.float32))
+
+
+def test_goes_on_where_it_stopped(tmp_path):
+  folder = tmp_path / 'e'
+  assert fill(folder, stop_after=2) == [0, 1]
+  with pytest.raises(InputError, match='unfinished'):
+    load_embeddings(folder)
+  (folder / '.embeddings-00002-of-00003.npy.12345678.tmp').write_bytes(b'half')
+  assert fill(folder) == [2]
+  np.testing.assert_array_equal(load_embeddings(folder).vectors(), VECTORS)
+  assert not list(folder.glob('.*'))
+  assert fill(folder) == []  # finished: nothing to do
+
+
+def test_a_damaged_shard_is_noticed_and_written_again(tmp_path):
+  fill(tmp_path)
+  damaged = tmp_path / 'embeddings-00001-of-00003.npy'
+  content = bytearray(damaged.read_bytes())
+  content[-1] ^= 1
+  damaged.write_bytes(content)
+  with pytest.raises(InputError, match=r'embeddings-00001-of-00003\.npy was changed or damaged'):
+    load_embeddings(tmp_path)
+  assert len(load_embeddings(tmp_path, verify=False)) == 5
+  assert fill(tmp_path, stop_after=0) == []
+  with pytest.raises(InputError, match='unfinished'):
+    load_embeddings(tmp_path)
+  assert fill(tmp_path) == [1]
+  np.testing.assert_array_equal(load_embeddings(tmp_path).vectors(), VECTORS)
+
+
+@pytest.mark.parametrize('damage, message', [
+    (lambda f: (f / 'embeddings-00002-of-00003.npy').unlink(), 'shard not found: .*embeddings-00002'),
+    (lambda f: (f / 'ids-00000-of-00003.txt').unlink(), 'shard not found: .*ids-00000'),
+    (lambda f: (f / 'ids-00000-of-00003.txt').write_text('a\n'), "1 ids, but manifest.json says float32"),
+    (lambda f: (f / 'embeddings-00000-of-00003.npy').write_bytes(b'\x93NUMPY'), 'not a whole .npy file'),
+    (lambda f: np.save(f / 'embeddings-00000-of-00003.npy', VECTORS), r'float32 \(5, 3\) with 2 ids'),
+    (lambda f: np.save(f / 'embeddings-00000-of-00003.npy', np.array([{}], object)), 'not a whole .npy file'),
+    (lambda f: (f / 'manifest.json').write_text('{}'), 'is not a dprjax.embeddings manifest'),
+    (lambda f: (f / 'manifest.json').write_text('{"format": '), 'manifest is not JSON'),
+    (lambda f: (f / 'manifest.json').unlink(), 'holds no embeddings'),
+    (lambda f: edit(f, 'rows', 9), '5 rows in the shards, but manifest.json says 9'),
+    (lambda f: edit(f, 'version', 2), 'version 2, expected 1'),
+    (lambda f: edit(f, 'pooling', None), r"incomplete \('pooling'\)"),
+])
+def test_bad_folders(tmp_path, damage, message):
+  fill(tmp_path)
+  damage(tmp_path)
+  with pytest.raises(InputError, match=message):
+    load_embeddings(tmp_path, verify=False)
+
+
+def edit(folder, key, value):
+  manifest = json.loads((folder / 'manifest.json').read_text())
+  manifest[key] = value
+  if value is None:
+    del manifest[key]
+  (folder / 'manifest.json').write_text(json.dumps(manifest))
+
+
+def test_no_folder(tmp_path):
+  with pytest.raises(InputError, match='embeddings not found'):
+    load_embeddings(tmp_path / 'nowhere')
+
+
+@pytest.mark.parametrize('change', [
+    {'meta': dataclasses.replace(META, prompt_sha256='p' * 64)}, {'meta': dataclasses.replace(META, input_sha256='j' * 64)},
+    {'ids': ['a', 'b', 'c', 'd', 'x']}, {'shard_rows': 3}])
+@pytest.mark.parametrize('stop_after', [1, None])
+def test_another_models_folder_is_left_alone(tmp_path, change, stop_after):
+  fill(tmp_path, stop_after=stop_after)
+  before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+  with pytest.raises(InputError, match='holds other embeddings'):
+    fill(tmp_path, **change)
+  assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+  (tmp_path / 'thesis.tex').write_text('years of work')
+  with pytest.raises(InputError, match='is not empty and holds no embeddings'):
+    fill(tmp_path)
+  assert [path.name for path in tmp_path.iterdir()] == ['thesis.tex']
+
+
+@pytest.mark.parametrize('ids, message', [
+    ([], 'nothing to encode'), (['a', 'a'], "row 2: the id 'a' is there twice"), (['a', ''], "row 2: the id '' is empty"),
+    (['a b'], "row 1: the id 'a b'"), (['a\u2028'], 'row 1')])
+def test_bad_ids(tmp_path, ids, message):
+  with pytest.raises(InputError, match=message):
+    EmbeddingsWriter(tmp_path / 'e', META, ids)
+  assert not (tmp_path / 'e').exists()
+
+
+def test_bad_vectors(tmp_path):
+  writer = EmbeddingsWriter(tmp_path, META, IDS, shard_rows=2)
+  shard = writer.pending()[0]
+  with pytest.raises(InputError, match=r'shape \(2, 4\), expected \(2, 3\)'):
+    writer.write(shard, np.zeros((2, 4), np.float32))
+  with pytest.raises(InputError, match=r"embedding of 'b' is not finite"):
+    writer.write(shard, np.array([[0, 0, 0], [0, np.nan, 0]], np.float32))
+  with pytest.raises(RuntimeError, match='3 of 3 shards are not written'):
+    writer.finish()
+
+
+def test_space_is_what_queries_and_passages_share():
+  assert META.space() == dataclasses.replace(META, kind='query', max_length=32, dtype='float16', input_sha256='q').space()
+  assert META.space() != dataclasses.replace(META, prompt_sha256='p').space()
