@@ -1,0 +1,145 @@
+"""Text to token arrays: a Hugging Face tokenizer, frozen; a WordPiece vocabulary trained from scratch; padding."""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jaxtyping as jt
+import numpy as np
+import tokenizers
+from etils import epath
+
+from dprjax import files
+from dprjax.errors import InputError
+
+# Any one of these makes a directory a tokenizer's.
+_TOKENIZER_FILES = ('tokenizer.json', 'vocab.txt', 'vocab.json', 'sentencepiece.bpe.model', 'spiece.model', 'tokenizer.model')
+
+_SPECIAL = {'pad_token': '[PAD]', 'unk_token': '[UNK]', 'cls_token': '[CLS]', 'sep_token': '[SEP]', 'mask_token': '[MASK]'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenizer:
+  """Text to ids and nothing else: neither padding nor truncation is left in ``backend``.
+
+  Attributes:
+    backend: the ``tokenizers.Tokenizer``; do not change it.
+    sha256: of the backend's JSON, so that a store or a prompt can name the tokenizer it was made with.
+    mask_id: None where the vocabulary has no mask token.
+    closing: the special tokens that end every text, kept when a text is cut: ``(sep_id,)``, or empty.
+  """
+
+  backend: tokenizers.Tokenizer
+  sha256: str
+  vocab_size: int
+  pad_id: int
+  cls_id: int
+  sep_id: int
+  mask_id: int | None
+  closing: tuple[int, ...]
+
+  def encode(self, texts: Sequence[str], max_length: int) -> tuple[list[jt.Int32[np.ndarray, 'T']], int]:
+    """Token ids of each text with its special tokens, ``[CLS] text [SEP]``, and how many texts had to be cut.
+
+    A text that is too long loses its end, not its closing special token.
+
+    Raises:
+      InputError: ``max_length`` leaves no room for a token of the text.
+    """
+    if max_length < 2 + len(self.closing):
+      raise InputError(f'a maximum length of {max_length} tokens leaves no room for text beside the special tokens')
+    encoded = [np.array(encoding.ids, np.int32) for encoding in self.backend.encode_batch_fast(list(texts))]
+    closing = np.array(self.closing, np.int32)
+    kept = max_length - len(closing)
+    cut = [ids if len(ids) <= max_length else np.concatenate([ids[:kept], closing]) for ids in encoded]
+    return cut, sum(len(ids) > max_length for ids in encoded)
+
+
+def load_tokenizer(directory: files.PathLike) -> Tokenizer:
+  """The fast tokenizer of a Hugging Face directory; nothing is fetched, PyTorch is not needed.
+
+  Raises:
+    InputError: the directory holds no tokenizer, one that has no fast form, or one without padding, first or last token.
+  """
+  # Its advice that PyTorch is missing is none to our users: dprjax does without. It speaks when first imported.
+  os.environ.setdefault('TRANSFORMERS_NO_ADVISORY_WARNINGS', '1')
+  import transformers
+
+  directory = files.existing(directory, 'tokenizer directory')
+  if not directory.is_dir() or not any((directory / name).exists() for name in _TOKENIZER_FILES):
+    raise InputError(f'no tokenizer in {directory}: expected a directory with tokenizer.json, or vocab.txt, or vocab.json and merges.txt')
+  try:
+    wrapper = transformers.AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+  # transformers and tokenizers raise bare Exceptions where a file is malformed.
+  except Exception as error:
+    raise InputError(f'cannot read the tokenizer in {directory}: {error}') from error
+  backend = getattr(wrapper, 'backend_tokenizer', None)
+  if backend is None:
+    raise InputError(f'{directory}: {type(wrapper).__name__} has no fast form; save it with its tokenizer.json')
+  missing = [name for name in ('pad', 'cls', 'sep') if getattr(wrapper, f'{name}_token_id') is None]
+  if missing:
+    raise InputError(f'{directory}: the tokenizer has no {", ".join(missing)} token; dprjax needs a BERT-, RoBERTa- or XLM-R-like tokenizer')
+  return _freeze(backend, wrapper.pad_token_id, wrapper.cls_token_id, wrapper.sep_token_id, wrapper.mask_token_id)
+
+
+def _freeze(backend: tokenizers.Tokenizer, pad_id: int, cls_id: int, sep_id: int, mask_id: int | None) -> Tokenizer:
+  backend = tokenizers.Tokenizer.from_str(backend.to_str())
+  backend.no_padding()
+  backend.no_truncation()
+  probe = backend.encode('a')
+  text_ends = max((i for i, special in enumerate(probe.special_tokens_mask, start=1) if not special), default=0)
+  canonical = json.dumps(json.loads(backend.to_str()), sort_keys=True, ensure_ascii=False, separators=(',', ':'))
+  return Tokenizer(
+      backend=backend, sha256=hashlib.sha256(canonical.encode()).hexdigest(), vocab_size=backend.get_vocab_size(),
+      pad_id=pad_id, cls_id=cls_id, sep_id=sep_id, mask_id=mask_id, closing=tuple(probe.ids[text_ends:]))
+
+
+def train_wordpiece(texts: Iterable[str], vocab_size: int, out_dir: files.PathLike, lowercase: bool = True) -> Tokenizer:
+  """Trains a BERT WordPiece vocabulary and writes it as a directory that ``AutoTokenizer`` loads.
+
+  Writes tokenizer.json, tokenizer_config.json and vocab.txt (one token a line, the line number is the id); other files of ``out_dir`` stay.
+
+  Raises:
+    InputError: the texts hold too little to learn anything from.
+  """
+  backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token=_SPECIAL['unk_token']))
+  backend.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lowercase)
+  backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+  backend.decoder = tokenizers.decoders.WordPiece()
+  trainer = tokenizers.trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=list(_SPECIAL.values()), show_progress=False)
+  backend.train_from_iterator(texts, trainer)
+  if backend.get_vocab_size() <= len(_SPECIAL):
+    raise InputError('no vocabulary can be trained: the texts are empty')
+  cls_id, sep_id = backend.token_to_id('[CLS]'), backend.token_to_id('[SEP]')
+  backend.post_processor = tokenizers.processors.TemplateProcessing(
+      single='[CLS] $A [SEP]', pair='[CLS] $A [SEP] $B:1 [SEP]:1', special_tokens=[('[CLS]', cls_id), ('[SEP]', sep_id)])
+  out_dir = epath.Path(out_dir)
+  out_dir.mkdir(parents=True, exist_ok=True)
+  with files.atomic_write(out_dir / 'tokenizer.json') as file:
+    file.write(backend.to_str(pretty=True))
+  settings: dict[str, Any] = {'tokenizer_class': 'BertTokenizer', 'do_lower_case': lowercase, 'model_max_length': 512, **_SPECIAL}
+  files.write_json(out_dir / 'tokenizer_config.json', settings)
+  vocabulary = backend.get_vocab()
+  with files.atomic_write(out_dir / 'vocab.txt') as file:
+    file.writelines(f'{token}\n' for token in sorted(vocabulary, key=vocabulary.__getitem__))
+  return load_tokenizer(out_dir)
+
+
+def pad_batch(
+    rows: Sequence[jt.Int32[np.ndarray, '_']], length: int, pad_id: int,
+) -> tuple[jt.Int32[np.ndarray, 'B T'], jt.Bool[np.ndarray, 'B T']]:
+  """Rows of tokens side by side, padded on the right to ``length``; the mask is True on real tokens.
+
+  Raises:
+    ValueError: a row is longer than ``length``.
+  """
+  lengths = np.array([len(row) for row in rows], np.int32)
+  if len(rows) and lengths.max() > length:
+    raise ValueError(f'a row of {lengths.max()} tokens does not fit into {length}')
+  mask = np.arange(length, dtype=np.int32)[None, :] < lengths[:, None]
+  tokens = np.full((len(rows), length), pad_id, np.int32)
+  tokens[mask] = np.concatenate([*rows, np.empty(0, np.int32)])  # the empty one, for a batch of no rows
+  return tokens, mask

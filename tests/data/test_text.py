@@ -1,0 +1,113 @@
+"""Tokenizers: what Hugging Face gives, frozen; cutting; training a vocabulary; padding."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tokenizers
+
+from dprjax.data import text
+from dprjax.errors import InputError
+
+SENTENCES = ['the cat sat on the mat', 'the dog sat on the log', 'a cat and a dog met at the mat'] * 20
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('wordpiece')
+  return folder, text.train_wordpiece(SENTENCES, 80, folder)
+
+
+def test_minilm_tokens_and_ids(minilm):
+  tokenizer = text.load_tokenizer(minilm)
+  # Ids of bert-base-uncased's published vocabulary: line numbers in vocab.txt.
+  assert (tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.vocab_size) == (0, 101, 102, 103, 30522)
+  rows, cut = tokenizer.encode(['Hello world', ''], 16)
+  assert [row.tolist() for row in rows] == [[101, 7592, 2088, 102], [101, 102]]
+  assert rows[0].dtype == np.int32 and cut == 0
+
+
+def test_padding_and_truncation_baked_into_a_file_are_removed(minilm):
+  # all-MiniLM-L6-v2's own file pads to 128 and cuts there.
+  assert json.loads((minilm / 'tokenizer.json').read_text())['padding'] is not None
+  (row,), cut = text.load_tokenizer(minilm).encode(['word ' * 300], 512)
+  assert len(row) == 302 and cut == 0
+
+
+def test_a_long_text_keeps_its_last_special_token(trained):
+  _, tokenizer = trained
+  whole, _ = tokenizer.encode([SENTENCES[0], 'cat'], 64)
+  rows, cut = tokenizer.encode([SENTENCES[0], 'cat'], 5)
+  assert cut == 1
+  assert rows[0].tolist() == [*whole[0][:4].tolist(), tokenizer.sep_id]
+  assert rows[1].tolist() == whole[1].tolist()
+  # A text that just fits is whole.
+  exact, cut = tokenizer.encode([SENTENCES[0]], len(whole[0]))
+  assert cut == 0 and exact[0].tolist() == whole[0].tolist()
+  with pytest.raises(InputError, match='leaves no room'):
+    tokenizer.encode(['cat'], 2)
+
+
+def test_roberta_tokens(tmp_path):
+  tokenizer = tokenizers.ByteLevelBPETokenizer()
+  tokenizer.train_from_iterator(SENTENCES, 300, special_tokens=['<s>', '<pad>', '</s>', '<unk>', '<mask>'], show_progress=False)
+  tokenizer.save_model(str(tmp_path))
+  (tmp_path / 'tokenizer_config.json').write_text('{"tokenizer_class": "RobertaTokenizer"}')
+  loaded = text.load_tokenizer(tmp_path)
+  (row, short), cut = loaded.encode(['the cat sat on the mat', 'the'], 4)
+  assert (loaded.cls_id, loaded.pad_id, loaded.sep_id, loaded.closing) == (0, 1, 2, (2,))
+  assert row[0] == 0 and row[-1] == 2 and len(row) == 4 and cut == 1
+  assert short.tolist()[0] == 0 and short.tolist()[-1] == 2 and len(short) == 3
+
+
+def test_trained_vocabulary_loads_again(trained):
+  folder, tokenizer = trained
+  again = text.load_tokenizer(folder)
+  assert again.sha256 == tokenizer.sha256 and again.vocab_size == tokenizer.vocab_size <= 80
+  lines = (folder / 'vocab.txt').read_text().splitlines()
+  assert lines[:5] == ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]'] and len(lines) == tokenizer.vocab_size
+  (row,), _ = tokenizer.encode(['The CAT'], 16)
+  assert [lines[i] for i in row] == ['[CLS]', 'the', 'cat', '[SEP]']
+
+
+def test_sha256_tells_tokenizers_apart_and_not_their_padding(trained, tmp_path):
+  folder, tokenizer = trained
+  other = text.train_wordpiece([*SENTENCES, 'zebra zebra zebra'], 80, tmp_path / 'other')
+  assert other.sha256 != tokenizer.sha256
+  shutil.copytree(folder, tmp_path / 'padded')
+  backend = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
+  backend.enable_padding(length=128)
+  backend.enable_truncation(128)
+  backend.save(str(tmp_path / 'padded' / 'tokenizer.json'))
+  assert text.load_tokenizer(tmp_path / 'padded').sha256 == tokenizer.sha256
+
+
+def test_directories_without_a_usable_tokenizer(trained, tmp_path):
+  with pytest.raises(InputError, match='not found'):
+    text.load_tokenizer(tmp_path / 'nowhere')
+  with pytest.raises(InputError, match=r'no tokenizer in .*expected a directory with tokenizer\.json'):
+    text.load_tokenizer(tmp_path)
+  shutil.copytree(trained[0], tmp_path / 'broken')
+  (tmp_path / 'broken' / 'tokenizer.json').write_text('{"version":')
+  with pytest.raises(InputError, match=r'cannot read the tokenizer in .*broken'):
+    text.load_tokenizer(tmp_path / 'broken')
+  shutil.copytree(trained[0], tmp_path / 'bare')
+  (tmp_path / 'bare' / 'tokenizer_config.json').write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+  with pytest.raises(InputError, match='no pad, cls, sep token'):
+    text.load_tokenizer(tmp_path / 'bare')
+
+
+def test_training_on_nothing():
+  with pytest.raises(InputError, match='texts are empty'):
+    text.train_wordpiece(['', ' '], 80, 'never-written')
+
+
+def test_pad_batch():
+  rows = [np.array([5, 6, 7], np.int32), np.array([], np.int32), np.array([8], np.int32)]
+  tokens, mask = text.pad_batch(rows, 4, 9)
+  assert tokens.tolist() == [[5, 6, 7, 9], [9, 9, 9, 9], [8, 9, 9, 9]] and tokens.dtype == np.int32
+  assert mask.tolist() == [[True, True, True, False], [False] * 4, [True, False, False, False]]
+  with pytest.raises(ValueError, match='3 tokens does not fit into 2'):
+    text.pad_batch(rows, 2, 9)
+  assert text.pad_batch([], 4, 0)[0].shape == (0, 4)
