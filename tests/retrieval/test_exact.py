@@ -1,0 +1,76 @@
+import jax
+import numpy as np
+import pytest
+
+from dprjax.errors import InputError
+from dprjax.retrieval import exact
+
+
+def reference(queries, corpus, k):
+  """Top k in float64, by falling score, then row."""
+  scores = queries.astype(np.float64) @ corpus.astype(np.float64).T
+  rows = np.argsort(-scores, axis=1, kind='stable')[:, :k]
+  return np.take_along_axis(scores, rows, axis=1), rows
+
+
+# 1,000 documents in blocks of 256 do not divide evenly; 7 > 5 queries a block; k beyond a device's share of the corpus.
+@pytest.mark.parametrize('devices', [1, 8])
+@pytest.mark.parametrize('n, k, block_rows, block_queries', [(1000, 300, 256, 4), (1000, 2000, 32768, 512), (5, 10, 256, 4), (1, 1, 256, 4)])
+def test_equals_float64(devices, n, k, block_rows, block_queries):
+  rng = np.random.default_rng(0)
+  queries, corpus = rng.standard_normal((7, 24), np.float32), rng.standard_normal((n, 24), np.float32)
+  found = exact.search(queries, corpus, k, devices=jax.devices()[:devices], block_rows=block_rows, block_queries=block_queries)
+  scores, rows = reference(queries, corpus, k)
+  assert found.rows.shape == (7, min(k, n))
+  np.testing.assert_array_equal(found.rows, rows)
+  np.testing.assert_allclose(found.scores, scores, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('devices', [1, 3, 8])
+def test_equal_scores_go_by_row(devices):
+  # Small whole numbers: the products are exact, and nearly all tie.
+  rng = np.random.default_rng(1)
+  queries, corpus = (rng.integers(-1, 2, (size, 4)).astype(np.float32) for size in (9, 700))
+  found = exact.search(queries, corpus, 50, devices=jax.devices()[:devices], block_rows=64, block_queries=4)
+  scores, rows = reference(queries, corpus, 50)
+  np.testing.assert_array_equal(found.rows, rows)
+  np.testing.assert_array_equal(found.scores, scores)
+
+
+def test_negative_scores_and_padding():
+  """Padding rows are zero and would beat negative scores if they were let in."""
+  found = exact.search(np.ones((1, 2), np.float32), -np.ones((3, 2), np.float32), 5)
+  np.testing.assert_array_equal(found.rows, [[0, 1, 2]])
+  np.testing.assert_array_equal(found.scores, [[-2, -2, -2]])
+
+
+def test_float16_shards_from_disk(tmp_path):
+  rng = np.random.default_rng(2)
+  corpus = rng.standard_normal((500, 16)).astype(np.float16)
+  for number, part in enumerate(np.split(corpus, [123, 130, 400])):
+    np.save(tmp_path / f'{number}.npy', part)
+  shards = [np.load(tmp_path / f'{number}.npy', mmap_mode='r') for number in range(4)]
+  queries = rng.standard_normal((3, 16)).astype(np.float16)
+  found = exact.search(queries, shards, 20, block_rows=64)
+  np.testing.assert_array_equal(found.rows, reference(queries, corpus, 20)[1])
+
+
+def test_compiles_once_for_corpora_of_about_a_size():
+  rng = np.random.default_rng(3)
+  queries = rng.standard_normal((3, 16), np.float32)
+  exact.search(queries, rng.standard_normal((900, 16), np.float32), 10, block_rows=256)
+  before = exact._step._cache_size()
+  exact.search(queries, rng.standard_normal((1000, 16), np.float32), 10, block_rows=256)
+  assert exact._step._cache_size() == before
+
+
+@pytest.mark.parametrize('queries, corpus, message', [
+    (np.zeros((0, 2)), np.zeros((3, 2)), 'nothing to search: 0 queries'),
+    (np.zeros((1, 2)), np.zeros((0, 2)), '0 documents'),
+    (np.zeros((1, 2)), np.zeros((3, 4)), r'queries have 2 dimensions, the corpus \[4\]'),
+    (np.full((1, 2), np.nan), np.zeros((3, 2)), 'vector of query 0'),
+    (np.zeros((1, 2)), np.array([[0, 0], [0, np.inf]]), 'vector of document 1'),
+])
+def test_bad_input(queries, corpus, message):
+  with pytest.raises(InputError, match=message):
+    exact.search(queries.astype(np.float32), corpus.astype(np.float32), 1)
