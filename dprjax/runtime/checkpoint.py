@@ -45,9 +45,10 @@ class Checkpoints:
           options=ocp.CheckpointManagerOptions(
               # A killed run leaves a half-written folder under a temporary name; it is not a checkpoint.
               cleanup_tmp_directories=True,
+              best_fn=lambda metrics: metrics[SCORE],  # has it read the scores of an earlier life's checkpoints
               preservation_policy=policies.AnyPreservationPolicy([
                   policies.LatestN(keep),
-                  policies.BestN(lambda metrics: metrics[SCORE], n=1, keep_checkpoints_without_metrics=False)])))
+                  policies.BestN(get_metric_fn=lambda metrics: metrics[SCORE], n=1, keep_checkpoints_without_metrics=False)])))
 
   def steps(self) -> list[int]:
     return sorted(self._manager.all_steps())

@@ -4,7 +4,10 @@ A file in ``configs/`` starts from ``default()`` and sets what its experiment ne
 command line overrides a knob; one that does not exist is an error.
 """
 
+import importlib.util
 import json
+import pathlib
+import types
 
 import ml_collections
 from etils import epath
@@ -120,6 +123,16 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   c.eval.corpus_limit = 200
   c.mesh = ml_collections.ConfigDict(dict(data=1, fsdp=1, model=1))
   return c
+
+
+def sibling(path: str, name: str) -> types.ModuleType:
+  """The config file ``name.py`` beside the config file ``path``: recipes that build on one another need no package."""
+  file = pathlib.Path(path).with_name(f'{name}.py')
+  spec = importlib.util.spec_from_file_location(f'dprjax_config_{name}', file)
+  assert spec is not None and spec.loader is not None
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
 
 
 def to_json(config: ml_collections.ConfigDict) -> str:

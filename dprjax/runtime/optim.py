@@ -8,6 +8,7 @@ with ``set_to_zero`` on them because ``masked`` alone passes raw gradients throu
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import ml_collections
 import optax
@@ -59,7 +60,13 @@ def make_optimizer(
         name: update * factor[name] if name in live else update for name, update in updates.items()}))
   is_live = {name: name in live for name in names}
   is_frozen = {name: name not in live for name in names}
-  return optax.chain(optax.masked(optax.chain(*parts), is_live), optax.masked(optax.set_to_zero(), is_frozen))
+  chain = optax.chain(optax.masked(optax.chain(*parts), is_live), optax.masked(optax.set_to_zero(), is_frozen))
+
+  # optax raises a float to an integer count, which strict dtype promotion refuses; our own code needs no such leave.
+  @jax.numpy_dtype_promotion('standard')
+  def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    return chain.update(updates, state, params)
+  return optax.GradientTransformation(chain.init, update)
 
 
 def with_placeholders(live: Mapping[str, Any], frozen: Collection[str]) -> dict[str, Any]:

@@ -1,0 +1,25 @@
+"""FT: full fine-tuning of a dual encoder (DPR; coCondenser's fine-tuning), the baseline of every prompt.
+
+    python -m dprjax.train --config=configs/ft.py:beir --workdir=runs/mine --config.data.dir=DIR
+
+The recipes are those of configs/dptdr.py, with the whole backbone trained and no prompt.
+"""
+
+from dprjax.runtime import config as defaults
+
+
+def get_config(arg: str = 'beir'):
+  c = defaults.sibling(__file__, 'dptdr').get_config(arg)
+  c.trainable = ('backbone/.*',)
+  c.prompt.length = 0
+  c.optim.learning_rate = 2e-5
+  c.optim.weight_decay = 0.01
+  if c.task in ('beir', 'local', 'scifact', 'medquad'):
+    c.epochs = 5.0 if c.task != 'medquad' else 2.0
+  elif c.task == 'msmarco':
+    # coCondenser's fine-tuning: 3 epochs at 5e-6.
+    c.optim.learning_rate, c.epochs = 5e-6, 3.0
+  elif c.task == 'nq':
+    c.backbone.two_encoders = True  # as DPR has it
+    c.epochs = 40.0
+  return c

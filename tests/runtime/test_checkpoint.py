@@ -1,0 +1,116 @@
+import contextlib
+import os
+import resource
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from dprjax.errors import InputError
+from dprjax.runtime import checkpoint
+from dprjax.runtime import mesh as meshes
+
+SHA = 'a' * 64
+
+
+def make_state(mesh, seed=0):
+  sharding = jax.sharding.NamedSharding(mesh, P('data'))
+  live = {'prompt/prefix': jax.device_put(jax.random.normal(jax.random.key(seed), (8, 3)), sharding),
+          'prompt/query/bias': jax.device_put(jnp.arange(8.0), sharding)}
+  optimizer = optax.masked(optax.adamw(0.1), {**dict.fromkeys(live, True), 'backbone/kernel': False})
+  return live, optimizer.init({**live, 'backbone/kernel': jnp.zeros(())})
+
+
+@contextlib.contextmanager
+def opened(folder, sha256=SHA):
+  saved = checkpoint.Checkpoints(folder, sha256)
+  try:
+    yield saved
+  finally:
+    saved.close()
+
+
+def targets(*trees):
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), trees)
+
+
+def test_restores_every_bit_onto_another_mesh(tmp_path):
+  live, opt_state = make_state(meshes.make_mesh({'data': 8}))
+  saved = checkpoint.Checkpoints(tmp_path, SHA)
+  saved.save(3, live, opt_state, {'data': {'position': 5}})
+  saved.close()
+  other = make_state(meshes.make_mesh({'data': 2, 'model': 4}), seed=1)
+  with opened(tmp_path) as again:
+    restored = again.restore(3, *targets(*other))
+  assert restored.step == 3 and restored.extra['data'] == {'position': 5}
+  for name, leaf in live.items():
+    np.testing.assert_array_equal(restored.live[name], leaf)
+    assert restored.live[name].sharding == other[0][name].sharding
+  jax.tree.map(np.testing.assert_array_equal, restored.opt_state, opt_state)
+
+
+def test_keeps_the_latest_and_the_best(tmp_path):
+  state = make_state(meshes.make_mesh({'data': 8}))
+  saved = checkpoint.Checkpoints(tmp_path, SHA, keep=2)
+  for step, score in ((1, 0.2), (2, 0.9), (3, None), (4, 0.5), (5, None)):
+    saved.save(step, *state, {}, score)
+  saved.wait()
+  saved.close()
+  for again in (saved, checkpoint.Checkpoints(tmp_path, SHA)):
+    assert (again.steps(), again.best(), again.latest()) == ([2, 4, 5], 2, 5)
+  again.close()
+
+
+def test_another_backbone_is_refused(tmp_path):
+  state = make_state(meshes.make_mesh({'data': 8}))
+  saved = checkpoint.Checkpoints(tmp_path, SHA)
+  saved.save(1, *state, {})
+  saved.close()
+  with opened(tmp_path, 'b' * 64) as again, pytest.raises(InputError, match='trained on another backbone'):
+    again.restore(1, *targets(*state))
+
+
+def test_a_half_written_checkpoint_is_not_one(tmp_path):
+  state = make_state(meshes.make_mesh({'data': 8}))
+  saved = checkpoint.Checkpoints(tmp_path, SHA)
+  saved.save(1, *state, {})
+  saved.close()
+  (tmp_path / 'checkpoints' / '2.orbax-checkpoint-tmp').mkdir()
+  with opened(tmp_path) as again:
+    assert again.latest() == 1
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+  state = make_state(meshes.make_mesh({'data': 8}))
+  saved = checkpoint.Checkpoints(tmp_path, SHA)
+  saved.save(1, *state, {})
+  saved.close()
+  for path in (tmp_path / 'checkpoints' / '1' / 'state').rglob('*'):
+    if path.is_file() and path.parent.name == 'd':
+      path.write_bytes(path.read_bytes()[:10])
+  with opened(tmp_path) as again, pytest.raises(InputError, match=r'checkpoints/1 cannot be restored.*remove that folder'):
+    again.restore(1, *targets(*state))
+
+
+def test_no_room_names_the_last_good_checkpoint_and_leaves_it_whole(tmp_path):
+  # A child process whose files may not grow past a limit: the kernel's own refusal, as on a full disk.
+  state = make_state(meshes.make_mesh({'data': 8}))
+  saved = checkpoint.Checkpoints(tmp_path, SHA)
+  saved.save(1, *state, {})
+  saved.wait()
+  large = {'prompt/prefix': jax.random.normal(jax.random.key(0), (512, 1024))}
+  before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+  try:
+    with pytest.raises(InputError, match='cannot save a checkpoint.*no space left; the last good one is step 1|cannot write'):
+      saved.save(2, large, {}, {})
+      saved.wait()
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+  with opened(tmp_path) as again:
+    assert again.latest() == 1
+    again.restore(1, *targets(*state))
+  assert not any(name.startswith('2') and 'tmp' not in name for name in os.listdir(tmp_path / 'checkpoints'))

@@ -1,0 +1,50 @@
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from dprjax.errors import InputError
+from dprjax.runtime import mesh as meshes
+
+
+def test_minus_one_takes_the_devices_that_are_left():
+  assert dict(meshes.make_mesh({'data': -1, 'model': 2}).shape) == {'data': 4, 'fsdp': 1, 'model': 2}
+
+
+@pytest.mark.parametrize('sizes', [{'data': 3}, {'data': -1, 'model': -1}, {'data': 0}, {'data': -1, 'model': 16}])
+def test_sizes_that_do_not_fit_are_an_error(sizes):
+  with pytest.raises(InputError, match='config.mesh'):
+    meshes.make_mesh(sizes)
+
+
+def test_a_batch_that_the_mesh_cannot_divide_is_an_error_with_a_number_that_works():
+  mesh = meshes.make_mesh({'data': 4, 'fsdp': 2})
+  meshes.check_batch(mesh, 32, 4)
+  with pytest.raises(InputError, match=r'config.batch_size: 36 queries cannot be divided over 8 devices in 2 gradient-cache chunks.*instance 32'):
+    meshes.check_batch(mesh, 36, 2)
+
+
+def test_kernels_are_split_and_what_does_not_divide_stays_whole():
+  mesh = meshes.make_mesh({'data': 2, 'fsdp': 2, 'model': 2})
+  params = {
+      'backbone/layers/attention/query/kernel': np.zeros((3, 8, 8)), 'backbone/layers/mlp/down/kernel': np.zeros((3, 7, 8)),
+      'backbone/query/embeddings/word/embedding': np.zeros((5, 8)), 'prompt/prefix': np.zeros((3, 2, 4, 2, 4))}
+  specs = {name: sharding.spec for name, sharding in meshes.param_shardings(mesh, params).items()}
+  assert specs == {
+      'backbone/layers/attention/query/kernel': P(None, 'fsdp', 'model'), 'backbone/layers/mlp/down/kernel': P(None, None, 'fsdp'),
+      'backbone/query/embeddings/word/embedding': P(None, 'fsdp'), 'prompt/prefix': P()}
+
+
+def test_a_name_that_no_sharding_rule_covers_is_an_error():
+  with pytest.raises(InputError, match="no rule covers 'topic/bank'"):
+    meshes.param_shardings(meshes.make_mesh({'data': -1}), {'topic/bank': np.zeros(3)})
+
+
+def test_put_batch_splits_rows_and_put_places_as_asked():
+  mesh = meshes.make_mesh({'data': 2, 'fsdp': 2, 'model': 2})
+  rows = np.arange(16).reshape(8, 2)
+  placed = meshes.put_batch(mesh, {'x': rows})['x']
+  np.testing.assert_array_equal(placed, rows)
+  assert {shard.data.shape for shard in placed.addressable_shards} == {(2, 2)}
+  whole = meshes.put(rows, meshes.replicated(mesh))
+  assert isinstance(whole, jax.Array) and whole.is_fully_replicated

@@ -1,0 +1,44 @@
+import numpy as np
+import pytest
+
+from dprjax.errors import InputError
+from dprjax.runtime import tree
+
+TREE = {'backbone': {'layers': {'query': {'kernel': np.zeros((2, 3), np.float32), 'bias': np.zeros(3, np.float32)}}}, 'prompt': {'prefix': np.zeros(4, np.float16)}}
+NAMES = ['backbone/layers/query/bias', 'backbone/layers/query/kernel', 'prompt/prefix']
+
+
+def test_flatten_names_leaves_and_unflatten_inverts_it():
+  named = tree.flatten(TREE)
+  assert list(named) == NAMES
+  assert named['prompt/prefix'] is TREE['prompt']['prefix']
+  assert tree.unflatten(named).keys() == TREE.keys()
+  assert tree.flatten(tree.unflatten(named)).keys() == named.keys()
+
+
+def test_the_first_rule_that_matches_the_whole_name_wins():
+  rules = [('.*bias', 1), ('backbone/.*', 2), ('.*', 3)]
+  assert tree.first_match(rules, NAMES, 'x') == dict(zip(NAMES, (1, 2, 3), strict=True))
+
+
+def test_a_rule_that_matches_a_part_of_the_name_only_does_not_count():
+  with pytest.raises(InputError, match=r"config.rules: no rule covers 'backbone/layers/query/bias'"):
+    tree.first_match([('backbone', 1), ('prompt/.*', 2)], NAMES, 'config.rules')
+
+
+def test_trainable_expressions_name_what_is_live():
+  assert tree.live_names(['prompt/.*'], NAMES) == {'prompt/prefix'}
+  assert tree.live_names(['prompt/.*', '.*bias'], NAMES) == {'prompt/prefix', 'backbone/layers/query/bias'}
+
+
+@pytest.mark.parametrize(('patterns', 'message'), [
+    (['promt/.*'], "'promt/.*' matches no parameter; the names begin with backbone, prompt"), (['(.*'], 'not a regular expression'), ([], 'nothing is trainable')])
+def test_a_typing_error_in_trainable_is_an_error(patterns, message):
+  with pytest.raises(InputError, match='config.trainable') as error:
+    tree.live_names(patterns, NAMES)
+  assert message in str(error.value)
+
+
+def test_count_and_bytes():
+  assert tree.count(TREE) == 13
+  assert tree.nbytes(TREE) == 9 * 4 + 4 * 2
