@@ -12,7 +12,7 @@ import json
 import lzma
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from etils import epath
@@ -45,10 +45,22 @@ def open_text(path: PathLike, what: str = 'file') -> IO[str]:
   """Opens UTF-8 text, decompressing ``.gz`` and ``.xz`` by name. Raises InputError if missing or empty."""
   found = existing(path, what)
   if found.suffix == '.gz':
-    return io.TextIOWrapper(gzip.GzipFile(fileobj=found.open('rb')), encoding='utf-8')
+    return _Decompressed(found.open('rb'), lambda file: gzip.GzipFile(fileobj=file))
   if found.suffix == '.xz':
-    return io.TextIOWrapper(lzma.LZMAFile(found.open('rb')), encoding='utf-8')
+    return _Decompressed(found.open('rb'), lzma.LZMAFile)
   return found.open('r', encoding='utf-8')
+
+
+class _Decompressed(io.TextIOWrapper):
+  """UTF-8 text of a compressed file. Closes that file too, which gzip and lzma leave open when it was opened for them."""
+
+  def __init__(self, compressed: IO[bytes], decompress: Callable[[IO[bytes]], Any]):
+    super().__init__(decompress(compressed), encoding='utf-8')
+    self._compressed = compressed
+
+  def close(self) -> None:
+    super().close()
+    self._compressed.close()
 
 
 def read_lines(path: PathLike, what: str = 'file') -> Iterator[tuple[int, str]]:

@@ -68,20 +68,20 @@ def load_tokenizer(directory: files.PathLike) -> Tokenizer:
   os.environ.setdefault('TRANSFORMERS_NO_ADVISORY_WARNINGS', '1')
   import transformers
 
-  directory = files.existing(directory, 'tokenizer directory')
-  if not directory.is_dir() or not any((directory / name).exists() for name in _TOKENIZER_FILES):
-    raise InputError(f'no tokenizer in {directory}: expected a directory with tokenizer.json, or vocab.txt, or vocab.json and merges.txt')
+  folder = files.existing(directory, 'tokenizer directory')
+  if not folder.is_dir() or not any((folder / name).exists() for name in _TOKENIZER_FILES):
+    raise InputError(f'no tokenizer in {folder}: expected a directory with tokenizer.json, or vocab.txt, or vocab.json and merges.txt')
   try:
-    wrapper = transformers.AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+    wrapper = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
   # transformers and tokenizers raise bare Exceptions where a file is malformed.
   except Exception as error:
-    raise InputError(f'cannot read the tokenizer in {directory}: {error}') from error
+    raise InputError(f'cannot read the tokenizer in {folder}: {error}') from error
   backend = getattr(wrapper, 'backend_tokenizer', None)
   if backend is None:
-    raise InputError(f'{directory}: {type(wrapper).__name__} has no fast form; save it with its tokenizer.json')
+    raise InputError(f'{folder}: {type(wrapper).__name__} has no fast form; save it with its tokenizer.json')
   missing = [name for name in ('pad', 'cls', 'sep') if getattr(wrapper, f'{name}_token_id') is None]
   if missing:
-    raise InputError(f'{directory}: the tokenizer has no {", ".join(missing)} token; dprjax needs a BERT-, RoBERTa- or XLM-R-like tokenizer')
+    raise InputError(f'{folder}: the tokenizer has no {", ".join(missing)} token; dprjax needs a BERT-, RoBERTa- or XLM-R-like tokenizer')
   return _freeze(backend, wrapper.pad_token_id, wrapper.cls_token_id, wrapper.sep_token_id, wrapper.mask_token_id)
 
 
@@ -116,16 +116,16 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, out_dir: files.PathLi
   cls_id, sep_id = backend.token_to_id('[CLS]'), backend.token_to_id('[SEP]')
   backend.post_processor = tokenizers.processors.TemplateProcessing(
       single='[CLS] $A [SEP]', pair='[CLS] $A [SEP] $B:1 [SEP]:1', special_tokens=[('[CLS]', cls_id), ('[SEP]', sep_id)])
-  out_dir = epath.Path(out_dir)
-  out_dir.mkdir(parents=True, exist_ok=True)
-  with files.atomic_write(out_dir / 'tokenizer.json') as file:
+  folder = epath.Path(out_dir)
+  folder.mkdir(parents=True, exist_ok=True)
+  with files.atomic_write(folder / 'tokenizer.json') as file:
     file.write(backend.to_str(pretty=True))
   settings: dict[str, Any] = {'tokenizer_class': 'BertTokenizer', 'do_lower_case': lowercase, 'model_max_length': 512, **_SPECIAL}
-  files.write_json(out_dir / 'tokenizer_config.json', settings)
+  files.write_json(folder / 'tokenizer_config.json', settings)
   vocabulary = backend.get_vocab()
-  with files.atomic_write(out_dir / 'vocab.txt') as file:
+  with files.atomic_write(folder / 'vocab.txt') as file:
     file.writelines(f'{token}\n' for token in sorted(vocabulary, key=vocabulary.__getitem__))
-  return load_tokenizer(out_dir)
+  return load_tokenizer(folder)
 
 
 def pad_batch(
