@@ -51,7 +51,7 @@ def search(
     raise InputError(f'nothing to search: {len(queries)} queries, {count} documents, k = {k}')
   if any(shard.shape[1] != queries.shape[1] for shard in shards):
     raise InputError(f'queries have {queries.shape[1]} dimensions, the corpus {sorted({shard.shape[1] for shard in shards})}')
-  _check_finite(queries, 'query', 0)
+  check_finite(queries, 'query', 0)
   devices = jax.local_devices() if devices is None else list(devices)
   mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
   everywhere, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(_AXIS))
@@ -65,7 +65,7 @@ def search(
   empty = (np.full((len(devices), block_queries, k), -np.inf, np.float32), np.full((len(devices), block_queries, k), -1, np.int32))
   best = [jax.device_put(empty, split) for _ in parts]
   for offset, block in _blocks(shards, device_rows * len(devices)):
-    _check_finite(block, 'document', offset)
+    check_finite(block, 'document', offset)
     rows = jax.device_put(_padded(block, device_rows * len(devices)), split)
     # Not more than one block ahead of the devices, or the blocks pile up on them.
     jax.block_until_ready(best)
@@ -108,14 +108,15 @@ def _merge(scores: Float[Array, 'devices Q k'], rows: Int[Array, 'devices Q k'])
 
 def _blocks(shards: Sequence[np.ndarray], rows: int) -> Iterator[tuple[int, np.ndarray]]:
   """Yields (number of the first row, at most ``rows`` rows), across the shards' ends."""
-  offset, waiting = 0, []
+  offset = 0
+  waiting: list[np.ndarray] = []
   for shard in shards:
     start = 0
     while start < len(shard):
-      taken = shard[start:start + rows - sum(map(len, waiting))]
+      taken = shard[start:start + rows - sum(len(part) for part in waiting)]
       waiting.append(taken)
       start += len(taken)
-      if sum(map(len, waiting)) == rows:
+      if sum(len(part) for part in waiting) == rows:
         yield offset, np.concatenate(waiting)
         offset, waiting = offset + rows, []
   if waiting:
@@ -132,8 +133,8 @@ def _power_of_two(number: int) -> int:
   return 1 << (number - 1).bit_length()
 
 
-def _check_finite(vectors: np.ndarray, what: str, offset: int) -> None:
-  # top_k would put NaN first.
+def check_finite(vectors: Float[np.ndarray, 'rows H'], what: str, offset: int) -> None:
+  """Raises InputError for NaN or infinity (NaN would come first in every ranking). ``offset`` is the first row's number."""
   bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
   if bad.size:
     raise InputError(f'the vector of {what} {offset + bad[0]} (counted from 0) is not finite: encode again')

@@ -31,7 +31,8 @@ def test_round_trip_is_exact(tmp_path):
 
 
 def test_from_rows_leaves_out_the_unused():
-  run = run_from_rows(['q', 'r', 's'], ['a', 'b', 'c'], np.array([[2, 0], [1, -1], [-1, -1]]), np.array([[3., 1.], [2., -np.inf], [-np.inf, -np.inf]]))
+  scores = np.array([[3., 1.], [2., -np.inf], [-np.inf, -np.inf]])
+  run = run_from_rows(['q', 'r', 's'], ['a', 'b', 'c'], np.array([[2, 0], [1, -1], [-1, -1]]), scores)
   assert as_dict(run) == {'q': [('c', 3.0), ('a', 1.0)], 'r': [('b', 2.0)], 's': []}
   assert run.doc_ids == ['a', 'b', 'c'] and len(run) == 3
 
