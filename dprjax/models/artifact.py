@@ -130,7 +130,8 @@ def check_prompt(prompt: Prompt, config: EncoderConfig, backbone_sha256: str, to
     problems.append(f'was made for backbone {prompt.meta["backbone"]} with SHA-256 {recorded}, this one has {backbone_sha256}')
   for name, array in prompt.arrays.items():
     if name.startswith('segments/'):
-      found, wanted = array.shape[1:], (config.hidden_size,)
+      found: tuple[int, ...] = array.shape[1:]
+      wanted: tuple[int, ...] = (config.hidden_size,)
     elif name == 'prefix' or name.endswith('/prefix'):
       *_, layers, two, _, heads, size = array.shape
       found, wanted = (layers, two, heads, size), (config.num_layers, 2, config.num_heads, config.head_dim)
