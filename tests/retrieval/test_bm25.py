@@ -1,0 +1,94 @@
+import json
+import math
+
+import numpy as np
+import pytest
+
+from dprjax.errors import InputError
+from dprjax.retrieval import bm25
+from dprjax.retrieval.measures import measure
+from dprjax.retrieval.trec import read_qrels, run_from_rows
+
+IDS = ['a', 'b', 'c', 'd']
+TEXTS = ['The cat sat on the mat', 'Dogs and cats, cats and dogs', 'Prompt tuning', '']
+
+
+def test_scores_known_by_hand():
+  """Lucene's formula over stemmed words: [cat sat mat], [dog cat cat dog], [prompt tune], [] of mean length 9 / 4."""
+  found = bm25.build(IDS, TEXTS, k1=1.5, b=0.75).search(['cats', 'tuned prompts', 'nothing of the kind', '', 'cat dog'], 2)
+  idf = {'cat': math.log(1 + (4 - 2 + .5) / (2 + .5)), 'dog': math.log(1 + (4 - 1 + .5) / (1 + .5))}
+
+  def weight(word, count, length):
+    return idf[word] * count / (count + 1.5 * (1 - .75 + .75 * length / (9 / 4)))
+
+  assert found.rows.tolist() == [[1, 0], [2, -1], [-1, -1], [-1, -1], [1, 0]]
+  np.testing.assert_allclose(found.scores[0], [weight('cat', 2, 4), weight('cat', 1, 3)], rtol=1e-6)
+  np.testing.assert_allclose(found.scores[4], [weight('cat', 2, 4) + weight('dog', 2, 4), weight('cat', 1, 3)], rtol=1e-6)
+  assert np.isneginf(found.scores[1, 1])
+
+
+def test_more_than_there_is():
+  assert bm25.build(IDS, TEXTS).search(['cat'], 1000).rows.tolist() == [[1, 0, -1, -1]]
+
+
+def test_equal_scores_go_by_row():
+  index = bm25.build([str(i) for i in range(50)], ['some words'] * 49 + ['words words'])
+  assert index.search(['words'], 25).rows[0].tolist() == [49, *range(24)]
+
+
+def test_without_a_language_words_stay_as_they_are():
+  index = bm25.build(IDS, TEXTS, language='none')
+  assert index.search(['cat'], 2).rows.tolist() == [[0, -1]]
+  assert index.search(['the'], 2).rows.tolist() == [[0, -1]]
+
+
+def test_a_language_without_stop_words():
+  assert bm25.build(['a'], ['talossa taloja'], language='finnish').search(['talo'], 1).rows.tolist() == [[0]]
+
+
+def test_saved_and_loaded(tmp_path):
+  index = bm25.build(IDS, TEXTS)
+  assert bm25.load(tmp_path / 'i', 'abc') is None
+  bm25.save(index, tmp_path / 'i', 'abc')
+  again = bm25.load(tmp_path / 'i', 'abc')
+  assert again.ids == IDS
+  for before, after in zip(index.search(['cat dog'], 4), again.search(['cat dog'], 4), strict=True):
+    np.testing.assert_array_equal(before, after)
+  assert bm25.load(tmp_path / 'i', 'other') is None
+  (tmp_path / 'i' / 'data.csc.index.npy').write_bytes(b'\x93NUMPY')
+  with pytest.raises(InputError, match='not a whole BM25 index'):
+    bm25.load(tmp_path / 'i', 'abc')
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+  (tmp_path / 'thesis.tex').write_text('years of work')
+  with pytest.raises(InputError, match='something else than a BM25 index'):
+    bm25.load(tmp_path, 'abc')
+
+
+def test_bad_input():
+  with pytest.raises(InputError, match="no stemmer for 'klingon'"):
+    bm25.build(IDS, TEXTS, language='klingon')
+  with pytest.raises(InputError, match='not one word in 2 passages'):
+    bm25.build(['a', 'b'], ['', 'the'])
+
+
+def test_says_nothing(capfd, caplog):
+  with caplog.at_level(0):
+    bm25.build(IDS, TEXTS).search(['cat', ''], 2)
+  assert capfd.readouterr() == ('', '')
+  assert not [record for record in caplog.records if record.name == 'bm25s']
+
+
+@pytest.mark.slow
+def test_scifact(data_dir):
+  folder = data_dir / 'scifact'
+  corpus = [json.loads(line) for line in (folder / 'corpus.jsonl').read_text().splitlines()]
+  qrels = read_qrels(folder / 'qrels' / 'test.tsv')
+  queries = {query['_id']: query['text'] for query in map(json.loads, (folder / 'queries.jsonl').read_text().splitlines()) if query['_id'] in qrels}
+  index = bm25.build([doc['_id'] for doc in corpus], [f'{doc["title"]} {doc["text"]}' for doc in corpus])
+  found = index.search(list(queries.values()), 1000)
+  mean = measure(run_from_rows(list(queries), index.ids, found.rows, found.scores), qrels)['mean']
+  print(mean)
+  assert mean['nDCG@10'] == pytest.approx(.6863, abs=.002)
+  assert mean['R@100'] == pytest.approx(.9127, abs=.002)
