@@ -10,6 +10,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+import rich.box
+import rich.console
+import rich.table
+import rich.text
+
 from dprjax.errors import InputError
 
 
@@ -38,6 +43,28 @@ def positive(text: str) -> int:
   if not text.isdecimal() or int(text) < 1:
     raise argparse.ArgumentTypeError(f'expected a whole number above 0, not {text!r}')
   return int(text)
+
+
+def named(text: str) -> tuple[str, str]:
+  """``NAME=VALUE``, for argparse's ``type``."""
+  name, equals, value = text.partition('=')
+  if not (name and equals and value):
+    raise argparse.ArgumentTypeError(f'expected NAME=VALUE, not {text!r}')
+  return name, value
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+  """A table on standard output: the first column to the left, the others, numbers, to the right."""
+  table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+  for number, column in enumerate(columns):
+    table.add_column(rich.text.Text(column), justify='right' if number else 'left', no_wrap=True)
+  for row in rows:
+    table.add_row(*(rich.text.Text(cell) for cell in row))
+  # Into a pipe, rich would take 80 columns and cut the rest off.
+  console = rich.console.Console(file=sys.stdout, highlight=False)
+  if not console.is_terminal:
+    console.width = 500
+  console.print(table)
 
 
 def fail(message: str) -> NoReturn:

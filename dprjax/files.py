@@ -127,9 +127,18 @@ def atomic_path(path: PathLike) -> Iterator[epath.Path]:
       aside.unlink()
 
 
+def output_file(path: PathLike) -> epath.Path:
+  """The path, if a file may be written there: worth asking before hours of work. Raises InputError where a folder is in its place."""
+  final = epath.Path(path)
+  if final.is_dir():
+    raise InputError(f'{final} is a folder; give the name of a file')
+  return final
+
+
 @contextlib.contextmanager
 def atomic_write(path: PathLike, mode: str = 'w') -> Iterator[IO[Any]]:
-  """An open file whose content appears at ``path`` whole or not at all; see ``atomic_path``."""
+  """An open file whose content appears at ``path`` whole or not at all; see ``atomic_path`` and ``output_file``."""
+  output_file(path)
   with atomic_path(path) as aside, aside.open(mode, **({} if 'b' in mode else {'encoding': 'utf-8'})) as file:
     yield file
 
