@@ -139,6 +139,12 @@ class Dataset:
       report.refuse(_UNKNOWN_PASSAGES, self.files['qrels'])
       report.refuse(_UNKNOWN_NEGATIVES, self.files.get('negatives', path))
 
+  def total_passages(self) -> int:
+    """How many passages are to be expected, counted without looking at them closely: for a progress bar."""
+    if self.form in forms.INLINE:
+      return sum(1 for _ in forms.read_corpus(self.form, self.files['corpus']))
+    return sum(1 for _ in files.read_lines(self.files['corpus'], 'corpus file'))
+
   def positives(self, query_id: str) -> list[str]:
     """Ids of the passages whose grade is above 0, in the order of the file."""
     return [passage_id for passage_id, grade in self.qrels[query_id].items() if grade > 0]

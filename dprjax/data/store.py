@@ -1,0 +1,276 @@
+"""The store: a data set's text tokenised once, in rows that batches are read from.
+
+    DIR/store.json     what it was made of (files, tokenizer, lengths, prefixes) and what the report said
+    DIR/lengths.npz    tokens of every query and passage, and how many negatives each query has
+    DIR/passages/      TFDS data set, split 'passages': id, tokens
+    DIR/queries/       TFDS data set, split 'queries': id, tokens, and rows of passages: positives, relevant, negatives
+
+The same text has one row, whatever ids it goes by (the first is kept), so that a copy of a positive cannot become a negative.
+`relevant` holds the positives of every query with the same text, its own included; `positives` only its own, those with text.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jaxtyping as jt
+import numpy as np
+from etils import epath
+
+from dprjax import files
+from dprjax.data import records, sources
+from dprjax.data.sources import Dataset, Source
+from dprjax.data.text import Tokenizer
+from dprjax.errors import InputError
+
+FORMAT_VERSION = 1
+
+_QUERY_COLUMNS = ('tokens', 'positives', 'relevant', 'negatives')
+_CHUNK = 1024  # texts tokenised at a time
+_RACY_S = 2  # a file changed this close to its reading may change again within the same second of mtime
+_log = logging.getLogger(__name__)
+
+
+class QueryRow(NamedTuple):
+  tokens: records.Integers
+  positives: records.Integers
+  relevant: records.Integers
+  negatives: records.Integers
+
+
+@dataclasses.dataclass(frozen=True)
+class Store:
+  """An open store.
+
+  Attributes:
+    settings: what it was built from, as in store.json.
+    pad_id: of the tokenizer, for batches.
+    query_lengths, passage_lengths: tokens of each row, special tokens included.
+    negative_counts: hard negatives of each query; ``relevant_counts`` likewise.
+  """
+
+  path: epath.Path
+  settings: dict[str, Any]
+  pad_id: int
+  query_lengths: jt.Int32[np.ndarray, 'queries']
+  passage_lengths: jt.Int32[np.ndarray, 'passages']
+  negative_counts: jt.Int32[np.ndarray, 'queries']
+  relevant_counts: jt.Int32[np.ndarray, 'queries']
+  queries: records.Table
+  passages: records.Table
+
+  @property
+  def num_queries(self) -> int:
+    return len(self.query_lengths)
+
+  @property
+  def num_passages(self) -> int:
+    return len(self.passage_lengths)
+
+  @property
+  def max_relevant(self) -> int:
+    return int(self.relevant_counts.max())
+
+  def passage_tokens(self, rows: jt.Int[np.ndarray, 'B']) -> list[records.Integers]:
+    return [np.frombuffer(tokens, np.int32) for tokens in self.passages.read(rows, ('tokens',))[0]]
+
+  def query_tokens(self, rows: jt.Int[np.ndarray, 'B']) -> list[records.Integers]:
+    return [np.frombuffer(tokens, np.int32) for tokens in self.queries.read(rows, ('tokens',))[0]]
+
+  def query_rows(self, rows: jt.Int[np.ndarray, 'B']) -> list[QueryRow]:
+    columns = self.queries.read(rows, _QUERY_COLUMNS)
+    return [QueryRow(*(np.frombuffer(value, np.int32) for value in row)) for row in zip(*columns, strict=True)]
+
+  def passage_ids(self, rows: jt.Int[np.ndarray, 'B']) -> list[str]:
+    return [name.decode() for name in self.passages.read(rows, ('id',))[0]]
+
+  def query_ids(self, rows: jt.Int[np.ndarray, 'B']) -> list[str]:
+    return [name.decode() for name in self.queries.read(rows, ('id',))[0]]
+
+
+def open_store(directory: files.PathLike) -> Store:
+  """Opens what `build_store` wrote. Raises InputError if it is not there, or was written by another version."""
+  path = epath.Path(directory)
+  if not (path / 'store.json').exists():
+    raise InputError(f'no store in {path}: store.json is missing')
+  written = files.read_json(path / 'store.json', 'store')
+  if written['settings']['format_version'] != FORMAT_VERSION:
+    raise InputError(f'{path}: a store of format {written["settings"]["format_version"]}, expected {FORMAT_VERSION}; build it again')
+  with (path / 'lengths.npz').open('rb') as file, np.load(file) as arrays:
+    columns = {name: arrays[name] for name in ('query_lengths', 'passage_lengths', 'negative_counts', 'relevant_counts')}
+  return Store(path=path, settings=written['settings'], pad_id=written['pad_id'], queries=records.Table(path / 'queries', 'queries'),
+               passages=records.Table(path / 'passages', 'passages'), **columns)
+
+
+def build_store(
+    source: Source, tokenizer: Tokenizer, directory: files.PathLike, *, query_max_length: int, passage_max_length: int,
+    query_prefix: str = '', passage_prefix: str = '', process_index: int = 0, wait_s: float = 24 * 3600) -> Store:
+  """The store at ``directory``, built unless what is there was made of just this.
+
+  Longer texts are cut to the maximum lengths (tokens, special ones included), counted and reported once. The store is
+  built aside and renamed. Process 0 builds; other processes wait for it, up to ``wait_s`` seconds.
+
+  Raises:
+    InputError: for anything wrong with the source; the directory holds something else; process 0 was not done in time.
+  """
+  path = epath.Path(directory)
+  where = sources.locate(source)
+  settings = _settings(source, tokenizer, query_max_length, passage_max_length, query_prefix, passage_prefix)
+  # Through JSON, as the file's: tuples become lists.
+  settings = json.loads(json.dumps(settings))
+  deadline = time.monotonic() + wait_s
+  while not (current := _is_current(path, settings, where)) and process_index != 0:
+    if time.monotonic() > deadline:
+      raise InputError(f'{path}: process 0 has not built the store within {wait_s:g} s; see its output')
+    time.sleep(1.0)
+  if current:
+    store = open_store(path)
+    _log.info('store: %s passages and %s queries, built before, in %s', f'{store.num_passages:,}', f'{store.num_queries:,}', path)
+    return store
+  if path.exists() and not (path / 'store.json').exists() and any(path.iterdir()):
+    raise InputError(f'{path} is neither empty nor a store; name another directory for the store')
+  stamps = {role: _stamp(file) for role, file in where.items()}
+  dataset = sources.load_dataset(source)
+  with files.atomic_path(path) as aside:
+    _write(aside, dataset, tokenizer, settings, stamps)
+  store = open_store(path)
+  _log.info('store: built %s\n%s', path, dataset.report)
+  return store
+
+
+def _settings(
+    source: Source, tokenizer: Tokenizer, query_max_length: int, passage_max_length: int, query_prefix: str, passage_prefix: str) -> dict[str, Any]:
+  """All that decides the rows, but for the files, which `_stamp` describes; where they lie and strictness decide nothing."""
+  selection = {key: value for key, value in dataclasses.asdict(source).items()
+               if key not in ('path', 'corpus', 'queries', 'qrels', 'negatives', 'strict')}
+  return {'format_version': FORMAT_VERSION, 'source': selection, 'tokenizer_sha256': tokenizer.sha256, 'query_max_length': query_max_length,
+          'passage_max_length': passage_max_length, 'query_prefix': query_prefix, 'passage_prefix': passage_prefix}
+
+
+def _stamp(path: epath.Path) -> dict[str, Any]:
+  stat = path.stat()
+  return {'name': path.name, 'bytes': stat.length, 'mtime': stat.mtime, 'read': int(time.time()), 'sha256': files.sha256_file(path)}
+
+
+def _is_current(path: epath.Path, settings: dict[str, Any], where: dict[str, epath.Path]) -> bool:
+  """Whether a store of these settings and these files is there. A file that was merely copied or touched is told by its SHA-256."""
+  if not (path / 'store.json').exists():
+    return False
+  written = files.read_json(path / 'store.json', 'store')
+  if written.get('settings') != settings or written.get('files', {}).keys() != where.keys():
+    return False
+
+  def same(file: epath.Path, stamp: dict[str, Any]) -> bool:
+    stat = file.stat()
+    if stat.length != stamp['bytes']:
+      return False
+    return (stat.mtime == stamp['mtime'] < stamp['read'] - _RACY_S) or files.sha256_file(file) == stamp['sha256']
+
+  return all(same(file, written['files'][role]) for role, file in where.items())
+
+
+def _write(aside: epath.Path, dataset: Dataset, tokenizer: Tokenizer, settings: dict[str, Any], stamps: dict[str, Any]) -> None:
+  passage_lengths, rows, empty = _write_passages(aside / 'passages', dataset, tokenizer, settings)
+  arrays = _write_queries(aside / 'queries', dataset, tokenizer, settings, rows, empty)
+  arrays['passage_lengths'] = passage_lengths
+  with (aside / 'lengths.npz').open('wb') as file:
+    np.savez(file, **arrays)
+  counts = dict(dataset.report.counts)
+  files.write_json(aside / 'store.json', {'settings': settings, 'pad_id': tokenizer.pad_id, 'files': stamps, 'report': counts})
+
+
+def _write_passages(
+    folder: epath.Path, dataset: Dataset, tokenizer: Tokenizer, settings: dict[str, Any],
+) -> tuple[jt.Int32[np.ndarray, 'passages'], dict[str, int], set[int]]:
+  """Writes the passages; returns their lengths, the row of every id, and the rows without text."""
+  lengths: list[int] = []
+  rows: dict[str, int] = {}
+  row_of_text: dict[bytes, int] = {}
+  empty: set[int] = set()
+  limit, prefix = settings['passage_max_length'], settings['passage_prefix']
+  with records.TableWriter(folder, 'passages', ('tokens',)) as table, _progress('passages', dataset.total_passages()) as advance:
+
+    def flush(chunk: list[sources.Passage]) -> None:
+      tokens, cut = tokenizer.encode([prefix + passage.text for passage in chunk], limit)
+      dataset.report.counts[f'passages of more than {limit} tokens: cut'] += cut
+      for passage, row in zip(chunk, tokens, strict=True):
+        table.write(passage.id, {'tokens': row})
+        lengths.append(len(row))
+
+    chunk: list[sources.Passage] = []
+    for passage in dataset.passages:
+      digest = hashlib.blake2b(passage.text.encode(), digest_size=16).digest()
+      new = len(row_of_text)
+      rows[passage.id] = row_of_text.setdefault(digest, new)
+      if rows[passage.id] != new:
+        dataset.report.count('passages with the text of another: one row for both', passage.id)
+      else:
+        chunk.append(passage)
+        if not passage.text:
+          empty.add(new)
+      advance()
+      if len(chunk) == _CHUNK:
+        flush(chunk)
+        chunk = []
+    if chunk:
+      flush(chunk)
+  return np.array(lengths, np.int32), rows, empty
+
+
+def _write_queries(
+    folder: epath.Path, dataset: Dataset, tokenizer: Tokenizer, settings: dict[str, Any], rows: dict[str, int], empty: set[int],
+) -> dict[str, Any]:
+  """Writes the queries and what belongs to them; returns the arrays of lengths.npz."""
+  report, limit = dataset.report, settings['query_max_length']
+  relevant: dict[str, dict[int, None]] = {}
+  for query in dataset.queries:
+    same_text = relevant.setdefault(query.text, {})
+    same_text.update(dict.fromkeys(rows[name] for name in dataset.positives(query.id) if name in rows))
+  lengths: list[tuple[int, int, int]] = []
+  with records.TableWriter(folder, 'queries', _QUERY_COLUMNS) as table:
+    for start in range(0, len(dataset.queries), _CHUNK):
+      chunk = dataset.queries[start:start + _CHUNK]
+      tokens, cut = tokenizer.encode([settings['query_prefix'] + query.text for query in chunk], limit)
+      report.counts[f'queries of more than {limit} tokens: cut'] += cut
+      for query, ids in zip(chunk, tokens, strict=True):
+        known = relevant[query.text]
+        positives = [row for row in dict.fromkeys(rows[name] for name in dataset.positives(query.id) if name in rows) if row not in empty]
+        if not positives:
+          report.count('queries whose positives are unknown or have no text: skipped', query.id)
+          continue
+        mined = dict.fromkeys(rows[negative.id] for negative in dataset.negatives.get(query.id, ()) if negative.id in rows)
+        negatives = [name for name in mined if name not in known]
+        report.counts['negatives with the text of a relevant passage: ignored'] += len(mined) - len(negatives)
+        values = {'positives': positives, 'relevant': list(known), 'negatives': negatives}
+        table.write(query.id, {'tokens': ids} | {name: np.array(value, np.int32) for name, value in values.items()})
+        lengths.append((len(ids), len(negatives), len(known)))
+  if not lengths:
+    raise InputError(f'{dataset.files["qrels"]}: no query is left whose positive is in the corpus and has text')
+  columns = np.array(lengths, np.int32).T
+  return dict(zip(('query_lengths', 'negative_counts', 'relevant_counts'), columns, strict=True))
+
+
+@contextlib.contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
+  """A function to be called once an item: one line kept up to date in a terminal, else a line every ten seconds."""
+  terminal = sys.stderr.isatty()
+  began = spoke = time.monotonic()
+  done = 0
+
+  def advance() -> None:
+    nonlocal done, spoke
+    done += 1
+    if (now := time.monotonic()) - spoke >= (0.5 if terminal else 10):
+      spoke, rate = now, done / (now - began)
+      line = f'tokenising {what}: {done:,} of {total:,}, {rate:,.0f}/s, {max(0, total - done) / rate:.0f} s left'
+      print(f'\r{line}   ' if terminal else line, end='' if terminal else '\n', file=sys.stderr, flush=True)
+
+  yield advance
+  if terminal and spoke != began:
+    print(file=sys.stderr)
