@@ -1,0 +1,268 @@
+"""Batches: what is in them, in which order, and that any process at any time would make the same ones."""
+
+import collections
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from dprjax.data import batches, records, store
+from dprjax.data.store import Store
+from dprjax.errors import InputError
+
+QUERIES, PASSAGES, BATCH, HARD = 26, 60, 8, 3
+BUCKETS = {'query_buckets': [6, 8, 10], 'passage_buckets': [12, 16, 20]}
+
+
+@pytest.fixture(scope='module')
+def made(tmp_path_factory):
+  """A store written row by row: token j of query i is 1000 + i, of passage i is 2000 + i. Query i has 1 to 3 positives and 0 to 8 negatives."""
+  rng = np.random.default_rng(1)
+  path = tmp_path_factory.mktemp('made')
+  lengths = {'query_lengths': rng.integers(3, 11, QUERIES), 'passage_lengths': rng.integers(5, 21, PASSAGES)}
+  lists = []
+  for i in range(QUERIES):
+    rows = rng.permutation(PASSAGES)
+    relevant = rows[:1 + i % 3 + (i % 2)]
+    lists.append({'positives': relevant[:1 + i % 3], 'relevant': relevant, 'negatives': rows[10:10 + i % 9]})
+  with records.TableWriter(path / 'passages', 'passages', ('tokens',)) as table:
+    for i, length in enumerate(lengths['passage_lengths']):
+      table.write(f'p{i}', {'tokens': np.full(length, 2000 + i, np.int32)})
+  with records.TableWriter(path / 'queries', 'queries', ('tokens', 'positives', 'relevant', 'negatives')) as table:
+    for i, length in enumerate(lengths['query_lengths']):
+      table.write(f'q{i}', {'tokens': np.full(length, 1000 + i, np.int32)} | {name: rows.astype(np.int32) for name, rows in lists[i].items()})
+  counts = {f'{name[:-1]}_counts': np.array([len(row[name]) for row in lists]) for name in ('negatives',)} | {
+      'relevant_counts': np.array([len(row['relevant']) for row in lists])}
+  arrays = {name: values.astype(np.int32) for name, values in (lengths | counts).items()}
+  opened = Store(path=path, settings={}, pad_id=0, queries=records.Table(path / 'queries', 'queries'),
+                 passages=records.Table(path / 'passages', 'passages'), **arrays)
+  return opened, [{name: rows.tolist() for name, rows in row.items()} for row in lists]
+
+
+def take(opened, count, **changes):
+  options = {'batch_size': BATCH, 'negatives': HARD, 'seed': 0} | BUCKETS | changes
+  iterator = batches.make_batches(opened, **options)
+  found = [next(iterator) for _ in range(count)]
+  iterator.close()
+  return found
+
+
+def same(left, right):
+  return left.keys() == right.keys() and all(np.array_equal(left[key], right[key]) and left[key].dtype == right[key].dtype for key in left)
+
+
+def test_a_batch_is_as_the_architecture_says(made):
+  opened, lists = made
+  for batch in take(opened, 6):
+    assert {key: (value.dtype.name, value.ndim) for key, value in batch.items()} == {
+        'query_tokens': ('int32', 2), 'query_mask': ('bool', 2), 'passage_tokens': ('int32', 3), 'passage_mask': ('bool', 3),
+        'query_index': ('int32', 1), 'passage_index': ('int32', 2), 'relevant': ('int32', 2)}
+    assert batch['passage_tokens'].shape[:2] == batch['passage_index'].shape == (BATCH, 1 + HARD)
+    assert batch['relevant'].shape == (BATCH, opened.max_relevant)
+    for row, query in enumerate(batch['query_index']):
+      tokens = batch['query_tokens'][row]
+      assert tokens[batch['query_mask'][row]].tolist() == [1000 + query] * opened.query_lengths[query]
+      assert not tokens[~batch['query_mask'][row]].any()
+      assert sorted(batch['relevant'][row][batch['relevant'][row] >= 0]) == sorted(lists[query]['relevant'])
+      for column, passage in enumerate(batch['passage_index'][row]):
+        tokens, mask = batch['passage_tokens'][row, column], batch['passage_mask'][row, column]
+        assert tokens[mask].tolist() == [2000 + passage] * opened.passage_lengths[passage]
+        assert not tokens[~mask].any()
+    # The smallest bucket that holds everything.
+    assert batch['query_tokens'].shape[1] == min(b for b in BUCKETS['query_buckets'] if b >= opened.query_lengths[batch['query_index']].max())
+    longest = opened.passage_lengths[batch['passage_index']].max()
+    assert batch['passage_tokens'].shape[2] == min(b for b in BUCKETS['passage_buckets'] if b >= longest)
+    assert batches.batch_ids(opened, batch) == [f'q{query}' for query in batch['query_index']]
+
+
+def test_positives_are_positive_and_negatives_are_not(made):
+  opened, lists = made
+  for batch in take(opened, 30):
+    for query, passages in zip(batch['query_index'], batch['passage_index'].tolist(), strict=True):
+      assert passages[0] in lists[query]['positives']
+      negatives = passages[1:]
+      assert len(set(negatives)) == HARD and not set(negatives) & set(lists[query]['relevant'])
+      # Its own before random ones.
+      own = set(lists[query]['negatives'])
+      assert len(own & set(negatives)) >= min(HARD, len(own))
+
+
+def test_epochs_shuffle_every_query_once_and_differ(made):
+  opened, _ = made
+  steps = QUERIES // BATCH
+  found = take(opened, 3 * steps)
+  epochs = [np.concatenate([batch['query_index'] for batch in found[i * steps:(i + 1) * steps]]).tolist() for i in range(3)]
+  assert all(len(set(epoch)) == steps * BATCH for epoch in epochs)
+  assert epochs[0] != epochs[1] != epochs[2] and epochs[0] != sorted(epochs[0])
+  assert set(epochs[0]) != set(epochs[1])  # what a short last batch leaves out is another two queries each time
+  assert not same(take(opened, 1, seed=1)[0], found[0])
+  assert all(same(*pair) for pair in zip(take(opened, 3 * steps), found, strict=True))
+
+
+def test_epochs_rotate_positives_and_negatives(made):
+  opened, lists = made
+  steps, epochs = QUERIES // BATCH, 24
+  seen = collections.defaultdict(dict)
+  for step, batch in enumerate(take(opened, steps * epochs)):
+    for query, passages in zip(batch['query_index'], batch['passage_index'].tolist(), strict=True):
+      seen[query][step // steps] = passages
+  checked = 0
+  for query, by_epoch in seen.items():
+    own = lists[query]
+    for epoch, (positive, *negatives) in by_epoch.items():
+      assert positive == own['positives'][epoch % len(own['positives'])]
+      if len(own['negatives']) >= 2 * HARD and epoch + 1 in by_epoch:
+        # Enough for two epochs: the next takes none of this one's.
+        assert set(negatives) <= set(own['negatives']) and not set(negatives) & set(by_epoch[epoch + 1][1:])
+        checked += 1
+    if len(own['negatives']) >= HARD:
+      assert {name for row in by_epoch.values() for name in row[1:]} == set(own['negatives'])
+    if not own['negatives']:
+      assert len({name for row in by_epoch.values() for name in row[1:]}) > 3 * HARD  # random ones are new in each epoch
+  assert checked > 50
+
+
+def test_processes_share_out_the_global_batch(made):
+  opened, _ = made
+  whole = take(opened, 5)
+  parts = [take(opened, 5, process_index=i, process_count=4) for i in range(4)]
+  for step, batch in enumerate(whole):
+    for key in batch:
+      assert np.array_equal(np.concatenate([part[step][key] for part in parts]), batch[key]), key
+  # Hosts whose own rows are short still pad to the global batch's bucket.
+  assert any(opened.passage_lengths[part['passage_index']].max() <= 16 < part['passage_tokens'].shape[2] for rows in parts for part in rows)
+
+
+@pytest.mark.parametrize('threads', [0, 2])
+def test_resumes_exactly(made, threads):
+  opened, _ = made
+  options = {'batch_size': BATCH, 'negatives': HARD, 'seed': 3, 'threads': threads} | BUCKETS
+  expected = take(opened, 12, **options)
+  iterator = batches.make_batches(opened, **options)
+  for _ in range(4):  # into the second epoch
+    next(iterator)
+  state = iterator.get_state()
+  for step in range(4, 7):
+    assert same(next(iterator), expected[step])
+  # Back, in the same iterator.
+  iterator.set_state(state)
+  assert all(same(next(iterator), expected[step]) for step in range(4, 12))
+  iterator.close()
+  # In a new one, as after a restart; the state went through a file.
+  fresh = batches.make_batches(opened, **options)
+  fresh.set_state(json.loads(json.dumps(state)))
+  assert all(same(next(fresh), expected[step]) for step in range(4, 12))
+  fresh.close()
+  # Before the first batch.
+  fresh = batches.make_batches(opened, **options)
+  state = fresh.get_state()
+  next(fresh)
+  fresh.set_state(state)
+  assert same(next(fresh), expected[0])
+  fresh.close()
+
+
+def test_orbax_saves_and_restores_the_position(made, tmp_path):
+  import grain.checkpoint
+  import orbax.checkpoint as ocp
+
+  opened, _ = made
+  options = {'batch_size': BATCH, 'negatives': HARD, 'seed': 3} | BUCKETS
+  expected = take(opened, 8, **options)
+  iterator = batches.make_batches(opened, **options)
+  for _ in range(5):
+    next(iterator)
+  with ocp.CheckpointManager(tmp_path / 'saved') as manager:
+    manager.save(5, args=ocp.args.Composite(data=grain.checkpoint.CheckpointSave(iterator)))
+    manager.wait_until_finished()
+    fresh = batches.make_batches(opened, **options)
+    manager.restore(5, args=ocp.args.Composite(data=grain.checkpoint.CheckpointRestore(fresh)))
+  assert all(same(next(fresh), expected[step]) for step in range(5, 8))
+  fresh.close()
+  iterator.close()
+
+
+def test_no_hard_negatives(made):
+  opened, _ = made
+  (batch,) = take(opened, 1, negatives=0)
+  assert batch['passage_index'].shape == (BATCH, 1)
+
+
+def test_queries_short_of_negatives_are_counted(made, caplog):
+  opened, lists = made
+  caplog.set_level(logging.INFO)
+  take(opened, 1)
+  short = [len(row['negatives']) for row in lists if len(row['negatives']) < HARD]
+  missing = sum(HARD - count for count in short)
+  assert f'{len(short)} of {QUERIES} queries have fewer than {HARD}; random passages stand in for {missing} an epoch' in caplog.text
+
+
+def test_relevant_passages_in_the_batch_come_first_when_there_is_no_room_for_all(made):
+  opened, lists = made
+  displaced = 0
+  for batch in take(opened, 40, max_relevant=2):
+    assert batch['relevant'].shape == (BATCH, 2)
+    present = set(batch['passage_index'].ravel().tolist())
+    for query, row in zip(batch['query_index'], batch['relevant'].tolist(), strict=True):
+      relevant = lists[query]['relevant']
+      assert set(row) - {-1} <= set(relevant) and len(set(row) - {-1}) == min(2, len(relevant))
+      assert len(present & set(row)) == min(2, len(present & set(relevant)))
+      displaced += bool(set(row) - {-1} - set(relevant[:2]))
+  assert displaced
+
+
+@pytest.mark.parametrize(('change', 'message'), [
+    ({'batch_size': 27}, r'a batch of 27 queries is more than the 26 training queries of '),
+    ({'process_count': 3}, r'a batch of 8 queries cannot be divided among 3 processes'),
+    ({'passage_buckets': [12, 16]}, r'passage_buckets \[12, 16\]: the longest passage of .* has 20 tokens'),
+    ({'query_buckets': []}, r'query_buckets \[\]: the longest query of .* has 10 tokens'),
+    ({'negatives': 58}, r'58 negatives a query cannot be had: .* holds 60 passages, and up to 4 are relevant'),
+])
+def test_impossible_sizes(made, change, message):
+  with pytest.raises(InputError, match=message):
+    take(made[0], 1, **change)
+
+
+def test_as_many_negatives_as_there_are_passages(made):
+  opened, lists = made
+  (batch,) = take(opened, 1, negatives=56)
+  for query, passages in zip(batch['query_index'], batch['passage_index'].tolist(), strict=True):
+    assert len(set(passages[1:])) == 56 and not set(passages[1:]) & set(lists[query]['relevant'])
+
+
+def test_length_buckets():
+  lengths = np.array([5, 9, 3, 10, 4, 17, 2])
+  groups = [(rows.tolist(), length) for rows, length in batches.length_buckets(lengths, [10, 4, 20], 2)]
+  assert groups == [([6, 2], 4), ([4, 4], 4), ([0, 1], 10), ([3, 3], 10), ([5, 5], 20)]
+  assert batches.length_buckets(np.array([], np.int32), [4], 2) == []
+  with pytest.raises(InputError, match=r'17 tokens fits none of the buckets \[4, 10\]'):
+    batches.length_buckets(lengths, [4, 10], 2)
+
+
+def test_length_buckets_hold_every_row_once():
+  lengths = np.random.default_rng(0).integers(1, 257, 1000)
+  groups = batches.length_buckets(lengths, [32, 64, 128, 256], 48)
+  assert all(len(rows) == 48 and lengths[rows].max() <= length for rows, length in groups)
+  assert sorted(row for rows, _ in groups for row in dict.fromkeys(rows.tolist())) == list(range(1000))
+
+
+def test_the_stores_own_reader_is_safe_from_threads(made):
+  opened, _ = made
+  slow, fast = take(opened, 40, threads=0), take(opened, 40, threads=8, prefetch=16)
+  assert all(same(*pair) for pair in zip(slow, fast, strict=True))
+
+
+@pytest.mark.slow
+def test_real_scifact(data_dir, minilm, tmp_path):
+  from dprjax.data.sources import Source, load_dataset
+  from dprjax.data.text import load_tokenizer
+
+  source = Source(str(data_dir / 'scifact'))
+  opened = store.build_store(source, load_tokenizer(minilm), tmp_path / 'store', query_max_length=64, passage_max_length=128)
+  data = load_dataset(source)
+  found = take(opened, 50, batch_size=16, query_buckets=[32, 64], passage_buckets=[64, 128])
+  for batch in found:
+    names = np.array(opened.passage_ids(batch['passage_index'].ravel())).reshape(batch['passage_index'].shape)
+    for query, row in zip(batches.batch_ids(opened, batch), names.tolist(), strict=True):
+      assert row[0] in data.positives(query) and not set(row[1:]) & set(data.positives(query))

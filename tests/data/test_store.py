@@ -1,0 +1,250 @@
+"""The store: what it holds, that TFDS reads it, and when it is built anew."""
+
+import json
+import logging
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from dprjax.data import records, store, text
+from dprjax.data.sources import Source
+from dprjax.errors import InputError
+
+CORPUS = {'d1': 'the cat sat on the mat', 'd2': 'dogs bark at night', 'copy': 'the cat sat on the mat', 'blank': '', 'd4': 'fish swim in the sea'}
+QUERIES = {'q1': 'who sat', 'q2': 'who barks', 'twin': 'who sat', 'q4': 'what is blank'}
+QRELS = [('q1', 'd1', 1), ('q2', 'd2', 2), ('q2', 'blank', 1), ('twin', 'd4', 1), ('q4', 'blank', 1)]
+NEGATIVES = {'q1': ['copy', 'd2', 'd4', 'd2'], 'q2': ['d4', 'd1', 'copy']}
+
+
+@pytest.fixture(scope='module')
+def tokenizer(tmp_path_factory):
+  return text.train_wordpiece([*CORPUS.values(), *QUERIES.values()] * 20, 120, tmp_path_factory.mktemp('tokenizer'))
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """Five passages (d1 and copy are one text, blank has none), four queries (q1 and twin are one text), mined negatives."""
+  where = tmp_path / 'data'
+  (where / 'qrels').mkdir(parents=True)
+  (where / 'corpus.jsonl').write_text(''.join(json.dumps({'_id': name, 'text': words}) + '\n' for name, words in CORPUS.items()))
+  (where / 'queries.jsonl').write_text(''.join(json.dumps({'_id': name, 'text': words}) + '\n' for name, words in QUERIES.items()))
+  (where / 'qrels/train.tsv').write_text(''.join(f'{query}\t{passage}\t{grade}\n' for query, passage, grade in QRELS))
+  (where / 'mined.jsonl').write_text(''.join(
+      json.dumps({'query_id': query, 'negative_passages': [{'docid': name} for name in names]}) + '\n' for query, names in NEGATIVES.items()))
+  return where
+
+
+def build(folder, tokenizer, **changes):
+  options = {'query_max_length': 16, 'passage_max_length': 8} | changes
+  return store.build_store(Source(str(folder), negatives=str(folder / 'mined.jsonl')), tokenizer, folder.parent / 'store', **options)
+
+
+def test_rows(folder, tokenizer, caplog):
+  caplog.set_level(logging.INFO)
+  built = build(folder, tokenizer, passage_prefix='sea ')
+  assert built.passage_ids(np.arange(4)) == ['d1', 'd2', 'blank', 'd4']  # 'copy' shares d1's row
+  assert built.query_ids(np.arange(3)) == ['q1', 'q2', 'twin']  # q4's one positive has no text
+  expected, cut = tokenizer.encode([f'sea {CORPUS[name]}' for name in ('d1', 'd2', 'blank', 'd4')], 8)
+  assert cut > 0
+  rows = np.array([3, 0, 2, 1, 0])  # any order, with repeats
+  assert [row.tolist() for row in built.passage_tokens(rows)] == [expected[row].tolist() for row in rows]
+  assert built.passage_lengths.tolist() == [len(row) for row in expected]
+  queries, _ = tokenizer.encode(['who sat', 'who barks', 'who sat'], 16)
+  assert [row.tolist() for row in built.query_tokens(np.arange(3))] == [row.tolist() for row in queries]
+  assert built.query_lengths.tolist() == [len(row) for row in queries]
+  lists = [[values.tolist() for values in row[1:]] for row in built.query_rows(np.arange(3))]
+  assert lists == [
+      # positives, relevant, negatives. d4 is relevant to q1 because it is to its twin; copy is d1 in other words.
+      [[0], [0, 3], [1]],
+      [[1], [1, 2], [3, 0]],
+      [[3], [0, 3], []]]
+  assert built.negative_counts.tolist() == [1, 2, 0] and built.relevant_counts.tolist() == [2, 2, 2] and built.max_relevant == 2
+  said = caplog.text
+  for line in ('1 passages with the text of another: one row for both (copy)', '1 passages without text: kept, never a positive (blank)',
+               f'{cut} passages of more than 8 tokens: cut', '1 queries whose positives are unknown or have no text: skipped (q4)',
+               '2 negatives with the text of a relevant passage: ignored', 'store: built'):
+    assert said.count(line) == 1, line
+
+
+def test_tfds_reads_it(folder, tokenizer):
+  built = build(folder, tokenizer)
+  passages = tfds.builder_from_directory(built.path / 'passages').as_data_source('passages')
+  assert len(passages) == 4 and passages[1]['id'] == b'd2'
+  assert passages[1]['tokens'].dtype == np.int32 and passages[1]['tokens'].tolist() == built.passage_tokens(np.array([1]))[0].tolist()
+  queries = tfds.builder_from_directory(built.path / 'queries').as_data_source('queries')
+  assert [row['id'] for row in queries] == [b'q1', b'q2', b'twin']
+  assert queries[1]['negatives'].tolist() == [3, 0] and queries[2]['negatives'].tolist() == []
+  assert queries[0]['relevant'].tolist() == [0, 3] and queries[0]['positives'].tolist() == [0]
+
+
+def test_tables_of_several_shards(tmp_path, monkeypatch):
+  monkeypatch.setattr(records, '_SHARD_BYTES', 200)
+  with records.TableWriter(tmp_path / 'table', 'rows', ('tokens',)) as table:
+    for i in range(50):
+      table.write(f'r{i}', {'tokens': np.arange(i, dtype=np.int32)})
+  assert len(list((tmp_path / 'table').glob('*array_record*'))) > 5
+  read = records.Table(tmp_path / 'table', 'rows')
+  order = np.random.default_rng(0).permutation(50)
+  names, tokens = read.read(order, ('id', 'tokens'))
+  assert names == [b'r%d' % i for i in order] and [len(row) // 4 for row in tokens] == order.tolist()
+  assert [row['id'] for row in tfds.builder_from_directory(tmp_path / 'table').as_data_source('rows')] == [b'r%d' % i for i in range(50)]
+  for row in (-1, 50):
+    with pytest.raises(IndexError, match='of a table of 50'):
+      read.read(np.array([row]), ('tokens',))
+
+
+def made(built):
+  """When the store was written: another inode means another store."""
+  written = os.stat(built.path / 'store.json')
+  return written.st_ino, written.st_mtime_ns
+
+
+def test_a_second_run_takes_the_store_as_it_is(folder, tokenizer, caplog):
+  first = made(build(folder, tokenizer))
+  caplog.set_level(logging.INFO)
+  assert made(build(folder, tokenizer)) == first
+  assert '4 passages and 3 queries, built before' in caplog.text
+  # Files that were touched, or moved with everything else, are the same files.
+  os.utime(folder / 'corpus.jsonl', (1, 1))
+  assert made(build(folder, tokenizer)) == first
+  shutil.copytree(folder, folder.parent / 'elsewhere')
+  moved = store.build_store(Source(str(folder.parent / 'elsewhere'), negatives=str(folder / 'mined.jsonl')), tokenizer, folder.parent / 'store',
+                            query_max_length=16, passage_max_length=8)
+  assert made(moved) == first
+
+
+@pytest.mark.parametrize('change', [
+    {'query_max_length': 12}, {'passage_max_length': 9}, {'query_prefix': 'query: '}, {'passage_prefix': 'passage: '}], ids=str)
+def test_other_settings_rebuild_it(folder, tokenizer, change):
+  first = made(build(folder, tokenizer))
+  changed = build(folder, tokenizer, **change)
+  assert made(changed) != first and (changed.settings | change) == changed.settings
+  assert made(build(folder, tokenizer, **change)) == made(changed)
+
+
+def test_another_tokenizer_rebuilds_it(folder, tokenizer, tmp_path):
+  first = build(folder, tokenizer)
+  other = text.train_wordpiece([*CORPUS.values(), 'zebra'] * 20, 60, tmp_path / 'other')
+  second = build(folder, other)
+  assert second.settings['tokenizer_sha256'] == other.sha256 != first.settings['tokenizer_sha256']
+  assert second.passage_tokens(np.array([0]))[0].tolist() == other.encode([CORPUS['d1']], 8)[0][0].tolist()
+
+
+@pytest.mark.parametrize('name', ['corpus.jsonl', 'queries.jsonl', 'qrels/train.tsv', 'mined.jsonl'])
+def test_changed_files_rebuild_it(folder, tokenizer, name):
+  first = made(build(folder, tokenizer))
+  # The same size within the same second: what modification times cannot show.
+  content = (folder / name).read_text()
+  old, new = {'mined.jsonl': ('d4', 'd2'), 'qrels/train.tsv': ('\t2\n', '\t3\n')}.get(name, ('sat', 'bit'))
+  assert old in content
+  (folder / name).write_text(content.replace(old, new))
+  assert made(build(folder, tokenizer)) != first
+
+
+def test_a_changed_corpus_is_seen_in_the_rows(folder, tokenizer):
+  build(folder, tokenizer)
+  corpus = folder / 'corpus.jsonl'
+  corpus.write_text(corpus.read_text().replace('dogs bark at night', 'dogs sat'))
+  assert build(folder, tokenizer).passage_tokens(np.array([1]))[0].tolist() == tokenizer.encode(['dogs sat'], 8)[0][0].tolist()
+
+
+def test_an_error_leaves_nothing_or_the_old_store(folder, tokenizer):
+  corpus = (folder / 'corpus.jsonl').read_text()
+  (folder / 'corpus.jsonl').write_text(corpus + '{"_id": broken\n')
+  with pytest.raises(InputError, match='line 6: not JSON'):
+    build(folder, tokenizer)
+  assert [child.name for child in folder.parent.iterdir()] == ['data']
+  (folder / 'corpus.jsonl').write_text(corpus)
+  first = made(build(folder, tokenizer))
+  (folder / 'corpus.jsonl').write_text(corpus + '{"_id": broken\n')
+  with pytest.raises(InputError, match='line 6: not JSON'):
+    build(folder, tokenizer)
+  assert made(store.open_store(folder.parent / 'store')) == first
+  assert sorted(child.name for child in folder.parent.iterdir()) == ['data', 'store']
+
+
+BUILD = textwrap.dedent('''
+  import os, sys
+  from dprjax.data import records, sources, store, text
+  mode, folder, tokenizer = sys.argv[1:]
+  if mode == 'die':
+    write = records.TableWriter.write
+    def dying(table, name, values):
+      if name == 'd2':
+        os._exit(9)
+      write(table, name, values)
+    records.TableWriter.write = dying
+  built = store.build_store(sources.Source(folder + '/data'), text.load_tokenizer(tokenizer), folder + '/store', query_max_length=16,
+                            passage_max_length=8, process_index=int(mode == 'wait'), wait_s=60)
+  print(built.num_passages)
+''')
+
+
+def start(mode, folder, tokenizer_dir):
+  root = pathlib.Path(store.__file__).parents[2]
+  return subprocess.Popen([sys.executable, '-c', BUILD, mode, str(folder), str(tokenizer_dir)], stdout=subprocess.PIPE, text=True,
+                          env=os.environ | {'PYTHONPATH': str(root)})
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_while_building_leaves_no_store_and_others_wait_for_the_next(folder, tokenizer, tmp_path):
+  words = [*CORPUS.values(), *QUERIES.values()] * 20
+  text.train_wordpiece(words, 120, tmp_path / 'tokenizer')
+  waiting = start('wait', tmp_path, tmp_path / 'tokenizer')
+  dying = start('die', tmp_path, tmp_path / 'tokenizer')
+  assert dying.communicate()[0] == '' and dying.returncode == 9
+  assert not (tmp_path / 'store').exists() and waiting.poll() is None
+  building = start('build', tmp_path, tmp_path / 'tokenizer')
+  assert building.communicate()[0] == waiting.communicate()[0] == '4\n'
+
+
+def test_waiting_ends(folder, tokenizer):
+  with pytest.raises(InputError, match='process 0 has not built the store within 0 s'):
+    build(folder, tokenizer, process_index=1, wait_s=0)
+
+
+def test_directories_that_are_no_store_are_left_alone(folder, tokenizer):
+  precious = folder.parent / 'store' / 'thesis.txt'
+  precious.parent.mkdir()
+  precious.write_text('ten years')
+  with pytest.raises(InputError, match='neither empty nor a store; name another directory'):
+    build(folder, tokenizer)
+  assert precious.read_text() == 'ten years'
+  with pytest.raises(InputError, match='no store in'):
+    store.open_store(precious.parent)
+
+
+def test_a_store_of_another_version(folder, tokenizer, monkeypatch):
+  built = build(folder, tokenizer)
+  first = made(built)
+  monkeypatch.setattr(store, 'FORMAT_VERSION', 2)
+  with pytest.raises(InputError, match='a store of format 1, expected 2; build it again'):
+    store.open_store(built.path)
+  assert made(build(folder, tokenizer)) != first
+
+
+def test_no_query_is_left(folder, tokenizer):
+  (folder / 'qrels/train.tsv').write_text('q1\tlost\t1\n')
+  with pytest.raises(InputError, match=r'train\.tsv: no query is left whose positive is in the corpus'):
+    build(folder, tokenizer)
+  assert not (folder.parent / 'store').exists()
+
+
+@pytest.mark.slow
+def test_real_medquad(data_dir, minilm, tmp_path):
+  tokenizer = text.load_tokenizer(minilm)
+  built = store.build_store(Source(str(data_dir / 'medquad')), tokenizer, tmp_path / 'store', query_max_length=32, passage_max_length=128)
+  documents = [json.loads(line) for line in (data_dir / 'medquad/corpus.jsonl').read_text().splitlines()]
+  texts = [f'{document["title"]} {document["text"]}'.strip() for document in documents]
+  assert built.num_passages == len(set(texts)) == 16350 and built.num_queries == 14721
+  names = [document['_id'] for document in documents]
+  row = 12345
+  (name,), (tokens,) = built.passage_ids(np.array([row])), built.passage_tokens(np.array([row]))
+  assert tokens.tolist() == tokenizer.encode([texts[names.index(name)]], 128)[0][0].tolist()
