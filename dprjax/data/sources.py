@@ -182,6 +182,28 @@ def load_dataset(source: Source) -> Dataset:
   return Dataset(source, form, where, queries, qrels, negatives, report)
 
 
+def read_texts(path: files.PathLike, kind: str) -> Iterator[Passage] | Iterator[Query]:
+  """The texts of one file, for encoding and for BM25: BEIR's jsonl (`_id`, `title`, `text`), or a tsv of ids and texts.
+
+  Args:
+    path: the file; `.json` or `.jsonl` in its name make it BEIR's form, all else MS MARCO's.
+    kind: 'query' or 'passage'.
+
+  Raises:
+    InputError: a missing, empty or malformed file, or an id that comes twice.
+  """
+  found = files.existing(path, f'{kind} file')
+  form = 'beir' if forms.is_records(found) else 'msmarco'
+  lines: dict[str, int] = {}
+  for number, text in (forms.read_corpus if kind == 'passage' else forms.read_queries)(form, found):
+    if text.id in lines:
+      raise InputError(_repeated(found, number, kind, text.id, lines[text.id]))
+    lines[text.id] = number
+    yield text
+  if not lines:
+    raise InputError(f'{found}: no {kind} in it')
+
+
 def detect_form(path: files.PathLike) -> str:
   """The form of a folder or file, judged by the folder's files or the first record's keys. Raises InputError if none fits."""
   found = files.existing(path, 'data')

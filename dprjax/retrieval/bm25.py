@@ -80,10 +80,12 @@ def build(ids: Sequence[str], texts: Sequence[str], *, k1: float = 1.5, b: float
     language: whose stemmer and stop words; one of ``languages()``, or 'none' for neither.
 
   Raises:
-    InputError: an unknown language, or no word in any passage.
+    InputError: an unknown language, k1 or b out of range, or no word in any passage.
   """
   if language != 'none' and language not in languages():
     raise InputError(f'no stemmer for {language!r}: choose none or one of {", ".join(languages())}')
+  if not (0 <= k1 < float('inf') and 0 <= b <= 1):
+    raise InputError(f'k1 = {k1} and b = {b}: k1 has to be 0 or more, b between 0 and 1')
   words = _words(texts, language, as_ids=True)
   if not any(words.ids):
     raise InputError(f'nothing to index: not one word in {len(texts)} passages')

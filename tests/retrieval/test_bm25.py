@@ -69,6 +69,8 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
 def test_bad_input():
   with pytest.raises(InputError, match="no stemmer for 'klingon'"):
     bm25.build(IDS, TEXTS, language='klingon')
+  with pytest.raises(InputError, match='b between 0 and 1'):
+    bm25.build(IDS, TEXTS, b=2)
   with pytest.raises(InputError, match='not one word in 2 passages'):
     bm25.build(['a', 'b'], ['', 'the'])
 

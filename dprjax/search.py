@@ -1,0 +1,167 @@
+"""Searches a folder of passage embeddings for every query of another, and writes a TREC run.
+
+    python -m dprjax.search --corpus=embeddings/corpus --queries=embeddings/test --out=run.trec
+
+Both folders come from dprjax.encode, with the same backbone and prompt. Beside the run, run.trec.json says how it
+was made: the index and its settings, its recall against exact search, the time, and the backbone and the prompt.
+
+ScaNN compares with every passage below 20,000 of them, and above searches a tree, looking at as much of it as
+--recall asks for. Where ScaNN is not installed (it is for Linux and Python below 3.14) the search is exact.
+"""
+
+import argparse
+import dataclasses
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dprjax import cli, files
+from dprjax.errors import InputError
+from dprjax.retrieval import embeddings, exact, scann, trec
+
+logger = logging.getLogger('dprjax')
+
+_SHOWN = (10, 100, 1000)  # cuts at which recall is written beside the one at k
+
+
+def search(
+    corpus: embeddings.Embeddings, queries: embeddings.Embeddings, *, k: int = 1000, index: str = 'scann', drop_same_id: bool = False,
+    index_dir: str | None = None, recall: float = 0.95, recall_queries: int = 200) -> tuple[trec.Run, dict[str, Any]]:
+  """The best k passages for every query.
+
+  Args:
+    corpus, queries: of one backbone, prompt, pooling and normalisation.
+    k: passages a query.
+    index: 'scann' or 'exact'.
+    drop_same_id: BEIR's rule: a passage with the query's own id is never retrieved for it.
+    index_dir: where ScaNN's index is kept between searches; built there if it is missing or of other vectors.
+    recall: share of the exact best k that ScaNN should find.
+    recall_queries: how many queries it is measured on; 0: not measured, and ScaNN's first settings are used.
+
+  Returns:
+    The run, and what is to be written beside it.
+
+  Raises:
+    InputError: embeddings that do not belong together, or bad vectors.
+  """
+  _check_together(corpus, queries)
+  # One more, so that k are left when the query's own is dropped.
+  depth = min(k + drop_same_id, len(corpus))
+  vectors = queries.vectors()
+  if index == 'scann' and not scann.available():
+    logger.info('ScaNN is not installed (it is for Linux and Python below 3.14): the search is exact')
+    index = 'exact'
+  report: dict[str, Any] = {'index': index}
+  seconds: dict[str, float] = {}
+  if index == 'exact':
+    started = time.perf_counter()
+    found = exact.search(vectors, corpus.shards, depth)
+  else:
+    started = time.perf_counter()
+    searcher = _scann_index(corpus, depth, index_dir)
+    seconds['index'] = time.perf_counter() - started
+    settings = searcher.settings(depth)
+    report |= {'kind': searcher.kind, 'leaves': searcher.leaves}
+    if recall_queries:
+      settings, report['recall'] = _measured(searcher, corpus, vectors, depth, recall, recall_queries)
+      if report['recall'][f'recall@{depth}'] < recall:
+        logger.info('ScaNN finds %.4f of the exact best %d, less than --recall=%g: --index=exact finds all', report['recall'][f'recall@{depth}'],
+                    depth, recall)
+    report |= {'settings': dataclasses.asdict(settings)}
+    started = time.perf_counter()
+    found = searcher.search(vectors, depth, settings)
+  seconds['search'] = time.perf_counter() - started
+  run = trec.run_from_rows(queries.ids, corpus.ids, found.rows, found.scores)
+  if drop_same_id:
+    run = run.keep(~run.same_id()).top(k)
+  report |= {
+      'k': k, 'drop_same_id': drop_same_id, 'queries': len(queries), 'passages': len(corpus), 'seconds': seconds,
+      'queries_per_second': len(queries) / seconds['search'], **corpus.meta.space(),
+      'corpus_manifest_sha256': corpus.sha256, 'queries_manifest_sha256': queries.sha256}
+  return run, report
+
+
+def _check_together(corpus: embeddings.Embeddings, queries: embeddings.Embeddings) -> None:
+  for what, folder, kind in (('corpus', corpus, 'passage'), ('queries', queries, 'query')):
+    if folder.meta.kind != kind:
+      raise InputError(f'--{what} holds embeddings of kind {folder.meta.kind}, expected {kind}: are the two folders the wrong way round?')
+  ours, theirs = corpus.meta.space(), queries.meta.space()
+  different = [f'{name} {_short(ours[name])} and {_short(theirs[name])}' for name in ours if ours[name] != theirs[name]]
+  if different:
+    raise InputError(f'--corpus and --queries do not belong together: {"; ".join(different)}; '
+                     'encode both with the same backbone, prompt and settings')
+
+
+def _short(value: Any) -> str:
+  return f'{value[:12]}...' if isinstance(value, str) and len(value) > 20 else str(value)
+
+
+def _scann_index(corpus: embeddings.Embeddings, k: int, index_dir: str | None) -> scann.Index:
+  searcher = scann.load(index_dir, corpus.sha256) if index_dir else None
+  if searcher is not None:
+    logger.info('%s: index of %s passages', index_dir, f'{searcher.count:,}')
+    return searcher
+  searcher = scann.build(corpus.vectors(), k)
+  if index_dir:
+    scann.save(searcher, index_dir, corpus.sha256)
+  return searcher
+
+
+def _measured(
+    searcher: scann.Index, corpus: embeddings.Embeddings, queries: np.ndarray, k: int, target: float,
+    sample: int) -> tuple[scann.Settings, dict[str, Any]]:
+  """Settings that reach the target on a sample of the queries, and their recall at several cuts."""
+  chosen = np.sort(np.random.default_rng(0).permutation(len(queries))[:sample])
+  truth = exact.search(queries[chosen], corpus.shards, k).rows
+  settings, reached = searcher.tune(queries[chosen], truth, target)
+  rows = searcher.search(queries[chosen], k, settings).rows
+  at = {f'recall@{cut}': scann.recall(rows[:, :cut], truth[:, :cut]) for cut in _SHOWN if cut < k} | {f'recall@{k}': reached}
+  return settings, {'queries': len(chosen), 'target': target, **at}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  parser = cli.Parser('search', __doc__ or '')
+  parser.add_argument('--corpus', required=True, metavar='DIR', help='embeddings of the passages')
+  parser.add_argument('--queries', required=True, metavar='DIR', help='embeddings of the queries')
+  parser.add_argument('--out', required=True, metavar='run.trec', help='the run; its report goes to the same name with .json behind it')
+  parser.add_argument('--index', choices=('scann', 'exact'), default='scann', help='default: scann')
+  parser.add_argument('--k', type=cli.positive, default=1000, help='passages a query (default: 1000)')
+  parser.add_argument('--drop_same_id', type=cli.boolean, default=False, metavar='true|false',
+                      help="BEIR's rule: a passage with the query's own id is not retrieved for it (default: false)")
+  parser.add_argument('--index_dir', metavar='DIR', help='keep the ScaNN index here, and use it again while the embeddings are the same')
+  parser.add_argument('--recall', type=_share, default=0.95, help='share of the exact best k that ScaNN should find (default: 0.95)')
+  parser.add_argument('--recall_queries', type=_count, default=200, help='queries that it is measured on, 0: do not measure (default: 200)')
+
+  def command(args: argparse.Namespace) -> None:
+    files.output_file(args.out)
+    corpus, queries = embeddings.load_embeddings(args.corpus), embeddings.load_embeddings(args.queries)
+    run, report = search(
+        corpus, queries, k=args.k, index=args.index, drop_same_id=args.drop_same_id, index_dir=args.index_dir, recall=args.recall,
+        recall_queries=args.recall_queries)
+    trec.write_run(args.out, run, f'dprjax-{report["index"]}')
+    files.write_json(f'{args.out}.json', report)
+    measured = ''.join(f', {name} {value:.4f}' for name, value in report.get('recall', {}).items() if name.startswith('recall@'))
+    logger.info('%s: %s passages for %s queries (%s%s), %.0f queries a second', args.out, f'{len(run.docs):,}', f'{len(run):,}',
+                report.get('kind', 'exact'), measured, report['queries_per_second'])
+  cli.run(parser, command, argv)
+
+
+def _share(text: str) -> float:
+  try:
+    value = float(text)
+  except ValueError:
+    value = -1.0
+  if not 0 < value <= 1:
+    raise argparse.ArgumentTypeError(f'expected a share above 0 and up to 1, not {text!r}')
+  return value
+
+
+def _count(text: str) -> int:
+  return 0 if text == '0' else cli.positive(text)
+
+
+if __name__ == '__main__':
+  main()

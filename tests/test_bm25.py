@@ -1,0 +1,119 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from dprjax import bm25
+from dprjax.retrieval.measures import measure
+from dprjax.retrieval.trec import read_qrels, read_run
+
+CORPUS = {'d1': ('Cats', 'sleep all day'), 'd2': ('', 'dogs and cats'), 'd3': ('Stars', ''), 'q2': ('', 'a dog')}
+QUERIES = {'q1': 'cat', 'q2': 'dogs', 'q3': 'galaxies', 'q4': 'stars'}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'corpus.jsonl').write_text(''.join(
+      json.dumps({'_id': id_, 'title': title, 'text': text}) + '\n' for id_, (title, text) in CORPUS.items()))
+  (tmp_path / 'queries.jsonl').write_text(''.join(json.dumps({'_id': id_, 'text': text}) + '\n' for id_, text in QUERIES.items()))
+  (tmp_path / 'qrels.tsv').write_text('query-id\tcorpus-id\tscore\nq2\td2\t1\nq4\td3\t1\nq7\td1\t1\n')
+  return tmp_path
+
+
+def documents(path='run.trec'):
+  return {query_id: [doc_id for doc_id, _ in ranking] for query_id, ranking in read_run(path)}
+
+
+def test_titles_count_and_ids_stay(folder):
+  bm25.main(['--corpus=corpus.jsonl', '--queries=queries.jsonl', '--out=run.trec'])
+  found = documents()
+  assert sorted(found['q1']) == ['d1', 'd2'] and found['q2'] == ['q2', 'd2'] and found['q4'] == ['d3'] and 'q3' not in found
+  report = json.loads((folder / 'run.trec.json').read_text())
+  assert report['settings'] == {'k1': 1.5, 'b': 0.75, 'language': 'english'}
+  assert (report['queries'], report['passages'], report['unknown_queries']) == (4, 4, 0)
+
+
+def test_only_judged_queries_and_not_their_own_id(folder, caplog):
+  with caplog.at_level('INFO'):
+    bm25.main(['--corpus=corpus.jsonl', '--queries=queries.jsonl', '--qrels=qrels.tsv', '--out=run.trec', '--drop_same_id=true', '--k=1'])
+  assert documents() == {'q2': ['d2'], 'q4': ['d3']}
+  assert 'qrels.tsv: 1 of 3 queries are not in queries.jsonl: q7' in caplog.text
+
+
+def test_tables_of_ids_and_texts(folder):
+  (folder / 'collection.tsv').write_text('1\tcats sleep\n2\tdogs\n')
+  (folder / 'queries.tsv').write_text('10\tcat\n')
+  bm25.main(['--corpus=collection.tsv', '--queries=queries.tsv', '--out=run.trec'])
+  assert documents() == {'10': ['1']}
+
+
+def test_index_is_kept_and_made_anew_for_other_passages(folder):
+  arguments = ['--corpus=corpus.jsonl', '--queries=queries.jsonl', '--index_dir=index']
+  bm25.main([*arguments, '--out=a.trec'])
+  kept = (folder / 'index' / 'dprjax_index.json').stat().st_mtime_ns
+  bm25.main([*arguments, '--out=b.trec'])
+  assert (folder / 'a.trec').read_bytes() == (folder / 'b.trec').read_bytes()
+  assert (folder / 'index' / 'dprjax_index.json').stat().st_mtime_ns == kept
+  with (folder / 'corpus.jsonl').open('a') as file:
+    file.write('{"_id": "d9", "text": "galaxy"}\n')
+  bm25.main([*arguments, '--out=c.trec'])
+  assert documents('c.trec')['q3'] == ['d9']
+
+
+BAD = [
+    (['--corpus=missing.jsonl'], 'missing.jsonl'),
+    (['--corpus=empty.jsonl'], 'is empty: empty.jsonl'),
+    (['--corpus=broken.jsonl'], 'broken.jsonl, line 2: not JSON'),
+    (['--corpus=twice.jsonl'], "passage id 'd1' is on line 1 and again on line 2"),
+    (['--queries=twice.jsonl'], "query id 'd1' is on line 1 and again on line 2"),
+    (['--qrels=missing.tsv'], 'qrels not found'),
+    (['--qrels=qrels.tsv', '--strict'], '1 of 3 queries are not in queries.jsonl: q7'),
+    (['--qrels=others.tsv'], '1 of 1 queries are not in queries.jsonl: z'),
+    (['--language=klingon'], "no stemmer for 'klingon'"),
+    (['--k=0'], 'argument --k'),
+    (['--b=3'], 'b between 0 and 1'),
+    (['--queries=nothing.jsonl'], 'nothing was retrieved for any of 1 queries'),
+    (['--out=kept'], 'kept is a folder'),
+    (['--index_dir=kept'], 'kept holds something else than a BM25 index'),
+]
+
+
+@pytest.mark.parametrize('arguments, message', BAD)
+def test_bad_input(folder, capsys, arguments, message):
+  (folder / 'empty.jsonl').touch()
+  (folder / 'broken.jsonl').write_text('{"_id": "d1", "text": "cat"}\n{"_id": "d2", "te\n')
+  (folder / 'twice.jsonl').write_text('{"_id": "d1", "text": "cat"}\n{"_id": "d1", "text": "dog"}\n')
+  (folder / 'nothing.jsonl').write_text('{"_id": "q", "text": "zebra"}\n')
+  (folder / 'others.tsv').write_text('z 0 d1 1\n')
+  (folder / 'kept').mkdir()
+  (folder / 'kept' / 'thesis.tex').write_text('years of work')
+  before = sorted(folder.rglob('*'))
+  with pytest.raises(SystemExit) as ended:
+    bm25.main(['--corpus=corpus.jsonl', '--queries=queries.jsonl', '--out=run.trec', *arguments])
+  error = capsys.readouterr().err
+  assert ended.value.code == 2
+  assert error.startswith('dprjax: error: ') and error.count('\n') == 1 and message in error
+  assert sorted(folder.rglob('*')) == before
+
+
+def test_as_a_command(folder):
+  def command(*arguments):
+    return subprocess.run([sys.executable, '-m', 'dprjax.bm25', *arguments], capture_output=True, text=True, check=False)
+  good = command('--corpus=corpus.jsonl', '--queries=queries.jsonl', '--out=run.trec')
+  assert good.returncode == 0 and good.stdout == ''
+  assert good.stderr.startswith('run.trec: 5 passages for 4 queries, ') and good.stderr.count('\n') == 1
+  bad = command('--corpus=nowhere.jsonl', '--queries=queries.jsonl', '--out=other.trec')
+  assert bad.returncode == 2 and bad.stderr == 'dprjax: error: corpus not found: nowhere.jsonl\n'
+  assert not list(folder.glob('other*'))
+
+
+@pytest.mark.slow
+def test_scifact(data_dir, tmp_path):
+  source = data_dir / 'scifact'
+  bm25.main([f'--corpus={source}/corpus.jsonl', f'--queries={source}/queries.jsonl', f'--qrels={source}/qrels/test.tsv',
+             f'--out={tmp_path}/run.trec'])
+  mean = measure(read_run(tmp_path / 'run.trec'), read_qrels(source / 'qrels' / 'test.tsv'))['mean']
+  print(mean)
+  assert 0.66 <= mean['nDCG@10'] <= 0.69

@@ -1,0 +1,101 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from dprjax import report
+
+
+def metrics(values, **more):
+  return {'mean': {name: float(np.mean(list(one.values()))) for name, one in values.items()}, 'per_query': values, 'counts': {}, **more}
+
+
+def write(path, content):
+  path.write_text(json.dumps(content))
+  return path
+
+
+WORSE = {'nDCG@10': {f'q{i}': 0.2 + 0.001 * (i % 7) for i in range(100)}, 'AP': {f'q{i}': float(i % 2) for i in range(100)}}
+# nDCG@10 is always .1 higher; AP is the other way round query by query, with the same mean.
+BETTER = {'nDCG@10': {q: v + 0.1 for q, v in WORSE['nDCG@10'].items()}, 'AP': {q: 1 - v for q, v in WORSE['AP'].items()}}
+
+
+def test_bootstrap_known_by_hand():
+  found = report.compare({'a': metrics(WORSE), 'b': metrics(BETTER)}, 'nDCG@10')
+  assert found['b'].difference == pytest.approx(0.1) and found['b'].significant
+  assert found['b'].difference_low == pytest.approx(0.1) and found['b'].difference_high == pytest.approx(0.1)
+  assert found['a'].difference is None and not found['a'].significant
+  found = report.compare({'a': metrics(WORSE), 'b': metrics(BETTER)}, 'AP')
+  assert not found['b'].significant and found['b'].difference == 0
+  # 100 tosses of a coin: the middle 95 % of the share of heads is .40 to .60.
+  assert (found['a'].low, found['a'].high) == (pytest.approx(0.40, abs=0.011), pytest.approx(0.60, abs=0.011))
+  # The differences are +1 or -1: twice as wide.
+  assert found['b'].difference_high == pytest.approx(0.2, abs=0.021)
+
+
+def test_data_sets_weigh_the_same():
+  small, large = {'AP': {'q': 1.0}}, {'AP': {f'q{i}': 0.0 for i in range(99)}}
+  both = {'mean': {'AP': 0.5}, 'per_query': {'AP': {}}, 'counts': {}, 'datasets': {'small': metrics(small), 'large': metrics(large)}}
+  assert report.compare({'a': both}, 'AP')['a'][:3] == (0.5, 0.5, 0.5)
+  columns, rows = report.table({'a': both}, ['AP'])
+  assert columns == ['system', 'data set', 'AP']
+  assert rows == [['a', 'small', '1.0000'], ['a', 'large', '0.0000'], ['a', 'average', '0.5000']]
+
+
+def test_tables_and_figure(tmp_path, capsys):
+  write(tmp_path / 'a.json', metrics(WORSE))
+  write(tmp_path / 'b.json', metrics(BETTER, extra={'trained parameters': 73728, 'file size': '288 KB', 'GB|h': '12000'}))
+  report.main([f'--metrics=frozen={tmp_path}/a.json', f'--metrics=+ prompt={tmp_path}/b.json', f'--out={tmp_path}/r.md',
+               f'--figure={tmp_path}/r.png'])
+  assert (tmp_path / 'r.md').read_text() == '\n'.join([
+      '| system | nDCG@10 | AP | trained parameters | file size | GB\\|h |',
+      '| --- | ---: | ---: | ---: | ---: | ---: |',
+      '| frozen | 0.2030 | 0.5000 |  |  |  |',
+      '| + prompt | 0.3030* | 0.5000 | 73,728 | 288 KB | 12,000 |',
+      '',
+      '100 queries. *: differs from frozen; paired bootstrap over queries, 10,000 draws, 95 % interval of the difference without 0.',
+      ''])
+  said = capsys.readouterr().out
+  assert '+ prompt   0.3030*   0.5000               73,728' in said
+  assert (tmp_path / 'r.png').read_bytes().startswith(b'\x89PNG')
+  report.main([f'--metrics=frozen={tmp_path}/a.json', '--measure', 'AP', f'--figure={tmp_path}/r.svg'])
+  drawing = (tmp_path / 'r.svg').read_text()
+  assert '<svg' in drawing
+  assert 'nDCG' not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('arguments, message', [
+    ([], 'arguments are required: --metrics'),
+    (['--metrics=missing.json'], 'expected NAME=VALUE'),
+    (['--metrics=a=missing.json'], 'metrics not found'),
+    (['--metrics=a=a.json', '--metrics=a=a.json'], 'two systems are called a'),
+    (['--metrics=a=a.json', '--metrics=b=text.json'], 'metrics is not JSON'),
+    (['--metrics=a=a.json', '--metrics=b=list.json'], 'list.json is no metrics.json'),
+    (['--metrics=a=a.json', '--metrics=b=hollow.json'], 'hollow.json is no metrics.json'),
+    (['--metrics=a=a.json', '--measure=RR@10'], 'not every system has RR@10; all have nDCG@10, AP'),
+    (['--metrics=a=a.json', '--metrics=b=other.json'], 'b and a have no query in common'),
+    (['--metrics=a=a.json', '--figure=r.jpeg2000'], 'its name has to end in .png, .pdf, .svg'),
+    (['--metrics=a=a.json', '--figure=.'], 'is a folder'),
+])
+def test_bad_input(tmp_path, monkeypatch, capsys, arguments, message):
+  monkeypatch.chdir(tmp_path)
+  write(tmp_path / 'a.json', metrics(WORSE))
+  write(tmp_path / 'list.json', [])
+  write(tmp_path / 'hollow.json', {'mean': {'AP': 1.0}, 'per_query': {}})
+  write(tmp_path / 'other.json', metrics({'AP': {'z': 1.0}, 'nDCG@10': {'z': 1.0}}))
+  (tmp_path / 'text.json').write_text('nDCG = 1')
+  before = sorted(tmp_path.iterdir())
+  with pytest.raises(SystemExit) as ended:
+    report.main([*arguments, '--out=r.md'])
+  error = capsys.readouterr().err
+  assert ended.value.code == 2
+  assert error.startswith('dprjax: error: ') and error.count('\n') == 1 and message in error
+  assert sorted(tmp_path.iterdir()) == before
+
+
+def test_as_a_command(tmp_path):
+  write(tmp_path / 'a.json', metrics(WORSE))
+  done = subprocess.run([sys.executable, '-m', 'dprjax.report', f'--metrics=frozen={tmp_path}/a.json'], capture_output=True, text=True, check=False)
+  assert done.returncode == 0 and 'frozen' in done.stdout and done.stderr == ''
