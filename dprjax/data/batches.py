@@ -20,7 +20,7 @@ import numpy as np
 
 from dprjax.data import records
 from dprjax.data.store import Store
-from dprjax.data.text import pad_batch
+from dprjax.data.text import pad_flat
 from dprjax.errors import InputError
 
 Batch = dict[str, np.ndarray]
@@ -123,15 +123,16 @@ class _Plan:
     if self._negatives:
       passages[:, 1:] = self._pick_negatives(*records.integers(negatives), known, known_counts, queries, epoch, step)
     local = passages[mine]
-    query_tokens, query_mask = pad_batch(
-        [np.frombuffer(row, np.int32) for row in tokens[mine]], _bucket(store.query_lengths[queries], self._query_buckets), store.pad_id)
-    passage_tokens, passage_mask = pad_batch(
-        store.passage_tokens(local.ravel()), _bucket(store.passage_lengths[passages], self._passage_buckets), store.pad_id)
+    query_tokens, query_mask = pad_flat(
+        *records.integers(tokens[mine]), _bucket(store.query_lengths[queries], self._query_buckets), store.pad_id)
+    passage_tokens, passage_mask = pad_flat(
+        *records.integers(store.passages.read(local.ravel(), ('tokens',))[0]),
+        _bucket(store.passage_lengths[passages], self._passage_buckets), store.pad_id)
     return {
         'query_tokens': query_tokens, 'query_mask': query_mask,
         'passage_tokens': passage_tokens.reshape(*local.shape, -1), 'passage_mask': passage_mask.reshape(*local.shape, -1),
         'query_index': queries[mine], 'passage_index': local,
-        'relevant': _list_relevant([np.frombuffer(row, np.int32) for row in relevant[mine]], passages, self._relevant),
+        'relevant': _list_relevant(*records.integers(relevant[mine]), passages, self._relevant),
     }
 
   def _shuffled(self, epoch: int) -> jt.Int32[np.ndarray, 'queries']:
@@ -193,14 +194,13 @@ def _draw(seed: int, use: int, first: jt.Int[np.ndarray, 'n'], second: jt.Int[np
 
 
 def _list_relevant(
-    rows: list[records.Integers], passages: jt.Int32[np.ndarray, 'global C'], width: int) -> jt.Int32[np.ndarray, 'B R']:
+    flat: records.Integers, counts: records.Integers, passages: jt.Int32[np.ndarray, 'global C'], width: int) -> jt.Int32[np.ndarray, 'B R']:
   """Relevant passages of each query, -1 where unused; of those that are too many, those in the global batch first."""
-  listed = np.full((len(rows), width), -1, np.int32)
-  for i, row in enumerate(rows):
-    if len(row) > width:
-      row = row[np.argsort(~np.isin(row, passages), kind='stable')][:width]
-    listed[i, :len(row)] = row
-  return listed
+  if len(counts) and counts.max() > width:
+    rows = np.split(flat, np.cumsum(counts)[:-1])
+    rows = [row[np.argsort(~np.isin(row, passages), kind='stable')][:width] for row in rows]
+    flat, counts = np.concatenate(rows), np.minimum(counts, width)
+  return pad_flat(flat, counts, width, -1)[0]
 
 
 def _bucket(lengths: jt.Int32[np.ndarray, '...'], buckets: list[int]) -> int:

@@ -136,10 +136,17 @@ def pad_batch(
   Raises:
     ValueError: a row is longer than ``length``.
   """
-  lengths = np.array([len(row) for row in rows], np.int32)
-  if len(rows) and lengths.max() > length:
+  # The empty array is for a batch of no rows.
+  return pad_flat(np.concatenate([*rows, np.empty(0, np.int32)]), np.array([len(row) for row in rows], np.int32), length, pad_id)
+
+
+def pad_flat(
+    flat: jt.Int32[np.ndarray, '_'], lengths: jt.Int32[np.ndarray, 'B'], length: int, pad_id: int,
+) -> tuple[jt.Int32[np.ndarray, 'B T'], jt.Bool[np.ndarray, 'B T']]:
+  """`pad_batch` of rows that stand one after the other in ``flat``."""
+  if len(lengths) and lengths.max() > length:
     raise ValueError(f'a row of {lengths.max()} tokens does not fit into {length}')
   mask = np.arange(length, dtype=np.int32)[None, :] < lengths[:, None]
-  tokens = np.full((len(rows), length), pad_id, np.int32)
-  tokens[mask] = np.concatenate([*rows, np.empty(0, np.int32)])  # the empty one, for a batch of no rows
+  tokens = np.full(mask.shape, pad_id, np.int32)
+  tokens[mask] = flat
   return tokens, mask
