@@ -68,11 +68,15 @@ def search(
   found = index.search(list(texts.values()), k + drop_same_id)
   seconds = {'index': indexed - started, 'search': time.perf_counter() - indexed}
   run = trec.run_from_rows(list(texts), index.ids, found.rows, found.scores)
+  nothing = [query_id for query_id, first in zip(run.query_ids, found.rows[:, 0].tolist(), strict=True) if first < 0]
+  if nothing:
+    logger.info('%s: %d of %d queries share no word with any passage: %s', queries, len(nothing), len(run), ', '.join(nothing[:_LISTED]))
   if drop_same_id:
     run = run.keep(~run.same_id()).top(k)
   return run, {
       'index': 'bm25s', 'settings': settings, 'k': k, 'drop_same_id': drop_same_id, 'queries': len(run), 'passages': len(index.ids),
-      'unknown_queries': len(unknown), 'seconds': seconds, 'queries_per_second': len(run) / seconds['search'], 'corpus_sha256': corpus_sha256}
+      'unknown_queries': len(unknown), 'queries_without_passages': len(nothing), 'seconds': seconds,
+      'queries_per_second': len(run) / seconds['search'], 'corpus_sha256': corpus_sha256}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

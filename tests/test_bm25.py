@@ -1,4 +1,6 @@
 import json
+import os
+import pathlib
 import subprocess
 import sys
 
@@ -32,7 +34,7 @@ def test_titles_count_and_ids_stay(folder):
   assert sorted(found['q1']) == ['d1', 'd2'] and found['q2'] == ['q2', 'd2'] and found['q4'] == ['d3'] and 'q3' not in found
   report = json.loads((folder / 'run.trec.json').read_text())
   assert report['settings'] == {'k1': 1.5, 'b': 0.75, 'language': 'english'}
-  assert (report['queries'], report['passages'], report['unknown_queries']) == (4, 4, 0)
+  assert (report['queries'], report['passages'], report['unknown_queries'], report['queries_without_passages']) == (4, 4, 0, 1)
 
 
 def test_only_judged_queries_and_not_their_own_id(folder, caplog):
@@ -100,10 +102,13 @@ def test_bad_input(folder, capsys, arguments, message):
 
 def test_as_a_command(folder):
   def command(*arguments):
-    return subprocess.run([sys.executable, '-m', 'dprjax.bm25', *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run([sys.executable, '-m', 'dprjax.bm25', *arguments], capture_output=True, text=True, check=False,
+                          env=os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parent.parent)})
   good = command('--corpus=corpus.jsonl', '--queries=queries.jsonl', '--out=run.trec')
   assert good.returncode == 0 and good.stdout == ''
-  assert good.stderr.startswith('run.trec: 5 passages for 4 queries, ') and good.stderr.count('\n') == 1
+  nothing, said = good.stderr.splitlines()
+  assert nothing == 'queries.jsonl: 1 of 4 queries share no word with any passage: q3'
+  assert said.startswith('run.trec: 5 passages for 4 queries, ')
   bad = command('--corpus=nowhere.jsonl', '--queries=queries.jsonl', '--out=other.trec')
   assert bad.returncode == 2 and bad.stderr == 'dprjax: error: corpus not found: nowhere.jsonl\n'
   assert not list(folder.glob('other*'))

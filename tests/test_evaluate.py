@@ -1,5 +1,7 @@
 import json
 import math
+import os
+import pathlib
 import subprocess
 import sys
 
@@ -122,7 +124,8 @@ def test_bad_input(folder, capsys, arguments, message):
 
 def test_as_a_command(folder):
   def command(*arguments):
-    return subprocess.run([sys.executable, '-m', 'dprjax.evaluate', *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run([sys.executable, '-m', 'dprjax.evaluate', *arguments], capture_output=True, text=True, check=False,
+                          env=os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parent.parent)})
   good = command('--run=run.trec', '--qrels=qrels.tsv', '--out=metrics.json')
   assert good.returncode == 0 and 'nDCG@10' in good.stdout
   assert good.stderr.splitlines() == [

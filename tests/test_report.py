@@ -1,4 +1,6 @@
 import json
+import os
+import pathlib
 import subprocess
 import sys
 
@@ -97,5 +99,6 @@ def test_bad_input(tmp_path, monkeypatch, capsys, arguments, message):
 
 def test_as_a_command(tmp_path):
   write(tmp_path / 'a.json', metrics(WORSE))
-  done = subprocess.run([sys.executable, '-m', 'dprjax.report', f'--metrics=frozen={tmp_path}/a.json'], capture_output=True, text=True, check=False)
+  done = subprocess.run([sys.executable, '-m', 'dprjax.report', f'--metrics=frozen={tmp_path}/a.json'], capture_output=True, text=True, check=False,
+                        env=os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parent.parent)})
   assert done.returncode == 0 and 'frozen' in done.stdout and done.stderr == ''

@@ -1,5 +1,7 @@
 import dataclasses
 import json
+import os
+import pathlib
 import subprocess
 import sys
 
@@ -132,7 +134,8 @@ def test_bad_input(folder, capsys, arguments, message):
 
 def test_as_a_command(folder):
   def command(*arguments):
-    return subprocess.run([sys.executable, '-m', 'dprjax.search', *arguments], capture_output=True, text=True, check=False)
+    return subprocess.run([sys.executable, '-m', 'dprjax.search', *arguments], capture_output=True, text=True, check=False,
+                          env=os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parent.parent)})
   good = command('--corpus=corpus', '--queries=queries', '--out=run.trec', '--index=exact', '--k=20')
   assert good.returncode == 0 and good.stdout == ''
   assert good.stderr.startswith('run.trec: 240 passages for 12 queries (exact), ') and good.stderr.count('\n') == 1

@@ -17,7 +17,7 @@ unknown id is counted (or refused, if strict), a passage without text stays but 
 import collections
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from etils import epath
@@ -182,7 +182,7 @@ def load_dataset(source: Source) -> Dataset:
   return Dataset(source, form, where, queries, qrels, negatives, report)
 
 
-def read_texts(path: files.PathLike, kind: str) -> Iterator[Passage] | Iterator[Query]:
+def read_texts(path: files.PathLike, kind: str) -> Iterator[Passage | Query]:
   """The texts of one file, for encoding and for BM25: BEIR's jsonl (`_id`, `title`, `text`), or a tsv of ids and texts.
 
   Args:
@@ -195,7 +195,8 @@ def read_texts(path: files.PathLike, kind: str) -> Iterator[Passage] | Iterator[
   found = files.existing(path, f'{kind} file')
   form = 'beir' if forms.is_records(found) else 'msmarco'
   lines: dict[str, int] = {}
-  for number, text in (forms.read_corpus if kind == 'passage' else forms.read_queries)(form, found):
+  read: Callable[[str, epath.Path], Iterator[tuple[int, Passage | Query]]] = forms.read_corpus if kind == 'passage' else forms.read_queries
+  for number, text in read(form, found):
     if text.id in lines:
       raise InputError(_repeated(found, number, kind, text.id, lines[text.id]))
     lines[text.id] = number
