@@ -77,6 +77,7 @@ def run(parser: Parser, command: Callable[[argparse.Namespace], None], argv: Seq
   """Parses ``argv`` (default: the process's) and calls ``command``; InputError ends it with status 2."""
   args = parser.parse_args(argv)
   logging.basicConfig(level=logging.INFO, format='%(message)s', stream=sys.stderr)
+  logging.getLogger('jax').setLevel(logging.WARNING)  # it would tell of every backend that is not there
   try:
     command(args)
   except InputError as error:
