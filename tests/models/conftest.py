@@ -1,0 +1,48 @@
+"""Golden checkpoints, written out as Hugging Face directories, and a small encoder of our own."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from dprjax.models import encoder, hub
+
+GOLDEN = pathlib.Path(__file__).parent.parent / 'golden'
+
+
+@pytest.fixture(scope='session')
+def golden():
+  """``golden('bert')`` or ``golden('minilm')``: the arrays that tests/golden/make_encoder_golden.py stored."""
+  def load(name):
+    file = GOLDEN / (f'{name}.npz' if name == 'minilm' else f'encoder_{name}.npz')
+    with np.load(file, allow_pickle=False) as arrays:
+      return dict(arrays)
+  return load
+
+
+@pytest.fixture
+def write_checkpoint(golden, tmp_path):
+  """Writes a golden checkpoint as a Hugging Face directory; ``rename`` and ``change`` edit its tensors and its config.json."""
+  def write(model_type='bert', layers=1, *, prefix='', change=None, tensors=None, folder='checkpoint', dtype=np.float32):
+    arrays = golden(model_type)
+    start = f'{layers}/weights/'
+    weights = {prefix + name.removeprefix(start): value.astype(dtype) for name, value in arrays.items() if name.startswith(start)}
+    weights |= tensors or {}
+    path = tmp_path / folder
+    path.mkdir(exist_ok=True)
+    safetensors.numpy.save_file({name: value for name, value in weights.items() if value is not None}, path / 'model.safetensors')
+    config = json.loads(arrays[f'{layers}/config'].item()) | (change or {})
+    (path / 'config.json').write_text(json.dumps({key: value for key, value in config.items() if value != 'absent'}))
+    return path
+  return write
+
+
+@pytest.fixture(scope='session')
+def small():
+  """``(config, params)`` of a random BERT with 3 layers of 4 heads; kernels larger than at the start, so that every term matters."""
+  config = encoder.EncoderConfig('bert', 50, 32, 3, 4, 64, max_positions=24)
+  params = hub.init_params(config, jax.random.key(0))
+  return config, jax.tree.map(lambda x: x * 10 if x.ndim == 3 else x, params)
