@@ -95,7 +95,8 @@ def load_prompt(path: PathLike) -> Prompt:
   arrays: dict[str, np.ndarray] = {}
   name = ''
   try:
-    with file.open('rb') as stream, np.load(stream, allow_pickle=False) as npz:
+    with file.open('rb') as stream:
+      npz = np.load(stream, allow_pickle=False)
       if not isinstance(npz, np.lib.npyio.NpzFile):
         raise InputError(f'{file}: a single array, expected an npz prompt file')
       for name in npz.files:
