@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
@@ -41,7 +42,8 @@ class Checkpoints:
     with files.no_room(self.folder):
       self._manager = ocp.CheckpointManager(
           self.folder.absolute() if not str(self.folder).startswith('gs://') else self.folder,
-          item_names=('state', 'extra'),
+          # Named here, so that a fresh process can ask for the shapes of what is saved.
+          item_handlers={'live': ocp.StandardCheckpointHandler(), 'opt_state': ocp.StandardCheckpointHandler(), 'extra': ocp.JsonCheckpointHandler()},
           options=ocp.CheckpointManagerOptions(
               # A killed run leaves a half-written folder under a temporary name; it is not a checkpoint.
               cleanup_tmp_directories=True,
@@ -76,7 +78,8 @@ class Checkpoints:
     self._guard(lambda: self._manager.save(
         step,
         args=ocp.args.Composite(
-            state=ocp.args.StandardSave({'live': tree.unflatten(live), 'opt_state': opt_state}),
+            live=ocp.args.StandardSave(tree.unflatten(live)),
+            opt_state=ocp.args.StandardSave(opt_state),
             extra=ocp.args.JsonSave({**extra, 'backbone_sha256': self._sha256})),
         metrics=None if score is None else {SCORE: float(score)}))
 
@@ -100,12 +103,29 @@ class Checkpoints:
       raise InputError(
           f"{self.folder}/{step} was trained on another backbone (sha256 {extra['backbone_sha256'][:12]}..., this one is "
           f'{self._sha256[:12]}...); set config.backbone.path to that backbone, or choose a fresh --workdir')
-    target = {'live': tree.unflatten(live), 'opt_state': opt_state}
     try:
-      state = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(target)))['state']
+      state = self._manager.restore(step, args=ocp.args.Composite(
+          live=ocp.args.StandardRestore(tree.unflatten(live)), opt_state=ocp.args.StandardRestore(opt_state)))
     except (ValueError, KeyError, OSError) as error:
       raise InputError(f'{self.folder}/{step} cannot be restored ({_line(error)}); remove that folder to go on from an earlier one') from error
     return Restored(step, tree.flatten(state['live']), state['opt_state'], extra)
+
+  def restore_live(self, step: int) -> dict[str, np.ndarray]:
+    """The trained parameters alone, whole, as numpy arrays: for export, on any machine.
+
+    Raises:
+      InputError: there is no such step, or it is damaged.
+    """
+    if step not in self.steps():
+      raise InputError(f'{self.folder} has no step {step}; it has {", ".join(map(str, self.steps())) or "none"}')
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    try:
+      shapes = self._manager.item_metadata(step)['live'].tree
+      target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), dict(shapes))
+      live = self._manager.restore(step, args=ocp.args.Composite(live=ocp.args.StandardRestore(target)))['live']
+    except (ValueError, KeyError, OSError) as error:
+      raise InputError(f'{self.folder}/{step} is damaged ({_line(error)}); export another step') from error
+    return {name: np.asarray(leaf) for name, leaf in tree.flatten(live).items()}
 
   def extra(self, step: int) -> dict[str, Any]:
     """The JSON beside the arrays of a checkpoint."""

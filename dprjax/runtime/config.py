@@ -29,6 +29,7 @@ def default() -> ml_collections.ConfigDict:
   c.backbone = ml_collections.ConfigDict()
   c.backbone.path = ''                 # a Hugging Face directory or hub id; 'package:NAME' = the folder model/ in an installed package;
                                        # 'scratch:tiny|mini|small|base' = random weights, a vocabulary trained on the data
+  c.backbone.vocab_size = 8000         # of the vocabulary trained for a backbone from scratch
   c.backbone.two_encoders = False      # one encoder each for queries and passages (DPR), or one for both
   c.backbone.dtype = 'float32'         # of the arithmetic: 'float32' or 'bfloat16'; scores and losses stay float32
   c.backbone.frozen_dtype = 'float32'  # in which frozen weights are held; what is trained is always float32
@@ -74,7 +75,7 @@ def default() -> ml_collections.ConfigDict:
 
   c.data = ml_collections.ConfigDict()
   c.data.form = 'auto'                 # beir, msmarco, dpr, tevatron, flagembedding, arxiv, docstrings, or auto: look and tell
-  c.data.dir = ''                      # the folder (or file) of the training text
+  c.data.dir = ''                      # the folder (or file) of the training text; for docstrings: packages, separated by commas
   c.data.train = ''                    # a training jsonl with mined negatives, in Tevatron's form, for queries of data.dir
   c.data.train_split = 'train'         # qrels/NAME.tsv
   c.data.dev_split = ''                # qrels/NAME.tsv for evaluation while training; '': see hold_out
@@ -110,13 +111,14 @@ def default() -> ml_collections.ConfigDict:
 def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   """Shrinks any experiment to seconds on a CPU: a tiny random backbone, docstrings of the standard library as text."""
   c.backbone.path = 'scratch:tiny'
+  c.backbone.vocab_size = 8000         # of the vocabulary trained for a backbone from scratch
   c.backbone.two_encoders = bool(c.backbone.two_encoders)
   c.prompt.length = min(c.prompt.length, 4)
   c.negatives = min(c.negatives, 2)
   c.batch_size = 16
   c.grad_cache = min(c.grad_cache, 2)
   c.epochs, c.steps = 0.0, 12
-  c.data.form, c.data.dir, c.data.train = 'docstrings', 'stdlib', ''
+  c.data.form, c.data.dir, c.data.train = 'docstrings', 'email,http,json,logging,asyncio,unittest,xml', ''
   c.data.train_split, c.data.dev_split, c.data.hold_out = 'train', 'dev', 0.0
   c.data.query_max_length, c.data.passage_max_length = 16, 32
   c.eval.every, c.checkpoint.every, c.log_every = 6, 4, 2
@@ -162,6 +164,12 @@ def claim_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) ->
 def load_workdir(workdir: epath.PathLike) -> ml_collections.ConfigDict:
   """The config of the experiment in ``workdir``. Raises InputError where there is none."""
   return ml_collections.ConfigDict(files.read_json(epath.Path(workdir) / 'config.json', 'config.json of the workdir'))
+
+
+def backbone_path(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> str:
+  """Where the backbone's files are: ``config.backbone.path``, or the workdir's own where it was made from scratch."""
+  path = config.backbone.path
+  return str(epath.Path(workdir) / 'backbone') if path.startswith('scratch:') else path
 
 
 def _flat(tree: dict, prefix: str = '') -> dict:

@@ -50,6 +50,11 @@ def test_restores_every_bit_onto_another_mesh(tmp_path):
     np.testing.assert_array_equal(restored.live[name], leaf)
     assert restored.live[name].sharding == other[0][name].sharding
   jax.tree.map(np.testing.assert_array_equal, restored.opt_state, opt_state)
+  with opened(tmp_path) as again:
+    alone = again.restore_live(3)
+  assert alone.keys() == live.keys()
+  for name, leaf in live.items():
+    np.testing.assert_array_equal(alone[name], leaf)
 
 
 def test_keeps_the_latest_and_the_best(tmp_path):
@@ -88,7 +93,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
   saved = checkpoint.Checkpoints(tmp_path, SHA)
   saved.save(1, *state, {})
   saved.close()
-  for path in (tmp_path / 'checkpoints' / '1' / 'state').rglob('*'):
+  for path in (tmp_path / 'checkpoints' / '1' / 'live').rglob('*'):
     if path.is_file() and path.parent.name == 'd':
       path.write_bytes(path.read_bytes()[:10])
   with opened(tmp_path) as again, pytest.raises(InputError, match=r'checkpoints/1 cannot be restored.*remove that folder'):
@@ -106,10 +111,12 @@ def test_no_room_names_the_last_good_checkpoint_and_leaves_it_whole(tmp_path):
   resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
   try:
     with pytest.raises(InputError, match='cannot save a checkpoint.*no space left; the last good one is step 1|cannot write'):
-      saved.save(2, large, {}, {})
+      saved.save(2, large, {'count': jnp.zeros(())}, {})
       saved.wait()
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with contextlib.suppress(InputError):
+      saved.close()
   with opened(tmp_path) as again:
     assert again.latest() == 1
     again.restore(1, *targets(*state))

@@ -1,0 +1,101 @@
+"""Texts to a folder of embeddings.
+
+    python -m dprjax.encode --backbone=DIR --prompt=prompt.npz --kind=passage --input=corpus.jsonl --out=embeddings/corpus
+
+Uses all local devices, sorts texts by length so that little padding is computed, and keeps what is done: the
+same command after an interruption goes on with the next shard.
+"""
+
+import argparse
+import logging
+import time
+from collections.abc import Sequence
+
+from dprjax import cli, files
+from dprjax.data import sources
+from dprjax.errors import InputError
+from dprjax.retrieval import embeddings
+from dprjax.retriever import KINDS, Retriever
+from dprjax.runtime import log
+
+logger = logging.getLogger('dprjax')
+_SPEAK_EVERY = 10.0  # seconds
+
+
+def encode(retriever: Retriever, kind: str, source: str, out: str, *, prompt: str | None = None, dtype: str = 'float32', shard_rows: int = 20_000) -> None:
+  """Encodes a file of texts into ``out``; see ``retrieval.embeddings`` for the folder's form.
+
+  Args:
+    retriever: the backbone, prompt and settings.
+    kind: 'query' or 'passage'.
+    source: a BEIR jsonl (``_id``, ``title``, ``text``) or a tsv of ids and texts.
+    out: the folder.
+    prompt: the prompt's file, named in the manifest by its SHA-256.
+    dtype: in which vectors are stored, 'float32' or 'float16'.
+    shard_rows: rows a file; an interrupted run loses at most one shard's work.
+
+  Raises:
+    InputError: bad input, or ``out`` holds embeddings of something else.
+  """
+  records = list(sources.read_texts(source, kind))
+  ids = [one.id for one in records]
+  settings = retriever.settings
+  meta = embeddings.Meta(
+      dimension=retriever.backbones[kind].config.hidden_size, dtype=dtype, kind=kind, backbone_sha256=retriever.space_sha256,
+      prompt_sha256=None if prompt is None else files.sha256_file(prompt), pooling=settings.pooling, normalize=settings.normalize,
+      max_length=settings.max_length(kind), input_sha256=files.sha256_file(source))
+  writer = embeddings.EmbeddingsWriter(out, meta, ids, shard_rows)
+  pending = writer.pending()
+  todo = sum(shard.stop - shard.start for shard in pending)
+  if todo < len(ids):
+    logger.info('%s: %s of %s texts are there already', out, f'{len(ids) - todo:,}', f'{len(ids):,}')
+  began = spoke = time.monotonic()
+  done = 0
+
+  def progress(count: int) -> None:
+    nonlocal spoke
+    now = time.monotonic()
+    if now - spoke > _SPEAK_EVERY:
+      spoke = now
+      rate = (done + count) / (now - began)
+      logger.info('%s of %s texts  %.0f a second  %s left', f'{done + count:,}', f'{todo:,}', rate, log.duration((todo - done - count) / rate))
+  for shard in pending:
+    writer.write(shard, retriever.encode([one.text for one in records[shard.start:shard.stop]], kind, progress))
+    done += shard.stop - shard.start
+  writer.finish()
+  cut = retriever.truncated[kind]
+  if cut:
+    logger.info('%s of %s texts were longer than %d tokens and were cut there', f'{cut:,}', f'{todo:,}', settings.max_length(kind))
+  seconds = time.monotonic() - began
+  logger.info('%s: %s %s vectors in %s (%.0f a second)', out, f'{len(ids):,}', kind, log.duration(seconds), todo / max(seconds, 1e-9))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  parser = cli.Parser('encode', __doc__ or '')
+  parser.add_argument('--backbone', required=True, help='a Hugging Face directory, a hub id, or package:NAME')
+  parser.add_argument('--prompt', help='a prompt.npz for that backbone')
+  parser.add_argument('--kind', required=True, choices=KINDS)
+  parser.add_argument('--input', required=True, metavar='FILE', help='jsonl with _id, title and text, or a tsv of id and text; .gz and .xz too')
+  parser.add_argument('--out', required=True, metavar='DIR', help='the folder of embeddings')
+  parser.add_argument('--pooling', choices=('cls', 'mean'), help='default: as the prompt or the backbone says')
+  parser.add_argument('--normalize', type=cli.boolean, metavar='true|false', help='likewise')
+  parser.add_argument('--max_length', type=cli.positive, help='tokens a text is cut at; likewise')
+  parser.add_argument('--batch_size', type=cli.positive, default=64, help='texts at a time over all devices (default: 64)')
+  parser.add_argument('--dtype', choices=('float32', 'bfloat16'), default='float32', help='of the arithmetic (default: float32)')
+  parser.add_argument('--store', choices=('float32', 'float16'), default='float32', help='of the stored vectors (default: float32)')
+  parser.add_argument('--shard_rows', type=cli.positive, default=20_000, help='vectors a file (default: 20000)')
+
+  def command(args: argparse.Namespace) -> None:
+    # Before the backbone is read: a wrong name should not cost a minute.
+    files.existing(args.input, 'input')
+    lengths = {f'{args.kind}_max_length': args.max_length}
+    retriever = Retriever.load(
+        args.backbone, args.prompt, pooling=args.pooling, normalize=args.normalize, batch_size=args.batch_size, dtype=args.dtype, **lengths)
+    if args.store == 'float16' and not retriever.settings.normalize:
+      raise InputError('--store=float16 needs vectors of unit length (--normalize=true): raw inner products can exceed its range')
+    encode(retriever, args.kind, args.input, args.out, prompt=args.prompt, dtype=args.store, shard_rows=args.shard_rows)
+  cli.run(parser, command, argv)
+
+
+if __name__ == '__main__':
+  main()

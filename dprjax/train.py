@@ -1,0 +1,416 @@
+"""The one training loop: every system trains here.
+
+    python -m dprjax.train --config=configs/dptdr.py:beir --workdir=runs/mine --config.data.dir=DIR
+
+The workdir holds config.json, the token store, checkpoints, metrics.jsonl and TensorBoard files. The same command
+again goes on where it stopped, bit for bit.
+"""
+
+import argparse
+import dataclasses
+import functools
+import signal
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+from absl import flags
+from etils import epath
+from ml_collections import config_flags
+
+from dprjax import cli
+from dprjax.data import batches, docstrings, sources, store, text
+from dprjax.errors import InputError
+from dprjax.models import artifact, hub
+from dprjax.objectives import dpr
+from dprjax.retrieval import exact, measures, trec
+from dprjax.retriever import KINDS, Embedder
+from dprjax.runtime import checkpoint, log, mesh, optim, tree
+from dprjax.runtime import config as configs
+
+SYSTEMS = {'dpr': dpr}
+
+
+class Result(NamedTuple):
+  """How a run ended: its last step, the best score on the dev split (None where there is none) and its step."""
+
+  step: int
+  best: float | None
+  best_step: int | None
+
+
+class State(NamedTuple):
+  """What a step changes."""
+
+  live: dict[str, jax.Array]
+  opt_state: Any
+
+
+def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
+  """Trains as ``config`` says, in ``workdir``, from its latest checkpoint if there is one.
+
+  Raises:
+    InputError: the config, the data or the workdir cannot be used as they are, or the loss is not finite.
+  """
+  workdir = epath.Path(workdir)
+  main = jax.process_index() == 0
+  say = log.logger.info if main else log.logger.debug
+  check(config)
+  devices = mesh.make_mesh(config.mesh)
+  mesh.check_batch(devices, config.batch_size * config.accumulate, config.grad_cache * config.accumulate)
+  workdir.mkdir(parents=True, exist_ok=True)
+  configs.claim_workdir(config, workdir)
+  config = ml_collections.FrozenConfigDict(config)
+  if config.compilation_cache:
+    jax.config.update('jax_compilation_cache_dir', config.compilation_cache)
+
+  # Text, backbone, token arrays.
+  sources_of = find_text(config, workdir)
+  backbones = load_backbones(config, workdir, sources_of.train)
+  model = backbones['query'].config
+  tokenizer = text.load_tokenizer(backbones['query'].path)
+  tokens = open_store(config, workdir, 'train', sources_of.train, tokenizer)
+  loader = batches.make_batches(
+      tokens, batch_size=config.batch_size * config.accumulate, negatives=config.negatives,
+      query_buckets=config.data.query_buckets, passage_buckets=config.data.passage_buckets, seed=config.seed,
+      process_index=jax.process_index(), process_count=jax.process_count(), max_relevant=config.data.max_relevant,
+      threads=config.data.threads)
+  epoch = max(tokens.num_queries // (config.batch_size * config.accumulate), 1)
+  total = config.steps or max(round(config.epochs * epoch), 1)
+  every = config.eval.every or epoch
+  save_every = config.checkpoint.every or epoch
+
+  # Parameters: the live ones on the optimiser's side, the frozen ones apart.
+  system = SYSTEMS[config.system].build(config, model, devices)
+  key = jax.random.key(config.seed)
+  params = tree.flatten(system.init({kind: backbones[kind].params for kind in KINDS}, jax.random.fold_in(key, 0)))
+  if config.prompt.init_from:
+    params |= warm_start(config, params, backbones)
+  live_names = tree.live_names(config.trainable, list(params))
+  shardings = mesh.param_shardings(devices, params)
+  frozen_dtype = jnp.dtype(config.backbone.frozen_dtype)
+  live = {name: mesh.put(np.asarray(leaf, np.float32), shardings[name]) for name, leaf in params.items() if name in live_names}
+  frozen = {name: mesh.put(np.asarray(leaf).astype(frozen_dtype), shardings[name]) for name, leaf in params.items() if name not in live_names}
+  optimizer = optim.make_optimizer(config.optim, list(params), live_names, total)
+  schedule = optim.make_schedule(config.optim, total)
+  opt_state = init_optimizer(optimizer, live, list(frozen), shardings, devices)
+  update = make_update(system, optimizer, list(frozen))
+
+  # Where an earlier run of this command stopped.
+  saved = checkpoint.Checkpoints(workdir, backbones['query'].sha256, config.checkpoint.keep)
+  state, step = State(live, opt_state), 0
+  best, best_step, stale, stopped = None, None, 0, False
+  latest = saved.latest()
+  if latest is not None:
+    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), (live, opt_state))
+    restored = saved.restore(latest, *target)
+    step, state = restored.step, State(restored.live, restored.opt_state)
+    loader.set_state(restored.extra['data'])
+    best, best_step, stale, stopped = (restored.extra[name] for name in ('best', 'best_step', 'stale', 'stopped'))
+
+  describe(config, say, live, frozen, devices, tokens, epoch, total, opt_state)
+  if step:
+    say(f'resuming after step {step} of {total}')
+  evaluate = make_evaluation(config, workdir, sources_of.dev, tokenizer, system, devices) if sources_of.dev else None
+  metric_log = log.MetricLog(workdir, step, active=main)
+  pace = log.Pace(total, step)
+  terminated = Terminated()
+  # The loss of a step is read while the next one runs. What is not read yet is checked before anything is saved.
+  unread: deque[tuple[int, Any, Any]] = deque()
+
+  def read_one() -> dict[str, float]:
+    number, metrics, batch = unread.popleft()
+    values = {name: float(value) for name, value in metrics.items()}
+    if not all(np.isfinite(values[name]) for name in ('loss', 'gradient_norm')):
+      saved.wait()
+      queries, passages = tokens.query_ids(batch['query_index']), tokens.passage_ids(batch['passage_index'][:, 0])
+      raise InputError(
+          f'step {number}: the {"loss" if not np.isfinite(values["loss"]) else "gradient"} is not finite ({values["loss"]:g}, gradient norm '
+          f'{values["gradient_norm"]:g}); queries {", ".join(queries[:8])}{"..." if len(queries) > 8 else ""}, positives '
+          f'{", ".join(passages[:8])}{"..." if len(passages) > 8 else ""}. The last good checkpoint is step {saved.latest() or "none"} in '
+          f'{saved.folder}; lower config.optim.learning_rate, or look at those texts')
+    return values
+
+  def save(score: float | None = None) -> None:
+    while unread:
+      read_one()
+    saved.save(step, state.live, state.opt_state, {
+        'data': loader.get_state(), 'best': best, 'best_step': best_step, 'stale': stale, 'stopped': stopped, 'seed': config.seed}, score)
+
+  try:
+    shapes: set[tuple[int, int]] = set()
+    while step < total and not stopped:
+      batch = next(loader)
+      shape = (batch['query_tokens'].shape[1], batch['passage_tokens'].shape[2])
+      if shape not in shapes:
+        shapes.add(shape)
+        say(f'step {step + 1}: compiling for queries of {shape[0]} and passages of {shape[1]} tokens')
+      state, metrics = update(state, frozen, mesh.put_batch(devices, batch), key, step + 1)
+      step += 1
+      unread.append((step, metrics, {name: batch[name] for name in ('query_index', 'passage_index')}))
+      values = read_one() if len(unread) > 1 else None
+      if values is not None and ((step - 1) % config.log_every == 0 or step == total):
+        rate, left = pace(step)
+        queries = rate * config.batch_size * config.accumulate
+        values |= {'learning_rate': float(schedule(step - 2)), 'pairs_per_second': queries}
+        metric_log.write(step - 1, values)
+        say(f'step {step - 1}/{total}  loss {values["loss"]:.4f}  in-batch accuracy {values["accuracy"]:.3f}  '
+            f'|gradient| {values["gradient_norm"]:.3g}  lr {values["learning_rate"]:.2e}'
+            + (f'  {queries:.0f} pairs/s  {log.duration(left)} left' if rate else ''))
+      score = None
+      if evaluate is not None and (step % every == 0 or step == total):
+        began = time.monotonic()
+        while unread:
+          read_one()
+        found = evaluate({**frozen, **state.live})
+        score = found[config.eval.measure]
+        better = best is None or score > best
+        best, best_step, stale = (score, step, 0) if better else (best, best_step, stale + 1)
+        stopped = bool(config.eval.patience) and stale >= config.eval.patience
+        pace.pause(time.monotonic() - began)
+        metric_log.write(step, {f'dev/{name}': value for name, value in found.items()})
+        say(f'step {step}/{total}  dev ' + '  '.join(f'{name} {value:.4f}' for name, value in found.items())
+            + ('  (best so far)' if better else f'  (best {best:.4f} at step {best_step})') + f'  {log.duration(time.monotonic() - began)}')
+      if step % save_every == 0 or step == total or score is not None or stopped:
+        save(score)
+      if terminated.asked:
+        save(score)
+        saved.wait()
+        say(f'asked to stop (SIGTERM): saved step {step}; run the same command to go on')
+        return Result(step, best, best_step)
+    while unread:
+      read_one()
+    saved.wait()
+    say(('stopped early: no gain in the last ' + f'{stale} evaluations; ' if stopped else '') + f'done at step {step}'
+        + (f'; best dev {config.eval.measure} {best:.4f} at step {best_step}' if best is not None else '')
+        + f'. Next: python -m dprjax.export --workdir={workdir} --out=' + ('prompt.npz' if config.prompt.length else 'DIR'))
+    return Result(step, best, best_step)
+  finally:
+    terminated.restore()
+    metric_log.close()
+    loader.close()
+    saved.close()
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Raises InputError for knobs that cannot be as they are, before anything is read or written."""
+  if config.system not in SYSTEMS:
+    raise InputError(f'config.system: expected one of {", ".join(SYSTEMS)}, not {config.system!r}')
+  if not config.backbone.path:
+    raise InputError('config.backbone.path is empty; name a Hugging Face directory, a hub id or scratch:tiny')
+  if not config.data.dir and config.data.form != 'docstrings':
+    raise InputError('config.data.dir is empty; name the folder that holds the training text, --config.data.dir=DIR')
+  for name in ('batch_size', 'accumulate', 'grad_cache', 'log_every', 'checkpoint.keep', 'data.query_max_length', 'data.passage_max_length'):
+    value = functools.reduce(getattr, name.split('.'), config)
+    if value < 1:
+      raise InputError(f'config.{name}: must be at least 1, not {value}')
+  if config.steps <= 0 and config.epochs <= 0:
+    raise InputError('config.epochs: must be above 0 where config.steps is 0')
+  for name in ('frozen_dtype', 'dtype'):
+    if config.backbone[name] not in ('float32', 'bfloat16'):
+      raise InputError(f"config.backbone.{name}: expected 'float32' or 'bfloat16', not {config.backbone[name]!r}")
+
+
+class Text(NamedTuple):
+  """Where the training split's text is and, where there is one, the dev split's."""
+
+  train: sources.Source
+  dev: sources.Source | None
+
+
+def find_text(config: ml_collections.FrozenConfigDict, workdir: epath.Path) -> Text:
+  """The text that ``config.data`` names."""
+  knobs = config.data
+  path, form = knobs.dir, knobs.form
+  if form == 'docstrings':
+    path, form = str(workdir / 'data'), 'beir'
+    if not epath.Path(path).exists():
+      docstrings.build(path, packages=knobs.dir.split(','))
+  hold_out = (knobs.hold_out, config.seed) if knobs.hold_out and not knobs.dev_split else None
+  train = sources.Source(path, form, knobs.train_split, negatives=knobs.train or None, hold_out=hold_out, strict=knobs.strict)
+  if knobs.dev_split:
+    return Text(train, sources.Source(path, form, knobs.dev_split, strict=knobs.strict))
+  return Text(train, dataclasses.replace(train, negatives=None, held_out=True) if hold_out else None)
+
+
+def open_store(
+    config: ml_collections.FrozenConfigDict, workdir: epath.Path, name: str, source: sources.Source, tokenizer: text.Tokenizer) -> store.Store:
+  """The token store of a split, built where it is not there yet."""
+  folder = (epath.Path(config.data.store) if config.data.store else workdir / 'store') / name
+  return store.build_store(
+      source, tokenizer, folder, process_index=jax.process_index(),
+      **{knob: config.data[knob] for knob in ('query_max_length', 'passage_max_length', 'query_prefix', 'passage_prefix')})
+
+
+def load_backbones(config: ml_collections.FrozenConfigDict, workdir: epath.Path, source: sources.Source) -> dict[str, hub.Backbone]:
+  """The encoders of queries and of passages, before training (one object: DPR's two start from the same weights)."""
+  path = configs.backbone_path(config, workdir)
+  if config.backbone.path.startswith('scratch:') and not epath.Path(path).exists():
+    with tempfile.TemporaryDirectory() as folder:
+      passages = sources.load_dataset(source).passages
+      tokenizer = text.train_wordpiece((passage.text for passage in passages), config.backbone.vocab_size, folder)
+      model = hub.scratch_config(config.backbone.path.removeprefix('scratch:'), tokenizer.vocab_size)
+      hub.save_backbone(path, model, hub.init_params(model, jax.random.key(config.seed)), source=folder)
+  return dict.fromkeys(KINDS, hub.load_backbone(path))
+
+
+def warm_start(config: ml_collections.FrozenConfigDict, params: dict[str, Any], backbones: dict[str, hub.Backbone]) -> dict[str, Any]:
+  """The prompt's parameters from ``config.prompt.init_from``, in place of random ones."""
+  loaded = artifact.load_prompt(config.prompt.init_from)
+  artifact.check_prompt(loaded, backbones['query'].config, backbones['query'].sha256)
+  wanted = {name: leaf for name, leaf in params.items() if name.startswith('prompt/')}
+  kinds = {'prompt/prefix': 'query', 'prompt/query/prefix': 'query', 'prompt/passage/prefix': 'passage'}
+  values = {name: loaded.prefix(kinds[name]) for name in wanted if name in kinds}
+  for name, leaf in wanted.items():
+    if name not in values or values[name].shape != leaf.shape:
+      raise InputError(
+          f'config.prompt.init_from: {config.prompt.init_from} does not fit {name} {list(leaf.shape)}; '
+          "set config.prompt.length to the file's, and config.prompt.reparam='none'")
+  return values
+
+
+def init_optimizer(
+    optimizer: optax.GradientTransformation, live: dict[str, jax.Array], frozen: Sequence[str], shardings: dict[str, Any], devices: jax.sharding.Mesh,
+) -> Any:
+  """The optimiser's state, its moments placed like the parameters they belong to."""
+  shapes = jax.eval_shape(lambda live: optimizer.init(optim.with_placeholders(live, frozen)), live)
+
+  def place(path: tuple[Any, ...], _: Any) -> Any:
+    names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+    return shardings[names[-1]] if names and names[-1] in live else mesh.replicated(devices)
+  out = jax.tree_util.tree_map_with_path(place, shapes)
+  return jax.jit(lambda live: optimizer.init(optim.with_placeholders(live, frozen)), out_shardings=out)(live)
+
+
+def make_update(system: dpr.System, optimizer: optax.GradientTransformation, frozen_names: Sequence[str]) -> Any:
+  """The jitted step: ``(state, frozen, batch, key, number) -> (state, metrics)``. The state's memory is reused."""
+
+  @functools.partial(jax.jit, donate_argnums=0)
+  def update(state: State, frozen: dict[str, jax.Array], batch: dict[str, jax.Array], key: jax.Array, number: int) -> tuple[State, dict[str, jax.Array]]:
+    step_key = jax.random.fold_in(key, number)
+
+    # Only the live leaves are differentiated: the frozen weights' gradients are never computed.
+    def loss(live: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
+      return system.loss(tree.unflatten({**frozen, **live}), batch, step_key)
+    (_, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(state.live)
+    updates, opt_state = optimizer.update(
+        optim.with_placeholders(gradient, frozen_names), state.opt_state, optim.with_placeholders(state.live, frozen_names))
+    live = optax.apply_updates(state.live, {name: updates[name] for name in state.live})
+    return State(live, opt_state), metrics | {'gradient_norm': optax.global_norm(gradient)}
+  return update
+
+
+def make_evaluation(
+    config: ml_collections.FrozenConfigDict, workdir: epath.Path, source: sources.Source, tokenizer: text.Tokenizer, system: dpr.System,
+    devices: jax.sharding.Mesh) -> Callable[[dict[str, jax.Array]], dict[str, float]]:
+  """``{name: array} -> {measure: value}`` on the dev split: exact search in the corpus, or in a sample of it."""
+  tokens = open_store(config, workdir, 'dev', source, tokenizer)
+  queries = np.arange(tokens.num_queries)
+  records = tokens.query_rows(queries)
+  passages = np.arange(tokens.num_passages)
+  if 0 < config.eval.corpus_limit < len(passages):
+    # The dev queries' own passages (which may alone be more than the limit), and others drawn at random.
+    own = np.unique(np.concatenate([row.relevant for row in records]))
+    others = np.setdiff1d(passages, own)
+    drawn = np.random.default_rng(config.seed).choice(others, max(config.eval.corpus_limit - len(own), 0), replace=False)
+    passages = np.sort(np.concatenate([own, drawn]))
+  query_ids, passage_ids = tokens.query_ids(queries), tokens.passage_ids(passages)
+  names = dict(zip(passages.tolist(), passage_ids, strict=True))
+  qrels = {query: {names[passage]: 1 for passage in row.relevant.tolist()} for query, row in zip(query_ids, records, strict=True)}
+  rows = {'query': [row.tokens for row in records], 'passage': tokens.passage_tokens(passages)}
+  wanted = list(dict.fromkeys([config.eval.measure, 'nDCG@10', 'RR@10', 'R@100']))
+
+  def embed(kind: str, params: dict[str, jax.Array], *batch: jax.Array) -> jax.Array:
+    return system.embed(tree.unflatten(params), kind, *batch)
+  embedders = {
+      kind: Embedder(functools.partial(embed, kind), devices, config.eval.batch_size, config.data[f'{kind}_max_length'], tokenizer.pad_id)
+      for kind in KINDS}
+
+  def evaluate(params: dict[str, jax.Array]) -> dict[str, float]:
+    vectors = {kind: embedders[kind](params, rows[kind]) for kind in KINDS}
+    top = exact.search(vectors['query'], vectors['passage'], min(100, len(passage_ids)))
+    run = trec.run_from_rows(query_ids, passage_ids, top.rows, top.scores)
+    return measures.measure(run, qrels, wanted)['mean']
+  return evaluate
+
+
+def describe(
+    config: ml_collections.FrozenConfigDict, say: Any, live: dict[str, Any], frozen: dict[str, Any], devices: jax.sharding.Mesh,
+    tokens: store.Store, epoch: int, total: int, opt_state: Any) -> None:
+  """What a run says before its first step."""
+  trained, held = tree.count(live), tree.count(frozen)
+  update_batch = config.batch_size * config.accumulate
+  seen = update_batch * (1 + config.negatives) - 1 if config.in_batch else config.negatives
+  device = devices.devices.flat[0]
+  say(f'{config.system}{f" ({config.task})" if config.task else ""}: {log.size(trained)} trained parameters '
+      f'({100 * trained / (trained + held):.2f} %, {log.size(tree.nbytes(live), "B")}; optimiser {log.size(tree.nbytes(opt_state), "B")}), '
+      f'{log.size(held)} frozen ({log.size(tree.nbytes(frozen), "B")})')
+  say(f'mesh {" x ".join(f"{axis} {size}" for axis, size in devices.shape.items())} of {device.platform} {device.device_kind}, '
+      f'{jax.process_count()} process{"es" if jax.process_count() > 1 else ""}')
+  say(f'{tokens.num_queries} training queries, {tokens.num_passages} passages; {update_batch} queries an update'
+      + (f' ({config.accumulate} batches of {config.batch_size})' if config.accumulate > 1 else '')
+      + f', up to {seen} negatives each; {epoch} updates an epoch, {total} in all')
+
+
+class Terminated:
+  """Notes a SIGTERM, so that the loop can save and leave; a second one ends the process as usual."""
+
+  def __init__(self) -> None:
+    self.asked = False
+    try:
+      self._previous = signal.signal(signal.SIGTERM, self._note)
+    except ValueError:  # not the main thread: somebody else's program, somebody else's signals
+      self._previous = None
+
+  def _note(self, *_: Any) -> None:
+    self.asked = True
+    self.restore()
+
+  def restore(self) -> None:
+    if self._previous is not None:
+      signal.signal(signal.SIGTERM, self._previous)
+      self._previous = None
+
+
+def parse_config(arguments: Sequence[str]) -> ml_collections.ConfigDict:
+  """``--config=FILE[:recipe] --config.key=value ...`` -> the config. Raises InputError for what it does not know."""
+  values = flags.FlagValues()
+  config_flags.DEFINE_config_file('config', flag_values=values)
+  try:
+    values(['train', *arguments])
+    if values['config'].value is None:
+      raise InputError('--config is missing; for instance --config=configs/dptdr.py:local')
+    return values['config'].value
+  except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError, ImportError, SyntaxError) as error:
+    if isinstance(error, InputError):
+      raise
+    raise InputError(f'--config: {" ".join(str(error).split())}') from error
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  parser = cli.Parser('train', __doc__ or '')
+  parser.add_argument('--config', metavar='FILE[:RECIPE]', help='an experiment, for instance configs/dptdr.py:local')
+  parser.add_argument('--config.KEY', dest='override', metavar='VALUE', help='override a knob, for instance --config.prompt.length=32; '
+                      'dprjax/runtime/config.py lists and explains them all')
+  parser.add_argument('--workdir', help='where everything of this run is kept; the same command again resumes it')
+  arguments = list(sys.argv[1:] if argv is None else argv)
+  own = [a for a in arguments if not a.startswith('--config')]
+  theirs = [a for a in arguments if a.startswith('--config')]
+
+  def command(args: argparse.Namespace) -> None:
+    if not args.workdir:
+      raise InputError('--workdir is missing; name the folder that this run is kept in')
+    train(parse_config(theirs), args.workdir)
+  cli.run(parser, command, own)
+
+
+if __name__ == '__main__':
+  main()
