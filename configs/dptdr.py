@@ -25,7 +25,6 @@ def get_config(arg: str = 'beir'):
     c.pooling, c.normalize, c.temperature = 'mean', True, 0.05
     c.prompt.length = 16
     c.prompt.dropout, c.backbone.dropout = 0.0, 0.0
-    c.backbone.unroll = 0
     c.negatives = 0
     c.batch_size = 32
     c.epochs = 10.0
@@ -37,11 +36,15 @@ def get_config(arg: str = 'beir'):
     if recipe == 'scifact':
       c.data.dir = f'{DATA}/scifact'
       c.data.hold_out = 0.2
+      c.epochs = 5.0
+      c.eval.every, c.eval.corpus_limit = 50, 1000
     elif recipe == 'medquad':
       c.data.dir = f'{DATA}/medquad'
       c.data.hold_out, c.data.dev_split = 0.0, 'dev'
       c.batch_size = 64
-      c.epochs = 2.0
+      c.epochs = 0.0
+      c.steps = 60
+      c.eval.every, c.eval.corpus_limit = 30, 1000
   elif recipe == 'msmarco':
     # DPTDR section 4.1 and its released code; 64 queries over 8 devices, 120 passages a device at a time.
     c.backbone.path = 'roberta-large'

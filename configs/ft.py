@@ -15,7 +15,7 @@ def get_config(arg: str = 'beir'):
   c.optim.learning_rate = 2e-5
   c.optim.weight_decay = 0.01
   if c.task in ('beir', 'local', 'scifact', 'medquad'):
-    c.epochs = 5.0 if c.task != 'medquad' else 2.0
+    c.epochs = min(c.epochs, 3.0)
   elif c.task == 'msmarco':
     # coCondenser's fine-tuning: 3 epochs at 5e-6.
     c.optim.learning_rate, c.epochs = 5e-6, 3.0

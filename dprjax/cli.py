@@ -73,10 +73,23 @@ def fail(message: str) -> NoReturn:
   sys.exit(2)
 
 
+def speak() -> None:
+  """Sends what dprjax says to standard error, as bare lines.
+
+  On a logger of our own: absl has put its handler on the root logger by the time a command runs.
+  """
+  logger = logging.getLogger('dprjax')
+  handler = logging.StreamHandler(sys.stderr)
+  handler.setFormatter(logging.Formatter('%(message)s'))
+  logger.handlers, logger.propagate = [handler], False
+  logger.setLevel(logging.INFO)
+  logging.getLogger('absl').setLevel(logging.ERROR)  # orbax warns of every save without a score
+
+
 def run(parser: Parser, command: Callable[[argparse.Namespace], None], argv: Sequence[str] | None = None) -> None:
   """Parses ``argv`` (default: the process's) and calls ``command``; InputError ends it with status 2."""
   args = parser.parse_args(argv)
-  logging.basicConfig(level=logging.INFO, format='%(message)s', stream=sys.stderr)
+  speak()
   logging.getLogger('jax').setLevel(logging.WARNING)  # it would tell of every backend that is not there
   try:
     command(args)

@@ -22,7 +22,9 @@ logger = logging.getLogger('dprjax')
 _SPEAK_EVERY = 10.0  # seconds
 
 
-def encode(retriever: Retriever, kind: str, source: str, out: str, *, prompt: str | None = None, dtype: str = 'float32', shard_rows: int = 20_000) -> None:
+def encode(
+    retriever: Retriever, kind: str, source: str, out: str, *, prompt: str | None = None, dtype: str = 'float32',
+    shard_rows: int = 20_000) -> None:
   """Encodes a file of texts into ``out``; see ``retrieval.embeddings`` for the folder's form.
 
   Args:

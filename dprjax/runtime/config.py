@@ -8,6 +8,7 @@ import importlib.util
 import json
 import pathlib
 import types
+from typing import Any
 
 import ml_collections
 from etils import epath
@@ -91,7 +92,7 @@ def default() -> ml_collections.ConfigDict:
   c.data.store = ''                    # where tokenised text is kept; '': workdir/store
   c.data.threads = 2                   # that prepare batches ahead
 
-  c.mesh = ml_collections.ConfigDict(dict(data=-1, fsdp=1, model=1))  # devices along each axis; -1: all that are left
+  c.mesh = ml_collections.ConfigDict({'data': -1, 'fsdp': 1, 'model': 1})  # devices along each axis; -1: all that are left
 
   c.eval = ml_collections.ConfigDict()
   c.eval.every = 0                     # updates between evaluations on the dev split; 0: once an epoch
@@ -112,7 +113,6 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   """Shrinks any experiment to seconds on a CPU: a tiny random backbone, docstrings of the standard library as text."""
   c.backbone.path = 'scratch:tiny'
   c.backbone.vocab_size = 8000         # of the vocabulary trained for a backbone from scratch
-  c.backbone.two_encoders = bool(c.backbone.two_encoders)
   c.prompt.length = min(c.prompt.length, 4)
   c.negatives = min(c.negatives, 2)
   c.batch_size = 16
@@ -123,7 +123,7 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   c.data.query_max_length, c.data.passage_max_length = 16, 32
   c.eval.every, c.checkpoint.every, c.log_every = 6, 4, 2
   c.eval.corpus_limit = 200
-  c.mesh = ml_collections.ConfigDict(dict(data=1, fsdp=1, model=1))
+  c.mesh = ml_collections.ConfigDict({'data': 1, 'fsdp': 1, 'model': 1})
   return c
 
 
@@ -173,7 +173,7 @@ def backbone_path(config: ml_collections.ConfigDict, workdir: epath.PathLike) ->
 
 
 def _flat(tree: dict, prefix: str = '') -> dict:
-  flat = {}
+  flat: dict[str, Any] = {}
   for key, value in tree.items():
     if isinstance(value, dict):
       flat |= _flat(value, f'{prefix}{key}.')

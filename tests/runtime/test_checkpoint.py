@@ -110,7 +110,7 @@ def test_no_room_names_the_last_good_checkpoint_and_leaves_it_whole(tmp_path):
   before = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
   try:
-    with pytest.raises(InputError, match='cannot save a checkpoint.*no space left; the last good one is step 1|cannot write'):
+    with pytest.raises(InputError, match=r'cannot save a checkpoint.*no space left; the last good one is step 1|cannot write'):
       saved.save(2, large, {'count': jnp.zeros(())}, {})
       saved.wait()
   finally:

@@ -35,5 +35,5 @@ def test_another_experiment_in_the_workdir_is_named_key_by_key(tmp_path):
 
 
 def test_a_workdir_without_an_experiment_is_an_error(tmp_path):
-  with pytest.raises(InputError, match='config.json of the workdir not found'):
+  with pytest.raises(InputError, match=r'config\.json of the workdir not found'):
     configs.load_workdir(tmp_path)

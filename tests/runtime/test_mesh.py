@@ -13,7 +13,7 @@ def test_minus_one_takes_the_devices_that_are_left():
 
 @pytest.mark.parametrize('sizes', [{'data': 3}, {'data': -1, 'model': -1}, {'data': 0}, {'data': -1, 'model': 16}])
 def test_sizes_that_do_not_fit_are_an_error(sizes):
-  with pytest.raises(InputError, match='config.mesh'):
+  with pytest.raises(InputError, match=r'config\.mesh'):
     meshes.make_mesh(sizes)
 
 

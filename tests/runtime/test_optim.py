@@ -74,7 +74,7 @@ def test_schedule_rises_over_the_warm_up_and_falls_to_zero():
 
 
 def test_an_unknown_decay_and_an_uncovered_name_are_errors():
-  with pytest.raises(InputError, match='config.optim.decay'):
+  with pytest.raises(InputError, match=r'config\.optim\.decay'):
     optim.make_schedule(settings(decay='linnear'), 10)
-  with pytest.raises(InputError, match='config.optim.weight_decay_rules: no rule covers'):
+  with pytest.raises(InputError, match=r'config\.optim\.weight_decay_rules: no rule covers'):
     optim.make_optimizer(settings(weight_decay_rules=(('backbone/.*', True),)), list(PARAMS), LIVE, 10)

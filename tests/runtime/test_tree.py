@@ -4,7 +4,8 @@ import pytest
 from dprjax.errors import InputError
 from dprjax.runtime import tree
 
-TREE = {'backbone': {'layers': {'query': {'kernel': np.zeros((2, 3), np.float32), 'bias': np.zeros(3, np.float32)}}}, 'prompt': {'prefix': np.zeros(4, np.float16)}}
+QUERY = {'kernel': np.zeros((2, 3), np.float32), 'bias': np.zeros(3, np.float32)}
+TREE = {'backbone': {'layers': {'query': QUERY}}, 'prompt': {'prefix': np.zeros(4, np.float16)}}
 NAMES = ['backbone/layers/query/bias', 'backbone/layers/query/kernel', 'prompt/prefix']
 
 
@@ -32,9 +33,10 @@ def test_trainable_expressions_name_what_is_live():
 
 
 @pytest.mark.parametrize(('patterns', 'message'), [
-    (['promt/.*'], "'promt/.*' matches no parameter; the names begin with backbone, prompt"), (['(.*'], 'not a regular expression'), ([], 'nothing is trainable')])
+    (['promt/.*'], "'promt/.*' matches no parameter; the names begin with backbone, prompt"),
+    (['(.*'], 'not a regular expression'), ([], 'nothing is trainable')])
 def test_a_typing_error_in_trainable_is_an_error(patterns, message):
-  with pytest.raises(InputError, match='config.trainable') as error:
+  with pytest.raises(InputError, match=r'config\.trainable') as error:
     tree.live_names(patterns, NAMES)
   assert message in str(error.value)
 
