@@ -26,7 +26,7 @@ from absl import flags
 from etils import epath
 from ml_collections import config_flags
 
-from dprjax import cli
+from dprjax import cli, files
 from dprjax.data import batches, docstrings, sources, store, text
 from dprjax.errors import InputError
 from dprjax.models import artifact, hub
@@ -306,7 +306,7 @@ def make_update(system: dpr.System, optimizer: optax.GradientTransformation, fro
     updates, opt_state = optimizer.update(
         optim.with_placeholders(gradient, frozen_names), state.opt_state, optim.with_placeholders(state.live, frozen_names))
     live = optax.apply_updates(state.live, {name: updates[name] for name in state.live})
-    return State(live, opt_state), metrics | {'gradient_norm': optax.global_norm(gradient)}
+    return State(live, opt_state), metrics | {'gradient_norm': optax.tree.norm(gradient)}
   return update
 
 
@@ -315,6 +315,12 @@ def make_evaluation(
     devices: jax.sharding.Mesh) -> Callable[[dict[str, jax.Array]], dict[str, float]]:
   """``{name: array} -> {measure: value}`` on the dev split: exact search in the corpus, or in a sample of it."""
   tokens = open_store(config, workdir, 'dev', source, tokenizer)
+  if jax.process_index() == 0 and not (workdir / 'dev.tsv').exists():
+    # For whoever evaluates a run afterwards: which queries were held out is known here alone.
+    with files.atomic_write(workdir / 'dev.tsv') as file:
+      file.write('query-id\tcorpus-id\tscore\n')
+      for query, grades in sources.load_dataset(source).qrels.items():
+        file.writelines(f'{query}\t{passage}\t{grade}\n' for passage, grade in grades.items())
   queries = np.arange(tokens.num_queries)
   records = tokens.query_rows(queries)
   passages = np.arange(tokens.num_passages)
@@ -385,12 +391,15 @@ class Terminated:
 def parse_config(arguments: Sequence[str]) -> ml_collections.ConfigDict:
   """``--config=FILE[:recipe] --config.key=value ...`` -> the config. Raises InputError for what it does not know."""
   values = flags.FlagValues()
-  config_flags.DEFINE_config_file('config', flag_values=values)
+  arguments = ['train', *arguments]
+  config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=arguments)
   try:
-    values(['train', *arguments])
-    if values['config'].value is None:
+    values(arguments)
+    config = values['config'].value
+    if config is None:
       raise InputError('--config is missing; for instance --config=configs/dptdr.py:local')
-    return values['config'].value
+    _ = config.system  # a file that could not be loaded complains when it is first read
+    return config
   except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError, ImportError, SyntaxError) as error:
     if isinstance(error, InputError):
       raise

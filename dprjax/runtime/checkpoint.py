@@ -50,7 +50,8 @@ class Checkpoints:
               best_fn=lambda metrics: metrics[SCORE],  # has it read the scores of an earlier life's checkpoints
               preservation_policy=policies.AnyPreservationPolicy([
                   policies.LatestN(keep),
-                  policies.BestN(get_metric_fn=lambda metrics: metrics[SCORE], n=1, keep_checkpoints_without_metrics=False)])))
+                  # The first of those with the same score: a later one is no gain.
+                  policies.BestN(get_metric_fn=lambda metrics: (metrics[SCORE], -metrics['step']), n=1, keep_checkpoints_without_metrics=False)])))
 
   def steps(self) -> list[int]:
     return sorted(self._manager.all_steps())
@@ -81,7 +82,7 @@ class Checkpoints:
             live=ocp.args.StandardSave(tree.unflatten(live)),
             opt_state=ocp.args.StandardSave(opt_state),
             extra=ocp.args.JsonSave({**extra, 'backbone_sha256': self._sha256})),
-        metrics=None if score is None else {SCORE: float(score)}))
+        metrics=None if score is None else {SCORE: float(score), 'step': step}))
 
   def wait(self) -> None:
     """Blocks until what was being saved is whole on disk."""

@@ -123,7 +123,7 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   c.data.query_max_length, c.data.passage_max_length = 16, 32
   c.eval.every, c.checkpoint.every, c.log_every = 6, 4, 2
   c.eval.corpus_limit = 200
-  c.mesh = ml_collections.ConfigDict({'data': 1, 'fsdp': 1, 'model': 1})
+  c.mesh = ml_collections.ConfigDict({'data': -1, 'fsdp': 1, 'model': 1})
   return c
 
 

@@ -1,0 +1,80 @@
+"""The encoder's forward pass and the prompt's gradient, against transformers on PyTorch, interleaved in one process.
+
+    pip install -e '.[bench]' && python benchmarks/encoder.py [--rows=32] [--tokens=128] [--prompt=16] [--runs=5]
+
+Random weights of all-MiniLM-L6-v2's shape; the same numbers in both. Prints medians and ratios.
+"""
+
+import argparse
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+import transformers
+
+from dprjax.models import encoder, hub
+
+MODEL = encoder.EncoderConfig('bert', 30522, 384, 6, 12, 1536, hidden_dropout=0.0, attention_dropout=0.0)
+
+
+def ours(tokens, mask, prompt, unroll):
+  params = jax.device_put(hub.init_params(MODEL, jax.random.key(0)))
+
+  def pooled(prompt):
+    return jnp.sum(encoder.encode(MODEL, params, tokens, mask, prompt=prompt, unroll=unroll)[:, 0])
+  forward, gradient = jax.jit(pooled), jax.jit(jax.grad(pooled))
+  return lambda: forward(prompt).block_until_ready(), lambda: gradient(prompt).block_until_ready()
+
+
+def theirs(tokens, mask, prompt):
+  model = transformers.BertModel(transformers.BertConfig(
+      vocab_size=MODEL.vocab_size, hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536,
+      attn_implementation='sdpa'), add_pooling_layer=False).eval().requires_grad_(False)
+  tokens = torch.tensor(np.asarray(tokens), dtype=torch.long)
+  seen = torch.ones(len(tokens), prompt.shape[2] + tokens.shape[1], dtype=torch.long)
+  positions = torch.arange(tokens.shape[1])[None].expand(len(tokens), -1)
+  prefix = torch.tensor(np.asarray(prompt), requires_grad=True)  # [L, 2, P, N, D]
+
+  def pooled():
+    pairs = [tuple(one.permute(1, 0, 2)[None].expand(len(tokens), -1, -1, -1) for one in layer) for layer in prefix]
+    cache = transformers.DynamicCache(pairs)
+    return model(input_ids=tokens, attention_mask=seen, position_ids=positions, past_key_values=cache).last_hidden_state[:, 0].sum()
+
+  def forward():
+    with torch.no_grad():
+      pooled()
+
+  def gradient():
+    torch.autograd.grad(pooled(), prefix)
+  return forward, gradient
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  for name, default in (('rows', 32), ('tokens', 128), ('prompt', 16), ('runs', 5)):
+    parser.add_argument(f'--{name}', type=int, default=default)
+  args = parser.parse_args()
+  rng = np.random.default_rng(0)
+  tokens = jnp.asarray(rng.integers(1000, 30000, (args.rows, args.tokens)), jnp.int32)
+  mask = jnp.ones(tokens.shape, bool)
+  prompt = jnp.asarray(0.02 * rng.normal(size=(6, 2, args.prompt, 12, 32)), jnp.float32)
+  systems = {'PyTorch': theirs(tokens, mask, prompt), 'dprjax': ours(tokens, mask, prompt, 1), 'dprjax, unrolled': ours(tokens, mask, prompt, 6)}
+  seconds = {name: ([], []) for name in systems}
+  for run in range(args.runs + 1):
+    for name, functions in systems.items():
+      for i, function in enumerate(functions):
+        began = time.perf_counter()
+        function()
+        if run:  # the first compiles
+          seconds[name][i].append(time.perf_counter() - began)
+  base = [statistics.median(values) for values in seconds['PyTorch']]
+  for name, values in seconds.items():
+    forward, gradient = (statistics.median(one) for one in values)
+    print(f'{name:18} forward {1e3 * forward:7.0f} ms ({forward / base[0]:.2f})  prompt gradient {1e3 * gradient:7.0f} ms ({gradient / base[1]:.2f})')
+
+
+if __name__ == '__main__':
+  main()

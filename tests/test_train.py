@@ -1,0 +1,337 @@
+"""The training command, run as a user would run it."""
+
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from dprjax import files, train
+from dprjax.models import hub
+from dprjax.runtime import checkpoint
+
+ROOT = pathlib.Path(__file__).parent.parent
+RECIPES = ('local', 'beir,local', 'scifact,local', 'medquad,local', 'msmarco,local', 'nq,local')
+EVERY = [pytest.param(f'{name}.py:{recipe}', marks=() if recipe == 'local' else pytest.mark.slow) for name in ('dptdr', 'ft') for recipe in RECIPES]
+
+
+@pytest.fixture(scope='session')
+def reuse(trained):
+  """Flags that take the backbone, the text and the token store from the run that the tests share."""
+  return [f'--config.backbone.path={trained}/backbone', '--config.data.form=beir', f'--config.data.dir={trained}/data',
+          f'--config.data.store={trained}/store']
+
+
+@pytest.fixture
+def go(command, reuse, tmp_path):
+  """``go(config, *flags, workdir='run')`` -> (exit status, standard error)."""
+  def run(config='dptdr.py:local', *flags, workdir='run'):
+    return command(train, f'--config={ROOT}/configs/{config}', f'--workdir={tmp_path / workdir}', *reuse, *flags)
+  return run
+
+
+def live_of(workdir, step=None):
+  """(step, trained parameters) of a run, from its checkpoint."""
+  config = json.loads((workdir / 'config.json').read_text())
+  path = config['backbone']['path']
+  saved = checkpoint.Checkpoints(workdir, hub.load_backbone(str(workdir / 'backbone') if path.startswith('scratch:') else path).sha256)
+  try:
+    step = saved.latest() if step is None else step
+    return step, saved.restore_live(step)
+  finally:
+    saved.close()
+
+
+def steps_of(workdir):
+  return sorted(int(path.name) for path in (workdir / 'checkpoints').iterdir() if path.name.isdecimal())
+
+
+def metrics_of(workdir):
+  """The rows of metrics.jsonl without the one column that depends on the clock."""
+  rows = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+  return [{name: value for name, value in row.items() if name != 'pairs_per_second'} for row in rows]
+
+
+def assert_same_bits(one, other):
+  assert one.keys() == other.keys()
+  for name, leaf in one.items():
+    assert leaf.dtype == other[name].dtype and leaf.tobytes() == other[name].tobytes(), name
+
+
+def files_of(folder):
+  return {str(path.relative_to(folder)): files.sha256_file(path) for path in sorted(folder.rglob('*')) if path.is_file()}
+
+
+def assert_bad(result, *words):
+  """Exit status 2, and one error line that has these words in it."""
+  status, err = result
+  lines = [line for line in err.splitlines() if line.startswith('dprjax: error:')]
+  assert status == 2 and len(lines) == 1 and err.splitlines()[-1] == lines[0], (status, err)
+  assert 'Traceback' not in err
+  for word in words:
+    assert str(word) in lines[0], (word, lines[0])
+
+
+# What trains, and what does not.
+
+@pytest.mark.parametrize('config', EVERY)
+def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_path, config):
+  before = files_of(trained / 'backbone')
+  status, err = go(config)
+  assert status == 0 and 'done at step 12' in err, err
+  run = tmp_path / 'run'
+  assert files_of(trained / 'backbone') == before
+  step, live = live_of(run)
+  assert step == 12
+  tuned = config.startswith('dptdr')
+  assert live and all(name.startswith('prompt/' if tuned else 'backbone/') for name in live)
+  assert [row['step'] for row in metrics_of(run) if 'loss' in row] == [2, 4, 6, 8, 10, 12]
+  assert [row['step'] for row in metrics_of(run) if 'dev/nDCG@10' in row] == [6, 12]
+  # What was trained three times (itself and Adam's two moments), and the format's own files.
+  size = sum(path.stat().st_size for path in (run / 'checkpoints' / '12').rglob('*') if path.is_file())
+  assert size < 3 * sum(leaf.nbytes for leaf in live.values()) + 200_000
+  if not tuned:
+    start = hub.load_backbone(str(trained / 'backbone')).params
+    for name, leaf in live.items():
+      path = name.split('/')[2 if 'two' in config or name.split('/')[1] in ('query', 'passage') else 1:]
+      there = start
+      for key in path:
+        there = there[key]
+      # A key's bias adds the same to all scores of a query: softmax does not see it.
+      assert (leaf != there).any() or name.endswith('attention/key/bias'), name
+
+  # As if it had been killed after an earlier checkpoint.
+  rows = metrics_of(run)
+  earlier = max(step for step in steps_of(run) if step < 12)
+  assert any((leaf != live_of(run, earlier)[1][name]).any() for name, leaf in live.items())
+  shutil.rmtree(run / 'checkpoints' / '12')
+  status, err = go(config)
+  assert status == 0 and f'resuming after step {earlier} of 12' in err, err
+  assert_same_bits(live_of(run)[1], live)
+  assert metrics_of(run) == rows
+
+
+def test_a_finished_run_is_left_as_it_is(go, tmp_path):
+  assert go()[0] == 0
+  live, rows = live_of(tmp_path / 'run'), metrics_of(tmp_path / 'run')
+  status, err = go()
+  assert status == 0 and 'done at step 12' in err and 'compiling' not in err
+  assert live_of(tmp_path / 'run')[0] == live[0] and metrics_of(tmp_path / 'run') == rows
+  assert_same_bits(live_of(tmp_path / 'run')[1], live[1])
+
+
+def test_a_part_of_the_backbone_can_be_trained(go, trained, tmp_path):
+  assert go('ft.py:local', r"--config.trainable=('backbone/layers/mlp/.*',)")[0] == 0
+  _, live = live_of(tmp_path / 'run')
+  assert {name.rsplit('/', 2)[0] for name in live} == {'backbone/layers/mlp'}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('flags, names', [
+    (['--config.prompt.reparam=mlp', '--config.prompt.reparam_hidden=24'],
+     {'prompt/embedding', 'prompt/hidden/kernel', 'prompt/hidden/bias', 'prompt/output/kernel', 'prompt/output/bias'}),
+    (['--config.prompt.tied=False'], {'prompt/query/prefix', 'prompt/passage/prefix'}),
+    (['--config.backbone.two_encoders=True'], {'prompt/prefix'}),
+    (['--config.prompt.dropout=0.3', '--config.prompt.dropout_scope=batch', '--config.backbone.dropout=0.1', '--config.backbone.remat=True',
+      '--config.backbone.frozen_dtype=bfloat16', '--config.backbone.dtype=bfloat16', '--config.grad_cache=2'], {'prompt/prefix'})])
+def test_forms_of_the_prompt(go, tmp_path, flags, names):
+  status, err = go('dptdr.py:local', *flags)
+  assert status == 0, err
+  _, live = live_of(tmp_path / 'run')
+  assert live.keys() == names
+  assert all(leaf.dtype == np.float32 for leaf in live.values())
+
+
+@pytest.mark.parametrize('flags', [['--config.accumulate=2', '--config.batch_size=8'], ['--config.grad_cache=2']])
+def test_accumulation_and_gradient_cache_make_the_same_update(go, tmp_path, flags):
+  same = ['--config.steps=1', '--config.prompt.dropout=0.0', '--config.backbone.dropout=0.0', '--config.optim.warmup=0.0', '--config.data.dev_split=',
+          '--config.optim.eps=1e-3']  # Adam's first update is the gradient's sign where eps is tiny, and rounding then decides
+  assert go('dptdr.py:local', *same, workdir='whole')[0] == 0
+  assert go('dptdr.py:local', *same, *flags, workdir='pieces')[0] == 0
+  whole, pieces = live_of(tmp_path / 'whole')[1], live_of(tmp_path / 'pieces')[1]
+  np.testing.assert_allclose(pieces['prompt/prefix'], whole['prompt/prefix'], rtol=1e-5, atol=1e-6)
+  [one], [other] = metrics_of(tmp_path / 'whole'), metrics_of(tmp_path / 'pieces')
+  for name in ('loss', 'gradient_norm', 'negatives'):
+    np.testing.assert_allclose(other[name], one[name], rtol=1e-4)
+
+
+# Stopping and going on.
+
+def test_sigterm_saves_and_the_next_run_goes_on(go, tmp_path):
+  log, over = tmp_path / 'run' / 'metrics.jsonl', threading.Event()
+
+  def ask(rows):
+    while not over.is_set():
+      if log.exists() and len(log.read_text().splitlines()) >= rows:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return
+      time.sleep(0.01)
+  saved = []
+  for rows in (2, 6):
+    over.clear()
+    asker = threading.Thread(target=ask, args=(rows,))
+    asker.start()
+    try:
+      # So many steps that it can only end by being asked to.
+      status, err = go('dptdr.py:local', '--config.steps=1000000', '--config.eval.every=1000000', '--config.checkpoint.every=1000000')
+    finally:
+      over.set()
+      asker.join()
+    assert status == 0 and 'asked to stop (SIGTERM): saved step' in err, err
+    saved.append(steps_of(tmp_path / 'run')[-1])
+    assert f'saved step {saved[-1]};' in err
+    if len(saved) == 2:
+      assert f'resuming after step {saved[0]} of 1000000' in err
+  assert saved[1] > saved[0] > 0
+  assert [row['step'] for row in metrics_of(tmp_path / 'run')] == list(range(2, saved[1] + 1, 2))
+
+
+def child(workdir, *flags):
+  environment = os.environ | {'XLA_FLAGS': '', 'PYTHONPATH': str(ROOT)}
+  return subprocess.Popen(
+      [sys.executable, '-m', 'dprjax.train', f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={workdir}', '--config.steps=40',
+       '--config.eval.every=15', '--config.prompt.dropout=0.2', *flags],
+      env=environment, cwd=workdir.parent, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_killed_at_any_point_it_ends_with_the_same_bits(tmp_path):
+  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
+  _, err = (process := child(whole)).communicate()
+  assert process.returncode == 0, err
+  seed = random.SystemRandom().randrange(2**32)
+  print(f'seed {seed}')  # shown where the test fails
+  draw = random.Random(seed)
+  log = killed / 'metrics.jsonl'
+
+  def rows():
+    return len(log.read_text().splitlines()) if log.exists() else 0
+  # While the store is built or the program starts; in the midst of steps, evaluations and saves; one is asked rather than killed.
+  ends = [('time', signal.SIGKILL), ('folder', signal.SIGKILL), *[('rows', signal.SIGKILL)] * 3, ('rows', signal.SIGTERM)]
+  for moment, number in ends:
+    process = child(killed)
+    deadline, begun = draw.uniform(1.0, 8.0), time.monotonic()
+    more = rows() + draw.randrange(1, 5)
+    while process.poll() is None:
+      if ((moment == 'time' and time.monotonic() - begun > deadline) or (moment == 'folder' and (killed / 'store').exists())
+          or (moment == 'rows' and rows() >= more)):
+        break
+      time.sleep(0.005)
+    time.sleep(draw.uniform(0.0, 0.2))
+    process.send_signal(number)
+    _, err = process.communicate()
+    assert process.returncode in ((-number,) if number == signal.SIGKILL else (0,)) or 'done at step 40' in err, err
+  _, err = (process := child(killed)).communicate()
+  assert process.returncode == 0 and 'done at step 40' in err, err
+  assert_same_bits(live_of(killed)[1], live_of(whole)[1])
+  assert metrics_of(killed) == metrics_of(whole)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(go, trained, tmp_path):
+  result = go('dptdr.py:local', '--config.optim.learning_rate=1e30', '--config.optim.warmup=0.0', '--config.checkpoint.every=1')
+  run = tmp_path / 'run'
+  last = steps_of(run)[-1]
+  assert_bad(result, 'is not finite', f'step {last + 1}:', f'The last good checkpoint is step {last} in {run / "checkpoints"}')
+  assert all(np.isfinite(leaf).all() for leaf in live_of(run)[1].values())
+  queries = {json.loads(line)['_id'] for line in (trained / 'data' / 'queries.jsonl').read_text().splitlines()}
+  named = result[1].splitlines()[-1].split('queries ')[1].split('...')[0].split(', ')
+  assert len(named) == 8 and set(named) <= queries
+
+
+def test_early_stopping_is_remembered(go, tmp_path):
+  # A learning rate of next to nothing: the first evaluation stays the best.
+  flags = ['--config.optim.learning_rate=1e-30', '--config.eval.every=2', '--config.eval.patience=2', '--config.steps=100']
+  status, err = go('dptdr.py:local', *flags)
+  assert status == 0 and 'stopped early: no gain in the last 2 evaluations; done at step 6; best dev nDCG@10' in err and 'at step 2' in err, err
+  assert {2, 6} <= set(steps_of(tmp_path / 'run'))
+  status, err = go('dptdr.py:local', *flags)
+  assert status == 0 and 'stopped early' in err and 'done at step 6' in err and 'compiling' not in err
+
+
+def test_starts_from_a_prompt(go, trained, tmp_path):
+  from dprjax import export
+  from dprjax.models import artifact
+  export.export(trained, tmp_path / 'start.npz')
+  assert go('dptdr.py:local', f'--config.prompt.init_from={tmp_path}/start.npz', '--config.optim.learning_rate=1e-30', '--config.steps=1')[0] == 0
+  np.testing.assert_array_equal(live_of(tmp_path / 'run')[1]['prompt/prefix'], artifact.load_prompt(tmp_path / 'start.npz').prefix('query'))
+
+
+# Bad input.
+
+def test_unknown_key(go, tmp_path):
+  assert_bad(go('dptdr.py:local', '--config.prompt.lenght=3'), 'lenght')
+  assert not (tmp_path / 'run').exists()
+
+
+def test_unknown_recipe(go, tmp_path):
+  assert_bad(go('dptdr.py:trec'), 'configs/dptdr.py:trec: choose beir, scifact')
+  assert not (tmp_path / 'run').exists()
+
+
+def test_a_value_of_the_wrong_type(go, tmp_path):
+  assert_bad(go('dptdr.py:local', '--config.prompt.length=many'), 'prompt.length')
+  assert not (tmp_path / 'run').exists()
+
+
+def test_missing_arguments(command, tmp_path):
+  assert_bad(command(train, f'--config={tmp_path}/none.py', f'--workdir={tmp_path}/run'), 'none.py')
+  assert_bad(command(train, f'--workdir={tmp_path}/run'), '--config is missing')
+  assert_bad(command(train, f'--config={ROOT}/configs/dptdr.py:local'), '--workdir is missing')
+  assert_bad(command(train, f'--config={ROOT}/configs/dptdr.py:beir', f'--workdir={tmp_path}/run'), 'config.data.dir is empty')
+  assert_bad(command(train, '--wrokdir=x', f'--config={ROOT}/configs/dptdr.py'), '--wrokdir')
+  assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize('flags, words', [
+    (['--config.batch_size=20'], ['batch_size', '20', '8']),
+    (['--config.grad_cache=16'], ['grad_cache']),
+    (['--config.mesh.data=3'], ['config.mesh', '8']),
+    (['--config.system=dpt'], ['config.system', 'dpt']),
+    (['--config.log_every=0'], ['config.log_every']),
+    (['--config.prompt.reparam=lstm'], ['config.prompt.reparam', 'lstm']),
+    (['--config.prompt.dropout_scope=row'], ['config.prompt.dropout_scope']),
+    (['--config.temperature=0.0'], ['config.temperature']),
+    (['--config.pooling=max'], ['pooling', 'max']),
+    (['--config.backbone.dtype=float16'], ['config.backbone.dtype']),
+    (['--config.optim.decay=step'], ['config.optim.decay']),
+    (["--config.trainable=('promt/.*',)"], ['trainable', 'promt']),
+    (['--config.eval.measure=nDGC@10'], ['nDGC@10']),
+    (['--config.data.query_max_length=5000'], ['query_max_length', '512']),
+    (['--config.prompt.init_from=none.npz'], ['prompt not found', 'none.npz']),
+    (['--config.data.dir=none'], ['none']),
+    (['--config.data.form=dpr'], ['dpr']),
+    (['--config.data.form=bier'], ['config.data.form', 'bier']),
+    (['--config.data.train_split=trian'], ['trian']),
+    (['--config.backbone.path=./none'], ['backbone not found', 'none']),
+    (['--config.backbone.path=scratch:huge'], ['huge', 'tiny'])])
+def test_knobs_that_cannot_be(go, flags, words):
+  assert_bad(go('dptdr.py:local', *flags), *words)
+
+
+def test_a_prompt_of_another_backbone(go, trained, tmp_path):
+  from dprjax import export
+  from dprjax.models import artifact
+  prompt = artifact.load_prompt(export.export(trained, tmp_path / 'right.npz'))
+  artifact.save_prompt(tmp_path / 'wrong.npz', artifact.Prompt(prompt.meta | {'backbone_sha256': 'a' * 64}, prompt.arrays))
+  assert_bad(go('dptdr.py:local', f'--config.prompt.init_from={tmp_path}/wrong.npz'), 'wrong.npz', 'a' * 64, hub.load_backbone(trained / 'backbone').sha256)
+  assert_bad(go('dptdr.py:local', f'--config.prompt.init_from={tmp_path}/right.npz', '--config.prompt.length=3', workdir='other'), 'config.prompt.length')
+
+
+def test_a_workdir_of_another_experiment(command, trained):
+  before = files_of(trained)
+  assert_bad(command(train, f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={trained}', '--config.seed=7', '--config.optim.clip=2.0'),
+             'holds another experiment', 'optim.clip: 1.0 there, 2.0 here', 'seed: 42 there, 7 here')
+  assert files_of(trained) == before
+
+
+def test_debug_shows_where(command, tmp_path):
+  with pytest.raises(ValueError, match='--workdir is missing'):
+    command(train, '--debug', f'--config={ROOT}/configs/dptdr.py:local')
