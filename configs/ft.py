@@ -14,6 +14,8 @@ def get_config(arg: str = 'beir'):
   c.prompt.length = 0
   c.optim.learning_rate = 2e-5
   c.optim.weight_decay = 0.01
+  if c.task in ('scifact', 'medquad') and 'local' not in (arg or '').split(','):
+    c.eval.every = 60  # as many updates as there are: evaluated at the end
   if c.task in ('beir', 'local', 'scifact', 'medquad'):
     c.epochs = min(c.epochs, 3.0)
   elif c.task == 'msmarco':

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dprjax import cli, files
 from dprjax.data import sources
 from dprjax.errors import InputError
-from dprjax.retrieval import embeddings
+from dprjax.retrieval import embeddings, trec
 from dprjax.retriever import KINDS, Retriever
 from dprjax.runtime import log
 
@@ -24,7 +24,7 @@ _SPEAK_EVERY = 10.0  # seconds
 
 def encode(
     retriever: Retriever, kind: str, source: str, out: str, *, prompt: str | None = None, dtype: str = 'float32',
-    shard_rows: int = 20_000) -> None:
+    shard_rows: int = 20_000, qrels: str | None = None) -> None:
   """Encodes a file of texts into ``out``; see ``retrieval.embeddings`` for the folder's form.
 
   Args:
@@ -35,11 +35,17 @@ def encode(
     prompt: the prompt's file, named in the manifest by its SHA-256.
     dtype: in which vectors are stored, 'float32' or 'float16'.
     shard_rows: rows a file; an interrupted run loses at most one shard's work.
+    qrels: encode only the queries that are judged in this file.
 
   Raises:
     InputError: bad input, or ``out`` holds embeddings of something else.
   """
   records = list(sources.read_texts(source, kind))
+  if qrels is not None:
+    judged = trec.read_qrels(qrels)
+    records = [one for one in records if one.id in judged]
+    if not records:
+      raise InputError(f'{source}: none of its queries is judged in {qrels}')
   ids = [one.id for one in records]
   settings = retriever.settings
   meta = embeddings.Meta(
@@ -78,6 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument('--prompt', help='a prompt.npz for that backbone')
   parser.add_argument('--kind', required=True, choices=KINDS)
   parser.add_argument('--input', required=True, metavar='FILE', help='jsonl with _id, title and text, or a tsv of id and text; .gz and .xz too')
+  parser.add_argument('--qrels', metavar='FILE', help='with --kind=query: only the queries judged here')
   parser.add_argument('--out', required=True, metavar='DIR', help='the folder of embeddings')
   parser.add_argument('--pooling', choices=('cls', 'mean'), help='default: as the prompt or the backbone says')
   parser.add_argument('--normalize', type=cli.boolean, metavar='true|false', help='likewise')
@@ -90,12 +97,14 @@ def main(argv: Sequence[str] | None = None) -> None:
   def command(args: argparse.Namespace) -> None:
     # Before the backbone is read: a wrong name should not cost a minute.
     files.existing(args.input, 'input')
+    if args.qrels and args.kind != 'query':
+      raise InputError('--qrels chooses queries: it goes with --kind=query')
     lengths = {f'{args.kind}_max_length': args.max_length}
     retriever = Retriever.load(
         args.backbone, args.prompt, pooling=args.pooling, normalize=args.normalize, batch_size=args.batch_size, dtype=args.dtype, **lengths)
     if args.store == 'float16' and not retriever.settings.normalize:
       raise InputError('--store=float16 needs vectors of unit length (--normalize=true): raw inner products can exceed its range')
-    encode(retriever, args.kind, args.input, args.out, prompt=args.prompt, dtype=args.store, shard_rows=args.shard_rows)
+    encode(retriever, args.kind, args.input, args.out, prompt=args.prompt, dtype=args.store, shard_rows=args.shard_rows, qrels=args.qrels)
   cli.run(parser, command, argv)
 
 
