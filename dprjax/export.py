@@ -54,6 +54,8 @@ def export(workdir: epath.PathLike, out: epath.PathLike, step: int | None = None
     raise InputError(f'--out={out}: this run trained the backbone; name a directory, not an npz file')
   if not trained_backbone and out.suffix != '.npz':
     raise InputError(f'--out={out}: this run trained a prompt alone; name a file that ends in .npz')
+  if trained_backbone and out.is_dir() and any(out.iterdir()) and not any((out / kind / 'config.json').exists() for kind in ('', *KINDS)):
+    raise InputError(f'--out={out}: exists and holds no model; choose another folder, it would be replaced')
   metrics = {} if extra.get('best') is None or extra['best_step'] != step else {f'dev/{config.eval.measure}': extra['best']}
   if not trained_backbone:
     artifact.save_prompt(out, make_prompt(config, backbone, live, backbone.sha256, metrics))

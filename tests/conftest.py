@@ -51,7 +51,8 @@ def trained(tmp_path_factory):
   """The workdir of a whole run of configs/dptdr.py:local: a backbone from scratch, docstrings, a token store, checkpoints."""
   from dprjax import train  # here: the quick tests of the lower rooms do without it
   workdir = tmp_path_factory.mktemp('trained') / 'run'
-  train.main([f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={workdir}'])
+  train.main([f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={workdir}',
+              f'--config.compilation_cache={workdir}/compiled'])
   return workdir
 
 

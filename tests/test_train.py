@@ -27,7 +27,7 @@ EVERY = [pytest.param(f'{name}.py:{recipe}', marks=() if recipe == 'local' else 
 def reuse(trained):
   """Flags that take the backbone, the text and the token store from the run that the tests share."""
   return [f'--config.backbone.path={trained}/backbone', '--config.data.form=beir', f'--config.data.dir={trained}/data',
-          f'--config.data.store={trained}/store']
+          f'--config.data.store={trained}/store', f'--config.compilation_cache={trained}/compiled']
 
 
 @pytest.fixture
@@ -321,8 +321,9 @@ def test_a_prompt_of_another_backbone(go, trained, tmp_path):
   from dprjax.models import artifact
   prompt = artifact.load_prompt(export.export(trained, tmp_path / 'right.npz'))
   artifact.save_prompt(tmp_path / 'wrong.npz', artifact.Prompt(prompt.meta | {'backbone_sha256': 'a' * 64}, prompt.arrays))
-  assert_bad(go('dptdr.py:local', f'--config.prompt.init_from={tmp_path}/wrong.npz'), 'wrong.npz', 'a' * 64, hub.load_backbone(trained / 'backbone').sha256)
-  assert_bad(go('dptdr.py:local', f'--config.prompt.init_from={tmp_path}/right.npz', '--config.prompt.length=3', workdir='other'), 'config.prompt.length')
+  assert_bad(go('dptdr.py:local', f'--config.prompt.init_from={tmp_path}/wrong.npz'), 'wrong.npz', 'a' * 64, prompt.meta['backbone_sha256'])
+  result = go('dptdr.py:local', f'--config.prompt.init_from={tmp_path}/right.npz', '--config.prompt.length=3', workdir='other')
+  assert_bad(result, 'config.prompt.length')
 
 
 def test_a_workdir_of_another_experiment(command, trained):
