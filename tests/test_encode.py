@@ -1,0 +1,184 @@
+"""Texts to a folder of embeddings, with the real command on a small backbone."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from dprjax import Retriever, encode, export, load_prompt
+from dprjax.models import artifact
+from dprjax.retrieval import embeddings
+
+TEXTS = {f'd{i}': ' '.join(['json', 'decodes', 'a', 'string', 'into', 'objects', 'and', 'raises', 'errors'][: 1 + i % 9] * (1 + i % 4)) + f' {i}'
+         for i in range(50)}
+
+
+@pytest.fixture(scope='session')
+def prompt(trained, tmp_path_factory):
+  return export.export(trained, tmp_path_factory.mktemp('prompt') / 'prompt.npz')
+
+
+@pytest.fixture(scope='session')
+def vectors(trained, prompt):
+  """What the command should write, by the Python interface."""
+  return Retriever.load(trained / 'backbone', prompt).encode(list(TEXTS.values()), 'passage')
+
+
+@pytest.fixture
+def corpus(tmp_path):
+  path = tmp_path / 'corpus.jsonl'
+  path.write_text(''.join(json.dumps({'_id': id_, 'title': text.split()[0], 'text': text.partition(' ')[2]}) + '\n' for id_, text in TEXTS.items()))
+  return path
+
+
+@pytest.fixture
+def run(command, trained, prompt, corpus, tmp_path):
+  """``run(*flags)``: encodes the corpus into tmp_path/out; flags come last and so override."""
+  def call(*flags, kind='passage'):
+    return command(
+        encode, f'--backbone={trained}/backbone', f'--prompt={prompt}', f'--kind={kind}', f'--input={corpus}', f'--out={tmp_path}/out', *flags)
+  return call
+
+
+def read(folder):
+  found = embeddings.load_embeddings(folder)
+  return found, np.concatenate([np.asarray(shard) for shard in found.shards])
+
+
+def assert_bad(result, *words):
+  status, err = result
+  last = err.splitlines()[-1]
+  assert status == 2 and last.startswith('dprjax: error:') and 'Traceback' not in err, (status, err)
+  for word in words:
+    assert str(word) in last, (word, last)
+
+
+def test_equals_the_retriever(run, vectors, tmp_path, prompt):
+  status, err = run()
+  assert status == 0 and '50 passage vectors' in err
+  found, values = read(tmp_path / 'out')
+  assert found.ids == list(TEXTS)
+  np.testing.assert_allclose(values, vectors, atol=1e-6)
+  np.testing.assert_allclose(np.linalg.norm(values, axis=1), 1, atol=1e-5)  # as the prompt's meta says
+  meta = load_prompt(prompt).meta
+  assert found.meta.kind == 'passage' and found.meta.backbone_sha256 == meta['backbone_sha256'] and found.meta.max_length == 32
+  assert found.meta.pooling == 'mean' and found.meta.normalize and found.meta.dtype == 'float32'
+
+
+def test_neither_batch_nor_order_changes_a_vector(run, corpus, vectors, tmp_path):
+  lines = corpus.read_text().splitlines()
+  corpus.write_text('\n'.join(reversed(lines)) + '\n')
+  assert run('--batch_size=8', '--shard_rows=13')[0] == 0
+  found, values = read(tmp_path / 'out')
+  assert found.ids == list(reversed(TEXTS)) and len(found.shards) == 4
+  np.testing.assert_allclose(values[::-1], vectors, atol=2e-6)
+
+
+def test_one_device_and_eight_give_the_same(trained, prompt, vectors):
+  import jax
+
+  from dprjax.models import hub
+  from dprjax.retriever import resolve_settings
+  from dprjax.runtime import mesh
+  loaded, backbone = artifact.load_prompt(prompt), hub.load_backbone(trained / 'backbone')
+  eight = Retriever.load(trained / 'backbone', prompt)
+  one = Retriever({'query': backbone, 'passage': backbone}, eight.tokenizer, resolve_settings(backbone.sentence, loaded), loaded,
+                  mesh=mesh.make_mesh({'data': -1}, jax.local_devices()[:1]))
+  np.testing.assert_allclose(one.encode(list(TEXTS.values())), vectors, atol=2e-6)
+
+
+def test_goes_on_with_the_shards_that_are_missing(run, vectors, tmp_path):
+  assert run('--shard_rows=20')[0] == 0
+  out = tmp_path / 'out'
+  manifest = json.loads((out / 'manifest.json').read_text())
+  first = out / manifest['shards'][0]['embeddings']
+  before = first.stat().st_mtime_ns
+  # As an interruption after the first shard leaves it.
+  for shard in manifest['shards'][1:]:
+    (out / shard['embeddings']).unlink()
+    (out / shard['ids']).unlink()
+  (out / 'manifest.json').unlink()
+  (out / 'progress.json').write_text(json.dumps(manifest | {'shards': manifest['shards'][:1]}))
+  status, err = run('--shard_rows=20')
+  assert status == 0 and '20 of 50 texts are there already' in err
+  assert first.stat().st_mtime_ns == before and not (out / 'progress.json').exists()
+  np.testing.assert_allclose(read(out)[1], vectors, atol=1e-6)
+  status, err = run('--shard_rows=20')
+  assert status == 0 and '50 of 50 texts are there already' in err
+  # Another text, another kind, other settings: not the same embeddings.
+  assert_bad(run('--shard_rows=20', '--pooling=cls'), 'holds other embeddings', 'pooling')
+  assert_bad(run('--shard_rows=20', kind='query'), 'holds other embeddings', 'kind')
+
+
+def test_counts_what_was_cut(run, vectors, tmp_path):
+  status, err = run('--max_length=4')
+  cut = sum(len(text.split()) > 2 for text in TEXTS.values())  # a word is a token at least, and two are special
+  said = [line for line in err.splitlines() if 'longer than 4 tokens and were cut there' in line]
+  assert status == 0 and len(said) == 1 and said[0].endswith('of 50 texts were longer than 4 tokens and were cut there')
+  assert int(said[0].split()[0]) >= cut
+  found, values = read(tmp_path / 'out')
+  assert found.meta.max_length == 4 and np.abs(values - vectors).max() > 1e-3
+
+
+def test_without_a_prompt(command, trained, corpus, vectors, tmp_path):
+  flags = ['--kind=passage', '--pooling=mean', '--normalize=true']
+  assert command(encode, f'--backbone={trained}/backbone', f'--input={corpus}', f'--out={tmp_path}/out', *flags)[0] == 0
+  found, values = read(tmp_path / 'out')
+  assert found.meta.prompt_sha256 is None and np.abs(values - vectors).max() > 1e-5
+
+
+def test_half_precision_needs_unit_length(run, vectors, tmp_path):
+  assert_bad(run('--store=float16', '--normalize=false'), '--normalize=true')
+  assert not (tmp_path / 'out').exists()
+  assert run('--store=float16')[0] == 0
+  _, values = read(tmp_path / 'out')
+  assert values.dtype == np.float16
+  np.testing.assert_allclose(values.astype(np.float32), vectors, atol=1e-3)
+
+
+@pytest.mark.parametrize('content, words', [
+    ('', ['is empty']),
+    ('{"_id": "a", "text": "x"}\n{"_id": "b", "text"\n', ['line 2', 'not JSON']),
+    ('["a"]\n', ['line 1', 'expected a JSON object']),
+    ('{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n', ["'a'", 'line 2']),
+    ('{"text": "x"}\n', ['line 1', '_id']),
+    ('{"_id": "a"}\n', ['line 1', 'text'])])
+def test_bad_input(run, corpus, tmp_path, content, words):
+  corpus.write_text(content)
+  assert_bad(run(), corpus.name, *words)
+  assert not (tmp_path / 'out').exists()
+
+
+def test_what_is_not_there(run, command, tmp_path, trained):
+  assert_bad(run(f'--input={tmp_path}/none.jsonl'), 'input not found', 'none.jsonl')
+  assert_bad(run(f'--prompt={tmp_path}/none.npz'), 'prompt not found', 'none.npz')
+  assert_bad(run(f'--backbone={tmp_path}/none'), 'backbone not found', 'none')
+  assert_bad(run('--max_length=5000'), 'passage_max_length 5000', '512')
+  assert_bad(run('--kind=document'), '--kind', 'document')
+  assert_bad(run('--pooling=max'), '--pooling', 'max')
+  assert not (tmp_path / 'out').exists()
+
+
+def test_prompts_that_do_not_fit(run, prompt, tmp_path):
+  good = artifact.load_prompt(prompt)
+  other = tmp_path / 'other.npz'
+  artifact.save_prompt(other, artifact.Prompt(good.meta | {'backbone_sha256': 'a' * 64}, good.arrays))
+  assert_bad(run(f'--prompt={other}'), 'other.npz', 'a' * 64, good.meta['backbone_sha256'])
+  artifact.save_prompt(other, artifact.Prompt(good.meta, {'prefix': good.arrays['prefix'][:1]}))
+  assert_bad(run(f'--prompt={other}'), 'other.npz', '[1, 2, 4, 2, 64]', '[2, 2, P, 2, 64]')
+  artifact.save_prompt(other, artifact.Prompt(good.meta | {'tokenizer_sha256': 'b' * 64}, good.arrays))
+  assert_bad(run(f'--prompt={other}'), 'tokenizer', 'b' * 64)
+  shutil.copy(prompt, other)
+  other.write_bytes(other.read_bytes()[:-200])
+  assert_bad(run(f'--prompt={other}'), 'other.npz', 'cut off')
+  np.savez(other, meta=np.array('{}'), prefix=np.array([{}], dtype=object))
+  assert_bad(run(f'--prompt={other}'), 'other.npz', 'pickled')
+  assert not (tmp_path / 'out').exists()
+
+
+def test_an_out_that_is_something_else(run, tmp_path):
+  (tmp_path / 'out').mkdir()
+  (tmp_path / 'out' / 'notes.txt').write_text('mine')
+  assert_bad(run(), 'is not empty and holds no embeddings')
+  assert [path.name for path in (tmp_path / 'out').iterdir()] == ['notes.txt']
