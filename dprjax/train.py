@@ -27,7 +27,7 @@ from etils import epath
 from ml_collections import config_flags
 
 from dprjax import cli, files
-from dprjax.data import batches, docstrings, sources, store, text
+from dprjax.data import batches, docstrings, forms, sources, store, text
 from dprjax.errors import InputError
 from dprjax.models import artifact, hub
 from dprjax.objectives import dpr
@@ -76,6 +76,10 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   sources_of = find_text(config, workdir)
   backbones = load_backbones(config, workdir, sources_of.train)
   model = backbones['query'].config
+  room = model.max_tokens - (config.prompt.length if config.prompt.shift_positions else 0)
+  for kind in KINDS:
+    if config.data[f'{kind}_max_length'] > room:
+      raise InputError(f"config.data.{kind}_max_length: {config.data[f'{kind}_max_length']} exceeds the {room} positions of {config.backbone.path}")
   tokenizer = text.load_tokenizer(backbones['query'].path)
   tokens = open_store(config, workdir, 'train', sources_of.train, tokenizer)
   loader = batches.make_batches(
@@ -129,11 +133,12 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   def read_one() -> None:
     number, metrics, batch = unread.popleft()
     values = {name: float(value) for name, value in metrics.items()}
-    if not all(np.isfinite(values[name]) for name in ('loss', 'gradient_norm')):
+    wrong = [name for name in ('loss', 'gradient_norm', 'update_norm') if not np.isfinite(values[name])]
+    if wrong:
       saved.wait()
       queries, passages = tokens.query_ids(batch['query_index']), tokens.passage_ids(batch['passage_index'][:, 0])
       raise InputError(
-          f'step {number}: the {"loss" if not np.isfinite(values["loss"]) else "gradient"} is not finite ({values["loss"]:g}, gradient norm '
+          f'step {number}: the {wrong[0].replace("_", " ").replace(" norm", "")} is not finite (loss {values["loss"]:g}, gradient norm '
           f'{values["gradient_norm"]:g}); queries {", ".join(queries[:8])}{"..." if len(queries) > 8 else ""}, positives '
           f'{", ".join(passages[:8])}{"..." if len(passages) > 8 else ""}. The last good checkpoint is step {saved.latest() or "none"} in '
           f'{saved.folder}; lower config.optim.learning_rate, or look at those texts')
@@ -208,6 +213,9 @@ def check(config: ml_collections.ConfigDict) -> None:
     raise InputError('config.backbone.path is empty; name a Hugging Face directory, a hub id or scratch:tiny')
   if not config.data.dir and config.data.form != 'docstrings':
     raise InputError('config.data.dir is empty; name the folder that holds the training text, --config.data.dir=DIR')
+  known = ('auto', 'docstrings', *forms.FORMS)
+  if config.data.form not in known:
+    raise InputError(f'config.data.form: expected one of {", ".join(known)}, not {config.data.form!r}')
   for name in ('batch_size', 'accumulate', 'grad_cache', 'log_every', 'checkpoint.keep', 'data.query_max_length', 'data.passage_max_length'):
     value = functools.reduce(getattr, name.split('.'), config)
     if value < 1:
@@ -306,7 +314,8 @@ def make_update(system: dpr.System, optimizer: optax.GradientTransformation, fro
     updates, opt_state = optimizer.update(
         optim.with_placeholders(gradient, frozen_names), state.opt_state, optim.with_placeholders(state.live, frozen_names))
     live = optax.apply_updates(state.live, {name: updates[name] for name in state.live})
-    return State(live, opt_state), metrics | {'gradient_norm': optax.tree.norm(gradient)}
+    return State(live, opt_state), metrics | {
+        'gradient_norm': optax.tree.norm(gradient), 'update_norm': optax.tree.norm({name: updates[name] for name in state.live})}
   return update
 
 
@@ -403,7 +412,9 @@ def parse_config(arguments: Sequence[str]) -> ml_collections.ConfigDict:
   except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError, ImportError, SyntaxError) as error:
     if isinstance(error, InputError):
       raise
-    raise InputError(f'--config: {" ".join(str(error).split())}') from error
+    # ml_collections puts the whole traceback of a config file into its message; the last line says what is wrong.
+    said = str(error).strip().splitlines()[-1] if 'Traceback' in str(error) else str(error)
+    raise InputError(f'--config: {" ".join(said.split())}') from error
 
 
 def main(argv: Sequence[str] | None = None) -> None:

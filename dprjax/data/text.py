@@ -109,8 +109,19 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, out_dir: files.PathLi
   backend.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lowercase)
   backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
   backend.decoder = tokenizers.decoders.WordPiece()
-  trainer = tokenizers.trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=list(_SPECIAL.values()), show_progress=False)
+  texts = list(texts)
+  words = {word for text in texts for word, _ in backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text))}
+  # The trainer numbers the pieces '##a' as it meets them in a hash table of the process's own order, and breaks ties by number.
+  # Named beforehand, they make the same texts give the same vocabulary.
+  pieces = sorted({f'##{letter}' for word in words for letter in word[1:]})
+  trainer = tokenizers.trainers.WordPieceTrainer(
+      vocab_size=vocab_size, special_tokens=[*_SPECIAL.values(), *pieces], show_progress=False)
   backend.train_from_iterator(texts, trainer)
+  # They are no special tokens: only the vocabulary is kept.
+  trained = backend
+  backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(trained.get_vocab(), unk_token=_SPECIAL['unk_token']))
+  backend.normalizer, backend.pre_tokenizer, backend.decoder = trained.normalizer, trained.pre_tokenizer, trained.decoder
+  backend.add_special_tokens(list(_SPECIAL.values()))
   if backend.get_vocab_size() <= len(_SPECIAL):
     raise InputError('no vocabulary can be trained: the texts are empty')
   cls_id, sep_id = backend.token_to_id('[CLS]'), backend.token_to_id('[SEP]')
