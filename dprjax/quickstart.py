@@ -10,7 +10,6 @@ their files below --out; the same command again goes on where it stopped. --conf
 """
 
 import argparse
-import json
 import pathlib
 import resource
 import shlex
@@ -91,8 +90,9 @@ class Text(NamedTuple):
   """What is searched, and for what.
 
   Attributes:
-    corpus, queries, qrels: the files; ``queries`` holds the judged ones of the split alone.
-    questions: the texts of ``queries``, in their order.
+    folder, split: in BEIR's form, and whose judgements are measured on.
+    corpus, queries, qrels: the files.
+    questions: the first few of the judged queries' texts.
   """
 
   folder: epath.Path
@@ -129,7 +129,7 @@ def quickstart(
   tour = Tour(out)
 
   run = out / f'bm25.{split}.trec'
-  tour.run('Rank by BM25', ['bm25', f'--corpus={text.corpus}', f'--queries={text.queries}', f'--out={run}', '--k=100'], run)
+  tour.run('Rank by BM25', ['bm25', f'--corpus={text.corpus}', f'--queries={text.queries}', f'--qrels={text.qrels}', f'--out={run}', '--k=100'], run)
   metrics = [f'--metrics=BM25={measure(tour, text, "BM25", run)}']
 
   product = train(tour, text, out, config, ([f'--config.backbone.path={backbone}'] if backbone else []) + list(overrides))
@@ -147,7 +147,7 @@ def quickstart(
     metrics.append(f'--metrics={name}={measure(tour, text, name, run, extra[system])}')
   tour.run('Compare', ['report', *metrics, f'--out={out / "report.md"}', f'--figure={out / "report.png"}'])
 
-  questions = questions or (QUESTIONS if data == DOCSTRINGS else text.questions[:3])
+  questions = questions or (QUESTIONS if data == DOCSTRINGS else text.questions)
   settings: dict[str, Any] = {f'{kind}_max_length': trained.data[f'{kind}_max_length'] for kind in KINDS}
   settings |= {'pooling': trained.pooling, 'normalize': bool(trained.normalize)}
   hits = {}
@@ -179,7 +179,7 @@ def config_file(config: str) -> str:
 
 
 def prepare(data: str, out: epath.Path, split: str) -> Text:
-  """Finds the text (docstrings are collected into ``out/data``) and writes the split's queries to a file of their own.
+  """Finds the text; docstrings are collected into ``out/data``.
 
   Raises:
     InputError: a file is missing or malformed, or ``out`` was begun with other text.
@@ -198,14 +198,10 @@ def prepare(data: str, out: epath.Path, split: str) -> Text:
   training = sources.locate(sources.Source(str(folder), 'beir', 'train'))
   claim(out, data, {**where, 'training': training['qrels']}, split)
   judged = trec.read_qrels(where['qrels'])
-  queries = out / f'queries.{split}.jsonl'
-  rows = [query for query in sources.read_texts(where['queries'], 'query') if query.id in judged]
-  if not rows:
+  questions = [query.text for query in sources.read_texts(where['queries'], 'query') if query.id in judged]
+  if not questions:
     raise InputError(f'{where["qrels"]}: none of its {len(judged):,} queries is in {where["queries"]}')
-  # The same bytes give the same file: embeddings of it stay good.
-  with files.atomic_write(queries) as file:
-    file.writelines(json.dumps({'_id': query.id, 'text': query.text}, ensure_ascii=False) + '\n' for query in rows)
-  return Text(folder, split, where['corpus'], queries, where['qrels'], [query.text for query in rows])
+  return Text(folder, split, where['corpus'], where['queries'], where['qrels'], questions[:3])
 
 
 def claim(out: epath.Path, data: str, parts: Mapping[str, epath.Path], split: str) -> None:
@@ -223,10 +219,8 @@ def claim(out: epath.Path, data: str, parts: Mapping[str, epath.Path], split: st
 def train(tour: Tour, text: Text, out: epath.Path, config: str, overrides: Sequence[str]) -> epath.Path:
   """Trains and exports; returns the prompt, or the directory of a backbone that was trained."""
   workdir = out / 'training'
-  knobs = [f'--config.data.dir={text.folder}', '--config.data.form=beir']
-  if (text.folder / 'qrels' / 'dev.tsv').exists():
-    knobs.append('--config.data.dev_split=dev')
-  tour.run('Train', ['train', f'--config={config}', f'--workdir={workdir}', *knobs, *overrides], workdir / 'config.json',
+  knobs = [f'--config.data.dir={text.folder}', '--config.data.form=beir', *overrides]
+  tour.run('Train', ['train', f'--config={config}', f'--workdir={workdir}', *knobs], workdir / 'config.json',
            version=files.sha256_file(config_file(config)))
   product = out / ('prompt.npz' if configs.load_workdir(workdir).prompt.length else 'model')
   tour.run('Export', ['export', f'--workdir={workdir}', f'--out={product}'], product)
@@ -242,7 +236,7 @@ def rank(tour: Tour, text: Text, out: epath.Path, system: str, name: str, model:
     tour.run(f'Encode the {what}: {name}', [
         'encode', *(f'--{flag}={value}' for flag, value in model.items()), f'--kind={kind}', f'--input={source}', f'--out={made[kind]}',
         f'--pooling={config.pooling}', f'--normalize={str(bool(config.normalize)).lower()}',
-        f'--max_length={config.data[f"{kind}_max_length"]}'], made[kind])
+        f'--max_length={config.data[f"{kind}_max_length"]}', *([f'--qrels={text.qrels}'] if kind == 'query' else [])], made[kind])
   run = out / f'{system}.{text.split}.trec'
   tour.run(f'Search: {name}', ['search', f'--corpus={made["passage"]}', f'--queries={made["query"]}', f'--out={run}', '--k=100'], run)
   return run

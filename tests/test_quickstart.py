@@ -1,0 +1,165 @@
+"""The quickstart: the whole comparison at a tiny scale, and its parts."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from etils import epath
+
+from dprjax import quickstart
+from dprjax.errors import InputError
+from dprjax.models import artifact
+from dprjax.retriever import Hit
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def write_beir(folder):
+  """Two passages, two queries, and a split each for training and for measuring."""
+  (folder / 'qrels').mkdir(parents=True)
+  (folder / 'corpus.jsonl').write_text('{"_id": "d1", "title": "", "text": "wings lift"}\n{"_id": "d2", "title": "", "text": "bread rises"}\n')
+  (folder / 'queries.jsonl').write_text('{"_id": "q1", "text": "why do wings lift"}\n{"_id": "q2", "text": "why does bread rise"}\n')
+  for split, line in (('train', 'q1\td1\t1'), ('test', 'q2\td2\t1')):
+    (folder / 'qrels' / f'{split}.tsv').write_text(f'query-id\tcorpus-id\tscore\n{line}\n')
+  return folder
+
+
+def test_a_beir_folder_is_taken_as_it_is(tmp_path):
+  folder = write_beir(tmp_path / 'text')
+  text = quickstart.prepare(str(folder), epath.Path(tmp_path / 'out'), 'test')
+  assert (text.folder, text.split) == (epath.Path(folder), 'test')
+  assert text.corpus == folder / 'corpus.jsonl'
+  assert text.qrels == folder / 'qrels' / 'test.tsv'
+  assert text.questions == ['why does bread rise']  # not the training query
+
+
+def test_a_folder_without_training_judgements_is_refused(tmp_path):
+  folder = write_beir(tmp_path / 'text')
+  (folder / 'qrels' / 'train.tsv').unlink()
+  with pytest.raises(InputError, match=r'train\.tsv'):
+    quickstart.prepare(str(folder), epath.Path(tmp_path / 'out'), 'test')
+
+
+def test_changed_text_needs_another_out(tmp_path):
+  folder, out = write_beir(tmp_path / 'text'), epath.Path(tmp_path / 'out')
+  quickstart.prepare(str(folder), out, 'test')
+  quickstart.prepare(str(folder), out, 'test')
+  quickstart.prepare(str(folder), out, 'train')  # another split of the same text
+  with (folder / 'qrels' / 'test.tsv').open('a') as file:
+    file.write('q1\td1\t1\n')
+  with pytest.raises(InputError, match=r'other text \(qrels of test changed'):
+    quickstart.prepare(str(folder), out, 'test')
+  with pytest.raises(InputError, match='data'):
+    quickstart.prepare(str(write_beir(tmp_path / 'more')), out, 'test')
+
+
+def test_the_config_lies_beside_the_package(monkeypatch, tmp_path):
+  assert quickstart.default_config() == str(ROOT / 'configs' / 'quickstart.py')
+  monkeypatch.setattr(quickstart, '__file__', str(tmp_path / 'dprjax' / 'quickstart.py'))
+  with pytest.raises(InputError, match='run this from a checkout'):
+    quickstart.default_config()
+
+
+def test_the_file_of_a_config_with_a_recipe():
+  assert quickstart.config_file('configs/dptdr.py:nq,local') == 'configs/dptdr.py'
+  assert quickstart.config_file('configs/ft.py') == 'configs/ft.py'
+
+
+def test_a_prompt_is_weighed(tmp_path):
+  file = epath.Path(tmp_path / 'prompt.npz')
+  meta = {
+      'format': artifact.FORMAT, 'version': artifact.VERSION, 'kind': 'prefix', 'backbone': 'x', 'backbone_sha256': '0' * 64,
+      'tokenizer_sha256': '0' * 64, 'pooling': 'mean', 'normalize': True, 'temperature': 0.05, 'shift_positions': False,
+      'query_max_length': 8, 'passage_max_length': 8, 'query_prefix': '', 'passage_prefix': '', 'dprjax_version': '0', 'task': '', 'metrics': {}}
+  artifact.save_prompt(file, artifact.Prompt(meta, {'prefix': np.ones((3, 2, 5, 2, 7), np.float32)}))
+  assert quickstart.weight(file) == (3 * 2 * 5 * 2 * 7, os.path.getsize(file))
+
+
+def test_a_hit_is_shown_on_one_line():
+  assert quickstart.shown(Hit('d1', 0.5, 'Wings\nlift')) == 'd1: Wings lift'
+  assert quickstart.shown(Hit('numpy.sum', 0.5, 'numpy.sum Adds ' + 'x' * 200)) == 'numpy.sum Adds ...'
+
+
+def test_what_is_next_repeats_what_was_unusual():
+  out = epath.Path('runs/mine')
+  said = quickstart.next_steps(out, out / 'prompt.npz', {'backbone': 'b', 'prompt': 'p'}, 'mytext', 'test')
+  assert '--data=mytext --out=runs/mine' in said
+  assert "Retriever.load(backbone='b', prompt='p')" in said
+  assert '--split' not in said
+
+
+@pytest.fixture
+def scored(tmp_path):
+  """A run and the command that measures it."""
+  folder = write_beir(tmp_path / 'text')
+  run, out = tmp_path / 'run.trec', epath.Path(tmp_path / 'metrics.json')
+  run.write_text('q2 Q0 d1 1 2.0 x\nq2 Q0 d2 2 1.0 x\n')
+  return ['evaluate', f'--run={run}', f'--qrels={folder}/qrels/test.tsv', '--measure', 'RR@10', f'--out={out}'], out
+
+
+@pytest.mark.slow
+def test_a_command_runs_once(tmp_path, scored, capfd):
+  command, metrics = scored
+  quickstart.Tour(epath.Path(tmp_path)).run('Measure', command, metrics)
+  assert json.loads(metrics.read_text())['mean'] == {'RR@10': 0.5}
+  assert '$ python -m dprjax.evaluate --run=' in capfd.readouterr().out
+  quickstart.Tour(epath.Path(tmp_path)).run('Measure', command, metrics)
+  assert capfd.readouterr().out == '[1/13] Measure: done before\n'
+  metrics.unlink()
+  quickstart.Tour(epath.Path(tmp_path)).run('Measure', command, metrics)
+  assert metrics.exists()
+  tour = quickstart.Tour(epath.Path(tmp_path))
+  tour.run('Measure', command, metrics, version='another')
+  assert tour.seconds.keys() == {'Measure'}
+
+
+@pytest.mark.slow
+def test_a_command_that_fails_ends_the_tour(tmp_path, scored, capfd):
+  command, metrics = scored
+  tour = quickstart.Tour(epath.Path(tmp_path))
+  with pytest.raises(SystemExit) as ended:
+    tour.run('Measure', [*command, '--run=nowhere.trec'], metrics)
+  assert ended.value.code == 2
+  assert capfd.readouterr().err.count('dprjax: error: ') == 1  # the command's own line
+  with pytest.raises(InputError, match=r'dprjax\.nonesuch ended with status 1'):
+    tour.run('Nothing', ['nonesuch'])
+
+
+@pytest.mark.slow
+def test_the_whole_way_twice(tmp_path):
+  """At a tiny scale: every file is there, the table has three systems, and a second run repeats none of the work."""
+  out = tmp_path / 'out'
+  command = [
+      sys.executable, '-m', 'dprjax.quickstart', '--data=docstrings:email,http,json,logging,xml', f'--out={out}', '--backbone=scratch:tiny',
+      '--config.steps=3', '--config.prompt.length=4', '--config.data.passage_max_length=32', '--config.data.passage_buckets=(32,)',
+      '--config.backbone.vocab_size=1000', '--search=how are messages parsed?']
+  first = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  assert first.returncode == 0, first.stderr
+  # Layers, keys and values, length, heads, head size.
+  assert artifact.load_prompt(out / 'prompt.npz').arrays['prefix'].shape == (2, 2, 4, 2, 64)
+  assert (out / 'report.png').read_bytes().startswith(b'\x89PNG')
+  table = (out / 'report.md').read_text()
+  assert '| BM25 |' in table
+  assert re.search(r'\| frozen backbone \|.*\| 0 \|', table)
+  assert re.search(r'\| \+ prompt \|.*\| 2,048 \| 1[01]\.\d kB \|', table)
+  assert set(json.loads((out / 'frozen.test.json').read_text())['mean']) == {'nDCG@10', 'RR@10', 'R@100'}
+  assert 'how are messages parsed?' in first.stdout
+  assert len(re.findall(r'^    [123]  -?\d\.\d{3}  \S', first.stdout, re.MULTILINE)) == 3
+  assert f'--data=docstrings:email,http,json,logging,xml --out={out}' in first.stdout
+  assert re.search(r'in all, of which .* of memory', first.stdout)
+
+  times = {file: file.stat().st_mtime_ns for file in (out / 'prompt.npz', out / 'frozen.test.trec', *out.glob('embeddings/*/*'))}
+  second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  assert second.returncode == 0, second.stderr
+  assert second.stdout.count('done before') == 12  # all but the report
+  assert {file: file.stat().st_mtime_ns for file in times} == times
+  assert 'how are messages parsed?' in second.stdout
+
+  other = subprocess.run([*command, '--data=docstrings:email'], cwd=ROOT, capture_output=True, text=True)
+  assert other.returncode == 2
+  assert other.stderr.splitlines()[-1].startswith('dprjax: error: ')
