@@ -154,6 +154,23 @@ def no_room(path: PathLike) -> Iterator[None]:
     raise InputError(f'cannot write {path}: {error.strerror}; free some space and run the same command again') from error
 
 
+def read_sidecar(folder: PathLike, name: str, what: str, fingerprint: str) -> dict[str, Any] | None:
+  """The JSON beside something that can be made again; None where there is none yet, or one of another fingerprint.
+
+  Raises:
+    InputError: the folder holds something else than ``what``, so it must not be replaced.
+  """
+  root = epath.Path(folder)
+  if not root.exists():
+    return None
+  if not (root / name).exists():
+    if root.is_dir() and not any(root.iterdir()):
+      return None
+    raise InputError(f'{root} holds something else than a {what}; choose another folder')
+  sidecar = read_json(root / name, what)
+  return sidecar if sidecar.get('fingerprint') == fingerprint else None
+
+
 def write_json(path: PathLike, value: Any) -> None:
   """Writes indented JSON atomically, keys in the order given."""
   with atomic_write(path) as file:

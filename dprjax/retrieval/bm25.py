@@ -12,7 +12,7 @@ import numpy as np
 from etils import epath
 
 from dprjax.errors import InputError
-from dprjax.files import PathLike, atomic_path, atomic_write, read_json, write_json
+from dprjax.files import PathLike, atomic_path, atomic_write, read_sidecar, write_json
 from dprjax.retrieval.exact import TopK
 
 _SIDECAR, _IDS = 'dprjax_index.json', 'ids.txt'
@@ -111,14 +111,8 @@ def load(folder: PathLike, fingerprint: str) -> Bm25 | None:
     InputError: the folder holds something that is no index, or a damaged one.
   """
   root = epath.Path(folder)
-  if not root.exists():
-    return None
-  if not (root / _SIDECAR).exists():
-    if root.is_dir() and not any(root.iterdir()):
-      return None
-    raise InputError(f'{root} holds something else than a BM25 index; choose another folder')
-  sidecar = read_json(root / _SIDECAR, 'BM25 index')
-  if sidecar.get('fingerprint') != fingerprint:
+  sidecar = read_sidecar(root, _SIDECAR, 'BM25 index', fingerprint)
+  if sidecar is None:
     return None
   try:
     ids = (root / _IDS).read_bytes().decode().splitlines()

@@ -15,7 +15,7 @@ from etils import epath
 from jaxtyping import Float, Int
 
 from dprjax.errors import InputError
-from dprjax.files import PathLike, atomic_path, read_json, write_json
+from dprjax.files import PathLike, atomic_path, read_sidecar, write_json
 from dprjax.retrieval.exact import TopK, check_finite
 
 BRUTE_FORCE_BELOW = 20_000
@@ -147,14 +147,8 @@ def load(folder: PathLike, fingerprint: str) -> Index | None:
     InputError: the folder holds something that is no index, or a damaged one.
   """
   root = epath.Path(folder)
-  if not root.exists():
-    return None
-  if not (root / _SIDECAR).exists():
-    if root.is_dir() and not any(root.iterdir()):
-      return None
-    raise InputError(f'{root} holds something else than a ScaNN index; choose another folder')
-  sidecar = read_json(root / _SIDECAR, 'ScaNN index')
-  if sidecar.get('fingerprint') != fingerprint:
+  sidecar = read_sidecar(root, _SIDECAR, 'ScaNN index', fingerprint)
+  if sidecar is None:
     return None
   from scann import scann_ops_pybind  # as above
 
