@@ -68,3 +68,14 @@ def command(capsys):
       status = end.code
     return status, capsys.readouterr().err
   return run
+
+
+@pytest.fixture
+def error_line(capsys):
+  """What a command that failed on its input said last: the one error line, and no traceback before it."""
+  def read():
+    said = capsys.readouterr().err
+    assert 'Traceback' not in said
+    assert said.count('dprjax: error: ') == 1 and said.splitlines()[-1].startswith('dprjax: error: ')
+    return said.splitlines()[-1]
+  return read

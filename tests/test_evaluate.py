@@ -109,16 +109,15 @@ BAD = [
 
 
 @pytest.mark.parametrize('arguments, message', BAD)
-def test_bad_input(folder, capsys, arguments, message):
+def test_bad_input(folder, error_line, arguments, message):
   (folder / 'empty').touch()
   (folder / 'nan.trec').write_text('q1 Q0 b 1 nan x\n')
   (folder / 'strict.trec').write_text(RUN + 'q3 Q0 z 1 1.0 x\n')
   before = sorted(folder.rglob('*'))
   with pytest.raises(SystemExit) as ended:
     evaluate.main(['--out=metrics.json', *arguments])
-  error = capsys.readouterr().err
   assert ended.value.code == 2
-  assert error.startswith('dprjax: error: ') and error.count('\n') == 1 and message in error
+  assert message in error_line()
   assert sorted(folder.rglob('*')) == before
 
 

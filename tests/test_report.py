@@ -81,7 +81,7 @@ def test_tables_and_figure(tmp_path, capsys):
     (['--metrics=a=a.json', '--figure=r.jpeg2000'], 'its name has to end in .png, .pdf, .svg'),
     (['--metrics=a=a.json', '--figure=.'], 'is a folder'),
 ])
-def test_bad_input(tmp_path, monkeypatch, capsys, arguments, message):
+def test_bad_input(tmp_path, monkeypatch, error_line, arguments, message):
   monkeypatch.chdir(tmp_path)
   write(tmp_path / 'a.json', metrics(WORSE))
   write(tmp_path / 'list.json', [])
@@ -91,9 +91,8 @@ def test_bad_input(tmp_path, monkeypatch, capsys, arguments, message):
   before = sorted(tmp_path.iterdir())
   with pytest.raises(SystemExit) as ended:
     report.main([*arguments, '--out=r.md'])
-  error = capsys.readouterr().err
   assert ended.value.code == 2
-  assert error.startswith('dprjax: error: ') and error.count('\n') == 1 and message in error
+  assert message in error_line()
   assert sorted(tmp_path.iterdir()) == before
 
 

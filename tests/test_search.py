@@ -63,13 +63,12 @@ def test_equals_numpy(folder, index):
     assert report['index'] == 'exact' and 'recall' not in report
 
 
-def test_without_scann_the_search_is_exact(folder, monkeypatch, caplog):
+def test_without_scann_the_search_is_exact(folder, monkeypatch, capsys):
   monkeypatch.setitem(sys.modules, 'scann', None)
   monkeypatch.setattr(scann, 'available', lambda: False)
-  with caplog.at_level('INFO'):
-    search.main(['--corpus=corpus', '--queries=queries', '--out=run.trec', '--k=20'])
+  search.main(['--corpus=corpus', '--queries=queries', '--out=run.trec', '--k=20'])
   assert documents() == expected(20)
-  assert 'ScaNN is not installed' in caplog.text
+  assert 'ScaNN is not installed' in capsys.readouterr().err
   assert json.loads((folder / 'run.trec.json').read_text())['index'] == 'exact'
 
 
@@ -112,7 +111,7 @@ BAD = [
 
 
 @pytest.mark.parametrize('arguments, message', BAD)
-def test_bad_input(folder, capsys, arguments, message):
+def test_bad_input(folder, error_line, arguments, message):
   (folder / 'empty').mkdir()
   ids = [f'q{i}' for i in range(12)]
   embeddings(folder / 'backbone', ids, QUERIES, kind='query', backbone_sha256='c' * 64)
@@ -126,9 +125,8 @@ def test_bad_input(folder, capsys, arguments, message):
   before = sorted(folder.rglob('*'))
   with pytest.raises(SystemExit) as ended:
     search.main(['--corpus=corpus', '--queries=queries', '--out=run.trec', *arguments])
-  error = capsys.readouterr().err
   assert ended.value.code == 2
-  assert error.startswith('dprjax: error: ') and error.count('\n') == 1 and message in error
+  assert message in error_line()
   assert sorted(folder.rglob('*')) == before
 
 
