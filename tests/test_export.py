@@ -115,6 +115,7 @@ def test_a_reparametrised_prompt_is_expanded(command, run_of, trained, tmp_path)
   assert (prompt.prefix('query') != prompt.prefix('passage')).any()
 
 
+@pytest.mark.slow
 def test_a_trained_part_of_the_backbone(command, run_of, trained, tmp_path):
   workdir = run_of('ft.py:local', r"--config.trainable=('backbone/layers/mlp/.*',)", '--config.pooling=cls', '--config.optim.learning_rate=1e-3')
   out = tmp_path / 'model'

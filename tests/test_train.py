@@ -128,6 +128,7 @@ def test_a_finished_run_is_left_as_it_is(go, tmp_path):
   assert_same_bits(live_of(tmp_path / 'run')[1], live[1])
 
 
+@pytest.mark.slow
 def test_a_part_of_the_backbone_can_be_trained(go, trained, tmp_path):
   assert go('ft.py:local', r"--config.trainable=('backbone/layers/mlp/.*',)")[0] == 0
   _, live = live_of(tmp_path / 'run')
@@ -247,6 +248,7 @@ def test_what_is_not_finite_ends_the_run(go, trained, tmp_path):
   assert len(named) == 8 and set(named) <= queries
 
 
+@pytest.mark.slow
 def test_early_stopping_is_remembered(go, tmp_path):
   # A learning rate of next to nothing: the first evaluation stays the best.
   flags = ['--config.optim.learning_rate=1e-30', '--config.eval.every=2', '--config.eval.patience=2', '--config.steps=100']
@@ -257,6 +259,7 @@ def test_early_stopping_is_remembered(go, tmp_path):
   assert status == 0 and 'stopped early' in err and 'done at step 6' in err and 'compiling' not in err
 
 
+@pytest.mark.slow
 def test_starts_from_a_prompt(go, trained, tmp_path):
   from dprjax import export
   from dprjax.models import artifact

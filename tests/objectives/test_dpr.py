@@ -175,6 +175,7 @@ def test_each_of_eight_devices_does_an_eighth_of_the_work(cache):
   assert eight == pytest.approx(one / 8, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_prompts_gradient_costs_no_weight_gradients():
   model = encoder.EncoderConfig('bert', 100, 64, 2, 2, 256, max_positions=64)
   batch = make_batch(passage_length=32)
