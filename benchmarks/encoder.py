@@ -23,10 +23,11 @@ MODEL = encoder.EncoderConfig('bert', 30522, 384, 6, 12, 1536, hidden_dropout=0.
 def ours(tokens, mask, prompt, unroll):
   params = jax.device_put(hub.init_params(MODEL, jax.random.key(0)))
 
-  def pooled(prompt):
+  # The weights are an argument: as constants of the program they would be folded while compiling.
+  def pooled(prompt, params):
     return jnp.sum(encoder.encode(MODEL, params, tokens, mask, prompt=prompt, unroll=unroll)[:, 0])
   forward, gradient = jax.jit(pooled), jax.jit(jax.grad(pooled))
-  return lambda: forward(prompt).block_until_ready(), lambda: gradient(prompt).block_until_ready()
+  return lambda: forward(prompt, params).block_until_ready(), lambda: gradient(prompt, params).block_until_ready()
 
 
 def theirs(tokens, mask, prompt):
