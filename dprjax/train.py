@@ -7,14 +7,13 @@ again goes on where it stopped, bit for bit.
 """
 
 import argparse
-import dataclasses
 import functools
 import signal
 import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,21 +21,21 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import optax
-from absl import flags
 from etils import epath
-from ml_collections import config_flags
 
-from dprjax import cli, files
-from dprjax.data import batches, docstrings, forms, sources, store, text
+from dprjax import cli
+from dprjax.data import text
 from dprjax.errors import InputError
+from dprjax.feeds import retrieval
+from dprjax.feeds.feed import Feed
 from dprjax.models import artifact, hub
 from dprjax.objectives import dpr
-from dprjax.retrieval import exact, measures, trec
-from dprjax.retriever import KINDS, Embedder
+from dprjax.objectives.system import System
 from dprjax.runtime import checkpoint, log, mesh, optim, tree
 from dprjax.runtime import config as configs
 
-SYSTEMS = {'dpr': dpr}
+# What is trained, and on what.
+SYSTEMS = {'dpr': (dpr, retrieval)}
 
 
 class Result(NamedTuple):
@@ -73,31 +72,22 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
     jax.config.update('jax_compilation_cache_dir', config.compilation_cache)
 
   # Text, backbone, token arrays.
-  sources_of = find_text(config, workdir)
-  backbones = load_backbones(config, workdir, sources_of.train)
-  model = backbones['query'].config
-  room = model.max_tokens - (config.prompt.length if config.prompt.shift_positions else 0)
-  for kind in KINDS:
-    if config.data[f'{kind}_max_length'] > room:
-      raise InputError(f"config.data.{kind}_max_length: {config.data[f'{kind}_max_length']} exceeds the {room} positions of {config.backbone.path}")
-  tokenizer = text.load_tokenizer(backbones['query'].path)
-  tokens = open_store(config, workdir, 'train', sources_of.train, tokenizer)
-  loader = batches.make_batches(
-      tokens, batch_size=config.batch_size * config.accumulate, negatives=config.negatives,
-      query_buckets=config.data.query_buckets, passage_buckets=config.data.passage_buckets, seed=config.seed,
-      process_index=jax.process_index(), process_count=jax.process_count(), max_relevant=config.data.max_relevant,
-      threads=config.data.threads)
-  epoch = max(tokens.num_queries // (config.batch_size * config.accumulate), 1)
-  total = config.steps or max(round(config.epochs * epoch), 1)
-  every = config.eval.every or epoch
-  save_every = config.checkpoint.every or epoch
+  objective, feeds = SYSTEMS[config.system]
+  found = feeds.find(config, workdir, devices)
+  backbone = load_backbone(config, workdir, found.read)
+  tokenizer = text.load_tokenizer(backbone.path)
+  feed = found.open(tokenizer, backbone.config)
+  total = config.steps or max(round(config.epochs * feed.epoch), 1)
+  every = config.eval.every or feed.epoch
+  save_every = config.checkpoint.every or feed.epoch
 
   # Parameters: the live ones on the optimiser's side, the frozen ones apart.
-  system = SYSTEMS[config.system].build(config, model, devices)
+  system = objective.build(config, backbone.config, devices, tokenizer)
   key = jax.random.key(config.seed)
-  params = tree.flatten(system.init({kind: backbones[kind].params for kind in KINDS}, jax.random.fold_in(key, 0)))
+  parts = {'query': backbone.params, 'passage': backbone.params}
+  params = tree.flatten(system.init(parts, jax.random.fold_in(key, 0)))
   if config.prompt.init_from:
-    params |= warm_start(config, params, backbones)
+    params |= warm_start(config, params, backbone)
   live_names = tree.live_names(config.trainable, list(params))
   shardings = mesh.param_shardings(devices, params)
   frozen_dtype = jnp.dtype(config.backbone.frozen_dtype)
@@ -109,7 +99,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   update = make_update(system, optimizer, list(frozen))
 
   # Where an earlier run of this command stopped.
-  saved = checkpoint.Checkpoints(workdir, backbones['query'].sha256, config.checkpoint.keep)
+  saved = checkpoint.Checkpoints(workdir, backbone.sha256, config.checkpoint.keep)
   state, step = State(live, opt_state), 0
   best, best_step, stale, stopped = None, None, 0, False
   latest = saved.latest()
@@ -117,13 +107,13 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
     target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), (live, opt_state))
     restored = saved.restore(latest, *target)
     step, state = restored.step, State(restored.live, restored.opt_state)
-    loader.set_state(restored.extra['data'])
+    feed.loader.set_state(restored.extra['data'])
     best, best_step, stale, stopped = (restored.extra[name] for name in ('best', 'best_step', 'stale', 'stopped'))
 
-  describe(config, say, live, frozen, devices, tokens, epoch, total, opt_state)
+  describe(config, say, live, frozen, devices, feed, total, opt_state)
   if step:
     say(f'resuming after step {step} of {total}')
-  evaluate = make_evaluation(config, workdir, sources_of.dev, tokenizer, system, devices) if sources_of.dev else None
+  evaluate = feed.evaluation(system) if feed.evaluation else None
   metric_log = log.MetricLog(workdir, step, active=main)
   pace = log.Pace(total, step)
   terminated = Terminated()
@@ -136,38 +126,36 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
     wrong = [name for name in ('loss', 'gradient_norm', 'update_norm') if not np.isfinite(values[name])]
     if wrong:
       saved.wait()
-      queries, passages = tokens.query_ids(batch['query_index']), tokens.passage_ids(batch['passage_index'][:, 0])
       raise InputError(
           f'step {number}: the {wrong[0].replace("_", " ").replace(" norm", "")} is not finite (loss {values["loss"]:g}, gradient norm '
-          f'{values["gradient_norm"]:g}); queries {", ".join(queries[:8])}{"..." if len(queries) > 8 else ""}, positives '
-          f'{", ".join(passages[:8])}{"..." if len(passages) > 8 else ""}. The last good checkpoint is step {saved.latest() or "none"} in '
+          f'{values["gradient_norm"]:g}); {feed.ids(batch)}. The last good checkpoint is step {saved.latest() or "none"} in '
           f'{saved.folder}; lower config.optim.learning_rate, or look at those texts')
     if number % config.log_every and number != total:
       return
     rate, left = pace(number)
-    values |= {'learning_rate': float(schedule(number - 1)), 'pairs_per_second': rate * config.batch_size * config.accumulate}
+    rate *= config.batch_size * config.accumulate
+    values |= {'learning_rate': float(schedule(number - 1)), f'{feed.unit}_per_second': rate}
     metric_log.write(number, values)
-    say(f'step {number}/{total}  loss {values["loss"]:.4f}  in-batch accuracy {values["accuracy"]:.3f}  '
-        f'|gradient| {values["gradient_norm"]:.3g}  lr {values["learning_rate"]:.2e}'
-        + (f'  {values["pairs_per_second"]:.0f} pairs/s  {log.duration(left)} left' if rate else ''))
+    say(f'step {number}/{total}  loss {values["loss"]:.4f}  ' + ''.join(f'{label} {values[name]:.3f}  ' for name, label in system.shown.items())
+        + f'|gradient| {values["gradient_norm"]:.3g}  lr {values["learning_rate"]:.2e}'
+        + (f'  {rate:.0f} {feed.unit}/s  {log.duration(left)} left' if rate else ''))
 
   def save(score: float | None = None) -> None:
     while unread:
       read_one()
     saved.save(step, state.live, state.opt_state, {
-        'data': loader.get_state(), 'best': best, 'best_step': best_step, 'stale': stale, 'stopped': stopped, 'seed': config.seed}, score)
+        'data': feed.loader.get_state(), 'best': best, 'best_step': best_step, 'stale': stale, 'stopped': stopped, 'seed': config.seed}, score)
 
   try:
-    shapes: set[tuple[int, int]] = set()
+    shapes: set[str] = set()
     while step < total and not stopped:
-      batch = next(loader)
-      shape = (batch['query_tokens'].shape[1], batch['passage_tokens'].shape[2])
-      if shape not in shapes:
+      batch = next(feed.loader)
+      if (shape := feed.shape(batch)) not in shapes:
         shapes.add(shape)
-        say(f'step {step + 1}: compiling for queries of {shape[0]} and passages of {shape[1]} tokens')
+        say(f'step {step + 1}: compiling for {shape}')
       state, metrics = update(state, frozen, mesh.put_batch(devices, batch), key, step + 1)
       step += 1
-      unread.append((step, metrics, {name: batch[name] for name in ('query_index', 'passage_index')}))
+      unread.append((step, metrics, {name: rows for name, rows in batch.items() if name.endswith('_index')}))
       if len(unread) > 1:
         read_one()
       score = None
@@ -201,7 +189,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   finally:
     terminated.restore()
     metric_log.close()
-    loader.close()
+    feed.loader.close()
     saved.close()
 
 
@@ -213,9 +201,6 @@ def check(config: ml_collections.ConfigDict) -> None:
     raise InputError('config.backbone.path is empty; name a Hugging Face directory, a hub id or scratch:tiny')
   if not config.data.dir and config.data.form != 'docstrings':
     raise InputError('config.data.dir is empty; name the folder that holds the training text, --config.data.dir=DIR')
-  known = ('auto', 'docstrings', *forms.FORMS)
-  if config.data.form not in known:
-    raise InputError(f'config.data.form: expected one of {", ".join(known)}, not {config.data.form!r}')
   for name in ('batch_size', 'accumulate', 'grad_cache', 'log_every', 'checkpoint.keep', 'data.query_max_length', 'data.passage_max_length'):
     value = functools.reduce(getattr, name.split('.'), config)
     if value < 1:
@@ -227,53 +212,21 @@ def check(config: ml_collections.ConfigDict) -> None:
       raise InputError(f"config.backbone.{name}: expected 'float32' or 'bfloat16', not {config.backbone[name]!r}")
 
 
-class Text(NamedTuple):
-  """Where the training split's text is and, where there is one, the dev split's."""
-
-  train: sources.Source
-  dev: sources.Source | None
-
-
-def find_text(config: ml_collections.FrozenConfigDict, workdir: epath.Path) -> Text:
-  """The text that ``config.data`` names."""
-  knobs = config.data
-  path, form = knobs.dir, knobs.form
-  if form == 'docstrings':
-    path, form = str(workdir / 'data'), 'beir'
-    if not epath.Path(path).exists():
-      docstrings.build(path, packages=knobs.dir.split(','))
-  hold_out = (knobs.hold_out, config.seed) if knobs.hold_out and not knobs.dev_split else None
-  train = sources.Source(path, form, knobs.train_split, negatives=knobs.train or None, hold_out=hold_out, strict=knobs.strict)
-  if knobs.dev_split:
-    return Text(train, sources.Source(path, form, knobs.dev_split, strict=knobs.strict))
-  return Text(train, dataclasses.replace(train, negatives=None, held_out=True) if hold_out else None)
-
-
-def open_store(
-    config: ml_collections.FrozenConfigDict, workdir: epath.Path, name: str, source: sources.Source, tokenizer: text.Tokenizer) -> store.Store:
-  """The token store of a split, built where it is not there yet."""
-  folder = (epath.Path(config.data.store) if config.data.store else workdir / 'store') / name
-  return store.build_store(
-      source, tokenizer, folder, process_index=jax.process_index(),
-      **{knob: config.data[knob] for knob in ('query_max_length', 'passage_max_length', 'query_prefix', 'passage_prefix')})
-
-
-def load_backbones(config: ml_collections.FrozenConfigDict, workdir: epath.Path, source: sources.Source) -> dict[str, hub.Backbone]:
-  """The encoders of queries and of passages, before training (one object: DPR's two start from the same weights)."""
+def load_backbone(config: ml_collections.FrozenConfigDict, workdir: epath.Path, read: Callable[[], Iterator[str]]) -> hub.Backbone:
+  """The backbone before training; one from scratch is made in the workdir, with a vocabulary trained on the texts that ``read`` streams."""
   path = configs.backbone_path(config, workdir)
   if config.backbone.path.startswith('scratch:') and not epath.Path(path).exists():
     with tempfile.TemporaryDirectory() as folder:
-      passages = sources.load_dataset(source).passages
-      tokenizer = text.train_wordpiece((passage.text for passage in passages), config.backbone.vocab_size, folder)
+      tokenizer = text.train_wordpiece(read(), config.backbone.vocab_size, folder)
       model = hub.scratch_config(config.backbone.path.removeprefix('scratch:'), tokenizer.vocab_size)
       hub.save_backbone(path, model, hub.init_params(model, jax.random.key(config.seed)), source=folder)
-  return dict.fromkeys(KINDS, hub.load_backbone(path))
+  return hub.load_backbone(path)
 
 
-def warm_start(config: ml_collections.FrozenConfigDict, params: dict[str, Any], backbones: dict[str, hub.Backbone]) -> dict[str, Any]:
+def warm_start(config: ml_collections.FrozenConfigDict, params: dict[str, Any], backbone: hub.Backbone) -> dict[str, Any]:
   """The prompt's parameters from ``config.prompt.init_from``, in place of random ones."""
   loaded = artifact.load_prompt(config.prompt.init_from)
-  artifact.check_prompt(loaded, backbones['query'].config, backbones['query'].sha256)
+  artifact.check_prompt(loaded, backbone.config, backbone.sha256)
   wanted = {name: leaf for name, leaf in params.items() if name.startswith('prompt/')}
   kinds = {'prompt/prefix': 'query', 'prompt/query/prefix': 'query', 'prompt/passage/prefix': 'passage'}
   values = {name: loaded.prefix(kinds[name]) for name in wanted if name in kinds}
@@ -298,7 +251,7 @@ def init_optimizer(
   return jax.jit(lambda live: optimizer.init(optim.with_placeholders(live, frozen)), out_shardings=out)(live)
 
 
-def make_update(system: dpr.System, optimizer: optax.GradientTransformation, frozen_names: Sequence[str]) -> Any:
+def make_update(system: System, optimizer: optax.GradientTransformation, frozen_names: Sequence[str]) -> Any:
   """The jitted step: ``(state, frozen, batch, key, number) -> (state, metrics)``. The state's memory is reused."""
 
   @functools.partial(jax.jit, donate_argnums=0)
@@ -319,62 +272,20 @@ def make_update(system: dpr.System, optimizer: optax.GradientTransformation, fro
   return update
 
 
-def make_evaluation(
-    config: ml_collections.FrozenConfigDict, workdir: epath.Path, source: sources.Source, tokenizer: text.Tokenizer, system: dpr.System,
-    devices: jax.sharding.Mesh) -> Callable[[dict[str, jax.Array]], dict[str, float]]:
-  """``{name: array} -> {measure: value}`` on the dev split: exact search in the corpus, or in a sample of it."""
-  tokens = open_store(config, workdir, 'dev', source, tokenizer)
-  if jax.process_index() == 0 and not (workdir / 'dev.tsv').exists():
-    # For whoever evaluates a run afterwards: which queries were held out is known here alone.
-    with files.atomic_write(workdir / 'dev.tsv') as file:
-      file.write('query-id\tcorpus-id\tscore\n')
-      for query, grades in sources.load_dataset(source).qrels.items():
-        file.writelines(f'{query}\t{passage}\t{grade}\n' for passage, grade in grades.items())
-  queries = np.arange(tokens.num_queries)
-  records = tokens.query_rows(queries)
-  passages = np.arange(tokens.num_passages)
-  if 0 < config.eval.corpus_limit < len(passages):
-    # The dev queries' own passages (which may alone be more than the limit), and others drawn at random.
-    own = np.unique(np.concatenate([row.relevant for row in records]))
-    others = np.setdiff1d(passages, own)
-    drawn = np.random.default_rng(config.seed).choice(others, max(config.eval.corpus_limit - len(own), 0), replace=False)
-    passages = np.sort(np.concatenate([own, drawn]))
-  query_ids, passage_ids = tokens.query_ids(queries), tokens.passage_ids(passages)
-  names = dict(zip(passages.tolist(), passage_ids, strict=True))
-  qrels = {query: {names[passage]: 1 for passage in row.relevant.tolist()} for query, row in zip(query_ids, records, strict=True)}
-  rows = {'query': [row.tokens for row in records], 'passage': tokens.passage_tokens(passages)}
-  wanted = list(dict.fromkeys([config.eval.measure, 'nDCG@10', 'RR@10', 'R@100']))
-
-  def embed(kind: str, params: dict[str, jax.Array], *batch: jax.Array) -> jax.Array:
-    return system.embed(tree.unflatten(params), kind, *batch)
-  embedders = {
-      kind: Embedder(functools.partial(embed, kind), devices, config.eval.batch_size, config.data[f'{kind}_max_length'], tokenizer.pad_id)
-      for kind in KINDS}
-
-  def evaluate(params: dict[str, jax.Array]) -> dict[str, float]:
-    vectors = {kind: embedders[kind](params, rows[kind]) for kind in KINDS}
-    top = exact.search(vectors['query'], vectors['passage'], min(100, len(passage_ids)))
-    run = trec.run_from_rows(query_ids, passage_ids, top.rows, top.scores)
-    return measures.measure(run, qrels, wanted)['mean']
-  return evaluate
-
-
 def describe(
-    config: ml_collections.FrozenConfigDict, say: Any, live: dict[str, Any], frozen: dict[str, Any], devices: jax.sharding.Mesh,
-    tokens: store.Store, epoch: int, total: int, opt_state: Any) -> None:
+    config: ml_collections.FrozenConfigDict, say: Any, live: dict[str, Any], frozen: dict[str, Any], devices: jax.sharding.Mesh, feed: Feed,
+    total: int, opt_state: Any) -> None:
   """What a run says before its first step."""
   trained, held = tree.count(live), tree.count(frozen)
-  update_batch = config.batch_size * config.accumulate
-  seen = update_batch * (1 + config.negatives) - 1 if config.in_batch else config.negatives
   device = devices.devices.flat[0]
   say(f'{config.system}{f" ({config.task})" if config.task else ""}: {log.size(trained)} trained parameters '
       f'({100 * trained / (trained + held):.2f} %, {log.size(tree.nbytes(live), "B")}; optimiser {log.size(tree.nbytes(opt_state), "B")}), '
       f'{log.size(held)} frozen ({log.size(tree.nbytes(frozen), "B")})')
   say(f'mesh {" x ".join(f"{axis} {size}" for axis, size in devices.shape.items())} of {device.platform} {device.device_kind}, '
       f'{jax.process_count()} process{"es" if jax.process_count() > 1 else ""}')
-  say(f'{tokens.num_queries} training queries, {tokens.num_passages} passages; {update_batch} queries an update'
+  say(f'{feed.said}; {config.batch_size * config.accumulate} {feed.unit} an update'
       + (f' ({config.accumulate} batches of {config.batch_size})' if config.accumulate > 1 else '')
-      + f', up to {seen} negatives each; {epoch} updates an epoch, {total} in all')
+      + f', {feed.epoch} updates an epoch, {total} in all')
 
 
 class Terminated:
@@ -397,26 +308,6 @@ class Terminated:
       self._previous = None
 
 
-def parse_config(arguments: Sequence[str]) -> ml_collections.ConfigDict:
-  """``--config=FILE[:recipe] --config.key=value ...`` -> the config. Raises InputError for what it does not know."""
-  values = flags.FlagValues()
-  arguments = ['train', *arguments]
-  config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=arguments)
-  try:
-    values(arguments)
-    config = values['config'].value
-    if config is None:
-      raise InputError('--config is missing; for instance --config=configs/dptdr.py:local')
-    _ = config.system  # a file that could not be loaded complains when it is first read
-    return config
-  except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError, ImportError, SyntaxError) as error:
-    if isinstance(error, InputError):
-      raise
-    # ml_collections puts the whole traceback of a config file into its message; the last line says what is wrong.
-    said = str(error).strip().splitlines()[-1] if 'Traceback' in str(error) else str(error)
-    raise InputError(f'--config: {" ".join(said.split())}') from error
-
-
 def main(argv: Sequence[str] | None = None) -> None:
   parser = cli.Parser('train', __doc__ or '')
   parser.add_argument('--config', metavar='FILE[:RECIPE]', help='an experiment, for instance configs/dptdr.py:local')
@@ -430,7 +321,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   def command(args: argparse.Namespace) -> None:
     if not args.workdir:
       raise InputError('--workdir is missing; name the folder that this run is kept in')
-    train(parse_config(theirs), args.workdir)
+    train(configs.parse(theirs), args.workdir)
   cli.run(parser, command, own)
 
 

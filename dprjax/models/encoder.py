@@ -159,6 +159,7 @@ class Attention(nn.Module):
     # Softmax, divided after the product with the values: [B, N, T, D] is smaller than the scores, whose every pass counts on a CPU.
     weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
     total = jnp.sum(weights, axis=-1, keepdims=True)
+    self.sow('intermediates', 'first_token', weights[:, :, 0] / total[:, :, 0])  # nothing is kept unless it is asked for
     weights = nn.Dropout(config.attention_dropout, deterministic=self.deterministic)(weights)
     context = jnp.einsum('bnts,bnsd->bntd', weights.astype(self.dtype), value, preferred_element_type=jnp.float32)
     context = (context / total).astype(self.dtype)
@@ -216,33 +217,29 @@ class Embeddings(nn.Module):
     return nn.Dropout(config.hidden_dropout, deterministic=self.deterministic)(x).astype(self.dtype)
 
 
-class Encoder(nn.Module):
-  """The whole encoder; ``encode`` is the function to call.
+def _stack(config: EncoderConfig, num_layers: int, dtype: Any, remat: bool, unroll: int, deterministic: bool) -> nn.Module:
+  """Layers one after the other, their parameters stacked on a leading axis: ``(x, prompt, bias, prompt_ids) -> (x, None)``."""
+  # Unrolled, the layers stand side by side, and the compiler would merge the recomputed ones with the first ones.
+  layer = nn.remat(Layer, prevent_cse=unroll > 1) if remat else Layer
+  scanned = nn.scan(
+      layer, variable_axes={'params': 0, 'intermediates': 0}, split_rngs={'params': True, 'dropout': True},
+      in_axes=(0, nn.broadcast, nn.broadcast), length=num_layers, unroll=min(unroll, num_layers))
+  return scanned(config, dtype, deterministic)
 
-  Attributes:
-    dtype: of the matrix products and of what flows between layers; softmax and LayerNorm are float32 throughout.
-    remat: recompute each layer in the backward pass instead of keeping its activations.
-    unroll: layers a step of the scan; with all of them in one step the backward pass is faster on a CPU, and compiling slower.
-    deterministic: no dropout.
-  """
 
-  config: EncoderConfig
-  dtype: Any = jnp.float32
-  remat: bool = False
-  unroll: int = 1
-  deterministic: bool = True
+def init_layers(config: EncoderConfig, num_layers: int, key: Array) -> dict[str, Any]:
+  """Fresh parameters of ``num_layers`` stacked layers: kernels N(0, 0.02), biases 0, LayerNorm's scale 1, as BERT starts."""
+  x, bias = jnp.zeros((1, 1, config.hidden_size), jnp.float32), jnp.zeros((1, 1, 1, 1), jnp.float32)
+  stack = _stack(config, num_layers, jnp.float32, False, 1, True)
+  return jax.jit(stack.init)(key, x, None, bias, None)['params']
 
-  @nn.compact
-  def __call__(self, tokens, mask, positions, token_types, prompt, prompt_ids):
-    x = Embeddings(self.config, self.dtype, self.deterministic, name='embeddings')(tokens, positions, token_types)
-    bias = jnp.where(mask, 0.0, _MASKED)[:, None, None, :]
-    # Unrolled, the layers stand side by side, and the compiler would merge the recomputed ones with the first ones.
-    layer = nn.remat(Layer, prevent_cse=self.unroll > 1) if self.remat else Layer
-    layers = nn.scan(
-        layer, variable_axes={'params': 0}, split_rngs={'params': True, 'dropout': True},
-        in_axes=(0, nn.broadcast, nn.broadcast), length=self.config.num_layers, unroll=self.unroll)
-    x, _ = layers(self.config, self.dtype, self.deterministic, name='layers')(x, prompt, bias, prompt_ids)
-    return x.astype(jnp.float32)
+
+def init_encoder(config: EncoderConfig, key: Array) -> dict[str, Any]:
+  """Fresh parameters of a whole encoder, as BERT starts."""
+  embeddings_key, layers_key = jax.random.split(key)
+  tokens = jnp.zeros((1, 1), jnp.int32)
+  embeddings = jax.jit(Embeddings(config, jnp.float32, True).init)(embeddings_key, tokens, tokens, tokens)['params']
+  return {'embeddings': embeddings, 'layers': init_layers(config, config.num_layers, layers_key)}
 
 
 def _positions(config: EncoderConfig, mask: Array, shift: int) -> Array:
@@ -265,6 +262,58 @@ def check_prompt_shape(config: EncoderConfig, prompt: Any, prompt_ids: Any, batc
     raise InputError(f'prompt_ids {list(prompt_ids.shape)} choose from a bank [K, ...] for {batch} examples; the prompt is {list(shape)}')
   if prompt_ids is None and len(shape) == 6 and shape[0] != batch:
     raise InputError(f'prompt holds {shape[0]} prompts for {batch} examples: pass prompt_ids to choose from a bank')
+
+
+def _run(
+    config: EncoderConfig, params: Mapping[str, Any], tokens: Array, mask: Array, cuts: tuple[int, ...], *, prompt: Array | None = None,
+    prompt_ids: Array | None = None, token_types: Array | None = None, shift_positions: bool = False, dtype: Any = jnp.float32, remat: bool = False,
+    unroll: int = 1, dropout_key: Array | None = None) -> list[Float[Array, 'B T H']]:
+  """The hidden states after each number of layers in ``cuts`` (rising)."""
+  batch, length = tokens.shape
+  shift = 0
+  if prompt is not None:
+    check_prompt_shape(config, prompt, prompt_ids, batch)
+    shift = prompt.shape[-3] if shift_positions else 0
+    if prompt.ndim == 6:
+      prompt = jnp.moveaxis(prompt, 0, 1)  # [L, K or B, 2, P, N, D]
+    if prompt.shape[-3] == 0:
+      prompt = None
+  if length + shift > config.max_tokens:
+    shifted = f' shifted by a prompt of {shift}' if shift else ''
+    raise InputError(f'{length} tokens{shifted} exceed the {config.max_tokens} positions of this encoder; lower the maximum length')
+  if token_types is None:
+    token_types = jnp.zeros_like(tokens)
+  keys: list[Array | None] = [None] * (1 + len(cuts)) if dropout_key is None else list(jax.random.split(dropout_key, 1 + len(cuts)))
+  x: Any = Embeddings(config, dtype, dropout_key is None).apply(
+      {'params': params['embeddings']}, tokens, _positions(config, mask, shift), token_types, rngs=_rngs(keys[0]))
+  states = []
+  for start, stop, key in zip((0, *cuts), cuts, keys[1:], strict=False):
+    layers, prompts = params['layers'], prompt
+    if (start, stop) != (0, config.num_layers):
+      layers = jax.tree.map(lambda leaf, start=start, stop=stop: leaf[start:stop], layers)
+      prompts = None if prompt is None else prompt[start:stop]
+    x = encode_layers(
+        config, layers, x, mask, prompt=prompts, prompt_ids=None if prompt is None else prompt_ids, dtype=dtype, remat=remat, unroll=unroll,
+        dropout_key=key)
+    states.append(x)
+  return states
+
+
+def encode_layers(
+    config: EncoderConfig, layers: Mapping[str, Any], hidden: Float[Array, 'B T H'], mask: Bool[Array, 'B T'], *, prompt: Array | None = None,
+    prompt_ids: Int[Array, ' B'] | None = None, dtype: Any = jnp.float32, remat: bool = False, unroll: int = 1, dropout_key: Array | None = None,
+) -> Float[Array, 'B T H']:
+  """Hidden states through stacked layers (of the backbone, or of a head on it); ``prompt`` has the layers' axis first."""
+  count = jax.tree.leaves(layers)[0].shape[0]
+  bias = jnp.where(mask, 0.0, _MASKED)[:, None, None, :]
+  x, _ = _stack(config, count, dtype, remat, unroll, dropout_key is None).apply(
+      {'params': layers}, hidden.astype(dtype), prompt, bias, prompt_ids, rngs=_rngs(dropout_key))
+  assert isinstance(x, jax.Array)  # apply's annotation also allows for mutable collections
+  return x
+
+
+def _rngs(key: Array | None) -> dict[str, Array] | None:
+  return None if key is None else {'dropout': key}
 
 
 def encode(
@@ -306,23 +355,38 @@ def encode(
   Raises:
     InputError: at trace time, where the prompt's shape is not this encoder's, or the tokens (and shift) exceed its positions.
   """
-  batch, length = tokens.shape
-  shift = 0
+  (hidden,) = _run(
+      config, params, tokens, mask, (config.num_layers,), prompt=prompt, prompt_ids=prompt_ids, token_types=token_types,
+      shift_positions=shift_positions, dtype=dtype, remat=remat, unroll=unroll, dropout_key=dropout_key)
+  return hidden.astype(jnp.float32)
+
+
+def encode_early_late(
+    config: EncoderConfig, params: Mapping[str, Any], tokens: Int[Array, 'B T'], mask: Bool[Array, 'B T'], split: int, **options: Any,
+) -> tuple[Float[Array, 'B T H'], Float[Array, 'B T H']]:
+  """The hidden states after the first ``split`` layers and after all of them (Condenser, Eqs. 6 and 7), float32.
+
+  Args:
+    split: early layers, 1 to L - 1.
+    options: as for ``encode``.
+
+  Raises:
+    InputError: ``split`` leaves no early or no late layer; and as ``encode`` does.
+  """
+  if not 0 < split < config.num_layers:
+    raise InputError(f'a split after {split} layers leaves no early or no late layer of {config.num_layers}; use 1 to {config.num_layers - 1}')
+  early, late = _run(config, params, tokens, mask, (split, config.num_layers), **options)
+  return early.astype(jnp.float32), late.astype(jnp.float32)
+
+
+def first_token_attention(
+    config: EncoderConfig, params: Mapping[str, Any], tokens: Int[Array, 'B T'], mask: Bool[Array, 'B T'], *, prompt: Array | None = None,
+) -> Float[Array, 'L B N S']:
+  """What the first token of each row attends to, by layer and head, S = P + T (the prompt's vectors first); rows sum to 1."""
   if prompt is not None:
-    check_prompt_shape(config, prompt, prompt_ids, batch)
-    shift = prompt.shape[-3] if shift_positions else 0
-    if prompt.ndim == 6:
-      prompt = jnp.moveaxis(prompt, 0, 1)  # [L, K or B, 2, P, N, D]
-    if prompt.shape[-3] == 0:
-      prompt = None
-  if length + shift > config.max_tokens:
-    shifted = f' shifted by a prompt of {shift}' if shift else ''
-    raise InputError(f'{length} tokens{shifted} exceed the {config.max_tokens} positions of this encoder; lower the maximum length')
-  if token_types is None:
-    token_types = jnp.zeros_like(tokens)
-  encoder = Encoder(config, dtype, remat, unroll, deterministic=dropout_key is None)
-  hidden = encoder.apply(
-      {'params': params}, tokens, mask, _positions(config, mask, shift), token_types, prompt, None if prompt is None else prompt_ids,
-      rngs=None if dropout_key is None else {'dropout': dropout_key})
-  assert isinstance(hidden, jax.Array)  # apply's annotation also allows for mutable collections
-  return hidden
+    check_prompt_shape(config, prompt, None, tokens.shape[0])
+  x = Embeddings(config, jnp.float32, True).apply({'params': params['embeddings']}, tokens, _positions(config, mask, 0), jnp.zeros_like(tokens))
+  bias = jnp.where(mask, 0.0, _MASKED)[:, None, None, :]
+  _, seen = _stack(config, config.num_layers, jnp.float32, False, 1, True).apply(
+      {'params': params['layers']}, x, prompt, bias, None, mutable=['intermediates'])
+  return seen['intermediates']['attention']['first_token'][0]

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
@@ -26,7 +25,7 @@ from jaxtyping import Array
 
 from dprjax.errors import InputError
 from dprjax.files import PathLike, atomic_path, read_json, write_json
-from dprjax.models.encoder import MODEL_TYPES, Encoder, EncoderConfig
+from dprjax.models.encoder import MODEL_TYPES, EncoderConfig, init_encoder
 from dprjax.models.sentence import SentenceSettings, read_sentence_settings, transformer_folder, write_sentence_settings
 
 Params = dict[str, Any]
@@ -167,9 +166,7 @@ def save_backbone(
 
 def init_params(config: EncoderConfig, key: Array) -> Params:
   """Fresh parameters, numpy float32: kernels and embeddings N(0, 0.02), biases 0, LayerNorm's scale 1, as BERT starts."""
-  tokens = jnp.zeros((1, 1), jnp.int32)
-  variables = jax.jit(Encoder(config).init)(key, tokens, tokens == 0, tokens, tokens, None, None)
-  return jax.device_get(variables['params'])
+  return jax.device_get(init_encoder(config, key))
 
 
 def scratch_config(

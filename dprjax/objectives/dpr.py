@@ -4,41 +4,26 @@ The two differ only in what ``config.trainable`` names and in whether there is a
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import ml_collections
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
+from dprjax.data.text import Tokenizer
 from dprjax.errors import InputError
 from dprjax.models import encoder, heads, prompts
 from dprjax.objectives import contrastive
+from dprjax.objectives.system import Batch, Params, System
 from dprjax.runtime import mesh as meshes
 
-Params = Mapping[str, Any]
-Batch = Mapping[str, Array]
 
-
-class System(NamedTuple):
-  """What the training loop asks of a system.
-
-  Attributes:
-    init: ``(backbones, key) -> params``, the tree with named top-level subtrees.
-    loss: ``(params, batch, key or None) -> (loss, metrics)``; no key, no dropout.
-    embed: ``(params, kind, tokens, mask) -> [B, H]``, without dropout, for evaluation.
-  """
-
-  init: Callable[[Mapping[str, Any], Array], dict[str, Any]]
-  loss: Callable[[Params, Batch, Array | None], tuple[Float[Array, ''], dict[str, Array]]]
-  embed: Callable[[Params, str, Int[Array, 'B T'], Bool[Array, 'B T']], Float[Array, 'B H']]
-
-
-def build(config: ml_collections.ConfigDict, model: encoder.EncoderConfig, mesh: Mesh) -> System:
-  """The system that ``config`` describes, for a backbone of the shape ``model``, on ``mesh``.
+def build(config: ml_collections.ConfigDict, model: encoder.EncoderConfig, mesh: Mesh, tokenizer: Tokenizer | None = None) -> System:
+  """The system that ``config`` describes, for a backbone of the shape ``model``, on ``mesh``; the tokenizer is not needed.
 
   Raises:
     InputError: a knob has a value it cannot have; the message names it.
@@ -60,8 +45,8 @@ def build(config: ml_collections.ConfigDict, model: encoder.EncoderConfig, mesh:
   rate, scope = config.prompt.dropout, config.prompt.dropout_scope
   shift, remat, in_batch = config.prompt.shift_positions, config.backbone.remat, config.in_batch
 
-  def init(backbones: Mapping[str, Any], key: Array) -> dict[str, Any]:
-    params: dict[str, Any] = {'backbone': dict(backbones) if two else backbones['query']}
+  def init(parts: Mapping[str, Any], key: Array) -> dict[str, Any]:
+    params: dict[str, Any] = {'backbone': {kind: parts[kind] for kind in prompts.KINDS} if two else parts['query']}
     if config.prompt.length:
       params['prompt'] = prompts.init_prompt(
           model, key, config.prompt.length, tied=config.prompt.tied,
@@ -124,4 +109,4 @@ def build(config: ml_collections.ConfigDict, model: encoder.EncoderConfig, mesh:
         'negatives': jnp.mean(contrastive.negatives_seen(scores)),
     }
 
-  return System(init, loss, embed)
+  return System(init, loss, embed, {'accuracy': 'in-batch accuracy'})

@@ -8,10 +8,13 @@ import importlib.util
 import json
 import pathlib
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import ml_collections
+from absl import flags
 from etils import epath
+from ml_collections import config_flags
 
 from dprjax import files
 from dprjax.errors import InputError
@@ -125,6 +128,26 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   c.eval.corpus_limit = 200
   c.mesh = ml_collections.ConfigDict({'data': -1, 'fsdp': 1, 'model': 1})
   return c
+
+
+def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
+  """``--config=FILE[:recipe] --config.key=value ...`` -> the config. Raises InputError for what it does not know."""
+  values = flags.FlagValues()
+  arguments = ['train', *arguments]
+  config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=arguments)
+  try:
+    values(arguments)
+    config = values['config'].value
+    if config is None:
+      raise InputError('--config is missing; for instance --config=configs/dptdr.py:local')
+    _ = config.system  # a file that could not be loaded complains when it is first read
+    return config
+  except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError, ImportError, SyntaxError) as error:
+    if isinstance(error, InputError):
+      raise
+    # ml_collections puts the whole traceback of a config file into its message; the last line says what is wrong.
+    said = str(error).strip().splitlines()[-1] if 'Traceback' in str(error) else str(error)
+    raise InputError(f'--config: {" ".join(said.split())}') from error
 
 
 def sibling(path: str, name: str) -> types.ModuleType:

@@ -1,0 +1,122 @@
+"""Queries and passages to train a dual encoder on, and the dev split's retrieval quality while it trains."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import ml_collections
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+
+from dprjax import files
+from dprjax.data import batches, docstrings, forms, sources, store
+from dprjax.data.text import Tokenizer
+from dprjax.errors import InputError
+from dprjax.feeds.feed import Batch, Feed, Text
+from dprjax.models.encoder import EncoderConfig
+from dprjax.objectives.system import System
+from dprjax.retrieval import exact, measures, trec
+from dprjax.retriever import KINDS, Embedder
+from dprjax.runtime import tree
+
+
+def find(config: ml_collections.FrozenConfigDict, workdir: epath.Path, devices: Mesh) -> Text:
+  """The text that ``config.data`` names: a split to train on and, if any, a split to evaluate on.
+
+  Raises:
+    InputError: there is none such.
+  """
+  knobs = config.data
+  path, form = knobs.dir, knobs.form
+  known = ('auto', 'docstrings', *forms.FORMS)
+  if form not in known:
+    raise InputError(f'config.data.form: expected one of {", ".join(known)}, not {form!r}')
+  if form == 'docstrings':
+    path, form = str(workdir / 'data'), 'beir'
+    if not epath.Path(path).exists():
+      docstrings.build(path, packages=knobs.dir.split(','))
+  hold_out = (knobs.hold_out, config.seed) if knobs.hold_out and not knobs.dev_split else None
+  train = sources.Source(path, form, knobs.train_split, negatives=knobs.train or None, hold_out=hold_out, strict=knobs.strict)
+  dev = dataclasses.replace(train, negatives=None, held_out=True) if hold_out else None
+  if knobs.dev_split:
+    dev = sources.Source(path, form, knobs.dev_split, strict=knobs.strict)
+  return Text(
+      lambda: (passage.text for passage in sources.load_dataset(train).passages),
+      functools.partial(_open, config, workdir, devices, train, dev))
+
+
+def _open(
+    config: ml_collections.FrozenConfigDict, workdir: epath.Path, devices: Mesh, train: sources.Source, dev: sources.Source | None,
+    tokenizer: Tokenizer, model: EncoderConfig) -> Feed:
+  room = model.max_tokens - (config.prompt.length if config.prompt.shift_positions else 0)
+  for kind in KINDS:
+    if config.data[f'{kind}_max_length'] > room:
+      raise InputError(f"config.data.{kind}_max_length: {config.data[f'{kind}_max_length']} exceeds the {room} positions of {config.backbone.path}")
+  tokens = _store(config, workdir, 'train', train, tokenizer)
+  update = config.batch_size * config.accumulate
+  loader = batches.make_batches(
+      tokens, batch_size=update, negatives=config.negatives,
+      query_buckets=config.data.query_buckets, passage_buckets=config.data.passage_buckets, seed=config.seed,
+      process_index=jax.process_index(), process_count=jax.process_count(), max_relevant=config.data.max_relevant,
+      threads=config.data.threads)
+  seen = update * (1 + config.negatives) - 1 if config.in_batch else config.negatives
+
+  def ids(batch: Batch) -> str:
+    queries, passages = tokens.query_ids(batch['query_index']), tokens.passage_ids(batch['passage_index'][:, 0])
+    return (f'queries {", ".join(queries[:8])}{"..." if len(queries) > 8 else ""}, '
+            f'positives {", ".join(passages[:8])}{"..." if len(passages) > 8 else ""}')
+  return Feed(
+      loader=loader, epoch=max(tokens.num_queries // update, 1), unit='pairs',
+      said=f'{tokens.num_queries} training queries, {tokens.num_passages} passages; up to {seen} negatives a query', ids=ids,
+      shape=lambda batch: f'queries of {batch["query_tokens"].shape[1]} and passages of {batch["passage_tokens"].shape[2]} tokens',
+      evaluation=functools.partial(_evaluation, config, workdir, dev, tokenizer, devices) if dev else None)
+
+
+def _store(config: ml_collections.FrozenConfigDict, workdir: epath.Path, name: str, source: sources.Source, tokenizer: Tokenizer) -> store.Store:
+  """The token store of a split, built where it is not there yet."""
+  folder = (epath.Path(config.data.store) if config.data.store else workdir / 'store') / name
+  return store.build_store(
+      source, tokenizer, folder, process_index=jax.process_index(),
+      **{knob: config.data[knob] for knob in ('query_max_length', 'passage_max_length', 'query_prefix', 'passage_prefix')})
+
+
+def _evaluation(
+    config: ml_collections.FrozenConfigDict, workdir: epath.Path, source: sources.Source, tokenizer: Tokenizer, devices: Mesh, system: System,
+) -> Callable[[dict[str, jax.Array]], dict[str, float]]:
+  """``{name: array} -> {measure: value}`` on the dev split: exact search in the corpus, or in a sample of it."""
+  tokens = _store(config, workdir, 'dev', source, tokenizer)
+  if jax.process_index() == 0 and not (workdir / 'dev.tsv').exists():
+    # For whoever evaluates a run afterwards: which queries were held out is known here alone.
+    with files.atomic_write(workdir / 'dev.tsv') as file:
+      file.write('query-id\tcorpus-id\tscore\n')
+      for query, grades in sources.load_dataset(source).qrels.items():
+        file.writelines(f'{query}\t{passage}\t{grade}\n' for passage, grade in grades.items())
+  queries = np.arange(tokens.num_queries)
+  records = tokens.query_rows(queries)
+  passages = np.arange(tokens.num_passages)
+  if 0 < config.eval.corpus_limit < len(passages):
+    # The dev queries' own passages (which may alone be more than the limit), and others drawn at random.
+    own = np.unique(np.concatenate([row.relevant for row in records]))
+    others = np.setdiff1d(passages, own)
+    drawn = np.random.default_rng(config.seed).choice(others, max(config.eval.corpus_limit - len(own), 0), replace=False)
+    passages = np.sort(np.concatenate([own, drawn]))
+  query_ids, passage_ids = tokens.query_ids(queries), tokens.passage_ids(passages)
+  names = dict(zip(passages.tolist(), passage_ids, strict=True))
+  qrels = {query: {names[passage]: 1 for passage in row.relevant.tolist()} for query, row in zip(query_ids, records, strict=True)}
+  rows = {'query': [row.tokens for row in records], 'passage': tokens.passage_tokens(passages)}
+  wanted = list(dict.fromkeys([config.eval.measure, 'nDCG@10', 'RR@10', 'R@100']))
+
+  def embed(kind: str, params: dict[str, jax.Array], *batch: jax.Array) -> jax.Array:
+    return system.embed(tree.unflatten(params), kind, *batch)
+  embedders = {
+      kind: Embedder(functools.partial(embed, kind), devices, config.eval.batch_size, config.data[f'{kind}_max_length'], tokenizer.pad_id)
+      for kind in KINDS}
+
+  def evaluate(params: dict[str, jax.Array]) -> dict[str, float]:
+    vectors = {kind: embedders[kind](params, rows[kind]) for kind in KINDS}
+    top = exact.search(vectors['query'], vectors['passage'], min(100, len(passage_ids)))
+    run = trec.run_from_rows(query_ids, passage_ids, top.rows, top.scores)
+    return measures.measure(run, qrels, wanted)['mean']
+  return evaluate

@@ -1,0 +1,27 @@
+"""What the training loop asks of a system; each module beside this one builds one with ``build(config, model, mesh, tokenizer)``."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Bool, Float, Int
+
+Params = Mapping[str, Any]
+Batch = Mapping[str, Array]
+
+
+class System(NamedTuple):
+  """A way to train.
+
+  Attributes:
+    init: ``(parts, key) -> params``, the tree with named top-level subtrees. The parts are what a backbone's directory holds:
+      ``query`` and ``passage`` (the encoder's parameters, one object for both where it is one directory), ``mlm`` and ``condenser``
+      (the heads', None where it has none).
+    loss: ``(params, batch, key or None) -> (loss, metrics)``; no key, no dropout.
+    embed: ``(params, kind, tokens, mask) -> [B, H]``, without dropout, for evaluation.
+    shown: the metrics of the console's line besides the loss, and what they are called there.
+  """
+
+  init: Callable[[Mapping[str, Any], Array], dict[str, Any]]
+  loss: Callable[[Params, Batch, Array | None], tuple[Float[Array, ''], dict[str, Array]]]
+  embed: Callable[[Params, str, Int[Array, 'B T'], Bool[Array, 'B T']], Float[Array, 'B H']]
+  shown: Mapping[str, str]
