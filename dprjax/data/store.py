@@ -9,14 +9,10 @@ The same text has one row, whatever ids it goes by (the first is kept), so that 
 `relevant` holds the positives of every query with the same text, its own included; `positives` only its own, those with text.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
-import sys
-import time
-from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jaxtyping as jt
@@ -24,7 +20,7 @@ import numpy as np
 from etils import epath
 
 from dprjax import files
-from dprjax.data import records, sources
+from dprjax.data import fingerprint, records, sources
 from dprjax.data.sources import Dataset, Source
 from dprjax.data.text import Tokenizer
 from dprjax.errors import InputError
@@ -33,7 +29,6 @@ FORMAT_VERSION = 1
 
 _QUERY_COLUMNS = ('tokens', 'positives', 'relevant', 'negatives')
 _CHUNK = 1024  # texts tokenised at a time
-_RACY_S = 2  # a file changed this close to its reading may change again within the same second of mtime
 _log = logging.getLogger(__name__)
 
 
@@ -97,11 +92,7 @@ class Store:
 def open_store(directory: files.PathLike) -> Store:
   """Opens what `build_store` wrote. Raises InputError if it is not there, or was written by another version."""
   path = epath.Path(directory)
-  if not (path / 'store.json').exists():
-    raise InputError(f'no store in {path}: store.json is missing')
-  written = files.read_json(path / 'store.json', 'store')
-  if written['settings']['format_version'] != FORMAT_VERSION:
-    raise InputError(f'{path}: a store of format {written["settings"]["format_version"]}, expected {FORMAT_VERSION}; build it again')
+  written = fingerprint.read_description(path, 'store.json', FORMAT_VERSION)
   with (path / 'lengths.npz').open('rb') as file, np.load(file) as arrays:
     columns = {name: arrays[name] for name in ('query_lengths', 'passage_lengths', 'negative_counts', 'relevant_counts')}
   return Store(path=path, settings=written['settings'], pad_id=written['pad_id'], queries=records.Table(path / 'queries', 'queries'),
@@ -124,55 +115,29 @@ def build_store(
   settings = _settings(source, tokenizer, query_max_length, passage_max_length, query_prefix, passage_prefix)
   # Through JSON, as the file's: tuples become lists.
   settings = json.loads(json.dumps(settings))
-  deadline = time.monotonic() + wait_s
-  while not (current := _is_current(path, settings, where)) and process_index != 0:
-    if time.monotonic() > deadline:
-      raise InputError(f'{path}: process 0 has not built the store within {wait_s:g} s; see its output')
-    time.sleep(1.0)
-  if current:
-    store = open_store(path)
-    _log.info('store: %s passages and %s queries, built before, in %s', f'{store.num_passages:,}', f'{store.num_queries:,}', path)
-    return store
-  if path.exists() and not (path / 'store.json').exists() and any(path.iterdir()):
-    raise InputError(f'{path} is neither empty nor a store; name another directory for the store')
-  stamps = {role: _stamp(file) for role, file in where.items()}
-  dataset = sources.load_dataset(source)
-  with files.atomic_path(path) as aside:
+  reports = []
+
+  def build(aside: epath.Path, stamps: dict[str, Any]) -> None:
+    dataset = sources.load_dataset(source)
+    reports.append(dataset.report)
     _write(aside, dataset, tokenizer, settings, stamps)
+
+  built = fingerprint.build_once(path, 'store.json', settings, where, build, process_index=process_index, wait_s=wait_s)
   store = open_store(path)
-  _log.info('store: built %s\n%s', path, dataset.report)
+  if built:
+    _log.info('store: built %s\n%s', path, reports[0])
+  else:
+    _log.info('store: %s passages and %s queries, built before, in %s', f'{store.num_passages:,}', f'{store.num_queries:,}', path)
   return store
 
 
 def _settings(
     source: Source, tokenizer: Tokenizer, query_max_length: int, passage_max_length: int, query_prefix: str, passage_prefix: str) -> dict[str, Any]:
-  """All that decides the rows, but for the files, which `_stamp` describes; where they lie and strictness decide nothing."""
+  """All that decides the rows, but for the files, which `fingerprint` describes; where they lie and strictness decide nothing."""
   selection = {key: value for key, value in dataclasses.asdict(source).items()
                if key not in ('path', 'corpus', 'queries', 'qrels', 'negatives', 'strict')}
   return {'format_version': FORMAT_VERSION, 'source': selection, 'tokenizer_sha256': tokenizer.sha256, 'query_max_length': query_max_length,
           'passage_max_length': passage_max_length, 'query_prefix': query_prefix, 'passage_prefix': passage_prefix}
-
-
-def _stamp(path: epath.Path) -> dict[str, Any]:
-  stat = path.stat()
-  return {'name': path.name, 'bytes': stat.length, 'mtime': stat.mtime, 'read': int(time.time()), 'sha256': files.sha256_file(path)}
-
-
-def _is_current(path: epath.Path, settings: dict[str, Any], where: dict[str, epath.Path]) -> bool:
-  """Whether a store of these settings and these files is there. A file that was merely copied or touched is told by its SHA-256."""
-  if not (path / 'store.json').exists():
-    return False
-  written = files.read_json(path / 'store.json', 'store')
-  if written.get('settings') != settings or written.get('files', {}).keys() != where.keys():
-    return False
-
-  def same(file: epath.Path, stamp: dict[str, Any]) -> bool:
-    stat = file.stat()
-    if stat.length != stamp['bytes']:
-      return False
-    return (stat.mtime == stamp['mtime'] < stamp['read'] - _RACY_S) or files.sha256_file(file) == stamp['sha256']
-
-  return all(same(file, written['files'][role]) for role, file in where.items())
 
 
 def _write(aside: epath.Path, dataset: Dataset, tokenizer: Tokenizer, settings: dict[str, Any], stamps: dict[str, Any]) -> None:
@@ -194,7 +159,7 @@ def _write_passages(
   row_of_text: dict[bytes, int] = {}
   empty: set[int] = set()
   limit, prefix = settings['passage_max_length'], settings['passage_prefix']
-  with records.TableWriter(folder, 'passages', ('tokens',)) as table, _progress('passages', dataset.total_passages()) as advance:
+  with records.TableWriter(folder, 'passages', ('tokens',)) as table, fingerprint.progress('passages', dataset.total_passages()) as advance:
 
     def flush(chunk: list[sources.Passage]) -> None:
       tokens, cut = tokenizer.encode([prefix + passage.text for passage in chunk], limit)
@@ -254,23 +219,3 @@ def _write_queries(
     raise InputError(f'{dataset.files["qrels"]}: no query is left whose positive is in the corpus and has text')
   columns = np.array(lengths, np.int32).T
   return dict(zip(('query_lengths', 'negative_counts', 'relevant_counts'), columns, strict=True))
-
-
-@contextlib.contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
-  """A function to be called once an item: one line kept up to date in a terminal, else a line every ten seconds."""
-  terminal = sys.stderr.isatty()
-  began = spoke = time.monotonic()
-  done = 0
-
-  def advance() -> None:
-    nonlocal done, spoke
-    done += 1
-    if (now := time.monotonic()) - spoke >= (0.5 if terminal else 10):
-      spoke, rate = now, done / (now - began)
-      line = f'tokenising {what}: {done:,} of {total:,}, {rate:,.0f}/s, {max(0, total - done) / rate:.0f} s left'
-      print(f'\r{line}   ' if terminal else line, end='' if terminal else '\n', file=sys.stderr, flush=True)
-
-  yield advance
-  if terminal and spoke != began:
-    print(file=sys.stderr)

@@ -1,0 +1,101 @@
+"""What is built from files once and built anew only when they change: the stores of `dprjax.data.store` and `dprjax.data.documents`.
+
+Such a folder holds one JSON file that names the settings and the files it was made of, `{'settings': ..., 'files': {role: stamp}}`.
+"""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from etils import epath
+
+from dprjax import files
+from dprjax.errors import InputError
+
+_RACY_S = 2  # a file changed this close to its reading may change again within the same second of mtime
+
+
+def build_once(
+    folder: epath.Path, name: str, settings: dict[str, Any], where: dict[str, epath.Path],
+    build: Callable[[epath.Path, dict[str, Any]], None], *, process_index: int, wait_s: float) -> bool:
+  """Sees to it that ``folder`` holds what is built with these settings of these files; True if that took building.
+
+  Args:
+    name: the JSON file that describes the folder; without it, a folder with anything in it is left alone.
+    settings: all that decides the content beside the files' own bytes; plain JSON.
+    where: the files, by role.
+    build: writes the content, ``name`` with the settings and stamps included, into a folder aside (yet to be made), which is then renamed.
+    process_index, wait_s: process 0 builds; the others wait for it, up to so many seconds.
+
+  Raises:
+    InputError: the folder holds something else; process 0 was not done in time; whatever ``build`` raises.
+  """
+  deadline = time.monotonic() + wait_s
+  while not (current := _is_current(folder / name, settings, where)) and process_index != 0:
+    if time.monotonic() > deadline:
+      raise InputError(f'{folder}: process 0 has not built the store within {wait_s:g} s; see its output')
+    time.sleep(1.0)
+  if current:
+    return False
+  if folder.exists() and not (folder / name).exists() and any(folder.iterdir()):
+    raise InputError(f'{folder} is neither empty nor a store; name another directory for the store')
+  stamps = {role: _stamp(file) for role, file in where.items()}
+  with files.atomic_path(folder) as aside:
+    build(aside, stamps)
+  return True
+
+
+def read_description(folder: epath.Path, name: str, format_version: int) -> dict[str, Any]:
+  """The JSON of a built folder. Raises InputError if it is not there, or was written by another version."""
+  if not (folder / name).exists():
+    raise InputError(f'no store in {folder}: {name} is missing')
+  written: dict[str, Any] = files.read_json(folder / name, 'store')
+  if written['settings']['format_version'] != format_version:
+    raise InputError(f'{folder}: a store of format {written["settings"]["format_version"]}, expected {format_version}; build it again')
+  return written
+
+
+@contextlib.contextmanager
+def progress(what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
+  """A function to be called once an item: one line kept up to date in a terminal, else a line every ten seconds."""
+  terminal = sys.stderr.isatty()
+  began = spoke = time.monotonic()
+  done = 0
+
+  def advance() -> None:
+    nonlocal done, spoke
+    done += 1
+    if (now := time.monotonic()) - spoke >= (0.5 if terminal else 10):
+      spoke, rate = now, done / (now - began)
+      line = f'tokenising {what}: {done:,}' + (f' of {total:,}' if total else '') + f', {rate:,.0f}/s'
+      if total:
+        line += f', {max(0, total - done) / rate:.0f} s left'
+      print(f'\r{line}   ' if terminal else line, end='' if terminal else '\n', file=sys.stderr, flush=True)
+
+  yield advance
+  if terminal and spoke != began:
+    print(file=sys.stderr)
+
+
+def _stamp(path: epath.Path) -> dict[str, Any]:
+  stat = path.stat()
+  return {'name': path.name, 'bytes': stat.length, 'mtime': stat.mtime, 'read': int(time.time()), 'sha256': files.sha256_file(path)}
+
+
+def _is_current(description: epath.Path, settings: dict[str, Any], where: dict[str, epath.Path]) -> bool:
+  """Whether it names these settings and these files. A file that was merely copied or touched is told by its SHA-256."""
+  if not description.exists():
+    return False
+  written = files.read_json(description, 'store')
+  if written.get('settings') != settings or written.get('files', {}).keys() != where.keys():
+    return False
+
+  def same(file: epath.Path, stamp: dict[str, Any]) -> bool:
+    stat = file.stat()
+    if stat.length != stamp['bytes']:
+      return False
+    return (stat.mtime == stamp['mtime'] < stamp['read'] - _RACY_S) or files.sha256_file(file) == stamp['sha256']
+
+  return all(same(file, written['files'][role]) for role, file in where.items())
