@@ -3,6 +3,7 @@
 Every path is an ``epath.Path``, so ``gs://`` works wherever a local path does.
 """
 
+import bz2
 import contextlib
 import errno
 import gzip
@@ -12,6 +13,7 @@ import json
 import lzma
 import os
 import uuid
+import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
@@ -42,17 +44,19 @@ def existing(path: PathLike, what: str) -> epath.Path:
 
 
 def open_text(path: PathLike, what: str = 'file') -> IO[str]:
-  """Opens UTF-8 text, decompressing ``.gz`` and ``.xz`` by name. Raises InputError if missing or empty."""
+  """Opens UTF-8 text, decompressing ``.gz``, ``.xz`` and ``.bz2`` by name. Raises InputError if missing or empty."""
   found = existing(path, what)
   if found.suffix == '.gz':
     return _Decompressed(found.open('rb'), lambda file: gzip.GzipFile(fileobj=file))
   if found.suffix == '.xz':
     return _Decompressed(found.open('rb'), lzma.LZMAFile)
+  if found.suffix == '.bz2':
+    return _Decompressed(found.open('rb'), bz2.BZ2File)
   return found.open('r', encoding='utf-8')
 
 
 class _Decompressed(io.TextIOWrapper):
-  """UTF-8 text of a compressed file. Closes that file too, which gzip and lzma leave open when it was opened for them."""
+  """UTF-8 text of a compressed file. Closes that file too, which gzip and its like leave open when it was opened for them."""
 
   def __init__(self, compressed: IO[bytes], decompress: Callable[[IO[bytes]], Any]):
     super().__init__(decompress(compressed), encoding='utf-8')
@@ -69,16 +73,31 @@ def read_lines(path: PathLike, what: str = 'file') -> Iterator[tuple[int, str]]:
   Raises:
     InputError: the file is missing, empty, not UTF-8, or its compression is broken.
   """
-  number = 0
   with open_text(path, what) as lines:
-    try:
-      for number, line in enumerate(lines, start=1):
-        if line.strip():
-          yield number, line.rstrip('\r\n')
-    except UnicodeDecodeError as error:
-      raise InputError(f'{path}, line {number + 1} or after it: not UTF-8 text ({error.reason}); convert it first') from error
-    except (lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
-      raise InputError(f'{path}: broken or cut-off compressed file ({error}); fetch it again') from error
+    yield from number_lines(lines, str(path))
+
+
+def number_lines(lines: IO[str], name: str) -> Iterator[tuple[int, str]]:
+  """`read_lines` of a file that is open already; errors call it ``name``."""
+  number = 0
+  with decoding(name, lambda: f', line {number + 1} or after it'):
+    for number, line in enumerate(lines, start=1):
+      if line.strip():
+        yield number, line.rstrip('\r\n')
+
+
+@contextlib.contextmanager
+def decoding(name: str, place: Callable[[], str] = str) -> Iterator[None]:
+  """Turns what reading text that is not UTF-8 or badly compressed raises into an InputError about ``name``, and ``place()`` in it."""
+  try:
+    yield
+  except UnicodeDecodeError as error:
+    raise InputError(f'{name}{place()}: not UTF-8 text ({error.reason}); convert it first') from error
+  except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
+    # The operating system's own errors have a number; bzip2's and gzip's complaints are bare.
+    if isinstance(error, OSError) and error.errno is not None:
+      raise
+    raise InputError(f'{name}: broken or cut-off compressed file ({error}); fetch it again') from error
 
 
 def read_jsonl(path: PathLike, what: str = 'file') -> Iterator[tuple[int, dict[str, Any]]]:
