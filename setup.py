@@ -23,6 +23,7 @@ REQUIRES = [
     'jaxtyping>=0.3.11',
     'matplotlib>=3.11',
     'ml-collections>=1.1',
+    'mwparserfromhell>=0.7.2',
     'numpy>=2.4',
     'optax>=0.2.8',
     'orbax-checkpoint>=0.12.8',
@@ -32,7 +33,8 @@ REQUIRES = [
     'safetensors>=0.8.0',
     # Wheels for Linux alone; elsewhere the exact index takes over.
     "scann>=1.4; sys_platform == 'linux' and python_version < '3.14'",
-    'sentencepiece>=0.2.3',  # transformers reads XLM-R's vocabulary with it
+    'sentencepiece>=0.2.3',  # trains vocabularies; transformers reads XLM-R's with it
+    'sentencex>=1.0.32',
     'tensorboardX>=2.6',
     'tensorflow-datasets>=4.9',
     'tokenizers>=0.23.3',
@@ -49,7 +51,7 @@ EXTRAS = {
     'test': ['pytest>=9.2', 'pytest-xdist>=3.8', 'packaging>=26.3'],
     'dev': ['dprjax[test]', 'mypy>=2.4', 'ruff>=0.17.5'],
     # What the benchmarks compare with; nothing else may import it.
-    'bench': ['torch>=2.9'],
+    'bench': ['blingfire>=0.1.8', 'pysbd>=0.3.4', 'syntok>=1.4.4', 'torch>=2.9'],
 }
 
 setuptools.setup(

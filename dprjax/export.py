@@ -80,9 +80,15 @@ def make_prompt(config: Any, backbone: hub.Backbone, live: dict[str, np.ndarray]
       'backbone': config.backbone.path, 'backbone_sha256': sha256, 'tokenizer_sha256': text.load_tokenizer(backbone.path).sha256,
       'pooling': config.pooling, 'normalize': bool(config.normalize), 'temperature': float(config.temperature),
       'shift_positions': bool(config.prompt.shift_positions),
-      **{name: config.data[name] for name in ('query_max_length', 'passage_max_length', 'query_prefix', 'passage_prefix')},
+      **lengths(config), **{name: config.data[name] for name in ('query_prefix', 'passage_prefix')},
       'dprjax_version': version.__version__, 'task': config.task, 'metrics': metrics,
   }, arrays)
+
+
+def lengths(config: Any) -> dict[str, int]:
+  """The maximum lengths that the prompt was trained with; pretraining has one for all texts."""
+  both = {kind: config.pretrain.max_length if config.system == 'pretrain' else config.data[f'{kind}_max_length'] for kind in KINDS}
+  return {f'{kind}_max_length': length for kind, length in both.items()}
 
 
 def write_backbone(config: Any, backbone: hub.Backbone, live: dict[str, np.ndarray], kind: str, folder: epath.Path) -> str:
@@ -91,11 +97,24 @@ def write_backbone(config: Any, backbone: hub.Backbone, live: dict[str, np.ndarr
   frozen = tree.flatten(backbone.params)
   params = tree.unflatten({**frozen, **{name.removeprefix(prefix): leaf for name, leaf in live.items() if name.startswith(prefix)}})
   where = folder / kind if kind else folder
-  sentence = hub.SentenceSettings(
-      pooling=config.pooling, normalize=bool(config.normalize),
-      max_length=max(config.data.query_max_length, config.data.passage_max_length),
-      query_prefix=config.data.query_prefix, passage_prefix=config.data.passage_prefix)
-  hub.save_backbone(where, backbone.config, params, source=backbone.path, sentence=sentence, hf_config=backbone.hf_config)
+  sentence, heads = None, {}
+  if config.system == 'pretrain':
+    # No sentence-transformers files unless the defaults (first token, raw) would be wrong: what it is for comes later.
+    if config.pooling != 'cls' or config.normalize:
+      sentence = hub.SentenceSettings(pooling=config.pooling, normalize=bool(config.normalize), max_length=backbone.config.max_tokens)
+    # With the heads, trained here or as they were, pretraining can go on from the directory.
+    trained = tree.unflatten(live).get('head', {})
+    heads = {'mlm': trained.get('mlm', backbone.mlm), 'condenser': trained.get('condenser', backbone.condenser)}
+    if 'condenser' in trained:
+      heads['condenser_split'] = config.pretrain.skip_from or backbone.config.num_layers // 2
+    elif backbone.condenser is not None:
+      heads['condenser_split'] = backbone.condenser_split
+  else:
+    sentence = hub.SentenceSettings(
+        pooling=config.pooling, normalize=bool(config.normalize),
+        max_length=max(config.data.query_max_length, config.data.passage_max_length),
+        query_prefix=config.data.query_prefix, passage_prefix=config.data.passage_prefix)
+  hub.save_backbone(where, backbone.config, params, source=backbone.path, sentence=sentence, hf_config=backbone.hf_config, **heads)
   return hub.load_backbone(str(where)).sha256
 
 

@@ -26,16 +26,19 @@ from etils import epath
 from dprjax import cli
 from dprjax.data import text
 from dprjax.errors import InputError
-from dprjax.feeds import retrieval
+from dprjax.feeds import documents, retrieval
+from dprjax.feeds import similarity as pairs
 from dprjax.feeds.feed import Feed
 from dprjax.models import artifact, hub
-from dprjax.objectives import dpr
+from dprjax.objectives import dpr, pretrain, similarity
 from dprjax.objectives.system import System
 from dprjax.runtime import checkpoint, log, mesh, optim, tree
 from dprjax.runtime import config as configs
 
 # What is trained, and on what.
-SYSTEMS = {'dpr': (dpr, retrieval)}
+SYSTEMS = {'dpr': (dpr, retrieval), 'pretrain': (pretrain, documents), 'similarity': (similarity, pairs)}
+# What a backbone from scratch may begin with, and the architecture that goes with it.
+VOCABULARIES = {'wordpiece': (text.train_wordpiece, 'bert'), 'sentencepiece': (text.train_sentencepiece, 'xlm-roberta')}
 
 
 class Result(NamedTuple):
@@ -76,6 +79,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   found = feeds.find(config, workdir, devices)
   backbone = load_backbone(config, workdir, found.read)
   tokenizer = text.load_tokenizer(backbone.path)
+  hub.check_vocabulary(backbone, tokenizer.vocab_size, backbone.path)
   feed = found.open(tokenizer, backbone.config)
   total = config.steps or max(round(config.epochs * feed.epoch), 1)
   every = config.eval.every or feed.epoch
@@ -84,7 +88,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   # Parameters: the live ones on the optimiser's side, the frozen ones apart.
   system = objective.build(config, backbone.config, devices, tokenizer)
   key = jax.random.key(config.seed)
-  parts = {'query': backbone.params, 'passage': backbone.params}
+  parts = {'query': backbone.params, 'passage': backbone.params, 'mlm': backbone.mlm, 'condenser': backbone.condenser}
   params = tree.flatten(system.init(parts, jax.random.fold_in(key, 0)))
   if config.prompt.init_from:
     params |= warm_start(config, params, backbone)
@@ -199,6 +203,8 @@ def check(config: ml_collections.ConfigDict) -> None:
     raise InputError(f'config.system: expected one of {", ".join(SYSTEMS)}, not {config.system!r}')
   if not config.backbone.path:
     raise InputError('config.backbone.path is empty; name a Hugging Face directory, a hub id or scratch:tiny')
+  if config.backbone.vocabulary not in VOCABULARIES:
+    raise InputError(f'config.backbone.vocabulary: expected one of {", ".join(VOCABULARIES)}, not {config.backbone.vocabulary!r}')
   if not config.data.dir and config.data.form != 'docstrings':
     raise InputError('config.data.dir is empty; name the folder that holds the training text, --config.data.dir=DIR')
   for name in ('batch_size', 'accumulate', 'grad_cache', 'log_every', 'checkpoint.keep', 'data.query_max_length', 'data.passage_max_length'):
@@ -217,8 +223,10 @@ def load_backbone(config: ml_collections.FrozenConfigDict, workdir: epath.Path, 
   path = configs.backbone_path(config, workdir)
   if config.backbone.path.startswith('scratch:') and not epath.Path(path).exists():
     with tempfile.TemporaryDirectory() as folder:
-      tokenizer = text.train_wordpiece(read(), config.backbone.vocab_size, folder)
-      model = hub.scratch_config(config.backbone.path.removeprefix('scratch:'), tokenizer.vocab_size)
+      learn, model_type = VOCABULARIES[config.backbone.vocabulary]
+      tokenizer = learn(read(), config.backbone.vocab_size, folder)
+      model = hub.scratch_config(
+          config.backbone.path.removeprefix('scratch:'), tokenizer.vocab_size, model_type=model_type, pad_token_id=tokenizer.pad_id)
       hub.save_backbone(path, model, hub.init_params(model, jax.random.key(config.seed)), source=folder)
   return hub.load_backbone(path)
 

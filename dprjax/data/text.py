@@ -1,7 +1,8 @@
-"""Text to token arrays: a Hugging Face tokenizer, frozen; a WordPiece vocabulary trained from scratch; padding."""
+"""Text to token arrays: a Hugging Face tokenizer, frozen; WordPiece and sentencepiece vocabularies trained from scratch; padding."""
 
 import dataclasses
 import hashlib
+import io
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 import jaxtyping as jt
 import numpy as np
+import sentencepiece
 import tokenizers
 from etils import epath
 
@@ -40,6 +42,11 @@ class Tokenizer:
   sep_id: int
   mask_id: int | None
   closing: tuple[int, ...]
+
+  @property
+  def special_ids(self) -> list[int]:
+    """The ids that stand for no text, ascending: padding, mask, first and last token, the unknown word's."""
+    return sorted(number for number, token in self.backend.get_added_tokens_decoder().items() if token.special)
 
   def encode(self, texts: Sequence[str], max_length: int) -> tuple[list[jt.Int32[np.ndarray, 'T']], int]:
     """Token ids of each text with its special tokens, ``[CLS] text [SEP]``, and how many texts had to be cut.
@@ -136,6 +143,30 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, out_dir: files.PathLi
   vocabulary = backend.get_vocab()
   with files.atomic_write(folder / 'vocab.txt') as file:
     file.writelines(f'{token}\n' for token in sorted(vocabulary, key=vocabulary.__getitem__))
+  return load_tokenizer(folder)
+
+
+def train_sentencepiece(texts: Iterable[str], vocab_size: int, out_dir: files.PathLike) -> Tokenizer:
+  """Trains a sentencepiece unigram vocabulary and writes it as a directory that ``AutoTokenizer`` loads, as XLM-R's: cased, any language.
+
+  Writes sentencepiece.bpe.model and tokenizer_config.json; other files of ``out_dir`` stay. Small texts give fewer pieces than asked for.
+
+  Raises:
+    InputError: the texts hold too little to learn anything from.
+  """
+  model = io.BytesIO()
+  try:
+    sentencepiece.SentencePieceTrainer.train(
+        # XLM-R adds a padding and a mask token. One thread: the same texts give the same vocabulary.
+        sentence_iterator=iter(texts), model_writer=model, vocab_size=vocab_size - 2, model_type='unigram', character_coverage=0.9995,
+        num_threads=1, hard_vocab_limit=False, max_sentence_length=1 << 20, minloglevel=2)
+  except (RuntimeError, OSError) as error:
+    raise InputError(f'no vocabulary can be trained: {" ".join(str(error).split())[-200:]}') from error
+  folder = epath.Path(out_dir)
+  folder.mkdir(parents=True, exist_ok=True)
+  with files.atomic_write(folder / 'sentencepiece.bpe.model', 'wb') as file:
+    file.write(model.getvalue())
+  files.write_json(folder / 'tokenizer_config.json', {'tokenizer_class': 'XLMRobertaTokenizer', 'model_max_length': 512})
   return load_tokenizer(folder)
 
 

@@ -38,8 +38,9 @@ def find(config: ml_collections.FrozenConfigDict, workdir: epath.Path, devices: 
     if not epath.Path(path).exists():
       docstrings.build(path, packages=knobs.dir.split(','))
   hold_out = (knobs.hold_out, config.seed) if knobs.hold_out and not knobs.dev_split else None
-  train = sources.Source(path, form, knobs.train_split, negatives=knobs.train or None, hold_out=hold_out, strict=knobs.strict)
-  dev = dataclasses.replace(train, negatives=None, held_out=True) if hold_out else None
+  train = sources.Source(
+      path, form, knobs.train_split, negatives=knobs.train or None, hold_out=hold_out, max_queries=knobs.max_queries or None, strict=knobs.strict)
+  dev = dataclasses.replace(train, negatives=None, held_out=True, max_queries=None) if hold_out else None
   if knobs.dev_split:
     dev = sources.Source(path, form, knobs.dev_split, strict=knobs.strict)
   return Text(

@@ -66,6 +66,27 @@ def score_batch(
   return Scores(jnp.where(allowed, logits, -jnp.inf), target, allowed)
 
 
+def interleave(first: Float[Array, 'B H'], second: Float[Array, 'B H']) -> Float[Array, 'M H']:
+  """Two texts a passage in the order first 0, second 0, first 1, second 1, ..., M = 2 B: a device keeps its own passages' rows."""
+  return jnp.stack([first, second], axis=1).reshape(2 * first.shape[0], -1)
+
+
+def score_siblings(texts: Float[Array, 'M H'], everything: Float[Array, 'M H'], temperature: float = 1.0) -> Scores:
+  """Scores M = 2 B texts, two a passage, against one another (DPTDR Eq. 4; coCondenser Eq. 6).
+
+  Each text's target is its sibling, a text is never compared with itself, and the M - 2 others are its negatives.
+
+  Args:
+    texts: as ``interleave`` orders them.
+    everything: the same, gathered to all devices.
+  """
+  # As in score_batch: the products in float32.
+  logits = jnp.einsum('bh,mh->bm', texts, everything, precision=jax.lax.Precision.HIGHEST) / temperature
+  row = jnp.arange(texts.shape[0], dtype=jnp.int32)
+  allowed = row[:, None] != row[None, :]
+  return Scores(jnp.where(allowed, logits, -jnp.inf), row ^ 1, allowed)
+
+
 def cross_entropy(scores: Scores) -> Float[Array, 'B']:
   """Negative log-likelihood of each query's positive (DPTDR Eq. 3; DPR Eq. 2)."""
   positive = jnp.take_along_axis(scores.logits, scores.target[:, None], axis=1)[:, 0]

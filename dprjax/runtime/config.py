@@ -34,6 +34,7 @@ def default() -> ml_collections.ConfigDict:
   c.backbone.path = ''                 # a Hugging Face directory or hub id; 'package:NAME' = the folder model/ in an installed package;
                                        # 'scratch:tiny|mini|small|base' = random weights, a vocabulary trained on the data
   c.backbone.vocab_size = 8000         # of the vocabulary trained for a backbone from scratch
+  c.backbone.vocabulary = 'wordpiece'  # its kind: 'wordpiece' (uncased; a BERT) or 'sentencepiece' (cased, any language; an XLM-R)
   c.backbone.two_encoders = False      # one encoder each for queries and passages (DPR), or one for both
   c.backbone.dtype = 'float32'         # of the arithmetic: 'float32' or 'bfloat16'; scores and losses stay float32
   c.backbone.frozen_dtype = 'float32'  # in which frozen weights are held; what is trained is always float32
@@ -84,6 +85,7 @@ def default() -> ml_collections.ConfigDict:
   c.data.train_split = 'train'         # qrels/NAME.tsv
   c.data.dev_split = ''                # qrels/NAME.tsv for evaluation while training; '': see hold_out
   c.data.hold_out = 0.0                # share of the training queries held out as the dev split, by a hash of their ids
+  c.data.max_queries = 0               # training queries, at most, chosen by a hash of their ids; 0: all
   c.data.strict = False                # qrels that name unknown ids are an error rather than counted
   c.data.query_max_length = 32         # tokens, special ones included
   c.data.passage_max_length = 128
@@ -94,6 +96,21 @@ def default() -> ml_collections.ConfigDict:
   c.data.max_relevant = 32             # relevant passages listed for a query, for masking false negatives
   c.data.store = ''                    # where tokenised text is kept; '': workdir/store
   c.data.threads = 2                   # that prepare batches ahead
+
+  c.pretrain = ml_collections.ConfigDict()        # read where c.system = 'pretrain'; c.data.dir is then a list of files and folders, with commas
+  c.pretrain.views = 'one'             # texts a passage: 'one'; 'siblings': two units of it; 'ict': a sentence, and the rest of the passage
+  c.pretrain.unit = 'sentence'         # what siblings are: 'sentence' (RIP) or 'span' (coCondenser; DPTDR Table 7)
+  c.pretrain.span_length = 64          # tokens of a span, at most
+  c.pretrain.max_length = 128          # tokens of a text, special ones included
+  c.pretrain.buckets = (32, 64, 96, 128, 192, 256, 384, 512)  # padded lengths that a batch may have
+  c.pretrain.passage_length = 256      # tokens of whole sentences in which longer documents are cut
+  c.pretrain.language = 'en'           # whose rules split sentences
+  c.pretrain.mask_rate = 0.15          # share of tokens that masked language modelling hides, in whole words
+  c.pretrain.mlm_weight = 1.0          # of the masked-token losses; 0: none, and nothing is masked
+  c.pretrain.late_mlm = True           # the last layer's masked-token loss; False leaves it to the Condenser head
+  c.pretrain.contrast_weight = 1.0     # of the contrastive loss, where there are two texts a passage
+  c.pretrain.head_layers = 0           # of the Condenser head; 0: no head
+  c.pretrain.skip_from = 0             # the layer whose tokens the Condenser head sees; 0: L // 2
 
   c.mesh = ml_collections.ConfigDict({'data': -1, 'fsdp': 1, 'model': 1})  # devices along each axis; -1: all that are left
 
@@ -124,6 +141,7 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   c.data.form, c.data.dir, c.data.train = 'docstrings', 'email,http,json,logging,asyncio,unittest,xml', ''
   c.data.train_split, c.data.dev_split, c.data.hold_out = 'train', 'dev', 0.0
   c.data.query_max_length, c.data.passage_max_length = 16, 32
+  c.pretrain.max_length, c.pretrain.span_length, c.pretrain.passage_length = 32, 16, 64
   c.eval.every, c.checkpoint.every, c.log_every = 6, 4, 2
   c.eval.corpus_limit = 200
   c.mesh = ml_collections.ConfigDict({'data': -1, 'fsdp': 1, 'model': 1})
@@ -172,7 +190,7 @@ def claim_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) ->
   """
   path = epath.Path(workdir) / 'config.json'
   if path.exists():
-    there, here = _flat(files.read_json(path, 'the workdir\'s config.json')), _flat(json.loads(to_json(config)))
+    there, here = _flat(_written(workdir)), _flat(json.loads(to_json(config)))
     differ = [key for key in sorted(there.keys() | here.keys())
               if there.get(key) != here.get(key) and not key.startswith(_FREE)]
     if differ:
@@ -186,13 +204,21 @@ def claim_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) ->
 
 def load_workdir(workdir: epath.PathLike) -> ml_collections.ConfigDict:
   """The config of the experiment in ``workdir``. Raises InputError where there is none."""
-  return ml_collections.ConfigDict(files.read_json(epath.Path(workdir) / 'config.json', 'config.json of the workdir'))
+  return ml_collections.ConfigDict(_written(workdir))
 
 
 def backbone_path(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> str:
   """Where the backbone's files are: ``config.backbone.path``, or the workdir's own where it was made from scratch."""
   path = config.backbone.path
   return str(epath.Path(workdir) / 'backbone') if path.startswith('scratch:') else path
+
+
+def _written(workdir: epath.PathLike) -> dict[str, Any]:
+  """A workdir's config.json; a knob that is younger than the file has its default."""
+  merged = json.loads(to_json(default()))
+  for key, value in files.read_json(epath.Path(workdir) / 'config.json', 'config.json of the workdir').items():
+    merged[key] = {**merged[key], **value} if isinstance(value, dict) and isinstance(merged.get(key), dict) else value
+  return merged
 
 
 def _flat(tree: dict, prefix: str = '') -> dict:

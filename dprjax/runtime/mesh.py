@@ -21,12 +21,12 @@ BATCH = ('data', 'fsdp')
 
 # Column-parallel then row-parallel (Megatron-LM, section 3), layers stacked on the leading axis.
 RULES: tuple[tuple[str, P], ...] = (
-    (r'backbone/.*attention/(query|key|value)/kernel', P(None, 'fsdp', 'model')),
-    (r'backbone/.*attention/(query|key|value)/bias', P(None, 'model')),
-    (r'backbone/.*attention/output/kernel', P(None, 'model', 'fsdp')),
-    (r'backbone/.*mlp/up/kernel', P(None, 'fsdp', 'model')),
-    (r'backbone/.*mlp/up/bias', P(None, 'model')),
-    (r'backbone/.*mlp/down/kernel', P(None, 'model', 'fsdp')),
+    (r'(backbone|head)/.*attention/(query|key|value)/kernel', P(None, 'fsdp', 'model')),
+    (r'(backbone|head)/.*attention/(query|key|value)/bias', P(None, 'model')),
+    (r'(backbone|head)/.*attention/output/kernel', P(None, 'model', 'fsdp')),
+    (r'(backbone|head)/.*mlp/up/kernel', P(None, 'fsdp', 'model')),
+    (r'(backbone|head)/.*mlp/up/bias', P(None, 'model')),
+    (r'(backbone|head)/.*mlp/down/kernel', P(None, 'model', 'fsdp')),
     (r'backbone/.*embeddings/word/embedding', P(None, 'fsdp')),
     (r'(backbone|prompt|head)/.*', P()),
 )

@@ -111,3 +111,22 @@ def test_pad_batch():
   with pytest.raises(ValueError, match='3 tokens does not fit into 2'):
     text.pad_batch(rows, 2, 9)
   assert text.pad_batch([], 4, 0)[0].shape == (0, 4)
+
+
+def test_a_sentencepiece_vocabulary_is_trained(tmp_path):
+  one = text.train_sentencepiece(SENTENCES, 40, tmp_path / 'one')
+  assert (one.cls_id, one.pad_id, one.sep_id, one.special_ids) == (0, 1, 2, [0, 1, 2, 3, one.mask_id])
+  assert one.mask_id == one.vocab_size - 1 and 20 < one.vocab_size <= 40
+  (row,), cut = one.encode(['the cat sat on the mat'], 64)
+  assert cut == 0 and one.backend.decode(row.tolist()) == 'the cat sat on the mat'
+  # The same texts, the same vocabulary; the directory alone is enough to read it.
+  text.train_sentencepiece(SENTENCES, 40, tmp_path / 'two')
+  assert text.load_tokenizer(tmp_path / 'two').sha256 == one.sha256
+  with pytest.raises(InputError, match='no vocabulary can be trained'):
+    text.train_sentencepiece([], 40, tmp_path / 'three')
+  assert not (tmp_path / 'three').exists()
+
+
+def test_special_ids(minilm):
+  # bert-base-uncased's [PAD], [UNK], [CLS], [SEP], [MASK]
+  assert text.load_tokenizer(minilm).special_ids == [0, 100, 101, 102, 103]

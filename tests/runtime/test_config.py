@@ -1,3 +1,4 @@
+import json
 import pathlib
 
 import pytest
@@ -31,6 +32,20 @@ def test_another_experiment_in_the_workdir_is_named_key_by_key(tmp_path):
   config.optim.learning_rate = 1.0
   config.log_every = 3  # free to change
   with pytest.raises(InputError, match=r'another experiment \(optim.learning_rate: 0.007 there, 1.0 here\)'):
+    configs.claim_workdir(config, tmp_path)
+
+
+def test_a_knob_that_is_younger_than_the_workdir_has_its_default(tmp_path):
+  config = configs.default()
+  configs.claim_workdir(config, tmp_path)
+  path = tmp_path / 'config.json'
+  written = json.loads(path.read_text())
+  del written['prompt']['init_from'], written['pretrain'], written['in_batch']
+  path.write_text(json.dumps(written))
+  configs.claim_workdir(config, tmp_path)
+  assert configs.to_json(configs.load_workdir(tmp_path)) == configs.to_json(config)
+  config.pretrain.views = 'ict'
+  with pytest.raises(InputError, match=r"pretrain.views: 'one' there, 'ict' here"):
     configs.claim_workdir(config, tmp_path)
 
 

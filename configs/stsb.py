@@ -1,0 +1,36 @@
+"""Sentence similarity on the STS benchmark, by regression on the cosine: how much of a sentence a backbone's vector can be taught to hold.
+
+    python -m dprjax.train --config=configs/stsb.py --workdir=runs/stsb --config.backbone.path=DIR --config.data.dir=FOLDER
+    python -m dprjax.export --workdir=runs/stsb --out=tuned
+    python -m dprjax.report --backbone=tuned --sts=FOLDER/stsb-en-test.csv
+
+FOLDER holds the files named below: two sentences and a score of 0 to 5 a row. The settings are Condenser's (its appendix A.1). The argument
+`local` shrinks it to seconds on a CPU, on the same files.
+"""
+
+import os
+
+from dprjax.runtime import config as defaults
+
+DATA = os.environ.get('DPRJAX_DATA', '../shared/data')
+
+
+def get_config(arg: str = ''):
+  if arg not in ('', 'local'):
+    raise ValueError(f'configs/stsb.py:{arg}: there is only local')
+  c = defaults.default()
+  c.system = 'similarity'
+  c.task = 'stsb'
+  c.backbone.path = 'bert-base-uncased'
+  c.trainable = ('backbone/.*',)
+  c.batch_size = 16
+  c.epochs = 4.0
+  c.optim.learning_rate, c.optim.weight_decay = 2e-5, 0.01
+  c.data.query_max_length = 128
+  c.eval.measure = 'spearman'
+  if arg == 'local':
+    c = defaults.local(c)
+  c.data.form = 'similarity'
+  c.data.dir = f'{DATA}/stsb/raw'
+  c.data.train_split, c.data.dev_split = 'stsb-en-train.csv', 'stsb-en-dev.csv'
+  return c

@@ -1,0 +1,66 @@
+"""Plain text to pretrain a backbone on."""
+
+import functools
+from collections.abc import Iterator
+
+import jax
+import ml_collections
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+
+from dprjax import files
+from dprjax.data import corpora, docstrings, documents, views
+from dprjax.data.sources import Report
+from dprjax.data.text import Tokenizer
+from dprjax.errors import InputError
+from dprjax.feeds.feed import Batch, Feed, Text
+from dprjax.models.encoder import EncoderConfig
+
+
+def find(config: ml_collections.FrozenConfigDict, workdir: epath.Path, devices: Mesh) -> Text:
+  """The text that ``config.data.dir`` names: files and folders, separated by commas.
+
+  Raises:
+    InputError: one of them is not there, or the form is none of plain text's.
+  """
+  del devices  # nothing is evaluated on the way
+  knobs = config.data
+  if knobs.form == 'docstrings':
+    folder = workdir / 'data'
+    if not folder.exists():
+      docstrings.build(folder, packages=knobs.dir.split(','))
+    paths = [folder / 'corpus.jsonl']
+  elif knobs.form in ('auto', 'corpus'):
+    paths = [files.existing(path.strip(), 'text') for path in knobs.dir.split(',')]
+  else:
+    raise InputError(f"config.data.form: expected 'corpus' (each file's own form is told by looking) or 'docstrings', not {knobs.form!r}")
+
+  def read() -> Iterator[str]:
+    return (document.text for document in corpora.read_documents(paths, Report()))
+  return Text(read, functools.partial(_open, config, workdir, paths))
+
+
+def _open(config: ml_collections.FrozenConfigDict, workdir: epath.Path, paths: list[epath.Path], tokenizer: Tokenizer, model: EncoderConfig) -> Feed:
+  knobs = config.pretrain
+  room = model.max_tokens - (config.prompt.length if config.prompt.shift_positions else 0)
+  if knobs.max_length > room:
+    raise InputError(f'config.pretrain.max_length: {knobs.max_length} exceeds the {room} positions of {config.backbone.path}')
+  folder = epath.Path(config.data.store) if config.data.store else workdir / 'store'
+  texts = documents.build_documents(
+      paths, tokenizer, folder / 'documents', passage_length=knobs.passage_length, language=knobs.language, process_index=jax.process_index())
+  update = config.batch_size * config.accumulate
+  loader, eligible = views.make_view_batches(
+      texts, batch_size=update, views=knobs.views, unit=knobs.unit, span_length=knobs.span_length, max_length=knobs.max_length,
+      buckets=knobs.buckets, seed=config.seed, process_index=jax.process_index(), process_count=jax.process_count(), threads=config.data.threads)
+
+  def ids(batch: Batch) -> str:
+    names = texts.passage_ids(np.asarray(batch['passage_index'])[:8])
+    return f'passages {", ".join(names)}{"..." if len(batch["passage_index"]) > 8 else ""}'
+
+  def shape(batch: Batch) -> str:
+    return ' and '.join(f'texts of {batch[f"{view}_tokens"].shape[1]}' for view in ('first', 'second') if f'{view}_tokens' in batch) + ' tokens'
+  said = f'{eligible} passages of {texts.num_passages}'
+  if knobs.views != 'one':
+    said += f'; {2 * update - 2 if knobs.views == "siblings" else update - 1} negatives a text'
+  return Feed(loader=loader, epoch=max(eligible // update, 1), unit='passages', said=said, ids=ids, shape=shape, evaluation=None)
