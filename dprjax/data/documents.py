@@ -80,7 +80,7 @@ def build_documents(
     process_index: int = 0, wait_s: float = 24 * 3600) -> Documents:
   """The store at ``directory``, built unless what is there was made of just this.
 
-  Each document's sentences are put together, in order, to passages of at most ``passage_length`` tokens. A sentence of fewer than
+  Each document's sentences are put together, in order, to passages of at most ``passage_length`` tokens, see `_pack`. A sentence of fewer than
   ``SHORT`` tokens is joined to the next one, the last of a document to the one before. A sentence longer than a passage is cut into
   pieces of like length, between words, each a sentence from then on. A passage with the tokens of an earlier one is left out.
   All of that is counted and reported once. Built aside and renamed, by process 0; the others wait.
@@ -233,13 +233,21 @@ def _cut_long(ends: jt.Int[np.ndarray, 'sentences'], begins: jt.Bool[np.ndarray,
   return cut
 
 
-def _pack(ends: list[int], limit: int) -> Iterator[tuple[int, list[int]]]:
-  """(start, ends of its sentences) of every passage: as many sentences as fit, in order."""
-  start = 0
-  inner: list[int] = []
+def _pack(ends: list[int], limit: int) -> list[tuple[int, list[int]]]:
+  """(start, ends of its sentences) of every passage: as many sentences as fit, in order.
+
+  A last sentence that is left alone, and so could not be set against another of its passage, gets the one before it for company, where
+  that passage has two more.
+  """
+  passages: list[tuple[int, list[int]]] = [(0, [])]
   for end in ends:
+    start, inner = passages[-1]
     if end - start > limit:
-      yield start, inner
       start, inner = inner[-1], []
+      passages.append((start, inner))
     inner.append(end)
-  yield start, inner
+  if len(passages) > 1:
+    before, last = passages[-2][1], passages[-1][1]
+    if len(last) == 1 and len(before) > 2 and last[0] - before[-2] <= limit:
+      passages[-1] = before[-2], [before.pop(), *last]
+  return passages

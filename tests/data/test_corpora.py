@@ -26,7 +26,8 @@ def jsonl(path, *records):
 
 
 def dump(*pages, namespaces='<namespace key="6">Datei</namespace><namespace key="14">Kategorie</namespace>'):
-  body = ''.join(f'<page><title>{title}</title><ns>{ns}</ns>{extra}<revision><text>{text}</text></revision></page>' for title, ns, extra, text in pages)
+  body = ''.join(f'<page><title>{title}</title><ns>{ns}</ns>{extra}<revision><text>{text}</text></revision></page>'
+                 for title, ns, extra, text in pages)
   return f'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.10/"><siteinfo><namespaces>{namespaces}</namespaces></siteinfo>{body}</mediawiki>'
 
 
@@ -52,7 +53,8 @@ def test_collections_arxiv_and_other_records(tmp_path):
   arxiv = jsonl(tmp_path / 'arxiv.jsonl', {'id': '1001.1', 'title': 'On Cats', 'abstract': 'We sit.', 'categories': ['cs.CL']})
   other = jsonl(tmp_path / 'other.jsonl', {'text': 'Bare.'}, {'docid': 'x', 'title': None, 'text': 'Named.', 'more': [1]})
   documents, counts = read(collection, arxiv, other)
-  assert documents == [Document('7', 'One passage.'), Document('1001.1', 'On Cats\nWe sit.'), Document('other.jsonl:1', 'Bare.'), Document('x', 'Named.')]
+  assert documents == [
+      Document('7', 'One passage.'), Document('1001.1', 'On Cats\nWe sit.'), Document('other.jsonl:1', 'Bare.'), Document('x', 'Named.')]
   assert counts == {'documents': 4, 'documents without text: skipped': 1}
 
 
@@ -139,7 +141,8 @@ def test_articles_are_those_of_the_main_namespace(tmp_path):
 
 
 def test_sections_are_of_the_second_level(tmp_path):
-  assert article(tmp_path, 'Lead.\n== First & \'\'foremost\'\' ==\nOne.\n=== Sub ===\nTwo.\n==Empty==\n{{stub}}\n==Last==\nThree.') == Article('Cat', [
+  wikitext = "Lead.\n== First & ''foremost'' ==\nOne.\n=== Sub ===\nTwo.\n==Empty==\n{{stub}}\n==Last==\nThree."
+  assert article(tmp_path, wikitext) == Article('Cat', [
       Section('', 'Lead.'), Section('First & foremost', 'One.\nTwo.'), Section('Last', 'Three.')])
 
 
