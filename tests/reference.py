@@ -18,11 +18,22 @@ def _dense(x, p, layer):
 
 def encode(config, params, tokens, mask, prefix=None):
   """BERT with key/value prefixes. Returns [B, T, H] float64."""
-  batch, length = tokens.shape
-  e, a, m = params['embeddings'], params['layers']['attention'], params['layers']['mlp']
-  x = e['word']['embedding'][tokens] + e['position']['embedding'][None, :length] + e['token_type']['embedding'][0]
-  x = _norm(x, e['norm'], config.layer_norm_eps)
-  for layer in range(config.num_layers):
+  return states(config, params, tokens, mask, prefix)[-1]
+
+
+def states(config, params, tokens, mask, prefix=None):
+  """The hidden states [B, T, H] before the first layer and after each."""
+  e = params['embeddings']
+  x = e['word']['embedding'][tokens] + e['position']['embedding'][None, :tokens.shape[1]] + e['token_type']['embedding'][0]
+  return layers(config, params['layers'], _norm(x, e['norm'], config.layer_norm_eps), mask, prefix)
+
+
+def layers(config, params, x, mask, prefix=None):
+  """The hidden states before the first of these stacked layers and after each."""
+  batch, length, _ = x.shape
+  a, m = params['attention'], params['mlp']
+  seen_states = [x]
+  for layer in range(a['query']['bias'].shape[0]):
     q, k, v = (_dense(x, a[name], layer).reshape(batch, length, config.num_heads, -1) for name in ('query', 'key', 'value'))
     seen = mask
     if prefix is not None:
@@ -36,7 +47,8 @@ def encode(config, params, tokens, mask, prefix=None):
     h = _dense(x, m['up'], layer)
     h = h * 0.5 * (1 + _erf(h / np.sqrt(2)))
     x = _norm(x + _dense(h, m['down'], layer), {k: v[layer] for k, v in m['norm'].items()}, config.layer_norm_eps)
-  return x
+    seen_states.append(x)
+  return seen_states
 
 
 def pool(hidden, mask, pooling, normalize):
@@ -65,3 +77,31 @@ def loss(q, p, passage_index, relevant, temperature=1.0, in_batch=True):
     correct += positive > max(negatives, default=-np.inf)
     seen += len(negatives)
   return total / rows, correct / rows, seen / rows
+
+
+def mlm_loss(config, head, embedding, hidden, positions, targets, weights):
+  """BERT's masked-LM head, a masked token at a time: the sums of cross-entropies, of weights, and of what is predicted right."""
+  total, count, right = 0.0, 0.0, 0.0
+  for row, place in np.ndindex(*positions.shape):
+    x = hidden[row, positions[row, place]].astype(np.float64) @ head['dense']['kernel'] + head['dense']['bias']
+    x = _norm(x * 0.5 * (1 + _erf(x / np.sqrt(2))), head['norm'], config.layer_norm_eps)
+    logits = embedding @ x + head['bias']
+    entropy = np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[targets[row, place]]
+    total += weights[row, place] * entropy
+    count += weights[row, place]
+    right += weights[row, place] * (logits.argmax() == targets[row, place])
+  return total, count, right
+
+
+def sibling_loss(first, second, temperature=1.0):
+  """DPTDR Eq. 4 over all 2m texts, a text at a time: -log softmax of its sibling among all texts but itself."""
+  texts = [(i, x) for pair in zip(first, second, strict=True) for i, x in enumerate(pair)]
+  owner = [i // 2 for i in range(len(texts))]
+  total, correct = 0.0, 0
+  for i, (_, x) in enumerate(texts):
+    others = [j for j in range(len(texts)) if j != i]
+    scores = np.array([x @ texts[j][1] for j in others]) / temperature
+    (target,) = [k for k, j in enumerate(others) if owner[j] == owner[i]]
+    total += np.log(np.exp(scores - scores.max()).sum()) + scores.max() - scores[target]
+    correct += scores[target] > max(np.delete(scores, target))
+  return total / len(texts), correct / len(texts)
