@@ -385,6 +385,8 @@ def first_token_attention(
   """What the first token of each row attends to, by layer and head, S = P + T (the prompt's vectors first); rows sum to 1."""
   if prompt is not None:
     check_prompt_shape(config, prompt, None, tokens.shape[0])
+    if prompt.ndim == 6:
+      prompt = jnp.moveaxis(prompt, 0, 1)  # [L, B, 2, P, N, D]
   x = Embeddings(config, jnp.float32, True).apply({'params': params['embeddings']}, tokens, _positions(config, mask, 0), jnp.zeros_like(tokens))
   bias = jnp.where(mask, 0.0, _MASKED)[:, None, None, :]
   _, seen = _stack(config, config.num_layers, jnp.float32, False, 1, True).apply(

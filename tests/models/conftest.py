@@ -15,9 +15,9 @@ GOLDEN = pathlib.Path(__file__).parent.parent / 'golden'
 
 @pytest.fixture(scope='session')
 def golden():
-  """``golden('bert')`` or ``golden('minilm')``: the arrays that tests/golden/make_encoder_golden.py stored."""
+  """``golden('bert')`` or ``golden('minilm')``: the arrays that tests/golden/make_encoder_golden.py stored; ``golden('heads_bert')``: the heads'."""
   def load(name):
-    file = GOLDEN / (f'{name}.npz' if name == 'minilm' else f'encoder_{name}.npz')
+    file = GOLDEN / (f'{name}.npz' if name == 'minilm' or name.startswith('heads_') else f'encoder_{name}.npz')
     with np.load(file, allow_pickle=False) as arrays:
       return dict(arrays)
   return load
@@ -36,6 +36,24 @@ def write_checkpoint(golden, tmp_path):
     safetensors.numpy.save_file({name: value for name, value in weights.items() if value is not None}, path / 'model.safetensors')
     config = json.loads(arrays[f'{layers}/config'].item()) | (change or {})
     (path / 'config.json').write_text(json.dumps({key: value for key, value in config.items() if value != 'absent'}))
+    return path
+  return write
+
+
+@pytest.fixture
+def write_heads(golden, tmp_path):
+  """Writes a golden ForMaskedLM checkpoint with its Condenser head as a Hugging Face directory; ``tensors`` and ``condenser`` edit them."""
+  def write(model_type='bert', *, tensors=None, condenser=None, metadata=None, change=None, folder='heads'):
+    arrays = golden(f'heads_{model_type}')
+    path = tmp_path / folder
+    path.mkdir(exist_ok=True)
+    for file, start, edits, about in (
+        ('model', 'weights/', tensors, None), ('condenser', 'condenser/layer.', condenser, {'num_layers': '2', 'split': '1'} | (metadata or {}))):
+      stored = {name: value.astype(np.float32) for name, value in arrays.items() if name.startswith(start)}
+      stored = {name.split('/')[1]: value for name, value in stored.items()} | (edits or {})
+      stored = {name: value for name, value in stored.items() if value is not None}
+      safetensors.numpy.save_file(stored, path / f'{file}.safetensors', about)
+    (path / 'config.json').write_text(json.dumps(json.loads(arrays['config'].item()) | (change or {})))
     return path
   return write
 

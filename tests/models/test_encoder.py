@@ -299,3 +299,56 @@ def test_activations_at_known_points():
 def test_config_is_a_static_argument():
   config = EncoderConfig('roberta', 50, 24, 1, 3, 40, pad_token_id=1)
   assert hash(config) == hash(dataclasses.replace(config)) and config.head_dim == 8
+
+
+@pytest.mark.parametrize('model_type', ['bert', pytest.param('roberta', marks=pytest.mark.slow), pytest.param('xlm-roberta', marks=pytest.mark.slow)])
+def test_early_and_late_states_and_attention_equal_transformers(model_type, golden, write_heads):
+  arrays = golden(f'heads_{model_type}')
+  backbone = hub.load_backbone(write_heads(model_type))
+  config, params, tokens, mask = backbone.config, backbone.params, arrays['tokens'], arrays['mask']
+
+  @jax.jit
+  def run():
+    states = encoder.encode_early_late(config, params, tokens, mask, 1, token_types=arrays['token_types'])
+    prompts = (None, arrays['prompt'].astype(np.float32))
+    return states, [encoder.first_token_attention(config, params, tokens, mask, prompt=prompt) for prompt in prompts]
+  (early, late), (attention, prompt_attention) = run()
+  np.testing.assert_allclose(early[mask], arrays['early'][mask], rtol=0, atol=2e-5)
+  np.testing.assert_allclose(late[mask], arrays['late'][mask], rtol=0, atol=2e-5)
+  assert early.dtype == late.dtype == jnp.float32
+  assert attention.shape == (3, 3, 5, 12) and prompt_attention.shape == (3, 3, 5, 16)
+  np.testing.assert_allclose(attention, arrays['attention'], rtol=0, atol=2e-5)
+  np.testing.assert_allclose(prompt_attention, arrays['prompt_attention'], rtol=0, atol=2e-5)
+  # Padding gets nothing, the prompt something.
+  assert attention[:, ~mask[:, None].repeat(5, 1)].max() == 0 and prompt_attention[..., :4].sum(-1).max() > 0.5
+
+
+@pytest.mark.slow
+def test_attention_with_a_prompt_an_example(small, inputs):
+  config, params = small
+  bank = prompts(config, 4)
+  attend = jax.jit(encoder.first_token_attention, static_argnums=0)
+  each = attend(config, params, *inputs, prompt=bank)
+  np.testing.assert_allclose(each[:, 2], attend(config, params, *inputs, prompt=bank[2])[:, 2], rtol=0, atol=2e-6)
+  np.testing.assert_allclose(each.sum(-1), 1, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_early_and_late_with_prompts(small, inputs):
+  config, params = small
+  tokens, mask = inputs
+  bank, ids = prompts(config, 3), jnp.array([2, 0, 2, 1], jnp.int32)
+  split = jax.jit(encoder.encode_early_late, static_argnums=(0, 4))
+  early, late = split(config, params, tokens, mask, 2, prompt=bank, prompt_ids=ids)
+  np.testing.assert_allclose(late, encode(config, params, tokens, mask, prompt=bank, prompt_ids=ids), rtol=0, atol=2e-6)
+  # The early states are those of the encoder that ends there.
+  first = {'embeddings': params['embeddings'], 'layers': jax.tree.map(lambda leaf: leaf[:2], params['layers'])}
+  shorter = encode(dataclasses.replace(config, num_layers=2), first, tokens, mask, prompt=bank[:, :2], prompt_ids=ids)
+  np.testing.assert_allclose(early, shorter, rtol=0, atol=2e-6)
+  assert np.abs(early - late).max() > 0.1
+
+
+@pytest.mark.parametrize('split', [-1, 0, 3, 4])
+def test_a_split_outside_the_layers(small, inputs, split):
+  with pytest.raises(InputError, match=f'a split after {split} layers leaves no early or no late layer of 3; use 1 to 2'):
+    encoder.encode_early_late(*small, *inputs, split)

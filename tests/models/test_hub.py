@@ -9,6 +9,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+import safetensors
 import safetensors.numpy
 
 from dprjax.errors import InputError
@@ -54,7 +55,7 @@ def test_sha256_is_over_names_types_shapes_and_bytes(write_checkpoint, golden):
 
 def test_every_class_of_checkpoint_is_the_same_backbone(write_checkpoint):
   plain = hub.load_backbone(write_checkpoint('bert', 1, folder='plain'))
-  head = {'cls.predictions.bias': np.zeros(41, np.float32), 'bert.pooler.dense.weight': np.zeros((24, 24), np.float32),
+  head = {'cls.seq_relationship.bias': np.zeros(2, np.float32), 'bert.pooler.dense.weight': np.zeros((24, 24), np.float32),
           'bert.embeddings.position_ids': np.arange(15)[None], 'classifier.weight': np.zeros((2, 24), np.float32)}
   masked = hub.load_backbone(write_checkpoint('bert', 1, prefix='bert.', tensors=head, folder='masked'))
   assert masked.sha256 == plain.sha256
@@ -62,7 +63,7 @@ def test_every_class_of_checkpoint_is_the_same_backbone(write_checkpoint):
   old = {f'{GAMMA}.gamma': weights[f'{GAMMA}.weight'], f'{GAMMA}.beta': weights[f'{GAMMA}.bias'], f'{GAMMA}.weight': None, f'{GAMMA}.bias': None}
   assert hub.load_backbone(write_checkpoint('bert', 1, tensors=old, folder='old')).sha256 == plain.sha256
   roberta = hub.load_backbone(write_checkpoint('xlm-roberta', 1, folder='xlmr'))
-  head = {'lm_head.bias': np.zeros(41, np.float32), 'classifier.dense.weight': np.zeros((24, 24), np.float32)}
+  head = {'classifier.dense.weight': np.zeros((24, 24), np.float32)}
   prefixed = hub.load_backbone(write_checkpoint('xlm-roberta', 1, prefix='roberta.', tensors=head, folder='xlmr-lm'))
   assert prefixed.sha256 == roberta.sha256
 
@@ -254,3 +255,86 @@ def test_transformers_loads_what_was_saved(write_checkpoint, tmp_path, golden, m
   np.testing.assert_allclose(hidden[mask], arrays['3/plain/hidden'][mask], rtol=0, atol=2e-5)
   ours = encode(backbone.config, backbone.params, tokens, mask, token_types=types)
   np.testing.assert_allclose(ours[mask], hidden[mask], rtol=0, atol=2e-5)
+
+
+def test_checkpoint_without_heads(write_checkpoint):
+  backbone = hub.load_backbone(write_checkpoint('bert', 1))
+  assert (backbone.mlm, backbone.condenser, backbone.condenser_split) == (None, None, None)
+
+
+@pytest.mark.parametrize('model_type', ['bert', 'roberta', 'xlm-roberta'])
+def test_heads_round_trip_keeps_every_bit(write_heads, tmp_path, model_type):
+  first = hub.load_backbone(write_heads(model_type, change={'tie_word_embeddings': False}))
+  out = tmp_path / 'out'
+  heads = {'mlm': first.mlm, 'condenser': first.condenser, 'condenser_split': 2}
+  hub.save_backbone(out, first.config, first.params, hf_config=first.hf_config, **heads)
+  second = hub.load_backbone(out)
+  for ours, theirs in ((second.params, first.params), (second.mlm, first.mlm), (second.condenser, first.condenser)):
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+  assert (second.sha256, second.condenser_split, first.condenser_split) == (first.sha256, 2, 1)
+  name = {'bert': 'Bert', 'roberta': 'Roberta', 'xlm-roberta': 'XLMRoberta'}[model_type]
+  assert second.hf_config['architectures'] == [f'{name}ForMaskedLM'] and second.hf_config['tie_word_embeddings'] is True
+  with safetensors.safe_open(out / 'condenser.safetensors', 'np') as file:
+    assert file.metadata() == {'format': 'pt', 'num_layers': '2', 'split': '2'}
+    assert 'layer.1.attention.self.query.weight' in file.keys()  # noqa: SIM118 (not a dict)
+  # Without the heads: an encoder alone, of the same SHA-256.
+  hub.save_backbone(out, first.config, first.params)
+  third = hub.load_backbone(out)
+  assert (third.sha256, third.mlm, third.condenser) == (first.sha256, None, None)
+  assert sorted(file.name for file in out.iterdir()) == ['config.json', 'model.safetensors']
+
+
+@pytest.mark.parametrize('split', [None, 0, 3, -1])
+def test_condenser_head_needs_a_split(write_heads, tmp_path, split):
+  backbone = hub.load_backbone(write_heads())
+  with pytest.raises(InputError, match=rf"a Condenser head's split must be 1 to 2 of the encoder's layers, not {split}"):
+    hub.save_backbone(tmp_path / 'out', backbone.config, backbone.params, condenser=backbone.condenser, condenser_split=split)
+  assert not (tmp_path / 'out').exists()
+
+
+def test_vocabulary_larger_than_the_embeddings(write_checkpoint):
+  backbone = hub.load_backbone(write_checkpoint('bert', 1))
+  hub.check_vocabulary(backbone, 41, 'tokens')
+  with pytest.raises(InputError, match=r'^tokens: the tokenizer has 42 tokens, the backbone .*checkpoint embeddings for 41; use the tokenizer'):
+    hub.check_vocabulary(backbone, 42, 'tokens')
+
+
+def test_scratch_for_sentencepiece(tmp_path):
+  config = hub.scratch_config('tiny', 60, model_type='xlm-roberta', max_tokens=10, pad_token_id=3)
+  assert (config.max_positions, config.max_tokens, config.first_position, config.pad_token_id) == (14, 10, 4, 3)
+  hub.save_backbone(tmp_path / 'out', config, hub.init_params(config, jax.random.key(0)))
+  backbone = hub.load_backbone(tmp_path / 'out')
+  assert backbone.config == config and backbone.hf_config['pad_token_id'] == 3
+  # As many tokens as there are positions, the last of them inside the table.
+  tokens = np.full((1, 10), 7, np.int32)
+  assert np.isfinite(encode(config, backbone.params, tokens, tokens > 0)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('model_type', ['bert', 'roberta', 'xlm-roberta'])
+def test_transformers_loads_the_masked_lm_head(write_heads, tmp_path, golden, model_type):
+  torch = pytest.importorskip('torch', reason='PyTorch is an oracle here, not a dependency: pip install torch')
+  import transformers
+  backbone = hub.load_backbone(write_heads(model_type))
+  out = tmp_path / 'out'
+  heads = {'mlm': backbone.mlm, 'condenser': backbone.condenser, 'condenser_split': 1}
+  hub.save_backbone(out, backbone.config, backbone.params, **heads)
+  model, info = transformers.AutoModelForMaskedLM.from_pretrained(out, output_loading_info=True)
+  assert not any(info[kind] for kind in ('missing_keys', 'unexpected_keys', 'mismatched_keys')), info
+  assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+  encoder, info = transformers.AutoModel.from_pretrained(out, output_loading_info=True)
+  assert not info['mismatched_keys'] and all(key.startswith('pooler.') for key in info['missing_keys']), info
+  assert all(key.startswith(('cls.', 'lm_head.')) for key in info['unexpected_keys']), info
+  arrays = golden(f'heads_{model_type}')
+  inputs = {'input_ids': torch.from_numpy(arrays['tokens']).long(), 'attention_mask': torch.from_numpy(arrays['mask']).long(),
+            'token_type_ids': torch.from_numpy(arrays['token_types']).long()}
+  mask = arrays['mask']
+  with torch.no_grad():
+    logits, hidden = model.eval()(**inputs).logits.numpy(), encoder.eval()(**inputs).last_hidden_state.numpy()
+  np.testing.assert_allclose(logits[mask], arrays['mlm/logits'][mask], rtol=2e-5, atol=2e-5)
+  np.testing.assert_allclose(hidden[mask], arrays['late'][mask], rtol=2e-5, atol=2e-5)
+  # What transformers saves is read back, bit for bit.
+  model.save_pretrained(tmp_path / 'theirs')
+  theirs = hub.load_backbone(tmp_path / 'theirs')
+  assert theirs.sha256 == backbone.sha256
+  jax.tree.map(np.testing.assert_array_equal, theirs.mlm, backbone.mlm)
