@@ -181,6 +181,15 @@ def test_words_are_whole(tmp_path, kind):
       len(set(words[start:end])) for start, end in zip([0, *ends], ends, strict=False))
 
 
+def test_words_end_where_sentences_do(tmp_path, tokenizer):
+  # Each sentence counts its words from 0: a sentence of one word, and the first of the next, have one number.
+  ((_, words, ends),) = rows(build(tmp_path, tokenizer, 'cat\nDogs bark loudly at night.'))
+  assert words == [0, 1, 2, 3, 4, 5, 6] and ends == [7]
+  # A word of nine tokens and one of twelve, in passages of ten: cut within the words, where they are words of their own.
+  found = rows(build(tmp_path, tokenizer, f'{"t" * 9} {"t" * 12}', passage_length=10))
+  assert [(words, ends) for _, words, ends in found] == [([0] * 7 + [1] * 2, [7, 9]), ([0] * 6, [6]), ([0] * 6, [6])]
+
+
 def test_text_that_spells_special_tokens_is_text(tmp_path, tokenizer):
   built = build(tmp_path, tokenizer, 'The [MASK] and [SEP] of the cat sat.')
   ((tokens, _, _),) = rows(built)
