@@ -1,0 +1,91 @@
+"""The masked-LM loss and its gradient, with the masked positions gathered first and with logits of every token: peak memory and time.
+
+    python benchmarks/mlm_head.py [--rows=32] [--tokens=128] [--vocabulary=30522] [--width=256] [--runs=5]
+
+The gradient is that with respect to the head, the word embeddings and the hidden states. Memory is what the compiled program asks
+for beside its arguments and results (XLM-R's vocabulary is 250,002: try --vocabulary=250002 --rows=8). The two take turns, so that
+whatever else the machine does hurts both. Writes benchmarks/results/mlm_head-DEVICE.json.
+"""
+
+import argparse
+import os
+import pathlib
+import platform
+import re
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dprjax import cli, files
+from dprjax.models import encoder, heads, masking
+
+RESULTS = pathlib.Path(__file__).parent / 'results'
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  for name, default in (('rows', 32), ('tokens', 128), ('vocabulary', 30522), ('width', 256), ('runs', 5)):
+    parser.add_argument(f'--{name}', type=cli.positive, default=default)
+  args = parser.parse_args()
+  config = encoder.EncoderConfig('bert', args.vocabulary, args.width, 1, 1, args.width)
+  keys = jax.random.split(jax.random.key(0), 4)
+  head = heads.init_mlm_head(config, keys[0])
+  embedding = 0.02 * jax.random.normal(keys[1], (args.vocabulary, args.width), jnp.float32)
+  hidden = jax.random.normal(keys[2], (args.rows, args.tokens, args.width), jnp.float32)
+  tokens = jnp.asarray(np.random.default_rng(0).integers(1000, args.vocabulary, (args.rows, args.tokens)), jnp.int32)
+  words = jnp.broadcast_to(jnp.arange(args.tokens, dtype=jnp.int32), tokens.shape).at[:, [0, -1]].set(-1)
+  masked = masking.mask_tokens(keys[3], tokens, words, mask_id=103, replacements=jnp.arange(1000, args.vocabulary, dtype=jnp.int32))
+
+  def gathered(head, embedding, hidden):
+    total, count, _ = heads.mlm_loss(config, head, embedding, hidden, masked.positions, masked.targets, masked.weights)
+    return total / count
+
+  def everywhere(head, embedding, hidden):
+    rows = jnp.arange(args.rows, dtype=jnp.int32)[:, None]
+    weights = jnp.zeros(tokens.shape, jnp.float32).at[rows, masked.positions].add(masked.weights)
+    logits = heads.mlm_logits(config, head, embedding, hidden)
+    target = jnp.take_along_axis(logits, tokens[:, :, None], axis=2)[:, :, 0]
+    return jnp.sum((jax.nn.logsumexp(logits, axis=2) - target) * weights) / jnp.sum(weights)
+
+  arguments = (head, embedding, hidden)
+  ways = {name: jax.jit(jax.value_and_grad(way, argnums=(0, 1, 2))).lower(*arguments).compile()
+          for name, way in (('gathered', gathered), ('every token', everywhere))}
+  (loss, gradient), (other_loss, other_gradient) = (way(*arguments) for way in ways.values())
+  np.testing.assert_allclose(loss, other_loss, rtol=1e-5)
+  jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5), gradient, other_gradient)
+  seconds: dict[str, list[float]] = {name: [] for name in ways}
+  for _ in range(args.runs):
+    for name, way in ways.items():
+      began = time.perf_counter()
+      jax.block_until_ready(way(*arguments))
+      seconds[name].append(time.perf_counter() - began)
+
+  cases = {}
+  for name, way in ways.items():
+    temporary = way.memory_analysis().temp_size_in_bytes
+    cases[name] = {'temporary_mib': round(temporary / 2**20, 1), 'milliseconds': round(1e3 * statistics.median(seconds[name])),
+                   'fastest_and_slowest': [round(1e3 * min(seconds[name])), round(1e3 * max(seconds[name]))]}
+    print(f'{name:12} {temporary / 2**20:8.1f} MiB  {1e3 * statistics.median(seconds[name]):8.0f} ms')
+  device = device_name()
+  path = RESULTS / f'mlm_head-{re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")}.json'
+  settings = vars(args) | {'masked_per_row': masked.positions.shape[1]}
+  files.write_json(path, {
+      'hardware': {'device': device, 'cores': len(os.sched_getaffinity(0)), 'load_average_at_the_end': round(os.getloadavg()[0], 1)},
+      'versions': {'python': platform.python_version(), 'jax': jax.__version__}, 'settings': settings, 'cases': cases})
+  print(f'wrote {path}')
+
+
+def device_name() -> str:
+  device = jax.devices()[0]
+  if device.platform == 'cpu':
+    for line in pathlib.Path('/proc/cpuinfo').read_text().splitlines():
+      if line.startswith('model name'):
+        return line.partition(':')[2].strip()
+  return device.device_kind
+
+
+if __name__ == '__main__':
+  main()
