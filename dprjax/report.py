@@ -1,13 +1,20 @@
-"""Compares systems: one table, in the terminal and as Markdown, and one figure.
+"""Compares systems, or looks at backbones: one table, in the terminal and as Markdown, and one figure.
 
     python -m dprjax.report --metrics BM25=bm25.json --metrics frozen=frozen.json --metrics "+ prompt=dpt.json" \\
         --out=report.md --figure=report.png
+    python -m dprjax.report --backbone=DIR --backbone=ours=DIR --sts=stsb-test.csv --wikipedia=enwiki.xml.bz2 --beir=scifact \\
+        --out=report.md --figure=report.png
 
-The files are dprjax.evaluate's metrics.json. The first system is the one that the others are compared with, by a
+Systems: the files are dprjax.evaluate's metrics.json. The first system is the one that the others are compared with, by a
 paired bootstrap over the queries: the queries are drawn with replacement 10,000 times, the same for both systems, and
 a difference is marked with * where the middle 95 % of the means' differences leave out 0. The intervals in the figure
 are each system's own, from the same draws. Where there are several data sets each is drawn by itself, and they weigh
 the same. What metrics.json has under "extra" (--extra of dprjax.evaluate) becomes a column.
+
+Backbones: frozen, as they are, or under a prompt. Columns stand only for what there is text for. Alignment and uniformity are
+those of Wang & Isola (2020), the entropy of the first token's attention that of Condenser (section 5), the distinction of
+Wikipedia sections that of Ein Dor et al. (2018); see dprjax.analysis. The attention is looked at on sections of --wikipedia,
+without it on passages of --beir, without both on the sentences of --sts.
 """
 
 import argparse
@@ -18,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from dprjax import cli, files
+from dprjax import cli, figures, files
 from dprjax.errors import InputError
 
 logger = logging.getLogger('dprjax')
@@ -26,9 +33,6 @@ logger = logging.getLogger('dprjax')
 _DRAWS = 10_000
 _DRAWS_AT_ONCE = 500  # bounds the memory: so many draws of every query's number
 _SEED = 0
-# Okabe and Ito's colours, which differ for every kind of colour vision, the darker first; hatches tell them apart in print.
-_COLOURS = ('#0072B2', '#E69F00', '#009E73', '#CC79A7', '#56B4E9', '#D55E00', '#F0E442', '#999999')
-_HATCHES = ('', '//', '..', 'xx', '\\\\', 'oo', '++', '--')
 
 
 class Compared(NamedTuple):
@@ -153,84 +157,138 @@ def note(systems: dict[str, dict[str, Any]], measures: Sequence[str]) -> str:
 
 def figure(systems: dict[str, dict[str, Any]], measures: Sequence[str], path: files.PathLike) -> None:
   """Grouped bars: a group a measure, a bar a system, with 95 % intervals. The format goes by the name (png, pdf, svg)."""
-  # Here, because a table needs none of it.
-  import matplotlib.backends.backend_agg
-  import matplotlib.figure
-  import matplotlib.layout_engine
+  values = {measure: {name: figures.Bar(one.mean, one.low, one.high, one.significant) for name, one in compare(systems, measure).items()}
+            for measure in measures}
+  foot = 'whiskers: 95 % bootstrap intervals' + (';  * differs from the first system (paired)' if len(systems) > 1 else '')
+  ylabel = 'mean over queries' if not any('datasets' in one for one in systems.values()) else 'mean over data sets'
+  figures.bars(values, ylabel, foot, path)
 
-  final = files.output_file(path)
-  kinds = matplotlib.backends.backend_agg.FigureCanvasAgg.get_supported_filetypes()
-  kind = final.suffix.removeprefix('.').lower()
-  if kind not in kinds:
-    raise InputError(f'--figure={final}: its name has to end in {", ".join(f".{name}" for name in ("png", "pdf", "svg"))}')
-  compared = {measure: compare(systems, measure) for measure in measures}
-  width = 0.82 / len(systems)
-  drawing = matplotlib.figure.Figure(
-      figsize=(max(6.4, 1.5 + len(measures) * max(1.2, 0.42 * len(systems))), 4.4), dpi=150,
-      # A strip at the foot is left for the note.
-      layout=matplotlib.layout_engine.ConstrainedLayoutEngine(rect=(0, 0.035, 1, 0.965)))
-  axes = drawing.subplots()
-  for number, name in enumerate(systems):
-    some = [compared[measure][name] for measure in measures]
-    places = np.arange(len(measures)) + (number - (len(systems) - 1) / 2) * width
-    means = np.array([one.mean for one in some])
-    spread = np.array([[one.mean - one.low for one in some], [one.high - one.mean for one in some]]).clip(0)
-    axes.bar(
-        places, means, width * 0.92, yerr=spread, label=name, color=_COLOURS[number % len(_COLOURS)], edgecolor='white', linewidth=0,
-        hatch=_HATCHES[(number + number // len(_COLOURS)) % len(_HATCHES)], hatch_linewidth=0.6,
-        error_kw={'elinewidth': 1, 'capsize': 2, 'ecolor': '#333333'})
-    for place, one in zip(places, some, strict=True):
-      axes.annotate(f'{one.mean:.3f}{"*" if one.significant else ""}', (place, one.high), xytext=(0, 3), textcoords='offset points',
-                    ha='center', va='bottom', rotation=90, fontsize=7.5, color='#222222')
-  top = max(one.high for by_name in compared.values() for one in by_name.values())
-  axes.set_ylim(0, max(top, 0.05) * 1.18)  # room for the numbers above the bars
-  axes.set_xlim(-0.6, len(measures) - 0.4)
-  axes.set_xticks(np.arange(len(measures)), measures)
-  axes.set_ylabel('mean over queries' if not any('datasets' in one for one in systems.values()) else 'mean over data sets')
-  axes.spines[['top', 'right']].set_visible(False)
-  axes.yaxis.grid(True, color='#dddddd', linewidth=0.6)
-  axes.set_axisbelow(True)
-  # As many names in a row as fit: about 0.075 inches a letter at this size, and 0.65 for the patch.
-  fitting = int(drawing.get_figwidth() / (0.65 + 0.075 * max(map(len, systems))))
-  drawing.legend(loc='outside upper center', ncols=max(1, min(len(systems), fitting)), frameon=False, fontsize=9)
-  drawing.text(0.995, 0.005, 'whiskers: 95 % bootstrap intervals' + (';  * differs from the first system (paired)' if len(systems) > 1 else ''),
-               ha='right', va='bottom', fontsize=7, color='#555555')
-  with files.atomic_write(final, 'wb') as file:
-    drawing.savefig(file, format=kind)
+
+def _named(text: str) -> tuple[str | None, str]:
+  """``NAME=VALUE`` or a value alone, for argparse's ``type``."""
+  return cli.named(text) if '=' in text else (None, text)
+
+
+def _report_systems(args: argparse.Namespace) -> None:
+  systems: dict[str, dict[str, Any]] = {}
+  for name, path in args.metrics:
+    if name in systems:
+      raise InputError(f'--metrics: two systems are called {name}')
+    systems[name] = read_metrics(path)
+  first = next(iter(systems.values()))
+  shared = [measure for measure in first['mean'] if all(measure in metrics['mean'] for metrics in systems.values())]
+  measures = args.measure or shared
+  absent = [measure for measure in measures if measure not in shared]
+  if absent or not measures:
+    raise InputError(f'not every system has {", ".join(absent) or "a measure that the others have"}; all have {", ".join(shared) or "none"}')
+  columns, rows = table(systems, measures)
+  said = note(systems, measures)
+  if args.figure:
+    figure(systems, measures, args.figure)
+  if args.out:
+    with files.atomic_write(args.out) as file:
+      file.write(markdown(columns, rows, said))
+  cli.print_table(columns, rows)
+  print(said)
+
+
+def _backbones(args: argparse.Namespace) -> dict[str, tuple[str, str | None]]:
+  """Name -> (backbone, prompt or None)."""
+  paths: dict[str, str] = {}
+  for given, path in args.backbone:
+    # Of a path its last part, of package:NAME the name.
+    name = given or path.rstrip('/').rpartition('/')[2].removeprefix('package:')
+    if name in paths:
+      raise InputError(f'--backbone: two are called {name}; name them, --backbone=NAME={path}')
+    paths[name] = path
+  prompts: dict[str, str] = {}
+  for given, path in args.prompt or ():
+    if given is None and len(paths) > 1:
+      raise InputError(f'--prompt={path}: there are several backbones; say whose it is, --prompt=NAME={path}')
+    name = given or next(iter(paths))
+    if name not in paths:
+      raise InputError(f'--prompt={name}={path}: no backbone is called {name}; there are {", ".join(paths)}')
+    if name in prompts:
+      raise InputError(f'--prompt: two are given for {name}; give the backbone twice, under two names, to compare them')
+    prompts[name] = path
+    files.existing(path, 'prompt')
+  return {name: (path, prompts.get(name)) for name, path in paths.items()}
+
+
+def _report_backbones(args: argparse.Namespace) -> None:
+  # Here, because --metrics need not wait for JAX.
+  from dprjax import inspection
+  from dprjax.retriever import Retriever
+
+  backbones = _backbones(args)
+  batch_size = args.batch_size or 64
+
+  def load(path: str, prompt: str | None) -> Retriever:
+    return Retriever.load(path, prompt, pooling=args.pooling, normalize=args.normalize, query_max_length=args.max_length,
+                          passage_max_length=args.max_length, batch_size=batch_size)
+  if len(backbones) > 1:
+    for path, prompt in backbones.values():
+      load(path, prompt)  # and dropped: the last should not be found bad when the others' minutes are spent, nor all be held at once
+  texts = inspection.read_texts(args.sts, args.wikipedia, args.beir, args.split or 'test', args.max_texts or 1000)
+  findings = {name: inspection.inspect(name, load(path, prompt), texts, batch_size) for name, (path, prompt) in backbones.items()}
+  columns, rows = inspection.table(findings)
+  layers, by_layer = inspection.layers_table(findings)
+  said = inspection.note(texts, findings)
+  if args.figure:
+    foot = f'attention over {texts.named["attended"]}' if by_layer else ''
+    figures.backbones({name: inspection.looks(one) for name, one in findings.items()}, foot, args.figure)
+  if args.out:
+    with files.atomic_write(args.out) as file:
+      file.write(markdown(columns, rows, '  \n'.join(said)))  # two spaces: a line break in Markdown
+      if by_layer:
+        file.write('\n' + markdown(layers, by_layer, ''))
+  cli.print_table(columns, rows)
+  if by_layer:
+    cli.print_table(layers, by_layer)
+  print('\n'.join(said))
+
+
+# Arguments that go with --backbone, and with --metrics.
+_OF_BACKBONES = ('sts', 'wikipedia', 'beir', 'split', 'prompt', 'pooling', 'normalize', 'max_length', 'max_texts', 'batch_size')
+_OF_METRICS = ('measure',)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
   parser = cli.Parser('report', __doc__ or '')
-  parser.add_argument('--metrics', type=cli.named, action='append', required=True, metavar='NAME=metrics.json',
-                      help='a system; the first is the one that the others are compared with')
-  parser.add_argument('--measure', action='extend', nargs='+', metavar='MEASURE', help='which to show (default: all that every system has)')
   parser.add_argument('--out', metavar='report.md', help='where the table goes as Markdown')
   parser.add_argument('--figure', metavar='report.png', help='where the figure goes; png, pdf or svg')
+  systems = parser.add_argument_group('systems')
+  systems.add_argument('--metrics', type=cli.named, action='append', metavar='NAME=metrics.json',
+                       help='a system; the first is the one that the others are compared with')
+  systems.add_argument('--measure', action='extend', nargs='+', metavar='MEASURE', help='which to show (default: all that every system has)')
+  looks = parser.add_argument_group('backbones')
+  looks.add_argument('--backbone', type=_named, action='append', metavar='[NAME=]DIR', help='a Hugging Face directory, a hub id, or package:NAME')
+  looks.add_argument('--prompt', type=_named, action='append', metavar='[NAME=]FILE', help='a prompt.npz for the backbone of that name')
+  looks.add_argument('--sts', metavar='FILE', help='pairs with scores of 0 to 5, csv, tsv or jsonl: rank correlation with the cosine')
+  looks.add_argument('--wikipedia', metavar='DUMP', help='pages-articles.xml(.bz2): distinction of sections, entropy of attention')
+  looks.add_argument('--beir', metavar='DIR', help='a retrieval data set: alignment of queries and positives, uniformity of passages')
+  looks.add_argument('--split', help='of --beir, whose judgements (default: test)')
+  looks.add_argument('--max_texts', type=cli.positive, help='triplets, sections, passages, ... at most; STS pairs are all taken (default: 1000)')
+  looks.add_argument('--pooling', choices=('cls', 'mean'), help='default: as the prompt or the backbone says')
+  looks.add_argument('--normalize', type=cli.boolean, metavar='true|false', help='likewise; all measures are of vectors at unit length')
+  looks.add_argument('--max_length', type=cli.positive, help='tokens a text is cut at; likewise')
+  looks.add_argument('--batch_size', type=cli.positive, help='texts at a time over all devices (default: 64)')
 
   def command(args: argparse.Namespace) -> None:
-    for path in (args.out, args.figure):
-      if path:
-        files.output_file(path)
-    systems: dict[str, dict[str, Any]] = {}
-    for name, path in args.metrics:
-      if name in systems:
-        raise InputError(f'--metrics: two systems are called {name}')
-      systems[name] = read_metrics(path)
-    first = next(iter(systems.values()))
-    shared = [measure for measure in first['mean'] if all(measure in metrics['mean'] for metrics in systems.values())]
-    measures = args.measure or shared
-    absent = [measure for measure in measures if measure not in shared]
-    if absent or not measures:
-      raise InputError(f'not every system has {", ".join(absent) or "a measure that the others have"}; all have {", ".join(shared) or "none"}')
-    columns, rows = table(systems, measures)
-    said = note(systems, measures)
-    if args.figure:
-      figure(systems, measures, args.figure)
+    if bool(args.metrics) == bool(args.backbone):
+      raise InputError('give --metrics to compare systems, or --backbone to look at backbones' + (', not both' if args.metrics else ''))
+    other, wrong = ('--metrics', _OF_METRICS) if args.backbone else ('--backbone', _OF_BACKBONES)
+    for name in wrong:
+      if getattr(args, name) is not None:
+        raise InputError(f'--{name} goes with {other}')
     if args.out:
-      with files.atomic_write(args.out) as file:
-        file.write(markdown(columns, rows, said))
-    cli.print_table(columns, rows)
-    print(said)
+      files.output_file(args.out)
+    if args.figure:
+      figures.check_name(args.figure)
+    if args.metrics:
+      _report_systems(args)
+    else:
+      _report_backbones(args)
   cli.run(parser, command, argv)
 
 

@@ -69,7 +69,11 @@ def test_tables_and_figure(tmp_path, capsys):
 
 
 @pytest.mark.parametrize('arguments, message', [
-    ([], 'arguments are required: --metrics'),
+    ([], 'give --metrics to compare systems, or --backbone to look at backbones'),
+    (['--metrics=a=a.json', '--backbone=b'], 'or --backbone to look at backbones, not both'),
+    (['--metrics=a=a.json', '--sts=a.csv'], '--sts goes with --backbone'),
+    (['--backbone=b', '--measure', 'AP'], '--measure goes with --metrics'),
+    (['--backbone=b', '--figure=r.jpeg2000'], 'its name has to end in .png, .pdf, .svg'),
     (['--metrics=missing.json'], 'expected NAME=VALUE'),
     (['--metrics=a=missing.json'], 'metrics not found'),
     (['--metrics=a=a.json', '--metrics=a=a.json'], 'two systems are called a'),
