@@ -120,8 +120,8 @@ def _with_wikipedia(texts: Texts, path: files.PathLike, most: int) -> Texts:
   articles = list(counted)
   triplets = analysis.section_triplets(articles, _SEED, most)
   if not triplets:
-    raise InputError(f'{path}: none of {len(articles):,} articles has two sections with sentences in them; the distinction of sections needs '
-                     'such articles')
+    raise InputError(f'{path}: none of the first {len(articles):,} articles (max_texts: {most:,} at most) has two sections with sentences in them; '
+                     'the distinction of sections needs such articles')
   sections = [section.text for article in articles for section in analysis.themed(article)]
   attended = random.Random(_SEED).sample(sections, min(most, len(sections)))
   named = {'triplets': f'{len(triplets):,} triplets from {len(articles):,} articles of {_base(path)}',
