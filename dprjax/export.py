@@ -37,7 +37,7 @@ def export(workdir: epath.PathLike, out: epath.PathLike, step: int | None = None
     InputError: there is no run or no checkpoint, or ``out`` is of the wrong kind.
   """
   config = configs.load_workdir(workdir)
-  backbone = hub.load_backbone(configs.backbone_path(config, workdir))
+  backbone = hub.load_backbone(configs.backbone_path(config, workdir), heads=config.system == 'pretrain')
   saved = checkpoint.Checkpoints(workdir, backbone.sha256)
   try:
     step = saved.best() if step is None else step

@@ -80,15 +80,16 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   backbone = load_backbone(config, workdir, found.read)
   tokenizer = text.load_tokenizer(backbone.path)
   hub.check_vocabulary(backbone, tokenizer.vocab_size, backbone.path)
+  system = objective.build(config, backbone.config, devices, tokenizer)
   feed = found.open(tokenizer, backbone.config)
   total = config.steps or max(round(config.epochs * feed.epoch), 1)
   every = config.eval.every or feed.epoch
   save_every = config.checkpoint.every or feed.epoch
 
   # Parameters: the live ones on the optimiser's side, the frozen ones apart.
-  system = objective.build(config, backbone.config, devices, tokenizer)
   key = jax.random.key(config.seed)
-  parts = {'query': backbone.params, 'passage': backbone.params, 'mlm': backbone.mlm, 'condenser': backbone.condenser}
+  parts = {'query': backbone.params, 'passage': backbone.params, 'mlm': backbone.mlm, 'condenser': backbone.condenser,
+           'condenser_split': backbone.condenser_split}
   params = tree.flatten(system.init(parts, jax.random.fold_in(key, 0)))
   if config.prompt.init_from:
     params |= warm_start(config, params, backbone)
@@ -228,7 +229,7 @@ def load_backbone(config: ml_collections.FrozenConfigDict, workdir: epath.Path, 
       model = hub.scratch_config(
           config.backbone.path.removeprefix('scratch:'), tokenizer.vocab_size, model_type=model_type, pad_token_id=tokenizer.pad_id)
       hub.save_backbone(path, model, hub.init_params(model, jax.random.key(config.seed)), source=folder)
-  return hub.load_backbone(path)
+  return hub.load_backbone(path, heads=config.system == 'pretrain')
 
 
 def warm_start(config: ml_collections.FrozenConfigDict, params: dict[str, Any], backbone: hub.Backbone) -> dict[str, Any]:

@@ -13,21 +13,22 @@ ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / 'dprjax'
 
 GROUND = {'models', 'data', 'retrieval', 'runtime'}
-FIRST = {'objectives', 'retriever'}
-SECOND = {'feeds'}
+FIRST = {'objectives', 'retriever', 'analysis', 'figures'}
+SECOND = {'feeds', 'inspection'}
 FORBIDDEN = {'tensorflow', 'torch'}
 
 
 def the_map():
   """The files of the tree in docs/architecture.md, as paths in dprjax/, and the folders beside it."""
   tree = (ROOT / 'docs' / 'architecture.md').read_text().split('\n    dprjax/\n')[1].split('\n\n')[0]
-  files, beside = set(), set()
+  files, beside, folder = set(), set(), ''
   for line in tree.splitlines():
     name = line.split()[0]
     if not line.startswith(' ' * 6):
       beside.add(name)
       continue
-    folder = name if name.endswith('/') else ''
+    if not line.startswith(' ' * 7):  # a line further in goes on with the folder above
+      folder = name if name.endswith('/') else ''
     files |= {folder + word for word in line.split() if re.fullmatch(r'\w+\.py', word)}
   return files, beside
 

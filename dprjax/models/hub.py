@@ -45,7 +45,7 @@ class Backbone:
     path: the folder that holds config.json and the tokenizer.
     sentence: how it makes one vector of a text, by its sentence-transformers files, or else the defaults.
     hf_config: the content of config.json.
-    mlm: the masked-LM head, as ``heads.init_mlm_head`` gives it, float32; None where the checkpoint has none.
+    mlm: the masked-LM head, as ``heads.init_mlm_head`` gives it, float32; None where the checkpoint has none, or it was not asked for.
     condenser: the layers of Condenser's head, as ``heads.init_condenser_head`` gives them, float32; None where there is none.
     condenser_split: the early layers of the encoder that the head was trained on; None without one.
   """
@@ -61,18 +61,22 @@ class Backbone:
   condenser_split: int | None = None
 
 
-def load_backbone(path_or_hub_id: PathLike) -> Backbone:
+def load_backbone(path_or_hub_id: PathLike, *, heads: bool = False) -> Backbone:
   """Loads an encoder from a Hugging Face directory, from an installed package (``package:NAME``), or, by its id, from the hub.
 
   The directory holds config.json and model.safetensors, or model.safetensors.index.json and its shards. Any of the Bert, Roberta
-  and XLMRoberta classes will do: the masked-LM head is read where there is one, other heads and poolers around the encoder are left
-  out. condenser.safetensors beside them, as ``save_backbone`` writes it, holds Condenser's head. sentence-transformers files are
-  read for the defaults in ``Backbone.sentence``.
+  and XLMRoberta classes will do: heads and poolers around the encoder are left out. sentence-transformers files are read for the
+  defaults in ``Backbone.sentence``.
+
+  Args:
+    path_or_hub_id: where from.
+    heads: read what pretraining goes on with too: the masked-LM head, and Condenser's head, which ``save_backbone`` writes to
+      condenser.safetensors; each where there is one.
 
   Raises:
     InputError: the directory is missing or the id can't be fetched; config.json is of an unsupported type; the weights are pickled
-      only, cut off, or lack, add or reshape a tensor of the encoder; a masked-LM or Condenser head is there in part, of other shapes,
-      or with output embeddings of its own.
+      only, cut off, or lack, add or reshape a tensor of the encoder; with ``heads``, a masked-LM or Condenser head is there in part, of
+      other shapes, or with output embeddings of its own.
   """
   root = _fetch(path_or_hub_id)
   folder = transformer_folder(root)
@@ -82,8 +86,8 @@ def load_backbone(path_or_hub_id: PathLike) -> Backbone:
     raise InputError(f'{where}: expected a JSON object, found {type(hf_config).__name__}')
   config = _encoder_config(hf_config, where)
   with contextlib.ExitStack() as stack:
-    params, sha256, mlm = weights.read_model(config, folder, os.fspath(path_or_hub_id), stack)
-    condenser, split = weights.read_condenser(config, folder / weights.CONDENSER, stack)
+    params, sha256, mlm = weights.read_model(config, folder, os.fspath(path_or_hub_id), heads, stack)
+    condenser, split = weights.read_condenser(config, folder / weights.CONDENSER, stack) if heads else (None, None)
   sentence = read_sentence_settings(root, config)
   return Backbone(config, params, sha256, os.fspath(folder), sentence, hf_config, mlm, condenser, split)
 

@@ -24,21 +24,23 @@ _INDEX = 'model.safetensors.index.json'
 _PICKLES = ('pytorch_model.bin', 'pytorch_model.bin.index.json', 'model.ckpt.index', 'tf_model.h5', 'flax_model.msgpack')
 
 
-def read_model(config: EncoderConfig, folder: epath.Path, source: str, stack: contextlib.ExitStack) -> tuple[Params, str, Params | None]:
+def read_model(
+    config: EncoderConfig, folder: epath.Path, source: str, heads: bool, stack: contextlib.ExitStack) -> tuple[Params, str, Params | None]:
   """An encoder's parameters and SHA-256, and the masked-LM head if there is one; one tensor at a time, so that memory holds them once.
 
   Args:
     config: the encoder's shape, by config.json.
     folder: where the weights are.
     source: what the user called it.
+    heads: look for a masked-LM head at all; what is wrong with one that nobody needs is no error.
     stack: keeps the files open until it ends.
 
   Raises:
     InputError: see ``hub.load_backbone``.
   """
   encoder = {tensor.name: tensor for tensor in names.encoder_tensors(config)}
-  head = {tensor.name: tensor for tensor in names.mlm_tensors(config)}
-  copies = names.decoder_tensors(config)
+  head = {tensor.name: tensor for tensor in names.mlm_tensors(config)} if heads else {}
+  copies = names.decoder_tensors(config) if heads else {}
   shapes = {name: tensor.shape for name, tensor in (encoder | head).items()}
   shapes |= {copy: shapes[original] for copy, original in copies.items()}
   stored: dict[str, tuple[Any, str]] = {}
@@ -76,8 +78,8 @@ def read_model(config: EncoderConfig, folder: epath.Path, source: str, stack: co
       head_problems.append(f'{copy} differs from {original}; a decoder of its own, untied, is not supported')
   if head_problems:
     raise InputError(
-        f'{folder}: the masked-LM head does not fit the encoder: {_listed(head_problems, "; ")}; to do without it, save the encoder alone, '
-        'as transformers.AutoModel does')
+        f'{folder}: the masked-LM head does not fit the encoder: {_listed(head_problems, "; ")}; to start with a fresh one, save the encoder '
+        'alone, as transformers.AutoModel does')
 
   params: Params = {}
 

@@ -10,6 +10,7 @@ coCondenser's code has it (DPTDR leaves it open).
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -94,6 +95,9 @@ def build(config: ml_collections.ConfigDict, model: encoder.EncoderConfig, mesh:
       head = parts['condenser']
       if head is not None and (layers := jax.tree.leaves(head)[0].shape[0]) != knobs.head_layers:
         raise InputError(f'config.pretrain.head_layers: {knobs.head_layers}, but the Condenser head beside the backbone has {layers} layers')
+      if head is not None and parts['condenser_split'] != skip_from:
+        raise InputError(f'config.pretrain.skip_from: {skip_from}, but the Condenser head beside the backbone was trained on the states after layer '
+                         f'{parts["condenser_split"]}; set that')
       params['head']['condenser'] = heads.init_condenser_head(model, condenser_key, knobs.head_layers) if head is None else head
     return params
 
@@ -108,9 +112,10 @@ def build(config: ml_collections.ConfigDict, model: encoder.EncoderConfig, mesh:
   def encode(params: Params, rows: Any, key: Array | None) -> tuple[Float[Array, 'B H'], _Sums]:
     """One view's vectors, and its masked tokens' losses."""
     tokens, mask, masked = rows
-    backbone_key, head_key, prompt_key = (None,) * 3 if key is None else jax.random.split(key, 3)
+    assert key is not None  # loss asks for one
+    backbone_key, head_key, prompt_key = jax.random.split(key, 3)
     prefix = prompts.expand_prompt(model, params.get('prompt'))['passage']
-    if prefix is not None and rate and key is not None:
+    if prefix is not None and rate:
       prefix = prompts.drop(prefix, prompt_key, rate, tokens.shape[0] if config.prompt.dropout_scope == 'example' else None)
     both = {'prompt': prefix, 'shift_positions': shift, 'dropout_key': None if no_dropout else backbone_key, **options}
     if condenser:
@@ -144,7 +149,7 @@ def build(config: ml_collections.ConfigDict, model: encoder.EncoderConfig, mesh:
         masked = masking.mask_tokens(
             mask_key, tokens, batch[f'{view}_words'], rate=knobs.mask_rate, mask_id=mask_id, replacements=jnp.asarray(ordinary))
         tokens = masked.tokens
-      vectors[view], sums = map_chunks(lambda rows, key: encode(params, rows, key), (tokens, mask, masked), encode_key, chunks, mesh)
+      vectors[view], sums = map_chunks(functools.partial(encode, params), (tokens, mask, masked), encode_key, chunks, mesh)
       total = _Sums(*(a + b for a, b in zip(total, sums, strict=True)))
     value = jnp.zeros((), jnp.float32)
     metrics = {}

@@ -14,8 +14,8 @@ class System(NamedTuple):
 
   Attributes:
     init: ``(parts, key) -> params``, the tree with named top-level subtrees. The parts are what a backbone's directory holds:
-      ``query`` and ``passage`` (the encoder's parameters, one object for both where it is one directory), ``mlm`` and ``condenser``
-      (the heads', None where it has none).
+      ``query`` and ``passage`` (the encoder's parameters, one object for both where it is one directory), ``mlm``, ``condenser``
+      and ``condenser_split`` (see ``hub.Backbone``).
     loss: ``(params, batch, key or None) -> (loss, metrics)``; no key, no dropout.
     embed: ``(params, kind, tokens, mask) -> [B, H]``, without dropout, for evaluation.
     shown: the metrics of the console's line besides the loss, and what they are called there.

@@ -185,11 +185,13 @@ def to_json(config: ml_collections.ConfigDict) -> str:
 def claim_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> None:
   """Writes ``config.json`` into the workdir, or checks that the one there is of the same experiment.
 
+  A workdir whose run ended before it made anything (a mistyped path, say) may be had for another.
+
   Raises:
     InputError: the workdir holds another experiment; the keys that differ are named.
   """
   path = epath.Path(workdir) / 'config.json'
-  if path.exists():
+  if path.exists() and any((path.parent / made).exists() for made in ('checkpoints', 'backbone')):
     there, here = _flat(_written(workdir)), _flat(json.loads(to_json(config)))
     differ = [key for key in sorted(there.keys() | here.keys())
               if there.get(key) != here.get(key) and not key.startswith(_FREE)]

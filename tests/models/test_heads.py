@@ -66,7 +66,7 @@ def random_head(config, seed=0):
 @pytest.mark.parametrize('model_type', GOLDEN)
 def test_mlm_and_condenser_equal_transformers(model_type, golden, write_heads):
   arrays = golden(f'heads_{model_type}')
-  backbone = hub.load_backbone(write_heads(model_type))
+  backbone = hub.load_backbone(write_heads(model_type), heads=True)
   config, tokens, mask = backbone.config, arrays['tokens'], arrays['mask']
   masked = gathered(arrays['labels'])
   assert masked[2].sum() == 5

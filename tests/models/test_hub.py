@@ -264,11 +264,11 @@ def test_checkpoint_without_heads(write_checkpoint):
 
 @pytest.mark.parametrize('model_type', ['bert', 'roberta', 'xlm-roberta'])
 def test_heads_round_trip_keeps_every_bit(write_heads, tmp_path, model_type):
-  first = hub.load_backbone(write_heads(model_type, change={'tie_word_embeddings': False}))
+  first = hub.load_backbone(write_heads(model_type, change={'tie_word_embeddings': False}), heads=True)
   out = tmp_path / 'out'
   heads = {'mlm': first.mlm, 'condenser': first.condenser, 'condenser_split': 2}
   hub.save_backbone(out, first.config, first.params, hf_config=first.hf_config, **heads)
-  second = hub.load_backbone(out)
+  second = hub.load_backbone(out, heads=True)
   for ours, theirs in ((second.params, first.params), (second.mlm, first.mlm), (second.condenser, first.condenser)):
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
   assert (second.sha256, second.condenser_split, first.condenser_split) == (first.sha256, 2, 1)
@@ -279,14 +279,14 @@ def test_heads_round_trip_keeps_every_bit(write_heads, tmp_path, model_type):
     assert 'layer.1.attention.self.query.weight' in file.keys()  # noqa: SIM118 (not a dict)
   # Without the heads: an encoder alone, of the same SHA-256.
   hub.save_backbone(out, first.config, first.params)
-  third = hub.load_backbone(out)
+  third = hub.load_backbone(out, heads=True)
   assert (third.sha256, third.mlm, third.condenser) == (first.sha256, None, None)
   assert sorted(file.name for file in out.iterdir()) == ['config.json', 'model.safetensors']
 
 
 @pytest.mark.parametrize('split', [None, 0, 3, -1])
 def test_condenser_head_needs_a_split(write_heads, tmp_path, split):
-  backbone = hub.load_backbone(write_heads())
+  backbone = hub.load_backbone(write_heads(), heads=True)
   with pytest.raises(InputError, match=rf"a Condenser head's split must be 1 to 2 of the encoder's layers, not {split}"):
     hub.save_backbone(tmp_path / 'out', backbone.config, backbone.params, condenser=backbone.condenser, condenser_split=split)
   assert not (tmp_path / 'out').exists()
@@ -315,7 +315,7 @@ def test_scratch_for_sentencepiece(tmp_path):
 def test_transformers_loads_the_masked_lm_head(write_heads, tmp_path, golden, model_type):
   torch = pytest.importorskip('torch', reason='PyTorch is an oracle here, not a dependency: pip install torch')
   import transformers
-  backbone = hub.load_backbone(write_heads(model_type))
+  backbone = hub.load_backbone(write_heads(model_type), heads=True)
   out = tmp_path / 'out'
   heads = {'mlm': backbone.mlm, 'condenser': backbone.condenser, 'condenser_split': 1}
   hub.save_backbone(out, backbone.config, backbone.params, **heads)
@@ -335,6 +335,6 @@ def test_transformers_loads_the_masked_lm_head(write_heads, tmp_path, golden, mo
   np.testing.assert_allclose(hidden[mask], arrays['late'][mask], rtol=2e-5, atol=2e-5)
   # What transformers saves is read back, bit for bit.
   model.save_pretrained(tmp_path / 'theirs')
-  theirs = hub.load_backbone(tmp_path / 'theirs')
+  theirs = hub.load_backbone(tmp_path / 'theirs', heads=True)
   assert theirs.sha256 == backbone.sha256
   jax.tree.map(np.testing.assert_array_equal, theirs.mlm, backbone.mlm)

@@ -8,7 +8,7 @@ from dprjax.models import hub
 
 def error(path):
   with pytest.raises(InputError) as info:
-    hub.load_backbone(path)
+    hub.load_backbone(path, heads=True)
   assert '\n' not in str(info.value)
   return str(info.value)
 
@@ -24,7 +24,7 @@ def tensors(golden):
 
 def test_masked_lm_head_is_read(write_heads, tensors):
   for model_type, head in (('bert', 'cls.predictions.transform'), ('xlm-roberta', 'lm_head')):
-    backbone = hub.load_backbone(write_heads(model_type))
+    backbone = hub.load_backbone(write_heads(model_type), heads=True)
     arrays = tensors(model_type)
     np.testing.assert_array_equal(backbone.mlm['dense']['kernel'], arrays[f'{head}.dense.weight'].T)
     norm = 'LayerNorm' if model_type == 'bert' else 'layer_norm'
@@ -35,7 +35,7 @@ def test_masked_lm_head_is_read(write_heads, tensors):
 
 
 def test_copies_of_tied_tensors(write_heads, tensors):
-  plain = hub.load_backbone(write_heads())
+  plain = hub.load_backbone(write_heads(), heads=True)
   weights = tensors('bert')
   table, bias = weights['bert.embeddings.word_embeddings.weight'], weights['cls.predictions.bias']
   norm = 'cls.predictions.transform.LayerNorm'
@@ -43,7 +43,7 @@ def test_copies_of_tied_tensors(write_heads, tensors):
       {'cls.predictions.decoder.weight': table, 'cls.predictions.decoder.bias': bias},
       {'cls.predictions.decoder.bias': bias, 'cls.predictions.bias': None},  # one of the two is enough
       {f'{norm}.gamma': weights[f'{norm}.weight'], f'{norm}.beta': weights[f'{norm}.bias'], f'{norm}.weight': None, f'{norm}.bias': None}):
-    same = hub.load_backbone(write_heads(tensors=edits))
+    same = hub.load_backbone(write_heads(tensors=edits), heads=True)
     assert same.sha256 == plain.sha256
     jax.tree.map(np.testing.assert_array_equal, same.mlm, plain.mlm)
   text = error(write_heads(tensors={'cls.predictions.decoder.weight': table + 1}))
@@ -65,7 +65,7 @@ def test_head_that_does_not_fit(write_heads, model_type, edits, message):
 
 
 def test_condenser_head_is_read(write_heads, golden):
-  backbone = hub.load_backbone(write_heads())
+  backbone = hub.load_backbone(write_heads(), heads=True)
   assert backbone.condenser_split == 1
   weight = golden('heads_bert')['condenser/layer.1.intermediate.dense.weight'].astype(np.float32)
   np.testing.assert_array_equal(backbone.condenser['mlp']['up']['kernel'][1], weight.T)
@@ -83,3 +83,13 @@ def test_condenser_head_that_does_not_fit(write_heads):
   path = write_heads()
   (path / 'condenser.safetensors').write_bytes((path / 'condenser.safetensors').read_bytes()[:-1])
   assert 'condenser.safetensors: cut off, damaged or not a safetensors file' in error(path)
+
+
+def test_a_head_that_nobody_asked_for_is_not_looked_at(write_heads):
+  backbone = hub.load_backbone(write_heads())
+  assert (backbone.mlm, backbone.condenser, backbone.condenser_split) == (None, None, None)
+  half = write_heads(tensors={'cls.predictions.bias': None}, folder='half')
+  (half / 'condenser.safetensors').write_bytes(b'damaged')
+  assert hub.load_backbone(half).sha256 == backbone.sha256
+  with pytest.raises(InputError, match='masked-LM head'):
+    hub.load_backbone(half, heads=True)

@@ -220,11 +220,13 @@ def test_heads_that_are_there_are_taken(tokenizer):
   start = hub.init_params(model, jax.random.key(0))
   system = pretrain.build(make_config(pretrain__head_layers=2), model, make_mesh({'data': 1}), tokenizer)
   fresh = system.init({'query': start, 'mlm': None, 'condenser': None}, jax.random.key(1))
-  again = system.init({'query': start, **fresh['head']}, jax.random.key(2))
+  again = system.init({'query': start, **fresh['head'], 'condenser_split': 1}, jax.random.key(2))
   jax.tree.map(np.testing.assert_array_equal, again['head'], fresh['head'])
   with pytest.raises(InputError, match=r'config.pretrain.head_layers: 3, but the Condenser head beside the backbone has 2 layers'):
     pretrain.build(make_config(pretrain__head_layers=3), model, make_mesh({'data': 1}), tokenizer).init(
-        {'query': start, **fresh['head']}, jax.random.key(2))
+        {'query': start, **fresh['head'], 'condenser_split': 1}, jax.random.key(2))
+  with pytest.raises(InputError, match=r'config.pretrain.skip_from: 1, but the Condenser head .* after layer 2; set that'):
+    system.init({'query': start, **fresh['head'], 'condenser_split': 2}, jax.random.key(2))
 
 
 @pytest.mark.parametrize(('knobs', 'words'), [

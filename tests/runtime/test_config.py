@@ -29,15 +29,25 @@ def test_a_fresh_workdir_is_claimed_and_the_same_experiment_may_come_back(tmp_pa
 def test_another_experiment_in_the_workdir_is_named_key_by_key(tmp_path):
   config = configs.default()
   configs.claim_workdir(config, tmp_path)
+  (tmp_path / 'checkpoints').mkdir()
   config.optim.learning_rate = 1.0
   config.log_every = 3  # free to change
   with pytest.raises(InputError, match=r'another experiment \(optim.learning_rate: 0.007 there, 1.0 here\)'):
     configs.claim_workdir(config, tmp_path)
 
 
+def test_a_workdir_in_which_nothing_was_made_may_be_had_for_another(tmp_path):
+  config = configs.default()
+  configs.claim_workdir(config, tmp_path)
+  config.data.dir = 'spelt right this time'
+  configs.claim_workdir(config, tmp_path)
+  assert configs.load_workdir(tmp_path).data.dir == 'spelt right this time'
+
+
 def test_a_knob_that_is_younger_than_the_workdir_has_its_default(tmp_path):
   config = configs.default()
   configs.claim_workdir(config, tmp_path)
+  (tmp_path / 'checkpoints').mkdir()
   path = tmp_path / 'config.json'
   written = json.loads(path.read_text())
   del written['prompt']['init_from'], written['pretrain'], written['in_batch']

@@ -1,0 +1,242 @@
+"""Six ways to pretrain one backbone from scratch, and what each is worth to retrieval: DPTDR's Tables 6 to 8 and Condenser's Table 3 in small.
+
+    python experiments/pretraining.py --data=../shared/data --out=runs/pretraining --size=mini --steps=2000 --seeds=0,1,2
+
+Every method starts from the same random weights and vocabulary (a seed's), takes the same number of updates, and sees about the same number
+of tokens in each (`--tokens`): methods with shorter texts get more passages. What follows is the same for all: zero-shot retrieval, a prompt
+(DPT) and fine-tuning (FT) on SciFact and MedQuAD, FT with 100 and 1,000 queries, STS-b, alignment and uniformity. Stages are kept under `--out`
+and not done twice: the same command goes on where it stopped. At the end (or with --table, of what is there) it prints the table and
+writes table.md and results.json.
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+
+from dprjax import Retriever, analysis
+from dprjax.data import corpora, documents, similarity, sources, text, views
+from dprjax.models import hub
+from dprjax.retrieval import exact, measures, trec
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+LENGTH = 128
+# config file and argument, overrides
+METHODS = {
+    'MLM': ('condenser.py:mlm', []),
+    'Condenser': ('condenser.py:condenser', []),
+    'coCondenser': ('condenser.py:cocondenser', ['--config.pretrain.span_length=62']),
+    'RIP, sentences': ('rip.py:sentence', []),
+    'RIP, spans': ('rip.py:span', ['--config.pretrain.span_length=62']),
+    'ICT': ('condenser.py:ict', []),
+}
+BASELINE = 'no pretraining'
+PROMPTS = 'RIP on prompts'  # Table 6: on the backbone of plain MLM
+SETS = ('scifact', 'medquad')
+QUERIES = (100, 1000, 0)  # 0: all
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument('--data', required=True, help='the folder of data sets: arxiv, medquad, scifact, stsb, text')
+  parser.add_argument('--out', required=True)
+  parser.add_argument('--size', default='mini', choices=sorted(hub.SIZES))
+  parser.add_argument('--steps', type=int, default=2000, help='updates of pretraining')
+  parser.add_argument('--tokens', type=int, default=8192, help='in an update, about')
+  parser.add_argument('--tune_steps', type=int, default=150, help='updates of DPT and FT, of 32 queries')
+  parser.add_argument('--seeds', default='0', help='separated by commas')
+  parser.add_argument('--vocab_size', type=int, default=8000)
+  parser.add_argument('--grad_cache', type=int, default=1, help='chunks, where memory is short')
+  parser.add_argument('--dtype', default='float32', choices=('float32', 'bfloat16'))
+  parser.add_argument('--table', action='store_true', help='only make the table of what is there')
+  args = parser.parse_args()
+  experiment = Experiment(args)
+  if not args.table:
+    for seed in map(int, args.seeds.split(',')):
+      for method in (BASELINE, *METHODS, PROMPTS):
+        experiment.run(method, seed)
+  experiment.table()
+
+
+class Experiment:
+  """All stages of all methods and seeds, each in a folder of its own."""
+
+  def __init__(self, args):
+    self.args, self.data, self.out = args, pathlib.Path(args.data).resolve(), pathlib.Path(args.out).resolve()
+    self.out.mkdir(parents=True, exist_ok=True)
+    # What is written about the world, medicine and science; the test sets' own corpora but for MedQuAD's are not in it.
+    self.corpus = [
+        self.data / 'arxiv', self.data / 'medquad' / 'corpus.jsonl', self.data / 'text' / 'enwiki', self.data / 'text' / 'wikitext-2',
+        self.data / 'text' / 'nltk' / 'abc.zip']
+    known = self.out / 'settings.json'
+    settings = {name: getattr(args, name) for name in ('size', 'steps', 'tokens', 'tune_steps', 'vocab_size')}
+    if known.exists() and json.loads(known.read_text()) != settings:
+      sys.exit(f'{self.out} holds results of other settings ({known.read_text().strip()}); choose another --out')
+    known.write_text(json.dumps(settings) + '\n')
+
+  def run(self, method, seed):
+    """Everything for one method and seed; one JSON a measurement."""
+    name = f'{re.sub(r"[^a-z]+", "-", method.lower())}-{seed}'
+    folder = self.out / name
+    start = self.start(seed)
+    if method == BASELINE:
+      backbone, prompt = start, None
+    elif method == PROMPTS:
+      backbone, prompt = self.out / f'mlm-{seed}' / 'backbone', folder / 'prompt.npz'
+      self.pretrain('rip.py:prompt', ['--config.prompt.length=16'], backbone, folder, seed, prompt)
+    else:
+      backbone, prompt = folder / 'backbone', None
+      config, overrides = METHODS[method]
+      self.pretrain(config, overrides, start, folder, seed, backbone)
+    results = folder / 'results'
+    results.mkdir(parents=True, exist_ok=True)
+    self.once(results / 'looks.json', lambda: self.looks(backbone, prompt))
+    for name in SETS:
+      self.once(results / f'{name}-zero-shot.json', lambda name=name: self.evaluate(backbone, prompt, name))
+      self.tuned('dptdr', name, 0, backbone, prompt, folder, seed)
+      if method != PROMPTS:
+        for queries in QUERIES:
+          if not queries or queries < self.queries(name):
+            self.tuned('ft', name, queries, backbone, None, folder, seed)
+
+  def start(self, seed):
+    """Random weights, and the vocabulary that all share."""
+    vocabulary, folder = self.out / 'vocabulary', self.out / f'start-{seed}'
+    if not (vocabulary / 'tokenizer.json').exists():
+      say('training the vocabulary')
+      text.train_wordpiece((one.text for one in corpora.read_documents(self.corpus, sources.Report())), self.args.vocab_size, vocabulary)
+    if not folder.exists():
+      model = hub.scratch_config(self.args.size, text.load_tokenizer(vocabulary).vocab_size)
+      hub.save_backbone(folder, model, hub.init_params(model, jax.random.key(seed)), source=vocabulary)
+    return folder
+
+  def passages(self, config):
+    """How many passages of this method's views hold --tokens tokens, as measured."""
+    knobs = config.pretrain
+    store = documents.build_documents(
+        self.corpus, text.load_tokenizer(self.out / 'vocabulary'), self.out / 'store' / 'documents', passage_length=knobs.passage_length)
+    batches, _ = views.make_view_batches(
+        store, batch_size=256, views=knobs.views, unit=knobs.unit, span_length=knobs.span_length, max_length=knobs.max_length,
+        buckets=knobs.buckets, seed=0)
+    try:
+      real = np.mean([sum(batch[key].sum() for key in batch if key.endswith('_mask')) / 256 for batch, _ in zip(batches, range(8), strict=False)])
+    finally:
+      batches.close()
+    return max(16, round(self.args.tokens / real / 16) * 16)
+
+  def pretrain(self, config, overrides, start, folder, seed, out):
+    if out.exists():
+      return
+    from dprjax.runtime import config as configs
+    flags = [
+        f'--config={ROOT}/configs/{config}', f'--config.backbone.path={start}', f'--config.data.dir={",".join(map(str, self.corpus))}',
+        f'--config.data.store={self.out}/store', f'--config.pretrain.max_length={LENGTH}', f'--config.seed={seed}', '--config.epochs=0.0',
+        f'--config.steps={self.args.steps}', f'--config.grad_cache={self.args.grad_cache}', f'--config.backbone.dtype={self.args.dtype}',
+        # From random weights a small model stands, and needs, larger steps than a pretrained one.
+        f'--config.optim.learning_rate={7e-3 if "prompt" in config else 5e-4}', '--config.backbone.unroll=0', '--config.log_every=50',
+        '--config.checkpoint.every=500', *overrides]
+    flags.append(f'--config.batch_size={self.passages(configs.parse(flags))}')
+    command('train', f'--workdir={folder}/pretrain', *flags)
+    command('export', f'--workdir={folder}/pretrain', f'--out={out}')
+
+  def tuned(self, kind, name, queries, backbone, prompt, folder, seed):
+    """Trains a prompt or the whole backbone on one set's queries, and measures it."""
+    label = {'dptdr': 'DPT', 'ft': 'FT'}[kind] + (f'-{queries}' if queries else '')
+    workdir = folder / f'{name}-{label}'
+    out = workdir / ('prompt.npz' if kind == 'dptdr' else 'backbone')
+
+    def work():
+      flags = [
+          f'--config={ROOT}/configs/{kind}.py:beir', f'--config.backbone.path={backbone}', f'--config.data.dir={self.data}/{name}',
+          '--config.pooling=cls', '--config.normalize=False', '--config.temperature=1.0', '--config.data.hold_out=0.0',
+          '--config.data.query_max_length=64', f'--config.data.passage_max_length={LENGTH}', f'--config.data.max_queries={queries}',
+          f'--config.data.store={self.out}/store/{name}-{queries}', '--config.epochs=0.0', f'--config.steps={self.args.tune_steps}',
+          f'--config.seed={seed}', '--config.batch_size=32', '--config.backbone.unroll=0', '--config.log_every=50']
+      # 1e-4 for whole small backbones, the paper's rate for prompts; the same for all methods.
+      flags.append(f'--config.optim.learning_rate={1e-4 if kind == "ft" else 7e-3}')
+      if prompt is not None:
+        flags.append(f'--config.prompt.init_from={prompt}')
+      if not out.exists():
+        command('train', f'--workdir={workdir}', *flags)
+        command('export', f'--workdir={workdir}', f'--out={out}')
+      return self.evaluate(backbone if kind == 'dptdr' else out, out if kind == 'dptdr' else None, name)
+    self.once(folder / 'results' / f'{name}-{label}.json', work)
+
+  def queries(self, name):
+    return len(sources.load_dataset(sources.Source(str(self.data / name), 'beir', 'train')).queries)
+
+  def evaluate(self, backbone, prompt, name):
+    """Exact search of the test split's queries in the whole corpus, first token and inner product."""
+    dataset = sources.load_dataset(sources.Source(str(self.data / name), 'beir', 'test'))
+    retriever = Retriever.load(
+        backbone=str(backbone), prompt=prompt and str(prompt), pooling='cls', normalize=False, query_max_length=64, passage_max_length=LENGTH)
+    passages = list(dataset.passages)
+    top = exact.search(retriever.encode([q.text for q in dataset.queries], 'query'), retriever.encode([p.text for p in passages]), 100)
+    run = trec.run_from_rows([q.id for q in dataset.queries], [p.id for p in passages], top.rows, top.scores)
+    return measures.measure(run, dataset.qrels, ['nDCG@10', 'R@100'])['mean']
+
+  def looks(self, backbone, prompt):
+    """STS-b (frozen), and alignment and uniformity on SciFact's test pairs, of unit vectors."""
+    retriever = Retriever.load(
+        backbone=str(backbone), prompt=prompt and str(prompt), pooling='cls', normalize=True, query_max_length=64, passage_max_length=LENGTH)
+    pairs = similarity.read_pairs(self.data / 'stsb' / 'raw' / 'stsb-en-test.csv')
+    dataset = sources.load_dataset(sources.Source(str(self.data / 'scifact'), 'beir', 'test'))
+    texts = {passage.id: passage.text for passage in dataset.passages}
+    matched = [(query.text, texts[found]) for query in dataset.queries for found in dataset.positives(query.id)]
+    queries, positives = retriever.encode([q for q, _ in matched], 'query'), retriever.encode([p for _, p in matched])
+    return {
+        'STS-b': analysis.sts(pairs, lambda some: retriever.encode(list(some), 'query')), 'alignment': analysis.alignment(queries, positives),
+        'uniformity': analysis.uniformity(retriever.encode(list(texts.values())[:2000]))}
+
+  def once(self, path, work):
+    """The measurement in ``path``, made if it is not there."""
+    if not path.exists():
+      began = time.monotonic()
+      path.parent.mkdir(parents=True, exist_ok=True)
+      found = work()
+      path.write_text(json.dumps(found) + '\n')
+      say(f'{path.relative_to(self.out)}: {", ".join(f"{key} {value:.4f}" for key, value in found.items())}  {time.monotonic() - began:.0f} s')
+
+  def table(self):
+    """Mean and, over several seeds, half the range, of whatever has been measured."""
+    found = {}
+    for path in sorted(self.out.glob('*/results/*.json')):
+      method, seed = path.parts[-3].rsplit('-', 1)
+      for key, value in json.loads(path.read_text()).items():
+        what = key if path.stem == 'looks' else f'{path.stem} {key}'
+        found.setdefault(method, {}).setdefault(what, {})[seed] = value
+    columns = ['scifact-zero-shot nDCG@10', 'scifact-DPT nDCG@10', 'scifact-FT-100 nDCG@10', 'scifact-FT nDCG@10',
+               'medquad-zero-shot nDCG@10', 'medquad-DPT nDCG@10', 'medquad-FT-100 nDCG@10', 'medquad-FT-1000 nDCG@10', 'medquad-FT nDCG@10',
+               'STS-b', 'alignment', 'uniformity']
+    rows = []
+    for method in (BASELINE, *METHODS, PROMPTS):
+      cells = []
+      for column in columns:
+        values = list(found.get(re.sub(r'[^a-z]+', '-', method.lower()), {}).get(column, {}).values())
+        cells.append('' if not values else f'{np.mean(values):.3f}' + (f' ±{np.ptp(values) / 2:.3f}' if len(values) > 1 else ''))
+      rows.append([method, *cells])
+    names = [column.replace(' nDCG@10', '').replace('-', ' ') for column in columns]
+    lines = ['| ' + ' | '.join(row) + ' |' for row in (['', *names], ['---'] * (len(columns) + 1), *rows)]
+    (self.out / 'table.md').write_text('\n'.join(lines) + '\n')
+    (self.out / 'results.json').write_text(json.dumps(found, indent=2) + '\n')
+    print('\n'.join(lines))
+
+
+def command(name, *flags):
+  """A dprjax command in a process of its own; its output goes through."""
+  say(f'$ python -m dprjax.{name} {" ".join(flags)}')
+  subprocess.run([sys.executable, '-m', f'dprjax.{name}', *flags], check=True, cwd=ROOT)
+
+
+def say(line):
+  print(time.strftime('%H:%M:%S'), line, flush=True)
+
+
+if __name__ == '__main__':
+  main()
