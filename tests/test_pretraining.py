@@ -18,7 +18,6 @@ CONFIGS = {
     'rip.py:prompt,local': {'prompt', 'head/mlm'}, 'condenser.py:local': {'backbone', 'head/mlm', 'head/condenser'},
     'condenser.py:cocondenser,local': {'backbone', 'head/mlm', 'head/condenser'}, 'condenser.py:ict,local': {'backbone'},
     'condenser.py:mlm,local': {'backbone', 'head/mlm'}}
-QUICK = 'condenser.py:cocondenser,local'
 
 
 @pytest.fixture
@@ -31,7 +30,8 @@ def go(command, trained, tmp_path):
   return run
 
 
-@pytest.mark.parametrize('config', [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CONFIGS])
+@pytest.mark.slow
+@pytest.mark.parametrize('config', CONFIGS)
 def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_path, config):
   before = files_of(trained / 'backbone')
   status, err = go(config)
@@ -64,6 +64,7 @@ def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_pat
   assert timeless(metrics_of(run)) == timeless(rows)
 
 
+@pytest.mark.slow
 def test_what_is_exported_is_what_was_trained_and_can_be_trained_on(go, command, trained, tmp_path):
   assert go('condenser.py:cocondenser,local')[0] == 0
   live = live_of(tmp_path / 'run')[1]

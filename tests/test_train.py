@@ -20,7 +20,8 @@ from dprjax.runtime import checkpoint
 
 ROOT = pathlib.Path(__file__).parent.parent
 RECIPES = ('local', 'beir,local', 'scifact,local', 'medquad,local', 'msmarco,local', 'nq,local')
-EVERY = [pytest.param(f'{name}.py:{recipe}', marks=() if recipe == 'local' else pytest.mark.slow) for name in ('dptdr', 'ft') for recipe in RECIPES]
+EVERY = [pytest.param(f'{name}.py:{recipe}', marks=() if (name, recipe) == ('dptdr', 'local') else pytest.mark.slow)
+         for name in ('dptdr', 'ft') for recipe in RECIPES]
 
 
 @pytest.fixture(scope='session')
@@ -151,6 +152,7 @@ def test_forms_of_the_prompt(go, tmp_path, flags, names):
   assert all(leaf.dtype == np.float32 for leaf in live.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('flags', [['--config.accumulate=2', '--config.batch_size=8'], ['--config.grad_cache=2']])
 def test_accumulation_and_gradient_cache_make_the_same_update(go, tmp_path, flags):
   same = ['--config.steps=1', '--config.prompt.dropout=0.0', '--config.backbone.dropout=0.0', '--config.optim.warmup=0.0', '--config.data.dev_split=',

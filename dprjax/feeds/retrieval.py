@@ -88,11 +88,12 @@ def _evaluation(
 ) -> Callable[[dict[str, jax.Array]], dict[str, float]]:
   """``{name: array} -> {measure: value}`` on the dev split: exact search in the corpus, or in a sample of it."""
   tokens = _store(config, workdir, 'dev', source, tokenizer)
+  judged = sources.load_dataset(source).qrels
   if jax.process_index() == 0 and not (workdir / 'dev.tsv').exists():
     # For whoever evaluates a run afterwards: which queries were held out is known here alone.
     with files.atomic_write(workdir / 'dev.tsv') as file:
       file.write('query-id\tcorpus-id\tscore\n')
-      for query, grades in sources.load_dataset(source).qrels.items():
+      for query, grades in judged.items():
         file.writelines(f'{query}\t{passage}\t{grade}\n' for passage, grade in grades.items())
   queries = np.arange(tokens.num_queries)
   records = tokens.query_rows(queries)
@@ -105,7 +106,9 @@ def _evaluation(
     passages = np.sort(np.concatenate([own, drawn]))
   query_ids, passage_ids = tokens.query_ids(queries), tokens.passage_ids(passages)
   names = dict(zip(passages.tolist(), passage_ids, strict=True))
-  qrels = {query: {names[passage]: 1 for passage in row.relevant.tolist()} for query, row in zip(query_ids, records, strict=True)}
+  # The store knows what is relevant, the judgements how much; what is known by its text alone (another id, another query) counts 1.
+  qrels = {query: {names[passage]: max(judged[query].get(names[passage], 1), 1) for passage in row.relevant.tolist()}
+           for query, row in zip(query_ids, records, strict=True)}
   rows = {'query': [row.tokens for row in records], 'passage': tokens.passage_tokens(passages)}
   wanted = list(dict.fromkeys([config.eval.measure, 'nDCG@10', 'RR@10', 'R@100']))
 
