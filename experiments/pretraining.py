@@ -26,7 +26,7 @@ from dprjax.models import hub
 from dprjax.retrieval import exact, measures, trec
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-LENGTH = 128
+LENGTH = 128  # tokens of a passage in pretraining
 # config file and argument, overrides
 METHODS = {
     'MLM': ('condenser.py:mlm', []),
@@ -50,6 +50,7 @@ def main():
   parser.add_argument('--steps', type=int, default=2000, help='updates of pretraining')
   parser.add_argument('--tokens', type=int, default=8192, help='in an update, about')
   parser.add_argument('--tune_steps', type=int, default=150, help='updates of DPT and FT, of 32 queries')
+  parser.add_argument('--read', type=int, default=128, help='tokens of a passage in DPT, FT and retrieval')
   parser.add_argument('--seeds', default='0', help='separated by commas')
   parser.add_argument('--vocab_size', type=int, default=8000)
   parser.add_argument('--grad_cache', type=int, default=1, help='chunks, where memory is short')
@@ -73,9 +74,9 @@ class Experiment:
     # What is written about the world, medicine and science; the test sets' own corpora but for MedQuAD's are not in it.
     self.corpus = [
         self.data / 'arxiv', self.data / 'medquad' / 'corpus.jsonl', self.data / 'text' / 'enwiki', self.data / 'text' / 'wikitext-2',
-        self.data / 'text' / 'nltk' / 'abc.zip']
+        self.data / 'text' / 'gutenberg']
     known = self.out / 'settings.json'
-    settings = {name: getattr(args, name) for name in ('size', 'steps', 'tokens', 'tune_steps', 'vocab_size')}
+    settings = {name: getattr(args, name) for name in ('size', 'steps', 'tokens', 'tune_steps', 'read', 'vocab_size')}
     if known.exists() and json.loads(known.read_text()) != settings:
       sys.exit(f'{self.out} holds results of other settings ({known.read_text().strip()}); choose another --out')
     known.write_text(json.dumps(settings) + '\n')
@@ -155,7 +156,7 @@ class Experiment:
       flags = [
           f'--config={ROOT}/configs/{kind}.py:beir', f'--config.backbone.path={backbone}', f'--config.data.dir={self.data}/{name}',
           '--config.pooling=cls', '--config.normalize=False', '--config.temperature=1.0', '--config.data.hold_out=0.0',
-          '--config.data.query_max_length=64', f'--config.data.passage_max_length={LENGTH}', f'--config.data.max_queries={queries}',
+          '--config.data.query_max_length=64', f'--config.data.passage_max_length={self.args.read}', f'--config.data.max_queries={queries}',
           f'--config.data.store={self.out}/store/{name}-{queries}', '--config.epochs=0.0', f'--config.steps={self.args.tune_steps}',
           f'--config.seed={seed}', '--config.batch_size=32', '--config.backbone.unroll=0', '--config.log_every=50']
       # 1e-4 for whole small backbones, the paper's rate for prompts; the same for all methods.
@@ -175,7 +176,7 @@ class Experiment:
     """Exact search of the test split's queries in the whole corpus, first token and inner product."""
     dataset = sources.load_dataset(sources.Source(str(self.data / name), 'beir', 'test'))
     retriever = Retriever.load(
-        backbone=str(backbone), prompt=prompt and str(prompt), pooling='cls', normalize=False, query_max_length=64, passage_max_length=LENGTH)
+        backbone=str(backbone), prompt=prompt and str(prompt), pooling='cls', normalize=False, query_max_length=64, passage_max_length=self.args.read)
     passages = list(dataset.passages)
     top = exact.search(retriever.encode([q.text for q in dataset.queries], 'query'), retriever.encode([p.text for p in passages]), 100)
     run = trec.run_from_rows([q.id for q in dataset.queries], [p.id for p in passages], top.rows, top.scores)
@@ -184,7 +185,7 @@ class Experiment:
   def looks(self, backbone, prompt):
     """STS-b (frozen), and alignment and uniformity on SciFact's test pairs, of unit vectors."""
     retriever = Retriever.load(
-        backbone=str(backbone), prompt=prompt and str(prompt), pooling='cls', normalize=True, query_max_length=64, passage_max_length=LENGTH)
+        backbone=str(backbone), prompt=prompt and str(prompt), pooling='cls', normalize=True, query_max_length=64, passage_max_length=self.args.read)
     pairs = similarity.read_pairs(self.data / 'stsb' / 'raw' / 'stsb-en-test.csv')
     dataset = sources.load_dataset(sources.Source(str(self.data / 'scifact'), 'beir', 'test'))
     texts = {passage.id: passage.text for passage in dataset.passages}
