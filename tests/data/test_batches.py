@@ -25,15 +25,19 @@ def made(tmp_path_factory):
   for i in range(QUERIES):
     rows = rng.permutation(PASSAGES)
     relevant = rows[:1 + i % 3 + (i % 2)]
-    lists.append({'positives': relevant[:1 + i % 3], 'relevant': relevant, 'negatives': rows[10:10 + i % 9]})
+    # The first, third, ... of the negatives are in both pools, the second, sixth, ... in the un-denoised alone, the rest in the denoised alone.
+    pools = np.array([3, 1, 3, 2, 3, 1, 3, 2])[:i % 9]
+    lists.append({'positives': relevant[:1 + i % 3], 'relevant': relevant, 'negatives': rows[10:10 + i % 9], 'pools': pools})
   with records.TableWriter(path / 'passages', 'passages', ('tokens',)) as table:
     for i, length in enumerate(lengths['passage_lengths']):
       table.write(f'p{i}', {'tokens': np.full(length, 2000 + i, np.int32)})
-  with records.TableWriter(path / 'queries', 'queries', ('tokens', 'positives', 'relevant', 'negatives')) as table:
+  with records.TableWriter(path / 'queries', 'queries', ('tokens', 'positives', 'relevant', 'negatives', 'pools')) as table:
     for i, length in enumerate(lengths['query_lengths']):
       table.write(f'q{i}', {'tokens': np.full(length, 1000 + i, np.int32)} | {name: rows.astype(np.int32) for name, rows in lists[i].items()})
   counts = {f'{name[:-1]}_counts': np.array([len(row[name]) for row in lists]) for name in ('negatives',)} | {
-      'relevant_counts': np.array([len(row['relevant']) for row in lists])}
+      'relevant_counts': np.array([len(row['relevant']) for row in lists]),
+      'undenoised_counts': np.array([sum(row['pools'] & 1) for row in lists]),
+      'denoised_counts': np.array([sum(row['pools'] & 2) // 2 for row in lists])}
   arrays = {name: values.astype(np.int32) for name, values in (lengths | counts).items()}
   opened = Store(path=path, settings={}, pad_id=0, queries=records.Table(path / 'queries', 'queries'),
                  passages=records.Table(path / 'passages', 'passages'), **arrays)
