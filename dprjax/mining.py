@@ -164,7 +164,9 @@ def mine(
   with tempfile.TemporaryDirectory(prefix='.mining-', dir=scratch) as folder:
     indexed = passages.index_corpus(corpus, pathlib.Path(folder, 'corpus'), _Progress(f'reading {corpus}', 'passages'))
     width = max(_BUCKET // (options.depth * len(retrievers)), 1)
-    ranked = {name: _spill(name, path, asked, pathlib.Path(folder, f'run-{number}'), width, options.depth, report)
+    # One more than is needed, where one may be the query itself.
+    depth = options.depth + options.drop_same_id
+    ranked = {name: _spill(name, path, asked, pathlib.Path(folder, f'run-{number}'), width, depth, report)
               for number, (name, path) in enumerate(retrievers.items())}
     given = _spill('the reranked run', reranked, asked, pathlib.Path(folder, 'reranked'), width, None, report) if reranked else None
     miner = _Miner(asked, indexed, ranked, given, score, options, report)
@@ -233,8 +235,7 @@ def _spill(name: str, path: str, asked: _Queries, folder: pathlib.Path, width: i
     rows = np.empty(np.count_nonzero(keep), pools.ROW)
     for field, column in (('query', number), ('rank', block.ranks), ('score', block.scores), ('doc', block.docs)):
       rows[field] = column[keep]
-    if len(rows):
-      buckets.append(rows, rows['query'] // width)
+    buckets.append(rows, rows['query'] // width)
     progress(done, block.share)
   return _Spilled(name, path, buckets)
 
@@ -300,10 +301,12 @@ class _Miner:
 
   def _read(self, spilled: _Spilled, number: int, depth: int | None) -> np.ndarray:
     """A run's rows of the bucket, in order. Raises InputError where rank and score contradict each other, or a document comes twice."""
+    keys = self._asked.keys
     rows = spilled.buckets.read(number)
     spilled.buckets.drop(number)
+    if self._options.drop_same_id:
+      rows = rows[rows['doc'] != keys[rows['query']]]
     ranking = pools.rank_rows(rows, depth or len(rows))
-    keys = self._asked.keys
     if len(ranking.contrary):
       worst = ranking.contrary[:1]
       (name,) = runs.name_rows(spilled.path, [(int(keys[worst['query'][0]]), int(worst['doc'][0]))])[:1]
@@ -346,6 +349,9 @@ class _Miner:
              for row in np.flatnonzero(mine & (offsets < 0))[:_LISTED].tolist()]
     self._report.count('positives that are not in the corpus: ignored', int(np.count_nonzero(mine & (offsets < 0))), names)
     self._report.count('positives without text: ignored', int(np.count_nonzero(mine & (offsets >= 0) & (text < 0))), trouble=False)
+    idle = np.setdiff1d(asked.positive_query[own], asked.positive_query[own][mine & (text >= 0)])
+    self._report.count('queries whose positives are not in the corpus or have no text: left out', len(idle),
+                       [asked.ids[query] for query in idle[:_LISTED].tolist()])
 
   def _count_pool(self, first: int, stop: int, tables: list[np.ndarray], pool: Pool, chosen: pools.Selection, logits: np.ndarray) -> None:
     report, asked, sample = self._report, self._asked, self._options.sample

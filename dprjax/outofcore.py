@@ -27,7 +27,7 @@ class Buckets:
       rows, buckets = rows[order], buckets[order]
     borders = np.flatnonzero(np.diff(buckets, prepend=-1))
     with files.no_room(self._folder):
-      for start, stop in zip(borders.tolist(), [*borders[1:].tolist(), len(rows)], strict=True):
+      for start, stop in zip(borders.tolist(), np.append(borders, len(rows))[1:].tolist(), strict=True):
         # Opened anew each time: there may be more buckets than files that a process may hold open.
         with self._path(int(buckets[start])).open('ab') as file:
           file.write(rows[start:stop].tobytes())
