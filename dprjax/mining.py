@@ -171,16 +171,19 @@ def mine(
     given = _spill('the reranked run', reranked, asked, pathlib.Path(folder, 'reranked'), width, None, report) if reranked else None
     miner = _Miner(asked, indexed, ranked, given, score, options, report)
     progress = _Progress('mining', 'queries')
+    written = 0
     with files.atomic_write(out, 'wb') as file:
       for bucket, first in enumerate(range(0, len(asked.ids), width)):
         stop = min(first + width, len(asked.ids))
-        file.writelines(miner.bucket(bucket, first, stop))
+        for line in miner.bucket(bucket, first, stop):
+          file.write(line)
+          written += 1
         progress(stop, stop / len(asked.ids))
       if not report.counts['candidates']:
         raise InputError(f'no candidate is left for any of {len(asked.ids):,} queries: {", ".join(report.lines())}')
   seconds = time.monotonic() - began
-  logger.info('%s: %s queries, %s\n%s', out, f'{len(asked.ids):,}', log.duration(seconds), '\n'.join(report.lines()))
-  return {'settings': dataclasses.asdict(options), 'retrievers': dict(retrievers), 'reranked': reranked, 'queries': len(asked.ids),
+  logger.info('%s: %s queries, %s\n%s', out, f'{written:,}', log.duration(seconds), '\n'.join(report.lines()))
+  return {'settings': dataclasses.asdict(options), 'retrievers': dict(retrievers), 'reranked': reranked, 'queries': written,
           'counts': dict(report.counts), 'seconds': seconds}
 
 

@@ -84,6 +84,10 @@ def make_batches(
   for what, buckets, lengths in (('query', query_buckets, store.query_lengths), ('passage', passage_buckets, store.passage_lengths)):
     if not buckets or max(buckets) < lengths.max():
       raise InputError(f'{what}_buckets {list(buckets)}: the longest {what} of {store.path} has {lengths.max()} tokens; add a bucket that holds it')
+  if not negatives:
+    if mix not in (None, Mix()):
+      raise InputError('config.mix says what the hard negatives are to be, and config.negatives is 0: there are none')
+    mix = None
   if mix is None:
     lacking = np.maximum(negatives - store.negative_counts, 0)
     if lacking.any():

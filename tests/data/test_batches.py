@@ -420,6 +420,13 @@ def test_impossible_mixes(made, mix, message):
     take(made[0], 1, mix=batches.Mix(*mix))
 
 
+def test_a_mix_of_nothing(made):
+  (batch,) = take(made[0], 1, negatives=0, mix=batches.Mix())
+  assert 'negative_kind' not in batch
+  with pytest.raises(InputError, match=r'config\.mix says .* config\.negatives is 0'):
+    take(made[0], 1, negatives=0, mix=batches.Mix(0.0, 0.5, 0.5))
+
+
 def test_a_mix_of_denoised_ones_where_there_are_none(made, tmp_path):
   with pytest.raises(InputError, match=r'config\.mix\.denoised: 0\.5, but no negative of .* is denoised; mine with a reranker'):
     take(unnamed(made[0], epath.Path(tmp_path)), 1, mix=batches.Mix(0.5, 0.5))

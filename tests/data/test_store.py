@@ -38,7 +38,8 @@ def folder(tmp_path):
   (where / 'queries.jsonl').write_text(''.join(json.dumps({'_id': name, 'text': words}) + '\n' for name, words in QUERIES.items()))
   (where / 'qrels/train.tsv').write_text(''.join(f'{query}\t{passage}\t{grade}\n' for query, passage, grade in QRELS))
   (where / 'mined.jsonl').write_text(''.join(
-      json.dumps({'query_id': query, 'negative_passages': [{'docid': name, **POOLS.get((query, name), {})} for name in names]}) + '\n' for query, names in NEGATIVES.items()))
+      json.dumps({'query_id': query, 'negative_passages': [{'docid': name, **POOLS.get((query, name), {})} for name in names]}) + '\n'
+      for query, names in NEGATIVES.items()))
   return where
 
 

@@ -105,7 +105,7 @@ def test_scores_of_a_reranked_run_are_joined_by_text():
   pool = pool_of([rows((0, 1, 9.0, 10), (0, 2, 8.0, 11), (0, 3, 7.0, 12), (2, 1, 5.0, 10))], {10: 0, 11: 1, 12: 2})
   reranked = rows((0, 1, 2.0, 10), (0, 2, -1.0, 13), (0, 3, -3.0, 11), (1, 1, 4.0, 12), (0, 4, -9.0, 50))
   scores = pools.join_scores(pool, reranked, np.array([0, 1, 1, 2, -1]))  # 13 says what 11 does; 50 is unknown
-  found = {key: score for key, score in zip(listed(pool), scores.tolist(), strict=True)}
+  found = dict(zip(listed(pool), scores.tolist(), strict=True))
   assert found[0, 10] == 2.0 and found[0, 11] == -1.0 and np.isnan(found[0, 12]) and np.isnan(found[2, 10])
   assert np.isnan(pools.join_scores(pool, reranked[:0], np.empty(0, np.int64))).all()
 

@@ -26,8 +26,8 @@ def expected():
 
 
 @pytest.mark.parametrize('text', [
-    TEXT, TEXT[:-1], TEXT.replace('\n', '\r\n'), TEXT.replace(' ', '\t'), TEXT.replace(' Q0 ', '  Q0\t'), '\n\n' + TEXT + ' \n', TEXT.replace(' 1 ', ' +1 '),
-    TEXT.replace(' x\n', ' x \n')])
+    TEXT, TEXT[:-1], TEXT.replace('\n', '\r\n'), TEXT.replace(' ', '\t'), TEXT.replace(' Q0 ', '  Q0\t'), '\n\n' + TEXT + ' \n',
+    TEXT.replace(' 1 ', ' +1 '), TEXT.replace(' x\n', ' x \n')])
 def test_reads_what_trec_eval_reads(tmp_path, text):
   assert columns(write(tmp_path / 'run.trec', text)) == expected()
 
@@ -45,7 +45,7 @@ def test_compressed(tmp_path):
 
 
 def test_scores_are_read_exactly(tmp_path):
-  scores = np.random.default_rng(0).standard_normal(5000).astype(np.float32).astype(float).tolist() + [0.1, 1e-300, 123456789.123456789]
+  scores = [*np.random.default_rng(0).standard_normal(5000).astype(np.float32).astype(float).tolist(), 0.1, 1e-300, 123456789.12345679]
   path = write(tmp_path / 'run.trec', ''.join(f'q Q0 d{i} {i} {score!r} t\n' for i, score in enumerate(scores)))
   assert columns(path)[3] == scores
 
