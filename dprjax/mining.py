@@ -32,6 +32,7 @@ Score = Callable[[Sequence[tuple[str, str]]], np.ndarray]
 logger = logging.getLogger('dprjax')
 
 _BUCKET = 1 << 20  # rows, about, that are looked at together
+_KEPT = 1 << 17  # passages, at most, whose texts are held together
 _LISTED = 5
 _PAIRS = 4096  # scored between two looks at the clock
 _QUIET = 10  # seconds between two lines on progress
@@ -163,7 +164,7 @@ def mine(
     pathlib.Path(scratch).mkdir(parents=True, exist_ok=True)
   with tempfile.TemporaryDirectory(prefix='.mining-', dir=scratch) as folder:
     indexed = passages.index_corpus(corpus, pathlib.Path(folder, 'corpus'), _Progress(f'reading {corpus}', 'passages'))
-    width = max(_BUCKET // (options.depth * len(retrievers)), 1)
+    width = max(min(_BUCKET // (options.depth * len(retrievers)), _KEPT // (2 * options.sample)), 1)
     # One more than is needed, where one may be the query itself.
     depth = options.depth + options.drop_same_id
     ranked = {name: _spill(name, path, asked, pathlib.Path(folder, f'run-{number}'), width, depth, report)
