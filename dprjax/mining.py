@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt64
+from scipy.special import expit
 
 from dprjax import files, outofcore
 from dprjax.data import mined, passages, sources
@@ -278,8 +279,7 @@ class _Miner:
       logits = pools.join_scores(pool, given[0], texts[-1])
     elif self._score:
       logits = self._rounds(pool, load)
-    probability = 1 / (1 + np.exp(-logits))
-    chosen = pools.select(pool, probability, options.sample, options.threshold)
+    chosen = pools.select(pool, expit(logits), options.sample, options.threshold)
     self._count_pool(first, stop, tables, pool, chosen, logits)
     known &= asked.positive_own[own]
     yield from self._lines(range(first, stop), asked.positive_query[own][known], asked.positive_key[own][known], pool, chosen, logits, load)
@@ -342,9 +342,7 @@ class _Miner:
           query, text = pairs[start + int(np.flatnonzero(~np.isfinite(found))[0])]
           raise InputError(f'the reranker gives no finite score for the query {query!r:.80} and the passage {text!r:.80}')
         logits[rows[start:start + _PAIRS]] = found
-      with np.errstate(invalid='ignore'):
-        below = np.bincount(pool.query[1 / (1 + np.exp(-logits)) < threshold], minlength=size)
-      more = below < sample
+      more = np.bincount(pool.query[expit(logits) < threshold], minlength=size) < sample
     return logits
 
   def _count_positives(self, own: slice, text: Int64[np.ndarray, 'positives'], offsets: Int64[np.ndarray, 'positives']) -> None:

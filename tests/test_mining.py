@@ -30,7 +30,7 @@ class World:
     self.positives = {query: rng.sample(sorted(self.corpus), rng.choice([1, 1, 2])) for query in self.queries}
     self.runs = {name: {query: sorted(((round(rng.uniform(0, 9), 2), doc) for doc in rng.sample(sorted(self.corpus), 25)), reverse=True)
                         for query in self.queries} for name in ('bm25', 'dense')}
-    self.logits = {query: {doc: rng.gauss(-1, 3) for doc in self.corpus} for query in self.queries}
+    self.logits = {query: {doc: rng.choice([rng.gauss(-1, 3), rng.gauss(-1, 3), -5000.0]) for doc in self.corpus} for query in self.queries}
     (folder / 'corpus.jsonl').write_text(''.join(json.dumps({'_id': doc, 'title': '', 'text': text}) + '\n' for doc, text in self.corpus.items()))
     (folder / 'queries.jsonl').write_text(''.join(json.dumps({'_id': query, 'text': text}) + '\n' for query, text in self.queries.items()))
     (folder / 'train.tsv').write_text('query-id\tcorpus-id\tscore\n' + ''.join(
@@ -109,6 +109,10 @@ def test_samples_are_part_of_larger_samples(world):
   assert [line['negative_passages'] for line in lines] != [line['negative_passages'] for line in other]
 
 
+def sigmoid(logit):
+  return 1 / (1 + math.exp(-logit)) if logit > -700 else 0.0
+
+
 def denoised_by_hand(world, line, everything, sample):
   """The pools that the definition gives: the first of all candidates, and the first of those that the reranker passes."""
   query = line['query_id']
@@ -117,7 +121,7 @@ def denoised_by_hand(world, line, everything, sample):
   def logit(negative):
     same = [doc for doc, text in world.corpus.items() if text.split() == negative['text'].split()]
     return max(world.logits[query][doc] for doc in same)
-  clean = [negative['docid'] for negative in candidates if 1 / (1 + math.exp(-logit(negative))) < 0.1]
+  clean = [negative['docid'] for negative in candidates if sigmoid(logit(negative)) < 0.1]
   return {negative['docid'] for negative in candidates[:sample]}, set(clean[:sample]), set(clean)
 
 
@@ -132,7 +136,7 @@ def test_a_reranked_run_denoises(world):
       assert ('undenoised' in negative['pools']) == (negative['docid'] in undenoised)
       assert ('denoised' in negative['pools']) == (negative['docid'] in clean)
       seen.add(tuple(negative['pools']))
-      assert (1 / (1 + math.exp(-negative['reranker_score'])) < 0.1) == ('denoised' in negative['pools'])
+      assert (sigmoid(negative['reranker_score']) < 0.1) == ('denoised' in negative['pools'])
   assert seen == {('undenoised',), ('denoised',), ('undenoised', 'denoised')}
   assert report['counts']['candidates with a reranker score'] == report['counts']['candidates']
 
