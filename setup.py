@@ -27,6 +27,7 @@ REQUIRES = [
     'numpy>=2.4',
     'optax>=0.2.8',
     'orbax-checkpoint>=0.12.8',
+    'pyarrow>=26.0',
     'PyStemmer>=3.1',
     'regex>=2026.11',
     'rich>=15.0',

@@ -46,13 +46,27 @@ def existing(path: PathLike, what: str) -> epath.Path:
 def open_text(path: PathLike, what: str = 'file') -> IO[str]:
   """Opens UTF-8 text, decompressing ``.gz``, ``.xz`` and ``.bz2`` by name. Raises InputError if missing or empty."""
   found = existing(path, what)
-  if found.suffix == '.gz':
-    return _Decompressed(found.open('rb'), lambda file: gzip.GzipFile(fileobj=file))
-  if found.suffix == '.xz':
-    return _Decompressed(found.open('rb'), lzma.LZMAFile)
-  if found.suffix == '.bz2':
-    return _Decompressed(found.open('rb'), bz2.BZ2File)
+  if found.suffix in _DECOMPRESSORS:
+    return _Decompressed(found.open('rb'), _DECOMPRESSORS[found.suffix])
   return found.open('r', encoding='utf-8')
+
+
+@contextlib.contextmanager
+def open_bytes(path: PathLike, what: str = 'file') -> Iterator[tuple[IO[bytes], Callable[[], float]]]:
+  """The bytes of `open_text`'s text, and a function that tells the share of the file that was read so far.
+
+  Raises:
+    InputError: missing, empty, or badly compressed (when it is read).
+  """
+  found = existing(path, what)
+  with found.open('rb') as raw, decoding(str(found)):
+    raw.seek(0, io.SEEK_END)
+    size = raw.tell()
+    raw.seek(0)
+    yield (_DECOMPRESSORS[found.suffix](raw) if found.suffix in _DECOMPRESSORS else raw), lambda: raw.tell() / size
+
+
+_DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {'.gz': lambda file: gzip.GzipFile(fileobj=file), '.xz': lzma.LZMAFile, '.bz2': bz2.BZ2File}
 
 
 class _Decompressed(io.TextIOWrapper):

@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / 'dprjax'
 
 GROUND = {'models', 'data', 'retrieval', 'runtime'}
-FIRST = {'objectives', 'retriever', 'analysis', 'figures'}
+FIRST = {'objectives', 'retriever', 'reranker', 'mining', 'analysis', 'figures'}
 SECOND = {'feeds', 'inspection'}
 FORBIDDEN = {'tensorflow', 'torch'}
 
@@ -34,7 +34,7 @@ def the_map():
 
 
 FILES, BESIDE = the_map()
-CELLAR = {'errors', 'files', 'cli', 'version'}
+CELLAR = {'errors', 'files', 'outofcore', 'cli', 'version'}
 COMMANDS = {name[:-3] for name in FILES if '/' not in name} - CELLAR - FIRST - SECOND
 MODULES = sorted(path for path in PACKAGE.rglob('*.py'))
 

@@ -18,6 +18,7 @@ from dprjax.errors import InputError
 FORMS = ('beir', 'msmarco', 'dpr', 'tevatron', 'flagembedding', 'arxiv')
 INLINE = ('dpr', 'tevatron', 'flagembedding')  # forms that carry the passages within the examples
 ENDINGS = ('', '.gz', '.xz')
+UNDENOISED, DENOISED = POOLS = ('undenoised', 'denoised')  # of mined negatives (DPTDR section 3.3)
 
 _CHUNK = 1 << 20  # characters of a JSON array read at a time
 _MAX_ENTRY = 1 << 26  # an entry longer than this is taken for a broken file
@@ -35,12 +36,13 @@ class Query(NamedTuple):
 
 
 class Negative(NamedTuple):
-  """A hard negative and, where it was mined by us, where it came from. ``rank`` counts from 1."""
+  """A hard negative and, where it was mined by us, where it came from. ``rank`` counts from 1; nobody has denoised what names no pool."""
 
   id: str
   retriever: str = ''
   rank: int | None = None
   score: float | None = None
+  pools: tuple[str, ...] = (UNDENOISED,)
 
 
 class Example(NamedTuple):
@@ -81,9 +83,8 @@ def read_corpus(form: str, path: epath.Path) -> Iterator[tuple[int, Passage]]:
   """The passages of any form; those within examples come once each, at their first mention."""
   if form == 'beir':
     for number, record in files.read_jsonl(path, 'corpus file'):
-      where = f'{path}, line {number}'
-      title, text = _string(record, 'title', where, ''), _string(record, 'text', where)
-      yield number, Passage(_identifier(record, where, '_id'), f'{title} {text}'.strip())
+      name, title, text = beir_parts(record, f'{path}, line {number}')
+      yield number, Passage(name, f'{title} {text}'.strip())
   elif form == 'msmarco':
     yield from _read_collection(path)
   elif form == 'arxiv':
@@ -96,6 +97,29 @@ def read_corpus(form: str, path: epath.Path) -> Iterator[tuple[int, Passage]]:
         if passage.id not in seen:
           seen.add(passage.id)
           yield number, passage
+
+
+def beir_parts(record: dict[str, Any], where: str) -> tuple[str, str, str]:
+  """Id, title and text of a record of corpus.jsonl. Raises InputError, naming ``where``, if one is missing (a title may be)."""
+  title, text = _string(record, 'title', where, ''), _string(record, 'text', where)
+  return _identifier(record, where, '_id'), title, text
+
+
+def collection_parts(line: str, quoted: bool, where: str) -> tuple[str, str, str]:
+  """Id, title and text of a line of a collection; ``quoted`` as in DPR's psgs_w100.tsv. Raises InputError naming ``where``."""
+  columns = next(csv.reader([line], delimiter='\t')) if quoted else line.split('\t')
+  if len(columns) == 2:
+    return columns[0], '', columns[1]
+  if len(columns) == 3:
+    return columns[0], columns[2], columns[1]
+  if len(columns) == 4:
+    return columns[0], columns[2], columns[3]
+  raise InputError(f'{where}: {len(columns)} columns between tabs; expected id text, id text title, or id url title body')
+
+
+def is_quoted_header(line: str) -> bool:
+  """The header of DPR's psgs_w100.tsv, whose lines have CSV's quotes; MS MARCO's collection has neither."""
+  return line.split('\t')[:2] == ['id', 'text']
 
 
 def read_queries(form: str, path: epath.Path) -> Iterator[tuple[int, Query]]:
@@ -200,19 +224,11 @@ def _flagembedding(record: dict[str, Any], where: str, number: str, passage: _Ma
 def _read_collection(path: epath.Path) -> Iterator[tuple[int, Passage]]:
   quoted = False
   for number, line in files.read_lines(path, 'collection'):
-    if number == 1 and line.split('\t')[:2] == ['id', 'text']:
-      quoted = True  # DPR's psgs_w100.tsv, which has a header and CSV's quotes; MS MARCO's has neither
+    if number == 1 and is_quoted_header(line):
+      quoted = True
       continue
-    columns = next(csv.reader([line], delimiter='\t')) if quoted else line.split('\t')
-    if len(columns) == 2:
-      title, text = '', columns[1]
-    elif len(columns) == 3:
-      title, text = columns[2], columns[1]
-    elif len(columns) == 4:
-      title, text = columns[2], columns[3]
-    else:
-      raise InputError(f'{path}, line {number}: {len(columns)} columns between tabs; expected id text, id text title, or id url title body')
-    yield number, Passage(columns[0], f'{title} {text}'.strip())
+    name, title, text = collection_parts(line, quoted, f'{path}, line {number}')
+    yield number, Passage(name, f'{title} {text}'.strip())
 
 
 def _records(path: epath.Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -252,7 +268,10 @@ def _negative(identifier: str, entry: dict[str, Any], where: str) -> Negative:
   rank, score = entry.get('rank'), entry.get('score')
   if not isinstance(rank, int | None) or not isinstance(score, int | float | None):
     raise InputError(f'{where}: rank {rank!r} and score {score!r} of a negative; expected numbers')
-  return Negative(identifier, _string(entry, 'retriever', where, ''), rank, None if score is None else float(score))
+  pools = tuple(_list(entry, 'pools', where, str, f'a list of {" and ".join(POOLS)}')) if 'pools' in entry else (UNDENOISED,)
+  if not pools or not set(pools) <= set(POOLS):
+    raise InputError(f'{where}: a negative with the pools {list(pools)}; expected {" or ".join(POOLS)}, or both')
+  return Negative(identifier, _string(entry, 'retriever', where, ''), rank, None if score is None else float(score), pools)
 
 
 def _identifier(record: dict[str, Any], where: str, key: str) -> str:

@@ -42,7 +42,7 @@ class Source:
     form: one of `dprjax.data.forms.FORMS`, or 'auto' to look.
     split: the split whose judgements are read.
     corpus, queries, qrels: files to take instead of those found by name in the folder (beir, msmarco).
-    negatives: mined negatives, a Tevatron jsonl whose negative_passages may carry `retriever`, `rank` and `score`.
+    negatives: mined negatives, a Tevatron jsonl whose negative_passages may carry `retriever`, `rank`, `score` and `pools`.
     hold_out: (fraction, seed): leave out this share of the split's queries, chosen by a hash of their ids.
     held_out: read just those that `hold_out` leaves out: a development set cut from the training queries.
     max_queries: no more than so many queries, chosen by hash too.

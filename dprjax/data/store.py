@@ -1,9 +1,9 @@
 """The store: a data set's text tokenised once, in rows that batches are read from.
 
     DIR/store.json     what it was made of (files, tokenizer, lengths, prefixes) and what the report said
-    DIR/lengths.npz    tokens of every query and passage, and how many negatives each query has
+    DIR/lengths.npz    tokens of every query and passage, and how many negatives each query has, and has of each pool
     DIR/passages/      TFDS data set, split 'passages': id, tokens
-    DIR/queries/       TFDS data set, split 'queries': id, tokens, and rows of passages: positives, relevant, negatives
+    DIR/queries/       TFDS data set, split 'queries': id, tokens, rows of passages (positives, relevant, negatives), and the negatives' pools
 
 The same text has one row, whatever ids it goes by (the first is kept), so that a copy of a positive cannot become a negative.
 `relevant` holds the positives of every query with the same text, its own included; `positives` only its own, those with text.
@@ -20,14 +20,17 @@ import numpy as np
 from etils import epath
 
 from dprjax import files
-from dprjax.data import fingerprint, records, sources
+from dprjax.data import fingerprint, forms, records, sources
 from dprjax.data.sources import Dataset, Source
 from dprjax.data.text import Tokenizer
 from dprjax.errors import InputError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+UNDENOISED, DENOISED = 1, 2  # bits of a negative's pools
 
-_QUERY_COLUMNS = ('tokens', 'positives', 'relevant', 'negatives')
+_BITS = {forms.UNDENOISED: UNDENOISED, forms.DENOISED: DENOISED}
+_QUERY_COLUMNS = ('tokens', 'positives', 'relevant', 'negatives', 'pools')
+_COUNTS = ('query_lengths', 'negative_counts', 'relevant_counts', 'undenoised_counts', 'denoised_counts')
 _CHUNK = 1024  # texts tokenised at a time
 _log = logging.getLogger(__name__)
 
@@ -37,6 +40,7 @@ class QueryRow(NamedTuple):
   positives: records.Integers
   relevant: records.Integers
   negatives: records.Integers
+  pools: records.Integers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +52,7 @@ class Store:
     pad_id: of the tokenizer, for batches.
     query_lengths, passage_lengths: tokens of each row, special tokens included.
     negative_counts: hard negatives of each query; ``relevant_counts`` likewise.
+    undenoised_counts, denoised_counts: those of each pool; a negative may be in both.
   """
 
   path: epath.Path
@@ -57,6 +62,8 @@ class Store:
   passage_lengths: jt.Int32[np.ndarray, 'passages']
   negative_counts: jt.Int32[np.ndarray, 'queries']
   relevant_counts: jt.Int32[np.ndarray, 'queries']
+  undenoised_counts: jt.Int32[np.ndarray, 'queries']
+  denoised_counts: jt.Int32[np.ndarray, 'queries']
   queries: records.Table
   passages: records.Table
 
@@ -94,7 +101,7 @@ def open_store(directory: files.PathLike) -> Store:
   path = epath.Path(directory)
   written = fingerprint.read_description(path, 'store.json', FORMAT_VERSION)
   with (path / 'lengths.npz').open('rb') as file, np.load(file) as arrays:
-    columns = {name: arrays[name] for name in ('query_lengths', 'passage_lengths', 'negative_counts', 'relevant_counts')}
+    columns = {name: arrays[name] for name in ('passage_lengths', *_COUNTS)}
   return Store(path=path, settings=written['settings'], pad_id=written['pad_id'], queries=records.Table(path / 'queries', 'queries'),
                passages=records.Table(path / 'passages', 'passages'), **columns)
 
@@ -197,7 +204,7 @@ def _write_queries(
   for query in dataset.queries:
     same_text = relevant.setdefault(query.text, {})
     same_text.update(dict.fromkeys(rows[name] for name in dataset.positives(query.id) if name in rows))
-  lengths: list[tuple[int, int, int]] = []
+  lengths: list[tuple[int, ...]] = []
   with records.TableWriter(folder, 'queries', _QUERY_COLUMNS) as table:
     for start in range(0, len(dataset.queries), _CHUNK):
       chunk = dataset.queries[start:start + _CHUNK]
@@ -209,13 +216,18 @@ def _write_queries(
         if not positives:
           report.count('queries whose positives are unknown or have no text: skipped', query.id)
           continue
-        mined = dict.fromkeys(rows[negative.id] for negative in dataset.negatives.get(query.id, ()) if negative.id in rows)
-        negatives = [name for name in mined if name not in known]
+        mined: dict[int, int] = {}
+        for negative in dataset.negatives.get(query.id, ()):
+          if negative.id in rows:
+            mined[rows[negative.id]] = mined.get(rows[negative.id], 0) | sum(_BITS[pool] for pool in set(negative.pools))
+        negatives = [row for row in mined if row not in known]
+        pools = np.array([mined[row] for row in negatives], np.int32)
         report.counts['negatives with the text of a relevant passage: ignored'] += len(mined) - len(negatives)
-        values = {'positives': positives, 'relevant': list(known), 'negatives': negatives}
+        values = {'positives': positives, 'relevant': list(known), 'negatives': negatives, 'pools': pools}
         table.write(query.id, {'tokens': ids} | {name: np.array(value, np.int32) for name, value in values.items()})
-        lengths.append((len(ids), len(negatives), len(known)))
+        in_pool = (int(np.count_nonzero(pools & bit)) for bit in (UNDENOISED, DENOISED))
+        lengths.append((len(ids), len(negatives), len(known), *in_pool))
   if not lengths:
     raise InputError(f'{dataset.files["qrels"]}: no query is left whose positive is in the corpus and has text')
   columns = np.array(lengths, np.int32).T
-  return dict(zip(('query_lengths', 'negative_counts', 'relevant_counts'), columns, strict=True))
+  return dict(zip(_COUNTS, columns, strict=True))

@@ -58,7 +58,7 @@ def _open(
   tokens = _store(config, workdir, 'train', train, tokenizer)
   update = config.batch_size * config.accumulate
   loader = batches.make_batches(
-      tokens, batch_size=update, negatives=config.negatives,
+      tokens, batch_size=update, negatives=config.negatives, mix=batches.Mix(**config.mix),
       query_buckets=config.data.query_buckets, passage_buckets=config.data.passage_buckets, seed=config.seed,
       process_index=jax.process_index(), process_count=jax.process_count(), max_relevant=config.data.max_relevant,
       threads=config.data.threads)

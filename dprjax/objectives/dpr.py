@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
+from dprjax.data import batches
 from dprjax.data.text import Tokenizer
 from dprjax.errors import InputError
 from dprjax.models import encoder, prompts
@@ -48,10 +49,19 @@ def build(config: ml_collections.ConfigDict, model: encoder.EncoderConfig, mesh:
     p = jax.lax.with_sharding_constraint(p, NamedSharding(mesh, P()))
     scores = contrastive.score_batch(q, p, batch['passage_index'], batch['relevant'], temperature, in_batch)
     value = jnp.mean(contrastive.cross_entropy(scores))
-    return value, {
+    return value, negative_kinds(batch) | {
         'loss': value,
         'accuracy': jnp.mean(contrastive.accuracy(scores)),
         'negatives': jnp.mean(contrastive.negatives_seen(scores)),
     }
 
   return System(encoders.init, loss, encoders.embed, {'accuracy': 'in-batch accuracy'})
+
+
+def negative_kinds(batch: Batch) -> dict[str, Float[Array, '']]:
+  """Shares of a batch's own negatives by `batches.KINDS`, and of the queries that ran out of a pool; nothing where the batch does not tell."""
+  if 'negative_kind' not in batch:
+    return {}
+  kind = batch['negative_kind']
+  shares = {f'negatives/{name}': jnp.mean((kind == number).astype(jnp.float32)) for number, name in enumerate(batches.KINDS)}
+  return shares | {'negatives/queries_short_of_a_pool': jnp.mean(jnp.any(kind >= batches.STAND_INS, axis=1).astype(jnp.float32))}

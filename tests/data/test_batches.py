@@ -1,11 +1,14 @@
 """Batches: what is in them, in which order, and that any process at any time would make the same ones."""
 
 import collections
+import dataclasses
+import hashlib
 import json
 import logging
 
 import numpy as np
 import pytest
+from etils import epath
 
 from dprjax.data import batches, records, store
 from dprjax.data.store import Store
@@ -25,15 +28,19 @@ def made(tmp_path_factory):
   for i in range(QUERIES):
     rows = rng.permutation(PASSAGES)
     relevant = rows[:1 + i % 3 + (i % 2)]
-    lists.append({'positives': relevant[:1 + i % 3], 'relevant': relevant, 'negatives': rows[10:10 + i % 9]})
+    # The first, third, ... of the negatives are in both pools, the second, sixth, ... in the un-denoised alone, the rest in the denoised alone.
+    pools = np.array([3, 1, 3, 2, 3, 1, 3, 2])[:i % 9]
+    lists.append({'positives': relevant[:1 + i % 3], 'relevant': relevant, 'negatives': rows[10:10 + i % 9], 'pools': pools})
   with records.TableWriter(path / 'passages', 'passages', ('tokens',)) as table:
     for i, length in enumerate(lengths['passage_lengths']):
       table.write(f'p{i}', {'tokens': np.full(length, 2000 + i, np.int32)})
-  with records.TableWriter(path / 'queries', 'queries', ('tokens', 'positives', 'relevant', 'negatives')) as table:
+  with records.TableWriter(path / 'queries', 'queries', ('tokens', 'positives', 'relevant', 'negatives', 'pools')) as table:
     for i, length in enumerate(lengths['query_lengths']):
       table.write(f'q{i}', {'tokens': np.full(length, 1000 + i, np.int32)} | {name: rows.astype(np.int32) for name, rows in lists[i].items()})
   counts = {f'{name[:-1]}_counts': np.array([len(row[name]) for row in lists]) for name in ('negatives',)} | {
-      'relevant_counts': np.array([len(row['relevant']) for row in lists])}
+      'relevant_counts': np.array([len(row['relevant']) for row in lists]),
+      'undenoised_counts': np.array([sum(row['pools'] & 1) for row in lists]),
+      'denoised_counts': np.array([sum(row['pools'] & 2) // 2 for row in lists])}
   arrays = {name: values.astype(np.int32) for name, values in (lengths | counts).items()}
   opened = Store(path=path, settings={}, pad_id=0, queries=records.Table(path / 'queries', 'queries'),
                  passages=records.Table(path / 'passages', 'passages'), **arrays)
@@ -266,3 +273,160 @@ def test_real_scifact(data_dir, minilm, tmp_path):
     names = np.array(opened.passage_ids(batch['passage_index'].ravel())).reshape(batch['passage_index'].shape)
     for query, row in zip(batches.batch_ids(opened, batch), names.tolist(), strict=True):
       assert row[0] in data.positives(query) and not set(row[1:]) & set(data.positives(query))
+
+
+# The mix of pools. The negatives of query i are i % 9 in number, of which so many are in each pool.
+
+def digest(found):
+  total = hashlib.sha256()
+  for batch in found:
+    for key in sorted(batch):
+      total.update(f'{key}{batch[key].dtype}{batch[key].shape}'.encode() + batch[key].tobytes())
+  return total.hexdigest()
+
+
+def pools_of(row, bit):
+  return {name for name, pools in zip(row['negatives'], row['pools'], strict=True) if pools & bit}
+
+
+def unnamed(opened, folder):
+  """The same store with every negative in the un-denoised pool alone, as of a file that names no pools."""
+  columns = ('tokens', 'positives', 'relevant', 'negatives')
+  rows = np.arange(opened.num_queries)
+  with records.TableWriter(folder / 'queries', 'queries', (*columns, 'pools')) as table:
+    for number, values in enumerate(zip(*opened.queries.read(rows, columns), strict=True)):
+      row = {name: np.frombuffer(value, np.int32) for name, value in zip(columns, values, strict=True)}
+      table.write(f'q{number}', row | {'pools': np.ones(len(row['negatives']), np.int32)})
+  return dataclasses.replace(opened, queries=records.Table(folder / 'queries', 'queries'), undenoised_counts=opened.negative_counts,
+                             denoised_counts=np.zeros_like(opened.negative_counts))
+
+
+def test_without_pools_batches_are_what_they_were_before_there_were_pools(made, tmp_path):
+  opened, _ = made
+  before = take(opened, 60)
+  # Of the last version that knew of no pools.
+  assert digest(before) == '728ffd01578cd70b633ec8a14c8821146cef544a56950490dc9748dd6d2bc789'
+  after = take(unnamed(opened, epath.Path(tmp_path)), 60, mix=batches.Mix())
+  assert {'negative_kind'} == {key for batch in after for key in batch} - {key for batch in before for key in batch}
+  assert digest({key: batch[key] for key in batch if key != 'negative_kind'} for batch in after) == digest(before)
+
+
+def test_shares_of_whole_numbers_come_out_in_every_row(made):
+  opened, lists = made
+  rich = [i for i, row in enumerate(lists) if len(row['negatives']) == 8]
+  seen = collections.Counter()
+  for batch in take(opened, 60, negatives=4, mix=batches.Mix(0.5, 0.25, 0.25)):
+    for query, passages, kinds in zip(batch['query_index'], batch['passage_index'][:, 1:].tolist(), batch['negative_kind'].tolist(), strict=True):
+      if query in rich:
+        assert [batches.KINDS[kind] for kind in kinds] == ['denoised', 'denoised', 'undenoised', 'random']
+        assert set(passages[:2]) <= pools_of(lists[query], store.DENOISED) and passages[2] in pools_of(lists[query], store.UNDENOISED)
+        assert len(set(passages)) == 4 and not set(passages) & set(lists[query]['relevant'])
+        seen[query] += 1
+  assert min(seen.values()) > 10
+
+
+@pytest.mark.parametrize('mix', [(0.5, 0.3, 0.2), (0.0, 1.0, 0.0), (0.9, 0.0, 0.1), (1 / 3, 1 / 3, 1 / 3)])
+def test_shares_of_broken_numbers_come_out_over_the_epochs(mix):
+  mix, wanted, epochs = batches.Mix(*mix), 7, 400
+  now = np.stack([batches._numbers(mix, wanted, 0, np.arange(50, dtype=np.int32), epoch)[0] for epoch in range(epochs)])  # [epochs, 3, queries]
+  assert (now.sum(axis=1) == wanted).all() and (now >= 0).all()
+  exact = wanted * np.array(mix)[None, :, None]
+  assert (np.abs(now - exact) < 1).all()  # the whole number below or above
+  assert np.abs(now.cumsum(axis=0) - exact * np.arange(1, epochs + 1)[:, None, None]).max() < 3  # of 2,800, and at any time before
+  assert abs(now[0].mean(axis=1) - exact[0, :, 0]).max() < 0.25  # the queries are not in step
+  for epoch in (0, 1, 17):
+    _, before = batches._numbers(mix, wanted, 0, np.arange(50, dtype=np.int32), epoch)
+    assert np.array_equal(before, now[:epoch].sum(axis=0))
+
+
+def test_every_pool_is_gone_through_in_turn(made):
+  opened, lists = made
+  steps = QUERIES // BATCH
+  rich = [i for i, row in enumerate(lists) if len(row['negatives']) == 8]
+  seen = {query: collections.defaultdict(list) for query in rich}
+  for step, batch in enumerate(take(opened, 30 * steps, negatives=2, mix=batches.Mix(denoised=0.75, undenoised=0.25))):
+    for query, passages, kinds in zip(batch['query_index'], batch['passage_index'][:, 1:].tolist(), batch['negative_kind'].tolist(), strict=True):
+      for passage, kind in zip(passages, kinds, strict=True):
+        if query in rich:
+          seen[query][batches.KINDS[kind]].append((step // steps, passage))
+  for query, by_kind in seen.items():
+    assert set(by_kind) == {'denoised', 'undenoised'}
+    for name, bit in (('denoised', store.DENOISED), ('undenoised', store.UNDENOISED)):
+      assert {passage for _, passage in by_kind[name]} == pools_of(lists[query], bit)
+    counts = collections.Counter(passage for _, passage in by_kind['denoised'])
+    assert max(counts.values()) - min(counts.values()) <= 3
+
+
+def test_what_stands_in_where_a_pool_has_run_out(made, caplog):
+  opened, lists = made
+  caplog.set_level(logging.INFO)
+  expected_random = 0
+  for row in lists:
+    denoised, every = len(pools_of(row, store.DENOISED)), len(row['negatives'])
+    taken = min(3, denoised)
+    expected_random += 3 - taken + max(0, 3 - (every - taken))
+  found = take(opened, 40, negatives=6, mix=batches.Mix(denoised=0.5, undenoised=0.5))
+  short = {bit: sum(len(pools_of(row, bit)) < 3 for row in lists) for bit in (1, 2)}
+  assert 'of 6 a query 3 denoised, 3 un-denoised, 0 random' in caplog.text
+  assert f'{short[2]} of {QUERIES} queries have fewer denoised ones' in caplog.text
+  assert f'{short[1]} of {QUERIES} queries have fewer un-denoised ones' in caplog.text
+  assert f'random passages stand in for {expected_random} an epoch' in caplog.text
+  kinds_seen = set()
+  for batch in found:
+    for query, passages, numbers in zip(batch['query_index'], batch['passage_index'][:, 1:].tolist(), batch['negative_kind'].tolist(), strict=True):
+      row, kinds = lists[query], [batches.KINDS[number] for number in numbers]
+      denoised, undenoised = pools_of(row, store.DENOISED), pools_of(row, store.UNDENOISED)
+      assert len(set(passages)) == 6 and not set(passages) & set(row['relevant'])
+      by_kind = {kind: {passage for passage, other in zip(passages, kinds, strict=True) if other == kind} for kind in batches.KINDS}
+      first = min(3, len(denoised))
+      assert len(by_kind['denoised']) == first and by_kind['denoised'] <= denoised
+      assert len(by_kind['random_for_denoised']) == 3 - first and not by_kind['random']
+      left = undenoised - by_kind['denoised']
+      assert len(by_kind['undenoised']) == min(3, len(left)) and by_kind['undenoised'] <= left
+      rest = denoised - by_kind['denoised'] - by_kind['undenoised']
+      assert len(by_kind['denoised_for_undenoised']) == min(3 - len(by_kind['undenoised']), len(rest))
+      assert by_kind['denoised_for_undenoised'] <= rest
+      assert sum(number >= batches.STAND_INS for number in numbers) == 6 - len(by_kind['denoised']) - len(by_kind['undenoised'])
+      kinds_seen |= set(kinds)
+  assert kinds_seen == set(batches.KINDS) - {'random'}
+
+
+def test_a_mix_is_the_same_for_any_number_of_processes_and_after_a_restart(made):
+  opened, _ = made
+  options = {'negatives': 5, 'mix': batches.Mix(0.5, 0.3, 0.2), 'seed': 4}
+  whole = take(opened, 12, **options)
+  parts = [take(opened, 12, process_index=i, process_count=4, **options) for i in range(4)]
+  for step, batch in enumerate(whole):
+    for key in ('passage_index', 'negative_kind'):
+      assert np.array_equal(np.concatenate([part[step][key] for part in parts]), batch[key]), key
+  iterator = batches.make_batches(opened, batch_size=BATCH, **options, **BUCKETS)
+  for _ in range(5):
+    next(iterator)
+  state = json.loads(json.dumps(iterator.get_state()))
+  iterator.close()
+  fresh = batches.make_batches(opened, batch_size=BATCH, **options, **BUCKETS)
+  fresh.set_state(state)
+  assert all(same(next(fresh), whole[step]) for step in range(5, 12))
+  fresh.close()
+  assert not same(take(opened, 1, **(options | {'seed': 5}))[0], whole[0])
+
+
+@pytest.mark.parametrize(('mix', 'message'), [
+    ((0.5, 0.6, 0.0), r'config\.mix: denoised 0\.5, undenoised 0\.6 and random 0; shares must not be negative, and must add up to 1'),
+    ((1.5, -0.5, 0.0), 'must not be negative'),
+])
+def test_impossible_mixes(made, mix, message):
+  with pytest.raises(InputError, match=message):
+    take(made[0], 1, mix=batches.Mix(*mix))
+
+
+def test_a_mix_of_nothing(made):
+  (batch,) = take(made[0], 1, negatives=0, mix=batches.Mix())
+  assert 'negative_kind' not in batch
+  with pytest.raises(InputError, match=r'config\.mix says .* config\.negatives is 0'):
+    take(made[0], 1, negatives=0, mix=batches.Mix(0.0, 0.5, 0.5))
+
+
+def test_a_mix_of_denoised_ones_where_there_are_none(made, tmp_path):
+  with pytest.raises(InputError, match=r'config\.mix\.denoised: 0\.5, but no negative of .* is denoised; mine with a reranker'):
+    take(unnamed(made[0], epath.Path(tmp_path)), 1, mix=batches.Mix(0.5, 0.5))

@@ -112,7 +112,7 @@ def test_tevatron_with_what_mining_adds(tmp_path):
        'negative_passages': [{'docid': 'b', 'text': 'another text'}]}])
   data, passages = read(path)
   assert data.form == 'tevatron'
-  assert data.negatives['12'] == [('b', 'bm25', 3, 7.5)]
+  assert data.negatives['12'] == [('b', 'bm25', 3, 7.5, ('undenoised',))]
   assert data.report.counts['negatives that are positives of their query: ignored'] == 1
   # An id that stands for two texts makes two passages.
   (other,) = data.negatives['q2']
@@ -135,10 +135,12 @@ def test_arxiv(tmp_path):
 
 def test_mined_negatives_join_a_folder(beir, tmp_path):
   mined = jsonl(tmp_path / 'mined.jsonl', [
-      {'query_id': 'q1', 'negative_passages': [{'docid': 'd1'}, {'docid': 'd3', 'retriever': 'dpt', 'rank': 1, 'score': 2}, {'docid': 'd2'}]},
+      {'query_id': 'q1', 'negative_passages': [{'docid': 'd1'}, {'docid': 'd3', 'retriever': 'dpt', 'rank': 1, 'score': 2, 'pools': ['denoised']},
+                                                {'docid': 'd2'}]},
       {'query_id': 'elsewhere', 'negative_passages': [{'docid': 'd1'}]}, {'query_id': 'q2', 'negative_passages': [{'docid': 'lost'}]}])
   data, _ = read(beir, negatives=str(mined))
-  assert data.negatives == {'q1': [('d3', 'dpt', 1, 2.0), ('d2', '', None, None)], 'q2': [('lost', '', None, None)]}
+  assert data.negatives == {'q1': [('d3', 'dpt', 1, 2.0, ('denoised',)), ('d2', '', None, None, ('undenoised',))],
+                            'q2': [('lost', '', None, None, ('undenoised',))]}
   counts = data.report.counts
   assert counts['negatives that are positives of their query: ignored'] == 1
   assert counts['queries with mined negatives that are not in this split: ignored'] == 1
@@ -303,3 +305,10 @@ def test_real_flagembedding_samples(data_dir, name, rows):
 def test_real_arxiv(data_dir):
   data, passages = read(data_dir / 'arxiv/arxiv_sample.jsonl.xz')
   assert data.form == 'arxiv' and len(data.queries) == len(passages) == 29431
+
+
+@pytest.mark.parametrize('pools', [[], ['clean'], 'denoised', [1]])
+def test_pools_that_there_are_not(beir, tmp_path, pools):
+  mined = jsonl(tmp_path / 'mined.jsonl', [{'query_id': 'q1', 'negative_passages': [{'docid': 'd3', 'pools': pools}]}])
+  with pytest.raises(InputError, match=r"mined\.jsonl, line 1: .*pools.*expected .*undenoised"):
+    read(beir, negatives=str(mined))

@@ -21,6 +21,7 @@ CORPUS = {'d1': 'the cat sat on the mat', 'd2': 'dogs bark at night', 'copy': 't
 QUERIES = {'q1': 'who sat', 'q2': 'who barks', 'twin': 'who sat', 'q4': 'what is blank'}
 QRELS = [('q1', 'd1', 1), ('q2', 'd2', 2), ('q2', 'blank', 1), ('twin', 'd4', 1), ('q4', 'blank', 1)]
 NEGATIVES = {'q1': ['copy', 'd2', 'd4', 'd2'], 'q2': ['d4', 'd1', 'copy']}
+POOLS = {('q2', 'd4'): {'pools': ['undenoised', 'denoised']}, ('q2', 'copy'): {'pools': ['denoised']}}
 
 
 @pytest.fixture(scope='module')
@@ -37,7 +38,8 @@ def folder(tmp_path):
   (where / 'queries.jsonl').write_text(''.join(json.dumps({'_id': name, 'text': words}) + '\n' for name, words in QUERIES.items()))
   (where / 'qrels/train.tsv').write_text(''.join(f'{query}\t{passage}\t{grade}\n' for query, passage, grade in QRELS))
   (where / 'mined.jsonl').write_text(''.join(
-      json.dumps({'query_id': query, 'negative_passages': [{'docid': name} for name in names]}) + '\n' for query, names in NEGATIVES.items()))
+      json.dumps({'query_id': query, 'negative_passages': [{'docid': name, **POOLS.get((query, name), {})} for name in names]}) + '\n'
+      for query, names in NEGATIVES.items()))
   return where
 
 
@@ -61,10 +63,12 @@ def test_rows(folder, tokenizer, caplog):
   assert built.query_lengths.tolist() == [len(row) for row in queries]
   lists = [[values.tolist() for values in row[1:]] for row in built.query_rows(np.arange(3))]
   assert lists == [
-      # positives, relevant, negatives. d4 is relevant to q1 because it is to its twin; copy is d1 in other words.
-      [[0], [0, 3], [1]],
-      [[1], [1, 2], [3, 0]],
-      [[3], [0, 3], []]]
+      # positives, relevant, negatives, their pools. d4 is relevant to q1 because it is to its twin; copy is d1 in other words,
+      # and as its text is in one pool and d1's in the other, the row of both is in both.
+      [[0], [0, 3], [1], [1]],
+      [[1], [1, 2], [3, 0], [3, 3]],
+      [[3], [0, 3], [], []]]
+  assert built.undenoised_counts.tolist() == [1, 2, 0] and built.denoised_counts.tolist() == [0, 2, 0]
   assert built.negative_counts.tolist() == [1, 2, 0] and built.relevant_counts.tolist() == [2, 2, 2] and built.max_relevant == 2
   said = caplog.text
   for line in ('1 passages with the text of another: one row for both (copy)', '1 passages without text: kept, never a positive (blank)',
@@ -224,8 +228,8 @@ def test_directories_that_are_no_store_are_left_alone(folder, tokenizer):
 def test_a_store_of_another_version(folder, tokenizer, monkeypatch):
   built = build(folder, tokenizer)
   first = made(built)
-  monkeypatch.setattr(store, 'FORMAT_VERSION', 2)
-  with pytest.raises(InputError, match='a store of format 1, expected 2; build it again'):
+  monkeypatch.setattr(store, 'FORMAT_VERSION', 3)
+  with pytest.raises(InputError, match='a store of format 2, expected 3; build it again'):
     store.open_store(built.path)
   assert made(build(folder, tokenizer)) != first
 

@@ -253,3 +253,11 @@ def test_bfloat16_stays_close_to_float32():
 def test_a_knob_that_cannot_be_is_named(knob, value):
   with pytest.raises(InputError, match='config.' + knob.replace('__', '.')):
     dpr.build(make_config(**{knob: value}), MODEL, make_mesh({'data': 1}))
+
+
+def test_a_batch_may_tell_what_its_negatives_are():
+  assert dpr.negative_kinds({}) == {}
+  kind = np.array([[2, 2, 1, 0], [2, 5, 3, 4]], np.int8)
+  shares = {name.removeprefix('negatives/'): float(value) for name, value in dpr.negative_kinds({'negative_kind': jnp.asarray(kind)}).items()}
+  assert shares == {'random': 1 / 8, 'undenoised': 1 / 8, 'denoised': 3 / 8, 'denoised_for_undenoised': 1 / 8, 'random_for_undenoised': 1 / 8,
+                    'random_for_denoised': 1 / 8, 'queries_short_of_a_pool': 1 / 2}
