@@ -14,7 +14,7 @@ PACKAGE = ROOT / 'dprjax'
 
 GROUND = {'models', 'data', 'retrieval', 'runtime'}
 FIRST = {'objectives', 'retriever', 'analysis', 'figures'}
-SECOND = {'feeds', 'inspection'}
+SECOND = {'feeds', 'inspection', 'reranker'}
 FORBIDDEN = {'tensorflow', 'torch'}
 
 

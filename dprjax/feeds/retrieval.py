@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import ml_collections
@@ -28,6 +28,12 @@ def find(config: ml_collections.FrozenConfigDict, workdir: epath.Path, devices: 
   Raises:
     InputError: there is none such.
   """
+  train, dev = find_splits(config, workdir)
+  return Text(functools.partial(read_passages, train), functools.partial(_open, config, workdir, devices, train, dev))
+
+
+def find_splits(config: ml_collections.FrozenConfigDict, workdir: epath.Path) -> tuple[sources.Source, sources.Source | None]:
+  """Which files to train on, and which, if any, to evaluate on. Raises InputError for a form that there is not."""
   knobs = config.data
   path, form = knobs.dir, knobs.form
   known = ('auto', 'docstrings', *forms.FORMS)
@@ -43,9 +49,12 @@ def find(config: ml_collections.FrozenConfigDict, workdir: epath.Path, devices: 
   dev = dataclasses.replace(train, negatives=None, held_out=True, max_queries=None) if hold_out else None
   if knobs.dev_split:
     dev = sources.Source(path, form, knobs.dev_split, strict=knobs.strict)
-  return Text(
-      lambda: (passage.text for passage in sources.load_dataset(train).passages),
-      functools.partial(_open, config, workdir, devices, train, dev))
+  return train, dev
+
+
+def read_passages(source: sources.Source) -> Iterator[str]:
+  """The texts of a split's passages, for a vocabulary."""
+  return (passage.text for passage in sources.load_dataset(source).passages)
 
 
 def _open(
@@ -55,7 +64,7 @@ def _open(
   for kind in KINDS:
     if config.data[f'{kind}_max_length'] > room:
       raise InputError(f"config.data.{kind}_max_length: {config.data[f'{kind}_max_length']} exceeds the {room} positions of {config.backbone.path}")
-  tokens = _store(config, workdir, 'train', train, tokenizer)
+  tokens = open_store(config, workdir, 'train', train, tokenizer)
   update = config.batch_size * config.accumulate
   loader = batches.make_batches(
       tokens, batch_size=update, negatives=config.negatives,
@@ -75,7 +84,7 @@ def _open(
       evaluation=functools.partial(_evaluation, config, workdir, dev, tokenizer, devices) if dev else None)
 
 
-def _store(config: ml_collections.FrozenConfigDict, workdir: epath.Path, name: str, source: sources.Source, tokenizer: Tokenizer) -> store.Store:
+def open_store(config: ml_collections.FrozenConfigDict, workdir: epath.Path, name: str, source: sources.Source, tokenizer: Tokenizer) -> store.Store:
   """The token store of a split, built where it is not there yet."""
   folder = (epath.Path(config.data.store) if config.data.store else workdir / 'store') / name
   return store.build_store(
@@ -87,7 +96,7 @@ def _evaluation(
     config: ml_collections.FrozenConfigDict, workdir: epath.Path, source: sources.Source, tokenizer: Tokenizer, devices: Mesh, system: System,
 ) -> Callable[[dict[str, jax.Array]], dict[str, float]]:
   """``{name: array} -> {measure: value}`` on the dev split: exact search in the corpus, or in a sample of it."""
-  tokens = _store(config, workdir, 'dev', source, tokenizer)
+  tokens = open_store(config, workdir, 'dev', source, tokenizer)
   if jax.process_index() == 0 and not (workdir / 'dev.tsv').exists():
     # For whoever evaluates a run afterwards: which queries were held out is known here alone.
     with files.atomic_write(workdir / 'dev.tsv') as file:
