@@ -73,12 +73,12 @@ def rerank(
   if not len(kept.docs):
     raise InputError(f'{run}: no query and passage of it are in {", ".join((*queries, *corpus))}: there is nothing to score')
 
-  began = time.monotonic()
+  began, cut = time.monotonic(), reranker.truncated
   scores = _score(reranker, kept, query_texts, texts, _Parts(out, settings, len(kept.docs), shard_pairs))
   seconds = time.monotonic() - began
   trec.write_run(out, kept.rescored(scores), TAG)
-  if reranker.truncated:
-    logger.info('%s of the pairs scored now were longer than %d tokens and were cut there', f'{reranker.truncated:,}', reranker.max_length)
+  if cut := reranker.truncated - cut:
+    logger.info('%s of the pairs scored now were longer than %d tokens and were cut there', f'{cut:,}', reranker.max_length)
   report = {
       'settings': settings, 'out_sha256': files.sha256_file(out), 'queries': int(np.count_nonzero(np.diff(kept.offsets))), 'pairs': len(kept.docs),
       'unknown_queries': len(unknown_queries), 'unknown_passages': len(unknown_docs), 'seconds': seconds}

@@ -56,6 +56,28 @@ def trained(tmp_path_factory):
   return workdir
 
 
+@pytest.fixture(scope='session')
+def make_cross_encoder(tmp_path_factory):
+  """``make_cross_encoder(labels)``: the directory of a small random cross-encoder; its weights are larger than at the start, so that pairs differ."""
+  import jax.numpy as jnp  # here, as above
+
+  from dprjax.data import text
+  from dprjax.models import classifier, encoder, hub
+  made = {}
+
+  def make(labels=1):
+    if labels not in made:
+      folder = tmp_path_factory.mktemp('cross_encoder')
+      tokenizer = text.train_wordpiece(['json decodes a string into objects', 'an http server sends a message', 'parse the xml tree'], 90, folder)
+      config = encoder.EncoderConfig('bert', tokenizer.vocab_size, 16, 2, 2, 24, max_positions=48)
+      params = jax.tree.map(lambda leaf: jnp.asarray(leaf) * 10, hub.init_params(config, jax.random.key(0)))
+      head = jax.tree.map(lambda leaf: leaf * 10, classifier.init_classifier(config, jax.random.key(1), labels))
+      hub.save_backbone(folder / 'model', config, params, source=folder, classifier=head, max_length=16)
+      made[labels] = folder / 'model'
+    return made[labels]
+  return make
+
+
 @pytest.fixture
 def command(capsys):
   """``command(module, *arguments)`` -> (exit status, standard error) of a command run in this process, as ``python -m`` would run it."""

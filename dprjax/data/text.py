@@ -102,19 +102,17 @@ class Tokenizer:
 
   @functools.cached_property
   def pair_form(self) -> PairForm:
-    """What goes around two texts. Raises InputError where the tokenizer takes no pairs."""
+    """What goes around two texts. Raises InputError where nothing tells them apart."""
     probe = self.backend.encode('a', 'a')
     sequence = probe.sequence_ids  # 0 and 1 at the texts' own tokens, None at special ones
-    if 0 not in sequence or 1 not in sequence:
-      raise InputError('the tokenizer makes no pairs of two texts; a cross-encoder needs one that does, as those of BERT, RoBERTa and XLM-R do')
     first, second = sequence.index(0), sequence.index(1)
-    middle = first + sequence.count(0)
-    end = second + sequence.count(1)
+    middle, end = first + sequence.count(0), second + sequence.count(1)
     form = PairForm(
         tuple(probe.ids[:first]), tuple(probe.ids[middle:second]), tuple(probe.ids[end:]), probe.type_ids[second] if self.typed else 0)
-    alone = self.backend.encode('a').ids
-    if tuple(alone[:first]) != form.opening:
-      raise InputError('the tokenizer begins a pair in another way than a text alone, which is not supported')
+    # A text alone begins as a pair does, so that stored texts can be put together.
+    if not (form.opening and form.middle) or tuple(self.backend.encode('a').ids[:first]) != form.opening:
+      raise InputError('the tokenizer does not put special tokens before and between two texts; a cross-encoder needs them, '
+                       'as the tokenizers of BERT, RoBERTa and XLM-R give them')
     return form
 
   def pair_length(self, first: int, second: int) -> int:
