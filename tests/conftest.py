@@ -11,6 +11,7 @@ os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=8'
 os.environ['HF_HUB_OFFLINE'] = '1'
 
 import jax
+import numpy as np
 import pytest
 
 jax.config.update('jax_numpy_dtype_promotion', 'strict')
@@ -59,9 +60,7 @@ def trained(tmp_path_factory):
 @pytest.fixture(scope='session')
 def make_cross_encoder(tmp_path_factory):
   """``make_cross_encoder(labels)``: the directory of a small random cross-encoder; its weights are larger than at the start, so that pairs differ."""
-  import jax.numpy as jnp  # here, as above
-
-  from dprjax.data import text
+  from dprjax.data import text  # here, as above
   from dprjax.models import classifier, encoder, hub
   made = {}
 
@@ -70,8 +69,11 @@ def make_cross_encoder(tmp_path_factory):
       folder = tmp_path_factory.mktemp('cross_encoder')
       tokenizer = text.train_wordpiece(['json decodes a string into objects', 'an http server sends a message', 'parse the xml tree'], 90, folder)
       config = encoder.EncoderConfig('bert', tokenizer.vocab_size, 16, 2, 2, 24, max_positions=48)
-      params = jax.tree.map(lambda leaf: jnp.asarray(leaf) * 10, hub.init_params(config, jax.random.key(0)))
-      head = jax.tree.map(lambda leaf: leaf * 10, classifier.init_classifier(config, jax.random.key(1), labels))
+      rng = np.random.default_rng(0)
+      # Only the shapes are asked for: nothing is compiled.
+      shapes = jax.eval_shape(lambda key: (encoder.init_encoder(config, key), classifier.init_classifier(config, key, labels)), jax.random.key(0))
+      params, head = jax.tree_util.tree_map_with_path(
+          lambda path, leaf: (0.2 * rng.standard_normal(leaf.shape) + (path[-1].key == 'scale')).astype(np.float32), shapes)
       hub.save_backbone(folder / 'model', config, params, source=folder, classifier=head, max_length=16)
       made[labels] = folder / 'model'
     return made[labels]
