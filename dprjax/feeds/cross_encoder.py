@@ -88,6 +88,7 @@ def _evaluation(
   knobs = config.cross_encoder
   # A name of its own: the dual encoder's dev store has no negatives.
   tokens = retrieval.open_store(config, workdir, 'dev_candidates', source, tokenizer)
+  retrieval.write_dev(workdir, source)
   queries = np.arange(min(tokens.num_queries, knobs.dev_queries or tokens.num_queries))
   records = tokens.query_rows(queries)
   chosen = candidates(tokens, queries, knobs.candidates, config.seed)

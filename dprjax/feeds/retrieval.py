@@ -92,17 +92,21 @@ def open_store(config: ml_collections.FrozenConfigDict, workdir: epath.Path, nam
       **{knob: config.data[knob] for knob in ('query_max_length', 'passage_max_length', 'query_prefix', 'passage_prefix')})
 
 
+def write_dev(workdir: epath.Path, source: sources.Source) -> None:
+  """Writes the dev split's judgements to ``dev.tsv``, for whoever evaluates a run afterwards: which queries were held out is known here alone."""
+  if jax.process_index() == 0 and not (workdir / 'dev.tsv').exists():
+    with files.atomic_write(workdir / 'dev.tsv') as file:
+      file.write('query-id\tcorpus-id\tscore\n')
+      for query, grades in sources.load_dataset(source).qrels.items():
+        file.writelines(f'{query}\t{passage}\t{grade}\n' for passage, grade in grades.items())
+
+
 def _evaluation(
     config: ml_collections.FrozenConfigDict, workdir: epath.Path, source: sources.Source, tokenizer: Tokenizer, devices: Mesh, system: System,
 ) -> Callable[[dict[str, jax.Array]], dict[str, float]]:
   """``{name: array} -> {measure: value}`` on the dev split: exact search in the corpus, or in a sample of it."""
   tokens = open_store(config, workdir, 'dev', source, tokenizer)
-  if jax.process_index() == 0 and not (workdir / 'dev.tsv').exists():
-    # For whoever evaluates a run afterwards: which queries were held out is known here alone.
-    with files.atomic_write(workdir / 'dev.tsv') as file:
-      file.write('query-id\tcorpus-id\tscore\n')
-      for query, grades in sources.load_dataset(source).qrels.items():
-        file.writelines(f'{query}\t{passage}\t{grade}\n' for passage, grade in grades.items())
+  write_dev(workdir, source)
   queries = np.arange(tokens.num_queries)
   records = tokens.query_rows(queries)
   passages = np.arange(tokens.num_passages)
