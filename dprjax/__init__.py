@@ -1,6 +1,6 @@
 """dprjax: dense passage retrieval by deep prompt tuning, in JAX.
 
->>> from dprjax import Retriever, load_backbone, load_prompt
+>>> from dprjax import CrossEncoder, Retriever, load_backbone, load_prompt
 """
 
 import importlib
@@ -10,12 +10,13 @@ if TYPE_CHECKING:
   from dprjax.errors import InputError
   from dprjax.models.artifact import load_prompt
   from dprjax.models.hub import load_backbone
+  from dprjax.reranker import CrossEncoder
   from dprjax.retriever import Hit, Retriever
 
-__all__ = ['Hit', 'InputError', 'Retriever', 'load_backbone', 'load_prompt']
+__all__ = ['CrossEncoder', 'Hit', 'InputError', 'Retriever', 'load_backbone', 'load_prompt']
 
 _HOMES = {
-    'Hit': 'dprjax.retriever', 'InputError': 'dprjax.errors', 'Retriever': 'dprjax.retriever',
+    'CrossEncoder': 'dprjax.reranker', 'Hit': 'dprjax.retriever', 'InputError': 'dprjax.errors', 'Retriever': 'dprjax.retriever',
     'load_backbone': 'dprjax.models.hub', 'load_prompt': 'dprjax.models.artifact'}
 
 

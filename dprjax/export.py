@@ -37,7 +37,8 @@ def export(workdir: epath.PathLike, out: epath.PathLike, step: int | None = None
     InputError: there is no run or no checkpoint, or ``out`` is of the wrong kind.
   """
   config = configs.load_workdir(workdir)
-  backbone = hub.load_backbone(configs.backbone_path(config, workdir), heads=config.system == 'pretrain')
+  backbone = hub.load_backbone(
+      configs.backbone_path(config, workdir), heads=config.system == 'pretrain', classifier=config.system == 'cross_encoder')
   saved = checkpoint.Checkpoints(workdir, backbone.sha256)
   try:
     step = saved.best() if step is None else step
@@ -49,9 +50,11 @@ def export(workdir: epath.PathLike, out: epath.PathLike, step: int | None = None
   if extra['backbone_sha256'] != backbone.sha256:
     raise InputError(f'{backbone.path} is not the backbone that {workdir} was trained on (its sha256 has changed)')
   out = epath.Path(out)
-  trained_backbone = any(name.startswith('backbone/') for name in live)
+  # A cross-encoder is a model even where its head alone was trained.
+  trained_backbone = config.system == 'cross_encoder' or any(name.startswith('backbone/') for name in live)
   if trained_backbone and out.suffix == '.npz':
-    raise InputError(f'--out={out}: this run trained the backbone; name a directory, not an npz file')
+    what = 'a cross-encoder' if config.system == 'cross_encoder' else 'the backbone'
+    raise InputError(f'--out={out}: this run trained {what}; name a directory, not an npz file')
   if not trained_backbone and out.suffix != '.npz':
     raise InputError(f'--out={out}: this run trained a prompt alone; name a file that ends in .npz')
   if trained_backbone and out.is_dir() and any(out.iterdir()) and not any((out / kind / 'config.json').exists() for kind in ('', *KINDS)):
@@ -97,7 +100,8 @@ def write_backbone(config: Any, backbone: hub.Backbone, live: dict[str, np.ndarr
   frozen = tree.flatten(backbone.params)
   params = tree.unflatten({**frozen, **{name.removeprefix(prefix): leaf for name, leaf in live.items() if name.startswith(prefix)}})
   where = folder / kind if kind else folder
-  sentence, heads = None, {}
+  sentence: hub.SentenceSettings | None = None
+  heads: dict[str, Any] = {}
   if config.system == 'pretrain':
     # No sentence-transformers files unless the defaults (first token, raw) would be wrong: what it is for comes later.
     if config.pooling != 'cls' or config.normalize:
@@ -109,6 +113,12 @@ def write_backbone(config: Any, backbone: hub.Backbone, live: dict[str, np.ndarr
       heads['condenser_split'] = config.pretrain.skip_from or backbone.config.num_layers // 2
     elif backbone.condenser is not None:
       heads['condenser_split'] = backbone.condenser_split
+  elif config.system == 'cross_encoder':
+    # No sentence-transformers files: those of a model with vectors would be wrong, and CrossEncoder needs none.
+    head = tree.flatten({'head': {'classifier': backbone.classifier or {}}}) | live
+    tokenizer = text.load_tokenizer(backbone.path)
+    heads = {'classifier': tree.unflatten({name: leaf for name, leaf in head.items() if name.startswith('head/')})['head']['classifier'],
+             'max_length': tokenizer.pair_length(config.data.query_max_length, config.data.passage_max_length)}
   else:
     sentence = hub.SentenceSettings(
         pooling=config.pooling, normalize=bool(config.normalize),

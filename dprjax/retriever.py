@@ -26,7 +26,7 @@ KINDS = ('query', 'passage')
 # Padded lengths of texts to encode: each is compiled once.
 BUCKETS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
 
-EmbedFn = Callable[[Any, jax.Array, jax.Array], jax.Array]
+EmbedFn = Callable[..., jax.Array]
 
 
 class Hit(NamedTuple):
@@ -60,7 +60,7 @@ class Embedder:
   """Token arrays to vectors: sorted by length, padded to a few lengths, split over the mesh's devices.
 
   Args:
-    embed: ``(params, tokens [B, T], mask [B, T]) -> [B, H]``, to be jitted.
+    embed: ``(params, tokens [B, T], mask [B, T], *columns [B]) -> [B, H]``, to be jitted.
     mesh: the devices.
     batch_size: rows at a time, over all devices.
     max_length: the longest row, in tokens.
@@ -76,11 +76,16 @@ class Embedder:
     self._pad_id = pad_id
     self._sharding = NamedSharding(mesh, P(meshes.BATCH))
 
-  def __call__(self, params: Any, rows: Sequence[np.ndarray], progress: Callable[[int], None] | None = None) -> Float[np.ndarray, 'n H']:
-    """Vectors of the rows under ``params`` (placed on the mesh), float32, in their order. ``progress`` is told the number of rows done."""
+  def __call__(
+      self, params: Any, rows: Sequence[np.ndarray], progress: Callable[[int], None] | None = None, columns: Sequence[np.ndarray] = (),
+  ) -> Float[np.ndarray, 'n H']:
+    """Vectors of the rows under ``params`` (placed on the mesh), float32, in their order.
+
+    ``progress`` is told the number of rows done; ``columns`` are arrays of one number a row that ``embed`` takes besides.
+    """
     vectors: np.ndarray | None = None
     done = 0
-    for indices, values in self._ahead(params, rows):
+    for indices, values in self._ahead(params, rows, columns):
       if vectors is None:
         vectors = np.zeros((len(rows), values.shape[1]), np.float32)
       vectors[indices] = np.asarray(values)
@@ -90,13 +95,13 @@ class Embedder:
     assert vectors is not None, 'no rows'
     return vectors
 
-  def _ahead(self, params: Any, rows: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, jax.Array]]:
+  def _ahead(self, params: Any, rows: Sequence[np.ndarray], columns: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, jax.Array]]:
     # One batch in hand while the device works on the next.
     waiting = None
     lengths = np.array([len(row) for row in rows], np.int32)
     for indices, length in batches.length_buckets(lengths, self._buckets, self._batch_size):
-      tokens, mask = text.pad_batch([rows[i] for i in indices], length, self._pad_id)
-      values = self._embed(params, *meshes.put((tokens, mask), (self._sharding, self._sharding)))
+      batch = (*text.pad_batch([rows[i] for i in indices], length, self._pad_id), *(column[indices] for column in columns))
+      values = self._embed(params, *meshes.put(batch, (self._sharding,) * len(batch)))
       if waiting is not None:
         yield waiting
       waiting = (indices, values)

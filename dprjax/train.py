@@ -26,17 +26,19 @@ from etils import epath
 from dprjax import cli
 from dprjax.data import text
 from dprjax.errors import InputError
+from dprjax.feeds import cross_encoder as reranking
 from dprjax.feeds import documents, retrieval
 from dprjax.feeds import similarity as pairs
 from dprjax.feeds.feed import Feed
 from dprjax.models import artifact, hub
-from dprjax.objectives import dpr, pretrain, similarity
+from dprjax.objectives import cross_encoder, dpr, pretrain, similarity
 from dprjax.objectives.system import System
 from dprjax.runtime import checkpoint, log, mesh, optim, tree
 from dprjax.runtime import config as configs
 
 # What is trained, and on what.
-SYSTEMS = {'dpr': (dpr, retrieval), 'pretrain': (pretrain, documents), 'similarity': (similarity, pairs)}
+SYSTEMS = {'dpr': (dpr, retrieval), 'pretrain': (pretrain, documents), 'similarity': (similarity, pairs),
+           'cross_encoder': (cross_encoder, reranking)}
 # What a backbone from scratch may begin with, and the architecture that goes with it.
 VOCABULARIES = {'wordpiece': (text.train_wordpiece, 'bert'), 'sentencepiece': (text.train_sentencepiece, 'xlm-roberta')}
 
@@ -89,7 +91,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   # Parameters: the live ones on the optimiser's side, the frozen ones apart.
   key = jax.random.key(config.seed)
   parts = {'query': backbone.params, 'passage': backbone.params, 'mlm': backbone.mlm, 'condenser': backbone.condenser,
-           'condenser_split': backbone.condenser_split}
+           'condenser_split': backbone.condenser_split, 'classifier': backbone.classifier}
   params = tree.flatten(system.init(parts, jax.random.fold_in(key, 0)))
   if config.prompt.init_from:
     params |= warm_start(config, params, backbone)
@@ -229,7 +231,7 @@ def load_backbone(config: ml_collections.FrozenConfigDict, workdir: epath.Path, 
       model = hub.scratch_config(
           config.backbone.path.removeprefix('scratch:'), tokenizer.vocab_size, model_type=model_type, pad_token_id=tokenizer.pad_id)
       hub.save_backbone(path, model, hub.init_params(model, jax.random.key(config.seed)), source=folder)
-  return hub.load_backbone(path, heads=config.system == 'pretrain')
+  return hub.load_backbone(path, heads=config.system == 'pretrain', classifier=config.system == 'cross_encoder')
 
 
 def warm_start(config: ml_collections.FrozenConfigDict, params: dict[str, Any], backbone: hub.Backbone) -> dict[str, Any]:

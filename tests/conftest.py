@@ -16,6 +16,7 @@ os.environ['XLA_FLAGS'] = (
 os.environ['HF_HUB_OFFLINE'] = '1'
 
 import jax
+import numpy as np
 import pytest
 
 jax.config.update('jax_numpy_dtype_promotion', 'strict')
@@ -59,6 +60,29 @@ def trained(tmp_path_factory):
   train.main([f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={workdir}',
               f'--config.compilation_cache={workdir}/compiled'])
   return workdir
+
+
+@pytest.fixture(scope='session')
+def make_cross_encoder(tmp_path_factory):
+  """``make_cross_encoder(labels)``: the directory of a small random cross-encoder; its weights are larger than at the start, so that pairs differ."""
+  from dprjax.data import text  # here, as above
+  from dprjax.models import classifier, encoder, hub
+  made = {}
+
+  def make(labels=1):
+    if labels not in made:
+      folder = tmp_path_factory.mktemp('cross_encoder')
+      tokenizer = text.train_wordpiece(['json decodes a string into objects', 'an http server sends a message', 'parse the xml tree'], 90, folder)
+      config = encoder.EncoderConfig('bert', tokenizer.vocab_size, 16, 2, 2, 24, max_positions=48)
+      rng = np.random.default_rng(0)
+      # Only the shapes are asked for: nothing is compiled.
+      shapes = jax.eval_shape(lambda key: (encoder.init_encoder(config, key), classifier.init_classifier(config, key, labels)), jax.random.key(0))
+      params, head = jax.tree_util.tree_map_with_path(
+          lambda path, leaf: (0.2 * rng.standard_normal(leaf.shape) + (path[-1].key == 'scale')).astype(np.float32), shapes)
+      hub.save_backbone(folder / 'model', config, params, source=folder, classifier=head, max_length=16)
+      made[labels] = folder / 'model'
+    return made[labels]
+  return make
 
 
 @pytest.fixture

@@ -16,15 +16,15 @@ def _dense(x, p, layer):
   return x @ p['kernel'][layer] + p['bias'][layer]
 
 
-def encode(config, params, tokens, mask, prefix=None):
+def encode(config, params, tokens, mask, prefix=None, types=0):
   """BERT with key/value prefixes. Returns [B, T, H] float64."""
-  return states(config, params, tokens, mask, prefix)[-1]
+  return states(config, params, tokens, mask, prefix, types)[-1]
 
 
-def states(config, params, tokens, mask, prefix=None):
+def states(config, params, tokens, mask, prefix=None, types=0):
   """The hidden states [B, T, H] before the first layer and after each."""
   e = params['embeddings']
-  x = e['word']['embedding'][tokens] + e['position']['embedding'][None, :tokens.shape[1]] + e['token_type']['embedding'][0]
+  x = e['word']['embedding'][tokens] + e['position']['embedding'][None, :tokens.shape[1]] + e['token_type']['embedding'][types]
   return layers(config, params['layers'], _norm(x, e['norm'], config.layer_norm_eps), mask, prefix)
 
 
@@ -105,3 +105,22 @@ def sibling_loss(first, second, temperature=1.0):
     total += np.log(np.exp(scores - scores.max()).sum()) + scores.max() - scores[target]
     correct += scores[target] > max(np.delete(scores, target))
   return total / len(texts), correct / len(texts)
+
+
+def pair_score(config, params, head, tokens, types):
+  """BertForSequenceClassification's log-odds of relevance for one pair without padding."""
+  first = encode(config, params, tokens[None], np.ones((1, len(tokens)), bool), types=types[None])[0, 0]
+  logits = np.tanh(first @ head['dense']['kernel'] + head['dense']['bias']) @ head['output']['kernel'] + head['output']['bias']
+  return logits[0] if len(logits) == 1 else logits[1] - logits[0]
+
+
+def ranking_loss(scores, kind):
+  """Of [B, C] scores, the positive in column 0: softmax cross-entropy a query, or binary cross-entropy a pair; the mean."""
+  total = 0.0
+  for row in scores:
+    if kind == 'listwise':
+      total += np.log(np.exp(row - row.max()).sum()) + row.max() - row[0]
+    else:
+      p = 1 / (1 + np.exp(-row))
+      total -= (np.log(p[0]) + np.log(1 - p[1:]).sum()) / len(row)
+  return total / len(scores)

@@ -13,8 +13,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / 'dprjax'
 
 GROUND = {'models', 'data', 'retrieval', 'runtime'}
-FIRST = {'objectives', 'retriever', 'reranker', 'mining', 'analysis', 'figures'}
-SECOND = {'feeds', 'inspection'}
+FIRST = {'objectives', 'retriever', 'mining', 'analysis', 'figures'}
+SECOND = {'feeds', 'inspection', 'reranker'}
 FORBIDDEN = {'tensorflow', 'torch'}
 
 

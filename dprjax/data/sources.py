@@ -17,7 +17,7 @@ unknown id is counted (or refused, if strict), a passage without text stays but 
 import collections
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 from etils import epath
@@ -182,26 +182,30 @@ def load_dataset(source: Source) -> Dataset:
   return Dataset(source, form, where, queries, qrels, negatives, report)
 
 
-def read_texts(path: files.PathLike, kind: str) -> Iterator[Passage | Query]:
+def read_texts(path: files.PathLike, kind: str, wanted: Container[str] | None = None) -> Iterator[Passage | Query]:
   """The texts of one file, for encoding and for BM25: BEIR's jsonl (`_id`, `title`, `text`), or a tsv of ids and texts.
 
   Args:
     path: the file; `.json` or `.jsonl` in its name make it BEIR's form, all else MS MARCO's.
     kind: 'query' or 'passage'.
+    wanted: ids; the other texts are read over and their ids not kept, so that memory does not grow with the file. None: all.
 
   Raises:
-    InputError: a missing, empty or malformed file, or an id that comes twice.
+    InputError: a missing, empty or malformed file, or an id (of those wanted) that comes twice.
   """
   found = files.existing(path, f'{kind} file')
   form = 'beir' if forms.is_records(found) else 'msmarco'
   lines: dict[str, int] = {}
   read: Callable[[str, epath.Path], Iterator[tuple[int, Passage | Query]]] = forms.read_corpus if kind == 'passage' else forms.read_queries
+  number = 0
   for number, text in read(form, found):
+    if wanted is not None and text.id not in wanted:
+      continue
     if text.id in lines:
       raise InputError(_repeated(found, number, kind, text.id, lines[text.id]))
     lines[text.id] = number
     yield text
-  if not lines:
+  if not number:
     raise InputError(f'{found}: no {kind} in it')
 
 

@@ -1,12 +1,13 @@
 """Text to token arrays: a Hugging Face tokenizer, frozen; WordPiece and sentencepiece vocabularies trained from scratch; padding."""
 
 import dataclasses
+import functools
 import hashlib
 import io
 import json
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jaxtyping as jt
 import numpy as np
@@ -23,6 +24,39 @@ _TOKENIZER_FILES = ('tokenizer.json', 'vocab.txt', 'vocab.json', 'sentencepiece.
 _SPECIAL = {'pad_token': '[PAD]', 'unk_token': '[UNK]', 'cls_token': '[CLS]', 'sep_token': '[SEP]', 'mask_token': '[MASK]'}
 
 
+class PairForm(NamedTuple):
+  """What a tokenizer puts around two texts: ``opening first middle second closing``.
+
+  Attributes:
+    opening, middle, closing: special tokens: ``[CLS]``, ``[SEP]``, ``[SEP]`` (BERT), or ``<s>``, ``</s></s>``, ``</s>`` (RoBERTa, XLM-R).
+    second_type: the token type of the second text and what closes it; 0 where the tokenizer knows no types (RoBERTa, XLM-R).
+  """
+
+  opening: tuple[int, ...]
+  middle: tuple[int, ...]
+  closing: tuple[int, ...]
+  second_type: int
+
+  @property
+  def specials(self) -> int:
+    """How many special tokens a pair has."""
+    return len(self.opening) + len(self.middle) + len(self.closing)
+
+
+class Pairs(NamedTuple):
+  """Pairs of texts as token rows.
+
+  Attributes:
+    rows: each pair's tokens, special ones included.
+    starts: where in its row each second text begins.
+    cut: how many pairs lost tokens.
+  """
+
+  rows: list[jt.Int32[np.ndarray, 'T']]
+  starts: jt.Int32[np.ndarray, 'n']
+  cut: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
   """Text to ids and nothing else: neither padding nor truncation is left in ``backend``.
@@ -32,6 +66,7 @@ class Tokenizer:
     sha256: of the backend's JSON, so that a store or a prompt can name the tokenizer it was made with.
     mask_id: None where the vocabulary has no mask token.
     closing: the special tokens that end every text, kept when a text is cut: ``(sep_id,)``, or empty.
+    typed: whether its model is given token types, which tell the second of two texts from the first.
   """
 
   backend: tokenizers.Tokenizer
@@ -42,6 +77,7 @@ class Tokenizer:
   sep_id: int
   mask_id: int | None
   closing: tuple[int, ...]
+  typed: bool
 
   @property
   def special_ids(self) -> list[int]:
@@ -63,6 +99,63 @@ class Tokenizer:
     kept = max_length - len(closing)
     cut = [ids if len(ids) <= max_length else np.concatenate([ids[:kept], closing]) for ids in encoded]
     return cut, sum(len(ids) > max_length for ids in encoded)
+
+  @functools.cached_property
+  def pair_form(self) -> PairForm:
+    """What goes around two texts. Raises InputError where nothing tells them apart."""
+    probe = self.backend.encode('a', 'a')
+    sequence = probe.sequence_ids  # 0 and 1 at the texts' own tokens, None at special ones
+    first, second = sequence.index(0), sequence.index(1)
+    middle, end = first + sequence.count(0), second + sequence.count(1)
+    form = PairForm(
+        tuple(probe.ids[:first]), tuple(probe.ids[middle:second]), tuple(probe.ids[end:]), probe.type_ids[second] if self.typed else 0)
+    # A text alone begins as a pair does, so that stored texts can be put together.
+    if not (form.opening and form.middle) or tuple(self.backend.encode('a').ids[:first]) != form.opening:
+      raise InputError('the tokenizer does not put special tokens before and between two texts; a cross-encoder needs them, '
+                       'as the tokenizers of BERT, RoBERTa and XLM-R give them')
+    return form
+
+  def pair_length(self, first: int, second: int) -> int:
+    """Tokens of a pair made of texts of ``first`` and ``second`` tokens; special ones included in all three numbers."""
+    alone = len(self.pair_form.opening) + len(self.closing)
+    return first + second - 2 * alone + self.pair_form.specials
+
+  def encode_pairs(self, firsts: Sequence[str], seconds: Sequence[str], max_length: int) -> Pairs:
+    """Tokens of pairs, ``[CLS] first [SEP] second [SEP]`` or as the tokenizer has it; each distinct text is tokenised once.
+
+    Raises:
+      InputError: as ``join_pairs``.
+    """
+    texts = list(dict.fromkeys((*firsts, *seconds)))
+    encoded = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+    ids = {text: np.array(encoding.ids, np.int32) for text, encoding in zip(texts, encoded, strict=True)}
+    return self.join_pairs([ids[text] for text in firsts], [ids[text] for text in seconds], max_length)
+
+  def join_pairs(
+      self, firsts: Sequence[jt.Int32[np.ndarray, '_']], seconds: Sequence[jt.Int32[np.ndarray, '_']], max_length: int) -> Pairs:
+    """Pairs of texts that are tokens already, without special ones.
+
+    Of a pair that is too long the second text is cut, as transformers' ``only_second`` does. A first text that leaves the second no
+    token is cut as well, so that the second keeps half of the room, or all that it has.
+
+    Raises:
+      InputError: ``max_length`` leaves no room for a token of each text.
+    """
+    form = self.pair_form
+    room = max_length - form.specials
+    if room < 2:
+      raise InputError(f'a maximum length of {max_length} tokens leaves no room for two texts beside the special tokens')
+    opening, middle, closing = (np.array(part, np.int32) for part in form[:3])
+    rows, starts, cut = [], [], 0
+    for first, second in zip(firsts, seconds, strict=True):
+      if len(first) + len(second) > room:
+        cut += 1
+        if len(first) >= room:
+          first = first[:room - min(len(second), (room + 1) // 2)]
+        second = second[:room - len(first)]
+      rows.append(np.concatenate([opening, first, middle, second, closing]))
+      starts.append(len(opening) + len(first) + len(middle))
+    return Pairs(rows, np.array(starts, np.int32), cut)
 
 
 def load_tokenizer(directory: files.PathLike) -> Tokenizer:
@@ -89,10 +182,11 @@ def load_tokenizer(directory: files.PathLike) -> Tokenizer:
   missing = [name for name in ('pad', 'cls', 'sep') if getattr(wrapper, f'{name}_token_id') is None]
   if missing:
     raise InputError(f'{folder}: the tokenizer has no {", ".join(missing)} token; dprjax needs a BERT-, RoBERTa- or XLM-R-like tokenizer')
-  return _freeze(backend, wrapper.pad_token_id, wrapper.cls_token_id, wrapper.sep_token_id, wrapper.mask_token_id)
+  return _freeze(
+      backend, wrapper.pad_token_id, wrapper.cls_token_id, wrapper.sep_token_id, wrapper.mask_token_id, 'token_type_ids' in wrapper.model_input_names)
 
 
-def _freeze(backend: tokenizers.Tokenizer, pad_id: int, cls_id: int, sep_id: int, mask_id: int | None) -> Tokenizer:
+def _freeze(backend: tokenizers.Tokenizer, pad_id: int, cls_id: int, sep_id: int, mask_id: int | None, typed: bool) -> Tokenizer:
   backend = tokenizers.Tokenizer.from_str(backend.to_str())
   backend.no_padding()
   backend.no_truncation()
@@ -101,7 +195,7 @@ def _freeze(backend: tokenizers.Tokenizer, pad_id: int, cls_id: int, sep_id: int
   canonical = json.dumps(json.loads(backend.to_str()), sort_keys=True, ensure_ascii=False, separators=(',', ':'))
   return Tokenizer(
       backend=backend, sha256=hashlib.sha256(canonical.encode()).hexdigest(), vocab_size=backend.get_vocab_size(),
-      pad_id=pad_id, cls_id=cls_id, sep_id=sep_id, mask_id=mask_id, closing=tuple(probe.ids[text_ends:]))
+      pad_id=pad_id, cls_id=cls_id, sep_id=sep_id, mask_id=mask_id, closing=tuple(probe.ids[text_ends:]), typed=typed)
 
 
 def train_wordpiece(texts: Iterable[str], vocab_size: int, out_dir: files.PathLike, lowercase: bool = True) -> Tokenizer:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import ml_collections
@@ -28,6 +28,12 @@ def find(config: ml_collections.FrozenConfigDict, workdir: epath.Path, devices: 
   Raises:
     InputError: there is none such.
   """
+  train, dev = find_splits(config, workdir)
+  return Text(functools.partial(read_passages, train), functools.partial(_open, config, workdir, devices, train, dev))
+
+
+def find_splits(config: ml_collections.FrozenConfigDict, workdir: epath.Path) -> tuple[sources.Source, sources.Source | None]:
+  """Which files to train on, and which, if any, to evaluate on. Raises InputError for a form that there is not."""
   knobs = config.data
   path, form = knobs.dir, knobs.form
   known = ('auto', 'docstrings', *forms.FORMS)
@@ -43,9 +49,12 @@ def find(config: ml_collections.FrozenConfigDict, workdir: epath.Path, devices: 
   dev = dataclasses.replace(train, negatives=None, held_out=True, max_queries=None) if hold_out else None
   if knobs.dev_split:
     dev = sources.Source(path, form, knobs.dev_split, strict=knobs.strict)
-  return Text(
-      lambda: (passage.text for passage in sources.load_dataset(train).passages),
-      functools.partial(_open, config, workdir, devices, train, dev))
+  return train, dev
+
+
+def read_passages(source: sources.Source) -> Iterator[str]:
+  """The texts of a split's passages, for a vocabulary."""
+  return (passage.text for passage in sources.load_dataset(source).passages)
 
 
 def _open(
@@ -55,7 +64,7 @@ def _open(
   for kind in KINDS:
     if config.data[f'{kind}_max_length'] > room:
       raise InputError(f"config.data.{kind}_max_length: {config.data[f'{kind}_max_length']} exceeds the {room} positions of {config.backbone.path}")
-  tokens = _store(config, workdir, 'train', train, tokenizer)
+  tokens = open_store(config, workdir, 'train', train, tokenizer)
   update = config.batch_size * config.accumulate
   loader = batches.make_batches(
       tokens, batch_size=update, negatives=config.negatives, mix=batches.Mix(**config.mix),
@@ -75,7 +84,7 @@ def _open(
       evaluation=functools.partial(_evaluation, config, workdir, dev, tokenizer, devices) if dev else None)
 
 
-def _store(config: ml_collections.FrozenConfigDict, workdir: epath.Path, name: str, source: sources.Source, tokenizer: Tokenizer) -> store.Store:
+def open_store(config: ml_collections.FrozenConfigDict, workdir: epath.Path, name: str, source: sources.Source, tokenizer: Tokenizer) -> store.Store:
   """The token store of a split, built where it is not there yet."""
   folder = (epath.Path(config.data.store) if config.data.store else workdir / 'store') / name
   return store.build_store(
@@ -83,18 +92,30 @@ def _store(config: ml_collections.FrozenConfigDict, workdir: epath.Path, name: s
       **{knob: config.data[knob] for knob in ('query_max_length', 'passage_max_length', 'query_prefix', 'passage_prefix')})
 
 
-def _evaluation(
-    config: ml_collections.FrozenConfigDict, workdir: epath.Path, source: sources.Source, tokenizer: Tokenizer, devices: Mesh, system: System,
-) -> Callable[[dict[str, jax.Array]], dict[str, float]]:
-  """``{name: array} -> {measure: value}`` on the dev split: exact search in the corpus, or in a sample of it."""
-  tokens = _store(config, workdir, 'dev', source, tokenizer)
+def dev_judgements(workdir: epath.Path, source: sources.Source) -> dict[str, dict[str, int]]:
+  """query id -> passage id -> grade of the dev split, which the first call writes to ``dev.tsv`` as well: for whoever evaluates a run
+  afterwards, since which queries were held out is known here alone."""
   judged = sources.load_dataset(source).qrels
   if jax.process_index() == 0 and not (workdir / 'dev.tsv').exists():
-    # For whoever evaluates a run afterwards: which queries were held out is known here alone.
     with files.atomic_write(workdir / 'dev.tsv') as file:
       file.write('query-id\tcorpus-id\tscore\n')
       for query, grades in judged.items():
         file.writelines(f'{query}\t{passage}\t{grade}\n' for passage, grade in grades.items())
+  return judged
+
+
+def graded(judged: Mapping[str, Mapping[str, int]], query: str, passages: Sequence[str]) -> dict[str, int]:
+  """The grades of a query's relevant passages. The store knows which are relevant, the judgements how much; what is known to be relevant by its
+  text alone (judged under another id, or for another query of the same text) counts 1."""
+  return {passage: max(judged[query].get(passage, 1), 1) for passage in passages}
+
+
+def _evaluation(
+    config: ml_collections.FrozenConfigDict, workdir: epath.Path, source: sources.Source, tokenizer: Tokenizer, devices: Mesh, system: System,
+) -> Callable[[dict[str, jax.Array]], dict[str, float]]:
+  """``{name: array} -> {measure: value}`` on the dev split: exact search in the corpus, or in a sample of it."""
+  tokens = open_store(config, workdir, 'dev', source, tokenizer)
+  judged = dev_judgements(workdir, source)
   queries = np.arange(tokens.num_queries)
   records = tokens.query_rows(queries)
   passages = np.arange(tokens.num_passages)
@@ -106,8 +127,7 @@ def _evaluation(
     passages = np.sort(np.concatenate([own, drawn]))
   query_ids, passage_ids = tokens.query_ids(queries), tokens.passage_ids(passages)
   names = dict(zip(passages.tolist(), passage_ids, strict=True))
-  # The store knows what is relevant, the judgements how much; what is known by its text alone (another id, another query) counts 1.
-  qrels = {query: {names[passage]: max(judged[query].get(names[passage], 1), 1) for passage in row.relevant.tolist()}
+  qrels = {query: graded(judged, query, [names[passage] for passage in row.relevant.tolist()])
            for query, row in zip(query_ids, records, strict=True)}
   rows = {'query': [row.tokens for row in records], 'passage': tokens.passage_tokens(passages)}
   wanted = list(dict.fromkeys([config.eval.measure, 'nDCG@10', 'RR@10', 'R@100']))

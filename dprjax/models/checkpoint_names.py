@@ -2,7 +2,7 @@
 
 Every tensor of an encoder goes by one name here, the one that ``BertModel`` and ``RobertaModel`` give it: without the prefix of a
 larger model (``bert.``, ``roberta.``) and with LayerNorm's ``weight`` and ``bias`` (old files: ``gamma``, ``beta``). Heads keep
-the names that the ForMaskedLM classes give them.
+the names that the ForMaskedLM and ForSequenceClassification classes give them.
 """
 
 import re
@@ -81,8 +81,18 @@ def decoder_tensors(config: EncoderConfig) -> Mapping[str, str]:
   return {f'{head}.decoder.weight': 'embeddings.word_embeddings.weight', f'{head}.decoder.bias': f'{head}.bias'}
 
 
+def classifier_tensors(config: EncoderConfig, labels: int) -> Iterator[Tensor]:
+  """The head of BertForSequenceClassification (the pooler is its first half), or of the classes of RoBERTa and XLM-R."""
+  width = config.hidden_size
+  dense, output = ('pooler.dense', 'classifier') if config.model_type == 'bert' else ('classifier.dense', 'classifier.out_proj')
+  yield Tensor(f'{dense}.weight', (width, width), ('dense', 'kernel'))
+  yield Tensor(f'{dense}.bias', (width,), ('dense', 'bias'))
+  yield Tensor(f'{output}.weight', (labels, width), ('output', 'kernel'))
+  yield Tensor(f'{output}.bias', (labels,), ('output', 'bias'))
+
+
 def prefix(config: EncoderConfig) -> str:
-  """What the ForMaskedLM classes put before the encoder's names."""
+  """What the classes with a head put before the names of the encoder and of the pooler."""
   return 'bert.' if config.model_type == 'bert' else 'roberta.'
 
 

@@ -48,6 +48,8 @@ class Backbone:
     mlm: the masked-LM head, as ``heads.init_mlm_head`` gives it, float32; None where the checkpoint has none, or it was not asked for.
     condenser: the layers of Condenser's head, as ``heads.init_condenser_head`` gives them, float32; None where there is none.
     condenser_split: the early layers of the encoder that the head was trained on; None without one.
+    classifier: the sequence-classification head, as ``classifier.init_classifier`` gives it, float32; its ``dense`` alone where there is
+      but BERT's pooler; None where the checkpoint has neither, or it was not asked for.
   """
 
   config: EncoderConfig
@@ -59,9 +61,10 @@ class Backbone:
   mlm: Params | None = None
   condenser: Params | None = None
   condenser_split: int | None = None
+  classifier: Params | None = None
 
 
-def load_backbone(path_or_hub_id: PathLike, *, heads: bool = False) -> Backbone:
+def load_backbone(path_or_hub_id: PathLike, *, heads: bool = False, classifier: bool = False) -> Backbone:
   """Loads an encoder from a Hugging Face directory, from an installed package (``package:NAME``), or, by its id, from the hub.
 
   The directory holds config.json and model.safetensors, or model.safetensors.index.json and its shards. Any of the Bert, Roberta
@@ -72,11 +75,13 @@ def load_backbone(path_or_hub_id: PathLike, *, heads: bool = False) -> Backbone:
     path_or_hub_id: where from.
     heads: read what pretraining goes on with too: the masked-LM head, and Condenser's head, which ``save_backbone`` writes to
       condenser.safetensors; each where there is one.
+    classifier: read the sequence-classification head, where there is one.
 
   Raises:
     InputError: the directory is missing or the id can't be fetched; config.json is of an unsupported type; the weights are pickled
       only, cut off, or lack, add or reshape a tensor of the encoder; with ``heads``, a masked-LM or Condenser head is there in part, of
-      other shapes, or with output embeddings of its own.
+      other shapes, or with output embeddings of its own; with ``classifier``, that head is there in part, of other shapes, or of more
+      than 2 labels.
   """
   root = _fetch(path_or_hub_id)
   folder = transformer_folder(root)
@@ -86,10 +91,12 @@ def load_backbone(path_or_hub_id: PathLike, *, heads: bool = False) -> Backbone:
     raise InputError(f'{where}: expected a JSON object, found {type(hf_config).__name__}')
   config = _encoder_config(hf_config, where)
   with contextlib.ExitStack() as stack:
-    params, sha256, mlm = weights.read_model(config, folder, os.fspath(path_or_hub_id), heads, stack)
+    handles = weights.open_weights(folder, os.fspath(path_or_hub_id), stack)
+    params, sha256, mlm = weights.read_model(config, folder, handles, heads)
+    classified = weights.read_classifier(config, folder, handles, hf_config) if classifier else None
     condenser, split = weights.read_condenser(config, folder / weights.CONDENSER, stack) if heads else (None, None)
   sentence = read_sentence_settings(root, config)
-  return Backbone(config, params, sha256, os.fspath(folder), sentence, hf_config, mlm, condenser, split)
+  return Backbone(config, params, sha256, os.fspath(folder), sentence, hf_config, mlm, condenser, split, classified)
 
 
 def check_vocabulary(backbone: Backbone, vocab_size: int, path: PathLike) -> None:
@@ -106,14 +113,21 @@ def backbone_sha256(config: EncoderConfig, params: Mapping[str, Any]) -> str:
   return weights.sha256(sorted(names.export(names.encoder_tensors(config), params).items()))
 
 
+def classifier_sha256(config: EncoderConfig, classifier: Mapping[str, Any]) -> str:
+  """The SHA-256 of a whole sequence-classification head, as ``backbone_sha256`` has the encoder's."""
+  labels = classifier['output']['bias'].shape[0]
+  return weights.sha256(sorted(names.export(names.classifier_tensors(config, labels), classifier).items()))
+
+
 def save_backbone(
     directory: PathLike, config: EncoderConfig, params: Mapping[str, Any], *, source: PathLike | None = None,
     sentence: SentenceSettings | None = None, hf_config: Mapping[str, Any] | None = None, mlm: Mapping[str, Any] | None = None,
-    condenser: Mapping[str, Any] | None = None, condenser_split: int | None = None) -> None:
+    condenser: Mapping[str, Any] | None = None, condenser_split: int | None = None, classifier: Mapping[str, Any] | None = None,
+    max_length: int | None = None) -> None:
   """Writes an encoder as a Hugging Face directory that ``transformers`` and ``sentence-transformers`` load, whole or not at all.
 
-  There is no pooler among the tensors (it is not trained and not used here): ``transformers`` reports it as newly initialised,
-  which leaves ``last_hidden_state`` as it is. A model directory that is already there is replaced.
+  There is no pooler among the tensors (it is not trained and not used here) unless a classifier has it: ``transformers`` reports it as newly
+  initialised, which leaves ``last_hidden_state`` as it is. A model directory that is already there is replaced.
 
   With a masked-LM head the tensors have the names of BertForMaskedLM, RobertaForMaskedLM or XLMRobertaForMaskedLM, which AutoModel
   reads as well. Condenser's head goes into condenser.safetensors beside them, which nobody else reads: pre-training can go on.
@@ -128,6 +142,9 @@ def save_backbone(
     mlm: the masked-LM head; its output projection is the word embeddings.
     condenser: the layers of Condenser's head.
     condenser_split: how many of the encoder's layers are early ones; needed with ``condenser``.
+    classifier: the sequence-classification head; the tensors then have the names of BertForSequenceClassification and its like. Not
+      together with ``mlm``.
+    max_length: tokens of an input, written into the tokenizer's files (``model_max_length``), where others look for it too.
 
   Raises:
     InputError: ``directory`` holds something else than a model, the split is not between two layers, or no space is left.
@@ -139,16 +156,26 @@ def save_backbone(
     raise InputError(f'{final} exists and holds no model (no config.json): choose another folder, it would be replaced')
   with atomic_path(final) as aside:
     aside.mkdir(parents=True)
-    write_json(aside / 'config.json', _hf_config(config, hf_config or {}, mlm is not None))
+    write_json(aside / 'config.json', _hf_config(config, hf_config or {}, mlm is not None, classifier))
     if sentence is not None:
       write_sentence_settings(aside, config, sentence)
     for name in _TOKENIZER_FILES if source is not None else ():
       file = epath.Path(source or '') / name
       if file.exists():
         file.copy(aside / name)
+    if max_length is not None:
+      settings = aside / 'tokenizer_config.json'
+      write_json(settings, (read_json(settings, 'tokenizer_config.json') if settings.exists() else {}) | {'model_max_length': max_length})
     tensors = names.export(names.encoder_tensors(config), params)
     if mlm is not None:
       tensors = {names.prefix(config) + name: array for name, array in tensors.items()} | names.export(names.mlm_tensors(config), mlm)
+    elif classifier is not None:
+      labels = classifier['output']['bias'].shape[0]
+      head = names.export(names.classifier_tensors(config, labels), classifier)
+      # The pooler is a part of the model that the head stands on.
+      within = {name: array for name, array in head.items() if name.startswith('pooler.')}
+      tensors = {names.prefix(config) + name: array for name, array in (tensors | within).items()}
+      tensors |= {name: array for name, array in head.items() if name not in within}
     # transformers looks for the format's name before it trusts a file.
     (aside / weights.WEIGHTS).write_bytes(safetensors.numpy.save(tensors, {'format': 'pt'}))
     if condenser is not None:
@@ -251,11 +278,18 @@ def _encoder_config(hf_config: dict[str, Any], where: epath.Path) -> EncoderConf
     raise InputError(f'{where}: {error}') from error
 
 
-def _hf_config(config: EncoderConfig, base: Mapping[str, Any], mlm: bool) -> dict[str, Any]:
-  """A config.json: that of ``base`` with this encoder's shape, and its class with or without a masked-LM head."""
-  class_name = {'bert': 'Bert', 'roberta': 'Roberta', 'xlm-roberta': 'XLMRoberta'}[config.model_type] + ('ForMaskedLM' if mlm else 'Model')
+def _hf_config(config: EncoderConfig, base: Mapping[str, Any], mlm: bool, classifier: Mapping[str, Any] | None) -> dict[str, Any]:
+  """A config.json: that of ``base`` with this encoder's shape, and its class with a masked-LM head, a classifier, or neither."""
+  family = {'bert': 'Bert', 'roberta': 'Roberta', 'xlm-roberta': 'XLMRoberta'}[config.model_type]
+  class_name = family + ('ForMaskedLM' if mlm else 'Model' if classifier is None else 'ForSequenceClassification')
   # Where it was loaded from and how it was stored there is no longer so.
   kept = {key: value for key, value in base.items() if key not in ('_name_or_path', 'torch_dtype', 'transformers_version')}
+  if classifier is not None:
+    labels = classifier['output']['bias'].shape[0]
+    if len(kept.get('id2label') or ()) != labels:
+      # Those of another head, and what that one was trained for.
+      kept = {key: value for key, value in kept.items() if key not in ('num_labels', 'problem_type')}
+      kept |= {'id2label': {str(i): f'LABEL_{i}' for i in range(labels)}, 'label2id': {f'LABEL_{i}': i for i in range(labels)}}
   return kept | ({'tie_word_embeddings': True} if mlm else {}) | {
       'architectures': [class_name], 'model_type': config.model_type, 'vocab_size': config.vocab_size, 'hidden_size': config.hidden_size,
       'num_hidden_layers': config.num_layers, 'num_attention_heads': config.num_heads, 'intermediate_size': config.intermediate_size,

@@ -61,8 +61,18 @@ def read_sentence_settings(root: epath.Path, config: EncoderConfig) -> SentenceS
     if module['type'] == 'Pooling':
       pooling = _pooling(root / module['path'] / 'config.json', any(prompts.values()))
   return SentenceSettings(
-      pooling, any(module['type'] == 'Normalize' for module in modules), min(_max_length(transformer_folder(root)), config.max_tokens),
+      pooling, any(module['type'] == 'Normalize' for module in modules), min(max_length(transformer_folder(root)), config.max_tokens),
       query_prefix=prompts['query'], passage_prefix=prompts['passage'])
+
+
+def max_length(folder: epath.Path) -> int:
+  """The maximum length that a model's folder names for its inputs, in tokens; 512 where it names none. It may exceed the model's positions."""
+  for name, key in (*((name, 'max_seq_length') for name in _TRANSFORMER_CONFIGS), ('tokenizer_config.json', 'model_max_length')):
+    if (folder / name).exists():
+      length = _read_object(folder / name).get(key)
+      if isinstance(length, int) and length > 0:
+        return length
+  return 512
 
 
 def write_sentence_settings(folder: epath.Path, config: EncoderConfig, sentence: SentenceSettings) -> None:
@@ -107,15 +117,6 @@ def _pooling(file: epath.Path, prefixed: bool) -> str:
   if prefixed and settings.get('include_prompt') is False:
     raise InputError(f'{file}: include_prompt false (the prefix text left out of the pooling) is not supported')
   return modes[0]
-
-
-def _max_length(folder: epath.Path) -> int:
-  for name, key in (*((name, 'max_seq_length') for name in _TRANSFORMER_CONFIGS), ('tokenizer_config.json', 'model_max_length')):
-    if (folder / name).exists():
-      length = _read_object(folder / name).get(key)
-      if isinstance(length, int) and length > 0:
-        return length
-  return 512
 
 
 def _prompts(root: epath.Path) -> dict[str, str]:

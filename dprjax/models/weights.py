@@ -24,16 +24,23 @@ _INDEX = 'model.safetensors.index.json'
 _PICKLES = ('pytorch_model.bin', 'pytorch_model.bin.index.json', 'model.ckpt.index', 'tf_model.h5', 'flax_model.msgpack')
 
 
-def read_model(
-    config: EncoderConfig, folder: epath.Path, source: str, heads: bool, stack: contextlib.ExitStack) -> tuple[Params, str, Params | None]:
+def open_weights(folder: epath.Path, source: str, stack: contextlib.ExitStack) -> list[Any]:
+  """The open safetensors files of a model's folder, which the user called ``source``; ``stack`` closes them.
+
+  Raises:
+    InputError: there are none, pickled ones alone, or one is missing or damaged.
+  """
+  return [_open(file, stack) for file in _weight_files(folder, source)]
+
+
+def read_model(config: EncoderConfig, folder: epath.Path, handles: list[Any], heads: bool) -> tuple[Params, str, Params | None]:
   """An encoder's parameters and SHA-256, and the masked-LM head if there is one; one tensor at a time, so that memory holds them once.
 
   Args:
     config: the encoder's shape, by config.json.
-    folder: where the weights are.
-    source: what the user called it.
+    folder: where the weights are, for messages.
+    handles: as ``open_weights`` gives them.
     heads: look for a masked-LM head at all; what is wrong with one that nobody needs is no error.
-    stack: keeps the files open until it ends.
 
   Raises:
     InputError: see ``hub.load_backbone``.
@@ -47,8 +54,7 @@ def read_model(
   unknown: list[str] = []
   problems: list[str] = []
   head_problems: list[str] = []
-  for file in _weight_files(folder, source):
-    handle = _open(file, stack)
+  for handle in handles:
     for raw in handle.keys():  # noqa: SIM118 (not a dict: it cannot be iterated)
       name = names.canonical(config, raw)
       found = problems if name in encoder else head_problems
@@ -93,6 +99,51 @@ def read_model(
   for name, tensor in head.items() if there else ():
     names.place(mlm, tensor, _get(stored[name]))
   return params, digest, mlm or None
+
+
+def read_classifier(config: EncoderConfig, folder: epath.Path, handles: list[Any], hf_config: dict[str, Any]) -> Params | None:
+  """The sequence-classification head, in the layout of ``classifier.init_classifier``.
+
+  Where there is but BERT's pooler, ``dense`` alone; None where there is neither.
+
+  Args:
+    config: the encoder's shape, by config.json.
+    folder: where the weights are, for messages.
+    handles: as ``open_weights`` gives them.
+    hf_config: config.json, which may say how many labels there are.
+
+  Raises:
+    InputError: the head is there in part, of other shapes than config.json has, or of a number of labels other than 1 or 2.
+  """
+  raw = {names.canonical(config, name): (handle, name) for handle in handles for name in handle.keys()}  # noqa: SIM118
+  tensors = {tensor.path: tensor for tensor in names.classifier_tensors(config, 1)}
+  output = tensors['output', 'kernel'].name
+  there = [tensor.name for tensor in tensors.values() if tensor.name in raw]
+  if output in raw:
+    handle, name = raw[output]
+    shape = handle.get_slice(name).get_shape()
+    labels = shape[0] if shape else 0
+    if labels not in (1, 2):
+      raise InputError(f'{folder}: {output} has {labels} labels; a cross-encoder has 1 (relevance) or 2 (irrelevant, relevant)')
+    said = hf_config.get('id2label')
+    if said is not None and len(said) != labels:
+      raise InputError(f'{folder}: {output} has {labels} label{"s" if labels > 1 else ""}, but the id2label of config.json has {len(said)}')
+    tensors = {tensor.path: tensor for tensor in names.classifier_tensors(config, labels)}
+  elif not any(name.startswith('classifier.') for name in there):
+    # A model without such a head; the pooler, where BERT has one, is half of it.
+    tensors = {path: tensor for path, tensor in tensors.items() if there and path[0] == 'dense'}
+  if not tensors:
+    return None
+  problems = [problem for tensor in tensors.values() if tensor.name in raw for problem in _wrong(*raw[tensor.name], tensor.name, tensor.shape)]
+  if missing := [tensor.name for tensor in tensors.values() if tensor.name not in raw]:
+    problems.append(f'{_listed(there)} {"is" if len(there) == 1 else "are"} there, but missing {_listed(missing)}')
+  if problems:
+    raise InputError(f'{folder}: the sequence-classification head does not fit the encoder: {_listed(problems, "; ")}; to start with a fresh one, '
+                     'save the encoder alone, as transformers.AutoModel does')
+  params: Params = {}
+  for tensor in tensors.values():
+    names.place(params, tensor, _get(raw[tensor.name]))
+  return params
 
 
 def read_condenser(config: EncoderConfig, file: epath.Path, stack: contextlib.ExitStack) -> tuple[Params | None, int | None]:

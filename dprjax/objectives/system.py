@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 Params = Mapping[str, Any]
 Batch = Mapping[str, Array]
@@ -14,14 +14,15 @@ class System(NamedTuple):
 
   Attributes:
     init: ``(parts, key) -> params``, the tree with named top-level subtrees. The parts are what a backbone's directory holds:
-      ``query`` and ``passage`` (the encoder's parameters, one object for both where it is one directory), ``mlm``, ``condenser``
-      and ``condenser_split`` (see ``hub.Backbone``).
+      ``query`` and ``passage`` (the encoder's parameters, one object for both where it is one directory), ``mlm``, ``condenser``,
+      ``condenser_split`` and ``classifier`` (see ``hub.Backbone``).
     loss: ``(params, batch, key or None) -> (loss, metrics)``; no key, no dropout.
-    embed: ``(params, kind, tokens, mask) -> [B, H]``, without dropout, for evaluation.
+    embed: ``(params, kind, tokens, mask) -> [B, H]``, without dropout, for evaluation. A cross-encoder's takes where each second text
+      begins as well, and gives the score, ``[B, 1]``.
     shown: the metrics of the console's line besides the loss, and what they are called there.
   """
 
   init: Callable[[Mapping[str, Any], Array], dict[str, Any]]
   loss: Callable[[Params, Batch, Array | None], tuple[Float[Array, ''], dict[str, Array]]]
-  embed: Callable[[Params, str, Int[Array, 'B T'], Bool[Array, 'B T']], Float[Array, 'B H']]
+  embed: Callable[..., Float[Array, 'B H']]
   shown: Mapping[str, str]

@@ -66,6 +66,10 @@ class Run:
     """The k best of every query."""
     return self.keep(np.arange(len(self.docs)) - self.offsets[self.query_of_row()] < k)
 
+  def rescored(self, scores: Float[np.ndarray, 'rows']) -> 'Run':
+    """The same documents by other scores, each query's ordered anew."""
+    return _ordered(self.query_ids, self.query_of_row(), self.doc_ids, self.docs, scores)
+
 
 def run_from_rows(query_ids: Sequence[str], doc_ids: Sequence[str], rows: Int[np.ndarray, 'queries k'],
                   scores: Float[np.ndarray, 'queries k']) -> Run:

@@ -115,6 +115,12 @@ def default() -> ml_collections.ConfigDict:
   c.pretrain.head_layers = 0           # of the Condenser head; 0: no head
   c.pretrain.skip_from = 0             # the layer whose tokens the Condenser head sees; 0: L // 2
 
+  c.cross_encoder = ml_collections.ConfigDict()   # read where c.system = 'cross_encoder'; c.negatives passages stand against each positive
+  c.cross_encoder.loss = 'listwise'    # 'listwise': softmax cross-entropy of the positive among its negatives; 'pointwise': binary, of each pair
+  c.cross_encoder.labels = 1           # of a fresh head: 1 (relevance) or 2 (irrelevant, relevant); a head that is there keeps its own
+  c.cross_encoder.candidates = 20      # passages re-ranked for each dev query beside its relevant ones: its negatives, then random ones
+  c.cross_encoder.dev_queries = 500    # at most, the first of the dev split; 0: all
+
   c.mesh = ml_collections.ConfigDict({'data': -1, 'fsdp': 1, 'model': 1})  # devices along each axis; -1: all that are left
 
   c.eval = ml_collections.ConfigDict()
@@ -145,6 +151,7 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   c.data.train_split, c.data.dev_split, c.data.hold_out = 'train', 'dev', 0.0
   c.data.query_max_length, c.data.passage_max_length = 16, 32
   c.pretrain.max_length, c.pretrain.span_length, c.pretrain.passage_length = 32, 16, 64
+  c.cross_encoder.candidates, c.cross_encoder.dev_queries = 5, 32
   c.eval.every, c.checkpoint.every, c.log_every = 6, 4, 2
   c.eval.corpus_limit = 200
   c.mesh = ml_collections.ConfigDict({'data': -1, 'fsdp': 1, 'model': 1})

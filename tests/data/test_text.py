@@ -127,6 +127,73 @@ def test_a_sentencepiece_vocabulary_is_trained(tmp_path):
   assert not (tmp_path / 'three').exists()
 
 
+@pytest.fixture(scope='module')
+def families(trained, tmp_path_factory):
+  """A tokenizer of each family, ours and transformers' own: BERT's, RoBERTa's, XLM-R's."""
+  import transformers
+  folders = {'bert': trained[0], 'roberta': tmp_path_factory.mktemp('roberta'), 'xlm-roberta': tmp_path_factory.mktemp('xlm')}
+  backend = tokenizers.ByteLevelBPETokenizer()
+  backend.train_from_iterator(SENTENCES, 300, special_tokens=['<s>', '<pad>', '</s>', '<unk>', '<mask>'], show_progress=False)
+  backend.save_model(str(folders['roberta']))
+  (folders['roberta'] / 'tokenizer_config.json').write_text('{"tokenizer_class": "RobertaTokenizer"}')
+  text.train_sentencepiece(SENTENCES, 40, folders['xlm-roberta'])
+  return {name: (text.load_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)) for name, folder in folders.items()}
+
+
+@pytest.mark.parametrize('family', ['bert', 'roberta', 'xlm-roberta'])
+def test_pairs_are_those_of_transformers(families, family):
+  tokenizer, theirs = families[family]
+  form = tokenizer.pair_form
+  assert (form.opening, form.middle, form.closing) == (
+      (tokenizer.cls_id,), (tokenizer.sep_id,) * (1 if family == 'bert' else 2), (tokenizer.sep_id,))
+  assert form.second_type == (family == 'bert') and form.specials == len(form.middle) + 2
+  firsts = ['the cat', 'a dog met', '', 'the cat', 'mat']
+  seconds = ['the dog sat on the log', '', 'a cat and a dog', 'a dog', 'the cat sat on the mat ' * 5]
+  for max_length in (64, 12):
+    pairs = tokenizer.encode_pairs(firsts, seconds, max_length)
+    expected = theirs(firsts, seconds, truncation='only_second', max_length=max_length)
+    assert [row.tolist() for row in pairs.rows] == expected['input_ids']
+    if family == 'bert':
+      types = [(np.arange(len(row)) >= start).astype(int).tolist() for row, start in zip(pairs.rows, pairs.starts, strict=True)]
+      assert types == expected['token_type_ids']
+    else:
+      assert 'token_type_ids' not in expected
+    assert pairs.cut == sum(one != other for one, other in zip(expected['input_ids'], theirs(firsts, seconds)['input_ids'], strict=True))
+    assert pairs.cut >= (max_length == 12) and all(row.dtype == np.int32 for row in pairs.rows)
+  assert tokenizer.pair_length(12, 40) == 12 + 40 - 4 + form.specials
+
+
+def test_a_first_text_that_leaves_no_room_is_cut_too(trained):
+  _, tokenizer = trained
+  room, long, short = 9, np.arange(100, 120, dtype=np.int32), np.arange(200, 202, dtype=np.int32)
+
+  def kept(first, second):
+    pairs = tokenizer.join_pairs([first], [second], room + 3)
+    (row,), (start,) = pairs.rows, pairs.starts
+    assert len(row) == room + 3 and pairs.cut == 1
+    assert row[0] == tokenizer.cls_id and row[start - 1] == row[-1] == tokenizer.sep_id
+    np.testing.assert_array_equal(row[1:start - 1], first[:start - 2])
+    np.testing.assert_array_equal(row[start:-1], second[:len(row) - start - 1])
+    return start - 2, len(row) - start - 1
+  assert kept(long, long + 100) == (4, 5) and kept(long, short) == (7, 2)
+  assert kept(long[:9], short) == (7, 2)
+  # One token of the second is enough for the first to stay whole.
+  assert kept(long[:8], long + 100) == (8, 1)
+  with pytest.raises(InputError, match='4 tokens leaves no room for two texts'):
+    tokenizer.encode_pairs(['a'], ['b'], 4)
+
+
+def test_a_tokenizer_without_pairs(trained, tmp_path):
+  shutil.copytree(trained[0], tmp_path / 'single')
+  file = tmp_path / 'single' / 'tokenizer.json'
+  value = json.loads(file.read_text()) | {'post_processor': None}
+  file.write_text(json.dumps(value))
+  (tmp_path / 'single' / 'tokenizer_config.json').write_text(json.dumps({
+      'tokenizer_class': 'PreTrainedTokenizerFast', 'pad_token': '[PAD]', 'cls_token': '[CLS]', 'sep_token': '[SEP]'}))
+  with pytest.raises(InputError, match='does not put special tokens before and between two texts'):
+    text.load_tokenizer(tmp_path / 'single').encode_pairs(['a'], ['b'], 16)
+
+
 def test_special_ids(minilm):
   # bert-base-uncased's [PAD], [UNK], [CLS], [SEP], [MASK]
   assert text.load_tokenizer(minilm).special_ids == [0, 100, 101, 102, 103]

