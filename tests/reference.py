@@ -21,10 +21,10 @@ def encode(config, params, tokens, mask, prefix=None):
   return states(config, params, tokens, mask, prefix)[-1]
 
 
-def states(config, params, tokens, mask, prefix=None):
-  """The hidden states [B, T, H] before the first layer and after each."""
+def states(config, params, tokens, mask, prefix=None, shift=0):
+  """The hidden states [B, T, H] before the first layer and after each; the first token's position is ``shift``."""
   e = params['embeddings']
-  x = e['word']['embedding'][tokens] + e['position']['embedding'][None, :tokens.shape[1]] + e['token_type']['embedding'][0]
+  x = e['word']['embedding'][tokens] + e['position']['embedding'][None, shift:shift + tokens.shape[1]] + e['token_type']['embedding'][0]
   return layers(config, params['layers'], _norm(x, e['norm'], config.layer_norm_eps), mask, prefix)
 
 
