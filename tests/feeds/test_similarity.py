@@ -29,7 +29,7 @@ def start(folder, knobs, devices, tokenizer, model):
   opened = []
 
   def run(**changes):
-    options = {'data__dir': str(folder), 'data__train_split': 'train.csv', 'batch_size': 3, 'data__query_max_length': 8,
+    options = {'data__dir': str(folder), 'data__train_split': 'train.csv', 'batch_size': 3, 'eval__measure': 'spearman', 'data__query_max_length': 8,
                'data__query_buckets': (8, 4)} | changes
     opened.append(similarity.find(knobs(**options), folder / 'run', devices).open(tokenizer, model))
     return opened[-1]
@@ -93,9 +93,12 @@ def test_sentences_are_cut(start, words_of):
 
 
 def test_the_dev_pairs_are_ranked(start, bag):
-  feed = start(data__dev_split='dev.csv', eval__measure='spearman')
+  feed = start(data__dev_split='dev.csv')
   # Ranks of the cosines 4 2 3 1, of the scores 3 4 2 1: rho = 1 - 6 (1 + 4 + 1 + 0) / (4 * 15).
-  assert feed.evaluation(bag)(WEIGHTS) == {'spearman': pytest.approx(0.4)}
+  evaluate = feed.evaluation(bag)
+  assert evaluate(WEIGHTS) == {'spearman': pytest.approx(0.4)}
+  # Where all vectors are 0 there is no order: worse than any.
+  assert evaluate({'query/weight': jnp.float32(0)}) == {'spearman': -1.0}
 
 
 def test_the_text_for_a_vocabulary(folder, knobs, devices):
@@ -110,6 +113,7 @@ def test_the_text_for_a_vocabulary(folder, knobs, devices):
     ({'data__query_max_length': 16}, r'config.data.query_buckets: none of \[4, 8\] holds config.data.query_max_length=16'),
     ({'data__query_buckets': ()}, r'config.data.query_buckets: none of \[\]'),
     ({'data__train_split': 'none.csv'}, r'STS file not found: .*none.csv'),
+    ({'data__dev_split': 'dev.csv', 'eval__measure': 'nDCG@10'}, r"config.eval.measure: scored pairs are measured by 'spearman', not 'nDCG@10'"),
     ({'data__dev_split': 'bad.csv'}, r"bad.csv, line 1: the score is '6.0'")])
 def test_what_cannot_be(start, changes, message):
   with pytest.raises(InputError, match=message):

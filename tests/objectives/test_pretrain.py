@@ -217,7 +217,7 @@ def test_each_of_eight_devices_does_an_eighth_of_the_work(tokenizer, chunks):
 
 @pytest.mark.slow
 def test_memory_is_that_of_one_chunk(tokenizer):
-  """Sixteen times the passages in chunks of one size: only vectors, scores and the batch itself grow."""
+  """Eight times the passages in chunks of one size: only vectors, scores and the batch itself grow."""
   model = encoder.EncoderConfig('bert', tokenizer.vocab_size, 64, 2, 2, 256, max_positions=64)
   mesh, lengths = make_mesh({'data': 1}), {'first': 32, 'second': 32}
   params = make_params(pretrain.build(make_config(**METHODS['cocondenser']), model, mesh, tokenizer), model)
