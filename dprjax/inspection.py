@@ -61,7 +61,7 @@ class Findings:
     accuracy: the share of section triplets that are told apart.
     alignment: of queries and relevant passages.
     uniformity: of passages.
-    entropy: of the first token's attention, in nats, mean over texts; None where a prompt shifts positions.
+    entropy: of the first token's attention, in nats, mean over texts.
   """
 
   settings: str
@@ -210,9 +210,7 @@ def inspect(name: str, retriever: Retriever, texts: Texts, batch_size: int = 64)
     found['alignment'] = analysis.alignment(
         analysis.unit(encode('query', 'queries')(queries)), analysis.unit(encode('passage', 'relevant passages')(passages)))
     found['uniformity'] = analysis.uniformity(analysis.unit(encode('passage', 'passages')(texts.passages)))
-  if retriever.prompt is not None and retriever.settings.shift_positions:
-    logger.info('%s: its prompt shifts positions, so the entropy of its attention is left out', name)
-  else:
+  if texts.attended:
     found['entropy'] = first_token_entropy(retriever, texts.attended, batch_size, _progress(f'{name}: attention', len(texts.attended)))
   settings = retriever.settings
   lengths = dict.fromkeys((settings.query_max_length, settings.passage_max_length))
@@ -224,13 +222,13 @@ def first_token_entropy(
     retriever: Retriever, texts: Sequence[str], batch_size: int = 64, progress: Callable[[int], None] | None = None) -> Float[np.ndarray, 'L N']:
   """``analysis.attention_entropy``, the mean over texts, which are encoded as passages.
 
-  With a prompt its vectors are among what is attended to; its positions are taken as not shifted.
+  With a prompt its vectors are among what is attended to.
   """
-  backbone, prompt = retriever.backbones['passage'], retriever.prompt
+  backbone, prompt, shift = retriever.backbones['passage'], retriever.prompt, retriever.settings.shift_positions
   config = backbone.config
 
   def embed(params: Any, tokens: jax.Array, mask: jax.Array) -> jax.Array:
-    weights = encoder.first_token_attention(config, params[0], tokens, mask, prompt=params[1])
+    weights = encoder.first_token_attention(config, params[0], tokens, mask, prompt=params[1], shift_positions=shift)
     entropy = analysis.attention_entropy(weights)  # [L, B, N]
     return entropy.swapaxes(0, 1).reshape(entropy.shape[1], -1)
 

@@ -21,10 +21,11 @@ def encode(config, params, tokens, mask, prefix=None, types=0):
   return states(config, params, tokens, mask, prefix, types)[-1]
 
 
-def states(config, params, tokens, mask, prefix=None, types=0):
-  """The hidden states [B, T, H] before the first layer and after each."""
+def states(config, params, tokens, mask, prefix=None, types=0, shift=0):
+  """The hidden states [B, T, H] before the first layer and after each; the first token's position is ``shift``."""
   e = params['embeddings']
-  x = e['word']['embedding'][tokens] + e['position']['embedding'][None, :tokens.shape[1]] + e['token_type']['embedding'][types]
+  places = e['position']['embedding'][None, shift:shift + tokens.shape[1]]
+  x = e['word']['embedding'][tokens] + places + e['token_type']['embedding'][types]
   return layers(config, params['layers'], _norm(x, e['norm'], config.layer_norm_eps), mask, prefix)
 
 

@@ -8,10 +8,10 @@ import grain
 import jax
 import ml_collections
 import numpy as np
-import scipy.stats
 from etils import epath
 from jax.sharding import Mesh
 
+from dprjax import analysis
 from dprjax.data import similarity
 from dprjax.data.similarity import Pair
 from dprjax.data.text import Tokenizer, pad_batch
@@ -29,12 +29,14 @@ def find(config: ml_collections.FrozenConfigDict, workdir: epath.Path, devices: 
   """The files ``config.data.train_split`` and, if any, ``config.data.dev_split`` in the folder ``config.data.dir``.
 
   Raises:
-    InputError: they are not there, or hold a row that is no scored pair.
+    InputError: they are not there, or hold a row that is no scored pair; too few for an update; another measure than Spearman's.
   """
   del workdir  # a few thousand pairs are held in memory
   folder = epath.Path(config.data.dir)
   pairs = similarity.read_pairs(folder / config.data.train_split)
   dev = similarity.read_pairs(folder / config.data.dev_split) if config.data.dev_split else None
+  if dev and config.eval.measure != 'spearman':
+    raise InputError(f"config.eval.measure: scored pairs are measured by 'spearman', not {config.eval.measure!r}")
   if len(pairs) < config.batch_size * config.accumulate:
     raise InputError(f'config.batch_size: an update of {config.batch_size * config.accumulate} pairs is more than the {len(pairs)} there are')
   return Text(lambda: (text for pair in pairs for text in pair[:2]), functools.partial(_open, config, devices, pairs, dev))
@@ -85,12 +87,15 @@ def _evaluation(
   """``{name: array} -> {'spearman': rank correlation of cosines and scores}`` on the dev pairs."""
   length = config.data.query_max_length
   rows = [tokenizer.encode([getattr(pair, view) for pair in pairs], length)[0] for view in VIEWS]
+  scores = np.array([pair.score for pair in pairs])
 
   def embed(params: dict[str, jax.Array], *batch: jax.Array) -> jax.Array:
     return system.embed(tree.unflatten(params), 'query', *batch)
   embedder = Embedder(embed, devices, config.eval.batch_size, length, tokenizer.pad_id)
 
   def evaluate(params: dict[str, jax.Array]) -> dict[str, float]:
-    first, second = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in (embedder(params, some) for some in rows))
-    return {'spearman': float(scipy.stats.spearmanr(np.sum(first * second, axis=1), [pair.score for pair in pairs]).statistic)}
+    first, second = (embedder(params, some) for some in rows)
+    correlation = analysis.spearman(analysis.cosine(first, second), scores)
+    # Undefined where all cosines are the same: no gain, so that any number is better than it.
+    return {'spearman': -1.0 if np.isnan(correlation) else correlation}
   return evaluate

@@ -264,11 +264,10 @@ def check_prompt_shape(config: EncoderConfig, prompt: Any, prompt_ids: Any, batc
     raise InputError(f'prompt holds {shape[0]} prompts for {batch} examples: pass prompt_ids to choose from a bank')
 
 
-def _run(
-    config: EncoderConfig, params: Mapping[str, Any], tokens: Array, mask: Array, cuts: tuple[int, ...], *, prompt: Array | None = None,
-    prompt_ids: Array | None = None, token_types: Array | None = None, shift_positions: bool = False, dtype: Any = jnp.float32, remat: bool = False,
-    unroll: int = 1, dropout_key: Array | None = None) -> list[Float[Array, 'B T H']]:
-  """The hidden states after each number of layers in ``cuts`` (rising)."""
+def _place(
+    config: EncoderConfig, tokens: Array, mask: Array, prompt: Array | None, prompt_ids: Array | None, shift_positions: bool,
+) -> tuple[Array | None, Array]:
+  """The prompt with the layers' axis first, None where it has no vectors, and the tokens' positions; raises what ``encode`` raises."""
   batch, length = tokens.shape
   shift = 0
   if prompt is not None:
@@ -281,11 +280,20 @@ def _run(
   if length + shift > config.max_tokens:
     shifted = f' shifted by a prompt of {shift}' if shift else ''
     raise InputError(f'{length} tokens{shifted} exceed the {config.max_tokens} positions of this encoder; lower the maximum length')
+  return prompt, _positions(config, mask, shift)
+
+
+def _run(
+    config: EncoderConfig, params: Mapping[str, Any], tokens: Array, mask: Array, cuts: tuple[int, ...], *, prompt: Array | None = None,
+    prompt_ids: Array | None = None, token_types: Array | None = None, shift_positions: bool = False, dtype: Any = jnp.float32, remat: bool = False,
+    unroll: int = 1, dropout_key: Array | None = None) -> list[Float[Array, 'B T H']]:
+  """The hidden states after each number of layers in ``cuts`` (rising)."""
+  prompt, positions = _place(config, tokens, mask, prompt, prompt_ids, shift_positions)
   if token_types is None:
     token_types = jnp.zeros_like(tokens)
   keys: list[Array | None] = [None] * (1 + len(cuts)) if dropout_key is None else list(jax.random.split(dropout_key, 1 + len(cuts)))
   x: Any = Embeddings(config, dtype, dropout_key is None).apply(
-      {'params': params['embeddings']}, tokens, _positions(config, mask, shift), token_types, rngs=_rngs(keys[0]))
+      {'params': params['embeddings']}, tokens, positions, token_types, rngs=_rngs(keys[0]))
   states = []
   for start, stop, key in zip((0, *cuts), cuts, keys[1:], strict=False):
     layers, prompts = params['layers'], prompt
@@ -381,13 +389,20 @@ def encode_early_late(
 
 def first_token_attention(
     config: EncoderConfig, params: Mapping[str, Any], tokens: Int[Array, 'B T'], mask: Bool[Array, 'B T'], *, prompt: Array | None = None,
+    shift_positions: bool = False,
 ) -> Float[Array, 'L B N S']:
-  """What the first token of each row attends to, by layer and head, S = P + T (the prompt's vectors first); rows sum to 1."""
-  if prompt is not None:
-    check_prompt_shape(config, prompt, None, tokens.shape[0])
-    if prompt.ndim == 6:
-      prompt = jnp.moveaxis(prompt, 0, 1)  # [L, B, 2, P, N, D]
-  x = Embeddings(config, jnp.float32, True).apply({'params': params['embeddings']}, tokens, _positions(config, mask, 0), jnp.zeros_like(tokens))
+  """What the first token of each row attends to, by layer and head, S = P + T (the prompt's vectors first); rows sum to 1.
+
+  Args:
+    config, params, tokens, mask: as for ``encode``.
+    prompt: shared by all examples, or one an example, as for ``encode``.
+    shift_positions: as for ``encode``.
+
+  Raises:
+    InputError: as ``encode`` does.
+  """
+  prompt, positions = _place(config, tokens, mask, prompt, None, shift_positions)
+  x = Embeddings(config, jnp.float32, True).apply({'params': params['embeddings']}, tokens, positions, jnp.zeros_like(tokens))
   bias = jnp.where(mask, 0.0, _MASKED)[:, None, None, :]
   _, seen = _stack(config, config.num_layers, jnp.float32, False, 1, True).apply(
       {'params': params['layers']}, x, prompt, bias, None, mutable=['intermediates'])

@@ -11,10 +11,12 @@ from jax.sharding import PartitionSpec as P
 from dprjax.errors import InputError
 from dprjax.models import encoder, heads, hub
 from dprjax.models.encoder import ACTIVATIONS, EncoderConfig, erf_gelu
+from tests import reference
 
 LENGTHS = np.array([7, 4, 1, 6])
 # Compiled once for each shape and set of options, over all tests.
 encode = jax.jit(encoder.encode, static_argnames=('config', 'shift_positions', 'dtype', 'remat', 'unroll'))
+attend = jax.jit(encoder.first_token_attention, static_argnames=('config', 'shift_positions'))
 
 
 @pytest.fixture
@@ -327,10 +329,49 @@ def test_early_and_late_states_and_attention_equal_transformers(model_type, gold
 def test_attention_with_a_prompt_an_example(small, inputs):
   config, params = small
   bank = prompts(config, 4)
-  attend = jax.jit(encoder.first_token_attention, static_argnums=0)
   each = attend(config, params, *inputs, prompt=bank)
   np.testing.assert_allclose(each[:, 2], attend(config, params, *inputs, prompt=bank[2])[:, 2], rtol=0, atol=2e-6)
   np.testing.assert_allclose(each.sum(-1), 1, rtol=0, atol=1e-5)
+
+
+def test_attention_under_shifted_positions_equals_numpy(small, inputs):
+  config, params = small
+  tokens, mask = inputs
+  prompt = np.random.default_rng(1).normal(size=(3, 2, 5, 4, 8)).astype(np.float32)
+  found = attend(config, params, tokens, mask, prompt=prompt, shift_positions=True)
+
+  whole = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+  states = reference.states(config, whole, np.asarray(tokens), np.asarray(mask), np.asarray(prompt, np.float64), shift=5)
+  for layer, x in enumerate(states[:-1]):
+    query, key = ((x @ kernel[layer] + bias[layer]).reshape(4, 7, 4, 8)
+                  for kernel, bias in ((whole['layers']['attention'][name][part] for part in ('kernel', 'bias')) for name in ('query', 'key')))
+    key = np.concatenate([np.broadcast_to(prompt[layer, 0], (4, 5, 4, 8)), key], axis=1)
+    scores = np.einsum('bnd,bsnd->bns', query[:, 0], key) / np.sqrt(8)
+    weights = np.where(np.concatenate([np.ones((4, 5), bool), mask], axis=1)[:, None], np.exp(scores), 0)
+    np.testing.assert_allclose(found[layer], weights / weights.sum(-1, keepdims=True), rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_attention_under_shifted_positions_of_roberta(small, inputs):
+  # Real tokens are counted from the padding's row on: five rows further is as good as a table moved by five.
+  config, params = dataclasses.replace(small[0], model_type='roberta', pad_token_id=1), small[1]
+  tokens, mask = inputs
+  prompt = prompts(config, 1)[0]
+  table = params['embeddings']['position']['embedding']
+  moved = params | {'embeddings': params['embeddings'] | {'position': {'embedding': jnp.roll(table, -5, axis=0)}}}
+  np.testing.assert_array_equal(
+      attend(config, params, tokens, mask, prompt=prompt, shift_positions=True), attend(config, moved, tokens, mask, prompt=prompt))
+
+
+def test_attention_beyond_the_positions_or_of_another_prompt(small, inputs):
+  config, params = small
+  prompt, tokens, wide = np.zeros((3, 3, 2, 5, 4, 8), np.float32), np.ones((1, 20), np.int32), np.ones((1, 25), np.int32)
+  with pytest.raises(InputError, match=r'20 tokens shifted by a prompt of 5 exceed the 24 positions'):
+    encoder.first_token_attention(config, params, tokens, tokens > 0, prompt=prompt[0], shift_positions=True)
+  with pytest.raises(InputError, match=r'25 tokens exceed the 24 positions'):
+    encoder.first_token_attention(config, params, wide, wide > 0)
+  with pytest.raises(InputError, match=r'3 prompts for 4 examples'):
+    encoder.first_token_attention(config, params, *inputs, prompt=prompt)
 
 
 @pytest.mark.slow

@@ -216,6 +216,22 @@ def test_each_of_eight_devices_does_an_eighth_of_the_work(tokenizer, chunks):
   assert flops({'data': 8}) == pytest.approx(flops({'data': 1}) / 8, rel=0.1)
 
 
+@pytest.mark.slow
+def test_memory_is_that_of_one_chunk(tokenizer):
+  """Eight times the passages in chunks of one size: only vectors, scores and the batch itself grow."""
+  model = encoder.EncoderConfig('bert', tokenizer.vocab_size, 64, 2, 2, 256, max_positions=64)
+  mesh, lengths = make_mesh({'data': 1}), {'first': 32, 'second': 32}
+  params = make_params(pretrain.build(make_config(**METHODS['cocondenser']), model, mesh, tokenizer), model)
+
+  def temporary(rows, chunks):
+    system = pretrain.build(make_config(**METHODS['cocondenser'], grad_cache=chunks, batch_size=rows), model, mesh, tokenizer)
+    step = jax.jit(jax.grad(lambda params, batch: system.loss(tree.unflatten(params), batch, jax.random.key(0))[0]))
+    return step.lower(params, make_batch(tokenizer, rows, lengths)).compile().memory_analysis().temp_size_in_bytes
+  small, large = temporary(32, 2), temporary(256, 16)
+  scores, vectors, inputs = 4 * 512 * 512, 4 * 512 * 64, sum(rows.nbytes for rows in make_batch(tokenizer, 256, lengths).values())
+  assert large < 1.5 * small + 2 * scores + 4 * vectors + 2 * inputs
+
+
 def test_heads_that_are_there_are_taken(tokenizer):
   model = model_of(tokenizer)
   start = hub.init_params(model, jax.random.key(0))

@@ -1,0 +1,122 @@
+"""RIP's large batch on one device: 2,048 passages (4,096 sentences) in one update, through the gradient cache.
+
+    python benchmarks/large_batch.py [--passages=2048] [--chunk=128] [--size=tiny] [--tokens=64] [--vocabulary=8000]
+
+Two series of configs/rip.py's update (loss, gradient, AdamW) on random tokens: a batch that grows while its chunks stay of one size, and the
+whole batch cut into more and more chunks. Each case is a process of its own. Memory is what the compiled program asks for beside its
+arguments and results, and the most that the process held while an update ran (Linux), over what it held before. A case that would take more
+than --most MiB is compiled and not run. Writes benchmarks/results/large_batch-DEVICE.json.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import sys
+import time
+import types
+
+import jax
+import numpy as np
+
+from dprjax import cli, files, train
+from dprjax.models import hub
+from dprjax.objectives import pretrain
+from dprjax.runtime import config as configs
+from dprjax.runtime import mesh as meshes
+from dprjax.runtime import optim, tree
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / 'benchmarks' / 'results'
+OPTIONS = {'passages': 2048, 'chunk': 128, 'tokens': 64, 'vocabulary': 8000, 'runs': 2, 'most': 4096}
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  for name, default in OPTIONS.items():
+    parser.add_argument(f'--{name}', type=cli.positive, default=default)
+  parser.add_argument('--size', default='tiny', choices=sorted(hub.SIZES))
+  parser.add_argument('--case', help=argparse.SUPPRESS)  # PASSAGES,CHUNKS: measured in this process, printed as JSON
+  args = parser.parse_args()
+  if args.case:
+    print(json.dumps(measure(args, *map(int, args.case.split(',')))))
+    return
+  counts = [2**i for i in range(args.passages.bit_length()) if 2**i * args.chunk <= args.passages]
+  grown = [(args.chunk * count, count) for count in counts]
+  cut = [(args.passages, count) for count in (*counts, 2 * counts[-1], 4 * counts[-1]) if args.passages % count == 0]
+  cases = {}
+  for series, pairs in (('chunks of one size', grown), ('one batch', cut)):
+    print(f'{series}:\n{"passages":>9} {"chunks":>7} {"compiled, MiB":>14} {"process, MiB":>13} {"seconds":>8}')
+    for passages, chunks in pairs:
+      if (name := f'{passages} in {chunks}') not in cases:
+        # In a process of its own: XLA's allocator keeps what an earlier case took.
+        found = subprocess.run(
+            [sys.executable, __file__, *(f'--{option}={getattr(args, option)}' for option in (*OPTIONS, 'size')), f'--case={passages},{chunks}'],
+            check=True, stdout=subprocess.PIPE, text=True)
+        cases[name] = json.loads(found.stdout)
+      one = cases[name]
+      print(f'{passages:>9} {chunks:>7} {one["temporary_mib"]:>14} {one.get("process_mib", ""):>13} {one.get("seconds", ""):>8}', flush=True)
+  device = device_name()
+  path = RESULTS / f'large_batch-{re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")}.json'
+  settings = {name: value for name, value in vars(args).items() if name != 'case'}
+  files.write_json(path, {
+      'hardware': {'device': device, 'cores': len(os.sched_getaffinity(0)), 'load_average_at_the_end': round(os.getloadavg()[0], 1)},
+      'versions': {'python': platform.python_version(), 'jax': jax.__version__}, 'settings': settings, 'cases': cases})
+  print(f'wrote {path}')
+
+
+def measure(args: argparse.Namespace, passages: int, chunks: int) -> dict[str, float]:
+  """MiB that one update of so many passages takes in so many chunks, and the median of its seconds."""
+  config = configs.parse([f'--config={ROOT}/configs/rip.py', f'--config.batch_size={passages}', f'--config.grad_cache={chunks}'])
+  mesh = meshes.make_mesh({'data': 1}, jax.devices()[:1])
+  model = hub.scratch_config(args.size, args.vocabulary)
+  special = (0, 1, 2, 3, 4)
+  system = pretrain.build(config, model, mesh, types.SimpleNamespace(mask_id=4, vocab_size=args.vocabulary, special_ids=special))
+  start = hub.init_params(model, jax.random.key(0))
+  params = tree.flatten(system.init({'query': start, 'mlm': None, 'condenser': None}, jax.random.key(1)))
+  live = meshes.put(params, meshes.param_shardings(mesh, params))
+  optimizer = optim.make_optimizer(config.optim, list(live), list(live), 100)
+  state = train.State(live, jax.jit(optimizer.init)(live))
+  rng = np.random.default_rng(0)
+  batch = {'passage_index': np.arange(passages, dtype=np.int32)}
+  words = np.broadcast_to(np.arange(args.tokens, dtype=np.int32), (passages, args.tokens)).copy()
+  words[:, [0, -1]] = -1
+  for view in ('first', 'second'):
+    tokens = rng.integers(len(special), args.vocabulary, words.shape).astype(np.int32)
+    batch |= {f'{view}_tokens': tokens, f'{view}_mask': np.ones(words.shape, bool), f'{view}_words': words}
+  rest = {}, meshes.put_batch(mesh, batch), jax.random.key(2)
+  update = train.make_update(system, optimizer, []).lower(state, *rest, 1).compile()
+  memory = update.memory_analysis()
+  found = {'temporary_mib': round(memory.temp_size_in_bytes / 2**20, 1), 'arguments_mib': round(memory.argument_size_in_bytes / 2**20, 1)}
+  if found['temporary_mib'] > args.most:
+    return found
+  before, seconds = held('VmRSS'), []
+  pathlib.Path('/proc/self/clear_refs').write_text('5')  # the peak so far was the compiler's
+  for number in range(1, 1 + args.runs):
+    began = time.perf_counter()
+    state, metrics = jax.block_until_ready(update(state, *rest, number))
+    seconds.append(time.perf_counter() - began)
+  assert np.isfinite(metrics['loss'])
+  return found | {'process_mib': round(held('VmHWM') - before, 1), 'seconds': round(float(np.median(seconds)), 1)}
+
+
+def held(what: str) -> float:
+  """MiB of memory that this process holds (VmRSS), or held at most (VmHWM)."""
+  (line,) = (line for line in pathlib.Path('/proc/self/status').read_text().splitlines() if line.startswith(what))
+  return int(line.split()[1]) / 2**10
+
+
+def device_name() -> str:
+  device = jax.devices()[0]
+  if device.platform == 'cpu':
+    for line in pathlib.Path('/proc/cpuinfo').read_text().splitlines():
+      if line.startswith('model name'):
+        return line.partition(':')[2].strip()
+  return device.device_kind
+
+
+if __name__ == '__main__':
+  main()
