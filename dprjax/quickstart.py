@@ -12,8 +12,6 @@ their files below --out; the same command again goes on where it stopped. --conf
 import argparse
 import pathlib
 import resource
-import shlex
-import subprocess
 import sys
 import textwrap
 import time
@@ -30,6 +28,7 @@ from dprjax.retrieval import embeddings, exact, trec
 from dprjax.retriever import KINDS, Hit, Retriever
 from dprjax.runtime import config as configs
 from dprjax.runtime import log, tree
+from dprjax.stages import Stages
 
 DOCSTRINGS = 'docstrings'
 OUT = 'quickstart-out'
@@ -37,53 +36,6 @@ MEASURES = ('nDCG@10', 'RR@10', 'R@100')
 QUESTIONS = ('how do I smooth a noisy signal?', 'which words of a list are closest to a misspelled one?', 'stop gradients from exploding')
 _COMMANDS = 13  # of a whole tour
 _SHOWN = 3  # passages a search
-
-
-class Tour:
-  """Runs commands of dprjax one after another, each as a user would, and none that is finished.
-
-  Args:
-    out: the folder of all that is written; finished.json in it holds the commands that ended well, word for word.
-  """
-
-  def __init__(self, out: epath.Path):
-    self._record = out / 'finished.json'
-    self._finished: list[str] = files.read_json(self._record, 'list of finished commands') if self._record.exists() else []
-    self._number = 0
-    self.seconds: dict[str, float] = {}  # by title, of the commands that ran
-
-  def run(self, title: str, command: Sequence[str], makes: epath.Path | None = None, version: str = '') -> None:
-    """Runs ``python -m dprjax.COMMAND`` unless it has ended well before and what it makes is there.
-
-    Args:
-      title: what it is for.
-      command: its name and arguments.
-      makes: the file or folder it writes; None: it is run every time.
-      version: of what it reads beyond its arguments: another one is another command.
-
-    Raises:
-      InputError: it was killed, or failed in a way that is not the input's fault.
-    """
-    self._number += 1
-    name, *arguments = command
-    line = shlex.join(['python', '-m', f'dprjax.{name}', *arguments])
-    entry = f'{line}  # {version}' if version else line
-    head = f'[{self._number}/{_COMMANDS}] {title}'
-    if makes is not None and makes.exists() and entry in self._finished:
-      print(f'{head}: done before', flush=True)
-      return
-    print(f'\n{head}\n$ {line}', flush=True)
-    began = time.monotonic()
-    status = subprocess.run([sys.executable, '-m', f'dprjax.{name}', *arguments]).returncode
-    if status == 2:
-      sys.exit(2)  # the command has said why
-    if status:
-      ended = f'was killed by signal {-status}{" (out of memory?)" if status == -9 else ""}' if status < 0 else f'ended with status {status}'
-      raise InputError(f'dprjax.{name} {ended}; run the same quickstart again to go on from here')
-    self.seconds[title] = time.monotonic() - began
-    if makes is not None:
-      self._finished = [*(one for one in self._finished if one != entry), entry]
-      files.write_json(self._record, self._finished)
 
 
 class Text(NamedTuple):
@@ -126,7 +78,7 @@ def quickstart(
   config = config or default_config()
   files.existing(config_file(config), '--config')
   text = prepare(data, out, split)
-  tour = Tour(out)
+  tour = Stages(out, _COMMANDS)
 
   run = out / f'bm25.{split}.trec'
   tour.run('Rank by BM25', ['bm25', f'--corpus={text.corpus}', f'--queries={text.queries}', f'--qrels={text.qrels}', f'--out={run}', '--k=100'], run)
@@ -216,18 +168,18 @@ def claim(out: epath.Path, data: str, parts: Mapping[str, epath.Path], split: st
     files.write_json(record, there | here)
 
 
-def train(tour: Tour, text: Text, out: epath.Path, config: str, overrides: Sequence[str]) -> epath.Path:
+def train(tour: Stages, text: Text, out: epath.Path, config: str, overrides: Sequence[str]) -> epath.Path:
   """Trains and exports; returns the prompt, or the directory of a backbone that was trained."""
   workdir = out / 'training'
   knobs = [f'--config.data.dir={text.folder}', '--config.data.form=beir', *overrides]
   tour.run('Train', ['train', f'--config={config}', f'--workdir={workdir}', *knobs], workdir / 'config.json',
-           version=files.sha256_file(config_file(config)))
+           reads=[config_file(config)])
   product = out / ('prompt.npz' if configs.load_workdir(workdir).prompt.length else 'model')
   tour.run('Export', ['export', f'--workdir={workdir}', f'--out={product}'], product)
   return product
 
 
-def rank(tour: Tour, text: Text, out: epath.Path, system: str, name: str, model: Mapping[str, str], config: Any) -> epath.Path:
+def rank(tour: Stages, text: Text, out: epath.Path, system: str, name: str, model: Mapping[str, str], config: Any) -> epath.Path:
   """Encodes with ``model`` and searches; returns the run. The frozen backbone reads as much of a text as the trained one."""
   made = {}
   for kind, source in (('passage', text.corpus), ('query', text.queries)):
@@ -242,7 +194,7 @@ def rank(tour: Tour, text: Text, out: epath.Path, system: str, name: str, model:
   return run
 
 
-def measure(tour: Tour, text: Text, name: str, run: epath.Path, extra: Sequence[str] = ()) -> epath.Path:
+def measure(tour: Stages, text: Text, name: str, run: epath.Path, extra: Sequence[str] = ()) -> epath.Path:
   """Evaluates a run; returns the metrics."""
   metrics = run.with_suffix('.json')
   tour.run(f'Measure: {name}', [

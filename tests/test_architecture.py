@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / 'dprjax'
 
 GROUND = {'models', 'data', 'retrieval', 'runtime'}
-FIRST = {'objectives', 'retriever', 'mining', 'analysis', 'figures'}
+FIRST = {'objectives', 'retriever', 'mining', 'analysis', 'figures', 'stages'}
 SECOND = {'feeds', 'inspection', 'reranker'}
 FORBIDDEN = {'tensorflow', 'torch'}
 

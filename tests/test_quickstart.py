@@ -93,43 +93,6 @@ def test_what_is_next_repeats_what_was_unusual():
   assert '--split' not in said
 
 
-@pytest.fixture
-def scored(tmp_path):
-  """A run and the command that measures it."""
-  folder = write_beir(tmp_path / 'text')
-  run, out = tmp_path / 'run.trec', epath.Path(tmp_path / 'metrics.json')
-  run.write_text('q2 Q0 d1 1 2.0 x\nq2 Q0 d2 2 1.0 x\n')
-  return ['evaluate', f'--run={run}', f'--qrels={folder}/qrels/test.tsv', '--measure', 'RR@10', f'--out={out}'], out
-
-
-@pytest.mark.slow
-def test_a_command_runs_once(tmp_path, scored, capfd):
-  command, metrics = scored
-  quickstart.Tour(epath.Path(tmp_path)).run('Measure', command, metrics)
-  assert json.loads(metrics.read_text())['mean'] == {'RR@10': 0.5}
-  assert '$ python -m dprjax.evaluate --run=' in capfd.readouterr().out
-  quickstart.Tour(epath.Path(tmp_path)).run('Measure', command, metrics)
-  assert capfd.readouterr().out == '[1/13] Measure: done before\n'
-  metrics.unlink()
-  quickstart.Tour(epath.Path(tmp_path)).run('Measure', command, metrics)
-  assert metrics.exists()
-  tour = quickstart.Tour(epath.Path(tmp_path))
-  tour.run('Measure', command, metrics, version='another')
-  assert tour.seconds.keys() == {'Measure'}
-
-
-@pytest.mark.slow
-def test_a_command_that_fails_ends_the_tour(tmp_path, scored, capfd):
-  command, metrics = scored
-  tour = quickstart.Tour(epath.Path(tmp_path))
-  with pytest.raises(SystemExit) as ended:
-    tour.run('Measure', [*command, '--run=nowhere.trec'], metrics)
-  assert ended.value.code == 2
-  assert capfd.readouterr().err.count('dprjax: error: ') == 1  # the command's own line
-  with pytest.raises(InputError, match=r'dprjax\.nonesuch ended with status 1'):
-    tour.run('Nothing', ['nonesuch'])
-
-
 @pytest.mark.slow
 def test_the_whole_way_twice(tmp_path):
   """At a tiny scale: every file is there, the table has three systems, and a second run repeats none of the work."""

@@ -1,0 +1,88 @@
+"""Unified negative mining from beginning to end, at a tiny scale."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dprjax import pipeline
+from dprjax.errors import InputError
+from dprjax.runtime import config as configs
+
+ROOT = pathlib.Path(__file__).parent.parent
+LOCAL = f'--config={ROOT}/configs/unm.py:local'
+
+
+def run(workdir, *flags):
+  command = [sys.executable, '-m', 'dprjax.pipeline', LOCAL, f'--workdir={workdir}', '--config.data.dir=docstrings:email,json,logging,http', *flags]
+  return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_the_whole_way_stopped_in_between_and_in_two_rounds(tmp_path):
+  work = tmp_path / 'work'
+  few = ['--config.retriever.steps=3', '--config.reranker.steps=3']
+  # Ended in the middle, by a kill that nothing can catch.
+  command = [sys.executable, '-m', 'dprjax.pipeline', LOCAL, f'--workdir={work}', '--config.data.dir=docstrings:email,json,logging,http', *few]
+  child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+  deadline = time.monotonic() + 300
+  while not (work / 'first' / 'metrics.jsonl').exists():
+    assert child.poll() is None and time.monotonic() < deadline
+    time.sleep(0.1)
+  os.killpg(child.pid, signal.SIGKILL)
+  child.wait()
+
+  whole = run(work, *few)
+  assert whole.returncode == 0, whole.stderr
+  assert 'Mine: mined-bm25: done before' in whole.stdout and 'Train: first: done before' not in whole.stdout
+  lines = [line for line in whole.stdout.splitlines() if line.startswith('[')]
+  assert [line.split(']')[0] for line in lines] == [f'[{n}/{len(lines)}' for n in range(1, len(lines) + 1)]
+  table = (work / 'report.md').read_text()
+  for name in ('BM25', 'frozen backbone', '+ BM25 negatives', '+ un-denoised negatives', '+ denoised negatives'):
+    assert f'| {name} |' in table
+  mined = [json.loads(line) for line in (work / 'mined-denoised' / 'train.jsonl').open()]
+  retrievers = {one['retriever'] for query in mined for one in query['negative_passages']}
+  assert retrievers == {'bm25', 'retriever'}
+  scored = [one for query in mined for one in query['negative_passages'] if 'reranker_score' in one]
+  # 0.9, as a logit; the pool is a sample of what is below.
+  assert {one['reranker_score'] < 2.1972 for one in scored if 'denoised' in one['pools']} == {True}
+
+  # A second round is added to what is there; of the first, only the table is made anew.
+  first = {path: path.read_bytes() for path in work.glob('*/prompt.npz')}
+  more = run(work, *few, '--config.rounds=2')
+  assert more.returncode == 0, more.stderr
+  assert {path: path.read_bytes() for path in first} == first
+  ran = [line.split('] ')[1] for line in more.stdout.splitlines() if line.startswith('[') and not line.endswith('done before')]
+  assert ran and all('denoised' in line or line == 'Compare' for line in ran)
+  assert '| + denoised negatives, round 2 |' in (work / 'report.md').read_text()
+
+
+def test_only_what_differs_from_the_recipe_is_handed_on():
+  config = configs.parse([LOCAL, '--config.retriever.optim.learning_rate=0.5', "--config.retriever.trainable=('prompt/.*','head/.*')"])
+  assert pipeline.differences(config.retriever_recipe, config.retriever) == [
+      '--config.negatives=1', '--config.optim.learning_rate=0.5', "--config.trainable=('prompt/.*', 'head/.*')"]
+  parsed = configs.parse([f'--config={config.retriever_recipe}', *pipeline.differences(config.retriever_recipe, config.retriever)])
+  assert parsed.optim.learning_rate == 0.5 and tuple(parsed.trainable) == ('prompt/.*', 'head/.*')
+
+
+@pytest.mark.parametrize(('flags', 'words'), [
+    (['--config.data.dir='], 'config.data.dir is empty'), (['--config.rounds=0'], 'config.rounds'), (['--config.sample=0'], 'config.sample'),
+    (['--config.mix.random=0.5'], 'config.mix: shares must add up to 1'), (['--config.reranker.system=dpr'], 'config.reranker.system'),
+    (["--config.runs=('dpt=none.trec',)"], 'run in config.runs not found'), (['--config.data.dir=none'], 'none')])
+def test_knobs_that_cannot_be(tmp_path, flags, words):
+  with pytest.raises(InputError, match=words):
+    pipeline.Pipeline(configs.parse([LOCAL, *flags]), pipeline.epath.Path(tmp_path))
+
+
+def test_an_experiment_of_train(command, tmp_path, error_line):
+  with pytest.raises(SystemExit):
+    pipeline.main([f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={tmp_path}'])
+  assert 'dprjax.pipeline takes configs/unm.py' in error_line()
+  with pytest.raises(SystemExit):
+    pipeline.main([LOCAL])
+  assert '--workdir is missing' in error_line()
