@@ -3,7 +3,9 @@
 import json
 import pathlib
 
+import numpy as np
 import pytest
+from scipy.special import expit
 
 from dprjax import bm25, mine, train
 from dprjax.data import docstrings
@@ -63,6 +65,40 @@ def test_bad_flags(world, command, flags, message):
   status, said = command(mine, *arguments(world), f'--run={world.folder}/bm25.trec', *flags)
   assert status == 2 and message in said and said.count('dprjax: error: ') == 1
   assert not (world.folder / 'out.jsonl').exists() and not list(world.folder.glob('.*'))
+
+
+@pytest.mark.slow
+def test_a_cross_encoder_and_a_run_that_it_rescored_denoise_alike(tmp_path, command, request):
+  pytest.importorskip('dprjax.reranker')
+  from dprjax import rerank
+  model, world = request.getfixturevalue('make_cross_encoder')(), World(tmp_path)
+  words = ['json', 'decodes', 'string', 'objects', 'http', 'server', 'sends', 'message', 'xml', 'tree']
+  corpus = tmp_path / 'corpus.jsonl'
+  records = [json.loads(line) for line in corpus.read_text().splitlines()]
+  for record in records:
+    record['text'] = ' '.join(words[int(digit)] for digit in record['text'] if digit.isdecimal())
+  corpus.write_text(''.join(json.dumps(record) + '\n' for record in records))
+  texts = [f'--queries={tmp_path}/queries.jsonl', f'--corpus={corpus}']
+  # Both runs' passages in one, to be rescored.
+  pairs = {tuple(line.split()[::2][:2]) for name in world.runs for line in world.lines(name)}
+  world.write('union.trec', [f'{query} Q0 {doc} 1 1 union' for query, doc in sorted(pairs)])
+  assert command(rerank, *texts, f'--backbone={model}', f'--run={tmp_path}/union.trec', f'--out={tmp_path}/reranked.trec')[0] == 0
+  scores = np.unique([float(line.split()[4]) for line in (tmp_path / 'reranked.trec').read_text().splitlines()])
+  # Half are below it, and none is near it.
+  middle = len(scores) // 2 + np.argmax(np.diff(scores[len(scores) // 2:len(scores) // 2 + 20]))
+  threshold = expit((scores[middle] + scores[middle + 1]) / 2)
+  given = [*texts, f'--qrels={tmp_path}/train.tsv', f'--run={tmp_path}/bm25.trec', f'--run={tmp_path}/dense.trec', '--sample=4',
+           f'--threshold={threshold}']
+  assert command(mine, *given, f'--reranker={model}', f'--out={tmp_path}/a.jsonl')[0] == 0
+  assert command(mine, *given, f'--reranked={tmp_path}/reranked.trec', f'--out={tmp_path}/b.jsonl')[0] == 0
+  mined = [[json.loads(line) for line in (tmp_path / name).read_text().splitlines()] for name in ('a.jsonl', 'b.jsonl')]
+  pools = set()
+  for one, other in zip(*mined, strict=True):
+    for left, right in zip(one['negative_passages'], other['negative_passages'], strict=True):
+      assert left.pop('reranker_score') == pytest.approx(right.pop('reranker_score'), abs=1e-4)
+      assert left == right
+      pools.add(tuple(left['pools']))
+  assert len(pools) > 1
 
 
 @pytest.mark.slow
