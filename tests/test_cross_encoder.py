@@ -81,8 +81,8 @@ def test_trains_and_resumes_bit_for_bit(go, trained, first_run, tmp_path, flags)
 
 def test_learns_what_it_is_shown(go, tmp_path):
   # The same queries again and again, at a rate that forgets all caution.
-  status, err = go(f'--config.data.store={tmp_path}/store', '--config.steps=60', '--config.data.max_queries=16', '--config.data.dev_split=', '--config.backbone.dropout=0.0',
-                   '--config.checkpoint.every=60', '--config.optim.learning_rate=3e-3')
+  status, err = go(f'--config.data.store={tmp_path}/store', '--config.steps=60', '--config.data.max_queries=16', '--config.data.dev_split=',
+                   '--config.backbone.dropout=0.0', '--config.checkpoint.every=60', '--config.optim.learning_rate=3e-3')
   assert status == 0, err
   losses = [row['loss'] for row in metrics_of(tmp_path / 'run')]
   assert losses[0] > 1.0 and min(losses[-5:]) < 0.6, losses

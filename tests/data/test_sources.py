@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from dprjax.data import forms
+from dprjax.data import forms, sources
 from dprjax.data.sources import Source, detect_form, load_dataset
 from dprjax.errors import InputError
 
@@ -312,3 +312,19 @@ def test_pools_that_there_are_not(beir, tmp_path, pools):
   mined = jsonl(tmp_path / 'mined.jsonl', [{'query_id': 'q1', 'negative_passages': [{'docid': 'd3', 'pools': pools}]}])
   with pytest.raises(InputError, match=r"mined\.jsonl, line 1: .*pools.*expected .*undenoised"):
     read(beir, negatives=str(mined))
+
+
+def test_the_texts_that_are_wanted(tmp_path):
+  path = tmp_path / 'corpus.jsonl'
+  lines = [{'_id': 'a', 'title': 'T', 'text': 'one'}, {'_id': 'b', 'text': 'two'}, {'_id': 'b', 'text': 'three'}, {'_id': 'c', 'text': 'four'}]
+  path.write_text(''.join(json.dumps(line) + '\n' for line in lines))
+  assert [tuple(one) for one in sources.read_texts(path, 'passage', {'c', 'a', 'x'})] == [('a', 'T one'), ('c', 'four')]
+  assert list(sources.read_texts(path, 'passage', {'x'})) == []
+  # What nobody asked for may be there twice; what is asked for may not, and a bad line is bad wherever it is.
+  with pytest.raises(InputError, match="passage id 'b' is on line 2 and again on line 3"):
+    list(sources.read_texts(path, 'passage', {'b'}))
+  with pytest.raises(InputError, match="passage id 'b'"):
+    list(sources.read_texts(path, 'passage'))
+  path.write_text(path.read_text() + '{}\n')
+  with pytest.raises(InputError, match='line 5'):
+    list(sources.read_texts(path, 'passage', {'a'}))

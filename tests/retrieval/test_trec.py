@@ -37,6 +37,14 @@ def test_from_rows_leaves_out_the_unused():
   assert run.doc_ids == ['a', 'b', 'c'] and len(run) == 3
 
 
+def test_rescored():
+  run = run_from_dict({'q2': {'a': 3.0, 'c': 2.0, 'b': 1.0}, 'q1': {}, 'q0': {'b': 5.0}})
+  # In the order of its rows: each query's, best first.
+  again = run.rescored(np.array([-1.0, 0.5, 0.5, 7.0]))
+  assert as_dict(again) == {'q2': [('c', 0.5), ('b', 0.5), ('a', -1.0)], 'q1': [], 'q0': [('b', 7.0)]}
+  assert as_dict(run)['q2'] == [('a', 3.0), ('c', 2.0), ('b', 1.0)]
+
+
 def test_keep_top_and_same_id():
   run = run_from_dict({'a': {'a': 3.0, 'b': 2.0, 'c': 1.0}, 'z': {'b': 1.0}, 'c': {'c': 1.0}})
   assert run.same_id().tolist() == [True, False, False, False, True]
