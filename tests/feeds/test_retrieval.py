@@ -103,6 +103,13 @@ def test_the_dev_split_is_measured(start, bag, tmp_path, limit):
   assert (tmp_path / 'run' / 'dev.tsv').read_text() == 'query-id\tcorpus-id\tscore\noak\te1\t1\nyew\te3\t1\n'
 
 
+def test_the_dev_split_is_measured_by_its_grades(start, bag, folder):
+  # Ranked e2, e3 for yew: grades 1 and 3 in the wrong order.
+  (folder / 'qrels' / 'dev.tsv').write_text('query-id\tcorpus-id\tscore\nyew\te2\t1\nyew\te3\t3\n')
+  found = start(data__dev_split='dev').evaluation(bag)(WEIGHTS)
+  assert found['nDCG@10'] == pytest.approx((1 + 3 / math.log2(3)) / (3 + 1 / math.log2(3)))
+
+
 def test_queries_that_are_held_out_are_the_dev_split(start, bag, tmp_path):
   feed = start(data__hold_out=0.5, batch_size=2)
   seen = {name for _ in range(feed.epoch) for name in feed.ids(next(feed.loader)).removeprefix('queries ').split(', positives ')[0].split(', ')}
