@@ -53,7 +53,7 @@ def test_what_the_loop_is_given(start, words_of, tmp_path):
   assert feed.said == '10 training queries, 28 passages; up to 11 negatives a query'
   batch = next(feed.loader)
   assert {key: (value.dtype.name, value.shape) for key, value in batch.items()} == {
-      'query_tokens': ('int32', (4, 4)), 'query_mask': ('bool', (4, 4)), 'passage_tokens': ('int32', (4, 3, 8)),
+      'negative_kind': ('int8', (4, 2)), 'query_tokens': ('int32', (4, 4)), 'query_mask': ('bool', (4, 4)), 'passage_tokens': ('int32', (4, 3, 8)),
       'passage_mask': ('bool', (4, 3, 8)), 'query_index': ('int32', (4,)), 'passage_index': ('int32', (4, 3)), 'relevant': ('int32', (4, 1))}
   assert feed.shape(batch) == 'queries of 4 and passages of 8 tokens'
   # Names and texts are those of one another.
