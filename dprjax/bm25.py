@@ -15,12 +15,10 @@ import jax
 
 from dprjax import cli, files
 from dprjax.data import sources
-from dprjax.errors import InputError
 from dprjax.retrieval import bm25, trec
 
 logger = logging.getLogger('dprjax')
 
-_LISTED = 5
 
 
 def search(
@@ -48,11 +46,7 @@ def search(
   if qrels is not None:
     judged = trec.read_qrels(qrels)
     unknown = [query_id for query_id in judged if query_id not in texts]
-    said = f'{qrels}: {len(unknown)} of {len(judged)} queries are not in {queries}: {", ".join(unknown[:_LISTED])}'
-    if unknown and (strict or len(unknown) == len(judged)):
-      raise InputError(said)
-    if unknown:
-      logger.info('%s', said)
+    cli.tell(f'{qrels}: {len(unknown)} of {len(judged)} queries are not in {queries}', unknown, strict or len(unknown) == len(judged))
     texts = {query_id: text for query_id, text in texts.items() if query_id in judged}
   settings = {'k1': k1, 'b': b, 'language': language}
   corpus_sha256 = files.sha256_file(files.existing(corpus, 'corpus'))
@@ -69,8 +63,7 @@ def search(
   seconds = {'index': indexed - started, 'search': time.perf_counter() - indexed}
   run = trec.run_from_rows(list(texts), index.ids, found.rows, found.scores)
   nothing = [query_id for query_id, first in zip(run.query_ids, found.rows[:, 0].tolist(), strict=True) if first < 0]
-  if nothing:
-    logger.info('%s: %d of %d queries share no word with any passage: %s', queries, len(nothing), len(run), ', '.join(nothing[:_LISTED]))
+  cli.tell(f'{queries}: {len(nothing)} of {len(run)} queries share no word with any passage', nothing, False)
   if drop_same_id:
     run = run.keep(~run.same_id()).top(k)
   return run, {

@@ -17,6 +17,8 @@ import rich.text
 
 from dprjax.errors import InputError
 
+_LISTED = 5  # ids, where there may be many
+
 
 class Parser(argparse.ArgumentParser):
   """argparse with dprjax's error line, ``--debug``, and defaults shown in ``--help``."""
@@ -65,6 +67,16 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
   if not console.is_terminal:
     console.width = 500
   console.print(table)
+
+
+def tell(sentence: str, ids: Sequence[str], strict: bool, then: str = '') -> None:
+  """Says what is odd about the input, which ids (the first few) and what is done about it, if there are any. Raises InputError if strict."""
+  if not ids:
+    return
+  said = f'{sentence}: {", ".join(ids[:_LISTED])}{", ..." if len(ids) > _LISTED else ""}'
+  if strict:
+    raise InputError(said)
+  logging.getLogger('dprjax').info('%s', said + (f'; {then}' if then else ''))
 
 
 def fail(message: str) -> NoReturn:

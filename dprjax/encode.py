@@ -8,7 +8,6 @@ same command after an interruption goes on with the next shard.
 
 import argparse
 import logging
-import time
 from collections.abc import Sequence
 
 from dprjax import cli, files
@@ -19,7 +18,6 @@ from dprjax.retriever import KINDS, Retriever
 from dprjax.runtime import log
 
 logger = logging.getLogger('dprjax')
-_SPEAK_EVERY = 10.0  # seconds
 
 
 def encode(
@@ -57,24 +55,15 @@ def encode(
   todo = sum(shard.stop - shard.start for shard in pending)
   if todo < len(ids):
     logger.info('%s: %s of %s texts are there already', out, f'{len(ids) - todo:,}', f'{len(ids):,}')
-  began = spoke = time.monotonic()
-  done = 0
-
-  def progress(count: int) -> None:
-    nonlocal spoke
-    now = time.monotonic()
-    if now - spoke > _SPEAK_EVERY:
-      spoke = now
-      rate = (done + count) / (now - began)
-      logger.info('%s of %s texts  %.0f a second  %s left', f'{done + count:,}', f'{todo:,}', rate, log.duration((todo - done - count) / rate))
+  progress = log.Countdown('texts', todo)
   for shard in pending:
     writer.write(shard, retriever.encode([one.text for one in records[shard.start:shard.stop]], kind, progress))
-    done += shard.stop - shard.start
+    progress.finish(shard.stop - shard.start)
   writer.finish()
   cut = retriever.truncated[kind]
   if cut:
     logger.info('%s of %s texts were longer than %d tokens and were cut there', f'{cut:,}', f'{todo:,}', settings.max_length(kind))
-  seconds = time.monotonic() - began
+  seconds = progress.seconds
   logger.info('%s: %s %s vectors in %s (%.0f a second)', out, f'{len(ids):,}', kind, log.duration(seconds), todo / max(seconds, 1e-9))
 
 

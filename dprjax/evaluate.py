@@ -30,7 +30,6 @@ from dprjax.retrieval import answers, measures, trec
 
 logger = logging.getLogger('dprjax')
 
-_LISTED = 5
 
 
 def evaluate(
@@ -74,38 +73,28 @@ def evaluate(
   if qrels:
     parts.append(measures.measure(ranked, judged, names))
     missing = [query_id for query_id in judged if query_id not in retrieved_for]
-    _tell(f'{run}: nothing for {len(missing)} of {len(judged)} judged queries, which count as 0', missing, strict)
+    cli.tell(f'{run}: nothing for {len(missing)} of {len(judged)} judged queries, which count as 0', missing, strict)
   if given and corpus:
     wanted = answers.wanted(ranked, given, max(answer_k))
     texts = answers.read_passages(corpus, wanted)
     parts.append(answers.answer_recall(ranked, given, texts, answer_k, match))
     missing = [question for question in given if question not in retrieved_for]
-    _tell(f'{run}: nothing for {len(missing)} of {len(given)} questions, which count as 0', missing, strict)
+    cli.tell(f'{run}: nothing for {len(missing)} of {len(given)} questions, which count as 0', missing, strict)
     unknown = sorted(wanted - set(texts))
-    _tell(f'{run}: {len(unknown)} of its passages are not in {corpus}, and count as without an answer', unknown, strict)
+    cli.tell(f'{run}: {len(unknown)} of its passages are not in {corpus}, and count as without an answer', unknown, strict)
   counts = {name: count for part in parts for name, count in part['counts'].items()}
   counts['queries_with_own_id'] = touched
   if qrels and corpus:
     documents = {document for documents in judged.values() for document in documents}
     unknown = sorted(documents - set(answers.read_passages(corpus, documents)))
     counts['unknown_documents'] = len(unknown)
-    _tell(f'{qrels}: {len(unknown)} of {len(documents)} judged documents are not in {corpus}', unknown, strict)
+    cli.tell(f'{qrels}: {len(unknown)} of {len(documents)} judged documents are not in {corpus}', unknown, strict)
   return {
       'mean': {name: value for part in parts for name, value in part['mean'].items()},
       'per_query': {name: values for part in parts for name, values in part['per_query'].items()},
       'counts': counts,
       'settings': {'drop_same_id': drop_same_id, **({'match': match} if answer_file else {})},
   }
-
-
-def _tell(sentence: str, ids: list[str], strict: bool) -> None:
-  """Says it and which they are, if there are any. Raises InputError if that is forbidden."""
-  if not ids:
-    return
-  said = f'{sentence}: {", ".join(ids[:_LISTED])}{", ..." if len(ids) > _LISTED else ""}'
-  if strict:
-    raise InputError(said)
-  logger.info('%s', said)
 
 
 def together(datasets: dict[str, dict[str, Any]]) -> dict[str, Any]:

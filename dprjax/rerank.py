@@ -28,8 +28,6 @@ from dprjax.runtime import log
 logger = logging.getLogger('dprjax')
 
 TAG = 'dprjax-rerank'
-_LISTED = 5
-_SPEAK_EVERY = 10.0  # seconds
 _PARTS, _FORMAT = 'parts.json', 1
 
 
@@ -63,12 +61,12 @@ def rerank(
   wanted = set(kept.query_ids)
   query_texts = read_wanted(queries, 'query', wanted)
   unknown_queries = [query_id for query_id in kept.query_ids if query_id not in query_texts]
-  _tell(f'{run}: {len(unknown_queries)} of {len(kept)} queries are not in {", ".join(queries)}', unknown_queries, strict)
+  cli.tell(f'{run}: {len(unknown_queries)} of {len(kept)} queries are not in {", ".join(queries)}', unknown_queries, strict, 'left out')
   texts = read_wanted(corpus, 'passage', {kept.doc_ids[doc] for doc in np.unique(kept.docs).tolist()})
   known_queries = np.array([query_id in query_texts for query_id in kept.query_ids], bool)
   known_docs = np.array([doc_id in texts for doc_id in kept.doc_ids], bool)
   unknown_docs = [kept.doc_ids[doc] for doc in np.unique(kept.docs).tolist() if not known_docs[doc]]
-  _tell(f'{run}: {len(unknown_docs)} passages are not in {", ".join(corpus)}', unknown_docs, strict)
+  cli.tell(f'{run}: {len(unknown_docs)} passages are not in {", ".join(corpus)}', unknown_docs, strict, 'left out')
   kept = kept.keep(known_queries[kept.query_of_row()] & known_docs[kept.docs])
   if not len(kept.docs):
     raise InputError(f'{run}: no query and passage of it are in {", ".join((*queries, *corpus))}: there is nothing to score')
@@ -153,16 +151,7 @@ def _score(
   if todo < len(scores):
     logger.info('%s of %s pairs are scored already', f'{len(scores) - todo:,}', f'{len(scores):,}')
   query_of_row = run.query_of_row()
-  began = spoke = time.monotonic()
-  done = 0
-
-  def progress(count: int) -> None:
-    nonlocal spoke
-    now = time.monotonic()
-    if now - spoke > _SPEAK_EVERY:
-      spoke = now
-      rate = (done + count) / (now - began)
-      logger.info('%s of %s pairs  %.0f a second  %s left', f'{done + count:,}', f'{todo:,}', rate, log.duration((todo - done - count) / rate))
+  progress = log.Countdown('pairs', todo)
   for number in pending:
     shard = parts.shards[number]
     pairs = [(run.query_ids[query_of_row[row]], run.doc_ids[run.docs[row]]) for row in shard]
@@ -174,8 +163,8 @@ def _score(
                        f'the weights of {reranker.backbone.path} are damaged, or overflow as they are computed')
     parts.save(number, values)
     scores[shard.start:shard.stop] = values
-    done += len(shard)
-  seconds = time.monotonic() - began
+    progress.finish(len(shard))
+  seconds = progress.seconds
   logger.info('%s pairs of %s queries in %s (%.0f a second)', f'{todo:,}', f'{len(run):,}', log.duration(seconds), todo / max(seconds, 1e-9))
   return scores
 
@@ -188,16 +177,6 @@ def _finished(out: str, settings: dict[str, Any]) -> dict[str, Any] | None:
   if not isinstance(report, dict) or report.get('settings') != settings or report.get('out_sha256') != files.sha256_file(out):
     return None
   return report
-
-
-def _tell(sentence: str, ids: list[str], strict: bool) -> None:
-  """Says it and which they are, if there are any. Raises InputError if that is forbidden."""
-  if not ids:
-    return
-  said = f'{sentence}: {", ".join(ids[:_LISTED])}{", ..." if len(ids) > _LISTED else ""}'
-  if strict:
-    raise InputError(said)
-  logger.info('%s; left out', said)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -44,3 +44,22 @@ def test_pace_leaves_out_the_first_step_and_pauses(monkeypatch):
   assert pace(2) == (0.0, 0.0)
   pace.pause(5.0)
   assert pace(7) == (1.0, 5.0)
+
+
+def test_a_countdown_speaks_now_and_then(caplog, monkeypatch):
+  now = [100.0]
+  monkeypatch.setattr(log.time, 'monotonic', lambda: now[0])
+  countdown = log.Countdown('texts', 1400)
+  with caplog.at_level('INFO', 'dprjax'):
+    now[0] = 104.0
+    countdown(200)
+    assert not caplog.messages  # too soon
+    countdown.finish(300)
+    now[0] = 110.0
+    countdown(400)
+    now[0] = 111.0
+    countdown(500)
+    now[0] = 120.0
+    countdown(1100)  # the last: what comes next says so
+  assert caplog.messages == ['700 of 1,400 texts  70 a second  10s left']
+  assert countdown.seconds == 20.0
