@@ -40,8 +40,8 @@ class Model(NamedTuple):
   @property
   def files(self) -> list[epath.Path]:
     """What it consists of, as far as that is here: a hub id or a package is known by its name."""
-    folder = epath.Path(self.backbone)
-    return [*([folder] if folder.is_dir() else []), *([self.prompt] if self.prompt else [])]
+    local = bool(self.backbone) and epath.Path(self.backbone).is_dir()
+    return [*([epath.Path(self.backbone)] if local else []), *([self.prompt] if self.prompt else [])]
 
 
 class Pipeline:

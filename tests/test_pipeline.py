@@ -45,7 +45,7 @@ def test_the_whole_way_stopped_in_between_and_in_two_rounds(tmp_path):
   table = (work / 'report.md').read_text()
   for name in ('BM25', 'frozen backbone', '+ BM25 negatives', '+ un-denoised negatives', '+ denoised negatives'):
     assert f'| {name} |' in table
-  mined = [json.loads(line) for line in (work / 'mined-denoised' / 'train.jsonl').open()]
+  mined = [json.loads(line) for line in (work / 'mined-denoised' / 'train.jsonl').read_text().splitlines()]
   retrievers = {one['retriever'] for query in mined for one in query['negative_passages']}
   assert retrievers == {'bm25', 'retriever'}
   scored = [one for query in mined for one in query['negative_passages'] if 'reranker_score' in one]
@@ -86,3 +86,9 @@ def test_an_experiment_of_train(command, tmp_path, error_line):
   with pytest.raises(SystemExit):
     pipeline.main([LOCAL])
   assert '--workdir is missing' in error_line()
+
+
+def test_a_models_files_are_those_that_are_here(tmp_path):
+  prompt = pipeline.epath.Path(tmp_path / 'prompt.npz')
+  assert pipeline.Model('').files == [] and pipeline.Model('package:some').files == []
+  assert pipeline.Model(str(tmp_path), prompt).files == [pipeline.epath.Path(tmp_path), prompt]
