@@ -117,6 +117,14 @@ def test_what_is_refused(write_classifier):
   assert hub.load_backbone(write_classifier('bert', 1, change={'id2label': 'absent'}, folder='f'), classifier=True).classifier is not None
 
 
+def test_pickled_weights_are_converted_with_their_head(write_classifier):
+  path = write_classifier('bert', change={'architectures': ['BertForSequenceClassification']})
+  (path / 'model.safetensors').rename(path / 'pytorch_model.bin')
+  assert 'from transformers import AutoModelForSequenceClassification, AutoTokenizer; ' in error(path)
+  (path / 'config.json').write_text((path / 'config.json').read_text().replace('BertForSequenceClassification', 'BertModel'))
+  assert 'from transformers import AutoModel, AutoTokenizer; ' in error(path)
+
+
 @pytest.mark.slow
 def test_fresh_heads():
   config = encoder.EncoderConfig('bert', 50, 32, 3, 4, 64)
