@@ -78,11 +78,18 @@ def make_cross_encoder(tmp_path_factory):
       # Only the shapes are asked for: nothing is compiled.
       shapes = jax.eval_shape(lambda key: (encoder.init_encoder(config, key), classifier.init_classifier(config, key, labels)), jax.random.key(0))
       params, head = jax.tree_util.tree_map_with_path(
-          lambda path, leaf: (0.2 * rng.standard_normal(leaf.shape) + (path[-1].key == 'scale')).astype(np.float32), shapes)
+          lambda path, leaf: (0.5 * rng.standard_normal(leaf.shape) + (path[-1].key == 'scale')).astype(np.float32), shapes)
       hub.save_backbone(folder / 'model', config, params, source=folder, classifier=head, max_length=16)
       made[labels] = folder / 'model'
     return made[labels]
   return make
+
+
+@pytest.fixture(scope='session')
+def small_cross_encoder(make_cross_encoder):
+  """That of 1 label, loaded; one padded length, so that one program is compiled for all tests."""
+  from dprjax import CrossEncoder
+  return CrossEncoder.load(make_cross_encoder(), batch_size=8)
 
 
 @pytest.fixture

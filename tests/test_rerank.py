@@ -30,20 +30,15 @@ def write_run(folder, run):
       f'{query} Q0 {doc} {rank} {10.0 - rank} bm25\n' for query, docs in run.items() for rank, doc in enumerate(docs, start=1)))
 
 
-@pytest.fixture(scope='session')
-def loaded(make_cross_encoder):
-  return CrossEncoder.load(make_cross_encoder(), batch_size=8)
-
-
 @pytest.fixture
-def go(command, folder, make_cross_encoder, loaded, monkeypatch):
+def go(command, folder, make_cross_encoder, small_cross_encoder, monkeypatch):
   """``go(*flags)``: reranks folder/run.trec into folder/out.trec; flags come last and so override."""
   load = CrossEncoder.load
 
   # The same model is not compiled anew for every test.
   def once(path, **settings):
     same = path == str(make_cross_encoder()) and settings == {'max_length': None, 'batch_size': 8, 'dtype': 'float32'}
-    return loaded if same else load(path, **settings)
+    return small_cross_encoder if same else load(path, **settings)
   monkeypatch.setattr(CrossEncoder, 'load', once)
 
   def run(*flags):
@@ -58,7 +53,7 @@ def expected(make_cross_encoder):
   def score(run):
     rankings = {}
     for query, docs in run.items():
-      scores = alone(make_cross_encoder(), [(QUERIES[query], ' '.join(CORPUS[doc]).strip()) for doc in docs], 16)
+      scores = alone(make_cross_encoder(), [(QUERIES[query], ' '.join(CORPUS[doc]).strip()) for doc in docs])
       rankings[query] = sorted(zip(docs, scores.tolist(), strict=True), key=lambda one: -one[1])
     return rankings
   return score

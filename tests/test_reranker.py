@@ -21,7 +21,7 @@ PAIRS = [(QUERIES[i % 4], ' '.join(WORDS[i % 7:i % 7 + 1 + i % 9])) for i in ran
 NEAR = {'rtol': 0, 'atol': 5e-5}
 
 
-def alone(path, pairs, max_length=32):
+def alone(path, pairs, max_length=16):
   """Each pair by itself, without padding, in float64."""
   loaded, tokenizer = hub.load_backbone(path, classifier=True), text.load_tokenizer(path)
   params, head = jax.tree.map(lambda leaf: leaf.astype(np.float64), (loaded.params, loaded.classifier))
@@ -32,15 +32,10 @@ def alone(path, pairs, max_length=32):
   return np.array(scores)
 
 
-@pytest.fixture(scope='session')
-def small(make_cross_encoder):
-  return CrossEncoder.load(make_cross_encoder(), max_length=32, batch_size=8)
-
-
-def test_scores_are_those_of_each_pair_alone(small, make_cross_encoder):
-  told = []
+def test_scores_are_those_of_each_pair_alone(small_cross_encoder, make_cross_encoder):
+  small, told = small_cross_encoder, []
   scores = small.score(PAIRS, told.append)
-  assert scores.dtype == np.float32 and scores.shape == (30,) and small.truncated == 0
+  assert scores.dtype == np.float32 and scores.shape == (30,) and small.max_length == 16  # as its tokenizer's files say
   assert scores.std() > 0.05
   np.testing.assert_allclose(scores, alone(make_cross_encoder(), PAIRS), **NEAR)
   assert told == sorted(told) and told[-1] == 30
@@ -49,7 +44,8 @@ def test_scores_are_those_of_each_pair_alone(small, make_cross_encoder):
   assert small.score([]).shape == (0,)
 
 
-def test_neither_order_nor_company_changes_a_score(small, monkeypatch):
+def test_neither_order_nor_company_changes_a_score(small_cross_encoder, monkeypatch):
+  small = small_cross_encoder
   scores = small.score(PAIRS)
   np.testing.assert_allclose(small.score(PAIRS[::-1])[::-1], scores, **NEAR)
   monkeypatch.setattr(reranker, '_BLOCK', 7)
@@ -59,32 +55,34 @@ def test_neither_order_nor_company_changes_a_score(small, monkeypatch):
 
 
 @pytest.mark.slow
-def test_one_device_and_eight_give_the_same(small):
-  one = CrossEncoder(small.backbone, small.tokenizer, 32, mesh=mesh.make_mesh({'data': -1}, jax.local_devices()[:1]))
+def test_one_device_and_eight_give_the_same(small_cross_encoder):
+  small = small_cross_encoder
+  one = CrossEncoder(small.backbone, small.tokenizer, 16, mesh=mesh.make_mesh({'data': -1}, jax.local_devices()[:1]))
   np.testing.assert_allclose(one.score(PAIRS), small.score(PAIRS), **NEAR)
-  rough = CrossEncoder(small.backbone, small.tokenizer, 32, dtype='bfloat16')
+  rough = CrossEncoder(small.backbone, small.tokenizer, 16, dtype='bfloat16')
   assert 0 < np.abs(rough.score(PAIRS) - small.score(PAIRS)).mean() < 0.1
 
 
 @pytest.mark.slow
-def test_two_labels(make_cross_encoder):
-  path = make_cross_encoder(2)
-  two = CrossEncoder.load(path, max_length=32)
-  assert two.labels == 2
-  np.testing.assert_allclose(two.score(PAIRS), alone(path, PAIRS), **NEAR)
+@pytest.mark.parametrize('labels', [1, 2])
+def test_of_several_lengths(make_cross_encoder, labels):
+  path = make_cross_encoder(labels)
+  model = CrossEncoder.load(path, max_length=40)
+  assert model.labels == labels
+  np.testing.assert_allclose(model.score(PAIRS), alone(path, PAIRS, 40), **NEAR)
+  assert model.truncated == 0
 
 
-@pytest.mark.slow
-def test_long_pairs_are_cut_and_counted(make_cross_encoder):
-  short = CrossEncoder.load(make_cross_encoder(), batch_size=8)
-  assert short.max_length == 16  # as its tokenizer's files say
+def test_long_pairs_are_cut_and_counted(small_cross_encoder, make_cross_encoder):
+  before = small_cross_encoder.truncated
   long = ('json string', 'an http server sends a message ' * 5)
-  scores = short.score([long, ('json', 'xml')])
-  assert short.truncated == 1
-  np.testing.assert_allclose(scores[:1], alone(make_cross_encoder(), [long], 16), **NEAR)
+  scores = small_cross_encoder.score([long, ('json', 'xml')])
+  assert small_cross_encoder.truncated == before + 1
+  np.testing.assert_allclose(scores[:1], alone(make_cross_encoder(), [long]), **NEAR)
 
 
-def test_sha256_names_model_and_head(small, make_cross_encoder, tmp_path):
+def test_sha256_names_model_and_head(small_cross_encoder, make_cross_encoder, tmp_path):
+  small = small_cross_encoder
   again = CrossEncoder.load(make_cross_encoder())
   assert again.sha256 == small.sha256
   head = jax.tree.map(lambda leaf: leaf * 2, small.backbone.classifier)

@@ -91,7 +91,7 @@ def load_backbone(path_or_hub_id: PathLike, *, heads: bool = False, classifier: 
     raise InputError(f'{where}: expected a JSON object, found {type(hf_config).__name__}')
   config = _encoder_config(hf_config, where)
   with contextlib.ExitStack() as stack:
-    handles = weights.open_weights(folder, os.fspath(path_or_hub_id), stack)
+    handles = weights.open_weights(folder, os.fspath(path_or_hub_id), hf_config, stack)
     params, sha256, mlm = weights.read_model(config, folder, handles, heads)
     classified = weights.read_classifier(config, folder, handles, hf_config) if classifier else None
     condenser, split = weights.read_condenser(config, folder / weights.CONDENSER, stack) if heads else (None, None)

@@ -24,13 +24,15 @@ _INDEX = 'model.safetensors.index.json'
 _PICKLES = ('pytorch_model.bin', 'pytorch_model.bin.index.json', 'model.ckpt.index', 'tf_model.h5', 'flax_model.msgpack')
 
 
-def open_weights(folder: epath.Path, source: str, stack: contextlib.ExitStack) -> list[Any]:
+def open_weights(folder: epath.Path, source: str, hf_config: dict[str, Any], stack: contextlib.ExitStack) -> list[Any]:
   """The open safetensors files of a model's folder, which the user called ``source``; ``stack`` closes them.
 
   Raises:
     InputError: there are none, pickled ones alone, or one is missing or damaged.
   """
-  return [_open(file, stack) for file in _weight_files(folder, source)]
+  classes = hf_config.get('architectures') or ()
+  head = 'ForSequenceClassification' if any(str(name).endswith('ForSequenceClassification') for name in classes) else ''
+  return [_open(file, stack) for file in _weight_files(folder, source, f'AutoModel{head}')]
 
 
 def read_model(config: EncoderConfig, folder: epath.Path, handles: list[Any], heads: bool) -> tuple[Params, str, Params | None]:
@@ -126,7 +128,7 @@ def read_classifier(config: EncoderConfig, folder: epath.Path, handles: list[Any
     if labels not in (1, 2):
       raise InputError(f'{folder}: {output} has {labels} labels; a cross-encoder has 1 (relevance) or 2 (irrelevant, relevant)')
     said = hf_config.get('id2label')
-    if said is not None and len(said) != labels:
+    if isinstance(said, dict) and len(said) != labels:
       raise InputError(f'{folder}: {output} has {labels} label{"s" if labels > 1 else ""}, but the id2label of config.json has {len(said)}')
     tensors = {tensor.path: tensor for tensor in names.classifier_tensors(config, labels)}
   elif not any(name.startswith('classifier.') for name in there):
@@ -175,8 +177,8 @@ def read_condenser(config: EncoderConfig, file: epath.Path, stack: contextlib.Ex
   return params, split
 
 
-def _weight_files(folder: epath.Path, name: str) -> list[epath.Path]:
-  """The files of weights in a model's folder, which the user called ``name``."""
+def _weight_files(folder: epath.Path, name: str, class_name: str) -> list[epath.Path]:
+  """The files of weights in a model's folder, which the user called ``name``, and which that class of transformers converts whole."""
   if (folder / WEIGHTS).exists():
     return [folder / WEIGHTS]
   if (folder / _INDEX).exists():
@@ -191,8 +193,8 @@ def _weight_files(folder: epath.Path, name: str) -> list[epath.Path]:
   pickles = [name for name in _PICKLES if (folder / name).exists()]
   raise InputError(
       f'{folder}: no {WEIGHTS} to load{", only " + ", ".join(pickles) if pickles else ""}; pickled weights can run code and are never loaded. '
-      f'Where PyTorch is installed, convert them: python -c "from transformers import AutoModel, AutoTokenizer; '
-      f'[c.from_pretrained(\'{name}\').save_pretrained(\'{name}\') for c in (AutoModel, AutoTokenizer)]"')
+      f'Where PyTorch is installed, convert them: python -c "from transformers import {class_name}, AutoTokenizer; '
+      f'[c.from_pretrained(\'{name}\').save_pretrained(\'{name}\') for c in ({class_name}, AutoTokenizer)]"')
 
 
 def _open(file: epath.Path, stack: contextlib.ExitStack) -> Any:

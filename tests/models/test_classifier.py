@@ -79,7 +79,7 @@ def test_round_trip_keeps_every_bit(write_classifier, tmp_path, model_type, labe
 def test_a_fresh_head_on_another_kind_of_model(write_classifier, tmp_path):
   loaded = hub.load_backbone(write_classifier('bert', 2, change={'problem_type': 'single_label_classification', 'id2label': {'0': 'no', '1': 'yes'}}))
   assert loaded.classifier is None  # not asked for
-  head = classifier.init_classifier(loaded.config, jax.random.key(0), 1)
+  head = {name: {'kernel': np.zeros((18, size)), 'bias': np.zeros(size)} for name, size in (('dense', 18), ('output', 1))}
   hub.save_backbone(tmp_path / 'out', loaded.config, loaded.params, hf_config=loaded.hf_config, classifier=head)
   written = json.loads((tmp_path / 'out' / 'config.json').read_text())
   assert written['id2label'] == {'0': 'LABEL_0'} and written['label2id'] == {'LABEL_0': 0} and 'problem_type' not in written
@@ -117,6 +117,15 @@ def test_what_is_refused(write_classifier):
   assert hub.load_backbone(write_classifier('bert', 1, change={'id2label': 'absent'}, folder='f'), classifier=True).classifier is not None
 
 
+def test_pickled_weights_are_converted_with_their_head(write_classifier):
+  path = write_classifier('bert', change={'architectures': ['BertForSequenceClassification']})
+  (path / 'model.safetensors').rename(path / 'pytorch_model.bin')
+  assert 'from transformers import AutoModelForSequenceClassification, AutoTokenizer; ' in error(path)
+  (path / 'config.json').write_text((path / 'config.json').read_text().replace('BertForSequenceClassification', 'BertModel'))
+  assert 'from transformers import AutoModel, AutoTokenizer; ' in error(path)
+
+
+@pytest.mark.slow
 def test_fresh_heads():
   config = encoder.EncoderConfig('bert', 50, 32, 3, 4, 64)
   head = classifier.init_classifier(config, jax.random.key(0), 2)
@@ -127,6 +136,7 @@ def test_fresh_heads():
     classifier.init_classifier(config, jax.random.key(0), 3)
 
 
+@pytest.mark.slow
 def test_dropout_is_where_transformers_has_it():
   config = encoder.EncoderConfig('bert', 50, 32, 3, 4, 64, hidden_dropout=0.5)
   # A tanh of 1 everywhere: what is dropped can be counted in the last layer's sum.
