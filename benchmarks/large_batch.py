@@ -10,10 +10,7 @@ than --most MiB is compiled and not run. Writes benchmarks/results/large_batch-D
 
 import argparse
 import json
-import os
 import pathlib
-import platform
-import re
 import subprocess
 import sys
 import time
@@ -22,7 +19,8 @@ import types
 import jax
 import numpy as np
 
-from dprjax import cli, files, train
+import record
+from dprjax import cli, train
 from dprjax.models import hub
 from dprjax.objectives import pretrain
 from dprjax.runtime import config as configs
@@ -30,7 +28,6 @@ from dprjax.runtime import mesh as meshes
 from dprjax.runtime import optim, tree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-RESULTS = ROOT / 'benchmarks' / 'results'
 OPTIONS = {'passages': 2048, 'chunk': 128, 'tokens': 64, 'vocabulary': 8000, 'runs': 2, 'most': 4096}
 
 
@@ -59,13 +56,8 @@ def main() -> None:
         cases[name] = json.loads(found.stdout)
       one = cases[name]
       print(f'{passages:>9} {chunks:>7} {one["temporary_mib"]:>14} {one.get("process_mib", ""):>13} {one.get("seconds", ""):>8}', flush=True)
-  device = device_name()
-  path = RESULTS / f'large_batch-{re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")}.json'
   settings = {name: value for name, value in vars(args).items() if name != 'case'}
-  files.write_json(path, {
-      'hardware': {'device': device, 'cores': len(os.sched_getaffinity(0)), 'load_average_at_the_end': round(os.getloadavg()[0], 1)},
-      'versions': {'python': platform.python_version(), 'jax': jax.__version__}, 'settings': settings, 'cases': cases})
-  print(f'wrote {path}')
+  record.write('large_batch', cases, settings, {'jax': jax.__version__}, jax.devices()[0].device_kind)
 
 
 def measure(args: argparse.Namespace, passages: int, chunks: int) -> dict[str, float]:
@@ -107,15 +99,6 @@ def held(what: str) -> float:
   """MiB of memory that this process holds (VmRSS), or held at most (VmHWM)."""
   (line,) = (line for line in pathlib.Path('/proc/self/status').read_text().splitlines() if line.startswith(what))
   return int(line.split()[1]) / 2**10
-
-
-def device_name() -> str:
-  device = jax.devices()[0]
-  if device.platform == 'cpu':
-    for line in pathlib.Path('/proc/cpuinfo').read_text().splitlines():
-      if line.startswith('model name'):
-        return line.partition(':')[2].strip()
-  return device.device_kind
 
 
 if __name__ == '__main__':

@@ -11,8 +11,6 @@ import argparse
 import json
 import os
 import pathlib
-import platform
-import re
 import subprocess
 import sys
 import tempfile
@@ -23,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from dprjax import cli, files
+import record
+from dprjax import cli
 
-RESULTS = pathlib.Path(__file__).parent / 'results'
 RUNS = 4
 # A small one; four times that in everything; MS MARCO's queries, with shallow runs.
 CASES = [(12_500, 250_000, 200), (50_000, 1_000_000, 200), (500_000, 250_000, 4)]
@@ -49,14 +47,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
       cases.append(measure(pathlib.Path(folder), queries, passages, depth, args.texts))
     print(json.dumps(cases[-1]), flush=True)
-  cpu = next((line.partition(':')[2].strip() for line in pathlib.Path('/proc/cpuinfo').read_text().splitlines() if line.startswith('model name')),
-             platform.machine())
-  path = RESULTS / f'mining-{re.sub(r"[^a-z0-9]+", "-", cpu.lower()).strip("-")}.json'
-  files.write_json(path, {
-      'hardware': {'cpu': cpu, 'cores': len(os.sched_getaffinity(0)), 'load_average_at_the_end': round(os.getloadavg()[0], 1)},
-      'versions': {'python': platform.python_version(), 'numpy': np.__version__, 'pyarrow': pa.__version__},
-      'settings': {'runs': RUNS, 'texts': args.texts}, 'cases': cases})
-  print(f'wrote {path}')
+  record.write('mining', cases, {'runs': RUNS, 'texts': args.texts}, {'numpy': np.__version__, 'pyarrow': pa.__version__})
 
 
 def numbers(text: str) -> tuple[int, int, int]:

@@ -8,10 +8,6 @@ whatever else the machine does hurts both. Writes benchmarks/results/mlm_head-DE
 """
 
 import argparse
-import os
-import pathlib
-import platform
-import re
 import statistics
 import time
 
@@ -19,10 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dprjax import cli, files
+import record
+from dprjax import cli
 from dprjax.models import encoder, heads, masking
-
-RESULTS = pathlib.Path(__file__).parent / 'results'
 
 
 def main() -> None:
@@ -69,22 +64,8 @@ def main() -> None:
     cases[name] = {'temporary_mib': round(temporary / 2**20, 1), 'milliseconds': round(1e3 * statistics.median(seconds[name])),
                    'fastest_and_slowest': [round(1e3 * min(seconds[name])), round(1e3 * max(seconds[name]))]}
     print(f'{name:12} {temporary / 2**20:8.1f} MiB  {1e3 * statistics.median(seconds[name]):8.0f} ms')
-  device = device_name()
-  path = RESULTS / f'mlm_head-{re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")}.json'
   settings = vars(args) | {'masked_per_row': masked.positions.shape[1]}
-  files.write_json(path, {
-      'hardware': {'device': device, 'cores': len(os.sched_getaffinity(0)), 'load_average_at_the_end': round(os.getloadavg()[0], 1)},
-      'versions': {'python': platform.python_version(), 'jax': jax.__version__}, 'settings': settings, 'cases': cases})
-  print(f'wrote {path}')
-
-
-def device_name() -> str:
-  device = jax.devices()[0]
-  if device.platform == 'cpu':
-    for line in pathlib.Path('/proc/cpuinfo').read_text().splitlines():
-      if line.startswith('model name'):
-        return line.partition(':')[2].strip()
-  return device.device_kind
+  record.write('mlm_head', cases, settings, {'jax': jax.__version__}, jax.devices()[0].device_kind)
 
 
 if __name__ == '__main__':

@@ -8,8 +8,8 @@ import pytest
 from dprjax.data import text
 from dprjax.models.encoder import EncoderConfig
 from dprjax.objectives.system import System
-from dprjax.runtime import config as configs
 from dprjax.runtime import mesh as meshes
+from tests.knobs import with_knobs
 
 WORDS = ['ash', 'beech', 'cedar', 'elm', 'fir', 'hazel', 'larch', 'maple', 'oak', 'pine', 'rowan', 'spruce', 'willow', 'yew']
 
@@ -46,19 +46,4 @@ def bag(tokenizer):
 @pytest.fixture
 def knobs():
   """``knobs(a__b=value)``: the defaults with some of them set, frozen as the training loop hands them over."""
-  def make(**changes):
-    c = configs.default()
-    for name, value in changes.items():
-      *parents, last = name.split('__')
-      node = c
-      for parent in parents:
-        node = node[parent]
-      node[last] = value
-    return ml_collections.FrozenConfigDict(c)
-  return make
-
-
-@pytest.fixture
-def words_of(tokenizer):
-  """The words of a row of tokens, without special ones."""
-  return lambda tokens: tokenizer.backend.decode([int(token) for token in tokens]).split()
+  return lambda **changes: ml_collections.FrozenConfigDict(with_knobs(**changes))

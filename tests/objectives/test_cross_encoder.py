@@ -8,10 +8,10 @@ from dprjax.data import text
 from dprjax.errors import InputError
 from dprjax.models import encoder
 from dprjax.objectives import cross_encoder
-from dprjax.runtime import config as configs
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 from tests import reference
+from tests.knobs import with_knobs
 
 ROWS, CANDIDATES = 16, 3
 WORDS = ['json', 'decodes', 'a', 'string', 'into', 'objects', 'and', 'raises', 'errors']
@@ -38,18 +38,10 @@ def parts(model):
   return {'query': backbone, 'passage': backbone, 'classifier': pooler}
 
 
-def make_config(**knobs):
-  c = configs.default()
-  c.system, c.backbone.dropout, c.negatives, c.batch_size = 'cross_encoder', 0.0, CANDIDATES - 1, ROWS
-  c.trainable = ('backbone/.*', 'head/.*')
-  c.data.query_max_length, c.data.passage_max_length = 7, 10
-  for name, value in knobs.items():
-    *parents, last = name.split('__')
-    node = c
-    for parent in parents:
-      node = node[parent]
-    node[last] = value
-  return c
+def make_config(**changes):
+  return with_knobs(**{
+      'system': 'cross_encoder', 'trainable': ('backbone/.*', 'head/.*'), 'backbone__dropout': 0.0, 'negatives': CANDIDATES - 1,
+      'batch_size': ROWS, 'data__query_max_length': 7, 'data__passage_max_length': 10} | changes)
 
 
 @pytest.fixture(scope='session')

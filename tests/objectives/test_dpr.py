@@ -9,26 +9,17 @@ from dprjax import train
 from dprjax.errors import InputError
 from dprjax.models import encoder, hub
 from dprjax.objectives import dpr
-from dprjax.runtime import config as configs
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import optim, tree
 from tests import reference
+from tests.knobs import with_knobs
 
 MODEL = encoder.EncoderConfig('bert', 40, 8, 2, 2, 16, max_positions=12)
 ROWS, CANDIDATES = 32, 2
 
 
-def make_config(**knobs):
-  c = configs.default()
-  c.prompt.length, c.prompt.dropout, c.backbone.dropout = 3, 0.0, 0.0
-  c.batch_size = ROWS
-  for name, value in knobs.items():
-    *parents, last = name.split('__')
-    node = c
-    for parent in parents:
-      node = node[parent]
-    node[last] = value
-  return c
+def make_config(**changes):
+  return with_knobs(**{'prompt__length': 3, 'prompt__dropout': 0.0, 'backbone__dropout': 0.0, 'batch_size': ROWS} | changes)
 
 
 def make_batch(rows=ROWS, candidates=CANDIDATES, query_length=5, passage_length=7, vocab=40, seed=1):

@@ -8,10 +8,10 @@ from dprjax.data import text
 from dprjax.errors import InputError
 from dprjax.models import encoder, hub, masking
 from dprjax.objectives import pretrain
-from dprjax.runtime import config as configs
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 from tests import reference
+from tests.knobs import with_knobs
 
 ROWS, LENGTHS = 24, {'first': 9, 'second': 12}  # three passages a device: a device's texts are no power of two
 SENTENCES = ['the cat sat on the mat', 'the dog sat on the log', 'a cat and a dog met at the mat'] * 20
@@ -39,18 +39,9 @@ def model_of(tokenizer):
   return encoder.EncoderConfig('bert', tokenizer.vocab_size, 8, 3, 2, 16, max_positions=16)
 
 
-def make_config(**knobs):
-  c = configs.default()
-  c.system, c.trainable = 'pretrain', ('backbone/.*', 'head/.*')
-  c.prompt.dropout, c.backbone.dropout = 0.0, 0.0
-  c.batch_size = ROWS
-  for name, value in knobs.items():
-    *parents, last = name.split('__')
-    node = c
-    for parent in parents:
-      node = node[parent]
-    node[last] = value
-  return c
+def make_config(**changes):
+  return with_knobs(**{
+      'system': 'pretrain', 'trainable': ('backbone/.*', 'head/.*'), 'prompt__dropout': 0.0, 'backbone__dropout': 0.0, 'batch_size': ROWS} | changes)
 
 
 def make_batch(tokenizer, rows=ROWS, lengths=LENGTHS, seed=1):

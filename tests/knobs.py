@@ -1,0 +1,15 @@
+"""Configs for tests, from knobs given as keyword arguments."""
+
+from dprjax.runtime import config as configs
+
+
+def with_knobs(**knobs):
+  """The default config with ``prompt__length=3`` in place of ``config.prompt.length = 3``."""
+  config = configs.default()
+  for name, value in knobs.items():
+    *parents, last = name.split('__')
+    node = config
+    for parent in parents:
+      node = node[parent]
+    node[last] = value
+  return config
