@@ -47,3 +47,9 @@ def bag(tokenizer):
 def knobs():
   """``knobs(a__b=value)``: the defaults with some of them set, frozen as the training loop hands them over."""
   return lambda **changes: ml_collections.FrozenConfigDict(with_knobs(**changes))
+
+
+@pytest.fixture
+def words_of(tokenizer):
+  """The words of a row of tokens, without special ones."""
+  return lambda tokens: tokenizer.backend.decode([int(token) for token in tokens]).split()
