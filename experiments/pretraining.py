@@ -24,16 +24,16 @@ from dprjax import Retriever, analysis
 from dprjax.data import corpora, documents, similarity, sources, text, views
 from dprjax.models import hub
 from dprjax.retrieval import exact, measures, trec
+from dprjax.runtime import config as configs
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-LENGTH = 128  # tokens of a passage in pretraining
 # config file and argument, overrides
 METHODS = {
     'MLM': ('condenser.py:mlm', []),
     'Condenser': ('condenser.py:condenser', []),
-    'coCondenser': ('condenser.py:cocondenser', ['--config.pretrain.span_length=62']),
+    'coCondenser': ('condenser.py:cocondenser', []),
     'RIP, sentences': ('rip.py:sentence', []),
-    'RIP, spans': ('rip.py:span', ['--config.pretrain.span_length=62']),
+    'RIP, spans': ('rip.py:span', []),
     'ICT': ('condenser.py:ict', []),
 }
 BASELINE = 'no pretraining'
@@ -50,6 +50,8 @@ def main():
   parser.add_argument('--steps', type=int, default=2000, help='updates of pretraining')
   parser.add_argument('--tokens', type=int, default=8192, help='in an update, about')
   parser.add_argument('--tune_steps', type=int, default=150, help='updates of DPT and FT, of 32 queries')
+  parser.add_argument('--length', type=int, default=128, help='tokens of a text in pretraining, at most; spans have half')
+  parser.add_argument('--learning_rate', type=float, default=5e-4, help='of pretraining: small models from random weights need more than 1e-4')
   parser.add_argument('--read', type=int, default=128, help='tokens of a passage in DPT, FT and retrieval')
   parser.add_argument('--seeds', default='0', help='separated by commas')
   parser.add_argument('--vocab_size', type=int, default=8000)
@@ -76,7 +78,7 @@ class Experiment:
         self.data / 'arxiv', self.data / 'medquad' / 'corpus.jsonl', self.data / 'text' / 'enwiki', self.data / 'text' / 'wikitext-2',
         self.data / 'text' / 'gutenberg']
     known = self.out / 'settings.json'
-    settings = {name: getattr(args, name) for name in ('size', 'steps', 'tokens', 'tune_steps', 'read', 'vocab_size')}
+    settings = {name: getattr(args, name) for name in ('size', 'steps', 'tokens', 'length', 'learning_rate', 'tune_steps', 'read', 'vocab_size')}
     if known.exists() and json.loads(known.read_text()) != settings:
       sys.exit(f'{self.out} holds results of other settings ({known.read_text().strip()}); choose another --out')
     known.write_text(json.dumps(settings) + '\n')
@@ -134,14 +136,13 @@ class Experiment:
   def pretrain(self, config, overrides, start, folder, seed, out):
     if out.exists():
       return
-    from dprjax.runtime import config as configs
     flags = [
         f'--config={ROOT}/configs/{config}', f'--config.backbone.path={start}', f'--config.data.dir={",".join(map(str, self.corpus))}',
-        f'--config.data.store={self.out}/store', f'--config.pretrain.max_length={LENGTH}', f'--config.seed={seed}', '--config.epochs=0.0',
-        f'--config.steps={self.args.steps}', f'--config.grad_cache={self.args.grad_cache}', f'--config.backbone.dtype={self.args.dtype}',
-        # From random weights a small model stands, and needs, larger steps than a pretrained one.
-        f'--config.optim.learning_rate={7e-3 if "prompt" in config else 5e-4}', '--config.backbone.unroll=0', '--config.log_every=50',
-        '--config.checkpoint.every=500', *overrides]
+        f'--config.data.store={self.out}/store', f'--config.pretrain.max_length={self.args.length}', '--config.epochs=0.0',
+        f'--config.pretrain.span_length={self.args.length // 2 - 2}', f'--config.pretrain.buckets=({self.args.length // 2}, {self.args.length})',
+        f'--config.seed={seed}', f'--config.steps={self.args.steps}', f'--config.grad_cache={self.args.grad_cache}',
+        f'--config.backbone.dtype={self.args.dtype}', '--config.backbone.unroll=0', '--config.log_every=50', '--config.checkpoint.every=500',
+        f'--config.optim.learning_rate={7e-3 if "prompt" in config else self.args.learning_rate}', *overrides]
     flags.append(f'--config.batch_size={self.passages(configs.parse(flags))}')
     command('train', f'--workdir={folder}/pretrain', *flags)
     command('export', f'--workdir={folder}/pretrain', f'--out={out}')
