@@ -59,9 +59,10 @@ def default() -> ml_collections.ConfigDict:
   c.temperature = 1.0                  # scores are divided by it
   c.in_batch = True                    # other rows' passages are negatives too, over all devices
   c.negatives = 1                      # hard negatives a query; 0: in-batch only
-  # Their shares, which add up to 1: of the mined ones a reranker passed, of the mined ones as they come (those of a file that names
-  # no pools), and of passages drawn at random. Other rows' passages are negatives besides (in_batch).
-  c.mix = ml_collections.ConfigDict({'denoised': 0.0, 'undenoised': 1.0, 'random': 0.0})
+  c.mix = ml_collections.ConfigDict()  # their shares, which add up to 1; other rows' passages are negatives besides (in_batch)
+  c.mix.denoised = 0.0                 # of mined negatives that a reranker passed
+  c.mix.undenoised = 1.0               # of mined negatives as they come, and of those of a file that names no pools
+  c.mix.random = 0.0                   # of passages drawn from the whole corpus
 
   c.batch_size = 64                    # queries a step over all devices
   c.accumulate = 1                     # batches an update: the loss sees the negatives of all of them, memory holds one
