@@ -2,11 +2,12 @@
 
     python experiments/pretraining.py --data=../shared/data --out=runs/pretraining --size=mini --steps=2000 --seeds=0,1,2
 
-Every method starts from the same random weights and vocabulary (a seed's), takes the same number of updates, and sees about the same number
-of tokens in each (`--tokens`): methods with shorter texts get more passages. What follows is the same for all: zero-shot retrieval, a prompt
-(DPT) and fine-tuning (FT) on SciFact and MedQuAD, FT with 100 and 1,000 queries, STS-b, alignment and uniformity. Stages are kept under `--out`
-and not done twice: the same command goes on where it stopped. At the end (or with --table, of what is there) it prints the table and
-writes table.md and results.json.
+Every method starts from the same weights and vocabulary (a seed's): random ones after `--base_steps` updates of plain MLM, as the papers start
+from BERT or RoBERTa. (From random ones outright, a contrastive loss over small batches only makes all vectors alike.) All take the same number of
+updates and see about the same number of tokens in each (`--tokens`): methods with shorter texts get more passages. What follows is the same for
+all: zero-shot retrieval, a prompt (DPT) and fine-tuning (FT) on SciFact and MedQuAD, FT with 100 and 1,000 queries, STS-b, alignment and
+uniformity. Stages are kept under `--out` and not done twice: the same command goes on where it stopped, and several with other `--seeds` may share
+the work. At the end (or with --table, of what is there) it prints the table and writes table.md and results.json.
 """
 
 import argparse
@@ -36,7 +37,7 @@ METHODS = {
     'RIP, spans': ('rip.py:span', []),
     'ICT': ('condenser.py:ict', []),
 }
-BASELINE = 'no pretraining'
+RANDOM, BASE = 'random weights', 'start'
 PROMPTS = 'RIP on prompts'  # Table 6: on the backbone of plain MLM
 SETS = ('scifact', 'medquad')
 QUERIES = (100, 1000, 0)  # 0: all
@@ -47,11 +48,13 @@ def main():
   parser.add_argument('--data', required=True, help='the folder of data sets: arxiv, medquad, scifact, stsb, text')
   parser.add_argument('--out', required=True)
   parser.add_argument('--size', default='mini', choices=sorted(hub.SIZES))
+  parser.add_argument('--base_steps', type=int, default=2000, help='updates of plain MLM that come before all methods')
+  parser.add_argument('--base_learning_rate', type=float, default=1e-3, help='of these')
   parser.add_argument('--steps', type=int, default=2000, help='updates of pretraining')
   parser.add_argument('--tokens', type=int, default=8192, help='in an update, about')
   parser.add_argument('--tune_steps', type=int, default=150, help='updates of DPT and FT, of 32 queries')
   parser.add_argument('--length', type=int, default=128, help='tokens of a text in pretraining, at most; spans have half')
-  parser.add_argument('--learning_rate', type=float, default=5e-4, help='of pretraining: small models from random weights need more than 1e-4')
+  parser.add_argument('--learning_rate', type=float, default=5e-4, help='of pretraining: small models need more than 1e-4')
   parser.add_argument('--read', type=int, default=128, help='tokens of a passage in DPT, FT and retrieval')
   parser.add_argument('--seeds', default='0', help='separated by commas')
   parser.add_argument('--vocab_size', type=int, default=8000)
@@ -62,7 +65,7 @@ def main():
   experiment = Experiment(args)
   if not args.table:
     for seed in map(int, args.seeds.split(',')):
-      for method in (BASELINE, *METHODS, PROMPTS):
+      for method in (BASE, *METHODS, PROMPTS, RANDOM):
         experiment.run(method, seed)
   experiment.table()
 
@@ -78,7 +81,8 @@ class Experiment:
         self.data / 'arxiv', self.data / 'medquad' / 'corpus.jsonl', self.data / 'text' / 'enwiki', self.data / 'text' / 'wikitext-2',
         self.data / 'text' / 'gutenberg']
     known = self.out / 'settings.json'
-    settings = {name: getattr(args, name) for name in ('size', 'steps', 'tokens', 'length', 'learning_rate', 'tune_steps', 'read', 'vocab_size')}
+    settings = {name: getattr(args, name) for name in (
+        'size', 'base_steps', 'base_learning_rate', 'steps', 'tokens', 'length', 'learning_rate', 'tune_steps', 'read', 'vocab_size')}
     if known.exists() and json.loads(known.read_text()) != settings:
       sys.exit(f'{self.out} holds results of other settings ({known.read_text().strip()}); choose another --out')
     known.write_text(json.dumps(settings) + '\n')
@@ -87,16 +91,20 @@ class Experiment:
     """Everything for one method and seed; one JSON a measurement."""
     name = f'{re.sub(r"[^a-z]+", "-", method.lower())}-{seed}'
     folder = self.out / name
-    start = self.start(seed)
-    if method == BASELINE:
+    start, base = self.start(seed), self.out / f'start-{seed}' / 'backbone'
+    rate = 7e-3 if method == PROMPTS else self.args.learning_rate
+    if method == RANDOM:
       backbone, prompt = start, None
+    elif method == BASE:
+      backbone, prompt = base, None
+      self.pretrain('condenser.py:mlm', [], start, folder, seed, backbone, self.args.base_steps, self.args.base_learning_rate)
     elif method == PROMPTS:
       backbone, prompt = self.out / f'mlm-{seed}' / 'backbone', folder / 'prompt.npz'
-      self.pretrain('rip.py:prompt', ['--config.prompt.length=16'], backbone, folder, seed, prompt)
+      self.pretrain('rip.py:prompt', ['--config.prompt.length=16'], backbone, folder, seed, prompt, self.args.steps, rate)
     else:
       backbone, prompt = folder / 'backbone', None
       config, overrides = METHODS[method]
-      self.pretrain(config, overrides, start, folder, seed, backbone)
+      self.pretrain(config, overrides, base, folder, seed, backbone, self.args.steps, rate)
     results = folder / 'results'
     results.mkdir(parents=True, exist_ok=True)
     self.once(results / 'looks.json', lambda: self.looks(backbone, prompt))
@@ -110,7 +118,7 @@ class Experiment:
 
   def start(self, seed):
     """Random weights, and the vocabulary that all share."""
-    vocabulary, folder = self.out / 'vocabulary', self.out / f'start-{seed}'
+    vocabulary, folder = self.out / 'vocabulary', self.out / f'random-{seed}'
     if not (vocabulary / 'tokenizer.json').exists():
       say('training the vocabulary')
       text.train_wordpiece((one.text for one in corpora.read_documents(self.corpus, sources.Report())), self.args.vocab_size, vocabulary)
@@ -133,16 +141,16 @@ class Experiment:
       batches.close()
     return max(16, round(self.args.tokens / real / 16) * 16)
 
-  def pretrain(self, config, overrides, start, folder, seed, out):
+  def pretrain(self, config, overrides, start, folder, seed, out, steps, rate):
     if out.exists():
       return
     flags = [
         f'--config={ROOT}/configs/{config}', f'--config.backbone.path={start}', f'--config.data.dir={",".join(map(str, self.corpus))}',
         f'--config.data.store={self.out}/store', f'--config.pretrain.max_length={self.args.length}', '--config.epochs=0.0',
         f'--config.pretrain.span_length={self.args.length // 2 - 2}', f'--config.pretrain.buckets=({self.args.length // 2}, {self.args.length})',
-        f'--config.seed={seed}', f'--config.steps={self.args.steps}', f'--config.grad_cache={self.args.grad_cache}',
+        f'--config.seed={seed}', f'--config.steps={steps}', f'--config.grad_cache={self.args.grad_cache}',
         f'--config.backbone.dtype={self.args.dtype}', '--config.backbone.unroll=0', '--config.log_every=50', '--config.checkpoint.every=500',
-        f'--config.optim.learning_rate={7e-3 if "prompt" in config else self.args.learning_rate}', *overrides]
+        f'--config.optim.learning_rate={rate}', *overrides]
     flags.append(f'--config.batch_size={self.passages(configs.parse(flags))}')
     command('train', f'--workdir={folder}/pretrain', *flags)
     command('export', f'--workdir={folder}/pretrain', f'--out={out}')
@@ -217,7 +225,7 @@ class Experiment:
                'medquad-zero-shot nDCG@10', 'medquad-DPT nDCG@10', 'medquad-FT-100 nDCG@10', 'medquad-FT-1000 nDCG@10', 'medquad-FT nDCG@10',
                'STS-b', 'alignment', 'uniformity']
     rows = []
-    for method in (BASELINE, *METHODS, PROMPTS):
+    for method in (RANDOM, BASE, *METHODS, PROMPTS):
       cells = []
       for column in columns:
         values = list(found.get(re.sub(r'[^a-z]+', '-', method.lower()), {}).get(column, {}).values())

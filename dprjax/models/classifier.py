@@ -19,7 +19,7 @@ LABELS = (1, 2)
 
 
 def init_classifier(config: EncoderConfig, key: Array, labels: int = 1) -> dict[str, Any]:
-  """Fresh parameters, float32: kernels N(0, 0.02), biases 0.
+  """Fresh parameters, float32: kernels N(0, ``initializer_range``), biases 0.
 
   Returns:
     ``dense`` (``kernel`` [H, H], ``bias`` [H]) and ``output`` (``kernel`` [H, labels], ``bias`` [labels]).
@@ -31,7 +31,7 @@ def init_classifier(config: EncoderConfig, key: Array, labels: int = 1) -> dict[
     raise InputError(f'a cross-encoder has 1 label (relevance) or 2 (irrelevant, relevant), not {labels}')
   width = config.hidden_size
   return {
-      name: {'kernel': encoder.Dense.kernel_init(one, (width, size), jnp.float32), 'bias': jnp.zeros(size, jnp.float32)}
+      name: {'kernel': encoder.kernel_init(config)(one, (width, size), jnp.float32), 'bias': jnp.zeros(size, jnp.float32)}
       for name, size, one in zip(('dense', 'output'), (width, labels), jax.random.split(key), strict=True)}
 
 

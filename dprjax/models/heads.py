@@ -36,7 +36,7 @@ def normalize(x: Float[Array, '... H']) -> Float[Array, '... H']:
 
 
 def init_mlm_head(config: EncoderConfig, key: Array) -> dict[str, Any]:
-  """Fresh parameters of a masked-LM head, float32: kernel N(0, 0.02), biases 0, LayerNorm's scale 1, as BERT starts.
+  """Fresh parameters of a masked-LM head, float32: kernel N(0, ``initializer_range``), biases 0, LayerNorm's scale 1, as BERT starts.
 
   Returns:
     ``dense`` (``kernel`` [H, H], ``bias`` [H]), ``norm`` (``scale``, ``bias`` [H]) and ``bias`` [V]; the output projection is the
@@ -45,7 +45,7 @@ def init_mlm_head(config: EncoderConfig, key: Array) -> dict[str, Any]:
   width = config.hidden_size
   shapes = {'dense': {'bias': width}, 'norm': {'bias': width}, 'bias': config.vocab_size}
   head: dict[str, Any] = jax.tree.map(lambda size: jnp.zeros(size, jnp.float32), shapes)
-  head['dense']['kernel'] = encoder.Dense.kernel_init(key, (width, width), jnp.float32)
+  head['dense']['kernel'] = encoder.kernel_init(config)(key, (width, width), jnp.float32)
   head['norm']['scale'] = jnp.ones(width, jnp.float32)
   return head
 
@@ -63,7 +63,7 @@ def mlm_logits(
     dtype: of the matrix products; LayerNorm and the logits' sums are float32.
   """
   x: Any = hidden.reshape(1, -1, config.hidden_size)
-  x = encoder.Dense(config.hidden_size, dtype=dtype).apply({'params': head['dense']}, x)
+  x = encoder.dense(config, config.hidden_size, dtype).apply({'params': head['dense']}, x)
   x = encoder.ACTIVATIONS[config.hidden_act if config.model_type == 'bert' else 'gelu'](x)
   x = encoder.LayerNorm(config.layer_norm_eps).apply({'params': head['norm']}, x)
   x = x.astype(dtype).reshape(hidden.shape)

@@ -185,7 +185,7 @@ def save_backbone(
 
 
 def init_params(config: EncoderConfig, key: Array) -> Params:
-  """Fresh parameters, numpy float32: kernels and embeddings N(0, 0.02), biases 0, LayerNorm's scale 1, as BERT starts."""
+  """Fresh parameters, numpy float32: kernels and embeddings N(0, ``initializer_range``), biases 0, LayerNorm's scale 1, as BERT starts."""
   return jax.device_get(init_encoder(config, key))
 
 
@@ -208,7 +208,9 @@ def scratch_config(
   layers, width = SIZES[size]
   if pad_token_id is None:
     pad_token_id = 0 if model_type == 'bert' else 1
-  config = EncoderConfig(model_type, vocab_size, width, layers, width // 64, 4 * width, pad_token_id=pad_token_id)
+  # BERT's 0.02 is for 768 wide: what a layer adds to its input shrinks with the width, in narrow models to next to nothing.
+  config = EncoderConfig(
+      model_type, vocab_size, width, layers, width // 64, 4 * width, pad_token_id=pad_token_id, initializer_range=0.02 * (768 / width) ** 0.5)
   return dataclasses.replace(config, max_positions=max_tokens + config.first_position)
 
 
@@ -259,21 +261,22 @@ def _encoder_config(hf_config: dict[str, Any], where: epath.Path) -> EncoderConf
     if hf_config.get(key):
       raise InputError(f'{where}: {key} is set; decoders are not supported')
   values: dict[str, Any] = {'type_vocab_size': 2, 'pad_token_id': 0 if model_type == 'bert' else 1, 'layer_norm_eps': 1e-12, 'hidden_act': 'gelu',
-            'hidden_dropout_prob': 0.1, 'attention_probs_dropout_prob': 0.1}
+            'hidden_dropout_prob': 0.1, 'attention_probs_dropout_prob': 0.1, 'initializer_range': 0.02}
   values |= {key: value for key, value in hf_config.items() if value is not None}
   for key in ('vocab_size', 'hidden_size', 'num_hidden_layers', 'num_attention_heads', 'intermediate_size', 'max_position_embeddings',
               'type_vocab_size', 'pad_token_id'):
     value = values.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < (key != 'pad_token_id'):
       raise InputError(f'{where}: {key} is {value!r}, expected a whole number')
-  for key in ('layer_norm_eps', 'hidden_dropout_prob', 'attention_probs_dropout_prob'):
+  for key in ('layer_norm_eps', 'hidden_dropout_prob', 'attention_probs_dropout_prob', 'initializer_range'):
     if not isinstance(values[key], float | int) or isinstance(values[key], bool):
       raise InputError(f'{where}: {key} is {values[key]!r}, expected a number')
   try:
     return EncoderConfig(
         model_type, values['vocab_size'], values['hidden_size'], values['num_hidden_layers'], values['num_attention_heads'],
         values['intermediate_size'], values['max_position_embeddings'], values['type_vocab_size'], float(values['layer_norm_eps']),
-        values['hidden_act'], values['pad_token_id'], float(values['hidden_dropout_prob']), float(values['attention_probs_dropout_prob']))
+        values['hidden_act'], values['pad_token_id'], float(values['hidden_dropout_prob']), float(values['attention_probs_dropout_prob']),
+        float(values['initializer_range']))
   except InputError as error:
     raise InputError(f'{where}: {error}') from error
 
@@ -295,4 +298,5 @@ def _hf_config(config: EncoderConfig, base: Mapping[str, Any], mlm: bool, classi
       'num_hidden_layers': config.num_layers, 'num_attention_heads': config.num_heads, 'intermediate_size': config.intermediate_size,
       'max_position_embeddings': config.max_positions, 'type_vocab_size': config.type_vocab_size, 'layer_norm_eps': config.layer_norm_eps,
       'hidden_act': config.hidden_act, 'pad_token_id': config.pad_token_id, 'hidden_dropout_prob': config.hidden_dropout,
-      'attention_probs_dropout_prob': config.attention_dropout, 'position_embedding_type': 'absolute', 'dtype': 'float32'}
+      'attention_probs_dropout_prob': config.attention_dropout, 'initializer_range': config.initializer_range,
+      'position_embedding_type': 'absolute', 'dtype': 'float32'}

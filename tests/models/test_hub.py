@@ -226,6 +226,9 @@ def test_scratch(small):
   config = hub.scratch_config('mini', 100, model_type='roberta', max_tokens=64)
   assert (config.num_layers, config.hidden_size, config.num_heads, config.intermediate_size) == (4, 256, 4, 1024)
   assert (config.max_positions, config.max_tokens, config.pad_token_id) == (66, 64, 1)
+  assert config.initializer_range == pytest.approx(0.034641)  # narrower than BERT's 768, so wider than its 0.02
+  assert hub.init_params(config, jax.random.key(0))['layers']['mlp']['up']['kernel'].std() == pytest.approx(0.034641, rel=0.01)
+  assert hub.scratch_config('base', 100).initializer_range == 0.02
   with pytest.raises(InputError, match="size 'huge' is unknown; use one of: tiny, mini, small, base"):
     hub.scratch_config('huge', 100)
   config = dataclasses.replace(small[0], hidden_size=128, num_layers=2)
