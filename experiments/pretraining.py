@@ -14,12 +14,10 @@ import argparse
 import json
 import pathlib
 import re
-import subprocess
-import sys
-import time
 
 import jax
 import numpy as np
+import trials
 
 from dprjax import Retriever, analysis
 from dprjax.data import corpora, documents, similarity, sources, text, views
@@ -75,17 +73,12 @@ class Experiment:
 
   def __init__(self, args):
     self.args, self.data, self.out = args, pathlib.Path(args.data).resolve(), pathlib.Path(args.out).resolve()
-    self.out.mkdir(parents=True, exist_ok=True)
     # What is written about the world, medicine and science; the test sets' own corpora but for MedQuAD's are not in it.
     self.corpus = [
         self.data / 'arxiv', self.data / 'medquad' / 'corpus.jsonl', self.data / 'text' / 'enwiki', self.data / 'text' / 'wikitext-2',
         self.data / 'text' / 'gutenberg']
-    known = self.out / 'settings.json'
-    settings = {name: getattr(args, name) for name in (
-        'size', 'base_steps', 'base_learning_rate', 'steps', 'tokens', 'length', 'learning_rate', 'tune_steps', 'read', 'vocab_size')}
-    if known.exists() and json.loads(known.read_text()) != settings:
-      sys.exit(f'{self.out} holds results of other settings ({known.read_text().strip()}); choose another --out')
-    known.write_text(json.dumps(settings) + '\n')
+    trials.claim(self.out, {name: getattr(args, name) for name in (
+        'size', 'base_steps', 'base_learning_rate', 'steps', 'tokens', 'length', 'learning_rate', 'tune_steps', 'read', 'vocab_size')})
 
   def run(self, method, seed):
     """Everything for one method and seed; one JSON a measurement."""
@@ -107,9 +100,9 @@ class Experiment:
       self.pretrain(config, overrides, base, folder, seed, backbone, self.args.steps, rate)
     results = folder / 'results'
     results.mkdir(parents=True, exist_ok=True)
-    self.once(results / 'looks.json', lambda: self.looks(backbone, prompt))
+    trials.once(results / 'looks.json', lambda: self.looks(backbone, prompt))
     for name in SETS:
-      self.once(results / f'{name}-zero-shot.json', lambda name=name: self.evaluate(backbone, prompt, name))
+      trials.once(results / f'{name}-zero-shot.json', lambda name=name: self.evaluate(backbone, prompt, name))
       self.tuned('dptdr', name, 0, backbone, prompt, folder, seed)
       if method != PROMPTS:
         for queries in QUERIES:
@@ -120,7 +113,7 @@ class Experiment:
     """Random weights, and the vocabulary that all share."""
     vocabulary, folder = self.out / 'vocabulary', self.out / f'random-{seed}'
     if not (vocabulary / 'tokenizer.json').exists():
-      say('training the vocabulary')
+      trials.say('training the vocabulary')
       text.train_wordpiece((one.text for one in corpora.read_documents(self.corpus, sources.Report())), self.args.vocab_size, vocabulary)
     if not folder.exists():
       model = hub.scratch_config(self.args.size, text.load_tokenizer(vocabulary).vocab_size)
@@ -152,8 +145,8 @@ class Experiment:
         f'--config.backbone.dtype={self.args.dtype}', '--config.backbone.unroll=0', '--config.log_every=50', '--config.checkpoint.every=500',
         f'--config.optim.learning_rate={rate}', *overrides]
     flags.append(f'--config.batch_size={self.passages(configs.parse(flags))}')
-    command('train', f'--workdir={folder}/pretrain', *flags)
-    command('export', f'--workdir={folder}/pretrain', f'--out={out}')
+    trials.command('train', f'--workdir={folder}/pretrain', *flags)
+    trials.command('export', f'--workdir={folder}/pretrain', f'--out={out}')
 
   def tuned(self, kind, name, queries, backbone, prompt, folder, seed):
     """Trains a prompt or the whole backbone on one set's queries, and measures it."""
@@ -173,10 +166,10 @@ class Experiment:
       if prompt is not None:
         flags.append(f'--config.prompt.init_from={prompt}')
       if not out.exists():
-        command('train', f'--workdir={workdir}', *flags)
-        command('export', f'--workdir={workdir}', f'--out={out}')
+        trials.command('train', f'--workdir={workdir}', *flags)
+        trials.command('export', f'--workdir={workdir}', f'--out={out}')
       return self.evaluate(backbone if kind == 'dptdr' else out, out if kind == 'dptdr' else None, name)
-    self.once(folder / 'results' / f'{name}-{label}.json', work)
+    trials.once(folder / 'results' / f'{name}-{label}.json', work)
 
   def queries(self, name):
     return len(sources.load_dataset(sources.Source(str(self.data / name), 'beir', 'train')).queries)
@@ -204,15 +197,6 @@ class Experiment:
         'STS-b': analysis.sts(pairs, lambda some: retriever.encode(list(some), 'query')), 'alignment': analysis.alignment(queries, positives),
         'uniformity': analysis.uniformity(retriever.encode(list(texts.values())[:2000]))}
 
-  def once(self, path, work):
-    """The measurement in ``path``, made if it is not there."""
-    if not path.exists():
-      began = time.monotonic()
-      path.parent.mkdir(parents=True, exist_ok=True)
-      found = work()
-      path.write_text(json.dumps(found) + '\n')
-      say(f'{path.relative_to(self.out)}: {", ".join(f"{key} {value:.4f}" for key, value in found.items())}  {time.monotonic() - began:.0f} s')
-
   def table(self):
     """Mean and, over several seeds, half the range, of whatever has been measured."""
     found = {}
@@ -228,24 +212,13 @@ class Experiment:
     for method in (RANDOM, BASE, *METHODS, PROMPTS):
       cells = []
       for column in columns:
-        values = list(found.get(re.sub(r'[^a-z]+', '-', method.lower()), {}).get(column, {}).values())
-        cells.append('' if not values else f'{np.mean(values):.3f}' + (f' ±{np.ptp(values) / 2:.3f}' if len(values) > 1 else ''))
+        cells.append(trials.cell(found.get(re.sub(r'[^a-z]+', '-', method.lower()), {}).get(column, {}).values()))
       rows.append([method, *cells])
     names = [column.replace(' nDCG@10', '').replace('-', ' ') for column in columns]
-    lines = ['| ' + ' | '.join(row) + ' |' for row in (['', *names], ['---'] * (len(columns) + 1), *rows)]
-    (self.out / 'table.md').write_text('\n'.join(lines) + '\n')
+    made = trials.table(['', *names], rows)
+    (self.out / 'table.md').write_text(made)
     (self.out / 'results.json').write_text(json.dumps(found, indent=2) + '\n')
-    print('\n'.join(lines))
-
-
-def command(name, *flags):
-  """A dprjax command in a process of its own; its output goes through."""
-  say(f'$ python -m dprjax.{name} {" ".join(flags)}')
-  subprocess.run([sys.executable, '-m', f'dprjax.{name}', *flags], check=True, cwd=ROOT)
-
-
-def say(line):
-  print(time.strftime('%H:%M:%S'), line, flush=True)
+    print(made)
 
 
 if __name__ == '__main__':

