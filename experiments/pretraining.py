@@ -17,8 +17,8 @@ import re
 
 import jax
 import numpy as np
-import trials
 
+import trials
 from dprjax import Retriever, analysis
 from dprjax.data import corpora, documents, similarity, sources, text, views
 from dprjax.models import hub

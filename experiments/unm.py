@@ -15,13 +15,13 @@ import json
 import pathlib
 
 import trials
-
 from dprjax import files
 from dprjax.retrieval import trec
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # in the pipeline's report: a row of Table 9
-ROWS = {'bm25': 'BM25', 'frozen': 'backbone', 'first': '+ BM25 negatives', 'undenoised': '+ un-denoised negatives', 'denoised': '+ denoised negatives'}
+ROWS = {
+    'bm25': 'BM25', 'frozen': 'backbone', 'first': '+ BM25 negatives', 'undenoised': '+ un-denoised negatives', 'denoised': '+ denoised negatives'}
 KINDS = {'DPT': 'beir', 'FT': 'beir,ft'}
 MEASURES = ('nDCG@10', 'RR@10', 'R@100')
 
@@ -93,7 +93,8 @@ def tables(out):
     def cells(*what, values=values):
       return [trials.cell(values.get(' '.join((*what, measure)), {}).values()) for measure in MEASURES]
     head = ['', *(f'{kind} {measure}' for kind in KINDS for measure in MEASURES)]
-    made += f'## {name}\n\n' + trials.table(head, [[row, *(cell for kind in KINDS for cell in cells(kind, 'plain', stem))] for stem, row in ROWS.items()])
+    rows = [[row, *(cell for kind in KINDS for cell in cells(kind, 'plain', stem))] for stem, row in ROWS.items()]
+    made += f'## {name}\n\n' + trials.table(head, rows)
     corners = {'without RIP & UNM': ('plain', 'first'), 'with RIP alone': ('rip', 'first'), 'with UNM alone': ('plain', 'denoised'),
                'with RIP & UNM': ('rip', 'denoised')}
     made += '\n' + trials.table(head, [[label, *(cell for kind in KINDS for cell in cells(kind, *which))] for label, which in corners.items()]) + '\n'
