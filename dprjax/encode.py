@@ -15,7 +15,7 @@ from dprjax.data import sources
 from dprjax.errors import InputError
 from dprjax.retrieval import embeddings, trec
 from dprjax.retriever import KINDS, Retriever
-from dprjax.runtime import log
+from dprjax.runtime import compiled, log
 
 logger = logging.getLogger('dprjax')
 
@@ -84,6 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument('--shard_rows', type=cli.positive, default=20_000, help='vectors a file (default: 20000)')
 
   def command(args: argparse.Namespace) -> None:
+    compiled.keep()
     # Before the backbone is read: a wrong name should not cost a minute.
     files.existing(args.input, 'input')
     if args.qrels and args.kind != 'query':

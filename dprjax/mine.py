@@ -82,6 +82,8 @@ def _command(args: argparse.Namespace) -> None:
   if args.reranker:
     # Loading JAX and a model is for those who asked for it.
     from dprjax.reranker import CrossEncoder
+    from dprjax.runtime import compiled
+    compiled.keep()
     score = CrossEncoder.load(args.reranker, max_length=args.max_length, batch_size=args.batch_size).score
   report = mining.mine(
       queries=args.queries, corpus=args.corpus, qrels=args.qrels, retrievers=retrievers, out=args.out, reranked=args.reranked, score=score,

@@ -219,6 +219,8 @@ def _report_backbones(args: argparse.Namespace) -> None:
   # Here, because --metrics need not wait for JAX.
   from dprjax import inspection
   from dprjax.retriever import Retriever
+  from dprjax.runtime import compiled
+  compiled.keep()
 
   backbones = _backbones(args)
   batch_size = args.batch_size or 64

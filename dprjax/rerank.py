@@ -23,7 +23,7 @@ from dprjax.data import sources
 from dprjax.errors import InputError
 from dprjax.reranker import CrossEncoder
 from dprjax.retrieval import trec
-from dprjax.runtime import log
+from dprjax.runtime import compiled, log
 
 logger = logging.getLogger('dprjax')
 
@@ -199,6 +199,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     files.output_file(args.out)
     for path, what in ((args.run, 'run'), *((path, 'queries') for path in args.queries), *((path, 'corpus') for path in args.corpus)):
       files.existing(path, what)
+    compiled.keep()
     reranker = CrossEncoder.load(args.backbone, max_length=args.max_length, batch_size=args.batch_size, dtype=args.dtype)
     report = rerank(
         reranker, args.run, args.queries, args.corpus, args.out, depth=args.depth, strict=args.strict, shard_pairs=args.shard_pairs)

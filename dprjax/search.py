@@ -21,6 +21,7 @@ import numpy as np
 from dprjax import cli, files
 from dprjax.errors import InputError
 from dprjax.retrieval import embeddings, exact, scann, trec
+from dprjax.runtime import compiled
 
 logger = logging.getLogger('dprjax')
 
@@ -137,6 +138,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
   def command(args: argparse.Namespace) -> None:
     files.output_file(args.out)
+    compiled.keep()
     corpus, queries = embeddings.load_embeddings(args.corpus), embeddings.load_embeddings(args.queries)
     run, report = search(
         corpus, queries, k=args.k, index=args.index, drop_same_id=args.drop_same_id, index_dir=args.index_dir, recall=args.recall,

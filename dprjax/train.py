@@ -33,7 +33,7 @@ from dprjax.feeds.feed import Feed
 from dprjax.models import artifact, hub
 from dprjax.objectives import cross_encoder, dpr, pretrain, similarity
 from dprjax.objectives.system import System
-from dprjax.runtime import checkpoint, log, mesh, optim, tree
+from dprjax.runtime import checkpoint, compiled, log, mesh, optim, tree
 from dprjax.runtime import config as configs
 
 # What is trained, and on what.
@@ -73,8 +73,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   workdir.mkdir(parents=True, exist_ok=True)
   configs.claim_workdir(config, workdir)
   config = ml_collections.FrozenConfigDict(config)
-  if config.compilation_cache:
-    jax.config.update('jax_compilation_cache_dir', config.compilation_cache)
+  compiled.keep(config.compilation_cache)
 
   # Text, backbone, token arrays.
   objective, feeds = SYSTEMS[config.system]

@@ -12,6 +12,8 @@ os.environ['XLA_FLAGS'] = (
     '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true '
     # Compiles twice as fast without; jaxlib 0.12 does not know the flag, and ends the process at those.
     '--xla_cpu_parallel_codegen_split_count=1' + (' --xla_cpu_use_fusion_emitters=false' if metadata.version('jaxlib') < '0.12' else ''))
+# No command of a test leaves compiled programs in the home directory; those that keep some name a folder.
+os.environ['JAX_COMPILATION_CACHE_DIR'] = ''
 # Nothing here may reach for a hub.
 os.environ['HF_HUB_OFFLINE'] = '1'
 

@@ -135,7 +135,7 @@ def default() -> ml_collections.ConfigDict:
   c.checkpoint.every = 0               # updates between checkpoints; 0: once an epoch
   c.checkpoint.keep = 2                # of the latest; the best is kept besides
   c.log_every = 10                     # updates between console lines
-  c.compilation_cache = ''             # a folder that keeps compiled programs between runs; '': none
+  c.compilation_cache = 'auto'         # a folder that keeps compiled programs between runs; 'auto': below ~/.cache/dprjax; '': none
   return c
 
 
