@@ -209,7 +209,8 @@ def check(config: ml_collections.ConfigDict) -> None:
     raise InputError(f'config.backbone.vocabulary: expected one of {", ".join(VOCABULARIES)}, not {config.backbone.vocabulary!r}')
   if not config.data.dir and config.data.form != 'docstrings':
     raise InputError('config.data.dir is empty; name the folder that holds the training text, --config.data.dir=DIR')
-  for name in ('batch_size', 'accumulate', 'grad_cache', 'log_every', 'checkpoint.keep', 'data.query_max_length', 'data.passage_max_length'):
+  for name in (
+      'batch_size', 'accumulate', 'grad_cache', 'loss_rows', 'log_every', 'checkpoint.keep', 'data.query_max_length', 'data.passage_max_length'):
     value = functools.reduce(getattr, name.split('.'), config)
     if value < 1:
       raise InputError(f'config.{name}: must be at least 1, not {value}')

@@ -6,8 +6,7 @@ The two differ only in what ``config.trainable`` names and in whether there is a
 import jax
 import jax.numpy as jnp
 import ml_collections
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from dprjax.data import batches
@@ -45,14 +44,13 @@ def build(config: ml_collections.ConfigDict, model: encoder.EncoderConfig, mesh:
     query_key, passage_key = (None, None) if key is None else tuple(jax.random.split(key))
     q = embed_chunked(params, prefixes['query'], 'query', batch['query_tokens'][:, None], batch['query_mask'][:, None], query_key)[:, 0]
     p = embed_chunked(params, prefixes['passage'], 'passage', batch['passage_tokens'], batch['passage_mask'], passage_key)
-    # The loss needs every passage on every device: the one gather of the step.
-    p = jax.lax.with_sharding_constraint(p, NamedSharding(mesh, P()))
-    scores = contrastive.score_batch(q, p, batch['passage_index'], batch['relevant'], temperature, in_batch)
-    value = jnp.mean(contrastive.cross_entropy(scores))
+    told = contrastive.contrast_batch(
+        q, p, batch['passage_index'], batch['relevant'], mesh, rows=config.loss_rows, temperature=temperature, in_batch=in_batch)
+    value = jnp.mean(told.loss)
     return value, negative_kinds(batch) | {
         'loss': value,
-        'accuracy': jnp.mean(contrastive.accuracy(scores)),
-        'negatives': jnp.mean(contrastive.negatives_seen(scores)),
+        'accuracy': jnp.mean(told.accuracy),
+        'negatives': jnp.mean(told.negatives),
     }
 
   return System(encoders.init, loss, encoders.embed, {'accuracy': 'in-batch accuracy'})

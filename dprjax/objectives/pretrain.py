@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from dprjax.data.text import Tokenizer
@@ -163,16 +162,15 @@ def build(config: ml_collections.ConfigDict, model: encoder.EncoderConfig, mesh:
         metrics['condenser'] = total.head / masked_tokens
         value += knobs.mlm_weight * metrics['condenser']
     if contrasted:
-      # The loss needs every text on every device: the one gather of the step.
-      everywhere = NamedSharding(mesh, P())
       if knobs.views == 'siblings':
         texts = contrastive.interleave(vectors['first'], vectors['second'])
-        scores = contrastive.score_siblings(texts, jax.lax.with_sharding_constraint(texts, everywhere), config.temperature)
+        told = contrastive.contrast_siblings(texts, mesh, rows=config.loss_rows, temperature=config.temperature)
       else:
         index = batch['passage_index'][:, None]
-        rests = jax.lax.with_sharding_constraint(vectors['second'][:, None], everywhere)
-        scores = contrastive.score_batch(vectors['first'], rests, index, jnp.full_like(index, -1), config.temperature)
-      metrics |= {'contrast': jnp.mean(contrastive.cross_entropy(scores)), 'accuracy': jnp.mean(contrastive.accuracy(scores))}
+        told = contrastive.contrast_batch(
+            vectors['first'], vectors['second'][:, None], index, jnp.full_like(index, -1), mesh, rows=config.loss_rows,
+            temperature=config.temperature)
+      metrics |= {'contrast': jnp.mean(told.loss), 'accuracy': jnp.mean(told.accuracy)}
       value += knobs.contrast_weight * metrics['contrast']
     return value, {'loss': value, **metrics}
 

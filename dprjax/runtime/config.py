@@ -58,6 +58,7 @@ def default() -> ml_collections.ConfigDict:
   c.normalize = False                  # unit length, so that scores are cosines
   c.temperature = 1.0                  # scores are divided by it
   c.in_batch = True                    # other rows' passages are negatives too, over all devices
+  c.loss_rows = 1024                   # queries (in pretraining: texts) that a device scores at a time, at most: bounds the loss's memory
   c.negatives = 1                      # hard negatives a query; 0: in-batch only
   c.mix = ml_collections.ConfigDict()  # their shares, which add up to 1; other rows' passages are negatives besides (in_batch)
   c.mix.denoised = 0.0                 # of mined negatives that a reranker passed

@@ -37,15 +37,16 @@ def numeric_gradient(f, x, eps=1e-6):
 
 
 @pytest.mark.parametrize('sizes', [{'data': 1}, {'data': 8}, {'data': 4, 'model': 2}], ids=['1', '8', '4x2'])
-@pytest.mark.parametrize(('temperature', 'in_batch'), [(1.0, True), (0.1, True), (1.0, False)])
-def test_loss_and_gradient_equal_numpy(sizes, temperature, in_batch):
+@pytest.mark.parametrize(('temperature', 'in_batch', 'at_a_time'), [(1.0, True, 99), (0.1, True, 1), (0.1, True, 3), (1.0, False, 2)])
+def test_loss_and_gradient_equal_numpy(sizes, temperature, in_batch, at_a_time):
   q, p, index, relevant = make_batch()
   mesh = meshes.make_mesh(sizes, jax.devices()[:1] if sizes == {'data': 1} else None)
   rows = NamedSharding(mesh, P(meshes.BATCH))
 
   def loss(q, p):
-    scores = contrastive.score_batch(q, p, jnp.asarray(index), jnp.asarray(relevant), temperature, in_batch)
-    return jnp.mean(contrastive.cross_entropy(scores)), (jnp.mean(contrastive.accuracy(scores)), jnp.mean(contrastive.negatives_seen(scores)))
+    told = contrastive.contrast_batch(
+        q, p, jnp.asarray(index), jnp.asarray(relevant), mesh, rows=at_a_time, temperature=temperature, in_batch=in_batch)
+    return jnp.mean(told.loss), (jnp.mean(told.accuracy), jnp.mean(told.negatives))
   placed = [jax.device_put(jnp.asarray(x, jnp.float32), rows) for x in (q, p)]
   (value, (accuracy, seen)), (dq, dp) = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(*placed)
 
@@ -75,3 +76,33 @@ def test_a_tie_is_not_counted_as_correct():
   scores = contrastive.score_batch(q, p, jnp.array([[0, 1]], jnp.int32), jnp.array([[0]], jnp.int32))
   assert contrastive.accuracy(scores)[0] == 0.0
   assert contrastive.cross_entropy(scores)[0] == pytest.approx(np.log(2))
+
+
+@pytest.mark.parametrize('devices', [1, 8])
+@pytest.mark.parametrize('at_a_time', [99, 2, 1])
+def test_siblings_equal_numpy(devices, at_a_time):
+  texts = np.random.default_rng(0).normal(size=(16, WIDTH))
+  mesh = meshes.make_mesh({'data': devices}, jax.devices()[:devices])
+
+  def plain(texts):
+    return reference.sibling_loss(texts[::2], texts[1::2], 0.5)[0]
+
+  def loss(texts):
+    return jnp.mean(contrastive.contrast_siblings(texts, mesh, rows=at_a_time, temperature=0.5).loss)
+  value, gradient = jax.jit(jax.value_and_grad(loss))(jax.device_put(jnp.asarray(texts, jnp.float32), NamedSharding(mesh, P(meshes.BATCH))))
+  assert value == pytest.approx(plain(texts), rel=1e-5)
+  wanted = numeric_gradient(plain, texts)
+  assert np.linalg.norm(gradient - wanted) <= 1e-5 * np.linalg.norm(wanted)
+
+
+def test_memory_grows_with_the_passages_not_with_their_square():
+  mesh = meshes.make_mesh({'data': 1}, jax.devices()[:1])
+
+  def scratch(batch, at_a_time):
+    def loss(q, p, index):
+      return jnp.mean(contrastive.contrast_batch(q, p, index, index, mesh, rows=at_a_time).loss)
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((batch, 16), (batch, 1, 16))]
+    index = jax.ShapeDtypeStruct((batch, 1), jnp.int32)
+    return jax.jit(jax.grad(loss, argnums=(0, 1))).lower(*shapes, index).compile().memory_analysis().temp_size_in_bytes
+  assert scratch(4096, 64) < 2.1 * scratch(2048, 64)
+  assert scratch(2048, 2048) > 3.5 * scratch(1024, 1024) and scratch(2048, 2048) > 8 * scratch(2048, 64)
