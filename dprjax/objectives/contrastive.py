@@ -42,7 +42,7 @@ def contrast_batch(
   # The loss needs every passage on every device: the one gather of the step.
   passages = jax.lax.with_sharding_constraint(passages, NamedSharding(mesh, P()))
 
-  def one(piece: tuple[Array, Array, Array], _: None) -> tuple[Contrast, tuple[()]]:
+  def one(piece: tuple[Array, Array, Array], _: Array | None) -> tuple[Contrast, tuple[()]]:
     return _tell(score_batch(piece[0], passages, passage_index, piece[1], temperature, in_batch, piece[2])), ()
   pieces = (queries, relevant, jnp.arange(len(queries), dtype=jnp.int32))
   return map_chunks(one, pieces, None, _blocks(len(queries), rows, mesh), mesh)[0]
@@ -52,7 +52,7 @@ def contrast_siblings(texts: Float[Array, 'M H'], mesh: Mesh, *, rows: int, temp
   """``score_siblings`` over the global batch, at most ``rows`` texts of a device at a time."""
   everything = jax.lax.with_sharding_constraint(texts, NamedSharding(mesh, P()))
 
-  def one(piece: tuple[Array, Array], _: None) -> tuple[Contrast, tuple[()]]:
+  def one(piece: tuple[Array, Array], _: Array | None) -> tuple[Contrast, tuple[()]]:
     return _tell(score_siblings(piece[0], everything, temperature, piece[1])), ()
   return map_chunks(one, (texts, jnp.arange(len(texts), dtype=jnp.int32)), None, _blocks(len(texts), rows, mesh), mesh)[0]
 
