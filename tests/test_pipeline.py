@@ -70,6 +70,26 @@ def test_only_what_differs_from_the_recipe_is_handed_on():
   assert parsed.optim.learning_rate == 0.5 and tuple(parsed.trainable) == ('prompt/.*', 'head/.*')
 
 
+@pytest.mark.parametrize('more', ['', ',ft'])
+@pytest.mark.parametrize('recipe', ['beir', 'scifact', 'medquad', 'local'])
+def test_every_recipe_is_made_of_experiments_of_train(recipe, more):
+  config = configs.parse([f'--config={ROOT}/configs/unm.py:{recipe}{more}'])
+  assert bool(config.retriever.prompt.length) == (more == '') and tuple(config.retriever.trainable) == (('backbone/.*',) if more else ('prompt/.*',))
+  for part, system in (('retriever', 'dpr'), ('reranker', 'cross_encoder')):
+    path, experiment = config[f'{part}_recipe'], config[part]
+    parsed = configs.parse([f'--config={path}', *pipeline.differences(path, experiment)])
+    ours = set(parsed.to_dict()) - {'seed', 'mix', 'data', 'backbone'}
+    assert parsed.system == system and parsed.negatives >= 1
+    assert {name: parsed.to_dict()[name] for name in ours} == {name: experiment.to_dict()[name] for name in ours}
+
+
+@pytest.mark.parametrize(('argument', 'words'), [
+    ('beir,foo', r'configs/unm\.py:beir,foo: foo\? only ft and local may follow beir'), ('foo,ft', r'foo: choose beir, scifact')])
+def test_a_recipe_that_is_none(argument, words):
+  with pytest.raises(InputError, match=words):
+    configs.parse([f'--config={ROOT}/configs/unm.py:{argument}'])
+
+
 @pytest.mark.parametrize(('flags', 'words'), [
     (['--config.data.dir='], 'config.data.dir is empty'), (['--config.rounds=0'], 'config.rounds'), (['--config.sample=0'], 'config.sample'),
     (['--config.mix.random=0.5'], 'config.mix: shares must add up to 1'), (['--config.reranker.system=dpr'], 'config.reranker.system'),
