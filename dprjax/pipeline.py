@@ -18,6 +18,7 @@ import ml_collections
 from etils import epath
 
 from dprjax import cli, files
+from dprjax import reranker as rerankers
 from dprjax.data import docstrings, sources
 from dprjax.errors import InputError
 from dprjax.runtime import config as configs
@@ -209,6 +210,11 @@ def check(config: ml_collections.ConfigDict) -> None:
       raise InputError(f'config.{name}.system: expected {system!r}, not {config[name].system!r}')
   for run in config.runs:
     files.existing(run.partition('=')[2] or run, 'run in config.runs')
+  if config.reranker_path:
+    try:
+      rerankers.check(config.reranker_path)
+    except InputError as error:
+      raise InputError(f'config.reranker_path: {error}') from error
 
 
 def differences(recipe: str, experiment: ml_collections.ConfigDict) -> list[str]:

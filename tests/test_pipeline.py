@@ -99,6 +99,15 @@ def test_knobs_that_cannot_be(tmp_path, flags, words):
     pipeline.Pipeline(configs.parse([LOCAL, *flags]), pipeline.epath.Path(tmp_path))
 
 
+def test_a_reranker_that_is_none_is_refused_at_once(tmp_path, make_cross_encoder):
+  for path, words in ((tmp_path / 'none', 'backbone not found'), ('runs/none', 'runs/none is no directory here, and could not be fetched'),
+                      (tmp_path, 'config.json not found')):
+    with pytest.raises(InputError, match=f'config.reranker_path: .*{words}'):
+      pipeline.Pipeline(configs.parse([LOCAL, f'--config.reranker_path={path}']), pipeline.epath.Path(tmp_path / 'work'))
+  assert not (tmp_path / 'work').exists()
+  pipeline.check(configs.parse([LOCAL, f'--config.reranker_path={make_cross_encoder()}']))
+
+
 def test_an_experiment_of_train(command, tmp_path, error_line):
   with pytest.raises(SystemExit):
     pipeline.main([f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={tmp_path}'])
