@@ -70,4 +70,6 @@ def get_config(arg: str = 'beir'):
     c.eval.corpus_limit = 100_000
   else:
     raise ValueError(f'configs/dptdr.py:{recipe}: choose beir, scifact, medquad, msmarco, nq or local')
+  if unknown := set(rest) - {'local'}:
+    raise ValueError(f'configs/dptdr.py:{arg}: {", ".join(sorted(unknown))}? only local may follow {recipe}')
   return defaults.local(c) if 'local' in (recipe, *rest) else c

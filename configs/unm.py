@@ -18,6 +18,8 @@ from dprjax.runtime import config as defaults
 def get_config(arg: str = 'beir'):
   recipe, *rest = (arg or 'beir').split(',')
   retriever, local = ('ft' if 'ft' in rest else 'dptdr'), 'local' in (recipe, *rest)
+  if unknown := set(rest) - {'ft', 'local'}:
+    raise ValueError(f'configs/unm.py:{arg}: {", ".join(sorted(unknown))}? only ft and local may follow {recipe}')
   within = ','.join(dict.fromkeys([recipe, *(['local'] if local else [])]))
   c = ml_collections.ConfigDict()
   c.system = 'unm'

@@ -20,7 +20,6 @@ from dprjax.retrieval import bm25, trec
 logger = logging.getLogger('dprjax')
 
 
-
 def search(
     corpus: str, queries: str, *, k: int = 1000, qrels: str | None = None, strict: bool = False, drop_same_id: bool = False, k1: float = 1.5,
     b: float = 0.75, language: str = 'english', index_dir: str | None = None) -> tuple[trec.Run, dict[str, Any]]:

@@ -29,8 +29,19 @@ class Parser(argparse.ArgumentParser):
         formatter_class=argparse.RawDescriptionHelpFormatter)
     self.add_argument('--debug', action='store_true', help='show the traceback of an error')
 
+  def add_config(self, config: str, knob: str) -> None:
+    """Adds ``--config`` and ``--config.KEY`` to what ``--help`` shows, with these texts; see ``split_config``."""
+    self.add_argument('--config', metavar='FILE[:RECIPE]', help=config)
+    self.add_argument('--config.KEY', dest='override', metavar='VALUE', help=knob)
+
   def error(self, message: str) -> NoReturn:
     fail(f'{message} (see {self.prog} --help)')
+
+
+def split_config(argv: Sequence[str] | None, prefix: str = '--config') -> tuple[list[str], list[str]]:
+  """The words of a command line (default: the process's) that argparse reads, and those that begin with ``prefix``: it cannot know all knobs."""
+  words = list(sys.argv[1:] if argv is None else argv)
+  return [word for word in words if not word.startswith(prefix)], [word for word in words if word.startswith(prefix)]
 
 
 def boolean(text: str) -> bool:

@@ -31,7 +31,6 @@ from dprjax.retrieval import answers, measures, trec
 logger = logging.getLogger('dprjax')
 
 
-
 def evaluate(
     run: str, *, qrels: str | None = None, names: Sequence[str] = measures.DEFAULT_MEASURES, drop_same_id: bool = False, strict: bool = False,
     answer_file: str | None = None, corpus: str | None = None, answer_k: Sequence[int] = (5, 20, 100), match: str = 'string') -> dict[str, Any]:

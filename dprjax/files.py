@@ -117,13 +117,18 @@ def decoding(name: str, place: Callable[[], str] = str) -> Iterator[None]:
 def read_jsonl(path: PathLike, what: str = 'file') -> Iterator[tuple[int, dict[str, Any]]]:
   """Yields (1-based line number, object). Raises InputError naming file and line where a line is not a JSON object."""
   for number, line in read_lines(path, what):
-    try:
-      value = json.loads(line)
-    except json.JSONDecodeError as error:
-      raise InputError(f'{path}, line {number}: not JSON ({error.msg} at column {error.colno}); expected one object a line') from error
-    if not isinstance(value, dict):
-      raise InputError(f'{path}, line {number}: expected a JSON object, found {type(value).__name__}')
-    yield number, value
+    yield number, parse_record(line, f'{path}, line {number}')
+
+
+def parse_record(line: str, where: str) -> dict[str, Any]:
+  """A line of jsonl. Raises InputError, which begins with ``where``, unless it is a JSON object."""
+  try:
+    value = json.loads(line)
+  except json.JSONDecodeError as error:
+    raise InputError(f'{where}: not JSON ({error.msg} at column {error.colno}); expected one object a line') from error
+  if not isinstance(value, dict):
+    raise InputError(f'{where}: expected a JSON object, found {type(value).__name__}')
+  return value
 
 
 def read_json(path: PathLike, what: str = 'file') -> Any:

@@ -12,6 +12,9 @@ from jaxtyping import Int, Shaped, UInt8, UInt64
 
 from dprjax import files
 
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+"""2^64 by the golden ratio: its multiples, mod 2^64, fill the range evenly from the first on."""
+
 
 class Buckets:
   """Rows of one dtype in a folder, a file a bucket: what arrives in any order is read again bucket by bucket."""
@@ -66,7 +69,7 @@ def keys_at(text: UInt8[np.ndarray, 'bytes'], starts: Int[np.ndarray, 'n'], ends
     # A shift by 64, for an id of no bytes, would be undefined.
     mask = np.where(used > 0, np.uint64(2**64 - 1) >> (np.uint64(64) - np.uint64(8) * np.maximum(used, np.uint64(1))), np.uint64(0))
     word = words[starts[rest]] & mask
-    keys[rest] = mix(keys[rest] * np.uint64(0x9E3779B97F4A7C15) + word)
+    keys[rest] = mix(keys[rest] * GOLDEN + word)
     on = left > 8
     rest, left = rest[on], left[on] - 8
     starts[rest] += 8

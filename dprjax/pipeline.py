@@ -10,7 +10,6 @@ The same command again goes on where it stopped; a stage whose input has changed
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ import ml_collections
 from etils import epath
 
 from dprjax import cli, files
+from dprjax import reranker as rerankers
 from dprjax.data import docstrings, sources
 from dprjax.errors import InputError
 from dprjax.runtime import config as configs
@@ -209,6 +209,11 @@ def check(config: ml_collections.ConfigDict) -> None:
       raise InputError(f'config.{name}.system: expected {system!r}, not {config[name].system!r}')
   for run in config.runs:
     files.existing(run.partition('=')[2] or run, 'run in config.runs')
+  if config.reranker_path:
+    try:
+      rerankers.check(config.reranker_path)
+    except InputError as error:
+      raise InputError(f'config.reranker_path: {error}') from error
 
 
 def differences(recipe: str, experiment: ml_collections.ConfigDict) -> list[str]:
@@ -228,18 +233,15 @@ def _leaves(tree: Mapping[str, Any], above: str = '') -> Iterator[tuple[str, Any
 
 def main(argv: Sequence[str] | None = None) -> None:
   parser = cli.Parser('pipeline', __doc__ or '')
-  parser.add_argument('--config', metavar='FILE[:RECIPE]', help='configs/unm.py:beir, :scifact, :medquad, :local; with ,ft for fine-tuning')
-  parser.add_argument('--config.KEY', dest='override', metavar='VALUE', help='override a knob, for instance --config.rounds=2 or '
-                      '--config.retriever.prompt.length=32; the config file lists and explains them')
+  parser.add_config('configs/unm.py:beir, :scifact, :medquad, :local; with ,ft for fine-tuning',
+                    'override a knob, for instance --config.rounds=2 or --config.retriever.prompt.length=32; the config file lists and explains them')
   parser.add_argument('--workdir', help='where everything is kept; the same command again goes on where it stopped')
-  arguments = list(sys.argv[1:] if argv is None else argv)
-  own = [a for a in arguments if not a.startswith('--config')]
-  theirs = [a for a in arguments if a.startswith('--config')]
+  own, experiment = cli.split_config(argv)
 
   def command(args: argparse.Namespace) -> None:
     if not args.workdir:
       raise InputError('--workdir is missing; name the folder that everything is kept in')
-    Pipeline(configs.parse(theirs), epath.Path(args.workdir)).run()
+    Pipeline(configs.parse(experiment), epath.Path(args.workdir)).run()
   cli.run(parser, command, own)
 
 

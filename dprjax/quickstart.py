@@ -246,13 +246,11 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser = cli.Parser('quickstart', __doc__ or '')
   parser.add_argument('--data', default=DOCSTRINGS, metavar='DIR', help="a BEIR folder; 'docstrings' (the default), or 'docstrings:json,email'")
   parser.add_argument('--out', default=OUT, metavar='DIR', help=f'where everything is written (default: {OUT})')
-  parser.add_argument('--config', metavar='FILE[:RECIPE]', help='of dprjax.train (default: configs/quickstart.py)')
-  parser.add_argument('--config.KEY', dest='override', metavar='VALUE', help='handed on to dprjax.train')
+  parser.add_config('of dprjax.train (default: configs/quickstart.py)', 'handed on to dprjax.train')
   parser.add_argument('--backbone', help="a Hugging Face directory, a hub id, or package:NAME, in place of the config's")
   parser.add_argument('--split', default='test', help='whose queries are measured (default: test)')
   parser.add_argument('--search', action='append', default=[], metavar='QUESTION', help='to search for at the end; may be repeated')
-  arguments = list(sys.argv[1:] if argv is None else argv)
-  overrides = [one for one in arguments if one.startswith('--config.')]
+  own, overrides = cli.split_config(argv, '--config.')
 
   def command(args: argparse.Namespace) -> None:
     began = time.monotonic()
@@ -265,7 +263,7 @@ def main(argv: Sequence[str] | None = None) -> None:
       print(f'{log.duration(time.monotonic() - began)} in all, of which {", ".join(f"{title} {log.duration(seconds[title])}" for title in slowest)}; '
             f'at most {log.size(peak, "B")} of memory')
   try:
-    cli.run(parser, command, [one for one in arguments if one not in overrides])
+    cli.run(parser, command, own)
   except KeyboardInterrupt:
     print('\nstopped; the same command goes on from here', file=sys.stderr)
     sys.exit(130)

@@ -40,18 +40,15 @@ class CrossEncoder:
     Raises:
       InputError: the backbone has no classifier (see ``hub.load_backbone``), or fewer positions than ``max_length``.
     """
-    if backbone.classifier is None or 'output' not in backbone.classifier:
-      raise InputError(
-          f'{backbone.path}: no sequence-classification head: this is a plain encoder, not a cross-encoder; train one from it: '
-          f'python -m dprjax.train --config=configs/cross_encoder.py:beir --config.backbone.path={backbone.path} --config.data.dir=DIR --workdir=DIR')
+    head = _whole(backbone.classifier, backbone.path)
     model = backbone.config
     if max_length > model.max_tokens:
       raise InputError(f'max_length {max_length} exceeds the {model.max_tokens} positions of {backbone.path}')
     self.backbone, self.tokenizer, self.max_length, self.dtype = backbone, tokenizer, max_length, dtype
-    self.labels = backbone.classifier['output']['bias'].shape[0]
+    self.labels = head['output']['bias'].shape[0]
     self.truncated = 0  # pairs that lost tokens
     mesh = meshes.make_mesh({'data': -1}, jax.local_devices()) if mesh is None else mesh
-    params = (backbone.params, backbone.classifier)
+    params = (backbone.params, head)
     self._params = meshes.put(params, jax.tree.map(lambda _: meshes.replicated(mesh), params))
     second_type = tokenizer.pair_form.second_type
 
@@ -106,3 +103,21 @@ class CrossEncoder:
           progress(start + done)
       scores[start:start + len(block)] = self._embedder(self._params, encoded.rows, told, (encoded.starts,))[:, 0]
     return scores
+
+
+def check(path: PathLike) -> None:
+  """Says early, in a moment, that ``CrossEncoder.load(path)`` would fail: a model from the hub is fetched, an encoder's weights are not read.
+
+  Raises:
+    InputError: there is no such model, or it has no sequence-classification head of 1 or 2 labels.
+  """
+  _whole(hub.load_classifier(path), path)
+
+
+def _whole(head: hub.Params | None, path: PathLike) -> hub.Params:
+  """The head, if it is there and not but BERT's pooler. Raises InputError."""
+  if head is None or 'output' not in head:
+    raise InputError(
+        f'{path}: no sequence-classification head: this is a plain encoder, not a cross-encoder; train one from it: '
+        f'python -m dprjax.train --config=configs/cross_encoder.py:beir --config.backbone.path={path} --config.data.dir=DIR --workdir=DIR')
+  return head

@@ -19,9 +19,9 @@ _RECORD = 'stages.json'
 class Stages:
   """Runs commands, and leaves out those that have ended well before on the same input.
 
-  ``stages.json`` holds, by title, the command's words and the SHA-256 of what it read; whatever of that is another one makes
-  the stage run again. One that was cut short by a kill runs again as it is, so that commands which can resume do so; one
-  whose input has changed since begins anew, without its scratch.
+  ``stages.json`` holds, by the file or folder that a stage makes, the command's words and the SHA-256 of what it read; whatever of
+  that is another one makes the stage run again. One that was cut short by a kill runs again as it is, so that commands which can
+  resume do so; one whose input has changed since begins anew, without its scratch.
 
   Args:
     out: the folder of all that is written.
@@ -29,7 +29,7 @@ class Stages:
   """
 
   def __init__(self, out: epath.Path, count: int):
-    self._out, self._record, self._count, self._number = out, out / _RECORD, count, 0
+    self._record, self._count, self._number = out / _RECORD, count, 0
     self._stages = files.read_json(self._record, 'record of the stages') if self._record.exists() else {}
     self._sums: dict[str, str] = {}
     self.seconds: dict[str, float] = {}  # by title, of the commands that ran
@@ -39,9 +39,9 @@ class Stages:
     """Runs ``python -m dprjax.COMMAND`` unless it has ended well before, on the same input, and what it makes is there.
 
     Args:
-      title: what it is for; names the stage, so no two may have the same.
+      title: what it is for, as the console and ``seconds`` name it.
       command: its name and arguments.
-      makes: the file or folder it writes, for others to read; None: it is run every time.
+      makes: the file or folder it writes, for others to read, and no other stage does; None: it is run every time, and not recorded.
       reads: files and folders whose content counts, beyond the command's words.
       scratch: the stage's own folder, removed before it is run on other input than before; None: nothing is removed.
 
@@ -52,7 +52,7 @@ class Stages:
     name, *arguments = command
     line = shlex.join(['python', '-m', f'dprjax.{name}', *arguments])
     entry = {'command': line, 'reads': {str(path): self._sum(epath.Path(path)) for path in reads}}
-    before = self._stages.get(title, {})
+    before = self._stages.get(str(makes), {})
     same = all(before.get(key) == value for key, value in entry.items())
     head = f'[{self._number}/{self._count}] {title}'
     if makes is not None and same and before.get('done') and makes.exists():
@@ -61,7 +61,7 @@ class Stages:
     if before and not same and scratch is not None and scratch.exists():
       scratch.rmtree()
     if makes is not None:
-      self._note(title, entry | {'done': False})
+      self._note(makes, entry | {'done': False})
     print(f'\n{head}\n$ {line}', flush=True)
     began = time.monotonic()
     status = subprocess.run([sys.executable, '-m', f'dprjax.{name}', *arguments]).returncode
@@ -73,10 +73,10 @@ class Stages:
     self.seconds[title] = time.monotonic() - began
     if makes is not None:
       self._sums = {path: digest for path, digest in self._sums.items() if not path.startswith(str(makes))}
-      self._note(title, entry | {'done': True})
+      self._note(makes, entry | {'done': True})
 
-  def _note(self, title: str, stage: dict[str, object]) -> None:
-    self._stages[title] = stage
+  def _note(self, makes: epath.Path, stage: dict[str, object]) -> None:
+    self._stages[str(makes)] = stage
     files.write_json(self._record, self._stages)
 
   def _sum(self, path: epath.Path) -> str:
@@ -88,4 +88,3 @@ class Stages:
       else:
         self._sums[str(path)] = files.sha256_file(path)
     return self._sums[str(path)]
-

@@ -9,7 +9,6 @@ again goes on where it stopped, bit for bit.
 import argparse
 import functools
 import signal
-import sys
 import tempfile
 import time
 from collections import deque
@@ -321,18 +320,15 @@ class Terminated:
 
 def main(argv: Sequence[str] | None = None) -> None:
   parser = cli.Parser('train', __doc__ or '')
-  parser.add_argument('--config', metavar='FILE[:RECIPE]', help='an experiment, for instance configs/dptdr.py:local')
-  parser.add_argument('--config.KEY', dest='override', metavar='VALUE', help='override a knob, for instance --config.prompt.length=32; '
-                      'dprjax/runtime/config.py lists and explains them all')
+  parser.add_config('an experiment, for instance configs/dptdr.py:local',
+                    'override a knob, for instance --config.prompt.length=32; dprjax/runtime/config.py lists and explains them all')
   parser.add_argument('--workdir', help='where everything of this run is kept; the same command again resumes it')
-  arguments = list(sys.argv[1:] if argv is None else argv)
-  own = [a for a in arguments if not a.startswith('--config')]
-  theirs = [a for a in arguments if a.startswith('--config')]
+  own, experiment = cli.split_config(argv)
 
   def command(args: argparse.Namespace) -> None:
     if not args.workdir:
       raise InputError('--workdir is missing; name the folder that this run is kept in')
-    train(configs.parse(theirs), args.workdir)
+    train(configs.parse(experiment), args.workdir)
   cli.run(parser, command, own)
 
 

@@ -70,6 +70,26 @@ def test_only_what_differs_from_the_recipe_is_handed_on():
   assert parsed.optim.learning_rate == 0.5 and tuple(parsed.trainable) == ('prompt/.*', 'head/.*')
 
 
+@pytest.mark.parametrize('more', ['', ',ft'])
+@pytest.mark.parametrize('recipe', ['beir', 'scifact', 'medquad', 'local'])
+def test_every_recipe_is_made_of_experiments_of_train(recipe, more):
+  config = configs.parse([f'--config={ROOT}/configs/unm.py:{recipe}{more}'])
+  assert bool(config.retriever.prompt.length) == (more == '') and tuple(config.retriever.trainable) == (('backbone/.*',) if more else ('prompt/.*',))
+  for part, system in (('retriever', 'dpr'), ('reranker', 'cross_encoder')):
+    path, experiment = config[f'{part}_recipe'], config[part]
+    parsed = configs.parse([f'--config={path}', *pipeline.differences(path, experiment)])
+    ours = set(parsed.to_dict()) - {'seed', 'mix', 'data', 'backbone'}
+    assert parsed.system == system and parsed.negatives >= 1
+    assert {name: parsed.to_dict()[name] for name in ours} == {name: experiment.to_dict()[name] for name in ours}
+
+
+@pytest.mark.parametrize(('argument', 'words'), [
+    ('beir,foo', r'configs/unm\.py:beir,foo: foo\? only ft and local may follow beir'), ('foo,ft', r'foo: choose beir, scifact')])
+def test_a_recipe_that_is_none(argument, words):
+  with pytest.raises(InputError, match=words):
+    configs.parse([f'--config={ROOT}/configs/unm.py:{argument}'])
+
+
 @pytest.mark.parametrize(('flags', 'words'), [
     (['--config.data.dir='], 'config.data.dir is empty'), (['--config.rounds=0'], 'config.rounds'), (['--config.sample=0'], 'config.sample'),
     (['--config.mix.random=0.5'], 'config.mix: shares must add up to 1'), (['--config.reranker.system=dpr'], 'config.reranker.system'),
@@ -77,6 +97,15 @@ def test_only_what_differs_from_the_recipe_is_handed_on():
 def test_knobs_that_cannot_be(tmp_path, flags, words):
   with pytest.raises(InputError, match=words):
     pipeline.Pipeline(configs.parse([LOCAL, *flags]), pipeline.epath.Path(tmp_path))
+
+
+def test_a_reranker_that_is_none_is_refused_at_once(tmp_path, make_cross_encoder):
+  for path, words in ((tmp_path / 'none', 'backbone not found'), ('runs/none', 'runs/none is no directory here, and could not be fetched'),
+                      (tmp_path, 'config.json not found')):
+    with pytest.raises(InputError, match=f'config.reranker_path: .*{words}'):
+      pipeline.Pipeline(configs.parse([LOCAL, f'--config.reranker_path={path}']), pipeline.epath.Path(tmp_path / 'work'))
+  assert not (tmp_path / 'work').exists()
+  pipeline.check(configs.parse([LOCAL, f'--config.reranker_path={make_cross_encoder()}']))
 
 
 def test_an_experiment_of_train(command, tmp_path, error_line):

@@ -101,12 +101,15 @@ def edited(path, to, **tensors):
 
 def test_what_is_no_cross_encoder(make_cross_encoder, tmp_path):
   path = make_cross_encoder()
+  reranker.check(path)
   plain = edited(path, tmp_path / 'plain', **{'classifier.weight': None, 'classifier.bias': None})
-  with pytest.raises(InputError, match=r'plain: no sequence-classification head: .*train one from it: python -m dprjax\.train'):
-    CrossEncoder.load(plain)
+  for use in (CrossEncoder.load, reranker.check):
+    with pytest.raises(InputError, match=r'plain: no sequence-classification head: .*train one from it: python -m dprjax\.train'):
+      use(plain)
   three = edited(path, tmp_path / 'three', **{'classifier.weight': np.zeros((3, 16), np.float32), 'classifier.bias': np.zeros(3, np.float32)})
-  with pytest.raises(InputError, match='has 3 labels'):
-    CrossEncoder.load(three)
+  for use in (CrossEncoder.load, reranker.check):
+    with pytest.raises(InputError, match='has 3 labels'):
+      use(three)
   with pytest.raises(InputError, match='max_length 49 exceeds the 48 positions'):
     CrossEncoder.load(path, max_length=49)
   shutil.copytree(path, tmp_path / 'words')

@@ -52,9 +52,23 @@ def test_a_stage_that_fails_ends_all_and_is_not_done(tmp_path, scored, capfd):
     stages(tmp_path).run('Measure', [*command, '--run=nowhere.trec'], out, [run])
   assert ended.value.code == 2
   assert capfd.readouterr().err.count('dprjax: error: ') == 1  # the command's own line
-  assert json.loads((tmp_path / 'stages.json').read_text())['Measure']['done'] is False
+  assert json.loads((tmp_path / 'stages.json').read_text())[str(out)]['done'] is False
   with pytest.raises(InputError, match=r'dprjax\.nonesuch ended with status 1'):
     stages(tmp_path).run('Nothing', ['nonesuch'])
+
+
+@pytest.mark.slow
+def test_stages_of_one_title_are_told_apart_by_what_they_make(tmp_path, scored):
+  command, run, out = scored
+  other = out.with_name('other.json')
+  ran = []
+  for made in (out, other, out, other):
+    again = stages(tmp_path)
+    again.run('Measure', [*command, f'--out={made}'], made, [run])
+    ran.append(again.seconds.keys() == {'Measure'})
+  assert ran == [True, True, False, False]
+  stages(tmp_path).run('Measure', [*command, f'--out={tmp_path / "unnamed.json"}'])  # one that is run every time leaves no record
+  assert json.loads((tmp_path / 'stages.json').read_text()).keys() == {str(out), str(other)}
 
 
 def test_a_folder_is_known_by_all_that_is_in_it(tmp_path):

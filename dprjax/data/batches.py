@@ -18,6 +18,7 @@ import grain
 import jaxtyping as jt
 import numpy as np
 
+from dprjax import outofcore
 from dprjax.data import records
 from dprjax.data.store import DENOISED, UNDENOISED, Store
 from dprjax.data.text import pad_flat
@@ -30,7 +31,6 @@ KINDS = ('random', 'undenoised', 'denoised', 'denoised_for_undenoised', 'random_
 STAND_INS = 3
 
 _SHUFFLE, _RANDOM, _ORDER, _MIX = range(4)  # what a random number is for, so that no two uses share a stream
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 by the golden ratio: its multiples, mod 2^64, fill the range evenly from the first on
 _log = logging.getLogger(__name__)
 
 
@@ -269,9 +269,8 @@ def _numbers(mix: Mix, wanted: int, seed: int, queries: jt.Int32[np.ndarray, 'B'
   """
   # Decimal shares are not exact in binary: without rounding 10 * (0.1 + 0.2) were a little more than 3.
   borders = np.round(wanted * np.array([0.0, mix.denoised, mix.denoised + mix.undenoised, 1.0]), 9)
-  with np.errstate(over='ignore'):
-    phase = _draw(seed, _MIX, queries, np.zeros_like(queries))
-    shift = ((phase[:, None] + np.arange(epoch + 1, dtype=np.uint64) * _GOLDEN) >> np.uint64(11)) / np.float64(2**53)
+  phase = _draw(seed, _MIX, queries, np.zeros_like(queries))
+  shift = ((phase[:, None] + np.arange(epoch + 1, dtype=np.uint64) * outofcore.GOLDEN) >> np.uint64(11)) / np.float64(2**53)
   numbers = np.diff(np.floor(borders[:, None, None] + shift), axis=0).astype(np.int64)
   return numbers[:, :, epoch], numbers[:, :, :epoch].sum(axis=2)
 
@@ -312,13 +311,9 @@ def _repeats(pairs: jt.Int64[np.ndarray, 'B n']) -> jt.Bool[np.ndarray, 'B n']:
 
 
 def _draw(seed: int, use: int, first: jt.Int[np.ndarray, 'n'], second: jt.Int[np.ndarray, 'n']) -> jt.UInt64[np.ndarray, 'n']:
-  """A well-mixed 64-bit number of each pair: the finalizer of splitmix64 (Steele et al., 2014) over the pair and the seed."""
-  with np.errstate(over='ignore'):
-    bits = (first.astype(np.uint64) << np.uint64(32)) | second.astype(np.uint64)
-    bits = bits + np.random.default_rng([seed, use]).integers(0, 2**63, dtype=np.uint64)
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))
+  """A well-mixed 64-bit number of each pair and the seed."""
+  bits = (first.astype(np.uint64) << np.uint64(32)) | second.astype(np.uint64)
+  return outofcore.mix(bits + np.random.default_rng([seed, use]).integers(0, 2**63, dtype=np.uint64))
 
 
 def _list_relevant(

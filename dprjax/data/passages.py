@@ -6,7 +6,6 @@ that of title and text with their white space made single spaces, so that copies
 
 import contextlib
 import hashlib
-import json
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -137,13 +136,7 @@ EMPTY = digest('')
 
 
 def _parse_record(line: str, where: str) -> Parts:
-  try:
-    record = json.loads(line)
-  except json.JSONDecodeError as error:
-    raise InputError(f'{where}: not JSON ({error.msg} at column {error.colno}); expected one object a line') from error
-  if not isinstance(record, dict):
-    raise InputError(f'{where}: expected a JSON object, found {type(record).__name__}')
-  return Parts(*forms.beir_parts(record, where))
+  return Parts(*forms.beir_parts(files.parse_record(line, where), where))
 
 
 def _parse_columns(line: str, where: str) -> Parts:

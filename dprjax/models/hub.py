@@ -83,20 +83,24 @@ def load_backbone(path_or_hub_id: PathLike, *, heads: bool = False, classifier: 
       other shapes, or with output embeddings of its own; with ``classifier``, that head is there in part, of other shapes, or of more
       than 2 labels.
   """
-  root = _fetch(path_or_hub_id)
-  folder = transformer_folder(root)
-  where = folder / 'config.json'
-  hf_config = read_json(where, 'config.json')
-  if not isinstance(hf_config, dict):
-    raise InputError(f'{where}: expected a JSON object, found {type(hf_config).__name__}')
-  config = _encoder_config(hf_config, where)
   with contextlib.ExitStack() as stack:
-    handles = weights.open_weights(folder, os.fspath(path_or_hub_id), hf_config, stack)
+    root, folder, hf_config, config, handles = _open(path_or_hub_id, stack)
     params, sha256, mlm = weights.read_model(config, folder, handles, heads)
     classified = weights.read_classifier(config, folder, handles, hf_config) if classifier else None
     condenser, split = weights.read_condenser(config, folder / weights.CONDENSER, stack) if heads else (None, None)
   sentence = read_sentence_settings(root, config)
   return Backbone(config, params, sha256, os.fspath(folder), sentence, hf_config, mlm, condenser, split, classified)
+
+
+def load_classifier(path_or_hub_id: PathLike) -> Params | None:
+  """``Backbone.classifier`` of ``load_backbone(path_or_hub_id, classifier=True)`` alone: quick, as the encoder's tensors are not read.
+
+  Raises:
+    InputError: as there, but for what is wrong with the encoder's tensors.
+  """
+  with contextlib.ExitStack() as stack:
+    _, folder, hf_config, config, handles = _open(path_or_hub_id, stack)
+    return weights.read_classifier(config, folder, handles, hf_config)
 
 
 def check_vocabulary(backbone: Backbone, vocab_size: int, path: PathLike) -> None:
@@ -230,6 +234,19 @@ def package_path(path: str) -> str:
   if not folder.is_dir():
     raise InputError(f'{path}: the package carries no model: {folder} is not there')
   return os.fspath(folder)
+
+
+def _open(
+    path_or_hub_id: PathLike, stack: contextlib.ExitStack) -> tuple[epath.Path, epath.Path, dict[str, Any], EncoderConfig, list[Any]]:
+  """A model's directory, the folder in it that holds the weights, config.json, the shape it gives, and the open weights, which ``stack`` closes."""
+  root = _fetch(path_or_hub_id)
+  folder = transformer_folder(root)
+  where = folder / 'config.json'
+  hf_config = read_json(where, 'config.json')
+  if not isinstance(hf_config, dict):
+    raise InputError(f'{where}: expected a JSON object, found {type(hf_config).__name__}')
+  config = _encoder_config(hf_config, where)
+  return root, folder, hf_config, config, weights.open_weights(folder, os.fspath(path_or_hub_id), hf_config, stack)
 
 
 def _fetch(path_or_hub_id: PathLike) -> epath.Path:

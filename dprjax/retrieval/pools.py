@@ -86,8 +86,7 @@ def rank_rows(rows: Shaped[np.ndarray, 'rows'], depth: int) -> Ranking:
 
 
 def _repeated(rows: Shaped[np.ndarray, 'rows']) -> Shaped[np.ndarray, 'repeated']:
-  with np.errstate(over='ignore'):
-    pairs = np.sort(rows['doc'] + rows['query'].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+  pairs = np.sort(rows['doc'] + rows['query'].astype(np.uint64) * outofcore.GOLDEN)
   if not (pairs[1:] == pairs[:-1]).any():  # nearly always, and several times as fast as to sort the rows
     return rows[:0]
   ordered = rows[np.lexsort((rows['doc'], rows['query']))]

@@ -1,8 +1,11 @@
 """A vocabulary of whole words, a model's shape, one device, and a system whose vectors can be worked out by hand."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import ml_collections
+import numpy as np
 import pytest
 
 from dprjax.data import text
@@ -53,3 +56,17 @@ def knobs():
 def words_of(tokenizer):
   """The words of a row of tokens, without special ones."""
   return lambda tokens: tokenizer.backend.decode([int(token) for token in tokens]).split()
+
+
+def assert_goes_on(start, before, after):
+  """A feed that is started anew, and put where another one was after ``before`` batches, gives the same next ones, ``after`` of them."""
+  feed = start()
+  for _ in range(before):
+    next(feed.loader)
+  state = json.loads(json.dumps(feed.loader.get_state()))
+  expected = [next(feed.loader) for _ in range(after)]
+  again = start()
+  again.loader.set_state(state)
+  for one in expected:
+    other = next(again.loader)
+    assert one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)

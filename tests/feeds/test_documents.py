@@ -3,12 +3,11 @@
 import json
 import re
 
-import numpy as np
 import pytest
 
 from dprjax.errors import InputError
 from dprjax.feeds import documents
-from tests.feeds.conftest import WORDS
+from tests.feeds.conftest import WORDS, assert_goes_on
 
 # Five words and a full stop make a sentence that stands alone; two of them, or three, a document. The last has one.
 TEXTS = {f'd{i}': ' '.join(' '.join(WORDS[(i + n + k * (1 + i % 3)) % len(WORDS)] for k in range(5)).capitalize() + '.' for n in range(2 + i % 2))
@@ -79,16 +78,7 @@ def test_an_update_of_several_batches(start):
 
 
 def test_goes_on_where_it_stopped(start):
-  feed = start()
-  for _ in range(4):
-    next(feed.loader)
-  state = json.loads(json.dumps(feed.loader.get_state()))
-  expected = [next(feed.loader) for _ in range(3)]
-  again = start()
-  again.loader.set_state(state)
-  for one in expected:
-    other = next(again.loader)
-    assert one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)
+  assert_goes_on(start, 4, 3)
 
 
 def test_a_store_is_used_again_and_may_lie_elsewhere(start, folder):

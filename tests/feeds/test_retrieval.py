@@ -5,12 +5,11 @@ import json
 import math
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from dprjax.errors import InputError
 from dprjax.feeds import retrieval
-from tests.feeds.conftest import WORDS
+from tests.feeds.conftest import WORDS, assert_goes_on
 
 PASSAGES = {f'd{i}': f'{a} {b} {a}' for i, (a, b) in enumerate(itertools.islice(itertools.combinations(WORDS, 2), 24))}
 QUERIES = {f'q{i}': ' '.join(PASSAGES[f'd{2 * i}'].split()[:2]) for i in range(10)}
@@ -73,16 +72,7 @@ def test_an_update_of_several_batches(start):
 
 
 def test_goes_on_where_it_stopped(start):
-  feed = start()
-  for _ in range(3):
-    next(feed.loader)
-  state = json.loads(json.dumps(feed.loader.get_state()))
-  expected = [next(feed.loader) for _ in range(3)]
-  again = start()
-  again.loader.set_state(state)
-  for one in expected:
-    other = next(again.loader)
-    assert one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)
+  assert_goes_on(start, 3, 3)
 
 
 def test_the_text_for_a_vocabulary(folder, tmp_path, knobs, devices):

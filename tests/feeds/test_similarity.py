@@ -1,6 +1,5 @@
 """Scored pairs as the training loop gets them, and the dev pairs' rank correlation against one worked out by hand."""
 
-import json
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 
 from dprjax.errors import InputError
 from dprjax.feeds import similarity
+from tests.feeds.conftest import assert_goes_on
 
 TRAIN = [('oak elm', 'oak', 5.0), ('ash', 'fir yew', 0.5), ('pine', 'pine', 4.0), ('larch oak elm ash fir yew', 'maple', 1.0), ('rowan', 'yew', 2.5),
          ('hazel fir', 'elm', 3.0), ('cedar', 'beech oak', 2.0)]
@@ -71,16 +71,7 @@ def test_an_update_of_several_batches(start):
 
 
 def test_goes_on_where_it_stopped(start):
-  feed = start()
-  for _ in range(3):
-    next(feed.loader)
-  state = json.loads(json.dumps(feed.loader.get_state()))
-  expected = [next(feed.loader) for _ in range(4)]
-  again = start()
-  again.loader.set_state(state)
-  for one in expected:
-    other = next(again.loader)
-    assert one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)
+  assert_goes_on(start, 3, 4)
   orders = [[next(feed.loader)['pair_index'].tolist() for _ in range(4)] for feed in (start(), start(seed=1))]
   assert orders[0] != orders[1]
 
