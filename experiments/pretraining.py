@@ -56,6 +56,7 @@ def main():
   parser.add_argument('--read', type=int, default=128, help='tokens of a passage in DPT, FT and retrieval')
   parser.add_argument('--seeds', default='0', help='separated by commas')
   parser.add_argument('--vocab_size', type=int, default=8000)
+  parser.add_argument('--methods', default='', help='only these, as their folders are called, separated by commas: rip-sentences,ict')
   parser.add_argument('--grad_cache', type=int, default=1, help='chunks, where memory is short')
   parser.add_argument('--dtype', default='float32', choices=('float32', 'bfloat16'))
   parser.add_argument('--table', action='store_true', help='only make the table of what is there')
@@ -64,8 +65,13 @@ def main():
   if not args.table:
     for seed in map(int, args.seeds.split(',')):
       for method in (BASE, *METHODS, PROMPTS, RANDOM):
-        experiment.run(method, seed)
+        if slug(method) in (args.methods.split(',') if args.methods else [slug(method)]):
+          experiment.run(method, seed)
   experiment.table()
+
+
+def slug(method):
+  return re.sub(r'[^a-z]+', '-', method.lower())
 
 
 class Experiment:
@@ -82,7 +88,7 @@ class Experiment:
 
   def run(self, method, seed):
     """Everything for one method and seed; one JSON a measurement."""
-    name = f'{re.sub(r"[^a-z]+", "-", method.lower())}-{seed}'
+    name = f'{slug(method)}-{seed}'
     folder = self.out / name
     start, base = self.start(seed), self.out / f'start-{seed}' / 'backbone'
     rate = 7e-3 if method == PROMPTS else self.args.learning_rate
@@ -212,7 +218,7 @@ class Experiment:
     for method in (RANDOM, BASE, *METHODS, PROMPTS):
       cells = []
       for column in columns:
-        cells.append(trials.cell(found.get(re.sub(r'[^a-z]+', '-', method.lower()), {}).get(column, {}).values()))
+        cells.append(trials.cell(found.get(slug(method), {}).get(column, {}).values()))
       rows.append([method, *cells])
     names = [column.replace(' nDCG@10', '').replace('-', ' ') for column in columns]
     made = trials.table(['', *names], rows)
