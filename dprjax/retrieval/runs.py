@@ -5,7 +5,6 @@ keys (`dprjax.outofcore`), and whoever reads puts the rows together. Arrow's CSV
 ``line.split()``; what it will not take (several spaces in a row, a bad line) is looked at line by line.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ from pyarrow import csv
 from dprjax import outofcore
 from dprjax.errors import InputError
 from dprjax.files import PathLike, open_bytes
+from dprjax.retrieval import trec
 
 _BLOCK = 1 << 23  # bytes
 _PARSED = 1 << 20  # bytes that one of Arrow's threads parses at a time
@@ -136,23 +136,16 @@ def _line_by_line(path: PathLike, text: bytes, lines: int) -> bytes:
     columns = line.split()
     if not columns:
       continue
-    if len(columns) != 6:
-      raise InputError(f'{path}, line {number}: {len(columns)} columns, expected 6: query Q0 document rank score tag')
-    said_rank, said_score = (str(column, 'utf-8', 'replace') for column in columns[3:5])
+    said = [str(column, 'utf-8', 'replace') for column in columns]
+    score = trec.row_score(said, path, number)
     try:
-      in_range = abs(int(said_rank)) < 2**31
+      in_range = abs(int(said[3])) < 2**31
     except ValueError:
       in_range = False
     if not in_range:
-      raise InputError(f'{path}, line {number}: the rank {said_rank!r} is not a whole number')
-    try:
-      score = float(said_score)
-    except ValueError:
-      score = math.nan
-    if not math.isfinite(score):
-      raise InputError(f'{path}, line {number}: the score {said_score!r} is not a finite number')
+      raise InputError(f'{path}, line {number}: the rank {said[3]!r} is not a whole number')
     # Python's spelling of both, which Arrow reads: it takes neither '+1' nor '1_000'.
-    sound.append(b' '.join((*columns[:3], str(int(said_rank)).encode(), repr(score).encode(), columns[5])))
+    sound.append(b' '.join((*columns[:3], str(int(said[3])).encode(), repr(score).encode(), columns[5])))
   return b'\n'.join(sound) + b'\n'
 
 

@@ -124,15 +124,8 @@ def read_run(path: PathLike) -> Run:
   last: dict[int, float] = {}
   for number, line in read_lines(path, 'run'):
     columns = line.split()
-    if len(columns) != 6:
-      raise InputError(f'{path}, line {number}: {len(columns)} columns, expected 6: query Q0 document rank score tag')
-    query_id, _, doc_id, _, text, _ = columns
-    try:
-      score = float(text)
-    except ValueError:
-      score = math.nan
-    if not math.isfinite(score):
-      raise InputError(f'{path}, line {number}: the score {text!r} is not a finite number')
+    score = row_score(columns, path, number)
+    query_id, _, doc_id, *_ = columns
     query = query_place.setdefault(query_id, len(query_place))
     if score > last.get(query, math.inf):
       raise InputError(f'{path}, line {number}: not sorted: query {query_id}\'s score rises from {last[query]} to {score}; '
@@ -150,6 +143,19 @@ def read_run(path: PathLike) -> Run:
     query_id, doc_id = list(query_place)[queries[row]], list(doc_place)[docs[row]]
     raise InputError(f'{path}, line {lines[row]}: document {doc_id} comes twice for query {query_id}')
   return _ordered(list(query_place), np.asarray(queries), list(doc_place), np.asarray(docs), np.asarray(scores))
+
+
+def row_score(columns: Sequence[str], path: PathLike, number: int) -> float:
+  """The score in the columns of a run's line. Raises InputError, naming the line, for other than six columns or no finite score."""
+  if len(columns) != 6:
+    raise InputError(f'{path}, line {number}: {len(columns)} columns, expected 6: query Q0 document rank score tag')
+  try:
+    score = float(columns[4])
+  except ValueError:
+    score = math.nan
+  if not math.isfinite(score):
+    raise InputError(f'{path}, line {number}: the score {columns[4]!r} is not a finite number')
+  return score
 
 
 def write_run(path: PathLike, run: Run, tag: str) -> None:
