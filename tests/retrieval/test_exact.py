@@ -1,3 +1,5 @@
+import weakref
+
 import jax
 import numpy as np
 import pytest
@@ -74,3 +76,28 @@ def test_compiles_once_for_corpora_of_about_a_size():
 def test_bad_input(queries, corpus, message):
   with pytest.raises(InputError, match=message):
     exact.search(queries.astype(np.float32), corpus.astype(np.float32), 1)
+
+
+def test_a_shard_is_read_a_block_at_a_time_and_let_go():
+  """So memory does not grow with the corpus; benchmarks/exact_search.py measures it."""
+  read = []
+
+  class Rows:
+    def __init__(self, array):
+      self._array, self.shape = array, array.shape
+
+    def __len__(self):
+      return len(self._array)
+
+    def __getitem__(self, rows):
+      copy = self._array[rows].copy()
+      assert sum(earlier() is not None for earlier, _ in read) <= 1
+      read.append((weakref.ref(copy), len(copy)))
+      return copy
+
+  rng = np.random.default_rng(4)
+  queries, corpus = rng.standard_normal((3, 8), np.float32), rng.standard_normal((1000, 8), np.float32)
+  found = exact.search(queries, [Rows(part) for part in np.split(corpus, [300, 700])], 10, block_rows=128)
+  np.testing.assert_array_equal(found.rows, reference(queries, corpus, 10)[1])
+  # 300 is 2 * 128 + 44: the third block ends in the second shard.
+  assert [size for _, size in read] == [128, 128, 44, 84, 128, 128, 60, 68, 128, 104]
