@@ -43,7 +43,7 @@ def run(command, trained, prompt, corpus, tmp_path):
 
 def read(folder):
   found = embeddings.load_embeddings(folder)
-  return found, np.concatenate([shard[:] for shard in found.shards])
+  return found, np.concatenate([np.asarray(shard) for shard in found.shards])
 
 
 def assert_bad(result, *words):

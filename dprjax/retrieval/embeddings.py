@@ -163,19 +163,24 @@ class EmbeddingsWriter:
 
 
 class Rows:
-  """The vectors of one file, on disk until they are asked for: ``rows[start:stop]`` is a copy, and nothing else of the file stays in memory.
+  """Vectors of one file that stay on disk. A slice of it does too; ``np.asarray`` of either reads it, and the file is let go of with that array.
 
-  A local file is mapped for as long as that takes; of a remote one each slice fetches the whole.
+  A local file is mapped; a remote one is fetched whole each time.
   """
 
-  def __init__(self, path: epath.Path, shape: tuple[int, int], dtype: np.dtype):
-    self._path, self.shape, self.dtype = path, shape, dtype
+  def __init__(self, path: epath.Path, shape: tuple[int, int], dtype: np.dtype, start: int = 0):
+    self._path, self.shape, self.dtype, self._start = path, shape, dtype, start
 
   def __len__(self) -> int:
     return self.shape[0]
 
-  def __getitem__(self, rows: slice) -> Float[np.ndarray, 'rows H']:
-    return np.array(_open(self._path)[rows])
+  def __getitem__(self, rows: slice) -> 'Rows':
+    start, stop, _ = rows.indices(len(self))
+    return Rows(self._path, (max(stop - start, 0), self.shape[1]), self.dtype, self._start + start)
+
+  def __array__(self, dtype: Any = None, copy: bool | None = None) -> Float[np.ndarray, 'rows H']:
+    found = _open(self._path)[self._start:self._start + len(self)]
+    return found if dtype in (None, found.dtype) and not copy else found.astype(dtype or found.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +221,7 @@ class Embeddings:
     whole = np.empty((len(self), self.meta.dimension), np.float32)
     start = 0
     for shard in self.shards:
-      whole[start:start + len(shard)] = shard[:]
+      whole[start:start + len(shard)] = shard
       start += len(shard)
     return whole
 
@@ -225,7 +230,7 @@ class Embeddings:
     for shard, file in zip(self.shards, self._id_files, strict=True):
       ids = _read_ids(file)
       for start in range(0, len(shard), rows):
-        yield ids[start:start + rows], shard[start:start + rows]
+        yield ids[start:start + rows], np.asarray(shard[start:start + rows])
 
 
 def load_embeddings(folder: PathLike, verify: bool = True) -> Embeddings:

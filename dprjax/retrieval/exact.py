@@ -8,7 +8,7 @@ and what a shard of the corpus itself keeps. Nothing grows with the corpus; benc
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -31,14 +31,14 @@ class TopK(NamedTuple):
 
 
 class Rows(Protocol):
-  """Vectors in memory or elsewhere: an array, or `dprjax.retrieval.embeddings.Rows`."""
+  """Vectors in memory or elsewhere: an array, or `dprjax.retrieval.embeddings.Rows`. What a slice is of them, numpy can read."""
 
   @property
   def shape(self) -> tuple[int, ...]: ...
 
   def __len__(self) -> int: ...
 
-  def __getitem__(self, rows: slice, /) -> Float[np.ndarray, 'rows H']: ...
+  def __getitem__(self, rows: slice, /) -> Any: ...
 
 
 def search(

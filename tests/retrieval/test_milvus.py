@@ -73,7 +73,8 @@ def test_upsert_replaces_and_delete_deletes(collection, server, monkeypatch):
 def test_like_a_stored_document(collection):
   ids = ['d5', 'd250', 'd5']
   rows = [5, 250, 5]
-  expected = [[IDS[other] for other in ranking if other != row][:10] for row, ranking in zip(rows, exact.search(VECTORS[rows], VECTORS, 11).rows, strict=True)]
+  nearest = exact.search(VECTORS[rows], VECTORS, 11).rows
+  expected = [[IDS[other] for other in ranking if other != row][:10] for row, ranking in zip(rows, nearest, strict=True)]
   assert rankings(collection.like(ids, 10)) == expected
   # A short vector's inner product with itself may be smaller than that with others.
   collection.upsert(['short'], VECTORS[:1] * 0.01)
