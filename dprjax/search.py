@@ -9,13 +9,21 @@ ScaNN compares with every passage below 20,000 of them, and above searches a tre
 --recall asks for. Where ScaNN is not installed (it is for Linux and Python below 3.14) the search is exact.
 
 On several hosts, the same command on each with --index=exact, every process searches a part of the corpus.
+
+In Milvus the passages are where dprjax.index put them, in a local folder or on a server:
+
+    python -m dprjax.search --index=milvus --uri=index.db --queries=embeddings/test --out=run.trec
+    python -m dprjax.search --index=milvus --uri=index.db --like=ids.txt --out=neighbours.trec
+
+The second asks with passages that are stored there; a passage is not its own neighbour.
 """
 
 import argparse
 import dataclasses
 import logging
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,8 +31,8 @@ import numpy as np
 
 from dprjax import cli, files
 from dprjax.errors import InputError
-from dprjax.retrieval import embeddings, exact, scann, trec
-from dprjax.runtime import compiled, distributed
+from dprjax.retrieval import embeddings, exact, milvus, scann, trec
+from dprjax.runtime import compiled, distributed, log
 
 logger = logging.getLogger('dprjax')
 
@@ -79,7 +87,7 @@ def search(
     started = time.perf_counter()
     found = searcher.search(vectors, depth, settings)
   seconds['search'] = time.perf_counter() - started
-  run = trec.run_from_rows(queries.ids, corpus.ids, found.rows, found.scores)
+  run = _run(queries, corpus, found)
   if drop_same_id:
     run = run.keep(~run.same_id()).top(k)
   report |= {
@@ -89,19 +97,62 @@ def search(
   return run, report
 
 
+def search_milvus(
+    collection: milvus.Collection, queries: embeddings.Embeddings | Sequence[str], *, k: int = 1000, drop_same_id: bool = False,
+    settings: Mapping[str, Any] | None = None) -> tuple[trec.Run, dict[str, Any]]:
+  """The best k passages of a Milvus collection.
+
+  Args:
+    collection: what to search.
+    queries: of the collection's backbone, prompt, pooling and normalisation; or ids of passages that are stored in it.
+    k: passages a query.
+    drop_same_id: as in `search`; always so for stored passages.
+    settings: Milvus's own of the collection's index, in place of `milvus.Collection.settings`.
+
+  Returns:
+    As `search`.
+
+  Raises:
+    InputError: queries of another kind of vector, an id that is not there, or what Milvus complains of.
+  """
+  progress = log.Countdown('queries', len(queries))
+  if isinstance(queries, embeddings.Embeddings):
+    _check_kind(queries, 'queries', 'query')
+    collection.check_space(queries.meta.space(), '--queries')
+    ids = queries.ids
+    found = collection.search(queries.vectors(), k + drop_same_id, settings=settings, progress=progress)
+  else:
+    ids, drop_same_id = list(queries), True
+    found = collection.like(ids, k, settings=settings, progress=progress)
+  run = trec.run_from_rows(ids, found.ids, found.rows, found.scores)
+  if drop_same_id:
+    run = run.keep(~run.same_id()).top(k)
+  used = collection.settings(min(k + drop_same_id, milvus.MAX_K)) | dict(settings or {})
+  return run, {
+      'index': 'milvus', 'kind': collection.index_type, 'server': collection.server.version, 'uri': collection.server.uri,
+      'collection': collection.name, 'settings': used, 'k': k, 'drop_same_id': drop_same_id, 'queries': len(queries), 'passages': len(collection),
+      'seconds': {'search': progress.seconds}, 'queries_per_second': len(queries) / progress.seconds, **collection.space,
+      'queries_manifest_sha256': queries.sha256 if isinstance(queries, embeddings.Embeddings) else None}
+
+
+def _run(queries: embeddings.Embeddings, corpus: embeddings.Embeddings, found: exact.TopK) -> trec.Run:
+  """Reads the ids of the documents that were found, and of no others: all of them may be more than memory holds."""
+  rows = np.unique(found.rows[found.rows >= 0])
+  places = np.where(found.rows >= 0, np.searchsorted(rows, found.rows), -1)
+  return trec.run_from_rows(queries.ids, corpus.ids_at(rows), places, found.scores)
+
+
+def _check_kind(folder: embeddings.Embeddings, flag: str, kind: str) -> None:
+  if folder.meta.kind != kind:
+    raise InputError(f'--{flag} holds embeddings of kind {folder.meta.kind}, expected {kind}: are the two folders the wrong way round?')
+
+
 def _check_together(corpus: embeddings.Embeddings, queries: embeddings.Embeddings) -> None:
-  for what, folder, kind in (('corpus', corpus, 'passage'), ('queries', queries, 'query')):
-    if folder.meta.kind != kind:
-      raise InputError(f'--{what} holds embeddings of kind {folder.meta.kind}, expected {kind}: are the two folders the wrong way round?')
-  ours, theirs = corpus.meta.space(), queries.meta.space()
-  different = [f'{name} {_short(ours[name])} and {_short(theirs[name])}' for name in ours if ours[name] != theirs[name]]
+  _check_kind(corpus, 'corpus', 'passage')
+  _check_kind(queries, 'queries', 'query')
+  different = embeddings.differences(corpus.meta.space(), queries.meta.space())
   if different:
-    raise InputError(f'--corpus and --queries do not belong together: {"; ".join(different)}; '
-                     'encode both with the same backbone, prompt and settings')
-
-
-def _short(value: Any) -> str:
-  return f'{value[:12]}...' if isinstance(value, str) and len(value) > 20 else str(value)
+    raise InputError(f'--corpus and --queries do not belong together: {different}; encode both with the same backbone, prompt and settings')
 
 
 def _exact(queries: np.ndarray, corpus: embeddings.Embeddings, k: int) -> exact.TopK:
@@ -139,10 +190,12 @@ def _measured(
 
 def main(argv: Sequence[str] | None = None) -> None:
   parser = cli.Parser('search', __doc__ or '', processes=True)
-  parser.add_argument('--corpus', required=True, metavar='DIR', help='embeddings of the passages')
-  parser.add_argument('--queries', required=True, metavar='DIR', help='embeddings of the queries')
+  parser.add_argument('--corpus', metavar='DIR', help='embeddings of the passages; not with --index=milvus, which has them')
+  question = parser.add_mutually_exclusive_group(required=True)
+  question.add_argument('--queries', metavar='DIR', help='embeddings of the queries')
+  question.add_argument('--like', metavar='IDS', help='with --index=milvus: a file of ids of stored passages, one a line, to ask with')
   parser.add_argument('--out', required=True, metavar='run.trec', help='the run; its report goes to the same name with .json behind it')
-  parser.add_argument('--index', choices=('scann', 'exact'), default='scann', help='default: scann')
+  parser.add_argument('--index', choices=('scann', 'exact', 'milvus'), default='scann', help='default: scann')
   parser.add_argument('--k', type=cli.positive, default=1000, help='passages a query (default: 1000)')
   parser.add_argument('--drop_same_id', type=cli.boolean, default=False, metavar='true|false',
                       help="BEIR's rule: a passage with the query's own id is not retrieved for it (default: false)")
@@ -150,16 +203,32 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument('--recall', type=_share, default=0.95, help='share of the exact best k that ScaNN should find (default: 0.95)')
   parser.add_argument('--recall_queries', type=cli.count, default=200, help='queries that it is measured on, 0: do not measure (default: 200)')
 
+  milvus_only = parser.add_argument_group('with --index=milvus')
+  milvus_only.add_argument('--uri', help='a local folder whose name ends in .db, or http://host:port')
+  milvus_only.add_argument('--token', default=os.environ.get('MILVUS_TOKEN', ''), help='of the server (default: $MILVUS_TOKEN)')
+  milvus_only.add_argument('--collection', default='passages', help='default: passages')
+  milvus_only.add_argument('--search_param', type=_setting, action='append', default=[], metavar='NAME=NUMBER',
+                           help='how much of the index to look at, for instance nprobe=64; may be repeated')
+
   def command(args: argparse.Namespace) -> None:
     files.output_file(args.out)
-    compiled.keep()
     process, processes = jax.process_index(), jax.process_count()
     if processes > 1 and args.index != 'exact':
       raise InputError(f'--index={args.index} searches in one process; {processes} of them search with --index=exact')
-    corpus, queries = (embeddings.load_embeddings(folder, share=process, shares=processes) for folder in (args.corpus, args.queries))
-    run, report = search(
-        corpus, queries, k=args.k, index=args.index, drop_same_id=args.drop_same_id, index_dir=args.index_dir, recall=args.recall,
-        recall_queries=args.recall_queries)
+    compiled.keep()
+    if args.index == 'milvus':
+      if args.uri is None or args.corpus is not None:
+        raise InputError('--index=milvus searches what dprjax.index put at --uri=...; it takes no --corpus')
+      asked = embeddings.load_embeddings(args.queries) if args.queries else [line.strip() for _, line in files.read_lines(args.like, 'ids')]
+      collection = milvus.Server(args.uri, args.token).open(args.collection)
+      run, report = search_milvus(collection, asked, k=args.k, drop_same_id=args.drop_same_id, settings=dict(args.search_param))
+    else:
+      if args.corpus is None or args.queries is None or args.uri is not None:
+        raise InputError(f'--index={args.index} needs --corpus and --queries; --uri and --like go with --index=milvus')
+      corpus, queries = (embeddings.load_embeddings(folder, share=process, shares=processes) for folder in (args.corpus, args.queries))
+      run, report = search(
+          corpus, queries, k=args.k, index=args.index, drop_same_id=args.drop_same_id, index_dir=args.index_dir, recall=args.recall,
+          recall_queries=args.recall_queries)
     if process:
       return
     trec.write_run(args.out, run, f'dprjax-{report["index"]}')
@@ -178,6 +247,15 @@ def _share(text: str) -> float:
   if not 0 < value <= 1:
     raise argparse.ArgumentTypeError(f'expected a share above 0 and up to 1, not {text!r}')
   return value
+
+
+def _setting(text: str) -> tuple[str, float]:
+  name, value = cli.named(text)
+  try:
+    number = float(value)
+  except ValueError:
+    raise argparse.ArgumentTypeError(f'expected NAME=NUMBER, not {text!r}') from None
+  return name, int(number) if number.is_integer() else number
 
 
 if __name__ == '__main__':

@@ -59,17 +59,18 @@ def distributions(names):
   owners = importlib.metadata.packages_distributions()
   # `orbax` is a namespace that several distributions may fill.
   namespaces = {'orbax.checkpoint': 'orbax-checkpoint'}
+  optional = {requirement.name for requirement in EXTRAS['milvus']}
   found = set()
   for name in names:
     full = next((owner for prefix, owner in namespaces.items() if name.startswith(prefix) or prefix.startswith(name)), None)
-    owned = [full] if full else owners.get(name.split('.')[0])
+    owned = [full] if full else owners.get(name.split('.')[0]) or sorted(optional & {name.split('.')[0]})
     assert owned, f'{name} is imported and not installed'
     found.add(canonicalize_name(owned[0]))
   return found
 
 
 def test_every_import_is_declared():
-  declared = {canonicalize_name(requirement.name) for requirement in REQUIRES}
+  declared = {canonicalize_name(requirement.name) for requirement in (*REQUIRES, *EXTRAS['milvus'])}
   assert sorted(distributions(third_party_imports(ROOT / 'dprjax') | third_party_imports(ROOT / 'configs')) - declared) == []
 
 
@@ -100,7 +101,7 @@ def test_constraints_are_names_and_versions_alone(path):
 def test_constraints_pin_all_that_is_asked_for(path):
   python = f'{path.stem[2]}.{path.stem[3:]}'
   pinned = pins(path)
-  asked = [*REQUIRES, *EXTRAS['quickstart'], *EXTRAS['test'], *EXTRAS['dev']]
+  asked = [*REQUIRES, *EXTRAS['quickstart'], *EXTRAS['milvus'], *EXTRAS['test'], *EXTRAS['dev']]
   for requirement in asked:
     here = {'python_version': python, 'python_full_version': f'{python}.0', 'sys_platform': 'linux'}
     if requirement.name != 'dprjax' and (requirement.marker is None or requirement.marker.evaluate(here)):
@@ -113,7 +114,7 @@ def test_heavy_packages_are_for_benchmarks_alone():
   for extra, requirements in {**EXTRAS, '': REQUIRES}.items():
     names = {canonicalize_name(requirement.name) for requirement in requirements}
     assert extra == 'bench' or names.isdisjoint({'torch', 'tensorflow', 'sentence-transformers'}), extra
-  assert EXTRAS.keys() == {'cuda', 'tpu', 'quickstart', 'test', 'dev', 'bench'}
+  assert EXTRAS.keys() == {'cuda', 'tpu', 'quickstart', 'milvus', 'test', 'dev', 'bench'}
 
 
 def test_the_version_is_in_one_place():

@@ -4,6 +4,8 @@ Such a folder holds one JSON file that names the settings and the files it was m
 """
 
 import contextlib
+import hashlib
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +21,8 @@ _RACY_S = 2  # a file changed this close to its reading may change again within 
 
 def build_once(
     folder: epath.Path, name: str, settings: dict[str, Any], where: dict[str, epath.Path],
-    build: Callable[[epath.Path, dict[str, Any]], None], *, process_index: int, wait_s: float) -> bool:
+    build: Callable[[epath.Path, dict[str, Any]], None], *, process_index: int, wait_s: float,
+    help_build: Callable[[dict[str, Any]], None] | None = None) -> bool:
   """Sees to it that ``folder`` holds what is built with these settings of these files; True if that took building.
 
   Args:
@@ -28,23 +31,39 @@ def build_once(
     where: the files, by role.
     build: writes the content, ``name`` with the settings and stamps included, into a folder aside (yet to be made), which is then renamed.
     process_index, wait_s: process 0 builds; the others wait for it, up to so many seconds.
+    help_build: what the others do, given the stamps, before they wait.
 
   Raises:
-    InputError: the folder holds something else; process 0 was not done in time; whatever ``build`` raises.
+    InputError: the folder holds something else; process 0 was not done in time; whatever ``build`` and ``help_build`` raise.
   """
-  deadline = time.monotonic() + wait_s
-  while not (current := _is_current(folder / name, settings, where)) and process_index != 0:
-    if time.monotonic() > deadline:
-      raise InputError(f'{folder}: process 0 has not built the store within {wait_s:g} s; see its output')
-    time.sleep(1.0)
-  if current:
+  if _is_current(folder / name, settings, where):
+    return False
+  if process_index != 0:
+    if help_build is not None:
+      help_build(_stamps(where))
+    wait_for(lambda: _is_current(folder / name, settings, where), wait_s, f'{folder}: process 0 has not built the store')
     return False
   if folder.exists() and not (folder / name).exists() and any(folder.iterdir()):
     raise InputError(f'{folder} is neither empty nor a store; name another directory for the store')
-  stamps = {role: _stamp(file) for role, file in where.items()}
+  stamps = _stamps(where)
   with files.atomic_path(folder) as aside:
     build(aside, stamps)
   return True
+
+
+def wait_for(done: Callable[[], bool], wait_s: float, otherwise: str) -> None:
+  """Returns when ``done()``, asked every second. Raises InputError that begins with ``otherwise`` after so many seconds."""
+  deadline = time.monotonic() + wait_s
+  while not done():
+    if time.monotonic() > deadline:
+      raise InputError(f'{otherwise} within {wait_s:g} s; see its output')
+    time.sleep(1.0)
+
+
+def parts_folder(folder: epath.Path, settings: dict[str, Any], stamps: dict[str, Any], processes: int) -> epath.Path:
+  """Where processes leave one another parts of what becomes ``folder``: beside it, under a name of its own for all that decides the content."""
+  decides = [settings, {role: stamp['sha256'] for role, stamp in stamps.items()}, processes]
+  return folder.parent / f'.{folder.name}.{hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]}.parts'
 
 
 def read_description(folder: epath.Path, name: str, format_version: int) -> dict[str, Any]:
@@ -77,6 +96,10 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[], None]
   yield advance
   if terminal and spoke != began:
     print(file=sys.stderr)
+
+
+def _stamps(where: dict[str, epath.Path]) -> dict[str, Any]:
+  return {role: _stamp(file) for role, file in where.items()}
 
 
 def _stamp(path: epath.Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ read here in batches straight into numpy: 60 to 100 thousand rows a second.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jaxtyping as jt
 import numpy as np
@@ -27,51 +28,84 @@ _READER_OPTIONS = 'readahead_buffer_size:0,max_parallelism:0'
 _READER_BUFFER = 4096
 
 
+class ShardSize(NamedTuple):
+  """Of one file of a table."""
+
+  rows: int
+  num_bytes: int
+
+
 class TableWriter:
   """Writes one split of rows ``{'id': str, name: int32 array, ...}``; use it as a context, which closes the files and describes them."""
 
   def __init__(self, folder: epath.Path, split: str, columns: Sequence[str]):
     folder.mkdir(parents=True)
-    self._folder, self._columns = folder, tuple(columns)
-    self._files = _files(folder, split)
-    self._split = split
-    self._lengths: list[int] = []
-    self._bytes = self._shard_bytes = 0
-    self._next_shard()
+    self._folder, self._split, self._columns = folder, split, tuple(columns)
+    self._writer = ShardWriter(folder, split, columns)
+    self._shard = 0
 
   def __enter__(self) -> 'TableWriter':
     return self
 
   def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
     self._writer.close()
-    if kind is not None:
-      return
-    features = {'id': tfds.features.Text()} | {
-        name: tfds.features.Tensor(shape=(None,), dtype=np.int32, encoding='bytes') for name in self._columns}
-    info = tfds.core.DatasetInfo(
-        builder=tfds.core.DatasetIdentity(name=_NAME, version=tfds.core.Version(_VERSION), data_dir=str(self._folder), module_name=''),
-        description='Tokenised text of dprjax.', features=tfds.features.FeaturesDict(features), disable_shuffling=True)
-    info.set_file_format('array_record')
-    info.set_splits(tfds.core.SplitDict([tfds.core.SplitInfo(
-        name=self._split, shard_lengths=self._lengths, num_bytes=self._bytes, filename_template=self._files)]))
-    info.write_to_directory(self._folder)
+    if kind is None:
+      describe(self._folder, self._split, self._columns, self._writer.sizes)
 
   def write(self, identifier: str, values: Mapping[str, Integers]) -> None:
-    if self._shard_bytes > _SHARD_BYTES:
-      self._writer.close()
-      self._next_shard()
+    if self._writer.shard_bytes > _SHARD_BYTES:
+      self._shard += 1
+    self._writer.write(self._shard, identifier, values)
+
+
+class ShardWriter:
+  """Writes rows into numbered shards of one split, those of a shard together; other writers may write the other shards.
+
+  `describe` makes a table of them. The same rows make the same bytes. ``sizes`` is that of every shard so far.
+  """
+
+  def __init__(self, folder: epath.Path, split: str, columns: Sequence[str]):
+    self._columns = tuple(columns)
+    self._files = _files(folder, split)
+    self.sizes: dict[int, ShardSize] = {}
+    self._shard = -1
+    self._writer: array_record_module.ArrayRecordWriter | None = None
+
+  @property
+  def shard_bytes(self) -> int:
+    """Of the shard that was written to last."""
+    return self.sizes[self._shard].num_bytes if self._shard in self.sizes else 0
+
+  def write(self, shard: int, identifier: str, values: Mapping[str, Integers]) -> None:
+    if self._writer is None or shard != self._shard:
+      self.close()
+      path = self._files.sharded_filepath(shard_index=shard, num_shards=None)
+      self._writer = array_record_module.ArrayRecordWriter(str(path), _WRITER_OPTIONS)
+      self._shard, self.sizes[shard] = shard, ShardSize(0, 0)
     feature = {'id': _feature(identifier.encode())} | {name: _feature(values[name].tobytes()) for name in self._columns}
     row = tf_example_pb2.Example(features=tf_feature_pb2.Features(feature=feature)).SerializeToString()
     self._writer.write(row)
-    self._lengths[-1] += 1
-    self._shard_bytes += len(row)
-    self._bytes += len(row)
+    size = self.sizes[shard]
+    self.sizes[shard] = ShardSize(size.rows + 1, size.num_bytes + len(row))
 
-  def _next_shard(self) -> None:
-    path = self._files.sharded_filepath(shard_index=len(self._lengths), num_shards=None)
-    self._writer = array_record_module.ArrayRecordWriter(str(path), _WRITER_OPTIONS)
-    self._lengths.append(0)
-    self._shard_bytes = 0
+  def close(self) -> None:
+    """Ends the file that is open."""
+    if self._writer is not None:
+      self._writer.close()
+      self._writer = None
+
+
+def describe(folder: epath.Path, split: str, columns: Sequence[str], sizes: Mapping[int, ShardSize]) -> None:
+  """Makes the shards in a folder, numbered from 0 on, a table that `Table` and TFDS open."""
+  features = {'id': tfds.features.Text()} | {name: tfds.features.Tensor(shape=(None,), dtype=np.int32, encoding='bytes') for name in columns}
+  info = tfds.core.DatasetInfo(
+      builder=tfds.core.DatasetIdentity(name=_NAME, version=tfds.core.Version(_VERSION), data_dir=str(folder), module_name=''),
+      description='Tokenised text of dprjax.', features=tfds.features.FeaturesDict(features), disable_shuffling=True)
+  info.set_file_format('array_record')
+  info.set_splits(tfds.core.SplitDict([tfds.core.SplitInfo(
+      name=split, shard_lengths=[sizes[shard].rows for shard in range(len(sizes))], num_bytes=sum(size.num_bytes for size in sizes.values()),
+      filename_template=_files(folder, split))]))
+  info.write_to_directory(folder)
 
 
 class Table:

@@ -5,10 +5,14 @@
     DIR/passages/      TFDS data set, split 'passages': id, tokens
     DIR/queries/       TFDS data set, split 'queries': id, tokens, rows of passages (positives, relevant, negatives), and the negatives' pools
 
+Several processes may build it together: each tokenises and writes every so-manieth shard of the passages, and process 0 puts all of them in
+place. The store is the same, bit for bit, whatever their number.
+
 The same text has one row, whatever ids it goes by (the first is kept), so that a copy of a positive cannot become a negative.
 `relevant` holds the positives of every query with the same text, its own included; `positives` only its own, those with text.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -31,7 +35,9 @@ UNDENOISED, DENOISED = 1, 2  # bits of a negative's pools
 _BITS = {forms.UNDENOISED: UNDENOISED, forms.DENOISED: DENOISED}
 _QUERY_COLUMNS = ('tokens', 'positives', 'relevant', 'negatives', 'pools')
 _COUNTS = ('query_lengths', 'negative_counts', 'relevant_counts', 'undenoised_counts', 'denoised_counts')
+_SHARE = 'share.npz'
 _CHUNK = 1024  # texts tokenised at a time
+_SHARD_ROWS = 1 << 17  # passages a file: by number, so that where a row goes is known before it is tokenised
 _log = logging.getLogger(__name__)
 
 
@@ -108,14 +114,16 @@ def open_store(directory: files.PathLike) -> Store:
 
 def build_store(
     source: Source, tokenizer: Tokenizer, directory: files.PathLike, *, query_max_length: int, passage_max_length: int,
-    query_prefix: str = '', passage_prefix: str = '', process_index: int = 0, wait_s: float = 24 * 3600) -> Store:
+    query_prefix: str = '', passage_prefix: str = '', process_index: int = 0, process_count: int = 1, wait_s: float = 24 * 3600) -> Store:
   """The store at ``directory``, built unless what is there was made of just this.
 
   Longer texts are cut to the maximum lengths (tokens, special ones included), counted and reported once. The store is
-  built aside and renamed. Process 0 builds; other processes wait for it, up to ``wait_s`` seconds.
+  built aside and renamed. All processes must call this; they see one file system, and wait for one another up to ``wait_s`` seconds.
+  What a process has tokenised when the job is interrupted before the end is taken over by the next one of the same files, settings
+  and number of processes, if it had finished its share (process 0 begins anew).
 
   Raises:
-    InputError: for anything wrong with the source; the directory holds something else; process 0 was not done in time.
+    InputError: for anything wrong with the source; the directory holds something else; a process was not done in time.
   """
   path = epath.Path(directory)
   where = sources.locate(source)
@@ -127,9 +135,23 @@ def build_store(
   def build(aside: epath.Path, stamps: dict[str, Any]) -> None:
     dataset = sources.load_dataset(source)
     reports.append(dataset.report)
-    _write(aside, dataset, tokenizer, settings, stamps)
+    parts = fingerprint.parts_folder(path, settings, stamps, process_count)
+    _write(aside, dataset, tokenizer, settings, stamps, [parts / str(process) for process in range(1, process_count)], wait_s)
+    # Those that an interrupted job left for other files or settings as well.
+    for old in path.parent.glob(f'.{path.name}.*.parts'):
+      old.rmtree()
 
-  built = fingerprint.build_once(path, 'store.json', settings, where, build, process_index=process_index, wait_s=wait_s)
+  def help_build(stamps: dict[str, Any]) -> None:
+    part = fingerprint.parts_folder(path, settings, stamps, process_count) / str(process_index)
+    if not part.exists():
+      with files.atomic_path(part) as aside:
+        share = _write_passages(aside, sources.load_dataset(source), tokenizer, settings, process_index, process_count)
+        with (aside / _SHARE).open('wb') as file:
+          np.savez(file, shards=np.array([(shard, *size) for shard, size in share.sizes.items()], np.int64).reshape(-1, 3), cut=share.cut,
+                   lengths=share.lengths)
+
+  built = fingerprint.build_once(
+      path, 'store.json', settings, where, build, process_index=process_index, wait_s=wait_s, help_build=help_build if process_count > 1 else None)
   store = open_store(path)
   if built:
     _log.info('store: built %s\n%s', path, reports[0])
@@ -147,35 +169,87 @@ def _settings(
           'passage_max_length': passage_max_length, 'query_prefix': query_prefix, 'passage_prefix': passage_prefix}
 
 
-def _write(aside: epath.Path, dataset: Dataset, tokenizer: Tokenizer, settings: dict[str, Any], stamps: dict[str, Any]) -> None:
-  passage_lengths, rows, empty = _write_passages(aside / 'passages', dataset, tokenizer, settings)
-  arrays = _write_queries(aside / 'queries', dataset, tokenizer, settings, rows, empty)
-  arrays['passage_lengths'] = passage_lengths
+class _Share(NamedTuple):
+  """What one process wrote of the passages.
+
+  Attributes:
+    sizes: of its shards.
+    lengths: tokens of its rows, in their order.
+    cut: how many of its passages were too long.
+    rows: the row of every id of the whole corpus.
+    empty: the rows without text.
+  """
+
+  sizes: dict[int, records.ShardSize]
+  lengths: list[int]
+  cut: int
+  rows: dict[str, int]
+  empty: set[int]
+
+
+def _write(
+    aside: epath.Path, dataset: Dataset, tokenizer: Tokenizer, settings: dict[str, Any], stamps: dict[str, Any], parts: list[epath.Path],
+    wait_s: float) -> None:
+  share = _write_passages(aside / 'passages', dataset, tokenizer, settings, 0, len(parts) + 1)
+  arrays = _write_queries(aside / 'queries', dataset, tokenizer, settings, share.rows, share.empty)
+  arrays['passage_lengths'] = _gather(aside / 'passages', dataset, settings, share, parts, wait_s)
   with (aside / 'lengths.npz').open('wb') as file:
     np.savez(file, **arrays)
   counts = dict(dataset.report.counts)
   files.write_json(aside / 'store.json', {'settings': settings, 'pad_id': tokenizer.pad_id, 'files': stamps, 'report': counts})
 
 
+def _gather(
+    folder: epath.Path, dataset: Dataset, settings: dict[str, Any], share: _Share, parts: list[epath.Path], wait_s: float,
+) -> jt.Int32[np.ndarray, 'passages']:
+  """Puts the shards of all processes into one folder and makes them a table; returns the lengths of all rows."""
+  sizes, cut = dict(share.sizes), share.cut
+  lengths = np.zeros(max(share.rows.values()) + 1, np.int32)
+
+  def place(own: dict[int, records.ShardSize], of_rows: jt.Int[np.ndarray, 'rows']) -> None:
+    ends = np.cumsum([size.rows for size in own.values()])
+    for (shard, size), end in zip(own.items(), ends.tolist(), strict=True):
+      lengths[shard * _SHARD_ROWS:shard * _SHARD_ROWS + size.rows] = of_rows[end - size.rows:end]
+
+  place(share.sizes, np.array(share.lengths, np.int32))
+  for number, part in enumerate(parts, start=1):
+    fingerprint.wait_for(part.exists, wait_s, f'{folder}: process {number} has not tokenised its share of the passages')
+    with (part / _SHARE).open('rb') as file, np.load(file) as arrays:
+      own = {int(shard): records.ShardSize(int(rows), int(size)) for shard, rows, size in arrays['shards']}
+      place(own, arrays['lengths'])
+      cut += int(arrays['cut'])
+    sizes |= own
+    for file in part.iterdir():
+      if file.name != _SHARE:
+        file.copy(folder / file.name)
+  records.describe(folder, 'passages', ('tokens',), sizes)
+  limit = settings['passage_max_length']
+  dataset.report.counts[f'passages of more than {limit} tokens: cut'] += cut
+  return lengths
+
+
 def _write_passages(
-    folder: epath.Path, dataset: Dataset, tokenizer: Tokenizer, settings: dict[str, Any],
-) -> tuple[jt.Int32[np.ndarray, 'passages'], dict[str, int], set[int]]:
-  """Writes the passages; returns their lengths, the row of every id, and the rows without text."""
+    folder: epath.Path, dataset: Dataset, tokenizer: Tokenizer, settings: dict[str, Any], process_index: int, process_count: int) -> _Share:
+  """Writes one process's shards of the passages, having read all of them: the number of a row depends on the texts that came before it."""
   lengths: list[int] = []
   rows: dict[str, int] = {}
   row_of_text: dict[bytes, int] = {}
   empty: set[int] = set()
+  cut = 0
   limit, prefix = settings['passage_max_length'], settings['passage_prefix']
-  with records.TableWriter(folder, 'passages', ('tokens',)) as table, fingerprint.progress('passages', dataset.total_passages()) as advance:
+  folder.mkdir(parents=True)
+  table = records.ShardWriter(folder, 'passages', ('tokens',))
+  # Closed where the reading fails, too.
+  with contextlib.closing(table), fingerprint.progress('passages', dataset.total_passages()) as advance:
 
-    def flush(chunk: list[sources.Passage]) -> None:
-      tokens, cut = tokenizer.encode([prefix + passage.text for passage in chunk], limit)
-      dataset.report.counts[f'passages of more than {limit} tokens: cut'] += cut
-      for passage, row in zip(chunk, tokens, strict=True):
-        table.write(passage.id, {'tokens': row})
-        lengths.append(len(row))
+    def flush(chunk: list[tuple[int, sources.Passage]]) -> int:
+      tokens, too_long = tokenizer.encode([prefix + passage.text for _, passage in chunk], limit)
+      for (row, passage), ids in zip(chunk, tokens, strict=True):
+        table.write(row // _SHARD_ROWS, passage.id, {'tokens': ids})
+        lengths.append(len(ids))
+      return too_long
 
-    chunk: list[sources.Passage] = []
+    chunk: list[tuple[int, sources.Passage]] = []
     for passage in dataset.passages:
       digest = hashlib.blake2b(passage.text.encode(), digest_size=16).digest()
       new = len(row_of_text)
@@ -183,16 +257,17 @@ def _write_passages(
       if rows[passage.id] != new:
         dataset.report.count('passages with the text of another: one row for both', passage.id)
       else:
-        chunk.append(passage)
+        if new // _SHARD_ROWS % process_count == process_index:
+          chunk.append((new, passage))
         if not passage.text:
           empty.add(new)
       advance()
       if len(chunk) == _CHUNK:
-        flush(chunk)
+        cut += flush(chunk)
         chunk = []
     if chunk:
-      flush(chunk)
-  return np.array(lengths, np.int32), rows, empty
+      cut += flush(chunk)
+  return _Share(table.sizes, lengths, cut, rows, empty)
 
 
 def _write_queries(

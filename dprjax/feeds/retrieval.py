@@ -89,7 +89,7 @@ def open_store(config: ml_collections.FrozenConfigDict, workdir: epath.Path, nam
   """The token store of a split, built where it is not there yet."""
   folder = (epath.Path(config.data.store) if config.data.store else workdir / 'store') / name
   return store.build_store(
-      source, tokenizer, folder, process_index=jax.process_index(),
+      source, tokenizer, folder, process_index=jax.process_index(), process_count=jax.process_count(),
       **{knob: config.data[knob] for knob in ('query_max_length', 'passage_max_length', 'query_prefix', 'passage_prefix')})
 
 

@@ -10,13 +10,14 @@ others has a ``progress-I.json`` of its own.
 """
 
 import dataclasses
+import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from dprjax.errors import InputError
 from dprjax.files import PathLike, atomic_write, existing, read_json, sha256_file, write_json
@@ -55,6 +56,13 @@ class Meta:
   def space(self) -> dict[str, Any]:
     """The fields that queries and passages must share for their inner product to mean anything."""
     return {name: getattr(self, name) for name in ('dimension', 'backbone_sha256', 'prompt_sha256', 'pooling', 'normalize')}
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+  """Where two spaces (`Meta.space`) differ, in words; '' where they are one."""
+  def short(value: Any) -> str:
+    return f'{value[:12]}...' if isinstance(value, str) and len(value) > 20 else str(value)
+  return '; '.join(f'{name} {short(ours.get(name))} and {short(theirs[name])}' for name in theirs if ours.get(name) != theirs[name])
 
 
 class Shard(NamedTuple):
@@ -178,35 +186,75 @@ class EmbeddingsWriter:
     write_json(self.folder / name, {**self._header, 'shards': [done[index] for index in sorted(done)]})
 
 
+class Rows:
+  """Vectors of one file that stay on disk. A slice of it does too; ``np.asarray`` of either reads it, and the file is let go of with that array.
+
+  A local file is mapped; a remote one is fetched whole each time.
+  """
+
+  def __init__(self, path: epath.Path, shape: tuple[int, int], dtype: np.dtype, start: int = 0):
+    self._path, self.shape, self.dtype, self._start = path, shape, dtype, start
+
+  def __len__(self) -> int:
+    return self.shape[0]
+
+  def __getitem__(self, rows: slice) -> 'Rows':
+    start, stop, _ = rows.indices(len(self))
+    return Rows(self._path, (max(stop - start, 0), self.shape[1]), self.dtype, self._start + start)
+
+  def __array__(self, dtype: Any = None, copy: bool | None = None) -> Float[np.ndarray, 'rows H']:
+    found = _open(self._path)[self._start:self._start + len(self)]
+    return found if dtype in (None, found.dtype) and not copy else found.astype(dtype or found.dtype)
+
+
 @dataclasses.dataclass(frozen=True)
 class Embeddings:
-  """A finished folder.
+  """A finished folder. What is read of it is read when it is asked for, so that a corpus may be larger than memory.
 
   Attributes:
-    ids: one a row.
-    shards: arrays [rows, H] that follow one another, memory-mapped where the folder is local.
+    shards: files of rows that follow one another.
     meta: what made them.
     sha256: of the manifest, and so of everything in the folder.
   """
-  ids: list[str]
-  shards: list[Float[np.ndarray, 'rows H']]
+  shards: list[Rows]
   meta: Meta
   sha256: str
+  _id_files: list[epath.Path]
 
   def __len__(self) -> int:
-    return len(self.ids)
+    return sum(len(shard) for shard in self.shards)
+
+  @functools.cached_property
+  def ids(self) -> list[str]:
+    """One a row, all of them in memory; `ids_at` reads some."""
+    return [id_ for file in self._id_files for id_ in _read_ids(file)]
+
+  def ids_at(self, rows: Int[np.ndarray, 'n']) -> list[str]:
+    """The ids of these rows, which must ascend; one file's ids are in memory at a time."""
+    starts = np.cumsum([0, *(len(shard) for shard in self.shards)])
+    found: list[str] = []
+    for file, start, stop in zip(self._id_files, starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+      wanted = rows[np.searchsorted(rows, start):np.searchsorted(rows, stop)]
+      if len(wanted):
+        ids = _read_ids(file)
+        found += [ids[row - start] for row in wanted.tolist()]
+    return found
 
   def vectors(self) -> Float[np.ndarray, 'n H']:
     """All rows in memory, float32."""
-    if len(self.shards) == 1:
-      return np.ascontiguousarray(self.shards[0], dtype=np.float32)
-    return np.concatenate(self.shards, dtype=np.float32)
-
-  def blocks(self, rows: int) -> Iterator[Float[np.ndarray, 'rows H']]:
-    """The rows in turn, at most ``rows`` at a time."""
+    whole = np.empty((len(self), self.meta.dimension), np.float32)
+    start = 0
     for shard in self.shards:
+      whole[start:start + len(shard)] = shard
+      start += len(shard)
+    return whole
+
+  def blocks(self, rows: int) -> Iterator[tuple[list[str], Float[np.ndarray, 'rows H']]]:
+    """The rows in turn with their ids, at most ``rows`` at a time."""
+    for shard, file in zip(self.shards, self._id_files, strict=True):
+      ids = _read_ids(file)
       for start in range(0, len(shard), rows):
-        yield shard[start:start + rows]
+        yield ids[start:start + rows], np.asarray(shard[start:start + rows])
 
 
 def load_embeddings(folder: PathLike, verify: bool = True, share: int = 0, shares: int = 1) -> Embeddings:
@@ -236,24 +284,27 @@ def load_embeddings(folder: PathLike, verify: bool = True, share: int = 0, share
     files = [(entry['rows'], *((root / entry[kind], entry[f'{kind}_sha256']) for kind in ('embeddings', 'ids'))) for entry in entries]
   except (KeyError, TypeError) as error:
     raise InputError(f'{root / _MANIFEST} is incomplete ({error}): encode again') from error
-  ids: list[str] = []
-  shards = []
+  shards, id_files = [], []
   for number, (count, (vectors_path, vectors_sha), (ids_path, ids_sha)) in enumerate(files):
     for path, digest in ((vectors_path, vectors_sha), (ids_path, ids_sha)):
       existing(path, 'embeddings shard')
       if verify and number % shares == share and sha256_file(path) != digest:
         raise InputError(f'{path} was changed or damaged since it was written (SHA-256 differs from {_MANIFEST}): encode again')
-    vectors = _open(vectors_path)
-    some_ids = ids_path.read_bytes().decode(errors='replace').splitlines()
-    if vectors.shape != (count, meta.dimension) or vectors.dtype != meta.dtype or len(some_ids) != count:
+    vectors, ids = _open(vectors_path), len(_read_ids(ids_path))
+    if vectors.shape != (count, meta.dimension) or vectors.dtype != meta.dtype or ids != count:
       raise InputError(
-          f'{vectors_path}: {vectors.dtype} {vectors.shape} with {len(some_ids)} ids, '
+          f'{vectors_path}: {vectors.dtype} {vectors.shape} with {ids} ids, '
           f'but {_MANIFEST} says {meta.dtype} {(count, meta.dimension)}: encode again')
-    shards.append(vectors)
-    ids.extend(some_ids)
-  if len(ids) != rows:
-    raise InputError(f'{root}: {len(ids)} rows in the shards, but {_MANIFEST} says {rows}: encode again')
-  return Embeddings(ids, shards, meta, sha256_file(root / _MANIFEST))
+    shards.append(Rows(vectors_path, (count, meta.dimension), vectors.dtype))
+    id_files.append(ids_path)
+  found = Embeddings(shards, meta, sha256_file(root / _MANIFEST), id_files)
+  if len(found) != rows:
+    raise InputError(f'{root}: {len(found)} rows in the shards, but {_MANIFEST} says {rows}: encode again')
+  return found
+
+
+def _read_ids(path: epath.Path) -> list[str]:
+  return path.read_bytes().decode(errors='replace').splitlines()
 
 
 def _open(path: epath.Path) -> np.ndarray:

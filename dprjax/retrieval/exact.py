@@ -2,12 +2,13 @@
 
 The corpus goes over the devices a block at a time. Every device keeps, for every query, the best k of the rows
 that it has seen; at the end the devices' lists are merged. Memory on a device: two blocks, one matrix of
-similarities [queries of a block, rows of a block / devices], and k scores and rows a query.
+similarities [queries of a block, rows of a block / devices], and k scores and rows a query; on the host, one block more
+and what a shard of the corpus itself keeps. Nothing grows with the corpus; benchmarks/exact_search.py measures that.
 """
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -31,14 +32,25 @@ class TopK(NamedTuple):
   rows: Int[np.ndarray, 'queries k']
 
 
+class Rows(Protocol):
+  """Vectors in memory or elsewhere: an array, or `dprjax.retrieval.embeddings.Rows`. What a slice is of them, numpy can read."""
+
+  @property
+  def shape(self) -> tuple[int, ...]: ...
+
+  def __len__(self) -> int: ...
+
+  def __getitem__(self, rows: slice, /) -> Any: ...
+
+
 def search(
-    queries: Float[np.ndarray, 'queries H'], corpus: Float[np.ndarray, 'n H'] | Sequence[Float[np.ndarray, 'rows H']], k: int, *,
+    queries: Float[np.ndarray, 'queries H'], corpus: Float[np.ndarray, 'n H'] | Sequence[Rows], k: int, *,
     devices: Sequence[jax.Device] | None = None, block_rows: int = 32_768, block_queries: int = 512) -> TopK:
   """The ``min(k, n)`` rows of the corpus with the largest inner product, in float32.
 
   Args:
     queries: float32 or float16.
-    corpus: one array or several that follow one another; memory-mapped ones are read a block at a time.
+    corpus: one array or several that follow one another; those that are on disk are read a block at a time.
     k: how many rows.
     devices: to search on; this process's by default.
     block_rows: rows of the corpus on all devices together at a time.
@@ -47,7 +59,7 @@ def search(
   Raises:
     InputError: an empty side, vectors of different length, or NaN or infinity among them.
   """
-  shards = [corpus] if isinstance(corpus, np.ndarray) else list(corpus)
+  shards: Sequence[Rows] = [corpus] if isinstance(corpus, np.ndarray) else corpus
   count = sum(len(shard) for shard in shards)
   if not count or not len(queries) or k < 1:
     raise InputError(f'nothing to search: {len(queries)} queries, {count} documents, k = {k}')
@@ -66,19 +78,21 @@ def search(
   placed = [jax.device_put(part, everywhere) for part in parts]
   empty = (np.full((len(devices), block_queries, k), -np.inf, np.float32), np.full((len(devices), block_queries, k), -1, np.int32))
   best = [jax.device_put(empty, split) for _ in parts]
-  for offset, block in _blocks(shards, device_rows * len(devices)):
+  for offset, used, block in _blocks(shards, device_rows * len(devices), queries.shape[1]):
     check_finite(block, 'document', offset)
-    rows = jax.device_put(_padded(block, device_rows * len(devices)), split)
+    rows = jax.device_put(block, split)
     # Not more than one block ahead of the devices, or the blocks pile up on them.
     jax.block_until_ready(best)
-    best = [_step(mesh, query, rows, len(block), offset, *state) for query, state in zip(placed, best, strict=True)]
+    best = [_step(mesh, query, rows, used, offset, *state) for query, state in zip(placed, best, strict=True)]
   merged = [jax.device_get(_merge(*state)) for state in best]
   scores, found = (np.concatenate(arrays)[:len(queries)] for arrays in zip(*merged, strict=True))
   return TopK(scores, found)
 
 
-def search_part(queries: Float[np.ndarray, 'queries H'], corpus: Sequence[Float[np.ndarray, 'rows H']], k: int, part: int, parts: int) -> TopK:
-  """``search`` in the i-th of so many equal parts of the corpus, on this process's devices; rows are those of the whole. ``merge`` puts parts together.
+def search_part(queries: Float[np.ndarray, 'queries H'], corpus: Sequence[Rows], k: int, part: int, parts: int) -> TopK:
+  """``search`` in the i-th of so many equal parts of the corpus, on this process's devices; rows are those of the whole.
+
+  ``merge`` puts the parts' results together.
 
   Raises:
     InputError: as ``search``.
@@ -133,21 +147,22 @@ def _merge(scores: Float[Array, 'devices Q k'], rows: Int[Array, 'devices Q k'])
   return -negated[:, :k], rows[:, :k]
 
 
-def _blocks(shards: Sequence[np.ndarray], rows: int) -> Iterator[tuple[int, np.ndarray]]:
-  """Yields (number of the first row, at most ``rows`` rows), across the shards' ends."""
-  offset = 0
-  waiting: list[np.ndarray] = []
+def _blocks(shards: Sequence[Rows], rows: int, dimension: int) -> Iterator[tuple[int, int, Float[np.ndarray, 'rows H']]]:
+  """Yields (number of the first row, how many are used, a new float32 array of ``rows`` rows), across the shards' ends; the rest is 0."""
+  offset = used = 0
+  block = np.zeros((rows, dimension), np.float32)
   for shard in shards:
     start = 0
     while start < len(shard):
-      taken = shard[start:start + rows - sum(len(part) for part in waiting)]
-      waiting.append(taken)
-      start += len(taken)
-      if sum(len(part) for part in waiting) == rows:
-        yield offset, np.concatenate(waiting)
-        offset, waiting = offset + rows, []
-  if waiting:
-    yield offset, np.concatenate(waiting)
+      taken = min(rows - used, len(shard) - start)
+      block[used:used + taken] = shard[start:start + taken]
+      start, used = start + taken, used + taken
+      if used == rows:
+        yield offset, used, block
+        # Another array: the devices may still be reading this one.
+        offset, used, block = offset + rows, 0, np.zeros((rows, dimension), np.float32)
+  if used:
+    yield offset, used, block
 
 
 def _padded(array: np.ndarray, rows: int) -> np.ndarray:

@@ -177,36 +177,94 @@ def test_an_error_leaves_nothing_or_the_old_store(folder, tokenizer):
 BUILD = textwrap.dedent('''
   import os, sys
   from dprjax.data import records, sources, store, text
-  mode, folder, tokenizer = sys.argv[1:]
-  if mode == 'die':
-    write = records.TableWriter.write
-    def dying(table, name, values):
-      if name == 'd2':
-        os._exit(9)
-      write(table, name, values)
-    records.TableWriter.write = dying
-  built = store.build_store(sources.Source(folder + '/data'), text.load_tokenizer(tokenizer), folder + '/store', query_max_length=16,
-                            passage_max_length=8, process_index=int(mode == 'wait'), wait_s=60)
+  folder, tokenizer, out, index, count, dies = sys.argv[1:]
+  store._SHARD_ROWS, store._CHUNK = 2, 3
+  write = records.ShardWriter.write
+  def dying(table, shard, name, values):
+    if name == dies:
+      os._exit(9)
+    write(table, shard, name, values)
+  records.ShardWriter.write = dying
+  built = store.build_store(sources.Source(folder), text.load_tokenizer(tokenizer), out, query_max_length=16, passage_max_length=8,
+                            process_index=int(index), process_count=int(count), wait_s=120)
   print(built.num_passages)
 ''')
 
 
-def start(mode, folder, tokenizer_dir):
+def start(folder, tokenizer_dir, out, index=0, count=1, dies=''):
   root = pathlib.Path(store.__file__).parents[2]
-  return subprocess.Popen([sys.executable, '-c', BUILD, mode, str(folder), str(tokenizer_dir)], stdout=subprocess.PIPE, text=True,
-                          env=os.environ | {'PYTHONPATH': str(root)})
+  return subprocess.Popen([sys.executable, '-c', BUILD, str(folder), str(tokenizer_dir), str(out), str(index), str(count), dies],
+                          stdout=subprocess.PIPE, text=True, env=os.environ | {'PYTHONPATH': str(root)})
+
+
+@pytest.fixture
+def tokenizer_dir(tmp_path):
+  text.train_wordpiece([*CORPUS.values(), *QUERIES.values()] * 20, 120, tmp_path / 'tokenizer')
+  return tmp_path / 'tokenizer'
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_while_building_leaves_no_store_and_others_wait_for_the_next(folder, tokenizer, tmp_path):
-  words = [*CORPUS.values(), *QUERIES.values()] * 20
-  text.train_wordpiece(words, 120, tmp_path / 'tokenizer')
-  waiting = start('wait', tmp_path, tmp_path / 'tokenizer')
-  dying = start('die', tmp_path, tmp_path / 'tokenizer')
+def test_a_process_that_dies_while_building_leaves_no_store_and_others_wait_for_the_next(folder, tokenizer_dir, tmp_path):
+  def begin(index, dies=''):
+    return start(folder, tokenizer_dir, tmp_path / 'store', index, 2, dies)
+  waiting, dying = begin(1), begin(0, dies='d2')
   assert dying.communicate()[0] == '' and dying.returncode == 9
   assert not (tmp_path / 'store').exists() and waiting.poll() is None
-  building = start('build', tmp_path, tmp_path / 'tokenizer')
+  building = begin(0)
   assert building.communicate()[0] == waiting.communicate()[0] == '4\n'
+
+
+@pytest.fixture
+def longer(folder):
+  """25 rows, in 13 shards of two; some passages are too long, two texts are there twice."""
+  with (folder / 'corpus.jsonl').open('a') as file:
+    for number in range(21):
+      words = ' '.join(['cat', 'dogs', 'fish', 'sea', 'mat'][number % 5:] + ['night'] * (number // 2))
+      file.write(json.dumps({'_id': f'x{number}', 'text': words}) + '\n')
+    file.write(json.dumps({'_id': 'again', 'text': words}) + '\n')
+  return folder
+
+
+def contents(root):
+  """Every file, but for when the sources were read."""
+  found = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob('*') if path.is_file()}
+  described = json.loads(found.pop('store.json'))
+  for stamp in described['files'].values():
+    del stamp['read']
+  return found | {'store.json': described}
+
+
+@pytest.mark.slow
+def test_the_store_is_the_same_bit_for_bit_whatever_the_number_of_processes(longer, tokenizer_dir, tmp_path):
+  made = {}
+  for count in (1, 2, 3):
+    processes = [start(longer, tokenizer_dir, tmp_path / f'{count}' / 'store', index, count) for index in range(count)]
+    assert {process.communicate()[0] for process in processes} == {'25\n'} and {process.returncode for process in processes} == {0}
+    assert [child.name for child in (tmp_path / f'{count}').iterdir()] == ['store']
+    made[count] = contents(tmp_path / f'{count}' / 'store')
+  assert len([name for name in made[1] if name.startswith('passages/') and 'array_record' in name]) == 13
+  assert made[1] == made[2] == made[3]
+  built = store.open_store(tmp_path / '3' / 'store')
+  texts = dict.fromkeys(json.loads(line).get('text') for line in (longer / 'corpus.jsonl').read_text().splitlines())
+  expected, cut = text.load_tokenizer(tokenizer_dir).encode(list(texts), 8)
+  assert [row.tolist() for row in built.passage_tokens(np.arange(25))] == [row.tolist() for row in expected]
+  assert built.passage_lengths.tolist() == [len(row) for row in expected]
+  assert made[3]['store.json']['report']['passages of more than 8 tokens: cut'] == cut > 0
+
+
+@pytest.mark.slow
+def test_a_finished_share_of_a_job_that_died_is_taken_over(longer, tokenizer_dir, tmp_path):
+  def begin(index, dies=''):
+    return start(longer, tokenizer_dir, tmp_path / 'store', index, 2, dies)
+  # Process 1 dies in its second shard; then finishes, while process 0 dies; at last process 0 finds a share that is whole.
+  assert begin(1, dies='x4').wait() == 9
+  assert not list(tmp_path.glob('.store.*.parts/*'))
+  helping, dying = begin(1), begin(0, dies='x0')
+  assert dying.wait() == 9
+  assert begin(0).communicate()[0] == helping.communicate()[0] == '25\n'
+  assert start(longer, tokenizer_dir, tmp_path / 'alone').wait() == 0
+  assert contents(tmp_path / 'store') == contents(tmp_path / 'alone')
+  assert not list(tmp_path.glob('.*'))
 
 
 def test_waiting_ends(folder, tokenizer):

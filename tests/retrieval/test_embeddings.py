@@ -30,9 +30,16 @@ def test_round_trip(tmp_path):
   found = load_embeddings(tmp_path / 'e')
   assert found.ids == IDS and len(found) == 5
   assert [len(shard) for shard in found.shards] == [2, 2, 1]
-  assert isinstance(found.shards[0], np.memmap)
+  np.testing.assert_array_equal(found.shards[1], VECTORS[2:4])
+  part = found.shards[1][1:]
+  assert isinstance(np.asarray(part), np.memmap) and part[0:0].shape == (0, 3) and part.shape == (1, 3)
+  np.testing.assert_array_equal(part, VECTORS[3:4])
+  np.testing.assert_array_equal(part[:1], VECTORS[3:4])
+  assert found.ids_at(np.array([0, 3, 4])) == ['a', 'd', 'e'] and found.ids_at(np.array([], np.int64)) == []
   np.testing.assert_array_equal(found.vectors(), VECTORS)
-  np.testing.assert_array_equal(np.concatenate(list(found.blocks(1))), VECTORS)
+  blocks = list(found.blocks(1))
+  assert [ids for ids, _ in blocks] == [[id_] for id_ in IDS]
+  np.testing.assert_array_equal(np.concatenate([vectors for _, vectors in blocks]), VECTORS)
   assert found.meta == META
   assert sorted(path.name for path in (tmp_path / 'e').iterdir()) == sorted(
       [f'embeddings-0000{i}-of-00003.npy' for i in range(3)] + [f'ids-0000{i}-of-00003.txt' for i in range(3)] + ['manifest.json'])

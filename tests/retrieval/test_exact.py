@@ -1,3 +1,5 @@
+import weakref
+
 import jax
 import numpy as np
 import pytest
@@ -94,3 +96,28 @@ def test_more_parts_than_rows():
   found = [exact.search_part(queries, [corpus], 2, part, 5) for part in range(5)]
   merged = exact.merge(np.stack([part.scores for part in found]), np.stack([part.rows for part in found]))
   assert merged.rows.tolist() == [[0, 1], [1, 0]] and merged.scores.tolist() == [[1.0, 0.0], [2.0, 0.0]]
+
+
+def test_a_shard_is_read_a_block_at_a_time_and_let_go():
+  """So memory does not grow with the corpus; benchmarks/exact_search.py measures it."""
+  read = []
+
+  class Rows:
+    def __init__(self, array):
+      self._array, self.shape = array, array.shape
+
+    def __len__(self):
+      return len(self._array)
+
+    def __getitem__(self, rows):
+      copy = self._array[rows].copy()
+      assert sum(earlier() is not None for earlier, _ in read) <= 1
+      read.append((weakref.ref(copy), len(copy)))
+      return copy
+
+  rng = np.random.default_rng(4)
+  queries, corpus = rng.standard_normal((3, 8), np.float32), rng.standard_normal((8000, 8), np.float32)
+  found = exact.search(queries, [Rows(part) for part in np.split(corpus, [2400, 5600])], 10, block_rows=1024)
+  np.testing.assert_array_equal(found.rows, reference(queries, corpus, 10)[1])
+  # 2,400 is 2 * 1,024 + 352: the third block ends in the second shard.
+  assert [size for _, size in read] == [1024, 1024, 352, 672, 1024, 1024, 480, 544, 1024, 832]

@@ -1,0 +1,157 @@
+"""Milvus, on a real milvus-lite within this process; tests/test_index.py asks one that is another process."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from dprjax.errors import InputError
+from dprjax.retrieval import exact, milvus
+
+SPACE = {'dimension': 16, 'backbone_sha256': 'b' * 64, 'prompt_sha256': None, 'pooling': 'mean', 'normalize': True}
+RNG = np.random.default_rng(0)
+# In clusters, as embeddings are: an approximate index finds its way.
+VECTORS = RNG.standard_normal((20, 16), np.float32)[RNG.integers(0, 20, 300)] + 0.3 * RNG.standard_normal((300, 16), np.float32)
+QUERIES = VECTORS[::30] + 0.3 * RNG.standard_normal((10, 16), np.float32)
+IDS = [f'd{row}' for row in range(300)]
+
+
+@pytest.fixture(scope='module')
+def server(tmp_path_factory):
+  for package in ('pymilvus', 'milvus_lite'):
+    pytest.importorskip(package, reason="pip install 'dprjax[milvus]'")
+  return milvus.Server(str(tmp_path_factory.mktemp('milvus') / 'index.db'), new=True)
+
+
+@pytest.fixture
+def collection(server):
+  made = server.create('passages', SPACE, rows=len(IDS))
+  made.upsert(IDS, VECTORS)
+  yield made
+  server.drop('passages')
+
+
+def rankings(found):
+  return [[found.ids[row] for row in rows if row >= 0] for rows in found.rows]
+
+
+def test_equals_exact_search(collection, monkeypatch):
+  monkeypatch.setattr(milvus, '_ANSWER_ROWS', 80)  # four queries a request
+  told = []
+  found = collection.search(QUERIES, 20, progress=told.append)
+  expected = exact.search(QUERIES, VECTORS, 20)
+  assert rankings(found) == [[IDS[row] for row in rows] for rows in expected.rows]
+  np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)
+  assert told == [4, 8, 10]
+  assert collection.index_type == 'FLAT' and len(collection) == 300
+  # More than there are.
+  assert all(sorted(ranking) == sorted(IDS) for ranking in rankings(collection.search(QUERIES, 1000)))
+
+
+def test_upsert_replaces_and_delete_deletes(collection, server, monkeypatch):
+  monkeypatch.setattr(milvus, '_REQUEST_ROWS', 2)
+  monkeypatch.setattr(milvus, '_IDS', 2)
+  told = []
+  collection.upsert(['d1', 'd7', 'new'], 9 * QUERIES[:3], progress=told.append)
+  assert told == [2, 3] and len(collection) == 301
+  np.testing.assert_array_equal(collection.vectors(['new', 'd1', 'd0']), np.stack([9 * QUERIES[2], 9 * QUERIES[0], VECTORS[0]]))
+  assert [ranking[0] for ranking in rankings(collection.search(QUERIES[:3], 5))] == ['d1', 'd7', 'new']
+  collection.flush()
+  assert collection.delete(['d1', 'never', 'new', 'd1x']) == ['never', 'd1x']
+  kept = [row for row, id_ in enumerate(IDS) if id_ != 'd1']
+  vectors = VECTORS.copy()
+  vectors[7] = 9 * QUERIES[1]
+  expected = exact.search(QUERIES, vectors[kept], 20).rows
+  # Asked of a second connection, which sees what the first one wrote.
+  again = milvus.Server(server.uri).open('passages')
+  assert rankings(again.search(QUERIES, 20)) == [[IDS[kept[row]] for row in rows] for rows in expected]
+  assert len(again) == 299 and again.space == SPACE
+  with pytest.raises(InputError, match="collection 'passages': 1 of these ids are not there, for instance d1"):
+    again.vectors(['d0', 'd1'])
+
+
+def test_like_a_stored_document(collection):
+  ids = ['d5', 'd250', 'd5']
+  rows = [5, 250, 5]
+  nearest = exact.search(VECTORS[rows], VECTORS, 11).rows
+  expected = [[IDS[other] for other in ranking if other != row][:10] for row, ranking in zip(rows, nearest, strict=True)]
+  assert rankings(collection.like(ids, 10)) == expected
+  # A short vector's inner product with itself may be smaller than that with others.
+  collection.upsert(['short'], VECTORS[:1] * 0.01)
+  (ranking,) = rankings(collection.like(['short'], 10))
+  assert len(ranking) == 10 and 'short' not in ranking
+  assert len(rankings(collection.like(['d5'], 1000))[0]) == 300
+
+
+def test_ids_are_strings_of_any_kind(server):
+  strange = ['a"b', "c'd", 'e\\f', 'ü', '{x}', "'] or id != ['"]
+  made = server.create('strange', SPACE)
+  made.upsert([*strange, 'kept'], VECTORS[:7])
+  np.testing.assert_array_equal(made.vectors(strange), VECTORS[:6])
+  assert made.delete(strange) == [] and rankings(made.search(QUERIES[:1], 10)) == [['kept']]
+  server.drop('strange')
+  assert 'strange' not in server
+
+
+@pytest.mark.parametrize('index_type', ['HNSW', 'IVF_FLAT', 'AUTOINDEX'])
+def test_approximate_indexes(server, index_type):
+  made = server.create('approximate', SPACE, index_type=index_type, rows=len(IDS))
+  made.upsert(IDS, VECTORS)
+  made.flush()
+  truth = [[IDS[row] for row in rows] for rows in exact.search(QUERIES, VECTORS, 50).rows]
+  found = rankings(made.search(QUERIES, 50, settings={'nprobe': 40} if index_type == 'IVF_FLAT' else None))
+  assert made.index_type == index_type
+  assert np.mean([len(set(some) & set(all_)) / 50 for some, all_ in zip(found, truth, strict=True)]) > 0.95
+  server.drop('approximate')
+
+
+def test_what_a_search_looks_at():
+  def settings(index_type):
+    return milvus.Collection(server=type('', (), {'client': None, 'uri': ''}), name='', space={}, index_type=index_type, lists=400).settings(100)
+  assert settings('SCANN') == {'nprobe': 40, 'reorder_k': 400}
+  assert settings('HNSW') == {'ef': 200} and settings('IVF_SQ8') == {'nprobe': 40} and settings('FLAT') == {}
+
+
+@pytest.mark.parametrize('ask, message', [
+    (lambda c: c.search(QUERIES[:, :8], 5), "index.db, collection 'passages' has vectors of 16 dimensions, the queries have 8"),
+    (lambda c: c.upsert(['x'], VECTORS[:1, :8]), 'has vectors of 16 dimensions, the vectors have 8'),
+    (lambda c: c.upsert(['x'], np.full((1, 16), np.nan, np.float32)), 'vector of document 0'),
+    (lambda c: c.upsert(['ü' * 600], VECTORS[:1]), 'has more than 1024 bytes'),
+    (lambda c: c.search(QUERIES, 20_000), 'at most 16,384 passages a query, not 20,000'),
+    (lambda c: c.search(QUERIES[:0], 5), 'nothing to search: 0 queries'),
+    (lambda c: c.check_space(SPACE | {'backbone_sha256': 'c' * 64}, '--queries'), 'backbone_sha256 bbbbbbbbbbbb... and cccccccccccc...'),
+    (lambda c: c.check_space(SPACE | {'prompt_sha256': 'p' * 64}, '--queries'), 'do not belong together: prompt_sha256 None and pppppppppppp...'),
+    (lambda c: c.server.open('pasages'), "no collection 'pasages' \\(there are passages\\)"),
+    (lambda c: c.server.create('passages', SPACE), 'Milvus says: .*already exists'),
+    (lambda c: c.server.create('scann', SPACE, index_type='SCANN'), 'milvus-lite has no index SCANN; choose among FLAT'),
+])
+def test_bad_input(collection, ask, message):
+  with pytest.raises(InputError, match=message):
+    ask(collection)
+  assert len(collection) == 300
+
+
+def test_anothers_collection(server):
+  server.client.create_collection('theirs', dimension=16)
+  with pytest.raises(InputError, match="collection 'theirs' was not made by dprjax"):
+    server.open('theirs')
+  server.drop('theirs')
+
+
+@pytest.mark.parametrize('uri, message', [
+    ('index', 'expected a local name that ends in .db, or http://host:port'),
+    ('nowhere.db', 'local index not found: nowhere.db'),
+    ('http://user:secret@127.0.0.1:1', '^http://127.0.0.1:1: Milvus says: Fail connecting to server'),
+])
+def test_no_server(server, tmp_path, monkeypatch, uri, message):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(InputError, match=message):
+    milvus.Server(uri)
+  assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize('package', ['pymilvus', 'milvus_lite'])
+def test_without_the_extra(monkeypatch, tmp_path, package):
+  monkeypatch.setitem(sys.modules, package, None)
+  with pytest.raises(InputError, match=r"not installed: pip install 'dprjax\[milvus\]'"):
+    milvus.Server(str(tmp_path / 'index.db'), new=True)
