@@ -139,7 +139,7 @@ class EmbeddingsWriter:
 
   def _others(self) -> dict[int, dict[str, Any]]:
     """The entries of the shards that other processes wrote."""
-    entries = {}
+    entries: dict[int, dict[str, Any]] = {}
     for path in self.folder.glob('progress-*.json'):
       progress = read_json(path, 'embeddings progress')
       if all(progress.get(key) == value for key, value in self._header.items()):
