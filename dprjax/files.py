@@ -44,8 +44,10 @@ def existing(path: PathLike, what: str) -> epath.Path:
 
 
 def open_text(path: PathLike, what: str = 'file') -> IO[str]:
-  """Opens UTF-8 text, decompressing ``.gz``, ``.xz`` and ``.bz2`` by name. Raises InputError if missing or empty."""
+  """Opens UTF-8 text, decompressing ``.gz``, ``.xz`` and ``.bz2`` by name. Raises InputError if missing, empty or a folder."""
   found = existing(path, what)
+  if found.is_dir():
+    raise InputError(f'{what}: {found} is a folder; give the name of a file')
   if found.suffix in _DECOMPRESSORS:
     return _Decompressed(found.open('rb'), _DECOMPRESSORS[found.suffix])
   return found.open('r', encoding='utf-8')

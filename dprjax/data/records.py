@@ -83,7 +83,8 @@ class ShardWriter:
       self._writer = array_record_module.ArrayRecordWriter(str(path), _WRITER_OPTIONS)
       self._shard, self.sizes[shard] = shard, ShardSize(0, 0)
     feature = {'id': _feature(identifier.encode())} | {name: _feature(values[name].tobytes()) for name in self._columns}
-    row = tf_example_pb2.Example(features=tf_feature_pb2.Features(feature=feature)).SerializeToString()
+    # The order of a protobuf's map would else differ from process to process.
+    row = tf_example_pb2.Example(features=tf_feature_pb2.Features(feature=feature)).SerializeToString(deterministic=True)
     self._writer.write(row)
     size = self.sizes[shard]
     self.sizes[shard] = ShardSize(size.rows + 1, size.num_bytes + len(row))

@@ -85,8 +85,8 @@ class Server:
     if self.lite and not new:
       files.existing(uri, 'local index')
     import pymilvus  # here, because it is an extra
-    # What goes wrong is raised; they would write tracebacks of it besides.
-    for name in ('pymilvus', 'milvus_lite'):
+    # What goes wrong is raised; they would write tracebacks of it besides, and of each call that milvus-lite does not have.
+    for name in ('pymilvus', 'milvus_lite', 'grpc'):
       logging.getLogger(name).setLevel(logging.CRITICAL)
     self.uri = _public(uri)
     with _told(f'{self.uri} (another process may have it open)' if self.lite else self.uri):

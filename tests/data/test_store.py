@@ -197,6 +197,11 @@ def start(folder, tokenizer_dir, out, index=0, count=1, dies=''):
                           stdout=subprocess.PIPE, text=True, env=os.environ | {'PYTHONPATH': str(root)})
 
 
+def ended(process):
+  said = process.communicate()[0]
+  return process.returncode, said
+
+
 @pytest.fixture
 def tokenizer_dir(tmp_path):
   text.train_wordpiece([*CORPUS.values(), *QUERIES.values()] * 20, 120, tmp_path / 'tokenizer')
@@ -208,10 +213,9 @@ def test_a_process_that_dies_while_building_leaves_no_store_and_others_wait_for_
   def begin(index, dies=''):
     return start(folder, tokenizer_dir, tmp_path / 'store', index, 2, dies)
   waiting, dying = begin(1), begin(0, dies='d2')
-  assert dying.communicate()[0] == '' and dying.returncode == 9
+  assert ended(dying) == (9, '')
   assert not (tmp_path / 'store').exists() and waiting.poll() is None
-  building = begin(0)
-  assert building.communicate()[0] == waiting.communicate()[0] == '4\n'
+  assert ended(begin(0)) == ended(waiting) == (0, '4\n')
 
 
 @pytest.fixture
@@ -239,7 +243,7 @@ def test_the_store_is_the_same_bit_for_bit_whatever_the_number_of_processes(long
   made = {}
   for count in (1, 2, 3):
     processes = [start(longer, tokenizer_dir, tmp_path / f'{count}' / 'store', index, count) for index in range(count)]
-    assert {process.communicate()[0] for process in processes} == {'25\n'} and {process.returncode for process in processes} == {0}
+    assert {ended(process) for process in processes} == {(0, '25\n')}
     assert [child.name for child in (tmp_path / f'{count}').iterdir()] == ['store']
     made[count] = contents(tmp_path / f'{count}' / 'store')
   assert len([name for name in made[1] if name.startswith('passages/') and 'array_record' in name]) == 13
@@ -257,12 +261,11 @@ def test_a_finished_share_of_a_job_that_died_is_taken_over(longer, tokenizer_dir
   def begin(index, dies=''):
     return start(longer, tokenizer_dir, tmp_path / 'store', index, 2, dies)
   # Process 1 dies in its second shard; then finishes, while process 0 dies; at last process 0 finds a share that is whole.
-  assert begin(1, dies='x4').wait() == 9
+  assert ended(begin(1, dies='x4')) == (9, '')
   assert not list(tmp_path.glob('.store.*.parts/*'))
   helping, dying = begin(1), begin(0, dies='x0')
-  assert dying.wait() == 9
-  assert begin(0).communicate()[0] == helping.communicate()[0] == '25\n'
-  assert start(longer, tokenizer_dir, tmp_path / 'alone').wait() == 0
+  assert ended(dying) == (9, '')
+  assert ended(begin(0)) == ended(helping) == ended(start(longer, tokenizer_dir, tmp_path / 'alone')) == (0, '25\n')
   assert contents(tmp_path / 'store') == contents(tmp_path / 'alone')
   assert not list(tmp_path.glob('.*'))
 
