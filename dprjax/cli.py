@@ -6,6 +6,7 @@ begins ``dprjax: error:``. ``--debug`` shows the traceback as well.
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -21,13 +22,28 @@ _LISTED = 5  # ids, where there may be many
 
 
 class Parser(argparse.ArgumentParser):
-  """argparse with dprjax's error line, ``--debug``, and defaults shown in ``--help``."""
+  """argparse with dprjax's error line, ``--debug``, and defaults shown in ``--help``.
 
-  def __init__(self, module: str, description: str):
+  With ``processes``, the flags (and variables of the environment) that say which process of a job this is; ``runtime.distributed`` reads them.
+  """
+
+  def __init__(self, module: str, description: str, processes: bool = False):
     super().__init__(
         prog=f'python -m dprjax.{module}', description=description, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     self.add_argument('--debug', action='store_true', help='show the traceback of an error')
+    if processes:
+      group = self.add_argument_group(
+          'several processes', 'The same command on every host, as one job. SLURM, Open MPI, TPU VMs and GKE say themselves which process is which;\n'
+          'elsewhere the first three say it. A variable of the environment stands for each: DPRJAX_COORDINATOR for --coordinator, and so on.')
+      for flag, kind, metavar, default, text in (
+          ('coordinator', str, 'HOST:PORT', None, 'where process 0 listens: a free port of its host'),
+          ('processes', positive, 'N', None, 'how many there are'),
+          ('process', count, 'I', None, 'which one this is, from 0 to N - 1'),
+          ('join_timeout', positive, 'SECONDS', '300', 'until all must have come (default: 300)'),
+          ('peer_timeout', positive, 'SECONDS', '20', 'without a sign of life after which a process is given up, and the job ended (default: 20)')):
+        # An empty variable is one that is not set.
+        group.add_argument(f'--{flag}', type=kind, metavar=metavar, help=text, default=os.environ.get(f'DPRJAX_{flag.upper()}') or default)
 
   def error(self, message: str) -> NoReturn:
     fail(f'{message} (see {self.prog} --help)')
@@ -44,6 +60,13 @@ def positive(text: str) -> int:
   """A whole number above zero, for argparse's ``type``."""
   if not text.isdecimal() or int(text) < 1:
     raise argparse.ArgumentTypeError(f'expected a whole number above 0, not {text!r}')
+  return int(text)
+
+
+def count(text: str) -> int:
+  """A whole number from zero on, for argparse's ``type``."""
+  if not text.isdecimal():
+    raise argparse.ArgumentTypeError(f'expected a whole number from 0 on, not {text!r}')
   return int(text)
 
 
@@ -81,8 +104,12 @@ def tell(sentence: str, ids: Sequence[str], strict: bool, then: str = '') -> Non
 
 def fail(message: str) -> NoReturn:
   """Prints the one error line and exits with status 2."""
-  print('dprjax: error: ' + ' '.join(message.split()), file=sys.stderr)
+  print(error_line(message), file=sys.stderr)
   sys.exit(2)
+
+
+def error_line(message: str) -> str:
+  return 'dprjax: error: ' + ' '.join(message.split())
 
 
 def speak() -> None:

@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                       help="BEIR's rule: a passage with the query's own id is not retrieved for it (default: false)")
   parser.add_argument('--index_dir', metavar='DIR', help='keep the ScaNN index here, and use it again while the embeddings are the same')
   parser.add_argument('--recall', type=_share, default=0.95, help='share of the exact best k that ScaNN should find (default: 0.95)')
-  parser.add_argument('--recall_queries', type=_count, default=200, help='queries that it is measured on, 0: do not measure (default: 200)')
+  parser.add_argument('--recall_queries', type=cli.count, default=200, help='queries that it is measured on, 0: do not measure (default: 200)')
 
   def command(args: argparse.Namespace) -> None:
     files.output_file(args.out)
@@ -157,10 +157,6 @@ def _share(text: str) -> float:
   if not 0 < value <= 1:
     raise argparse.ArgumentTypeError(f'expected a share above 0 and up to 1, not {text!r}')
   return value
-
-
-def _count(text: str) -> int:
-  return 0 if text == '0' else cli.positive(text)
 
 
 if __name__ == '__main__':

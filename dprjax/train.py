@@ -4,6 +4,9 @@
 
 The workdir holds config.json, the token store, checkpoints, metrics.jsonl and TensorBoard files. The same command
 again goes on where it stopped, bit for bit. SIGTERM has it save and end with status 143 (that of a process which SIGTERM ended): it is not done.
+
+On several hosts the same command runs on each, with a workdir that all of them see; config.mesh says over how many devices
+the batch ('data'), the weights ('model') or both ('fsdp') are split.
 """
 
 import argparse
@@ -33,7 +36,7 @@ from dprjax.feeds.feed import Feed
 from dprjax.models import artifact, hub
 from dprjax.objectives import cross_encoder, dpr, pretrain, similarity
 from dprjax.objectives.system import System
-from dprjax.runtime import checkpoint, log, mesh, optim, tree
+from dprjax.runtime import checkpoint, distributed, log, mesh, optim, stopping, tree
 from dprjax.runtime import config as configs
 
 # What is trained, and on what.
@@ -71,16 +74,20 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   check(config)
   devices = mesh.make_mesh(config.mesh)
   mesh.check_batch(devices, config.batch_size * config.accumulate, config.grad_cache * config.accumulate)
-  workdir.mkdir(parents=True, exist_ok=True)
-  configs.claim_workdir(config, workdir)
+  if distributed.agree(configs.to_json(config)) != configs.to_json(config):
+    raise InputError(f'process {jax.process_index()} was started with another --config than process 0; give all of them the same')
+  if main:
+    configs.claim_workdir(config, workdir)
   config = ml_collections.FrozenConfigDict(config)
   if config.compilation_cache:
     jax.config.update('jax_compilation_cache_dir', config.compilation_cache)
 
   # Text, backbone, token arrays.
   objective, feeds = SYSTEMS[config.system]
-  found = feeds.find(config, workdir, devices)
-  backbone = load_backbone(config, workdir, found.read)
+  with distributed.turn():
+    found = feeds.find(config, workdir, devices)
+    make_backbone(config, workdir, found.read)
+  backbone = load_backbone(config, workdir)
   tokenizer = text.load_tokenizer(backbone.path)
   hub.check_vocabulary(backbone, tokenizer.vocab_size, backbone.path)
   system = objective.build(config, backbone.config, devices, tokenizer)
@@ -124,7 +131,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   evaluate = feed.evaluation(system) if feed.evaluation else None
   metric_log = log.MetricLog(workdir, step, active=main)
   pace = log.Pace(total, step)
-  terminated = Terminated()
+  stop = stopping.Stop(devices)
   # The loss of a step is read while the next one runs. What is not read yet is checked before anything is saved.
   unread: deque[tuple[int, Any, Any]] = deque()
 
@@ -171,7 +178,8 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
         began = time.monotonic()
         while unread:
           read_one()
-        found = evaluate({**frozen, **state.live})
+        # Process 0's, so that all have the same best step and stop at the same, whatever their hardware rounds to.
+        found = distributed.agree(evaluate({**frozen, **state.live}))
         score = found[config.eval.measure]
         better = best is None or score > best
         best, best_step, stale = (score, step, 0) if better else (best, best_step, stale + 1)
@@ -182,7 +190,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
             + ('  (best so far)' if better else f'  (best {best:.4f} at step {best_step})') + f'  {log.duration(time.monotonic() - began)}')
       if step % save_every == 0 or step == total or score is not None or stopped:
         save(score)
-      if terminated.asked:
+      if stop():
         save(score)
         saved.wait()
         say(f'asked to stop (SIGTERM): saved step {step}; run the same command to go on')
@@ -194,8 +202,11 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
         + (f'; best dev {config.eval.measure} {best:.4f} at step {best_step}' if best is not None else '')
         + f'. Next: python -m dprjax.export --workdir={workdir} --out=' + ('prompt.npz' if config.prompt.length else 'DIR'))
     return Result(step, best, best_step)
+  except BaseException as error:
+    distributed.leave(error)
+    raise
   finally:
-    terminated.restore()
+    stop.restore()
     metric_log.close()
     feed.loader.close()
     saved.close()
@@ -222,8 +233,8 @@ def check(config: ml_collections.ConfigDict) -> None:
       raise InputError(f"config.backbone.{name}: expected 'float32' or 'bfloat16', not {config.backbone[name]!r}")
 
 
-def load_backbone(config: ml_collections.FrozenConfigDict, workdir: epath.Path, read: Callable[[], Iterator[str]]) -> hub.Backbone:
-  """The backbone before training; one from scratch is made in the workdir, with a vocabulary trained on the texts that ``read`` streams."""
+def make_backbone(config: ml_collections.FrozenConfigDict, workdir: epath.Path, read: Callable[[], Iterator[str]]) -> None:
+  """Makes one from scratch in the workdir, if that is what the config asks for, with a vocabulary trained on the texts that ``read`` streams."""
   path = configs.backbone_path(config, workdir)
   if config.backbone.path.startswith('scratch:') and not epath.Path(path).exists():
     with tempfile.TemporaryDirectory() as folder:
@@ -232,6 +243,11 @@ def load_backbone(config: ml_collections.FrozenConfigDict, workdir: epath.Path, 
       model = hub.scratch_config(
           config.backbone.path.removeprefix('scratch:'), tokenizer.vocab_size, model_type=model_type, pad_token_id=tokenizer.pad_id)
       hub.save_backbone(path, model, hub.init_params(model, jax.random.key(config.seed)), source=folder)
+
+
+def load_backbone(config: ml_collections.FrozenConfigDict, workdir: epath.Path) -> hub.Backbone:
+  """The backbone before training."""
+  path = configs.backbone_path(config, workdir)
   return hub.load_backbone(path, heads=config.system == 'pretrain', classifier=config.system == 'cross_encoder')
 
 
@@ -300,28 +316,8 @@ def describe(
       + f', {feed.epoch} updates an epoch, {total} in all')
 
 
-class Terminated:
-  """Notes a SIGTERM, so that the loop can save and leave; a second one ends the process as usual."""
-
-  def __init__(self) -> None:
-    self.asked = False
-    try:
-      self._previous = signal.signal(signal.SIGTERM, self._note)
-    except ValueError:  # not the main thread: somebody else's program, somebody else's signals
-      self._previous = None
-
-  def _note(self, *_: Any) -> None:
-    self.asked = True
-    self.restore()
-
-  def restore(self) -> None:
-    if self._previous is not None:
-      signal.signal(signal.SIGTERM, self._previous)
-      self._previous = None
-
-
 def main(argv: Sequence[str] | None = None) -> None:
-  parser = cli.Parser('train', __doc__ or '')
+  parser = cli.Parser('train', __doc__ or '', processes=True)
   parser.add_argument('--config', metavar='FILE[:RECIPE]', help='an experiment, for instance configs/dptdr.py:local')
   parser.add_argument('--config.KEY', dest='override', metavar='VALUE', help='override a knob, for instance --config.prompt.length=32; '
                       'dprjax/runtime/config.py lists and explains them all')
@@ -336,7 +332,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not args.workdir:
       raise InputError('--workdir is missing; name the folder that this run is kept in')
     ended.append(train(configs.parse(theirs), args.workdir))
-  cli.run(parser, command, own)
+  cli.run(parser, distributed.together(command), own)
   if not ended[0].done:
     # Who started it must know: a later stage is not to take it for done, a cluster is to start it again.
     sys.exit(128 + signal.SIGTERM)

@@ -19,7 +19,7 @@ from dprjax.models.encoder import EncoderConfig
 from dprjax.objectives.system import System
 from dprjax.retrieval import measures, trec
 from dprjax.retriever import Embedder
-from dprjax.runtime import tree
+from dprjax.runtime import mesh, tree
 
 
 def find(config: ml_collections.FrozenConfigDict, workdir: epath.Path, devices: Mesh) -> Text:
@@ -48,9 +48,10 @@ def _open(
   tokens = retrieval.open_store(config, workdir, 'train', train, tokenizer)
   update = config.batch_size * config.accumulate
   # Random passages stand in where a query has too few negatives; make_batches says how often.
+  share, shares = mesh.batch_share(devices)
   loader = batches.make_batches(
       tokens, batch_size=update, negatives=config.negatives, query_buckets=knobs.query_buckets, passage_buckets=knobs.passage_buckets,
-      seed=config.seed, process_index=jax.process_index(), process_count=jax.process_count(), max_relevant=knobs.max_relevant, threads=knobs.threads)
+      seed=config.seed, process_index=share, process_count=shares, max_relevant=knobs.max_relevant, threads=knobs.threads)
 
   def ids(batch: Batch) -> str:
     queries = tokens.query_ids(batch['query_index'][:8])

@@ -16,6 +16,7 @@ from dprjax.data.text import Tokenizer
 from dprjax.errors import InputError
 from dprjax.feeds.feed import Batch, Feed, Text
 from dprjax.models.encoder import EncoderConfig
+from dprjax.runtime import mesh
 
 
 def find(config: ml_collections.FrozenConfigDict, workdir: epath.Path, devices: Mesh) -> Text:
@@ -24,7 +25,6 @@ def find(config: ml_collections.FrozenConfigDict, workdir: epath.Path, devices: 
   Raises:
     InputError: one of them is not there, or the form is none of plain text's.
   """
-  del devices  # nothing is evaluated on the way
   knobs = config.data
   if knobs.form == 'docstrings':
     folder = workdir / 'data'
@@ -38,10 +38,12 @@ def find(config: ml_collections.FrozenConfigDict, workdir: epath.Path, devices: 
 
   def read() -> Iterator[str]:
     return (document.text for document in corpora.read_documents(paths, Report()))
-  return Text(read, functools.partial(_open, config, workdir, paths))
+  return Text(read, functools.partial(_open, config, workdir, devices, paths))
 
 
-def _open(config: ml_collections.FrozenConfigDict, workdir: epath.Path, paths: list[epath.Path], tokenizer: Tokenizer, model: EncoderConfig) -> Feed:
+def _open(
+    config: ml_collections.FrozenConfigDict, workdir: epath.Path, devices: Mesh, paths: list[epath.Path], tokenizer: Tokenizer, model: EncoderConfig,
+) -> Feed:
   knobs = config.pretrain
   room = model.max_tokens - (config.prompt.length if config.prompt.shift_positions else 0)
   if knobs.max_length > room:
@@ -50,9 +52,10 @@ def _open(config: ml_collections.FrozenConfigDict, workdir: epath.Path, paths: l
   texts = documents.build_documents(
       paths, tokenizer, folder / 'documents', passage_length=knobs.passage_length, language=knobs.language, process_index=jax.process_index())
   update = config.batch_size * config.accumulate
+  share, shares = mesh.batch_share(devices)
   loader, eligible = views.make_view_batches(
       texts, batch_size=update, views=knobs.views, unit=knobs.unit, span_length=knobs.span_length, max_length=knobs.max_length,
-      buckets=knobs.buckets, seed=config.seed, process_index=jax.process_index(), process_count=jax.process_count(), threads=config.data.threads)
+      buckets=knobs.buckets, seed=config.seed, process_index=share, process_count=shares, threads=config.data.threads)
 
   def ids(batch: Batch) -> str:
     names = texts.passage_ids(np.asarray(batch['passage_index'])[:8])

@@ -19,7 +19,7 @@ from dprjax.models.encoder import EncoderConfig
 from dprjax.objectives.system import System
 from dprjax.retrieval import exact, measures, trec
 from dprjax.retriever import KINDS, Embedder
-from dprjax.runtime import tree
+from dprjax.runtime import mesh, tree
 
 
 def find(config: ml_collections.FrozenConfigDict, workdir: epath.Path, devices: Mesh) -> Text:
@@ -66,10 +66,11 @@ def _open(
       raise InputError(f"config.data.{kind}_max_length: {config.data[f'{kind}_max_length']} exceeds the {room} positions of {config.backbone.path}")
   tokens = open_store(config, workdir, 'train', train, tokenizer)
   update = config.batch_size * config.accumulate
+  share, shares = mesh.batch_share(devices)
   loader = batches.make_batches(
       tokens, batch_size=update, negatives=config.negatives, mix=batches.Mix(**config.mix),
       query_buckets=config.data.query_buckets, passage_buckets=config.data.passage_buckets, seed=config.seed,
-      process_index=jax.process_index(), process_count=jax.process_count(), max_relevant=config.data.max_relevant,
+      process_index=share, process_count=shares, max_relevant=config.data.max_relevant,
       threads=config.data.threads)
   seen = update * (1 + config.negatives) - 1 if config.in_batch else config.negatives
 

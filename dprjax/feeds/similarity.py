@@ -20,7 +20,7 @@ from dprjax.feeds.feed import Batch, Feed, Text
 from dprjax.models.encoder import EncoderConfig
 from dprjax.objectives.system import System
 from dprjax.retriever import Embedder
-from dprjax.runtime import tree
+from dprjax.runtime import mesh, tree
 
 VIEWS = ('first', 'second')
 
@@ -54,8 +54,8 @@ def _open(
   scores = np.array([pair.score / similarity.TOP_SCORE for pair in pairs], np.float32)
   update = config.batch_size * config.accumulate
   steps = len(pairs) // update
-  count, index = jax.process_count(), jax.process_index()
-  mine = slice(index * update // count, (index + 1) * update // count)
+  share, shares = mesh.batch_share(devices)
+  mine = slice(share * update // shares, (share + 1) * update // shares)
 
   @functools.lru_cache(maxsize=2)
   def shuffled(epoch: int) -> np.ndarray:

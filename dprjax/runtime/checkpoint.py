@@ -1,7 +1,8 @@
 """Checkpoints: what was trained, and all that a restarted run needs to go on bit for bit.
 
 A checkpoint holds the live parameters, the optimiser state, the data position, the running state of early
-stopping and the SHA-256 of the frozen backbone. The backbone itself is not in it.
+stopping and the SHA-256 of the frozen backbone. The backbone itself is not in it. SHA256SUMS beside them names every
+file (``sha256sum -c`` reads it); it is written last, before the folder gets its name.
 """
 
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from dprjax.errors import InputError
 from dprjax.runtime import tree
 
 SCORE = 'score'
+SUMS = 'SHA256SUMS'
 
 
 class Restored(NamedTuple):
@@ -39,12 +41,14 @@ class Checkpoints:
   def __init__(self, workdir: epath.PathLike, backbone_sha256: str, keep: int = 2):
     self.folder = epath.Path(workdir) / 'checkpoints'
     self._sha256 = backbone_sha256
+    self._saving = -1
     with files.no_room(self.folder):
       self._manager = ocp.CheckpointManager(
           self.folder.absolute() if not str(self.folder).startswith('gs://') else self.folder,
           # Named here, so that a fresh process can ask for the shapes of what is saved.
           item_handlers={'live': ocp.StandardCheckpointHandler(), 'opt_state': ocp.StandardCheckpointHandler(), 'extra': ocp.JsonCheckpointHandler()},
           options=ocp.CheckpointManagerOptions(
+              async_options=ocp.AsyncOptions(post_finalization_callback=self._write_sums),
               # A killed run leaves a half-written folder under a temporary name; it is not a checkpoint.
               cleanup_tmp_directories=True,
               best_fn=lambda metrics: metrics[SCORE],  # has it read the scores of an earlier life's checkpoints
@@ -76,6 +80,8 @@ class Checkpoints:
     """
     if step in self._manager.all_steps():
       return
+    self.wait()
+    self._saving = step
     self._guard(lambda: self._manager.save(
         step,
         args=ocp.args.Composite(
@@ -99,6 +105,8 @@ class Checkpoints:
     Raises:
       InputError: it was made with another backbone, has other parameters, or is damaged.
     """
+    if jax.process_index() == 0:  # of many, one need read everything; the others end with it
+      self._check_sums(step)
     extra = self.extra(step)
     if extra['backbone_sha256'] != self._sha256:
       raise InputError(
@@ -119,6 +127,7 @@ class Checkpoints:
     """
     if step not in self.steps():
       raise InputError(f'{self.folder} has no step {step}; it has {", ".join(map(str, self.steps())) or "none"}')
+    self._check_sums(step, 'live')
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     try:
       shapes = self._manager.item_metadata(step)['live'].tree
@@ -139,6 +148,35 @@ class Checkpoints:
     self.wait()
     self._manager.close()
 
+  def _write_sums(self) -> None:
+    """What orbax calls, on process 0 alone, when all files of a checkpoint are there and its folder has yet a temporary name (or, where
+    nothing can be renamed, no mark of success)."""
+    name = str(self._saving)
+    [folder] = [path for path in self.folder.iterdir() if path.name == name or path.name.startswith(f'{name}.orbax-checkpoint-tmp')]
+    # Not what lies beside the items: orbax may yet write there.
+    lines = [f'{files.sha256_file(path)}  {path.relative_to(folder)}\n' for item in folder.iterdir() if item.is_dir() for path in _files(item)]
+    (folder / SUMS).write_text(''.join(lines))
+
+  def _check_sums(self, step: int, *items: str) -> None:
+    """Raises InputError that names the files which are missing or not as they were written. Older checkpoints have no sums."""
+    folder = self.folder / str(step)
+    if not (folder / SUMS).exists():
+      return
+    wrong = []
+    for line in (folder / SUMS).read_text().splitlines():
+      digest, _, name = line.partition('  ')
+      if items and name.split('/')[0] not in items:
+        continue
+      if not (folder / name).exists():
+        wrong.append(f'{name} is missing')
+      elif files.sha256_file(folder / name) != digest:
+        wrong.append(f'{name} is damaged')
+    if wrong:
+      others = [other for other in self.steps() if other != step]
+      raise InputError(
+          f'{folder} cannot be used: {"; ".join(wrong[:3])}{f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""}; remove that folder to go on from '
+          + (f'step {max(others)}' if others else 'the beginning: there is no other'))
+
   def _guard(self, action: Any) -> None:
     try:
       with files.no_room(self.folder):
@@ -155,6 +193,14 @@ class Checkpoints:
   def _last_good(self) -> str:
     whole = [int(p.name) for p in self.folder.iterdir() if p.name.isdecimal() and (p / '_CHECKPOINT_METADATA').exists()]
     return str(max(whole)) if whole else 'none'
+
+
+def _files(folder: epath.Path) -> list[epath.Path]:
+  """All files below a folder. (epath has no rglob for gs://.)"""
+  found = []
+  for path in sorted(folder.iterdir(), key=str):
+    found += _files(path) if path.is_dir() else [path]
+  return found
 
 
 def _line(error: Exception) -> str:

@@ -38,7 +38,8 @@ def make_mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = N
   Raises:
     InputError: the sizes do not multiply to the number of devices.
   """
-  devices = list(jax.devices() if devices is None else devices)
+  # Process by process, so that each one's rows of a batch are next to one another; ids alone are no such order. (On TPUs jax has its own order.)
+  devices = sorted(jax.devices() if devices is None else devices, key=lambda device: (device.process_index, device.id))
   shape = [int(sizes.get(axis, 1)) for axis in AXES]
   if shape.count(-1) > 1 or any(size < 1 and size != -1 for size in shape):
     raise InputError(f'config.mesh: sizes are whole numbers above 0, one of them may be -1; got {dict(zip(AXES, shape, strict=True))}')
@@ -53,6 +54,22 @@ def make_mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = N
 def batch_devices(mesh: Mesh) -> int:
   """Into how many parts the batch is split."""
   return mesh.shape['data'] * mesh.shape['fsdp']
+
+
+def batch_share(mesh: Mesh) -> tuple[int, int]:
+  """(i, n): of every batch, this process reads the i-th of n equal parts; several read the same where 'model' goes over processes.
+
+  Raises:
+    InputError: a process's devices hold parts of others' parts.
+  """
+  held: dict[int, set[int]] = {}
+  for (data, fsdp, _), device in np.ndenumerate(mesh.devices):
+    held.setdefault(device.process_index, set()).add(data * mesh.shape['fsdp'] + fsdp)
+  shares = sorted({tuple(sorted(parts)) for parts in held.values()})
+  if sum(map(len, shares)) != batch_devices(mesh) or len({len(parts) for parts in shares}) != 1:
+    raise InputError(f"config.mesh.model: {mesh.shape['model']} devices neither divide those of a process, {jax.local_device_count()}, nor are they "
+                     'those of several processes; use a divisor or a multiple')
+  return shares.index(tuple(sorted(held[jax.process_index()]))), len(shares)
 
 
 def check_batch(mesh: Mesh, batch_size: int, chunks: int) -> None:
@@ -88,7 +105,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def put_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-  """One process's rows of a batch -> global arrays, split on their first axis over the batch's devices."""
+  """A process's rows of a batch (its ``batch_share``) -> global arrays, split on their first axis over the batch's devices."""
   sharding = NamedSharding(mesh, P(BATCH))
   return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
 

@@ -1,5 +1,6 @@
 import contextlib
 import os
+import re
 import resource
 
 import jax
@@ -88,11 +89,40 @@ def test_a_half_written_checkpoint_is_not_one(tmp_path):
     assert again.latest() == 1
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path):
+def flipped(path):
+  """One bit in the middle of the file: what no format's own checks need notice."""
+  content = bytearray(path.read_bytes())
+  content[len(content) // 2] ^= 1
+  path.write_bytes(content)
+
+
+@pytest.mark.parametrize('item', ['live', 'opt_state', 'extra'])
+@pytest.mark.parametrize(('harm', 'word'), [
+    (lambda path: path.write_bytes(path.read_bytes()[:10]), 'damaged'), (flipped, 'damaged'), (lambda path: path.unlink(), 'missing')])
+def test_a_damaged_or_lost_file_is_named(tmp_path, item, harm, word):
   state = make_state(meshes.make_mesh({'data': 8}))
   saved = checkpoint.Checkpoints(tmp_path, SHA)
-  saved.save(1, *state, {})
+  for step in (1, 2):
+    saved.save(step, *state, {})
   saved.close()
+  folder = tmp_path / 'checkpoints' / '2'
+  largest = max((path for path in (folder / item).rglob('*') if path.is_file()), key=lambda path: path.stat().st_size)
+  harm(largest)
+  said = rf'checkpoints/2 cannot be used: {re.escape(str(largest.relative_to(folder)))} is {word}; remove that folder to go on from step 1'
+  with opened(tmp_path) as again, pytest.raises(InputError, match=said):
+    again.restore(2, *targets(*state))
+  if item == 'live':
+    with opened(tmp_path) as again, pytest.raises(InputError, match=said):
+      again.restore_live(2)
+
+
+def test_a_checkpoint_from_before_there_were_sums_is_restored(tmp_path):
+  state = make_state(meshes.make_mesh({'data': 8}))
+  with opened(tmp_path) as saved:
+    saved.save(1, *state, {})
+  (tmp_path / 'checkpoints' / '1' / 'SHA256SUMS').unlink()
+  with opened(tmp_path) as again:
+    assert again.restore(1, *targets(*state)).step == 1
   for path in (tmp_path / 'checkpoints' / '1' / 'live').rglob('*'):
     if path.is_file() and path.parent.name == 'd':
       path.write_bytes(path.read_bytes()[:10])

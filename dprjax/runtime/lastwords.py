@@ -1,0 +1,73 @@
+"""Standard error of a process of a job, without what C++ says when the coordinator is gone: one line takes its place.
+
+jax ends a process that has lost the coordinator from within a thread of its own, by an abort with a stack trace; no Python runs
+any more. So standard error goes through a small program, this very file, which outlives the process and says what the trace means.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+
+_FATAL = re.compile(rb'F\d{4} .*\] Terminating process because the JAX distributed service')
+_NOISE = re.compile(rb'E\d{4} .*coordination_service(_agent)?\.cc:')
+_MAY_BE = re.compile(rb'[EF]\d')  # how a line begins that may have to be held back
+
+_program: subprocess.Popen[bytes] | None = None
+_own = -1  # standard error as it was
+
+
+def listen(coordinator: str) -> None:
+  """Sends this process's standard error through the program; ``coordinator`` is named in the line."""
+  global _program, _own
+  sys.stderr.flush()
+  _own = os.dup(2)
+  _program = subprocess.Popen([sys.executable, '-I', '-S', __file__, coordinator], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+  assert _program.stdin is not None
+  os.dup2(_program.stdin.fileno(), 2)
+  _program.stdin.close()
+
+
+def stop() -> None:
+  """Standard error as it was before ``listen``, once all that was written to it is out."""
+  global _program
+  if _program is not None:
+    sys.stderr.flush()
+    os.dup2(_own, 2)
+    os.close(_own)
+    _program.wait()
+    _program = None
+
+
+def main() -> None:
+  # It ends with the process whose words it passes on, and not before.
+  for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+  rest, fatal, explained = b'', False, False
+  with contextlib.suppress(BrokenPipeError):
+    while piece := os.read(0, 1 << 16):
+      *lines, rest = (rest + piece).split(b'\n')
+      for line in lines:
+        fatal = fatal or bool(_FATAL.match(line))
+        explained = explained or line.startswith(b'dprjax: error:')
+        if not (fatal and not line.startswith(b'dprjax:')) and not _NOISE.match(line):
+          _write(line + b'\n')
+      if rest and not fatal and not _MAY_BE.match(rest):
+        _write(rest)  # a progress line that is written over
+        rest = b''
+    if rest and not fatal:
+      _write(rest)
+    if fatal and not explained:
+      _write(f'dprjax: error: process 0, the coordinator at {sys.argv[1]}, is gone: it was killed, failed, or its host cannot be reached; its own '
+             'output may say more. Run the same command again on all of them to go on from what was saved\n'.encode())
+
+
+def _write(text: bytes) -> None:
+  while text:
+    text = text[os.write(2, text):]
+
+
+if __name__ == '__main__':
+  main()
