@@ -207,7 +207,7 @@ sys.exit(0 if step == total else 143)
 
 def test_a_training_on_two_nodes_survives_preemption(cluster, tmp_path):
   """A job of higher priority takes the nodes: the training saves, makes room, and goes on when they are free again."""
-  steps = 100
+  steps = 300
   job = cluster.submit(
       '--partition=low', '--time=20', *WITHOUT_GPUS, '--', '-m', 'dprjax.train', f'--config={ROOT}/configs/dptdr.py:local',
       f'--workdir={tmp_path}/run', f'--config.steps={steps}', '--config.eval.every=1000', '--config.checkpoint.every=1000')
