@@ -3,19 +3,22 @@
     python -m dprjax.encode --backbone=DIR --prompt=prompt.npz --kind=passage --input=corpus.jsonl --out=embeddings/corpus
 
 Uses all local devices, sorts texts by length so that little padding is computed, and keeps what is done: the
-same command after an interruption goes on with the next shard.
+same command after an interruption goes on with the next shard. On several hosts, the same command on each, every
+process encodes other shards; the folder, which all of them see, ends up as if one had done it.
 """
 
 import argparse
 import logging
 from collections.abc import Sequence
 
+import jax
+
 from dprjax import cli, files
 from dprjax.data import sources
 from dprjax.errors import InputError
 from dprjax.retrieval import embeddings, trec
 from dprjax.retriever import KINDS, Retriever
-from dprjax.runtime import log
+from dprjax.runtime import distributed, log
 
 logger = logging.getLogger('dprjax')
 
@@ -50,25 +53,32 @@ def encode(
       dimension=retriever.backbones[kind].config.hidden_size, dtype=dtype, kind=kind, backbone_sha256=retriever.space_sha256,
       prompt_sha256=None if prompt is None else files.sha256_file(prompt), pooling=settings.pooling, normalize=settings.normalize,
       max_length=settings.max_length(kind), input_sha256=files.sha256_file(source))
-  writer = embeddings.EmbeddingsWriter(out, meta, ids, shard_rows)
+  with distributed.turn():
+    writer = embeddings.EmbeddingsWriter(out, meta, ids, shard_rows, process=jax.process_index())
   pending = writer.pending()
   todo = sum(shard.stop - shard.start for shard in pending)
   if todo < len(ids):
     logger.info('%s: %s of %s texts are there already', out, f'{len(ids) - todo:,}', f'{len(ids):,}')
-  progress = log.Countdown('texts', todo)
-  for shard in pending:
+  processes = jax.process_count()
+  if 0 < len(pending) < processes:
+    logger.info('%d shards cannot occupy %d processes: give a smaller --shard_rows', len(pending), processes)
+  mine = pending[jax.process_index()::processes]
+  progress = log.Countdown('texts', sum(shard.stop - shard.start for shard in mine))
+  for shard in mine:
     writer.write(shard, retriever.encode([one.text for one in records[shard.start:shard.stop]], kind, progress))
     progress.finish(shard.stop - shard.start)
+  distributed.barrier('encoded')
   writer.finish()
   cut = retriever.truncated[kind]
   if cut:
-    logger.info('%s of %s texts were longer than %d tokens and were cut there', f'{cut:,}', f'{todo:,}', settings.max_length(kind))
+    logger.info('%s of %s texts%s were longer than %d tokens and were cut there', f'{cut:,}',
+                f'{sum(shard.stop - shard.start for shard in mine):,}', ' of process 0' if processes > 1 else '', settings.max_length(kind))
   seconds = progress.seconds
   logger.info('%s: %s %s vectors in %s (%.0f a second)', out, f'{len(ids):,}', kind, log.duration(seconds), todo / max(seconds, 1e-9))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  parser = cli.Parser('encode', __doc__ or '')
+  parser = cli.Parser('encode', __doc__ or '', processes=True)
   parser.add_argument('--backbone', required=True, help='a Hugging Face directory, a hub id, or package:NAME')
   parser.add_argument('--prompt', help='a prompt.npz for that backbone')
   parser.add_argument('--kind', required=True, choices=KINDS)
@@ -94,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.store == 'float16' and not retriever.settings.normalize:
       raise InputError('--store=float16 needs vectors of unit length (--normalize=true): raw inner products can exceed its range')
     encode(retriever, args.kind, args.input, args.out, prompt=args.prompt, dtype=args.store, shard_rows=args.shard_rows, qrels=args.qrels)
-  cli.run(parser, command, argv)
+  cli.run(parser, distributed.together(command), argv)
 
 
 if __name__ == '__main__':

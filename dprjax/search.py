@@ -7,6 +7,8 @@ was made: the index and its settings, its recall against exact search, the time,
 
 ScaNN compares with every passage below 20,000 of them, and above searches a tree, looking at as much of it as
 --recall asks for. Where ScaNN is not installed (it is for Linux and Python below 3.14) the search is exact.
+
+On several hosts, the same command on each with --index=exact, every process searches a part of the corpus.
 """
 
 import argparse
@@ -16,15 +18,18 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from dprjax import cli, files
 from dprjax.errors import InputError
 from dprjax.retrieval import embeddings, exact, scann, trec
+from dprjax.runtime import distributed
 
 logger = logging.getLogger('dprjax')
 
 _SHOWN = (10, 100, 1000)  # cuts at which recall is written beside the one at k
+_GATHERED = 4096  # queries whose results are gathered from all processes at a time
 
 
 def search(
@@ -58,7 +63,7 @@ def search(
   seconds: dict[str, float] = {}
   if index == 'exact':
     started = time.perf_counter()
-    found = exact.search(vectors, corpus.shards, depth)
+    found = _exact(vectors, corpus, depth)
   else:
     started = time.perf_counter()
     searcher = _scann_index(corpus, depth, index_dir)
@@ -99,6 +104,16 @@ def _short(value: Any) -> str:
   return f'{value[:12]}...' if isinstance(value, str) and len(value) > 20 else str(value)
 
 
+def _exact(queries: np.ndarray, corpus: embeddings.Embeddings, k: int) -> exact.TopK:
+  """Every process searches its part of the corpus; all have the result."""
+  if jax.process_count() == 1:
+    return exact.search(queries, corpus.shards, k)
+  part = exact.search_part(queries, corpus.shards, k, jax.process_index(), jax.process_count())
+  merged = [exact.merge(distributed.gather(part.scores[start:start + _GATHERED]), distributed.gather(part.rows[start:start + _GATHERED]))
+            for start in range(0, len(queries), _GATHERED)]
+  return exact.TopK(*(np.concatenate(arrays) for arrays in zip(*merged, strict=True)))
+
+
 def _scann_index(corpus: embeddings.Embeddings, k: int, index_dir: str | None) -> scann.Index:
   searcher = scann.load(index_dir, corpus.sha256) if index_dir else None
   if searcher is not None:
@@ -123,7 +138,7 @@ def _measured(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  parser = cli.Parser('search', __doc__ or '')
+  parser = cli.Parser('search', __doc__ or '', processes=True)
   parser.add_argument('--corpus', required=True, metavar='DIR', help='embeddings of the passages')
   parser.add_argument('--queries', required=True, metavar='DIR', help='embeddings of the queries')
   parser.add_argument('--out', required=True, metavar='run.trec', help='the run; its report goes to the same name with .json behind it')
@@ -137,16 +152,21 @@ def main(argv: Sequence[str] | None = None) -> None:
 
   def command(args: argparse.Namespace) -> None:
     files.output_file(args.out)
-    corpus, queries = embeddings.load_embeddings(args.corpus), embeddings.load_embeddings(args.queries)
+    process, processes = jax.process_index(), jax.process_count()
+    if processes > 1 and args.index != 'exact':
+      raise InputError(f'--index={args.index} searches in one process; {processes} of them search with --index=exact')
+    corpus, queries = (embeddings.load_embeddings(folder, share=process, shares=processes) for folder in (args.corpus, args.queries))
     run, report = search(
         corpus, queries, k=args.k, index=args.index, drop_same_id=args.drop_same_id, index_dir=args.index_dir, recall=args.recall,
         recall_queries=args.recall_queries)
+    if process:
+      return
     trec.write_run(args.out, run, f'dprjax-{report["index"]}')
     files.write_json(f'{args.out}.json', report)
     measured = ''.join(f', {name} {value:.4f}' for name, value in report.get('recall', {}).items() if name.startswith('recall@'))
     logger.info('%s: %s passages for %s queries (%s%s), %.0f queries a second', args.out, f'{len(run.docs):,}', f'{len(run):,}',
                 report.get('kind', 'exact'), measured, report['queries_per_second'])
-  cli.run(parser, command, argv)
+  cli.run(parser, distributed.together(command), argv)
 
 
 def _share(text: str) -> float:

@@ -5,7 +5,8 @@
     manifest.json                   counts, what made the vectors (``Meta``), SHA-256 of every file
 
 While a folder is being filled, ``progress.json`` stands where the manifest will be: the manifest is
-there when, and only when, every shard is. Each file is written aside and renamed.
+there when, and only when, every shard is. Each file is written aside and renamed. Where several processes fill it, each of the
+others has a ``progress-I.json`` of its own.
 """
 
 import dataclasses
@@ -70,9 +71,11 @@ class EmbeddingsWriter:
       for shard in writer.pending():
         writer.write(shard, encode(texts[shard.start:shard.stop]))
       writer.finish()
+
+  Several processes may fill it, each other shards. Process 0 opens it before the others do, and finishes it when they have written theirs.
   """
 
-  def __init__(self, folder: PathLike, meta: Meta, ids: Sequence[str], shard_rows: int = 100_000):
+  def __init__(self, folder: PathLike, meta: Meta, ids: Sequence[str], shard_rows: int = 100_000, process: int = 0):
     """Opens the folder, makes it if need be, and verifies the shards that an earlier run left.
 
     Raises:
@@ -85,6 +88,8 @@ class EmbeddingsWriter:
     self.folder = epath.Path(folder)
     self.meta = meta
     self.ids = ids
+    self._process = process
+    self._progress = _PROGRESS if process == 0 else f'progress-{process:05d}.json'
     self._count = -(-len(ids) // shard_rows)
     self._shards = [Shard(i, i * shard_rows, min((i + 1) * shard_rows, len(ids))) for i in range(self._count)]
     self._header = {
@@ -107,16 +112,31 @@ class EmbeddingsWriter:
     if different:
       raise InputError(
           f'{self.folder} holds other embeddings ({", ".join(different)} differ from this run\'s); remove it or choose another folder')
+    entries = {entry['index']: entry for entry in manifest.get('shards', [])}
+    if self._process:  # what process 0 has found is so
+      return entries
     for path in self.folder.glob('.*.tmp'):  # a killed run left them
       path.unlink()
     done = {}
-    for entry in manifest.get('shards', []):
+    for entry in (self._others() | entries).values():
       files = [(self.folder / entry[kind], entry[f'{kind}_sha256']) for kind in ('embeddings', 'ids')]
       if all(path.exists() and sha256_file(path) == digest for path, digest in files):
         done[entry['index']] = entry
-    if found.name == _MANIFEST and len(done) < self._count:  # a finished folder that was damaged is unfinished again
-      found.replace(self.folder / _PROGRESS)
+    if found.name == _PROGRESS or len(done) < self._count:  # a finished folder that was damaged is unfinished again
+      self._save(_PROGRESS, done)
+      (self.folder / _MANIFEST).unlink(missing_ok=True)
+    for path in self.folder.glob('progress-*.json'):
+      path.unlink()
     return done
+
+  def _others(self) -> dict[int, dict[str, Any]]:
+    """The entries of the shards that other processes wrote."""
+    entries = {}
+    for path in self.folder.glob('progress-*.json'):
+      progress = read_json(path, 'embeddings progress')
+      if all(progress.get(key) == value for key, value in self._header.items()):
+        entries |= {entry['index']: entry for entry in progress['shards']}
+    return entries
 
   def pending(self) -> list[Shard]:
     """The shards still to be written, in order."""
@@ -141,17 +161,21 @@ class EmbeddingsWriter:
     self._done[shard.number] = {
         'index': shard.number, 'rows': shard.stop - shard.start, **names,
         **{f'{kind}_sha256': sha256_file(self.folder / name) for kind, name in names.items()}}
-    self._save(_PROGRESS)
+    self._save(self._progress, self._done)
 
   def finish(self) -> None:
-    """Writes the manifest. Raises RuntimeError while shards are pending."""
+    """Writes the manifest, on process 0. Raises RuntimeError while shards are pending."""
+    if self._process:
+      return
+    self._done |= self._others()
     if self.pending():
       raise RuntimeError(f'{len(self.pending())} of {self._count} shards are not written')
-    self._save(_MANIFEST)
-    (self.folder / _PROGRESS).unlink(missing_ok=True)
+    self._save(_MANIFEST, self._done)
+    for path in (self.folder / _PROGRESS, *self.folder.glob('progress-*.json')):
+      path.unlink(missing_ok=True)
 
-  def _save(self, name: str) -> None:
-    write_json(self.folder / name, {**self._header, 'shards': [self._done[index] for index in sorted(self._done)]})
+  def _save(self, name: str, done: dict[int, dict[str, Any]]) -> None:
+    write_json(self.folder / name, {**self._header, 'shards': [done[index] for index in sorted(done)]})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,12 +209,13 @@ class Embeddings:
         yield shard[start:start + rows]
 
 
-def load_embeddings(folder: PathLike, verify: bool = True) -> Embeddings:
+def load_embeddings(folder: PathLike, verify: bool = True, share: int = 0, shares: int = 1) -> Embeddings:
   """Opens a finished folder.
 
   Args:
     folder: as ``EmbeddingsWriter`` filled it.
     verify: read every file once and compare its SHA-256.
+    share, shares: verify the i-th of so many parts alone: several processes do it together.
 
   Raises:
     InputError: not such a folder, unfinished, a file missing or changed, counts or shapes that disagree.
@@ -213,10 +238,10 @@ def load_embeddings(folder: PathLike, verify: bool = True) -> Embeddings:
     raise InputError(f'{root / _MANIFEST} is incomplete ({error}): encode again') from error
   ids: list[str] = []
   shards = []
-  for count, (vectors_path, vectors_sha), (ids_path, ids_sha) in files:
+  for number, (count, (vectors_path, vectors_sha), (ids_path, ids_sha)) in enumerate(files):
     for path, digest in ((vectors_path, vectors_sha), (ids_path, ids_sha)):
       existing(path, 'embeddings shard')
-      if verify and sha256_file(path) != digest:
+      if verify and number % shares == share and sha256_file(path) != digest:
         raise InputError(f'{path} was changed or damaged since it was written (SHA-256 differs from {_MANIFEST}): encode again')
     vectors = _open(vectors_path)
     some_ids = ids_path.read_bytes().decode(errors='replace').splitlines()

@@ -18,6 +18,8 @@ from jaxtyping import Array, Float, Int
 from dprjax.errors import InputError
 
 _AXIS = 'corpus'
+# On a device at a time. CPUs have other kernels for very few rows, which round otherwise: a search in parts would not find the same bits.
+_LEAST_ROWS = 128
 
 
 class TopK(NamedTuple):
@@ -57,7 +59,7 @@ def search(
   everywhere, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(_AXIS))
   k = min(k, count)
   # Shapes are rounded up to powers of two, so that a growing corpus does not compile anew each time.
-  device_rows = min(_power_of_two(-(-count // len(devices))), _power_of_two(-(-block_rows // len(devices))))
+  device_rows = max(min(_power_of_two(-(-count // len(devices))), _power_of_two(-(-block_rows // len(devices)))), _LEAST_ROWS)
   block_queries = min(block_queries, _power_of_two(len(queries)))
 
   parts = [_padded(queries[start:start + block_queries], block_queries) for start in range(0, len(queries), block_queries)]
@@ -73,6 +75,31 @@ def search(
   merged = [jax.device_get(_merge(*state)) for state in best]
   scores, found = (np.concatenate(arrays)[:len(queries)] for arrays in zip(*merged, strict=True))
   return TopK(scores, found)
+
+
+def search_part(queries: Float[np.ndarray, 'queries H'], corpus: Sequence[Float[np.ndarray, 'rows H']], k: int, part: int, parts: int) -> TopK:
+  """``search`` in the i-th of so many equal parts of the corpus, on this process's devices; rows are those of the whole. ``merge`` puts parts together.
+
+  Raises:
+    InputError: as ``search``.
+  """
+  count = sum(len(shard) for shard in corpus)
+  start, stop = part * count // parts, (part + 1) * count // parts
+  mine, offset = [], 0
+  for shard in corpus:
+    mine.append(shard[max(start - offset, 0):max(stop - offset, 0)])
+    offset += len(shard)
+  k = min(k, count)
+  scores, rows = np.full((len(queries), k), -np.inf, np.float32), np.full((len(queries), k), -1, np.int32)
+  if stop > start:
+    found = search(queries, mine, min(k, stop - start))
+    scores[:, :found.scores.shape[1]], rows[:, :found.rows.shape[1]] = found.scores, found.rows + start
+  return TopK(scores, rows)
+
+
+def merge(scores: Float[np.ndarray, 'parts queries k'], rows: Int[np.ndarray, 'parts queries k']) -> TopK:
+  """The best k of all parts: what ``search`` finds in the whole."""
+  return TopK(*jax.device_get(_merge(scores, rows)))
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=(5, 6))

@@ -19,8 +19,9 @@ from ml_collections import config_flags
 from dprjax import files
 from dprjax.errors import InputError
 
-# Keys that may differ between two runs in one workdir: they change what is said or kept, not what is computed.
-_FREE = ('checkpoint', 'log_every', 'eval.every', 'eval.batch_size', 'compilation_cache')
+# Keys that may differ between two runs in one workdir: they change what is said or kept, or where it is computed, not what. (Another mesh, like
+# another number of processes, rounds differently.)
+_FREE = ('checkpoint', 'log_every', 'eval.every', 'eval.batch_size', 'compilation_cache', 'mesh')
 
 
 def default() -> ml_collections.ConfigDict:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jaxtyping import Int
 
 from dprjax.errors import InputError
 from dprjax.runtime import tree
@@ -62,14 +63,18 @@ def batch_share(mesh: Mesh) -> tuple[int, int]:
   Raises:
     InputError: a process's devices hold parts of others' parts.
   """
-  held: dict[int, set[int]] = {}
-  for (data, fsdp, _), device in np.ndenumerate(mesh.devices):
-    held.setdefault(device.process_index, set()).add(data * mesh.shape['fsdp'] + fsdp)
-  shares = sorted({tuple(sorted(parts)) for parts in held.values()})
-  if sum(map(len, shares)) != batch_devices(mesh) or len({len(parts) for parts in shares}) != 1:
-    raise InputError(f"config.mesh.model: {mesh.shape['model']} devices neither divide those of a process, {jax.local_device_count()}, nor are they "
-                     'those of several processes; use a divisor or a multiple')
-  return shares.index(tuple(sorted(held[jax.process_index()]))), len(shares)
+  return shares(np.vectorize(lambda device: device.process_index)(mesh.devices))[jax.process_index()]
+
+
+def shares(processes: Int[np.ndarray, 'data fsdp model']) -> dict[int, tuple[int, int]]:
+  """``batch_share`` of every process, from the processes that the mesh's devices belong to."""
+  parts = processes.reshape(-1, processes.shape[-1])
+  held = {int(process): tuple(np.flatnonzero((parts == process).any(axis=1)).tolist()) for process in np.unique(processes)}
+  distinct = sorted(set(held.values()))
+  if sum(map(len, distinct)) != len(parts) or len({len(some) for some in distinct}) != 1:
+    raise InputError(f'config.mesh.model: {processes.shape[-1]} devices are neither a part of those of one process, '
+                     f'{processes.size // len(held)}, nor all of several processes; use a divisor or a multiple')
+  return {process: (distinct.index(some), len(distinct)) for process, some in held.items()}
 
 
 def check_batch(mesh: Mesh, batch_size: int, chunks: int) -> None:

@@ -153,3 +153,56 @@ def test_bad_vectors(tmp_path):
 def test_space_is_what_queries_and_passages_share():
   assert META.space() == dataclasses.replace(META, kind='query', max_length=32, dtype='float16', input_sha256='q').space()
   assert META.space() != dataclasses.replace(META, prompt_sha256='p').space()
+
+
+def test_several_processes_fill_one_folder(tmp_path):
+  ids = [f'd{i}' for i in range(10)]
+  vectors = np.arange(30, dtype=np.float32).reshape(10, 3)
+
+  def fill(folder, processes, skip=()):
+    """Each process in turn opens the folder; then each writes every ``processes``-th shard; then each finishes."""
+    writers = [EmbeddingsWriter(folder, META, ids, 2, process=i) for i in range(processes)]
+    written = []
+    for i, writer in enumerate(writers):
+      for shard in writer.pending()[i::processes]:
+        if shard.number not in skip:
+          writer.write(shard, vectors[shard.start:shard.stop])
+          written.append(shard.number)
+    if not skip:
+      for writer in reversed(writers):
+        writer.finish()
+    return sorted(written)
+  assert fill(tmp_path / 'one', 1) == [0, 1, 2, 3, 4]
+  # Stopped before all was done, gone on with by another number of processes, a shard lost in between.
+  assert fill(tmp_path / 'many', 3, skip=(4,)) == [0, 1, 2, 3]
+  next((tmp_path / 'many').glob('embeddings-00001*')).unlink()
+  assert fill(tmp_path / 'many', 2) == [1, 4]
+  assert fill(tmp_path / 'many', 4) == []
+  there, same = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ('one', 'many'))
+  assert there == same and 'manifest.json' in there
+
+
+def test_a_damaged_shard_is_written_again_by_any_process(tmp_path):
+  ids = [f'd{i}' for i in range(4)]
+  vectors = np.arange(12, dtype=np.float32).reshape(4, 3)
+  writer = EmbeddingsWriter(tmp_path / 'out', META, ids, 2)
+  for shard in writer.pending():
+    writer.write(shard, vectors[shard.start:shard.stop])
+  writer.finish()
+  next((tmp_path / 'out').glob('embeddings-00001*')).write_bytes(b'')
+  assert [EmbeddingsWriter(tmp_path / 'out', META, ids, 2, process=i).pending() for i in range(2)] == [[(1, 2, 4)]] * 2
+
+
+def test_several_processes_verify_other_files_each(tmp_path):
+  ids = [f'd{i}' for i in range(4)]
+  writer = EmbeddingsWriter(tmp_path / 'out', META, ids, 2)
+  for shard in writer.pending():
+    writer.write(shard, np.ones((2, 3), np.float32))
+  writer.finish()
+  vectors = next((tmp_path / 'out').glob('embeddings-00001*'))
+  content = bytearray(vectors.read_bytes())
+  content[-1] ^= 1
+  vectors.write_bytes(content)
+  assert len(load_embeddings(tmp_path / 'out', share=0, shares=2)) == 4
+  with pytest.raises(InputError, match='embeddings-00001'):
+    load_embeddings(tmp_path / 'out', share=1, shares=2)

@@ -74,3 +74,23 @@ def test_compiles_once_for_corpora_of_about_a_size():
 def test_bad_input(queries, corpus, message):
   with pytest.raises(InputError, match=message):
     exact.search(queries.astype(np.float32), corpus.astype(np.float32), 1)
+
+
+@pytest.mark.parametrize('parts', [2, 3, 7])
+def test_parts_of_the_corpus_merge_to_every_bit_of_the_whole(parts):
+  rng = np.random.default_rng(5)
+  queries, corpus = rng.standard_normal((5, 16)).astype(np.float32), rng.standard_normal((61, 16)).astype(np.float32)
+  corpus[40:50] = corpus[3]  # equal scores in several parts
+  shards = [corpus[:9], corpus[9:9], corpus[9:]]
+  whole = exact.search(queries, corpus, 20)
+  found = [exact.search_part(queries, shards, 20, part, parts) for part in range(parts)]
+  merged = exact.merge(np.stack([part.scores for part in found]), np.stack([part.rows for part in found]))
+  np.testing.assert_array_equal(merged.rows, whole.rows)
+  np.testing.assert_array_equal(merged.scores, whole.scores)
+
+
+def test_more_parts_than_rows():
+  queries, corpus = np.eye(2, dtype=np.float32), np.array([[1, 0], [0, 2]], np.float32)
+  found = [exact.search_part(queries, [corpus], 2, part, 5) for part in range(5)]
+  merged = exact.merge(np.stack([part.scores for part in found]), np.stack([part.rows for part in found]))
+  assert merged.rows.tolist() == [[0, 1], [1, 0]] and merged.scores.tolist() == [[1.0, 0.0], [2.0, 0.0]]

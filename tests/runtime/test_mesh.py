@@ -48,3 +48,23 @@ def test_put_batch_splits_rows_and_put_places_as_asked():
   assert {shard.data.shape for shard in placed.addressable_shards} == {(2, 2)}
   whole = meshes.put(rows, meshes.replicated(mesh))
   assert isinstance(whole, jax.Array) and whole.is_fully_replicated
+
+
+@pytest.mark.parametrize(('processes', 'devices', 'sizes', 'expected'), [
+    (2, 2, (4, 1, 1), {0: (0, 2), 1: (1, 2)}),
+    (4, 1, (2, 2, 1), {0: (0, 4), 1: (1, 4), 2: (2, 4), 3: (3, 4)}),
+    (2, 2, (2, 1, 2), {0: (0, 2), 1: (1, 2)}),   # a model on the devices of one process
+    (4, 1, (1, 2, 2), {0: (0, 2), 1: (0, 2), 2: (1, 2), 3: (1, 2)}),  # on those of two: both read the same rows
+    (2, 2, (1, 1, 4), {0: (0, 1), 1: (0, 1)}),
+    (1, 4, (2, 1, 2), {0: (0, 1)})])
+def test_which_part_of_a_batch_a_process_reads(processes, devices, sizes, expected):
+  assert meshes.shares(np.repeat(np.arange(processes), devices).reshape(sizes)) == expected
+
+
+def test_a_model_that_ends_in_the_midst_of_a_process_is_an_error():
+  with pytest.raises(InputError, match=r'config\.mesh\.model: 3 devices are neither a part of those of one process, 2, nor'):
+    meshes.shares(np.repeat(np.arange(3), 2).reshape(2, 1, 3))
+
+
+def test_one_process_reads_the_whole_batch():
+  assert meshes.batch_share(meshes.make_mesh({'data': 2, 'fsdp': 2, 'model': 2})) == (0, 1)
