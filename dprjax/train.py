@@ -3,7 +3,7 @@
     python -m dprjax.train --config=configs/dptdr.py:beir --workdir=runs/mine --config.data.dir=DIR
 
 The workdir holds config.json, the token store, checkpoints, metrics.jsonl and TensorBoard files. The same command
-again goes on where it stopped, bit for bit.
+again goes on where it stopped, bit for bit. SIGTERM has it save and end with status 143 (that of a process which SIGTERM ended): it is not done.
 
 On several hosts the same command runs on each, with a workdir that all of them see; config.mesh says over how many devices
 the batch ('data'), the weights ('model') or both ('fsdp') are split.
@@ -11,6 +11,8 @@ the batch ('data'), the weights ('model') or both ('fsdp') are split.
 
 import argparse
 import functools
+import signal
+import sys
 import tempfile
 import time
 from collections import deque
@@ -45,11 +47,12 @@ VOCABULARIES = {'wordpiece': (text.train_wordpiece, 'bert'), 'sentencepiece': (t
 
 
 class Result(NamedTuple):
-  """How a run ended: its last step, the best score on the dev split (None where there is none) and its step."""
+  """How a run ended: its last step, the best score on the dev split (None where there is none) and its step; whether it is done, or was stopped."""
 
   step: int
   best: float | None
   best_step: int | None
+  done: bool = True
 
 
 class State(NamedTuple):
@@ -190,7 +193,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
         save(score)
         saved.wait()
         say(f'asked to stop (SIGTERM): saved step {step}; run the same command to go on')
-        return Result(step, best, best_step)
+        return Result(step, best, best_step, done=step == total or stopped)
     while unread:
       read_one()
     saved.wait()
@@ -320,11 +323,16 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument('--workdir', help='where everything of this run is kept; the same command again resumes it')
   own, experiment = cli.split_config(argv)
 
+  ended: list[Result] = []
+
   def command(args: argparse.Namespace) -> None:
     if not args.workdir:
       raise InputError('--workdir is missing; name the folder that this run is kept in')
-    train(configs.parse(experiment), args.workdir)
+    ended.append(train(configs.parse(experiment), args.workdir))
   cli.run(parser, distributed.together(command), own)
+  if not ended[0].done:
+    # Who started it must know: a later stage is not to take it for done, a cluster is to start it again.
+    sys.exit(128 + signal.SIGTERM)
 
 
 if __name__ == '__main__':

@@ -1,0 +1,132 @@
+"""launch/gke_jobset*.yaml: what matters for a training that must start, save, and start again; and the schemas that Kubernetes publishes.
+
+The Jobs in them are checked against Kubernetes' own schema. JobSet's is in its repository (config/components/crd/bases/): with the file's
+name in DPRJAX_JOBSET_CRD the whole is checked against that.
+"""
+
+import os
+import pathlib
+import re
+
+import pytest
+import yaml
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+MANIFESTS = sorted((ROOT / 'launch').glob('gke_jobset*.yaml'))
+by_name = pytest.mark.parametrize('path', MANIFESTS, ids=lambda path: path.name)
+
+
+class NoTwice(yaml.SafeLoader):
+  """A key that stands twice in a mapping is an error, as it is for kubectl."""
+
+  def construct_mapping(self, node, deep=False):
+    keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+    assert len(keys) == len(set(keys)), f'{node.start_mark}: {keys}'
+    return super().construct_mapping(node, deep)
+
+
+def load(path):
+  """(the JobSet, its one Job, the Job's one container)"""
+  [jobset] = yaml.load_all(path.read_text(), NoTwice)
+  [replicated] = jobset['spec']['replicatedJobs']
+  [container] = replicated['template']['spec']['template']['spec']['containers']
+  return jobset, replicated['template']['spec'], container
+
+
+def test_there_is_one_for_each_accelerator():
+  limits = [load(path)[2]['resources']['limits'] for path in MANIFESTS]
+  assert limits == [{'google.com/tpu': 4}, {'nvidia.com/gpu': 8}]
+
+
+@by_name
+def test_all_hosts_run_at_once_and_begin_anew_together(path):
+  jobset, job, container = load(path)
+  assert jobset['kind'] == 'JobSet' and jobset['apiVersion'] == 'jobset.x-k8s.io/v1alpha2'
+  assert job['parallelism'] == job['completions'] > 1
+  assert job['backoffLimit'] == 0  # one pod that fails is the Job's end, and the JobSet's matter
+  pod = job['template']['spec']
+  assert pod['restartPolicy'] == 'Never'  # Kubernetes demands it of a podFailurePolicy
+  assert pod['terminationGracePeriodSeconds'] >= 30
+  # Python is process 1: SIGTERM is its own.
+  assert container['command'] == ['python', '-m', 'dprjax.train']
+
+
+@by_name
+def test_what_a_job_ends_with_decides_whether_it_begins_again(path):
+  jobset, job, container = load(path)
+  disruption, codes = job['podFailurePolicy']['rules']
+  assert disruption == {'action': 'FailJob', 'onPodConditions': [{'type': 'DisruptionTarget', 'status': 'True'}]}
+  assert codes == {'action': 'FailJob', 'onExitCodes': {'containerName': container['name'], 'operator': 'In', 'values': [2, 143]}}
+
+  def action(message):
+    for rule in jobset['spec']['failurePolicy']['rules']:
+      assert rule['onJobFailureReasons'] == ['PodFailurePolicy']
+      assert re.fullmatch('[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?', rule['name'])  # what JobSet takes for a name
+      if any(re.search(pattern, message) for pattern in rule.get('onJobFailureMessagePatterns', [''])):
+        return rule['action']
+    return 'RestartJobSet'
+  # In Kubernetes' words (pkg/controller/job/pod_failure_policy.go).
+  said = 'Container main for pod default/dprjax-slice-0-0-abcde failed with exit code {} matching FailJob rule at index 1'
+  assert action(said.format(2)) == 'FailJobSet'
+  assert action(said.format(143)) == 'RestartJobSetAndIgnoreMaxRestarts'
+  assert action('Pod default/dprjax-2-0 has condition DisruptionTarget matching FailJob rule at index 0') == 'RestartJobSetAndIgnoreMaxRestarts'
+  assert 0 < jobset['spec']['failurePolicy']['maxRestarts'] < 100  # crashes do not go on for ever
+
+
+def test_hosts_with_gpus_find_one_another():
+  jobset, job, container = load(ROOT / 'launch' / 'gke_jobset_gpu.yaml')
+  environment = {entry['name']: entry for entry in container['env']}
+  assert environment['DPRJAX_PROCESSES']['value'] == str(job['parallelism'])
+  assert environment['DPRJAX_COORDINATOR']['value'] == '$(COORDINATOR):8482'
+  # $(COORDINATOR) is replaced where it stands before.
+  assert list(environment).index('COORDINATOR') < list(environment).index('DPRJAX_COORDINATOR')
+  assert environment['DPRJAX_PROCESS']['valueFrom']['fieldRef']['fieldPath'] == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+  assert environment['COORDINATOR']['valueFrom']['fieldRef']['fieldPath'] == "metadata.labels['jobset.sigs.k8s.io/coordinator']"
+  assert job['completionMode'] == 'Indexed'
+  [replicated] = jobset['spec']['replicatedJobs']
+  assert jobset['spec']['coordinator'] == {'replicatedJob': replicated['name'], 'jobIndex': 0, 'podIndex': 0}
+  assert jobset['spec']['network']['publishNotReadyAddresses'] is True
+
+
+def test_a_slice_has_as_many_hosts_as_its_topology():
+  _, job, container = load(ROOT / 'launch' / 'gke_jobset.yaml')
+  rows, columns = map(int, job['template']['spec']['nodeSelector']['cloud.google.com/gke-tpu-topology'].split('x'))
+  assert rows * columns == job['parallelism'] * container['resources']['limits']['google.com/tpu']
+
+
+@by_name
+def test_the_job_is_one_of_kubernetes(path):
+  kubernetes_validate = pytest.importorskip('kubernetes_validate', reason='pip install kubernetes-validate')
+  _, job, _ = load(path)
+  document = {'apiVersion': 'batch/v1', 'kind': 'Job', 'metadata': {'name': 'dprjax'}, 'spec': job}
+  kubernetes_validate.validate(document, '1.37', strict=True)
+  # Strict it is: a key that Kubernetes does not know is an error.
+  job['template']['spec']['terminationGracePeriod'] = 1
+  with pytest.raises(kubernetes_validate.ValidationError):
+    kubernetes_validate.validate(document, '1.37', strict=True)
+
+
+@by_name
+def test_the_whole_is_one_of_jobset(path):
+  if not (crd := os.environ.get('DPRJAX_JOBSET_CRD')):
+    pytest.skip("DPRJAX_JOBSET_CRD does not name the file of JobSet's schema")
+  jsonschema = pytest.importorskip('jsonschema', reason='pip install jsonschema')
+  [version] = yaml.safe_load(pathlib.Path(crd).read_text())['spec']['versions']
+  schema = strict(version['schema']['openAPIV3Schema'])
+  jobset, _, _ = load(path)
+  assert version['name'] == jobset['apiVersion'].split('/')[1]
+  assert [f'{error.json_path}: {error.message}' for error in jsonschema.Draft202012Validator(schema).iter_errors(jobset)] == []
+
+
+def strict(schema):
+  """An OpenAPI schema of Kubernetes as a JSON schema that takes no key it does not know."""
+  if isinstance(schema, list):
+    return [strict(part) for part in schema]
+  if not isinstance(schema, dict):
+    return schema
+  made = {key: strict(part) for key, part in schema.items()}
+  if made.get('x-kubernetes-int-or-string') is True:
+    return {'type': ['integer', 'string']}
+  if isinstance(made.get('properties'), dict) and 'additionalProperties' not in made:
+    made['additionalProperties'] = False
+  return made

@@ -1,0 +1,165 @@
+"""launch/tpu_pod.sh, with a stand-in for gcloud: hosts are folders, ssh is bash with its home there, and the slice can be taken away.
+
+It shows that the page does the right things in the right order; that gcloud's flags are what they were when it was written, only gcloud can.
+"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+SCRIPT = ROOT / 'launch' / 'tpu_pod.sh'
+
+# queued-resources of one slice with two hosts, which is had after some asking.
+GCLOUD = r"""#!/bin/bash
+set -u
+cd "$CLOUD"
+echo "$*" >>calls
+[ "$1 $2 $3" = 'compute tpus queued-resources' ] || exit 64
+flag() { local word; for word in "${@:2}"; do case $word in --"$1"=*) echo "${word#*=}";; esac; done; }
+state=$(cat state 2>/dev/null || echo none)
+case $4 in
+  create)
+    [ "$state" = none ] || { echo 'ALREADY_EXISTS' >&2; exit 1; }
+    echo WAITING_FOR_RESOURCES >state ;;
+  describe)
+    [ "$state" != none ] || { echo 'ERROR: (gcloud.compute.tpus.queued-resources.describe) NOT_FOUND: no such resource' >&2; exit 1; }
+    echo "$state"
+    case $state in
+      WAITING_FOR_RESOURCES) echo PROVISIONING >state ;;
+      PROVISIONING) mkdir host0 host1; echo ACTIVE >state ;;
+    esac ;;
+  delete) rm -rf state host0 host1 ;;
+  scp | ssh)
+    [ "$state" = ACTIVE ] || { echo 'ERROR: not reachable' >&2; exit 1; }
+    [ "$(flag node "$@") $(flag worker "$@")" = 'all all' ] || exit 64
+    for host in host0 host1; do
+      if [ "$4" = scp ]; then cp "$5" "$host/"; else HOME=$CLOUD/$host HOST=$host bash -c "$(flag command "$@")" || exit; fi
+    done ;;
+esac
+"""
+
+# Counts in a file that outlives the hosts, as a bucket would; saves at SIGTERM.
+COUNTING = """
+import os, pathlib, signal, sys, time
+total, file = int(sys.argv[1]), pathlib.Path(sys.argv[2]) / os.environ['HOST']
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+step = int(file.read_text()) if file.exists() else 0
+print('after step', step, flush=True)
+while step < total:
+  time.sleep(0.05)
+  step += 1
+  file.write_text(str(step))
+"""
+
+
+@pytest.fixture
+def pod(tmp_path):
+  """``pod(*words)`` starts the page in a clone of its own; ``pod.cloud`` is the folder of all that the cloud has."""
+  if shutil.which('git') is None:
+    pytest.skip('no git here')
+  cloud, clone, programs = tmp_path / 'cloud', tmp_path / 'clone', tmp_path / 'bin'
+  for folder in (cloud, clone, programs, tmp_path / 'bucket'):
+    folder.mkdir()
+  (programs / 'gcloud').write_text(GCLOUD)
+  (programs / 'gcloud').chmod(0o755)
+  (clone / 'source.py').write_text('1')
+  for words in (['init', '--quiet'], ['add', '.'], ['-c', 'user.name=a', '-c', 'user.email=a', 'commit', '--quiet', '--message=a']):
+    subprocess.run(['git', *words], cwd=clone, check=True)
+  environment = os.environ | {
+      'CLOUD': str(cloud), 'PATH': f'{programs}:{os.environ["PATH"]}', 'NAME': 'pod', 'PROJECT': 'mine', 'ZONE': 'there', 'TYPE': 'v6e-8',
+      'PAUSE': '0.2', 'INSTALL': f'test -f source.py && mkdir -p .venv/bin && ln -sf {sys.executable} .venv/bin/python'}
+  started = []
+
+  def run(*words):
+    started.append(subprocess.Popen(
+        [SCRIPT, *map(str, words)], cwd=clone, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    return started[-1]
+  run.cloud, run.bucket = cloud, tmp_path / 'bucket'
+  yield run
+  for process in started:
+    process.kill()
+    process.communicate()
+  lose(cloud)
+
+
+def lose(cloud):
+  """The hosts vanish, and what runs there."""
+  for pid in cloud.glob('host*/dprjax/pid'):
+    subprocess.run(['kill', '-KILL', '--', f'-{pid.read_text().strip()}'], check=False, stderr=subprocess.DEVNULL)
+  for host in cloud.glob('host*'):
+    shutil.rmtree(host)
+
+
+def until(condition, seconds=30):
+  limit = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < limit
+    time.sleep(0.02)
+
+
+def calls(cloud, verb):
+  return [line for line in (cloud / 'calls').read_text().splitlines() if line.split()[3] == verb]
+
+
+def steps(pod):
+  return [int(file.read_text() or 0) for file in sorted(pod.bucket.iterdir())]
+
+
+@pytest.mark.slow
+def test_a_preempted_slice_is_asked_for_again_and_the_run_goes_on(pod):
+  process = pod('-c', COUNTING, 100, pod.bucket)
+  until(lambda: len(steps(pod)) == 2 and min(steps(pod)) > 10)
+  lose(pod.cloud)
+  (pod.cloud / 'state').write_text('SUSPENDED\n')
+  before = steps(pod)
+  out, _ = process.communicate(timeout=60)
+  assert process.returncode == 0, out
+  assert steps(pod) == [100, 100]
+  assert 'preempted: starting again' in out
+  assert [int((pod.cloud / host / 'dprjax' / 'log').read_text().split()[-1]) for host in ('host0', 'host1')] == before
+  create = 'compute tpus queued-resources create pod --node-id=pod --accelerator-type=v6e-8 --runtime-version=v2-alpha-tpuv6e --spot'
+  assert calls(pod.cloud, 'create') == [f'{create} --project=mine --zone=there --quiet'] * 2
+  assert calls(pod.cloud, 'delete') == ['compute tpus queued-resources delete pod --force --project=mine --zone=there --quiet']
+  assert len(calls(pod.cloud, 'scp')) == 2
+
+
+@pytest.mark.slow
+def test_what_is_there_is_used_and_stop_saves(pod):
+  first = pod('-c', COUNTING, 1_000_000, pod.bucket)
+  until(lambda: len(steps(pod)) == 2)
+  first.kill()  # the laptop is shut
+  first.wait()
+  second = pod('-c', COUNTING, 1_000_000, pod.bucket)
+  until(lambda: len(calls(pod.cloud, 'ssh')) > 6)
+  assert pod('status').communicate(timeout=30)[0].split() == ['slice:', 'ACTIVE', 'running']
+  assert pod('stop').wait(timeout=30) == 0
+  out, _ = second.communicate(timeout=30)
+  assert second.returncode == 143, out
+  assert 'it runs already' in out
+  assert len(calls(pod.cloud, 'create')) == len(calls(pod.cloud, 'scp')) == 1
+  assert (pod.cloud / 'host0' / 'dprjax' / 'log').read_text() == 'after step 0\n'
+  assert (pod.cloud / 'host0' / 'dprjax' / 'status').read_text() == '143\n'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('program, status, starts, said', [
+    ('print("begun"); raise SystemExit(2)', 2, 1, 'bad input'), ('print("begun"); raise SystemExit(1)', 1, 4, 'crashed 4 times')])
+def test_a_crash_is_tried_three_times_more_and_bad_input_never(pod, program, status, starts, said):
+  process = pod('-c', program)
+  out, _ = process.communicate(timeout=60)
+  assert process.returncode == status, out
+  assert said in out
+  assert (pod.cloud / 'host1' / 'dprjax' / 'log').read_text().count('begun') == starts
+
+
+def test_it_says_how_it_is_used(pod):
+  process = pod()
+  out, _ = process.communicate(timeout=30)
+  assert process.returncode == 2
+  assert 'launch/tpu_pod.sh status | log | stop | delete' in out
