@@ -71,6 +71,11 @@ class Update:
       self._state, self.metrics = self.compiled(self._state, *self._rest, self._number)
     jax.block_until_ready((self._state, self.metrics))
 
+  def first_step(self) -> tuple[float, float]:
+    """Loss and norm of the gradient."""
+    self()
+    return float(self.metrics['loss']), float(self.metrics['gradient_norm'])
+
   @property
   def memory_mib(self) -> float:
     """What the program holds: its arguments, and what it asks for beside them and its results (which reuse the state's memory)."""
