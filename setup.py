@@ -53,7 +53,7 @@ EXTRAS = {
     'test': ['pytest>=9.2', 'pytest-xdist>=3.8', 'packaging>=26.3'],
     'dev': ['dprjax[test]', 'mypy>=2.4', 'ruff>=0.17.5'],
     # What the benchmarks compare with; nothing else may import it.
-    'bench': ['blingfire>=0.1.8', 'pysbd>=0.3.4', 'syntok>=1.4.4', 'torch>=2.9'],
+    'bench': ['blingfire>=0.1.8', 'faiss-cpu>=1.15', 'pysbd>=0.3.4', 'sentence-transformers[train]>=6.0', 'syntok>=1.4.4', 'torch>=2.9'],
 }
 
 setuptools.setup(

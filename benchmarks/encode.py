@@ -86,7 +86,7 @@ def compare(args: argparse.Namespace, backbone: str, texts: list[str]) -> dict[s
   cases = timing.summary(timing.take_turns(ways, args.runs, warm=0), 'sentence-transformers')
   lengths = [len(row) for row in ours.tokenize(texts, 'passage')]
   must = sum(limit.cost(ours.backbones['passage'].config, 'encode', 1, length, 0).flops for length in lengths)
-  peak = limit.PEAKS.get(jax.devices()[0].device_kind)
+  peak = limit.peak(args.dtype)
   for name, case in cases.items():
     seconds = case['milliseconds'] / 1e3
     case |= {'texts_a_second': round(len(texts) / seconds, 1), 'tokens_a_second': round(sum(lengths) / seconds),

@@ -5,7 +5,7 @@
 Sequences are of one length, without padding: an update is of so many queries and as many passages. First the arithmetic, with XLA's own
 count beside it (of the compiled program, every layer written out; --compile=false: of the program before optimisation, in seconds also for
 the large encoder). Then dprjax's DPT and FT updates and its forward pass take turns with bare matrix products of the encoder's shapes. The
-limit is the GPU's or TPU's published peak, or, on a processor, the best of those products (XLA's and NumPy's); MFU is FLOPs by formula over
+limit is the accelerator's published peak of bfloat16, or else the best of those products (on a processor XLA's and NumPy's); MFU is FLOPs by formula over
 seconds over the limit. Defaults are the large encoder with 64 rows and a prompt of 128 in bfloat16 on a GPU, and --rows=16 of MiniLM's
 shape with a prompt of 16 in float32 on a processor. Writes benchmarks/results/limit_SIZE-DEVICE.json.
 """
@@ -105,6 +105,11 @@ def products(model: encoder.EncoderConfig, rows: int, dtype: str) -> tuple[dict[
   return ways, 4.0 * rows * h * i
 
 
+def peak(dtype: str) -> tuple[float, float] | None:
+  """This accelerator's published FLOP/s and bytes/s; None where they are not known, as for float32, or for a processor."""
+  return PEAKS.get(jax.devices()[0].device_kind) if dtype == 'bfloat16' else None
+
+
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   accelerated = jax.default_backend() != 'cpu'
@@ -153,12 +158,12 @@ def measure(args: argparse.Namespace, model: encoder.EncoderConfig, batch: Any, 
     cases[name] = counted[name] | cases[name]
   for case in cases.values():
     case['gflop_a_second'] = _short(case['gflop'] / case['milliseconds'] * 1e3)
-  peak = PEAKS.get(jax.devices()[0].device_kind)
-  limit = peak[0] if peak else max(bare_flops / statistics.median(seconds[name]) for name in bare)
+  published = peak(args.dtype)
+  limit = published[0] if published else max(bare_flops / statistics.median(seconds[name]) for name in bare)
   for case in cases.values():
     case['of_the_limit'] = _short(1e9 * case['gflop_a_second'] / limit)
-    if peak and 'mb' in case:
-      case['least_milliseconds'] = _short(1e3 * max(1e9 * case['gflop'] / limit, 1e6 * case['mb'] / peak[1]))
+    if published and 'mb' in case:
+      case['least_milliseconds'] = _short(1e3 * max(1e9 * case['gflop'] / limit, 1e6 * case['mb'] / published[1]))
   timing.show(cases, ['milliseconds', 'fastest_and_slowest', 'gflop_a_second', 'of_the_limit'], f'limit {limit / 1e9:,.0f} GFLOP/s')
   return cases
 

@@ -79,7 +79,8 @@ def compare(
 ) -> dict[str, Any]:
   """Checks and measures all systems with one method."""
   found = our_loss(args, method, model, params, prompt, batch)
-  expected = Torch(folder, prompt, batch, device, 'float32').loss().item()
+  with torch.no_grad():
+    expected = Torch(folder, prompt, batch, device, 'float32').loss().item()
   assert np.isclose(found, expected, rtol=1e-4), f'{method}: the loss is {found} by dprjax, {expected} by PyTorch'
   print(f'{method}: loss {found:.6f} by dprjax, {expected:.6f} by PyTorch', flush=True)
 
@@ -116,7 +117,7 @@ def compare(
   cases = timing.summary(seconds, 'PyTorch', args.steps)
   rows = [(args.queries, args.query_length), (args.queries * args.candidates, args.passage_length)]
   must = limit.step_cost(model, method, rows, args.prompt if method == 'DPT' else 0, jnp.dtype(args.dtype).itemsize).flops
-  peak = limit.PEAKS.get(jax.devices()[0].device_kind)
+  peak = limit.peak(args.dtype)
   for name, case in cases.items():
     case['gflop_a_second'] = round(must / case['milliseconds'] / 1e6, 1)
     case['queries_a_second'] = round(args.queries / case['milliseconds'] * 1e3, 1)
@@ -250,7 +251,7 @@ class SentenceTransformers:
   def __init__(self, folder: pathlib.Path, batch: Mapping[str, np.ndarray], device: torch.device, dtype: str):
     import datasets
     import sentence_transformers
-    from sentence_transformers import losses
+    from sentence_transformers.sentence_transformer import losses
     logging.getLogger('sentence_transformers').setLevel(logging.ERROR)
     queries, candidates = batch['passage_index'].shape
     features = {'anchor': (batch['query_tokens'], batch['query_mask'])}
