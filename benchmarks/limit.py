@@ -5,9 +5,9 @@
 Sequences are of one length, without padding: an update is of so many queries and as many passages. First the arithmetic, with XLA's own
 count beside it (of the compiled program, every layer written out; --compile=false: of the program before optimisation, in seconds also for
 the large encoder). Then dprjax's DPT and FT updates and its forward pass take turns with bare matrix products of the encoder's shapes. The
-limit is the accelerator's published peak of bfloat16, or else the best of those products (on a processor XLA's and NumPy's); MFU is FLOPs by formula over
-seconds over the limit. Defaults are the large encoder with 64 rows and a prompt of 128 in bfloat16 on a GPU, and --rows=16 of MiniLM's
-shape with a prompt of 16 in float32 on a processor. Writes benchmarks/results/limit_SIZE-DEVICE.json.
+limit is the accelerator's published peak of bfloat16, or else the best of those products (on a processor XLA's and NumPy's); MFU is FLOPs by
+formula over seconds over the limit. Defaults are the large encoder with 64 rows and a prompt of 128 in bfloat16 on a GPU, and --rows=16 of
+MiniLM's shape with a prompt of 16 in float32 on a processor. Writes benchmarks/results/limit_SIZE-DEVICE.json.
 """
 
 import argparse

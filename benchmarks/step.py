@@ -251,7 +251,7 @@ class SentenceTransformers:
   def __init__(self, folder: pathlib.Path, batch: Mapping[str, np.ndarray], device: torch.device, dtype: str):
     import datasets
     import sentence_transformers
-    from sentence_transformers.sentence_transformer import losses
+    from sentence_transformers.sentence_transformer import data_collator, losses
     logging.getLogger('sentence_transformers').setLevel(logging.ERROR)
     queries, candidates = batch['passage_index'].shape
     features = {'anchor': (batch['query_tokens'], batch['query_mask'])}
@@ -280,13 +280,17 @@ class SentenceTransformers:
           holder._go.acquire()
           control.should_training_stop = holder._leave
 
+    class Ready(data_collator.SentenceTransformerDataCollator):
+      def __call__(self, _: Any) -> dict[str, torch.Tensor]:
+        return dict(tokens)
+
     class Trainer(sentence_transformers.SentenceTransformerTrainer):
       def compute_loss(self, *arguments: Any, **options: Any) -> Any:
         found = super().compute_loss(*arguments, **options)
         holder._loss = found.detach()
         return found
     trainer = Trainer(net, settings, rows, loss=losses.MultipleNegativesRankingLoss(net, scale=1 / TEMPERATURE),
-                      data_collator=lambda _: dict(tokens), callbacks=[Turns()])
+                      data_collator=Ready(net.preprocess), callbacks=[Turns()])
     clip = trainer.accelerator.clip_grad_norm_
 
     def noted(*arguments: Any, **options: Any) -> Any:
