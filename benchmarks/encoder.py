@@ -6,8 +6,6 @@ Random weights of all-MiniLM-L6-v2's shape; the same numbers in both. Prints med
 """
 
 import argparse
-import statistics
-import time
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +13,11 @@ import numpy as np
 import torch
 import transformers
 
+import made
+import timing
 from dprjax.models import encoder, hub
 
-MODEL = encoder.EncoderConfig('bert', 30522, 384, 6, 12, 1536, hidden_dropout=0.0, attention_dropout=0.0)
+MODEL = made.SHAPES['minilm']
 
 
 def ours(tokens, mask, prompt, unroll):
@@ -63,18 +63,9 @@ def main():
   mask = jnp.ones(tokens.shape, bool)
   prompt = jnp.asarray(0.02 * rng.normal(size=(6, 2, args.prompt, 12, 32)), jnp.float32)
   systems = {'PyTorch': theirs(tokens, mask, prompt), 'dprjax': ours(tokens, mask, prompt, 1), 'dprjax, unrolled': ours(tokens, mask, prompt, 6)}
-  seconds = {name: ([], []) for name in systems}
-  for run in range(args.runs + 1):
-    for name, functions in systems.items():
-      for i, function in enumerate(functions):
-        began = time.perf_counter()
-        function()
-        if run:  # the first compiles
-          seconds[name][i].append(time.perf_counter() - began)
-  base = [statistics.median(values) for values in seconds['PyTorch']]
-  for name, values in seconds.items():
-    forward, gradient = (statistics.median(one) for one in values)
-    print(f'{name:18} forward {1e3 * forward:7.0f} ms ({forward / base[0]:.2f})  prompt gradient {1e3 * gradient:7.0f} ms ({gradient / base[1]:.2f})')
+  for what, place in (('forward', 0), ('prompt gradient', 1)):
+    seconds = timing.take_turns({name: functions[place] for name, functions in systems.items()}, args.runs)
+    timing.show(timing.summary(seconds, 'PyTorch'), ['milliseconds', 'fastest_and_slowest', 'ratio'], what)
 
 
 if __name__ == '__main__':

@@ -20,14 +20,12 @@ import jax
 import numpy as np
 
 import record
-from dprjax import cli, train
+import updates
+from dprjax import cli
 from dprjax.models import hub
 from dprjax.objectives import pretrain
 from dprjax.runtime import config as configs
-from dprjax.runtime import mesh as meshes
-from dprjax.runtime import optim, tree
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 OPTIONS = {'passages': 2048, 'chunk': 128, 'tokens': 64, 'vocabulary': 8000, 'runs': 2, 'most': 4096}
 
 
@@ -62,16 +60,10 @@ def main() -> None:
 
 def measure(args: argparse.Namespace, passages: int, chunks: int) -> dict[str, float]:
   """MiB that one update of so many passages takes in so many chunks, and the median of its seconds."""
-  config = configs.parse([f'--config={ROOT}/configs/rip.py', f'--config.batch_size={passages}', f'--config.grad_cache={chunks}'])
-  mesh = meshes.make_mesh({'data': 1}, jax.devices()[:1])
+  config = configs.parse([f'--config={updates.ROOT}/configs/rip.py', f'--config.batch_size={passages}', f'--config.grad_cache={chunks}'])
   model = hub.scratch_config(args.size, args.vocabulary)
   special = (0, 1, 2, 3, 4)
-  system = pretrain.build(config, model, mesh, types.SimpleNamespace(mask_id=4, vocab_size=args.vocabulary, special_ids=special))
-  start = hub.init_params(model, jax.random.key(0))
-  params = tree.flatten(system.init({'query': start, 'mlm': None, 'condenser': None}, jax.random.key(1)))
-  live = meshes.put(params, meshes.param_shardings(mesh, params))
-  optimizer = optim.make_optimizer(config.optim, list(live), list(live), 100)
-  state = train.State(live, jax.jit(optimizer.init)(live))
+  system = pretrain.build(config, model, updates.one_device(), types.SimpleNamespace(mask_id=4, vocab_size=args.vocabulary, special_ids=special))
   rng = np.random.default_rng(0)
   batch = {'passage_index': np.arange(passages, dtype=np.int32)}
   words = np.broadcast_to(np.arange(args.tokens, dtype=np.int32), (passages, args.tokens)).copy()
@@ -79,19 +71,18 @@ def measure(args: argparse.Namespace, passages: int, chunks: int) -> dict[str, f
   for view in ('first', 'second'):
     tokens = rng.integers(len(special), args.vocabulary, words.shape).astype(np.int32)
     batch |= {f'{view}_tokens': tokens, f'{view}_mask': np.ones(words.shape, bool), f'{view}_words': words}
-  rest = {}, meshes.put_batch(mesh, batch), jax.random.key(2)
-  update = train.make_update(system, optimizer, []).lower(state, *rest, 1).compile()
-  memory = update.memory_analysis()
+  update = updates.Update(config, system, {'query': hub.init_params(model, jax.random.key(0)), 'mlm': None, 'condenser': None}, batch)
+  memory = update.compiled.memory_analysis()
   found = {'temporary_mib': round(memory.temp_size_in_bytes / 2**20, 1), 'arguments_mib': round(memory.argument_size_in_bytes / 2**20, 1)}
   if found['temporary_mib'] > args.most:
     return found
   before, seconds = held('VmRSS'), []
   pathlib.Path('/proc/self/clear_refs').write_text('5')  # the peak so far was the compiler's
-  for number in range(1, 1 + args.runs):
+  for _ in range(args.runs):
     began = time.perf_counter()
-    state, metrics = jax.block_until_ready(update(state, *rest, number))
+    update()
     seconds.append(time.perf_counter() - began)
-  assert np.isfinite(metrics['loss'])
+  assert np.isfinite(update.metrics['loss'])
   return found | {'process_mib': round(held('VmHWM') - before, 1), 'seconds': round(float(np.median(seconds)), 1)}
 
 

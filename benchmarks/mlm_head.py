@@ -8,14 +8,13 @@ whatever else the machine does hurts both. Writes benchmarks/results/mlm_head-DE
 """
 
 import argparse
-import statistics
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import record
+import timing
 from dprjax import cli
 from dprjax.models import encoder, heads, masking
 
@@ -51,19 +50,11 @@ def main() -> None:
   (loss, gradient), (other_loss, other_gradient) = (way(*arguments) for way in ways.values())
   np.testing.assert_allclose(loss, other_loss, rtol=1e-5)
   jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5), gradient, other_gradient)
-  seconds: dict[str, list[float]] = {name: [] for name in ways}
-  for _ in range(args.runs):
-    for name, way in ways.items():
-      began = time.perf_counter()
-      jax.block_until_ready(way(*arguments))
-      seconds[name].append(time.perf_counter() - began)
-
-  cases = {}
+  calls = {name: lambda way=way: jax.block_until_ready(way(*arguments)) for name, way in ways.items()}
+  cases = timing.summary(timing.take_turns(calls, args.runs, warm=0))
   for name, way in ways.items():
-    temporary = way.memory_analysis().temp_size_in_bytes
-    cases[name] = {'temporary_mib': round(temporary / 2**20, 1), 'milliseconds': round(1e3 * statistics.median(seconds[name])),
-                   'fastest_and_slowest': [round(1e3 * min(seconds[name])), round(1e3 * max(seconds[name]))]}
-    print(f'{name:12} {temporary / 2**20:8.1f} MiB  {1e3 * statistics.median(seconds[name]):8.0f} ms')
+    cases[name]['temporary_mib'] = round(way.memory_analysis().temp_size_in_bytes / 2**20, 1)
+  timing.show(cases, ['temporary_mib', 'milliseconds', 'fastest_and_slowest'])
   settings = vars(args) | {'masked_per_row': masked.positions.shape[1]}
   record.write('mlm_head', cases, settings, {'jax': jax.__version__}, jax.devices()[0].device_kind)
 

@@ -1,4 +1,7 @@
-"""Where a benchmark's results go: benchmarks/results/NAME-HARDWARE.json, with what is needed to read them later."""
+"""Where a benchmark's results go: benchmarks/results/NAME-HARDWARE.json, with what is needed to read them later.
+
+$BENCHMARK_RESULTS names another folder, for runs that are not to be kept or a machine from which results are carried home.
+"""
 
 import os
 import pathlib
@@ -9,7 +12,7 @@ from typing import Any
 
 from dprjax import files
 
-_RESULTS = pathlib.Path(__file__).parent / 'results'
+_RESULTS = pathlib.Path(os.environ.get('BENCHMARK_RESULTS') or pathlib.Path(__file__).parent / 'results')
 
 
 def write(benchmark: str, cases: Any, settings: Mapping[str, Any], versions: Mapping[str, str], device: str = '') -> None:

@@ -1,0 +1,331 @@
+"""A training step of DPT and of FT: dprjax, PyTorch with transformers, and sentence-transformers' trainer, on the same weights and batch.
+
+    pip install -e '.[bench]' && python benchmarks/step.py [--size=minilm] [--queries=16] [--prompt=16] [--runs=5] [--variant=backbone.unroll=0]
+
+A step encodes queries and passages, takes the in-batch contrastive loss of their cosines over 0.05, its gradient (of the prompt, or of all
+weights), clips it and applies AdamW. dprjax's is train.py's own update. PyTorch's is written out as its users do: the prompt as
+past_key_values, SDPA, on a GPU bfloat16 autocast and fused AdamW, plain and under torch.compile where that runs; besides, for DPT on a GPU, the
+frozen weights held in bfloat16. sentence-transformers has no prompts of this kind: its trainer with MultipleNegativesRankingLoss is measured for
+FT, step by step, all of its loop included, on ready-made tokens. Before anything is timed, all must find the same loss in float32 (1e-4), and
+their first steps the same loss and norm of the gradient as far as the arithmetic allows.
+
+--variant measures dprjax with other knobs (KEY=VALUE, with commas) beside the default. A GPU: --size=large --prompt=128 and 128 tokens are the
+defaults there. Writes benchmarks/results/step_SIZE-DEVICE.json; ratios are to plain PyTorch (above 1: slower).
+"""
+
+import argparse
+import contextlib
+import gc
+import logging
+import pathlib
+import tempfile
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+import transformers
+
+import limit
+import made
+import record
+import timing
+import updates
+from dprjax import cli
+from dprjax.models import hub
+from dprjax.objectives import dpr
+from dprjax.runtime import tree
+
+TEMPERATURE, CLIP, LEARNING_RATE = 0.05, 1.0, 1e-5
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  accelerated = jax.default_backend() != 'cpu'
+  parser.add_argument('--size', choices=sorted(made.SHAPES), default='large' if accelerated else 'minilm')
+  for name, on_cpu, elsewhere in (('queries', 16, 64), ('query_length', 32, 32), ('passage_length', 128, 128), ('candidates', 1, 1),
+                                  ('prompt', 16, 128), ('runs', 5, 7), ('steps', 1, 5)):
+    parser.add_argument(f'--{name}', type=cli.positive, default=elsewhere if accelerated else on_cpu)
+  parser.add_argument('--shortest', type=float, default=0.5, help='texts have from this share of the padded length to all of it (default: 0.5)')
+  parser.add_argument('--dtype', choices=('float32', 'bfloat16'), default='bfloat16' if accelerated else 'float32')
+  parser.add_argument('--methods', default='DPT,FT', help='DPT, FT or both (default)')
+  parser.add_argument('--variant', action='append', default=[], metavar='KEY=VALUE,...', help="dprjax once more, with these of config's knobs")
+  parser.add_argument('--compile', type=cli.boolean, default=True, metavar='true|false', help='torch.compile as well')
+  args = parser.parse_args()
+  device = torch.device('cuda' if accelerated else 'cpu')
+  if accelerated and not torch.cuda.is_available():
+    parser.error('JAX has an accelerator and PyTorch has none: install PyTorch with CUDA, or set JAX_PLATFORMS=cpu')
+  transformers.logging.set_verbosity_error()
+  transformers.logging.disable_progress_bar()
+
+  model = made.SHAPES[args.size]
+  params = updates.parameters(model)
+  batch = made.batch(model, args.queries, args.query_length, args.passage_length, args.candidates, args.shortest)
+  prompt = 0.02 * np.random.default_rng(1).normal(size=(model.num_layers, 2, args.prompt, model.num_heads, model.head_dim)).astype(np.float32)
+  cases: dict[str, Any] = {}
+  with tempfile.TemporaryDirectory() as scratch:
+    folder = made.backbone_folder(pathlib.Path(scratch) / 'model', model, hub.SentenceSettings('mean', True, model.max_tokens))
+    for method in args.methods.split(','):
+      cases[method] = compare(args, method, model, params, prompt if method == 'DPT' else None, batch, folder, device)
+  versions = {name: module.__version__ for name, module in (('jax', jax), ('torch', torch), ('transformers', transformers))}
+  record.write(f'step_{args.size}', cases, vars(args), versions, jax.devices()[0].device_kind)
+
+
+def compare(
+    args: argparse.Namespace, method: str, model: Any, params: Any, prompt: np.ndarray | None, batch: Any, folder: pathlib.Path, device: torch.device,
+) -> dict[str, Any]:
+  """Checks and measures all systems with one method."""
+  found = our_loss(args, method, model, params, prompt, batch)
+  with torch.no_grad():
+    expected = Torch(folder, prompt, batch, device, 'float32').loss().item()
+  assert np.isclose(found, expected, rtol=1e-4), f'{method}: the loss is {found} by dprjax, {expected} by PyTorch'
+  print(f'{method}: loss {found:.6f} by dprjax, {expected:.6f} by PyTorch', flush=True)
+
+  ways: dict[str, Any] = {'PyTorch': Torch(folder, prompt, batch, device, args.dtype)}
+  if method == 'DPT' and args.dtype == 'bfloat16':
+    ways['PyTorch, bfloat16 weights'] = Torch(folder, prompt, batch, device, args.dtype, held='bfloat16')
+  if args.compile:
+    ways['PyTorch, compiled'] = Torch(folder, prompt, batch, device, args.dtype, compiled=True)
+  if method == 'FT' and (trainer := SentenceTransformers.make(folder, batch, device, args.dtype)):
+    ways['sentence-transformers'] = trainer
+  for overrides in ('', *args.variant):
+    plain = [f'optim.learning_rate={LEARNING_RATE}', 'optim.warmup=0', 'optim.decay=none', 'optim.weight_decay=0']
+    knobs = updates.knobs(method, args.prompt, args.dtype, [*plain, *filter(None, overrides.split(','))])
+    ways[f'dprjax, {overrides}' if overrides else 'dprjax'] = ours(knobs, model, params, prompt, batch)
+
+  cases: dict[str, Any] = {}
+  norm = None
+  for name in list(ways):
+    try:
+      loss, norm_here = ways[name].first_step()
+    except Exception as error:  # torch.compile fails in as many ways as it has parts
+      if name != 'PyTorch, compiled':
+        raise
+      print(f'torch.compile does not run here: {" ".join(str(error).split())[:200]}', flush=True)
+      del ways[name]
+      continue
+    norm = norm_here if norm is None else norm
+    rough = args.dtype == 'bfloat16'
+    assert np.isclose(loss, expected, rtol=2e-2 if rough else 1e-4), f'{method}: the loss is {loss} by {name}, {expected} by PyTorch in float32'
+    assert np.isclose(norm_here, norm, rtol=5e-2 if rough else 1e-3), f"{method}: the gradient's norm is {norm_here} by {name}, {norm} by PyTorch"
+  print(f"{method}: all {len(ways)} agree on the first step's loss and norm of the gradient ({norm:.4g})", flush=True)
+
+  seconds = timing.take_turns({name: lambda way=way: way(args.steps) for name, way in ways.items()}, args.runs)
+  cases = timing.summary(seconds, 'PyTorch', args.steps)
+  rows = [(args.queries, args.query_length), (args.queries * args.candidates, args.passage_length)]
+  must = limit.step_cost(model, method, rows, args.prompt if method == 'DPT' else 0, jnp.dtype(args.dtype).itemsize).flops
+  peak = limit.peak(args.dtype)
+  for name, case in cases.items():
+    case['gflop_a_second'] = round(must / case['milliseconds'] / 1e6, 1)
+    case['queries_a_second'] = round(args.queries / case['milliseconds'] * 1e3, 1)
+    if peak:
+      case['mfu'] = round(1e9 * case['gflop_a_second'] / peak[0], 3)
+    if (memory := ways[name].memory_mib) is not None:
+      case['memory_mib'] = memory
+  timing.show(cases, ['milliseconds', 'fastest_and_slowest', 'ratio', 'gflop_a_second', 'mfu', 'memory_mib'], f'{method}, {args.size}')
+  for way in ways.values():
+    if isinstance(way, SentenceTransformers):
+      way.close()
+  ways.clear()
+  gc.collect()  # the next method's systems need the room
+  torch.cuda.empty_cache()
+  return cases
+
+
+def our_loss(args: argparse.Namespace, method: str, model: Any, params: Any, prompt: np.ndarray | None, batch: Any) -> float:
+  """dprjax's, in float32."""
+  system = dpr.build(updates.knobs(method, args.prompt, 'float32'), model, updates.one_device())
+  tensors = {'backbone': params} | ({} if prompt is None else {'prompt': {'prefix': prompt}})
+  with jax.default_matmul_precision('highest'):  # or a GPU's products of float32 have the digits of tf32
+    return float(jax.jit(lambda tensors, batch: system.loss(tensors, batch, None)[0])(jax.device_put(tensors), batch))
+
+
+def ours(knobs: Any, model: Any, params: Any, prompt: np.ndarray | None, batch: Any) -> updates.Update:
+  system = dpr.build(knobs, model, updates.one_device())
+
+  def init(parts: Mapping[str, Any], key: jax.Array) -> dict[str, Any]:
+    start = system.init(parts, key)
+    if prompt is not None:
+      assert tree.flatten(start['prompt']).keys() == {'prefix'}, "a variant's prompt has other parameters than the prefix that PyTorch has"
+      start['prompt'] = {'prefix': prompt}
+    return start
+  return updates.Update(knobs, system._replace(init=init), {'query': params, 'passage': params}, batch)
+
+
+class Torch:
+  """A step as a user of transformers writes it: of the prompt alone where there is one, of all weights otherwise."""
+
+  def __init__(
+      self, folder: pathlib.Path, prompt: np.ndarray | None, batch: Mapping[str, np.ndarray], device: torch.device, dtype: str, *,
+      held: str = 'float32', compiled: bool = False):
+    self._device, self._autocast = device, dtype == 'bfloat16'
+    net = transformers.AutoModel.from_pretrained(folder, attn_implementation='sdpa', add_pooling_layer=False, dtype=getattr(torch, held))
+    net.to(device).train()  # without dropout in its config
+    self._prompt = None
+    if prompt is not None:
+      net.requires_grad_(False)
+      self._prompt = torch.tensor(prompt, device=device, requires_grad=True)  # [L, 2, P, N, D]
+    self._live = list(net.parameters()) if self._prompt is None else [self._prompt]
+    self._roberta = net.config.model_type != 'bert'
+    self._padding = net.config.pad_token_id
+    self._net = torch.compile(net, dynamic=False) if compiled else net
+    self._optimizer = torch.optim.AdamW(self._live, lr=LEARNING_RATE, weight_decay=0.0, fused=device.type == 'cuda')
+    self._texts = {}
+    for kind in ('query', 'passage'):
+      tokens, mask = (torch.tensor(rows.reshape(-1, rows.shape[-1])).to(device, torch.long)
+                      for rows in (batch[f'{kind}_tokens'], batch[f'{kind}_mask']))
+      self._texts[kind] = tokens, mask
+    queries, candidates = batch['passage_index'].shape
+    self._target = torch.arange(queries, device=device) * candidates
+    self.memory_mib: float | None = None
+
+  def _embed(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    if self._roberta:
+      positions = torch.cumsum(mask, 1) * mask + self._padding
+    else:
+      positions = torch.arange(tokens.shape[1], device=self._device).expand_as(tokens)
+    seen, past = mask, {}
+    if self._prompt is not None:
+      prefix = self._prompt.to(torch.bfloat16) if self._autocast else self._prompt
+      pairs = [tuple(one.permute(1, 0, 2).expand(len(tokens), -1, -1, -1) for one in layer) for layer in prefix]
+      seen = torch.cat([mask.new_ones(len(tokens), self._prompt.shape[2]), mask], 1)
+      past = {'past_key_values': transformers.DynamicCache(pairs)}
+    hidden = self._net(input_ids=tokens, attention_mask=seen, position_ids=positions, **past).last_hidden_state.float()
+    pooled = (hidden * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
+    return torch.nn.functional.normalize(pooled, dim=1)
+
+  def loss(self) -> torch.Tensor:
+    autocast = torch.autocast(self._device.type, torch.bfloat16) if self._autocast else contextlib.nullcontext()
+    with autocast:
+      q, p = (self._embed(*self._texts[kind]) for kind in ('query', 'passage'))
+    return torch.nn.functional.cross_entropy(q @ p.T / TEMPERATURE, self._target)
+
+  def first_step(self) -> tuple[float, float]:
+    """Loss and norm of the gradient."""
+    on_gpu = self._device.type == 'cuda'
+    if on_gpu:
+      before = torch.cuda.memory_allocated()
+      torch.cuda.reset_peak_memory_stats()
+    found = self._step()
+    if on_gpu:
+      torch.cuda.synchronize()
+      held = sum(one.nbytes for one in self._net.parameters())
+      self.memory_mib = round((torch.cuda.max_memory_allocated() - before + held) / 2**20, 1)
+    return found[0].item(), found[1].item()
+
+  def _step(self) -> tuple[torch.Tensor, torch.Tensor]:
+    loss = self.loss()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(self._live, CLIP)
+    self._optimizer.step()
+    self._optimizer.zero_grad()
+    return loss.detach(), norm
+
+  def __call__(self, steps: int) -> None:
+    for _ in range(steps):
+      self._step()
+    if self._device.type == 'cuda':
+      torch.cuda.synchronize()
+
+
+class SentenceTransformers:
+  """SentenceTransformerTrainer's loop in a thread of its own, which goes as many steps as it is told and then waits."""
+
+  memory_mib = None
+
+  @classmethod
+  def make(cls, *arguments: Any) -> 'SentenceTransformers | None':
+    """None, and a line that says why, where the trainer or what it needs is not installed."""
+    try:
+      import accelerate  # noqa: F401
+      import datasets  # noqa: F401
+      import sentence_transformers  # noqa: F401
+    except ImportError as error:
+      print(f"sentence-transformers' trainer is left out: {error}", flush=True)
+      return None
+    return cls(*arguments)
+
+  def __init__(self, folder: pathlib.Path, batch: Mapping[str, np.ndarray], device: torch.device, dtype: str):
+    import datasets
+    import sentence_transformers
+    from sentence_transformers.sentence_transformer import data_collator, losses
+    logging.getLogger('sentence_transformers').setLevel(logging.ERROR)
+    queries, candidates = batch['passage_index'].shape
+    features = {'anchor': (batch['query_tokens'], batch['query_mask'])}
+    features |= {f'passage{i}': (batch['passage_tokens'][:, i], batch['passage_mask'][:, i]) for i in range(candidates)}
+    tokens = {f'{name}_{key}': torch.tensor(rows.astype(np.int64)) for name, pair in features.items()
+              for key, rows in zip(('input_ids', 'attention_mask'), pair, strict=True)}
+    steps = 10_000  # more than will be asked for; in one epoch, so that no step pays for the end of one
+    # What a row holds is not looked at: the collator has the tokens.
+    rows = datasets.Dataset.from_dict({name: ['-'] * (queries * steps) for name in features})
+    settings = sentence_transformers.SentenceTransformerTrainingArguments(
+        output_dir=str(folder.with_name('trainer')), per_device_train_batch_size=queries, max_steps=steps, learning_rate=LEARNING_RATE,
+        lr_scheduler_type='constant', weight_decay=0.0, max_grad_norm=CLIP, bf16=dtype == 'bfloat16', use_cpu=device.type == 'cpu', report_to='none',
+        save_strategy='no', logging_strategy='no', disable_tqdm=True)
+    net = sentence_transformers.SentenceTransformer(str(folder), device=str(device))
+    self._left, self._leave, self._error = 0, False, None
+    self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
+    holder = self
+
+    class Turns(transformers.TrainerCallback):
+      def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        holder._left -= 1
+        if not holder._left:
+          if device.type == 'cuda':
+            torch.cuda.synchronize()
+          holder._done.release()
+          holder._go.acquire()
+          control.should_training_stop = holder._leave
+
+    class Ready(data_collator.SentenceTransformerDataCollator):
+      def __call__(self, _: Any) -> dict[str, torch.Tensor]:
+        return dict(tokens)
+
+    class Trainer(sentence_transformers.SentenceTransformerTrainer):
+      def compute_loss(self, *arguments: Any, **options: Any) -> Any:
+        found = super().compute_loss(*arguments, **options)
+        holder._loss = found.detach()
+        return found
+    trainer = Trainer(net, settings, rows, loss=losses.MultipleNegativesRankingLoss(net, scale=1 / TEMPERATURE),
+                      data_collator=Ready(net.preprocess), callbacks=[Turns()])
+    clip = trainer.accelerator.clip_grad_norm_
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+      self._norm = clip(*arguments, **options)
+      return self._norm
+    trainer.accelerator.clip_grad_norm_ = noted
+    self._thread = threading.Thread(target=self._run, args=(trainer,), daemon=True)
+
+  def _run(self, trainer: Any) -> None:
+    try:
+      trainer.train()
+    except BaseException as error:  # the main thread waits, and raises it
+      self._error = error
+    self._done.release()
+
+  def first_step(self) -> tuple[float, float]:
+    """Loss and norm of the gradient."""
+    self(1)
+    return float(self._loss), float(self._norm)
+
+  def __call__(self, steps: int) -> None:
+    self._left = steps
+    if self._thread.is_alive():
+      self._go.release()
+    else:
+      self._thread.start()
+    self._done.acquire()
+    if self._error is not None:
+      raise RuntimeError("sentence-transformers' trainer failed") from self._error
+
+  def close(self) -> None:
+    self._leave = True
+    self._go.release()
+    self._thread.join()
+
+
+if __name__ == '__main__':
+  main()
