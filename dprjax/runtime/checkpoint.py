@@ -136,8 +136,11 @@ class Checkpoints:
       raise InputError(f'{self.folder}/{step} is damaged ({_line(error)}); remove that folder to go on from an earlier one') from error
 
   def close(self) -> None:
-    self.wait()
-    self._manager.close()
+    """Waits, and ends the threads that save. Raises InputError as ``wait`` does."""
+    try:
+      self.wait()
+    finally:
+      self._manager.close()
 
   def _guard(self, action: Any) -> None:
     try:
