@@ -145,8 +145,11 @@ class Checkpoints:
       raise InputError(f'{self.folder}/{step} is damaged ({_line(error)}); remove that folder to go on from an earlier one') from error
 
   def close(self) -> None:
-    self.wait()
-    self._manager.close()
+    """Waits, and ends the threads that save. Raises InputError as ``wait`` does."""
+    try:
+      self.wait()
+    finally:
+      self._manager.close()
 
   def _write_sums(self) -> None:
     """What orbax calls, on process 0 alone, when all files of a checkpoint are there and its folder has yet a temporary name (or, where
