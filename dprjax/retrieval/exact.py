@@ -89,11 +89,7 @@ def search(
   return TopK(scores, found)
 
 
-<<<<<<< HEAD
 def search_part(queries: Float[np.ndarray, 'queries H'], corpus: Sequence[Rows], k: int, part: int, parts: int) -> TopK:
-=======
-def search_part(queries: Float[np.ndarray, 'queries H'], corpus: Sequence[Float[np.ndarray, 'rows H']], k: int, part: int, parts: int) -> TopK:
->>>>>>> w-procs
   """``search`` in the i-th of so many equal parts of the corpus, on this process's devices; rows are those of the whole.
 
   ``merge`` puts the parts' results together.
