@@ -84,11 +84,8 @@ def start(
   """
   global _watch
   given = {name: value for name, value in zip(FLAGS, (coordinator, processes, process), strict=True) if value not in (None, '')}
-  if given:
-    place = _from_flags(given)
-  elif (place := _from_surroundings()) is None:
-    return False
-  if place.get('num_processes') == 1:
+  place = _from_flags(given) if given else _from_surroundings()
+  if place is None or place.get('num_processes') == 1:
     return False
   # Gloo carries the collectives of CPUs; the choice concerns no other device. SIGTERM is `stopping.Stop`'s.
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
@@ -222,10 +219,17 @@ def _finish() -> None:
   lastwords.stop()
 
 
+def _client() -> Any:
+  """The coordinator's key-value store."""
+  client = internals.global_state.client
+  assert client is not None
+  return client
+
+
 def barrier(name: str) -> None:
   """Waits until every process has come here."""
   if _watch is not None:
-    internals.global_state.client.wait_at_barrier(f'dprjax/{next(_numbers)}/{name}', _FOREVER_MS)
+    _client().wait_at_barrier(f'dprjax/{next(_numbers)}/{name}', _FOREVER_MS)
 
 
 @contextlib.contextmanager
@@ -242,7 +246,7 @@ def agree(value: Any) -> Any:
   """Process 0's ``value``, on every process. Plain JSON."""
   if _watch is None:
     return value
-  client, key = internals.global_state.client, f'dprjax/agreed/{next(_numbers)}'
+  client, key = _client(), f'dprjax/agreed/{next(_numbers)}'
   if jax.process_index() == 0:
     client.key_value_set(key, json.dumps(value))
     return value
