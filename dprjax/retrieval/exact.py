@@ -78,7 +78,9 @@ def search(
 
 
 def search_part(queries: Float[np.ndarray, 'queries H'], corpus: Sequence[Float[np.ndarray, 'rows H']], k: int, part: int, parts: int) -> TopK:
-  """``search`` in the i-th of so many equal parts of the corpus, on this process's devices; rows are those of the whole. ``merge`` puts parts together.
+  """``search`` in the i-th of so many equal parts of the corpus, on this process's devices; rows are those of the whole.
+
+  ``merge`` puts the parts' results together.
 
   Raises:
     InputError: as ``search``.

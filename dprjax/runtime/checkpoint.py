@@ -174,8 +174,8 @@ class Checkpoints:
     if wrong:
       others = [other for other in self.steps() if other != step]
       raise InputError(
-          f'{folder} cannot be used: {"; ".join(wrong[:3])}{f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""}; remove that folder to go on from '
-          + (f'step {max(others)}' if others else 'the beginning: there is no other'))
+          f'{folder} cannot be used: {"; ".join(wrong[:3])}{f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""}; remove that folder '
+          f'to go on from {f"step {max(others)}" if others else "the beginning: there is no other"}')
 
   def _guard(self, action: Any) -> None:
     try:

@@ -1,5 +1,4 @@
 import argparse
-import json
 import pathlib
 import socket
 import subprocess
@@ -19,7 +18,8 @@ SLURM = {'SLURM_JOB_ID': '7', 'SLURM_STEP_NODELIST': 'node[1-2]', 'SLURM_NTASKS'
 @pytest.fixture(autouse=True)
 def bare(monkeypatch):
   """An environment that speaks of no job."""
-  for name in (*SLURM, 'OMPI_COMM_WORLD_SIZE', 'OMPI_MCA_orte_hnp_uri', 'KUBERNETES_SERVICE_HOST', *(f'DPRJAX_{flag.upper()}' for flag in distributed.FLAGS)):
+  ours = [f'DPRJAX_{flag.upper()}' for flag in distributed.FLAGS]
+  for name in (*SLURM, 'OMPI_COMM_WORLD_SIZE', 'OMPI_MCA_orte_hnp_uri', 'KUBERNETES_SERVICE_HOST', *ours):
     monkeypatch.delenv(name, raising=False)
 
 
@@ -112,7 +112,7 @@ def test_the_trace_of_a_lost_coordinator_becomes_a_line():
   assert passed_on('dprjax: error: process 0 (host) ended: no file\n' + TRACE) == 'dprjax: error: process 0 (host) ended: no file\n'
 
 
-@pytest.mark.parametrize('text', ['', 'half a line', '40 %\r50 %\r', 'E1121 of another kind\n', 'F: a name\nE5\n', 'one\n\ntwo\n', json.dumps({'é': 1}) + '\n'])
+@pytest.mark.parametrize('text', ['', 'half a line', '40 %\r50 %\r', 'E1121 of another kind\n', 'F: a name\nE5\n', 'one\n\ntwo\n', 'é\n'])
 def test_all_else_is_passed_on_as_it_is(text):
   assert passed_on(text) == text
 
