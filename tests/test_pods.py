@@ -159,7 +159,7 @@ def test_a_pod_trains_to_the_same_parameters_as_one_process(together, alone, pod
   assert max(np.abs(last[name] - first[name]).max() for name in last) > 1e-3
   for row, expected in zip(metrics_of(many), metrics_of(one), strict=True):
     assert row.keys() == expected.keys()
-    for name in ('loss', 'gradient_norm'):
+    for name in row.keys() & {'loss', 'gradient_norm'}:  # a row of the dev split's has neither
       np.testing.assert_allclose(row[name], expected[name], rtol=1e-3)
 
 
