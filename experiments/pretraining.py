@@ -7,7 +7,7 @@ from BERT or RoBERTa. (From random ones outright, a contrastive loss over small 
 updates and see about the same number of tokens in each (`--tokens`): methods with shorter texts get more passages. What follows is the same for
 all: zero-shot retrieval, a prompt (DPT) and fine-tuning (FT) on SciFact and MedQuAD, FT with 100 and 1,000 queries, STS-b, alignment and
 uniformity. Stages are kept under `--out` and not done twice: the same command goes on where it stopped, and several with other `--seeds` may share
-the work. At the end (or with --table, of what is there) it prints the table and writes table.md and results.json.
+the work. At the end (or with --table, of what is there) it prints the table and writes table.md, results.json and medquad.png.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 import trials
-from dprjax import Retriever, analysis
+from dprjax import Retriever, analysis, figures
 from dprjax.data import corpora, documents, similarity, sources, text, views
 from dprjax.models import hub
 from dprjax.retrieval import exact, measures, trec
@@ -225,6 +225,17 @@ class Experiment:
     (self.out / 'table.md').write_text(made)
     (self.out / 'results.json').write_text(json.dumps(found, indent=2) + '\n')
     print(made)
+    self.figure(found)
+
+  def figure(self, found):
+    """Bars of MedQuAD's columns, where every method but the prompts has been measured; whiskers span the seeds."""
+    values = {}
+    for column in ('zero-shot', 'DPT', 'FT-100', 'FT-1000', 'FT'):
+      of = {method: list(found.get(slug(method), {}).get(f'medquad-{column} nDCG@10', {}).values()) for method in (RANDOM, BASE, *METHODS)}
+      if not all(of.values()):
+        return
+      values[column.replace('-', ' ')] = {method: figures.Bar(float(np.mean(some)), min(some), max(some), False) for method, some in of.items()}
+    figures.bars(values, 'nDCG@10 on MedQuAD', 'FT 100: fine-tuned with 100 queries; whiskers: the range over seeds', self.out / 'medquad.png')
 
 
 if __name__ == '__main__':
