@@ -1,6 +1,6 @@
 """A training step of DPT and of FT: dprjax, PyTorch with transformers, and sentence-transformers' trainer, on the same weights and batch.
 
-    pip install -e '.[bench]' && python benchmarks/step.py [--size=minilm] [--queries=16] [--prompt=16] [--runs=5] [--variant=backbone.unroll=0]
+    pip install -e '.[bench]' && python benchmarks/step.py [--size=minilm] [--queries=8] [--prompt=16] [--runs=5] [--variant=backbone.unroll=0]
 
 A step encodes queries and passages, takes the in-batch contrastive loss of their cosines over 0.05, its gradient (of the prompt, or of all
 weights), clips it and applies AdamW. dprjax's is train.py's own update. PyTorch's is written out as its users do: the prompt as
@@ -46,7 +46,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   accelerated = jax.default_backend() != 'cpu'
   parser.add_argument('--size', choices=sorted(made.SHAPES), default='large' if accelerated else 'minilm')
-  for name, on_cpu, elsewhere in (('queries', 16, 64), ('query_length', 32, 32), ('passage_length', 128, 128), ('candidates', 1, 1),
+  for name, on_cpu, elsewhere in (('queries', 8, 64), ('query_length', 32, 32), ('passage_length', 128, 128), ('candidates', 1, 1),
                                   ('prompt', 16, 128), ('runs', 5, 7), ('steps', 1, 5)):
     parser.add_argument(f'--{name}', type=cli.positive, default=elsewhere if accelerated else on_cpu)
   parser.add_argument('--shortest', type=float, default=0.5, help='texts have from this share of the padded length to all of it (default: 0.5)')
