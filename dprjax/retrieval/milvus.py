@@ -35,12 +35,14 @@ MAX_K = 16_384  # Milvus returns no more for a query
 INDEX_TYPES = ('auto', 'SCANN', 'FLAT', 'AUTOINDEX', 'HNSW', 'IVF_FLAT', 'IVF_SQ8')
 
 _LITE_TYPES = ('FLAT', 'AUTOINDEX', 'HNSW', 'IVF_FLAT', 'IVF_SQ8')
+# milvus-lite ends the connection of who asks every ten seconds, as pymilvus does, whether it is still there.
+_LITE_OPTIONS = {'grpc.keepalive_time_ms': 2**31 - 1}
 _SPACE = 'dprjax.space'
 _ID, _VECTOR = 'id', 'vector'
 _MAX_ID = 1024  # bytes
 _SEGMENT_BYTES = 1 << 30  # a server builds one index for so much data, by its default settings
 # A request may have 64 MB, an answer too.
-_REQUEST_BYTES, _REQUEST_ROWS, _ANSWER_ROWS = 1 << 24, 5_000, 500_000
+_REQUEST_BYTES, _REQUEST_ROWS, _ANSWER_ROWS = 1 << 24, 1_000, 100_000
 _IDS = 1_000  # in one expression
 _log = logging.getLogger('dprjax')
 
@@ -90,7 +92,7 @@ class Server:
       logging.getLogger(name).setLevel(logging.CRITICAL)
     self.uri = _public(uri)
     with _told(f'{self.uri} (another process may have it open)' if self.lite else self.uri):
-      self.client = pymilvus.MilvusClient(uri, token=token, timeout=timeout)
+      self.client = pymilvus.MilvusClient(uri, token=token, timeout=timeout, **({'grpc_options': _LITE_OPTIONS} if self.lite else {}))
       self.version = str(self.client.get_server_version())
     # milvus-lite can be a server of its own as well.
     self.lite = 'lite' in self.version
