@@ -91,15 +91,19 @@ def pass_on(number: int, process: subprocess.Popen[bytes]) -> None:
 def wait(processes: list[subprocess.Popen[bytes]], grace: float) -> int:
   """Waits for all; the status of the first that ended badly, or 0."""
   first, deadline = 0, None
-  while any(process.poll() is None for process in processes):
-    bad = next((process.returncode for process in processes if process.returncode), 0)
+
+  def worst() -> int:
+    # Of those that ended since the last look, what a signal ended (a negative status) is sooner the cause than the consequence.
+    return min((process.returncode for process in processes if process.returncode), default=0)
+  while any([process.poll() is None for process in processes]):  # all are asked
+    bad = worst()
     if bad and deadline is None:
       first, deadline = bad, time.monotonic() + grace
     if deadline is not None and time.monotonic() > deadline:
       for process in processes:
         process.kill()
     time.sleep(0.05)
-  first = first or next((process.returncode for process in processes if process.returncode), 0)
+  first = first or worst()
   return 128 - first if first < 0 else first
 
 

@@ -187,18 +187,18 @@ def leave(error: BaseException, trace: bool = False) -> None:
   """
   if _watch is None:
     return
-  if isinstance(error, jax.errors.JaxRuntimeError | TimeoutError):
-    # Most likely the other end of a connection is gone. The watch knows who that was, if so, and ends this process.
-    _watch.wait()
   if isinstance(error, InputError):
     status, line = 2, str(error)
   elif isinstance(error, KeyboardInterrupt):
     status, line = 130, 'interrupted'
   else:
+    # Most likely the other end of a connection is gone, which comes in many forms (jax has several errors for it, orbax others). If so, the
+    # watch finds out who that was, says it, and ends this process.
+    _watch.wait()
     status, line, trace = 1, f'{type(error).__name__}: {error}', True
   if trace:
     traceback.print_exception(error)
-  _watch.tell(line)
+  _watch.tell(status, line)
   _exit(status, line)
 
 

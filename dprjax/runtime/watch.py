@@ -47,15 +47,16 @@ class Watch:
     for thread in self._threads:
       thread.join()
 
-  def tell(self, line: str) -> None:
-    """Tells the others that this process ends, and why; the caller then ends it. The watch is silent from here on."""
+  def tell(self, status: int, line: str) -> None:
+    """Tells the others that this process ends, with what status and why; the caller then ends it. The watch is silent from here on."""
     self._lock.acquire()
     self._over.set()
-    self._pass_on(self._process, f'process {self._process} ({self._hosts[self._process]}) ended: {line}')
+    self._pass_on(self._process, status, f'process {self._process} ({self._hosts[self._process]}) ended: {line}')
 
   def wait(self) -> None:
-    """Waits as long as it takes to find out that another process is gone; the watch ends this process if so."""
-    self._over.wait(self._timeout + 4 * self._every)
+    """Waits as long as it takes to find out that another process is gone; returns only if none is, for else the watch ends this process."""
+    if self._over.wait(self._timeout + 4 * self._every):
+      self._lock.acquire()  # which the watch, at its end, keeps
 
   def _beat(self) -> None:
     """Gives signs of life, and asks for those of the others."""
@@ -64,8 +65,8 @@ class Watch:
       count += 1
       if not self._set(f'{_ALIVE}{self._process}', {'host': self._hosts[self._process], 'count': count}):
         continue
-      for _, line in self._get(_ENDED):
-        self._finish(line)
+      for _, (status, line) in self._get(_ENDED):
+        self._finish(status, line)
       if self._process == 0:
         for process, entry in self._get(_ALIVE):
           self._hosts[process] = entry['host']
@@ -82,28 +83,28 @@ class Watch:
       last = now
       if self._process:
         if self._awake - self._heard > self._timeout:
-          self._finish(self._silence('process 0', f'the coordinator at {self._coordinator}'))
+          self._finish(1, self._silence('process 0', f'the coordinator at {self._coordinator}'))
         continue
       for process in range(1, self._processes):
         if self._awake - self._seen.get(process, ('', 0.0))[1] > self._timeout:
           line = self._silence(f'process {process}', self._hosts.get(process, 'never heard of'))
-          self._pass_on(process, line)
-          self._finish(line)
+          self._pass_on(process, 1, line)
+          self._finish(1, line)
 
   def _silence(self, name: str, where: str) -> str:
     return (f'{name} ({where}) has given no sign of life for {self._timeout:g} s (--peer_timeout): it was killed, hangs, or its host is gone. '
             f'{_GO_ON}')
 
-  def _pass_on(self, process: int, line: str) -> None:
+  def _pass_on(self, process: int, status: int, line: str) -> None:
     """Leaves word of why ``process`` is no more; the others find it at their next sign of life."""
-    self._set(f'{_ENDED}{process}', line)
+    self._set(f'{_ENDED}{process}', [status, line])
     if self._process == 0:
       time.sleep(2.5 * self._every)  # it is kept in this process, which is about to end
 
-  def _finish(self, line: str) -> None:
+  def _finish(self, status: int, line: str) -> None:
     if self._lock.acquire(blocking=False):
       self._over.set()
-      self._end(1, line)
+      self._end(status, line)
 
   def _set(self, key: str, value: Any) -> bool:
     try:
