@@ -85,7 +85,7 @@ def compare(args: argparse.Namespace, backbone: str, texts: list[str]) -> dict[s
 
   cases = timing.summary(timing.take_turns(ways, args.runs, warm=0), 'sentence-transformers')
   lengths = [len(row) for row in ours.tokenize(texts, 'passage')]
-  must = sum(limit.cost(ours.backbones['passage'].config, 'encode', 1, length, 0).flops for length in lengths)
+  must = limit.cost(ours.backbones['passage'].config, 'encode', [(1, length) for length in lengths], 0).flops
   peak = limit.peak(args.dtype)
   for name, case in cases.items():
     seconds = case['milliseconds'] / 1e3

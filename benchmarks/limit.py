@@ -13,7 +13,7 @@ MiniLM's shape with a prompt of 16 in float32 on a processor. Writes benchmarks/
 import argparse
 import dataclasses
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -50,8 +50,8 @@ class Cost:
   bytes: float
 
 
-def cost(model: encoder.EncoderConfig, method: str, sequences: float, length: int, prompt: int, width: int = 2, calls: int = 1) -> Cost:
-  """FLOPs and bytes of a forward pass ('encode'), or of an update by 'DPT' or 'FT', of ``sequences`` of ``length`` tokens, without padding.
+def cost(model: encoder.EncoderConfig, method: str, rows: Sequence[tuple[int, int]], prompt: int, width: int = 2) -> Cost:
+  """FLOPs and bytes of a forward pass ('encode'), or of an update by 'DPT' or 'FT', without padding.
 
   With T tokens, P of prompt, S = P + T, widths H and I, a sequence costs each layer, in the forward pass,
 
@@ -67,29 +67,23 @@ def cost(model: encoder.EncoderConfig, method: str, sequences: float, length: in
 
   Bytes, a token and layer: forward 14 H + 2 I (each product reads its input and writes its output, with the residuals), in training H + H + I
   more that the backward pass needs; backward 24 H + 3 I, FT another 8 H + 2 I for the weights' gradients. Weights are read once in every pass of
-  each of the ``calls`` of the encoder; FT's gradients are written once a call, and AdamW reads and writes 7 float32 a weight.
+  each call of the encoder; FT's gradients are written once a call, and AdamW reads and writes 7 float32 a weight.
 
   Args:
+    rows: (sequences, length) of each call of the encoder: an update encodes queries and passages apart.
     width: bytes a number has, in activations and weights.
-    calls: of the encoder (an update encodes queries and passages apart).
   """
-  t, s, h, i, layers = length, length + prompt, model.hidden_size, model.intermediate_size, model.num_layers
-  weights, attention = 8 * t * h * h + 4 * t * h * i, 4 * t * s * h
+  h, i, layers = model.hidden_size, model.intermediate_size, model.num_layers
   through_weights, through_attention = {'encode': (1, 1), 'DPT': (2, 3), 'FT': (3, 3)}[method]
-  flops = sequences * layers * (through_weights * weights + through_attention * attention)
+  passes = {'encode': 1, 'DPT': 2, 'FT': 2}[method]
   a_token = {'encode': 14 * h + 2 * i, 'DPT': 40 * h + 6 * i, 'FT': 48 * h + 8 * i}[method]
   a_layer = 4 * h * h + 2 * h * i
-  passes = {'encode': 1, 'DPT': 2, 'FT': 2}[method]
-  moved = width * layers * (sequences * t * a_token + calls * passes * a_layer)
-  if method == 'FT':
-    moved += 4 * layers * a_layer * (calls + 7)
+  flops, moved = 0.0, 28.0 * layers * a_layer if method == 'FT' else 0.0
+  for sequences, t in rows:
+    weights, attention = 8 * t * h * h + 4 * t * h * i, 4 * t * (prompt + t) * h
+    flops += sequences * layers * (through_weights * weights + through_attention * attention)
+    moved += width * layers * (sequences * t * a_token + passes * a_layer) + (4 * layers * a_layer if method == 'FT' else 0)
   return Cost(flops, moved)
-
-
-def step_cost(model: encoder.EncoderConfig, method: str, rows: list[tuple[int, int]], prompt: int, width: int) -> Cost:
-  """An update's, of several (sequences, length), each encoded in one call."""
-  parts = [cost(model, method, sequences, length, prompt, width) for sequences, length in rows]
-  return Cost(sum(part.flops for part in parts), sum(part.bytes for part in parts))
 
 
 def products(model: encoder.EncoderConfig, rows: int, dtype: str) -> tuple[dict[str, Callable[[], Any]], float]:
@@ -129,7 +123,7 @@ def main() -> None:
 
   cases: dict[str, dict[str, Any]] = {}
   for method in METHODS:
-    must = step_cost(model, method, rows[method], prompts[method], width)
+    must = cost(model, method, rows[method], prompts[method], width)
     cases[method] = {'gflop': _short(must.flops / 1e9), 'gflop_a_sequence': _short(must.flops / 1e9 / sum(n for n, _ in rows[method])),
                      'mb': _short(must.bytes / 1e6), 'flop_a_byte': _short(must.flops / must.bytes)}
     if method != 'encode':

@@ -116,7 +116,7 @@ def compare(
   seconds = timing.take_turns({name: lambda way=way: way(args.steps) for name, way in ways.items()}, args.runs)
   cases = timing.summary(seconds, 'PyTorch', args.steps)
   rows = [(args.queries, args.query_length), (args.queries * args.candidates, args.passage_length)]
-  must = limit.step_cost(model, method, rows, args.prompt if method == 'DPT' else 0, jnp.dtype(args.dtype).itemsize).flops
+  must = limit.cost(model, method, rows, args.prompt if method == 'DPT' else 0, jnp.dtype(args.dtype).itemsize).flops
   peak = limit.peak(args.dtype)
   for name, case in cases.items():
     case['gflop_a_second'] = round(must / case['milliseconds'] / 1e6, 1)
