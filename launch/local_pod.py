@@ -95,7 +95,7 @@ def wait(processes: list[subprocess.Popen[bytes]], grace: float) -> int:
   def worst() -> int:
     # Of those that ended since the last look, what a signal ended (a negative status) is sooner the cause than the consequence.
     return min((process.returncode for process in processes if process.returncode), default=0)
-  while any([process.poll() is None for process in processes]):  # all are asked
+  while None in [process.poll() for process in processes]:  # all are asked
     bad = worst()
     if bad and deadline is None:
       first, deadline = bad, time.monotonic() + grace
