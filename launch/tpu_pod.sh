@@ -79,7 +79,7 @@ start() {
   local body
   body="trap : TERM; .venv/bin/python$(printf ' %q' "$@"); echo \$? >status"
   on_all "cd ~/dprjax || exit 1
-    if [ -e pid ] && kill -0 \$(cat pid) 2>/dev/null; then echo it runs already; exit 0; fi
+    if [ ! -e status ] && [ -e pid ] && kill -0 \$(cat pid) 2>/dev/null; then echo it runs already; exit 0; fi
     rm -f status stopped
     setsid nohup bash -c $(printf '%q' "$body") >>log 2>&1 </dev/null &
     echo \$! >pid"
