@@ -1,7 +1,7 @@
 """Real processes on one machine: they train, encode and search as one does, and survive what pods do to them.
 
 Each objective is trained on two of the three pods, each time with another mesh, and each pod sees several meshes: every combination would take
-half an hour. DPRJAX_PODS=all trains each on all three. DPRJAX_KILLS says how often the test that kills at random does (once by default).
+half an hour. DPRJAX_PODS=all trains each on all three. DPRJAX_KILLS says how often the test that kills at random does (3 by default).
 """
 
 import contextlib
@@ -22,8 +22,7 @@ import jax
 import numpy as np
 import pytest
 
-from dprjax import encode, export, search, train
-from dprjax.runtime import config
+from dprjax import encode, export, search
 from tests import pod_work
 from tests.test_train import assert_same_bits, live_of, metrics_of, steps_of
 
@@ -38,6 +37,7 @@ OBJECTIVES = {
     'coCondenser': ['condenser.py:cocondenser,local'],
 }
 PODS = {'2 x 2': (2, 2), '4 x 1': (4, 1), '1 x 4': (1, 4)}  # processes x devices
+ALONE = '1 x 1'
 PAIRS = [(pod, objective) for i, objective in enumerate(OBJECTIVES) for j, pod in enumerate(PODS)
          if os.environ.get('DPRJAX_PODS') == 'all' or i % 3 != 2 - j]
 MESHES = [{'data': 2, 'fsdp': 2}, {'data': 4}, {'data': 2, 'model': 2}, {'fsdp': 4}, {'model': 4}]
@@ -110,22 +110,8 @@ def flags(trained):
 
 
 @pytest.fixture(scope='module')
-def alone(flags, tmp_path_factory):
-  """``alone(objective)``: the workdir of a run in this one process, on its eight devices."""
-  made = {}
-
-  def make(objective):
-    if objective not in made:
-      workdir = tmp_path_factory.mktemp('alone') / 'run'
-      train.train(config.parse(flags(objective, *STEADY)), workdir)
-      made[objective] = workdir
-    return made[objective]
-  return make
-
-
-@pytest.fixture(scope='module')
 def together(flags, tmp_path_factory):
-  """``together(pod)``: a folder of workdirs, of all objectives that this pod trains, one after another."""
+  """``together(pod)``: a folder of workdirs, of all objectives that this pod (or one process alone) trains, one after another."""
   made = {}
 
   def make(pod):
@@ -133,20 +119,20 @@ def together(flags, tmp_path_factory):
       made[pod] = folder = tmp_path_factory.mktemp('pod')
       jobs = []
       for i, objective in enumerate(OBJECTIVES):
-        mesh = MESHES[(i + 2 * list(PODS).index(pod)) % len(MESHES)]
+        mesh = {} if pod == ALONE else MESHES[(i + 2 * list(PODS).index(pod)) % len(MESHES)]
         sizes = [f'--config.mesh.{axis}={mesh.get(axis, 1)}' for axis in ('data', 'fsdp', 'model')]
-        if (pod, objective) in PAIRS:
+        if pod == ALONE or (pod, objective) in PAIRS:
           jobs.append({'do': 'train', 'flags': flags(objective, *STEADY, *sizes), 'workdir': str(folder / objective)})
       (folder / 'jobs.json').write_text(json.dumps(jobs))
-      run(*PODS[pod], '-m', 'tests.pod_work', folder / 'jobs.json')
+      run(*PODS.get(pod, (1, 1)), '-m', 'tests.pod_work', folder / 'jobs.json')
     return made[pod]
   return make
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(('pod', 'objective'), PAIRS)
-def test_a_pod_trains_to_the_same_parameters_as_one_process(together, alone, pod, objective):
-  one, many = alone(objective), together(pod) / objective
+def test_a_pod_trains_to_the_same_parameters_as_one_process(together, pod, objective):
+  one, many = together(ALONE) / objective, together(pod) / objective
   first, last = live_of(one, 1)[1], live_of(one, 2)[1]
   for step, expected in ((1, first), (2, last)):
     there = live_of(many, step)[1]
@@ -159,8 +145,10 @@ def test_a_pod_trains_to_the_same_parameters_as_one_process(together, alone, pod
   assert max(np.abs(last[name] - first[name]).max() for name in last) > 1e-3
   for row, expected in zip(metrics_of(many), metrics_of(one), strict=True):
     assert row.keys() == expected.keys()
-    for name in row.keys() & {'loss', 'gradient_norm'}:  # a row of the dev split's has neither
+    for name in {'loss', 'gradient_norm'} & row.keys():
       np.testing.assert_allclose(row[name], expected[name], rtol=1e-3)
+    if 'dev/nDCG@10' in row:  # two passages of nearly the same score may change places
+      np.testing.assert_allclose(row['dev/nDCG@10'], expected['dev/nDCG@10'], atol=0.02)
 
 
 @pytest.mark.slow
@@ -226,7 +214,7 @@ def test_sigterm_on_one_process_saves_on_all_and_ends_in_time(flags, tmp_path):
   os.kill(pod.pids()[1], signal.SIGTERM)
   asked = time.monotonic()
   status, said = pod.end(60)
-  assert status == 143 and not pod.errors(), said
+  assert status == 0 and not pod.errors(), said
   assert time.monotonic() - asked < 30
   [step] = steps_of(workdir)
   assert said.count(f'[0] asked to stop (SIGTERM): saved step {step};') == 1
@@ -235,7 +223,7 @@ def test_sigterm_on_one_process_saves_on_all_and_ends_in_time(flags, tmp_path):
   wait_for(lambda: steps_logged(workdir) >= step + 3)
   pod.process.send_signal(signal.SIGTERM)
   status, said = pod.end(60)
-  assert status == 143 and f'resuming after step {step} of 1000000' in said, said
+  assert status == 0 and f'resuming after step {step} of 1000000' in said, said
   assert metrics_of(workdir)[-1]['step'] == max(steps_of(workdir)) > step
 
 
@@ -276,7 +264,7 @@ def test_whatever_ends_a_process_at_random_the_run_ends_with_the_same_bits(flags
   seed = int(os.environ.get('DPRJAX_SEED', random.SystemRandom().randrange(2**32)))
   print(f'DPRJAX_SEED={seed}')  # shown where the test fails
   draw = random.Random(seed)
-  for number in range(int(os.environ.get('DPRJAX_KILLS', '1'))):
+  for number in range(int(os.environ.get('DPRJAX_KILLS', '3'))):
     # The finished run is begun anew, so that there is always something to break.
     if broken.exists() and 30 in (steps_of(broken) if (broken / 'checkpoints').exists() else []):
       assert_same_bits(live_of(broken)[1], live_of(whole)[1])
