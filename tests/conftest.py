@@ -12,11 +12,13 @@ os.environ['XLA_FLAGS'] = (
     '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true '
     # Compiles twice as fast without; jaxlib 0.12 does not know the flag, and ends the process at those.
     '--xla_cpu_parallel_codegen_split_count=1' + (' --xla_cpu_use_fusion_emitters=false' if metadata.version('jaxlib') < '0.12' else ''))
-# No command of a test leaves compiled programs in the home directory; those that keep some name a folder.
-os.environ['JAX_COMPILATION_CACHE_DIR'] = ''
+# What was compiled is kept in the clone (`make clean` removes it): for pytest-xdist's workers, for commands run as processes, for the next run.
+os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(pathlib.Path(__file__).parent.parent / '.cache' / 'compiled-for-tests'))
+os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 # Nothing here may reach for a hub.
 os.environ['HF_HUB_OFFLINE'] = '1'
 
+import filelock
 import jax
 import numpy as np
 import pytest
@@ -58,9 +60,15 @@ def quiet_again():
 def trained(tmp_path_factory):
   """The workdir of a whole run of configs/dptdr.py:local: a backbone from scratch, docstrings, a token store, checkpoints."""
   from dprjax import train  # here: the quick tests of the lower rooms do without it
-  workdir = tmp_path_factory.mktemp('trained') / 'run'
-  train.main([f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={workdir}',
-              f'--config.compilation_cache={workdir}/compiled'])
+  shared = tmp_path_factory.getbasetemp()
+  if 'PYTEST_XDIST_WORKER' in os.environ:
+    shared = shared.parent
+  workdir = shared / 'trained' / 'run'
+  workdir.parent.mkdir(exist_ok=True)
+  with filelock.FileLock(shared / 'trained.lock'):  # one run for all of pytest-xdist's workers
+    if not (workdir.parent / 'done').exists():
+      train.main([f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={workdir}'])
+      (workdir.parent / 'done').touch()
   return workdir
 
 

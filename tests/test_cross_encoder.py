@@ -23,7 +23,7 @@ LEARNS = '--config.optim.learning_rate=1e-3'
 def flags_of(trained, data_store):
   """Flags that take the backbone and the text from the run that the tests share."""
   return [f'--config.backbone.path={trained}/backbone', '--config.data.form=beir', f'--config.data.dir={trained}/data',
-          f'--config.data.store={data_store}', f'--config.compilation_cache={trained}/compiled', LEARNS]
+          f'--config.data.store={data_store}', LEARNS]
 
 
 @pytest.fixture(scope='session')

@@ -25,7 +25,7 @@ def go(command, trained, tmp_path):
   """``go(config, *flags, workdir='run')`` -> (exit status, standard error), on the text and the backbone that the tests share."""
   def run(config, *flags, workdir='run'):
     shared = [f'--config.backbone.path={trained}/backbone', '--config.data.form=corpus', f'--config.data.dir={trained}/data/corpus.jsonl',
-              f'--config.data.store={trained}/store', f'--config.compilation_cache={trained}/compiled']
+              f'--config.data.store={trained}/store']
     return command(train, f'--config={ROOT}/configs/{config}', f'--workdir={tmp_path / workdir}', *shared, *flags)
   return run
 

@@ -40,7 +40,7 @@ def go(command, trained, pairs, tmp_path):
     return command(
         train, f'--config={ROOT}/configs/stsb.py:local', f'--workdir={tmp_path / workdir}', f'--config.backbone.path={trained}/backbone',
         f'--config.data.dir={pairs}', '--config.data.train_split=train.csv', '--config.data.dev_split=dev.csv',
-        f'--config.compilation_cache={trained}/compiled', *flags)
+        *flags)
   return run
 
 

@@ -28,7 +28,7 @@ EVERY = [pytest.param(f'{name}.py:{recipe}', marks=() if (name, recipe) == ('dpt
 def reuse(trained):
   """Flags that take the backbone, the text and the token store from the run that the tests share."""
   return [f'--config.backbone.path={trained}/backbone', '--config.data.form=beir', f'--config.data.dir={trained}/data',
-          f'--config.data.store={trained}/store', f'--config.compilation_cache={trained}/compiled']
+          f'--config.data.store={trained}/store']
 
 
 @pytest.fixture
@@ -168,6 +168,7 @@ def test_accumulation_and_gradient_cache_make_the_same_update(go, tmp_path, flag
 
 # Stopping and going on.
 
+@pytest.mark.slow
 def test_sigterm_saves_and_the_next_run_goes_on(go, tmp_path):
   log, over = tmp_path / 'run' / 'metrics.jsonl', threading.Event()
 

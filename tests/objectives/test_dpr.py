@@ -167,6 +167,7 @@ def test_each_of_eight_devices_does_an_eighth_of_the_work(cache):
   assert eight == pytest.approx(one / 8, rel=0.1)
 
 
+@pytest.mark.slow
 def test_an_update_of_the_prompt_costs_two_thirds_of_one_of_all_weights():
   """The compiled update, clip, optimiser and the norms it reports included: any reader of the frozen weights' gradients would bring them back."""
   model = encoder.EncoderConfig('bert', 50, 96, 2, 2, 384, max_positions=32)
@@ -206,7 +207,8 @@ def run_steps(config, steps, mesh):
 
 
 @pytest.mark.parametrize('knobs', [
-    {}, slow({'prompt__reparam': 'mlp', 'prompt__tied': False}), slow({'prompt__dropout': 0.1, 'backbone__dropout': 0.1})], ids=str)
+    {}, {'prompt__reparam': 'mlp', 'prompt__tied': False}, {'prompt__dropout': 0.1, 'backbone__dropout': 0.1}], ids=str)
+@pytest.mark.slow
 def test_after_twenty_steps_the_backbone_is_bit_identical(knobs):
   before, after, state = run_steps(make_config(**knobs), 20, make_mesh({'data': 8}))
   for name in before:

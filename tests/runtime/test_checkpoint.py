@@ -16,6 +16,8 @@ from dprjax.errors import InputError
 from dprjax.runtime import checkpoint
 from dprjax.runtime import mesh as meshes
 
+# Where one file of several cannot be read, orbax closes its event loop while tensorstore still reads the others, which then find it closed.
+pytestmark = pytest.mark.filterwarnings('ignore:Exception ignored in. None:pytest.PytestUnraisableExceptionWarning')
 SHA = 'a' * 64
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
