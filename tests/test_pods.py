@@ -35,6 +35,7 @@ OBJECTIVES = {
     'RIP': ['rip.py:local'],
     'Condenser': ['condenser.py:local'],
     'coCondenser': ['condenser.py:cocondenser,local'],
+    'cross-encoder': ['cross_encoder.py:local', '--config.data.dev_split='],
 }
 PODS = {'2 x 2': (2, 2), '4 x 1': (4, 1), '1 x 4': (1, 4)}  # processes x devices
 ALONE = '1 x 1'
@@ -103,7 +104,7 @@ def flags(trained):
   """``flags(objective, *more)``: a config and its flags, on the text and the backbone that the tests share."""
   def make(objective, *more):
     name, *own = OBJECTIVES[objective]
-    form = ['beir', trained / 'data'] if name.startswith(('dptdr', 'ft')) else ['corpus', trained / 'data' / 'corpus.jsonl']
+    form = ['beir', trained / 'data'] if name.startswith(('dptdr', 'ft', 'cross_encoder')) else ['corpus', trained / 'data' / 'corpus.jsonl']
     return [f'--config={ROOT}/configs/{name}', f'--config.backbone.path={trained}/backbone', f'--config.data.form={form[0]}',
             f'--config.data.dir={form[1]}', f'--config.data.store={trained}/store', *more, *own]
   return make

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 
 import jax
@@ -96,7 +97,7 @@ def _evaluation(
   flat = np.concatenate(chosen)
   query_ids, passage_ids = tokens.query_ids(queries), tokens.passage_ids(flat)
   counts = [len(rows) for rows in chosen]
-  ends = np.cumsum(counts)
+  ends = list(itertools.accumulate(counts))
   ids = [passage_ids[end - count:end] for count, end in zip(counts, ends, strict=True)]
   names = dict(zip(flat.tolist(), passage_ids, strict=True))
   qrels = {query: retrieval.graded(judged, query, [names[passage] for passage in row.relevant.tolist()])

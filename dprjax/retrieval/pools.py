@@ -127,7 +127,8 @@ def make_pool(
   positives = int(np.count_nonzero(~wanted))
   query, rank, score, doc, run, text, pair = (column[wanted] for column in (query, rank, score, doc, run, text, pair))
   # One number orders by candidate, rank and run: its parts are far below 2^63 for any number of rows that fits into memory.
-  order = np.argsort((pair * (int(rank.max(initial=0)) + 1) + rank) * len(runs) + run, kind='stable')
+  ranks = int(np.max(rank, initial=0)) + 1
+  order = np.argsort((pair * ranks + rank) * len(runs) + run, kind='stable')
   again = _found_again(pair[order], run[order], doc[order])
   order = order[~again]
   pair, run, rank, score = pair[order], run[order], rank[order], score[order]
