@@ -1,7 +1,7 @@
 """Real processes on one machine: they train, encode and search as one does, and survive what pods do to them.
 
 Each objective is trained on two of the three pods, each time with another mesh, and each pod sees several meshes: every combination would take
-half an hour. DPRJAX_PODS=all trains each on all three. DPRJAX_KILLS says how often the test that kills at random does (3 by default).
+half an hour. DPRJAX_PODS=all trains each on all three. DPRJAX_KILLS says how often the test that kills at random does (once by default).
 """
 
 import contextlib
@@ -215,7 +215,7 @@ def test_sigterm_on_one_process_saves_on_all_and_ends_in_time(flags, tmp_path):
   os.kill(pod.pids()[1], signal.SIGTERM)
   asked = time.monotonic()
   status, said = pod.end(60)
-  assert status == 0 and not pod.errors(), said
+  assert status == 143 and not pod.errors(), said
   assert time.monotonic() - asked < 30
   [step] = steps_of(workdir)
   assert said.count(f'[0] asked to stop (SIGTERM): saved step {step};') == 1
@@ -224,7 +224,7 @@ def test_sigterm_on_one_process_saves_on_all_and_ends_in_time(flags, tmp_path):
   wait_for(lambda: steps_logged(workdir) >= step + 3)
   pod.process.send_signal(signal.SIGTERM)
   status, said = pod.end(60)
-  assert status == 0 and f'resuming after step {step} of 1000000' in said, said
+  assert status == 143 and f'resuming after step {step} of 1000000' in said, said
   assert metrics_of(workdir)[-1]['step'] == max(steps_of(workdir)) > step
 
 
@@ -265,13 +265,14 @@ def test_whatever_ends_a_process_at_random_the_run_ends_with_the_same_bits(flags
   seed = int(os.environ.get('DPRJAX_SEED', random.SystemRandom().randrange(2**32)))
   print(f'DPRJAX_SEED={seed}')  # shown where the test fails
   draw = random.Random(seed)
-  for number in range(int(os.environ.get('DPRJAX_KILLS', '3'))):
+  for number in range(int(os.environ.get('DPRJAX_KILLS', '1'))):
     # The finished run is begun anew, so that there is always something to break.
     if broken.exists() and 30 in (steps_of(broken) if (broken / 'checkpoints').exists() else []):
       assert_same_bits(live_of(broken)[1], live_of(whole)[1])
       shutil.rmtree(broken)
-    pod = Pod(2, 1, *training(flags, broken), f'--peer_timeout={PATIENCE}')
     moment = draw.choice(['start', 'steps', 'steps', 'steps'])
+    # A process whose peer died before it joined waits for it, up to --join_timeout: there the launcher ends what is left.
+    pod = Pod(2, 1, *training(flags, broken), f'--peer_timeout={PATIENCE}', grace=15 if moment == 'start' else 60)
     if moment == 'start':
       time.sleep(draw.uniform(0.5, 12.0))
     else:
