@@ -64,9 +64,11 @@ class Pod:
         self.said += line
 
   def pids(self):
-    """Of the processes, in their order."""
-    found = {}
-    for child in pathlib.Path(f'/proc/{self.process.pid}/task/{self.process.pid}/children').read_text().split():
+    """Of the processes, in their order; none where the launcher has ended."""
+    found, children = {}, ''
+    with contextlib.suppress(OSError):
+      children = pathlib.Path(f'/proc/{self.process.pid}/task/{self.process.pid}/children').read_text()
+    for child in children.split():
       with contextlib.suppress(OSError):
         environment = pathlib.Path(f'/proc/{child}/environ').read_bytes()
         if number := re.search(rb'DPRJAX_PROCESS=(\d+)', environment):
