@@ -146,8 +146,8 @@ def slow(*values):
 ONE, EIGHT = {'data': 1}, {'data': 8}
 CASES = [(method, sizes, chunks) for method in METHODS for sizes, chunks in ((ONE, 1), (EIGHT, 3))]
 # Whatever differs between methods differs in these two: siblings and the Condenser head, prompts.
-CASES += [(method, {'data': 2, 'fsdp': 2, 'model': 2}, 2) for method in ('cocondenser', 'rip on prompts')]
-CASES += [('rip', *case) for case in ((ONE, 3), (EIGHT, 1))]
+CASES += [(method, sizes, chunks) for method in ('cocondenser', 'rip on prompts')
+          for sizes, chunks in ((ONE, 3), (EIGHT, 1), ({'data': 2, 'fsdp': 2, 'model': 2}, 2))]
 
 
 @pytest.mark.parametrize(('method', 'sizes', 'chunks'), [
