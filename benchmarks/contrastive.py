@@ -1,13 +1,17 @@
-"""The contrastive loss of a batch and its gradient, from 256 to 65,536 passages on one device: time, and memory beside the vectors.
+"""The contrastive loss of a batch and its gradient, from 256 to 65,536 passages on one device:
+time, and memory beside the vectors.
 
-    python benchmarks/contrastive.py [--queries=256] [--rows=1024] [--most=2048] [--runs=5] [--width=384]
+    python benchmarks/contrastive.py [--queries=256] [--rows=1024] [--most=2048] [--runs=5]
+    [--width=384]
 
-What objectives/dpr.py does after encoding: scores of all queries and passages, false negatives out, cross-entropy, accuracy, and the gradient
-with respect to both sides' vectors. Three series: a fixed number of queries, whose negatives grow (memory should grow linearly in them); as many
-queries as passages, one device's whole batch, scored at once (its square); and the same, --rows queries at a time as `config.loss_rows` has it
-(linear again). Memory is what the compiled program asks for beside arguments and results; a case that asks for more than --most MiB, or for more
-than --work TFLOP, is compiled and not run. `power` is x where
-memory grows as the x-th power of the passages, from the case before to this one. Writes benchmarks/results/contrastive-DEVICE.json.
+What objectives/dpr.py does after encoding: scores of all queries and passages, false negatives out,
+cross-entropy, accuracy, and the gradient with respect to both sides' vectors. Three series: a fixed
+number of queries, whose negatives grow (memory should grow linearly in them); as many queries as
+passages, one device's whole batch, scored at once (its square); and the same, --rows queries at a
+time as `config.loss_rows` has it (linear again). Memory is what the compiled program asks for
+beside arguments and results; a case that asks for more than --most MiB, or for more than --work
+TFLOP, is compiled and not run. `power` is x where memory grows as the x-th power of the passages,
+from the case before to this one. Writes benchmarks/results/contrastive-DEVICE.json.
 """
 
 import argparse
@@ -28,45 +32,84 @@ COUNTS = (256, 1024, 4096, 16_384, 65_536)
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   accelerated = jax.default_backend() != 'cpu'
-  for name, default in (('queries', 256), ('width', 384), ('relevant', 4), ('runs', 5), ('most', 40_000 if accelerated else 2048),
-                        ('work', 40 if accelerated else 1), ('rows', 1024), ('passages', COUNTS[-1])):
+  for name, default in (
+    ('queries', 256),
+    ('width', 384),
+    ('relevant', 4),
+    ('runs', 5),
+    ('most', 40_000 if accelerated else 2048),
+    ('work', 40 if accelerated else 1),
+    ('rows', 1024),
+    ('passages', COUNTS[-1]),
+  ):
     parser.add_argument(f'--{name}', type=cli.positive, default=default)
   args = parser.parse_args()
   counts = [count for count in COUNTS if count <= args.passages]
   cases: dict[str, Any] = {}
-  for series, queries, at_a_time in ((f'{args.queries} queries', args.queries, args.queries), ('as many queries', 0, COUNTS[-1]),
-                                     (f'as many queries, {args.rows} at a time', 0, args.rows)):
+  for series, queries, at_a_time in (
+    (f'{args.queries} queries', args.queries, args.queries),
+    ('as many queries', 0, COUNTS[-1]),
+    (f'as many queries, {args.rows} at a time', 0, args.rows),
+  ):
     ways, found = {}, {}
     before = None
     for count in counts:
       rows = min(queries or count, count)
       program, inputs, temporary = compiled(rows, count, args.width, args.relevant, at_a_time)
-      found[f'{count} passages'] = case = {'queries': rows, 'temporary_mib': round(temporary, 2), 'scores_mib': round(4 * rows * count / 2**20, 2)}
+      found[f'{count} passages'] = case = {
+        'queries': rows,
+        'temporary_mib': round(temporary, 2),
+        'scores_mib': round(4 * rows * count / 2**20, 2),
+      }
       if before is not None:
         case['power'] = round(math.log(temporary / before[1]) / math.log(count / before[0]), 2)
       before = count, temporary
       # Forward, and two products backward.
       if temporary <= args.most and 6 * rows * count * args.width <= args.work * 1e12:
-        ways[f'{count} passages'] = lambda program=program, inputs=inputs: jax.block_until_ready(program(*inputs))
+        ways[f'{count} passages'] = lambda program=program, inputs=inputs: jax.block_until_ready(
+          program(*inputs)
+        )
     for name, timed in timing.summary(timing.take_turns(ways, args.runs)).items():
       found[name] |= timed
-    timing.show(found, ['queries', 'temporary_mib', 'scores_mib', 'power', 'milliseconds', 'fastest_and_slowest'], series)
+    timing.show(
+      found,
+      ['queries', 'temporary_mib', 'scores_mib', 'power', 'milliseconds', 'fastest_and_slowest'],
+      series,
+    )
     power = found[f'{counts[-1]} passages'].get('power', math.nan)
-    print(f'{series}: memory grows as the passages to the power {power}: {"linearly" if power < 1.25 else "faster than linearly"}\n', flush=True)
+    print(
+      f'{series}: memory grows as the passages to the power {power}: '
+      f'{"linearly" if power < 1.25 else "faster than linearly"}\n',
+      flush=True,
+    )
     cases[series] = found
-  record.write('contrastive', cases, vars(args), {'jax': jax.__version__}, jax.devices()[0].device_kind)
+  record.write(
+    'contrastive', cases, vars(args), {'jax': jax.__version__}, jax.devices()[0].device_kind
+  )
 
 
-def compiled(queries: int, passages: int, width: int, relevant: int, at_a_time: int) -> tuple[Any, Any, float]:
+def compiled(
+  queries: int, passages: int, width: int, relevant: int, at_a_time: int
+) -> tuple[Any, Any, float]:
   """The program, its arguments, and the MiB that it asks for beside them and its results."""
   each = passages // queries
   mesh = meshes.make_mesh({'data': 1}, jax.devices()[:1])
 
-  def loss(vectors: tuple[jax.Array, jax.Array], index: jax.Array, known: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-    found = contrastive.contrast_batch(*vectors, index, known, mesh, rows=at_a_time, temperature=0.05)
-    return jnp.mean(found.loss), {'accuracy': jnp.mean(found.accuracy), 'negatives': jnp.mean(found.negatives)}
+  def loss(
+    vectors: tuple[jax.Array, jax.Array], index: jax.Array, known: jax.Array
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    found = contrastive.contrast_batch(
+      *vectors, index, known, mesh, rows=at_a_time, temperature=0.05
+    )
+    return jnp.mean(found.loss), {
+      'accuracy': jnp.mean(found.accuracy),
+      'negatives': jnp.mean(found.negatives),
+    }
+
   rng = np.random.default_rng(0)
   q, p = (rng.normal(size=(rows, width)).astype(np.float32) for rows in (queries, passages))
   q, p = (jnp.asarray(one / np.linalg.norm(one, axis=1, keepdims=True)) for one in (q, p))

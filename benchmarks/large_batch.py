@@ -1,11 +1,15 @@
-"""RIP's large batch on one device: 2,048 passages (4,096 sentences) in one update, through the gradient cache.
+"""RIP's large batch on one device: 2,048 passages (4,096 sentences) in one update, through the
+gradient cache.
 
-    python benchmarks/large_batch.py [--passages=2048] [--chunk=128] [--size=tiny] [--tokens=64] [--vocabulary=8000]
+    python benchmarks/large_batch.py [--passages=2048] [--chunk=128] [--size=tiny] [--tokens=64]
+    [--vocabulary=8000]
 
-Two series of configs/rip.py's update (loss, gradient, AdamW) on random tokens: a batch that grows while its chunks stay of one size, and the
-whole batch cut into more and more chunks. Each case is a process of its own. Memory is what the compiled program asks for beside its
-arguments and results, and the most that the process held while an update ran (Linux), over what it held before. A case that would take more
-than --most MiB is compiled and not run. Writes benchmarks/results/large_batch-DEVICE.json.
+Two series of configs/rip.py's update (loss, gradient, AdamW) on random tokens: a batch that grows
+while its chunks stay of one size, and the whole batch cut into more and more chunks. Each case is a
+process of its own. Memory is what the compiled program asks for beside its arguments and results,
+and the most that the process held while an update ran (Linux), over what it held before. A case
+that would take more than --most MiB is compiled and not run. Writes
+benchmarks/results/large_batch-DEVICE.json.
 """
 
 import argparse
@@ -26,54 +30,109 @@ from dprjax.models import hub
 from dprjax.objectives import pretrain
 from dprjax.runtime import config as configs
 
-OPTIONS = {'passages': 2048, 'chunk': 128, 'tokens': 64, 'vocabulary': 8000, 'runs': 2, 'most': 4096}
+OPTIONS = {
+  'passages': 2048,
+  'chunk': 128,
+  'tokens': 64,
+  'vocabulary': 8000,
+  'runs': 2,
+  'most': 4096,
+}
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   for name, default in OPTIONS.items():
     parser.add_argument(f'--{name}', type=cli.positive, default=default)
   parser.add_argument('--size', default='tiny', choices=sorted(hub.SIZES))
-  parser.add_argument('--case', help=argparse.SUPPRESS)  # PASSAGES,CHUNKS: measured in this process, printed as JSON
+  parser.add_argument(
+    '--case', help=argparse.SUPPRESS
+  )  # PASSAGES,CHUNKS: measured in this process, printed as JSON
   args = parser.parse_args()
   if args.case:
     print(json.dumps(measure(args, *map(int, args.case.split(',')))))
     return
   counts = [2**i for i in range(args.passages.bit_length()) if 2**i * args.chunk <= args.passages]
   grown = [(args.chunk * count, count) for count in counts]
-  cut = [(args.passages, count) for count in (*counts, 2 * counts[-1], 4 * counts[-1]) if args.passages % count == 0]
+  cut = [
+    (args.passages, count)
+    for count in (*counts, 2 * counts[-1], 4 * counts[-1])
+    if args.passages % count == 0
+  ]
   cases = {}
   for series, pairs in (('chunks of one size', grown), ('one batch', cut)):
-    print(f'{series}:\n{"passages":>9} {"chunks":>7} {"compiled, MiB":>14} {"process, MiB":>13} {"seconds":>8}')
+    print(
+      f'{series}:\n{"passages":>9} {"chunks":>7} {"compiled, MiB":>14} {"process, MiB":>13} '
+      f'{"seconds":>8}'
+    )
     for passages, chunks in pairs:
       if (name := f'{passages} in {chunks}') not in cases:
         # In a process of its own: XLA's allocator keeps what an earlier case took.
         found = subprocess.run(
-            [sys.executable, __file__, *(f'--{option}={getattr(args, option)}' for option in (*OPTIONS, 'size')), f'--case={passages},{chunks}'],
-            check=True, stdout=subprocess.PIPE, text=True)
+          [
+            sys.executable,
+            __file__,
+            *(f'--{option}={getattr(args, option)}' for option in (*OPTIONS, 'size')),
+            f'--case={passages},{chunks}',
+          ],
+          check=True,
+          stdout=subprocess.PIPE,
+          text=True,
+        )
         cases[name] = json.loads(found.stdout)
       one = cases[name]
-      print(f'{passages:>9} {chunks:>7} {one["temporary_mib"]:>14} {one.get("process_mib", ""):>13} {one.get("seconds", ""):>8}', flush=True)
+      print(
+        f'{passages:>9} {chunks:>7} {one["temporary_mib"]:>14} {one.get("process_mib", ""):>13} '
+        f'{one.get("seconds", ""):>8}',
+        flush=True,
+      )
   settings = {name: value for name, value in vars(args).items() if name != 'case'}
-  record.write('large_batch', cases, settings, {'jax': jax.__version__}, jax.devices()[0].device_kind)
+  record.write(
+    'large_batch', cases, settings, {'jax': jax.__version__}, jax.devices()[0].device_kind
+  )
 
 
 def measure(args: argparse.Namespace, passages: int, chunks: int) -> dict[str, float]:
-  """MiB that one update of so many passages takes in so many chunks, and the median of its seconds."""
-  config = configs.parse([f'--config={updates.ROOT}/configs/rip.py', f'--config.batch_size={passages}', f'--config.grad_cache={chunks}'])
+  """MiB that one update takes, by passages and chunks, and the median of its seconds."""
+  config = configs.parse(
+    [
+      f'--config={updates.ROOT}/configs/rip.py',
+      f'--config.batch_size={passages}',
+      f'--config.grad_cache={chunks}',
+    ]
+  )
   model = hub.scratch_config(args.size, args.vocabulary)
   special = (0, 1, 2, 3, 4)
-  system = pretrain.build(config, model, updates.one_device(), types.SimpleNamespace(mask_id=4, vocab_size=args.vocabulary, special_ids=special))
+  system = pretrain.build(
+    config,
+    model,
+    updates.one_device(),
+    types.SimpleNamespace(mask_id=4, vocab_size=args.vocabulary, special_ids=special),
+  )
   rng = np.random.default_rng(0)
   batch = {'passage_index': np.arange(passages, dtype=np.int32)}
   words = np.broadcast_to(np.arange(args.tokens, dtype=np.int32), (passages, args.tokens)).copy()
   words[:, [0, -1]] = -1
   for view in ('first', 'second'):
     tokens = rng.integers(len(special), args.vocabulary, words.shape).astype(np.int32)
-    batch |= {f'{view}_tokens': tokens, f'{view}_mask': np.ones(words.shape, bool), f'{view}_words': words}
-  update = updates.Update(config, system, {'query': hub.init_params(model, jax.random.key(0)), 'mlm': None, 'condenser': None}, batch)
+    batch |= {
+      f'{view}_tokens': tokens,
+      f'{view}_mask': np.ones(words.shape, bool),
+      f'{view}_words': words,
+    }
+  update = updates.Update(
+    config,
+    system,
+    {'query': hub.init_params(model, jax.random.key(0)), 'mlm': None, 'condenser': None},
+    batch,
+  )
   memory = update.compiled.memory_analysis()
-  found = {'temporary_mib': round(memory.temp_size_in_bytes / 2**20, 1), 'arguments_mib': round(memory.argument_size_in_bytes / 2**20, 1)}
+  found = {
+    'temporary_mib': round(memory.temp_size_in_bytes / 2**20, 1),
+    'arguments_mib': round(memory.argument_size_in_bytes / 2**20, 1),
+  }
   if found['temporary_mib'] > args.most:
     return found
   before, seconds = held('VmRSS'), []
@@ -83,12 +142,19 @@ def measure(args: argparse.Namespace, passages: int, chunks: int) -> dict[str, f
     update()
     seconds.append(time.perf_counter() - began)
   assert np.isfinite(update.metrics['loss'])
-  return found | {'process_mib': round(held('VmHWM') - before, 1), 'seconds': round(float(np.median(seconds)), 1)}
+  return found | {
+    'process_mib': round(held('VmHWM') - before, 1),
+    'seconds': round(float(np.median(seconds)), 1),
+  }
 
 
 def held(what: str) -> float:
   """MiB of memory that this process holds (VmRSS), or held at most (VmHWM)."""
-  (line,) = (line for line in pathlib.Path('/proc/self/status').read_text().splitlines() if line.startswith(what))
+  (line,) = (
+    line
+    for line in pathlib.Path('/proc/self/status').read_text().splitlines()
+    if line.startswith(what)
+  )
   return int(line.split()[1]) / 2**10
 
 

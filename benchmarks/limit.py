@@ -1,13 +1,18 @@
-"""What a training step and encoding must cost (FLOPs and bytes, by formula), what XLA's programs cost, and how near to the limit they run.
+"""What a training step and encoding must cost (FLOPs and bytes, by formula), what XLA's programs
+cost, and how near to the limit they run.
 
-    python benchmarks/limit.py [--size=minilm|base|large] [--rows=16] [--tokens=128] [--prompt=16] [--runs=5]
+    python benchmarks/limit.py [--size=minilm|base|large] [--rows=16] [--tokens=128] [--prompt=16]
+    [--runs=5]
 
-Sequences are of one length, without padding: an update is of so many queries and as many passages. First the arithmetic, with XLA's own
-count beside it (of the compiled program, every layer written out; --compile=false: of the program before optimisation, in seconds also for
-the large encoder). Then dprjax's DPT and FT updates and its forward pass take turns with bare matrix products of the encoder's shapes. The
-limit is the accelerator's published peak of bfloat16, or else the best of those products (on a processor XLA's and NumPy's); MFU is FLOPs by
-formula over seconds over the limit. Defaults are the large encoder with 64 rows and a prompt of 128 in bfloat16 on a GPU, and --rows=16 of
-MiniLM's shape with a prompt of 16 in float32 on a processor. Writes benchmarks/results/limit_SIZE-DEVICE.json.
+Sequences are of one length, without padding: an update is of so many queries and as many passages.
+First the arithmetic, with XLA's own count beside it (of the compiled program, every layer written
+out; --compile=false: of the program before optimisation, in seconds also for the large encoder).
+Then dprjax's DPT and FT updates and its forward pass take turns with bare matrix products of the
+encoder's shapes. The limit is the accelerator's published peak of bfloat16, or else the best of
+those products (on a processor XLA's and NumPy's); MFU is FLOPs by formula over seconds over the
+limit. Defaults are the large encoder with 64 rows and a prompt of 128 in bfloat16 on a GPU, and
+--rows=16 of MiniLM's shape with a prompt of 16 in float32 on a processor. Writes
+benchmarks/results/limit_SIZE-DEVICE.json.
 """
 
 import argparse
@@ -29,12 +34,22 @@ from dprjax.models import encoder
 
 METHODS = ('encode', 'DPT', 'FT')
 
-# FLOP/s of dense bfloat16 products with float32 sums, and bytes/s of the device's memory, as the makers publish them (a T4: float16).
+# FLOP/s of dense bfloat16 products with float32 sums, and bytes/s of the device's memory, as the
+# makers publish them (a T4: float16).
 PEAKS = {
-    'NVIDIA H200': (989.4e12, 4.8e12), 'NVIDIA H100 80GB HBM3': (989.4e12, 3.35e12), 'NVIDIA H100 PCIe': (756e12, 2.0e12),
-    'NVIDIA A100-SXM4-80GB': (312e12, 2.039e12), 'NVIDIA A100-SXM4-40GB': (312e12, 1.555e12), 'NVIDIA A100-PCIE-40GB': (312e12, 1.555e12),
-    'NVIDIA L4': (121e12, 0.3e12), 'Tesla T4': (65e12, 0.32e12),
-    'TPU v4': (275e12, 1.228e12), 'TPU v5 lite': (197e12, 0.819e12), 'TPU v5': (459e12, 2.765e12), 'TPU v6 lite': (918e12, 1.64e12)}
+  'NVIDIA H200': (989.4e12, 4.8e12),
+  'NVIDIA H100 80GB HBM3': (989.4e12, 3.35e12),
+  'NVIDIA H100 PCIe': (756e12, 2.0e12),
+  'NVIDIA A100-SXM4-80GB': (312e12, 2.039e12),
+  'NVIDIA A100-SXM4-40GB': (312e12, 1.555e12),
+  'NVIDIA A100-PCIE-40GB': (312e12, 1.555e12),
+  'NVIDIA L4': (121e12, 0.3e12),
+  'Tesla T4': (65e12, 0.32e12),
+  'TPU v4': (275e12, 1.228e12),
+  'TPU v5 lite': (197e12, 0.819e12),
+  'TPU v5': (459e12, 2.765e12),
+  'TPU v6 lite': (918e12, 1.64e12),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,34 +58,48 @@ class Cost:
 
   Attributes:
     flops: of matrix products; a multiplication and an addition are two.
-    bytes: to and from the device's memory, if whatever is elementwise is done within the products and attention's scores stay on the chip.
+    bytes: to and from the device's memory, if whatever is elementwise is done within the products
+      and attention's scores stay on the chip.
   """
 
   flops: float
   bytes: float
 
 
-def cost(model: encoder.EncoderConfig, method: str, rows: Sequence[tuple[int, int]], prompt: int, width: int = 2) -> Cost:
-  """FLOPs and bytes of a forward pass ('encode'), or of an update by 'DPT' or 'FT', without padding.
+def cost(
+  model: encoder.EncoderConfig,
+  method: str,
+  rows: Sequence[tuple[int, int]],
+  prompt: int,
+  width: int = 2,
+) -> Cost:
+  """FLOPs and bytes of a forward pass ('encode'), or of an update by 'DPT' or 'FT', without
+  padding.
 
-  With T tokens, P of prompt, S = P + T, widths H and I, a sequence costs each layer, in the forward pass,
+  With T tokens, P of prompt, S = P + T, widths H and I, a sequence costs each layer, in the forward
+  pass,
 
       weights    8 T H^2 + 4 T H I     (queries, keys, values, output; up and down)
       attention  4 T S H               (scores; sums of values)
 
-  The backward pass goes through each product with a weight once for its input's gradient, and once more for its weight's, which DPT does not
-  need; attention has no weights, and both of its factors' gradients are needed always:
+  The backward pass goes through each product with a weight once for its input's gradient, and once
+  more for its weight's, which DPT does not need; attention has no weights, and both of its factors'
+  gradients are needed always:
 
       encode  weights + attention      DPT  2 weights + 3 attention      FT  3 weights + 3 attention
 
-  The pooling, the scores of the batch, LayerNorm, GELU, softmax and the optimiser are left out: below 1 % each for these shapes.
+  The pooling, the scores of the batch, LayerNorm, GELU, softmax and the optimiser are left out:
+  below 1 % each for these shapes.
 
-  Bytes, a token and layer: forward 14 H + 2 I (each product reads its input and writes its output, with the residuals), in training H + H + I
-  more that the backward pass needs; backward 24 H + 3 I, FT another 8 H + 2 I for the weights' gradients. Weights are read once in every pass of
-  each call of the encoder; FT's gradients are written once a call, and AdamW reads and writes 7 float32 a weight.
+  Bytes, a token and layer: forward 14 H + 2 I (each product reads its input and writes its output,
+  with the residuals), in training H + H + I more that the backward pass needs; backward 24 H + 3 I,
+  FT another 8 H + 2 I for the weights' gradients. Weights are read once in every pass of each call
+  of the encoder; FT's gradients are written once a call, and AdamW reads and writes 7 float32 a
+  weight.
 
   Args:
-    rows: (sequences, length) of each call of the encoder: an update encodes queries and passages apart.
+    rows: (sequences, length) of each call of the encoder: an update encodes queries and passages
+      apart.
     width: bytes a number has, in activations and weights.
   """
   h, i, layers = model.hidden_size, model.intermediate_size, model.num_layers
@@ -82,66 +111,124 @@ def cost(model: encoder.EncoderConfig, method: str, rows: Sequence[tuple[int, in
   for sequences, t in rows:
     weights, attention = 8 * t * h * h + 4 * t * h * i, 4 * t * (prompt + t) * h
     flops += sequences * layers * (through_weights * weights + through_attention * attention)
-    moved += width * layers * (sequences * t * a_token + passes * a_layer) + (4 * layers * a_layer if method == 'FT' else 0)
+    moved += width * layers * (sequences * t * a_token + passes * a_layer) + (
+      4 * layers * a_layer if method == 'FT' else 0
+    )
   return Cost(flops, moved)
 
 
-def products(model: encoder.EncoderConfig, rows: int, dtype: str) -> tuple[dict[str, Callable[[], Any]], float]:
-  """Bare products of the encoder's MLP, up and down, for so many tokens, and the FLOPs of one call."""
+def products(
+  model: encoder.EncoderConfig, rows: int, dtype: str
+) -> tuple[dict[str, Callable[[], Any]], float]:
+  """Bare products of the encoder's MLP, up and down, and the FLOPs of one call."""
   rng = np.random.default_rng(0)
   h, i = model.hidden_size, model.intermediate_size
-  x, up, down = (rng.normal(size=shape).astype(np.float32) / shape[0]**0.5 for shape in ((rows, h), (h, i), (i, h)))
+  x, up, down = (
+    rng.normal(size=shape).astype(np.float32) / shape[0] ** 0.5
+    for shape in ((rows, h), (h, i), (i, h))
+  )
   placed = [jnp.asarray(one, jnp.dtype(dtype)) for one in (x, up, down)]
   through = jax.jit(lambda x, up, down: x @ up @ down)
-  ways: dict[str, Callable[[], Any]] = {'products, XLA': lambda: jax.block_until_ready(through(*placed))}
+  ways: dict[str, Callable[[], Any]] = {
+    'products, XLA': lambda: jax.block_until_ready(through(*placed))
+  }
   if jax.default_backend() == 'cpu':
     ways['products, NumPy'] = lambda: x @ up @ down
   return ways, 4.0 * rows * h * i
 
 
 def peak(dtype: str) -> tuple[float, float] | None:
-  """This accelerator's published FLOP/s and bytes/s; None where they are not known, as for float32, or for a processor."""
+  """This accelerator's published FLOP/s and bytes/s; None where they are not known, as for float32,
+  or for a processor.
+  """
   return PEAKS.get(jax.devices()[0].device_kind) if dtype == 'bfloat16' else None
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   accelerated = jax.default_backend() != 'cpu'
-  parser.add_argument('--size', choices=sorted(made.SHAPES), default='large' if accelerated else 'minilm')
-  for name, default in (('rows', 64 if accelerated else 16), ('tokens', 128), ('prompt', 128 if accelerated else 16), ('runs', 5)):
+  parser.add_argument(
+    '--size', choices=sorted(made.SHAPES), default='large' if accelerated else 'minilm'
+  )
+  for name, default in (
+    ('rows', 64 if accelerated else 16),
+    ('tokens', 128),
+    ('prompt', 128 if accelerated else 16),
+    ('runs', 5),
+  ):
     parser.add_argument(f'--{name}', type=cli.positive, default=default)
-  parser.add_argument('--dtype', choices=('float32', 'bfloat16'), default='bfloat16' if accelerated else 'float32')
-  parser.add_argument('--compile', type=cli.boolean, default=not accelerated, metavar='true|false', help="XLA's count of the compiled program")
-  parser.add_argument('--run', type=cli.boolean, default=True, metavar='true|false', help='measure, or only count')
+  parser.add_argument(
+    '--dtype', choices=('float32', 'bfloat16'), default='bfloat16' if accelerated else 'float32'
+  )
+  parser.add_argument(
+    '--compile',
+    type=cli.boolean,
+    default=not accelerated,
+    metavar='true|false',
+    help="XLA's count of the compiled program",
+  )
+  parser.add_argument(
+    '--run', type=cli.boolean, default=True, metavar='true|false', help='measure, or only count'
+  )
   args = parser.parse_args()
   model = made.SHAPES[args.size]
   batch = made.batch(model, args.rows, args.tokens, args.tokens)
   width = jnp.dtype(args.dtype).itemsize
-  rows = {'encode': [(args.rows, args.tokens)], 'DPT': 2 * [(args.rows, args.tokens)], 'FT': 2 * [(args.rows, args.tokens)]}
+  rows = {
+    'encode': [(args.rows, args.tokens)],
+    'DPT': 2 * [(args.rows, args.tokens)],
+    'FT': 2 * [(args.rows, args.tokens)],
+  }
   prompts = {'encode': args.prompt, 'DPT': args.prompt, 'FT': 0}
   config = {method: updates.knobs(method, args.prompt, args.dtype) for method in ('DPT', 'FT')}
 
   cases: dict[str, dict[str, Any]] = {}
   for method in METHODS:
     must = cost(model, method, rows[method], prompts[method], width)
-    cases[method] = {'gflop': _short(must.flops / 1e9), 'gflop_a_sequence': _short(must.flops / 1e9 / sum(n for n, _ in rows[method])),
-                     'mb': _short(must.bytes / 1e6), 'flop_a_byte': _short(must.flops / must.bytes)}
+    cases[method] = {
+      'gflop': _short(must.flops / 1e9),
+      'gflop_a_sequence': _short(must.flops / 1e9 / sum(n for n, _ in rows[method])),
+      'mb': _short(must.bytes / 1e6),
+      'flop_a_byte': _short(must.flops / must.bytes),
+    }
     if method != 'encode':
       lowered = updates.retrieval_flops(config[method], model, batch)
       found = (lowered.compile() if args.compile else lowered).cost_analysis()
-      cases[method] |= {'xla_gflop': _short(found['flops'] / 1e9), 'xla_mb': _short(found['bytes accessed'] / 1e6)}
-  timing.show(cases, ['gflop', 'xla_gflop', 'gflop_a_sequence', 'mb', 'xla_mb', 'flop_a_byte'], f'{args.size}, {args.rows} x {args.tokens}')
-  print(f'DPT / FT: {cases["DPT"]["gflop"] / cases["FT"]["gflop"]:.3f} by formula, '
-        f'{cases["DPT"]["xla_gflop"] / cases["FT"]["xla_gflop"]:.3f} by XLA', flush=True)
+      cases[method] |= {
+        'xla_gflop': _short(found['flops'] / 1e9),
+        'xla_mb': _short(found['bytes accessed'] / 1e6),
+      }
+  timing.show(
+    cases,
+    ['gflop', 'xla_gflop', 'gflop_a_sequence', 'mb', 'xla_mb', 'flop_a_byte'],
+    f'{args.size}, {args.rows} x {args.tokens}',
+  )
+  print(
+    f'DPT / FT: {cases["DPT"]["gflop"] / cases["FT"]["gflop"]:.3f} by formula, '
+    f'{cases["DPT"]["xla_gflop"] / cases["FT"]["xla_gflop"]:.3f} by XLA',
+    flush=True,
+  )
   if args.run:
     cases |= measure(args, model, batch, config, cases)
-  record.write(f'limit_{args.size}', cases, vars(args), {'jax': jax.__version__}, jax.devices()[0].device_kind)
+  record.write(
+    f'limit_{args.size}', cases, vars(args), {'jax': jax.__version__}, jax.devices()[0].device_kind
+  )
 
 
-def measure(args: argparse.Namespace, model: encoder.EncoderConfig, batch: Any, config: Any, counted: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def measure(
+  args: argparse.Namespace,
+  model: encoder.EncoderConfig,
+  batch: Any,
+  config: Any,
+  counted: dict[str, dict[str, Any]],
+) -> dict[str, Any]:
   """Seconds of the methods and of bare products, and the methods' share of the limit."""
   params = updates.parameters(model)
-  steps = {method: updates.retrieval(config[method], model, params, batch) for method in ('DPT', 'FT')}
+  steps = {
+    method: updates.retrieval(config[method], model, params, batch) for method in ('DPT', 'FT')
+  }
   forward = encode_way(model, params, batch, args.prompt, args.dtype)
   bare, bare_flops = products(model, args.rows * args.tokens, args.dtype)
   seconds = timing.take_turns({'encode': forward, **steps, **bare}, args.runs)
@@ -153,21 +240,37 @@ def measure(args: argparse.Namespace, model: encoder.EncoderConfig, batch: Any, 
   for case in cases.values():
     case['gflop_a_second'] = _short(case['gflop'] / case['milliseconds'] * 1e3)
   published = peak(args.dtype)
-  limit = published[0] if published else max(bare_flops / statistics.median(seconds[name]) for name in bare)
+  limit = (
+    published[0]
+    if published
+    else max(bare_flops / statistics.median(seconds[name]) for name in bare)
+  )
   for case in cases.values():
     case['of_the_limit'] = _short(1e9 * case['gflop_a_second'] / limit)
     if published and 'mb' in case:
-      case['least_milliseconds'] = _short(1e3 * max(1e9 * case['gflop'] / limit, 1e6 * case['mb'] / published[1]))
-  timing.show(cases, ['milliseconds', 'fastest_and_slowest', 'gflop_a_second', 'of_the_limit'], f'limit {limit / 1e9:,.0f} GFLOP/s')
+      case['least_milliseconds'] = _short(
+        1e3 * max(1e9 * case['gflop'] / limit, 1e6 * case['mb'] / published[1])
+      )
+  timing.show(
+    cases,
+    ['milliseconds', 'fastest_and_slowest', 'gflop_a_second', 'of_the_limit'],
+    f'limit {limit / 1e9:,.0f} GFLOP/s',
+  )
   return cases
 
 
-def encode_way(model: encoder.EncoderConfig, params: Any, batch: Any, prompt: int, dtype: str) -> Callable[[], Any]:
+def encode_way(
+  model: encoder.EncoderConfig, params: Any, batch: Any, prompt: int, dtype: str
+) -> Callable[[], Any]:
   """A forward pass over the batch's passages under a prompt."""
   tokens, mask = (jnp.asarray(batch[f'passage_{name}'][:, 0]) for name in ('tokens', 'mask'))
   held = jax.device_put(jax.tree.map(lambda leaf: leaf.astype(jnp.dtype(dtype)), params))
   prefix = jnp.zeros((model.num_layers, 2, prompt, model.num_heads, model.head_dim), jnp.float32)
-  encode = jax.jit(lambda params, prefix: encoder.encode(model, params, tokens, mask, prompt=prefix, dtype=jnp.dtype(dtype))[:, 0])
+  encode = jax.jit(
+    lambda params, prefix: encoder.encode(
+      model, params, tokens, mask, prompt=prefix, dtype=jnp.dtype(dtype)
+    )[:, 0]
+  )
   return lambda: jax.block_until_ready(encode(held, prefix))
 
 

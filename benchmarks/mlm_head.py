@@ -1,10 +1,13 @@
-"""The masked-LM loss and its gradient, with the masked positions gathered first and with logits of every token: peak memory and time.
+"""The masked-LM loss and its gradient, with the masked positions gathered first and with logits of
+every token: peak memory and time.
 
-    python benchmarks/mlm_head.py [--rows=32] [--tokens=128] [--vocabulary=30522] [--width=256] [--runs=5]
+    python benchmarks/mlm_head.py [--rows=32] [--tokens=128] [--vocabulary=30522] [--width=256]
+    [--runs=5]
 
-The gradient is that with respect to the head, the word embeddings and the hidden states. Memory is what the compiled program asks
-for beside its arguments and results (XLM-R's vocabulary is 250,002: try --vocabulary=250002 --rows=8). The two take turns, so that
-whatever else the machine does hurts both. Writes benchmarks/results/mlm_head-DEVICE.json.
+The gradient is that with respect to the head, the word embeddings and the hidden states. Memory is
+what the compiled program asks for beside its arguments and results (XLM-R's vocabulary is 250,002:
+try --vocabulary=250002 --rows=8). The two take turns, so that whatever else the machine does hurts
+both. Writes benchmarks/results/mlm_head-DEVICE.json.
 """
 
 import argparse
@@ -20,8 +23,16 @@ from dprjax.models import encoder, heads, masking
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  for name, default in (('rows', 32), ('tokens', 128), ('vocabulary', 30522), ('width', 256), ('runs', 5)):
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  for name, default in (
+    ('rows', 32),
+    ('tokens', 128),
+    ('vocabulary', 30522),
+    ('width', 256),
+    ('runs', 5),
+  ):
     parser.add_argument(f'--{name}', type=cli.positive, default=default)
   args = parser.parse_args()
   config = encoder.EncoderConfig('bert', args.vocabulary, args.width, 1, 1, args.width)
@@ -29,12 +40,24 @@ def main() -> None:
   head = heads.init_mlm_head(config, keys[0])
   embedding = 0.02 * jax.random.normal(keys[1], (args.vocabulary, args.width), jnp.float32)
   hidden = jax.random.normal(keys[2], (args.rows, args.tokens, args.width), jnp.float32)
-  tokens = jnp.asarray(np.random.default_rng(0).integers(1000, args.vocabulary, (args.rows, args.tokens)), jnp.int32)
-  words = jnp.broadcast_to(jnp.arange(args.tokens, dtype=jnp.int32), tokens.shape).at[:, [0, -1]].set(-1)
-  masked = masking.mask_tokens(keys[3], tokens, words, mask_id=103, replacements=jnp.arange(1000, args.vocabulary, dtype=jnp.int32))
+  tokens = jnp.asarray(
+    np.random.default_rng(0).integers(1000, args.vocabulary, (args.rows, args.tokens)), jnp.int32
+  )
+  words = (
+    jnp.broadcast_to(jnp.arange(args.tokens, dtype=jnp.int32), tokens.shape).at[:, [0, -1]].set(-1)
+  )
+  masked = masking.mask_tokens(
+    keys[3],
+    tokens,
+    words,
+    mask_id=103,
+    replacements=jnp.arange(1000, args.vocabulary, dtype=jnp.int32),
+  )
 
   def gathered(head, embedding, hidden):
-    total, count, _ = heads.mlm_loss(config, head, embedding, hidden, masked.positions, masked.targets, masked.weights)
+    total, count, _ = heads.mlm_loss(
+      config, head, embedding, hidden, masked.positions, masked.targets, masked.weights
+    )
     return total / count
 
   def everywhere(head, embedding, hidden):
@@ -45,12 +68,20 @@ def main() -> None:
     return jnp.sum((jax.nn.logsumexp(logits, axis=2) - target) * weights) / jnp.sum(weights)
 
   arguments = (head, embedding, hidden)
-  ways = {name: jax.jit(jax.value_and_grad(way, argnums=(0, 1, 2))).lower(*arguments).compile()
-          for name, way in (('gathered', gathered), ('every token', everywhere))}
+  ways = {
+    name: jax.jit(jax.value_and_grad(way, argnums=(0, 1, 2))).lower(*arguments).compile()
+    for name, way in (('gathered', gathered), ('every token', everywhere))
+  }
   (loss, gradient), (other_loss, other_gradient) = (way(*arguments) for way in ways.values())
   np.testing.assert_allclose(loss, other_loss, rtol=1e-5)
-  jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5), gradient, other_gradient)
-  calls = {name: lambda way=way: jax.block_until_ready(way(*arguments)) for name, way in ways.items()}
+  jax.tree.map(
+    lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5),
+    gradient,
+    other_gradient,
+  )
+  calls = {
+    name: lambda way=way: jax.block_until_ready(way(*arguments)) for name, way in ways.items()
+  }
   cases = timing.summary(timing.take_turns(calls, args.runs, warm=0))
   for name, way in ways.items():
     cases[name]['temporary_mib'] = round(way.memory_analysis().temp_size_in_bytes / 2**20, 1)

@@ -1,16 +1,22 @@
-"""A training step of DPT and of FT: dprjax, PyTorch with transformers, and sentence-transformers' trainer, on the same weights and batch.
+"""A training step of DPT and of FT: dprjax, PyTorch with transformers, and sentence-transformers'
+trainer, on the same weights and batch.
 
-    pip install -e '.[bench]' && python benchmarks/step.py [--size=minilm] [--queries=8] [--prompt=16] [--runs=5] [--variant=backbone.unroll=0]
+    pip install -e '.[bench]' && python benchmarks/step.py [--size=minilm] [--queries=8]
+    [--prompt=16] [--runs=5] [--variant=backbone.unroll=0]
 
-A step encodes queries and passages, takes the in-batch contrastive loss of their cosines over 0.05, its gradient (of the prompt, or of all
-weights), clips it and applies AdamW. dprjax's is train.py's own update. PyTorch's is written out as its users do: the prompt as
-past_key_values, SDPA, on a GPU bfloat16 autocast and fused AdamW, plain and under torch.compile where that runs; besides, for DPT on a GPU, the
-frozen weights held in bfloat16. sentence-transformers has no prompts of this kind: its trainer with MultipleNegativesRankingLoss is measured for
-FT, step by step, all of its loop included, on ready-made tokens. Before anything is timed, all must find the same loss in float32 (1e-4), and
-their first steps the same loss and norm of the gradient as far as the arithmetic allows.
+A step encodes queries and passages, takes the in-batch contrastive loss of their cosines over 0.05,
+its gradient (of the prompt, or of all weights), clips it and applies AdamW. dprjax's is train.py's
+own update. PyTorch's is written out as its users do: the prompt as past_key_values, SDPA, on a GPU
+bfloat16 autocast and fused AdamW, plain and under torch.compile where that runs; besides, for DPT
+on a GPU, the frozen weights held in bfloat16. sentence-transformers has no prompts of this kind:
+its trainer with MultipleNegativesRankingLoss is measured for FT, step by step, all of its loop
+included, on ready-made tokens. Before anything is timed, all must find the same loss in float32
+(1e-4), and their first steps the same loss and norm of the gradient as far as the arithmetic
+allows.
 
---variant measures dprjax with other knobs (KEY=VALUE, with commas) beside the default. A GPU: --size=large --prompt=128 and 128 tokens are the
-defaults there. Writes benchmarks/results/step_SIZE-DEVICE.json; ratios are to plain PyTorch (above 1: slower).
+--variant measures dprjax with other knobs (KEY=VALUE, with commas) beside the default. A GPU:
+--size=large --prompt=128 and 128 tokens are the defaults there. Writes
+benchmarks/results/step_SIZE-DEVICE.json; ratios are to plain PyTorch (above 1: slower).
 """
 
 import argparse
@@ -43,58 +49,120 @@ TEMPERATURE, CLIP, LEARNING_RATE = 0.05, 1.0, 1e-5
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   accelerated = jax.default_backend() != 'cpu'
-  parser.add_argument('--size', choices=sorted(made.SHAPES), default='large' if accelerated else 'minilm')
-  for name, on_cpu, elsewhere in (('queries', 8, 64), ('query_length', 32, 32), ('passage_length', 128, 128), ('candidates', 1, 1),
-                                  ('prompt', 16, 128), ('runs', 5, 7), ('steps', 1, 5)):
-    parser.add_argument(f'--{name}', type=cli.positive, default=elsewhere if accelerated else on_cpu)
-  parser.add_argument('--shortest', type=float, default=0.5, help='texts have from this share of the padded length to all of it (default: 0.5)')
-  parser.add_argument('--dtype', choices=('float32', 'bfloat16'), default='bfloat16' if accelerated else 'float32')
+  parser.add_argument(
+    '--size', choices=sorted(made.SHAPES), default='large' if accelerated else 'minilm'
+  )
+  for name, on_cpu, elsewhere in (
+    ('queries', 8, 64),
+    ('query_length', 32, 32),
+    ('passage_length', 128, 128),
+    ('candidates', 1, 1),
+    ('prompt', 16, 128),
+    ('runs', 5, 7),
+    ('steps', 1, 5),
+  ):
+    parser.add_argument(
+      f'--{name}', type=cli.positive, default=elsewhere if accelerated else on_cpu
+    )
+  parser.add_argument(
+    '--shortest',
+    type=float,
+    default=0.5,
+    help='texts have from this share of the padded length to all of it (default: 0.5)',
+  )
+  parser.add_argument(
+    '--dtype', choices=('float32', 'bfloat16'), default='bfloat16' if accelerated else 'float32'
+  )
   parser.add_argument('--methods', default='DPT,FT', help='DPT, FT or both (default)')
-  parser.add_argument('--variant', action='append', default=[], metavar='KEY=VALUE,...', help="dprjax once more, with these of config's knobs")
-  parser.add_argument('--compile', type=cli.boolean, default=True, metavar='true|false', help='torch.compile as well')
+  parser.add_argument(
+    '--variant',
+    action='append',
+    default=[],
+    metavar='KEY=VALUE,...',
+    help="dprjax once more, with these of config's knobs",
+  )
+  parser.add_argument(
+    '--compile', type=cli.boolean, default=True, metavar='true|false', help='torch.compile as well'
+  )
   args = parser.parse_args()
   device = torch.device('cuda' if accelerated else 'cpu')
   if accelerated and not torch.cuda.is_available():
-    parser.error('JAX has an accelerator and PyTorch has none: install PyTorch with CUDA, or set JAX_PLATFORMS=cpu')
+    parser.error(
+      'JAX has an accelerator and PyTorch has none: install PyTorch with CUDA, or set '
+      'JAX_PLATFORMS=cpu'
+    )
   transformers.logging.set_verbosity_error()
   transformers.logging.disable_progress_bar()
 
   model = made.SHAPES[args.size]
   params = updates.parameters(model)
-  batch = made.batch(model, args.queries, args.query_length, args.passage_length, args.candidates, args.shortest)
-  prompt = 0.02 * np.random.default_rng(1).normal(size=(model.num_layers, 2, args.prompt, model.num_heads, model.head_dim)).astype(np.float32)
+  batch = made.batch(
+    model, args.queries, args.query_length, args.passage_length, args.candidates, args.shortest
+  )
+  prompt = 0.02 * np.random.default_rng(1).normal(
+    size=(model.num_layers, 2, args.prompt, model.num_heads, model.head_dim)
+  ).astype(np.float32)
   cases: dict[str, Any] = {}
   with tempfile.TemporaryDirectory() as scratch:
-    folder = made.backbone_folder(pathlib.Path(scratch) / 'model', model, hub.SentenceSettings('mean', True, model.max_tokens))
+    folder = made.backbone_folder(
+      pathlib.Path(scratch) / 'model', model, hub.SentenceSettings('mean', True, model.max_tokens)
+    )
     for method in args.methods.split(','):
-      cases[method] = compare(args, method, model, params, prompt if method == 'DPT' else None, batch, folder, device)
-  versions = {name: module.__version__ for name, module in (('jax', jax), ('torch', torch), ('transformers', transformers))}
+      cases[method] = compare(
+        args, method, model, params, prompt if method == 'DPT' else None, batch, folder, device
+      )
+  versions = {
+    name: module.__version__
+    for name, module in (('jax', jax), ('torch', torch), ('transformers', transformers))
+  }
   record.write(f'step_{args.size}', cases, vars(args), versions, jax.devices()[0].device_kind)
 
 
 def compare(
-    args: argparse.Namespace, method: str, model: Any, params: Any, prompt: np.ndarray | None, batch: Any, folder: pathlib.Path, device: torch.device,
+  args: argparse.Namespace,
+  method: str,
+  model: Any,
+  params: Any,
+  prompt: np.ndarray | None,
+  batch: Any,
+  folder: pathlib.Path,
+  device: torch.device,
 ) -> dict[str, Any]:
   """Checks and measures all systems with one method."""
   found = our_loss(args, method, model, params, prompt, batch)
   with torch.no_grad():
     expected = Torch(folder, prompt, batch, device, 'float32').loss().item()
-  assert np.isclose(found, expected, rtol=1e-4), f'{method}: the loss is {found} by dprjax, {expected} by PyTorch'
+  assert np.isclose(found, expected, rtol=1e-4), (
+    f'{method}: the loss is {found} by dprjax, {expected} by PyTorch'
+  )
   print(f'{method}: loss {found:.6f} by dprjax, {expected:.6f} by PyTorch', flush=True)
 
   ways: dict[str, Any] = {'PyTorch': Torch(folder, prompt, batch, device, args.dtype)}
   if method == 'DPT' and args.dtype == 'bfloat16':
-    ways['PyTorch, bfloat16 weights'] = Torch(folder, prompt, batch, device, args.dtype, held='bfloat16')
+    ways['PyTorch, bfloat16 weights'] = Torch(
+      folder, prompt, batch, device, args.dtype, held='bfloat16'
+    )
   if args.compile:
     ways['PyTorch, compiled'] = Torch(folder, prompt, batch, device, args.dtype, compiled=True)
   if method == 'FT' and (trainer := SentenceTransformers.make(folder, batch, device, args.dtype)):
     ways['sentence-transformers'] = trainer
   for overrides in ('', *args.variant):
-    plain = [f'optim.learning_rate={LEARNING_RATE}', 'optim.warmup=0', 'optim.decay=none', 'optim.weight_decay=0']
-    knobs = updates.knobs(method, args.prompt, args.dtype, [*plain, *filter(None, overrides.split(','))])
-    ways[f'dprjax, {overrides}' if overrides else 'dprjax'] = ours(knobs, model, params, prompt, batch)
+    plain = [
+      f'optim.learning_rate={LEARNING_RATE}',
+      'optim.warmup=0',
+      'optim.decay=none',
+      'optim.weight_decay=0',
+    ]
+    knobs = updates.knobs(
+      method, args.prompt, args.dtype, [*plain, *filter(None, overrides.split(','))]
+    )
+    ways[f'dprjax, {overrides}' if overrides else 'dprjax'] = ours(
+      knobs, model, params, prompt, batch
+    )
 
   cases: dict[str, Any] = {}
   norm = None
@@ -109,14 +177,26 @@ def compare(
       continue
     norm = norm_here if norm is None else norm
     rough = args.dtype == 'bfloat16'
-    assert np.isclose(loss, expected, rtol=2e-2 if rough else 1e-4), f'{method}: the loss is {loss} by {name}, {expected} by PyTorch in float32'
-    assert np.isclose(norm_here, norm, rtol=5e-2 if rough else 1e-3), f"{method}: the gradient's norm is {norm_here} by {name}, {norm} by PyTorch"
-  print(f"{method}: all {len(ways)} agree on the first step's loss and norm of the gradient ({norm:.4g})", flush=True)
+    assert np.isclose(loss, expected, rtol=2e-2 if rough else 1e-4), (
+      f'{method}: the loss is {loss} by {name}, {expected} by PyTorch in float32'
+    )
+    assert np.isclose(norm_here, norm, rtol=5e-2 if rough else 1e-3), (
+      f"{method}: the gradient's norm is {norm_here} by {name}, {norm} by PyTorch"
+    )
+  print(
+    f"{method}: all {len(ways)} agree on the first step's loss and norm of the gradient "
+    f'({norm:.4g})',
+    flush=True,
+  )
 
-  seconds = timing.take_turns({name: lambda way=way: way(args.steps) for name, way in ways.items()}, args.runs)
+  seconds = timing.take_turns(
+    {name: lambda way=way: way(args.steps) for name, way in ways.items()}, args.runs
+  )
   cases = timing.summary(seconds, 'PyTorch', args.steps)
   rows = [(args.queries, args.query_length), (args.queries * args.candidates, args.passage_length)]
-  must = limit.cost(model, method, rows, args.prompt if method == 'DPT' else 0, jnp.dtype(args.dtype).itemsize).flops
+  must = limit.cost(
+    model, method, rows, args.prompt if method == 'DPT' else 0, jnp.dtype(args.dtype).itemsize
+  ).flops
   peak = limit.peak(args.dtype)
   for name, case in cases.items():
     case['gflop_a_second'] = round(must / case['milliseconds'] / 1e6, 1)
@@ -125,7 +205,11 @@ def compare(
       case['mfu'] = round(1e9 * case['gflop_a_second'] / peak[0], 3)
     if (memory := ways[name].memory_mib) is not None:
       case['memory_mib'] = memory
-  timing.show(cases, ['milliseconds', 'fastest_and_slowest', 'ratio', 'gflop_a_second', 'mfu', 'memory_mib'], f'{method}, {args.size}')
+  timing.show(
+    cases,
+    ['milliseconds', 'fastest_and_slowest', 'ratio', 'gflop_a_second', 'mfu', 'memory_mib'],
+    f'{method}, {args.size}',
+  )
   for way in ways.values():
     if isinstance(way, SentenceTransformers):
       way.close()
@@ -135,34 +219,66 @@ def compare(
   return cases
 
 
-def our_loss(args: argparse.Namespace, method: str, model: Any, params: Any, prompt: np.ndarray | None, batch: Any) -> float:
+def our_loss(
+  args: argparse.Namespace,
+  method: str,
+  model: Any,
+  params: Any,
+  prompt: np.ndarray | None,
+  batch: Any,
+) -> float:
   """dprjax's, in float32."""
   system = dpr.build(updates.knobs(method, args.prompt, 'float32'), model, updates.one_device())
   tensors = {'backbone': params} | ({} if prompt is None else {'prompt': {'prefix': prompt}})
-  with jax.default_matmul_precision('highest'):  # or a GPU's products of float32 have the digits of tf32
-    return float(jax.jit(lambda tensors, batch: system.loss(tensors, batch, None)[0])(jax.device_put(tensors), batch))
+  with jax.default_matmul_precision(
+    'highest'
+  ):  # or a GPU's products of float32 have the digits of tf32
+    return float(
+      jax.jit(lambda tensors, batch: system.loss(tensors, batch, None)[0])(
+        jax.device_put(tensors), batch
+      )
+    )
 
 
-def ours(knobs: Any, model: Any, params: Any, prompt: np.ndarray | None, batch: Any) -> updates.Update:
+def ours(
+  knobs: Any, model: Any, params: Any, prompt: np.ndarray | None, batch: Any
+) -> updates.Update:
   system = dpr.build(knobs, model, updates.one_device())
 
   def init(parts: Mapping[str, Any], key: jax.Array) -> dict[str, Any]:
     start = system.init(parts, key)
     if prompt is not None:
-      assert tree.flatten(start['prompt']).keys() == {'prefix'}, "a variant's prompt has other parameters than the prefix that PyTorch has"
+      assert tree.flatten(start['prompt']).keys() == {'prefix'}, (
+        "a variant's prompt has other parameters than the prefix that PyTorch has"
+      )
       start['prompt'] = {'prefix': prompt}
     return start
-  return updates.Update(knobs, system._replace(init=init), {'query': params, 'passage': params}, batch)
+
+  return updates.Update(
+    knobs, system._replace(init=init), {'query': params, 'passage': params}, batch
+  )
 
 
 class Torch:
-  """A step as a user of transformers writes it: of the prompt alone where there is one, of all weights otherwise."""
+  """A step as a user of transformers writes it: of the prompt alone where there is one, of all
+  weights otherwise.
+  """
 
   def __init__(
-      self, folder: pathlib.Path, prompt: np.ndarray | None, batch: Mapping[str, np.ndarray], device: torch.device, dtype: str, *,
-      held: str = 'float32', compiled: bool = False):
+    self,
+    folder: pathlib.Path,
+    prompt: np.ndarray | None,
+    batch: Mapping[str, np.ndarray],
+    device: torch.device,
+    dtype: str,
+    *,
+    held: str = 'float32',
+    compiled: bool = False,
+  ):
     self._device, self._autocast = device, dtype == 'bfloat16'
-    net = transformers.AutoModel.from_pretrained(folder, attn_implementation='sdpa', add_pooling_layer=False, dtype=getattr(torch, held))
+    net = transformers.AutoModel.from_pretrained(
+      folder, attn_implementation='sdpa', add_pooling_layer=False, dtype=getattr(torch, held)
+    )
     net.to(device).train()  # without dropout in its config
     self._prompt = None
     if prompt is not None:
@@ -172,11 +288,15 @@ class Torch:
     self._roberta = net.config.model_type != 'bert'
     self._padding = net.config.pad_token_id
     self._net = torch.compile(net, dynamic=False) if compiled else net
-    self._optimizer = torch.optim.AdamW(self._live, lr=LEARNING_RATE, weight_decay=0.0, fused=device.type == 'cuda')
+    self._optimizer = torch.optim.AdamW(
+      self._live, lr=LEARNING_RATE, weight_decay=0.0, fused=device.type == 'cuda'
+    )
     self._texts = {}
     for kind in ('query', 'passage'):
-      tokens, mask = (torch.tensor(rows.reshape(-1, rows.shape[-1])).to(device, torch.long)
-                      for rows in (batch[f'{kind}_tokens'], batch[f'{kind}_mask']))
+      tokens, mask = (
+        torch.tensor(rows.reshape(-1, rows.shape[-1])).to(device, torch.long)
+        for rows in (batch[f'{kind}_tokens'], batch[f'{kind}_mask'])
+      )
       self._texts[kind] = tokens, mask
     queries, candidates = batch['passage_index'].shape
     self._target = torch.arange(queries, device=device) * candidates
@@ -190,15 +310,24 @@ class Torch:
     seen, past = mask, {}
     if self._prompt is not None:
       prefix = self._prompt.to(torch.bfloat16) if self._autocast else self._prompt
-      pairs = [tuple(one.permute(1, 0, 2).expand(len(tokens), -1, -1, -1) for one in layer) for layer in prefix]
+      pairs = [
+        tuple(one.permute(1, 0, 2).expand(len(tokens), -1, -1, -1) for one in layer)
+        for layer in prefix
+      ]
       seen = torch.cat([mask.new_ones(len(tokens), self._prompt.shape[2]), mask], 1)
       past = {'past_key_values': transformers.DynamicCache(pairs)}
-    hidden = self._net(input_ids=tokens, attention_mask=seen, position_ids=positions, **past).last_hidden_state.float()
+    hidden = self._net(
+      input_ids=tokens, attention_mask=seen, position_ids=positions, **past
+    ).last_hidden_state.float()
     pooled = (hidden * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
     return torch.nn.functional.normalize(pooled, dim=1)
 
   def loss(self) -> torch.Tensor:
-    autocast = torch.autocast(self._device.type, torch.bfloat16) if self._autocast else contextlib.nullcontext()
+    autocast = (
+      torch.autocast(self._device.type, torch.bfloat16)
+      if self._autocast
+      else contextlib.nullcontext()
+    )
     with autocast:
       q, p = (self._embed(*self._texts[kind]) for kind in ('query', 'passage'))
     return torch.nn.functional.cross_entropy(q @ p.T / TEMPERATURE, self._target)
@@ -232,7 +361,9 @@ class Torch:
 
 
 class SentenceTransformers:
-  """SentenceTransformerTrainer's loop in a thread of its own, which goes as many steps as it is told and then waits."""
+  """SentenceTransformerTrainer's loop in a thread of its own, which goes as many steps as it is
+  told and then waits.
+  """
 
   memory_mib = None
 
@@ -248,23 +379,45 @@ class SentenceTransformers:
       return None
     return cls(*arguments)
 
-  def __init__(self, folder: pathlib.Path, batch: Mapping[str, np.ndarray], device: torch.device, dtype: str):
+  def __init__(
+    self, folder: pathlib.Path, batch: Mapping[str, np.ndarray], device: torch.device, dtype: str
+  ):
     import datasets
     import sentence_transformers
     from sentence_transformers.sentence_transformer import data_collator, losses
+
     logging.getLogger('sentence_transformers').setLevel(logging.ERROR)
     queries, candidates = batch['passage_index'].shape
     features = {'anchor': (batch['query_tokens'], batch['query_mask'])}
-    features |= {f'passage{i}': (batch['passage_tokens'][:, i], batch['passage_mask'][:, i]) for i in range(candidates)}
-    tokens = {f'{name}_{key}': torch.tensor(rows.astype(np.int64)) for name, pair in features.items()
-              for key, rows in zip(('input_ids', 'attention_mask'), pair, strict=True)}
-    steps = 10_000  # more than will be asked for; in one epoch, so that no step pays for the end of one
+    features |= {
+      f'passage{i}': (batch['passage_tokens'][:, i], batch['passage_mask'][:, i])
+      for i in range(candidates)
+    }
+    tokens = {
+      f'{name}_{key}': torch.tensor(rows.astype(np.int64))
+      for name, pair in features.items()
+      for key, rows in zip(('input_ids', 'attention_mask'), pair, strict=True)
+    }
+    steps = (
+      10_000  # more than will be asked for; in one epoch, so that no step pays for the end of one
+    )
     # What a row holds is not looked at: the collator has the tokens.
     rows = datasets.Dataset.from_dict({name: ['-'] * (queries * steps) for name in features})
     settings = sentence_transformers.SentenceTransformerTrainingArguments(
-        output_dir=str(folder.with_name('trainer')), per_device_train_batch_size=queries, max_steps=steps, learning_rate=LEARNING_RATE,
-        lr_scheduler_type='constant', weight_decay=0.0, max_grad_norm=CLIP, bf16=dtype == 'bfloat16', use_cpu=device.type == 'cpu', report_to='none',
-        save_strategy='no', logging_strategy='no', disable_tqdm=True)
+      output_dir=str(folder.with_name('trainer')),
+      per_device_train_batch_size=queries,
+      max_steps=steps,
+      learning_rate=LEARNING_RATE,
+      lr_scheduler_type='constant',
+      weight_decay=0.0,
+      max_grad_norm=CLIP,
+      bf16=dtype == 'bfloat16',
+      use_cpu=device.type == 'cpu',
+      report_to='none',
+      save_strategy='no',
+      logging_strategy='no',
+      disable_tqdm=True,
+    )
     net = sentence_transformers.SentenceTransformer(str(folder), device=str(device))
     self._left, self._leave, self._error = 0, False, None
     self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
@@ -289,13 +442,21 @@ class SentenceTransformers:
         found = super().compute_loss(*arguments, **options)
         holder._loss = found.detach()
         return found
-    trainer = Trainer(net, settings, rows, loss=losses.MultipleNegativesRankingLoss(net, scale=1 / TEMPERATURE),
-                      data_collator=Ready(net.preprocess), callbacks=[Turns()])
+
+    trainer = Trainer(
+      net,
+      settings,
+      rows,
+      loss=losses.MultipleNegativesRankingLoss(net, scale=1 / TEMPERATURE),
+      data_collator=Ready(net.preprocess),
+      callbacks=[Turns()],
+    )
     clip = trainer.accelerator.clip_grad_norm_
 
     def noted(*arguments: Any, **options: Any) -> Any:
       self._norm = clip(*arguments, **options)
       return self._norm
+
     trainer.accelerator.clip_grad_norm_ = noted
     self._thread = threading.Thread(target=self._run, args=(trainer,), daemon=True)
 

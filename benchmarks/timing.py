@@ -1,4 +1,6 @@
-"""Ways to do one thing that take turns, so that whatever else the machine does hurts all of them alike; medians and ratios of them."""
+"""Ways to do one thing that take turns, so that whatever else the machine does hurts all of them
+alike; medians and ratios of them.
+"""
 
 import os
 import statistics
@@ -6,14 +8,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-# JAX would take three quarters of a GPU's memory at its first array, and leave PyTorch beside it too little. Read when a backend starts.
+# JAX would take three quarters of a GPU's memory at its first array, and leave PyTorch beside it
+# too little. Read when a backend starts.
 os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
 
 Seconds = dict[str, list[float]]
 
 
 def take_turns(ways: Mapping[str, Callable[[], Any]], runs: int, warm: int = 1) -> Seconds:
-  """Seconds of every way in ``runs`` rounds, in each of which every way is called once; the first ``warm`` rounds (compilation) do not count.
+  """Seconds of every way in ``runs`` rounds, in each of which every way is called once; the first
+  ``warm`` rounds (compilation) do not count.
 
   A way returns when its work is done, not when it is asked for.
   """
@@ -32,16 +36,22 @@ def summary(seconds: Seconds, base: str | None = None, per: int = 1) -> dict[str
 
   Args:
     seconds: as ``take_turns`` gives them.
-    base: the way that the others are compared with: ``ratio`` is the median, over the rounds, of a way's seconds over the base's of
-      the same round (above 1: slower), which a machine's changing load hurts less than a ratio of medians.
+    base: the way that the others are compared with: ``ratio`` is the median, over the rounds, of a
+      way's seconds over the base's of the same round (above 1: slower), which a machine's changing
+      load hurts less than a ratio of medians.
     per: how often a way did its work in a turn.
   """
   cases = {}
   for name, values in seconds.items():
     milliseconds = [1e3 * value / per for value in values]
-    cases[name] = {'milliseconds': _rounded(statistics.median(milliseconds)), 'fastest_and_slowest': [_rounded(f(milliseconds)) for f in (min, max)]}
+    cases[name] = {
+      'milliseconds': _rounded(statistics.median(milliseconds)),
+      'fastest_and_slowest': [_rounded(f(milliseconds)) for f in (min, max)],
+    }
     if base is not None:
-      cases[name]['ratio'] = round(statistics.median(one / other for one, other in zip(values, seconds[base], strict=True)), 3)
+      cases[name]['ratio'] = round(
+        statistics.median(one / other for one, other in zip(values, seconds[base], strict=True)), 3
+      )
   return cases
 
 
@@ -50,11 +60,20 @@ def show(cases: Mapping[str, Mapping[str, Any]], columns: Sequence[str], title: 
   width = max(map(len, [*cases, title]))
   print(f'{title:{width}}  ' + '  '.join(f'{column.replace("_", " "):>14}' for column in columns))
   for name, case in cases.items():
-    print(f'{name:{width}}  ' + '  '.join(f'{_cell(case.get(column, "")):>14}' for column in columns), flush=True)
+    print(
+      f'{name:{width}}  ' + '  '.join(f'{_cell(case.get(column, "")):>14}' for column in columns),
+      flush=True,
+    )
 
 
 def _cell(value: Any) -> str:
-  return f'{value:,}' if isinstance(value, int | float) else ' - '.join(map(_cell, value)) if isinstance(value, list) else str(value)
+  return (
+    f'{value:,}'
+    if isinstance(value, int | float)
+    else ' - '.join(map(_cell, value))
+    if isinstance(value, list)
+    else str(value)
+  )
 
 
 def _rounded(value: float) -> float:

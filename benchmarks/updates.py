@@ -1,4 +1,6 @@
-"""One update of dprjax on one device, as the training loop makes it: loss, gradient of what is live, clip, AdamW."""
+"""One update of dprjax on one device, as the training loop makes it: loss, gradient of what is
+live, clip, AdamW.
+"""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -24,8 +26,11 @@ def one_device() -> jax.sharding.Mesh:
   return meshes.make_mesh({'data': 1}, jax.devices()[:1])
 
 
-def knobs(method: str, prompt: int, dtype: str, overrides: Sequence[str] = ()) -> ml_collections.ConfigDict:
-  """configs/dptdr.py (``method`` 'DPT') or configs/ft.py ('FT') without dropout, with mean pooling, unit length and temperature 0.05.
+def knobs(
+  method: str, prompt: int, dtype: str, overrides: Sequence[str] = ()
+) -> ml_collections.ConfigDict:
+  """configs/dptdr.py (``method`` 'DPT') or configs/ft.py ('FT') without dropout, with mean pooling,
+  unit length and temperature 0.05.
 
   Args:
     prompt: length of the prompt, for DPT.
@@ -33,8 +38,16 @@ def knobs(method: str, prompt: int, dtype: str, overrides: Sequence[str] = ()) -
     overrides: ``KEY=VALUE``, of config's knobs.
   """
   file = {'DPT': 'dptdr', 'FT': 'ft'}[method]
-  settings = {'backbone.dtype': dtype, 'backbone.frozen_dtype': dtype, 'backbone.dropout': 0.0, 'prompt.dropout': 0.0,
-              'prompt.length': prompt if method == 'DPT' else 0, 'pooling': 'mean', 'normalize': 'true', 'temperature': 0.05}
+  settings = {
+    'backbone.dtype': dtype,
+    'backbone.frozen_dtype': dtype,
+    'backbone.dropout': 0.0,
+    'prompt.dropout': 0.0,
+    'prompt.length': prompt if method == 'DPT' else 0,
+    'pooling': 'mean',
+    'normalize': 'true',
+    'temperature': 0.05,
+  }
   said = [f'{key}={value}' for key, value in settings.items()] + list(overrides)
   return configs.parse([f'--config={ROOT}/configs/{file}.py', *(f'--config.{one}' for one in said)])
 
@@ -47,22 +60,42 @@ class Update:
     metrics: of the last step; empty before the first.
   """
 
-  def __init__(self, config: ml_collections.ConfigDict, system: System, parts: Mapping[str, Any], batch: Mapping[str, np.ndarray]):
-    """``parts`` and ``batch`` are those of ``system.init`` and ``system.loss``; all on one device."""
+  def __init__(
+    self,
+    config: ml_collections.ConfigDict,
+    system: System,
+    parts: Mapping[str, Any],
+    batch: Mapping[str, np.ndarray],
+  ):
+    """``parts`` and ``batch`` as ``system.init`` and ``system.loss`` take them; on one device."""
     mesh = one_device()
     params = tree.flatten(system.init(parts, jax.random.key(1)))
     names = tree.live_names(config.trainable, list(params))
     shardings = meshes.param_shardings(mesh, params)
     dtype = jnp.dtype(config.backbone.frozen_dtype)
     # Copies: the step reuses the memory of what is live.
-    live = {name: meshes.put(np.array(leaf, np.float32), shardings[name]) for name, leaf in params.items() if name in names}
-    frozen = {name: meshes.put(np.asarray(leaf).astype(dtype), shardings[name]) for name, leaf in params.items() if name not in names}
+    live = {
+      name: meshes.put(np.array(leaf, np.float32), shardings[name])
+      for name, leaf in params.items()
+      if name in names
+    }
+    frozen = {
+      name: meshes.put(np.asarray(leaf).astype(dtype), shardings[name])
+      for name, leaf in params.items()
+      if name not in names
+    }
     optimizer = optim.make_optimizer(config.optim, list(params), names, 1000)
-    self._state = train.State(live, train.init_optimizer(optimizer, live, list(frozen), shardings, mesh))
+    self._state = train.State(
+      live, train.init_optimizer(optimizer, live, list(frozen), shardings, mesh)
+    )
     self._rest = (frozen, meshes.put_batch(mesh, batch), jax.random.key(2))
     self._number = 0
     self.metrics: dict[str, jax.Array] = {}
-    self.compiled = train.make_update(system, optimizer, list(frozen)).lower(self._state, *self._rest, 1).compile()
+    self.compiled = (
+      train.make_update(system, optimizer, list(frozen))
+      .lower(self._state, *self._rest, 1)
+      .compile()
+    )
 
   def __call__(self, steps: int = 1) -> None:
     """Takes steps, and waits for the last."""
@@ -78,33 +111,59 @@ class Update:
 
   @property
   def memory_mib(self) -> float:
-    """What the program holds: its arguments, and what it asks for beside them and its results (which reuse the state's memory)."""
+    """What the program holds: its arguments, and what it asks for beside them and its results
+    (which reuse the state's memory).
+    """
     memory = self.compiled.memory_analysis()
     return round((memory.argument_size_in_bytes + memory.temp_size_in_bytes) / 2**20, 1)
 
 
-def retrieval(config: ml_collections.ConfigDict, model: encoder.EncoderConfig, params: Mapping[str, Any], batch: Mapping[str, np.ndarray]) -> Update:
+def retrieval(
+  config: ml_collections.ConfigDict,
+  model: encoder.EncoderConfig,
+  params: Mapping[str, Any],
+  batch: Mapping[str, np.ndarray],
+) -> Update:
   """An update of DPT or FT, as ``config`` says."""
-  return Update(config, dpr.build(config, model, one_device()), {'query': params, 'passage': params}, batch)
+  return Update(
+    config, dpr.build(config, model, one_device()), {'query': params, 'passage': params}, batch
+  )
 
 
-def retrieval_flops(config: ml_collections.ConfigDict, model: encoder.EncoderConfig, batch: Mapping[str, np.ndarray]) -> jax.stages.Lowered:
-  """The same, lowered from shapes alone, every layer written out: XLA counts the body of a loop once. For ``cost_analysis``."""
+def retrieval_flops(
+  config: ml_collections.ConfigDict, model: encoder.EncoderConfig, batch: Mapping[str, np.ndarray]
+) -> jax.stages.Lowered:
+  """The same, lowered from shapes alone, every layer written out: XLA counts the body of a loop
+  once. For ``cost_analysis``.
+  """
   config = config.copy_and_resolve_references()
   config.backbone.unroll = 0
   system = dpr.build(config, model, one_device())
 
   def place(leaf: Any, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, dtype)
+
   start = jax.eval_shape(lambda key: encoder.init_encoder(model, key), jax.random.key(0))
-  params = tree.flatten(jax.eval_shape(lambda start: system.init({'query': start, 'passage': start}, jax.random.key(1)), start))
+  params = tree.flatten(
+    jax.eval_shape(
+      lambda start: system.init({'query': start, 'passage': start}, jax.random.key(1)), start
+    )
+  )
   names = tree.live_names(config.trainable, list(params))
   live = {name: place(leaf) for name, leaf in params.items() if name in names}
-  frozen = {name: place(leaf, jnp.dtype(config.backbone.frozen_dtype)) for name, leaf in params.items() if name not in names}
+  frozen = {
+    name: place(leaf, jnp.dtype(config.backbone.frozen_dtype))
+    for name, leaf in params.items()
+    if name not in names
+  }
   optimizer = optim.make_optimizer(config.optim, list(params), names, 1000)
-  opt_state = jax.eval_shape(lambda live: optimizer.init(optim.with_placeholders(live, list(frozen))), live)
+  opt_state = jax.eval_shape(
+    lambda live: optimizer.init(optim.with_placeholders(live, list(frozen))), live
+  )
   shapes = {name: jax.ShapeDtypeStruct(rows.shape, rows.dtype) for name, rows in batch.items()}
-  return train.make_update(system, optimizer, list(frozen)).lower(train.State(live, opt_state), frozen, shapes, jax.random.key(2), 1)
+  return train.make_update(system, optimizer, list(frozen)).lower(
+    train.State(live, opt_state), frozen, shapes, jax.random.key(2), 1
+  )
 
 
 def parameters(model: encoder.EncoderConfig) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 """Condenser and coCondenser (Gao and Callan 2021, 2022), and the baselines they are compared with.
 
-    python -m dprjax.train --config=configs/condenser.py --workdir=runs/condenser --config.data.dir=corpus.jsonl,more.txt
-    python -m dprjax.export --workdir=runs/condenser --out=backbone
+    python -m dprjax.train --config=configs/condenser.py --workdir=runs/condenser
+    --config.data.dir=corpus.jsonl,more.txt python -m dprjax.export --workdir=runs/condenser
+    --out=backbone
 
-Arguments: `condenser` (the default), `cocondenser` (which should start from a Condenser: --config.backbone.path=backbone), `ict` (the
-inverse cloze task), `mlm` (plain masked language modelling), and `local` after any of them. `--config.backbone.path=scratch:mini` starts from
-random weights and trains a vocabulary on the text.
+Arguments: `condenser` (the default), `cocondenser` (which should start from a Condenser:
+--config.backbone.path=backbone), `ict` (the inverse cloze task), `mlm` (plain masked language
+modelling), and `local` after any of them. `--config.backbone.path=scratch:mini` starts from random
+weights and trains a vocabulary on the text.
 """
 
 from dprjax.runtime import config as defaults
@@ -20,7 +22,8 @@ def get_config(arg: str = 'condenser'):
   c.task = method
   c.backbone.path = 'bert-base-uncased'
   c.trainable = ('backbone/.*', 'head/.*')
-  # Condenser's released code: AdamW 1e-4, weight decay 0.01, linear decay after a tenth of warm-up, 1,024 to 2,048 texts a step, 8 epochs.
+  # Condenser's released code: AdamW 1e-4, weight decay 0.01, linear decay after a tenth of warm-up,
+  # 1,024 to 2,048 texts a step, 8 epochs.
   c.batch_size, c.grad_cache = 1024, 16
   c.epochs = 8.0
   c.optim.learning_rate, c.optim.weight_decay = 1e-4, 0.01
@@ -38,7 +41,11 @@ def get_config(arg: str = 'condenser'):
     c.pretrain.max_length = 256
     c.batch_size, c.grad_cache = 4096, 64
   elif method != 'mlm':
-    raise ValueError(f'configs/condenser.py:{method}: choose condenser, cocondenser, ict, mlm or local')
+    raise ValueError(
+      f'configs/condenser.py:{method}: choose condenser, cocondenser, ict, mlm or local'
+    )
   if unknown := set(rest) - {'local'}:
-    raise ValueError(f'configs/condenser.py:{arg}: {", ".join(sorted(unknown))}? only local may follow {method}')
+    raise ValueError(
+      f'configs/condenser.py:{arg}: {", ".join(sorted(unknown))}? only local may follow {method}'
+    )
   return defaults.local(c) if 'local' in rest else c

@@ -1,13 +1,15 @@
 """Cross-encoders: rerankers that read a query and a passage together.
 
-    python -m dprjax.train --config=configs/cross_encoder.py:beir --workdir=runs/reranker --config.data.dir=DIR
-    python -m dprjax.export --workdir=runs/reranker --out=reranker
-    python -m dprjax.rerank --backbone=reranker --run=bm25.trec --queries=... --corpus=... --out=reranked.trec
+    python -m dprjax.train --config=configs/cross_encoder.py:beir --workdir=runs/reranker
+    --config.data.dir=DIR python -m dprjax.export --workdir=runs/reranker --out=reranker python -m
+    dprjax.rerank --backbone=reranker --run=bm25.trec --queries=... --corpus=... --out=reranked.trec
 
-Arguments: `msmarco` (the default: localized contrastive estimation as Gao, Dai and Callan 2021 train it), `beir` (any BEIR folder with a train
-split, from a small sentence encoder), and `local` in place of or after either: seconds on a CPU, with nothing to download.
-`--config.cross_encoder.loss=pointwise` is monoBERT's loss; `--config.data.train=mined.jsonl` brings mined negatives, without which they are random
-passages. `--config.backbone.path` may be a cross-encoder, whose head is then trained on.
+Arguments: `msmarco` (the default: localized contrastive estimation as Gao, Dai and Callan 2021
+train it), `beir` (any BEIR folder with a train split, from a small sentence encoder), and `local`
+in place of or after either: seconds on a CPU, with nothing to download.
+`--config.cross_encoder.loss=pointwise` is monoBERT's loss; `--config.data.train=mined.jsonl` brings
+mined negatives, without which they are random passages. `--config.backbone.path` may be a
+cross-encoder, whose head is then trained on.
 """
 
 from dprjax.runtime import config as defaults
@@ -22,7 +24,8 @@ def get_config(arg: str = 'msmarco'):
   c.optim.weight_decay = 0.01
   c.eval.batch_size = 128
   if recipe in ('msmarco', 'local'):
-    # The released code of LCE: groups of 8, 512 tokens, 2 epochs at 1e-5. Its 4 queries a step are 8 here, for machines of 8 devices.
+    # The released code of LCE: groups of 8, 512 tokens, 2 epochs at 1e-5. Its 4 queries a step are
+    # 8 here, for machines of 8 devices.
     c.backbone.path = 'bert-base-uncased'
     c.negatives = 7
     c.batch_size = 8
@@ -45,5 +48,8 @@ def get_config(arg: str = 'msmarco'):
   else:
     raise ValueError(f'configs/cross_encoder.py:{recipe}: choose msmarco, beir or local')
   if unknown := set(rest) - {'local'}:
-    raise ValueError(f'configs/cross_encoder.py:{arg}: {", ".join(sorted(unknown))}? only local may follow {recipe}')
+    raise ValueError(
+      f'configs/cross_encoder.py:{arg}: {", ".join(sorted(unknown))}? only local may follow '
+      f'{recipe}'
+    )
   return defaults.local(c) if 'local' in (recipe, *rest) else c

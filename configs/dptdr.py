@@ -2,9 +2,10 @@
 
     python -m dprjax.train --config=configs/dptdr.py:beir --workdir=runs/mine --config.data.dir=DIR
 
-trains a prompt on any BEIR folder with a train split. The argument picks a recipe: `beir` (the default), `scifact`, `medquad`
-(tuned on real data, see docs/results.md), `msmarco`, `nq` (the paper's), and `local` in place of or after any of them
-(`configs/dptdr.py:nq,local`): seconds on a CPU, with nothing to download.
+trains a prompt on any BEIR folder with a train split. The argument picks a recipe: `beir` (the
+default), `scifact`, `medquad` (tuned on real data, see docs/results.md), `msmarco`, `nq` (the
+paper's), and `local` in place of or after any of them (`configs/dptdr.py:nq,local`): seconds on a
+CPU, with nothing to download.
 """
 
 import os
@@ -45,10 +46,12 @@ def get_config(arg: str = 'beir'):
       c.epochs = 0.0
       c.steps = 60
       c.eval.every, c.eval.corpus_limit = 30, 1000
-      # The title and the first sentences name the disease and the question's kind; half the work of 128.
+      # The title and the first sentences name the disease and the question's kind; half the work of
+      # 128.
       c.data.query_max_length, c.data.passage_max_length = 32, 64
   elif recipe == 'msmarco':
-    # DPTDR section 4.1 and its released code; 64 queries over 8 devices, 120 passages a device at a time.
+    # DPTDR section 4.1 and its released code; 64 queries over 8 devices, 120 passages a device at a
+    # time.
     c.backbone.path = 'roberta-large'
     c.prompt.length = 128
     c.negatives = 29
@@ -69,7 +72,11 @@ def get_config(arg: str = 'beir'):
     c.data.dev_split = 'dev'
     c.eval.corpus_limit = 100_000
   else:
-    raise ValueError(f'configs/dptdr.py:{recipe}: choose beir, scifact, medquad, msmarco, nq or local')
+    raise ValueError(
+      f'configs/dptdr.py:{recipe}: choose beir, scifact, medquad, msmarco, nq or local'
+    )
   if unknown := set(rest) - {'local'}:
-    raise ValueError(f'configs/dptdr.py:{arg}: {", ".join(sorted(unknown))}? only local may follow {recipe}')
+    raise ValueError(
+      f'configs/dptdr.py:{arg}: {", ".join(sorted(unknown))}? only local may follow {recipe}'
+    )
   return defaults.local(c) if 'local' in (recipe, *rest) else c

@@ -1,9 +1,10 @@
-"""What `make quickstart` trains: a prompt for all-MiniLM-L6-v2, on docstrings, in three minutes on two cores.
+"""What `make quickstart` trains: a prompt for all-MiniLM-L6-v2, on docstrings, in three minutes on
+two cores.
 
     python -m dprjax.quickstart --data=DIR
 
-trains the same on a BEIR folder and compares it with BM25 and the frozen backbone. For text of your own that is to be
-searched in earnest, `--config=configs/dptdr.py:beir` trains longer.
+trains the same on a BEIR folder and compares it with BM25 and the frozen backbone. For text of your
+own that is to be searched in earnest, `--config=configs/dptdr.py:beir` trains longer.
 """
 
 from dprjax.runtime import config as defaults
@@ -17,7 +18,8 @@ def get_config():
   c.pooling, c.normalize, c.temperature = 'mean', True, 0.05
   c.prompt.length, c.prompt.dropout = 16, 0.0
   c.negatives = 0
-  # Less than once over the docstrings' 4,400 training queries. Too short to overfit: no query is held out, the last checkpoint is taken.
+  # Less than once over the docstrings' 4,400 training queries. Too short to overfit: no query is
+  # held out, the last checkpoint is taken.
   c.batch_size, c.steps = 32, 100
   c.optim.learning_rate = 7e-3
   c.data.form = 'beir'

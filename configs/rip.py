@@ -1,11 +1,14 @@
 """RIP: retrieval-oriented intermediate pretraining (DPTDR section 3.2).
 
-    python -m dprjax.train --config=configs/rip.py --workdir=runs/rip --config.data.dir=corpus.jsonl,more.txt
-    python -m dprjax.export --workdir=runs/rip --out=backbone
+    python -m dprjax.train --config=configs/rip.py --workdir=runs/rip
+    --config.data.dir=corpus.jsonl,more.txt python -m dprjax.export --workdir=runs/rip
+    --out=backbone
 
-trains a backbone on plain text: two sentences of a passage find one another among the batch's. Arguments: `sentence` (the default),
-`span` (Table 7's ablation), `prompt` (Table 6: a prompt in place of the backbone), `msmarco` or `nq` (the paper's numbers of epochs), and
-`local` after any of them. `--config.backbone.path=scratch:mini` starts from random weights and trains a vocabulary on the text.
+trains a backbone on plain text: two sentences of a passage find one another among the batch's.
+Arguments: `sentence` (the default), `span` (Table 7's ablation), `prompt` (Table 6: a prompt in
+place of the backbone), `msmarco` or `nq` (the paper's numbers of epochs), and `local` after any of
+them. `--config.backbone.path=scratch:mini` starts from random weights and trains a vocabulary on
+the text.
 """
 
 from dprjax.runtime import config as defaults
@@ -14,7 +17,10 @@ from dprjax.runtime import config as defaults
 def get_config(arg: str = 'sentence'):
   words = (arg or 'sentence').split(',')
   if unknown := set(words) - {'sentence', 'span', 'prompt', 'msmarco', 'nq', 'local'}:
-    raise ValueError(f'configs/rip.py:{arg}: {", ".join(sorted(unknown))}? choose from sentence, span, prompt, msmarco, nq and local')
+    raise ValueError(
+      f'configs/rip.py:{arg}: {", ".join(sorted(unknown))}? choose from sentence, span, prompt, '
+      'msmarco, nq and local'
+    )
   c = defaults.default()
   c.system = 'pretrain'
   c.task = 'rip'
@@ -22,13 +28,15 @@ def get_config(arg: str = 'sentence'):
   c.trainable = ('backbone/.*', 'head/.*')
   c.pretrain.views = 'siblings'
   c.pretrain.unit = 'span' if 'span' in words else 'sentence'
-  # DPTDR section 4.1: 2,048 passages, AdamW 1e-4, weight decay 0.01, linear decay; its warm-up is not given, Condenser's is taken.
+  # DPTDR section 4.1: 2,048 passages, AdamW 1e-4, weight decay 0.01, linear decay; its warm-up is
+  # not given, Condenser's is taken.
   c.batch_size, c.grad_cache = 2048, 32
   c.epochs = 4.0 if 'nq' in words else 8.0
   c.optim.learning_rate, c.optim.weight_decay = 1e-4, 0.01
   c.data.form = 'corpus'
   if 'prompt' in words:
-    # The MLM head goes along, so that a fresh one does not mislead the prompt; only the prompt is exported.
+    # The MLM head goes along, so that a fresh one does not mislead the prompt; only the prompt is
+    # exported.
     c.trainable = ('prompt/.*', 'head/.*')
     c.prompt.length = 128
     c.optim.learning_rate, c.optim.weight_decay = 7e-3, 0.0

@@ -1,10 +1,12 @@
-"""DPTDR's unified negative mining from beginning to end (section 3.3), for `python -m dprjax.pipeline`.
+"""DPTDR's unified negative mining from beginning to end (section 3.3), for `python -m
+dprjax.pipeline`.
 
     python -m dprjax.pipeline --config=configs/unm.py:beir --workdir=runs/unm --config.data.dir=DIR
 
-BM25 -> a first prompt -> mining -> a cross-encoder -> denoising -> a second prompt -> evaluation. The argument is a recipe of
-configs/dptdr.py (`beir`, the default, `scifact`, `medquad`), with `ft` for configs/ft.py in its place (`unm.py:medquad,ft`), and `local`:
-minutes on a CPU, on docstrings. `config.retriever` and `config.reranker` are whole experiments of dprjax.train:
+BM25 -> a first prompt -> mining -> a cross-encoder -> denoising -> a second prompt -> evaluation.
+The argument is a recipe of configs/dptdr.py (`beir`, the default, `scifact`, `medquad`), with `ft`
+for configs/ft.py in its place (`unm.py:medquad,ft`), and `local`: minutes on a CPU, on docstrings.
+`config.retriever` and `config.reranker` are whole experiments of dprjax.train:
 `--config.retriever.optim.learning_rate=3e-3`.
 """
 
@@ -19,29 +21,38 @@ def get_config(arg: str = 'beir'):
   recipe, *rest = (arg or 'beir').split(',')
   retriever, local = ('ft' if 'ft' in rest else 'dptdr'), 'local' in (recipe, *rest)
   if unknown := set(rest) - {'ft', 'local'}:
-    raise ValueError(f'configs/unm.py:{arg}: {", ".join(sorted(unknown))}? only ft and local may follow {recipe}')
+    raise ValueError(
+      f'configs/unm.py:{arg}: {", ".join(sorted(unknown))}? only ft and local may follow {recipe}'
+    )
   within = ','.join(dict.fromkeys([recipe, *(['local'] if local else [])]))
   c = ml_collections.ConfigDict()
   c.system = 'unm'
-  c.seed = 42                          # of every stage
+  c.seed = 42  # of every stage
   c.data = ml_collections.ConfigDict()
-  c.data.dir = ''                      # a BEIR folder with a train and a test split; 'docstrings:json,email' for those of some packages
+  # a BEIR folder with a train and a test split; 'docstrings:json,email' for those of some packages
+  c.data.dir = ''
   c.data.train_split, c.data.test_split = 'train', 'test'
   # The stages that train: a config file of dprjax.train, and its knobs.
   c.retriever_recipe = f'{pathlib.Path(__file__).with_name(retriever)}.py:{within}'
   c.retriever = defaults.sibling(__file__, retriever).get_config(within)
-  c.reranker_recipe = f'{pathlib.Path(__file__).with_name("cross_encoder")}.py:{"local" if local else "beir"}'
+  c.reranker_recipe = (
+    f'{pathlib.Path(__file__).with_name("cross_encoder")}.py:{"local" if local else "beir"}'
+  )
   c.reranker = defaults.sibling(__file__, 'cross_encoder').get_config('local' if local else 'beir')
-  c.reranker.cross_encoder.loss = 'pointwise'  # its sigmoid is a probability, as the threshold wants; listwise scores have no zero
-  c.reranker_path = ''                 # a cross-encoder that is there already, in place of one trained here
-  c.runs = ()                          # runs of the training queries from elsewhere, ('NAME=run.trec',), mined along with our own
-  c.depth = 200                        # rows of each run that are looked at for a query
-  c.sample = 30                        # of each pool, for a query
-  c.threshold = 0.1                    # the reranker's probability below which a candidate is in the denoised pool
+  # its sigmoid is a probability, as the threshold wants; listwise scores have no zero
+  c.reranker.cross_encoder.loss = 'pointwise'
+  c.reranker_path = ''  # a cross-encoder that is there already, in place of one trained here
+  # runs of the training queries from elsewhere, ('NAME=run.trec',), mined along with our own
+  c.runs = ()
+  c.depth = 200  # rows of each run that are looked at for a query
+  c.sample = 30  # of each pool, for a query
+  c.threshold = 0.1  # the reranker's probability below which a candidate is in the denoised pool
   # Negatives of the last training; the paper names the pools and no shares.
   c.mix = ml_collections.ConfigDict({'denoised': 0.5, 'undenoised': 0.5, 'random': 0.0})
-  c.rounds = 1                         # of retrieving with the newest retriever, mining and training again (ANCE style)
-  c.undenoised = True                  # also train on the first round's un-denoised pool alone (Table 9's second row)
+  c.rounds = 1  # of retrieving with the newest retriever, mining and training again (ANCE style)
+  c.undenoised = (
+    True  # also train on the first round's un-denoised pool alone (Table 9's second row)
+  )
   c.measures = ('nDCG@10', 'RR@10', 'R@100')
 
   c.retriever.negatives = max(c.retriever.negatives, 1)
@@ -52,5 +63,5 @@ def get_config(arg: str = 'beir'):
   if local:
     c.data.dir = f'docstrings:{c.retriever.data.dir}'
     c.depth, c.sample = 20, 4
-    c.threshold = 0.9                  # a reranker that has seen next to nothing is sure of nothing
+    c.threshold = 0.9  # a reranker that has seen next to nothing is sure of nothing
   return c

@@ -16,8 +16,13 @@ if TYPE_CHECKING:
 __all__ = ['CrossEncoder', 'Hit', 'InputError', 'Retriever', 'load_backbone', 'load_prompt']
 
 _HOMES = {
-    'CrossEncoder': 'dprjax.reranker', 'Hit': 'dprjax.retriever', 'InputError': 'dprjax.errors', 'Retriever': 'dprjax.retriever',
-    'load_backbone': 'dprjax.models.hub', 'load_prompt': 'dprjax.models.artifact'}
+  'CrossEncoder': 'dprjax.reranker',
+  'Hit': 'dprjax.retriever',
+  'InputError': 'dprjax.errors',
+  'Retriever': 'dprjax.retriever',
+  'load_backbone': 'dprjax.models.hub',
+  'load_prompt': 'dprjax.models.artifact',
+}
 
 
 # On first use: `python -m dprjax.evaluate` need not wait for JAX.

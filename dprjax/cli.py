@@ -1,7 +1,7 @@
 """What every command shares: its arguments' types, and how it ends.
 
-A command ends with status 0, or, where the input was bad, with 2 and one line on standard error that
-begins ``dprjax: error:``. ``--debug`` shows the traceback as well.
+A command ends with status 0, or, where the input was bad, with 2 and one line on standard error
+that begins ``dprjax: error:``. ``--debug`` shows the traceback as well.
 """
 
 import argparse
@@ -24,29 +24,53 @@ _LISTED = 5  # ids, where there may be many
 class Parser(argparse.ArgumentParser):
   """argparse with dprjax's error line, ``--debug``, and defaults shown in ``--help``.
 
-  With ``processes``, the flags (and variables of the environment) that say which process of a job this is; ``runtime.distributed`` reads them.
+  With ``processes``, the flags (and variables of the environment) that say which process of a job
+  this is; ``runtime.distributed`` reads them.
   """
 
   def __init__(self, module: str, description: str, processes: bool = False):
     super().__init__(
-        prog=f'python -m dprjax.{module}', description=description, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+      prog=f'python -m dprjax.{module}',
+      description=description,
+      allow_abbrev=False,
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     self.add_argument('--debug', action='store_true', help='show the traceback of an error')
     if processes:
       group = self.add_argument_group(
-          'several processes', 'The same command on every host, as one job. SLURM, Open MPI, TPU VMs and GKE say themselves which process is which;\n'
-          'elsewhere the first three say it. A variable of the environment stands for each: DPRJAX_COORDINATOR for --coordinator, and so on.')
+        'several processes',
+        'The same command on every host, as one job. SLURM, Open MPI, TPU VMs and GKE say '
+        'themselves which process is which;\n'
+        'elsewhere the first three say it. A variable of the environment stands for each: '
+        'DPRJAX_COORDINATOR for --coordinator, and so on.',
+      )
       for flag, kind, metavar, default, text in (
-          ('coordinator', str, 'HOST:PORT', None, 'where process 0 listens: a free port of its host'),
-          ('processes', positive, 'N', None, 'how many there are'),
-          ('process', count, 'I', None, 'which one this is, from 0 to N - 1'),
-          ('join_timeout', positive, 'SECONDS', '300', 'until all must have come (default: 300)'),
-          ('peer_timeout', positive, 'SECONDS', '20', 'without a sign of life after which a process is given up, and the job ended (default: 20)')):
+        ('coordinator', str, 'HOST:PORT', None, 'where process 0 listens: a free port of its host'),
+        ('processes', positive, 'N', None, 'how many there are'),
+        ('process', count, 'I', None, 'which one this is, from 0 to N - 1'),
+        ('join_timeout', positive, 'SECONDS', '300', 'until all must have come (default: 300)'),
+        (
+          'peer_timeout',
+          positive,
+          'SECONDS',
+          '20',
+          'without a sign of life after which a process is given up, and the job ended (default: '
+          '20)',
+        ),
+      ):
         # An empty variable is one that is not set.
-        group.add_argument(f'--{flag}', type=kind, metavar=metavar, help=text, default=os.environ.get(f'DPRJAX_{flag.upper()}') or default)
+        group.add_argument(
+          f'--{flag}',
+          type=kind,
+          metavar=metavar,
+          help=text,
+          default=os.environ.get(f'DPRJAX_{flag.upper()}') or default,
+        )
 
   def add_config(self, config: str, knob: str) -> None:
-    """Adds ``--config`` and ``--config.KEY`` to what ``--help`` shows, with these texts; see ``split_config``."""
+    """Adds ``--config`` and ``--config.KEY`` to what ``--help`` shows, with these texts; see
+    ``split_config``.
+    """
     self.add_argument('--config', metavar='FILE[:RECIPE]', help=config)
     self.add_argument('--config.KEY', dest='override', metavar='VALUE', help=knob)
 
@@ -54,10 +78,16 @@ class Parser(argparse.ArgumentParser):
     fail(f'{message} (see {self.prog} --help)')
 
 
-def split_config(argv: Sequence[str] | None, prefix: str = '--config') -> tuple[list[str], list[str]]:
-  """The words of a command line (default: the process's) that argparse reads, and those that begin with ``prefix``: it cannot know all knobs."""
+def split_config(
+  argv: Sequence[str] | None, prefix: str = '--config'
+) -> tuple[list[str], list[str]]:
+  """The words of a command line (default: the process's) that argparse reads, and those that begin
+  with ``prefix``: it cannot know all knobs.
+  """
   words = list(sys.argv[1:] if argv is None else argv)
-  return [word for word in words if not word.startswith(prefix)], [word for word in words if word.startswith(prefix)]
+  return [word for word in words if not word.startswith(prefix)], [
+    word for word in words if word.startswith(prefix)
+  ]
 
 
 def boolean(text: str) -> bool:
@@ -104,7 +134,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def tell(sentence: str, ids: Sequence[str], strict: bool, then: str = '') -> None:
-  """Says what is odd about the input, which ids (the first few) and what is done about it, if there are any. Raises InputError if strict."""
+  """Says what is odd about the input, which ids (the first few) and what is done about it, if there
+  are any. Raises InputError if strict.
+  """
   if not ids:
     return
   said = f'{sentence}: {", ".join(ids[:_LISTED])}{", ..." if len(ids) > _LISTED else ""}'
@@ -136,11 +168,17 @@ def speak() -> None:
   logging.getLogger('absl').setLevel(logging.ERROR)  # orbax warns of every save without a score
 
 
-def run(parser: Parser, command: Callable[[argparse.Namespace], None], argv: Sequence[str] | None = None) -> None:
-  """Parses ``argv`` (default: the process's) and calls ``command``; InputError ends it with status 2."""
+def run(
+  parser: Parser, command: Callable[[argparse.Namespace], None], argv: Sequence[str] | None = None
+) -> None:
+  """Parses ``argv`` (default: the process's) and calls ``command``; InputError ends it with status
+  2.
+  """
   args = parser.parse_args(argv)
   speak()
-  logging.getLogger('jax').setLevel(logging.WARNING)  # it would tell of every backend that is not there
+  logging.getLogger('jax').setLevel(
+    logging.WARNING
+  )  # it would tell of every backend that is not there
   try:
     command(args)
   except InputError as error:

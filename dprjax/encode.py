@@ -1,10 +1,12 @@
 """Texts to a folder of embeddings.
 
-    python -m dprjax.encode --backbone=DIR --prompt=prompt.npz --kind=passage --input=corpus.jsonl --out=embeddings/corpus
+    python -m dprjax.encode --backbone=DIR --prompt=prompt.npz --kind=passage --input=corpus.jsonl
+    --out=embeddings/corpus
 
-Uses all local devices, sorts texts by length so that little padding is computed, and keeps what is done: the
-same command after an interruption goes on with the next shard. On several hosts, the same command on each, every
-process encodes other shards; the folder, which all of them see, ends up as if one had done it.
+Uses all local devices, sorts texts by length so that little padding is computed, and keeps what is
+done: the same command after an interruption goes on with the next shard. On several hosts, the same
+command on each, every process encodes other shards; the folder, which all of them see, ends up as
+if one had done it.
 """
 
 import argparse
@@ -24,8 +26,16 @@ logger = logging.getLogger('dprjax')
 
 
 def encode(
-    retriever: Retriever, kind: str, source: str, out: str, *, prompt: str | None = None, dtype: str = 'float32',
-    shard_rows: int = 20_000, qrels: str | None = None) -> None:
+  retriever: Retriever,
+  kind: str,
+  source: str,
+  out: str,
+  *,
+  prompt: str | None = None,
+  dtype: str = 'float32',
+  shard_rows: int = 20_000,
+  qrels: str | None = None,
+) -> None:
   """Encodes a file of texts into ``out``; see ``retrieval.embeddings`` for the folder's form.
 
   Args:
@@ -50,48 +60,102 @@ def encode(
   ids = [one.id for one in records]
   settings = retriever.settings
   meta = embeddings.Meta(
-      dimension=retriever.backbones[kind].config.hidden_size, dtype=dtype, kind=kind, backbone_sha256=retriever.space_sha256,
-      prompt_sha256=None if prompt is None else files.sha256_file(prompt), pooling=settings.pooling, normalize=settings.normalize,
-      max_length=settings.max_length(kind), input_sha256=files.sha256_file(source))
+    dimension=retriever.backbones[kind].config.hidden_size,
+    dtype=dtype,
+    kind=kind,
+    backbone_sha256=retriever.space_sha256,
+    prompt_sha256=None if prompt is None else files.sha256_file(prompt),
+    pooling=settings.pooling,
+    normalize=settings.normalize,
+    max_length=settings.max_length(kind),
+    input_sha256=files.sha256_file(source),
+  )
   with distributed.turn():
     writer = embeddings.EmbeddingsWriter(out, meta, ids, shard_rows, process=jax.process_index())
   pending = writer.pending()
   todo = sum(shard.stop - shard.start for shard in pending)
   if todo < len(ids):
-    logger.info('%s: %s of %s texts are there already', out, f'{len(ids) - todo:,}', f'{len(ids):,}')
+    logger.info(
+      '%s: %s of %s texts are there already', out, f'{len(ids) - todo:,}', f'{len(ids):,}'
+    )
   processes = jax.process_count()
   if 0 < len(pending) < processes:
-    logger.info('%d shards cannot occupy %d processes: give a smaller --shard_rows', len(pending), processes)
-  mine = pending[jax.process_index()::processes]
+    logger.info(
+      '%d shards cannot occupy %d processes: give a smaller --shard_rows', len(pending), processes
+    )
+  mine = pending[jax.process_index() :: processes]
   progress = log.Countdown('texts', sum(shard.stop - shard.start for shard in mine))
   for shard in mine:
-    writer.write(shard, retriever.encode([one.text for one in records[shard.start:shard.stop]], kind, progress))
+    writer.write(
+      shard,
+      retriever.encode([one.text for one in records[shard.start : shard.stop]], kind, progress),
+    )
     progress.finish(shard.stop - shard.start)
   distributed.barrier('encoded')
   writer.finish()
   cut = retriever.truncated[kind]
   if cut:
-    logger.info('%s of %s texts%s were longer than %d tokens and were cut there', f'{cut:,}',
-                f'{sum(shard.stop - shard.start for shard in mine):,}', ' of process 0' if processes > 1 else '', settings.max_length(kind))
+    logger.info(
+      '%s of %s texts%s were longer than %d tokens and were cut there',
+      f'{cut:,}',
+      f'{sum(shard.stop - shard.start for shard in mine):,}',
+      ' of process 0' if processes > 1 else '',
+      settings.max_length(kind),
+    )
   seconds = progress.seconds
-  logger.info('%s: %s %s vectors in %s (%.0f a second)', out, f'{len(ids):,}', kind, log.duration(seconds), todo / max(seconds, 1e-9))
+  logger.info(
+    '%s: %s %s vectors in %s (%.0f a second)',
+    out,
+    f'{len(ids):,}',
+    kind,
+    log.duration(seconds),
+    todo / max(seconds, 1e-9),
+  )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
   parser = cli.Parser('encode', __doc__ or '', processes=True)
-  parser.add_argument('--backbone', required=True, help='a Hugging Face directory, a hub id, or package:NAME')
+  parser.add_argument(
+    '--backbone', required=True, help='a Hugging Face directory, a hub id, or package:NAME'
+  )
   parser.add_argument('--prompt', help='a prompt.npz for that backbone')
   parser.add_argument('--kind', required=True, choices=KINDS)
-  parser.add_argument('--input', required=True, metavar='FILE', help='jsonl with _id, title and text, or a tsv of id and text; .gz and .xz too')
-  parser.add_argument('--qrels', metavar='FILE', help='with --kind=query: only the queries judged here')
+  parser.add_argument(
+    '--input',
+    required=True,
+    metavar='FILE',
+    help='jsonl with _id, title and text, or a tsv of id and text; .gz and .xz too',
+  )
+  parser.add_argument(
+    '--qrels', metavar='FILE', help='with --kind=query: only the queries judged here'
+  )
   parser.add_argument('--out', required=True, metavar='DIR', help='the folder of embeddings')
-  parser.add_argument('--pooling', choices=('cls', 'mean'), help='default: as the prompt or the backbone says')
+  parser.add_argument(
+    '--pooling', choices=('cls', 'mean'), help='default: as the prompt or the backbone says'
+  )
   parser.add_argument('--normalize', type=cli.boolean, metavar='true|false', help='likewise')
   parser.add_argument('--max_length', type=cli.positive, help='tokens a text is cut at; likewise')
-  parser.add_argument('--batch_size', type=cli.positive, default=64, help='texts at a time over all devices (default: 64)')
-  parser.add_argument('--dtype', choices=('float32', 'bfloat16'), default='float32', help='of the arithmetic (default: float32)')
-  parser.add_argument('--store', choices=('float32', 'float16'), default='float32', help='of the stored vectors (default: float32)')
-  parser.add_argument('--shard_rows', type=cli.positive, default=20_000, help='vectors a file (default: 20000)')
+  parser.add_argument(
+    '--batch_size',
+    type=cli.positive,
+    default=64,
+    help='texts at a time over all devices (default: 64)',
+  )
+  parser.add_argument(
+    '--dtype',
+    choices=('float32', 'bfloat16'),
+    default='float32',
+    help='of the arithmetic (default: float32)',
+  )
+  parser.add_argument(
+    '--store',
+    choices=('float32', 'float16'),
+    default='float32',
+    help='of the stored vectors (default: float32)',
+  )
+  parser.add_argument(
+    '--shard_rows', type=cli.positive, default=20_000, help='vectors a file (default: 20000)'
+  )
 
   def command(args: argparse.Namespace) -> None:
     compiled.keep()
@@ -101,10 +165,30 @@ def main(argv: Sequence[str] | None = None) -> None:
       raise InputError('--qrels chooses queries: it goes with --kind=query')
     lengths = {f'{args.kind}_max_length': args.max_length}
     retriever = Retriever.load(
-        args.backbone, args.prompt, pooling=args.pooling, normalize=args.normalize, batch_size=args.batch_size, dtype=args.dtype, **lengths)
+      args.backbone,
+      args.prompt,
+      pooling=args.pooling,
+      normalize=args.normalize,
+      batch_size=args.batch_size,
+      dtype=args.dtype,
+      **lengths,
+    )
     if args.store == 'float16' and not retriever.settings.normalize:
-      raise InputError('--store=float16 needs vectors of unit length (--normalize=true): raw inner products can exceed its range')
-    encode(retriever, args.kind, args.input, args.out, prompt=args.prompt, dtype=args.store, shard_rows=args.shard_rows, qrels=args.qrels)
+      raise InputError(
+        '--store=float16 needs vectors of unit length (--normalize=true): raw inner products can '
+        'exceed its range'
+      )
+    encode(
+      retriever,
+      args.kind,
+      args.input,
+      args.out,
+      prompt=args.prompt,
+      dtype=args.store,
+      shard_rows=args.shard_rows,
+      qrels=args.qrels,
+    )
+
   cli.run(parser, distributed.together(command), argv)
 
 

@@ -1,4 +1,6 @@
-"""Figures for ``dprjax.report``: bars with intervals for systems, three small ones side by side for backbones."""
+"""Figures for ``dprjax.report``: bars with intervals for systems, three small ones side by side for
+backbones.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,7 +11,8 @@ from jaxtyping import Float
 from dprjax import files
 from dprjax.errors import InputError
 
-# Okabe and Ito's colours, which differ for every kind of colour vision, the darker first; hatches tell them apart in print.
+# Okabe and Ito's colours, which differ for every kind of colour vision, the darker first; hatches
+# tell them apart in print.
 _COLOURS = ('#0072B2', '#E69F00', '#009E73', '#CC79A7', '#56B4E9', '#D55E00', '#F0E442', '#999999')
 _HATCHES = ('', '//', '..', 'xx', '\\\\', 'oo', '++', '--')
 _MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
@@ -33,8 +36,11 @@ class Looks(NamedTuple):
   shares: dict[str, float]  # by what is under the bar: numbers of at most 1
 
 
-def bars(values: Mapping[str, Mapping[str, Bar]], ylabel: str, foot: str, path: files.PathLike) -> None:
-  """Grouped bars: a group a measure, in it a bar a system. The format goes by the name (png, pdf, svg).
+def bars(
+  values: Mapping[str, Mapping[str, Bar]], ylabel: str, foot: str, path: files.PathLike
+) -> None:
+  """Grouped bars: a group a measure, in it a bar a system. The format goes by the name (png, pdf,
+  svg).
 
   Args:
     values: measure -> system -> its bar; the systems are the same in all.
@@ -53,8 +59,17 @@ def bars(values: Mapping[str, Mapping[str, Bar]], ylabel: str, foot: str, path: 
     some = [by_name[name] for by_name in values.values()]
     places = np.arange(len(values)) + (number - (len(names) - 1) / 2) * width
     means = np.array([one.mean for one in some])
-    spread = np.array([[one.mean - one.low for one in some], [one.high - one.mean for one in some]]).clip(0)
-    axes.bar(places, means, width * 0.92, yerr=spread, error_kw={'elinewidth': 1, 'capsize': 2, 'ecolor': '#333333'}, **_fill(number, name))
+    spread = np.array(
+      [[one.mean - one.low for one in some], [one.high - one.mean for one in some]]
+    ).clip(0)
+    axes.bar(
+      places,
+      means,
+      width * 0.92,
+      yerr=spread,
+      error_kw={'elinewidth': 1, 'capsize': 2, 'ecolor': '#333333'},
+      **_fill(number, name),
+    )
     for place, one in zip(places, some, strict=True):
       _number(axes, place, one.high, f'{one.mean:.3f}{"*" if one.starred else ""}')
   top = max(one.high for by_name in values.values() for one in by_name.values())
@@ -69,10 +84,11 @@ def bars(values: Mapping[str, Mapping[str, Bar]], ylabel: str, foot: str, path: 
 
 
 def backbones(looks: Mapping[str, Looks], foot: str, path: files.PathLike) -> None:
-  """Side by side: attention entropy over the layers, alignment against uniformity, and bars; a part with nothing in it is left out.
+  """Side by side: attention entropy over the layers, alignment against uniformity, and bars; a part
+  with nothing in it is left out.
 
-  The line is the mean over heads, the band from the lowest to the highest head. Nearer to the lower left corner is better in the
-  second part, as in Gao et al. 2021 (SimCSE), Figure 2.
+  The line is the mean over heads, the band from the lowest to the highest head. Nearer to the lower
+  left corner is better in the second part, as in Gao et al. 2021 (SimCSE), Figure 2.
 
   Args:
     looks: by backbone.
@@ -103,7 +119,14 @@ def _entropies(axes: Any, looks: Mapping[str, Looks]) -> None:
     if one.entropy is not None:
       layers = np.arange(1, len(one.entropy) + 1)
       deepest = max(deepest, len(layers))
-      axes.fill_between(layers, one.entropy.min(axis=1), one.entropy.max(axis=1), color=_colour(number), alpha=0.15, linewidth=0)
+      axes.fill_between(
+        layers,
+        one.entropy.min(axis=1),
+        one.entropy.max(axis=1),
+        color=_colour(number),
+        alpha=0.15,
+        linewidth=0,
+      )
       axes.plot(layers, one.entropy.mean(axis=1), label=name, markersize=5, **_line(number))
   axes.set_xticks(np.arange(1, deepest + 1, max(1, deepest // 8)))
   axes.set_ylim(bottom=0)
@@ -147,6 +170,7 @@ def _drawing(width: float, height: float) -> Any:
   # Here, because a table needs none of it.
   import matplotlib.figure
   import matplotlib.layout_engine
+
   # A strip at the foot is left for the note.
   layout = matplotlib.layout_engine.ConstrainedLayoutEngine(rect=(0, 0.035, 1, 0.965), w_pad=0.12)
   return matplotlib.figure.Figure(figsize=(width, height), dpi=150, layout=layout)
@@ -158,16 +182,34 @@ def _colour(number: int) -> str:
 
 def _fill(number: int, name: str) -> dict[str, Any]:
   return {
-      'label': name, 'color': _colour(number), 'edgecolor': 'white', 'linewidth': 0, 'hatch_linewidth': 0.6,
-      'hatch': _HATCHES[(number + number // len(_COLOURS)) % len(_HATCHES)]}
+    'label': name,
+    'color': _colour(number),
+    'edgecolor': 'white',
+    'linewidth': 0,
+    'hatch_linewidth': 0.6,
+    'hatch': _HATCHES[(number + number // len(_COLOURS)) % len(_HATCHES)],
+  }
 
 
 def _line(number: int) -> dict[str, Any]:
-  return {'color': _colour(number), 'marker': _MARKERS[(number + number // len(_COLOURS)) % len(_MARKERS)]}
+  return {
+    'color': _colour(number),
+    'marker': _MARKERS[(number + number // len(_COLOURS)) % len(_MARKERS)],
+  }
 
 
 def _number(axes: Any, x: float, y: float, text: str) -> None:
-  axes.annotate(text, (x, y), xytext=(0, 3), textcoords='offset points', ha='center', va='bottom', rotation=90, fontsize=7.5, color='#222222')
+  axes.annotate(
+    text,
+    (x, y),
+    xytext=(0, 3),
+    textcoords='offset points',
+    ha='center',
+    va='bottom',
+    rotation=90,
+    fontsize=7.5,
+    color='#222222',
+  )
 
 
 def _grid(axes: Any, axis: str) -> None:
@@ -185,8 +227,13 @@ def _legend(drawing: Any, names: Sequence[str]) -> None:
   # As many names in a row as fit: about 0.075 inches a letter at this size, and 0.65 for the patch.
   fitting = int(drawing.get_figwidth() / (0.65 + 0.075 * max(map(len, names))))
   drawing.legend(
-      [handles[name] for name in names if name in handles], [name for name in names if name in handles], loc='outside upper center',
-      ncols=max(1, min(len(names), fitting)), frameon=False, fontsize=9)
+    [handles[name] for name in names if name in handles],
+    [name for name in names if name in handles],
+    loc='outside upper center',
+    ncols=max(1, min(len(names), fitting)),
+    frameon=False,
+    fontsize=9,
+  )
 
 
 def _foot(drawing: Any, text: str) -> None:
@@ -200,6 +247,7 @@ def check_name(path: files.PathLike) -> str:
     InputError: no such kind can be drawn, or a folder is in its place.
   """
   import matplotlib.backends.backend_agg
+
   final = files.output_file(path)
   kind = final.suffix.removeprefix('.').lower()
   if kind not in matplotlib.backends.backend_agg.FigureCanvasAgg.get_supported_filetypes():

@@ -44,7 +44,10 @@ def existing(path: PathLike, what: str) -> epath.Path:
 
 
 def open_text(path: PathLike, what: str = 'file') -> IO[str]:
-  """Opens UTF-8 text, decompressing ``.gz``, ``.xz`` and ``.bz2`` by name. Raises InputError if missing, empty or a folder."""
+  """Opens UTF-8 text, decompressing ``.gz``, ``.xz`` and ``.bz2`` by name.
+
+  Raises InputError if missing, empty or a folder.
+  """
   found = existing(path, what)
   if found.is_dir():
     raise InputError(f'{what}: {found} is a folder; give the name of a file')
@@ -54,8 +57,11 @@ def open_text(path: PathLike, what: str = 'file') -> IO[str]:
 
 
 @contextlib.contextmanager
-def open_bytes(path: PathLike, what: str = 'file') -> Iterator[tuple[IO[bytes], Callable[[], float]]]:
-  """The bytes of `open_text`'s text, and a function that tells the share of the file that was read so far.
+def open_bytes(
+  path: PathLike, what: str = 'file'
+) -> Iterator[tuple[IO[bytes], Callable[[], float]]]:
+  """The bytes of `open_text`'s text, and a function that tells the share of the file that was read
+  so far.
 
   Raises:
     InputError: missing, empty, or badly compressed (when it is read).
@@ -65,14 +71,24 @@ def open_bytes(path: PathLike, what: str = 'file') -> Iterator[tuple[IO[bytes], 
     raw.seek(0, io.SEEK_END)
     size = raw.tell()
     raw.seek(0)
-    yield (_DECOMPRESSORS[found.suffix](raw) if found.suffix in _DECOMPRESSORS else raw), lambda: raw.tell() / size
+    yield (
+      (_DECOMPRESSORS[found.suffix](raw) if found.suffix in _DECOMPRESSORS else raw),
+      lambda: raw.tell() / size,
+    )
 
 
-_DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {'.gz': lambda file: gzip.GzipFile(fileobj=file), '.xz': lzma.LZMAFile, '.bz2': bz2.BZ2File}
+_DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {
+  '.gz': lambda file: gzip.GzipFile(fileobj=file),
+  '.xz': lzma.LZMAFile,
+  '.bz2': bz2.BZ2File,
+}
 
 
 class _Decompressed(io.TextIOWrapper):
-  """UTF-8 text of a compressed file. Closes that file too, which gzip and its like leave open when it was opened for them."""
+  """UTF-8 text of a compressed file.
+
+  Closes that file too, which gzip and its like leave open when it was opened for them.
+  """
 
   def __init__(self, compressed: IO[bytes], decompress: Callable[[IO[bytes]], Any]):
     super().__init__(decompress(compressed), encoding='utf-8')
@@ -104,20 +120,29 @@ def number_lines(lines: IO[str], name: str) -> Iterator[tuple[int, str]]:
 
 @contextlib.contextmanager
 def decoding(name: str, place: Callable[[], str] = str) -> Iterator[None]:
-  """Turns what reading text that is not UTF-8 or badly compressed raises into an InputError about ``name``, and ``place()`` in it."""
+  """Turns what reading text that is not UTF-8 or badly compressed raises into an InputError about
+  ``name``, and ``place()`` in it.
+  """
   try:
     yield
   except UnicodeDecodeError as error:
-    raise InputError(f'{name}{place()}: not UTF-8 text ({error.reason}); convert it first') from error
+    raise InputError(
+      f'{name}{place()}: not UTF-8 text ({error.reason}); convert it first'
+    ) from error
   except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
     # The operating system's own errors have a number; bzip2's and gzip's complaints are bare.
     if isinstance(error, OSError) and error.errno is not None:
       raise
-    raise InputError(f'{name}: broken or cut-off compressed file ({error}); fetch it again') from error
+    raise InputError(
+      f'{name}: broken or cut-off compressed file ({error}); fetch it again'
+    ) from error
 
 
 def read_jsonl(path: PathLike, what: str = 'file') -> Iterator[tuple[int, dict[str, Any]]]:
-  """Yields (1-based line number, object). Raises InputError naming file and line where a line is not a JSON object."""
+  """Yields (1-based line number, object).
+
+  Raises InputError naming file and line where a line is not a JSON object.
+  """
   for number, line in read_lines(path, what):
     yield number, parse_record(line, f'{path}, line {number}')
 
@@ -127,7 +152,9 @@ def parse_record(line: str, where: str) -> dict[str, Any]:
   try:
     value = json.loads(line)
   except json.JSONDecodeError as error:
-    raise InputError(f'{where}: not JSON ({error.msg} at column {error.colno}); expected one object a line') from error
+    raise InputError(
+      f'{where}: not JSON ({error.msg} at column {error.colno}); expected one object a line'
+    ) from error
   if not isinstance(value, dict):
     raise InputError(f'{where}: expected a JSON object, found {type(value).__name__}')
   return value
@@ -144,7 +171,8 @@ def read_json(path: PathLike, what: str = 'file') -> Any:
 
 @contextlib.contextmanager
 def atomic_path(path: PathLike) -> Iterator[epath.Path]:
-  """A temporary path beside ``path`` (a file or a folder of the caller's making), renamed on success.
+  """A temporary path beside ``path`` (a file or a folder of the caller's making), renamed on
+  success.
 
   On any error what was written is removed, and an existing ``path`` is as it was.
 
@@ -168,7 +196,10 @@ def atomic_path(path: PathLike) -> Iterator[epath.Path]:
 
 
 def output_file(path: PathLike) -> epath.Path:
-  """The path, if a file may be written there: worth asking before hours of work. Raises InputError where a folder is in its place."""
+  """The path, if a file may be written there: worth asking before hours of work.
+
+  Raises InputError where a folder is in its place.
+  """
   final = epath.Path(path)
   if final.is_dir():
     raise InputError(f'{final} is a folder; give the name of a file')
@@ -177,9 +208,14 @@ def output_file(path: PathLike) -> epath.Path:
 
 @contextlib.contextmanager
 def atomic_write(path: PathLike, mode: str = 'w') -> Iterator[IO[Any]]:
-  """An open file whose content appears at ``path`` whole or not at all; see ``atomic_path`` and ``output_file``."""
+  """An open file whose content appears at ``path`` whole or not at all; see ``atomic_path`` and
+  ``output_file``.
+  """
   output_file(path)
-  with atomic_path(path) as aside, aside.open(mode, **({} if 'b' in mode else {'encoding': 'utf-8'})) as file:
+  with (
+    atomic_path(path) as aside,
+    aside.open(mode, **({} if 'b' in mode else {'encoding': 'utf-8'})) as file,
+  ):
     yield file
 
 
@@ -191,11 +227,14 @@ def no_room(path: PathLike) -> Iterator[None]:
   except OSError as error:
     if error.errno not in _NO_ROOM:
       raise
-    raise InputError(f'cannot write {path}: {error.strerror}; free some space and run the same command again') from error
+    raise InputError(
+      f'cannot write {path}: {error.strerror}; free some space and run the same command again'
+    ) from error
 
 
 def read_sidecar(folder: PathLike, name: str, what: str, fingerprint: str) -> dict[str, Any] | None:
-  """The JSON beside something that can be made again; None where there is none yet, or one of another fingerprint.
+  """The JSON beside something that can be made again; None where there is none yet, or one of
+  another fingerprint.
 
   Raises:
     InputError: the folder holds something else than ``what``, so it must not be replaced.

@@ -1,11 +1,13 @@
-"""Puts passages into a Milvus collection, replaces them, takes them out. dprjax.search --index=milvus searches it.
+"""Puts passages into a Milvus collection, replaces them, takes them out. dprjax.search
+--index=milvus searches it.
 
     python -m dprjax.index --uri=index.db --upsert=embeddings/corpus
     python -m dprjax.index --uri=http://host:19530 --collection=passages --delete=ids.txt
 
-The first makes the collection where there is none. A passage whose id is there already is replaced; one of another backbone or prompt than
-the collection's is refused. After an interruption the same command may simply be given again. A folder that ends in .db is a local index
-(milvus-lite, in this process); an address is a Milvus server's.
+The first makes the collection where there is none. A passage whose id is there already is replaced;
+one of another backbone or prompt than the collection's is refused. After an interruption the same
+command may simply be given again. A folder that ends in .db is a local index (milvus-lite, in this
+process); an address is a Milvus server's.
 """
 
 import argparse
@@ -23,15 +25,17 @@ logger = logging.getLogger('dprjax')
 _BLOCK = 10_000  # rows read at a time
 
 
-def upsert(server: milvus.Server, name: str, corpus: embeddings.Embeddings, index_type: str | None = None) -> milvus.Collection:
+def upsert(
+  server: milvus.Server, name: str, corpus: embeddings.Embeddings, index_type: str | None = None
+) -> milvus.Collection:
   """Writes all of ``corpus`` into a collection, which is made if it is missing.
 
   Args:
     index_type: of a new collection, see `milvus.Server.create`; None: 'auto'.
 
   Raises:
-    InputError: embeddings of queries, or of another backbone, prompt or settings than the collection's; another ``index_type`` than
-      the collection has; what Milvus complains of.
+    InputError: embeddings of queries, or of another backbone, prompt or settings than the
+      collection's; another ``index_type`` than the collection has; what Milvus complains of.
   """
   if corpus.meta.kind != 'passage':
     raise InputError(f'--upsert holds embeddings of kind {corpus.meta.kind}, expected passage')
@@ -40,8 +44,11 @@ def upsert(server: milvus.Server, name: str, corpus: embeddings.Embeddings, inde
     collection = server.open(name)
     collection.check_space(space, '--upsert')
     if index_type not in (None, 'auto', collection.index_type):
-      raise InputError(f'{server.uri}: collection {name!r} has an index {collection.index_type}; --index_type={index_type} is for a new one: '
-                       'choose another --collection, or --drop this one first')
+      raise InputError(
+        f'{server.uri}: collection {name!r} has an index {collection.index_type}; '
+        f'--index_type={index_type} is for a new one: '
+        'choose another --collection, or --drop this one first'
+      )
   else:
     collection = server.create(name, space, index_type=index_type or 'auto', rows=len(corpus))
   progress = log.Countdown('passages', len(corpus))
@@ -49,8 +56,16 @@ def upsert(server: milvus.Server, name: str, corpus: embeddings.Embeddings, inde
     collection.upsert(ids, vectors, progress)
     progress.finish(len(ids))
   collection.flush()
-  logger.info('%s, collection %s: %s passages written in %s (%.0f a second); it has %s, index %s', server.uri, name, f'{len(corpus):,}',
-              log.duration(progress.seconds), len(corpus) / progress.seconds, f'{len(collection):,}', collection.index_type)
+  logger.info(
+    '%s, collection %s: %s passages written in %s (%.0f a second); it has %s, index %s',
+    server.uri,
+    name,
+    f'{len(corpus):,}',
+    log.duration(progress.seconds),
+    len(corpus) / progress.seconds,
+    f'{len(collection):,}',
+    collection.index_type,
+  )
   return collection
 
 
@@ -58,34 +73,53 @@ def delete(collection: milvus.Collection, ids: Sequence[str]) -> None:
   """Takes passages out, and says which of them were not there."""
   missing = collection.delete(ids, log.Countdown('passages', len(ids)))
   cli.tell(f'{len(missing):,} ids were not there', missing, strict=False)
-  logger.info('%s, collection %s: %s passages deleted; it has %s', collection.server.uri, collection.name, f'{len(ids) - len(missing):,}',
-              f'{len(collection):,}')
+  logger.info(
+    '%s, collection %s: %s passages deleted; it has %s',
+    collection.server.uri,
+    collection.name,
+    f'{len(ids) - len(missing):,}',
+    f'{len(collection):,}',
+  )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
   parser = cli.Parser('index', __doc__ or '')
-  parser.add_argument('--uri', required=True, help='a local folder whose name ends in .db, or http://host:port')
-  parser.add_argument('--token', default=os.environ.get('MILVUS_TOKEN', ''), help='of the server (default: $MILVUS_TOKEN)')
+  parser.add_argument(
+    '--uri', required=True, help='a local folder whose name ends in .db, or http://host:port'
+  )
+  parser.add_argument(
+    '--token',
+    default=os.environ.get('MILVUS_TOKEN', ''),
+    help='of the server (default: $MILVUS_TOKEN)',
+  )
   parser.add_argument('--collection', default='passages', help='default: passages')
   action = parser.add_mutually_exclusive_group(required=True)
   action.add_argument('--upsert', metavar='DIR', help='embeddings of passages')
   action.add_argument('--delete', metavar='IDS', help='a file of ids, one a line')
   action.add_argument('--drop', action='store_true', help='remove the whole collection')
-  parser.add_argument('--index_type', choices=milvus.INDEX_TYPES,
-                      help='of a new collection (default: auto, which is SCANN; FLAT on milvus-lite, which has none)')
+  parser.add_argument(
+    '--index_type',
+    choices=milvus.INDEX_TYPES,
+    help='of a new collection (default: auto, which is SCANN; FLAT on milvus-lite, which has none)',
+  )
 
   def command(args: argparse.Namespace) -> None:
     if args.upsert:
       corpus = embeddings.load_embeddings(args.upsert)
-      upsert(milvus.Server(args.uri, args.token, new=True), args.collection, corpus, args.index_type)
+      upsert(
+        milvus.Server(args.uri, args.token, new=True), args.collection, corpus, args.index_type
+      )
     elif args.delete:
       ids = list(dict.fromkeys(line.strip() for _, line in files.read_lines(args.delete, 'ids')))
       delete(milvus.Server(args.uri, args.token).open(args.collection), ids)
     else:
       server = milvus.Server(args.uri, args.token)
-      server.open(args.collection)  # so that a wrong name is an error, and nobody else's collection goes
+      server.open(
+        args.collection
+      )  # so that a wrong name is an error, and nobody else's collection goes
       server.drop(args.collection)
       logger.info('%s, collection %s: removed', server.uri, args.collection)
+
   cli.run(parser, command, argv)
 
 

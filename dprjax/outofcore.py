@@ -1,7 +1,7 @@
 """What is too large for memory: rows in numbered buckets on disk, and 64-bit keys in place of ids.
 
-A key is a hash of an id's UTF-8 bytes. Ids of up to 8 bytes never share one; longer ones do with a probability of
-n^2 / 2^65, two in a million for the 8.8 million passages of MS MARCO.
+A key is a hash of an id's UTF-8 bytes. Ids of up to 8 bytes never share one; longer ones do with a
+probability of n^2 / 2^65, two in a million for the 8.8 million passages of MS MARCO.
 """
 
 import pathlib
@@ -17,7 +17,9 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Buckets:
-  """Rows of one dtype in a folder, a file a bucket: what arrives in any order is read again bucket by bucket."""
+  """Rows of one dtype in a folder, a file a bucket: what arrives in any order is read again bucket
+  by bucket.
+  """
 
   def __init__(self, folder: pathlib.Path, dtype: np.dtype):
     folder.mkdir(parents=True)
@@ -30,7 +32,9 @@ class Buckets:
       rows, buckets = rows[order], buckets[order]
     borders = np.flatnonzero(np.diff(buckets, prepend=-1))
     with files.no_room(self._folder):
-      for start, stop in zip(borders.tolist(), np.append(borders, len(rows))[1:].tolist(), strict=True):
+      for start, stop in zip(
+        borders.tolist(), np.append(borders, len(rows))[1:].tolist(), strict=True
+      ):
         # Opened anew each time: there may be more buckets than files that a process may hold open.
         with self._path(int(buckets[start])).open('ab') as file:
           file.write(rows[start:stop].tobytes())
@@ -56,7 +60,9 @@ def keys_of(ids: Sequence[str]) -> UInt64[np.ndarray, 'n']:
   return keys_at(np.frombuffer(b''.join(encoded), np.uint8), starts, ends)
 
 
-def keys_at(text: UInt8[np.ndarray, 'bytes'], starts: Int[np.ndarray, 'n'], ends: Int[np.ndarray, 'n']) -> UInt64[np.ndarray, 'n']:
+def keys_at(
+  text: UInt8[np.ndarray, 'bytes'], starts: Int[np.ndarray, 'n'], ends: Int[np.ndarray, 'n']
+) -> UInt64[np.ndarray, 'n']:
   """The keys of the ids that lie at these places of a text."""
   padded = np.concatenate([text, np.zeros(8, np.uint8)])
   # Eight bytes from any place on, without a copy of the text for each of them.
@@ -67,7 +73,11 @@ def keys_at(text: UInt8[np.ndarray, 'bytes'], starts: Int[np.ndarray, 'n'], ends
   while len(rest):
     used = np.minimum(left, 8).astype(np.uint64)
     # A shift by 64, for an id of no bytes, would be undefined.
-    mask = np.where(used > 0, np.uint64(2**64 - 1) >> (np.uint64(64) - np.uint64(8) * np.maximum(used, np.uint64(1))), np.uint64(0))
+    mask = np.where(
+      used > 0,
+      np.uint64(2**64 - 1) >> (np.uint64(64) - np.uint64(8) * np.maximum(used, np.uint64(1))),
+      np.uint64(0),
+    )
     word = words[starts[rest]] & mask
     keys[rest] = mix(keys[rest] * GOLDEN + word)
     on = left > 8
@@ -77,7 +87,9 @@ def keys_at(text: UInt8[np.ndarray, 'bytes'], starts: Int[np.ndarray, 'n'], ends
 
 
 def mix(bits: UInt64[np.ndarray, '...']) -> UInt64[np.ndarray, '...']:
-  """A well-mixed number of each number, one to one: the finalizer of splitmix64 (Steele et al., 2014)."""
+  """A well-mixed number of each number, one to one: the finalizer of splitmix64 (Steele et al.,
+  2014).
+  """
   bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
   bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
   return bits ^ (bits >> np.uint64(31))

@@ -1,10 +1,12 @@
 """Rescores the best passages of a run with a cross-encoder.
 
-    python -m dprjax.rerank --backbone=DIR --run=bm25.trec --queries=queries.jsonl --corpus=corpus.jsonl --out=reranked.trec
+    python -m dprjax.rerank --backbone=DIR --run=bm25.trec --queries=queries.jsonl
+    --corpus=corpus.jsonl --out=reranked.trec
 
-The new run holds each query's first --depth passages of the old one, by their new scores; what lay deeper is dropped.
-A score's sigmoid is the probability of relevance. Scores that are done are kept in OUT.parts, so that the same command
-after an interruption goes on; beside the run, OUT.json says how it was made.
+The new run holds each query's first --depth passages of the old one, by their new scores; what lay
+deeper is dropped. A score's sigmoid is the probability of relevance. Scores that are done are kept
+in OUT.parts, so that the same command after an interruption goes on; beside the run, OUT.json says
+how it was made.
 """
 
 import argparse
@@ -32,14 +34,23 @@ _PARTS, _FORMAT = 'parts.json', 1
 
 
 def rerank(
-    reranker: CrossEncoder, run: str, queries: Sequence[str], corpus: Sequence[str], out: str, *, depth: int = 100, strict: bool = False,
-    shard_pairs: int = 10_000) -> dict[str, Any]:
+  reranker: CrossEncoder,
+  run: str,
+  queries: Sequence[str],
+  corpus: Sequence[str],
+  out: str,
+  *,
+  depth: int = 100,
+  strict: bool = False,
+  shard_pairs: int = 10_000,
+) -> dict[str, Any]:
   """Rescores ``run`` into ``out``; returns what is written to ``out``.json.
 
   Args:
     reranker: the cross-encoder.
     run: a TREC run.
-    queries, corpus: files of texts, see ``data.sources.read_texts``. Of the corpus, the texts that are scored are held in memory.
+    queries, corpus: files of texts, see ``data.sources.read_texts``. Of the corpus, the texts that
+      are scored are held in memory.
     out: the new run.
     depth: passages a query.
     strict: fail where the run names an unknown query or passage, instead of leaving it out.
@@ -50,10 +61,16 @@ def rerank(
   """
   kept = trec.read_run(run).top(depth)
   settings = {
-      'format': _FORMAT, 'reranker_sha256': reranker.sha256, 'max_length': reranker.max_length, 'dtype': reranker.dtype, 'depth': depth,
-      'shard_pairs': shard_pairs,
-      'run_sha256': files.sha256_file(run), 'queries_sha256': [files.sha256_file(path) for path in queries],
-      'corpus_sha256': [files.sha256_file(path) for path in corpus]}
+    'format': _FORMAT,
+    'reranker_sha256': reranker.sha256,
+    'max_length': reranker.max_length,
+    'dtype': reranker.dtype,
+    'depth': depth,
+    'shard_pairs': shard_pairs,
+    'run_sha256': files.sha256_file(run),
+    'queries_sha256': [files.sha256_file(path) for path in queries],
+    'corpus_sha256': [files.sha256_file(path) for path in corpus],
+  }
   done = _finished(out, settings)
   if done is not None and not (strict and done['unknown_queries'] + done['unknown_passages']):
     logger.info('%s is there already, of just these inputs', out)
@@ -61,25 +78,52 @@ def rerank(
   wanted = set(kept.query_ids)
   query_texts = read_wanted(queries, 'query', wanted)
   unknown_queries = [query_id for query_id in kept.query_ids if query_id not in query_texts]
-  cli.tell(f'{run}: {len(unknown_queries)} of {len(kept)} queries are not in {", ".join(queries)}', unknown_queries, strict, 'left out')
-  texts = read_wanted(corpus, 'passage', {kept.doc_ids[doc] for doc in np.unique(kept.docs).tolist()})
+  cli.tell(
+    f'{run}: {len(unknown_queries)} of {len(kept)} queries are not in {", ".join(queries)}',
+    unknown_queries,
+    strict,
+    'left out',
+  )
+  texts = read_wanted(
+    corpus, 'passage', {kept.doc_ids[doc] for doc in np.unique(kept.docs).tolist()}
+  )
   known_queries = np.array([query_id in query_texts for query_id in kept.query_ids], bool)
   known_docs = np.array([doc_id in texts for doc_id in kept.doc_ids], bool)
   unknown_docs = [kept.doc_ids[doc] for doc in np.unique(kept.docs).tolist() if not known_docs[doc]]
-  cli.tell(f'{run}: {len(unknown_docs)} passages are not in {", ".join(corpus)}', unknown_docs, strict, 'left out')
+  cli.tell(
+    f'{run}: {len(unknown_docs)} passages are not in {", ".join(corpus)}',
+    unknown_docs,
+    strict,
+    'left out',
+  )
   kept = kept.keep(known_queries[kept.query_of_row()] & known_docs[kept.docs])
   if not len(kept.docs):
-    raise InputError(f'{run}: no query and passage of it are in {", ".join((*queries, *corpus))}: there is nothing to score')
+    raise InputError(
+      f'{run}: no query and passage of it are in {", ".join((*queries, *corpus))}: there is '
+      'nothing to score'
+    )
 
   began, cut = time.monotonic(), reranker.truncated
-  scores = _score(reranker, kept, query_texts, texts, _Parts(out, settings, len(kept.docs), shard_pairs))
+  scores = _score(
+    reranker, kept, query_texts, texts, _Parts(out, settings, len(kept.docs), shard_pairs)
+  )
   seconds = time.monotonic() - began
   trec.write_run(out, kept.rescored(scores), TAG)
   if cut := reranker.truncated - cut:
-    logger.info('%s of the pairs scored now were longer than %d tokens and were cut there', f'{cut:,}', reranker.max_length)
+    logger.info(
+      '%s of the pairs scored now were longer than %d tokens and were cut there',
+      f'{cut:,}',
+      reranker.max_length,
+    )
   report = {
-      'settings': settings, 'out_sha256': files.sha256_file(out), 'queries': int(np.count_nonzero(np.diff(kept.offsets))), 'pairs': len(kept.docs),
-      'unknown_queries': len(unknown_queries), 'unknown_passages': len(unknown_docs), 'seconds': seconds}
+    'settings': settings,
+    'out_sha256': files.sha256_file(out),
+    'queries': int(np.count_nonzero(np.diff(kept.offsets))),
+    'pairs': len(kept.docs),
+    'unknown_queries': len(unknown_queries),
+    'unknown_passages': len(unknown_docs),
+    'seconds': seconds,
+  }
   files.write_json(f'{out}.json', report)
   _Parts.folder_of(out).rmtree()
   return report
@@ -95,7 +139,9 @@ def read_wanted(paths: Iterable[str], kind: str, wanted: set[str]) -> dict[str, 
   for path in paths:
     here = {one.id: one.text for one in sources.read_texts(path, kind, wanted)}
     if twice := next((id_ for id_ in here if id_ in found), None):
-      raise InputError(f'{path}: {kind} id {twice!r} is in another of the files too; ids must be unique')
+      raise InputError(
+        f'{path}: {kind} id {twice!r} is in another of the files too; ids must be unique'
+      )
     found |= here
   return found
 
@@ -105,9 +151,14 @@ class _Parts:
 
   def __init__(self, out: str, settings: dict[str, Any], pairs: int, shard_pairs: int):
     self._folder = self.folder_of(out)
-    self.shards = [range(start, min(start + shard_pairs, pairs)) for start in range(0, pairs, shard_pairs)]
+    self.shards = [
+      range(start, min(start + shard_pairs, pairs)) for start in range(0, pairs, shard_pairs)
+    ]
     fingerprint = json.dumps([settings, pairs])
-    if files.read_sidecar(self._folder, _PARTS, 'set of scores of dprjax.rerank', fingerprint) is None:
+    if (
+      files.read_sidecar(self._folder, _PARTS, 'set of scores of dprjax.rerank', fingerprint)
+      is None
+    ):
       with files.atomic_path(self._folder) as aside:
         aside.mkdir(parents=True)
         files.write_json(aside / _PARTS, {'fingerprint': fingerprint})
@@ -126,7 +177,9 @@ class _Parts:
         scores = np.load(file, allow_pickle=False)
     except (ValueError, EOFError):
       return None
-    return scores if scores.shape == (len(self.shards[number]),) and scores.dtype == np.float32 else None
+    return (
+      scores if scores.shape == (len(self.shards[number]),) and scores.dtype == np.float32 else None
+    )
 
   def save(self, number: int, scores: Float[np.ndarray, ' n']) -> None:
     with files.atomic_write(self._file(number), 'wb') as file:
@@ -137,7 +190,12 @@ class _Parts:
 
 
 def _score(
-    reranker: CrossEncoder, run: trec.Run, query_texts: dict[str, str], texts: dict[str, str], parts: _Parts) -> Float[np.ndarray, ' rows']:
+  reranker: CrossEncoder,
+  run: trec.Run,
+  query_texts: dict[str, str],
+  texts: dict[str, str],
+  parts: _Parts,
+) -> Float[np.ndarray, ' rows']:
   """The scores of the run's rows, those that an earlier run of this command left included."""
   scores = np.zeros(len(run.docs), np.float32)
   pending = []
@@ -146,7 +204,7 @@ def _score(
     if found is None:
       pending.append(number)
     else:
-      scores[shard.start:shard.stop] = found
+      scores[shard.start : shard.stop] = found
   todo = sum(len(parts.shards[number]) for number in pending)
   if todo < len(scores):
     logger.info('%s of %s pairs are scored already', f'{len(scores) - todo:,}', f'{len(scores):,}')
@@ -159,13 +217,22 @@ def _score(
     bad = np.flatnonzero(~np.isfinite(values))
     if bad.size:
       query, doc = pairs[bad[0]]
-      raise InputError(f'the score of query {query} and passage {doc} is not finite ({bad.size} of {len(pairs)} pairs): '
-                       f'the weights of {reranker.backbone.path} are damaged, or overflow as they are computed')
+      raise InputError(
+        f'the score of query {query} and passage {doc} is not finite ({bad.size} of {len(pairs)} '
+        'pairs): '
+        f'the weights of {reranker.backbone.path} are damaged, or overflow as they are computed'
+      )
     parts.save(number, values)
-    scores[shard.start:shard.stop] = values
+    scores[shard.start : shard.stop] = values
     progress.finish(len(shard))
   seconds = progress.seconds
-  logger.info('%s pairs of %s queries in %s (%.0f a second)', f'{todo:,}', f'{len(run):,}', log.duration(seconds), todo / max(seconds, 1e-9))
+  logger.info(
+    '%s pairs of %s queries in %s (%.0f a second)',
+    f'{todo:,}',
+    f'{len(run):,}',
+    log.duration(seconds),
+    todo / max(seconds, 1e-9),
+  )
   return scores
 
 
@@ -174,36 +241,106 @@ def _finished(out: str, settings: dict[str, Any]) -> dict[str, Any] | None:
   if not (epath.Path(out).exists() and epath.Path(f'{out}.json').exists()):
     return None
   report = files.read_json(f'{out}.json', 'report of a run')
-  if not isinstance(report, dict) or report.get('settings') != settings or report.get('out_sha256') != files.sha256_file(out):
+  if (
+    not isinstance(report, dict)
+    or report.get('settings') != settings
+    or report.get('out_sha256') != files.sha256_file(out)
+  ):
     return None
   return report
 
 
 def main(argv: Sequence[str] | None = None) -> None:
   parser = cli.Parser('rerank', __doc__ or '')
-  parser.add_argument('--backbone', required=True, help='the cross-encoder: a Hugging Face directory, a hub id, or package:NAME')
+  parser.add_argument(
+    '--backbone',
+    required=True,
+    help='the cross-encoder: a Hugging Face directory, a hub id, or package:NAME',
+  )
   parser.add_argument('--run', required=True, metavar='run.trec', help='what a retriever found')
-  parser.add_argument('--queries', required=True, action='append', metavar='FILE',
-                      help='jsonl with _id and text, or a tsv of id and text; .gz and .xz too; may be given several times')
-  parser.add_argument('--corpus', required=True, action='append', metavar='FILE', help='likewise, with _id, title and text')
-  parser.add_argument('--out', required=True, metavar='reranked.trec', help='the new run; its report goes to the same name with .json behind it')
-  parser.add_argument('--depth', type=cli.positive, default=100, help='passages a query that are scored; deeper ones are dropped (default: 100)')
-  parser.add_argument('--max_length', type=cli.positive, help="tokens of a pair, the passage is cut first; default: the tokenizer's, at most 512")
-  parser.add_argument('--batch_size', type=cli.positive, default=64, help='pairs at a time over all devices (default: 64)')
-  parser.add_argument('--dtype', choices=('float32', 'bfloat16'), default='float32', help='of the arithmetic (default: float32)')
-  parser.add_argument('--shard_pairs', type=cli.positive, default=10_000, help='pairs scored between two saves (default: 10000)')
-  parser.add_argument('--strict', action='store_true', help='fail where the run names an unknown query or passage, instead of leaving it out')
+  parser.add_argument(
+    '--queries',
+    required=True,
+    action='append',
+    metavar='FILE',
+    help='jsonl with _id and text, or a tsv of id and text; .gz and .xz too; may be given several '
+    'times',
+  )
+  parser.add_argument(
+    '--corpus',
+    required=True,
+    action='append',
+    metavar='FILE',
+    help='likewise, with _id, title and text',
+  )
+  parser.add_argument(
+    '--out',
+    required=True,
+    metavar='reranked.trec',
+    help='the new run; its report goes to the same name with .json behind it',
+  )
+  parser.add_argument(
+    '--depth',
+    type=cli.positive,
+    default=100,
+    help='passages a query that are scored; deeper ones are dropped (default: 100)',
+  )
+  parser.add_argument(
+    '--max_length',
+    type=cli.positive,
+    help="tokens of a pair, the passage is cut first; default: the tokenizer's, at most 512",
+  )
+  parser.add_argument(
+    '--batch_size',
+    type=cli.positive,
+    default=64,
+    help='pairs at a time over all devices (default: 64)',
+  )
+  parser.add_argument(
+    '--dtype',
+    choices=('float32', 'bfloat16'),
+    default='float32',
+    help='of the arithmetic (default: float32)',
+  )
+  parser.add_argument(
+    '--shard_pairs',
+    type=cli.positive,
+    default=10_000,
+    help='pairs scored between two saves (default: 10000)',
+  )
+  parser.add_argument(
+    '--strict',
+    action='store_true',
+    help='fail where the run names an unknown query or passage, instead of leaving it out',
+  )
 
   def command(args: argparse.Namespace) -> None:
     # Before the model is read: a wrong name should not cost a minute.
     files.output_file(args.out)
-    for path, what in ((args.run, 'run'), *((path, 'queries') for path in args.queries), *((path, 'corpus') for path in args.corpus)):
+    for path, what in (
+      (args.run, 'run'),
+      *((path, 'queries') for path in args.queries),
+      *((path, 'corpus') for path in args.corpus),
+    ):
       files.existing(path, what)
     compiled.keep()
-    reranker = CrossEncoder.load(args.backbone, max_length=args.max_length, batch_size=args.batch_size, dtype=args.dtype)
+    reranker = CrossEncoder.load(
+      args.backbone, max_length=args.max_length, batch_size=args.batch_size, dtype=args.dtype
+    )
     report = rerank(
-        reranker, args.run, args.queries, args.corpus, args.out, depth=args.depth, strict=args.strict, shard_pairs=args.shard_pairs)
-    logger.info('%s: %s passages for %s queries', args.out, f'{report["pairs"]:,}', f'{report["queries"]:,}')
+      reranker,
+      args.run,
+      args.queries,
+      args.corpus,
+      args.out,
+      depth=args.depth,
+      strict=args.strict,
+      shard_pairs=args.shard_pairs,
+    )
+    logger.info(
+      '%s: %s passages for %s queries', args.out, f'{report["pairs"]:,}', f'{report["queries"]:,}'
+    )
+
   cli.run(parser, command, argv)
 
 

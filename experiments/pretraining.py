@@ -1,13 +1,18 @@
-"""Six ways to pretrain one backbone from scratch, and what each is worth to retrieval: DPTDR's Tables 6 to 8 and Condenser's Table 3 in small.
+"""Six ways to pretrain one backbone from scratch, and what each is worth to retrieval: DPTDR's
+Tables 6 to 8 and Condenser's Table 3 in small.
 
-    python experiments/pretraining.py --data=../shared/data --out=runs/pretraining --size=mini --steps=2000 --seeds=0,1,2
+    python experiments/pretraining.py --data=../shared/data --out=runs/pretraining --size=mini
+    --steps=2000 --seeds=0,1,2
 
-Every method starts from the same weights and vocabulary (a seed's): random ones after `--base_steps` updates of plain MLM, as the papers start
-from BERT or RoBERTa. (From random ones outright, a contrastive loss over small batches only makes all vectors alike.) All take the same number of
-updates and see about the same number of tokens in each (`--tokens`): methods with shorter texts get more passages. What follows is the same for
-all: zero-shot retrieval, a prompt (DPT) and fine-tuning (FT) on SciFact and MedQuAD, FT with 100 and 1,000 queries, STS-b, alignment and
-uniformity. Stages are kept under `--out` and not done twice: the same command goes on where it stopped, and several with other `--seeds` may share
-the work. At the end (or with --table, of what is there) it prints the table and writes table.md, results.json and medquad.png.
+Every method starts from the same weights and vocabulary (a seed's): random ones after
+`--base_steps` updates of plain MLM, as the papers start from BERT or RoBERTa. (From random ones
+outright, a contrastive loss over small batches only makes all vectors alike.) All take the same
+number of updates and see about the same number of tokens in each (`--tokens`): methods with shorter
+texts get more passages. What follows is the same for all: zero-shot retrieval, a prompt (DPT) and
+fine-tuning (FT) on SciFact and MedQuAD, FT with 100 and 1,000 queries, STS-b, alignment and
+uniformity. Stages are kept under `--out` and not done twice: the same command goes on where it
+stopped, and several with other `--seeds` may share the work. At the end (or with --table, of what
+is there) it prints the table and writes table.md, results.json and medquad.png.
 """
 
 import argparse
@@ -28,12 +33,12 @@ from dprjax.runtime import config as configs
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # config file and argument, overrides
 METHODS = {
-    'MLM': ('condenser.py:mlm', []),
-    'Condenser': ('condenser.py:condenser', []),
-    'coCondenser': ('condenser.py:cocondenser', []),
-    'RIP, sentences': ('rip.py:sentence', []),
-    'RIP, spans': ('rip.py:span', []),
-    'ICT': ('condenser.py:ict', []),
+  'MLM': ('condenser.py:mlm', []),
+  'Condenser': ('condenser.py:condenser', []),
+  'coCondenser': ('condenser.py:cocondenser', []),
+  'RIP, sentences': ('rip.py:sentence', []),
+  'RIP, spans': ('rip.py:span', []),
+  'ICT': ('condenser.py:ict', []),
 }
 RANDOM, BASE = 'random weights', 'start'
 PROMPTS = 'RIP on prompts'  # Table 6: on the backbone of plain MLM
@@ -42,21 +47,45 @@ QUERIES = (100, 1000, 0)  # 0: all
 
 
 def main():
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument('--data', required=True, help='the folder of data sets: arxiv, medquad, scifact, stsb, text')
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument(
+    '--data', required=True, help='the folder of data sets: arxiv, medquad, scifact, stsb, text'
+  )
   parser.add_argument('--out', required=True)
   parser.add_argument('--size', default='mini', choices=sorted(hub.SIZES))
-  parser.add_argument('--base_steps', type=int, default=2000, help='updates of plain MLM that come before all methods')
+  parser.add_argument(
+    '--base_steps', type=int, default=2000, help='updates of plain MLM that come before all methods'
+  )
   parser.add_argument('--base_learning_rate', type=float, default=1e-3, help='of these')
   parser.add_argument('--steps', type=int, default=2000, help='updates of pretraining')
   parser.add_argument('--tokens', type=int, default=8192, help='in an update, about')
-  parser.add_argument('--tune_steps', type=int, default=150, help='updates of DPT and FT, of 32 queries')
-  parser.add_argument('--length', type=int, default=128, help='tokens of a text in pretraining, at most; spans have half')
-  parser.add_argument('--learning_rate', type=float, default=5e-4, help='of pretraining: small models need more than 1e-4')
-  parser.add_argument('--read', type=int, default=128, help='tokens of a passage in DPT, FT and retrieval')
+  parser.add_argument(
+    '--tune_steps', type=int, default=150, help='updates of DPT and FT, of 32 queries'
+  )
+  parser.add_argument(
+    '--length',
+    type=int,
+    default=128,
+    help='tokens of a text in pretraining, at most; spans have half',
+  )
+  parser.add_argument(
+    '--learning_rate',
+    type=float,
+    default=5e-4,
+    help='of pretraining: small models need more than 1e-4',
+  )
+  parser.add_argument(
+    '--read', type=int, default=128, help='tokens of a passage in DPT, FT and retrieval'
+  )
   parser.add_argument('--seeds', default='0', help='separated by commas')
   parser.add_argument('--vocab_size', type=int, default=8000)
-  parser.add_argument('--methods', default='', help='only these, as their folders are called, separated by commas: rip-sentences,ict')
+  parser.add_argument(
+    '--methods',
+    default='',
+    help='only these, as their folders are called, separated by commas: rip-sentences,ict',
+  )
   parser.add_argument('--grad_cache', type=int, default=1, help='chunks, where memory is short')
   parser.add_argument('--dtype', default='float32', choices=('float32', 'bfloat16'))
   parser.add_argument('--table', action='store_true', help='only make the table of what is there')
@@ -78,13 +107,38 @@ class Experiment:
   """All stages of all methods and seeds, each in a folder of its own."""
 
   def __init__(self, args):
-    self.args, self.data, self.out = args, pathlib.Path(args.data).resolve(), pathlib.Path(args.out).resolve()
-    # What is written about the world, medicine and science; the test sets' own corpora but for MedQuAD's are not in it.
+    self.args, self.data, self.out = (
+      args,
+      pathlib.Path(args.data).resolve(),
+      pathlib.Path(args.out).resolve(),
+    )
+    # What is written about the world, medicine and science; the test sets' own corpora but for
+    # MedQuAD's are not in it.
     self.corpus = [
-        self.data / 'arxiv', self.data / 'medquad' / 'corpus.jsonl', self.data / 'text' / 'enwiki', self.data / 'text' / 'wikitext-2',
-        self.data / 'text' / 'gutenberg']
-    trials.claim(self.out, {name: getattr(args, name) for name in (
-        'size', 'base_steps', 'base_learning_rate', 'steps', 'tokens', 'length', 'learning_rate', 'tune_steps', 'read', 'vocab_size')})
+      self.data / 'arxiv',
+      self.data / 'medquad' / 'corpus.jsonl',
+      self.data / 'text' / 'enwiki',
+      self.data / 'text' / 'wikitext-2',
+      self.data / 'text' / 'gutenberg',
+    ]
+    trials.claim(
+      self.out,
+      {
+        name: getattr(args, name)
+        for name in (
+          'size',
+          'base_steps',
+          'base_learning_rate',
+          'steps',
+          'tokens',
+          'length',
+          'learning_rate',
+          'tune_steps',
+          'read',
+          'vocab_size',
+        )
+      },
+    )
 
   def run(self, method, seed):
     """Everything for one method and seed; one JSON a measurement."""
@@ -96,10 +150,28 @@ class Experiment:
       backbone, prompt = start, None
     elif method == BASE:
       backbone, prompt = base, None
-      self.pretrain('condenser.py:mlm', [], start, folder, seed, backbone, self.args.base_steps, self.args.base_learning_rate)
+      self.pretrain(
+        'condenser.py:mlm',
+        [],
+        start,
+        folder,
+        seed,
+        backbone,
+        self.args.base_steps,
+        self.args.base_learning_rate,
+      )
     elif method == PROMPTS:
       backbone, prompt = self.out / f'mlm-{seed}' / 'backbone', folder / 'prompt.npz'
-      self.pretrain('rip.py:prompt', ['--config.prompt.length=16'], backbone, folder, seed, prompt, self.args.steps, rate)
+      self.pretrain(
+        'rip.py:prompt',
+        ['--config.prompt.length=16'],
+        backbone,
+        folder,
+        seed,
+        prompt,
+        self.args.steps,
+        rate,
+      )
     else:
       backbone, prompt = folder / 'backbone', None
       config, overrides = METHODS[method]
@@ -108,7 +180,9 @@ class Experiment:
     results.mkdir(parents=True, exist_ok=True)
     trials.once(results / 'looks.json', lambda: self.looks(backbone, prompt))
     for name in SETS:
-      trials.once(results / f'{name}-zero-shot.json', lambda name=name: self.evaluate(backbone, prompt, name))
+      trials.once(
+        results / f'{name}-zero-shot.json', lambda name=name: self.evaluate(backbone, prompt, name)
+      )
       self.tuned('dptdr', name, 0, backbone, prompt, folder, seed)
       if method != PROMPTS:
         for queries in QUERIES:
@@ -120,22 +194,44 @@ class Experiment:
     vocabulary, folder = self.out / 'vocabulary', self.out / f'random-{seed}'
     if not (vocabulary / 'tokenizer.json').exists():
       trials.say('training the vocabulary')
-      text.train_wordpiece((one.text for one in corpora.read_documents(self.corpus, sources.Report())), self.args.vocab_size, vocabulary)
+      text.train_wordpiece(
+        (one.text for one in corpora.read_documents(self.corpus, sources.Report())),
+        self.args.vocab_size,
+        vocabulary,
+      )
     if not folder.exists():
       model = hub.scratch_config(self.args.size, text.load_tokenizer(vocabulary).vocab_size)
-      hub.save_backbone(folder, model, hub.init_params(model, jax.random.key(seed)), source=vocabulary)
+      hub.save_backbone(
+        folder, model, hub.init_params(model, jax.random.key(seed)), source=vocabulary
+      )
     return folder
 
   def passages(self, config):
     """How many passages of this method's views hold --tokens tokens, as measured."""
     knobs = config.pretrain
     store = documents.build_documents(
-        self.corpus, text.load_tokenizer(self.out / 'vocabulary'), self.out / 'store' / 'documents', passage_length=knobs.passage_length)
+      self.corpus,
+      text.load_tokenizer(self.out / 'vocabulary'),
+      self.out / 'store' / 'documents',
+      passage_length=knobs.passage_length,
+    )
     batches, _ = views.make_view_batches(
-        store, batch_size=256, views=knobs.views, unit=knobs.unit, span_length=knobs.span_length, max_length=knobs.max_length,
-        buckets=knobs.buckets, seed=0)
+      store,
+      batch_size=256,
+      views=knobs.views,
+      unit=knobs.unit,
+      span_length=knobs.span_length,
+      max_length=knobs.max_length,
+      buckets=knobs.buckets,
+      seed=0,
+    )
     try:
-      real = np.mean([sum(batch[key].sum() for key in batch if key.endswith('_mask')) / 256 for batch, _ in zip(batches, range(8), strict=False)])
+      real = np.mean(
+        [
+          sum(batch[key].sum() for key in batch if key.endswith('_mask')) / 256
+          for batch, _ in zip(batches, range(8), strict=False)
+        ]
+      )
     finally:
       batches.close()
     return max(16, round(self.args.tokens / real / 16) * 16)
@@ -144,12 +240,24 @@ class Experiment:
     if out.exists():
       return
     flags = [
-        f'--config={ROOT}/configs/{config}', f'--config.backbone.path={start}', f'--config.data.dir={",".join(map(str, self.corpus))}',
-        f'--config.data.store={self.out}/store', f'--config.pretrain.max_length={self.args.length}', '--config.epochs=0.0',
-        f'--config.pretrain.span_length={self.args.length // 2 - 2}', f'--config.pretrain.buckets=({self.args.length // 2}, {self.args.length})',
-        f'--config.seed={seed}', f'--config.steps={steps}', f'--config.grad_cache={self.args.grad_cache}',
-        f'--config.backbone.dtype={self.args.dtype}', '--config.backbone.unroll=0', '--config.log_every=50', '--config.checkpoint.every=500',
-        f'--config.optim.learning_rate={rate}', *overrides]
+      f'--config={ROOT}/configs/{config}',
+      f'--config.backbone.path={start}',
+      f'--config.data.dir={",".join(map(str, self.corpus))}',
+      f'--config.data.store={self.out}/store',
+      f'--config.pretrain.max_length={self.args.length}',
+      '--config.epochs=0.0',
+      f'--config.pretrain.span_length={self.args.length // 2 - 2}',
+      f'--config.pretrain.buckets=({self.args.length // 2}, {self.args.length})',
+      f'--config.seed={seed}',
+      f'--config.steps={steps}',
+      f'--config.grad_cache={self.args.grad_cache}',
+      f'--config.backbone.dtype={self.args.dtype}',
+      '--config.backbone.unroll=0',
+      '--config.log_every=50',
+      '--config.checkpoint.every=500',
+      f'--config.optim.learning_rate={rate}',
+      *overrides,
+    ]
     flags.append(f'--config.batch_size={self.passages(configs.parse(flags))}')
     trials.command('train', f'--workdir={folder}/pretrain', *flags)
     trials.command('export', f'--workdir={folder}/pretrain', f'--out={out}')
@@ -162,11 +270,24 @@ class Experiment:
 
     def work():
       flags = [
-          f'--config={ROOT}/configs/{kind}.py:beir', f'--config.backbone.path={backbone}', f'--config.data.dir={self.data}/{name}',
-          '--config.pooling=cls', '--config.normalize=False', '--config.temperature=1.0', '--config.data.hold_out=0.0',
-          '--config.data.query_max_length=64', f'--config.data.passage_max_length={self.args.read}', f'--config.data.max_queries={queries}',
-          f'--config.data.store={self.out}/store/{name}-{queries}', '--config.epochs=0.0', f'--config.steps={self.args.tune_steps}',
-          f'--config.seed={seed}', '--config.batch_size=32', '--config.backbone.unroll=0', '--config.log_every=50']
+        f'--config={ROOT}/configs/{kind}.py:beir',
+        f'--config.backbone.path={backbone}',
+        f'--config.data.dir={self.data}/{name}',
+        '--config.pooling=cls',
+        '--config.normalize=False',
+        '--config.temperature=1.0',
+        '--config.data.hold_out=0.0',
+        '--config.data.query_max_length=64',
+        f'--config.data.passage_max_length={self.args.read}',
+        f'--config.data.max_queries={queries}',
+        f'--config.data.store={self.out}/store/{name}-{queries}',
+        '--config.epochs=0.0',
+        f'--config.steps={self.args.tune_steps}',
+        f'--config.seed={seed}',
+        '--config.batch_size=32',
+        '--config.backbone.unroll=0',
+        '--config.log_every=50',
+      ]
       # 1e-4 for whole small backbones, the paper's rate for prompts; the same for all methods.
       flags.append(f'--config.optim.learning_rate={1e-4 if kind == "ft" else 7e-3}')
       if prompt is not None:
@@ -174,34 +295,64 @@ class Experiment:
       if not out.exists():
         trials.command('train', f'--workdir={workdir}', *flags)
         trials.command('export', f'--workdir={workdir}', f'--out={out}')
-      return self.evaluate(backbone if kind == 'dptdr' else out, out if kind == 'dptdr' else None, name)
+      return self.evaluate(
+        backbone if kind == 'dptdr' else out, out if kind == 'dptdr' else None, name
+      )
+
     trials.once(folder / 'results' / f'{name}-{label}.json', work)
 
   def queries(self, name):
     return len(sources.load_dataset(sources.Source(str(self.data / name), 'beir', 'train')).queries)
 
   def evaluate(self, backbone, prompt, name):
-    """Exact search of the test split's queries in the whole corpus, first token and inner product."""
+    """Exact search of the test queries in the whole corpus: first token, inner product."""
     dataset = sources.load_dataset(sources.Source(str(self.data / name), 'beir', 'test'))
     retriever = Retriever.load(
-        backbone=str(backbone), prompt=prompt and str(prompt), pooling='cls', normalize=False, query_max_length=64, passage_max_length=self.args.read)
+      backbone=str(backbone),
+      prompt=prompt and str(prompt),
+      pooling='cls',
+      normalize=False,
+      query_max_length=64,
+      passage_max_length=self.args.read,
+    )
     passages = list(dataset.passages)
-    top = exact.search(retriever.encode([q.text for q in dataset.queries], 'query'), retriever.encode([p.text for p in passages]), 100)
-    run = trec.run_from_rows([q.id for q in dataset.queries], [p.id for p in passages], top.rows, top.scores)
+    top = exact.search(
+      retriever.encode([q.text for q in dataset.queries], 'query'),
+      retriever.encode([p.text for p in passages]),
+      100,
+    )
+    run = trec.run_from_rows(
+      [q.id for q in dataset.queries], [p.id for p in passages], top.rows, top.scores
+    )
     return measures.measure(run, dataset.qrels, ['nDCG@10', 'R@100'])['mean']
 
   def looks(self, backbone, prompt):
     """STS-b (frozen), and alignment and uniformity on SciFact's test pairs, of unit vectors."""
     retriever = Retriever.load(
-        backbone=str(backbone), prompt=prompt and str(prompt), pooling='cls', normalize=True, query_max_length=64, passage_max_length=self.args.read)
+      backbone=str(backbone),
+      prompt=prompt and str(prompt),
+      pooling='cls',
+      normalize=True,
+      query_max_length=64,
+      passage_max_length=self.args.read,
+    )
     pairs = similarity.read_pairs(self.data / 'stsb' / 'raw' / 'stsb-en-test.csv')
     dataset = sources.load_dataset(sources.Source(str(self.data / 'scifact'), 'beir', 'test'))
     texts = {passage.id: passage.text for passage in dataset.passages}
-    matched = [(query.text, texts[found]) for query in dataset.queries for found in dataset.positives(query.id)]
-    queries, positives = retriever.encode([q for q, _ in matched], 'query'), retriever.encode([p for _, p in matched])
+    matched = [
+      (query.text, texts[found])
+      for query in dataset.queries
+      for found in dataset.positives(query.id)
+    ]
+    queries, positives = (
+      retriever.encode([q for q, _ in matched], 'query'),
+      retriever.encode([p for _, p in matched]),
+    )
     return {
-        'STS-b': analysis.sts(pairs, lambda some: retriever.encode(list(some), 'query')), 'alignment': analysis.alignment(queries, positives),
-        'uniformity': analysis.uniformity(retriever.encode(list(texts.values())[:2000]))}
+      'STS-b': analysis.sts(pairs, lambda some: retriever.encode(list(some), 'query')),
+      'alignment': analysis.alignment(queries, positives),
+      'uniformity': analysis.uniformity(retriever.encode(list(texts.values())[:2000])),
+    }
 
   def table(self):
     """Mean and, over several seeds, half the range, of whatever has been measured."""
@@ -211,9 +362,20 @@ class Experiment:
       for key, value in json.loads(path.read_text()).items():
         what = key if path.stem == 'looks' else f'{path.stem} {key}'
         found.setdefault(method, {}).setdefault(what, {})[seed] = value
-    columns = ['scifact-zero-shot nDCG@10', 'scifact-DPT nDCG@10', 'scifact-FT-100 nDCG@10', 'scifact-FT nDCG@10',
-               'medquad-zero-shot nDCG@10', 'medquad-DPT nDCG@10', 'medquad-FT-100 nDCG@10', 'medquad-FT-1000 nDCG@10', 'medquad-FT nDCG@10',
-               'STS-b', 'alignment', 'uniformity']
+    columns = [
+      'scifact-zero-shot nDCG@10',
+      'scifact-DPT nDCG@10',
+      'scifact-FT-100 nDCG@10',
+      'scifact-FT nDCG@10',
+      'medquad-zero-shot nDCG@10',
+      'medquad-DPT nDCG@10',
+      'medquad-FT-100 nDCG@10',
+      'medquad-FT-1000 nDCG@10',
+      'medquad-FT nDCG@10',
+      'STS-b',
+      'alignment',
+      'uniformity',
+    ]
     rows = []
     for method in (RANDOM, BASE, *METHODS, PROMPTS):
       cells = []
@@ -228,14 +390,27 @@ class Experiment:
     self.figure(found)
 
   def figure(self, found):
-    """Bars of MedQuAD's columns, where every method but the prompts has been measured; whiskers span the seeds."""
+    """Bars of MedQuAD's columns, where every method but the prompts has been measured; whiskers
+    span the seeds.
+    """
     values = {}
     for column in ('zero-shot', 'DPT', 'FT-100', 'FT-1000', 'FT'):
-      of = {method: list(found.get(slug(method), {}).get(f'medquad-{column} nDCG@10', {}).values()) for method in (RANDOM, BASE, *METHODS)}
+      of = {
+        method: list(found.get(slug(method), {}).get(f'medquad-{column} nDCG@10', {}).values())
+        for method in (RANDOM, BASE, *METHODS)
+      }
       if not all(of.values()):
         return
-      values[column.replace('-', ' ')] = {method: figures.Bar(float(np.mean(some)), min(some), max(some), False) for method, some in of.items()}
-    figures.bars(values, 'nDCG@10 on MedQuAD', 'FT 100: fine-tuned with 100 queries; whiskers: the range over seeds', self.out / 'medquad.png')
+      values[column.replace('-', ' ')] = {
+        method: figures.Bar(float(np.mean(some)), min(some), max(some), False)
+        for method, some in of.items()
+      }
+    figures.bars(
+      values,
+      'nDCG@10 on MedQuAD',
+      'FT 100: fine-tuned with 100 queries; whiskers: the range over seeds',
+      self.out / 'medquad.png',
+    )
 
 
 if __name__ == '__main__':

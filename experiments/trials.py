@@ -1,4 +1,6 @@
-"""What the experiments share: commands in processes of their own, measurements that are made once, a table over seeds."""
+"""What the experiments share: commands in processes of their own, measurements that are made once,
+a table over seeds.
+"""
 
 import json
 import subprocess
@@ -25,7 +27,10 @@ def once(path, work):
     path.parent.mkdir(parents=True, exist_ok=True)
     found = work()
     path.write_text(json.dumps(found) + '\n')
-    say(f'{path}: {", ".join(f"{key} {value:.4f}" for key, value in found.items())}  {time.monotonic() - began:.0f} s')
+    say(
+      f'{path}: {", ".join(f"{key} {value:.4f}" for key, value in found.items())}  '
+      f'{time.monotonic() - began:.0f} s'
+    )
   return json.loads(path.read_text())
 
 
@@ -34,7 +39,10 @@ def claim(folder, settings):
   folder.mkdir(parents=True, exist_ok=True)
   known = folder / 'settings.json'
   if known.exists() and json.loads(known.read_text()) != json.loads(json.dumps(settings)):
-    sys.exit(f'{folder} holds results of other settings ({known.read_text().strip()}); choose another --out')
+    sys.exit(
+      f'{folder} holds results of other settings ({known.read_text().strip()}); choose another '
+      '--out'
+    )
   known.write_text(json.dumps(settings) + '\n')
 
 
@@ -48,4 +56,6 @@ def cell(values):
 
 def table(head, rows):
   """Markdown."""
-  return '\n'.join('| ' + ' | '.join(row) + ' |' for row in (head, ['---'] * len(head), *rows)) + '\n'
+  return (
+    '\n'.join('| ' + ' | '.join(row) + ' |' for row in (head, ['---'] * len(head), *rows)) + '\n'
+  )

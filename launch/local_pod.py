@@ -1,12 +1,16 @@
-"""A rehearsal of a pod on one machine: a command in several processes, each with CPU devices of its own.
+"""A rehearsal of a pod on one machine: a command in several processes, each with CPU devices of its
+own.
 
-    python launch/local_pod.py --processes=2 --devices=2 -m dprjax.train --config=configs/dptdr.py:local --workdir=runs/pod
+    python launch/local_pod.py --processes=2 --devices=2 -m dprjax.train
+    --config=configs/dptdr.py:local --workdir=runs/pod
 
-Everything from -m (or the name of a script) on is what each process runs. They find one another by DPRJAX_COORDINATOR,
-DPRJAX_PROCESSES and DPRJAX_PROCESS in their environment. Every line they write is printed behind its process's number.
+Everything from -m (or the name of a script) on is what each process runs. They find one another by
+DPRJAX_COORDINATOR, DPRJAX_PROCESSES and DPRJAX_PROCESS in their environment. Every line they write
+is printed behind its process's number.
 
-SIGTERM and SIGINT are passed on to all. When a process ends badly, the others have --grace seconds to find out and end
-by themselves; then they are killed. The status is that of the process that ended badly first (128 + N where signal N ended it).
+SIGTERM and SIGINT are passed on to all. When a process ends badly, the others have --grace seconds
+to find out and end by themselves; then they are killed. The status is that of the process that
+ended badly first (128 + N where signal N ended it).
 """
 
 import argparse
@@ -23,29 +27,52 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  parser = argparse.ArgumentParser(prog='python launch/local_pod.py', description=__doc__, allow_abbrev=False,
-                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = argparse.ArgumentParser(
+    prog='python launch/local_pod.py',
+    description=__doc__,
+    allow_abbrev=False,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
   parser.add_argument('--processes', type=positive, default=2, metavar='N', help='default: 2')
-  parser.add_argument('--devices', type=positive, default=1, metavar='M', help='of each process (default: 1)')
-  parser.add_argument('--grace', type=float, default=30.0, metavar='SECONDS', help='to end by themselves after one ended badly (default: 30)')
+  parser.add_argument(
+    '--devices', type=positive, default=1, metavar='M', help='of each process (default: 1)'
+  )
+  parser.add_argument(
+    '--grace',
+    type=float,
+    default=30.0,
+    metavar='SECONDS',
+    help='to end by themselves after one ended badly (default: 30)',
+  )
   arguments = list(sys.argv[1:] if argv is None else argv)
   split = next((i for i, word in enumerate(arguments) if not word.startswith('--')), len(arguments))
   args = parser.parse_args(arguments[:split])
   command = arguments[split:]
   if not command:
-    parser.error('what should the processes run? for instance -m dprjax.train --config=... --workdir=...')
+    parser.error(
+      'what should the processes run? for instance -m dprjax.train --config=... --workdir=...'
+    )
   address = f'127.0.0.1:{free_port()}'
   processes = []
   # Before any child is there to be orphaned.
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda number, _: [process.send_signal(number) for process in processes])
   for i in range(args.processes):
-    processes.append(subprocess.Popen(
-        [sys.executable, *command], env=environment(address, args.processes, i, args.devices), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    processes.append(
+      subprocess.Popen(
+        [sys.executable, *command],
+        env=environment(address, args.processes, i, args.devices),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         # Out of the terminal's reach: its Ctrl-C comes to this process alone, which passes it on.
-        start_new_session=True, preexec_fn=die_with_parent))
-  threads = [threading.Thread(target=pass_on, args=(i, process)) for i, process in enumerate(processes)]
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+      )
+    )
+  threads = [
+    threading.Thread(target=pass_on, args=(i, process)) for i, process in enumerate(processes)
+  ]
   for thread in threads:
     thread.start()
   status = wait(processes, args.grace)
@@ -69,12 +96,19 @@ def free_port() -> int:
 def environment(address: str, processes: int, process: int, devices: int) -> dict[str, str]:
   flags = re.sub(r'--xla_force_host_platform_device_count=\d+', '', os.environ.get('XLA_FLAGS', ''))
   return os.environ | {
-      'DPRJAX_COORDINATOR': address, 'DPRJAX_PROCESSES': str(processes), 'DPRJAX_PROCESS': str(process), 'JAX_PLATFORMS': 'cpu',
-      'XLA_FLAGS': f'{flags} --xla_force_host_platform_device_count={devices}'.strip(), 'PYTHONUNBUFFERED': '1'}
+    'DPRJAX_COORDINATOR': address,
+    'DPRJAX_PROCESSES': str(processes),
+    'DPRJAX_PROCESS': str(process),
+    'JAX_PLATFORMS': 'cpu',
+    'XLA_FLAGS': f'{flags} --xla_force_host_platform_device_count={devices}'.strip(),
+    'PYTHONUNBUFFERED': '1',
+  }
 
 
 def die_with_parent() -> None:
-  """In the child, before it runs: a killed parent takes it along (Linux; elsewhere it finishes by itself)."""
+  """In the child, before it runs: a killed parent takes it along (Linux; elsewhere it finishes by
+  itself).
+  """
   if sys.platform == 'linux':
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
@@ -93,8 +127,10 @@ def wait(processes: list[subprocess.Popen[bytes]], grace: float) -> int:
   first, deadline = 0, None
 
   def worst() -> int:
-    # Of those that ended since the last look, what a signal ended (a negative status) is sooner the cause than the consequence.
+    # Of those that ended since the last look, what a signal ended (a negative status) is sooner the
+    # cause than the consequence.
     return min((process.returncode for process in processes if process.returncode), default=0)
+
   while None in [process.poll() for process in processes]:  # all are asked
     bad = worst()
     if bad and deadline is None:

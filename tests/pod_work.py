@@ -18,13 +18,20 @@ SHA = 'a' * 64
 def state(mesh, seed):
   """Parameters and an optimiser's state, of the seed's numbers, placed by the sharding rules."""
   rng = np.random.default_rng(seed)
-  shapes = {'backbone/layers/attention/query/kernel': (2, 8, 8), 'backbone/layers/mlp/down/kernel': (2, 16, 8),
-            'backbone/embeddings/word/embedding': (9, 4), 'prompt/prefix': (2, 2, 3, 2, 4)}
+  shapes = {
+    'backbone/layers/attention/query/kernel': (2, 8, 8),
+    'backbone/layers/mlp/down/kernel': (2, 16, 8),
+    'backbone/embeddings/word/embedding': (9, 4),
+    'prompt/prefix': (2, 2, 3, 2, 4),
+  }
   values = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
   shardings = meshes.param_shardings(mesh, values)
   live = {name: meshes.put(value, shardings[name]) for name, value in values.items()}
   # Adam's, after three steps.
-  mu, nu = ({name: meshes.put(factor * value, shardings[name]) for name, value in values.items()} for factor in (np.float32(0.1), np.float32(0.3)))
+  mu, nu = (
+    {name: meshes.put(factor * value, shardings[name]) for name, value in values.items()}
+    for factor in (np.float32(0.1), np.float32(0.3))
+  )
   return live, optax.ScaleByAdamState(meshes.put(np.int32(3), meshes.replicated(mesh)), mu, nu)
 
 
@@ -33,14 +40,20 @@ def check_restored(workdir, sizes):
   mesh = meshes.make_mesh(sizes)
   expected, other = state(mesh, 0), state(mesh, 1)
   saved = checkpoint.Checkpoints(workdir, SHA)
-  target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), other)
+  target = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), other
+  )
   restored = saved.restore(1, *target)
   saved.close()
   assert restored.extra['data'] == {'position': 5}
-  for there, here in zip(jax.tree.leaves((restored.live, restored.opt_state)), jax.tree.leaves(expected), strict=True):
+  for there, here in zip(
+    jax.tree.leaves((restored.live, restored.opt_state)), jax.tree.leaves(expected), strict=True
+  ):
     assert there.sharding == here.sharding
     for one, two in zip(there.addressable_shards, here.addressable_shards, strict=True):
-      np.testing.assert_array_equal(np.asarray(one.data).view(np.uint32), np.asarray(two.data).view(np.uint32))
+      np.testing.assert_array_equal(
+        np.asarray(one.data).view(np.uint32), np.asarray(two.data).view(np.uint32)
+      )
 
 
 def command(args):

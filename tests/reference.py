@@ -1,4 +1,6 @@
-"""The dual encoder and its loss in plain numpy, float64: slow, short, and written from the papers alone."""
+"""The dual encoder and its loss in plain numpy, float64: slow, short, and written from the papers
+alone.
+"""
 
 import math
 
@@ -9,7 +11,9 @@ _erf = np.vectorize(math.erf)
 
 def _norm(x, p, eps):
   mean = x.mean(-1, keepdims=True)
-  return (x - mean) / np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + eps) * p['scale'] + p['bias']
+  return (x - mean) / np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + eps) * p['scale'] + p[
+    'bias'
+  ]
 
 
 def _dense(x, p, layer):
@@ -22,9 +26,11 @@ def encode(config, params, tokens, mask, prefix=None, types=0):
 
 
 def states(config, params, tokens, mask, prefix=None, types=0, shift=0):
-  """The hidden states [B, T, H] before the first layer and after each; the first token's position is ``shift``."""
+  """The hidden states [B, T, H] before the first layer and after each; the first token's position
+  is ``shift``.
+  """
   e = params['embeddings']
-  places = e['position']['embedding'][None, shift:shift + tokens.shape[1]]
+  places = e['position']['embedding'][None, shift : shift + tokens.shape[1]]
   x = e['word']['embedding'][tokens] + places + e['token_type']['embedding'][types]
   return layers(config, params['layers'], _norm(x, e['norm'], config.layer_norm_eps), mask, prefix)
 
@@ -35,30 +41,50 @@ def layers(config, params, x, mask, prefix=None):
   a, m = params['attention'], params['mlp']
   seen_states = [x]
   for layer in range(a['query']['bias'].shape[0]):
-    q, k, v = (_dense(x, a[name], layer).reshape(batch, length, config.num_heads, -1) for name in ('query', 'key', 'value'))
+    q, k, v = (
+      _dense(x, a[name], layer).reshape(batch, length, config.num_heads, -1)
+      for name in ('query', 'key', 'value')
+    )
     seen = mask
     if prefix is not None:
-      k, v = (np.concatenate([np.broadcast_to(own, (batch, *own.shape)), rest], 1) for own, rest in zip(prefix[layer], (k, v), strict=True))
+      k, v = (
+        np.concatenate([np.broadcast_to(own, (batch, *own.shape)), rest], 1)
+        for own, rest in zip(prefix[layer], (k, v), strict=True)
+      )
       seen = np.concatenate([np.ones((batch, prefix.shape[2]), bool), mask], 1)
     s = np.einsum('btnd,bsnd->bnts', q, k) / np.sqrt(config.head_dim)
     s = np.where(seen[:, None, None], s, -np.inf)
     w = np.exp(s - s.max(-1, keepdims=True))
     context = np.einsum('bnts,bsnd->btnd', w / w.sum(-1, keepdims=True), v).reshape(x.shape)
-    x = _norm(x + _dense(context, a['output'], layer), {k: v[layer] for k, v in a['norm'].items()}, config.layer_norm_eps)
+    x = _norm(
+      x + _dense(context, a['output'], layer),
+      {k: v[layer] for k, v in a['norm'].items()},
+      config.layer_norm_eps,
+    )
     h = _dense(x, m['up'], layer)
     h = h * 0.5 * (1 + _erf(h / np.sqrt(2)))
-    x = _norm(x + _dense(h, m['down'], layer), {k: v[layer] for k, v in m['norm'].items()}, config.layer_norm_eps)
+    x = _norm(
+      x + _dense(h, m['down'], layer),
+      {k: v[layer] for k, v in m['norm'].items()},
+      config.layer_norm_eps,
+    )
     seen_states.append(x)
   return seen_states
 
 
 def pool(hidden, mask, pooling, normalize):
-  x = hidden[:, 0] if pooling == 'cls' else (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
+  x = (
+    hidden[:, 0]
+    if pooling == 'cls'
+    else (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
+  )
   return x / np.linalg.norm(x, axis=1, keepdims=True) if normalize else x
 
 
 def loss(q, p, passage_index, relevant, temperature=1.0, in_batch=True):
-  """DPTDR Eq. 3 over the whole batch, a query at a time: -log softmax of the positive among what may be contrasted."""
+  """DPTDR Eq. 3 over the whole batch, a query at a time: -log softmax of the positive among what
+  may be contrasted.
+  """
   rows, candidates, _ = p.shape
   passage_index, relevant = np.asarray(passage_index).tolist(), np.asarray(relevant).tolist()
   all_scores = np.einsum('ih,jch->ijc', q, p) / temperature
@@ -81,13 +107,20 @@ def loss(q, p, passage_index, relevant, temperature=1.0, in_batch=True):
 
 
 def mlm_loss(config, head, embedding, hidden, positions, targets, weights):
-  """BERT's masked-LM head, a masked token at a time: the sums of cross-entropies, of weights, and of what is predicted right."""
+  """BERT's masked-LM head, a masked token at a time: the sums of cross-entropies, of weights, and
+  of what is predicted right.
+  """
   total, count, right = 0.0, 0.0, 0.0
   for row, place in np.ndindex(*positions.shape):
-    x = hidden[row, positions[row, place]].astype(np.float64) @ head['dense']['kernel'] + head['dense']['bias']
+    x = (
+      hidden[row, positions[row, place]].astype(np.float64) @ head['dense']['kernel']
+      + head['dense']['bias']
+    )
     x = _norm(x * 0.5 * (1 + _erf(x / np.sqrt(2))), head['norm'], config.layer_norm_eps)
     logits = embedding @ x + head['bias']
-    entropy = np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[targets[row, place]]
+    entropy = (
+      np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[targets[row, place]]
+    )
     total += weights[row, place] * entropy
     count += weights[row, place]
     right += weights[row, place] * (logits.argmax() == targets[row, place])
@@ -95,7 +128,9 @@ def mlm_loss(config, head, embedding, hidden, positions, targets, weights):
 
 
 def sibling_loss(first, second, temperature=1.0):
-  """DPTDR Eq. 4 over all 2m texts, a text at a time: -log softmax of its sibling among all texts but itself."""
+  """DPTDR Eq. 4 over all 2m texts, a text at a time: -log softmax of its sibling among all texts
+  but itself.
+  """
   texts = [(i, x) for pair in zip(first, second, strict=True) for i, x in enumerate(pair)]
   owner = [i // 2 for i in range(len(texts))]
   total, correct = 0.0, 0
@@ -110,13 +145,20 @@ def sibling_loss(first, second, temperature=1.0):
 
 def pair_score(config, params, head, tokens, types):
   """BertForSequenceClassification's log-odds of relevance for one pair without padding."""
-  first = encode(config, params, tokens[None], np.ones((1, len(tokens)), bool), types=types[None])[0, 0]
-  logits = np.tanh(first @ head['dense']['kernel'] + head['dense']['bias']) @ head['output']['kernel'] + head['output']['bias']
+  first = encode(config, params, tokens[None], np.ones((1, len(tokens)), bool), types=types[None])[
+    0, 0
+  ]
+  logits = (
+    np.tanh(first @ head['dense']['kernel'] + head['dense']['bias']) @ head['output']['kernel']
+    + head['output']['bias']
+  )
   return logits[0] if len(logits) == 1 else logits[1] - logits[0]
 
 
 def ranking_loss(scores, kind):
-  """Of [B, C] scores, the positive in column 0: softmax cross-entropy a query, or binary cross-entropy a pair; the mean."""
+  """Of [B, C] scores, the positive in column 0: softmax cross-entropy a query, or binary
+  cross-entropy a pair; the mean.
+  """
   total = 0.0
   for row in scores:
     if kind == 'listwise':

@@ -19,8 +19,10 @@ FORBIDDEN = {'tensorflow', 'torch'}
 
 
 def the_map():
-  """The files of the tree in docs/architecture.md, as paths in dprjax/, and the folders beside it."""
-  tree = (ROOT / 'docs' / 'architecture.md').read_text().split('\n    dprjax/\n')[1].split('\n\n')[0]
+  """The files of the tree in docs/architecture.md, as paths in dprjax/; the folders beside it."""
+  tree = (
+    (ROOT / 'docs' / 'architecture.md').read_text().split('\n    dprjax/\n')[1].split('\n\n')[0]
+  )
   files, beside, folder = set(), set(), ''
   for line in tree.splitlines():
     name = line.split()[0]
@@ -40,12 +42,14 @@ MODULES = sorted(path for path in PACKAGE.rglob('*.py'))
 
 
 def room(module):
-  """`data` of `dprjax.data.store`, `train` of `dprjax.train`, and '' of the face, `dprjax` itself."""
+  """`data` of `dprjax.data.store`, `train` of `dprjax.train`, '' of `dprjax` itself."""
   return ([*module.split('.'), ''])[1]
 
 
 def imports(path):
-  """Yields (line number, dotted name) of every import in a file, `from dprjax import cli` as `dprjax.cli`."""
+  """Yields (line number, dotted name) of every import in a file, `from dprjax import cli` as
+  `dprjax.cli`.
+  """
   for node in ast.walk(ast.parse(path.read_bytes())):
     if isinstance(node, ast.Import):
       yield from ((node.lineno, alias.name) for alias in node.names)
@@ -54,7 +58,10 @@ def imports(path):
       for alias in node.names:
         name = f'{node.module}.{alias.name}'
         inside = ROOT.joinpath(*name.split('.'))
-        yield node.lineno, name if inside.is_dir() or inside.with_suffix('.py').is_file() else str(node.module)
+        yield (
+          node.lineno,
+          name if inside.is_dir() or inside.with_suffix('.py').is_file() else str(node.module),
+        )
 
 
 def allowed(importer):
@@ -71,7 +78,13 @@ def allowed(importer):
 
 
 def test_the_map_is_read():
-  assert {'errors.py', 'models/encoder.py', 'data/docstrings.py', 'retriever.py', 'train.py'} <= FILES
+  assert {
+    'errors.py',
+    'models/encoder.py',
+    'data/docstrings.py',
+    'retriever.py',
+    'train.py',
+  } <= FILES
   assert {'configs/'} <= BESIDE
   assert {'train', 'encode', 'quickstart'} <= COMMANDS
   assert {'train', 'encode', 'search'}.isdisjoint(allowed('encode'))
@@ -104,7 +117,9 @@ def test_no_arrow_runs_up(path):
   assert wrong == []
 
 
-@pytest.mark.parametrize('path', sorted((ROOT / 'configs').glob('*.py')), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+  'path', sorted((ROOT / 'configs').glob('*.py')), ids=lambda path: path.name
+)
 def test_configs_import_the_config_room_alone(path):
   ours = {name for _, name in imports(path) if name.split('.')[0] in {'dprjax', *FORBIDDEN}}
   assert ours <= {'dprjax.runtime.config'}
@@ -113,7 +128,10 @@ def test_configs_import_the_config_room_alone(path):
 @pytest.mark.slow
 def test_nothing_needs_tensorflow_or_pytorch():
   """Every module imports where neither can be imported."""
-  names = ['.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__') for path in MODULES]
+  names = [
+    '.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__')
+    for path in MODULES
+  ]
   code = f"""
 import importlib, sys
 
@@ -133,8 +151,13 @@ for name in {names}:
 @pytest.mark.slow
 @pytest.mark.parametrize('command', sorted(COMMANDS))
 def test_every_command_has_help(command):
-  done = subprocess.run([sys.executable, '-m', f'dprjax.{command}', '--help'], cwd=ROOT, capture_output=True, text=True,
-                        env=os.environ | {'COLUMNS': '150'})
+  done = subprocess.run(
+    [sys.executable, '-m', f'dprjax.{command}', '--help'],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    env=os.environ | {'COLUMNS': '150'},
+  )
   assert done.returncode == 0, done.stderr
   assert 'Traceback' not in done.stderr
   assert re.search(rf'usage: .*dprjax\.{command}|--config', done.stdout)
@@ -143,7 +166,12 @@ def test_every_command_has_help(command):
 @pytest.mark.slow
 @pytest.mark.parametrize('command', sorted(COMMANDS))
 def test_every_command_ends_with_2_and_one_line_on_an_unknown_flag(command):
-  done = subprocess.run([sys.executable, '-m', f'dprjax.{command}', '--nonesuch=1'], cwd=ROOT, capture_output=True, text=True)
+  done = subprocess.run(
+    [sys.executable, '-m', f'dprjax.{command}', '--nonesuch=1'],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+  )
   assert done.returncode == 2
   assert done.stderr.splitlines()[-1].startswith('dprjax: error: ')
   assert 'Traceback' not in done.stderr

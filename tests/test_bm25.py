@@ -10,17 +10,30 @@ from dprjax import bm25
 from dprjax.retrieval.measures import measure
 from dprjax.retrieval.trec import read_qrels, read_run
 
-CORPUS = {'d1': ('Cats', 'sleep all day'), 'd2': ('', 'dogs and cats'), 'd3': ('Stars', ''), 'q2': ('', 'a dog')}
+CORPUS = {
+  'd1': ('Cats', 'sleep all day'),
+  'd2': ('', 'dogs and cats'),
+  'd3': ('Stars', ''),
+  'q2': ('', 'a dog'),
+}
 QUERIES = {'q1': 'cat', 'q2': 'dogs', 'q3': 'galaxies', 'q4': 'stars'}
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  (tmp_path / 'corpus.jsonl').write_text(''.join(
-      json.dumps({'_id': id_, 'title': title, 'text': text}) + '\n' for id_, (title, text) in CORPUS.items()))
-  (tmp_path / 'queries.jsonl').write_text(''.join(json.dumps({'_id': id_, 'text': text}) + '\n' for id_, text in QUERIES.items()))
-  (tmp_path / 'qrels.tsv').write_text('query-id\tcorpus-id\tscore\nq2\td2\t1\nq4\td3\t1\nq7\td1\t1\n')
+  (tmp_path / 'corpus.jsonl').write_text(
+    ''.join(
+      json.dumps({'_id': id_, 'title': title, 'text': text}) + '\n'
+      for id_, (title, text) in CORPUS.items()
+    )
+  )
+  (tmp_path / 'queries.jsonl').write_text(
+    ''.join(json.dumps({'_id': id_, 'text': text}) + '\n' for id_, text in QUERIES.items())
+  )
+  (tmp_path / 'qrels.tsv').write_text(
+    'query-id\tcorpus-id\tscore\nq2\td2\t1\nq4\td3\t1\nq7\td1\t1\n'
+  )
   return tmp_path
 
 
@@ -31,14 +44,33 @@ def documents(path='run.trec'):
 def test_titles_count_and_ids_stay(folder):
   bm25.main(['--corpus=corpus.jsonl', '--queries=queries.jsonl', '--out=run.trec'])
   found = documents()
-  assert sorted(found['q1']) == ['d1', 'd2'] and found['q2'] == ['q2', 'd2'] and found['q4'] == ['d3'] and 'q3' not in found
+  assert (
+    sorted(found['q1']) == ['d1', 'd2']
+    and found['q2'] == ['q2', 'd2']
+    and found['q4'] == ['d3']
+    and 'q3' not in found
+  )
   report = json.loads((folder / 'run.trec.json').read_text())
   assert report['settings'] == {'k1': 1.5, 'b': 0.75, 'language': 'english'}
-  assert (report['queries'], report['passages'], report['unknown_queries'], report['queries_without_passages']) == (4, 4, 0, 1)
+  assert (
+    report['queries'],
+    report['passages'],
+    report['unknown_queries'],
+    report['queries_without_passages'],
+  ) == (4, 4, 0, 1)
 
 
 def test_only_judged_queries_and_not_their_own_id(folder, capsys):
-  bm25.main(['--corpus=corpus.jsonl', '--queries=queries.jsonl', '--qrels=qrels.tsv', '--out=run.trec', '--drop_same_id=true', '--k=1'])
+  bm25.main(
+    [
+      '--corpus=corpus.jsonl',
+      '--queries=queries.jsonl',
+      '--qrels=qrels.tsv',
+      '--out=run.trec',
+      '--drop_same_id=true',
+      '--k=1',
+    ]
+  )
   assert documents() == {'q2': ['d2'], 'q4': ['d3']}
   assert 'qrels.tsv: 1 of 3 queries are not in queries.jsonl: q7' in capsys.readouterr().err
 
@@ -64,20 +96,20 @@ def test_index_is_kept_and_made_anew_for_other_passages(folder):
 
 
 BAD = [
-    (['--corpus=missing.jsonl'], 'missing.jsonl'),
-    (['--corpus=empty.jsonl'], 'is empty: empty.jsonl'),
-    (['--corpus=broken.jsonl'], 'broken.jsonl, line 2: not JSON'),
-    (['--corpus=twice.jsonl'], "passage id 'd1' is on line 1 and again on line 2"),
-    (['--queries=twice.jsonl'], "query id 'd1' is on line 1 and again on line 2"),
-    (['--qrels=missing.tsv'], 'qrels not found'),
-    (['--qrels=qrels.tsv', '--strict'], '1 of 3 queries are not in queries.jsonl: q7'),
-    (['--qrels=others.tsv'], '1 of 1 queries are not in queries.jsonl: z'),
-    (['--language=klingon'], "no stemmer for 'klingon'"),
-    (['--k=0'], 'argument --k'),
-    (['--b=3'], 'b between 0 and 1'),
-    (['--queries=nothing.jsonl'], 'nothing was retrieved for any of 1 queries'),
-    (['--out=kept'], 'kept is a folder'),
-    (['--index_dir=kept'], 'kept holds something else than a BM25 index'),
+  (['--corpus=missing.jsonl'], 'missing.jsonl'),
+  (['--corpus=empty.jsonl'], 'is empty: empty.jsonl'),
+  (['--corpus=broken.jsonl'], 'broken.jsonl, line 2: not JSON'),
+  (['--corpus=twice.jsonl'], "passage id 'd1' is on line 1 and again on line 2"),
+  (['--queries=twice.jsonl'], "query id 'd1' is on line 1 and again on line 2"),
+  (['--qrels=missing.tsv'], 'qrels not found'),
+  (['--qrels=qrels.tsv', '--strict'], '1 of 3 queries are not in queries.jsonl: q7'),
+  (['--qrels=others.tsv'], '1 of 1 queries are not in queries.jsonl: z'),
+  (['--language=klingon'], "no stemmer for 'klingon'"),
+  (['--k=0'], 'argument --k'),
+  (['--b=3'], 'b between 0 and 1'),
+  (['--queries=nothing.jsonl'], 'nothing was retrieved for any of 1 queries'),
+  (['--out=kept'], 'kept is a folder'),
+  (['--index_dir=kept'], 'kept holds something else than a BM25 index'),
 ]
 
 
@@ -85,7 +117,9 @@ BAD = [
 def test_bad_input(folder, error_line, arguments, message):
   (folder / 'empty.jsonl').touch()
   (folder / 'broken.jsonl').write_text('{"_id": "d1", "text": "cat"}\n{"_id": "d2", "te\n')
-  (folder / 'twice.jsonl').write_text('{"_id": "d1", "text": "cat"}\n{"_id": "d1", "text": "dog"}\n')
+  (folder / 'twice.jsonl').write_text(
+    '{"_id": "d1", "text": "cat"}\n{"_id": "d1", "text": "dog"}\n'
+  )
   (folder / 'nothing.jsonl').write_text('{"_id": "q", "text": "zebra"}\n')
   (folder / 'others.tsv').write_text('z 0 d1 1\n')
   (folder / 'kept').mkdir()
@@ -100,8 +134,14 @@ def test_bad_input(folder, error_line, arguments, message):
 
 def test_as_a_command(folder):
   def command(*arguments):
-    return subprocess.run([sys.executable, '-m', 'dprjax.bm25', *arguments], capture_output=True, text=True, check=False,
-                          env=os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parent.parent)})
+    return subprocess.run(
+      [sys.executable, '-m', 'dprjax.bm25', *arguments],
+      capture_output=True,
+      text=True,
+      check=False,
+      env=os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parent.parent)},
+    )
+
   good = command('--corpus=corpus.jsonl', '--queries=queries.jsonl', '--out=run.trec')
   assert good.returncode == 0 and good.stdout == ''
   nothing, said = good.stderr.splitlines()
@@ -115,8 +155,14 @@ def test_as_a_command(folder):
 @pytest.mark.slow
 def test_scifact(data_dir, tmp_path):
   source = data_dir / 'scifact'
-  bm25.main([f'--corpus={source}/corpus.jsonl', f'--queries={source}/queries.jsonl', f'--qrels={source}/qrels/test.tsv',
-             f'--out={tmp_path}/run.trec'])
+  bm25.main(
+    [
+      f'--corpus={source}/corpus.jsonl',
+      f'--queries={source}/queries.jsonl',
+      f'--qrels={source}/qrels/test.tsv',
+      f'--out={tmp_path}/run.trec',
+    ]
+  )
   mean = measure(read_run(tmp_path / 'run.trec'), read_qrels(source / 'qrels' / 'test.tsv'))['mean']
   print(mean)
   assert 0.66 <= mean['nDCG@10'] <= 0.69

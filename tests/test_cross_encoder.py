@@ -22,33 +22,65 @@ LEARNS = '--config.optim.learning_rate=1e-3'
 
 def flags_of(trained, data_store):
   """Flags that take the backbone and the text from the run that the tests share."""
-  return [f'--config.backbone.path={trained}/backbone', '--config.data.form=beir', f'--config.data.dir={trained}/data',
-          f'--config.data.store={data_store}', LEARNS]
+  return [
+    f'--config.backbone.path={trained}/backbone',
+    '--config.data.form=beir',
+    f'--config.data.dir={trained}/data',
+    f'--config.data.store={data_store}',
+    LEARNS,
+  ]
 
 
 @pytest.fixture(scope='session')
 def first_run(trained, tmp_path_factory):
   """The workdir of a whole run, its store beside it."""
   folder = tmp_path_factory.mktemp('cross_encoder')
-  train.main([f'--config={ROOT}/configs/cross_encoder.py:local', f'--workdir={folder}/run', *flags_of(trained, folder / 'store')])
+  train.main(
+    [
+      f'--config={ROOT}/configs/cross_encoder.py:local',
+      f'--workdir={folder}/run',
+      *flags_of(trained, folder / 'store'),
+    ]
+  )
   return folder / 'run'
 
 
 @pytest.fixture
 def go(command, trained, first_run, tmp_path):
-  """``go(*flags, workdir='run')`` -> (exit status, standard error), likewise; flags come last and so override."""
+  """``go(*flags, workdir='run')`` -> (exit status, standard error), likewise; flags come last and
+  so override.
+  """
+
   def run(*flags, workdir='run', config='cross_encoder.py:local'):
-    return command(train, f'--config={ROOT}/configs/{config}', f'--workdir={tmp_path / workdir}',
-                   *flags_of(trained, first_run.parent / 'store'), *flags)
+    return command(
+      train,
+      f'--config={ROOT}/configs/{config}',
+      f'--workdir={tmp_path / workdir}',
+      *flags_of(trained, first_run.parent / 'store'),
+      *flags,
+    )
+
   return run
 
 
 def timeless(rows):
-  return [{name: value for name, value in row.items() if name != 'queries_per_second'} for row in rows]
+  return [
+    {name: value for name, value in row.items() if name != 'queries_per_second'} for row in rows
+  ]
 
 
-@pytest.mark.parametrize('flags', [
-    (), ('--config.cross_encoder.loss=pointwise', '--config.cross_encoder.labels=2', '--config.grad_cache=2', '--config.backbone.dropout=0.2')])
+@pytest.mark.parametrize(
+  'flags',
+  [
+    (),
+    (
+      '--config.cross_encoder.loss=pointwise',
+      '--config.cross_encoder.labels=2',
+      '--config.grad_cache=2',
+      '--config.backbone.dropout=0.2',
+    ),
+  ],
+)
 def test_trains_and_resumes_bit_for_bit(go, trained, first_run, tmp_path, flags):
   before = files_of(trained / 'backbone')
   run = tmp_path / 'run'
@@ -64,7 +96,9 @@ def test_trains_and_resumes_bit_for_bit(go, trained, first_run, tmp_path, flags)
   for name, leaf in live.items():
     if name.startswith('backbone/'):
       # A key's bias adds the same to all scores of a query: softmax does not see it.
-      assert (leaf != start[name.removeprefix('backbone/')]).any() or name.endswith('attention/key/bias'), name
+      assert (leaf != start[name.removeprefix('backbone/')]).any() or name.endswith(
+        'attention/key/bias'
+      ), name
   rows = metrics_of(run)
   assert [row['step'] for row in rows if 'loss' in row] == [2, 4, 6, 8, 10, 12]
   assert [row['step'] for row in rows if 'dev/RR@10' in row and 'dev/nDCG@10' in row] == [6, 12]
@@ -73,7 +107,9 @@ def test_trains_and_resumes_bit_for_bit(go, trained, first_run, tmp_path, flags)
   shutil.rmtree(run / 'checkpoints' / '12')
   status, err = go(*flags)
   assert status == 0 and f'resuming after step {earlier} of 12' in err, err
-  assert 'random passages stand in' in err  # docstrings have no mined negatives, and the run says so
+  assert (
+    'random passages stand in' in err
+  )  # docstrings have no mined negatives, and the run says so
   assert_same_bits(live_of(run)[1], live)
   assert timeless(metrics_of(run)) == timeless(rows)
   assert files_of(trained / 'backbone') == before
@@ -81,15 +117,28 @@ def test_trains_and_resumes_bit_for_bit(go, trained, first_run, tmp_path, flags)
 
 def test_learns_what_it_is_shown(go, tmp_path):
   # The same queries again and again, at a rate that forgets all caution.
-  status, err = go(f'--config.data.store={tmp_path}/store', '--config.steps=60', '--config.data.max_queries=16', '--config.data.dev_split=',
-                   '--config.backbone.dropout=0.0', '--config.checkpoint.every=60', '--config.optim.learning_rate=3e-3')
+  status, err = go(
+    f'--config.data.store={tmp_path}/store',
+    '--config.steps=60',
+    '--config.data.max_queries=16',
+    '--config.data.dev_split=',
+    '--config.backbone.dropout=0.0',
+    '--config.checkpoint.every=60',
+    '--config.optim.learning_rate=3e-3',
+  )
   assert status == 0, err
   losses = [row['loss'] for row in metrics_of(tmp_path / 'run')]
   assert losses[0] > 1.0 and min(losses[-5:]) < 0.6, losses
 
 
 def test_chunks_make_the_same_update(go, tmp_path):
-  same = ['--config.steps=1', '--config.backbone.dropout=0.0', '--config.optim.warmup=0.0', '--config.data.dev_split=', '--config.optim.eps=1e-3']
+  same = [
+    '--config.steps=1',
+    '--config.backbone.dropout=0.0',
+    '--config.optim.warmup=0.0',
+    '--config.data.dev_split=',
+    '--config.optim.eps=1e-3',
+  ]
   assert go(*same, workdir='whole')[0] == 0
   assert go(*same, '--config.accumulate=2', '--config.batch_size=8', workdir='pieces')[0] == 0
   whole, pieces = live_of(tmp_path / 'whole')[1], live_of(tmp_path / 'pieces')[1]
@@ -101,42 +150,64 @@ def test_chunks_make_the_same_update(go, tmp_path):
 
 def test_exported_scored_and_trained_on(go, command, trained, first_run, tmp_path):
   out = tmp_path / 'model'
-  assert_bad(command(export, f'--workdir={first_run}', f'--out={tmp_path}/x.npz'), 'x.npz', 'this run trained a cross-encoder; name a directory')
+  assert_bad(
+    command(export, f'--workdir={first_run}', f'--out={tmp_path}/x.npz'),
+    'x.npz',
+    'this run trained a cross-encoder; name a directory',
+  )
   status, err = command(export, f'--workdir={first_run}', f'--out={out}', '--step=12')
   assert status == 0, err
   live = live_of(first_run)[1]
   loaded = hub.load_backbone(out, classifier=True)
-  assert_same_bits(tree.flatten({'backbone': loaded.params, 'head': {'classifier': loaded.classifier}}), live)
-  assert loaded.hf_config['architectures'] == ['BertForSequenceClassification'] and not (out / 'modules.json').exists()
+  assert_same_bits(
+    tree.flatten({'backbone': loaded.params, 'head': {'classifier': loaded.classifier}}), live
+  )
+  assert (
+    loaded.hf_config['architectures'] == ['BertForSequenceClassification']
+    and not (out / 'modules.json').exists()
+  )
   model = CrossEncoder.load(out)
-  assert model.max_length == 47 and model.labels == 1  # texts of 16 and 32 tokens, with one special token less between them
+  assert (
+    model.max_length == 47 and model.labels == 1
+  )  # texts of 16 and 32 tokens, with one special token less between them
 
   # What was measured on the way is what the exported model gives on the same candidates.
   tokens = store.open_store(first_run.parent / 'store' / 'dev_candidates')
   queries = np.arange(tokens.num_queries)
   source = sources.Source(str(trained / 'data'), 'beir', 'dev')
   dataset = sources.load_dataset(source)
-  texts, passages = {query.id: query.text for query in dataset.queries}, {passage.id: passage.text for passage in dataset.passages}
+  texts, passages = (
+    {query.id: query.text for query in dataset.queries},
+    {passage.id: passage.text for passage in dataset.passages},
+  )
   chosen = feed.candidates(tokens, queries, 5, 42)
   run = {}
   for query, rows in zip(tokens.query_ids(queries), chosen, strict=True):
     ids = tokens.passage_ids(rows)
-    # The store cuts texts before they are paired, at 16 and 32 tokens; here the pair is put together of such texts.
+    # The store cuts texts before they are paired, at 16 and 32 tokens; here the pair is put
+    # together of such texts.
     pairs = [(cut(model, texts[query], 16), cut(model, passages[id_], 32)) for id_ in ids]
     run[query] = dict(zip(ids, model.score(pairs).tolist(), strict=True))
   records = tokens.query_rows(queries)
-  qrels = {query: dict.fromkeys(tokens.passage_ids(row.relevant), 1) for query, row in zip(run, records, strict=True)}
+  qrels = {
+    query: dict.fromkeys(tokens.passage_ids(row.relevant), 1)
+    for query, row in zip(run, records, strict=True)
+  }
   expected = measures.measure(trec.run_from_dict(run), qrels, ['nDCG@10', 'RR@10'])['mean']
   said = next(row for row in metrics_of(first_run) if row['step'] == 12 and 'dev/RR@10' in row)
   for name, value in expected.items():
     assert said[f'dev/{name}'] == pytest.approx(value, abs=1e-6)
 
   # On from there, the head alone.
-  status, err = go(f'--config.backbone.path={out}', "--config.trainable=('head/.*',)", workdir='more')
+  status, err = go(
+    f'--config.backbone.path={out}', "--config.trainable=('head/.*',)", workdir='more'
+  )
   assert status == 0, err
   more = live_of(tmp_path / 'more')[1]
   assert more.keys() == {name for name in live if name.startswith('head/')}
-  assert command(export, f'--workdir={tmp_path}/more', f'--out={tmp_path}/tuned', '--step=12')[0] == 0
+  assert (
+    command(export, f'--workdir={tmp_path}/more', f'--out={tmp_path}/tuned', '--step=12')[0] == 0
+  )
   tuned = hub.load_backbone(tmp_path / 'tuned', classifier=True)
   assert tuned.sha256 == loaded.sha256
   assert_same_bits(tree.flatten({'head': {'classifier': tuned.classifier}}), more)
@@ -144,27 +215,40 @@ def test_exported_scored_and_trained_on(go, command, trained, first_run, tmp_pat
 
 
 def cut(model, text, length):
-  """The text that a store of this length keeps, as text: words of this vocabulary can be put together again."""
+  """The text that a store of this length keeps, as text: words of this vocabulary can be put
+  together again.
+  """
   backend = model.tokenizer.backend
   encoding = backend.encode(text, add_special_tokens=False)
-  offsets = encoding.offsets[:length - 2]
-  return text[:offsets[-1][1]] if offsets and len(encoding.ids) > length - 2 else text
+  offsets = encoding.offsets[: length - 2]
+  return text[: offsets[-1][1]] if offsets and len(encoding.ids) > length - 2 else text
 
 
 def test_mined_negatives_are_used(go, trained, tmp_path):
-  # Two of each query's own, on all queries: nothing is random, and those of held-out queries are its candidates.
+  # Two of each query's own, on all queries: nothing is random, and those of held-out queries are
+  # its candidates.
   lines = (trained / 'data' / 'queries.jsonl').read_text().splitlines()
-  corpus = [json.loads(line)['_id'] for line in (trained / 'data' / 'corpus.jsonl').read_text().splitlines()]
+  corpus = [
+    json.loads(line)['_id'] for line in (trained / 'data' / 'corpus.jsonl').read_text().splitlines()
+  ]
   with (tmp_path / 'mined.jsonl').open('w') as file:
     for i, line in enumerate(lines):
       names = [{'docid': corpus[(7 * i + j) % len(corpus)]} for j in range(6)]
-      file.write(json.dumps({'query_id': json.loads(line)['_id'], 'negative_passages': names}) + '\n')
-  status, err = go(f'--config.data.train={tmp_path}/mined.jsonl', '--config.data.dev_split=', '--config.data.hold_out=0.2',
-                   f'--config.data.store={tmp_path}/store')
+      file.write(
+        json.dumps({'query_id': json.loads(line)['_id'], 'negative_passages': names}) + '\n'
+      )
+  status, err = go(
+    f'--config.data.train={tmp_path}/mined.jsonl',
+    '--config.data.dev_split=',
+    '--config.data.hold_out=0.2',
+    f'--config.data.store={tmp_path}/store',
+  )
   assert status == 0 and 'stand in' not in err, err
   tokens = store.open_store(tmp_path / 'store' / 'dev_candidates')
   assert (tokens.negative_counts >= 5).all()
-  for row, chosen in zip(tokens.query_rows(np.arange(4)), feed.candidates(tokens, np.arange(4), 5, 0), strict=True):
+  for row, chosen in zip(
+    tokens.query_rows(np.arange(4)), feed.candidates(tokens, np.arange(4), 5, 0), strict=True
+  ):
     assert chosen.tolist() == [*row.relevant, *row.negatives[:5]]
 
 
@@ -173,41 +257,75 @@ def test_candidates_without_negatives_are_random_and_not_relevant(first_run):
   queries = np.arange(tokens.num_queries)
   chosen = feed.candidates(tokens, queries, 20, 1)
   for row, rows in zip(tokens.query_rows(queries), chosen, strict=True):
-    assert rows[:len(row.relevant)].tolist() == row.relevant.tolist()
-    others = rows[len(row.relevant):].tolist()
+    assert rows[: len(row.relevant)].tolist() == row.relevant.tolist()
+    others = rows[len(row.relevant) :].tolist()
     assert len(set(others)) == len(others) == 20 and not set(others) & set(row.relevant.tolist())
   again, other = feed.candidates(tokens, queries, 20, 1), feed.candidates(tokens, queries, 20, 2)
-  assert all((a == b).all() for a, b in zip(chosen, again, strict=True)) and any(set(a) != set(b) for a, b in zip(chosen, other, strict=True))
+  assert all((a == b).all() for a, b in zip(chosen, again, strict=True)) and any(
+    set(a) != set(b) for a, b in zip(chosen, other, strict=True)
+  )
 
 
-@pytest.mark.parametrize(('flags', 'words'), [
-    (['--config.negatives=0'], ['config.negatives']), (['--config.prompt.length=4'], ['config.prompt.length']),
+@pytest.mark.parametrize(
+  ('flags', 'words'),
+  [
+    (['--config.negatives=0'], ['config.negatives']),
+    (['--config.prompt.length=4'], ['config.prompt.length']),
     (['--config.cross_encoder.loss=hinge'], ['config.cross_encoder.loss', 'hinge']),
     (["--config.trainable=('backbone/.*',)"], ['config.trainable', "add 'head/.*'"]),
     (['--config.data.query_prefix=query: '], ['config.data.query_prefix']),
-    (['--config.data.query_max_length=16', '--config.data.passage_max_length=500'], ['passage_max_length', 'pairs of 515 tokens', '512 positions']),
-    (['--config.eval.measure=nDGC@10'], ['nDGC@10'])])
+    (
+      ['--config.data.query_max_length=16', '--config.data.passage_max_length=500'],
+      ['passage_max_length', 'pairs of 515 tokens', '512 positions'],
+    ),
+    (['--config.eval.measure=nDGC@10'], ['nDGC@10']),
+  ],
+)
 def test_knobs_that_cannot_be(go, flags, words):
   assert_bad(go(*flags), *words)
 
 
 def test_recipes(go, command, tmp_path):
   assert go(config='cross_encoder.py:beir,local')[0] == 0
-  assert_bad(command(train, f'--config={ROOT}/configs/cross_encoder.py:trec', f'--workdir={tmp_path}/x'), 'choose msmarco, beir or local')
-  assert_bad(command(train, f'--config={ROOT}/configs/cross_encoder.py:beir,big', f'--workdir={tmp_path}/x'), 'only local may follow beir')
+  assert_bad(
+    command(train, f'--config={ROOT}/configs/cross_encoder.py:trec', f'--workdir={tmp_path}/x'),
+    'choose msmarco, beir or local',
+  )
+  assert_bad(
+    command(train, f'--config={ROOT}/configs/cross_encoder.py:beir,big', f'--workdir={tmp_path}/x'),
+    'only local may follow beir',
+  )
 
 
 def test_transformers_scores_an_exported_run_alike(command, first_run, tmp_path):
-  torch = pytest.importorskip('torch', reason='PyTorch is an oracle here, not a dependency: pip install torch')
+  torch = pytest.importorskip(
+    'torch', reason='PyTorch is an oracle here, not a dependency: pip install torch'
+  )
   import transformers
+
   assert command(export, f'--workdir={first_run}', f'--out={tmp_path}/model')[0] == 0
-  model, info = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / 'model', output_loading_info=True)
-  assert not any(info[kind] for kind in ('missing_keys', 'unexpected_keys', 'mismatched_keys')), info
+  model, info = transformers.AutoModelForSequenceClassification.from_pretrained(
+    tmp_path / 'model', output_loading_info=True
+  )
+  assert not any(info[kind] for kind in ('missing_keys', 'unexpected_keys', 'mismatched_keys')), (
+    info
+  )
   tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / 'model')
   assert tokenizer.model_max_length == 47
-  queries, passages = ['decode a json document', 'send a message', 'xml'], ['Serialize an object to a JSON stream.', '', 'Parse the tree. ' * 30]
+  queries, passages = (
+    ['decode a json document', 'send a message', 'xml'],
+    ['Serialize an object to a JSON stream.', '', 'Parse the tree. ' * 30],
+  )
   with torch.no_grad():
-    logits = model.eval()(**tokenizer(queries, passages, truncation='only_second', padding=True, return_tensors='pt')).logits[:, 0].numpy()
+    logits = (
+      model.eval()(
+        **tokenizer(queries, passages, truncation='only_second', padding=True, return_tensors='pt')
+      )
+      .logits[:, 0]
+      .numpy()
+    )
   ours = CrossEncoder.load(tmp_path / 'model')
-  np.testing.assert_allclose(ours.score(list(zip(queries, passages, strict=True))), logits, rtol=0, atol=2e-5)
+  np.testing.assert_allclose(
+    ours.score(list(zip(queries, passages, strict=True))), logits, rtol=0, atol=2e-5
+  )
   assert ours.truncated == 1

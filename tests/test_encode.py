@@ -10,8 +10,14 @@ from dprjax import Retriever, encode, export, load_prompt
 from dprjax.models import artifact
 from dprjax.retrieval import embeddings
 
-TEXTS = {f'd{i}': ' '.join(['json', 'decodes', 'a', 'string', 'into', 'objects', 'and', 'raises', 'errors'][: 1 + i % 9] * (1 + i % 4)) + f' {i}'
-         for i in range(50)}
+TEXTS = {
+  f'd{i}': ' '.join(
+    ['json', 'decodes', 'a', 'string', 'into', 'objects', 'and', 'raises', 'errors'][: 1 + i % 9]
+    * (1 + i % 4)
+  )
+  + f' {i}'
+  for i in range(50)
+}
 
 
 @pytest.fixture(scope='session')
@@ -28,16 +34,30 @@ def vectors(trained, prompt):
 @pytest.fixture
 def corpus(tmp_path):
   path = tmp_path / 'corpus.jsonl'
-  path.write_text(''.join(json.dumps({'_id': id_, 'title': text.split()[0], 'text': text.partition(' ')[2]}) + '\n' for id_, text in TEXTS.items()))
+  path.write_text(
+    ''.join(
+      json.dumps({'_id': id_, 'title': text.split()[0], 'text': text.partition(' ')[2]}) + '\n'
+      for id_, text in TEXTS.items()
+    )
+  )
   return path
 
 
 @pytest.fixture
 def run(command, trained, prompt, corpus, tmp_path):
   """``run(*flags)``: encodes the corpus into tmp_path/out; flags come last and so override."""
+
   def call(*flags, kind='passage'):
     return command(
-        encode, f'--backbone={trained}/backbone', f'--prompt={prompt}', f'--kind={kind}', f'--input={corpus}', f'--out={tmp_path}/out', *flags)
+      encode,
+      f'--backbone={trained}/backbone',
+      f'--prompt={prompt}',
+      f'--kind={kind}',
+      f'--input={corpus}',
+      f'--out={tmp_path}/out',
+      *flags,
+    )
+
   return call
 
 
@@ -60,9 +80,15 @@ def test_equals_the_retriever(run, vectors, tmp_path, prompt):
   found, values = read(tmp_path / 'out')
   assert found.ids == list(TEXTS)
   np.testing.assert_allclose(values, vectors, atol=1e-6)
-  np.testing.assert_allclose(np.linalg.norm(values, axis=1), 1, atol=1e-5)  # as the prompt's meta says
+  np.testing.assert_allclose(
+    np.linalg.norm(values, axis=1), 1, atol=1e-5
+  )  # as the prompt's meta says
   meta = load_prompt(prompt).meta
-  assert found.meta.kind == 'passage' and found.meta.backbone_sha256 == meta['backbone_sha256'] and found.meta.max_length == 32
+  assert (
+    found.meta.kind == 'passage'
+    and found.meta.backbone_sha256 == meta['backbone_sha256']
+    and found.meta.max_length == 32
+  )
   assert found.meta.pooling == 'mean' and found.meta.normalize and found.meta.dtype == 'float32'
 
 
@@ -81,10 +107,16 @@ def test_one_device_and_eight_give_the_same(trained, prompt, vectors):
   from dprjax.models import hub
   from dprjax.retriever import resolve_settings
   from dprjax.runtime import mesh
+
   loaded, backbone = artifact.load_prompt(prompt), hub.load_backbone(trained / 'backbone')
   eight = Retriever.load(trained / 'backbone', prompt)
-  one = Retriever({'query': backbone, 'passage': backbone}, eight.tokenizer, resolve_settings(backbone.sentence, loaded), loaded,
-                  mesh=mesh.make_mesh({'data': -1}, jax.local_devices()[:1]))
+  one = Retriever(
+    {'query': backbone, 'passage': backbone},
+    eight.tokenizer,
+    resolve_settings(backbone.sentence, loaded),
+    loaded,
+    mesh=mesh.make_mesh({'data': -1}, jax.local_devices()[:1]),
+  )
   np.testing.assert_allclose(one.encode(list(TEXTS.values())), vectors, atol=2e-6)
 
 
@@ -113,9 +145,15 @@ def test_goes_on_with_the_shards_that_are_missing(run, vectors, tmp_path):
 
 def test_counts_what_was_cut(run, vectors, tmp_path):
   status, err = run('--max_length=4')
-  cut = sum(len(text.split()) > 2 for text in TEXTS.values())  # a word is a token at least, and two are special
+  cut = sum(
+    len(text.split()) > 2 for text in TEXTS.values()
+  )  # a word is a token at least, and two are special
   said = [line for line in err.splitlines() if 'longer than 4 tokens and were cut there' in line]
-  assert status == 0 and len(said) == 1 and said[0].endswith('of 50 texts were longer than 4 tokens and were cut there')
+  assert (
+    status == 0
+    and len(said) == 1
+    and said[0].endswith('of 50 texts were longer than 4 tokens and were cut there')
+  )
   assert int(said[0].split()[0]) >= cut
   found, values = read(tmp_path / 'out')
   assert found.meta.max_length == 4 and np.abs(values - vectors).max() > 1e-3
@@ -123,7 +161,12 @@ def test_counts_what_was_cut(run, vectors, tmp_path):
 
 def test_without_a_prompt(command, trained, corpus, vectors, tmp_path):
   flags = ['--kind=passage', '--pooling=mean', '--normalize=true']
-  assert command(encode, f'--backbone={trained}/backbone', f'--input={corpus}', f'--out={tmp_path}/out', *flags)[0] == 0
+  assert (
+    command(
+      encode, f'--backbone={trained}/backbone', f'--input={corpus}', f'--out={tmp_path}/out', *flags
+    )[0]
+    == 0
+  )
   found, values = read(tmp_path / 'out')
   assert found.meta.prompt_sha256 is None and np.abs(values - vectors).max() > 1e-5
 
@@ -137,13 +180,17 @@ def test_half_precision_needs_unit_length(run, vectors, tmp_path):
   np.testing.assert_allclose(values.astype(np.float32), vectors, atol=1e-3)
 
 
-@pytest.mark.parametrize('content, words', [
+@pytest.mark.parametrize(
+  'content, words',
+  [
     ('', ['is empty']),
     ('{"_id": "a", "text": "x"}\n{"_id": "b", "text"\n', ['line 2', 'not JSON']),
     ('["a"]\n', ['line 1', 'expected a JSON object']),
     ('{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n', ["'a'", 'line 2']),
     ('{"text": "x"}\n', ['line 1', '_id']),
-    ('{"_id": "a"}\n', ['line 1', 'text'])])
+    ('{"_id": "a"}\n', ['line 1', 'text']),
+  ],
+)
 def test_bad_input(run, corpus, tmp_path, content, words):
   corpus.write_text(content)
   assert_bad(run(), corpus.name, *words)
@@ -163,11 +210,15 @@ def test_what_is_not_there(run, command, tmp_path, trained):
 def test_prompts_that_do_not_fit(run, prompt, tmp_path):
   good = artifact.load_prompt(prompt)
   other = tmp_path / 'other.npz'
-  artifact.save_prompt(other, artifact.Prompt(good.meta | {'backbone_sha256': 'a' * 64}, good.arrays))
+  artifact.save_prompt(
+    other, artifact.Prompt(good.meta | {'backbone_sha256': 'a' * 64}, good.arrays)
+  )
   assert_bad(run(f'--prompt={other}'), 'other.npz', 'a' * 64, good.meta['backbone_sha256'])
   artifact.save_prompt(other, artifact.Prompt(good.meta, {'prefix': good.arrays['prefix'][:1]}))
   assert_bad(run(f'--prompt={other}'), 'other.npz', '[1, 2, 4, 2, 64]', '[2, 2, P, 2, 64]')
-  artifact.save_prompt(other, artifact.Prompt(good.meta | {'tokenizer_sha256': 'b' * 64}, good.arrays))
+  artifact.save_prompt(
+    other, artifact.Prompt(good.meta | {'tokenizer_sha256': 'b' * 64}, good.arrays)
+  )
   assert_bad(run(f'--prompt={other}'), 'tokenizer', 'b' * 64)
   shutil.copy(prompt, other)
   other.write_bytes(other.read_bytes()[:-200])

@@ -10,7 +10,10 @@ import pytest
 from dprjax import evaluate
 
 QRELS = 'query-id\tcorpus-id\tscore\nq1\ta\t2\nq1\tb\t1\nq2\tc\t1\nq3\td\t1\n'
-RUN = 'q1 Q0 b 1 3.0 x\nq1 Q0 z 2 2.0 x\nq1 Q0 a 3 1.0 x\nq2 Q0 q2 1 2.0 x\nq2 Q0 c 2 1.0 x\nq9 Q0 a 1 1.0 x\n'
+RUN = (
+  'q1 Q0 b 1 3.0 x\nq1 Q0 z 2 2.0 x\nq1 Q0 a 3 1.0 x\nq2 Q0 q2 1 2.0 x\nq2 Q0 c 2 1.0 x\nq9 Q0 '
+  'a 1 1.0 x\n'
+)
 
 
 @pytest.fixture
@@ -18,12 +21,20 @@ def folder(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'run.trec').write_text(RUN)
   (tmp_path / 'qrels.tsv').write_text(QRELS)
-  (tmp_path / 'corpus.jsonl').write_text(''.join(
-      f'{{"_id": "{id_}", "title": "Lyon", "text": "text of {id_}"}}\n' for id_ in ('a', 'b', 'c', 'z', 'q2')))
-  (tmp_path / 'answers.jsonl').write_text('{"_id": "q1", "answers": ["of z"]}\n{"_id": "q2", "answers": ["lyon", "C"]}\n')
+  (tmp_path / 'corpus.jsonl').write_text(
+    ''.join(
+      f'{{"_id": "{id_}", "title": "Lyon", "text": "text of {id_}"}}\n'
+      for id_ in ('a', 'b', 'c', 'z', 'q2')
+    )
+  )
+  (tmp_path / 'answers.jsonl').write_text(
+    '{"_id": "q1", "answers": ["of z"]}\n{"_id": "q2", "answers": ["lyon", "C"]}\n'
+  )
   for name in ('one', 'two'):
     (tmp_path / 'beir' / name / 'qrels').mkdir(parents=True)
-    (tmp_path / 'beir' / name / 'qrels' / 'test.tsv').write_text(QRELS if name == 'one' else 'query-id\tcorpus-id\tscore\nq2\tc\t1\n')
+    (tmp_path / 'beir' / name / 'qrels' / 'test.tsv').write_text(
+      QRELS if name == 'one' else 'query-id\tcorpus-id\tscore\nq2\tc\t1\n'
+    )
   return tmp_path
 
 
@@ -34,45 +45,114 @@ def run(*arguments):
 
 
 def test_known_by_hand(folder, capsys):
-  found = run('--run=run.trec', '--qrels=qrels.tsv', '--measure', 'nDCG@10', 'RR@10', '--measure=AP', '--extra=trained=12')
+  found = run(
+    '--run=run.trec',
+    '--qrels=qrels.tsv',
+    '--measure',
+    'nDCG@10',
+    'RR@10',
+    '--measure=AP',
+    '--extra=trained=12',
+  )
   ndcg = 2 / (2 + 1 / math.log2(3))
-  assert found['per_query']['nDCG@10'] == {'q1': pytest.approx(ndcg), 'q2': pytest.approx(1 / math.log2(3)), 'q3': 0}
-  assert found['mean'] == {'nDCG@10': pytest.approx((ndcg + 1 / math.log2(3)) / 3), 'RR@10': 0.5, 'AP': pytest.approx((5 / 6 + 1 / 2) / 3)}
-  assert found['counts'] == {'queries': 3, 'missing': 1, 'without_relevant': 0, 'unjudged_queries': 1, 'relevant': 4, 'retrieved': 5,
-                             'queries_with_own_id': 1}
+  assert found['per_query']['nDCG@10'] == {
+    'q1': pytest.approx(ndcg),
+    'q2': pytest.approx(1 / math.log2(3)),
+    'q3': 0,
+  }
+  assert found['mean'] == {
+    'nDCG@10': pytest.approx((ndcg + 1 / math.log2(3)) / 3),
+    'RR@10': 0.5,
+    'AP': pytest.approx((5 / 6 + 1 / 2) / 3),
+  }
+  assert found['counts'] == {
+    'queries': 3,
+    'missing': 1,
+    'without_relevant': 0,
+    'unjudged_queries': 1,
+    'relevant': 4,
+    'retrieved': 5,
+    'queries_with_own_id': 1,
+  }
   assert found['settings'] == {'drop_same_id': False} and found['extra'] == {'trained': '12'}
   assert '0.5000' in capsys.readouterr().out
 
 
 def test_a_document_with_the_querys_own_id(folder):
   found = run('--run=run.trec', '--qrels=qrels.tsv', '--measure=RR@10', '--drop_same_id=true')
-  assert found['per_query']['RR@10'] == {'q1': 1, 'q2': 1, 'q3': 0} and found['settings'] == {'drop_same_id': True}
+  assert found['per_query']['RR@10'] == {'q1': 1, 'q2': 1, 'q3': 0} and found['settings'] == {
+    'drop_same_id': True
+  }
 
 
 def test_several_data_sets(folder, capsys):
-  found = run('--run=two=run.trec', '--run=one=run.trec', '--beir=beir/one', '--beir=beir/two/', '--measure', 'RR@10', 'R@1')
+  found = run(
+    '--run=two=run.trec',
+    '--run=one=run.trec',
+    '--beir=beir/one',
+    '--beir=beir/two/',
+    '--measure',
+    'RR@10',
+    'R@1',
+  )
   assert found['mean']['RR@10'] == pytest.approx((0.5 + 0.5) / 2)
   assert found['per_query']['RR@10'] == {'two/q2': 0.5, 'one/q1': 1, 'one/q2': 0.5, 'one/q3': 0}
   assert found['counts']['queries'] == 4
   assert found['datasets']['one']['mean'] == {'RR@10': 0.5, 'R@1': pytest.approx(0.5 / 3)}
   lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
   assert lines[0] == ['data', 'set', 'RR@10', 'R@1', 'queries']
-  assert lines[2:] == [['two', '0.5000', '0.0000', '1'], ['one', '0.5000', '0.1667', '3'], ['average', '0.5000', '0.0833']]
-  again = run('--run=two=run.trec', '--run=one=run.trec', '--qrels=one=beir/one/qrels/test.tsv', '--qrels=two=beir/two/qrels/test.tsv',
-              '--measure=RR@10', '--measure=R@1')
+  assert lines[2:] == [
+    ['two', '0.5000', '0.0000', '1'],
+    ['one', '0.5000', '0.1667', '3'],
+    ['average', '0.5000', '0.0833'],
+  ]
+  again = run(
+    '--run=two=run.trec',
+    '--run=one=run.trec',
+    '--qrels=one=beir/one/qrels/test.tsv',
+    '--qrels=two=beir/two/qrels/test.tsv',
+    '--measure=RR@10',
+    '--measure=R@1',
+  )
   assert again == found
 
 
 def test_answers(folder):
-  found = run('--run=run.trec', '--answers=answers.jsonl', '--corpus=corpus.jsonl', '--answer_k', '1', '2', '3')
-  # "of z" is in q1's second passage; Lyon is in titles alone, and C, whatever its case, in q2's second text.
-  assert found['per_query'] == {'Answer@1': {'q1': 0, 'q2': 0}, 'Answer@2': {'q1': 1, 'q2': 1}, 'Answer@3': {'q1': 1, 'q2': 1}}
+  found = run(
+    '--run=run.trec',
+    '--answers=answers.jsonl',
+    '--corpus=corpus.jsonl',
+    '--answer_k',
+    '1',
+    '2',
+    '3',
+  )
+  # "of z" is in q1's second passage; Lyon is in titles alone, and C, whatever its case, in q2's
+  # second text.
+  assert found['per_query'] == {
+    'Answer@1': {'q1': 0, 'q2': 0},
+    'Answer@2': {'q1': 1, 'q2': 1},
+    'Answer@3': {'q1': 1, 'q2': 1},
+  }
   assert found['mean'] == {'Answer@1': 0, 'Answer@2': 1, 'Answer@3': 1}
-  (folder / 'regex.jsonl').write_text('{"_id": "q1", "answers": ["nothing"]}\n{"_id": "q2", "answers": ["Q\\\\d$"]}\n')
-  both = run('--run=run.trec', '--answers=regex.jsonl', '--corpus=corpus.jsonl', '--qrels=qrels.tsv', '--measure=RR@10', '--answer_k=1',
-             '--match=regex')
+  (folder / 'regex.jsonl').write_text(
+    '{"_id": "q1", "answers": ["nothing"]}\n{"_id": "q2", "answers": ["Q\\\\d$"]}\n'
+  )
+  both = run(
+    '--run=run.trec',
+    '--answers=regex.jsonl',
+    '--corpus=corpus.jsonl',
+    '--qrels=qrels.tsv',
+    '--measure=RR@10',
+    '--answer_k=1',
+    '--match=regex',
+  )
   assert both['mean'] == {'RR@10': 0.5, 'Answer@1': 0.5}
-  assert both['counts']['questions'] == 2 and both['counts']['queries'] == 3 and both['counts']['unknown_documents'] == 1
+  assert (
+    both['counts']['questions'] == 2
+    and both['counts']['queries'] == 3
+    and both['counts']['unknown_documents'] == 1
+  )
   assert both['settings'] == {'drop_same_id': False, 'match': 'regex'}
 
 
@@ -80,31 +160,59 @@ def test_published_bm25_run(data_dir, tmp_path, monkeypatch):
   """BM25 on TREC DL 2019; Anserini reports .506 for it."""
   monkeypatch.chdir(tmp_path)
   source = data_dir / 'msmarco-dl'
-  found = run(f'--run={source}/runs/bm25.dl19.top100.trec', f'--qrels={source}/qrels/dl19.tsv', f'--corpus={source}/corpus.jsonl')
+  found = run(
+    f'--run={source}/runs/bm25.dl19.top100.trec',
+    f'--qrels={source}/qrels/dl19.tsv',
+    f'--corpus={source}/corpus.jsonl',
+  )
   assert found['counts']['queries'] == 43 and found['counts']['missing'] == 0
   assert found['mean']['nDCG@10'] == pytest.approx(0.5071, abs=0.0005)
 
 
 BAD = [
-    (['--run=run.trec'], 'nothing to measure run.trec by'),
-    (['--run=missing.trec', '--qrels=qrels.tsv'], 'run not found: missing.trec'),
-    (['--run=run.trec', '--qrels=missing.tsv'], 'qrels not found'),
-    (['--run=empty', '--qrels=qrels.tsv'], 'run is empty'),
-    (['--run=nan.trec', '--qrels=qrels.tsv'], "nan.trec, line 1: the score 'nan'"),
-    (['--run=run.trec', '--qrels=run.trec'], 'run.trec, line 1: 6 columns'),
-    (['--run=run.trec', '--qrels=qrels.tsv', '--measure=DCG@7'], "unknown measure 'DCG@7'"),
-    (['--run=run.trec', '--qrels=qrels.tsv', '--strict'], 'nothing for 1 of 3 judged queries, which count as 0: q3'),
-    (['--run=strict.trec', '--qrels=qrels.tsv', '--corpus=corpus.jsonl', '--strict'], '1 of 4 judged documents are not in corpus.jsonl: d'),
-    (['--run=run.trec', '--answers=answers.jsonl'], '--answers needs --corpus'),
-    (['--run=run.trec', '--answers=corpus.jsonl', '--corpus=corpus.jsonl'], 'line 1: expected answers'),
-    (['--run=a=run.trec', '--run=run.trec', '--qrels=qrels.tsv'], 'with several data sets give --run=NAME=FILE'),
-    (['--run=a=run.trec', '--run=a=run.trec'], '--run=a=run.trec: given twice for a'),
-    (['--run=one=run.trec', '--beir=beir/one', '--beir=beir/two'], 'no --run=two=FILE; there are runs of one'),
-    (['--run=one=run.trec', '--beir=beir/one', '--split=dev'], 'qrels not found: beir/one/qrels/dev.tsv'),
-    (['--run=one=run.trec', '--beir=beir/one', '--qrels=one=qrels.tsv'], 'give the judgements of one twice'),
-    (['--run=one=run.trec', '--run=two=run.trec', '--beir=beir/one'], 'nothing to measure run.trec by'),
-    (['--run=run.trec', '--qrels=qrels.tsv', '--out=beir'], 'beir is a folder'),
-    (['--run=run.trec', '--qrels=qrels.tsv', '--unknown=1'], 'unrecognized arguments: --unknown=1'),
+  (['--run=run.trec'], 'nothing to measure run.trec by'),
+  (['--run=missing.trec', '--qrels=qrels.tsv'], 'run not found: missing.trec'),
+  (['--run=run.trec', '--qrels=missing.tsv'], 'qrels not found'),
+  (['--run=empty', '--qrels=qrels.tsv'], 'run is empty'),
+  (['--run=nan.trec', '--qrels=qrels.tsv'], "nan.trec, line 1: the score 'nan'"),
+  (['--run=run.trec', '--qrels=run.trec'], 'run.trec, line 1: 6 columns'),
+  (['--run=run.trec', '--qrels=qrels.tsv', '--measure=DCG@7'], "unknown measure 'DCG@7'"),
+  (
+    ['--run=run.trec', '--qrels=qrels.tsv', '--strict'],
+    'nothing for 1 of 3 judged queries, which count as 0: q3',
+  ),
+  (
+    ['--run=strict.trec', '--qrels=qrels.tsv', '--corpus=corpus.jsonl', '--strict'],
+    '1 of 4 judged documents are not in corpus.jsonl: d',
+  ),
+  (['--run=run.trec', '--answers=answers.jsonl'], '--answers needs --corpus'),
+  (
+    ['--run=run.trec', '--answers=corpus.jsonl', '--corpus=corpus.jsonl'],
+    'line 1: expected answers',
+  ),
+  (
+    ['--run=a=run.trec', '--run=run.trec', '--qrels=qrels.tsv'],
+    'with several data sets give --run=NAME=FILE',
+  ),
+  (['--run=a=run.trec', '--run=a=run.trec'], '--run=a=run.trec: given twice for a'),
+  (
+    ['--run=one=run.trec', '--beir=beir/one', '--beir=beir/two'],
+    'no --run=two=FILE; there are runs of one',
+  ),
+  (
+    ['--run=one=run.trec', '--beir=beir/one', '--split=dev'],
+    'qrels not found: beir/one/qrels/dev.tsv',
+  ),
+  (
+    ['--run=one=run.trec', '--beir=beir/one', '--qrels=one=qrels.tsv'],
+    'give the judgements of one twice',
+  ),
+  (
+    ['--run=one=run.trec', '--run=two=run.trec', '--beir=beir/one'],
+    'nothing to measure run.trec by',
+  ),
+  (['--run=run.trec', '--qrels=qrels.tsv', '--out=beir'], 'beir is a folder'),
+  (['--run=run.trec', '--qrels=qrels.tsv', '--unknown=1'], 'unrecognized arguments: --unknown=1'),
 ]
 
 
@@ -123,14 +231,26 @@ def test_bad_input(folder, error_line, arguments, message):
 
 def test_as_a_command(folder):
   def command(*arguments):
-    return subprocess.run([sys.executable, '-m', 'dprjax.evaluate', *arguments], capture_output=True, text=True, check=False,
-                          env=os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parent.parent)})
+    return subprocess.run(
+      [sys.executable, '-m', 'dprjax.evaluate', *arguments],
+      capture_output=True,
+      text=True,
+      check=False,
+      env=os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parent.parent)},
+    )
+
   good = command('--run=run.trec', '--qrels=qrels.tsv', '--out=metrics.json')
   assert good.returncode == 0 and 'nDCG@10' in good.stdout
   assert good.stderr.splitlines() == [
-      'run.trec: for 1 of 3 queries a document of the same id was found; BEIR leaves it out: --drop_same_id=true',
-      'run.trec: nothing for 1 of 3 judged queries, which count as 0: q3']
+    'run.trec: for 1 of 3 queries a document of the same id was found; BEIR leaves it out: '
+    '--drop_same_id=true',
+    'run.trec: nothing for 1 of 3 judged queries, which count as 0: q3',
+  ]
   bad = command('--run=run.trec', '--qrels=nowhere.tsv', '--out=other.json')
-  assert (bad.returncode, bad.stdout, bad.stderr) == (2, '', 'dprjax: error: qrels not found: nowhere.tsv\n')
+  assert (bad.returncode, bad.stdout, bad.stderr) == (
+    2,
+    '',
+    'dprjax: error: qrels not found: nowhere.tsv\n',
+  )
   assert not (folder / 'other.json').exists()
   assert 'Traceback' in command('--run=run.trec', '--qrels=nowhere.tsv', '--debug').stderr

@@ -19,17 +19,30 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 @pytest.fixture(scope='session')
 def run_of(trained, tmp_path_factory):
-  """``run_of(config, *flags)``: the workdir of a short run on the text and the backbone that the tests share."""
+  """``run_of(config, *flags)``: the workdir of a short run on the text and the backbone that the
+  tests share.
+  """
   made = {}
 
   def run(config, *flags):
     if (config, flags) not in made:
       workdir = tmp_path_factory.mktemp('runs') / 'run'
-      train.main([f'--config={ROOT}/configs/{config}', f'--workdir={workdir}', f'--config.backbone.path={trained}/backbone',
-                  '--config.data.form=beir', f'--config.data.dir={trained}/data', f'--config.data.store={trained}/store', '--config.steps=3',
-                  '--config.data.dev_split=', *flags])
+      train.main(
+        [
+          f'--config={ROOT}/configs/{config}',
+          f'--workdir={workdir}',
+          f'--config.backbone.path={trained}/backbone',
+          '--config.data.form=beir',
+          f'--config.data.dir={trained}/data',
+          f'--config.data.store={trained}/store',
+          '--config.steps=3',
+          '--config.data.dev_split=',
+          *flags,
+        ]
+      )
       made[config, flags] = workdir
     return made[config, flags]
+
   return run
 
 
@@ -68,30 +81,52 @@ def test_a_prompt(command, trained, tmp_path):
     meta = json.loads(npz['meta'].item())
   config = json.loads((trained / 'config.json').read_text())
   assert meta == {
-      'format': 'dprjax.prompt', 'version': 1, 'kind': 'prefix', 'backbone': 'scratch:tiny',
-      'backbone_sha256': load_backbone(trained / 'backbone').sha256,
-      'tokenizer_sha256': text.load_tokenizer(str(trained / 'backbone')).sha256, 'pooling': 'mean', 'normalize': True, 'temperature': 0.05,
-      'shift_positions': False, 'query_max_length': 16, 'passage_max_length': 32, 'query_prefix': '', 'passage_prefix': '',
-      'dprjax_version': meta['dprjax_version'], 'task': config['task'], 'metrics': {'dev/nDCG@10': extra['best']}}
+    'format': 'dprjax.prompt',
+    'version': 1,
+    'kind': 'prefix',
+    'backbone': 'scratch:tiny',
+    'backbone_sha256': load_backbone(trained / 'backbone').sha256,
+    'tokenizer_sha256': text.load_tokenizer(str(trained / 'backbone')).sha256,
+    'pooling': 'mean',
+    'normalize': True,
+    'temperature': 0.05,
+    'shift_positions': False,
+    'query_max_length': 16,
+    'passage_max_length': 32,
+    'query_prefix': '',
+    'passage_prefix': '',
+    'dprjax_version': meta['dprjax_version'],
+    'task': config['task'],
+    'metrics': {'dev/nDCG@10': extra['best']},
+  }
   assert load_prompt(tmp_path / 'prompt.npz').meta == meta
 
 
 def test_the_step_that_was_asked_for(command, trained, tmp_path):
   (tmp_path / 'prompt.npz').write_text('an older one')
-  assert command(export, f'--workdir={trained}', f'--out={tmp_path}/prompt.npz', '--step=12')[0] == 0
+  assert (
+    command(export, f'--workdir={trained}', f'--out={tmp_path}/prompt.npz', '--step=12')[0] == 0
+  )
   expected = live_of(trained, trained / 'backbone', 12)['prompt/prefix']
   np.testing.assert_array_equal(load_prompt(tmp_path / 'prompt.npz').prefix('query'), expected)
   assert [path.name for path in tmp_path.iterdir()] == ['prompt.npz']
 
 
 def test_the_best_is_kept_and_chosen_over_the_latest(command, trained, tmp_path):
-  # Scores of our own making on a copy's checkpoints: the first of two equal ones is the best, and stays.
+  # Scores of our own making on a copy's checkpoints: the first of two equal ones is the best, and
+  # stays.
   shutil.copytree(trained, tmp_path / 'run')
   live = live_of(trained, trained / 'backbone', 12)
   shutil.rmtree(tmp_path / 'run' / 'checkpoints')
   saved = checkpoints(tmp_path / 'run', trained / 'backbone')
   for step, score in ((1, 0.1), (2, 0.7), (3, 0.7), (4, 0.3), (5, None)):
-    saved.save(step, {name: leaf + step for name, leaf in live.items()}, {'count': np.zeros(1)}, {'best': 0.7, 'best_step': 2}, score)
+    saved.save(
+      step,
+      {name: leaf + step for name, leaf in live.items()},
+      {'count': np.zeros(1)},
+      {'best': 0.7, 'best_step': 2},
+      score,
+    )
   assert saved.best() == 2
   saved.close()
   assert command(export, f'--workdir={tmp_path}/run', f'--out={tmp_path}/prompt.npz')[0] == 0
@@ -102,14 +137,23 @@ def test_the_best_is_kept_and_chosen_over_the_latest(command, trained, tmp_path)
 
 @pytest.mark.slow
 def test_a_reparametrised_prompt_is_expanded(command, run_of, trained, tmp_path):
-  workdir = run_of('dptdr.py:local', '--config.prompt.reparam=mlp', '--config.prompt.reparam_hidden=24', '--config.prompt.tied=False')
+  workdir = run_of(
+    'dptdr.py:local',
+    '--config.prompt.reparam=mlp',
+    '--config.prompt.reparam_hidden=24',
+    '--config.prompt.tied=False',
+  )
   assert command(export, f'--workdir={workdir}', f'--out={tmp_path}/prompt.npz')[0] == 0
   prompt = load_prompt(tmp_path / 'prompt.npz')
   assert sorted(prompt.arrays) == ['passage/prefix', 'query/prefix']
   params = trees.unflatten(live_of(workdir, trained / 'backbone', 3))['prompt']
   for kind in ('query', 'passage'):
     one = params[kind]
-    hidden = np.tanh(one['embedding'] @ one['hidden']['kernel'] + one['hidden']['bias']) @ one['output']['kernel'] + one['output']['bias']
+    hidden = (
+      np.tanh(one['embedding'] @ one['hidden']['kernel'] + one['hidden']['bias'])
+      @ one['output']['kernel']
+      + one['output']['bias']
+    )
     expected = hidden.reshape(4, 2, 2, 2, 64).transpose(1, 2, 0, 3, 4)
     np.testing.assert_allclose(prompt.prefix(kind), expected, atol=1e-5)
   assert (prompt.prefix('query') != prompt.prefix('passage')).any()
@@ -117,25 +161,38 @@ def test_a_reparametrised_prompt_is_expanded(command, run_of, trained, tmp_path)
 
 @pytest.mark.slow
 def test_a_trained_part_of_the_backbone(command, run_of, trained, tmp_path):
-  workdir = run_of('ft.py:local', r"--config.trainable=('backbone/layers/mlp/.*',)", '--config.pooling=cls', '--config.optim.learning_rate=1e-3')
+  workdir = run_of(
+    'ft.py:local',
+    r"--config.trainable=('backbone/layers/mlp/.*',)",
+    '--config.pooling=cls',
+    '--config.optim.learning_rate=1e-3',
+  )
   out = tmp_path / 'model'
   assert command(export, f'--workdir={workdir}', f'--out={out}')[0] == 0
   before, after = load_backbone(trained / 'backbone'), load_backbone(out)
   assert after.sha256 != before.sha256 and after.config == before.config
   assert after.sentence == hub.SentenceSettings(pooling='cls', normalize=True, max_length=32)
-  for (name, old), new in zip(trees.flatten(before.params).items(), tree.leaves(after.params), strict=True):
+  for (name, old), new in zip(
+    trees.flatten(before.params).items(), tree.leaves(after.params), strict=True
+  ):
     if name.startswith('layers/mlp/'):
       assert (new != old).any(), name
     else:
       assert new.tobytes() == old.tobytes(), name
-  np.testing.assert_array_equal(text.load_tokenizer(str(out)).encode(['json decoder'], 16)[0][0],
-                                text.load_tokenizer(str(trained / 'backbone')).encode(['json decoder'], 16)[0][0])
+  np.testing.assert_array_equal(
+    text.load_tokenizer(str(out)).encode(['json decoder'], 16)[0][0],
+    text.load_tokenizer(str(trained / 'backbone')).encode(['json decoder'], 16)[0][0],
+  )
   # A second export takes the place of the first, whole.
   (out / 'left over').write_text('x')
   assert command(export, f'--workdir={workdir}', f'--out={out}', '--step=3')[0] == 0
   assert not (out / 'left over').exists() and load_backbone(out).sha256 == after.sha256
   assert [path.name for path in tmp_path.iterdir()] == ['model']
-  assert_bad(command(export, f'--workdir={workdir}', f'--out={tmp_path}/model.npz'), 'model.npz', 'name a directory')
+  assert_bad(
+    command(export, f'--workdir={workdir}', f'--out={tmp_path}/model.npz'),
+    'model.npz',
+    'name a directory',
+  )
   # A folder of something else is not thrown away.
   (tmp_path / 'thesis').mkdir()
   (tmp_path / 'thesis' / 'chapter').write_text('1')
@@ -146,10 +203,19 @@ def test_a_trained_part_of_the_backbone(command, run_of, trained, tmp_path):
 @pytest.mark.slow
 def test_two_encoders_with_a_prompt(command, run_of, trained, tmp_path):
   from dprjax import Retriever
+
   workdir = run_of(
-      'dptdr.py:local', '--config.backbone.two_encoders=True', '--config.prompt.tied=False', "--config.trainable=('prompt/.*', 'backbone/.*')")
+    'dptdr.py:local',
+    '--config.backbone.two_encoders=True',
+    '--config.prompt.tied=False',
+    "--config.trainable=('prompt/.*', 'backbone/.*')",
+  )
   assert command(export, f'--workdir={workdir}', f'--out={tmp_path}/model')[0] == 0
-  assert sorted(path.name for path in (tmp_path / 'model').iterdir()) == ['passage', 'prompt.npz', 'query']
+  assert sorted(path.name for path in (tmp_path / 'model').iterdir()) == [
+    'passage',
+    'prompt.npz',
+    'query',
+  ]
   shas = {kind: load_backbone(tmp_path / 'model' / kind).sha256 for kind in ('query', 'passage')}
   assert len({*shas.values(), load_backbone(trained / 'backbone').sha256}) == 3
   assert load_prompt(tmp_path / 'model' / 'prompt.npz').meta['backbone_sha256'] == shas
@@ -165,20 +231,38 @@ def test_two_encoders_with_a_prompt(command, run_of, trained, tmp_path):
 def test_two_frozen_encoders_share_the_backbone(command, run_of, trained, tmp_path):
   workdir = run_of('dptdr.py:local', '--config.backbone.two_encoders=True')
   assert command(export, f'--workdir={workdir}', f'--out={tmp_path}/prompt.npz')[0] == 0
-  assert load_prompt(tmp_path / 'prompt.npz').meta['backbone_sha256'] == load_backbone(trained / 'backbone').sha256
+  assert (
+    load_prompt(tmp_path / 'prompt.npz').meta['backbone_sha256']
+    == load_backbone(trained / 'backbone').sha256
+  )
 
 
 def test_what_cannot_be_exported(command, trained, tmp_path):
-  assert_bad(command(export, f'--workdir={trained}', f'--out={tmp_path}/folder'), 'folder', 'ends in .npz')
-  assert_bad(command(export, f'--workdir={trained}', f'--out={tmp_path}/p.npz', '--step=99'), 'has no step 99', '12')
-  assert_bad(command(export, f'--workdir={trained}', f'--out={tmp_path}/p.npz', '--step=0'), '--step', "'0'")
-  assert_bad(command(export, f'--workdir={tmp_path}/none', f'--out={tmp_path}/p.npz'), 'config.json of the workdir not found', 'none')
+  assert_bad(
+    command(export, f'--workdir={trained}', f'--out={tmp_path}/folder'), 'folder', 'ends in .npz'
+  )
+  assert_bad(
+    command(export, f'--workdir={trained}', f'--out={tmp_path}/p.npz', '--step=99'),
+    'has no step 99',
+    '12',
+  )
+  assert_bad(
+    command(export, f'--workdir={trained}', f'--out={tmp_path}/p.npz', '--step=0'), '--step', "'0'"
+  )
+  assert_bad(
+    command(export, f'--workdir={tmp_path}/none', f'--out={tmp_path}/p.npz'),
+    'config.json of the workdir not found',
+    'none',
+  )
   assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_without_a_checkpoint(command, trained, tmp_path):
   shutil.copytree(trained, tmp_path / 'run', ignore=shutil.ignore_patterns('checkpoints'))
-  assert_bad(command(export, f'--workdir={tmp_path}/run', f'--out={tmp_path}/p.npz'), 'holds no checkpoint yet')
+  assert_bad(
+    command(export, f'--workdir={tmp_path}/run', f'--out={tmp_path}/p.npz'),
+    'holds no checkpoint yet',
+  )
   assert not (tmp_path / 'p.npz').exists()
 
 
@@ -187,4 +271,8 @@ def test_a_backbone_that_was_changed_since(command, trained, tmp_path):
   backbone = load_backbone(trained / 'backbone')
   changed = tree.map(lambda leaf: leaf + np.float32(1), backbone.params)
   hub.save_backbone(tmp_path / 'run' / 'backbone', backbone.config, changed, source=backbone.path)
-  assert_bad(command(export, f'--workdir={tmp_path}/run', f'--out={tmp_path}/p.npz'), 'is not the backbone that', 'sha256')
+  assert_bad(
+    command(export, f'--workdir={tmp_path}/run', f'--out={tmp_path}/p.npz'),
+    'is not the backbone that',
+    'sha256',
+  )

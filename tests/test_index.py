@@ -1,4 +1,6 @@
-"""dprjax.index and dprjax.search --index=milvus, on a real milvus-lite: within this process, and as a server of its own."""
+"""dprjax.index and dprjax.search --index=milvus, on a real milvus-lite: within this process, and as
+a server of its own.
+"""
 
 import json
 import os
@@ -18,16 +20,28 @@ from dprjax.retrieval.embeddings import EmbeddingsWriter, Meta
 from dprjax.retrieval.trec import read_run
 
 RNG = np.random.default_rng(0)
-PASSAGES, QUERIES = RNG.standard_normal((50, 8), np.float32), RNG.standard_normal((4, 8), np.float32)
+PASSAGES, QUERIES = (
+  RNG.standard_normal((50, 8), np.float32),
+  RNG.standard_normal((4, 8), np.float32),
+)
 IDS = [f'd{row}' for row in range(49)] + ['q3']
 
 
 def embeddings(folder, ids, vectors, kind='passage', prompt='p' * 64):
-  meta = Meta(dimension=vectors.shape[1], dtype='float32', kind=kind, backbone_sha256='b' * 64, prompt_sha256=prompt, pooling='mean',
-              normalize=True, max_length=256, input_sha256='i' * 64)
+  meta = Meta(
+    dimension=vectors.shape[1],
+    dtype='float32',
+    kind=kind,
+    backbone_sha256='b' * 64,
+    prompt_sha256=prompt,
+    pooling='mean',
+    normalize=True,
+    max_length=256,
+    input_sha256='i' * 64,
+  )
   writer = EmbeddingsWriter(folder, meta, ids, shard_rows=20)
   for shard in writer.pending():
-    writer.write(shard, vectors[shard.start:shard.stop])
+    writer.write(shard, vectors[shard.start : shard.stop])
   writer.finish()
 
 
@@ -53,54 +67,123 @@ def test_fill_search_change(folder, command):
   def searched(*flags):
     assert command(search, '--index=milvus', '--uri=index.db', '--out=run.trec', *flags)[0] == 0
     return list(documents().values())
+
   status, said = command(index, '--uri=index.db', '--upsert=corpus')
   assert status == 0 and 'milvus-lite has no SCANN index: FLAT' in said
-  assert re.search(r'^index\.db, collection passages: 50 passages written in \d+s \(\d[\d,.k]* a second\); it has 50, index FLAT', said, re.MULTILINE)
+  assert re.search(
+    r'^index\.db, collection passages: 50 passages written in \d+s \(\d[\d,.k]* a second\); it has '
+    r'50, index FLAT',
+    said,
+    re.MULTILINE,
+  )
   assert searched('--queries=queries', '--k=10') == expected(QUERIES, PASSAGES, IDS, 10)
   report = json.loads((folder / 'run.trec.json').read_text())
-  assert {name: report[name] for name in ('index', 'kind', 'uri', 'collection', 'k', 'queries', 'passages', 'settings', 'prompt_sha256')} == {
-      'index': 'milvus', 'kind': 'FLAT', 'uri': 'index.db', 'collection': 'passages', 'k': 10, 'queries': 4, 'passages': 50, 'settings': {},
-      'prompt_sha256': 'p' * 64}
+  assert {
+    name: report[name]
+    for name in (
+      'index',
+      'kind',
+      'uri',
+      'collection',
+      'k',
+      'queries',
+      'passages',
+      'settings',
+      'prompt_sha256',
+    )
+  } == {
+    'index': 'milvus',
+    'kind': 'FLAT',
+    'uri': 'index.db',
+    'collection': 'passages',
+    'k': 10,
+    'queries': 4,
+    'passages': 50,
+    'settings': {},
+    'prompt_sha256': 'p' * 64,
+  }
   assert report['server'].startswith('milvus_lite') and report['queries_per_second'] > 0
   found = searched('--queries=queries', '--k=49', '--drop_same_id=true')
-  assert [len(ranking) for ranking in found] == [49] * 4 and 'q3' not in found[3] and 'q3' in found[0]
+  assert (
+    [len(ranking) for ranking in found] == [49] * 4 and 'q3' not in found[3] and 'q3' in found[0]
+  )
 
   pathlib.Path('ids.txt').write_text('d7\n\nd1\n')
-  assert searched('--like=ids.txt', '--k=5') == [ranking[1:] if ranking[0] == own else [one for one in ranking if one != own][:5]
-                                                 for own, ranking in zip(('d7', 'd1'), expected(PASSAGES[[7, 1]], PASSAGES, IDS, 6), strict=True)]
+  assert searched('--like=ids.txt', '--k=5') == [
+    ranking[1:] if ranking[0] == own else [one for one in ranking if one != own][:5]
+    for own, ranking in zip(('d7', 'd1'), expected(PASSAGES[[7, 1]], PASSAGES, IDS, 6), strict=True)
+  ]
   assert list(documents()) == ['d7', 'd1']
 
   embeddings('changed', ['d1', 'new'], -PASSAGES[:2])
   pathlib.Path('gone.txt').write_text('d0\nd2\nnever\nd0\n')
   assert 'it has 51' in command(index, '--uri=index.db', '--upsert=changed')[1]
   status, said = command(index, '--uri=index.db', '--delete=gone.txt')
-  assert status == 0 and '1 ids were not there: never' in said and '2 passages deleted; it has 49' in said
+  assert (
+    status == 0
+    and '1 ids were not there: never' in said
+    and '2 passages deleted; it has 49' in said
+  )
   kept = [row for row in range(50) if row not in (0, 1, 2)]
   assert searched('--queries=queries', '--k=10') == expected(
-      QUERIES, np.concatenate([PASSAGES[kept], -PASSAGES[:2]]), [*(IDS[row] for row in kept), 'd1', 'new'], 10)
-  assert command(index, '--uri=index.db', '--drop') == (0, 'index.db, collection passages: removed\n')
+    QUERIES,
+    np.concatenate([PASSAGES[kept], -PASSAGES[:2]]),
+    [*(IDS[row] for row in kept), 'd1', 'new'],
+    10,
+  )
+  assert command(index, '--uri=index.db', '--drop') == (
+    0,
+    'index.db, collection passages: removed\n',
+  )
 
 
-@pytest.mark.parametrize('module, flags, message', [
+@pytest.mark.parametrize(
+  'module, flags, message',
+  [
     (index, ['--upsert=queries'], '--upsert holds embeddings of kind query, expected passage'),
     (index, ['--upsert=other'], 'do not belong together: prompt_sha256 pppppppppppp... and None'),
     (index, ['--upsert=short'], 'do not belong together: dimension 8 and 4'),
-    (index, ['--upsert=corpus', '--index_type=HNSW'], "collection 'passages' has an index FLAT; --index_type=HNSW is for a new one"),
-    (index, ['--upsert=corpus', '--collection=new', '--index_type=SCANN'], 'milvus-lite has no index SCANN'),
+    (
+      index,
+      ['--upsert=corpus', '--index_type=HNSW'],
+      "collection 'passages' has an index FLAT; --index_type=HNSW is for a new one",
+    ),
+    (
+      index,
+      ['--upsert=corpus', '--collection=new', '--index_type=SCANN'],
+      'milvus-lite has no index SCANN',
+    ),
     (index, ['--delete=corpus', '--collection=missing'], 'ids: corpus is a folder'),
-    (index, ['--delete=ids.txt', '--collection=missing'], "no collection 'missing' (there are passages)"),
+    (
+      index,
+      ['--delete=ids.txt', '--collection=missing'],
+      "no collection 'missing' (there are passages)",
+    ),
     (index, ['--drop', '--uri=typo.db'], 'local index not found: typo.db'),
     (index, [], 'one of the arguments --upsert --delete --drop is required'),
     (search, ['--queries=other'], '--queries holds embeddings of kind passage'),
-    (search, ['--queries=strange'], 'do not belong together: prompt_sha256 pppppppppppp... and None'),
-    (search, ['--queries=queries', '--corpus=corpus'], '--index=milvus searches what dprjax.index put at --uri'),
+    (
+      search,
+      ['--queries=strange'],
+      'do not belong together: prompt_sha256 pppppppppppp... and None',
+    ),
+    (
+      search,
+      ['--queries=queries', '--corpus=corpus'],
+      '--index=milvus searches what dprjax.index put at --uri',
+    ),
     (search, ['--queries=queries', '--collection=missing'], "no collection 'missing'"),
     (search, ['--queries=queries', '--uri=typo.db'], 'local index not found: typo.db'),
-    (search, ['--queries=queries', '--search_param=nprobe'], 'argument --search_param: expected NAME=VALUE'),
+    (
+      search,
+      ['--queries=queries', '--search_param=nprobe'],
+      'argument --search_param: expected NAME=VALUE',
+    ),
     (search, ['--like=ids.txt'], '1 of these ids are not there, for instance nobody'),
     (search, ['--like=ids.txt', '--queries=queries'], 'not allowed with argument'),
     (search, ['--like=ids.txt', '--index=exact'], '--index=exact needs --corpus and --queries'),
-])
+  ],
+)
 def test_bad_input(filled, command, module, flags, message):
   common = ['--index=milvus', '--out=run.trec'] if module is search else []
   status, said = command(module, *common, '--uri=index.db', *flags)
@@ -124,8 +207,16 @@ ENVIRONMENT = os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parent.pare
 
 @pytest.mark.slow
 def test_the_index_outlives_the_process(folder):
-  for module, *flags in (('index', '--upsert=corpus'), ('search', '--index=milvus', '--queries=queries', '--out=run.trec', '--k=10')):
-    done = subprocess.run([sys.executable, '-m', f'dprjax.{module}', '--uri=index.db', *flags], capture_output=True, text=True, env=ENVIRONMENT)
+  for module, *flags in (
+    ('index', '--upsert=corpus'),
+    ('search', '--index=milvus', '--queries=queries', '--out=run.trec', '--k=10'),
+  ):
+    done = subprocess.run(
+      [sys.executable, '-m', f'dprjax.{module}', '--uri=index.db', *flags],
+      capture_output=True,
+      text=True,
+      env=ENVIRONMENT,
+    )
     assert done.returncode == 0 and 'Traceback' not in done.stderr, done.stderr
   assert list(documents().values()) == expected(QUERIES, PASSAGES, IDS, 10)
 
@@ -137,7 +228,20 @@ def test_a_server_over_the_network(folder, command):
     free.bind(('127.0.0.1', 0))
     port = free.getsockname()[1]
   uri = f'http://127.0.0.1:{port}'
-  server = subprocess.Popen([sys.executable, '-m', 'milvus_lite', 'server', '--data-dir', 'data', '--host', '127.0.0.1', '--port', str(port)])
+  server = subprocess.Popen(
+    [
+      sys.executable,
+      '-m',
+      'milvus_lite',
+      'server',
+      '--data-dir',
+      'data',
+      '--host',
+      '127.0.0.1',
+      '--port',
+      str(port),
+    ]
+  )
   try:
     for _ in range(120):
       try:
@@ -145,9 +249,20 @@ def test_a_server_over_the_network(folder, command):
         break
       except OSError:
         time.sleep(0.5)
-    assert command(index, f'--uri={uri}', '--upsert=corpus', '--collection=mine', '--index_type=HNSW')[0] == 0
-    status, _ = command(search, '--index=milvus', f'--uri=http://user:secret@127.0.0.1:{port}', '--collection=mine', '--queries=queries',
-                        '--out=run.trec', '--k=10', '--search_param=ef=100')
+    assert (
+      command(index, f'--uri={uri}', '--upsert=corpus', '--collection=mine', '--index_type=HNSW')[0]
+      == 0
+    )
+    status, _ = command(
+      search,
+      '--index=milvus',
+      f'--uri=http://user:secret@127.0.0.1:{port}',
+      '--collection=mine',
+      '--queries=queries',
+      '--out=run.trec',
+      '--k=10',
+      '--search_param=ef=100',
+    )
     assert status == 0 and list(documents().values()) == expected(QUERIES, PASSAGES, IDS, 10)
     report = json.loads(pathlib.Path('run.trec.json').read_text())
     assert report['uri'] == uri and report['kind'] == 'HNSW' and report['settings'] == {'ef': 100}

@@ -17,10 +17,10 @@ CONSTRAINTS = sorted((ROOT / 'constraints').glob('*.txt'))
 
 # Asked for by what we import, rather than imported: who needs each.
 INDIRECT = {
-    'array-record': 'tensorflow-datasets, for file_format="array_record"',
-    'grain': 'tensorflow-datasets, for as_data_source',
-    'sentencepiece': 'transformers, for a tokenizer without tokenizer.json',
-    'pystemmer': 'bm25s',
+  'array-record': 'tensorflow-datasets, for file_format="array_record"',
+  'grain': 'tensorflow-datasets, for as_data_source',
+  'sentencepiece': 'transformers, for a tokenizer without tokenizer.json',
+  'pystemmer': 'bm25s',
 }
 
 
@@ -33,7 +33,9 @@ def literal(name):
 
 
 REQUIRES = [Requirement(text) for text in literal('REQUIRES')]
-EXTRAS = {extra: [Requirement(text) for text in texts] for extra, texts in literal('EXTRAS').items()}
+EXTRAS = {
+  extra: [Requirement(text) for text in texts] for extra, texts in literal('EXTRAS').items()
+}
 
 
 def pins(path):
@@ -43,7 +45,9 @@ def pins(path):
 
 
 def third_party_imports(folder):
-  """Dotted names that the Python files of a folder import, the standard library's and ours left out."""
+  """Dotted names that the Python files of a folder import, the standard library's and ours left
+  out.
+  """
   names = set()
   for path in folder.rglob('*.py'):
     for node in ast.walk(ast.parse(path.read_bytes())):
@@ -51,7 +55,11 @@ def third_party_imports(folder):
         names |= {alias.name for alias in node.names}
       elif isinstance(node, ast.ImportFrom):
         names.add(str(node.module))
-  return {name for name in names if name.split('.')[0] not in sys.stdlib_module_names | {'dprjax', 'configs', 'setuptools'}}
+  return {
+    name
+    for name in names
+    if name.split('.')[0] not in sys.stdlib_module_names | {'dprjax', 'configs', 'setuptools'}
+  }
 
 
 def distributions(names):
@@ -62,8 +70,17 @@ def distributions(names):
   optional = {requirement.name for requirement in EXTRAS['milvus']}
   found = set()
   for name in names:
-    full = next((owner for prefix, owner in namespaces.items() if name.startswith(prefix) or prefix.startswith(name)), None)
-    owned = [full] if full else owners.get(name.split('.')[0]) or sorted(optional & {name.split('.')[0]})
+    full = next(
+      (
+        owner
+        for prefix, owner in namespaces.items()
+        if name.startswith(prefix) or prefix.startswith(name)
+      ),
+      None,
+    )
+    owned = (
+      [full] if full else owners.get(name.split('.')[0]) or sorted(optional & {name.split('.')[0]})
+    )
     assert owned, f'{name} is imported and not installed'
     found.add(canonicalize_name(owned[0]))
   return found
@@ -71,7 +88,13 @@ def distributions(names):
 
 def test_every_import_is_declared():
   declared = {canonicalize_name(requirement.name) for requirement in (*REQUIRES, *EXTRAS['milvus'])}
-  assert sorted(distributions(third_party_imports(ROOT / 'dprjax') | third_party_imports(ROOT / 'configs')) - declared) == []
+  assert (
+    sorted(
+      distributions(third_party_imports(ROOT / 'dprjax') | third_party_imports(ROOT / 'configs'))
+      - declared
+    )
+    == []
+  )
 
 
 def test_everything_declared_is_imported():
@@ -83,13 +106,19 @@ def test_everything_declared_is_imported():
 
 def test_there_are_constraints_for_every_python():
   classifiers = re.findall(r'Python :: 3\.(\d+)', (ROOT / 'setup.py').read_text())
-  assert [path.stem for path in CONSTRAINTS] == [f'py3{minor}' for minor in classifiers] == ['py311', 'py312', 'py313']
+  assert (
+    [path.stem for path in CONSTRAINTS]
+    == [f'py3{minor}' for minor in classifiers]
+    == ['py311', 'py312', 'py313']
+  )
 
 
 @pytest.mark.parametrize('path', CONSTRAINTS, ids=lambda path: path.stem)
 def test_constraints_are_names_and_versions_alone(path):
   text = path.read_text()
-  assert [line for line in text.splitlines() if not re.fullmatch(r'#.*|[\w.-]+==[\w.!+-]+', line)] == []
+  assert [
+    line for line in text.splitlines() if not re.fullmatch(r'#.*|[\w.-]+==[\w.!+-]+', line)
+  ] == []
   assert '://' not in text
   assert not re.search(r'\+\w', text), 'a local version: only this machine has it'
   heavy = {'tensorflow', 'tensorflow-cpu', 'tf-nightly', 'keras', 'torch', 'torchvision', 'dprjax'}
@@ -104,16 +133,22 @@ def test_constraints_pin_all_that_is_asked_for(path):
   asked = [*REQUIRES, *EXTRAS['quickstart'], *EXTRAS['milvus'], *EXTRAS['test'], *EXTRAS['dev']]
   for requirement in asked:
     here = {'python_version': python, 'python_full_version': f'{python}.0', 'sys_platform': 'linux'}
-    if requirement.name != 'dprjax' and (requirement.marker is None or requirement.marker.evaluate(here)):
+    if requirement.name != 'dprjax' and (
+      requirement.marker is None or requirement.marker.evaluate(here)
+    ):
       name = canonicalize_name(requirement.name)
       assert name in pinned, f'{path.name} does not pin {name}'
-      assert pinned[name] in requirement.specifier, f'{path.name} pins {name} {pinned[name]}, setup.py wants {requirement.specifier}'
+      assert pinned[name] in requirement.specifier, (
+        f'{path.name} pins {name} {pinned[name]}, setup.py wants {requirement.specifier}'
+      )
 
 
 def test_heavy_packages_are_for_benchmarks_alone():
   for extra, requirements in {**EXTRAS, '': REQUIRES}.items():
     names = {canonicalize_name(requirement.name) for requirement in requirements}
-    assert extra == 'bench' or names.isdisjoint({'torch', 'tensorflow', 'sentence-transformers'}), extra
+    assert extra == 'bench' or names.isdisjoint({'torch', 'tensorflow', 'sentence-transformers'}), (
+      extra
+    )
   assert EXTRAS.keys() == {'cuda', 'tpu', 'quickstart', 'milvus', 'test', 'dev', 'bench'}
 
 
@@ -133,12 +168,19 @@ def test_what_the_pages_name_is_there(page):
   assert {'quickstart', 'test', 'test-quick', 'lint', 'clean'} <= targets
   modules = re.findall(r'python -m (dprjax\.[\w.]+)', text)
   assert [name for name in modules if not (ROOT / f'{name.replace(".", "/")}.py').is_file()] == []
-  links = re.findall(r'\]\(([^):]+)\)', text) + re.findall(r'`((?:docs|configs|tests|dprjax|constraints)/[\w/]+\.\w+)', text)
+  links = re.findall(r'\]\(([^):]+)\)', text) + re.findall(
+    r'`((?:docs|configs|tests|dprjax|constraints)/[\w/]+\.\w+)', text
+  )
   assert [link for link in links if 'NAME' not in link and not (ROOT / link).exists()] == []
 
 
 def test_make_says_what_it_needs(tmp_path):
-  done = subprocess.run(['make', 'quickstart', 'PYTHON=/nonesuch/python', f'VENV={tmp_path}/venv'], cwd=ROOT, capture_output=True, text=True)
+  done = subprocess.run(
+    ['make', 'quickstart', 'PYTHON=/nonesuch/python', f'VENV={tmp_path}/venv'],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+  )
   assert done.returncode == 2
   assert 'dprjax needs Python 3.11, 3.12 or 3.13' in done.stderr
   assert '/nonesuch/python is not one' in done.stderr
@@ -146,7 +188,7 @@ def test_make_says_what_it_needs(tmp_path):
 
 
 def test_a_second_make_installs_nothing(tmp_path):
-  """With the stamp there and newer than what it depends on, only the command itself is left to run."""
+  """Where the stamp is newer than what it depends on, only the command itself is left to run."""
   tag = f'py{sys.version_info.major}{sys.version_info.minor}'
   (tmp_path / 'venv').mkdir()
   (tmp_path / 'venv' / f'.installed-{tag}').touch()

@@ -19,7 +19,15 @@ LOCAL = f'--config={ROOT}/configs/unm.py:local'
 
 
 def run(workdir, *flags):
-  command = [sys.executable, '-m', 'dprjax.pipeline', LOCAL, f'--workdir={workdir}', '--config.data.dir=docstrings:email,json,logging,http', *flags]
+  command = [
+    sys.executable,
+    '-m',
+    'dprjax.pipeline',
+    LOCAL,
+    f'--workdir={workdir}',
+    '--config.data.dir=docstrings:email,json,logging,http',
+    *flags,
+  ]
   return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
@@ -28,8 +36,18 @@ def test_the_whole_way_stopped_in_between_and_in_two_rounds(tmp_path):
   work = tmp_path / 'work'
   few = ['--config.retriever.steps=3', '--config.reranker.steps=3', '--config.undenoised=False']
   # Ended in the middle, by a kill that nothing can catch.
-  command = [sys.executable, '-m', 'dprjax.pipeline', LOCAL, f'--workdir={work}', '--config.data.dir=docstrings:email,json,logging,http', *few]
-  child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+  command = [
+    sys.executable,
+    '-m',
+    'dprjax.pipeline',
+    LOCAL,
+    f'--workdir={work}',
+    '--config.data.dir=docstrings:email,json,logging,http',
+    *few,
+  ]
+  child = subprocess.Popen(
+    command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+  )
   deadline = time.monotonic() + 300
   while not (work / 'first' / 'metrics.jsonl').exists():
     assert child.poll() is None and time.monotonic() < deadline
@@ -39,13 +57,20 @@ def test_the_whole_way_stopped_in_between_and_in_two_rounds(tmp_path):
 
   whole = run(work, *few)
   assert whole.returncode == 0, whole.stderr
-  assert 'Mine: mined-bm25: done before' in whole.stdout and 'Train: first: done before' not in whole.stdout
+  assert (
+    'Mine: mined-bm25: done before' in whole.stdout
+    and 'Train: first: done before' not in whole.stdout
+  )
   lines = [line for line in whole.stdout.splitlines() if line.startswith('[')]
-  assert [line.split(']')[0] for line in lines] == [f'[{n}/{len(lines)}' for n in range(1, len(lines) + 1)]
+  assert [line.split(']')[0] for line in lines] == [
+    f'[{n}/{len(lines)}' for n in range(1, len(lines) + 1)
+  ]
   table = (work / 'report.md').read_text()
   for name in ('BM25', 'frozen backbone', '+ BM25 negatives', '+ denoised negatives'):
     assert f'| {name} |' in table
-  mined = [json.loads(line) for line in (work / 'mined-denoised' / 'train.jsonl').read_text().splitlines()]
+  mined = [
+    json.loads(line) for line in (work / 'mined-denoised' / 'train.jsonl').read_text().splitlines()
+  ]
   retrievers = {one['retriever'] for query in mined for one in query['negative_passages']}
   assert retrievers == {'bm25', 'retriever'}
   scored = [one for query in mined for one in query['negative_passages'] if 'reranker_score' in one]
@@ -57,16 +82,34 @@ def test_the_whole_way_stopped_in_between_and_in_two_rounds(tmp_path):
   more = run(work, *few, '--config.rounds=2')
   assert more.returncode == 0, more.stderr
   assert {path: path.read_bytes() for path in first} == first
-  ran = [line.split('] ')[1] for line in more.stdout.splitlines() if line.startswith('[') and not line.endswith('done before')]
+  ran = [
+    line.split('] ')[1]
+    for line in more.stdout.splitlines()
+    if line.startswith('[') and not line.endswith('done before')
+  ]
   assert ran and all('denoised' in line or line == 'Compare' for line in ran)
   assert '| + denoised negatives, round 2 |' in (work / 'report.md').read_text()
 
 
 def test_only_what_differs_from_the_recipe_is_handed_on():
-  config = configs.parse([LOCAL, '--config.retriever.optim.learning_rate=0.5', "--config.retriever.trainable=('prompt/.*','head/.*')"])
+  config = configs.parse(
+    [
+      LOCAL,
+      '--config.retriever.optim.learning_rate=0.5',
+      "--config.retriever.trainable=('prompt/.*','head/.*')",
+    ]
+  )
   assert pipeline.differences(config.retriever_recipe, config.retriever) == [
-      '--config.negatives=1', '--config.optim.learning_rate=0.5', "--config.trainable=('prompt/.*', 'head/.*')"]
-  parsed = configs.parse([f'--config={config.retriever_recipe}', *pipeline.differences(config.retriever_recipe, config.retriever)])
+    '--config.negatives=1',
+    '--config.optim.learning_rate=0.5',
+    "--config.trainable=('prompt/.*', 'head/.*')",
+  ]
+  parsed = configs.parse(
+    [
+      f'--config={config.retriever_recipe}',
+      *pipeline.differences(config.retriever_recipe, config.retriever),
+    ]
+  )
   assert parsed.optim.learning_rate == 0.5 and tuple(parsed.trainable) == ('prompt/.*', 'head/.*')
 
 
@@ -74,36 +117,59 @@ def test_only_what_differs_from_the_recipe_is_handed_on():
 @pytest.mark.parametrize('recipe', ['beir', 'scifact', 'medquad', 'local'])
 def test_every_recipe_is_made_of_experiments_of_train(recipe, more):
   config = configs.parse([f'--config={ROOT}/configs/unm.py:{recipe}{more}'])
-  assert bool(config.retriever.prompt.length) == (more == '') and tuple(config.retriever.trainable) == (('backbone/.*',) if more else ('prompt/.*',))
+  assert bool(config.retriever.prompt.length) == (more == '') and tuple(
+    config.retriever.trainable
+  ) == (('backbone/.*',) if more else ('prompt/.*',))
   for part, system in (('retriever', 'dpr'), ('reranker', 'cross_encoder')):
     path, experiment = config[f'{part}_recipe'], config[part]
     parsed = configs.parse([f'--config={path}', *pipeline.differences(path, experiment)])
     ours = set(parsed.to_dict()) - {'seed', 'mix', 'data', 'backbone'}
     assert parsed.system == system and parsed.negatives >= 1
-    assert {name: parsed.to_dict()[name] for name in ours} == {name: experiment.to_dict()[name] for name in ours}
+    assert {name: parsed.to_dict()[name] for name in ours} == {
+      name: experiment.to_dict()[name] for name in ours
+    }
 
 
-@pytest.mark.parametrize(('argument', 'words'), [
-    ('beir,foo', r'configs/unm\.py:beir,foo: foo\? only ft and local may follow beir'), ('foo,ft', r'foo: choose beir, scifact')])
+@pytest.mark.parametrize(
+  ('argument', 'words'),
+  [
+    ('beir,foo', r'configs/unm\.py:beir,foo: foo\? only ft and local may follow beir'),
+    ('foo,ft', r'foo: choose beir, scifact'),
+  ],
+)
 def test_a_recipe_that_is_none(argument, words):
   with pytest.raises(InputError, match=words):
     configs.parse([f'--config={ROOT}/configs/unm.py:{argument}'])
 
 
-@pytest.mark.parametrize(('flags', 'words'), [
-    (['--config.data.dir='], 'config.data.dir is empty'), (['--config.rounds=0'], 'config.rounds'), (['--config.sample=0'], 'config.sample'),
-    (['--config.mix.random=0.5'], 'config.mix: shares must add up to 1'), (['--config.reranker.system=dpr'], 'config.reranker.system'),
-    (["--config.runs=('dpt=none.trec',)"], 'run in config.runs not found'), (['--config.data.dir=none'], 'none')])
+@pytest.mark.parametrize(
+  ('flags', 'words'),
+  [
+    (['--config.data.dir='], 'config.data.dir is empty'),
+    (['--config.rounds=0'], 'config.rounds'),
+    (['--config.sample=0'], 'config.sample'),
+    (['--config.mix.random=0.5'], 'config.mix: shares must add up to 1'),
+    (['--config.reranker.system=dpr'], 'config.reranker.system'),
+    (["--config.runs=('dpt=none.trec',)"], 'run in config.runs not found'),
+    (['--config.data.dir=none'], 'none'),
+  ],
+)
 def test_knobs_that_cannot_be(tmp_path, flags, words):
   with pytest.raises(InputError, match=words):
     pipeline.Pipeline(configs.parse([LOCAL, *flags]), pipeline.epath.Path(tmp_path))
 
 
 def test_a_reranker_that_is_none_is_refused_at_once(tmp_path, make_cross_encoder):
-  for path, words in ((tmp_path / 'none', 'backbone not found'), ('runs/none', 'runs/none is no directory here, and could not be fetched'),
-                      (tmp_path, 'config.json not found')):
+  for path, words in (
+    (tmp_path / 'none', 'backbone not found'),
+    ('runs/none', 'runs/none is no directory here, and could not be fetched'),
+    (tmp_path, 'config.json not found'),
+  ):
     with pytest.raises(InputError, match=f'config.reranker_path: .*{words}'):
-      pipeline.Pipeline(configs.parse([LOCAL, f'--config.reranker_path={path}']), pipeline.epath.Path(tmp_path / 'work'))
+      pipeline.Pipeline(
+        configs.parse([LOCAL, f'--config.reranker_path={path}']),
+        pipeline.epath.Path(tmp_path / 'work'),
+      )
   assert not (tmp_path / 'work').exists()
   pipeline.check(configs.parse([LOCAL, f'--config.reranker_path={make_cross_encoder()}']))
 

@@ -1,7 +1,9 @@
-"""Real processes on one machine: they train, encode and search as one does, and survive what pods do to them.
+"""Real processes on one machine: they train, encode and search as one does, and survive what pods
+do to them.
 
-Each objective is trained on two of the three pods, each time with another mesh, and each pod sees several meshes: every combination would take
-half an hour. DPRJAX_PODS=all trains each on all three. DPRJAX_KILLS says how often the test that kills at random does (once by default).
+Each objective is trained on two of the three pods, each time with another mesh, and each pod sees
+several meshes: every combination would take half an hour. DPRJAX_PODS=all trains each on all three.
+DPRJAX_KILLS says how often the test that kills at random does (once by default).
 """
 
 import contextlib
@@ -30,21 +32,34 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 # Name -> what it is trained by. A later objective joins by a line.
 OBJECTIVES = {
-    'DPT': ['dptdr.py:local', '--config.optim.learning_rate=10.0'],  # its gradient is small
-    'FT': ['ft.py:local', '--config.data.dev_split='],
-    'RIP': ['rip.py:local'],
-    'Condenser': ['condenser.py:local'],
-    'coCondenser': ['condenser.py:cocondenser,local'],
-    'cross-encoder': ['cross_encoder.py:local', '--config.data.dev_split='],
+  'DPT': ['dptdr.py:local', '--config.optim.learning_rate=10.0'],  # its gradient is small
+  'FT': ['ft.py:local', '--config.data.dev_split='],
+  'RIP': ['rip.py:local'],
+  'Condenser': ['condenser.py:local'],
+  'coCondenser': ['condenser.py:cocondenser,local'],
+  'cross-encoder': ['cross_encoder.py:local', '--config.data.dev_split='],
 }
 PODS = {'2 x 2': (2, 2), '4 x 1': (4, 1), '1 x 4': (1, 4)}  # processes x devices
 ALONE = '1 x 1'
-PAIRS = [(pod, objective) for i, objective in enumerate(OBJECTIVES) for j, pod in enumerate(PODS)
-         if os.environ.get('DPRJAX_PODS') == 'all' or i % 3 != 2 - j]
+PAIRS = [
+  (pod, objective)
+  for i, objective in enumerate(OBJECTIVES)
+  for j, pod in enumerate(PODS)
+  if os.environ.get('DPRJAX_PODS') == 'all' or i % 3 != 2 - j
+]
 MESHES = [{'data': 2, 'fsdp': 2}, {'data': 4}, {'data': 2, 'model': 2}, {'fsdp': 4}, {'model': 4}]
-# Gradient descent, nearly: where Adam's eps is small its first updates are the gradient's signs, and rounding decides those near zero.
-STEADY = ['--config.steps=2', '--config.optim.eps=1.0', '--config.optim.learning_rate=0.1', '--config.optim.warmup=0.0', '--config.optim.decay=none',
-          '--config.checkpoint.every=1', '--config.log_every=1', '--config.data.threads=1']
+# Gradient descent, nearly: where Adam's eps is small its first updates are the gradient's signs,
+# and rounding decides those near zero.
+STEADY = [
+  '--config.steps=2',
+  '--config.optim.eps=1.0',
+  '--config.optim.learning_rate=0.1',
+  '--config.optim.warmup=0.0',
+  '--config.optim.decay=none',
+  '--config.checkpoint.every=1',
+  '--config.log_every=1',
+  '--config.data.threads=1',
+]
 
 
 class Pod:
@@ -53,8 +68,20 @@ class Pod:
   def __init__(self, processes, devices, *command, grace=60):
     self.said = ''
     self.process = subprocess.Popen(
-        [sys.executable, str(ROOT / 'launch' / 'local_pod.py'), f'--processes={processes}', f'--devices={devices}', f'--grace={grace}',
-         *map(str, command)], cwd=ROOT, env=os.environ | {'PYTHONPATH': str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+      [
+        sys.executable,
+        str(ROOT / 'launch' / 'local_pod.py'),
+        f'--processes={processes}',
+        f'--devices={devices}',
+        f'--grace={grace}',
+        *map(str, command),
+      ],
+      cwd=ROOT,
+      env=os.environ | {'PYTHONPATH': str(ROOT)},
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+    )
     self._reader = threading.Thread(target=self._read)
     self._reader.start()
 
@@ -67,7 +94,9 @@ class Pod:
     """Of the processes, in their order; none where the launcher has ended."""
     found, children = {}, ''
     with contextlib.suppress(OSError):
-      children = pathlib.Path(f'/proc/{self.process.pid}/task/{self.process.pid}/children').read_text()
+      children = pathlib.Path(
+        f'/proc/{self.process.pid}/task/{self.process.pid}/children'
+      ).read_text()
     for child in children.split():
       with contextlib.suppress(OSError):
         environment = pathlib.Path(f'/proc/{child}/environ').read_bytes()
@@ -103,18 +132,35 @@ def wait_for(condition, seconds=600):
 
 @pytest.fixture(scope='module')
 def flags(trained):
-  """``flags(objective, *more)``: a config and its flags, on the text and the backbone that the tests share."""
+  """``flags(objective, *more)``: a config and its flags, on the text and the backbone that the
+  tests share.
+  """
+
   def make(objective, *more):
     name, *own = OBJECTIVES[objective]
-    form = ['beir', trained / 'data'] if name.startswith(('dptdr', 'ft', 'cross_encoder')) else ['corpus', trained / 'data' / 'corpus.jsonl']
-    return [f'--config={ROOT}/configs/{name}', f'--config.backbone.path={trained}/backbone', f'--config.data.form={form[0]}',
-            f'--config.data.dir={form[1]}', f'--config.data.store={trained}/store', *more, *own]
+    form = (
+      ['beir', trained / 'data']
+      if name.startswith(('dptdr', 'ft', 'cross_encoder'))
+      else ['corpus', trained / 'data' / 'corpus.jsonl']
+    )
+    return [
+      f'--config={ROOT}/configs/{name}',
+      f'--config.backbone.path={trained}/backbone',
+      f'--config.data.form={form[0]}',
+      f'--config.data.dir={form[1]}',
+      f'--config.data.store={trained}/store',
+      *more,
+      *own,
+    ]
+
   return make
 
 
 @pytest.fixture(scope='module')
 def together(flags, tmp_path_factory):
-  """``together(pod)``: a folder of workdirs, of all objectives that this pod (or one process alone) trains, one after another."""
+  """``together(pod)``: a folder of workdirs, of all objectives that this pod (or one process alone)
+  trains, one after another.
+  """
   made = {}
 
   def make(pod):
@@ -125,10 +171,17 @@ def together(flags, tmp_path_factory):
         mesh = {} if pod == ALONE else MESHES[(i + 2 * list(PODS).index(pod)) % len(MESHES)]
         sizes = [f'--config.mesh.{axis}={mesh.get(axis, 1)}' for axis in ('data', 'fsdp', 'model')]
         if pod == ALONE or (pod, objective) in PAIRS:
-          jobs.append({'do': 'train', 'flags': flags(objective, *STEADY, *sizes), 'workdir': str(folder / objective)})
+          jobs.append(
+            {
+              'do': 'train',
+              'flags': flags(objective, *STEADY, *sizes),
+              'workdir': str(folder / objective),
+            }
+          )
       (folder / 'jobs.json').write_text(json.dumps(jobs))
       run(*PODS.get(pod, (1, 1)), '-m', 'tests.pod_work', folder / 'jobs.json')
     return made[pod]
+
   return make
 
 
@@ -144,7 +197,9 @@ def test_a_pod_trains_to_the_same_parameters_as_one_process(together, pod, objec
       moved = np.abs(last[name] - first[name]).max()
       # A key's bias adds the same to all scores of a query: its gradient is rounding alone.
       if not name.endswith('attention/key/bias'):
-        np.testing.assert_allclose(there[name], leaf, rtol=0, atol=1e-3 * moved + 1e-7, err_msg=f'{name} at step {step}')
+        np.testing.assert_allclose(
+          there[name], leaf, rtol=0, atol=1e-3 * moved + 1e-7, err_msg=f'{name} at step {step}'
+        )
   assert max(np.abs(last[name] - first[name]).max() for name in last) > 1e-3
   for row, expected in zip(metrics_of(many), metrics_of(one), strict=True):
     assert row.keys() == expected.keys()
@@ -157,10 +212,19 @@ def test_a_pod_trains_to_the_same_parameters_as_one_process(together, pod, objec
 @pytest.mark.slow
 def test_a_checkpoint_of_two_processes_is_restored_by_one_and_by_four_bit_for_bit(tmp_path):
   def jobs(*lines):
-    (tmp_path / 'jobs.json').write_text(json.dumps([{'workdir': str(tmp_path / 'run'), **line} for line in lines]))
+    (tmp_path / 'jobs.json').write_text(
+      json.dumps([{'workdir': str(tmp_path / 'run'), **line} for line in lines])
+    )
     return '-m', 'tests.pod_work', tmp_path / 'jobs.json'
+
   run(2, 2, *jobs({'do': 'save', 'mesh': {'data': 2, 'fsdp': 2}}))
-  run(4, 1, *jobs({'do': 'restore', 'mesh': {'fsdp': 2, 'model': 2}}, {'do': 'restore', 'mesh': {'fsdp': 4}}))
+  run(
+    4,
+    1,
+    *jobs(
+      {'do': 'restore', 'mesh': {'fsdp': 2, 'model': 2}}, {'do': 'restore', 'mesh': {'fsdp': 4}}
+    ),
+  )
   for mesh in ({'data': 8}, {'fsdp': 2, 'model': 4}):
     pod_work.check_restored(tmp_path / 'run', mesh)
 
@@ -172,19 +236,41 @@ def test_encode_and_exact_search_write_the_files_of_one_process(trained, command
 
   def commands(folder):
     for kind, source in data.items():
-      yield (encode, f'--backbone={trained}/backbone', f'--prompt={prompt}', f'--kind={kind}', f'--input={source}',
-             f'--out={folder}/{kind}', '--shard_rows=60')
-    yield (search, f'--corpus={folder}/passage', f'--queries={folder}/query', f'--out={folder}/run.trec', '--index=exact', '--k=40')
+      yield (
+        encode,
+        f'--backbone={trained}/backbone',
+        f'--prompt={prompt}',
+        f'--kind={kind}',
+        f'--input={source}',
+        f'--out={folder}/{kind}',
+        '--shard_rows=60',
+      )
+    yield (
+      search,
+      f'--corpus={folder}/passage',
+      f'--queries={folder}/query',
+      f'--out={folder}/run.trec',
+      '--index=exact',
+      '--k=40',
+    )
 
   def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob('*') if path.is_file() and path.name != 'run.trec.json'}
+    return {
+      str(path.relative_to(folder)): path.read_bytes()
+      for path in folder.rglob('*')
+      if path.is_file() and path.name != 'run.trec.json'
+    }
+
   for module, *arguments in commands(tmp_path / 'one'):
     assert command(module, *arguments)[0] == 0
   for module, *arguments in commands(tmp_path / 'two'):
     run(2, jax.device_count(), '-m', module.__name__, *arguments)
   one = contents(tmp_path / 'one')
   assert contents(tmp_path / 'two') == one
-  assert len([name for name in one if name.endswith('.npy')]) >= 6 and one['run.trec'].count(b'\n') > 1000
+  assert (
+    len([name for name in one if name.endswith('.npy')]) >= 6
+    and one['run.trec'].count(b'\n') > 1000
+  )
   # What is there is not made again, and what is not is, by another number of processes.
   shutil.copytree(tmp_path / 'two', tmp_path / 'three')
   for lost in ('embeddings-00001*', 'ids-00003*'):
@@ -197,12 +283,28 @@ def test_encode_and_exact_search_write_the_files_of_one_process(trained, command
 
 # What pods do.
 
-PATIENCE = int(os.environ.get('DPRJAX_PEER_TIMEOUT', '8'))  # where the test has to wait for it often
+PATIENCE = int(
+  os.environ.get('DPRJAX_PEER_TIMEOUT', '8')
+)  # where the test has to wait for it often
+
 
 def training(flags, workdir, *more):
-  """The command of a run that has something to lose: a random prompt's dropout, a dev split, a checkpoint every other step."""
-  return ('-m', 'dprjax.train', f'--workdir={workdir}', *flags('DPT', '--config.steps=30', '--config.eval.every=10', '--config.checkpoint.every=2',
-                                                               '--config.log_every=1', *more))
+  """The command of a run that has something to lose: a random prompt's dropout, a dev split, a
+  checkpoint every other step.
+  """
+  return (
+    '-m',
+    'dprjax.train',
+    f'--workdir={workdir}',
+    *flags(
+      'DPT',
+      '--config.steps=30',
+      '--config.eval.every=10',
+      '--config.checkpoint.every=2',
+      '--config.log_every=1',
+      *more,
+    ),
+  )
 
 
 def steps_logged(workdir):
@@ -212,7 +314,17 @@ def steps_logged(workdir):
 @pytest.mark.slow
 def test_sigterm_on_one_process_saves_on_all_and_ends_in_time(flags, tmp_path):
   workdir = tmp_path / 'run'
-  pod = Pod(2, 1, *training(flags, workdir, '--config.steps=1000000', '--config.eval.every=1000000', '--config.checkpoint.every=1000000'))
+  pod = Pod(
+    2,
+    1,
+    *training(
+      flags,
+      workdir,
+      '--config.steps=1000000',
+      '--config.eval.every=1000000',
+      '--config.checkpoint.every=1000000',
+    ),
+  )
   wait_for(lambda: steps_logged(workdir) >= 3)
   os.kill(pod.pids()[1], signal.SIGTERM)
   asked = time.monotonic()
@@ -222,7 +334,17 @@ def test_sigterm_on_one_process_saves_on_all_and_ends_in_time(flags, tmp_path):
   [step] = steps_of(workdir)
   assert said.count(f'[0] asked to stop (SIGTERM): saved step {step};') == 1
   # Passed on by the launcher to all of them; and what was saved is gone on with.
-  pod = Pod(2, 1, *training(flags, workdir, '--config.steps=1000000', '--config.eval.every=1000000', '--config.checkpoint.every=1000000'))
+  pod = Pod(
+    2,
+    1,
+    *training(
+      flags,
+      workdir,
+      '--config.steps=1000000',
+      '--config.eval.every=1000000',
+      '--config.checkpoint.every=1000000',
+    ),
+  )
   wait_for(lambda: steps_logged(workdir) >= step + 3)
   pod.process.send_signal(signal.SIGTERM)
   status, said = pod.end(60)
@@ -243,7 +365,9 @@ def test_a_killed_host_ends_the_others_within_thirty_seconds_and_is_named(flags,
   assert status == 128 + signal.SIGKILL, said
   assert len(pod.errors()) == 1, said
   line = pod.errors()[0]
-  assert line.startswith(f'[{1 - killed}] dprjax: error: process {killed}') and 'killed' in line, said
+  assert line.startswith(f'[{1 - killed}] dprjax: error: process {killed}') and 'killed' in line, (
+    said
+  )
   assert 'stack trace' not in said and 'Traceback' not in said
 
 
@@ -256,7 +380,9 @@ def test_an_error_on_one_process_is_told_by_all(trained, flags, tmp_path):
   pod = Pod(2, 1, *training(flags, tmp_path / 'run', f'--config.data.store={tmp_path}/other'))
   status, said = pod.end(60)
   assert status == 2, said
-  assert sorted(line[:4] for line in pod.errors()) == ['[0] ', '[1] '] and all('neither empty nor a store' in line for line in pod.errors()), said
+  assert sorted(line[:4] for line in pod.errors()) == ['[0] ', '[1] '] and all(
+    'neither empty nor a store' in line for line in pod.errors()
+  ), said
   assert 'process 0' in next(line for line in pod.errors() if line.startswith('[1]'))
 
 
@@ -281,7 +407,10 @@ def test_whatever_ends_a_process_at_random_the_run_ends_with_the_same_bits(flags
       goal = steps_logged(broken) + draw.randrange(1, 8)
       wait_for(lambda: pod.process.poll() is not None or steps_logged(broken) >= goal)  # noqa: B023 (called here)
       time.sleep(draw.uniform(0.0, 0.5))
-    victim, how = draw.randrange(2), draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+    victim, how = (
+      draw.randrange(2),
+      draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM]),
+    )
     pids = pod.pids()
     if len(pids) == 2:
       with contextlib.suppress(ProcessLookupError):
@@ -295,8 +424,12 @@ def test_whatever_ends_a_process_at_random_the_run_ends_with_the_same_bits(flags
         os.kill(pids[victim], signal.SIGKILL)
     status, said = pod.end(60)
     took = time.monotonic() - began
-    print(f'{number}: {how.name} of process {victim}, {moment}: status {status} after {took:.1f} s; {"; ".join(pod.errors())}; '
-          f'checkpoints {steps_of(broken) if (broken / "checkpoints").exists() else []}', flush=True)
+    print(
+      f'{number}: {how.name} of process {victim}, {moment}: status {status} after {took:.1f} s; '
+      f'{"; ".join(pod.errors())}; '
+      f'checkpoints {steps_of(broken) if (broken / "checkpoints").exists() else []}',
+      flush=True,
+    )
     assert 'stack trace' not in said, said
     assert took < 30 + PATIENCE, said
   run(2, 1, *training(flags, broken))
@@ -306,16 +439,28 @@ def test_whatever_ends_a_process_at_random_the_run_ends_with_the_same_bits(flags
 
 # The launcher.
 
+
 def test_the_launcher_passes_on_what_is_said_and_how_it_ends(tmp_path):
   script = tmp_path / 'script.py'
-  script.write_text('import os, sys\n'
-                    'print("I am", os.environ["DPRJAX_PROCESS"], "of", os.environ["DPRJAX_PROCESSES"], sys.argv[1:], file=sys.stderr)\n'
-                    'print(os.environ["XLA_FLAGS"].split()[-1], end="")\nsys.exit(3 * (os.environ["DPRJAX_PROCESS"] == "1"))\n')
+  script.write_text(
+    'import os, sys\n'
+    'print("I am", os.environ["DPRJAX_PROCESS"], "of", os.environ["DPRJAX_PROCESSES"], '
+    'sys.argv[1:], file=sys.stderr)\n'
+    'print(os.environ["XLA_FLAGS"].split()[-1], end="")\nsys.exit(3 * '
+    '(os.environ["DPRJAX_PROCESS"] == "1"))\n'
+  )
   pod = Pod(3, 5, script, '--processes=9', 'x')
   status, said = pod.end(30)
   assert status == 3
-  assert sorted(said.splitlines()) == sorted(itertools.chain.from_iterable(
-      (f"[{i}] I am {i} of 3 ['--processes=9', 'x']", f'[{i}] --xla_force_host_platform_device_count=5') for i in range(3)))
+  assert sorted(said.splitlines()) == sorted(
+    itertools.chain.from_iterable(
+      (
+        f"[{i}] I am {i} of 3 ['--processes=9', 'x']",
+        f'[{i}] --xla_force_host_platform_device_count=5',
+      )
+      for i in range(3)
+    )
+  )
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
@@ -328,13 +473,20 @@ def test_the_launcher_leaves_no_orphans(tmp_path, number):
   assert len(pids) == 2
   pod.process.send_signal(number)
   status, _ = pod.end(30)
-  assert status in (128 + number, -signal.SIGKILL, 1)  # Python itself ends with 1 at SIGINT, after a traceback
+  assert status in (
+    128 + number,
+    -signal.SIGKILL,
+    1,
+  )  # Python itself ends with 1 at SIGINT, after a traceback
   wait_for(lambda: not any(pathlib.Path(f'/proc/{pid}').exists() for pid in pids), 10)
 
 
 def test_the_launcher_ends_those_that_go_on_after_one_ended_badly(tmp_path):
   script = tmp_path / 'script.py'
-  script.write_text('import os, time\nif os.environ["DPRJAX_PROCESS"] == "0": os.kill(os.getpid(), 11)\ntime.sleep(600)\n')
+  script.write_text(
+    'import os, time\nif os.environ["DPRJAX_PROCESS"] == "0": os.kill(os.getpid(), '
+    '11)\ntime.sleep(600)\n'
+  )
   began = time.monotonic()
   assert Pod(2, 1, script, grace=1).end(30)[0] == 128 + signal.SIGSEGV
   assert time.monotonic() - began < 15

@@ -14,19 +14,34 @@ from tests.test_train import assert_bad, assert_same_bits, files_of, live_of, me
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIGS = {
-    'rip.py:local': {'backbone', 'head/mlm'}, 'rip.py:span,local': {'backbone', 'head/mlm'}, 'rip.py:nq,local': {'backbone', 'head/mlm'},
-    'rip.py:prompt,local': {'prompt', 'head/mlm'}, 'condenser.py:local': {'backbone', 'head/mlm', 'head/condenser'},
-    'condenser.py:cocondenser,local': {'backbone', 'head/mlm', 'head/condenser'}, 'condenser.py:ict,local': {'backbone'},
-    'condenser.py:mlm,local': {'backbone', 'head/mlm'}}
+  'rip.py:local': {'backbone', 'head/mlm'},
+  'rip.py:span,local': {'backbone', 'head/mlm'},
+  'rip.py:nq,local': {'backbone', 'head/mlm'},
+  'rip.py:prompt,local': {'prompt', 'head/mlm'},
+  'condenser.py:local': {'backbone', 'head/mlm', 'head/condenser'},
+  'condenser.py:cocondenser,local': {'backbone', 'head/mlm', 'head/condenser'},
+  'condenser.py:ict,local': {'backbone'},
+  'condenser.py:mlm,local': {'backbone', 'head/mlm'},
+}
 
 
 @pytest.fixture
 def go(command, trained, tmp_path):
-  """``go(config, *flags, workdir='run')`` -> (exit status, standard error), on the text and the backbone that the tests share."""
+  """``go(config, *flags, workdir='run')`` -> (exit status, standard error), on the text and the
+  backbone that the tests share.
+  """
+
   def run(config, *flags, workdir='run'):
-    shared = [f'--config.backbone.path={trained}/backbone', '--config.data.form=corpus', f'--config.data.dir={trained}/data/corpus.jsonl',
-              f'--config.data.store={trained}/store']
-    return command(train, f'--config={ROOT}/configs/{config}', f'--workdir={tmp_path / workdir}', *shared, *flags)
+    shared = [
+      f'--config.backbone.path={trained}/backbone',
+      '--config.data.form=corpus',
+      f'--config.data.dir={trained}/data/corpus.jsonl',
+      f'--config.data.store={trained}/store',
+    ]
+    return command(
+      train, f'--config={ROOT}/configs/{config}', f'--workdir={tmp_path / workdir}', *shared, *flags
+    )
+
   return run
 
 
@@ -40,7 +55,10 @@ def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_pat
   run = tmp_path / 'run'
   step, live = live_of(run)
   assert step == 12
-  assert {'/'.join(name.split('/')[:2]) if name.startswith('head') else name.split('/')[0] for name in live} == CONFIGS[config]
+  assert {
+    '/'.join(name.split('/')[:2]) if name.startswith('head') else name.split('/')[0]
+    for name in live
+  } == CONFIGS[config]
   start = hub.load_backbone(str(trained / 'backbone')).params
   for name, leaf in live.items():
     if name.startswith('backbone/'):
@@ -58,9 +76,13 @@ def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_pat
   status, err = go(config)
   assert status == 0 and f'resuming after step {earlier} of 12' in err, err
   assert_same_bits(live_of(run)[1], live)
+
   # Rates are the clock's.
   def timeless(rows):
-    return [{name: value for name, value in row.items() if name != 'passages_per_second'} for row in rows]
+    return [
+      {name: value for name, value in row.items() if name != 'passages_per_second'} for row in rows
+    ]
+
   assert timeless(metrics_of(run)) == timeless(rows)
 
 
@@ -73,7 +95,11 @@ def test_what_is_exported_is_what_was_trained_and_can_be_trained_on(go, command,
   assert status == 0, err
   backbone = hub.load_backbone(out, heads=True)
   assert backbone.condenser_split == 1
-  for top, params in (('backbone', backbone.params), ('head/mlm', backbone.mlm), ('head/condenser', backbone.condenser)):
+  for top, params in (
+    ('backbone', backbone.params),
+    ('head/mlm', backbone.mlm),
+    ('head/condenser', backbone.condenser),
+  ):
     for name, leaf in live.items():
       if name.startswith(f'{top}/'):
         there = params
@@ -86,7 +112,12 @@ def test_what_is_exported_is_what_was_trained_and_can_be_trained_on(go, command,
   assert backbone.sentence == hub.SentenceSettings() and not (out / 'modules.json').exists()
   # At a learning rate of 0 the heads that the next run starts from are those of the directory.
   status, err = go(
-      'condenser.py:cocondenser,local', f'--config.backbone.path={out}', '--config.optim.learning_rate=0.0', '--config.steps=1', workdir='on')
+    'condenser.py:cocondenser,local',
+    f'--config.backbone.path={out}',
+    '--config.optim.learning_rate=0.0',
+    '--config.steps=1',
+    workdir='on',
+  )
   assert status == 0, err
   assert_same_bits(live_of(tmp_path / 'on')[1], live)
 
@@ -97,48 +128,104 @@ def test_a_pretrained_prompt_starts_a_prompt(go, command, trained, tmp_path):
   status, err = command(export, f'--workdir={tmp_path}/run', f'--out={tmp_path}/prompt.npz')
   assert status == 0, err
   prompt = load_prompt(tmp_path / 'prompt.npz')
-  np.testing.assert_array_equal(prompt.prefix('query'), live_of(tmp_path / 'run')[1]['prompt/prefix'])
-  assert (prompt.meta['query_max_length'], prompt.meta['passage_max_length'], prompt.meta['pooling']) == (32, 32, 'cls')
+  np.testing.assert_array_equal(
+    prompt.prefix('query'), live_of(tmp_path / 'run')[1]['prompt/prefix']
+  )
+  assert (
+    prompt.meta['query_max_length'],
+    prompt.meta['passage_max_length'],
+    prompt.meta['pooling'],
+  ) == (32, 32, 'cls')
   status, err = command(
-      train, f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={tmp_path}/tuned', f'--config.backbone.path={trained}/backbone',
-      '--config.data.form=beir', f'--config.data.dir={trained}/data', f'--config.data.store={trained}/store', '--config.steps=1',
-      '--config.optim.learning_rate=0.0', f'--config.prompt.init_from={tmp_path}/prompt.npz')
+    train,
+    f'--config={ROOT}/configs/dptdr.py:local',
+    f'--workdir={tmp_path}/tuned',
+    f'--config.backbone.path={trained}/backbone',
+    '--config.data.form=beir',
+    f'--config.data.dir={trained}/data',
+    f'--config.data.store={trained}/store',
+    '--config.steps=1',
+    '--config.optim.learning_rate=0.0',
+    f'--config.prompt.init_from={tmp_path}/prompt.npz',
+  )
   assert status == 0, err
-  np.testing.assert_array_equal(live_of(tmp_path / 'tuned')[1]['prompt/prefix'], prompt.prefix('query'))
+  np.testing.assert_array_equal(
+    live_of(tmp_path / 'tuned')[1]['prompt/prefix'], prompt.prefix('query')
+  )
 
 
 @pytest.mark.slow
 def test_from_scratch_with_a_sentencepiece_vocabulary(command, trained, tmp_path):
-  (tmp_path / 'more.txt').write_text('One sentence stands here. Another one follows it.\n\nAnd a third. And a fourth, which is longer.\n')
+  (tmp_path / 'more.txt').write_text(
+    'One sentence stands here. Another one follows it.\n\nAnd a third. And a fourth, which is '
+    'longer.\n'
+  )
   status, err = command(
-      train, f'--config={ROOT}/configs/rip.py:local', f'--workdir={tmp_path}/run', '--config.backbone.vocabulary=sentencepiece',
-      '--config.backbone.vocab_size=1000', '--config.data.form=corpus', f'--config.data.dir={trained}/data/corpus.jsonl,{tmp_path}/more.txt',
-      '--config.steps=2')
+    train,
+    f'--config={ROOT}/configs/rip.py:local',
+    f'--workdir={tmp_path}/run',
+    '--config.backbone.vocabulary=sentencepiece',
+    '--config.backbone.vocab_size=1000',
+    '--config.data.form=corpus',
+    f'--config.data.dir={trained}/data/corpus.jsonl,{tmp_path}/more.txt',
+    '--config.steps=2',
+  )
   assert status == 0 and 'done at step 2' in err, err
   status, err = command(export, f'--workdir={tmp_path}/run', f'--out={tmp_path}/out')
   assert status == 0, err
-  backbone, tokenizer = hub.load_backbone(tmp_path / 'out', heads=True), text.load_tokenizer(tmp_path / 'out')
-  assert backbone.config.model_type == 'xlm-roberta' and backbone.config.vocab_size == tokenizer.vocab_size <= 1000
+  backbone, tokenizer = (
+    hub.load_backbone(tmp_path / 'out', heads=True),
+    text.load_tokenizer(tmp_path / 'out'),
+  )
+  assert (
+    backbone.config.model_type == 'xlm-roberta'
+    and backbone.config.vocab_size == tokenizer.vocab_size <= 1000
+  )
   assert backbone.config.pad_token_id == tokenizer.pad_id == 1 and backbone.mlm is not None
 
 
 # Bad input.
 
+
 def test_text_that_cannot_be_used(go, tmp_path):
   single = [{'text': f'There is one long sentence in document number {i}'} for i in range(40)]
   (tmp_path / 'single.jsonl').write_text(''.join(json.dumps(record) + '\n' for record in single))
-  assert_bad(go('rip.py:local', f'--config.data.dir={tmp_path}/single.jsonl', f'--config.data.store={tmp_path}/store'), 'fewer than two sentences')
+  assert_bad(
+    go(
+      'rip.py:local',
+      f'--config.data.dir={tmp_path}/single.jsonl',
+      f'--config.data.store={tmp_path}/store',
+    ),
+    'fewer than two sentences',
+  )
   (tmp_path / 'latin.txt').write_bytes('Ein Satz über Bäume.\n'.encode('latin-1') * 20)
-  assert_bad(go('rip.py:local', f'--config.data.dir={tmp_path}/latin.txt', f'--config.data.store={tmp_path}/store'), 'latin.txt', 'not UTF-8')
-  assert_bad(go('rip.py:local', f'--config.data.dir={tmp_path}/none.txt'), 'text not found', 'none.txt')
+  assert_bad(
+    go(
+      'rip.py:local',
+      f'--config.data.dir={tmp_path}/latin.txt',
+      f'--config.data.store={tmp_path}/store',
+    ),
+    'latin.txt',
+    'not UTF-8',
+  )
+  assert_bad(
+    go('rip.py:local', f'--config.data.dir={tmp_path}/none.txt'), 'text not found', 'none.txt'
+  )
 
 
-@pytest.mark.parametrize(('flags', 'words'), [
+@pytest.mark.parametrize(
+  ('flags', 'words'),
+  [
     (['--config.data.form=beir'], ["config.data.form: expected 'corpus'"]),
     (['--config.pretrain.max_length=513'], ['config.pretrain.max_length: 513', '512 positions']),
     (['--config.pretrain.views=pair'], ['config.pretrain.views', 'pair']),
-    (['--config.pretrain.head_layers=1', '--config.pretrain.skip_from=2'], ['config.pretrain.skip_from: 2']),
-    (['--config.backbone.vocabulary=bpe'], ['config.backbone.vocabulary', 'bpe'])])
+    (
+      ['--config.pretrain.head_layers=1', '--config.pretrain.skip_from=2'],
+      ['config.pretrain.skip_from: 2'],
+    ),
+    (['--config.backbone.vocabulary=bpe'], ['config.backbone.vocabulary', 'bpe']),
+  ],
+)
 def test_knobs_that_cannot_be(go, flags, words):
   assert_bad(go('rip.py:local', *flags), *words)
 
@@ -148,4 +235,8 @@ def test_a_tokenizer_larger_than_the_backbone(go, trained, tmp_path):
   tokenizer = json.loads((tmp_path / 'odd' / 'tokenizer.json').read_text())
   tokenizer['model']['vocab'] |= {'##zzzz': len(tokenizer['model']['vocab'])}
   (tmp_path / 'odd' / 'tokenizer.json').write_text(json.dumps(tokenizer))
-  assert_bad(go('rip.py:local', f'--config.backbone.path={tmp_path}/odd'), 'the tokenizer has', 'embeddings for')
+  assert_bad(
+    go('rip.py:local', f'--config.backbone.path={tmp_path}/odd'),
+    'the tokenizer has',
+    'embeddings for',
+  )

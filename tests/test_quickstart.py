@@ -22,8 +22,13 @@ ROOT = pathlib.Path(__file__).parent.parent
 def write_beir(folder):
   """Two passages, two queries, and a split each for training and for measuring."""
   (folder / 'qrels').mkdir(parents=True)
-  (folder / 'corpus.jsonl').write_text('{"_id": "d1", "title": "", "text": "wings lift"}\n{"_id": "d2", "title": "", "text": "bread rises"}\n')
-  (folder / 'queries.jsonl').write_text('{"_id": "q1", "text": "why do wings lift"}\n{"_id": "q2", "text": "why does bread rise"}\n')
+  (folder / 'corpus.jsonl').write_text(
+    '{"_id": "d1", "title": "", "text": "wings lift"}\n{"_id": "d2", "title": "", "text": "bread '
+    'rises"}\n'
+  )
+  (folder / 'queries.jsonl').write_text(
+    '{"_id": "q1", "text": "why do wings lift"}\n{"_id": "q2", "text": "why does bread rise"}\n'
+  )
   for split, line in (('train', 'q1\td1\t1'), ('test', 'q2\td2\t1')):
     (folder / 'qrels' / f'{split}.tsv').write_text(f'query-id\tcorpus-id\tscore\n{line}\n')
   return folder
@@ -73,21 +78,42 @@ def test_the_file_of_a_config_with_a_recipe():
 def test_a_prompt_is_weighed(tmp_path):
   file = epath.Path(tmp_path / 'prompt.npz')
   meta = {
-      'format': artifact.FORMAT, 'version': artifact.VERSION, 'kind': 'prefix', 'backbone': 'x', 'backbone_sha256': '0' * 64,
-      'tokenizer_sha256': '0' * 64, 'pooling': 'mean', 'normalize': True, 'temperature': 0.05, 'shift_positions': False,
-      'query_max_length': 8, 'passage_max_length': 8, 'query_prefix': '', 'passage_prefix': '', 'dprjax_version': '0', 'task': '', 'metrics': {}}
-  artifact.save_prompt(file, artifact.Prompt(meta, {'prefix': np.ones((3, 2, 5, 2, 7), np.float32)}))
+    'format': artifact.FORMAT,
+    'version': artifact.VERSION,
+    'kind': 'prefix',
+    'backbone': 'x',
+    'backbone_sha256': '0' * 64,
+    'tokenizer_sha256': '0' * 64,
+    'pooling': 'mean',
+    'normalize': True,
+    'temperature': 0.05,
+    'shift_positions': False,
+    'query_max_length': 8,
+    'passage_max_length': 8,
+    'query_prefix': '',
+    'passage_prefix': '',
+    'dprjax_version': '0',
+    'task': '',
+    'metrics': {},
+  }
+  artifact.save_prompt(
+    file, artifact.Prompt(meta, {'prefix': np.ones((3, 2, 5, 2, 7), np.float32)})
+  )
   assert quickstart.weight(file) == (3 * 2 * 5 * 2 * 7, os.path.getsize(file))
 
 
 def test_a_hit_is_shown_on_one_line():
   assert quickstart.shown(Hit('d1', 0.5, 'Wings\nlift')) == 'd1: Wings lift'
-  assert quickstart.shown(Hit('numpy.sum', 0.5, 'numpy.sum Adds ' + 'x' * 200)) == 'numpy.sum Adds ...'
+  assert (
+    quickstart.shown(Hit('numpy.sum', 0.5, 'numpy.sum Adds ' + 'x' * 200)) == 'numpy.sum Adds ...'
+  )
 
 
 def test_what_is_next_repeats_what_was_unusual():
   out = epath.Path('runs/mine')
-  said = quickstart.next_steps(out, out / 'prompt.npz', {'backbone': 'b', 'prompt': 'p'}, 'mytext', 'test')
+  said = quickstart.next_steps(
+    out, out / 'prompt.npz', {'backbone': 'b', 'prompt': 'p'}, 'mytext', 'test'
+  )
   assert '--data=mytext --out=runs/mine' in said
   assert "Retriever.load(backbone='b', prompt='p')" in said
   assert '--split' not in said
@@ -95,12 +121,24 @@ def test_what_is_next_repeats_what_was_unusual():
 
 @pytest.mark.slow
 def test_the_whole_way_twice(tmp_path):
-  """At a tiny scale: every file is there, the table has three systems, and a second run repeats none of the work."""
+  """At a tiny scale: every file is there, the table has three systems, and a second run repeats
+  none of the work.
+  """
   out = tmp_path / 'out'
   command = [
-      sys.executable, '-m', 'dprjax.quickstart', '--data=docstrings:email,http,json,logging,xml', f'--out={out}', '--backbone=scratch:tiny',
-      '--config.steps=3', '--config.prompt.length=4', '--config.data.passage_max_length=32', '--config.data.passage_buckets=(32,)',
-      '--config.backbone.vocab_size=1000', '--search=how are messages parsed?']
+    sys.executable,
+    '-m',
+    'dprjax.quickstart',
+    '--data=docstrings:email,http,json,logging,xml',
+    f'--out={out}',
+    '--backbone=scratch:tiny',
+    '--config.steps=3',
+    '--config.prompt.length=4',
+    '--config.data.passage_max_length=32',
+    '--config.data.passage_buckets=(32,)',
+    '--config.backbone.vocab_size=1000',
+    '--search=how are messages parsed?',
+  ]
   first = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
   assert first.returncode == 0, first.stderr
   # Layers, keys and values, length, heads, head size.
@@ -110,19 +148,28 @@ def test_the_whole_way_twice(tmp_path):
   assert '| BM25 |' in table
   assert re.search(r'\| frozen backbone \|.*\| 0 \|', table)
   assert re.search(r'\| \+ prompt \|.*\| 2,048 \| 1[01]\.\d kB \|', table)
-  assert set(json.loads((out / 'frozen.test.json').read_text())['mean']) == {'nDCG@10', 'RR@10', 'R@100'}
+  assert set(json.loads((out / 'frozen.test.json').read_text())['mean']) == {
+    'nDCG@10',
+    'RR@10',
+    'R@100',
+  }
   assert 'how are messages parsed?' in first.stdout
   assert len(re.findall(r'^    [123]  -?\d\.\d{3}  \S', first.stdout, re.MULTILINE)) == 3
   assert f'--data=docstrings:email,http,json,logging,xml --out={out}' in first.stdout
   assert re.search(r'in all, of which .* of memory', first.stdout)
 
-  times = {file: file.stat().st_mtime_ns for file in (out / 'prompt.npz', out / 'frozen.test.trec', *out.glob('embeddings/*/*'))}
+  times = {
+    file: file.stat().st_mtime_ns
+    for file in (out / 'prompt.npz', out / 'frozen.test.trec', *out.glob('embeddings/*/*'))
+  }
   second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
   assert second.returncode == 0, second.stderr
   assert second.stdout.count('done before') == 12  # all but the report
   assert {file: file.stat().st_mtime_ns for file in times} == times
   assert 'how are messages parsed?' in second.stdout
 
-  other = subprocess.run([*command, '--data=docstrings:email'], cwd=ROOT, capture_output=True, text=True)
+  other = subprocess.run(
+    [*command, '--data=docstrings:email'], cwd=ROOT, capture_output=True, text=True
+  )
   assert other.returncode == 2
   assert other.stderr.splitlines()[-1].startswith('dprjax: error: ')

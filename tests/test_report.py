@@ -11,7 +11,12 @@ from dprjax import report
 
 
 def metrics(values, **more):
-  return {'mean': {name: float(np.mean(list(one.values()))) for name, one in values.items()}, 'per_query': values, 'counts': {}, **more}
+  return {
+    'mean': {name: float(np.mean(list(one.values()))) for name, one in values.items()},
+    'per_query': values,
+    'counts': {},
+    **more,
+  }
 
 
 def write(path, content):
@@ -19,27 +24,43 @@ def write(path, content):
   return path
 
 
-WORSE = {'nDCG@10': {f'q{i}': 0.2 + 0.001 * (i % 7) for i in range(100)}, 'AP': {f'q{i}': float(i % 2) for i in range(100)}}
+WORSE = {
+  'nDCG@10': {f'q{i}': 0.2 + 0.001 * (i % 7) for i in range(100)},
+  'AP': {f'q{i}': float(i % 2) for i in range(100)},
+}
 # nDCG@10 is always .1 higher; AP is the other way round query by query, with the same mean.
-BETTER = {'nDCG@10': {q: v + 0.1 for q, v in WORSE['nDCG@10'].items()}, 'AP': {q: 1 - v for q, v in WORSE['AP'].items()}}
+BETTER = {
+  'nDCG@10': {q: v + 0.1 for q, v in WORSE['nDCG@10'].items()},
+  'AP': {q: 1 - v for q, v in WORSE['AP'].items()},
+}
 
 
 def test_bootstrap_known_by_hand():
   found = report.compare({'a': metrics(WORSE), 'b': metrics(BETTER)}, 'nDCG@10')
   assert found['b'].difference == pytest.approx(0.1) and found['b'].significant
-  assert found['b'].difference_low == pytest.approx(0.1) and found['b'].difference_high == pytest.approx(0.1)
+  assert found['b'].difference_low == pytest.approx(0.1) and found[
+    'b'
+  ].difference_high == pytest.approx(0.1)
   assert found['a'].difference is None and not found['a'].significant
   found = report.compare({'a': metrics(WORSE), 'b': metrics(BETTER)}, 'AP')
   assert not found['b'].significant and found['b'].difference == 0
   # 100 tosses of a coin: the middle 95 % of the share of heads is .40 to .60.
-  assert (found['a'].low, found['a'].high) == (pytest.approx(0.40, abs=0.011), pytest.approx(0.60, abs=0.011))
+  assert (found['a'].low, found['a'].high) == (
+    pytest.approx(0.40, abs=0.011),
+    pytest.approx(0.60, abs=0.011),
+  )
   # The differences are +1 or -1: twice as wide.
   assert found['b'].difference_high == pytest.approx(0.2, abs=0.021)
 
 
 def test_data_sets_weigh_the_same():
   small, large = {'AP': {'q': 1.0}}, {'AP': {f'q{i}': 0.0 for i in range(99)}}
-  both = {'mean': {'AP': 0.5}, 'per_query': {'AP': {}}, 'counts': {}, 'datasets': {'small': metrics(small), 'large': metrics(large)}}
+  both = {
+    'mean': {'AP': 0.5},
+    'per_query': {'AP': {}},
+    'counts': {},
+    'datasets': {'small': metrics(small), 'large': metrics(large)},
+  }
   assert report.compare({'a': both}, 'AP')['a'][:3] == (0.5, 0.5, 0.5)
   columns, rows = report.table({'a': both}, ['AP'])
   assert columns == ['system', 'data set', 'AP']
@@ -48,27 +69,44 @@ def test_data_sets_weigh_the_same():
 
 def test_tables_and_figure(tmp_path, capsys):
   write(tmp_path / 'a.json', metrics(WORSE))
-  write(tmp_path / 'b.json', metrics(BETTER, extra={'trained parameters': 73728, 'file size': '288 KB', 'GB|h': '12000'}))
-  report.main([f'--metrics=frozen={tmp_path}/a.json', f'--metrics=+ prompt={tmp_path}/b.json', f'--out={tmp_path}/r.md',
-               f'--figure={tmp_path}/r.png'])
-  assert (tmp_path / 'r.md').read_text() == '\n'.join([
+  write(
+    tmp_path / 'b.json',
+    metrics(BETTER, extra={'trained parameters': 73728, 'file size': '288 KB', 'GB|h': '12000'}),
+  )
+  report.main(
+    [
+      f'--metrics=frozen={tmp_path}/a.json',
+      f'--metrics=+ prompt={tmp_path}/b.json',
+      f'--out={tmp_path}/r.md',
+      f'--figure={tmp_path}/r.png',
+    ]
+  )
+  assert (tmp_path / 'r.md').read_text() == '\n'.join(
+    [
       '| system | nDCG@10 | AP | trained parameters | file size | GB\\|h |',
       '| --- | ---: | ---: | ---: | ---: | ---: |',
       '| frozen | 0.2030 | 0.5000 |  |  |  |',
       '| + prompt | 0.3030* | 0.5000 | 73,728 | 288 KB | 12,000 |',
       '',
-      '100 queries. *: differs from frozen; paired bootstrap over queries, 10,000 draws, 95 % interval of the difference without 0.',
-      ''])
+      '100 queries. *: differs from frozen; paired bootstrap over queries, 10,000 draws, 95 % '
+      'interval of the difference without 0.',
+      '',
+    ]
+  )
   said = capsys.readouterr().out
   assert '+ prompt   0.3030*   0.5000               73,728' in said
   assert (tmp_path / 'r.png').read_bytes().startswith(b'\x89PNG')
-  report.main([f'--metrics=frozen={tmp_path}/a.json', '--measure', 'AP', f'--figure={tmp_path}/r.svg'])
+  report.main(
+    [f'--metrics=frozen={tmp_path}/a.json', '--measure', 'AP', f'--figure={tmp_path}/r.svg']
+  )
   drawing = (tmp_path / 'r.svg').read_text()
   assert '<svg' in drawing
   assert 'nDCG' not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize('arguments, message', [
+@pytest.mark.parametrize(
+  'arguments, message',
+  [
     ([], 'give --metrics to compare systems, or --backbone to look at backbones'),
     (['--metrics=a=a.json', '--backbone=b'], 'or --backbone to look at backbones, not both'),
     (['--metrics=a=a.json', '--sts=a.csv'], '--sts goes with --backbone'),
@@ -84,7 +122,8 @@ def test_tables_and_figure(tmp_path, capsys):
     (['--metrics=a=a.json', '--metrics=b=other.json'], 'b and a have no query in common'),
     (['--metrics=a=a.json', '--figure=r.jpeg2000'], 'its name has to end in .png, .pdf, .svg'),
     (['--metrics=a=a.json', '--figure=.'], 'is a folder'),
-])
+  ],
+)
 def test_bad_input(tmp_path, monkeypatch, error_line, arguments, message):
   monkeypatch.chdir(tmp_path)
   write(tmp_path / 'a.json', metrics(WORSE))
@@ -102,6 +141,11 @@ def test_bad_input(tmp_path, monkeypatch, error_line, arguments, message):
 
 def test_as_a_command(tmp_path):
   write(tmp_path / 'a.json', metrics(WORSE))
-  done = subprocess.run([sys.executable, '-m', 'dprjax.report', f'--metrics=frozen={tmp_path}/a.json'], capture_output=True, text=True, check=False,
-                        env=os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parent.parent)})
+  done = subprocess.run(
+    [sys.executable, '-m', 'dprjax.report', f'--metrics=frozen={tmp_path}/a.json'],
+    capture_output=True,
+    text=True,
+    check=False,
+    env=os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parent.parent)},
+  )
   assert done.returncode == 0 and 'frozen' in done.stdout and done.stderr == ''

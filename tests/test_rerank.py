@@ -12,50 +12,81 @@ from tests.test_reranker import NEAR, WORDS, alone, edited
 from tests.test_train import assert_bad
 
 QUERIES = {'q1': 'json string', 'q2': 'http server', 'q3': 'xml'}
-CORPUS = {f'd{i}': ('json', ' '.join(WORDS[i:i + 3])) for i in range(6)} | {f'e{i}': ('', ' '.join(WORDS[8 + i:10 + i])) for i in range(4)}
+CORPUS = {f'd{i}': ('json', ' '.join(WORDS[i : i + 3])) for i in range(6)} | {
+  f'e{i}': ('', ' '.join(WORDS[8 + i : 10 + i])) for i in range(4)
+}
 RUN = {'q1': ['d0', 'd3', 'e1', 'd5', 'd1'], 'q2': ['e2', 'd4'], 'q3': ['e0', 'e1', 'd2']}
 
 
 @pytest.fixture
 def folder(tmp_path):
-  (tmp_path / 'queries.jsonl').write_text(''.join(json.dumps({'_id': id_, 'text': text}) + '\n' for id_, text in QUERIES.items()))
+  (tmp_path / 'queries.jsonl').write_text(
+    ''.join(json.dumps({'_id': id_, 'text': text}) + '\n' for id_, text in QUERIES.items())
+  )
   (tmp_path / 'corpus.jsonl').write_text(
-      ''.join(json.dumps({'_id': id_, 'title': title, 'text': text}) + '\n' for id_, (title, text) in CORPUS.items()))
+    ''.join(
+      json.dumps({'_id': id_, 'title': title, 'text': text}) + '\n'
+      for id_, (title, text) in CORPUS.items()
+    )
+  )
   write_run(tmp_path, RUN)
   return tmp_path
 
 
 def write_run(folder, run):
-  (folder / 'run.trec').write_text(''.join(
-      f'{query} Q0 {doc} {rank} {10.0 - rank} bm25\n' for query, docs in run.items() for rank, doc in enumerate(docs, start=1)))
+  (folder / 'run.trec').write_text(
+    ''.join(
+      f'{query} Q0 {doc} {rank} {10.0 - rank} bm25\n'
+      for query, docs in run.items()
+      for rank, doc in enumerate(docs, start=1)
+    )
+  )
 
 
 @pytest.fixture
 def go(command, folder, make_cross_encoder, small_cross_encoder, monkeypatch):
-  """``go(*flags)``: reranks folder/run.trec into folder/out.trec; flags come last and so override."""
+  """``go(*flags)``: reranks folder/run.trec into folder/out.trec; flags come last and override."""
   load = CrossEncoder.load
 
   # The same model is not compiled anew for every test.
   def once(path, **settings):
-    same = path == str(make_cross_encoder()) and settings == {'max_length': None, 'batch_size': 8, 'dtype': 'float32'}
+    same = path == str(make_cross_encoder()) and settings == {
+      'max_length': None,
+      'batch_size': 8,
+      'dtype': 'float32',
+    }
     return small_cross_encoder if same else load(path, **settings)
+
   monkeypatch.setattr(CrossEncoder, 'load', once)
 
   def run(*flags):
-    return command(rerank, f'--backbone={make_cross_encoder()}', f'--run={folder}/run.trec', f'--queries={folder}/queries.jsonl',
-                   f'--corpus={folder}/corpus.jsonl', f'--out={folder}/out.trec', '--batch_size=8', *flags)
+    return command(
+      rerank,
+      f'--backbone={make_cross_encoder()}',
+      f'--run={folder}/run.trec',
+      f'--queries={folder}/queries.jsonl',
+      f'--corpus={folder}/corpus.jsonl',
+      f'--out={folder}/out.trec',
+      '--batch_size=8',
+      *flags,
+    )
+
   return run
 
 
 @pytest.fixture(scope='session')
 def expected(make_cross_encoder):
   """``expected(run)``: query -> [(document, score)], best first; each pair alone, in float64."""
+
   def score(run):
     rankings = {}
     for query, docs in run.items():
-      scores = alone(make_cross_encoder(), [(QUERIES[query], ' '.join(CORPUS[doc]).strip()) for doc in docs])
+      scores = alone(
+        make_cross_encoder(), [(QUERIES[query], ' '.join(CORPUS[doc]).strip()) for doc in docs]
+      )
       rankings[query] = sorted(zip(docs, scores.tolist(), strict=True), key=lambda one: -one[1])
     return rankings
+
   return score
 
 
@@ -67,9 +98,12 @@ def check(path, rankings):
     found.setdefault(query, []).append((doc, float(score)))
     assert int(rank) == len(found[query])
   assert [(query, [doc for doc, _ in ranking]) for query, ranking in found.items()] == [
-      (query, [doc for doc, _ in ranking]) for query, ranking in rankings.items()]
+    (query, [doc for doc, _ in ranking]) for query, ranking in rankings.items()
+  ]
   for query, ranking in found.items():
-    np.testing.assert_allclose([score for _, score in ranking], [score for _, score in rankings[query]], **NEAR)
+    np.testing.assert_allclose(
+      [score for _, score in ranking], [score for _, score in rankings[query]], **NEAR
+    )
 
 
 def test_rescored_and_ordered_anew(go, folder, expected):
@@ -79,12 +113,21 @@ def test_rescored_and_ordered_anew(go, folder, expected):
   assert status == 0 and '10 passages for 3 queries' in err, err
   check(folder / 'out.trec', rankings)
   report = json.loads((folder / 'out.trec.json').read_text())
-  assert (report['queries'], report['pairs'], report['unknown_queries'], report['unknown_passages']) == (3, 10, 0, 0)
+  assert (
+    report['queries'],
+    report['pairs'],
+    report['unknown_queries'],
+    report['unknown_passages'],
+  ) == (3, 10, 0, 0)
   assert not (folder / 'out.trec.parts').exists()
   # Once more: it is there.
   before = (folder / 'out.trec').stat().st_mtime_ns
   status, err = go()
-  assert status == 0 and 'is there already, of just these inputs' in err and (folder / 'out.trec').stat().st_mtime_ns == before
+  assert (
+    status == 0
+    and 'is there already, of just these inputs' in err
+    and (folder / 'out.trec').stat().st_mtime_ns == before
+  )
   # Of other inputs it is made anew; what lies beyond the depth is dropped.
   status, err = go('--depth=2')
   assert status == 0 and '6 passages for 3 queries' in err
@@ -103,12 +146,17 @@ def test_a_killed_run_goes_on(go, folder, expected, monkeypatch):
       raise Killed
     scored.append(len(pairs))
     return score(self, pairs, progress)
+
   done = False
   monkeypatch.setattr(CrossEncoder, 'score', counting)
   with pytest.raises(Killed):
     go('--shard_pairs=3')
   assert scored == [3, 3] and not (folder / 'out.trec').exists()
-  assert sorted(path.name for path in (folder / 'out.trec.parts').iterdir()) == ['parts.json', 'scores-00000.npy', 'scores-00001.npy']
+  assert sorted(path.name for path in (folder / 'out.trec.parts').iterdir()) == [
+    'parts.json',
+    'scores-00000.npy',
+    'scores-00001.npy',
+  ]
   # A file that was cut off is scored again.
   part = folder / 'out.trec.parts' / 'scores-00001.npy'
   part.write_bytes(part.read_bytes()[:-2])
@@ -142,7 +190,12 @@ def test_unknown_ids_are_counted_and_named(go, folder, expected):
   assert '2 passages are not in' in err and ': x1, x2; left out' in err
   check(folder / 'out.trec', expected({'q1': ['d0', 'd3'], 'q3': RUN['q3']}))
   report = json.loads((folder / 'out.trec.json').read_text())
-  assert (report['queries'], report['pairs'], report['unknown_queries'], report['unknown_passages']) == (2, 5, 1, 2)
+  assert (
+    report['queries'],
+    report['pairs'],
+    report['unknown_queries'],
+    report['unknown_passages'],
+  ) == (2, 5, 1, 2)
   assert_bad(go('--strict'), '1 of 4 queries are not in', 'q9')
   write_run(folder, {'q8': ['d0'], 'q1': ['x1']})
   assert_bad(go(), 'there is nothing to score')
@@ -155,12 +208,22 @@ def test_texts_in_several_files(go, folder, expected):
   assert go(f'--corpus={folder}/more.jsonl')[0] == 0
   check(folder / 'out.trec', expected(RUN))
   (folder / 'more.jsonl').write_text('\n'.join(lines[3:]) + '\n')
-  assert_bad(go(f'--corpus={folder}/more.jsonl'), 'more.jsonl', "passage id 'd3' is in another of the files too")
+  assert_bad(
+    go(f'--corpus={folder}/more.jsonl'),
+    'more.jsonl',
+    "passage id 'd3' is in another of the files too",
+  )
 
 
-@pytest.mark.parametrize(('line', 'words'), [
-    ('q1 Q0 d0 1 nan x', ["the score 'nan' is not a finite number"]), ('q1 Q0 d0 9 1.0 x', ['d0 comes twice for query q1']),
-    ('q1 Q0 d2 9 99.0 x', ['not sorted']), ('q1 d2', ['2 columns'])])
+@pytest.mark.parametrize(
+  ('line', 'words'),
+  [
+    ('q1 Q0 d0 1 nan x', ["the score 'nan' is not a finite number"]),
+    ('q1 Q0 d0 9 1.0 x', ['d0 comes twice for query q1']),
+    ('q1 Q0 d2 9 99.0 x', ['not sorted']),
+    ('q1 d2', ['2 columns']),
+  ],
+)
 def test_runs_that_are_none(go, folder, line, words):
   with (folder / 'run.trec').open('a') as file:
     file.write(line + '\n')
@@ -180,14 +243,30 @@ def test_what_is_not_there(go, folder, tmp_path):
 
 @pytest.mark.slow
 def test_scores_that_are_no_numbers(go, folder, make_cross_encoder, tmp_path):
-  path = edited(make_cross_encoder(), tmp_path / 'nan', **{'classifier.bias': np.array([np.nan], np.float32)})
-  assert_bad(go(f'--backbone={path}'), 'the score of query q1 and passage d0 is not finite (10 of 10 pairs)', path)
+  path = edited(
+    make_cross_encoder(), tmp_path / 'nan', **{'classifier.bias': np.array([np.nan], np.float32)}
+  )
+  assert_bad(
+    go(f'--backbone={path}'),
+    'the score of query q1 and passage d0 is not finite (10 of 10 pairs)',
+    path,
+  )
   assert not (folder / 'out.trec').exists() and not list((folder / 'out.trec.parts').glob('*.npy'))
 
 
 @pytest.mark.slow
 def test_ties_are_ordered_as_trec_eval_does(go, folder, make_cross_encoder, tmp_path):
-  weights = safetensors.numpy.load_file(make_cross_encoder() / 'model.safetensors')['classifier.weight']
-  path = edited(make_cross_encoder(), tmp_path / 'flat', **{'classifier.weight': np.zeros_like(weights)})
+  weights = safetensors.numpy.load_file(make_cross_encoder() / 'model.safetensors')[
+    'classifier.weight'
+  ]
+  path = edited(
+    make_cross_encoder(), tmp_path / 'flat', **{'classifier.weight': np.zeros_like(weights)}
+  )
   assert go(f'--backbone={path}')[0] == 0
-  assert [doc for doc, _ in dict(trec.read_run(folder / 'out.trec'))['q1']] == ['e1', 'd5', 'd3', 'd1', 'd0']
+  assert [doc for doc, _ in dict(trec.read_run(folder / 'out.trec'))['q1']] == [
+    'e1',
+    'd5',
+    'd3',
+    'd1',
+    'd0',
+  ]

@@ -9,7 +9,14 @@ from dprjax.errors import InputError
 from dprjax.models import artifact, hub
 from dprjax.retriever import Settings, resolve_settings
 
-TEXTS = ['Decode a JSON document.', 'Send a message over HTTP.', 'Parse an XML file into a tree.', 'Run a coroutine.', 'json', '']
+TEXTS = [
+  'Decode a JSON document.',
+  'Send a message over HTTP.',
+  'Parse an XML file into a tree.',
+  'Run a coroutine.',
+  'json',
+  '',
+]
 
 
 @pytest.fixture(scope='session')
@@ -24,7 +31,10 @@ def small(trained, prompt):
 
 
 def by_hand(retriever, queries, texts, k):
-  scores = retriever.encode(queries, 'query').astype(np.float64) @ retriever.encode(texts, 'passage').astype(np.float64).T
+  scores = (
+    retriever.encode(queries, 'query').astype(np.float64)
+    @ retriever.encode(texts, 'passage').astype(np.float64).T
+  )
   order = np.argsort(-scores, axis=1)[:, :k]
   return order, np.take_along_axis(scores, order, axis=1)
 
@@ -50,7 +60,10 @@ def test_ids_come_from_the_mapping_or_the_file(small, tmp_path):
   small.index({'a': 'Decode a JSON document.', 'b': 'Run a coroutine.'})
   mapped = small.search(['json'], k=2)
   path = tmp_path / 'corpus.jsonl'
-  path.write_text('{"_id": "a", "title": "Decode a", "text": "JSON document."}\n{"_id": "b", "title": "", "text": "Run a coroutine."}\n')
+  path.write_text(
+    '{"_id": "a", "title": "Decode a", "text": "JSON document."}\n{"_id": "b", "title": "", '
+    '"text": "Run a coroutine."}\n'
+  )
   for corpus in (path, str(path)):
     small.index(corpus)
     found = small.search(['json'], k=2)
@@ -85,7 +98,10 @@ def test_what_cannot_be_asked(trained, prompt, small, tmp_path):
 
 def test_shifted_positions_need_room(trained, prompt, tmp_path):
   loaded = load_prompt(prompt)
-  artifact.save_prompt(tmp_path / 'shifted.npz', artifact.Prompt(loaded.meta | {'shift_positions': True}, loaded.arrays))
+  artifact.save_prompt(
+    tmp_path / 'shifted.npz',
+    artifact.Prompt(loaded.meta | {'shift_positions': True}, loaded.arrays),
+  )
   with pytest.raises(InputError, match='passage_max_length 510 exceeds the 508 positions'):
     Retriever.load(trained / 'backbone', tmp_path / 'shifted.npz', passage_max_length=510)
 
@@ -93,22 +109,45 @@ def test_shifted_positions_need_room(trained, prompt, tmp_path):
 def test_kinds_differ_where_their_settings_do(trained, prompt, tmp_path):
   loaded = load_prompt(prompt)
   path = tmp_path / 'prefixed.npz'
-  artifact.save_prompt(path, artifact.Prompt(loaded.meta | {'query_prefix': 'query: ', 'query_max_length': 8}, loaded.arrays))
-  prefixed, plain = Retriever.load(trained / 'backbone', path), Retriever.load(trained / 'backbone', prompt, query_max_length=8)
-  np.testing.assert_allclose(prefixed.encode(['json'], 'query'), plain.encode(['query: json'], 'query'), atol=1e-6)
-  np.testing.assert_array_equal(prefixed.encode(['json'], 'passage'), plain.encode(['json'], 'passage'))
+  artifact.save_prompt(
+    path,
+    artifact.Prompt(
+      loaded.meta | {'query_prefix': 'query: ', 'query_max_length': 8}, loaded.arrays
+    ),
+  )
+  prefixed, plain = (
+    Retriever.load(trained / 'backbone', path),
+    Retriever.load(trained / 'backbone', prompt, query_max_length=8),
+  )
+  np.testing.assert_allclose(
+    prefixed.encode(['json'], 'query'), plain.encode(['query: json'], 'query'), atol=1e-6
+  )
+  np.testing.assert_array_equal(
+    prefixed.encode(['json'], 'passage'), plain.encode(['json'], 'passage')
+  )
   prefixed.encode(['a b c d e f g h i j', 'a'], 'query')
   assert prefixed.truncated == {'query': 1, 'passage': 0}
 
 
 def test_settings_come_from_prompt_then_backbone_then_defaults():
   sentence = hub.SentenceSettings('mean', True, 128, 'q: ', 'p: ')
-  assert resolve_settings(hub.SentenceSettings(), None) == Settings('cls', False, 512, 512, '', '', False)
+  assert resolve_settings(hub.SentenceSettings(), None) == Settings(
+    'cls', False, 512, 512, '', '', False
+  )
   assert resolve_settings(sentence, None) == Settings('mean', True, 128, 128, 'q: ', 'p: ', False)
-  meta = {'pooling': 'cls', 'normalize': False, 'query_max_length': 16, 'passage_max_length': 32, 'shift_positions': True, 'passage_prefix': ''}
+  meta = {
+    'pooling': 'cls',
+    'normalize': False,
+    'query_max_length': 16,
+    'passage_max_length': 32,
+    'shift_positions': True,
+    'passage_prefix': '',
+  }
   prompt = artifact.Prompt(meta, {})
   assert resolve_settings(sentence, prompt) == Settings('cls', False, 16, 32, 'q: ', '', True)
-  assert resolve_settings(sentence, prompt, pooling='mean', normalize=None, query_max_length=20) == Settings('mean', False, 20, 32, 'q: ', '', True)
+  assert resolve_settings(
+    sentence, prompt, pooling='mean', normalize=None, query_max_length=20
+  ) == Settings('mean', False, 20, 32, 'q: ', '', True)
   # An override of False is one.
   assert resolve_settings(sentence, None, normalize=False).normalize is False
 
@@ -117,6 +156,7 @@ def test_without_a_prompt_it_is_the_plain_backbone(trained):
   import jax.numpy as jnp
 
   from dprjax.models import encoder
+
   plain = Retriever.load(trained / 'backbone')
   some = [TEXTS[0], TEXTS[-1]]
   rows = plain.tokenize(some, 'passage')
@@ -124,26 +164,47 @@ def test_without_a_prompt_it_is_the_plain_backbone(trained):
   vectors = plain.encode(some)
   for row, vector in zip(rows, vectors, strict=True):
     tokens = jnp.asarray(row, jnp.int32)[None]
-    # Each text alone, without padding: the first token's hidden state, as a directory with no settings of its own says.
-    expected = encoder.encode(backbone.config, backbone.params, tokens, jnp.ones(tokens.shape, bool))[0, 0]
+    # Each text alone, without padding: the first token's hidden state, as a directory with no
+    # settings of its own says.
+    expected = encoder.encode(
+      backbone.config, backbone.params, tokens, jnp.ones(tokens.shape, bool)
+    )[0, 0]
     np.testing.assert_allclose(vector, expected, atol=2e-5)
 
 
 @pytest.mark.slow
 def test_equals_transformers_with_and_without_a_prompt(minilm, tmp_path):
   from dprjax.data import text
+
   with np.load(pathlib.Path(__file__).parent / 'golden' / 'minilm.npz', allow_pickle=False) as npz:
     golden = dict(npz)
   sentences = golden['sentences'].tolist()
-  np.testing.assert_allclose(Retriever.load(minilm).encode(sentences), golden['plain/embedding'], rtol=0, atol=2e-6)
+  np.testing.assert_allclose(
+    Retriever.load(minilm).encode(sentences), golden['plain/embedding'], rtol=0, atol=2e-6
+  )
   backbone = hub.load_backbone(minilm)
   meta = {
-      'format': artifact.FORMAT, 'version': artifact.VERSION, 'kind': 'prefix', 'backbone': 'minilm', 'backbone_sha256': backbone.sha256,
-      'tokenizer_sha256': text.load_tokenizer(backbone.path).sha256, 'pooling': 'mean', 'normalize': True, 'temperature': 1.0,
-      'query_max_length': 64, 'passage_max_length': 64, 'dprjax_version': '0'}
+    'format': artifact.FORMAT,
+    'version': artifact.VERSION,
+    'kind': 'prefix',
+    'backbone': 'minilm',
+    'backbone_sha256': backbone.sha256,
+    'tokenizer_sha256': text.load_tokenizer(backbone.path).sha256,
+    'pooling': 'mean',
+    'normalize': True,
+    'temperature': 1.0,
+    'query_max_length': 64,
+    'passage_max_length': 64,
+    'dprjax_version': '0',
+  }
   for case, shift in (('prefix', False), ('shifted', True)):
     path = tmp_path / f'{case}.npz'
-    artifact.save_prompt(path, artifact.Prompt(meta | {'shift_positions': shift}, {'prefix': golden['prompt'].astype(np.float32)}))
+    artifact.save_prompt(
+      path,
+      artifact.Prompt(
+        meta | {'shift_positions': shift}, {'prefix': golden['prompt'].astype(np.float32)}
+      ),
+    )
     vectors = Retriever.load(minilm, path).encode(sentences)
     np.testing.assert_allclose(vectors, golden[f'{case}/embedding'], rtol=0, atol=2e-6)
 

@@ -13,16 +13,28 @@ from dprjax.retrieval import scann
 from dprjax.retrieval.embeddings import EmbeddingsWriter, Meta
 from dprjax.retrieval.trec import read_run
 
-META = Meta(dimension=16, dtype='float32', kind='passage', backbone_sha256='b' * 64, prompt_sha256='p' * 64, pooling='mean', normalize=True,
-            max_length=256, input_sha256='i' * 64)
+META = Meta(
+  dimension=16,
+  dtype='float32',
+  kind='passage',
+  backbone_sha256='b' * 64,
+  prompt_sha256='p' * 64,
+  pooling='mean',
+  normalize=True,
+  max_length=256,
+  input_sha256='i' * 64,
+)
 RNG = np.random.default_rng(0)
-PASSAGES, QUERIES = RNG.standard_normal((500, 16), np.float32), RNG.standard_normal((12, 16), np.float32)
+PASSAGES, QUERIES = (
+  RNG.standard_normal((500, 16), np.float32),
+  RNG.standard_normal((12, 16), np.float32),
+)
 
 
 def embeddings(folder, ids, vectors, finish=True, **changes):
   writer = EmbeddingsWriter(folder, dataclasses.replace(META, **changes), ids, shard_rows=200)
   for shard in writer.pending():
-    writer.write(shard, vectors[shard.start:shard.stop])
+    writer.write(shard, vectors[shard.start : shard.stop])
   if finish:
     writer.finish()
 
@@ -38,7 +50,10 @@ def folder(tmp_path, monkeypatch):
 def expected(k):
   """Documents by float64 products."""
   ids = np.array([f'd{i}' for i in range(499)] + ['q3'])
-  return {f'q{i}': ids[np.argsort(-row)[:k]].tolist() for i, row in enumerate(QUERIES.astype(float) @ PASSAGES.astype(float).T)}
+  return {
+    f'q{i}': ids[np.argsort(-row)[:k]].tolist()
+    for i, row in enumerate(QUERIES.astype(float) @ PASSAGES.astype(float).T)
+  }
 
 
 def documents(path='run.trec'):
@@ -47,14 +62,35 @@ def documents(path='run.trec'):
 
 @pytest.mark.parametrize('index', ['exact', 'scann'])
 def test_equals_numpy(folder, index):
-  search.main(['--corpus=corpus', '--queries=queries', '--out=run.trec', f'--index={index}', '--k=20'])
+  search.main(
+    ['--corpus=corpus', '--queries=queries', '--out=run.trec', f'--index={index}', '--k=20']
+  )
   assert documents() == expected(20)
   lines = [line.split() for line in (folder / 'run.trec').read_text().splitlines()]
   assert [line[3] for line in lines[:20]] == [str(rank) for rank in range(1, 21)]
   report = json.loads((folder / 'run.trec.json').read_text())
-  assert {name: report[name] for name in ('k', 'queries', 'passages', 'dimension', 'backbone_sha256', 'prompt_sha256', 'pooling', 'normalize')} == {
-      'k': 20, 'queries': 12, 'passages': 500, 'dimension': 16, 'backbone_sha256': 'b' * 64, 'prompt_sha256': 'p' * 64, 'pooling': 'mean',
-      'normalize': True}
+  assert {
+    name: report[name]
+    for name in (
+      'k',
+      'queries',
+      'passages',
+      'dimension',
+      'backbone_sha256',
+      'prompt_sha256',
+      'pooling',
+      'normalize',
+    )
+  } == {
+    'k': 20,
+    'queries': 12,
+    'passages': 500,
+    'dimension': 16,
+    'backbone_sha256': 'b' * 64,
+    'prompt_sha256': 'p' * 64,
+    'pooling': 'mean',
+    'normalize': True,
+  }
   assert report['queries_per_second'] > 0 and report['seconds']['search'] > 0
   if index == 'scann' and scann.available():
     assert report['index'] == 'scann' and report['kind'] == 'brute_force'
@@ -76,8 +112,12 @@ def test_more_than_there_is_and_not_the_querys_own(folder):
   search.main(['--corpus=corpus', '--queries=queries', '--out=run.trec', '--drop_same_id=true'])
   found = documents()
   assert [len(found[f'q{i}']) for i in range(12)] == [500, 500, 500, 499] + [500] * 8
-  search.main(['--corpus=corpus', '--queries=queries', '--out=run.trec', '--drop_same_id=true', '--k=499'])
-  assert all(len(ranking) == 499 for ranking in documents().values()) and 'q3' not in documents()['q3']
+  search.main(
+    ['--corpus=corpus', '--queries=queries', '--out=run.trec', '--drop_same_id=true', '--k=499']
+  )
+  assert (
+    all(len(ranking) == 499 for ranking in documents().values()) and 'q3' not in documents()['q3']
+  )
 
 
 @pytest.mark.skipif(not scann.available(), reason='ScaNN is for Linux and Python below 3.14')
@@ -94,19 +134,22 @@ def test_index_is_kept_and_made_anew_for_other_vectors(folder):
 
 
 BAD = [
-    (['--corpus=nowhere'], 'embeddings not found: nowhere'),
-    (['--corpus=empty'], 'empty holds no embeddings'),
-    (['--corpus=unfinished'], 'unfinished is unfinished'),
-    (['--corpus=damaged'], 'damaged/embeddings-00001-of-00003.npy was changed or damaged'),
-    (['--corpus=queries'], '--corpus holds embeddings of kind query, expected passage'),
-    (['--queries=corpus'], '--queries holds embeddings of kind passage'),
-    (['--queries=backbone'], 'do not belong together: backbone_sha256 bbbbbbbbbbbb... and cccccccccccc...'),
-    (['--queries=prompt'], 'do not belong together: prompt_sha256 pppppppppppp... and None'),
-    (['--queries=dimension'], 'do not belong together: dimension 16 and 8'),
-    (['--out=empty'], 'empty is a folder'),
-    (['--index=faiss'], 'argument --index'),
-    (['--recall=2'], 'argument --recall: expected a share'),
-    (['--k=many'], 'argument --k'),
+  (['--corpus=nowhere'], 'embeddings not found: nowhere'),
+  (['--corpus=empty'], 'empty holds no embeddings'),
+  (['--corpus=unfinished'], 'unfinished is unfinished'),
+  (['--corpus=damaged'], 'damaged/embeddings-00001-of-00003.npy was changed or damaged'),
+  (['--corpus=queries'], '--corpus holds embeddings of kind query, expected passage'),
+  (['--queries=corpus'], '--queries holds embeddings of kind passage'),
+  (
+    ['--queries=backbone'],
+    'do not belong together: backbone_sha256 bbbbbbbbbbbb... and cccccccccccc...',
+  ),
+  (['--queries=prompt'], 'do not belong together: prompt_sha256 pppppppppppp... and None'),
+  (['--queries=dimension'], 'do not belong together: dimension 16 and 8'),
+  (['--out=empty'], 'empty is a folder'),
+  (['--index=faiss'], 'argument --index'),
+  (['--recall=2'], 'argument --recall: expected a share'),
+  (['--k=many'], 'argument --k'),
 ]
 
 
@@ -132,11 +175,22 @@ def test_bad_input(folder, error_line, arguments, message):
 
 def test_as_a_command(folder):
   def command(*arguments):
-    return subprocess.run([sys.executable, '-m', 'dprjax.search', *arguments], capture_output=True, text=True, check=False,
-                          env=os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parent.parent)})
-  good = command('--corpus=corpus', '--queries=queries', '--out=run.trec', '--index=exact', '--k=20')
+    return subprocess.run(
+      [sys.executable, '-m', 'dprjax.search', *arguments],
+      capture_output=True,
+      text=True,
+      check=False,
+      env=os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parent.parent)},
+    )
+
+  good = command(
+    '--corpus=corpus', '--queries=queries', '--out=run.trec', '--index=exact', '--k=20'
+  )
   assert good.returncode == 0 and good.stdout == ''
-  assert good.stderr.startswith('run.trec: 240 passages for 12 queries (exact), ') and good.stderr.count('\n') == 1
+  assert (
+    good.stderr.startswith('run.trec: 240 passages for 12 queries (exact), ')
+    and good.stderr.count('\n') == 1
+  )
   assert documents() == expected(20)
   bad = command('--corpus=nowhere', '--queries=queries', '--out=other.trec')
   assert bad.returncode == 2 and bad.stderr == 'dprjax: error: embeddings not found: nowhere\n'
@@ -150,16 +204,23 @@ def test_tree_on_40000_clustered_passages(tmp_path, monkeypatch):
   centres = RNG.standard_normal((400, 16), np.float32)
 
   def clustered(count):
-    vectors = centres[RNG.integers(0, 400, count)] + 0.3 * RNG.standard_normal((count, 16), np.float32)
+    vectors = centres[RNG.integers(0, 400, count)] + 0.3 * RNG.standard_normal(
+      (count, 16), np.float32
+    )
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
   corpus, queries = clustered(40_000), clustered(300)
   embeddings(tmp_path / 'corpus', [f'd{i}' for i in range(40_000)], corpus)
   embeddings(tmp_path / 'queries', [f'q{i}' for i in range(300)], queries, kind='query')
   search.main(['--corpus=corpus', '--queries=queries', '--out=run.trec', '--k=100'])
   report = json.loads((tmp_path / 'run.trec.json').read_text())
   print(report)
-  assert report['kind'] == 'tree_ah' and report['leaves'] == 200 and report['recall']['queries'] == 200
+  assert (
+    report['kind'] == 'tree_ah' and report['leaves'] == 200 and report['recall']['queries'] == 200
+  )
   best = np.argsort(-(queries.astype(float) @ corpus.astype(float).T), axis=1)[:, :100]
   found = documents()
-  recall = np.mean([len({f'd{row}' for row in rows} & set(found[f'q{i}'])) / 100 for i, rows in enumerate(best)])
+  recall = np.mean(
+    [len({f'd{row}' for row in rows} & set(found[f'q{i}'])) / 100 for i, rows in enumerate(best)]
+  )
   assert recall >= 0.93 and report['recall']['recall@100'] == pytest.approx(recall, abs=0.02)

@@ -14,20 +14,44 @@ from dprjax.models import hub
 from tests.test_train import assert_bad, assert_same_bits, files_of, live_of, metrics_of, steps_of
 
 ROOT = pathlib.Path(__file__).parent.parent
-TUNED = {'whole': [], 'prompt': [r"--config.trainable=('prompt/.*',)", '--config.prompt.length=4', '--config.optim.learning_rate=1e-2']}
+TUNED = {
+  'whole': [],
+  'prompt': [
+    r"--config.trainable=('prompt/.*',)",
+    '--config.prompt.length=4',
+    '--config.optim.learning_rate=1e-2',
+  ],
+}
 
 
 @pytest.fixture(scope='module')
 def pairs(tmp_path_factory):
   """train.csv and dev.csv: the more words two sentences share, the higher their score."""
   folder = tmp_path_factory.mktemp('pairs')
-  words = ['return', 'value', 'list', 'of', 'the', 'object', 'file', 'name', 'key', 'error', 'string', 'message', 'test', 'data']
+  words = [
+    'return',
+    'value',
+    'list',
+    'of',
+    'the',
+    'object',
+    'file',
+    'name',
+    'key',
+    'error',
+    'string',
+    'message',
+    'test',
+    'data',
+  ]
   draw = random.Random(0)
   for name, count in (('train', 64), ('dev', 24)):
     rows = []
     for _ in range(count):
       first, shared = draw.sample(words, 5), draw.randrange(6)
-      second = first[:shared] + draw.sample([word for word in words if word not in first], 5 - shared)
+      second = first[:shared] + draw.sample(
+        [word for word in words if word not in first], 5 - shared
+      )
       rows.append(f'{" ".join(first)},{" ".join(second)},{shared}\n')
     (folder / f'{name}.csv').write_text(''.join(rows))
   return folder
@@ -35,12 +59,22 @@ def pairs(tmp_path_factory):
 
 @pytest.fixture
 def go(command, trained, pairs, tmp_path):
-  """``go(*flags, workdir='run')`` -> (exit status, standard error), on these pairs and the backbone that the tests share."""
+  """``go(*flags, workdir='run')`` -> (exit status, standard error), on these pairs and the backbone
+  that the tests share.
+  """
+
   def run(*flags, workdir='run'):
     return command(
-        train, f'--config={ROOT}/configs/stsb.py:local', f'--workdir={tmp_path / workdir}', f'--config.backbone.path={trained}/backbone',
-        f'--config.data.dir={pairs}', '--config.data.train_split=train.csv', '--config.data.dev_split=dev.csv',
-        *flags)
+      train,
+      f'--config={ROOT}/configs/stsb.py:local',
+      f'--workdir={tmp_path / workdir}',
+      f'--config.backbone.path={trained}/backbone',
+      f'--config.data.dir={pairs}',
+      '--config.data.train_split=train.csv',
+      '--config.data.dev_split=dev.csv',
+      *flags,
+    )
+
   return run
 
 
@@ -81,8 +115,14 @@ def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_pat
 
 @pytest.mark.slow
 def test_what_is_learnt_is_exported(go, command, pairs, trained, tmp_path, capsys):
-  # With the mean of all tokens a random backbone sees shared words from the start, and soon scores them.
-  status, err = go('--config.steps=40', '--config.pooling=mean', '--config.optim.learning_rate=1e-3', '--config.eval.every=40')
+  # With the mean of all tokens a random backbone sees shared words from the start, and soon scores
+  # them.
+  status, err = go(
+    '--config.steps=40',
+    '--config.pooling=mean',
+    '--config.optim.learning_rate=1e-3',
+    '--config.eval.every=40',
+  )
   assert status == 0, err
   rows = metrics_of(tmp_path / 'run')
   losses = [row['loss'] for row in rows if 'loss' in row]
@@ -102,16 +142,34 @@ def test_a_prompt_for_similarity(go, command, trained, tmp_path):
   status, err = command(export, f'--workdir={tmp_path}/run', f'--out={tmp_path}/prompt.npz')
   assert status == 0, err
   prompt = load_prompt(tmp_path / 'prompt.npz')
-  scores = {row['step']: row['dev/spearman'] for row in metrics_of(tmp_path / 'run') if 'dev/spearman' in row}
+  scores = {
+    row['step']: row['dev/spearman']
+    for row in metrics_of(tmp_path / 'run')
+    if 'dev/spearman' in row
+  }
   best = max(scores, key=scores.__getitem__)
-  np.testing.assert_array_equal(prompt.prefix('query'), live_of(tmp_path / 'run', best)[1]['prompt/prefix'])
+  np.testing.assert_array_equal(
+    prompt.prefix('query'), live_of(tmp_path / 'run', best)[1]['prompt/prefix']
+  )
   assert prompt.meta['metrics'] == {'dev/spearman': scores[best]}
-  assert prompt.meta['backbone_sha256'] == hub.load_backbone(str(trained / 'backbone')).sha256 and prompt.meta['task'] == 'stsb'
+  assert (
+    prompt.meta['backbone_sha256'] == hub.load_backbone(str(trained / 'backbone')).sha256
+    and prompt.meta['task'] == 'stsb'
+  )
 
 
 def test_pairs_that_cannot_be_used(go, tmp_path):
-  assert_bad(go('--config.batch_size=80'), 'config.batch_size: an update of 80 pairs is more than the 64 there are')
+  assert_bad(
+    go('--config.batch_size=80'),
+    'config.batch_size: an update of 80 pairs is more than the 64 there are',
+  )
   assert_bad(go('--config.data.train_split=none.csv'), 'STS file not found', 'none.csv')
-  (tmp_path / 'wrong.jsonl').write_text(json.dumps({'sentence1': 'One.', 'sentence2': 'Two.', 'score': 7}) + '\n')
-  assert_bad(go(f'--config.data.dir={tmp_path}', '--config.data.train_split=wrong.jsonl'), 'wrong.jsonl, line 1', 'expected a number from 0 to 5')
+  (tmp_path / 'wrong.jsonl').write_text(
+    json.dumps({'sentence1': 'One.', 'sentence2': 'Two.', 'score': 7}) + '\n'
+  )
+  assert_bad(
+    go(f'--config.data.dir={tmp_path}', '--config.data.train_split=wrong.jsonl'),
+    'wrong.jsonl, line 1',
+    'expected a number from 0 to 5',
+  )
   assert_bad(go('--config.eval.measure=pearson'), 'config.eval.measure', 'spearman')

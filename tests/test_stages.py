@@ -11,11 +11,21 @@ from dprjax.stages import Stages
 
 @pytest.fixture
 def scored(tmp_path):
-  """A run, its judgements, the command that measures it, and what it writes, in a folder of its own."""
-  run, qrels, out = tmp_path / 'run.trec', tmp_path / 'test.tsv', epath.Path(tmp_path / 'measured' / 'metrics.json')
+  """A run, its judgements, the command that measures it, and what it writes, in a folder of its
+  own.
+  """
+  run, qrels, out = (
+    tmp_path / 'run.trec',
+    tmp_path / 'test.tsv',
+    epath.Path(tmp_path / 'measured' / 'metrics.json'),
+  )
   run.write_text('q2 Q0 d1 1 2.0 x\nq2 Q0 d2 2 1.0 x\n')
   qrels.write_text('query-id\tcorpus-id\tscore\nq2\td2\t1\n')
-  return ['evaluate', f'--run={run}', f'--qrels={qrels}', '--measure', 'RR@10', f'--out={out}'], run, out
+  return (
+    ['evaluate', f'--run={run}', f'--qrels={qrels}', '--measure', 'RR@10', f'--out={out}'],
+    run,
+    out,
+  )
 
 
 def stages(tmp_path):
@@ -38,10 +48,17 @@ def test_a_stage_runs_once_and_again_when_what_it_read_has_changed(tmp_path, sco
   run.write_text('q2 Q0 d2 1 2.0 x\nq2 Q0 d1 2 1.0 x\n')
   again = stages(tmp_path)
   again.run('Measure', command, out, [run], out.parent)
-  assert again.seconds.keys() == {'Measure'} and json.loads(out.read_text())['mean'] == {'RR@10': 1.0}
+  assert again.seconds.keys() == {'Measure'} and json.loads(out.read_text())['mean'] == {
+    'RR@10': 1.0
+  }
   assert not (out.parent / 'left').exists()
   again = stages(tmp_path)
-  again.run('Measure', [*command, 'nDCG@10'] if command[-1] == 'RR@10' else [*command[:-1], 'nDCG@10', command[-1]], out, [run])
+  again.run(
+    'Measure',
+    [*command, 'nDCG@10'] if command[-1] == 'RR@10' else [*command[:-1], 'nDCG@10', command[-1]],
+    out,
+    [run],
+  )
   assert again.seconds.keys() == {'Measure'}  # another command is another stage
 
 
@@ -67,7 +84,9 @@ def test_stages_of_one_title_are_told_apart_by_what_they_make(tmp_path, scored):
     again.run('Measure', [*command, f'--out={made}'], made, [run])
     ran.append(again.seconds.keys() == {'Measure'})
   assert ran == [True, True, False, False]
-  stages(tmp_path).run('Measure', [*command, f'--out={tmp_path / "unnamed.json"}'])  # one that is run every time leaves no record
+  stages(tmp_path).run(
+    'Measure', [*command, f'--out={tmp_path / "unnamed.json"}']
+  )  # one that is run every time leaves no record
   assert json.loads((tmp_path / 'stages.json').read_text()).keys() == {str(out), str(other)}
 
 

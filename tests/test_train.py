@@ -20,22 +20,35 @@ from dprjax.runtime import checkpoint
 
 ROOT = pathlib.Path(__file__).parent.parent
 RECIPES = ('local', 'beir,local', 'scifact,local', 'medquad,local', 'msmarco,local', 'nq,local')
-EVERY = [pytest.param(f'{name}.py:{recipe}', marks=() if (name, recipe) == ('dptdr', 'local') else pytest.mark.slow)
-         for name in ('dptdr', 'ft') for recipe in RECIPES]
+EVERY = [
+  pytest.param(
+    f'{name}.py:{recipe}', marks=() if (name, recipe) == ('dptdr', 'local') else pytest.mark.slow
+  )
+  for name in ('dptdr', 'ft')
+  for recipe in RECIPES
+]
 
 
 @pytest.fixture(scope='session')
 def reuse(trained):
-  """Flags that take the backbone, the text and the token store from the run that the tests share."""
-  return [f'--config.backbone.path={trained}/backbone', '--config.data.form=beir', f'--config.data.dir={trained}/data',
-          f'--config.data.store={trained}/store']
+  """Flags that take backbone, text and token store from the run that the tests share."""
+  return [
+    f'--config.backbone.path={trained}/backbone',
+    '--config.data.form=beir',
+    f'--config.data.dir={trained}/data',
+    f'--config.data.store={trained}/store',
+  ]
 
 
 @pytest.fixture
 def go(command, reuse, tmp_path):
   """``go(config, *flags, workdir='run')`` -> (exit status, standard error)."""
+
   def run(config='dptdr.py:local', *flags, workdir='run'):
-    return command(train, f'--config={ROOT}/configs/{config}', f'--workdir={tmp_path / workdir}', *reuse, *flags)
+    return command(
+      train, f'--config={ROOT}/configs/{config}', f'--workdir={tmp_path / workdir}', *reuse, *flags
+    )
+
   return run
 
 
@@ -43,7 +56,10 @@ def live_of(workdir, step=None):
   """(step, trained parameters) of a run, from its checkpoint."""
   config = json.loads((workdir / 'config.json').read_text())
   path = config['backbone']['path']
-  saved = checkpoint.Checkpoints(workdir, hub.load_backbone(str(workdir / 'backbone') if path.startswith('scratch:') else path).sha256)
+  saved = checkpoint.Checkpoints(
+    workdir,
+    hub.load_backbone(str(workdir / 'backbone') if path.startswith('scratch:') else path).sha256,
+  )
   try:
     step = saved.latest() if step is None else step
     return step, saved.restore_live(step)
@@ -52,13 +68,17 @@ def live_of(workdir, step=None):
 
 
 def steps_of(workdir):
-  return sorted(int(path.name) for path in (workdir / 'checkpoints').iterdir() if path.name.isdecimal())
+  return sorted(
+    int(path.name) for path in (workdir / 'checkpoints').iterdir() if path.name.isdecimal()
+  )
 
 
 def metrics_of(workdir):
   """The rows of metrics.jsonl without the one column that depends on the clock."""
   rows = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
-  return [{name: value for name, value in row.items() if name != 'pairs_per_second'} for row in rows]
+  return [
+    {name: value for name, value in row.items() if name != 'pairs_per_second'} for row in rows
+  ]
 
 
 def assert_same_bits(one, other):
@@ -68,7 +88,11 @@ def assert_same_bits(one, other):
 
 
 def files_of(folder):
-  return {str(path.relative_to(folder)): files.sha256_file(path) for path in sorted(folder.rglob('*')) if path.is_file()}
+  return {
+    str(path.relative_to(folder)): files.sha256_file(path)
+    for path in sorted(folder.rglob('*'))
+    if path.is_file()
+  }
 
 
 def assert_bad(result, *words):
@@ -82,6 +106,7 @@ def assert_bad(result, *words):
 
 
 # What trains, and what does not.
+
 
 @pytest.mark.parametrize('config', EVERY)
 def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_path, config):
@@ -97,12 +122,16 @@ def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_pat
   assert [row['step'] for row in metrics_of(run) if 'loss' in row] == [2, 4, 6, 8, 10, 12]
   assert [row['step'] for row in metrics_of(run) if 'dev/nDCG@10' in row] == [6, 12]
   # What was trained three times (itself and Adam's two moments), and the format's own files.
-  size = sum(path.stat().st_size for path in (run / 'checkpoints' / '12').rglob('*') if path.is_file())
+  size = sum(
+    path.stat().st_size for path in (run / 'checkpoints' / '12').rglob('*') if path.is_file()
+  )
   assert size < 3 * sum(leaf.nbytes for leaf in live.values()) + 200_000
   if not tuned:
     start = hub.load_backbone(str(trained / 'backbone')).params
     for name, leaf in live.items():
-      path = name.split('/')[2 if 'two' in config or name.split('/')[1] in ('query', 'passage') else 1:]
+      path = name.split('/')[
+        2 if 'two' in config or name.split('/')[1] in ('query', 'passage') else 1 :
+      ]
       there = start
       for key in path:
         there = there[key]
@@ -137,13 +166,35 @@ def test_a_part_of_the_backbone_can_be_trained(go, trained, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('flags, names', [
-    (['--config.prompt.reparam=mlp', '--config.prompt.reparam_hidden=24'],
-     {'prompt/embedding', 'prompt/hidden/kernel', 'prompt/hidden/bias', 'prompt/output/kernel', 'prompt/output/bias'}),
+@pytest.mark.parametrize(
+  'flags, names',
+  [
+    (
+      ['--config.prompt.reparam=mlp', '--config.prompt.reparam_hidden=24'],
+      {
+        'prompt/embedding',
+        'prompt/hidden/kernel',
+        'prompt/hidden/bias',
+        'prompt/output/kernel',
+        'prompt/output/bias',
+      },
+    ),
     (['--config.prompt.tied=False'], {'prompt/query/prefix', 'prompt/passage/prefix'}),
     (['--config.backbone.two_encoders=True'], {'prompt/prefix'}),
-    (['--config.prompt.dropout=0.3', '--config.prompt.dropout_scope=batch', '--config.backbone.dropout=0.1', '--config.backbone.remat=True',
-      '--config.backbone.frozen_dtype=bfloat16', '--config.backbone.dtype=bfloat16', '--config.grad_cache=2'], {'prompt/prefix'})])
+    (
+      [
+        '--config.prompt.dropout=0.3',
+        '--config.prompt.dropout_scope=batch',
+        '--config.backbone.dropout=0.1',
+        '--config.backbone.remat=True',
+        '--config.backbone.frozen_dtype=bfloat16',
+        '--config.backbone.dtype=bfloat16',
+        '--config.grad_cache=2',
+      ],
+      {'prompt/prefix'},
+    ),
+  ],
+)
 def test_forms_of_the_prompt(go, tmp_path, flags, names):
   status, err = go('dptdr.py:local', *flags)
   assert status == 0, err
@@ -153,10 +204,18 @@ def test_forms_of_the_prompt(go, tmp_path, flags, names):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('flags', [['--config.accumulate=2', '--config.batch_size=8'], ['--config.grad_cache=2']])
+@pytest.mark.parametrize(
+  'flags', [['--config.accumulate=2', '--config.batch_size=8'], ['--config.grad_cache=2']]
+)
 def test_accumulation_and_gradient_cache_make_the_same_update(go, tmp_path, flags):
-  same = ['--config.steps=1', '--config.prompt.dropout=0.0', '--config.backbone.dropout=0.0', '--config.optim.warmup=0.0', '--config.data.dev_split=',
-          '--config.optim.eps=1e-3']  # Adam's first update is the gradient's sign where eps is tiny, and rounding then decides
+  same = [
+    '--config.steps=1',
+    '--config.prompt.dropout=0.0',
+    '--config.backbone.dropout=0.0',
+    '--config.optim.warmup=0.0',
+    '--config.data.dev_split=',
+    '--config.optim.eps=1e-3',
+  ]  # Adam's first update is the gradient's sign where eps is tiny, and rounding then decides
   assert go('dptdr.py:local', *same, workdir='whole')[0] == 0
   assert go('dptdr.py:local', *same, *flags, workdir='pieces')[0] == 0
   whole, pieces = live_of(tmp_path / 'whole')[1], live_of(tmp_path / 'pieces')[1]
@@ -168,6 +227,7 @@ def test_accumulation_and_gradient_cache_make_the_same_update(go, tmp_path, flag
 
 # Stopping and going on.
 
+
 @pytest.mark.slow
 def test_sigterm_saves_and_the_next_run_goes_on(go, tmp_path):
   log, over = tmp_path / 'run' / 'metrics.jsonl', threading.Event()
@@ -178,6 +238,7 @@ def test_sigterm_saves_and_the_next_run_goes_on(go, tmp_path):
         os.kill(os.getpid(), signal.SIGTERM)
         return
       time.sleep(0.01)
+
   saved = []
   for rows in (2, 6):
     over.clear()
@@ -185,7 +246,12 @@ def test_sigterm_saves_and_the_next_run_goes_on(go, tmp_path):
     asker.start()
     try:
       # So many steps that it can only end by being asked to.
-      status, err = go('dptdr.py:local', '--config.steps=1000000', '--config.eval.every=1000000', '--config.checkpoint.every=1000000')
+      status, err = go(
+        'dptdr.py:local',
+        '--config.steps=1000000',
+        '--config.eval.every=1000000',
+        '--config.checkpoint.every=1000000',
+      )
     finally:
       over.set()
       asker.join()
@@ -201,9 +267,23 @@ def test_sigterm_saves_and_the_next_run_goes_on(go, tmp_path):
 def child(workdir, *flags):
   environment = os.environ | {'XLA_FLAGS': '', 'PYTHONPATH': str(ROOT)}
   return subprocess.Popen(
-      [sys.executable, '-m', 'dprjax.train', f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={workdir}', '--config.steps=40',
-       '--config.eval.every=15', '--config.prompt.dropout=0.2', *flags],
-      env=environment, cwd=workdir.parent, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    [
+      sys.executable,
+      '-m',
+      'dprjax.train',
+      f'--config={ROOT}/configs/dptdr.py:local',
+      f'--workdir={workdir}',
+      '--config.steps=40',
+      '--config.eval.every=15',
+      '--config.prompt.dropout=0.2',
+      *flags,
+    ],
+    env=environment,
+    cwd=workdir.parent,
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
 
 
 @pytest.mark.slow
@@ -218,21 +298,34 @@ def test_killed_at_any_point_it_ends_with_the_same_bits(tmp_path):
 
   def rows():
     return len(log.read_text().splitlines()) if log.exists() else 0
-  # While the store is built or the program starts; in the midst of steps, evaluations and saves; one is asked rather than killed.
-  ends = [('time', signal.SIGKILL), ('folder', signal.SIGKILL), *[('rows', signal.SIGKILL)] * 3, ('rows', signal.SIGTERM)]
+
+  # While the store is built or the program starts; in the midst of steps, evaluations and saves;
+  # one is asked rather than killed.
+  ends = [
+    ('time', signal.SIGKILL),
+    ('folder', signal.SIGKILL),
+    *[('rows', signal.SIGKILL)] * 3,
+    ('rows', signal.SIGTERM),
+  ]
   for moment, number in ends:
     process = child(killed)
     deadline, begun = draw.uniform(1.0, 8.0), time.monotonic()
     more = rows() + draw.randrange(1, 5)
     while process.poll() is None:
-      if ((moment == 'time' and time.monotonic() - begun > deadline) or (moment == 'folder' and (killed / 'store').exists())
-          or (moment == 'rows' and rows() >= more)):
+      if (
+        (moment == 'time' and time.monotonic() - begun > deadline)
+        or (moment == 'folder' and (killed / 'store').exists())
+        or (moment == 'rows' and rows() >= more)
+      ):
         break
       time.sleep(0.005)
     time.sleep(draw.uniform(0.0, 0.2))
     process.send_signal(number)
     _, err = process.communicate()
-    assert process.returncode in ((-number,) if number == signal.SIGKILL else (143,)) or 'done at step 40' in err, err
+    assert (
+      process.returncode in ((-number,) if number == signal.SIGKILL else (143,))
+      or 'done at step 40' in err
+    ), err
   _, err = (process := child(killed)).communicate()
   assert process.returncode == 0 and 'done at step 40' in err, err
   assert_same_bits(live_of(killed)[1], live_of(whole)[1])
@@ -240,13 +333,21 @@ def test_killed_at_any_point_it_ends_with_the_same_bits(tmp_path):
 
 
 def test_what_is_not_finite_ends_the_run(go, trained, tmp_path):
-  # The first step's learning rate is 0, so that there is a good checkpoint; the second's update has a norm beyond float32.
+  # The first step's learning rate is 0, so that there is a good checkpoint; the second's update has
+  # a norm beyond float32.
   result = go('dptdr.py:local', '--config.optim.learning_rate=1e30', '--config.checkpoint.every=1')
   run = tmp_path / 'run'
   assert steps_of(run) == [1]
-  assert_bad(result, 'step 2: the update is not finite', f'The last good checkpoint is step 1 in {run / "checkpoints"}')
+  assert_bad(
+    result,
+    'step 2: the update is not finite',
+    f'The last good checkpoint is step 1 in {run / "checkpoints"}',
+  )
   assert all(np.isfinite(leaf).all() for leaf in live_of(run)[1].values())
-  queries = {json.loads(line)['_id'] for line in (trained / 'data' / 'queries.jsonl').read_text().splitlines()}
+  queries = {
+    json.loads(line)['_id']
+    for line in (trained / 'data' / 'queries.jsonl').read_text().splitlines()
+  }
   named = result[1].splitlines()[-1].split('queries ')[1].split('...')[0].split(', ')
   assert len(named) == 8 and set(named) <= queries
 
@@ -254,24 +355,48 @@ def test_what_is_not_finite_ends_the_run(go, trained, tmp_path):
 @pytest.mark.slow
 def test_early_stopping_is_remembered(go, tmp_path):
   # A learning rate of next to nothing: the first evaluation stays the best.
-  flags = ['--config.optim.learning_rate=1e-30', '--config.eval.every=2', '--config.eval.patience=2', '--config.steps=100']
+  flags = [
+    '--config.optim.learning_rate=1e-30',
+    '--config.eval.every=2',
+    '--config.eval.patience=2',
+    '--config.steps=100',
+  ]
   status, err = go('dptdr.py:local', *flags)
-  assert status == 0 and 'stopped early: no gain in the last 2 evaluations; done at step 6; best dev nDCG@10' in err and 'at step 2' in err, err
+  assert (
+    status == 0
+    and 'stopped early: no gain in the last 2 evaluations; done at step 6; best dev nDCG@10' in err
+    and 'at step 2' in err
+  ), err
   assert {2, 6} <= set(steps_of(tmp_path / 'run'))
   status, err = go('dptdr.py:local', *flags)
-  assert status == 0 and 'stopped early' in err and 'done at step 6' in err and 'compiling' not in err
+  assert (
+    status == 0 and 'stopped early' in err and 'done at step 6' in err and 'compiling' not in err
+  )
 
 
 @pytest.mark.slow
 def test_starts_from_a_prompt(go, trained, tmp_path):
   from dprjax import export
   from dprjax.models import artifact
+
   export.export(trained, tmp_path / 'start.npz')
-  assert go('dptdr.py:local', f'--config.prompt.init_from={tmp_path}/start.npz', '--config.optim.learning_rate=1e-30', '--config.steps=1')[0] == 0
-  np.testing.assert_array_equal(live_of(tmp_path / 'run')[1]['prompt/prefix'], artifact.load_prompt(tmp_path / 'start.npz').prefix('query'))
+  assert (
+    go(
+      'dptdr.py:local',
+      f'--config.prompt.init_from={tmp_path}/start.npz',
+      '--config.optim.learning_rate=1e-30',
+      '--config.steps=1',
+    )[0]
+    == 0
+  )
+  np.testing.assert_array_equal(
+    live_of(tmp_path / 'run')[1]['prompt/prefix'],
+    artifact.load_prompt(tmp_path / 'start.npz').prefix('query'),
+  )
 
 
 # Bad input.
+
 
 def test_unknown_key(go, tmp_path):
   assert_bad(go('dptdr.py:local', '--config.prompt.lenght=3'), 'lenght')
@@ -293,12 +418,17 @@ def test_missing_arguments(command, tmp_path):
   assert_bad(command(train, f'--config={tmp_path}/none.py', f'--workdir={tmp_path}/run'), 'none.py')
   assert_bad(command(train, f'--workdir={tmp_path}/run'), '--config is missing')
   assert_bad(command(train, f'--config={ROOT}/configs/dptdr.py:local'), '--workdir is missing')
-  assert_bad(command(train, f'--config={ROOT}/configs/dptdr.py:beir', f'--workdir={tmp_path}/run'), 'config.data.dir is empty')
+  assert_bad(
+    command(train, f'--config={ROOT}/configs/dptdr.py:beir', f'--workdir={tmp_path}/run'),
+    'config.data.dir is empty',
+  )
   assert_bad(command(train, '--wrokdir=x', f'--config={ROOT}/configs/dptdr.py'), '--wrokdir')
   assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize('flags, words', [
+@pytest.mark.parametrize(
+  'flags, words',
+  [
     (['--config.batch_size=20'], ['batch_size', '20', '8']),
     (['--config.grad_cache=16'], ['batch_size', '16 gradient-cache chunks']),
     (['--config.mesh.data=3'], ['config.mesh', '8']),
@@ -312,15 +442,23 @@ def test_missing_arguments(command, tmp_path):
     (['--config.optim.decay=step'], ['config.optim.decay']),
     (["--config.trainable=('promt/.*',)"], ['trainable', 'promt']),
     (['--config.eval.measure=nDGC@10'], ['nDGC@10']),
-    (['--config.data.query_max_length=5000'], ['config.data.query_max_length: 5000', '512 positions']),
-    (['--config.data.passage_max_length=510', '--config.prompt.shift_positions=True'], ['config.data.passage_max_length', '508 positions']),
+    (
+      ['--config.data.query_max_length=5000'],
+      ['config.data.query_max_length: 5000', '512 positions'],
+    ),
+    (
+      ['--config.data.passage_max_length=510', '--config.prompt.shift_positions=True'],
+      ['config.data.passage_max_length', '508 positions'],
+    ),
     (['--config.prompt.init_from=none.npz'], ['prompt not found', 'none.npz']),
     (['--config.data.dir=none'], ['none']),
     (['--config.data.form=dpr'], ['dpr']),
     (['--config.data.form=bier'], ['config.data.form', 'bier']),
     (['--config.data.train_split=trian'], ['trian']),
     (['--config.backbone.path=./none'], ['backbone not found', 'none']),
-    (['--config.backbone.path=scratch:huge'], ['huge', 'tiny'])])
+    (['--config.backbone.path=scratch:huge'], ['huge', 'tiny']),
+  ],
+)
 def test_knobs_that_cannot_be(go, flags, words):
   assert_bad(go('dptdr.py:local', *flags), *words)
 
@@ -328,17 +466,41 @@ def test_knobs_that_cannot_be(go, flags, words):
 def test_a_prompt_of_another_backbone(go, trained, tmp_path):
   from dprjax import export
   from dprjax.models import artifact
+
   prompt = artifact.load_prompt(export.export(trained, tmp_path / 'right.npz'))
-  artifact.save_prompt(tmp_path / 'wrong.npz', artifact.Prompt(prompt.meta | {'backbone_sha256': 'a' * 64}, prompt.arrays))
-  assert_bad(go('dptdr.py:local', f'--config.prompt.init_from={tmp_path}/wrong.npz'), 'wrong.npz', 'a' * 64, prompt.meta['backbone_sha256'])
-  result = go('dptdr.py:local', f'--config.prompt.init_from={tmp_path}/right.npz', '--config.prompt.length=3', workdir='other')
+  artifact.save_prompt(
+    tmp_path / 'wrong.npz',
+    artifact.Prompt(prompt.meta | {'backbone_sha256': 'a' * 64}, prompt.arrays),
+  )
+  assert_bad(
+    go('dptdr.py:local', f'--config.prompt.init_from={tmp_path}/wrong.npz'),
+    'wrong.npz',
+    'a' * 64,
+    prompt.meta['backbone_sha256'],
+  )
+  result = go(
+    'dptdr.py:local',
+    f'--config.prompt.init_from={tmp_path}/right.npz',
+    '--config.prompt.length=3',
+    workdir='other',
+  )
   assert_bad(result, 'config.prompt.length')
 
 
 def test_a_workdir_of_another_experiment(command, trained):
   before = files_of(trained)
-  assert_bad(command(train, f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={trained}', '--config.seed=7', '--config.optim.clip=2.0'),
-             'holds another experiment', 'optim.clip: 1.0 there, 2.0 here', 'seed: 42 there, 7 here')
+  assert_bad(
+    command(
+      train,
+      f'--config={ROOT}/configs/dptdr.py:local',
+      f'--workdir={trained}',
+      '--config.seed=7',
+      '--config.optim.clip=2.0',
+    ),
+    'holds another experiment',
+    'optim.clip: 1.0 there, 2.0 here',
+    'seed: 42 there, 7 here',
+  )
   assert files_of(trained) == before
 
 

@@ -1,15 +1,15 @@
-"""Plain text in, to pretrain on: documents from the forms that corpora come in, and their sentences.
+"""Plain text in, to pretrain on: documents from the forms that corpora come in, and their
+sentences.
 
-| file | documents |
-|---|---|
-| .jsonl | BEIR's corpus, or any other objects with `text` and perhaps `title` and an id; arXiv's `{id, title, abstract}` |
-| .tsv | MS MARCO's collection or DPR's, see `dprjax.data.forms` |
-| .txt | one document; lines are joined to paragraphs, which blank lines part |
-| .zip | its .txt files |
-| .xml | the articles of a MediaWiki dump, see `read_articles` |
+| file | documents | |---|---| | .jsonl | BEIR's corpus, or any other objects with `text` and
+perhaps `title` and an id; arXiv's `{id, title, abstract}` | | .tsv | MS MARCO's collection or
+DPR's, see `dprjax.data.forms` | | .txt | one document; lines are joined to paragraphs, which blank
+lines part | | .zip | its .txt files | | .xml | the articles of a MediaWiki dump, see
+`read_articles` |
 
-Any of them but .zip may be compressed (`.gz`, `.xz`, `.bz2`). A folder is read whole, in the order of names, with the folders in it; of
-BEIR's or MS MARCO's the corpus alone. A newline in a document's text ends a sentence; a title is a line of its own, before the text.
+Any of them but .zip may be compressed (`.gz`, `.xz`, `.bz2`). A folder is read whole, in the order
+of names, with the folders in it; of BEIR's or MS MARCO's the corpus alone. A newline in a
+document's text ends a sentence; a title is a line of its own, before the text.
 """
 
 import io
@@ -32,13 +32,39 @@ from dprjax.data.sources import Report
 from dprjax.errors import InputError
 
 _COMPRESSED = ('.gz', '.xz', '.bz2')
-_PART = 1 << 20  # characters; a longer text file is given out in several documents, so that memory need not hold it
+_PART = (
+  1 << 20
+  # characters; a longer text file is given out in several documents, so that memory need not hold
+  # it
+)
 _IDS = ('_id', 'id', 'docid')
 
 # What a tag encloses is not running text: notes, tables, pictures, formulas, code.
-_NO_TEXT = frozenset((
-    'ref', 'references', 'table', 'gallery', 'math', 'chem', 'ce', 'score', 'timeline', 'imagemap', 'hiero', 'graph', 'templatedata', 'source',
-    'syntaxhighlight', 'pre', 'section', 'inputbox', 'categorytree', 'style', 'script'))
+_NO_TEXT = frozenset(
+  (
+    'ref',
+    'references',
+    'table',
+    'gallery',
+    'math',
+    'chem',
+    'ce',
+    'score',
+    'timeline',
+    'imagemap',
+    'hiero',
+    'graph',
+    'templatedata',
+    'source',
+    'syntaxhighlight',
+    'pre',
+    'section',
+    'inputbox',
+    'categorytree',
+    'style',
+    'script',
+  )
+)
 # Names that any wiki knows these by, next to the dump's own: media, files, categories.
 _NO_TEXT_NAMESPACES = {'-2': 'media', '6': 'file', '14': 'category'}
 _OTHER_LANGUAGE = re.compile(r'[a-z]{2,3}(-[a-z-]+)?:')
@@ -55,7 +81,10 @@ class Document(NamedTuple):
 
 
 class Section(NamedTuple):
-  """Of the second level, with its subsections; what comes before the first one has no heading. Lines are paragraphs."""
+  """Of the second level, with its subsections; what comes before the first one has no heading.
+
+  Lines are paragraphs.
+  """
 
   heading: str
   text: str
@@ -67,9 +96,11 @@ class Article(NamedTuple):
 
 
 def read_documents(paths: Sequence[files.PathLike], report: Report) -> Iterator[Document]:
-  """The documents of files and folders, one after the other; those without text are counted and left out.
+  """The documents of files and folders, one after the other; those without text are counted and
+  left out.
 
-  Ids are the files' own, else the file's name and the line; nothing makes them unique over several files.
+  Ids are the files' own, else the file's name and the line; nothing makes them unique over several
+  files.
 
   Raises:
     InputError: a file is missing, empty, of no known form, broken, or not UTF-8.
@@ -86,42 +117,55 @@ def read_documents(paths: Sequence[files.PathLike], report: Report) -> Iterator[
 def find_files(paths: Sequence[files.PathLike], report: Report) -> list[epath.Path]:
   """The files that these files and folders mean, in the order they are read in.
 
-  Files in a folder that are of another kind or empty are counted; a file that is named itself has to be usable.
+  Files in a folder that are of another kind or empty are counted; a file that is named itself has
+  to be usable.
 
   Raises:
-    InputError: a path is missing, empty, or of no known form, or a folder has no file of a known one.
+    InputError: a path is missing, empty, or of no known form, or a folder has no file of a known
+      one.
   """
   found = []
   for path in paths:
     given = files.existing(path, 'text')
     inside = list(_walk(given, report)) if given.is_dir() else [given]
     if not inside:
-      raise InputError(f'{given}: no text in this folder; expected .jsonl, .tsv, .txt, .zip or .xml (MediaWiki), perhaps compressed')
+      raise InputError(
+        f'{given}: no text in this folder; expected .jsonl, .tsv, .txt, .zip or .xml (MediaWiki), '
+        'perhaps compressed'
+      )
     if not given.is_dir() and _kind(given) is None:
-      raise InputError(f'{given}: not a form of text; expected .jsonl, .tsv, .txt, .zip or .xml (MediaWiki), perhaps with {", ".join(_COMPRESSED)}')
+      raise InputError(
+        f'{given}: not a form of text; expected .jsonl, .tsv, .txt, .zip or .xml (MediaWiki), '
+        f'perhaps with {", ".join(_COMPRESSED)}'
+      )
     found += inside
   return found
 
 
 def split_sentences(text: str, language: str = 'en') -> list[str]:
-  """The sentences of a text, in order, white space in them made one space each; a newline always ends one.
+  """The sentences of a text, in order, white space in them made one space each; a newline always
+  ends one.
 
-  By sentencex; docs/pretraining.md compares it with others. Nothing is left out, so what stands by itself, as a heading or a number
-  does, is a sentence too.
+  By sentencex; docs/pretraining.md compares it with others. Nothing is left out, so what stands by
+  itself, as a heading or a number does, is a sentence too.
 
   Args:
-    language: an ISO 639 code, whose abbreviations and marks are used; English's for one that sentencex does not know.
+    language: an ISO 639 code, whose abbreviations and marks are used; English's for one that
+      sentencex does not know.
   """
-  spans = (sentence.split() for line in text.splitlines() for sentence in sentencex.segment(language, line))
+  spans = (
+    sentence.split() for line in text.splitlines() for sentence in sentencex.segment(language, line)
+  )
   return [' '.join(words) for words in spans if words]
 
 
 def read_articles(path: files.PathLike) -> Iterator[Article]:
   """The articles of a MediaWiki dump (.xml, perhaps compressed), in its order, as running text.
 
-  Pages outside the main namespace and redirects are left out. Of the markup, links and emphasis leave their text; notes, tables,
-  lists, pictures, formulas, templates and comments leave nothing ("only the text passages": Devlin et al., 2019, section 3.1).
-  Sections that have no text then are left out. One page at a time is in memory.
+  Pages outside the main namespace and redirects are left out. Of the markup, links and emphasis
+  leave their text; notes, tables, lists, pictures, formulas, templates and comments leave nothing
+  ("only the text passages": Devlin et al., 2019, section 3.1). Sections that have no text then are
+  left out. One page at a time is in memory.
 
   Raises:
     InputError: the file is missing or empty, broken, not UTF-8, or no MediaWiki dump.
@@ -131,7 +175,10 @@ def read_articles(path: files.PathLike) -> Iterator[Article]:
       for title, text, hidden in _pages(file, path):
         yield Article(title, _sections(text, hidden))
     except ElementTree.ParseError as error:
-      raise InputError(f'{path}, line {error.position[0]}: not XML, or cut off ({error}); expected a MediaWiki dump') from error
+      raise InputError(
+        f'{path}, line {error.position[0]}: not XML, or cut off ({error}); expected a MediaWiki '
+        'dump'
+      ) from error
 
 
 def _walk(folder: epath.Path, report: Report) -> Iterator[epath.Path]:
@@ -183,20 +230,31 @@ def _read(path: epath.Path) -> Iterator[Document]:
 def _read_records(path: epath.Path) -> Iterator[Document]:
   for number, record in files.read_jsonl(path, 'text'):
     title = record.get('title') or ''
-    text = record['abstract'] if 'text' not in record and 'abstract' in record else record.get('text')
+    text = (
+      record['abstract'] if 'text' not in record and 'abstract' in record else record.get('text')
+    )
     if not isinstance(text, str) or not isinstance(title, str):
-      raise InputError(f'{path}, line {number}: keys {", ".join(map(repr, record)) or "none"}; expected text, or arXiv\'s abstract, '
-                       'and perhaps title, all three strings')
+      raise InputError(
+        f'{path}, line {number}: keys {", ".join(map(repr, record)) or "none"}; expected text, or '
+        "arXiv's abstract, "
+        'and perhaps title, all three strings'
+      )
     names = (record[key] for key in _IDS if isinstance(record.get(key), str | int))
     # A title without a text says nothing.
-    yield Document(str(next(names, f'{path.name}:{number}')), f'{title}\n{text}'.strip() if text.strip() else '')
+    yield Document(
+      str(next(names, f'{path.name}:{number}')), f'{title}\n{text}'.strip() if text.strip() else ''
+    )
 
 
 def _read_zip(path: epath.Path) -> Iterator[Document]:
   with path.open('rb') as file:
     try:
       archive = zipfile.ZipFile(file)
-      names = sorted(name for name in archive.namelist() if name.endswith('.txt') and not name.startswith('__MACOSX/'))
+      names = sorted(
+        name
+        for name in archive.namelist()
+        if name.endswith('.txt') and not name.startswith('__MACOSX/')
+      )
       if not names:
         raise InputError(f'{path}: no .txt file in it')
       for name in names:
@@ -239,29 +297,44 @@ def _pages(file: IO[str], path: files.PathLike) -> Iterator[tuple[str, str, froz
     if root is None:
       root = element
       if name != 'mediawiki':
-        raise InputError(f'{path}: the XML begins with <{name}>; expected <mediawiki>, a dump of pages')
+        raise InputError(
+          f'{path}: the XML begins with <{name}>; expected <mediawiki>, a dump of pages'
+        )
     elif event == 'end' and name == 'namespace' and element.get('key') in _NO_TEXT_NAMESPACES:
       hidden.add((element.text or '').strip().lower())
     elif event == 'end' and name == 'page':
       text = element.findtext('{*}revision/{*}text') or ''
-      if element.findtext('{*}ns') == '0' and element.find('{*}redirect') is None and not text.lstrip().lower().startswith('#redirect'):
+      if (
+        element.findtext('{*}ns') == '0'
+        and element.find('{*}redirect') is None
+        and not text.lstrip().lower().startswith('#redirect')
+      ):
         yield element.findtext('{*}title') or '', text, frozenset(hidden)
       # The root would keep every page.
       root.clear()
 
 
 def _sections(text: str, hidden: frozenset[str]) -> list[Section]:
-  # Each section for itself: a mark that someone forgot to close would swallow the headings after it.
+  # Each section for itself: a mark that someone forgot to close would swallow the headings after
+  # it.
   first, *others = _HEADING.split(text)
   raw = [('', first), *zip(others[::2], others[1::2], strict=True)]
-  cleaned = (Section(' '.join(_running_text(heading, hidden).split()), _running_text(body, hidden)) for heading, body in raw)
+  cleaned = (
+    Section(' '.join(_running_text(heading, hidden).split()), _running_text(body, hidden))
+    for heading, body in raw
+  )
   return [section for section in cleaned if section.text]
 
 
 def _running_text(wikitext: str, hidden: frozenset[str]) -> str:
-  # Left to the parser, one emphasis that is not closed hides what follows; its marks are no word's, so they can go afterwards.
+  # Left to the parser, one emphasis that is not closed hides what follows; its marks are no word's,
+  # so they can go afterwards.
   text = _MARKS.sub('', _plain(mwparserfromhell.parse(wikitext, skip_style_tags=True), hidden))
-  lines = (_EMPTY_BRACKETS.sub('', ' '.join(line.split())) for line in text.splitlines() if not line.lstrip().startswith(_LEFT_OUT))
+  lines = (
+    _EMPTY_BRACKETS.sub('', ' '.join(line.split()))
+    for line in text.splitlines()
+    if not line.lstrip().startswith(_LEFT_OUT)
+  )
   return '\n'.join(line for line in lines if line)
 
 
@@ -276,7 +349,9 @@ def _plain_node(node: Any, hidden: frozenset[str]) -> str:
       return str(node.value)
     case nodes.Wikilink():
       title = str(node.title).strip().lower()
-      if title.partition(':')[0].strip() in hidden or (node.text is None and _OTHER_LANGUAGE.match(title)):
+      if title.partition(':')[0].strip() in hidden or (
+        node.text is None and _OTHER_LANGUAGE.match(title)
+      ):
         return ''
       return _plain(node.title if node.text is None else node.text, hidden).removeprefix(':')
     case nodes.ExternalLink():

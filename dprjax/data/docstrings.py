@@ -1,12 +1,14 @@
 """The quickstart's text: the docstrings of installed Python packages, as a BEIR folder.
 
-Every documented function and class is a passage: its qualified name is the title, its docstring without the summary
-is the text. The summary is the query, and the passage it was taken from the answer. It is real text, it is on the
-machine already, and a summary rarely repeats the words of what it sums up.
+Every documented function and class is a passage: its qualified name is the title, its docstring
+without the summary is the text. The summary is the query, and the passage it was taken from the
+answer. It is real text, it is on the machine already, and a summary rarely repeats the words of
+what it sums up.
 
-Source files are parsed, never imported: no side effect, and no package can hide a docstring behind an option. The
-one exception is numpy, whose ufuncs carry theirs in compiled code. Names are as a user would write them: re-exports
-are followed (`jax._src.numpy.lax_numpy.where` is `jax.numpy.where`).
+Source files are parsed, never imported: no side effect, and no package can hide a docstring behind
+an option. The one exception is numpy, whose ufuncs carry theirs in compiled code. Names are as a
+user would write them: re-exports are followed (`jax._src.numpy.lax_numpy.where` is
+`jax.numpy.where`).
 """
 
 import ast
@@ -56,21 +58,27 @@ class _Module:
     self.listed: set[str] | None = None  # __all__
 
 
-def build(out_dir: files.PathLike, packages: Sequence[str] = PACKAGES, limit: int | None = None) -> dict[str, dict[str, int]]:
-  """Writes `corpus.jsonl`, `queries.jsonl` and `qrels/{train,dev,test}.tsv`, all or nothing, and returns the counts.
+def build(
+  out_dir: files.PathLike, packages: Sequence[str] = PACKAGES, limit: int | None = None
+) -> dict[str, dict[str, int]]:
+  """Writes `corpus.jsonl`, `queries.jsonl` and `qrels/{train,dev,test}.tsv`, all or nothing, and
+  returns the counts.
 
-  All passages are in the one corpus. A passage asks no query where its summary has fewer than three words, stands
-  again in its own body (searching would be copying), or sums up other passages as well (no telling which is meant).
-  Pages are put in the order of a hash of their names and fill test, then dev, to a tenth of the queries each; the
-  rest is train. So a page is in one split only, and the same packages always give the same split.
+  All passages are in the one corpus. A passage asks no query where its summary has fewer than three
+  words, stands again in its own body (searching would be copying), or sums up other passages as
+  well (no telling which is meant). Pages are put in the order of a hash of their names and fill
+  test, then dev, to a tenth of the queries each; the rest is train. So a page is in one split only,
+  and the same packages always give the same split.
 
   Args:
     out_dir: the folder to write; what is there is replaced.
     packages: `stdlib` for the whole standard library, or names of installed packages and modules.
-    limit: about so many passages at most, by leaving out whole pages; at least three pages are kept.
+    limit: about so many passages at most, by leaving out whole pages; at least three pages are
+      kept.
 
   Raises:
-    InputError: a package is not installed, or there are fewer than three pages with queries to split.
+    InputError: a package is not installed, or there are fewer than three pages with queries to
+      split.
   """
   found = entries(packages)
   pages = sorted({entry.page for entry in found}, key=_digest)
@@ -98,35 +106,56 @@ def build(out_dir: files.PathLike, packages: Sequence[str] = PACKAGES, limit: in
     else:
       asking[entry.page].append(entry)
   if len(asking) < 3:
-    raise InputError(f'docstrings of {", ".join(packages)}: {len(asking)} modules with queries; train, dev and test need three. Name more packages')
+    raise InputError(
+      f'docstrings of {", ".join(packages)}: {len(asking)} modules with queries; train, dev and '
+      'test need three. Name more packages'
+    )
 
   enough = HELD_OUT * sum(map(len, asking.values()))
   splits: dict[str, list[Entry]] = {'train': [], 'dev': [], 'test': []}
   for left, page in zip(range(len(asking), 0, -1), sorted(asking, key=_digest), strict=True):
     # A page each is kept for the splits that come after.
-    needy = (split for split, reserved in (('test', 2), ('dev', 1)) if len(splits[split]) < enough and left > reserved)
+    needy = (
+      split
+      for split, reserved in (('test', 2), ('dev', 1))
+      if len(splits[split]) < enough and left > reserved
+    )
     splits[next(needy, 'train')] += asking[page]
 
   with files.atomic_path(out_dir) as folder:
     (folder / 'qrels').mkdir(parents=True)
-    _write_jsonl(folder / 'corpus.jsonl', ({'_id': entry.name, 'title': entry.name, 'text': entry.body} for entry in found))
-    _write_jsonl(folder / 'queries.jsonl', ({'_id': f'q:{entry.name}', 'text': entry.summary} for split in splits.values() for entry in split))
+    _write_jsonl(
+      folder / 'corpus.jsonl',
+      ({'_id': entry.name, 'title': entry.name, 'text': entry.body} for entry in found),
+    )
+    _write_jsonl(
+      folder / 'queries.jsonl',
+      (
+        {'_id': f'q:{entry.name}', 'text': entry.summary}
+        for split in splits.values()
+        for entry in split
+      ),
+    )
     for split, members in splits.items():
       lines = [f'q:{entry.name}\t{entry.name}\t1\n' for entry in members]
-      (folder / 'qrels' / f'{split}.tsv').write_text('query-id\tcorpus-id\tscore\n' + ''.join(lines))
+      (folder / 'qrels' / f'{split}.tsv').write_text(
+        'query-id\tcorpus-id\tscore\n' + ''.join(lines)
+      )
   return {
-      'passages': dict(_by_package(found, packages)),
-      'queries': {split: len(members) for split, members in splits.items()},
-      'pages': {split: len({entry.page for entry in members}) for split, members in splits.items()},
-      'ask no query': dict(left_out),
+    'passages': dict(_by_package(found, packages)),
+    'queries': {split: len(members) for split, members in splits.items()},
+    'pages': {split: len({entry.page for entry in members}) for split, members in splits.items()},
+    'ask no query': dict(left_out),
   }
 
 
 def entries(packages: Sequence[str] = PACKAGES) -> list[Entry]:
-  """Functions and classes whose docstring has a summary and a body of three words or more, sorted by name.
+  """Functions and classes whose docstring has a summary and a body of three words or more, sorted
+  by name.
 
-  Methods, names that begin with an underscore and test code are left out; of several with the same docstring the
-  first by name stays. A function that no public module exports keeps the path of the file that defines it.
+  Methods, names that begin with an underscore and test code are left out; of several with the same
+  docstring the first by name stays. A function that no public module exports keeps the path of the
+  file that defines it.
 
   Raises:
     InputError: a package is not installed.
@@ -153,10 +182,12 @@ def entries(packages: Sequence[str] = PACKAGES) -> list[Entry]:
 
 
 def split_docstring(doc: str) -> tuple[str, str] | None:
-  """The summary on one line and the body, or None where either is missing; a body has three words or more.
+  """The summary on one line and the body, or None where either is missing; a body has three words
+  or more.
 
-  The summary ends with the first line that ends in a full stop, or with the first paragraph. A signature above it,
-  as compiled functions have, and the lines of dashes under headings are dropped.
+  The summary ends with the first line that ends in a full stop, or with the first paragraph. A
+  signature above it, as compiled functions have, and the lines of dashes under headings are
+  dropped.
 
   >>> split_docstring('''sum(a)\\n\\nAdd all\\nelements.\\n\\nArgs\\n----\\na: the elements.''')
   ('Add all elements.', 'Args\\na: the elements.')
@@ -167,7 +198,10 @@ def split_docstring(doc: str) -> tuple[str, str] | None:
   if not paragraphs:
     return None
   first = paragraphs[0].splitlines()
-  end = next((number for number, line in enumerate(first, start=1) if line.rstrip().endswith('.')), len(first))
+  end = next(
+    (number for number, line in enumerate(first, start=1) if line.rstrip().endswith('.')),
+    len(first),
+  )
   rest = '\n'.join(first[end:])
   lines = '\n\n'.join([rest, *paragraphs[1:]]).splitlines()
   body = '\n'.join(line.rstrip() for line in lines if not _UNDERLINE.fullmatch(line)).strip()
@@ -178,20 +212,26 @@ def split_docstring(doc: str) -> tuple[str, str] | None:
 
 
 def _source_files(package: str) -> Iterator[tuple[pathlib.Path, str]]:
-  """Yields (path, module name) of a package's source files, tests left out, in the order of their names."""
+  """Yields (path, module name) of a package's source files, tests left out, in the order of their
+  names.
+  """
   if package == STDLIB:
     root = base = pathlib.Path(sysconfig.get_paths()['stdlib'])
   else:
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None or not (spec.submodule_search_locations or spec.has_location):
-      raise InputError(f'docstrings: no package {package!r} with source files is installed; install it or leave it out')
+      raise InputError(
+        f'docstrings: no package {package!r} with source files is installed; install it or leave '
+        'it out'
+      )
     root = pathlib.Path(next(iter(spec.submodule_search_locations or []), spec.origin or ''))
     base = root.parent
   for path in [root] if root.is_file() else sorted(root.rglob('*.py')):
     parts = path.relative_to(base).with_suffix('').parts
     if parts[-1] == '__init__':
       parts = parts[:-1]
-    # Neither what is installed beside the standard library, nor folders like `config-3.12-x86_64-linux-gnu`.
+    # Neither what is installed beside the standard library, nor folders like
+    # `config-3.12-x86_64-linux-gnu`.
     if all(part.isidentifier() and not _TESTS.fullmatch(part) for part in parts):
       yield path, '.'.join(parts)
 
@@ -214,7 +254,7 @@ def _read(path: pathlib.Path, name: str, modules: dict[str, _Module]) -> None:
         module.docs[node.name] = ast.get_docstring(node) or ''
       case ast.ImportFrom():
         parents = package.split('.')
-        source = '.'.join(parents[:len(parents) - node.level + 1]) if node.level else ''
+        source = '.'.join(parents[: len(parents) - node.level + 1]) if node.level else ''
         source = '.'.join(part for part in (source, node.module) if part)
         for alias in node.names:
           if alias.name == '*':
@@ -222,23 +262,44 @@ def _read(path: pathlib.Path, name: str, modules: dict[str, _Module]) -> None:
           else:
             module.imports[alias.asname or alias.name] = (source, alias.name)
       case ast.If() | ast.Try() | ast.With():
-        todo += [*node.body, *getattr(node, 'orelse', []), *(line for handler in getattr(node, 'handlers', []) for line in handler.body)]
-      case ast.Assign(targets=[ast.Name(id='__all__')], value=ast.List(elts=elements) | ast.Tuple(elts=elements)):
-        module.listed = {element.value for element in elements if isinstance(element, ast.Constant) and isinstance(element.value, str)}
+        todo += [
+          *node.body,
+          *getattr(node, 'orelse', []),
+          *(line for handler in getattr(node, 'handlers', []) for line in handler.body),
+        ]
+      case ast.Assign(
+        targets=[ast.Name(id='__all__')], value=ast.List(elts=elements) | ast.Tuple(elts=elements)
+      ):
+        module.listed = {
+          element.value
+          for element in elements
+          if isinstance(element, ast.Constant) and isinstance(element.value, str)
+        }
       case ast.AugAssign(target=ast.Name(id='__all__')):
         module.listed = None  # put together at run time: take every public name
       case ast.Expr(value=ast.Call(func=ast.Name(id='add_newdoc'), args=arguments)):
-        # numpy.add_newdoc(module, name, doc) and scipy.special's add_newdoc(name, doc) document compiled functions.
-        texts = [argument.value for argument in arguments if isinstance(argument, ast.Constant) and isinstance(argument.value, str)]
+        # numpy.add_newdoc(module, name, doc) and scipy.special's add_newdoc(name, doc) document
+        # compiled functions.
+        texts = [
+          argument.value
+          for argument in arguments
+          if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+        ]
         if len(texts) == 3 or len(texts) == len(arguments) == 2:
           owner = texts[0] if len(texts) == 3 else f'{package}._ufuncs'
-          modules.setdefault(owner, _Module()).docs.setdefault(texts[-2], inspect.cleandoc(texts[-1]))
+          modules.setdefault(owner, _Module()).docs.setdefault(
+            texts[-2], inspect.cleandoc(texts[-1])
+          )
 
 
 def _public_names(modules: dict[str, _Module]) -> dict[tuple[str, str], str]:
-  """The shortest name under which a public module offers each (module, name) that is defined somewhere."""
+  """The shortest name under which a public module offers each (module, name) that is defined
+  somewhere.
+  """
 
-  def origin(module: str, name: str, seen: frozenset[tuple[str, str]] = frozenset()) -> tuple[str, str] | None:
+  def origin(
+    module: str, name: str, seen: frozenset[tuple[str, str]] = frozenset()
+  ) -> tuple[str, str] | None:
     if module not in modules or (module, name) in seen:
       return None
     if name in modules[module].docs:
@@ -246,7 +307,9 @@ def _public_names(modules: dict[str, _Module]) -> dict[tuple[str, str], str]:
     seen |= {(module, name)}
     if name in modules[module].imports:
       return origin(*modules[module].imports[name], seen)
-    return next((place for star in modules[module].stars if (place := origin(star, name, seen))), None)
+    return next(
+      (place for star in modules[module].stars if (place := origin(star, name, seen))), None
+    )
 
   def offered(module: str, seen: frozenset[str] = frozenset()) -> set[str]:
     if module not in modules or module in seen:
@@ -266,7 +329,8 @@ def _public_names(modules: dict[str, _Module]) -> dict[tuple[str, str], str]:
       place = origin(module, name)
       if place is None or place[0].split('.')[0].lstrip('_') != module.split('.')[0]:
         continue  # what a module merely uses of other packages
-      # A helper that a public sibling imports is still its own module's; what is private, or deeper, is re-exported.
+      # A helper that a public sibling imports is still its own module's; what is private, or
+      # deeper, is re-exported.
       inside = f'{place[0]}.'.startswith(f'{module}.')
       private = any(part.startswith('_') for part in place[0].split('.'))
       if (inside or private) and (listed is None or name in listed or inside):
@@ -282,7 +346,9 @@ def _by_package(found: Sequence[Entry], packages: Sequence[str]) -> collections.
 
 
 def _write_jsonl(path: pathlib.Path, rows: Iterator[dict[str, str]]) -> None:
-  path.write_text(''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows), encoding='utf-8')
+  path.write_text(
+    ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows), encoding='utf-8'
+  )
 
 
 def _digest(text: str) -> bytes:

@@ -1,7 +1,9 @@
-"""A corpus by its ids without holding it: an index on disk of where each passage lies in its file, and of what it says.
+"""A corpus by its ids without holding it: an index on disk of where each passage lies in its file,
+and of what it says.
 
-24 bytes a passage on disk, sorted by the id's key, and nothing that grows with the corpus in memory. The text's digest is
-that of title and text with their white space made single spaces, so that copies of a passage are known by it.
+24 bytes a passage on disk, sorted by the id's key, and nothing that grows with the corpus in
+memory. The text's digest is that of title and text with their white space made single spaces, so
+that copies of a passage are known by it.
 """
 
 import contextlib
@@ -38,19 +40,43 @@ class Parts(NamedTuple):
 class Passages:
   """An indexed corpus; see `index_corpus`. ``count`` passages."""
 
-  def __init__(self, path: pathlib.Path, name: str, parse: Callable[[str, str], Parts], entries: pathlib.Path, count: int):
-    self._path, self._name, self._parse, self._entries, self.count = path, name, parse, entries, count
+  def __init__(
+    self,
+    path: pathlib.Path,
+    name: str,
+    parse: Callable[[str, str], Parts],
+    entries: pathlib.Path,
+    count: int,
+  ):
+    self._path, self._name, self._parse, self._entries, self.count = (
+      path,
+      name,
+      parse,
+      entries,
+      count,
+    )
 
-  def look_up(self, keys: UInt64[np.ndarray, 'n']) -> tuple[Int64[np.ndarray, 'n'], UInt64[np.ndarray, 'n']]:
-    """Where these passages lie (-1: there is none of this key), and their texts' digests. The keys must ascend; the index is read once."""
+  def look_up(
+    self, keys: UInt64[np.ndarray, 'n']
+  ) -> tuple[Int64[np.ndarray, 'n'], UInt64[np.ndarray, 'n']]:
+    """Where these passages lie (-1: there is none of this key), and their texts' digests.
+
+    The keys must ascend; the index is read once.
+    """
     offsets, digests = np.full(len(keys), -1, np.int64), np.zeros(len(keys), np.uint64)
     with self._entries.open('rb') as file:
       while len(entries := np.fromfile(file, _ENTRY, _CHUNK)):
         known = np.ascontiguousarray(entries['key'])
-        start, stop = np.searchsorted(keys, known[0]), np.searchsorted(keys, known[-1], side='right')
+        start, stop = (
+          np.searchsorted(keys, known[0]),
+          np.searchsorted(keys, known[-1], side='right'),
+        )
         places = np.searchsorted(known, keys[start:stop])
         hit = np.flatnonzero(known[places] == keys[start:stop])
-        offsets[start + hit], digests[start + hit] = entries['offset'][places[hit]], entries['digest'][places[hit]]
+        offsets[start + hit], digests[start + hit] = (
+          entries['offset'][places[hit]],
+          entries['digest'][places[hit]],
+        )
     return offsets, digests
 
   def read(self, offsets: Int64[np.ndarray, 'n']) -> Iterator[Parts]:
@@ -61,12 +87,14 @@ class Passages:
         yield self._parse(file.readline().decode().rstrip('\r\n'), self._name)
 
 
-def index_corpus(path: files.PathLike, folder: pathlib.Path, progress: Callable[[int, float], None] | None = None) -> Passages:
+def index_corpus(
+  path: files.PathLike, folder: pathlib.Path, progress: Callable[[int, float], None] | None = None
+) -> Passages:
   """Reads a corpus once and writes the index.
 
   Args:
-    path: BEIR's jsonl, or MS MARCO's or DPR's tsv, as `dprjax.data.sources.read_texts` reads them. A compressed file is
-      unpacked into the folder: passages are read from the middle of it.
+    path: BEIR's jsonl, or MS MARCO's or DPR's tsv, as `dprjax.data.sources.read_texts` reads them.
+      A compressed file is unpacked into the folder: passages are read from the middle of it.
     folder: is made, for the index.
     progress: told now and then how many passages were read, and the share of the file.
 
@@ -120,16 +148,23 @@ def index_corpus(path: files.PathLike, folder: pathlib.Path, progress: Callable[
       entries = entries[np.argsort(entries['key'], kind='stable')]
       twice = np.flatnonzero(entries['key'][1:] == entries['key'][:-1])
       if len(twice):
-        first, again = entries['offset'][twice[0]:twice[0] + 2].tolist()
-        raise InputError(f'{path}: {_line_at(found, first)} and {_line_at(found, again)} have the same passage id; ids must be unique')
+        first, again = entries['offset'][twice[0] : twice[0] + 2].tolist()
+        raise InputError(
+          f'{path}: {_line_at(found, first)} and {_line_at(found, again)} have the same passage '
+          'id; ids must be unique'
+        )
       entries_file.write(entries.tobytes())
       buckets.drop(part)
-  return Passages(pathlib.Path(found) if plain else folder / 'text', str(path), parse, entries_path, count)
+  return Passages(
+    pathlib.Path(found) if plain else folder / 'text', str(path), parse, entries_path, count
+  )
 
 
 def digest(text: str) -> int:
   """64 bits of what a text says, whatever its white space."""
-  return int.from_bytes(hashlib.blake2b(' '.join(text.split()).encode('utf-8', 'surrogatepass'), digest_size=8).digest())
+  return int.from_bytes(
+    hashlib.blake2b(' '.join(text.split()).encode('utf-8', 'surrogatepass'), digest_size=8).digest()
+  )
 
 
 EMPTY = digest('')

@@ -1,8 +1,10 @@
-"""A table of token rows on disk: a TFDS data set of array_record files, written row by row and read by row number.
+"""A table of token rows on disk: a TFDS data set of array_record files, written row by row and read
+by row number.
 
-`tfds.builder_from_directory(folder).as_data_source(split)` reads the same files, at 14 to 20 thousand rows a second; a
-training step needs more. Integers are therefore kept as bytes (TFDS calls that ``encoding='bytes'``), uncompressed, and
-read here in batches straight into numpy: 60 to 100 thousand rows a second.
+`tfds.builder_from_directory(folder).as_data_source(split)` reads the same files, at 14 to 20
+thousand rows a second; a training step needs more. Integers are therefore kept as bytes (TFDS calls
+that ``encoding='bytes'``), uncompressed, and read here in batches straight into numpy: 60 to 100
+thousand rows a second.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +24,8 @@ Integers = jt.Int32[np.ndarray, '_']
 _NAME = 'dprjax_store'
 _VERSION = '1.0.0'
 _SHARD_BYTES = 1 << 29
-# TFDS's own writer compresses: 40 % slower to read, and token ids shrink by a fifth only. Groups of one row make random reads cheap.
+# TFDS's own writer compresses: 40 % slower to read, and token ids shrink by a fifth only. Groups of
+# one row make random reads cheap.
 _WRITER_OPTIONS = 'group_size:1,uncompressed'
 _READER_OPTIONS = 'readahead_buffer_size:0,max_parallelism:0'
 _READER_BUFFER = 4096
@@ -36,7 +39,9 @@ class ShardSize(NamedTuple):
 
 
 class TableWriter:
-  """Writes one split of rows ``{'id': str, name: int32 array, ...}``; use it as a context, which closes the files and describes them."""
+  """Writes one split of rows ``{'id': str, name: int32 array, ...}``; use it as a context, which
+  closes the files and describes them.
+  """
 
   def __init__(self, folder: epath.Path, split: str, columns: Sequence[str]):
     folder.mkdir(parents=True)
@@ -59,9 +64,11 @@ class TableWriter:
 
 
 class ShardWriter:
-  """Writes rows into numbered shards of one split, those of a shard together; other writers may write the other shards.
+  """Writes rows into numbered shards of one split, those of a shard together; other writers may
+  write the other shards.
 
-  `describe` makes a table of them. The same rows make the same bytes. ``sizes`` is that of every shard so far.
+  `describe` makes a table of them. The same rows make the same bytes. ``sizes`` is that of every
+  shard so far.
   """
 
   def __init__(self, folder: epath.Path, split: str, columns: Sequence[str]):
@@ -82,9 +89,13 @@ class ShardWriter:
       path = self._files.sharded_filepath(shard_index=shard, num_shards=None)
       self._writer = array_record_module.ArrayRecordWriter(str(path), _WRITER_OPTIONS)
       self._shard, self.sizes[shard] = shard, ShardSize(0, 0)
-    feature = {'id': _feature(identifier.encode())} | {name: _feature(values[name].tobytes()) for name in self._columns}
+    feature = {'id': _feature(identifier.encode())} | {
+      name: _feature(values[name].tobytes()) for name in self._columns
+    }
     # The order of a protobuf's map would else differ from process to process.
-    row = tf_example_pb2.Example(features=tf_feature_pb2.Features(feature=feature)).SerializeToString(deterministic=True)
+    row = tf_example_pb2.Example(
+      features=tf_feature_pb2.Features(feature=feature)
+    ).SerializeToString(deterministic=True)
     self._writer.write(row)
     size = self.sizes[shard]
     self.sizes[shard] = ShardSize(size.rows + 1, size.num_bytes + len(row))
@@ -96,16 +107,34 @@ class ShardWriter:
       self._writer = None
 
 
-def describe(folder: epath.Path, split: str, columns: Sequence[str], sizes: Mapping[int, ShardSize]) -> None:
+def describe(
+  folder: epath.Path, split: str, columns: Sequence[str], sizes: Mapping[int, ShardSize]
+) -> None:
   """Makes the shards in a folder, numbered from 0 on, a table that `Table` and TFDS open."""
-  features = {'id': tfds.features.Text()} | {name: tfds.features.Tensor(shape=(None,), dtype=np.int32, encoding='bytes') for name in columns}
+  features = {'id': tfds.features.Text()} | {
+    name: tfds.features.Tensor(shape=(None,), dtype=np.int32, encoding='bytes') for name in columns
+  }
   info = tfds.core.DatasetInfo(
-      builder=tfds.core.DatasetIdentity(name=_NAME, version=tfds.core.Version(_VERSION), data_dir=str(folder), module_name=''),
-      description='Tokenised text of dprjax.', features=tfds.features.FeaturesDict(features), disable_shuffling=True)
+    builder=tfds.core.DatasetIdentity(
+      name=_NAME, version=tfds.core.Version(_VERSION), data_dir=str(folder), module_name=''
+    ),
+    description='Tokenised text of dprjax.',
+    features=tfds.features.FeaturesDict(features),
+    disable_shuffling=True,
+  )
   info.set_file_format('array_record')
-  info.set_splits(tfds.core.SplitDict([tfds.core.SplitInfo(
-      name=split, shard_lengths=[sizes[shard].rows for shard in range(len(sizes))], num_bytes=sum(size.num_bytes for size in sizes.values()),
-      filename_template=_files(folder, split))]))
+  info.set_splits(
+    tfds.core.SplitDict(
+      [
+        tfds.core.SplitInfo(
+          name=split,
+          shard_lengths=[sizes[shard].rows for shard in range(len(sizes))],
+          num_bytes=sum(size.num_bytes for size in sizes.values()),
+          filename_template=_files(folder, split),
+        )
+      ]
+    )
+  )
   info.write_to_directory(folder)
 
 
@@ -118,16 +147,26 @@ class Table:
     lengths = [int(length) for length in described['shardLengths']]
     paths = _files(folder, split)
     self._starts = np.cumsum([0, *lengths])
-    self._readers = [array_record_module.ArrayRecordReader(
-        str(paths.sharded_filepath(shard_index=shard, num_shards=None)), _READER_OPTIONS, file_reader_buffer_size=_READER_BUFFER)
-        for shard in range(len(lengths))]
+    self._readers = [
+      array_record_module.ArrayRecordReader(
+        str(paths.sharded_filepath(shard_index=shard, num_shards=None)),
+        _READER_OPTIONS,
+        file_reader_buffer_size=_READER_BUFFER,
+      )
+      for shard in range(len(lengths))
+    ]
 
   def __len__(self) -> int:
     return int(self._starts[-1])
 
   def read(self, rows: Integers, columns: Sequence[str]) -> list[list[bytes]]:
-    """The bytes of these columns, a list a column, in the order of ``rows``. Raises IndexError for a row that is not there."""
-    features = [tf_example_pb2.Example.FromString(record).features.feature for record in self._raw(rows)]
+    """The bytes of these columns, a list a column, in the order of ``rows``.
+
+    Raises IndexError for a row that is not there.
+    """
+    features = [
+      tf_example_pb2.Example.FromString(record).features.feature for record in self._raw(rows)
+    ]
     return [[feature[name].bytes_list.value[0] for feature in features] for name in columns]
 
   def _raw(self, rows: Integers) -> list[bytes]:
@@ -136,10 +175,14 @@ class Table:
       return []
     if rows.min() < 0 or rows.max() >= len(self):
       raise IndexError(f'rows {rows.min()} to {rows.max()} of a table of {len(self)}')
-    # One call a row: a call with a list of rows first walks the whole index (1.4 ms for 400,000 rows, and growing), this one takes 5 us.
+    # One call a row: a call with a list of rows first walks the whole index (1.4 ms for 400,000
+    # rows, and growing), this one takes 5 us.
     shards = np.searchsorted(self._starts, rows, side='right') - 1
     places = rows - self._starts[shards]
-    return [self._readers[shard].read(place, place + 1)[0] for shard, place in zip(shards.tolist(), places.tolist(), strict=True)]
+    return [
+      self._readers[shard].read(place, place + 1)[0]
+      for shard, place in zip(shards.tolist(), places.tolist(), strict=True)
+    ]
 
 
 def integers(values: Sequence[bytes]) -> tuple[Integers, Integers]:
@@ -150,7 +193,12 @@ def integers(values: Sequence[bytes]) -> tuple[Integers, Integers]:
 
 def _files(folder: epath.Path, split: str) -> tfds.core.ShardedFileTemplate:
   return tfds.core.ShardedFileTemplate(
-      dataset_name=_NAME, data_dir=folder, split=split, filetype_suffix='array_record', template='{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}')
+    dataset_name=_NAME,
+    data_dir=folder,
+    split=split,
+    filetype_suffix='array_record',
+    template='{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}',
+  )
 
 
 def _feature(value: bytes) -> tf_feature_pb2.Feature:

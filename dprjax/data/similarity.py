@@ -6,8 +6,9 @@
 | .tsv | the same between tabs, nothing quoted |
 | .jsonl | `{"sentence1": ..., "sentence2": ..., "score": ...}` |
 
-A table may begin with a header; its columns are then found by these names, and there may be others (GLUE's STS-B).
-Any file may be compressed (`.gz`, `.xz`). Scores are those of the benchmark, 0 (nothing in common) to 5 (the same).
+A table may begin with a header; its columns are then found by these names, and there may be others
+(GLUE's STS-B). Any file may be compressed (`.gz`, `.xz`). Scores are those of the benchmark, 0
+(nothing in common) to 5 (the same).
 """
 
 import csv
@@ -35,11 +36,14 @@ def read_pairs(path: files.PathLike) -> list[Pair]:
   """The pairs of a file, in its order.
 
   Raises:
-    InputError: the file is missing or empty, or a row is not two sentences with text and a score of 0 to 5.
+    InputError: the file is missing or empty, or a row is not two sentences with text and a score of
+      0 to 5.
   """
   found = files.existing(path, 'STS file')
   kind = found.name.removesuffix('.gz').removesuffix('.xz').rpartition('.')[2].lower()
-  rows = _records(found) if kind in ('jsonl', 'json') else _table(found, '\t' if kind == 'tsv' else ',')
+  rows = (
+    _records(found) if kind in ('jsonl', 'json') else _table(found, '\t' if kind == 'tsv' else ',')
+  )
   pairs = [_pair(values, f'{found}, line {number}') for number, values in rows]
   if not pairs:
     raise InputError(f'{found}: no pair in it')
@@ -50,7 +54,10 @@ def _records(path: epath.Path) -> Iterator[tuple[int, list[Any]]]:
   for number, record in files.read_jsonl(path, 'STS file'):
     absent = [name for name in _COLUMNS if name not in record]
     if absent:
-      raise InputError(f'{path}, line {number}: {", ".join(absent)} missing; expected the keys {", ".join(_COLUMNS)}')
+      raise InputError(
+        f'{path}, line {number}: {", ".join(absent)} missing; expected the keys '
+        f'{", ".join(_COLUMNS)}'
+      )
     yield number, [record[name] for name in _COLUMNS]
 
 
@@ -63,8 +70,11 @@ def _table(path: epath.Path, delimiter: str) -> Iterator[tuple[int, list[Any]]]:
     if first and set(_COLUMNS) <= set(names):
       places, width = [names.index(name) for name in _COLUMNS], len(cells)
     elif len(cells) != width:
-      raise InputError(f'{path}, line {number}: {len(cells)} columns where there should be {width}: {", ".join(_COLUMNS)}'
-                       f'{" and others, as in the header" if width > 3 else ""}')
+      raise InputError(
+        f'{path}, line {number}: {len(cells)} columns where there should be {width}: '
+        f'{", ".join(_COLUMNS)}'
+        f'{" and others, as in the header" if width > 3 else ""}'
+      )
     else:
       yield number, [cells[place] for place in places]
     first = False
@@ -78,15 +88,24 @@ def _rows(path: epath.Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     for number, line in files.read_lines(path, 'STS file'):
       started = started or number
       yield line + '\n'
+
   # Strict: a quote that is never closed is an error, not a sentence as long as the file.
-  rows = csv.reader(lines(), delimiter=delimiter, strict=True, quoting=csv.QUOTE_MINIMAL if delimiter == ',' else csv.QUOTE_NONE)
+  rows = csv.reader(
+    lines(),
+    delimiter=delimiter,
+    strict=True,
+    quoting=csv.QUOTE_MINIMAL if delimiter == ',' else csv.QUOTE_NONE,
+  )
   try:
     for cells in rows:
       yield started, cells
       started = 0
   except csv.Error as error:
-    raise InputError(f'{path}, line {started}: {error}; a sentence with a comma or a quote in it has to stand in quotes, '
-                     'and a quote within them be written twice') from error
+    raise InputError(
+      f'{path}, line {started}: {error}; a sentence with a comma or a quote in it has to stand in '
+      'quotes, '
+      'and a quote within them be written twice'
+    ) from error
 
 
 def _pair(values: list[Any], where: str) -> Pair:

@@ -1,17 +1,18 @@
 """Text in: the public forms of retrieval data, read into one `Dataset`.
 
-| form | files | what |
-|---|---|---|
-| beir | corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv | `{_id, title, text}`, `{_id, text}`, query-id corpus-id score |
-| msmarco | collection.tsv, queries.SPLIT.tsv, qrels.SPLIT.tsv | id text / id text title / id url title body; id text; 3 columns, or TREC's 4 |
-| dpr | one json or jsonl | `{question, positive_ctxs, negative_ctxs, hard_negative_ctxs}` of `{title, text, passage_id}` |
-| tevatron | one jsonl | `{query_id, query, positive_passages, negative_passages}` of `{docid, title, text}` |
-| flagembedding | one jsonl | `{query, pos: [text], neg: [text]}` |
-| arxiv | one jsonl | `{id, title, abstract, categories}`: the title is the query, the abstract its passage |
+| form | files | what | |---|---|---| | beir | corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv | `{_id,
+title, text}`, `{_id, text}`, query-id corpus-id score | | msmarco | collection.tsv,
+queries.SPLIT.tsv, qrels.SPLIT.tsv | id text / id text title / id url title body; id text; 3
+columns, or TREC's 4 | | dpr | one json or jsonl | `{question, positive_ctxs, negative_ctxs,
+hard_negative_ctxs}` of `{title, text, passage_id}` | | tevatron | one jsonl | `{query_id, query,
+positive_passages, negative_passages}` of `{docid, title, text}` | | flagembedding | one jsonl |
+`{query, pos: [text], neg: [text]}` | | arxiv | one jsonl | `{id, title, abstract, categories}`: the
+title is the query, the abstract its passage |
 
-Any file may be compressed (`.gz`, `.xz`). What one form says about a record is in `dprjax.data.forms`; the rules that
-hold for all of them are here: ids are unique, a query needs text and a positive, a grade above 0 makes a positive, an
-unknown id is counted (or refused, if strict), a passage without text stays but is never a positive.
+Any file may be compressed (`.gz`, `.xz`). What one form says about a record is in
+`dprjax.data.forms`; the rules that hold for all of them are here: ids are unique, a query needs
+text and a positive, a grade above 0 makes a positive, an unknown id is counted (or refused, if
+strict), a passage without text stays but is never a positive.
 """
 
 import collections
@@ -38,13 +39,18 @@ class Source:
   """Which text to read; every field can stand in a config.
 
   Attributes:
-    path: a folder (beir, msmarco; for the others one that holds SPLIT.jsonl or SPLIT.json) or the file itself.
+    path: a folder (beir, msmarco; for the others one that holds SPLIT.jsonl or SPLIT.json) or the
+      file itself.
     form: one of `dprjax.data.forms.FORMS`, or 'auto' to look.
     split: the split whose judgements are read.
-    corpus, queries, qrels: files to take instead of those found by name in the folder (beir, msmarco).
-    negatives: mined negatives, a Tevatron jsonl whose negative_passages may carry `retriever`, `rank`, `score` and `pools`.
-    hold_out: (fraction, seed): leave out this share of the split's queries, chosen by a hash of their ids.
-    held_out: read just those that `hold_out` leaves out: a development set cut from the training queries.
+    corpus, queries, qrels: files to take instead of those found by name in the folder (beir,
+      msmarco).
+    negatives: mined negatives, a Tevatron jsonl whose negative_passages may carry `retriever`,
+      `rank`, `score` and `pools`.
+    hold_out: (fraction, seed): leave out this share of the split's queries, chosen by a hash of
+      their ids.
+    held_out: read just those that `hold_out` leaves out: a development set cut from the training
+      queries.
     max_queries: no more than so many queries, chosen by hash too.
     strict: fail where an id is unknown, instead of counting it.
   """
@@ -63,7 +69,9 @@ class Source:
 
 
 class Report:
-  """What was read and what was left out: counts, in the order of their first mention, and a few examples."""
+  """What was read and what was left out: counts, in the order of their first mention, and a few
+  examples.
+  """
 
   def __init__(self) -> None:
     self.counts: collections.Counter[str] = collections.Counter()
@@ -82,12 +90,23 @@ class Report:
   def refuse(self, what: str, path: epath.Path) -> None:
     """Raises InputError if anything was counted under ``what``."""
     if self.counts[what]:
-      raise InputError(f'{path}: {self.counts[what]:,} {what.split(":")[0]}, for instance {", ".join(self.examples[what])}; '
-                       'mend the file, or read it without strict')
+      raise InputError(
+        f'{path}: {self.counts[what]:,} {what.split(":")[0]}, for instance '
+        f'{", ".join(self.examples[what])}; '
+        'mend the file, or read it without strict'
+      )
 
   def __str__(self) -> str:
-    return '\n'.join(f'  {count:,} {what}' + (f' ({", ".join(self.examples[what])}{", ..." if count > _LISTED else ""})'
-                                            if what in self.examples else '') for what, count in self.counts.items() if count)
+    return '\n'.join(
+      f'  {count:,} {what}'
+      + (
+        f' ({", ".join(self.examples[what])}{", ..." if count > _LISTED else ""})'
+        if what in self.examples
+        else ''
+      )
+      for what, count in self.counts.items()
+      if count
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,9 +131,15 @@ class Dataset:
 
   @property
   def passages(self) -> Iterator[Passage]:
-    """A fresh stream over the corpus. Raises InputError for a bad record, a repeated id, and, if strict, an unknown one."""
+    """A fresh stream over the corpus.
+
+    Raises InputError for a bad record, a repeated id, and, if strict, an unknown one.
+    """
     path = self.files['corpus']
-    report, counted = self.report, ('passages', _EMPTY_PASSAGES, _UNKNOWN_PASSAGES, _UNKNOWN_NEGATIVES)
+    report, counted = (
+      self.report,
+      ('passages', _EMPTY_PASSAGES, _UNKNOWN_PASSAGES, _UNKNOWN_NEGATIVES),
+    )
     report.forget(*counted)
     seen: dict[str, int] = {}
     for number, passage in forms.read_corpus(self.form, path):
@@ -140,7 +165,9 @@ class Dataset:
       report.refuse(_UNKNOWN_NEGATIVES, self.files.get('negatives', path))
 
   def total_passages(self) -> int:
-    """How many passages are to be expected, counted without looking at them closely: for a progress bar."""
+    """How many passages are to be expected, counted without looking at them closely: for a progress
+    bar.
+    """
     if self.form in forms.INLINE:
       return sum(1 for _ in forms.read_corpus(self.form, self.files['corpus']))
     return sum(1 for _ in files.read_lines(self.files['corpus'], 'corpus file'))
@@ -151,10 +178,12 @@ class Dataset:
 
 
 def load_dataset(source: Source) -> Dataset:
-  """Reads queries, judgements and negatives; the passages are left to be streamed from `Dataset.passages`.
+  """Reads queries, judgements and negatives; the passages are left to be streamed from
+  `Dataset.passages`.
 
   Raises:
-    InputError: a missing, empty or malformed file; a repeated id; no query with a positive; with ``strict``, an unknown id.
+    InputError: a missing, empty or malformed file; a repeated id; no query with a positive; with
+      ``strict``, an unknown id.
   """
   form = detect_form(source.path) if source.form == 'auto' else source.form
   if form not in forms.FORMS:
@@ -162,33 +191,47 @@ def load_dataset(source: Source) -> Dataset:
   if source.hold_out is not None and not 0 < source.hold_out[0] < 1:
     raise InputError(f'hold_out: a fraction between 0 and 1 is needed, not {source.hold_out[0]}')
   if source.held_out and source.hold_out is None:
-    raise InputError('held_out asks for the queries that hold_out leaves out, and hold_out is not set')
+    raise InputError(
+      'held_out asks for the queries that hold_out leaves out, and hold_out is not set'
+    )
   report = Report()
   where = locate(source)
   if form in forms.INLINE:
     texts, qrels, negatives = _read_examples(form, where['corpus'])
   elif form == 'arxiv':
-    texts = _unique_queries(where['corpus'], ((n, Query(r.id, r.title)) for n, r in forms.read_arxiv(where['corpus'])))
+    texts = _unique_queries(
+      where['corpus'], ((n, Query(r.id, r.title)) for n, r in forms.read_arxiv(where['corpus']))
+    )
     qrels, negatives = {query: {query: 1} for query in texts}, {}
   else:
     texts = _unique_queries(where['queries'], forms.read_queries(form, where['queries']))
     qrels, negatives = _read_qrels(where['qrels'], texts, source.strict, report), {}
   if 'negatives' in where:
     negatives = _read_mined(where['negatives'], qrels, report)
-  queries = _choose([Query(query, texts[query]) for query in texts if query in qrels], qrels, source, where, report)
+  queries = _choose(
+    [Query(query, texts[query]) for query in texts if query in qrels], qrels, source, where, report
+  )
   kept = {query.id for query in queries}
   qrels = {query: grades for query, grades in qrels.items() if query in kept}
-  negatives = {query: _without_positives(rows, qrels[query], report) for query, rows in negatives.items() if query in kept}
+  negatives = {
+    query: _without_positives(rows, qrels[query], report)
+    for query, rows in negatives.items()
+    if query in kept
+  }
   return Dataset(source, form, where, queries, qrels, negatives, report)
 
 
-def read_texts(path: files.PathLike, kind: str, wanted: Container[str] | None = None) -> Iterator[Passage | Query]:
-  """The texts of one file, for encoding and for BM25: BEIR's jsonl (`_id`, `title`, `text`), or a tsv of ids and texts.
+def read_texts(
+  path: files.PathLike, kind: str, wanted: Container[str] | None = None
+) -> Iterator[Passage | Query]:
+  """The texts of one file, for encoding and for BM25: BEIR's jsonl (`_id`, `title`, `text`), or a
+  tsv of ids and texts.
 
   Args:
     path: the file; `.json` or `.jsonl` in its name make it BEIR's form, all else MS MARCO's.
     kind: 'query' or 'passage'.
-    wanted: ids; the other texts are read over and their ids not kept, so that memory does not grow with the file. None: all.
+    wanted: ids; the other texts are read over and their ids not kept, so that memory does not grow
+      with the file. None: all.
 
   Raises:
     InputError: a missing, empty or malformed file, or an id (of those wanted) that comes twice.
@@ -196,7 +239,9 @@ def read_texts(path: files.PathLike, kind: str, wanted: Container[str] | None = 
   found = files.existing(path, f'{kind} file')
   form = 'beir' if forms.is_records(found) else 'msmarco'
   lines: dict[str, int] = {}
-  read: Callable[[str, epath.Path], Iterator[tuple[int, Passage | Query]]] = forms.read_corpus if kind == 'passage' else forms.read_queries
+  read: Callable[[str, epath.Path], Iterator[tuple[int, Passage | Query]]] = (
+    forms.read_corpus if kind == 'passage' else forms.read_queries
+  )
   number = 0
   for number, text in read(form, found):
     if wanted is not None and text.id not in wanted:
@@ -210,7 +255,10 @@ def read_texts(path: files.PathLike, kind: str, wanted: Container[str] | None = 
 
 
 def detect_form(path: files.PathLike) -> str:
-  """The form of a folder or file, judged by the folder's files or the first record's keys. Raises InputError if none fits."""
+  """The form of a folder or file, judged by the folder's files or the first record's keys.
+
+  Raises InputError if none fits.
+  """
   found = files.existing(path, 'data')
   if found.is_dir():
     for form, name in (('beir', 'corpus.jsonl'), ('msmarco', 'collection.tsv')):
@@ -218,7 +266,10 @@ def detect_form(path: files.PathLike) -> str:
         return form
     candidates = sorted(child for child in found.iterdir() if forms.is_records(child))
     if not candidates:
-      raise InputError(f'{found}: neither corpus.jsonl (BEIR) nor collection.tsv (MS MARCO) nor any .json or .jsonl file in it')
+      raise InputError(
+        f'{found}: neither corpus.jsonl (BEIR) nor collection.tsv (MS MARCO) nor any .json or '
+        '.jsonl file in it'
+      )
     found = candidates[0]
   return forms.form_of_record(found)
 
@@ -229,7 +280,10 @@ def locate(source: Source) -> dict[str, epath.Path]:
   form = detect_form(path) if source.form == 'auto' else source.form
   if form in ('beir', 'msmarco'):
     names = forms.file_names(form, source.split)
-    found = {role: epath.Path(given) if (given := getattr(source, role)) else _variant(path / name, role) for role, name in names.items()}
+    found = {
+      role: epath.Path(given) if (given := getattr(source, role)) else _variant(path / name, role)
+      for role, name in names.items()
+    }
   else:
     if path.is_dir():
       path = _variant(path / f'{source.split}.jsonl', form, f'{source.split}.json')
@@ -247,12 +301,20 @@ def _variant(path: epath.Path, what: str, *others: str) -> epath.Path:
     for ending in forms.ENDINGS:
       if (found := path.parent / f'{name}{ending}').exists():
         return found
-  beside = sorted(child.name for child in path.parent.iterdir())[:10] if path.parent.is_dir() else []
-  raise InputError(f'{what} file not found: {path} (or {", ".join(forms.ENDINGS[1:])}); in that folder: {", ".join(beside) or "nothing"}')
+  beside = (
+    sorted(child.name for child in path.parent.iterdir())[:10] if path.parent.is_dir() else []
+  )
+  raise InputError(
+    f'{what} file not found: {path} (or {", ".join(forms.ENDINGS[1:])}); in that folder: '
+    f'{", ".join(beside) or "nothing"}'
+  )
 
 
 def _repeated(path: epath.Path, number: int, what: str, repeated: str, first: int) -> str:
-  return f'{path}: {what} id {repeated!r} is on line {first} and again on line {number}; ids must be unique'
+  return (
+    f'{path}: {what} id {repeated!r} is on line {first} and again on line {number}; ids must '
+    'be unique'
+  )
 
 
 def _unique_queries(path: epath.Path, queries: Iterable[tuple[int, Query]]) -> dict[str, str]:
@@ -265,33 +327,45 @@ def _unique_queries(path: epath.Path, queries: Iterable[tuple[int, Query]]) -> d
   return texts
 
 
-def _read_examples(form: str, path: epath.Path) -> tuple[dict[str, str], dict[str, dict[str, int]], dict[str, list[Negative]]]:
+def _read_examples(
+  form: str, path: epath.Path
+) -> tuple[dict[str, str], dict[str, dict[str, int]], dict[str, list[Negative]]]:
   examples = {}
 
   def queries() -> Iterator[tuple[int, Query]]:
     for number, example in forms.read_examples(form, path):
       yield number, example.query
-      examples[example.query.id] = [passage.id for passage in example.positives], [negative for _, negative in example.negatives]
+      examples[example.query.id] = (
+        [passage.id for passage in example.positives],
+        [negative for _, negative in example.negatives],
+      )
 
   texts = _unique_queries(path, queries())
   qrels = {query: dict.fromkeys(positives, 1) for query, (positives, _) in examples.items()}
   return texts, qrels, {query: negatives for query, (_, negatives) in examples.items() if negatives}
 
 
-def _read_qrels(path: epath.Path, texts: dict[str, Any], strict: bool, report: Report) -> dict[str, dict[str, int]]:
+def _read_qrels(
+  path: epath.Path, texts: dict[str, Any], strict: bool, report: Report
+) -> dict[str, dict[str, int]]:
   unknown = 'judgements of a query that is not in the queries: ignored'
   qrels: dict[str, dict[str, int]] = {}
   for number, query, passage, grade in forms.read_qrels(path):
     if query not in texts:
       report.count(unknown, f'{query} {passage}')
     elif qrels.setdefault(query, {}).setdefault(passage, grade) != grade:
-      raise InputError(f'{path}, line {number}: query {query!r} and passage {passage!r} are judged {grade} here and {qrels[query][passage]} above')
+      raise InputError(
+        f'{path}, line {number}: query {query!r} and passage {passage!r} are judged {grade} here '
+        f'and {qrels[query][passage]} above'
+      )
   if strict:
     report.refuse(unknown, path)
   return qrels
 
 
-def _read_mined(path: epath.Path, qrels: dict[str, Any], report: Report) -> dict[str, list[Negative]]:
+def _read_mined(
+  path: epath.Path, qrels: dict[str, Any], report: Report
+) -> dict[str, list[Negative]]:
   mined: dict[str, list[Negative]] = {}
   lines: dict[str, int] = {}
   for number, query, negatives in forms.read_mined(path):
@@ -306,8 +380,15 @@ def _read_mined(path: epath.Path, qrels: dict[str, Any], report: Report) -> dict
 
 
 def _choose(
-    queries: list[Query], qrels: dict[str, dict[str, int]], source: Source, where: dict[str, epath.Path], report: Report) -> list[Query]:
-  """The split's usable queries, less those held out, no more than asked for; in the order of the file."""
+  queries: list[Query],
+  qrels: dict[str, dict[str, int]],
+  source: Source,
+  where: dict[str, epath.Path],
+  report: Report,
+) -> list[Query]:
+  """The split's usable queries, less those held out, no more than asked for; in the order of the
+  file.
+  """
   chosen = []
   for query in queries:
     if not query.text:
@@ -317,16 +398,25 @@ def _choose(
     else:
       chosen.append(query)
   if not chosen:
-    raise InputError(f'{where["qrels"]}: no query with text and a passage graded above 0; nothing to train or to measure on')
+    raise InputError(
+      f'{where["qrels"]}: no query with text and a passage graded above 0; nothing to train or to '
+      'measure on'
+    )
   fraction, seed = source.hold_out or (0.0, 0)
   if source.hold_out is not None:
     chosen = [query for query in chosen if (_lot(query.id, seed) < fraction) == source.held_out]
   if source.max_queries is not None and len(chosen) > source.max_queries:
     # Not the lots that hold_out drew, which would all lie on one side of the fraction.
-    kept = {query.id for query in sorted(chosen, key=lambda query: _lot(query.id, seed + 1))[:source.max_queries]}
+    kept = {
+      query.id
+      for query in sorted(chosen, key=lambda query: _lot(query.id, seed + 1))[: source.max_queries]
+    }
     chosen = [query for query in chosen if query.id in kept]
   if not chosen:
-    raise InputError(f'hold_out={source.hold_out} and max_queries={source.max_queries} leave no query of {len(queries):,}')
+    raise InputError(
+      f'hold_out={source.hold_out} and max_queries={source.max_queries} leave no query of '
+      f'{len(queries):,}'
+    )
   report.counts['queries'] = len(chosen)
   return chosen
 
@@ -336,7 +426,11 @@ def _lot(query_id: str, seed: int) -> float:
   return int.from_bytes(hashlib.sha256(f'{seed}:{query_id}'.encode()).digest()[:7]) / 2**56
 
 
-def _without_positives(negatives: list[Negative], grades: dict[str, int], report: Report) -> list[Negative]:
+def _without_positives(
+  negatives: list[Negative], grades: dict[str, int], report: Report
+) -> list[Negative]:
   kept = [negative for negative in negatives if grades.get(negative.id, 0) <= 0]
-  report.counts['negatives that are positives of their query: ignored'] += len(negatives) - len(kept)
+  report.counts['negatives that are positives of their query: ignored'] += len(negatives) - len(
+    kept
+  )
   return kept

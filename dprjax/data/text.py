@@ -1,4 +1,6 @@
-"""Text to token arrays: a Hugging Face tokenizer, frozen; WordPiece and sentencepiece vocabularies trained from scratch; padding."""
+"""Text to token arrays: a Hugging Face tokenizer, frozen; WordPiece and sentencepiece vocabularies
+trained from scratch; padding.
+"""
 
 import dataclasses
 import functools
@@ -19,17 +21,32 @@ from dprjax import files
 from dprjax.errors import InputError
 
 # Any one of these makes a directory a tokenizer's.
-_TOKENIZER_FILES = ('tokenizer.json', 'vocab.txt', 'vocab.json', 'sentencepiece.bpe.model', 'spiece.model', 'tokenizer.model')
+_TOKENIZER_FILES = (
+  'tokenizer.json',
+  'vocab.txt',
+  'vocab.json',
+  'sentencepiece.bpe.model',
+  'spiece.model',
+  'tokenizer.model',
+)
 
-_SPECIAL = {'pad_token': '[PAD]', 'unk_token': '[UNK]', 'cls_token': '[CLS]', 'sep_token': '[SEP]', 'mask_token': '[MASK]'}
+_SPECIAL = {
+  'pad_token': '[PAD]',
+  'unk_token': '[UNK]',
+  'cls_token': '[CLS]',
+  'sep_token': '[SEP]',
+  'mask_token': '[MASK]',
+}
 
 
 class PairForm(NamedTuple):
   """What a tokenizer puts around two texts: ``opening first middle second closing``.
 
   Attributes:
-    opening, middle, closing: special tokens: ``[CLS]``, ``[SEP]``, ``[SEP]`` (BERT), or ``<s>``, ``</s></s>``, ``</s>`` (RoBERTa, XLM-R).
-    second_type: the token type of the second text and what closes it; 0 where the tokenizer knows no types (RoBERTa, XLM-R).
+    opening, middle, closing: special tokens: ``[CLS]``, ``[SEP]``, ``[SEP]`` (BERT), or ``<s>``,
+      ``</s></s>``, ``</s>`` (RoBERTa, XLM-R).
+    second_type: the token type of the second text and what closes it; 0 where the tokenizer knows
+      no types (RoBERTa, XLM-R).
   """
 
   opening: tuple[int, ...]
@@ -63,10 +80,13 @@ class Tokenizer:
 
   Attributes:
     backend: the ``tokenizers.Tokenizer``; do not change it.
-    sha256: of the backend's JSON, so that a store or a prompt can name the tokenizer it was made with.
+    sha256: of the backend's JSON, so that a store or a prompt can name the tokenizer it was made
+      with.
     mask_id: None where the vocabulary has no mask token.
-    closing: the special tokens that end every text, kept when a text is cut: ``(sep_id,)``, or empty.
-    typed: whether its model is given token types, which tell the second of two texts from the first.
+    closing: the special tokens that end every text, kept when a text is cut: ``(sep_id,)``, or
+      empty.
+    typed: whether its model is given token types, which tell the second of two texts from the
+      first.
   """
 
   backend: tokenizers.Tokenizer
@@ -81,11 +101,18 @@ class Tokenizer:
 
   @property
   def special_ids(self) -> list[int]:
-    """The ids that stand for no text, ascending: padding, mask, first and last token, the unknown word's."""
-    return sorted(number for number, token in self.backend.get_added_tokens_decoder().items() if token.special)
+    """The ids that stand for no text, ascending: padding, mask, first and last token, the unknown
+    word's.
+    """
+    return sorted(
+      number for number, token in self.backend.get_added_tokens_decoder().items() if token.special
+    )
 
-  def encode(self, texts: Sequence[str], max_length: int) -> tuple[list[jt.Int32[np.ndarray, 'T']], int]:
-    """Token ids of each text with its special tokens, ``[CLS] text [SEP]``, and how many texts had to be cut.
+  def encode(
+    self, texts: Sequence[str], max_length: int
+  ) -> tuple[list[jt.Int32[np.ndarray, 'T']], int]:
+    """Token ids of each text with its special tokens, ``[CLS] text [SEP]``, and how many texts had
+    to be cut.
 
     A text that is too long loses its end, not its closing special token.
 
@@ -93,11 +120,17 @@ class Tokenizer:
       InputError: ``max_length`` leaves no room for a token of the text.
     """
     if max_length < 2 + len(self.closing):
-      raise InputError(f'a maximum length of {max_length} tokens leaves no room for text beside the special tokens')
-    encoded = [np.array(encoding.ids, np.int32) for encoding in self.backend.encode_batch_fast(list(texts))]
+      raise InputError(
+        f'a maximum length of {max_length} tokens leaves no room for text beside the special tokens'
+      )
+    encoded = [
+      np.array(encoding.ids, np.int32) for encoding in self.backend.encode_batch_fast(list(texts))
+    ]
     closing = np.array(self.closing, np.int32)
     kept = max_length - len(closing)
-    cut = [ids if len(ids) <= max_length else np.concatenate([ids[:kept], closing]) for ids in encoded]
+    cut = [
+      ids if len(ids) <= max_length else np.concatenate([ids[:kept], closing]) for ids in encoded
+    ]
     return cut, sum(len(ids) > max_length for ids in encoded)
 
   @functools.cached_property
@@ -108,35 +141,57 @@ class Tokenizer:
     first, second = sequence.index(0), sequence.index(1)
     middle, end = first + sequence.count(0), second + sequence.count(1)
     form = PairForm(
-        tuple(probe.ids[:first]), tuple(probe.ids[middle:second]), tuple(probe.ids[end:]), probe.type_ids[second] if self.typed else 0)
+      tuple(probe.ids[:first]),
+      tuple(probe.ids[middle:second]),
+      tuple(probe.ids[end:]),
+      probe.type_ids[second] if self.typed else 0,
+    )
     # A text alone begins as a pair does, so that stored texts can be put together.
-    if not (form.opening and form.middle) or tuple(self.backend.encode('a').ids[:first]) != form.opening:
-      raise InputError('the tokenizer does not put special tokens before and between two texts; a cross-encoder needs them, '
-                       'as the tokenizers of BERT, RoBERTa and XLM-R give them')
+    if (
+      not (form.opening and form.middle)
+      or tuple(self.backend.encode('a').ids[:first]) != form.opening
+    ):
+      raise InputError(
+        'the tokenizer does not put special tokens before and between two texts; a cross-encoder '
+        'needs them, '
+        'as the tokenizers of BERT, RoBERTa and XLM-R give them'
+      )
     return form
 
   def pair_length(self, first: int, second: int) -> int:
-    """Tokens of a pair made of texts of ``first`` and ``second`` tokens; special ones included in all three numbers."""
+    """Tokens of a pair made of texts of ``first`` and ``second`` tokens; special ones included in
+    all three numbers.
+    """
     alone = len(self.pair_form.opening) + len(self.closing)
     return first + second - 2 * alone + self.pair_form.specials
 
   def encode_pairs(self, firsts: Sequence[str], seconds: Sequence[str], max_length: int) -> Pairs:
-    """Tokens of pairs, ``[CLS] first [SEP] second [SEP]`` or as the tokenizer has it; each distinct text is tokenised once.
+    """Tokens of pairs, ``[CLS] first [SEP] second [SEP]`` or as the tokenizer has it; each distinct
+    text is tokenised once.
 
     Raises:
       InputError: as ``join_pairs``.
     """
     texts = list(dict.fromkeys((*firsts, *seconds)))
     encoded = self.backend.encode_batch_fast(texts, add_special_tokens=False)
-    ids = {text: np.array(encoding.ids, np.int32) for text, encoding in zip(texts, encoded, strict=True)}
-    return self.join_pairs([ids[text] for text in firsts], [ids[text] for text in seconds], max_length)
+    ids = {
+      text: np.array(encoding.ids, np.int32) for text, encoding in zip(texts, encoded, strict=True)
+    }
+    return self.join_pairs(
+      [ids[text] for text in firsts], [ids[text] for text in seconds], max_length
+    )
 
   def join_pairs(
-      self, firsts: Sequence[jt.Int32[np.ndarray, '_']], seconds: Sequence[jt.Int32[np.ndarray, '_']], max_length: int) -> Pairs:
+    self,
+    firsts: Sequence[jt.Int32[np.ndarray, '_']],
+    seconds: Sequence[jt.Int32[np.ndarray, '_']],
+    max_length: int,
+  ) -> Pairs:
     """Pairs of texts that are tokens already, without special ones.
 
-    Of a pair that is too long the second text is cut, as transformers' ``only_second`` does. A first text that leaves the second no
-    token is cut as well, so that the second keeps half of the room, or all that it has.
+    Of a pair that is too long the second text is cut, as transformers' ``only_second`` does. A
+    first text that leaves the second no token is cut as well, so that the second keeps half of the
+    room, or all that it has.
 
     Raises:
       InputError: ``max_length`` leaves no room for a token of each text.
@@ -144,15 +199,18 @@ class Tokenizer:
     form = self.pair_form
     room = max_length - form.specials
     if room < 2:
-      raise InputError(f'a maximum length of {max_length} tokens leaves no room for two texts beside the special tokens')
+      raise InputError(
+        f'a maximum length of {max_length} tokens leaves no room for two texts beside the special '
+        'tokens'
+      )
     opening, middle, closing = (np.array(part, np.int32) for part in form[:3])
     rows, starts, cut = [], [], 0
     for first, second in zip(firsts, seconds, strict=True):
       if len(first) + len(second) > room:
         cut += 1
         if len(first) >= room:
-          first = first[:room - min(len(second), (room + 1) // 2)]
-        second = second[:room - len(first)]
+          first = first[: room - min(len(second), (room + 1) // 2)]
+        second = second[: room - len(first)]
       rows.append(np.concatenate([opening, first, middle, second, closing]))
       starts.append(len(opening) + len(first) + len(middle))
     return Pairs(rows, np.array(starts, np.int32), cut)
@@ -162,15 +220,20 @@ def load_tokenizer(directory: files.PathLike) -> Tokenizer:
   """The fast tokenizer of a Hugging Face directory; nothing is fetched, PyTorch is not needed.
 
   Raises:
-    InputError: the directory holds no tokenizer, one that has no fast form, or one without padding, first or last token.
+    InputError: the directory holds no tokenizer, one that has no fast form, or one without padding,
+      first or last token.
   """
-  # Its advice that PyTorch is missing is none to our users: dprjax does without. It speaks when first imported.
+  # Its advice that PyTorch is missing is none to our users: dprjax does without. It speaks when
+  # first imported.
   os.environ.setdefault('TRANSFORMERS_NO_ADVISORY_WARNINGS', '1')
   import transformers
 
   folder = files.existing(directory, 'tokenizer directory')
   if not folder.is_dir() or not any((folder / name).exists() for name in _TOKENIZER_FILES):
-    raise InputError(f'no tokenizer in {folder}: expected a directory with tokenizer.json, or vocab.txt, or vocab.json and merges.txt')
+    raise InputError(
+      f'no tokenizer in {folder}: expected a directory with tokenizer.json, or vocab.txt, or '
+      'vocab.json and merges.txt'
+    )
   try:
     wrapper = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
   # transformers and tokenizers raise bare Exceptions where a file is malformed.
@@ -178,30 +241,63 @@ def load_tokenizer(directory: files.PathLike) -> Tokenizer:
     raise InputError(f'cannot read the tokenizer in {folder}: {error}') from error
   backend = getattr(wrapper, 'backend_tokenizer', None)
   if backend is None:
-    raise InputError(f'{folder}: {type(wrapper).__name__} has no fast form; save it with its tokenizer.json')
+    raise InputError(
+      f'{folder}: {type(wrapper).__name__} has no fast form; save it with its tokenizer.json'
+    )
   missing = [name for name in ('pad', 'cls', 'sep') if getattr(wrapper, f'{name}_token_id') is None]
   if missing:
-    raise InputError(f'{folder}: the tokenizer has no {", ".join(missing)} token; dprjax needs a BERT-, RoBERTa- or XLM-R-like tokenizer')
+    raise InputError(
+      f'{folder}: the tokenizer has no {", ".join(missing)} token; dprjax needs a BERT-, RoBERTa- '
+      'or XLM-R-like tokenizer'
+    )
   return _freeze(
-      backend, wrapper.pad_token_id, wrapper.cls_token_id, wrapper.sep_token_id, wrapper.mask_token_id, 'token_type_ids' in wrapper.model_input_names)
+    backend,
+    wrapper.pad_token_id,
+    wrapper.cls_token_id,
+    wrapper.sep_token_id,
+    wrapper.mask_token_id,
+    'token_type_ids' in wrapper.model_input_names,
+  )
 
 
-def _freeze(backend: tokenizers.Tokenizer, pad_id: int, cls_id: int, sep_id: int, mask_id: int | None, typed: bool) -> Tokenizer:
+def _freeze(
+  backend: tokenizers.Tokenizer,
+  pad_id: int,
+  cls_id: int,
+  sep_id: int,
+  mask_id: int | None,
+  typed: bool,
+) -> Tokenizer:
   backend = tokenizers.Tokenizer.from_str(backend.to_str())
   backend.no_padding()
   backend.no_truncation()
   probe = backend.encode('a')
-  text_ends = max((i for i, special in enumerate(probe.special_tokens_mask, start=1) if not special), default=0)
-  canonical = json.dumps(json.loads(backend.to_str()), sort_keys=True, ensure_ascii=False, separators=(',', ':'))
+  text_ends = max(
+    (i for i, special in enumerate(probe.special_tokens_mask, start=1) if not special), default=0
+  )
+  canonical = json.dumps(
+    json.loads(backend.to_str()), sort_keys=True, ensure_ascii=False, separators=(',', ':')
+  )
   return Tokenizer(
-      backend=backend, sha256=hashlib.sha256(canonical.encode()).hexdigest(), vocab_size=backend.get_vocab_size(),
-      pad_id=pad_id, cls_id=cls_id, sep_id=sep_id, mask_id=mask_id, closing=tuple(probe.ids[text_ends:]), typed=typed)
+    backend=backend,
+    sha256=hashlib.sha256(canonical.encode()).hexdigest(),
+    vocab_size=backend.get_vocab_size(),
+    pad_id=pad_id,
+    cls_id=cls_id,
+    sep_id=sep_id,
+    mask_id=mask_id,
+    closing=tuple(probe.ids[text_ends:]),
+    typed=typed,
+  )
 
 
-def train_wordpiece(texts: Iterable[str], vocab_size: int, out_dir: files.PathLike, lowercase: bool = True) -> Tokenizer:
+def train_wordpiece(
+  texts: Iterable[str], vocab_size: int, out_dir: files.PathLike, lowercase: bool = True
+) -> Tokenizer:
   """Trains a BERT WordPiece vocabulary and writes it as a directory that ``AutoTokenizer`` loads.
 
-  Writes tokenizer.json, tokenizer_config.json and vocab.txt (one token a line, the line number is the id); other files of ``out_dir`` stay.
+  Writes tokenizer.json, tokenizer_config.json and vocab.txt (one token a line, the line number is
+  the id); other files of ``out_dir`` stay.
 
   Raises:
     InputError: the texts hold too little to learn anything from.
@@ -211,28 +307,48 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, out_dir: files.PathLi
   backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
   backend.decoder = tokenizers.decoders.WordPiece()
   texts = list(texts)
-  words = {word for text in texts for word, _ in backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text))}
-  # The trainer numbers the pieces '##a' as it meets them in a hash table of the process's own order, and breaks ties by number.
-  # Named beforehand, they make the same texts give the same vocabulary.
+  words = {
+    word
+    for text in texts
+    for word, _ in backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text))
+  }
+  # The trainer numbers the pieces '##a' as it meets them in a hash table of the process's own
+  # order, and breaks ties by number. Named beforehand, they make the same texts give the same
+  # vocabulary.
   pieces = sorted({f'##{letter}' for word in words for letter in word[1:]})
   trainer = tokenizers.trainers.WordPieceTrainer(
-      vocab_size=vocab_size, special_tokens=[*_SPECIAL.values(), *pieces], show_progress=False)
+    vocab_size=vocab_size, special_tokens=[*_SPECIAL.values(), *pieces], show_progress=False
+  )
   backend.train_from_iterator(texts, trainer)
   # They are no special tokens: only the vocabulary is kept.
   trained = backend
-  backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(trained.get_vocab(), unk_token=_SPECIAL['unk_token']))
-  backend.normalizer, backend.pre_tokenizer, backend.decoder = trained.normalizer, trained.pre_tokenizer, trained.decoder
+  backend = tokenizers.Tokenizer(
+    tokenizers.models.WordPiece(trained.get_vocab(), unk_token=_SPECIAL['unk_token'])
+  )
+  backend.normalizer, backend.pre_tokenizer, backend.decoder = (
+    trained.normalizer,
+    trained.pre_tokenizer,
+    trained.decoder,
+  )
   backend.add_special_tokens(list(_SPECIAL.values()))
   if backend.get_vocab_size() <= len(_SPECIAL):
     raise InputError('no vocabulary can be trained: the texts are empty')
   cls_id, sep_id = backend.token_to_id('[CLS]'), backend.token_to_id('[SEP]')
   backend.post_processor = tokenizers.processors.TemplateProcessing(
-      single='[CLS] $A [SEP]', pair='[CLS] $A [SEP] $B:1 [SEP]:1', special_tokens=[('[CLS]', cls_id), ('[SEP]', sep_id)])
+    single='[CLS] $A [SEP]',
+    pair='[CLS] $A [SEP] $B:1 [SEP]:1',
+    special_tokens=[('[CLS]', cls_id), ('[SEP]', sep_id)],
+  )
   folder = epath.Path(out_dir)
   folder.mkdir(parents=True, exist_ok=True)
   with files.atomic_write(folder / 'tokenizer.json') as file:
     file.write(backend.to_str(pretty=True))
-  settings: dict[str, Any] = {'tokenizer_class': 'BertTokenizer', 'do_lower_case': lowercase, 'model_max_length': 512, **_SPECIAL}
+  settings: dict[str, Any] = {
+    'tokenizer_class': 'BertTokenizer',
+    'do_lower_case': lowercase,
+    'model_max_length': 512,
+    **_SPECIAL,
+  }
   files.write_json(folder / 'tokenizer_config.json', settings)
   vocabulary = backend.get_vocab()
   with files.atomic_write(folder / 'vocab.txt') as file:
@@ -240,10 +356,14 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, out_dir: files.PathLi
   return load_tokenizer(folder)
 
 
-def train_sentencepiece(texts: Iterable[str], vocab_size: int, out_dir: files.PathLike) -> Tokenizer:
-  """Trains a sentencepiece unigram vocabulary and writes it as a directory that ``AutoTokenizer`` loads, as XLM-R's: cased, any language.
+def train_sentencepiece(
+  texts: Iterable[str], vocab_size: int, out_dir: files.PathLike
+) -> Tokenizer:
+  """Trains a sentencepiece unigram vocabulary and writes it as a directory that ``AutoTokenizer``
+  loads, as XLM-R's: cased, any language.
 
-  Writes sentencepiece.bpe.model and tokenizer_config.json; other files of ``out_dir`` stay. Small texts give fewer pieces than asked for.
+  Writes sentencepiece.bpe.model and tokenizer_config.json; other files of ``out_dir`` stay. Small
+  texts give fewer pieces than asked for.
 
   Raises:
     InputError: the texts hold too little to learn anything from.
@@ -251,33 +371,57 @@ def train_sentencepiece(texts: Iterable[str], vocab_size: int, out_dir: files.Pa
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
-        # XLM-R adds a padding and a mask token. One thread: the same texts give the same vocabulary.
-        sentence_iterator=iter(texts), model_writer=model, vocab_size=vocab_size - 2, model_type='unigram', character_coverage=0.9995,
-        num_threads=1, hard_vocab_limit=False, max_sentence_length=1 << 20, minloglevel=2)
+      # XLM-R adds a padding and a mask token. One thread: the same texts give the same vocabulary.
+      sentence_iterator=iter(texts),
+      model_writer=model,
+      vocab_size=vocab_size - 2,
+      model_type='unigram',
+      character_coverage=0.9995,
+      num_threads=1,
+      hard_vocab_limit=False,
+      max_sentence_length=1 << 20,
+      minloglevel=2,
+    )
   except (RuntimeError, OSError) as error:
-    raise InputError(f'no vocabulary can be trained: {" ".join(str(error).split())[-200:]}') from error
+    raise InputError(
+      f'no vocabulary can be trained: {" ".join(str(error).split())[-200:]}'
+    ) from error
   folder = epath.Path(out_dir)
   folder.mkdir(parents=True, exist_ok=True)
   with files.atomic_write(folder / 'sentencepiece.bpe.model', 'wb') as file:
     file.write(model.getvalue())
-  files.write_json(folder / 'tokenizer_config.json', {'tokenizer_class': 'XLMRobertaTokenizer', 'model_max_length': 512})
+  files.write_json(
+    folder / 'tokenizer_config.json',
+    {'tokenizer_class': 'XLMRobertaTokenizer', 'model_max_length': 512},
+  )
   return load_tokenizer(folder)
 
 
 def pad_batch(
-    rows: Sequence[jt.Int32[np.ndarray, '_']], length: int, pad_id: int,
+  rows: Sequence[jt.Int32[np.ndarray, '_']],
+  length: int,
+  pad_id: int,
 ) -> tuple[jt.Int32[np.ndarray, 'B T'], jt.Bool[np.ndarray, 'B T']]:
-  """Rows of tokens side by side, padded on the right to ``length``; the mask is True on real tokens.
+  """Rows of tokens side by side, padded on the right to ``length``; the mask is True on real
+  tokens.
 
   Raises:
     ValueError: a row is longer than ``length``.
   """
   # The empty array is for a batch of no rows.
-  return pad_flat(np.concatenate([*rows, np.empty(0, np.int32)]), np.array([len(row) for row in rows], np.int32), length, pad_id)
+  return pad_flat(
+    np.concatenate([*rows, np.empty(0, np.int32)]),
+    np.array([len(row) for row in rows], np.int32),
+    length,
+    pad_id,
+  )
 
 
 def pad_flat(
-    flat: jt.Int32[np.ndarray, '_'], lengths: jt.Int32[np.ndarray, 'B'], length: int, pad_id: int,
+  flat: jt.Int32[np.ndarray, '_'],
+  lengths: jt.Int32[np.ndarray, 'B'],
+  length: int,
+  pad_id: int,
 ) -> tuple[jt.Int32[np.ndarray, 'B T'], jt.Bool[np.ndarray, 'B T']]:
   """`pad_batch` of rows that stand one after the other in ``flat``."""
   if len(lengths) and lengths.max() > length:

@@ -1,13 +1,14 @@
-"""Views: the texts of one passage that pretraining sees in a step, one or two of them, drawn anew each time.
+"""Views: the texts of one passage that pretraining sees in a step, one or two of them, drawn anew
+each time.
 
-| views | unit | first | second |
-|---|---|---|---|
-| one | | the passage, or a window that starts at a random sentence | |
-| siblings | sentence | a random sentence (DPTDR section 3.2) | another one |
-| siblings | span | a random span (coCondenser; DPTDR Table 7) | another one that does not overlap it |
-| ict | | a random sentence | the others, in order; in a tenth of the draws that one too (Lee et al., 2019) |
+| views | unit | first | second | |---|---|---|---| | one | | the passage, or a window that starts
+at a random sentence | | | siblings | sentence | a random sentence (DPTDR section 3.2) | another one
+| | siblings | span | a random span (coCondenser; DPTDR Table 7) | another one that does not overlap
+it | | ict | | a random sentence | the others, in order; in a tenth of the draws that one too (Lee
+et al., 2019) |
 
-As in `dprjax.data.batches`, a batch follows from its step's number alone, and every process works out the whole global batch.
+As in `dprjax.data.batches`, a batch follows from its step's number alone, and every process works
+out the whole global batch.
 """
 
 import functools
@@ -24,7 +25,9 @@ from dprjax.data.batches import Batch
 from dprjax.data.documents import Documents
 from dprjax.errors import InputError
 
-KEEP = 0.1  # how often an ict passage keeps its sentence (Lee et al., 2019, section 9.2: 90 % removed)
+KEEP = (
+  0.1  # how often an ict passage keeps its sentence (Lee et al., 2019, section 9.2: 90 % removed)
+)
 MIN_SPAN = 16  # tokens
 
 _SHUFFLE, _DRAW = range(2)  # what a random number is for, so that no two uses share a stream
@@ -32,48 +35,78 @@ _log = logging.getLogger(__name__)
 
 
 class Views(NamedTuple):
-  """The batches, endless, and how many passages take part: an epoch has ``eligible // batch_size`` steps."""
+  """The batches, endless, and how many passages take part: an epoch has ``eligible // batch_size``
+  steps.
+  """
 
   batches: grain.DatasetIterator[Batch]
   eligible: int
 
 
 def make_view_batches(
-    texts: Documents, *, batch_size: int, views: str, unit: str = 'sentence', span_length: int = 64, max_length: int, buckets: Sequence[int],
-    seed: int, process_index: int = 0, process_count: int = 1, threads: int = 2, prefetch: int = 4,
+  texts: Documents,
+  *,
+  batch_size: int,
+  views: str,
+  unit: str = 'sentence',
+  span_length: int = 64,
+  max_length: int,
+  buckets: Sequence[int],
+  seed: int,
+  process_index: int = 0,
+  process_count: int = 1,
+  threads: int = 2,
+  prefetch: int = 4,
 ) -> Views:
   """An endless iterator over this process's rows of each global batch.
 
-  Each epoch shuffles the passages anew, leaves out what does not fill a batch, and draws other views. Keys, ``T`` for each view its own:
-  `first_tokens` [B, T] int32, `[CLS] text [SEP]`; `first_mask` [B, T] bool; `first_words` [B, T] int32, the number of the word that a
-  token belongs to, -1 at special tokens and padding; but with views='one' also `second_...`; `passage_index` [B] int32, rows of ``texts``.
+  Each epoch shuffles the passages anew, leaves out what does not fill a batch, and draws other
+  views. Keys, ``T`` for each view its own: `first_tokens` [B, T] int32, `[CLS] text [SEP]`;
+  `first_mask` [B, T] bool; `first_words` [B, T] int32, the number of the word that a token belongs
+  to, -1 at special tokens and padding; but with views='one' also `second_...`; `passage_index` [B]
+  int32, rows of ``texts``.
 
   Args:
-    batch_size: passages of the global batch; process i has the i-th of ``process_count`` equal blocks.
-    views: 'one', 'siblings' or 'ict'. Siblings and ict skip passages of one sentence; what is left out is counted and logged.
+    batch_size: passages of the global batch; process i has the i-th of ``process_count`` equal
+      blocks.
+    views: 'one', 'siblings' or 'ict'. Siblings and ict skip passages of one sentence; what is left
+      out is counted and logged.
     unit: what siblings are: 'sentence' or 'span'.
-    span_length: tokens of a span, at most; half the passage where it is shorter than two, and no less than ``MIN_SPAN``: passages that
-      hold no two such spans are skipped. Spans start where words do, if that can be without overlap; a second one may therefore lose
-      the last tokens of its last word at the end of a passage.
-    max_length: tokens of a text, special ones included. A longer sentence loses its end; of a longer passage a window is taken, for ict
-      one of whole sentences around the place of the first.
+    span_length: tokens of a span, at most; half the passage where it is shorter than two, and no
+      less than ``MIN_SPAN``: passages that hold no two such spans are skipped. Spans start where
+      words do, if that can be without overlap; a second one may therefore lose the last tokens of
+      its last word at the end of a passage.
+    max_length: tokens of a text, special ones included. A longer sentence loses its end; of a
+      longer passage a window is taken, for ict one of whole sentences around the place of the
+      first.
     buckets: the lengths a text may have; the smallest that holds the whole global batch is taken.
     threads, prefetch: batches are made ahead by so many threads, so many at a time.
 
   Raises:
-    InputError: no passage can serve; sizes that the passages, the buckets or the processes do not allow; an unknown name.
+    InputError: no passage can serve; sizes that the passages, the buckets or the processes do not
+      allow; an unknown name.
   """
   if views not in ('one', 'siblings', 'ict') or unit not in ('sentence', 'span'):
-    raise InputError(f"views {views!r} of unit {unit!r}: expected 'one', 'siblings' or 'ict', and 'sentence' or 'span'")
+    raise InputError(
+      f"views {views!r} of unit {unit!r}: expected 'one', 'siblings' or 'ict', and 'sentence' or "
+      "'span'"
+    )
   spans = views == 'siblings' and unit == 'span'
   room = max_length - 2
   if room < 1 or (spans and min(span_length, room) < 1):
-    raise InputError(f'max_length {max_length} and span_length {span_length}: no room for text beside the two special tokens')
+    raise InputError(
+      f'max_length {max_length} and span_length {span_length}: no room for text beside the two '
+      'special tokens'
+    )
   longest = min(max_length, int(texts.num_tokens.max()) + 2)
   if not buckets or max(buckets) < longest:
-    raise InputError(f'buckets {list(buckets)}: a text has up to {longest} tokens; add a bucket that holds it')
+    raise InputError(
+      f'buckets {list(buckets)}: a text has up to {longest} tokens; add a bucket that holds it'
+    )
   if batch_size % process_count:
-    raise InputError(f'a batch of {batch_size} passages cannot be divided among {process_count} processes')
+    raise InputError(
+      f'a batch of {batch_size} passages cannot be divided among {process_count} processes'
+    )
   rows, lacking = np.arange(texts.num_passages, dtype=np.int32), ''
   if spans:
     shortest = 2 * min(MIN_SPAN, span_length)
@@ -82,15 +115,38 @@ def make_view_batches(
     rows, lacking = rows[texts.num_sentences >= 2], 'fewer than two sentences'
   skipped = texts.num_passages - len(rows)
   if not len(rows):
-    raise InputError(f'{texts.path}: all {skipped:,} passages have {lacking}; views={views!r} needs longer texts, or longer passages')
+    raise InputError(
+      f'{texts.path}: all {skipped:,} passages have {lacking}; views={views!r} needs longer texts, '
+      'or longer passages'
+    )
   if skipped:
-    _log.info('%s of %s passages have %s: skipped', f'{skipped:,}', f'{texts.num_passages:,}', lacking)
+    _log.info(
+      '%s of %s passages have %s: skipped', f'{skipped:,}', f'{texts.num_passages:,}', lacking
+    )
   if batch_size > len(rows):
-    raise InputError(f'a batch of {batch_size:,} passages is more than the {len(rows):,} that can be used of {texts.path}')
-  plan = _Plan(texts, rows, batch_size, 'spans' if spans else views, min(span_length, room), room, sorted(buckets), seed,
-               process_index, process_count)
+    raise InputError(
+      f'a batch of {batch_size:,} passages is more than the {len(rows):,} that can be used of '
+      f'{texts.path}'
+    )
+  plan = _Plan(
+    texts,
+    rows,
+    batch_size,
+    'spans' if spans else views,
+    min(span_length, room),
+    room,
+    sorted(buckets),
+    seed,
+    process_index,
+    process_count,
+  )
   steps = grain.MapDataset.range(len(rows) // batch_size).repeat(None).map_with_index(plan.batch)
-  return Views(iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=prefetch))), len(rows))
+  return Views(
+    iter(
+      steps.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=prefetch))
+    ),
+    len(rows),
+  )
 
 
 class _Piece(NamedTuple):
@@ -122,11 +178,31 @@ class _Passages(NamedTuple):
 
 
 class _Plan:
-  """Makes the batch of any step. It holds no state that changes: step, seed and store decide everything."""
+  """Makes the batch of any step.
 
-  def __init__(self, texts: Documents, rows: records.Integers, batch_size: int, views: str, span_length: int, room: int, buckets: list[int],
-               seed: int, process_index: int, process_count: int):
-    self._texts, self._rows, self._batch_size, self._views, self._seed = texts, rows, batch_size, views, seed
+  It holds no state that changes: step, seed and store decide everything.
+  """
+
+  def __init__(
+    self,
+    texts: Documents,
+    rows: records.Integers,
+    batch_size: int,
+    views: str,
+    span_length: int,
+    room: int,
+    buckets: list[int],
+    seed: int,
+    process_index: int,
+    process_count: int,
+  ):
+    self._texts, self._rows, self._batch_size, self._views, self._seed = (
+      texts,
+      rows,
+      batch_size,
+      views,
+      seed,
+    )
     self._span_length, self._room, self._buckets = span_length, room, buckets
     share = batch_size // process_count
     self._mine = slice(process_index * share, (process_index + 1) * share)
@@ -136,18 +212,23 @@ class _Plan:
   def batch(self, step: int, _: Any = None) -> Batch:
     mine = self._mine
     epoch, place = divmod(step, self._steps)
-    index = self._epoch(epoch)[place * self._batch_size:(place + 1) * self._batch_size]
-    columns = dict(zip(documents.COLUMNS, self._texts.passages.read(index, documents.COLUMNS), strict=True))
+    index = self._epoch(epoch)[place * self._batch_size : (place + 1) * self._batch_size]
+    columns = dict(
+      zip(documents.COLUMNS, self._texts.passages.read(index, documents.COLUMNS), strict=True)
+    )
     ends, counts = records.integers(columns['ends'])
     words, _ = records.integers(columns['words'])
     passages = _Passages(ends, counts, np.cumsum(counts) - counts, self._texts.num_tokens[index])
-    # Drawn for the whole global batch: what a row gets does not depend on how many processes there are.
+    # Drawn for the whole global batch: what a row gets does not depend on how many processes there
+    # are.
     chances = np.random.default_rng([self._seed, _DRAW, step]).random((3, len(index)))
     tokens, _ = records.integers(columns['tokens'][mine])
-    mine_first = int(passages.sizes[:mine.start].sum())
-    own_words = words[mine_first:mine_first + len(tokens)]
+    mine_first = int(passages.sizes[: mine.start].sum())
+    own_words = words[mine_first : mine_first + len(tokens)]
     batch = {'passage_index': index[mine]}
-    for name, pieces in zip(('first', 'second'), self._draw(passages, words, chances), strict=False):
+    for name, pieces in zip(
+      ('first', 'second'), self._draw(passages, words, chances), strict=False
+    ):
       width = _bucket(np.sum([piece.lengths for piece in pieces], axis=0) + 2, self._buckets)
       cut = [_Piece(piece.starts[mine], piece.lengths[mine]) for piece in pieces]
       batch |= self._assemble(name, cut, tokens, own_words, passages.sizes[mine], width)
@@ -156,7 +237,9 @@ class _Plan:
   def _shuffled(self, epoch: int) -> jt.Int32[np.ndarray, 'eligible']:
     return np.random.default_rng([self._seed, _SHUFFLE, epoch]).permutation(self._rows)
 
-  def _draw(self, passages: _Passages, words: records.Integers, chances: jt.Float[np.ndarray, '3 B']) -> list[list[_Piece]]:
+  def _draw(
+    self, passages: _Passages, words: records.Integers, chances: jt.Float[np.ndarray, '3 B']
+  ) -> list[list[_Piece]]:
     """The pieces that make up each view."""
     if self._views == 'one':
       return [[self._window(passages, chances[0])]]
@@ -176,18 +259,23 @@ class _Plan:
   def _window(self, passages: _Passages, chances: jt.Float[np.ndarray, 'B']) -> _Piece:
     """The passage, or as much as there is room for from one of its sentences on.
 
-    The last sentence to start from is the first one from which the rest fits: no text is out of reach, and no window short of need.
+    The last sentence to start from is the first one from which the rest fits: no text is out of
+      reach, and no window short of need.
     """
     owner = np.repeat(np.arange(len(passages.counts)), passages.counts)
     starts = np.concatenate([[0], passages.ends[:-1]])
     starts[passages.offsets] = 0
-    exceeding = np.bincount(owner[passages.sizes[owner] - starts > self._room], minlength=len(passages.counts))
+    exceeding = np.bincount(
+      owner[passages.sizes[owner] - starts > self._room], minlength=len(passages.counts)
+    )
     # Where a last sentence exceeds the room by itself, no later one follows.
     choice = _choose(chances, np.minimum(exceeding + 1, passages.counts))
     start = passages.sentence(choice).starts
     return self._limit(_Piece(start, passages.sizes - start))
 
-  def _spans(self, sizes: records.Integers, words: records.Integers, chances: jt.Float[np.ndarray, '3 B']) -> tuple[_Piece, _Piece]:
+  def _spans(
+    self, sizes: records.Integers, words: records.Integers, chances: jt.Float[np.ndarray, '3 B']
+  ) -> tuple[_Piece, _Piece]:
     """Two spans of like length that do not overlap, the order of the two at random."""
     length = np.minimum(self._span_length, sizes // 2)
     # Two places among the tokens that are in neither span, as likely one way as another.
@@ -204,15 +292,21 @@ class _Plan:
     high = np.where(following < sizes, following, high)
     first, second = _Piece(low, length), _Piece(high, np.minimum(length, sizes - high))
     swap = chances[2] < 0.5
-    return (_Piece(*(np.where(swap, b, a) for a, b in zip(first, second, strict=True))),
-            _Piece(*(np.where(swap, a, b) for a, b in zip(first, second, strict=True))))
+    return (
+      _Piece(*(np.where(swap, b, a) for a, b in zip(first, second, strict=True))),
+      _Piece(*(np.where(swap, a, b) for a, b in zip(first, second, strict=True))),
+    )
 
-  def _rest(self, passages: _Passages, number: records.Integers, keep: jt.Bool[np.ndarray, 'B']) -> list[_Piece]:
-    """What stands before and after that sentence, or, where it is kept, up to its end and after it; no more than there is room for."""
+  def _rest(
+    self, passages: _Passages, number: records.Integers, keep: jt.Bool[np.ndarray, 'B']
+  ) -> list[_Piece]:
+    """What stands before and after that sentence, or, where it is kept, up to its end and after it;
+    no more than there is room for.
+    """
     start, length = passages.sentence(number)
     low, high = np.zeros_like(start), passages.sizes.copy()
     for row in np.flatnonzero(high - np.where(keep, 0, length) > self._room):
-      ends = passages.ends[passages.offsets[row]:passages.offsets[row] + passages.counts[row]]
+      ends = passages.ends[passages.offsets[row] : passages.offsets[row] + passages.counts[row]]
       low[row], high[row] = _around(ends, int(number[row]), bool(keep[row]), self._room)
     stop = start + length
     before = np.where(keep, stop, start) - low
@@ -221,10 +315,20 @@ class _Plan:
     return [_Piece(low, before), _Piece(stop, np.minimum(high - stop, self._room - before))]
 
   def _assemble(
-      self, name: str, pieces: list[_Piece], tokens: records.Integers, words: records.Integers, sizes: records.Integers, width: int) -> Batch:
+    self,
+    name: str,
+    pieces: list[_Piece],
+    tokens: records.Integers,
+    words: records.Integers,
+    sizes: records.Integers,
+    width: int,
+  ) -> Batch:
     offsets = np.cumsum(sizes) - sizes
     shape = (len(sizes), width)
-    batch: Batch = {f'{name}_tokens': np.full(shape, self._texts.pad_id, np.int32), f'{name}_words': np.full(shape, -1, np.int32)}
+    batch: Batch = {
+      f'{name}_tokens': np.full(shape, self._texts.pad_id, np.int32),
+      f'{name}_words': np.full(shape, -1, np.int32),
+    }
     batch[f'{name}_tokens'][:, 0] = self._texts.cls_id
     filled = np.ones(len(sizes), np.int64)
     for starts, lengths in pieces:
@@ -240,10 +344,12 @@ class _Plan:
 
 
 def _around(ends: records.Integers, number: int, keep: bool, room: int) -> tuple[int, int]:
-  """The bounds of the window of whole sentences about that one that fits into ``room``, itself not counted unless it is kept.
+  """The bounds of the window of whole sentences about that one that fits into ``room``, itself not
+  counted unless it is kept.
 
-  Sentences are added from either side in turn, each side until one does not fit. Where not even a neighbour does, the window holds
-  as much of the next one as there is room for, else the end of the one before.
+  Sentences are added from either side in turn, each side until one does not fit. Where not even a
+  neighbour does, the window holds as much of the next one as there is room for, else the end of the
+  one before.
   """
   borders = [0, *ends.tolist()]
   low, high = number, number + 1
@@ -263,7 +369,9 @@ def _around(ends: records.Integers, number: int, keep: bool, room: int) -> tuple
   return borders[low] - left, borders[high]
 
 
-def _choose(chances: jt.Float[np.ndarray, '*B'], counts: jt.Int[np.ndarray, '*B']) -> jt.Int[np.ndarray, '*B']:
+def _choose(
+  chances: jt.Float[np.ndarray, '*B'], counts: jt.Int[np.ndarray, '*B']
+) -> jt.Int[np.ndarray, '*B']:
   """A number below each count, all equally likely, from a chance in [0, 1)."""
   return (chances * counts).astype(np.int64)
 

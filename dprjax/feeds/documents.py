@@ -34,36 +34,80 @@ def find(config: ml_collections.FrozenConfigDict, workdir: epath.Path, devices: 
   elif knobs.form in ('auto', 'corpus'):
     paths = [files.existing(path.strip(), 'text') for path in knobs.dir.split(',')]
   else:
-    raise InputError(f"config.data.form: expected 'corpus' (each file's own form is told by looking) or 'docstrings', not {knobs.form!r}")
+    raise InputError(
+      "config.data.form: expected 'corpus' (each file's own form is told by looking) or "
+      f"'docstrings', not {knobs.form!r}"
+    )
 
   def read() -> Iterator[str]:
     return (document.text for document in corpora.read_documents(paths, Report()))
+
   return Text(read, functools.partial(_open, config, workdir, devices, paths))
 
 
 def _open(
-    config: ml_collections.FrozenConfigDict, workdir: epath.Path, devices: Mesh, paths: list[epath.Path], tokenizer: Tokenizer, model: EncoderConfig,
+  config: ml_collections.FrozenConfigDict,
+  workdir: epath.Path,
+  devices: Mesh,
+  paths: list[epath.Path],
+  tokenizer: Tokenizer,
+  model: EncoderConfig,
 ) -> Feed:
   knobs = config.pretrain
   room = model.max_tokens - (config.prompt.length if config.prompt.shift_positions else 0)
   if knobs.max_length > room:
-    raise InputError(f'config.pretrain.max_length: {knobs.max_length} exceeds the {room} positions of {config.backbone.path}')
+    raise InputError(
+      f'config.pretrain.max_length: {knobs.max_length} exceeds the {room} positions of '
+      f'{config.backbone.path}'
+    )
   folder = epath.Path(config.data.store) if config.data.store else workdir / 'store'
   texts = documents.build_documents(
-      paths, tokenizer, folder / 'documents', passage_length=knobs.passage_length, language=knobs.language, process_index=jax.process_index())
+    paths,
+    tokenizer,
+    folder / 'documents',
+    passage_length=knobs.passage_length,
+    language=knobs.language,
+    process_index=jax.process_index(),
+  )
   update = config.batch_size * config.accumulate
   share, shares = mesh.batch_share(devices)
   loader, eligible = views.make_view_batches(
-      texts, batch_size=update, views=knobs.views, unit=knobs.unit, span_length=knobs.span_length, max_length=knobs.max_length,
-      buckets=knobs.buckets, seed=config.seed, process_index=share, process_count=shares, threads=config.data.threads)
+    texts,
+    batch_size=update,
+    views=knobs.views,
+    unit=knobs.unit,
+    span_length=knobs.span_length,
+    max_length=knobs.max_length,
+    buckets=knobs.buckets,
+    seed=config.seed,
+    process_index=share,
+    process_count=shares,
+    threads=config.data.threads,
+  )
 
   def ids(batch: Batch) -> str:
     names = texts.passage_ids(np.asarray(batch['passage_index'])[:8])
     return f'passages {", ".join(names)}{"..." if len(batch["passage_index"]) > 8 else ""}'
 
   def shape(batch: Batch) -> str:
-    return ' and '.join(f'texts of {batch[f"{view}_tokens"].shape[1]}' for view in ('first', 'second') if f'{view}_tokens' in batch) + ' tokens'
+    return (
+      ' and '.join(
+        f'texts of {batch[f"{view}_tokens"].shape[1]}'
+        for view in ('first', 'second')
+        if f'{view}_tokens' in batch
+      )
+      + ' tokens'
+    )
+
   said = f'{eligible} passages of {texts.num_passages}'
   if knobs.views != 'one':
     said += f'; {2 * update - 2 if knobs.views == "siblings" else update - 1} negatives a text'
-  return Feed(loader=loader, epoch=max(eligible // update, 1), unit='passages', said=said, ids=ids, shape=shape, evaluation=None)
+  return Feed(
+    loader=loader,
+    epoch=max(eligible // update, 1),
+    unit='passages',
+    said=said,
+    ids=ids,
+    shape=shape,
+    evaluation=None,
+  )

@@ -1,11 +1,12 @@
-"""The prompt file: a task's prompts and what they were made for, in one npz that numpy alone can read.
+"""The prompt file: a task's prompts and what they were made for, in one npz that numpy alone can
+read.
 
-``meta`` is JSON in a 0-d unicode array; the other members are float arrays. ``numpy.load(path, allow_pickle=False)`` reads all
-of it, so a prompt file can't run code.
+``meta`` is JSON in a 0-d unicode array; the other members are float arrays. ``numpy.load(path,
+allow_pickle=False)`` reads all of it, so a prompt file can't run code.
 
-    kind 'prefix'    prefix [L, 2, P, N, D], or query/prefix and passage/prefix where untied (index 0 of axis 1 keys, 1 values)
-    kind 'topic'     prefix [K, L, 2, P, N, D] and the topic model's arrays beside it
-    kind 'template'  segments/NAME [P, H]; the template in meta
+    kind 'prefix'    prefix [L, 2, P, N, D], or query/prefix and passage/prefix where untied (index
+    0 of axis 1 keys, 1 values) kind 'topic'     prefix [K, L, 2, P, N, D] and the topic model's
+    arrays beside it kind 'template'  segments/NAME [P, H]; the template in meta
 """
 
 import dataclasses
@@ -26,15 +27,28 @@ FORMAT = 'dprjax.prompt'
 VERSION = 1
 KINDS = ('prefix', 'topic', 'template')
 
-# What meta must hold, and the types that it may be of. For two encoders backbone_sha256 is {'query': ..., 'passage': ...}.
+# What meta must hold, and the types that it may be of. For two encoders backbone_sha256 is
+# {'query': ..., 'passage': ...}.
 META: dict[str, tuple[type, ...]] = {
-    'format': (str,), 'version': (int,), 'kind': (str,), 'backbone': (str,), 'backbone_sha256': (str, dict), 'tokenizer_sha256': (str,),
-    'pooling': (str,), 'normalize': (bool,), 'temperature': (int, float), 'shift_positions': (bool,),
-    'query_max_length': (int,), 'passage_max_length': (int,), 'dprjax_version': (str,)}
+  'format': (str,),
+  'version': (int,),
+  'kind': (str,),
+  'backbone': (str,),
+  'backbone_sha256': (str, dict),
+  'tokenizer_sha256': (str,),
+  'pooling': (str,),
+  'normalize': (bool,),
+  'temperature': (int, float),
+  'shift_positions': (bool,),
+  'query_max_length': (int,),
+  'passage_max_length': (int,),
+  'dprjax_version': (str,),
+}
 # What it may hold as well; anything else (task, metrics) is free.
 _OPTIONAL_META: dict[str, tuple[type, ...]] = {'query_prefix': (str,), 'passage_prefix': (str,)}
 
-# What zipfile and numpy raise for a file that is cut off, garbled, or no npz; ValueError also for pickled objects.
+# What zipfile and numpy raise for a file that is cut off, garbled, or no npz; ValueError also for
+# pickled objects.
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, NotImplementedError)
 
 
@@ -61,12 +75,16 @@ class Prompt:
     """The key/value prefix for texts of ``kind``: 'query' or 'passage'.
 
     Raises:
-      InputError: ``kind`` is neither, or this is not a prefix prompt (a topic's needs a choice of topic first).
+      InputError: ``kind`` is neither, or this is not a prefix prompt (a topic's needs a choice of
+        topic first).
     """
     if kind not in ('query', 'passage'):
       raise InputError(f"kind: expected 'query' or 'passage', not {kind!r}")
     if self.meta['kind'] != 'prefix':
-      raise InputError(f"{self.path}: a prompt of kind {self.meta['kind']!r} has no single prefix; a prompt of kind 'prefix' is needed here")
+      raise InputError(
+        f'{self.path}: a prompt of kind {self.meta["kind"]!r} has no single prefix; a prompt of '
+        "kind 'prefix' is needed here"
+      )
     return self.arrays['prefix' if self.tied else f'{kind}/prefix']
 
 
@@ -86,8 +104,8 @@ def load_prompt(path: PathLike) -> Prompt:
   """Reads a prompt file.
 
   Raises:
-    InputError: it is missing, cut off, no npz, of a newer version, holds pickled objects, or an array or a key of meta is
-      missing, of the wrong shape or type, or not finite.
+    InputError: it is missing, cut off, no npz, of a newer version, holds pickled objects, or an
+      array or a key of meta is missing, of the wrong shape or type, or not finite.
   """
   file = existing(path, 'prompt')
   if file.is_dir():
@@ -106,46 +124,69 @@ def load_prompt(path: PathLike) -> Prompt:
   except _UNREADABLE as error:
     at = f', array {name}' if name else ''
     if 'allow_pickle' in str(error) and name:
-      raise InputError(f'{file}{at}: holds pickled Python objects, which are never loaded; export the prompt again') from error
-    raise InputError(f'{file}{at}: cut off, damaged or not an npz file ({" ".join(str(error).split())}); export or fetch it again') from error
+      raise InputError(
+        f'{file}{at}: holds pickled Python objects, which are never loaded; export the prompt again'
+      ) from error
+    raise InputError(
+      f'{file}{at}: cut off, damaged or not an npz file ({" ".join(str(error).split())}); export '
+      'or fetch it again'
+    ) from error
   if 'meta' not in arrays:
     raise InputError(f'{file}: no meta inside, so this is not a dprjax prompt')
   text = arrays.pop('meta')
   try:
     meta = json.loads(text.item() if text.ndim == 0 and text.dtype.kind == 'U' else '')
   except json.JSONDecodeError as error:
-    raise InputError(f'{file}: meta is not JSON in a single string ({error.msg}); export the prompt again') from error
+    raise InputError(
+      f'{file}: meta is not JSON in a single string ({error.msg}); export the prompt again'
+    ) from error
   _check(str(file), meta, arrays)
   return Prompt(meta, arrays, str(file))
 
 
-def check_prompt(prompt: Prompt, config: EncoderConfig, backbone_sha256: str, tokenizer_sha256: str | None = None) -> None:
+def check_prompt(
+  prompt: Prompt, config: EncoderConfig, backbone_sha256: str, tokenizer_sha256: str | None = None
+) -> None:
   """Checks that a prompt was made for this backbone, and, if given, for this tokenizer.
 
   Raises:
-    InputError: another backbone's SHA-256, a shape that does not fit the backbone, or another tokenizer's SHA-256.
+    InputError: another backbone's SHA-256, a shape that does not fit the backbone, or another
+      tokenizer's SHA-256.
   """
   problems = []
   recorded = prompt.meta['backbone_sha256']
   if backbone_sha256 not in (recorded.values() if isinstance(recorded, dict) else (recorded,)):
-    problems.append(f'was made for backbone {prompt.meta["backbone"]} with SHA-256 {recorded}, this one has {backbone_sha256}')
+    problems.append(
+      f'was made for backbone {prompt.meta["backbone"]} with SHA-256 {recorded}, this one has '
+      f'{backbone_sha256}'
+    )
   for name, array in prompt.arrays.items():
     if name.startswith('segments/'):
       found: tuple[int, ...] = array.shape[1:]
       wanted: tuple[int, ...] = (config.hidden_size,)
     elif name == 'prefix' or name.endswith('/prefix'):
       *_, layers, two, _, heads, size = array.shape
-      found, wanted = (layers, two, heads, size), (config.num_layers, 2, config.num_heads, config.head_dim)
+      found, wanted = (
+        (layers, two, heads, size),
+        (config.num_layers, 2, config.num_heads, config.head_dim),
+      )
     else:
       continue
     if found != wanted:
       axes = '[P, H]' if len(wanted) == 1 else '[L, 2, P, N, D]'
-      problems.append(f'{name} has shape {list(array.shape)}, but as {axes} this backbone takes {_with_length(wanted)}')
+      problems.append(
+        f'{name} has shape {list(array.shape)}, but as {axes} this backbone takes '
+        f'{_with_length(wanted)}'
+      )
   recorded = prompt.meta['tokenizer_sha256']
   if tokenizer_sha256 is not None and tokenizer_sha256 != recorded:
-    problems.append(f'was made with a tokenizer with SHA-256 {recorded}, this one has {tokenizer_sha256}')
+    problems.append(
+      f'was made with a tokenizer with SHA-256 {recorded}, this one has {tokenizer_sha256}'
+    )
   if problems:
-    raise InputError(f'{prompt.path}: {"; ".join(problems)}; give the backbone that it was trained on')
+    raise InputError(
+      f'{prompt.path}: {"; ".join(problems)}; give the backbone that it was trained on'
+    )
 
 
 def _with_length(wanted: tuple[int, ...]) -> str:
@@ -163,7 +204,10 @@ def _check(path: str, meta: Any, arrays: dict[str, np.ndarray]) -> None:
       raise InputError(f"{path}: meta has no 'template', which a prompt of kind 'template' needs")
     axes = {name: '[P, H]' for name in names if name.startswith('segments/')}
     if not axes:
-      raise InputError(f"{path}: no arrays segments/NAME, which a prompt of kind 'template' needs; found: {', '.join(names) or 'none'}")
+      raise InputError(
+        f"{path}: no arrays segments/NAME, which a prompt of kind 'template' needs; found: "
+        f'{", ".join(names) or "none"}'
+      )
   elif kind == 'topic' or 'prefix' in arrays:
     axes = {'prefix': '[K, L, 2, P, N, D]' if kind == 'topic' else '[L, 2, P, N, D]'}
   else:
@@ -171,7 +215,10 @@ def _check(path: str, meta: Any, arrays: dict[str, np.ndarray]) -> None:
   for name, letters in axes.items():
     if name not in arrays:
       wanted = 'prefix' if kind == 'topic' else 'prefix, or query/prefix and passage/prefix'
-      raise InputError(f'{path}: a prompt of kind {kind!r} needs {wanted}; {name} is missing (found: {", ".join(names) or "no arrays"})')
+      raise InputError(
+        f'{path}: a prompt of kind {kind!r} needs {wanted}; {name} is missing (found: '
+        f'{", ".join(names) or "no arrays"})'
+      )
     _check_array(path, name, arrays[name], letters)
   if kind == 'prefix' and (extra := sorted(set(names) - set(axes))):
     raise InputError(f"{path}: unexpected arrays in a prompt of kind 'prefix': {', '.join(extra)}")
@@ -183,35 +230,58 @@ def _check(path: str, meta: Any, arrays: dict[str, np.ndarray]) -> None:
   if kind == 'prefix' and len(axes) == 2:
     query, passage = (arrays[name].shape for name in axes)
     if query[:2] + query[3:] != passage[:2] + passage[3:]:
-      raise InputError(f'{path}: query/prefix {list(query)} and passage/prefix {list(passage)} may differ in P only')
+      raise InputError(
+        f'{path}: query/prefix {list(query)} and passage/prefix {list(passage)} may differ in P '
+        'only'
+      )
 
 
 def _check_array(path: str, name: str, array: np.ndarray, letters: str) -> None:
   if array.dtype != np.float32:
     raise InputError(f'{path}, array {name}: expected float32, found {array.dtype}')
-  if array.ndim != letters.count(',') + 1 or 0 in array.shape or ('2' in letters and array.shape[-4] != 2):
+  if (
+    array.ndim != letters.count(',') + 1
+    or 0 in array.shape
+    or ('2' in letters and array.shape[-4] != 2)
+  ):
     raise InputError(f'{path}, array {name}: expected shape {letters}, found {list(array.shape)}')
   if not np.isfinite(array).all():
-    raise InputError(f'{path}, array {name}: {np.count_nonzero(~np.isfinite(array))} of its values are not finite')
+    raise InputError(
+      f'{path}, array {name}: {np.count_nonzero(~np.isfinite(array))} of its values are not finite'
+    )
 
 
 def _check_meta(path: str, meta: Any) -> None:
   if not isinstance(meta, dict):
     raise InputError(f'{path}: meta holds a JSON {type(meta).__name__}, expected an object')
   if meta.get('format') != FORMAT:
-    raise InputError(f"{path}: meta's format is {meta.get('format')!r}, expected {FORMAT!r}: this is not a dprjax prompt")
+    raise InputError(
+      f"{path}: meta's format is {meta.get('format')!r}, expected {FORMAT!r}: this is not a dprjax "
+      'prompt'
+    )
   version = meta.get('version')
   if isinstance(version, int) and version > VERSION:
-    raise InputError(f'{path}: version {version} of the prompt format is newer than this dprjax reads ({VERSION}): upgrade dprjax')
+    raise InputError(
+      f'{path}: version {version} of the prompt format is newer than this dprjax reads '
+      f'({VERSION}): upgrade dprjax'
+    )
   if version != VERSION:
     raise InputError(f"{path}: meta's version is {version!r}, expected {VERSION}")
   if missing := [key for key in META if key not in meta]:
     raise InputError(f'{path}: meta lacks {", ".join(missing)}; export the prompt again')
   for key, types in (META | _OPTIONAL_META).items():
     value = meta.get(key)
-    if key in meta and (not isinstance(value, types) or (isinstance(value, bool) and bool not in types)):
-      raise InputError(f"{path}: meta's {key} is {value!r}, expected {' or '.join(one.__name__ for one in types)}")
+    if key in meta and (
+      not isinstance(value, types) or (isinstance(value, bool) and bool not in types)
+    ):
+      raise InputError(
+        f"{path}: meta's {key} is {value!r}, expected {' or '.join(one.__name__ for one in types)}"
+      )
   if meta['kind'] not in KINDS:
-    raise InputError(f"{path}: meta's kind is {meta['kind']!r}, expected one of: {', '.join(KINDS)}")
+    raise InputError(
+      f"{path}: meta's kind is {meta['kind']!r}, expected one of: {', '.join(KINDS)}"
+    )
   if meta['kind'] != 'template' and meta['pooling'] not in POOLINGS:
-    raise InputError(f"{path}: meta's pooling is {meta['pooling']!r}, expected one of: {', '.join(POOLINGS)}")
+    raise InputError(
+      f"{path}: meta's pooling is {meta['pooling']!r}, expected one of: {', '.join(POOLINGS)}"
+    )

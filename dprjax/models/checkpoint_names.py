@@ -1,8 +1,10 @@
-"""The tensors of a Hugging Face checkpoint, their names and shapes there, and their places in our tree.
+"""The tensors of a Hugging Face checkpoint, their names and shapes there, and their places in our
+tree.
 
-Every tensor of an encoder goes by one name here, the one that ``BertModel`` and ``RobertaModel`` give it: without the prefix of a
-larger model (``bert.``, ``roberta.``) and with LayerNorm's ``weight`` and ``bias`` (old files: ``gamma``, ``beta``). Heads keep
-the names that the ForMaskedLM and ForSequenceClassification classes give them.
+Every tensor of an encoder goes by one name here, the one that ``BertModel`` and ``RobertaModel``
+give it: without the prefix of a larger model (``bert.``, ``roberta.``) and with LayerNorm's
+``weight`` and ``bias`` (old files: ``gamma``, ``beta``). Heads keep the names that the ForMaskedLM
+and ForSequenceClassification classes give them.
 """
 
 import re
@@ -16,13 +18,17 @@ from dprjax.models.encoder import EncoderConfig
 Params = dict[str, Any]
 
 # What larger models add around the encoder, and buffers that old versions of transformers stored.
-EXTRAS = re.compile(r'(pooler|cls|lm_head|classifier|qa_outputs)\.|embeddings\.(position_ids|token_type_ids)$')
+EXTRAS = re.compile(
+  r'(pooler|cls|lm_head|classifier|qa_outputs)\.|embeddings\.(position_ids|token_type_ids)$'
+)
 # numpy's names for the types of floats, and safetensors'.
 DTYPES = {'float32': 'F32', 'float16': 'F16', 'bfloat16': 'BF16', 'float64': 'F64'}
 
 
 class Tensor(NamedTuple):
-  """One tensor of a checkpoint and its place in our tree; kernels are stored transposed there, layers stacked."""
+  """One tensor of a checkpoint and its place in our tree; kernels are stored transposed there,
+  layers stacked.
+  """
 
   name: str
   shape: tuple[int, ...]
@@ -38,8 +44,11 @@ class Tensor(NamedTuple):
 def encoder_tensors(config: EncoderConfig) -> Iterator[Tensor]:
   """Every tensor of the encoder."""
   width = config.hidden_size
-  for name, ours, rows in (('word_embeddings', 'word', config.vocab_size), ('position_embeddings', 'position', config.max_positions),
-                           ('token_type_embeddings', 'token_type', config.type_vocab_size)):
+  for name, ours, rows in (
+    ('word_embeddings', 'word', config.vocab_size),
+    ('position_embeddings', 'position', config.max_positions),
+    ('token_type_embeddings', 'token_type', config.type_vocab_size),
+  ):
     yield Tensor(f'embeddings.{name}.weight', (rows, width), ('embeddings', ours, 'embedding'))
   yield Tensor('embeddings.LayerNorm.weight', (width,), ('embeddings', 'norm', 'scale'))
   yield Tensor('embeddings.LayerNorm.bias', (width,), ('embeddings', 'norm', 'bias'))
@@ -48,26 +57,46 @@ def encoder_tensors(config: EncoderConfig) -> Iterator[Tensor]:
 
 
 def layer_tensors(config: EncoderConfig, num_layers: int) -> Iterator[Tensor]:
-  """``layer.0.attention.self.query.weight`` and so on: a stack of layers, of the encoder or of Condenser's head."""
+  """``layer.0.attention.self.query.weight`` and so on: a stack of layers, of the encoder or of
+  Condenser's head.
+  """
   width, inner = config.hidden_size, config.intermediate_size
-  dense = [(f'attention.self.{name}', ('attention', name), width, width) for name in ('query', 'key', 'value')]
-  dense += [('attention.output.dense', ('attention', 'output'), width, width),
-            ('intermediate.dense', ('mlp', 'up'), inner, width), ('output.dense', ('mlp', 'down'), width, inner)]
+  dense = [
+    (f'attention.self.{name}', ('attention', name), width, width)
+    for name in ('query', 'key', 'value')
+  ]
+  dense += [
+    ('attention.output.dense', ('attention', 'output'), width, width),
+    ('intermediate.dense', ('mlp', 'up'), inner, width),
+    ('output.dense', ('mlp', 'down'), width, inner),
+  ]
   norms = (('attention.output.LayerNorm', 'attention'), ('output.LayerNorm', 'mlp'))
   for layer in range(num_layers):
     for name, path, out, into in dense:
-      yield Tensor(f'layer.{layer}.{name}.weight', (out, into), (*path, 'kernel'), layer, num_layers)
+      yield Tensor(
+        f'layer.{layer}.{name}.weight', (out, into), (*path, 'kernel'), layer, num_layers
+      )
       yield Tensor(f'layer.{layer}.{name}.bias', (out,), (*path, 'bias'), layer, num_layers)
     for name, part in norms:
-      yield Tensor(f'layer.{layer}.{name}.weight', (width,), (part, 'norm', 'scale'), layer, num_layers)
-      yield Tensor(f'layer.{layer}.{name}.bias', (width,), (part, 'norm', 'bias'), layer, num_layers)
+      yield Tensor(
+        f'layer.{layer}.{name}.weight', (width,), (part, 'norm', 'scale'), layer, num_layers
+      )
+      yield Tensor(
+        f'layer.{layer}.{name}.bias', (width,), (part, 'norm', 'bias'), layer, num_layers
+      )
 
 
 def mlm_tensors(config: EncoderConfig) -> Iterator[Tensor]:
-  """The masked-LM head of BertForMaskedLM and BertForPreTraining, or of RobertaForMaskedLM and XLMRobertaForMaskedLM."""
+  """The masked-LM head of BertForMaskedLM and BertForPreTraining, or of RobertaForMaskedLM and
+  XLMRobertaForMaskedLM.
+  """
   width = config.hidden_size
   bert = config.model_type == 'bert'
-  dense, norm = ('cls.predictions.transform.dense', 'cls.predictions.transform.LayerNorm') if bert else ('lm_head.dense', 'lm_head.layer_norm')
+  dense, norm = (
+    ('cls.predictions.transform.dense', 'cls.predictions.transform.LayerNorm')
+    if bert
+    else ('lm_head.dense', 'lm_head.layer_norm')
+  )
   yield Tensor(f'{dense}.weight', (width, width), ('dense', 'kernel'))
   yield Tensor(f'{dense}.bias', (width,), ('dense', 'bias'))
   yield Tensor(f'{norm}.weight', (width,), ('norm', 'scale'))
@@ -76,15 +105,24 @@ def mlm_tensors(config: EncoderConfig) -> Iterator[Tensor]:
 
 
 def decoder_tensors(config: EncoderConfig) -> Mapping[str, str]:
-  """The head's tensors that some files store twice, and what each is a copy of (PyTorch ties them)."""
+  """Head tensors that some files store twice, and what each is a copy of (PyTorch ties them)."""
   head = 'cls.predictions' if config.model_type == 'bert' else 'lm_head'
-  return {f'{head}.decoder.weight': 'embeddings.word_embeddings.weight', f'{head}.decoder.bias': f'{head}.bias'}
+  return {
+    f'{head}.decoder.weight': 'embeddings.word_embeddings.weight',
+    f'{head}.decoder.bias': f'{head}.bias',
+  }
 
 
 def classifier_tensors(config: EncoderConfig, labels: int) -> Iterator[Tensor]:
-  """The head of BertForSequenceClassification (the pooler is its first half), or of the classes of RoBERTa and XLM-R."""
+  """The head of BertForSequenceClassification (the pooler is its first half), or of the classes of
+  RoBERTa and XLM-R.
+  """
   width = config.hidden_size
-  dense, output = ('pooler.dense', 'classifier') if config.model_type == 'bert' else ('classifier.dense', 'classifier.out_proj')
+  dense, output = (
+    ('pooler.dense', 'classifier')
+    if config.model_type == 'bert'
+    else ('classifier.dense', 'classifier.out_proj')
+  )
   yield Tensor(f'{dense}.weight', (width, width), ('dense', 'kernel'))
   yield Tensor(f'{dense}.bias', (width,), ('dense', 'bias'))
   yield Tensor(f'{output}.weight', (labels, width), ('output', 'kernel'))
@@ -99,7 +137,9 @@ def prefix(config: EncoderConfig) -> str:
 def canonical(config: EncoderConfig, name: str) -> str:
   """The one name of a tensor; see the module's docstring."""
   name = name.removeprefix(prefix(config))
-  return re.sub(r'LayerNorm\.beta$', 'LayerNorm.bias', re.sub(r'LayerNorm\.gamma$', 'LayerNorm.weight', name))
+  return re.sub(
+    r'LayerNorm\.beta$', 'LayerNorm.bias', re.sub(r'LayerNorm\.gamma$', 'LayerNorm.weight', name)
+  )
 
 
 def place(params: Params, tensor: Tensor, array: np.ndarray) -> None:

@@ -1,7 +1,9 @@
-"""Sequence-classification heads: what a cross-encoder makes of a query and a passage that it reads together.
+"""Sequence-classification heads: what a cross-encoder makes of a query and a passage that it reads
+together.
 
-The head is that of transformers' ForSequenceClassification classes: a dense layer and tanh on the first token's last state (BERT's
-pooler; the ``dense`` of RoBERTa's and XLM-R's ClassificationHead), then a linear layer to 1 or 2 labels.
+The head is that of transformers' ForSequenceClassification classes: a dense layer and tanh on the
+first token's last state (BERT's pooler; the ``dense`` of RoBERTa's and XLM-R's ClassificationHead),
+then a linear layer to 1 or 2 labels.
 """
 
 from collections.abc import Mapping
@@ -22,30 +24,45 @@ def init_classifier(config: EncoderConfig, key: Array, labels: int = 1) -> dict[
   """Fresh parameters, float32: kernels N(0, ``initializer_range``), biases 0.
 
   Returns:
-    ``dense`` (``kernel`` [H, H], ``bias`` [H]) and ``output`` (``kernel`` [H, labels], ``bias`` [labels]).
+    ``dense`` (``kernel`` [H, H], ``bias`` [H]) and ``output`` (``kernel`` [H, labels], ``bias``
+    [labels]).
 
   Raises:
     InputError: a number of labels other than 1 or 2.
   """
   if labels not in LABELS:
-    raise InputError(f'a cross-encoder has 1 label (relevance) or 2 (irrelevant, relevant), not {labels}')
+    raise InputError(
+      f'a cross-encoder has 1 label (relevance) or 2 (irrelevant, relevant), not {labels}'
+    )
   width = config.hidden_size
   return {
-      name: {'kernel': encoder.kernel_init(config)(one, (width, size), jnp.float32), 'bias': jnp.zeros(size, jnp.float32)}
-      for name, size, one in zip(('dense', 'output'), (width, labels), jax.random.split(key), strict=True)}
+    name: {
+      'kernel': encoder.kernel_init(config)(one, (width, size), jnp.float32),
+      'bias': jnp.zeros(size, jnp.float32),
+    }
+    for name, size, one in zip(
+      ('dense', 'output'), (width, labels), jax.random.split(key), strict=True
+    )
+  }
 
 
 def classify(
-    config: EncoderConfig, head: Mapping[str, Any], first: Float[Array, 'B H'], dtype: Any = jnp.float32, dropout_key: Array | None = None,
+  config: EncoderConfig,
+  head: Mapping[str, Any],
+  first: Float[Array, 'B H'],
+  dtype: Any = jnp.float32,
+  dropout_key: Array | None = None,
 ) -> Float[Array, 'B labels']:
   """The logits, float32.
 
   Args:
-    config: the encoder's. Dropout comes before the last layer, and with RoBERTa and XLM-R before the first as well, as in transformers.
+    config: the encoder's. Dropout comes before the last layer, and with RoBERTa and XLM-R before
+      the first as well, as in transformers.
     head: as ``init_classifier`` gives it.
     first: the first token's last hidden state.
     dtype: of the first layer's product; the last layer's is float32.
-    dropout_key: given, dropout is active, at the rate of the hidden states' (transformers' default for the classifier).
+    dropout_key: given, dropout is active, at the rate of the hidden states' (transformers' default
+      for the classifier).
   """
   keys = (None, None) if dropout_key is None else tuple(jax.random.split(dropout_key))
   x = first if config.model_type == 'bert' else _drop(first, keys[0], config.hidden_dropout)
@@ -55,7 +72,8 @@ def classify(
 
 
 def score(logits: Float[Array, 'B labels']) -> Float[Array, ' B']:
-  """One number a pair, whose sigmoid is the probability of relevance: the logit, or of two the second's lead over the first.
+  """One number a pair, whose sigmoid is the probability of relevance: the logit, or of two the
+  second's lead over the first.
 
   Of two labels the softmax gives label 1 the probability sigmoid(logit 1 - logit 0).
   """
@@ -63,9 +81,19 @@ def score(logits: Float[Array, 'B labels']) -> Float[Array, ' B']:
 
 
 def score_pairs(
-    config: EncoderConfig, backbone: Mapping[str, Any], head: Mapping[str, Any], tokens: Int[Array, 'B T'], mask: Bool[Array, 'B T'],
-    starts: Int[Array, ' B'], *, second_type: int = 0, dtype: Any = jnp.float32, remat: bool = False, unroll: int = 1,
-    dropout_key: Array | None = None) -> Float[Array, ' B']:
+  config: EncoderConfig,
+  backbone: Mapping[str, Any],
+  head: Mapping[str, Any],
+  tokens: Int[Array, 'B T'],
+  mask: Bool[Array, 'B T'],
+  starts: Int[Array, ' B'],
+  *,
+  second_type: int = 0,
+  dtype: Any = jnp.float32,
+  remat: bool = False,
+  unroll: int = 1,
+  dropout_key: Array | None = None,
+) -> Float[Array, ' B']:
   """The scores of pairs, float32.
 
   Args:
@@ -75,22 +103,36 @@ def score_pairs(
     tokens: a pair a row, special tokens included.
     mask: True at real tokens.
     starts: where in its row each second text begins.
-    second_type: the token type of the second text and of what closes it; that of the first is 0. An encoder with one type knows no other.
+    second_type: the token type of the second text and of what closes it; that of the first is 0. An
+      encoder with one type knows no other.
     dtype, remat, unroll: as for ``encoder.encode``.
     dropout_key: given, the encoder's dropout and the head's are active.
   """
   types = None
   if second_type and config.type_vocab_size > 1:
-    types = jnp.where(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :] >= starts[:, None], second_type, 0).astype(jnp.int32)
+    types = jnp.where(
+      jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :] >= starts[:, None], second_type, 0
+    ).astype(jnp.int32)
   keys = (None, None) if dropout_key is None else tuple(jax.random.split(dropout_key))
   hidden = encoder.encode(
-      config, backbone, tokens, mask, token_types=types, dtype=dtype, remat=remat, unroll=unroll, dropout_key=keys[0])
+    config,
+    backbone,
+    tokens,
+    mask,
+    token_types=types,
+    dtype=dtype,
+    remat=remat,
+    unroll=unroll,
+    dropout_key=keys[0],
+  )
   return score(classify(config, head, hidden[:, 0], dtype, keys[1]))
 
 
 def _dense(x: Float[Array, 'B I'], layer: Mapping[str, Any]) -> Float[Array, 'B O']:
   # A GPU's tf32 default would cost three digits of a logit.
-  product = jnp.einsum('bi,io->bo', x, layer['kernel'].astype(x.dtype), precision=jax.lax.Precision.HIGHEST)
+  product = jnp.einsum(
+    'bi,io->bo', x, layer['kernel'].astype(x.dtype), precision=jax.lax.Precision.HIGHEST
+  )
   return product + layer['bias'].astype(x.dtype)[None, :]
 
 

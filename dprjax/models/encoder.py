@@ -1,11 +1,12 @@
 """BERT, RoBERTa and XLM-RoBERTa encoders whose deep prompt is an argument.
 
-The layers are ``transformers``' (post-LayerNorm) ones, with parameters stacked on a leading layer axis and the kernels stored
-``[in, out]``. A prompt is one set of key and value vectors a layer that every token attends to (prefix tuning, as DPTDR
-section 3.1 uses it): it is never masked, has no positions, and is not itself updated from layer to layer.
+The layers are ``transformers``' (post-LayerNorm) ones, with parameters stacked on a leading layer
+axis and the kernels stored ``[in, out]``. A prompt is one set of key and value vectors a layer that
+every token attends to (prefix tuning, as DPTDR section 3.1 uses it): it is never masked, has no
+positions, and is not itself updated from layer to layer.
 
-Shape letters are those of docs/architecture.md. Nothing here stores a parameter for the prompt, so a gradient with respect to
-the prompt alone computes no gradient of a weight.
+Shape letters are those of docs/architecture.md. Nothing here stores a parameter for the prompt, so
+a gradient with respect to the prompt alone computes no gradient of a weight.
 """
 
 import dataclasses
@@ -21,7 +22,8 @@ from dprjax.errors import InputError
 
 MODEL_TYPES = ('bert', 'roberta', 'xlm-roberta')
 
-# Added to the scores of masked keys. Finite, so that a row of padding alone gives numbers, not NaN; in float32 it drowns any score.
+# Added to the scores of masked keys. Finite, so that a row of padding alone gives numbers, not NaN;
+# in float32 it drowns any score.
 _MASKED = -1e9
 
 
@@ -33,7 +35,8 @@ def erf_gelu(x: Float[Array, '...']) -> Float[Array, '...']:
 
 @erf_gelu.defjvp
 def _erf_gelu_jvp(primals, tangents):
-  # Phi(x) + x * phi(x) as one array: autodiff would keep several of [B, T, intermediate_size] a layer for the backward pass.
+  # Phi(x) + x * phi(x) as one array: autodiff would keep several of [B, T, intermediate_size] a
+  # layer for the backward pass.
   (x,), (dx,) = primals, tangents
   cdf = 0.5 * (1 + jax.lax.erf(x * 0.5**0.5))
   pdf = (2 * jnp.pi) ** -0.5 * jnp.exp(-0.5 * x * x)
@@ -46,9 +49,19 @@ def _tanh_gelu(x):
 
 # By the names of transformers' ACT2FN.
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    'gelu': erf_gelu, 'gelu_python': erf_gelu, 'gelu_new': _tanh_gelu, 'gelu_fast': _tanh_gelu, 'gelu_accurate': _tanh_gelu,
-    'gelu_pytorch_tanh': _tanh_gelu, 'gelu_python_tanh': _tanh_gelu, 'quick_gelu': lambda x: x * nn.sigmoid(1.702 * x),
-    'relu': nn.relu, 'silu': nn.silu, 'swish': nn.silu, 'tanh': jnp.tanh}
+  'gelu': erf_gelu,
+  'gelu_python': erf_gelu,
+  'gelu_new': _tanh_gelu,
+  'gelu_fast': _tanh_gelu,
+  'gelu_accurate': _tanh_gelu,
+  'gelu_pytorch_tanh': _tanh_gelu,
+  'gelu_python_tanh': _tanh_gelu,
+  'quick_gelu': lambda x: x * nn.sigmoid(1.702 * x),
+  'relu': nn.relu,
+  'silu': nn.silu,
+  'swish': nn.silu,
+  'tanh': jnp.tanh,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,11 +89,17 @@ class EncoderConfig:
 
   def __post_init__(self):
     if self.model_type not in MODEL_TYPES:
-      raise InputError(f'model_type {self.model_type!r} is not supported; use one of: {", ".join(MODEL_TYPES)}')
+      raise InputError(
+        f'model_type {self.model_type!r} is not supported; use one of: {", ".join(MODEL_TYPES)}'
+      )
     if self.hidden_act not in ACTIVATIONS:
-      raise InputError(f'hidden_act {self.hidden_act!r} is not supported; use one of: {", ".join(ACTIVATIONS)}')
+      raise InputError(
+        f'hidden_act {self.hidden_act!r} is not supported; use one of: {", ".join(ACTIVATIONS)}'
+      )
     if self.hidden_size % self.num_heads:
-      raise InputError(f'hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_heads}')
+      raise InputError(
+        f'hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_heads}'
+      )
 
   @property
   def head_dim(self) -> int:
@@ -88,7 +107,9 @@ class EncoderConfig:
 
   @property
   def first_position(self) -> int:
-    """The row of the position table that the first token uses; RoBERTa keeps the rows up to the padding's for padding."""
+    """The row of the position table that the first token uses; RoBERTa keeps the rows up to the
+    padding's for padding.
+    """
     return 0 if self.model_type == 'bert' else self.pad_token_id + 1
 
   @property
@@ -98,7 +119,9 @@ class EncoderConfig:
 
 
 def kernel_init(config: EncoderConfig) -> nn.initializers.Initializer:
-  """How this encoder's kernels and embeddings start, and those of a fresh head on it: N(0, ``initializer_range``), as in BERT."""
+  """How this encoder's kernels and embeddings start, and those of a fresh head on it: N(0,
+  ``initializer_range``), as in BERT.
+  """
   return nn.initializers.normal(config.initializer_range)
 
 
@@ -108,7 +131,9 @@ def dense(config: EncoderConfig, features: int, dtype: Any, name: str | None = N
 
 
 class LayerNorm(nn.Module):
-  """LayerNorm in float32, whatever the parameters are held in; two passes over the variance, as PyTorch does."""
+  """LayerNorm in float32, whatever the parameters are held in; two passes over the variance, as
+  PyTorch does.
+  """
 
   epsilon: float
 
@@ -123,7 +148,9 @@ class LayerNorm(nn.Module):
 
 
 class Embed(nn.Module):
-  """A table of vectors, looked up and then cast to float32; an id outside it gives NaN, which a training loop notices."""
+  """A table of vectors, looked up and then cast to float32; an id outside it gives NaN, which a
+  training loop notices.
+  """
 
   config: EncoderConfig
   rows: int
@@ -135,37 +162,57 @@ class Embed(nn.Module):
 
 
 class Attention(nn.Module):
-  """Multi-head self-attention over the prompt and the tokens, with output projection, residual and LayerNorm."""
+  """Multi-head self-attention over the prompt and the tokens, with output projection, residual and
+  LayerNorm.
+  """
 
   config: EncoderConfig
   dtype: Any
   deterministic: bool
 
   @nn.compact
-  def __call__(self, x: Float[Array, 'B T H'], bias: Float[Array, 'B 1 1 T'], prompt: Array | None, prompt_ids: Array | None) -> Array:
+  def __call__(
+    self,
+    x: Float[Array, 'B T H'],
+    bias: Float[Array, 'B 1 1 T'],
+    prompt: Array | None,
+    prompt_ids: Array | None,
+  ) -> Array:
     config = self.config
 
     def heads(name):
       y = dense(config, config.hidden_size, self.dtype, name)(x)
-      return y.reshape(*y.shape[:2], config.num_heads, config.head_dim).swapaxes(1, 2)  # [B, N, T, D]: 1.5x faster on a CPU than [B, T, N, D]
+      return y.reshape(*y.shape[:2], config.num_heads, config.head_dim).swapaxes(
+        1, 2
+      )  # [B, N, T, D]: 1.5x faster on a CPU than [B, T, N, D]
 
     query, key, value = heads('query') * config.head_dim**-0.5, heads('key'), heads('value')
     if prompt is not None:
       if prompt_ids is not None:
         prompt = jnp.take(prompt, prompt_ids, axis=0)  # [K, 2, P, N, D] -> [B, 2, P, N, D]
       prompt = prompt.astype(self.dtype).swapaxes(-3, -2)
-      # A copy an example of a shared prompt is small next to the scores, and 10 % faster than scoring prompt and tokens apart.
-      prompt = jnp.broadcast_to(prompt if prompt.ndim == 5 else prompt[None], (x.shape[0], *prompt.shape[-4:]))
+      # A copy an example of a shared prompt is small next to the scores, and 10 % faster than
+      # scoring prompt and tokens apart.
+      prompt = jnp.broadcast_to(
+        prompt if prompt.ndim == 5 else prompt[None], (x.shape[0], *prompt.shape[-4:])
+      )
       key = jnp.concatenate([prompt[:, 0], key], axis=2)  # [B, N, P + T, D]
       value = jnp.concatenate([prompt[:, 1], value], axis=2)
-      bias = jnp.pad(bias, ((0, 0), (0, 0), (0, 0), (prompt.shape[-2], 0)))  # prompts are never masked
+      bias = jnp.pad(
+        bias, ((0, 0), (0, 0), (0, 0), (prompt.shape[-2], 0))
+      )  # prompts are never masked
     scores = jnp.einsum('bntd,bnsd->bnts', query, key).astype(jnp.float32) + bias
-    # Softmax, divided after the product with the values: [B, N, T, D] is smaller than the scores, whose every pass counts on a CPU.
+    # Softmax, divided after the product with the values: [B, N, T, D] is smaller than the scores,
+    # whose every pass counts on a CPU.
     weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
     total = jnp.sum(weights, axis=-1, keepdims=True)
-    self.sow('intermediates', 'first_token', weights[:, :, 0] / total[:, :, 0])  # nothing is kept unless it is asked for
+    self.sow(
+      'intermediates', 'first_token', weights[:, :, 0] / total[:, :, 0]
+    )  # nothing is kept unless it is asked for
     weights = nn.Dropout(config.attention_dropout, deterministic=self.deterministic)(weights)
-    context = jnp.einsum('bnts,bnsd->bntd', weights.astype(self.dtype), value, preferred_element_type=jnp.float32)
+    context = jnp.einsum(
+      'bnts,bnsd->bntd', weights.astype(self.dtype), value, preferred_element_type=jnp.float32
+    )
     context = (context / total).astype(self.dtype)
     context = context.swapaxes(1, 2).reshape(x.shape)
     out = dense(config, config.hidden_size, self.dtype, 'output')(context)
@@ -190,7 +237,9 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-  """One layer, in the form that ``nn.scan`` wants: ``(carry, scanned, *broadcast) -> (carry, None)``."""
+  """One layer, in the form that ``nn.scan`` wants: ``(carry, scanned, *broadcast) -> (carry,
+  None)``.
+  """
 
   config: EncoderConfig
   dtype: Any
@@ -198,7 +247,9 @@ class Layer(nn.Module):
 
   @nn.compact
   def __call__(self, x, prompt, bias, prompt_ids):
-    x = Attention(self.config, self.dtype, self.deterministic, name='attention')(x, bias, prompt, prompt_ids)
+    x = Attention(self.config, self.dtype, self.deterministic, name='attention')(
+      x, bias, prompt, prompt_ids
+    )
     return MLP(self.config, self.dtype, self.deterministic, name='mlp')(x), None
 
 
@@ -210,29 +261,47 @@ class Embeddings(nn.Module):
   deterministic: bool
 
   @nn.compact
-  def __call__(self, tokens: Int[Array, 'B T'], positions: Int[Array, 'B T'], token_types: Int[Array, 'B T']) -> Float[Array, 'B T H']:
+  def __call__(
+    self, tokens: Int[Array, 'B T'], positions: Int[Array, 'B T'], token_types: Int[Array, 'B T']
+  ) -> Float[Array, 'B T H']:
     config = self.config
 
     def embed(name, rows, ids):
       return Embed(config, rows, name=name)(ids)
 
-    x = embed('word', config.vocab_size, tokens) + embed('token_type', config.type_vocab_size, token_types)
-    x = LayerNorm(config.layer_norm_eps, name='norm')(x + embed('position', config.max_positions, positions))
+    x = embed('word', config.vocab_size, tokens) + embed(
+      'token_type', config.type_vocab_size, token_types
+    )
+    x = LayerNorm(config.layer_norm_eps, name='norm')(
+      x + embed('position', config.max_positions, positions)
+    )
     return nn.Dropout(config.hidden_dropout, deterministic=self.deterministic)(x).astype(self.dtype)
 
 
-def _stack(config: EncoderConfig, num_layers: int, dtype: Any, remat: bool, unroll: int, deterministic: bool) -> nn.Module:
-  """Layers one after the other, their parameters stacked on a leading axis: ``(x, prompt, bias, prompt_ids) -> (x, None)``."""
-  # Unrolled, the layers stand side by side, and the compiler would merge the recomputed ones with the first ones.
+def _stack(
+  config: EncoderConfig, num_layers: int, dtype: Any, remat: bool, unroll: int, deterministic: bool
+) -> nn.Module:
+  """Layers one after the other, their parameters stacked on a leading axis: ``(x, prompt, bias,
+  prompt_ids) -> (x, None)``.
+  """
+  # Unrolled, the layers stand side by side, and the compiler would merge the recomputed ones with
+  # the first ones.
   layer = nn.remat(Layer, prevent_cse=unroll > 1) if remat else Layer
   scanned = nn.scan(
-      layer, variable_axes={'params': 0, 'intermediates': 0}, split_rngs={'params': True, 'dropout': True},
-      in_axes=(0, nn.broadcast, nn.broadcast), length=num_layers, unroll=min(unroll, num_layers))
+    layer,
+    variable_axes={'params': 0, 'intermediates': 0},
+    split_rngs={'params': True, 'dropout': True},
+    in_axes=(0, nn.broadcast, nn.broadcast),
+    length=num_layers,
+    unroll=min(unroll, num_layers),
+  )
   return scanned(config, dtype, deterministic)
 
 
 def init_layers(config: EncoderConfig, num_layers: int, key: Array) -> dict[str, Any]:
-  """Fresh parameters of ``num_layers`` stacked layers: kernels N(0, ``initializer_range``), biases 0, LayerNorm's scale 1, as BERT starts."""
+  """Fresh parameters of ``num_layers`` stacked layers: kernels N(0, ``initializer_range``), biases
+  0, LayerNorm's scale 1, as BERT starts.
+  """
   x, bias = jnp.zeros((1, 1, config.hidden_size), jnp.float32), jnp.zeros((1, 1, 1, 1), jnp.float32)
   stack = _stack(config, num_layers, jnp.float32, False, 1, True)
   return jax.jit(stack.init)(key, x, None, bias, None)['params']
@@ -242,12 +311,16 @@ def init_encoder(config: EncoderConfig, key: Array) -> dict[str, Any]:
   """Fresh parameters of a whole encoder, as BERT starts."""
   embeddings_key, layers_key = jax.random.split(key)
   tokens = jnp.zeros((1, 1), jnp.int32)
-  embeddings = jax.jit(Embeddings(config, jnp.float32, True).init)(embeddings_key, tokens, tokens, tokens)['params']
+  embeddings = jax.jit(Embeddings(config, jnp.float32, True).init)(
+    embeddings_key, tokens, tokens, tokens
+  )['params']
   return {'embeddings': embeddings, 'layers': init_layers(config, config.num_layers, layers_key)}
 
 
 def _positions(config: EncoderConfig, mask: Array, shift: int) -> Array:
-  """Rows of the position table ``[B, T]``, as transformers counts them (RoBERTa's padding sits on its own row)."""
+  """Rows of the position table ``[B, T]``, as transformers counts them (RoBERTa's padding sits on
+  its own row).
+  """
   if config.model_type == 'bert':
     return jnp.broadcast_to(jnp.arange(mask.shape[1], dtype=jnp.int32) + shift, mask.shape)
   real = mask.astype(jnp.int32)
@@ -255,23 +328,44 @@ def _positions(config: EncoderConfig, mask: Array, shift: int) -> Array:
 
 
 def check_prompt_shape(config: EncoderConfig, prompt: Any, prompt_ids: Any, batch: int) -> None:
-  """Raises InputError where a prompt is neither shared, nor one an example, nor a bank with ids, of this encoder's shape."""
+  """Raises InputError where a prompt is neither shared, nor one an example, nor a bank with ids, of
+  this encoder's shape.
+  """
   shape = tuple(prompt.shape)
   core = shape[-5:]
-  fits = len(core) == 5 and core[:2] == (config.num_layers, 2) and core[3:] == (config.num_heads, config.head_dim)
+  fits = (
+    len(core) == 5
+    and core[:2] == (config.num_layers, 2)
+    and core[3:] == (config.num_heads, config.head_dim)
+  )
   wanted = f'[{config.num_layers}, 2, P, {config.num_heads}, {config.head_dim}]'
   if not fits or len(shape) > 6:
-    raise InputError(f'prompt has shape {list(shape)}; this encoder takes {wanted}, or that with a leading axis for examples or prompts')
+    raise InputError(
+      f'prompt has shape {list(shape)}; this encoder takes {wanted}, or that with a leading axis '
+      'for examples or prompts'
+    )
   if prompt_ids is not None and (len(shape) != 6 or prompt_ids.shape != (batch,)):
-    raise InputError(f'prompt_ids {list(prompt_ids.shape)} choose from a bank [K, ...] for {batch} examples; the prompt is {list(shape)}')
+    raise InputError(
+      f'prompt_ids {list(prompt_ids.shape)} choose from a bank [K, ...] for {batch} examples; the '
+      f'prompt is {list(shape)}'
+    )
   if prompt_ids is None and len(shape) == 6 and shape[0] != batch:
-    raise InputError(f'prompt holds {shape[0]} prompts for {batch} examples: pass prompt_ids to choose from a bank')
+    raise InputError(
+      f'prompt holds {shape[0]} prompts for {batch} examples: pass prompt_ids to choose from a bank'
+    )
 
 
 def _place(
-    config: EncoderConfig, tokens: Array, mask: Array, prompt: Array | None, prompt_ids: Array | None, shift_positions: bool,
+  config: EncoderConfig,
+  tokens: Array,
+  mask: Array,
+  prompt: Array | None,
+  prompt_ids: Array | None,
+  shift_positions: bool,
 ) -> tuple[Array | None, Array]:
-  """The prompt with the layers' axis first, None where it has no vectors, and the tokens' positions; raises what ``encode`` raises."""
+  """The prompt with the layers' axis first, None where it has no vectors, and the tokens'
+  positions; raises what ``encode`` raises.
+  """
   batch, length = tokens.shape
   shift = 0
   if prompt is not None:
@@ -283,21 +377,41 @@ def _place(
       prompt = None
   if length + shift > config.max_tokens:
     shifted = f' shifted by a prompt of {shift}' if shift else ''
-    raise InputError(f'{length} tokens{shifted} exceed the {config.max_tokens} positions of this encoder; lower the maximum length')
+    raise InputError(
+      f'{length} tokens{shifted} exceed the {config.max_tokens} positions of this encoder; lower '
+      'the maximum length'
+    )
   return prompt, _positions(config, mask, shift)
 
 
 def _run(
-    config: EncoderConfig, params: Mapping[str, Any], tokens: Array, mask: Array, cuts: tuple[int, ...], *, prompt: Array | None = None,
-    prompt_ids: Array | None = None, token_types: Array | None = None, shift_positions: bool = False, dtype: Any = jnp.float32, remat: bool = False,
-    unroll: int = 1, dropout_key: Array | None = None) -> list[Float[Array, 'B T H']]:
+  config: EncoderConfig,
+  params: Mapping[str, Any],
+  tokens: Array,
+  mask: Array,
+  cuts: tuple[int, ...],
+  *,
+  prompt: Array | None = None,
+  prompt_ids: Array | None = None,
+  token_types: Array | None = None,
+  shift_positions: bool = False,
+  dtype: Any = jnp.float32,
+  remat: bool = False,
+  unroll: int = 1,
+  dropout_key: Array | None = None,
+) -> list[Float[Array, 'B T H']]:
   """The hidden states after each number of layers in ``cuts`` (rising)."""
   prompt, positions = _place(config, tokens, mask, prompt, prompt_ids, shift_positions)
   if token_types is None:
     token_types = jnp.zeros_like(tokens)
-  keys: list[Array | None] = [None] * (1 + len(cuts)) if dropout_key is None else list(jax.random.split(dropout_key, 1 + len(cuts)))
+  keys: list[Array | None] = (
+    [None] * (1 + len(cuts))
+    if dropout_key is None
+    else list(jax.random.split(dropout_key, 1 + len(cuts)))
+  )
   x: Any = Embeddings(config, dtype, dropout_key is None).apply(
-      {'params': params['embeddings']}, tokens, positions, token_types, rngs=_rngs(keys[0]))
+    {'params': params['embeddings']}, tokens, positions, token_types, rngs=_rngs(keys[0])
+  )
   states = []
   for start, stop, key in zip((0, *cuts), cuts, keys[1:], strict=False):
     layers, prompts = params['layers'], prompt
@@ -305,21 +419,42 @@ def _run(
       layers = jax.tree.map(lambda leaf, start=start, stop=stop: leaf[start:stop], layers)
       prompts = None if prompt is None else prompt[start:stop]
     x = encode_layers(
-        config, layers, x, mask, prompt=prompts, prompt_ids=None if prompt is None else prompt_ids, dtype=dtype, remat=remat, unroll=unroll,
-        dropout_key=key)
+      config,
+      layers,
+      x,
+      mask,
+      prompt=prompts,
+      prompt_ids=None if prompt is None else prompt_ids,
+      dtype=dtype,
+      remat=remat,
+      unroll=unroll,
+      dropout_key=key,
+    )
     states.append(x)
   return states
 
 
 def encode_layers(
-    config: EncoderConfig, layers: Mapping[str, Any], hidden: Float[Array, 'B T H'], mask: Bool[Array, 'B T'], *, prompt: Array | None = None,
-    prompt_ids: Int[Array, ' B'] | None = None, dtype: Any = jnp.float32, remat: bool = False, unroll: int = 1, dropout_key: Array | None = None,
+  config: EncoderConfig,
+  layers: Mapping[str, Any],
+  hidden: Float[Array, 'B T H'],
+  mask: Bool[Array, 'B T'],
+  *,
+  prompt: Array | None = None,
+  prompt_ids: Int[Array, ' B'] | None = None,
+  dtype: Any = jnp.float32,
+  remat: bool = False,
+  unroll: int = 1,
+  dropout_key: Array | None = None,
 ) -> Float[Array, 'B T H']:
-  """Hidden states through stacked layers (of the backbone, or of a head on it); ``prompt`` has the layers' axis first."""
+  """Hidden states through stacked layers (of the backbone, or of a head on it); ``prompt`` has the
+  layers' axis first.
+  """
   count = jax.tree.leaves(layers)[0].shape[0]
   bias = jnp.where(mask, 0.0, _MASKED)[:, None, None, :]
   x, _ = _stack(config, count, dtype, remat, unroll, dropout_key is None).apply(
-      {'params': layers}, hidden.astype(dtype), prompt, bias, prompt_ids, rngs=_rngs(dropout_key))
+    {'params': layers}, hidden.astype(dtype), prompt, bias, prompt_ids, rngs=_rngs(dropout_key)
+  )
   assert isinstance(x, jax.Array)  # apply's annotation also allows for mutable collections
   return x
 
@@ -329,19 +464,19 @@ def _rngs(key: Array | None) -> dict[str, Array] | None:
 
 
 def encode(
-    config: EncoderConfig,
-    params: Mapping[str, Any],
-    tokens: Int[Array, 'B T'],
-    mask: Bool[Array, 'B T'],
-    *,
-    prompt: Float[Array, '*B L 2 P N D'] | None = None,
-    prompt_ids: Int[Array, ' B'] | None = None,
-    token_types: Int[Array, 'B T'] | None = None,
-    shift_positions: bool = False,
-    dtype: Any = jnp.float32,
-    remat: bool = False,
-    unroll: int = 1,
-    dropout_key: Array | None = None,
+  config: EncoderConfig,
+  params: Mapping[str, Any],
+  tokens: Int[Array, 'B T'],
+  mask: Bool[Array, 'B T'],
+  *,
+  prompt: Float[Array, '*B L 2 P N D'] | None = None,
+  prompt_ids: Int[Array, ' B'] | None = None,
+  token_types: Int[Array, 'B T'] | None = None,
+  shift_positions: bool = False,
+  dtype: Any = jnp.float32,
+  remat: bool = False,
+  unroll: int = 1,
+  dropout_key: Array | None = None,
 ) -> Float[Array, 'B T H']:
   """Encodes tokens under an optional deep prompt.
 
@@ -350,12 +485,13 @@ def encode(
     params: ``embeddings`` and ``layers`` as ``hub.load_backbone`` gives them, float32 or bfloat16.
     tokens: token ids.
     mask: True at real tokens. A row of padding alone is allowed and gives finite numbers.
-    prompt: shared by all examples ``[L, 2, P, N, D]``, or one an example ``[B, L, 2, P, N, D]``, or, with ``prompt_ids``, a bank
-      ``[K, L, 2, P, N, D]``. Index 0 of the axis of two holds keys, 1 values. None, or P = 0: the plain encoder.
+    prompt: shared by all examples ``[L, 2, P, N, D]``, or one an example ``[B, L, 2, P, N, D]``,
+      or, with ``prompt_ids``, a bank ``[K, L, 2, P, N, D]``. Index 0 of the axis of two holds keys,
+      1 values. None, or P = 0: the plain encoder.
     prompt_ids: which of the bank's prompts each example uses; an id out of range gives NaN.
     token_types: segment ids, default 0.
-    shift_positions: count the prompt's P vectors as positions before the first token, as transformers does with
-      ``past_key_values``.
+    shift_positions: count the prompt's P vectors as positions before the first token, as
+      transformers does with ``past_key_values``.
     dtype: of matrix products and activations between layers; softmax and LayerNorm stay float32.
     remat: recompute each layer in the backward pass.
     unroll: layers a step of the scan over layers, 1 to L.
@@ -365,18 +501,37 @@ def encode(
     The last layer's hidden states, float32.
 
   Raises:
-    InputError: at trace time, where the prompt's shape is not this encoder's, or the tokens (and shift) exceed its positions.
+    InputError: at trace time, where the prompt's shape is not this encoder's, or the tokens (and
+      shift) exceed its positions.
   """
   (hidden,) = _run(
-      config, params, tokens, mask, (config.num_layers,), prompt=prompt, prompt_ids=prompt_ids, token_types=token_types,
-      shift_positions=shift_positions, dtype=dtype, remat=remat, unroll=unroll, dropout_key=dropout_key)
+    config,
+    params,
+    tokens,
+    mask,
+    (config.num_layers,),
+    prompt=prompt,
+    prompt_ids=prompt_ids,
+    token_types=token_types,
+    shift_positions=shift_positions,
+    dtype=dtype,
+    remat=remat,
+    unroll=unroll,
+    dropout_key=dropout_key,
+  )
   return hidden.astype(jnp.float32)
 
 
 def encode_early_late(
-    config: EncoderConfig, params: Mapping[str, Any], tokens: Int[Array, 'B T'], mask: Bool[Array, 'B T'], split: int, **options: Any,
+  config: EncoderConfig,
+  params: Mapping[str, Any],
+  tokens: Int[Array, 'B T'],
+  mask: Bool[Array, 'B T'],
+  split: int,
+  **options: Any,
 ) -> tuple[Float[Array, 'B T H'], Float[Array, 'B T H']]:
-  """The hidden states after the first ``split`` layers and after all of them (Condenser, Eqs. 6 and 7), float32.
+  """The hidden states after the first ``split`` layers and after all of them (Condenser, Eqs. 6 and
+  7), float32.
 
   Args:
     split: early layers, 1 to L - 1.
@@ -386,16 +541,25 @@ def encode_early_late(
     InputError: ``split`` leaves no early or no late layer; and as ``encode`` does.
   """
   if not 0 < split < config.num_layers:
-    raise InputError(f'a split after {split} layers leaves no early or no late layer of {config.num_layers}; use 1 to {config.num_layers - 1}')
+    raise InputError(
+      f'a split after {split} layers leaves no early or no late layer of {config.num_layers}; use '
+      f'1 to {config.num_layers - 1}'
+    )
   early, late = _run(config, params, tokens, mask, (split, config.num_layers), **options)
   return early.astype(jnp.float32), late.astype(jnp.float32)
 
 
 def first_token_attention(
-    config: EncoderConfig, params: Mapping[str, Any], tokens: Int[Array, 'B T'], mask: Bool[Array, 'B T'], *, prompt: Array | None = None,
-    shift_positions: bool = False,
+  config: EncoderConfig,
+  params: Mapping[str, Any],
+  tokens: Int[Array, 'B T'],
+  mask: Bool[Array, 'B T'],
+  *,
+  prompt: Array | None = None,
+  shift_positions: bool = False,
 ) -> Float[Array, 'L B N S']:
-  """What the first token of each row attends to, by layer and head, S = P + T (the prompt's vectors first); rows sum to 1.
+  """What the first token of each row attends to, by layer and head, S = P + T (the prompt's vectors
+  first); rows sum to 1.
 
   Args:
     config, params, tokens, mask: as for ``encode``.
@@ -406,8 +570,11 @@ def first_token_attention(
     InputError: as ``encode`` does.
   """
   prompt, positions = _place(config, tokens, mask, prompt, None, shift_positions)
-  x = Embeddings(config, jnp.float32, True).apply({'params': params['embeddings']}, tokens, positions, jnp.zeros_like(tokens))
+  x = Embeddings(config, jnp.float32, True).apply(
+    {'params': params['embeddings']}, tokens, positions, jnp.zeros_like(tokens)
+  )
   bias = jnp.where(mask, 0.0, _MASKED)[:, None, None, :]
   _, seen = _stack(config, config.num_layers, jnp.float32, False, 1, True).apply(
-      {'params': params['layers']}, x, prompt, bias, None, mutable=['intermediates'])
+    {'params': params['layers']}, x, prompt, bias, None, mutable=['intermediates']
+  )
   return seen['intermediates']['attention']['first_token'][0]

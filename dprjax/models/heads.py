@@ -1,4 +1,6 @@
-"""What stands on the hidden states: pooling to one vector a text, the masked-LM head, and Condenser's head."""
+"""What stands on the hidden states: pooling to one vector a text, the masked-LM head, and
+Condenser's head.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,8 +16,11 @@ from dprjax.models.encoder import EncoderConfig
 POOLINGS = ('cls', 'mean')
 
 
-def pool(hidden: Float[Array, 'B T H'], mask: Bool[Array, 'B T'], pooling: str = 'cls') -> Float[Array, 'B H']:
-  """One vector a row: the first token's (``cls``) or the mean over real tokens (``mean``; 0 where a row has none).
+def pool(
+  hidden: Float[Array, 'B T H'], mask: Bool[Array, 'B T'], pooling: str = 'cls'
+) -> Float[Array, 'B H']:
+  """One vector a row: the first token's (``cls``) or the mean over real tokens (``mean``; 0 where a
+  row has none).
 
   Raises:
     InputError: ``pooling`` is another word.
@@ -29,18 +34,21 @@ def pool(hidden: Float[Array, 'B T H'], mask: Bool[Array, 'B T'], pooling: str =
 
 
 def normalize(x: Float[Array, '... H']) -> Float[Array, '... H']:
-  """Scales vectors to unit length; a zero vector stays zero, and its gradient is zero rather than NaN."""
+  """Scales vectors to unit length; a zero vector stays zero, and its gradient is zero rather than
+  NaN.
+  """
   square = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
   zero = square == 0
   return jnp.where(zero, 0, x * jax.lax.rsqrt(jnp.where(zero, 1, square)))
 
 
 def init_mlm_head(config: EncoderConfig, key: Array) -> dict[str, Any]:
-  """Fresh parameters of a masked-LM head, float32: kernel N(0, ``initializer_range``), biases 0, LayerNorm's scale 1, as BERT starts.
+  """Fresh parameters of a masked-LM head, float32: kernel N(0, ``initializer_range``), biases 0,
+  LayerNorm's scale 1, as BERT starts.
 
   Returns:
-    ``dense`` (``kernel`` [H, H], ``bias`` [H]), ``norm`` (``scale``, ``bias`` [H]) and ``bias`` [V]; the output projection is the
-    word embeddings'.
+    ``dense`` (``kernel`` [H, H], ``bias`` [H]), ``norm`` (``scale``, ``bias`` [H]) and ``bias``
+    [V]; the output projection is the word embeddings'.
   """
   width = config.hidden_size
   shapes = {'dense': {'bias': width}, 'norm': {'bias': width}, 'bias': config.vocab_size}
@@ -51,12 +59,18 @@ def init_mlm_head(config: EncoderConfig, key: Array) -> dict[str, Any]:
 
 
 def mlm_logits(
-    config: EncoderConfig, head: Mapping[str, Any], embedding: Float[Array, 'V H'], hidden: Float[Array, '*n H'], dtype: Any = jnp.float32,
+  config: EncoderConfig,
+  head: Mapping[str, Any],
+  embedding: Float[Array, 'V H'],
+  hidden: Float[Array, '*n H'],
+  dtype: Any = jnp.float32,
 ) -> Float[Array, '*n V']:
-  """A score for every word of the vocabulary, float32: dense, activation, LayerNorm, the word embeddings, a bias.
+  """A score for every word of the vocabulary, float32: dense, activation, LayerNorm, the word
+  embeddings, a bias.
 
   Args:
-    config: the encoder's; BERT's head has its ``hidden_act``, RoBERTa's and XLM-R's have GELU whatever that is, as in transformers.
+    config: the encoder's; BERT's head has its ``hidden_act``, RoBERTa's and XLM-R's have GELU
+      whatever that is, as in transformers.
     head: as ``init_mlm_head`` gives it.
     embedding: the encoder's word embeddings.
     hidden: states of any number of tokens.
@@ -67,31 +81,43 @@ def mlm_logits(
   x = encoder.ACTIVATIONS[config.hidden_act if config.model_type == 'bert' else 'gelu'](x)
   x = encoder.LayerNorm(config.layer_norm_eps).apply({'params': head['norm']}, x)
   x = x.astype(dtype).reshape(hidden.shape)
-  logits = jnp.einsum('...h,vh->...v', x, embedding.astype(dtype), preferred_element_type=jnp.float32)
+  logits = jnp.einsum(
+    '...h,vh->...v', x, embedding.astype(dtype), preferred_element_type=jnp.float32
+  )
   bias = head['bias'].astype(jnp.float32)
   return logits + bias.reshape(*(1,) * (logits.ndim - 1), -1)
 
 
 def mlm_loss(
-    config: EncoderConfig, head: Mapping[str, Any], embedding: Float[Array, 'V H'], hidden: Float[Array, 'B T H'], positions: Int[Array, 'B M'],
-    targets: Int[Array, 'B M'], weights: Float[Array, 'B M'], dtype: Any = jnp.float32,
+  config: EncoderConfig,
+  head: Mapping[str, Any],
+  embedding: Float[Array, 'V H'],
+  hidden: Float[Array, 'B T H'],
+  positions: Int[Array, 'B M'],
+  targets: Int[Array, 'B M'],
+  weights: Float[Array, 'B M'],
+  dtype: Any = jnp.float32,
 ) -> tuple[Float[Array, ''], Float[Array, ''], Float[Array, '']]:
-  """The masked-LM loss, as sums: chunks of a batch are added up and divided once (Condenser, Eqs. 3, 9 and 10).
+  """The masked-LM loss, as sums: chunks of a batch are added up and divided once (Condenser, Eqs.
+  3, 9 and 10).
 
-  The states at ``positions`` are gathered first: the largest array is [B, M, V], about a seventh of [B, T, V].
+  The states at ``positions`` are gathered first: the largest array is [B, M, V], about a seventh of
+  [B, T, V].
 
   Args:
     config: the encoder's.
     head: as ``init_mlm_head`` gives it.
     embedding: the encoder's word embeddings.
     hidden: the states to predict from: the encoder's last, or Condenser's head's.
-    positions: of masked tokens, as ``masking.mask_tokens`` gives them; any in range where the weight is 0.
+    positions: of masked tokens, as ``masking.mask_tokens`` gives them; any in range where the
+      weight is 0.
     targets: the tokens that stood there.
     weights: 1 for a masked token, 0 for a place that was not needed.
     dtype: as for ``mlm_logits``.
 
   Returns:
-    The sum of weights times cross-entropies, the sum of weights, and how many of the weighted were predicted right.
+    The sum of weights times cross-entropies, the sum of weights, and how many of the weighted were
+    predicted right.
   """
   gathered = jnp.take_along_axis(hidden, positions[:, :, None], axis=1)  # [B, M, H]
   logits = mlm_logits(config, head, embedding, gathered, dtype)
@@ -102,20 +128,29 @@ def mlm_loss(
 
 
 def init_condenser_head(config: EncoderConfig, key: Array, num_layers: int = 2) -> dict[str, Any]:
-  """Fresh parameters of Condenser's head: Transformer layers like the encoder's, stacked (Condenser section 3.4).
+  """Fresh parameters of Condenser's head: Transformer layers like the encoder's, stacked (Condenser
+  section 3.4).
 
   Raises:
     InputError: fewer than one layer.
   """
   if num_layers < 1:
-    raise InputError(f'a Condenser head of {num_layers} layers cannot predict anything; use 1 or more')
+    raise InputError(
+      f'a Condenser head of {num_layers} layers cannot predict anything; use 1 or more'
+    )
   return encoder.init_layers(config, num_layers, key)
 
 
 def condenser_states(
-    config: EncoderConfig, layers: Mapping[str, Any], late: Float[Array, 'B T H'], early: Float[Array, 'B T H'], mask: Bool[Array, 'B T'],
-    **options: Any) -> Float[Array, 'B T H']:
-  """The states of Condenser's head, float32: its layers on the late first token and the early other tokens (Condenser, Eq. 8).
+  config: EncoderConfig,
+  layers: Mapping[str, Any],
+  late: Float[Array, 'B T H'],
+  early: Float[Array, 'B T H'],
+  mask: Bool[Array, 'B T'],
+  **options: Any,
+) -> Float[Array, 'B T H']:
+  """The states of Condenser's head, float32: its layers on the late first token and the early other
+  tokens (Condenser, Eq. 8).
 
   Args:
     config: the encoder's.
@@ -123,7 +158,8 @@ def condenser_states(
     late: hidden states of the encoder's last layer; only the first token's are used.
     early: hidden states after the early layers, see ``encoder.encode_early_late``.
     mask: True at real tokens.
-    options: ``dtype``, ``remat``, ``unroll`` and ``dropout_key`` of ``encoder.encode_layers``. There is no prompt for the head.
+    options: ``dtype``, ``remat``, ``unroll`` and ``dropout_key`` of ``encoder.encode_layers``.
+      There is no prompt for the head.
   """
   skipped = jnp.concatenate([late[:, :1], early[:, 1:]], axis=1)
   return encoder.encode_layers(config, layers, skipped, mask, **options).astype(jnp.float32)

@@ -1,7 +1,7 @@
 """Trainable prompts: their parameters, and the key/value prefixes made from them.
 
-Whatever the parametrisation, what leaves this module is a prefix ``[L, 2, P, N, D]`` float32 (index 0 of
-axis 1 keys, 1 values), the form that the encoder takes and that is exported.
+Whatever the parametrisation, what leaves this module is a prefix ``[L, 2, P, N, D]`` float32 (index
+0 of axis 1 keys, 1 values), the form that the encoder takes and that is exported.
 """
 
 from collections.abc import Mapping
@@ -18,29 +18,44 @@ KINDS = ('query', 'passage')
 REPARAMS = ('none', 'mlp')
 
 
-def init_prefix(config: EncoderConfig, key: Array, length: int, *, reparam: str = 'none', hidden: int = 512, std: float = 0.02) -> dict[str, Any]:
+def init_prefix(
+  config: EncoderConfig,
+  key: Array,
+  length: int,
+  *,
+  reparam: str = 'none',
+  hidden: int = 512,
+  std: float = 0.02,
+) -> dict[str, Any]:
   """Parameters of one prompt.
 
   Args:
     length: P.
-    reparam: 'none': the prefix itself, N(0, std) (DPTDR: an Embedding of L*2*H a position); 'mlp': Embedding(P, H) ->
-      Linear(hidden) -> Tanh -> Linear(L*2*H) (Li and Liang 2021, section 4.3; DPTDR Table 5).
+    reparam: 'none': the prefix itself, N(0, std) (DPTDR: an Embedding of L*2*H a position); 'mlp':
+      Embedding(P, H) -> Linear(hidden) -> Tanh -> Linear(L*2*H) (Li and Liang 2021, section 4.3;
+      DPTDR Table 5).
     hidden: width of the MLP.
-    std: of the initial values; the MLP's kernels and biases get PyTorch's default Linear initialiser, as released.
+    std: of the initial values; the MLP's kernels and biases get PyTorch's default Linear
+      initialiser, as released.
 
   Raises:
     InputError: an unknown ``reparam``.
   """
   layers, heads, width = config.num_layers, config.num_heads, config.hidden_size
   if reparam == 'none':
-    return {'prefix': std * jax.random.normal(key, (layers, 2, length, heads, config.head_dim), jnp.float32)}
+    return {
+      'prefix': std
+      * jax.random.normal(key, (layers, 2, length, heads, config.head_dim), jnp.float32)
+    }
   if reparam != 'mlp':
-    raise InputError(f'config.prompt.reparam: expected one of {", ".join(REPARAMS)}, not {reparam!r}')
+    raise InputError(
+      f'config.prompt.reparam: expected one of {", ".join(REPARAMS)}, not {reparam!r}'
+    )
   embedding, first, second = jax.random.split(key, 3)
   return {
-      'embedding': std * jax.random.normal(embedding, (length, width), jnp.float32),
-      'hidden': _linear(first, width, hidden),
-      'output': _linear(second, hidden, layers * 2 * width),
+    'embedding': std * jax.random.normal(embedding, (length, width), jnp.float32),
+    'hidden': _linear(first, width, hidden),
+    'output': _linear(second, hidden, layers * 2 * width),
   }
 
 
@@ -51,18 +66,31 @@ def expand_prefix(config: EncoderConfig, params: Mapping[str, Any]) -> Float[Arr
   x = jnp.tanh(_apply(params['hidden'], params['embedding']))
   x = _apply(params['output'], x)  # [P, L * 2 * H]
   length = x.shape[0]
-  return x.reshape(length, config.num_layers, 2, config.num_heads, config.head_dim).transpose(1, 2, 0, 3, 4)
+  return x.reshape(length, config.num_layers, 2, config.num_heads, config.head_dim).transpose(
+    1, 2, 0, 3, 4
+  )
 
 
-def init_prompt(config: EncoderConfig, key: Array, length: int, *, tied: bool = True, **kwargs: Any) -> dict[str, Any]:
-  """The ``prompt`` subtree: one prompt's parameters where tied, ``{'query': ..., 'passage': ...}`` where not."""
+def init_prompt(
+  config: EncoderConfig, key: Array, length: int, *, tied: bool = True, **kwargs: Any
+) -> dict[str, Any]:
+  """The ``prompt`` subtree: one prompt's parameters where tied, ``{'query': ..., 'passage': ...}``
+  where not.
+  """
   if tied:
     return init_prefix(config, key, length, **kwargs)
-  return {kind: init_prefix(config, jax.random.fold_in(key, i), length, **kwargs) for i, kind in enumerate(KINDS)}
+  return {
+    kind: init_prefix(config, jax.random.fold_in(key, i), length, **kwargs)
+    for i, kind in enumerate(KINDS)
+  }
 
 
-def expand_prompt(config: EncoderConfig, params: Mapping[str, Any] | None) -> dict[str, Float[Array, 'L 2 P N D'] | None]:
-  """The prefixes of queries and of passages (the same array where tied; None where there is no prompt)."""
+def expand_prompt(
+  config: EncoderConfig, params: Mapping[str, Any] | None
+) -> dict[str, Float[Array, 'L 2 P N D'] | None]:
+  """The prefixes of queries and of passages (the same array where tied; None where there is no
+  prompt).
+  """
   if params is None:
     return dict.fromkeys(KINDS)
   if is_tied(params):
@@ -74,8 +102,12 @@ def is_tied(params: Mapping[str, Any]) -> bool:
   return not set(KINDS) <= set(params)
 
 
-def drop(prefix: Float[Array, 'L 2 P N D'], key: Array, rate: float, examples: int | None = None) -> Float[Array, '*B L 2 P N D']:
-  """Dropout on an expanded prefix: one mask, or, with ``examples``, one an example ``[B, L, 2, P, N, D]``."""
+def drop(
+  prefix: Float[Array, 'L 2 P N D'], key: Array, rate: float, examples: int | None = None
+) -> Float[Array, '*B L 2 P N D']:
+  """Dropout on an expanded prefix: one mask, or, with ``examples``, one an example ``[B, L, 2, P,
+  N, D]``.
+  """
   shape = prefix.shape if examples is None else (examples, *prefix.shape)
   keep = jax.random.bernoulli(key, 1.0 - rate, shape)
   return jnp.where(keep, jnp.broadcast_to(prefix, shape) / (1.0 - rate), 0.0)
@@ -85,8 +117,8 @@ def _linear(key: Array, rows: int, columns: int) -> dict[str, Array]:
   bound = rows**-0.5
   kernel, bias = jax.random.split(key)
   return {
-      'kernel': jax.random.uniform(kernel, (rows, columns), jnp.float32, -bound, bound),
-      'bias': jax.random.uniform(bias, (columns,), jnp.float32, -bound, bound),
+    'kernel': jax.random.uniform(kernel, (rows, columns), jnp.float32, -bound, bound),
+    'bias': jax.random.uniform(bias, (columns,), jnp.float32, -bound, bound),
   }
 
 

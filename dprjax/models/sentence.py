@@ -1,9 +1,9 @@
 """The sentence-transformers files of a model directory: how it makes one vector of a text.
 
-    modules.json                        Transformer, Pooling, and Normalize or not
-    1_Pooling/config.json               which pooling: one flag each, or (since version 5.4) its name
-    sentence_bert_config.json           the maximum length
-    config_sentence_transformers.json   text to put before queries and passages
+modules.json                        Transformer, Pooling, and Normalize or not
+1_Pooling/config.json               which pooling: one flag each, or (since version 5.4) its name
+sentence_bert_config.json           the maximum length
+config_sentence_transformers.json   text to put before queries and passages
 """
 
 import dataclasses
@@ -17,10 +17,18 @@ from dprjax.models.encoder import EncoderConfig
 from dprjax.models.heads import POOLINGS
 
 _FLAGS = {
-    'pooling_mode_cls_token': 'cls', 'pooling_mode_max_tokens': 'max', 'pooling_mode_mean_tokens': 'mean',
-    'pooling_mode_mean_sqrt_len_tokens': 'mean_sqrt_len_tokens', 'pooling_mode_weightedmean_tokens': 'weightedmean',
-    'pooling_mode_lasttoken': 'lasttoken'}
-_TRANSFORMER_CONFIGS = ('sentence_bert_config.json', 'sentence_roberta_config.json', 'sentence_xlm-roberta_config.json')
+  'pooling_mode_cls_token': 'cls',
+  'pooling_mode_max_tokens': 'max',
+  'pooling_mode_mean_tokens': 'mean',
+  'pooling_mode_mean_sqrt_len_tokens': 'mean_sqrt_len_tokens',
+  'pooling_mode_weightedmean_tokens': 'weightedmean',
+  'pooling_mode_lasttoken': 'lasttoken',
+}
+_TRANSFORMER_CONFIGS = (
+  'sentence_bert_config.json',
+  'sentence_roberta_config.json',
+  'sentence_xlm-roberta_config.json',
+)
 # The first that is there counts, as in SentenceTransformer.encode_query and encode_document.
 _PROMPT_NAMES = {'query': ('query',), 'passage': ('document', 'passage', 'corpus')}
 
@@ -37,7 +45,9 @@ class SentenceSettings:
 
 
 def transformer_folder(root: epath.Path) -> epath.Path:
-  """Where the model itself lies: ``root``, or the folder that an old sentence-transformers directory keeps it in."""
+  """Where the model itself lies: ``root``, or the folder that an old sentence-transformers
+  directory keeps it in.
+  """
   for module in _modules(root):
     if module['type'] == 'Transformer' and (root / module['path'] / 'config.json').exists():
       return root / module['path']
@@ -45,7 +55,8 @@ def transformer_folder(root: epath.Path) -> epath.Path:
 
 
 def read_sentence_settings(root: epath.Path, config: EncoderConfig) -> SentenceSettings:
-  """The directory's settings; first token, raw, 512 tokens where it has no sentence-transformers files.
+  """The directory's settings; first token, raw, 512 tokens where it has no sentence-transformers
+  files.
 
   Raises:
     InputError: a pooling or a module that is not supported, or a file that can't be read.
@@ -53,21 +64,37 @@ def read_sentence_settings(root: epath.Path, config: EncoderConfig) -> SentenceS
   modules = _modules(root)
   if not modules:
     return SentenceSettings(max_length=min(512, config.max_tokens))
-  if unknown := [module['type'] for module in modules if module['type'] not in ('Transformer', 'Pooling', 'Normalize')]:
-    raise InputError(f'{root / "modules.json"}: {", ".join(unknown)} after the encoder is not supported; remove the file to use the bare encoder')
+  if unknown := [
+    module['type']
+    for module in modules
+    if module['type'] not in ('Transformer', 'Pooling', 'Normalize')
+  ]:
+    raise InputError(
+      f'{root / "modules.json"}: {", ".join(unknown)} after the encoder is not supported; remove '
+      'the file to use the bare encoder'
+    )
   prompts = _prompts(root)
   pooling = 'cls'
   for module in modules:
     if module['type'] == 'Pooling':
       pooling = _pooling(root / module['path'] / 'config.json', any(prompts.values()))
   return SentenceSettings(
-      pooling, any(module['type'] == 'Normalize' for module in modules), min(max_length(transformer_folder(root)), config.max_tokens),
-      query_prefix=prompts['query'], passage_prefix=prompts['passage'])
+    pooling,
+    any(module['type'] == 'Normalize' for module in modules),
+    min(max_length(transformer_folder(root)), config.max_tokens),
+    query_prefix=prompts['query'],
+    passage_prefix=prompts['passage'],
+  )
 
 
 def max_length(folder: epath.Path) -> int:
-  """The maximum length that a model's folder names for its inputs, in tokens; 512 where it names none. It may exceed the model's positions."""
-  for name, key in (*((name, 'max_seq_length') for name in _TRANSFORMER_CONFIGS), ('tokenizer_config.json', 'model_max_length')):
+  """The maximum length that a model's folder names for its inputs, in tokens; 512 where it names
+  none. It may exceed the model's positions.
+  """
+  for name, key in (
+    *((name, 'max_seq_length') for name in _TRANSFORMER_CONFIGS),
+    ('tokenizer_config.json', 'model_max_length'),
+  ):
     if (folder / name).exists():
       length = _read_object(folder / name).get(key)
       if isinstance(length, int) and length > 0:
@@ -75,28 +102,52 @@ def max_length(folder: epath.Path) -> int:
   return 512
 
 
-def write_sentence_settings(folder: epath.Path, config: EncoderConfig, sentence: SentenceSettings) -> None:
-  """Writes the files into a model directory that is being made; the forms are those that every version reads."""
-  modules = [('Transformer', ''), ('Pooling', '1_Pooling')] + ([('Normalize', '2_Normalize')] if sentence.normalize else [])
-  write_json(folder / 'modules.json', [
-      {'idx': i, 'name': str(i), 'path': path, 'type': f'sentence_transformers.models.{name}'} for i, (name, path) in enumerate(modules)])
+def write_sentence_settings(
+  folder: epath.Path, config: EncoderConfig, sentence: SentenceSettings
+) -> None:
+  """Writes the files into a model directory that is being made; the forms are those that every
+  version reads.
+  """
+  modules = [('Transformer', ''), ('Pooling', '1_Pooling')] + (
+    [('Normalize', '2_Normalize')] if sentence.normalize else []
+  )
+  write_json(
+    folder / 'modules.json',
+    [
+      {'idx': i, 'name': str(i), 'path': path, 'type': f'sentence_transformers.models.{name}'}
+      for i, (name, path) in enumerate(modules)
+    ],
+  )
   for _, path in modules[1:]:
     (folder / path).mkdir()
   flags = {flag: mode == sentence.pooling for flag, mode in _FLAGS.items()}
-  write_json(folder / '1_Pooling' / 'config.json', {'word_embedding_dimension': config.hidden_size, **flags, 'include_prompt': True})
-  write_json(folder / 'sentence_bert_config.json', {'max_seq_length': sentence.max_length, 'do_lower_case': False})
-  write_json(folder / 'config_sentence_transformers.json', {
-      'prompts': {'query': sentence.query_prefix, 'document': sentence.passage_prefix}, 'default_prompt_name': None})
+  write_json(
+    folder / '1_Pooling' / 'config.json',
+    {'word_embedding_dimension': config.hidden_size, **flags, 'include_prompt': True},
+  )
+  write_json(
+    folder / 'sentence_bert_config.json',
+    {'max_seq_length': sentence.max_length, 'do_lower_case': False},
+  )
+  write_json(
+    folder / 'config_sentence_transformers.json',
+    {
+      'prompts': {'query': sentence.query_prefix, 'document': sentence.passage_prefix},
+      'default_prompt_name': None,
+    },
+  )
 
 
 def _modules(root: epath.Path) -> list[dict[str, str]]:
-  """``type`` (the class's name) and ``path`` of each module; empty where there is no modules.json."""
+  """``type`` (class name) and ``path`` of each module; empty where there is no modules.json."""
   file = root / 'modules.json'
   if not file.exists():
     return []
   modules = read_json(file, 'modules.json')
   try:
-    return [{'type': module['type'].rsplit('.', 1)[-1], 'path': str(module['path'])} for module in modules]
+    return [
+      {'type': module['type'].rsplit('.', 1)[-1], 'path': str(module['path'])} for module in modules
+    ]
   except (TypeError, KeyError, AttributeError) as error:
     raise InputError(f'{file}: expected a list of objects with type and path') from error
 
@@ -110,12 +161,21 @@ def _read_object(file: epath.Path) -> dict[str, Any]:
 
 def _pooling(file: epath.Path, prefixed: bool) -> str:
   settings = _read_object(file)
-  modes = settings.get('pooling_mode') or [mode for flag, mode in _FLAGS.items() if settings.get(flag)] or 'mean'
+  modes = (
+    settings.get('pooling_mode')
+    or [mode for flag, mode in _FLAGS.items() if settings.get(flag)]
+    or 'mean'
+  )
   modes = [modes] if isinstance(modes, str) else list(modes)
   if len(modes) != 1 or modes[0] not in POOLINGS:
-    raise InputError(f'{file}: pooling {" + ".join(map(str, modes))} is not supported; use one of: {", ".join(POOLINGS)}')
+    raise InputError(
+      f'{file}: pooling {" + ".join(map(str, modes))} is not supported; use one of: '
+      f'{", ".join(POOLINGS)}'
+    )
   if prefixed and settings.get('include_prompt') is False:
-    raise InputError(f'{file}: include_prompt false (the prefix text left out of the pooling) is not supported')
+    raise InputError(
+      f'{file}: include_prompt false (the prefix text left out of the pooling) is not supported'
+    )
   return modes[0]
 
 
@@ -126,4 +186,7 @@ def _prompts(root: epath.Path) -> dict[str, str]:
   if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
     raise InputError(f'{file}: prompts is not an object of strings')
   default = texts.get(settings.get('default_prompt_name') or '', '')
-  return {kind: next((texts[name] for name in names if name in texts), default) for kind, names in _PROMPT_NAMES.items()}
+  return {
+    kind: next((texts[name] for name in names if name in texts), default)
+    for kind, names in _PROMPT_NAMES.items()
+  }

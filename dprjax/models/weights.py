@@ -1,4 +1,6 @@
-"""A model's safetensors files: which there are, whether they hold what config.json promises, and their SHA-256."""
+"""A model's safetensors files: which there are, whether they hold what config.json promises, and
+their SHA-256.
+"""
 
 import contextlib
 import hashlib
@@ -21,22 +23,38 @@ Params = dict[str, Any]
 
 WEIGHTS, CONDENSER = 'model.safetensors', 'condenser.safetensors'
 _INDEX = 'model.safetensors.index.json'
-_PICKLES = ('pytorch_model.bin', 'pytorch_model.bin.index.json', 'model.ckpt.index', 'tf_model.h5', 'flax_model.msgpack')
+_PICKLES = (
+  'pytorch_model.bin',
+  'pytorch_model.bin.index.json',
+  'model.ckpt.index',
+  'tf_model.h5',
+  'flax_model.msgpack',
+)
 
 
-def open_weights(folder: epath.Path, source: str, hf_config: dict[str, Any], stack: contextlib.ExitStack) -> list[Any]:
-  """The open safetensors files of a model's folder, which the user called ``source``; ``stack`` closes them.
+def open_weights(
+  folder: epath.Path, source: str, hf_config: dict[str, Any], stack: contextlib.ExitStack
+) -> list[Any]:
+  """The open safetensors files of a model's folder, which the user called ``source``; ``stack``
+  closes them.
 
   Raises:
     InputError: there are none, pickled ones alone, or one is missing or damaged.
   """
   classes = hf_config.get('architectures') or ()
-  head = 'ForSequenceClassification' if any(str(name).endswith('ForSequenceClassification') for name in classes) else ''
+  head = (
+    'ForSequenceClassification'
+    if any(str(name).endswith('ForSequenceClassification') for name in classes)
+    else ''
+  )
   return [_open(file, stack) for file in _weight_files(folder, source, f'AutoModel{head}')]
 
 
-def read_model(config: EncoderConfig, folder: epath.Path, handles: list[Any], heads: bool) -> tuple[Params, str, Params | None]:
-  """An encoder's parameters and SHA-256, and the masked-LM head if there is one; one tensor at a time, so that memory holds them once.
+def read_model(
+  config: EncoderConfig, folder: epath.Path, handles: list[Any], heads: bool
+) -> tuple[Params, str, Params | None]:
+  """An encoder's parameters and SHA-256, and the masked-LM head if there is one; one tensor at a
+  time, so that memory holds them once.
 
   Args:
     config: the encoder's shape, by config.json.
@@ -73,21 +91,29 @@ def read_model(config: EncoderConfig, folder: epath.Path, handles: list[Any], he
     problems.append(f'unknown {_listed(unknown)}')
   if problems:
     raise InputError(
-        f'{folder}: the weights are not those of a {config.model_type} encoder with {config.num_layers} layers: {_listed(problems, "; ")}')
+      f'{folder}: the weights are not those of a {config.model_type} encoder with '
+      f'{config.num_layers} layers: {_listed(problems, "; ")}'
+    )
 
   there = [name for name in (*head, *copies) if name in stored]
   for copy, original in copies.items():
     if copy in stored:
       stored.setdefault(original, stored[copy])  # some files have the bias as decoder.bias alone
   if missing := [name for name in head if there and name not in stored]:
-    head_problems.append(f'{_listed(there)} {"is" if len(there) == 1 else "are"} there, but missing {_listed(missing)}')
+    head_problems.append(
+      f'{_listed(there)} {"is" if len(there) == 1 else "are"} there, but missing {_listed(missing)}'
+    )
   for copy, original in copies.items() if not head_problems else ():
     if copy in stored and not np.array_equal(_get(stored[copy]), _get(stored[original])):
-      head_problems.append(f'{copy} differs from {original}; a decoder of its own, untied, is not supported')
+      head_problems.append(
+        f'{copy} differs from {original}; a decoder of its own, untied, is not supported'
+      )
   if head_problems:
     raise InputError(
-        f'{folder}: the masked-LM head does not fit the encoder: {_listed(head_problems, "; ")}; to start with a fresh one, save the encoder '
-        'alone, as transformers.AutoModel does')
+      f'{folder}: the masked-LM head does not fit the encoder: {_listed(head_problems, "; ")}; to '
+      'start with a fresh one, save the encoder '
+      'alone, as transformers.AutoModel does'
+    )
 
   params: Params = {}
 
@@ -96,6 +122,7 @@ def read_model(config: EncoderConfig, folder: epath.Path, handles: list[Any], he
       array = _get(stored[name])
       names.place(params, encoder[name], array)
       yield name, array
+
   digest = sha256(placed())
   mlm: Params = {}
   for name, tensor in head.items() if there else ():
@@ -103,7 +130,9 @@ def read_model(config: EncoderConfig, folder: epath.Path, handles: list[Any], he
   return params, digest, mlm or None
 
 
-def read_classifier(config: EncoderConfig, folder: epath.Path, handles: list[Any], hf_config: dict[str, Any]) -> Params | None:
+def read_classifier(
+  config: EncoderConfig, folder: epath.Path, handles: list[Any], hf_config: dict[str, Any]
+) -> Params | None:
   """The sequence-classification head, in the layout of ``classifier.init_classifier``.
 
   Where there is but BERT's pooler, ``dense`` alone; None where there is neither.
@@ -115,9 +144,10 @@ def read_classifier(config: EncoderConfig, folder: epath.Path, handles: list[Any
     hf_config: config.json, which may say how many labels there are.
 
   Raises:
-    InputError: the head is there in part, of other shapes than config.json has, or of a number of labels other than 1 or 2.
+    InputError: the head is there in part, of other shapes than config.json has, or of a number of
+      labels other than 1 or 2.
   """
-  raw = {names.canonical(config, name): (handle, name) for handle in handles for name in handle.keys()}  # noqa: SIM118
+  raw = {names.canonical(config, name): (handle, name) for handle in handles for name in handle}
   tensors = {tensor.path: tensor for tensor in names.classifier_tensors(config, 1)}
   output = tensors['output', 'kernel'].name
   there = [tensor.name for tensor in tensors.values() if tensor.name in raw]
@@ -126,30 +156,49 @@ def read_classifier(config: EncoderConfig, folder: epath.Path, handles: list[Any
     shape = handle.get_slice(name).get_shape()
     labels = shape[0] if shape else 0
     if labels not in (1, 2):
-      raise InputError(f'{folder}: {output} has {labels} labels; a cross-encoder has 1 (relevance) or 2 (irrelevant, relevant)')
+      raise InputError(
+        f'{folder}: {output} has {labels} labels; a cross-encoder has 1 (relevance) or 2 '
+        '(irrelevant, relevant)'
+      )
     said = hf_config.get('id2label')
     if isinstance(said, dict) and len(said) != labels:
-      raise InputError(f'{folder}: {output} has {labels} label{"s" if labels > 1 else ""}, but the id2label of config.json has {len(said)}')
+      raise InputError(
+        f'{folder}: {output} has {labels} label{"s" if labels > 1 else ""}, but the id2label of '
+        f'config.json has {len(said)}'
+      )
     tensors = {tensor.path: tensor for tensor in names.classifier_tensors(config, labels)}
   elif not any(name.startswith('classifier.') for name in there):
     # A model without such a head; the pooler, where BERT has one, is half of it.
     tensors = {path: tensor for path, tensor in tensors.items() if there and path[0] == 'dense'}
   if not tensors:
     return None
-  problems = [problem for tensor in tensors.values() if tensor.name in raw for problem in _wrong(*raw[tensor.name], tensor.name, tensor.shape)]
+  problems = [
+    problem
+    for tensor in tensors.values()
+    if tensor.name in raw
+    for problem in _wrong(*raw[tensor.name], tensor.name, tensor.shape)
+  ]
   if missing := [tensor.name for tensor in tensors.values() if tensor.name not in raw]:
-    problems.append(f'{_listed(there)} {"is" if len(there) == 1 else "are"} there, but missing {_listed(missing)}')
+    problems.append(
+      f'{_listed(there)} {"is" if len(there) == 1 else "are"} there, but missing {_listed(missing)}'
+    )
   if problems:
-    raise InputError(f'{folder}: the sequence-classification head does not fit the encoder: {_listed(problems, "; ")}; to start with a fresh one, '
-                     'save the encoder alone, as transformers.AutoModel does')
+    raise InputError(
+      f'{folder}: the sequence-classification head does not fit the encoder: '
+      f'{_listed(problems, "; ")}; to start with a fresh one, '
+      'save the encoder alone, as transformers.AutoModel does'
+    )
   params: Params = {}
   for tensor in tensors.values():
     names.place(params, tensor, _get(raw[tensor.name]))
   return params
 
 
-def read_condenser(config: EncoderConfig, file: epath.Path, stack: contextlib.ExitStack) -> tuple[Params | None, int | None]:
-  """The layers of Condenser's head and the split of the encoder that they were trained on; None where there is no such file.
+def read_condenser(
+  config: EncoderConfig, file: epath.Path, stack: contextlib.ExitStack
+) -> tuple[Params | None, int | None]:
+  """The layers of Condenser's head and the split of the encoder that they were trained on; None
+  where there is no such file.
 
   Raises:
     InputError: it is cut off, or not of this encoder's shape.
@@ -158,19 +207,34 @@ def read_condenser(config: EncoderConfig, file: epath.Path, stack: contextlib.Ex
     return None, None
   handle = _open(file, stack)
   metadata = handle.metadata() or {}
-  layers, split = (int(value) if (value := metadata.get(key, '')).isdecimal() else 0 for key in ('num_layers', 'split'))
+  layers, split = (
+    int(value) if (value := metadata.get(key, '')).isdecimal() else 0
+    for key in ('num_layers', 'split')
+  )
   if layers < 1 or not 0 < split < config.num_layers:
     raise InputError(
-        f'{file}: its metadata says num_layers {metadata.get("num_layers")!r} and split {metadata.get("split")!r}; expected 1 layer or more, '
-        f"and a split of the encoder's {config.num_layers} layers")
+      f'{file}: its metadata says num_layers {metadata.get("num_layers")!r} and split '
+      f'{metadata.get("split")!r}; expected 1 layer or more, '
+      f"and a split of the encoder's {config.num_layers} layers"
+    )
   expected = {tensor.name: tensor for tensor in names.layer_tensors(config, layers)}
   stored = set(handle.keys())
-  problems = [problem for name, tensor in expected.items() if name in stored for problem in _wrong(handle, name, name, tensor.shape)]
-  for word, wrong in (('missing', [name for name in expected if name not in stored]), ('unknown', sorted(stored - set(expected)))):
+  problems = [
+    problem
+    for name, tensor in expected.items()
+    if name in stored
+    for problem in _wrong(handle, name, name, tensor.shape)
+  ]
+  for word, wrong in (
+    ('missing', [name for name in expected if name not in stored]),
+    ('unknown', sorted(stored - set(expected))),
+  ):
     if wrong:
       problems.append(f'{word} {_listed(wrong)}')
   if problems:
-    raise InputError(f'{file}: not a Condenser head of {layers} layers for this encoder: {_listed(problems, "; ")}')
+    raise InputError(
+      f'{file}: not a Condenser head of {layers} layers for this encoder: {_listed(problems, "; ")}'
+    )
   params: Params = {}
   for name, tensor in expected.items():
     names.place(params, tensor, handle.get_tensor(name))
@@ -178,30 +242,44 @@ def read_condenser(config: EncoderConfig, file: epath.Path, stack: contextlib.Ex
 
 
 def _weight_files(folder: epath.Path, name: str, class_name: str) -> list[epath.Path]:
-  """The files of weights in a model's folder, which the user called ``name``, and which that class of transformers converts whole."""
+  """The files of weights in a model's folder, which the user called ``name``, and which that class
+  of transformers converts whole.
+  """
   if (folder / WEIGHTS).exists():
     return [folder / WEIGHTS]
   if (folder / _INDEX).exists():
     index = read_json(folder / _INDEX, 'index of weights')
     shards = index.get('weight_map') if isinstance(index, dict) else None
-    if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
+    if (
+      not isinstance(shards, dict)
+      or not shards
+      or not all(isinstance(name, str) for name in shards.values())
+    ):
       raise InputError(f'{folder / _INDEX}: expected a weight_map of tensor names to file names')
     files = [folder / name for name in sorted(set(shards.values()))]
     if missing := [file.name for file in files if not file.exists()]:
-      raise InputError(f'{folder}: weights named in {_INDEX} are missing: {_listed(missing)}; fetch them again')
+      raise InputError(
+        f'{folder}: weights named in {_INDEX} are missing: {_listed(missing)}; fetch them again'
+      )
     return files
   pickles = [name for name in _PICKLES if (folder / name).exists()]
   raise InputError(
-      f'{folder}: no {WEIGHTS} to load{", only " + ", ".join(pickles) if pickles else ""}; pickled weights can run code and are never loaded. '
-      f'Where PyTorch is installed, convert them: python -c "from transformers import {class_name}, AutoTokenizer; '
-      f'[c.from_pretrained(\'{name}\').save_pretrained(\'{name}\') for c in ({class_name}, AutoTokenizer)]"')
+    f'{folder}: no {WEIGHTS} to load{", only " + ", ".join(pickles) if pickles else ""}; pickled '
+    'weights can run code and are never loaded. '
+    f'Where PyTorch is installed, convert them: python -c "from transformers import {class_name}, '
+    'AutoTokenizer; '
+    f"[c.from_pretrained('{name}').save_pretrained('{name}') for c in ({class_name}, "
+    'AutoTokenizer)]"'
+  )
 
 
 def _open(file: epath.Path, stack: contextlib.ExitStack) -> Any:
   try:
     return stack.enter_context(safetensors.safe_open(_local(file, stack), framework='np'))
   except (safetensors.SafetensorError, OSError) as error:
-    raise InputError(f'{file}: cut off, damaged or not a safetensors file ({error}); fetch it again') from error
+    raise InputError(
+      f'{file}: cut off, damaged or not a safetensors file ({error}); fetch it again'
+    ) from error
 
 
 def _get(stored: tuple[Any, str]) -> np.ndarray:

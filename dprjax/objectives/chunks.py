@@ -1,4 +1,4 @@
-"""Gradient caching (Gao et al. 2021): a batch encoded piece by piece, with a loss over all of it."""
+"""Gradient caching (Gao et al. 2021): a batch encoded in chunks, with a loss over all of it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +12,20 @@ from jaxtyping import Array
 from dprjax.runtime import mesh as meshes
 
 
-def map_chunks(one: Callable[[Any, Array | None], tuple[Any, Any]], rows: Any, key: Array | None, chunks: int, mesh: Mesh) -> tuple[Any, Any]:
-  """``one(rows, key) -> (values a row, sums)`` over a batch in ``chunks`` pieces; the backward pass holds the activations of one piece.
+def map_chunks(
+  one: Callable[[Any, Array | None], tuple[Any, Any]],
+  rows: Any,
+  key: Array | None,
+  chunks: int,
+  mesh: Mesh,
+) -> tuple[Any, Any]:
+  """``one(rows, key) -> (values a row, sums)`` over a batch in ``chunks`` pieces; the backward pass
+  holds the activations of one piece.
 
   Args:
     one: encodes a piece; whatever it returns second is added up over the pieces.
-    rows: arrays with a leading axis of B, a multiple of ``chunks`` times the devices that split the batch.
+    rows: arrays with a leading axis of B, a multiple of ``chunks`` times the devices that split the
+      batch.
     key: for dropout; each piece gets its own. None stays None.
 
   Returns:
@@ -34,6 +42,9 @@ def map_chunks(one: Callable[[Any, Array | None], tuple[Any, Any]], rows: Any, k
 
   def join(x: Array) -> Array:
     return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
+
   keys = None if key is None else jax.random.split(key, chunks)
-  values, sums = jax.lax.map(lambda piece: jax.checkpoint(one)(*piece), (jax.tree.map(split, rows), keys))
+  values, sums = jax.lax.map(
+    lambda piece: jax.checkpoint(one)(*piece), (jax.tree.map(split, rows), keys)
+  )
   return jax.tree.map(join, values), jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)

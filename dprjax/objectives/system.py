@@ -1,4 +1,6 @@
-"""What the training loop asks of a system; each module beside this one builds one with ``build(config, model, mesh, tokenizer)``."""
+"""What the training loop asks of a system; each module beside this one builds one with
+``build(config, model, mesh, tokenizer)``.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -13,12 +15,13 @@ class System(NamedTuple):
   """A way to train.
 
   Attributes:
-    init: ``(parts, key) -> params``, the tree with named top-level subtrees. The parts are what a backbone's directory holds:
-      ``query`` and ``passage`` (the encoder's parameters, one object for both where it is one directory), ``mlm``, ``condenser``,
-      ``condenser_split`` and ``classifier`` (see ``hub.Backbone``).
+    init: ``(parts, key) -> params``, the tree with named top-level subtrees. The parts are what a
+      backbone's directory holds: ``query`` and ``passage`` (the encoder's parameters, one object
+      for both where it is one directory), ``mlm``, ``condenser``, ``condenser_split`` and
+      ``classifier`` (see ``hub.Backbone``).
     loss: ``(params, batch, key or None) -> (loss, metrics)``; no key, no dropout.
-    embed: ``(params, kind, tokens, mask) -> [B, H]``, without dropout, for evaluation. A cross-encoder's takes where each second text
-      begins as well, and gives the score, ``[B, 1]``.
+    embed: ``(params, kind, tokens, mask) -> [B, H]``, without dropout, for evaluation. A
+      cross-encoder's takes where each second text begins as well, and gives the score, ``[B, 1]``.
     shown: the metrics of the console's line besides the loss, and what they are called there.
   """
 

@@ -1,8 +1,9 @@
-"""Answer recall of open-domain question answering, counted as DPR counts it (dpr/data/qa_validation.py).
+"""Answer recall of open-domain question answering, counted as DPR counts it
+(dpr/data/qa_validation.py).
 
-A passage is a hit where its text, without its title, holds one of the answers: as a sequence of words whatever their
-case ('string'), or as a regular expression (CuratedTREC, 'regex'). A question is a hit at k where one of the first k
-passages is.
+A passage is a hit where its text, without its title, holds one of the answers: as a sequence of
+words whatever their case ('string'), or as a regular expression (CuratedTREC, 'regex'). A question
+is a hit at k where one of the first k passages is.
 """
 
 import ast
@@ -20,34 +21,53 @@ from dprjax.retrieval.trec import Run
 
 MATCHES = ('string', 'regex')
 
-# DPR's SimpleTokenizer: a run of letters, digits and marks, or any one character that is neither space nor control.
-_WORD = regex.compile(r'[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]', regex.IGNORECASE | regex.UNICODE | regex.MULTILINE)
+# DPR's SimpleTokenizer: a run of letters, digits and marks, or any one character that is neither
+# space nor control.
+_WORD = regex.compile(
+  r'[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]', regex.IGNORECASE | regex.UNICODE | regex.MULTILINE
+)
 
 
 def has_answer(answers: Iterable[str], text: str, match: str = 'string') -> bool:
-  """Whether the text holds one of the answers. As in DPR, an answer without a word is in every text, and a broken expression in none."""
+  """Whether the text holds one of the answers.
+
+  As in DPR, an answer without a word is in every text, and a broken expression in none.
+  """
   text = unicodedata.normalize('NFD', text)
   if match == 'string':
     words = _words(text)
-    return any(_words(answer) in words for answer in (unicodedata.normalize('NFD', answer) for answer in answers))
+    return any(
+      _words(answer) in words
+      for answer in (unicodedata.normalize('NFD', answer) for answer in answers)
+    )
   return any(_found(unicodedata.normalize('NFD', answer), text) for answer in answers)
 
 
 def _words(text: str) -> str:
-  """The words, each between spaces: no word has one in it, so that a sequence of words is a part of the string."""
+  """The words, each between spaces: no word has one in it, so that a sequence of words is a part of
+  the string.
+  """
   return ' ' + ''.join(f'{word.lower()} ' for word in _WORD.findall(text))
 
 
 def _found(pattern: str, text: str) -> bool:
   try:
-    return regex.search(pattern, text, regex.IGNORECASE | regex.UNICODE | regex.MULTILINE) is not None
+    return (
+      regex.search(pattern, text, regex.IGNORECASE | regex.UNICODE | regex.MULTILINE) is not None
+    )
   except regex.error:
     return False
 
 
-def answer_recall(run: Run, answers: Mapping[str, Sequence[str]], texts: Mapping[str, str], ks: Sequence[int] = (5, 20, 100),
-                  match: str = 'string') -> Metrics:
-  """``Answer@k``, DPR's top-k accuracy: the share of all questions with a hit among the first k passages.
+def answer_recall(
+  run: Run,
+  answers: Mapping[str, Sequence[str]],
+  texts: Mapping[str, str],
+  ks: Sequence[int] = (5, 20, 100),
+  match: str = 'string',
+) -> Metrics:
+  """``Answer@k``, DPR's top-k accuracy: the share of all questions with a hit among the first k
+  passages.
 
   Args:
     run: the query ids are the questions' ids.
@@ -59,27 +79,51 @@ def answer_recall(run: Run, answers: Mapping[str, Sequence[str]], texts: Mapping
   Raises:
     InputError: no question is in the run.
   """
-  rankings = {query_id: [doc_id for doc_id, _ in ranking] for query_id, ranking in run.top(max(ks)) if query_id in answers}
+  rankings = {
+    query_id: [doc_id for doc_id, _ in ranking]
+    for query_id, ranking in run.top(max(ks))
+    if query_id in answers
+  }
   if not rankings:
-    raise InputError(f'none of the {len(answers)} questions is in the run; ids of the questions: {", ".join(list(answers)[:3])}, ...; '
-                     f'in the run: {", ".join(run.query_ids[:3])}, ...')
+    raise InputError(
+      f'none of the {len(answers)} questions is in the run; ids of the questions: '
+      f'{", ".join(list(answers)[:3])}, ...; '
+      f'in the run: {", ".join(run.query_ids[:3])}, ...'
+    )
   first: dict[str, float] = {}
   unknown: set[str] = set()
   for query_id, ranking in rankings.items():
     unknown.update(doc_id for doc_id in ranking if doc_id not in texts)
-    first[query_id] = next((rank for rank, doc_id in enumerate(ranking, start=1)
-                            if doc_id in texts and has_answer(answers[query_id], texts[doc_id], match)), float('inf'))
-  per_query = {f'Answer@{k}': {query_id: float(first.get(query_id, float('inf')) <= k) for query_id in answers} for k in ks}
+    first[query_id] = next(
+      (
+        rank
+        for rank, doc_id in enumerate(ranking, start=1)
+        if doc_id in texts and has_answer(answers[query_id], texts[doc_id], match)
+      ),
+      float('inf'),
+    )
+  per_query = {
+    f'Answer@{k}': {query_id: float(first.get(query_id, float('inf')) <= k) for query_id in answers}
+    for k in ks
+  }
   counts = {
-      'questions': len(answers), 'questions_missing': sum(not rankings.get(query_id) for query_id in answers),
-      'passages_without_text': len(unknown),
-      'broken_answers': sum(_broken(answer, match) for given in answers.values() for answer in given)}
-  return {'mean': {name: sum(values.values()) / len(values) for name, values in per_query.items()}, 'per_query': per_query, 'counts': counts}
+    'questions': len(answers),
+    'questions_missing': sum(not rankings.get(query_id) for query_id in answers),
+    'passages_without_text': len(unknown),
+    'broken_answers': sum(_broken(answer, match) for given in answers.values() for answer in given),
+  }
+  return {
+    'mean': {name: sum(values.values()) / len(values) for name, values in per_query.items()},
+    'per_query': per_query,
+    'counts': counts,
+  }
 
 
 def wanted(run: Run, answers: Mapping[str, Sequence[str]], depth: int) -> set[str]:
   """The passages whose text ``answer_recall`` looks at."""
-  return {doc_id for query_id, ranking in run.top(depth) if query_id in answers for doc_id, _ in ranking}
+  return {
+    doc_id for query_id, ranking in run.top(depth) if query_id in answers for doc_id, _ in ranking
+  }
 
 
 def _broken(answer: str, match: str) -> bool:
@@ -116,9 +160,17 @@ def read_answers(path: PathLike) -> dict[str, list[str]]:
   for number, record in records:
     where = f'{path}, {"entry" if name.endswith(".json") else "line"} {number}'
     given = record.get('answers') if isinstance(record, dict) else None
-    if not isinstance(given, list) or not given or not all(isinstance(answer, str) for answer in given):
+    if (
+      not isinstance(given, list)
+      or not given
+      or not all(isinstance(answer, str) for answer in given)
+    ):
       raise InputError(f'{where}: expected answers, a list of texts, found {given!r}')
-    id_ = str(next((record[key] for key in ('_id', 'id', 'query_id') if record.get(key) is not None), number))
+    id_ = str(
+      next(
+        (record[key] for key in ('_id', 'id', 'query_id') if record.get(key) is not None), number
+      )
+    )
     if id_ in answers:
       raise InputError(f'{where}: the id {id_!r} comes twice')
     answers[id_] = given
@@ -140,11 +192,14 @@ def _read_table(path: PathLike) -> Iterable[tuple[int, dict[str, Any]]]:
     try:
       yield number, {'answers': ast.literal_eval(columns[1])}
     except (IndexError, ValueError, SyntaxError) as error:
-      raise InputError(f"{path}, line {number}: expected question TAB ['answer', ...] ({error})") from error
+      raise InputError(
+        f"{path}, line {number}: expected question TAB ['answer', ...] ({error})"
+      ) from error
 
 
 def read_passages(path: PathLike, ids: set[str]) -> dict[str, str]:
-  """The texts, without titles, of these passages: BEIR's jsonl, or DPR's and MS MARCO's tsv (id, text, ...).
+  """The texts, without titles, of these passages: BEIR's jsonl, or DPR's and MS MARCO's tsv (id,
+  text, ...).
 
   Raises:
     InputError: naming the line that is neither.
@@ -159,12 +214,17 @@ def read_passages(path: PathLike, ids: set[str]) -> dict[str, str]:
         texts[str(id_)] = text
     return texts
   with open_text(path, 'corpus') as file:
-    quoted = file.readline().startswith('id\t')  # DPR's psgs_w100.tsv has a header and quotes, MS MARCO's collection neither
+    quoted = file.readline().startswith(
+      'id\t'
+    )  # DPR's psgs_w100.tsv has a header and quotes, MS MARCO's collection neither
   for number, line in read_lines(path, 'corpus'):
     columns = next(csv.reader([line], delimiter='\t')) if quoted else line.split('\t')
     if len(columns) < 2:
       raise InputError(f'{path}, line {number}: 1 column, expected id TAB text')
     if columns[0] in ids:
-      # Three more columns: MS MARCO's documents, id url title body. DPR strips what quotes are left.
-      texts[columns[0]] = columns[1].strip('"') if quoted else columns[3 if len(columns) == 4 else 1]
+      # Three more columns: MS MARCO's documents, id url title body. DPR strips what quotes are
+      # left.
+      texts[columns[0]] = (
+        columns[1].strip('"') if quoted else columns[3 if len(columns) == 4 else 1]
+      )
   return texts

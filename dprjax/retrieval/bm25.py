@@ -1,6 +1,7 @@
 """BM25 by bm25s: words stemmed and without stop words, Lucene's variant of the formula.
 
-With bm25s's own k1 = 1.5, b = 0.75 and English stemming it gives SciFact an nDCG@10 of .686 (published: .687).
+With bm25s's own k1 = 1.5, b = 0.75 and English stemming it gives SciFact an nDCG@10 of .686
+(published: .687).
 """
 
 import functools
@@ -21,6 +22,7 @@ _SIDECAR, _IDS = 'dprjax_index.json', 'ids.txt'
 def languages() -> list[str]:
   """What can be stemmed."""
   import Stemmer
+
   return sorted(Stemmer.algorithms())
 
 
@@ -28,6 +30,7 @@ def languages() -> list[str]:
 def _bm25s() -> Any:
   # Not at the top: bm25s runs a JAX operation when it is imported, which starts JAX's backend.
   import bm25s
+
   logging.getLogger('bm25s').setLevel(logging.WARNING)  # it sets itself to DEBUG
   return bm25s
 
@@ -35,8 +38,11 @@ def _bm25s() -> Any:
 def _words(texts: Sequence[str], language: str, as_ids: bool) -> Any:
   """bm25s's tokens of the texts. ``language`` 'none' leaves the words as they are."""
   import Stemmer
+
   stemmer = None if language == 'none' else Stemmer.Stemmer(language)
-  tokenize = functools.partial(_bm25s().tokenize, list(texts), stemmer=stemmer, return_ids=as_ids, show_progress=False)
+  tokenize = functools.partial(
+    _bm25s().tokenize, list(texts), stemmer=stemmer, return_ids=as_ids, show_progress=False
+  )
   try:
     return tokenize(stopwords=None if language == 'none' else language)
   except ValueError:  # bm25s has fewer lists of stop words than there are stemmers
@@ -52,9 +58,14 @@ class Bm25:
     self.language = language
 
   def search(self, queries: Sequence[str], k: int) -> TopK:
-    """The best ``min(k, n)`` passages that share a word with the query; equal scores by row; row -1 where there are fewer."""
+    """The best ``min(k, n)`` passages that share a word with the query; equal scores by row; row -1
+    where there are fewer.
+    """
     k = min(k, len(self.ids))
-    rows, scores = np.full((len(queries), k), -1, np.int32), np.full((len(queries), k), -np.inf, np.float32)
+    rows, scores = (
+      np.full((len(queries), k), -1, np.int32),
+      np.full((len(queries), k), -np.inf, np.float32),
+    )
     for number, words in enumerate(_words(queries, self.language, as_ids=False)):
       if not words:
         continue
@@ -64,13 +75,20 @@ class Bm25:
         # Not bm25s's own selection: argpartition breaks ties as it likes.
         least = np.partition(every[found], len(found) - k)[len(found) - k]
         above = found[every[found] > least]
-        found = np.concatenate([above, found[every[found] == least][:k - len(above)]])
+        found = np.concatenate([above, found[every[found] == least][: k - len(above)]])
       found = found[np.lexsort((found, -every[found]))]
-      rows[number, :len(found)], scores[number, :len(found)] = found, every[found]
+      rows[number, : len(found)], scores[number, : len(found)] = found, every[found]
     return TopK(scores, rows)
 
 
-def build(ids: Sequence[str], texts: Sequence[str], *, k1: float = 1.5, b: float = 0.75, language: str = 'english') -> Bm25:
+def build(
+  ids: Sequence[str],
+  texts: Sequence[str],
+  *,
+  k1: float = 1.5,
+  b: float = 0.75,
+  language: str = 'english',
+) -> Bm25:
   """Indexes the passages.
 
   Args:
@@ -101,11 +119,20 @@ def save(index: Bm25, folder: PathLike, fingerprint: str) -> None:
     index.index.save(aside, show_progress=False)
     with atomic_write(aside / _IDS) as file:
       file.writelines(f'{id_}\n' for id_ in index.ids)
-    write_json(aside / _SIDECAR, {'format': 'dprjax.bm25', 'count': len(index.ids), 'language': index.language, 'fingerprint': fingerprint})
+    write_json(
+      aside / _SIDECAR,
+      {
+        'format': 'dprjax.bm25',
+        'count': len(index.ids),
+        'language': index.language,
+        'fingerprint': fingerprint,
+      },
+    )
 
 
 def load(folder: PathLike, fingerprint: str) -> Bm25 | None:
-  """Opens an index; None where there is none yet, or one of other passages or settings, which may be replaced.
+  """Opens an index; None where there is none yet, or one of other passages or settings, which may
+  be replaced.
 
   Raises:
     InputError: the folder holds something that is no index, or a damaged one.
@@ -120,5 +147,7 @@ def load(folder: PathLike, fingerprint: str) -> Bm25 | None:
     if not len(ids) == sidecar['count'] == index.scores['num_docs']:
       raise ValueError(f'{len(ids)} ids for {index.scores["num_docs"]} passages')
   except (ValueError, OSError, KeyError, EOFError) as error:
-    raise InputError(f'{root} is not a whole BM25 index ({error}); remove it and index again') from error
+    raise InputError(
+      f'{root} is not a whole BM25 index ({error}); remove it and index again'
+    ) from error
   return Bm25(index, ids, sidecar['language'])

@@ -5,8 +5,8 @@
     manifest.json                   counts, what made the vectors (``Meta``), SHA-256 of every file
 
 While a folder is being filled, ``progress.json`` stands where the manifest will be: the manifest is
-there when, and only when, every shard is. Each file is written aside and renamed. Where several processes fill it, each of the
-others has a ``progress-I.json`` of its own.
+there when, and only when, every shard is. Each file is written aside and renamed. Where several
+processes fill it, each of the others has a ``progress-I.json`` of its own.
 """
 
 import dataclasses
@@ -41,8 +41,10 @@ class Meta:
     pooling: 'cls', 'mean', ...
     normalize: whether the vectors were scaled to length 1.
     max_length: tokens a text was cut at.
-    input_sha256: of the text file that was encoded, so that a changed text under old ids is noticed.
+    input_sha256: of the text file that was encoded, so that a changed text under old ids is
+      noticed.
   """
+
   dimension: int
   dtype: str
   kind: str
@@ -55,18 +57,28 @@ class Meta:
 
   def space(self) -> dict[str, Any]:
     """The fields that queries and passages must share for their inner product to mean anything."""
-    return {name: getattr(self, name) for name in ('dimension', 'backbone_sha256', 'prompt_sha256', 'pooling', 'normalize')}
+    return {
+      name: getattr(self, name)
+      for name in ('dimension', 'backbone_sha256', 'prompt_sha256', 'pooling', 'normalize')
+    }
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
   """Where two spaces (`Meta.space`) differ, in words; '' where they are one."""
+
   def short(value: Any) -> str:
     return f'{value[:12]}...' if isinstance(value, str) and len(value) > 20 else str(value)
-  return '; '.join(f'{name} {short(ours.get(name))} and {short(theirs[name])}' for name in theirs if ours.get(name) != theirs[name])
+
+  return '; '.join(
+    f'{name} {short(ours.get(name))} and {short(theirs[name])}'
+    for name in theirs
+    if ours.get(name) != theirs[name]
+  )
 
 
 class Shard(NamedTuple):
   """One file's worth of rows: ``ids[start:stop]``."""
+
   number: int
   start: int
   stop: int
@@ -80,18 +92,29 @@ class EmbeddingsWriter:
         writer.write(shard, encode(texts[shard.start:shard.stop]))
       writer.finish()
 
-  Several processes may fill it, each other shards. Process 0 opens it before the others do, and finishes it when they have written theirs.
+  Several processes may fill it, each other shards. Process 0 opens it before the others do, and
+  finishes it when they have written theirs.
   """
 
-  def __init__(self, folder: PathLike, meta: Meta, ids: Sequence[str], shard_rows: int = 100_000, process: int = 0):
+  def __init__(
+    self,
+    folder: PathLike,
+    meta: Meta,
+    ids: Sequence[str],
+    shard_rows: int = 100_000,
+    process: int = 0,
+  ):
     """Opens the folder, makes it if need be, and verifies the shards that an earlier run left.
 
     Raises:
-      InputError: no ids, an id that is empty, twice there or has whitespace in it, or a folder that holds
-        something else: embeddings of another model, other text, another shard size, or no embeddings at all.
+      InputError: no ids, an id that is empty, twice there or has whitespace in it, or a folder that
+        holds something else: embeddings of another model, other text, another shard size, or no
+        embeddings at all.
     """
     if meta.dtype not in _DTYPES:
-      raise InputError(f'embeddings cannot be stored as {meta.dtype}: choose {" or ".join(_DTYPES)}')
+      raise InputError(
+        f'embeddings cannot be stored as {meta.dtype}: choose {" or ".join(_DTYPES)}'
+      )
     _check_ids(ids)
     self.folder = epath.Path(folder)
     self.meta = meta
@@ -99,27 +122,46 @@ class EmbeddingsWriter:
     self._process = process
     self._progress = _PROGRESS if process == 0 else f'progress-{process:05d}.json'
     self._count = -(-len(ids) // shard_rows)
-    self._shards = [Shard(i, i * shard_rows, min((i + 1) * shard_rows, len(ids))) for i in range(self._count)]
+    self._shards = [
+      Shard(i, i * shard_rows, min((i + 1) * shard_rows, len(ids))) for i in range(self._count)
+    ]
     self._header = {
-        'format': _FORMAT, 'version': _VERSION, 'rows': len(ids), 'shard_rows': shard_rows, 'ids_sha256': _digest(ids),
-        **dataclasses.asdict(meta)}
+      'format': _FORMAT,
+      'version': _VERSION,
+      'rows': len(ids),
+      'shard_rows': shard_rows,
+      'ids_sha256': _digest(ids),
+      **dataclasses.asdict(meta),
+    }
     self._done = self._resume()
 
   def _resume(self) -> dict[int, dict[str, Any]]:
     """Shard index -> its entry in the manifest, for the shards already there and unharmed."""
     if self.folder.exists() and not self.folder.is_dir():
       raise InputError(f'{self.folder} is a file; embeddings need a folder')
-    found = next((self.folder / name for name in (_MANIFEST, _PROGRESS) if (self.folder / name).exists()), None)
+    found = next(
+      (self.folder / name for name in (_MANIFEST, _PROGRESS) if (self.folder / name).exists()), None
+    )
     if found is None:
-      if self.folder.exists() and any(not path.name.startswith('.') for path in self.folder.iterdir()):
-        raise InputError(f'{self.folder} is not empty and holds no embeddings; choose another folder')
+      if self.folder.exists() and any(
+        not path.name.startswith('.') for path in self.folder.iterdir()
+      ):
+        raise InputError(
+          f'{self.folder} is not empty and holds no embeddings; choose another folder'
+        )
       write_json(self.folder / _PROGRESS, {**self._header, 'shards': []})
       return {}
     manifest = read_json(found, 'embeddings manifest')
-    different = [key for key, value in self._header.items() if not isinstance(manifest, dict) or manifest.get(key) != value]
+    different = [
+      key
+      for key, value in self._header.items()
+      if not isinstance(manifest, dict) or manifest.get(key) != value
+    ]
     if different:
       raise InputError(
-          f'{self.folder} holds other embeddings ({", ".join(different)} differ from this run\'s); remove it or choose another folder')
+        f"{self.folder} holds other embeddings ({', '.join(different)} differ from this run's); "
+        'remove it or choose another folder'
+      )
     entries = {entry['index']: entry for entry in manifest.get('shards', [])}
     if self._process:  # what process 0 has found is so
       return entries
@@ -127,10 +169,14 @@ class EmbeddingsWriter:
       path.unlink()
     done = {}
     for entry in (self._others() | entries).values():
-      files = [(self.folder / entry[kind], entry[f'{kind}_sha256']) for kind in ('embeddings', 'ids')]
+      files = [
+        (self.folder / entry[kind], entry[f'{kind}_sha256']) for kind in ('embeddings', 'ids')
+      ]
       if all(path.exists() and sha256_file(path) == digest for path, digest in files):
         done[entry['index']] = entry
-    if found.name == _PROGRESS or len(done) < self._count:  # a finished folder that was damaged is unfinished again
+    if (
+      found.name == _PROGRESS or len(done) < self._count
+    ):  # a finished folder that was damaged is unfinished again
       self._save(_PROGRESS, done)
       (self.folder / _MANIFEST).unlink(missing_ok=True)
     for path in self.folder.glob('progress-*.json'):
@@ -151,24 +197,39 @@ class EmbeddingsWriter:
     return [shard for shard in self._shards if shard.number not in self._done]
 
   def write(self, shard: Shard, vectors: Float[np.ndarray, 'rows H']) -> None:
-    """Writes one shard. Raises InputError for a wrong shape, NaN or infinity, or values beyond float16's range."""
+    """Writes one shard.
+
+    Raises InputError for a wrong shape, NaN or infinity, or values beyond float16's range.
+    """
     expected = (shard.stop - shard.start, self.meta.dimension)
     if vectors.shape != expected:
-      raise InputError(f'shard {shard.number} of {self.folder}: vectors of shape {vectors.shape}, expected {expected}')
+      raise InputError(
+        f'shard {shard.number} of {self.folder}: vectors of shape {vectors.shape}, expected '
+        f'{expected}'
+      )
     # Too large a value becomes infinite here, and is refused below.
     with np.errstate(over='ignore'):
       vectors = np.ascontiguousarray(vectors, dtype=self.meta.dtype)
     bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if bad.size:
-      raise InputError(f'the embedding of {self.ids[shard.start + bad[0]]!r} is not finite as {self.meta.dtype} ({bad.size} of {len(vectors)} rows)')
-    names = {kind: f'{kind}-{shard.number:05d}-of-{self._count:05d}.{suffix}' for kind, suffix in (('embeddings', 'npy'), ('ids', 'txt'))}
+      raise InputError(
+        f'the embedding of {self.ids[shard.start + bad[0]]!r} is not finite as {self.meta.dtype} '
+        f'({bad.size} of {len(vectors)} rows)'
+      )
+    names = {
+      kind: f'{kind}-{shard.number:05d}-of-{self._count:05d}.{suffix}'
+      for kind, suffix in (('embeddings', 'npy'), ('ids', 'txt'))
+    }
     with atomic_write(self.folder / names['embeddings'], 'wb') as file:
       np.save(file, vectors, allow_pickle=False)
     with atomic_write(self.folder / names['ids']) as file:
-      file.writelines(f'{id_}\n' for id_ in self.ids[shard.start:shard.stop])
+      file.writelines(f'{id_}\n' for id_ in self.ids[shard.start : shard.stop])
     self._done[shard.number] = {
-        'index': shard.number, 'rows': shard.stop - shard.start, **names,
-        **{f'{kind}_sha256': sha256_file(self.folder / name) for kind, name in names.items()}}
+      'index': shard.number,
+      'rows': shard.stop - shard.start,
+      **names,
+      **{f'{kind}_sha256': sha256_file(self.folder / name) for kind, name in names.items()},
+    }
     self._save(self._progress, self._done)
 
   def finish(self) -> None:
@@ -183,11 +244,14 @@ class EmbeddingsWriter:
       path.unlink(missing_ok=True)
 
   def _save(self, name: str, done: dict[int, dict[str, Any]]) -> None:
-    write_json(self.folder / name, {**self._header, 'shards': [done[index] for index in sorted(done)]})
+    write_json(
+      self.folder / name, {**self._header, 'shards': [done[index] for index in sorted(done)]}
+    )
 
 
 class Rows:
-  """Vectors of one file that stay on disk. A slice of it does too; ``np.asarray`` of either reads it, and the file is let go of with that array.
+  """Vectors of one file that stay on disk. A slice of it does too; ``np.asarray`` of either reads
+  it, and the file is let go of with that array.
 
   A local file is mapped; a remote one is fetched whole each time.
   """
@@ -203,19 +267,23 @@ class Rows:
     return Rows(self._path, (max(stop - start, 0), self.shape[1]), self.dtype, self._start + start)
 
   def __array__(self, dtype: Any = None, copy: bool | None = None) -> Float[np.ndarray, 'rows H']:
-    found = _open(self._path)[self._start:self._start + len(self)]
-    return found if dtype in (None, found.dtype) and not copy else found.astype(dtype or found.dtype)
+    found = _open(self._path)[self._start : self._start + len(self)]
+    return (
+      found if dtype in (None, found.dtype) and not copy else found.astype(dtype or found.dtype)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class Embeddings:
-  """A finished folder. What is read of it is read when it is asked for, so that a corpus may be larger than memory.
+  """A finished folder. What is read of it is read when it is asked for, so that a corpus may be
+  larger than memory.
 
   Attributes:
     shards: files of rows that follow one another.
     meta: what made them.
     sha256: of the manifest, and so of everything in the folder.
   """
+
   shards: list[Rows]
   meta: Meta
   sha256: str
@@ -233,8 +301,10 @@ class Embeddings:
     """The ids of these rows, which must ascend; one file's ids are in memory at a time."""
     starts = np.cumsum([0, *(len(shard) for shard in self.shards)])
     found: list[str] = []
-    for file, start, stop in zip(self._id_files, starts[:-1].tolist(), starts[1:].tolist(), strict=True):
-      wanted = rows[np.searchsorted(rows, start):np.searchsorted(rows, stop)]
+    for file, start, stop in zip(
+      self._id_files, starts[:-1].tolist(), starts[1:].tolist(), strict=True
+    ):
+      wanted = rows[np.searchsorted(rows, start) : np.searchsorted(rows, stop)]
       if len(wanted):
         ids = _read_ids(file)
         found += [ids[row - start] for row in wanted.tolist()]
@@ -245,7 +315,7 @@ class Embeddings:
     whole = np.empty((len(self), self.meta.dimension), np.float32)
     start = 0
     for shard in self.shards:
-      whole[start:start + len(shard)] = shard
+      whole[start : start + len(shard)] = shard
       start += len(shard)
     return whole
 
@@ -254,10 +324,12 @@ class Embeddings:
     for shard, file in zip(self.shards, self._id_files, strict=True):
       ids = _read_ids(file)
       for start in range(0, len(shard), rows):
-        yield ids[start:start + rows], np.asarray(shard[start:start + rows])
+        yield ids[start : start + rows], np.asarray(shard[start : start + rows])
 
 
-def load_embeddings(folder: PathLike, verify: bool = True, share: int = 0, shares: int = 1) -> Embeddings:
+def load_embeddings(
+  folder: PathLike, verify: bool = True, share: int = 0, shares: int = 1
+) -> Embeddings:
   """Opens a finished folder.
 
   Args:
@@ -266,22 +338,37 @@ def load_embeddings(folder: PathLike, verify: bool = True, share: int = 0, share
     share, shares: verify the i-th of so many parts alone: several processes do it together.
 
   Raises:
-    InputError: not such a folder, unfinished, a file missing or changed, counts or shapes that disagree.
+    InputError: not such a folder, unfinished, a file missing or changed, counts or shapes that
+      disagree.
   """
   root = existing(folder, 'embeddings')
   if not (root / _MANIFEST).exists():
     if (root / _PROGRESS).exists():
-      raise InputError(f'{root} is unfinished: run the dprjax.encode command that began it again, and it goes on where it stopped')
-    raise InputError(f'{root} holds no embeddings ({_MANIFEST} not found): make them with dprjax.encode')
+      raise InputError(
+        f'{root} is unfinished: run the dprjax.encode command that began it again, and it goes on '
+        'where it stopped'
+      )
+    raise InputError(
+      f'{root} holds no embeddings ({_MANIFEST} not found): make them with dprjax.encode'
+    )
   manifest = read_json(root / _MANIFEST, 'embeddings manifest')
   if not isinstance(manifest, dict) or manifest.get('format') != _FORMAT:
     raise InputError(f'{root / _MANIFEST} is not a {_FORMAT} manifest')
   if manifest.get('version') != _VERSION:
-    raise InputError(f'{root / _MANIFEST} is of version {manifest.get("version")}, expected {_VERSION}: encode again')
+    raise InputError(
+      f'{root / _MANIFEST} is of version {manifest.get("version")}, expected {_VERSION}: encode '
+      'again'
+    )
   try:
     meta = Meta(**{field.name: manifest[field.name] for field in dataclasses.fields(Meta)})
     rows, entries = manifest['rows'], manifest['shards']
-    files = [(entry['rows'], *((root / entry[kind], entry[f'{kind}_sha256']) for kind in ('embeddings', 'ids'))) for entry in entries]
+    files = [
+      (
+        entry['rows'],
+        *((root / entry[kind], entry[f'{kind}_sha256']) for kind in ('embeddings', 'ids')),
+      )
+      for entry in entries
+    ]
   except (KeyError, TypeError) as error:
     raise InputError(f'{root / _MANIFEST} is incomplete ({error}): encode again') from error
   shards, id_files = [], []
@@ -289,17 +376,23 @@ def load_embeddings(folder: PathLike, verify: bool = True, share: int = 0, share
     for path, digest in ((vectors_path, vectors_sha), (ids_path, ids_sha)):
       existing(path, 'embeddings shard')
       if verify and number % shares == share and sha256_file(path) != digest:
-        raise InputError(f'{path} was changed or damaged since it was written (SHA-256 differs from {_MANIFEST}): encode again')
+        raise InputError(
+          f'{path} was changed or damaged since it was written (SHA-256 differs from {_MANIFEST}): '
+          'encode again'
+        )
     vectors, ids = _open(vectors_path), len(_read_ids(ids_path))
     if vectors.shape != (count, meta.dimension) or vectors.dtype != meta.dtype or ids != count:
       raise InputError(
-          f'{vectors_path}: {vectors.dtype} {vectors.shape} with {ids} ids, '
-          f'but {_MANIFEST} says {meta.dtype} {(count, meta.dimension)}: encode again')
+        f'{vectors_path}: {vectors.dtype} {vectors.shape} with {ids} ids, '
+        f'but {_MANIFEST} says {meta.dtype} {(count, meta.dimension)}: encode again'
+      )
     shards.append(Rows(vectors_path, (count, meta.dimension), vectors.dtype))
     id_files.append(ids_path)
   found = Embeddings(shards, meta, sha256_file(root / _MANIFEST), id_files)
   if len(found) != rows:
-    raise InputError(f'{root}: {len(found)} rows in the shards, but {_MANIFEST} says {rows}: encode again')
+    raise InputError(
+      f'{root}: {len(found)} rows in the shards, but {_MANIFEST} says {rows}: encode again'
+    )
   return found
 
 
@@ -331,7 +424,9 @@ def _check_ids(ids: Sequence[str]) -> None:
   for row, id_ in enumerate(ids, start=1):
     # A TREC run separates its columns by white space, so an id cannot have any.
     if not id_ or any(character.isspace() for character in id_):
-      raise InputError(f'row {row}: the id {id_!r} is empty or has white space in it; give ids without')
+      raise InputError(
+        f'row {row}: the id {id_!r} is empty or has white space in it; give ids without'
+      )
     if id_ in seen:
       raise InputError(f'row {row}: the id {id_!r} is there twice; ids name one text each')
     seen.add(id_)

@@ -1,8 +1,10 @@
-"""Approximate inner-product search with ScaNN, its settings chosen by the number of vectors and a recall that is measured.
+"""Approximate inner-product search with ScaNN, its settings chosen by the number of vectors and a
+recall that is measured.
 
-Up to ``BRUTE_FORCE_BELOW`` vectors ScaNN compares with all of them. Above, the vectors are put into about sqrt(n)
-leaves, scored there by quantised products (asymmetric hashing, anisotropic loss: Guo et al., ICML 2020), and the
-best are scored again exactly. ScaNN is for Linux and Python below 3.14; ask ``available`` first.
+Up to ``BRUTE_FORCE_BELOW`` vectors ScaNN compares with all of them. Above, the vectors are put into
+about sqrt(n) leaves, scored there by quantised products (asymmetric hashing, anisotropic loss: Guo
+et al., ICML 2020), and the best are scored again exactly. ScaNN is for Linux and Python below 3.14;
+ask ``available`` first.
 """
 
 import dataclasses
@@ -34,6 +36,7 @@ class Settings:
     leaves_to_search: of the tree's leaves; 0 where there is no tree.
     reorder: candidates that are scored again exactly; 0 where all scores are exact.
   """
+
   leaves_to_search: int
   reorder: int
 
@@ -56,24 +59,42 @@ class Index:
     return 'tree_ah' if self.leaves else 'brute_force'
 
   def settings(self, k: int) -> Settings:
-    """Where to begin for the best k: a tenth of the leaves, and at least as many as hold 2 k vectors."""
+    """Where to begin for the best k: a tenth of the leaves, and at least as many as hold 2 k
+    vectors.
+    """
     if not self.leaves:
       return Settings(0, 0)
-    return Settings(min(self.leaves, max(self.leaves // 10, math.ceil(2 * k * self.leaves / self.count))), min(self.count, max(4 * k, 100)))
+    return Settings(
+      min(self.leaves, max(self.leaves // 10, math.ceil(2 * k * self.leaves / self.count))),
+      min(self.count, max(4 * k, 100)),
+    )
 
   def search(self, queries: Float[np.ndarray, 'queries H'], k: int, settings: Settings) -> TopK:
-    """The best ``min(k, n)`` as far as ScaNN finds them, on all cores; row -1 where the leaves held fewer."""
+    """The best ``min(k, n)`` as far as ScaNN finds them, on all cores; row -1 where the leaves held
+    fewer.
+    """
     check_finite(queries, 'query', 0)
     k = min(k, self.count)
-    amount = {'leaves_to_search': settings.leaves_to_search, 'pre_reorder_num_neighbors': settings.reorder} if self.leaves else {}
-    rows, scores = self.searcher.search_batched_parallel(np.ascontiguousarray(queries, np.float32), k, **amount)
+    amount = (
+      {'leaves_to_search': settings.leaves_to_search, 'pre_reorder_num_neighbors': settings.reorder}
+      if self.leaves
+      else {}
+    )
+    rows, scores = self.searcher.search_batched_parallel(
+      np.ascontiguousarray(queries, np.float32), k, **amount
+    )
     missing = np.isnan(scores)
     rows = np.where(missing, -1, rows.astype(np.int64)).astype(np.int32)
     scores = np.where(missing, -np.inf, scores).astype(np.float32)
     order = np.lexsort((rows, -scores), axis=1)
     return TopK(np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1))
 
-  def tune(self, queries: Float[np.ndarray, 'queries H'], truth: Int[np.ndarray, 'queries k'], target: float) -> tuple[Settings, float]:
+  def tune(
+    self,
+    queries: Float[np.ndarray, 'queries H'],
+    truth: Int[np.ndarray, 'queries k'],
+    target: float,
+  ) -> tuple[Settings, float]:
     """Doubles what is looked at until recall@k reaches the target or everything is looked at.
 
     Args:
@@ -88,7 +109,13 @@ class Index:
     settings = self.settings(k)
     while True:
       reached = recall(self.search(queries, k, settings).rows, truth)
-      wider = Settings(min(self.leaves, 2 * settings.leaves_to_search), min(self.count, 2 * settings.reorder)) if self.leaves else settings
+      wider = (
+        Settings(
+          min(self.leaves, 2 * settings.leaves_to_search), min(self.count, 2 * settings.reorder)
+        )
+        if self.leaves
+        else settings
+      )
       if reached >= target or wider == settings:
         return settings, reached
       settings = wider
@@ -96,7 +123,9 @@ class Index:
 
 def recall(rows: Int[np.ndarray, 'queries k'], truth: Int[np.ndarray, 'queries k']) -> float:
   """The share of the exact best rows that were found, over all queries."""
-  return float(np.mean([np.isin(exact, found).mean() for found, exact in zip(rows, truth, strict=True)]))
+  return float(
+    np.mean([np.isin(exact, found).mean() for found, exact in zip(rows, truth, strict=True)])
+  )
 
 
 def build(vectors: Float[np.ndarray, 'n H'], k: int) -> Index:
@@ -124,20 +153,35 @@ def build(vectors: Float[np.ndarray, 'n H'], k: int) -> Index:
   else:
     settings, sample = index.settings(k), min(count, _TRAINING_SAMPLE)
     builder = (
-        builder.tree(leaves, settings.leaves_to_search, training_sample_size=sample)
-        .score_ah(_DIMENSIONS_PER_BLOCK, anisotropic_quantization_threshold=_ANISOTROPIC_THRESHOLD, training_sample_size=sample)
-        .reorder(settings.reorder))
+      builder.tree(leaves, settings.leaves_to_search, training_sample_size=sample)
+      .score_ah(
+        _DIMENSIONS_PER_BLOCK,
+        anisotropic_quantization_threshold=_ANISOTROPIC_THRESHOLD,
+        training_sample_size=sample,
+      )
+      .reorder(settings.reorder)
+    )
   index.searcher = builder.build()
   return index
 
 
 def save(index: Index, folder: PathLike, fingerprint: str) -> None:
-  """Writes the index, vectors included, with the fingerprint of what it was built from, whole or not at all."""
+  """Writes the index, vectors included, with the fingerprint of what it was built from, whole or
+  not at all.
+  """
   with atomic_path(folder) as aside:
     aside.mkdir()
     # Relative, or the files could not be moved to their final name.
     index.searcher.serialize(os.fspath(aside), relative_path=True)
-    write_json(aside / _SIDECAR, {'format': 'dprjax.scann', 'count': index.count, 'leaves': index.leaves, 'fingerprint': fingerprint})
+    write_json(
+      aside / _SIDECAR,
+      {
+        'format': 'dprjax.scann',
+        'count': index.count,
+        'leaves': index.leaves,
+        'fingerprint': fingerprint,
+      },
+    )
 
 
 def load(folder: PathLike, fingerprint: str) -> Index | None:
@@ -155,5 +199,7 @@ def load(folder: PathLike, fingerprint: str) -> Index | None:
   try:
     searcher = scann_ops_pybind.load_searcher(os.fspath(root))
   except (ValueError, RuntimeError, OSError) as error:
-    raise InputError(f'{root} is not a whole ScaNN index ({error}); remove it and search again') from error
+    raise InputError(
+      f'{root} is not a whole ScaNN index ({error}); remove it and search again'
+    ) from error
   return Index(searcher, sidecar['count'], sidecar['leaves'])

@@ -1,8 +1,9 @@
 """Checkpoints: what was trained, and all that a restarted run needs to go on bit for bit.
 
-A checkpoint holds the live parameters, the optimiser state, the data position, the running state of early
-stopping and the SHA-256 of the frozen backbone. The backbone itself is not in it. SHA256SUMS beside them names every
-file (``sha256sum -c`` reads it); it is written last, before the folder gets its name.
+A checkpoint holds the live parameters, the optimiser state, the data position, the running state of
+early stopping and the SHA-256 of the frozen backbone. The backbone itself is not in it. SHA256SUMS
+beside them names every file (``sha256sum -c`` reads it); it is written last, before the folder gets
+its name.
 """
 
 from collections.abc import Mapping
@@ -44,18 +45,34 @@ class Checkpoints:
     self._saving = -1
     with files.no_room(self.folder):
       self._manager = ocp.CheckpointManager(
-          self.folder.absolute() if not str(self.folder).startswith('gs://') else self.folder,
-          # Named here, so that a fresh process can ask for the shapes of what is saved.
-          item_handlers={'live': ocp.StandardCheckpointHandler(), 'opt_state': ocp.StandardCheckpointHandler(), 'extra': ocp.JsonCheckpointHandler()},
-          options=ocp.CheckpointManagerOptions(
-              async_options=ocp.AsyncOptions(post_finalization_callback=self._write_sums),
-              # A killed run leaves a half-written folder under a temporary name; it is not a checkpoint.
-              cleanup_tmp_directories=True,
-              best_fn=lambda metrics: metrics[SCORE],  # has it read the scores of an earlier life's checkpoints
-              preservation_policy=policies.AnyPreservationPolicy([
-                  policies.LatestN(keep),
-                  # The first of those with the same score: a later one is no gain.
-                  policies.BestN(get_metric_fn=lambda metrics: (metrics[SCORE], -metrics['step']), n=1, keep_checkpoints_without_metrics=False)])))
+        self.folder.absolute() if not str(self.folder).startswith('gs://') else self.folder,
+        # Named here, so that a fresh process can ask for the shapes of what is saved.
+        item_handlers={
+          'live': ocp.StandardCheckpointHandler(),
+          'opt_state': ocp.StandardCheckpointHandler(),
+          'extra': ocp.JsonCheckpointHandler(),
+        },
+        options=ocp.CheckpointManagerOptions(
+          async_options=ocp.AsyncOptions(post_finalization_callback=self._write_sums),
+          # A killed run leaves a half-written folder under a temporary name; it is not a
+          # checkpoint.
+          cleanup_tmp_directories=True,
+          best_fn=lambda metrics: metrics[
+            SCORE
+          ],  # has it read the scores of an earlier life's checkpoints
+          preservation_policy=policies.AnyPreservationPolicy(
+            [
+              policies.LatestN(keep),
+              # The first of those with the same score: a later one is no gain.
+              policies.BestN(
+                get_metric_fn=lambda metrics: (metrics[SCORE], -metrics['step']),
+                n=1,
+                keep_checkpoints_without_metrics=False,
+              ),
+            ]
+          ),
+        ),
+      )
 
   def steps(self) -> list[int]:
     return sorted(self._manager.all_steps())
@@ -72,7 +89,14 @@ class Checkpoints:
         scored.append((score, -step))
     return -max(scored)[1] if scored else self.latest()
 
-  def save(self, step: int, live: Mapping[str, Any], opt_state: Any, extra: Mapping[str, Any], score: float | None = None) -> None:
+  def save(
+    self,
+    step: int,
+    live: Mapping[str, Any],
+    opt_state: Any,
+    extra: Mapping[str, Any],
+    score: float | None = None,
+  ) -> None:
     """Starts saving; ``wait`` or the next ``save`` raises what went wrong.
 
     Raises:
@@ -82,20 +106,27 @@ class Checkpoints:
       return
     self.wait()
     self._saving = step
-    self._guard(lambda: self._manager.save(
+    self._guard(
+      lambda: self._manager.save(
         step,
         args=ocp.args.Composite(
-            live=ocp.args.StandardSave(tree.unflatten(live)),
-            opt_state=ocp.args.StandardSave(opt_state),
-            extra=ocp.args.JsonSave({**extra, 'backbone_sha256': self._sha256})),
-        metrics=None if score is None else {SCORE: float(score), 'step': step}))
+          live=ocp.args.StandardSave(tree.unflatten(live)),
+          opt_state=ocp.args.StandardSave(opt_state),
+          extra=ocp.args.JsonSave({**extra, 'backbone_sha256': self._sha256}),
+        ),
+        metrics=None if score is None else {SCORE: float(score), 'step': step},
+      )
+    )
 
   def wait(self) -> None:
     """Blocks until what was being saved is whole on disk."""
     self._guard(self._manager.wait_until_finished)
 
-  def restore(self, step: int, live: Mapping[str, jax.ShapeDtypeStruct], opt_state: Any) -> Restored:
-    """Reads a checkpoint into arrays placed as the targets say, on any mesh and number of processes.
+  def restore(
+    self, step: int, live: Mapping[str, jax.ShapeDtypeStruct], opt_state: Any
+  ) -> Restored:
+    """Reads a checkpoint into arrays placed as the targets say, on any mesh and number of
+    processes.
 
     Args:
       step: which one.
@@ -110,13 +141,24 @@ class Checkpoints:
     extra = self.extra(step)
     if extra['backbone_sha256'] != self._sha256:
       raise InputError(
-          f"{self.folder}/{step} was trained on another backbone (sha256 {extra['backbone_sha256'][:12]}..., this one is "
-          f'{self._sha256[:12]}...); set config.backbone.path to that backbone, or choose a fresh --workdir')
+        f'{self.folder}/{step} was trained on another backbone (sha256 '
+        f'{extra["backbone_sha256"][:12]}..., this one is '
+        f'{self._sha256[:12]}...); set config.backbone.path to that backbone, or choose a fresh '
+        '--workdir'
+      )
     try:
-      state = self._manager.restore(step, args=ocp.args.Composite(
-          live=ocp.args.StandardRestore(tree.unflatten(live)), opt_state=ocp.args.StandardRestore(opt_state)))
+      state = self._manager.restore(
+        step,
+        args=ocp.args.Composite(
+          live=ocp.args.StandardRestore(tree.unflatten(live)),
+          opt_state=ocp.args.StandardRestore(opt_state),
+        ),
+      )
     except (ValueError, KeyError, OSError) as error:
-      raise InputError(f'{self.folder}/{step} cannot be restored ({_line(error)}); remove that folder to go on from an earlier one') from error
+      raise InputError(
+        f'{self.folder}/{step} cannot be restored ({_line(error)}); remove that folder to go on '
+        'from an earlier one'
+      ) from error
     return Restored(step, tree.flatten(state['live']), state['opt_state'], extra)
 
   def restore_live(self, step: int) -> dict[str, np.ndarray]:
@@ -126,23 +168,36 @@ class Checkpoints:
       InputError: there is no such step, or it is damaged.
     """
     if step not in self.steps():
-      raise InputError(f'{self.folder} has no step {step}; it has {", ".join(map(str, self.steps())) or "none"}')
+      raise InputError(
+        f'{self.folder} has no step {step}; it has {", ".join(map(str, self.steps())) or "none"}'
+      )
     self._check_sums(step, 'live')
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     try:
       shapes = self._manager.item_metadata(step)['live'].tree
-      target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), dict(shapes))
-      live = self._manager.restore(step, args=ocp.args.Composite(live=ocp.args.StandardRestore(target)))['live']
+      target = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), dict(shapes)
+      )
+      live = self._manager.restore(
+        step, args=ocp.args.Composite(live=ocp.args.StandardRestore(target))
+      )['live']
     except (ValueError, KeyError, OSError) as error:
-      raise InputError(f'{self.folder}/{step} is damaged ({_line(error)}); export another step') from error
+      raise InputError(
+        f'{self.folder}/{step} is damaged ({_line(error)}); export another step'
+      ) from error
     return {name: np.asarray(leaf) for name, leaf in tree.flatten(live).items()}
 
   def extra(self, step: int) -> dict[str, Any]:
     """The JSON beside the arrays of a checkpoint."""
     try:
-      return self._manager.restore(step, args=ocp.args.Composite(extra=ocp.args.JsonRestore()))['extra']
+      return self._manager.restore(step, args=ocp.args.Composite(extra=ocp.args.JsonRestore()))[
+        'extra'
+      ]
     except (ValueError, KeyError, OSError) as error:
-      raise InputError(f'{self.folder}/{step} is damaged ({_line(error)}); remove that folder to go on from an earlier one') from error
+      raise InputError(
+        f'{self.folder}/{step} is damaged ({_line(error)}); remove that folder to go on from an '
+        'earlier one'
+      ) from error
 
   def close(self) -> None:
     """Waits, and ends the threads that save. Raises InputError as ``wait`` does."""
@@ -152,16 +207,29 @@ class Checkpoints:
       self._manager.close()
 
   def _write_sums(self) -> None:
-    """What orbax calls, on process 0 alone, when all files of a checkpoint are there and its folder has yet a temporary name (or, where
-    nothing can be renamed, no mark of success)."""
+    """What orbax calls, on process 0 alone, when all files of a checkpoint are there and its folder
+    has yet a temporary name (or, where nothing can be renamed, no mark of success).
+    """
     name = str(self._saving)
-    [folder] = [path for path in self.folder.iterdir() if path.name == name or path.name.startswith(f'{name}.orbax-checkpoint-tmp')]
+    [folder] = [
+      path
+      for path in self.folder.iterdir()
+      if path.name == name or path.name.startswith(f'{name}.orbax-checkpoint-tmp')
+    ]
     # Not what lies beside the items: orbax may yet write there.
-    lines = [f'{files.sha256_file(path)}  {path.relative_to(folder)}\n' for item in folder.iterdir() if item.is_dir() for path in _files(item)]
+    lines = [
+      f'{files.sha256_file(path)}  {path.relative_to(folder)}\n'
+      for item in folder.iterdir()
+      if item.is_dir()
+      for path in _files(item)
+    ]
     (folder / SUMS).write_text(''.join(lines))
 
   def _check_sums(self, step: int, *items: str) -> None:
-    """Raises InputError that names the files which are missing or not as they were written. Older checkpoints have no sums."""
+    """Raises InputError that names the files which are missing or not as they were written.
+
+    Older checkpoints have no sums.
+    """
     folder = self.folder / str(step)
     if not (folder / SUMS).exists():
       return
@@ -177,8 +245,11 @@ class Checkpoints:
     if wrong:
       others = [other for other in self.steps() if other != step]
       raise InputError(
-          f'{folder} cannot be used: {"; ".join(wrong[:3])}{f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""}; remove that folder '
-          f'to go on from {f"step {max(others)}" if others else "the beginning: there is no other"}')
+        f'{folder} cannot be used: '
+        f'{"; ".join(wrong[:3])}{f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""}; '
+        'remove that folder '
+        f'to go on from {f"step {max(others)}" if others else "the beginning: there is no other"}'
+      )
 
   def _guard(self, action: Any) -> None:
     try:
@@ -187,14 +258,29 @@ class Checkpoints:
     except (ValueError, RuntimeError) as error:
       # Tensorstore reports a full disk in its own words.
       text = str(error)
-      if not any(words in text for words in ('No space left', 'ENOSPC', 'File too large', 'Disk quota', 'RESOURCE_EXHAUSTED')):
+      if not any(
+        words in text
+        for words in (
+          'No space left',
+          'ENOSPC',
+          'File too large',
+          'Disk quota',
+          'RESOURCE_EXHAUSTED',
+        )
+      ):
         raise
       raise InputError(
-          f'cannot save a checkpoint in {self.folder}: no space left; the last good one is step {self._last_good()}. '
-          'Free some space and run the same command again') from error
+        f'cannot save a checkpoint in {self.folder}: no space left; the last good one is step '
+        f'{self._last_good()}. '
+        'Free some space and run the same command again'
+      ) from error
 
   def _last_good(self) -> str:
-    whole = [int(p.name) for p in self.folder.iterdir() if p.name.isdecimal() and (p / '_CHECKPOINT_METADATA').exists()]
+    whole = [
+      int(p.name)
+      for p in self.folder.iterdir()
+      if p.name.isdecimal() and (p / '_CHECKPOINT_METADATA').exists()
+    ]
     return str(max(whole)) if whole else 'none'
 
 

@@ -1,8 +1,10 @@
-"""Compiled programs, kept between runs: the second start of a command on the same shapes need not wait for the compiler.
+"""Compiled programs, kept between runs: the second start of a command on the same shapes need not
+wait for the compiler.
 
-JAX's persistent compilation cache, switched on for the commands (a library leaves it to its user). Its key holds the program, the
-compiler's version and flags, and the kind of device, but not the instructions that a CPU has: those are in the folder's name here, so
-that a home directory can be shared by unlike machines.
+JAX's persistent compilation cache, switched on for the commands (a library leaves it to its user).
+Its key holds the program, the compiler's version and flags, and the kind of device, but not the
+instructions that a CPU has: those are in the folder's name here, so that a home directory can be
+shared by unlike machines.
 """
 
 import hashlib
@@ -21,12 +23,15 @@ def keep(folder: str = AUTO) -> None:
   """Keeps what is compiled from now on.
 
   Args:
-    folder: 'auto': what ``JAX_COMPILATION_CACHE_DIR`` says (empty: nothing is kept), else a folder below the user's cache directory
-      (``XDG_CACHE_HOME``, ``~/.cache``), unless that cannot be written; '': nothing is kept; or a folder, which may be on a bucket.
+    folder: 'auto': what ``JAX_COMPILATION_CACHE_DIR`` says (empty: nothing is kept), else a folder
+      below the user's cache directory (``XDG_CACHE_HOME``, ``~/.cache``), unless that cannot be
+      written; '': nothing is kept; or a folder, which may be on a bucket.
   """
   if folder == AUTO:
     if (said := os.environ.get('JAX_COMPILATION_CACHE_DIR')) is not None:
-      jax.config.update('jax_compilation_cache_dir', said or None)  # JAX would take '' for the working directory
+      jax.config.update(
+        'jax_compilation_cache_dir', said or None
+      )  # JAX would take '' for the working directory
       return
     home = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache')
     local = home / 'dprjax' / f'compiled-{_machine()}'

@@ -1,7 +1,7 @@
 """The knobs of an experiment, all of them, with what each changes.
 
-A file in ``configs/`` starts from ``default()`` and sets what its experiment needs. ``--config.a.b=value`` on the
-command line overrides a knob; one that does not exist is an error.
+A file in ``configs/`` starts from ``default()`` and sets what its experiment needs.
+``--config.a.b=value`` on the command line overrides a knob; one that does not exist is an error.
 """
 
 import importlib.util
@@ -19,138 +19,181 @@ from ml_collections import config_flags
 from dprjax import files
 from dprjax.errors import InputError
 
-# Keys that may differ between two runs in one workdir: they change what is said or kept, or where it is computed, not what. (Another mesh, like
-# another number of processes, rounds differently.)
+# Keys that may differ between two runs in one workdir: they change what is said or kept, or where
+# it is computed, not what. (Another mesh, like another number of processes, rounds differently.)
 _FREE = ('checkpoint', 'log_every', 'eval.every', 'eval.batch_size', 'compilation_cache', 'mesh')
 
 
 def default() -> ml_collections.ConfigDict:
-  """Full fine-tuning or prompt tuning of a dual encoder, with the settings of DPTDR's released code."""
+  """Full fine-tuning or prompt tuning of a dual encoder, with the settings of DPTDR's released
+  code.
+  """
   c = ml_collections.ConfigDict()
-  c.system = 'dpr'                     # the objective: a module of dprjax/objectives
-  c.task = ''                          # a name, written into the prompt's meta
-  c.seed = 42                          # of initialisation, dropout and shuffling
+  c.system = 'dpr'  # the objective: a module of dprjax/objectives
+  c.task = ''  # a name, written into the prompt's meta
+  c.seed = 42  # of initialisation, dropout and shuffling
 
   c.backbone = ml_collections.ConfigDict()
-  c.backbone.path = ''                 # a Hugging Face directory or hub id; 'package:NAME' = the folder model/ in an installed package;
-                                       # 'scratch:tiny|mini|small|base' = random weights, a vocabulary trained on the data
-  c.backbone.vocab_size = 8000         # of the vocabulary trained for a backbone from scratch
-  c.backbone.vocabulary = 'wordpiece'  # its kind: 'wordpiece' (uncased; a BERT) or 'sentencepiece' (cased, any language; an XLM-R)
-  c.backbone.two_encoders = False      # one encoder each for queries and passages (DPR), or one for both
-  c.backbone.dtype = 'float32'         # of the arithmetic: 'float32' or 'bfloat16'; scores and losses stay float32
-  c.backbone.frozen_dtype = 'float32'  # in which frozen weights are held; what is trained is always float32
-  c.backbone.dropout = -1.0            # hidden and attention dropout while training; -1: as the backbone's config.json says
-  c.backbone.remat = False             # recompute activations in the backward pass: less memory, a third more arithmetic
-  c.backbone.unroll = 1                # layers a step of the scan; 0: all, a faster step that takes longer to compile
+  # a Hugging Face directory or hub id; 'package:NAME' = the folder model/ in an installed package;
+  # 'scratch:tiny|mini|small|base' = random weights, a vocabulary trained on the data
+  c.backbone.path = ''
+  c.backbone.vocab_size = 8000  # of the vocabulary trained for a backbone from scratch
+  # its kind: 'wordpiece' (uncased; a BERT) or 'sentencepiece' (cased, any language; an XLM-R)
+  c.backbone.vocabulary = 'wordpiece'
+  # one encoder each for queries and passages (DPR), or one for both
+  c.backbone.two_encoders = False
+  # of the arithmetic: 'float32' or 'bfloat16'; scores and losses stay float32
+  c.backbone.dtype = 'float32'
+  # in which frozen weights are held; what is trained is always float32
+  c.backbone.frozen_dtype = 'float32'
+  # hidden and attention dropout while training; -1: as the backbone's config.json says
+  c.backbone.dropout = -1.0
+  # recompute activations in the backward pass: less memory, a third more arithmetic
+  c.backbone.remat = False
+  # layers a step of the scan; 0: all, a faster step that takes longer to compile
+  c.backbone.unroll = 1
 
   c.prompt = ml_collections.ConfigDict()
-  c.prompt.length = 0                  # P: key/value vectors a layer; 0: none (full fine-tuning)
-  c.prompt.tied = True                 # one prompt for queries and passages, or one each
-  c.prompt.reparam = 'none'            # 'none': the prompt itself is trained; 'mlp': Embedding -> Linear -> Tanh -> Linear (Table 5)
-  c.prompt.reparam_hidden = 512        # width of that MLP
-  c.prompt.init_std = 0.02             # N(0, std) for the prompt's initial values
-  c.prompt.init_from = ''              # start from this prompt.npz instead (Table 6)
-  c.prompt.dropout = 0.1               # on the expanded prompt, while training
-  c.prompt.dropout_scope = 'example'   # 'example': a mask each, as the released code; 'batch': one mask, less memory
-  c.prompt.shift_positions = False     # number real tokens from P on, as the released prompts expect
+  c.prompt.length = 0  # P: key/value vectors a layer; 0: none (full fine-tuning)
+  c.prompt.tied = True  # one prompt for queries and passages, or one each
+  # 'none': the prompt itself is trained; 'mlp': Embedding -> Linear -> Tanh -> Linear (Table 5)
+  c.prompt.reparam = 'none'
+  c.prompt.reparam_hidden = 512  # width of that MLP
+  c.prompt.init_std = 0.02  # N(0, std) for the prompt's initial values
+  c.prompt.init_from = ''  # start from this prompt.npz instead (Table 6)
+  c.prompt.dropout = 0.1  # on the expanded prompt, while training
+  # 'example': a mask each, as the released code; 'batch': one mask, less memory
+  c.prompt.dropout_scope = 'example'
+  c.prompt.shift_positions = False  # number real tokens from P on, as the released prompts expect
 
-  c.trainable = ('prompt/.*',)         # whole-name regular expressions; everything else is frozen
-  c.pooling = 'cls'                    # 'cls' or 'mean'
-  c.normalize = False                  # unit length, so that scores are cosines
-  c.temperature = 1.0                  # scores are divided by it
-  c.in_batch = True                    # other rows' passages are negatives too, over all devices
-  c.loss_rows = 1024                   # queries (in pretraining: texts) that a device scores at a time, at most: bounds the loss's memory
-  c.negatives = 1                      # hard negatives a query; 0: in-batch only
-  c.mix = ml_collections.ConfigDict()  # their shares, which add up to 1; other rows' passages are negatives besides (in_batch)
-  c.mix.denoised = 0.0                 # of mined negatives that a reranker passed
-  c.mix.undenoised = 1.0               # of mined negatives as they come, and of those of a file that names no pools
-  c.mix.random = 0.0                   # of passages drawn from the whole corpus
+  c.trainable = ('prompt/.*',)  # whole-name regular expressions; everything else is frozen
+  c.pooling = 'cls'  # 'cls' or 'mean'
+  c.normalize = False  # unit length, so that scores are cosines
+  c.temperature = 1.0  # scores are divided by it
+  c.in_batch = True  # other rows' passages are negatives too, over all devices
+  # queries (in pretraining: texts) that a device scores at a time, at most: bounds the loss's
+  # memory
+  c.loss_rows = 1024
+  c.negatives = 1  # hard negatives a query; 0: in-batch only
+  # their shares, which add up to 1; other rows' passages are negatives besides (in_batch)
+  c.mix = ml_collections.ConfigDict()
+  c.mix.denoised = 0.0  # of mined negatives that a reranker passed
+  # of mined negatives as they come, and of those of a file that names no pools
+  c.mix.undenoised = 1.0
+  c.mix.random = 0.0  # of passages drawn from the whole corpus
 
-  c.batch_size = 64                    # queries a step over all devices
-  c.accumulate = 1                     # batches an update: the loss sees the negatives of all of them, memory holds one
-  c.grad_cache = 1                     # chunks in which a batch is encoded: memory of one chunk, loss of the whole batch
-  c.epochs = 10.0                      # passes over the training queries
-  c.steps = 0                          # updates; if above 0, in place of epochs
+  c.batch_size = 64  # queries a step over all devices
+  # batches an update: the loss sees the negatives of all of them, memory holds one
+  c.accumulate = 1
+  # chunks in which a batch is encoded: memory of one chunk, loss of the whole batch
+  c.grad_cache = 1
+  c.epochs = 10.0  # passes over the training queries
+  c.steps = 0  # updates; if above 0, in place of epochs
 
   c.optim = ml_collections.ConfigDict()
   c.optim.learning_rate = 7e-3
-  c.optim.warmup = 0.1                 # share of the steps
-  c.optim.decay = 'linear'             # 'linear', 'cosine' or 'none'
-  c.optim.clip = 1.0                   # global norm of the trained parameters' gradient; 0: none
+  c.optim.warmup = 0.1  # share of the steps
+  c.optim.decay = 'linear'  # 'linear', 'cosine' or 'none'
+  c.optim.clip = 1.0  # global norm of the trained parameters' gradient; 0: none
   c.optim.weight_decay = 0.0
   c.optim.b1 = 0.9
   c.optim.b2 = 0.999
   c.optim.eps = 1e-8
-  c.optim.weight_decay_rules = ((r'.*(bias|scale)', False), (r'.*', True))  # first match: does weight decay apply
-  c.optim.learning_rate_rules = ((r'.*', 1.0),)                             # first match: factor on the learning rate
+  # first match: does weight decay apply
+  c.optim.weight_decay_rules = ((r'.*(bias|scale)', False), (r'.*', True))
+  c.optim.learning_rate_rules = ((r'.*', 1.0),)  # first match: factor on the learning rate
 
   c.data = ml_collections.ConfigDict()
-  c.data.form = 'auto'                 # beir, msmarco, dpr, tevatron, flagembedding, arxiv, docstrings, or auto: look and tell
-  c.data.dir = ''                      # the folder (or file) of the training text; for docstrings: packages, separated by commas
-  c.data.train = ''                    # a training jsonl with mined negatives, in Tevatron's form, for queries of data.dir
-  c.data.train_split = 'train'         # qrels/NAME.tsv
-  c.data.dev_split = ''                # qrels/NAME.tsv for evaluation while training; '': see hold_out
-  c.data.hold_out = 0.0                # share of the training queries held out as the dev split, by a hash of their ids
-  c.data.max_queries = 0               # training queries, at most, chosen by a hash of their ids; 0: all
-  c.data.strict = False                # qrels that name unknown ids are an error rather than counted
-  c.data.query_max_length = 32         # tokens, special ones included
+  # beir, msmarco, dpr, tevatron, flagembedding, arxiv, docstrings, or auto: look and tell
+  c.data.form = 'auto'
+  # the folder (or file) of the training text; for docstrings: packages, separated by commas
+  c.data.dir = ''
+  # a training jsonl with mined negatives, in Tevatron's form, for queries of data.dir
+  c.data.train = ''
+  c.data.train_split = 'train'  # qrels/NAME.tsv
+  c.data.dev_split = ''  # qrels/NAME.tsv for evaluation while training; '': see hold_out
+  # share of the training queries held out as the dev split, by a hash of their ids
+  c.data.hold_out = 0.0
+  c.data.max_queries = 0  # training queries, at most, chosen by a hash of their ids; 0: all
+  c.data.strict = False  # qrels that name unknown ids are an error rather than counted
+  c.data.query_max_length = 32  # tokens, special ones included
   c.data.passage_max_length = 128
-  c.data.query_prefix = ''             # text put before every query
+  c.data.query_prefix = ''  # text put before every query
   c.data.passage_prefix = ''
-  c.data.query_buckets = (16, 32, 64, 128, 256, 512)      # padded lengths that a batch may have
+  c.data.query_buckets = (16, 32, 64, 128, 256, 512)  # padded lengths that a batch may have
   c.data.passage_buckets = (32, 64, 96, 128, 192, 256, 384, 512)
-  c.data.max_relevant = 32             # relevant passages listed for a query, for masking false negatives
-  c.data.store = ''                    # where tokenised text is kept; '': workdir/store
-  c.data.threads = 2                   # that prepare batches ahead
+  c.data.max_relevant = 32  # relevant passages listed for a query, for masking false negatives
+  c.data.store = ''  # where tokenised text is kept; '': workdir/store
+  c.data.threads = 2  # that prepare batches ahead
 
-  c.pretrain = ml_collections.ConfigDict()        # read where c.system = 'pretrain'; c.data.dir is then a list of files and folders, with commas
-  c.pretrain.views = 'one'             # texts a passage: 'one'; 'siblings': two units of it; 'ict': a sentence, and the rest of the passage
-  c.pretrain.unit = 'sentence'         # what siblings are: 'sentence' (RIP) or 'span' (coCondenser; DPTDR Table 7)
-  c.pretrain.span_length = 64          # tokens of a span, at most
-  c.pretrain.max_length = 128          # tokens of a text, special ones included
+  # read where c.system = 'pretrain'; c.data.dir is then a list of files and folders, with commas
+  c.pretrain = ml_collections.ConfigDict()
+  # texts a passage: 'one'; 'siblings': two units of it; 'ict': a sentence, and the rest of the
+  # passage
+  c.pretrain.views = 'one'
+  # what siblings are: 'sentence' (RIP) or 'span' (coCondenser; DPTDR Table 7)
+  c.pretrain.unit = 'sentence'
+  c.pretrain.span_length = 64  # tokens of a span, at most
+  c.pretrain.max_length = 128  # tokens of a text, special ones included
   c.pretrain.buckets = (32, 64, 96, 128, 192, 256, 384, 512)  # padded lengths that a batch may have
-  c.pretrain.passage_length = 256      # tokens of whole sentences in which longer documents are cut
-  c.pretrain.language = 'en'           # whose rules split sentences
-  c.pretrain.mask_rate = 0.15          # share of tokens that masked language modelling hides, in whole words
-  c.pretrain.mlm_weight = 1.0          # of the masked-token losses; 0: none, and nothing is masked
-  c.pretrain.late_mlm = True           # the last layer's masked-token loss; False leaves it to the Condenser head
-  c.pretrain.contrast_weight = 1.0     # of the contrastive loss, where there are two texts a passage
-  c.pretrain.head_layers = 0           # of the Condenser head; 0: no head
-  c.pretrain.skip_from = 0             # the layer whose tokens the Condenser head sees; 0: L // 2
+  c.pretrain.passage_length = 256  # tokens of whole sentences in which longer documents are cut
+  c.pretrain.language = 'en'  # whose rules split sentences
+  # share of tokens that masked language modelling hides, in whole words
+  c.pretrain.mask_rate = 0.15
+  c.pretrain.mlm_weight = 1.0  # of the masked-token losses; 0: none, and nothing is masked
+  # the last layer's masked-token loss; False leaves it to the Condenser head
+  c.pretrain.late_mlm = True
+  c.pretrain.contrast_weight = 1.0  # of the contrastive loss, where there are two texts a passage
+  c.pretrain.head_layers = 0  # of the Condenser head; 0: no head
+  c.pretrain.skip_from = 0  # the layer whose tokens the Condenser head sees; 0: L // 2
 
-  c.cross_encoder = ml_collections.ConfigDict()   # read where c.system = 'cross_encoder'; c.negatives passages stand against each positive
-  c.cross_encoder.loss = 'listwise'    # 'listwise': softmax cross-entropy of the positive among its negatives; 'pointwise': binary, of each pair
-  c.cross_encoder.labels = 1           # of a fresh head: 1 (relevance) or 2 (irrelevant, relevant); a head that is there keeps its own
-  c.cross_encoder.candidates = 20      # passages re-ranked for each dev query beside its relevant ones: its negatives, then random ones
-  c.cross_encoder.dev_queries = 500    # at most, the first of the dev split; 0: all
+  # read where c.system = 'cross_encoder'; c.negatives passages stand against each positive
+  c.cross_encoder = ml_collections.ConfigDict()
+  # 'listwise': softmax cross-entropy of the positive among its negatives; 'pointwise': binary, of
+  # each pair
+  c.cross_encoder.loss = 'listwise'
+  # of a fresh head: 1 (relevance) or 2 (irrelevant, relevant); a head that is there keeps its own
+  c.cross_encoder.labels = 1
+  # passages re-ranked for each dev query beside its relevant ones: its negatives, then random ones
+  c.cross_encoder.candidates = 20
+  c.cross_encoder.dev_queries = 500  # at most, the first of the dev split; 0: all
 
-  c.mesh = ml_collections.ConfigDict({'data': -1, 'fsdp': 1, 'model': 1})  # devices along each axis; -1: all that are left
+  # devices along each axis; -1: all that are left
+  c.mesh = ml_collections.ConfigDict({'data': -1, 'fsdp': 1, 'model': 1})
 
   c.eval = ml_collections.ConfigDict()
-  c.eval.every = 0                     # updates between evaluations on the dev split; 0: once an epoch
-  c.eval.measure = 'nDCG@10'           # decides which checkpoint is best
-  c.eval.corpus_limit = 0              # passages searched: the dev queries' own and a sample up to this many; 0: all
-  c.eval.batch_size = 64               # texts encoded at a time
-  c.eval.patience = 0                  # evaluations without a gain before the run stops; 0: never
+  c.eval.every = 0  # updates between evaluations on the dev split; 0: once an epoch
+  c.eval.measure = 'nDCG@10'  # decides which checkpoint is best
+  # passages searched: the dev queries' own and a sample up to this many; 0: all
+  c.eval.corpus_limit = 0
+  c.eval.batch_size = 64  # texts encoded at a time
+  c.eval.patience = 0  # evaluations without a gain before the run stops; 0: never
 
   c.checkpoint = ml_collections.ConfigDict()
-  c.checkpoint.every = 0               # updates between checkpoints; 0: once an epoch
-  c.checkpoint.keep = 2                # of the latest; the best is kept besides
-  c.log_every = 10                     # updates between console lines
-  c.compilation_cache = 'auto'         # a folder that keeps compiled programs between runs; 'auto': below ~/.cache/dprjax; '': none
+  c.checkpoint.every = 0  # updates between checkpoints; 0: once an epoch
+  c.checkpoint.keep = 2  # of the latest; the best is kept besides
+  c.log_every = 10  # updates between console lines
+  # a folder that keeps compiled programs between runs; 'auto': below ~/.cache/dprjax; '': none
+  c.compilation_cache = 'auto'
   return c
 
 
 def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-  """Shrinks any experiment to seconds on a CPU: a tiny random backbone, docstrings of the standard library as text."""
+  """Shrinks any experiment to seconds on a CPU: a tiny random backbone, docstrings of the standard
+  library as text.
+  """
   c.backbone.path = 'scratch:tiny'
-  c.backbone.vocab_size = 8000         # of the vocabulary trained for a backbone from scratch
+  c.backbone.vocab_size = 8000  # of the vocabulary trained for a backbone from scratch
   c.prompt.length = min(c.prompt.length, 4)
   c.negatives = min(c.negatives, 2)
   c.batch_size = 16
   c.grad_cache = min(c.grad_cache, 2)
   c.epochs, c.steps = 0.0, 12
-  c.data.form, c.data.dir, c.data.train = 'docstrings', 'email,http,json,logging,asyncio,unittest,xml', ''
+  c.data.form, c.data.dir, c.data.train = (
+    'docstrings',
+    'email,http,json,logging,asyncio,unittest,xml',
+    '',
+  )
   c.data.train_split, c.data.dev_split, c.data.hold_out = 'train', 'dev', 0.0
   c.data.query_max_length, c.data.passage_max_length = 16, 32
   c.pretrain.max_length, c.pretrain.span_length, c.pretrain.passage_length = 32, 16, 64
@@ -162,7 +205,10 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
 
 
 def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
-  """``--config=FILE[:recipe] --config.key=value ...`` -> the config. Raises InputError for what it does not know."""
+  """``--config=FILE[:recipe] --config.key=value ...`` -> the config.
+
+  Raises InputError for what it does not know.
+  """
   values = flags.FlagValues()
   arguments = ['train', *arguments]
   config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=arguments)
@@ -173,16 +219,28 @@ def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
       raise InputError('--config is missing; for instance --config=configs/dptdr.py:local')
     _ = config.system  # a file that could not be loaded complains when it is first read
     return config
-  except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError, ImportError, SyntaxError) as error:
+  except (
+    flags.Error,
+    AttributeError,
+    KeyError,
+    TypeError,
+    ValueError,
+    OSError,
+    ImportError,
+    SyntaxError,
+  ) as error:
     if isinstance(error, InputError):
       raise
-    # ml_collections puts the whole traceback of a config file into its message; the last line says what is wrong.
+    # ml_collections puts the whole traceback of a config file into its message; the last line says
+    # what is wrong.
     said = str(error).strip().splitlines()[-1] if 'Traceback' in str(error) else str(error)
     raise InputError(f'--config: {" ".join(said.split())}') from error
 
 
 def sibling(path: str, name: str) -> types.ModuleType:
-  """The config file ``name.py`` beside the config file ``path``: recipes that build on one another need no package."""
+  """The config file ``name.py`` beside the config file ``path``: recipes that build on one another
+  need no package.
+  """
   file = pathlib.Path(path).with_name(f'{name}.py')
   spec = importlib.util.spec_from_file_location(f'dprjax_config_{name}', file)
   assert spec is not None and spec.loader is not None
@@ -196,7 +254,8 @@ def to_json(config: ml_collections.ConfigDict) -> str:
 
 
 def claim_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> None:
-  """Writes ``config.json`` into the workdir, or checks that the one there is of the same experiment.
+  """Writes ``config.json`` into the workdir, or checks that the one there is of the same
+  experiment.
 
   A workdir whose run ended before it made anything (a mistyped path, say) may be had for another.
 
@@ -206,12 +265,20 @@ def claim_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) ->
   path = epath.Path(workdir) / 'config.json'
   if path.exists() and any((path.parent / made).exists() for made in ('checkpoints', 'backbone')):
     there, here = _flat(_written(workdir)), _flat(json.loads(to_json(config)))
-    differ = [key for key in sorted(there.keys() | here.keys())
-              if there.get(key) != here.get(key) and not key.startswith(_FREE)]
+    differ = [
+      key
+      for key in sorted(there.keys() | here.keys())
+      if there.get(key) != here.get(key) and not key.startswith(_FREE)
+    ]
     if differ:
-      shown = '; '.join(f'{key}: {there.get(key)!r} there, {here.get(key)!r} here' for key in differ[:3])
+      shown = '; '.join(
+        f'{key}: {there.get(key)!r} there, {here.get(key)!r} here' for key in differ[:3]
+      )
       more = f' and {len(differ) - 3} more' if len(differ) > 3 else ''
-      raise InputError(f'{workdir} holds another experiment ({shown}{more}); choose a fresh --workdir, or the settings it was begun with')
+      raise InputError(
+        f'{workdir} holds another experiment ({shown}{more}); choose a fresh --workdir, or the '
+        'settings it was begun with'
+      )
   else:
     with files.atomic_write(path) as file:
       file.write(to_json(config) + '\n')
@@ -223,7 +290,9 @@ def load_workdir(workdir: epath.PathLike) -> ml_collections.ConfigDict:
 
 
 def backbone_path(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> str:
-  """Where the backbone's files are: ``config.backbone.path``, or the workdir's own where it was made from scratch."""
+  """Where the backbone's files are: ``config.backbone.path``, or the workdir's own where it was
+  made from scratch.
+  """
   path = config.backbone.path
   return str(epath.Path(workdir) / 'backbone') if path.startswith('scratch:') else path
 
@@ -231,8 +300,14 @@ def backbone_path(config: ml_collections.ConfigDict, workdir: epath.PathLike) ->
 def _written(workdir: epath.PathLike) -> dict[str, Any]:
   """A workdir's config.json; a knob that is younger than the file has its default."""
   merged = json.loads(to_json(default()))
-  for key, value in files.read_json(epath.Path(workdir) / 'config.json', 'config.json of the workdir').items():
-    merged[key] = {**merged[key], **value} if isinstance(value, dict) and isinstance(merged.get(key), dict) else value
+  for key, value in files.read_json(
+    epath.Path(workdir) / 'config.json', 'config.json of the workdir'
+  ).items():
+    merged[key] = (
+      {**merged[key], **value}
+      if isinstance(value, dict) and isinstance(merged.get(key), dict)
+      else value
+    )
   return merged
 
 

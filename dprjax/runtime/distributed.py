@@ -1,12 +1,14 @@
 """Several processes as one job: how they find one another, wait for one another, and end together.
 
-A command that may run in several processes is wrapped in ``together``. Its place in the job comes from the flags
-``--coordinator --processes --process`` (or ``DPRJAX_COORDINATOR`` and so on in the environment), else from what jax
-itself finds: SLURM, Open MPI, a TPU VM, a TPU slice or an indexed Job on GKE. Where there is none of these, nothing is
-started, and every function here is what it is for one process: nothing.
+A command that may run in several processes is wrapped in ``together``. Its place in the job comes
+from the flags ``--coordinator --processes --process`` (or ``DPRJAX_COORDINATOR`` and so on in the
+environment), else from what jax itself finds: SLURM, Open MPI, a TPU VM, a TPU slice or an indexed
+Job on GKE. Where there is none of these, nothing is started, and every function here is what it is
+for one process: nothing.
 
-While the job runs, ``watch.Watch`` looks after the other processes; the whole job ends when one of them does. Nothing here
-waits on the devices but ``gather``: the coordinator, which process 0 runs, carries the rest.
+While the job runs, ``watch.Watch`` looks after the other processes; the whole job ends when one of
+them does. Nothing here waits on the devices but ``gather``: the coordinator, which process 0 runs,
+carries the rest.
 """
 
 import argparse
@@ -28,7 +30,9 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 from jax._src import cloud_tpu_init
-from jax._src import distributed as internals  # its client, the coordinator's key-value store, has no public name; orbax takes it from here too
+from jax._src import (
+  distributed as internals,
+)  # its client, the coordinator's key-value store, has no public name; orbax takes it from here too
 from jax.experimental import multihost_utils
 
 from dprjax import cli
@@ -37,24 +41,37 @@ from dprjax.runtime import lastwords, watch
 
 FLAGS = ('coordinator', 'processes', 'process')
 _SLURM = ('SLURM_JOB_ID', 'SLURM_STEP_NODELIST', 'SLURM_NTASKS', 'SLURM_PROCID', 'SLURM_LOCALID')
-_FOREVER_MS = 7 * 24 * 3600 * 1000  # who waits at a barrier is told by the watch when there is nothing left to wait for
+_FOREVER_MS = (
+  7 * 24 * 3600 * 1000
+)  # who waits at a barrier is told by the watch when there is nothing left to wait for
 _LINGER_S = 1.0  # jax's own time-out follows ours by so much
 
 _watch: watch.Watch | None = None
-_numbers = itertools.count()  # of barriers and agreements; the same on every process, since all come by them in the same order
+_numbers = (
+  itertools.count()
+)  # of barriers and agreements; the same on every process, since all come by them in the same order
 
 Command = Callable[[argparse.Namespace], None]
 
 
 def together(command: Command) -> Command:
-  """The command as one process of a job, where there is a job: begun before it, and ended with the others.
+  """The command as one process of a job, where there is a job: begun before it, and ended with the
+  others.
 
-  ``command`` is called with the arguments of a ``cli.Parser(..., processes=True)``. An exception on one process ends all of them
-  at once, each with a line that says which process it was and why.
+  ``command`` is called with the arguments of a ``cli.Parser(..., processes=True)``. An exception on
+  one process ends all of them at once, each with a line that says which process it was and why.
   """
+
   @functools.wraps(command)
   def run(args: argparse.Namespace) -> None:
-    if not start(args.coordinator, args.processes, args.process, args.join_timeout, args.peer_timeout, raw=args.debug):
+    if not start(
+      args.coordinator,
+      args.processes,
+      args.process,
+      args.join_timeout,
+      args.peer_timeout,
+      raw=args.debug,
+    ):
       command(args)
       return
     try:
@@ -63,49 +80,75 @@ def together(command: Command) -> Command:
     except BaseException as error:
       leave(error, trace=args.debug)
     _finish()
+
   return run
 
 
 def start(
-    coordinator: str | None, processes: int | None, process: int | None, join_timeout: float = 300.0, peer_timeout: float = 20.0, raw: bool = False,
+  coordinator: str | None,
+  processes: int | None,
+  process: int | None,
+  join_timeout: float = 300.0,
+  peer_timeout: float = 20.0,
+  raw: bool = False,
 ) -> bool:
-  """Joins the job that the flags or the environment speak of; False where there is none, or one of a single process.
+  """Joins the job that the flags or the environment speak of; False where there is none, or one of
+  a single process.
 
   Args:
     coordinator: ``HOST:PORT``, where process 0 listens and the others find it.
     processes: how many there are.
     process: which one this is, from 0.
     join_timeout: seconds until all must have come.
-    peer_timeout: seconds without a sign of life after which a process is given up, and the job with it.
+    peer_timeout: seconds without a sign of life after which a process is given up, and the job with
+      it.
     raw: let C++'s traces through to standard error, instead of the line that tells what they mean.
 
   Raises:
-    InputError: the flags contradict one another; or, on one process, the coordinator cannot be had or reached in time.
+    InputError: the flags contradict one another; or, on one process, the coordinator cannot be had
+      or reached in time.
   """
   global _watch
-  given = {name: value for name, value in zip(FLAGS, (coordinator, processes, process), strict=True) if value not in (None, '')}
+  given = {
+    name: value
+    for name, value in zip(FLAGS, (coordinator, processes, process), strict=True)
+    if value not in (None, '')
+  }
   place = _from_flags(given) if given else _from_surroundings()
   if place is None or place.get('num_processes') == 1:
     return False
-  # Gloo carries the collectives of CPUs; the choice concerns no other device. SIGTERM is `stopping.Stop`'s.
+  # Gloo carries the collectives of CPUs; the choice concerns no other device. SIGTERM is
+  # `stopping.Stop`'s.
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   jax.config.update('jax_enable_preemption_service', False)
   if given:
     _look_for_coordinator(place['coordinator_address'], place['process_id'], join_timeout)
   # What jax does when not all come is to abort: speak before it.
-  late = threading.Timer(join_timeout, lambda: _exit(
-      2, f'not all processes of this job have come within {join_timeout:g} s (--join_timeout): look at the output of the others, and whether '
-      f'they were given the same coordinator{f", {coordinator}," if coordinator else ""} and number of processes'))
+  late = threading.Timer(
+    join_timeout,
+    lambda: _exit(
+      2,
+      f'not all processes of this job have come within {join_timeout:g} s (--join_timeout): look '
+      'at the output of the others, and whether '
+      f'they were given the same coordinator{f", {coordinator}," if coordinator else ""} and '
+      'number of processes',
+    ),
+  )
   late.daemon = True
   late.start()
   try:
     jax.distributed.initialize(
-        **place, initialization_timeout=int(join_timeout + _LINGER_S) + 1,
-        # Later than our own watch, which speaks more plainly.
-        heartbeat_timeout_seconds=max(100, int(4 * peer_timeout)))
+      **place,
+      initialization_timeout=int(join_timeout + _LINGER_S) + 1,
+      # Later than our own watch, which speaks more plainly.
+      heartbeat_timeout_seconds=max(100, int(4 * peer_timeout)),
+    )
   except (RuntimeError, ValueError, OSError, KeyError) as error:  # jax's own is a RuntimeError
-    raise InputError(f'the processes of this job cannot be joined ({" ".join(str(error).split())[:200]}); say where they are with '
-                     '--coordinator=HOST:PORT --processes=N --process=I') from error
+    raise InputError(
+      f'the processes of this job cannot be joined ({" ".join(str(error).split())[:200]}); say '
+      'where they are with '
+      '--coordinator=HOST:PORT --processes=N --process=I'
+    ) from error
   finally:
     late.cancel()
   state = internals.global_state
@@ -114,7 +157,14 @@ def start(
     return False
   if not raw:
     lastwords.listen(str(state.coordinator_address))
-  _watch = watch.Watch(state.client, state.process_id, state.num_processes, str(state.coordinator_address), peer_timeout, _exit)
+  _watch = watch.Watch(
+    state.client,
+    state.process_id,
+    state.num_processes,
+    str(state.coordinator_address),
+    peer_timeout,
+    _exit,
+  )
   if state.process_id:
     logging.getLogger('dprjax').setLevel(logging.WARNING)  # process 0 speaks for all
   return True
@@ -124,19 +174,35 @@ def _from_flags(given: dict[str, Any]) -> dict[str, Any]:
   """Arguments of jax.distributed.initialize."""
   missing = [name for name in FLAGS if name not in given]
   if missing:
-    raise InputError(f'--coordinator=HOST:PORT, --processes=N and --process=I go together (or DPRJAX_COORDINATOR and so on): '
-                     f'{" and ".join(f"--{name}" for name in missing)} {"is" if len(missing) == 1 else "are"} missing')
+    raise InputError(
+      '--coordinator=HOST:PORT, --processes=N and --process=I go together (or DPRJAX_COORDINATOR '
+      'and so on): '
+      f'{" and ".join(f"--{name}" for name in missing)} {"is" if len(missing) == 1 else "are"} '
+      'missing'
+    )
   coordinator, processes, process = (given[name] for name in FLAGS)
   host, colon, port = coordinator.rpartition(':')
   if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
-    raise InputError(f'--coordinator: expected HOST:PORT, the address of process 0, not {coordinator!r}')
+    raise InputError(
+      f'--coordinator: expected HOST:PORT, the address of process 0, not {coordinator!r}'
+    )
   if not 0 <= process < processes:
-    raise InputError(f'--process: {process} is not among the {processes} processes, which are counted from 0 to {processes - 1}')
-  return {'coordinator_address': coordinator, 'num_processes': processes, 'process_id': process, 'cluster_detection_method': 'deactivate'}
+    raise InputError(
+      f'--process: {process} is not among the {processes} processes, which are counted from 0 to '
+      f'{processes - 1}'
+    )
+  return {
+    'coordinator_address': coordinator,
+    'num_processes': processes,
+    'process_id': process,
+    'cluster_detection_method': 'deactivate',
+  }
 
 
 def _from_surroundings() -> dict[str, Any] | None:
-  """Likewise, where something here starts processes together and jax knows how to ask it; None where a process is alone."""
+  """Likewise, where something here starts processes together and jax knows how to ask it; None
+  where a process is alone.
+  """
   environment = os.environ
   if all(name in environment for name in _SLURM):
     return {} if int(environment['SLURM_NTASKS']) > 1 else None
@@ -144,20 +210,32 @@ def _from_surroundings() -> dict[str, Any] | None:
     if 'OMPI_MCA_orte_hnp_uri' in environment:
       return {}
     if importlib.util.find_spec('mpi4py') is None:
-      raise InputError('Open MPI 5 does not say where its processes are: install mpi4py, or run sh -c \'... --coordinator=HOST:PORT '
-                       '--processes=$OMPI_COMM_WORLD_SIZE --process=$OMPI_COMM_WORLD_RANK\'')
+      raise InputError(
+        "Open MPI 5 does not say where its processes are: install mpi4py, or run sh -c '... "
+        '--coordinator=HOST:PORT '
+        "--processes=$OMPI_COMM_WORLD_SIZE --process=$OMPI_COMM_WORLD_RANK'"
+      )
     return {'cluster_detection_method': 'mpi4py'}
   if cloud_tpu_init.running_in_cloud_tpu_vm:
-    hosts = environment.get('TPU_PROCESS_ADDRESSES') or environment.get('TPU_WORKER_HOSTNAMES') or ','
+    hosts = (
+      environment.get('TPU_PROCESS_ADDRESSES') or environment.get('TPU_WORKER_HOSTNAMES') or ','
+    )
     alone = ',' not in hosts and int(environment.get('MEGASCALE_NUM_SLICES') or '1') == 1
     return None if alone else {}
-  if 'KUBERNETES_SERVICE_HOST' in environment and 'JOB_COMPLETION_INDEX' in environment and importlib.util.find_spec('kubernetes') is not None:
+  if (
+    'KUBERNETES_SERVICE_HOST' in environment
+    and 'JOB_COMPLETION_INDEX' in environment
+    and importlib.util.find_spec('kubernetes') is not None
+  ):
     return {}
   return None
 
 
 def _look_for_coordinator(address: str, process: int, timeout: float) -> None:
-  """Process 0 may listen there, the others can reach it. Raises InputError where that is not so within ``timeout`` seconds."""
+  """Process 0 may listen there, the others can reach it.
+
+  Raises InputError where that is not so within ``timeout`` seconds.
+  """
   host, _, port = address.rpartition(':')
   if process == 0:
     # jax listens on all addresses of this host.
@@ -166,7 +244,10 @@ def _look_for_coordinator(address: str, process: int, timeout: float) -> None:
       try:
         probe.bind(('', int(port)))
       except OSError as error:
-        raise InputError(f'--coordinator={address}: process 0 cannot listen on port {port} ({error.strerror}); choose another port') from error
+        raise InputError(
+          f'--coordinator={address}: process 0 cannot listen on port {port} ({error.strerror}); '
+          'choose another port'
+        ) from error
     return
   deadline = time.monotonic() + timeout
   while True:
@@ -175,15 +256,19 @@ def _look_for_coordinator(address: str, process: int, timeout: float) -> None:
         return
     except OSError as error:
       if time.monotonic() > deadline:
-        raise InputError(f'--coordinator={address} could not be reached within {timeout:g} s (--join_timeout; {error.strerror or error}): does '
-                         'process 0 run there, and is the port open?') from error
+        raise InputError(
+          f'--coordinator={address} could not be reached within {timeout:g} s (--join_timeout; '
+          f'{error.strerror or error}): does '
+          'process 0 run there, and is the port open?'
+        ) from error
     time.sleep(0.2)
 
 
 def leave(error: BaseException, trace: bool = False) -> None:
   """Ends this process and with it the job, because of ``error``; does nothing in a single process.
 
-  To be called before anything is tidied up: what is tidied up together with the others would wait for them.
+  To be called before anything is tidied up: what is tidied up together with the others would wait
+  for them.
   """
   if _watch is None:
     return
@@ -192,8 +277,9 @@ def leave(error: BaseException, trace: bool = False) -> None:
   elif isinstance(error, KeyboardInterrupt):
     status, line = 130, 'interrupted'
   else:
-    # Most likely the other end of a connection is gone, which comes in many forms (jax has several errors for it, orbax others). If so, the
-    # watch finds out who that was, says it, and ends this process.
+    # Most likely the other end of a connection is gone, which comes in many forms (jax has several
+    # errors for it, orbax others). If so, the watch finds out who that was, says it, and ends this
+    # process.
     _watch.wait()
     status, line, trace = 1, f'{type(error).__name__}: {error}', True
   if trace:
@@ -234,7 +320,9 @@ def barrier(name: str) -> None:
 
 @contextlib.contextmanager
 def turn() -> Iterator[None]:
-  """Process 0 goes through the block first, then all others at once: what it writes there they find."""
+  """Process 0 goes through the block first, then all others at once: what it writes there they
+  find.
+  """
   if jax.process_index():
     barrier('turn')
   yield

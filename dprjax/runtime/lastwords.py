@@ -1,7 +1,9 @@
-"""Standard error of a process of a job, without what C++ says when the coordinator is gone: one line takes its place.
+"""Standard error of a process of a job, without what C++ says when the coordinator is gone: one
+line takes its place.
 
-jax ends a process that has lost the coordinator from within a thread of its own, by an abort with a stack trace; no Python runs
-any more. So standard error goes through a small program, this very file, which outlives the process and says what the trace means.
+jax ends a process that has lost the coordinator from within a thread of its own, by an abort with a
+stack trace; no Python runs any more. So standard error goes through a small program, this very
+file, which outlives the process and says what the trace means.
 """
 
 import contextlib
@@ -20,11 +22,15 @@ _own = -1  # standard error as it was
 
 
 def listen(coordinator: str) -> None:
-  """Sends this process's standard error through the program; ``coordinator`` is named in the line."""
+  """Sends this process's standard error through the program; the line names ``coordinator``."""
   global _program, _own
   sys.stderr.flush()
   _own = os.dup(2)
-  _program = subprocess.Popen([sys.executable, '-I', '-S', __file__, coordinator], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+  _program = subprocess.Popen(
+    [sys.executable, '-I', '-S', __file__, coordinator],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.DEVNULL,
+  )
   assert _program.stdin is not None
   os.dup2(_program.stdin.fileno(), 2)
   _program.stdin.close()
@@ -60,13 +66,17 @@ def main() -> None:
     if rest and not fatal:
       _write(rest)
     if fatal and not explained:
-      _write(f'dprjax: error: process 0, the coordinator at {sys.argv[1]}, is gone: it was killed, failed, or its host cannot be reached; its own '
-             'output may say more. Run the same command again on all of them to go on from what was saved\n'.encode())
+      _write(
+        f'dprjax: error: process 0, the coordinator at {sys.argv[1]}, is gone: it was killed, '
+        'failed, or its host cannot be reached; its own '
+        'output may say more. Run the same command again on all of them to go on from what was '
+        'saved\n'.encode()
+      )
 
 
 def _write(text: bytes) -> None:
   while text:
-    text = text[os.write(2, text):]
+    text = text[os.write(2, text) :]
 
 
 if __name__ == '__main__':

@@ -18,7 +18,9 @@ def duration(seconds: float) -> str:
   """``75`` -> ``1m15s``."""
   seconds = max(round(seconds), 0)
   hours, minutes, seconds = seconds // 3600, seconds % 3600 // 60, seconds % 60
-  return f'{hours}h{minutes:02}m' if hours else f'{minutes}m{seconds:02}s' if minutes else f'{seconds}s'
+  return (
+    f'{hours}h{minutes:02}m' if hours else f'{minutes}m{seconds:02}s' if minutes else f'{seconds}s'
+  )
 
 
 def size(count: float, unit: str = '') -> str:
@@ -32,8 +34,8 @@ def size(count: float, unit: str = '') -> str:
 class MetricLog:
   """Scalars by step to ``metrics.jsonl`` and TensorBoard. Only one process writes.
 
-  A resumed run drops the lines after the step it resumes from, so the file reads like that of a run which was
-  never stopped.
+  A resumed run drops the lines after the step it resumes from, so the file reads like that of a run
+  which was never stopped.
   """
 
   def __init__(self, workdir: epath.PathLike, resume_step: int, active: bool = True):
@@ -55,13 +57,17 @@ class MetricLog:
       with files.atomic_write(path) as file:
         file.writelines(kept)
     self._file = path.open('a')
-    self._board = tensorboardX.SummaryWriter(str(workdir / 'tensorboard'), purge_step=resume_step + 1)
+    self._board = tensorboardX.SummaryWriter(
+      str(workdir / 'tensorboard'), purge_step=resume_step + 1
+    )
 
   def write(self, step: int, scalars: Mapping[str, float]) -> None:
     if self._file is None or self._board is None:
       return
     with files.no_room('metrics.jsonl'):
-      self._file.write(json.dumps({'step': step, **{name: float(value) for name, value in scalars.items()}}) + '\n')
+      self._file.write(
+        json.dumps({'step': step, **{name: float(value) for name, value in scalars.items()}}) + '\n'
+      )
       self._file.flush()
     for name, value in scalars.items():
       self._board.add_scalar(name, float(value), step)
@@ -73,7 +79,7 @@ class MetricLog:
 
 
 class Pace:
-  """Rate and time left, over the steps of this process's life without its first (which compiles)."""
+  """Rate and time left, over this process's steps without the first one (which compiles)."""
 
   def __init__(self, total: int, start: int):
     self._total, self._start, self._since = total, start, 0.0
@@ -95,7 +101,8 @@ class Pace:
 
 
 class Countdown:
-  """Tells every few seconds how far a job in pieces is: ``960 of 1,400 texts  10 a second  45s left``.
+  """Tells every few seconds how far a job in pieces is: ``960 of 1,400 texts  10 a second  45s
+  left``.
 
   Args:
     unit: what is counted, in the plural.
@@ -113,8 +120,14 @@ class Countdown:
     if now - self._spoke > _SPEAK_EVERY and count < self._total:
       self._spoke = now
       rate = count / (now - self._began)
-      logger.info('%s of %s %s  %.0f a second  %s left', f'{count:,}', f'{self._total:,}', self._unit, rate,
-                  duration((self._total - count) / rate) if rate else '?')
+      logger.info(
+        '%s of %s %s  %.0f a second  %s left',
+        f'{count:,}',
+        f'{self._total:,}',
+        self._unit,
+        rate,
+        duration((self._total - count) / rate) if rate else '?',
+      )
 
   def finish(self, count: int) -> None:
     """The piece in hand is done, and had so many."""

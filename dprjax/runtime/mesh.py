@@ -1,7 +1,7 @@
 """The device mesh, and where arrays lie on it.
 
-Axes: ``data`` splits the batch, ``fsdp`` splits the batch and the weights, ``model`` splits the weights. A
-parameter's place comes from ``(regular expression, PartitionSpec)`` rules on its name.
+Axes: ``data`` splits the batch, ``fsdp`` splits the batch and the weights, ``model`` splits the
+weights. A parameter's place comes from ``(regular expression, PartitionSpec)`` rules on its name.
 """
 
 import math
@@ -22,33 +22,44 @@ BATCH = ('data', 'fsdp')
 
 # Column-parallel then row-parallel (Megatron-LM, section 3), layers stacked on the leading axis.
 RULES: tuple[tuple[str, P], ...] = (
-    (r'(backbone|head)/.*attention/(query|key|value)/kernel', P(None, 'fsdp', 'model')),
-    (r'(backbone|head)/.*attention/(query|key|value)/bias', P(None, 'model')),
-    (r'(backbone|head)/.*attention/output/kernel', P(None, 'model', 'fsdp')),
-    (r'(backbone|head)/.*mlp/up/kernel', P(None, 'fsdp', 'model')),
-    (r'(backbone|head)/.*mlp/up/bias', P(None, 'model')),
-    (r'(backbone|head)/.*mlp/down/kernel', P(None, 'model', 'fsdp')),
-    (r'backbone/.*embeddings/word/embedding', P(None, 'fsdp')),
-    (r'(backbone|prompt|head)/.*', P()),
+  (r'(backbone|head)/.*attention/(query|key|value)/kernel', P(None, 'fsdp', 'model')),
+  (r'(backbone|head)/.*attention/(query|key|value)/bias', P(None, 'model')),
+  (r'(backbone|head)/.*attention/output/kernel', P(None, 'model', 'fsdp')),
+  (r'(backbone|head)/.*mlp/up/kernel', P(None, 'fsdp', 'model')),
+  (r'(backbone|head)/.*mlp/up/bias', P(None, 'model')),
+  (r'(backbone|head)/.*mlp/down/kernel', P(None, 'model', 'fsdp')),
+  (r'backbone/.*embeddings/word/embedding', P(None, 'fsdp')),
+  (r'(backbone|prompt|head)/.*', P()),
 )
 
 
 def make_mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = None) -> Mesh:
-  """A mesh with the axes ``data``, ``fsdp`` and ``model``; one size may be -1: all devices that are left.
+  """A mesh with the axes ``data``, ``fsdp`` and ``model``; one size may be -1: all devices that are
+  left.
 
   Raises:
     InputError: the sizes do not multiply to the number of devices.
   """
-  # Process by process, so that each one's rows of a batch are next to one another; ids alone are no such order. (On TPUs jax has its own order.)
-  devices = sorted(jax.devices() if devices is None else devices, key=lambda device: (device.process_index, device.id))
+  # Process by process, so that each one's rows of a batch are next to one another; ids alone are no
+  # such order. (On TPUs jax has its own order.)
+  devices = sorted(
+    jax.devices() if devices is None else devices,
+    key=lambda device: (device.process_index, device.id),
+  )
   shape = [int(sizes.get(axis, 1)) for axis in AXES]
   if shape.count(-1) > 1 or any(size < 1 and size != -1 for size in shape):
-    raise InputError(f'config.mesh: sizes are whole numbers above 0, one of them may be -1; got {dict(zip(AXES, shape, strict=True))}')
+    raise InputError(
+      'config.mesh: sizes are whole numbers above 0, one of them may be -1; got '
+      f'{dict(zip(AXES, shape, strict=True))}'
+    )
   if -1 in shape:
     known = math.prod(size for size in shape if size != -1)
     shape[shape.index(-1)] = len(devices) // known
   if math.prod(shape) != len(devices):
-    raise InputError(f'config.mesh: {" x ".join(map(str, shape))} ({", ".join(AXES)}) is not the number of devices, {len(devices)}')
+    raise InputError(
+      f'config.mesh: {" x ".join(map(str, shape))} ({", ".join(AXES)}) is not the number of '
+      f'devices, {len(devices)}'
+    )
   return jax.make_mesh(tuple(shape), AXES, devices=devices, axis_types=(AxisType.Auto,) * len(AXES))
 
 
@@ -58,22 +69,31 @@ def batch_devices(mesh: Mesh) -> int:
 
 
 def batch_share(mesh: Mesh) -> tuple[int, int]:
-  """(i, n): of every batch, this process reads the i-th of n equal parts; several read the same where 'model' goes over processes.
+  """(i, n): of every batch, this process reads the i-th of n equal parts; several read the same
+  where 'model' goes over processes.
 
   Raises:
     InputError: a process's devices hold parts of others' parts.
   """
-  return shares(np.vectorize(lambda device: device.process_index)(mesh.devices))[jax.process_index()]
+  return shares(np.vectorize(lambda device: device.process_index)(mesh.devices))[
+    jax.process_index()
+  ]
 
 
 def shares(processes: Int[np.ndarray, 'data fsdp model']) -> dict[int, tuple[int, int]]:
   """``batch_share`` of every process, from the processes that the mesh's devices belong to."""
   parts = processes.reshape(-1, processes.shape[-1])
-  held = {int(process): tuple(np.flatnonzero((parts == process).any(axis=1)).tolist()) for process in np.unique(processes)}
+  held = {
+    int(process): tuple(np.flatnonzero((parts == process).any(axis=1)).tolist())
+    for process in np.unique(processes)
+  }
   distinct = sorted(set(held.values()))
   if sum(map(len, distinct)) != len(parts) or len({len(some) for some in distinct}) != 1:
-    raise InputError(f'config.mesh.model: {processes.shape[-1]} devices are neither a part of those of one process, '
-                     f'{processes.size // len(held)}, nor all of several processes; use a divisor or a multiple')
+    raise InputError(
+      f'config.mesh.model: {processes.shape[-1]} devices are neither a part of those of one '
+      'process, '
+      f'{processes.size // len(held)}, nor all of several processes; use a divisor or a multiple'
+    )
   return {process: (distinct.index(some), len(distinct)) for process, some in held.items()}
 
 
@@ -84,11 +104,15 @@ def check_batch(mesh: Mesh, batch_size: int, chunks: int) -> None:
     each = parts * chunks
     near = max(each, batch_size // each * each)
     raise InputError(
-        f'config.batch_size: {batch_size} queries cannot be divided over {parts} devices'
-        + (f' in {chunks} gradient-cache chunks' if chunks > 1 else '') + f'; use a multiple of {each}, for instance {near}')
+      f'config.batch_size: {batch_size} queries cannot be divided over {parts} devices'
+      + (f' in {chunks} gradient-cache chunks' if chunks > 1 else '')
+      + f'; use a multiple of {each}, for instance {near}'
+    )
 
 
-def param_shardings(mesh: Mesh, params: Mapping[str, Any], rules: Sequence[tuple[str, P]] = RULES) -> dict[str, NamedSharding]:
+def param_shardings(
+  mesh: Mesh, params: Mapping[str, Any], rules: Sequence[tuple[str, P]] = RULES
+) -> dict[str, NamedSharding]:
   """A sharding for each leaf of a flat ``{name: array}`` tree.
 
   An axis whose size the mesh axis does not divide stays whole (an odd vocabulary, three heads).
@@ -100,7 +124,10 @@ def param_shardings(mesh: Mesh, params: Mapping[str, Any], rules: Sequence[tuple
   shardings = {}
   for name, spec in specs.items():
     shape = np.shape(params[name])
-    fitted = [axis if axis is not None and shape[i] % mesh.shape[axis] == 0 else None for i, axis in enumerate(spec[:len(shape)])]
+    fitted = [
+      axis if axis is not None and shape[i] % mesh.shape[axis] == 0 else None
+      for i, axis in enumerate(spec[: len(shape)])
+    ]
     shardings[name] = NamedSharding(mesh, P(*fitted))
   return shardings
 
@@ -110,18 +137,24 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def put_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-  """A process's rows of a batch (its ``batch_share``) -> global arrays, split on their first axis over the batch's devices."""
+  """A process's rows of a batch (its ``batch_share``) -> global arrays, split on their first axis
+  over the batch's devices.
+  """
   sharding = NamedSharding(mesh, P(BATCH))
-  return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
+  return {
+    name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()
+  }
 
 
 def put(values: Any, shardings: Any) -> Any:
   """Host arrays, whole on every process -> global arrays placed as ``shardings`` says.
 
-  Every process hands over only the pieces its own devices hold, so this works on a pod, where ``device_put``
-  would ask all processes to agree first.
+  Every process hands over only the pieces its own devices hold, so this works on a pod, where
+  ``device_put`` would ask all processes to agree first.
   """
+
   def place(value: Any, sharding: NamedSharding) -> jax.Array:
     value = np.asarray(value)
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
   return jax.tree.map(place, values, shardings)

@@ -1,8 +1,8 @@
 """The optimiser: AdamW under clip and schedule, on what is declared trainable and on nothing else.
 
-The freeze is declared twice, and either would do alone. Only the live leaves are differentiated (so the
-frozen weights' gradients are never computed), and ``optax.masked`` keeps the optimiser off the frozen leaves,
-with ``set_to_zero`` on them because ``masked`` alone passes raw gradients through.
+The freeze is declared twice, and either would do alone. Only the live leaves are differentiated (so
+the frozen weights' gradients are never computed), and ``optax.masked`` keeps the optimiser off the
+frozen leaves, with ``set_to_zero`` on them because ``masked`` alone passes raw gradients through.
 """
 
 from collections.abc import Collection, Mapping
@@ -18,7 +18,9 @@ from dprjax.runtime import tree
 
 
 def make_schedule(config: ml_collections.ConfigDict, steps: int) -> optax.Schedule:
-  """Linear warm-up over ``warmup`` (a fraction of the steps), then linear decay to 0, constant, or cosine."""
+  """Linear warm-up over ``warmup`` (a fraction of the steps), then linear decay to 0, constant, or
+  cosine.
+  """
   warmup = round(config.warmup * steps)
   rest = max(steps - warmup, 1)
   if config.decay == 'linear':
@@ -28,14 +30,21 @@ def make_schedule(config: ml_collections.ConfigDict, steps: int) -> optax.Schedu
   elif config.decay == 'none':
     decay = optax.constant_schedule(config.learning_rate)
   else:
-    raise InputError(f"config.optim.decay: expected 'linear', 'cosine' or 'none', not {config.decay!r}")
+    raise InputError(
+      f"config.optim.decay: expected 'linear', 'cosine' or 'none', not {config.decay!r}"
+    )
   if not warmup:
     return decay
-  return optax.join_schedules([optax.linear_schedule(0.0, config.learning_rate, warmup), decay], [warmup])
+  return optax.join_schedules(
+    [optax.linear_schedule(0.0, config.learning_rate, warmup), decay], [warmup]
+  )
 
 
 def make_optimizer(
-    config: ml_collections.ConfigDict, names: Collection[str], live: Collection[str], steps: int,
+  config: ml_collections.ConfigDict,
+  names: Collection[str],
+  live: Collection[str],
+  steps: int,
 ) -> optax.GradientTransformation:
   """AdamW for a flat ``{name: array}`` tree in which only the names in ``live`` may move.
 
@@ -48,30 +57,49 @@ def make_optimizer(
   Raises:
     InputError: a rule list leaves a live name uncovered.
   """
-  decay = tree.first_match(config.weight_decay_rules, sorted(live), 'config.optim.weight_decay_rules')
-  factor = tree.first_match(config.learning_rate_rules, sorted(live), 'config.optim.learning_rate_rules')
+  decay = tree.first_match(
+    config.weight_decay_rules, sorted(live), 'config.optim.weight_decay_rules'
+  )
+  factor = tree.first_match(
+    config.learning_rate_rules, sorted(live), 'config.optim.learning_rate_rules'
+  )
   parts = [optax.clip_by_global_norm(config.clip)] if config.clip else []
   parts.append(optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps))
   if config.weight_decay:
-    parts.append(optax.add_decayed_weights(config.weight_decay, mask={name: name in live and bool(decay[name]) for name in names}))
+    parts.append(
+      optax.add_decayed_weights(
+        config.weight_decay, mask={name: name in live and bool(decay[name]) for name in names}
+      )
+    )
   parts.append(optax.scale_by_learning_rate(make_schedule(config, steps)))
   if any(value != 1.0 for value in factor.values()):
-    parts.append(optax.stateless(lambda updates, _: {
-        name: update * factor[name] if name in live else update for name, update in updates.items()}))
+    parts.append(
+      optax.stateless(
+        lambda updates, _: {
+          name: update * factor[name] if name in live else update
+          for name, update in updates.items()
+        }
+      )
+    )
   is_live = {name: name in live for name in names}
   is_frozen = {name: name not in live for name in names}
-  chain = optax.chain(optax.masked(optax.chain(*parts), is_live), optax.masked(optax.set_to_zero(), is_frozen))
+  chain = optax.chain(
+    optax.masked(optax.chain(*parts), is_live), optax.masked(optax.set_to_zero(), is_frozen)
+  )
 
-  # optax raises a float to an integer count, which strict dtype promotion refuses; our own code needs no such leave.
+  # optax raises a float to an integer count, which strict dtype promotion refuses; our own code
+  # needs no such leave.
   @jax.numpy_dtype_promotion('standard')
   def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
     return chain.update(updates, state, params)
+
   return optax.GradientTransformation(chain.init, update)
 
 
 def with_placeholders(live: Mapping[str, Any], frozen: Collection[str]) -> dict[str, Any]:
   """The flat tree that the optimiser sees: the live leaves, and a scalar zero for each frozen one.
 
-  The optimiser never reads a frozen leaf, so a scalar stands for it and its gradient need not exist.
+  The optimiser never reads a frozen leaf, so a scalar stands for it and its gradient need not
+  exist.
   """
   return {**live, **dict.fromkeys(frozen, jnp.zeros((), jnp.float32))}

@@ -14,14 +14,17 @@ from dprjax.runtime import mesh as meshes
 
 
 class Stop:
-  """Notes a SIGTERM; one more, two seconds later or after that, ends the process as usual. (Launchers send it twice: to their own, and to all.)
+  """Notes a SIGTERM; one more, two seconds later or after that, ends the process as usual.
+  (Launchers send it twice: to their own, and to all.)
 
       stop = Stop(mesh)
       ... after every step: if stop(): save and leave
 
-  Of several processes any may be told. Each puts its flag on its devices at every step, and the largest of them all is looked at
-  one step later: by then it is there, and it is the same everywhere, so that all leave after the same step. (jax's own
-  way, ``multihost_utils.reached_preemption_sync_point``, takes SIGTERM away from the commands that have no steps.)
+  Of several processes any may be told. Each puts its flag on its devices at every step, and the
+  largest of them all is looked at one step later: by then it is there, and it is the same
+  everywhere, so that all leave after the same step. (jax's own way,
+  ``multihost_utils.reached_preemption_sync_point``, takes SIGTERM away from the commands that have
+  no steps.)
   """
 
   def __init__(self, mesh: Mesh):

@@ -1,8 +1,8 @@
 """Names for the leaves of a tree, and rules on them.
 
 A name is the leaf's path, joined by slashes: ``backbone/layers/attention/query/kernel``. Rules are
-``(regular expression, value)`` pairs; the first whose expression matches the *whole* name wins. The same
-helper serves freezing, weight decay, learning-rate factors and sharding.
+``(regular expression, value)`` pairs; the first whose expression matches the *whole* name wins. The
+same helper serves freezing, weight decay, learning-rate factors and sharding.
 """
 
 import re
@@ -36,7 +36,9 @@ def unflatten(named: Mapping[str, Any]) -> Tree:
   return tree
 
 
-def first_match(rules: Sequence[tuple[str, Value]], names: Iterable[str], what: str) -> dict[str, Value]:
+def first_match(
+  rules: Sequence[tuple[str, Value]], names: Iterable[str], what: str
+) -> dict[str, Value]:
   """The value of the first rule that matches each whole name.
 
   Raises:
@@ -59,17 +61,24 @@ def live_names(trainable: Sequence[str], names: Sequence[str]) -> set[str]:
   """The names that ``config.trainable`` declares trainable; all others are frozen.
 
   Raises:
-    InputError: an expression matches nothing (a typing error would freeze what was meant to be trained).
+    InputError: an expression matches nothing (a typing error would freeze what was meant to be
+      trained).
   """
   live: set[str] = set()
   for pattern in trainable:
     found = {name for name in names if _compile(pattern, 'config.trainable').fullmatch(name)}
     if not found:
       tops = sorted({name.split('/')[0] for name in names})
-      raise InputError(f'config.trainable: {pattern!r} matches no parameter; the names begin with {", ".join(tops)}, for instance {names[0]!r}')
+      raise InputError(
+        f'config.trainable: {pattern!r} matches no parameter; the names begin with '
+        f'{", ".join(tops)}, for instance {names[0]!r}'
+      )
     live |= found
   if not live:
-    raise InputError('config.trainable: nothing is trainable; name at least one parameter, for instance "prompt/.*"')
+    raise InputError(
+      'config.trainable: nothing is trainable; name at least one parameter, for instance '
+      '"prompt/.*"'
+    )
   return live
 
 
@@ -80,7 +89,9 @@ def count(tree: Tree) -> int:
 
 def nbytes(tree: Tree) -> int:
   """The bytes of a tree's arrays (logical size: a sharded array counts once)."""
-  return sum(int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
+  return sum(
+    int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree)
+  )
 
 
 def _compile(pattern: str, what: str) -> re.Pattern[str]:

@@ -1,4 +1,6 @@
-"""Batches: what is in them, in which order, and that any process at any time would make the same ones."""
+"""Batches: what is in them, in which order, and that any process at any time would make the same
+ones.
+"""
 
 import collections
 import dataclasses
@@ -20,30 +22,59 @@ BUCKETS = {'query_buckets': [6, 8, 10], 'passage_buckets': [12, 16, 20]}
 
 @pytest.fixture(scope='module')
 def made(tmp_path_factory):
-  """A store written row by row: token j of query i is 1000 + i, of passage i is 2000 + i. Query i has 1 to 3 positives and 0 to 8 negatives."""
+  """A store written row by row: token j of query i is 1000 + i, of passage i is 2000 + i.
+
+  Query i has 1 to 3 positives and 0 to 8 negatives.
+  """
   rng = np.random.default_rng(1)
   path = tmp_path_factory.mktemp('made')
-  lengths = {'query_lengths': rng.integers(3, 11, QUERIES), 'passage_lengths': rng.integers(5, 21, PASSAGES)}
+  lengths = {
+    'query_lengths': rng.integers(3, 11, QUERIES),
+    'passage_lengths': rng.integers(5, 21, PASSAGES),
+  }
   lists = []
   for i in range(QUERIES):
     rows = rng.permutation(PASSAGES)
-    relevant = rows[:1 + i % 3 + (i % 2)]
-    # The first, third, ... of the negatives are in both pools, the second, sixth, ... in the un-denoised alone, the rest in the denoised alone.
-    pools = np.array([3, 1, 3, 2, 3, 1, 3, 2])[:i % 9]
-    lists.append({'positives': relevant[:1 + i % 3], 'relevant': relevant, 'negatives': rows[10:10 + i % 9], 'pools': pools})
+    relevant = rows[: 1 + i % 3 + (i % 2)]
+    # The first, third, ... of the negatives are in both pools, the second, sixth, ... in the
+    # un-denoised alone, the rest in the denoised alone.
+    pools = np.array([3, 1, 3, 2, 3, 1, 3, 2])[: i % 9]
+    lists.append(
+      {
+        'positives': relevant[: 1 + i % 3],
+        'relevant': relevant,
+        'negatives': rows[10 : 10 + i % 9],
+        'pools': pools,
+      }
+    )
   with records.TableWriter(path / 'passages', 'passages', ('tokens',)) as table:
     for i, length in enumerate(lengths['passage_lengths']):
       table.write(f'p{i}', {'tokens': np.full(length, 2000 + i, np.int32)})
-  with records.TableWriter(path / 'queries', 'queries', ('tokens', 'positives', 'relevant', 'negatives', 'pools')) as table:
+  with records.TableWriter(
+    path / 'queries', 'queries', ('tokens', 'positives', 'relevant', 'negatives', 'pools')
+  ) as table:
     for i, length in enumerate(lengths['query_lengths']):
-      table.write(f'q{i}', {'tokens': np.full(length, 1000 + i, np.int32)} | {name: rows.astype(np.int32) for name, rows in lists[i].items()})
-  counts = {f'{name[:-1]}_counts': np.array([len(row[name]) for row in lists]) for name in ('negatives',)} | {
-      'relevant_counts': np.array([len(row['relevant']) for row in lists]),
-      'undenoised_counts': np.array([sum(row['pools'] & 1) for row in lists]),
-      'denoised_counts': np.array([sum(row['pools'] & 2) // 2 for row in lists])}
+      table.write(
+        f'q{i}',
+        {'tokens': np.full(length, 1000 + i, np.int32)}
+        | {name: rows.astype(np.int32) for name, rows in lists[i].items()},
+      )
+  counts = {
+    f'{name[:-1]}_counts': np.array([len(row[name]) for row in lists]) for name in ('negatives',)
+  } | {
+    'relevant_counts': np.array([len(row['relevant']) for row in lists]),
+    'undenoised_counts': np.array([sum(row['pools'] & 1) for row in lists]),
+    'denoised_counts': np.array([sum(row['pools'] & 2) // 2 for row in lists]),
+  }
   arrays = {name: values.astype(np.int32) for name, values in (lengths | counts).items()}
-  opened = Store(path=path, settings={}, pad_id=0, queries=records.Table(path / 'queries', 'queries'),
-                 passages=records.Table(path / 'passages', 'passages'), **arrays)
+  opened = Store(
+    path=path,
+    settings={},
+    pad_id=0,
+    queries=records.Table(path / 'queries', 'queries'),
+    passages=records.Table(path / 'passages', 'passages'),
+    **arrays,
+  )
   return opened, [{name: rows.tolist() for name, rows in row.items()} for row in lists]
 
 
@@ -56,30 +87,46 @@ def take(opened, count, **changes):
 
 
 def same(left, right):
-  return left.keys() == right.keys() and all(np.array_equal(left[key], right[key]) and left[key].dtype == right[key].dtype for key in left)
+  return left.keys() == right.keys() and all(
+    np.array_equal(left[key], right[key]) and left[key].dtype == right[key].dtype for key in left
+  )
 
 
 def test_a_batch_is_as_the_architecture_says(made):
   opened, lists = made
   for batch in take(opened, 6):
     assert {key: (value.dtype.name, value.ndim) for key, value in batch.items()} == {
-        'query_tokens': ('int32', 2), 'query_mask': ('bool', 2), 'passage_tokens': ('int32', 3), 'passage_mask': ('bool', 3),
-        'query_index': ('int32', 1), 'passage_index': ('int32', 2), 'relevant': ('int32', 2)}
+      'query_tokens': ('int32', 2),
+      'query_mask': ('bool', 2),
+      'passage_tokens': ('int32', 3),
+      'passage_mask': ('bool', 3),
+      'query_index': ('int32', 1),
+      'passage_index': ('int32', 2),
+      'relevant': ('int32', 2),
+    }
     assert batch['passage_tokens'].shape[:2] == batch['passage_index'].shape == (BATCH, 1 + HARD)
     assert batch['relevant'].shape == (BATCH, opened.max_relevant)
     for row, query in enumerate(batch['query_index']):
       tokens = batch['query_tokens'][row]
-      assert tokens[batch['query_mask'][row]].tolist() == [1000 + query] * opened.query_lengths[query]
+      assert (
+        tokens[batch['query_mask'][row]].tolist() == [1000 + query] * opened.query_lengths[query]
+      )
       assert not tokens[~batch['query_mask'][row]].any()
-      assert sorted(batch['relevant'][row][batch['relevant'][row] >= 0]) == sorted(lists[query]['relevant'])
+      assert sorted(batch['relevant'][row][batch['relevant'][row] >= 0]) == sorted(
+        lists[query]['relevant']
+      )
       for column, passage in enumerate(batch['passage_index'][row]):
         tokens, mask = batch['passage_tokens'][row, column], batch['passage_mask'][row, column]
         assert tokens[mask].tolist() == [2000 + passage] * opened.passage_lengths[passage]
         assert not tokens[~mask].any()
     # The smallest bucket that holds everything.
-    assert batch['query_tokens'].shape[1] == min(b for b in BUCKETS['query_buckets'] if b >= opened.query_lengths[batch['query_index']].max())
+    assert batch['query_tokens'].shape[1] == min(
+      b for b in BUCKETS['query_buckets'] if b >= opened.query_lengths[batch['query_index']].max()
+    )
     longest = opened.passage_lengths[batch['passage_index']].max()
-    assert batch['passage_tokens'].shape[2] == min(b for b in BUCKETS['passage_buckets'] if b >= longest)
+    assert batch['passage_tokens'].shape[2] == min(
+      b for b in BUCKETS['passage_buckets'] if b >= longest
+    )
     assert batches.batch_ids(opened, batch) == [f'q{query}' for query in batch['query_index']]
 
 
@@ -99,10 +146,15 @@ def test_epochs_shuffle_every_query_once_and_differ(made):
   opened, _ = made
   steps = QUERIES // BATCH
   found = take(opened, 3 * steps)
-  epochs = [np.concatenate([batch['query_index'] for batch in found[i * steps:(i + 1) * steps]]).tolist() for i in range(3)]
+  epochs = [
+    np.concatenate([batch['query_index'] for batch in found[i * steps : (i + 1) * steps]]).tolist()
+    for i in range(3)
+  ]
   assert all(len(set(epoch)) == steps * BATCH for epoch in epochs)
   assert epochs[0] != epochs[1] != epochs[2] and epochs[0] != sorted(epochs[0])
-  assert set(epochs[0]) != set(epochs[1])  # what a short last batch leaves out is another two queries each time
+  assert set(epochs[0]) != set(
+    epochs[1]
+  )  # what a short last batch leaves out is another two queries each time
   assert not same(take(opened, 1, seed=1)[0], found[0])
   assert all(same(*pair) for pair in zip(take(opened, 3 * steps), found, strict=True))
 
@@ -121,12 +173,16 @@ def test_epochs_rotate_positives_and_negatives(made):
       assert positive == own['positives'][epoch % len(own['positives'])]
       if len(own['negatives']) >= 2 * HARD and epoch + 1 in by_epoch:
         # Enough for two epochs: the next takes none of this one's.
-        assert set(negatives) <= set(own['negatives']) and not set(negatives) & set(by_epoch[epoch + 1][1:])
+        assert set(negatives) <= set(own['negatives']) and not set(negatives) & set(
+          by_epoch[epoch + 1][1:]
+        )
         checked += 1
     if len(own['negatives']) >= HARD:
       assert {name for row in by_epoch.values() for name in row[1:]} == set(own['negatives'])
     if not own['negatives']:
-      assert len({name for row in by_epoch.values() for name in row[1:]}) > 3 * HARD  # random ones are new in each epoch
+      assert (
+        len({name for row in by_epoch.values() for name in row[1:]}) > 3 * HARD
+      )  # random ones are new in each epoch
   assert checked > 50
 
 
@@ -138,7 +194,11 @@ def test_processes_share_out_the_global_batch(made):
     for key in batch:
       assert np.array_equal(np.concatenate([part[step][key] for part in parts]), batch[key]), key
   # Hosts whose own rows are short still pad to the global batch's bucket.
-  assert any(opened.passage_lengths[part['passage_index']].max() <= 16 < part['passage_tokens'].shape[2] for rows in parts for part in rows)
+  assert any(
+    opened.passage_lengths[part['passage_index']].max() <= 16 < part['passage_tokens'].shape[2]
+    for rows in parts
+    for part in rows
+  )
 
 
 @pytest.mark.parametrize('threads', [0, 2])
@@ -202,7 +262,10 @@ def test_queries_short_of_negatives_are_counted(made, caplog):
   take(opened, 1)
   short = [len(row['negatives']) for row in lists if len(row['negatives']) < HARD]
   missing = sum(HARD - count for count in short)
-  assert f'{len(short)} of {QUERIES} queries have fewer than {HARD}; random passages stand in for {missing} an epoch' in caplog.text
+  assert (
+    f'{len(short)} of {QUERIES} queries have fewer than {HARD}; random passages stand in for '
+    f'{missing} an epoch' in caplog.text
+  )
 
 
 def test_relevant_passages_in_the_batch_come_first_when_there_is_no_room_for_all(made):
@@ -219,13 +282,22 @@ def test_relevant_passages_in_the_batch_come_first_when_there_is_no_room_for_all
   assert displaced
 
 
-@pytest.mark.parametrize(('change', 'message'), [
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
     ({'batch_size': 27}, r'a batch of 27 queries is more than the 26 training queries of '),
     ({'process_count': 3}, r'a batch of 8 queries cannot be divided among 3 processes'),
-    ({'passage_buckets': [12, 16]}, r'passage_buckets \[12, 16\]: the longest passage of .* has 20 tokens'),
+    (
+      {'passage_buckets': [12, 16]},
+      r'passage_buckets \[12, 16\]: the longest passage of .* has 20 tokens',
+    ),
     ({'query_buckets': []}, r'query_buckets \[\]: the longest query of .* has 10 tokens'),
-    ({'negatives': 58}, r'58 negatives a query cannot be had: .* holds 60 passages, and up to 4 are relevant'),
-])
+    (
+      {'negatives': 58},
+      r'58 negatives a query cannot be had: .* holds 60 passages, and up to 4 are relevant',
+    ),
+  ],
+)
 def test_impossible_sizes(made, change, message):
   with pytest.raises(InputError, match=message):
     take(made[0], 1, **change)
@@ -240,7 +312,9 @@ def test_as_many_negatives_as_there_are_passages(made):
 
 def test_length_buckets():
   lengths = np.array([5, 9, 3, 10, 4, 17, 2])
-  groups = [(rows.tolist(), length) for rows, length in batches.length_buckets(lengths, [10, 4, 20], 2)]
+  groups = [
+    (rows.tolist(), length) for rows, length in batches.length_buckets(lengths, [10, 4, 20], 2)
+  ]
   assert groups == [([6, 2], 4), ([4, 4], 4), ([0, 1], 10), ([3, 3], 10), ([5, 5], 20)]
   assert batches.length_buckets(np.array([], np.int32), [4], 2) == []
   with pytest.raises(InputError, match=r'17 tokens fits none of the buckets \[4, 10\]'):
@@ -251,7 +325,9 @@ def test_length_buckets_hold_every_row_once():
   lengths = np.random.default_rng(0).integers(1, 257, 1000)
   groups = batches.length_buckets(lengths, [32, 64, 128, 256], 48)
   assert all(len(rows) == 48 and lengths[rows].max() <= length for rows, length in groups)
-  assert sorted(row for rows, _ in groups for row in dict.fromkeys(rows.tolist())) == list(range(1000))
+  assert sorted(row for rows, _ in groups for row in dict.fromkeys(rows.tolist())) == list(
+    range(1000)
+  )
 
 
 def test_the_stores_own_reader_is_safe_from_threads(made):
@@ -266,16 +342,21 @@ def test_real_scifact(data_dir, minilm, tmp_path):
   from dprjax.data.text import load_tokenizer
 
   source = Source(str(data_dir / 'scifact'))
-  opened = store.build_store(source, load_tokenizer(minilm), tmp_path / 'store', query_max_length=64, passage_max_length=128)
+  opened = store.build_store(
+    source, load_tokenizer(minilm), tmp_path / 'store', query_max_length=64, passage_max_length=128
+  )
   data = load_dataset(source)
   found = take(opened, 50, batch_size=16, query_buckets=[32, 64], passage_buckets=[64, 128])
   for batch in found:
-    names = np.array(opened.passage_ids(batch['passage_index'].ravel())).reshape(batch['passage_index'].shape)
+    names = np.array(opened.passage_ids(batch['passage_index'].ravel())).reshape(
+      batch['passage_index'].shape
+    )
     for query, row in zip(batches.batch_ids(opened, batch), names.tolist(), strict=True):
       assert row[0] in data.positives(query) and not set(row[1:]) & set(data.positives(query))
 
 
 # The mix of pools. The negatives of query i are i % 9 in number, of which so many are in each pool.
+
 
 def digest(found):
   total = hashlib.sha256()
@@ -290,15 +371,23 @@ def pools_of(row, bit):
 
 
 def unnamed(opened, folder):
-  """The same store with every negative in the un-denoised pool alone, as of a file that names no pools."""
+  """The same store with every negative in the un-denoised pool alone, as of a file that names no
+  pools.
+  """
   columns = ('tokens', 'positives', 'relevant', 'negatives')
   rows = np.arange(opened.num_queries)
   with records.TableWriter(folder / 'queries', 'queries', (*columns, 'pools')) as table:
     for number, values in enumerate(zip(*opened.queries.read(rows, columns), strict=True)):
-      row = {name: np.frombuffer(value, np.int32) for name, value in zip(columns, values, strict=True)}
+      row = {
+        name: np.frombuffer(value, np.int32) for name, value in zip(columns, values, strict=True)
+      }
       table.write(f'q{number}', row | {'pools': np.ones(len(row['negatives']), np.int32)})
-  return dataclasses.replace(opened, queries=records.Table(folder / 'queries', 'queries'), undenoised_counts=opened.negative_counts,
-                             denoised_counts=np.zeros_like(opened.negative_counts))
+  return dataclasses.replace(
+    opened,
+    queries=records.Table(folder / 'queries', 'queries'),
+    undenoised_counts=opened.negative_counts,
+    denoised_counts=np.zeros_like(opened.negative_counts),
+  )
 
 
 def test_without_pools_batches_are_what_they_were_before_there_were_pools(made, tmp_path):
@@ -307,8 +396,12 @@ def test_without_pools_batches_are_what_they_were_before_there_were_pools(made, 
   # Of the last version that knew of no pools.
   assert digest(before) == '728ffd01578cd70b633ec8a14c8821146cef544a56950490dc9748dd6d2bc789'
   after = take(unnamed(opened, epath.Path(tmp_path)), 60, mix=batches.Mix())
-  assert {'negative_kind'} == {key for batch in after for key in batch} - {key for batch in before for key in batch}
-  assert digest({key: batch[key] for key in batch if key != 'negative_kind'} for batch in after) == digest(before)
+  assert {'negative_kind'} == {key for batch in after for key in batch} - {
+    key for batch in before for key in batch
+  }
+  assert digest(
+    {key: batch[key] for key in batch if key != 'negative_kind'} for batch in after
+  ) == digest(before)
 
 
 def test_shares_of_whole_numbers_come_out_in_every_row(made):
@@ -316,23 +409,44 @@ def test_shares_of_whole_numbers_come_out_in_every_row(made):
   rich = [i for i, row in enumerate(lists) if len(row['negatives']) == 8]
   seen = collections.Counter()
   for batch in take(opened, 60, negatives=4, mix=batches.Mix(0.5, 0.25, 0.25)):
-    for query, passages, kinds in zip(batch['query_index'], batch['passage_index'][:, 1:].tolist(), batch['negative_kind'].tolist(), strict=True):
+    for query, passages, kinds in zip(
+      batch['query_index'],
+      batch['passage_index'][:, 1:].tolist(),
+      batch['negative_kind'].tolist(),
+      strict=True,
+    ):
       if query in rich:
-        assert [batches.KINDS[kind] for kind in kinds] == ['denoised', 'denoised', 'undenoised', 'random']
-        assert set(passages[:2]) <= pools_of(lists[query], store.DENOISED) and passages[2] in pools_of(lists[query], store.UNDENOISED)
+        assert [batches.KINDS[kind] for kind in kinds] == [
+          'denoised',
+          'denoised',
+          'undenoised',
+          'random',
+        ]
+        assert set(passages[:2]) <= pools_of(lists[query], store.DENOISED) and passages[
+          2
+        ] in pools_of(lists[query], store.UNDENOISED)
         assert len(set(passages)) == 4 and not set(passages) & set(lists[query]['relevant'])
         seen[query] += 1
   assert min(seen.values()) > 10
 
 
-@pytest.mark.parametrize('mix', [(0.5, 0.3, 0.2), (0.0, 1.0, 0.0), (0.9, 0.0, 0.1), (1 / 3, 1 / 3, 1 / 3)])
+@pytest.mark.parametrize(
+  'mix', [(0.5, 0.3, 0.2), (0.0, 1.0, 0.0), (0.9, 0.0, 0.1), (1 / 3, 1 / 3, 1 / 3)]
+)
 def test_shares_of_broken_numbers_come_out_over_the_epochs(mix):
   mix, wanted, epochs = batches.Mix(*mix), 7, 400
-  now = np.stack([batches._numbers(mix, wanted, 0, np.arange(50, dtype=np.int32), epoch)[0] for epoch in range(epochs)])  # [epochs, 3, queries]
+  now = np.stack(
+    [
+      batches._numbers(mix, wanted, 0, np.arange(50, dtype=np.int32), epoch)[0]
+      for epoch in range(epochs)
+    ]
+  )  # [epochs, 3, queries]
   assert (now.sum(axis=1) == wanted).all() and (now >= 0).all()
   exact = wanted * np.array(mix)[None, :, None]
   assert (np.abs(now - exact) < 1).all()  # the whole number below or above
-  assert np.abs(now.cumsum(axis=0) - exact * np.arange(1, epochs + 1)[:, None, None]).max() < 3  # of 2,800, and at any time before
+  assert (
+    np.abs(now.cumsum(axis=0) - exact * np.arange(1, epochs + 1)[:, None, None]).max() < 3
+  )  # of 2,800, and at any time before
   assert abs(now[0].mean(axis=1) - exact[0, :, 0]).max() < 0.25  # the queries are not in step
   for epoch in (0, 1, 17):
     _, before = batches._numbers(mix, wanted, 0, np.arange(50, dtype=np.int32), epoch)
@@ -344,8 +458,15 @@ def test_every_pool_is_gone_through_in_turn(made):
   steps = QUERIES // BATCH
   rich = [i for i, row in enumerate(lists) if len(row['negatives']) == 8]
   seen = {query: collections.defaultdict(list) for query in rich}
-  for step, batch in enumerate(take(opened, 30 * steps, negatives=2, mix=batches.Mix(denoised=0.75, undenoised=0.25))):
-    for query, passages, kinds in zip(batch['query_index'], batch['passage_index'][:, 1:].tolist(), batch['negative_kind'].tolist(), strict=True):
+  for step, batch in enumerate(
+    take(opened, 30 * steps, negatives=2, mix=batches.Mix(denoised=0.75, undenoised=0.25))
+  ):
+    for query, passages, kinds in zip(
+      batch['query_index'],
+      batch['passage_index'][:, 1:].tolist(),
+      batch['negative_kind'].tolist(),
+      strict=True,
+    ):
       for passage, kind in zip(passages, kinds, strict=True):
         if query in rich:
           seen[query][batches.KINDS[kind]].append((step // steps, passage))
@@ -373,20 +494,32 @@ def test_what_stands_in_where_a_pool_has_run_out(made, caplog):
   assert f'random passages stand in for {expected_random} an epoch' in caplog.text
   kinds_seen = set()
   for batch in found:
-    for query, passages, numbers in zip(batch['query_index'], batch['passage_index'][:, 1:].tolist(), batch['negative_kind'].tolist(), strict=True):
+    for query, passages, numbers in zip(
+      batch['query_index'],
+      batch['passage_index'][:, 1:].tolist(),
+      batch['negative_kind'].tolist(),
+      strict=True,
+    ):
       row, kinds = lists[query], [batches.KINDS[number] for number in numbers]
       denoised, undenoised = pools_of(row, store.DENOISED), pools_of(row, store.UNDENOISED)
       assert len(set(passages)) == 6 and not set(passages) & set(row['relevant'])
-      by_kind = {kind: {passage for passage, other in zip(passages, kinds, strict=True) if other == kind} for kind in batches.KINDS}
+      by_kind = {
+        kind: {passage for passage, other in zip(passages, kinds, strict=True) if other == kind}
+        for kind in batches.KINDS
+      }
       first = min(3, len(denoised))
       assert len(by_kind['denoised']) == first and by_kind['denoised'] <= denoised
       assert len(by_kind['random_for_denoised']) == 3 - first and not by_kind['random']
       left = undenoised - by_kind['denoised']
       assert len(by_kind['undenoised']) == min(3, len(left)) and by_kind['undenoised'] <= left
       rest = denoised - by_kind['denoised'] - by_kind['undenoised']
-      assert len(by_kind['denoised_for_undenoised']) == min(3 - len(by_kind['undenoised']), len(rest))
+      assert len(by_kind['denoised_for_undenoised']) == min(
+        3 - len(by_kind['undenoised']), len(rest)
+      )
       assert by_kind['denoised_for_undenoised'] <= rest
-      assert sum(number >= batches.STAND_INS for number in numbers) == 6 - len(by_kind['denoised']) - len(by_kind['undenoised'])
+      assert sum(number >= batches.STAND_INS for number in numbers) == 6 - len(
+        by_kind['denoised']
+      ) - len(by_kind['undenoised'])
       kinds_seen |= set(kinds)
   assert kinds_seen == set(batches.KINDS) - {'random'}
 
@@ -411,10 +544,17 @@ def test_a_mix_is_the_same_for_any_number_of_processes_and_after_a_restart(made)
   assert not same(take(opened, 1, **(options | {'seed': 5}))[0], whole[0])
 
 
-@pytest.mark.parametrize(('mix', 'message'), [
-    ((0.5, 0.6, 0.0), r'config\.mix: denoised 0\.5, undenoised 0\.6 and random 0; shares must not be negative, and must add up to 1'),
+@pytest.mark.parametrize(
+  ('mix', 'message'),
+  [
+    (
+      (0.5, 0.6, 0.0),
+      r'config\.mix: denoised 0\.5, undenoised 0\.6 and random 0; shares must not be negative, and '
+      r'must add up to 1',
+    ),
     ((1.5, -0.5, 0.0), 'must not be negative'),
-])
+  ],
+)
 def test_impossible_mixes(made, mix, message):
   with pytest.raises(InputError, match=message):
     take(made[0], 1, mix=batches.Mix(*mix))
@@ -428,5 +568,8 @@ def test_a_mix_of_nothing(made):
 
 
 def test_a_mix_of_denoised_ones_where_there_are_none(made, tmp_path):
-  with pytest.raises(InputError, match=r'config\.mix\.denoised: 0\.5, but no negative of .* is denoised; mine with a reranker'):
+  with pytest.raises(
+    InputError,
+    match=r'config\.mix\.denoised: 0\.5, but no negative of .* is denoised; mine with a reranker',
+  ):
     take(unnamed(made[0], epath.Path(tmp_path)), 1, mix=batches.Mix(0.5, 0.5))

@@ -1,4 +1,6 @@
-"""The quickstart's text, on a small package written here and on a few modules of the standard library."""
+"""The quickstart's text, on a small package written here and on a few modules of the standard
+library.
+"""
 
 import collections
 import json
@@ -9,7 +11,18 @@ import pytest
 from dprjax import InputError
 from dprjax.data import docstrings
 
-FEW = ('argparse', 'collections', 'concurrent', 'email', 'http', 'importlib', 'json', 'logging', 'statistics', 'textwrap')
+FEW = (
+  'argparse',
+  'collections',
+  'concurrent',
+  'email',
+  'http',
+  'importlib',
+  'json',
+  'logging',
+  'statistics',
+  'textwrap',
+)
 
 
 def read(path):
@@ -26,24 +39,30 @@ def qrels(folder, split):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-  """An installed package `apiary`, re-exporting from private modules, that must never be imported."""
+  """An installed package `apiary` with private modules, which must never be imported."""
   sources = {
-      '__init__.py': "'''A package.'''\nfrom apiary._src import hive as _hive\nfrom ._src.hive import *\nfrom ._src.bees import Bee as Bee, _count\n"
-                     "raise SystemExit('imported')\n",
-      '_src/__init__.py': '',
-      '_src/hive.py': "__all__ = ['build']\n\ndef build(wood):\n  '''Builds a hive out of wood.\n\n  Args\n  ----\n  wood: planks of pine.\n  '''\n\n"
-                      "def inner(x):\n  '''Checks one frame of the hive.\n\n  Not for use outside.\n  '''\n",
-      '_src/bees.py': "import warnings\nBAD = '\\d'\n\ntry:\n  from os import path\nexcept ImportError:\n  path = None\n\n"
-                      "class Bee:\n  '''An insect that\n  makes honey.\n  It also flies and stings.\n  '''\n\n"
-                      "  def sting(self):\n    '''Stings whoever is near.\n\n    Once only, as a rule.\n    '''\n\n"
-                      "def _count():\n  '''Counts all the bees.\n\n  Private to this file.\n  '''\n",
-      'tools.py': "from apiary._src.bees import Bee\n\n"
-                  "if True:\n  async def smoke():\n    '''Calms the bees down.\n\n    Blows smoke over them.\n    '''\n\n"
-                  "def bare():\n  '''Only a summary line here.'''\n\ndef undocumented():\n  pass\n\n"
-                  "def mask():\n  '''Puts a mask on.\n\n  Two words\n  '''\n",
-      'zcopies.py': "def smoke_again():\n  '''Calms the bees  down.\n\n  Blows smoke over them.\n  '''\n",
-      'old.py': "print 'Python 2'\n",
-      'tests/test_bees.py': "def check():\n  '''Checks every single bee.\n\n  In a test folder.\n  '''\n",
+    '__init__.py': "'''A package.'''\nfrom apiary._src import hive as _hive\nfrom ._src.hive "
+    'import *\nfrom ._src.bees import Bee as Bee, _count\n'
+    "raise SystemExit('imported')\n",
+    '_src/__init__.py': '',
+    '_src/hive.py': "__all__ = ['build']\n\ndef build(wood):\n  '''Builds a hive out of wood.\n\n  "
+    "Args\n  ----\n  wood: planks of pine.\n  '''\n\n"
+    "def inner(x):\n  '''Checks one frame of the hive.\n\n  Not for use outside.\n  '''\n",
+    '_src/bees.py': "import warnings\nBAD = '\\d'\n\ntry:\n  from os import path\nexcept "
+    'ImportError:\n  path = None\n\n'
+    "class Bee:\n  '''An insect that\n  makes honey.\n  It also flies and stings.\n  '''\n\n"
+    "  def sting(self):\n    '''Stings whoever is near.\n\n    Once only, as a rule.\n    '''\n\n"
+    "def _count():\n  '''Counts all the bees.\n\n  Private to this file.\n  '''\n",
+    'tools.py': 'from apiary._src.bees import Bee\n\n'
+    "if True:\n  async def smoke():\n    '''Calms the bees down.\n\n    Blows smoke over them.\n   "
+    " '''\n\n"
+    "def bare():\n  '''Only a summary line here.'''\n\ndef undocumented():\n  pass\n\n"
+    "def mask():\n  '''Puts a mask on.\n\n  Two words\n  '''\n",
+    'zcopies.py': "def smoke_again():\n  '''Calms the bees  down.\n\n  Blows smoke over them.\n  "
+    "'''\n",
+    'old.py': "print 'Python 2'\n",
+    'tests/test_bees.py': "def check():\n  '''Checks every single bee.\n\n  In a test folder.\n  "
+    "'''\n",
   }
   for name, text in sources.items():
     (tmp_path / 'apiary' / name).parent.mkdir(parents=True, exist_ok=True)
@@ -54,34 +73,59 @@ def package(tmp_path, monkeypatch):
 
 def test_entries_are_named_as_a_user_would_write_them(package):
   assert docstrings.entries([package]) == [
-      ('apiary.Bee', 'apiary._src.bees', 'An insect that makes honey.', 'It also flies and stings.'),
-      ('apiary._src.hive.inner', 'apiary._src.hive', 'Checks one frame of the hive.', 'Not for use outside.'),
-      ('apiary.build', 'apiary._src.hive', 'Builds a hive out of wood.', 'Args\nwood: planks of pine.'),
-      ('apiary.tools.smoke', 'apiary.tools', 'Calms the bees down.', 'Blows smoke over them.'),
+    ('apiary.Bee', 'apiary._src.bees', 'An insect that makes honey.', 'It also flies and stings.'),
+    (
+      'apiary._src.hive.inner',
+      'apiary._src.hive',
+      'Checks one frame of the hive.',
+      'Not for use outside.',
+    ),
+    (
+      'apiary.build',
+      'apiary._src.hive',
+      'Builds a hive out of wood.',
+      'Args\nwood: planks of pine.',
+    ),
+    ('apiary.tools.smoke', 'apiary.tools', 'Calms the bees down.', 'Blows smoke over them.'),
   ]
   assert 'apiary' not in sys.modules
 
 
-@pytest.mark.parametrize(('doc', 'parts'), [
+@pytest.mark.parametrize(
+  ('doc', 'parts'),
+  [
     ('Adds.\n\nAll of the numbers.', ('Adds.', 'All of the numbers.')),
-    ('Adds all\n  the numbers.\n  Slowly, one by one.\n\n  Returns\n  -------\n  int\n',
-     ('Adds all the numbers.', 'Slowly, one by one.\n\nReturns\nint')),
+    (
+      'Adds all\n  the numbers.\n  Slowly, one by one.\n\n  Returns\n  -------\n  int\n',
+      ('Adds all the numbers.', 'Slowly, one by one.\n\nReturns\nint'),
+    ),
     ('Adds all\nthe numbers\n\nOne by one.', ('Adds all the numbers', 'One by one.')),
-    ('add(a, b,\n    out=None)\n--\n\nAdd the numbers.\n\nOne by one.', ('Add the numbers.', 'One by one.')),
-    ('add(a, b)\n--\n\nadd(a, b[, out])\n\nAdd the numbers.\n\nOne by one.', ('Add the numbers.', 'One by one.')),
+    (
+      'add(a, b,\n    out=None)\n--\n\nAdd the numbers.\n\nOne by one.',
+      ('Add the numbers.', 'One by one.'),
+    ),
+    (
+      'add(a, b)\n--\n\nadd(a, b[, out])\n\nAdd the numbers.\n\nOne by one.',
+      ('Add the numbers.', 'One by one.'),
+    ),
     ('Adds the numbers.', None),
     ('Adds the numbers.\n\nOr not.', None),
     ('add(a, b)', None),
     ('', None),
-])
+  ],
+)
 def test_split_docstring(doc, parts):
   assert docstrings.split_docstring(doc) == parts
 
 
 def test_numpy_has_its_compiled_functions():
   found = {entry.name: entry for entry in docstrings.entries(['numpy'])}
-  assert found['numpy.hypot'].summary == 'Given the "legs" of a right triangle, return its hypotenuse.'  # a ufunc
-  assert found['numpy.zeros'].summary == 'Return a new array of given shape and type, filled with zeros.'  # add_newdoc
+  assert (
+    found['numpy.hypot'].summary == 'Given the "legs" of a right triangle, return its hypotenuse.'
+  )  # a ufunc
+  assert (
+    found['numpy.zeros'].summary == 'Return a new array of given shape and type, filled with zeros.'
+  )  # add_newdoc
   assert found['numpy.median'].page.startswith('numpy.lib._')  # re-exported
   assert 'hypotenuse' not in found['numpy.hypot'].body.split('\n')[0]
   assert 'numpy.abs' not in found  # one name a function: numpy.absolute
@@ -96,7 +140,11 @@ def test_a_beir_folder(tmp_path):
 
   assert corpus['json.dump']['title'] == 'json.dump'
   assert corpus['json.dump']['text'].startswith('If ``skipkeys`` is true')
-  assert queries['q:json.dump'] == 'Serialize ``obj`` as a JSON formatted stream to ``fp`` (a ``.write()``-supporting file-like object).'
+  assert (
+    queries['q:json.dump']
+    == 'Serialize ``obj`` as a JSON formatted stream to ``fp`` (a ``.write()``-supporting '
+    'file-like object).'
+  )
   assert 200 < len(corpus) < 600
   assert sum(counts['passages'].values()) == len(corpus)
   assert counts['passages'].keys() == set(FEW)
@@ -108,7 +156,9 @@ def test_a_beir_folder(tmp_path):
   assert pairs.keys() == queries.keys()
   assert set(pairs.values()) <= corpus.keys()
   assert all(query == f'q:{passage}' for query, passage in pairs.items())
-  assert all(0.1 * len(queries) <= len(splits[split]) < 0.25 * len(queries) for split in ('dev', 'test'))
+  assert all(
+    0.1 * len(queries) <= len(splits[split]) < 0.25 * len(queries) for split in ('dev', 'test')
+  )
 
 
 def test_no_page_is_in_two_splits(tmp_path):
@@ -123,32 +173,58 @@ def test_no_page_is_in_two_splits(tmp_path):
 
 
 def test_a_query_does_not_give_its_passage_away(tmp_path):
-  (tmp_path / 'things.py').write_text(''.join(f"def f{number}():\n  '''{doc}\n  '''\n\n" for number, doc in enumerate([
-      'Copies the whole file.\n\n  Bytes and all, to the end.', 'Copies the  WHOLE file!\n\n  Lines only, to the end.',
-      'Copies.\n\n  Everything that there is.', 'Moves the file away.\n\n  See also: moves the file, away! And back.',
-      'Opens a file.\n\n  For reading or for writing.'])))
+  (tmp_path / 'things.py').write_text(
+    ''.join(
+      f"def f{number}():\n  '''{doc}\n  '''\n\n"
+      for number, doc in enumerate(
+        [
+          'Copies the whole file.\n\n  Bytes and all, to the end.',
+          'Copies the  WHOLE file!\n\n  Lines only, to the end.',
+          'Copies.\n\n  Everything that there is.',
+          'Moves the file away.\n\n  See also: moves the file, away! And back.',
+          'Opens a file.\n\n  For reading or for writing.',
+        ]
+      )
+    )
+  )
   for name in ('more', 'still'):
-    (tmp_path / f'{name}.py').write_text(f"def f():\n  '''Does {name} of it.\n\n  Whatever that may be.\n  '''\n")
+    (tmp_path / f'{name}.py').write_text(
+      f"def f():\n  '''Does {name} of it.\n\n  Whatever that may be.\n  '''\n"
+    )
   sys.path.insert(0, str(tmp_path))
   try:
     counts = docstrings.build(tmp_path / 'out', ['things', 'more', 'still'])
   finally:
     sys.path.remove(str(tmp_path))
   assert counts['passages'] == {'things': 5, 'more': 1, 'still': 1}
-  assert counts['ask no query'] == {'summary shared': 2, 'summary too short': 1, 'summary repeated in the body': 1}
+  assert counts['ask no query'] == {
+    'summary shared': 2,
+    'summary too short': 1,
+    'summary repeated in the body': 1,
+  }
   assert counts['queries'] == {'train': 1, 'dev': 1, 'test': 1}
-  assert {row['_id'] for row in read(tmp_path / 'out' / 'queries.jsonl')} == {'q:things.f4', 'q:more.f', 'q:still.f'}
-  assert len(read(tmp_path / 'out' / 'corpus.jsonl')) == 7  # what asks no query is still to be told apart
+  assert {row['_id'] for row in read(tmp_path / 'out' / 'queries.jsonl')} == {
+    'q:things.f4',
+    'q:more.f',
+    'q:still.f',
+  }
+  assert (
+    len(read(tmp_path / 'out' / 'corpus.jsonl')) == 7
+  )  # what asks no query is still to be told apart
 
 
 def test_the_same_packages_give_the_same_bytes_and_limit_takes_whole_pages(tmp_path):
   for name in ('a', 'b'):
     docstrings.build(tmp_path / name, FEW)
   files = ['corpus.jsonl', 'queries.jsonl', 'qrels/train.tsv', 'qrels/dev.tsv', 'qrels/test.tsv']
-  assert all((tmp_path / 'a' / name).read_bytes() == (tmp_path / 'b' / name).read_bytes() for name in files)
+  assert all(
+    (tmp_path / 'a' / name).read_bytes() == (tmp_path / 'b' / name).read_bytes() for name in files
+  )
 
   counts = docstrings.build(tmp_path / 'b', FEW, limit=60)
-  few, all_ = ({row['_id'] for row in read(tmp_path / name / 'corpus.jsonl')} for name in ('b', 'a'))
+  few, all_ = (
+    {row['_id'] for row in read(tmp_path / name / 'corpus.jsonl')} for name in ('b', 'a')
+  )
   assert 30 < len(few) <= 60
   assert few < all_
   assert sum(counts['passages'].values()) == len(few)
@@ -162,7 +238,10 @@ def test_what_cannot_be_built_says_so_and_leaves_what_was(tmp_path):
   (tmp_path / 'docs' / 'mine.txt').write_text('mine')
   with pytest.raises(InputError, match="no package 'nonesuch' with source files is installed"):
     docstrings.build(tmp_path / 'docs', ['json', 'nonesuch'])
-  with pytest.raises(InputError, match='docstrings of textwrap: 1 modules with queries; train, dev and test need three'):
+  with pytest.raises(
+    InputError,
+    match='docstrings of textwrap: 1 modules with queries; train, dev and test need three',
+  ):
     docstrings.build(tmp_path / 'docs', ['textwrap'])
   assert [path.name for path in tmp_path.rglob('*')] == ['docs', 'mine.txt']
 
@@ -175,4 +254,11 @@ def test_the_whole_corpus_is_the_size_the_documentation_says(tmp_path):
   assert counts['passages'].keys() == set(docstrings.PACKAGES)
   assert counts['queries']['test'] > 400
   corpus = {row['_id'] for row in read(tmp_path / 'corpus.jsonl')}
-  assert {'jax.numpy.where', 'flax.linen.Dense', 'optax.adamw', 'scipy.signal.butter', 'scipy.special.erfinv', 'textwrap.indent'} <= corpus
+  assert {
+    'jax.numpy.where',
+    'flax.linen.Dense',
+    'optax.adamw',
+    'scipy.signal.butter',
+    'scipy.special.erfinv',
+    'textwrap.indent',
+  } <= corpus

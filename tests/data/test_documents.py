@@ -1,4 +1,6 @@
-"""The store of passages: what is cut where, that words are whole with any tokenizer, and when it is built anew."""
+"""The store of passages: what is cut where, that words are whole with any tokenizer, and when it is
+built anew.
+"""
 
 import itertools
 import json
@@ -18,8 +20,12 @@ from dprjax.data import documents, records, text
 from dprjax.errors import InputError
 
 SENTENCES = [
-    'The unbelievablest cat sat.', 'Dogs bark loudly at night.', 'Fish swim in the sea.', "They don't believe it, do they?",
-    'Birds unbelievably fly.']
+  'The unbelievablest cat sat.',
+  'Dogs bark loudly at night.',
+  'Fish swim in the sea.',
+  "They don't believe it, do they?",
+  'Birds unbelievably fly.',
+]
 # How GPT-2 parts words, which byte-level BPE takes from it.
 GPT2_WORDS = regex.compile(r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+")
 
@@ -27,11 +33,20 @@ GPT2_WORDS = regex.compile(r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\
 def unigram(folder):
   """An XLM-R-like tokenizer: sentencepiece's Metaspace, a unigram vocabulary, <s> text </s>."""
   backend = tokenizers.Tokenizer(models.Unigram())
-  backend.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(tokenizers.Regex(' {2,}'), ' ')])
-  backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+  backend.normalizer = normalizers.Sequence(
+    [normalizers.NFKC(), normalizers.Replace(tokenizers.Regex(' {2,}'), ' ')]
+  )
+  backend.pre_tokenizer = pre_tokenizers.Sequence(
+    [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+  )
   backend.decoder = decoders.Metaspace()
   special = ['<s>', '<pad>', '</s>', '<unk>', '<mask>']
-  backend.train_from_iterator(SENTENCES * 20, trainers.UnigramTrainer(vocab_size=70, special_tokens=special, unk_token='<unk>', show_progress=False))
+  backend.train_from_iterator(
+    SENTENCES * 20,
+    trainers.UnigramTrainer(
+      vocab_size=70, special_tokens=special, unk_token='<unk>', show_progress=False
+    ),
+  )
   return save(folder, backend, special)
 
 
@@ -41,18 +56,31 @@ def byte_level(folder):
   backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   backend.decoder = decoders.ByteLevel()
   special = ['<s>', '<pad>', '</s>', '<unk>', '<mask>']
-  backend.train_from_iterator(SENTENCES * 20, trainers.BpeTrainer(
-      vocab_size=310, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+  backend.train_from_iterator(
+    SENTENCES * 20,
+    trainers.BpeTrainer(
+      vocab_size=310,
+      special_tokens=special,
+      initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+      show_progress=False,
+    ),
+  )
   return save(folder, backend, special)
 
 
 def save(folder, backend, special):
   backend.post_processor = processors.TemplateProcessing(
-      single='<s> $A </s>', special_tokens=[(token, backend.token_to_id(token)) for token in ('<s>', '</s>')])
+    single='<s> $A </s>',
+    special_tokens=[(token, backend.token_to_id(token)) for token in ('<s>', '</s>')],
+  )
   folder.mkdir()
   backend.save(str(folder / 'tokenizer.json'))
-  names = dict(zip(('cls_token', 'pad_token', 'sep_token', 'unk_token', 'mask_token'), special, strict=True))
-  (folder / 'tokenizer_config.json').write_text(json.dumps({'tokenizer_class': 'PreTrainedTokenizerFast'} | names))
+  names = dict(
+    zip(('cls_token', 'pad_token', 'sep_token', 'unk_token', 'mask_token'), special, strict=True)
+  )
+  (folder / 'tokenizer_config.json').write_text(
+    json.dumps({'tokenizer_class': 'PreTrainedTokenizerFast'} | names)
+  )
   return text.load_tokenizer(folder)
 
 
@@ -63,14 +91,25 @@ def tokenizer(tmp_path_factory):
 
 
 def build(tmp_path, tokenizer, *texts, passage_length=64, **options):
-  (tmp_path / 'text.jsonl').write_text(''.join(json.dumps({'id': f'd{i}', 'text': words}) + '\n' for i, words in enumerate(texts)))
-  return documents.build_documents([tmp_path / 'text.jsonl'], tokenizer, tmp_path / 'store', passage_length=passage_length, **options)
+  (tmp_path / 'text.jsonl').write_text(
+    ''.join(json.dumps({'id': f'd{i}', 'text': words}) + '\n' for i, words in enumerate(texts))
+  )
+  return documents.build_documents(
+    [tmp_path / 'text.jsonl'],
+    tokenizer,
+    tmp_path / 'store',
+    passage_length=passage_length,
+    **options,
+  )
 
 
 def rows(built):
   """Every passage as (tokens, words, ends), lists."""
   columns = built.passages.read(np.arange(built.num_passages), documents.COLUMNS)
-  return [tuple(np.frombuffer(value, np.int32).tolist() for value in row) for row in zip(*columns, strict=True)]
+  return [
+    tuple(np.frombuffer(value, np.int32).tolist() for value in row)
+    for row in zip(*columns, strict=True)
+  ]
 
 
 def counts(built):
@@ -78,57 +117,100 @@ def counts(built):
 
 
 def made(built):
-  return os.stat(built.path / 'documents.json').st_mtime_ns, (built.path / 'documents.json').read_text()
+  return os.stat(built.path / 'documents.json').st_mtime_ns, (
+    built.path / 'documents.json'
+  ).read_text()
 
 
 def test_passages_are_whole_sentences(tmp_path, tokenizer, caplog):
   caplog.set_level(logging.INFO)
   built = build(tmp_path, tokenizer, ' '.join(SENTENCES), SENTENCES[2], '', passage_length=12)
-  encoded = [tokenizer.backend.encode(sentence, add_special_tokens=False).ids for sentence in SENTENCES]
+  encoded = [
+    tokenizer.backend.encode(sentence, add_special_tokens=False).ids for sentence in SENTENCES
+  ]
   assert [len(ids) for ids in encoded] == [5, 6, 6, 10, 4]
-  # The last, of four tokens, is joined to the one before, but then is too long to go with the third.
-  expected = [(encoded[0] + encoded[1], [5, 11]), (encoded[2], [6]), (encoded[3] + encoded[4], [12])]
+  # The last, of four tokens, is joined to the one before, but then is too long to go with the
+  # third.
+  expected = [
+    (encoded[0] + encoded[1], [5, 11]),
+    (encoded[2], [6]),
+    (encoded[3] + encoded[4], [12]),
+  ]
   found = rows(built)
   assert len(encoded[3] + encoded[4]) == 14
   assert [(tokens, ends) for tokens, _, ends in found[:2]] == expected[:2]
   # Fourteen tokens are more than twelve: two halves.
-  assert [tokens for tokens, _, _ in found[2:]] == [(encoded[3] + encoded[4])[:7], (encoded[3] + encoded[4])[7:]]
+  assert [tokens for tokens, _, _ in found[2:]] == [
+    (encoded[3] + encoded[4])[:7],
+    (encoded[3] + encoded[4])[7:],
+  ]
   assert built.passage_ids(np.array([3, 0])) == ['d0#3', 'd0#0']
   assert built.num_tokens.tolist() == [11, 6, 7, 7] and built.num_sentences.tolist() == [2, 1, 1, 1]
   assert counts(built) == {
-      'documents': 2, 'documents without text: skipped': 1, 'sentences of fewer than 5 tokens: joined to a neighbour': 1,
-      'sentences of more than 12 tokens: cut': 1, 'passages that came before: left out': 1, 'passages': 4, 'passages of one sentence': 3}
+    'documents': 2,
+    'documents without text: skipped': 1,
+    'sentences of fewer than 5 tokens: joined to a neighbour': 1,
+    'sentences of more than 12 tokens: cut': 1,
+    'passages that came before: left out': 1,
+    'passages': 4,
+    'passages of one sentence': 3,
+  }
   assert '1 passages that came before: left out (d1#0)' in caplog.text
-  assert (built.pad_id, built.cls_id, built.sep_id) == (tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
+  assert (built.pad_id, built.cls_id, built.sep_id) == (
+    tokenizer.pad_id,
+    tokenizer.cls_id,
+    tokenizer.sep_id,
+  )
 
 
 def test_tfds_reads_it(tmp_path, tokenizer):
   built = build(tmp_path, tokenizer, SENTENCES[0])
   source = tfds.builder_from_directory(built.path / 'passages').as_data_source('passages')
-  assert source[0]['id'] == b'd0#0' and source[0]['ends'].tolist() == [5] and source[0]['words'].tolist() == [0, 1, 2, 3, 4]
+  assert (
+    source[0]['id'] == b'd0#0'
+    and source[0]['ends'].tolist() == [5]
+    and source[0]['words'].tolist() == [0, 1, 2, 3, 4]
+  )
 
 
-@pytest.mark.parametrize(('lengths', 'joined'), [
-    ([5, 6], [5, 6]), ([2, 6, 5], [8, 5]), ([6, 2, 7], [6, 9]), ([6, 5, 2], [6, 7]), ([1, 1, 1, 1, 1, 1, 9], [5, 10]), ([2, 1], [3]),
-    ([6, 3, 1], [10])])
+@pytest.mark.parametrize(
+  ('lengths', 'joined'),
+  [
+    ([5, 6], [5, 6]),
+    ([2, 6, 5], [8, 5]),
+    ([6, 2, 7], [6, 9]),
+    ([6, 5, 2], [6, 7]),
+    ([1, 1, 1, 1, 1, 1, 9], [5, 10]),
+    ([2, 1], [3]),
+    ([6, 3, 1], [10]),
+  ],
+)
 def test_short_sentences_are_joined(lengths, joined):
   assert documents._join_short(lengths) == joined
 
 
-@pytest.mark.parametrize(('lengths', 'passages'), [
+@pytest.mark.parametrize(
+  ('lengths', 'passages'),
+  [
     ([4, 4, 2, 9], [(0, [4, 8, 10]), (10, [19])]),  # two would not fit into the last
     ([3, 3, 3, 7], [(0, [3, 6]), (6, [9, 16])]),
     ([5, 5, 3], [(0, [5, 10]), (10, [13])]),  # one has nobody to spare
     ([10, 10, 1], [(0, [10]), (10, [20]), (20, [21])]),
     ([4], [(0, [4])]),
-])
+  ],
+)
 def test_sentences_are_packed_into_passages(lengths, passages):
   assert documents._pack(np.cumsum(lengths).tolist(), 10) == passages
 
 
 def test_long_sentences_are_cut_between_words():
   begins = np.ones(25, bool)
-  assert documents._cut_long(np.array([4, 25]), begins, 10) == [4, 11, 18, 25]  # 21 tokens: three times seven
+  assert documents._cut_long(np.array([4, 25]), begins, 10) == [
+    4,
+    11,
+    18,
+    25,
+  ]  # 21 tokens: three times seven
   begins[8:12] = False  # a word of tokens 7 to 11
   cut = documents._cut_long(np.array([4, 25]), begins, 10)
   assert cut == [4, 7, 16, 25]
@@ -138,10 +220,16 @@ def test_long_sentences_are_cut_between_words():
 
 @pytest.fixture(params=['bert', 'roberta', 'wordpiece', 'byte_level', 'unigram'])
 def kind(request, tmp_path):
-  """(tokenizer, whether a token begins a word, by its name alone): what the store gets from the library, told independently of it."""
+  """(tokenizer, whether a token begins a word, by its name alone): what the store gets from the
+  library, told independently of it.
+  """
   name = request.param
   if name in ('bert', 'roberta'):
-    source = request.getfixturevalue('data_dir') / 'tokenizers' / {'bert': 'bert-base-uncased'}.get(name, name)
+    source = (
+      request.getfixturevalue('data_dir')
+      / 'tokenizers'
+      / {'bert': 'bert-base-uncased'}.get(name, name)
+    )
     shutil.copytree(source, tmp_path / 'vocabulary')
     (tmp_path / 'vocabulary').chmod(0o755)
     (tmp_path / 'vocabulary' / 'config.json').write_text(json.dumps({'model_type': name}))
@@ -150,7 +238,13 @@ def kind(request, tmp_path):
     loaded = text.train_wordpiece(SENTENCES * 20, 60, tmp_path / 'trained')
   else:
     loaded = {'byte_level': byte_level, 'unigram': unigram}[name](tmp_path / 'trained')
-  return loaded, {'bert': 'bert', 'wordpiece': 'bert', 'roberta': 'bpe', 'byte_level': 'bpe', 'unigram': 'spm'}[name]
+  return loaded, {
+    'bert': 'bert',
+    'wordpiece': 'bert',
+    'roberta': 'bpe',
+    'byte_level': 'bpe',
+    'unigram': 'spm',
+  }[name]
 
 
 def begins(names, family):
@@ -166,7 +260,9 @@ def begins(names, family):
 
 def test_words_are_whole(tmp_path, kind):
   tokenizer, family = kind
-  ((tokens, words, ends),) = rows(build(tmp_path, tokenizer, ' '.join(SENTENCES[:4]), passage_length=512))
+  ((tokens, words, ends),) = rows(
+    build(tmp_path, tokenizer, ' '.join(SENTENCES[:4]), passage_length=512)
+  )
   first = begins([tokenizer.backend.id_to_token(token) for token in tokens], family)
   assert not all(first)  # else the test would show nothing
   assert words == (np.cumsum(first) - 1).tolist()
@@ -175,19 +271,29 @@ def test_words_are_whole(tmp_path, kind):
   assert len(ends) == 4 and ends[-1] == len(tokens)
   for start, end, sentence in zip([0, *ends], ends, SENTENCES[:4], strict=False):
     decoded = tokenizer.backend.decode(tokens[start:end])
-    assert ''.join(decoded.split()).lower() in (''.join(sentence.split()).lower(), ''.join(sentence.split()))
+    assert ''.join(decoded.split()).lower() in (
+      ''.join(sentence.split()).lower(),
+      ''.join(sentence.split()),
+    )
   # No word number is in two sentences.
-  assert len({word for start, end in zip([0, *ends], ends, strict=False) for word in set(words[start:end])}) == sum(
-      len(set(words[start:end])) for start, end in zip([0, *ends], ends, strict=False))
+  assert len(
+    {word for start, end in zip([0, *ends], ends, strict=False) for word in set(words[start:end])}
+  ) == sum(len(set(words[start:end])) for start, end in zip([0, *ends], ends, strict=False))
 
 
 def test_words_end_where_sentences_do(tmp_path, tokenizer):
-  # Each sentence counts its words from 0: a sentence of one word, and the first of the next, have one number.
+  # Each sentence counts its words from 0: a sentence of one word, and the first of the next, have
+  # one number.
   ((_, words, ends),) = rows(build(tmp_path, tokenizer, 'cat\nDogs bark loudly at night.'))
   assert words == [0, 1, 2, 3, 4, 5, 6] and ends == [7]
-  # A word of nine tokens and one of twelve, in passages of ten: cut within the words, where they are words of their own.
+  # A word of nine tokens and one of twelve, in passages of ten: cut within the words, where they
+  # are words of their own.
   found = rows(build(tmp_path, tokenizer, f'{"t" * 9} {"t" * 12}', passage_length=10))
-  assert [(words, ends) for _, words, ends in found] == [([0] * 7 + [1] * 2, [7, 9]), ([0] * 6, [6]), ([0] * 6, [6])]
+  assert [(words, ends) for _, words, ends in found] == [
+    ([0] * 7 + [1] * 2, [7, 9]),
+    ([0] * 6, [6]),
+    ([0] * 6, [6]),
+  ]
 
 
 def test_text_that_spells_special_tokens_is_text(tmp_path, tokenizer):
@@ -204,8 +310,11 @@ def test_it_is_built_once_and_anew_for_anything_else(tmp_path, tokenizer, caplog
   assert made(build(tmp_path, tokenizer, *SENTENCES)) == first
   assert 'documents: 5 passages, built before' in caplog.text
   assert made(build(tmp_path, tokenizer, *SENTENCES, process_index=1, wait_s=0)) == first
-  for changed in (lambda: build(tmp_path, tokenizer, *SENTENCES, passage_length=32), lambda: build(tmp_path, tokenizer, *SENTENCES, language='de'),
-                  lambda: build(tmp_path, tokenizer, *SENTENCES[:4])):
+  for changed in (
+    lambda: build(tmp_path, tokenizer, *SENTENCES, passage_length=32),
+    lambda: build(tmp_path, tokenizer, *SENTENCES, language='de'),
+    lambda: build(tmp_path, tokenizer, *SENTENCES[:4]),
+  ):
     again = made(changed())
     assert again != first
     first = again
@@ -218,27 +327,37 @@ def test_no_text_at_all(tmp_path, tokenizer, texts):
   (tmp_path / 'note.txt').write_text('\n \n')
   with pytest.raises(InputError, match=r'text\.jsonl: no text to pretrain on|text is empty'):
     build(tmp_path, tokenizer, *texts)
-  with pytest.raises(InputError, match=r'note\.txt: no text to pretrain on \(1 documents, all of them empty\)'):
-    documents.build_documents([tmp_path / 'note.txt'], tokenizer, tmp_path / 'store', passage_length=64)
+  with pytest.raises(
+    InputError, match=r'note\.txt: no text to pretrain on \(1 documents, all of them empty\)'
+  ):
+    documents.build_documents(
+      [tmp_path / 'note.txt'], tokenizer, tmp_path / 'store', passage_length=64
+    )
   assert not (tmp_path / 'store').exists()
 
 
 def test_a_tokenizer_without_a_mask_token(tmp_path):
-  backend = tokenizers.Tokenizer(models.WordLevel({'<s>': 0, '<pad>': 1, '</s>': 2, '<unk>': 3, 'cat': 4}, unk_token='<unk>'))
+  backend = tokenizers.Tokenizer(
+    models.WordLevel({'<s>': 0, '<pad>': 1, '</s>': 2, '<unk>': 3, 'cat': 4}, unk_token='<unk>')
+  )
   backend.pre_tokenizer = pre_tokenizers.Whitespace()
   save(tmp_path / 'tokenizer', backend, ['<s>', '<pad>', '</s>', '<unk>', '<unk>'])
   config = json.loads((tmp_path / 'tokenizer' / 'tokenizer_config.json').read_text())
   del config['mask_token']
   (tmp_path / 'tokenizer' / 'tokenizer_config.json').write_text(json.dumps(config))
   maskless = text.load_tokenizer(tmp_path / 'tokenizer')
-  with pytest.raises(InputError, match='the tokenizer has no mask token, which masked language modelling needs'):
+  with pytest.raises(
+    InputError, match='the tokenizer has no mask token, which masked language modelling needs'
+  ):
     build(tmp_path, maskless, *SENTENCES)
 
 
 def test_text_that_is_not_utf8_leaves_no_store(tmp_path, tokenizer):
   (tmp_path / 'latin.txt').write_bytes('Größe.'.encode('latin-1'))
   with pytest.raises(InputError, match=r'latin\.txt, line 1 or after it: not UTF-8 text'):
-    documents.build_documents([tmp_path / 'latin.txt'], tokenizer, tmp_path / 'store', passage_length=64)
+    documents.build_documents(
+      [tmp_path / 'latin.txt'], tokenizer, tmp_path / 'store', passage_length=64
+    )
   assert [path.name for path in tmp_path.iterdir()] == ['latin.txt']
 
 
@@ -263,17 +382,25 @@ def test_real_arxiv(data_dir, minilm, tmp_path):
   tokenizer = text.load_tokenizer(minilm)
   with lzma.open(data_dir / 'arxiv' / 'arxiv_sample.jsonl.xz', 'rt') as file:
     (tmp_path / 'arxiv.jsonl').write_text(''.join(itertools.islice(file, 4000)))
-  built = documents.build_documents([tmp_path / 'arxiv.jsonl'], tokenizer, tmp_path / 'store', passage_length=128)
+  built = documents.build_documents(
+    [tmp_path / 'arxiv.jsonl'], tokenizer, tmp_path / 'store', passage_length=128
+  )
   said = counts(built)
   assert said['documents'] == 4000 and said['passages'] == built.num_passages > 6_000
   assert built.num_tokens.max() <= 128 and built.num_tokens.min() > 0
-  assert said['passages of one sentence'] == np.count_nonzero(built.num_sentences == 1) < 0.08 * built.num_passages
+  assert (
+    said['passages of one sentence']
+    == np.count_nonzero(built.num_sentences == 1)
+    < 0.08 * built.num_passages
+  )
   sample = np.arange(0, built.num_passages, 97)
   for tokens, words, ends in zip(*built.passages.read(sample, documents.COLUMNS), strict=True):
     tokens, words, ends = (np.frombuffer(value, np.int32) for value in (tokens, words, ends))
     pieces = [tokenizer.backend.id_to_token(token).startswith('##') for token in tokens]
     # A new word, but for the second half of a word that had to be cut.
-    assert (np.diff(words) == [not piece for piece in pieces[1:]]).mean() > 0.99 and np.all(np.diff(ends) >= 1)
+    assert (np.diff(words) == [not piece for piece in pieces[1:]]).mean() > 0.99 and np.all(
+      np.diff(ends) >= 1
+    )
 
 
 def test_rows_are_as_long_as_lengths_say(tmp_path, tokenizer):

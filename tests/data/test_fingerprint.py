@@ -19,8 +19,15 @@ def build(tmp_path, text, settings, fails=False, **options):
     if fails:
       raise InputError('no')
     files.write_json(aside / 'made.json', {'settings': settings, 'files': stamps})
+
   return fingerprint.build_once(
-      epath.Path(tmp_path / 'made'), 'made.json', settings, {'text': source}, write, **{'process_index': 0, 'wait_s': 0} | options)
+    epath.Path(tmp_path / 'made'),
+    'made.json',
+    settings,
+    {'text': source},
+    write,
+    **{'process_index': 0, 'wait_s': 0} | options,
+  )
 
 
 def test_it_is_built_for_new_settings_and_new_content(tmp_path):
@@ -28,7 +35,9 @@ def test_it_is_built_for_new_settings_and_new_content(tmp_path):
   assert not build(tmp_path, 'one', {'format_version': 1})  # written anew, with the same bytes
   assert not build(tmp_path, 'one', {'format_version': 1}, process_index=1)
   assert build(tmp_path, 'one', {'format_version': 1, 'length': 2})
-  assert build(tmp_path, 'two', {'format_version': 1, 'length': 2})  # as long, within the same second
+  assert build(
+    tmp_path, 'two', {'format_version': 1, 'length': 2}
+  )  # as long, within the same second
   assert (tmp_path / 'made' / 'content').read_text() == 'TWO'
 
 
@@ -49,7 +58,10 @@ def test_only_process_0_builds(tmp_path):
   assert not (tmp_path / 'made').exists()
 
 
-@pytest.mark.parametrize(('total', 'line'), [(4, 'tokenising rows: 2 of 4, 0/s, 20 s left\n'), (None, 'tokenising rows: 2, 0/s\n')])
+@pytest.mark.parametrize(
+  ('total', 'line'),
+  [(4, 'tokenising rows: 2 of 4, 0/s, 20 s left\n'), (None, 'tokenising rows: 2, 0/s\n')],
+)
 def test_progress_speaks_every_ten_seconds(capsys, monkeypatch, total, line):
   times = iter([0.0, 5.0, 20.0, 21.0])
   monkeypatch.setattr(fingerprint.time, 'monotonic', lambda: next(times))

@@ -16,15 +16,31 @@ def write(path, text):
   return path
 
 
-@pytest.mark.parametrize('name, text', [
+@pytest.mark.parametrize(
+  'name, text',
+  [
     ('a.csv', CSV),
     ('a.csv.gz', CSV),
-    ('named.csv', 'score,sentence1,sentence2\n2.4,A man plays.,"Two, no: three."\n\n0,"She said ""no"".",A dog runs.\n'),
+    (
+      'named.csv',
+      'score,sentence1,sentence2\n2.4,A man plays.,"Two, no: three."\n\n0,"She said ""no"".",A dog '
+      'runs.\n',
+    ),
     ('a.tsv', 'A man plays.\tTwo, no: three.\t2.4\nShe said "no".\tA dog runs.\t0\n'),
-    ('glue.tsv', 'index\tgenre\tsentence1\tsentence2\tscore\n0\tnews\tA man plays.\tTwo, no: three.\t2.4\n'
-                 '1\tnews\tShe said "no".\tA dog runs.\t0\n'),
-    ('a.jsonl', '\n'.join(json.dumps({'sentence1': a, 'sentence2': b, 'score': s, 'split': 'test'}) for a, b, s in PAIRS)),
-])
+    (
+      'glue.tsv',
+      'index\tgenre\tsentence1\tsentence2\tscore\n0\tnews\tA man plays.\tTwo, no: three.\t2.4\n'
+      '1\tnews\tShe said "no".\tA dog runs.\t0\n',
+    ),
+    (
+      'a.jsonl',
+      '\n'.join(
+        json.dumps({'sentence1': a, 'sentence2': b, 'score': s, 'split': 'test'})
+        for a, b, s in PAIRS
+      ),
+    ),
+  ],
+)
 def test_forms(tmp_path, name, text):
   assert similarity.read_pairs(write(tmp_path / name, text)) == PAIRS
 
@@ -33,26 +49,51 @@ def test_a_quoted_line_break(tmp_path):
   path = write(tmp_path / 'a.csv', '"Over\ntwo lines.",One.,1\nThree.,Four.,six\n')
   with pytest.raises(InputError, match=r"a\.csv, line 3: the score is 'six'"):
     similarity.read_pairs(path)
-  assert similarity.read_pairs(write(path, '"Over\ntwo lines.",One.,1\n')) == [Pair('Over\ntwo lines.', 'One.', 1.0)]
+  assert similarity.read_pairs(write(path, '"Over\ntwo lines.",One.,1\n')) == [
+    Pair('Over\ntwo lines.', 'One.', 1.0)
+  ]
 
 
-@pytest.mark.parametrize('name, text, message', [
+@pytest.mark.parametrize(
+  'name, text, message',
+  [
     ('a.csv', '', 'STS file is empty'),
     ('a.csv', 'sentence1,sentence2,score\n', 'no pair in it'),
-    ('a.csv', 'One.,Two.,1\nOne, two.,Three.,1\n', 'a.csv, line 2: 4 columns where there should be 3'),
-    ('a.csv', 'One.,Two.,1\nThree.,Four.,5.1\n', "line 2: the score is '5.1'; expected a number from 0 to 5"),
+    (
+      'a.csv',
+      'One.,Two.,1\nOne, two.,Three.,1\n',
+      'a.csv, line 2: 4 columns where there should be 3',
+    ),
+    (
+      'a.csv',
+      'One.,Two.,1\nThree.,Four.,5.1\n',
+      "line 2: the score is '5.1'; expected a number from 0 to 5",
+    ),
     ('a.csv', 'One.,Two.,-1\n', 'line 1: the score'),
     ('a.csv', 'One.,Two.,nan\n', "line 1: the score is 'nan'"),
     ('a.csv', 'One.,Two.,1\nThree., ,1\n', "line 2: sentence2 is ' '; expected a sentence"),
     ('a.csv', 'One.,Two.,1\n"Three.,Four.,2\nFive.,Six.,3\n', 'line 2: unexpected end of data'),
-    ('a.csv', 'One.,Two.,1\n"Three." he said,Four.,2\n', 'line 2: \',\' expected after \'"\''),
-    ('a.tsv', 'x\tsentence1\tsentence2\tscore\n1\tOne.\tTwo.\n', 'line 2: 3 columns where there should be 4: .* as in the header'),
+    ('a.csv', 'One.,Two.,1\n"Three." he said,Four.,2\n', "line 2: ',' expected after '\"'"),
+    (
+      'a.tsv',
+      'x\tsentence1\tsentence2\tscore\n1\tOne.\tTwo.\n',
+      'line 2: 3 columns where there should be 4: .* as in the header',
+    ),
     ('a.tsv', 'first\tsecond\tgrade\nOne.\tTwo.\t1\n', "line 1: the score is 'grade'"),
     ('a.jsonl', '{"sentence1": "One.", "sentence2": "Two."}', 'line 1: score missing'),
     ('a.jsonl', '{"sentence1": "One.", "sentence2": 2, "score": 1}', 'line 1: sentence2 is 2'),
-    ('a.jsonl', '{"sentence1": "One.", "sentence2": "Two.", "score": true}', 'line 1: the score is True'),
-    ('a.jsonl', '{"sentence1": "One.", "sentence2": "Two.", "score": 1}\nnot json', 'line 2: not JSON'),
-])
+    (
+      'a.jsonl',
+      '{"sentence1": "One.", "sentence2": "Two.", "score": true}',
+      'line 1: the score is True',
+    ),
+    (
+      'a.jsonl',
+      '{"sentence1": "One.", "sentence2": "Two.", "score": 1}\nnot json',
+      'line 2: not JSON',
+    ),
+  ],
+)
 def test_bad_input(tmp_path, name, text, message):
   with pytest.raises(InputError, match=message):
     similarity.read_pairs(write(tmp_path / name, text))
@@ -64,7 +105,16 @@ def test_missing(tmp_path):
 
 
 def test_the_benchmark(data_dir):
-  pairs = {split: similarity.read_pairs(data_dir / 'stsb' / 'raw' / f'stsb-en-{split}.csv') for split in ('train', 'dev', 'test')}
-  assert {split: len(rows) for split, rows in pairs.items()} == {'train': 5749, 'dev': 1500, 'test': 1379}
-  assert pairs['test'][0] == Pair('A girl is styling her hair.', 'A girl is brushing her hair.', 2.5)
+  pairs = {
+    split: similarity.read_pairs(data_dir / 'stsb' / 'raw' / f'stsb-en-{split}.csv')
+    for split in ('train', 'dev', 'test')
+  }
+  assert {split: len(rows) for split, rows in pairs.items()} == {
+    'train': 5749,
+    'dev': 1500,
+    'test': 1379,
+  }
+  assert pairs['test'][0] == Pair(
+    'A girl is styling her hair.', 'A girl is brushing her hair.', 2.5
+  )
   assert pairs['test'][98].first == 'Three young men run, jump, and kick off of a Coke machine.'

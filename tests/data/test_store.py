@@ -17,35 +17,74 @@ from dprjax.data import records, store, text
 from dprjax.data.sources import Source
 from dprjax.errors import InputError
 
-CORPUS = {'d1': 'the cat sat on the mat', 'd2': 'dogs bark at night', 'copy': 'the cat sat on the mat', 'blank': '', 'd4': 'fish swim in the sea'}
+CORPUS = {
+  'd1': 'the cat sat on the mat',
+  'd2': 'dogs bark at night',
+  'copy': 'the cat sat on the mat',
+  'blank': '',
+  'd4': 'fish swim in the sea',
+}
 QUERIES = {'q1': 'who sat', 'q2': 'who barks', 'twin': 'who sat', 'q4': 'what is blank'}
-QRELS = [('q1', 'd1', 1), ('q2', 'd2', 2), ('q2', 'blank', 1), ('twin', 'd4', 1), ('q4', 'blank', 1)]
+QRELS = [
+  ('q1', 'd1', 1),
+  ('q2', 'd2', 2),
+  ('q2', 'blank', 1),
+  ('twin', 'd4', 1),
+  ('q4', 'blank', 1),
+]
 NEGATIVES = {'q1': ['copy', 'd2', 'd4', 'd2'], 'q2': ['d4', 'd1', 'copy']}
-POOLS = {('q2', 'd4'): {'pools': ['undenoised', 'denoised']}, ('q2', 'copy'): {'pools': ['denoised']}}
+POOLS = {
+  ('q2', 'd4'): {'pools': ['undenoised', 'denoised']},
+  ('q2', 'copy'): {'pools': ['denoised']},
+}
 
 
 @pytest.fixture(scope='module')
 def tokenizer(tmp_path_factory):
-  return text.train_wordpiece([*CORPUS.values(), *QUERIES.values()] * 20, 120, tmp_path_factory.mktemp('tokenizer'))
+  return text.train_wordpiece(
+    [*CORPUS.values(), *QUERIES.values()] * 20, 120, tmp_path_factory.mktemp('tokenizer')
+  )
 
 
 @pytest.fixture
 def folder(tmp_path):
-  """Five passages (d1 and copy are one text, blank has none), four queries (q1 and twin are one text), mined negatives."""
+  """Five passages (d1 and copy are one text, blank has none), four queries (q1 and twin are one
+  text), mined negatives.
+  """
   where = tmp_path / 'data'
   (where / 'qrels').mkdir(parents=True)
-  (where / 'corpus.jsonl').write_text(''.join(json.dumps({'_id': name, 'text': words}) + '\n' for name, words in CORPUS.items()))
-  (where / 'queries.jsonl').write_text(''.join(json.dumps({'_id': name, 'text': words}) + '\n' for name, words in QUERIES.items()))
-  (where / 'qrels/train.tsv').write_text(''.join(f'{query}\t{passage}\t{grade}\n' for query, passage, grade in QRELS))
-  (where / 'mined.jsonl').write_text(''.join(
-      json.dumps({'query_id': query, 'negative_passages': [{'docid': name, **POOLS.get((query, name), {})} for name in names]}) + '\n'
-      for query, names in NEGATIVES.items()))
+  (where / 'corpus.jsonl').write_text(
+    ''.join(json.dumps({'_id': name, 'text': words}) + '\n' for name, words in CORPUS.items())
+  )
+  (where / 'queries.jsonl').write_text(
+    ''.join(json.dumps({'_id': name, 'text': words}) + '\n' for name, words in QUERIES.items())
+  )
+  (where / 'qrels/train.tsv').write_text(
+    ''.join(f'{query}\t{passage}\t{grade}\n' for query, passage, grade in QRELS)
+  )
+  (where / 'mined.jsonl').write_text(
+    ''.join(
+      json.dumps(
+        {
+          'query_id': query,
+          'negative_passages': [{'docid': name, **POOLS.get((query, name), {})} for name in names],
+        }
+      )
+      + '\n'
+      for query, names in NEGATIVES.items()
+    )
+  )
   return where
 
 
 def build(folder, tokenizer, **changes):
   options = {'query_max_length': 16, 'passage_max_length': 8} | changes
-  return store.build_store(Source(str(folder), negatives=str(folder / 'mined.jsonl')), tokenizer, folder.parent / 'store', **options)
+  return store.build_store(
+    Source(str(folder), negatives=str(folder / 'mined.jsonl')),
+    tokenizer,
+    folder.parent / 'store',
+    **options,
+  )
 
 
 def test_rows(folder, tokenizer, caplog):
@@ -53,27 +92,48 @@ def test_rows(folder, tokenizer, caplog):
   built = build(folder, tokenizer, passage_prefix='sea ')
   assert built.passage_ids(np.arange(4)) == ['d1', 'd2', 'blank', 'd4']  # 'copy' shares d1's row
   assert built.query_ids(np.arange(3)) == ['q1', 'q2', 'twin']  # q4's one positive has no text
-  expected, cut = tokenizer.encode([f'sea {CORPUS[name]}' for name in ('d1', 'd2', 'blank', 'd4')], 8)
+  expected, cut = tokenizer.encode(
+    [f'sea {CORPUS[name]}' for name in ('d1', 'd2', 'blank', 'd4')], 8
+  )
   assert cut > 0
   rows = np.array([3, 0, 2, 1, 0])  # any order, with repeats
-  assert [row.tolist() for row in built.passage_tokens(rows)] == [expected[row].tolist() for row in rows]
+  assert [row.tolist() for row in built.passage_tokens(rows)] == [
+    expected[row].tolist() for row in rows
+  ]
   assert built.passage_lengths.tolist() == [len(row) for row in expected]
   queries, _ = tokenizer.encode(['who sat', 'who barks', 'who sat'], 16)
-  assert [row.tolist() for row in built.query_tokens(np.arange(3))] == [row.tolist() for row in queries]
+  assert [row.tolist() for row in built.query_tokens(np.arange(3))] == [
+    row.tolist() for row in queries
+  ]
   assert built.query_lengths.tolist() == [len(row) for row in queries]
   lists = [[values.tolist() for values in row[1:]] for row in built.query_rows(np.arange(3))]
   assert lists == [
-      # positives, relevant, negatives, their pools. d4 is relevant to q1 because it is to its twin; copy is d1 in other words,
-      # and as its text is in one pool and d1's in the other, the row of both is in both.
-      [[0], [0, 3], [1], [1]],
-      [[1], [1, 2], [3, 0], [3, 3]],
-      [[3], [0, 3], [], []]]
-  assert built.undenoised_counts.tolist() == [1, 2, 0] and built.denoised_counts.tolist() == [0, 2, 0]
-  assert built.negative_counts.tolist() == [1, 2, 0] and built.relevant_counts.tolist() == [2, 2, 2] and built.max_relevant == 2
+    # positives, relevant, negatives, their pools. d4 is relevant to q1 because it is to its twin;
+    # copy is d1 in other words, and as its text is in one pool and d1's in the other, the row of
+    # both is in both.
+    [[0], [0, 3], [1], [1]],
+    [[1], [1, 2], [3, 0], [3, 3]],
+    [[3], [0, 3], [], []],
+  ]
+  assert built.undenoised_counts.tolist() == [1, 2, 0] and built.denoised_counts.tolist() == [
+    0,
+    2,
+    0,
+  ]
+  assert (
+    built.negative_counts.tolist() == [1, 2, 0]
+    and built.relevant_counts.tolist() == [2, 2, 2]
+    and built.max_relevant == 2
+  )
   said = caplog.text
-  for line in ('1 passages with the text of another: one row for both (copy)', '1 passages without text: kept, never a positive (blank)',
-               f'{cut} passages of more than 8 tokens: cut', '1 queries whose positives are unknown or have no text: skipped (q4)',
-               '2 negatives with the text of a relevant passage: ignored', 'store: built'):
+  for line in (
+    '1 passages with the text of another: one row for both (copy)',
+    '1 passages without text: kept, never a positive (blank)',
+    f'{cut} passages of more than 8 tokens: cut',
+    '1 queries whose positives are unknown or have no text: skipped (q4)',
+    '2 negatives with the text of a relevant passage: ignored',
+    'store: built',
+  ):
     assert said.count(line) == 1, line
 
 
@@ -81,7 +141,10 @@ def test_tfds_reads_it(folder, tokenizer):
   built = build(folder, tokenizer)
   passages = tfds.builder_from_directory(built.path / 'passages').as_data_source('passages')
   assert len(passages) == 4 and passages[1]['id'] == b'd2'
-  assert passages[1]['tokens'].dtype == np.int32 and passages[1]['tokens'].tolist() == built.passage_tokens(np.array([1]))[0].tolist()
+  assert (
+    passages[1]['tokens'].dtype == np.int32
+    and passages[1]['tokens'].tolist() == built.passage_tokens(np.array([1]))[0].tolist()
+  )
   queries = tfds.builder_from_directory(built.path / 'queries').as_data_source('queries')
   assert [row['id'] for row in queries] == [b'q1', b'q2', b'twin']
   assert queries[1]['negatives'].tolist() == [3, 0] and queries[2]['negatives'].tolist() == []
@@ -97,8 +160,12 @@ def test_tables_of_several_shards(tmp_path, monkeypatch):
   read = records.Table(tmp_path / 'table', 'rows')
   order = np.random.default_rng(0).permutation(50)
   names, tokens = read.read(order, ('id', 'tokens'))
-  assert names == [b'r%d' % i for i in order] and [len(row) // 4 for row in tokens] == order.tolist()
-  assert [row['id'] for row in tfds.builder_from_directory(tmp_path / 'table').as_data_source('rows')] == [b'r%d' % i for i in range(50)]
+  assert (
+    names == [b'r%d' % i for i in order] and [len(row) // 4 for row in tokens] == order.tolist()
+  )
+  assert [
+    row['id'] for row in tfds.builder_from_directory(tmp_path / 'table').as_data_source('rows')
+  ] == [b'r%d' % i for i in range(50)]
   for row in (-1, 50):
     with pytest.raises(IndexError, match='of a table of 50'):
       read.read(np.array([row]), ('tokens',))
@@ -119,13 +186,26 @@ def test_a_second_run_takes_the_store_as_it_is(folder, tokenizer, caplog):
   os.utime(folder / 'corpus.jsonl', (1, 1))
   assert made(build(folder, tokenizer)) == first
   shutil.copytree(folder, folder.parent / 'elsewhere')
-  moved = store.build_store(Source(str(folder.parent / 'elsewhere'), negatives=str(folder / 'mined.jsonl')), tokenizer, folder.parent / 'store',
-                            query_max_length=16, passage_max_length=8)
+  moved = store.build_store(
+    Source(str(folder.parent / 'elsewhere'), negatives=str(folder / 'mined.jsonl')),
+    tokenizer,
+    folder.parent / 'store',
+    query_max_length=16,
+    passage_max_length=8,
+  )
   assert made(moved) == first
 
 
-@pytest.mark.parametrize('change', [
-    {'query_max_length': 12}, {'passage_max_length': 9}, {'query_prefix': 'query: '}, {'passage_prefix': 'passage: '}], ids=str)
+@pytest.mark.parametrize(
+  'change',
+  [
+    {'query_max_length': 12},
+    {'passage_max_length': 9},
+    {'query_prefix': 'query: '},
+    {'passage_prefix': 'passage: '},
+  ],
+  ids=str,
+)
 def test_other_settings_rebuild_it(folder, tokenizer, change):
   first = made(build(folder, tokenizer))
   changed = build(folder, tokenizer, **change)
@@ -138,15 +218,22 @@ def test_another_tokenizer_rebuilds_it(folder, tokenizer, tmp_path):
   other = text.train_wordpiece([*CORPUS.values(), 'zebra'] * 20, 60, tmp_path / 'other')
   second = build(folder, other)
   assert second.settings['tokenizer_sha256'] == other.sha256 != first.settings['tokenizer_sha256']
-  assert second.passage_tokens(np.array([0]))[0].tolist() == other.encode([CORPUS['d1']], 8)[0][0].tolist()
+  assert (
+    second.passage_tokens(np.array([0]))[0].tolist()
+    == other.encode([CORPUS['d1']], 8)[0][0].tolist()
+  )
 
 
-@pytest.mark.parametrize('name', ['corpus.jsonl', 'queries.jsonl', 'qrels/train.tsv', 'mined.jsonl'])
+@pytest.mark.parametrize(
+  'name', ['corpus.jsonl', 'queries.jsonl', 'qrels/train.tsv', 'mined.jsonl']
+)
 def test_changed_files_rebuild_it(folder, tokenizer, name):
   first = made(build(folder, tokenizer))
   # The same size within the same second: what modification times cannot show.
   content = (folder / name).read_text()
-  old, new = {'mined.jsonl': ('d4', 'd2'), 'qrels/train.tsv': ('\t2\n', '\t3\n')}.get(name, ('sat', 'bit'))
+  old, new = {'mined.jsonl': ('d4', 'd2'), 'qrels/train.tsv': ('\t2\n', '\t3\n')}.get(
+    name, ('sat', 'bit')
+  )
   assert old in content
   (folder / name).write_text(content.replace(old, new))
   assert made(build(folder, tokenizer)) != first
@@ -156,7 +243,10 @@ def test_a_changed_corpus_is_seen_in_the_rows(folder, tokenizer):
   build(folder, tokenizer)
   corpus = folder / 'corpus.jsonl'
   corpus.write_text(corpus.read_text().replace('dogs bark at night', 'dogs sat'))
-  assert build(folder, tokenizer).passage_tokens(np.array([1]))[0].tolist() == tokenizer.encode(['dogs sat'], 8)[0][0].tolist()
+  assert (
+    build(folder, tokenizer).passage_tokens(np.array([1]))[0].tolist()
+    == tokenizer.encode(['dogs sat'], 8)[0][0].tolist()
+  )
 
 
 def test_an_error_leaves_nothing_or_the_old_store(folder, tokenizer):
@@ -174,7 +264,7 @@ def test_an_error_leaves_nothing_or_the_old_store(folder, tokenizer):
   assert sorted(child.name for child in folder.parent.iterdir()) == ['data', 'store']
 
 
-BUILD = textwrap.dedent('''
+BUILD = textwrap.dedent("""
   import os, sys
   from dprjax.data import records, sources, store, text
   folder, tokenizer, out, index, count, dies = sys.argv[1:]
@@ -185,16 +275,31 @@ BUILD = textwrap.dedent('''
       os._exit(9)
     write(table, shard, name, values)
   records.ShardWriter.write = dying
-  built = store.build_store(sources.Source(folder), text.load_tokenizer(tokenizer), out, query_max_length=16, passage_max_length=8,
+  built = store.build_store(sources.Source(folder), text.load_tokenizer(tokenizer), out,
+                            query_max_length=16, passage_max_length=8,
                             process_index=int(index), process_count=int(count), wait_s=600)
   print(built.num_passages)
-''')
+""")
 
 
 def start(folder, tokenizer_dir, out, index=0, count=1, dies=''):
   root = pathlib.Path(store.__file__).parents[2]
-  return subprocess.Popen([sys.executable, '-c', BUILD, str(folder), str(tokenizer_dir), str(out), str(index), str(count), dies],
-                          stdout=subprocess.PIPE, text=True, env=os.environ | {'PYTHONPATH': str(root)})
+  return subprocess.Popen(
+    [
+      sys.executable,
+      '-c',
+      BUILD,
+      str(folder),
+      str(tokenizer_dir),
+      str(out),
+      str(index),
+      str(count),
+      dies,
+    ],
+    stdout=subprocess.PIPE,
+    text=True,
+    env=os.environ | {'PYTHONPATH': str(root)},
+  )
 
 
 def ended(process):
@@ -209,9 +314,12 @@ def tokenizer_dir(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_while_building_leaves_no_store_and_others_wait_for_the_next(folder, tokenizer_dir, tmp_path):
+def test_a_process_that_dies_while_building_leaves_no_store_and_others_wait_for_the_next(
+  folder, tokenizer_dir, tmp_path
+):
   def begin(index, dies=''):
     return start(folder, tokenizer_dir, tmp_path / 'store', index, 2, dies)
+
   waiting, dying = begin(1), begin(0, dies='d2')
   assert ended(dying) == (9, '')
   assert not (tmp_path / 'store').exists() and waiting.poll() is None
@@ -223,7 +331,9 @@ def longer(folder):
   """25 rows, in 13 shards of two; some passages are too long, two texts are there twice."""
   with (folder / 'corpus.jsonl').open('a') as file:
     for number in range(21):
-      words = ' '.join(['cat', 'dogs', 'fish', 'sea', 'mat'][number % 5:] + ['night'] * (number // 2))
+      words = ' '.join(
+        ['cat', 'dogs', 'fish', 'sea', 'mat'][number % 5 :] + ['night'] * (number // 2)
+      )
       file.write(json.dumps({'_id': f'x{number}', 'text': words}) + '\n')
     file.write(json.dumps({'_id': 'again', 'text': words}) + '\n')
   return folder
@@ -231,7 +341,11 @@ def longer(folder):
 
 def contents(root):
   """Every file, but for when the sources were read."""
-  found = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob('*') if path.is_file()}
+  found = {
+    path.relative_to(root).as_posix(): path.read_bytes()
+    for path in root.rglob('*')
+    if path.is_file()
+  }
   described = json.loads(found.pop('store.json'))
   for stamp in described['files'].values():
     del stamp['read']
@@ -239,19 +353,30 @@ def contents(root):
 
 
 @pytest.mark.slow
-def test_the_store_is_the_same_bit_for_bit_whatever_the_number_of_processes(longer, tokenizer_dir, tmp_path):
+def test_the_store_is_the_same_bit_for_bit_whatever_the_number_of_processes(
+  longer, tokenizer_dir, tmp_path
+):
   made = {}
   for count in (1, 2, 3):
-    processes = [start(longer, tokenizer_dir, tmp_path / f'{count}' / 'store', index, count) for index in range(count)]
+    processes = [
+      start(longer, tokenizer_dir, tmp_path / f'{count}' / 'store', index, count)
+      for index in range(count)
+    ]
     assert {ended(process) for process in processes} == {(0, '25\n')}
     assert [child.name for child in (tmp_path / f'{count}').iterdir()] == ['store']
     made[count] = contents(tmp_path / f'{count}' / 'store')
-  assert len([name for name in made[1] if name.startswith('passages/') and 'array_record' in name]) == 13
+  assert (
+    len([name for name in made[1] if name.startswith('passages/') and 'array_record' in name]) == 13
+  )
   assert made[1] == made[2] == made[3]
   built = store.open_store(tmp_path / '3' / 'store')
-  texts = dict.fromkeys(json.loads(line).get('text') for line in (longer / 'corpus.jsonl').read_text().splitlines())
+  texts = dict.fromkeys(
+    json.loads(line).get('text') for line in (longer / 'corpus.jsonl').read_text().splitlines()
+  )
   expected, cut = text.load_tokenizer(tokenizer_dir).encode(list(texts), 8)
-  assert [row.tolist() for row in built.passage_tokens(np.arange(25))] == [row.tolist() for row in expected]
+  assert [row.tolist() for row in built.passage_tokens(np.arange(25))] == [
+    row.tolist() for row in expected
+  ]
   assert built.passage_lengths.tolist() == [len(row) for row in expected]
   assert made[3]['store.json']['report']['passages of more than 8 tokens: cut'] == cut > 0
 
@@ -260,12 +385,21 @@ def test_the_store_is_the_same_bit_for_bit_whatever_the_number_of_processes(long
 def test_a_finished_share_of_a_job_that_died_is_taken_over(longer, tokenizer_dir, tmp_path):
   def begin(index, dies=''):
     return start(longer, tokenizer_dir, tmp_path / 'store', index, 2, dies)
-  # Process 1 dies in its second shard; then finishes, while process 0 dies; at last process 0 finds a share that is whole.
+
+  # Process 1 dies in its second shard; then finishes, while process 0 dies; at last process 0 finds
+  # a share that is whole.
   assert ended(begin(1, dies='x2')) == (9, '')
-  assert len(list(tmp_path.glob('.store.*.parts/.1.*.tmp'))) == 1 and not list(tmp_path.glob('.store.*.parts/1'))
+  assert len(list(tmp_path.glob('.store.*.parts/.1.*.tmp'))) == 1 and not list(
+    tmp_path.glob('.store.*.parts/1')
+  )
   helping, dying = begin(1), begin(0, dies='x0')
   assert ended(dying) == (9, '')
-  assert ended(begin(0)) == ended(helping) == ended(start(longer, tokenizer_dir, tmp_path / 'alone')) == (0, '25\n')
+  assert (
+    ended(begin(0))
+    == ended(helping)
+    == ended(start(longer, tokenizer_dir, tmp_path / 'alone'))
+    == (0, '25\n')
+  )
   assert contents(tmp_path / 'store') == contents(tmp_path / 'alone')
   assert not list(tmp_path.glob('.*.parts'))
 
@@ -297,7 +431,9 @@ def test_a_store_of_another_version(folder, tokenizer, monkeypatch):
 
 def test_no_query_is_left(folder, tokenizer):
   (folder / 'qrels/train.tsv').write_text('q1\tlost\t1\n')
-  with pytest.raises(InputError, match=r'train\.tsv: no query is left whose positive is in the corpus'):
+  with pytest.raises(
+    InputError, match=r'train\.tsv: no query is left whose positive is in the corpus'
+  ):
     build(folder, tokenizer)
   assert not (folder.parent / 'store').exists()
 
@@ -305,8 +441,16 @@ def test_no_query_is_left(folder, tokenizer):
 @pytest.mark.slow
 def test_real_medquad(data_dir, minilm, tmp_path):
   tokenizer = text.load_tokenizer(minilm)
-  built = store.build_store(Source(str(data_dir / 'medquad')), tokenizer, tmp_path / 'store', query_max_length=32, passage_max_length=128)
-  documents = [json.loads(line) for line in (data_dir / 'medquad/corpus.jsonl').read_text().splitlines()]
+  built = store.build_store(
+    Source(str(data_dir / 'medquad')),
+    tokenizer,
+    tmp_path / 'store',
+    query_max_length=32,
+    passage_max_length=128,
+  )
+  documents = [
+    json.loads(line) for line in (data_dir / 'medquad/corpus.jsonl').read_text().splitlines()
+  ]
   texts = [f'{document["title"]} {document["text"]}'.strip() for document in documents]
   assert built.num_passages == len(set(texts)) == 16350 and built.num_queries == 14721
   names = [document['_id'] for document in documents]

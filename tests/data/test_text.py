@@ -10,7 +10,11 @@ import tokenizers
 from dprjax.data import text
 from dprjax.errors import InputError
 
-SENTENCES = ['the cat sat on the mat', 'the dog sat on the log', 'a cat and a dog met at the mat'] * 20
+SENTENCES = [
+  'the cat sat on the mat',
+  'the dog sat on the log',
+  'a cat and a dog met at the mat',
+] * 20
 
 
 @pytest.fixture(scope='module')
@@ -22,7 +26,13 @@ def trained(tmp_path_factory):
 def test_minilm_tokens_and_ids(minilm):
   tokenizer = text.load_tokenizer(minilm)
   # Ids of bert-base-uncased's published vocabulary: line numbers in vocab.txt.
-  assert (tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.vocab_size) == (0, 101, 102, 103, 30522)
+  assert (
+    tokenizer.pad_id,
+    tokenizer.cls_id,
+    tokenizer.sep_id,
+    tokenizer.mask_id,
+    tokenizer.vocab_size,
+  ) == (0, 101, 102, 103, 30522)
   rows, cut = tokenizer.encode(['Hello world', ''], 16)
   assert [row.tolist() for row in rows] == [[101, 7592, 2088, 102], [101, 102]]
   assert rows[0].dtype == np.int32 and cut == 0
@@ -51,7 +61,9 @@ def test_a_long_text_keeps_its_last_special_token(trained):
 
 def test_roberta_tokens(tmp_path):
   tokenizer = tokenizers.ByteLevelBPETokenizer()
-  tokenizer.train_from_iterator(SENTENCES, 300, special_tokens=['<s>', '<pad>', '</s>', '<unk>', '<mask>'], show_progress=False)
+  tokenizer.train_from_iterator(
+    SENTENCES, 300, special_tokens=['<s>', '<pad>', '</s>', '<unk>', '<mask>'], show_progress=False
+  )
   tokenizer.save_model(str(tmp_path))
   (tmp_path / 'tokenizer_config.json').write_text('{"tokenizer_class": "RobertaTokenizer"}')
   loaded = text.load_tokenizer(tmp_path)
@@ -66,7 +78,10 @@ def test_trained_vocabulary_loads_again(trained):
   again = text.load_tokenizer(folder)
   assert again.sha256 == tokenizer.sha256 and again.vocab_size == tokenizer.vocab_size <= 80
   lines = (folder / 'vocab.txt').read_text().splitlines()
-  assert lines[:5] == ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]'] and len(lines) == tokenizer.vocab_size
+  assert (
+    lines[:5] == ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]']
+    and len(lines) == tokenizer.vocab_size
+  )
   (row,), _ = tokenizer.encode(['The CAT'], 16)
   assert [lines[i] for i in row] == ['[CLS]', 'the', 'cat', '[SEP]']
 
@@ -86,14 +101,18 @@ def test_sha256_tells_tokenizers_apart_and_not_their_padding(trained, tmp_path):
 def test_directories_without_a_usable_tokenizer(trained, tmp_path):
   with pytest.raises(InputError, match='not found'):
     text.load_tokenizer(tmp_path / 'nowhere')
-  with pytest.raises(InputError, match=r'no tokenizer in .*expected a directory with tokenizer\.json'):
+  with pytest.raises(
+    InputError, match=r'no tokenizer in .*expected a directory with tokenizer\.json'
+  ):
     text.load_tokenizer(tmp_path)
   shutil.copytree(trained[0], tmp_path / 'broken')
   (tmp_path / 'broken' / 'tokenizer.json').write_text('{"version":')
   with pytest.raises(InputError, match=r'cannot read the tokenizer in .*broken'):
     text.load_tokenizer(tmp_path / 'broken')
   shutil.copytree(trained[0], tmp_path / 'bare')
-  (tmp_path / 'bare' / 'tokenizer_config.json').write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+  (tmp_path / 'bare' / 'tokenizer_config.json').write_text(
+    '{"tokenizer_class": "PreTrainedTokenizerFast"}'
+  )
   with pytest.raises(InputError, match='no pad, cls, sep token'):
     text.load_tokenizer(tmp_path / 'bare')
 
@@ -115,7 +134,12 @@ def test_pad_batch():
 
 def test_a_sentencepiece_vocabulary_is_trained(tmp_path):
   one = text.train_sentencepiece(SENTENCES, 40, tmp_path / 'one')
-  assert (one.cls_id, one.pad_id, one.sep_id, one.special_ids) == (0, 1, 2, [0, 1, 2, 3, one.mask_id])
+  assert (one.cls_id, one.pad_id, one.sep_id, one.special_ids) == (
+    0,
+    1,
+    2,
+    [0, 1, 2, 3, one.mask_id],
+  )
   assert one.mask_id == one.vocab_size - 1 and 20 < one.vocab_size <= 40
   (row,), cut = one.encode(['the cat sat on the mat'], 64)
   assert cut == 0 and one.backend.decode(row.tolist()) == 'the cat sat on the mat'
@@ -131,13 +155,25 @@ def test_a_sentencepiece_vocabulary_is_trained(tmp_path):
 def families(trained, tmp_path_factory):
   """A tokenizer of each family, ours and transformers' own: BERT's, RoBERTa's, XLM-R's."""
   import transformers
-  folders = {'bert': trained[0], 'roberta': tmp_path_factory.mktemp('roberta'), 'xlm-roberta': tmp_path_factory.mktemp('xlm')}
+
+  folders = {
+    'bert': trained[0],
+    'roberta': tmp_path_factory.mktemp('roberta'),
+    'xlm-roberta': tmp_path_factory.mktemp('xlm'),
+  }
   backend = tokenizers.ByteLevelBPETokenizer()
-  backend.train_from_iterator(SENTENCES, 300, special_tokens=['<s>', '<pad>', '</s>', '<unk>', '<mask>'], show_progress=False)
+  backend.train_from_iterator(
+    SENTENCES, 300, special_tokens=['<s>', '<pad>', '</s>', '<unk>', '<mask>'], show_progress=False
+  )
   backend.save_model(str(folders['roberta']))
-  (folders['roberta'] / 'tokenizer_config.json').write_text('{"tokenizer_class": "RobertaTokenizer"}')
+  (folders['roberta'] / 'tokenizer_config.json').write_text(
+    '{"tokenizer_class": "RobertaTokenizer"}'
+  )
   text.train_sentencepiece(SENTENCES, 40, folders['xlm-roberta'])
-  return {name: (text.load_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)) for name, folder in folders.items()}
+  return {
+    name: (text.load_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder))
+    for name, folder in folders.items()
+  }
 
 
 @pytest.mark.parametrize('family', ['bert', 'roberta', 'xlm-roberta'])
@@ -145,20 +181,37 @@ def test_pairs_are_those_of_transformers(families, family):
   tokenizer, theirs = families[family]
   form = tokenizer.pair_form
   assert (form.opening, form.middle, form.closing) == (
-      (tokenizer.cls_id,), (tokenizer.sep_id,) * (1 if family == 'bert' else 2), (tokenizer.sep_id,))
+    (tokenizer.cls_id,),
+    (tokenizer.sep_id,) * (1 if family == 'bert' else 2),
+    (tokenizer.sep_id,),
+  )
   assert form.second_type == (family == 'bert') and form.specials == len(form.middle) + 2
   firsts = ['the cat', 'a dog met', '', 'the cat', 'mat']
-  seconds = ['the dog sat on the log', '', 'a cat and a dog', 'a dog', 'the cat sat on the mat ' * 5]
+  seconds = [
+    'the dog sat on the log',
+    '',
+    'a cat and a dog',
+    'a dog',
+    'the cat sat on the mat ' * 5,
+  ]
   for max_length in (64, 12):
     pairs = tokenizer.encode_pairs(firsts, seconds, max_length)
     expected = theirs(firsts, seconds, truncation='only_second', max_length=max_length)
     assert [row.tolist() for row in pairs.rows] == expected['input_ids']
     if family == 'bert':
-      types = [(np.arange(len(row)) >= start).astype(int).tolist() for row, start in zip(pairs.rows, pairs.starts, strict=True)]
+      types = [
+        (np.arange(len(row)) >= start).astype(int).tolist()
+        for row, start in zip(pairs.rows, pairs.starts, strict=True)
+      ]
       assert types == expected['token_type_ids']
     else:
       assert 'token_type_ids' not in expected
-    assert pairs.cut == sum(one != other for one, other in zip(expected['input_ids'], theirs(firsts, seconds)['input_ids'], strict=True))
+    assert pairs.cut == sum(
+      one != other
+      for one, other in zip(
+        expected['input_ids'], theirs(firsts, seconds)['input_ids'], strict=True
+      )
+    )
     assert pairs.cut >= (max_length == 12) and all(row.dtype == np.int32 for row in pairs.rows)
   assert tokenizer.pair_length(12, 40) == 12 + 40 - 4 + form.specials
 
@@ -172,9 +225,10 @@ def test_a_first_text_that_leaves_no_room_is_cut_too(trained):
     (row,), (start,) = pairs.rows, pairs.starts
     assert len(row) == room + 3 and pairs.cut == 1
     assert row[0] == tokenizer.cls_id and row[start - 1] == row[-1] == tokenizer.sep_id
-    np.testing.assert_array_equal(row[1:start - 1], first[:start - 2])
-    np.testing.assert_array_equal(row[start:-1], second[:len(row) - start - 1])
+    np.testing.assert_array_equal(row[1 : start - 1], first[: start - 2])
+    np.testing.assert_array_equal(row[start:-1], second[: len(row) - start - 1])
     return start - 2, len(row) - start - 1
+
   assert kept(long, long + 100) == (4, 5) and kept(long, short) == (7, 2)
   assert kept(long[:9], short) == (7, 2)
   # One token of the second is enough for the first to stay whole.
@@ -188,8 +242,16 @@ def test_a_tokenizer_without_pairs(trained, tmp_path):
   file = tmp_path / 'single' / 'tokenizer.json'
   value = json.loads(file.read_text()) | {'post_processor': None}
   file.write_text(json.dumps(value))
-  (tmp_path / 'single' / 'tokenizer_config.json').write_text(json.dumps({
-      'tokenizer_class': 'PreTrainedTokenizerFast', 'pad_token': '[PAD]', 'cls_token': '[CLS]', 'sep_token': '[SEP]'}))
+  (tmp_path / 'single' / 'tokenizer_config.json').write_text(
+    json.dumps(
+      {
+        'tokenizer_class': 'PreTrainedTokenizerFast',
+        'pad_token': '[PAD]',
+        'cls_token': '[CLS]',
+        'sep_token': '[SEP]',
+      }
+    )
+  )
   with pytest.raises(InputError, match='does not put special tokens before and between two texts'):
     text.load_tokenizer(tmp_path / 'single').encode_pairs(['a'], ['b'], 16)
 

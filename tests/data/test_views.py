@@ -1,4 +1,4 @@
-"""Views: what each kind shows of a passage, and that any process at any time would draw the same."""
+"""Views: what each kind shows of a passage; every process draws the same at any time."""
 
 import json
 import logging
@@ -16,7 +16,9 @@ BUCKETS = [16, 32, 48, 64]
 
 
 def store(path, lengths, one_word=False):
-  """A store whose passages have sentences of these lengths; token j of passage i is 1000 * (i + 1) + j, and words are 1 to 3 tokens long."""
+  """A store whose passages have sentences of these lengths; token j of passage i is 1000 * (i + 1)
+  + j, and words are 1 to 3 tokens long.
+  """
   rng = np.random.default_rng(2)
   with records.TableWriter(path / 'passages', 'passages', documents.COLUMNS) as table:
     for i, sentences in enumerate(lengths):
@@ -27,7 +29,13 @@ def store(path, lengths, one_word=False):
         begins[1:] = False
       words = np.cumsum(begins) - 1
       tokens = 1000 * (i + 1) + np.arange(ends[-1])
-      table.write(f'p{i}', {name: np.asarray(value, np.int32) for name, value in (('tokens', tokens), ('words', words), ('ends', ends))})
+      table.write(
+        f'p{i}',
+        {
+          name: np.asarray(value, np.int32)
+          for name, value in (('tokens', tokens), ('words', words), ('ends', ends))
+        },
+      )
   sizes = np.array([(sum(sentences), len(sentences)) for sentences in lengths], np.int32).T
   return Documents(path, {}, PAD, CLS, SEP, *sizes, records.Table(path / 'passages', 'passages'))
 
@@ -41,7 +49,13 @@ def made(tmp_path_factory):
 
 
 def start(texts, **changes):
-  options = {'batch_size': BATCH, 'views': 'one', 'max_length': 50, 'buckets': BUCKETS, 'seed': 0} | changes
+  options = {
+    'batch_size': BATCH,
+    'views': 'one',
+    'max_length': 50,
+    'buckets': BUCKETS,
+    'seed': 0,
+  } | changes
   return views.make_view_batches(texts, **options)
 
 
@@ -56,7 +70,9 @@ def shown(batches, *names):
   """(passage, places of its tokens in each view) of every row."""
   for batch in batches:
     for row, passage in enumerate(batch['passage_index'].tolist()):
-      places = [batch[f'{name}_tokens'][row, 1:batch[f'{name}_mask'][row].sum() - 1] for name in names]
+      places = [
+        batch[f'{name}_tokens'][row, 1 : batch[f'{name}_mask'][row].sum() - 1] for name in names
+      ]
       assert all((place // 1000 == passage + 1).all() for place in places)
       yield (passage, *((place % 1000).tolist() for place in places))
 
@@ -66,10 +82,17 @@ def bounds(lengths):
 
 
 def same(left, right):
-  return left.keys() == right.keys() and all(np.array_equal(left[key], right[key]) and left[key].dtype == right[key].dtype for key in left)
+  return left.keys() == right.keys() and all(
+    np.array_equal(left[key], right[key]) and left[key].dtype == right[key].dtype for key in left
+  )
 
 
-KINDS = [{'views': 'one'}, {'views': 'siblings'}, {'views': 'siblings', 'unit': 'span', 'span_length': 16}, {'views': 'ict'}]
+KINDS = [
+  {'views': 'one'},
+  {'views': 'siblings'},
+  {'views': 'siblings', 'unit': 'span', 'span_length': 16},
+  {'views': 'ict'},
+]
 
 
 @pytest.mark.parametrize('kind', KINDS, ids=str)
@@ -78,21 +101,41 @@ def test_the_layout_of_a_batch(made, kind):
   names = ['first'] if kind['views'] == 'one' else ['first', 'second']
   widths = set()
   for batch in take(texts, 12, **kind):
-    assert {key: (value.dtype.name, value.ndim) for key, value in batch.items()} == {'passage_index': ('int32', 1)} | {
-        f'{name}_{what}': (dtype, 2) for name in names for what, dtype in (('tokens', 'int32'), ('mask', 'bool'), ('words', 'int32'))}
-    passage_words = [np.frombuffer(value, np.int32) for value in texts.passages.read(batch['passage_index'], ('words',))[0]]
+    assert {key: (value.dtype.name, value.ndim) for key, value in batch.items()} == {
+      'passage_index': ('int32', 1)
+    } | {
+      f'{name}_{what}': (dtype, 2)
+      for name in names
+      for what, dtype in (('tokens', 'int32'), ('mask', 'bool'), ('words', 'int32'))
+    }
+    passage_words = [
+      np.frombuffer(value, np.int32)
+      for value in texts.passages.read(batch['passage_index'], ('words',))[0]
+    ]
     for name in names:
       tokens, mask, words = (batch[f'{name}_{what}'] for what in ('tokens', 'mask', 'words'))
       lengths = mask.sum(axis=1)
       # The smallest bucket that holds the longest.
-      assert tokens.shape == mask.shape == words.shape == (BATCH, min(bucket for bucket in BUCKETS if bucket >= lengths.max()))
+      assert (
+        tokens.shape
+        == mask.shape
+        == words.shape
+        == (BATCH, min(bucket for bucket in BUCKETS if bucket >= lengths.max()))
+      )
       assert lengths.max() <= 50 and lengths.min() > 2
       widths.add(tokens.shape[1])
       for row, length in enumerate(lengths):
         assert mask[row, :length].all() and not mask[row, length:].any()
-        assert tokens[row, 0] == CLS and tokens[row, length - 1] == SEP and (tokens[row, length:] == PAD).all()
-        assert words[row, 0] == -1 and (words[row, length - 1:] == -1).all()
-        assert words[row, 1:length - 1].tolist() == passage_words[row][tokens[row, 1:length - 1] % 1000].tolist()
+        assert (
+          tokens[row, 0] == CLS
+          and tokens[row, length - 1] == SEP
+          and (tokens[row, length:] == PAD).all()
+        )
+        assert words[row, 0] == -1 and (words[row, length - 1 :] == -1).all()
+        assert (
+          words[row, 1 : length - 1].tolist()
+          == passage_words[row][tokens[row, 1 : length - 1] % 1000].tolist()
+        )
   assert len(widths) > 1 or kind not in ({'views': 'siblings'}, {'views': 'ict'})
 
 
@@ -111,9 +154,13 @@ def test_one_shows_the_passage_or_a_window_from_a_sentence_on(made):
       starts.add((passage, places[0]))
   assert whole > 100
   # Every sentence up to the first from which the rest fits is a start, none after it.
-  expected = {(passage, begin) for passage, sentences in enumerate(lengths) if sum(sentences) > 48
-              for number, (begin, _) in enumerate(bounds(sentences))
-              if number == 0 or sum(sentences) - bounds(sentences)[number - 1][0] > 48}
+  expected = {
+    (passage, begin)
+    for passage, sentences in enumerate(lengths)
+    if sum(sentences) > 48
+    for number, (begin, _) in enumerate(bounds(sentences))
+    if number == 0 or sum(sentences) - bounds(sentences)[number - 1][0] > 48
+  }
   assert starts == expected
 
 
@@ -140,7 +187,10 @@ def test_siblings_are_cut_to_the_maximum(made):
 @pytest.mark.parametrize('span', [16, 20, 48])
 def test_spans_never_overlap_and_start_where_words_do(made, span):
   texts, lengths = made
-  words = [np.frombuffer(value, np.int32) for value in texts.passages.read(np.arange(PASSAGES), ('words',))[0]]
+  words = [
+    np.frombuffer(value, np.int32)
+    for value in texts.passages.read(np.arange(PASSAGES), ('words',))[0]
+  ]
   kind = {'views': 'siblings', 'unit': 'span', 'span_length': span}
   seen, swapped, starts = set(), 0, set()
   for passage, first, second in shown(take(texts, 300, **kind), 'first', 'second'):
@@ -149,8 +199,11 @@ def test_spans_never_overlap_and_start_where_words_do(made, span):
     for places in (first, second):
       assert places == list(range(places[0], places[0] + len(places)))
       assert places[0] == 0 or words[passage][places[0]] != words[passage][places[0] - 1]
-      # Less only for a word that stands in the way at the passage's end; words have three tokens at most.
-      assert len(places) == length or (length - 2 <= len(places) < length and places[-1] == size - 1)
+      # Less only for a word that stands in the way at the passage's end; words have three tokens at
+      # most.
+      assert len(places) == length or (
+        length - 2 <= len(places) < length and places[-1] == size - 1
+      )
     seen.add(passage)
     starts.add((passage, first[0], second[0]))
     swapped += first[0] > second[0]
@@ -160,15 +213,23 @@ def test_spans_never_overlap_and_start_where_words_do(made, span):
 
 def test_spans_of_one_word_stand_where_they_are_drawn(tmp_path):
   texts = store(tmp_path, [[40], [40]], one_word=True)
-  for _, *pair in shown(take(texts, 50, batch_size=2, views='siblings', unit='span', span_length=16), 'first', 'second'):
+  for _, *pair in shown(
+    take(texts, 50, batch_size=2, views='siblings', unit='span', span_length=16), 'first', 'second'
+  ):
     first, second = sorted(pair)
-    assert first == list(range(16)) and second == list(range(second[0], second[0] + 16)) and 16 <= second[0] <= 24
+    assert (
+      first == list(range(16))
+      and second == list(range(second[0], second[0] + 16))
+      and 16 <= second[0] <= 24
+    )
 
 
 def test_ict_sets_a_sentence_against_the_rest(made):
   texts, lengths = made
   kept, total, numbers = 0, 0, {}
-  for passage, first, second in shown(take(texts, 600, views='ict', max_length=160, buckets=[160]), 'first', 'second'):
+  for passage, first, second in shown(
+    take(texts, 600, views='ict', max_length=160, buckets=[160]), 'first', 'second'
+  ):
     sentences = [list(range(*bound)) for bound in bounds(lengths[passage])]
     number = sentences.index(first)
     numbers.setdefault(passage, set()).add(number)
@@ -177,13 +238,17 @@ def test_ict_sets_a_sentence_against_the_rest(made):
     kept += second == everything
     total += 1
   assert total == 4800 and 0.08 < kept / total < 0.12
-  assert all(seen == set(range(len(lengths[passage]))) for passage, seen in numbers.items()) and all(len(lengths[passage]) > 1 for passage in numbers)
+  assert all(
+    seen == set(range(len(lengths[passage]))) for passage, seen in numbers.items()
+  ) and all(len(lengths[passage]) > 1 for passage in numbers)
 
 
 def test_ict_takes_whole_sentences_around_the_place_where_there_is_no_room_for_all(made):
   texts, lengths = made
   cut = 0
-  for passage, first, second in shown(take(texts, 300, views='ict', max_length=42), 'first', 'second'):
+  for passage, first, second in shown(
+    take(texts, 300, views='ict', max_length=42), 'first', 'second'
+  ):
     sentences = [list(range(*bound)) for bound in bounds(lengths[passage])]
     number = sentences.index(first)
     inside = [n for n, places in enumerate(sentences) if set(places) & set(second)]
@@ -199,15 +264,18 @@ def test_ict_takes_whole_sentences_around_the_place_where_there_is_no_room_for_a
   assert cut > 300
 
 
-@pytest.mark.parametrize(('lengths', 'number', 'keep', 'room', 'window'), [
-    ([5, 5, 5, 5, 5], 2, False, 10, (5, 20)),   # one on either side, the middle not counted
+@pytest.mark.parametrize(
+  ('lengths', 'number', 'keep', 'room', 'window'),
+  [
+    ([5, 5, 5, 5, 5], 2, False, 10, (5, 20)),  # one on either side, the middle not counted
     ([5, 5, 5, 5, 5], 2, True, 15, (5, 20)),
     ([5, 5, 5, 5, 5], 0, False, 10, (0, 15)),
-    ([5, 5, 5, 9, 5], 2, False, 12, (0, 15)),   # the right neighbour is too long: two from the left
-    ([5, 20, 9], 0, False, 12, (0, 17)),        # not even the next fits: its beginning
-    ([9, 20, 5], 2, False, 12, (17, 34)),       # or the end of the one before
-    ([5, 20, 5], 1, True, 12, (5, 25)),         # kept, and too long itself: to be cut later
-])
+    ([5, 5, 5, 9, 5], 2, False, 12, (0, 15)),  # the right neighbour is too long: two from the left
+    ([5, 20, 9], 0, False, 12, (0, 17)),  # not even the next fits: its beginning
+    ([9, 20, 5], 2, False, 12, (17, 34)),  # or the end of the one before
+    ([5, 20, 5], 1, True, 12, (5, 25)),  # kept, and too long itself: to be cut later
+  ],
+)
 def test_windows_by_hand(lengths, number, keep, room, window):
   assert views._around(np.cumsum(lengths), number, keep, room) == window
 
@@ -216,8 +284,15 @@ def test_windows_by_hand(lengths, number, keep, room, window):
 def test_ict_of_sentences_longer_than_a_text(tmp_path, monkeypatch, keep):
   monkeypatch.setattr(views, 'KEEP', keep)
   texts = store(tmp_path, [[30, 40]] * 2)
-  for _, first, second in shown(take(texts, 20, batch_size=2, views='ict', max_length=12), 'first', 'second'):
-    expected = {(0, 0.0): range(30, 40), (0, 1.0): range(10), (30, 0.0): range(20, 30), (30, 1.0): range(30, 40)}[first[0], keep]
+  for _, first, second in shown(
+    take(texts, 20, batch_size=2, views='ict', max_length=12), 'first', 'second'
+  ):
+    expected = {
+      (0, 0.0): range(30, 40),
+      (0, 1.0): range(10),
+      (30, 0.0): range(20, 30),
+      (30, 1.0): range(30, 40),
+    }[first[0], keep]
     assert len(first) == 10 and second == list(expected)
 
 
@@ -225,7 +300,9 @@ def test_ict_of_sentences_longer_than_a_text(tmp_path, monkeypatch, keep):
 def test_resumes_exactly_and_shares_out_the_global_batch(made, kind):
   texts, _ = made
   whole = take(texts, 14, seed=3, **kind)
-  assert all(same(*pair) for pair in zip(take(texts, 14, seed=3, threads=0, **kind), whole, strict=True))
+  assert all(
+    same(*pair) for pair in zip(take(texts, 14, seed=3, threads=0, **kind), whole, strict=True)
+  )
   assert not same(take(texts, 1, seed=4, **kind)[0], whole[0])
   batches, _ = start(texts, seed=3, **kind)
   for _ in range(6):
@@ -237,7 +314,9 @@ def test_resumes_exactly_and_shares_out_the_global_batch(made, kind):
   assert all(same(next(fresh), expected) for expected in whole[6:])
   fresh.close()
   for count in (2, 4):
-    parts = [take(texts, 14, seed=3, process_index=i, process_count=count, **kind) for i in range(count)]
+    parts = [
+      take(texts, 14, seed=3, process_index=i, process_count=count, **kind) for i in range(count)
+    ]
     for step, batch in enumerate(whole):
       for key in batch:
         assert np.array_equal(np.concatenate([part[step][key] for part in parts]), batch[key]), key
@@ -250,10 +329,21 @@ def test_epochs_show_every_passage_once_and_differ(made, kind):
   batches.close()
   steps = eligible // BATCH
   found = take(texts, 2 * steps, **kind)
-  epochs = [np.concatenate([batch['passage_index'] for batch in found[i * steps:(i + 1) * steps]]).tolist() for i in range(2)]
+  epochs = [
+    np.concatenate(
+      [batch['passage_index'] for batch in found[i * steps : (i + 1) * steps]]
+    ).tolist()
+    for i in range(2)
+  ]
   assert all(len(set(epoch)) == steps * BATCH for epoch in epochs) and epochs[0] != epochs[1]
   if kind['views'] != 'one':
-    drawn = [{passage: rest for passage, *rest in shown(found[i * steps:(i + 1) * steps], 'first', 'second')} for i in range(2)]
+    drawn = [
+      {
+        passage: rest
+        for passage, *rest in shown(found[i * steps : (i + 1) * steps], 'first', 'second')
+      }
+      for i in range(2)
+    ]
     both = drawn[0].keys() & drawn[1].keys()
     assert sum(drawn[0][passage] != drawn[1][passage] for passage in both) > len(both) / 3
 
@@ -264,24 +354,35 @@ def test_what_is_skipped_is_said(made, caplog):
   assert start(texts).eligible == PASSAGES and not caplog.text
   short = sum(len(sentences) == 1 for sentences in lengths)
   assert start(texts, views='ict').eligible == PASSAGES - short
-  assert [record.message for record in caplog.records] == [f'{short} of {PASSAGES} passages have fewer than two sentences: skipped']
+  assert [record.message for record in caplog.records] == [
+    f'{short} of {PASSAGES} passages have fewer than two sentences: skipped'
+  ]
   caplog.clear()
   few = sum(sum(sentences) < 32 for sentences in lengths)
   assert start(texts, views='siblings', unit='span').eligible == PASSAGES - few
   assert f'{few} of {PASSAGES} passages have fewer than 32 tokens: skipped' in caplog.text
 
 
-@pytest.mark.parametrize(('changes', 'message'), [
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
     ({'batch_size': 44}, 'a batch of 44 passages is more than the 43 that can be used'),
-    ({'batch_size': 40, 'views': 'siblings'}, 'a batch of 40 passages is more than the 35 that can be used'),
-    ({'batch_size': 9, 'process_count': 2}, 'a batch of 9 passages cannot be divided among 2 processes'),
+    (
+      {'batch_size': 40, 'views': 'siblings'},
+      'a batch of 40 passages is more than the 35 that can be used',
+    ),
+    (
+      {'batch_size': 9, 'process_count': 2},
+      'a batch of 9 passages cannot be divided among 2 processes',
+    ),
     ({'buckets': [16, 32]}, r'buckets \[16, 32\]: a text has up to 50 tokens'),
     ({'buckets': []}, r'buckets \[\]'),
     ({'max_length': 2}, 'max_length 2 and span_length 64: no room for text'),
     ({'views': 'siblings', 'unit': 'span', 'span_length': 0}, 'span_length 0: no room for text'),
     ({'views': 'two'}, "views 'two' of unit 'sentence': expected 'one'"),
     ({'views': 'siblings', 'unit': 'word'}, "of unit 'word': expected"),
-])
+  ],
+)
 def test_what_cannot_be_asked_for(made, changes, message):
   texts, _ = made
   with pytest.raises(InputError, match=message):
@@ -291,7 +392,9 @@ def test_what_cannot_be_asked_for(made, changes, message):
 def test_a_corpus_of_single_sentences(tmp_path):
   texts = store(tmp_path, [[20]] * 10)
   for kind in ({'views': 'siblings'}, {'views': 'ict'}):
-    with pytest.raises(InputError, match=r'all 10 passages have fewer than two sentences; .* needs longer texts'):
+    with pytest.raises(
+      InputError, match=r'all 10 passages have fewer than two sentences; .* needs longer texts'
+    ):
       start(texts, **kind)
   with pytest.raises(InputError, match='all 10 passages have fewer than 32 tokens'):
     start(texts, views='siblings', unit='span')

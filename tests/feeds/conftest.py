@@ -1,4 +1,6 @@
-"""A vocabulary of whole words, a model's shape, one device, and a system whose vectors can be worked out by hand."""
+"""A vocabulary of whole words, a model's shape, one device, and a system whose vectors can be
+worked out by hand.
+"""
 
 import json
 
@@ -14,13 +16,30 @@ from dprjax.objectives.system import System
 from dprjax.runtime import mesh as meshes
 from tests.knobs import with_knobs
 
-WORDS = ['ash', 'beech', 'cedar', 'elm', 'fir', 'hazel', 'larch', 'maple', 'oak', 'pine', 'rowan', 'spruce', 'willow', 'yew']
+WORDS = [
+  'ash',
+  'beech',
+  'cedar',
+  'elm',
+  'fir',
+  'hazel',
+  'larch',
+  'maple',
+  'oak',
+  'pine',
+  'rowan',
+  'spruce',
+  'willow',
+  'yew',
+]
 
 
 @pytest.fixture(scope='session')
 def tokenizer(tmp_path_factory):
   """Every one of ``WORDS`` is one token; so is the full stop."""
-  made = text.train_wordpiece([f'{word} {other}.' for word in WORDS for other in WORDS], 200, tmp_path_factory.mktemp('words'))
+  made = text.train_wordpiece(
+    [f'{word} {other}.' for word in WORDS for other in WORDS], 200, tmp_path_factory.mktemp('words')
+  )
   assert all(len(made.encode([word], 8)[0][0]) == 3 for word in WORDS)
   return made
 
@@ -37,18 +56,24 @@ def devices():
 
 @pytest.fixture(scope='session')
 def bag(tokenizer):
-  """Vectors that count words: an inner product is the number of words that two texts share. A parameter weighs each kind's."""
+  """Vectors that count words: an inner product is the number of words that two texts share.
+
+  A parameter weighs each kind's.
+  """
   ordinary = jnp.ones(tokenizer.vocab_size, jnp.float32).at[jnp.array(tokenizer.special_ids)].set(0)
 
   def embed(params, kind, tokens, mask):
     counted = jax.nn.one_hot(tokens, tokenizer.vocab_size) * mask[:, :, None].astype(jnp.float32)
     return params[kind]['weight'] * ordinary[None] * counted.sum(axis=1)
+
   return System(None, None, embed, {})
 
 
 @pytest.fixture
 def knobs():
-  """``knobs(a__b=value)``: the defaults with some of them set, frozen as the training loop hands them over."""
+  """``knobs(a__b=value)``: the defaults with some of them set, frozen as the training loop hands
+  them over.
+  """
   return lambda **changes: ml_collections.FrozenConfigDict(with_knobs(**changes))
 
 
@@ -59,7 +84,9 @@ def words_of(tokenizer):
 
 
 def assert_goes_on(start, before, after):
-  """A feed that is started anew, and put where another one was after ``before`` batches, gives the same next ones, ``after`` of them."""
+  """A feed that is started anew, and put where another one was after ``before`` batches, gives the
+  same next ones, ``after`` of them.
+  """
   feed = start()
   for _ in range(before):
     next(feed.loader)

@@ -1,4 +1,6 @@
-"""Queries and passages as the training loop gets them, and the dev split's measures against ranks worked out by hand."""
+"""Queries and passages as the training loop gets them, and the dev split's measures against ranks
+worked out by hand.
+"""
 
 import itertools
 import json
@@ -11,23 +13,46 @@ from dprjax.errors import InputError
 from dprjax.feeds import retrieval
 from tests.feeds.conftest import WORDS, assert_goes_on
 
-PASSAGES = {f'd{i}': f'{a} {b} {a}' for i, (a, b) in enumerate(itertools.islice(itertools.combinations(WORDS, 2), 24))}
+PASSAGES = {
+  f'd{i}': f'{a} {b} {a}'
+  for i, (a, b) in enumerate(itertools.islice(itertools.combinations(WORDS, 2), 24))
+}
 QUERIES = {f'q{i}': ' '.join(PASSAGES[f'd{2 * i}'].split()[:2]) for i in range(10)}
 WEIGHTS = {'query/weight': jnp.float32(2), 'passage/weight': jnp.float32(1)}
 
 
 @pytest.fixture
 def folder(tmp_path):
-  """A BEIR folder: query i is about passage 2 i; in dev, oak is about e1, which has it most, and yew about e3, which e2 excels."""
+  """A BEIR folder: query i is about passage 2 i; in dev, oak is about e1, which has it most, and
+  yew about e3, which e2 excels.
+  """
   path = tmp_path / 'beir'
   (path / 'qrels').mkdir(parents=True)
-  dev = {'e0': 'elm elm', 'e1': 'oak oak', 'e2': 'yew yew yew', 'e3': 'yew yew'}  # the word once, in training passages, comes after
-  (path / 'corpus.jsonl').write_text(''.join(
-      json.dumps({'_id': name, 'title': '', 'text': text}) + '\n' for name, text in (PASSAGES | dev).items()))
-  (path / 'queries.jsonl').write_text(''.join(
-      json.dumps({'_id': name, 'text': text}) + '\n' for name, text in (QUERIES | {'oak': 'oak', 'yew': 'yew'}).items()))
-  for split, judged in (('train', [(f'q{i}', f'd{2 * i}') for i in range(10)]), ('dev', [('oak', 'e1'), ('yew', 'e3')])):
-    (path / 'qrels' / f'{split}.tsv').write_text('query-id\tcorpus-id\tscore\n' + ''.join(f'{q}\t{d}\t1\n' for q, d in judged))
+  dev = {
+    'e0': 'elm elm',
+    'e1': 'oak oak',
+    'e2': 'yew yew yew',
+    'e3': 'yew yew',
+  }  # the word once, in training passages, comes after
+  (path / 'corpus.jsonl').write_text(
+    ''.join(
+      json.dumps({'_id': name, 'title': '', 'text': text}) + '\n'
+      for name, text in (PASSAGES | dev).items()
+    )
+  )
+  (path / 'queries.jsonl').write_text(
+    ''.join(
+      json.dumps({'_id': name, 'text': text}) + '\n'
+      for name, text in (QUERIES | {'oak': 'oak', 'yew': 'yew'}).items()
+    )
+  )
+  for split, judged in (
+    ('train', [(f'q{i}', f'd{2 * i}') for i in range(10)]),
+    ('dev', [('oak', 'e1'), ('yew', 'e3')]),
+  ):
+    (path / 'qrels' / f'{split}.tsv').write_text(
+      'query-id\tcorpus-id\tscore\n' + ''.join(f'{q}\t{d}\t1\n' for q, d in judged)
+    )
   return path
 
 
@@ -37,10 +62,21 @@ def start(folder, tmp_path, knobs, devices, tokenizer, model):
   opened = []
 
   def run(**changes):
-    options = {'data__dir': str(folder), 'data__form': 'beir', 'batch_size': 4, 'negatives': 2, 'data__query_max_length': 8,
-               'data__passage_max_length': 16, 'data__query_buckets': (4, 8), 'data__passage_buckets': (8, 16)} | changes
-    opened.append(retrieval.find(knobs(**options), tmp_path / 'run', devices).open(tokenizer, model))
+    options = {
+      'data__dir': str(folder),
+      'data__form': 'beir',
+      'batch_size': 4,
+      'negatives': 2,
+      'data__query_max_length': 8,
+      'data__passage_max_length': 16,
+      'data__query_buckets': (4, 8),
+      'data__passage_buckets': (8, 16),
+    } | changes
+    opened.append(
+      retrieval.find(knobs(**options), tmp_path / 'run', devices).open(tokenizer, model)
+    )
     return opened[-1]
+
   yield run
   for feed in opened:
     feed.loader.close()
@@ -48,17 +84,34 @@ def start(folder, tmp_path, knobs, devices, tokenizer, model):
 
 def test_what_the_loop_is_given(start, words_of, tmp_path):
   feed = start()
-  assert (feed.epoch, feed.unit, feed.evaluation) == (2, 'pairs', None)  # ten queries, four an update
+  assert (feed.epoch, feed.unit, feed.evaluation) == (
+    2,
+    'pairs',
+    None,
+  )  # ten queries, four an update
   assert feed.said == '10 training queries, 28 passages; up to 11 negatives a query'
   batch = next(feed.loader)
   assert {key: (value.dtype.name, value.shape) for key, value in batch.items()} == {
-      'negative_kind': ('int8', (4, 2)), 'query_tokens': ('int32', (4, 4)), 'query_mask': ('bool', (4, 4)), 'passage_tokens': ('int32', (4, 3, 8)),
-      'passage_mask': ('bool', (4, 3, 8)), 'query_index': ('int32', (4,)), 'passage_index': ('int32', (4, 3)), 'relevant': ('int32', (4, 1))}
+    'negative_kind': ('int8', (4, 2)),
+    'query_tokens': ('int32', (4, 4)),
+    'query_mask': ('bool', (4, 4)),
+    'passage_tokens': ('int32', (4, 3, 8)),
+    'passage_mask': ('bool', (4, 3, 8)),
+    'query_index': ('int32', (4,)),
+    'passage_index': ('int32', (4, 3)),
+    'relevant': ('int32', (4, 1)),
+  }
   assert feed.shape(batch) == 'queries of 4 and passages of 8 tokens'
   # Names and texts are those of one another.
-  queries, positives = (part.split(', ') for part in feed.ids(batch).removeprefix('queries ').split(', positives '))
-  assert [words_of(row) for row in batch['query_tokens']] == [QUERIES[name].split() for name in queries]
-  assert [words_of(row) for row in batch['passage_tokens'][:, 0]] == [PASSAGES[name].split() for name in positives]
+  queries, positives = (
+    part.split(', ') for part in feed.ids(batch).removeprefix('queries ').split(', positives ')
+  )
+  assert [words_of(row) for row in batch['query_tokens']] == [
+    QUERIES[name].split() for name in queries
+  ]
+  assert [words_of(row) for row in batch['passage_tokens'][:, 0]] == [
+    PASSAGES[name].split() for name in positives
+  ]
   assert [int(name[1:]) for name in positives] == [2 * int(name[1:]) for name in queries]
   assert (tmp_path / 'run' / 'store' / 'train').is_dir()
 
@@ -89,8 +142,12 @@ def test_the_dev_split_is_measured(start, bag, tmp_path, limit):
     assert found == {'P@1': 1.0, 'nDCG@10': 1.0, 'RR@10': 1.0, 'R@100': 1.0}
   else:
     # e1 is the first for oak, e3 the second for yew.
-    assert found == pytest.approx({'P@1': 0.5, 'nDCG@10': (1 + 1 / math.log2(3)) / 2, 'RR@10': 0.75, 'R@100': 1.0})
-  assert (tmp_path / 'run' / 'dev.tsv').read_text() == 'query-id\tcorpus-id\tscore\noak\te1\t1\nyew\te3\t1\n'
+    assert found == pytest.approx(
+      {'P@1': 0.5, 'nDCG@10': (1 + 1 / math.log2(3)) / 2, 'RR@10': 0.75, 'R@100': 1.0}
+    )
+  assert (
+    tmp_path / 'run' / 'dev.tsv'
+  ).read_text() == 'query-id\tcorpus-id\tscore\noak\te1\t1\nyew\te3\t1\n'
 
 
 def test_the_dev_split_is_measured_by_its_grades(start, bag, folder):
@@ -102,7 +159,14 @@ def test_the_dev_split_is_measured_by_its_grades(start, bag, folder):
 
 def test_queries_that_are_held_out_are_the_dev_split(start, bag, tmp_path):
   feed = start(data__hold_out=0.5, batch_size=2)
-  seen = {name for _ in range(feed.epoch) for name in feed.ids(next(feed.loader)).removeprefix('queries ').split(', positives ')[0].split(', ')}
+  seen = {
+    name
+    for _ in range(feed.epoch)
+    for name in feed.ids(next(feed.loader))
+    .removeprefix('queries ')
+    .split(', positives ')[0]
+    .split(', ')
+  }
   found = feed.evaluation(bag)(WEIGHTS)
   rows = [line.split('\t') for line in (tmp_path / 'run' / 'dev.tsv').read_text().splitlines()[1:]]
   held_out = {query for query, _, _ in rows}
@@ -112,16 +176,25 @@ def test_queries_that_are_held_out_are_the_dev_split(start, bag, tmp_path):
   assert found['R@100'] == 1.0 and 0 < found['nDCG@10'] <= 1 and not math.isnan(found['RR@10'])
 
 
-@pytest.mark.parametrize(('changes', 'message'), [
-    ({'data__form': 'bier'}, r"config.data.form: expected one of auto, docstrings, beir, .*, not 'bier'"),
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    (
+      {'data__form': 'bier'},
+      r"config.data.form: expected one of auto, docstrings, beir, .*, not 'bier'",
+    ),
     ({'data__train_split': 'trian'}, r'trian'),
     ({'data__dev_split': 'test', 'data__train_split': 'train'}, r'test'),
     ({'data__query_max_length': 33}, r'config.data.query_max_length: 33 exceeds the 32 positions'),
-    ({'data__passage_max_length': 30, 'prompt__length': 3, 'prompt__shift_positions': True},
-     r'config.data.passage_max_length: 30 exceeds the 29 positions'),
+    (
+      {'data__passage_max_length': 30, 'prompt__length': 3, 'prompt__shift_positions': True},
+      r'config.data.passage_max_length: 30 exceeds the 29 positions',
+    ),
     ({'batch_size': 11}, r'a batch of 11 queries is more than the 10 training queries'),
     ({'data__passage_buckets': (4,)}, r'passage_buckets \[4\]'),
-    ({'negatives': 28}, r'28 negatives a query cannot be had')])
+    ({'negatives': 28}, r'28 negatives a query cannot be had'),
+  ],
+)
 def test_what_cannot_be(start, bag, changes, message):
   with pytest.raises(InputError, match=message):
     feed = start(**changes)

@@ -1,7 +1,9 @@
-"""launch/gke_jobset*.yaml: what matters for a training that must start, save, and start again; and the schemas that Kubernetes publishes.
+"""launch/gke_jobset*.yaml: what matters for a training that must start, save, and start again; and
+the schemas that Kubernetes publishes.
 
-The Jobs in them are checked against Kubernetes' own schema. JobSet's is in its repository (config/components/crd/bases/): with the file's
-name in DPRJAX_JOBSET_CRD the whole is checked against that.
+The Jobs in them are checked against Kubernetes' own schema. JobSet's is in its repository
+(config/components/crd/bases/): with the file's name in DPRJAX_JOBSET_CRD the whole is checked
+against that.
 """
 
 import os
@@ -55,21 +57,38 @@ def test_all_hosts_run_at_once_and_begin_anew_together(path):
 def test_what_a_job_ends_with_decides_whether_it_begins_again(path):
   jobset, job, container = load(path)
   disruption, codes = job['podFailurePolicy']['rules']
-  assert disruption == {'action': 'FailJob', 'onPodConditions': [{'type': 'DisruptionTarget', 'status': 'True'}]}
-  assert codes == {'action': 'FailJob', 'onExitCodes': {'containerName': container['name'], 'operator': 'In', 'values': [2, 143]}}
+  assert disruption == {
+    'action': 'FailJob',
+    'onPodConditions': [{'type': 'DisruptionTarget', 'status': 'True'}],
+  }
+  assert codes == {
+    'action': 'FailJob',
+    'onExitCodes': {'containerName': container['name'], 'operator': 'In', 'values': [2, 143]},
+  }
 
   def action(message):
     for rule in jobset['spec']['failurePolicy']['rules']:
       assert rule['onJobFailureReasons'] == ['PodFailurePolicy']
-      assert re.fullmatch('[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?', rule['name'])  # what JobSet takes for a name
-      if any(re.search(pattern, message) for pattern in rule.get('onJobFailureMessagePatterns', [''])):
+      assert re.fullmatch(
+        '[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?', rule['name']
+      )  # what JobSet takes for a name
+      if any(
+        re.search(pattern, message) for pattern in rule.get('onJobFailureMessagePatterns', [''])
+      ):
         return rule['action']
     return 'RestartJobSet'
+
   # In Kubernetes' words (pkg/controller/job/pod_failure_policy.go).
-  said = 'Container main for pod default/dprjax-slice-0-0-abcde failed with exit code {} matching FailJob rule at index 1'
+  said = (
+    'Container main for pod default/dprjax-slice-0-0-abcde failed with exit code {} matching '
+    'FailJob rule at index 1'
+  )
   assert action(said.format(2)) == 'FailJobSet'
   assert action(said.format(143)) == 'RestartJobSetAndIgnoreMaxRestarts'
-  assert action('Pod default/dprjax-2-0 has condition DisruptionTarget matching FailJob rule at index 0') == 'RestartJobSetAndIgnoreMaxRestarts'
+  assert (
+    action('Pod default/dprjax-2-0 has condition DisruptionTarget matching FailJob rule at index 0')
+    == 'RestartJobSetAndIgnoreMaxRestarts'
+  )
   assert 0 < jobset['spec']['failurePolicy']['maxRestarts'] < 100  # crashes do not go on for ever
 
 
@@ -80,23 +99,37 @@ def test_hosts_with_gpus_find_one_another():
   assert environment['DPRJAX_COORDINATOR']['value'] == '$(COORDINATOR):8482'
   # $(COORDINATOR) is replaced where it stands before.
   assert list(environment).index('COORDINATOR') < list(environment).index('DPRJAX_COORDINATOR')
-  assert environment['DPRJAX_PROCESS']['valueFrom']['fieldRef']['fieldPath'] == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-  assert environment['COORDINATOR']['valueFrom']['fieldRef']['fieldPath'] == "metadata.labels['jobset.sigs.k8s.io/coordinator']"
+  assert (
+    environment['DPRJAX_PROCESS']['valueFrom']['fieldRef']['fieldPath']
+    == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+  )
+  assert (
+    environment['COORDINATOR']['valueFrom']['fieldRef']['fieldPath']
+    == "metadata.labels['jobset.sigs.k8s.io/coordinator']"
+  )
   assert job['completionMode'] == 'Indexed'
   [replicated] = jobset['spec']['replicatedJobs']
-  assert jobset['spec']['coordinator'] == {'replicatedJob': replicated['name'], 'jobIndex': 0, 'podIndex': 0}
+  assert jobset['spec']['coordinator'] == {
+    'replicatedJob': replicated['name'],
+    'jobIndex': 0,
+    'podIndex': 0,
+  }
   assert jobset['spec']['network']['publishNotReadyAddresses'] is True
 
 
 def test_a_slice_has_as_many_hosts_as_its_topology():
   _, job, container = load(ROOT / 'launch' / 'gke_jobset.yaml')
-  rows, columns = map(int, job['template']['spec']['nodeSelector']['cloud.google.com/gke-tpu-topology'].split('x'))
+  rows, columns = map(
+    int, job['template']['spec']['nodeSelector']['cloud.google.com/gke-tpu-topology'].split('x')
+  )
   assert rows * columns == job['parallelism'] * container['resources']['limits']['google.com/tpu']
 
 
 @by_name
 def test_the_job_is_one_of_kubernetes(path):
-  kubernetes_validate = pytest.importorskip('kubernetes_validate', reason='pip install kubernetes-validate')
+  kubernetes_validate = pytest.importorskip(
+    'kubernetes_validate', reason='pip install kubernetes-validate'
+  )
   _, job, _ = load(path)
   document = {'apiVersion': 'batch/v1', 'kind': 'Job', 'metadata': {'name': 'dprjax'}, 'spec': job}
   kubernetes_validate.validate(document, '1.37', strict=True)
@@ -115,7 +148,10 @@ def test_the_whole_is_one_of_jobset(path):
   schema = strict(version['schema']['openAPIV3Schema'])
   jobset, _, _ = load(path)
   assert version['name'] == jobset['apiVersion'].split('/')[1]
-  assert [f'{error.json_path}: {error.message}' for error in jsonschema.Draft202012Validator(schema).iter_errors(jobset)] == []
+  assert [
+    f'{error.json_path}: {error.message}'
+    for error in jsonschema.Draft202012Validator(schema).iter_errors(jobset)
+  ] == []
 
 
 def strict(schema):

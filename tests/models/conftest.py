@@ -15,75 +15,141 @@ GOLDEN = pathlib.Path(__file__).parent.parent / 'golden'
 
 @pytest.fixture(scope='session')
 def golden():
-  """``golden('bert')`` or ``golden('minilm')``: the arrays that tests/golden/make_encoder_golden.py stored; ``golden('heads_bert')``: the heads'."""
+  """``golden('bert')`` or ``golden('minilm')``: the arrays that tests/golden/make_encoder_golden.py
+  stored; ``golden('heads_bert')``: the heads'.
+  """
+
   def load(name):
-    file = GOLDEN / (f'{name}.npz' if name == 'minilm' or name.startswith(('heads_', 'classifier_')) else f'encoder_{name}.npz')
+    file = GOLDEN / (
+      f'{name}.npz'
+      if name == 'minilm' or name.startswith(('heads_', 'classifier_'))
+      else f'encoder_{name}.npz'
+    )
     with np.load(file, allow_pickle=False) as arrays:
       return dict(arrays)
+
   return load
 
 
 @pytest.fixture
 def write_checkpoint(golden, tmp_path):
-  """Writes a golden checkpoint as a Hugging Face directory; ``rename`` and ``change`` edit its tensors and its config.json."""
-  def write(model_type='bert', layers=1, *, prefix='', change=None, tensors=None, folder='checkpoint', dtype=np.float32):
+  """Writes a golden checkpoint as a Hugging Face directory; ``rename`` and ``change`` edit its
+  tensors and its config.json.
+  """
+
+  def write(
+    model_type='bert',
+    layers=1,
+    *,
+    prefix='',
+    change=None,
+    tensors=None,
+    folder='checkpoint',
+    dtype=np.float32,
+  ):
     arrays = golden(model_type)
     start = f'{layers}/weights/'
-    weights = {prefix + name.removeprefix(start): value.astype(dtype) for name, value in arrays.items() if name.startswith(start)}
+    weights = {
+      prefix + name.removeprefix(start): value.astype(dtype)
+      for name, value in arrays.items()
+      if name.startswith(start)
+    }
     weights |= tensors or {}
     path = tmp_path / folder
     path.mkdir(exist_ok=True)
-    safetensors.numpy.save_file({name: value for name, value in weights.items() if value is not None}, path / 'model.safetensors')
+    safetensors.numpy.save_file(
+      {name: value for name, value in weights.items() if value is not None},
+      path / 'model.safetensors',
+    )
     config = json.loads(arrays[f'{layers}/config'].item()) | (change or {})
-    (path / 'config.json').write_text(json.dumps({key: value for key, value in config.items() if value != 'absent'}))
+    (path / 'config.json').write_text(
+      json.dumps({key: value for key, value in config.items() if value != 'absent'})
+    )
     return path
+
   return write
 
 
 @pytest.fixture
 def write_heads(golden, tmp_path):
-  """Writes a golden ForMaskedLM checkpoint with its Condenser head as a Hugging Face directory; ``tensors`` and ``condenser`` edit them."""
-  def write(model_type='bert', *, tensors=None, condenser=None, metadata=None, change=None, folder='heads'):
+  """Writes a golden ForMaskedLM checkpoint with its Condenser head as a Hugging Face directory;
+  ``tensors`` and ``condenser`` edit them.
+  """
+
+  def write(
+    model_type='bert', *, tensors=None, condenser=None, metadata=None, change=None, folder='heads'
+  ):
     arrays = golden(f'heads_{model_type}')
     path = tmp_path / folder
     path.mkdir(exist_ok=True)
     for file, start, edits, about in (
-        ('model', 'weights/', tensors, None), ('condenser', 'condenser/layer.', condenser, {'num_layers': '2', 'split': '1'} | (metadata or {}))):
-      stored = {name: value.astype(np.float32) for name, value in arrays.items() if name.startswith(start)}
+      ('model', 'weights/', tensors, None),
+      (
+        'condenser',
+        'condenser/layer.',
+        condenser,
+        {'num_layers': '2', 'split': '1'} | (metadata or {}),
+      ),
+    ):
+      stored = {
+        name: value.astype(np.float32) for name, value in arrays.items() if name.startswith(start)
+      }
       stored = {name.split('/')[1]: value for name, value in stored.items()} | (edits or {})
       stored = {name: value for name, value in stored.items() if value is not None}
       safetensors.numpy.save_file(stored, path / f'{file}.safetensors', about)
-    (path / 'config.json').write_text(json.dumps(json.loads(arrays['config'].item()) | (change or {})))
+    (path / 'config.json').write_text(
+      json.dumps(json.loads(arrays['config'].item()) | (change or {}))
+    )
     return path
+
   return write
 
 
 @pytest.fixture
 def write_classifier(golden, tmp_path):
-  """Writes a golden ForSequenceClassification checkpoint as a Hugging Face directory; ``tensors`` and ``change`` edit it, ``shards`` splits it."""
-  def write(model_type='bert', labels=1, *, tensors=None, change=None, shards=1, folder='classifier'):
+  """Writes a golden ForSequenceClassification checkpoint as a Hugging Face directory; ``tensors``
+  and ``change`` edit it, ``shards`` splits it.
+  """
+
+  def write(
+    model_type='bert', labels=1, *, tensors=None, change=None, shards=1, folder='classifier'
+  ):
     arrays = golden(f'classifier_{model_type}')
     path = tmp_path / folder
     path.mkdir(exist_ok=True)
     starts = ('both/weights/', f'{labels}/weights/')
-    stored = {name.split('/')[2]: value.astype(np.float32) for name, value in arrays.items() if name.startswith(starts)} | (tensors or {})
+    stored = {
+      name.split('/')[2]: value.astype(np.float32)
+      for name, value in arrays.items()
+      if name.startswith(starts)
+    } | (tensors or {})
     stored = {name: value for name, value in stored.items() if value is not None}
     if shards == 1:
       safetensors.numpy.save_file(stored, path / 'model.safetensors')
     else:
-      weight_map = {name: f'model-{i % shards + 1:05d}-of-{shards:05d}.safetensors' for i, name in enumerate(sorted(stored))}
+      weight_map = {
+        name: f'model-{i % shards + 1:05d}-of-{shards:05d}.safetensors'
+        for i, name in enumerate(sorted(stored))
+      }
       for file in set(weight_map.values()):
-        safetensors.numpy.save_file({name: value for name, value in stored.items() if weight_map[name] == file}, path / file)
+        safetensors.numpy.save_file(
+          {name: value for name, value in stored.items() if weight_map[name] == file}, path / file
+        )
       (path / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': weight_map}))
     config = json.loads(arrays[f'{labels}/config'].item()) | (change or {})
-    (path / 'config.json').write_text(json.dumps({key: value for key, value in config.items() if value != 'absent'}))
+    (path / 'config.json').write_text(
+      json.dumps({key: value for key, value in config.items() if value != 'absent'})
+    )
     return path
+
   return write
 
 
 @pytest.fixture(scope='session')
 def small():
-  """``(config, params)`` of a random BERT with 3 layers of 4 heads; kernels larger than at the start, so that every term matters."""
+  """``(config, params)`` of a random BERT with 3 layers of 4 heads; kernels larger than at the
+  start, so that every term matters.
+  """
   config = encoder.EncoderConfig('bert', 50, 32, 3, 4, 64, max_positions=24)
   params = hub.init_params(config, jax.random.key(0))
   return config, jax.tree.map(lambda x: x * 10 if x.ndim == 3 else x, params)

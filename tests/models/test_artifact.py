@@ -10,23 +10,43 @@ from dprjax.models.encoder import EncoderConfig
 
 CONFIG = EncoderConfig('bert', 50, 24, 2, 3, 40)
 META = {
-    'format': 'dprjax.prompt', 'version': 1, 'kind': 'prefix', 'backbone': 'tiny', 'backbone_sha256': 'a' * 64, 'tokenizer_sha256': 'b' * 64,
-    'pooling': 'mean', 'normalize': True, 'temperature': 0.05, 'shift_positions': False, 'query_max_length': 32, 'passage_max_length': 128,
-    'dprjax_version': '0.1.0', 'task': 'zwölf Fragen'}
+  'format': 'dprjax.prompt',
+  'version': 1,
+  'kind': 'prefix',
+  'backbone': 'tiny',
+  'backbone_sha256': 'a' * 64,
+  'tokenizer_sha256': 'b' * 64,
+  'pooling': 'mean',
+  'normalize': True,
+  'temperature': 0.05,
+  'shift_positions': False,
+  'query_max_length': 32,
+  'passage_max_length': 128,
+  'dprjax_version': '0.1.0',
+  'task': 'zwölf Fragen',
+}
 
 
 def prefix(*leading, length=5, seed=0):
-  return np.random.default_rng(seed).standard_normal((*leading, 2, 2, length, 3, 8)).astype(np.float32)
+  return (
+    np.random.default_rng(seed).standard_normal((*leading, 2, 2, length, 3, 8)).astype(np.float32)
+  )
 
 
 @pytest.fixture
 def write(tmp_path):
   """Writes an npz whatever it holds; returns its path."""
+
   def write(arrays=None, *, drop=(), text=None, **change):
     meta = {key: value for key, value in (META | change).items() if key not in drop}
     path = tmp_path / 'prompt.npz'
-    np.savez(path, meta=np.array(json.dumps(meta) if text is None else text), **({'prefix': prefix()} if arrays is None else arrays))
+    np.savez(
+      path,
+      meta=np.array(json.dumps(meta) if text is None else text),
+      **({'prefix': prefix()} if arrays is None else arrays),
+    )
     return path
+
   return write
 
 
@@ -58,42 +78,81 @@ def test_untied(tmp_path):
 
 
 def test_topic_and_template(write):
-  topic = load_prompt(write({'prefix': prefix(7), 'words': np.array(['a', 'b']), 'counts': np.arange(3)}, kind='topic'))
+  topic = load_prompt(
+    write(
+      {'prefix': prefix(7), 'words': np.array(['a', 'b']), 'counts': np.arange(3)}, kind='topic'
+    )
+  )
   check_prompt(topic, CONFIG, 'a' * 64)
   with pytest.raises(InputError, match="kind 'topic' has no single prefix"):
     topic.prefix('query')
-  template = load_prompt(write({'segments/P1': np.ones((6, 24), np.float32)}, kind='template', template='[CLS] P1 text', pooling='mask'))
+  template = load_prompt(
+    write(
+      {'segments/P1': np.ones((6, 24), np.float32)},
+      kind='template',
+      template='[CLS] P1 text',
+      pooling='mask',
+    )
+  )
   check_prompt(template, CONFIG, 'a' * 64)
 
 
-@pytest.mark.parametrize(('arrays', 'change', 'message'), [
+@pytest.mark.parametrize(
+  ('arrays', 'change', 'message'),
+  [
     (None, {'drop': ['backbone', 'pooling']}, 'meta lacks backbone, pooling'),
     (None, {'text': 'not JSON'}, 'meta is not JSON in a single string'),
     (None, {'text': ['{}']}, 'meta is not JSON in a single string'),
     (None, {'text': '[1]'}, 'meta holds a JSON list, expected an object'),
     (None, {'format': 'other'}, "meta's format is 'other', expected 'dprjax.prompt'"),
-    (None, {'version': 2}, r'version 2 of the prompt format is newer than this dprjax reads \(1\): upgrade dprjax'),
+    (
+      None,
+      {'version': 2},
+      r'version 2 of the prompt format is newer than this dprjax reads \(1\): upgrade dprjax',
+    ),
     (None, {'version': '1'}, "meta's version is '1', expected 1"),
     (None, {'kind': 'suffix'}, "meta's kind is 'suffix', expected one of: prefix, topic, template"),
     (None, {'pooling': 'max'}, "meta's pooling is 'max', expected one of: cls, mean"),
     (None, {'normalize': 'yes'}, "meta's normalize is 'yes', expected bool"),
     (None, {'query_max_length': True}, "meta's query_max_length is True, expected int"),
     (None, {'query_prefix': 3}, "meta's query_prefix is 3, expected str"),
-    ({}, {}, r'needs prefix, or query/prefix and passage/prefix; query/prefix is missing \(found: no arrays\)'),
+    (
+      {},
+      {},
+      r'needs prefix, or query/prefix and passage/prefix; query/prefix is missing \(found: no '
+      r'arrays\)',
+    ),
     ({'query/prefix': prefix()}, {}, r'passage/prefix is missing \(found: query/prefix\)'),
     ({'prefix': prefix(), 'extra': prefix()}, {}, 'unexpected arrays .*: extra'),
     ({'prefix': prefix().astype(np.float64)}, {}, 'array prefix: expected float32, found float64'),
-    ({'prefix': prefix()[0]}, {}, r'array prefix: expected shape \[L, 2, P, N, D\], found \[2, 5, 3, 8\]'),
-    ({'prefix': prefix()[:, :1]}, {}, r'array prefix: expected shape \[L, 2, P, N, D\], found \[2, 1, 5, 3, 8\]'),
+    (
+      {'prefix': prefix()[0]},
+      {},
+      r'array prefix: expected shape \[L, 2, P, N, D\], found \[2, 5, 3, 8\]',
+    ),
+    (
+      {'prefix': prefix()[:, :1]},
+      {},
+      r'array prefix: expected shape \[L, 2, P, N, D\], found \[2, 1, 5, 3, 8\]',
+    ),
     ({'prefix': prefix(length=0)}, {}, r'found \[2, 2, 0, 3, 8\]'),
-    ({'prefix': np.where(np.arange(8) == 0, np.float32(np.nan), prefix())}, {}, 'array prefix: 60 of its values are not finite'),
+    (
+      {'prefix': np.where(np.arange(8) == 0, np.float32(np.nan), prefix())},
+      {},
+      'array prefix: 60 of its values are not finite',
+    ),
     ({'query/prefix': prefix(), 'passage/prefix': prefix()[:1]}, {}, 'may differ in P only'),
     ({'prefix': prefix()}, {'kind': 'topic'}, r'array prefix: expected shape \[K, L, 2, P, N, D\]'),
-    ({'prefix': prefix(3), 'x': np.array([np.nan])}, {'kind': 'topic'}, 'array x: holds values that are not finite'),
+    (
+      {'prefix': prefix(3), 'x': np.array([np.nan])},
+      {'kind': 'topic'},
+      'array x: holds values that are not finite',
+    ),
     ({'words': np.array('a')}, {'kind': 'topic'}, "kind 'topic' needs prefix; prefix is missing"),
     ({'segments/P1': np.ones((6, 24), np.float32)}, {'kind': 'template'}, "meta has no 'template'"),
     ({'prefix': prefix()}, {'kind': 'template', 'template': 'P1 text'}, 'no arrays segments/NAME'),
-])
+  ],
+)
 def test_bad_content(write, arrays, change, message):
   path = write(arrays, **change)
   with pytest.raises(InputError, match=message) as info:
@@ -104,18 +163,22 @@ def test_bad_content(write, arrays, change, message):
 def test_bad_files(write, tmp_path):
   whole = write().read_bytes()
   bad = tmp_path / 'bad.npz'
+
   def message(content):
     bad.write_bytes(content)
     with pytest.raises(InputError) as info:
       load_prompt(bad)
     assert str(bad) in str(info.value) and '\n' not in str(info.value)
     return str(info.value)
+
   for cut in (1, 100, len(whole) // 2, len(whole) - 1):
     assert 'cut off, damaged or not an npz file' in message(whole[:cut])
   assert 'cut off, damaged or not an npz file' in message(b'hello, world' * 10)
   # One flipped bit in the data of the prefix.
   at = whole.index(prefix().tobytes()) + 40
-  assert re.search('array prefix: cut off, damaged', message(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1:]))
+  assert re.search(
+    'array prefix: cut off, damaged', message(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+  )
   assert 'is empty' in message(b'')
   with pytest.raises(InputError, match='prompt not found'):
     load_prompt(tmp_path / 'absent.npz')
@@ -133,8 +196,11 @@ def test_pickled_objects_are_never_loaded(write):
   class Trap:
     def __reduce__(self):
       return (pytest.fail, ('the prompt file ran code',))
+
   path = write({'prefix': np.array([Trap()], dtype=object)})
-  with pytest.raises(InputError, match='array prefix: holds pickled Python objects, which are never loaded'):
+  with pytest.raises(
+    InputError, match='array prefix: holds pickled Python objects, which are never loaded'
+  ):
     load_prompt(path)
 
 
@@ -151,20 +217,35 @@ def test_check_prompt_names_both_sides():
   prompt = Prompt(META, {'prefix': prefix()}, 'p.npz')
   check_prompt(prompt, CONFIG, 'a' * 64)
   check_prompt(prompt, CONFIG, 'a' * 64, 'b' * 64)
-  with pytest.raises(InputError, match=f'p.npz: was made for backbone tiny with SHA-256 {"a" * 64}, this one has {"c" * 64}'):
+  with pytest.raises(
+    InputError,
+    match=f'p.npz: was made for backbone tiny with SHA-256 {"a" * 64}, this one has {"c" * 64}',
+  ):
     check_prompt(prompt, CONFIG, 'c' * 64)
-  with pytest.raises(InputError, match=f'made with a tokenizer with SHA-256 {"b" * 64}, this one has {"c" * 64}'):
+  with pytest.raises(
+    InputError, match=f'made with a tokenizer with SHA-256 {"b" * 64}, this one has {"c" * 64}'
+  ):
     check_prompt(prompt, CONFIG, 'a' * 64, 'c' * 64)
   other = EncoderConfig('bert', 50, 32, 2, 4, 40)
-  with pytest.raises(InputError, match=re.escape('prefix has shape [2, 2, 5, 3, 8], but as [L, 2, P, N, D] this backbone takes [2, 2, P, 4, 8]')):
+  with pytest.raises(
+    InputError,
+    match=re.escape(
+      'prefix has shape [2, 2, 5, 3, 8], but as [L, 2, P, N, D] this backbone takes [2, 2, P, 4, 8]'
+    ),
+  ):
     check_prompt(prompt, other, 'a' * 64)
   template = Prompt(META | {'kind': 'template'}, {'segments/P1': np.ones((6, 24), np.float32)})
-  with pytest.raises(InputError, match=re.escape('segments/P1 has shape [6, 24], but as [P, H] this backbone takes [P, 32]')):
+  with pytest.raises(
+    InputError,
+    match=re.escape('segments/P1 has shape [6, 24], but as [P, H] this backbone takes [P, 32]'),
+  ):
     check_prompt(template, other, 'a' * 64)
 
 
 def test_two_encoders():
-  prompt = Prompt(META | {'backbone_sha256': {'query': 'a' * 64, 'passage': 'c' * 64}}, {'prefix': prefix()})
+  prompt = Prompt(
+    META | {'backbone_sha256': {'query': 'a' * 64, 'passage': 'c' * 64}}, {'prefix': prefix()}
+  )
   check_prompt(prompt, CONFIG, 'a' * 64)
   check_prompt(prompt, CONFIG, 'c' * 64)
   with pytest.raises(InputError, match='SHA-256'):

@@ -22,8 +22,13 @@ def error(path):
   return str(info.value)
 
 
-@pytest.mark.parametrize(('model_type', 'labels'), [
-    one if one in (('bert', 1), ('roberta', 2)) else pytest.param(*one, marks=pytest.mark.slow) for one in EVERY])
+@pytest.mark.parametrize(
+  ('model_type', 'labels'),
+  [
+    one if one in (('bert', 1), ('roberta', 2)) else pytest.param(*one, marks=pytest.mark.slow)
+    for one in EVERY
+  ],
+)
 def test_equals_pytorch(golden, write_classifier, model_type, labels):
   arrays = golden(f'classifier_{model_type}')
   loaded = hub.load_backbone(write_classifier(model_type, labels, shards=labels), classifier=True)
@@ -34,7 +39,9 @@ def test_equals_pytorch(golden, write_classifier, model_type, labels):
   logits = arrays[f'{labels}/{"typed" if model_type == "bert" else "untyped"}'].astype(np.float64)
   run = jax.jit(classifier.score_pairs, static_argnums=0, static_argnames='second_type')
   scores = run(loaded.config, loaded.params, loaded.classifier, tokens, mask, starts, second_type=1)
-  np.testing.assert_allclose(scores, logits[:, 0] if labels == 1 else logits[:, 1] - logits[:, 0], rtol=0, atol=2e-5)
+  np.testing.assert_allclose(
+    scores, logits[:, 0] if labels == 1 else logits[:, 1] - logits[:, 0], rtol=0, atol=2e-5
+  )
   assert scores.dtype == jnp.float32
 
 
@@ -46,29 +53,55 @@ def test_logits_equal_pytorch_without_types(golden, write_classifier, model_type
   first = encoder.encode(loaded.config, loaded.params, arrays['tokens'], arrays['mask'])[:, 0]
   logits = classifier.classify(loaded.config, loaded.classifier, first)
   np.testing.assert_allclose(logits, arrays[f'{labels}/untyped'], rtol=0, atol=2e-5)
-  scores = classifier.score_pairs(loaded.config, loaded.params, loaded.classifier, arrays['tokens'], arrays['mask'], arrays['starts'])
+  scores = classifier.score_pairs(
+    loaded.config,
+    loaded.params,
+    loaded.classifier,
+    arrays['tokens'],
+    arrays['mask'],
+    arrays['starts'],
+  )
   np.testing.assert_allclose(scores, classifier.score(logits), rtol=0, atol=1e-6)
 
 
 def test_score_is_the_log_odds_of_label_1():
   logits = np.array([[0.3, 1.1], [2.0, -1.0]], np.float32)
   odds = np.exp(logits[:, 1]) / np.exp(logits).sum(1)
-  np.testing.assert_allclose(1 / (1 + np.exp(-np.asarray(classifier.score(logits)))), odds, rtol=1e-6)
+  np.testing.assert_allclose(
+    1 / (1 + np.exp(-np.asarray(classifier.score(logits)))), odds, rtol=1e-6
+  )
   np.testing.assert_array_equal(classifier.score(logits[:, :1]), logits[:, 0])
 
 
 @pytest.mark.parametrize(('model_type', 'labels'), EVERY)
 def test_round_trip_keeps_every_bit(write_classifier, tmp_path, model_type, labels):
   first = hub.load_backbone(write_classifier(model_type, labels), classifier=True)
-  hub.save_backbone(tmp_path / 'out', first.config, first.params, hf_config=first.hf_config, classifier=first.classifier, max_length=12)
+  hub.save_backbone(
+    tmp_path / 'out',
+    first.config,
+    first.params,
+    hf_config=first.hf_config,
+    classifier=first.classifier,
+    max_length=12,
+  )
   second = hub.load_backbone(tmp_path / 'out', classifier=True)
-  jax.tree.map(np.testing.assert_array_equal, (second.params, second.classifier), (first.params, first.classifier))
-  assert second.sha256 == first.sha256 and second.hf_config['id2label'] == first.hf_config['id2label']
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    (second.params, second.classifier),
+    (first.params, first.classifier),
+  )
+  assert (
+    second.sha256 == first.sha256 and second.hf_config['id2label'] == first.hf_config['id2label']
+  )
   name = {'bert': 'Bert', 'roberta': 'Roberta', 'xlm-roberta': 'XLMRoberta'}[model_type]
   assert second.hf_config['architectures'] == [f'{name}ForSequenceClassification']
-  assert json.loads((tmp_path / 'out' / 'tokenizer_config.json').read_text()) == {'model_max_length': 12}
-  with safetensors.safe_open(tmp_path / 'out' / 'model.safetensors', 'np') as ours, \
-      safetensors.safe_open(tmp_path / 'classifier' / 'model.safetensors', 'np') as theirs:
+  assert json.loads((tmp_path / 'out' / 'tokenizer_config.json').read_text()) == {
+    'model_max_length': 12
+  }
+  with (
+    safetensors.safe_open(tmp_path / 'out' / 'model.safetensors', 'np') as ours,
+    safetensors.safe_open(tmp_path / 'classifier' / 'model.safetensors', 'np') as theirs,
+  ):
     assert sorted(ours.keys()) == sorted(theirs.keys())
   digest = hub.classifier_sha256(first.config, first.classifier)
   assert digest == hub.classifier_sha256(second.config, second.classifier)
@@ -77,12 +110,27 @@ def test_round_trip_keeps_every_bit(write_classifier, tmp_path, model_type, labe
 
 
 def test_a_fresh_head_on_another_kind_of_model(write_classifier, tmp_path):
-  loaded = hub.load_backbone(write_classifier('bert', 2, change={'problem_type': 'single_label_classification', 'id2label': {'0': 'no', '1': 'yes'}}))
+  loaded = hub.load_backbone(
+    write_classifier(
+      'bert',
+      2,
+      change={'problem_type': 'single_label_classification', 'id2label': {'0': 'no', '1': 'yes'}},
+    )
+  )
   assert loaded.classifier is None  # not asked for
-  head = {name: {'kernel': np.zeros((18, size)), 'bias': np.zeros(size)} for name, size in (('dense', 18), ('output', 1))}
-  hub.save_backbone(tmp_path / 'out', loaded.config, loaded.params, hf_config=loaded.hf_config, classifier=head)
+  head = {
+    name: {'kernel': np.zeros((18, size)), 'bias': np.zeros(size)}
+    for name, size in (('dense', 18), ('output', 1))
+  }
+  hub.save_backbone(
+    tmp_path / 'out', loaded.config, loaded.params, hf_config=loaded.hf_config, classifier=head
+  )
   written = json.loads((tmp_path / 'out' / 'config.json').read_text())
-  assert written['id2label'] == {'0': 'LABEL_0'} and written['label2id'] == {'LABEL_0': 0} and 'problem_type' not in written
+  assert (
+    written['id2label'] == {'0': 'LABEL_0'}
+    and written['label2id'] == {'LABEL_0': 0}
+    and 'problem_type' not in written
+  )
   assert not (tmp_path / 'out' / 'tokenizer_config.json').exists()
 
 
@@ -91,37 +139,80 @@ def test_what_a_plain_encoder_has_of_a_head(write_classifier):
   pooler = hub.load_backbone(write_classifier('bert', tensors=without), classifier=True).classifier
   assert pooler.keys() == {'dense'} and pooler['dense']['kernel'].shape == (18, 18)
   gone = without | {'bert.pooler.dense.weight': None, 'bert.pooler.dense.bias': None}
-  assert hub.load_backbone(write_classifier('bert', tensors=gone), classifier=True).classifier is None
+  assert (
+    hub.load_backbone(write_classifier('bert', tensors=gone), classifier=True).classifier is None
+  )
   # RoBERTa's pooler is no part of its classifier.
-  layers = ('classifier.dense.weight', 'classifier.dense.bias', 'classifier.out_proj.weight', 'classifier.out_proj.bias')
-  zeros = {'roberta.pooler.dense.weight': np.zeros((18, 18), np.float32), 'roberta.pooler.dense.bias': np.zeros(18, np.float32)}
+  layers = (
+    'classifier.dense.weight',
+    'classifier.dense.bias',
+    'classifier.out_proj.weight',
+    'classifier.out_proj.bias',
+  )
+  zeros = {
+    'roberta.pooler.dense.weight': np.zeros((18, 18), np.float32),
+    'roberta.pooler.dense.bias': np.zeros(18, np.float32),
+  }
   gone = dict.fromkeys(layers) | zeros
-  assert hub.load_backbone(write_classifier('roberta', tensors=gone), classifier=True).classifier is None
+  assert (
+    hub.load_backbone(write_classifier('roberta', tensors=gone), classifier=True).classifier is None
+  )
 
 
 def test_what_is_refused(write_classifier):
-  three = {'classifier.weight': np.zeros((3, 18), np.float32), 'classifier.bias': np.zeros(3, np.float32)}
-  assert 'classifier.weight has 3 labels; a cross-encoder has 1 (relevance) or 2' in error(write_classifier('bert', tensors=three))
+  three = {
+    'classifier.weight': np.zeros((3, 18), np.float32),
+    'classifier.bias': np.zeros(3, np.float32),
+  }
+  assert 'classifier.weight has 3 labels; a cross-encoder has 1 (relevance) or 2' in error(
+    write_classifier('bert', tensors=three)
+  )
   assert 'classifier.weight has 1 label, but the id2label of config.json has 2' in error(
-      write_classifier('bert', change={'id2label': {'0': 'a', '1': 'b'}}))
+    write_classifier('bert', change={'id2label': {'0': 'a', '1': 'b'}})
+  )
   assert 'missing classifier.out_proj.weight, classifier.out_proj.bias' in error(
-      write_classifier('roberta', tensors={'classifier.out_proj.weight': None, 'classifier.out_proj.bias': None}, folder='b'))
+    write_classifier(
+      'roberta',
+      tensors={'classifier.out_proj.weight': None, 'classifier.out_proj.bias': None},
+      folder='b',
+    )
+  )
   # A model that labels tokens has no pooler.
   assert 'missing pooler.dense.weight, pooler.dense.bias' in error(
-      write_classifier('bert', tensors={'bert.pooler.dense.weight': None, 'bert.pooler.dense.bias': None}, folder='c'))
-  assert 'missing pooler.dense.bias' in error(write_classifier(
-      'bert', tensors={'classifier.weight': None, 'classifier.bias': None, 'bert.pooler.dense.bias': None}, folder='d'))
+    write_classifier(
+      'bert', tensors={'bert.pooler.dense.weight': None, 'bert.pooler.dense.bias': None}, folder='c'
+    )
+  )
+  assert 'missing pooler.dense.bias' in error(
+    write_classifier(
+      'bert',
+      tensors={'classifier.weight': None, 'classifier.bias': None, 'bert.pooler.dense.bias': None},
+      folder='d',
+    )
+  )
   assert 'pooler.dense.weight has shape [18, 17], by config.json it is [18, 18]' in error(
-      write_classifier('bert', tensors={'bert.pooler.dense.weight': np.zeros((18, 17), np.float32)}, folder='e'))
+    write_classifier(
+      'bert', tensors={'bert.pooler.dense.weight': np.zeros((18, 17), np.float32)}, folder='e'
+    )
+  )
   # Without id2label in config.json the tensors decide.
-  assert hub.load_backbone(write_classifier('bert', 1, change={'id2label': 'absent'}, folder='f'), classifier=True).classifier is not None
+  assert (
+    hub.load_backbone(
+      write_classifier('bert', 1, change={'id2label': 'absent'}, folder='f'), classifier=True
+    ).classifier
+    is not None
+  )
 
 
 def test_pickled_weights_are_converted_with_their_head(write_classifier):
   path = write_classifier('bert', change={'architectures': ['BertForSequenceClassification']})
   (path / 'model.safetensors').rename(path / 'pytorch_model.bin')
-  assert 'from transformers import AutoModelForSequenceClassification, AutoTokenizer; ' in error(path)
-  (path / 'config.json').write_text((path / 'config.json').read_text().replace('BertForSequenceClassification', 'BertModel'))
+  assert 'from transformers import AutoModelForSequenceClassification, AutoTokenizer; ' in error(
+    path
+  )
+  (path / 'config.json').write_text(
+    (path / 'config.json').read_text().replace('BertForSequenceClassification', 'BertModel')
+  )
   assert 'from transformers import AutoModel, AutoTokenizer; ' in error(path)
 
 
@@ -130,8 +221,12 @@ def test_fresh_heads():
   config = encoder.EncoderConfig('bert', 50, 32, 3, 4, 64)
   head = classifier.init_classifier(config, jax.random.key(0), 2)
   assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype.name), head) == {
-      'dense': {'kernel': ((32, 32), 'float32'), 'bias': ((32,), 'float32')}, 'output': {'kernel': ((32, 2), 'float32'), 'bias': ((2,), 'float32')}}
-  assert abs(head['dense']['kernel'].std() - 0.02) < 2e-3 and np.abs(head['output']['bias']).max() == 0
+    'dense': {'kernel': ((32, 32), 'float32'), 'bias': ((32,), 'float32')},
+    'output': {'kernel': ((32, 2), 'float32'), 'bias': ((2,), 'float32')},
+  }
+  assert (
+    abs(head['dense']['kernel'].std() - 0.02) < 2e-3 and np.abs(head['output']['bias']).max() == 0
+  )
   with pytest.raises(InputError, match='a cross-encoder has 1 label'):
     classifier.init_classifier(config, jax.random.key(0), 3)
 
@@ -140,32 +235,54 @@ def test_fresh_heads():
 def test_dropout_is_where_transformers_has_it():
   config = encoder.EncoderConfig('bert', 50, 32, 3, 4, 64, hidden_dropout=0.5)
   # A tanh of 1 everywhere: what is dropped can be counted in the last layer's sum.
-  head = {'dense': {'kernel': jnp.eye(32), 'bias': jnp.zeros(32)}, 'output': {'kernel': jnp.ones((32, 1)), 'bias': jnp.zeros(1)}}
+  head = {
+    'dense': {'kernel': jnp.eye(32), 'bias': jnp.zeros(32)},
+    'output': {'kernel': jnp.ones((32, 1)), 'bias': jnp.zeros(1)},
+  }
   first = jnp.full((400, 32), 50.0)
   assert (classifier.classify(config, head, first) == 32).all()
-  dropped = np.asarray(classifier.classify(config, head, first, dropout_key=jax.random.key(1)))[:, 0] / 2  # those kept count double
-  assert (dropped == dropped.round()).all() and abs(dropped.mean() - 16) < 0.5 and 6 < dropped.var() < 10  # binomial: 32 / 4
+  dropped = (
+    np.asarray(classifier.classify(config, head, first, dropout_key=jax.random.key(1)))[:, 0] / 2
+  )  # those kept count double
+  assert (
+    (dropped == dropped.round()).all() and abs(dropped.mean() - 16) < 0.5 and 6 < dropped.var() < 10
+  )  # binomial: 32 / 4
   # RoBERTa's drops the features too, of which 0 gives tanh 0: a quarter is left.
   config = encoder.EncoderConfig('roberta', 50, 32, 3, 4, 64, hidden_dropout=0.5)
-  dropped = np.asarray(classifier.classify(config, head, first, dropout_key=jax.random.key(1)))[:, 0] / 2
+  dropped = (
+    np.asarray(classifier.classify(config, head, first, dropout_key=jax.random.key(1)))[:, 0] / 2
+  )
   assert abs(dropped.mean() - 8) < 0.5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(('model_type', 'labels'), EVERY)
 def test_transformers_loads_what_was_saved(golden, write_classifier, tmp_path, model_type, labels):
-  torch = pytest.importorskip('torch', reason='PyTorch is an oracle here, not a dependency: pip install torch')
+  torch = pytest.importorskip(
+    'torch', reason='PyTorch is an oracle here, not a dependency: pip install torch'
+  )
   import transformers
+
   loaded = hub.load_backbone(write_classifier(model_type, labels), classifier=True)
   hub.save_backbone(tmp_path / 'out', loaded.config, loaded.params, classifier=loaded.classifier)
-  model, info = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / 'out', output_loading_info=True)
-  assert not any(info[kind] for kind in ('missing_keys', 'unexpected_keys', 'mismatched_keys')), info
+  model, info = transformers.AutoModelForSequenceClassification.from_pretrained(
+    tmp_path / 'out', output_loading_info=True
+  )
+  assert not any(info[kind] for kind in ('missing_keys', 'unexpected_keys', 'mismatched_keys')), (
+    info
+  )
   arrays = golden(f'classifier_{model_type}')
   with torch.no_grad():
     logits = model.eval()(
-        input_ids=torch.from_numpy(arrays['tokens']).long(), attention_mask=torch.from_numpy(arrays['mask']).long()).logits.numpy()
+      input_ids=torch.from_numpy(arrays['tokens']).long(),
+      attention_mask=torch.from_numpy(arrays['mask']).long(),
+    ).logits.numpy()
   np.testing.assert_allclose(logits, arrays[f'{labels}/untyped'], rtol=0, atol=2e-5)
   # What transformers saves is read back, bit for bit.
   model.save_pretrained(tmp_path / 'theirs')
   theirs = hub.load_backbone(tmp_path / 'theirs', classifier=True)
-  jax.tree.map(np.testing.assert_array_equal, (theirs.params, theirs.classifier), (loaded.params, loaded.classifier))
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    (theirs.params, theirs.classifier),
+    (loaded.params, loaded.classifier),
+  )

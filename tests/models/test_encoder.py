@@ -15,7 +15,9 @@ from tests import reference
 
 LENGTHS = np.array([7, 4, 1, 6])
 # Compiled once for each shape and set of options, over all tests.
-encode = jax.jit(encoder.encode, static_argnames=('config', 'shift_positions', 'dtype', 'remat', 'unroll'))
+encode = jax.jit(
+  encoder.encode, static_argnames=('config', 'shift_positions', 'dtype', 'remat', 'unroll')
+)
 attend = jax.jit(encoder.first_token_attention, static_argnames=('config', 'shift_positions'))
 
 
@@ -38,9 +40,17 @@ def golden_loss(hidden, mask):
   return jnp.sum(hidden * weights * mask[:, :, None].astype(np.float32))
 
 
-@pytest.mark.parametrize(('model_type', 'layers'), [
-    ('bert', 3), ('roberta', 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in [
-        ('bert', 1), ('roberta', 3), ('xlm-roberta', 1), ('xlm-roberta', 3)])])
+@pytest.mark.parametrize(
+  ('model_type', 'layers'),
+  [
+    ('bert', 3),
+    ('roberta', 1),
+    *(
+      pytest.param(*case, marks=pytest.mark.slow)
+      for case in [('bert', 1), ('roberta', 3), ('xlm-roberta', 1), ('xlm-roberta', 3)]
+    ),
+  ],
+)
 def test_equals_transformers(model_type, layers, golden, write_checkpoint):
   arrays = golden(model_type)
   backbone = hub.load_backbone(write_checkpoint(model_type, layers))
@@ -48,17 +58,30 @@ def test_equals_transformers(model_type, layers, golden, write_checkpoint):
   prompt = arrays[f'{layers}/prompt'].astype(np.float32)
   outputs = {}
   for case, shift in (('plain', False), ('prefix', False), ('shifted', True)):
+
     def loss(prompt, shift=shift):
       hidden = encode(
-          backbone.config, backbone.params, tokens, mask, prompt=prompt, token_types=arrays['token_types'], shift_positions=shift)
+        backbone.config,
+        backbone.params,
+        tokens,
+        mask,
+        prompt=prompt,
+        token_types=arrays['token_types'],
+        shift_positions=shift,
+      )
       return golden_loss(hidden, mask), hidden
+
     if case == 'plain':
       outputs[case] = loss(None)[1]
     else:
       (_, outputs[case]), gradient = jax.value_and_grad(loss, has_aux=True)(prompt)
       expected = arrays[f'{layers}/{case}/gradient']
-      np.testing.assert_allclose(gradient, expected, rtol=0, atol=2e-5 * max(1, np.abs(expected).max()))
-    np.testing.assert_allclose(outputs[case][mask], arrays[f'{layers}/{case}/hidden'][mask], rtol=0, atol=2e-5)
+      np.testing.assert_allclose(
+        gradient, expected, rtol=0, atol=2e-5 * max(1, np.abs(expected).max())
+      )
+    np.testing.assert_allclose(
+      outputs[case][mask], arrays[f'{layers}/{case}/hidden'][mask], rtol=0, atol=2e-5
+    )
   # The three cases are told apart by far more than the tolerance.
   assert np.abs(outputs['plain'] - outputs['prefix'])[mask].max() > 0.1
   assert np.abs(outputs['shifted'] - outputs['prefix'])[mask].max() > 0.1
@@ -69,12 +92,18 @@ def test_equals_transformers_on_minilm(golden, minilm):
   arrays = golden('minilm')
   backbone = hub.load_backbone(minilm)
   mask, prompt = arrays['mask'], arrays['prompt'].astype(np.float32)
+
   def run(prompt, shift):
-    hidden = encode(backbone.config, backbone.params, arrays['tokens'], mask, prompt=prompt, shift_positions=shift)
+    hidden = encode(
+      backbone.config, backbone.params, arrays['tokens'], mask, prompt=prompt, shift_positions=shift
+    )
     return golden_loss(hidden, mask), hidden
+
   for case, shift in (('plain', False), ('prefix', False), ('shifted', True)):
     hidden = run(prompt if case != 'plain' else None, shift)[1]
-    np.testing.assert_allclose(hidden[:, :, ::16][mask], arrays[f'{case}/hidden'][mask], rtol=0, atol=2e-5)
+    np.testing.assert_allclose(
+      hidden[:, :, ::16][mask], arrays[f'{case}/hidden'][mask], rtol=0, atol=2e-5
+    )
     embedding = heads.normalize(heads.pool(hidden, mask, backbone.sentence.pooling))
     np.testing.assert_allclose(embedding, arrays[f'{case}/embedding'], rtol=0, atol=2e-6)
     if case != 'plain':
@@ -94,14 +123,21 @@ def test_shared_per_example_and_bank_agree(small, inputs):
   for row, prompt in enumerate(np.asarray(ids)):
     shared = encode(config, params, tokens, mask, prompt=bank[prompt])
     np.testing.assert_allclose(from_bank[row], shared[row], atol=2e-6, rtol=0)
-    assert np.abs(shared - encode(config, params, tokens, mask, prompt=bank[(prompt + 1) % 3])).max() > 0.1
+    assert (
+      np.abs(shared - encode(config, params, tokens, mask, prompt=bank[(prompt + 1) % 3])).max()
+      > 0.1
+    )
 
 
 def test_gradient_reaches_only_the_prompts_that_were_used(small, inputs):
   config, params = small
   tokens, mask = inputs
   ids = jnp.array([2, 0, 2, 0], jnp.int32)
-  gradient = jax.grad(lambda bank: golden_loss(encode(config, params, tokens, mask, prompt=bank, prompt_ids=ids), mask))(prompts(config, 3))
+  gradient = jax.grad(
+    lambda bank: golden_loss(
+      encode(config, params, tokens, mask, prompt=bank, prompt_ids=ids), mask
+    )
+  )(prompts(config, 3))
   assert np.abs(gradient[1]).max() == 0
   assert (np.abs(gradient[jnp.array([0, 2])]).max(axis=(2, 3, 4, 5)) > 0).all()
 
@@ -112,7 +148,9 @@ def test_empty_prompt_is_no_prompt(small, inputs):
   empty = prompts(config, 4, length=0)
   np.testing.assert_array_equal(plain, encode(config, params, *inputs, prompt=empty[0]))
   np.testing.assert_array_equal(plain, encode(config, params, *inputs, prompt=empty))
-  np.testing.assert_array_equal(plain, encode(config, params, *inputs, prompt=empty, prompt_ids=jnp.zeros(4, jnp.int32)))
+  np.testing.assert_array_equal(
+    plain, encode(config, params, *inputs, prompt=empty, prompt_ids=jnp.zeros(4, jnp.int32))
+  )
 
 
 def test_order_of_the_prompt_does_not_matter(small, inputs):
@@ -120,7 +158,9 @@ def test_order_of_the_prompt_does_not_matter(small, inputs):
   config, params = small
   prompt = prompts(config, 1)[0]
   turned = encode(config, params, *inputs, prompt=prompt[:, :, ::-1])
-  np.testing.assert_allclose(turned, encode(config, params, *inputs, prompt=prompt), atol=2e-6, rtol=0)
+  np.testing.assert_allclose(
+    turned, encode(config, params, *inputs, prompt=prompt), atol=2e-6, rtol=0
+  )
 
 
 @pytest.mark.parametrize('model_type', ['bert', 'roberta'])
@@ -129,7 +169,10 @@ def test_padding_does_not_matter(small, inputs, model_type):
   config = dataclasses.replace(config, model_type=model_type)
   tokens, mask = inputs
   prompt = prompts(config, 1)[0]
-  wide_tokens, wide_mask = jnp.pad(tokens, ((0, 0), (0, 4)), constant_values=3), jnp.pad(mask, ((0, 0), (0, 4)))
+  wide_tokens, wide_mask = (
+    jnp.pad(tokens, ((0, 0), (0, 4)), constant_values=3),
+    jnp.pad(mask, ((0, 0), (0, 4))),
+  )
   narrow = encode(config, params, tokens, mask, prompt=prompt, shift_positions=True)
   wide = encode(config, params, wide_tokens, wide_mask, prompt=prompt, shift_positions=True)
   np.testing.assert_allclose(wide[:, :7][mask], narrow[mask], atol=2e-6, rtol=0)
@@ -144,15 +187,20 @@ def test_row_of_padding_is_finite(small, inputs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('options', [{'unroll': 3}, {'unroll': 2}, {'remat': True}, {'remat': True, 'unroll': 3}], ids=str)
+@pytest.mark.parametrize(
+  'options', [{'unroll': 3}, {'unroll': 2}, {'remat': True}, {'remat': True, 'unroll': 3}], ids=str
+)
 def test_remat_and_unroll_change_nothing(small, inputs, options):
   config, params = small
   tokens, mask = inputs
+
   def run(**options):
     def loss(prompt):
       hidden = encode(config, params, tokens, mask, prompt=prompt, **options)
       return golden_loss(hidden, mask), hidden
+
     return jax.jit(jax.grad(loss, has_aux=True))(prompts(config, 1)[0])
+
   gradient, hidden = run()
   other_gradient, other_hidden = run(**options)
   np.testing.assert_allclose(other_hidden, hidden, atol=2e-6, rtol=0)
@@ -165,18 +213,28 @@ def test_bfloat16_is_close(small, inputs):
   tokens, mask = inputs
   prompt = prompts(config, 1)[0]
   half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+
   def run(params, dtype):
     def loss(prompt):
       hidden = encode(config, params, tokens, mask, prompt=prompt, dtype=dtype)
       return golden_loss(hidden, mask), hidden
+
     return jax.grad(loss, has_aux=True)(prompt)
+
   gradient, hidden = run(params, jnp.float32)
-  # Vectors are of norm sqrt(H): an error of 0.1 a component is 2 %, what three layers of 8-bit mantissas make.
-  for held, dtype, bound in ((half, jnp.float32, 0.1), (params, jnp.bfloat16, 0.2), (half, jnp.bfloat16, 0.2)):
+  # Vectors are of norm sqrt(H): an error of 0.1 a component is 2 %, what three layers of 8-bit
+  # mantissas make.
+  for held, dtype, bound in (
+    (half, jnp.float32, 0.1),
+    (params, jnp.bfloat16, 0.2),
+    (half, jnp.bfloat16, 0.2),
+  ):
     other_gradient, other = run(held, dtype)
     assert other.dtype == jnp.float32 and other_gradient.dtype == jnp.float32
     assert 0 < np.abs(other - hidden)[mask].max() < bound
-    cosine = np.sum(other_gradient * gradient) / np.linalg.norm(other_gradient) / np.linalg.norm(gradient)
+    cosine = (
+      np.sum(other_gradient * gradient) / np.linalg.norm(other_gradient) / np.linalg.norm(gradient)
+    )
     assert cosine > 0.98
 
 
@@ -195,7 +253,13 @@ def test_dropout_needs_a_key_and_repeats_with_it(small, inputs):
     assert np.abs(encode(only, params, *inputs, dropout_key=jax.random.key(3)) - plain).max() > 0.01
 
 
-@pytest.mark.parametrize('shape', [pytest.param((8, 1), marks=pytest.mark.slow, id='data 8'), pytest.param((4, 2), id='data 4 model 2')])
+@pytest.mark.parametrize(
+  'shape',
+  [
+    pytest.param((8, 1), marks=pytest.mark.slow, id='data 8'),
+    pytest.param((4, 2), id='data 4 model 2'),
+  ],
+)
 def test_sharded_equals_one_device(small, shape):
   config, params = small
   mesh = jax.make_mesh(shape, ('data', 'model'), axis_types=(AxisType.Auto,) * 2)
@@ -203,18 +267,34 @@ def test_sharded_equals_one_device(small, shape):
   tokens = rng.integers(1, config.vocab_size, (16, 7)).astype(np.int32)
   mask = np.arange(7)[None] < rng.integers(1, 8, (16, 1))
   prompt = np.asarray(prompts(config, 1)[0])
+
   def loss(prompt, params, tokens, mask):
     hidden = encode(config, params, tokens, mask, prompt=prompt)
     return golden_loss(hidden, mask), hidden
+
   run = jax.jit(jax.grad(loss, has_aux=True))
   gradient, hidden = run(prompt, params, tokens, mask)
-  rows, heads_axis = NamedSharding(mesh, P('data')), NamedSharding(mesh, P(None, None, None, 'model'))
+  rows, heads_axis = (
+    NamedSharding(mesh, P('data')),
+    NamedSharding(mesh, P(None, None, None, 'model')),
+  )
+
   def kernel(path, x):
     names = [key.key for key in path]
-    split = P(None, None, 'model') if names[-1] == 'kernel' and names[-2] in ('query', 'key', 'value', 'up') else P()
+    split = (
+      P(None, None, 'model')
+      if names[-1] == 'kernel' and names[-2] in ('query', 'key', 'value', 'up')
+      else P()
+    )
     return jax.device_put(x, NamedSharding(mesh, split))
+
   placed = jax.tree_util.tree_map_with_path(kernel, params)
-  sharded = run(jax.device_put(prompt, heads_axis), placed, jax.device_put(tokens, rows), jax.device_put(mask, rows))
+  sharded = run(
+    jax.device_put(prompt, heads_axis),
+    placed,
+    jax.device_put(tokens, rows),
+    jax.device_put(mask, rows),
+  )
   np.testing.assert_allclose(sharded[1], hidden, atol=5e-6, rtol=0)
   np.testing.assert_allclose(sharded[0], gradient, atol=5e-5, rtol=1e-5)
 
@@ -225,10 +305,18 @@ def test_prompt_gradient_computes_no_weight_gradients(small, unroll):
   params = hub.init_params(config, jax.random.key(0))
   tokens = jnp.ones((8, 16), jnp.int32)
   prompt = prompts(config, 1)[0]
+
   def loss(prompt, params):
     return encode(config, params, tokens, tokens > 0, prompt=prompt, unroll=unroll).var()
+
   def flops(argnums):
-    return jax.jit(jax.grad(loss, argnums=argnums)).lower(prompt, params).compile().cost_analysis()['flops']
+    return (
+      jax.jit(jax.grad(loss, argnums=argnums))
+      .lower(prompt, params)
+      .compile()
+      .cost_analysis()['flops']
+    )
+
   assert flops(0) < 0.75 * flops((0, 1))
 
 
@@ -237,8 +325,12 @@ def test_exceeding_the_positions_names_the_numbers(small, inputs):
   tokens = jnp.ones((1, 20), jnp.int32)
   prompt = prompts(config, 1)[0]
   encode(config, params, tokens, tokens > 0, prompt=prompt)
-  with pytest.raises(InputError, match=r'20 tokens shifted by a prompt of 5 exceed the 24 positions'):
-    jax.jit(lambda: encode(config, params, tokens, tokens > 0, prompt=prompt, shift_positions=True))()
+  with pytest.raises(
+    InputError, match=r'20 tokens shifted by a prompt of 5 exceed the 24 positions'
+  ):
+    jax.jit(
+      lambda: encode(config, params, tokens, tokens > 0, prompt=prompt, shift_positions=True)
+    )()
   roberta = dataclasses.replace(config, model_type='roberta', pad_token_id=4)
   assert (roberta.first_position, roberta.max_tokens) == (5, 19)
   with pytest.raises(InputError, match=r'20 tokens exceed the 19 positions'):
@@ -248,7 +340,9 @@ def test_exceeding_the_positions_names_the_numbers(small, inputs):
 def test_prompt_of_another_shape(small, inputs):
   config, params = small
   good = prompts(config, 3)
-  with pytest.raises(InputError, match=r'prompt has shape \[2, 2, 5, 4, 8\]; this encoder takes \[3, 2, P, 4, 8\]'):
+  with pytest.raises(
+    InputError, match=r'prompt has shape \[2, 2, 5, 4, 8\]; this encoder takes \[3, 2, P, 4, 8\]'
+  ):
     encode(config, params, *inputs, prompt=good[0, :2])
   with pytest.raises(InputError, match='this encoder takes'):
     encode(config, params, *inputs, prompt=good[0, ..., :4])
@@ -256,7 +350,9 @@ def test_prompt_of_another_shape(small, inputs):
     encode(config, params, *inputs, prompt=good[None])
   with pytest.raises(InputError, match=r'3 prompts for 4 examples: pass prompt_ids'):
     encode(config, params, *inputs, prompt=good)
-  with pytest.raises(InputError, match=r'prompt_ids \[3\] choose from a bank \[K, ...\] for 4 examples'):
+  with pytest.raises(
+    InputError, match=r'prompt_ids \[3\] choose from a bank \[K, ...\] for 4 examples'
+  ):
     encode(config, params, *inputs, prompt=good, prompt_ids=jnp.zeros(3, jnp.int32))
   with pytest.raises(InputError, match='choose from a bank'):
     encode(config, params, *inputs, prompt=good[0], prompt_ids=jnp.zeros(4, jnp.int32))
@@ -271,11 +367,17 @@ def test_ids_out_of_range_are_noticed(small, inputs):
   assert np.isfinite(hidden[:3]).all() and np.isnan(hidden[3]).all()
 
 
-@pytest.mark.parametrize(('change', 'message'), [
-    ({'model_type': 't5'}, "model_type 't5' is not supported; use one of: bert, roberta, xlm-roberta"),
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    (
+      {'model_type': 't5'},
+      "model_type 't5' is not supported; use one of: bert, roberta, xlm-roberta",
+    ),
     ({'hidden_act': 'xielu'}, "hidden_act 'xielu' is not supported; use one of: gelu"),
     ({'num_heads': 5}, 'hidden_size 32 is not a multiple of num_attention_heads 5'),
-])
+  ],
+)
 def test_config_errors(small, change, message):
   with pytest.raises(InputError, match=message):
     dataclasses.replace(small[0], **change)
@@ -284,15 +386,23 @@ def test_config_errors(small, change, message):
 def test_gelu_and_its_derivative():
   x = np.linspace(-6, 6, 49).astype(np.float32)
   cdf = np.array([0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x])
-  pdf = np.exp(-0.5 * x.astype(np.float64)**2) / math.sqrt(2 * math.pi)
+  pdf = np.exp(-0.5 * x.astype(np.float64) ** 2) / math.sqrt(2 * math.pi)
   np.testing.assert_allclose(erf_gelu(x), x * cdf, atol=1e-6)
   np.testing.assert_allclose(jax.vmap(jax.grad(erf_gelu))(x), cdf + x * pdf, atol=1e-6)
 
 
 def test_activations_at_known_points():
   at_one = {name: float(function(jnp.float32(1))) for name, function in ACTIVATIONS.items()}
-  # 0.5 (1 + erf(1/sqrt 2)); 0.5 (1 + tanh(sqrt(2/pi) 1.044715)); 1 / (1 + e^-1.702); 1 / (1 + e^-1).
-  expected = {'gelu': 0.8413447, 'gelu_new': 0.8411920, 'quick_gelu': 0.8457958, 'relu': 1.0, 'silu': 0.7310586, 'tanh': 0.7615942}
+  # 0.5 (1 + erf(1/sqrt 2)); 0.5 (1 + tanh(sqrt(2/pi) 1.044715)); 1 / (1 + e^-1.702); 1 / (1 +
+  # e^-1).
+  expected = {
+    'gelu': 0.8413447,
+    'gelu_new': 0.8411920,
+    'quick_gelu': 0.8457958,
+    'relu': 1.0,
+    'silu': 0.7310586,
+    'tanh': 0.7615942,
+  }
   for name, value in expected.items():
     assert at_one[name] == pytest.approx(value, abs=1e-6), name
   assert float(ACTIVATIONS['relu'](jnp.float32(-1))) == 0
@@ -303,7 +413,14 @@ def test_config_is_a_static_argument():
   assert hash(config) == hash(dataclasses.replace(config)) and config.head_dim == 8
 
 
-@pytest.mark.parametrize('model_type', ['bert', pytest.param('roberta', marks=pytest.mark.slow), pytest.param('xlm-roberta', marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+  'model_type',
+  [
+    'bert',
+    pytest.param('roberta', marks=pytest.mark.slow),
+    pytest.param('xlm-roberta', marks=pytest.mark.slow),
+  ],
+)
 def test_early_and_late_states_and_attention_equal_transformers(model_type, golden, write_heads):
   arrays = golden(f'heads_{model_type}')
   backbone = hub.load_backbone(write_heads(model_type))
@@ -311,9 +428,15 @@ def test_early_and_late_states_and_attention_equal_transformers(model_type, gold
 
   @jax.jit
   def run():
-    states = encoder.encode_early_late(config, params, tokens, mask, 1, token_types=arrays['token_types'])
+    states = encoder.encode_early_late(
+      config, params, tokens, mask, 1, token_types=arrays['token_types']
+    )
     prompts = (None, arrays['prompt'].astype(np.float32))
-    return states, [encoder.first_token_attention(config, params, tokens, mask, prompt=prompt) for prompt in prompts]
+    return states, [
+      encoder.first_token_attention(config, params, tokens, mask, prompt=prompt)
+      for prompt in prompts
+    ]
+
   (early, late), (attention, prompt_attention) = run()
   np.testing.assert_allclose(early[mask], arrays['early'][mask], rtol=0, atol=2e-5)
   np.testing.assert_allclose(late[mask], arrays['late'][mask], rtol=0, atol=2e-5)
@@ -322,7 +445,10 @@ def test_early_and_late_states_and_attention_equal_transformers(model_type, gold
   np.testing.assert_allclose(attention, arrays['attention'], rtol=0, atol=2e-5)
   np.testing.assert_allclose(prompt_attention, arrays['prompt_attention'], rtol=0, atol=2e-5)
   # Padding gets nothing, the prompt something.
-  assert attention[:, ~mask[:, None].repeat(5, 1)].max() == 0 and prompt_attention[..., :4].sum(-1).max() > 0.5
+  assert (
+    attention[:, ~mask[:, None].repeat(5, 1)].max() == 0
+    and prompt_attention[..., :4].sum(-1).max() > 0.5
+  )
 
 
 @pytest.mark.slow
@@ -330,7 +456,9 @@ def test_attention_with_a_prompt_an_example(small, inputs):
   config, params = small
   bank = prompts(config, 4)
   each = attend(config, params, *inputs, prompt=bank)
-  np.testing.assert_allclose(each[:, 2], attend(config, params, *inputs, prompt=bank[2])[:, 2], rtol=0, atol=2e-6)
+  np.testing.assert_allclose(
+    each[:, 2], attend(config, params, *inputs, prompt=bank[2])[:, 2], rtol=0, atol=2e-6
+  )
   np.testing.assert_allclose(each.sum(-1), 1, rtol=0, atol=1e-5)
 
 
@@ -341,33 +469,57 @@ def test_attention_under_shifted_positions_equals_numpy(small, inputs):
   found = attend(config, params, tokens, mask, prompt=prompt, shift_positions=True)
 
   whole = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-  states = reference.states(config, whole, np.asarray(tokens), np.asarray(mask), np.asarray(prompt, np.float64), shift=5)
+  states = reference.states(
+    config, whole, np.asarray(tokens), np.asarray(mask), np.asarray(prompt, np.float64), shift=5
+  )
   for layer, x in enumerate(states[:-1]):
-    query, key = ((x @ kernel[layer] + bias[layer]).reshape(4, 7, 4, 8)
-                  for kernel, bias in ((whole['layers']['attention'][name][part] for part in ('kernel', 'bias')) for name in ('query', 'key')))
+    query, key = (
+      (x @ kernel[layer] + bias[layer]).reshape(4, 7, 4, 8)
+      for kernel, bias in (
+        (whole['layers']['attention'][name][part] for part in ('kernel', 'bias'))
+        for name in ('query', 'key')
+      )
+    )
     key = np.concatenate([np.broadcast_to(prompt[layer, 0], (4, 5, 4, 8)), key], axis=1)
     scores = np.einsum('bnd,bsnd->bns', query[:, 0], key) / np.sqrt(8)
-    weights = np.where(np.concatenate([np.ones((4, 5), bool), mask], axis=1)[:, None], np.exp(scores), 0)
-    np.testing.assert_allclose(found[layer], weights / weights.sum(-1, keepdims=True), rtol=0, atol=1e-5)
+    weights = np.where(
+      np.concatenate([np.ones((4, 5), bool), mask], axis=1)[:, None], np.exp(scores), 0
+    )
+    np.testing.assert_allclose(
+      found[layer], weights / weights.sum(-1, keepdims=True), rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.slow
 def test_attention_under_shifted_positions_of_roberta(small, inputs):
-  # Real tokens are counted from the padding's row on: five rows further is as good as a table moved by five.
+  # Real tokens are counted from the padding's row on: five rows further is as good as a table moved
+  # by five.
   config, params = dataclasses.replace(small[0], model_type='roberta', pad_token_id=1), small[1]
   tokens, mask = inputs
   prompt = prompts(config, 1)[0]
   table = params['embeddings']['position']['embedding']
-  moved = params | {'embeddings': params['embeddings'] | {'position': {'embedding': jnp.roll(table, -5, axis=0)}}}
+  moved = params | {
+    'embeddings': params['embeddings'] | {'position': {'embedding': jnp.roll(table, -5, axis=0)}}
+  }
   np.testing.assert_array_equal(
-      attend(config, params, tokens, mask, prompt=prompt, shift_positions=True), attend(config, moved, tokens, mask, prompt=prompt))
+    attend(config, params, tokens, mask, prompt=prompt, shift_positions=True),
+    attend(config, moved, tokens, mask, prompt=prompt),
+  )
 
 
 def test_attention_beyond_the_positions_or_of_another_prompt(small, inputs):
   config, params = small
-  prompt, tokens, wide = np.zeros((3, 3, 2, 5, 4, 8), np.float32), np.ones((1, 20), np.int32), np.ones((1, 25), np.int32)
-  with pytest.raises(InputError, match=r'20 tokens shifted by a prompt of 5 exceed the 24 positions'):
-    encoder.first_token_attention(config, params, tokens, tokens > 0, prompt=prompt[0], shift_positions=True)
+  prompt, tokens, wide = (
+    np.zeros((3, 3, 2, 5, 4, 8), np.float32),
+    np.ones((1, 20), np.int32),
+    np.ones((1, 25), np.int32),
+  )
+  with pytest.raises(
+    InputError, match=r'20 tokens shifted by a prompt of 5 exceed the 24 positions'
+  ):
+    encoder.first_token_attention(
+      config, params, tokens, tokens > 0, prompt=prompt[0], shift_positions=True
+    )
   with pytest.raises(InputError, match=r'25 tokens exceed the 24 positions'):
     encoder.first_token_attention(config, params, wide, wide > 0)
   with pytest.raises(InputError, match=r'3 prompts for 4 examples'):
@@ -381,15 +533,30 @@ def test_early_and_late_with_prompts(small, inputs):
   bank, ids = prompts(config, 3), jnp.array([2, 0, 2, 1], jnp.int32)
   split = jax.jit(encoder.encode_early_late, static_argnums=(0, 4))
   early, late = split(config, params, tokens, mask, 2, prompt=bank, prompt_ids=ids)
-  np.testing.assert_allclose(late, encode(config, params, tokens, mask, prompt=bank, prompt_ids=ids), rtol=0, atol=2e-6)
+  np.testing.assert_allclose(
+    late, encode(config, params, tokens, mask, prompt=bank, prompt_ids=ids), rtol=0, atol=2e-6
+  )
   # The early states are those of the encoder that ends there.
-  first = {'embeddings': params['embeddings'], 'layers': jax.tree.map(lambda leaf: leaf[:2], params['layers'])}
-  shorter = encode(dataclasses.replace(config, num_layers=2), first, tokens, mask, prompt=bank[:, :2], prompt_ids=ids)
+  first = {
+    'embeddings': params['embeddings'],
+    'layers': jax.tree.map(lambda leaf: leaf[:2], params['layers']),
+  }
+  shorter = encode(
+    dataclasses.replace(config, num_layers=2),
+    first,
+    tokens,
+    mask,
+    prompt=bank[:, :2],
+    prompt_ids=ids,
+  )
   np.testing.assert_allclose(early, shorter, rtol=0, atol=2e-6)
   assert np.abs(early - late).max() > 0.1
 
 
 @pytest.mark.parametrize('split', [-1, 0, 3, 4])
 def test_a_split_outside_the_layers(small, inputs, split):
-  with pytest.raises(InputError, match=f'a split after {split} layers leaves no early or no late layer of 3; use 1 to 2'):
+  with pytest.raises(
+    InputError,
+    match=f'a split after {split} layers leaves no early or no late layer of 3; use 1 to 2',
+  ):
     encoder.encode_early_late(*small, *inputs, split)

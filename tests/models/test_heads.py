@@ -23,7 +23,9 @@ def test_pooling():
 
 
 def test_mean_of_nothing_is_zero():
-  np.testing.assert_array_equal(heads.pool(HIDDEN, jnp.zeros((2, 3), bool), 'mean'), np.zeros((2, 2)))
+  np.testing.assert_array_equal(
+    heads.pool(HIDDEN, jnp.zeros((2, 3), bool), 'mean'), np.zeros((2, 2))
+  )
 
 
 def test_unknown_pooling():
@@ -32,35 +34,54 @@ def test_unknown_pooling():
 
 
 def test_normalize():
-  np.testing.assert_allclose(heads.normalize(jnp.array([[3.0, 4.0], [0.0, -2.0]])), [[0.6, 0.8], [0, -1]], rtol=1e-6)
+  np.testing.assert_allclose(
+    heads.normalize(jnp.array([[3.0, 4.0], [0.0, -2.0]])), [[0.6, 0.8], [0, -1]], rtol=1e-6
+  )
 
 
 def test_normalize_of_zero_and_of_tiny_vectors():
   np.testing.assert_array_equal(heads.normalize(jnp.zeros((1, 2))), np.zeros((1, 2)))
-  gradient = jax.grad(lambda x: heads.normalize(x)[..., 0].sum())(jnp.array([[0.0, 0.0], [3.0, 4.0]]))
+  gradient = jax.grad(lambda x: heads.normalize(x)[..., 0].sum())(
+    jnp.array([[0.0, 0.0], [3.0, 4.0]])
+  )
   # d (x / |x|) / dx at (3, 4): (16, -12) / 125.
   np.testing.assert_allclose(gradient, [[0, 0], [16 / 125, -12 / 125]], atol=1e-7)
 
 
-GOLDEN = ['bert', pytest.param('roberta', marks=pytest.mark.slow), pytest.param('xlm-roberta', marks=pytest.mark.slow)]
+GOLDEN = [
+  'bert',
+  pytest.param('roberta', marks=pytest.mark.slow),
+  pytest.param('xlm-roberta', marks=pytest.mark.slow),
+]
 VALUE, WORD = 'encoder.layer.0.attention.self.value.weight', 'embeddings.word_embeddings.weight'
 HEAD_QUERY = 'layer.1.attention.self.query.weight'
 
 
 def gathered(labels):
-  """PyTorch's labels, -100 where there is nothing to predict, as positions, targets and weights; one place more than is needed."""
+  """PyTorch's labels, -100 where there is nothing to predict, as positions, targets and weights;
+  one place more than is needed.
+  """
   places = [np.flatnonzero(row >= 0) for row in labels]
   most = 1 + max(map(len, places))
   positions = np.array([np.pad(row, (0, most - len(row))) for row in places], np.int32)
   weights = np.arange(most)[None] < np.array([len(row) for row in places])[:, None]
-  return positions, np.where(weights, np.take_along_axis(labels, positions, axis=1), 0), weights.astype(np.float32)
+  return (
+    positions,
+    np.where(weights, np.take_along_axis(labels, positions, axis=1), 0),
+    weights.astype(np.float32),
+  )
 
 
 def random_head(config, seed=0):
   keys = jax.random.split(jax.random.key(seed), 4)
   head = heads.init_mlm_head(config, keys[0])
-  drawn = [leaf + 0.3 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, jax.tree.leaves(head), strict=False)]
-  return jax.tree.unflatten(jax.tree.structure(head), [*drawn, *jax.tree.leaves(head)[len(drawn):]])
+  drawn = [
+    leaf + 0.3 * jax.random.normal(key, leaf.shape)
+    for key, leaf in zip(keys, jax.tree.leaves(head), strict=False)
+  ]
+  return jax.tree.unflatten(
+    jax.tree.structure(head), [*drawn, *jax.tree.leaves(head)[len(drawn) :]]
+  )
 
 
 @pytest.mark.parametrize('model_type', GOLDEN)
@@ -74,20 +95,35 @@ def test_mlm_and_condenser_equal_transformers(model_type, golden, write_heads):
   @jax.jit
   @functools.partial(jax.value_and_grad, argnums=(0, 1), has_aux=True)
   def run(params, layers):
-    early, late = encoder.encode_early_late(config, params, tokens, mask, backbone.condenser_split, token_types=arrays['token_types'])
+    early, late = encoder.encode_early_late(
+      config, params, tokens, mask, backbone.condenser_split, token_types=arrays['token_types']
+    )
     states = heads.condenser_states(config, layers, late, early, mask)
     embedding = params['embeddings']['word']['embedding']
-    losses = [total / count for total, count, _ in (heads.mlm_loss(config, backbone.mlm, embedding, x, *masked) for x in (late, states))]
+    losses = [
+      total / count
+      for total, count, _ in (
+        heads.mlm_loss(config, backbone.mlm, embedding, x, *masked) for x in (late, states)
+      )
+    ]
     # Condenser Eq. 11
-    return losses[0] + losses[1], (losses, states, heads.mlm_logits(config, backbone.mlm, embedding, late))
-  (_, (losses, states, logits)), (gradient, head_gradient) = run(backbone.params, backbone.condenser)
+    return losses[0] + losses[1], (
+      losses,
+      states,
+      heads.mlm_logits(config, backbone.mlm, embedding, late),
+    )
+
+  (_, (losses, states, logits)), (gradient, head_gradient) = run(
+    backbone.params, backbone.condenser
+  )
   np.testing.assert_allclose(losses, [arrays['mlm/loss'], arrays['condenser/loss']], rtol=2e-5)
   np.testing.assert_allclose(logits[mask], arrays['mlm/logits'][mask], rtol=2e-5, atol=2e-5)
   np.testing.assert_allclose(states[mask], arrays['condenser/states'][mask], rtol=2e-5, atol=2e-5)
   for name, ours, cases in (
-      (VALUE, gradient['layers']['attention']['value']['kernel'][0].T, ('mlm', 'condenser')),
-      (WORD, gradient['embeddings']['word']['embedding'], ('mlm', 'condenser')),
-      (HEAD_QUERY, head_gradient['attention']['query']['kernel'][1].T, ('condenser',))):
+    (VALUE, gradient['layers']['attention']['value']['kernel'][0].T, ('mlm', 'condenser')),
+    (WORD, gradient['embeddings']['word']['embedding'], ('mlm', 'condenser')),
+    (HEAD_QUERY, head_gradient['attention']['query']['kernel'][1].T, ('condenser',)),
+  ):
     theirs = sum(arrays[f'{case}/gradient/{name}'] for case in cases)
     assert np.abs(theirs).max() > 1e-3, name
     np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5, err_msg=name)
@@ -98,8 +134,16 @@ def masked(small):
   config, params = small
   rng = np.random.default_rng(1)
   hidden = rng.normal(size=(8, 7, config.hidden_size)).astype(np.float32)
-  positions, targets = rng.integers(0, 7, (8, 3)).astype(np.int32), rng.integers(0, config.vocab_size, (8, 3)).astype(np.int32)
-  return params['embeddings']['word']['embedding'] * 20, (hidden, positions, targets, (rng.random((8, 3)) < 0.7).astype(np.float32))
+  positions, targets = (
+    rng.integers(0, 7, (8, 3)).astype(np.int32),
+    rng.integers(0, config.vocab_size, (8, 3)).astype(np.int32),
+  )
+  return params['embeddings']['word']['embedding'] * 20, (
+    hidden,
+    positions,
+    targets,
+    (rng.random((8, 3)) < 0.7).astype(np.float32),
+  )
 
 
 def test_mlm_loss_equals_numpy_and_adds_up_over_chunks(small, masked):
@@ -109,32 +153,60 @@ def test_mlm_loss_equals_numpy_and_adds_up_over_chunks(small, masked):
   whole = mlm_loss(config, head, embedding, *arrays)
   expected = reference.mlm_loss(config, jax.device_get(head), embedding, *arrays)
   np.testing.assert_allclose(whole, expected, rtol=2e-6)
-  chunks = [mlm_loss(config, head, embedding, *(array[rows] for array in arrays)) for rows in (slice(0, 4), slice(4, 8))]
+  chunks = [
+    mlm_loss(config, head, embedding, *(array[rows] for array in arrays))
+    for rows in (slice(0, 4), slice(4, 8))
+  ]
   np.testing.assert_allclose(np.sum(chunks, axis=0), expected, rtol=2e-6)
   # What stands at a place of weight 0 does not matter.
   hidden, positions, targets, weights = arrays
-  moved = [np.where(weights > 0, array, other).astype(np.int32) for array, other in ((positions, 6), (targets, 49))]
-  np.testing.assert_allclose(mlm_loss(config, head, embedding, hidden, *moved, weights), whole, rtol=1e-6)
+  moved = [
+    np.where(weights > 0, array, other).astype(np.int32)
+    for array, other in ((positions, 6), (targets, 49))
+  ]
+  np.testing.assert_allclose(
+    mlm_loss(config, head, embedding, hidden, *moved, weights), whole, rtol=1e-6
+  )
 
 
 def test_mlm_loss_of_known_logits():
   # Embeddings 0: the logits are the bias, ln of the probabilities .5, .25, .25.
   config = encoder.EncoderConfig('bert', 3, 4, 1, 1, 4)
-  head = heads.init_mlm_head(config, jax.random.key(0)) | {'bias': jnp.log(jnp.array([0.5, 0.25, 0.25]))}
+  head = heads.init_mlm_head(config, jax.random.key(0)) | {
+    'bias': jnp.log(jnp.array([0.5, 0.25, 0.25]))
+  }
   positions = jnp.array([[1, 2], [0, 0]], jnp.int32)
   total, count, right = heads.mlm_loss(
-      config, head, jnp.zeros((3, 4)), jnp.ones((2, 3, 4)), positions, jnp.array([[0, 2], [1, 0]], jnp.int32), jnp.array([[1.0, 1.0], [1.0, 0.0]]))
+    config,
+    head,
+    jnp.zeros((3, 4)),
+    jnp.ones((2, 3, 4)),
+    positions,
+    jnp.array([[0, 2], [1, 0]], jnp.int32),
+    jnp.array([[1.0, 1.0], [1.0, 0.0]]),
+  )
   np.testing.assert_allclose([total, count, right], [5 * np.log(2), 3, 1], rtol=1e-6)
-  nothing = heads.mlm_loss(config, head, jnp.zeros((3, 4)), jnp.ones((2, 3, 4)), positions, positions, jnp.zeros((2, 2)))
+  nothing = heads.mlm_loss(
+    config, head, jnp.zeros((3, 4)), jnp.ones((2, 3, 4)), positions, positions, jnp.zeros((2, 2))
+  )
   np.testing.assert_array_equal(nothing, np.zeros(3))
 
 
 def test_nothing_is_as_large_as_all_tokens_times_the_vocabulary(small, masked):
   config, (embedding, arrays) = small[0], masked
+
   def loss(head, embedding, hidden):
     return heads.mlm_loss(config, head, embedding, hidden, *arrays[1:])[0]
-  program = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(heads.init_mlm_head(config, jax.random.key(0)), embedding, arrays[0]).as_text()
-  sizes = [math.prod(map(int, shape.split('x')[:-1])) for shape in re.findall(r'tensor<((?:\d+x)+)', program)]
+
+  program = (
+    jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
+    .lower(heads.init_mlm_head(config, jax.random.key(0)), embedding, arrays[0])
+    .as_text()
+  )
+  sizes = [
+    math.prod(map(int, shape.split('x')[:-1]))
+    for shape in re.findall(r'tensor<((?:\d+x)+)', program)
+  ]
   assert 8 * 3 * config.vocab_size in sizes and max(sizes) < 8 * 7 * config.vocab_size
 
 
@@ -142,37 +214,59 @@ def test_mlm_loss_over_eight_devices(small, masked):
   config, (embedding, arrays) = small[0], masked
   head = random_head(config)
   mesh = jax.make_mesh((8,), ('data',), axis_types=(AxisType.Auto,))
+
   def loss(hidden, embedding, *rest):
     return heads.mlm_loss(config, head, embedding, hidden, *rest)[0]
+
   run = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
   value, gradients = run(arrays[0], embedding, *arrays[1:])
   placed = [jax.device_put(array, NamedSharding(mesh, P('data'))) for array in arrays]
   whole = jax.device_put(embedding, NamedSharding(mesh, P()))
   sharded_value, sharded_gradients = run(placed[0], whole, *placed[1:])
   np.testing.assert_allclose(sharded_value, value, rtol=2e-6)
-  jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6), sharded_gradients, gradients)
+  jax.tree.map(
+    lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6),
+    sharded_gradients,
+    gradients,
+  )
   # Every device gathers from its own rows.
   assert 'all-gather' not in run.lower(placed[0], whole, *placed[1:]).compile().as_text()
 
 
 def test_bfloat16_logits_are_float32_and_close(small, masked):
   config, (embedding, arrays) = small[0], masked
-  exact, rounded = (heads.mlm_logits(config, random_head(config), embedding, arrays[0], dtype) for dtype in (jnp.float32, jnp.bfloat16))
+  exact, rounded = (
+    heads.mlm_logits(config, random_head(config), embedding, arrays[0], dtype)
+    for dtype in (jnp.float32, jnp.bfloat16)
+  )
   assert exact.dtype == rounded.dtype == jnp.float32 and exact.shape == (8, 7, config.vocab_size)
   assert 0 < np.abs(exact - rounded).max() < 0.02 * np.abs(exact).max()
-  np.testing.assert_allclose(heads.mlm_logits(config, random_head(config), embedding, arrays[0][2, 3]), exact[2, 3], rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(
+    heads.mlm_logits(config, random_head(config), embedding, arrays[0][2, 3]),
+    exact[2, 3],
+    rtol=1e-5,
+    atol=1e-5,
+  )
 
 
 def test_fresh_heads(small):
   config, params = small
   mlm = heads.init_mlm_head(config, jax.random.key(0))
   assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype.name), mlm) == {
-      'dense': {'kernel': ((32, 32), 'float32'), 'bias': ((32,), 'float32')},
-      'norm': {'scale': ((32,), 'float32'), 'bias': ((32,), 'float32')}, 'bias': ((50,), 'float32')}
+    'dense': {'kernel': ((32, 32), 'float32'), 'bias': ((32,), 'float32')},
+    'norm': {'scale': ((32,), 'float32'), 'bias': ((32,), 'float32')},
+    'bias': ((50,), 'float32'),
+  }
   assert abs(mlm['dense']['kernel'].std() - 0.02) < 2e-3
-  assert (mlm['norm']['scale'] == 1).all() and max(np.abs(one).max() for one in (mlm['bias'], mlm['dense']['bias'], mlm['norm']['bias'])) == 0
+  assert (mlm['norm']['scale'] == 1).all() and max(
+    np.abs(one).max() for one in (mlm['bias'], mlm['dense']['bias'], mlm['norm']['bias'])
+  ) == 0
   condenser = heads.init_condenser_head(config, jax.random.key(0))
-  assert jax.tree.map(lambda leaf: leaf.shape[1:], condenser) == jax.tree.map(lambda leaf: leaf.shape[1:], params['layers'])
+  assert jax.tree.map(lambda leaf: leaf.shape[1:], condenser) == jax.tree.map(
+    lambda leaf: leaf.shape[1:], params['layers']
+  )
   assert {leaf.shape[0] for leaf in jax.tree.leaves(condenser)} == {2}
-  with pytest.raises(InputError, match='a Condenser head of 0 layers cannot predict anything; use 1 or more'):
+  with pytest.raises(
+    InputError, match='a Condenser head of 0 layers cannot predict anything; use 1 or more'
+  ):
     heads.init_condenser_head(config, jax.random.key(0), 0)

@@ -31,14 +31,33 @@ def test_layout_and_config(write_checkpoint, golden):
   path = write_checkpoint('roberta', 3)
   backbone = hub.load_backbone(path)
   config = backbone.config
-  assert (config.model_type, config.num_layers, config.num_heads, config.head_dim) == ('roberta', 3, 3, 8)
-  assert (config.max_positions, config.max_tokens, config.hidden_act, config.layer_norm_eps) == (17, 15, 'gelu_new', 1e-5)
+  assert (config.model_type, config.num_layers, config.num_heads, config.head_dim) == (
+    'roberta',
+    3,
+    3,
+    8,
+  )
+  assert (config.max_positions, config.max_tokens, config.hidden_act, config.layer_norm_eps) == (
+    17,
+    15,
+    'gelu_new',
+    1e-5,
+  )
   weights = golden('roberta')
   kernel = backbone.params['layers']['mlp']['up']['kernel']
   assert kernel.shape == (3, 24, 37) and kernel.dtype == np.float32
-  np.testing.assert_array_equal(kernel[2], weights['3/weights/encoder.layer.2.intermediate.dense.weight'].T)
-  np.testing.assert_array_equal(backbone.params['embeddings']['word']['embedding'], weights['3/weights/embeddings.word_embeddings.weight'])
-  assert backbone.path == str(path) and backbone.sentence == SentenceSettings(max_length=15) and backbone.hf_config['vocab_size'] == 41
+  np.testing.assert_array_equal(
+    kernel[2], weights['3/weights/encoder.layer.2.intermediate.dense.weight'].T
+  )
+  np.testing.assert_array_equal(
+    backbone.params['embeddings']['word']['embedding'],
+    weights['3/weights/embeddings.word_embeddings.weight'],
+  )
+  assert (
+    backbone.path == str(path)
+    and backbone.sentence == SentenceSettings(max_length=15)
+    and backbone.hf_config['vocab_size'] == 41
+  )
 
 
 def test_sha256_is_over_names_types_shapes_and_bytes(write_checkpoint, golden):
@@ -46,8 +65,13 @@ def test_sha256_is_over_names_types_shapes_and_bytes(write_checkpoint, golden):
   digest = hashlib.sha256()
   for name in sorted(name for name in golden('bert') if name.startswith('1/weights/')):
     value = golden('bert')[name].astype(np.float32)
-    digest.update(json.dumps([name.removeprefix('1/weights/'), 'F32', list(value.shape)]).encode() + value.tobytes())
-  assert backbone.sha256 == digest.hexdigest() == hub.backbone_sha256(backbone.config, backbone.params)
+    digest.update(
+      json.dumps([name.removeprefix('1/weights/'), 'F32', list(value.shape)]).encode()
+      + value.tobytes()
+    )
+  assert (
+    backbone.sha256 == digest.hexdigest() == hub.backbone_sha256(backbone.config, backbone.params)
+  )
   changed = jax.tree.map(np.copy, backbone.params)
   changed['layers']['mlp']['down']['bias'][0, 3] += 1e-7
   assert hub.backbone_sha256(backbone.config, changed) != backbone.sha256
@@ -55,16 +79,31 @@ def test_sha256_is_over_names_types_shapes_and_bytes(write_checkpoint, golden):
 
 def test_every_class_of_checkpoint_is_the_same_backbone(write_checkpoint):
   plain = hub.load_backbone(write_checkpoint('bert', 1, folder='plain'))
-  head = {'cls.seq_relationship.bias': np.zeros(2, np.float32), 'bert.pooler.dense.weight': np.zeros((24, 24), np.float32),
-          'bert.embeddings.position_ids': np.arange(15)[None], 'classifier.weight': np.zeros((2, 24), np.float32)}
-  masked = hub.load_backbone(write_checkpoint('bert', 1, prefix='bert.', tensors=head, folder='masked'))
+  head = {
+    'cls.seq_relationship.bias': np.zeros(2, np.float32),
+    'bert.pooler.dense.weight': np.zeros((24, 24), np.float32),
+    'bert.embeddings.position_ids': np.arange(15)[None],
+    'classifier.weight': np.zeros((2, 24), np.float32),
+  }
+  masked = hub.load_backbone(
+    write_checkpoint('bert', 1, prefix='bert.', tensors=head, folder='masked')
+  )
   assert masked.sha256 == plain.sha256
   weights = safetensors.numpy.load_file(os.path.join(plain.path, 'model.safetensors'))
-  old = {f'{GAMMA}.gamma': weights[f'{GAMMA}.weight'], f'{GAMMA}.beta': weights[f'{GAMMA}.bias'], f'{GAMMA}.weight': None, f'{GAMMA}.bias': None}
-  assert hub.load_backbone(write_checkpoint('bert', 1, tensors=old, folder='old')).sha256 == plain.sha256
+  old = {
+    f'{GAMMA}.gamma': weights[f'{GAMMA}.weight'],
+    f'{GAMMA}.beta': weights[f'{GAMMA}.bias'],
+    f'{GAMMA}.weight': None,
+    f'{GAMMA}.bias': None,
+  }
+  assert (
+    hub.load_backbone(write_checkpoint('bert', 1, tensors=old, folder='old')).sha256 == plain.sha256
+  )
   roberta = hub.load_backbone(write_checkpoint('xlm-roberta', 1, folder='xlmr'))
   head = {'classifier.dense.weight': np.zeros((24, 24), np.float32)}
-  prefixed = hub.load_backbone(write_checkpoint('xlm-roberta', 1, prefix='roberta.', tensors=head, folder='xlmr-lm'))
+  prefixed = hub.load_backbone(
+    write_checkpoint('xlm-roberta', 1, prefix='roberta.', tensors=head, folder='xlmr-lm')
+  )
   assert prefixed.sha256 == roberta.sha256
 
 
@@ -83,7 +122,9 @@ def test_shards(write_checkpoint):
   assert sharded.sha256 == whole.sha256
   jax.tree.map(np.testing.assert_array_equal, sharded.params, whole.params)
   (path / 'model-2.safetensors').unlink()
-  assert 'weights named in model.safetensors.index.json are missing: model-2.safetensors' in error(path)
+  assert 'weights named in model.safetensors.index.json are missing: model-2.safetensors' in error(
+    path
+  )
   (path / 'model.safetensors.index.json').write_text('{}')
   assert 'expected a weight_map' in error(path)
 
@@ -106,11 +147,21 @@ def test_round_trip_keeps_every_bit(write_checkpoint, tmp_path):
   sentence = SentenceSettings('mean', True, 12, 'query: ', 'passage: ')
   out = tmp_path / 'out'
   for _ in range(2):  # the second replaces the first
-    hub.save_backbone(out, first.config, first.params, source=first.path, sentence=sentence, hf_config=first.hf_config)
+    hub.save_backbone(
+      out,
+      first.config,
+      first.params,
+      source=first.path,
+      sentence=sentence,
+      hf_config=first.hf_config,
+    )
   second = hub.load_backbone(out)
   jax.tree.map(np.testing.assert_array_equal, first.params, second.params)
   assert (second.sha256, second.config, second.sentence) == (first.sha256, first.config, sentence)
-  assert second.hf_config['architectures'] == ['RobertaModel'] and (out / 'tokenizer.json').read_text() == '{"kept": true}'
+  assert (
+    second.hf_config['architectures'] == ['RobertaModel']
+    and (out / 'tokenizer.json').read_text() == '{"kept": true}'
+  )
   assert sorted(p.name for p in tmp_path.iterdir()) == ['checkpoint', 'out']
 
 
@@ -128,7 +179,7 @@ def test_save_does_not_replace_what_is_no_model(write_checkpoint, tmp_path):
 @pytest.mark.slow
 def test_no_space_left(tmp_path):
   # A limit on the size of files stands in for a full disk.
-  code = f'''
+  code = f"""
 import resource, signal, jax
 from dprjax.models import hub
 config = hub.scratch_config('tiny', 2000)
@@ -139,23 +190,34 @@ try:
   hub.save_backbone({str(tmp_path / 'out')!r}, config, params)
 except hub.InputError as error:
   print(error)
-'''
+"""
   done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
-  assert done.stdout.startswith(f'cannot write {tmp_path / "out"}: File too large'), done.stdout + done.stderr
+  assert done.stdout.startswith(f'cannot write {tmp_path / "out"}: File too large'), (
+    done.stdout + done.stderr
+  )
   assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(('change', 'message'), [
-    ({'model_type': 't5'}, "model_type 't5' is not supported; use one of: bert, roberta, xlm-roberta"),
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    (
+      {'model_type': 't5'},
+      "model_type 't5' is not supported; use one of: bert, roberta, xlm-roberta",
+    ),
     ({'model_type': 'absent'}, 'model_type None is not supported'),
     ({'hidden_size': 'absent'}, 'hidden_size is None, expected a whole number'),
     ({'hidden_size': 24.5}, 'hidden_size is 24.5, expected a whole number'),
     ({'layer_norm_eps': 'small'}, "layer_norm_eps is 'small', expected a number"),
     ({'hidden_act': 'xielu'}, "hidden_act 'xielu' is not supported"),
-    ({'position_embedding_type': 'relative_key'}, "position_embedding_type 'relative_key' is not supported, only absolute"),
+    (
+      {'position_embedding_type': 'relative_key'},
+      "position_embedding_type 'relative_key' is not supported, only absolute",
+    ),
     ({'is_decoder': True}, 'is_decoder is set; decoders are not supported'),
     ({'num_attention_heads': 5}, 'hidden_size 24 is not a multiple of num_attention_heads 5'),
-])
+  ],
+)
 def test_bad_config(write_checkpoint, change, message):
   path = write_checkpoint('bert', 1, change=change)
   text = error(path)
@@ -163,21 +225,44 @@ def test_bad_config(write_checkpoint, change, message):
 
 
 def test_config_defaults(write_checkpoint):
-  gone = dict.fromkeys(('type_vocab_size', 'pad_token_id', 'layer_norm_eps', 'hidden_act', 'hidden_dropout_prob'), 'absent')
+  gone = dict.fromkeys(
+    ('type_vocab_size', 'pad_token_id', 'layer_norm_eps', 'hidden_act', 'hidden_dropout_prob'),
+    'absent',
+  )
   config = hub.load_backbone(write_checkpoint('bert', 1, change=gone)).config
-  assert (config.type_vocab_size, config.pad_token_id, config.layer_norm_eps, config.hidden_act, config.hidden_dropout) == (2, 0, 1e-12, 'gelu', 0.1)
+  assert (
+    config.type_vocab_size,
+    config.pad_token_id,
+    config.layer_norm_eps,
+    config.hidden_act,
+    config.hidden_dropout,
+  ) == (2, 0, 1e-12, 'gelu', 0.1)
 
 
 def test_wrong_tensors_are_listed(write_checkpoint):
-  assert 'missing encoder.layer.0.output.dense.bias' in error(write_checkpoint(tensors={'encoder.layer.0.output.dense.bias': None}))
-  assert 'unknown adapter.weight' in error(write_checkpoint(tensors={'adapter.weight': np.zeros(3, np.float32)}))
-  assert 'embeddings.word_embeddings.weight has shape [41, 24], by config.json it is [50, 24]' in error(write_checkpoint(change={'vocab_size': 50}))
+  assert 'missing encoder.layer.0.output.dense.bias' in error(
+    write_checkpoint(tensors={'encoder.layer.0.output.dense.bias': None})
+  )
+  assert 'unknown adapter.weight' in error(
+    write_checkpoint(tensors={'adapter.weight': np.zeros(3, np.float32)})
+  )
+  assert (
+    'embeddings.word_embeddings.weight has shape [41, 24], by config.json it is [50, 24]'
+    in error(write_checkpoint(change={'vocab_size': 50}))
+  )
   text = error(write_checkpoint(change={'num_hidden_layers': 3}))
-  assert 'bert encoder with 3 layers: missing encoder.layer.1.attention.self.query.weight' in text and 'and 24 more' in text
-  assert 'unknown encoder.layer.1' in error(write_checkpoint('bert', 3, change={'num_hidden_layers': 1}))
+  assert (
+    'bert encoder with 3 layers: missing encoder.layer.1.attention.self.query.weight' in text
+    and 'and 24 more' in text
+  )
+  assert 'unknown encoder.layer.1' in error(
+    write_checkpoint('bert', 3, change={'num_hidden_layers': 1})
+  )
   twice = {'bert.embeddings.LayerNorm.bias': np.zeros(24, np.float32)}
   assert 'embeddings.LayerNorm.bias is there twice' in error(write_checkpoint(tensors=twice))
-  assert 'embeddings.LayerNorm.bias is of type I32' in error(write_checkpoint(tensors={'embeddings.LayerNorm.bias': np.zeros(24, np.int32)}))
+  assert 'embeddings.LayerNorm.bias is of type I32' in error(
+    write_checkpoint(tensors={'embeddings.LayerNorm.bias': np.zeros(24, np.int32)})
+  )
 
 
 def test_cut_off_weights(write_checkpoint):
@@ -192,7 +277,9 @@ def test_pickles_are_never_loaded(write_checkpoint):
   path = write_checkpoint()
   (path / 'model.safetensors').rename(path / 'pytorch_model.bin')
   text = error(path)
-  assert 'no model.safetensors to load, only pytorch_model.bin; pickled weights can run code' in text
+  assert (
+    'no model.safetensors to load, only pytorch_model.bin; pickled weights can run code' in text
+  )
   assert f"from_pretrained('{path}').save_pretrained('{path}')" in text
   (path / 'pytorch_model.bin').unlink()
   assert 'no model.safetensors to load;' in error(path)
@@ -212,49 +299,84 @@ def test_what_is_no_directory(tmp_path):
 def test_hub_id_offline():
   # The tests' environment keeps the hub client off line.
   text = error('some-group/some-model')
-  assert text.startswith('backbone not found: some-group/some-model is no directory here, and could not be fetched from the Hugging Face hub')
+  assert text.startswith(
+    'backbone not found: some-group/some-model is no directory here, and could not be fetched from '
+    'the Hugging Face hub'
+  )
 
 
 def test_minilm(minilm):
   backbone = hub.load_backbone(minilm)
-  assert (backbone.config.num_layers, backbone.config.hidden_size, backbone.config.num_heads) == (6, 384, 12)
+  assert (backbone.config.num_layers, backbone.config.hidden_size, backbone.config.num_heads) == (
+    6,
+    384,
+    12,
+  )
   assert backbone.sentence == SentenceSettings('mean', True, 256)
   assert backbone.sha256 == '5b3bc613131bf04d704fc5e23af346ad2eb1e9467280c53def5fe0804c5e44b7'
 
 
 def test_scratch(small):
   config = hub.scratch_config('mini', 100, model_type='roberta', max_tokens=64)
-  assert (config.num_layers, config.hidden_size, config.num_heads, config.intermediate_size) == (4, 256, 4, 1024)
+  assert (config.num_layers, config.hidden_size, config.num_heads, config.intermediate_size) == (
+    4,
+    256,
+    4,
+    1024,
+  )
   assert (config.max_positions, config.max_tokens, config.pad_token_id) == (66, 64, 1)
-  assert config.initializer_range == pytest.approx(0.034641)  # narrower than BERT's 768, so wider than its 0.02
-  assert hub.init_params(config, jax.random.key(0))['layers']['mlp']['up']['kernel'].std() == pytest.approx(0.034641, rel=0.01)
+  assert config.initializer_range == pytest.approx(
+    0.034641
+  )  # narrower than BERT's 768, so wider than its 0.02
+  assert hub.init_params(config, jax.random.key(0))['layers']['mlp']['up'][
+    'kernel'
+  ].std() == pytest.approx(0.034641, rel=0.01)
   assert hub.scratch_config('base', 100).initializer_range == 0.02
-  with pytest.raises(InputError, match="size 'huge' is unknown; use one of: tiny, mini, small, base"):
+  with pytest.raises(
+    InputError, match="size 'huge' is unknown; use one of: tiny, mini, small, base"
+  ):
     hub.scratch_config('huge', 100)
   config = dataclasses.replace(small[0], hidden_size=128, num_layers=2)
   params = hub.init_params(config, jax.random.key(1))
   kernel = params['layers']['attention']['query']['kernel']
-  assert kernel.shape == (2, 128, 128) and abs(kernel.std() - 0.02) < 5e-4 and np.abs(kernel[0] - kernel[1]).max() > 0.01
-  assert (params['layers']['mlp']['norm']['scale'] == 1).all() and (params['layers']['mlp']['up']['bias'] == 0).all()
+  assert (
+    kernel.shape == (2, 128, 128)
+    and abs(kernel.std() - 0.02) < 5e-4
+    and np.abs(kernel[0] - kernel[1]).max() > 0.01
+  )
+  assert (params['layers']['mlp']['norm']['scale'] == 1).all() and (
+    params['layers']['mlp']['up']['bias'] == 0
+  ).all()
   assert isinstance(kernel, np.ndarray)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('model_type', ['bert', 'roberta', 'xlm-roberta'])
 def test_transformers_loads_what_was_saved(write_checkpoint, tmp_path, golden, model_type):
-  torch = pytest.importorskip('torch', reason='PyTorch is an oracle here, not a dependency: pip install torch')
+  torch = pytest.importorskip(
+    'torch', reason='PyTorch is an oracle here, not a dependency: pip install torch'
+  )
   import transformers
+
   backbone = hub.load_backbone(write_checkpoint(model_type, 3))
   out = tmp_path / 'out'
-  hub.save_backbone(out, backbone.config, backbone.params, sentence=SentenceSettings('mean', True), hf_config=None)
+  hub.save_backbone(
+    out, backbone.config, backbone.params, sentence=SentenceSettings('mean', True), hf_config=None
+  )
   model, info = transformers.AutoModel.from_pretrained(out, output_loading_info=True)
-  assert not info['unexpected_keys'] and not info['mismatched_keys'] and all(key.startswith('pooler.') for key in info['missing_keys'])
+  assert (
+    not info['unexpected_keys']
+    and not info['mismatched_keys']
+    and all(key.startswith('pooler.') for key in info['missing_keys'])
+  )
   arrays = golden(model_type)
   tokens, mask, types = arrays['tokens'], arrays['mask'], arrays['token_types']
   with torch.no_grad():
     hidden = model.eval()(
-        input_ids=torch.from_numpy(tokens).long(), attention_mask=torch.from_numpy(mask).long(),
-        token_type_ids=torch.from_numpy(types).long()).last_hidden_state.numpy()
+      input_ids=torch.from_numpy(tokens).long(),
+      attention_mask=torch.from_numpy(mask).long(),
+      token_type_ids=torch.from_numpy(types).long(),
+    ).last_hidden_state.numpy()
   np.testing.assert_allclose(hidden[mask], arrays['3/plain/hidden'][mask], rtol=0, atol=2e-5)
   ours = encode(backbone.config, backbone.params, tokens, mask, token_types=types)
   np.testing.assert_allclose(ours[mask], hidden[mask], rtol=0, atol=2e-5)
@@ -267,16 +389,25 @@ def test_checkpoint_without_heads(write_checkpoint):
 
 @pytest.mark.parametrize('model_type', ['bert', 'roberta', 'xlm-roberta'])
 def test_heads_round_trip_keeps_every_bit(write_heads, tmp_path, model_type):
-  first = hub.load_backbone(write_heads(model_type, change={'tie_word_embeddings': False}), heads=True)
+  first = hub.load_backbone(
+    write_heads(model_type, change={'tie_word_embeddings': False}), heads=True
+  )
   out = tmp_path / 'out'
   heads = {'mlm': first.mlm, 'condenser': first.condenser, 'condenser_split': 2}
   hub.save_backbone(out, first.config, first.params, hf_config=first.hf_config, **heads)
   second = hub.load_backbone(out, heads=True)
-  for ours, theirs in ((second.params, first.params), (second.mlm, first.mlm), (second.condenser, first.condenser)):
+  for ours, theirs in (
+    (second.params, first.params),
+    (second.mlm, first.mlm),
+    (second.condenser, first.condenser),
+  ):
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
   assert (second.sha256, second.condenser_split, first.condenser_split) == (first.sha256, 2, 1)
   name = {'bert': 'Bert', 'roberta': 'Roberta', 'xlm-roberta': 'XLMRoberta'}[model_type]
-  assert second.hf_config['architectures'] == [f'{name}ForMaskedLM'] and second.hf_config['tie_word_embeddings'] is True
+  assert (
+    second.hf_config['architectures'] == [f'{name}ForMaskedLM']
+    and second.hf_config['tie_word_embeddings'] is True
+  )
   with safetensors.safe_open(out / 'condenser.safetensors', 'np') as file:
     assert file.metadata() == {'format': 'pt', 'num_layers': '2', 'split': '2'}
     assert 'layer.1.attention.self.query.weight' in file.keys()  # noqa: SIM118 (not a dict)
@@ -290,21 +421,39 @@ def test_heads_round_trip_keeps_every_bit(write_heads, tmp_path, model_type):
 @pytest.mark.parametrize('split', [None, 0, 3, -1])
 def test_condenser_head_needs_a_split(write_heads, tmp_path, split):
   backbone = hub.load_backbone(write_heads(), heads=True)
-  with pytest.raises(InputError, match=rf"a Condenser head's split must be 1 to 2 of the encoder's layers, not {split}"):
-    hub.save_backbone(tmp_path / 'out', backbone.config, backbone.params, condenser=backbone.condenser, condenser_split=split)
+  with pytest.raises(
+    InputError,
+    match=rf"a Condenser head's split must be 1 to 2 of the encoder's layers, not {split}",
+  ):
+    hub.save_backbone(
+      tmp_path / 'out',
+      backbone.config,
+      backbone.params,
+      condenser=backbone.condenser,
+      condenser_split=split,
+    )
   assert not (tmp_path / 'out').exists()
 
 
 def test_vocabulary_larger_than_the_embeddings(write_checkpoint):
   backbone = hub.load_backbone(write_checkpoint('bert', 1))
   hub.check_vocabulary(backbone, 41, 'tokens')
-  with pytest.raises(InputError, match=r'^tokens: the tokenizer has 42 tokens, the backbone .*checkpoint embeddings for 41; use the tokenizer'):
+  with pytest.raises(
+    InputError,
+    match=r'^tokens: the tokenizer has 42 tokens, the backbone .*checkpoint embeddings for 41; use '
+    r'the tokenizer',
+  ):
     hub.check_vocabulary(backbone, 42, 'tokens')
 
 
 def test_scratch_for_sentencepiece(tmp_path):
   config = hub.scratch_config('tiny', 60, model_type='xlm-roberta', max_tokens=10, pad_token_id=3)
-  assert (config.max_positions, config.max_tokens, config.first_position, config.pad_token_id) == (14, 10, 4, 3)
+  assert (config.max_positions, config.max_tokens, config.first_position, config.pad_token_id) == (
+    14,
+    10,
+    4,
+    3,
+  )
   hub.save_backbone(tmp_path / 'out', config, hub.init_params(config, jax.random.key(0)))
   backbone = hub.load_backbone(tmp_path / 'out')
   assert backbone.config == config and backbone.hf_config['pad_token_id'] == 3
@@ -316,24 +465,37 @@ def test_scratch_for_sentencepiece(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('model_type', ['bert', 'roberta', 'xlm-roberta'])
 def test_transformers_loads_the_masked_lm_head(write_heads, tmp_path, golden, model_type):
-  torch = pytest.importorskip('torch', reason='PyTorch is an oracle here, not a dependency: pip install torch')
+  torch = pytest.importorskip(
+    'torch', reason='PyTorch is an oracle here, not a dependency: pip install torch'
+  )
   import transformers
+
   backbone = hub.load_backbone(write_heads(model_type), heads=True)
   out = tmp_path / 'out'
   heads = {'mlm': backbone.mlm, 'condenser': backbone.condenser, 'condenser_split': 1}
   hub.save_backbone(out, backbone.config, backbone.params, **heads)
   model, info = transformers.AutoModelForMaskedLM.from_pretrained(out, output_loading_info=True)
-  assert not any(info[kind] for kind in ('missing_keys', 'unexpected_keys', 'mismatched_keys')), info
+  assert not any(info[kind] for kind in ('missing_keys', 'unexpected_keys', 'mismatched_keys')), (
+    info
+  )
   assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
   encoder, info = transformers.AutoModel.from_pretrained(out, output_loading_info=True)
-  assert not info['mismatched_keys'] and all(key.startswith('pooler.') for key in info['missing_keys']), info
+  assert not info['mismatched_keys'] and all(
+    key.startswith('pooler.') for key in info['missing_keys']
+  ), info
   assert all(key.startswith(('cls.', 'lm_head.')) for key in info['unexpected_keys']), info
   arrays = golden(f'heads_{model_type}')
-  inputs = {'input_ids': torch.from_numpy(arrays['tokens']).long(), 'attention_mask': torch.from_numpy(arrays['mask']).long(),
-            'token_type_ids': torch.from_numpy(arrays['token_types']).long()}
+  inputs = {
+    'input_ids': torch.from_numpy(arrays['tokens']).long(),
+    'attention_mask': torch.from_numpy(arrays['mask']).long(),
+    'token_type_ids': torch.from_numpy(arrays['token_types']).long(),
+  }
   mask = arrays['mask']
   with torch.no_grad():
-    logits, hidden = model.eval()(**inputs).logits.numpy(), encoder.eval()(**inputs).last_hidden_state.numpy()
+    logits, hidden = (
+      model.eval()(**inputs).logits.numpy(),
+      encoder.eval()(**inputs).last_hidden_state.numpy(),
+    )
   np.testing.assert_allclose(logits[mask], arrays['mlm/logits'][mask], rtol=2e-5, atol=2e-5)
   np.testing.assert_allclose(hidden[mask], arrays['late'][mask], rtol=2e-5, atol=2e-5)
   # What transformers saves is read back, bit for bit.

@@ -14,19 +14,25 @@ mask_tokens = jax.jit(masking.mask_tokens, static_argnames=('rate', 'mask_id'))
 
 
 def texts(rows=ROWS, length=LENGTH, seed=0, longest=4):
-  """Tokens from 1000 on, none of them a replacement, in words of 1 to ``longest`` tokens, between specials; of many lengths, padded."""
+  """Tokens from 1000 on, none of them a replacement, in words of 1 to ``longest`` tokens, between
+  specials; of many lengths, padded.
+  """
   rng = np.random.default_rng(seed)
   tokens, words = np.full((rows, length), PAD, np.int32), np.full((rows, length), -1, np.int32)
   for row in range(rows):
     size = rng.integers(1, length - 1) if row % 4 else length - 2
     tokens[row, 0], tokens[row, size + 1] = CLS, SEP
-    tokens[row, 1:size + 1] = rng.integers(1000, 2000, size)
-    words[row, 1:size + 1] = np.repeat(np.arange(size), rng.integers(1, longest + 1, size))[:size]
+    tokens[row, 1 : size + 1] = rng.integers(1000, 2000, size)
+    words[row, 1 : size + 1] = np.repeat(np.arange(size), rng.integers(1, longest + 1, size))[:size]
   return tokens, words
 
 
 def draw(tokens, words, key=0, **options):
-  return jax.device_get(mask_tokens(jax.random.key(key), tokens, words, mask_id=MASK, replacements=REPLACEMENTS, **options))
+  return jax.device_get(
+    mask_tokens(
+      jax.random.key(key), tokens, words, mask_id=MASK, replacements=REPLACEMENTS, **options
+    )
+  )
 
 
 @pytest.fixture(scope='module')
@@ -37,8 +43,17 @@ def drawn():
 
 def test_positions_targets_and_weights_agree(drawn):
   tokens, _, masked = drawn
-  assert masked.positions.shape == masked.targets.shape == masked.weights.shape == (ROWS, 5) == (ROWS, masking.most_masked(LENGTH))
-  assert masked.tokens.dtype == masked.positions.dtype == masked.targets.dtype == np.int32 and masked.weights.dtype == np.float32
+  assert (
+    masked.positions.shape
+    == masked.targets.shape
+    == masked.weights.shape
+    == (ROWS, 5)
+    == (ROWS, masking.most_masked(LENGTH))
+  )
+  assert (
+    masked.tokens.dtype == masked.positions.dtype == masked.targets.dtype == np.int32
+    and masked.weights.dtype == np.float32
+  )
   assert set(np.unique(masked.weights)) == {0, 1}
   for row in range(ROWS):
     count = int(masked.weights[row].sum())
@@ -61,7 +76,11 @@ def test_whole_words_within_the_budget_and_no_special_token(drawn):
     budgets.append(max(1, round(0.15 * (words[row] >= 0).sum())))
     counts.append(len(positions))
     # A word that would still have fitted was not left out.
-    sizes = [(words[row] == word).sum() for word in np.unique(words[row]) if word >= 0 and word not in hidden]
+    sizes = [
+      (words[row] == word).sum()
+      for word in np.unique(words[row])
+      if word >= 0 and word not in hidden
+    ]
     assert counts[-1] <= budgets[-1] and budgets[-1] - counts[-1] < min(sizes, default=np.inf)
   assert sum(counts) > 0.9 * sum(budgets)
 
@@ -70,12 +89,16 @@ def test_single_token_words_fill_the_budget():
   tokens, words = texts(longest=1)
   masked = draw(tokens, words)
   maskable = (words >= 0).sum(1)
-  np.testing.assert_array_equal(masked.weights.sum(1), [max(1, round(0.15 * count)) for count in maskable])
+  np.testing.assert_array_equal(
+    masked.weights.sum(1), [max(1, round(0.15 * count)) for count in maskable]
+  )
   # Half to even, as Python rounds and float32 would not: 0.15 * 10 and 0.15 * 30.
   budgets = [masking.most_masked(length) for length in (2, 3, 12, 32, 128)]
   assert budgets == [1, 1, 2, 4, 19]
-  np.testing.assert_array_equal(draw(tokens[:8, :20], words[:8, :20], rate=0.5).weights.sum(1), np.minimum(
-      9, [max(1, round(0.5 * count)) for count in (words[:8, :20] >= 0).sum(1)]))
+  np.testing.assert_array_equal(
+    draw(tokens[:8, :20], words[:8, :20], rate=0.5).weights.sum(1),
+    np.minimum(9, [max(1, round(0.5 * count)) for count in (words[:8, :20] >= 0).sum(1)]),
+  )
 
 
 def test_eighty_ten_ten():
@@ -83,13 +106,24 @@ def test_eighty_ten_ten():
   masked = draw(tokens, words)
   hidden = masked.weights == 1
   shown = np.take_along_axis(masked.tokens, masked.positions, axis=1)[hidden]
-  kinds = np.array([(shown == MASK).mean(), np.isin(shown, REPLACEMENTS).mean(), (shown == masked.targets[hidden]).mean()])
+  kinds = np.array(
+    [
+      (shown == MASK).mean(),
+      np.isin(shown, REPLACEMENTS).mean(),
+      (shown == masked.targets[hidden]).mean(),
+    ]
+  )
   assert kinds.sum() == 1
   # Five standard deviations of a share in as many draws as there were.
   expected = np.array([0.8, 0.1, 0.1])
-  assert hidden.sum() > 6000 and (np.abs(kinds - expected) < 5 * np.sqrt(expected * (1 - expected) / hidden.sum())).all(), kinds
+  assert (
+    hidden.sum() > 6000
+    and (np.abs(kinds - expected) < 5 * np.sqrt(expected * (1 - expected) / hidden.sum())).all()
+  ), kinds
   random = shown[np.isin(shown, REPLACEMENTS)]
-  assert len(np.unique(random)) > 95 and abs(random.mean() - 149.5) < 5 * 28.9 / np.sqrt(len(random))
+  assert len(np.unique(random)) > 95 and abs(random.mean() - 149.5) < 5 * 28.9 / np.sqrt(
+    len(random)
+  )
   # Every place of a full row is as likely as another.
   full = words[:, -2] >= 0
   places = np.bincount(masked.positions[full][hidden[full]], minlength=LENGTH)[1:-1]
@@ -112,7 +146,11 @@ def test_the_key_decides(drawn):
   for one, two in zip(masked, again, strict=True):
     np.testing.assert_array_equal(one, two)
   # The replacements may be a constant of the program.
-  inside = jax.jit(lambda: masking.mask_tokens(jax.random.key(0), tokens, words, mask_id=MASK, replacements=REPLACEMENTS))()
+  inside = jax.jit(
+    lambda: masking.mask_tokens(
+      jax.random.key(0), tokens, words, mask_id=MASK, replacements=REPLACEMENTS
+    )
+  )()
   np.testing.assert_array_equal(inside.tokens, masked.tokens)
   differs = (masked.positions != other.positions).any(axis=1)
   assert differs[(words >= 0).sum(1) > 20].mean() > 0.8
@@ -150,11 +188,18 @@ def test_choice_equals_plain_python():
   order = rng.random(words.shape).astype(np.float32)
   budget = rng.integers(0, 13, 64).astype(np.int32)
   chosen = masking.choose_words(order, words, budget, 12)
-  np.testing.assert_array_equal(chosen, [greedy(*row) for row in zip(order, words, budget, strict=True)])
+  np.testing.assert_array_equal(
+    chosen, [greedy(*row) for row in zip(order, words, budget, strict=True)]
+  )
   assert np.asarray(chosen).sum() > 100
-  # By hand: words of 2, 3 and 1 tokens, in this order, and room for 3: the second is passed over, the third still fits.
+  # By hand: words of 2, 3 and 1 tokens, in this order, and room for 3: the second is passed over,
+  # the third still fits.
   by_hand = masking.choose_words(
-      jnp.array([[0.0, 0.1, 0.9, 0.2, 0.0, 0.0, 0.3]]), jnp.array([[-1, 5, 5, 2, 2, 2, 9]], jnp.int32), jnp.array([3], jnp.int32), 3)
+    jnp.array([[0.0, 0.1, 0.9, 0.2, 0.0, 0.0, 0.3]]),
+    jnp.array([[-1, 5, 5, 2, 2, 2, 9]], jnp.int32),
+    jnp.array([3], jnp.int32),
+    3,
+  )
   np.testing.assert_array_equal(by_hand, [[False, True, True, False, False, False, True]])
 
 
@@ -165,5 +210,12 @@ def test_eight_devices_draw_as_one(drawn):
   for one, two in zip(masked, draw(*placed), strict=True):
     np.testing.assert_array_equal(one, two)
   # Rows do not wait for one another.
-  compiled = mask_tokens.lower(jax.random.key(0), *placed, mask_id=MASK, replacements=REPLACEMENTS).compile().as_text()
-  assert not any(f'{name}(' in compiled for name in ('all-gather', 'all-reduce', 'all-to-all', 'collective-permute'))
+  compiled = (
+    mask_tokens.lower(jax.random.key(0), *placed, mask_id=MASK, replacements=REPLACEMENTS)
+    .compile()
+    .as_text()
+  )
+  assert not any(
+    f'{name}(' in compiled
+    for name in ('all-gather', 'all-reduce', 'all-to-all', 'collective-permute')
+  )

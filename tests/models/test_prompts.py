@@ -13,20 +13,28 @@ SHAPE = (3, 2, 5, 2, 6)
 
 
 def mlp_reference(params):
-  """Embedding -> Linear -> Tanh -> Linear in float64; every value is put where it belongs, one by one."""
+  """Embedding -> Linear -> Tanh -> Linear in float64; every value is put where it belongs, one by
+  one.
+  """
   params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
   hidden = np.tanh(params['embedding'] @ params['hidden']['kernel'] + params['hidden']['bias'])
   flat = hidden @ params['output']['kernel'] + params['output']['bias']
   prefix = np.zeros(SHAPE)
   for layer, side, position, head, value in np.ndindex(*SHAPE):
     # Layer by layer, the keys of a layer and then its values, head by head.
-    prefix[layer, side, position, head, value] = flat[position, (layer * 2 + side) * 12 + head * 6 + value]
+    prefix[layer, side, position, head, value] = flat[
+      position, (layer * 2 + side) * 12 + head * 6 + value
+    ]
   return prefix
 
 
 def test_without_reparametrisation_the_parameter_is_the_prefix():
   params = prompts.init_prompt(CONFIG, KEY, 5)
-  assert list(params) == ['prefix'] and params['prefix'].shape == SHAPE and params['prefix'].dtype == jnp.float32
+  assert (
+    list(params) == ['prefix']
+    and params['prefix'].shape == SHAPE
+    and params['prefix'].dtype == jnp.float32
+  )
   expanded = prompts.expand_prompt(CONFIG, params)
   assert expanded['query'] is expanded['passage'] is params['prefix']
 
@@ -38,8 +46,10 @@ def test_initial_values_have_the_deviation_that_was_asked_for():
 
 def test_mlp_equals_numpy():
   params = prompts.init_prompt(CONFIG, KEY, 5, reparam='mlp', hidden=7, std=0.5)
-  assert {name: leaf.shape for name, leaf in (('embedding', params['embedding']), *params['hidden'].items())} == {
-      'embedding': (5, 12), 'kernel': (12, 7), 'bias': (7,)}
+  assert {
+    name: leaf.shape
+    for name, leaf in (('embedding', params['embedding']), *params['hidden'].items())
+  } == {'embedding': (5, 12), 'kernel': (12, 7), 'bias': (7,)}
   assert params['output']['kernel'].shape == (7, 3 * 2 * 12)
   prefix = prompts.expand_prompt(CONFIG, params)['query']
   assert prefix.shape == SHAPE
@@ -50,9 +60,10 @@ def test_mlp_starts_as_a_linear_layer_of_pytorch():
   params = prompts.init_prompt(CONFIG, KEY, 5, reparam='mlp', hidden=400)
   for layer, rows in (('hidden', 12), ('output', 400)):
     for values in params[layer].values():
-      # Uniform in +-1 / sqrt(rows): its largest value lies just under the bound, its deviation at the bound / sqrt(3).
+      # Uniform in +-1 / sqrt(rows): its largest value lies just under the bound, its deviation at
+      # the bound / sqrt(3).
       assert 0.8 * rows**-0.5 < float(jnp.max(jnp.abs(values))) <= rows**-0.5
-    assert abs(float(jnp.std(params[layer]['kernel'])) * (3 * rows)**0.5 - 1) < 0.03
+    assert abs(float(jnp.std(params[layer]['kernel'])) * (3 * rows) ** 0.5 - 1) < 0.03
 
 
 @pytest.mark.parametrize('reparam', ['none', 'mlp'])
@@ -71,7 +82,9 @@ def test_no_prompt_expands_to_none():
 
 
 def test_an_unknown_reparametrisation_is_named():
-  with pytest.raises(InputError, match=r"config\.prompt\.reparam: expected one of none, mlp, not 'lstm'"):
+  with pytest.raises(
+    InputError, match=r"config\.prompt\.reparam: expected one of none, mlp, not 'lstm'"
+  ):
     prompts.init_prompt(CONFIG, KEY, 5, reparam='lstm')
 
 

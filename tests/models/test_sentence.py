@@ -14,8 +14,16 @@ NEW = 'sentence_transformers.sentence_transformer.modules.'
 
 
 def write(folder, types=(OLD + 'Transformer', OLD + 'Pooling'), **files):
-  paths = {'Transformer': '', 'Pooling': '1_Pooling', 'Normalize': '2_Normalize', 'Dense': '2_Dense'}
-  modules = [{'idx': i, 'name': str(i), 'path': paths[name.rsplit('.', 1)[-1]], 'type': name} for i, name in enumerate(types)]
+  paths = {
+    'Transformer': '',
+    'Pooling': '1_Pooling',
+    'Normalize': '2_Normalize',
+    'Dense': '2_Dense',
+  }
+  modules = [
+    {'idx': i, 'name': str(i), 'path': paths[name.rsplit('.', 1)[-1]], 'type': name}
+    for i, name in enumerate(types)
+  ]
   files = {'modules': modules, '1_Pooling/config': {'pooling_mode_mean_tokens': True}} | files
   for name, content in files.items():
     path = folder / f'{name}.json'
@@ -34,40 +42,80 @@ def test_without_files(tmp_path):
 
 
 def test_old_form(tmp_path):
-  write(tmp_path, (OLD + 'Transformer', OLD + 'Pooling', OLD + 'Normalize'), sentence_bert_config={'max_seq_length': 256, 'do_lower_case': False},
-        config_sentence_transformers={'prompts': {'query': 'query: ', 'passage': 'passage: '}})
+  write(
+    tmp_path,
+    (OLD + 'Transformer', OLD + 'Pooling', OLD + 'Normalize'),
+    sentence_bert_config={'max_seq_length': 256, 'do_lower_case': False},
+    config_sentence_transformers={'prompts': {'query': 'query: ', 'passage': 'passage: '}},
+  )
   assert read(tmp_path) == SentenceSettings('mean', True, 256, 'query: ', 'passage: ')
-  write(tmp_path, **{'1_Pooling/config': {'pooling_mode_cls_token': True, 'pooling_mode_mean_tokens': False}})
+  write(
+    tmp_path,
+    **{'1_Pooling/config': {'pooling_mode_cls_token': True, 'pooling_mode_mean_tokens': False}},
+  )
   assert read(tmp_path).pooling == 'cls' and not read(tmp_path).normalize
 
 
 def test_new_form(tmp_path):
-  write(tmp_path, (NEW + 'transformer.Transformer', NEW + 'pooling.Pooling'), **{
-      '1_Pooling/config': {'embedding_dimension': 24, 'pooling_mode': 'cls', 'include_prompt': True},
-      'config_sentence_transformers': {'prompts': {'query': 'Q: ', 'document': 'D: ', 'corpus': 'C: '}, 'default_prompt_name': None},
-      'sentence_bert_config': {'transformer_task': 'feature-extraction'}, 'tokenizer_config': {'model_max_length': 300}})
+  write(
+    tmp_path,
+    (NEW + 'transformer.Transformer', NEW + 'pooling.Pooling'),
+    **{
+      '1_Pooling/config': {
+        'embedding_dimension': 24,
+        'pooling_mode': 'cls',
+        'include_prompt': True,
+      },
+      'config_sentence_transformers': {
+        'prompts': {'query': 'Q: ', 'document': 'D: ', 'corpus': 'C: '},
+        'default_prompt_name': None,
+      },
+      'sentence_bert_config': {'transformer_task': 'feature-extraction'},
+      'tokenizer_config': {'model_max_length': 300},
+    },
+  )
   assert read(tmp_path) == SentenceSettings('cls', False, 300, 'Q: ', 'D: ')
   write(tmp_path, **{'1_Pooling/config': {'pooling_mode': ['mean']}})
   assert read(tmp_path).pooling == 'mean'
 
 
 def test_default_prompt_and_longest_input(tmp_path):
-  write(tmp_path, sentence_bert_config={'max_seq_length': 100_000},
-        config_sentence_transformers={'prompts': {'query': 'find: ', 'other': 'text: '}, 'default_prompt_name': 'other'})
+  write(
+    tmp_path,
+    sentence_bert_config={'max_seq_length': 100_000},
+    config_sentence_transformers={
+      'prompts': {'query': 'find: ', 'other': 'text: '},
+      'default_prompt_name': 'other',
+    },
+  )
   assert read(tmp_path) == SentenceSettings('mean', False, 512, 'find: ', 'text: ')
 
 
-@pytest.mark.parametrize(('files', 'message'), [
-    ({'1_Pooling/config': {'pooling_mode_max_tokens': True}}, 'pooling max is not supported; use one of: cls, mean'),
+@pytest.mark.parametrize(
+  ('files', 'message'),
+  [
+    (
+      {'1_Pooling/config': {'pooling_mode_max_tokens': True}},
+      'pooling max is not supported; use one of: cls, mean',
+    ),
     ({'1_Pooling/config': {'pooling_mode': 'lasttoken'}}, 'pooling lasttoken is not supported'),
-    ({'1_Pooling/config': {'pooling_mode_cls_token': True, 'pooling_mode_mean_tokens': True}}, r'pooling cls \+ mean is not supported'),
-    ({'1_Pooling/config': {'pooling_mode': 'mean', 'include_prompt': False}, 'config_sentence_transformers': {'prompts': {'query': 'q'}}},
-     'include_prompt false'),
+    (
+      {'1_Pooling/config': {'pooling_mode_cls_token': True, 'pooling_mode_mean_tokens': True}},
+      r'pooling cls \+ mean is not supported',
+    ),
+    (
+      {
+        '1_Pooling/config': {'pooling_mode': 'mean', 'include_prompt': False},
+        'config_sentence_transformers': {'prompts': {'query': 'q'}},
+      },
+      'include_prompt false',
+    ),
     ({'1_Pooling/config': []}, 'expected a JSON object, found list'),
     ({'modules': [{'path': ''}]}, 'expected a list of objects with type and path'),
     ({'modules': '{'}, 'modules.json is not JSON'),
     ({'config_sentence_transformers': {'prompts': ['q']}}, 'prompts is not an object of strings'),
-])
+  ],
+)
 def test_unsupported(tmp_path, files, message):
   write(tmp_path, **files)
   with pytest.raises(InputError, match=message):
@@ -80,7 +128,9 @@ def test_other_modules(tmp_path):
     read(tmp_path)
 
 
-@pytest.mark.parametrize('settings', [SentenceSettings(), SentenceSettings('mean', True, 128, 'q: ', 'p: ')], ids=str)
+@pytest.mark.parametrize(
+  'settings', [SentenceSettings(), SentenceSettings('mean', True, 128, 'q: ', 'p: ')], ids=str
+)
 def test_round_trip(tmp_path, settings):
   write_sentence_settings(epath.Path(tmp_path), CONFIG, settings)
   assert read(tmp_path) == settings
@@ -90,6 +140,12 @@ def test_model_in_a_folder_of_its_own(write_checkpoint, tmp_path):
   # As sentence-transformers 0.x wrote them.
   path = write_checkpoint('bert', 1, folder='0_BERT')
   (path / 'sentence_bert_config.json').write_text('{"max_seq_length": 10}')
-  write(tmp_path, modules=[{'path': '0_BERT', 'type': OLD + 'Transformer'}, {'path': '1_Pooling', 'type': OLD + 'Pooling'}])
+  write(
+    tmp_path,
+    modules=[
+      {'path': '0_BERT', 'type': OLD + 'Transformer'},
+      {'path': '1_Pooling', 'type': OLD + 'Pooling'},
+    ],
+  )
   backbone = hub.load_backbone(tmp_path)
   assert backbone.path == str(path) and backbone.sentence == SentenceSettings('mean', False, 10)

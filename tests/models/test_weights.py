@@ -15,10 +15,17 @@ def error(path):
 
 @pytest.fixture
 def tensors(golden):
-  """``tensors('bert')``: the float32 tensors of the golden ForMaskedLM checkpoint, under transformers' names."""
+  """``tensors('bert')``: the float32 tensors of the golden ForMaskedLM checkpoint, under
+  transformers' names.
+  """
+
   def read(model_type):
-    return {name.removeprefix('weights/'): value.astype(np.float32)
-            for name, value in golden(f'heads_{model_type}').items() if name.startswith('weights/')}
+    return {
+      name.removeprefix('weights/'): value.astype(np.float32)
+      for name, value in golden(f'heads_{model_type}').items()
+      if name.startswith('weights/')
+    }
+
   return read
 
 
@@ -30,7 +37,10 @@ def test_masked_lm_head_is_read(write_heads, tensors):
     norm = 'LayerNorm' if model_type == 'bert' else 'layer_norm'
     np.testing.assert_array_equal(backbone.mlm['norm']['scale'], arrays[f'{head}.{norm}.weight'])
     np.testing.assert_array_equal(backbone.mlm['norm']['bias'], arrays[f'{head}.{norm}.bias'])
-    np.testing.assert_array_equal(backbone.mlm['bias'], arrays['cls.predictions.bias' if model_type == 'bert' else 'lm_head.bias'])
+    np.testing.assert_array_equal(
+      backbone.mlm['bias'],
+      arrays['cls.predictions.bias' if model_type == 'bert' else 'lm_head.bias'],
+    )
     assert {leaf.dtype for leaf in jax.tree.leaves(backbone.mlm)} == {np.dtype(np.float32)}
 
 
@@ -40,27 +50,67 @@ def test_copies_of_tied_tensors(write_heads, tensors):
   table, bias = weights['bert.embeddings.word_embeddings.weight'], weights['cls.predictions.bias']
   norm = 'cls.predictions.transform.LayerNorm'
   for edits in (
-      {'cls.predictions.decoder.weight': table, 'cls.predictions.decoder.bias': bias},
-      {'cls.predictions.decoder.bias': bias, 'cls.predictions.bias': None},  # one of the two is enough
-      {f'{norm}.gamma': weights[f'{norm}.weight'], f'{norm}.beta': weights[f'{norm}.bias'], f'{norm}.weight': None, f'{norm}.bias': None}):
+    {'cls.predictions.decoder.weight': table, 'cls.predictions.decoder.bias': bias},
+    {
+      'cls.predictions.decoder.bias': bias,
+      'cls.predictions.bias': None,
+    },  # one of the two is enough
+    {
+      f'{norm}.gamma': weights[f'{norm}.weight'],
+      f'{norm}.beta': weights[f'{norm}.bias'],
+      f'{norm}.weight': None,
+      f'{norm}.bias': None,
+    },
+  ):
     same = hub.load_backbone(write_heads(tensors=edits), heads=True)
     assert same.sha256 == plain.sha256
     jax.tree.map(np.testing.assert_array_equal, same.mlm, plain.mlm)
   text = error(write_heads(tensors={'cls.predictions.decoder.weight': table + 1}))
-  assert 'cls.predictions.decoder.weight differs from embeddings.word_embeddings.weight; a decoder of its own, untied, is not supported' in text
-  assert 'cls.predictions.decoder.bias differs from cls.predictions.bias' in error(write_heads(tensors={'cls.predictions.decoder.bias': bias + 1}))
+  assert (
+    'cls.predictions.decoder.weight differs from embeddings.word_embeddings.weight; a decoder of '
+    'its own, untied, is not supported' in text
+  )
+  assert 'cls.predictions.decoder.bias differs from cls.predictions.bias' in error(
+    write_heads(tensors={'cls.predictions.decoder.bias': bias + 1})
+  )
 
 
-@pytest.mark.parametrize(('model_type', 'edits', 'message'), [
-    ('bert', {'cls.predictions.transform.dense.bias': None}, 'cls.predictions.bias are there, but missing cls.predictions.transform.dense.bias;'),
-    ('roberta', {'lm_head.bias': None, 'lm_head.layer_norm.weight': None}, 'missing lm_head.layer_norm.weight, lm_head.bias'),
-    ('bert', {'cls.predictions.bias': np.zeros(42, np.float32)}, 'cls.predictions.bias has shape [42], by config.json it is [43]'),
-    ('bert', {'cls.predictions.decoder.weight': np.zeros((44, 20), np.float32)}, 'decoder.weight has shape [44, 20], by config.json it is [43, 20]'),
-    ('xlm-roberta', {'lm_head.dense.bias': np.zeros(20, np.int32)}, 'lm_head.dense.bias is of type I32'),
-])
+@pytest.mark.parametrize(
+  ('model_type', 'edits', 'message'),
+  [
+    (
+      'bert',
+      {'cls.predictions.transform.dense.bias': None},
+      'cls.predictions.bias are there, but missing cls.predictions.transform.dense.bias;',
+    ),
+    (
+      'roberta',
+      {'lm_head.bias': None, 'lm_head.layer_norm.weight': None},
+      'missing lm_head.layer_norm.weight, lm_head.bias',
+    ),
+    (
+      'bert',
+      {'cls.predictions.bias': np.zeros(42, np.float32)},
+      'cls.predictions.bias has shape [42], by config.json it is [43]',
+    ),
+    (
+      'bert',
+      {'cls.predictions.decoder.weight': np.zeros((44, 20), np.float32)},
+      'decoder.weight has shape [44, 20], by config.json it is [43, 20]',
+    ),
+    (
+      'xlm-roberta',
+      {'lm_head.dense.bias': np.zeros(20, np.int32)},
+      'lm_head.dense.bias is of type I32',
+    ),
+  ],
+)
 def test_head_that_does_not_fit(write_heads, model_type, edits, message):
   text = error(write_heads(model_type, tensors=edits))
-  assert 'the masked-LM head does not fit the encoder: ' in text and 'save the encoder alone, as transformers.AutoModel does' in text
+  assert (
+    'the masked-LM head does not fit the encoder: ' in text
+    and 'save the encoder alone, as transformers.AutoModel does' in text
+  )
   assert message in text
 
 
@@ -69,17 +119,25 @@ def test_condenser_head_is_read(write_heads, golden):
   assert backbone.condenser_split == 1
   weight = golden('heads_bert')['condenser/layer.1.intermediate.dense.weight'].astype(np.float32)
   np.testing.assert_array_equal(backbone.condenser['mlp']['up']['kernel'][1], weight.T)
-  assert jax.tree.map(lambda leaf: leaf.shape[1:], backbone.condenser) == jax.tree.map(lambda leaf: leaf.shape[1:], backbone.params['layers'])
+  assert jax.tree.map(lambda leaf: leaf.shape[1:], backbone.condenser) == jax.tree.map(
+    lambda leaf: leaf.shape[1:], backbone.params['layers']
+  )
 
 
 def test_condenser_head_that_does_not_fit(write_heads):
   for metadata in ({'split': '3'}, {'split': '0'}, {'num_layers': '0'}, {'num_layers': 'two'}):
-    assert 'condenser.safetensors: its metadata says num_layers ' in error(write_heads(metadata=metadata))
+    assert 'condenser.safetensors: its metadata says num_layers ' in error(
+      write_heads(metadata=metadata)
+    )
   text = error(write_heads(metadata={'num_layers': '1'}))
   assert 'not a Condenser head of 1 layers for this encoder: unknown layer.1.attention.' in text
-  assert 'missing layer.2.attention.self.query.weight' in error(write_heads(metadata={'num_layers': '3'}))
+  assert 'missing layer.2.attention.self.query.weight' in error(
+    write_heads(metadata={'num_layers': '3'})
+  )
   shape = {'layer.0.output.dense.bias': np.zeros(21, np.float32)}
-  assert 'layer.0.output.dense.bias has shape [21], by config.json it is [20]' in error(write_heads(condenser=shape))
+  assert 'layer.0.output.dense.bias has shape [21], by config.json it is [20]' in error(
+    write_heads(condenser=shape)
+  )
   path = write_heads()
   (path / 'condenser.safetensors').write_bytes((path / 'condenser.safetensors').read_bytes()[:-1])
   assert 'condenser.safetensors: cut off, damaged or not a safetensors file' in error(path)

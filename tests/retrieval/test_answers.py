@@ -8,7 +8,9 @@ from dprjax.retrieval.answers import answer_recall, has_answer, read_answers, re
 from dprjax.retrieval.trec import run_from_dict
 
 
-@pytest.mark.parametrize('answers, text, expected', [
+@pytest.mark.parametrize(
+  'answers, text, expected',
+  [
     (['Paris'], 'It is in PARIS, France', True),
     (['Pari'], 'It is in Paris', False),  # words, not parts of them
     (['New York'], 'the new   york\ntimes', True),  # whatever space is between
@@ -23,17 +25,24 @@ from dprjax.retrieval.trec import run_from_dict
     (["don't"], "I don ' t know", True),
     (['no', 'such', 'word', 'here'], 'only the last: here', True),
     (['a b a c'], 'a b a b a c', True),  # a search that must go back
-    (['zero\u200bwidth'], 'zero width', True),  # a control character is no word, and parts as a space does
+    (
+      ['zero\u200bwidth'],
+      'zero width',
+      True,
+    ),  # a control character is no word, and parts as a space does
     (['longer than the text'], 'longer', False),
     ([''], 'anything', True),  # as in DPR
     ([' '], '', True),
     ([], 'anything', False),
-])
+  ],
+)
 def test_strings_as_dpr_matches_them(answers, text, expected):
   assert has_answer(answers, text) is expected
 
 
-@pytest.mark.parametrize('answers, text, expected', [
+@pytest.mark.parametrize(
+  'answers, text, expected',
+  [
     ([r'\d{4}\s?m'], 'It is 8848 M high', True),
     ([r'^second'], 'first\nSecond line', True),  # lines
     ([r'Pari'], 'in Paris', True),
@@ -42,22 +51,33 @@ def test_strings_as_dpr_matches_them(answers, text, expected):
     ([r'(unclosed', 'here'], 'it is here', True),
     ([r'(unclosed'], '(unclosed', False),
     ([r'\p{Lu}\.'], 'J. Smith', True),  # of the module regex
-])
+  ],
+)
 def test_expressions_as_dpr_matches_them(answers, text, expected):
   assert has_answer(answers, text, 'regex') is expected
 
 
 TEXTS = {'a': 'Nothing here', 'b': 'The capital is Paris', 'c': 'Lyon'}
-RUN = run_from_dict({'1': {'a': 3.0, 'b': 2.0, 'c': 1.0}, '2': {'a': 2.0, 'x': 1.0}, '9': {'a': 1.0}, '4': {'c': 1.0}})
+RUN = run_from_dict(
+  {'1': {'a': 3.0, 'b': 2.0, 'c': 1.0}, '2': {'a': 2.0, 'x': 1.0}, '9': {'a': 1.0}, '4': {'c': 1.0}}
+)
 ANSWERS = {'1': ['Paris', 'Lyon'], '2': ['Paris'], '3': ['Paris'], '4': ['lyon', '']}
 
 
 def test_recall_known_by_hand():
   assert wanted(RUN, ANSWERS, 2) == {'a', 'b', 'x', 'c'}
   found = answer_recall(RUN, ANSWERS, TEXTS, (1, 2))
-  assert found['per_query'] == {'Answer@1': {'1': 0, '2': 0, '3': 0, '4': 1}, 'Answer@2': {'1': 1, '2': 0, '3': 0, '4': 1}}
-  assert found['mean'] == {'Answer@1': .25, 'Answer@2': .5}
-  assert found['counts'] == {'questions': 4, 'questions_missing': 1, 'passages_without_text': 1, 'broken_answers': 1}
+  assert found['per_query'] == {
+    'Answer@1': {'1': 0, '2': 0, '3': 0, '4': 1},
+    'Answer@2': {'1': 1, '2': 0, '3': 0, '4': 1},
+  }
+  assert found['mean'] == {'Answer@1': 0.25, 'Answer@2': 0.5}
+  assert found['counts'] == {
+    'questions': 4,
+    'questions_missing': 1,
+    'passages_without_text': 1,
+    'broken_answers': 1,
+  }
 
 
 def test_no_common_question():
@@ -67,16 +87,30 @@ def test_no_common_question():
 
 def test_forms_of_answers(tmp_path):
   with (tmp_path / 'nq.qas.csv').open('w', newline='') as file:
-    csv.writer(file, delimiter='\t').writerows([['who?', "['Ann \"A\" B', \"O'Neil\"]"], ['where?', "['here']"]])
+    csv.writer(file, delimiter='\t').writerows(
+      [['who?', '[\'Ann "A" B\', "O\'Neil"]'], ['where?', "['here']"]]
+    )
   assert read_answers(tmp_path / 'nq.qas.csv') == {'1': ['Ann "A" B', "O'Neil"], '2': ['here']}
-  (tmp_path / 'dev.json').write_text(json.dumps([{'question': 'who?', 'answers': ['Ann'], 'positive_ctxs': []}, {'id': 7, 'answers': ['Bob']}]))
+  (tmp_path / 'dev.json').write_text(
+    json.dumps(
+      [{'question': 'who?', 'answers': ['Ann'], 'positive_ctxs': []}, {'id': 7, 'answers': ['Bob']}]
+    )
+  )
   assert read_answers(tmp_path / 'dev.json') == {'1': ['Ann'], '7': ['Bob']}
-  (tmp_path / 'a.jsonl').write_text('{"_id": "q1", "answers": ["x", "y"]}\n\n{"query_id": 2, "answers": ["z"]}\n')
+  (tmp_path / 'a.jsonl').write_text(
+    '{"_id": "q1", "answers": ["x", "y"]}\n\n{"query_id": 2, "answers": ["z"]}\n'
+  )
   assert read_answers(tmp_path / 'a.jsonl') == {'q1': ['x', 'y'], '2': ['z']}
 
 
-@pytest.mark.parametrize('name, text, message', [
-    ('a.jsonl', '{"id": 1, "answers": ["x"]}\n{"id": 1, "answers": ["y"]}\n', "line 2: the id '1' comes twice"),
+@pytest.mark.parametrize(
+  'name, text, message',
+  [
+    (
+      'a.jsonl',
+      '{"id": 1, "answers": ["x"]}\n{"id": 1, "answers": ["y"]}\n',
+      "line 2: the id '1' comes twice",
+    ),
     ('a.jsonl', '{"id": 1, "answers": "x"}\n', 'line 1: expected answers, a list of texts'),
     ('a.jsonl', '{"id": 1, "answers": []}\n', 'line 1: expected answers'),
     ('a.jsonl', '{"id": 1\n', 'line 1: not JSON'),
@@ -85,7 +119,8 @@ def test_forms_of_answers(tmp_path):
     ('a.json', '[]', 'no question in it'),
     ('a.csv', "q\t['x']\nq\n", 'line 2: expected question TAB'),
     ('a.csv', "q\t__import__('os')\n", 'line 1: expected question TAB'),
-])
+  ],
+)
 def test_bad_answers(tmp_path, name, text, message):
   (tmp_path / name).write_text(text)
   with pytest.raises(InputError, match=message):
@@ -93,12 +128,20 @@ def test_bad_answers(tmp_path, name, text, message):
 
 
 def test_passages_without_their_titles(tmp_path):
-  (tmp_path / 'c.jsonl').write_text('{"_id": "a", "title": "T", "text": "x y"}\n{"_id": "b", "title": "T", "text": "z"}\n')
+  (tmp_path / 'c.jsonl').write_text(
+    '{"_id": "a", "title": "T", "text": "x y"}\n{"_id": "b", "title": "T", "text": "z"}\n'
+  )
   assert read_passages(tmp_path / 'c.jsonl', {'a'}) == {'a': 'x y'}
   (tmp_path / 'psgs.tsv').write_text('id\ttext\ttitle\n1\t"He said ""so"" there"\tT\n2\tplain\tT\n')
-  assert read_passages(tmp_path / 'psgs.tsv', {'1', '2', '3'}) == {'1': 'He said "so" there', '2': 'plain'}
+  assert read_passages(tmp_path / 'psgs.tsv', {'1', '2', '3'}) == {
+    '1': 'He said "so" there',
+    '2': 'plain',
+  }
   (tmp_path / 'collection.tsv').write_text('0\t"quoted" text\n1\thttp\ttitle\tbody\n')
-  assert read_passages(tmp_path / 'collection.tsv', {'0', '1'}) == {'0': '"quoted" text', '1': 'body'}
+  assert read_passages(tmp_path / 'collection.tsv', {'0', '1'}) == {
+    '0': '"quoted" text',
+    '1': 'body',
+  }
   (tmp_path / 'bad.tsv').write_text('0\tx\n1\n')
   with pytest.raises(InputError, match='line 2: 1 column'):
     read_passages(tmp_path / 'bad.tsv', set())

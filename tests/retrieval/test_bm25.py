@@ -14,16 +14,25 @@ TEXTS = ['The cat sat on the mat', 'Dogs and cats, cats and dogs', 'Prompt tunin
 
 
 def test_scores_known_by_hand():
-  """Lucene's formula over stemmed words: [cat sat mat], [dog cat cat dog], [prompt tune], [] of mean length 9 / 4."""
-  found = bm25.build(IDS, TEXTS, k1=1.5, b=0.75).search(['cats', 'tuned prompts', 'nothing of the kind', '', 'cat dog'], 2)
-  idf = {'cat': math.log(1 + (4 - 2 + .5) / (2 + .5)), 'dog': math.log(1 + (4 - 1 + .5) / (1 + .5))}
+  """Lucene's formula over stemmed words: [cat sat mat], [dog cat cat dog], [prompt tune], [] of
+  mean length 9 / 4.
+  """
+  found = bm25.build(IDS, TEXTS, k1=1.5, b=0.75).search(
+    ['cats', 'tuned prompts', 'nothing of the kind', '', 'cat dog'], 2
+  )
+  idf = {
+    'cat': math.log(1 + (4 - 2 + 0.5) / (2 + 0.5)),
+    'dog': math.log(1 + (4 - 1 + 0.5) / (1 + 0.5)),
+  }
 
   def weight(word, count, length):
-    return idf[word] * count / (count + 1.5 * (1 - .75 + .75 * length / (9 / 4)))
+    return idf[word] * count / (count + 1.5 * (1 - 0.75 + 0.75 * length / (9 / 4)))
 
   assert found.rows.tolist() == [[1, 0], [2, -1], [-1, -1], [-1, -1], [1, 0]]
   np.testing.assert_allclose(found.scores[0], [weight('cat', 2, 4), weight('cat', 1, 3)], rtol=1e-6)
-  np.testing.assert_allclose(found.scores[4], [weight('cat', 2, 4) + weight('dog', 2, 4), weight('cat', 1, 3)], rtol=1e-6)
+  np.testing.assert_allclose(
+    found.scores[4], [weight('cat', 2, 4) + weight('dog', 2, 4), weight('cat', 1, 3)], rtol=1e-6
+  )
   assert np.isneginf(found.scores[1, 1])
 
 
@@ -43,7 +52,9 @@ def test_without_a_language_words_stay_as_they_are():
 
 
 def test_a_language_without_stop_words():
-  assert bm25.build(['a'], ['talossa taloja'], language='finnish').search(['talo'], 1).rows.tolist() == [[0]]
+  assert bm25.build(['a'], ['talossa taloja'], language='finnish').search(
+    ['talo'], 1
+  ).rows.tolist() == [[0]]
 
 
 def test_saved_and_loaded(tmp_path):
@@ -87,10 +98,16 @@ def test_scifact(data_dir):
   folder = data_dir / 'scifact'
   corpus = [json.loads(line) for line in (folder / 'corpus.jsonl').read_text().splitlines()]
   qrels = read_qrels(folder / 'qrels' / 'test.tsv')
-  queries = {query['_id']: query['text'] for query in map(json.loads, (folder / 'queries.jsonl').read_text().splitlines()) if query['_id'] in qrels}
-  index = bm25.build([doc['_id'] for doc in corpus], [f'{doc["title"]} {doc["text"]}' for doc in corpus])
+  queries = {
+    query['_id']: query['text']
+    for query in map(json.loads, (folder / 'queries.jsonl').read_text().splitlines())
+    if query['_id'] in qrels
+  }
+  index = bm25.build(
+    [doc['_id'] for doc in corpus], [f'{doc["title"]} {doc["text"]}' for doc in corpus]
+  )
   found = index.search(list(queries.values()), 1000)
   mean = measure(run_from_rows(list(queries), index.ids, found.rows, found.scores), qrels)['mean']
   print(mean)
-  assert mean['nDCG@10'] == pytest.approx(.6863, abs=.002)
-  assert mean['R@100'] == pytest.approx(.9127, abs=.002)
+  assert mean['nDCG@10'] == pytest.approx(0.6863, abs=0.002)
+  assert mean['R@100'] == pytest.approx(0.9127, abs=0.002)

@@ -7,8 +7,17 @@ import pytest
 from dprjax.errors import InputError
 from dprjax.retrieval.embeddings import EmbeddingsWriter, Meta, load_embeddings
 
-META = Meta(dimension=3, dtype='float32', kind='passage', backbone_sha256='b' * 64, prompt_sha256=None, pooling='mean', normalize=True,
-            max_length=256, input_sha256='i' * 64)
+META = Meta(
+  dimension=3,
+  dtype='float32',
+  kind='passage',
+  backbone_sha256='b' * 64,
+  prompt_sha256=None,
+  pooling='mean',
+  normalize=True,
+  max_length=256,
+  input_sha256='i' * 64,
+)
 IDS = ['a', 'b', 'c', 'd', 'e']
 VECTORS = np.arange(15, dtype=np.float32).reshape(5, 3)
 
@@ -18,7 +27,7 @@ def fill(folder, meta=META, ids=IDS, shard_rows=2, stop_after=None):
   writer = EmbeddingsWriter(folder, meta, ids, shard_rows)
   written = []
   for shard in writer.pending()[:stop_after]:
-    writer.write(shard, VECTORS[shard.start:shard.stop])
+    writer.write(shard, VECTORS[shard.start : shard.stop])
     written.append(shard.number)
   if not writer.pending():
     writer.finish()
@@ -35,14 +44,20 @@ def test_round_trip(tmp_path):
   assert part[0:0].shape == (0, 3) and part.shape == (1, 3)
   np.testing.assert_array_equal(part, VECTORS[3:4])
   np.testing.assert_array_equal(part[:1], VECTORS[3:4])
-  assert found.ids_at(np.array([0, 3, 4])) == ['a', 'd', 'e'] and found.ids_at(np.array([], np.int64)) == []
+  assert (
+    found.ids_at(np.array([0, 3, 4])) == ['a', 'd', 'e']
+    and found.ids_at(np.array([], np.int64)) == []
+  )
   np.testing.assert_array_equal(found.vectors(), VECTORS)
   blocks = list(found.blocks(1))
   assert [ids for ids, _ in blocks] == [[id_] for id_ in IDS]
   np.testing.assert_array_equal(np.concatenate([vectors for _, vectors in blocks]), VECTORS)
   assert found.meta == META
   assert sorted(path.name for path in (tmp_path / 'e').iterdir()) == sorted(
-      [f'embeddings-0000{i}-of-00003.npy' for i in range(3)] + [f'ids-0000{i}-of-00003.txt' for i in range(3)] + ['manifest.json'])
+    [f'embeddings-0000{i}-of-00003.npy' for i in range(3)]
+    + [f'ids-0000{i}-of-00003.txt' for i in range(3)]
+    + ['manifest.json']
+  )
 
 
 def test_float16(tmp_path):
@@ -84,20 +99,38 @@ def test_a_damaged_shard_is_noticed_and_written_again(tmp_path):
   np.testing.assert_array_equal(load_embeddings(tmp_path).vectors(), VECTORS)
 
 
-@pytest.mark.parametrize('damage, message', [
-    (lambda f: (f / 'embeddings-00002-of-00003.npy').unlink(), 'shard not found: .*embeddings-00002'),
+@pytest.mark.parametrize(
+  'damage, message',
+  [
+    (
+      lambda f: (f / 'embeddings-00002-of-00003.npy').unlink(),
+      'shard not found: .*embeddings-00002',
+    ),
     (lambda f: (f / 'ids-00000-of-00003.txt').unlink(), 'shard not found: .*ids-00000'),
-    (lambda f: (f / 'ids-00000-of-00003.txt').write_text('a\n'), "1 ids, but manifest.json says float32"),
-    (lambda f: (f / 'embeddings-00000-of-00003.npy').write_bytes(b'\x93NUMPY'), 'not a whole .npy file'),
-    (lambda f: np.save(f / 'embeddings-00000-of-00003.npy', VECTORS), r'float32 \(5, 3\) with 2 ids'),
-    (lambda f: np.save(f / 'embeddings-00000-of-00003.npy', np.array([{}], object)), 'not a whole .npy file'),
+    (
+      lambda f: (f / 'ids-00000-of-00003.txt').write_text('a\n'),
+      '1 ids, but manifest.json says float32',
+    ),
+    (
+      lambda f: (f / 'embeddings-00000-of-00003.npy').write_bytes(b'\x93NUMPY'),
+      'not a whole .npy file',
+    ),
+    (
+      lambda f: np.save(f / 'embeddings-00000-of-00003.npy', VECTORS),
+      r'float32 \(5, 3\) with 2 ids',
+    ),
+    (
+      lambda f: np.save(f / 'embeddings-00000-of-00003.npy', np.array([{}], object)),
+      'not a whole .npy file',
+    ),
     (lambda f: (f / 'manifest.json').write_text('{}'), 'is not a dprjax.embeddings manifest'),
     (lambda f: (f / 'manifest.json').write_text('{"format": '), 'manifest is not JSON'),
     (lambda f: (f / 'manifest.json').unlink(), 'holds no embeddings'),
     (lambda f: edit(f, 'rows', 9), '5 rows in the shards, but manifest.json says 9'),
     (lambda f: edit(f, 'version', 2), 'version 2, expected 1'),
     (lambda f: edit(f, 'pooling', None), r"incomplete \('pooling'\)"),
-])
+  ],
+)
 def test_bad_folders(tmp_path, damage, message):
   fill(tmp_path)
   damage(tmp_path)
@@ -118,9 +151,15 @@ def test_no_folder(tmp_path):
     load_embeddings(tmp_path / 'nowhere')
 
 
-@pytest.mark.parametrize('change', [
-    {'meta': dataclasses.replace(META, prompt_sha256='p' * 64)}, {'meta': dataclasses.replace(META, input_sha256='j' * 64)},
-    {'ids': ['a', 'b', 'c', 'd', 'x']}, {'shard_rows': 3}])
+@pytest.mark.parametrize(
+  'change',
+  [
+    {'meta': dataclasses.replace(META, prompt_sha256='p' * 64)},
+    {'meta': dataclasses.replace(META, input_sha256='j' * 64)},
+    {'ids': ['a', 'b', 'c', 'd', 'x']},
+    {'shard_rows': 3},
+  ],
+)
 @pytest.mark.parametrize('stop_after', [1, None])
 def test_another_models_folder_is_left_alone(tmp_path, change, stop_after):
   fill(tmp_path, stop_after=stop_after)
@@ -137,9 +176,16 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ['thesis.tex']
 
 
-@pytest.mark.parametrize('ids, message', [
-    ([], 'nothing to encode'), (['a', 'a'], "row 2: the id 'a' is there twice"), (['a', ''], "row 2: the id '' is empty"),
-    (['a b'], "row 1: the id 'a b'"), (['a\u2028'], 'row 1')])
+@pytest.mark.parametrize(
+  'ids, message',
+  [
+    ([], 'nothing to encode'),
+    (['a', 'a'], "row 2: the id 'a' is there twice"),
+    (['a', ''], "row 2: the id '' is empty"),
+    (['a b'], "row 1: the id 'a b'"),
+    (['a\u2028'], 'row 1'),
+  ],
+)
 def test_bad_ids(tmp_path, ids, message):
   with pytest.raises(InputError, match=message):
     EmbeddingsWriter(tmp_path / 'e', META, ids)
@@ -158,7 +204,12 @@ def test_bad_vectors(tmp_path):
 
 
 def test_space_is_what_queries_and_passages_share():
-  assert META.space() == dataclasses.replace(META, kind='query', max_length=32, dtype='float16', input_sha256='q').space()
+  assert (
+    META.space()
+    == dataclasses.replace(
+      META, kind='query', max_length=32, dtype='float16', input_sha256='q'
+    ).space()
+  )
   assert META.space() != dataclasses.replace(META, prompt_sha256='p').space()
 
 
@@ -167,25 +218,32 @@ def test_several_processes_fill_one_folder(tmp_path):
   vectors = np.arange(30, dtype=np.float32).reshape(10, 3)
 
   def fill(folder, processes, skip=()):
-    """Each process in turn opens the folder; then each writes every ``processes``-th shard; then each finishes."""
+    """Each process in turn opens the folder; then each writes every ``processes``-th shard; then
+    each finishes.
+    """
     writers = [EmbeddingsWriter(folder, META, ids, 2, process=i) for i in range(processes)]
     written = []
     for i, writer in enumerate(writers):
       for shard in writer.pending()[i::processes]:
         if shard.number not in skip:
-          writer.write(shard, vectors[shard.start:shard.stop])
+          writer.write(shard, vectors[shard.start : shard.stop])
           written.append(shard.number)
     if not skip:
       for writer in reversed(writers):
         writer.finish()
     return sorted(written)
+
   assert fill(tmp_path / 'one', 1) == [0, 1, 2, 3, 4]
-  # Stopped before all was done, gone on with by another number of processes, a shard lost in between.
+  # Stopped before all was done, gone on with by another number of processes, a shard lost in
+  # between.
   assert fill(tmp_path / 'many', 3, skip=(4,)) == [0, 1, 2, 3]
   next((tmp_path / 'many').glob('embeddings-00001*')).unlink()
   assert fill(tmp_path / 'many', 2) == [1, 4]
   assert fill(tmp_path / 'many', 4) == []
-  there, same = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ('one', 'many'))
+  there, same = (
+    {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+    for name in ('one', 'many')
+  )
   assert there == same and 'manifest.json' in there
 
 
@@ -194,10 +252,12 @@ def test_a_damaged_shard_is_written_again_by_any_process(tmp_path):
   vectors = np.arange(12, dtype=np.float32).reshape(4, 3)
   writer = EmbeddingsWriter(tmp_path / 'out', META, ids, 2)
   for shard in writer.pending():
-    writer.write(shard, vectors[shard.start:shard.stop])
+    writer.write(shard, vectors[shard.start : shard.stop])
   writer.finish()
   next((tmp_path / 'out').glob('embeddings-00001*')).write_bytes(b'')
-  assert [EmbeddingsWriter(tmp_path / 'out', META, ids, 2, process=i).pending() for i in range(2)] == [[(1, 2, 4)]] * 2
+  assert [
+    EmbeddingsWriter(tmp_path / 'out', META, ids, 2, process=i).pending() for i in range(2)
+  ] == [[(1, 2, 4)]] * 2
 
 
 def test_several_processes_verify_other_files_each(tmp_path):

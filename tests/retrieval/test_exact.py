@@ -15,13 +15,27 @@ def reference(queries, corpus, k):
   return np.take_along_axis(scores, rows, axis=1), rows
 
 
-# 1,000 documents in blocks of 256 do not divide evenly; 7 > 5 queries a block; k beyond a device's share of the corpus.
+# 1,000 documents in blocks of 256 do not divide evenly; 7 > 5 queries a block; k beyond a device's
+# share of the corpus.
 @pytest.mark.parametrize('devices', [1, 8])
-@pytest.mark.parametrize('n, k, block_rows, block_queries', [(1000, 300, 256, 4), (1000, 2000, 32768, 512), (5, 10, 256, 4), (1, 1, 256, 4)])
+@pytest.mark.parametrize(
+  'n, k, block_rows, block_queries',
+  [(1000, 300, 256, 4), (1000, 2000, 32768, 512), (5, 10, 256, 4), (1, 1, 256, 4)],
+)
 def test_equals_float64(devices, n, k, block_rows, block_queries):
   rng = np.random.default_rng(0)
-  queries, corpus = rng.standard_normal((7, 24), np.float32), rng.standard_normal((n, 24), np.float32)
-  found = exact.search(queries, corpus, k, devices=jax.devices()[:devices], block_rows=block_rows, block_queries=block_queries)
+  queries, corpus = (
+    rng.standard_normal((7, 24), np.float32),
+    rng.standard_normal((n, 24), np.float32),
+  )
+  found = exact.search(
+    queries,
+    corpus,
+    k,
+    devices=jax.devices()[:devices],
+    block_rows=block_rows,
+    block_queries=block_queries,
+  )
   scores, rows = reference(queries, corpus, k)
   assert found.rows.shape == (7, min(k, n))
   np.testing.assert_array_equal(found.rows, rows)
@@ -33,7 +47,9 @@ def test_equal_scores_go_by_row(devices):
   # Small whole numbers: the products are exact, and nearly all tie.
   rng = np.random.default_rng(1)
   queries, corpus = (rng.integers(-1, 2, (size, 4)).astype(np.float32) for size in (9, 700))
-  found = exact.search(queries, corpus, 50, devices=jax.devices()[:devices], block_rows=64, block_queries=4)
+  found = exact.search(
+    queries, corpus, 50, devices=jax.devices()[:devices], block_rows=64, block_queries=4
+  )
   scores, rows = reference(queries, corpus, 50)
   np.testing.assert_array_equal(found.rows, rows)
   np.testing.assert_array_equal(found.scores, scores)
@@ -66,13 +82,16 @@ def test_compiles_once_for_corpora_of_about_a_size():
   assert exact._step._cache_size() == before
 
 
-@pytest.mark.parametrize('queries, corpus, message', [
+@pytest.mark.parametrize(
+  'queries, corpus, message',
+  [
     (np.zeros((0, 2)), np.zeros((3, 2)), 'nothing to search: 0 queries'),
     (np.zeros((1, 2)), np.zeros((0, 2)), '0 documents'),
     (np.zeros((1, 2)), np.zeros((3, 4)), r'queries have 2 dimensions, the corpus \[4\]'),
     (np.full((1, 2), np.nan), np.zeros((3, 2)), 'vector of query 0'),
     (np.zeros((1, 2)), np.array([[0, 0], [0, np.inf]]), 'vector of document 1'),
-])
+  ],
+)
 def test_bad_input(queries, corpus, message):
   with pytest.raises(InputError, match=message):
     exact.search(queries.astype(np.float32), corpus.astype(np.float32), 1)
@@ -81,12 +100,17 @@ def test_bad_input(queries, corpus, message):
 @pytest.mark.parametrize('parts', [2, 3, 7])
 def test_parts_of_the_corpus_merge_to_every_bit_of_the_whole(parts):
   rng = np.random.default_rng(5)
-  queries, corpus = rng.standard_normal((5, 16)).astype(np.float32), rng.standard_normal((61, 16)).astype(np.float32)
+  queries, corpus = (
+    rng.standard_normal((5, 16)).astype(np.float32),
+    rng.standard_normal((61, 16)).astype(np.float32),
+  )
   corpus[40:50] = corpus[3]  # equal scores in several parts
   shards = [corpus[:9], corpus[9:9], corpus[9:]]
   whole = exact.search(queries, corpus, 20)
   found = [exact.search_part(queries, shards, 20, part, parts) for part in range(parts)]
-  merged = exact.merge(np.stack([part.scores for part in found]), np.stack([part.rows for part in found]))
+  merged = exact.merge(
+    np.stack([part.scores for part in found]), np.stack([part.rows for part in found])
+  )
   np.testing.assert_array_equal(merged.rows, whole.rows)
   np.testing.assert_array_equal(merged.scores, whole.scores)
 
@@ -94,8 +118,13 @@ def test_parts_of_the_corpus_merge_to_every_bit_of_the_whole(parts):
 def test_more_parts_than_rows():
   queries, corpus = np.eye(2, dtype=np.float32), np.array([[1, 0], [0, 2]], np.float32)
   found = [exact.search_part(queries, [corpus], 2, part, 5) for part in range(5)]
-  merged = exact.merge(np.stack([part.scores for part in found]), np.stack([part.rows for part in found]))
-  assert merged.rows.tolist() == [[0, 1], [1, 0]] and merged.scores.tolist() == [[1.0, 0.0], [2.0, 0.0]]
+  merged = exact.merge(
+    np.stack([part.scores for part in found]), np.stack([part.rows for part in found])
+  )
+  assert merged.rows.tolist() == [[0, 1], [1, 0]] and merged.scores.tolist() == [
+    [1.0, 0.0],
+    [2.0, 0.0],
+  ]
 
 
 def test_a_shard_is_read_a_block_at_a_time_and_let_go():
@@ -116,8 +145,13 @@ def test_a_shard_is_read_a_block_at_a_time_and_let_go():
       return copy
 
   rng = np.random.default_rng(4)
-  queries, corpus = rng.standard_normal((3, 8), np.float32), rng.standard_normal((8000, 8), np.float32)
-  found = exact.search(queries, [Rows(part) for part in np.split(corpus, [2400, 5600])], 10, block_rows=1024)
+  queries, corpus = (
+    rng.standard_normal((3, 8), np.float32),
+    rng.standard_normal((8000, 8), np.float32),
+  )
+  found = exact.search(
+    queries, [Rows(part) for part in np.split(corpus, [2400, 5600])], 10, block_rows=1024
+  )
   np.testing.assert_array_equal(found.rows, reference(queries, corpus, 10)[1])
   # 2,400 is 2 * 1,024 + 352: the third block ends in the second shard.
   assert [size for _, size in read] == [1024, 1024, 352, 672, 1024, 1024, 480, 544, 1024, 832]

@@ -17,23 +17,48 @@ def test_values_known_by_hand():
   found = measure(RUN, QRELS, ['nDCG@10', 'RR@10', 'AP', 'R@1', 'Success@1', 'P(rel=2)@10'])
   # (1 + 2 / log2(4)) / (2 + 1 / log2(3))
   ndcg = 2 / (2 + 1 / math.log2(3))
-  q1 = {'nDCG@10': ndcg, 'RR@10': 1.0, 'AP': (1 + 2 / 3) / 2, 'R@1': 0.5, 'Success@1': 1.0, 'P(rel=2)@10': 0.1}
+  q1 = {
+    'nDCG@10': ndcg,
+    'RR@10': 1.0,
+    'AP': (1 + 2 / 3) / 2,
+    'R@1': 0.5,
+    'Success@1': 1.0,
+    'P(rel=2)@10': 0.1,
+  }
   for name, value in q1.items():
     assert found['per_query'][name] == {'q1': pytest.approx(value), 'q2': 0.0, 'q3': 0.0}
     assert found['mean'][name] == pytest.approx(value / 3)
   assert list(found['mean']) == list(q1)
-  assert found['counts'] == {'queries': 3, 'missing': 1, 'without_relevant': 1, 'unjudged_queries': 1, 'relevant': 3, 'retrieved': 4}
+  assert found['counts'] == {
+    'queries': 3,
+    'missing': 1,
+    'without_relevant': 1,
+    'unjudged_queries': 1,
+    'relevant': 3,
+    'retrieved': 4,
+  }
 
 
 def test_equals_ir_measures_in_many_pieces():
   """1,300 queries: three pieces, one of them without a single query in the run."""
   rng = np.random.default_rng(0)
-  qrels = {f'q{i}': {f'd{j}': int(rng.integers(0, 3)) for j in rng.choice(50, 5, replace=False)} for i in range(1300)}
-  ranked = {f'q{i}': {f'd{j}': float(s) for j, s in zip(rng.permutation(50)[:30], rng.integers(0, 40, 30), strict=True)}
-            for i in range(1300) if not 500 <= i < 1000}
+  qrels = {
+    f'q{i}': {f'd{j}': int(rng.integers(0, 3)) for j in rng.choice(50, 5, replace=False)}
+    for i in range(1300)
+  }
+  ranked = {
+    f'q{i}': {
+      f'd{j}': float(s)
+      for j, s in zip(rng.permutation(50)[:30], rng.integers(0, 40, 30), strict=True)
+    }
+    for i in range(1300)
+    if not 500 <= i < 1000
+  }
   found = measure(run_from_dict(ranked), qrels)
   whole = ir_measures.calc(list(parse_measures(DEFAULT_MEASURES).values()), qrels, ranked)
-  assert found['mean'] == {str(name): pytest.approx(value, abs=1e-12) for name, value in whole.aggregated.items()}
+  assert found['mean'] == {
+    str(name): pytest.approx(value, abs=1e-12) for name, value in whole.aggregated.items()
+  }
   for metric in whole.per_query:
     assert found['per_query'][str(metric.measure)][metric.query_id] == metric.value
   assert found['counts']['missing'] == 500
@@ -41,13 +66,25 @@ def test_equals_ir_measures_in_many_pieces():
 
 def test_equals_ir_measures_on_published_bm25_runs(data_dir):
   """TREC DL 2020 with graded judgements; ir_measures reads the files itself."""
-  run_file, qrels_file = data_dir / 'msmarco-dl/runs/bm25.dl20.top100.trec', data_dir / 'msmarco-dl/qrels/dl20.tsv'
-  found = measure(read_run(run_file), read_qrels(qrels_file), ['nDCG@10', 'RR(rel=2)@10', 'AP(rel=2)'])
-  qrels = [ir_measures.Qrel(query, doc, int(score)) for query, doc, score in (
-      line.split('\t') for line in qrels_file.read_text().splitlines()[1:])]
-  expected = ir_measures.calc_aggregate([ir_measures.nDCG@10, ir_measures.RR(rel=2)@10, ir_measures.AP(rel=2)], qrels,
-                                        ir_measures.read_trec_run(str(run_file)))
-  assert found['mean'] == {str(name): pytest.approx(value, abs=1e-12) for name, value in expected.items()}
+  run_file, qrels_file = (
+    data_dir / 'msmarco-dl/runs/bm25.dl20.top100.trec',
+    data_dir / 'msmarco-dl/qrels/dl20.tsv',
+  )
+  found = measure(
+    read_run(run_file), read_qrels(qrels_file), ['nDCG@10', 'RR(rel=2)@10', 'AP(rel=2)']
+  )
+  qrels = [
+    ir_measures.Qrel(query, doc, int(score))
+    for query, doc, score in (line.split('\t') for line in qrels_file.read_text().splitlines()[1:])
+  ]
+  expected = ir_measures.calc_aggregate(
+    [ir_measures.nDCG @ 10, ir_measures.RR(rel=2) @ 10, ir_measures.AP(rel=2)],
+    qrels,
+    ir_measures.read_trec_run(str(run_file)),
+  )
+  assert found['mean'] == {
+    str(name): pytest.approx(value, abs=1e-12) for name, value in expected.items()
+  }
 
 
 def test_queries_with_documents_taken_away_count_as_missing():
@@ -56,7 +93,9 @@ def test_queries_with_documents_taken_away_count_as_missing():
   assert found['mean'] == {'RR@10': 0.5} and found['counts']['missing'] == 1
 
 
-@pytest.mark.parametrize('name', ['nDCG@ten', 'Recall', 'nDCG(color=3)@10', 'DCG@10', 'R@0', 'AP@10@20', 'P(rel)@10', ''])
+@pytest.mark.parametrize(
+  'name', ['nDCG@ten', 'Recall', 'nDCG(color=3)@10', 'DCG@10', 'R@0', 'AP@10@20', 'P(rel)@10', '']
+)
 def test_unknown_measures(name):
   with pytest.raises(InputError, match='measure'):
     parse_measures([name])
@@ -67,5 +106,8 @@ def test_other_names_for_the_same():
 
 
 def test_no_common_query():
-  with pytest.raises(InputError, match=r'none of the 3 judged queries is in the run \(judged: q1, q2, q3; in the run: other\)'):
+  with pytest.raises(
+    InputError,
+    match=r'none of the 3 judged queries is in the run \(judged: q1, q2, q3; in the run: other\)',
+  ):
     measure(run_from_dict({'other': {'a': 1.0}}), QRELS)

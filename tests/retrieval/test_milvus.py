@@ -1,4 +1,6 @@
-"""Milvus, on a real milvus-lite within this process; tests/test_index.py asks one that is another process."""
+"""Milvus, on a real milvus-lite within this process; tests/test_index.py asks one that is another
+process.
+"""
 
 import sys
 
@@ -8,10 +10,18 @@ import pytest
 from dprjax.errors import InputError
 from dprjax.retrieval import exact, milvus
 
-SPACE = {'dimension': 16, 'backbone_sha256': 'b' * 64, 'prompt_sha256': None, 'pooling': 'mean', 'normalize': True}
+SPACE = {
+  'dimension': 16,
+  'backbone_sha256': 'b' * 64,
+  'prompt_sha256': None,
+  'pooling': 'mean',
+  'normalize': True,
+}
 RNG = np.random.default_rng(0)
 # In clusters, as embeddings are: an approximate index finds its way.
-VECTORS = RNG.standard_normal((20, 16), np.float32)[RNG.integers(0, 20, 300)] + 0.3 * RNG.standard_normal((300, 16), np.float32)
+VECTORS = RNG.standard_normal((20, 16), np.float32)[
+  RNG.integers(0, 20, 300)
+] + 0.3 * RNG.standard_normal((300, 16), np.float32)
 QUERIES = VECTORS[::30] + 0.3 * RNG.standard_normal((10, 16), np.float32)
 IDS = [f'd{row}' for row in range(300)]
 
@@ -45,7 +55,9 @@ def test_equals_exact_search(collection, monkeypatch):
   assert told == [4, 8, 10]
   assert collection.index_type == 'FLAT' and len(collection) == 300
   # More than there are.
-  assert all(sorted(ranking) == sorted(IDS) for ranking in rankings(collection.search(QUERIES, 1000)))
+  assert all(
+    sorted(ranking) == sorted(IDS) for ranking in rankings(collection.search(QUERIES, 1000))
+  )
 
 
 def test_upsert_replaces_and_delete_deletes(collection, server, monkeypatch):
@@ -54,8 +66,14 @@ def test_upsert_replaces_and_delete_deletes(collection, server, monkeypatch):
   told = []
   collection.upsert(['d1', 'd7', 'new'], 9 * QUERIES[:3], progress=told.append)
   assert told == [2, 3] and len(collection) == 301
-  np.testing.assert_array_equal(collection.vectors(['new', 'd1', 'd0']), np.stack([9 * QUERIES[2], 9 * QUERIES[0], VECTORS[0]]))
-  assert [ranking[0] for ranking in rankings(collection.search(QUERIES[:3], 5))] == ['d1', 'd7', 'new']
+  np.testing.assert_array_equal(
+    collection.vectors(['new', 'd1', 'd0']), np.stack([9 * QUERIES[2], 9 * QUERIES[0], VECTORS[0]])
+  )
+  assert [ranking[0] for ranking in rankings(collection.search(QUERIES[:3], 5))] == [
+    'd1',
+    'd7',
+    'new',
+  ]
   collection.flush()
   assert collection.delete(['d1', 'never', 'new', 'd1x']) == ['never', 'd1x']
   kept = [row for row, id_ in enumerate(IDS) if id_ != 'd1']
@@ -64,9 +82,13 @@ def test_upsert_replaces_and_delete_deletes(collection, server, monkeypatch):
   expected = exact.search(QUERIES, vectors[kept], 20).rows
   # Asked of a second connection, which sees what the first one wrote.
   again = milvus.Server(server.uri).open('passages')
-  assert rankings(again.search(QUERIES, 20)) == [[IDS[kept[row]] for row in rows] for rows in expected]
+  assert rankings(again.search(QUERIES, 20)) == [
+    [IDS[kept[row]] for row in rows] for rows in expected
+  ]
   assert len(again) == 299 and again.space == SPACE
-  with pytest.raises(InputError, match="collection 'passages': 1 of these ids are not there, for instance d1"):
+  with pytest.raises(
+    InputError, match="collection 'passages': 1 of these ids are not there, for instance d1"
+  ):
     again.vectors(['d0', 'd1'])
 
 
@@ -74,7 +96,10 @@ def test_like_a_stored_document(collection):
   ids = ['d5', 'd250', 'd5']
   rows = [5, 250, 5]
   nearest = exact.search(VECTORS[rows], VECTORS, 11).rows
-  expected = [[IDS[other] for other in ranking if other != row][:10] for row, ranking in zip(rows, nearest, strict=True)]
+  expected = [
+    [IDS[other] for other in ranking if other != row][:10]
+    for row, ranking in zip(rows, nearest, strict=True)
+  ]
   assert rankings(collection.like(ids, 10)) == expected
   # A short vector's inner product with itself may be smaller than that with others.
   collection.upsert(['short'], VECTORS[:1] * 0.01)
@@ -99,32 +124,66 @@ def test_approximate_indexes(server, index_type):
   made.upsert(IDS, VECTORS)
   made.flush()
   truth = [[IDS[row] for row in rows] for rows in exact.search(QUERIES, VECTORS, 50).rows]
-  found = rankings(made.search(QUERIES, 50, settings={'nprobe': 40} if index_type == 'IVF_FLAT' else None))
+  found = rankings(
+    made.search(QUERIES, 50, settings={'nprobe': 40} if index_type == 'IVF_FLAT' else None)
+  )
   assert made.index_type == index_type
-  assert np.mean([len(set(some) & set(all_)) / 50 for some, all_ in zip(found, truth, strict=True)]) > 0.95
+  assert (
+    np.mean([len(set(some) & set(all_)) / 50 for some, all_ in zip(found, truth, strict=True)])
+    > 0.95
+  )
   server.drop('approximate')
 
 
 def test_what_a_search_looks_at():
   def settings(index_type):
-    return milvus.Collection(server=type('', (), {'client': None, 'uri': ''}), name='', space={}, index_type=index_type, lists=400).settings(100)
+    return milvus.Collection(
+      server=type('', (), {'client': None, 'uri': ''}),
+      name='',
+      space={},
+      index_type=index_type,
+      lists=400,
+    ).settings(100)
+
   assert settings('SCANN') == {'nprobe': 40, 'reorder_k': 400}
-  assert settings('HNSW') == {'ef': 200} and settings('IVF_SQ8') == {'nprobe': 40} and settings('FLAT') == {}
+  assert (
+    settings('HNSW') == {'ef': 200}
+    and settings('IVF_SQ8') == {'nprobe': 40}
+    and settings('FLAT') == {}
+  )
 
 
-@pytest.mark.parametrize('ask, message', [
-    (lambda c: c.search(QUERIES[:, :8], 5), "index.db, collection 'passages' has vectors of 16 dimensions, the queries have 8"),
-    (lambda c: c.upsert(['x'], VECTORS[:1, :8]), 'has vectors of 16 dimensions, the vectors have 8'),
+@pytest.mark.parametrize(
+  'ask, message',
+  [
+    (
+      lambda c: c.search(QUERIES[:, :8], 5),
+      "index.db, collection 'passages' has vectors of 16 dimensions, the queries have 8",
+    ),
+    (
+      lambda c: c.upsert(['x'], VECTORS[:1, :8]),
+      'has vectors of 16 dimensions, the vectors have 8',
+    ),
     (lambda c: c.upsert(['x'], np.full((1, 16), np.nan, np.float32)), 'vector of document 0'),
     (lambda c: c.upsert(['ü' * 600], VECTORS[:1]), 'has more than 1024 bytes'),
     (lambda c: c.search(QUERIES, 20_000), 'at most 16,384 passages a query, not 20,000'),
     (lambda c: c.search(QUERIES[:0], 5), 'nothing to search: 0 queries'),
-    (lambda c: c.check_space(SPACE | {'backbone_sha256': 'c' * 64}, '--queries'), 'backbone_sha256 bbbbbbbbbbbb... and cccccccccccc...'),
-    (lambda c: c.check_space(SPACE | {'prompt_sha256': 'p' * 64}, '--queries'), 'do not belong together: prompt_sha256 None and pppppppppppp...'),
+    (
+      lambda c: c.check_space(SPACE | {'backbone_sha256': 'c' * 64}, '--queries'),
+      'backbone_sha256 bbbbbbbbbbbb... and cccccccccccc...',
+    ),
+    (
+      lambda c: c.check_space(SPACE | {'prompt_sha256': 'p' * 64}, '--queries'),
+      'do not belong together: prompt_sha256 None and pppppppppppp...',
+    ),
     (lambda c: c.server.open('pasages'), "no collection 'pasages' \\(there are passages\\)"),
     (lambda c: c.server.create('passages', SPACE), 'Milvus says: .*already exists'),
-    (lambda c: c.server.create('scann', SPACE, index_type='SCANN'), 'milvus-lite has no index SCANN; choose among FLAT'),
-])
+    (
+      lambda c: c.server.create('scann', SPACE, index_type='SCANN'),
+      'milvus-lite has no index SCANN; choose among FLAT',
+    ),
+  ],
+)
 def test_bad_input(collection, ask, message):
   with pytest.raises(InputError, match=message):
     ask(collection)
@@ -138,11 +197,17 @@ def test_anothers_collection(server):
   server.drop('theirs')
 
 
-@pytest.mark.parametrize('uri, message', [
+@pytest.mark.parametrize(
+  'uri, message',
+  [
     ('index', 'expected a local name that ends in .db, or http://host:port'),
     ('nowhere.db', 'local index not found: nowhere.db'),
-    ('http://user:secret@127.0.0.1:1', '^http://127.0.0.1:1: Milvus says: Fail connecting to server'),
-])
+    (
+      'http://user:secret@127.0.0.1:1',
+      '^http://127.0.0.1:1: Milvus says: Fail connecting to server',
+    ),
+  ],
+)
 def test_no_server(server, tmp_path, monkeypatch, uri, message):
   monkeypatch.chdir(tmp_path)
   with pytest.raises(InputError, match=message):

@@ -9,10 +9,14 @@ if not scann.available():
 
 
 def clustered(count, seed, dimension=64, clusters=400):
-  """Unit vectors around common centres: uniform random vectors have no neighbours for a tree to find."""
+  """Unit vectors around common centres: uniform random vectors have no neighbours for a tree to
+  find.
+  """
   centres = np.random.default_rng(0).standard_normal((clusters, dimension), np.float32)
   rng = np.random.default_rng(seed)
-  vectors = centres[rng.integers(0, clusters, count)] + 0.35 * rng.standard_normal((count, dimension), np.float32)
+  vectors = centres[rng.integers(0, clusters, count)] + 0.35 * rng.standard_normal(
+    (count, dimension), np.float32
+  )
   return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
@@ -41,7 +45,11 @@ def test_saved_moved_and_loaded(tmp_path):
   (tmp_path / 'index').rename(tmp_path / 'moved')
   again = scann.load(tmp_path / 'moved', 'abc')
   assert (again.count, again.leaves) == (500, 0)
-  for before, after in zip(index.search(queries, 10, index.settings(10)), again.search(queries, 10, again.settings(10)), strict=True):
+  for before, after in zip(
+    index.search(queries, 10, index.settings(10)),
+    again.search(queries, 10, again.settings(10)),
+    strict=True,
+  ):
     np.testing.assert_array_equal(before, after)
   assert scann.load(tmp_path / 'moved', 'other vectors') is None
   next((tmp_path / 'moved').glob('*.npy')).unlink()
@@ -56,10 +64,15 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
 
 
 def test_recall_known_by_hand():
-  assert scann.recall(np.array([[1, 2, 3], [4, -1, -1]]), np.array([[3, 9, 1], [4, 5, 6]])) == pytest.approx((2 / 3 + 1 / 3) / 2)
+  assert scann.recall(
+    np.array([[1, 2, 3], [4, -1, -1]]), np.array([[3, 9, 1], [4, 5, 6]])
+  ) == pytest.approx((2 / 3 + 1 / 3) / 2)
 
 
-@pytest.mark.parametrize('vectors, message', [(np.zeros((0, 2)), 'no vectors'), (np.full((2, 2), np.nan), 'vector of document 0')])
+@pytest.mark.parametrize(
+  'vectors, message',
+  [(np.zeros((0, 2)), 'no vectors'), (np.full((2, 2), np.nan), 'vector of document 0')],
+)
 def test_bad_vectors(vectors, message):
   with pytest.raises(InputError, match=message):
     scann.build(vectors.astype(np.float32), 1)

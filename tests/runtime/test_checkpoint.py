@@ -22,9 +22,13 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 
 def make_state(mesh, seed=0):
   sharding = jax.sharding.NamedSharding(mesh, P('data'))
-  live = {'prompt/prefix': jax.device_put(jax.random.normal(jax.random.key(seed), (8, 3)), sharding),
-          'prompt/query/bias': jax.device_put(jnp.arange(8.0), sharding)}
-  optimizer = optax.masked(optax.adamw(0.1), {**dict.fromkeys(live, True), 'backbone/kernel': False})
+  live = {
+    'prompt/prefix': jax.device_put(jax.random.normal(jax.random.key(seed), (8, 3)), sharding),
+    'prompt/query/bias': jax.device_put(jnp.arange(8.0), sharding),
+  }
+  optimizer = optax.masked(
+    optax.adamw(0.1), {**dict.fromkeys(live, True), 'backbone/kernel': False}
+  )
   return live, optimizer.init({**live, 'backbone/kernel': jnp.zeros(())})
 
 
@@ -78,7 +82,10 @@ def test_another_backbone_is_refused(tmp_path):
   saved = checkpoint.Checkpoints(tmp_path, SHA)
   saved.save(1, *state, {})
   saved.close()
-  with opened(tmp_path, 'b' * 64) as again, pytest.raises(InputError, match='trained on another backbone'):
+  with (
+    opened(tmp_path, 'b' * 64) as again,
+    pytest.raises(InputError, match='trained on another backbone'),
+  ):
     again.restore(1, *targets(*state))
 
 
@@ -100,8 +107,14 @@ def flipped(path):
 
 
 @pytest.mark.parametrize('item', ['live', 'opt_state', 'extra'])
-@pytest.mark.parametrize(('harm', 'word'), [
-    (lambda path: path.write_bytes(path.read_bytes()[:10]), 'damaged'), (flipped, 'damaged'), (lambda path: path.unlink(), 'missing')])
+@pytest.mark.parametrize(
+  ('harm', 'word'),
+  [
+    (lambda path: path.write_bytes(path.read_bytes()[:10]), 'damaged'),
+    (flipped, 'damaged'),
+    (lambda path: path.unlink(), 'missing'),
+  ],
+)
 def test_a_damaged_or_lost_file_is_named(tmp_path, item, harm, word):
   state = make_state(meshes.make_mesh({'data': 8}))
   saved = checkpoint.Checkpoints(tmp_path, SHA)
@@ -109,9 +122,15 @@ def test_a_damaged_or_lost_file_is_named(tmp_path, item, harm, word):
     saved.save(step, *state, {})
   saved.close()
   folder = tmp_path / 'checkpoints' / '2'
-  largest = max((path for path in (folder / item).rglob('*') if path.is_file()), key=lambda path: path.stat().st_size)
+  largest = max(
+    (path for path in (folder / item).rglob('*') if path.is_file()),
+    key=lambda path: path.stat().st_size,
+  )
   harm(largest)
-  said = rf'checkpoints/2 cannot be used: {re.escape(str(largest.relative_to(folder)))} is {word}; remove that folder to go on from step 1'
+  said = (
+    rf'checkpoints/2 cannot be used: {re.escape(str(largest.relative_to(folder)))} is {word}; '
+    r'remove that folder to go on from step 1'
+  )
   with opened(tmp_path) as again, pytest.raises(InputError, match=said):
     again.restore(2, *targets(*state))
   if item == 'live':
@@ -119,8 +138,9 @@ def test_a_damaged_or_lost_file_is_named(tmp_path, item, harm, word):
       again.restore_live(2)
 
 
-# In a process of its own: orbax closes its event loop at the first file that it cannot read, and what tensorstore still reads finds it closed.
-UNREADABLE = '''
+# In a process of its own: orbax closes its event loop at the first file that it cannot read, and
+# what tensorstore still reads finds it closed.
+UNREADABLE = """
 import sys
 from dprjax.errors import InputError
 from dprjax.runtime import checkpoint, mesh
@@ -132,7 +152,7 @@ try:
 except InputError as error:
   print(error)
 saved.close()
-'''
+"""
 
 
 def test_a_checkpoint_from_before_there_were_sums_is_restored(tmp_path):
@@ -145,13 +165,19 @@ def test_a_checkpoint_from_before_there_were_sums_is_restored(tmp_path):
   for path in (tmp_path / 'checkpoints' / '1' / 'live').rglob('*'):
     if path.is_file() and path.parent.name == 'd':
       path.write_bytes(path.read_bytes()[:10])
-  done = subprocess.run([sys.executable, '-c', UNREADABLE, str(tmp_path), SHA], cwd=ROOT, capture_output=True, text=True)
+  done = subprocess.run(
+    [sys.executable, '-c', UNREADABLE, str(tmp_path), SHA], cwd=ROOT, capture_output=True, text=True
+  )
   assert done.returncode == 0, done.stderr
-  assert re.match(r'\S*checkpoints/1 cannot be restored.*remove that folder', done.stdout), (done.stdout, done.stderr)
+  assert re.match(r'\S*checkpoints/1 cannot be restored.*remove that folder', done.stdout), (
+    done.stdout,
+    done.stderr,
+  )
 
 
-# The limit is the kernel's own refusal, as on a full disk; in a process of its own, for it strikes whatever else writes there.
-FULL = '''
+# The limit is the kernel's own refusal, as on a full disk; in a process of its own, for it strikes
+# whatever else writes there.
+FULL = """
 import resource, sys
 import jax
 from dprjax.errors import InputError
@@ -166,7 +192,7 @@ try:
 except InputError as error:
   print(error)
 saved.close()
-'''
+"""
 
 
 def test_no_room_names_the_last_good_checkpoint_and_leaves_it_whole(tmp_path):
@@ -175,11 +201,18 @@ def test_no_room_names_the_last_good_checkpoint_and_leaves_it_whole(tmp_path):
   saved.save(1, *state, {})
   saved.close()
   # Without a cache of the bytecode, which the limit would cut off too.
-  done = subprocess.run([sys.executable, '-B', '-c', FULL, str(tmp_path), SHA], cwd=ROOT, capture_output=True, text=True)
+  done = subprocess.run(
+    [sys.executable, '-B', '-c', FULL, str(tmp_path), SHA], cwd=ROOT, capture_output=True, text=True
+  )
   assert done.returncode == 0, done.stderr
-  assert re.match(r'cannot save a checkpoint.*no space left; the last good one is step 1|cannot write', done.stdout), (done.stdout, done.stderr)
+  assert re.match(
+    r'cannot save a checkpoint.*no space left; the last good one is step 1|cannot write',
+    done.stdout,
+  ), (done.stdout, done.stderr)
   with opened(tmp_path) as again:
     assert again.latest() == 1
     restored = again.restore(1, *targets(*state))
   jax.tree.map(np.testing.assert_array_equal, (restored.live, restored.opt_state), state)
-  assert not any(name.startswith('2') and 'tmp' not in name for name in os.listdir(tmp_path / 'checkpoints'))
+  assert not any(
+    name.startswith('2') and 'tmp' not in name for name in os.listdir(tmp_path / 'checkpoints')
+  )

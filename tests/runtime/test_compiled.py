@@ -6,21 +6,30 @@ import sys
 
 import pytest
 
-PROGRAM = '''
+PROGRAM = """
 import jax, jax.numpy as jnp, sys
 from dprjax.runtime import compiled
 compiled.keep(*sys.argv[1:])
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
 jax.jit(lambda x: jnp.sin(x) @ x)(jnp.ones((8, 8))).block_until_ready()
 print(jax.config.jax_compilation_cache_dir)
-'''
+"""
 
 
 def run(tmp_path, *arguments, **environment):
-  variables = {name: value for name, value in os.environ.items() if name not in ('JAX_COMPILATION_CACHE_DIR', 'XDG_CACHE_HOME')}
+  variables = {
+    name: value
+    for name, value in os.environ.items()
+    if name not in ('JAX_COMPILATION_CACHE_DIR', 'XDG_CACHE_HOME')
+  }
   ended = subprocess.run(
-      [sys.executable, '-c', PROGRAM, *arguments], env=variables | {'HOME': str(tmp_path)} | environment, cwd=tmp_path,
-      capture_output=True, text=True, check=True)
+    [sys.executable, '-c', PROGRAM, *arguments],
+    env=variables | {'HOME': str(tmp_path)} | environment,
+    cwd=tmp_path,
+    capture_output=True,
+    text=True,
+    check=True,
+  )
   assert ended.stderr == ''
   return ended.stdout.strip()
 
@@ -31,13 +40,24 @@ def test_where_programs_are_kept(tmp_path):
   assert kept.startswith(f'{tmp_path}/.cache/dprjax/compiled-')
   programs = sorted(name for name in os.listdir(kept) if name.endswith('-cache'))
   assert programs
-  assert run(tmp_path) == kept and sorted(name for name in os.listdir(kept) if name.endswith('-cache')) == programs  # read, not compiled again
+  assert (
+    run(tmp_path) == kept
+    and sorted(name for name in os.listdir(kept) if name.endswith('-cache')) == programs
+  )  # read, not compiled again
 
-  assert run(tmp_path, XDG_CACHE_HOME=str(tmp_path / 'other')).startswith(f'{tmp_path}/other/dprjax/compiled-')
-  assert run(tmp_path, str(tmp_path / 'named')) == f'{tmp_path}/named' and os.listdir(tmp_path / 'named')
-  assert run(tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / 'said')) == f'{tmp_path}/said' and os.listdir(tmp_path / 'said')
+  assert run(tmp_path, XDG_CACHE_HOME=str(tmp_path / 'other')).startswith(
+    f'{tmp_path}/other/dprjax/compiled-'
+  )
+  assert run(tmp_path, str(tmp_path / 'named')) == f'{tmp_path}/named' and os.listdir(
+    tmp_path / 'named'
+  )
+  assert run(
+    tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / 'said')
+  ) == f'{tmp_path}/said' and os.listdir(tmp_path / 'said')
   before = set(os.listdir(tmp_path))
   assert run(tmp_path, '') == run(tmp_path, JAX_COMPILATION_CACHE_DIR='') == 'None'
   (tmp_path / 'file').write_text('')
-  assert run(tmp_path, XDG_CACHE_HOME=str(tmp_path / 'file')) == 'None'  # cannot be written: nothing is kept, and nothing is said
+  assert (
+    run(tmp_path, XDG_CACHE_HOME=str(tmp_path / 'file')) == 'None'
+  )  # cannot be written: nothing is kept, and nothing is said
   assert set(os.listdir(tmp_path)) == before | {'file'}

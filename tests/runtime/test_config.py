@@ -9,14 +9,25 @@ from dprjax.runtime import config as configs
 
 def test_every_knob_of_the_file_is_explained():
   source = pathlib.Path(configs.__file__).read_text()
-  body = source[source.index('c = ml_collections'):source.index('  return c\n')]
-  knobs = [line for line in body.splitlines() if line.strip().startswith('c.') and 'ConfigDict()' not in line]
+  body = source[source.index('c = ml_collections') : source.index('  return c\n')]
+  knobs = [
+    line
+    for line in body.splitlines()
+    if line.strip().startswith('c.') and 'ConfigDict()' not in line
+  ]
   assert len(knobs) > 40
   unexplained = [line.split('=')[0].strip() for line in knobs if '#' not in line]
   # What the name itself says.
   assert set(unexplained) <= {
-      'c.optim.learning_rate', 'c.optim.weight_decay', 'c.optim.b1', 'c.optim.b2', 'c.optim.eps', 'c.data.passage_max_length',
-      'c.data.passage_prefix', 'c.data.passage_buckets'}
+    'c.optim.learning_rate',
+    'c.optim.weight_decay',
+    'c.optim.b1',
+    'c.optim.b2',
+    'c.optim.eps',
+    'c.data.passage_max_length',
+    'c.data.passage_prefix',
+    'c.data.passage_buckets',
+  }
 
 
 def test_a_fresh_workdir_is_claimed_and_the_same_experiment_may_come_back(tmp_path):
@@ -32,7 +43,9 @@ def test_another_experiment_in_the_workdir_is_named_key_by_key(tmp_path):
   (tmp_path / 'checkpoints').mkdir()
   config.optim.learning_rate = 1.0
   config.log_every = 3  # free to change
-  with pytest.raises(InputError, match=r'another experiment \(optim.learning_rate: 0.007 there, 1.0 here\)'):
+  with pytest.raises(
+    InputError, match=r'another experiment \(optim.learning_rate: 0.007 there, 1.0 here\)'
+  ):
     configs.claim_workdir(config, tmp_path)
 
 

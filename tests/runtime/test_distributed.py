@@ -12,25 +12,44 @@ from dprjax import cli
 from dprjax.errors import InputError
 from dprjax.runtime import distributed, lastwords
 
-SLURM = {'SLURM_JOB_ID': '7', 'SLURM_STEP_NODELIST': 'node[1-2]', 'SLURM_NTASKS': '1', 'SLURM_PROCID': '0', 'SLURM_LOCALID': '0'}
+SLURM = {
+  'SLURM_JOB_ID': '7',
+  'SLURM_STEP_NODELIST': 'node[1-2]',
+  'SLURM_NTASKS': '1',
+  'SLURM_PROCID': '0',
+  'SLURM_LOCALID': '0',
+}
 
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch):
   """An environment that speaks of no job."""
   ours = [f'DPRJAX_{flag.upper()}' for flag in distributed.FLAGS]
-  for name in (*SLURM, 'OMPI_COMM_WORLD_SIZE', 'OMPI_MCA_orte_hnp_uri', 'KUBERNETES_SERVICE_HOST', *ours):
+  for name in (
+    *SLURM,
+    'OMPI_COMM_WORLD_SIZE',
+    'OMPI_MCA_orte_hnp_uri',
+    'KUBERNETES_SERVICE_HOST',
+    *ours,
+  ):
     monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize(('given', 'words'), [
+@pytest.mark.parametrize(
+  ('given', 'words'),
+  [
     (('host:1234', None, None), '--processes and --process are missing'),
     (('host:1234', 2, None), '--process is missing'),
     ((None, 2, 1), '--coordinator is missing'),
     (('host', 2, 1), "--coordinator: expected HOST:PORT, the address of process 0, not 'host'"),
     ((':1234', 2, 1), 'expected HOST:PORT'),
     (('host:99999', 2, 1), 'expected HOST:PORT'),
-    (('host:1234', 2, 2), '--process: 2 is not among the 2 processes, which are counted from 0 to 1')])
+    (
+      ('host:1234', 2, 2),
+      '--process: 2 is not among the 2 processes, which are counted from 0 to 1',
+    ),
+  ],
+)
 def test_flags_that_cannot_be(given, words):
   with pytest.raises(InputError, match=words):
     distributed.start(*given)
@@ -63,7 +82,10 @@ def test_a_coordinator_that_is_not_there_is_named_in_time():
   with socket.socket() as probe:
     probe.bind(('127.0.0.1', 0))
     port = probe.getsockname()[1]
-  with pytest.raises(InputError, match=rf'--coordinator=127.0.0.1:{port} could not be reached within 0.3 s \(--join_timeout'):
+  with pytest.raises(
+    InputError,
+    match=rf'--coordinator=127.0.0.1:{port} could not be reached within 0.3 s \(--join_timeout',
+  ):
     distributed._look_for_coordinator(f'127.0.0.1:{port}', 1, 0.3)
 
 
@@ -72,7 +94,9 @@ def test_a_port_that_is_taken_is_named():
     taken.bind(('', 0))
     taken.listen()
     port = taken.getsockname()[1]
-    with pytest.raises(InputError, match=rf'process 0 cannot listen on port {port} .*choose another port'):
+    with pytest.raises(
+      InputError, match=rf'process 0 cannot listen on port {port} .*choose another port'
+    ):
       distributed._look_for_coordinator(f'localhost:{port}', 0, 1.0)
 
 
@@ -81,10 +105,14 @@ def test_the_environment_stands_for_the_flags_and_they_come_first(monkeypatch):
   monkeypatch.setenv('DPRJAX_PROCESSES', '4')
   monkeypatch.setenv('DPRJAX_PROCESS', '')
   args = cli.Parser('train', '', processes=True).parse_args(['--processes=8'])
-  assert args == argparse.Namespace(debug=False, coordinator='host:1', processes=8, process=None, join_timeout=300, peer_timeout=20)
+  assert args == argparse.Namespace(
+    debug=False, coordinator='host:1', processes=8, process=None, join_timeout=300, peer_timeout=20
+  )
 
 
-@pytest.mark.parametrize('flag', ['--processes=0', '--process=-1', '--process=one', '--peer_timeout=0'])
+@pytest.mark.parametrize(
+  'flag', ['--processes=0', '--process=-1', '--process=one', '--peer_timeout=0']
+)
 def test_numbers_that_are_none(flag, capsys):
   with pytest.raises(SystemExit):
     cli.Parser('train', '', processes=True).parse_args([flag])
@@ -92,27 +120,48 @@ def test_numbers_that_are_none(flag, capsys):
 
 
 def passed_on(text):
-  done = subprocess.run([sys.executable, '-I', '-S', lastwords.__file__, 'host:1234'], input=text.encode(), capture_output=True)
+  done = subprocess.run(
+    [sys.executable, '-I', '-S', lastwords.__file__, 'host:1234'],
+    input=text.encode(),
+    capture_output=True,
+  )
   assert done.returncode == 0 and not done.stdout
   return done.stderr.decode()
 
 
-TRACE = '''E1121 11:22:24.554382    3363 coordination_service_agent.cc:289] Polled an error from coordination service (this can be an error ...).
+TRACE = """E1121 11:22:24.554382    3363 coordination_service_agent.cc:289] Polled an error from coordination service (this can be an error ...).
 F1121 11:22:24.554425    3363 client.h:80] Terminating process because the JAX distributed service detected fatal errors. This most likely
 Additional GRPC error information from remote target coordination_service while calling /xla.coordination.CoordinationService/PollForError:
 *** Check failure stack trace: ***
     @     0x7f32cde40634  absl::lts_20260107::log_internal::LogMessage::SendToLog()
-'''
+"""  # noqa: E501
 
 
 def test_the_trace_of_a_lost_coordinator_becomes_a_line():
   said = passed_on('step 3\n' + TRACE)
-  assert said.startswith('step 3\ndprjax: error: process 0, the coordinator at host:1234, is gone: ') and said.count('\n') == 2
+  assert (
+    said.startswith('step 3\ndprjax: error: process 0, the coordinator at host:1234, is gone: ')
+    and said.count('\n') == 2
+  )
   # Where the reason is known already, it is all that is said.
-  assert passed_on('dprjax: error: process 0 (host) ended: no file\n' + TRACE) == 'dprjax: error: process 0 (host) ended: no file\n'
+  assert (
+    passed_on('dprjax: error: process 0 (host) ended: no file\n' + TRACE)
+    == 'dprjax: error: process 0 (host) ended: no file\n'
+  )
 
 
-@pytest.mark.parametrize('text', ['', 'half a line', '40 %\r50 %\r', 'E1121 of another kind\n', 'F: a name\nE5\n', 'one\n\ntwo\n', 'é\n'])
+@pytest.mark.parametrize(
+  'text',
+  [
+    '',
+    'half a line',
+    '40 %\r50 %\r',
+    'E1121 of another kind\n',
+    'F: a name\nE5\n',
+    'one\n\ntwo\n',
+    'é\n',
+  ],
+)
 def test_all_else_is_passed_on_as_it_is(text):
   assert passed_on(text) == text
 

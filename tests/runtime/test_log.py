@@ -5,12 +5,17 @@ import pytest
 from dprjax.runtime import log
 
 
-@pytest.mark.parametrize(('seconds', 'text'), [(0.4, '0s'), (75, '1m15s'), (3600, '1h00m'), (90061, '25h01m')])
+@pytest.mark.parametrize(
+  ('seconds', 'text'), [(0.4, '0s'), (75, '1m15s'), (3600, '1h00m'), (90061, '25h01m')]
+)
 def test_duration(seconds, text):
   assert log.duration(seconds) == text
 
 
-@pytest.mark.parametrize(('args', 'text'), [((118_000,), '118k'), ((22.7e6,), '22.7M'), ((118_000, 'B'), '118 kB'), ((12,), '12')])
+@pytest.mark.parametrize(
+  ('args', 'text'),
+  [((118_000,), '118k'), ((22.7e6,), '22.7M'), ((118_000, 'B'), '118 kB'), ((12,), '12')],
+)
 def test_size(args, text):
   assert log.size(*args) == text
 

@@ -8,10 +8,16 @@ from dprjax.runtime import mesh as meshes
 
 
 def test_minus_one_takes_the_devices_that_are_left():
-  assert dict(meshes.make_mesh({'data': -1, 'model': 2}).shape) == {'data': 4, 'fsdp': 1, 'model': 2}
+  assert dict(meshes.make_mesh({'data': -1, 'model': 2}).shape) == {
+    'data': 4,
+    'fsdp': 1,
+    'model': 2,
+  }
 
 
-@pytest.mark.parametrize('sizes', [{'data': 3}, {'data': -1, 'model': -1}, {'data': 0}, {'data': -1, 'model': 16}])
+@pytest.mark.parametrize(
+  'sizes', [{'data': 3}, {'data': -1, 'model': -1}, {'data': 0}, {'data': -1, 'model': 16}]
+)
 def test_sizes_that_do_not_fit_are_an_error(sizes):
   with pytest.raises(InputError, match=r'config\.mesh'):
     meshes.make_mesh(sizes)
@@ -20,19 +26,29 @@ def test_sizes_that_do_not_fit_are_an_error(sizes):
 def test_a_batch_that_the_mesh_cannot_divide_is_an_error_with_a_number_that_works():
   mesh = meshes.make_mesh({'data': 4, 'fsdp': 2})
   meshes.check_batch(mesh, 32, 4)
-  with pytest.raises(InputError, match=r'config.batch_size: 36 queries cannot be divided over 8 devices in 2 gradient-cache chunks.*instance 32'):
+  with pytest.raises(
+    InputError,
+    match=r'config.batch_size: 36 queries cannot be divided over 8 devices in 2 gradient-cache '
+    r'chunks.*instance 32',
+  ):
     meshes.check_batch(mesh, 36, 2)
 
 
 def test_kernels_are_split_and_what_does_not_divide_stays_whole():
   mesh = meshes.make_mesh({'data': 2, 'fsdp': 2, 'model': 2})
   params = {
-      'backbone/layers/attention/query/kernel': np.zeros((3, 8, 8)), 'backbone/layers/mlp/down/kernel': np.zeros((3, 7, 8)),
-      'backbone/query/embeddings/word/embedding': np.zeros((5, 8)), 'prompt/prefix': np.zeros((3, 2, 4, 2, 4))}
+    'backbone/layers/attention/query/kernel': np.zeros((3, 8, 8)),
+    'backbone/layers/mlp/down/kernel': np.zeros((3, 7, 8)),
+    'backbone/query/embeddings/word/embedding': np.zeros((5, 8)),
+    'prompt/prefix': np.zeros((3, 2, 4, 2, 4)),
+  }
   specs = {name: sharding.spec for name, sharding in meshes.param_shardings(mesh, params).items()}
   assert specs == {
-      'backbone/layers/attention/query/kernel': P(None, 'fsdp', 'model'), 'backbone/layers/mlp/down/kernel': P(None, None, 'fsdp'),
-      'backbone/query/embeddings/word/embedding': P(None, 'fsdp'), 'prompt/prefix': P()}
+    'backbone/layers/attention/query/kernel': P(None, 'fsdp', 'model'),
+    'backbone/layers/mlp/down/kernel': P(None, None, 'fsdp'),
+    'backbone/query/embeddings/word/embedding': P(None, 'fsdp'),
+    'prompt/prefix': P(),
+  }
 
 
 def test_a_name_that_no_sharding_rule_covers_is_an_error():
@@ -50,19 +66,31 @@ def test_put_batch_splits_rows_and_put_places_as_asked():
   assert isinstance(whole, jax.Array) and whole.is_fully_replicated
 
 
-@pytest.mark.parametrize(('processes', 'devices', 'sizes', 'expected'), [
+@pytest.mark.parametrize(
+  ('processes', 'devices', 'sizes', 'expected'),
+  [
     (2, 2, (4, 1, 1), {0: (0, 2), 1: (1, 2)}),
     (4, 1, (2, 2, 1), {0: (0, 4), 1: (1, 4), 2: (2, 4), 3: (3, 4)}),
-    (2, 2, (2, 1, 2), {0: (0, 2), 1: (1, 2)}),   # a model on the devices of one process
-    (4, 1, (1, 2, 2), {0: (0, 2), 1: (0, 2), 2: (1, 2), 3: (1, 2)}),  # on those of two: both read the same rows
+    (2, 2, (2, 1, 2), {0: (0, 2), 1: (1, 2)}),  # a model on the devices of one process
+    (
+      4,
+      1,
+      (1, 2, 2),
+      {0: (0, 2), 1: (0, 2), 2: (1, 2), 3: (1, 2)},
+    ),  # on those of two: both read the same rows
     (2, 2, (1, 1, 4), {0: (0, 1), 1: (0, 1)}),
-    (1, 4, (2, 1, 2), {0: (0, 1)})])
+    (1, 4, (2, 1, 2), {0: (0, 1)}),
+  ],
+)
 def test_which_part_of_a_batch_a_process_reads(processes, devices, sizes, expected):
   assert meshes.shares(np.repeat(np.arange(processes), devices).reshape(sizes)) == expected
 
 
 def test_a_model_that_ends_in_the_midst_of_a_process_is_an_error():
-  with pytest.raises(InputError, match=r'config\.mesh\.model: 3 devices are neither a part of those of one process, 2, nor'):
+  with pytest.raises(
+    InputError,
+    match=r'config\.mesh\.model: 3 devices are neither a part of those of one process, 2, nor',
+  ):
     meshes.shares(np.repeat(np.arange(3), 2).reshape(2, 1, 3))
 
 

@@ -15,7 +15,11 @@ def settings(**knobs):
   return c
 
 
-PARAMS = {'backbone/kernel': jnp.full(3, 2.0), 'prompt/bias': jnp.full(2, 3.0), 'prompt/prefix': jnp.full(2, 5.0)}
+PARAMS = {
+  'backbone/kernel': jnp.full(3, 2.0),
+  'prompt/bias': jnp.full(2, 3.0),
+  'prompt/prefix': jnp.full(2, 5.0),
+}
 LIVE = {'prompt/bias', 'prompt/prefix'}
 
 
@@ -36,9 +40,15 @@ def test_masked_freezes_even_where_every_gradient_is_given():
 
 
 def test_frozen_gradients_do_not_shrink_the_live_ones_through_the_clip():
-  gradients = {'backbone/kernel': jnp.full(3, 1e6), 'prompt/bias': jnp.full(2, 0.1), 'prompt/prefix': jnp.full(2, 0.1)}
+  gradients = {
+    'backbone/kernel': jnp.full(3, 1e6),
+    'prompt/bias': jnp.full(2, 0.1),
+    'prompt/prefix': jnp.full(2, 0.1),
+  }
   small = {**gradients, 'backbone/kernel': jnp.zeros(3)}
-  with_large, without = (step(settings(warmup=0.0, clip=1.0, eps=1.0), g)[0] for g in (gradients, small))
+  with_large, without = (
+    step(settings(warmup=0.0, clip=1.0, eps=1.0), g)[0] for g in (gradients, small)
+  )
   np.testing.assert_array_equal(with_large['prompt/prefix'], without['prompt/prefix'])
 
 
@@ -50,9 +60,14 @@ def test_state_exists_for_the_live_leaves_alone():
 
 def test_adamw_against_its_equations():
   config = settings(warmup=0.0, decay='none', learning_rate=0.1, clip=0.0, weight_decay=0.01)
-  gradients = {'backbone/kernel': jnp.zeros(3), 'prompt/bias': jnp.full(2, 0.3), 'prompt/prefix': jnp.full(2, -0.2)}
+  gradients = {
+    'backbone/kernel': jnp.zeros(3),
+    'prompt/bias': jnp.full(2, 0.3),
+    'prompt/prefix': jnp.full(2, -0.2),
+  }
   params, _ = step(config, gradients)
-  # Loshchilov and Hutter 2019, Algorithm 2, first step: both moments' bias corrections cancel their decay.
+  # Loshchilov and Hutter 2019, Algorithm 2, first step: both moments' bias corrections cancel their
+  # decay.
   expected = 5.0 - 0.1 * (-0.2 / (np.sqrt(0.2**2) + 1e-8) + 0.01 * 5.0)
   np.testing.assert_allclose(params['prompt/prefix'], expected, rtol=1e-6)
   # Rules: biases do not decay.
@@ -61,9 +76,16 @@ def test_adamw_against_its_equations():
 
 def test_learning_rate_rules_scale_a_subtree():
   gradients = jax.tree.map(jnp.ones_like, PARAMS)
-  config = settings(warmup=0.0, decay='none', learning_rate=0.1, learning_rate_rules=((r'prompt/bias', 0.5), ('.*', 1.0)))
+  config = settings(
+    warmup=0.0,
+    decay='none',
+    learning_rate=0.1,
+    learning_rate_rules=((r'prompt/bias', 0.5), ('.*', 1.0)),
+  )
   params, _ = step(config, gradients)
-  assert float(3.0 - params['prompt/bias'][0]) * 2 == pytest.approx(float(5.0 - params['prompt/prefix'][0]), rel=1e-5)
+  assert float(3.0 - params['prompt/bias'][0]) * 2 == pytest.approx(
+    float(5.0 - params['prompt/prefix'][0]), rel=1e-5
+  )
 
 
 def test_schedule_rises_over_the_warm_up_and_falls_to_zero():
@@ -77,4 +99,6 @@ def test_an_unknown_decay_and_an_uncovered_name_are_errors():
   with pytest.raises(InputError, match=r'config\.optim\.decay'):
     optim.make_schedule(settings(decay='linnear'), 10)
   with pytest.raises(InputError, match=r'config\.optim\.weight_decay_rules: no rule covers'):
-    optim.make_optimizer(settings(weight_decay_rules=(('backbone/.*', True),)), list(PARAMS), LIVE, 10)
+    optim.make_optimizer(
+      settings(weight_decay_rules=(('backbone/.*', True),)), list(PARAMS), LIVE, 10
+    )

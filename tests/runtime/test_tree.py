@@ -23,18 +23,28 @@ def test_the_first_rule_that_matches_the_whole_name_wins():
 
 
 def test_a_rule_that_matches_a_part_of_the_name_only_does_not_count():
-  with pytest.raises(InputError, match=r"config.rules: no rule covers 'backbone/layers/query/bias'"):
+  with pytest.raises(
+    InputError, match=r"config.rules: no rule covers 'backbone/layers/query/bias'"
+  ):
     tree.first_match([('backbone', 1), ('prompt/.*', 2)], NAMES, 'config.rules')
 
 
 def test_trainable_expressions_name_what_is_live():
   assert tree.live_names(['prompt/.*'], NAMES) == {'prompt/prefix'}
-  assert tree.live_names(['prompt/.*', '.*bias'], NAMES) == {'prompt/prefix', 'backbone/layers/query/bias'}
+  assert tree.live_names(['prompt/.*', '.*bias'], NAMES) == {
+    'prompt/prefix',
+    'backbone/layers/query/bias',
+  }
 
 
-@pytest.mark.parametrize(('patterns', 'message'), [
+@pytest.mark.parametrize(
+  ('patterns', 'message'),
+  [
     (['promt/.*'], "'promt/.*' matches no parameter; the names begin with backbone, prompt"),
-    (['(.*'], 'not a regular expression'), ([], 'nothing is trainable')])
+    (['(.*'], 'not a regular expression'),
+    ([], 'nothing is trainable'),
+  ],
+)
 def test_a_typing_error_in_trainable_is_an_error(patterns, message):
   with pytest.raises(InputError, match=r'config\.trainable') as error:
     tree.live_names(patterns, NAMES)
