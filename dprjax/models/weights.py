@@ -147,7 +147,11 @@ def read_classifier(
     InputError: the head is there in part, of other shapes than config.json has, or of a number of
       labels other than 1 or 2.
   """
-  raw = {names.canonical(config, name): (handle, name) for handle in handles for name in handle}
+  raw = {
+    names.canonical(config, name): (handle, name)
+    for handle in handles
+    for name in handle.keys()  # noqa: SIM118 (a handle is no dict)
+  }
   tensors = {tensor.path: tensor for tensor in names.classifier_tensors(config, 1)}
   output = tensors['output', 'kernel'].name
   there = [tensor.name for tensor in tensors.values() if tensor.name in raw]

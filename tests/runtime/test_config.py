@@ -1,4 +1,5 @@
 import json
+import itertools
 import pathlib
 
 import pytest
@@ -10,13 +11,15 @@ from dprjax.runtime import config as configs
 def test_every_knob_of_the_file_is_explained():
   source = pathlib.Path(configs.__file__).read_text()
   body = source[source.index('c = ml_collections') : source.index('  return c\n')]
+  lines = body.splitlines()
+  # A comment stands behind its knob or, where it is long, on the lines above.
   knobs = [
-    line
-    for line in body.splitlines()
+    (line, '#' in line or above.strip().startswith('#'))
+    for above, line in itertools.pairwise(lines)
     if line.strip().startswith('c.') and 'ConfigDict()' not in line
   ]
   assert len(knobs) > 40
-  unexplained = [line.split('=')[0].strip() for line in knobs if '#' not in line]
+  unexplained = [line.split('=')[0].strip() for line, explained in knobs if not explained]
   # What the name itself says.
   assert set(unexplained) <= {
     'c.optim.learning_rate',
