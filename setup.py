@@ -8,7 +8,7 @@ import setuptools
 ROOT = pathlib.Path(__file__).parent
 VERSION = re.search(
   r"^__version__ = '(.+)'$",
-  (ROOT / 'dprjax' / 'version.py').read_text(encoding='utf-8'),
+  (ROOT / 'dprjax' / 'base' / 'version.py').read_text(encoding='utf-8'),
   re.MULTILINE,
 ).group(1)
 

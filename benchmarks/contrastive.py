@@ -24,8 +24,8 @@ import numpy as np
 
 import record
 import timing
-from dprjax import cli
-from dprjax.objectives import contrastive
+from dprjax.methods import contrastive
+from dprjax.runtime import cli
 from dprjax.runtime import mesh as meshes
 
 COUNTS = (256, 1024, 4096, 16_384, 65_536)
@@ -102,9 +102,7 @@ def compiled(
   def loss(
     vectors: tuple[jax.Array, jax.Array], index: jax.Array, known: jax.Array
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    found = contrastive.contrast_batch(
-      *vectors, index, known, mesh, rows=at_a_time, temperature=0.05
-    )
+    found = contrastive.info_nce(*vectors, index, known, mesh, rows=at_a_time, temperature=0.05)
     return jnp.mean(found.loss), {
       'accuracy': jnp.mean(found.accuracy),
       'negatives': jnp.mean(found.negatives),

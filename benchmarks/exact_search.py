@@ -25,8 +25,8 @@ import jax
 import numpy as np
 
 import record
-from dprjax import cli
 from dprjax.retrieval import embeddings
+from dprjax.runtime import cli
 
 CASES = [(100_000, 384, 1), (400_000, 384, 1), (1_600_000, 384, 1), (400_000, 384, 2)]
 READS = ('streamed', 'mapped', 'loaded')

@@ -20,7 +20,7 @@ import made
 import record
 import timing
 import updates
-from dprjax import cli
+from dprjax.runtime import cli
 
 CHUNKS = (1, 2, 4, 8, 16)
 

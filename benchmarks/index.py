@@ -24,8 +24,8 @@ import numpy as np
 
 import record
 import timing
-from dprjax import cli
 from dprjax.retrieval import embeddings, exact, scann
+from dprjax.runtime import cli
 
 K = 100
 CLUSTER = 100

@@ -25,9 +25,9 @@ import numpy as np
 
 import record
 import updates
-from dprjax import cli
+from dprjax.methods import pretrain
 from dprjax.models import hub
-from dprjax.objectives import pretrain
+from dprjax.runtime import cli
 from dprjax.runtime import config as configs
 
 OPTIONS = {

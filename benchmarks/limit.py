@@ -29,8 +29,8 @@ import made
 import record
 import timing
 import updates
-from dprjax import cli
 from dprjax.models import encoder
+from dprjax.runtime import cli
 
 METHODS = ('encode', 'DPT', 'FT')
 

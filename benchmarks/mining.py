@@ -23,7 +23,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 import record
-from dprjax import cli
+from dprjax.runtime import cli
 
 RUNS = 4
 # A small one; four times that in everything; MS MARCO's queries, with shallow runs.

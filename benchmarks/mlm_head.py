@@ -18,8 +18,8 @@ import numpy as np
 
 import record
 import timing
-from dprjax import cli
 from dprjax.models import encoder, heads, masking
+from dprjax.runtime import cli
 
 
 def main() -> None:

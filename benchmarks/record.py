@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dprjax import files
+from dprjax.base import files
 
 _RESULTS = pathlib.Path(
   os.environ.get('BENCHMARK_RESULTS') or pathlib.Path(__file__).parent / 'results'

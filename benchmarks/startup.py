@@ -29,7 +29,7 @@ import jax
 import made
 import record
 import timing
-from dprjax import cli
+from dprjax.runtime import cli
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 

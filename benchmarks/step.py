@@ -40,10 +40,9 @@ import made
 import record
 import timing
 import updates
-from dprjax import cli
+from dprjax.methods import dpr
 from dprjax.models import hub
-from dprjax.objectives import dpr
-from dprjax.runtime import tree
+from dprjax.runtime import cli, tree
 
 TEMPERATURE, CLIP, LEARNING_RATE = 0.05, 1.0, 1e-5
 

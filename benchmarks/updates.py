@@ -12,9 +12,9 @@ import ml_collections
 import numpy as np
 
 from dprjax import train
+from dprjax.methods import dpr
+from dprjax.methods.method import System
 from dprjax.models import encoder, hub
-from dprjax.objectives import dpr
-from dprjax.objectives.system import System
 from dprjax.runtime import config as configs
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import optim, tree
@@ -70,7 +70,7 @@ class Update:
     """``parts`` and ``batch`` as ``system.init`` and ``system.loss`` take them; on one device."""
     mesh = one_device()
     params = tree.flatten(system.init(parts, jax.random.key(1)))
-    names = tree.live_names(config.trainable, list(params))
+    names = tree.trainable_names(config.trainable, list(params))
     shardings = meshes.param_shardings(mesh, params)
     dtype = jnp.dtype(config.backbone.frozen_dtype)
     # Copies: the step reuses the memory of what is live.
@@ -149,7 +149,7 @@ def retrieval_flops(
       lambda start: system.init({'query': start, 'passage': start}, jax.random.key(1)), start
     )
   )
-  names = tree.live_names(config.trainable, list(params))
+  names = tree.trainable_names(config.trainable, list(params))
   live = {name: place(leaf) for name, leaf in params.items() if name in names}
   frozen = {
     name: place(leaf, jnp.dtype(config.backbone.frozen_dtype))

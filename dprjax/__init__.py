@@ -7,19 +7,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-  from dprjax.errors import InputError
+  from dprjax.base.errors import InputError
+  from dprjax.inference.reranker import CrossEncoder
+  from dprjax.inference.retriever import Hit, Retriever
   from dprjax.models.artifact import load_prompt
   from dprjax.models.hub import load_backbone
-  from dprjax.reranker import CrossEncoder
-  from dprjax.retriever import Hit, Retriever
 
 __all__ = ['CrossEncoder', 'Hit', 'InputError', 'Retriever', 'load_backbone', 'load_prompt']
 
 _HOMES = {
-  'CrossEncoder': 'dprjax.reranker',
-  'Hit': 'dprjax.retriever',
-  'InputError': 'dprjax.errors',
-  'Retriever': 'dprjax.retriever',
+  'CrossEncoder': 'dprjax.inference.reranker',
+  'Hit': 'dprjax.inference.retriever',
+  'InputError': 'dprjax.base.errors',
+  'Retriever': 'dprjax.inference.retriever',
   'load_backbone': 'dprjax.models.hub',
   'load_prompt': 'dprjax.models.artifact',
 }

@@ -14,9 +14,11 @@ from typing import Any
 
 import jax
 
-from dprjax import cli, files
+from dprjax.base import files
 from dprjax.data import sources
-from dprjax.retrieval import bm25, trec
+from dprjax.formats import trec
+from dprjax.retrieval import bm25
+from dprjax.runtime import cli
 
 logger = logging.getLogger('dprjax')
 

@@ -15,12 +15,13 @@ from collections.abc import Sequence
 
 import jax
 
-from dprjax import cli, files
+from dprjax.base import files
+from dprjax.base.errors import InputError
 from dprjax.data import sources
-from dprjax.errors import InputError
-from dprjax.retrieval import embeddings, trec
-from dprjax.retriever import KINDS, Retriever
-from dprjax.runtime import compiled, distributed, log
+from dprjax.formats import trec
+from dprjax.inference.retriever import KINDS, Retriever
+from dprjax.retrieval import embeddings
+from dprjax.runtime import cli, compiled, distributed, log
 
 logger = logging.getLogger('dprjax')
 

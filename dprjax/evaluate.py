@@ -29,9 +29,11 @@ from typing import Any
 
 from etils import epath
 
-from dprjax import cli, files
-from dprjax.errors import InputError
-from dprjax.retrieval import answers, measures, trec
+from dprjax.base import files
+from dprjax.base.errors import InputError
+from dprjax.formats import trec
+from dprjax.retrieval import answers, measures
+from dprjax.runtime import cli
 
 logger = logging.getLogger('dprjax')
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from dprjax import cli, files, version
+from dprjax.base import files, version
+from dprjax.base.errors import InputError
 from dprjax.data import text
-from dprjax.errors import InputError
 from dprjax.models import artifact, hub, prompts
-from dprjax.runtime import checkpoint, log, tree
+from dprjax.runtime import checkpoint, cli, log, tree
 from dprjax.runtime import config as configs
 
 logger = logging.getLogger('dprjax')
@@ -53,7 +53,7 @@ def export(workdir: epath.PathLike, out: epath.PathLike, step: int | None = None
         f'{workdir} holds no checkpoint yet; train first: python -m dprjax.train '
         f'--workdir={workdir} ...'
       )
-    live, extra = saved.restore_live(step), saved.extra(step)
+    live, extra = saved.restore_trainable(step), saved.extra(step)
   finally:
     saved.close()
   if extra['backbone_sha256'] != backbone.sha256:

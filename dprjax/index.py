@@ -15,10 +15,10 @@ import logging
 import os
 from collections.abc import Sequence
 
-from dprjax import cli, files
-from dprjax.errors import InputError
+from dprjax.base import files
+from dprjax.base.errors import InputError
 from dprjax.retrieval import embeddings, milvus
-from dprjax.runtime import log
+from dprjax.runtime import cli, log
 
 logger = logging.getLogger('dprjax')
 

@@ -21,9 +21,11 @@ from collections.abc import Sequence
 
 from etils import epath
 
-from dprjax import cli, files, mining
-from dprjax.errors import InputError
-from dprjax.retrieval import runs
+from dprjax.base import files
+from dprjax.base.errors import InputError
+from dprjax.formats import runs
+from dprjax.mining import negatives as mining
+from dprjax.runtime import cli
 
 logger = logging.getLogger('dprjax')
 
@@ -159,7 +161,7 @@ def _command(args: argparse.Namespace) -> None:
   score = None
   if args.reranker:
     # Loading JAX and a model is for those who asked for it.
-    from dprjax.reranker import CrossEncoder
+    from dprjax.inference.reranker import CrossEncoder
     from dprjax.runtime import compiled
 
     compiled.keep()

@@ -19,12 +19,13 @@ from typing import Any, NamedTuple
 import ml_collections
 from etils import epath
 
-from dprjax import cli, files
-from dprjax import reranker as rerankers
+from dprjax.base import files
+from dprjax.base.errors import InputError
 from dprjax.data import docstrings, sources
-from dprjax.errors import InputError
+from dprjax.inference import reranker as rerankers
+from dprjax.runtime import cli
 from dprjax.runtime import config as configs
-from dprjax.stages import Stages
+from dprjax.runtime.stages import Stages
 
 _OURS = (
   'seed',

@@ -22,15 +22,16 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from dprjax import cli, files
+from dprjax.base import files
+from dprjax.base.errors import InputError
 from dprjax.data import docstrings, sources
-from dprjax.errors import InputError
+from dprjax.formats import trec
+from dprjax.inference.retriever import KINDS, Hit, Retriever
 from dprjax.models import artifact, hub
-from dprjax.retrieval import embeddings, exact, trec
-from dprjax.retriever import KINDS, Hit, Retriever
+from dprjax.retrieval import embeddings, exact
+from dprjax.runtime import cli, log, tree
 from dprjax.runtime import config as configs
-from dprjax.runtime import log, tree
-from dprjax.stages import Stages
+from dprjax.runtime.stages import Stages
 
 DOCSTRINGS = 'docstrings'
 OUT = 'quickstart-out'

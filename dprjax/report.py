@@ -28,8 +28,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from dprjax import cli, figures, files
-from dprjax.errors import InputError
+from dprjax.analysis import figures
+from dprjax.base import files
+from dprjax.base.errors import InputError
+from dprjax.runtime import cli
 
 logger = logging.getLogger('dprjax')
 
@@ -319,8 +321,8 @@ def _backbones(args: argparse.Namespace) -> dict[str, tuple[str, str | None]]:
 
 def _report_backbones(args: argparse.Namespace) -> None:
   # Here, because --metrics need not wait for JAX.
-  from dprjax import inspection
-  from dprjax.retriever import Retriever
+  from dprjax.analysis import inspection
+  from dprjax.inference.retriever import Retriever
   from dprjax.runtime import compiled
 
   compiled.keep()

@@ -20,12 +20,12 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float
 
-from dprjax import cli, files
+from dprjax.base import files
+from dprjax.base.errors import InputError
 from dprjax.data import sources
-from dprjax.errors import InputError
-from dprjax.reranker import CrossEncoder
-from dprjax.retrieval import trec
-from dprjax.runtime import compiled, log
+from dprjax.formats import trec
+from dprjax.inference.reranker import CrossEncoder
+from dprjax.runtime import cli, compiled, log
 
 logger = logging.getLogger('dprjax')
 

@@ -32,10 +32,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from dprjax import cli, files
-from dprjax.errors import InputError
-from dprjax.retrieval import embeddings, exact, milvus, scann, trec
-from dprjax.runtime import compiled, distributed, log
+from dprjax.base import files
+from dprjax.base.errors import InputError
+from dprjax.formats import trec
+from dprjax.retrieval import embeddings, exact, milvus, scann
+from dprjax.runtime import cli, compiled, distributed, log
 
 logger = logging.getLogger('dprjax')
 

@@ -27,17 +27,17 @@ import numpy as np
 import optax
 from etils import epath
 
-from dprjax import cli
+from dprjax.base.errors import InputError
 from dprjax.data import text
-from dprjax.errors import InputError
-from dprjax.feeds import cross_encoder as reranking
-from dprjax.feeds import documents, retrieval
-from dprjax.feeds import similarity as pairs
-from dprjax.feeds.feed import Feed
+from dprjax.methods import cross_encoder, dpr, pretrain, similarity
+from dprjax.methods import cross_encoder_data as reranking
+from dprjax.methods import document_data as documents
+from dprjax.methods import retrieval_data as retrieval
+from dprjax.methods import similarity_data as pairs
+from dprjax.methods.feed import Feed
+from dprjax.methods.method import System
 from dprjax.models import artifact, hub
-from dprjax.objectives import cross_encoder, dpr, pretrain, similarity
-from dprjax.objectives.system import System
-from dprjax.runtime import checkpoint, compiled, distributed, log, mesh, optim, stopping, tree
+from dprjax.runtime import checkpoint, cli, compiled, distributed, log, mesh, optim, stopping, tree
 from dprjax.runtime import config as configs
 
 # What is trained, and on what.
@@ -124,20 +124,20 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   params = tree.flatten(system.init(parts, jax.random.fold_in(key, 0)))
   if config.prompt.init_from:
     params |= warm_start(config, params, backbone)
-  live_names = tree.live_names(config.trainable, list(params))
+  trainable_names = tree.trainable_names(config.trainable, list(params))
   shardings = mesh.param_shardings(devices, params)
   frozen_dtype = jnp.dtype(config.backbone.frozen_dtype)
   live = {
     name: mesh.put(np.asarray(leaf, np.float32), shardings[name])
     for name, leaf in params.items()
-    if name in live_names
+    if name in trainable_names
   }
   frozen = {
     name: mesh.put(np.asarray(leaf).astype(frozen_dtype), shardings[name])
     for name, leaf in params.items()
-    if name not in live_names
+    if name not in trainable_names
   }
-  optimizer = optim.make_optimizer(config.optim, list(params), live_names, total)
+  optimizer = optim.make_optimizer(config.optim, list(params), trainable_names, total)
   schedule = optim.make_schedule(config.optim, total)
   opt_state = init_optimizer(optimizer, live, list(frozen), shardings, devices)
   update = make_update(system, optimizer, list(frozen))

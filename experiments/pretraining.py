@@ -24,10 +24,13 @@ import jax
 import numpy as np
 
 import trials
-from dprjax import Retriever, analysis, figures
-from dprjax.data import corpora, documents, similarity, sources, text, views
+from dprjax import Retriever
+from dprjax.analysis import figures
+from dprjax.analysis import statistics as analysis
+from dprjax.data import documents, similarity, sources, text, views
+from dprjax.formats import corpora, trec
 from dprjax.models import hub
-from dprjax.retrieval import exact, measures, trec
+from dprjax.retrieval import exact, measures
 from dprjax.runtime import config as configs
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

@@ -21,8 +21,8 @@ import pathlib
 import numpy as np
 
 import trials
-from dprjax import files
-from dprjax.retrieval import trec
+from dprjax.base import files
+from dprjax.formats import trec
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # in the pipeline's report: a row of Table 9

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import optax
 
-from dprjax import cli, train
-from dprjax.runtime import checkpoint, config, distributed
+from dprjax import train
+from dprjax.runtime import checkpoint, cli, config, distributed
 from dprjax.runtime import mesh as meshes
 
 SHA = 'a' * 64

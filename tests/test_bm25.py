@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from dprjax import bm25
+from dprjax.formats.trec import read_qrels, read_run
 from dprjax.retrieval.measures import measure
-from dprjax.retrieval.trec import read_qrels, read_run
 
 CORPUS = {
   'd1': ('Cats', 'sleep all day'),

@@ -9,9 +9,10 @@ import pytest
 
 from dprjax import CrossEncoder, export, train
 from dprjax.data import sources, store
-from dprjax.feeds import cross_encoder as feed
+from dprjax.formats import trec
+from dprjax.methods import cross_encoder_data as feed
 from dprjax.models import hub
-from dprjax.retrieval import measures, trec
+from dprjax.retrieval import measures
 from dprjax.runtime import tree
 from tests.test_train import assert_bad, assert_same_bits, files_of, live_of, metrics_of, steps_of
 

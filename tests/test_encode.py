@@ -104,8 +104,8 @@ def test_neither_batch_nor_order_changes_a_vector(run, corpus, vectors, tmp_path
 def test_one_device_and_eight_give_the_same(trained, prompt, vectors):
   import jax
 
+  from dprjax.inference.retriever import resolve_settings
   from dprjax.models import hub
-  from dprjax.retriever import resolve_settings
   from dprjax.runtime import mesh
 
   loaded, backbone = artifact.load_prompt(prompt), hub.load_backbone(trained / 'backbone')

@@ -53,7 +53,7 @@ def checkpoints(workdir, backbone):
 def live_of(workdir, backbone, step):
   saved = checkpoints(workdir, backbone)
   try:
-    return saved.restore_live(step)
+    return saved.restore_trainable(step)
   finally:
     saved.close()
 

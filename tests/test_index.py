@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from dprjax import index, search
+from dprjax.formats.trec import read_run
 from dprjax.retrieval import exact
 from dprjax.retrieval.embeddings import EmbeddingsWriter, Meta
-from dprjax.retrieval.trec import read_run
 
 RNG = np.random.default_rng(0)
 PASSAGES, QUERIES = (

@@ -8,8 +8,8 @@ import pytest
 from scipy.special import expit
 
 from dprjax import bm25, mine, train
+from dprjax.base.errors import InputError
 from dprjax.data import docstrings
-from dprjax.errors import InputError
 from tests.test_mining import World
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -99,7 +99,7 @@ def test_bad_flags(world, command, flags, message):
 
 @pytest.mark.slow
 def test_a_cross_encoder_and_a_run_that_it_rescored_denoise_alike(tmp_path, command, request):
-  pytest.importorskip('dprjax.reranker')
+  pytest.importorskip('dprjax.inference.reranker')
   from dprjax import rerank
 
   model, world = request.getfixturevalue('make_cross_encoder')(), World(tmp_path)

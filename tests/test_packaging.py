@@ -153,7 +153,7 @@ def test_heavy_packages_are_for_benchmarks_alone():
 
 
 def test_the_version_is_in_one_place():
-  version = re.search(r"'(.+)'", (ROOT / 'dprjax' / 'version.py').read_text())[1]
+  version = re.search(r"'(.+)'", (ROOT / 'dprjax' / 'base' / 'version.py').read_text())[1]
   assert Version(version)
   assert version not in (ROOT / 'setup.py').read_text()
 

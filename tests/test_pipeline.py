@@ -11,7 +11,7 @@ import time
 import pytest
 
 from dprjax import pipeline
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 from dprjax.runtime import config as configs
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -12,9 +12,9 @@ import pytest
 from etils import epath
 
 from dprjax import quickstart
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
+from dprjax.inference.retriever import Hit
 from dprjax.models import artifact
-from dprjax.retriever import Hit
 
 ROOT = pathlib.Path(__file__).parent.parent
 

@@ -7,7 +7,7 @@ import pytest
 import safetensors.numpy
 
 from dprjax import CrossEncoder, rerank
-from dprjax.retrieval import trec
+from dprjax.formats import trec
 from tests.test_reranker import NEAR, WORDS, alone, edited
 from tests.test_train import assert_bad
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from dprjax import search
+from dprjax.formats.trec import read_run
 from dprjax.retrieval import scann
 from dprjax.retrieval.embeddings import EmbeddingsWriter, Meta
-from dprjax.retrieval.trec import read_run
 
 META = Meta(
   dimension=16,

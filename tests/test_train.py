@@ -14,7 +14,8 @@ import time
 import numpy as np
 import pytest
 
-from dprjax import files, train
+from dprjax import train
+from dprjax.base import files
 from dprjax.models import hub
 from dprjax.runtime import checkpoint
 
@@ -62,7 +63,7 @@ def live_of(workdir, step=None):
   )
   try:
     step = saved.latest() if step is None else step
-    return step, saved.restore_live(step)
+    return step, saved.restore_trainable(step)
   finally:
     saved.close()
 

@@ -19,11 +19,11 @@ import grain
 import jaxtyping as jt
 import numpy as np
 
-from dprjax import outofcore
+from dprjax.base.errors import InputError
 from dprjax.data import records
 from dprjax.data.store import DENOISED, UNDENOISED, Store
 from dprjax.data.text import pad_flat
-from dprjax.errors import InputError
+from dprjax.mining import outofcore
 
 Batch = dict[str, np.ndarray]
 
@@ -83,7 +83,7 @@ def make_batches(
 
   With a ``mix`` the two pools of a query are gone through each in its own order. Where a share of
   ``negatives`` is no whole number, the number of an epoch is the one below or the one above, such
-  that over the epochs the shares come out. Batches then have a further key, `negative_kind` ``[B, C
+  that over the epochs the shares come out. Batches then have a further key, `negative_pool` ``[B, C
   - 1]`` int8, places in `KINDS`.
 
   Args:
@@ -271,7 +271,7 @@ class _Plan:
       'query_index': queries[mine],
       'passage_index': local,
       'relevant': _list_relevant(*records.integers(relevant[mine]), passages, self._relevant),
-    } | ({} if kinds is None else {'negative_kind': kinds[mine]})
+    } | ({} if kinds is None else {'negative_pool': kinds[mine]})
 
   def _shuffled(self, epoch: int) -> jt.Int32[np.ndarray, 'queries']:
     return (

@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dprjax import files
-from dprjax.errors import InputError
+from dprjax.base import files
+from dprjax.base.errors import InputError
 
 STDLIB = 'stdlib'
 PACKAGES = (STDLIB, 'numpy', 'scipy', 'jax', 'flax', 'optax')

@@ -21,12 +21,13 @@ import numpy as np
 import tokenizers
 from etils import epath
 
-from dprjax import files
-from dprjax.data import corpora, fingerprint, records
-from dprjax.data.corpora import Document
+from dprjax.base import files
+from dprjax.base.errors import InputError
+from dprjax.data import fingerprint, records
 from dprjax.data.sources import Report
 from dprjax.data.text import Tokenizer
-from dprjax.errors import InputError
+from dprjax.formats import corpora
+from dprjax.formats.corpora import Document
 
 FORMAT_VERSION = 1
 COLUMNS = ('tokens', 'words', 'ends')
@@ -108,7 +109,7 @@ def build_documents(
   others wait.
 
   Args:
-    paths: files and folders, see `dprjax.data.corpora`.
+    paths: files and folders, see `dprjax.formats.corpora`.
     passage_length: tokens of a passage, at most, without special tokens.
     language: whose rules split sentences, see `corpora.split_sentences`.
     process_index, wait_s: of this process, and how many seconds one that is not process 0 waits.

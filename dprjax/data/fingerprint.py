@@ -15,8 +15,8 @@ from typing import Any
 
 from etils import epath
 
-from dprjax import files
-from dprjax.errors import InputError
+from dprjax.base import files
+from dprjax.base.errors import InputError
 
 _RACY_S = (
   2  # a file changed this close to its reading may change again within the same second of mtime

@@ -17,7 +17,7 @@ from array_record.python import array_record_module
 from etils import epath
 from tensorflow_datasets.proto import tf_example_pb2, tf_feature_pb2
 
-from dprjax import files
+from dprjax.base import files
 
 Integers = jt.Int32[np.ndarray, '_']
 

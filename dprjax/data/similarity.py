@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from dprjax import files
-from dprjax.errors import InputError
+from dprjax.base import files
+from dprjax.base.errors import InputError
 
 TOP_SCORE = 5.0
 _COLUMNS = ('sentence1', 'sentence2', 'score')

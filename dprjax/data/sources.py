@@ -10,9 +10,9 @@ positive_passages, negative_passages}` of `{docid, title, text}` | | flagembeddi
 title is the query, the abstract its passage |
 
 Any file may be compressed (`.gz`, `.xz`). What one form says about a record is in
-`dprjax.data.forms`; the rules that hold for all of them are here: ids are unique, a query needs
-text and a positive, a grade above 0 makes a positive, an unknown id is counted (or refused, if
-strict), a passage without text stays but is never a positive.
+`dprjax.formats.records`; the rules that hold for all of them are here: ids are unique, a query
+needs text and a positive, a grade above 0 makes a positive, an unknown id is counted (or refused,
+if strict), a passage without text stays but is never a positive.
 """
 
 import collections
@@ -23,10 +23,10 @@ from typing import Any
 
 from etils import epath
 
-from dprjax import files
-from dprjax.data import forms
-from dprjax.data.forms import Negative, Passage, Query
-from dprjax.errors import InputError
+from dprjax.base import files
+from dprjax.base.errors import InputError
+from dprjax.formats import records as forms
+from dprjax.formats.records import Negative, Passage, Query
 
 _LISTED = 5  # examples of each kind of trouble that a report shows
 _EMPTY_PASSAGES = 'passages without text: kept, never a positive'
@@ -41,7 +41,7 @@ class Source:
   Attributes:
     path: a folder (beir, msmarco; for the others one that holds SPLIT.jsonl or SPLIT.json) or the
       file itself.
-    form: one of `dprjax.data.forms.FORMS`, or 'auto' to look.
+    form: one of `dprjax.formats.records.FORMS`, or 'auto' to look.
     split: the split whose judgements are read.
     corpus, queries, qrels: files to take instead of those found by name in the folder (beir,
       msmarco).
@@ -185,7 +185,7 @@ def load_dataset(source: Source) -> Dataset:
     InputError: a missing, empty or malformed file; a repeated id; no query with a positive; with
       ``strict``, an unknown id.
   """
-  form = detect_form(source.path) if source.form == 'auto' else source.form
+  form = detect_format(source.path) if source.form == 'auto' else source.form
   if form not in forms.FORMS:
     raise InputError(f'no form of data is called {form!r}; there are {", ".join(forms.FORMS)}')
   if source.hold_out is not None and not 0 < source.hold_out[0] < 1:
@@ -254,7 +254,7 @@ def read_texts(
     raise InputError(f'{found}: no {kind} in it')
 
 
-def detect_form(path: files.PathLike) -> str:
+def detect_format(path: files.PathLike) -> str:
   """The form of a folder or file, judged by the folder's files or the first record's keys.
 
   Raises InputError if none fits.
@@ -277,7 +277,7 @@ def detect_form(path: files.PathLike) -> str:
 def locate(source: Source) -> dict[str, epath.Path]:
   """The files that a source means, by role. Raises InputError naming the one that is not there."""
   path = files.existing(source.path, 'data')
-  form = detect_form(path) if source.form == 'auto' else source.form
+  form = detect_format(path) if source.form == 'auto' else source.form
   if form in ('beir', 'msmarco'):
     names = forms.file_names(form, source.split)
     found = {

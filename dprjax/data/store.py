@@ -26,11 +26,12 @@ import jaxtyping as jt
 import numpy as np
 from etils import epath
 
-from dprjax import files
-from dprjax.data import fingerprint, forms, records, sources
+from dprjax.base import files
+from dprjax.base.errors import InputError
+from dprjax.data import fingerprint, records, sources
 from dprjax.data.sources import Dataset, Source
 from dprjax.data.text import Tokenizer
-from dprjax.errors import InputError
+from dprjax.formats import records as forms
 
 FORMAT_VERSION = 2
 UNDENOISED, DENOISED = 1, 2  # bits of a negative's pools

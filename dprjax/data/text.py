@@ -17,8 +17,8 @@ import sentencepiece
 import tokenizers
 from etils import epath
 
-from dprjax import files
-from dprjax.errors import InputError
+from dprjax.base import files
+from dprjax.base.errors import InputError
 
 # Any one of these makes a directory a tokenizer's.
 _TOKENIZER_FILES = (
@@ -39,7 +39,7 @@ _SPECIAL = {
 }
 
 
-class PairForm(NamedTuple):
+class PairFormat(NamedTuple):
   """What a tokenizer puts around two texts: ``opening first middle second closing``.
 
   Attributes:
@@ -134,13 +134,13 @@ class Tokenizer:
     return cut, sum(len(ids) > max_length for ids in encoded)
 
   @functools.cached_property
-  def pair_form(self) -> PairForm:
+  def pair_format(self) -> PairFormat:
     """What goes around two texts. Raises InputError where nothing tells them apart."""
     probe = self.backend.encode('a', 'a')
     sequence = probe.sequence_ids  # 0 and 1 at the texts' own tokens, None at special ones
     first, second = sequence.index(0), sequence.index(1)
     middle, end = first + sequence.count(0), second + sequence.count(1)
-    form = PairForm(
+    form = PairFormat(
       tuple(probe.ids[:first]),
       tuple(probe.ids[middle:second]),
       tuple(probe.ids[end:]),
@@ -162,8 +162,8 @@ class Tokenizer:
     """Tokens of a pair made of texts of ``first`` and ``second`` tokens; special ones included in
     all three numbers.
     """
-    alone = len(self.pair_form.opening) + len(self.closing)
-    return first + second - 2 * alone + self.pair_form.specials
+    alone = len(self.pair_format.opening) + len(self.closing)
+    return first + second - 2 * alone + self.pair_format.specials
 
   def encode_pairs(self, firsts: Sequence[str], seconds: Sequence[str], max_length: int) -> Pairs:
     """Tokens of pairs, ``[CLS] first [SEP] second [SEP]`` or as the tokenizer has it; each distinct
@@ -196,7 +196,7 @@ class Tokenizer:
     Raises:
       InputError: ``max_length`` leaves no room for a token of each text.
     """
-    form = self.pair_form
+    form = self.pair_format
     room = max_length - form.specials
     if room < 2:
       raise InputError(

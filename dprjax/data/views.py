@@ -20,10 +20,10 @@ import grain
 import jaxtyping as jt
 import numpy as np
 
+from dprjax.base.errors import InputError
 from dprjax.data import documents, records
 from dprjax.data.batches import Batch
 from dprjax.data.documents import Documents
-from dprjax.errors import InputError
 
 KEEP = (
   0.1  # how often an ict passage keeps its sentence (Lee et al., 2019, section 9.2: 90 % removed)

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from dprjax.errors import InputError
-from dprjax.files import PathLike, atomic_write, existing
+from dprjax.base.errors import InputError
+from dprjax.base.files import PathLike, atomic_write, existing
 from dprjax.models.encoder import EncoderConfig
 from dprjax.models.heads import POOLINGS
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 
 MODEL_TYPES = ('bert', 'roberta', 'xlm-roberta')
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 from dprjax.models import encoder
 from dprjax.models.encoder import EncoderConfig
 

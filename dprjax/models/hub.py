@@ -17,8 +17,8 @@ import safetensors.numpy
 from etils import epath
 from jaxtyping import Array
 
-from dprjax.errors import InputError
-from dprjax.files import PathLike, atomic_path, read_json, write_json
+from dprjax.base.errors import InputError
+from dprjax.base.files import PathLike, atomic_path, read_json, write_json
 from dprjax.models import checkpoint_names as names
 from dprjax.models import weights
 from dprjax.models.encoder import MODEL_TYPES, EncoderConfig, init_encoder

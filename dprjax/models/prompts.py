@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 from dprjax.models.encoder import EncoderConfig
 
 KINDS = ('query', 'passage')

@@ -11,8 +11,8 @@ from typing import Any
 
 from etils import epath
 
-from dprjax.errors import InputError
-from dprjax.files import read_json, write_json
+from dprjax.base.errors import InputError
+from dprjax.base.files import read_json, write_json
 from dprjax.models.encoder import EncoderConfig
 from dprjax.models.heads import POOLINGS
 

@@ -14,8 +14,8 @@ import numpy as np
 import safetensors
 from etils import epath
 
-from dprjax.errors import InputError
-from dprjax.files import read_json
+from dprjax.base.errors import InputError
+from dprjax.base.files import read_json
 from dprjax.models import checkpoint_names as names
 from dprjax.models.encoder import EncoderConfig
 

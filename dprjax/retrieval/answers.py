@@ -14,10 +14,10 @@ from typing import Any
 
 import regex
 
-from dprjax.errors import InputError
-from dprjax.files import PathLike, open_text, read_json, read_jsonl, read_lines
+from dprjax.base.errors import InputError
+from dprjax.base.files import PathLike, open_text, read_json, read_jsonl, read_lines
+from dprjax.formats.trec import Run
 from dprjax.retrieval.measures import Metrics
-from dprjax.retrieval.trec import Run
 
 MATCHES = ('string', 'regex')
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from dprjax.errors import InputError
-from dprjax.files import PathLike, atomic_path, atomic_write, read_sidecar, write_json
+from dprjax.base.errors import InputError
+from dprjax.base.files import PathLike, atomic_path, atomic_write, read_sidecar, write_json
 from dprjax.retrieval.exact import TopK
 
 _SIDECAR, _IDS = 'dprjax_index.json', 'ids.txt'

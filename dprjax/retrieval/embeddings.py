@@ -19,8 +19,8 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float, Int
 
-from dprjax.errors import InputError
-from dprjax.files import PathLike, atomic_write, existing, read_json, sha256_file, write_json
+from dprjax.base.errors import InputError
+from dprjax.base.files import PathLike, atomic_write, existing, read_json, sha256_file, write_json
 
 _FORMAT = 'dprjax.embeddings'
 _VERSION = 1

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 
 _AXIS = 'corpus'
 # On a device at a time. CPUs have other kernels for very few rows, which round otherwise: a search

@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from dprjax import files
-from dprjax.errors import InputError
+from dprjax.base import files
+from dprjax.base.errors import InputError
 from dprjax.retrieval.embeddings import differences
 from dprjax.retrieval.exact import check_finite
 

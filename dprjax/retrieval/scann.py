@@ -16,8 +16,8 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float, Int
 
-from dprjax.errors import InputError
-from dprjax.files import PathLike, atomic_path, read_sidecar, write_json
+from dprjax.base.errors import InputError
+from dprjax.base.files import PathLike, atomic_path, read_sidecar, write_json
 from dprjax.retrieval.exact import TopK, check_finite
 
 BRUTE_FORCE_BELOW = 20_000

@@ -15,8 +15,8 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 
-from dprjax import files
-from dprjax.errors import InputError
+from dprjax.base import files
+from dprjax.base.errors import InputError
 from dprjax.runtime import tree
 
 SCORE = 'score'
@@ -161,7 +161,7 @@ class Checkpoints:
       ) from error
     return Restored(step, tree.flatten(state['live']), state['opt_state'], extra)
 
-  def restore_live(self, step: int) -> dict[str, np.ndarray]:
+  def restore_trainable(self, step: int) -> dict[str, np.ndarray]:
     """The trained parameters alone, whole, as numpy arrays: for export, on any machine.
 
     Raises:

@@ -16,8 +16,8 @@ from absl import flags
 from etils import epath
 from ml_collections import config_flags
 
-from dprjax import files
-from dprjax.errors import InputError
+from dprjax.base import files
+from dprjax.base.errors import InputError
 
 # Keys that may differ between two runs in one workdir: they change what is said or kept, or where
 # it is computed, not what. (Another mesh, like another number of processes, rounds differently.)

@@ -35,9 +35,8 @@ from jax._src import (
 )  # its client, the coordinator's key-value store, has no public name; orbax takes it from here too
 from jax.experimental import multihost_utils
 
-from dprjax import cli
-from dprjax.errors import InputError
-from dprjax.runtime import lastwords, watch
+from dprjax.base.errors import InputError
+from dprjax.runtime import cli, lastwords, watch
 
 FLAGS = ('coordinator', 'processes', 'process')
 _SLURM = ('SLURM_JOB_ID', 'SLURM_STEP_NODELIST', 'SLURM_NTASKS', 'SLURM_PROCID', 'SLURM_LOCALID')

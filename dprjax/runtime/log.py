@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import tensorboardX
 from etils import epath
 
-from dprjax import files
+from dprjax.base import files
 
 logger = logging.getLogger('dprjax')
 _SPEAK_EVERY = 5.0  # seconds

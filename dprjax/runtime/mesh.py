@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Int
 
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 from dprjax.runtime import tree
 
 AXES = ('data', 'fsdp', 'model')
@@ -68,7 +68,7 @@ def batch_devices(mesh: Mesh) -> int:
   return mesh.shape['data'] * mesh.shape['fsdp']
 
 
-def batch_share(mesh: Mesh) -> tuple[int, int]:
+def batch_rank(mesh: Mesh) -> tuple[int, int]:
   """(i, n): of every batch, this process reads the i-th of n equal parts; several read the same
   where 'model' goes over processes.
 
@@ -81,7 +81,7 @@ def batch_share(mesh: Mesh) -> tuple[int, int]:
 
 
 def shares(processes: Int[np.ndarray, 'data fsdp model']) -> dict[int, tuple[int, int]]:
-  """``batch_share`` of every process, from the processes that the mesh's devices belong to."""
+  """``batch_rank`` of every process, from the processes that the mesh's devices belong to."""
   parts = processes.reshape(-1, processes.shape[-1])
   held = {
     int(process): tuple(np.flatnonzero((parts == process).any(axis=1)).tolist())
@@ -137,7 +137,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def put_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-  """A process's rows of a batch (its ``batch_share``) -> global arrays, split on their first axis
+  """A process's rows of a batch (its ``batch_rank``) -> global arrays, split on their first axis
   over the batch's devices.
   """
   sharding = NamedSharding(mesh, P(BATCH))

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import ml_collections
 import optax
 
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 from dprjax.runtime import tree
 
 

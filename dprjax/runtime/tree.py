@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 
 Tree = Any
 Value = TypeVar('Value')
@@ -57,7 +57,7 @@ def first_match(
   return matched
 
 
-def live_names(trainable: Sequence[str], names: Sequence[str]) -> set[str]:
+def trainable_names(trainable: Sequence[str], names: Sequence[str]) -> set[str]:
   """The names that ``config.trainable`` declares trainable; all others are frozen.
 
   Raises:

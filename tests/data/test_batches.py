@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from etils import epath
 
+from dprjax.base.errors import InputError
 from dprjax.data import batches, records, store
 from dprjax.data.store import Store
-from dprjax.errors import InputError
 
 QUERIES, PASSAGES, BATCH, HARD = 26, 60, 8, 3
 BUCKETS = {'query_buckets': [6, 8, 10], 'passage_buckets': [12, 16, 20]}
@@ -396,11 +396,11 @@ def test_without_pools_batches_are_what_they_were_before_there_were_pools(made, 
   # Of the last version that knew of no pools.
   assert digest(before) == '728ffd01578cd70b633ec8a14c8821146cef544a56950490dc9748dd6d2bc789'
   after = take(unnamed(opened, epath.Path(tmp_path)), 60, mix=batches.Mix())
-  assert {'negative_kind'} == {key for batch in after for key in batch} - {
+  assert {'negative_pool'} == {key for batch in after for key in batch} - {
     key for batch in before for key in batch
   }
   assert digest(
-    {key: batch[key] for key in batch if key != 'negative_kind'} for batch in after
+    {key: batch[key] for key in batch if key != 'negative_pool'} for batch in after
   ) == digest(before)
 
 
@@ -412,7 +412,7 @@ def test_shares_of_whole_numbers_come_out_in_every_row(made):
     for query, passages, kinds in zip(
       batch['query_index'],
       batch['passage_index'][:, 1:].tolist(),
-      batch['negative_kind'].tolist(),
+      batch['negative_pool'].tolist(),
       strict=True,
     ):
       if query in rich:
@@ -464,7 +464,7 @@ def test_every_pool_is_gone_through_in_turn(made):
     for query, passages, kinds in zip(
       batch['query_index'],
       batch['passage_index'][:, 1:].tolist(),
-      batch['negative_kind'].tolist(),
+      batch['negative_pool'].tolist(),
       strict=True,
     ):
       for passage, kind in zip(passages, kinds, strict=True):
@@ -497,7 +497,7 @@ def test_what_stands_in_where_a_pool_has_run_out(made, caplog):
     for query, passages, numbers in zip(
       batch['query_index'],
       batch['passage_index'][:, 1:].tolist(),
-      batch['negative_kind'].tolist(),
+      batch['negative_pool'].tolist(),
       strict=True,
     ):
       row, kinds = lists[query], [batches.KINDS[number] for number in numbers]
@@ -530,7 +530,7 @@ def test_a_mix_is_the_same_for_any_number_of_processes_and_after_a_restart(made)
   whole = take(opened, 12, **options)
   parts = [take(opened, 12, process_index=i, process_count=4, **options) for i in range(4)]
   for step, batch in enumerate(whole):
-    for key in ('passage_index', 'negative_kind'):
+    for key in ('passage_index', 'negative_pool'):
       assert np.array_equal(np.concatenate([part[step][key] for part in parts]), batch[key]), key
   iterator = batches.make_batches(opened, batch_size=BATCH, **options, **BUCKETS)
   for _ in range(5):
@@ -562,7 +562,7 @@ def test_impossible_mixes(made, mix, message):
 
 def test_a_mix_of_nothing(made):
   (batch,) = take(made[0], 1, negatives=0, mix=batches.Mix())
-  assert 'negative_kind' not in batch
+  assert 'negative_pool' not in batch
   with pytest.raises(InputError, match=r'config\.mix says .* config\.negatives is 0'):
     take(made[0], 1, negatives=0, mix=batches.Mix(0.0, 0.5, 0.5))
 

@@ -16,8 +16,8 @@ import tensorflow_datasets as tfds
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from dprjax.base.errors import InputError
 from dprjax.data import documents, records, text
-from dprjax.errors import InputError
 
 SENTENCES = [
   'The unbelievablest cat sat.',

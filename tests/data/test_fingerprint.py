@@ -3,9 +3,9 @@
 import pytest
 from etils import epath
 
-from dprjax import files
+from dprjax.base import files
+from dprjax.base.errors import InputError
 from dprjax.data import fingerprint
-from dprjax.errors import InputError
 
 
 def build(tmp_path, text, settings, fails=False, **options):

@@ -3,9 +3,9 @@ import json
 
 import pytest
 
+from dprjax.base.errors import InputError
 from dprjax.data import similarity
 from dprjax.data.similarity import Pair
-from dprjax.errors import InputError
 
 CSV = 'A man plays.,"Two, no: three.",2.4\r\n"She said ""no"".",A dog runs.,0\r\n'
 PAIRS = [Pair('A man plays.', 'Two, no: three.', 2.4), Pair('She said "no".', 'A dog runs.', 0.0)]

@@ -10,9 +10,10 @@ import math
 
 import pytest
 
-from dprjax.data import forms, sources
-from dprjax.data.sources import Source, detect_form, load_dataset
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
+from dprjax.data import sources
+from dprjax.data.sources import Source, detect_format, load_dataset
+from dprjax.formats import records as forms
 
 
 def jsonl(path, rows):
@@ -446,7 +447,7 @@ def test_bad_arguments(beir):
   with pytest.raises(InputError, match='hold_out is not set'):
     read(beir, held_out=True)
   with pytest.raises(InputError, match='data not found'):
-    detect_form(beir / 'nowhere')
+    detect_format(beir / 'nowhere')
 
 
 def test_held_out_queries_are_a_stable_share(tmp_path):

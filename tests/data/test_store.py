@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
+from dprjax.base.errors import InputError
 from dprjax.data import records, store, text
 from dprjax.data.sources import Source
-from dprjax.errors import InputError
 
 CORPUS = {
   'd1': 'the cat sat on the mat',

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tokenizers
 
+from dprjax.base.errors import InputError
 from dprjax.data import text
-from dprjax.errors import InputError
 
 SENTENCES = [
   'the cat sat on the mat',
@@ -179,7 +179,7 @@ def families(trained, tmp_path_factory):
 @pytest.mark.parametrize('family', ['bert', 'roberta', 'xlm-roberta'])
 def test_pairs_are_those_of_transformers(families, family):
   tokenizer, theirs = families[family]
-  form = tokenizer.pair_form
+  form = tokenizer.pair_format
   assert (form.opening, form.middle, form.closing) == (
     (tokenizer.cls_id,),
     (tokenizer.sep_id,) * (1 if family == 'bert' else 2),

@@ -6,9 +6,9 @@ import logging
 import numpy as np
 import pytest
 
+from dprjax.base.errors import InputError
 from dprjax.data import documents, records, views
 from dprjax.data.documents import Documents
-from dprjax.errors import InputError
 
 PASSAGES, BATCH = 43, 8
 PAD, CLS, SEP = 0, 1, 2

@@ -4,7 +4,7 @@ import re
 import numpy as np
 import pytest
 
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 from dprjax.models.artifact import Prompt, check_prompt, load_prompt, save_prompt
 from dprjax.models.encoder import EncoderConfig
 

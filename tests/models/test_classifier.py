@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import safetensors
 
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 from dprjax.models import classifier, encoder, hub
 
 FAMILIES = ('bert', 'roberta', 'xlm-roberta')

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 from dprjax.models import encoder, heads, hub
 from dprjax.models.encoder import ACTIVATIONS, EncoderConfig, erf_gelu
 from tests import reference

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 from dprjax.models import encoder, heads, hub
 from tests import reference
 

@@ -12,7 +12,7 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 from dprjax.models import hub
 from dprjax.models.encoder import encode
 from dprjax.models.sentence import SentenceSettings

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 from dprjax.models import prompts
 from dprjax.models.encoder import EncoderConfig
 

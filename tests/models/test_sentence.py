@@ -3,7 +3,7 @@ import json
 import pytest
 from etils import epath
 
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 from dprjax.models import hub
 from dprjax.models.encoder import EncoderConfig
 from dprjax.models.sentence import SentenceSettings, read_sentence_settings, write_sentence_settings

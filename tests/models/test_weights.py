@@ -2,7 +2,7 @@ import jax
 import numpy as np
 import pytest
 
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 from dprjax.models import hub
 
 

@@ -3,9 +3,9 @@ import json
 
 import pytest
 
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
+from dprjax.formats.trec import run_from_dict
 from dprjax.retrieval.answers import answer_recall, has_answer, read_answers, read_passages, wanted
-from dprjax.retrieval.trec import run_from_dict
 
 
 @pytest.mark.parametrize(

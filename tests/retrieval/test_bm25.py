@@ -4,10 +4,10 @@ import math
 import numpy as np
 import pytest
 
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
+from dprjax.formats.trec import read_qrels, run_from_rows
 from dprjax.retrieval import bm25
 from dprjax.retrieval.measures import measure
-from dprjax.retrieval.trec import read_qrels, run_from_rows
 
 IDS = ['a', 'b', 'c', 'd']
 TEXTS = ['The cat sat on the mat', 'Dogs and cats, cats and dogs', 'Prompt tuning', '']

@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 from dprjax.retrieval.embeddings import EmbeddingsWriter, Meta, load_embeddings
 
 META = Meta(

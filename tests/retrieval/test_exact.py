@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 from dprjax.retrieval import exact
 
 

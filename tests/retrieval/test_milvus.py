@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 from dprjax.retrieval import exact, milvus
 
 SPACE = {

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 from dprjax.retrieval import exact, scann
 
 if not scann.available():

@@ -12,7 +12,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 from dprjax.runtime import checkpoint
 from dprjax.runtime import mesh as meshes
 
@@ -59,7 +59,7 @@ def test_restores_every_bit_onto_another_mesh(tmp_path):
     assert restored.live[name].sharding == other[0][name].sharding
   jax.tree.map(np.testing.assert_array_equal, restored.opt_state, opt_state)
   with opened(tmp_path) as again:
-    alone = again.restore_live(3)
+    alone = again.restore_trainable(3)
   assert alone.keys() == live.keys()
   for name, leaf in live.items():
     np.testing.assert_array_equal(alone[name], leaf)
@@ -135,14 +135,14 @@ def test_a_damaged_or_lost_file_is_named(tmp_path, item, harm, word):
     again.restore(2, *targets(*state))
   if item == 'live':
     with opened(tmp_path) as again, pytest.raises(InputError, match=said):
-      again.restore_live(2)
+      again.restore_trainable(2)
 
 
 # In a process of its own: orbax closes its event loop at the first file that it cannot read, and
 # what tensorstore still reads finds it closed.
 UNREADABLE = """
 import sys
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 from dprjax.runtime import checkpoint, mesh
 from tests.runtime.test_checkpoint import make_state, targets
 
@@ -180,7 +180,7 @@ def test_a_checkpoint_from_before_there_were_sums_is_restored(tmp_path):
 FULL = """
 import resource, sys
 import jax
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 from dprjax.runtime import checkpoint
 
 saved = checkpoint.Checkpoints(*sys.argv[1:])

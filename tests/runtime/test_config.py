@@ -1,10 +1,10 @@
-import json
 import itertools
+import json
 import pathlib
 
 import pytest
 
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 from dprjax.runtime import config as configs
 
 

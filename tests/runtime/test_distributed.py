@@ -8,9 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from dprjax import cli
-from dprjax.errors import InputError
-from dprjax.runtime import distributed, lastwords
+from dprjax.base.errors import InputError
+from dprjax.runtime import cli, distributed, lastwords
 
 SLURM = {
   'SLURM_JOB_ID': '7',

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 from dprjax.runtime import mesh as meshes
 
 
@@ -95,4 +95,4 @@ def test_a_model_that_ends_in_the_midst_of_a_process_is_an_error():
 
 
 def test_one_process_reads_the_whole_batch():
-  assert meshes.batch_share(meshes.make_mesh({'data': 2, 'fsdp': 2, 'model': 2})) == (0, 1)
+  assert meshes.batch_rank(meshes.make_mesh({'data': 2, 'fsdp': 2, 'model': 2})) == (0, 1)

@@ -4,7 +4,7 @@ import numpy as np
 import optax
 import pytest
 
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 from dprjax.runtime import config as configs
 from dprjax.runtime import optim, tree
 

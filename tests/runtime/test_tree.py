@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from dprjax.errors import InputError
+from dprjax.base.errors import InputError
 from dprjax.runtime import tree
 
 QUERY = {'kernel': np.zeros((2, 3), np.float32), 'bias': np.zeros(3, np.float32)}
@@ -30,8 +30,8 @@ def test_a_rule_that_matches_a_part_of_the_name_only_does_not_count():
 
 
 def test_trainable_expressions_name_what_is_live():
-  assert tree.live_names(['prompt/.*'], NAMES) == {'prompt/prefix'}
-  assert tree.live_names(['prompt/.*', '.*bias'], NAMES) == {
+  assert tree.trainable_names(['prompt/.*'], NAMES) == {'prompt/prefix'}
+  assert tree.trainable_names(['prompt/.*', '.*bias'], NAMES) == {
     'prompt/prefix',
     'backbone/layers/query/bias',
   }
@@ -47,7 +47,7 @@ def test_trainable_expressions_name_what_is_live():
 )
 def test_a_typing_error_in_trainable_is_an_error(patterns, message):
   with pytest.raises(InputError, match=r'config\.trainable') as error:
-    tree.live_names(patterns, NAMES)
+    tree.trainable_names(patterns, NAMES)
   assert message in str(error.value)
 
 

@@ -1,0 +1,395 @@
+"""Looking at backbones: the texts to look with, read once; what each backbone makes of them; the
+tables of it.
+"""
+
+import dataclasses
+import itertools
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from dprjax.analysis import figures
+from dprjax.analysis import statistics as analysis
+from dprjax.analysis.statistics import Triplet
+from dprjax.base import files
+from dprjax.base.errors import InputError
+from dprjax.data import similarity, sources
+from dprjax.data.similarity import Pair
+from dprjax.formats import corpora
+from dprjax.inference.retriever import Embedder, Retriever
+from dprjax.models import encoder
+from dprjax.runtime import log
+from dprjax.runtime import mesh as meshes
+
+logger = logging.getLogger('dprjax')
+
+_SEED = 0
+_SPEAK_EVERY = 10.0  # seconds
+
+T = TypeVar('T')
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+  """What backbones are looked at with; empty where it was not asked for.
+
+  Attributes:
+    pairs: for the correlation with people's scores.
+    triplets: for the distinction of sections.
+    positives: (query, passage relevant to it), for alignment.
+    passages: for uniformity.
+    attended: for the entropy of attention.
+    named: for each of the above, by its name, how many of what there are: to be said under the
+      table.
+  """
+
+  pairs: list[Pair] = dataclasses.field(default_factory=list)
+  triplets: list[Triplet] = dataclasses.field(default_factory=list)
+  positives: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+  passages: list[str] = dataclasses.field(default_factory=list)
+  attended: list[str] = dataclasses.field(default_factory=list)
+  named: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Findings:
+  """What was found of one backbone; None where the texts for it were not given.
+
+  Attributes:
+    settings: how it made vectors, in words.
+    spearman: of cosine and people's scores; NaN where all cosines are the same.
+    accuracy: the share of section triplets that are told apart.
+    alignment: of queries and relevant passages.
+    uniformity: of passages.
+    entropy: of the first token's attention, in nats, mean over texts.
+  """
+
+  settings: str
+  spearman: float | None = None
+  accuracy: float | None = None
+  alignment: float | None = None
+  uniformity: float | None = None
+  entropy: Float[np.ndarray, 'L N'] | None = None
+
+
+def read_texts(
+  sts: files.PathLike | None = None,
+  wikipedia: files.PathLike | None = None,
+  beir: files.PathLike | None = None,
+  split: str = 'test',
+  most: int = 1000,
+) -> Texts:
+  """Reads what there is, and draws from it.
+
+  Args:
+    sts: pairs with scores, see ``data.similarity``; all of them are taken, so that the correlation
+      can be compared with published ones.
+    wikipedia: a dump, see ``data.corpora``; its first ``most`` articles are read, and ``most``
+      triplets and sections drawn from them.
+    beir: a data set with judgements, see ``data.sources``; ``most`` pairs of a query and a positive
+      and ``most`` passages are drawn.
+    split: whose judgements.
+    most: how many of each at most, 2 or more.
+
+  Raises:
+    InputError: none was given, one cannot be read, or one holds nothing that can be measured with.
+  """
+  if most < 2:
+    raise InputError(
+      f'max_texts: {most} is too few, uniformity is over pairs of texts; give 2 or more (1000 is '
+      'the default)'
+    )
+  if sts is None and wikipedia is None and beir is None:
+    raise InputError(
+      'there is no text to look at a backbone with: give one or more of --sts, --wikipedia and '
+      '--beir'
+    )
+  texts = Texts()
+  # The first that is there gives the texts whose attention is looked at; Condenser's are sections
+  # of Wikipedia.
+  if wikipedia is not None:
+    texts = _with_wikipedia(texts, wikipedia, most)
+  if beir is not None:
+    texts = _with_retrieval(texts, beir, split, most)
+  if sts is not None:
+    texts = _with_similarity(texts, sts, most)
+  return texts
+
+
+def _with_similarity(texts: Texts, path: files.PathLike, most: int) -> Texts:
+  pairs = similarity.read_pairs(path)
+  if len({pair.score for pair in pairs}) == 1:
+    raise InputError(
+      f'{path}: every pair has the score {pairs[0].score:g}; a rank correlation needs different '
+      'ones'
+    )
+  named = {'pairs': f'{len(pairs):,} pairs of {_base(path)}'}
+  attended = texts.attended
+  if not attended:
+    sentences = list(dict.fromkeys(sentence for pair in pairs for sentence in pair[:2]))
+    attended = random.Random(_SEED).sample(sentences, min(most, len(sentences)))
+    named['attended'] = f'{len(attended):,} sentences of {_base(path)}'
+  return dataclasses.replace(texts, pairs=pairs, attended=attended, named=texts.named | named)
+
+
+def _with_wikipedia(texts: Texts, path: files.PathLike, most: int) -> Texts:
+  counted = _counted(f'{path}: articles read', itertools.islice(corpora.read_articles(path), most))
+  articles = list(counted)
+  triplets = analysis.section_triplets(articles, _SEED, most)
+  if not triplets:
+    raise InputError(
+      f'{path}: none of the first {len(articles):,} articles (max_texts: {most:,} at most) has two '
+      'sections with sentences in them; '
+      'the distinction of sections needs such articles'
+    )
+  sections = [section.text for article in articles for section in analysis.themed(article)]
+  attended = random.Random(_SEED).sample(sections, min(most, len(sections)))
+  named = {
+    'triplets': f'{len(triplets):,} triplets from {len(articles):,} articles of {_base(path)}',
+    'attended': f'{len(attended):,} sections of {_base(path)}',
+  }
+  return dataclasses.replace(texts, triplets=triplets, attended=attended, named=texts.named | named)
+
+
+def _with_retrieval(texts: Texts, path: files.PathLike, split: str, most: int) -> Texts:
+  dataset = sources.load_dataset(sources.Source(str(path), split=split))
+  rng = random.Random(_SEED)
+  pairs = [
+    (query.text, passage) for query in dataset.queries for passage in dataset.positives(query.id)
+  ]
+  pairs = rng.sample(pairs, min(most, len(pairs)))
+  wanted = {passage for _, passage in pairs}
+  found: dict[str, str] = {}
+  kept: list[str] = []
+  seen = 0
+  for passage in _counted(f'{path}: passages read', dataset.passages):
+    if not passage.text:
+      continue
+    if passage.id in wanted:
+      found[passage.id] = passage.text
+    # A reservoir: every passage so far is in it with the same chance (Vitter 1985, algorithm R).
+    seen += 1
+    if len(kept) < most:
+      kept.append(passage.text)
+    elif (place := rng.randrange(seen)) < most:
+      kept[place] = passage.text
+  positives = [(query, found[passage]) for query, passage in pairs if passage in found]
+  if len(positives) < len(pairs):
+    logger.info(
+      '%s: %s of %s positives have no text or are not in the corpus: left out',
+      path,
+      f'{len(pairs) - len(positives):,}',
+      f'{len(pairs):,}',
+    )
+  if not positives or len(kept) < 2:
+    raise InputError(
+      f'{path}: {len(positives)} positives and {len(kept)} passages with text; alignment needs '
+      'one, uniformity two'
+    )
+  name = f'{_base(path)}/{split}'
+  named = {
+    'positives': f'{len(positives):,} pairs of a query and a relevant passage of {name}',
+    'passages': f'{len(kept):,} passages of {name}',
+  }
+  attended = texts.attended
+  if not attended:
+    attended, named['attended'] = kept, named['passages']
+  return dataclasses.replace(
+    texts, positives=positives, passages=kept, attended=attended, named=texts.named | named
+  )
+
+
+def _base(path: files.PathLike) -> str:
+  return str(path).rstrip('/').rpartition('/')[2]
+
+
+def _counted(what: str, items: Iterator[T]) -> Iterator[T]:
+  """The items, saying now and then how many there were."""
+  spoke = time.monotonic()
+  for number, item in enumerate(items, start=1):
+    yield item
+    if time.monotonic() - spoke > _SPEAK_EVERY:
+      spoke = time.monotonic()
+      logger.info('%s: %s', what, f'{number:,}')
+
+
+def inspect(name: str, retriever: Retriever, texts: Texts, batch_size: int = 64) -> Findings:
+  """Everything that ``texts`` allow, of one backbone (with its prompt).
+
+  Sentences (of pairs and triplets) are encoded as queries, so that a text prefix or a prompt of
+  queries applies to both sides.
+
+  Args:
+    name: for what is said meanwhile.
+    retriever: the backbone, prompt and settings. Its vectors are brought to unit length whatever
+      the settings say.
+    texts: see ``read_texts``.
+    batch_size: texts at a time, over all local devices, of the attention's pass.
+
+  Raises:
+    InputError: the backbone gives vectors that are not finite.
+  """
+
+  def encode(kind: str, what: str) -> analysis.Encode:
+    def run(some: Sequence[str]) -> Float[np.ndarray, 'n H']:
+      vectors = retriever.encode(some, kind, _progress(f'{name}: {what}', len(some)))
+      if not np.isfinite(vectors).all():
+        raise InputError(
+          f'{name}: its vectors are not all finite numbers; the training that it comes from must '
+          'have diverged'
+        )
+      return vectors
+
+    return run
+
+  began = time.monotonic()
+  found: dict[str, Any] = {}
+  if texts.pairs:
+    found['spearman'] = analysis.sts(texts.pairs, encode('query', 'sentences'))
+  if texts.triplets:
+    found['accuracy'] = analysis.section_accuracy(
+      texts.triplets, encode('query', 'sentences of sections')
+    )
+  if texts.positives:
+    queries, passages = ([pair[i] for pair in texts.positives] for i in (0, 1))
+    found['alignment'] = analysis.alignment(
+      analysis.unit(encode('query', 'queries')(queries)),
+      analysis.unit(encode('passage', 'relevant passages')(passages)),
+    )
+    found['uniformity'] = analysis.uniformity(
+      analysis.unit(encode('passage', 'passages')(texts.passages))
+    )
+  if texts.attended:
+    found['entropy'] = first_token_entropy(
+      retriever, texts.attended, batch_size, _progress(f'{name}: attention', len(texts.attended))
+    )
+  settings = retriever.settings
+  lengths = dict.fromkeys((settings.query_max_length, settings.passage_max_length))
+  logger.info('%s: looked at in %s', name, log.duration(time.monotonic() - began))
+  return Findings(
+    settings=f'{settings.pooling} pooling, at most {" and ".join(map(str, lengths))} tokens',
+    **found,
+  )
+
+
+def first_token_entropy(
+  retriever: Retriever,
+  texts: Sequence[str],
+  batch_size: int = 64,
+  progress: Callable[[int], None] | None = None,
+) -> Float[np.ndarray, 'L N']:
+  """``analysis.attention_entropy``, the mean over texts, which are encoded as passages.
+
+  With a prompt its vectors are among what is attended to.
+  """
+  backbone, prompt, shift = (
+    retriever.backbones['passage'],
+    retriever.prompt,
+    retriever.settings.shift_positions,
+  )
+  config = backbone.config
+
+  def embed(params: Any, tokens: jax.Array, mask: jax.Array) -> jax.Array:
+    weights = encoder.first_token_attention(
+      config, params[0], tokens, mask, prompt=params[1], shift_positions=shift
+    )
+    entropy = analysis.attention_entropy(weights)  # [L, B, N]
+    return entropy.swapaxes(0, 1).reshape(entropy.shape[1], -1)
+
+  mesh = meshes.make_mesh({'data': -1}, jax.local_devices())
+  params = backbone.params, None if prompt is None else prompt.prefix('passage')
+  placed = meshes.put(params, jax.tree.map(lambda _: meshes.replicated(mesh), params))
+  embedder = Embedder(
+    embed, mesh, batch_size, retriever.settings.passage_max_length, retriever.tokenizer.pad_id
+  )
+  values = embedder(placed, retriever.tokenize(texts, 'passage'), progress)
+  return values.mean(axis=0, dtype=np.float64).reshape(config.num_layers, config.num_heads)
+
+
+def _progress(what: str, total: int) -> Callable[[int], None]:
+  began = spoke = time.monotonic()
+
+  def progress(done: int) -> None:
+    nonlocal spoke
+    now = time.monotonic()
+    if now - spoke > _SPEAK_EVERY and done < total:
+      spoke = now
+      logger.info(
+        '%s  %s of %s  %s left',
+        what,
+        f'{done:,}',
+        f'{total:,}',
+        log.duration((now - began) / done * (total - done)),
+      )
+
+  return progress
+
+
+def table(findings: Mapping[str, Findings]) -> tuple[list[str], list[list[str]]]:
+  """Column titles and a row a backbone; a column only for what was measured."""
+  columns: dict[str, list[float | None]] = {
+    'STS Spearman': [one.spearman for one in findings.values()],
+    'section accuracy': [one.accuracy for one in findings.values()],
+    'alignment': [one.alignment for one in findings.values()],
+    'uniformity': [one.uniformity for one in findings.values()],
+    'CLS attention entropy': [
+      None if one.entropy is None else float(one.entropy.mean()) for one in findings.values()
+    ],
+    'in the last layer': [
+      None if one.entropy is None else float(one.entropy[-1].mean()) for one in findings.values()
+    ],
+  }
+  columns = {
+    title: values for title, values in columns.items() if any(value is not None for value in values)
+  }
+  rows = [
+    [name, *(_shown(values[i]) for values in columns.values())] for i, name in enumerate(findings)
+  ]
+  return ['backbone', *columns], rows
+
+
+def _shown(value: float | None) -> str:
+  return '' if value is None else 'undefined' if np.isnan(value) else f'{value:.4f}'
+
+
+def layers_table(findings: Mapping[str, Findings]) -> tuple[list[str], list[list[str]]]:
+  """The entropy layer by layer, mean over heads; blank beyond a backbone's last layer."""
+  entropies = {
+    name: one.entropy.mean(axis=1) for name, one in findings.items() if one.entropy is not None
+  }
+  most = max(map(len, entropies.values()), default=0)
+  rows = [
+    [name, *(f'{value:.3f}' for value in layers), *[''] * (most - len(layers))]
+    for name, layers in entropies.items()
+  ]
+  return ['CLS attention entropy', *(f'layer {i + 1}' for i in range(most))], rows
+
+
+def looks(one: Findings) -> figures.Looks:
+  """What the figure shows of it."""
+  shares = {'STS Spearman': one.spearman, 'section accuracy': one.accuracy}
+  return figures.Looks(
+    one.entropy,
+    one.alignment,
+    one.uniformity,
+    {title: value for title, value in shares.items() if value is not None},
+  )
+
+
+def note(texts: Texts, findings: Mapping[str, Findings]) -> list[str]:
+  """What each column is, over how many texts, and how the backbones made vectors; a line each."""
+  said = {
+    'pairs': 'STS Spearman: rank correlation of the cosine with the scores of people, {}.',
+    'triplets': 'Section accuracy: {}; by chance 0.5.',
+    'positives': 'Alignment (alpha = 2): {}; lower is nearer.',
+    'passages': 'Uniformity (t = 2): {}; lower is more even.',
+    'attended': 'CLS attention entropy: in nats, mean over heads and {}.',
+  }
+  lines = [line.format(texts.named[key]) for key, line in said.items() if key in texts.named]
+  return [*lines, '; '.join(f'{name}: {one.settings}' for name, one in findings.items()) + '.']

@@ -1,0 +1,163 @@
+"""A cross-encoder: a query and a passage read together, one score a pair."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+from jaxtyping import Float
+
+from dprjax.base.errors import InputError
+from dprjax.base.files import PathLike
+from dprjax.data import text
+from dprjax.inference.retriever import Embedder
+from dprjax.models import classifier, hub, sentence
+from dprjax.runtime import mesh as meshes
+
+# Unless the caller says otherwise: a pair's cost grows faster than its length.
+DEFAULT_LENGTH = 512
+# Pairs tokenised, and sorted by length, at a time.
+_BLOCK = 1 << 15
+
+
+class CrossEncoder:
+  """A sequence classifier of 1 or 2 labels with its tokenizer, on all local devices.
+
+  The score is the logit, or of two labels the lead of label 1 (relevant) over label 0: its sigmoid
+  is the probability of relevance.
+
+      reranker = CrossEncoder.load('cross-encoder')
+      reranker.score([('how do planes fly', 'The lift of a swept wing ...')])   # float32 [1]
+  """
+
+  def __init__(
+    self,
+    backbone: hub.Backbone,
+    tokenizer: text.Tokenizer,
+    max_length: int,
+    *,
+    mesh: Mesh | None = None,
+    batch_size: int = 64,
+    dtype: str = 'float32',
+  ):
+    """See ``load``.
+
+    Raises:
+      InputError: the backbone has no classifier (see ``hub.load_backbone``), or fewer positions
+        than ``max_length``.
+    """
+    head = _whole(backbone.classifier, backbone.path)
+    model = backbone.config
+    if max_length > model.max_tokens:
+      raise InputError(
+        f'max_length {max_length} exceeds the {model.max_tokens} positions of {backbone.path}'
+      )
+    self.backbone, self.tokenizer, self.max_length, self.dtype = (
+      backbone,
+      tokenizer,
+      max_length,
+      dtype,
+    )
+    self.labels = head['output']['bias'].shape[0]
+    self.truncated = 0  # pairs that lost tokens
+    mesh = meshes.make_mesh({'data': -1}, jax.local_devices()) if mesh is None else mesh
+    params = (backbone.params, head)
+    self._params = meshes.put(params, jax.tree.map(lambda _: meshes.replicated(mesh), params))
+    second_type = tokenizer.pair_format.second_type
+
+    def embed(params: Any, tokens: jax.Array, mask: jax.Array, starts: jax.Array) -> jax.Array:
+      encoder, head = params
+      return classifier.score_pairs(
+        model, encoder, head, tokens, mask, starts, second_type=second_type, dtype=jnp.dtype(dtype)
+      )[:, None]
+
+    self._embedder = Embedder(embed, mesh, batch_size, max_length, tokenizer.pad_id)
+
+  @classmethod
+  def load(
+    cls,
+    path: PathLike,
+    *,
+    max_length: int | None = None,
+    batch_size: int = 64,
+    dtype: str = 'float32',
+  ) -> Self:
+    """Loads a BERT, RoBERTa or XLM-R sequence classifier of 1 or 2 labels.
+
+    Args:
+      path: a Hugging Face directory, a hub id, or ``package:NAME``.
+      max_length: tokens of a pair, special ones included; by default what the tokenizer's files
+        name, at most 512. The passage is cut first, see ``Tokenizer.join_pairs``.
+      batch_size: pairs scored at a time, over all local devices.
+      dtype: 'float32' or 'bfloat16', of the arithmetic.
+
+    Raises:
+      InputError: something cannot be read; there is no such head, or one of more labels; the
+        tokenizer is another model's.
+    """
+    backbone = hub.load_backbone(path, classifier=True)
+    tokenizer = text.load_tokenizer(backbone.path)
+    hub.check_vocabulary(backbone, tokenizer.vocab_size, backbone.path)
+    if max_length is None:
+      max_length = min(
+        sentence.max_length(epath.Path(backbone.path)), backbone.config.max_tokens, DEFAULT_LENGTH
+      )
+    return cls(backbone, tokenizer, max_length, batch_size=batch_size, dtype=dtype)
+
+  @property
+  def sha256(self) -> str:
+    """Names all that decides a score: the encoder's tensors, the head's, and the tokenizer."""
+    assert self.backbone.classifier is not None  # __init__ sees to it
+    head = hub.classifier_sha256(self.backbone.config, self.backbone.classifier)
+    return '+'.join((self.backbone.sha256, head, self.tokenizer.sha256))
+
+  def score(
+    self, pairs: Sequence[tuple[str, str]], progress: Callable[[int], None] | None = None
+  ) -> Float[np.ndarray, ' n']:
+    """Scores of (query, passage) pairs, float32, in their order.
+
+    Args:
+      pairs: any number; a passage's text is its title, a space, its text.
+      progress: called with the number of pairs done so far.
+    """
+    scores = np.zeros(len(pairs), np.float32)
+    for start in range(0, len(pairs), _BLOCK):
+      block = pairs[start : start + _BLOCK]
+      encoded = self.tokenizer.encode_pairs(
+        [query for query, _ in block], [passage for _, passage in block], self.max_length
+      )
+      self.truncated += encoded.cut
+
+      def told(done: int, start: int = start) -> None:
+        if progress is not None:
+          progress(start + done)
+
+      scores[start : start + len(block)] = self._embedder(
+        self._params, encoded.rows, told, (encoded.starts,)
+      )[:, 0]
+    return scores
+
+
+def check(path: PathLike) -> None:
+  """Says early, in a moment, that ``CrossEncoder.load(path)`` would fail: a model from the hub is
+  fetched, an encoder's weights are not read.
+
+  Raises:
+    InputError: there is no such model, or it has no sequence-classification head of 1 or 2 labels.
+  """
+  _whole(hub.load_classifier(path), path)
+
+
+def _whole(head: hub.Params | None, path: PathLike) -> hub.Params:
+  """The head, if it is there and not but BERT's pooler. Raises InputError."""
+  if head is None or 'output' not in head:
+    raise InputError(
+      f'{path}: no sequence-classification head: this is a plain encoder, not a cross-encoder; '
+      'train one from it: '
+      'python -m dprjax.train --config=configs/cross_encoder.py:beir '
+      f'--config.backbone.path={path} --config.data.dir=DIR --workdir=DIR'
+    )
+  return head

@@ -1,0 +1,469 @@
+"""Backbones looked at: on a small one with every number computed again by hand, and
+all-MiniLM-L6-v2 against published ones.
+"""
+
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+import scipy.stats
+
+from dprjax import Retriever, report
+from dprjax.analysis import inspection
+from dprjax.base.errors import InputError
+from dprjax.data import similarity
+from dprjax.data import text as texts_of
+from dprjax.formats import corpora
+from dprjax.models import artifact, encoder, hub
+
+TOPICS = ('wool', 'iron', 'salt', 'milk')
+
+
+def told(topic, part, point):
+  return f'What is told of {topic} in part {part} is point number {point}.'
+
+
+@pytest.fixture(scope='module')
+def data(tmp_path_factory):
+  """A folder with sts.csv, dump.xml and a BEIR data set."""
+  folder = tmp_path_factory.mktemp('texts')
+  (folder / 'sts.csv').write_text(
+    ''.join(
+      f'{told(topic, 1, i)},{told(other, 1 + i % 2, 3)},{(5 - 0.5 * (i % 3)) * (topic == other)}\n'
+      for topic in TOPICS
+      for other in TOPICS[:2]
+      for i in range(3)
+    )
+  )
+  pages = ''.join(
+    f'<page><title>{topic}</title><ns>0</ns><revision><text>{topic} is a thing.\n'
+    + ''.join(
+      f'== Part {part} ==\n' + '\n\n'.join(told(topic, part, i) for i in range(3)) + '\n'
+      for part in range(2)
+    )
+    + '== See also ==\nThere are more of such things to be seen.</text></revision></page>\n'
+    for topic in TOPICS
+  )
+  (folder / 'dump.xml').write_text(f'<mediawiki>{pages}</mediawiki>')
+  (folder / 'flat.xml').write_text(
+    '<mediawiki><page><title>a</title><ns>0</ns><revision><text>One. Two '
+    'words.</text></revision></page></mediawiki>'
+  )
+  beir = folder / 'beir'
+  (beir / 'qrels').mkdir(parents=True)
+  (beir / 'corpus.jsonl').write_text(
+    ''.join(
+      json.dumps({'_id': f'd{i}', 'title': topic, 'text': told(topic, 1, i) if topic else ''})
+      + '\n'
+      for i, topic in enumerate([*TOPICS, ''])
+    )
+  )
+  (beir / 'queries.jsonl').write_text(
+    ''.join(
+      json.dumps({'_id': f'q{i}', 'text': f'about {topic}'}) + '\n'
+      for i, topic in enumerate(TOPICS)
+    )
+  )
+  # q1's second positive is not in the corpus, q2's has no text, and q3 has none.
+  judged = [('q0', 'd0', 1), ('q1', 'd1', 2), ('q1', 'gone', 1), ('q2', 'd4', 1), ('q3', 'd3', 0)]
+  (beir / 'qrels' / 'test.tsv').write_text(
+    'query-id\tcorpus-id\tscore\n' + ''.join(f'{q}\t{d}\t{grade}\n' for q, d, grade in judged)
+  )
+  return folder
+
+
+@pytest.fixture(scope='module')
+def small(tmp_path_factory):
+  """Two backbones of different depth with one tokenizer, and a prompt for the first: a folder."""
+  folder = tmp_path_factory.mktemp('backbones')
+  tokenizer = texts_of.train_wordpiece(
+    [told(topic, 1, 2) + ' about a thing' for topic in TOPICS], 200, folder / 'tokenizer'
+  )
+  for number, layers in enumerate((2, 3)):
+    config = encoder.EncoderConfig(
+      'bert', tokenizer.vocab_size, 32, layers, 4, 64, max_positions=64
+    )
+    # Weights far larger than fresh ones, so that attention is not even and texts differ.
+    params = jax.tree.map(
+      lambda leaf: 8 * leaf if leaf.ndim > 2 else leaf,
+      hub.init_params(config, jax.random.key(number)),
+    )
+    hub.save_backbone(folder / f'deep{layers}', config, params, source=folder / 'tokenizer')
+  backbone = hub.load_backbone(folder / 'deep2')
+  prefix = np.random.default_rng(0).normal(size=(2, 2, 3, 4, 8)).astype(np.float32)
+  for shift in (False, True):
+    meta = {
+      'format': artifact.FORMAT,
+      'version': artifact.VERSION,
+      'kind': 'prefix',
+      'backbone': 'deep2',
+      'backbone_sha256': backbone.sha256,
+      'tokenizer_sha256': tokenizer.sha256,
+      'pooling': 'mean',
+      'normalize': False,
+      'temperature': 1.0,
+      'shift_positions': shift,
+      'query_max_length': 32,
+      'passage_max_length': 48,
+      'dprjax_version': '0',
+    }
+    artifact.save_prompt(
+      folder / f'prompt{"-shifted" if shift else ""}.npz', artifact.Prompt(meta, {'prefix': prefix})
+    )
+  return folder
+
+
+def flags(data, *names):
+  return [
+    f'--{name}={data / file}'
+    for name, file in (('sts', 'sts.csv'), ('wikipedia', 'dump.xml'), ('beir', 'beir'))
+    if name in names
+  ]
+
+
+def unit(vectors):
+  return vectors / np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('prompt', [None, 'prompt.npz', 'prompt-shifted.npz'])
+def test_equals_numpy(data, small, prompt):
+  texts = inspection.read_texts(data / 'sts.csv', data / 'dump.xml', data / 'beir')
+  retriever = Retriever.load(
+    small / 'deep2', prompt and small / prompt, query_max_length=32, passage_max_length=48
+  )
+  found = inspection.inspect('deep2', retriever, texts)
+
+  pairs = similarity.read_pairs(data / 'sts.csv')
+  first, second = (unit(retriever.encode([pair[i] for pair in pairs], 'query')) for i in (0, 1))
+  cosines = np.sum(first * second, axis=1)
+  assert found.spearman == pytest.approx(
+    scipy.stats.spearmanr(cosines, [pair.score for pair in pairs]).statistic
+  )
+
+  anchor, positive, negative = (
+    unit(retriever.encode([triplet[i] for triplet in texts.triplets], 'query')) for i in range(3)
+  )
+  assert found.accuracy == np.mean(
+    np.sum(anchor * positive, axis=1) > np.sum(anchor * negative, axis=1)
+  )
+
+  queries = unit(retriever.encode(['about wool', 'about iron'], 'query'))
+  passages = unit(
+    retriever.encode([f'{topic} {told(topic, 1, i)}' for i, topic in enumerate(TOPICS)])
+  )
+  assert found.alignment == pytest.approx(np.mean(np.sum((queries - passages[:2]) ** 2, axis=1)))
+  distances = [np.sum((passages[i] - passages[j]) ** 2) for i in range(4) for j in range(i)]
+  assert found.uniformity == pytest.approx(math.log(np.mean(np.exp(-2 * np.array(distances)))))
+
+  # The attention, text by text and without padding; two of different lengths, as each is compiled.
+  backbone, entropies = retriever.backbones['passage'], []
+  two = ['about wool', texts.attended[0]]
+  for tokens in retriever.tokenize(two, 'passage'):
+    weights = np.asarray(
+      encoder.first_token_attention(
+        backbone.config,
+        backbone.params,
+        tokens[None],
+        np.ones((1, len(tokens)), bool),
+        prompt=None if retriever.prompt is None else retriever.prompt.prefix('passage'),
+        shift_positions=prompt == 'prompt-shifted.npz',
+      )
+    )[:, 0]  # [L, N, S]
+    assert weights.shape == (2, 4, len(tokens) + (0 if prompt is None else 3))
+    entropies.append(-np.sum(weights * np.log(np.maximum(weights, 1e-30)), axis=-1))
+  np.testing.assert_allclose(
+    inspection.first_token_entropy(retriever, two), np.mean(entropies, axis=0), rtol=1e-4
+  )
+  np.testing.assert_array_equal(
+    found.entropy, inspection.first_token_entropy(retriever, texts.attended)
+  )
+  assert found.entropy.std() > 0.01
+
+
+def test_what_is_read(data, caplog):
+  caplog.set_level('INFO', logger='dprjax')
+  texts = inspection.read_texts(data / 'sts.csv', data / 'dump.xml', data / 'beir')
+  assert len(texts.pairs) == 24 and len(texts.triplets) == 24 and len(texts.passages) == 4
+  assert sorted(texts.positives) == [
+    ('about iron', 'iron ' + told('iron', 1, 1)),
+    ('about wool', 'wool ' + told('wool', 1, 0)),
+  ]
+  assert '2 of 4 positives have no text or are not in the corpus: left out' in caplog.text
+  # Sections with a theme, not the text before the first heading.
+  assert sorted(texts.attended) == sorted(
+    '\n'.join(told(topic, part, i) for i in range(3)) for topic in TOPICS for part in range(2)
+  )
+  assert texts.named['triplets'] == '24 triplets from 4 articles of dump.xml'
+
+  few = inspection.read_texts(data / 'sts.csv', data / 'dump.xml', data / 'beir', most=2)
+  assert len(few.pairs) == 24  # all: published numbers are over all
+  assert (len(few.triplets), len(few.attended), len(few.passages)) == (2, 2, 2)
+  assert few.named['triplets'] == '2 triplets from 2 articles of dump.xml'
+  assert set(few.passages) <= set(texts.passages)
+  assert few == inspection.read_texts(data / 'sts.csv', data / 'dump.xml', data / 'beir', most=2)
+
+  # Without a dump, passages; without both, the sentences.
+  assert inspection.read_texts(data / 'sts.csv', beir=data / 'beir').attended == texts.passages
+  sentences = inspection.read_texts(data / 'sts.csv').attended
+  assert sorted(sentences) == sorted({sentence for pair in texts.pairs for sentence in pair[:2]})
+
+
+def test_every_passage_is_as_likely_to_be_drawn(
+  tmp_path, monkeypatch
+):  # of a corpus too large to hold
+  (tmp_path / 'qrels').mkdir()
+  (tmp_path / 'corpus.jsonl').write_text(
+    ''.join(json.dumps({'_id': str(i), 'title': '', 'text': f't{i}'}) + '\n' for i in range(10))
+  )
+  (tmp_path / 'queries.jsonl').write_text('{"_id": "q", "text": "q"}\n')
+  (tmp_path / 'qrels' / 'test.tsv').write_text('query-id\tcorpus-id\tscore\nq\t0\t1\n')
+  drawn = np.zeros(10)
+  for seed in range(300):
+    monkeypatch.setattr(inspection, '_SEED', seed)
+    chosen = inspection.read_texts(beir=tmp_path, most=3).passages
+    assert len(set(chosen)) == 3
+    drawn[[int(text[1:]) for text in chosen]] += 1
+  # 300 draws of 3 of 10: 90 each, with a standard deviation of 8.
+  assert drawn.min() > 60 and drawn.max() < 120
+
+
+@pytest.mark.slow
+def test_the_command(data, small, tmp_path, capsys):
+  report.main(
+    [
+      f'--backbone={small}/deep2/',
+      f'--backbone=deeper={small}/deep3',
+      f'--backbone=prompted={small}/deep2',
+      f'--prompt=prompted={small}/prompt.npz',
+      *flags(data, 'sts', 'wikipedia', 'beir'),
+      '--max_length=32',
+      f'--out={tmp_path}/r.md',
+      f'--figure={tmp_path}/r.svg',
+    ]
+  )
+  said = capsys.readouterr()
+  lines = (tmp_path / 'r.md').read_text().splitlines()
+  assert (
+    lines[0]
+    == '| backbone | STS Spearman | section accuracy | alignment | uniformity | CLS attention '
+    'entropy | in the last layer |'
+  )
+  rows = [line.strip('| ').split(' | ') for line in lines[2:5]]
+  assert [row[0] for row in rows] == ['deep2', 'deeper', 'prompted']
+  texts = inspection.read_texts(data / 'sts.csv', data / 'dump.xml', data / 'beir')
+  found = inspection.inspect(
+    '', Retriever.load(small / 'deep2', query_max_length=32, passage_max_length=32), texts
+  )
+  assert [float(cell) for cell in rows[0][1:]] == pytest.approx(
+    [
+      found.spearman,
+      found.accuracy,
+      found.alignment,
+      found.uniformity,
+      found.entropy.mean(),
+      found.entropy[-1].mean(),
+    ],
+    abs=1e-4,
+  )
+  assert rows[2][1:] != rows[0][1:]
+  notes = '\n'.join(lines[6:12])
+  assert (
+    '24 pairs of sts.csv' in notes
+    and '24 triplets from 4 articles of dump.xml; by chance 0.5' in notes
+  )
+  assert (
+    '2 pairs of a query and a relevant passage of beir/test' in notes
+    and '4 passages of beir/test' in notes
+  )
+  assert '8 sections of dump.xml' in notes
+  assert (
+    'deep2: cls pooling, at most 32 tokens; deeper: cls pooling, at most 32 tokens; prompted: mean '
+    'pooling, at most 32 tokens.' in notes
+  )
+  by_layer = lines.index('| CLS attention entropy | layer 1 | layer 2 | layer 3 |')
+  assert lines[by_layer + 2].startswith('| deep2 |') and lines[by_layer + 2].endswith('|  |')
+  assert (
+    '24 triplets' in said.out
+    and 'section accuracy' in said.out
+    and 'prompted: looked at in' in said.err
+  )
+  drawing = (tmp_path / 'r.svg').read_text()
+  assert drawing.count('<g id="axes_') == 3
+
+
+def test_only_what_was_asked_for(data, small, tmp_path, capsys):
+  report.main(
+    [
+      f'--backbone={small}/deep2',
+      *flags(data, 'sts'),
+      f'--out={tmp_path}/r.md',
+      f'--figure={tmp_path}/r.svg',
+      '--max_length=32',
+    ]
+  )
+  assert (
+    (tmp_path / 'r.md')
+    .read_text()
+    .startswith('| backbone | STS Spearman | CLS attention entropy | in the last layer |\n')
+  )
+  assert (tmp_path / 'r.svg').read_text().count('<g id="axes_') == 2
+  said = capsys.readouterr().out
+  assert 'sentences of sts.csv' in said and 'accuracy' not in said and 'lignment' not in said
+
+
+@pytest.mark.slow
+def test_a_collapsed_backbone(data, small, tmp_path, capsys):
+  """All texts get one vector: no ranks, no accuracy, and nothing breaks."""
+  backbone = hub.load_backbone(small / 'deep2')
+  hub.save_backbone(
+    tmp_path / 'flat',
+    backbone.config,
+    jax.tree.map(lambda leaf: 0 * leaf + 1, backbone.params),
+    source=backbone.path,
+  )
+  report.main(
+    [
+      f'--backbone={tmp_path}/flat',
+      *flags(data, 'sts', 'wikipedia', 'beir'),
+      '--max_length=32',
+      f'--figure={tmp_path}/r.png',
+    ]
+  )
+  [row] = [
+    line.split()
+    for line in capsys.readouterr().out.splitlines()
+    if line.lstrip().startswith('flat ')
+  ][:1]
+  assert row[1:3] == ['undefined', '0.0000']
+
+
+def test_a_diverged_backbone(data, small, tmp_path, error_line):
+  backbone = hub.load_backbone(small / 'deep2')
+  hub.save_backbone(
+    tmp_path / 'nan',
+    backbone.config,
+    jax.tree.map(lambda leaf: leaf * np.nan, backbone.params),
+    source=backbone.path,
+  )
+  with pytest.raises(SystemExit):
+    report.main([f'--backbone={tmp_path}/nan', *flags(data, 'sts'), '--max_length=32'])
+  assert 'nan: its vectors are not all finite numbers' in error_line()
+
+
+@pytest.mark.parametrize(
+  'arguments, message',
+  [
+    (
+      ['--backbone={small}/deep2'],
+      'no text to look at a backbone with: give one or more of --sts, --wikipedia and --beir',
+    ),
+    (['--backbone={small}/none', '--sts={data}/sts.csv'], 'backbone not found'),
+    (['--backbone={small}/tokenizer', '--sts={data}/sts.csv'], 'config.json not found'),
+    (
+      ['--backbone={small}/deep2', '--backbone={small}/deep2', '--sts={data}/sts.csv'],
+      'two are called deep2; name them',
+    ),
+    (
+      [
+        '--backbone={small}/deep2',
+        '--backbone={small}/deep3',
+        '--prompt={small}/prompt.npz',
+        '--sts={data}/sts.csv',
+      ],
+      'say whose it is',
+    ),
+    (
+      ['--backbone={small}/deep2', '--prompt=a={small}/prompt.npz', '--sts={data}/sts.csv'],
+      'no backbone is called a; there are deep2',
+    ),
+    (
+      ['--backbone={small}/deep2', '--prompt={small}/none.npz', '--sts={data}/sts.csv'],
+      'prompt not found',
+    ),
+    (['--backbone={small}/deep3', '--prompt={small}/prompt.npz', '--sts={data}/sts.csv'], 'prompt'),
+    (['--backbone={small}/deep2', '--sts={data}/none.csv'], 'STS file not found'),
+    (
+      ['--backbone={small}/deep2', '--sts=constant.csv'],
+      'constant.csv: every pair has the score 2',
+    ),
+    (
+      ['--backbone={small}/deep2', '--wikipedia={data}/flat.xml'],
+      'flat.xml: none of the first 1 articles (max_texts: 1,000 at most) has two sections',
+    ),
+    (['--backbone={small}/deep2', '--beir={data}/beir', '--split=dev'], 'dev.tsv'),
+    (
+      ['--backbone={small}/deep2', '--beir={data}/beir', '--max_texts=1'],
+      'max_texts: 1 is too few',
+    ),
+    (
+      ['--backbone={small}/deep2', '--sts={data}/sts.csv', '--max_length=65'],
+      'exceeds the 64 positions',
+    ),
+    (['--backbone={small}/deep2', '--sts={data}/sts.csv', '--max_length=2'], 'no room for text'),
+    (['--backbone=a=', '--sts={data}/sts.csv'], 'expected NAME=VALUE'),
+  ],
+)
+def test_bad_input(data, small, tmp_path, monkeypatch, error_line, arguments, message):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'constant.csv').write_text('One.,Two.,2\nThree.,Four.,2.0\n')
+  before = sorted(tmp_path.iterdir())
+  with pytest.raises(SystemExit) as ended:
+    # The last of a flag counts.
+    report.main(
+      [
+        '--max_length=32',
+        '--out=r.md',
+        '--figure=r.png',
+        *(argument.format(data=data, small=small) for argument in arguments),
+      ]
+    )
+  assert ended.value.code == 2
+  assert message in error_line()
+  assert sorted(tmp_path.iterdir()) == before
+
+
+def test_no_usable_positive(data, tmp_path):
+  beir = tmp_path / 'beir'
+  (beir / 'qrels').mkdir(parents=True)
+  for name in ('corpus.jsonl', 'queries.jsonl'):
+    (beir / name).write_text((data / 'beir' / name).read_text())
+  (beir / 'qrels' / 'test.tsv').write_text('query-id\tcorpus-id\tscore\nq0\tgone\t1\n')
+  with pytest.raises(InputError, match='0 positives and 4 passages with text'):
+    inspection.read_texts(beir=beir)
+
+
+@pytest.mark.slow
+def test_minilm_on_the_benchmarks(data_dir, minilm):
+  texts = inspection.read_texts(
+    data_dir / 'stsb' / 'raw' / 'stsb-en-test.csv', beir=data_dir / 'scifact', most=100
+  )
+  found = inspection.inspect('MiniLM', Retriever.load(minilm, passage_max_length=64), texts)
+  assert found.spearman == pytest.approx(0.8203, abs=5e-4)  # published: 82.03
+  # A passage is nearer to its own query than to another passage, whose squared distance is below 2
+  # as cosines are above 0.
+  assert 0.5 < found.alignment < 1.1 and -4 < found.uniformity < -2.5
+  assert (
+    found.entropy.shape == (6, 12)
+    and np.all(found.entropy >= 0)
+    and np.all(found.entropy < math.log(64))
+  )
+
+
+@pytest.mark.slow
+def test_sections_of_a_dump(data_dir, minilm):
+  [dump] = (data_dir / 'text' / 'enwiki').glob('*.xml.bz2')
+  texts = inspection.read_texts(wikipedia=dump, most=200)
+  assert len(texts.triplets) == 200 and len(texts.attended) == 200
+  places = {}
+  for article in corpora.read_articles(dump):
+    for number, section in enumerate(article.sections):
+      for sentence in corpora.split_sentences(section.text):
+        places.setdefault(sentence, set()).add((article.title, number))
+  for anchor, positive, negative in texts.triplets:
+    assert places[anchor] & places[positive] and not places[anchor] & places[negative]
+    assert {title for title, _ in places[anchor]} & {title for title, _ in places[negative]}
+  found = inspection.inspect('MiniLM', Retriever.load(minilm, passage_max_length=64), texts)
+  assert 0.6 < found.accuracy < 0.9

@@ -1,0 +1,194 @@
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from dprjax.analysis import statistics as analysis
+from dprjax.data.similarity import Pair
+from dprjax.formats.corpora import Article, Section
+from dprjax.models import encoder
+
+
+def random_units(n, width, seed=0):
+  x = np.random.default_rng(seed).normal(size=(n, width))
+  return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def test_alignment_known_by_hand():
+  x = random_units(5, 4)
+  assert analysis.alignment(x, x) == 0
+  assert analysis.alignment(x, -x) == pytest.approx(4)  # the diameter, squared
+  assert analysis.alignment(x, -x, alpha=1) == pytest.approx(2)
+  assert analysis.alignment(
+    np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([[0.0, 1.0], [1.0, 0.0]])
+  ) == pytest.approx(1)
+
+
+def test_uniformity_known_by_hand():
+  pole = np.array([[1.0, 0.0, 0.0]])
+  assert analysis.uniformity(np.concatenate([pole, -pole])) == pytest.approx(math.log(math.exp(-8)))
+  assert analysis.uniformity(np.repeat(pole, 3, axis=0)) == pytest.approx(0, abs=1e-12)
+  # Three pairs: one the same, two at a right angle (squared distance 2).
+  corner = np.array([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+  assert analysis.uniformity(corner, t=3) == pytest.approx(math.log((1 + 2 * math.exp(-6)) / 3))
+  with pytest.raises(ValueError, match='pairs of vectors'):
+    analysis.uniformity(pole)
+
+
+def test_uniformity_in_blocks_equals_the_pairs_one_by_one():
+  x = random_units(2 * analysis._BLOCK + 3, 3).astype(np.float32)
+  pairs = scipy.spatial.distance.pdist(x.astype(np.float64), 'sqeuclidean')
+  assert analysis.uniformity(x) == pytest.approx(math.log(np.mean(np.exp(-2 * pairs))), rel=1e-9)
+
+
+def test_attention_entropy_known_by_hand():
+  even, one, half = [0.25] * 4, [0.0, 1.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0]
+  weights = jnp.array([[[even, one], [half, even]]], jnp.float32)  # L = 1, B = 2, N = 2, S = 4
+  np.testing.assert_allclose(
+    analysis.attention_entropy(weights), [[[math.log(4), 0], [math.log(2), math.log(4)]]], atol=1e-6
+  )
+
+
+def test_attention_entropy_of_an_encoder_that_attends_evenly():
+  config = encoder.EncoderConfig('bert', 30, 16, 2, 4, 32, max_positions=12)
+  params = encoder.init_encoder(config, jax.random.key(0))
+  for name in ('query', 'key'):
+    params['layers']['attention'][name] = jax.tree.map(
+      jnp.zeros_like, params['layers']['attention'][name]
+    )
+  lengths = np.array([3, 8, 5])
+  mask = np.arange(8)[None, :] < lengths[:, None]
+  weights = encoder.first_token_attention(config, params, np.ones((3, 8), np.int32), mask)
+  # Padding is not attended to, so it is each text's own length that counts.
+  np.testing.assert_allclose(
+    analysis.attention_entropy(weights),
+    np.broadcast_to(np.log(lengths)[None, :, None], (2, 3, 4)),
+    rtol=1e-5,
+  )
+
+
+def test_spearman():
+  assert analysis.spearman(np.array([1.0, 2.0, 3.0]), np.array([10.0, 1e5, 2e5])) == pytest.approx(
+    1
+  )
+  assert analysis.spearman(np.array([1.0, 2.0, 3.0]), np.array([3.0, 2.0, 1.0])) == pytest.approx(
+    -1
+  )
+  # Ties take their mean rank: ranks 1, 2.5, 2.5, 4 against 1, 2, 3, 4 have a correlation of 4.5 /
+  # sqrt(4.5 * 5).
+  x, y = np.array([0.0, 1.0, 1.0, 2.0]), np.array([1.0, 2.0, 3.0, 4.0])
+  assert analysis.spearman(x, y) == pytest.approx(4.5 / math.sqrt(4.5 * 5))
+  rng = np.random.default_rng(0)
+  x, y = rng.integers(0, 5, 200).astype(float), rng.integers(0, 9, 200).astype(float)
+  assert analysis.spearman(x, y) == pytest.approx(
+    np.corrcoef(scipy.stats.rankdata(x), scipy.stats.rankdata(y))[0, 1]
+  )
+  assert math.isnan(analysis.spearman(np.zeros(3), np.arange(3.0))) and math.isnan(
+    analysis.spearman(np.arange(3.0), np.ones(3))
+  )
+
+
+def test_cosine_of_any_lengths():
+  found = analysis.cosine(
+    np.array([[3.0, 0.0], [1.0, 1.0], [0.0, 0.0]]), np.array([[5.0, 0.0], [0.0, 2.0], [1.0, 0.0]])
+  )
+  np.testing.assert_allclose(found, [1, math.sqrt(0.5), 0])
+
+
+VECTORS = {
+  'east': [2.0, 0.0],
+  'east too': [1.0, 0.1],
+  'north': [0.0, 1.0],
+  'north-east': [1.0, 1.0],
+}
+
+
+def encode(texts):
+  return np.array([VECTORS[text] for text in texts], np.float32)
+
+
+def test_sts_by_hand():
+  # Cosines: almost 1, about .7, 0.
+  pairs = [
+    Pair('east', 'east too', 4.5),
+    Pair('east', 'north-east', 2.0),
+    Pair('east', 'north', 0.0),
+  ]
+  assert analysis.sts(pairs, encode) == pytest.approx(1)
+  assert analysis.sts(
+    [pairs[0], pairs[1]._replace(score=0.0), pairs[2]._replace(score=2.0)], encode
+  ) == pytest.approx(0.5)
+
+
+def test_section_accuracy_by_hand():
+  right, wrong = (
+    analysis.Triplet('east', 'east too', 'north'),
+    analysis.Triplet('east', 'north', 'north-east'),
+  )
+  tie = analysis.Triplet('east', 'north', 'north')
+  assert analysis.section_accuracy([right, wrong, right, tie], encode) == 0.5
+
+
+def sentence(*words):
+  return 'This sentence is about ' + ' '.join(map(str, words)) + '.'
+
+
+def article(name, sections, sentences):
+  return Article(
+    name,
+    [
+      Section(
+        f'Part {i}', '\n'.join(sentence(name, 'part', i, 'point', j) for j in range(sentences))
+      )
+      for i in range(sections)
+    ],
+  )
+
+
+def place(text):
+  """(article, part) of one of the sentences above."""
+  words = text.split()
+  return words[4], words[6]
+
+
+def test_triplets_keep_to_their_sections():
+  articles = [article('wool', 3, 5), article('iron', 2, 4), article('salt', 4, 2)]
+  triplets = analysis.section_triplets(articles, 0, 1000)
+  assert len(triplets) == 15 + 8 + 8  # every sentence is an anchor once
+  assert len({triplet.anchor for triplet in triplets}) == len(triplets)
+  for anchor, positive, negative in triplets:
+    assert anchor != positive and place(anchor) == place(positive)
+    assert place(anchor)[0] == place(negative)[0] and place(anchor)[1] != place(negative)[1]
+  assert triplets == analysis.section_triplets(iter(articles), 0, 1000)
+  assert triplets != analysis.section_triplets(articles, 1, 1000)
+  few = analysis.section_triplets(articles, 0, 7)
+  # All articles give some before one gives more than the others can.
+  assert few == triplets[:7] and sorted(
+    sum(place(one.anchor)[0] == name for one in few) for name in ('wool', 'iron', 'salt')
+  ) == [2, 2, 3]
+
+
+def test_what_gives_no_triplet():
+  def text(part):
+    return '\n'.join(sentence(part, j) for j in range(3))
+
+  def sections(*pairs):
+    return [Article('a', [Section(heading, body) for heading, body in pairs])]
+
+  assert len(analysis.section_triplets(sections(('One', text(1)), ('Two', text(2))), 0, 100)) == 6
+  for found in (
+    sections(('', text(1)), ('Two', text(2))),  # what comes before the first heading is of no theme
+    sections(('One', text(1)), ('See also', text(2)), ('REFERENCES', text(3))),
+    sections(('One', text(1))),
+    sections(('One', text(1)), ('Two', 'Too short.\n' + ' '.join(['long'] * 51))),
+    sections(('One', text(1)), ('Two', text(1))),  # the same sentences
+    sections(('One', sentence(1)), ('Two', sentence(2))),  # no section has a second one
+    [],
+  ):
+    assert analysis.section_triplets(found, 0, 100) == []
+  # One sentence is enough for a negative.
+  triplets = analysis.section_triplets(sections(('One', text(1)), ('Two', sentence(2))), 0, 100)
+  assert len(triplets) == 3 and {triplet.negative for triplet in triplets} == {sentence(2)}

@@ -1,0 +1,129 @@
+import gzip
+
+import numpy as np
+import pytest
+
+from dprjax.base.errors import InputError
+from dprjax.formats import runs
+from dprjax.mining.outofcore import keys_of
+
+
+def columns(path, **options):
+  blocks = list(runs.read_blocks(path, **options))
+  return [
+    np.concatenate([getattr(block, name) for block in blocks]).tolist()
+    for name in ('queries', 'docs', 'ranks', 'scores')
+  ]
+
+
+def write(path, text):
+  path.write_text(text)
+  return path
+
+
+TEXT = 'q1 Q0 d1 1 2.5 x\nq1 Q0 d2 2 -1e-3 x\nq22 Q0 a-very-long-document-id 1 7 x\n'
+
+
+def expected():
+  return [
+    keys_of(['q1', 'q1', 'q22']).tolist(),
+    keys_of(['d1', 'd2', 'a-very-long-document-id']).tolist(),
+    [1, 2, 1],
+    [2.5, -0.001, 7.0],
+  ]
+
+
+@pytest.mark.parametrize(
+  'text',
+  [
+    TEXT,
+    TEXT[:-1],
+    TEXT.replace('\n', '\r\n'),
+    TEXT.replace(' ', '\t'),
+    TEXT.replace(' Q0 ', '  Q0\t'),
+    '\n\n' + TEXT + ' \n',
+    TEXT.replace(' 1 ', ' +1 '),
+    TEXT.replace(' x\n', ' x \n'),
+  ],
+)
+def test_reads_what_trec_eval_reads(tmp_path, text):
+  assert columns(write(tmp_path / 'run.trec', text)) == expected()
+
+
+@pytest.mark.parametrize('block', [1, 7, 20, 60])
+def test_blocks_of_any_size(tmp_path, block):
+  assert columns(write(tmp_path / 'run.trec', TEXT), block_bytes=block) == expected()
+  assert [b.line for b in runs.read_blocks(tmp_path / 'run.trec', block_bytes=1)] == [1, 2, 3]
+
+
+def test_compressed(tmp_path):
+  (tmp_path / 'run.trec.gz').write_bytes(gzip.compress(TEXT.encode()))
+  assert columns(tmp_path / 'run.trec.gz') == expected()
+  assert runs.read_tag(tmp_path / 'run.trec.gz') == 'x'
+
+
+def test_scores_are_read_exactly(tmp_path):
+  scores = [
+    *np.random.default_rng(0).standard_normal(5000).astype(np.float32).astype(float).tolist(),
+    0.1,
+    1e-300,
+    123456789.12345679,
+  ]
+  path = write(
+    tmp_path / 'run.trec', ''.join(f'q Q0 d{i} {i} {score!r} t\n' for i, score in enumerate(scores))
+  )
+  assert columns(path)[3] == scores
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ('q Q0 a 1 2.0 x\nq Q0 b 2 1.0\nq Q0 c 3 1.0 x\n', r'run\.trec, line 2: 5 columns, expected 6'),
+    (
+      'q Q0 a 1 2.0 x\nq Q0 b 2 nan x\n',
+      r"run\.trec, line 2: the score 'nan' is not a finite number",
+    ),
+    ('q Q0 a 1 NaN x\n', "line 1: the score 'NaN'"),
+    ('\nq Q0 a 1 2.0 x\nq Q0 b 2 -inf x\n', "line 3: the score '-inf'"),
+    ('q Q0 a 1 high x\n', "line 1: the score 'high'"),
+    ('q Q0 a first 1.0 x\n', "line 1: the rank 'first' is not a whole number"),
+    ('q Q0 a 1.0 1.0 x\n', "line 1: the rank '1.0'"),
+    ('q Q0 a 99999999999 1.0 x\n', "line 1: the rank '99999999999'"),
+    (
+      'q Q0 a 1 2.0 x\nq Q0 b 2',
+      r'line 2: the file ends in the middle of a line \(4 of 6 columns\)',
+    ),
+    ('q Q0 a 1 2.0 x y\n', 'line 1: 7 columns'),
+    ('', 'run is empty'),
+    ('\n \n', 'no line in this run'),
+  ],
+)
+def test_bad_runs(tmp_path, text, message):
+  path = write(tmp_path / 'run.trec', text)
+  with pytest.raises(InputError, match=message):
+    list(runs.read_blocks(path))
+
+
+def test_a_bad_line_far_in_is_named_by_its_number(tmp_path):
+  lines = [f'q{i // 100} Q0 d{i} {i % 100} {-i} t\n' for i in range(3000)]
+  lines[2345] = 'q Q0 d 1 nan t\n'
+  path = write(tmp_path / 'run.trec', ''.join(lines))
+  with pytest.raises(InputError, match='line 2346: the score'):
+    list(runs.read_blocks(path, block_bytes=4096))
+
+
+def test_cut_off_archives(tmp_path):
+  whole = gzip.compress(''.join(f'q Q0 d{i} {i} {-i} t\n' for i in range(5000)).encode())
+  (tmp_path / 'run.trec.gz').write_bytes(whole[: len(whole) // 2])
+  with pytest.raises(InputError, match=r'run\.trec\.gz.*: broken or cut-off compressed file'):
+    list(runs.read_blocks(tmp_path / 'run.trec.gz'))
+
+
+def test_rows_are_named_again(tmp_path):
+  path = write(tmp_path / 'run.trec', TEXT)
+  queries, docs, _, _ = expected()
+  assert runs.name_rows(path, [(queries[2], docs[2]), (queries[0], docs[0])]) == [
+    'line 1: query q1 document d1 rank 1 score 2.5',
+    'line 3: query q22 document a-very-long-document-id rank 1 score 7.0',
+  ]
+  assert runs.name_rows(path, [(queries[2], docs[0])]) == []

@@ -1,0 +1,151 @@
+import numpy as np
+import pytest
+
+from dprjax.base.errors import InputError
+from dprjax.formats.trec import read_qrels, read_run, run_from_dict, run_from_rows, write_run
+
+
+def as_dict(run):
+  return {query_id: ranking for query_id, ranking in run}  # noqa: C416 (a Run has __len__ and __iter__ but is no mapping)
+
+
+def test_writes_ranks_from_one_in_score_order(tmp_path):
+  run = run_from_dict({'q2': {'a': 1.5, 'c': 2.0}, 'q1': {'b': 0.1}})
+  write_run(tmp_path / 'run.trec', run, 'tag')
+  assert (
+    tmp_path / 'run.trec'
+  ).read_text() == 'q2 Q0 c 1 2.0 tag\nq2 Q0 a 2 1.5 tag\nq1 Q0 b 1 0.1 tag\n'
+
+
+def test_ties_go_by_id_as_in_trec_eval():
+  run = run_from_dict({'q': {'d10': 1.0, 'd9': 1.0, 'd1': 1.0, 'é': 1.0, 'z': 2.0}})
+  assert as_dict(run) == {'q': [('z', 2.0), ('é', 1.0), ('d9', 1.0), ('d10', 1.0), ('d1', 1.0)]}
+
+
+def test_round_trip_is_exact(tmp_path):
+  rng = np.random.default_rng(0)
+  scores = rng.standard_normal((20, 30)).astype(np.float32)
+  run = run_from_rows(
+    [f'q{i}' for i in range(20)],
+    [f'd{i}' for i in range(100)],
+    np.stack([rng.permutation(100)[:30] for _ in range(20)]),
+    scores,
+  )
+  write_run(tmp_path / 'run.trec', run, 'x')
+  again = read_run(tmp_path / 'run.trec')
+  assert as_dict(again) == as_dict(run)
+  assert sorted(score for _, ranking in again for _, score in ranking) == sorted(
+    scores.astype(float).ravel()
+  )
+
+
+def test_from_rows_leaves_out_the_unused():
+  scores = np.array([[3.0, 1.0], [2.0, -np.inf], [-np.inf, -np.inf]])
+  run = run_from_rows(
+    ['q', 'r', 's'], ['a', 'b', 'c'], np.array([[2, 0], [1, -1], [-1, -1]]), scores
+  )
+  assert as_dict(run) == {'q': [('c', 3.0), ('a', 1.0)], 'r': [('b', 2.0)], 's': []}
+  assert run.doc_ids == ['a', 'b', 'c'] and len(run) == 3
+
+
+def test_rescored():
+  run = run_from_dict({'q2': {'a': 3.0, 'c': 2.0, 'b': 1.0}, 'q1': {}, 'q0': {'b': 5.0}})
+  # In the order of its rows: each query's, best first.
+  again = run.rescored(np.array([-1.0, 0.5, 0.5, 7.0]))
+  assert as_dict(again) == {
+    'q2': [('c', 0.5), ('b', 0.5), ('a', -1.0)],
+    'q1': [],
+    'q0': [('b', 7.0)],
+  }
+  assert as_dict(run)['q2'] == [('a', 3.0), ('c', 2.0), ('b', 1.0)]
+
+
+def test_keep_top_and_same_id():
+  run = run_from_dict({'a': {'a': 3.0, 'b': 2.0, 'c': 1.0}, 'z': {'b': 1.0}, 'c': {'c': 1.0}})
+  assert run.same_id().tolist() == [True, False, False, False, True]
+  assert as_dict(run.keep(~run.same_id())) == {
+    'a': [('b', 2.0), ('c', 1.0)],
+    'z': [('b', 1.0)],
+    'c': [],
+  }
+  assert as_dict(run.top(1)) == {'a': [('a', 3.0)], 'z': [('b', 1.0)], 'c': [('c', 1.0)]}
+
+
+@pytest.mark.parametrize(
+  'text, message',
+  [
+    ('q Q0 a 1 2.0 x\nq Q0 b 2 1.0\n', 'line 2: 5 columns, expected 6'),
+    ('q Q0 a 1 2.0 x\nq Q0 b 2 nan x\n', "line 2: the score 'nan' is not a finite number"),
+    ('q Q0 a 1 inf x\n', "line 1: the score 'inf'"),
+    ('q Q0 a 1 high x\n', "line 1: the score 'high'"),
+    (
+      'q Q0 a 1 1.0 x\nr Q0 b 1 9.0 x\nq Q0 c 2 2.0 x\n',
+      "line 3: not sorted: query q's score rises from 1.0 to 2.0",
+    ),
+    (
+      'q Q0 a 1 3.0 x\nr Q0 a 1 3.0 x\nq Q0 b 2 2.0 x\nq Q0 a 3 1.0 x\n',
+      'line 4: document a comes twice for query q',
+    ),
+    ('', 'run is empty'),
+  ],
+)
+def test_bad_runs(tmp_path, text, message):
+  (tmp_path / 'run.trec').write_text(text)
+  with pytest.raises(InputError, match=message):
+    read_run(tmp_path / 'run.trec')
+
+
+def test_no_run(tmp_path):
+  with pytest.raises(InputError, match='run not found'):
+    read_run(tmp_path / 'run.trec')
+
+
+@pytest.mark.parametrize(
+  'run, message',
+  [
+    ({'q 1': {'a': 1.0}}, "id 'q 1' cannot be written"),
+    ({'q': {'a\tb': 1.0}}, 'cannot be written'),
+    ({'q': {'': 1.0}}, "id '' cannot"),
+    ({'q': {}}, 'nothing was retrieved for any of 1 queries'),
+  ],
+)
+def test_unwritable_runs_leave_nothing_behind(tmp_path, run, message):
+  with pytest.raises(InputError, match=message):
+    write_run(tmp_path / 'run.trec', run_from_dict(run), 'x')
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+  'text',
+  [
+    'query-id\tcorpus-id\tscore\nq1\td1\t2\nq1\td 2\t0\nq2\td1\t-1\n',
+    'q1\td1\t2\nq1\td 2\t0\nq2\td1\t-1\n',
+    'q1\t0\td1\t2\nq1\t0\td 2\t0\nq2\t0\td1\t-1\n',
+  ],
+)
+def test_qrels_forms(tmp_path, text):
+  (tmp_path / 'q.tsv').write_text(text)
+  assert read_qrels(tmp_path / 'q.tsv') == {'q1': {'d1': 2, 'd 2': 0}, 'q2': {'d1': -1}}
+
+
+def test_trec_qrels_with_spaces_and_a_repetition(tmp_path):
+  (tmp_path / 'q.txt').write_text('1 0 LA-1 1\n1  0  LA-2  0\n1 0 LA-1 1\n')
+  assert read_qrels(tmp_path / 'q.txt') == {'1': {'LA-1': 1, 'LA-2': 0}}
+
+
+@pytest.mark.parametrize(
+  'text, message',
+  [
+    ('q 0 d 1\nq 0 d\n', 'line 2: 3 columns, expected 4'),
+    ('q d\n', r'line 1: 2 columns, expected 3 \(query'),
+    ('q 0 d yes\n', "line 1: the relevance 'yes' is not a whole number"),
+    ('query-id\tcorpus-id\tscore\nq\td\t0.5\n', "line 2: the relevance '0.5'"),
+    ('q 0 d 1\nq 0 d 0\n', 'line 2: document d is judged 0 for query q, and 1 before'),
+    ('query-id\tcorpus-id\tscore\n', 'a header and no judgements'),
+    ('', 'qrels is empty'),
+  ],
+)
+def test_bad_qrels(tmp_path, text, message):
+  (tmp_path / 'q.tsv').write_text(text)
+  with pytest.raises(InputError, match=message):
+    read_qrels(tmp_path / 'q.tsv')

@@ -1,0 +1,174 @@
+"""Scores of pairs: those of each pair alone, whatever they are scored with."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from dprjax import CrossEncoder
+from dprjax.base.errors import InputError
+from dprjax.data import text
+from dprjax.inference import reranker
+from dprjax.models import hub
+from dprjax.runtime import mesh
+from tests import reference
+
+WORDS = [
+  'json',
+  'decodes',
+  'a',
+  'string',
+  'into',
+  'objects',
+  'an',
+  'http',
+  'server',
+  'sends',
+  'message',
+  'parse',
+  'the',
+  'xml',
+  'tree',
+]
+QUERIES = ['json', 'an http server', 'parse the xml tree into objects', '']
+PAIRS = [(QUERIES[i % 4], ' '.join(WORDS[i % 7 : i % 7 + 1 + i % 9])) for i in range(30)]
+NEAR = {'rtol': 0, 'atol': 5e-5}
+
+
+def alone(path, pairs, max_length=16):
+  """Each pair by itself, without padding, in float64."""
+  loaded, tokenizer = hub.load_backbone(path, classifier=True), text.load_tokenizer(path)
+  params, head = jax.tree.map(
+    lambda leaf: leaf.astype(np.float64), (loaded.params, loaded.classifier)
+  )
+  scores = []
+  for query, passage in pairs:
+    (row,), (start,), _ = tokenizer.encode_pairs([query], [passage], max_length)
+    scores.append(
+      reference.pair_score(
+        loaded.config, params, head, row, (np.arange(len(row)) >= start).astype(np.int32)
+      )
+    )
+  return np.array(scores)
+
+
+def test_scores_are_those_of_each_pair_alone(small_cross_encoder, make_cross_encoder):
+  small, told = small_cross_encoder, []
+  scores = small.score(PAIRS, told.append)
+  assert (
+    scores.dtype == np.float32 and scores.shape == (30,) and small.max_length == 16
+  )  # as its tokenizer's files say
+  assert scores.std() > 0.05
+  np.testing.assert_allclose(scores, alone(make_cross_encoder(), PAIRS), **NEAR)
+  assert told == sorted(told) and told[-1] == 30
+  # Query and passage are not the same thing.
+  assert (
+    abs(small.score([('json', 'the xml tree')]) - small.score([('the xml tree', 'json')])) > 1e-3
+  )
+  assert small.score([]).shape == (0,)
+
+
+def test_neither_order_nor_company_changes_a_score(small_cross_encoder, monkeypatch):
+  small = small_cross_encoder
+  scores = small.score(PAIRS)
+  np.testing.assert_allclose(small.score(PAIRS[::-1])[::-1], scores, **NEAR)
+  monkeypatch.setattr(reranker, '_BLOCK', 7)
+  told = []
+  np.testing.assert_allclose(small.score(PAIRS, told.append), scores, **NEAR)
+  assert told == sorted(told) and told[-1] == 30
+
+
+@pytest.mark.slow
+def test_one_device_and_eight_give_the_same(small_cross_encoder):
+  small = small_cross_encoder
+  one = CrossEncoder(
+    small.backbone, small.tokenizer, 16, mesh=mesh.make_mesh({'data': -1}, jax.local_devices()[:1])
+  )
+  np.testing.assert_allclose(one.score(PAIRS), small.score(PAIRS), **NEAR)
+  rough = CrossEncoder(small.backbone, small.tokenizer, 16, dtype='bfloat16')
+  assert 0 < np.abs(rough.score(PAIRS) - small.score(PAIRS)).mean() < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('labels', [1, 2])
+def test_of_several_lengths(make_cross_encoder, labels):
+  path = make_cross_encoder(labels)
+  model = CrossEncoder.load(path, max_length=40)
+  assert model.labels == labels
+  np.testing.assert_allclose(model.score(PAIRS), alone(path, PAIRS, 40), **NEAR)
+  assert model.truncated == 0
+
+
+def test_long_pairs_are_cut_and_counted(small_cross_encoder, make_cross_encoder):
+  before = small_cross_encoder.truncated
+  long = ('json string', 'an http server sends a message ' * 5)
+  scores = small_cross_encoder.score([long, ('json', 'xml')])
+  assert small_cross_encoder.truncated == before + 1
+  np.testing.assert_allclose(scores[:1], alone(make_cross_encoder(), [long]), **NEAR)
+
+
+def test_sha256_names_model_and_head(small_cross_encoder, make_cross_encoder, tmp_path):
+  small = small_cross_encoder
+  again = CrossEncoder.load(make_cross_encoder())
+  assert again.sha256 == small.sha256
+  head = jax.tree.map(lambda leaf: leaf * 2, small.backbone.classifier)
+  hub.save_backbone(
+    tmp_path / 'other',
+    small.backbone.config,
+    small.backbone.params,
+    source=small.backbone.path,
+    classifier=head,
+  )
+  (tmp_path / 'other' / 'tokenizer_config.json').write_text('{"tokenizer_class": "BertTokenizer"}')
+  other = CrossEncoder.load(tmp_path / 'other')
+  assert (
+    other.sha256 != small.sha256 and other.max_length == 48
+  )  # no maximum is named: as many as there are positions
+
+
+def edited(path, to, **tensors):
+  shutil.copytree(path, to)
+  stored = safetensors.numpy.load_file(to / 'model.safetensors') | tensors
+  safetensors.numpy.save_file(
+    {name: value for name, value in stored.items() if value is not None},
+    to / 'model.safetensors',
+    {'format': 'pt'},
+  )
+  return to
+
+
+def test_what_is_no_cross_encoder(make_cross_encoder, tmp_path):
+  path = make_cross_encoder()
+  reranker.check(path)
+  plain = edited(path, tmp_path / 'plain', **{'classifier.weight': None, 'classifier.bias': None})
+  for use in (CrossEncoder.load, reranker.check):
+    with pytest.raises(
+      InputError,
+      match=r'plain: no sequence-classification head: .*train one from it: python -m dprjax\.train',
+    ):
+      use(plain)
+  three = edited(
+    path,
+    tmp_path / 'three',
+    **{
+      'classifier.weight': np.zeros((3, 16), np.float32),
+      'classifier.bias': np.zeros(3, np.float32),
+    },
+  )
+  for use in (CrossEncoder.load, reranker.check):
+    with pytest.raises(InputError, match='has 3 labels'):
+      use(three)
+  with pytest.raises(InputError, match='max_length 49 exceeds the 48 positions'):
+    CrossEncoder.load(path, max_length=49)
+  shutil.copytree(path, tmp_path / 'words')
+  value = json.loads((tmp_path / 'words' / 'tokenizer.json').read_text())
+  size = len(value['model']['vocab'])
+  value['model']['vocab'] |= {'##zzz': size}
+  (tmp_path / 'words' / 'tokenizer.json').write_text(json.dumps(value))
+  with pytest.raises(
+    InputError, match=rf'the tokenizer has {size + 1} tokens, the backbone .* embeddings for {size}'
+  ):
+    CrossEncoder.load(tmp_path / 'words')

@@ -1,0 +1,99 @@
+"""A vocabulary of whole words, a model's shape, one device, and a system whose vectors can be
+worked out by hand.
+"""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import pytest
+
+from dprjax.data import text
+from dprjax.methods.method import System
+from dprjax.models.encoder import EncoderConfig
+from dprjax.runtime import mesh as meshes
+from tests.knobs import with_knobs
+
+WORDS = [
+  'ash',
+  'beech',
+  'cedar',
+  'elm',
+  'fir',
+  'hazel',
+  'larch',
+  'maple',
+  'oak',
+  'pine',
+  'rowan',
+  'spruce',
+  'willow',
+  'yew',
+]
+
+
+@pytest.fixture(scope='session')
+def tokenizer(tmp_path_factory):
+  """Every one of ``WORDS`` is one token; so is the full stop."""
+  made = text.train_wordpiece(
+    [f'{word} {other}.' for word in WORDS for other in WORDS], 200, tmp_path_factory.mktemp('words')
+  )
+  assert all(len(made.encode([word], 8)[0][0]) == 3 for word in WORDS)
+  return made
+
+
+@pytest.fixture(scope='session')
+def model(tokenizer):
+  return EncoderConfig('bert', tokenizer.vocab_size, 8, 1, 1, 8, max_positions=32)
+
+
+@pytest.fixture(scope='session')
+def devices():
+  return meshes.make_mesh({'data': 1}, jax.devices()[:1])
+
+
+@pytest.fixture(scope='session')
+def bag(tokenizer):
+  """Vectors that count words: an inner product is the number of words that two texts share.
+
+  A parameter weighs each kind's.
+  """
+  ordinary = jnp.ones(tokenizer.vocab_size, jnp.float32).at[jnp.array(tokenizer.special_ids)].set(0)
+
+  def embed(params, kind, tokens, mask):
+    counted = jax.nn.one_hot(tokens, tokenizer.vocab_size) * mask[:, :, None].astype(jnp.float32)
+    return params[kind]['weight'] * ordinary[None] * counted.sum(axis=1)
+
+  return System(None, None, embed, {})
+
+
+@pytest.fixture
+def knobs():
+  """``knobs(a__b=value)``: the defaults with some of them set, frozen as the training loop hands
+  them over.
+  """
+  return lambda **changes: ml_collections.FrozenConfigDict(with_knobs(**changes))
+
+
+@pytest.fixture
+def words_of(tokenizer):
+  """The words of a row of tokens, without special ones."""
+  return lambda tokens: tokenizer.backend.decode([int(token) for token in tokens]).split()
+
+
+def assert_goes_on(start, before, after):
+  """A feed that is started anew, and put where another one was after ``before`` batches, gives the
+  same next ones, ``after`` of them.
+  """
+  feed = start()
+  for _ in range(before):
+    next(feed.loader)
+  state = json.loads(json.dumps(feed.loader.get_state()))
+  expected = [next(feed.loader) for _ in range(after)]
+  again = start()
+  again.loader.set_state(state)
+  for one in expected:
+    other = next(again.loader)
+    assert one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)

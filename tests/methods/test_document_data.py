@@ -1,0 +1,141 @@
+"""Plain text as the training loop gets it in pretraining."""
+
+import json
+import re
+
+import pytest
+
+from dprjax.base.errors import InputError
+from dprjax.methods import document_data as documents
+from tests.feeds.conftest import WORDS, assert_goes_on
+
+# Five words and a full stop make a sentence that stands alone; two of them, or three, a document.
+# The last has one.
+TEXTS = {
+  f'd{i}': ' '.join(
+    ' '.join(WORDS[(i + n + k * (1 + i % 3)) % len(WORDS)] for k in range(5)).capitalize() + '.'
+    for n in range(2 + i % 2)
+  )
+  for i in range(12)
+} | {'alone': 'Oak elm yew fir ash.'}
+
+
+def split(text):
+  return [sentence.strip() for sentence in text.split('.') if sentence.strip()]
+
+
+@pytest.fixture
+def folder(tmp_path):
+  lines = [json.dumps({'_id': name, 'text': text}) + '\n' for name, text in TEXTS.items()]
+  (tmp_path / 'one.jsonl').write_text(''.join(lines[:5]))
+  (tmp_path / 'two.jsonl').write_text(''.join(lines[5:]))
+  return tmp_path
+
+
+@pytest.fixture
+def start(folder, knobs, devices, tokenizer, model):
+  """``start(knob=value)`` -> the feed, on both files above."""
+  opened = []
+
+  def run(**changes):
+    options = {
+      'data__dir': f'{folder}/one.jsonl, {folder}/two.jsonl',
+      'data__form': 'corpus',
+      'batch_size': 4,
+      'pretrain__views': 'siblings',
+      'pretrain__max_length': 24,
+      'pretrain__buckets': (8, 16, 24),
+      'pretrain__passage_length': 64,
+    } | changes
+    opened.append(documents.find(knobs(**options), folder / 'run', devices).open(tokenizer, model))
+    return opened[-1]
+
+  yield run
+  for feed in opened:
+    feed.loader.close()
+
+
+@pytest.mark.parametrize(
+  ('views', 'said', 'shape'),
+  [
+    ('one', '13 passages of 13', 'texts of 24 tokens'),
+    ('siblings', '12 passages of 13; 6 negatives a text', 'texts of 8 and texts of 8 tokens'),
+    ('ict', '12 passages of 13; 3 negatives a text', 'texts of 8 and texts of 16 tokens'),
+  ],
+)
+def test_what_the_loop_is_given(start, words_of, views, said, shape):
+  feed = start(pretrain__views=views)
+  assert (feed.epoch, feed.unit, feed.evaluation, feed.said) == (3, 'passages', None, said)
+  batches = [next(feed.loader) for _ in range(3)]
+  assert shape in {feed.shape(batch) for batch in batches}
+  names = []
+  for batch in batches:
+    both = ['first'] if views == 'one' else ['first', 'second']
+    assert {key: (value.dtype.name, value.shape[0]) for key, value in batch.items()} == {
+      'passage_index': ('int32', 4)
+    } | {
+      f'{view}_{what}': (dtype, 4)
+      for view in both
+      for what, dtype in (('tokens', 'int32'), ('mask', 'bool'), ('words', 'int32'))
+    }
+    # The texts are of the passages that it names.
+    named = feed.ids(batch).removeprefix('passages ').split(', ')
+    for row, name in enumerate(named):
+      document, number = name.split('#')
+      sentences = split(TEXTS[document].lower())
+      for view in both:
+        shown = split(' '.join(words_of(batch[f'{view}_tokens'][row])))
+        assert number == '0' and shown and set(shown) <= set(sentences)
+        if views != 'ict':
+          assert len(shown) == (len(sentences) if views == 'one' else 1)
+    names += named
+  assert len(set(names)) == 12  # an epoch has each once
+
+
+def test_an_update_of_several_batches(start):
+  feed = start(accumulate=2, batch_size=5)
+  assert feed.epoch == 1 and feed.said.endswith('18 negatives a text')
+  batch = next(feed.loader)
+  assert batch['first_tokens'].shape[0] == batch['second_tokens'].shape[0] == 10
+  assert re.fullmatch(r'passages (\w+#0, ){7}\w+#0\.\.\.', feed.ids(batch))
+
+
+def test_goes_on_where_it_stopped(start):
+  assert_goes_on(start, 4, 3)
+
+
+def test_a_store_is_used_again_and_may_lie_elsewhere(start, folder):
+  start()
+  written = (folder / 'run' / 'store' / 'documents' / 'documents.json').stat().st_mtime_ns
+  start(pretrain__views='ict')
+  assert (folder / 'run' / 'store' / 'documents' / 'documents.json').stat().st_mtime_ns == written
+  start(data__store=str(folder / 'elsewhere'))
+  assert (folder / 'elsewhere' / 'documents' / 'documents.json').exists()
+
+
+def test_the_text_for_a_vocabulary(folder, knobs, devices):
+  text = documents.find(
+    knobs(data__dir=f'{folder}/one.jsonl,{folder}/two.jsonl', data__form='auto'), folder, devices
+  )
+  assert [list(text.read()) for _ in range(2)] == [list(TEXTS.values())] * 2
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'data__form': 'beir'}, r"config.data.form: expected 'corpus' .* or 'docstrings', not 'beir'"),
+    ({'data__dir': 'one.jsonl,none.txt'}, r'text not found: .*one.jsonl'),
+    ({'pretrain__max_length': 33}, r'config.pretrain.max_length: 33 exceeds the 32 positions'),
+    (
+      {'pretrain__max_length': 30, 'prompt__length': 3, 'prompt__shift_positions': True},
+      r'config.pretrain.max_length: 30 exceeds the 29 positions',
+    ),
+    ({'pretrain__views': 'pair'}, r"views 'pair'"),
+    ({'pretrain__buckets': (8,)}, r'buckets \[8\]|buckets \(8,\)'),
+    ({'pretrain__passage_length': 4}, r'passages of 4 tokens cannot hold sentences'),
+    ({'batch_size': 13}, r'a batch of 13 passages is more than the 12 that can be used'),
+  ],
+)
+def test_what_cannot_be(start, changes, message):
+  with pytest.raises(InputError, match=message):
+    start(**changes)

@@ -1,0 +1,88 @@
+"""A batch in pieces: the same values and gradient, a key for each piece, and the memory of one
+piece.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dprjax.methods.grad_cache import map_chunks
+from dprjax.runtime import mesh as meshes
+
+KEY = jax.random.key(7)
+
+
+@pytest.fixture(scope='module', params=[1, 8])
+def mesh(request):
+  return meshes.make_mesh({'data': request.param}, jax.devices()[: request.param])
+
+
+def test_values_sums_and_gradient_are_those_of_one_piece(mesh):
+  x = np.random.default_rng(0).normal(size=(48, 4)).astype(np.float32)
+  batch = meshes.put_batch(mesh, {'x': x})
+
+  def loss(weight, chunks):
+    values, total = map_chunks(
+      lambda rows, key: (jnp.tanh(rows['x'] @ weight), jnp.sum(rows['x'] ** 3)),
+      batch,
+      None,
+      chunks,
+      mesh,
+    )
+    return jnp.sum(values * values[::-1]), (values, total)
+
+  run = jax.jit(jax.grad(loss, has_aux=True), static_argnums=1)
+  weight = jnp.asarray(np.random.default_rng(1).normal(size=(4, 3)), jnp.float32)
+  for chunks in (1, 6):
+    gradient, (values, total) = run(weight, chunks)
+    expected = np.tanh(x @ np.asarray(weight))
+    np.testing.assert_allclose(values, expected, atol=1e-6)
+    np.testing.assert_allclose(total, np.sum(x.astype(np.float64) ** 3), rtol=1e-4)
+    # d/dW of sum_i t_i t_{n-i}: each row meets its mirror twice.
+    np.testing.assert_allclose(
+      gradient, 2 * x.T @ (expected[::-1] * (1 - expected**2)), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_each_piece_has_its_own_key(mesh):
+  batch = meshes.put_batch(mesh, {'x': np.zeros(48, np.float32)})
+
+  def one(rows, key):
+    return rows['x'] + jax.random.uniform(key, (), jnp.float32), ()
+
+  values, _ = jax.jit(lambda batch: map_chunks(one, batch, KEY, 3, mesh))(batch)
+  drawn = [float(jax.random.uniform(key, (), jnp.float32)) for key in jax.random.split(KEY, 3)]
+  assert len(set(drawn)) == 3
+  # Row i is of piece i mod 3, so that every device keeps its own rows.
+  np.testing.assert_allclose(values, drawn * 16)
+
+
+def test_memory_is_that_of_one_piece():
+  """Sixteen times the batch in sixteen times the pieces: what is kept for the backward pass does
+  not grow, nor are weights kept a piece.
+  """
+  mesh = meshes.make_mesh({'data': 1}, jax.devices()[:1])
+  width, piece = 512, 64
+
+  def temporary(rows, chunks):
+    def loss(weight, x):
+      def one(rows, key):
+        for _ in range(6):
+          rows = jnp.tanh(rows @ weight)
+        return rows[:, :4], ()
+
+      return jnp.sum(map_chunks(one, x, None, chunks, mesh)[0] ** 2)
+
+    shapes = [
+      jax.ShapeDtypeStruct((width, width), jnp.float32),
+      jax.ShapeDtypeStruct((rows, width), jnp.float32),
+    ]
+    return jax.jit(jax.grad(loss)).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+
+  rows = (
+    16 * piece * width * 4
+  )  # bytes of the whole batch, which is cut and put into the pieces' order: a copy
+  small, large, whole = temporary(2 * piece, 2), temporary(16 * piece, 16), temporary(16 * piece, 1)
+  assert large < 1.5 * small + rows
+  assert whole > 4 * rows

@@ -1,0 +1,388 @@
+"""RIP, Condenser, coCondenser, ICT and plain MLM against float64 numpy, on 1 and 8 devices."""
+
+import jax
+import numpy as np
+import pytest
+
+from dprjax.base.errors import InputError
+from dprjax.data import text
+from dprjax.methods import pretrain
+from dprjax.models import encoder, hub, masking
+from dprjax.runtime import mesh as meshes
+from dprjax.runtime import tree
+from tests import reference
+from tests.knobs import with_knobs
+
+ROWS, LENGTHS = (
+  24,
+  {'first': 9, 'second': 12},
+)  # three passages a device: a device's texts are no power of two
+SENTENCES = [
+  'the cat sat on the mat',
+  'the dog sat on the log',
+  'a cat and a dog met at the mat',
+] * 20
+
+METHODS = {
+  'mlm': {},
+  'condenser': {'pretrain__head_layers': 2, 'pretrain__skip_from': 1},
+  'condenser alone': {'pretrain__head_layers': 1, 'pretrain__late_mlm': False},
+  'cocondenser': {
+    'pretrain__views': 'siblings',
+    'pretrain__unit': 'span',
+    'pretrain__head_layers': 2,
+  },
+  'rip': {'pretrain__views': 'siblings'},
+  'rip on prompts': {
+    'pretrain__views': 'siblings',
+    'prompt__length': 3,
+    'trainable': ('prompt/.*', 'head/.*'),
+  },
+  'rip, weighed': {
+    'pretrain__views': 'siblings',
+    'pretrain__mlm_weight': 0.3,
+    'pretrain__contrast_weight': 0.7,
+    'temperature': 0.2,
+    'normalize': True,
+    'pooling': 'mean',
+  },
+  'ict': {'pretrain__views': 'ict', 'pretrain__mlm_weight': 0.0, 'trainable': ('backbone/.*',)},
+  'ict with mlm': {'pretrain__views': 'ict'},
+}
+
+
+@pytest.fixture(scope='module')
+def tokenizer(tmp_path_factory):
+  return text.train_wordpiece(SENTENCES, 60, tmp_path_factory.mktemp('vocabulary'))
+
+
+def model_of(tokenizer):
+  return encoder.EncoderConfig('bert', tokenizer.vocab_size, 8, 3, 2, 16, max_positions=16)
+
+
+def make_config(**changes):
+  return with_knobs(
+    **{
+      'system': 'pretrain',
+      'trainable': ('backbone/.*', 'head/.*'),
+      'prompt__dropout': 0.0,
+      'backbone__dropout': 0.0,
+      'batch_size': ROWS,
+    }
+    | changes
+  )
+
+
+def make_batch(tokenizer, rows=ROWS, lengths=LENGTHS, seed=1):
+  rng = np.random.default_rng(seed)
+  batch = {'passage_index': rng.permutation(1000)[:rows].astype(np.int32)}
+  for view, length in lengths.items():
+    real = rng.integers(3, length + 1, size=rows)
+    places = np.arange(length)[None, :]
+    mask = places < real[:, None]
+    tokens = np.where(
+      mask, rng.integers(5, tokenizer.vocab_size, size=mask.shape), tokenizer.pad_id
+    )
+    tokens[:, 0] = tokenizer.cls_id
+    tokens[np.arange(rows), real - 1] = tokenizer.sep_id
+    inside = mask & (places > 0) & (places < real[:, None] - 1)
+    words = np.where(inside, np.cumsum(rng.random(mask.shape) < 0.7, axis=1), -1)
+    batch |= {
+      f'{view}_tokens': tokens.astype(np.int32),
+      f'{view}_mask': mask,
+      f'{view}_words': words.astype(np.int32),
+    }
+  return batch
+
+
+def make_mesh(sizes):
+  return meshes.make_mesh(sizes, jax.devices()[:1] if sizes == {'data': 1} else None)
+
+
+def make_params(system, model, std=0.4):
+  start = hub.init_params(model, jax.random.key(3))
+  params = system.init(
+    {'query': start, 'passage': start, 'mlm': None, 'condenser': None}, jax.random.key(9)
+  )
+  # Larger weights than BERT's initial ones, so that every term matters.
+  return {
+    name: np.asarray(leaf)
+    * np.float32(std / 0.02 if name.endswith(('kernel', 'embedding', 'prefix')) else 1.0)
+    for name, leaf in tree.flatten(params).items()
+  }
+
+
+def value_and_gradient(config, tokenizer, mesh, batch, key):
+  model = model_of(tokenizer)
+  system = pretrain.build(config, model, mesh, tokenizer)
+  params = make_params(system, model)
+  live = tree.trainable_names(config.trainable, list(params))
+  placed = meshes.put(params, meshes.param_shardings(mesh, params))
+
+  def loss(live, frozen, batch):
+    return system.loss(tree.unflatten({**frozen, **live}), batch, key)
+
+  (value, metrics), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(
+    {n: x for n, x in placed.items() if n in live},
+    {n: x for n, x in placed.items() if n not in live},
+    meshes.put_batch(mesh, batch),
+  )
+  assert value == metrics['loss']
+  return (
+    params,
+    {name: float(x) for name, x in metrics.items()},
+    {n: np.asarray(g) for n, g in gradient.items()},
+  )
+
+
+def masked_views(config, tokenizer, batch, key):
+  """What the loss is given to predict, drawn as it is drawn there; tests/models/test_masking.py
+  sees to the drawing itself.
+  """
+  ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), tokenizer.special_ids).astype(np.int32)
+  found = {}
+  for number, view in enumerate(pretrain.VIEWS[config.pretrain.views]):
+    mask_key, _ = jax.random.split(jax.random.fold_in(key, number))
+    found[view] = jax.tree.map(
+      np.asarray,
+      masking.mask_tokens(
+        mask_key,
+        jax.numpy.asarray(batch[f'{view}_tokens']),
+        jax.numpy.asarray(batch[f'{view}_words']),
+        rate=config.pretrain.mask_rate,
+        mask_id=tokenizer.mask_id,
+        replacements=jax.numpy.asarray(ordinary),
+      ),
+    )
+  return found
+
+
+def reference_metrics(config, tokenizer, params, batch, masked):
+  model, knobs = model_of(tokenizer), config.pretrain
+  params = tree.unflatten({name: np.asarray(leaf, np.float64) for name, leaf in params.items()})
+  prefix = params['prompt']['prefix'] if 'prompt' in params else None
+  words = params['backbone']['embeddings']['word']['embedding']
+  mlm, condenser, count, right, vectors = 0.0, 0.0, 0.0, 0.0, []
+  for view, some in masked.items():
+    mask = batch[f'{view}_mask']
+    tokens = some.tokens if knobs.mlm_weight else batch[f'{view}_tokens']
+    states = reference.states(model, params['backbone'], tokens, mask, prefix)
+    vectors.append(reference.pool(states[-1], mask, config.pooling, config.normalize))
+    if knobs.mlm_weight:
+      late, weights, good = reference.mlm_loss(
+        model, params['head']['mlm'], words, states[-1], *some[1:]
+      )
+      mlm, count = mlm + late, count + weights
+      if knobs.head_layers:
+        early = states[knobs.skip_from or model.num_layers // 2]
+        skipped = np.concatenate([states[-1][:, :1], early[:, 1:]], axis=1)
+        head = reference.layers(model, params['head']['condenser'], skipped, mask)[-1]
+        more, _, good = reference.mlm_loss(model, params['head']['mlm'], words, head, *some[1:])
+        condenser += more
+      right += good
+  expected = {'loss': 0.0}
+  if knobs.mlm_weight:
+    assert count > 2 * ROWS / 3  # most rows have a word to hide
+    expected['mlm_accuracy'] = right / count
+    if knobs.late_mlm:
+      expected['mlm'] = mlm / count
+    if knobs.head_layers:
+      expected['condenser'] = condenser / count
+    expected['loss'] += knobs.mlm_weight * (
+      expected.get('mlm', 0.0) + expected.get('condenser', 0.0)
+    )
+  if knobs.views == 'siblings':
+    expected['contrast'], expected['accuracy'] = reference.sibling_loss(
+      *vectors, config.temperature
+    )
+  elif knobs.views == 'ict':
+    index = batch['passage_index'][:, None]
+    expected['contrast'], expected['accuracy'], _ = reference.loss(
+      vectors[0], vectors[1][:, None], index, index, config.temperature
+    )
+  if knobs.views != 'one':
+    expected['loss'] += knobs.contrast_weight * expected['contrast']
+  return expected
+
+
+def slow(*values):
+  return pytest.param(*values, marks=pytest.mark.slow)
+
+
+ONE, EIGHT = {'data': 1}, {'data': 8}
+CASES = [(method, sizes, chunks) for method in METHODS for sizes, chunks in ((ONE, 1), (EIGHT, 3))]
+# Whatever differs between methods differs in these two: siblings and the Condenser head, prompts.
+CASES += [
+  (method, sizes, chunks)
+  for method in ('cocondenser', 'rip on prompts')
+  for sizes, chunks in ((ONE, 3), (EIGHT, 1), ({'data': 2, 'fsdp': 2, 'model': 2}, 2))
+]
+
+
+@pytest.mark.parametrize(
+  ('method', 'sizes', 'chunks'),
+  [case if case == ('rip', ONE, 1) else slow(*case) for case in CASES],
+  ids=str,
+)
+def test_loss_and_gradient_equal_numpy(tokenizer, method, sizes, chunks):
+  config = make_config(**METHODS[method], grad_cache=chunks)
+  batch, key = make_batch(tokenizer), jax.random.key(5)
+  params, metrics, gradient = value_and_gradient(config, tokenizer, make_mesh(sizes), batch, key)
+  masked = masked_views(config, tokenizer, batch, key)
+  expected = reference_metrics(config, tokenizer, params, batch, masked)
+  assert metrics == pytest.approx(expected, rel=1e-5)
+  # The slope along the gradient is its length, but for a gradient that is wrong anywhere.
+  norm = np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in gradient.values()))
+  rng = np.random.default_rng(0)
+  for direction in (
+    {n: g.astype(np.float64) / norm for n, g in gradient.items()},
+    {n: rng.normal(size=g.shape) / np.sqrt(g.size) for n, g in gradient.items()},
+  ):
+
+    def at(t, direction=direction):
+      moved = {n: x.astype(np.float64) + t * direction.get(n, 0.0) for n, x in params.items()}
+      return reference_metrics(config, tokenizer, moved, batch, masked)['loss']
+
+    slope = (at(1e-6) - at(-1e-6)) / 2e-6
+    assert sum(
+      np.sum(gradient[n].astype(np.float64) * d) for n, d in direction.items()
+    ) == pytest.approx(slope, abs=1e-5 * norm)
+
+
+@pytest.mark.slow
+def test_accumulated_batches_make_one_loss(tokenizer):
+  # Two batches of twelve are one update of 24: its loss is that of 24 in one piece.
+  batch, key = make_batch(tokenizer), jax.random.key(5)
+  whole = value_and_gradient(
+    make_config(**METHODS['rip']), tokenizer, make_mesh({'data': 1}), batch, key
+  )
+  parts = value_and_gradient(
+    make_config(**METHODS['rip'], accumulate=2, batch_size=12),
+    tokenizer,
+    make_mesh({'data': 1}),
+    batch,
+    key,
+  )
+  assert parts[1] == pytest.approx(whole[1], rel=1e-5)
+  for name, leaf in whole[2].items():
+    np.testing.assert_allclose(parts[2][name], leaf, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_masks_are_drawn_from_the_key(tokenizer):
+  config, batch, mesh = make_config(), make_batch(tokenizer), make_mesh({'data': 1})
+  losses = [
+    value_and_gradient(config, tokenizer, mesh, batch, jax.random.key(seed))[1]['loss']
+    for seed in (0, 0, 1)
+  ]
+  assert losses[0] == losses[1] != losses[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('chunks', [1, 3])
+def test_each_of_eight_devices_does_an_eighth_of_the_work(tokenizer, chunks):
+  model = encoder.EncoderConfig('bert', tokenizer.vocab_size, 64, 2, 2, 256, max_positions=64)
+  batch = make_batch(tokenizer, lengths={'first': 32, 'second': 32})
+  config = make_config(**METHODS['cocondenser'], grad_cache=chunks, backbone__unroll=0)
+
+  def flops(sizes):
+    mesh = make_mesh(sizes)
+    system = pretrain.build(config, model, mesh, tokenizer)
+    params = make_params(system, model)
+    placed = meshes.put(params, meshes.param_shardings(mesh, params))
+    compiled = (
+      jax.jit(
+        jax.grad(
+          lambda params, batch: system.loss(tree.unflatten(params), batch, jax.random.key(0))[0]
+        )
+      )
+      .lower(placed, meshes.put_batch(mesh, batch))
+      .compile()
+    )
+    return compiled.cost_analysis()['flops']
+
+  assert flops({'data': 8}) == pytest.approx(flops({'data': 1}) / 8, rel=0.1)
+
+
+@pytest.mark.slow
+def test_memory_is_that_of_one_chunk(tokenizer):
+  """Eight times the passages, same chunk size: only vectors, scores and the batch grow."""
+  model = encoder.EncoderConfig('bert', tokenizer.vocab_size, 64, 2, 2, 256, max_positions=64)
+  mesh, lengths = make_mesh({'data': 1}), {'first': 32, 'second': 32}
+  params = make_params(
+    pretrain.build(make_config(**METHODS['cocondenser']), model, mesh, tokenizer), model
+  )
+
+  def temporary(rows, chunks):
+    system = pretrain.build(
+      make_config(**METHODS['cocondenser'], grad_cache=chunks, batch_size=rows),
+      model,
+      mesh,
+      tokenizer,
+    )
+    step = jax.jit(
+      jax.grad(
+        lambda params, batch: system.loss(tree.unflatten(params), batch, jax.random.key(0))[0]
+      )
+    )
+    return (
+      step.lower(params, make_batch(tokenizer, rows, lengths))
+      .compile()
+      .memory_analysis()
+      .temp_size_in_bytes
+    )
+
+  small, large = temporary(32, 2), temporary(256, 16)
+  scores, vectors, inputs = (
+    4 * 512 * 512,
+    4 * 512 * 64,
+    sum(rows.nbytes for rows in make_batch(tokenizer, 256, lengths).values()),
+  )
+  assert large < 1.5 * small + 2 * scores + 4 * vectors + 2 * inputs
+
+
+def test_heads_that_are_there_are_taken(tokenizer):
+  model = model_of(tokenizer)
+  start = hub.init_params(model, jax.random.key(0))
+  system = pretrain.build(
+    make_config(pretrain__head_layers=2), model, make_mesh({'data': 1}), tokenizer
+  )
+  fresh = system.init({'query': start, 'mlm': None, 'condenser': None}, jax.random.key(1))
+  again = system.init({'query': start, **fresh['head'], 'condenser_split': 1}, jax.random.key(2))
+  jax.tree.map(np.testing.assert_array_equal, again['head'], fresh['head'])
+  with pytest.raises(
+    InputError,
+    match=r'config.pretrain.head_layers: 3, but the Condenser head .* has 2 layers',
+  ):
+    pretrain.build(
+      make_config(pretrain__head_layers=3), model, make_mesh({'data': 1}), tokenizer
+    ).init({'query': start, **fresh['head'], 'condenser_split': 1}, jax.random.key(2))
+  with pytest.raises(
+    InputError,
+    match=r'config.pretrain.skip_from: 1, but the Condenser head .* after layer 2; set that',
+  ):
+    system.init({'query': start, **fresh['head'], 'condenser_split': 2}, jax.random.key(2))
+
+
+@pytest.mark.parametrize(
+  ('knobs', 'words'),
+  [
+    ({'pretrain__views': 'three'}, r'config.pretrain.views: expected one of one, siblings, ict'),
+    ({'pretrain__mlm_weight': 0.0}, r'nothing to learn'),
+    ({'pretrain__late_mlm': False}, r'config.pretrain.late_mlm'),
+    ({'pretrain__mask_rate': 1.0}, r'config.pretrain.mask_rate: must lie between 0 and 1'),
+    (
+      {'pretrain__head_layers': 2, 'pretrain__skip_from': 3},
+      r'config.pretrain.skip_from: 3 leaves no early or no late layer; the backbone has 3',
+    ),
+    (
+      {'pretrain__head_layers': 2, 'pretrain__mlm_weight': 0.0, 'pretrain__views': 'siblings'},
+      r'config.pretrain.head_layers',
+    ),
+    ({'prompt__tied': False}, r'one prompt for all texts'),
+    ({'temperature': 0.0}, r'config.temperature'),
+  ],
+)
+def test_a_knob_that_cannot_be_is_named(tokenizer, knobs, words):
+  with pytest.raises(InputError, match=words):
+    pretrain.build(make_config(**knobs), model_of(tokenizer), make_mesh({'data': 1}), tokenizer)

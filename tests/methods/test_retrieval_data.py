@@ -1,0 +1,201 @@
+"""Queries and passages as the training loop gets them, and the dev split's measures against ranks
+worked out by hand.
+"""
+
+import itertools
+import json
+import math
+
+import jax.numpy as jnp
+import pytest
+
+from dprjax.base.errors import InputError
+from dprjax.methods import retrieval_data as retrieval
+from tests.feeds.conftest import WORDS, assert_goes_on
+
+PASSAGES = {
+  f'd{i}': f'{a} {b} {a}'
+  for i, (a, b) in enumerate(itertools.islice(itertools.combinations(WORDS, 2), 24))
+}
+QUERIES = {f'q{i}': ' '.join(PASSAGES[f'd{2 * i}'].split()[:2]) for i in range(10)}
+WEIGHTS = {'query/weight': jnp.float32(2), 'passage/weight': jnp.float32(1)}
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """A BEIR folder: query i is about passage 2 i; in dev, oak is about e1, which has it most, and
+  yew about e3, which e2 excels.
+  """
+  path = tmp_path / 'beir'
+  (path / 'qrels').mkdir(parents=True)
+  dev = {
+    'e0': 'elm elm',
+    'e1': 'oak oak',
+    'e2': 'yew yew yew',
+    'e3': 'yew yew',
+  }  # the word once, in training passages, comes after
+  (path / 'corpus.jsonl').write_text(
+    ''.join(
+      json.dumps({'_id': name, 'title': '', 'text': text}) + '\n'
+      for name, text in (PASSAGES | dev).items()
+    )
+  )
+  (path / 'queries.jsonl').write_text(
+    ''.join(
+      json.dumps({'_id': name, 'text': text}) + '\n'
+      for name, text in (QUERIES | {'oak': 'oak', 'yew': 'yew'}).items()
+    )
+  )
+  for split, judged in (
+    ('train', [(f'q{i}', f'd{2 * i}') for i in range(10)]),
+    ('dev', [('oak', 'e1'), ('yew', 'e3')]),
+  ):
+    (path / 'qrels' / f'{split}.tsv').write_text(
+      'query-id\tcorpus-id\tscore\n' + ''.join(f'{q}\t{d}\t1\n' for q, d in judged)
+    )
+  return path
+
+
+@pytest.fixture
+def start(folder, tmp_path, knobs, devices, tokenizer, model):
+  """``start(knob=value)`` -> the feed, on the folder above."""
+  opened = []
+
+  def run(**changes):
+    options = {
+      'data__dir': str(folder),
+      'data__form': 'beir',
+      'batch_size': 4,
+      'negatives': 2,
+      'data__query_max_length': 8,
+      'data__passage_max_length': 16,
+      'data__query_buckets': (4, 8),
+      'data__passage_buckets': (8, 16),
+    } | changes
+    opened.append(
+      retrieval.find(knobs(**options), tmp_path / 'run', devices).open(tokenizer, model)
+    )
+    return opened[-1]
+
+  yield run
+  for feed in opened:
+    feed.loader.close()
+
+
+def test_what_the_loop_is_given(start, words_of, tmp_path):
+  feed = start()
+  assert (feed.epoch, feed.unit, feed.evaluation) == (
+    2,
+    'pairs',
+    None,
+  )  # ten queries, four an update
+  assert feed.said == '10 training queries, 28 passages; up to 11 negatives a query'
+  batch = next(feed.loader)
+  assert {key: (value.dtype.name, value.shape) for key, value in batch.items()} == {
+    'negative_pool': ('int8', (4, 2)),
+    'query_tokens': ('int32', (4, 4)),
+    'query_mask': ('bool', (4, 4)),
+    'passage_tokens': ('int32', (4, 3, 8)),
+    'passage_mask': ('bool', (4, 3, 8)),
+    'query_index': ('int32', (4,)),
+    'passage_index': ('int32', (4, 3)),
+    'relevant': ('int32', (4, 1)),
+  }
+  assert feed.shape(batch) == 'queries of 4 and passages of 8 tokens'
+  # Names and texts are those of one another.
+  queries, positives = (
+    part.split(', ') for part in feed.ids(batch).removeprefix('queries ').split(', positives ')
+  )
+  assert [words_of(row) for row in batch['query_tokens']] == [
+    QUERIES[name].split() for name in queries
+  ]
+  assert [words_of(row) for row in batch['passage_tokens'][:, 0]] == [
+    PASSAGES[name].split() for name in positives
+  ]
+  assert [int(name[1:]) for name in positives] == [2 * int(name[1:]) for name in queries]
+  assert (tmp_path / 'run' / 'store' / 'train').is_dir()
+
+
+def test_an_update_of_several_batches(start):
+  feed = start(accumulate=2, batch_size=5, negatives=0, in_batch=False)
+  assert feed.epoch == 1 and feed.said.endswith('up to 0 negatives a query')
+  batch = next(feed.loader)
+  assert batch['query_tokens'].shape[0] == 10 and batch['passage_tokens'].shape[:2] == (10, 1)
+  assert feed.ids(batch).count('...') == 2 and feed.ids(batch).count(', ') == 15  # eight of each
+
+
+def test_goes_on_where_it_stopped(start):
+  assert_goes_on(start, 3, 3)
+
+
+def test_the_text_for_a_vocabulary(folder, tmp_path, knobs, devices):
+  text = retrieval.find(knobs(data__dir=str(folder), data__form='beir'), tmp_path, devices)
+  assert [list(text.read())[:2] for _ in range(2)] == [['ash beech ash', 'ash cedar ash']] * 2
+
+
+@pytest.mark.parametrize('limit', [0, 2])
+def test_the_dev_split_is_measured(start, bag, tmp_path, limit):
+  feed = start(data__dev_split='dev', eval__measure='P@1', eval__corpus_limit=limit)
+  found = feed.evaluation(bag)(WEIGHTS)
+  if limit:
+    # Only what is relevant is searched: e2 is not there.
+    assert found == {'P@1': 1.0, 'nDCG@10': 1.0, 'RR@10': 1.0, 'R@100': 1.0}
+  else:
+    # e1 is the first for oak, e3 the second for yew.
+    assert found == pytest.approx(
+      {'P@1': 0.5, 'nDCG@10': (1 + 1 / math.log2(3)) / 2, 'RR@10': 0.75, 'R@100': 1.0}
+    )
+  assert (
+    tmp_path / 'run' / 'dev.tsv'
+  ).read_text() == 'query-id\tcorpus-id\tscore\noak\te1\t1\nyew\te3\t1\n'
+
+
+def test_the_dev_split_is_measured_by_its_grades(start, bag, folder):
+  # Ranked e2, e3 for yew: grades 1 and 3 in the wrong order.
+  (folder / 'qrels' / 'dev.tsv').write_text('query-id\tcorpus-id\tscore\nyew\te2\t1\nyew\te3\t3\n')
+  found = start(data__dev_split='dev').evaluation(bag)(WEIGHTS)
+  assert found['nDCG@10'] == pytest.approx((1 + 3 / math.log2(3)) / (3 + 1 / math.log2(3)))
+
+
+def test_queries_that_are_held_out_are_the_dev_split(start, bag, tmp_path):
+  feed = start(data__hold_out=0.5, batch_size=2)
+  seen = {
+    name
+    for _ in range(feed.epoch)
+    for name in feed.ids(next(feed.loader))
+    .removeprefix('queries ')
+    .split(', positives ')[0]
+    .split(', ')
+  }
+  found = feed.evaluation(bag)(WEIGHTS)
+  rows = [line.split('\t') for line in (tmp_path / 'run' / 'dev.tsv').read_text().splitlines()[1:]]
+  held_out = {query for query, _, _ in rows}
+  assert held_out and seen and not held_out & seen and held_out | seen <= QUERIES.keys()
+  assert feed.said.startswith(f'{10 - len(held_out)} training queries')
+  assert all(int(passage[1:]) == 2 * int(query[1:]) for query, passage, _ in rows)
+  assert found['R@100'] == 1.0 and 0 < found['nDCG@10'] <= 1 and not math.isnan(found['RR@10'])
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    (
+      {'data__form': 'bier'},
+      r"config.data.form: expected one of auto, docstrings, beir, .*, not 'bier'",
+    ),
+    ({'data__train_split': 'trian'}, r'trian'),
+    ({'data__dev_split': 'test', 'data__train_split': 'train'}, r'test'),
+    ({'data__query_max_length': 33}, r'config.data.query_max_length: 33 exceeds the 32 positions'),
+    (
+      {'data__passage_max_length': 30, 'prompt__length': 3, 'prompt__shift_positions': True},
+      r'config.data.passage_max_length: 30 exceeds the 29 positions',
+    ),
+    ({'batch_size': 11}, r'a batch of 11 queries is more than the 10 training queries'),
+    ({'data__passage_buckets': (4,)}, r'passage_buckets \[4\]'),
+    ({'negatives': 28}, r'28 negatives a query cannot be had'),
+  ],
+)
+def test_what_cannot_be(start, bag, changes, message):
+  with pytest.raises(InputError, match=message):
+    feed = start(**changes)
+    feed.evaluation(bag)

@@ -1,0 +1,178 @@
+"""Scored pairs as the training loop gets them, and the dev pairs' rank correlation against one
+worked out by hand.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dprjax.base.errors import InputError
+from dprjax.methods import similarity_data as similarity
+from tests.feeds.conftest import assert_goes_on
+
+TRAIN = [
+  ('oak elm', 'oak', 5.0),
+  ('ash', 'fir yew', 0.5),
+  ('pine', 'pine', 4.0),
+  ('larch oak elm ash fir yew', 'maple', 1.0),
+  ('rowan', 'yew', 2.5),
+  ('hazel fir', 'elm', 3.0),
+  ('cedar', 'beech oak', 2.0),
+]
+# Cosines of words' counts: 1, 1/2, 1/sqrt(2) and 0.
+DEV = [
+  ('oak elm', 'elm oak', 4.0),
+  ('oak elm', 'oak fir', 5.0),
+  ('oak elm', 'oak', 3.0),
+  ('ash', 'yew', 0.0),
+]
+WEIGHTS = {
+  'query/weight': jnp.float32(3)
+}  # cosines do not change by it, and there is none for passages
+
+
+@pytest.fixture
+def folder(tmp_path):
+  for name, pairs in (('train', TRAIN), ('dev', DEV), ('bad', [('oak', 'elm', 6.0)])):
+    (tmp_path / f'{name}.csv').write_text(
+      ''.join(f'{first},{second},{score}\n' for first, second, score in pairs)
+    )
+  return tmp_path
+
+
+@pytest.fixture
+def start(folder, knobs, devices, tokenizer, model):
+  """``start(knob=value)`` -> the feed, on the files above."""
+  opened = []
+
+  def run(**changes):
+    options = {
+      'data__dir': str(folder),
+      'data__train_split': 'train.csv',
+      'batch_size': 3,
+      'eval__measure': 'spearman',
+      'data__query_max_length': 8,
+      'data__query_buckets': (8, 4),
+    } | changes
+    opened.append(similarity.find(knobs(**options), folder / 'run', devices).open(tokenizer, model))
+    return opened[-1]
+
+  yield run
+  for feed in opened:
+    feed.loader.close()
+
+
+def test_what_the_loop_is_given(start, words_of):
+  feed = start()
+  assert (feed.epoch, feed.unit, feed.said, feed.evaluation) == (2, 'pairs', '7 scored pairs', None)
+  shapes = set()
+  epochs = []
+  for number in range(6):
+    batch = next(feed.loader)
+    assert {key: (value.dtype.name, value.ndim, len(value)) for key, value in batch.items()} == {
+      'pair_index': ('int32', 1, 3),
+      'score': ('float32', 1, 3),
+      'first_tokens': ('int32', 2, 3),
+      'first_mask': ('bool', 2, 3),
+      'second_tokens': ('int32', 2, 3),
+      'second_mask': ('bool', 2, 3),
+    }
+    pairs = [TRAIN[row] for row in batch['pair_index']]
+    np.testing.assert_allclose(
+      batch['score'], [score / 5 for _, _, score in pairs], rtol=1e-6
+    )  # 0 to 1
+    for i, view in enumerate(('first', 'second')):
+      assert [words_of(row) for row in batch[f'{view}_tokens']] == [
+        pair[i].split() for pair in pairs
+      ]
+      lengths = [2 + len(pair[i].split()) for pair in pairs]
+      assert batch[f'{view}_mask'].sum(axis=1).tolist() == lengths
+      assert (
+        batch[f'{view}_tokens'].shape[1]
+        == batch[f'{view}_mask'].shape[1]
+        == (4 if max(lengths) <= 4 else 8)
+      )
+    # As the file's lines are counted.
+    assert (
+      feed.ids(batch)
+      == f'pairs {", ".join(str(TRAIN.index(pair) + 1) for pair in pairs)} of train.csv'
+    )
+    shapes.add(feed.shape(batch))
+    epochs = [*epochs, []] if number % 2 == 0 else epochs
+    epochs[-1] += batch['pair_index'].tolist()
+  assert shapes == {
+    'sentences of 4 and sentences of 4 tokens',
+    'sentences of 8 and sentences of 4 tokens',
+  }
+  # Shuffled anew each time; the one that does not fill an update is left out.
+  assert (
+    all(len(set(epoch)) == 6 for epoch in epochs) and len({tuple(epoch) for epoch in epochs}) == 3
+  )
+
+
+def test_an_update_of_several_batches(start):
+  feed = start(accumulate=2)
+  assert feed.epoch == 1 and len(next(feed.loader)['score']) == 6
+
+
+def test_goes_on_where_it_stopped(start):
+  assert_goes_on(start, 3, 4)
+  orders = [
+    [next(feed.loader)['pair_index'].tolist() for _ in range(4)]
+    for feed in (start(), start(seed=1))
+  ]
+  assert orders[0] != orders[1]
+
+
+def test_sentences_are_cut(start, words_of):
+  feed = start(data__query_max_length=4, batch_size=7)
+  batch = next(feed.loader)
+  assert batch['first_tokens'].shape == (7, 4)
+  assert [words_of(row) for row in batch['first_tokens']] == [
+    TRAIN[row][0].split()[:2] for row in batch['pair_index']
+  ]
+
+
+def test_the_dev_pairs_are_ranked(start, bag):
+  feed = start(data__dev_split='dev.csv')
+  # Ranks of the cosines 4 2 3 1, of the scores 3 4 2 1: rho = 1 - 6 (1 + 4 + 1 + 0) / (4 * 15).
+  evaluate = feed.evaluation(bag)
+  assert evaluate(WEIGHTS) == {'spearman': pytest.approx(0.4)}
+  # Where all vectors are 0 there is no order: worse than any.
+  assert evaluate({'query/weight': jnp.float32(0)}) == {'spearman': -1.0}
+
+
+def test_the_text_for_a_vocabulary(folder, knobs, devices):
+  text = similarity.find(
+    knobs(data__dir=str(folder), data__train_split='train.csv', batch_size=2), folder, devices
+  )
+  assert [list(text.read()) for _ in range(2)] == [
+    [sentence for pair in TRAIN for sentence in pair[:2]]
+  ] * 2
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'batch_size': 8}, r'config.batch_size: an update of 8 pairs is more than the 7 there are'),
+    ({'batch_size': 4, 'accumulate': 2}, r'config.batch_size: an update of 8 pairs'),
+    (
+      {'data__query_max_length': 33, 'data__query_buckets': (64,)},
+      r'config.data.query_max_length: 33 exceeds the 32 positions',
+    ),
+    (
+      {'data__query_max_length': 16},
+      r'config.data.query_buckets: none of \[4, 8\] holds config.data.query_max_length=16',
+    ),
+    ({'data__query_buckets': ()}, r'config.data.query_buckets: none of \[\]'),
+    ({'data__train_split': 'none.csv'}, r'STS file not found: .*none.csv'),
+    (
+      {'data__dev_split': 'dev.csv', 'eval__measure': 'nDCG@10'},
+      r"config.eval.measure: scored pairs are measured by 'spearman', not 'nDCG@10'",
+    ),
+    ({'data__dev_split': 'bad.csv'}, r"bad.csv, line 1: the score is '6.0'"),
+  ],
+)
+def test_what_cannot_be(start, changes, message):
+  with pytest.raises(InputError, match=message):
+    start(**changes)

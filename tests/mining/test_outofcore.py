@@ -1,0 +1,60 @@
+import numpy as np
+
+from dprjax.mining import outofcore
+
+
+def test_rows_come_back_by_bucket_in_their_order(tmp_path):
+  buckets = outofcore.Buckets(tmp_path / 'rows', np.dtype([('a', '<i4'), ('b', '<f8')]))
+  rng = np.random.default_rng(0)
+  everything, where = [], []
+  for size in (1000, 1, 0, 500):
+    rows = np.zeros(size, [('a', '<i4'), ('b', '<f8')])
+    rows['a'], rows['b'] = rng.integers(0, 100, size), rng.standard_normal(size)
+    numbers = rng.integers(0, 7, size)
+    buckets.append(rows, numbers)
+    everything.append(rows)
+    where.append(numbers)
+  everything, where = np.concatenate(everything), np.concatenate(where)
+  for bucket in range(8):
+    assert np.array_equal(buckets.read(bucket), everything[where == bucket])
+  buckets.drop(3)
+  buckets.drop(3)
+  assert not len(buckets.read(3)) and len(buckets.read(4))
+
+
+def test_keys_depend_on_the_id_alone():
+  ids = [
+    '',
+    'a',
+    'b',
+    'a ',
+    'ab',
+    '12345678',
+    '123456789',
+    '1234567890123456',
+    '12345678901234567',
+    'MED-10',
+    'é',
+    '語' * 20,
+    'a' * 300,
+  ]
+  together = outofcore.keys_of(ids)
+  assert len(set(together.tolist())) == len(ids)
+  assert [int(outofcore.keys_of([id_])[0]) for id_ in ids] == together.tolist()
+  text = np.frombuffer(b'xx12345678yyab', np.uint8)
+  assert (
+    outofcore.keys_at(text, np.array([2, 12]), np.array([10, 14])).tolist()
+    == outofcore.keys_of(['12345678', 'ab']).tolist()
+  )
+  assert outofcore.keys_of([]).shape == (0,)
+
+
+def test_keys_of_many_ids_do_not_collide():
+  ids = [str(number) for number in range(100_000)] + [
+    f'https://example.org/page/{number}' for number in range(100_000)
+  ]
+  keys = outofcore.keys_of(ids)
+  assert len(np.unique(keys)) == len(ids)
+  # Even in its first bits, by which a corpus is divided.
+  parts = np.bincount((keys >> np.uint64(56)).astype(np.int64), minlength=256)
+  assert parts.min() > 650 and parts.max() < 920

@@ -1,0 +1,114 @@
+import gzip
+import json
+import lzma
+
+import numpy as np
+import pytest
+
+from dprjax.base.errors import InputError
+from dprjax.mining import outofcore, passages
+
+CORPUS = [
+  ('d1', 'Cats', 'they  purr'),
+  ('d2', '', 'Dogs bark.'),
+  ('ünï', 'Ü', 'ß "quoted" \\ '),
+  ('d3', '', 'Cats they\npurr '),
+  ('d4', '', ''),
+]
+
+
+def beir(path):
+  path.write_text(
+    ''.join(
+      json.dumps({'_id': name, 'title': title, 'text': text}) + '\n' for name, title, text in CORPUS
+    )
+  )
+  return path
+
+
+def look_up(indexed, ids):
+  keys = outofcore.keys_of(ids)
+  order = np.argsort(keys)
+  offsets, digests = np.empty(len(keys), np.int64), np.empty(len(keys), np.uint64)
+  offsets[order], digests[order] = indexed.look_up(keys[order])
+  return offsets, digests
+
+
+def check(indexed):
+  names = [name for name, _, _ in CORPUS]
+  offsets, digests = look_up(indexed, [*names, 'lost'])
+  assert indexed.count == 5 and offsets[-1] == -1 and (offsets[:-1] >= 0).all()
+  assert [tuple(parts) for parts in indexed.read(offsets[:-1])] == CORPUS
+  # White space apart, d3 says what d1 does.
+  assert (
+    digests[0] == digests[3]
+    and len(set(digests[:-1].tolist())) == 4
+    and digests[4] == passages.EMPTY
+  )
+
+
+def test_beir(tmp_path):
+  check(passages.index_corpus(beir(tmp_path / 'corpus.jsonl'), tmp_path / 'index'))
+
+
+@pytest.mark.parametrize(('ending', 'compress'), [('.gz', gzip.compress), ('.xz', lzma.compress)])
+def test_compressed(tmp_path, ending, compress):
+  path = tmp_path / f'corpus.jsonl{ending}'
+  path.write_bytes(compress(beir(tmp_path / 'corpus.jsonl').read_bytes()))
+  check(passages.index_corpus(path, tmp_path / 'index'))
+
+
+@pytest.mark.parametrize(
+  ('lines', 'expected'),
+  [
+    ('d1\tthey purr\nd2\tthey bark\n', [('d1', '', 'they purr'), ('d2', '', 'they bark')]),
+    ('id\ttext\ttitle\nd1\t"they ""purr"""\tCats\n', [('d1', 'Cats', 'they "purr"')]),
+    ('d1\thttp://x\tCats\tthey purr\n', [('d1', 'Cats', 'they purr')]),
+  ],
+)
+def test_collections(tmp_path, lines, expected):
+  (tmp_path / 'collection.tsv').write_text(lines)
+  indexed = passages.index_corpus(tmp_path / 'collection.tsv', tmp_path / 'index')
+  offsets, _ = look_up(indexed, [name for name, _, _ in expected])
+  assert [tuple(parts) for parts in indexed.read(offsets)] == expected
+
+
+def test_more_passages_than_are_looked_at_at_a_time(tmp_path, monkeypatch):
+  monkeypatch.setattr(passages, '_CHUNK', 17)
+  (tmp_path / 'collection.tsv').write_text(''.join(f'd{i}\ttext {i}\n' for i in range(1000)))
+  told = []
+  indexed = passages.index_corpus(
+    tmp_path / 'collection.tsv',
+    tmp_path / 'index',
+    lambda count, share: told.append((count, share)),
+  )
+  offsets, _ = look_up(indexed, [f'd{i}' for i in range(1500)])
+  assert (offsets[1000:] == -1).all()
+  assert [parts.text for parts in indexed.read(offsets[:1000])] == [
+    f'text {i}' for i in range(1000)
+  ]
+  assert [count for count, _ in told] == list(range(17, 1000, 17)) and told[-1][1] <= 1
+  assert indexed.look_up(np.empty(0, np.uint64))[0].shape == (0,)
+
+
+@pytest.mark.parametrize(
+  ('name', 'content', 'message'),
+  [
+    (
+      'c.jsonl',
+      b'{"_id": "a", "text": "x"}\n{"_id": "b", "text": "y"}\n{"_id": "a", "text": "z"}\n',
+      r'line 1 \(\{"_id": "a", "text": "x"\}\.\.\.\) and line 3 \(.*\) have the same passage id',
+    ),
+    ('c.jsonl', b'{"_id": "a", "text": "x"}\n{"_id": broken\n', r'c\.jsonl, line 2: not JSON'),
+    ('c.jsonl', b'[1]\n', 'line 1: expected a JSON object'),
+    ('c.jsonl', b'{"_id": "a"}\n', "line 1: 'text' is missing"),
+    ('c.jsonl', b'{"_id": "a", "text": "\xff"}\n', 'not UTF-8 text'),
+    ('c.tsv', b'a\n', 'line 1: 1 columns between tabs'),
+    ('c.jsonl', b'\n', 'no passage in it'),
+    ('c.jsonl', b'', 'corpus is empty'),
+  ],
+)
+def test_bad_corpora(tmp_path, name, content, message):
+  (tmp_path / name).write_bytes(content)
+  with pytest.raises(InputError, match=message):
+    passages.index_corpus(tmp_path / name, tmp_path / 'index')

@@ -1,0 +1,200 @@
+"""Pools, by hand on a few rows; tests/test_mining.py compares whole files with an independent
+miner.
+"""
+
+import numpy as np
+import pytest
+
+from dprjax.mining import pools
+from dprjax.mining.outofcore import keys_of
+
+
+def rows(*values):
+  return np.array([(query, rank, score, doc) for query, rank, score, doc in values], pools.ROW)
+
+
+def test_the_score_decides_and_the_rank_among_equal_scores():
+  given = rows((1, 2, 5.0, 9), (0, 3, 1.0, 7), (0, 1, 3.0, 8), (1, 1, 5.0, 4), (0, 2, 1.0, 6))
+  ranked = pools.rank_rows(given, 2)
+  assert ranked.rows.tolist() == [(0, 1, 3.0, 8), (0, 2, 1.0, 6), (1, 1, 5.0, 4), (1, 2, 5.0, 9)]
+  assert not len(ranked.doubtful) and not len(ranked.contrary) and not len(ranked.repeated)
+  # Ranks from 0, or with gaps, become places.
+  assert pools.rank_rows(rows((0, 0, 2.0, 1), (0, 10, 1.0, 2)), 5).rows['rank'].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize('seed', range(5))
+def test_the_order_of_the_lines_says_nothing(seed):
+  rng = np.random.default_rng(seed)
+  given = rows(
+    *((query, rank, -rank // 2, 100 * query + rank) for query in range(5) for rank in range(20))
+  )
+  assert np.array_equal(
+    pools.rank_rows(rng.permutation(given), 7).rows, pools.rank_rows(given, 7).rows
+  )
+
+
+def test_what_is_wrong_with_a_run():
+  ranked = pools.rank_rows(rows((0, 1, 3.0, 1), (0, 1, 2.0, 2), (1, 1, 1.0, 1)), 5)
+  assert (
+    ranked.doubtful['doc'].tolist() == [2] and not len(ranked.contrary) and len(ranked.rows) == 3
+  )
+  distances = pools.rank_rows(rows((0, 1, 0.1, 1), (0, 2, 0.9, 2)), 5)
+  assert len(distances.contrary) == 1
+  twice = pools.rank_rows(rows((0, 1, 3.0, 1), (0, 2, 2.0, 2), (0, 3, 1.0, 1), (1, 1, 1.0, 1)), 5)
+  assert twice.repeated[['query', 'doc']].tolist() == [(0, 1)]
+
+
+def test_a_piece_of_a_run_is_cut_only_where_that_is_safe():
+  queries = np.array([1, 1, 1, 1, 2, 2], np.uint64)
+  assert pools.shallow(queries, np.array([4.0, 3.0, 2.0, 1.0, 9.0, 8.0]), 2).tolist() == [
+    True,
+    True,
+    False,
+    False,
+    True,
+    True,
+  ]
+  assert pools.shallow(queries, np.array([4.0, 3.0, 3.0, 1.0, 9.0, 8.0]), 2).tolist() == [
+    True,
+    True,
+    True,
+    False,
+    True,
+    True,
+  ]  # a tie at the edge
+  assert pools.shallow(queries, np.array([1.0, 2.0, 3.0, 4.0, 9.0, 8.0]), 2).all()  # not in order
+  assert pools.shallow(np.empty(0, np.uint64), np.empty(0), 2).shape == (0,)
+
+
+def pool_of(runs, texts, positives=(), seed=0):
+  ranked = [pools.rank_rows(run, 100).rows for run in runs]
+  codes = [
+    np.array([texts.get(doc, -1) for doc in run['doc'].tolist()], np.int64) for run in ranked
+  ]
+  query, text = np.array(list(positives), np.int64).reshape(-1, 2).T
+  return pools.make_pool(ranked, codes, query, text, keys_of(['q0', 'q1', 'q2']), seed)
+
+
+def listed(pool):
+  """{(query, doc): [(run, rank, score), ...]}"""
+  origins = list(zip(*(column.tolist() for column in pool.origins), strict=True))
+  return {
+    (query, doc): origins[start:stop]
+    for query, doc, start, stop in zip(
+      pool.query.tolist(), pool.doc.tolist(), pool.start.tolist(), pool.stop.tolist(), strict=True
+    )
+  }
+
+
+def test_union_less_the_positives_one_candidate_a_text():
+  first = rows((0, 1, 9.0, 10), (0, 2, 8.0, 11), (0, 3, 7.0, 12), (1, 1, 5.0, 10))
+  second = rows((0, 1, 0.9, 12), (0, 2, 0.8, 13), (0, 3, 0.7, 10), (0, 4, 0.6, 14), (2, 1, 0.5, 99))
+  # 13 says what 11 does; 14 what 12 does; 10 is query 1's positive; 99 is not in the corpus.
+  pool = pool_of([first, second], {10: 0, 11: 1, 12: 2, 13: 1, 14: 2}, [(1, 0)])
+  assert listed(pool) == {
+    (0, 10): [(0, 1, 9.0), (1, 3, 0.7)],
+    (0, 11): [
+      (0, 2, 8.0),
+      (1, 2, 0.8),
+    ],  # of equal rank: the first run's document stands for the text
+    (0, 12): [(1, 1, 0.9), (0, 3, 7.0)],
+  }  # 14, the same text further down in the same run, is forgotten
+  assert pool.positives == 1 and pool.copies == 1
+  assert pool.place.tolist() == [0, 1, 2] and pool.text.tolist() == [
+    {10: 0, 11: 1, 12: 2}[doc] for doc in pool.doc.tolist()
+  ]
+
+
+def test_lots_depend_on_seed_query_and_document_alone():
+  run = rows(*((query, rank, -rank, 1000 + rank) for query in range(3) for rank in range(50)))
+  texts = {1000 + rank: rank for rank in range(50)}
+  order = {
+    query: [doc for q, doc in listed(pool_of([run], texts)) if q == query] for query in range(3)
+  }
+  assert order[0] != order[1] != order[2] and all(
+    sorted(docs) == list(range(1000, 1050)) for docs in order.values()
+  )
+  assert [doc for _, doc in listed(pool_of([run], texts, seed=1))][:50] != order[0]
+  # Fewer rows, other codes, another retriever beside it: the same order of what is there.
+  fewer = run[run['doc'] % 2 == 0]
+  other = pool_of([fewer, rows((1, 1, 1.0, 1001))], {doc: 70 - code for doc, code in texts.items()})
+  assert [doc for query, doc in listed(other) if query == 0] == [
+    doc for doc in order[0] if doc % 2 == 0
+  ]
+
+
+def test_samples_are_fair():
+  run = rows(*((0, rank, -rank, 1000 + rank) for rank in range(20)))
+  texts = {1000 + rank: rank for rank in range(20)}
+  first = np.array(
+    [next(iter(listed(pool_of([run], texts, seed=seed))))[1] for seed in range(2000)]
+  )
+  counts = np.bincount(first - 1000, minlength=20)
+  assert (
+    counts.sum() == 2000 and counts.min() > 60 and counts.max() < 145
+  )  # 100 each, give or take 4 standard deviations
+
+
+def test_selection():
+  pool = pool_of(
+    [rows(*((query, rank, -rank, 1000 + rank) for query in (0, 2) for rank in range(6)))],
+    {1000 + rank: rank for rank in range(6)},
+  )
+  nan = np.nan
+  probability = np.array([0.5, 0.05, 0.5, 0.01, 0.02, 0.03, 0.2, 0.1, nan, 0.09, nan, 0.9])
+  chosen = pools.select(pool, probability, 2, 0.1)
+  assert chosen.undenoised.tolist() == [True, True, False, False, False, False] * 2
+  assert chosen.denoised.tolist() == [
+    False,
+    True,
+    False,
+    True,
+    True,
+    True,
+    False,
+    False,
+    False,
+    True,
+    False,
+    False,
+  ]  # 0.1 is not below 0.1
+  assert chosen.kept.tolist() == [
+    True,
+    True,
+    False,
+    True,
+    False,
+    False,
+    True,
+    True,
+    False,
+    True,
+    False,
+    False,
+  ]
+
+
+def test_scores_of_a_reranked_run_are_joined_by_text():
+  pool = pool_of(
+    [rows((0, 1, 9.0, 10), (0, 2, 8.0, 11), (0, 3, 7.0, 12), (2, 1, 5.0, 10))],
+    {10: 0, 11: 1, 12: 2},
+  )
+  reranked = rows(
+    (0, 1, 2.0, 10), (0, 2, -1.0, 13), (0, 3, -3.0, 11), (1, 1, 4.0, 12), (0, 4, -9.0, 50)
+  )
+  scores = pools.join_scores(
+    pool, reranked, np.array([0, 1, 1, 2, -1])
+  )  # 13 says what 11 does; 50 is unknown
+  found = dict(zip(listed(pool), scores.tolist(), strict=True))
+  assert (
+    found[0, 10] == 2.0
+    and found[0, 11] == -1.0
+    and np.isnan(found[0, 12])
+    and np.isnan(found[2, 10])
+  )
+  assert np.isnan(pools.join_scores(pool, reranked[:0], np.empty(0, np.int64))).all()
+
+
+def test_nothing_at_all():
+  pool = pool_of([rows()], {})
+  assert not len(pool.query) and not pools.select(pool, np.empty(0), 3, 0.1).kept.any()

@@ -1,0 +1,100 @@
+"""Commands one after another: what is done is not done again, and what has changed is."""
+
+import json
+
+import pytest
+from etils import epath
+
+from dprjax.base.errors import InputError
+from dprjax.runtime.stages import Stages
+
+
+@pytest.fixture
+def scored(tmp_path):
+  """A run, its judgements, the command that measures it, and what it writes, in a folder of its
+  own.
+  """
+  run, qrels, out = (
+    tmp_path / 'run.trec',
+    tmp_path / 'test.tsv',
+    epath.Path(tmp_path / 'measured' / 'metrics.json'),
+  )
+  run.write_text('q2 Q0 d1 1 2.0 x\nq2 Q0 d2 2 1.0 x\n')
+  qrels.write_text('query-id\tcorpus-id\tscore\nq2\td2\t1\n')
+  return (
+    ['evaluate', f'--run={run}', f'--qrels={qrels}', '--measure', 'RR@10', f'--out={out}'],
+    run,
+    out,
+  )
+
+
+def stages(tmp_path):
+  return Stages(epath.Path(tmp_path), 1)
+
+
+@pytest.mark.slow
+def test_a_stage_runs_once_and_again_when_what_it_read_has_changed(tmp_path, scored, capfd):
+  command, run, out = scored
+  stages(tmp_path).run('Measure', command, out, [run], out.parent)
+  assert json.loads(out.read_text())['mean'] == {'RR@10': 0.5}
+  assert '$ python -m dprjax.evaluate --run=' in capfd.readouterr().out
+  stages(tmp_path).run('Measure', command, out, [run], out.parent)
+  assert capfd.readouterr().out == '[1/1] Measure: done before\n'
+  out.unlink()
+  stages(tmp_path).run('Measure', command, out, [run], out.parent)
+  assert out.exists()
+
+  (out.parent / 'left').write_text('from before')
+  run.write_text('q2 Q0 d2 1 2.0 x\nq2 Q0 d1 2 1.0 x\n')
+  again = stages(tmp_path)
+  again.run('Measure', command, out, [run], out.parent)
+  assert again.seconds.keys() == {'Measure'} and json.loads(out.read_text())['mean'] == {
+    'RR@10': 1.0
+  }
+  assert not (out.parent / 'left').exists()
+  again = stages(tmp_path)
+  again.run(
+    'Measure',
+    [*command, 'nDCG@10'] if command[-1] == 'RR@10' else [*command[:-1], 'nDCG@10', command[-1]],
+    out,
+    [run],
+  )
+  assert again.seconds.keys() == {'Measure'}  # another command is another stage
+
+
+@pytest.mark.slow
+def test_a_stage_that_fails_ends_all_and_is_not_done(tmp_path, scored, capfd):
+  command, run, out = scored
+  with pytest.raises(SystemExit) as ended:
+    stages(tmp_path).run('Measure', [*command, '--run=nowhere.trec'], out, [run])
+  assert ended.value.code == 2
+  assert capfd.readouterr().err.count('dprjax: error: ') == 1  # the command's own line
+  assert json.loads((tmp_path / 'stages.json').read_text())[str(out)]['done'] is False
+  with pytest.raises(InputError, match=r'dprjax\.nonesuch ended with status 1'):
+    stages(tmp_path).run('Nothing', ['nonesuch'])
+
+
+@pytest.mark.slow
+def test_stages_of_one_title_are_told_apart_by_what_they_make(tmp_path, scored):
+  command, run, out = scored
+  other = out.with_name('other.json')
+  ran = []
+  for made in (out, other, out, other):
+    again = stages(tmp_path)
+    again.run('Measure', [*command, f'--out={made}'], made, [run])
+    ran.append(again.seconds.keys() == {'Measure'})
+  assert ran == [True, True, False, False]
+  stages(tmp_path).run(
+    'Measure', [*command, f'--out={tmp_path / "unnamed.json"}']
+  )  # one that is run every time leaves no record
+  assert json.loads((tmp_path / 'stages.json').read_text()).keys() == {str(out), str(other)}
+
+
+def test_a_folder_is_known_by_all_that_is_in_it(tmp_path):
+  sums = []
+  for name, text in (('a', 'one'), ('a', 'two'), ('b', 'two')):
+    folder = tmp_path / f'{len(sums)}'
+    (folder / 'inner').mkdir(parents=True)
+    (folder / 'inner' / name).write_text(text)
+    sums.append(stages(tmp_path)._sum(epath.Path(folder)))
+  assert len(set(sums)) == 3
