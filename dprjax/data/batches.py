@@ -19,11 +19,11 @@ import grain
 import jaxtyping as jt
 import numpy as np
 
+from dprjax.base import outofcore
 from dprjax.base.errors import InputError
 from dprjax.data import records
 from dprjax.data.store import DENOISED, UNDENOISED, Store
 from dprjax.data.text import pad_flat
-from dprjax.mining import outofcore
 
 Batch = dict[str, np.ndarray]
 

@@ -24,10 +24,10 @@ from etils import epath
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.data import fingerprint, records
-from dprjax.data.sources import Report
 from dprjax.data.text import Tokenizer
 from dprjax.formats import corpora
 from dprjax.formats.corpora import Document
+from dprjax.formats.report import Report
 
 FORMAT_VERSION = 1
 COLUMNS = ('tokens', 'words', 'ends')

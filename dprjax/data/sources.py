@@ -15,7 +15,6 @@ needs text and a positive, a grade above 0 makes a positive, an unknown id is co
 if strict), a passage without text stays but is never a positive.
 """
 
-import collections
 import dataclasses
 import hashlib
 from collections.abc import Callable, Container, Iterable, Iterator
@@ -27,6 +26,7 @@ from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.formats import records as forms
 from dprjax.formats.records import Negative, Passage, Query
+from dprjax.formats.report import Report
 
 _LISTED = 5  # examples of each kind of trouble that a report shows
 _EMPTY_PASSAGES = 'passages without text: kept, never a positive'
@@ -66,47 +66,6 @@ class Source:
   held_out: bool = False
   max_queries: int | None = None
   strict: bool = False
-
-
-class Report:
-  """What was read and what was left out: counts, in the order of their first mention, and a few
-  examples.
-  """
-
-  def __init__(self) -> None:
-    self.counts: collections.Counter[str] = collections.Counter()
-    self.examples: dict[str, list[str]] = {}
-
-  def count(self, what: str, example: str | None = None) -> None:
-    self.counts[what] += 1
-    if example is not None and len(examples := self.examples.setdefault(what, [])) < _LISTED:
-      examples.append(example)
-
-  def forget(self, *kinds: str) -> None:
-    for what in kinds:
-      self.counts.pop(what, None)
-      self.examples.pop(what, None)
-
-  def refuse(self, what: str, path: epath.Path) -> None:
-    """Raises InputError if anything was counted under ``what``."""
-    if self.counts[what]:
-      raise InputError(
-        f'{path}: {self.counts[what]:,} {what.split(":")[0]}, for instance '
-        f'{", ".join(self.examples[what])}; '
-        'mend the file, or read it without strict'
-      )
-
-  def __str__(self) -> str:
-    return '\n'.join(
-      f'  {count:,} {what}'
-      + (
-        f' ({", ".join(self.examples[what])}{", ..." if count > _LISTED else ""})'
-        if what in self.examples
-        else ''
-      )
-      for what, count in self.counts.items()
-      if count
-    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,8 +28,8 @@ from mwparserfromhell.wikicode import Wikicode
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
-from dprjax.data.sources import Report
 from dprjax.formats import records as forms
+from dprjax.formats.report import Report
 
 _COMPRESSED = ('.gz', '.xz', '.bz2')
 _PART = (

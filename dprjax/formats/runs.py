@@ -1,7 +1,7 @@
 """Runs of any length as a stream of arrays: no more than a block of the file is in memory.
 
 `dprjax.formats.trec.read_run` reads a run whole and orders it; here the lines may come in any
-order, ids are 64-bit keys (`dprjax.mining.outofcore`), and whoever reads puts the rows together.
+order, ids are 64-bit keys (`dprjax.base.outofcore`), and whoever reads puts the rows together.
 Arrow's CSV reader parses, 12 times as fast as ``line.split()``; what it will not take (several
 spaces in a row, a bad line) is looked at line by line.
 """
@@ -14,10 +14,10 @@ import pyarrow as pa
 from jaxtyping import Float64, Int32, UInt64
 from pyarrow import csv
 
+from dprjax.base import outofcore
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, open_bytes
 from dprjax.formats import trec
-from dprjax.mining import outofcore
 
 _BLOCK = 1 << 23  # bytes
 _PARSED = 1 << 20  # bytes that one of Arrow's threads parses at a time

@@ -12,9 +12,9 @@ from jax.sharding import Mesh
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.data import docstrings, documents, views
-from dprjax.data.sources import Report
 from dprjax.data.text import Tokenizer
 from dprjax.formats import corpora
+from dprjax.formats.report import Report
 from dprjax.methods.feed import Batch, Feed, Text
 from dprjax.models.encoder import EncoderConfig
 from dprjax.runtime import mesh

@@ -21,11 +21,11 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt64
 from scipy.special import expit
 
-from dprjax.base import files
+from dprjax.base import files, outofcore
 from dprjax.base.errors import InputError
 from dprjax.data import sources
-from dprjax.formats import mined, runs, trec
-from dprjax.mining import outofcore, passages, pools
+from dprjax.formats import runs, trec
+from dprjax.mining import mined, passages, pools
 from dprjax.mining.passages import Passages
 from dprjax.mining.pools import Pool
 from dprjax.runtime import log

@@ -15,10 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64, UInt64
 
-from dprjax.base import files
+from dprjax.base import files, outofcore
 from dprjax.base.errors import InputError
 from dprjax.formats import records as forms
-from dprjax.mining import outofcore
 
 _ENTRY = np.dtype([('key', '<u8'), ('offset', '<i8'), ('digest', '<u8')])
 _PARTS = 256  # of the corpus, each sorted in memory

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float64, Int32, Int64, Shaped, UInt64
 
-from dprjax.mining import outofcore
+from dprjax.base import outofcore
 
 ROW = np.dtype([('query', '<i4'), ('rank', '<i4'), ('score', '<f8'), ('doc', '<u8')])
 """A row of a run: the query's number, the file's rank and score, the document's key."""

@@ -12,9 +12,9 @@ import zipfile
 import pytest
 
 from dprjax.base.errors import InputError
-from dprjax.data.sources import Report
 from dprjax.formats import corpora
 from dprjax.formats.corpora import Article, Document, Section
+from dprjax.formats.report import Report
 
 
 def read(*paths):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dprjax.base.errors import InputError
+from dprjax.base.outofcore import keys_of
 from dprjax.formats import runs
-from dprjax.mining.outofcore import keys_of
 
 
 def columns(path, **options):

@@ -5,8 +5,8 @@ miner.
 import numpy as np
 import pytest
 
+from dprjax.base.outofcore import keys_of
 from dprjax.mining import pools
-from dprjax.mining.outofcore import keys_of
 
 
 def rows(*values):

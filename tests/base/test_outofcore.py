@@ -1,6 +1,6 @@
 import numpy as np
 
-from dprjax.mining import outofcore
+from dprjax.base import outofcore
 
 
 def test_rows_come_back_by_bucket_in_their_order(tmp_path):
