@@ -10,7 +10,7 @@ from scipy.special import expit
 from dprjax import bm25, mine, train
 from dprjax.base.errors import InputError
 from dprjax.data import docstrings
-from tests.test_mining import World
+from tests.mining.test_negatives import World
 
 ROOT = pathlib.Path(__file__).parent.parent
 

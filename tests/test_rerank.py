@@ -8,7 +8,7 @@ import safetensors.numpy
 
 from dprjax import CrossEncoder, rerank
 from dprjax.formats import trec
-from tests.test_reranker import NEAR, WORDS, alone, edited
+from tests.inference.test_reranker import NEAR, WORDS, alone, edited
 from tests.test_train import assert_bad
 
 QUERIES = {'q1': 'json string', 'q2': 'http server', 'q3': 'xml'}

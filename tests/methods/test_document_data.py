@@ -7,7 +7,7 @@ import pytest
 
 from dprjax.base.errors import InputError
 from dprjax.methods import document_data as documents
-from tests.feeds.conftest import WORDS, assert_goes_on
+from tests.methods.conftest import WORDS, assert_goes_on
 
 # Five words and a full stop make a sentence that stands alone; two of them, or three, a document.
 # The last has one.

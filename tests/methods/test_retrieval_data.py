@@ -11,7 +11,7 @@ import pytest
 
 from dprjax.base.errors import InputError
 from dprjax.methods import retrieval_data as retrieval
-from tests.feeds.conftest import WORDS, assert_goes_on
+from tests.methods.conftest import WORDS, assert_goes_on
 
 PASSAGES = {
   f'd{i}': f'{a} {b} {a}'

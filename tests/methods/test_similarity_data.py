@@ -8,7 +8,7 @@ import pytest
 
 from dprjax.base.errors import InputError
 from dprjax.methods import similarity_data as similarity
-from tests.feeds.conftest import assert_goes_on
+from tests.methods.conftest import assert_goes_on
 
 TRAIN = [
   ('oak elm', 'oak', 5.0),

@@ -5,8 +5,9 @@ import lzma
 import numpy as np
 import pytest
 
-from dprjax.base import outofcore, passages
+from dprjax.base import outofcore
 from dprjax.base.errors import InputError
+from dprjax.mining import passages
 
 CORPUS = [
   ('d1', 'Cats', 'they  purr'),
