@@ -19,7 +19,8 @@ from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.data import sources
 from dprjax.formats import trec
-from dprjax.inference.retriever import KINDS, Retriever
+from dprjax.inference.retriever import Retriever
+from dprjax.models.prompts import KINDS
 from dprjax.retrieval import embeddings
 from dprjax.runtime import cli, compiled, distributed, log
 

@@ -26,8 +26,9 @@ from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.data import docstrings, sources
 from dprjax.formats import trec
-from dprjax.inference.retriever import KINDS, Hit, Retriever
+from dprjax.inference.retriever import Hit, Retriever
 from dprjax.models import artifact, hub
+from dprjax.models.prompts import KINDS
 from dprjax.retrieval import embeddings, exact
 from dprjax.runtime import cli, log, tree
 from dprjax.runtime import config as configs

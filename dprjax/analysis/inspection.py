@@ -22,7 +22,8 @@ from dprjax.base.errors import InputError
 from dprjax.data import similarity, sources
 from dprjax.data.similarity import Pair
 from dprjax.formats import corpora
-from dprjax.inference.retriever import Embedder, Retriever
+from dprjax.inference.embedder import Embedder
+from dprjax.inference.retriever import Retriever
 from dprjax.models import encoder
 from dprjax.runtime import log
 from dprjax.runtime import mesh as meshes

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.data import text
-from dprjax.inference.retriever import Embedder
+from dprjax.inference.embedder import Embedder
 from dprjax.models import classifier, hub, sentence
 from dprjax.runtime import mesh as meshes
 

@@ -6,29 +6,24 @@ import collections
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh
 from jaxtyping import Float
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
-from dprjax.data import batches, sources, text
+from dprjax.data import sources, text
+from dprjax.inference.embedder import Embedder, EmbedFn
 from dprjax.models import artifact, encoder, heads, hub
+from dprjax.models.prompts import KINDS
 from dprjax.retrieval import exact
 from dprjax.runtime import mesh as meshes
-
-KINDS = ('query', 'passage')
-# Padded lengths of texts to encode: each is compiled once.
-BUCKETS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
-
-EmbedFn = Callable[..., jax.Array]
 
 
 class Hit(NamedTuple):
@@ -58,70 +53,6 @@ class Settings:
 
   def prefix(self, kind: str) -> str:
     return self.query_prefix if kind == 'query' else self.passage_prefix
-
-
-class Embedder:
-  """Token arrays to vectors: sorted by length, padded to a few lengths, split over the mesh's
-  devices.
-
-  Args:
-    embed: ``(params, tokens [B, T], mask [B, T], *columns [B]) -> [B, H]``, to be jitted.
-    mesh: the devices.
-    batch_size: rows at a time, over all devices.
-    max_length: the longest row, in tokens.
-    pad_id: the padding token.
-  """
-
-  def __init__(self, embed: EmbedFn, mesh: Mesh, batch_size: int, max_length: int, pad_id: int):
-    # Whole rows for every device.
-    parts = meshes.batch_devices(mesh)
-    self._batch_size = -(-batch_size // parts) * parts
-    self._buckets = [length for length in BUCKETS if length < max_length] + [max_length]
-    self._embed = jax.jit(embed, out_shardings=meshes.replicated(mesh))
-    self._pad_id = pad_id
-    self._sharding = NamedSharding(mesh, P(meshes.BATCH))
-
-  def __call__(
-    self,
-    params: Any,
-    rows: Sequence[np.ndarray],
-    progress: Callable[[int], None] | None = None,
-    columns: Sequence[np.ndarray] = (),
-  ) -> Float[np.ndarray, 'n H']:
-    """Vectors of the rows under ``params`` (placed on the mesh), float32, in their order.
-
-    ``progress`` is told the number of rows done; ``columns`` are arrays of one number a row that
-    ``embed`` takes besides.
-    """
-    vectors: np.ndarray | None = None
-    done = 0
-    for indices, values in self._ahead(params, rows, columns):
-      if vectors is None:
-        vectors = np.zeros((len(rows), values.shape[1]), np.float32)
-      vectors[indices] = np.asarray(values)
-      done += len(indices)
-      if progress is not None:
-        progress(min(done, len(rows)))
-    assert vectors is not None, 'no rows'
-    return vectors
-
-  def _ahead(
-    self, params: Any, rows: Sequence[np.ndarray], columns: Sequence[np.ndarray]
-  ) -> Iterator[tuple[np.ndarray, jax.Array]]:
-    # One batch in hand while the device works on the next.
-    waiting = None
-    lengths = np.array([len(row) for row in rows], np.int32)
-    for indices, length in batches.length_buckets(lengths, self._buckets, self._batch_size):
-      batch = (
-        *text.pad_batch([rows[i] for i in indices], length, self._pad_id),
-        *(column[indices] for column in columns),
-      )
-      values = self._embed(params, *meshes.put(batch, (self._sharding,) * len(batch)))
-      if waiting is not None:
-        yield waiting
-      waiting = (indices, values)
-    if waiting is not None:
-      yield waiting
 
 
 def resolve_settings(

@@ -17,7 +17,7 @@ from dprjax.base.errors import InputError
 from dprjax.data import batches, sources, store
 from dprjax.data.text import Tokenizer
 from dprjax.formats import trec
-from dprjax.inference.retriever import Embedder
+from dprjax.inference.embedder import Embedder
 from dprjax.methods import retrieval_data as retrieval
 from dprjax.methods.feed import Batch, Feed, Text
 from dprjax.methods.method import System

@@ -18,10 +18,11 @@ from dprjax.data import batches, docstrings, sources, store
 from dprjax.data.text import Tokenizer
 from dprjax.formats import records as forms
 from dprjax.formats import trec
-from dprjax.inference.retriever import KINDS, Embedder
+from dprjax.inference.embedder import Embedder
 from dprjax.methods.feed import Batch, Feed, Text
 from dprjax.methods.method import System
 from dprjax.models.encoder import EncoderConfig
+from dprjax.models.prompts import KINDS
 from dprjax.retrieval import exact, measures
 from dprjax.runtime import mesh, tree
 

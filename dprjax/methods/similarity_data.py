@@ -18,7 +18,7 @@ from dprjax.base.errors import InputError
 from dprjax.data import similarity
 from dprjax.data.similarity import Pair
 from dprjax.data.text import Tokenizer, pad_batch
-from dprjax.inference.retriever import Embedder
+from dprjax.inference.embedder import Embedder
 from dprjax.methods.feed import Batch, Feed, Text
 from dprjax.methods.method import System
 from dprjax.models.encoder import EncoderConfig

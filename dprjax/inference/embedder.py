@@ -1,0 +1,84 @@
+"""Rows of tokens to vectors, on every device of a mesh."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Float
+
+from dprjax.data import batches, text
+from dprjax.runtime import mesh as meshes
+
+# Padded lengths. Each is compiled once.
+BUCKETS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
+
+EmbedFn = Callable[..., jax.Array]
+
+
+class Embedder:
+  """Embeds rows of any length: sorted, padded to a few lengths, split over the mesh's devices.
+
+  Args:
+    embed: ``(params, tokens [B, T], mask [B, T], *columns [B]) -> [B, H]``; it is jitted.
+    mesh: the devices.
+    batch_size: rows per step, over all devices.
+    max_length: the longest row, in tokens.
+    pad_id: the padding token.
+  """
+
+  def __init__(self, embed: EmbedFn, mesh: Mesh, batch_size: int, max_length: int, pad_id: int):
+    # Every device gets whole rows.
+    parts = meshes.batch_devices(mesh)
+    self._batch_size = -(-batch_size // parts) * parts
+    self._buckets = [length for length in BUCKETS if length < max_length] + [max_length]
+    self._embed = jax.jit(embed, out_shardings=meshes.replicated(mesh))
+    self._pad_id = pad_id
+    self._sharding = NamedSharding(mesh, P(meshes.BATCH))
+
+  def __call__(
+    self,
+    params: Any,
+    rows: Sequence[np.ndarray],
+    progress: Callable[[int], None] | None = None,
+    columns: Sequence[np.ndarray] = (),
+  ) -> Float[np.ndarray, 'n H']:
+    """The rows' vectors, float32, in the rows' order.
+
+    Args:
+      params: the first argument of ``embed``, placed on the mesh.
+      rows: token ids, at least one row.
+      progress: called with the number of rows done.
+      columns: further arguments of ``embed``, one number per row.
+    """
+    vectors: np.ndarray | None = None
+    done = 0
+    for indices, values in self._ahead(params, rows, columns):
+      if vectors is None:
+        vectors = np.zeros((len(rows), values.shape[1]), np.float32)
+      vectors[indices] = np.asarray(values)
+      done += len(indices)
+      if progress is not None:
+        progress(min(done, len(rows)))
+    assert vectors is not None, 'no rows'
+    return vectors
+
+  def _ahead(
+    self, params: Any, rows: Sequence[np.ndarray], columns: Sequence[np.ndarray]
+  ) -> Iterator[tuple[np.ndarray, jax.Array]]:
+    # The device works on the next batch while the caller copies this one.
+    waiting = None
+    lengths = np.array([len(row) for row in rows], np.int32)
+    for indices, length in batches.length_buckets(lengths, self._buckets, self._batch_size):
+      batch = (
+        *text.pad_batch([rows[i] for i in indices], length, self._pad_id),
+        *(column[indices] for column in columns),
+      )
+      values = self._embed(params, *meshes.put(batch, (self._sharding,) * len(batch)))
+      if waiting is not None:
+        yield waiting
+      waiting = (indices, values)
+    if waiting is not None:
+      yield waiting
