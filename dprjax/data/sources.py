@@ -1,18 +1,32 @@
-"""Text in: the public forms of retrieval data, read into one `Dataset`.
+"""Retrieval data of the public formats, read into one `Dataset`.
 
-| form | files | what | |---|---|---| | beir | corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv | `{_id,
-title, text}`, `{_id, text}`, query-id corpus-id score | | msmarco | collection.tsv,
-queries.SPLIT.tsv, qrels.SPLIT.tsv | id text / id text title / id url title body; id text; 3
-columns, or TREC's 4 | | dpr | one json or jsonl | `{question, positive_ctxs, negative_ctxs,
-hard_negative_ctxs}` of `{title, text, passage_id}` | | tevatron | one jsonl | `{query_id, query,
-positive_passages, negative_passages}` of `{docid, title, text}` | | flagembedding | one jsonl |
-`{query, pos: [text], neg: [text]}` | | arxiv | one jsonl | `{id, title, abstract, categories}`: the
-title is the query, the abstract its passage |
+| format        | files                                        | layout                           |
+|---------------|----------------------------------------------|----------------------------------|
+| beir          | corpus.jsonl                                 | `{_id, title, text}`             |
+|               | queries.jsonl                                | `{_id, text}`                    |
+|               | qrels/SPLIT.tsv                              | query-id corpus-id score         |
+| msmarco       | collection.tsv                               | id text, id text title, or       |
+|               |                                              | id url title body                |
+|               | queries.SPLIT.tsv                            | id text                          |
+|               | qrels.SPLIT.tsv                              | 3 columns, or TREC's 4           |
+| dpr           | one json or jsonl                            | `{question, positive_ctxs,       |
+|               |                                              | negative_ctxs,                   |
+|               |                                              | hard_negative_ctxs}` of          |
+|               |                                              | `{title, text, passage_id}`      |
+| tevatron      | one jsonl                                    | `{query_id, query,               |
+|               |                                              | positive_passages,               |
+|               |                                              | negative_passages}` of           |
+|               |                                              | `{docid, title, text}`           |
+| flagembedding | one jsonl                                    | `{query, pos: [text],            |
+|               |                                              | neg: [text]}`                    |
+| arxiv         | one jsonl                                    | `{id, title, abstract,           |
+|               |                                              | categories}`: the title is the   |
+|               |                                              | query, the abstract its passage  |
 
-Any file may be compressed (`.gz`, `.xz`). What one form says about a record is in
-`dprjax.formats.records`; the rules that hold for all of them are here: ids are unique, a query
-needs text and a positive, a grade above 0 makes a positive, an unknown id is counted (or refused,
-if strict), a passage without text stays but is never a positive.
+Any file may be compressed (`.gz`, `.xz`). `dprjax.formats` reads the records. The rules that hold
+for every format are here: ids are unique, a query needs text and a positive, a grade above 0 makes
+a positive, an unknown id is counted (or refused, if strict), and a passage without text stays but
+is never a positive.
 """
 
 import dataclasses
@@ -24,7 +38,7 @@ from etils import epath
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
-from dprjax.formats import records as forms
+from dprjax.formats import records
 from dprjax.formats.records import Negative, Passage, Query
 from dprjax.formats.report import Report
 
@@ -41,7 +55,7 @@ class Source:
   Attributes:
     path: a folder (beir, msmarco; for the others one that holds SPLIT.jsonl or SPLIT.json) or the
       file itself.
-    form: one of `dprjax.formats.records.FORMS`, or 'auto' to look.
+    format: one of `dprjax.formats.records.FORMATS`, or 'auto' to look.
     split: the split whose judgements are read.
     corpus, queries, qrels: files to take instead of those found by name in the folder (beir,
       msmarco).
@@ -56,7 +70,7 @@ class Source:
   """
 
   path: str
-  form: str = 'auto'
+  format: str = 'auto'
   split: str = 'train'
   corpus: str | None = None
   queries: str | None = None
@@ -81,7 +95,7 @@ class Dataset:
   """
 
   source: Source
-  form: str
+  format: str
   files: dict[str, epath.Path]
   queries: list[Query]
   qrels: dict[str, dict[str, int]]
@@ -101,7 +115,7 @@ class Dataset:
     )
     report.forget(*counted)
     seen: dict[str, int] = {}
-    for number, passage in forms.read_corpus(self.form, path):
+    for number, passage in records.read_corpus(self.format, path):
       if passage.id in seen:
         raise InputError(_repeated(path, number, 'passage', passage.id, seen[passage.id]))
       seen[passage.id] = number
@@ -127,8 +141,8 @@ class Dataset:
     """How many passages are to be expected, counted without looking at them closely: for a progress
     bar.
     """
-    if self.form in forms.INLINE:
-      return sum(1 for _ in forms.read_corpus(self.form, self.files['corpus']))
+    if self.format in records.INLINE:
+      return sum(1 for _ in records.read_corpus(self.format, self.files['corpus']))
     return sum(1 for _ in files.read_lines(self.files['corpus'], 'corpus file'))
 
   def positives(self, query_id: str) -> list[str]:
@@ -144,9 +158,11 @@ def load_dataset(source: Source) -> Dataset:
     InputError: a missing, empty or malformed file; a repeated id; no query with a positive; with
       ``strict``, an unknown id.
   """
-  form = detect_format(source.path) if source.form == 'auto' else source.form
-  if form not in forms.FORMS:
-    raise InputError(f'no form of data is called {form!r}; there are {", ".join(forms.FORMS)}')
+  format = detect_format(source.path) if source.format == 'auto' else source.format
+  if format not in records.FORMATS:
+    raise InputError(
+      f'no format of data is called {format!r}; there are {", ".join(records.FORMATS)}'
+    )
   if source.hold_out is not None and not 0 < source.hold_out[0] < 1:
     raise InputError(f'hold_out: a fraction between 0 and 1 is needed, not {source.hold_out[0]}')
   if source.held_out and source.hold_out is None:
@@ -155,15 +171,15 @@ def load_dataset(source: Source) -> Dataset:
     )
   report = Report()
   where = locate(source)
-  if form in forms.INLINE:
-    texts, qrels, negatives = _read_examples(form, where['corpus'])
-  elif form == 'arxiv':
+  if format in records.INLINE:
+    texts, qrels, negatives = _read_examples(format, where['corpus'])
+  elif format == 'arxiv':
     texts = _unique_queries(
-      where['corpus'], ((n, Query(r.id, r.title)) for n, r in forms.read_arxiv(where['corpus']))
+      where['corpus'], ((n, Query(r.id, r.title)) for n, r in records.read_arxiv(where['corpus']))
     )
     qrels, negatives = {query: {query: 1} for query in texts}, {}
   else:
-    texts = _unique_queries(where['queries'], forms.read_queries(form, where['queries']))
+    texts = _unique_queries(where['queries'], records.read_queries(format, where['queries']))
     qrels, negatives = _read_qrels(where['qrels'], texts, source.strict, report), {}
   if 'negatives' in where:
     negatives = _read_mined(where['negatives'], qrels, report)
@@ -177,7 +193,7 @@ def load_dataset(source: Source) -> Dataset:
     for query, rows in negatives.items()
     if query in kept
   }
-  return Dataset(source, form, where, queries, qrels, negatives, report)
+  return Dataset(source, format, where, queries, qrels, negatives, report)
 
 
 def read_texts(
@@ -187,7 +203,7 @@ def read_texts(
   tsv of ids and texts.
 
   Args:
-    path: the file; `.json` or `.jsonl` in its name make it BEIR's form, all else MS MARCO's.
+    path: the file; `.json` or `.jsonl` in its name make it BEIR's format, all else MS MARCO's.
     kind: 'query' or 'passage'.
     wanted: ids; the other texts are read over and their ids not kept, so that memory does not grow
       with the file. None: all.
@@ -196,13 +212,13 @@ def read_texts(
     InputError: a missing, empty or malformed file, or an id (of those wanted) that comes twice.
   """
   found = files.existing(path, f'{kind} file')
-  form = 'beir' if forms.is_records(found) else 'msmarco'
+  format = 'beir' if records.is_records(found) else 'msmarco'
   lines: dict[str, int] = {}
   read: Callable[[str, epath.Path], Iterator[tuple[int, Passage | Query]]] = (
-    forms.read_corpus if kind == 'passage' else forms.read_queries
+    records.read_corpus if kind == 'passage' else records.read_queries
   )
   number = 0
-  for number, text in read(form, found):
+  for number, text in read(format, found):
     if wanted is not None and text.id not in wanted:
       continue
     if text.id in lines:
@@ -214,39 +230,39 @@ def read_texts(
 
 
 def detect_format(path: files.PathLike) -> str:
-  """The form of a folder or file, judged by the folder's files or the first record's keys.
+  """The format of a folder or file, judged by the folder's files or the first record's keys.
 
   Raises InputError if none fits.
   """
   found = files.existing(path, 'data')
   if found.is_dir():
-    for form, name in (('beir', 'corpus.jsonl'), ('msmarco', 'collection.tsv')):
-      if any((found / f'{name}{ending}').exists() for ending in forms.ENDINGS):
-        return form
-    candidates = sorted(child for child in found.iterdir() if forms.is_records(child))
+    for format, name in (('beir', 'corpus.jsonl'), ('msmarco', 'collection.tsv')):
+      if any((found / f'{name}{ending}').exists() for ending in records.ENDINGS):
+        return format
+    candidates = sorted(child for child in found.iterdir() if records.is_records(child))
     if not candidates:
       raise InputError(
         f'{found}: neither corpus.jsonl (BEIR) nor collection.tsv (MS MARCO) nor any .json or '
         '.jsonl file in it'
       )
     found = candidates[0]
-  return forms.form_of_record(found)
+  return records.format_of_record(found)
 
 
 def locate(source: Source) -> dict[str, epath.Path]:
   """The files that a source means, by role. Raises InputError naming the one that is not there."""
   path = files.existing(source.path, 'data')
-  form = detect_format(path) if source.form == 'auto' else source.form
-  if form in ('beir', 'msmarco'):
-    names = forms.file_names(form, source.split)
+  format = detect_format(path) if source.format == 'auto' else source.format
+  if format in ('beir', 'msmarco'):
+    names = records.file_names(format, source.split)
     found = {
       role: epath.Path(given) if (given := getattr(source, role)) else _variant(path / name, role)
       for role, name in names.items()
     }
   else:
     if path.is_dir():
-      path = _variant(path / f'{source.split}.jsonl', form, f'{source.split}.json')
-    # A form that keeps everything in one file has its judgements there as well.
+      path = _variant(path / f'{source.split}.jsonl', format, f'{source.split}.json')
+    # A format that keeps everything in one file has its judgements there as well.
     found = {'corpus': path, 'queries': path, 'qrels': path}
   if source.negatives:
     found['negatives'] = epath.Path(source.negatives)
@@ -257,14 +273,14 @@ def locate(source: Source) -> dict[str, epath.Path]:
 
 def _variant(path: epath.Path, what: str, *others: str) -> epath.Path:
   for name in (path.name, *others):
-    for ending in forms.ENDINGS:
+    for ending in records.ENDINGS:
       if (found := path.parent / f'{name}{ending}').exists():
         return found
   beside = (
     sorted(child.name for child in path.parent.iterdir())[:10] if path.parent.is_dir() else []
   )
   raise InputError(
-    f'{what} file not found: {path} (or {", ".join(forms.ENDINGS[1:])}); in that folder: '
+    f'{what} file not found: {path} (or {", ".join(records.ENDINGS[1:])}); in that folder: '
     f'{", ".join(beside) or "nothing"}'
   )
 
@@ -287,12 +303,12 @@ def _unique_queries(path: epath.Path, queries: Iterable[tuple[int, Query]]) -> d
 
 
 def _read_examples(
-  form: str, path: epath.Path
+  format: str, path: epath.Path
 ) -> tuple[dict[str, str], dict[str, dict[str, int]], dict[str, list[Negative]]]:
   examples = {}
 
   def queries() -> Iterator[tuple[int, Query]]:
-    for number, example in forms.read_examples(form, path):
+    for number, example in records.read_examples(format, path):
       yield number, example.query
       examples[example.query.id] = (
         [passage.id for passage in example.positives],
@@ -309,7 +325,7 @@ def _read_qrels(
 ) -> dict[str, dict[str, int]]:
   unknown = 'judgements of a query that is not in the queries: ignored'
   qrels: dict[str, dict[str, int]] = {}
-  for number, query, passage, grade in forms.read_qrels(path):
+  for number, query, passage, grade in records.read_qrels(path):
     if query not in texts:
       report.count(unknown, f'{query} {passage}')
     elif qrels.setdefault(query, {}).setdefault(passage, grade) != grade:
@@ -327,7 +343,7 @@ def _read_mined(
 ) -> dict[str, list[Negative]]:
   mined: dict[str, list[Negative]] = {}
   lines: dict[str, int] = {}
-  for number, query, negatives in forms.read_mined(path):
+  for number, query, negatives in records.read_mined(path):
     if query in lines:
       raise InputError(_repeated(path, number, 'query', query, lines[query]))
     lines[query] = number

@@ -1,4 +1,4 @@
-"""What each form of retrieval data looks like, record by record; `dprjax.data.sources` makes one
+"""What each format of retrieval data looks like, record by record; `dprjax.data.sources` makes one
 data set of them.
 
 Every reader streams and yields (line number, record). A record that cannot be used raises
@@ -17,8 +17,8 @@ from etils import epath
 from dprjax.base import files
 from dprjax.base.errors import InputError
 
-FORMS = ('beir', 'msmarco', 'dpr', 'tevatron', 'flagembedding', 'arxiv')
-INLINE = ('dpr', 'tevatron', 'flagembedding')  # forms that carry the passages within the examples
+FORMATS = ('beir', 'msmarco', 'dpr', 'tevatron', 'flagembedding', 'arxiv')
+INLINE = ('dpr', 'tevatron', 'flagembedding')  # formats that carry the passages within the examples
 ENDINGS = ('', '.gz', '.xz')
 UNDENOISED, DENOISED = POOLS = ('undenoised', 'denoised')  # of mined negatives (DPTDR section 3.3)
 
@@ -62,9 +62,9 @@ class Paper(NamedTuple):
   abstract: str
 
 
-def file_names(form: str, split: str) -> dict[str, str]:
+def file_names(format: str, split: str) -> dict[str, str]:
   """The customary names in a folder of several files, by role."""
-  if form == 'beir':
+  if format == 'beir':
     return {'corpus': 'corpus.jsonl', 'queries': 'queries.jsonl', 'qrels': f'qrels/{split}.tsv'}
   return {
     'corpus': 'collection.tsv',
@@ -79,17 +79,17 @@ def is_records(path: epath.Path) -> bool:
   )
 
 
-def form_of_record(path: epath.Path) -> str:
-  """The form of a file by its first record's keys. Raises InputError if they are none's."""
+def format_of_record(path: epath.Path) -> str:
+  """The format of a file by its first record's keys. Raises InputError if they are none's."""
   for _, record in _records(path):
-    for form, key in (
+    for format, key in (
       ('tevatron', 'positive_passages'),
       ('flagembedding', 'pos'),
       ('dpr', 'positive_ctxs'),
       ('arxiv', 'abstract'),
     ):
       if key in record:
-        return form
+        return format
     raise InputError(
       f'{path}: the first record has {", ".join(map(repr, record)) or "no keys"}; expected '
       'positive_passages (Tevatron), '
@@ -98,20 +98,20 @@ def form_of_record(path: epath.Path) -> str:
   raise InputError(f'{path}: no record in it')
 
 
-def read_corpus(form: str, path: epath.Path) -> Iterator[tuple[int, Passage]]:
-  """The passages of any form; those within examples come once each, at their first mention."""
-  if form == 'beir':
+def read_corpus(format: str, path: epath.Path) -> Iterator[tuple[int, Passage]]:
+  """The passages of any format; those within examples come once each, at their first mention."""
+  if format == 'beir':
     for number, record in files.read_jsonl(path, 'corpus file'):
       name, title, text = beir_parts(record, f'{path}, line {number}')
       yield number, Passage(name, f'{title} {text}'.strip())
-  elif form == 'msmarco':
+  elif format == 'msmarco':
     yield from _read_collection(path)
-  elif form == 'arxiv':
+  elif format == 'arxiv':
     for number, paper in read_arxiv(path):
       yield number, Passage(paper.id, paper.abstract)
   else:
     seen: set[str] = set()
-    for number, example in read_examples(form, path):
+    for number, example in read_examples(format, path):
       for passage in (*example.positives, *(passage for passage, _ in example.negatives)):
         if passage.id not in seen:
           seen.add(passage.id)
@@ -152,9 +152,9 @@ def is_quoted_header(line: str) -> bool:
   return line.split('\t')[:2] == ['id', 'text']
 
 
-def read_queries(form: str, path: epath.Path) -> Iterator[tuple[int, Query]]:
-  """The queries of a form that keeps them in a file of their own."""
-  if form == 'beir':
+def read_queries(format: str, path: epath.Path) -> Iterator[tuple[int, Query]]:
+  """The queries of a format that keeps them in a file of their own."""
+  if format == 'beir':
     for number, record in files.read_jsonl(path, 'queries file'):
       where = f'{path}, line {number}'
       yield number, Query(_identifier(record, where, '_id'), _string(record, 'text', where).strip())
@@ -199,13 +199,13 @@ def read_arxiv(path: epath.Path) -> Iterator[tuple[int, Paper]]:
     yield number, Paper(_identifier(record, where, 'id'), title, abstract)
 
 
-def read_examples(form: str, path: epath.Path) -> Iterator[tuple[int, Example]]:
-  """Queries with their positives and negatives, of a form that keeps them together.
+def read_examples(format: str, path: epath.Path) -> Iterator[tuple[int, Example]]:
+  """Queries with their positives and negatives, of a format that keeps them together.
 
   A passage without an id is named by its text; one id with two texts makes two passages. A query
   without an id is named by its line.
   """
-  parse = {'dpr': _dpr, 'tevatron': _tevatron, 'flagembedding': _flagembedding}[form]
+  parse = {'dpr': _dpr, 'tevatron': _tevatron, 'flagembedding': _flagembedding}[format]
   texts: dict[str, str] = {}
 
   def passage(identifier: str | None, title: str, text: str) -> Passage:

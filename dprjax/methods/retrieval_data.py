@@ -49,7 +49,7 @@ def find_splits(
   """
   knobs = config.data
   path, form = knobs.dir, knobs.form
-  known = ('auto', 'docstrings', *forms.FORMS)
+  known = ('auto', 'docstrings', *forms.FORMATS)
   if form not in known:
     raise InputError(f'config.data.form: expected one of {", ".join(known)}, not {form!r}')
   if form == 'docstrings':

@@ -13,7 +13,7 @@ import pytest
 from dprjax.base.errors import InputError
 from dprjax.data import sources
 from dprjax.data.sources import Source, detect_format, load_dataset
-from dprjax.formats import records as forms
+from dprjax.formats import records
 
 
 def jsonl(path, rows):
@@ -56,7 +56,7 @@ def read(*args, **kwargs):
 
 def test_beir(beir):
   data, passages = read(beir)
-  assert data.form == 'beir'
+  assert data.format == 'beir'
   assert passages == {'d1': 'Cats purr', 'd2': 'dogs bark', 'd3': 'fish swim'}
   assert data.queries == [('q1', 'who purrs'), ('q2', 'who barks')]
   assert data.qrels == {'q1': {'d1': 2, 'd2': 0}, 'q2': {'d2': 1}}
@@ -100,14 +100,14 @@ def test_msmarco(tmp_path, collection, qrels):
   (tmp_path / 'queries.dev.tsv').write_text('q1\twho barks\nq2\twho swims\n')
   (tmp_path / 'qrels.dev.tsv').write_text(qrels)
   data, passages = read(tmp_path, split='dev')
-  assert data.form == 'msmarco'
+  assert data.format == 'msmarco'
   assert passages == {'p1': 'cats purr', 'p2': 'dogs "bark', 'p3': 'fish swim'}
   assert data.queries == [('q1', 'who barks')] and data.positives('q1') == ['p2']
   # The same files under names of the user's own.
   named = load_dataset(
     Source(
       str(tmp_path),
-      form='msmarco',
+      format='msmarco',
       split='anything',
       queries=str(tmp_path / 'queries.dev.tsv'),
       qrels=str(tmp_path / 'qrels.dev.tsv'),
@@ -142,10 +142,10 @@ DPR = [
   ids=['array', 'indented', 'jsonl'],
 )
 def test_dpr(tmp_path, text, monkeypatch):
-  monkeypatch.setattr(forms, '_CHUNK', 40)  # an entry then spans several reads
+  monkeypatch.setattr(records, '_CHUNK', 40)  # an entry then spans several reads
   (tmp_path / 'train.json').write_text(text)
   data, passages = read(tmp_path)
-  assert data.form == 'dpr'
+  assert data.format == 'dpr'
   assert [query.text for query in data.queries] == ['who purrs', 'who swims']
   first, second = (query.id for query in data.queries)
   no_id = next(name for name in passages if name.startswith('text-'))
@@ -179,7 +179,7 @@ def test_tevatron_with_what_mining_adds(tmp_path):
     ],
   )
   data, passages = read(path)
-  assert data.form == 'tevatron'
+  assert data.format == 'tevatron'
   assert data.negatives['12'] == [('b', 'bm25', 3, 7.5, ('undenoised',))]
   assert data.report.counts['negatives that are positives of their query: ignored'] == 1
   # An id that stands for two texts makes two passages.
@@ -201,7 +201,7 @@ def test_flagembedding(tmp_path):
     ],
   )
   data, passages = read(path)
-  assert data.form == 'flagembedding'
+  assert data.format == 'flagembedding'
   assert [passages[name] for name in data.positives('1')] == ['cats', 'lions']
   assert data.negatives['1'][0].id == data.positives('2')[0] and len(passages) == 3
 
@@ -213,7 +213,7 @@ def test_arxiv(tmp_path):
   )
   data, passages = read(path)
   assert (
-    data.form == 'arxiv'
+    data.format == 'arxiv'
     and data.queries == [('1', 'On cats')]
     and passages == {'1': 'They purr.'}
     and data.positives('1') == ['1']
@@ -440,8 +440,8 @@ def test_bad_columns(tmp_path):
 
 
 def test_bad_arguments(beir):
-  with pytest.raises(InputError, match=r"no form of data is called 'beri'; there are beir, "):
-    read(beir, form='beri')
+  with pytest.raises(InputError, match=r"no format of data is called 'beri'; there are beir, "):
+    read(beir, format='beri')
   with pytest.raises(InputError, match='hold_out: a fraction between 0 and 1'):
     read(beir, hold_out=(20, 0))
   with pytest.raises(InputError, match='hold_out is not set'):
@@ -525,7 +525,7 @@ def test_real_passages_without_text(data_dir):
 def test_real_flagembedding_samples(data_dir, name, rows):
   path = data_dir / 'flagembedding-examples/raw' / name
   data, passages = read(path)
-  assert data.form == 'flagembedding' and len(data.queries) == rows
+  assert data.format == 'flagembedding' and len(data.queries) == rows
   records = [json.loads(line) for line in path.read_text().splitlines()]
   expected = collections.Counter(
     {text.strip(): 1 for record in records for text in record['pos'] + record['neg']}
@@ -537,7 +537,7 @@ def test_real_flagembedding_samples(data_dir, name, rows):
 @pytest.mark.slow
 def test_real_arxiv(data_dir):
   data, passages = read(data_dir / 'arxiv/arxiv_sample.jsonl.xz')
-  assert data.form == 'arxiv' and len(data.queries) == len(passages) == 29431
+  assert data.format == 'arxiv' and len(data.queries) == len(passages) == 29431
 
 
 @pytest.mark.parametrize('pools', [[], ['clean'], 'denoised', [1]])
