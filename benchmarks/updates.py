@@ -1,5 +1,5 @@
 """One update of dprjax on one device, as the training loop makes it: loss, gradient of what is
-live, clip, AdamW.
+trainable, clip, AdamW.
 """
 
 import pathlib
@@ -73,8 +73,8 @@ class Update:
     names = tree.trainable_names(config.trainable, list(params))
     shardings = meshes.param_shardings(mesh, params)
     dtype = jnp.dtype(config.backbone.frozen_dtype)
-    # Copies: the step reuses the memory of what is live.
-    live = {
+    # Copies: the step reuses the memory of what is trainable.
+    trainable = {
       name: meshes.put(np.array(leaf, np.float32), shardings[name])
       for name, leaf in params.items()
       if name in names
@@ -86,7 +86,7 @@ class Update:
     }
     optimizer = optim.make_optimizer(config.optim, list(params), names, 1000)
     self._state = train.State(
-      live, train.init_optimizer(optimizer, live, list(frozen), shardings, mesh)
+      trainable, train.init_optimizer(optimizer, trainable, list(frozen), shardings, mesh)
     )
     self._rest = (frozen, meshes.put_batch(mesh, batch), jax.random.key(2))
     self._number = 0
@@ -150,7 +150,7 @@ def retrieval_flops(
     )
   )
   names = tree.trainable_names(config.trainable, list(params))
-  live = {name: place(leaf) for name, leaf in params.items() if name in names}
+  trainable = {name: place(leaf) for name, leaf in params.items() if name in names}
   frozen = {
     name: place(leaf, jnp.dtype(config.backbone.frozen_dtype))
     for name, leaf in params.items()
@@ -158,11 +158,11 @@ def retrieval_flops(
   }
   optimizer = optim.make_optimizer(config.optim, list(params), names, 1000)
   opt_state = jax.eval_shape(
-    lambda live: optimizer.init(optim.with_placeholders(live, list(frozen))), live
+    lambda trainable: optimizer.init(optim.with_placeholders(trainable, list(frozen))), trainable
   )
   shapes = {name: jax.ShapeDtypeStruct(rows.shape, rows.dtype) for name, rows in batch.items()}
   return train.make_update(system, optimizer, list(frozen)).lower(
-    train.State(live, opt_state), frozen, shapes, jax.random.key(2), 1
+    train.State(trainable, opt_state), frozen, shapes, jax.random.key(2), 1
   )
 
 

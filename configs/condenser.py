@@ -18,7 +18,7 @@ def get_config(arg: str = 'condenser'):
   if method == 'local':
     method, rest = 'condenser', ['local']
   c = defaults.default()
-  c.system = 'pretrain'
+  c.method = 'pretrain'
   c.task = method
   c.backbone.path = 'bert-base-uncased'
   c.trainable = ('backbone/.*', 'head/.*')
@@ -27,7 +27,7 @@ def get_config(arg: str = 'condenser'):
   c.batch_size, c.grad_cache = 1024, 16
   c.epochs = 8.0
   c.optim.learning_rate, c.optim.weight_decay = 1e-4, 0.01
-  c.data.form = 'corpus'
+  c.data.format = 'corpus'
   if method == 'condenser':
     c.pretrain.head_layers = 2
   elif method == 'cocondenser':

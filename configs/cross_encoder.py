@@ -18,7 +18,7 @@ from dprjax.runtime import config as defaults
 def get_config(arg: str = 'msmarco'):
   recipe, *rest = (arg or 'msmarco').split(',')
   c = defaults.default()
-  c.system = 'cross_encoder'
+  c.method = 'cross_encoder'
   c.task = recipe
   c.trainable = ('backbone/.*', 'head/.*')
   c.optim.weight_decay = 0.01
@@ -31,7 +31,7 @@ def get_config(arg: str = 'msmarco'):
     c.batch_size = 8
     c.epochs = 2.0
     c.optim.learning_rate = 1e-5
-    c.data.form = 'msmarco'
+    c.data.format = 'msmarco'
     c.data.dev_split = 'dev'
     c.data.query_max_length, c.data.passage_max_length = 32, 481
     c.eval.measure = 'RR@10'
@@ -42,7 +42,7 @@ def get_config(arg: str = 'msmarco'):
     c.batch_size = 16
     c.epochs = 3.0
     c.optim.learning_rate = 5e-5
-    c.data.form = 'beir'
+    c.data.format = 'beir'
     c.data.query_max_length, c.data.passage_max_length = 64, 192
     c.data.hold_out = 0.1
   else:

@@ -22,7 +22,7 @@ def get_config():
   # held out, the last checkpoint is taken.
   c.batch_size, c.steps = 32, 100
   c.optim.learning_rate = 7e-3
-  c.data.form = 'beir'
+  c.data.format = 'beir'
   # Three of four passages are longer; every token costs time.
   c.data.query_max_length, c.data.passage_max_length = 32, 96
   # One shape a batch: one program to compile.

@@ -22,7 +22,7 @@ def get_config(arg: str = 'sentence'):
       'msmarco, nq and local'
     )
   c = defaults.default()
-  c.system = 'pretrain'
+  c.method = 'pretrain'
   c.task = 'rip'
   c.backbone.path = 'roberta-large'
   c.trainable = ('backbone/.*', 'head/.*')
@@ -33,7 +33,7 @@ def get_config(arg: str = 'sentence'):
   c.batch_size, c.grad_cache = 2048, 32
   c.epochs = 4.0 if 'nq' in words else 8.0
   c.optim.learning_rate, c.optim.weight_decay = 1e-4, 0.01
-  c.data.form = 'corpus'
+  c.data.format = 'corpus'
   if 'prompt' in words:
     # The MLM head goes along, so that a fresh one does not mislead the prompt; only the prompt is
     # exported.

@@ -21,7 +21,7 @@ def get_config(arg: str = ''):
   if arg not in ('', 'local'):
     raise ValueError(f'configs/stsb.py:{arg}: there is only local')
   c = defaults.default()
-  c.system = 'similarity'
+  c.method = 'similarity'
   c.task = 'stsb'
   c.backbone.path = 'bert-base-uncased'
   c.trainable = ('backbone/.*',)
@@ -32,7 +32,7 @@ def get_config(arg: str = ''):
   c.eval.measure = 'spearman'
   if arg == 'local':
     c = defaults.local(c)
-  c.data.form = 'similarity'
+  c.data.format = 'similarity'
   c.data.dir = f'{DATA}/stsb/raw'
   c.data.train_split, c.data.dev_split = 'stsb-en-train.csv', 'stsb-en-dev.csv'
   return c

@@ -26,7 +26,7 @@ def get_config(arg: str = 'beir'):
     )
   within = ','.join(dict.fromkeys([recipe, *(['local'] if local else [])]))
   c = ml_collections.ConfigDict()
-  c.system = 'unm'
+  c.method = 'unm'
   c.seed = 42  # of every stage
   c.data = ml_collections.ConfigDict()
   # a BEIR folder with a train and a test split; 'docstrings:json,email' for those of some packages

@@ -42,8 +42,8 @@ def export(workdir: epath.PathLike, out: epath.PathLike, step: int | None = None
   config = configs.load_workdir(workdir)
   backbone = hub.load_backbone(
     configs.backbone_path(config, workdir),
-    heads=config.system == 'pretrain',
-    classifier=config.system == 'cross_encoder',
+    heads=config.method == 'pretrain',
+    classifier=config.method == 'cross_encoder',
   )
   saved = checkpoint.Checkpoints(workdir, backbone.sha256)
   try:
@@ -53,7 +53,7 @@ def export(workdir: epath.PathLike, out: epath.PathLike, step: int | None = None
         f'{workdir} holds no checkpoint yet; train first: python -m dprjax.train '
         f'--workdir={workdir} ...'
       )
-    live, extra = saved.restore_trainable(step), saved.extra(step)
+    trainable, extra = saved.restore_trainable(step), saved.extra(step)
   finally:
     saved.close()
   if extra['backbone_sha256'] != backbone.sha256:
@@ -62,11 +62,11 @@ def export(workdir: epath.PathLike, out: epath.PathLike, step: int | None = None
     )
   out = epath.Path(out)
   # A cross-encoder is a model even where its head alone was trained.
-  trained_backbone = config.system == 'cross_encoder' or any(
-    name.startswith('backbone/') for name in live
+  trained_backbone = config.method == 'cross_encoder' or any(
+    name.startswith('backbone/') for name in trainable
   )
   if trained_backbone and out.suffix == '.npz':
-    what = 'a cross-encoder' if config.system == 'cross_encoder' else 'the backbone'
+    what = 'a cross-encoder' if config.method == 'cross_encoder' else 'the backbone'
     raise InputError(f'--out={out}: this run trained {what}; name a directory, not an npz file')
   if not trained_backbone and out.suffix != '.npz':
     raise InputError(f'--out={out}: this run trained a prompt alone; name a file that ends in .npz')
@@ -85,39 +85,39 @@ def export(workdir: epath.PathLike, out: epath.PathLike, step: int | None = None
     else {f'dev/{config.eval.measure}': extra['best']}
   )
   if not trained_backbone:
-    artifact.save_prompt(out, make_prompt(config, backbone, live, backbone.sha256, metrics))
+    artifact.save_prompt(out, make_prompt(config, backbone, trainable, backbone.sha256, metrics))
     logger.info(
       '%s: step %d, %s values, %s',
       out,
       step,
-      log.size(tree.count(live)),
+      log.size(tree.count(trainable)),
       log.size(out.stat().length, 'B'),
     )
     return out
   with files.atomic_path(out) as folder:
     sha256 = {
-      kind: write_backbone(config, backbone, live, kind, folder)
+      kind: write_backbone(config, backbone, trainable, kind, folder)
       for kind in (KINDS if config.backbone.two_encoders else ('',))
     }
-    if any(name.startswith('prompt/') for name in live):
+    if any(name.startswith('prompt/') for name in trainable):
       exported: Any = sha256.get('') or sha256
       artifact.save_prompt(
-        folder / 'prompt.npz', make_prompt(config, backbone, live, exported, metrics)
+        folder / 'prompt.npz', make_prompt(config, backbone, trainable, exported, metrics)
       )
-  logger.info('%s: step %d, %s parameters', out, step, log.size(tree.count(live)))
+  logger.info('%s: step %d, %s parameters', out, step, log.size(tree.count(trainable)))
   return out
 
 
 def make_prompt(
   config: Any,
   backbone: hub.Backbone,
-  live: dict[str, np.ndarray],
+  trainable: dict[str, np.ndarray],
   sha256: Any,
   metrics: dict[str, float],
 ) -> artifact.Prompt:
   """The prompt's file: the expanded key/value vectors, whatever they were trained as."""
   params = tree.unflatten(
-    {name: leaf for name, leaf in live.items() if name.startswith('prompt/')}
+    {name: leaf for name, leaf in trainable.items() if name.startswith('prompt/')}
   )['prompt']
   prefixes = {
     kind: np.asarray(prefix)
@@ -155,7 +155,7 @@ def lengths(config: Any) -> dict[str, int]:
   """The maximum lengths that the prompt was trained with; pretraining has one for all texts."""
   both = {
     kind: config.pretrain.max_length
-    if config.system == 'pretrain'
+    if config.method == 'pretrain'
     else config.data[f'{kind}_max_length']
     for kind in KINDS
   }
@@ -163,7 +163,11 @@ def lengths(config: Any) -> dict[str, int]:
 
 
 def write_backbone(
-  config: Any, backbone: hub.Backbone, live: dict[str, np.ndarray], kind: str, folder: epath.Path
+  config: Any,
+  backbone: hub.Backbone,
+  trainable: dict[str, np.ndarray],
+  kind: str,
+  folder: epath.Path,
 ) -> str:
   """One trained encoder as a Hugging Face directory. Returns its SHA-256."""
   prefix = f'backbone/{kind}/' if kind else 'backbone/'
@@ -171,13 +175,17 @@ def write_backbone(
   params = tree.unflatten(
     {
       **frozen,
-      **{name.removeprefix(prefix): leaf for name, leaf in live.items() if name.startswith(prefix)},
+      **{
+        name.removeprefix(prefix): leaf
+        for name, leaf in trainable.items()
+        if name.startswith(prefix)
+      },
     }
   )
   where = folder / kind if kind else folder
   sentence: hub.SentenceSettings | None = None
   heads: dict[str, Any] = {}
-  if config.system == 'pretrain':
+  if config.method == 'pretrain':
     # No sentence-transformers files unless the defaults (first token, raw) would be wrong: what it
     # is for comes later.
     if config.pooling != 'cls' or config.normalize:
@@ -187,7 +195,7 @@ def write_backbone(
         max_length=backbone.config.max_tokens,
       )
     # With the heads, trained here or as they were, pretraining can go on from the directory.
-    trained = tree.unflatten(live).get('head', {})
+    trained = tree.unflatten(trainable).get('head', {})
     heads = {
       'mlm': trained.get('mlm', backbone.mlm),
       'condenser': trained.get('condenser', backbone.condenser),
@@ -196,10 +204,10 @@ def write_backbone(
       heads['condenser_split'] = config.pretrain.skip_from or backbone.config.num_layers // 2
     elif backbone.condenser is not None:
       heads['condenser_split'] = backbone.condenser_split
-  elif config.system == 'cross_encoder':
+  elif config.method == 'cross_encoder':
     # No sentence-transformers files: those of a model with vectors would be wrong, and CrossEncoder
     # needs none.
-    head = tree.flatten({'head': {'classifier': backbone.classifier or {}}}) | live
+    head = tree.flatten({'head': {'classifier': backbone.classifier or {}}}) | trainable
     tokenizer = text.load_tokenizer(backbone.path)
     heads = {
       'classifier': tree.unflatten(

@@ -31,7 +31,7 @@ _OURS = (
   'seed',
   'mix',
   'data.dir',
-  'data.form',
+  'data.format',
   'data.train',
   'data.train_split',
   'data.store',
@@ -266,7 +266,7 @@ class Pipeline:
     workdir = self.workdir / place
     knobs = [
       f'seed={self.config.seed}',
-      'data.form=beir',
+      'data.format=beir',
       f'data.dir={self.folder}',
       f'data.train={mined}',
       f'data.train_split={self.config.data.train_split}',
@@ -367,9 +367,9 @@ class Pipeline:
 
 def check(config: ml_collections.ConfigDict) -> None:
   """Raises InputError for knobs that cannot be as they are, before anything runs."""
-  if config.system != 'unm':
+  if config.method != 'unm':
     raise InputError(
-      f'--config is an experiment of dprjax.train (config.system {config.system!r}); '
+      f'--config is an experiment of dprjax.train (config.method {config.method!r}); '
       'dprjax.pipeline takes configs/unm.py'
     )
   if not config.data.dir:
@@ -385,9 +385,9 @@ def check(config: ml_collections.ConfigDict) -> None:
       'config.mix: shares must add up to 1, not '
       f'{" + ".join(f"{value:g}" for value in config.mix.values())}'
     )
-  for name, system in (('retriever', 'dpr'), ('reranker', 'cross_encoder')):
-    if config[name].system != system:
-      raise InputError(f'config.{name}.system: expected {system!r}, not {config[name].system!r}')
+  for name, method in (('retriever', 'dpr'), ('reranker', 'cross_encoder')):
+    if config[name].method != method:
+      raise InputError(f'config.{name}.method: expected {method!r}, not {config[name].method!r}')
   for run in config.runs:
     files.existing(run.partition('=')[2] or run, 'run in config.runs')
   if config.reranker_path:

@@ -248,7 +248,7 @@ def train(
 ) -> epath.Path:
   """Trains and exports; returns the prompt, or the directory of a backbone that was trained."""
   workdir = out / 'training'
-  knobs = [f'--config.data.dir={text.folder}', '--config.data.form=beir', *overrides]
+  knobs = [f'--config.data.dir={text.folder}', '--config.data.format=beir', *overrides]
   tour.run(
     'Train',
     ['train', f'--config={config}', f'--workdir={workdir}', *knobs],

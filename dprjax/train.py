@@ -68,7 +68,7 @@ class Result(NamedTuple):
 class State(NamedTuple):
   """What a step changes."""
 
-  live: dict[str, jax.Array]
+  trainable: dict[str, jax.Array]
   opt_state: Any
 
 
@@ -98,7 +98,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   compiled.keep(config.compilation_cache)
 
   # Text, backbone, token arrays.
-  objective, feeds = SYSTEMS[config.system]
+  objective, feeds = SYSTEMS[config.method]
   with distributed.turn():
     found = feeds.find(config, workdir, devices)
     make_backbone(config, workdir, found.read)
@@ -111,7 +111,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   every = config.eval.every or feed.epoch
   save_every = config.checkpoint.every or feed.epoch
 
-  # Parameters: the live ones on the optimiser's side, the frozen ones apart.
+  # Parameters: the trainable ones on the optimiser's side, the frozen ones apart.
   key = jax.random.key(config.seed)
   parts = {
     'query': backbone.params,
@@ -127,7 +127,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   trainable_names = tree.trainable_names(config.trainable, list(params))
   shardings = mesh.param_shardings(devices, params)
   frozen_dtype = jnp.dtype(config.backbone.frozen_dtype)
-  live = {
+  trainable = {
     name: mesh.put(np.asarray(leaf, np.float32), shardings[name])
     for name, leaf in params.items()
     if name in trainable_names
@@ -139,26 +139,26 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   }
   optimizer = optim.make_optimizer(config.optim, list(params), trainable_names, total)
   schedule = optim.make_schedule(config.optim, total)
-  opt_state = init_optimizer(optimizer, live, list(frozen), shardings, devices)
+  opt_state = init_optimizer(optimizer, trainable, list(frozen), shardings, devices)
   update = make_update(system, optimizer, list(frozen))
 
   # Where an earlier run of this command stopped.
   saved = checkpoint.Checkpoints(workdir, backbone.sha256, config.checkpoint.keep)
-  state, step = State(live, opt_state), 0
+  state, step = State(trainable, opt_state), 0
   best, best_step, stale, stopped = None, None, 0, False
   latest = saved.latest()
   if latest is not None:
     target = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), (live, opt_state)
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), (trainable, opt_state)
     )
     restored = saved.restore(latest, *target)
-    step, state = restored.step, State(restored.live, restored.opt_state)
+    step, state = restored.step, State(restored.trainable, restored.opt_state)
     feed.loader.set_state(restored.extra['data'])
     best, best_step, stale, stopped = (
       restored.extra[name] for name in ('best', 'best_step', 'stale', 'stopped')
     )
 
-  describe(config, say, live, frozen, devices, feed, total, opt_state)
+  describe(config, say, trainable, frozen, devices, feed, total, opt_state)
   if step:
     say(f'resuming after step {step} of {total}')
   evaluate = feed.evaluation(system) if feed.evaluation else None
@@ -202,7 +202,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
       read_one()
     saved.save(
       step,
-      state.live,
+      state.trainable,
       state.opt_state,
       {
         'data': feed.loader.get_state(),
@@ -236,7 +236,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
           read_one()
         # Process 0's, so that all have the same best step and stop at the same, whatever their
         # hardware rounds to.
-        found = distributed.agree(evaluate({**frozen, **state.live}))
+        found = distributed.agree(evaluate({**frozen, **state.trainable}))
         score = found[config.eval.measure]
         better = best is None or score > best
         best, best_step, stale = (score, step, 0) if better else (best, best_step, stale + 1)
@@ -283,8 +283,8 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
 
 def check(config: ml_collections.ConfigDict) -> None:
   """Raises InputError for knobs that cannot be as they are, before anything is read or written."""
-  if config.system not in SYSTEMS:
-    raise InputError(f'config.system: expected one of {", ".join(SYSTEMS)}, not {config.system!r}')
+  if config.method not in SYSTEMS:
+    raise InputError(f'config.method: expected one of {", ".join(SYSTEMS)}, not {config.method!r}')
   if not config.backbone.path:
     raise InputError(
       'config.backbone.path is empty; name a Hugging Face directory, a hub id or scratch:tiny'
@@ -294,7 +294,7 @@ def check(config: ml_collections.ConfigDict) -> None:
       f'config.backbone.vocabulary: expected one of {", ".join(VOCABULARIES)}, not '
       f'{config.backbone.vocabulary!r}'
     )
-  if not config.data.dir and config.data.form != 'docstrings':
+  if not config.data.dir and config.data.format != 'docstrings':
     raise InputError(
       'config.data.dir is empty; name the folder that holds the training text, '
       '--config.data.dir=DIR'
@@ -347,7 +347,7 @@ def load_backbone(config: ml_collections.FrozenConfigDict, workdir: epath.Path) 
   """The backbone before training."""
   path = configs.backbone_path(config, workdir)
   return hub.load_backbone(
-    path, heads=config.system == 'pretrain', classifier=config.system == 'cross_encoder'
+    path, heads=config.method == 'pretrain', classifier=config.method == 'cross_encoder'
   )
 
 
@@ -376,22 +376,24 @@ def warm_start(
 
 def init_optimizer(
   optimizer: optax.GradientTransformation,
-  live: dict[str, jax.Array],
+  trainable: dict[str, jax.Array],
   frozen: Sequence[str],
   shardings: dict[str, Any],
   devices: jax.sharding.Mesh,
 ) -> Any:
   """The optimiser's state, its moments placed like the parameters they belong to."""
-  shapes = jax.eval_shape(lambda live: optimizer.init(optim.with_placeholders(live, frozen)), live)
+  shapes = jax.eval_shape(
+    lambda trainable: optimizer.init(optim.with_placeholders(trainable, frozen)), trainable
+  )
 
   def place(path: tuple[Any, ...], _: Any) -> Any:
     names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
-    return shardings[names[-1]] if names and names[-1] in live else mesh.replicated(devices)
+    return shardings[names[-1]] if names and names[-1] in trainable else mesh.replicated(devices)
 
   out = jax.tree_util.tree_map_with_path(place, shapes)
   return jax.jit(
-    lambda live: optimizer.init(optim.with_placeholders(live, frozen)), out_shardings=out
-  )(live)
+    lambda trainable: optimizer.init(optim.with_placeholders(trainable, frozen)), out_shardings=out
+  )(trainable)
 
 
 def make_update(
@@ -412,20 +414,22 @@ def make_update(
   ) -> tuple[State, dict[str, jax.Array]]:
     step_key = jax.random.fold_in(key, number)
 
-    # Only the live leaves are differentiated: the frozen weights' gradients are never computed.
-    def loss(live: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
-      return system.loss(tree.unflatten({**frozen, **live}), batch, step_key)
+    # Only the trainable leaves are differentiated: the frozen weights' gradients are never computed.
+    def loss(trainable: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
+      return system.loss(tree.unflatten({**frozen, **trainable}), batch, step_key)
 
-    (_, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(state.live)
+    (_, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(state.trainable)
     updates, opt_state = optimizer.update(
       optim.with_placeholders(gradient, frozen_names),
       state.opt_state,
-      optim.with_placeholders(state.live, frozen_names),
+      optim.with_placeholders(state.trainable, frozen_names),
     )
-    live = optax.apply_updates(state.live, {name: updates[name] for name in state.live})
-    return State(live, opt_state), metrics | {
+    trainable = optax.apply_updates(
+      state.trainable, {name: updates[name] for name in state.trainable}
+    )
+    return State(trainable, opt_state), metrics | {
       'gradient_norm': optax.tree.norm(gradient),
-      'update_norm': optax.tree.norm({name: updates[name] for name in state.live}),
+      'update_norm': optax.tree.norm({name: updates[name] for name in state.trainable}),
     }
 
   return update
@@ -434,7 +438,7 @@ def make_update(
 def describe(
   config: ml_collections.FrozenConfigDict,
   say: Any,
-  live: dict[str, Any],
+  trainable: dict[str, Any],
   frozen: dict[str, Any],
   devices: jax.sharding.Mesh,
   feed: Feed,
@@ -442,12 +446,12 @@ def describe(
   opt_state: Any,
 ) -> None:
   """What a run says before its first step."""
-  trained, held = tree.count(live), tree.count(frozen)
+  trained, held = tree.count(trainable), tree.count(frozen)
   device = devices.devices.flat[0]
   say(
-    f'{config.system}{f" ({config.task})" if config.task else ""}: {log.size(trained)} trained '
+    f'{config.method}{f" ({config.task})" if config.task else ""}: {log.size(trained)} trained '
     'parameters '
-    f'({100 * trained / (trained + held):.2f} %, {log.size(tree.nbytes(live), "B")}; optimiser '
+    f'({100 * trained / (trained + held):.2f} %, {log.size(tree.nbytes(trainable), "B")}; optimiser '
     f'{log.size(tree.nbytes(opt_state), "B")}), '
     f'{log.size(held)} frozen ({log.size(tree.nbytes(frozen), "B")})'
   )

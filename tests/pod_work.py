@@ -26,13 +26,13 @@ def state(mesh, seed):
   }
   values = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
   shardings = meshes.param_shardings(mesh, values)
-  live = {name: meshes.put(value, shardings[name]) for name, value in values.items()}
+  trainable = {name: meshes.put(value, shardings[name]) for name, value in values.items()}
   # Adam's, after three steps.
   mu, nu = (
     {name: meshes.put(factor * value, shardings[name]) for name, value in values.items()}
     for factor in (np.float32(0.1), np.float32(0.3))
   )
-  return live, optax.ScaleByAdamState(meshes.put(np.int32(3), meshes.replicated(mesh)), mu, nu)
+  return trainable, optax.ScaleByAdamState(meshes.put(np.int32(3), meshes.replicated(mesh)), mu, nu)
 
 
 def check_restored(workdir, sizes):
@@ -47,7 +47,9 @@ def check_restored(workdir, sizes):
   saved.close()
   assert restored.extra['data'] == {'position': 5}
   for there, here in zip(
-    jax.tree.leaves((restored.live, restored.opt_state)), jax.tree.leaves(expected), strict=True
+    jax.tree.leaves((restored.trainable, restored.opt_state)),
+    jax.tree.leaves(expected),
+    strict=True,
   ):
     assert there.sharding == here.sharding
     for one, two in zip(there.addressable_shards, here.addressable_shards, strict=True):

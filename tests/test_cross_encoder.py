@@ -14,7 +14,14 @@ from dprjax.methods import cross_encoder_data as feed
 from dprjax.models import hub
 from dprjax.retrieval import measures
 from dprjax.runtime import tree
-from tests.test_train import assert_bad, assert_same_bits, files_of, live_of, metrics_of, steps_of
+from tests.test_train import (
+  assert_bad,
+  assert_same_bits,
+  files_of,
+  trainable_of,
+  metrics_of,
+  steps_of,
+)
 
 ROOT = pathlib.Path(__file__).parent.parent
 pytestmark = pytest.mark.slow
@@ -25,7 +32,7 @@ def flags_of(trained, data_store):
   """Flags that take the backbone and the text from the run that the tests share."""
   return [
     f'--config.backbone.path={trained}/backbone',
-    '--config.data.form=beir',
+    '--config.data.format=beir',
     f'--config.data.dir={trained}/data',
     f'--config.data.store={data_store}',
     LEARNS,
@@ -90,11 +97,11 @@ def test_trains_and_resumes_bit_for_bit(go, trained, first_run, tmp_path, flags)
     assert status == 0 and 'done at step 12' in err, err
   else:
     shutil.copytree(first_run, run)
-  step, live = live_of(run)
-  assert step == 12 and {name.split('/')[0] for name in live} == {'backbone', 'head'}
-  assert live['head/classifier/output/kernel'].shape == (128, 2 if flags else 1)
+  step, trainable = trainable_of(run)
+  assert step == 12 and {name.split('/')[0] for name in trainable} == {'backbone', 'head'}
+  assert trainable['head/classifier/output/kernel'].shape == (128, 2 if flags else 1)
   start = tree.flatten(hub.load_backbone(str(trained / 'backbone')).params)
-  for name, leaf in live.items():
+  for name, leaf in trainable.items():
     if name.startswith('backbone/'):
       # A key's bias adds the same to all scores of a query: softmax does not see it.
       assert (leaf != start[name.removeprefix('backbone/')]).any() or name.endswith(
@@ -111,7 +118,7 @@ def test_trains_and_resumes_bit_for_bit(go, trained, first_run, tmp_path, flags)
   assert (
     'random passages stand in' in err
   )  # docstrings have no mined negatives, and the run says so
-  assert_same_bits(live_of(run)[1], live)
+  assert_same_bits(trainable_of(run)[1], trainable)
   assert timeless(metrics_of(run)) == timeless(rows)
   assert files_of(trained / 'backbone') == before
 
@@ -142,7 +149,7 @@ def test_chunks_make_the_same_update(go, tmp_path):
   ]
   assert go(*same, workdir='whole')[0] == 0
   assert go(*same, '--config.accumulate=2', '--config.batch_size=8', workdir='pieces')[0] == 0
-  whole, pieces = live_of(tmp_path / 'whole')[1], live_of(tmp_path / 'pieces')[1]
+  whole, pieces = trainable_of(tmp_path / 'whole')[1], trainable_of(tmp_path / 'pieces')[1]
   for name, leaf in whole.items():
     np.testing.assert_allclose(pieces[name], leaf, rtol=1e-5, atol=2e-6)
   [one], [other] = metrics_of(tmp_path / 'whole'), metrics_of(tmp_path / 'pieces')
@@ -158,10 +165,10 @@ def test_exported_scored_and_trained_on(go, command, trained, first_run, tmp_pat
   )
   status, err = command(export, f'--workdir={first_run}', f'--out={out}', '--step=12')
   assert status == 0, err
-  live = live_of(first_run)[1]
+  trainable = trainable_of(first_run)[1]
   loaded = hub.load_backbone(out, classifier=True)
   assert_same_bits(
-    tree.flatten({'backbone': loaded.params, 'head': {'classifier': loaded.classifier}}), live
+    tree.flatten({'backbone': loaded.params, 'head': {'classifier': loaded.classifier}}), trainable
   )
   assert (
     loaded.hf_config['architectures'] == ['BertForSequenceClassification']
@@ -204,15 +211,15 @@ def test_exported_scored_and_trained_on(go, command, trained, first_run, tmp_pat
     f'--config.backbone.path={out}', "--config.trainable=('head/.*',)", workdir='more'
   )
   assert status == 0, err
-  more = live_of(tmp_path / 'more')[1]
-  assert more.keys() == {name for name in live if name.startswith('head/')}
+  more = trainable_of(tmp_path / 'more')[1]
+  assert more.keys() == {name for name in trainable if name.startswith('head/')}
   assert (
     command(export, f'--workdir={tmp_path}/more', f'--out={tmp_path}/tuned', '--step=12')[0] == 0
   )
   tuned = hub.load_backbone(tmp_path / 'tuned', classifier=True)
   assert tuned.sha256 == loaded.sha256
   assert_same_bits(tree.flatten({'head': {'classifier': tuned.classifier}}), more)
-  assert all((leaf != live[name]).any() for name, leaf in more.items())
+  assert all((leaf != trainable[name]).any() for name, leaf in more.items())
 
 
 def cut(model, text, length):

@@ -32,7 +32,7 @@ def run_of(trained, tmp_path_factory):
           f'--config={ROOT}/configs/{config}',
           f'--workdir={workdir}',
           f'--config.backbone.path={trained}/backbone',
-          '--config.data.form=beir',
+          '--config.data.format=beir',
           f'--config.data.dir={trained}/data',
           f'--config.data.store={trained}/store',
           '--config.steps=3',
@@ -50,7 +50,7 @@ def checkpoints(workdir, backbone):
   return checkpoint.Checkpoints(workdir, hub.load_backbone(str(backbone)).sha256)
 
 
-def live_of(workdir, backbone, step):
+def trainable_of(workdir, backbone, step):
   saved = checkpoints(workdir, backbone)
   try:
     return saved.restore_trainable(step)
@@ -73,7 +73,7 @@ def test_a_prompt(command, trained, tmp_path):
   best, extra = saved.best(), saved.extra(saved.best())
   saved.close()
   assert f'step {best}' in err and best == extra['best_step']
-  prefix = live_of(trained, trained / 'backbone', best)['prompt/prefix']
+  prefix = trainable_of(trained, trained / 'backbone', best)['prompt/prefix']
   with np.load(tmp_path / 'prompt.npz', allow_pickle=False) as npz:
     assert sorted(npz.files) == ['meta', 'prefix']
     np.testing.assert_array_equal(npz['prefix'], prefix)
@@ -107,7 +107,7 @@ def test_the_step_that_was_asked_for(command, trained, tmp_path):
   assert (
     command(export, f'--workdir={trained}', f'--out={tmp_path}/prompt.npz', '--step=12')[0] == 0
   )
-  expected = live_of(trained, trained / 'backbone', 12)['prompt/prefix']
+  expected = trainable_of(trained, trained / 'backbone', 12)['prompt/prefix']
   np.testing.assert_array_equal(load_prompt(tmp_path / 'prompt.npz').prefix('query'), expected)
   assert [path.name for path in tmp_path.iterdir()] == ['prompt.npz']
 
@@ -116,13 +116,13 @@ def test_the_best_is_kept_and_chosen_over_the_latest(command, trained, tmp_path)
   # Scores of our own making on a copy's checkpoints: the first of two equal ones is the best, and
   # stays.
   shutil.copytree(trained, tmp_path / 'run')
-  live = live_of(trained, trained / 'backbone', 12)
+  trainable = trainable_of(trained, trained / 'backbone', 12)
   shutil.rmtree(tmp_path / 'run' / 'checkpoints')
   saved = checkpoints(tmp_path / 'run', trained / 'backbone')
   for step, score in ((1, 0.1), (2, 0.7), (3, 0.7), (4, 0.3), (5, None)):
     saved.save(
       step,
-      {name: leaf + step for name, leaf in live.items()},
+      {name: leaf + step for name, leaf in trainable.items()},
       {'count': np.zeros(1)},
       {'best': 0.7, 'best_step': 2},
       score,
@@ -131,7 +131,7 @@ def test_the_best_is_kept_and_chosen_over_the_latest(command, trained, tmp_path)
   saved.close()
   assert command(export, f'--workdir={tmp_path}/run', f'--out={tmp_path}/prompt.npz')[0] == 0
   prompt = load_prompt(tmp_path / 'prompt.npz')
-  np.testing.assert_array_equal(prompt.prefix('query'), live['prompt/prefix'] + 2)
+  np.testing.assert_array_equal(prompt.prefix('query'), trainable['prompt/prefix'] + 2)
   assert prompt.meta['metrics'] == {'dev/nDCG@10': 0.7}
 
 
@@ -146,7 +146,7 @@ def test_a_reparametrised_prompt_is_expanded(command, run_of, trained, tmp_path)
   assert command(export, f'--workdir={workdir}', f'--out={tmp_path}/prompt.npz')[0] == 0
   prompt = load_prompt(tmp_path / 'prompt.npz')
   assert sorted(prompt.arrays) == ['passage/prefix', 'query/prefix']
-  params = trees.unflatten(live_of(workdir, trained / 'backbone', 3))['prompt']
+  params = trees.unflatten(trainable_of(workdir, trained / 'backbone', 3))['prompt']
   for kind in ('query', 'passage'):
     one = params[kind]
     hidden = (
@@ -219,10 +219,10 @@ def test_two_encoders_with_a_prompt(command, run_of, trained, tmp_path):
   shas = {kind: load_backbone(tmp_path / 'model' / kind).sha256 for kind in ('query', 'passage')}
   assert len({*shas.values(), load_backbone(trained / 'backbone').sha256}) == 3
   assert load_prompt(tmp_path / 'model' / 'prompt.npz').meta['backbone_sha256'] == shas
-  live = live_of(workdir, trained / 'backbone', 3)
+  trainable = trainable_of(workdir, trained / 'backbone', 3)
   for kind in shas:
     kernel = load_backbone(tmp_path / 'model' / kind).params['layers']['mlp']['up']['kernel']
-    np.testing.assert_array_equal(kernel, live[f'backbone/{kind}/layers/mlp/up/kernel'])
+    np.testing.assert_array_equal(kernel, trainable[f'backbone/{kind}/layers/mlp/up/kernel'])
   both = Retriever.load(tmp_path / 'model', tmp_path / 'model' / 'prompt.npz')
   assert not np.allclose(both.encode(['json'], 'query'), both.encode(['json'], 'passage'))
 

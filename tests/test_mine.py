@@ -202,7 +202,7 @@ def test_training_on_what_was_mined(tmp_path, command):
     [
       f'--config={ROOT}/configs/dptdr.py:local',
       f'--workdir={workdir}',
-      '--config.data.form=beir',
+      '--config.data.format=beir',
       f'--config.data.dir={data}',
       f'--config.data.train={tmp_path}/mined.jsonl',
       '--config.negatives=4',

@@ -120,11 +120,11 @@ def test_every_recipe_is_made_of_experiments_of_train(recipe, more):
   assert bool(config.retriever.prompt.length) == (more == '') and tuple(
     config.retriever.trainable
   ) == (('backbone/.*',) if more else ('prompt/.*',))
-  for part, system in (('retriever', 'dpr'), ('reranker', 'cross_encoder')):
+  for part, method in (('retriever', 'dpr'), ('reranker', 'cross_encoder')):
     path, experiment = config[f'{part}_recipe'], config[part]
     parsed = configs.parse([f'--config={path}', *pipeline.differences(path, experiment)])
     ours = set(parsed.to_dict()) - {'seed', 'mix', 'data', 'backbone'}
-    assert parsed.system == system and parsed.negatives >= 1
+    assert parsed.method == method and parsed.negatives >= 1
     assert {name: parsed.to_dict()[name] for name in ours} == {
       name: experiment.to_dict()[name] for name in ours
     }
@@ -149,7 +149,7 @@ def test_a_recipe_that_is_none(argument, words):
     (['--config.rounds=0'], 'config.rounds'),
     (['--config.sample=0'], 'config.sample'),
     (['--config.mix.random=0.5'], 'config.mix: shares must add up to 1'),
-    (['--config.reranker.system=dpr'], 'config.reranker.system'),
+    (['--config.reranker.method=dpr'], 'config.reranker.method'),
     (["--config.runs=('dpt=none.trec',)"], 'run in config.runs not found'),
     (['--config.data.dir=none'], 'none'),
   ],

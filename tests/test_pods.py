@@ -26,7 +26,7 @@ import pytest
 
 from dprjax import encode, export, search
 from tests import pod_work
-from tests.test_train import assert_same_bits, live_of, metrics_of, steps_of
+from tests.test_train import assert_same_bits, trainable_of, metrics_of, steps_of
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -146,7 +146,7 @@ def flags(trained):
     return [
       f'--config={ROOT}/configs/{name}',
       f'--config.backbone.path={trained}/backbone',
-      f'--config.data.form={form[0]}',
+      f'--config.data.format={form[0]}',
       f'--config.data.dir={form[1]}',
       f'--config.data.store={trained}/store',
       *more,
@@ -189,9 +189,9 @@ def together(flags, tmp_path_factory):
 @pytest.mark.parametrize(('pod', 'objective'), PAIRS)
 def test_a_pod_trains_to_the_same_parameters_as_one_process(together, pod, objective):
   one, many = together(ALONE) / objective, together(pod) / objective
-  first, last = live_of(one, 1)[1], live_of(one, 2)[1]
+  first, last = trainable_of(one, 1)[1], trainable_of(one, 2)[1]
   for step, expected in ((1, first), (2, last)):
-    there = live_of(many, step)[1]
+    there = trainable_of(many, step)[1]
     assert there.keys() == expected.keys()
     for name, leaf in expected.items():
       moved = np.abs(last[name] - first[name]).max()
@@ -396,7 +396,7 @@ def test_whatever_ends_a_process_at_random_the_run_ends_with_the_same_bits(flags
   for number in range(int(os.environ.get('DPRJAX_KILLS', '1'))):
     # The finished run is begun anew, so that there is always something to break.
     if broken.exists() and 30 in (steps_of(broken) if (broken / 'checkpoints').exists() else []):
-      assert_same_bits(live_of(broken)[1], live_of(whole)[1])
+      assert_same_bits(trainable_of(broken)[1], trainable_of(whole)[1])
       shutil.rmtree(broken)
     moment = draw.choice(['start', 'steps', 'steps', 'steps'])
     # A process whose peer died before it joined waits for it as long as --join_timeout says.
@@ -433,7 +433,7 @@ def test_whatever_ends_a_process_at_random_the_run_ends_with_the_same_bits(flags
     assert 'stack trace' not in said, said
     assert took < 30 + PATIENCE, said
   run(2, 1, *training(flags, broken))
-  assert_same_bits(live_of(broken)[1], live_of(whole)[1])
+  assert_same_bits(trainable_of(broken)[1], trainable_of(whole)[1])
   assert metrics_of(broken) == metrics_of(whole)
 
 

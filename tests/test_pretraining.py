@@ -10,7 +10,14 @@ import pytest
 from dprjax import export, load_prompt, train
 from dprjax.data import text
 from dprjax.models import hub
-from tests.test_train import assert_bad, assert_same_bits, files_of, live_of, metrics_of, steps_of
+from tests.test_train import (
+  assert_bad,
+  assert_same_bits,
+  files_of,
+  trainable_of,
+  metrics_of,
+  steps_of,
+)
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIGS = {
@@ -34,7 +41,7 @@ def go(command, trained, tmp_path):
   def run(config, *flags, workdir='run'):
     shared = [
       f'--config.backbone.path={trained}/backbone',
-      '--config.data.form=corpus',
+      '--config.data.format=corpus',
       f'--config.data.dir={trained}/data/corpus.jsonl',
       f'--config.data.store={trained}/store',
     ]
@@ -53,14 +60,14 @@ def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_pat
   assert status == 0 and 'done at step 12' in err, err
   assert files_of(trained / 'backbone') == before
   run = tmp_path / 'run'
-  step, live = live_of(run)
+  step, trainable = trainable_of(run)
   assert step == 12
   assert {
     '/'.join(name.split('/')[:2]) if name.startswith('head') else name.split('/')[0]
-    for name in live
+    for name in trainable
   } == CONFIGS[config]
   start = hub.load_backbone(str(trained / 'backbone')).params
-  for name, leaf in live.items():
+  for name, leaf in trainable.items():
     if name.startswith('backbone/'):
       there = start
       for key in name.split('/')[1:]:
@@ -75,7 +82,7 @@ def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_pat
   shutil.rmtree(run / 'checkpoints' / '12')
   status, err = go(config)
   assert status == 0 and f'resuming after step {earlier} of 12' in err, err
-  assert_same_bits(live_of(run)[1], live)
+  assert_same_bits(trainable_of(run)[1], trainable)
 
   # Rates are the clock's.
   def timeless(rows):
@@ -89,7 +96,7 @@ def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_pat
 @pytest.mark.slow
 def test_what_is_exported_is_what_was_trained_and_can_be_trained_on(go, command, trained, tmp_path):
   assert go('condenser.py:cocondenser,local')[0] == 0
-  live = live_of(tmp_path / 'run')[1]
+  trainable = trainable_of(tmp_path / 'run')[1]
   out = tmp_path / 'out'
   status, err = command(export, f'--workdir={tmp_path}/run', f'--out={out}')
   assert status == 0, err
@@ -100,7 +107,7 @@ def test_what_is_exported_is_what_was_trained_and_can_be_trained_on(go, command,
     ('head/mlm', backbone.mlm),
     ('head/condenser', backbone.condenser),
   ):
-    for name, leaf in live.items():
+    for name, leaf in trainable.items():
       if name.startswith(f'{top}/'):
         there = params
         for key in name.removeprefix(f'{top}/').split('/'):
@@ -119,7 +126,7 @@ def test_what_is_exported_is_what_was_trained_and_can_be_trained_on(go, command,
     workdir='on',
   )
   assert status == 0, err
-  assert_same_bits(live_of(tmp_path / 'on')[1], live)
+  assert_same_bits(trainable_of(tmp_path / 'on')[1], trainable)
 
 
 @pytest.mark.slow
@@ -129,7 +136,7 @@ def test_a_pretrained_prompt_starts_a_prompt(go, command, trained, tmp_path):
   assert status == 0, err
   prompt = load_prompt(tmp_path / 'prompt.npz')
   np.testing.assert_array_equal(
-    prompt.prefix('query'), live_of(tmp_path / 'run')[1]['prompt/prefix']
+    prompt.prefix('query'), trainable_of(tmp_path / 'run')[1]['prompt/prefix']
   )
   assert (
     prompt.meta['query_max_length'],
@@ -141,7 +148,7 @@ def test_a_pretrained_prompt_starts_a_prompt(go, command, trained, tmp_path):
     f'--config={ROOT}/configs/dptdr.py:local',
     f'--workdir={tmp_path}/tuned',
     f'--config.backbone.path={trained}/backbone',
-    '--config.data.form=beir',
+    '--config.data.format=beir',
     f'--config.data.dir={trained}/data',
     f'--config.data.store={trained}/store',
     '--config.steps=1',
@@ -150,7 +157,7 @@ def test_a_pretrained_prompt_starts_a_prompt(go, command, trained, tmp_path):
   )
   assert status == 0, err
   np.testing.assert_array_equal(
-    live_of(tmp_path / 'tuned')[1]['prompt/prefix'], prompt.prefix('query')
+    trainable_of(tmp_path / 'tuned')[1]['prompt/prefix'], prompt.prefix('query')
   )
 
 
@@ -166,7 +173,7 @@ def test_from_scratch_with_a_sentencepiece_vocabulary(command, trained, tmp_path
     f'--workdir={tmp_path}/run',
     '--config.backbone.vocabulary=sentencepiece',
     '--config.backbone.vocab_size=1000',
-    '--config.data.form=corpus',
+    '--config.data.format=corpus',
     f'--config.data.dir={trained}/data/corpus.jsonl,{tmp_path}/more.txt',
     '--config.steps=2',
   )
@@ -216,7 +223,7 @@ def test_text_that_cannot_be_used(go, tmp_path):
 @pytest.mark.parametrize(
   ('flags', 'words'),
   [
-    (['--config.data.form=beir'], ["config.data.form: expected 'corpus'"]),
+    (['--config.data.format=beir'], ["config.data.format: expected 'corpus'"]),
     (['--config.pretrain.max_length=513'], ['config.pretrain.max_length: 513', '512 positions']),
     (['--config.pretrain.views=pair'], ['config.pretrain.views', 'pair']),
     (

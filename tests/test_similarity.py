@@ -11,7 +11,14 @@ import pytest
 
 from dprjax import export, load_prompt, report, train
 from dprjax.models import hub
-from tests.test_train import assert_bad, assert_same_bits, files_of, live_of, metrics_of, steps_of
+from tests.test_train import (
+  assert_bad,
+  assert_same_bits,
+  files_of,
+  trainable_of,
+  metrics_of,
+  steps_of,
+)
 
 ROOT = pathlib.Path(__file__).parent.parent
 TUNED = {
@@ -86,14 +93,14 @@ def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_pat
   assert status == 0 and 'done at step 12' in err, err
   assert files_of(trained / 'backbone') == before
   run = tmp_path / 'run'
-  step, live = live_of(run)
+  step, trainable = trainable_of(run)
   assert step == 12
   start = hub.load_backbone(str(trained / 'backbone')).params
   if tuned == 'prompt':
-    assert live.keys() == {'prompt/prefix'}
+    assert trainable.keys() == {'prompt/prefix'}
   else:
-    assert {name.split('/')[0] for name in live} == {'backbone'} and len(live) > 15
-    for name, leaf in live.items():
+    assert {name.split('/')[0] for name in trainable} == {'backbone'} and len(trainable) > 15
+    for name, leaf in trainable.items():
       there = start
       for key in name.split('/')[1:]:
         there = there[key]
@@ -109,7 +116,7 @@ def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_pat
   shutil.rmtree(run / 'checkpoints' / '12')
   status, err = go(*TUNED[tuned])
   assert status == 0 and f'resuming after step {earlier} of 12' in err, err
-  assert_same_bits(live_of(run)[1], live)
+  assert_same_bits(trainable_of(run)[1], trainable)
   assert metrics_of(run) == rows
 
 
@@ -149,7 +156,7 @@ def test_a_prompt_for_similarity(go, command, trained, tmp_path):
   }
   best = max(scores, key=scores.__getitem__)
   np.testing.assert_array_equal(
-    prompt.prefix('query'), live_of(tmp_path / 'run', best)[1]['prompt/prefix']
+    prompt.prefix('query'), trainable_of(tmp_path / 'run', best)[1]['prompt/prefix']
   )
   assert prompt.meta['metrics'] == {'dev/spearman': scores[best]}
   assert (

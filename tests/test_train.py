@@ -35,7 +35,7 @@ def reuse(trained):
   """Flags that take backbone, text and token store from the run that the tests share."""
   return [
     f'--config.backbone.path={trained}/backbone',
-    '--config.data.form=beir',
+    '--config.data.format=beir',
     f'--config.data.dir={trained}/data',
     f'--config.data.store={trained}/store',
   ]
@@ -53,7 +53,7 @@ def go(command, reuse, tmp_path):
   return run
 
 
-def live_of(workdir, step=None):
+def trainable_of(workdir, step=None):
   """(step, trained parameters) of a run, from its checkpoint."""
   config = json.loads((workdir / 'config.json').read_text())
   path = config['backbone']['path']
@@ -116,20 +116,22 @@ def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_pat
   assert status == 0 and 'done at step 12' in err, err
   run = tmp_path / 'run'
   assert files_of(trained / 'backbone') == before
-  step, live = live_of(run)
+  step, trainable = trainable_of(run)
   assert step == 12
   tuned = config.startswith('dptdr')
-  assert live and all(name.startswith('prompt/' if tuned else 'backbone/') for name in live)
+  assert trainable and all(
+    name.startswith('prompt/' if tuned else 'backbone/') for name in trainable
+  )
   assert [row['step'] for row in metrics_of(run) if 'loss' in row] == [2, 4, 6, 8, 10, 12]
   assert [row['step'] for row in metrics_of(run) if 'dev/nDCG@10' in row] == [6, 12]
   # What was trained three times (itself and Adam's two moments), and the format's own files.
   size = sum(
     path.stat().st_size for path in (run / 'checkpoints' / '12').rglob('*') if path.is_file()
   )
-  assert size < 3 * sum(leaf.nbytes for leaf in live.values()) + 200_000
+  assert size < 3 * sum(leaf.nbytes for leaf in trainable.values()) + 200_000
   if not tuned:
     start = hub.load_backbone(str(trained / 'backbone')).params
-    for name, leaf in live.items():
+    for name, leaf in trainable.items():
       path = name.split('/')[
         2 if 'two' in config or name.split('/')[1] in ('query', 'passage') else 1 :
       ]
@@ -142,28 +144,30 @@ def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_pat
   # As if it had been killed after an earlier checkpoint.
   rows = metrics_of(run)
   earlier = max(step for step in steps_of(run) if step < 12)
-  assert any((leaf != live_of(run, earlier)[1][name]).any() for name, leaf in live.items())
+  assert any(
+    (leaf != trainable_of(run, earlier)[1][name]).any() for name, leaf in trainable.items()
+  )
   shutil.rmtree(run / 'checkpoints' / '12')
   status, err = go(config)
   assert status == 0 and f'resuming after step {earlier} of 12' in err, err
-  assert_same_bits(live_of(run)[1], live)
+  assert_same_bits(trainable_of(run)[1], trainable)
   assert metrics_of(run) == rows
 
 
 def test_a_finished_run_is_left_as_it_is(go, tmp_path):
   assert go()[0] == 0
-  live, rows = live_of(tmp_path / 'run'), metrics_of(tmp_path / 'run')
+  trainable, rows = trainable_of(tmp_path / 'run'), metrics_of(tmp_path / 'run')
   status, err = go()
   assert status == 0 and 'done at step 12' in err and 'compiling' not in err
-  assert live_of(tmp_path / 'run')[0] == live[0] and metrics_of(tmp_path / 'run') == rows
-  assert_same_bits(live_of(tmp_path / 'run')[1], live[1])
+  assert trainable_of(tmp_path / 'run')[0] == trainable[0] and metrics_of(tmp_path / 'run') == rows
+  assert_same_bits(trainable_of(tmp_path / 'run')[1], trainable[1])
 
 
 @pytest.mark.slow
 def test_a_part_of_the_backbone_can_be_trained(go, trained, tmp_path):
   assert go('ft.py:local', r"--config.trainable=('backbone/layers/mlp/.*',)")[0] == 0
-  _, live = live_of(tmp_path / 'run')
-  assert {name.rsplit('/', 2)[0] for name in live} == {'backbone/layers/mlp'}
+  _, trainable = trainable_of(tmp_path / 'run')
+  assert {name.rsplit('/', 2)[0] for name in trainable} == {'backbone/layers/mlp'}
 
 
 @pytest.mark.slow
@@ -199,9 +203,9 @@ def test_a_part_of_the_backbone_can_be_trained(go, trained, tmp_path):
 def test_forms_of_the_prompt(go, tmp_path, flags, names):
   status, err = go('dptdr.py:local', *flags)
   assert status == 0, err
-  _, live = live_of(tmp_path / 'run')
-  assert live.keys() == names
-  assert all(leaf.dtype == np.float32 for leaf in live.values())
+  _, trainable = trainable_of(tmp_path / 'run')
+  assert trainable.keys() == names
+  assert all(leaf.dtype == np.float32 for leaf in trainable.values())
 
 
 @pytest.mark.slow
@@ -219,7 +223,7 @@ def test_accumulation_and_gradient_cache_make_the_same_update(go, tmp_path, flag
   ]  # Adam's first update is the gradient's sign where eps is tiny, and rounding then decides
   assert go('dptdr.py:local', *same, workdir='whole')[0] == 0
   assert go('dptdr.py:local', *same, *flags, workdir='pieces')[0] == 0
-  whole, pieces = live_of(tmp_path / 'whole')[1], live_of(tmp_path / 'pieces')[1]
+  whole, pieces = trainable_of(tmp_path / 'whole')[1], trainable_of(tmp_path / 'pieces')[1]
   np.testing.assert_allclose(pieces['prompt/prefix'], whole['prompt/prefix'], rtol=1e-5, atol=1e-6)
   [one], [other] = metrics_of(tmp_path / 'whole'), metrics_of(tmp_path / 'pieces')
   for name in ('loss', 'gradient_norm', 'negatives'):
@@ -329,7 +333,7 @@ def test_killed_at_any_point_it_ends_with_the_same_bits(tmp_path):
     ), err
   _, err = (process := child(killed)).communicate()
   assert process.returncode == 0 and 'done at step 40' in err, err
-  assert_same_bits(live_of(killed)[1], live_of(whole)[1])
+  assert_same_bits(trainable_of(killed)[1], trainable_of(whole)[1])
   assert metrics_of(killed) == metrics_of(whole)
 
 
@@ -344,7 +348,7 @@ def test_what_is_not_finite_ends_the_run(go, trained, tmp_path):
     'step 2: the update is not finite',
     f'The last good checkpoint is step 1 in {run / "checkpoints"}',
   )
-  assert all(np.isfinite(leaf).all() for leaf in live_of(run)[1].values())
+  assert all(np.isfinite(leaf).all() for leaf in trainable_of(run)[1].values())
   queries = {
     json.loads(line)['_id']
     for line in (trained / 'data' / 'queries.jsonl').read_text().splitlines()
@@ -391,7 +395,7 @@ def test_starts_from_a_prompt(go, trained, tmp_path):
     == 0
   )
   np.testing.assert_array_equal(
-    live_of(tmp_path / 'run')[1]['prompt/prefix'],
+    trainable_of(tmp_path / 'run')[1]['prompt/prefix'],
     artifact.load_prompt(tmp_path / 'start.npz').prefix('query'),
   )
 
@@ -433,7 +437,7 @@ def test_missing_arguments(command, tmp_path):
     (['--config.batch_size=20'], ['batch_size', '20', '8']),
     (['--config.grad_cache=16'], ['batch_size', '16 gradient-cache chunks']),
     (['--config.mesh.data=3'], ['config.mesh', '8']),
-    (['--config.system=dpt'], ['config.system', 'dpt']),
+    (['--config.method=dpt'], ['config.method', 'dpt']),
     (['--config.log_every=0'], ['config.log_every']),
     (['--config.prompt.reparam=lstm'], ['config.prompt.reparam', 'lstm']),
     (['--config.prompt.dropout_scope=row'], ['config.prompt.dropout_scope']),
@@ -453,8 +457,8 @@ def test_missing_arguments(command, tmp_path):
     ),
     (['--config.prompt.init_from=none.npz'], ['prompt not found', 'none.npz']),
     (['--config.data.dir=none'], ['none']),
-    (['--config.data.form=dpr'], ['dpr']),
-    (['--config.data.form=bier'], ['config.data.form', 'bier']),
+    (['--config.data.format=dpr'], ['dpr']),
+    (['--config.data.format=bier'], ['config.data.format', 'bier']),
     (['--config.data.train_split=trian'], ['trian']),
     (['--config.backbone.path=./none'], ['backbone not found', 'none']),
     (['--config.backbone.path=scratch:huge'], ['huge', 'tiny']),

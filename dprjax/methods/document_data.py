@@ -27,17 +27,17 @@ def find(config: ml_collections.FrozenConfigDict, workdir: epath.Path, devices: 
     InputError: one of them is not there, or the form is none of plain text's.
   """
   knobs = config.data
-  if knobs.form == 'docstrings':
+  if knobs.format == 'docstrings':
     folder = workdir / 'data'
     if not folder.exists():
       docstrings.build(folder, packages=knobs.dir.split(','))
     paths = [folder / 'corpus.jsonl']
-  elif knobs.form in ('auto', 'corpus'):
+  elif knobs.format in ('auto', 'corpus'):
     paths = [files.existing(path.strip(), 'text') for path in knobs.dir.split(',')]
   else:
     raise InputError(
-      "config.data.form: expected 'corpus' (each file's own form is told by looking) or "
-      f"'docstrings', not {knobs.form!r}"
+      "config.data.format: expected 'corpus' (each file's own form is told by looking) or "
+      f"'docstrings', not {knobs.format!r}"
     )
 
   def read() -> Iterator[str]:

@@ -48,10 +48,10 @@ def find_splits(
   Raises InputError for a form that there is not.
   """
   knobs = config.data
-  path, form = knobs.dir, knobs.form
+  path, form = knobs.dir, knobs.format
   known = ('auto', 'docstrings', *forms.FORMATS)
   if form not in known:
-    raise InputError(f'config.data.form: expected one of {", ".join(known)}, not {form!r}')
+    raise InputError(f'config.data.format: expected one of {", ".join(known)}, not {form!r}')
   if form == 'docstrings':
     path, form = str(workdir / 'data'), 'beir'
     if not epath.Path(path).exists():

@@ -1,6 +1,6 @@
 """Checkpoints: what was trained, and all that a restarted run needs to go on bit for bit.
 
-A checkpoint holds the live parameters, the optimiser state, the data position, the running state of
+A checkpoint holds the trainable parameters, the optimiser state, the data position, the running state of
 early stopping and the SHA-256 of the frozen backbone. The backbone itself is not in it. SHA256SUMS
 beside them names every file (``sha256sum -c`` reads it); it is written last, before the folder gets
 its name.
@@ -21,11 +21,12 @@ from dprjax.runtime import tree
 
 SCORE = 'score'
 SUMS = 'SHA256SUMS'
+_PARAMS = 'live'  # the trainable parameters' folder; its name is part of the format
 
 
 class Restored(NamedTuple):
   step: int
-  live: dict[str, Any]
+  trainable: dict[str, Any]
   opt_state: Any
   extra: dict[str, Any]
 
@@ -48,7 +49,7 @@ class Checkpoints:
         self.folder.absolute() if not str(self.folder).startswith('gs://') else self.folder,
         # Named here, so that a fresh process can ask for the shapes of what is saved.
         item_handlers={
-          'live': ocp.StandardCheckpointHandler(),
+          _PARAMS: ocp.StandardCheckpointHandler(),
           'opt_state': ocp.StandardCheckpointHandler(),
           'extra': ocp.JsonCheckpointHandler(),
         },
@@ -92,7 +93,7 @@ class Checkpoints:
   def save(
     self,
     step: int,
-    live: Mapping[str, Any],
+    trainable: Mapping[str, Any],
     opt_state: Any,
     extra: Mapping[str, Any],
     score: float | None = None,
@@ -110,7 +111,7 @@ class Checkpoints:
       lambda: self._manager.save(
         step,
         args=ocp.args.Composite(
-          live=ocp.args.StandardSave(tree.unflatten(live)),
+          **{_PARAMS: ocp.args.StandardSave(tree.unflatten(trainable))},
           opt_state=ocp.args.StandardSave(opt_state),
           extra=ocp.args.JsonSave({**extra, 'backbone_sha256': self._sha256}),
         ),
@@ -123,14 +124,14 @@ class Checkpoints:
     self._guard(self._manager.wait_until_finished)
 
   def restore(
-    self, step: int, live: Mapping[str, jax.ShapeDtypeStruct], opt_state: Any
+    self, step: int, trainable: Mapping[str, jax.ShapeDtypeStruct], opt_state: Any
   ) -> Restored:
     """Reads a checkpoint into arrays placed as the targets say, on any mesh and number of
     processes.
 
     Args:
       step: which one.
-      live: ``{name: ShapeDtypeStruct with sharding}``.
+      trainable: ``{name: ShapeDtypeStruct with sharding}``.
       opt_state: the optimiser state's structure, likewise.
 
     Raises:
@@ -150,7 +151,7 @@ class Checkpoints:
       state = self._manager.restore(
         step,
         args=ocp.args.Composite(
-          live=ocp.args.StandardRestore(tree.unflatten(live)),
+          **{_PARAMS: ocp.args.StandardRestore(tree.unflatten(trainable))},
           opt_state=ocp.args.StandardRestore(opt_state),
         ),
       )
@@ -159,7 +160,7 @@ class Checkpoints:
         f'{self.folder}/{step} cannot be restored ({_line(error)}); remove that folder to go on '
         'from an earlier one'
       ) from error
-    return Restored(step, tree.flatten(state['live']), state['opt_state'], extra)
+    return Restored(step, tree.flatten(state[_PARAMS]), state['opt_state'], extra)
 
   def restore_trainable(self, step: int) -> dict[str, np.ndarray]:
     """The trained parameters alone, whole, as numpy arrays: for export, on any machine.
@@ -171,21 +172,21 @@ class Checkpoints:
       raise InputError(
         f'{self.folder} has no step {step}; it has {", ".join(map(str, self.steps())) or "none"}'
       )
-    self._check_sums(step, 'live')
+    self._check_sums(step, _PARAMS)
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     try:
-      shapes = self._manager.item_metadata(step)['live'].tree
+      shapes = self._manager.item_metadata(step)[_PARAMS].tree
       target = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), dict(shapes)
       )
-      live = self._manager.restore(
-        step, args=ocp.args.Composite(live=ocp.args.StandardRestore(target))
-      )['live']
+      trainable = self._manager.restore(
+        step, args=ocp.args.Composite(**{_PARAMS: ocp.args.StandardRestore(target)})
+      )[_PARAMS]
     except (ValueError, KeyError, OSError) as error:
       raise InputError(
         f'{self.folder}/{step} is damaged ({_line(error)}); export another step'
       ) from error
-    return {name: np.asarray(leaf) for name, leaf in tree.flatten(live).items()}
+    return {name: np.asarray(leaf) for name, leaf in tree.flatten(trainable).items()}
 
   def extra(self, step: int) -> dict[str, Any]:
     """The JSON beside the arrays of a checkpoint."""

@@ -4,6 +4,7 @@ A file in ``configs/`` starts from ``default()`` and sets what its experiment ne
 ``--config.a.b=value`` on the command line overrides a knob; one that does not exist is an error.
 """
 
+import functools
 import importlib.util
 import json
 import pathlib
@@ -19,17 +20,29 @@ from ml_collections import config_flags
 from dprjax.base import files
 from dprjax.base.errors import InputError
 
-# Keys that may differ between two runs in one workdir: they change what is said or kept, or where
-# it is computed, not what. (Another mesh, like another number of processes, rounds differently.)
+# Keys that may differ between two runs in one workdir: they change what is logged or kept, or where
+# it is computed, not the result. (Another mesh or number of processes rounds differently.)
 _FREE = ('checkpoint', 'log_every', 'eval.every', 'eval.batch_size', 'compilation_cache', 'mesh')
+
+# Keys by their former names, which older workdirs hold.
+_RENAMED = {'system': 'method', 'data.form': 'data.format'}
+_AT_LEAST_ONE = (
+  'batch_size',
+  'accumulate',
+  'grad_cache',
+  'loss_rows',
+  'log_every',
+  'checkpoint.keep',
+  'data.query_max_length',
+  'data.passage_max_length',
+)
 
 
 def default() -> ml_collections.ConfigDict:
-  """Full fine-tuning or prompt tuning of a dual encoder, with the settings of DPTDR's released
-  code.
-  """
+  """Tuning of a dual encoder, or of a prompt for it, with the settings of DPTDR's released code."""
   c = ml_collections.ConfigDict()
-  c.system = 'dpr'  # the objective: a module of dprjax/objectives
+  # how to train: a module of dprjax/methods, or the full name of a module of your own
+  c.method = 'dpr'
   c.task = ''  # a name, written into the prompt's meta
   c.seed = 42  # of initialisation, dropout and shuffling
 
@@ -105,7 +118,7 @@ def default() -> ml_collections.ConfigDict:
 
   c.data = ml_collections.ConfigDict()
   # beir, msmarco, dpr, tevatron, flagembedding, arxiv, docstrings, or auto: look and tell
-  c.data.form = 'auto'
+  c.data.format = 'auto'
   # the folder (or file) of the training text; for docstrings: packages, separated by commas
   c.data.dir = ''
   # a training jsonl with mined negatives, in Tevatron's form, for queries of data.dir
@@ -126,7 +139,7 @@ def default() -> ml_collections.ConfigDict:
   c.data.store = ''  # where tokenised text is kept; '': workdir/store
   c.data.threads = 2  # that prepare batches ahead
 
-  # read where c.system = 'pretrain'; c.data.dir is then a list of files and folders, with commas
+  # read where c.method = 'pretrain'; c.data.dir is then a list of files and folders, with commas
   c.pretrain = ml_collections.ConfigDict()
   # texts a passage: 'one'; 'siblings': two units of it; 'ict': a sentence, and the rest of the
   # passage
@@ -147,7 +160,7 @@ def default() -> ml_collections.ConfigDict:
   c.pretrain.head_layers = 0  # of the Condenser head; 0: no head
   c.pretrain.skip_from = 0  # the layer whose tokens the Condenser head sees; 0: L // 2
 
-  # read where c.system = 'cross_encoder'; c.negatives passages stand against each positive
+  # read where c.method = 'cross_encoder'; c.negatives passages stand against each positive
   c.cross_encoder = ml_collections.ConfigDict()
   # 'listwise': softmax cross-entropy of the positive among its negatives; 'pointwise': binary, of
   # each pair
@@ -189,7 +202,7 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   c.batch_size = 16
   c.grad_cache = min(c.grad_cache, 2)
   c.epochs, c.steps = 0.0, 12
-  c.data.form, c.data.dir, c.data.train = (
+  c.data.format, c.data.dir, c.data.train = (
     'docstrings',
     'email,http,json,logging,asyncio,unittest,xml',
     '',
@@ -205,10 +218,13 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
 
 
 def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
-  """``--config=FILE[:recipe] --config.key=value ...`` -> the config.
+  """Reads ``--config=FILE[:recipe] --config.key=value ...``.
 
-  Raises InputError for what it does not know.
+  Raises:
+    InputError: the file cannot be loaded, or a key is unknown or has a new name.
   """
+  for argument in arguments:
+    _check_renamed(argument.partition('=')[0].removeprefix('--config.'))
   values = flags.FlagValues()
   arguments = ['train', *arguments]
   config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=arguments)
@@ -217,8 +233,9 @@ def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
     config = values['config'].value
     if config is None:
       raise InputError('--config is missing; for instance --config=configs/dptdr.py:local')
-    _ = config.system  # a file that could not be loaded complains when it is first read
-    return config
+    keys = _flat(config.to_dict())  # a file that cannot be loaded fails when it is first read
+  except InputError:
+    raise
   except (
     flags.Error,
     AttributeError,
@@ -229,17 +246,54 @@ def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
     ImportError,
     SyntaxError,
   ) as error:
-    if isinstance(error, InputError):
-      raise
-    # ml_collections puts the whole traceback of a config file into its message; the last line says
-    # what is wrong.
-    said = str(error).strip().splitlines()[-1] if 'Traceback' in str(error) else str(error)
-    raise InputError(f'--config: {" ".join(said.split())}') from error
+    # ml_collections puts a config file's traceback into its message; the last line is the cause.
+    message = str(error).strip().splitlines()[-1] if 'Traceback' in str(error) else str(error)
+    raise InputError(f'--config: {" ".join(message.split())}') from error
+  for key in keys:
+    _check_renamed(key)
+  return config
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Checks the knobs that every method has, before anything is read or written.
+
+  A method's own knobs may stand in a section named after it: ``config.toy`` of ``lab.toy``.
+
+  Raises:
+    InputError: a knob has a value that it cannot have, or is unknown.
+  """
+  own = config.method.rpartition('.')[2] + '.'
+  known = _flat(default().to_dict())
+  if unknown := [
+    key for key in _flat(config.to_dict()) if key not in known and not key.startswith(own)
+  ]:
+    raise InputError(
+      f'config.{unknown[0]}: there is no such knob; dprjax/runtime/config.py lists them all'
+    )
+  if not config.backbone.path:
+    raise InputError(
+      'config.backbone.path is empty; name a Hugging Face directory, a hub id or scratch:tiny'
+    )
+  if not config.data.dir and config.data.format != 'docstrings':
+    raise InputError(
+      'config.data.dir is empty; name the folder that holds the training text, --config.data.dir=DIR'
+    )
+  for name in _AT_LEAST_ONE:
+    if (value := functools.reduce(getattr, name.split('.'), config)) < 1:
+      raise InputError(f'config.{name}: must be at least 1, not {value}')
+  if config.steps <= 0 and config.epochs <= 0:
+    raise InputError('config.epochs: must be above 0 where config.steps is 0')
+  for name in ('frozen_dtype', 'dtype'):
+    if config.backbone[name] not in ('float32', 'bfloat16'):
+      raise InputError(
+        f"config.backbone.{name}: expected 'float32' or 'bfloat16', not {config.backbone[name]!r}"
+      )
 
 
 def sibling(path: str, name: str) -> types.ModuleType:
-  """The config file ``name.py`` beside the config file ``path``: recipes that build on one another
-  need no package.
+  """The config file ``name.py`` beside the config file ``path``.
+
+  So recipes build on one another without a package.
   """
   file = pathlib.Path(path).with_name(f'{name}.py')
   spec = importlib.util.spec_from_file_location(f'dprjax_config_{name}', file)
@@ -254,25 +308,24 @@ def to_json(config: ml_collections.ConfigDict) -> str:
 
 
 def claim_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> None:
-  """Writes ``config.json`` into the workdir, or checks that the one there is of the same
-  experiment.
+  """Writes ``config.json`` into the workdir, or checks that it holds the same experiment.
 
-  A workdir whose run ended before it made anything (a mistyped path, say) may be had for another.
+  A workdir in which nothing was made yet (a path was mistyped, say) may be reused for another one.
 
   Raises:
     InputError: the workdir holds another experiment; the keys that differ are named.
   """
   path = epath.Path(workdir) / 'config.json'
   if path.exists() and any((path.parent / made).exists() for made in ('checkpoints', 'backbone')):
-    there, here = _flat(_written(workdir)), _flat(json.loads(to_json(config)))
+    stored, given = _flat(_read(workdir)), _flat(json.loads(to_json(config)))
     differ = [
       key
-      for key in sorted(there.keys() | here.keys())
-      if there.get(key) != here.get(key) and not key.startswith(_FREE)
+      for key in sorted(stored.keys() | given.keys())
+      if stored.get(key) != given.get(key) and not key.startswith(_FREE)
     ]
     if differ:
       shown = '; '.join(
-        f'{key}: {there.get(key)!r} there, {here.get(key)!r} here' for key in differ[:3]
+        f'{key}: {stored.get(key)!r} there, {given.get(key)!r} here' for key in differ[:3]
       )
       more = f' and {len(differ) - 3} more' if len(differ) > 3 else ''
       raise InputError(
@@ -286,28 +339,34 @@ def claim_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) ->
 
 def load_workdir(workdir: epath.PathLike) -> ml_collections.ConfigDict:
   """The config of the experiment in ``workdir``. Raises InputError where there is none."""
-  return ml_collections.ConfigDict(_written(workdir))
+  return ml_collections.ConfigDict(_read(workdir))
 
 
 def backbone_path(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> str:
-  """Where the backbone's files are: ``config.backbone.path``, or the workdir's own where it was
-  made from scratch.
-  """
+  """The backbone's folder: ``config.backbone.path``, or in the workdir if it is from scratch."""
   path = config.backbone.path
   return str(epath.Path(workdir) / 'backbone') if path.startswith('scratch:') else path
 
 
-def _written(workdir: epath.PathLike) -> dict[str, Any]:
-  """A workdir's config.json; a knob that is younger than the file has its default."""
+def _check_renamed(key: str) -> None:
+  """Raises InputError for a key's former name, also within ``config.retriever`` and its like."""
+  for old, new in _RENAMED.items():
+    if f'.{key}'.endswith(f'.{old}'):
+      raise InputError(f'config.{key} is now config.{key.removesuffix(old)}{new}')
+
+
+def _read(workdir: epath.PathLike) -> dict[str, Any]:
+  """A workdir's config.json; knobs that are younger than the file have their defaults."""
+  stored = files.read_json(epath.Path(workdir) / 'config.json', 'config.json of the workdir')
+  for old, new in _RENAMED.items():
+    *parents, name = old.split('.')
+    section = functools.reduce(lambda node, parent: node.get(parent, {}), parents, stored)
+    if name in section:
+      section[new.rpartition('.')[2]] = section.pop(name)
   merged = json.loads(to_json(default()))
-  for key, value in files.read_json(
-    epath.Path(workdir) / 'config.json', 'config.json of the workdir'
-  ).items():
-    merged[key] = (
-      {**merged[key], **value}
-      if isinstance(value, dict) and isinstance(merged.get(key), dict)
-      else value
-    )
+  for key, value in stored.items():
+    nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
+    merged[key] = {**merged[key], **value} if nested else value
   return merged
 
 

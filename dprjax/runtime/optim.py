@@ -1,6 +1,6 @@
 """The optimiser: AdamW under clip and schedule, on what is declared trainable and on nothing else.
 
-The freeze is declared twice, and either would do alone. Only the live leaves are differentiated (so
+The freeze is declared twice, and either would do alone. Only the trainable leaves are differentiated (so
 the frozen weights' gradients are never computed), and ``optax.masked`` keeps the optimiser off the
 frozen leaves, with ``set_to_zero`` on them because ``masked`` alone passes raw gradients through.
 """
@@ -43,32 +43,32 @@ def make_schedule(config: ml_collections.ConfigDict, steps: int) -> optax.Schedu
 def make_optimizer(
   config: ml_collections.ConfigDict,
   names: Collection[str],
-  live: Collection[str],
+  trainable: Collection[str],
   steps: int,
 ) -> optax.GradientTransformation:
-  """AdamW for a flat ``{name: array}`` tree in which only the names in ``live`` may move.
+  """AdamW for a flat ``{name: array}`` tree in which only the names in ``trainable`` may move.
 
   Args:
     config: ``config.optim``.
     names: every parameter's name.
-    live: the trainable ones.
+    trainable: the trainable ones.
     steps: the length of the schedule, in updates.
 
   Raises:
-    InputError: a rule list leaves a live name uncovered.
+    InputError: a rule list leaves a trainable name uncovered.
   """
   decay = tree.first_match(
-    config.weight_decay_rules, sorted(live), 'config.optim.weight_decay_rules'
+    config.weight_decay_rules, sorted(trainable), 'config.optim.weight_decay_rules'
   )
   factor = tree.first_match(
-    config.learning_rate_rules, sorted(live), 'config.optim.learning_rate_rules'
+    config.learning_rate_rules, sorted(trainable), 'config.optim.learning_rate_rules'
   )
   parts = [optax.clip_by_global_norm(config.clip)] if config.clip else []
   parts.append(optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps))
   if config.weight_decay:
     parts.append(
       optax.add_decayed_weights(
-        config.weight_decay, mask={name: name in live and bool(decay[name]) for name in names}
+        config.weight_decay, mask={name: name in trainable and bool(decay[name]) for name in names}
       )
     )
   parts.append(optax.scale_by_learning_rate(make_schedule(config, steps)))
@@ -76,15 +76,15 @@ def make_optimizer(
     parts.append(
       optax.stateless(
         lambda updates, _: {
-          name: update * factor[name] if name in live else update
+          name: update * factor[name] if name in trainable else update
           for name, update in updates.items()
         }
       )
     )
-  is_live = {name: name in live for name in names}
-  is_frozen = {name: name not in live for name in names}
+  is_trainable = {name: name in trainable for name in names}
+  is_frozen = {name: name not in trainable for name in names}
   chain = optax.chain(
-    optax.masked(optax.chain(*parts), is_live), optax.masked(optax.set_to_zero(), is_frozen)
+    optax.masked(optax.chain(*parts), is_trainable), optax.masked(optax.set_to_zero(), is_frozen)
   )
 
   # optax raises a float to an integer count, which strict dtype promotion refuses; our own code
@@ -96,10 +96,10 @@ def make_optimizer(
   return optax.GradientTransformation(chain.init, update)
 
 
-def with_placeholders(live: Mapping[str, Any], frozen: Collection[str]) -> dict[str, Any]:
-  """The flat tree that the optimiser sees: the live leaves, and a scalar zero for each frozen one.
+def with_placeholders(trainable: Mapping[str, Any], frozen: Collection[str]) -> dict[str, Any]:
+  """The flat tree that the optimiser sees: the trainable leaves, and a scalar zero for each frozen one.
 
   The optimiser never reads a frozen leaf, so a scalar stands for it and its gradient need not
   exist.
   """
-  return {**live, **dict.fromkeys(frozen, jnp.zeros((), jnp.float32))}
+  return {**trainable, **dict.fromkeys(frozen, jnp.zeros((), jnp.float32))}

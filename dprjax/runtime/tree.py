@@ -64,7 +64,7 @@ def trainable_names(trainable: Sequence[str], names: Sequence[str]) -> set[str]:
     InputError: an expression matches nothing (a typing error would freeze what was meant to be
       trained).
   """
-  live: set[str] = set()
+  matched: set[str] = set()
   for pattern in trainable:
     found = {name for name in names if _compile(pattern, 'config.trainable').fullmatch(name)}
     if not found:
@@ -73,13 +73,13 @@ def trainable_names(trainable: Sequence[str], names: Sequence[str]) -> set[str]:
         f'config.trainable: {pattern!r} matches no parameter; the names begin with '
         f'{", ".join(tops)}, for instance {names[0]!r}'
       )
-    live |= found
-  if not live:
+    matched |= found
+  if not matched:
     raise InputError(
       'config.trainable: nothing is trainable; name at least one parameter, for instance '
       '"prompt/.*"'
     )
-  return live
+  return matched
 
 
 def count(tree: Tree) -> int:

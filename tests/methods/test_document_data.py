@@ -40,7 +40,7 @@ def start(folder, knobs, devices, tokenizer, model):
   def run(**changes):
     options = {
       'data__dir': f'{folder}/one.jsonl, {folder}/two.jsonl',
-      'data__form': 'corpus',
+      'data__format': 'corpus',
       'batch_size': 4,
       'pretrain__views': 'siblings',
       'pretrain__max_length': 24,
@@ -115,7 +115,7 @@ def test_a_store_is_used_again_and_may_lie_elsewhere(start, folder):
 
 def test_the_text_for_a_vocabulary(folder, knobs, devices):
   text = documents.find(
-    knobs(data__dir=f'{folder}/one.jsonl,{folder}/two.jsonl', data__form='auto'), folder, devices
+    knobs(data__dir=f'{folder}/one.jsonl,{folder}/two.jsonl', data__format='auto'), folder, devices
   )
   assert [list(text.read()) for _ in range(2)] == [list(TEXTS.values())] * 2
 
@@ -123,7 +123,10 @@ def test_the_text_for_a_vocabulary(folder, knobs, devices):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'data__form': 'beir'}, r"config.data.form: expected 'corpus' .* or 'docstrings', not 'beir'"),
+    (
+      {'data__format': 'beir'},
+      r"config.data.format: expected 'corpus' .* or 'docstrings', not 'beir'",
+    ),
     ({'data__dir': 'one.jsonl,none.txt'}, r'text not found: .*one.jsonl'),
     ({'pretrain__max_length': 33}, r'config.pretrain.max_length: 33 exceeds the 32 positions'),
     (

@@ -72,16 +72,16 @@ def make_params(system, seed=0, std=0.5, model=MODEL):
 def value_and_gradient(config, mesh, batch, trainable=('prompt/.*',)):
   system = dpr.build(config, MODEL, mesh)
   params = make_params(system)
-  live = tree.trainable_names(trainable, list(params))
+  trainable = tree.trainable_names(trainable, list(params))
   placed = meshes.put(params, meshes.param_shardings(mesh, params))
 
-  def loss(live, frozen, batch):
-    return system.loss(tree.unflatten({**frozen, **live}), batch, None)
+  def loss(trainable, frozen, batch):
+    return system.loss(tree.unflatten({**frozen, **trainable}), batch, None)
 
   run = jax.jit(jax.value_and_grad(loss, has_aux=True))
   (value, _), gradient = run(
-    {n: x for n, x in placed.items() if n in live},
-    {n: x for n, x in placed.items() if n not in live},
+    {n: x for n, x in placed.items() if n in trainable},
+    {n: x for n, x in placed.items() if n not in trainable},
     meshes.put_batch(mesh, batch),
   )
   return params, float(value), {n: np.asarray(g) for n, g in gradient.items()}
@@ -224,16 +224,16 @@ def flops(config, sizes, batch, model):
   shapes = {
     n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=shardings[n]) for n, x in params.items()
   }
-  live = tree.trainable_names(config.trainable, list(params))
+  trainable = tree.trainable_names(config.trainable, list(params))
 
-  def loss(live, frozen, batch):
-    return system.loss(tree.unflatten({**frozen, **live}), batch, None)[0]
+  def loss(trainable, frozen, batch):
+    return system.loss(tree.unflatten({**frozen, **trainable}), batch, None)[0]
 
   compiled = (
     jax.jit(jax.grad(loss))
     .lower(
-      {n: x for n, x in shapes.items() if n in live},
-      {n: x for n, x in shapes.items() if n not in live},
+      {n: x for n, x in shapes.items() if n in trainable},
+      {n: x for n, x in shapes.items() if n not in trainable},
       meshes.put_batch(mesh, batch),
     )
     .compile()
@@ -270,14 +270,15 @@ def test_an_update_of_the_prompt_costs_two_thirds_of_one_of_all_weights():
       )
     )
     names = tree.trainable_names(config.trainable, list(params))
-    live, frozen = (
+    trainable, frozen = (
       {n: x for n, x in params.items() if (n in names) == wanted} for wanted in (True, False)
     )
     optimizer = optim.make_optimizer(config.optim, list(params), names, 10)
     state = train.State(
-      live,
+      trainable,
       jax.eval_shape(
-        lambda live: optimizer.init(optim.with_placeholders(live, list(frozen))), live
+        lambda trainable: optimizer.init(optim.with_placeholders(trainable, list(frozen))),
+        trainable,
       ),
     )
     update = train.make_update(system, optimizer, list(frozen))
@@ -300,18 +301,20 @@ def run_steps(config, steps, mesh):
   names = tree.trainable_names(config.trainable, list(params))
   shardings = meshes.param_shardings(mesh, params)
   placed = meshes.put(params, shardings)
-  live, frozen = (
+  trainable, frozen = (
     {n: x for n, x in placed.items() if (n in names) == wanted} for wanted in (True, False)
   )
   optimizer = optim.make_optimizer(config.optim, list(params), names, steps)
-  state = train.State(live, train.init_optimizer(optimizer, live, list(frozen), shardings, mesh))
+  state = train.State(
+    trainable, train.init_optimizer(optimizer, trainable, list(frozen), shardings, mesh)
+  )
   update = train.make_update(system, optimizer, list(frozen))
   for step in range(steps):
     state, metrics = update(
       state, frozen, meshes.put_batch(mesh, make_batch(seed=step)), jax.random.key(0), step + 1
     )
   assert np.isfinite(metrics['loss'])
-  return params, {n: np.asarray(x) for n, x in {**frozen, **state.live}.items()}, state
+  return params, {n: np.asarray(x) for n, x in {**frozen, **state.trainable}.items()}, state
 
 
 @pytest.mark.parametrize(

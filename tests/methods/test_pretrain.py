@@ -116,15 +116,15 @@ def value_and_gradient(config, tokenizer, mesh, batch, key):
   model = model_of(tokenizer)
   system = pretrain.build(config, model, mesh, tokenizer)
   params = make_params(system, model)
-  live = tree.trainable_names(config.trainable, list(params))
+  trainable = tree.trainable_names(config.trainable, list(params))
   placed = meshes.put(params, meshes.param_shardings(mesh, params))
 
-  def loss(live, frozen, batch):
-    return system.loss(tree.unflatten({**frozen, **live}), batch, key)
+  def loss(trainable, frozen, batch):
+    return system.loss(tree.unflatten({**frozen, **trainable}), batch, key)
 
   (value, metrics), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(
-    {n: x for n, x in placed.items() if n in live},
-    {n: x for n, x in placed.items() if n not in live},
+    {n: x for n, x in placed.items() if n in trainable},
+    {n: x for n, x in placed.items() if n not in trainable},
     meshes.put_batch(mesh, batch),
   )
   assert value == metrics['loss']

@@ -64,7 +64,7 @@ def start(folder, tmp_path, knobs, devices, tokenizer, model):
   def run(**changes):
     options = {
       'data__dir': str(folder),
-      'data__form': 'beir',
+      'data__format': 'beir',
       'batch_size': 4,
       'negatives': 2,
       'data__query_max_length': 8,
@@ -129,7 +129,7 @@ def test_goes_on_where_it_stopped(start):
 
 
 def test_the_text_for_a_vocabulary(folder, tmp_path, knobs, devices):
-  text = retrieval.find(knobs(data__dir=str(folder), data__form='beir'), tmp_path, devices)
+  text = retrieval.find(knobs(data__dir=str(folder), data__format='beir'), tmp_path, devices)
   assert [list(text.read())[:2] for _ in range(2)] == [['ash beech ash', 'ash cedar ash']] * 2
 
 
@@ -180,8 +180,8 @@ def test_queries_that_are_held_out_are_the_dev_split(start, bag, tmp_path):
   ('changes', 'message'),
   [
     (
-      {'data__form': 'bier'},
-      r"config.data.form: expected one of auto, docstrings, beir, .*, not 'bier'",
+      {'data__format': 'bier'},
+      r"config.data.format: expected one of auto, docstrings, beir, .*, not 'bier'",
     ),
     ({'data__train_split': 'trian'}, r'trian'),
     ({'data__dev_split': 'test', 'data__train_split': 'train'}, r'test'),

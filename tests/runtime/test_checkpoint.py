@@ -22,14 +22,14 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 
 def make_state(mesh, seed=0):
   sharding = jax.sharding.NamedSharding(mesh, P('data'))
-  live = {
+  trainable = {
     'prompt/prefix': jax.device_put(jax.random.normal(jax.random.key(seed), (8, 3)), sharding),
     'prompt/query/bias': jax.device_put(jnp.arange(8.0), sharding),
   }
   optimizer = optax.masked(
-    optax.adamw(0.1), {**dict.fromkeys(live, True), 'backbone/kernel': False}
+    optax.adamw(0.1), {**dict.fromkeys(trainable, True), 'backbone/kernel': False}
   )
-  return live, optimizer.init({**live, 'backbone/kernel': jnp.zeros(())})
+  return trainable, optimizer.init({**trainable, 'backbone/kernel': jnp.zeros(())})
 
 
 @contextlib.contextmanager
@@ -46,22 +46,22 @@ def targets(*trees):
 
 
 def test_restores_every_bit_onto_another_mesh(tmp_path):
-  live, opt_state = make_state(meshes.make_mesh({'data': 8}))
+  trainable, opt_state = make_state(meshes.make_mesh({'data': 8}))
   saved = checkpoint.Checkpoints(tmp_path, SHA)
-  saved.save(3, live, opt_state, {'data': {'position': 5}})
+  saved.save(3, trainable, opt_state, {'data': {'position': 5}})
   saved.close()
   other = make_state(meshes.make_mesh({'data': 2, 'model': 4}), seed=1)
   with opened(tmp_path) as again:
     restored = again.restore(3, *targets(*other))
   assert restored.step == 3 and restored.extra['data'] == {'position': 5}
-  for name, leaf in live.items():
-    np.testing.assert_array_equal(restored.live[name], leaf)
-    assert restored.live[name].sharding == other[0][name].sharding
+  for name, leaf in trainable.items():
+    np.testing.assert_array_equal(restored.trainable[name], leaf)
+    assert restored.trainable[name].sharding == other[0][name].sharding
   jax.tree.map(np.testing.assert_array_equal, restored.opt_state, opt_state)
   with opened(tmp_path) as again:
     alone = again.restore_trainable(3)
-  assert alone.keys() == live.keys()
-  for name, leaf in live.items():
+  assert alone.keys() == trainable.keys()
+  for name, leaf in trainable.items():
     np.testing.assert_array_equal(alone[name], leaf)
 
 
@@ -212,7 +212,7 @@ def test_no_room_names_the_last_good_checkpoint_and_leaves_it_whole(tmp_path):
   with opened(tmp_path) as again:
     assert again.latest() == 1
     restored = again.restore(1, *targets(*state))
-  jax.tree.map(np.testing.assert_array_equal, (restored.live, restored.opt_state), state)
+  jax.tree.map(np.testing.assert_array_equal, (restored.trainable, restored.opt_state), state)
   assert not any(
     name.startswith('2') and 'tmp' not in name for name in os.listdir(tmp_path / 'checkpoints')
   )

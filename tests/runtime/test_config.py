@@ -1,6 +1,7 @@
 import itertools
 import json
 import pathlib
+import re
 
 import pytest
 
@@ -52,7 +53,7 @@ def test_another_experiment_in_the_workdir_is_named_key_by_key(tmp_path):
     configs.claim_workdir(config, tmp_path)
 
 
-def test_a_workdir_in_which_nothing_was_made_may_be_had_for_another(tmp_path):
+def test_a_workdir_in_which_nothing_was_made_may_be_reused(tmp_path):
   config = configs.default()
   configs.claim_workdir(config, tmp_path)
   config.data.dir = 'spelt right this time'
@@ -78,3 +79,55 @@ def test_a_knob_that_is_younger_than_the_workdir_has_its_default(tmp_path):
 def test_a_workdir_without_an_experiment_is_an_error(tmp_path):
   with pytest.raises(InputError, match=r'config\.json of the workdir not found'):
     configs.load_workdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+  'argument, message',
+  [
+    ('--config.system=dpr', 'config.system is now config.method'),
+    ('--config.data.form=beir', 'config.data.form is now config.data.format'),
+    (
+      '--config.reranker.data.form=beir',
+      'config.reranker.data.form is now config.reranker.data.format',
+    ),
+  ],
+)
+def test_a_renamed_key_names_its_new_one(argument, message):
+  config = pathlib.Path(__file__).parents[2] / 'configs' / 'dptdr.py'
+  with pytest.raises(InputError, match=re.escape(message)):
+    configs.parse([f'--config={config}:local', argument])
+
+
+def test_a_config_file_with_a_renamed_key_names_its_new_one(tmp_path):
+  (tmp_path / 'mine.py').write_text(
+    'from dprjax.runtime import config\n\n'
+    "def get_config():\n  c = config.default()\n  c.system = 'dpr'\n  return c\n"
+  )
+  with pytest.raises(InputError, match=r'config\.system is now config\.method'):
+    configs.parse([f'--config={tmp_path}/mine.py'])
+
+
+def test_a_workdir_from_before_a_renaming_still_reads(tmp_path):
+  config = configs.default()
+  config.data.format = 'beir'
+  configs.claim_workdir(config, tmp_path)
+  (tmp_path / 'checkpoints').mkdir()
+  path = tmp_path / 'config.json'
+  stored = json.loads(path.read_text())
+  stored['system'], stored['data']['form'] = stored.pop('method'), stored['data'].pop('format')
+  path.write_text(json.dumps(stored))
+  assert configs.to_json(configs.load_workdir(tmp_path)) == configs.to_json(config)
+  configs.claim_workdir(config, tmp_path)
+
+
+def test_knobs_that_nobody_reads_are_refused_but_in_the_methods_own_section():
+  config = configs.default()
+  config.backbone.path = config.data.dir = 'x'
+  configs.check(config)
+  config.prompt.lenght = 3
+  with pytest.raises(InputError, match=r'config\.prompt\.lenght: there is no such knob'):
+    configs.check(config)
+  del config.prompt.lenght
+  config.method = 'lab.toy'
+  config.toy = {'margin': 0.1}
+  configs.check(config)

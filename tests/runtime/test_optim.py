@@ -20,11 +20,11 @@ PARAMS = {
   'prompt/bias': jnp.full(2, 3.0),
   'prompt/prefix': jnp.full(2, 5.0),
 }
-LIVE = {'prompt/bias', 'prompt/prefix'}
+TRAINABLE = {'prompt/bias', 'prompt/prefix'}
 
 
-def step(config, gradients, params=PARAMS, live=LIVE, steps=10, n=1):
-  optimizer = optim.make_optimizer(config, list(params), live, steps)
+def step(config, gradients, params=PARAMS, trainable=TRAINABLE, steps=10, n=1):
+  optimizer = optim.make_optimizer(config, list(params), trainable, steps)
   state = optimizer.init(params)
   for _ in range(n):
     updates, state = optimizer.update(gradients, state, params)
@@ -53,7 +53,7 @@ def test_frozen_gradients_do_not_shrink_the_live_ones_through_the_clip():
 
 
 def test_state_exists_for_the_live_leaves_alone():
-  optimizer = optim.make_optimizer(settings(), list(PARAMS), LIVE, 10)
+  optimizer = optim.make_optimizer(settings(), list(PARAMS), TRAINABLE, 10)
   state = optimizer.init({**PARAMS, 'backbone/kernel': jnp.zeros(1000)})
   assert tree.count(state) <= 2 * 4 + 4
 
@@ -100,5 +100,5 @@ def test_an_unknown_decay_and_an_uncovered_name_are_errors():
     optim.make_schedule(settings(decay='linnear'), 10)
   with pytest.raises(InputError, match=r'config\.optim\.weight_decay_rules: no rule covers'):
     optim.make_optimizer(
-      settings(weight_decay_rules=(('backbone/.*', True),)), list(PARAMS), LIVE, 10
+      settings(weight_decay_rules=(('backbone/.*', True),)), list(PARAMS), TRAINABLE, 10
     )
