@@ -414,7 +414,8 @@ def make_update(
   ) -> tuple[State, dict[str, jax.Array]]:
     step_key = jax.random.fold_in(key, number)
 
-    # Only the trainable leaves are differentiated: the frozen weights' gradients are never computed.
+    # Only the trainable leaves are differentiated: the frozen weights' gradients are never
+    # computed.
     def loss(trainable: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
       return system.loss(tree.unflatten({**frozen, **trainable}), batch, step_key)
 
@@ -451,7 +452,8 @@ def describe(
   say(
     f'{config.method}{f" ({config.task})" if config.task else ""}: {log.size(trained)} trained '
     'parameters '
-    f'({100 * trained / (trained + held):.2f} %, {log.size(tree.nbytes(trainable), "B")}; optimiser '
+    f'({100 * trained / (trained + held):.2f} %, {log.size(tree.nbytes(trainable), "B")}; '
+    'optimiser '
     f'{log.size(tree.nbytes(opt_state), "B")}), '
     f'{log.size(held)} frozen ({log.size(tree.nbytes(frozen), "B")})'
   )

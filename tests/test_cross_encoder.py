@@ -18,9 +18,9 @@ from tests.test_train import (
   assert_bad,
   assert_same_bits,
   files_of,
-  trainable_of,
   metrics_of,
   steps_of,
+  trainable_of,
 )
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -26,7 +26,7 @@ import pytest
 
 from dprjax import encode, export, search
 from tests import pod_work
-from tests.test_train import assert_same_bits, trainable_of, metrics_of, steps_of
+from tests.test_train import assert_same_bits, metrics_of, steps_of, trainable_of
 
 ROOT = pathlib.Path(__file__).parent.parent
 

@@ -1,9 +1,9 @@
 """Checkpoints: what was trained, and all that a restarted run needs to go on bit for bit.
 
-A checkpoint holds the trainable parameters, the optimiser state, the data position, the running state of
-early stopping and the SHA-256 of the frozen backbone. The backbone itself is not in it. SHA256SUMS
-beside them names every file (``sha256sum -c`` reads it); it is written last, before the folder gets
-its name.
+A checkpoint holds the trainable parameters, the optimiser state, the data position, the running
+state of early stopping and the SHA-256 of the frozen backbone. The backbone itself is not in it.
+SHA256SUMS beside them names every file (``sha256sum -c`` reads it); it is written last, before the
+folder gets its name.
 """
 
 from collections.abc import Mapping

@@ -276,7 +276,8 @@ def check(config: ml_collections.ConfigDict) -> None:
     )
   if not config.data.dir and config.data.format != 'docstrings':
     raise InputError(
-      'config.data.dir is empty; name the folder that holds the training text, --config.data.dir=DIR'
+      'config.data.dir is empty; name the folder that holds the training text, '
+      '--config.data.dir=DIR'
     )
   for name in _AT_LEAST_ONE:
     if (value := functools.reduce(getattr, name.split('.'), config)) < 1:

@@ -1,7 +1,7 @@
 """launch/slurm.sbatch on a real SLURM: munge, a controller and two nodes on this machine.
 
-The daemons trainable in namespaces of their own: the nodes' names are in an /etc/hosts that only they
-see, and all of them, with every process that they started, end with the first. Everything they
+The daemons live in namespaces of their own: the nodes' names are in an /etc/hosts that only
+they see, and all of them, with every process that they started, end with the first. Everything they
 write is in the test's folder, every port on the loopback.
 """
 
