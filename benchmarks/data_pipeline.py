@@ -94,32 +94,19 @@ def measure(
   )
   build_s = time.perf_counter() - began
   opened.passage_tokens(np.arange(opened.num_passages))
-  loader = batches.make_batches(
-    opened,
-    batch_size=batch_size,
-    negatives=0,
-    query_buckets=QUERY_BUCKETS,
-    passage_buckets=PASSAGE_BUCKETS,
-    seed=0,
+  bare, with_negatives = (
+    batches.make_batches(
+      opened,
+      batch_size=batch_size,
+      negatives=negatives,
+      query_buckets=QUERY_BUCKETS,
+      passage_buckets=PASSAGE_BUCKETS,
+      seed=0,
+    )
+    for negatives in (0, 7)
   )
-  one_thread = batches.make_batches(
-    opened,
-    batch_size=batch_size,
-    negatives=0,
-    query_buckets=QUERY_BUCKETS,
-    passage_buckets=PASSAGE_BUCKETS,
-    seed=0,
-    threads=0,
-    prefetch=0,
-  )
-  with_negatives = batches.make_batches(
-    opened,
-    batch_size=batch_size,
-    negatives=7,
-    query_buckets=QUERY_BUCKETS,
-    passage_buckets=PASSAGE_BUCKETS,
-    seed=0,
-  )
+  loader, with_negatives = batches.open_batches(bare), batches.open_batches(with_negatives)
+  one_thread = batches.open_batches(bare, threads=0, prefetch=0)
   naive = tokenising_as_one_goes(source, tokenizer_dir, batch_size)
   ways: dict[str, Callable[[], Any]] = {
     'pairs_per_s': lambda: next(loader),

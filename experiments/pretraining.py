@@ -228,15 +228,10 @@ class Experiment:
       buckets=knobs.buckets,
       seed=0,
     )
-    try:
-      real = np.mean(
-        [
-          sum(batch[key].sum() for key in batch if key.endswith('_mask')) / 256
-          for batch, _ in zip(batches, range(8), strict=False)
-        ]
-      )
-    finally:
-      batches.close()
+    drawn = [batches[step] for step in range(8)]
+    real = np.mean(
+      [sum(batch[key].sum() for key in batch if key.endswith('_mask')) / 256 for batch in drawn]
+    )
     return max(16, round(self.args.tokens / real / 16) * 16)
 
   def pretrain(self, config, overrides, start, folder, seed, out, steps, rate):

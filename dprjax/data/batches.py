@@ -5,9 +5,15 @@ Step t of epoch e takes the queries that a shuffle of the seed and e puts there.
 out the whole global batch (which queries, which passages, how long) and reads the tokens of its own
 rows alone, so that all agree on the shapes without a word between them.
 
-    batches = make_batches(store, batch_size=64, negatives=3, query_buckets=[32],
-    passage_buckets=[64, 128], seed=0) batch = next(batches) state = batches.get_state()       #
-    JSON; set_state(state) goes on with the batch after this one, here or in a new process
+    dataset = make_batches(
+      store, batch_size=64, negatives=3, query_buckets=[32], passage_buckets=[64, 128], seed=0
+    )
+    batches = open_batches(dataset)
+    batch = next(batches)
+    state = batches.get_state()    # JSON; set_state(state) continues with the batch after this one
+
+A data set of batches is indexed by the step and as long as an epoch, so that
+`grain.MapDataset.mix` and `.map` apply to it. Steps beyond its length are later epochs.
 """
 
 import functools
@@ -70,11 +76,8 @@ def make_batches(
   process_index: int = 0,
   process_count: int = 1,
   max_relevant: int | None = None,
-  threads: int = 2,
-  prefetch: int = 4,
-) -> grain.DatasetIterator[Batch]:
-  """An endless iterator over this process's rows of each global batch (keys: docs/architecture.md,
-  'A batch').
+) -> grain.MapDataset[Batch]:
+  """This process's rows of the global batch of any step (keys: docs/architecture.md, 'A batch').
 
   Each epoch is shuffled anew and leaves out what does not fill a batch. Its number chooses the
   positive (in turn) and the hard negatives (the next ones of the query's own, in an order the seed
@@ -96,7 +99,6 @@ def make_batches(
     max_relevant: the R of `relevant`, at most; by default what the store's queries need. If a query
       has more, those in the global batch come first: they are the ones that must not be taken for
       negatives.
-    threads, prefetch: batches are made ahead by so many threads, so many at a time.
 
   Raises:
     InputError: sizes that the store, the buckets or the processes do not allow.
@@ -156,12 +158,18 @@ def make_batches(
     process_count,
     min(max_relevant or store.max_relevant, store.max_relevant),
   )
-  steps = (
-    grain.MapDataset.range(store.num_queries // batch_size).repeat(None).map_with_index(plan.batch)
-  )
-  return iter(
-    steps.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=prefetch))
-  )
+  return grain.MapDataset.range(store.num_queries // batch_size).map_with_index(plan.batch)
+
+
+def open_batches(
+  dataset: grain.MapDataset[Batch], threads: int = 2, prefetch: int = 4
+) -> grain.DatasetIterator[Batch]:
+  """An endless iterator over batches, with ``get_state`` and ``set_state`` (JSON) and ``close``.
+
+  Threads make up to ``prefetch`` batches ahead. Without any, each is made when it is asked for.
+  """
+  options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=prefetch)
+  return iter(dataset.repeat(None).to_iter_dataset(options))
 
 
 def batch_ids(store: Store, batch: Batch) -> list[str]:

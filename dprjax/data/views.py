@@ -35,11 +35,9 @@ _log = logging.getLogger(__name__)
 
 
 class Views(NamedTuple):
-  """The batches, endless, and how many passages take part: an epoch has ``eligible // batch_size``
-  steps.
-  """
+  """The batches, a data set as long as an epoch, and how many passages take part in them."""
 
-  batches: grain.DatasetIterator[Batch]
+  batches: grain.MapDataset[Batch]
   eligible: int
 
 
@@ -55,10 +53,8 @@ def make_view_batches(
   seed: int,
   process_index: int = 0,
   process_count: int = 1,
-  threads: int = 2,
-  prefetch: int = 4,
 ) -> Views:
-  """An endless iterator over this process's rows of each global batch.
+  """This process's rows of the global batch of any step; `batches.open_batches` opens them.
 
   Each epoch shuffles the passages anew, leaves out what does not fill a batch, and draws other
   views. Keys, ``T`` for each view its own: `first_tokens` [B, T] int32, `[CLS] text [SEP]`;
@@ -80,7 +76,6 @@ def make_view_batches(
       longer passage a window is taken, for ict one of whole sentences around the place of the
       first.
     buckets: the lengths a text may have; the smallest that holds the whole global batch is taken.
-    threads, prefetch: batches are made ahead by so many threads, so many at a time.
 
   Raises:
     InputError: no passage can serve; sizes that the passages, the buckets or the processes do not
@@ -140,12 +135,8 @@ def make_view_batches(
     process_index,
     process_count,
   )
-  steps = grain.MapDataset.range(len(rows) // batch_size).repeat(None).map_with_index(plan.batch)
   return Views(
-    iter(
-      steps.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=prefetch))
-    ),
-    len(rows),
+    grain.MapDataset.range(len(rows) // batch_size).map_with_index(plan.batch), len(rows)
   )
 
 

@@ -71,7 +71,7 @@ def _open(
   update = config.batch_size * config.accumulate
   # Random passages stand in where a query has too few negatives; make_batches says how often.
   share, shares = mesh.batch_rank(devices)
-  loader = batches.make_batches(
+  dataset = batches.make_batches(
     tokens,
     batch_size=update,
     negatives=config.negatives,
@@ -81,7 +81,6 @@ def _open(
     process_index=share,
     process_count=shares,
     max_relevant=knobs.max_relevant,
-    threads=knobs.threads,
   )
 
   def ids(batch: Batch) -> str:
@@ -95,8 +94,8 @@ def _open(
     )
 
   return Feed(
-    loader=loader,
-    epoch=max(tokens.num_queries // update, 1),
+    loader=batches.open_batches(dataset, config.data.threads),
+    epoch=len(dataset),
     unit='queries',
     ids=ids,
     shape=shape,

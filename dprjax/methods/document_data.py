@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.data import docstrings, documents, views
+from dprjax.data.batches import open_batches
 from dprjax.data.text import Tokenizer
 from dprjax.formats import corpora
 from dprjax.formats.report import Report
@@ -72,7 +73,7 @@ def _open(
   )
   update = config.batch_size * config.accumulate
   share, shares = mesh.batch_rank(devices)
-  loader, eligible = views.make_view_batches(
+  dataset, eligible = views.make_view_batches(
     texts,
     batch_size=update,
     views=knobs.views,
@@ -83,7 +84,6 @@ def _open(
     seed=config.seed,
     process_index=share,
     process_count=shares,
-    threads=config.data.threads,
   )
 
   def ids(batch: Batch) -> str:
@@ -104,8 +104,8 @@ def _open(
   if knobs.views != 'one':
     said += f'; {2 * update - 2 if knobs.views == "siblings" else update - 1} negatives a text'
   return Feed(
-    loader=loader,
-    epoch=max(eligible // update, 1),
+    loader=open_batches(dataset, config.data.threads),
+    epoch=len(dataset),
     unit='passages',
     said=said,
     ids=ids,

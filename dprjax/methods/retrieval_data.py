@@ -100,7 +100,7 @@ def _open(
   tokens = open_store(config, workdir, 'train', train, tokenizer)
   update = config.batch_size * config.accumulate
   share, shares = mesh.batch_rank(devices)
-  loader = batches.make_batches(
+  dataset = batches.make_batches(
     tokens,
     batch_size=update,
     negatives=config.negatives,
@@ -111,7 +111,6 @@ def _open(
     process_index=share,
     process_count=shares,
     max_relevant=config.data.max_relevant,
-    threads=config.data.threads,
   )
   seen = update * (1 + config.negatives) - 1 if config.in_batch else config.negatives
 
@@ -126,8 +125,8 @@ def _open(
     )
 
   return Feed(
-    loader=loader,
-    epoch=max(tokens.num_queries // update, 1),
+    loader=batches.open_batches(dataset, config.data.threads),
+    epoch=len(dataset),
     unit='pairs',
     said=f'{tokens.num_queries} training queries, {tokens.num_passages} passages; up to {seen} '
     'negatives a query',

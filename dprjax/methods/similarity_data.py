@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from dprjax.analysis import statistics as analysis
 from dprjax.base.errors import InputError
 from dprjax.data import similarity
+from dprjax.data.batches import open_batches
 from dprjax.data.similarity import Pair
 from dprjax.data.text import Tokenizer, pad_batch
 from dprjax.inference.embedder import Embedder
@@ -103,15 +104,12 @@ def _open(
       ' and '.join(f'sentences of {batch[f"{view}_tokens"].shape[1]}' for view in VIEWS) + ' tokens'
     )
 
-  loader = iter(
-    grain.MapDataset.range(steps)
-    .repeat(None)
-    .map_with_index(batch)
-    .to_iter_dataset(grain.ReadOptions(num_threads=config.data.threads, prefetch_buffer_size=4))
+  dataset: grain.MapDataset[dict[str, np.ndarray]] = grain.MapDataset.range(steps).map_with_index(
+    batch
   )
   return Feed(
-    loader=loader,
-    epoch=steps,
+    loader=open_batches(dataset, config.data.threads),
+    epoch=len(dataset),
     unit='pairs',
     said=f'{len(pairs)} scored pairs',
     shape=shape,
