@@ -17,12 +17,13 @@ import jax
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
+from dprjax.base.progress import Progress, duration
 from dprjax.data import sources
 from dprjax.formats import trec
 from dprjax.inference.retriever import Retriever
 from dprjax.models.prompts import KINDS
 from dprjax.retrieval import embeddings
-from dprjax.runtime import cli, compiled, distributed, log
+from dprjax.runtime import cli, compiled, distributed
 
 logger = logging.getLogger('dprjax')
 
@@ -86,13 +87,13 @@ def encode(
       '%d shards cannot occupy %d processes: give a smaller --shard_rows', len(pending), processes
     )
   mine = pending[jax.process_index() :: processes]
-  progress = log.Countdown('texts', sum(shard.stop - shard.start for shard in mine))
+  progress = Progress('texts', sum(shard.stop - shard.start for shard in mine), 'encoding')
   for shard in mine:
     writer.write(
       shard,
       retriever.encode([one.text for one in records[shard.start : shard.stop]], kind, progress),
     )
-    progress.finish(shard.stop - shard.start)
+    progress.advance(shard.stop - shard.start)
   distributed.barrier('encoded')
   writer.finish()
   cut = retriever.truncated[kind]
@@ -110,7 +111,7 @@ def encode(
     out,
     f'{len(ids):,}',
     kind,
-    log.duration(seconds),
+    duration(seconds),
     todo / max(seconds, 1e-9),
   )
 

@@ -16,9 +16,10 @@ from etils import epath
 
 from dprjax.base import files, version
 from dprjax.base.errors import InputError
+from dprjax.base.progress import size
 from dprjax.data import text
 from dprjax.models import artifact, hub, prompts
-from dprjax.runtime import checkpoint, cli, log, tree
+from dprjax.runtime import checkpoint, cli, tree
 from dprjax.runtime import config as configs
 
 logger = logging.getLogger('dprjax')
@@ -90,8 +91,8 @@ def export(workdir: epath.PathLike, out: epath.PathLike, step: int | None = None
       '%s: step %d, %s values, %s',
       out,
       step,
-      log.size(tree.count(trainable)),
-      log.size(out.stat().length, 'B'),
+      size(tree.count(trainable)),
+      size(out.stat().length, 'B'),
     )
     return out
   with files.atomic_path(out) as folder:
@@ -104,7 +105,7 @@ def export(workdir: epath.PathLike, out: epath.PathLike, step: int | None = None
       artifact.save_prompt(
         folder / 'prompt.npz', make_prompt(config, backbone, trainable, exported, metrics)
       )
-  logger.info('%s: step %d, %s parameters', out, step, log.size(tree.count(trainable)))
+  logger.info('%s: step %d, %s parameters', out, step, size(tree.count(trainable)))
   return out
 
 

@@ -17,8 +17,9 @@ from collections.abc import Sequence
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
+from dprjax.base.progress import Progress, duration
 from dprjax.retrieval import embeddings, milvus
-from dprjax.runtime import cli, log
+from dprjax.runtime import cli
 
 logger = logging.getLogger('dprjax')
 
@@ -51,17 +52,17 @@ def upsert(
       )
   else:
     collection = server.create(name, space, index_type=index_type or 'auto', rows=len(corpus))
-  progress = log.Countdown('passages', len(corpus))
+  progress = Progress('passages', len(corpus), 'writing')
   for ids, vectors in corpus.blocks(_BLOCK):
     collection.upsert(ids, vectors, progress)
-    progress.finish(len(ids))
+    progress.advance(len(ids))
   collection.flush()
   logger.info(
     '%s, collection %s: %s passages written in %s (%.0f a second); it has %s, index %s',
     server.uri,
     name,
     f'{len(corpus):,}',
-    log.duration(progress.seconds),
+    duration(progress.seconds),
     len(corpus) / progress.seconds,
     f'{len(collection):,}',
     collection.index_type,
@@ -71,7 +72,7 @@ def upsert(
 
 def delete(collection: milvus.Collection, ids: Sequence[str]) -> None:
   """Takes passages out, and says which of them were not there."""
-  missing = collection.delete(ids, log.Countdown('passages', len(ids)))
+  missing = collection.delete(ids, Progress('passages', len(ids), 'deleting'))
   cli.tell(f'{len(missing):,} ids were not there', missing, strict=False)
   logger.info(
     '%s, collection %s: %s passages deleted; it has %s',

@@ -24,13 +24,14 @@ from etils import epath
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
+from dprjax.base.progress import duration, size
 from dprjax.data import docstrings, sources
 from dprjax.formats import trec
 from dprjax.inference.retriever import Hit, Retriever
 from dprjax.models import artifact, hub
 from dprjax.models.prompts import KINDS
 from dprjax.retrieval import embeddings, exact
-from dprjax.runtime import cli, log, tree
+from dprjax.runtime import cli, tree
 from dprjax.runtime import config as configs
 from dprjax.runtime.stages import Stages
 
@@ -122,14 +123,14 @@ def quickstart(
   trained = configs.load_workdir(out / 'training')
   base = configs.backbone_path(trained, out / 'training')
   prompted = product.suffix == '.npz'
-  count, size = weight(product)
+  count, nbytes = weight(product)
   extra = {
     'frozen': ['--extra', 'trained parameters=0'],
     'trained': [
       '--extra',
       f'trained parameters={count}',
       '--extra',
-      f'file size={log.size(size, "B")}',
+      f'file size={size(nbytes, "B")}',
     ],
   }
   names = {'frozen': 'frozen backbone', 'trained': '+ prompt' if prompted else 'fine-tuned'}
@@ -445,9 +446,9 @@ def main(argv: Sequence[str] | None = None) -> None:
       )
       slowest = sorted(seconds, key=lambda title: -seconds[title])[:3]
       print(
-        f'{log.duration(time.monotonic() - began)} in all, of which '
-        f'{", ".join(f"{title} {log.duration(seconds[title])}" for title in slowest)}; '
-        f'at most {log.size(peak, "B")} of memory'
+        f'{duration(time.monotonic() - began)} in all, of which '
+        f'{", ".join(f"{title} {duration(seconds[title])}" for title in slowest)}; '
+        f'at most {size(peak, "B")} of memory'
       )
 
   try:

@@ -22,10 +22,11 @@ from jaxtyping import Float
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
+from dprjax.base.progress import Progress, duration
 from dprjax.data import sources
 from dprjax.formats import trec
 from dprjax.inference.reranker import CrossEncoder
-from dprjax.runtime import cli, compiled, log
+from dprjax.runtime import cli, compiled
 
 logger = logging.getLogger('dprjax')
 
@@ -209,7 +210,7 @@ def _score(
   if todo < len(scores):
     logger.info('%s of %s pairs are scored already', f'{len(scores) - todo:,}', f'{len(scores):,}')
   query_of_row = run.query_of_row()
-  progress = log.Countdown('pairs', todo)
+  progress = Progress('pairs', todo, 'scoring')
   for number in pending:
     shard = parts.shards[number]
     pairs = [(run.query_ids[query_of_row[row]], run.doc_ids[run.docs[row]]) for row in shard]
@@ -224,13 +225,13 @@ def _score(
       )
     parts.save(number, values)
     scores[shard.start : shard.stop] = values
-    progress.finish(len(shard))
+    progress.advance(len(shard))
   seconds = progress.seconds
   logger.info(
     '%s pairs of %s queries in %s (%.0f a second)',
     f'{todo:,}',
     f'{len(run):,}',
-    log.duration(seconds),
+    duration(seconds),
     todo / max(seconds, 1e-9),
   )
   return scores

@@ -34,9 +34,10 @@ import numpy as np
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
+from dprjax.base.progress import Progress
 from dprjax.formats import trec
 from dprjax.retrieval import embeddings, exact, milvus, scann
-from dprjax.runtime import cli, compiled, distributed, log
+from dprjax.runtime import cli, compiled, distributed
 
 logger = logging.getLogger('dprjax')
 
@@ -151,7 +152,7 @@ def search_milvus(
     InputError: queries of another kind of vector, an id that is not there, or what Milvus complains
       of.
   """
-  progress = log.Countdown('queries', len(queries))
+  progress = Progress('queries', len(queries), 'searching')
   if isinstance(queries, embeddings.Embeddings):
     _check_kind(queries, 'queries', 'query')
     collection.check_space(queries.meta.space(), '--queries')

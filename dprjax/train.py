@@ -12,6 +12,7 @@ says over how many devices the batch ('data'), the weights ('model') or both ('f
 
 import argparse
 import functools
+import logging
 import signal
 import sys
 import tempfile
@@ -28,6 +29,7 @@ import optax
 from etils import epath
 
 from dprjax.base.errors import InputError
+from dprjax.base.progress import Progress, duration, size
 from dprjax.data import text
 from dprjax.methods import cross_encoder, dpr, pretrain, similarity
 from dprjax.methods import cross_encoder_data as reranking
@@ -39,6 +41,8 @@ from dprjax.methods.method import System
 from dprjax.models import artifact, hub
 from dprjax.runtime import checkpoint, cli, compiled, distributed, log, mesh, optim, stopping, tree
 from dprjax.runtime import config as configs
+
+logger = logging.getLogger('dprjax')
 
 # What is trained, and on what.
 SYSTEMS = {
@@ -81,7 +85,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   """
   workdir = epath.Path(workdir)
   main = jax.process_index() == 0
-  say = log.logger.info if main else log.logger.debug
+  say = logger.info if main else logger.debug
   check(config)
   devices = mesh.make_mesh(config.mesh)
   mesh.check_batch(
@@ -163,7 +167,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
     say(f'resuming after step {step} of {total}')
   evaluate = feed.evaluation(system) if feed.evaluation else None
   metric_log = log.MetricLog(workdir, step, active=main)
-  pace = log.Pace(total, step)
+  progress = Progress('steps', total, skip_first=True)
   stop = stopping.Stop(devices)
   # The loss of a step is read while the next one runs. What is not read yet is checked before
   # anything is saved.
@@ -186,15 +190,15 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
       )
     if number % config.log_every and number != total:
       return
-    rate, left = pace(number)
-    rate *= config.batch_size * config.accumulate
+    progress.update(number)
+    rate = progress.rate * config.batch_size * config.accumulate
     values |= {'learning_rate': float(schedule(number - 1)), f'{feed.unit}_per_second': rate}
     metric_log.write(number, values)
     say(
       f'step {number}/{total}  loss {values["loss"]:.4f}  '
       + ''.join(f'{label} {values[name]:.3f}  ' for name, label in system.shown.items())
       + f'|gradient| {values["gradient_norm"]:.3g}  lr {values["learning_rate"]:.2e}'
-      + (f'  {rate:.0f} {feed.unit}/s  {log.duration(left)} left' if rate else '')
+      + (f'  {rate:.0f} {feed.unit}/s  {duration(progress.left or 0)} left' if rate else '')
     )
 
   def save(score: float | None = None) -> None:
@@ -241,13 +245,13 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
         better = best is None or score > best
         best, best_step, stale = (score, step, 0) if better else (best, best_step, stale + 1)
         stopped = bool(config.eval.patience) and stale >= config.eval.patience
-        pace.pause(time.monotonic() - began)
+        progress.pause(time.monotonic() - began)
         metric_log.write(step, {f'dev/{name}': value for name, value in found.items()})
         say(
           f'step {step}/{total}  dev '
           + '  '.join(f'{name} {value:.4f}' for name, value in found.items())
           + ('  (best so far)' if better else f'  (best {best:.4f} at step {best_step})')
-          + f'  {log.duration(time.monotonic() - began)}'
+          + f'  {duration(time.monotonic() - began)}'
         )
       if step % save_every == 0 or step == total or score is not None or stopped:
         save(score)
@@ -450,12 +454,12 @@ def describe(
   trained, held = tree.count(trainable), tree.count(frozen)
   device = devices.devices.flat[0]
   say(
-    f'{config.method}{f" ({config.task})" if config.task else ""}: {log.size(trained)} trained '
+    f'{config.method}{f" ({config.task})" if config.task else ""}: {size(trained)} trained '
     'parameters '
-    f'({100 * trained / (trained + held):.2f} %, {log.size(tree.nbytes(trainable), "B")}; '
+    f'({100 * trained / (trained + held):.2f} %, {size(tree.nbytes(trainable), "B")}; '
     'optimiser '
-    f'{log.size(tree.nbytes(opt_state), "B")}), '
-    f'{log.size(held)} frozen ({log.size(tree.nbytes(frozen), "B")})'
+    f'{size(tree.nbytes(opt_state), "B")}), '
+    f'{size(held)} frozen ({size(tree.nbytes(frozen), "B")})'
   )
   say(
     f'mesh {" x ".join(f"{axis} {size}" for axis, size in devices.shape.items())} of '

@@ -19,19 +19,18 @@ from dprjax.analysis import statistics as analysis
 from dprjax.analysis.statistics import Triplet
 from dprjax.base import files
 from dprjax.base.errors import InputError
+from dprjax.base.progress import Progress, duration
 from dprjax.data import similarity, sources
 from dprjax.data.similarity import Pair
 from dprjax.formats import corpora
 from dprjax.inference.embedder import Embedder
 from dprjax.inference.retriever import Retriever
 from dprjax.models import encoder
-from dprjax.runtime import log
 from dprjax.runtime import mesh as meshes
 
 logger = logging.getLogger('dprjax')
 
 _SEED = 0
-_SPEAK_EVERY = 10.0  # seconds
 
 T = TypeVar('T')
 
@@ -140,7 +139,7 @@ def _with_similarity(texts: Texts, path: files.PathLike, most: int) -> Texts:
 
 
 def _with_wikipedia(texts: Texts, path: files.PathLike, most: int) -> Texts:
-  counted = _counted(f'{path}: articles read', itertools.islice(corpora.read_articles(path), most))
+  counted = _counted(itertools.islice(corpora.read_articles(path), most), 'articles', path)
   articles = list(counted)
   triplets = analysis.section_triplets(articles, _SEED, most)
   if not triplets:
@@ -169,7 +168,7 @@ def _with_retrieval(texts: Texts, path: files.PathLike, split: str, most: int) -
   found: dict[str, str] = {}
   kept: list[str] = []
   seen = 0
-  for passage in _counted(f'{path}: passages read', dataset.passages):
+  for passage in _counted(dataset.passages, 'passages', path):
     if not passage.text:
       continue
     if passage.id in wanted:
@@ -210,14 +209,11 @@ def _base(path: files.PathLike) -> str:
   return str(path).rstrip('/').rpartition('/')[2]
 
 
-def _counted(what: str, items: Iterator[T]) -> Iterator[T]:
-  """The items, saying now and then how many there were."""
-  spoke = time.monotonic()
-  for number, item in enumerate(items, start=1):
+def _counted(items: Iterator[T], unit: str, path: files.PathLike) -> Iterator[T]:
+  progress = Progress(unit, task=f'reading {path}')
+  for item in items:
     yield item
-    if time.monotonic() - spoke > _SPEAK_EVERY:
-      spoke = time.monotonic()
-      logger.info('%s: %s', what, f'{number:,}')
+    progress.advance()
 
 
 def inspect(name: str, retriever: Retriever, texts: Texts, batch_size: int = 64) -> Findings:
@@ -239,7 +235,7 @@ def inspect(name: str, retriever: Retriever, texts: Texts, batch_size: int = 64)
 
   def encode(kind: str, what: str) -> analysis.Encode:
     def run(some: Sequence[str]) -> Float[np.ndarray, 'n H']:
-      vectors = retriever.encode(some, kind, _progress(f'{name}: {what}', len(some)))
+      vectors = retriever.encode(some, kind, Progress('texts', len(some), f'{name}: {what}'))
       if not np.isfinite(vectors).all():
         raise InputError(
           f'{name}: its vectors are not all finite numbers; the training that it comes from must '
@@ -268,11 +264,14 @@ def inspect(name: str, retriever: Retriever, texts: Texts, batch_size: int = 64)
     )
   if texts.attended:
     found['entropy'] = first_token_entropy(
-      retriever, texts.attended, batch_size, _progress(f'{name}: attention', len(texts.attended))
+      retriever,
+      texts.attended,
+      batch_size,
+      Progress('texts', len(texts.attended), f'{name}: attention'),
     )
   settings = retriever.settings
   lengths = dict.fromkeys((settings.query_max_length, settings.passage_max_length))
-  logger.info('%s: looked at in %s', name, log.duration(time.monotonic() - began))
+  logger.info('%s: looked at in %s', name, duration(time.monotonic() - began))
   return Findings(
     settings=f'{settings.pooling} pooling, at most {" and ".join(map(str, lengths))} tokens',
     **found,
@@ -311,25 +310,6 @@ def first_token_entropy(
   )
   values = embedder(placed, retriever.tokenize(texts, 'passage'), progress)
   return values.mean(axis=0, dtype=np.float64).reshape(config.num_layers, config.num_heads)
-
-
-def _progress(what: str, total: int) -> Callable[[int], None]:
-  began = spoke = time.monotonic()
-
-  def progress(done: int) -> None:
-    nonlocal spoke
-    now = time.monotonic()
-    if now - spoke > _SPEAK_EVERY and done < total:
-      spoke = now
-      logger.info(
-        '%s  %s of %s  %s left',
-        what,
-        f'{done:,}',
-        f'{total:,}',
-        log.duration((now - began) / done * (total - done)),
-      )
-
-  return progress
 
 
 def table(findings: Mapping[str, Findings]) -> tuple[list[str], list[list[str]]]:

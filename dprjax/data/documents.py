@@ -23,6 +23,7 @@ from etils import epath
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
+from dprjax.base.progress import Progress
 from dprjax.data import fingerprint, records
 from dprjax.data.text import Tokenizer
 from dprjax.formats import corpora
@@ -195,10 +196,8 @@ def _write_passages(
   """Writes the passages; returns the number of tokens and of sentences of each."""
   sizes: list[tuple[int, int]] = []
   seen: set[bytes] = set()
-  with (
-    records.TableWriter(folder, 'passages', COLUMNS) as table,
-    fingerprint.progress('documents') as advance,
-  ):
+  progress = Progress('documents', task='tokenising')
+  with records.TableWriter(folder, 'passages', COLUMNS) as table:
     for document in _tokenise(documents, tokenizer, language):
       joined = _join_short(document.lengths)
       report.counts[f'sentences of fewer than {SHORT} tokens: joined to a neighbour'] += len(
@@ -226,7 +225,7 @@ def _write_passages(
           f'{document.id}#{number}', {'tokens': tokens, 'words': words - words[0], 'ends': borders}
         )
         sizes.append((len(tokens), len(borders)))
-      advance()
+      progress.advance()
   report.counts['passages'] = len(sizes)
   report.counts['passages of one sentence'] = sum(sentences == 1 for _, sentences in sizes)
   return sizes

@@ -5,12 +5,10 @@ Such a folder holds one JSON file that names the settings and the files it was m
 `{'settings': ..., 'files': {role: stamp}}`.
 """
 
-import contextlib
 import hashlib
 import json
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from etils import epath
@@ -107,37 +105,6 @@ def read_description(folder: epath.Path, name: str, format_version: int) -> dict
       f'{format_version}; build it again'
     )
   return written
-
-
-@contextlib.contextmanager
-def progress(what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
-  """A function to be called once an item: one line kept up to date in a terminal, else a line every
-  ten seconds.
-  """
-  terminal = sys.stderr.isatty()
-  began = spoke = time.monotonic()
-  done = 0
-
-  def advance() -> None:
-    nonlocal done, spoke
-    done += 1
-    if (now := time.monotonic()) - spoke >= (0.5 if terminal else 10):
-      spoke, rate = now, done / (now - began)
-      line = (
-        f'tokenising {what}: {done:,}' + (f' of {total:,}' if total else '') + f', {rate:,.0f}/s'
-      )
-      if total:
-        line += f', {max(0, total - done) / rate:.0f} s left'
-      print(
-        f'\r{line}   ' if terminal else line,
-        end='' if terminal else '\n',
-        file=sys.stderr,
-        flush=True,
-      )
-
-  yield advance
-  if terminal and spoke != began:
-    print(file=sys.stderr)
 
 
 def _stamps(where: dict[str, epath.Path]) -> dict[str, Any]:

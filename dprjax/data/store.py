@@ -28,6 +28,7 @@ from etils import epath
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
+from dprjax.base.progress import Progress
 from dprjax.data import fingerprint, records, sources
 from dprjax.data.sources import Dataset, Source
 from dprjax.data.text import Tokenizer
@@ -356,10 +357,8 @@ def _write_passages(
   folder.mkdir(parents=True)
   table = records.ShardWriter(folder, 'passages', ('tokens',))
   # Closed where the reading fails, too.
-  with (
-    contextlib.closing(table),
-    fingerprint.progress('passages', dataset.total_passages()) as advance,
-  ):
+  progress = Progress('passages', dataset.total_passages(), 'tokenising')
+  with contextlib.closing(table):
 
     def flush(chunk: list[tuple[int, sources.Passage]]) -> int:
       tokens, too_long = tokenizer.encode([prefix + passage.text for _, passage in chunk], limit)
@@ -380,7 +379,7 @@ def _write_passages(
           chunk.append((new, passage))
         if not passage.text:
           empty.add(new)
-      advance()
+      progress.advance()
       if len(chunk) == _CHUNK:
         cut += flush(chunk)
         chunk = []

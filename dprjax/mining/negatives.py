@@ -23,12 +23,12 @@ from scipy.special import expit
 
 from dprjax.base import files, outofcore
 from dprjax.base.errors import InputError
+from dprjax.base.progress import Progress, duration
 from dprjax.data import sources
 from dprjax.formats import runs, trec
 from dprjax.mining import mined, passages, pools
 from dprjax.mining.passages import Passages
 from dprjax.mining.pools import Pool
-from dprjax.runtime import log
 
 Score = Callable[[Sequence[tuple[str, str]]], np.ndarray]
 """(query, passage) texts -> logits [n]; their sigmoid is the probability of relevance."""
@@ -39,7 +39,6 @@ _BUCKET = 1 << 20  # rows, about, that are looked at together
 _KEPT = 1 << 17  # passages, at most, whose texts are held together
 _LISTED = 5
 _PAIRS = 4096  # scored between two looks at the clock
-_QUIET = 10  # seconds between two lines on progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +193,7 @@ def mine(
     pathlib.Path(scratch).mkdir(parents=True, exist_ok=True)
   with tempfile.TemporaryDirectory(prefix='.mining-', dir=scratch) as folder:
     indexed = passages.index_corpus(
-      corpus, pathlib.Path(folder, 'corpus'), _Progress(f'reading {corpus}', 'passages')
+      corpus, pathlib.Path(folder, 'corpus'), Progress('passages', task=f'reading {corpus}')
     )
     width = max(min(_BUCKET // (options.depth * len(retrievers)), _KEPT // (2 * options.sample)), 1)
     # One more than is needed, where one may be the query itself.
@@ -211,7 +210,7 @@ def mine(
       else None
     )
     miner = _Miner(asked, indexed, ranked, given, score, options, report)
-    progress = _Progress('mining', 'queries')
+    progress = Progress('queries', len(asked.ids), 'mining')
     written = 0
     with files.atomic_write(out, 'wb') as file:
       for bucket, first in enumerate(range(0, len(asked.ids), width)):
@@ -219,14 +218,14 @@ def mine(
         for line in miner.bucket(bucket, first, stop):
           file.write(line)
           written += 1
-        progress(stop, stop / len(asked.ids))
+        progress(stop)
       if not report.counts['candidates']:
         raise InputError(
           f'no candidate is left for any of {len(asked.ids):,} queries: {", ".join(report.lines())}'
         )
   seconds = time.monotonic() - began
   logger.info(
-    '%s: %s queries, %s\n%s', out, f'{written:,}', log.duration(seconds), '\n'.join(report.lines())
+    '%s: %s queries, %s\n%s', out, f'{written:,}', duration(seconds), '\n'.join(report.lines())
   )
   return {
     'settings': dataclasses.asdict(options),
@@ -309,7 +308,7 @@ def _spill(
   that is plain to see.
   """
   buckets = outofcore.Buckets(folder, pools.ROW)
-  progress = _Progress(f'reading {path}', 'rows')
+  progress = Progress('rows', task=f'reading {path}')
   done = 0
   for block in runs.read_blocks(path):
     done += len(block.docs)
@@ -593,24 +592,3 @@ class _Miner:
     found['negatives in the file'] = int(np.count_nonzero(chosen.kept))
     for what, count in found.items():
       report.count(what, count, trouble=False)
-
-
-class _Progress:
-  """A line now and then on how far it is, how fast, and how long it will take."""
-
-  def __init__(self, what: str, unit: str):
-    self._what, self._unit = what, unit
-    self._began = self._spoke = time.monotonic()
-
-  def __call__(self, done: int, share: float) -> None:
-    if (now := time.monotonic()) - self._spoke >= _QUIET:
-      self._spoke, took = now, now - self._began
-      logger.info(
-        '%s: %s %s, %s/s, %.0f %%, %s left',
-        self._what,
-        f'{done:,}',
-        self._unit,
-        log.size(done / took),
-        100 * share,
-        log.duration(took / max(share, 1e-9) - took),
-      )

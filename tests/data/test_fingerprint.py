@@ -56,16 +56,3 @@ def test_only_process_0_builds(tmp_path):
   with pytest.raises(InputError, match='process 0 has not built the store within 0 s'):
     build(tmp_path, 'one', {}, process_index=1)
   assert not (tmp_path / 'made').exists()
-
-
-@pytest.mark.parametrize(
-  ('total', 'line'),
-  [(4, 'tokenising rows: 2 of 4, 0/s, 20 s left\n'), (None, 'tokenising rows: 2, 0/s\n')],
-)
-def test_progress_speaks_every_ten_seconds(capsys, monkeypatch, total, line):
-  times = iter([0.0, 5.0, 20.0, 21.0])
-  monkeypatch.setattr(fingerprint.time, 'monotonic', lambda: next(times))
-  with fingerprint.progress('rows', total) as advance:
-    for _ in range(3):
-      advance()
-  assert capsys.readouterr().err == line
