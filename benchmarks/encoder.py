@@ -27,7 +27,11 @@ def ours(tokens, mask, prompt, unroll):
 
   # The weights are an argument: as constants of the program they would be folded while compiling.
   def pooled(prompt, params):
-    return jnp.sum(encoder.encode(MODEL, params, tokens, mask, prompt=prompt, unroll=unroll)[:, 0])
+    return jnp.sum(
+      encoder.encode(
+        MODEL, params, tokens, mask, prompt=prompt, options=encoder.EncoderOptions(unroll=unroll)
+      )[:, 0]
+    )
 
   forward, gradient = jax.jit(pooled), jax.jit(jax.grad(pooled))
   return lambda: forward(prompt, params).block_until_ready(), lambda: gradient(

@@ -268,7 +268,7 @@ def encode_way(
   prefix = jnp.zeros((model.num_layers, 2, prompt, model.num_heads, model.head_dim), jnp.float32)
   encode = jax.jit(
     lambda params, prefix: encoder.encode(
-      model, params, tokens, mask, prompt=prefix, dtype=jnp.dtype(dtype)
+      model, params, tokens, mask, prompt=prefix, options=encoder.EncoderOptions(jnp.dtype(dtype))
     )[:, 0]
   )
   return lambda: jax.block_until_ready(encode(held, prefix))

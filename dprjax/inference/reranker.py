@@ -14,7 +14,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.data import text
 from dprjax.inference.embedder import Embedder
-from dprjax.models import classifier, hub, sentence
+from dprjax.models import classifier, encoder, hub, sentence
 from dprjax.runtime import mesh as meshes
 
 # Unless the caller says otherwise: a pair's cost grows faster than its length.
@@ -69,9 +69,16 @@ class CrossEncoder:
     second_type = tokenizer.pair_format.second_type
 
     def embed(params: Any, tokens: jax.Array, mask: jax.Array, starts: jax.Array) -> jax.Array:
-      encoder, head = params
+      backbone, head = params
       return classifier.score_pairs(
-        model, encoder, head, tokens, mask, starts, second_type=second_type, dtype=jnp.dtype(dtype)
+        model,
+        backbone,
+        head,
+        tokens,
+        mask,
+        starts,
+        second_type=second_type,
+        options=encoder.EncoderOptions(jnp.dtype(dtype)),
       )[:, None]
 
     self._embedder = Embedder(embed, mesh, batch_size, max_length, tokenizer.pad_id)

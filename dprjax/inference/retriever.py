@@ -20,7 +20,8 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.data import sources, text
 from dprjax.inference.embedder import Embedder, EmbedFn
-from dprjax.models import artifact, encoder, heads, hub
+from dprjax.models import artifact, encoder, hub
+from dprjax.models.embed import embed_text
 from dprjax.models.prompts import KINDS
 from dprjax.retrieval import exact
 from dprjax.runtime import mesh as meshes
@@ -288,16 +289,16 @@ class Retriever:
 def _embed_fn(model: encoder.EncoderConfig, settings: Settings, dtype: str) -> EmbedFn:
   def embed(params: Any, tokens: jax.Array, mask: jax.Array) -> jax.Array:
     backbone, prefix = params
-    hidden = encoder.encode(
+    return embed_text(
       model,
       backbone,
       tokens,
       mask,
+      pooling=settings.pooling,
+      normalize=settings.normalize,
       prompt=prefix,
       shift_positions=settings.shift_positions,
-      dtype=jnp.dtype(dtype),
+      options=encoder.EncoderOptions(jnp.dtype(dtype)),
     )
-    pooled = heads.pool(hidden, mask, settings.pooling)
-    return heads.normalize(pooled) if settings.normalize else pooled
 
   return embed

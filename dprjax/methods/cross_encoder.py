@@ -9,7 +9,6 @@ loss of a batch is the mean over its queries and ``grad_cache`` and ``accumulate
 averaging over chunks, of which memory holds one.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,17 +54,10 @@ def build(
       'config.prompt.length, config.backbone.two_encoders: a cross-encoder is one encoder without '
       'a prompt; set 0 and False'
     )
-  if config.backbone.dropout >= 0:
-    model = dataclasses.replace(
-      model, hidden_dropout=config.backbone.dropout, attention_dropout=config.backbone.dropout
-    )
-  no_dropout = not (model.hidden_dropout or model.attention_dropout)
   form, closing = tokenizer.pair_format, len(tokenizer.closing)
   options: dict[str, Any] = {
     'second_type': form.second_type,
-    'dtype': jnp.dtype(config.backbone.dtype),
-    'remat': config.backbone.remat,
-    'unroll': config.backbone.unroll or model.num_layers,
+    'options': encoder.EncoderOptions.from_config(config.backbone),
   }
   longest = tokenizer.pair_length(config.data.query_max_length, config.data.passage_max_length)
   chunks = config.grad_cache * config.accumulate
@@ -112,7 +104,7 @@ def build(
         mask.reshape(-1, length),
         jnp.repeat(starts, candidates),
         **options,
-        dropout_key=None if no_dropout else key,
+        dropout_key=key,
       )
       return scores.reshape(size, candidates), ()
 

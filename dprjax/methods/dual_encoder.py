@@ -2,18 +2,17 @@
 system trains it.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.base.errors import InputError
 from dprjax.methods.method import Params
-from dprjax.models import encoder, heads, prompts
+from dprjax.models import encoder, prompts
+from dprjax.models.embed import embed_text
 
 
 class Dual(NamedTuple):
@@ -40,26 +39,16 @@ def build(config: ml_collections.ConfigDict, model: encoder.EncoderConfig) -> Du
   Raises:
     InputError: a knob has a value it cannot have; the message names it.
   """
-  if config.backbone.dtype not in ('float32', 'bfloat16'):
-    raise InputError(
-      f"config.backbone.dtype: expected 'float32' or 'bfloat16', not {config.backbone.dtype!r}"
-    )
   if config.prompt.dropout_scope not in ('example', 'batch'):
     raise InputError(
       "config.prompt.dropout_scope: expected 'example' or 'batch', not "
       f'{config.prompt.dropout_scope!r}'
     )
-  if config.backbone.dropout >= 0:
-    model = dataclasses.replace(
-      model, hidden_dropout=config.backbone.dropout, attention_dropout=config.backbone.dropout
-    )
-  no_dropout = not (model.hidden_dropout or model.attention_dropout)
-  dtype = jnp.dtype(config.backbone.dtype)
-  unroll = config.backbone.unroll or model.num_layers
+  options = encoder.EncoderOptions.from_config(config.backbone)
   two = config.backbone.two_encoders
   pooling, normalize = config.pooling, config.normalize
   rate, scope = config.prompt.dropout, config.prompt.dropout_scope
-  shift, remat = config.prompt.shift_positions, config.backbone.remat
+  shift = config.prompt.shift_positions
 
   def init(parts: Mapping[str, Any], key: Array) -> dict[str, Any]:
     params: dict[str, Any] = {
@@ -83,26 +72,23 @@ def build(config: ml_collections.ConfigDict, model: encoder.EncoderConfig) -> Du
     backbone = params['backbone'][kind] if two else params['backbone']
     dropout_key = None
     if key is not None:
-      backbone_key, prompt_key = jax.random.split(key)
-      dropout_key = None if no_dropout else backbone_key
+      dropout_key, prompt_key = jax.random.split(key)
       if prefix is not None and rate:
         prefix = prompts.drop(
           prefix, prompt_key, rate, tokens.shape[0] if scope == 'example' else None
         )
-    hidden = encoder.encode(
+    return embed_text(
       model,
       backbone,
       tokens,
       mask,
+      pooling=pooling,
+      normalize=normalize,
       prompt=prefix,
       shift_positions=shift,
-      dtype=dtype,
-      remat=remat,
-      unroll=unroll,
+      options=options,
       dropout_key=dropout_key,
     )
-    pooled = heads.pool(hidden, mask, pooling)
-    return heads.normalize(pooled) if normalize else pooled
 
   def embed(params: Params, kind: str, tokens: Array, mask: Array) -> Float[Array, 'B H']:
     prefix = prompts.expand_prompt(model, params.get('prompt'))[kind]

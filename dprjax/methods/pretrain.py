@@ -12,7 +12,6 @@ Which of them, and on which texts, ``config.pretrain`` says. A text is encoded o
 that one pass serves all terms, as coCondenser's code has it (DPTDR leaves it open).
 """
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -30,6 +29,7 @@ from dprjax.methods import contrastive
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import Batch, Params, System
 from dprjax.models import encoder, heads, masking, prompts
+from dprjax.models.embed import pool
 
 VIEWS = {'one': ('first',), 'siblings': ('first', 'second'), 'ict': ('first', 'second')}
 
@@ -106,13 +106,7 @@ def build(
       np.int32
     ),
   )
-  if config.backbone.dropout >= 0:
-    model = dataclasses.replace(
-      model, hidden_dropout=config.backbone.dropout, attention_dropout=config.backbone.dropout
-    )
-  no_dropout = not (model.hidden_dropout or model.attention_dropout)
-  dtype, unroll = jnp.dtype(config.backbone.dtype), config.backbone.unroll or model.num_layers
-  options = {'dtype': dtype, 'remat': config.backbone.remat, 'unroll': unroll}
+  options = encoder.EncoderOptions.from_config(config.backbone)
   chunks = config.grad_cache * config.accumulate
   views, rate, shift = VIEWS[knobs.views], config.prompt.dropout, config.prompt.shift_positions
   late_mlm = mlm and knobs.late_mlm
@@ -152,14 +146,19 @@ def build(
     return params
 
   def vector(hidden: Array, mask: Array) -> Float[Array, 'B H']:
-    pooled = heads.pool(hidden, mask, config.pooling)
-    return heads.normalize(pooled) if config.normalize else pooled
+    return pool(hidden, mask, config.pooling, config.normalize)
 
   def embed(params: Params, kind: str, tokens: Array, mask: Array) -> Float[Array, 'B H']:
     prefix = prompts.expand_prompt(model, params.get('prompt'))[kind]
     return vector(
       encoder.encode(
-        model, params['backbone'], tokens, mask, prompt=prefix, shift_positions=shift, **options
+        model,
+        params['backbone'],
+        tokens,
+        mask,
+        prompt=prefix,
+        shift_positions=shift,
+        options=options,
       ),
       mask,
     )
@@ -180,8 +179,8 @@ def build(
     both = {
       'prompt': prefix,
       'shift_positions': shift,
-      'dropout_key': None if no_dropout else backbone_key,
-      **options,
+      'dropout_key': backbone_key,
+      'options': options,
     }
     if condenser:
       early, late = encoder.encode_early_late(
@@ -196,7 +195,7 @@ def build(
       sums = sums._replace(masked=jnp.sum(masked.weights))
       if late_mlm:
         late_loss, _, right = heads.mlm_loss(
-          model, params['head']['mlm'], words, late, *targets, dtype=dtype
+          model, params['head']['mlm'], words, late, *targets, dtype=options.dtype
         )
         sums = sums._replace(late=late_loss, right=right)
       if condenser:
@@ -206,11 +205,11 @@ def build(
           late,
           early,
           mask,
-          dropout_key=None if no_dropout else head_key,
-          **options,
+          dropout_key=head_key,
+          options=options,
         )
         head_loss, _, right = heads.mlm_loss(
-          model, params['head']['mlm'], words, states, *targets, dtype=dtype
+          model, params['head']['mlm'], words, states, *targets, dtype=options.dtype
         )
         sums = sums._replace(head=head_loss, right=right)
     return vector(late, mask), sums

@@ -12,7 +12,8 @@ from dprjax.data.text import Tokenizer
 from dprjax.methods import dual_encoder as dual
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import Batch, Params, System
-from dprjax.models import encoder, heads, prompts
+from dprjax.models import encoder, prompts
+from dprjax.models.embed import unit
 
 VIEWS = ('first', 'second')
 
@@ -38,7 +39,7 @@ def build(
     prefix = prompts.expand_prompt(model, params.get('prompt'))['query']
 
     def one(rows: tuple[Array, Array], key: Array | None) -> tuple[Array, tuple[()]]:
-      return heads.normalize(encoders.encode(params, prefix, 'query', *rows, key)), ()
+      return unit(encoders.encode(params, prefix, 'query', *rows, key)), ()
 
     keys = (None, None) if key is None else tuple(jax.random.split(key))
     first, second = (

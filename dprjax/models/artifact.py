@@ -20,8 +20,8 @@ from jaxtyping import Float
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_write, existing
+from dprjax.models.embed import POOLINGS
 from dprjax.models.encoder import EncoderConfig
-from dprjax.models.heads import POOLINGS
 
 FORMAT = 'dprjax.prompt'
 VERSION = 1

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.base.errors import InputError
 from dprjax.models import encoder
-from dprjax.models.encoder import EncoderConfig
+from dprjax.models.encoder import DEFAULT_OPTIONS, EncoderConfig, EncoderOptions
 
 LABELS = (1, 2)
 
@@ -50,7 +50,7 @@ def classify(
   config: EncoderConfig,
   head: Mapping[str, Any],
   first: Float[Array, 'B H'],
-  dtype: Any = jnp.float32,
+  options: EncoderOptions = DEFAULT_OPTIONS,
   dropout_key: Array | None = None,
 ) -> Float[Array, 'B labels']:
   """The logits, float32.
@@ -60,14 +60,15 @@ def classify(
       the first as well, as in transformers.
     head: as ``init_classifier`` gives it.
     first: the first token's last hidden state.
-    dtype: of the first layer's product; the last layer's is float32.
+    options: their dtype is that of the first layer's product; the last layer's is float32.
     dropout_key: given, dropout is active, at the rate of the hidden states' (transformers' default
       for the classifier).
   """
   keys = (None, None) if dropout_key is None else tuple(jax.random.split(dropout_key))
-  x = first if config.model_type == 'bert' else _drop(first, keys[0], config.hidden_dropout)
-  x = jnp.tanh(_dense(x.astype(dtype), head['dense']))
-  x = _drop(x, keys[1], config.hidden_dropout).astype(jnp.float32)
+  rate = options.apply_dropout(config).hidden_dropout
+  x = first if config.model_type == 'bert' else _drop(first, keys[0], rate)
+  x = jnp.tanh(_dense(x.astype(options.dtype), head['dense']))
+  x = _drop(x, keys[1], rate).astype(jnp.float32)
   return _dense(x, head['output'])
 
 
@@ -89,9 +90,7 @@ def score_pairs(
   starts: Int[Array, ' B'],
   *,
   second_type: int = 0,
-  dtype: Any = jnp.float32,
-  remat: bool = False,
-  unroll: int = 1,
+  options: EncoderOptions = DEFAULT_OPTIONS,
   dropout_key: Array | None = None,
 ) -> Float[Array, ' B']:
   """The scores of pairs, float32.
@@ -105,7 +104,7 @@ def score_pairs(
     starts: where in its row each second text begins.
     second_type: the token type of the second text and of what closes it; that of the first is 0. An
       encoder with one type knows no other.
-    dtype, remat, unroll: as for ``encoder.encode``.
+    options: as for ``encoder.encode``.
     dropout_key: given, the encoder's dropout and the head's are active.
   """
   types = None
@@ -120,12 +119,10 @@ def score_pairs(
     tokens,
     mask,
     token_types=types,
-    dtype=dtype,
-    remat=remat,
-    unroll=unroll,
+    options=options,
     dropout_key=keys[0],
   )
-  return score(classify(config, head, hidden[:, 0], dtype, keys[1]))
+  return score(classify(config, head, hidden[:, 0], options, keys[1]))
 
 
 def _dense(x: Float[Array, 'B I'], layer: Mapping[str, Any]) -> Float[Array, 'B O']:

@@ -11,7 +11,7 @@ a gradient with respect to the prompt alone computes no gradient of a weight.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import flax.linen as nn
 import jax
@@ -116,6 +116,45 @@ class EncoderConfig:
   def max_tokens(self) -> int:
     """The longest input, in tokens, special ones included."""
     return self.max_positions - self.first_position
+
+
+class EncoderOptions(NamedTuple):
+  """How an encoder computes. Hashable, so it can be a static argument of ``jax.jit``.
+
+  Attributes:
+    dtype: of matrix products and activations between layers; softmax and LayerNorm stay float32.
+    remat: recompute each layer in the backward pass.
+    unroll: layers a step of the scan over layers; 0: all of them.
+    dropout: the rate where a dropout key is given; None: the rates of the model's config.
+  """
+
+  dtype: Any = jnp.float32
+  remat: bool = False
+  unroll: int = 1
+  dropout: float | None = None
+
+  @classmethod
+  def from_config(cls, backbone: Any) -> Self:
+    """The options in a training run's ``config.backbone``.
+
+    Raises:
+      InputError: an unknown dtype.
+    """
+    if backbone.dtype not in ('float32', 'bfloat16'):
+      raise InputError(
+        f"config.backbone.dtype: expected 'float32' or 'bfloat16', not {backbone.dtype!r}"
+      )
+    dropout = backbone.dropout if backbone.dropout >= 0 else None
+    return cls(jnp.dtype(backbone.dtype), backbone.remat, backbone.unroll, dropout)
+
+  def apply_dropout(self, config: EncoderConfig) -> EncoderConfig:
+    """``config`` with this dropout rate in place of its own."""
+    if self.dropout is None:
+      return config
+    return dataclasses.replace(config, hidden_dropout=self.dropout, attention_dropout=self.dropout)
+
+
+DEFAULT_OPTIONS = EncoderOptions()
 
 
 def kernel_init(config: EncoderConfig) -> nn.initializers.Initializer:
@@ -279,23 +318,24 @@ class Embeddings(nn.Module):
 
 
 def _stack(
-  config: EncoderConfig, num_layers: int, dtype: Any, remat: bool, unroll: int, deterministic: bool
+  config: EncoderConfig, num_layers: int, options: EncoderOptions, deterministic: bool
 ) -> nn.Module:
   """Layers one after the other, their parameters stacked on a leading axis: ``(x, prompt, bias,
   prompt_ids) -> (x, None)``.
   """
+  unroll = min(options.unroll or num_layers, num_layers)
   # Unrolled, the layers stand side by side, and the compiler would merge the recomputed ones with
   # the first ones.
-  layer = nn.remat(Layer, prevent_cse=unroll > 1) if remat else Layer
+  layer = nn.remat(Layer, prevent_cse=options.unroll != 1) if options.remat else Layer
   scanned = nn.scan(
     layer,
     variable_axes={'params': 0, 'intermediates': 0},
     split_rngs={'params': True, 'dropout': True},
     in_axes=(0, nn.broadcast, nn.broadcast),
     length=num_layers,
-    unroll=min(unroll, num_layers),
+    unroll=unroll,
   )
-  return scanned(config, dtype, deterministic)
+  return scanned(options.apply_dropout(config), options.dtype, deterministic)
 
 
 def init_layers(config: EncoderConfig, num_layers: int, key: Array) -> dict[str, Any]:
@@ -303,7 +343,7 @@ def init_layers(config: EncoderConfig, num_layers: int, key: Array) -> dict[str,
   0, LayerNorm's scale 1, as BERT starts.
   """
   x, bias = jnp.zeros((1, 1, config.hidden_size), jnp.float32), jnp.zeros((1, 1, 1, 1), jnp.float32)
-  stack = _stack(config, num_layers, jnp.float32, False, 1, True)
+  stack = _stack(config, num_layers, DEFAULT_OPTIONS, True)
   return jax.jit(stack.init)(key, x, None, bias, None)['params']
 
 
@@ -395,9 +435,7 @@ def _run(
   prompt_ids: Array | None = None,
   token_types: Array | None = None,
   shift_positions: bool = False,
-  dtype: Any = jnp.float32,
-  remat: bool = False,
-  unroll: int = 1,
+  options: EncoderOptions = DEFAULT_OPTIONS,
   dropout_key: Array | None = None,
 ) -> list[Float[Array, 'B T H']]:
   """The hidden states after each number of layers in ``cuts`` (rising)."""
@@ -409,7 +447,7 @@ def _run(
     if dropout_key is None
     else list(jax.random.split(dropout_key, 1 + len(cuts)))
   )
-  x: Any = Embeddings(config, dtype, dropout_key is None).apply(
+  x: Any = Embeddings(options.apply_dropout(config), options.dtype, dropout_key is None).apply(
     {'params': params['embeddings']}, tokens, positions, token_types, rngs=_rngs(keys[0])
   )
   states = []
@@ -425,9 +463,7 @@ def _run(
       mask,
       prompt=prompts,
       prompt_ids=None if prompt is None else prompt_ids,
-      dtype=dtype,
-      remat=remat,
-      unroll=unroll,
+      options=options,
       dropout_key=key,
     )
     states.append(x)
@@ -442,9 +478,7 @@ def encode_layers(
   *,
   prompt: Array | None = None,
   prompt_ids: Int[Array, ' B'] | None = None,
-  dtype: Any = jnp.float32,
-  remat: bool = False,
-  unroll: int = 1,
+  options: EncoderOptions = DEFAULT_OPTIONS,
   dropout_key: Array | None = None,
 ) -> Float[Array, 'B T H']:
   """Hidden states through stacked layers (of the backbone, or of a head on it); ``prompt`` has the
@@ -452,8 +486,13 @@ def encode_layers(
   """
   count = jax.tree.leaves(layers)[0].shape[0]
   bias = jnp.where(mask, 0.0, _MASKED)[:, None, None, :]
-  x, _ = _stack(config, count, dtype, remat, unroll, dropout_key is None).apply(
-    {'params': layers}, hidden.astype(dtype), prompt, bias, prompt_ids, rngs=_rngs(dropout_key)
+  x, _ = _stack(config, count, options, dropout_key is None).apply(
+    {'params': layers},
+    hidden.astype(options.dtype),
+    prompt,
+    bias,
+    prompt_ids,
+    rngs=_rngs(dropout_key),
   )
   assert isinstance(x, jax.Array)  # apply's annotation also allows for mutable collections
   return x
@@ -473,9 +512,7 @@ def encode(
   prompt_ids: Int[Array, ' B'] | None = None,
   token_types: Int[Array, 'B T'] | None = None,
   shift_positions: bool = False,
-  dtype: Any = jnp.float32,
-  remat: bool = False,
-  unroll: int = 1,
+  options: EncoderOptions = DEFAULT_OPTIONS,
   dropout_key: Array | None = None,
 ) -> Float[Array, 'B T H']:
   """Encodes tokens under an optional deep prompt.
@@ -492,10 +529,8 @@ def encode(
     token_types: segment ids, default 0.
     shift_positions: count the prompt's P vectors as positions before the first token, as
       transformers does with ``past_key_values``.
-    dtype: of matrix products and activations between layers; softmax and LayerNorm stay float32.
-    remat: recompute each layer in the backward pass.
-    unroll: layers a step of the scan over layers, 1 to L.
-    dropout_key: given, the config's hidden and attention dropout is active.
+    options: how to compute.
+    dropout_key: given, dropout is active.
 
   Returns:
     The last layer's hidden states, float32.
@@ -514,9 +549,7 @@ def encode(
     prompt_ids=prompt_ids,
     token_types=token_types,
     shift_positions=shift_positions,
-    dtype=dtype,
-    remat=remat,
-    unroll=unroll,
+    options=options,
     dropout_key=dropout_key,
   )
   return hidden.astype(jnp.float32)
@@ -528,14 +561,14 @@ def encode_early_late(
   tokens: Int[Array, 'B T'],
   mask: Bool[Array, 'B T'],
   split: int,
-  **options: Any,
+  **kwargs: Any,
 ) -> tuple[Float[Array, 'B T H'], Float[Array, 'B T H']]:
   """The hidden states after the first ``split`` layers and after all of them (Condenser, Eqs. 6 and
   7), float32.
 
   Args:
     split: early layers, 1 to L - 1.
-    options: as for ``encode``.
+    kwargs: as for ``encode``.
 
   Raises:
     InputError: ``split`` leaves no early or no late layer; and as ``encode`` does.
@@ -545,7 +578,7 @@ def encode_early_late(
       f'a split after {split} layers leaves no early or no late layer of {config.num_layers}; use '
       f'1 to {config.num_layers - 1}'
     )
-  early, late = _run(config, params, tokens, mask, (split, config.num_layers), **options)
+  early, late = _run(config, params, tokens, mask, (split, config.num_layers), **kwargs)
   return early.astype(jnp.float32), late.astype(jnp.float32)
 
 
@@ -574,7 +607,7 @@ def first_token_attention(
     {'params': params['embeddings']}, tokens, positions, jnp.zeros_like(tokens)
   )
   bias = jnp.where(mask, 0.0, _MASKED)[:, None, None, :]
-  _, seen = _stack(config, config.num_layers, jnp.float32, False, 1, True).apply(
+  _, seen = _stack(config, config.num_layers, DEFAULT_OPTIONS, True).apply(
     {'params': params['layers']}, x, prompt, bias, None, mutable=['intermediates']
   )
   return seen['intermediates']['attention']['first_token'][0]

@@ -1,6 +1,4 @@
-"""What stands on the hidden states: pooling to one vector a text, the masked-LM head, and
-Condenser's head.
-"""
+"""Heads on the hidden states: the masked-LM head and Condenser's."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,34 +10,6 @@ from jaxtyping import Array, Bool, Float, Int
 from dprjax.base.errors import InputError
 from dprjax.models import encoder
 from dprjax.models.encoder import EncoderConfig
-
-POOLINGS = ('cls', 'mean')
-
-
-def pool(
-  hidden: Float[Array, 'B T H'], mask: Bool[Array, 'B T'], pooling: str = 'cls'
-) -> Float[Array, 'B H']:
-  """One vector a row: the first token's (``cls``) or the mean over real tokens (``mean``; 0 where a
-  row has none).
-
-  Raises:
-    InputError: ``pooling`` is another word.
-  """
-  if pooling == 'cls':
-    return hidden[:, 0]
-  if pooling == 'mean':
-    weights = mask.astype(hidden.dtype)[:, :, None]
-    return jnp.sum(hidden * weights, axis=1) / jnp.maximum(jnp.sum(weights, axis=1), 1)
-  raise InputError(f'pooling {pooling!r} is not supported; use one of: {", ".join(POOLINGS)}')
-
-
-def normalize(x: Float[Array, '... H']) -> Float[Array, '... H']:
-  """Scales vectors to unit length; a zero vector stays zero, and its gradient is zero rather than
-  NaN.
-  """
-  square = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
-  zero = square == 0
-  return jnp.where(zero, 0, x * jax.lax.rsqrt(jnp.where(zero, 1, square)))
 
 
 def init_mlm_head(config: EncoderConfig, key: Array) -> dict[str, Any]:
@@ -147,7 +117,7 @@ def condenser_states(
   late: Float[Array, 'B T H'],
   early: Float[Array, 'B T H'],
   mask: Bool[Array, 'B T'],
-  **options: Any,
+  **kwargs: Any,
 ) -> Float[Array, 'B T H']:
   """The states of Condenser's head, float32: its layers on the late first token and the early other
   tokens (Condenser, Eq. 8).
@@ -158,8 +128,8 @@ def condenser_states(
     late: hidden states of the encoder's last layer; only the first token's are used.
     early: hidden states after the early layers, see ``encoder.encode_early_late``.
     mask: True at real tokens.
-    options: ``dtype``, ``remat``, ``unroll`` and ``dropout_key`` of ``encoder.encode_layers``.
-      There is no prompt for the head.
+    kwargs: ``options`` and ``dropout_key`` of ``encoder.encode_layers``. There is no prompt for the
+      head.
   """
   skipped = jnp.concatenate([late[:, :1], early[:, 1:]], axis=1)
-  return encoder.encode_layers(config, layers, skipped, mask, **options).astype(jnp.float32)
+  return encoder.encode_layers(config, layers, skipped, mask, **kwargs).astype(jnp.float32)

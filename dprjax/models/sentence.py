@@ -13,8 +13,8 @@ from etils import epath
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import read_json, write_json
+from dprjax.models.embed import POOLINGS
 from dprjax.models.encoder import EncoderConfig
-from dprjax.models.heads import POOLINGS
 
 _FLAGS = {
   'pooling_mode_cls_token': 'cls',

@@ -9,15 +9,13 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dprjax.base.errors import InputError
-from dprjax.models import encoder, heads, hub
-from dprjax.models.encoder import ACTIVATIONS, EncoderConfig, erf_gelu
+from dprjax.models import embed, encoder, hub
+from dprjax.models.encoder import ACTIVATIONS, EncoderConfig, EncoderOptions, erf_gelu
 from tests import reference
 
 LENGTHS = np.array([7, 4, 1, 6])
 # Compiled once for each shape and set of options, over all tests.
-encode = jax.jit(
-  encoder.encode, static_argnames=('config', 'shift_positions', 'dtype', 'remat', 'unroll')
-)
+encode = jax.jit(encoder.encode, static_argnames=('config', 'shift_positions', 'options'))
 attend = jax.jit(encoder.first_token_attention, static_argnames=('config', 'shift_positions'))
 
 
@@ -104,7 +102,7 @@ def test_equals_transformers_on_minilm(golden, minilm):
     np.testing.assert_allclose(
       hidden[:, :, ::16][mask], arrays[f'{case}/hidden'][mask], rtol=0, atol=2e-5
     )
-    embedding = heads.normalize(heads.pool(hidden, mask, backbone.sentence.pooling))
+    embedding = embed.pool(hidden, mask, backbone.sentence.pooling, normalize=True)
     np.testing.assert_allclose(embedding, arrays[f'{case}/embedding'], rtol=0, atol=2e-6)
     if case != 'plain':
       gradient = jax.grad(lambda p, s=shift: run(p, s)[0])(prompt)[..., ::3, ::4]
@@ -188,21 +186,21 @@ def test_row_of_padding_is_finite(small, inputs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'options', [{'unroll': 3}, {'unroll': 2}, {'remat': True}, {'remat': True, 'unroll': 3}], ids=str
+  'options', [{'unroll': 0}, {'unroll': 2}, {'remat': True}, {'remat': True, 'unroll': 3}], ids=str
 )
 def test_remat_and_unroll_change_nothing(small, inputs, options):
   config, params = small
   tokens, mask = inputs
 
-  def run(**options):
+  def run(options):
     def loss(prompt):
-      hidden = encode(config, params, tokens, mask, prompt=prompt, **options)
+      hidden = encode(config, params, tokens, mask, prompt=prompt, options=options)
       return golden_loss(hidden, mask), hidden
 
     return jax.jit(jax.grad(loss, has_aux=True))(prompts(config, 1)[0])
 
-  gradient, hidden = run()
-  other_gradient, other_hidden = run(**options)
+  gradient, hidden = run(EncoderOptions())
+  other_gradient, other_hidden = run(EncoderOptions(**options))
   np.testing.assert_allclose(other_hidden, hidden, atol=2e-6, rtol=0)
   np.testing.assert_allclose(other_gradient, gradient, atol=2e-5, rtol=1e-5)
 
@@ -216,7 +214,7 @@ def test_bfloat16_is_close(small, inputs):
 
   def run(params, dtype):
     def loss(prompt):
-      hidden = encode(config, params, tokens, mask, prompt=prompt, dtype=dtype)
+      hidden = encode(config, params, tokens, mask, prompt=prompt, options=EncoderOptions(dtype))
       return golden_loss(hidden, mask), hidden
 
     return jax.grad(loss, has_aux=True)(prompt)
@@ -248,6 +246,13 @@ def test_dropout_needs_a_key_and_repeats_with_it(small, inputs):
   assert np.abs(first - encode(config, params, *inputs, dropout_key=jax.random.key(4))).max() > 0.1
   off = dataclasses.replace(config, hidden_dropout=0.0, attention_dropout=0.0)
   np.testing.assert_array_equal(encode(off, params, *inputs, dropout_key=jax.random.key(3)), plain)
+  rates = dataclasses.replace(config, hidden_dropout=0.3, attention_dropout=0.3)
+  np.testing.assert_array_equal(
+    encode(
+      config, params, *inputs, options=EncoderOptions(dropout=0.3), dropout_key=jax.random.key(3)
+    ),
+    encode(rates, params, *inputs, dropout_key=jax.random.key(3)),
+  )
   for one in ('hidden_dropout', 'attention_dropout'):
     only = dataclasses.replace(off, **{one: 0.1})
     assert np.abs(encode(only, params, *inputs, dropout_key=jax.random.key(3)) - plain).max() > 0.01
@@ -307,7 +312,9 @@ def test_prompt_gradient_computes_no_weight_gradients(small, unroll):
   prompt = prompts(config, 1)[0]
 
   def loss(prompt, params):
-    return encode(config, params, tokens, tokens > 0, prompt=prompt, unroll=unroll).var()
+    return encode(
+      config, params, tokens, tokens > 0, prompt=prompt, options=EncoderOptions(unroll=unroll)
+    ).var()
 
   def flops(argnums):
     return (

@@ -1,0 +1,69 @@
+"""One vector a text: encoded, pooled and, where asked for, scaled to unit length."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from dprjax.base.errors import InputError
+from dprjax.models import encoder
+
+POOLINGS = ('cls', 'mean')
+
+
+def embed_text(
+  config: encoder.EncoderConfig,
+  params: Mapping[str, Any],
+  tokens: Int[Array, 'B T'],
+  mask: Bool[Array, 'B T'],
+  *,
+  pooling: str,
+  normalize: bool,
+  **kwargs: Any,
+) -> Float[Array, 'B H']:
+  """Vectors of texts, float32.
+
+  Args:
+    config, params, tokens, mask, kwargs: as for ``encoder.encode``.
+    pooling, normalize: as for ``pool``.
+
+  Raises:
+    InputError: as ``encoder.encode`` and ``pool`` do.
+  """
+  return pool(encoder.encode(config, params, tokens, mask, **kwargs), mask, pooling, normalize)
+
+
+def pool(
+  hidden: Float[Array, 'B T H'],
+  mask: Bool[Array, 'B T'],
+  pooling: str = 'cls',
+  normalize: bool = False,
+) -> Float[Array, 'B H']:
+  """One vector a row.
+
+  Args:
+    hidden: the last hidden states.
+    mask: True at real tokens.
+    pooling: 'cls', the first token's; 'mean', the mean over real tokens (0 where a row has none).
+    normalize: scale to unit length.
+
+  Raises:
+    InputError: ``pooling`` is another word.
+  """
+  if pooling == 'cls':
+    vectors = hidden[:, 0]
+  elif pooling == 'mean':
+    weights = mask.astype(hidden.dtype)[:, :, None]
+    vectors = jnp.sum(hidden * weights, axis=1) / jnp.maximum(jnp.sum(weights, axis=1), 1)
+  else:
+    raise InputError(f'pooling {pooling!r} is not supported; use one of: {", ".join(POOLINGS)}')
+  return unit(vectors) if normalize else vectors
+
+
+def unit(x: Float[Array, '... H']) -> Float[Array, '... H']:
+  """Vectors scaled to unit length; a zero vector stays zero, with gradient zero rather than NaN."""
+  square = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
+  zero = square == 0
+  return jnp.where(zero, 0, x * jax.lax.rsqrt(jnp.where(zero, 1, square)))
