@@ -20,7 +20,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
 from dprjax.data import sources
 from dprjax.formats import trec
-from dprjax.inference.retriever import Retriever
+from dprjax.inference.encoder import Encoder
 from dprjax.models.prompts import KINDS
 from dprjax.retrieval import embeddings
 from dprjax.runtime import cli, compiled, distributed
@@ -29,7 +29,7 @@ logger = logging.getLogger('dprjax')
 
 
 def encode(
-  retriever: Retriever,
+  encoder: Encoder,
   kind: str,
   source: str,
   out: str,
@@ -42,7 +42,7 @@ def encode(
   """Encodes a file of texts into ``out``; see ``retrieval.embeddings`` for the folder's form.
 
   Args:
-    retriever: the backbone, prompt and settings.
+    encoder: a backbone with one prompt or none.
     kind: 'query' or 'passage'.
     source: a BEIR jsonl (``_id``, ``title``, ``text``) or a tsv of ids and texts.
     out: the folder.
@@ -61,12 +61,12 @@ def encode(
     if not records:
       raise InputError(f'{source}: none of its queries is judged in {qrels}')
   ids = [one.id for one in records]
-  settings = retriever.settings
+  settings = encoder.entry().settings
   meta = embeddings.Meta(
-    dimension=retriever.backbones[kind].config.hidden_size,
+    dimension=encoder.backbones[kind].config.hidden_size,
     dtype=dtype,
     kind=kind,
-    backbone_sha256=retriever.space_sha256,
+    backbone_sha256=encoder.space_sha256,
     prompt_sha256=None if prompt is None else files.sha256_file(prompt),
     pooling=settings.pooling,
     normalize=settings.normalize,
@@ -91,12 +91,12 @@ def encode(
   for shard in mine:
     writer.write(
       shard,
-      retriever.encode([one.text for one in records[shard.start : shard.stop]], kind, progress),
+      encoder.encode([one.text for one in records[shard.start : shard.stop]], kind, progress),
     )
     progress.advance(shard.stop - shard.start)
   distributed.barrier('encoded')
   writer.finish()
-  cut = retriever.truncated[kind]
+  cut = encoder.truncated[kind]
   if cut:
     logger.info(
       '%s of %s texts%s were longer than %d tokens and were cut there',
@@ -167,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.qrels and args.kind != 'query':
       raise InputError('--qrels chooses queries: it goes with --kind=query')
     lengths = {f'{args.kind}_max_length': args.max_length}
-    retriever = Retriever.load(
+    encoder = Encoder.load(
       args.backbone,
       args.prompt,
       pooling=args.pooling,
@@ -176,13 +176,13 @@ def main(argv: Sequence[str] | None = None) -> None:
       dtype=args.dtype,
       **lengths,
     )
-    if args.store == 'float16' and not retriever.settings.normalize:
+    if args.store == 'float16' and not encoder.entry().settings.normalize:
       raise InputError(
         '--store=float16 needs vectors of unit length (--normalize=true): raw inner products can '
         'exceed its range'
       )
     encode(
-      retriever,
+      encoder,
       args.kind,
       args.input,
       args.out,

@@ -92,6 +92,14 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture(scope='session')
+def prompt(trained, tmp_path_factory):
+  """The prompt that ``trained`` trained, exported."""
+  from dprjax import export  # here, as above
+
+  return export.export(trained, tmp_path_factory.mktemp('prompt') / 'prompt.npz')
+
+
+@pytest.fixture(scope='session')
 def make_cross_encoder(tmp_path_factory):
   """``make_cross_encoder(labels)``: the directory of a small random cross-encoder; its weights are
   larger than at the start, so that pairs differ.

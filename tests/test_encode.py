@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from dprjax import Retriever, encode, export, load_prompt
+from dprjax import Retriever, encode, load_prompt
 from dprjax.models import artifact
 from dprjax.retrieval import embeddings
 
@@ -18,11 +18,6 @@ TEXTS = {
   + f' {i}'
   for i in range(50)
 }
-
-
-@pytest.fixture(scope='session')
-def prompt(trained, tmp_path_factory):
-  return export.export(trained, tmp_path_factory.mktemp('prompt') / 'prompt.npz')
 
 
 @pytest.fixture(scope='session')
@@ -104,19 +99,11 @@ def test_neither_batch_nor_order_changes_a_vector(run, corpus, vectors, tmp_path
 def test_one_device_and_eight_give_the_same(trained, prompt, vectors):
   import jax
 
-  from dprjax.inference.retriever import resolve_settings
-  from dprjax.models import hub
+  from dprjax.inference.encoder import Encoder
   from dprjax.runtime import mesh
 
-  loaded, backbone = artifact.load_prompt(prompt), hub.load_backbone(trained / 'backbone')
-  eight = Retriever.load(trained / 'backbone', prompt)
-  one = Retriever(
-    {'query': backbone, 'passage': backbone},
-    eight.tokenizer,
-    resolve_settings(backbone.sentence, loaded),
-    loaded,
-    mesh=mesh.make_mesh({'data': -1}, jax.local_devices()[:1]),
-  )
+  single = mesh.make_mesh({'data': -1}, jax.local_devices()[:1])
+  one = Encoder.load(trained / 'backbone', prompt, mesh=single)
   np.testing.assert_allclose(one.encode(list(TEXTS.values())), vectors, atol=2e-6)
 
 

@@ -23,10 +23,9 @@ from dprjax.base.progress import Progress, duration
 from dprjax.data import similarity, sources
 from dprjax.data.similarity import Pair
 from dprjax.formats import corpora
-from dprjax.inference.embedder import Embedder
+from dprjax.inference.embedder import Embedder, place
 from dprjax.inference.retriever import Retriever
 from dprjax.models import encoder
-from dprjax.runtime import mesh as meshes
 
 logger = logging.getLogger('dprjax')
 
@@ -269,7 +268,7 @@ def inspect(name: str, retriever: Retriever, texts: Texts, batch_size: int = 64)
       batch_size,
       Progress('texts', len(texts.attended), f'{name}: attention'),
     )
-  settings = retriever.settings
+  settings = retriever.encoder.entry().settings
   lengths = dict.fromkeys((settings.query_max_length, settings.passage_max_length))
   logger.info('%s: looked at in %s', name, duration(time.monotonic() - began))
   return Findings(
@@ -288,27 +287,23 @@ def first_token_entropy(
 
   With a prompt its vectors are among what is attended to.
   """
-  backbone, prompt, shift = (
-    retriever.backbones['passage'],
-    retriever.prompt,
-    retriever.settings.shift_positions,
-  )
+  prompt, settings = retriever.encoder.entry()
+  backbone = retriever.encoder.backbones['passage']
   config = backbone.config
 
   def embed(params: Any, tokens: jax.Array, mask: jax.Array) -> jax.Array:
     weights = encoder.first_token_attention(
-      config, params[0], tokens, mask, prompt=params[1], shift_positions=shift
+      config, params[0], tokens, mask, prompt=params[1], shift_positions=settings.shift_positions
     )
     entropy = analysis.attention_entropy(weights)  # [L, B, N]
     return entropy.swapaxes(0, 1).reshape(entropy.shape[1], -1)
 
-  mesh = meshes.make_mesh({'data': -1}, jax.local_devices())
-  params = backbone.params, None if prompt is None else prompt.prefix('passage')
-  placed = meshes.put(params, jax.tree.map(lambda _: meshes.replicated(mesh), params))
+  mesh = retriever.encoder.mesh
+  placed = place(mesh, (backbone.params, None if prompt is None else prompt.prefix('passage')))
   embedder = Embedder(
-    embed, mesh, batch_size, retriever.settings.passage_max_length, retriever.tokenizer.pad_id
+    embed, mesh, batch_size, settings.passage_max_length, retriever.encoder.tokenizer.pad_id
   )
-  values = embedder(placed, retriever.tokenize(texts, 'passage'), progress)
+  values = embedder(placed, retriever.encoder.tokenize(texts, 'passage'), progress)
   return values.mean(axis=0, dtype=np.float64).reshape(config.num_layers, config.num_heads)
 
 

@@ -16,6 +16,22 @@ from dprjax.runtime import mesh as meshes
 BUCKETS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
 
 EmbedFn = Callable[..., jax.Array]
+ProgressFn = Callable[[int], None]
+
+
+def local_mesh() -> Mesh:
+  """All devices of this process, which split a batch among them."""
+  return meshes.make_mesh({'data': -1}, jax.local_devices())
+
+
+def place(mesh: Mesh, params: Any) -> Any:
+  """Parameters, whole on every device of the mesh."""
+  return meshes.put(params, jax.tree.map(lambda _: meshes.replicated(mesh), params))
+
+
+def count_from(done: int, progress: ProgressFn | None) -> ProgressFn | None:
+  """``progress`` for a part of the work that comes after ``done`` rows."""
+  return None if progress is None else lambda count: progress(done + count)
 
 
 class Embedder:
@@ -42,7 +58,7 @@ class Embedder:
     self,
     params: Any,
     rows: Sequence[np.ndarray],
-    progress: Callable[[int], None] | None = None,
+    progress: ProgressFn | None = None,
     columns: Sequence[np.ndarray] = (),
   ) -> Float[np.ndarray, 'n H']:
     """The rows' vectors, float32, in the rows' order.

@@ -1,6 +1,6 @@
 """A cross-encoder: a query and a passage read together, one score a pair."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
@@ -13,9 +13,8 @@ from jaxtyping import Float
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.data import text
-from dprjax.inference.embedder import Embedder
+from dprjax.inference.embedder import Embedder, ProgressFn, count_from, local_mesh, place
 from dprjax.models import classifier, encoder, hub, sentence
-from dprjax.runtime import mesh as meshes
 
 # Unless the caller says otherwise: a pair's cost grows faster than its length.
 DEFAULT_LENGTH = 512
@@ -63,9 +62,8 @@ class CrossEncoder:
     )
     self.labels = head['output']['bias'].shape[0]
     self.truncated = 0  # pairs that lost tokens
-    mesh = meshes.make_mesh({'data': -1}, jax.local_devices()) if mesh is None else mesh
-    params = (backbone.params, head)
-    self._params = meshes.put(params, jax.tree.map(lambda _: meshes.replicated(mesh), params))
+    mesh = local_mesh() if mesh is None else mesh
+    self._params = place(mesh, (backbone.params, head))
     second_type = tokenizer.pair_format.second_type
 
     def embed(params: Any, tokens: jax.Array, mask: jax.Array, starts: jax.Array) -> jax.Array:
@@ -122,7 +120,7 @@ class CrossEncoder:
     return '+'.join((self.backbone.sha256, head, self.tokenizer.sha256))
 
   def score(
-    self, pairs: Sequence[tuple[str, str]], progress: Callable[[int], None] | None = None
+    self, pairs: Sequence[tuple[str, str]], progress: ProgressFn | None = None
   ) -> Float[np.ndarray, ' n']:
     """Scores of (query, passage) pairs, float32, in their order.
 
@@ -137,13 +135,8 @@ class CrossEncoder:
         [query for query, _ in block], [passage for _, passage in block], self.max_length
       )
       self.truncated += encoded.cut
-
-      def told(done: int, start: int = start) -> None:
-        if progress is not None:
-          progress(start + done)
-
       scores[start : start + len(block)] = self._embedder(
-        self._params, encoded.rows, told, (encoded.starts,)
+        self._params, encoded.rows, count_from(start, progress), (encoded.starts,)
       )[:, 0]
     return scores
 

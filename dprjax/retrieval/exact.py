@@ -1,10 +1,11 @@
-"""Exact inner-product search on all devices: the oracle, and the fall-back where there is no ScaNN.
+"""Exact inner-product search on all devices.
 
 The corpus goes over the devices a block at a time. Every device keeps, for every query, the best k
-of the rows that it has seen; at the end the devices' lists are merged. Memory on a device: two
-blocks, one matrix of similarities [queries of a block, rows of a block / devices], and k scores and
-rows a query; on the host, one block more and what a shard of the corpus itself keeps. Nothing grows
-with the corpus; benchmarks/exact_search.py measures that.
+of the rows that it has seen; at the end the devices' lists are merged. ``search`` reads the blocks
+anew each time. A device then holds two blocks, a matrix of similarities [queries of a block, rows
+of a block / devices], and k scores and rows per query; the host holds one more block. None of these
+grows with the corpus; benchmarks/exact_search.py measures that. ``Index`` keeps the blocks on the
+devices.
 """
 
 import functools
@@ -38,7 +39,7 @@ class TopK(NamedTuple):
 class Rows(Protocol):
   """Vectors in memory or elsewhere: an array, or `dprjax.retrieval.embeddings.Rows`.
 
-  What a slice is of them, numpy can read.
+  numpy can read a slice of them.
   """
 
   @property
@@ -47,6 +48,47 @@ class Rows(Protocol):
   def __len__(self) -> int: ...
 
   def __getitem__(self, rows: slice, /) -> Any: ...
+
+
+class _Block(NamedTuple):
+  """``used`` rows of the corpus from row ``offset`` on, and padding, split over the devices."""
+
+  offset: int
+  used: int
+  rows: Float[Array, 'rows H']
+
+
+class Index:
+  """A corpus to search many times: its vectors stay on the devices."""
+
+  def __init__(
+    self,
+    corpus: Float[np.ndarray, 'n H'] | Sequence[Rows],
+    *,
+    devices: Sequence[jax.Device] | None = None,
+    block_rows: int = 32_768,
+  ):
+    """Places a corpus on the devices.
+
+    Args:
+      corpus, devices, block_rows: as for `search`.
+
+    Raises:
+      InputError: no vectors, or NaN or infinity among them.
+    """
+    self._corpus = _Corpus(corpus, devices, block_rows)
+    if not self._corpus.count:
+      raise InputError('nothing to index: no vectors')
+    self._blocks = list(self._corpus.blocks())
+
+  def __len__(self) -> int:
+    return self._corpus.count
+
+  def search(
+    self, queries: Float[np.ndarray, 'queries H'], k: int, *, block_queries: int = 512
+  ) -> TopK:
+    """What `search` finds."""
+    return self._corpus.search(queries, k, block_queries, self._blocks)
 
 
 def search(
@@ -62,63 +104,84 @@ def search(
 
   Args:
     queries: float32 or float16.
-    corpus: one array or several that follow one another; those that are on disk are read a block at
-      a time.
+    corpus: one array, or several that follow one another; arrays on disk are read a block at a
+      time.
     k: how many rows.
-    devices: to search on; this process's by default.
-    block_rows: rows of the corpus on all devices together at a time.
+    devices: where to search; all local devices by default.
+    block_rows: rows of the corpus at a time, on all devices together.
     block_queries: queries multiplied with them at a time.
 
   Raises:
     InputError: an empty side, vectors of different length, or NaN or infinity among them.
   """
-  shards: Sequence[Rows] = [corpus] if isinstance(corpus, np.ndarray) else corpus
-  count = sum(len(shard) for shard in shards)
-  if not count or not len(queries) or k < 1:
-    raise InputError(f'nothing to search: {len(queries)} queries, {count} documents, k = {k}')
-  if any(shard.shape[1] != queries.shape[1] for shard in shards):
-    raise InputError(
-      f'queries have {queries.shape[1]} dimensions, the corpus '
-      f'{sorted({shard.shape[1] for shard in shards})}'
-    )
-  check_finite(queries, 'query', 0)
-  devices = jax.local_devices() if devices is None else list(devices)
-  mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
-  everywhere, split = (
-    NamedSharding(mesh, PartitionSpec()),
-    NamedSharding(mesh, PartitionSpec(_AXIS)),
-  )
-  k = min(k, count)
-  # Shapes are rounded up to powers of two, so that a growing corpus does not compile anew each
-  # time.
-  device_rows = max(
-    min(_power_of_two(-(-count // len(devices))), _power_of_two(-(-block_rows // len(devices)))),
-    _LEAST_ROWS,
-  )
-  block_queries = min(block_queries, _power_of_two(len(queries)))
+  return _Corpus(corpus, devices, block_rows).search(queries, k, block_queries)
 
-  parts = [
-    _padded(queries[start : start + block_queries], block_queries)
-    for start in range(0, len(queries), block_queries)
-  ]
-  placed = [jax.device_put(part, everywhere) for part in parts]
-  empty = (
-    np.full((len(devices), block_queries, k), -np.inf, np.float32),
-    np.full((len(devices), block_queries, k), -1, np.int32),
-  )
-  best = [jax.device_put(empty, split) for _ in parts]
-  for offset, used, block in _blocks(shards, device_rows * len(devices), queries.shape[1]):
-    check_finite(block, 'document', offset)
-    rows = jax.device_put(block, split)
-    # Not more than one block ahead of the devices, or the blocks pile up on them.
-    jax.block_until_ready(best)
-    best = [
-      _step(mesh, query, rows, used, offset, *state)
-      for query, state in zip(placed, best, strict=True)
+
+class _Corpus:
+  """Shards of rows, and how they are cut into blocks and placed on the devices."""
+
+  def __init__(
+    self,
+    corpus: Float[np.ndarray, 'n H'] | Sequence[Rows],
+    devices: Sequence[jax.Device] | None,
+    block_rows: int,
+  ):
+    self._shards: Sequence[Rows] = [corpus] if isinstance(corpus, np.ndarray) else corpus
+    self._dimensions = sorted({shard.shape[1] for shard in self._shards})
+    self.count = sum(len(shard) for shard in self._shards)
+    devices = jax.local_devices() if devices is None else list(devices)
+    self._mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
+    self._everywhere = NamedSharding(self._mesh, PartitionSpec())
+    self._split = NamedSharding(self._mesh, PartitionSpec(_AXIS))
+    # Powers of two, so that a growing corpus seldom compiles anew.
+    device_rows = min(
+      _power_of_two(-(-rows // len(devices))) for rows in (max(self.count, 1), block_rows)
+    )
+    self._block_rows = max(device_rows, _LEAST_ROWS) * len(devices)
+
+  def search(
+    self,
+    queries: Float[np.ndarray, 'queries H'],
+    k: int,
+    block_queries: int,
+    placed: Sequence[_Block] | None = None,
+  ) -> TopK:
+    """The best rows. Reads the blocks unless they are given."""
+    if not self.count or not len(queries) or k < 1:
+      raise InputError(
+        f'nothing to search: {len(queries)} queries, {self.count} documents, k = {k}'
+      )
+    if self._dimensions != [queries.shape[1]]:
+      raise InputError(f'queries have {queries.shape[1]} dimensions, the corpus {self._dimensions}')
+    check_finite(queries, 'query', 0)
+    k = min(k, self.count)
+    block_queries = min(block_queries, _power_of_two(len(queries)))
+    parts = [
+      jax.device_put(
+        _padded(queries[start : start + block_queries], block_queries), self._everywhere
+      )
+      for start in range(0, len(queries), block_queries)
     ]
-  merged = [jax.device_get(_merge(*state)) for state in best]
-  scores, found = (np.concatenate(arrays)[: len(queries)] for arrays in zip(*merged, strict=True))
-  return TopK(scores, found)
+    shape = (self._mesh.size, block_queries, k)
+    empty = np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int32)
+    best = [jax.device_put(empty, self._split) for _ in parts]
+    for offset, used, rows in self.blocks() if placed is None else placed:
+      if placed is None:
+        # Not more than one block ahead of the devices, or the blocks pile up on them.
+        jax.block_until_ready(best)
+      best = [
+        _step(self._mesh, part, rows, used, offset, *state)
+        for part, state in zip(parts, best, strict=True)
+      ]
+    merged = [jax.device_get(_merge(*state)) for state in best]
+    scores, found = (np.concatenate(arrays)[: len(queries)] for arrays in zip(*merged, strict=True))
+    return TopK(scores, found)
+
+  def blocks(self) -> Iterator[_Block]:
+    """Reads the corpus. Raises InputError for NaN or infinity."""
+    for offset, used, block in _blocks(self._shards, self._block_rows, self._dimensions[0]):
+      check_finite(block, 'document', offset)
+      yield _Block(offset, used, jax.device_put(block, self._split))
 
 
 def search_part(

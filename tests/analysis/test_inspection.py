@@ -159,16 +159,17 @@ def test_equals_numpy(data, small, prompt):
   assert found.uniformity == pytest.approx(math.log(np.mean(np.exp(-2 * np.array(distances)))))
 
   # The attention, text by text and without padding; two of different lengths, as each is compiled.
-  backbone, entropies = retriever.backbones['passage'], []
+  backbone, entropies = retriever.encoder.backbones['passage'], []
+  loaded = retriever.encoder.entry().prompt
   two = ['about wool', texts.attended[0]]
-  for tokens in retriever.tokenize(two, 'passage'):
+  for tokens in retriever.encoder.tokenize(two, 'passage'):
     weights = np.asarray(
       encoder.first_token_attention(
         backbone.config,
         backbone.params,
         tokens[None],
         np.ones((1, len(tokens)), bool),
-        prompt=None if retriever.prompt is None else retriever.prompt.prefix('passage'),
+        prompt=None if loaded is None else loaded.prefix('passage'),
         shift_positions=prompt == 'prompt-shifted.npz',
       )
     )[:, 0]  # [L, N, S]

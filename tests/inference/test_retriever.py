@@ -1,14 +1,11 @@
 import doctest
-import pathlib
 
 import numpy as np
 import pytest
 
-from dprjax import Retriever, export, load_prompt
+from dprjax import Retriever
 from dprjax.base.errors import InputError
 from dprjax.inference import retriever
-from dprjax.inference.retriever import Settings, resolve_settings
-from dprjax.models import artifact, hub
 
 TEXTS = [
   'Decode a JSON document.',
@@ -18,11 +15,6 @@ TEXTS = [
   'json',
   '',
 ]
-
-
-@pytest.fixture(scope='session')
-def prompt(trained, tmp_path_factory):
-  return export.export(trained, tmp_path_factory.mktemp('prompt') / 'prompt.npz')
 
 
 @pytest.fixture(scope='session')
@@ -74,6 +66,21 @@ def test_ids_come_from_the_mapping_or_the_file(small, tmp_path):
   assert {hit.id for hit in small.search(['json'])[0]} == {'0', '1'}
 
 
+def test_several_prompts_by_name(trained, prompt, small):
+  both = Retriever.load(trained / 'backbone', prompt={'trained': prompt, 'bare': None})
+  both.index(TEXTS, prompt='trained')
+  small.index(TEXTS)
+  for hits, expected in zip(both.search(['json'], k=3), small.search(['json'], k=3), strict=True):
+    assert [hit.id for hit in hits] == [hit.id for hit in expected]
+    np.testing.assert_allclose(
+      [hit.score for hit in hits], [hit.score for hit in expected], atol=1e-5
+    )
+  before = both.search(['json'], prompt='bare')
+  with pytest.raises(InputError, match="prompt: expected one of 'trained', 'bare', not None"):
+    both.index(['other'])
+  assert both.search(['json'], prompt='bare') == before  # what was indexed before is still there
+
+
 def test_what_cannot_be_asked(trained, prompt, small, tmp_path):
   fresh = Retriever.load(trained / 'backbone', prompt)
   with pytest.raises(InputError, match=r'call index\(corpus\) before search'):
@@ -95,119 +102,6 @@ def test_what_cannot_be_asked(trained, prompt, small, tmp_path):
   with pytest.raises(InputError, match="no package 'no_such_package_here'"):
     Retriever.load('package:no_such_package_here')
   assert fresh.encode([]).shape == (0, 128)
-
-
-def test_shifted_positions_need_room(trained, prompt, tmp_path):
-  loaded = load_prompt(prompt)
-  artifact.save_prompt(
-    tmp_path / 'shifted.npz',
-    artifact.Prompt(loaded.meta | {'shift_positions': True}, loaded.arrays),
-  )
-  with pytest.raises(InputError, match='passage_max_length 510 exceeds the 508 positions'):
-    Retriever.load(trained / 'backbone', tmp_path / 'shifted.npz', passage_max_length=510)
-
-
-def test_kinds_differ_where_their_settings_do(trained, prompt, tmp_path):
-  loaded = load_prompt(prompt)
-  path = tmp_path / 'prefixed.npz'
-  artifact.save_prompt(
-    path,
-    artifact.Prompt(
-      loaded.meta | {'query_prefix': 'query: ', 'query_max_length': 8}, loaded.arrays
-    ),
-  )
-  prefixed, plain = (
-    Retriever.load(trained / 'backbone', path),
-    Retriever.load(trained / 'backbone', prompt, query_max_length=8),
-  )
-  np.testing.assert_allclose(
-    prefixed.encode(['json'], 'query'), plain.encode(['query: json'], 'query'), atol=1e-6
-  )
-  np.testing.assert_array_equal(
-    prefixed.encode(['json'], 'passage'), plain.encode(['json'], 'passage')
-  )
-  prefixed.encode(['a b c d e f g h i j', 'a'], 'query')
-  assert prefixed.truncated == {'query': 1, 'passage': 0}
-
-
-def test_settings_come_from_prompt_then_backbone_then_defaults():
-  sentence = hub.SentenceSettings('mean', True, 128, 'q: ', 'p: ')
-  assert resolve_settings(hub.SentenceSettings(), None) == Settings(
-    'cls', False, 512, 512, '', '', False
-  )
-  assert resolve_settings(sentence, None) == Settings('mean', True, 128, 128, 'q: ', 'p: ', False)
-  meta = {
-    'pooling': 'cls',
-    'normalize': False,
-    'query_max_length': 16,
-    'passage_max_length': 32,
-    'shift_positions': True,
-    'passage_prefix': '',
-  }
-  prompt = artifact.Prompt(meta, {})
-  assert resolve_settings(sentence, prompt) == Settings('cls', False, 16, 32, 'q: ', '', True)
-  assert resolve_settings(
-    sentence, prompt, pooling='mean', normalize=None, query_max_length=20
-  ) == Settings('mean', False, 20, 32, 'q: ', '', True)
-  # An override of False is one.
-  assert resolve_settings(sentence, None, normalize=False).normalize is False
-
-
-def test_without_a_prompt_it_is_the_plain_backbone(trained):
-  import jax.numpy as jnp
-
-  from dprjax.models import encoder
-
-  plain = Retriever.load(trained / 'backbone')
-  some = [TEXTS[0], TEXTS[-1]]
-  rows = plain.tokenize(some, 'passage')
-  backbone = hub.load_backbone(trained / 'backbone')
-  vectors = plain.encode(some)
-  for row, vector in zip(rows, vectors, strict=True):
-    tokens = jnp.asarray(row, jnp.int32)[None]
-    # Each text alone, without padding: the first token's hidden state, as a directory with no
-    # settings of its own says.
-    expected = encoder.encode(
-      backbone.config, backbone.params, tokens, jnp.ones(tokens.shape, bool)
-    )[0, 0]
-    np.testing.assert_allclose(vector, expected, atol=2e-5)
-
-
-@pytest.mark.slow
-def test_equals_transformers_with_and_without_a_prompt(minilm, tmp_path):
-  from dprjax.data import text
-
-  with np.load(pathlib.Path(__file__).parent / 'golden' / 'minilm.npz', allow_pickle=False) as npz:
-    golden = dict(npz)
-  sentences = golden['sentences'].tolist()
-  np.testing.assert_allclose(
-    Retriever.load(minilm).encode(sentences), golden['plain/embedding'], rtol=0, atol=2e-6
-  )
-  backbone = hub.load_backbone(minilm)
-  meta = {
-    'format': artifact.FORMAT,
-    'version': artifact.VERSION,
-    'kind': 'prefix',
-    'backbone': 'minilm',
-    'backbone_sha256': backbone.sha256,
-    'tokenizer_sha256': text.load_tokenizer(backbone.path).sha256,
-    'pooling': 'mean',
-    'normalize': True,
-    'temperature': 1.0,
-    'query_max_length': 64,
-    'passage_max_length': 64,
-    'dprjax_version': '0',
-  }
-  for case, shift in (('prefix', False), ('shifted', True)):
-    path = tmp_path / f'{case}.npz'
-    artifact.save_prompt(
-      path,
-      artifact.Prompt(
-        meta | {'shift_positions': shift}, {'prefix': golden['prompt'].astype(np.float32)}
-      ),
-    )
-    vectors = Retriever.load(minilm, path).encode(sentences)
-    np.testing.assert_allclose(vectors, golden[f'{case}/embedding'], rtol=0, atol=2e-6)
 
 
 @pytest.mark.slow

@@ -155,3 +155,18 @@ def test_a_shard_is_read_a_block_at_a_time_and_let_go():
   np.testing.assert_array_equal(found.rows, reference(queries, corpus, 10)[1])
   # 2,400 is 2 * 1,024 + 352: the third block ends in the second shard.
   assert [size for _, size in read] == [1024, 1024, 352, 672, 1024, 1024, 480, 544, 1024, 832]
+
+
+def test_an_index_finds_the_same_bits_as_a_search():
+  rng = np.random.default_rng(6)
+  corpus = rng.standard_normal((1000, 24), np.float32)
+  index = exact.Index([corpus[:300], corpus[300:]], block_rows=256)
+  for count, k in ((7, 300), (1, 5), (7, 2000)):  # searched again and again, k and shapes differ
+    queries = rng.standard_normal((count, 24), np.float32)
+    found, expected = index.search(queries, k), exact.search(queries, corpus, k, block_rows=256)
+    np.testing.assert_array_equal(found.rows, expected.rows)
+    np.testing.assert_array_equal(found.scores, expected.scores)
+  with pytest.raises(InputError, match='nothing to index: no vectors'):
+    exact.Index(corpus[:0])
+  with pytest.raises(InputError, match='vector of document 1'):
+    exact.Index(np.array([[0], [np.nan]], np.float32))

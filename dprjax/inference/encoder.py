@@ -1,0 +1,294 @@
+"""A backbone with a bank of prompts: texts to vectors."""
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+from jaxtyping import Float
+
+from dprjax.base.errors import InputError
+from dprjax.base.files import PathLike
+from dprjax.data import text
+from dprjax.inference.embedder import Embedder, EmbedFn, ProgressFn, count_from, local_mesh, place
+from dprjax.models import artifact, hub
+from dprjax.models import encoder as models
+from dprjax.models.embed import POOLINGS, embed_text
+from dprjax.models.prompts import KINDS
+
+# The name of a prompt that is given without one, and of a backbone without a prompt.
+UNNAMED = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """How texts become vectors. See ``resolve_settings`` for where the values come from."""
+
+  pooling: str = 'cls'
+  normalize: bool = False
+  query_max_length: int = 512
+  passage_max_length: int = 512
+  query_prefix: str = ''
+  passage_prefix: str = ''
+  shift_positions: bool = False
+
+  def max_length(self, kind: str) -> int:
+    return self.query_max_length if kind == 'query' else self.passage_max_length
+
+  def prefix(self, kind: str) -> str:
+    return self.query_prefix if kind == 'query' else self.passage_prefix
+
+
+class Entry(NamedTuple):
+  """One prompt of a bank (None: the bare backbone) and its settings."""
+
+  prompt: artifact.Prompt | None
+  settings: Settings
+
+
+def resolve_settings(
+  sentence: hub.SentenceSettings, prompt: artifact.Prompt | None, **overrides: Any
+) -> Settings:
+  """The overrides that are not None, else the prompt's meta, else the backbone's own settings."""
+  names = {field.name for field in dataclasses.fields(Settings)}
+  values = dataclasses.asdict(sentence)
+  values['query_max_length'] = values['passage_max_length'] = values['max_length']
+  values |= {} if prompt is None else prompt.meta
+  values |= {name: value for name, value in overrides.items() if value is not None}
+  return Settings(**{name: value for name, value in values.items() if name in names})
+
+
+class _Group(NamedTuple):
+  """Prompts whose texts share a batch."""
+
+  numbers: dict[str, int]
+  embedder: Embedder
+  params: Any
+
+
+class Encoder:
+  """A backbone, or one for queries and one for passages, and any number of prompts by name.
+
+      encoder = Encoder.load('backbone', {'qa': 'qa.npz', 'chat': 'chat.npz'})
+      encoder.encode(['a question', 'hello'], 'query', prompt=['qa', 'chat'])    # float32 [2, H]
+
+  Attributes:
+    backbones: by kind, 'query' and 'passage'; the same object where they share it.
+    tokenizer: of the queries' backbone; the passages' has the same.
+    bank: the prompts and their settings, by name.
+    mesh: the devices.
+    truncated: how many texts were cut at the maximum length, by kind.
+  """
+
+  def __init__(
+    self,
+    backbones: Mapping[str, hub.Backbone],
+    tokenizer: text.Tokenizer,
+    bank: Mapping[str, Entry],
+    *,
+    mesh: Mesh | None = None,
+    batch_size: int = 64,
+    dtype: str = 'float32',
+  ):
+    """See ``load``."""
+    self.backbones, self.tokenizer, self.bank = backbones, tokenizer, dict(bank)
+    self.mesh = local_mesh() if mesh is None else mesh
+    self.truncated: collections.Counter[str] = collections.Counter()
+    self._batch_size, self._dtype = batch_size, jnp.dtype(dtype)
+    placed: dict[int, Any] = {}
+    self._groups: dict[str, list[_Group]] = {}
+    for kind in KINDS:
+      backbone = backbones[kind]
+      for name, entry in self.bank.items():
+        _check_length(name, entry, kind, backbone)
+      if id(backbone) not in placed:
+        placed[id(backbone)] = place(self.mesh, backbone.params)
+      self._groups[kind] = [self._group(kind, [name], placed[id(backbone)]) for name in self.bank]
+
+  @classmethod
+  def load(
+    cls,
+    backbone: PathLike,
+    prompt: PathLike | Mapping[str, PathLike | None] | None = None,
+    *,
+    pooling: str | None = None,
+    normalize: bool | None = None,
+    query_max_length: int | None = None,
+    passage_max_length: int | None = None,
+    mesh: Mesh | None = None,
+    batch_size: int = 64,
+    dtype: str = 'float32',
+  ) -> Self:
+    """Loads a backbone and the prompts for it.
+
+    Args:
+      backbone: a Hugging Face directory, a hub id, ``package:NAME``, or a folder with ``query/``
+        and ``passage/``, one encoder for each.
+      prompt: a ``prompt.npz``, or several by name; None is the bare backbone.
+      pooling: 'cls' or 'mean', instead of what the prompt or the backbone says. So are the next
+        three; all of them hold for every prompt.
+      normalize: whether vectors have unit length.
+      query_max_length: tokens, special ones included.
+      passage_max_length: tokens, special ones included.
+      mesh: the devices; all local ones by default.
+      batch_size: texts encoded at a time, over all devices.
+      dtype: 'float32' or 'bfloat16', of the arithmetic.
+
+    Raises:
+      InputError: something cannot be read, or a prompt was made for another backbone.
+    """
+    if pooling not in (None, *POOLINGS):
+      expected = ' or '.join(map(repr, POOLINGS))
+      raise InputError(f'pooling: expected {expected}, not {pooling!r}')
+    folder = epath.Path(hub.package_path(str(backbone)))
+    if all((folder / kind / 'config.json').exists() for kind in KINDS):
+      backbones = {kind: hub.load_backbone(str(folder / kind)) for kind in KINDS}
+    else:
+      backbones = dict.fromkeys(KINDS, hub.load_backbone(folder if folder.is_dir() else backbone))
+    tokenizer = text.load_tokenizer(backbones['query'].path)
+    bank = {}
+    for name, path in (prompt if isinstance(prompt, Mapping) else {UNNAMED: prompt}).items():
+      loaded = None if path is None else artifact.load_prompt(path)
+      if loaded is not None:
+        for model in backbones.values():
+          artifact.check_prompt(loaded, model.config, model.sha256, tokenizer.sha256)
+      settings = resolve_settings(
+        backbones['query'].sentence,
+        loaded,
+        pooling=pooling,
+        normalize=normalize,
+        query_max_length=query_max_length,
+        passage_max_length=passage_max_length,
+      )
+      bank[name] = Entry(loaded, settings)
+    return cls(backbones, tokenizer, bank, mesh=mesh, batch_size=batch_size, dtype=dtype)
+
+  @property
+  def space_sha256(self) -> str:
+    """Names the backbone, or both. Equal names mean comparable vectors of queries and passages."""
+    return '+'.join(dict.fromkeys(self.backbones[kind].sha256 for kind in KINDS))
+
+  def entry(self, name: str | None = None) -> Entry:
+    """The named prompt; without a name, the only one. Raises InputError for an unknown name."""
+    if name is None and len(self.bank) == 1:
+      [name] = self.bank
+    if name is None or name not in self.bank:
+      raise InputError(f'prompt: expected one of {", ".join(map(repr, self.bank))}, not {name!r}')
+    return self.bank[name]
+
+  def tokenize(
+    self, texts: Sequence[str], kind: str, prompt: str | Sequence[str] | None = None
+  ) -> list[np.ndarray]:
+    """Token ids of texts of one kind: with its prefix text, cut at its maximum length."""
+    names = self._names(prompt, len(texts))
+    rows: list[np.ndarray] = [np.empty(0, np.int32)] * len(texts)
+    for name in dict.fromkeys(names):
+      settings = self.bank[name].settings
+      places = [i for i, other in enumerate(names) if other == name]
+      encoded, cut = self.tokenizer.encode(
+        [settings.prefix(kind) + texts[i] for i in places], settings.max_length(kind)
+      )
+      self.truncated[kind] += cut
+      for i, row in zip(places, encoded, strict=True):
+        rows[i] = row
+    return rows
+
+  def encode(
+    self,
+    texts: Sequence[str],
+    kind: str = 'passage',
+    progress: ProgressFn | None = None,
+    *,
+    prompt: str | Sequence[str] | None = None,
+  ) -> Float[np.ndarray, 'n H']:
+    """Vectors of texts, float32 ``[n, H]``, in their order.
+
+    Args:
+      texts: any number of strings.
+      kind: 'query' or 'passage'. Maximum length, prefix text and prompt may depend on it.
+      progress: called with the number of texts done.
+      prompt: a name in ``bank``, or one for each text. Not needed where there is only one.
+
+    Raises:
+      InputError: an unknown kind or prompt.
+    """
+    if kind not in KINDS:
+      raise InputError(f"kind: expected 'query' or 'passage', not {kind!r}")
+    if isinstance(texts, str):
+      raise InputError('texts: expected a list of strings, not one string')
+    names = self._names(prompt, len(texts))
+    rows = self.tokenize(texts, kind, names)
+    vectors = np.zeros((len(texts), self.backbones[kind].config.hidden_size), np.float32)
+    done = 0
+    for group in self._groups[kind]:
+      numbers = np.array([group.numbers.get(name, -1) for name in names], np.int32)
+      places = np.flatnonzero(numbers >= 0)
+      if not len(places):
+        continue
+      vectors[places] = group.embedder(
+        group.params,
+        [rows[i] for i in places],
+        count_from(done, progress),
+      )
+      done += len(places)
+    return vectors
+
+  def _names(self, prompt: str | Sequence[str] | None, count: int) -> list[str]:
+    """The prompt's name for each text. Raises InputError."""
+    if prompt is None or isinstance(prompt, str):
+      entry = self.entry(prompt)
+      return [next(name for name, other in self.bank.items() if other is entry)] * count
+    if len(prompt) != count:
+      raise InputError(f'prompt: {len(prompt)} names for {count} texts')
+    for name in set(prompt):
+      self.entry(name)
+    return list(prompt)
+
+  def _group(self, kind: str, names: list[str], backbone: Any) -> _Group:
+    [name] = names
+    prompt, settings = self.bank[name]
+    prefix = None if prompt is None else place(self.mesh, prompt.prefix(kind))
+    embed = Embedder(
+      _embed_fn(self.backbones[kind].config, settings, self._dtype),
+      self.mesh,
+      self._batch_size,
+      settings.max_length(kind),
+      self.tokenizer.pad_id,
+    )
+    return _Group({name: 0}, embed, (backbone, prefix))
+
+
+def _check_length(name: str, entry: Entry, kind: str, backbone: hub.Backbone) -> None:
+  prompt, settings = entry
+  room = backbone.config.max_tokens
+  if prompt is not None and settings.shift_positions:
+    room -= prompt.prefix(kind).shape[-3]
+  if settings.max_length(kind) > room:
+    whose = f'prompt {name!r}: ' if name != UNNAMED else ''
+    raise InputError(
+      f'{whose}{kind}_max_length {settings.max_length(kind)} exceeds the {room} positions of '
+      f'{backbone.path}'
+    )
+
+
+def _embed_fn(model: models.EncoderConfig, settings: Settings, dtype: Any) -> EmbedFn:
+  def embed(params: Any, tokens: jax.Array, mask: jax.Array) -> jax.Array:
+    backbone, prefix = params
+    return embed_text(
+      model,
+      backbone,
+      tokens,
+      mask,
+      pooling=settings.pooling,
+      normalize=settings.normalize,
+      prompt=prefix,
+      shift_positions=settings.shift_positions,
+      options=models.EncoderOptions(dtype),
+    )
+
+  return embed

@@ -1,0 +1,164 @@
+import pathlib
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dprjax.base.errors import InputError
+from dprjax.data import text
+from dprjax.inference.encoder import Encoder, Settings, resolve_settings
+from dprjax.models import artifact, encoder, hub
+
+TEXTS = ['Decode a JSON document.', 'Send a message over HTTP.', 'Run a coroutine.', 'json', '']
+
+
+@pytest.fixture
+def variant(prompt, tmp_path):
+  """``variant(name, length, **meta)``: the path of the prompt with some of its vectors."""
+  loaded = artifact.load_prompt(prompt)
+
+  def make(name, length=4, **meta):
+    arrays = {'prefix': loaded.arrays['prefix'][:, :, :length]}
+    path = tmp_path / f'{name}.npz'
+    artifact.save_prompt(path, artifact.Prompt(loaded.meta | meta, arrays))
+    return path
+
+  return make
+
+
+def test_prompts_of_one_bank_equal_each_alone(trained, variant):
+  paths = {
+    'whole': variant('whole'),
+    'short': variant('short', 1, pooling='cls', normalize=False),
+    'long texts': variant('long', 3, pooling='mean', normalize=False, query_max_length=64),
+    'prefixed': variant('prefixed', 2, query_prefix='query: ', query_max_length=9),
+    'shifted': variant('shifted', 2, shift_positions=True),
+    'shifted more': variant('more', 4, shift_positions=True, pooling='cls'),
+    'bare': None,
+  }
+  bank = Encoder.load(trained / 'backbone', paths)
+  texts = [f'{text} {i}' for i, text in enumerate(TEXTS * 6)]
+  names = [list(paths)[i * i % len(paths)] for i in range(len(texts))]
+  told = []
+  together = bank.encode(texts, 'query', told.append, prompt=names)
+  assert told == sorted(told) and told[-1] == len(texts)
+  for name, path in paths.items():
+    places = [i for i, other in enumerate(names) if other == name]
+    chosen = [texts[i] for i in places]
+    alone = Encoder.load(trained / 'backbone', path).encode(chosen, 'query')
+    np.testing.assert_allclose(together[places], alone, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(bank.encode(chosen, 'query', prompt=name), alone, rtol=0, atol=1e-5)
+  lengths = np.linalg.norm(together, axis=1)
+  unit = np.array([bank.bank[name].settings.normalize for name in names])
+  np.testing.assert_allclose(lengths[unit], 1, atol=1e-5)
+  assert (np.abs(lengths[~unit] - 1) > 1e-2).all()
+
+
+def test_a_prompt_is_named_where_there_are_several(trained, variant):
+  bank = Encoder.load(trained / 'backbone', {'a': variant('a'), 'b': None})
+  for prompt in (None, 'c', ['a', 'c']):
+    with pytest.raises(InputError, match=r"prompt: expected one of 'a', 'b', not (None|'c')"):
+      bank.encode(['x', 'y'], prompt=prompt)
+  with pytest.raises(InputError, match='prompt: 1 names for 2 texts'):
+    bank.encode(['x', 'y'], prompt=['a'])
+  with pytest.raises(
+    InputError, match="prompt 'a': query_max_length 510 exceeds the 508 positions"
+  ):
+    Encoder.load(
+      trained / 'backbone', {'a': variant('a', shift_positions=True)}, query_max_length=510
+    )
+
+
+def test_shifted_positions_need_room(trained, variant):
+  with pytest.raises(InputError, match=r'^passage_max_length 510 exceeds the 508 positions'):
+    Encoder.load(
+      trained / 'backbone', variant('shifted', shift_positions=True), passage_max_length=510
+    )
+
+
+def test_kinds_differ_where_their_settings_do(trained, prompt, variant):
+  path = variant('prefixed', query_prefix='query: ', query_max_length=8)
+  prefixed = Encoder.load(trained / 'backbone', path)
+  plain = Encoder.load(trained / 'backbone', prompt, query_max_length=8)
+  np.testing.assert_allclose(
+    prefixed.encode(['json'], 'query'), plain.encode(['query: json'], 'query'), atol=1e-6
+  )
+  np.testing.assert_array_equal(
+    prefixed.encode(['json'], 'passage'), plain.encode(['json'], 'passage')
+  )
+  prefixed.encode(['a b c d e f g h i j', 'a'], 'query')
+  assert prefixed.truncated == {'query': 1, 'passage': 0}
+
+
+def test_settings_come_from_prompt_then_backbone_then_defaults():
+  sentence = hub.SentenceSettings('mean', True, 128, 'q: ', 'p: ')
+  assert resolve_settings(hub.SentenceSettings(), None) == Settings(
+    'cls', False, 512, 512, '', '', False
+  )
+  assert resolve_settings(sentence, None) == Settings('mean', True, 128, 128, 'q: ', 'p: ', False)
+  meta = {
+    'pooling': 'cls',
+    'normalize': False,
+    'query_max_length': 16,
+    'passage_max_length': 32,
+    'shift_positions': True,
+    'passage_prefix': '',
+  }
+  prompt = artifact.Prompt(meta, {})
+  assert resolve_settings(sentence, prompt) == Settings('cls', False, 16, 32, 'q: ', '', True)
+  assert resolve_settings(
+    sentence, prompt, pooling='mean', normalize=None, query_max_length=20
+  ) == Settings('mean', False, 20, 32, 'q: ', '', True)
+  # An override of False is one.
+  assert resolve_settings(sentence, None, normalize=False).normalize is False
+
+
+def test_without_a_prompt_it_is_the_plain_backbone(trained):
+  plain = Encoder.load(trained / 'backbone')
+  some = [TEXTS[0], TEXTS[-1]]
+  rows = plain.tokenize(some, 'passage')
+  backbone = hub.load_backbone(trained / 'backbone')
+  vectors = plain.encode(some)
+  for row, vector in zip(rows, vectors, strict=True):
+    tokens = jnp.asarray(row, jnp.int32)[None]
+    # Each text alone, without padding: the first token's hidden state, as a directory with no
+    # settings of its own says.
+    expected = encoder.encode(
+      backbone.config, backbone.params, tokens, jnp.ones(tokens.shape, bool)
+    )[0, 0]
+    np.testing.assert_allclose(vector, expected, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_equals_transformers_with_and_without_a_prompt(minilm, tmp_path):
+  with np.load(pathlib.Path(__file__).parents[1] / 'golden/minilm.npz', allow_pickle=False) as npz:
+    golden = dict(npz)
+  sentences = golden['sentences'].tolist()
+  np.testing.assert_allclose(
+    Encoder.load(minilm).encode(sentences), golden['plain/embedding'], rtol=0, atol=2e-6
+  )
+  backbone = hub.load_backbone(minilm)
+  meta = {
+    'format': artifact.FORMAT,
+    'version': artifact.VERSION,
+    'kind': 'prefix',
+    'backbone': 'minilm',
+    'backbone_sha256': backbone.sha256,
+    'tokenizer_sha256': text.load_tokenizer(backbone.path).sha256,
+    'pooling': 'mean',
+    'normalize': True,
+    'temperature': 1.0,
+    'query_max_length': 64,
+    'passage_max_length': 64,
+    'dprjax_version': '0',
+  }
+  for case, shift in (('prefix', False), ('shifted', True)):
+    path = tmp_path / f'{case}.npz'
+    artifact.save_prompt(
+      path,
+      artifact.Prompt(
+        meta | {'shift_positions': shift}, {'prefix': golden['prompt'].astype(np.float32)}
+      ),
+    )
+    vectors = Encoder.load(minilm, path).encode(sentences)
+    np.testing.assert_allclose(vectors, golden[f'{case}/embedding'], rtol=0, atol=2e-6)
