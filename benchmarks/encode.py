@@ -31,7 +31,7 @@ import limit
 import made
 import record
 import timing
-from dprjax.data import sources
+from dprjax.formats.texts import read_texts
 from dprjax.inference.retriever import Retriever
 from dprjax.models import hub
 from dprjax.runtime import cli
@@ -77,9 +77,7 @@ def main() -> None:
   if corpus.is_file():
     texts = [
       passage.text
-      for passage in itertools.islice(
-        sources.read_texts(str(corpus), 'passage'), args.texts or None
-      )
+      for passage in itertools.islice(read_texts(str(corpus), 'passage'), args.texts or None)
     ]
   else:
     texts = made.texts(args.texts or 5000, 60, 250)

@@ -15,8 +15,9 @@ from typing import Any
 import jax
 
 from dprjax.base import files
-from dprjax.data import sources
 from dprjax.formats import trec
+from dprjax.formats.qrels import read_qrels
+from dprjax.formats.texts import read_texts
 from dprjax.retrieval import bm25
 from dprjax.runtime import cli
 
@@ -39,7 +40,7 @@ def search(
   """The best k passages for every query.
 
   Args:
-    corpus, queries: files of texts, see ``data.sources.read_texts``.
+    corpus, queries: files of texts, see ``formats.texts.read_texts``.
     k: passages a query.
     qrels: rank only for the queries that are judged here.
     strict: whether a judged query that is not among the queries is an error; else it is counted and
@@ -55,10 +56,10 @@ def search(
   Raises:
     InputError: bad files.
   """
-  texts = {query.id: query.text for query in sources.read_texts(queries, 'query')}
+  texts = {query.id: query.text for query in read_texts(queries, 'query')}
   unknown: list[str] = []
   if qrels is not None:
-    judged = trec.read_qrels(qrels)
+    judged = read_qrels(qrels)
     unknown = [query_id for query_id in judged if query_id not in texts]
     cli.tell(
       f'{qrels}: {len(unknown)} of {len(judged)} queries are not in {queries}',
@@ -72,7 +73,7 @@ def search(
   fingerprint = f'{corpus_sha256} {sorted(settings.items())}'
   index = bm25.load(index_dir, fingerprint) if index_dir else None
   if index is None:
-    passages = list(sources.read_texts(corpus, 'passage'))
+    passages = list(read_texts(corpus, 'passage'))
     index = bm25.build(
       [passage.id for passage in passages],
       [passage.text for passage in passages],

@@ -18,8 +18,8 @@ import jax
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
-from dprjax.data import sources
-from dprjax.formats import trec
+from dprjax.formats.qrels import read_qrels
+from dprjax.formats.texts import read_texts
 from dprjax.inference.encoder import Encoder
 from dprjax.models.prompts import KINDS
 from dprjax.retrieval import embeddings
@@ -54,9 +54,9 @@ def encode(
   Raises:
     InputError: bad input, or ``out`` holds embeddings of something else.
   """
-  records = list(sources.read_texts(source, kind))
+  records = list(read_texts(source, kind))
   if qrels is not None:
-    judged = trec.read_qrels(qrels)
+    judged = read_qrels(qrels)
     records = [one for one in records if one.id in judged]
     if not records:
       raise InputError(f'{source}: none of its queries is judged in {qrels}')

@@ -32,6 +32,7 @@ from etils import epath
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.formats import trec
+from dprjax.formats.qrels import read_qrels
 from dprjax.retrieval import answers, measures
 from dprjax.runtime import cli
 
@@ -76,7 +77,7 @@ def evaluate(
     raise InputError(f'nothing to measure {run} by: give --qrels, or --answers and --corpus')
   if answer_file and corpus is None:
     raise InputError('--answers needs --corpus, the passages to look for them in')
-  judged = trec.read_qrels(qrels) if qrels else {}
+  judged = read_qrels(qrels) if qrels else {}
   given = answers.read_answers(answer_file) if answer_file else {}
   ranked = trec.read_run(run)
   same = ranked.same_id()

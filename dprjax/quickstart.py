@@ -26,7 +26,8 @@ from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.base.progress import duration, size
 from dprjax.data import docstrings, sources
-from dprjax.formats import trec
+from dprjax.formats.qrels import read_qrels
+from dprjax.formats.texts import read_texts
 from dprjax.inference.retriever import Hit, Retriever
 from dprjax.models import artifact, hub
 from dprjax.models.prompts import KINDS
@@ -215,10 +216,8 @@ def prepare(data: str, out: epath.Path, split: str) -> Text:
   where = sources.locate(sources.Source(str(folder), 'beir', split))
   training = sources.locate(sources.Source(str(folder), 'beir', 'train'))
   claim(out, data, {**where, 'training': training['qrels']}, split)
-  judged = trec.read_qrels(where['qrels'])
-  questions = [
-    query.text for query in sources.read_texts(where['queries'], 'query') if query.id in judged
-  ]
+  judged = read_qrels(where['qrels'])
+  questions = [query.text for query in read_texts(where['queries'], 'query') if query.id in judged]
   if not questions:
     raise InputError(
       f'{where["qrels"]}: none of its {len(judged):,} queries is in {where["queries"]}'
@@ -355,9 +354,7 @@ def search(
   ids = [[passages.ids[row] for row in rows] for rows in found.rows]
   wanted = {one for row in ids for one in row}
   texts = {
-    passage.id: passage.text
-    for passage in sources.read_texts(corpus, 'passage')
-    if passage.id in wanted
+    passage.id: passage.text for passage in read_texts(corpus, 'passage') if passage.id in wanted
   }
   return [
     [Hit(one, float(score), texts[one]) for one, score in zip(row, scores, strict=True)]

@@ -23,8 +23,8 @@ from jaxtyping import Float
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
-from dprjax.data import sources
 from dprjax.formats import trec
+from dprjax.formats.texts import read_texts
 from dprjax.inference.reranker import CrossEncoder
 from dprjax.runtime import cli, compiled
 
@@ -50,7 +50,7 @@ def rerank(
   Args:
     reranker: the cross-encoder.
     run: a TREC run.
-    queries, corpus: files of texts, see ``data.sources.read_texts``. Of the corpus, the texts that
+    queries, corpus: files of texts, see ``formats.texts.read_texts``. Of the corpus, the texts that
       are scored are held in memory.
     out: the new run.
     depth: passages a query.
@@ -138,7 +138,7 @@ def read_wanted(paths: Iterable[str], kind: str, wanted: set[str]) -> dict[str, 
   """
   found: dict[str, str] = {}
   for path in paths:
-    here = {one.id: one.text for one in sources.read_texts(path, kind, wanted)}
+    here = {one.id: one.text for one in read_texts(path, kind, wanted)}
     if twice := next((id_ for id_ in here if id_ in found), None):
       raise InputError(
         f'{path}: {kind} id {twice!r} is in another of the files too; ids must be unique'

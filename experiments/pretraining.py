@@ -28,7 +28,9 @@ from dprjax import Retriever
 from dprjax.analysis import figures
 from dprjax.analysis import statistics as analysis
 from dprjax.data import documents, similarity, sources, text, views
-from dprjax.formats import corpora, trec
+from dprjax.formats import trec
+from dprjax.formats.documents import read_documents
+from dprjax.formats.report import Report
 from dprjax.models import hub
 from dprjax.retrieval import exact, measures
 from dprjax.runtime import config as configs
@@ -198,7 +200,7 @@ class Experiment:
     if not (vocabulary / 'tokenizer.json').exists():
       trials.say('training the vocabulary')
       text.train_wordpiece(
-        (one.text for one in corpora.read_documents(self.corpus, sources.Report())),
+        (one.text for one in read_documents(self.corpus, Report())),
         self.args.vocab_size,
         vocabulary,
       )

@@ -22,7 +22,7 @@ import numpy as np
 
 import trials
 from dprjax.base import files
-from dprjax.formats import trec
+from dprjax.formats.qrels import read_qrels
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # in the pipeline's report: a row of Table 9
@@ -130,7 +130,7 @@ def subset(source, folder, queries, passages):
   if not queries and not passages:
     return source
   (folder / 'qrels').mkdir(parents=True, exist_ok=True)
-  train, test = (trec.read_qrels(source / 'qrels' / f'{split}.tsv') for split in ('train', 'test'))
+  train, test = (read_qrels(source / 'qrels' / f'{split}.tsv') for split in ('train', 'test'))
   train = {query: train[query] for query in list(train)[: queries or None]}
   with files.atomic_write(folder / 'qrels' / 'train.tsv') as file:
     file.write('query-id\tcorpus-id\tscore\n')

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from dprjax import bm25
-from dprjax.formats.trec import read_qrels, read_run
+from dprjax.formats.qrels import read_qrels
+from dprjax.formats.trec import read_run
 from dprjax.retrieval.measures import measure
 
 CORPUS = {

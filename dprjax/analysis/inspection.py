@@ -22,7 +22,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
 from dprjax.data import similarity, sources
 from dprjax.data.similarity import Pair
-from dprjax.formats import corpora
+from dprjax.formats import mediawiki
 from dprjax.inference.embedder import Embedder, place
 from dprjax.inference.retriever import Retriever
 from dprjax.models import encoder
@@ -89,7 +89,7 @@ def read_texts(
   Args:
     sts: pairs with scores, see ``data.similarity``; all of them are taken, so that the correlation
       can be compared with published ones.
-    wikipedia: a dump, see ``data.corpora``; its first ``most`` articles are read, and ``most``
+    wikipedia: a dump, see ``formats.mediawiki``; its first ``most`` articles are read, and ``most``
       triplets and sections drawn from them.
     beir: a data set with judgements, see ``data.sources``; ``most`` pairs of a query and a positive
       and ``most`` passages are drawn.
@@ -138,7 +138,7 @@ def _with_similarity(texts: Texts, path: files.PathLike, most: int) -> Texts:
 
 
 def _with_wikipedia(texts: Texts, path: files.PathLike, most: int) -> Texts:
-  counted = _counted(itertools.islice(corpora.read_articles(path), most), 'articles', path)
+  counted = _counted(itertools.islice(mediawiki.read_articles(path), most), 'articles', path)
   articles = list(counted)
   triplets = analysis.section_triplets(articles, _SEED, most)
   if not triplets:

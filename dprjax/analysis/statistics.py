@@ -16,7 +16,8 @@ import scipy.stats
 from jaxtyping import Array, Float
 
 from dprjax.data.similarity import Pair
-from dprjax.formats.corpora import Article, Section, split_sentences
+from dprjax.formats.documents import split_sentences
+from dprjax.formats.mediawiki import Article, Section
 
 Encode = Callable[[Sequence[str]], Float[np.ndarray, 'n H']]
 
@@ -148,7 +149,7 @@ def section_triplets(articles: Iterable[Article], seed: int, most: int) -> list[
   any that come more than once in the article.
 
   Args:
-    articles: those of ``corpora.read_articles``; all are read before the first triplet is drawn.
+    articles: those of ``mediawiki.read_articles``; all are read before the first triplet is drawn.
     seed: of the choice; the same articles and seed give the same triplets.
     most: how many triplets at most.
 

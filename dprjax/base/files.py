@@ -1,4 +1,5 @@
-"""Files: written aside and then renamed, read with the line number at hand.
+"""Files: opened, decompressed and decoded with errors that name file and line; written aside, then
+renamed.
 
 Every path is an ``epath.Path``, so ``gs://`` works wherever a local path does.
 """
@@ -9,12 +10,13 @@ import errno
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import lzma
 import os
 import uuid
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
 from etils import epath
@@ -23,11 +25,13 @@ from dprjax.base.errors import InputError
 
 PathLike = str | os.PathLike[str]
 
+_CHUNK = 1 << 20  # characters of a JSON array read at a time
+_MAX_ENTRY = 1 << 26  # an entry longer than this means a broken file
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def existing(path: PathLike, what: str) -> epath.Path:
-  """The path, if there is something there that is not an empty file.
+  """The path, if something is there that is not an empty file.
 
   Raises:
     InputError: it is missing, or a file of zero bytes; the message begins with ``what``.
@@ -35,46 +39,60 @@ def existing(path: PathLike, what: str) -> epath.Path:
   found = epath.Path(path)
   if not found.exists():
     raise InputError(f'{what} not found: {found}')
-  if not found.is_dir():
-    # Not stat(): epath looks up the owner's name, which a container may not have.
-    with found.open('rb') as file:
-      if not file.read(1):
-        raise InputError(f'{what} is empty: {found}')
+  # A pipe is not looked into: what is read from it is gone.
+  if found.is_file() and is_empty(found):
+    raise InputError(f'{what} is empty: {found}')
   return found
 
 
-def open_text(path: PathLike, what: str = 'file') -> IO[str]:
-  """Opens UTF-8 text, decompressing ``.gz``, ``.xz`` and ``.bz2`` by name.
+def is_empty(path: epath.Path) -> bool:
+  # Not stat(): epath looks up the owner's name, which a container may not have.
+  with path.open('rb') as file:
+    return not file.read(1)
 
-  Raises InputError if missing, empty or a folder.
-  """
+
+def existing_file(path: PathLike, what: str) -> epath.Path:
+  """`existing`, and not a folder."""
   found = existing(path, what)
   if found.is_dir():
     raise InputError(f'{what}: {found} is a folder; give the name of a file')
-  if found.suffix in _DECOMPRESSORS:
-    return _Decompressed(found.open('rb'), _DECOMPRESSORS[found.suffix])
-  return found.open('r', encoding='utf-8')
+  return found
 
 
 @contextlib.contextmanager
 def open_bytes(
   path: PathLike, what: str = 'file'
 ) -> Iterator[tuple[IO[bytes], Callable[[], float]]]:
-  """The bytes of `open_text`'s text, and a function that tells the share of the file that was read
-  so far.
+  """Opens a file, decompressed by name (`COMPRESSED`).
+
+  Yields the file, and a function that returns the fraction of it that was read so far.
 
   Raises:
-    InputError: missing, empty, or badly compressed (when it is read).
+    InputError: it is missing, empty, a folder, or badly compressed (found while it is read).
   """
-  found = existing(path, what)
+  found = existing_file(path, what)
   with found.open('rb') as raw, decoding(str(found)):
     raw.seek(0, io.SEEK_END)
     size = raw.tell()
     raw.seek(0)
-    yield (
-      (_DECOMPRESSORS[found.suffix](raw) if found.suffix in _DECOMPRESSORS else raw),
-      lambda: raw.tell() / size,
-    )
+    decompress = _DECOMPRESSORS.get(found.suffix)
+    yield (decompress(raw) if decompress else raw), lambda: raw.tell() / size
+
+
+@contextlib.contextmanager
+def open_text(path: PathLike, what: str = 'file') -> Iterator[IO[str]]:
+  """Opens UTF-8 text, decompressed by name.
+
+  Raises:
+    InputError: as `open_bytes`, or not UTF-8 (found while it is read).
+  """
+  found = existing_file(path, what)
+  if found.suffix in COMPRESSED:
+    with open_bytes(found, what) as (file, _), io.TextIOWrapper(file, encoding='utf-8') as text:
+      yield text
+  else:
+    with found.open('r', encoding='utf-8') as text, decoding(str(found)):
+      yield text
 
 
 _DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {
@@ -82,35 +100,27 @@ _DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {
   '.xz': lzma.LZMAFile,
   '.bz2': bz2.BZ2File,
 }
+COMPRESSED = tuple(_DECOMPRESSORS)
 
 
-class _Decompressed(io.TextIOWrapper):
-  """UTF-8 text of a compressed file.
-
-  Closes that file too, which gzip and its like leave open when it was opened for them.
-  """
-
-  def __init__(self, compressed: IO[bytes], decompress: Callable[[IO[bytes]], Any]):
-    super().__init__(decompress(compressed), encoding='utf-8')
-    self._compressed = compressed
-
-  def close(self) -> None:
-    super().close()
-    self._compressed.close()
+def plain_name(path: PathLike) -> str:
+  """The file's name without the ending of a compressed file."""
+  found = epath.Path(path)
+  return found.stem if found.suffix in COMPRESSED else found.name
 
 
 def read_lines(path: PathLike, what: str = 'file') -> Iterator[tuple[int, str]]:
-  """Yields (1-based line number, line without its newline), blank lines left out.
+  """Yields (line number from 1, line without its newline); blank lines are left out.
 
   Raises:
-    InputError: the file is missing, empty, not UTF-8, or its compression is broken.
+    InputError: as `open_text`.
   """
   with open_text(path, what) as lines:
     yield from number_lines(lines, str(path))
 
 
-def number_lines(lines: IO[str], name: str) -> Iterator[tuple[int, str]]:
-  """`read_lines` of a file that is open already; errors call it ``name``."""
+def number_lines(lines: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
+  """`read_lines` of an open file, which errors call ``name``."""
   number = 0
   with decoding(name, lambda: f', line {number + 1} or after it'):
     for number, line in enumerate(lines, start=1):
@@ -120,8 +130,9 @@ def number_lines(lines: IO[str], name: str) -> Iterator[tuple[int, str]]:
 
 @contextlib.contextmanager
 def decoding(name: str, place: Callable[[], str] = str) -> Iterator[None]:
-  """Turns what reading text that is not UTF-8 or badly compressed raises into an InputError about
-  ``name``, and ``place()`` in it.
+  """Turns errors of decoding and decompression into InputError.
+
+  The message begins with ``name`` and, for text that is not UTF-8, ``place()``.
   """
   try:
     yield
@@ -130,7 +141,7 @@ def decoding(name: str, place: Callable[[], str] = str) -> Iterator[None]:
       f'{name}{place()}: not UTF-8 text ({error.reason}); convert it first'
     ) from error
   except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
-    # The operating system's own errors have a number; bzip2's and gzip's complaints are bare.
+    # Errors of the operating system have a number; those of bzip2 and gzip have none.
     if isinstance(error, OSError) and error.errno is not None:
       raise
     raise InputError(
@@ -139,22 +150,74 @@ def decoding(name: str, place: Callable[[], str] = str) -> Iterator[None]:
 
 
 def read_jsonl(path: PathLike, what: str = 'file') -> Iterator[tuple[int, dict[str, Any]]]:
-  """Yields (1-based line number, object).
+  """Yields (line number from 1, object) of a file with a JSON object on each line.
 
-  Raises InputError naming file and line where a line is not a JSON object.
+  Raises:
+    InputError: as `open_text`; a line is not a JSON object.
   """
   for number, line in read_lines(path, what):
-    yield number, parse_record(line, f'{path}, line {number}')
+    yield number, parse_object(line, f'{path}, line {number}')
 
 
-def parse_record(line: str, where: str) -> dict[str, Any]:
-  """A line of jsonl. Raises InputError, which begins with ``where``, unless it is a JSON object."""
+def read_records(path: PathLike, what: str = 'file') -> Iterator[tuple[int, dict[str, Any]]]:
+  """Yields (number from 1, object) of a jsonl file, or of a file that is one JSON array.
+
+  An array is read entry by entry: DPR's training files are larger than most memories.
+
+  Raises:
+    InputError: as `read_jsonl`; an entry of the array is not a JSON object.
+  """
+  with open_text(path, what) as file:
+    start = file.read(64)
+    if start.lstrip().startswith('['):
+      yield from _read_entries(file, start.lstrip()[1:], str(path))
+    else:
+      lines = itertools.chain(io.StringIO(start + file.readline()), file)
+      for number, line in number_lines(lines, str(path)):
+        yield number, parse_object(line, f'{path}, line {number}')
+
+
+def _read_entries(file: IO[str], buffer: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+  """The entries of a JSON array whose first characters, after the bracket, are ``buffer``."""
+  decoder, number = json.JSONDecoder(), 0
+  while True:
+    buffer = buffer.lstrip()
+    if buffer.startswith(',') and number:
+      buffer = buffer[1:].lstrip()
+    if buffer.startswith(']'):
+      return
+    try:
+      value, end = decoder.raw_decode(buffer)
+    except json.JSONDecodeError as error:
+      more = file.read(max(_CHUNK, len(buffer))) if len(buffer) < _MAX_ENTRY else ''
+      if not more:
+        raise InputError(
+          f'{name}, entry {number + 1}: not JSON, or cut off ({error.msg}); expected a list of '
+          'objects'
+        ) from error
+      buffer += more
+      continue
+    number += 1
+    yield number, _object(value, f'{name}, entry {number}')
+    buffer = buffer[end:]
+
+
+def parse_object(line: str, where: str) -> dict[str, Any]:
+  """The JSON object on a line of jsonl.
+
+  Raises:
+    InputError: it is not a JSON object; the message begins with ``where``.
+  """
   try:
     value = json.loads(line)
   except json.JSONDecodeError as error:
     raise InputError(
       f'{where}: not JSON ({error.msg} at column {error.colno}); expected one object a line'
     ) from error
+  return _object(value, where)
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
   if not isinstance(value, dict):
     raise InputError(f'{where}: expected a JSON object, found {type(value).__name__}')
   return value

@@ -26,8 +26,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
 from dprjax.data import fingerprint, records
 from dprjax.data.text import Tokenizer
-from dprjax.formats import corpora
-from dprjax.formats.corpora import Document
+from dprjax.formats.documents import Document, find_files, read_documents, split_sentences
 from dprjax.formats.report import Report
 
 FORMAT_VERSION = 1
@@ -110,9 +109,9 @@ def build_documents(
   others wait.
 
   Args:
-    paths: files and folders, see `dprjax.formats.corpora`.
+    paths: files and folders, see `dprjax.formats.documents`.
     passage_length: tokens of a passage, at most, without special tokens.
-    language: whose rules split sentences, see `corpora.split_sentences`.
+    language: whose rules split sentences, see `split_sentences`.
     process_index, wait_s: of this process, and how many seconds one that is not process 0 waits.
 
   Raises:
@@ -130,7 +129,7 @@ def build_documents(
       f'passages of {passage_length} tokens cannot hold sentences; expected {SHORT} or more'
     )
   path = epath.Path(directory)
-  found = corpora.find_files(paths, Report())
+  found = find_files(paths, Report())
   where = {f'{number}: {file.name}': file for number, file in enumerate(found)}
   settings = {
     'format_version': FORMAT_VERSION,
@@ -143,7 +142,7 @@ def build_documents(
   def build(aside: epath.Path, stamps: dict[str, Any]) -> None:
     lengths = _write_passages(
       aside / 'passages',
-      corpora.read_documents(paths, report),
+      read_documents(paths, report),
       tokenizer,
       passage_length,
       language,
@@ -240,7 +239,7 @@ def _tokenise(
   waiting: list[tuple[str, list[str]]] = []
   count = 0
   for document in documents:
-    sentences = corpora.split_sentences(document.text, language)
+    sentences = split_sentences(document.text, language)
     waiting.append((document.id, sentences))
     count += len(sentences)
     if count >= _CHUNK:

@@ -31,42 +31,48 @@ is never a positive.
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Container, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from etils import epath
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
-from dprjax.formats import records
-from dprjax.formats.records import Negative, Passage, Query
+from dprjax.formats import examples, texts
+from dprjax.formats.examples import Negative
+from dprjax.formats.fields import UniqueIds
+from dprjax.formats.qrels import Qrels, read_qrels
 from dprjax.formats.report import Report
+from dprjax.formats.texts import Passage, Query
 
-_LISTED = 5  # examples of each kind of trouble that a report shows
+FORMATS = ('beir', 'msmarco', *examples.FORMATS)
+
 _EMPTY_PASSAGES = 'passages without text: kept, never a positive'
 _UNKNOWN_PASSAGES = 'judgements of a passage that is not in the corpus: ignored'
+_UNKNOWN_QUERIES = 'judgements of a query that is not in the queries: ignored'
 _UNKNOWN_NEGATIVES = 'negatives that are not in the corpus: ignored'
+_POSITIVES = 'negatives that are positives of their query: ignored'
+
+Negatives = dict[str, list[Negative]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """Which text to read; every field can stand in a config.
+  """Which text to read.
 
   Attributes:
-    path: a folder (beir, msmarco; for the others one that holds SPLIT.jsonl or SPLIT.json) or the
-      file itself.
-    format: one of `dprjax.formats.records.FORMATS`, or 'auto' to look.
+    path: a folder (beir, msmarco; for the other formats one that holds SPLIT.jsonl or SPLIT.json),
+      or the file itself.
+    format: one of `FORMATS`, or 'auto' to detect it.
     split: the split whose judgements are read.
-    corpus, queries, qrels: files to take instead of those found by name in the folder (beir,
-      msmarco).
-    negatives: mined negatives, a Tevatron jsonl whose negative_passages may carry `retriever`,
+    corpus, queries, qrels: files that replace those found by name in the folder (beir, msmarco).
+    negatives: mined negatives, a Tevatron jsonl whose negative_passages may have `retriever`,
       `rank`, `score` and `pools`.
-    hold_out: (fraction, seed): leave out this share of the split's queries, chosen by a hash of
+    hold_out: (fraction, seed): leave out this fraction of the split's queries, chosen by a hash of
       their ids.
-    held_out: read just those that `hold_out` leaves out: a development set cut from the training
-      queries.
-    max_queries: no more than so many queries, chosen by hash too.
-    strict: fail where an id is unknown, instead of counting it.
+    held_out: read only the queries that `hold_out` leaves out: a development set cut from the
+      training queries.
+    max_queries: at most this many queries, chosen by hash too.
+    strict: fail on an unknown id instead of counting it.
   """
 
   path: str
@@ -89,8 +95,8 @@ class Dataset:
   Attributes:
     queries: those with text and at least one positive, in the order of the file.
     qrels: query id -> passage id -> grade; a grade above 0 is a positive.
-    negatives: query id -> its hard negatives in the order of the file; none of them is a positive.
-    files: the role of each file ('corpus', 'queries', ...) and where it is.
+    negatives: query id -> its hard negatives in the order of the file; none is a positive.
+    files: role of a file ('corpus', 'queries', ...) -> its path.
     report: what was counted so far; a full pass over ``passages`` completes it.
   """
 
@@ -98,52 +104,45 @@ class Dataset:
   format: str
   files: dict[str, epath.Path]
   queries: list[Query]
-  qrels: dict[str, dict[str, int]]
-  negatives: dict[str, list[Negative]]
+  qrels: Qrels
+  negatives: Negatives
   report: Report
 
   @property
   def passages(self) -> Iterator[Passage]:
     """A fresh stream over the corpus.
 
-    Raises InputError for a bad record, a repeated id, and, if strict, an unknown one.
+    Raises:
+      InputError: a bad record, a repeated id, and, if strict, an unknown one.
     """
-    path = self.files['corpus']
-    report, counted = (
-      self.report,
-      ('passages', _EMPTY_PASSAGES, _UNKNOWN_PASSAGES, _UNKNOWN_NEGATIVES),
-    )
-    report.forget(*counted)
-    seen: dict[str, int] = {}
-    for number, passage in records.read_corpus(self.format, path):
-      if passage.id in seen:
-        raise InputError(_repeated(path, number, 'passage', passage.id, seen[passage.id]))
-      seen[passage.id] = number
-      report.counts['passages'] += 1
+    path, report = self.files['corpus'], self.report
+    report.forget('passages', _EMPTY_PASSAGES, _UNKNOWN_PASSAGES, _UNKNOWN_NEGATIVES)
+    ids = UniqueIds(path, 'passage')
+    for number, passage in _read_passages(self.format, path):
+      ids.add(passage.id, number)
+      report.count('passages')
       if not passage.text:
         report.count(_EMPTY_PASSAGES, passage.id)
       yield passage
-    if not seen:
+    if not ids.lines:
       raise InputError(f'{path}: no passage in it')
     for query, grades in self.qrels.items():
       for passage_id in grades:
-        if passage_id not in seen:
+        if passage_id not in ids.lines:
           report.count(_UNKNOWN_PASSAGES, f'{query} {passage_id}')
     for query, negatives in self.negatives.items():
       for negative in negatives:
-        if negative.id not in seen:
+        if negative.id not in ids.lines:
           report.count(_UNKNOWN_NEGATIVES, f'{query} {negative.id}')
     if self.source.strict:
       report.refuse(_UNKNOWN_PASSAGES, self.files['qrels'])
       report.refuse(_UNKNOWN_NEGATIVES, self.files.get('negatives', path))
 
   def total_passages(self) -> int:
-    """How many passages are to be expected, counted without looking at them closely: for a progress
-    bar.
-    """
-    if self.format in records.INLINE:
-      return sum(1 for _ in records.read_corpus(self.format, self.files['corpus']))
-    return sum(1 for _ in files.read_lines(self.files['corpus'], 'corpus file'))
+    """How many passages to expect, for a progress bar: lines are counted, not parsed."""
+    if self.format in ('beir', 'msmarco', 'arxiv'):
+      return sum(1 for _ in files.read_lines(self.files['corpus'], 'corpus file'))
+    return sum(1 for _ in _read_passages(self.format, self.files['corpus']))
 
   def positives(self, query_id: str) -> list[str]:
     """Ids of the passages whose grade is above 0, in the order of the file."""
@@ -151,18 +150,15 @@ class Dataset:
 
 
 def load_dataset(source: Source) -> Dataset:
-  """Reads queries, judgements and negatives; the passages are left to be streamed from
-  `Dataset.passages`.
+  """Reads queries, judgements and negatives; `Dataset.passages` streams the passages.
 
   Raises:
     InputError: a missing, empty or malformed file; a repeated id; no query with a positive; with
       ``strict``, an unknown id.
   """
-  format = detect_format(source.path) if source.format == 'auto' else source.format
-  if format not in records.FORMATS:
-    raise InputError(
-      f'no format of data is called {format!r}; there are {", ".join(records.FORMATS)}'
-    )
+  format = _format_of(source)
+  if format not in FORMATS:
+    raise InputError(f'no format of data is called {format!r}; there are {", ".join(FORMATS)}')
   if source.hold_out is not None and not 0 < source.hold_out[0] < 1:
     raise InputError(f'hold_out: a fraction between 0 and 1 is needed, not {source.hold_out[0]}')
   if source.held_out and source.hold_out is None:
@@ -170,99 +166,72 @@ def load_dataset(source: Source) -> Dataset:
       'held_out asks for the queries that hold_out leaves out, and hold_out is not set'
     )
   report = Report()
-  where = locate(source)
-  if format in records.INLINE:
-    texts, qrels, negatives = _read_examples(format, where['corpus'])
-  elif format == 'arxiv':
-    texts = _unique_queries(
-      where['corpus'], ((n, Query(r.id, r.title)) for n, r in records.read_arxiv(where['corpus']))
-    )
-    qrels, negatives = {query: {query: 1} for query in texts}, {}
+  paths = locate(source)
+  if format in examples.FORMATS:
+    queries, qrels, negatives = _read_examples(format, paths['corpus'])
   else:
-    texts = _unique_queries(where['queries'], records.read_queries(format, where['queries']))
-    qrels, negatives = _read_qrels(where['qrels'], texts, source.strict, report), {}
-  if 'negatives' in where:
-    negatives = _read_mined(where['negatives'], qrels, report)
-  queries = _choose(
-    [Query(query, texts[query]) for query in texts if query in qrels], qrels, source, where, report
+    queries, negatives = _read_queries(format, paths['queries']), {}
+    qrels = _known(read_qrels(paths['qrels']), queries, report)
+    if source.strict:
+      report.refuse(_UNKNOWN_QUERIES, paths['qrels'])
+  if 'negatives' in paths:
+    negatives = _read_mined(paths['negatives'], qrels, report)
+  judged = [query for query in queries.values() if query.id in qrels]
+  chosen = _choose(judged, qrels, source, paths, report)
+  return Dataset(
+    source,
+    format,
+    paths,
+    chosen,
+    {query.id: qrels[query.id] for query in chosen},
+    {
+      query.id: _without_positives(negatives[query.id], qrels[query.id], report)
+      for query in chosen
+      if query.id in negatives
+    },
+    report,
   )
-  kept = {query.id for query in queries}
-  qrels = {query: grades for query, grades in qrels.items() if query in kept}
-  negatives = {
-    query: _without_positives(rows, qrels[query], report)
-    for query, rows in negatives.items()
-    if query in kept
-  }
-  return Dataset(source, format, where, queries, qrels, negatives, report)
-
-
-def read_texts(
-  path: files.PathLike, kind: str, wanted: Container[str] | None = None
-) -> Iterator[Passage | Query]:
-  """The texts of one file, for encoding and for BM25: BEIR's jsonl (`_id`, `title`, `text`), or a
-  tsv of ids and texts.
-
-  Args:
-    path: the file; `.json` or `.jsonl` in its name make it BEIR's format, all else MS MARCO's.
-    kind: 'query' or 'passage'.
-    wanted: ids; the other texts are read over and their ids not kept, so that memory does not grow
-      with the file. None: all.
-
-  Raises:
-    InputError: a missing, empty or malformed file, or an id (of those wanted) that comes twice.
-  """
-  found = files.existing(path, f'{kind} file')
-  format = 'beir' if records.is_records(found) else 'msmarco'
-  lines: dict[str, int] = {}
-  read: Callable[[str, epath.Path], Iterator[tuple[int, Passage | Query]]] = (
-    records.read_corpus if kind == 'passage' else records.read_queries
-  )
-  number = 0
-  for number, text in read(format, found):
-    if wanted is not None and text.id not in wanted:
-      continue
-    if text.id in lines:
-      raise InputError(_repeated(found, number, kind, text.id, lines[text.id]))
-    lines[text.id] = number
-    yield text
-  if not number:
-    raise InputError(f'{found}: no {kind} in it')
 
 
 def detect_format(path: files.PathLike) -> str:
-  """The format of a folder or file, judged by the folder's files or the first record's keys.
+  """The format of a folder or file, by the folder's files or the first record's keys.
 
-  Raises InputError if none fits.
+  Raises:
+    InputError: no format fits.
   """
   found = files.existing(path, 'data')
   if found.is_dir():
     for format, name in (('beir', 'corpus.jsonl'), ('msmarco', 'collection.tsv')):
-      if any((found / f'{name}{ending}').exists() for ending in records.ENDINGS):
+      if _variant(found, name):
         return format
-    candidates = sorted(child for child in found.iterdir() if records.is_records(child))
+    candidates = sorted(child for child in found.iterdir() if texts.is_json(child))
     if not candidates:
       raise InputError(
         f'{found}: neither corpus.jsonl (BEIR) nor collection.tsv (MS MARCO) nor any .json or '
         '.jsonl file in it'
       )
     found = candidates[0]
-  return records.format_of_record(found)
+  return examples.detect_format(found)
 
 
 def locate(source: Source) -> dict[str, epath.Path]:
-  """The files that a source means, by role. Raises InputError naming the one that is not there."""
+  """The files of a source, by role. Raises InputError naming the one that is not there."""
   path = files.existing(source.path, 'data')
-  format = detect_format(path) if source.format == 'auto' else source.format
+  format, split = _format_of(source), source.split
   if format in ('beir', 'msmarco'):
-    names = records.file_names(format, source.split)
+    names = {
+      'corpus': 'corpus.jsonl' if format == 'beir' else 'collection.tsv',
+      'queries': 'queries.jsonl' if format == 'beir' else f'queries.{split}.tsv',
+      'qrels': f'qrels/{split}.tsv' if format == 'beir' else f'qrels.{split}.tsv',
+    }
     found = {
-      role: epath.Path(given) if (given := getattr(source, role)) else _variant(path / name, role)
+      role: epath.Path(given) if (given := getattr(source, role)) else _find(path, role, name)
       for role, name in names.items()
     }
   else:
     if path.is_dir():
-      path = _variant(path / f'{source.split}.jsonl', format, f'{source.split}.json')
-    # A format that keeps everything in one file has its judgements there as well.
+      path = _find(path, format, f'{split}.jsonl', f'{split}.json')
+    # These formats keep everything in one file.
     found = {'corpus': path, 'queries': path, 'qrels': path}
   if source.negatives:
     found['negatives'] = epath.Path(source.negatives)
@@ -271,82 +240,74 @@ def locate(source: Source) -> dict[str, epath.Path]:
   return found
 
 
-def _variant(path: epath.Path, what: str, *others: str) -> epath.Path:
-  for name in (path.name, *others):
-    for ending in records.ENDINGS:
-      if (found := path.parent / f'{name}{ending}').exists():
-        return found
-  beside = (
-    sorted(child.name for child in path.parent.iterdir())[:10] if path.parent.is_dir() else []
-  )
+def _format_of(source: Source) -> str:
+  return detect_format(source.path) if source.format == 'auto' else source.format
+
+
+def _variant(folder: epath.Path, *names: str) -> epath.Path | None:
+  """The first of these files that is there, plain or compressed."""
+  candidates = (folder / f'{name}{ending}' for name in names for ending in ('', *files.COMPRESSED))
+  return next((path for path in candidates if path.exists()), None)
+
+
+def _find(folder: epath.Path, role: str, *names: str) -> epath.Path:
+  if found := _variant(folder, *names):
+    return found
+  path = folder / names[0]
+  beside = sorted(child.name for child in path.parent.iterdir()) if path.parent.is_dir() else []
   raise InputError(
-    f'{what} file not found: {path} (or {", ".join(records.ENDINGS[1:])}); in that folder: '
-    f'{", ".join(beside) or "nothing"}'
+    f'{role} file not found: {path} (or {", ".join(files.COMPRESSED)}); in that folder: '
+    f'{", ".join(beside[:10]) or "nothing"}'
   )
 
 
-def _repeated(path: epath.Path, number: int, what: str, repeated: str, first: int) -> str:
-  return (
-    f'{path}: {what} id {repeated!r} is on line {first} and again on line {number}; ids must '
-    'be unique'
-  )
+def _read_passages(format: str, path: epath.Path) -> Iterator[tuple[int, Passage]]:
+  if format in examples.FORMATS:
+    yield from examples.read_passages(format, path)
+  else:
+    for number, entry in texts.read_corpus(path, format):
+      yield number, Passage(entry.id, entry.joined)
 
 
-def _unique_queries(path: epath.Path, queries: Iterable[tuple[int, Query]]) -> dict[str, str]:
-  texts: dict[str, str] = {}
-  lines: dict[str, int] = {}
-  for number, query in queries:
-    if query.id in texts:
-      raise InputError(_repeated(path, number, 'query', query.id, lines[query.id]))
-    texts[query.id], lines[query.id] = query.text, number
-  return texts
+def _read_queries(format: str, path: epath.Path) -> dict[str, Query]:
+  """Query id -> query."""
+  ids = UniqueIds(path, 'query')
+  queries = {}
+  for number, query in texts.read_queries(path, format):
+    ids.add(query.id, number)
+    queries[query.id] = query
+  return queries
 
 
-def _read_examples(
-  format: str, path: epath.Path
-) -> tuple[dict[str, str], dict[str, dict[str, int]], dict[str, list[Negative]]]:
-  examples = {}
-
-  def queries() -> Iterator[tuple[int, Query]]:
-    for number, example in records.read_examples(format, path):
-      yield number, example.query
-      examples[example.query.id] = (
-        [passage.id for passage in example.positives],
-        [negative for _, negative in example.negatives],
-      )
-
-  texts = _unique_queries(path, queries())
-  qrels = {query: dict.fromkeys(positives, 1) for query, (positives, _) in examples.items()}
-  return texts, qrels, {query: negatives for query, (_, negatives) in examples.items() if negatives}
+def _read_examples(format: str, path: epath.Path) -> tuple[dict[str, Query], Qrels, Negatives]:
+  ids = UniqueIds(path, 'query')
+  queries: dict[str, Query] = {}
+  qrels: Qrels = {}
+  negatives: Negatives = {}
+  for number, example in examples.read_examples(format, path):
+    query = example.query
+    ids.add(query.id, number)
+    queries[query.id] = query
+    qrels[query.id] = {passage.id: 1 for passage in example.positives}
+    if example.negatives:
+      negatives[query.id] = [negative for _, negative in example.negatives]
+  return queries, qrels, negatives
 
 
-def _read_qrels(
-  path: epath.Path, texts: dict[str, Any], strict: bool, report: Report
-) -> dict[str, dict[str, int]]:
-  unknown = 'judgements of a query that is not in the queries: ignored'
-  qrels: dict[str, dict[str, int]] = {}
-  for number, query, passage, grade in records.read_qrels(path):
-    if query not in texts:
-      report.count(unknown, f'{query} {passage}')
-    elif qrels.setdefault(query, {}).setdefault(passage, grade) != grade:
-      raise InputError(
-        f'{path}, line {number}: query {query!r} and passage {passage!r} are judged {grade} here '
-        f'and {qrels[query][passage]} above'
-      )
-  if strict:
-    report.refuse(unknown, path)
-  return qrels
+def _known(qrels: Qrels, queries: dict[str, Query], report: Report) -> Qrels:
+  """The judgements of these queries; others are counted."""
+  for query, grades in qrels.items():
+    if query not in queries:
+      for passage in grades:
+        report.count(_UNKNOWN_QUERIES, f'{query} {passage}')
+  return {query: grades for query, grades in qrels.items() if query in queries}
 
 
-def _read_mined(
-  path: epath.Path, qrels: dict[str, Any], report: Report
-) -> dict[str, list[Negative]]:
-  mined: dict[str, list[Negative]] = {}
-  lines: dict[str, int] = {}
-  for number, query, negatives in records.read_mined(path):
-    if query in lines:
-      raise InputError(_repeated(path, number, 'query', query, lines[query]))
-    lines[query] = number
+def _read_mined(path: epath.Path, qrels: Qrels, report: Report) -> Negatives:
+  mined: Negatives = {}
+  ids = UniqueIds(path, 'query')
+  for number, query, negatives in examples.read_mined(path):
+    ids.add(query, number)
     if query in qrels:
       mined[query] = negatives
     else:
@@ -356,14 +317,12 @@ def _read_mined(
 
 def _choose(
   queries: list[Query],
-  qrels: dict[str, dict[str, int]],
+  qrels: Qrels,
   source: Source,
-  where: dict[str, epath.Path],
+  paths: dict[str, epath.Path],
   report: Report,
 ) -> list[Query]:
-  """The split's usable queries, less those held out, no more than asked for; in the order of the
-  file.
-  """
+  """The split's usable queries after `hold_out` and `max_queries`, in the order of the file."""
   chosen = []
   for query in queries:
     if not query.text:
@@ -374,18 +333,16 @@ def _choose(
       chosen.append(query)
   if not chosen:
     raise InputError(
-      f'{where["qrels"]}: no query with text and a passage graded above 0; nothing to train or to '
+      f'{paths["qrels"]}: no query with text and a passage graded above 0; nothing to train or to '
       'measure on'
     )
   fraction, seed = source.hold_out or (0.0, 0)
   if source.hold_out is not None:
-    chosen = [query for query in chosen if (_lot(query.id, seed) < fraction) == source.held_out]
+    chosen = [query for query in chosen if (_draw(query.id, seed) < fraction) == source.held_out]
   if source.max_queries is not None and len(chosen) > source.max_queries:
-    # Not the lots that hold_out drew, which would all lie on one side of the fraction.
-    kept = {
-      query.id
-      for query in sorted(chosen, key=lambda query: _lot(query.id, seed + 1))[: source.max_queries]
-    }
+    # Other draws than hold_out's, which would all lie on one side of the fraction.
+    drawn = sorted(chosen, key=lambda query: _draw(query.id, seed + 1))[: source.max_queries]
+    kept = {query.id for query in drawn}
     chosen = [query for query in chosen if query.id in kept]
   if not chosen:
     raise InputError(
@@ -396,7 +353,7 @@ def _choose(
   return chosen
 
 
-def _lot(query_id: str, seed: int) -> float:
+def _draw(query_id: str, seed: int) -> float:
   """A number in [0, 1) that depends on the id and the seed alone."""
   return int.from_bytes(hashlib.sha256(f'{seed}:{query_id}'.encode()).digest()[:7]) / 2**56
 
@@ -405,7 +362,5 @@ def _without_positives(
   negatives: list[Negative], grades: dict[str, int], report: Report
 ) -> list[Negative]:
   kept = [negative for negative in negatives if grades.get(negative.id, 0) <= 0]
-  report.counts['negatives that are positives of their query: ignored'] += len(negatives) - len(
-    kept
-  )
+  report.counts[_POSITIVES] += len(negatives) - len(kept)
   return kept

@@ -32,12 +32,12 @@ from dprjax.base.progress import Progress
 from dprjax.data import fingerprint, records, sources
 from dprjax.data.sources import Dataset, Source
 from dprjax.data.text import Tokenizer
-from dprjax.formats import records as forms
+from dprjax.formats import examples
 
 FORMAT_VERSION = 2
 UNDENOISED, DENOISED = 1, 2  # bits of a negative's pools
 
-_BITS = {forms.UNDENOISED: UNDENOISED, forms.DENOISED: DENOISED}
+_BITS = {examples.UNDENOISED: UNDENOISED, examples.DENOISED: DENOISED}
 _QUERY_COLUMNS = ('tokens', 'positives', 'relevant', 'negatives', 'pools')
 _COUNTS = (
   'query_lengths',

@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
-from dprjax.data import sources
+from dprjax.formats.texts import read_texts
 from dprjax.inference.embedder import ProgressFn
 from dprjax.inference.encoder import Encoder
 from dprjax.retrieval import exact
@@ -103,7 +103,7 @@ class Retriever:
       InputError: the corpus is empty or cannot be read. What was indexed before stays.
     """
     if isinstance(corpus, str | os.PathLike):
-      passages = {passage.id: passage.text for passage in sources.read_texts(corpus, 'passage')}
+      passages = {passage.id: passage.text for passage in read_texts(corpus, 'passage')}
     elif isinstance(corpus, Mapping):
       passages = dict(corpus)
     else:

@@ -14,7 +14,7 @@ from dprjax.base.errors import InputError
 from dprjax.data import docstrings, documents, views
 from dprjax.data.batches import open_batches
 from dprjax.data.text import Tokenizer
-from dprjax.formats import corpora
+from dprjax.formats.documents import read_documents
 from dprjax.formats.report import Report
 from dprjax.methods.feed import Batch, Feed, Text
 from dprjax.models.encoder import EncoderConfig
@@ -42,7 +42,7 @@ def find(config: ml_collections.FrozenConfigDict, workdir: epath.Path, devices: 
     )
 
   def read() -> Iterator[str]:
-    return (document.text for document in corpora.read_documents(paths, Report()))
+    return (document.text for document in read_documents(paths, Report()))
 
   return Text(read, functools.partial(_open, config, workdir, devices, paths))
 

@@ -12,12 +12,11 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.data import batches, docstrings, sources, store
 from dprjax.data.text import Tokenizer
-from dprjax.formats import records as forms
 from dprjax.formats import trec
+from dprjax.formats.qrels import write_qrels
 from dprjax.inference.embedder import Embedder
 from dprjax.methods.feed import Batch, Feed, Text
 from dprjax.methods.method import System
@@ -49,7 +48,7 @@ def find_splits(
   """
   knobs = config.data
   path, form = knobs.dir, knobs.format
-  known = ('auto', 'docstrings', *forms.FORMATS)
+  known = ('auto', 'docstrings', *sources.FORMATS)
   if form not in known:
     raise InputError(f'config.data.format: expected one of {", ".join(known)}, not {form!r}')
   if form == 'docstrings':
@@ -170,10 +169,7 @@ def dev_judgements(workdir: epath.Path, source: sources.Source) -> dict[str, dic
   """
   judged = sources.load_dataset(source).qrels
   if jax.process_index() == 0 and not (workdir / 'dev.tsv').exists():
-    with files.atomic_write(workdir / 'dev.tsv') as file:
-      file.write('query-id\tcorpus-id\tscore\n')
-      for query, grades in judged.items():
-        file.writelines(f'{query}\t{passage}\t{grade}\n' for passage, grade in grades.items())
+    write_qrels(workdir / 'dev.tsv', judged)
   return judged
 
 

@@ -10,7 +10,7 @@ from 1, and that run's score | | `also` | a list of the same three for every oth
 absent where there is none | | `pools` | `["undenoised"]`, `["denoised"]` or both | |
 `reranker_score` | the reranker's logit; absent where it was not scored |
 
-`dprjax.formats.records` reads it.
+`dprjax.formats.examples` reads it.
 """
 
 import json
@@ -20,8 +20,9 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int64, UInt64
 
-from dprjax.formats.records import POOLS
-from dprjax.mining.passages import Parts, Passages
+from dprjax.formats.examples import POOLS
+from dprjax.formats.texts import Entry
+from dprjax.mining.passages import Passages
 
 
 class Loader:
@@ -36,7 +37,7 @@ class Loader:
   ):
     """``keys`` ascend; ``offsets`` says where they lie, as `Passages.look_up` does."""
     self._indexed, self._keys, self._offsets = indexed, keys, offsets
-    self.passages: dict[int, Parts] = {}
+    self.passages: dict[int, Entry] = {}
 
   def read(self, keys: UInt64[np.ndarray, 'm']) -> None:
     wanted = np.array(

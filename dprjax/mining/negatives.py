@@ -24,8 +24,9 @@ from scipy.special import expit
 from dprjax.base import files, outofcore
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
-from dprjax.data import sources
-from dprjax.formats import runs, trec
+from dprjax.formats import runs
+from dprjax.formats.qrels import read_qrels
+from dprjax.formats.texts import read_texts
 from dprjax.mining import mined, passages, pools
 from dprjax.mining.passages import Passages
 from dprjax.mining.pools import Pool
@@ -164,7 +165,7 @@ def mine(
   """Writes the training file, a line for every query of the judgements that has a positive.
 
   Args:
-    queries, corpus: files of texts, see ``data.sources.read_texts``.
+    queries, corpus: files of texts, see ``formats.texts.read_texts``.
     qrels: judgements; above 0 is a positive.
     retrievers: name -> TREC run.
     out: the jsonl file.
@@ -238,8 +239,8 @@ def mine(
 
 
 def _read_queries(queries: str, qrels: str, report: Report) -> _Queries:
-  judged = trec.read_qrels(qrels)
-  texts = {query.id: query.text for query in sources.read_texts(queries, 'query')}
+  judged = read_qrels(qrels)
+  texts = {query.id: query.text for query in read_texts(queries, 'query')}
   unknown = [query_id for query_id in judged if query_id not in texts]
   report.count('judged queries that are not in the queries: left out', len(unknown), unknown)
   positives = {

@@ -10,31 +10,17 @@ import contextlib
 import hashlib
 import pathlib
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int64, UInt64
 
 from dprjax.base import files, outofcore
 from dprjax.base.errors import InputError
-from dprjax.formats import records as forms
+from dprjax.formats import texts
 
 _ENTRY = np.dtype([('key', '<u8'), ('offset', '<i8'), ('digest', '<u8')])
 _PARTS = 256  # of the corpus, each sorted in memory
 _CHUNK = 1 << 16  # entries read, and passages indexed, at a time
-
-
-class Parts(NamedTuple):
-  """A passage as its file has it."""
-
-  id: str
-  title: str
-  text: str
-
-  @property
-  def joined(self) -> str:
-    """As it is encoded: its title, a space, its text."""
-    return f'{self.title} {self.text}'.strip()
 
 
 class Passages:
@@ -44,7 +30,7 @@ class Passages:
     self,
     path: pathlib.Path,
     name: str,
-    parse: Callable[[str, str], Parts],
+    parse: texts.Parse,
     entries: pathlib.Path,
     count: int,
   ):
@@ -79,7 +65,7 @@ class Passages:
         )
     return offsets, digests
 
-  def read(self, offsets: Int64[np.ndarray, 'n']) -> Iterator[Parts]:
+  def read(self, offsets: Int64[np.ndarray, 'n']) -> Iterator[texts.Entry]:
     """The passages that lie there; quickest where the offsets ascend."""
     with self._path.open('rb') as file:
       for offset in offsets.tolist():
@@ -93,7 +79,7 @@ def index_corpus(
   """Reads a corpus once and writes the index.
 
   Args:
-    path: BEIR's jsonl, or MS MARCO's or DPR's tsv, as `dprjax.data.sources.read_texts` reads them.
+    path: BEIR's jsonl, or MS MARCO's or DPR's tsv, as `dprjax.formats.texts` reads them.
       A compressed file is unpacked into the folder: passages are read from the middle of it.
     folder: is made, for the index.
     progress: told now and then how many passages were read, and the share of the file.
@@ -104,7 +90,7 @@ def index_corpus(
   found = files.existing(path, 'corpus')
   buckets = outofcore.Buckets(folder / 'parts', _ENTRY)
   plain = found.suffix not in ('.gz', '.xz', '.bz2') and '://' not in str(found)
-  parse = _parse_record if forms.is_records(found) else _parse_columns
+  parse: texts.Parse | None = None
   ids: list[str] = []
   places: list[tuple[int, int]] = []
   count = offset = 0
@@ -126,9 +112,10 @@ def index_corpus(
       if copy:
         copy.write(line)
       text = line.decode().rstrip('\r\n')
-      if number == 1 and parse is _parse_columns and forms.is_quoted_header(text):
-        parse = _parse_quoted
-      elif text.strip():
+      header = False
+      if parse is None and text.strip():
+        parse, header = texts.corpus_parser(texts.format_of(found), text)
+      if parse is not None and text.strip() and not header:
         passage = parse(text, f'{path}, line {number}')
         ids.append(passage.id)
         places.append((offset, digest(passage.joined)))
@@ -139,7 +126,7 @@ def index_corpus(
             progress(count, share())
       offset += len(line)
     flush()
-  if not count:
+  if not count or parse is None:
     raise InputError(f'{path}: no passage in it')
   entries_path = folder / 'entries'
   with entries_path.open('wb') as entries_file, files.no_room(folder):
@@ -168,18 +155,6 @@ def digest(text: str) -> int:
 
 
 EMPTY = digest('')
-
-
-def _parse_record(line: str, where: str) -> Parts:
-  return Parts(*forms.beir_parts(files.parse_record(line, where), where))
-
-
-def _parse_columns(line: str, where: str) -> Parts:
-  return Parts(*forms.collection_parts(line, False, where))
-
-
-def _parse_quoted(line: str, where: str) -> Parts:
-  return Parts(*forms.collection_parts(line, True, where))
 
 
 def _line_at(path: files.PathLike, offset: int) -> str:

@@ -15,7 +15,9 @@ from typing import Any
 import regex
 
 from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike, open_text, read_json, read_jsonl, read_lines
+from dprjax.base.files import PathLike, plain_name, read_json, read_jsonl, read_lines
+from dprjax.formats.fields import UniqueIds
+from dprjax.formats.texts import is_quoted, read_corpus
 from dprjax.formats.trec import Run
 from dprjax.retrieval.measures import Metrics
 
@@ -150,7 +152,7 @@ def read_answers(path: PathLike) -> dict[str, list[str]]:
     InputError: naming the line or entry: not of these forms, no answer, or an id that comes twice.
   """
   answers: dict[str, list[str]] = {}
-  name = str(path).removesuffix('.gz').removesuffix('.xz')
+  name = plain_name(path)
   if name.endswith(('.csv', '.tsv')):
     records: Iterable[tuple[int, Any]] = _read_table(path)
   elif name.endswith('.json'):
@@ -198,33 +200,17 @@ def _read_table(path: PathLike) -> Iterable[tuple[int, dict[str, Any]]]:
 
 
 def read_passages(path: PathLike, ids: set[str]) -> dict[str, str]:
-  """The texts, without titles, of these passages: BEIR's jsonl, or DPR's and MS MARCO's tsv (id,
-  text, ...).
+  """The texts, without titles, of these passages of a corpus; see `dprjax.formats.texts`.
 
   Raises:
-    InputError: naming the line that is neither.
+    InputError: a missing, empty or malformed file, or one of these ids that comes twice.
   """
-  texts: dict[str, str] = {}
-  if str(path).removesuffix('.gz').removesuffix('.xz').endswith('.jsonl'):
-    for number, record in read_jsonl(path, 'corpus'):
-      id_, text = record.get('_id', record.get('id')), record.get('text')
-      if id_ is None or not isinstance(text, str):
-        raise InputError(f'{path}, line {number}: expected _id and text')
-      if str(id_) in ids:
-        texts[str(id_)] = text
-    return texts
-  with open_text(path, 'corpus') as file:
-    quoted = file.readline().startswith(
-      'id\t'
-    )  # DPR's psgs_w100.tsv has a header and quotes, MS MARCO's collection neither
-  for number, line in read_lines(path, 'corpus'):
-    columns = next(csv.reader([line], delimiter='\t')) if quoted else line.split('\t')
-    if len(columns) < 2:
-      raise InputError(f'{path}, line {number}: 1 column, expected id TAB text')
-    if columns[0] in ids:
-      # Three more columns: MS MARCO's documents, id url title body. DPR strips what quotes are
-      # left.
-      texts[columns[0]] = (
-        columns[1].strip('"') if quoted else columns[3 if len(columns) == 4 else 1]
-      )
-  return texts
+  passages: dict[str, str] = {}
+  unique = UniqueIds(path, 'passage')
+  quoted = is_quoted(path)
+  for number, entry in read_corpus(path):
+    if entry.id in ids:
+      unique.add(entry.id, number)
+      # As DPR does, which strips the quotes that are left.
+      passages[entry.id] = entry.text.strip('"') if quoted else entry.text
+  return passages

@@ -8,7 +8,8 @@ from typing import TypedDict
 import ir_measures
 
 from dprjax.base.errors import InputError
-from dprjax.formats.trec import Qrels, Run
+from dprjax.formats.qrels import Qrels
+from dprjax.formats.trec import Run
 
 DEFAULT_MEASURES = ('nDCG@10', 'RR@10', 'R@100', 'R@1000', 'AP', 'Success@1', 'Success@10')
 

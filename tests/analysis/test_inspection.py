@@ -15,7 +15,7 @@ from dprjax.analysis import inspection
 from dprjax.base.errors import InputError
 from dprjax.data import similarity
 from dprjax.data import text as texts_of
-from dprjax.formats import corpora
+from dprjax.formats import documents, mediawiki
 from dprjax.models import artifact, encoder, hub
 
 TOPICS = ('wool', 'iron', 'salt', 'milk')
@@ -459,9 +459,9 @@ def test_sections_of_a_dump(data_dir, minilm):
   texts = inspection.read_texts(wikipedia=dump, most=200)
   assert len(texts.triplets) == 200 and len(texts.attended) == 200
   places = {}
-  for article in corpora.read_articles(dump):
+  for article in mediawiki.read_articles(dump):
     for number, section in enumerate(article.sections):
-      for sentence in corpora.split_sentences(section.text):
+      for sentence in documents.split_sentences(section.text):
         places.setdefault(sentence, set()).add((article.title, number))
   for anchor, positive, negative in texts.triplets:
     assert places[anchor] & places[positive] and not places[anchor] & places[negative]

@@ -8,7 +8,7 @@ import scipy.stats
 
 from dprjax.analysis import statistics as analysis
 from dprjax.data.similarity import Pair
-from dprjax.formats.corpora import Article, Section
+from dprjax.formats.mediawiki import Article, Section
 from dprjax.models import encoder
 
 

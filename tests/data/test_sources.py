@@ -10,10 +10,10 @@ import math
 
 import pytest
 
+from dprjax.base import files
 from dprjax.base.errors import InputError
-from dprjax.data import sources
 from dprjax.data.sources import Source, detect_format, load_dataset
-from dprjax.formats import records
+from dprjax.formats.texts import read_texts
 
 
 def jsonl(path, rows):
@@ -142,7 +142,7 @@ DPR = [
   ids=['array', 'indented', 'jsonl'],
 )
 def test_dpr(tmp_path, text, monkeypatch):
-  monkeypatch.setattr(records, '_CHUNK', 40)  # an entry then spans several reads
+  monkeypatch.setattr(files, '_CHUNK', 40)  # an entry then spans several reads
   (tmp_path / 'train.json').write_text(text)
   data, passages = read(tmp_path)
   assert data.format == 'dpr'
@@ -339,15 +339,15 @@ def append(name, line):
     (replace('queries.jsonl', '{"_id": "q2"}'), r"queries\.jsonl, line 2: 'text' is missing"),
     (
       replace('qrels/train.tsv', 'q1\td1'),
-      r'train\.tsv, line 2: 2 columns; expected query, passage and grade',
+      r'train\.tsv, line 2: 2 columns, expected 3',
     ),
     (
       replace('qrels/train.tsv', 'q1\td1\tyes'),
-      r"train\.tsv, line 2: the grade 'yes' is not a whole number",
+      r"train\.tsv, line 2: the relevance 'yes' is not a whole number",
     ),
     (
       append('qrels/train.tsv', 'q1\td1\t0'),
-      r"train\.tsv, line 6: query 'q1' and passage 'd1' are judged 0 here and 2 above",
+      r'train\.tsv, line 6: document d1 is judged 0 for query q1, and 2 before',
     ),
     (
       lambda folder: (folder / 'qrels/train.tsv').write_text('q1\td1\t0\n'),
@@ -559,17 +559,17 @@ def test_the_texts_that_are_wanted(tmp_path):
     {'_id': 'c', 'text': 'four'},
   ]
   path.write_text(''.join(json.dumps(line) + '\n' for line in lines))
-  assert [tuple(one) for one in sources.read_texts(path, 'passage', {'c', 'a', 'x'})] == [
+  assert [tuple(one) for one in read_texts(path, 'passage', {'c', 'a', 'x'})] == [
     ('a', 'T one'),
     ('c', 'four'),
   ]
-  assert list(sources.read_texts(path, 'passage', {'x'})) == []
+  assert list(read_texts(path, 'passage', {'x'})) == []
   # What nobody asked for may be there twice; what is asked for may not, and a bad line is bad
   # wherever it is.
   with pytest.raises(InputError, match="passage id 'b' is on line 2 and again on line 3"):
-    list(sources.read_texts(path, 'passage', {'b'}))
+    list(read_texts(path, 'passage', {'b'}))
   with pytest.raises(InputError, match="passage id 'b'"):
-    list(sources.read_texts(path, 'passage'))
+    list(read_texts(path, 'passage'))
   path.write_text(path.read_text() + '{}\n')
   with pytest.raises(InputError, match='line 5'):
-    list(sources.read_texts(path, 'passage', {'a'}))
+    list(read_texts(path, 'passage', {'a'}))

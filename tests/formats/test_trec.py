@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from dprjax.base.errors import InputError
-from dprjax.formats.trec import read_qrels, read_run, run_from_dict, run_from_rows, write_run
+from dprjax.formats.trec import read_run, run_from_dict, run_from_rows, write_run
 
 
 def as_dict(run):
@@ -113,39 +113,3 @@ def test_unwritable_runs_leave_nothing_behind(tmp_path, run, message):
   with pytest.raises(InputError, match=message):
     write_run(tmp_path / 'run.trec', run_from_dict(run), 'x')
   assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-  'text',
-  [
-    'query-id\tcorpus-id\tscore\nq1\td1\t2\nq1\td 2\t0\nq2\td1\t-1\n',
-    'q1\td1\t2\nq1\td 2\t0\nq2\td1\t-1\n',
-    'q1\t0\td1\t2\nq1\t0\td 2\t0\nq2\t0\td1\t-1\n',
-  ],
-)
-def test_qrels_forms(tmp_path, text):
-  (tmp_path / 'q.tsv').write_text(text)
-  assert read_qrels(tmp_path / 'q.tsv') == {'q1': {'d1': 2, 'd 2': 0}, 'q2': {'d1': -1}}
-
-
-def test_trec_qrels_with_spaces_and_a_repetition(tmp_path):
-  (tmp_path / 'q.txt').write_text('1 0 LA-1 1\n1  0  LA-2  0\n1 0 LA-1 1\n')
-  assert read_qrels(tmp_path / 'q.txt') == {'1': {'LA-1': 1, 'LA-2': 0}}
-
-
-@pytest.mark.parametrize(
-  'text, message',
-  [
-    ('q 0 d 1\nq 0 d\n', 'line 2: 3 columns, expected 4'),
-    ('q d\n', r'line 1: 2 columns, expected 3 \(query'),
-    ('q 0 d yes\n', "line 1: the relevance 'yes' is not a whole number"),
-    ('query-id\tcorpus-id\tscore\nq\td\t0.5\n', "line 2: the relevance '0.5'"),
-    ('q 0 d 1\nq 0 d 0\n', 'line 2: document d is judged 0 for query q, and 1 before'),
-    ('query-id\tcorpus-id\tscore\n', 'a header and no judgements'),
-    ('', 'qrels is empty'),
-  ],
-)
-def test_bad_qrels(tmp_path, text, message):
-  (tmp_path / 'q.tsv').write_text(text)
-  with pytest.raises(InputError, match=message):
-    read_qrels(tmp_path / 'q.tsv')

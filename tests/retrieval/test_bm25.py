@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from dprjax.base.errors import InputError
-from dprjax.formats.trec import read_qrels, run_from_rows
+from dprjax.formats.qrels import read_qrels
+from dprjax.formats.trec import run_from_rows
 from dprjax.retrieval import bm25
 from dprjax.retrieval.measures import measure
 

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from dprjax.base.errors import InputError
-from dprjax.formats.trec import read_qrels, read_run, run_from_dict
+from dprjax.formats.qrels import read_qrels
+from dprjax.formats.trec import read_run, run_from_dict
 from dprjax.retrieval.measures import DEFAULT_MEASURES, measure, parse_measures
 
 QRELS = {'q1': {'a': 2, 'b': 1, 'x': 0}, 'q2': {'c': 1}, 'q3': {'d': 0}}

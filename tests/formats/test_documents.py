@@ -12,14 +12,15 @@ import zipfile
 import pytest
 
 from dprjax.base.errors import InputError
-from dprjax.formats import corpora
-from dprjax.formats.corpora import Article, Document, Section
+from dprjax.formats import documents, mediawiki
+from dprjax.formats.documents import Document
+from dprjax.formats.mediawiki import Article, Section
 from dprjax.formats.report import Report
 
 
 def read(*paths):
   report = Report()
-  return list(corpora.read_documents(paths, report)), dict(report.counts)
+  return list(documents.read_documents(paths, report)), dict(report.counts)
 
 
 def jsonl(path, *records):
@@ -44,7 +45,7 @@ def article(tmp_path, wikitext):
   (tmp_path / 'dump.xml').write_text(
     dump(('Cat', 0, '', wikitext.replace('&', '&amp;').replace('<', '&lt;')))
   )
-  (one,) = corpora.read_articles(tmp_path / 'dump.xml')
+  (one,) = mediawiki.read_articles(tmp_path / 'dump.xml')
   return one
 
 
@@ -97,7 +98,7 @@ def test_lines_of_a_text_file_are_joined_to_paragraphs(tmp_path):
 
 
 def test_a_large_text_file_is_given_out_in_parts(tmp_path, monkeypatch):
-  monkeypatch.setattr(corpora, '_PART', 10)
+  monkeypatch.setattr(documents, '_PART', 10)
   (tmp_path / 'book.txt').write_text('one two\n\nthree\n\nfour')
   assert read(tmp_path / 'book.txt')[0] == [
     Document('book.txt~1', 'one two\nthree'),
@@ -162,7 +163,7 @@ def test_compressed_files_zips_and_folders_in_order(tmp_path):
     ),
     ('number.jsonl', b'{"text": 3}\n', r'number\.jsonl, line 1: .*expected text'),
     ('empty.txt', b'', r'text is empty'),
-    ('paper.pdf', b'%PDF', r'paper\.pdf: not a form of text; expected \.jsonl'),
+    ('paper.pdf', b'%PDF', r'paper\.pdf: not a format of text; expected \.jsonl'),
   ],
 )
 def test_files_that_cannot_be_used(tmp_path, name, content, message):
@@ -188,7 +189,7 @@ def test_zips_and_folders_that_cannot_be_used(tmp_path):
 
 
 def test_newlines_end_sentences_and_white_space_is_made_one_space():
-  assert corpora.split_sentences(
+  assert documents.split_sentences(
     'A title\nDr. Smith et al. (2019) saw  it. See Fig. 3.\n\n Then at 3.5 %, J. R. Smith\tleft.\n'
   ) == [
     'A title',
@@ -196,11 +197,11 @@ def test_newlines_end_sentences_and_white_space_is_made_one_space():
     'See Fig. 3.',
     'Then at 3.5 %, J. R. Smith left.',
   ]
-  assert corpora.split_sentences('Er kam z. B. gestern. Dann ging er.', 'de') == [
+  assert documents.split_sentences('Er kam z. B. gestern. Dann ging er.', 'de') == [
     'Er kam z. B. gestern.',
     'Dann ging er.',
   ]
-  assert corpora.split_sentences(' \n\n') == []
+  assert documents.split_sentences(' \n\n') == []
 
 
 def test_articles_are_those_of_the_main_namespace(tmp_path):
@@ -213,7 +214,7 @@ def test_articles_are_those_of_the_main_namespace(tmp_path):
       ('Nothing', 0, '', '{{stub}}'),
     )
   )
-  assert list(corpora.read_articles(tmp_path / 'dump.xml')) == [
+  assert list(mediawiki.read_articles(tmp_path / 'dump.xml')) == [
     Article('Cat', [Section('', 'One.')]),
     Article('Nothing', []),
   ]
@@ -276,7 +277,7 @@ def test_memory_does_not_grow_with_the_dump(tmp_path):
   for pages in (20, 200):
     (tmp_path / 'dump.xml').write_text(dump(*[page] * pages))
     tracemalloc.start()
-    assert sum(1 for _ in corpora.read_articles(tmp_path / 'dump.xml')) == pages
+    assert sum(1 for _ in mediawiki.read_articles(tmp_path / 'dump.xml')) == pages
     peaks.append(tracemalloc.get_traced_memory()[1])
     tracemalloc.stop()
   assert peaks[1] < 1.2 * peaks[0]
@@ -287,7 +288,7 @@ def test_real_wikipedia(data_dir):
   path = data_dir / 'text' / 'enwiki' / 'enwiki-shortened.xml.bz2'
   if not path.exists():
     pytest.skip(f'no {path}')
-  articles = {article.title: article for article in corpora.read_articles(path)}
+  articles = {article.title: article for article in mediawiki.read_articles(path)}
   assert len(articles) == 106
   assert [section.heading for section in articles['Anarchism'].sections] == [
     '',

@@ -1,0 +1,197 @@
+"""Plain text to pretrain on: documents from files of many formats, and their sentences.
+
+| file   | documents                                                                            |
+|--------|--------------------------------------------------------------------------------------|
+| .jsonl | BEIR's corpus, or other objects with `text` and perhaps `title` and an id; arXiv's    |
+|        | `{id, title, abstract}`                                                              |
+| .tsv   | MS MARCO's collection or DPR's, see `dprjax.formats.texts`                           |
+| .txt   | one document; lines are joined to paragraphs, which blank lines separate             |
+| .zip   | its .txt files                                                                       |
+| .xml   | the articles of a MediaWiki dump, see `dprjax.formats.mediawiki`                     |
+
+Any of them but .zip may be compressed (`.gz`, `.xz`, `.bz2`). A folder is read whole, subfolders
+too, in the order of names; of a BEIR or MS MARCO folder only the corpus is read. A newline in a
+document's text ends a sentence; a title is a line of its own, before the text.
+"""
+
+import io
+import itertools
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import sentencex
+from etils import epath
+
+from dprjax.base import files
+from dprjax.base.errors import InputError
+from dprjax.formats import mediawiki, texts
+from dprjax.formats.report import Report
+
+_KINDS = ('.jsonl', '.tsv', '.txt', '.xml', '.zip')
+# Characters; a longer text file is split into several documents, so that memory need not hold it.
+_PART = 1 << 20
+_IDS = ('_id', 'id', 'docid')
+
+
+class Document(NamedTuple):
+  id: str
+  text: str
+
+
+def read_documents(paths: Sequence[files.PathLike], report: Report) -> Iterator[Document]:
+  """Yields the documents of files and folders; those without text are counted and left out.
+
+  Ids are the file's own, else the file's name and the line. They are not unique over several files.
+
+  Raises:
+    InputError: a file is missing, empty, of no known format, broken, or not UTF-8.
+  """
+  for path in find_files(paths, report):
+    for document in _read(path):
+      if document.text.strip():
+        report.count('documents')
+        yield document
+      else:
+        report.count('documents without text: skipped', document.id)
+
+
+def find_files(paths: Sequence[files.PathLike], report: Report) -> list[epath.Path]:
+  """The files that these files and folders stand for, in reading order.
+
+  In a folder, empty files and those of no known format are counted. A file given by its own name
+  must be usable.
+
+  Raises:
+    InputError: a path is missing, empty, or of no known format, or a folder has no file of a known
+      one.
+  """
+  found: list[epath.Path] = []
+  for path in paths:
+    given = files.existing(path, 'text')
+    inside = list(_walk(given, report)) if given.is_dir() else [given]
+    if not inside:
+      raise InputError(
+        f'{given}: no text in this folder; expected .jsonl, .tsv, .txt, .zip or .xml (MediaWiki), '
+        'perhaps compressed'
+      )
+    if not given.is_dir() and _kind(given) is None:
+      raise InputError(
+        f'{given}: not a format of text; expected .jsonl, .tsv, .txt, .zip or .xml (MediaWiki), '
+        f'perhaps with {", ".join(files.COMPRESSED)}'
+      )
+    found += inside
+  return found
+
+
+def split_sentences(text: str, language: str = 'en') -> list[str]:
+  """The sentences of a text, in order; runs of white space become one space, a newline ends one.
+
+  Uses sentencex; docs/pretraining.md compares it with others. Nothing is left out, so a heading or
+  a number that stands alone is a sentence too.
+
+  Args:
+    language: an ISO 639 code, whose abbreviations and marks are used; English's for one that
+      sentencex does not know.
+  """
+  spans = (
+    sentence.split() for line in text.splitlines() for sentence in sentencex.segment(language, line)
+  )
+  return [' '.join(words) for words in spans if words]
+
+
+def _walk(folder: epath.Path, report: Report) -> Iterator[epath.Path]:
+  for name in ('corpus.jsonl', 'collection.tsv'):
+    for ending in ('', *files.COMPRESSED):
+      if (corpus := folder / f'{name}{ending}').exists():
+        yield corpus
+        return
+  for child in sorted(folder.iterdir()):
+    if child.name.startswith('.'):
+      continue
+    if child.is_dir():
+      yield from _walk(child, report)
+    elif _kind(child) is None:
+      report.count('files of another kind: skipped', child.name)
+    elif files.is_empty(child):
+      report.count('empty files: skipped', child.name)
+    else:
+      yield child
+
+
+def _kind(path: epath.Path) -> str | None:
+  name = files.plain_name(path)
+  kind = epath.Path(name).suffix
+  return kind if kind in _KINDS and (kind != '.zip' or name == path.name) else None
+
+
+def _read(path: epath.Path) -> Iterator[Document]:
+  match _kind(path):
+    case '.jsonl':
+      yield from _read_records(path)
+    case '.tsv':
+      for _, entry in texts.read_corpus(path, 'msmarco'):
+        yield Document(entry.id, entry.joined)
+    case '.txt':
+      with files.open_text(path, 'text') as file:
+        yield from _read_text(file, path.name, str(path))
+    case '.zip':
+      yield from _read_zip(path)
+    case '.xml':
+      for article in mediawiki.read_articles(path):
+        yield Document(article.title, '\n'.join(section.text for section in article.sections))
+
+
+def _read_records(path: epath.Path) -> Iterator[Document]:
+  for number, record in files.read_jsonl(path, 'text'):
+    title = record.get('title') or ''
+    text = record.get('text' if 'text' in record else 'abstract')
+    if not isinstance(text, str) or not isinstance(title, str):
+      raise InputError(
+        f'{path}, line {number}: keys {", ".join(map(repr, record)) or "none"}; expected text, or '
+        "arXiv's abstract, and perhaps title, all three strings"
+      )
+    ids = (record[key] for key in _IDS if isinstance(record.get(key), str | int))
+    # A title without a text says nothing.
+    yield Document(
+      str(next(ids, f'{path.name}:{number}')), f'{title}\n{text}'.strip() if text.strip() else ''
+    )
+
+
+def _read_zip(path: epath.Path) -> Iterator[Document]:
+  with path.open('rb') as file:
+    try:
+      archive = zipfile.ZipFile(file)
+      names = sorted(
+        name
+        for name in archive.namelist()
+        if name.endswith('.txt') and not name.startswith('__MACOSX/')
+      )
+      if not names:
+        raise InputError(f'{path}: no .txt file in it')
+      for name in names:
+        with archive.open(name) as member, io.TextIOWrapper(member, encoding='utf-8') as lines:
+          yield from _read_text(lines, f'{path.name}/{name}', f'{path}, {name}')
+    except zipfile.BadZipFile as error:
+      raise InputError(f'{path}: broken or cut-off zip file ({error}); fetch it again') from error
+
+
+def _read_text(lines: Iterable[str], identifier: str, name: str) -> Iterator[Document]:
+  """One document, or several of about ``_PART`` characters, split between paragraphs."""
+  part: list[str] = []
+  size = number = 0
+  for paragraph in _paragraphs(files.number_lines(lines, name)):
+    part.append(paragraph)
+    size += len(paragraph)
+    if size > _PART:
+      number += 1
+      yield Document(f'{identifier}~{number}', '\n'.join(part))
+      part, size = [], 0
+  if part or not number:
+    yield Document(f'{identifier}~{number + 1}' if number else identifier, '\n'.join(part))
+
+
+def _paragraphs(lines: Iterable[tuple[int, str]]) -> Iterator[str]:
+  """Joins numbered lines; a gap in the numbers is a blank line, which ends a paragraph."""
+  for _, block in itertools.groupby(enumerate(lines), key=lambda pair: pair[1][0] - pair[0]):
+    yield ' '.join(line.strip() for _, (_, line) in block)

@@ -1,0 +1,62 @@
+"""Relevance judgements: BEIR's tsv with its header, TREC's and MS MARCO's four columns, or three
+without a header.
+"""
+
+import re
+from collections.abc import Mapping
+
+from dprjax.base import files
+from dprjax.base.errors import InputError
+from dprjax.formats import fields
+
+Qrels = dict[str, dict[str, int]]
+"""Query id -> document id -> relevance (0: judged, not relevant)."""
+
+_HEADER = ('score', 'relevance', 'rel', 'label')  # names of the last column
+_RELEVANCE = re.compile(r'[+-]?[0-9]{1,9}')
+
+
+def read_qrels(path: files.PathLike) -> Qrels:
+  """Reads judgements, columns between tabs or, where a line has no tab, between spaces.
+
+  Raises:
+    InputError: a missing or empty file; naming the line: another number of columns, a relevance
+      that is not a whole number, an id that cannot be used, or a document judged twice for a query
+      with different relevance.
+  """
+  qrels: Qrels = {}
+  width = 0
+  for number, line in files.read_lines(path, 'qrels'):
+    where = f'{path}, line {number}'
+    columns = line.split('\t') if '\t' in line else line.split()
+    if not width:
+      width = len(columns)
+      if width in (3, 4) and columns[-1].strip().lower() in _HEADER:
+        continue
+    if width not in (3, 4) or len(columns) != width:
+      known = '3 (query, document, relevance) or 4 (query, 0, document, relevance)'
+      raise InputError(
+        f'{where}: {len(columns)} columns, expected {width if width in (3, 4) else known}'
+      )
+    query_id, doc_id, relevance = columns[0], columns[-2], columns[-1].strip()
+    if not _RELEVANCE.fullmatch(relevance):
+      raise InputError(f'{where}: the relevance {relevance!r:.40} is not a whole number')
+    fields.check_id(query_id, where)
+    fields.check_id(doc_id, where)
+    judged = qrels.setdefault(query_id, {})
+    if judged.setdefault(doc_id, int(relevance)) != int(relevance):
+      raise InputError(
+        f'{where}: document {doc_id} is judged {relevance} for query {query_id}, and '
+        f'{judged[doc_id]} before'
+      )
+  if not qrels:
+    raise InputError(f'{path}: a header and no judgements')
+  return qrels
+
+
+def write_qrels(path: files.PathLike, qrels: Mapping[str, Mapping[str, int]]) -> None:
+  """Writes judgements as BEIR does."""
+  with files.atomic_write(path) as file:
+    file.write('query-id\tcorpus-id\tscore\n')
+    for query_id, judged in qrels.items():
+      file.writelines(f'{query_id}\t{doc_id}\t{grade}\n' for doc_id, grade in judged.items())

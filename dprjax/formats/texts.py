@@ -1,0 +1,153 @@
+"""Queries and passages, one a line.
+
+| file          | queries       | passages                                                |
+|---------------|---------------|---------------------------------------------------------|
+| .json, .jsonl | `{_id, text}` | `{_id, title, text}` as BEIR has them; title optional   |
+| other         | id text       | id text, id text title, or id url title body (MS MARCO) |
+
+Columns are separated by tabs. DPR's psgs_w100.tsv is recognized by its header, `id text title`;
+its columns are quoted as in CSV. Any file may be compressed. Errors name file and line.
+"""
+
+import csv
+import functools
+from collections.abc import Callable, Container, Iterator
+from typing import NamedTuple
+
+from dprjax.base import files
+from dprjax.base.errors import InputError
+from dprjax.formats import fields
+
+
+class Query(NamedTuple):
+  id: str
+  text: str
+
+
+class Passage(NamedTuple):
+  """A passage as it is encoded: its text is the title, a space, the text."""
+
+  id: str
+  text: str
+
+
+class Entry(NamedTuple):
+  """A passage as its file has it."""
+
+  id: str
+  title: str
+  text: str
+
+  @property
+  def joined(self) -> str:
+    """The text as it is encoded."""
+    return f'{self.title} {self.text}'.strip()
+
+
+Parse = Callable[[str, str], Entry]
+"""(line, where for messages) -> the entry."""
+
+
+def is_json(path: files.PathLike) -> bool:
+  return files.plain_name(path).endswith(('.json', '.jsonl'))
+
+
+def format_of(path: files.PathLike) -> str:
+  """'beir' for jsonl and 'msmarco' for columns, by the file's name."""
+  return 'beir' if is_json(path) else 'msmarco'
+
+
+def corpus_parser(format: str, first_line: str) -> tuple[Parse, bool]:
+  """What parses the lines of a corpus, and whether its first line is a header."""
+  if format == 'beir':
+    return _parse_record, False
+  quoted = _is_quoted(first_line)
+  return functools.partial(_parse_columns, quoted=quoted), quoted
+
+
+def is_quoted(path: files.PathLike) -> bool:
+  """Whether a corpus is DPR's, with the quotes of CSV."""
+  _, line = next(files.read_lines(path, 'corpus'), (0, ''))
+  return not is_json(path) and _is_quoted(line)
+
+
+def read_corpus(path: files.PathLike, format: str = '') -> Iterator[tuple[int, Entry]]:
+  """Yields (line number, entry) of a corpus, whose format is `format_of` its path by default."""
+  parse: Parse | None = None
+  for number, line in files.read_lines(path, 'corpus file'):
+    if parse is None:
+      parse, header = corpus_parser(format or format_of(path), line)
+      if header:
+        continue
+    yield number, parse(line, f'{path}, line {number}')
+
+
+def read_queries(path: files.PathLike, format: str = '') -> Iterator[tuple[int, Query]]:
+  """Yields (line number, query) of a file, whose format is `format_of` its path by default."""
+  columns = (format or format_of(path)) != 'beir'
+  for number, line in files.read_lines(path, 'queries file'):
+    where = f'{path}, line {number}'
+    if columns:
+      parts = line.split('\t')
+      if len(parts) != 2:
+        raise InputError(f'{where}: {len(parts)} columns between tabs; expected 2, id and text')
+      yield number, Query(fields.check_id(parts[0], where), parts[1].strip())
+    else:
+      record = files.parse_object(line, where)
+      query = fields.text(record, 'text', where).strip()
+      yield number, Query(fields.identifier(record, '_id', where), query)
+
+
+def read_texts(
+  path: files.PathLike, kind: str, wanted: Container[str] | None = None
+) -> Iterator[Passage | Query]:
+  """The queries or passages of one file.
+
+  Args:
+    path: the file.
+    kind: 'query' or 'passage'.
+    wanted: ids; other texts are skipped and their ids not kept, so that memory does not grow with
+      the file. None: all.
+
+  Raises:
+    InputError: a missing, empty or malformed file, or an id (of those wanted) that comes twice.
+  """
+  found = files.existing(path, f'{kind} file')
+  ids = fields.UniqueIds(found, kind)
+  texts: Iterator[tuple[int, Passage | Query]] = (
+    read_queries(found)
+    if kind == 'query'
+    else ((number, Passage(entry.id, entry.joined)) for number, entry in read_corpus(found))
+  )
+  number = 0
+  for number, text in texts:
+    if wanted is None or text.id in wanted:
+      ids.add(text.id, number)
+      yield text
+  if not number:
+    raise InputError(f'{found}: no {kind} in it')
+
+
+def _is_quoted(first_line: str) -> bool:
+  return first_line.split('\t')[:2] == ['id', 'text']
+
+
+def _parse_record(line: str, where: str) -> Entry:
+  record = files.parse_object(line, where)
+  title, text = fields.text(record, 'title', where, ''), fields.text(record, 'text', where)
+  return Entry(fields.identifier(record, '_id', where), title, text)
+
+
+def _parse_columns(line: str, where: str, quoted: bool) -> Entry:
+  columns = next(csv.reader([line], delimiter='\t')) if quoted else line.split('\t')
+  match columns:
+    case [identifier, text]:
+      title = ''
+    case [identifier, text, title] | [identifier, _, title, text]:
+      pass
+    case _:
+      raise InputError(
+        f'{where}: {len(columns)} columns between tabs; expected id text, id text title, or id url '
+        'title body'
+      )
+  return Entry(fields.check_id(identifier, where), title, text)

@@ -1,0 +1,51 @@
+import pytest
+
+from dprjax.base.errors import InputError
+from dprjax.formats.qrels import read_qrels, write_qrels
+
+
+@pytest.mark.parametrize(
+  'text',
+  [
+    'query-id\tcorpus-id\tscore\nq1\td1\t2\nq1\td 2\t0\nq2\td1\t-1\n',
+    'q1\td1\t2\nq1\td 2\t0\nq2\td1\t-1\n',
+    'q1\t0\td1\t2\nq1\t0\td 2\t0\nq2\t0\td1\t-1\n',
+  ],
+)
+def test_columns_and_header(tmp_path, text):
+  (tmp_path / 'q.tsv').write_text(text)
+  assert read_qrels(tmp_path / 'q.tsv') == {'q1': {'d1': 2, 'd 2': 0}, 'q2': {'d1': -1}}
+
+
+def test_trec_qrels_with_spaces_and_a_repetition(tmp_path):
+  (tmp_path / 'q.txt').write_text('1 0 LA-1 1\n1  0  LA-2  0\n1 0 LA-1 1\n')
+  assert read_qrels(tmp_path / 'q.txt') == {'1': {'LA-1': 1, 'LA-2': 0}}
+
+
+@pytest.mark.parametrize(
+  'text, message',
+  [
+    ('q 0 d 1\nq 0 d\n', 'line 2: 3 columns, expected 4'),
+    ('q d\n', r'line 1: 2 columns, expected 3 \(query'),
+    ('q 0 d yes\n', "line 1: the relevance 'yes' is not a whole number"),
+    ('query-id\tcorpus-id\tscore\nq\td\t0.5\n', "line 2: the relevance '0.5'"),
+    ('q 0 d 1\nq 0 d 0\n', 'line 2: document d is judged 0 for query q, and 1 before'),
+    ('q\td\t1_0\n', "line 1: the relevance '1_0' is not a whole number"),
+    ('query\tdocument\tgrade\nq\td\t1\n', "line 1: the relevance 'grade'"),
+    ('q\td\t1\nq\t d\t1\n', "line 2: the id ' d' .* white space around it"),
+    ('q\td\t1\nq\t\t1\n', "line 2: the id '' is empty"),
+    ('query-id\tcorpus-id\tscore\n', 'a header and no judgements'),
+    ('', 'qrels is empty'),
+  ],
+)
+def test_bad_qrels(tmp_path, text, message):
+  (tmp_path / 'q.tsv').write_text(text)
+  with pytest.raises(InputError, match=message):
+    read_qrels(tmp_path / 'q.tsv')
+
+
+def test_written_and_read_again(tmp_path):
+  qrels = {'q1': {'d1': 2, 'd 2': 0}, 'q2': {'d1': -1}}
+  write_qrels(tmp_path / 'q.tsv', qrels)
+  assert (tmp_path / 'q.tsv').read_text().startswith('query-id\tcorpus-id\tscore\nq1\td1\t2\n')
+  assert read_qrels(tmp_path / 'q.tsv') == qrels
