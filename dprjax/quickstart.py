@@ -1,24 +1,24 @@
-"""The whole way in one command: does a prompt find more than the backbone without it, and than
-BM25?
+"""The whole comparison in one command: a prompt, the backbone without it, and BM25.
 
     python -m dprjax.quickstart
     python -m dprjax.quickstart --search 'how do I count the words of a text?'
     python -m dprjax.quickstart --data=DIR --out=runs/mine --config=configs/dptdr.py:beir
 
-Without --data the text is the docstrings of the installed Python packages; with it, any folder in
-BEIR's form with judgements to train on and a split to measure on. The steps are ordinary commands
-of dprjax, shown as they are run, with their files below --out; the same command again goes on where
-it stopped. --config.KEY=VALUE is handed on to dprjax.train.
+Without --data the text is the docstrings of the installed Python packages. With it, the text is any
+BEIR folder with judgements to train on and a split to measure on. The stages are ordinary commands
+of dprjax. They are printed as they run and write their files below --out; the same command again
+goes on where it stopped. --config.KEY=VALUE is passed on to dprjax.train.
 """
 
 import argparse
+import itertools
 import pathlib
 import resource
 import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from etils import epath
 
@@ -34,7 +34,7 @@ from dprjax.models.prompts import KINDS
 from dprjax.retrieval import embeddings, exact
 from dprjax.runtime import cli, tree
 from dprjax.runtime import config as configs
-from dprjax.runtime.stages import Stages
+from dprjax.runtime.stages import Model, Stages, Texts, config_file
 
 DOCSTRINGS = 'docstrings'
 OUT = 'quickstart-out'
@@ -44,25 +44,9 @@ QUESTIONS = (
   'which words of a list are closest to a misspelled one?',
   'stop gradients from exploding',
 )
-_COMMANDS = 13  # of a whole tour
+_COMMANDS = 13  # of the whole comparison
+_DEPTH = 100  # passages a query in the runs
 _SHOWN = 3  # passages a search
-
-
-class Text(NamedTuple):
-  """What is searched, and for what.
-
-  Attributes:
-    folder, split: in BEIR's form, and whose judgements are measured on.
-    corpus, queries, qrels: the files.
-    questions: the first few of the judged queries' texts.
-  """
-
-  folder: epath.Path
-  split: str
-  corpus: epath.Path
-  queries: epath.Path
-  qrels: epath.Path
-  questions: list[str]
 
 
 def quickstart(
@@ -75,90 +59,84 @@ def quickstart(
   overrides: Sequence[str] = (),
   questions: Sequence[str] = (),
 ) -> dict[str, float]:
-  """BM25, the frozen backbone and the trained one on one split; prints the table and a few
-  searches.
+  """Compares BM25, the frozen backbone and the trained one on one split; prints a few searches.
 
   Args:
     data: a BEIR folder; or 'docstrings', or 'docstrings:json,email' for those of some packages.
-    out: the folder of all that is written.
+    out: the folder that everything is written to.
     config: of dprjax.train, a path with or without ':recipe'; by default configs/quickstart.py of
       the checkout.
-    backbone: in place of the config's.
-    split: which judgements to measure on.
+    backbone: replaces the config's.
+    split: whose judgements to measure on.
     overrides: '--config.KEY=VALUE' for dprjax.train.
-    questions: to search for at the end; by default three about Python, or three of the split's.
+    questions: what to search for at the end; by default three questions about Python, or three of
+      the split's queries.
 
   Returns:
-    The seconds that each command took, by its title, without those that were done before.
+    The seconds of each command that ran, by title.
 
   Raises:
     InputError: bad input, or ``out`` holds a comparison on other text.
   """
   config = config or default_config()
   files.existing(config_file(config), '--config')
-  text = prepare(data, out, split)
-  tour = Stages(out, _COMMANDS)
+  texts, asked = prepare(data, out, split)
+  stages = Stages(out, _COMMANDS)
 
-  run = out / f'bm25.{split}.trec'
-  tour.run(
-    'Rank by BM25',
-    [
-      'bm25',
-      f'--corpus={text.corpus}',
-      f'--queries={text.queries}',
-      f'--qrels={text.qrels}',
-      f'--out={run}',
-      '--k=100',
-    ],
-    run,
-  )
-  metrics = [f'--metrics=BM25={measure(tour, text, "BM25", run)}']
+  def measure(name: str, run: epath.Path, extra: Sequence[str] = ()) -> epath.Path:
+    title, path = f'Measure: {name}', run.with_suffix('.json')
+    return stages.evaluate(title, run, texts.qrels[split], MEASURES, path, extra)
 
-  product = train(
-    tour,
-    text,
-    out,
-    config,
-    ([f'--config.backbone.path={backbone}'] if backbone else []) + list(overrides),
-  )
-  trained = configs.load_workdir(out / 'training')
-  base = configs.backbone_path(trained, out / 'training')
-  prompted = product.suffix == '.npz'
+  run = stages.bm25('Rank by BM25', texts, split, out / f'bm25.{split}.trec', _DEPTH)
+  metrics = {'BM25': measure('BM25', run)}
+
+  workdir = out / 'training'
+  flags = [f'--config.data.dir={texts.folder}', '--config.data.format=beir']
+  flags += [f'--config.backbone.path={backbone}'] if backbone else []
+  reads = [texts.corpus, texts.queries, texts.qrels['train'], *Model(backbone or '').files]
+  stages.train('Train', config, [*flags, *overrides], workdir, reads)
+  trained = configs.load_workdir(workdir)
+  prompted = bool(trained.prompt.length)
+  product = out / ('prompt.npz' if prompted else 'model')
+  stages.export('Export', workdir, product)
+
+  base = configs.backbone_path(trained, workdir)
   count, nbytes = weight(product)
-  extra = {
-    'frozen': ['--extra', 'trained parameters=0'],
-    'trained': [
-      '--extra',
-      f'trained parameters={count}',
-      '--extra',
-      f'file size={size(nbytes, "B")}',
-    ],
+  trained_name = '+ prompt' if prompted else 'fine-tuned'
+  models = {
+    'frozen': Model(base),
+    'trained': Model(base, product) if prompted else Model(str(product)),
   }
-  names = {'frozen': 'frozen backbone', 'trained': '+ prompt' if prompted else 'fine-tuned'}
-  models: dict[str, dict[str, Any]] = {
-    'frozen': {'backbone': base},
-    'trained': {'backbone': base, 'prompt': str(product)}
-    if prompted
-    else {'backbone': str(product)},
-  }
-  for system, name in names.items():
-    run = rank(tour, text, out, system, name, models[system], trained)
-    metrics.append(f'--metrics={name}={measure(tour, text, name, run, extra[system])}')
-  tour.run(
-    'Compare', ['report', *metrics, f'--out={out / "report.md"}', f'--figure={out / "report.png"}']
-  )
+  for system, name, extra in (
+    ('frozen', 'frozen backbone', ['trained parameters=0']),
+    ('trained', trained_name, [f'trained parameters={count}', f'file size={size(nbytes, "B")}']),
+  ):
+    # The frozen backbone reads as much of a text as the trained one does.
+    corpus, queries = (
+      stages.encode(
+        f'Encode the {"queries" if which else "passages"}: {name}',
+        models[system],
+        texts,
+        which,
+        out / 'embeddings' / f'{system}-{which or "passages"}',
+        trained,
+      )
+      for which in (None, split)
+    )
+    run = stages.search(f'Search: {name}', corpus, queries, out / f'{system}.{split}.trec', _DEPTH)
+    metrics[name] = measure(name, run, extra)
+  stages.report(metrics, (), out)
 
-  questions = questions or (QUESTIONS if data == DOCSTRINGS else text.questions)
+  questions = questions or (QUESTIONS if data == DOCSTRINGS else asked)
   settings: dict[str, Any] = {
     f'{kind}_max_length': trained.data[f'{kind}_max_length'] for kind in KINDS
   }
   settings |= {'pooling': trained.pooling, 'normalize': bool(trained.normalize)}
   hits = {}
-  for system in names:
-    retriever = Retriever.load(**models[system], **settings)
-    hits[system] = search(
-      retriever, out / 'embeddings' / f'{system}-passages', text.corpus, questions
-    )
+  for system, model in models.items():
+    retriever = Retriever.load(**model.arguments, **settings)
+    passages = out / 'embeddings' / f'{system}-passages'
+    hits[system] = search(retriever, passages, texts.corpus, questions)
   print(
     'Searches: the best passages '
     f'{"with the prompt" if prompted else "of the fine-tuned backbone"}, and what the frozen '
@@ -166,11 +144,11 @@ def quickstart(
   )
   for question, best, frozen in zip(questions, hits['trained'], hits['frozen'], strict=True):
     print(f'\n  {question}')
-    for place, hit in enumerate(best, start=1):
-      print(f'    {place}  {hit.score:.3f}  {shown(hit)}')
+    for rank, hit in enumerate(best, start=1):
+      print(f'    {rank}  {hit.score:.3f}  {shown(hit)}')
     print(f'    frozen    {", ".join(hit.id for hit in frozen)}')
   print('\n' + next_steps(out, product, models['trained'], data, split), flush=True)
-  return tour.seconds
+  return stages.seconds
 
 
 def default_config() -> str:
@@ -187,16 +165,11 @@ def default_config() -> str:
   return str(file)
 
 
-def config_file(config: str) -> str:
-  """``FILE[:recipe]`` -> ``FILE``."""
-  return config.partition('.py:')[0] + '.py' if '.py:' in config else config
-
-
-def prepare(data: str, out: epath.Path, split: str) -> Text:
-  """Finds the text; docstrings are collected into ``out/data``.
+def prepare(data: str, out: epath.Path, split: str) -> tuple[Texts, list[str]]:
+  """The text, and the first few queries of the split; collects docstrings into ``out/data``.
 
   Raises:
-    InputError: a file is missing or malformed, or ``out`` was begun with other text.
+    InputError: a file is missing or malformed, or ``out`` holds a comparison on other text.
   """
   folder = epath.Path(data)
   if data.split(':')[0] == DOCSTRINGS:
@@ -213,164 +186,75 @@ def prepare(data: str, out: epath.Path, split: str) -> Text:
         f'{", ".join(f"{n:,} {name}" for name, n in counts["queries"].items())}',
         flush=True,
       )
-  where = sources.locate(sources.Source(str(folder), 'beir', split))
-  training = sources.locate(sources.Source(str(folder), 'beir', 'train'))
-  claim(out, data, {**where, 'training': training['qrels']}, split)
-  judged = read_qrels(where['qrels'])
-  questions = [query.text for query in read_texts(where['queries'], 'query') if query.id in judged]
+  test = sources.locate(sources.Source(str(folder), 'beir', split))
+  train = sources.locate(sources.Source(str(folder), 'beir', 'train'))
+  claim(out, data, {**test, 'training': train['qrels']}, split)
+  judged = read_qrels(test['qrels'])
+  queries = read_texts(test['queries'], 'query')
+  questions = [query.text for query in queries if query.id in judged]
   if not questions:
     raise InputError(
-      f'{where["qrels"]}: none of its {len(judged):,} queries is in {where["queries"]}'
+      f'{test["qrels"]}: none of its {len(judged):,} queries is in {test["queries"]}'
     )
-  return Text(folder, split, where['corpus'], where['queries'], where['qrels'], questions[:3])
+  qrels = {'train': train['qrels'], split: test['qrels']}
+  return Texts(folder, test['corpus'], test['queries'], qrels), questions[:_SHOWN]
 
 
 def claim(out: epath.Path, data: str, parts: Mapping[str, epath.Path], split: str) -> None:
-  """Notes which text ``out`` is about, or raises InputError if that was another."""
-  record = out / 'text.json'
-  here = {'data': data} | {
+  """Records which text ``out`` is about; raises InputError if it is about another."""
+  path = out / 'text.json'
+  now = {'data': data} | {
     f'qrels of {split}' if part == 'qrels' else part: files.sha256_file(file)
     for part, file in parts.items()
   }
-  there = files.read_json(record, 'record of the text') if record.exists() else {}
-  differ = [part for part in here if part in there and there[part] != here[part]]
+  before = files.read_json(path, 'record of the text') if path.exists() else {}
+  differ = [part for part in now if part in before and before[part] != now[part]]
   if differ:
     raise InputError(
       f'{out} holds a comparison on other text ({", ".join(differ)} changed since); choose a fresh '
       '--out'
     )
-  if not there.items() >= here.items():
-    files.write_json(record, there | here)
-
-
-def train(
-  tour: Stages, text: Text, out: epath.Path, config: str, overrides: Sequence[str]
-) -> epath.Path:
-  """Trains and exports; returns the prompt, or the directory of a backbone that was trained."""
-  workdir = out / 'training'
-  knobs = [f'--config.data.dir={text.folder}', '--config.data.format=beir', *overrides]
-  tour.run(
-    'Train',
-    ['train', f'--config={config}', f'--workdir={workdir}', *knobs],
-    workdir / 'config.json',
-    reads=[config_file(config)],
-  )
-  product = out / ('prompt.npz' if configs.load_workdir(workdir).prompt.length else 'model')
-  tour.run('Export', ['export', f'--workdir={workdir}', f'--out={product}'], product)
-  return product
-
-
-def rank(
-  tour: Stages,
-  text: Text,
-  out: epath.Path,
-  system: str,
-  name: str,
-  model: Mapping[str, str],
-  config: Any,
-) -> epath.Path:
-  """Encodes with ``model`` and searches; returns the run.
-
-  The frozen backbone reads as much of a text as the trained one.
-  """
-  made = {}
-  for kind, source in (('passage', text.corpus), ('query', text.queries)):
-    made[kind] = out / 'embeddings' / f'{system}-{"passages" if kind == "passage" else text.split}'
-    what = 'passages' if kind == 'passage' else 'queries'
-    tour.run(
-      f'Encode the {what}: {name}',
-      [
-        'encode',
-        *(f'--{flag}={value}' for flag, value in model.items()),
-        f'--kind={kind}',
-        f'--input={source}',
-        f'--out={made[kind]}',
-        f'--pooling={config.pooling}',
-        f'--normalize={str(bool(config.normalize)).lower()}',
-        f'--max_length={config.data[f"{kind}_max_length"]}',
-        *([f'--qrels={text.qrels}'] if kind == 'query' else []),
-      ],
-      made[kind],
-    )
-  run = out / f'{system}.{text.split}.trec'
-  tour.run(
-    f'Search: {name}',
-    [
-      'search',
-      f'--corpus={made["passage"]}',
-      f'--queries={made["query"]}',
-      f'--out={run}',
-      '--k=100',
-    ],
-    run,
-  )
-  return run
-
-
-def measure(
-  tour: Stages, text: Text, name: str, run: epath.Path, extra: Sequence[str] = ()
-) -> epath.Path:
-  """Evaluates a run; returns the metrics."""
-  metrics = run.with_suffix('.json')
-  tour.run(
-    f'Measure: {name}',
-    [
-      'evaluate',
-      f'--run={run}',
-      f'--qrels={text.qrels}',
-      '--measure',
-      *MEASURES,
-      f'--out={metrics}',
-      *extra,
-    ],
-    metrics,
-  )
-  return metrics
+  if not before.items() >= now.items():
+    files.write_json(path, before | now)
 
 
 def weight(product: epath.Path) -> tuple[int, int]:
   """Parameters and bytes of a prompt.npz, or of the encoders in a directory."""
   if product.suffix == '.npz':
-    return sum(
-      array.size for array in artifact.load_prompt(product).arrays.values()
-    ), product.stat().length
-  homes = [
-    home
-    for home in (product, *(product / kind for kind in KINDS))
-    if (home / 'config.json').exists()
-  ]
-  stored = [file for home in homes for file in home.glob('*.safetensors')]
-  return sum(tree.count(hub.load_backbone(home).params) for home in homes), sum(
-    file.stat().length for file in stored
+    arrays = artifact.load_prompt(product).arrays.values()
+    return sum(array.size for array in arrays), product.stat().length
+  folders = [product, *(product / kind for kind in KINDS)]
+  folders = [folder for folder in folders if (folder / 'config.json').exists()]
+  weights = [file for folder in folders for file in folder.glob('*.safetensors')]
+  return (
+    sum(tree.count(hub.load_backbone(folder).params) for folder in folders),
+    sum(file.stat().length for file in weights),
   )
 
 
 def search(
   retriever: Retriever, vectors: epath.Path, corpus: epath.Path, questions: Sequence[str]
 ) -> list[list[Hit]]:
-  """The best passages of each question, among embeddings that are on disk already."""
+  """The best passages for each question among embeddings on disk."""
   passages = embeddings.load_embeddings(vectors)
-  found = exact.search(retriever.encode(list(questions), 'query'), passages.shards, _SHOWN)
-  ids = [[passages.ids[row] for row in rows] for rows in found.rows]
-  wanted = {one for row in ids for one in row}
-  texts = {
-    passage.id: passage.text for passage in read_texts(corpus, 'passage') if passage.id in wanted
-  }
+  best = exact.search(retriever.encode(list(questions), 'query'), passages.shards, _SHOWN)
+  ids = [[passages.ids[row] for row in rows] for rows in best.rows]
+  wanted = set(itertools.chain(*ids))
+  read = read_texts(corpus, 'passage')
+  texts = {passage.id: passage.text for passage in read if passage.id in wanted}
   return [
-    [Hit(one, float(score), texts[one]) for one, score in zip(row, scores, strict=True)]
-    for row, scores in zip(ids, found.scores, strict=True)
+    [Hit(id_, float(score), texts[id_]) for id_, score in zip(*pair, strict=True)]
+    for pair in zip(ids, best.scores, strict=True)
   ]
 
 
 def shown(hit: Hit, width: int = 110) -> str:
-  """The id and the beginning of the text, on one line; the id once if the text begins with it."""
+  """The id and the beginning of the text on one line; the id once if the text begins with it."""
   text = hit.text if hit.text.startswith(hit.id) else f'{hit.id}: {hit.text}'
   return textwrap.shorten(text, width, placeholder=' ...')
 
 
-def next_steps(
-  out: epath.Path, product: epath.Path, model: Mapping[str, str], data: str, split: str
-) -> str:
+def next_steps(out: epath.Path, product: epath.Path, model: Model, data: str, split: str) -> str:
   """What to look at, and what to type next."""
   again = ''.join(
     f' --{flag}={value}'
@@ -381,7 +265,7 @@ def next_steps(
     )
     if value != usual
   )
-  arguments = ', '.join(f'{name}={value!r}' for name, value in model.items())
+  arguments = ', '.join(f'{name}={value!r}' for name, value in model.arguments.items())
   written = f'{product}, {out / "report.md"}, {out / "report.png"}'
   also = f' (and{again})' if again else ''
   config = '--config=configs/dptdr.py:beir'
@@ -406,10 +290,9 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument(
     '--out', default=OUT, metavar='DIR', help=f'where everything is written (default: {OUT})'
   )
-  parser.add_config('of dprjax.train (default: configs/quickstart.py)', 'handed on to dprjax.train')
+  parser.add_config('of dprjax.train (default: configs/quickstart.py)', 'passed on to dprjax.train')
   parser.add_argument(
-    '--backbone',
-    help="a Hugging Face directory, a hub id, or package:NAME, in place of the config's",
+    '--backbone', help="a Hugging Face directory, a hub id or package:NAME; replaces the config's"
   )
   parser.add_argument('--split', default='test', help='whose queries are measured (default: test)')
   parser.add_argument(

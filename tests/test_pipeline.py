@@ -1,4 +1,4 @@
-"""Unified negative mining from beginning to end, at a tiny scale."""
+"""Unified negative mining: its knobs, and all of it at a tiny scale."""
 
 import json
 import os
@@ -18,35 +18,26 @@ ROOT = pathlib.Path(__file__).parent.parent
 LOCAL = f'--config={ROOT}/configs/unm.py:local'
 
 
-def run(workdir, *flags):
-  command = [
-    sys.executable,
-    '-m',
-    'dprjax.pipeline',
-    LOCAL,
-    f'--workdir={workdir}',
-    '--config.data.dir=docstrings:email,json,logging,http',
-    *flags,
-  ]
-  return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+def command_line(workdir, *flags):
+  packages = '--config.data.dir=docstrings:email,json,logging,http'
+  return [sys.executable, '-m', 'dprjax.pipeline', LOCAL, f'--workdir={workdir}', packages, *flags]
+
+
+def run(*args):
+  return subprocess.run(command_line(*args), cwd=ROOT, capture_output=True, text=True)
 
 
 @pytest.mark.slow
-def test_the_whole_way_stopped_in_between_and_in_two_rounds(tmp_path):
+def test_the_whole_pipeline_killed_midway_and_then_with_a_second_round(tmp_path):
   work = tmp_path / 'work'
   few = ['--config.retriever.steps=3', '--config.reranker.steps=3', '--config.undenoised=False']
-  # Ended in the middle, by a kill that nothing can catch.
-  command = [
-    sys.executable,
-    '-m',
-    'dprjax.pipeline',
-    LOCAL,
-    f'--workdir={work}',
-    '--config.data.dir=docstrings:email,json,logging,http',
-    *few,
-  ]
+  # A kill that nothing can catch, while the first retriever trains.
   child = subprocess.Popen(
-    command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    command_line(work, *few),
+    cwd=ROOT,
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+    start_new_session=True,
   )
   deadline = time.monotonic() + 300
   while not (work / 'first' / 'metrics.jsonl').exists():
@@ -74,10 +65,10 @@ def test_the_whole_way_stopped_in_between_and_in_two_rounds(tmp_path):
   retrievers = {one['retriever'] for query in mined for one in query['negative_passages']}
   assert retrievers == {'bm25', 'retriever'}
   scored = [one for query in mined for one in query['negative_passages'] if 'reranker_score' in one]
-  # 0.9, as a logit; the pool is a sample of what is below.
+  # The threshold of 0.9 as a logit; the pool is a sample of what scores below it.
   assert {one['reranker_score'] < 2.1972 for one in scored if 'denoised' in one['pools']} == {True}
 
-  # A second round is added to what is there; of the first, only the table is made anew.
+  # A second round adds to the first, of which only the table is written again.
   first = {path: path.read_bytes() for path in work.glob('*/prompt.npz')}
   more = run(work, *few, '--config.rounds=2')
   assert more.returncode == 0, more.stderr
@@ -91,7 +82,7 @@ def test_the_whole_way_stopped_in_between_and_in_two_rounds(tmp_path):
   assert '| + denoised negatives, round 2 |' in (work / 'report.md').read_text()
 
 
-def test_only_what_differs_from_the_recipe_is_handed_on():
+def test_differences_are_the_flags_that_differ_from_the_recipe():
   config = configs.parse(
     [
       LOCAL,
@@ -115,7 +106,7 @@ def test_only_what_differs_from_the_recipe_is_handed_on():
 
 @pytest.mark.parametrize('more', ['', ',ft'])
 @pytest.mark.parametrize('recipe', ['beir', 'scifact', 'medquad', 'local'])
-def test_every_recipe_is_made_of_experiments_of_train(recipe, more):
+def test_every_recipe_holds_two_experiments_of_train(recipe, more):
   config = configs.parse([f'--config={ROOT}/configs/unm.py:{recipe}{more}'])
   assert bool(config.retriever.prompt.length) == (more == '') and tuple(
     config.retriever.trainable
@@ -137,7 +128,7 @@ def test_every_recipe_is_made_of_experiments_of_train(recipe, more):
     ('foo,ft', r'foo: choose beir, scifact'),
   ],
 )
-def test_a_recipe_that_is_none(argument, words):
+def test_an_unknown_recipe(argument, words):
   with pytest.raises(InputError, match=words):
     configs.parse([f'--config={ROOT}/configs/unm.py:{argument}'])
 
@@ -154,12 +145,12 @@ def test_a_recipe_that_is_none(argument, words):
     (['--config.data.dir=none'], 'none'),
   ],
 )
-def test_knobs_that_cannot_be(tmp_path, flags, words):
+def test_bad_knobs(tmp_path, flags, words):
   with pytest.raises(InputError, match=words):
     pipeline.Pipeline(configs.parse([LOCAL, *flags]), pipeline.epath.Path(tmp_path))
 
 
-def test_a_reranker_that_is_none_is_refused_at_once(tmp_path, make_cross_encoder):
+def test_a_path_without_a_reranker_is_refused_at_once(tmp_path, make_cross_encoder):
   for path, words in (
     (tmp_path / 'none', 'backbone not found'),
     ('runs/none', 'runs/none is no directory here, and could not be fetched'),
@@ -174,16 +165,10 @@ def test_a_reranker_that_is_none_is_refused_at_once(tmp_path, make_cross_encoder
   pipeline.check(configs.parse([LOCAL, f'--config.reranker_path={make_cross_encoder()}']))
 
 
-def test_an_experiment_of_train(command, tmp_path, error_line):
+def test_bad_command_lines(command, tmp_path, error_line):
   with pytest.raises(SystemExit):
     pipeline.main([f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={tmp_path}'])
   assert 'dprjax.pipeline takes configs/unm.py' in error_line()
   with pytest.raises(SystemExit):
     pipeline.main([LOCAL])
   assert '--workdir is missing' in error_line()
-
-
-def test_a_models_files_are_those_that_are_here(tmp_path):
-  prompt = pipeline.epath.Path(tmp_path / 'prompt.npz')
-  assert pipeline.Model('').files == [] and pipeline.Model('package:some').files == []
-  assert pipeline.Model(str(tmp_path), prompt).files == [pipeline.epath.Path(tmp_path), prompt]

@@ -1,4 +1,4 @@
-"""The quickstart: the whole comparison at a tiny scale, and its parts."""
+"""The quickstart: its parts, and the whole comparison at a tiny scale."""
 
 import json
 import os
@@ -15,6 +15,7 @@ from dprjax import quickstart
 from dprjax.base.errors import InputError
 from dprjax.inference.retriever import Hit
 from dprjax.models import artifact
+from dprjax.runtime.stages import Model
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -22,25 +23,23 @@ ROOT = pathlib.Path(__file__).parent.parent
 def write_beir(folder):
   """Two passages, two queries, and a split each for training and for measuring."""
   (folder / 'qrels').mkdir(parents=True)
-  (folder / 'corpus.jsonl').write_text(
-    '{"_id": "d1", "title": "", "text": "wings lift"}\n{"_id": "d2", "title": "", "text": "bread '
-    'rises"}\n'
-  )
-  (folder / 'queries.jsonl').write_text(
-    '{"_id": "q1", "text": "why do wings lift"}\n{"_id": "q2", "text": "why does bread rise"}\n'
-  )
+  for name, texts in (
+    ('corpus', {'d1': 'wings lift', 'd2': 'bread rises'}),
+    ('queries', {'q1': 'why do wings lift', 'q2': 'why does bread rise'}),
+  ):
+    records = [json.dumps({'_id': id_, 'title': '', 'text': text}) for id_, text in texts.items()]
+    (folder / f'{name}.jsonl').write_text('\n'.join(records))
   for split, line in (('train', 'q1\td1\t1'), ('test', 'q2\td2\t1')):
     (folder / 'qrels' / f'{split}.tsv').write_text(f'query-id\tcorpus-id\tscore\n{line}\n')
   return folder
 
 
-def test_a_beir_folder_is_taken_as_it_is(tmp_path):
+def test_a_beir_folder_is_used_in_place(tmp_path):
   folder = write_beir(tmp_path / 'text')
-  text = quickstart.prepare(str(folder), epath.Path(tmp_path / 'out'), 'test')
-  assert (text.folder, text.split) == (epath.Path(folder), 'test')
-  assert text.corpus == folder / 'corpus.jsonl'
-  assert text.qrels == folder / 'qrels' / 'test.tsv'
-  assert text.questions == ['why does bread rise']  # not the training query
+  texts, questions = quickstart.prepare(str(folder), epath.Path(tmp_path / 'out'), 'test')
+  assert (texts.folder, texts.corpus) == (folder, folder / 'corpus.jsonl')
+  assert texts.qrels == {split: folder / 'qrels' / f'{split}.tsv' for split in ('train', 'test')}
+  assert questions == ['why does bread rise']  # not the training query
 
 
 def test_a_folder_without_training_judgements_is_refused(tmp_path):
@@ -63,19 +62,14 @@ def test_changed_text_needs_another_out(tmp_path):
     quickstart.prepare(str(write_beir(tmp_path / 'more')), out, 'test')
 
 
-def test_the_config_lies_beside_the_package(monkeypatch, tmp_path):
+def test_the_default_config_is_the_checkouts(monkeypatch, tmp_path):
   assert quickstart.default_config() == str(ROOT / 'configs' / 'quickstart.py')
   monkeypatch.setattr(quickstart, '__file__', str(tmp_path / 'dprjax' / 'quickstart.py'))
   with pytest.raises(InputError, match='run this from a checkout'):
     quickstart.default_config()
 
 
-def test_the_file_of_a_config_with_a_recipe():
-  assert quickstart.config_file('configs/dptdr.py:nq,local') == 'configs/dptdr.py'
-  assert quickstart.config_file('configs/ft.py') == 'configs/ft.py'
-
-
-def test_a_prompt_is_weighed(tmp_path):
+def test_weight_of_a_prompt(tmp_path):
   file = epath.Path(tmp_path / 'prompt.npz')
   meta = {
     'format': artifact.FORMAT,
@@ -109,21 +103,18 @@ def test_a_hit_is_shown_on_one_line():
   )
 
 
-def test_what_is_next_repeats_what_was_unusual():
+def test_next_steps_repeat_the_unusual_flags():
   out = epath.Path('runs/mine')
-  said = quickstart.next_steps(
-    out, out / 'prompt.npz', {'backbone': 'b', 'prompt': 'p'}, 'mytext', 'test'
-  )
-  assert '--data=mytext --out=runs/mine' in said
-  assert "Retriever.load(backbone='b', prompt='p')" in said
-  assert '--split' not in said
+  model = Model('b', out / 'prompt.npz')
+  text = quickstart.next_steps(out, out / 'prompt.npz', model, 'mytext', 'test')
+  assert '--data=mytext --out=runs/mine' in text
+  assert "Retriever.load(backbone='b', prompt='runs/mine/prompt.npz')" in text
+  assert '--split' not in text
 
 
 @pytest.mark.slow
-def test_the_whole_way_twice(tmp_path):
-  """At a tiny scale: every file is there, the table has three systems, and a second run repeats
-  none of the work.
-  """
+def test_the_whole_comparison_twice(tmp_path):
+  """Every file is there, the table has three systems, and a second run repeats none of the work."""
   out = tmp_path / 'out'
   command = [
     sys.executable,
@@ -164,7 +155,7 @@ def test_the_whole_way_twice(tmp_path):
   }
   second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
   assert second.returncode == 0, second.stderr
-  assert second.stdout.count('done before') == 12  # all but the report
+  assert second.stdout.count('done before') == 12  # everything but the report
   assert {file: file.stat().st_mtime_ns for file in times} == times
   assert 'how are messages parsed?' in second.stdout
 

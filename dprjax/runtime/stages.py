@@ -1,6 +1,4 @@
-"""Commands of dprjax one after another, each as a user would run it, and none twice: what
-quickstart and pipeline are made of.
-"""
+"""The stages of quickstart and pipeline: commands run one after another, each only when needed."""
 
 import hashlib
 import json
@@ -8,8 +6,10 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import ml_collections
 from etils import epath
 
 from dprjax.base import files
@@ -18,17 +18,44 @@ from dprjax.base.errors import InputError
 _RECORD = 'stages.json'
 
 
-class Stages:
-  """Runs commands, and leaves out those that have ended well before on the same input.
+class Texts(NamedTuple):
+  """A BEIR folder and its files; the judgements by split."""
 
-  ``stages.json`` holds, by the file or folder that a stage makes, the command's words and the
-  SHA-256 of what it read; whatever of that is another one makes the stage run again. One that was
-  cut short by a kill runs again as it is, so that commands which can resume do so; one whose input
-  has changed since begins anew, without its scratch.
+  folder: epath.Path
+  corpus: epath.Path
+  queries: epath.Path
+  qrels: Mapping[str, epath.Path]
+
+
+class Model(NamedTuple):
+  """What encodes: a backbone, and its prompt if it has one."""
+
+  backbone: str
+  prompt: epath.Path | None = None
+
+  @property
+  def arguments(self) -> dict[str, Any]:
+    """For a command's flags or for ``Retriever.load``."""
+    return {'backbone': self.backbone} | ({'prompt': str(self.prompt)} if self.prompt else {})
+
+  @property
+  def files(self) -> list[epath.Path]:
+    """Its local files. A backbone from the hub or a package has none: its name identifies it."""
+    local = bool(self.backbone) and epath.Path(self.backbone).is_dir()
+    return ([epath.Path(self.backbone)] if local else []) + ([self.prompt] if self.prompt else [])
+
+
+class Stages:
+  """Runs commands of dprjax, except those that have already succeeded on the same input.
+
+  ``stages.json`` holds, for the file or folder that a stage makes, its command line and the SHA-256
+  of all that it reads. The stage runs again when any of that changes. A stage that was killed runs
+  again as it is, so that a command which can resume does so. If its input has changed, its
+  ``scratch`` folder is removed first.
 
   Args:
-    out: the folder of all that is written.
-    count: stages in all, for the console.
+    out: the folder that everything is written to.
+    count: the number of stages, for the console.
   """
 
   def __init__(self, out: epath.Path, count: int):
@@ -37,7 +64,97 @@ class Stages:
       files.read_json(self._record, 'record of the stages') if self._record.exists() else {}
     )
     self._sums: dict[str, str] = {}
+    self._made: set[str] = set()  # by this process, or found complete by it
     self.seconds: dict[str, float] = {}  # by title, of the commands that ran
+
+  def bm25(self, title: str, texts: Texts, split: str, out: epath.Path, k: int) -> epath.Path:
+    """Ranks the passages for a split's queries; returns the run."""
+    reads = [texts.corpus, texts.queries, texts.qrels[split]]
+    flags = [f'--corpus={reads[0]}', f'--queries={reads[1]}', f'--qrels={reads[2]}']
+    self.run(title, ['bm25', *flags, f'--out={out}', f'--k={k}'], out, reads)
+    return out
+
+  def train(
+    self,
+    title: str,
+    config: str,
+    flags: Sequence[str],
+    workdir: epath.Path,
+    reads: Sequence[epath.Path],
+    restart: bool = False,
+  ) -> None:
+    """Trains; with ``restart``, from the beginning in an empty workdir when the input changes."""
+    self.run(
+      title,
+      ['train', f'--config={config}', f'--workdir={workdir}', *flags],
+      workdir / 'metrics.jsonl',
+      [epath.Path(config_file(config)), *reads],
+      workdir if restart else None,
+    )
+
+  def export(self, title: str, workdir: epath.Path, out: epath.Path) -> None:
+    command = ['export', f'--workdir={workdir}', f'--out={out}']
+    self.run(title, command, out, [workdir / 'metrics.jsonl'])
+
+  def encode(
+    self,
+    title: str,
+    model: Model,
+    texts: Texts,
+    split: str | None,
+    out: epath.Path,
+    config: ml_collections.ConfigDict,
+  ) -> epath.Path:
+    """Encodes a split's queries, or without a split the corpus, as ``config`` trains on them."""
+    kind = 'query' if split else 'passage'
+    reads = [texts.queries, texts.qrels[split]] if split else [texts.corpus]
+    flags = {
+      **model.arguments,
+      'kind': kind,
+      'input': reads[0],
+      'out': out,
+      **({'qrels': reads[1]} if split else {}),
+      'pooling': config.pooling,
+      'normalize': str(bool(config.normalize)).lower(),
+      'max_length': config.data[f'{kind}_max_length'],
+    }
+    command = ['encode', *(f'--{name}={value}' for name, value in flags.items())]
+    self.run(title, command, out, [*reads, *model.files], out)
+    return out
+
+  def search(
+    self, title: str, corpus: epath.Path, queries: epath.Path, out: epath.Path, k: int
+  ) -> epath.Path:
+    """Searches embeddings; returns the run."""
+    # The manifests hold the checksums of all other files.
+    reads = [corpus / 'manifest.json', queries / 'manifest.json']
+    command = ['search', f'--corpus={corpus}', f'--queries={queries}', f'--out={out}', f'--k={k}']
+    self.run(title, command, out, reads)
+    return out
+
+  def evaluate(
+    self,
+    title: str,
+    run: epath.Path,
+    qrels: epath.Path,
+    measures: Sequence[str],
+    out: epath.Path,
+    extra: Sequence[str] = (),
+  ) -> epath.Path:
+    """Evaluates a run; returns the file of metrics. ``extra``: further ``NAME=VALUE`` metrics."""
+    command = ['evaluate', f'--run={run}', f'--qrels={qrels}', '--measure', *measures]
+    command += [f'--out={out}', *(word for each in extra for word in ('--extra', each))]
+    self.run(title, command, out, [run, qrels])
+    return out
+
+  def report(
+    self, metrics: Mapping[str, epath.Path], measures: Sequence[str], folder: epath.Path
+  ) -> None:
+    """Writes report.md and report.png from files of metrics by system name, every time."""
+    command = ['report', *(f'--metrics={name}={path}' for name, path in metrics.items())]
+    command += ['--measure', *measures] if measures else []
+    command += [f'--out={folder / "report.md"}', f'--figure={folder / "report.png"}']
+    self.run('Compare', command)
 
   def run(
     self,
@@ -47,30 +164,32 @@ class Stages:
     reads: Sequence[epath.PathLike] = (),
     scratch: epath.Path | None = None,
   ) -> None:
-    """Runs ``python -m dprjax.COMMAND`` unless it has ended well before, on the same input, and
-    what it makes is there.
+    """Runs ``python -m dprjax.COMMAND`` unless it has succeeded on the same input before.
 
     Args:
-      title: what it is for, as the console and ``seconds`` name it.
-      command: its name and arguments.
-      makes: the file or folder it writes, for others to read, and no other stage does; None: it is
-        run every time, and not recorded.
-      reads: files and folders whose content counts, beyond the command's words.
-      scratch: the stage's own folder, removed before it is run on other input than before; None:
-        nothing is removed.
+      title: names the stage on the console and in ``seconds``.
+      command: the command's name and arguments.
+      makes: the file or folder that this stage alone makes; None: the stage runs every time and is
+        not recorded.
+      reads: files and folders whose content counts as input, beside the command line.
+      scratch: the stage's own folder, removed before it runs on changed input; None: nothing is
+        removed.
 
     Raises:
-      InputError: it was killed, or failed in a way that is not the input's fault.
+      InputError: the command was killed, or failed for another reason than bad input.
     """
-    self._number += 1
     name, *arguments = command
     line = shlex.join(['python', '-m', f'dprjax.{name}', *arguments])
     entry = {'command': line, 'reads': {str(path): self._sum(epath.Path(path)) for path in reads}}
     before = self._stages.get(str(makes), {})
     same = all(before.get(key) == value for key, value in entry.items())
+    if same and str(makes) in self._made:
+      return
+    self._number += 1
     head = f'[{self._number}/{self._count}] {title}'
     if makes is not None and same and before.get('done') and makes.exists():
       print(f'{head}: done before', flush=True)
+      self._made.add(str(makes))
       return
     if before and not same and scratch is not None and scratch.exists():
       scratch.rmtree()
@@ -80,7 +199,7 @@ class Stages:
     began = time.monotonic()
     status = subprocess.run([sys.executable, '-m', f'dprjax.{name}', *arguments]).returncode
     if status == 2:
-      sys.exit(2)  # the command has said why
+      sys.exit(2)  # the command has printed the reason
     if status:
       ended = (
         f'was killed by signal {-status}{" (out of memory?)" if status == -9 else ""}'
@@ -94,21 +213,24 @@ class Stages:
         path: digest for path, digest in self._sums.items() if not path.startswith(str(makes))
       }
       self._note(makes, entry | {'done': True})
+      self._made.add(str(makes))
 
   def _note(self, makes: epath.Path, stage: dict[str, object]) -> None:
     self._stages[str(makes)] = stage
     files.write_json(self._record, self._stages)
 
   def _sum(self, path: epath.Path) -> str:
-    """SHA-256 of a file, or of the names and sums of the files in a folder; what is read by several
-    stages is read here once.
-    """
+    """SHA-256 of a file, or of the names and sums in a folder; read once for all stages."""
     if str(path) not in self._sums:
       if path.is_dir():
-        inside = {one.name: self._sum(one) for one in sorted(path.iterdir())}
-        self._sums[str(path)] = hashlib.sha256(
-          json.dumps(inside, sort_keys=True).encode()
-        ).hexdigest()
+        content = {item.name: self._sum(item) for item in sorted(path.iterdir())}
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
       else:
-        self._sums[str(path)] = files.sha256_file(path)
+        digest = files.sha256_file(path)
+      self._sums[str(path)] = digest
     return self._sums[str(path)]
+
+
+def config_file(config: str) -> str:
+  """``FILE[:recipe]`` -> ``FILE``."""
+  return config.partition('.py:')[0] + '.py' if '.py:' in config else config
