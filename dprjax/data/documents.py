@@ -24,7 +24,7 @@ from etils import epath
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
-from dprjax.data import fingerprint, records
+from dprjax.data import fingerprint, table
 from dprjax.data.text import Tokenizer
 from dprjax.formats.documents import Document, find_files, read_documents, split_sentences
 from dprjax.formats.report import Report
@@ -60,7 +60,7 @@ class Documents:
   sep_id: int
   num_tokens: jt.Int32[np.ndarray, 'passages']
   num_sentences: jt.Int32[np.ndarray, 'passages']
-  passages: records.Table
+  passages: table.Table
 
   @property
   def num_passages(self) -> int:
@@ -84,7 +84,7 @@ def open_documents(directory: files.PathLike) -> Documents:
     path=path,
     settings=written['settings'],
     **written['special'],
-    passages=records.Table(path / 'passages', 'passages'),
+    passages=table.Table(path / 'passages', 'passages'),
     **lengths,
   )
 
@@ -179,7 +179,7 @@ class _Sentences(NamedTuple):
   """A document's tokens, where words begin among them, and how many tokens each sentence has."""
 
   id: str
-  tokens: records.Integers
+  tokens: table.Integers
   begins: jt.Bool[np.ndarray, 'tokens']
   lengths: list[int]
 
@@ -196,7 +196,7 @@ def _write_passages(
   sizes: list[tuple[int, int]] = []
   seen: set[bytes] = set()
   progress = Progress('documents', task='tokenising')
-  with records.TableWriter(folder, 'passages', COLUMNS) as table:
+  with table.TableWriter(folder, 'passages', COLUMNS) as writer:
     for document in _tokenise(documents, tokenizer, language):
       joined = _join_short(document.lengths)
       report.counts[f'sentences of fewer than {SHORT} tokens: joined to a neighbour'] += len(
@@ -220,7 +220,7 @@ def _write_passages(
         # A piece of a sentence may begin within a word, which then is two.
         begins[borders[:-1]] = True
         words = np.cumsum(begins, dtype=np.int32)
-        table.write(
+        writer.write(
           f'{document.id}#{number}', {'tokens': tokens, 'words': words - words[0], 'ends': borders}
         )
         sizes.append((len(tokens), len(borders)))

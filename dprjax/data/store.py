@@ -15,7 +15,6 @@ cannot become a negative. `relevant` holds the positives of every query with the
 included; `positives` only its own, those with text.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -29,7 +28,7 @@ from etils import epath
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
-from dprjax.data import fingerprint, records, sources
+from dprjax.data import fingerprint, sources, table
 from dprjax.data.sources import Dataset, Source
 from dprjax.data.text import Tokenizer
 from dprjax.formats import examples
@@ -55,11 +54,11 @@ _log = logging.getLogger(__name__)
 
 
 class QueryRow(NamedTuple):
-  tokens: records.Integers
-  positives: records.Integers
-  relevant: records.Integers
-  negatives: records.Integers
-  pools: records.Integers
+  tokens: table.Integers
+  positives: table.Integers
+  relevant: table.Integers
+  negatives: table.Integers
+  pools: table.Integers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +82,8 @@ class Store:
   relevant_counts: jt.Int32[np.ndarray, 'queries']
   undenoised_counts: jt.Int32[np.ndarray, 'queries']
   denoised_counts: jt.Int32[np.ndarray, 'queries']
-  queries: records.Table
-  passages: records.Table
+  queries: table.Table
+  passages: table.Table
 
   @property
   def num_queries(self) -> int:
@@ -98,10 +97,10 @@ class Store:
   def max_relevant(self) -> int:
     return int(self.relevant_counts.max())
 
-  def passage_tokens(self, rows: jt.Int[np.ndarray, 'B']) -> list[records.Integers]:
+  def passage_tokens(self, rows: jt.Int[np.ndarray, 'B']) -> list[table.Integers]:
     return [np.frombuffer(tokens, np.int32) for tokens in self.passages.read(rows, ('tokens',))[0]]
 
-  def query_tokens(self, rows: jt.Int[np.ndarray, 'B']) -> list[records.Integers]:
+  def query_tokens(self, rows: jt.Int[np.ndarray, 'B']) -> list[table.Integers]:
     return [np.frombuffer(tokens, np.int32) for tokens in self.queries.read(rows, ('tokens',))[0]]
 
   def query_rows(self, rows: jt.Int[np.ndarray, 'B']) -> list[QueryRow]:
@@ -131,8 +130,8 @@ def open_store(directory: files.PathLike) -> Store:
     path=path,
     settings=written['settings'],
     pad_id=written['pad_id'],
-    queries=records.Table(path / 'queries', 'queries'),
-    passages=records.Table(path / 'passages', 'passages'),
+    queries=table.Table(path / 'queries', 'queries'),
+    passages=table.Table(path / 'passages', 'passages'),
     **columns,
   )
 
@@ -266,7 +265,7 @@ class _Share(NamedTuple):
     empty: the rows without text.
   """
 
-  sizes: dict[int, records.ShardSize]
+  sizes: dict[int, table.ShardSize]
   lengths: list[int]
   cut: int
   rows: dict[str, int]
@@ -308,7 +307,7 @@ def _gather(
   sizes, cut = dict(share.sizes), share.cut
   lengths = np.zeros(max(share.rows.values()) + 1, np.int32)
 
-  def place(own: dict[int, records.ShardSize], of_rows: jt.Int[np.ndarray, 'rows']) -> None:
+  def place(own: dict[int, table.ShardSize], of_rows: jt.Int[np.ndarray, 'rows']) -> None:
     ends = np.cumsum([size.rows for size in own.values()])
     for (shard, size), end in zip(own.items(), ends.tolist(), strict=True):
       lengths[shard * _SHARD_ROWS : shard * _SHARD_ROWS + size.rows] = of_rows[
@@ -322,8 +321,7 @@ def _gather(
     )
     with (part / _SHARE).open('rb') as file, np.load(file) as arrays:
       own = {
-        int(shard): records.ShardSize(int(rows), int(size))
-        for shard, rows, size in arrays['shards']
+        int(shard): table.ShardSize(int(rows), int(size)) for shard, rows, size in arrays['shards']
       }
       place(own, arrays['lengths'])
       cut += int(arrays['cut'])
@@ -331,7 +329,7 @@ def _gather(
     for file in part.iterdir():
       if file.name != _SHARE:
         file.copy(folder / file.name)
-  records.describe(folder, 'passages', ('tokens',), sizes)
+  table.describe(folder, 'passages', ('tokens',), sizes)
   limit = settings['passage_max_length']
   dataset.report.counts[f'passages of more than {limit} tokens: cut'] += cut
   return lengths
@@ -354,16 +352,13 @@ def _write_passages(
   empty: set[int] = set()
   cut = 0
   limit, prefix = settings['passage_max_length'], settings['passage_prefix']
-  folder.mkdir(parents=True)
-  table = records.ShardWriter(folder, 'passages', ('tokens',))
-  # Closed where the reading fails, too.
   progress = Progress('passages', dataset.total_passages(), 'tokenising')
-  with contextlib.closing(table):
+  with table.TableWriter(folder, 'passages', ('tokens',), part=True) as writer:
 
     def flush(chunk: list[tuple[int, sources.Passage]]) -> int:
       tokens, too_long = tokenizer.encode([prefix + passage.text for _, passage in chunk], limit)
       for (row, passage), ids in zip(chunk, tokens, strict=True):
-        table.write(row // _SHARD_ROWS, passage.id, {'tokens': ids})
+        writer.write(passage.id, {'tokens': ids}, row // _SHARD_ROWS)
         lengths.append(len(ids))
       return too_long
 
@@ -385,7 +380,7 @@ def _write_passages(
         chunk = []
     if chunk:
       cut += flush(chunk)
-  return _Share(table.sizes, lengths, cut, rows, empty)
+  return _Share(writer.sizes, lengths, cut, rows, empty)
 
 
 def _write_queries(
@@ -405,7 +400,7 @@ def _write_queries(
       dict.fromkeys(rows[name] for name in dataset.positives(query.id) if name in rows)
     )
   lengths: list[tuple[int, ...]] = []
-  with records.TableWriter(folder, 'queries', _QUERY_COLUMNS) as table:
+  with table.TableWriter(folder, 'queries', _QUERY_COLUMNS) as writer:
     for start in range(0, len(dataset.queries), _CHUNK):
       chunk = dataset.queries[start : start + _CHUNK]
       tokens, cut = tokenizer.encode(
@@ -441,7 +436,7 @@ def _write_queries(
           'negatives': negatives,
           'pools': pools,
         }
-        table.write(
+        writer.write(
           query.id,
           {'tokens': ids} | {name: np.array(value, np.int32) for name, value in values.items()},
         )

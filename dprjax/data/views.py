@@ -21,7 +21,7 @@ import jaxtyping as jt
 import numpy as np
 
 from dprjax.base.errors import InputError
-from dprjax.data import documents, records
+from dprjax.data import documents, table
 from dprjax.data.batches import Batch
 from dprjax.data.documents import Documents
 
@@ -156,10 +156,10 @@ class _Passages(NamedTuple):
     sizes: tokens of each.
   """
 
-  ends: records.Integers
-  counts: records.Integers
+  ends: table.Integers
+  counts: table.Integers
   offsets: jt.Int[np.ndarray, 'B']
-  sizes: records.Integers
+  sizes: table.Integers
 
   def sentence(self, number: jt.Int[np.ndarray, 'B']) -> _Piece:
     """The n-th sentence of each passage."""
@@ -177,7 +177,7 @@ class _Plan:
   def __init__(
     self,
     texts: Documents,
-    rows: records.Integers,
+    rows: table.Integers,
     batch_size: int,
     views: str,
     span_length: int,
@@ -207,13 +207,13 @@ class _Plan:
     columns = dict(
       zip(documents.COLUMNS, self._texts.passages.read(index, documents.COLUMNS), strict=True)
     )
-    ends, counts = records.integers(columns['ends'])
-    words, _ = records.integers(columns['words'])
+    ends, counts = table.lists(columns['ends'])
+    words, _ = table.lists(columns['words'])
     passages = _Passages(ends, counts, np.cumsum(counts) - counts, self._texts.num_tokens[index])
     # Drawn for the whole global batch: what a row gets does not depend on how many processes there
     # are.
     chances = np.random.default_rng([self._seed, _DRAW, step]).random((3, len(index)))
-    tokens, _ = records.integers(columns['tokens'][mine])
+    tokens, _ = table.lists(columns['tokens'][mine])
     mine_first = int(passages.sizes[: mine.start].sum())
     own_words = words[mine_first : mine_first + len(tokens)]
     batch = {'passage_index': index[mine]}
@@ -229,7 +229,7 @@ class _Plan:
     return np.random.default_rng([self._seed, _SHUFFLE, epoch]).permutation(self._rows)
 
   def _draw(
-    self, passages: _Passages, words: records.Integers, chances: jt.Float[np.ndarray, '3 B']
+    self, passages: _Passages, words: table.Integers, chances: jt.Float[np.ndarray, '3 B']
   ) -> list[list[_Piece]]:
     """The pieces that make up each view."""
     if self._views == 'one':
@@ -265,7 +265,7 @@ class _Plan:
     return self._limit(_Piece(start, passages.sizes - start))
 
   def _spans(
-    self, sizes: records.Integers, words: records.Integers, chances: jt.Float[np.ndarray, '3 B']
+    self, sizes: table.Integers, words: table.Integers, chances: jt.Float[np.ndarray, '3 B']
   ) -> tuple[_Piece, _Piece]:
     """Two spans of like length that do not overlap, the order of the two at random."""
     length = np.minimum(self._span_length, sizes // 2)
@@ -289,7 +289,7 @@ class _Plan:
     )
 
   def _rest(
-    self, passages: _Passages, number: records.Integers, keep: jt.Bool[np.ndarray, 'B']
+    self, passages: _Passages, number: table.Integers, keep: jt.Bool[np.ndarray, 'B']
   ) -> list[_Piece]:
     """What stands before and after that sentence, or, where it is kept, up to its end and after it;
     no more than there is room for.
@@ -309,9 +309,9 @@ class _Plan:
     self,
     name: str,
     pieces: list[_Piece],
-    tokens: records.Integers,
-    words: records.Integers,
-    sizes: records.Integers,
+    tokens: table.Integers,
+    words: table.Integers,
+    sizes: table.Integers,
     width: int,
   ) -> Batch:
     offsets = np.cumsum(sizes) - sizes
@@ -334,7 +334,7 @@ class _Plan:
     return batch
 
 
-def _around(ends: records.Integers, number: int, keep: bool, room: int) -> tuple[int, int]:
+def _around(ends: table.Integers, number: int, keep: bool, room: int) -> tuple[int, int]:
   """The bounds of the window of whole sentences about that one that fits into ``room``, itself not
   counted unless it is kept.
 

@@ -93,15 +93,16 @@ def build(
 
 
 def negative_pools(batch: Batch) -> dict[str, Float[Array, '']]:
-  """Shares of a batch's own negatives by `batches.KINDS`, and of the queries that ran out of a
-  pool; nothing where the batch does not tell.
+  """Shares of `batches.SLOT_SOURCES` in a batch's own negatives, and of queries short of a pool.
+
+  Empty for a batch without `negative_pool`.
   """
   if 'negative_pool' not in batch:
     return {}
   kind = batch['negative_pool']
   shares = {
     f'negatives/{name}': jnp.mean((kind == number).astype(jnp.float32))
-    for number, name in enumerate(batches.KINDS)
+    for number, name in enumerate(batches.SLOT_SOURCES)
   }
   return shares | {
     'negatives/queries_short_of_a_pool': jnp.mean(

@@ -14,7 +14,7 @@ import pytest
 from etils import epath
 
 from dprjax.base.errors import InputError
-from dprjax.data import batches, records, store
+from dprjax.data import batches, store, table
 from dprjax.data.store import Store
 
 QUERIES, PASSAGES, BATCH, HARD = 26, 60, 8, 3
@@ -48,14 +48,14 @@ def made(tmp_path_factory):
         'pools': pools,
       }
     )
-  with records.TableWriter(path / 'passages', 'passages', ('tokens',)) as table:
+  with table.TableWriter(path / 'passages', 'passages', ('tokens',)) as writer:
     for i, length in enumerate(lengths['passage_lengths']):
-      table.write(f'p{i}', {'tokens': np.full(length, 2000 + i, np.int32)})
-  with records.TableWriter(
+      writer.write(f'p{i}', {'tokens': np.full(length, 2000 + i, np.int32)})
+  with table.TableWriter(
     path / 'queries', 'queries', ('tokens', 'positives', 'relevant', 'negatives', 'pools')
-  ) as table:
+  ) as writer:
     for i, length in enumerate(lengths['query_lengths']):
-      table.write(
+      writer.write(
         f'q{i}',
         {'tokens': np.full(length, 1000 + i, np.int32)}
         | {name: rows.astype(np.int32) for name, rows in lists[i].items()},
@@ -72,8 +72,8 @@ def made(tmp_path_factory):
     path=path,
     settings={},
     pad_id=0,
-    queries=records.Table(path / 'queries', 'queries'),
-    passages=records.Table(path / 'passages', 'passages'),
+    queries=table.Table(path / 'queries', 'queries'),
+    passages=table.Table(path / 'passages', 'passages'),
     **arrays,
   )
   return opened, [{name: rows.tolist() for name, rows in row.items()} for row in lists]
@@ -130,7 +130,6 @@ def test_a_batch_is_as_the_architecture_says(made):
     assert batch['passage_tokens'].shape[2] == min(
       b for b in BUCKETS['passage_buckets'] if b >= longest
     )
-    assert batches.batch_ids(opened, batch) == [f'q{query}' for query in batch['query_index']]
 
 
 def test_positives_are_positive_and_negatives_are_not(made):
@@ -263,12 +262,11 @@ def test_queries_short_of_negatives_are_counted(made, caplog):
   opened, lists = made
   caplog.set_level(logging.INFO)
   take(opened, 1)
-  short = [len(row['negatives']) for row in lists if len(row['negatives']) < HARD]
-  missing = sum(HARD - count for count in short)
+  missing = [HARD - len(row['negatives']) for row in lists if len(row['negatives']) < HARD]
   assert (
-    f'{len(short)} of {QUERIES} queries have fewer than {HARD}; random passages stand in for '
-    f'{missing} an epoch' in caplog.text
+    f'{len(missing)} of {QUERIES} queries have fewer negatives than the first epoch' in caplog.text
   )
+  assert f'random passages stand in for {sum(missing)} in the first epoch' in caplog.text
 
 
 def test_relevant_passages_in_the_batch_come_first_when_there_is_no_room_for_all(made):
@@ -297,7 +295,7 @@ def test_relevant_passages_in_the_batch_come_first_when_there_is_no_room_for_all
     ({'query_buckets': []}, r'query_buckets \[\]: the longest query of .* has 10 tokens'),
     (
       {'negatives': 58},
-      r'58 negatives a query cannot be had: .* holds 60 passages, and up to 4 are relevant',
+      r'58 negatives a query are too many: .* holds 60 passages, and up to 4 are relevant',
     ),
   ],
 )
@@ -355,7 +353,7 @@ def test_real_scifact(data_dir, minilm, tmp_path):
     names = np.array(opened.passage_ids(batch['passage_index'].ravel())).reshape(
       batch['passage_index'].shape
     )
-    for query, row in zip(batches.batch_ids(opened, batch), names.tolist(), strict=True):
+    for query, row in zip(opened.query_ids(batch['query_index']), names.tolist(), strict=True):
       assert row[0] in data.positives(query) and not set(row[1:]) & set(data.positives(query))
 
 
@@ -380,15 +378,15 @@ def unnamed(opened, folder):
   """
   columns = ('tokens', 'positives', 'relevant', 'negatives')
   rows = np.arange(opened.num_queries)
-  with records.TableWriter(folder / 'queries', 'queries', (*columns, 'pools')) as table:
+  with table.TableWriter(folder / 'queries', 'queries', (*columns, 'pools')) as writer:
     for number, values in enumerate(zip(*opened.queries.read(rows, columns), strict=True)):
       row = {
         name: np.frombuffer(value, np.int32) for name, value in zip(columns, values, strict=True)
       }
-      table.write(f'q{number}', row | {'pools': np.ones(len(row['negatives']), np.int32)})
+      writer.write(f'q{number}', row | {'pools': np.ones(len(row['negatives']), np.int32)})
   return dataclasses.replace(
     opened,
-    queries=records.Table(folder / 'queries', 'queries'),
+    queries=table.Table(folder / 'queries', 'queries'),
     undenoised_counts=opened.negative_counts,
     denoised_counts=np.zeros_like(opened.negative_counts),
   )
@@ -408,124 +406,93 @@ def test_without_pools_batches_are_what_they_were_before_there_were_pools(made, 
   ) == digest(before)
 
 
-def test_shares_of_whole_numbers_come_out_in_every_row(made):
-  opened, lists = made
-  rich = [i for i, row in enumerate(lists) if len(row['negatives']) == 8]
-  seen = collections.Counter()
-  for batch in take(opened, 60, negatives=4, mix=batches.Mix(0.5, 0.25, 0.25)):
-    for query, passages, kinds in zip(
-      batch['query_index'],
+def rows_of(found):
+  """(query, its negatives, where each is from) of every row."""
+  for batch in found:
+    for query, passages, sources in zip(
+      batch['query_index'].tolist(),
       batch['passage_index'][:, 1:].tolist(),
       batch['negative_pool'].tolist(),
       strict=True,
     ):
-      if query in rich:
-        assert [batches.KINDS[kind] for kind in kinds] == [
-          'denoised',
-          'denoised',
-          'undenoised',
-          'random',
-        ]
-        assert set(passages[:2]) <= pools_of(lists[query], store.DENOISED) and passages[
-          2
-        ] in pools_of(lists[query], store.UNDENOISED)
-        assert len(set(passages)) == 4 and not set(passages) & set(lists[query]['relevant'])
-        seen[query] += 1
-  assert min(seen.values()) > 10
+      yield query, passages, [batches.SLOT_SOURCES[source] for source in sources]
+
+
+@pytest.mark.parametrize('mix', [(0.5, 0.3, 0.2), (0.9, 0.0, 0.1), (1 / 3, 1 / 3, 1 / 3)])
+def test_shares_come_out_within_sampling_error(made, mix):
+  drawn = collections.defaultdict(collections.Counter)
+  for query, _, sources in rows_of(take(made[0], 300, negatives=7, mix=batches.Mix(*mix))):
+    # Of a stand-in, the pool whose place it takes.
+    drawn[query].update(source.rpartition('_for_')[2] for source in sources)
+  totals = [sum(drawn.values(), collections.Counter()), *drawn.values()]
+  assert len(totals) == 1 + QUERIES and totals[0].total() == 300 * BATCH * 7
+  for counts in totals:  # of all queries and of each
+    for pool, share in zip(('denoised', 'undenoised', 'random'), mix, strict=True):
+      expected = counts.total() * share
+      assert abs(counts[pool] - expected) <= 4 * np.sqrt(expected * (1 - share)), pool
 
 
 @pytest.mark.parametrize(
-  'mix', [(0.5, 0.3, 0.2), (0.0, 1.0, 0.0), (0.9, 0.0, 0.1), (1 / 3, 1 / 3, 1 / 3)]
+  ('mix', 'pool', 'bit'),
+  [
+    ((0.0, 1.0, 0.0), 'undenoised', store.UNDENOISED),
+    ((0.0, 0.4, 0.6), 'undenoised', store.UNDENOISED),
+    ((0.7, 0.0, 0.3), 'denoised', store.DENOISED),
+  ],
 )
-def test_shares_of_broken_numbers_come_out_over_the_epochs(mix):
-  mix, wanted, epochs = batches.Mix(*mix), 7, 400
-  now = np.stack(
-    [
-      batches._numbers(mix, wanted, 0, np.arange(50, dtype=np.int32), epoch)[0]
-      for epoch in range(epochs)
-    ]
-  )  # [epochs, 3, queries]
-  assert (now.sum(axis=1) == wanted).all() and (now >= 0).all()
-  exact = wanted * np.array(mix)[None, :, None]
-  assert (np.abs(now - exact) < 1).all()  # the whole number below or above
-  assert (
-    np.abs(now.cumsum(axis=0) - exact * np.arange(1, epochs + 1)[:, None, None]).max() < 3
-  )  # of 2,800, and at any time before
-  assert abs(now[0].mean(axis=1) - exact[0, :, 0]).max() < 0.25  # the queries are not in step
-  for epoch in (0, 1, 17):
-    _, before = batches._numbers(mix, wanted, 0, np.arange(50, dtype=np.int32), epoch)
-    assert np.array_equal(before, now[:epoch].sum(axis=0))
-
-
-def test_every_pool_is_gone_through_in_turn(made):
+def test_no_negative_comes_again_before_its_pool_is_exhausted(made, mix, pool, bit):
   opened, lists = made
-  steps = QUERIES // BATCH
-  rich = [i for i, row in enumerate(lists) if len(row['negatives']) == 8]
-  seen = {query: collections.defaultdict(list) for query in rich}
-  for step, batch in enumerate(
-    take(opened, 30 * steps, negatives=2, mix=batches.Mix(denoised=0.75, undenoised=0.25))
+  walks = collections.defaultdict(list)
+  for query, passages, sources in rows_of(
+    take(opened, 40, batch_size=QUERIES, mix=batches.Mix(*mix))
   ):
-    for query, passages, kinds in zip(
-      batch['query_index'],
-      batch['passage_index'][:, 1:].tolist(),
-      batch['negative_pool'].tolist(),
-      strict=True,
-    ):
-      for passage, kind in zip(passages, kinds, strict=True):
-        if query in rich:
-          seen[query][batches.KINDS[kind]].append((step // steps, passage))
-  for query, by_kind in seen.items():
-    assert set(by_kind) == {'denoised', 'undenoised'}
-    for name, bit in (('denoised', store.DENOISED), ('undenoised', store.UNDENOISED)):
-      assert {passage for _, passage in by_kind[name]} == pools_of(lists[query], bit)
-    counts = collections.Counter(passage for _, passage in by_kind['denoised'])
-    assert max(counts.values()) - min(counts.values()) <= 3
+    walks[query] += [name for name, source in zip(passages, sources, strict=True) if source == pool]
+  orders = []
+  for query, walk in walks.items():
+    members = pools_of(lists[query], bit)
+    if len(members) >= HARD:  # enough for any epoch
+      rounds = [walk[i : i + len(members)] for i in range(0, len(walk), len(members))]
+      assert set(rounds[0]) == members and len(rounds) > 5
+      assert all(row == rounds[0][: len(row)] for row in rounds)
+      orders.append(rounds[0] == sorted(rounds[0]))
+  assert len(orders) > 5 and not all(orders)
 
 
 def test_what_stands_in_where_a_pool_has_run_out(made, caplog):
   opened, lists = made
   caplog.set_level(logging.INFO)
-  expected_random = 0
-  for row in lists:
-    denoised, every = len(pools_of(row, store.DENOISED)), len(row['negatives'])
-    taken = min(3, denoised)
-    expected_random += 3 - taken + max(0, 3 - (every - taken))
-  found = take(opened, 40, negatives=6, mix=batches.Mix(denoised=0.5, undenoised=0.5))
-  short = {bit: sum(len(pools_of(row, bit)) < 3 for row in lists) for bit in (1, 2)}
+  mix = batches.Mix(denoised=0.5, undenoised=0.5)
+  found = take(opened, 10, negatives=6, mix=mix, batch_size=QUERIES)
+  slots = collections.Counter()
+  seen = set()
+  for number, (query, passages, sources) in enumerate(rows_of(found)):
+    row = lists[query]
+    assert len(set(passages)) == 6 and not set(passages) & set(row['relevant'])
+    by_source = collections.defaultdict(set)
+    for passage, source in zip(passages, sources, strict=True):
+      by_source[source].add(passage)
+    count = {source: len(names) for source, names in by_source.items()}
+    asked = collections.Counter(source.rpartition('_for_')[2] for source in sources)
+    denoised, undenoised = pools_of(row, store.DENOISED), pools_of(row, store.UNDENOISED)
+    assert by_source['denoised'] <= denoised
+    assert count.get('denoised', 0) == min(asked['denoised'], len(denoised))
+    undenoised -= by_source['denoised']
+    assert by_source['undenoised'] <= undenoised
+    assert count.get('undenoised', 0) == min(asked['undenoised'], len(undenoised))
+    left = denoised - by_source['denoised'] - by_source['undenoised']
+    lacking = asked['undenoised'] - len(by_source['undenoised'])
+    assert by_source['denoised_for_undenoised'] <= left
+    assert count.get('denoised_for_undenoised', 0) == min(lacking, len(left))
+    seen |= set(sources)
+    if number < QUERIES:  # the first epoch, which is what the log tells
+      slots['denoised'] += asked['denoised'] > len(denoised)
+      slots['un-denoised'] += asked['undenoised'] > len(pools_of(row, store.UNDENOISED))
+      slots['random'] += sum(source.startswith('random_for') for source in sources)
+  assert seen == set(batches.SLOT_SOURCES) - {'random'}
   assert 'of 6 a query 3 denoised, 3 un-denoised, 0 random' in caplog.text
-  assert f'{short[2]} of {QUERIES} queries have fewer denoised ones' in caplog.text
-  assert f'{short[1]} of {QUERIES} queries have fewer un-denoised ones' in caplog.text
-  assert f'random passages stand in for {expected_random} an epoch' in caplog.text
-  kinds_seen = set()
-  for batch in found:
-    for query, passages, numbers in zip(
-      batch['query_index'],
-      batch['passage_index'][:, 1:].tolist(),
-      batch['negative_pool'].tolist(),
-      strict=True,
-    ):
-      row, kinds = lists[query], [batches.KINDS[number] for number in numbers]
-      denoised, undenoised = pools_of(row, store.DENOISED), pools_of(row, store.UNDENOISED)
-      assert len(set(passages)) == 6 and not set(passages) & set(row['relevant'])
-      by_kind = {
-        kind: {passage for passage, other in zip(passages, kinds, strict=True) if other == kind}
-        for kind in batches.KINDS
-      }
-      first = min(3, len(denoised))
-      assert len(by_kind['denoised']) == first and by_kind['denoised'] <= denoised
-      assert len(by_kind['random_for_denoised']) == 3 - first and not by_kind['random']
-      left = undenoised - by_kind['denoised']
-      assert len(by_kind['undenoised']) == min(3, len(left)) and by_kind['undenoised'] <= left
-      rest = denoised - by_kind['denoised'] - by_kind['undenoised']
-      assert len(by_kind['denoised_for_undenoised']) == min(
-        3 - len(by_kind['undenoised']), len(rest)
-      )
-      assert by_kind['denoised_for_undenoised'] <= rest
-      assert sum(number >= batches.STAND_INS for number in numbers) == 6 - len(
-        by_kind['denoised']
-      ) - len(by_kind['undenoised'])
-      kinds_seen |= set(kinds)
-  assert kinds_seen == set(batches.KINDS) - {'random'}
+  for pool in ('denoised', 'un-denoised'):
+    assert f'{slots[pool]} of {QUERIES} queries have fewer {pool} negatives' in caplog.text
+  assert f'random passages stand in for {slots["random"]} in the first epoch' in caplog.text
 
 
 def test_a_mix_is_the_same_for_any_number_of_processes(made):

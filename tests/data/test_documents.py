@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from dprjax.base.errors import InputError
-from dprjax.data import documents, records, text
+from dprjax.data import documents, table, text
 
 SENTENCES = [
   'The unbelievablest cat sat.',
@@ -406,5 +406,5 @@ def test_real_arxiv(data_dir, minilm, tmp_path):
 def test_rows_are_as_long_as_lengths_say(tmp_path, tokenizer):
   built = build(tmp_path, tokenizer, ' '.join(SENTENCES * 3), *SENTENCES, passage_length=20)
   tokens, ends = built.passages.read(np.arange(built.num_passages), ('tokens', 'ends'))
-  assert records.integers(tokens)[1].tolist() == built.num_tokens.tolist()
-  assert records.integers(ends)[1].tolist() == built.num_sentences.tolist()
+  assert table.lists(tokens)[1].tolist() == built.num_tokens.tolist()
+  assert table.lists(ends)[1].tolist() == built.num_sentences.tolist()

@@ -14,7 +14,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from dprjax.base.errors import InputError
-from dprjax.data import records, store, text
+from dprjax.data import store, table, text
 from dprjax.data.sources import Source
 
 CORPUS = {
@@ -152,12 +152,12 @@ def test_tfds_reads_it(folder, tokenizer):
 
 
 def test_tables_of_several_shards(tmp_path, monkeypatch):
-  monkeypatch.setattr(records, '_SHARD_BYTES', 200)
-  with records.TableWriter(tmp_path / 'table', 'rows', ('tokens',)) as table:
+  monkeypatch.setattr(table, '_SHARD_BYTES', 200)
+  with table.TableWriter(tmp_path / 'table', 'rows', ('tokens',)) as writer:
     for i in range(50):
-      table.write(f'r{i}', {'tokens': np.arange(i, dtype=np.int32)})
+      writer.write(f'r{i}', {'tokens': np.arange(i, dtype=np.int32)})
   assert len(list((tmp_path / 'table').glob('*array_record*'))) > 5
-  read = records.Table(tmp_path / 'table', 'rows')
+  read = table.Table(tmp_path / 'table', 'rows')
   order = np.random.default_rng(0).permutation(50)
   names, tokens = read.read(order, ('id', 'tokens'))
   assert (
@@ -266,15 +266,15 @@ def test_an_error_leaves_nothing_or_the_old_store(folder, tokenizer):
 
 BUILD = textwrap.dedent("""
   import os, sys
-  from dprjax.data import records, sources, store, text
+  from dprjax.data import table, sources, store, text
   folder, tokenizer, out, index, count, dies = sys.argv[1:]
   store._SHARD_ROWS, store._CHUNK = 2, 3
-  write = records.ShardWriter.write
-  def dying(table, shard, name, values):
+  write = table.TableWriter.write
+  def dying(self, name, values, shard=None):
     if name == dies:
       os._exit(9)
-    write(table, shard, name, values)
-  records.ShardWriter.write = dying
+    write(self, name, values, shard)
+  table.TableWriter.write = dying
   built = store.build_store(sources.Source(folder), text.load_tokenizer(tokenizer), out,
                             query_max_length=16, passage_max_length=8,
                             process_index=int(index), process_count=int(count), wait_s=600)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dprjax.base.errors import InputError
-from dprjax.data import documents, records, views
+from dprjax.data import documents, table, views
 from dprjax.data.batches import open_batches
 from dprjax.data.documents import Documents
 
@@ -20,7 +20,7 @@ def store(path, lengths, one_word=False):
   + j, and words are 1 to 3 tokens long.
   """
   rng = np.random.default_rng(2)
-  with records.TableWriter(path / 'passages', 'passages', documents.COLUMNS) as table:
+  with table.TableWriter(path / 'passages', 'passages', documents.COLUMNS) as writer:
     for i, sentences in enumerate(lengths):
       ends = np.cumsum(sentences)
       begins = rng.random(ends[-1]) < 0.5
@@ -29,7 +29,7 @@ def store(path, lengths, one_word=False):
         begins[1:] = False
       words = np.cumsum(begins) - 1
       tokens = 1000 * (i + 1) + np.arange(ends[-1])
-      table.write(
+      writer.write(
         f'p{i}',
         {
           name: np.asarray(value, np.int32)
@@ -37,7 +37,7 @@ def store(path, lengths, one_word=False):
         },
       )
   sizes = np.array([(sum(sentences), len(sentences)) for sentences in lengths], np.int32).T
-  return Documents(path, {}, PAD, CLS, SEP, *sizes, records.Table(path / 'passages', 'passages'))
+  return Documents(path, {}, PAD, CLS, SEP, *sizes, table.Table(path / 'passages', 'passages'))
 
 
 @pytest.fixture(scope='module')

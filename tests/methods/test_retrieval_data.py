@@ -192,7 +192,7 @@ def test_queries_that_are_held_out_are_the_dev_split(start, bag, tmp_path):
     ),
     ({'batch_size': 11}, r'a batch of 11 queries is more than the 10 training queries'),
     ({'data__passage_buckets': (4,)}, r'passage_buckets \[4\]'),
-    ({'negatives': 28}, r'28 negatives a query cannot be had'),
+    ({'negatives': 28}, r'28 negatives a query are too many'),
   ],
 )
 def test_what_cannot_be(start, bag, changes, message):

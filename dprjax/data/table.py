@@ -1,5 +1,4 @@
-"""A table of token rows on disk: a TFDS data set of array_record files, written row by row and read
-by row number.
+"""A table of token rows on disk: a TFDS data set of array_record files, read by row number.
 
 `tfds.builder_from_directory(folder).as_data_source(split)` reads the same files, at 14 to 20
 thousand rows a second; a training step needs more. Integers are therefore kept as bytes (TFDS calls
@@ -31,68 +30,76 @@ _READER_OPTIONS = 'readahead_buffer_size:0,max_parallelism:0'
 _READER_BUFFER = 4096
 
 
+class Lists(NamedTuple):
+  """Lists of integers, one after the other in ``flat``, and the length of each."""
+
+  flat: Integers
+  counts: Integers
+
+  @property
+  def starts(self) -> jt.Int64[np.ndarray, 'rows']:
+    return np.cumsum(self.counts) - self.counts
+
+  @property
+  def owners(self) -> jt.Int64[np.ndarray, '_']:
+    """The list that each entry of ``flat`` belongs to."""
+    return np.repeat(np.arange(len(self.counts)), self.counts)
+
+
 class ShardSize(NamedTuple):
-  """Of one file of a table."""
+  """The size of one file of a table."""
 
   rows: int
   num_bytes: int
 
 
 class TableWriter:
-  """Writes one split of rows ``{'id': str, name: int32 array, ...}``; use it as a context, which
-  closes the files and describes them.
+  """Writes rows ``{'id': str, name: int32 array, ...}`` of one split into numbered shards.
+
+  A context that closes the files and describes them. The same rows make the same bytes.
+
+  Args:
+    part: other writers write the other shards, and `describe` makes a table of all of them.
+
+  Attributes:
+    sizes: the size of every shard so far.
   """
 
-  def __init__(self, folder: epath.Path, split: str, columns: Sequence[str]):
+  def __init__(self, folder: epath.Path, split: str, columns: Sequence[str], part: bool = False):
     folder.mkdir(parents=True)
-    self._folder, self._split, self._columns = folder, split, tuple(columns)
-    self._writer = ShardWriter(folder, split, columns)
+    self._folder, self._split, self._columns, self._part = folder, split, tuple(columns), part
+    self._files = _files(folder, split)
+    self.sizes: dict[int, ShardSize] = {}
     self._shard = 0
+    self._writer: array_record_module.ArrayRecordWriter | None = None
 
   def __enter__(self) -> 'TableWriter':
     return self
 
   def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-    self._writer.close()
-    if kind is None:
-      describe(self._folder, self._split, self._columns, self._writer.sizes)
+    self._close()
+    if kind is None and not self._part:
+      describe(self._folder, self._split, self._columns, self.sizes)
 
-  def write(self, identifier: str, values: Mapping[str, Integers]) -> None:
-    if self._writer.shard_bytes > _SHARD_BYTES:
-      self._shard += 1
-    self._writer.write(self._shard, identifier, values)
+  def write(
+    self, identifier: str, values: Mapping[str, Integers], shard: int | None = None
+  ) -> None:
+    """Writes a row into a shard, by default the last one or, where that is full, a new one.
 
-
-class ShardWriter:
-  """Writes rows into numbered shards of one split, those of a shard together; other writers may
-  write the other shards.
-
-  `describe` makes a table of them. The same rows make the same bytes. ``sizes`` is that of every
-  shard so far.
-  """
-
-  def __init__(self, folder: epath.Path, split: str, columns: Sequence[str]):
-    self._columns = tuple(columns)
-    self._files = _files(folder, split)
-    self.sizes: dict[int, ShardSize] = {}
-    self._shard = -1
-    self._writer: array_record_module.ArrayRecordWriter | None = None
-
-  @property
-  def shard_bytes(self) -> int:
-    """Of the shard that was written to last."""
-    return self.sizes[self._shard].num_bytes if self._shard in self.sizes else 0
-
-  def write(self, shard: int, identifier: str, values: Mapping[str, Integers]) -> None:
+    The rows of a shard are written one after the other.
+    """
+    if shard is None:
+      full = self._shard in self.sizes and self.sizes[self._shard].num_bytes > _SHARD_BYTES
+      shard = self._shard + full
     if self._writer is None or shard != self._shard:
-      self.close()
+      self._close()
       path = self._files.sharded_filepath(shard_index=shard, num_shards=None)
       self._writer = array_record_module.ArrayRecordWriter(str(path), _WRITER_OPTIONS)
       self._shard, self.sizes[shard] = shard, ShardSize(0, 0)
     feature = {'id': _feature(identifier.encode())} | {
       name: _feature(values[name].tobytes()) for name in self._columns
     }
-    # The order of a protobuf's map would else differ from process to process.
+    # The order of a protobuf's map would otherwise differ from process to process.
     row = tf_example_pb2.Example(
       features=tf_feature_pb2.Features(feature=feature)
     ).SerializeToString(deterministic=True)
@@ -100,8 +107,7 @@ class ShardWriter:
     size = self.sizes[shard]
     self.sizes[shard] = ShardSize(size.rows + 1, size.num_bytes + len(row))
 
-  def close(self) -> None:
-    """Ends the file that is open."""
+  def _close(self) -> None:
     if self._writer is not None:
       self._writer.close()
       self._writer = None
@@ -110,7 +116,7 @@ class ShardWriter:
 def describe(
   folder: epath.Path, split: str, columns: Sequence[str], sizes: Mapping[int, ShardSize]
 ) -> None:
-  """Makes the shards in a folder, numbered from 0 on, a table that `Table` and TFDS open."""
+  """Makes the shards in a folder, numbered from 0, a table that `Table` and TFDS open."""
   features = {'id': tfds.features.Text()} | {
     name: tfds.features.Tensor(shape=(None,), dtype=np.int32, encoding='bytes') for name in columns
   }
@@ -123,26 +129,21 @@ def describe(
     disable_shuffling=True,
   )
   info.set_file_format('array_record')
-  info.set_splits(
-    tfds.core.SplitDict(
-      [
-        tfds.core.SplitInfo(
-          name=split,
-          shard_lengths=[sizes[shard].rows for shard in range(len(sizes))],
-          num_bytes=sum(size.num_bytes for size in sizes.values()),
-          filename_template=_files(folder, split),
-        )
-      ]
-    )
+  split_info = tfds.core.SplitInfo(
+    name=split,
+    shard_lengths=[sizes[shard].rows for shard in range(len(sizes))],
+    num_bytes=sum(size.num_bytes for size in sizes.values()),
+    filename_template=_files(folder, split),
   )
+  info.set_splits(tfds.core.SplitDict([split_info]))
   info.write_to_directory(folder)
 
 
 class Table:
-  """Random access to the rows of one split. Reading is safe from several threads."""
+  """Random access to the rows of one split. Several threads may read at the same time."""
 
   def __init__(self, folder: epath.Path, split: str):
-    # What TFDS wrote there is read without TFDS, which would log several lines about it.
+    # Read without TFDS, which would log several lines about its own description.
     (described,) = files.read_json(folder / 'dataset_info.json', 'table')['splits']
     lengths = [int(length) for length in described['shardLengths']]
     paths = _files(folder, split)
@@ -160,14 +161,17 @@ class Table:
     return int(self._starts[-1])
 
   def read(self, rows: Integers, columns: Sequence[str]) -> list[list[bytes]]:
-    """The bytes of these columns, a list a column, in the order of ``rows``.
+    """The bytes of these columns, a list for each column, in the order of ``rows``.
 
-    Raises IndexError for a row that is not there.
+    Raises IndexError for a row that does not exist.
     """
     features = [
       tf_example_pb2.Example.FromString(record).features.feature for record in self._raw(rows)
     ]
     return [[feature[name].bytes_list.value[0] for feature in features] for name in columns]
+
+  def ids(self, rows: Integers) -> list[str]:
+    return [name.decode() for name in self.read(rows, ('id',))[0]]
 
   def _raw(self, rows: Integers) -> list[bytes]:
     rows = np.asarray(rows)
@@ -175,8 +179,8 @@ class Table:
       return []
     if rows.min() < 0 or rows.max() >= len(self):
       raise IndexError(f'rows {rows.min()} to {rows.max()} of a table of {len(self)}')
-    # One call a row: a call with a list of rows first walks the whole index (1.4 ms for 400,000
-    # rows, and growing), this one takes 5 us.
+    # One call a row takes 5 us; a call with a list of rows first walks the whole index, 1.4 ms for
+    # 400,000 rows.
     shards = np.searchsorted(self._starts, rows, side='right') - 1
     places = rows - self._starts[shards]
     return [
@@ -185,10 +189,15 @@ class Table:
     ]
 
 
-def integers(values: Sequence[bytes]) -> tuple[Integers, Integers]:
-  """Rows of one column as one flat array, and the length of each row."""
-  flat = np.frombuffer(b''.join(values), np.int32)
-  return flat, np.array([len(value) // 4 for value in values], np.int32)
+def integers(value: bytes) -> Integers:
+  """The integers of one row of a column."""
+  return np.frombuffer(value, np.int32)
+
+
+def lists(values: Sequence[bytes]) -> Lists:
+  """The integers of several rows of a column."""
+  counts = np.array([len(value) // 4 for value in values], np.int32)
+  return Lists(integers(b''.join(values)), counts)
 
 
 def _files(folder: epath.Path, split: str) -> tfds.core.ShardedFileTemplate:
