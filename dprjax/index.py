@@ -1,21 +1,18 @@
-"""Puts passages into a Milvus collection, replaces them, takes them out. dprjax.search
---index=milvus searches it.
+"""Writes passages to a Milvus collection, replaces and deletes them.
 
     python -m dprjax.index --uri=index.db --upsert=embeddings/corpus
     python -m dprjax.index --uri=http://host:19530 --collection=passages --delete=ids.txt
 
-The first makes the collection where there is none. A passage whose id is there already is replaced;
-one of another backbone or prompt than the collection's is refused. After an interruption the same
-command may simply be given again. A folder that ends in .db is a local index (milvus-lite, in this
-process); an address is a Milvus server's.
+The first command makes the collection if it is missing. A passage whose id is stored already is
+replaced; one of another backbone or prompt than the collection's is refused. After an interruption,
+run the same command again. A folder that ends in .db is a local index (milvus-lite, in this
+process); an address is a Milvus server's. dprjax.search --index=milvus searches the collection.
 """
 
 import argparse
 import logging
-import os
 from collections.abc import Sequence
 
-from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
 from dprjax.retrieval import embeddings, milvus
@@ -32,14 +29,15 @@ def upsert(
   """Writes all of ``corpus`` into a collection, which is made if it is missing.
 
   Args:
+    server, name: where the collection is.
+    corpus: embeddings of passages.
     index_type: of a new collection, see `milvus.Server.create`; None: 'auto'.
 
   Raises:
     InputError: embeddings of queries, or of another backbone, prompt or settings than the
-      collection's; another ``index_type`` than the collection has; what Milvus complains of.
+      collection's; another ``index_type`` than the collection has; an error of Milvus.
   """
-  if corpus.meta.kind != 'passage':
-    raise InputError(f'--upsert holds embeddings of kind {corpus.meta.kind}, expected passage')
+  corpus.check_kind('passage', '--upsert')
   space = corpus.meta.space()
   if name in server:
     collection = server.open(name)
@@ -71,7 +69,7 @@ def upsert(
 
 
 def delete(collection: milvus.Collection, ids: Sequence[str]) -> None:
-  """Takes passages out, and says which of them were not there."""
+  """Deletes passages, and logs which ids were not there."""
   missing = collection.delete(ids, Progress('passages', len(ids), 'deleting'))
   cli.tell(f'{len(missing):,} ids were not there', missing, strict=False)
   logger.info(
@@ -85,15 +83,7 @@ def delete(collection: milvus.Collection, ids: Sequence[str]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
   parser = cli.Parser('index', __doc__ or '')
-  parser.add_argument(
-    '--uri', required=True, help='a local folder whose name ends in .db, or http://host:port'
-  )
-  parser.add_argument(
-    '--token',
-    default=os.environ.get('MILVUS_TOKEN', ''),
-    help='of the server (default: $MILVUS_TOKEN)',
-  )
-  parser.add_argument('--collection', default='passages', help='default: passages')
+  milvus.add_arguments(parser, required=True)
   action = parser.add_mutually_exclusive_group(required=True)
   action.add_argument('--upsert', metavar='DIR', help='embeddings of passages')
   action.add_argument('--delete', metavar='IDS', help='a file of ids, one a line')
@@ -101,27 +91,25 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument(
     '--index_type',
     choices=milvus.INDEX_TYPES,
-    help='of a new collection (default: auto, which is SCANN; FLAT on milvus-lite, which has none)',
+    help='of a new collection (default: auto, which is SCANN; on milvus-lite, FLAT)',
   )
+  cli.run(parser, _command, argv)
 
-  def command(args: argparse.Namespace) -> None:
-    if args.upsert:
-      corpus = embeddings.load_embeddings(args.upsert)
-      upsert(
-        milvus.Server(args.uri, args.token, new=True), args.collection, corpus, args.index_type
-      )
-    elif args.delete:
-      ids = list(dict.fromkeys(line.strip() for _, line in files.read_lines(args.delete, 'ids')))
-      delete(milvus.Server(args.uri, args.token).open(args.collection), ids)
-    else:
-      server = milvus.Server(args.uri, args.token)
-      server.open(
-        args.collection
-      )  # so that a wrong name is an error, and nobody else's collection goes
-      server.drop(args.collection)
-      logger.info('%s, collection %s: removed', server.uri, args.collection)
 
-  cli.run(parser, command, argv)
+def _command(args: argparse.Namespace) -> None:
+  if args.upsert:
+    corpus = embeddings.load_embeddings(args.upsert)
+    server = milvus.Server(args.uri, args.token, new=True)
+    upsert(server, args.collection, corpus, args.index_type)
+    return
+  ids = list(dict.fromkeys(milvus.read_ids(args.delete))) if args.delete else []
+  server = milvus.Server(args.uri, args.token)
+  collection = server.open(args.collection)  # fails for a collection that dprjax did not make
+  if args.delete:
+    delete(collection, ids)
+  else:
+    server.drop(args.collection)
+    logger.info('%s, collection %s: removed', server.uri, args.collection)
 
 
 if __name__ == '__main__':

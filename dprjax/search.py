@@ -1,4 +1,4 @@
-"""Searches a folder of passage embeddings for every query of another, and writes a TREC run.
+"""Searches embeddings of passages for every query of another folder, and writes a TREC run.
 
     python -m dprjax.search --corpus=embeddings/corpus --queries=embeddings/test --out=run.trec
 
@@ -6,31 +6,32 @@ Both folders come from dprjax.encode, with the same backbone and prompt. Beside 
 run.trec.json says how it was made: the index and its settings, its recall against exact search, the
 time, and the backbone and the prompt.
 
-ScaNN compares with every passage below 20,000 of them, and above searches a tree, looking at as
-much of it as --recall asks for. Where ScaNN is not installed (it is for Linux and Python below
-3.14) the search is exact.
+Below 20,000 passages, ScaNN compares a query with every passage. Above, it searches a tree, as
+much of it as --recall asks for. Without ScaNN (it is for Linux and Python below 3.14) the search is
+exact.
 
-On several hosts, the same command on each with --index=exact, every process searches a part of the
-corpus.
+On several hosts, run the same command on each with --index=exact: every process searches a part of
+the corpus.
 
-In Milvus the passages are where dprjax.index put them, in a local folder or on a server:
+Milvus searches passages that dprjax.index put into a local folder or on a server:
 
     python -m dprjax.search --index=milvus --uri=index.db --queries=embeddings/test --out=run.trec
     python -m dprjax.search --index=milvus --uri=index.db --like=ids.txt --out=neighbours.trec
 
-The second asks with passages that are stored there; a passage is not its own neighbour.
+The second command searches for the neighbours of stored passages. A passage is not its own
+neighbour.
 """
 
 import argparse
 import dataclasses
 import logging
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Float, Int
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
@@ -41,7 +42,7 @@ from dprjax.runtime import cli, compiled, distributed
 
 logger = logging.getLogger('dprjax')
 
-_SHOWN = (10, 100, 1000)  # cuts at which recall is written beside the one at k
+_CUTS = (10, 100, 1000)  # where recall is reported besides k
 _GATHERED = 4096  # queries whose results are gathered from all processes at a time
 
 
@@ -62,20 +63,22 @@ def search(
     corpus, queries: of one backbone, prompt, pooling and normalisation.
     k: passages a query.
     index: 'scann' or 'exact'.
-    drop_same_id: BEIR's rule: a passage with the query's own id is never retrieved for it.
-    index_dir: where ScaNN's index is kept between searches; built there if it is missing or of
+    drop_same_id: BEIR's rule: a passage with the query's own id is not retrieved for it.
+    index_dir: where ScaNN's index is kept between searches; built there if it is missing or holds
       other vectors.
-    recall: share of the exact best k that ScaNN should find.
-    recall_queries: how many queries it is measured on; 0: not measured, and ScaNN's first settings
-      are used.
+    recall: the part of the exact best k that ScaNN should find.
+    recall_queries: the number of queries to measure it on; 0: not measured, and ScaNN keeps its
+      first settings.
 
   Returns:
-    The run, and what is to be written beside it.
+    The run, and the report that is written beside it.
 
   Raises:
     InputError: embeddings that do not belong together, or bad vectors.
   """
-  _check_together(corpus, queries)
+  corpus.check_kind('passage', '--corpus')
+  queries.check_kind('query', '--queries')
+  embeddings.check_same_space('--corpus', corpus.meta.space(), '--queries', queries.meta.space())
   # One more, so that k are left when the query's own is dropped.
   depth = min(k + drop_same_id, len(corpus))
   vectors = queries.vectors()
@@ -84,47 +87,44 @@ def search(
       'ScaNN is not installed (it is for Linux and Python below 3.14): the search is exact'
     )
     index = 'exact'
-  report: dict[str, Any] = {'index': index}
+  details: dict[str, Any] = {}
   seconds: dict[str, float] = {}
+  started = time.perf_counter()
   if index == 'exact':
-    started = time.perf_counter()
-    found = _exact(vectors, corpus, depth)
+    found = _search_exact(vectors, corpus, depth)
   else:
-    started = time.perf_counter()
     searcher = _scann_index(corpus, depth, index_dir)
     seconds['index'] = time.perf_counter() - started
     settings = searcher.settings(depth)
-    report |= {'kind': searcher.kind, 'leaves': searcher.leaves}
+    details = {'kind': searcher.kind, 'leaves': searcher.leaves}
     if recall_queries:
-      settings, report['recall'] = _measured(
-        searcher, corpus, vectors, depth, recall, recall_queries
-      )
-      if report['recall'][f'recall@{depth}'] < recall:
+      settings, reached = _tune(searcher, corpus, vectors, depth, recall, recall_queries)
+      details['recall'] = reached
+      if reached[f'recall@{depth}'] < recall:
         logger.info(
           'ScaNN finds %.4f of the exact best %d, less than --recall=%g: --index=exact finds all',
-          report['recall'][f'recall@{depth}'],
+          reached[f'recall@{depth}'],
           depth,
           recall,
         )
-    report |= {'settings': dataclasses.asdict(settings)}
+    details['settings'] = dataclasses.asdict(settings)
     started = time.perf_counter()
     found = searcher.search(vectors, depth, settings)
   seconds['search'] = time.perf_counter() - started
-  run = _run(queries, corpus, found)
-  if drop_same_id:
-    run = run.keep(~run.same_id()).top(k)
-  report |= {
-    'k': k,
-    'drop_same_id': drop_same_id,
-    'queries': len(queries),
-    'passages': len(corpus),
-    'seconds': seconds,
-    'queries_per_second': len(queries) / seconds['search'],
+  # Only the ids of documents that were found: all of them may exceed memory.
+  rows = np.unique(found.rows[found.rows >= 0])
+  places = np.where(found.rows >= 0, np.searchsorted(rows, found.rows), -1)
+  run, report = _result(
+    queries.ids, corpus.ids_at(rows), places, found.scores, k, drop_same_id, len(corpus), seconds
+  )
+  return run, {
+    'index': index,
+    **details,
+    **report,
     **corpus.meta.space(),
     'corpus_manifest_sha256': corpus.sha256,
     'queries_manifest_sha256': queries.sha256,
   }
-  return run, report
 
 
 def search_milvus(
@@ -142,82 +142,65 @@ def search_milvus(
     queries: of the collection's backbone, prompt, pooling and normalisation; or ids of passages
       that are stored in it.
     k: passages a query.
-    drop_same_id: as in `search`; always so for stored passages.
-    settings: Milvus's own of the collection's index, in place of `milvus.Collection.settings`.
+    drop_same_id: as for `search`; always true for stored passages.
+    settings: Milvus's own, for the collection's index; override `milvus.Collection.settings`.
 
   Returns:
     As `search`.
 
   Raises:
-    InputError: queries of another kind of vector, an id that is not there, or what Milvus complains
-      of.
+    InputError: queries of another kind or space, an unknown id, or an error of Milvus.
   """
   progress = Progress('queries', len(queries), 'searching')
   if isinstance(queries, embeddings.Embeddings):
-    _check_kind(queries, 'queries', 'query')
+    queries.check_kind('query', '--queries')
     collection.check_space(queries.meta.space(), '--queries')
-    ids = queries.ids
+    ids, sha256 = queries.ids, queries.sha256
     found = collection.search(
       queries.vectors(), k + drop_same_id, settings=settings, progress=progress
     )
   else:
-    ids, drop_same_id = list(queries), True
+    ids, sha256, drop_same_id = list(queries), None, True
     found = collection.like(ids, k, settings=settings, progress=progress)
-  run = trec.run_from_rows(ids, found.ids, found.rows, found.scores)
-  if drop_same_id:
-    run = run.keep(~run.same_id()).top(k)
-  used = collection.settings(min(k + drop_same_id, milvus.MAX_K)) | dict(settings or {})
+  run, report = _result(ids, *found, k, drop_same_id, len(collection), {'search': progress.seconds})
   return run, {
     'index': 'milvus',
     'kind': collection.index_type,
     'server': collection.server.version,
     'uri': collection.server.uri,
     'collection': collection.name,
-    'settings': used,
-    'k': k,
-    'drop_same_id': drop_same_id,
-    'queries': len(queries),
-    'passages': len(collection),
-    'seconds': {'search': progress.seconds},
-    'queries_per_second': len(queries) / progress.seconds,
+    'settings': collection.settings(min(k + drop_same_id, milvus.MAX_K)) | dict(settings or {}),
+    **report,
     **collection.space,
-    'queries_manifest_sha256': queries.sha256
-    if isinstance(queries, embeddings.Embeddings)
-    else None,
+    'queries_manifest_sha256': sha256,
   }
 
 
-def _run(
-  queries: embeddings.Embeddings, corpus: embeddings.Embeddings, found: exact.TopK
-) -> trec.Run:
-  """Reads the ids of the documents that were found, and of no others: all of them may be more than
-  memory holds.
-  """
-  rows = np.unique(found.rows[found.rows >= 0])
-  places = np.where(found.rows >= 0, np.searchsorted(rows, found.rows), -1)
-  return trec.run_from_rows(queries.ids, corpus.ids_at(rows), places, found.scores)
+def _result(
+  query_ids: list[str],
+  doc_ids: list[str],
+  rows: Int[np.ndarray, 'queries k'],
+  scores: Float[np.ndarray, 'queries k'],
+  k: int,
+  drop_same_id: bool,
+  passages: int,
+  seconds: dict[str, float],
+) -> tuple[trec.Run, dict[str, Any]]:
+  """The run, and the part of the report that all indexes share."""
+  run = trec.run_from_rows(query_ids, doc_ids, rows, scores)
+  if drop_same_id:
+    run = run.keep(~run.same_id()).top(k)
+  return run, {
+    'k': k,
+    'drop_same_id': drop_same_id,
+    'queries': len(query_ids),
+    'passages': passages,
+    'seconds': seconds,
+    'queries_per_second': len(query_ids) / seconds['search'],
+  }
 
 
-def _check_kind(folder: embeddings.Embeddings, flag: str, kind: str) -> None:
-  if folder.meta.kind != kind:
-    raise InputError(
-      f'--{flag} holds embeddings of kind {folder.meta.kind}, expected {kind}: are the two folders '
-      'the wrong way round?'
-    )
-
-
-def _check_together(corpus: embeddings.Embeddings, queries: embeddings.Embeddings) -> None:
-  _check_kind(corpus, 'corpus', 'passage')
-  _check_kind(queries, 'queries', 'query')
-  different = embeddings.differences(corpus.meta.space(), queries.meta.space())
-  if different:
-    raise InputError(
-      f'--corpus and --queries do not belong together: {different}; encode both with the same '
-      'backbone, prompt and settings'
-    )
-
-
-def _exact(queries: np.ndarray, corpus: embeddings.Embeddings, k: int) -> exact.TopK:
+def _search_exact(queries: np.ndarray, corpus: embeddings.Embeddings, k: int) -> exact.TopK:
   """Every process searches its part of the corpus; all have the result."""
   if jax.process_count() == 1:
     return exact.search(queries, corpus.shards, k)
@@ -243,7 +226,7 @@ def _scann_index(corpus: embeddings.Embeddings, k: int, index_dir: str | None) -
   return searcher
 
 
-def _measured(
+def _tune(
   searcher: scann.Index,
   corpus: embeddings.Embeddings,
   queries: np.ndarray,
@@ -252,35 +235,31 @@ def _measured(
   sample: int,
 ) -> tuple[scann.Settings, dict[str, Any]]:
   """Settings that reach the target on a sample of the queries, and their recall at several cuts."""
-  chosen = np.sort(np.random.default_rng(0).permutation(len(queries))[:sample])
-  truth = exact.search(queries[chosen], corpus.shards, k).rows
-  settings, reached = searcher.tune(queries[chosen], truth, target)
-  rows = searcher.search(queries[chosen], k, settings).rows
-  at = {
-    f'recall@{cut}': scann.recall(rows[:, :cut], truth[:, :cut]) for cut in _SHOWN if cut < k
-  } | {f'recall@{k}': reached}
-  return settings, {'queries': len(chosen), 'target': target, **at}
+  chosen = queries[np.sort(np.random.default_rng(0).permutation(len(queries))[:sample])]
+  truth = exact.search(chosen, corpus.shards, k).rows
+  settings, reached = searcher.tune(chosen, truth, target)
+  rows = searcher.search(chosen, k, settings).rows
+  report: dict[str, Any] = {'queries': len(chosen), 'target': target}
+  for cut in _CUTS:
+    if cut < k:
+      report[f'recall@{cut}'] = scann.recall(rows[:, :cut], truth[:, :cut])
+  return settings, report | {f'recall@{k}': reached}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
   parser = cli.Parser('search', __doc__ or '', processes=True)
   parser.add_argument(
-    '--corpus',
-    metavar='DIR',
-    help='embeddings of the passages; not with --index=milvus, which has them',
+    '--corpus', metavar='DIR', help='embeddings of the passages; not with --index=milvus'
   )
-  question = parser.add_mutually_exclusive_group(required=True)
-  question.add_argument('--queries', metavar='DIR', help='embeddings of the queries')
-  question.add_argument(
+  source = parser.add_mutually_exclusive_group(required=True)
+  source.add_argument('--queries', metavar='DIR', help='embeddings of the queries')
+  source.add_argument(
     '--like',
     metavar='IDS',
-    help='with --index=milvus: a file of ids of stored passages, one a line, to ask with',
+    help='with --index=milvus: a file of ids of stored passages, one a line, to search with',
   )
   parser.add_argument(
-    '--out',
-    required=True,
-    metavar='run.trec',
-    help='the run; its report goes to the same name with .json behind it',
+    '--out', required=True, metavar='run.trec', help='the run; its report goes to run.trec.json'
   )
   parser.add_argument(
     '--index', choices=('scann', 'exact', 'milvus'), default='scann', help='default: scann'
@@ -302,112 +281,99 @@ def main(argv: Sequence[str] | None = None) -> None:
   )
   parser.add_argument(
     '--recall',
-    type=_share,
+    type=_fraction,
     default=0.95,
-    help='share of the exact best k that ScaNN should find (default: 0.95)',
+    help='the part of the exact best k that ScaNN should find (default: 0.95)',
   )
   parser.add_argument(
     '--recall_queries',
     type=cli.count,
     default=200,
-    help='queries that it is measured on, 0: do not measure (default: 200)',
+    help='queries to measure the recall on, 0: do not measure (default: 200)',
   )
-
-  milvus_only = parser.add_argument_group('with --index=milvus')
-  milvus_only.add_argument(
-    '--uri', help='a local folder whose name ends in .db, or http://host:port'
-  )
-  milvus_only.add_argument(
-    '--token',
-    default=os.environ.get('MILVUS_TOKEN', ''),
-    help='of the server (default: $MILVUS_TOKEN)',
-  )
-  milvus_only.add_argument('--collection', default='passages', help='default: passages')
-  milvus_only.add_argument(
+  group = parser.add_argument_group('with --index=milvus')
+  milvus.add_arguments(group, required=False)
+  group.add_argument(
     '--search_param',
     type=_setting,
     action='append',
     default=[],
     metavar='NAME=NUMBER',
-    help='how much of the index to look at, for instance nprobe=64; may be repeated',
+    help='how much of the index to search, for instance nprobe=64; may be repeated',
+  )
+  cli.run(parser, distributed.together(_command), argv)
+
+
+def _command(args: argparse.Namespace) -> None:
+  files.output_file(args.out)
+  process, processes = jax.process_index(), jax.process_count()
+  if processes > 1 and args.index != 'exact':
+    raise InputError(
+      f'--index={args.index} searches in one process; {processes} of them search with --index=exact'
+    )
+  compiled.keep()
+  if args.index == 'milvus':
+    if args.uri is None or args.corpus is not None:
+      raise InputError(
+        '--index=milvus searches what dprjax.index put at --uri=...; it takes no --corpus'
+      )
+    queries = (
+      embeddings.load_embeddings(args.queries) if args.queries else milvus.read_ids(args.like)
+    )
+    collection = milvus.Server(args.uri, args.token).open(args.collection)
+    run, report = search_milvus(
+      collection,
+      queries,
+      k=args.k,
+      drop_same_id=args.drop_same_id,
+      settings=dict(args.search_param),
+    )
+  else:
+    if args.corpus is None or args.queries is None or args.uri is not None:
+      raise InputError(
+        f'--index={args.index} needs --corpus and --queries; --uri and --like go with '
+        '--index=milvus'
+      )
+    folders = [
+      embeddings.load_embeddings(folder, process=process, processes=processes)
+      for folder in (args.corpus, args.queries)
+    ]
+    run, report = search(
+      *folders,
+      k=args.k,
+      index=args.index,
+      drop_same_id=args.drop_same_id,
+      index_dir=args.index_dir,
+      recall=args.recall,
+      recall_queries=args.recall_queries,
+    )
+  if process:
+    return
+  trec.write_run(args.out, run, f'dprjax-{report["index"]}')
+  files.write_json(f'{args.out}.json', report)
+  recalls = ''.join(
+    f', {name} {value:.4f}'
+    for name, value in report.get('recall', {}).items()
+    if name.startswith('recall@')
+  )
+  logger.info(
+    '%s: %s passages for %s queries (%s%s), %.0f queries a second',
+    args.out,
+    f'{len(run.docs):,}',
+    f'{len(run):,}',
+    report.get('kind', 'exact'),
+    recalls,
+    report['queries_per_second'],
   )
 
-  def command(args: argparse.Namespace) -> None:
-    files.output_file(args.out)
-    process, processes = jax.process_index(), jax.process_count()
-    if processes > 1 and args.index != 'exact':
-      raise InputError(
-        f'--index={args.index} searches in one process; {processes} of them search with '
-        '--index=exact'
-      )
-    compiled.keep()
-    if args.index == 'milvus':
-      if args.uri is None or args.corpus is not None:
-        raise InputError(
-          '--index=milvus searches what dprjax.index put at --uri=...; it takes no --corpus'
-        )
-      asked = (
-        embeddings.load_embeddings(args.queries)
-        if args.queries
-        else [line.strip() for _, line in files.read_lines(args.like, 'ids')]
-      )
-      collection = milvus.Server(args.uri, args.token).open(args.collection)
-      run, report = search_milvus(
-        collection,
-        asked,
-        k=args.k,
-        drop_same_id=args.drop_same_id,
-        settings=dict(args.search_param),
-      )
-    else:
-      if args.corpus is None or args.queries is None or args.uri is not None:
-        raise InputError(
-          f'--index={args.index} needs --corpus and --queries; --uri and --like go with '
-          '--index=milvus'
-        )
-      corpus, queries = (
-        embeddings.load_embeddings(folder, share=process, shares=processes)
-        for folder in (args.corpus, args.queries)
-      )
-      run, report = search(
-        corpus,
-        queries,
-        k=args.k,
-        index=args.index,
-        drop_same_id=args.drop_same_id,
-        index_dir=args.index_dir,
-        recall=args.recall,
-        recall_queries=args.recall_queries,
-      )
-    if process:
-      return
-    trec.write_run(args.out, run, f'dprjax-{report["index"]}')
-    files.write_json(f'{args.out}.json', report)
-    measured = ''.join(
-      f', {name} {value:.4f}'
-      for name, value in report.get('recall', {}).items()
-      if name.startswith('recall@')
-    )
-    logger.info(
-      '%s: %s passages for %s queries (%s%s), %.0f queries a second',
-      args.out,
-      f'{len(run.docs):,}',
-      f'{len(run):,}',
-      report.get('kind', 'exact'),
-      measured,
-      report['queries_per_second'],
-    )
 
-  cli.run(parser, distributed.together(command), argv)
-
-
-def _share(text: str) -> float:
+def _fraction(text: str) -> float:
   try:
     value = float(text)
   except ValueError:
     value = -1.0
   if not 0 < value <= 1:
-    raise argparse.ArgumentTypeError(f'expected a share above 0 and up to 1, not {text!r}')
+    raise argparse.ArgumentTypeError(f'expected a number above 0 and up to 1, not {text!r}')
   return value
 
 

@@ -148,7 +148,7 @@ BAD = [
   (['--queries=dimension'], 'do not belong together: dimension 16 and 8'),
   (['--out=empty'], 'empty is a folder'),
   (['--index=faiss'], 'argument --index'),
-  (['--recall=2'], 'argument --recall: expected a share'),
+  (['--recall=2'], 'argument --recall: expected a number above 0 and up to 1'),
   (['--k=many'], 'argument --k'),
 ]
 

@@ -1,27 +1,26 @@
-"""Milvus: an index that changes while it is asked. Vectors under their documents' ids, written
-again, deleted, searched.
+"""Milvus: an index that can change. Stores vectors under their documents' ids, searches them.
 
-The same code for two kinds of server: milvus-lite, which runs within this process on a local folder
-(``index.db``), and a server or cluster (``http://host:19530``). Both come with ``pip install
-'dprjax[milvus]'``.
+The same code serves milvus-lite, which runs in this process on a local folder (``index.db``), and a
+server or cluster (``http://host:19530``). Both need ``pip install 'dprjax[milvus]'``.
 
-A collection remembers whose vectors it was filled with (`dprjax.retrieval.embeddings.Meta.space`);
-those of another backbone or prompt are refused, be they queries or documents. Scores are inner
-products.
+A collection records what made its vectors (`dprjax.retrieval.embeddings.Meta.space`), and refuses
+documents and queries of another backbone or prompt. Scores are inner products.
 
     server = Server('index.db', new=True)
     collection = server.create('passages', corpus.meta.space(), rows=len(corpus))
-    collection.upsert(ids, vectors)                  # an id that is there already is replaced
+    collection.upsert(ids, vectors)                  # replaces what is stored under these ids
     collection.search(queries, k=10)                 # Found: ids, rows, scores
-    collection.like(['d7'], k=10)                    # what is near a stored document
+    collection.like(['d7'], k=10)                    # neighbours of a stored document
     collection.delete(['d7'])
 """
 
+import argparse
 import contextlib
 import importlib.util
 import json
 import logging
 import math
+import os
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -31,35 +30,52 @@ from jaxtyping import Float, Int
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
-from dprjax.retrieval.embeddings import differences
+from dprjax.retrieval.embeddings import check_same_space
 from dprjax.retrieval.exact import check_finite
 
-MAX_K = 16_384  # Milvus returns no more for a query
-INDEX_TYPES = ('auto', 'SCANN', 'FLAT', 'AUTOINDEX', 'HNSW', 'IVF_FLAT', 'IVF_SQ8')
-
+MAX_K = 16_384  # the most that Milvus returns for a query
 _LITE_TYPES = ('FLAT', 'AUTOINDEX', 'HNSW', 'IVF_FLAT', 'IVF_SQ8')
-# milvus-lite ends the connection of who asks every ten seconds, as pymilvus does, whether it is
-# still there.
+INDEX_TYPES = ('auto', 'SCANN', *_LITE_TYPES)
+
+# pymilvus pings every ten seconds, and milvus-lite ends the connection for it.
 _LITE_OPTIONS = {'grpc.keepalive_time_ms': 2**31 - 1}
 _SPACE = 'dprjax.space'
 _ID, _VECTOR = 'id', 'vector'
 _MAX_ID = 1024  # bytes
-_SEGMENT_BYTES = 1 << 30  # a server builds one index for so much data, by its default settings
-# A request may have 64 MB, an answer too.
+_SEGMENT_BYTES = 1 << 30  # a server indexes so much data at once, by its default settings
+# A request may have 64 MB, and so may an answer.
 _REQUEST_BYTES, _REQUEST_ROWS, _ANSWER_ROWS = 1 << 24, 1_000, 100_000
 _IDS = 1_000  # in one expression
 _log = logging.getLogger('dprjax')
 
-Progress = Callable[[int], None]
+ProgressFn = Callable[[int], None]
+
+
+def add_arguments(parser: argparse._ActionsContainer, required: bool) -> None:
+  """Adds the flags that name a collection: ``--uri``, ``--token`` and ``--collection``."""
+  parser.add_argument(
+    '--uri', required=required, help='a local folder whose name ends in .db, or http://host:port'
+  )
+  parser.add_argument(
+    '--token',
+    default=os.environ.get('MILVUS_TOKEN', ''),
+    help='of the server (default: $MILVUS_TOKEN)',
+  )
+  parser.add_argument('--collection', default='passages', help='default: passages')
+
+
+def read_ids(path: files.PathLike) -> list[str]:
+  """A file of document ids, one a line."""
+  return [line.strip() for _, line in files.read_lines(path, 'ids')]
 
 
 class Found(NamedTuple):
-  """What was found for each query, best first.
+  """What a search found for each query, best first.
 
   Attributes:
-    ids: of all documents that were found, each once.
+    ids: of all documents found, each once.
     rows: places in ``ids``; -1 where fewer than k were found.
-    scores: their inner products; -inf likewise.
+    scores: inner products; -inf where fewer were found.
   """
 
   ids: list[str]
@@ -70,8 +86,11 @@ class Found(NamedTuple):
 class Server:
   """A connection.
 
-  ``uri`` is as messages and reports may show it, without a password; ``version`` what the server
-  calls itself.
+  Attributes:
+    uri: without a password, for messages and reports.
+    version: the server's own.
+    lite: whether it is milvus-lite.
+    client: pymilvus's.
   """
 
   def __init__(self, uri: str, token: str = '', *, new: bool = False, timeout: float = 30.0):
@@ -79,13 +98,13 @@ class Server:
 
     Args:
       uri: a local folder whose name ends in .db, or http(s)://host:port.
-      token: of a server that asks for one, 'user:password' or an API key.
-      new: a local folder that is not there is made.
+      token: 'user:password' or an API key, where the server requires one.
+      new: make a missing local folder.
       timeout: seconds to wait for the connection.
 
     Raises:
-      InputError: pymilvus or milvus-lite is not installed, there is no such folder, or nobody
-        answers there.
+      InputError: pymilvus or milvus-lite is not installed, there is no such folder, or no server
+        answers.
     """
     if importlib.util.find_spec('pymilvus') is None:
       raise InputError(
@@ -103,34 +122,35 @@ class Server:
       files.existing(uri, 'local index')
     import pymilvus  # here, because it is an extra
 
-    # What goes wrong is raised; they would write tracebacks of it besides, and of each call that
-    # milvus-lite does not have.
+    # They log tracebacks of errors that are raised anyway, and of calls that milvus-lite lacks.
     for name in ('pymilvus', 'milvus_lite', 'grpc'):
       logging.getLogger(name).setLevel(logging.CRITICAL)
     self.uri = _public(uri)
-    with _told(f'{self.uri} (another process may have it open)' if self.lite else self.uri):
+    with _milvus_errors(
+      f'{self.uri} (another process may have it open)' if self.lite else self.uri
+    ):
       self.client = pymilvus.MilvusClient(
         uri, token=token, timeout=timeout, **({'grpc_options': _LITE_OPTIONS} if self.lite else {})
       )
       self.version = str(self.client.get_server_version())
-    # milvus-lite can be a server of its own as well.
+    # milvus-lite can run as a server too.
     self.lite = 'lite' in self.version
 
   def __contains__(self, name: str) -> bool:
-    with _told(self.uri):
+    with _milvus_errors(self.uri):
       return bool(self.client.has_collection(name))
 
   def open(self, name: str) -> 'Collection':
-    """A collection that is there. Raises InputError if it is not, or was not filled by dprjax."""
+    """An existing collection. Raises InputError if there is none, or dprjax did not make it."""
     if name not in self:
-      with _told(self.uri):
+      with _milvus_errors(self.uri):
         names = sorted(self.client.list_collections())
       raise InputError(
         f'{self.uri}: no collection {name!r} '
         f'({"there are " + ", ".join(names) if names else "there are none"}); '
         'fill one with dprjax.index --upsert'
       )
-    with _told(self.uri):
+    with _milvus_errors(self.uri):
       described = self.client.describe_collection(name)
       index = self.client.describe_index(name, _VECTOR) or {}
       self.client.load_collection(name)
@@ -138,8 +158,8 @@ class Server:
       space = json.loads(described['properties'].get(_SPACE) or described['description'])[_SPACE]
     except (KeyError, TypeError, json.JSONDecodeError):
       raise InputError(
-        f'{self.uri}: collection {name!r} was not made by dprjax: nothing says what its vectors '
-        'are of; choose another name'
+        f'{self.uri}: collection {name!r} was not made by dprjax: it does not say what made its '
+        'vectors; choose another name'
       ) from None
     return Collection(
       self, name, space, str(index.get('index_type', 'FLAT')), int(index.get('nlist', 128))
@@ -152,15 +172,14 @@ class Server:
 
     Args:
       name: letters, digits and underscores.
-      space: of the vectors that it is for, `embeddings.Meta.space`.
-      index_type: one of INDEX_TYPES. 'auto': SCANN where the server has it, which milvus-lite does
-        not: there FLAT, which is exact.
-      rows: how many there will be, about: decides how many lists SCANN and IVF cut them into.
+      space: of its vectors, `embeddings.Meta.space`.
+      index_type: one of INDEX_TYPES. 'auto' is SCANN; on milvus-lite, which lacks it, FLAT (exact).
+      rows: about how many there will be, which sets the number of lists of SCANN and IVF.
 
     Raises:
-      InputError: the server has no such index, or refuses for another reason; milvus-lite takes any
-        name of an index, and would search without.
+      InputError: the server has no such index, or another error of Milvus.
     """
+    # milvus-lite would accept any name, and search without an index.
     if self.lite and index_type not in ('auto', *_LITE_TYPES):
       raise InputError(
         f'{self.uri}: milvus-lite has no index {index_type}; choose among '
@@ -180,9 +199,9 @@ class Server:
     lists = max(
       1, min(65_536, round(4 * math.sqrt(min(max(rows, 1), _SEGMENT_BYTES // (4 * dimension)))))
     )
-    said = json.dumps({_SPACE: dict(space)}, sort_keys=True)
+    record = json.dumps({_SPACE: dict(space)}, sort_keys=True)
     client = self.client
-    schema = client.create_schema(auto_id=False, enable_dynamic_field=False, description=said)
+    schema = client.create_schema(auto_id=False, enable_dynamic_field=False, description=record)
     schema.add_field(_ID, pymilvus.DataType.VARCHAR, is_primary=True, max_length=_MAX_ID)
     schema.add_field(_VECTOR, pymilvus.DataType.FLOAT_VECTOR, dim=dimension)
     index = client.prepare_index_params()
@@ -192,10 +211,9 @@ class Server:
       metric_type='IP',
       params={'nlist': lists} if index_type.startswith(('IVF', 'SCANN')) else {},
     )
-    # milvus-lite keeps properties and forgets descriptions; for servers a description is what has
-    # always been free to use.
-    properties = {'properties': {_SPACE: said}} if self.lite else {}
-    with _told(f'{self.uri}: collection {name!r} with index {index_type}'):
+    # milvus-lite keeps properties but not descriptions; servers of any version keep descriptions.
+    properties = {'properties': {_SPACE: record}} if self.lite else {}
+    with _milvus_errors(f'{self.uri}: collection {name!r} with index {index_type}'):
       client.create_collection(
         name, schema=schema, index_params=index, consistency_level='Strong', **properties
       )
@@ -203,16 +221,17 @@ class Server:
 
   def drop(self, name: str) -> None:
     """Removes a collection and all that is in it."""
-    with _told(self.uri):
+    with _milvus_errors(self.uri):
       self.client.drop_collection(name)
 
 
 class Collection:
-  """Vectors of one space under their documents' ids; see `Server.open` and `Server.create`.
+  """Vectors of one space under their documents' ids; `Server.open` and `Server.create` return it.
 
   Attributes:
+    server, name: where it is.
     space: what made the vectors, as in `embeddings.Meta.space`.
-    index_type: as the server calls it.
+    index_type: the server's name for it.
   """
 
   def __init__(self, server: Server, name: str, space: dict[str, Any], index_type: str, lists: int):
@@ -221,31 +240,23 @@ class Collection:
     self._where = f'{server.uri}, collection {name!r}'
 
   def __len__(self) -> int:
-    with _told(self._where):
+    with _milvus_errors(self._where):
       return int(
         self._client.query(self.name, filter='', output_fields=['count(*)'])[0]['count(*)']
       )
 
   def check_space(self, space: Mapping[str, Any], what: str) -> None:
-    """Raises InputError if ``what`` is of other vectors than the collection: another backbone,
-    prompt, pooling, dimension.
-    """
-    different = differences(self.space, space)
-    if different:
-      raise InputError(
-        f'{self._where} and {what} do not belong together: {different}; '
-        'encode both with the same backbone, prompt and settings'
-      )
+    """Raises InputError if ``what`` has another space than the collection."""
+    check_same_space(self._where, self.space, what, space)
 
   def upsert(
-    self, ids: Sequence[str], vectors: Float[np.ndarray, 'n H'], progress: Progress | None = None
+    self, ids: Sequence[str], vectors: Float[np.ndarray, 'n H'], progress: ProgressFn | None = None
   ) -> None:
-    """Writes vectors; those of ids that are there already are replaced. The same call again after
-    an interruption does no harm.
+    """Writes vectors, and replaces those stored under the same ids. May be repeated.
 
     Raises:
       InputError: vectors of another length, NaN or infinity among them, an id of more than 1,024
-        bytes, or what Milvus complains of.
+        bytes, or an error of Milvus.
     """
     self._check_dimension(vectors, 'vectors')
     check_finite(vectors, 'document', 0)
@@ -256,37 +267,28 @@ class Collection:
       raise InputError(
         f'{self._where}: the id {long[:40]!r}... has more than {_MAX_ID} bytes; give shorter ids'
       )
-    size = self._batch(vectors.shape[1])
-    for start in range(0, len(ids), size):
-      part = np.ascontiguousarray(vectors[start : start + size], np.float32)
-      with _told(self._where):
+    for part in _slices(len(ids), self._batch(vectors.shape[1]), progress):
+      rows = np.ascontiguousarray(vectors[part], np.float32)
+      with _milvus_errors(self._where):
         self._client.upsert(
           self.name,
-          [
-            {_ID: id_, _VECTOR: vector}
-            for id_, vector in zip(ids[start : start + size], part, strict=True)
-          ],
+          [{_ID: id_, _VECTOR: row} for id_, row in zip(ids[part], rows, strict=True)],
         )
-      if progress is not None:
-        progress(min(start + size, len(ids)))
 
   def flush(self) -> None:
-    """Has the server write what it holds and index it: worth a call after many upserts."""
-    with _told(self._where):
+    """Makes the server write and index what it received; call it after many upserts."""
+    with _milvus_errors(self._where):
       self._client.flush(self.name)
 
-  def delete(self, ids: Sequence[str], progress: Progress | None = None) -> list[str]:
+  def delete(self, ids: Sequence[str], progress: ProgressFn | None = None) -> list[str]:
     """Deletes documents; returns the ids that were not there."""
     missing: list[str] = []
-    for start in range(0, len(ids), _IDS):
-      part = ids[start : start + _IDS]
-      there = {row[_ID] for row in self._rows(part, [_ID])}
-      missing += [id_ for id_ in part if id_ not in there]
-      if there:
-        with _told(self._where):
-          self._client.delete(self.name, filter=_among(sorted(there)))
-      if progress is not None:
-        progress(min(start + _IDS, len(ids)))
+    for part in _slices(len(ids), _IDS, progress):
+      stored = {row[_ID] for row in self._rows(ids[part], [_ID])}
+      missing += [id_ for id_ in ids[part] if id_ not in stored]
+      if stored:
+        with _milvus_errors(self._where):
+          self._client.delete(self.name, filter=_among(sorted(stored)))
     return missing
 
   def vectors(self, ids: Sequence[str]) -> Float[np.ndarray, 'n H']:
@@ -294,20 +296,19 @@ class Collection:
 
     Raises InputError if one is not there.
     """
-    found: dict[str, np.ndarray] = {}
-    size = min(_IDS, self._batch(int(self.space['dimension'])))
-    for start in range(0, len(ids), size):
-      found |= {
+    vectors: dict[str, np.ndarray] = {}
+    for part in _slices(len(ids), min(_IDS, self._batch(int(self.space['dimension'])))):
+      vectors |= {
         row[_ID]: np.asarray(row[_VECTOR], np.float32)
-        for row in self._rows(ids[start : start + size], [_ID, _VECTOR])
+        for row in self._rows(ids[part], [_ID, _VECTOR])
       }
-    missing = [id_ for id_ in dict.fromkeys(ids) if id_ not in found]
+    missing = [id_ for id_ in dict.fromkeys(ids) if id_ not in vectors]
     if missing:
       raise InputError(
         f'{self._where}: {len(missing)} of these ids are not there, for instance '
         f'{", ".join(missing[:5])}'
       )
-    return np.stack([found[id_] for id_ in ids])
+    return np.stack([vectors[id_] for id_ in ids])
 
   def search(
     self,
@@ -315,20 +316,19 @@ class Collection:
     k: int,
     *,
     settings: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    progress: ProgressFn | None = None,
   ) -> Found:
-    """The best ``min(k, number of documents)`` of each query, as far as the index finds them.
+    """The best ``min(k, number of documents)`` of each query that the index finds.
 
     Args:
       queries: vectors of the collection's space.
       k: at most MAX_K.
-      settings: Milvus's own of this index type (nprobe, reorder_k, ef, ...), in place of those of
-        `settings`.
-      progress: told the number of queries done.
+      settings: Milvus's own for this index type (nprobe, reorder_k, ef, ...); override `settings`.
+      progress: called with the number of queries done.
 
     Raises:
-      InputError: vectors of another length, k too large, an empty collection, or what Milvus
-        complains of.
+      InputError: vectors of another length, k too large, an empty collection, or an error of
+        Milvus.
     """
     self._check_dimension(queries, 'queries')
     check_finite(queries, 'query', 0)
@@ -346,26 +346,21 @@ class Collection:
     parameters = {'metric_type': 'IP', 'params': self.settings(k) | dict(settings or {})}
     size = max(1, min(self._batch(queries.shape[1]), _ANSWER_ROWS // k))
     places: dict[str, int] = {}
-    rows, scores = (
-      np.full((len(queries), k), -1, np.int32),
-      np.full((len(queries), k), -np.inf, np.float32),
-    )
-    for start in range(0, len(queries), size):
-      part = np.ascontiguousarray(queries[start : start + size], np.float32)
-      with _told(self._where):
+    rows = np.full((len(queries), k), -1, np.int32)
+    scores = np.full((len(queries), k), -np.inf, np.float32)
+    for part in _slices(len(queries), size, progress):
+      with _milvus_errors(self._where):
         answers = self._client.search(
           self.name,
-          data=list(part),
+          data=list(np.ascontiguousarray(queries[part], np.float32)),
           limit=k,
           output_fields=[_ID],
           search_params=parameters,
           anns_field=_VECTOR,
         )
-      for number, hits in enumerate(answers, start=start):
+      for number, hits in enumerate(answers, start=part.start):
         rows[number, : len(hits)] = [places.setdefault(hit[_ID], len(places)) for hit in hits]
         scores[number, : len(hits)] = [hit['distance'] for hit in hits]
-      if progress is not None:
-        progress(min(start + size, len(queries)))
     return Found(list(places), rows, scores)
 
   def like(
@@ -374,17 +369,17 @@ class Collection:
     k: int,
     *,
     settings: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    progress: ProgressFn | None = None,
   ) -> Found:
-    """For each of these stored documents the k best others.
+    """The k best other documents for each of these stored ones.
 
     Raises InputError as `search` and `vectors` do.
     """
     found = self.search(self.vectors(ids), k + 1, settings=settings, progress=progress)
     place = {id_: number for number, id_ in enumerate(found.ids)}
     own = np.array([place.get(id_, -2) for id_ in ids])[:, None]
-    # Stable: the others keep their order, and one falls off at the end where the document itself
-    # was not among the k + 1.
+    # A stable sort moves the document itself to the end. Where it was not among the k + 1, the last
+    # of the others is dropped instead.
     order = np.argsort(found.rows == own, axis=1, kind='stable')
     rows, scores = (
       np.take_along_axis(array, order, axis=1) for array in (found.rows, found.scores)
@@ -394,8 +389,9 @@ class Collection:
     return Found(found.ids, rows[:, :k], scores[:, :k])
 
   def settings(self, k: int) -> dict[str, int]:
-    """What a search looks at unless it is told: of SCANN and IVF a tenth of the lists, and with
-    SCANN 4 k vectors scored again exactly.
+    """The default search settings.
+
+    SCANN and IVF search a tenth of the lists, and SCANN scores 4 k vectors again, exactly.
     """
     lists = {'nprobe': max(8, self._lists // 10)}
     # HNSW keeps a list of its best, which must be as long as k.
@@ -407,7 +403,7 @@ class Collection:
     }.get(self.index_type, {})
 
   def _rows(self, ids: Sequence[str], fields: list[str]) -> list[dict[str, Any]]:
-    with _told(self._where):
+    with _milvus_errors(self._where):
       return list(self._client.query(self.name, filter=_among(ids), output_fields=fields))
 
   def _check_dimension(self, vectors: np.ndarray, what: str) -> None:
@@ -422,14 +418,22 @@ class Collection:
     return max(1, min(_REQUEST_ROWS, _REQUEST_BYTES // (4 * dimension)))
 
 
+def _slices(count: int, size: int, progress: ProgressFn | None = None) -> Iterator[slice]:
+  """Slices of at most ``size``; reports each when the caller asks for the next."""
+  for start in range(0, count, size):
+    stop = min(start + size, count)
+    yield slice(start, stop)
+    if progress is not None:
+      progress(stop)
+
+
 def _among(ids: Sequence[str]) -> str:
-  # As JSON strings: pymilvus itself puts ids between quotes as they are, and one with a quote in it
-  # ends the expression.
+  # As JSON strings: pymilvus does not escape a quote within an id.
   return f'{_ID} in {json.dumps(list(ids), ensure_ascii=False)}'
 
 
 def _public(uri: str) -> str:
-  """Without the user and the password that it may carry."""
+  """Without user and password."""
   if '://' not in uri:
     return uri
   parts = urllib.parse.urlsplit(uri)
@@ -437,8 +441,8 @@ def _public(uri: str) -> str:
 
 
 @contextlib.contextmanager
-def _told(where: str) -> Iterator[None]:
-  """Turns what Milvus complains of inside the block into an InputError."""
+def _milvus_errors(where: str) -> Iterator[None]:
+  """Turns an error of Milvus inside the block into an InputError."""
   from pymilvus.exceptions import MilvusException
 
   try:

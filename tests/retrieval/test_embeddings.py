@@ -180,7 +180,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
   'ids, message',
   [
     ([], 'nothing to encode'),
-    (['a', 'a'], "row 2: the id 'a' is there twice"),
+    (['a', 'a'], "row 2: the id 'a' is there twice; ids must be unique"),
     (['a', ''], "row 2: the id '' is empty"),
     (['a b'], "row 1: the id 'a b'"),
     (['a\u2028'], 'row 1'),
@@ -270,6 +270,6 @@ def test_several_processes_verify_other_files_each(tmp_path):
   content = bytearray(vectors.read_bytes())
   content[-1] ^= 1
   vectors.write_bytes(content)
-  assert len(load_embeddings(tmp_path / 'out', share=0, shares=2)) == 4
+  assert len(load_embeddings(tmp_path / 'out', process=0, processes=2)) == 4
   with pytest.raises(InputError, match='embeddings-00001'):
-    load_embeddings(tmp_path / 'out', share=1, shares=2)
+    load_embeddings(tmp_path / 'out', process=1, processes=2)
