@@ -125,7 +125,7 @@ def measure(args: argparse.Namespace, passages: int, chunks: int) -> dict[str, f
   update = updates.Update(
     config,
     system,
-    {'query': hub.init_params(model, jax.random.key(0)), 'mlm': None, 'condenser': None},
+    {'query': hub.init_params(model, jax.random.key(0)), 'heads': {}},
     batch,
   )
   memory = update.compiled.memory_analysis()

@@ -19,11 +19,14 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import size
 from dprjax.data import text
 from dprjax.models import artifact, hub, prompts
+from dprjax.models.head_specs import Head
 from dprjax.runtime import checkpoint, cli, tree
 from dprjax.runtime import config as configs
 
 logger = logging.getLogger('dprjax')
 KINDS = prompts.KINDS
+# The heads of a checkpoint that a method goes on with.
+HEADS = {'pretrain': ('mlm', 'condenser'), 'cross_encoder': ('classifier',)}
 
 
 def export(workdir: epath.PathLike, out: epath.PathLike, step: int | None = None) -> epath.Path:
@@ -41,11 +44,7 @@ def export(workdir: epath.PathLike, out: epath.PathLike, step: int | None = None
     InputError: there is no run or no checkpoint, or ``out`` is of the wrong kind.
   """
   config = configs.load_workdir(workdir)
-  backbone = hub.load_backbone(
-    configs.backbone_path(config, workdir),
-    heads=config.method == 'pretrain',
-    classifier=config.method == 'cross_encoder',
-  )
+  backbone = hub.load_backbone(configs.backbone_path(config, workdir), HEADS.get(config.method, ()))
   saved = checkpoint.Checkpoints(workdir, backbone.sha256)
   try:
     step = saved.best() if step is None else step
@@ -185,7 +184,7 @@ def write_backbone(
   )
   where = folder / kind if kind else folder
   sentence: hub.SentenceSettings | None = None
-  heads: dict[str, Any] = {}
+  max_length = None
   if config.method == 'pretrain':
     # No sentence-transformers files unless the defaults (first token, raw) would be wrong: what it
     # is for comes later.
@@ -195,29 +194,12 @@ def write_backbone(
         normalize=bool(config.normalize),
         max_length=backbone.config.max_tokens,
       )
-    # With the heads, trained here or as they were, pretraining can go on from the directory.
-    trained = tree.unflatten(trainable).get('head', {})
-    heads = {
-      'mlm': trained.get('mlm', backbone.mlm),
-      'condenser': trained.get('condenser', backbone.condenser),
-    }
-    if 'condenser' in trained:
-      heads['condenser_split'] = config.pretrain.skip_from or backbone.config.num_layers // 2
-    elif backbone.condenser is not None:
-      heads['condenser_split'] = backbone.condenser_split
   elif config.method == 'cross_encoder':
     # No sentence-transformers files: those of a model with vectors would be wrong, and CrossEncoder
     # needs none.
-    head = tree.flatten({'head': {'classifier': backbone.classifier or {}}}) | trainable
-    tokenizer = text.load_tokenizer(backbone.path)
-    heads = {
-      'classifier': tree.unflatten(
-        {name: leaf for name, leaf in head.items() if name.startswith('head/')}
-      )['head']['classifier'],
-      'max_length': tokenizer.pair_length(
-        config.data.query_max_length, config.data.passage_max_length
-      ),
-    }
+    max_length = text.load_tokenizer(backbone.path).pair_length(
+      config.data.query_max_length, config.data.passage_max_length
+    )
   else:
     sentence = hub.SentenceSettings(
       pooling=config.pooling,
@@ -233,9 +215,24 @@ def write_backbone(
     source=backbone.path,
     sentence=sentence,
     hf_config=backbone.hf_config,
-    **heads,
+    heads=trained_heads(config, backbone, trainable),
+    max_length=max_length,
   )
   return hub.load_backbone(str(where)).sha256
+
+
+def trained_heads(
+  config: Any, backbone: hub.Backbone, trainable: dict[str, np.ndarray]
+) -> dict[str, Head]:
+  """The heads of the checkpoint, trained here or as they were: training can go on from them."""
+  stored = {'head': {name: head.params for name, head in backbone.heads.items()}}
+  trained = {name: leaf for name, leaf in trainable.items() if name.startswith('head/')}
+  settings = {name: head.settings for name, head in backbone.heads.items()}
+  if any(name.startswith('head/condenser/') for name in trained):
+    split = config.pretrain.skip_from or backbone.config.num_layers // 2
+    settings['condenser'] = {'split': split}
+  params = tree.unflatten(tree.flatten(stored) | trained).get('head', {})
+  return {name: Head(leaves, settings.get(name, {})) for name, leaves in params.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

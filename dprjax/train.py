@@ -51,6 +51,8 @@ SYSTEMS = {
   'similarity': (similarity, pairs),
   'cross_encoder': (cross_encoder, reranking),
 }
+# The heads of a checkpoint that a method goes on with.
+HEADS = {'pretrain': ('mlm', 'condenser'), 'cross_encoder': ('classifier',)}
 # What a backbone from scratch may begin with, and the architecture that goes with it.
 VOCABULARIES = {
   'wordpiece': (text.train_wordpiece, 'bert'),
@@ -120,10 +122,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   parts = {
     'query': backbone.params,
     'passage': backbone.params,
-    'mlm': backbone.mlm,
-    'condenser': backbone.condenser,
-    'condenser_split': backbone.condenser_split,
-    'classifier': backbone.classifier,
+    'heads': backbone.heads,
   }
   params = tree.flatten(system.init(parts, jax.random.fold_in(key, 0)))
   if config.prompt.init_from:
@@ -350,9 +349,7 @@ def make_backbone(
 def load_backbone(config: ml_collections.FrozenConfigDict, workdir: epath.Path) -> hub.Backbone:
   """The backbone before training."""
   path = configs.backbone_path(config, workdir)
-  return hub.load_backbone(
-    path, heads=config.method == 'pretrain', classifier=config.method == 'cross_encoder'
-  )
+  return hub.load_backbone(path, HEADS.get(config.method, ()))
 
 
 def warm_start(

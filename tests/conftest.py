@@ -106,6 +106,7 @@ def make_cross_encoder(tmp_path_factory):
   """
   from dprjax.data import text  # here, as above
   from dprjax.models import classifier, encoder, hub
+  from dprjax.models.head_specs import Head
 
   made = {}
 
@@ -138,7 +139,12 @@ def make_cross_encoder(tmp_path_factory):
         shapes,
       )
       hub.save_backbone(
-        folder / 'model', config, params, source=folder, classifier=head, max_length=16
+        folder / 'model',
+        config,
+        params,
+        source=folder,
+        heads={'classifier': Head(head)},
+        max_length=16,
       )
       made[labels] = folder / 'model'
     return made[labels]

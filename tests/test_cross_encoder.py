@@ -166,9 +166,12 @@ def test_exported_scored_and_trained_on(go, command, trained, first_run, tmp_pat
   status, err = command(export, f'--workdir={first_run}', f'--out={out}', '--step=12')
   assert status == 0, err
   trainable = trainable_of(first_run)[1]
-  loaded = hub.load_backbone(out, classifier=True)
+  loaded = hub.load_backbone(out, ('classifier',))
   assert_same_bits(
-    tree.flatten({'backbone': loaded.params, 'head': {'classifier': loaded.classifier}}), trainable
+    tree.flatten(
+      {'backbone': loaded.params, 'head': {'classifier': loaded.heads['classifier'].params}}
+    ),
+    trainable,
   )
   assert (
     loaded.hf_config['architectures'] == ['BertForSequenceClassification']
@@ -216,9 +219,9 @@ def test_exported_scored_and_trained_on(go, command, trained, first_run, tmp_pat
   assert (
     command(export, f'--workdir={tmp_path}/more', f'--out={tmp_path}/tuned', '--step=12')[0] == 0
   )
-  tuned = hub.load_backbone(tmp_path / 'tuned', classifier=True)
+  tuned = hub.load_backbone(tmp_path / 'tuned', ('classifier',))
   assert tuned.sha256 == loaded.sha256
-  assert_same_bits(tree.flatten({'head': {'classifier': tuned.classifier}}), more)
+  assert_same_bits(tree.flatten({'head': {'classifier': tuned.heads['classifier'].params}}), more)
   assert all((leaf != trainable[name]).any() for name, leaf in more.items())
 
 

@@ -100,12 +100,12 @@ def test_what_is_exported_is_what_was_trained_and_can_be_trained_on(go, command,
   out = tmp_path / 'out'
   status, err = command(export, f'--workdir={tmp_path}/run', f'--out={out}')
   assert status == 0, err
-  backbone = hub.load_backbone(out, heads=True)
-  assert backbone.condenser_split == 1
+  backbone = hub.load_backbone(out, ('mlm', 'condenser'))
+  assert backbone.heads['condenser'].settings['split'] == 1
   for top, params in (
     ('backbone', backbone.params),
-    ('head/mlm', backbone.mlm),
-    ('head/condenser', backbone.condenser),
+    ('head/mlm', backbone.heads['mlm'].params),
+    ('head/condenser', backbone.heads['condenser'].params),
   ):
     for name, leaf in trainable.items():
       if name.startswith(f'{top}/'):
@@ -181,14 +181,14 @@ def test_from_scratch_with_a_sentencepiece_vocabulary(command, trained, tmp_path
   status, err = command(export, f'--workdir={tmp_path}/run', f'--out={tmp_path}/out')
   assert status == 0, err
   backbone, tokenizer = (
-    hub.load_backbone(tmp_path / 'out', heads=True),
+    hub.load_backbone(tmp_path / 'out', ('mlm', 'condenser')),
     text.load_tokenizer(tmp_path / 'out'),
   )
   assert (
     backbone.config.model_type == 'xlm-roberta'
     and backbone.config.vocab_size == tokenizer.vocab_size <= 1000
   )
-  assert backbone.config.pad_token_id == tokenizer.pad_id == 1 and backbone.mlm is not None
+  assert backbone.config.pad_token_id == tokenizer.pad_id == 1 and 'mlm' in backbone.heads
 
 
 # Bad input.

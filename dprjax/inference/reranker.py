@@ -14,7 +14,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.data import text
 from dprjax.inference.embedder import Embedder, ProgressFn, count_from, local_mesh, place
-from dprjax.models import classifier, encoder, hub, sentence
+from dprjax.models import classifier, encoder, head_specs, hub, sentence
 
 # Unless the caller says otherwise: a pair's cost grows faster than its length.
 DEFAULT_LENGTH = 512
@@ -48,7 +48,7 @@ class CrossEncoder:
       InputError: the backbone has no classifier (see ``hub.load_backbone``), or fewer positions
         than ``max_length``.
     """
-    head = _whole(backbone.classifier, backbone.path)
+    head = _check_head(backbone.heads.get('classifier'), backbone.path).params
     model = backbone.config
     if max_length > model.max_tokens:
       raise InputError(
@@ -103,7 +103,7 @@ class CrossEncoder:
       InputError: something cannot be read; there is no such head, or one of more labels; the
         tokenizer is another model's.
     """
-    backbone = hub.load_backbone(path, classifier=True)
+    backbone = hub.load_backbone(path, ('classifier',))
     tokenizer = text.load_tokenizer(backbone.path)
     hub.check_vocabulary(backbone, tokenizer.vocab_size, backbone.path)
     if max_length is None:
@@ -115,8 +115,8 @@ class CrossEncoder:
   @property
   def sha256(self) -> str:
     """Names all that decides a score: the encoder's tensors, the head's, and the tokenizer."""
-    assert self.backbone.classifier is not None  # __init__ sees to it
-    head = hub.classifier_sha256(self.backbone.config, self.backbone.classifier)
+    classifier = self.backbone.heads['classifier']
+    head = head_specs.sha256('classifier', self.backbone.config, classifier)
     return '+'.join((self.backbone.sha256, head, self.tokenizer.sha256))
 
   def score(
@@ -148,12 +148,12 @@ def check(path: PathLike) -> None:
   Raises:
     InputError: there is no such model, or it has no sequence-classification head of 1 or 2 labels.
   """
-  _whole(hub.load_classifier(path), path)
+  _check_head(hub.load_head(path, 'classifier'), path)
 
 
-def _whole(head: hub.Params | None, path: PathLike) -> hub.Params:
-  """The head, if it is there and not but BERT's pooler. Raises InputError."""
-  if head is None or 'output' not in head:
+def _check_head(head: head_specs.Head | None, path: PathLike) -> head_specs.Head:
+  """The head; raises InputError where there is none, or BERT's pooler alone."""
+  if head is None or 'output' not in head.params:
     raise InputError(
       f'{path}: no sequence-classification head: this is a plain encoder, not a cross-encoder; '
       'train one from it: '

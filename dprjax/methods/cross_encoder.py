@@ -63,7 +63,8 @@ def build(
   chunks = config.grad_cache * config.accumulate
 
   def init(parts: Mapping[str, Any], key: Array) -> dict[str, Any]:
-    there = parts['classifier'] or {}
+    stored = parts['heads'].get('classifier')
+    there = stored.params if stored else {}
     labels = there['output']['bias'].shape[0] if 'output' in there else knobs.labels
     # A pooler without a classifier is where BERT's head begins.
     params = {

@@ -17,8 +17,7 @@ class System(NamedTuple):
   Attributes:
     init: ``(parts, key) -> params``, the tree with named top-level subtrees. The parts are what a
       backbone's directory holds: ``query`` and ``passage`` (the encoder's parameters, one object
-      for both where it is one directory), ``mlm``, ``condenser``, ``condenser_split`` and
-      ``classifier`` (see ``hub.Backbone``).
+      for both where it is one directory), and ``heads`` (see ``hub.Backbone``).
     loss: ``(params, batch, key or None) -> (loss, metrics)``; no key, no dropout.
     embed: ``(params, kind, tokens, mask) -> [B, H]``, without dropout, for evaluation. A
       cross-encoder's takes where each second text begins as well, and gives the score, ``[B, 1]``.

@@ -125,20 +125,23 @@ def build(
       )
     if mlm:
       params['head'] = {
-        'mlm': heads.init_mlm_head(model, mlm_key) if parts['mlm'] is None else parts['mlm']
+        'mlm': parts['heads']['mlm'].params
+        if 'mlm' in parts['heads']
+        else heads.init_mlm_head(model, mlm_key)
       }
     if condenser:
-      head = parts['condenser']
+      stored = parts['heads'].get('condenser')
+      head = stored.params if stored else None
       if head is not None and (layers := jax.tree.leaves(head)[0].shape[0]) != knobs.head_layers:
         raise InputError(
           f'config.pretrain.head_layers: {knobs.head_layers}, but the Condenser head beside the '
           f'backbone has {layers} layers'
         )
-      if head is not None and parts['condenser_split'] != skip_from:
+      if stored and stored.settings['split'] != skip_from:
         raise InputError(
           f'config.pretrain.skip_from: {skip_from}, but the Condenser head beside the backbone was '
           'trained on the states after layer '
-          f'{parts["condenser_split"]}; set that'
+          f'{stored.settings["split"]}; set that'
         )
       params['head']['condenser'] = (
         heads.init_condenser_head(model, condenser_key, knobs.head_layers) if head is None else head

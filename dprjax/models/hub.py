@@ -9,7 +9,8 @@ import dataclasses
 import importlib.util
 import os
 import re
-from collections.abc import Mapping
+import types
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from dprjax.base.files import PathLike, atomic_path, read_json, write_json
 from dprjax.models import checkpoint_names as names
 from dprjax.models import weights
 from dprjax.models.encoder import MODEL_TYPES, EncoderConfig, init_encoder
+from dprjax.models.head_specs import HEADS, Head
 from dprjax.models.sentence import (
   SentenceSettings,
   read_sentence_settings,
@@ -43,6 +45,24 @@ _TOKENIZER_FILES = (
   'tokenizer.model',
 )
 
+# config.json's keys and ours, in the order in which they are written.
+_HF_NAMES = {
+  'vocab_size': 'vocab_size',
+  'hidden_size': 'hidden_size',
+  'num_hidden_layers': 'num_layers',
+  'num_attention_heads': 'num_heads',
+  'intermediate_size': 'intermediate_size',
+  'max_position_embeddings': 'max_positions',
+  'type_vocab_size': 'type_vocab_size',
+  'layer_norm_eps': 'layer_norm_eps',
+  'hidden_act': 'hidden_act',
+  'pad_token_id': 'pad_token_id',
+  'hidden_dropout_prob': 'hidden_dropout',
+  'attention_probs_dropout_prob': 'attention_dropout',
+  'initializer_range': 'initializer_range',
+}
+_FIELDS: dict[str, Any] = {field.name: field for field in dataclasses.fields(EncoderConfig)}
+
 # layers x hidden size, as in Turc et al. (2019), "Well-Read Students Learn Better"; 64 values a
 # head, 4 H in the MLP.
 SIZES = {'tiny': (2, 128), 'mini': (4, 256), 'small': (4, 512), 'base': (12, 768)}
@@ -60,14 +80,8 @@ class Backbone:
     sentence: how it makes one vector of a text, by its sentence-transformers files, or else the
       defaults.
     hf_config: the content of config.json.
-    mlm: the masked-LM head, as ``heads.init_mlm_head`` gives it, float32; None where the checkpoint
-      has none, or it was not asked for.
-    condenser: the layers of Condenser's head, as ``heads.init_condenser_head`` gives them, float32;
-      None where there is none.
-    condenser_split: the early layers of the encoder that the head was trained on; None without one.
-    classifier: the sequence-classification head, as ``classifier.init_classifier`` gives it,
-      float32; its ``dense`` alone where there is but BERT's pooler; None where the checkpoint has
-      neither, or it was not asked for.
+    heads: those of the heads asked for that the checkpoint has, by their names in
+      ``head_specs.HEADS``.
   """
 
   config: EncoderConfig
@@ -76,15 +90,10 @@ class Backbone:
   path: str
   sentence: SentenceSettings
   hf_config: dict[str, Any]
-  mlm: Params | None = None
-  condenser: Params | None = None
-  condenser_split: int | None = None
-  classifier: Params | None = None
+  heads: Mapping[str, Head] = dataclasses.field(default_factory=dict)
 
 
-def load_backbone(
-  path_or_hub_id: PathLike, *, heads: bool = False, classifier: bool = False
-) -> Backbone:
+def load_backbone(path_or_hub_id: PathLike, heads: Collection[str] = ()) -> Backbone:
   """Loads an encoder from a Hugging Face directory, from an installed package (``package:NAME``),
   or, by its id, from the hub.
 
@@ -95,49 +104,38 @@ def load_backbone(
 
   Args:
     path_or_hub_id: where from.
-    heads: read what pretraining goes on with too: the masked-LM head, and Condenser's head, which
-      ``save_backbone`` writes to condenser.safetensors; each where there is one.
-    classifier: read the sequence-classification head, where there is one.
+    heads: which heads to read as well, of ``head_specs.HEADS``, each where there is one.
 
   Raises:
     InputError: the directory is missing or the id can't be fetched; config.json is of an
       unsupported type; the weights are pickled only, cut off, or lack, add or reshape a tensor of
-      the encoder; with ``heads``, a masked-LM or Condenser head is there in part, of other shapes,
-      or with output embeddings of its own; with ``classifier``, that head is there in part, of
-      other shapes, or of more than 2 labels.
+      the encoder; a head that is asked for is there in part, of other shapes, with output
+      embeddings of its own, or of more than 2 labels.
   """
   with contextlib.ExitStack() as stack:
-    root, folder, hf_config, config, handles = _open(path_or_hub_id, stack)
-    params, sha256, mlm = weights.read_model(config, folder, handles, heads)
-    classified = weights.read_classifier(config, folder, handles, hf_config) if classifier else None
-    condenser, split = (
-      weights.read_condenser(config, folder / weights.CONDENSER, stack) if heads else (None, None)
-    )
-  sentence = read_sentence_settings(root, config)
+    root, checkpoint = _open(path_or_hub_id, stack)
+    params, sha256 = weights.read_encoder(checkpoint)
+    found = {name: HEADS[name].read(checkpoint, stack) for name in heads}
   return Backbone(
-    config,
+    checkpoint.config,
     params,
     sha256,
-    os.fspath(folder),
-    sentence,
-    hf_config,
-    mlm,
-    condenser,
-    split,
-    classified,
+    os.fspath(checkpoint.folder),
+    read_sentence_settings(root, checkpoint.config),
+    checkpoint.hf_config,
+    {name: head for name, head in found.items() if head is not None},
   )
 
 
-def load_classifier(path_or_hub_id: PathLike) -> Params | None:
-  """``Backbone.classifier`` of ``load_backbone(path_or_hub_id, classifier=True)`` alone: quick, as
-  the encoder's tensors are not read.
+def load_head(path_or_hub_id: PathLike, name: str) -> Head | None:
+  """One head of a model, or None: quick, as the encoder's tensors are not read.
 
   Raises:
-    InputError: as there, but for what is wrong with the encoder's tensors.
+    InputError: as ``load_backbone``, but for what is wrong with the encoder's tensors.
   """
   with contextlib.ExitStack() as stack:
-    _, folder, hf_config, config, handles = _open(path_or_hub_id, stack)
-    return weights.read_classifier(config, folder, handles, hf_config)
+    _, checkpoint = _open(path_or_hub_id, stack)
+    return HEADS[name].read(checkpoint, stack)
 
 
 def check_vocabulary(backbone: Backbone, vocab_size: int, path: PathLike) -> None:
@@ -160,14 +158,6 @@ def backbone_sha256(config: EncoderConfig, params: Mapping[str, Any]) -> str:
   return weights.sha256(sorted(names.export(names.encoder_tensors(config), params).items()))
 
 
-def classifier_sha256(config: EncoderConfig, classifier: Mapping[str, Any]) -> str:
-  """The SHA-256 of a sequence-classification head, computed as ``backbone_sha256`` is."""
-  labels = classifier['output']['bias'].shape[0]
-  return weights.sha256(
-    sorted(names.export(names.classifier_tensors(config, labels), classifier).items())
-  )
-
-
 def save_backbone(
   directory: PathLike,
   config: EncoderConfig,
@@ -176,10 +166,7 @@ def save_backbone(
   source: PathLike | None = None,
   sentence: SentenceSettings | None = None,
   hf_config: Mapping[str, Any] | None = None,
-  mlm: Mapping[str, Any] | None = None,
-  condenser: Mapping[str, Any] | None = None,
-  condenser_split: int | None = None,
-  classifier: Mapping[str, Any] | None = None,
+  heads: Mapping[str, Head] = types.MappingProxyType({}),
   max_length: int | None = None,
 ) -> None:
   """Writes an encoder as a Hugging Face directory that ``transformers`` and
@@ -189,9 +176,8 @@ def save_backbone(
   it: ``transformers`` reports it as newly initialised, which leaves ``last_hidden_state`` as it is.
   A model directory that is already there is replaced.
 
-  With a masked-LM head the tensors have the names of BertForMaskedLM, RobertaForMaskedLM or
-  XLMRobertaForMaskedLM, which AutoModel reads as well. Condenser's head goes into
-  condenser.safetensors beside them, which nobody else reads: pre-training can go on.
+  With a head that transformers has a class for, the tensors have that class's names, which
+  AutoModel reads as well. Condenser's head goes into a file of its own, which nobody else reads.
 
   Args:
     directory: where to.
@@ -201,11 +187,7 @@ def save_backbone(
     sentence: written as sentence-transformers files, so that others pool as it was trained; None
       writes none.
     hf_config: the config.json that it came from; its other keys are kept.
-    mlm: the masked-LM head; its output projection is the word embeddings.
-    condenser: the layers of Condenser's head.
-    condenser_split: how many of the encoder's layers are early ones; needed with ``condenser``.
-    classifier: the sequence-classification head; the tensors then have the names of
-      BertForSequenceClassification and its like. Not together with ``mlm``.
+    heads: by their names in ``head_specs.HEADS``; at most one that transformers has a class for.
     max_length: tokens of an input, written into the tokenizer's files (``model_max_length``), where
       others look for it too.
 
@@ -213,11 +195,7 @@ def save_backbone(
     InputError: ``directory`` holds something else than a model, the split is not between two
       layers, or no space is left.
   """
-  if condenser is not None and not (condenser_split and 0 < condenser_split < config.num_layers):
-    raise InputError(
-      f"a Condenser head's split must be 1 to {config.num_layers - 1} of the encoder's layers, not "
-      f'{condenser_split}'
-    )
+  tensors = {name: list(HEADS[name].tensors(config, head)) for name, head in heads.items()}
   final = epath.Path(directory)
   if (
     final.is_dir()
@@ -230,9 +208,7 @@ def save_backbone(
     )
   with atomic_path(final) as aside:
     aside.mkdir(parents=True)
-    write_json(
-      aside / 'config.json', _hf_config(config, hf_config or {}, mlm is not None, classifier)
-    )
+    write_json(aside / 'config.json', _hf_config(config, hf_config or {}, heads))
     if sentence is not None:
       write_sentence_settings(aside, config, sentence)
     for name in _TOKENIZER_FILES if source is not None else ():
@@ -246,28 +222,21 @@ def save_backbone(
         (read_json(settings, 'tokenizer_config.json') if settings.exists() else {})
         | {'model_max_length': max_length},
       )
-    tensors = names.export(names.encoder_tensors(config), params)
-    if mlm is not None:
-      tensors = {
-        names.prefix(config) + name: array for name, array in tensors.items()
-      } | names.export(names.mlm_tensors(config), mlm)
-    elif classifier is not None:
-      labels = classifier['output']['bias'].shape[0]
-      head = names.export(names.classifier_tensors(config, labels), classifier)
-      # The pooler is a part of the model that the head stands on.
-      within = {name: array for name, array in head.items() if name.startswith('pooler.')}
-      tensors = {names.prefix(config) + name: array for name, array in (tensors | within).items()}
-      tensors |= {name: array for name, array in head.items() if name not in within}
+    arrays = names.export(names.encoder_tensors(config), params)
+    for name, head in heads.items():
+      spec, stored = HEADS[name], names.export(tensors[name], head.params)
+      if spec.model_class:
+        # The pooler is a part of the model that the head stands on.
+        pooler = {key for key in stored if key.startswith('pooler.')}
+        arrays = {
+          (names.prefix(config) if key in pooler or key not in stored else '') + key: array
+          for key, array in (arrays | stored).items()
+        }
+      else:
+        metadata = {key: str(value) for key, value in spec.metadata(head).items()}
+        (aside / spec.file).write_bytes(safetensors.numpy.save(stored, {'format': 'pt'} | metadata))
     # transformers looks for the format's name before it trusts a file.
-    (aside / weights.WEIGHTS).write_bytes(safetensors.numpy.save(tensors, {'format': 'pt'}))
-    if condenser is not None:
-      layers = int(jax.tree.leaves(condenser)[0].shape[0])
-      metadata = {'format': 'pt', 'num_layers': str(layers), 'split': str(condenser_split)}
-      (aside / weights.CONDENSER).write_bytes(
-        safetensors.numpy.save(
-          names.export(names.layer_tensors(config, layers), condenser), metadata
-        )
-      )
+    (aside / weights.WEIGHTS).write_bytes(safetensors.numpy.save(arrays, {'format': 'pt'}))
 
 
 def init_params(config: EncoderConfig, key: Array) -> Params:
@@ -340,24 +309,16 @@ def package_path(path: str) -> str:
 
 def _open(
   path_or_hub_id: PathLike, stack: contextlib.ExitStack
-) -> tuple[epath.Path, epath.Path, dict[str, Any], EncoderConfig, list[Any]]:
-  """A model's directory, the folder in it that holds the weights, config.json, the shape it gives,
-  and the open weights, which ``stack`` closes.
-  """
+) -> tuple[epath.Path, weights.Checkpoint]:
+  """A model's directory, and the checkpoint in it; ``stack`` closes its files."""
   root = _fetch(path_or_hub_id)
   folder = transformer_folder(root)
-  where = folder / 'config.json'
-  hf_config = read_json(where, 'config.json')
+  path = folder / 'config.json'
+  hf_config = read_json(path, 'config.json')
   if not isinstance(hf_config, dict):
-    raise InputError(f'{where}: expected a JSON object, found {type(hf_config).__name__}')
-  config = _encoder_config(hf_config, where)
-  return (
-    root,
-    folder,
-    hf_config,
-    config,
-    weights.open_weights(folder, os.fspath(path_or_hub_id), hf_config, stack),
-  )
+    raise InputError(f'{path}: expected a JSON object, found {type(hf_config).__name__}')
+  config = _encoder_config(hf_config, path)
+  return root, weights.open_checkpoint(folder, os.fspath(path_or_hub_id), config, hf_config, stack)
 
 
 def _fetch(path_or_hub_id: PathLike) -> epath.Path:
@@ -405,104 +366,50 @@ def _encoder_config(hf_config: dict[str, Any], where: epath.Path) -> EncoderConf
     if hf_config.get(key):
       raise InputError(f'{where}: {key} is set; decoders are not supported')
   values: dict[str, Any] = {
-    'type_vocab_size': 2,
-    'pad_token_id': 0 if model_type == 'bert' else 1,
-    'layer_norm_eps': 1e-12,
-    'hidden_act': 'gelu',
-    'hidden_dropout_prob': 0.1,
-    'attention_probs_dropout_prob': 0.1,
-    'initializer_range': 0.02,
+    key: field.default
+    for key, name in _HF_NAMES.items()
+    if (field := _FIELDS[name]).default is not dataclasses.MISSING and name != 'max_positions'
   }
+  values['pad_token_id'] = 0 if model_type == 'bert' else 1
   values |= {key: value for key, value in hf_config.items() if value is not None}
-  for key in (
-    'vocab_size',
-    'hidden_size',
-    'num_hidden_layers',
-    'num_attention_heads',
-    'intermediate_size',
-    'max_position_embeddings',
-    'type_vocab_size',
-    'pad_token_id',
-  ):
+  for key, name in _HF_NAMES.items():
     value = values.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < (key != 'pad_token_id'):
+    number = isinstance(value, float | int) and not isinstance(value, bool)
+    if _FIELDS[name].type is int and not (
+      number and isinstance(value, int) and value >= (key != 'pad_token_id')
+    ):
       raise InputError(f'{where}: {key} is {value!r}, expected a whole number')
-  for key in (
-    'layer_norm_eps',
-    'hidden_dropout_prob',
-    'attention_probs_dropout_prob',
-    'initializer_range',
-  ):
-    if not isinstance(values[key], float | int) or isinstance(values[key], bool):
-      raise InputError(f'{where}: {key} is {values[key]!r}, expected a number')
+    if _FIELDS[name].type is float and not number:
+      raise InputError(f'{where}: {key} is {value!r}, expected a number')
   try:
     return EncoderConfig(
       model_type,
-      values['vocab_size'],
-      values['hidden_size'],
-      values['num_hidden_layers'],
-      values['num_attention_heads'],
-      values['intermediate_size'],
-      values['max_position_embeddings'],
-      values['type_vocab_size'],
-      float(values['layer_norm_eps']),
-      values['hidden_act'],
-      values['pad_token_id'],
-      float(values['hidden_dropout_prob']),
-      float(values['attention_probs_dropout_prob']),
-      float(values['initializer_range']),
+      **{name: _FIELDS[name].type(values[key]) for key, name in _HF_NAMES.items()},
     )
   except InputError as error:
     raise InputError(f'{where}: {error}') from error
 
 
 def _hf_config(
-  config: EncoderConfig, base: Mapping[str, Any], mlm: bool, classifier: Mapping[str, Any] | None
+  config: EncoderConfig, base: Mapping[str, Any], heads: Mapping[str, Head]
 ) -> dict[str, Any]:
-  """A config.json: that of ``base`` with this encoder's shape, and its class with a masked-LM head,
-  a classifier, or neither.
-  """
+  """A config.json: that of ``base`` with this encoder's shape, and the class of its head."""
   family = {'bert': 'Bert', 'roberta': 'Roberta', 'xlm-roberta': 'XLMRoberta'}[config.model_type]
-  class_name = family + (
-    'ForMaskedLM' if mlm else 'Model' if classifier is None else 'ForSequenceClassification'
-  )
-  # Where it was loaded from and how it was stored there is no longer so.
+  classes = [HEADS[name].model_class for name in heads if HEADS[name].model_class] or ['Model']
+  if len(classes) > 1:
+    raise ValueError(f'one checkpoint cannot be {" and ".join(classes)}')
+  # Where it was loaded from and how it was stored there is no longer true.
   kept = {
     key: value
     for key, value in base.items()
     if key not in ('_name_or_path', 'torch_dtype', 'transformers_version')
   }
-  if classifier is not None:
-    labels = classifier['output']['bias'].shape[0]
-    if len(kept.get('id2label') or ()) != labels:
-      # Those of another head, and what that one was trained for.
-      kept = {
-        key: value for key, value in kept.items() if key not in ('num_labels', 'problem_type')
-      }
-      kept |= {
-        'id2label': {str(i): f'LABEL_{i}' for i in range(labels)},
-        'label2id': {f'LABEL_{i}': i for i in range(labels)},
-      }
-  return (
-    kept
-    | ({'tie_word_embeddings': True} if mlm else {})
-    | {
-      'architectures': [class_name],
-      'model_type': config.model_type,
-      'vocab_size': config.vocab_size,
-      'hidden_size': config.hidden_size,
-      'num_hidden_layers': config.num_layers,
-      'num_attention_heads': config.num_heads,
-      'intermediate_size': config.intermediate_size,
-      'max_position_embeddings': config.max_positions,
-      'type_vocab_size': config.type_vocab_size,
-      'layer_norm_eps': config.layer_norm_eps,
-      'hidden_act': config.hidden_act,
-      'pad_token_id': config.pad_token_id,
-      'hidden_dropout_prob': config.hidden_dropout,
-      'attention_probs_dropout_prob': config.attention_dropout,
-      'initializer_range': config.initializer_range,
-      'position_embedding_type': 'absolute',
-      'dtype': 'float32',
-    }
-  )
+  for name, head in heads.items():
+    kept = HEADS[name].hf_config(kept, head)
+  return kept | {
+    'architectures': [family + classes[0]],
+    'model_type': config.model_type,
+    **{key: getattr(config, field) for key, field in _HF_NAMES.items()},
+    'position_embedding_type': 'absolute',
+    'dtype': 'float32',
+  }

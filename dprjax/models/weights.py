@@ -7,8 +7,9 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
-from typing import Any
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors
@@ -21,7 +22,7 @@ from dprjax.models.encoder import EncoderConfig
 
 Params = dict[str, Any]
 
-WEIGHTS, CONDENSER = 'model.safetensors', 'condenser.safetensors'
+WEIGHTS = 'model.safetensors'
 _INDEX = 'model.safetensors.index.json'
 _PICKLES = (
   'pytorch_model.bin',
@@ -32,10 +33,48 @@ _PICKLES = (
 )
 
 
-def open_weights(
-  folder: epath.Path, source: str, hf_config: dict[str, Any], stack: contextlib.ExitStack
-) -> list[Any]:
-  """The open safetensors files of a model's folder, which the user called ``source``; ``stack``
+class Stored(NamedTuple):
+  """A tensor in an open safetensors file, under the name that it has there."""
+
+  handle: Any
+  name: str
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return tuple(self.handle.get_slice(self.name).get_shape())
+
+  @property
+  def dtype(self) -> str:
+    return self.handle.get_slice(self.name).get_dtype()
+
+  def read(self) -> np.ndarray:
+    return self.handle.get_tensor(self.name)
+
+
+class Checkpoint(NamedTuple):
+  """A model's folder with its weights open.
+
+  Attributes:
+    folder: where it is, for messages.
+    config: the encoder's shape, by config.json.
+    hf_config: config.json.
+    tensors: by the names of ``checkpoint_names``; several places where a tensor is there twice.
+  """
+
+  folder: epath.Path
+  config: EncoderConfig
+  hf_config: dict[str, Any]
+  tensors: dict[str, list[Stored]]
+
+
+def open_checkpoint(
+  folder: epath.Path,
+  source: str,
+  config: EncoderConfig,
+  hf_config: dict[str, Any],
+  stack: contextlib.ExitStack,
+) -> Checkpoint:
+  """Opens the safetensors files of a model's folder, which the user called ``source``; ``stack``
   closes them.
 
   Raises:
@@ -47,202 +86,100 @@ def open_weights(
     if any(str(name).endswith('ForSequenceClassification') for name in classes)
     else ''
   )
-  return [_open(file, stack) for file in _weight_files(folder, source, f'AutoModel{head}')]
+  tensors: dict[str, list[Stored]] = {}
+  for file in _weight_files(folder, source, f'AutoModel{head}'):
+    handle = open_file(file, stack)
+    for name in handle.keys():  # noqa: SIM118 (a handle cannot be iterated)
+      tensors.setdefault(names.canonical(config, name), []).append(Stored(handle, name))
+  return Checkpoint(folder, config, hf_config, tensors)
 
 
-def read_model(
-  config: EncoderConfig, folder: epath.Path, handles: list[Any], heads: bool
-) -> tuple[Params, str, Params | None]:
-  """An encoder's parameters and SHA-256, and the masked-LM head if there is one; one tensor at a
-  time, so that memory holds them once.
-
-  Args:
-    config: the encoder's shape, by config.json.
-    folder: where the weights are, for messages.
-    handles: as ``open_weights`` gives them.
-    heads: look for a masked-LM head at all; what is wrong with one that nobody needs is no error.
+def read_encoder(checkpoint: Checkpoint) -> tuple[Params, str]:
+  """An encoder's parameters and SHA-256, read one tensor at a time, so that memory holds them once.
 
   Raises:
-    InputError: see ``hub.load_backbone``.
+    InputError: a tensor is missing, unknown, there twice, or of another shape or type.
   """
+  config, stored = checkpoint.config, checkpoint.tensors
   encoder = {tensor.name: tensor for tensor in names.encoder_tensors(config)}
-  head = {tensor.name: tensor for tensor in names.mlm_tensors(config)} if heads else {}
-  copies = names.decoder_tensors(config) if heads else {}
-  shapes = {name: tensor.shape for name, tensor in (encoder | head).items()}
-  shapes |= {copy: shapes[original] for copy, original in copies.items()}
-  stored: dict[str, tuple[Any, str]] = {}
-  unknown: list[str] = []
-  problems: list[str] = []
-  head_problems: list[str] = []
-  for handle in handles:
-    for raw in handle.keys():  # noqa: SIM118 (not a dict: it cannot be iterated)
-      name = names.canonical(config, raw)
-      found = problems if name in encoder else head_problems
-      if name in stored:
-        found.append(f'{name} is there twice')
-      elif name in shapes:
-        stored[name] = handle, raw
-        found += _wrong(handle, raw, name, shapes[name])
-      elif not names.EXTRAS.match(name):
-        unknown.append(raw)
+  problems = find_problems(encoder.values(), stored)
   if missing := [name for name in encoder if name not in stored]:
-    problems.append(f'missing {_listed(missing)}')
+    problems.append(f'missing {listed(missing)}')
+  unknown = [
+    place.name
+    for name, places in stored.items()
+    for place in places
+    if name not in encoder and not names.EXTRAS.match(name)
+  ]
   if unknown:
-    problems.append(f'unknown {_listed(unknown)}')
+    problems.append(f'unknown {listed(unknown)}')
   if problems:
     raise InputError(
-      f'{folder}: the weights are not those of a {config.model_type} encoder with '
-      f'{config.num_layers} layers: {_listed(problems, "; ")}'
+      f'{checkpoint.folder}: the weights are not those of a {config.model_type} encoder with '
+      f'{config.num_layers} layers: {listed(problems, "; ")}'
     )
-
-  there = [name for name in (*head, *copies) if name in stored]
-  for copy, original in copies.items():
-    if copy in stored:
-      stored.setdefault(original, stored[copy])  # some files have the bias as decoder.bias alone
-  if missing := [name for name in head if there and name not in stored]:
-    head_problems.append(
-      f'{_listed(there)} {"is" if len(there) == 1 else "are"} there, but missing {_listed(missing)}'
-    )
-  for copy, original in copies.items() if not head_problems else ():
-    if copy in stored and not np.array_equal(_get(stored[copy]), _get(stored[original])):
-      head_problems.append(
-        f'{copy} differs from {original}; a decoder of its own, untied, is not supported'
-      )
-  if head_problems:
-    raise InputError(
-      f'{folder}: the masked-LM head does not fit the encoder: {_listed(head_problems, "; ")}; to '
-      'start with a fresh one, save the encoder '
-      'alone, as transformers.AutoModel does'
-    )
-
   params: Params = {}
 
   def placed() -> Iterator[tuple[str, np.ndarray]]:
     for name in sorted(encoder):
-      array = _get(stored[name])
+      array = stored[name][0].read()
       names.place(params, encoder[name], array)
       yield name, array
 
   digest = sha256(placed())
-  mlm: Params = {}
-  for name, tensor in head.items() if there else ():
-    names.place(mlm, tensor, _get(stored[name]))
-  return params, digest, mlm or None
+  return params, digest
 
 
-def read_classifier(
-  config: EncoderConfig, folder: epath.Path, handles: list[Any], hf_config: dict[str, Any]
+def read_head(
+  checkpoint: Checkpoint,
+  title: str,
+  tensors: Iterable[names.Tensor],
+  copies: Mapping[str, str] = types.MappingProxyType({}),
 ) -> Params | None:
-  """The sequence-classification head, in the layout of ``classifier.init_classifier``.
-
-  Where there is but BERT's pooler, ``dense`` alone; None where there is neither.
+  """A head's parameters; None where the checkpoint has none of its tensors.
 
   Args:
-    config: the encoder's shape, by config.json.
-    folder: where the weights are, for messages.
-    handles: as ``open_weights`` gives them.
-    hf_config: config.json, which may say how many labels there are.
+    checkpoint: as opened.
+    title: the head's name in messages.
+    tensors: what it consists of.
+    copies: names that some files store a tensor under as well, or instead, and that tensor's own
+      name, or one of the encoder's.
 
   Raises:
-    InputError: the head is there in part, of other shapes than config.json has, or of a number of
-      labels other than 1 or 2.
+    InputError: the head is there in part, twice, of other shapes or types, or a copy differs.
   """
-  raw = {
-    names.canonical(config, name): (handle, name)
-    for handle in handles
-    for name in handle.keys()  # noqa: SIM118 (a handle is no dict)
+  head = {tensor.name: tensor for tensor in tensors}
+  encoder = {tensor.name: tensor for tensor in names.encoder_tensors(checkpoint.config)}
+  expected = head | {
+    copy: (head | encoder)[original]._replace(name=copy) for copy, original in copies.items()
   }
-  tensors = {tensor.path: tensor for tensor in names.classifier_tensors(config, 1)}
-  output = tensors['output', 'kernel'].name
-  there = [tensor.name for tensor in tensors.values() if tensor.name in raw]
-  if output in raw:
-    handle, name = raw[output]
-    shape = handle.get_slice(name).get_shape()
-    labels = shape[0] if shape else 0
-    if labels not in (1, 2):
-      raise InputError(
-        f'{folder}: {output} has {labels} labels; a cross-encoder has 1 (relevance) or 2 '
-        '(irrelevant, relevant)'
-      )
-    said = hf_config.get('id2label')
-    if isinstance(said, dict) and len(said) != labels:
-      raise InputError(
-        f'{folder}: {output} has {labels} label{"s" if labels > 1 else ""}, but the id2label of '
-        f'config.json has {len(said)}'
-      )
-    tensors = {tensor.path: tensor for tensor in names.classifier_tensors(config, labels)}
-  elif not any(name.startswith('classifier.') for name in there):
-    # A model without such a head; the pooler, where BERT has one, is half of it.
-    tensors = {path: tensor for path, tensor in tensors.items() if there and path[0] == 'dense'}
-  if not tensors:
+  stored = {name: places for name, places in checkpoint.tensors.items() if name in expected}
+  if not stored:
     return None
-  problems = [
-    problem
-    for tensor in tensors.values()
-    if tensor.name in raw
-    for problem in _wrong(*raw[tensor.name], tensor.name, tensor.shape)
-  ]
-  if missing := [tensor.name for tensor in tensors.values() if tensor.name not in raw]:
+  problems = find_problems(expected.values(), stored)
+  present = [name for name in expected if name in stored]
+  for copy, original in copies.items():
+    if copy in stored:
+      stored.setdefault(original, checkpoint.tensors.get(original, stored[copy]))
+  if missing := [name for name in head if name not in stored]:
     problems.append(
-      f'{_listed(there)} {"is" if len(there) == 1 else "are"} there, but missing {_listed(missing)}'
+      f'{listed(present)} {"is" if len(present) == 1 else "are"} there, but missing '
+      f'{listed(missing)}'
     )
+  for copy, original in copies.items() if not problems else ():
+    if copy in stored and not np.array_equal(stored[copy][0].read(), stored[original][0].read()):
+      problems.append(
+        f'{copy} differs from {original}; a decoder of its own, untied, is not supported'
+      )
   if problems:
     raise InputError(
-      f'{folder}: the sequence-classification head does not fit the encoder: '
-      f'{_listed(problems, "; ")}; to start with a fresh one, '
-      'save the encoder alone, as transformers.AutoModel does'
+      f'{checkpoint.folder}: the {title} does not fit the encoder: {listed(problems, "; ")}; to '
+      'start with a fresh one, save the encoder alone, as transformers.AutoModel does'
     )
   params: Params = {}
-  for tensor in tensors.values():
-    names.place(params, tensor, _get(raw[tensor.name]))
+  for name, tensor in head.items():
+    names.place(params, tensor, stored[name][0].read())
   return params
-
-
-def read_condenser(
-  config: EncoderConfig, file: epath.Path, stack: contextlib.ExitStack
-) -> tuple[Params | None, int | None]:
-  """The layers of Condenser's head and the split of the encoder that they were trained on; None
-  where there is no such file.
-
-  Raises:
-    InputError: it is cut off, or not of this encoder's shape.
-  """
-  if not file.exists():
-    return None, None
-  handle = _open(file, stack)
-  metadata = handle.metadata() or {}
-  layers, split = (
-    int(value) if (value := metadata.get(key, '')).isdecimal() else 0
-    for key in ('num_layers', 'split')
-  )
-  if layers < 1 or not 0 < split < config.num_layers:
-    raise InputError(
-      f'{file}: its metadata says num_layers {metadata.get("num_layers")!r} and split '
-      f'{metadata.get("split")!r}; expected 1 layer or more, '
-      f"and a split of the encoder's {config.num_layers} layers"
-    )
-  expected = {tensor.name: tensor for tensor in names.layer_tensors(config, layers)}
-  stored = set(handle.keys())
-  problems = [
-    problem
-    for name, tensor in expected.items()
-    if name in stored
-    for problem in _wrong(handle, name, name, tensor.shape)
-  ]
-  for word, wrong in (
-    ('missing', [name for name in expected if name not in stored]),
-    ('unknown', sorted(stored - set(expected))),
-  ):
-    if wrong:
-      problems.append(f'{word} {_listed(wrong)}')
-  if problems:
-    raise InputError(
-      f'{file}: not a Condenser head of {layers} layers for this encoder: {_listed(problems, "; ")}'
-    )
-  params: Params = {}
-  for name, tensor in expected.items():
-    names.place(params, tensor, handle.get_tensor(name))
-  return params, split
 
 
 def _weight_files(folder: epath.Path, name: str, class_name: str) -> list[epath.Path]:
@@ -263,7 +200,7 @@ def _weight_files(folder: epath.Path, name: str, class_name: str) -> list[epath.
     files = [folder / name for name in sorted(set(shards.values()))]
     if missing := [file.name for file in files if not file.exists()]:
       raise InputError(
-        f'{folder}: weights named in {_INDEX} are missing: {_listed(missing)}; fetch them again'
+        f'{folder}: weights named in {_INDEX} are missing: {listed(missing)}; fetch them again'
       )
     return files
   pickles = [name for name in _PICKLES if (folder / name).exists()]
@@ -277,7 +214,8 @@ def _weight_files(folder: epath.Path, name: str, class_name: str) -> list[epath.
   )
 
 
-def _open(file: epath.Path, stack: contextlib.ExitStack) -> Any:
+def open_file(file: epath.Path, stack: contextlib.ExitStack) -> Any:
+  """An open safetensors file, which ``stack`` closes. Raises InputError where it is damaged."""
   try:
     return stack.enter_context(safetensors.safe_open(_local(file, stack), framework='np'))
   except (safetensors.SafetensorError, OSError) as error:
@@ -286,19 +224,23 @@ def _open(file: epath.Path, stack: contextlib.ExitStack) -> Any:
     ) from error
 
 
-def _get(stored: tuple[Any, str]) -> np.ndarray:
-  handle, name = stored
-  return handle.get_tensor(name)
-
-
-def _wrong(handle: Any, raw: str, name: str, shape: tuple[int, ...]) -> list[str]:
-  """What is wrong with a stored tensor's shape and type."""
-  found, dtype = handle.get_slice(raw).get_shape(), handle.get_slice(raw).get_dtype()
+def find_problems(tensors: Iterable[names.Tensor], stored: Mapping[str, list[Stored]]) -> list[str]:
+  """What is wrong with those of the tensors that are stored: their shape, their type, or that they
+  are there twice.
+  """
   problems = []
-  if tuple(found) != shape:
-    problems.append(f'{name} has shape {list(found)}, by config.json it is {list(shape)}')
-  if dtype not in names.DTYPES.values():
-    problems.append(f'{name} is of type {dtype}, not one of {", ".join(names.DTYPES.values())}')
+  for tensor in tensors:
+    for number, place in enumerate(stored.get(tensor.name, ())):
+      if number:
+        problems.append(f'{tensor.name} is there twice')
+      if place.shape != tensor.shape:
+        problems.append(
+          f'{tensor.name} has shape {list(place.shape)}, by config.json it is {list(tensor.shape)}'
+        )
+      if place.dtype not in names.DTYPES.values():
+        problems.append(
+          f'{tensor.name} is of type {place.dtype}, not one of {", ".join(names.DTYPES.values())}'
+        )
   return problems
 
 
@@ -320,6 +262,7 @@ def sha256(tensors: Iterable[tuple[str, np.ndarray]]) -> str:
   return digest.hexdigest()
 
 
-def _listed(names: list[str], separator: str = ', ') -> str:
+def listed(names: Sequence[str], separator: str = ', ') -> str:
+  """The first eight names, and how many more there are."""
   shown = separator.join(names[:8])
   return f'{shown}{separator}and {len(names) - 8} more' if len(names) > 8 else shown

@@ -13,6 +13,7 @@ from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.inference import reranker
 from dprjax.models import hub
+from dprjax.models.head_specs import Head
 from dprjax.runtime import mesh
 from tests import reference
 
@@ -40,9 +41,9 @@ NEAR = {'rtol': 0, 'atol': 5e-5}
 
 def alone(path, pairs, max_length=16):
   """Each pair by itself, without padding, in float64."""
-  loaded, tokenizer = hub.load_backbone(path, classifier=True), text.load_tokenizer(path)
+  loaded, tokenizer = hub.load_backbone(path, ('classifier',)), text.load_tokenizer(path)
   params, head = jax.tree.map(
-    lambda leaf: leaf.astype(np.float64), (loaded.params, loaded.classifier)
+    lambda leaf: leaf.astype(np.float64), (loaded.params, loaded.heads['classifier'].params)
   )
   scores = []
   for query, passage in pairs:
@@ -114,13 +115,13 @@ def test_sha256_names_model_and_head(small_cross_encoder, make_cross_encoder, tm
   small = small_cross_encoder
   again = CrossEncoder.load(make_cross_encoder())
   assert again.sha256 == small.sha256
-  head = jax.tree.map(lambda leaf: leaf * 2, small.backbone.classifier)
+  head = jax.tree.map(lambda leaf: leaf * 2, small.backbone.heads['classifier'].params)
   hub.save_backbone(
     tmp_path / 'other',
     small.backbone.config,
     small.backbone.params,
     source=small.backbone.path,
-    classifier=head,
+    heads={'classifier': Head(head)},
   )
   (tmp_path / 'other' / 'tokenizer_config.json').write_text('{"tokenizer_class": "BertTokenizer"}')
   other = CrossEncoder.load(tmp_path / 'other')

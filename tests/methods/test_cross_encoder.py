@@ -10,6 +10,7 @@ from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.methods import cross_encoder
 from dprjax.models import encoder
+from dprjax.models.head_specs import Head
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 from tests import reference
@@ -46,7 +47,7 @@ def parts(model):
       'bias': 0.1 * rng.standard_normal(8).astype(np.float32),
     }
   }
-  return {'query': backbone, 'passage': backbone, 'classifier': pooler}
+  return {'query': backbone, 'passage': backbone, 'heads': {'classifier': Head(pooler)}}
 
 
 def make_config(**changes):
@@ -224,23 +225,25 @@ def test_where_the_head_comes_from(model, tokenizer, parts):
   system = cross_encoder.build(make_config(cross_encoder__labels=2), model, mesh, tokenizer)
   head = system.init(parts, jax.random.key(0))['head']['classifier']
   np.testing.assert_array_equal(
-    head['dense']['kernel'], parts['classifier']['dense']['kernel']
+    head['dense']['kernel'], parts['heads']['classifier'].params['dense']['kernel']
   )  # the pooler
   assert (
     head['output']['kernel'].shape == (8, 2) and abs(head['output']['kernel'].std() - 0.02) < 0.02
   )
-  fresh = system.init(parts | {'classifier': None}, jax.random.key(0))['head']['classifier']
+  fresh = system.init(parts | {'heads': {}}, jax.random.key(0))['head']['classifier']
   assert np.abs(fresh['dense']['kernel'] - head['dense']['kernel']).max() > 0.1
   # A cross-encoder's own head has its own number of labels.
   own = {
-    **parts['classifier'],
+    **parts['heads']['classifier'].params,
     'output': {'kernel': np.ones((8, 1), np.float32), 'bias': np.ones(1, np.float32)},
   }
-  again = system.init(parts | {'classifier': own}, jax.random.key(0))['head']['classifier']
+  again = system.init(parts | {'heads': {'classifier': Head(own)}}, jax.random.key(0))['head'][
+    'classifier'
+  ]
   jax.tree.map(np.testing.assert_array_equal, again, own)
   # A random layer that nothing trains would spoil all.
   frozen = cross_encoder.build(make_config(trainable=('backbone/.*',)), model, mesh, tokenizer)
-  frozen.init(parts | {'classifier': own}, jax.random.key(0))
+  frozen.init(parts | {'heads': {'classifier': Head(own)}}, jax.random.key(0))
   with pytest.raises(
     InputError,
     match=r'config\.trainable: head/classifier/output/.* starts at random and would stay so; add '

@@ -8,6 +8,7 @@ from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.methods import pretrain
 from dprjax.models import encoder, hub, masking
+from dprjax.models.head_specs import Head
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 from tests import reference
@@ -101,9 +102,7 @@ def make_mesh(sizes):
 
 def make_params(system, model, std=0.4):
   start = hub.init_params(model, jax.random.key(3))
-  params = system.init(
-    {'query': start, 'passage': start, 'mlm': None, 'condenser': None}, jax.random.key(9)
-  )
+  params = system.init({'query': start, 'passage': start, 'heads': {}}, jax.random.key(9))
   # Larger weights than BERT's initial ones, so that every term matters.
   return {
     name: np.asarray(leaf)
@@ -341,14 +340,22 @@ def test_memory_is_that_of_one_chunk(tokenizer):
   assert large < 1.5 * small + 2 * scores + 4 * vectors + 2 * inputs
 
 
+def with_split(heads, split):
+  """Trained heads as a checkpoint holds them."""
+  return {
+    'mlm': Head(heads['mlm']),
+    'condenser': Head(heads['condenser'], {'split': split}),
+  }
+
+
 def test_heads_that_are_there_are_taken(tokenizer):
   model = model_of(tokenizer)
   start = hub.init_params(model, jax.random.key(0))
   system = pretrain.build(
     make_config(pretrain__head_layers=2), model, make_mesh({'data': 1}), tokenizer
   )
-  fresh = system.init({'query': start, 'mlm': None, 'condenser': None}, jax.random.key(1))
-  again = system.init({'query': start, **fresh['head'], 'condenser_split': 1}, jax.random.key(2))
+  fresh = system.init({'query': start, 'heads': {}}, jax.random.key(1))
+  again = system.init({'query': start, 'heads': with_split(fresh['head'], 1)}, jax.random.key(2))
   jax.tree.map(np.testing.assert_array_equal, again['head'], fresh['head'])
   with pytest.raises(
     InputError,
@@ -356,12 +363,12 @@ def test_heads_that_are_there_are_taken(tokenizer):
   ):
     pretrain.build(
       make_config(pretrain__head_layers=3), model, make_mesh({'data': 1}), tokenizer
-    ).init({'query': start, **fresh['head'], 'condenser_split': 1}, jax.random.key(2))
+    ).init({'query': start, 'heads': with_split(fresh['head'], 1)}, jax.random.key(2))
   with pytest.raises(
     InputError,
     match=r'config.pretrain.skip_from: 1, but the Condenser head .* after layer 2; set that',
   ):
-    system.init({'query': start, **fresh['head'], 'condenser_split': 2}, jax.random.key(2))
+    system.init({'query': start, 'heads': with_split(fresh['head'], 2)}, jax.random.key(2))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 import safetensors
 
 from dprjax.base.errors import InputError
-from dprjax.models import classifier, encoder, hub
+from dprjax.models import classifier, encoder, head_specs, hub
+from dprjax.models.head_specs import Head
 
 FAMILIES = ('bert', 'roberta', 'xlm-roberta')
 EVERY = [(family, labels) for family in FAMILIES for labels in (1, 2)]
@@ -17,7 +18,7 @@ EVERY = [(family, labels) for family in FAMILIES for labels in (1, 2)]
 
 def error(path):
   with pytest.raises(InputError) as info:
-    hub.load_backbone(path, classifier=True)
+    hub.load_backbone(path, ('classifier',))
   assert '\n' not in str(info.value)
   return str(info.value)
 
@@ -31,14 +32,22 @@ def error(path):
 )
 def test_equals_pytorch(golden, write_classifier, model_type, labels):
   arrays = golden(f'classifier_{model_type}')
-  loaded = hub.load_backbone(write_classifier(model_type, labels, shards=labels), classifier=True)
-  assert loaded.classifier['output']['kernel'].shape == (18, labels)
+  loaded = hub.load_backbone(write_classifier(model_type, labels, shards=labels), ('classifier',))
+  assert loaded.heads['classifier'].params['output']['kernel'].shape == (18, labels)
   tokens, mask, starts = arrays['tokens'], arrays['mask'], arrays['starts']
   assert not mask.all(axis=1).any()  # every row is padded
   # RoBERTa's encoders have one type: that of the second text does not reach them.
   logits = arrays[f'{labels}/{"typed" if model_type == "bert" else "untyped"}'].astype(np.float64)
   run = jax.jit(classifier.score_pairs, static_argnums=0, static_argnames='second_type')
-  scores = run(loaded.config, loaded.params, loaded.classifier, tokens, mask, starts, second_type=1)
+  scores = run(
+    loaded.config,
+    loaded.params,
+    loaded.heads['classifier'].params,
+    tokens,
+    mask,
+    starts,
+    second_type=1,
+  )
   np.testing.assert_allclose(
     scores, logits[:, 0] if labels == 1 else logits[:, 1] - logits[:, 0], rtol=0, atol=2e-5
   )
@@ -49,14 +58,14 @@ def test_equals_pytorch(golden, write_classifier, model_type, labels):
 @pytest.mark.parametrize(('model_type', 'labels'), EVERY)
 def test_logits_equal_pytorch_without_types(golden, write_classifier, model_type, labels):
   arrays = golden(f'classifier_{model_type}')
-  loaded = hub.load_backbone(write_classifier(model_type, labels), classifier=True)
+  loaded = hub.load_backbone(write_classifier(model_type, labels), ('classifier',))
   first = encoder.encode(loaded.config, loaded.params, arrays['tokens'], arrays['mask'])[:, 0]
-  logits = classifier.classify(loaded.config, loaded.classifier, first)
+  logits = classifier.classify(loaded.config, loaded.heads['classifier'].params, first)
   np.testing.assert_allclose(logits, arrays[f'{labels}/untyped'], rtol=0, atol=2e-5)
   scores = classifier.score_pairs(
     loaded.config,
     loaded.params,
-    loaded.classifier,
+    loaded.heads['classifier'].params,
     arrays['tokens'],
     arrays['mask'],
     arrays['starts'],
@@ -75,20 +84,20 @@ def test_score_is_the_log_odds_of_label_1():
 
 @pytest.mark.parametrize(('model_type', 'labels'), EVERY)
 def test_round_trip_keeps_every_bit(write_classifier, tmp_path, model_type, labels):
-  first = hub.load_backbone(write_classifier(model_type, labels), classifier=True)
+  first = hub.load_backbone(write_classifier(model_type, labels), ('classifier',))
   hub.save_backbone(
     tmp_path / 'out',
     first.config,
     first.params,
     hf_config=first.hf_config,
-    classifier=first.classifier,
+    heads=first.heads,
     max_length=12,
   )
-  second = hub.load_backbone(tmp_path / 'out', classifier=True)
+  second = hub.load_backbone(tmp_path / 'out', ('classifier',))
   jax.tree.map(
     np.testing.assert_array_equal,
-    (second.params, second.classifier),
-    (first.params, first.classifier),
+    (second.params, second.heads['classifier'].params),
+    (first.params, first.heads['classifier'].params),
   )
   assert (
     second.sha256 == first.sha256 and second.hf_config['id2label'] == first.hf_config['id2label']
@@ -103,10 +112,10 @@ def test_round_trip_keeps_every_bit(write_classifier, tmp_path, model_type, labe
     safetensors.safe_open(tmp_path / 'classifier' / 'model.safetensors', 'np') as theirs,
   ):
     assert sorted(ours.keys()) == sorted(theirs.keys())
-  digest = hub.classifier_sha256(first.config, first.classifier)
-  assert digest == hub.classifier_sha256(second.config, second.classifier)
-  changed = jax.tree.map(lambda leaf: leaf + np.float32(1), first.classifier)
-  assert digest != hub.classifier_sha256(first.config, changed)
+  digest = head_specs.sha256('classifier', first.config, first.heads['classifier'])
+  assert digest == head_specs.sha256('classifier', second.config, second.heads['classifier'])
+  changed = jax.tree.map(lambda leaf: leaf + np.float32(1), first.heads['classifier'].params)
+  assert digest != head_specs.sha256('classifier', first.config, Head(changed))
 
 
 def test_a_fresh_head_on_another_kind_of_model(write_classifier, tmp_path):
@@ -117,13 +126,17 @@ def test_a_fresh_head_on_another_kind_of_model(write_classifier, tmp_path):
       change={'problem_type': 'single_label_classification', 'id2label': {'0': 'no', '1': 'yes'}},
     )
   )
-  assert loaded.classifier is None  # not asked for
+  assert not loaded.heads  # not asked for
   head = {
     name: {'kernel': np.zeros((18, size)), 'bias': np.zeros(size)}
     for name, size in (('dense', 18), ('output', 1))
   }
   hub.save_backbone(
-    tmp_path / 'out', loaded.config, loaded.params, hf_config=loaded.hf_config, classifier=head
+    tmp_path / 'out',
+    loaded.config,
+    loaded.params,
+    hf_config=loaded.hf_config,
+    heads={'classifier': Head(head)},
   )
   written = json.loads((tmp_path / 'out' / 'config.json').read_text())
   assert (
@@ -136,12 +149,14 @@ def test_a_fresh_head_on_another_kind_of_model(write_classifier, tmp_path):
 
 def test_what_a_plain_encoder_has_of_a_head(write_classifier):
   without = {'classifier.weight': None, 'classifier.bias': None}
-  pooler = hub.load_backbone(write_classifier('bert', tensors=without), classifier=True).classifier
+  pooler = (
+    hub.load_backbone(write_classifier('bert', tensors=without), ('classifier',))
+    .heads['classifier']
+    .params
+  )
   assert pooler.keys() == {'dense'} and pooler['dense']['kernel'].shape == (18, 18)
   gone = without | {'bert.pooler.dense.weight': None, 'bert.pooler.dense.bias': None}
-  assert (
-    hub.load_backbone(write_classifier('bert', tensors=gone), classifier=True).classifier is None
-  )
+  assert hub.load_backbone(write_classifier('bert', tensors=gone), ('classifier',)).heads == {}
   # RoBERTa's pooler is no part of its classifier.
   layers = (
     'classifier.dense.weight',
@@ -154,9 +169,7 @@ def test_what_a_plain_encoder_has_of_a_head(write_classifier):
     'roberta.pooler.dense.bias': np.zeros(18, np.float32),
   }
   gone = dict.fromkeys(layers) | zeros
-  assert (
-    hub.load_backbone(write_classifier('roberta', tensors=gone), classifier=True).classifier is None
-  )
+  assert hub.load_backbone(write_classifier('roberta', tensors=gone), ('classifier',)).heads == {}
 
 
 def test_what_is_refused(write_classifier):
@@ -196,12 +209,9 @@ def test_what_is_refused(write_classifier):
     )
   )
   # Without id2label in config.json the tensors decide.
-  assert (
-    hub.load_backbone(
-      write_classifier('bert', 1, change={'id2label': 'absent'}, folder='f'), classifier=True
-    ).classifier
-    is not None
-  )
+  assert hub.load_backbone(
+    write_classifier('bert', 1, change={'id2label': 'absent'}, folder='f'), ('classifier',)
+  ).heads
 
 
 def test_pickled_weights_are_converted_with_their_head(write_classifier):
@@ -263,8 +273,8 @@ def test_transformers_loads_what_was_saved(golden, write_classifier, tmp_path, m
   )
   import transformers
 
-  loaded = hub.load_backbone(write_classifier(model_type, labels), classifier=True)
-  hub.save_backbone(tmp_path / 'out', loaded.config, loaded.params, classifier=loaded.classifier)
+  loaded = hub.load_backbone(write_classifier(model_type, labels), ('classifier',))
+  hub.save_backbone(tmp_path / 'out', loaded.config, loaded.params, heads=loaded.heads)
   model, info = transformers.AutoModelForSequenceClassification.from_pretrained(
     tmp_path / 'out', output_loading_info=True
   )
@@ -280,9 +290,9 @@ def test_transformers_loads_what_was_saved(golden, write_classifier, tmp_path, m
   np.testing.assert_allclose(logits, arrays[f'{labels}/untyped'], rtol=0, atol=2e-5)
   # What transformers saves is read back, bit for bit.
   model.save_pretrained(tmp_path / 'theirs')
-  theirs = hub.load_backbone(tmp_path / 'theirs', classifier=True)
+  theirs = hub.load_backbone(tmp_path / 'theirs', ('classifier',))
   jax.tree.map(
     np.testing.assert_array_equal,
-    (theirs.params, theirs.classifier),
-    (loaded.params, loaded.classifier),
+    (theirs.params, theirs.heads['classifier'].params),
+    (loaded.params, loaded.heads['classifier'].params),
   )

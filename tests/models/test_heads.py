@@ -52,7 +52,7 @@ def random_head(config, seed=0):
 @pytest.mark.parametrize('model_type', GOLDEN)
 def test_mlm_and_condenser_equal_transformers(model_type, golden, write_heads):
   arrays = golden(f'heads_{model_type}')
-  backbone = hub.load_backbone(write_heads(model_type), heads=True)
+  backbone = hub.load_backbone(write_heads(model_type), ('mlm', 'condenser'))
   config, tokens, mask = backbone.config, arrays['tokens'], arrays['mask']
   masked = gathered(arrays['labels'])
   assert masked[2].sum() == 5
@@ -61,25 +61,31 @@ def test_mlm_and_condenser_equal_transformers(model_type, golden, write_heads):
   @functools.partial(jax.value_and_grad, argnums=(0, 1), has_aux=True)
   def run(params, layers):
     early, late = encoder.encode_early_late(
-      config, params, tokens, mask, backbone.condenser_split, token_types=arrays['token_types']
+      config,
+      params,
+      tokens,
+      mask,
+      backbone.heads['condenser'].settings['split'],
+      token_types=arrays['token_types'],
     )
     states = heads.condenser_states(config, layers, late, early, mask)
     embedding = params['embeddings']['word']['embedding']
     losses = [
       total / count
       for total, count, _ in (
-        heads.mlm_loss(config, backbone.mlm, embedding, x, *masked) for x in (late, states)
+        heads.mlm_loss(config, backbone.heads['mlm'].params, embedding, x, *masked)
+        for x in (late, states)
       )
     ]
     # Condenser Eq. 11
     return losses[0] + losses[1], (
       losses,
       states,
-      heads.mlm_logits(config, backbone.mlm, embedding, late),
+      heads.mlm_logits(config, backbone.heads['mlm'].params, embedding, late),
     )
 
   (_, (losses, states, logits)), (gradient, head_gradient) = run(
-    backbone.params, backbone.condenser
+    backbone.params, backbone.heads['condenser'].params
   )
   np.testing.assert_allclose(losses, [arrays['mlm/loss'], arrays['condenser/loss']], rtol=2e-5)
   np.testing.assert_allclose(logits[mask], arrays['mlm/logits'][mask], rtol=2e-5, atol=2e-5)

@@ -15,6 +15,7 @@ import safetensors.numpy
 from dprjax.base.errors import InputError
 from dprjax.models import hub
 from dprjax.models.encoder import encode
+from dprjax.models.head_specs import Head
 from dprjax.models.sentence import SentenceSettings
 
 GAMMA = 'encoder.layer.0.output.LayerNorm'
@@ -384,25 +385,29 @@ def test_transformers_loads_what_was_saved(write_checkpoint, tmp_path, golden, m
 
 def test_checkpoint_without_heads(write_checkpoint):
   backbone = hub.load_backbone(write_checkpoint('bert', 1))
-  assert (backbone.mlm, backbone.condenser, backbone.condenser_split) == (None, None, None)
+  assert not backbone.heads
 
 
 @pytest.mark.parametrize('model_type', ['bert', 'roberta', 'xlm-roberta'])
 def test_heads_round_trip_keeps_every_bit(write_heads, tmp_path, model_type):
   first = hub.load_backbone(
-    write_heads(model_type, change={'tie_word_embeddings': False}), heads=True
+    write_heads(model_type, change={'tie_word_embeddings': False}), ('mlm', 'condenser')
   )
   out = tmp_path / 'out'
-  heads = {'mlm': first.mlm, 'condenser': first.condenser, 'condenser_split': 2}
-  hub.save_backbone(out, first.config, first.params, hf_config=first.hf_config, **heads)
-  second = hub.load_backbone(out, heads=True)
+  heads = first.heads | {'condenser': first.heads['condenser']._replace(settings={'split': 2})}
+  hub.save_backbone(out, first.config, first.params, hf_config=first.hf_config, heads=heads)
+  second = hub.load_backbone(out, ('mlm', 'condenser'))
   for ours, theirs in (
     (second.params, first.params),
-    (second.mlm, first.mlm),
-    (second.condenser, first.condenser),
+    (second.heads['mlm'].params, first.heads['mlm'].params),
+    (second.heads['condenser'].params, first.heads['condenser'].params),
   ):
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-  assert (second.sha256, second.condenser_split, first.condenser_split) == (first.sha256, 2, 1)
+  assert (
+    second.sha256,
+    second.heads['condenser'].settings['split'],
+    first.heads['condenser'].settings['split'],
+  ) == (first.sha256, 2, 1)
   name = {'bert': 'Bert', 'roberta': 'Roberta', 'xlm-roberta': 'XLMRoberta'}[model_type]
   assert (
     second.hf_config['architectures'] == [f'{name}ForMaskedLM']
@@ -413,14 +418,14 @@ def test_heads_round_trip_keeps_every_bit(write_heads, tmp_path, model_type):
     assert 'layer.1.attention.self.query.weight' in file.keys()  # noqa: SIM118 (not a dict)
   # Without the heads: an encoder alone, of the same SHA-256.
   hub.save_backbone(out, first.config, first.params)
-  third = hub.load_backbone(out, heads=True)
-  assert (third.sha256, third.mlm, third.condenser) == (first.sha256, None, None)
+  third = hub.load_backbone(out, ('mlm', 'condenser'))
+  assert (third.sha256, third.heads) == (first.sha256, {})
   assert sorted(file.name for file in out.iterdir()) == ['config.json', 'model.safetensors']
 
 
 @pytest.mark.parametrize('split', [None, 0, 3, -1])
 def test_condenser_head_needs_a_split(write_heads, tmp_path, split):
-  backbone = hub.load_backbone(write_heads(), heads=True)
+  backbone = hub.load_backbone(write_heads(), ('mlm', 'condenser'))
   with pytest.raises(
     InputError,
     match=rf"a Condenser head's split must be 1 to 2 of the encoder's layers, not {split}",
@@ -429,8 +434,7 @@ def test_condenser_head_needs_a_split(write_heads, tmp_path, split):
       tmp_path / 'out',
       backbone.config,
       backbone.params,
-      condenser=backbone.condenser,
-      condenser_split=split,
+      heads={'condenser': Head(backbone.heads['condenser'].params, {'split': split})},
     )
   assert not (tmp_path / 'out').exists()
 
@@ -470,10 +474,9 @@ def test_transformers_loads_the_masked_lm_head(write_heads, tmp_path, golden, mo
   )
   import transformers
 
-  backbone = hub.load_backbone(write_heads(model_type), heads=True)
+  backbone = hub.load_backbone(write_heads(model_type), ('mlm', 'condenser'))
   out = tmp_path / 'out'
-  heads = {'mlm': backbone.mlm, 'condenser': backbone.condenser, 'condenser_split': 1}
-  hub.save_backbone(out, backbone.config, backbone.params, **heads)
+  hub.save_backbone(out, backbone.config, backbone.params, heads=backbone.heads)
   model, info = transformers.AutoModelForMaskedLM.from_pretrained(out, output_loading_info=True)
   assert not any(info[kind] for kind in ('missing_keys', 'unexpected_keys', 'mismatched_keys')), (
     info
@@ -500,6 +503,8 @@ def test_transformers_loads_the_masked_lm_head(write_heads, tmp_path, golden, mo
   np.testing.assert_allclose(hidden[mask], arrays['late'][mask], rtol=2e-5, atol=2e-5)
   # What transformers saves is read back, bit for bit.
   model.save_pretrained(tmp_path / 'theirs')
-  theirs = hub.load_backbone(tmp_path / 'theirs', heads=True)
+  theirs = hub.load_backbone(tmp_path / 'theirs', ('mlm', 'condenser'))
   assert theirs.sha256 == backbone.sha256
-  jax.tree.map(np.testing.assert_array_equal, theirs.mlm, backbone.mlm)
+  jax.tree.map(
+    np.testing.assert_array_equal, theirs.heads['mlm'].params, backbone.heads['mlm'].params
+  )

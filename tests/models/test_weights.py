@@ -8,7 +8,7 @@ from dprjax.models import hub
 
 def error(path):
   with pytest.raises(InputError) as info:
-    hub.load_backbone(path, heads=True)
+    hub.load_backbone(path, ('mlm', 'condenser'))
   assert '\n' not in str(info.value)
   return str(info.value)
 
@@ -31,21 +31,29 @@ def tensors(golden):
 
 def test_masked_lm_head_is_read(write_heads, tensors):
   for model_type, head in (('bert', 'cls.predictions.transform'), ('xlm-roberta', 'lm_head')):
-    backbone = hub.load_backbone(write_heads(model_type), heads=True)
+    backbone = hub.load_backbone(write_heads(model_type), ('mlm', 'condenser'))
     arrays = tensors(model_type)
-    np.testing.assert_array_equal(backbone.mlm['dense']['kernel'], arrays[f'{head}.dense.weight'].T)
-    norm = 'LayerNorm' if model_type == 'bert' else 'layer_norm'
-    np.testing.assert_array_equal(backbone.mlm['norm']['scale'], arrays[f'{head}.{norm}.weight'])
-    np.testing.assert_array_equal(backbone.mlm['norm']['bias'], arrays[f'{head}.{norm}.bias'])
     np.testing.assert_array_equal(
-      backbone.mlm['bias'],
+      backbone.heads['mlm'].params['dense']['kernel'], arrays[f'{head}.dense.weight'].T
+    )
+    norm = 'LayerNorm' if model_type == 'bert' else 'layer_norm'
+    np.testing.assert_array_equal(
+      backbone.heads['mlm'].params['norm']['scale'], arrays[f'{head}.{norm}.weight']
+    )
+    np.testing.assert_array_equal(
+      backbone.heads['mlm'].params['norm']['bias'], arrays[f'{head}.{norm}.bias']
+    )
+    np.testing.assert_array_equal(
+      backbone.heads['mlm'].params['bias'],
       arrays['cls.predictions.bias' if model_type == 'bert' else 'lm_head.bias'],
     )
-    assert {leaf.dtype for leaf in jax.tree.leaves(backbone.mlm)} == {np.dtype(np.float32)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(backbone.heads['mlm'].params)} == {
+      np.dtype(np.float32)
+    }
 
 
 def test_copies_of_tied_tensors(write_heads, tensors):
-  plain = hub.load_backbone(write_heads(), heads=True)
+  plain = hub.load_backbone(write_heads(), ('mlm', 'condenser'))
   weights = tensors('bert')
   table, bias = weights['bert.embeddings.word_embeddings.weight'], weights['cls.predictions.bias']
   norm = 'cls.predictions.transform.LayerNorm'
@@ -62,9 +70,9 @@ def test_copies_of_tied_tensors(write_heads, tensors):
       f'{norm}.bias': None,
     },
   ):
-    same = hub.load_backbone(write_heads(tensors=edits), heads=True)
+    same = hub.load_backbone(write_heads(tensors=edits), ('mlm', 'condenser'))
     assert same.sha256 == plain.sha256
-    jax.tree.map(np.testing.assert_array_equal, same.mlm, plain.mlm)
+    jax.tree.map(np.testing.assert_array_equal, same.heads['mlm'].params, plain.heads['mlm'].params)
   text = error(write_heads(tensors={'cls.predictions.decoder.weight': table + 1}))
   assert (
     'cls.predictions.decoder.weight differs from embeddings.word_embeddings.weight; a decoder of '
@@ -115,13 +123,15 @@ def test_head_that_does_not_fit(write_heads, model_type, edits, message):
 
 
 def test_condenser_head_is_read(write_heads, golden):
-  backbone = hub.load_backbone(write_heads(), heads=True)
-  assert backbone.condenser_split == 1
+  backbone = hub.load_backbone(write_heads(), ('mlm', 'condenser'))
+  assert backbone.heads['condenser'].settings['split'] == 1
   weight = golden('heads_bert')['condenser/layer.1.intermediate.dense.weight'].astype(np.float32)
-  np.testing.assert_array_equal(backbone.condenser['mlp']['up']['kernel'][1], weight.T)
-  assert jax.tree.map(lambda leaf: leaf.shape[1:], backbone.condenser) == jax.tree.map(
-    lambda leaf: leaf.shape[1:], backbone.params['layers']
+  np.testing.assert_array_equal(
+    backbone.heads['condenser'].params['mlp']['up']['kernel'][1], weight.T
   )
+  assert jax.tree.map(
+    lambda leaf: leaf.shape[1:], backbone.heads['condenser'].params
+  ) == jax.tree.map(lambda leaf: leaf.shape[1:], backbone.params['layers'])
 
 
 def test_condenser_head_that_does_not_fit(write_heads):
@@ -145,9 +155,9 @@ def test_condenser_head_that_does_not_fit(write_heads):
 
 def test_a_head_that_nobody_asked_for_is_not_looked_at(write_heads):
   backbone = hub.load_backbone(write_heads())
-  assert (backbone.mlm, backbone.condenser, backbone.condenser_split) == (None, None, None)
+  assert not backbone.heads
   half = write_heads(tensors={'cls.predictions.bias': None}, folder='half')
   (half / 'condenser.safetensors').write_bytes(b'damaged')
   assert hub.load_backbone(half).sha256 == backbone.sha256
   with pytest.raises(InputError, match='masked-LM head'):
-    hub.load_backbone(half, heads=True)
+    hub.load_backbone(half, ('mlm', 'condenser'))

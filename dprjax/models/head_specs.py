@@ -1,0 +1,204 @@
+"""The heads that a model's directory may hold beside its encoder: how each starts, where it is
+stored and under which names.
+
+    mlm         the masked-LM head, in model.safetensors
+    classifier  the sequence-classification head, in model.safetensors
+    condenser   the layers of Condenser's head, in condenser.safetensors
+
+A model's weights hold one head of transformers' at most.
+"""
+
+import contextlib
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from dprjax.base.errors import InputError
+from dprjax.models import checkpoint_names as names
+from dprjax.models import classifier, heads, weights
+from dprjax.models.encoder import EncoderConfig
+
+Params = dict[str, Any]
+
+
+class Head(NamedTuple):
+  """A head as loaded, or to be saved.
+
+  Attributes:
+    params: numpy float32, in the layout of its ``init``. Of a classifier ``dense`` alone where the
+      checkpoint has BERT's pooler and no classifier.
+    settings: what its parameters do not tell: of a Condenser head ``split``, the number of early
+      layers of the encoder.
+  """
+
+  params: Params
+  settings: Mapping[str, int] = types.MappingProxyType({})
+
+
+class HeadSpec(NamedTuple):
+  """One kind of head.
+
+  Attributes:
+    init: ``(config, key, *sizes) -> params``, fresh.
+    tensors: ``(config, head) -> tensors`` of a checkpoint. Raises InputError for settings that do
+      not fit the encoder.
+    read: ``(checkpoint, stack) -> Head | None``; None where there is none. Raises InputError where
+      it is there in part, or does not fit the encoder.
+    model_class: how the name of transformers' class for it ends; empty where transformers has none.
+    hf_config: ``(config.json, head) -> config.json`` with what the class needs.
+    file: where it is stored.
+    metadata: ``(head) -> metadata`` of a file of its own.
+  """
+
+  init: Callable[..., Params]
+  tensors: Callable[[EncoderConfig, Head], Iterable[names.Tensor]]
+  read: Callable[[weights.Checkpoint, contextlib.ExitStack], Head | None]
+  model_class: str = ''
+  hf_config: Callable[[dict[str, Any], Head], dict[str, Any]] = lambda base, head: base
+  file: str = weights.WEIGHTS
+  metadata: Callable[[Head], dict[str, int]] = lambda head: {}
+
+
+def sha256(name: str, config: EncoderConfig, head: Head) -> str:
+  """The SHA-256 of a head's tensors, computed as ``hub.backbone_sha256`` is."""
+  return weights.sha256(
+    sorted(names.export(HEADS[name].tensors(config, head), head.params).items())
+  )
+
+
+def _mlm_tensors(config: EncoderConfig, head: Head) -> Iterable[names.Tensor]:
+  return names.mlm_tensors(config)
+
+
+def _read_mlm(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack) -> Head | None:
+  config = checkpoint.config
+  params = weights.read_head(
+    checkpoint, 'masked-LM head', names.mlm_tensors(config), names.decoder_tensors(config)
+  )
+  return None if params is None else Head(params)
+
+
+def _labels(head: Head) -> int:
+  return head.params['output']['bias'].shape[0]
+
+
+def _classifier_tensors(config: EncoderConfig, head: Head) -> Iterable[names.Tensor]:
+  return names.classifier_tensors(config, _labels(head))
+
+
+def _read_classifier(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack) -> Head | None:
+  stored = checkpoint.tensors
+  tensors = list(names.classifier_tensors(checkpoint.config, 1))
+  output = next(tensor.name for tensor in tensors if tensor.path == ('output', 'kernel'))
+  if output in stored:
+    shape = stored[output][0].shape
+    labels = shape[0] if shape else 0
+    if labels not in classifier.LABELS:
+      raise InputError(
+        f'{checkpoint.folder}: {output} has {labels} labels; a cross-encoder has 1 (relevance) or '
+        '2 (irrelevant, relevant)'
+      )
+    id2label = checkpoint.hf_config.get('id2label')
+    if isinstance(id2label, dict) and len(id2label) != labels:
+      raise InputError(
+        f'{checkpoint.folder}: {output} has {labels} label{"s" if labels > 1 else ""}, but the '
+        f'id2label of config.json has {len(id2label)}'
+      )
+    tensors = list(names.classifier_tensors(checkpoint.config, labels))
+  elif not any(
+    tensor.name in stored for tensor in tensors if tensor.name.startswith('classifier.')
+  ):
+    # A model without such a head; the pooler, where BERT has one, is half of it.
+    tensors = [tensor for tensor in tensors if tensor.path[0] == 'dense']
+  params = weights.read_head(checkpoint, 'sequence-classification head', tensors)
+  return None if params is None else Head(params)
+
+
+def _classifier_config(base: dict[str, Any], head: Head) -> dict[str, Any]:
+  labels = _labels(head)
+  if len(base.get('id2label') or ()) == labels:
+    return base
+  # Those of another head, and what that one was trained for.
+  kept = {key: value for key, value in base.items() if key not in ('num_labels', 'problem_type')}
+  return kept | {
+    'id2label': {str(i): f'LABEL_{i}' for i in range(labels)},
+    'label2id': {f'LABEL_{i}': i for i in range(labels)},
+  }
+
+
+def _num_layers(head: Head) -> int:
+  return int(jax.tree.leaves(head.params)[0].shape[0])
+
+
+def _condenser_tensors(config: EncoderConfig, head: Head) -> Iterable[names.Tensor]:
+  split = head.settings.get('split')
+  if split is None or not 0 < split < config.num_layers:
+    raise InputError(
+      f"a Condenser head's split must be 1 to {config.num_layers - 1} of the encoder's layers, not "
+      f'{split}'
+    )
+  return names.layer_tensors(config, _num_layers(head))
+
+
+def _read_condenser(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack) -> Head | None:
+  file, config = checkpoint.folder / HEADS['condenser'].file, checkpoint.config
+  if not file.exists():
+    return None
+  handle = weights.open_file(file, stack)
+  metadata = handle.metadata() or {}
+  layers, split = (
+    int(value) if (value := metadata.get(key, '')).isdecimal() else 0
+    for key in ('num_layers', 'split')
+  )
+  if layers < 1 or not 0 < split < config.num_layers:
+    raise InputError(
+      f'{file}: its metadata says num_layers {metadata.get("num_layers")!r} and split '
+      f"{metadata.get('split')!r}; expected 1 layer or more, and a split of the encoder's "
+      f'{config.num_layers} layers'
+    )
+  tensors = list(names.layer_tensors(config, layers))
+  stored = {name: [weights.Stored(handle, name)] for name in handle.keys()}  # noqa: SIM118
+  problems = weights.find_problems(tensors, stored)
+  expected = [tensor.name for tensor in tensors]
+  for word, wrong in (
+    ('missing', [name for name in expected if name not in stored]),
+    ('unknown', sorted(stored.keys() - set(expected))),
+  ):
+    if wrong:
+      problems.append(f'{word} {weights.listed(wrong)}')
+  if problems:
+    raise InputError(
+      f'{file}: not a Condenser head of {layers} layers for this encoder: '
+      f'{weights.listed(problems, "; ")}'
+    )
+  params: Params = {}
+  for tensor in tensors:
+    names.place(params, tensor, stored[tensor.name][0].read())
+  return Head(params, {'split': split})
+
+
+HEADS = {
+  'mlm': HeadSpec(
+    init=heads.init_mlm_head,
+    tensors=_mlm_tensors,
+    read=_read_mlm,
+    model_class='ForMaskedLM',
+    hf_config=lambda base, head: base | {'tie_word_embeddings': True},
+  ),
+  'classifier': HeadSpec(
+    init=classifier.init_classifier,
+    tensors=_classifier_tensors,
+    read=_read_classifier,
+    model_class='ForSequenceClassification',
+    hf_config=_classifier_config,
+  ),
+  'condenser': HeadSpec(
+    init=heads.init_condenser_head,
+    tensors=_condenser_tensors,
+    read=_read_condenser,
+    file='condenser.safetensors',
+    metadata=lambda head: {'num_layers': _num_layers(head), **head.settings},
+  ),
+}
