@@ -1,7 +1,7 @@
-"""What every command shares: its arguments' types, and how it ends.
+"""The command line: arguments, tables, errors.
 
-A command ends with status 0, or, where the input was bad, with 2 and one line on standard error
-that begins ``dprjax: error:``. ``--debug`` shows the traceback as well.
+A command exits with status 0. On bad input it exits with status 2 and one line on standard error
+that begins ``dprjax: error:``; ``--debug`` shows the traceback as well.
 """
 
 import argparse
@@ -18,14 +18,14 @@ import rich.text
 
 from dprjax.base.errors import InputError
 
-_LISTED = 5  # ids, where there may be many
+_LISTED = 5  # ids in a message
 
 
 class Parser(argparse.ArgumentParser):
-  """argparse with dprjax's error line, ``--debug``, and defaults shown in ``--help``.
+  """argparse with dprjax's error line and ``--debug``.
 
-  With ``processes``, the flags (and variables of the environment) that say which process of a job
-  this is; ``runtime.distributed`` reads them.
+  With ``processes``, it has the flags (and environment variables) that ``runtime.distributed``
+  reads to find the process's place in a job.
   """
 
   def __init__(self, module: str, description: str, processes: bool = False):
@@ -39,26 +39,25 @@ class Parser(argparse.ArgumentParser):
     if processes:
       group = self.add_argument_group(
         'several processes',
-        'The same command on every host, as one job. SLURM, Open MPI, TPU VMs and GKE say '
-        'themselves which process is which;\n'
-        'elsewhere the first three say it. A variable of the environment stands for each: '
-        'DPRJAX_COORDINATOR for --coordinator, and so on.',
+        'The same command on every host runs as one job. On SLURM, Open MPI, TPU VMs and GKE each '
+        'process finds its place by itself;\n'
+        'elsewhere give the first three flags. Each can also be set in the environment, as '
+        'DPRJAX_COORDINATOR and so on.',
       )
       for flag, kind, metavar, default, text in (
         ('coordinator', str, 'HOST:PORT', None, 'where process 0 listens: a free port of its host'),
-        ('processes', positive, 'N', None, 'how many there are'),
-        ('process', count, 'I', None, 'which one this is, from 0 to N - 1'),
-        ('join_timeout', positive, 'SECONDS', '300', 'until all must have come (default: 300)'),
+        ('processes', positive, 'N', None, 'how many processes there are'),
+        ('process', count, 'I', None, 'which process this is, from 0 to N - 1'),
+        ('join_timeout', positive, 'SECONDS', '300', 'for all processes to join (default: 300)'),
         (
           'peer_timeout',
           positive,
           'SECONDS',
           '20',
-          'without a sign of life after which a process is given up, and the job ended (default: '
-          '20)',
+          'without a sign of life before a process counts as lost and the job ends (default: 20)',
         ),
       ):
-        # An empty variable is one that is not set.
+        # An empty variable counts as not set.
         group.add_argument(
           f'--{flag}',
           type=kind,
@@ -68,9 +67,7 @@ class Parser(argparse.ArgumentParser):
         )
 
   def add_config(self, config: str, knob: str) -> None:
-    """Adds ``--config`` and ``--config.KEY`` to what ``--help`` shows, with these texts; see
-    ``split_config``.
-    """
+    """Adds ``--config`` and ``--config.KEY`` to ``--help``; see ``split_config``."""
     self.add_argument('--config', metavar='FILE[:RECIPE]', help=config)
     self.add_argument('--config.KEY', dest='override', metavar='VALUE', help=knob)
 
@@ -81,8 +78,9 @@ class Parser(argparse.ArgumentParser):
 def split_config(
   argv: Sequence[str] | None, prefix: str = '--config'
 ) -> tuple[list[str], list[str]]:
-  """The words of a command line (default: the process's) that argparse reads, and those that begin
-  with ``prefix``: it cannot know all knobs.
+  """Splits a command line into the words for argparse and those that begin with ``prefix``.
+
+  argparse cannot know all knobs of a config. By default the process's own command line.
   """
   words = list(sys.argv[1:] if argv is None else argv)
   return [word for word in words if not word.startswith(prefix)], [
@@ -120,13 +118,13 @@ def named(text: str) -> tuple[str, str]:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-  """A table on standard output: the first column to the left, the others, numbers, to the right."""
+  """Prints a table; all columns but the first hold numbers and are aligned to the right."""
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
   for number, column in enumerate(columns):
     table.add_column(rich.text.Text(column), justify='right' if number else 'left', no_wrap=True)
   for row in rows:
     table.add_row(*(rich.text.Text(cell) for cell in row))
-  # Into a pipe, rich would take 80 columns and cut the rest off.
+  # In a pipe, rich would cut the table off at 80 columns.
   console = rich.console.Console(file=sys.stdout, highlight=False)
   if not console.is_terminal:
     console.width = 500
@@ -134,15 +132,16 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def tell(sentence: str, ids: Sequence[str], strict: bool, then: str = '') -> None:
-  """Says what is odd about the input, which ids (the first few) and what is done about it, if there
-  are any. Raises InputError if strict.
+  """If there are ids, logs what is odd about them, the first few, and what is done about it.
+
+  Raises InputError if strict.
   """
   if not ids:
     return
-  said = f'{sentence}: {", ".join(ids[:_LISTED])}{", ..." if len(ids) > _LISTED else ""}'
+  message = f'{sentence}: {", ".join(ids[:_LISTED])}{", ..." if len(ids) > _LISTED else ""}'
   if strict:
-    raise InputError(said)
-  logging.getLogger('dprjax').info('%s', said + (f'; {then}' if then else ''))
+    raise InputError(message)
+  logging.getLogger('dprjax').info('%s', message + (f'; {then}' if then else ''))
 
 
 def fail(message: str) -> NoReturn:
@@ -156,29 +155,26 @@ def error_line(message: str) -> str:
 
 
 def speak() -> None:
-  """Sends what dprjax says to standard error, as bare lines.
+  """Logs dprjax's messages to standard error, as bare lines.
 
-  On a logger of our own: absl has put its handler on the root logger by the time a command runs.
+  Its logger does not propagate: by now absl has put a handler on the root logger.
   """
   logger = logging.getLogger('dprjax')
   handler = logging.StreamHandler(sys.stderr)
   handler.setFormatter(logging.Formatter('%(message)s'))
   logger.handlers, logger.propagate = [handler], False
   logger.setLevel(logging.INFO)
-  logging.getLogger('absl').setLevel(logging.ERROR)  # orbax warns of every save without a score
+  # orbax warns about every save without a score.
+  logging.getLogger('absl').setLevel(logging.ERROR)
 
 
 def run(
   parser: Parser, command: Callable[[argparse.Namespace], None], argv: Sequence[str] | None = None
 ) -> None:
-  """Parses ``argv`` (default: the process's) and calls ``command``; InputError ends it with status
-  2.
-  """
+  """Parses ``argv`` (default: the process's) and runs ``command``; exits with 2 on InputError."""
   args = parser.parse_args(argv)
   speak()
-  logging.getLogger('jax').setLevel(
-    logging.WARNING
-  )  # it would tell of every backend that is not there
+  logging.getLogger('jax').setLevel(logging.WARNING)  # below it, jax lists each missing backend
   try:
     command(args)
   except InputError as error:

@@ -1,10 +1,8 @@
-"""Compiled programs, kept between runs: the second start of a command on the same shapes need not
-wait for the compiler.
+"""JAX's persistent compilation cache, for the commands: compiled programs are kept between runs.
 
-JAX's persistent compilation cache, switched on for the commands (a library leaves it to its user).
-Its key holds the program, the compiler's version and flags, and the kind of device, but not the
-instructions that a CPU has: those are in the folder's name here, so that a home directory can be
-shared by unlike machines.
+Its key holds the program, the compiler's version and flags, and the kind of device, but not a CPU's
+instruction set. The folder's name holds that here, so that different machines can share a home
+directory.
 """
 
 import hashlib
@@ -15,7 +13,7 @@ import platform
 import jax
 
 AUTO = 'auto'
-_BYTES = 4 << 30  # kept at most; what was not used for longest goes first
+_BYTES = 4 << 30  # at most; the least recently used programs go first
 _SECONDS = 0.3  # a program that compiles faster is not worth a file
 
 
@@ -23,15 +21,14 @@ def keep(folder: str = AUTO) -> None:
   """Keeps what is compiled from now on.
 
   Args:
-    folder: 'auto': what ``JAX_COMPILATION_CACHE_DIR`` says (empty: nothing is kept), else a folder
-      below the user's cache directory (``XDG_CACHE_HOME``, ``~/.cache``), unless that cannot be
-      written; '': nothing is kept; or a folder, which may be on a bucket.
+    folder: where; it may be on a bucket. '': nowhere. 'auto': the folder named by
+      ``JAX_COMPILATION_CACHE_DIR`` (if that is empty, nowhere), else one below the user's cache
+      directory (``XDG_CACHE_HOME`` or ``~/.cache``), if that can be written.
   """
   if folder == AUTO:
-    if (said := os.environ.get('JAX_COMPILATION_CACHE_DIR')) is not None:
-      jax.config.update(
-        'jax_compilation_cache_dir', said or None
-      )  # JAX would take '' for the working directory
+    if (variable := os.environ.get('JAX_COMPILATION_CACHE_DIR')) is not None:
+      # JAX would take '' for the working directory.
+      jax.config.update('jax_compilation_cache_dir', variable or None)
       return
     home = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache')
     local = home / 'dprjax' / f'compiled-{_machine()}'
@@ -42,18 +39,18 @@ def keep(folder: str = AUTO) -> None:
     folder = str(local)
   jax.config.update('jax_compilation_cache_dir', folder or None)
   jax.config.update('jax_persistent_cache_min_compile_time_secs', _SECONDS)
-  # Eviction takes a file lock, which a bucket does not have.
+  # Eviction needs file locks, which a bucket does not have.
   jax.config.update('jax_compilation_cache_max_size', -1 if '://' in folder else _BYTES)
 
 
 def _machine() -> str:
-  """A name for what code this processor can run."""
-  said = platform.machine()
+  """A name for this processor's instruction set."""
+  features = platform.machine()
   try:
     for line in pathlib.Path('/proc/cpuinfo').read_text().splitlines():
       if line.startswith(('flags', 'Features')):
-        said += ' '.join(sorted(line.partition(':')[2].split()))
+        features += ' '.join(sorted(line.partition(':')[2].split()))
         break
   except OSError:
-    said += platform.processor()
-  return hashlib.sha256(said.encode()).hexdigest()[:12]
+    features += platform.processor()
+  return hashlib.sha256(features.encode()).hexdigest()[:12]

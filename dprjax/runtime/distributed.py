@@ -1,14 +1,14 @@
-"""Several processes as one job: how they find one another, wait for one another, and end together.
+"""Several processes as one job: how they join, wait for each other and end together.
 
-A command that may run in several processes is wrapped in ``together``. Its place in the job comes
-from the flags ``--coordinator --processes --process`` (or ``DPRJAX_COORDINATOR`` and so on in the
-environment), else from what jax itself finds: SLURM, Open MPI, a TPU VM, a TPU slice or an indexed
-Job on GKE. Where there is none of these, nothing is started, and every function here is what it is
-for one process: nothing.
+A command that may run in several processes is wrapped in ``together``. A process's place in the job
+comes from the flags ``--coordinator --processes --process`` (or from ``DPRJAX_COORDINATOR`` and so
+on in the environment), else from what jax detects: SLURM, Open MPI, a TPU VM, a TPU slice or an
+indexed Job on GKE. Without any of these nothing is started, and the functions here do what a single
+process needs.
 
-While the job runs, ``watch.Watch`` looks after the other processes; the whole job ends when one of
-them does. Nothing here waits on the devices but ``gather``: the coordinator, which process 0 runs,
-carries the rest.
+While the job runs, ``watch.Watch`` monitors the processes and ends the job when one of them ends.
+Only ``gather`` uses the devices; everything else goes through the coordinator, which process 0
+runs.
 """
 
 import argparse
@@ -30,9 +30,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 from jax._src import cloud_tpu_init
-from jax._src import (
-  distributed as internals,
-)  # its client, the coordinator's key-value store, has no public name; orbax takes it from here too
+from jax._src import distributed as internals  # no public name for the client; orbax does the same
 from jax.experimental import multihost_utils
 
 from dprjax.base.errors import InputError
@@ -40,25 +38,21 @@ from dprjax.runtime import cli, lastwords, watch
 
 FLAGS = ('coordinator', 'processes', 'process')
 _SLURM = ('SLURM_JOB_ID', 'SLURM_STEP_NODELIST', 'SLURM_NTASKS', 'SLURM_PROCID', 'SLURM_LOCALID')
-_FOREVER_MS = (
-  7 * 24 * 3600 * 1000
-)  # who waits at a barrier is told by the watch when there is nothing left to wait for
-_LINGER_S = 1.0  # jax's own time-out follows ours by so much
+_FOREVER_MS = 7 * 24 * 3600 * 1000  # the watch ends a wait that has become pointless
+_LINGER_S = 1.0  # from our time-out to jax's own
 
 _watch: watch.Watch | None = None
-_numbers = (
-  itertools.count()
-)  # of barriers and agreements; the same on every process, since all come by them in the same order
+# Of barriers and agreements. All processes reach them in the same order, so the numbers match.
+_numbers = itertools.count()
 
 Command = Callable[[argparse.Namespace], None]
 
 
 def together(command: Command) -> Command:
-  """The command as one process of a job, where there is a job: begun before it, and ended with the
-  others.
+  """Makes a command join its job, if there is one, before it runs, and end with it.
 
-  ``command`` is called with the arguments of a ``cli.Parser(..., processes=True)``. An exception on
-  one process ends all of them at once, each with a line that says which process it was and why.
+  ``command`` takes the arguments of a ``cli.Parser(..., processes=True)``. An exception in one
+  process ends all of them at once, each with a line that names the process and the reason.
   """
 
   @functools.wraps(command)
@@ -91,21 +85,19 @@ def start(
   peer_timeout: float = 20.0,
   raw: bool = False,
 ) -> bool:
-  """Joins the job that the flags or the environment speak of; False where there is none, or one of
-  a single process.
+  """Joins the job that the flags or the environment describe; False if there is only one process.
 
   Args:
-    coordinator: ``HOST:PORT``, where process 0 listens and the others find it.
+    coordinator: ``HOST:PORT``, where process 0 listens.
     processes: how many there are.
     process: which one this is, from 0.
-    join_timeout: seconds until all must have come.
-    peer_timeout: seconds without a sign of life after which a process is given up, and the job with
-      it.
-    raw: let C++'s traces through to standard error, instead of the line that tells what they mean.
+    join_timeout: seconds to wait for all processes.
+    peer_timeout: seconds without a sign of life before a process counts as lost and the job ends.
+    raw: show C++ stack traces on standard error, not the line that explains them.
 
   Raises:
-    InputError: the flags contradict one another; or, on one process, the coordinator cannot be had
-      or reached in time.
+    InputError: the flags contradict each other, or this process cannot serve or reach the
+      coordinator in time.
   """
   global _watch
   given = {
@@ -116,21 +108,20 @@ def start(
   place = _from_flags(given) if given else _from_surroundings()
   if place is None or place.get('num_processes') == 1:
     return False
-  # Gloo carries the collectives of CPUs; the choice concerns no other device. SIGTERM is
-  # `stopping.Stop`'s.
+  # Gloo is for collectives between CPUs and affects no other device. `stopping.Stop` handles
+  # SIGTERM.
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   jax.config.update('jax_enable_preemption_service', False)
   if given:
-    _look_for_coordinator(place['coordinator_address'], place['process_id'], join_timeout)
-  # What jax does when not all come is to abort: speak before it.
+    _check_coordinator(place['coordinator_address'], place['process_id'], join_timeout)
+  # jax aborts when not all processes join; explain that before it does.
   late = threading.Timer(
     join_timeout,
     lambda: _exit(
       2,
-      f'not all processes of this job have come within {join_timeout:g} s (--join_timeout): look '
-      'at the output of the others, and whether '
-      f'they were given the same coordinator{f", {coordinator}," if coordinator else ""} and '
-      'number of processes',
+      f'not all processes of this job joined within {join_timeout:g} s (--join_timeout): look at '
+      'the output of the others, and check that all have the same '
+      f'coordinator{f", {coordinator}," if coordinator else ""} and number of processes',
     ),
   )
   late.daemon = True
@@ -139,13 +130,12 @@ def start(
     jax.distributed.initialize(
       **place,
       initialization_timeout=int(join_timeout + _LINGER_S) + 1,
-      # Later than our own watch, which speaks more plainly.
+      # Later than our own watch, whose message is clearer.
       heartbeat_timeout_seconds=max(100, int(4 * peer_timeout)),
     )
   except (RuntimeError, ValueError, OSError, KeyError) as error:  # jax's own is a RuntimeError
     raise InputError(
-      f'the processes of this job cannot be joined ({" ".join(str(error).split())[:200]}); say '
-      'where they are with '
+      f'this process cannot join its job ({" ".join(str(error).split())[:200]}); give '
       '--coordinator=HOST:PORT --processes=N --process=I'
     ) from error
   finally:
@@ -165,7 +155,7 @@ def start(
     _exit,
   )
   if state.process_id:
-    logging.getLogger('dprjax').setLevel(logging.WARNING)  # process 0 speaks for all
+    logging.getLogger('dprjax').setLevel(logging.WARNING)  # process 0 logs for all
   return True
 
 
@@ -174,8 +164,8 @@ def _from_flags(given: dict[str, Any]) -> dict[str, Any]:
   missing = [name for name in FLAGS if name not in given]
   if missing:
     raise InputError(
-      '--coordinator=HOST:PORT, --processes=N and --process=I go together (or DPRJAX_COORDINATOR '
-      'and so on): '
+      '--coordinator=HOST:PORT, --processes=N and --process=I (or DPRJAX_COORDINATOR and so on) go '
+      'together: '
       f'{" and ".join(f"--{name}" for name in missing)} {"is" if len(missing) == 1 else "are"} '
       'missing'
     )
@@ -199,9 +189,7 @@ def _from_flags(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_surroundings() -> dict[str, Any] | None:
-  """Likewise, where something here starts processes together and jax knows how to ask it; None
-  where a process is alone.
-  """
+  """Likewise, where a launcher that jax knows started the processes; None for a lone process."""
   environment = os.environ
   if all(name in environment for name in _SLURM):
     return {} if int(environment['SLURM_NTASKS']) > 1 else None
@@ -210,7 +198,7 @@ def _from_surroundings() -> dict[str, Any] | None:
       return {}
     if importlib.util.find_spec('mpi4py') is None:
       raise InputError(
-        "Open MPI 5 does not say where its processes are: install mpi4py, or run sh -c '... "
+        "Open MPI 5 does not publish its processes' addresses: install mpi4py, or run sh -c '... "
         '--coordinator=HOST:PORT '
         "--processes=$OMPI_COMM_WORLD_SIZE --process=$OMPI_COMM_WORLD_RANK'"
       )
@@ -230,10 +218,10 @@ def _from_surroundings() -> dict[str, Any] | None:
   return None
 
 
-def _look_for_coordinator(address: str, process: int, timeout: float) -> None:
-  """Process 0 may listen there, the others can reach it.
+def _check_coordinator(address: str, process: int, timeout: float) -> None:
+  """Checks that process 0 can listen at the address, and that the others can reach it.
 
-  Raises InputError where that is not so within ``timeout`` seconds.
+  Raises InputError after ``timeout`` seconds of trying.
   """
   host, _, port = address.rpartition(':')
   if process == 0:
@@ -257,17 +245,15 @@ def _look_for_coordinator(address: str, process: int, timeout: float) -> None:
       if time.monotonic() > deadline:
         raise InputError(
           f'--coordinator={address} could not be reached within {timeout:g} s (--join_timeout; '
-          f'{error.strerror or error}): does '
-          'process 0 run there, and is the port open?'
+          f'{error.strerror or error}): does process 0 run there, and is the port open?'
         ) from error
     time.sleep(0.2)
 
 
 def leave(error: BaseException, trace: bool = False) -> None:
-  """Ends this process and with it the job, because of ``error``; does nothing in a single process.
+  """Ends this process, and so the job, because of ``error``; does nothing without a job.
 
-  To be called before anything is tidied up: what is tidied up together with the others would wait
-  for them.
+  Call it before any cleanup: cleanup that involves the other processes would wait for them.
   """
   if _watch is None:
     return
@@ -276,19 +262,18 @@ def leave(error: BaseException, trace: bool = False) -> None:
   elif isinstance(error, KeyboardInterrupt):
     status, line = 130, 'interrupted'
   else:
-    # Most likely the other end of a connection is gone, which comes in many forms (jax has several
-    # errors for it, orbax others). If so, the watch finds out who that was, says it, and ends this
-    # process.
+    # Most likely another process is gone, which shows as one of many errors (of jax, of orbax). If
+    # so, the watch finds out which one, reports it, and ends this process.
     _watch.wait()
     status, line, trace = 1, f'{type(error).__name__}: {error}', True
   if trace:
     traceback.print_exception(error)
-  _watch.tell(status, line)
+  _watch.report(status, line)
   _exit(status, line)
 
 
 def _exit(status: int, line: str) -> NoReturn:
-  # An ordinary exit would wait for the others in jax's shutdown.
+  # On an ordinary exit, jax's shutdown would wait for the others.
   print(cli.error_line(line), file=sys.stderr)
   sys.stdout.flush()
   sys.stderr.flush()
@@ -312,16 +297,14 @@ def _client() -> Any:
 
 
 def barrier(name: str) -> None:
-  """Waits until every process has come here."""
+  """Waits until every process is here."""
   if _watch is not None:
     _client().wait_at_barrier(f'dprjax/{next(_numbers)}/{name}', _FOREVER_MS)
 
 
 @contextlib.contextmanager
 def turn() -> Iterator[None]:
-  """Process 0 goes through the block first, then all others at once: what it writes there they
-  find.
-  """
+  """Process 0 runs the block first, then all others at once, so that they find what it wrote."""
   if jax.process_index():
     barrier('turn')
   yield
@@ -330,7 +313,7 @@ def turn() -> Iterator[None]:
 
 
 def agree(value: Any) -> Any:
-  """Process 0's ``value``, on every process. Plain JSON."""
+  """Returns process 0's ``value``, which must be JSON, on every process."""
   if _watch is None:
     return value
   client, key = _client(), f'dprjax/agreed/{next(_numbers)}'
@@ -344,5 +327,5 @@ def gather(array: np.ndarray) -> np.ndarray:
   """Arrays of the same shape, one a process -> ``[processes, ...]``, on every process."""
   if _watch is None:
     return array[None]
-  barrier('gather')  # collectives may have time-outs, barriers have none
+  barrier('gather')  # collectives may time out, barriers do not
   return np.asarray(multihost_utils.process_allgather(array))

@@ -1,9 +1,8 @@
-"""Standard error of a process of a job, without what C++ says when the coordinator is gone: one
-line takes its place.
+"""Replaces the C++ stack trace that follows the loss of the coordinator by one line.
 
-jax ends a process that has lost the coordinator from within a thread of its own, by an abort with a
-stack trace; no Python runs any more. So standard error goes through a small program, this very
-file, which outlives the process and says what the trace means.
+jax aborts a process that has lost the coordinator from a C++ thread, with a stack trace, and no
+Python runs after that. So standard error goes through a small program, this file itself, which
+outlives the process and explains the trace.
 """
 
 import contextlib
@@ -15,10 +14,10 @@ import sys
 
 _FATAL = re.compile(rb'F\d{4} .*\] Terminating process because the JAX distributed service')
 _NOISE = re.compile(rb'E\d{4} .*coordination_service(_agent)?\.cc:')
-_MAY_BE = re.compile(rb'[EF]\d')  # how a line begins that may have to be held back
+_MAY_BE = re.compile(rb'[EF]\d')  # the start of a line that may have to be held back
 
 _program: subprocess.Popen[bytes] | None = None
-_own = -1  # standard error as it was
+_own = -1  # the original standard error
 
 
 def listen(coordinator: str) -> None:
@@ -37,7 +36,7 @@ def listen(coordinator: str) -> None:
 
 
 def stop() -> None:
-  """Standard error as it was before ``listen``, once all that was written to it is out."""
+  """Restores standard error, once everything written to it has come out."""
   global _program
   if _program is not None:
     sys.stderr.flush()
@@ -48,7 +47,7 @@ def stop() -> None:
 
 
 def main() -> None:
-  # It ends with the process whose words it passes on, and not before.
+  # It must not end before the process whose output it passes on.
   for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
   rest, fatal, explained = b'', False, False
@@ -61,16 +60,15 @@ def main() -> None:
         if not (fatal and not line.startswith(b'dprjax:')) and not _NOISE.match(line):
           _write(line + b'\n')
       if rest and not fatal and not _MAY_BE.match(rest):
-        _write(rest)  # a progress line that is written over
+        _write(rest)  # part of a line, such as a progress bar
         rest = b''
     if rest and not fatal:
       _write(rest)
     if fatal and not explained:
       _write(
         f'dprjax: error: process 0, the coordinator at {sys.argv[1]}, is gone: it was killed, '
-        'failed, or its host cannot be reached; its own '
-        'output may say more. Run the same command again on all of them to go on from what was '
-        'saved\n'.encode()
+        'failed, or its host cannot be reached; its own output may say more. Run the same command '
+        'again on all of them to go on from what was saved\n'.encode()
       )
 
 

@@ -10,10 +10,10 @@ from dprjax.base import files
 
 
 class MetricLog:
-  """Scalars by step to ``metrics.jsonl`` and TensorBoard. Only one process writes.
+  """Scalars by step in ``metrics.jsonl`` and TensorBoard; one process writes, the ``active`` one.
 
-  A resumed run drops the lines after the step it resumes from, so the file reads like that of a run
-  which was never stopped.
+  A resumed run drops the lines after the step it resumes from, so that the file reads like that of
+  a run without interruption.
   """
 
   def __init__(self, workdir: epath.PathLike, resume_step: int, active: bool = True):
@@ -29,7 +29,7 @@ class MetricLog:
         try:
           row = json.loads(line)
         except json.JSONDecodeError:
-          continue  # the line that a kill cut off
+          continue  # a line cut off by a kill
         if row['step'] <= resume_step:
           kept.append(line + '\n')
       with files.atomic_write(path) as file:

@@ -1,7 +1,7 @@
-"""The device mesh, and where arrays lie on it.
+"""The device mesh, and how arrays are placed on it.
 
 Axes: ``data`` splits the batch, ``fsdp`` splits the batch and the weights, ``model`` splits the
-weights. A parameter's place comes from ``(regular expression, PartitionSpec)`` rules on its name.
+weights. ``(regular expression, PartitionSpec)`` rules place a parameter by its name.
 """
 
 import math
@@ -34,14 +34,13 @@ RULES: tuple[tuple[str, P], ...] = (
 
 
 def make_mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = None) -> Mesh:
-  """A mesh with the axes ``data``, ``fsdp`` and ``model``; one size may be -1: all devices that are
-  left.
+  """A mesh with the axes ``data``, ``fsdp`` and ``model``; one size may be -1: the rest of devices.
 
   Raises:
     InputError: the sizes do not multiply to the number of devices.
   """
-  # Process by process, so that each one's rows of a batch are next to one another; ids alone are no
-  # such order. (On TPUs jax has its own order.)
+  # Process by process, which ids alone do not ensure, so that each process's rows of a batch are
+  # contiguous. (On TPUs jax chooses the order.)
   devices = sorted(
     jax.devices() if devices is None else devices,
     key=lambda device: (device.process_index, device.id),
@@ -64,41 +63,42 @@ def make_mesh(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = N
 
 
 def batch_devices(mesh: Mesh) -> int:
-  """Into how many parts the batch is split."""
+  """The number of parts that a batch is split into."""
   return mesh.shape['data'] * mesh.shape['fsdp']
 
 
 def batch_rank(mesh: Mesh) -> tuple[int, int]:
-  """(i, n): of every batch, this process reads the i-th of n equal parts; several read the same
-  where 'model' goes over processes.
+  """(rank, count): this process reads part ``rank`` of ``count`` equal parts of every batch.
+
+  Several processes have the same rank if 'model' spans them.
 
   Raises:
-    InputError: a process's devices hold parts of others' parts.
+    InputError: the parts of two processes overlap without being the same.
   """
-  return shares(np.vectorize(lambda device: device.process_index)(mesh.devices))[
+  return batch_ranks(np.vectorize(lambda device: device.process_index)(mesh.devices))[
     jax.process_index()
   ]
 
 
-def shares(processes: Int[np.ndarray, 'data fsdp model']) -> dict[int, tuple[int, int]]:
-  """``batch_rank`` of every process, from the processes that the mesh's devices belong to."""
+def batch_ranks(processes: Int[np.ndarray, 'data fsdp model']) -> dict[int, tuple[int, int]]:
+  """``batch_rank`` of each process, given the process that each device of the mesh belongs to."""
   parts = processes.reshape(-1, processes.shape[-1])
   held = {
     int(process): tuple(np.flatnonzero((parts == process).any(axis=1)).tolist())
     for process in np.unique(processes)
   }
   distinct = sorted(set(held.values()))
-  if sum(map(len, distinct)) != len(parts) or len({len(some) for some in distinct}) != 1:
+  if sum(map(len, distinct)) != len(parts) or len(set(map(len, distinct))) != 1:
     raise InputError(
-      f'config.mesh.model: {processes.shape[-1]} devices are neither a part of those of one '
-      'process, '
-      f'{processes.size // len(held)}, nor all of several processes; use a divisor or a multiple'
+      f'config.mesh.model: {processes.shape[-1]} devices are neither a part of the '
+      f'{processes.size // len(held)} of a process nor all those of several; use a divisor or a '
+      'multiple'
     )
-  return {process: (distinct.index(some), len(distinct)) for process, some in held.items()}
+  return {process: (distinct.index(rows), len(distinct)) for process, rows in held.items()}
 
 
 def check_batch(mesh: Mesh, batch_size: int, chunks: int) -> None:
-  """Raises InputError unless every device gets the same whole number of rows in every chunk."""
+  """Raises InputError unless all devices get the same number of rows in every chunk."""
   parts = batch_devices(mesh)
   if batch_size % (parts * chunks):
     each = parts * chunks
@@ -115,10 +115,10 @@ def param_shardings(
 ) -> dict[str, NamedSharding]:
   """A sharding for each leaf of a flat ``{name: array}`` tree.
 
-  An axis whose size the mesh axis does not divide stays whole (an odd vocabulary, three heads).
+  An axis that its mesh axis does not divide stays whole (an odd vocabulary, three heads).
 
   Raises:
-    InputError: a name that no rule covers.
+    InputError: no rule covers a name.
   """
   specs = tree.first_match(rules, params, 'the sharding rules')
   shardings = {}
@@ -137,9 +137,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def put_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-  """A process's rows of a batch (its ``batch_rank``) -> global arrays, split on their first axis
-  over the batch's devices.
-  """
+  """This process's rows of a batch (see ``batch_rank``) -> global arrays split over the devices."""
   sharding = NamedSharding(mesh, P(BATCH))
   return {
     name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()
@@ -147,10 +145,10 @@ def put_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Arra
 
 
 def put(values: Any, shardings: Any) -> Any:
-  """Host arrays, whole on every process -> global arrays placed as ``shardings`` says.
+  """Host arrays, complete on every process -> global arrays with the given shardings.
 
-  Every process hands over only the pieces its own devices hold, so this works on a pod, where
-  ``device_put`` would ask all processes to agree first.
+  A process passes on only the pieces that its own devices hold. On a pod, ``device_put`` would
+  first compare the arrays between all processes.
   """
 
   def place(value: Any, sharding: NamedSharding) -> jax.Array:

@@ -1,4 +1,4 @@
-"""SIGTERM: the loop saves and leaves, on all processes at the same step."""
+"""SIGTERM: the training loop saves and stops, on all processes after the same step."""
 
 import os
 import signal
@@ -14,21 +14,21 @@ from dprjax.runtime import mesh as meshes
 
 
 class Stop:
-  """Notes a SIGTERM; one more, two seconds later or after that, ends the process as usual.
-  (Launchers send it twice: to their own, and to all.)
+  """Notices SIGTERM. A second one, two seconds later or more, ends the process as usual.
+
+  (Launchers send it twice in short order: to their own process and to all.)
 
       stop = Stop(mesh)
-      ... after every step: if stop(): save and leave
+      ... after every step: if stop(): save and stop
 
-  Of several processes any may be told. Each puts its flag on its devices at every step, and the
-  largest of them all is looked at one step later: by then it is there, and it is the same
-  everywhere, so that all leave after the same step. (jax's own way,
-  ``multihost_utils.reached_preemption_sync_point``, takes SIGTERM away from the commands that have
-  no steps.)
+  Any of several processes may get the signal. At every step each puts a flag on its devices, and
+  reads the largest flag of the step before: by then it has arrived and is the same everywhere, so
+  all stop after the same step. (jax's ``multihost_utils.reached_preemption_sync_point`` would take
+  over SIGTERM in commands without steps too.)
   """
 
   def __init__(self, mesh: Mesh):
-    self._asked = 0.0  # when
+    self._asked = 0.0  # when the signal came
     self._everywhere: NamedSharding | None = None
     if jax.process_count() > 1:
       self._everywhere = NamedSharding(mesh, P(meshes.AXES))
@@ -36,11 +36,11 @@ class Stop:
     self._last: jax.Array | None = None
     try:
       self._previous = signal.signal(signal.SIGTERM, self._note)
-    except ValueError:  # not the main thread: somebody else's program, somebody else's signals
+    except ValueError:  # not the main thread: the surrounding program handles signals
       self._previous = None
 
   def __call__(self) -> bool:
-    """Whether to stop after this step. To be called at every step, on every process."""
+    """Whether to stop after this step; call it at every step, on every process."""
     if self._everywhere is None:
       return bool(self._asked)
     last, flags = self._last, np.full(jax.local_device_count(), self._asked > 0, np.int32)
@@ -55,7 +55,7 @@ class Stop:
       os.kill(os.getpid(), signal.SIGTERM)
 
   def restore(self) -> None:
-    """SIGTERM as it was before."""
+    """Restores the previous handler of SIGTERM."""
     if self._previous is not None:
       signal.signal(signal.SIGTERM, self._previous)
       self._previous = None

@@ -1,10 +1,8 @@
-"""Looks after the other processes of a job: one that was killed, hangs or failed ends them all,
-with a line that says so.
+"""Monitors the processes of a job: when one fails, hangs or is killed, all end and say so.
 
-Every process gives a sign of life to the coordinator's key-value store; process 0 reads them all,
-the others look whether process 0 answers and whether it has given somebody up. (jax's own
-heartbeats do likewise, but end a process in an abort of C++ from which nobody learns what happened,
-and after 100 seconds.)
+Every process writes signs of life to the coordinator's key-value store. Process 0 reads them all;
+the others check that process 0 answers and whether it has reported a process as lost. (jax's own
+heartbeats take 100 seconds, and end a process in a C++ abort that does not say what happened.)
 """
 
 import json
@@ -19,15 +17,16 @@ _GO_ON = 'Run the same command again on all of them to go on from what was saved
 
 
 class Watch:
-  """Begins to watch.
+  """Monitors the job from when it is made until ``stop``.
 
   Args:
-    client: the coordinator's.
-    process, processes: which one this is, of how many.
+    client: the client of the coordinator's key-value store.
+    process: which process this is.
+    processes: how many there are.
     coordinator: its address, for messages.
-    timeout: seconds without a sign of life after which a process is given up.
-    end: ``(status, line)``, called from a thread of the watch's own when the job is over; it is to
-      end the process.
+    timeout: seconds without a sign of life before a process counts as lost.
+    end: called with ``(status, line)`` from a thread when another process has ended; it must end
+      this process.
   """
 
   def __init__(
@@ -43,12 +42,12 @@ class Watch:
     self._coordinator, self._timeout, self._end = coordinator, timeout, end
     self._every = min(timeout / 10, 1.5)
     self._over = threading.Event()
-    # seconds that this process ran: a process that is stopped for a while must not blame the others
+    # Seconds that this process has run: one that was suspended must not blame the others.
     self._awake = 0.0
-    self._heard = 0.0  # when, on that clock, the coordinator last answered
-    self._seen: dict[int, tuple[str, float]] = {}  # process -> its last sign, and when
+    self._heard = 0.0  # when the coordinator last answered, by that clock
+    self._seen: dict[int, tuple[str, float]] = {}  # process -> its last sign and when it came
     self._hosts = {process: socket.gethostname()}
-    self._lock = threading.Lock()  # who ends this process: the watch, or whoever calls tell
+    self._lock = threading.Lock()  # held by what ends this process: the watch or ``report``
     self._threads = [
       threading.Thread(target=loop, name=f'watch-{loop.__name__.strip("_")}', daemon=True)
       for loop in (self._beat, self._look)
@@ -57,31 +56,26 @@ class Watch:
       thread.start()
 
   def stop(self) -> None:
-    """Ends the watch: the job is done."""
+    """Ends the monitoring: the job is done."""
     self._over.set()
     for thread in self._threads:
       thread.join()
 
-  def tell(self, status: int, line: str) -> None:
-    """Tells the others that this process ends, with what status and why; the caller then ends it.
-
-    The watch is silent from here on.
-    """
+  def report(self, status: int, line: str) -> None:
+    """Reports to the others that the caller is about to end this process; ends the monitoring."""
     self._lock.acquire()
     self._over.set()
-    self._pass_on(
+    self._record(
       self._process, status, f'process {self._process} ({self._hosts[self._process]}) ended: {line}'
     )
 
   def wait(self) -> None:
-    """Waits as long as it takes to find out that another process is gone; returns only if none is,
-    for else the watch ends this process.
-    """
+    """Returns once no other process can be lost; if one is, the watch ends this process instead."""
     if self._over.wait(self._timeout + 4 * self._every):
-      self._lock.acquire()  # which the watch, at its end, keeps
+      self._lock.acquire()  # blocks: the watch holds it while it ends the process
 
   def _beat(self) -> None:
-    """Gives signs of life, and asks for those of the others."""
+    """Writes signs of life and reads those of the others."""
     count = 0
     while not self._over.wait(self._every if count else 0.0):
       count += 1
@@ -99,9 +93,9 @@ class Watch:
       self._heard = self._awake
 
   def _look(self) -> None:
-    """Notices when there are no signs any more.
+    """Notices when the signs of life stop.
 
-    A thread of its own: to ask a coordinator that hangs is to hang.
+    In a thread of its own, since a request to a coordinator that hangs does not return.
     """
     last = time.monotonic()
     while not self._over.wait(self._every / 2):
@@ -114,22 +108,21 @@ class Watch:
         continue
       for process in range(1, self._processes):
         if self._awake - self._seen.get(process, ('', 0.0))[1] > self._timeout:
-          line = self._silence(f'process {process}', self._hosts.get(process, 'never heard of'))
-          self._pass_on(process, 1, line)
+          line = self._silence(f'process {process}', self._hosts.get(process, 'never heard from'))
+          self._record(process, 1, line)
           self._finish(1, line)
 
-  def _silence(self, name: str, where: str) -> str:
+  def _silence(self, name: str, place: str) -> str:
     return (
-      f'{name} ({where}) has given no sign of life for {self._timeout:g} s (--peer_timeout): it '
-      'was killed, hangs, or its host is gone. '
-      f'{_GO_ON}'
+      f'{name} ({place}) has given no sign of life for {self._timeout:g} s (--peer_timeout): it '
+      f'was killed, hangs, or its host is gone. {_GO_ON}'
     )
 
-  def _pass_on(self, process: int, status: int, line: str) -> None:
-    """Leaves word of why ``process`` is no more; the others find it at their next sign of life."""
+  def _record(self, process: int, status: int, line: str) -> None:
+    """Records why ``process`` ended; the others read it at their next sign of life."""
     self._set(f'{_ENDED}{process}', [status, line])
     if self._process == 0:
-      time.sleep(2.5 * self._every)  # it is kept in this process, which is about to end
+      time.sleep(2.5 * self._every)  # the record is in this process, which is about to end
 
   def _finish(self, status: int, line: str) -> None:
     if self._lock.acquire(blocking=False):
@@ -139,7 +132,7 @@ class Watch:
   def _set(self, key: str, value: Any) -> bool:
     try:
       self._client.key_value_set(key, json.dumps(value), allow_overwrite=True)
-    except RuntimeError:  # jax's: the coordinator is gone, which is noticed by its silence
+    except RuntimeError:  # the coordinator is gone; _look notices
       return False
     return True
 

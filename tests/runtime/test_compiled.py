@@ -1,4 +1,4 @@
-"""Compiled programs are kept where the user says, and nowhere else."""
+"""Compiled programs are kept in the folder that the user names, and nowhere else."""
 
 import os
 import subprocess
@@ -40,24 +40,17 @@ def test_where_programs_are_kept(tmp_path):
   assert kept.startswith(f'{tmp_path}/.cache/dprjax/compiled-')
   programs = sorted(name for name in os.listdir(kept) if name.endswith('-cache'))
   assert programs
-  assert (
-    run(tmp_path) == kept
-    and sorted(name for name in os.listdir(kept) if name.endswith('-cache')) == programs
-  )  # read, not compiled again
+  assert run(tmp_path) == kept
+  # Read, not compiled again.
+  assert sorted(name for name in os.listdir(kept) if name.endswith('-cache')) == programs
 
-  assert run(tmp_path, XDG_CACHE_HOME=str(tmp_path / 'other')).startswith(
-    f'{tmp_path}/other/dprjax/compiled-'
-  )
-  assert run(tmp_path, str(tmp_path / 'named')) == f'{tmp_path}/named' and os.listdir(
-    tmp_path / 'named'
-  )
-  assert run(
-    tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / 'said')
-  ) == f'{tmp_path}/said' and os.listdir(tmp_path / 'said')
+  other, named, variable = (str(tmp_path / name) for name in ('other', 'named', 'variable'))
+  assert run(tmp_path, XDG_CACHE_HOME=other).startswith(f'{other}/dprjax/compiled-')
+  assert run(tmp_path, named) == named and os.listdir(named)
+  assert run(tmp_path, JAX_COMPILATION_CACHE_DIR=variable) == variable and os.listdir(variable)
   before = set(os.listdir(tmp_path))
   assert run(tmp_path, '') == run(tmp_path, JAX_COMPILATION_CACHE_DIR='') == 'None'
   (tmp_path / 'file').write_text('')
-  assert (
-    run(tmp_path, XDG_CACHE_HOME=str(tmp_path / 'file')) == 'None'
-  )  # cannot be written: nothing is kept, and nothing is said
+  # A folder that cannot be written: nothing is kept, and nothing is printed.
+  assert run(tmp_path, XDG_CACHE_HOME=str(tmp_path / 'file')) == 'None'
   assert set(os.listdir(tmp_path)) == before | {'file'}

@@ -22,15 +22,10 @@ SLURM = {
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch):
-  """An environment that speaks of no job."""
+  """An environment without a job."""
   ours = [f'DPRJAX_{flag.upper()}' for flag in distributed.FLAGS]
-  for name in (
-    *SLURM,
-    'OMPI_COMM_WORLD_SIZE',
-    'OMPI_MCA_orte_hnp_uri',
-    'KUBERNETES_SERVICE_HOST',
-    *ours,
-  ):
+  others = ('OMPI_COMM_WORLD_SIZE', 'OMPI_MCA_orte_hnp_uri', 'KUBERNETES_SERVICE_HOST')
+  for name in (*SLURM, *others, *ours):
     monkeypatch.delenv(name, raising=False)
 
 
@@ -49,7 +44,7 @@ def bare(monkeypatch):
     ),
   ],
 )
-def test_flags_that_cannot_be(given, words):
+def test_bad_flags(given, words):
   with pytest.raises(InputError, match=words):
     distributed.start(*given)
 
@@ -63,7 +58,7 @@ def test_a_single_process_starts_nothing(monkeypatch):
   monkeypatch.setenv('OMPI_COMM_WORLD_SIZE', '1')
   assert not distributed.start(None, None, None)
   assert not jax.distributed.is_initialized()
-  # What there is to do together is done by one.
+  # The collective functions do what one process needs.
   with distributed.turn():
     distributed.barrier('here')
   assert distributed.agree({'a': 1.5}) == {'a': 1.5}
@@ -71,13 +66,13 @@ def test_a_single_process_starts_nothing(monkeypatch):
   distributed.leave(ValueError('passed on to the caller'))
 
 
-def test_open_mpi_5_is_told_how_to_say_where_it_is(monkeypatch):
+def test_open_mpi_5_needs_mpi4py_or_flags(monkeypatch):
   monkeypatch.setenv('OMPI_COMM_WORLD_SIZE', '2')
   with pytest.raises(InputError, match=r'install mpi4py, or .*--process=\$OMPI_COMM_WORLD_RANK'):
     distributed.start(None, None, None)
 
 
-def test_a_coordinator_that_is_not_there_is_named_in_time():
+def test_a_coordinator_that_cannot_be_reached_is_named():
   with socket.socket() as probe:
     probe.bind(('127.0.0.1', 0))
     port = probe.getsockname()[1]
@@ -85,10 +80,10 @@ def test_a_coordinator_that_is_not_there_is_named_in_time():
     InputError,
     match=rf'--coordinator=127.0.0.1:{port} could not be reached within 0.3 s \(--join_timeout',
   ):
-    distributed._look_for_coordinator(f'127.0.0.1:{port}', 1, 0.3)
+    distributed._check_coordinator(f'127.0.0.1:{port}', 1, 0.3)
 
 
-def test_a_port_that_is_taken_is_named():
+def test_a_port_in_use_is_named():
   with socket.socket() as taken:
     taken.bind(('', 0))
     taken.listen()
@@ -96,10 +91,10 @@ def test_a_port_that_is_taken_is_named():
     with pytest.raises(
       InputError, match=rf'process 0 cannot listen on port {port} .*choose another port'
     ):
-      distributed._look_for_coordinator(f'localhost:{port}', 0, 1.0)
+      distributed._check_coordinator(f'localhost:{port}', 0, 1.0)
 
 
-def test_the_environment_stands_for_the_flags_and_they_come_first(monkeypatch):
+def test_flags_override_the_environment(monkeypatch):
   monkeypatch.setenv('DPRJAX_COORDINATOR', 'host:1')
   monkeypatch.setenv('DPRJAX_PROCESSES', '4')
   monkeypatch.setenv('DPRJAX_PROCESS', '')
@@ -112,7 +107,7 @@ def test_the_environment_stands_for_the_flags_and_they_come_first(monkeypatch):
 @pytest.mark.parametrize(
   'flag', ['--processes=0', '--process=-1', '--process=one', '--peer_timeout=0']
 )
-def test_numbers_that_are_none(flag, capsys):
+def test_bad_numbers(flag, capsys):
   with pytest.raises(SystemExit):
     cli.Parser('train', '', processes=True).parse_args([flag])
   assert flag.split('=')[0] in capsys.readouterr().err
@@ -137,16 +132,12 @@ Additional GRPC error information from remote target coordination_service while 
 
 
 def test_the_trace_of_a_lost_coordinator_becomes_a_line():
-  said = passed_on('step 3\n' + TRACE)
-  assert (
-    said.startswith('step 3\ndprjax: error: process 0, the coordinator at host:1234, is gone: ')
-    and said.count('\n') == 2
-  )
-  # Where the reason is known already, it is all that is said.
-  assert (
-    passed_on('dprjax: error: process 0 (host) ended: no file\n' + TRACE)
-    == 'dprjax: error: process 0 (host) ended: no file\n'
-  )
+  output = passed_on('step 3\n' + TRACE)
+  start = 'step 3\ndprjax: error: process 0, the coordinator at host:1234, is gone: '
+  assert output.startswith(start) and output.count('\n') == 2
+  # A reason that has been printed already stays the only one.
+  reason = 'dprjax: error: process 0 (host) ended: no file\n'
+  assert passed_on(reason + TRACE) == reason
 
 
 @pytest.mark.parametrize(
@@ -161,11 +152,11 @@ def test_the_trace_of_a_lost_coordinator_becomes_a_line():
     'é\n',
   ],
 )
-def test_all_else_is_passed_on_as_it_is(text):
+def test_everything_else_is_passed_on_unchanged(text):
   assert passed_on(text) == text
 
 
-def test_the_program_is_on_its_own():
-  """It runs isolated, without site-packages: it may import the standard library alone."""
+def test_the_program_imports_only_the_standard_library():
+  """It runs isolated, without site-packages."""
   source = pathlib.Path(lastwords.__file__).read_text()
   assert 'dprjax import' not in source and 'import jax' not in source

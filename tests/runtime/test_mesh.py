@@ -7,12 +7,9 @@ from dprjax.base.errors import InputError
 from dprjax.runtime import mesh as meshes
 
 
-def test_minus_one_takes_the_devices_that_are_left():
-  assert dict(meshes.make_mesh({'data': -1, 'model': 2}).shape) == {
-    'data': 4,
-    'fsdp': 1,
-    'model': 2,
-  }
+def test_minus_one_takes_the_rest_of_the_devices():
+  mesh = meshes.make_mesh({'data': -1, 'model': 2})
+  assert dict(mesh.shape) == {'data': 4, 'fsdp': 1, 'model': 2}
 
 
 @pytest.mark.parametrize(
@@ -23,7 +20,7 @@ def test_sizes_that_do_not_fit_are_an_error(sizes):
     meshes.make_mesh(sizes)
 
 
-def test_a_batch_that_the_mesh_cannot_divide_is_an_error_with_a_number_that_works():
+def test_a_batch_that_the_mesh_cannot_divide_is_an_error_that_suggests_a_size():
   mesh = meshes.make_mesh({'data': 4, 'fsdp': 2})
   meshes.check_batch(mesh, 32, 4)
   with pytest.raises(
@@ -34,7 +31,7 @@ def test_a_batch_that_the_mesh_cannot_divide_is_an_error_with_a_number_that_work
     meshes.check_batch(mesh, 36, 2)
 
 
-def test_kernels_are_split_and_what_does_not_divide_stays_whole():
+def test_kernels_are_split_unless_their_size_cannot_be_divided():
   mesh = meshes.make_mesh({'data': 2, 'fsdp': 2, 'model': 2})
   params = {
     'backbone/layers/attention/query/kernel': np.zeros((3, 8, 8)),
@@ -56,7 +53,7 @@ def test_a_name_that_no_sharding_rule_covers_is_an_error():
     meshes.param_shardings(meshes.make_mesh({'data': -1}), {'topic/bank': np.zeros(3)})
 
 
-def test_put_batch_splits_rows_and_put_places_as_asked():
+def test_put_batch_splits_rows_and_put_follows_the_sharding():
   mesh = meshes.make_mesh({'data': 2, 'fsdp': 2, 'model': 2})
   rows = np.arange(16).reshape(8, 2)
   placed = meshes.put_batch(mesh, {'x': rows})['x']
@@ -72,26 +69,22 @@ def test_put_batch_splits_rows_and_put_places_as_asked():
     (2, 2, (4, 1, 1), {0: (0, 2), 1: (1, 2)}),
     (4, 1, (2, 2, 1), {0: (0, 4), 1: (1, 4), 2: (2, 4), 3: (3, 4)}),
     (2, 2, (2, 1, 2), {0: (0, 2), 1: (1, 2)}),  # a model on the devices of one process
-    (
-      4,
-      1,
-      (1, 2, 2),
-      {0: (0, 2), 1: (0, 2), 2: (1, 2), 3: (1, 2)},
-    ),  # on those of two: both read the same rows
+    # on those of two: both read the same rows
+    (4, 1, (1, 2, 2), {0: (0, 2), 1: (0, 2), 2: (1, 2), 3: (1, 2)}),
     (2, 2, (1, 1, 4), {0: (0, 1), 1: (0, 1)}),
     (1, 4, (2, 1, 2), {0: (0, 1)}),
   ],
 )
-def test_which_part_of_a_batch_a_process_reads(processes, devices, sizes, expected):
-  assert meshes.shares(np.repeat(np.arange(processes), devices).reshape(sizes)) == expected
+def test_batch_ranks(processes, devices, sizes, expected):
+  assert meshes.batch_ranks(np.repeat(np.arange(processes), devices).reshape(sizes)) == expected
 
 
-def test_a_model_that_ends_in_the_midst_of_a_process_is_an_error():
+def test_a_model_that_ends_within_a_process_is_an_error():
   with pytest.raises(
     InputError,
-    match=r'config\.mesh\.model: 3 devices are neither a part of those of one process, 2, nor',
+    match=r'config\.mesh\.model: 3 devices are neither a part of the 2 of a process nor all those',
   ):
-    meshes.shares(np.repeat(np.arange(3), 2).reshape(2, 1, 3))
+    meshes.batch_ranks(np.repeat(np.arange(3), 2).reshape(2, 1, 3))
 
 
 def test_one_process_reads_the_whole_batch():
