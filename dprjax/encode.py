@@ -1,12 +1,12 @@
-"""Texts to a folder of embeddings.
+"""Encodes texts into a folder of embeddings.
 
     python -m dprjax.encode --backbone=DIR --prompt=prompt.npz --kind=passage --input=corpus.jsonl
     --out=embeddings/corpus
 
-Uses all local devices, sorts texts by length so that little padding is computed, and keeps what is
-done: the same command after an interruption goes on with the next shard. On several hosts, the same
-command on each, every process encodes other shards; the folder, which all of them see, ends up as
-if one had done it.
+Uses all local devices, and sorts texts by length to compute little padding. After an interruption
+the same command continues with the next shard. On several hosts, run the same command on each:
+every process encodes other shards. All hosts must see the folder, which ends up the same as from
+one process.
 """
 
 import argparse
@@ -34,76 +34,73 @@ def encode(
   source: str,
   out: str,
   *,
-  prompt: str | None = None,
   dtype: str = 'float32',
   shard_rows: int = 20_000,
   qrels: str | None = None,
 ) -> None:
-  """Encodes a file of texts into ``out``; see ``retrieval.embeddings`` for the folder's form.
+  """Encodes a file of texts into ``out``; ``retrieval.embeddings`` describes the folder.
 
   Args:
     encoder: a backbone with one prompt or none.
     kind: 'query' or 'passage'.
     source: a BEIR jsonl (``_id``, ``title``, ``text``) or a tsv of ids and texts.
     out: the folder.
-    prompt: the prompt's file, named in the manifest by its SHA-256.
-    dtype: in which vectors are stored, 'float32' or 'float16'.
-    shard_rows: rows a file; an interrupted run loses at most one shard's work.
+    dtype: of the stored vectors, 'float32' or 'float16'.
+    shard_rows: rows a file; an interruption loses at most one shard.
     qrels: encode only the queries that are judged in this file.
 
   Raises:
     InputError: bad input, or ``out`` holds embeddings of something else.
   """
-  records = list(read_texts(source, kind))
+  texts = list(read_texts(source, kind))
   if qrels is not None:
     judged = read_qrels(qrels)
-    records = [one for one in records if one.id in judged]
-    if not records:
+    texts = [text for text in texts if text.id in judged]
+    if not texts:
       raise InputError(f'{source}: none of its queries is judged in {qrels}')
-  ids = [one.id for one in records]
-  settings = encoder.entry().settings
+  ids = [text.id for text in texts]
+  prompt, settings = encoder.entry()
+  max_length = settings.max_length(kind)
   meta = embeddings.Meta(
     dimension=encoder.backbones[kind].config.hidden_size,
     dtype=dtype,
     kind=kind,
     backbone_sha256=encoder.space_sha256,
-    prompt_sha256=None if prompt is None else files.sha256_file(prompt),
+    prompt_sha256=None if prompt is None else files.sha256_file(prompt.path),
     pooling=settings.pooling,
     normalize=settings.normalize,
-    max_length=settings.max_length(kind),
+    max_length=max_length,
     input_sha256=files.sha256_file(source),
   )
+  process, processes = jax.process_index(), jax.process_count()
   with distributed.turn():
-    writer = embeddings.EmbeddingsWriter(out, meta, ids, shard_rows, process=jax.process_index())
+    writer = embeddings.EmbeddingsWriter(out, meta, ids, shard_rows, process=process)
   pending = writer.pending()
   todo = sum(shard.stop - shard.start for shard in pending)
   if todo < len(ids):
     logger.info(
       '%s: %s of %s texts are there already', out, f'{len(ids) - todo:,}', f'{len(ids):,}'
     )
-  processes = jax.process_count()
   if 0 < len(pending) < processes:
     logger.info(
       '%d shards cannot occupy %d processes: give a smaller --shard_rows', len(pending), processes
     )
-  mine = pending[jax.process_index() :: processes]
-  progress = Progress('texts', sum(shard.stop - shard.start for shard in mine), 'encoding')
-  for shard in mine:
-    writer.write(
-      shard,
-      encoder.encode([one.text for one in records[shard.start : shard.stop]], kind, progress),
-    )
-    progress.advance(shard.stop - shard.start)
+  own = pending[process::processes]
+  count = sum(shard.stop - shard.start for shard in own)
+  progress = Progress('texts', count, 'encoding')
+  for shard in own:
+    part = [text.text for text in texts[shard.start : shard.stop]]
+    writer.write(shard, encoder.encode(part, kind, progress))
+    progress.advance(len(part))
   distributed.barrier('encoded')
   writer.finish()
-  cut = encoder.truncated[kind]
-  if cut:
+  if cut := encoder.truncated[kind]:
     logger.info(
       '%s of %s texts%s were longer than %d tokens and were cut there',
       f'{cut:,}',
-      f'{sum(shard.stop - shard.start for shard in mine):,}',
+      f'{count:,}',
       ' of process 0' if processes > 1 else '',
-      settings.max_length(kind),
+      max_length,
     )
   seconds = progress.seconds
   logger.info(
@@ -134,10 +131,12 @@ def main(argv: Sequence[str] | None = None) -> None:
   )
   parser.add_argument('--out', required=True, metavar='DIR', help='the folder of embeddings')
   parser.add_argument(
-    '--pooling', choices=('cls', 'mean'), help='default: as the prompt or the backbone says'
+    '--pooling', choices=('cls', 'mean'), help='default: what the prompt or the backbone says'
   )
-  parser.add_argument('--normalize', type=cli.boolean, metavar='true|false', help='likewise')
-  parser.add_argument('--max_length', type=cli.positive, help='tokens a text is cut at; likewise')
+  parser.add_argument(
+    '--normalize', type=cli.boolean, metavar='true|false', help='unit length; same default'
+  )
+  parser.add_argument('--max_length', type=cli.positive, help='tokens of a text; same default')
   parser.add_argument(
     '--batch_size',
     type=cli.positive,
@@ -159,40 +158,38 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument(
     '--shard_rows', type=cli.positive, default=20_000, help='vectors a file (default: 20000)'
   )
+  cli.run(parser, distributed.together(_command), argv)
 
-  def command(args: argparse.Namespace) -> None:
-    compiled.keep()
-    # Before the backbone is read: a wrong name should not cost a minute.
-    files.existing(args.input, 'input')
-    if args.qrels and args.kind != 'query':
-      raise InputError('--qrels chooses queries: it goes with --kind=query')
-    lengths = {f'{args.kind}_max_length': args.max_length}
-    encoder = Encoder.load(
-      args.backbone,
-      args.prompt,
-      pooling=args.pooling,
-      normalize=args.normalize,
-      batch_size=args.batch_size,
-      dtype=args.dtype,
-      **lengths,
-    )
-    if args.store == 'float16' and not encoder.entry().settings.normalize:
-      raise InputError(
-        '--store=float16 needs vectors of unit length (--normalize=true): raw inner products can '
-        'exceed its range'
-      )
-    encode(
-      encoder,
-      args.kind,
-      args.input,
-      args.out,
-      prompt=args.prompt,
-      dtype=args.store,
-      shard_rows=args.shard_rows,
-      qrels=args.qrels,
-    )
 
-  cli.run(parser, distributed.together(command), argv)
+def _command(args: argparse.Namespace) -> None:
+  compiled.keep()
+  # First, because loading the backbone takes a while.
+  files.existing(args.input, 'input')
+  if args.qrels and args.kind != 'query':
+    raise InputError('--qrels chooses queries: it goes with --kind=query')
+  encoder = Encoder.load(
+    args.backbone,
+    args.prompt,
+    pooling=args.pooling,
+    normalize=args.normalize,
+    batch_size=args.batch_size,
+    dtype=args.dtype,
+    **{f'{args.kind}_max_length': args.max_length},
+  )
+  if args.store == 'float16' and not encoder.entry().settings.normalize:
+    raise InputError(
+      '--store=float16 needs vectors of unit length (--normalize=true): raw inner products can '
+      'exceed its range'
+    )
+  encode(
+    encoder,
+    args.kind,
+    args.input,
+    args.out,
+    dtype=args.store,
+    shard_rows=args.shard_rows,
+    qrels=args.qrels,
+  )
 
 
 if __name__ == '__main__':

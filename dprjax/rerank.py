@@ -3,10 +3,9 @@
     python -m dprjax.rerank --backbone=DIR --run=bm25.trec --queries=queries.jsonl
     --corpus=corpus.jsonl --out=reranked.trec
 
-The new run holds each query's first --depth passages of the old one, by their new scores; what lay
-deeper is dropped. A score's sigmoid is the probability of relevance. Scores that are done are kept
-in OUT.parts, so that the same command after an interruption goes on; beside the run, OUT.json says
-how it was made.
+The new run holds each query's first --depth passages of the old one, ordered by their new scores.
+A score's sigmoid is the probability of relevance. OUT.parts keeps the scores that are computed, so
+that the same command continues after an interruption; OUT.json says how the run was made.
 """
 
 import argparse
@@ -50,8 +49,8 @@ def rerank(
   Args:
     reranker: the cross-encoder.
     run: a TREC run.
-    queries, corpus: files of texts, see ``formats.texts.read_texts``. Of the corpus, the texts that
-      are scored are held in memory.
+    queries, corpus: files of texts, see ``formats.texts.read_texts``. Only the passages that are
+      scored are held in memory.
     out: the new run.
     depth: passages a query.
     strict: fail where the run names an unknown query or passage, instead of leaving it out.
@@ -76,21 +75,19 @@ def rerank(
   if done is not None and not (strict and done['unknown_queries'] + done['unknown_passages']):
     logger.info('%s is there already, of just these inputs', out)
     return done
-  wanted = set(kept.query_ids)
-  query_texts = read_wanted(queries, 'query', wanted)
-  unknown_queries = [query_id for query_id in kept.query_ids if query_id not in query_texts]
+  query_texts = read_wanted(queries, 'query', set(kept.query_ids))
+  known_queries = np.array([query_id in query_texts for query_id in kept.query_ids], bool)
+  unknown_queries = [id_ for id_ in kept.query_ids if id_ not in query_texts]
   cli.tell(
     f'{run}: {len(unknown_queries)} of {len(kept)} queries are not in {", ".join(queries)}',
     unknown_queries,
     strict,
     'left out',
   )
-  texts = read_wanted(
-    corpus, 'passage', {kept.doc_ids[doc] for doc in np.unique(kept.docs).tolist()}
-  )
-  known_queries = np.array([query_id in query_texts for query_id in kept.query_ids], bool)
-  known_docs = np.array([doc_id in texts for doc_id in kept.doc_ids], bool)
-  unknown_docs = [kept.doc_ids[doc] for doc in np.unique(kept.docs).tolist() if not known_docs[doc]]
+  doc_ids = [kept.doc_ids[doc] for doc in np.unique(kept.docs).tolist()]
+  doc_texts = read_wanted(corpus, 'passage', set(doc_ids))
+  known_docs = np.array([doc_id in doc_texts for doc_id in kept.doc_ids], bool)
+  unknown_docs = [id_ for id_ in doc_ids if id_ not in doc_texts]
   cli.tell(
     f'{run}: {len(unknown_docs)} passages are not in {", ".join(corpus)}',
     unknown_docs,
@@ -104,13 +101,12 @@ def rerank(
       'nothing to score'
     )
 
-  began, cut = time.monotonic(), reranker.truncated
-  scores = _score(
-    reranker, kept, query_texts, texts, _Parts(out, settings, len(kept.docs), shard_pairs)
-  )
+  began, cut_before = time.monotonic(), reranker.truncated
+  parts = _Parts(out, settings, len(kept.docs), shard_pairs)
+  scores = _score(reranker, kept, query_texts, doc_texts, parts)
   seconds = time.monotonic() - began
   trec.write_run(out, kept.rescored(scores), TAG)
-  if cut := reranker.truncated - cut:
+  if cut := reranker.truncated - cut_before:
     logger.info(
       '%s of the pairs scored now were longer than %d tokens and were cut there',
       f'{cut:,}',
@@ -126,50 +122,44 @@ def rerank(
     'seconds': seconds,
   }
   files.write_json(f'{out}.json', report)
-  _Parts.folder_of(out).rmtree()
+  parts.folder.rmtree()
   return report
 
 
 def read_wanted(paths: Iterable[str], kind: str, wanted: set[str]) -> dict[str, str]:
-  """Id -> text of those wanted, from one or more files; the others are read over.
+  """Id -> text of those wanted, from one or more files.
 
   Raises:
-    InputError: a bad file, or an id that two files have.
+    InputError: a bad file, or an id in two of the files.
   """
-  found: dict[str, str] = {}
+  texts: dict[str, str] = {}
   for path in paths:
-    here = {one.id: one.text for one in read_texts(path, kind, wanted)}
-    if twice := next((id_ for id_ in here if id_ in found), None):
+    added = {text.id: text.text for text in read_texts(path, kind, wanted)}
+    if repeated := next((id_ for id_ in added if id_ in texts), None):
       raise InputError(
-        f'{path}: {kind} id {twice!r} is in another of the files too; ids must be unique'
+        f'{path}: {kind} id {repeated!r} is in another of the files too; ids must be unique'
       )
-    found |= here
-  return found
+    texts |= added
+  return texts
 
 
 class _Parts:
-  """Scores that are done, a file a shard, in a folder beside the run to be."""
+  """Computed scores, a file a shard, in a folder beside the run."""
 
   def __init__(self, out: str, settings: dict[str, Any], pairs: int, shard_pairs: int):
-    self._folder = self.folder_of(out)
+    self.folder = epath.Path(f'{out}.parts')
     self.shards = [
       range(start, min(start + shard_pairs, pairs)) for start in range(0, pairs, shard_pairs)
     ]
     fingerprint = json.dumps([settings, pairs])
-    if (
-      files.read_sidecar(self._folder, _PARTS, 'set of scores of dprjax.rerank', fingerprint)
-      is None
-    ):
-      with files.atomic_path(self._folder) as aside:
+    what = 'set of scores of dprjax.rerank'
+    if files.read_sidecar(self.folder, _PARTS, what, fingerprint) is None:
+      with files.atomic_path(self.folder) as aside:
         aside.mkdir(parents=True)
         files.write_json(aside / _PARTS, {'fingerprint': fingerprint})
 
-  @staticmethod
-  def folder_of(out: str) -> epath.Path:
-    return epath.Path(f'{out}.parts')
-
   def load(self, number: int) -> Float[np.ndarray, ' n'] | None:
-    """A shard's scores; None where it is yet to be scored, or its file is damaged."""
+    """A shard's scores; None where there are none yet, or their file is damaged."""
     path = self._file(number)
     if not path.exists():
       return None
@@ -178,50 +168,50 @@ class _Parts:
         scores = np.load(file, allow_pickle=False)
     except (ValueError, EOFError):
       return None
-    return (
-      scores if scores.shape == (len(self.shards[number]),) and scores.dtype == np.float32 else None
-    )
+    complete = scores.shape == (len(self.shards[number]),) and scores.dtype == np.float32
+    return scores if complete else None
 
   def save(self, number: int, scores: Float[np.ndarray, ' n']) -> None:
     with files.atomic_write(self._file(number), 'wb') as file:
       np.save(file, scores, allow_pickle=False)
 
   def _file(self, number: int) -> epath.Path:
-    return self._folder / f'scores-{number:05d}.npy'
+    return self.folder / f'scores-{number:05d}.npy'
 
 
 def _score(
   reranker: CrossEncoder,
   run: trec.Run,
   query_texts: dict[str, str],
-  texts: dict[str, str],
+  doc_texts: dict[str, str],
   parts: _Parts,
 ) -> Float[np.ndarray, ' rows']:
-  """The scores of the run's rows, those that an earlier run of this command left included."""
+  """The scores of the run's rows; those in ``parts`` are not computed again."""
   scores = np.zeros(len(run.docs), np.float32)
   pending = []
   for number, shard in enumerate(parts.shards):
-    found = parts.load(number)
-    if found is None:
-      pending.append(number)
+    stored = parts.load(number)
+    if stored is None:
+      pending.append((number, shard))
     else:
-      scores[shard.start : shard.stop] = found
-  todo = sum(len(parts.shards[number]) for number in pending)
+      scores[shard.start : shard.stop] = stored
+  todo = sum(len(shard) for _, shard in pending)
   if todo < len(scores):
     logger.info('%s of %s pairs are scored already', f'{len(scores) - todo:,}', f'{len(scores):,}')
   query_of_row = run.query_of_row()
   progress = Progress('pairs', todo, 'scoring')
-  for number in pending:
-    shard = parts.shards[number]
+  for number, shard in pending:
     pairs = [(run.query_ids[query_of_row[row]], run.doc_ids[run.docs[row]]) for row in shard]
-    values = reranker.score([(query_texts[query], texts[doc]) for query, doc in pairs], progress)
+    values = reranker.score(
+      [(query_texts[query], doc_texts[doc]) for query, doc in pairs], progress
+    )
     bad = np.flatnonzero(~np.isfinite(values))
     if bad.size:
       query, doc = pairs[bad[0]]
       raise InputError(
         f'the score of query {query} and passage {doc} is not finite ({bad.size} of {len(pairs)} '
-        'pairs): '
-        f'the weights of {reranker.backbone.path} are damaged, or overflow as they are computed'
+        f'pairs): the weights of {reranker.backbone.path} are damaged, or overflow in the '
+        'arithmetic'
       )
     parts.save(number, values)
     scores[shard.start : shard.stop] = values
@@ -238,17 +228,17 @@ def _score(
 
 
 def _finished(out: str, settings: dict[str, Any]) -> dict[str, Any] | None:
-  """The report beside a run that is just what these settings make."""
+  """The report of a run that was made with these settings and is unchanged, if there is one."""
   if not (epath.Path(out).exists() and epath.Path(f'{out}.json').exists()):
     return None
   report = files.read_json(f'{out}.json', 'report of a run')
-  if (
-    not isinstance(report, dict)
-    or report.get('settings') != settings
-    or report.get('out_sha256') != files.sha256_file(out)
-  ):
-    return None
-  return report
+  return (
+    report
+    if isinstance(report, dict)
+    and report.get('settings') == settings
+    and report.get('out_sha256') == files.sha256_file(out)
+    else None
+  )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -258,33 +248,32 @@ def main(argv: Sequence[str] | None = None) -> None:
     required=True,
     help='the cross-encoder: a Hugging Face directory, a hub id, or package:NAME',
   )
-  parser.add_argument('--run', required=True, metavar='run.trec', help='what a retriever found')
+  parser.add_argument('--run', required=True, metavar='run.trec', help="a retriever's run")
   parser.add_argument(
     '--queries',
     required=True,
     action='append',
     metavar='FILE',
-    help='jsonl with _id and text, or a tsv of id and text; .gz and .xz too; may be given several '
-    'times',
+    help='jsonl with _id and text, or a tsv of id and text; .gz and .xz too; may be repeated',
   )
   parser.add_argument(
     '--corpus',
     required=True,
     action='append',
     metavar='FILE',
-    help='likewise, with _id, title and text',
+    help='the same, with _id, title and text',
   )
   parser.add_argument(
     '--out',
     required=True,
     metavar='reranked.trec',
-    help='the new run; its report goes to the same name with .json behind it',
+    help='the new run; its report goes to reranked.trec.json',
   )
   parser.add_argument(
     '--depth',
     type=cli.positive,
     default=100,
-    help='passages a query that are scored; deeper ones are dropped (default: 100)',
+    help='passages scored per query; deeper ones are dropped (default: 100)',
   )
   parser.add_argument(
     '--max_length',
@@ -314,35 +303,35 @@ def main(argv: Sequence[str] | None = None) -> None:
     action='store_true',
     help='fail where the run names an unknown query or passage, instead of leaving it out',
   )
+  cli.run(parser, _command, argv)
 
-  def command(args: argparse.Namespace) -> None:
-    # Before the model is read: a wrong name should not cost a minute.
-    files.output_file(args.out)
-    for path, what in (
-      (args.run, 'run'),
-      *((path, 'queries') for path in args.queries),
-      *((path, 'corpus') for path in args.corpus),
-    ):
-      files.existing(path, what)
-    compiled.keep()
-    reranker = CrossEncoder.load(
-      args.backbone, max_length=args.max_length, batch_size=args.batch_size, dtype=args.dtype
-    )
-    report = rerank(
-      reranker,
-      args.run,
-      args.queries,
-      args.corpus,
-      args.out,
-      depth=args.depth,
-      strict=args.strict,
-      shard_pairs=args.shard_pairs,
-    )
-    logger.info(
-      '%s: %s passages for %s queries', args.out, f'{report["pairs"]:,}', f'{report["queries"]:,}'
-    )
 
-  cli.run(parser, command, argv)
+def _command(args: argparse.Namespace) -> None:
+  # First, because loading the model takes a while.
+  files.output_file(args.out)
+  for path, what in (
+    (args.run, 'run'),
+    *((path, 'queries') for path in args.queries),
+    *((path, 'corpus') for path in args.corpus),
+  ):
+    files.existing(path, what)
+  compiled.keep()
+  reranker = CrossEncoder.load(
+    args.backbone, max_length=args.max_length, batch_size=args.batch_size, dtype=args.dtype
+  )
+  report = rerank(
+    reranker,
+    args.run,
+    args.queries,
+    args.corpus,
+    args.out,
+    depth=args.depth,
+    strict=args.strict,
+    shard_pairs=args.shard_pairs,
+  )
+  logger.info(
+    '%s: %s passages for %s queries', args.out, f'{report["pairs"]:,}', f'{report["queries"]:,}'
+  )
 
 
 if __name__ == '__main__':
