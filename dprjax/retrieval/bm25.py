@@ -1,6 +1,6 @@
-"""BM25 by bm25s: words stemmed and without stop words, Lucene's variant of the formula.
+"""BM25 by bm25s: stemmed words without stop words, Lucene's variant of the formula.
 
-With bm25s's own k1 = 1.5, b = 0.75 and English stemming it gives SciFact an nDCG@10 of .686
+With bm25s's defaults, k1 = 1.5 and b = 0.75, and English stemming, nDCG@10 on SciFact is .686
 (published: .687).
 """
 
@@ -20,7 +20,7 @@ _SIDECAR, _IDS = 'dprjax_index.json', 'ids.txt'
 
 
 def languages() -> list[str]:
-  """What can be stemmed."""
+  """The languages that can be stemmed."""
   import Stemmer
 
   return sorted(Stemmer.algorithms())
@@ -28,7 +28,7 @@ def languages() -> list[str]:
 
 @functools.cache
 def _bm25s() -> Any:
-  # Not at the top: bm25s runs a JAX operation when it is imported, which starts JAX's backend.
+  # Not at the top: importing bm25s runs a JAX operation, which starts JAX's backend.
   import bm25s
 
   logging.getLogger('bm25s').setLevel(logging.WARNING)  # it sets itself to DEBUG
@@ -36,7 +36,7 @@ def _bm25s() -> Any:
 
 
 def _words(texts: Sequence[str], language: str, as_ids: bool) -> Any:
-  """bm25s's tokens of the texts. ``language`` 'none' leaves the words as they are."""
+  """bm25s's tokens of the texts; ``language`` 'none' keeps every word as it is."""
   import Stemmer
 
   stemmer = None if language == 'none' else Stemmer.Stemmer(language)
@@ -45,12 +45,12 @@ def _words(texts: Sequence[str], language: str, as_ids: bool) -> Any:
   )
   try:
     return tokenize(stopwords=None if language == 'none' else language)
-  except ValueError:  # bm25s has fewer lists of stop words than there are stemmers
+  except ValueError:  # some languages have a stemmer but no list of stop words
     return tokenize(stopwords=None)
 
 
 class Bm25:
-  """An index over ``ids``; make one with ``build`` or ``load``."""
+  """An index over passages ``ids``; made by ``build`` or ``load``."""
 
   def __init__(self, index: Any, ids: list[str], language: str):
     self.index = index
@@ -58,26 +58,25 @@ class Bm25:
     self.language = language
 
   def search(self, queries: Sequence[str], k: int) -> TopK:
-    """The best ``min(k, n)`` passages that share a word with the query; equal scores by row; row -1
-    where there are fewer.
+    """The best ``min(k, n)`` passages that share a word with the query.
+
+    Equal scores are ordered by row. Unused places have row -1 and score -inf.
     """
     k = min(k, len(self.ids))
-    rows, scores = (
-      np.full((len(queries), k), -1, np.int32),
-      np.full((len(queries), k), -np.inf, np.float32),
-    )
+    rows = np.full((len(queries), k), -1, np.int32)
+    scores = np.full((len(queries), k), -np.inf, np.float32)
     for number, words in enumerate(_words(queries, self.language, as_ids=False)):
       if not words:
         continue
-      every = self.index.get_scores(words)
-      found = np.flatnonzero(every > 0)
-      if len(found) > k:
-        # Not bm25s's own selection: argpartition breaks ties as it likes.
-        least = np.partition(every[found], len(found) - k)[len(found) - k]
-        above = found[every[found] > least]
-        found = np.concatenate([above, found[every[found] == least][: k - len(above)]])
-      found = found[np.lexsort((found, -every[found]))]
-      rows[number, : len(found)], scores[number, : len(found)] = found, every[found]
+      all_scores = self.index.get_scores(words)
+      best = np.flatnonzero(all_scores > 0)
+      if len(best) > k:
+        # Not bm25s's own selection: its argpartition does not order ties.
+        least = np.partition(all_scores[best], len(best) - k)[len(best) - k]
+        above = best[all_scores[best] > least]
+        best = np.concatenate([above, best[all_scores[best] == least][: k - len(above)]])
+      best = best[np.lexsort((best, -all_scores[best]))]
+      rows[number, : len(best)], scores[number, : len(best)] = best, all_scores[best]
     return TopK(scores, rows)
 
 
@@ -92,10 +91,10 @@ def build(
   """Indexes the passages.
 
   Args:
-    ids, texts: one of each a passage.
-    k1: how soon a word's repetition stops to count.
+    ids, texts: of each passage.
+    k1: how soon the repetition of a word stops counting.
     b: how much long passages are discounted, 0 to 1.
-    language: whose stemmer and stop words; one of ``languages()``, or 'none' for neither.
+    language: of the stemmer and the stop words; one of ``languages()``, or 'none' for neither.
 
   Raises:
     InputError: an unknown language, k1 or b out of range, or no word in any passage.
@@ -113,7 +112,7 @@ def build(
 
 
 def save(index: Bm25, folder: PathLike, fingerprint: str) -> None:
-  """Writes the index with the fingerprint of what it was built from, whole or not at all."""
+  """Writes the index with the fingerprint of its passages and settings, whole or not at all."""
   with atomic_path(folder) as aside:
     aside.mkdir()
     index.index.save(aside, show_progress=False)
@@ -131,11 +130,10 @@ def save(index: Bm25, folder: PathLike, fingerprint: str) -> None:
 
 
 def load(folder: PathLike, fingerprint: str) -> Bm25 | None:
-  """Opens an index; None where there is none yet, or one of other passages or settings, which may
-  be replaced.
+  """Opens an index; None if there is none, or one of other passages or settings.
 
   Raises:
-    InputError: the folder holds something that is no index, or a damaged one.
+    InputError: the folder holds something else, or a damaged index.
   """
   root = epath.Path(folder)
   sidecar = read_sidecar(root, _SIDECAR, 'BM25 index', fingerprint)

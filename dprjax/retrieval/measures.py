@@ -1,4 +1,4 @@
-"""How good a run is: ir_measures' arithmetic, with the counts that one should see beside a mean."""
+"""Measures of a run, computed by ir_measures, and counts to read beside the means."""
 
 import ast
 import re
@@ -13,13 +13,12 @@ from dprjax.formats.trec import Run
 
 DEFAULT_MEASURES = ('nDCG@10', 'RR@10', 'R@100', 'R@1000', 'AP', 'Success@1', 'Success@10')
 
-# Queries handed to ir_measures at a time: it wants a dictionary of Python numbers, some 200 bytes a
-# row.
+# Queries given to ir_measures at a time: it takes dictionaries, some 200 bytes a row.
 _QUERIES_AT_ONCE = 500
 
 
 class Metrics(TypedDict):
-  """The form of metrics.json: means, values by measure and query, and what was counted."""
+  """The content of metrics.json: means, values by measure and query, and counts."""
 
   mean: dict[str, float]
   per_query: dict[str, dict[str, float]]
@@ -27,55 +26,57 @@ class Metrics(TypedDict):
 
 
 def measure(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES) -> Metrics:
-  """Evaluates as ``trec_eval -c`` and BEIR do: over every judged query, 0 for those that the run
-  has nothing for.
+  """Evaluates as ``trec_eval -c`` and BEIR do: a judged query without results counts as 0.
 
   The counts: ``queries`` judged, of them ``missing`` from the run and ``without_relevant``
   documents; ``unjudged_queries`` of the run, which are left out; ``relevant`` judgements and
   ``retrieved`` documents of the judged queries.
 
   Raises:
-    InputError: a measure that ir_measures does not have, or no query that both the run and the
-      judgements know.
+    InputError: a measure that ir_measures does not have, or no query is in both the run and the
+      judgements.
   """
   parsed = parse_measures(measures)
-  place = {query_id: number for number, query_id in enumerate(run.query_ids)}
-  found = {
-    query_id
-    for query_id in qrels
-    if query_id in place and run.offsets[place[query_id]] < run.offsets[place[query_id] + 1]
+  names = {kind: name for name, kind in parsed.items()}
+  rows = {
+    query_id: slice(start, stop)
+    for query_id, start, stop in zip(
+      run.query_ids, run.offsets[:-1].tolist(), run.offsets[1:].tolist(), strict=True
+    )
+    if query_id in qrels and start < stop
   }
-  if not found:
+  if not rows:
     raise InputError(
       f'none of the {len(qrels)} judged queries is in the run (judged: {_some(qrels)}; in the run: '
       f'{_some(run.query_ids)})'
     )
-  aggregators = {name: parsed[name].aggregator() for name in parsed}
+  aggregators = {name: kind.aggregator() for name, kind in parsed.items()}
   values: dict[str, dict[str, float]] = {name: {} for name in parsed}
-  names = {parsed[name]: name for name in parsed}
-  retrieved = 0
   query_ids = list(qrels)
-  for start in range(0, len(query_ids), _QUERIES_AT_ONCE):
-    some = query_ids[start : start + _QUERIES_AT_ONCE]
-    rankings: dict[str, dict[str, float]] = {}
-    for query_id in some:
-      if query_id in found:
-        rows = slice(run.offsets[place[query_id]], run.offsets[place[query_id] + 1])
-        documents = [run.doc_ids[doc] for doc in run.docs[rows].tolist()]
-        rankings[query_id] = dict(zip(documents, run.scores[rows].tolist(), strict=True))
-        retrieved += len(documents)
-    for metric in ir_measures.iter_calc(
-      list(names), {query_id: qrels[query_id] for query_id in some}, rankings
-    ):
-      aggregators[names[metric.measure]].add(metric.value)
-      values[names[metric.measure]][metric.query_id] = float(metric.value)
+  for first in range(0, len(query_ids), _QUERIES_AT_ONCE):
+    chunk = query_ids[first : first + _QUERIES_AT_ONCE]
+    rankings = {
+      query_id: {
+        run.doc_ids[doc]: score
+        for doc, score in zip(
+          run.docs[rows[query_id]].tolist(), run.scores[rows[query_id]].tolist(), strict=True
+        )
+      }
+      for query_id in chunk
+      if query_id in rows
+    }
+    judged = {query_id: qrels[query_id] for query_id in chunk}
+    for metric in ir_measures.iter_calc(list(names), judged, rankings):
+      name = names[metric.measure]
+      aggregators[name].add(metric.value)
+      values[name][metric.query_id] = float(metric.value)
   counts = {
     'queries': len(qrels),
-    'missing': len(qrels) - len(found),
+    'missing': len(qrels) - len(rows),
     'without_relevant': sum(max(judged.values()) < 1 for judged in qrels.values()),
     'unjudged_queries': sum(query_id not in qrels for query_id in run.query_ids),
     'relevant': sum(relevance > 0 for judged in qrels.values() for relevance in judged.values()),
-    'retrieved': retrieved,
+    'retrieved': sum(part.stop - part.start for part in rows.values()),
   }
   return {
     'mean': {name: float(aggregators[name].result()) for name in parsed},
@@ -87,12 +88,12 @@ def measure(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES) 
 
 
 def parse_measures(names: Sequence[str]) -> dict[str, ir_measures.Measure]:
-  """Measures by their names, ``nDCG@10``, ``AP(rel=2)@100``.
+  """Measures by their names: ``nDCG@10``, ``AP(rel=2)@100``.
 
-  ir_measures' own parser uses nodes that Python 3.12 deprecated and 3.14 removed.
+  Not by ir_measures' own parser, which needs parts of Python that 3.14 removed.
 
   Raises:
-    InputError: a name that ir_measures does not know, or parameters that the measure does not take.
+    InputError: an unknown name, or parameters that the measure does not take.
   """
   parsed = {}
   for name in names:
