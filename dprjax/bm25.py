@@ -1,7 +1,7 @@
 """Ranks passages by BM25, and writes a TREC run.
 
-    python -m dprjax.bm25 --corpus=corpus.jsonl --queries=queries.jsonl --qrels=qrels/test.tsv
-    --out=bm25.trec
+    python -m dprjax.bm25 --corpus=corpus.jsonl --queries=queries.jsonl --qrels=qrels/test.tsv \\
+        --out=bm25.trec
 
 Words are stemmed and stop words left out. Beside the run, bm25.trec.json says how it was made.
 """
@@ -28,33 +28,31 @@ def search(
   corpus: str,
   queries: str,
   *,
-  k: int = 1000,
-  qrels: str | None = None,
-  strict: bool = False,
-  drop_same_id: bool = False,
-  k1: float = 1.5,
-  b: float = 0.75,
-  language: str = 'english',
-  index_dir: str | None = None,
+  k: int,
+  qrels: str | None,
+  strict: bool,
+  drop_same_id: bool,
+  k1: float,
+  b: float,
+  language: str,
+  index_dir: str | None,
 ) -> tuple[trec.Run, dict[str, Any]]:
   """The best k passages for every query.
 
   Args:
-    corpus, queries: files of texts, see ``formats.texts.read_texts``.
+    corpus, queries: files of texts, see ``formats.texts``.
     k: passages a query.
     qrels: rank only for the queries that are judged here.
-    strict: whether a judged query that is not among the queries is an error; else it is counted and
-      listed.
+    strict: fail on a judged query that is not among the queries, instead of counting it.
     drop_same_id: BEIR's rule: a passage with the query's own id is never retrieved for it.
     k1, b, language: see ``retrieval.bm25.build``.
-    index_dir: where the index is kept between runs; built there if it is missing or of other
-      passages or settings.
+    index_dir: keeps the index between runs; rebuilt for other passages or settings.
 
   Returns:
-    The run, and what is to be written beside it.
+    The run, and the report that is written beside it.
 
   Raises:
-    InputError: bad files.
+    InputError: bad files or settings.
   """
   texts = {query.id: query.text for query in read_texts(queries, 'query')}
   unknown: list[str] = []
@@ -73,29 +71,17 @@ def search(
   fingerprint = f'{corpus_sha256} {sorted(settings.items())}'
   index = bm25.load(index_dir, fingerprint) if index_dir else None
   if index is None:
-    passages = list(read_texts(corpus, 'passage'))
-    index = bm25.build(
-      [passage.id for passage in passages],
-      [passage.text for passage in passages],
-      k1=k1,
-      b=b,
-      language=language,
-    )
+    passages = {passage.id: passage.text for passage in read_texts(corpus, 'passage')}
+    index = bm25.build(list(passages), list(passages.values()), k1=k1, b=b, language=language)
     if index_dir:
       bm25.save(index, index_dir, fingerprint)
   indexed = time.perf_counter()
   found = index.search(list(texts.values()), k + drop_same_id)
   seconds = {'index': indexed - started, 'search': time.perf_counter() - indexed}
   run = trec.run_from_rows(list(texts), index.ids, found.rows, found.scores)
-  nothing = [
-    query_id
-    for query_id, first in zip(run.query_ids, found.rows[:, 0].tolist(), strict=True)
-    if first < 0
-  ]
+  empty = [query_id for query_id, ranking in run if not ranking]
   cli.tell(
-    f'{queries}: {len(nothing)} of {len(run)} queries share no word with any passage',
-    nothing,
-    False,
+    f'{queries}: {len(empty)} of {len(run)} queries share no word with any passage', empty, False
   )
   if drop_same_id:
     run = run.keep(~run.same_id()).top(k)
@@ -107,7 +93,7 @@ def search(
     'queries': len(run),
     'passages': len(index.ids),
     'unknown_queries': len(unknown),
-    'queries_without_passages': len(nothing),
+    'queries_without_passages': len(empty),
     'seconds': seconds,
     'queries_per_second': len(run) / seconds['search'],
     'corpus_sha256': corpus_sha256,
@@ -116,88 +102,76 @@ def search(
 
 def main(argv: Sequence[str] | None = None) -> None:
   parser = cli.Parser('bm25', __doc__ or '')
-  parser.add_argument(
+  flag = parser.add_argument
+  flag(
     '--corpus',
     required=True,
     metavar='FILE',
     help='jsonl with _id, title and text, or a tsv of id and text; .gz and .xz too',
   )
-  parser.add_argument(
-    '--queries', required=True, metavar='FILE', help='likewise, with _id and text'
-  )
-  parser.add_argument(
+  flag('--queries', required=True, metavar='FILE', help='likewise, with _id and text')
+  flag(
     '--out',
     required=True,
     metavar='run.trec',
-    help='the run; its report goes to the same name with .json behind it',
+    help='the run; its report goes to the same name with .json added',
   )
-  parser.add_argument(
+  flag(
     '--k',
     type=cli.positive,
     default=1000,
     help='passages a query, those that share a word with it (default: 1000)',
   )
-  parser.add_argument('--qrels', metavar='FILE', help='rank for the queries judged here alone')
-  parser.add_argument(
+  flag('--qrels', metavar='FILE', help='rank only for the queries that are judged here')
+  flag(
     '--strict',
     action='store_true',
     help='fail where the qrels name an unknown query, instead of counting it',
   )
-  parser.add_argument(
+  flag(
     '--drop_same_id',
     type=cli.boolean,
     default=False,
     metavar='true|false',
     help="BEIR's rule: a passage with the query's own id is not retrieved for it (default: false)",
   )
-  parser.add_argument(
+  flag(
     '--k1',
     type=float,
     default=1.5,
-    help="how soon a word's repetition stops to count (default: 1.5)",
+    help='how soon the repetition of a word stops counting (default: 1.5)',
   )
-  parser.add_argument(
+  flag(
     '--b', type=float, default=0.75, help='how much long passages are discounted (default: 0.75)'
   )
-  parser.add_argument(
+  flag(
     '--language',
     default='english',
-    help='whose stemmer and stop words; none for neither (default: english)',
+    help='of the stemmer and the stop words; none for neither (default: english)',
   )
-  parser.add_argument(
+  flag(
     '--index_dir',
     metavar='DIR',
-    help='keep the index here, and use it again while the passages are the same',
+    help='keep the index here, and use it again while passages and settings stay the same',
   )
+  cli.run(parser, _command, argv)
 
-  def command(args: argparse.Namespace) -> None:
-    files.output_file(args.out)
-    run, report = search(
-      args.corpus,
-      args.queries,
-      k=args.k,
-      qrels=args.qrels,
-      strict=args.strict,
-      drop_same_id=args.drop_same_id,
-      k1=args.k1,
-      b=args.b,
-      language=args.language,
-      index_dir=args.index_dir,
-    )
-    trec.write_run(args.out, run, 'dprjax-bm25')
-    files.write_json(f'{args.out}.json', report)
-    logger.info(
-      '%s: %s passages for %s queries, %.0f queries a second',
-      args.out,
-      f'{len(run.docs):,}',
-      f'{len(run):,}',
-      report['queries_per_second'],
-    )
 
-  cli.run(parser, command, argv)
+def _command(args: argparse.Namespace) -> None:
+  out = files.output_file(args.out)
+  run, report = search(**{k: v for k, v in vars(args).items() if k not in ('out', 'debug')})
+  trec.write_run(out, run, 'dprjax-bm25')
+  files.write_json(f'{out}.json', report)
+  logger.info(
+    '%s: %s passages for %s queries, %.0f queries a second',
+    out,
+    f'{len(run.docs):,}',
+    f'{len(run):,}',
+    report['queries_per_second'],
+  )
 
 
 if __name__ == '__main__':
-  # bm25s starts JAX when it is imported, which would take the accelerator from whoever needs it.
+  # Importing bm25s starts JAX, which must not take the accelerator from another process.
   jax.config.update('jax_platforms', 'cpu')
   main()

@@ -96,7 +96,8 @@ def run_from_rows(
 def run_from_dict(rankings: Mapping[str, Mapping[str, float]]) -> Run:
   """A run from query id -> document id -> score."""
   place: dict[str, int] = {}
-  docs, scores = [], []
+  docs: list[int] = []
+  scores: list[float] = []
   for ranking in rankings.values():
     docs += [place.setdefault(doc_id, len(place)) for doc_id in ranking]
     scores += ranking.values()
@@ -141,7 +142,8 @@ def read_run(path: PathLike) -> Run:
   """
   query_place: dict[str, int] = {}
   doc_place: dict[str, int] = {}
-  queries, docs, lines, scores = (array.array(code) for code in 'qqqd')
+  queries, docs, lines = (array.array('q') for _ in range(3))
+  scores = array.array('d')
   last: dict[int, float] = {}
   for number, line in read_lines(path, 'run'):
     columns = line.split()

@@ -1,13 +1,14 @@
 """Answer recall of open-domain question answering, counted as DPR counts it
 (dpr/data/qa_validation.py).
 
-A passage is a hit where its text, without its title, holds one of the answers: as a sequence of
-words whatever their case ('string'), or as a regular expression (CuratedTREC, 'regex'). A question
-is a hit at k where one of the first k passages is.
+A passage is a hit if its text, without its title, contains an answer: as a sequence of words,
+ignoring case ('string'), or as a regular expression (CuratedTREC, 'regex'). A question is a hit at
+k if one of its first k passages is.
 """
 
 import ast
 import csv
+import math
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -23,42 +24,35 @@ from dprjax.retrieval.measures import Metrics
 
 MATCHES = ('string', 'regex')
 
+_FLAGS = regex.IGNORECASE | regex.UNICODE | regex.MULTILINE
 # DPR's SimpleTokenizer: a run of letters, digits and marks, or any one character that is neither
 # space nor control.
-_WORD = regex.compile(
-  r'[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]', regex.IGNORECASE | regex.UNICODE | regex.MULTILINE
-)
+_WORD = regex.compile(r'[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]', _FLAGS)
 
 
 def has_answer(answers: Iterable[str], text: str, match: str = 'string') -> bool:
-  """Whether the text holds one of the answers.
+  """Whether the text contains one of the answers.
 
   As in DPR, an answer without a word is in every text, and a broken expression in none.
   """
   text = unicodedata.normalize('NFD', text)
   if match == 'string':
     words = _words(text)
-    return any(
-      _words(answer) in words
-      for answer in (unicodedata.normalize('NFD', answer) for answer in answers)
-    )
-  return any(_found(unicodedata.normalize('NFD', answer), text) for answer in answers)
+    return any(_words(unicodedata.normalize('NFD', answer)) in words for answer in answers)
+  patterns = (_compile(answer) for answer in answers)
+  return any(pattern is not None and pattern.search(text) for pattern in patterns)
 
 
 def _words(text: str) -> str:
-  """The words, each between spaces: no word has one in it, so that a sequence of words is a part of
-  the string.
-  """
+  """The words between spaces, so that a sequence of words is a substring."""
   return ' ' + ''.join(f'{word.lower()} ' for word in _WORD.findall(text))
 
 
-def _found(pattern: str, text: str) -> bool:
+def _compile(answer: str) -> regex.Pattern[str] | None:
   try:
-    return (
-      regex.search(pattern, text, regex.IGNORECASE | regex.UNICODE | regex.MULTILINE) is not None
-    )
+    return regex.compile(unicodedata.normalize('NFD', answer), _FLAGS)
   except regex.error:
-    return False
+    return None
 
 
 def answer_recall(
@@ -68,14 +62,13 @@ def answer_recall(
   ks: Sequence[int] = (5, 20, 100),
   match: str = 'string',
 ) -> Metrics:
-  """``Answer@k``, DPR's top-k accuracy: the share of all questions with a hit among the first k
-  passages.
+  """``Answer@k``, DPR's top-k accuracy: the fraction of questions with a hit in the first k.
 
   Args:
-    run: the query ids are the questions' ids.
+    run: its query ids are the ids of the questions.
     answers: question id -> its answers.
-    texts: passage id -> text without the title; may hold only those of ``wanted``.
-    ks: where to cut.
+    texts: passage id -> text without the title; those of ``wanted`` suffice.
+    ks: where to cut the ranking.
     match: 'string' or 'regex'.
 
   Raises:
@@ -89,54 +82,48 @@ def answer_recall(
   if not rankings:
     raise InputError(
       f'none of the {len(answers)} questions is in the run; ids of the questions: '
-      f'{", ".join(list(answers)[:3])}, ...; '
-      f'in the run: {", ".join(run.query_ids[:3])}, ...'
+      f'{", ".join(list(answers)[:3])}, ...; in the run: {", ".join(run.query_ids[:3])}, ...'
     )
-  first: dict[str, float] = {}
-  unknown: set[str] = set()
-  for query_id, ranking in rankings.items():
-    unknown.update(doc_id for doc_id in ranking if doc_id not in texts)
-    first[query_id] = next(
+  first_hit = {
+    query_id: next(
       (
         rank
         for rank, doc_id in enumerate(ranking, start=1)
         if doc_id in texts and has_answer(answers[query_id], texts[doc_id], match)
       ),
-      float('inf'),
+      math.inf,
     )
+    for query_id, ranking in rankings.items()
+  }
   per_query = {
-    f'Answer@{k}': {query_id: float(first.get(query_id, float('inf')) <= k) for query_id in answers}
+    f'Answer@{k}': {query_id: float(first_hit.get(query_id, math.inf) <= k) for query_id in answers}
     for k in ks
   }
-  counts = {
-    'questions': len(answers),
-    'questions_missing': sum(not rankings.get(query_id) for query_id in answers),
-    'passages_without_text': len(unknown),
-    'broken_answers': sum(_broken(answer, match) for given in answers.values() for answer in given),
-  }
+  unknown = {doc_id for ranking in rankings.values() for doc_id in ranking if doc_id not in texts}
   return {
     'mean': {name: sum(values.values()) / len(values) for name, values in per_query.items()},
     'per_query': per_query,
-    'counts': counts,
+    'counts': {
+      'questions': len(answers),
+      'questions_missing': sum(not rankings.get(query_id) for query_id in answers),
+      'passages_without_text': len(unknown),
+      'broken_answers': sum(
+        _is_broken(answer, match) for given in answers.values() for answer in given
+      ),
+    },
   }
 
 
 def wanted(run: Run, answers: Mapping[str, Sequence[str]], depth: int) -> set[str]:
-  """The passages whose text ``answer_recall`` looks at."""
+  """The passages whose text ``answer_recall`` needs."""
   return {
     doc_id for query_id, ranking in run.top(depth) if query_id in answers for doc_id, _ in ranking
   }
 
 
-def _broken(answer: str, match: str) -> bool:
-  """An answer without a word, or an expression that does not compile."""
-  if match == 'string':
-    return _words(unicodedata.normalize('NFD', answer)) == ' '
-  try:
-    regex.compile(unicodedata.normalize('NFD', answer))
-  except regex.error:
-    return True
-  return False
+def _is_broken(answer: str, match: str) -> bool:
+  """Whether an answer has no word, or is an expression that does not compile."""
+  return _compile(answer) is None if match == 'regex' else _words(answer) == ' '
 
 
 def read_answers(path: PathLike) -> dict[str, list[str]]:
@@ -144,12 +131,12 @@ def read_answers(path: PathLike) -> dict[str, list[str]]:
 
   - ``.json``: DPR's list of ``{question, answers, ...}``.
   - ``.csv``, ``.tsv``: DPR's ``question TAB ['answer', ...]``.
-  - ``.jsonl``: objects with ``answers``.
+  - Other: jsonl, objects with ``answers``.
 
-  The id is ``_id``, ``id`` or ``query_id``; without one, the entry's number, from 1.
+  The id is ``_id``, ``id`` or ``query_id``, or the number of the entry, from 1.
 
   Raises:
-    InputError: naming the line or entry: not of these forms, no answer, or an id that comes twice.
+    InputError: naming the line or entry: another format, no answer, or an id that comes twice.
   """
   answers: dict[str, list[str]] = {}
   name = plain_name(path)
@@ -162,17 +149,10 @@ def read_answers(path: PathLike) -> dict[str, list[str]]:
   for number, record in records:
     where = f'{path}, {"entry" if name.endswith(".json") else "line"} {number}'
     given = record.get('answers') if isinstance(record, dict) else None
-    if (
-      not isinstance(given, list)
-      or not given
-      or not all(isinstance(answer, str) for answer in given)
-    ):
+    if not (given and isinstance(given, list) and all(isinstance(text, str) for text in given)):
       raise InputError(f'{where}: expected answers, a list of texts, found {given!r}')
-    id_ = str(
-      next(
-        (record[key] for key in ('_id', 'id', 'query_id') if record.get(key) is not None), number
-      )
-    )
+    ids = (record[key] for key in ('_id', 'id', 'query_id') if record.get(key) is not None)
+    id_ = str(next(ids, number))
     if id_ in answers:
       raise InputError(f'{where}: the id {id_!r} comes twice')
     answers[id_] = given
