@@ -1,5 +1,4 @@
-"""Files: opened, decompressed and decoded with errors that name file and line; written aside, then
-renamed.
+"""Files: read with errors that name file and line; written aside, then renamed.
 
 Every path is an ``epath.Path``, so ``gs://`` works wherever a local path does.
 """
@@ -160,12 +159,9 @@ def read_jsonl(path: PathLike, what: str = 'file') -> Iterator[tuple[int, dict[s
 
 
 def read_records(path: PathLike, what: str = 'file') -> Iterator[tuple[int, dict[str, Any]]]:
-  """Yields (number from 1, object) of a jsonl file, or of a file that is one JSON array.
+  """`read_jsonl`, also of a file that is one JSON array, whose entries are numbered from 1.
 
   An array is read entry by entry: DPR's training files are larger than most memories.
-
-  Raises:
-    InputError: as `read_jsonl`; an entry of the array is not a JSON object.
   """
   with open_text(path, what) as file:
     start = file.read(64)
@@ -234,13 +230,12 @@ def read_json(path: PathLike, what: str = 'file') -> Any:
 
 @contextlib.contextmanager
 def atomic_path(path: PathLike) -> Iterator[epath.Path]:
-  """A temporary path beside ``path`` (a file or a folder of the caller's making), renamed on
-  success.
+  """A temporary path for a file or folder, which becomes ``path`` on success.
 
-  On any error what was written is removed, and an existing ``path`` is as it was.
+  On an error what was written is removed, and an existing ``path`` stays as it was.
 
   Raises:
-    InputError: no space is left (or a quota is used up) where the file was to go.
+    InputError: no space is left, or a quota is used up.
   """
   final = epath.Path(path)
   final.parent.mkdir(parents=True, exist_ok=True)
@@ -259,9 +254,10 @@ def atomic_path(path: PathLike) -> Iterator[epath.Path]:
 
 
 def output_file(path: PathLike) -> epath.Path:
-  """The path, if a file may be written there: worth asking before hours of work.
+  """The path, if a file may be written there; to be asked before hours of work.
 
-  Raises InputError where a folder is in its place.
+  Raises:
+    InputError: it is a folder.
   """
   final = epath.Path(path)
   if final.is_dir():
@@ -271,14 +267,14 @@ def output_file(path: PathLike) -> epath.Path:
 
 @contextlib.contextmanager
 def atomic_write(path: PathLike, mode: str = 'w') -> Iterator[IO[Any]]:
-  """An open file whose content appears at ``path`` whole or not at all; see ``atomic_path`` and
-  ``output_file``.
+  """An open file whose content appears at ``path`` whole or not at all.
+
+  Raises:
+    InputError: as ``atomic_path`` and ``output_file``.
   """
   output_file(path)
-  with (
-    atomic_path(path) as aside,
-    aside.open(mode, **({} if 'b' in mode else {'encoding': 'utf-8'})) as file,
-  ):
+  encoding = None if 'b' in mode else 'utf-8'
+  with atomic_path(path) as aside, aside.open(mode, encoding=encoding) as file:
     yield file
 
 
@@ -296,8 +292,7 @@ def no_room(path: PathLike) -> Iterator[None]:
 
 
 def read_sidecar(folder: PathLike, name: str, what: str, fingerprint: str) -> dict[str, Any] | None:
-  """The JSON beside something that can be made again; None where there is none yet, or one of
-  another fingerprint.
+  """The JSON that describes a folder; None if there is none, or of another fingerprint.
 
   Raises:
     InputError: the folder holds something else than ``what``, so it must not be replaced.

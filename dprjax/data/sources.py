@@ -1,32 +1,14 @@
 """Retrieval data of the public formats, read into one `Dataset`.
 
-| format        | files                                        | layout                           |
-|---------------|----------------------------------------------|----------------------------------|
-| beir          | corpus.jsonl                                 | `{_id, title, text}`             |
-|               | queries.jsonl                                | `{_id, text}`                    |
-|               | qrels/SPLIT.tsv                              | query-id corpus-id score         |
-| msmarco       | collection.tsv                               | id text, id text title, or       |
-|               |                                              | id url title body                |
-|               | queries.SPLIT.tsv                            | id text                          |
-|               | qrels.SPLIT.tsv                              | 3 columns, or TREC's 4           |
-| dpr           | one json or jsonl                            | `{question, positive_ctxs,       |
-|               |                                              | negative_ctxs,                   |
-|               |                                              | hard_negative_ctxs}` of          |
-|               |                                              | `{title, text, passage_id}`      |
-| tevatron      | one jsonl                                    | `{query_id, query,               |
-|               |                                              | positive_passages,               |
-|               |                                              | negative_passages}` of           |
-|               |                                              | `{docid, title, text}`           |
-| flagembedding | one jsonl                                    | `{query, pos: [text],            |
-|               |                                              | neg: [text]}`                    |
-| arxiv         | one jsonl                                    | `{id, title, abstract,           |
-|               |                                              | categories}`: the title is the   |
-|               |                                              | query, the abstract its passage  |
+| format | files | records |
+|---|---|---|
+| beir | corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv | see `formats.texts`, `formats.qrels` |
+| msmarco | collection.tsv, queries.SPLIT.tsv, qrels.SPLIT.tsv | likewise |
+| dpr, tevatron, flagembedding, arxiv | SPLIT.jsonl or SPLIT.json | see `formats.examples` |
 
-Any file may be compressed (`.gz`, `.xz`). `dprjax.formats` reads the records. The rules that hold
-for every format are here: ids are unique, a query needs text and a positive, a grade above 0 makes
-a positive, an unknown id is counted (or refused, if strict), and a passage without text stays but
-is never a positive.
+Any file may be compressed. These rules hold for every format: ids are unique, a query needs text
+and a positive, a grade above 0 makes a positive, an unknown id is counted (or refused, if strict),
+and a passage without text stays but is never a positive.
 """
 
 import dataclasses

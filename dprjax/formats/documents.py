@@ -1,17 +1,16 @@
 """Plain text to pretrain on: documents from files of many formats, and their sentences.
 
-| file   | documents                                                                            |
-|--------|--------------------------------------------------------------------------------------|
-| .jsonl | BEIR's corpus, or other objects with `text` and perhaps `title` and an id; arXiv's    |
-|        | `{id, title, abstract}`                                                              |
-| .tsv   | MS MARCO's collection or DPR's, see `dprjax.formats.texts`                           |
-| .txt   | one document; lines are joined to paragraphs, which blank lines separate             |
-| .zip   | its .txt files                                                                       |
-| .xml   | the articles of a MediaWiki dump, see `dprjax.formats.mediawiki`                     |
+| file | documents |
+|---|---|
+| .jsonl | objects with `text` (or `abstract`, as arXiv) and perhaps `title` and an id |
+| .tsv | MS MARCO's collection or DPR's, see `formats.texts` |
+| .txt | one document; blank lines separate paragraphs, whose lines are joined |
+| .zip | its .txt files |
+| .xml | the articles of a MediaWiki dump, see `formats.mediawiki` |
 
-Any of them but .zip may be compressed (`.gz`, `.xz`, `.bz2`). A folder is read whole, subfolders
-too, in the order of names; of a BEIR or MS MARCO folder only the corpus is read. A newline in a
-document's text ends a sentence; a title is a line of its own, before the text.
+Any of them but .zip may be compressed. A folder is read whole, subfolders too, in the order of
+names; of a BEIR or MS MARCO folder only the corpus is read. A newline in a document's text ends a
+sentence; a title is a line of its own, before the text.
 """
 
 import io

@@ -1,28 +1,26 @@
 """Queries together with their positives and negatives, in the formats that keep them so.
 
-| format        | record                                                                          |
-|---------------|---------------------------------------------------------------------------------|
-| dpr           | `{question, positive_ctxs, negative_ctxs, hard_negative_ctxs}`, lists of         |
-|               | `{title, text, passage_id}`                                                     |
-| tevatron      | `{query_id, query, positive_passages, negative_passages}`, lists of              |
-|               | `{docid, title, text}`; what mining writes adds `retriever`, `rank`, `score`,   |
-|               | `pools` to a negative                                                           |
-| flagembedding | `{query, pos, neg}`, lists of texts                                             |
-| arxiv         | `{id, title, abstract}`: the title is the query, the abstract its passage       |
+| format | record |
+|---|---|
+| dpr | `{question, positive_ctxs, negative_ctxs, hard_negative_ctxs}` |
+| tevatron | `{query_id, query, positive_passages, negative_passages}` |
+| flagembedding | `{query, pos: [text], neg: [text]}` |
+| arxiv | `{id, title, abstract}`: the title is the query, the abstract its passage |
 
-A file is jsonl or one JSON array. A record that cannot be used raises InputError with file, line
-and what was expected there. A passage's text is its title, a space, its text.
+DPR's passages are `{title, text, passage_id}`, Tevatron's `{docid, title, text}`. To Tevatron's
+negatives mining adds `retriever`, `rank`, `score` and `pools`. A file is jsonl or one JSON array.
+Errors name file, line and what was expected there.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from etils import epath
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
-from dprjax.formats import fields
+from dprjax.formats.fields import Record
 from dprjax.formats.texts import Passage, Query
 
 UNDENOISED, DENOISED = POOLS = ('undenoised', 'denoised')  # of mined negatives (DPTDR section 3.3)
@@ -58,20 +56,20 @@ def read_examples(format: str, path: epath.Path) -> Iterator[tuple[int, Example]
   parse, _ = _FORMATS[format]
   digests: dict[str, str] = {}
 
-  def passage(identifier: str | None, title: str, text: str) -> Passage:
+  def passage(id_: str | None, title: str, text: str) -> Passage:
     text = f'{title} {text}'.strip()
     digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:16]
-    identifier = identifier or f'text-{digest}'
-    if digests.setdefault(identifier, digest) != digest:
-      identifier = f'{identifier}~{digest}'
-    return Passage(identifier, text)
+    id_ = id_ or f'text-{digest}'
+    if digests.setdefault(id_, digest) != digest:
+      id_ = f'{id_}~{digest}'
+    return Passage(id_, text)
 
-  for number, record in files.read_records(path, 'data file'):
-    yield number, parse(record, f'{path}, line {number}', str(number), passage)
+  for number, values in files.read_records(path, 'data file'):
+    yield number, parse(Record(values, f'{path}, line {number}'), str(number), passage)
 
 
 def read_passages(format: str, path: epath.Path) -> Iterator[tuple[int, Passage]]:
-  """Yields (number, passage) of the passages in examples, each once, where it is first named."""
+  """Yields (number, passage) of the passages in examples, each once, where it first comes."""
   seen: set[str] = set()
   for number, example in read_examples(format, path):
     for passage in (*example.positives, *(passage for passage, _ in example.negatives)):
@@ -82,12 +80,12 @@ def read_passages(format: str, path: epath.Path) -> Iterator[tuple[int, Passage]
 
 def detect_format(path: epath.Path) -> str:
   """The format of a file, by its first record's keys. Raises InputError if none fits."""
-  for _, record in files.read_records(path, 'data file'):
+  for _, values in files.read_records(path, 'data file'):
     for format, (_, key) in _FORMATS.items():
-      if key in record:
+      if key in values:
         return format
     raise InputError(
-      f'{path}: the first record has {", ".join(map(repr, record)) or "no keys"}; expected '
+      f'{path}: the first record has {", ".join(map(repr, values)) or "no keys"}; expected '
       'positive_passages (Tevatron), pos (FlagEmbedding), positive_ctxs (DPR) or abstract (arXiv)'
     )
   raise InputError(f'{path}: no record in it')
@@ -95,81 +93,60 @@ def detect_format(path: epath.Path) -> str:
 
 def read_mined(path: epath.Path) -> Iterator[tuple[int, str, list[Negative]]]:
   """Yields (line number, query id, negatives) of a tevatron jsonl whose texts are in a corpus."""
-  for number, record in files.read_jsonl(path, 'negatives file'):
-    where = f'{path}, line {number}'
-    negatives = fields.entries(record, 'negative_passages', where, dict, _PASSAGES)
-    yield (
-      number,
-      fields.identifier(record, 'query_id', where),
-      [_negative(fields.identifier(entry, 'docid', where), entry, where) for entry in negatives],
-    )
+  for number, values in files.read_jsonl(path, 'negatives file'):
+    record = Record(values, f'{path}, line {number}')
+    entries = record.records('negative_passages', _PASSAGES)
+    yield number, record.id('query_id'), [_negative(entry.id('docid'), entry) for entry in entries]
 
 
 _MakePassage = Callable[[str | None, str, str], Passage]
 
 
-def _tevatron(record: dict[str, Any], where: str, number: str, passage: _MakePassage) -> Example:
-  def read(key: str, optional: bool = False) -> Iterator[tuple[Passage, dict[str, Any]]]:
-    for entry in fields.entries(record, key, where, dict, _PASSAGES, optional):
-      identifier = fields.identifier(entry, 'docid', where)
-      title, text = fields.text(entry, 'title', where, ''), fields.text(entry, 'text', where)
-      yield passage(identifier, title, text), entry
+def _tevatron(record: Record, number: str, passage: _MakePassage) -> Example:
+  def read(entry: Record) -> Passage:
+    return passage(entry.id('docid'), entry.text('title', ''), entry.text('text'))
 
+  negatives = [
+    (read(entry), entry) for entry in record.records('negative_passages', _PASSAGES, optional=True)
+  ]
   return Example(
-    Query(
-      fields.identifier(record, 'query_id', where), fields.text(record, 'query', where).strip()
-    ),
-    [positive for positive, _ in read('positive_passages')],
-    [
-      (negative, _negative(negative.id, entry, where))
-      for negative, entry in read('negative_passages', optional=True)
-    ],
+    Query(record.id('query_id'), record.text('query').strip()),
+    [read(entry) for entry in record.records('positive_passages', _PASSAGES)],
+    [(negative, _negative(negative.id, entry)) for negative, entry in negatives],
   )
 
 
-def _dpr(record: dict[str, Any], where: str, number: str, passage: _MakePassage) -> Example:
+def _dpr(record: Record, number: str, passage: _MakePassage) -> Example:
   def read(key: str, optional: bool = True) -> list[Passage]:
-    expected = 'a list of {"title", "text", "passage_id"}'
+    # NQ's files have passage_id, TriviaQA's psg_id.
     return [
-      passage(
-        # NQ's files have passage_id, TriviaQA's psg_id.
-        fields.first_identifier(entry, ('passage_id', 'psg_id'), where),
-        fields.text(entry, 'title', where, ''),
-        fields.text(entry, 'text', where),
-      )
-      for entry in fields.entries(record, key, where, dict, expected, optional)
+      passage(entry.first_id('passage_id', 'psg_id'), entry.text('title', ''), entry.text('text'))
+      for entry in record.records(key, 'a list of {"title", "text", "passage_id"}', optional)
     ]
 
   # As DPR trains: plain negatives stand in only where there is no hard one.
   negatives = read('hard_negative_ctxs') or read('negative_ctxs')
-  identifier = fields.first_identifier(record, ('id',), where) or number
   return Example(
-    Query(identifier, fields.text(record, 'question', where).strip()),
+    Query(record.first_id('id') or number, record.text('question').strip()),
     read('positive_ctxs', optional=False),
     [(negative, Negative(negative.id)) for negative in negatives],
   )
 
 
-def _flagembedding(
-  record: dict[str, Any], where: str, number: str, passage: _MakePassage
-) -> Example:
-  def read(key: str, optional: bool) -> list[Passage]:
-    texts = fields.entries(record, key, where, str, 'a list of texts', optional)
-    return [passage(None, '', text) for text in texts]
-
-  identifier = fields.first_identifier(record, ('query_id', 'id'), where) or number
+def _flagembedding(record: Record, number: str, passage: _MakePassage) -> Example:
+  positives = [passage(None, '', text) for text in record.texts('pos')]
+  negatives = [passage(None, '', text) for text in record.texts('neg', optional=True)]
   return Example(
-    Query(identifier, fields.text(record, 'query', where).strip()),
-    read('pos', optional=False),
-    [(negative, Negative(negative.id)) for negative in read('neg', optional=True)],
+    Query(record.first_id('query_id', 'id') or number, record.text('query').strip()),
+    positives,
+    [(negative, Negative(negative.id)) for negative in negatives],
   )
 
 
-def _arxiv(record: dict[str, Any], where: str, number: str, passage: _MakePassage) -> Example:
-  title = fields.text(record, 'title', where).strip()
-  abstract = fields.text(record, 'abstract', where).strip()
-  identifier = fields.identifier(record, 'id', where)
-  return Example(Query(identifier, title), [Passage(identifier, abstract)], [])
+def _arxiv(record: Record, number: str, passage: _MakePassage) -> Example:
+  id_ = record.id('id')
+  abstract = Passage(id_, record.text('abstract').strip())
+  return Example(Query(id_, record.text('title').strip()), [abstract], [])
 
 
 _FORMATS = {
@@ -181,22 +158,19 @@ _FORMATS = {
 FORMATS = tuple(_FORMATS)
 
 
-def _negative(identifier: str, entry: dict[str, Any], where: str) -> Negative:
-  rank, score = entry.get('rank'), entry.get('score')
+def _negative(id_: str, entry: Record) -> Negative:
+  rank, score = entry.values.get('rank'), entry.values.get('score')
   if not isinstance(rank, int | None) or not isinstance(score, int | float | None):
-    raise InputError(f'{where}: rank {rank!r} and score {score!r} of a negative; expected numbers')
-  pools = (UNDENOISED,)
-  if 'pools' in entry:
-    expected = f'a list of {" and ".join(POOLS)}'
-    pools = tuple(fields.entries(entry, 'pools', where, str, expected))
+    raise InputError(
+      f'{entry.where}: rank {rank!r} and score {score!r} of a negative; expected numbers'
+    )
+  pools: tuple[str, ...] = (UNDENOISED,)
+  if 'pools' in entry.values:
+    pools = tuple(entry.texts('pools', f'a list of {" and ".join(POOLS)}'))
   if not pools or not set(pools) <= set(POOLS):
     raise InputError(
-      f'{where}: a negative with the pools {list(pools)}; expected {" or ".join(POOLS)}, or both'
+      f'{entry.where}: a negative with the pools {list(pools)}; expected {" or ".join(POOLS)}, or '
+      'both'
     )
-  return Negative(
-    identifier,
-    fields.text(entry, 'retriever', where, ''),
-    rank,
-    None if score is None else float(score),
-    pools,
-  )
+  score = None if score is None else float(score)
+  return Negative(id_, entry.text('retriever', ''), rank, score, pools)

@@ -1,7 +1,7 @@
 """Fields of records, and ids: the one place that decides which of them can be used."""
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
@@ -9,61 +9,67 @@ from dprjax.base.files import PathLike
 _BAD_ID = re.compile(r'^\s|\s$|[\x00-\x1f\x7f]|^$')
 
 
-def check_id(identifier: str, where: str) -> str:
+def check_id(id_: str, where: str) -> str:
   """The id, if files and runs can hold it.
 
   Raises:
     InputError: it is empty, or has white space around it or a control character in it.
   """
-  if _BAD_ID.search(identifier):
+  if _BAD_ID.search(id_):
     raise InputError(
-      f'{where}: the id {identifier!r:.80} is empty, has white space around it or a control '
-      'character in it'
+      f'{where}: the id {id_!r:.80} is empty, has white space around it or a control character in '
+      'it'
     )
-  return identifier
+  return id_
 
 
-def identifier(record: dict[str, Any], key: str, where: str) -> str:
-  """The id under ``key``, text or a whole number."""
-  value = record.get(key)
-  if not isinstance(value, str | int) or isinstance(value, bool) or value == '':
-    raise _wrong(value, key, where, 'text or a number')
-  return check_id(str(value), where)
+class Record(NamedTuple):
+  """A JSON object and where it is from: 'FILE, line 7'.
 
+  Every method raises InputError, naming that place and the key, for a value of another type.
+  """
 
-def first_identifier(record: dict[str, Any], keys: tuple[str, ...], where: str) -> str | None:
-  """The id under the first of these keys that has one; None if no key has."""
-  return next((identifier(record, key, where) for key in keys if record.get(key) is not None), None)
+  values: dict[str, Any]
+  where: str
 
+  def id(self, key: str) -> str:
+    """The id under ``key``, text or a whole number."""
+    value = self.values.get(key)
+    if not isinstance(value, str | int) or isinstance(value, bool) or value == '':
+      raise self._wrong(key, 'text or a number')
+    return check_id(str(value), self.where)
 
-def text(record: dict[str, Any], key: str, where: str, default: str | None = None) -> str:
-  """The text under ``key``; ``default``, unless that is None, where there is none."""
-  value = record.get(key)
-  if value is None and default is not None:
-    return default
-  if not isinstance(value, str):
-    raise _wrong(value, key, where, 'text')
-  return value
+  def first_id(self, *keys: str) -> str | None:
+    """The id under the first of these keys that is there."""
+    return next((self.id(key) for key in keys if self.values.get(key) is not None), None)
 
+  def text(self, key: str, default: str | None = None) -> str:
+    """The text under ``key``, or the default, if any."""
+    value = self.values.get(key)
+    if value is None and default is not None:
+      return default
+    if not isinstance(value, str):
+      raise self._wrong(key, 'text')
+    return value
 
-def entries(
-  record: dict[str, Any],
-  key: str,
-  where: str,
-  kind: type,
-  expected: str,
-  optional: bool = False,
-) -> list[Any]:
-  """The list of ``kind`` under ``key``; empty where it is ``optional`` and absent."""
-  value = record.get(key, [] if optional else None)
-  if not isinstance(value, list) or not all(isinstance(entry, kind) for entry in value):
-    raise _wrong(value, key, where, expected)
-  return value
+  def texts(self, key: str, expected: str = 'a list of texts', optional: bool = False) -> list[str]:
+    """The list of texts under ``key``; empty if it is ``optional`` and absent."""
+    return self._list(key, str, expected, optional)
 
+  def records(self, key: str, expected: str, optional: bool = False) -> list['Record']:
+    """The list of objects under ``key``; empty if it is ``optional`` and absent."""
+    return [Record(value, self.where) for value in self._list(key, dict, expected, optional)]
 
-def _wrong(value: Any, key: str, where: str, expected: str) -> InputError:
-  found = 'missing' if value is None else f'{value!r:.40}'
-  return InputError(f'{where}: {key!r} is {found}; expected {expected}')
+  def _list(self, key: str, kind: type, expected: str, optional: bool) -> list[Any]:
+    values = self.values.get(key, [] if optional else None)
+    if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+      raise self._wrong(key, expected)
+    return values
+
+  def _wrong(self, key: str, expected: str) -> InputError:
+    value = self.values.get(key)
+    found = 'missing' if value is None else f'{value!r:.40}'
+    return InputError(f'{self.where}: {key!r} is {found}; expected {expected}')
 
 
 class UniqueIds:
@@ -77,11 +83,11 @@ class UniqueIds:
     self._path, self._kind = path, kind
     self.lines: dict[str, int] = {}
 
-  def add(self, identifier: str, line: int) -> None:
+  def add(self, id_: str, line: int) -> None:
     """Raises InputError if the id is there already."""
-    first = self.lines.setdefault(identifier, line)
+    first = self.lines.setdefault(id_, line)
     if first != line:
       raise InputError(
-        f'{self._path}: {self._kind} id {identifier!r} is on line {first} and again on line '
-        f'{line}; ids must be unique'
+        f'{self._path}: {self._kind} id {id_!r} is on line {first} and again on line {line}; ids '
+        'must be unique'
       )

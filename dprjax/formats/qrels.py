@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
-from dprjax.formats import fields
+from dprjax.formats.fields import check_id
 
 Qrels = dict[str, dict[str, int]]
 """Query id -> document id -> relevance (0: judged, not relevant)."""
@@ -41,10 +41,8 @@ def read_qrels(path: files.PathLike) -> Qrels:
     query_id, doc_id, relevance = columns[0], columns[-2], columns[-1].strip()
     if not _RELEVANCE.fullmatch(relevance):
       raise InputError(f'{where}: the relevance {relevance!r:.40} is not a whole number')
-    fields.check_id(query_id, where)
-    fields.check_id(doc_id, where)
-    judged = qrels.setdefault(query_id, {})
-    if judged.setdefault(doc_id, int(relevance)) != int(relevance):
+    judged = qrels.setdefault(check_id(query_id, where), {})
+    if judged.setdefault(check_id(doc_id, where), int(relevance)) != int(relevance):
       raise InputError(
         f'{where}: document {doc_id} is judged {relevance} for query {query_id}, and '
         f'{judged[doc_id]} before'

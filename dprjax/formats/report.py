@@ -1,4 +1,4 @@
-"""What a reader of files counts and leaves out."""
+"""Counts of what was read from files and what was left out."""
 
 import collections
 
@@ -6,13 +6,11 @@ from etils import epath
 
 from dprjax.base.errors import InputError
 
-_LISTED = 5  # examples of each kind of trouble that a report shows
+_LISTED = 5  # examples shown of each count
 
 
 class Report:
-  """What was read and what was left out: counts, in the order of their first mention, and a few
-  examples.
-  """
+  """Counts, in the order of their first mention, with a few examples of each."""
 
   def __init__(self) -> None:
     self.counts: collections.Counter[str] = collections.Counter()
@@ -33,18 +31,13 @@ class Report:
     if self.counts[what]:
       raise InputError(
         f'{path}: {self.counts[what]:,} {what.split(":")[0]}, for instance '
-        f'{", ".join(self.examples[what])}; '
-        'mend the file, or read it without strict'
+        f'{", ".join(self.examples[what])}; mend the file, or read it without strict'
       )
 
   def __str__(self) -> str:
-    return '\n'.join(
-      f'  {count:,} {what}'
-      + (
-        f' ({", ".join(self.examples[what])}{", ..." if count > _LISTED else ""})'
-        if what in self.examples
-        else ''
-      )
-      for what, count in self.counts.items()
-      if count
-    )
+    lines = []
+    for what, count in self.counts.items():
+      examples = ', '.join(self.examples.get(what, []) + ['...'] * (count > _LISTED))
+      if count:
+        lines.append(f'  {count:,} {what}' + (f' ({examples})' if what in self.examples else ''))
+    return '\n'.join(lines)

@@ -1,9 +1,9 @@
 """Queries and passages, one a line.
 
-| file          | queries       | passages                                                |
-|---------------|---------------|---------------------------------------------------------|
-| .json, .jsonl | `{_id, text}` | `{_id, title, text}` as BEIR has them; title optional   |
-| other         | id text       | id text, id text title, or id url title body (MS MARCO) |
+| file | queries | passages |
+|---|---|---|
+| .json, .jsonl (BEIR) | `{_id, text}` | `{_id, title, text}`; the title may be absent |
+| other (MS MARCO) | id text | id text; id text title; or id url title body |
 
 Columns are separated by tabs. DPR's psgs_w100.tsv is recognized by its header, `id text title`;
 its columns are quoted as in CSV. Any file may be compressed. Errors name file and line.
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
-from dprjax.formats import fields
+from dprjax.formats.fields import Record, UniqueIds, check_id
 
 
 class Query(NamedTuple):
@@ -91,11 +91,10 @@ def read_queries(path: files.PathLike, format: str = '') -> Iterator[tuple[int, 
       parts = line.split('\t')
       if len(parts) != 2:
         raise InputError(f'{where}: {len(parts)} columns between tabs; expected 2, id and text')
-      yield number, Query(fields.check_id(parts[0], where), parts[1].strip())
+      yield number, Query(check_id(parts[0], where), parts[1].strip())
     else:
-      record = files.parse_object(line, where)
-      query = fields.text(record, 'text', where).strip()
-      yield number, Query(fields.identifier(record, '_id', where), query)
+      record = Record(files.parse_object(line, where), where)
+      yield number, Query(record.id('_id'), record.text('text').strip())
 
 
 def read_texts(
@@ -113,7 +112,7 @@ def read_texts(
     InputError: a missing, empty or malformed file, or an id (of those wanted) that comes twice.
   """
   found = files.existing(path, f'{kind} file')
-  ids = fields.UniqueIds(found, kind)
+  ids = UniqueIds(found, kind)
   texts: Iterator[tuple[int, Passage | Query]] = (
     read_queries(found)
     if kind == 'query'
@@ -133,21 +132,21 @@ def _is_quoted(first_line: str) -> bool:
 
 
 def _parse_record(line: str, where: str) -> Entry:
-  record = files.parse_object(line, where)
-  title, text = fields.text(record, 'title', where, ''), fields.text(record, 'text', where)
-  return Entry(fields.identifier(record, '_id', where), title, text)
+  record = Record(files.parse_object(line, where), where)
+  title, text = record.text('title', ''), record.text('text')
+  return Entry(record.id('_id'), title, text)
 
 
 def _parse_columns(line: str, where: str, quoted: bool) -> Entry:
   columns = next(csv.reader([line], delimiter='\t')) if quoted else line.split('\t')
   match columns:
-    case [identifier, text]:
+    case [id_, text]:
       title = ''
-    case [identifier, text, title] | [identifier, _, title, text]:
+    case [id_, text, title] | [id_, _, title, text]:
       pass
     case _:
       raise InputError(
         f'{where}: {len(columns)} columns between tabs; expected id text, id text title, or id url '
         'title body'
       )
-  return Entry(fields.check_id(identifier, where), title, text)
+  return Entry(check_id(id_, where), title, text)
