@@ -157,6 +157,18 @@ class EncoderOptions(NamedTuple):
 DEFAULT_OPTIONS = EncoderOptions()
 
 
+class PromptBank(NamedTuple):
+  """Prompts that may differ in length, for examples that each choose one.
+
+  Attributes:
+    prefixes: their key/value vectors, padded with finite numbers to the longest.
+    lengths: prompt k has the first ``lengths[k]`` of them; 0: none, the plain encoder.
+  """
+
+  prefixes: Float[Array, 'K L 2 P N D']
+  lengths: Int[Array, ' K']
+
+
 def kernel_init(config: EncoderConfig) -> nn.initializers.Initializer:
   """How this encoder's kernels and embeddings start, and those of a fresh head on it: N(0,
   ``initializer_range``), as in BERT.
@@ -213,9 +225,8 @@ class Attention(nn.Module):
   def __call__(
     self,
     x: Float[Array, 'B T H'],
-    bias: Float[Array, 'B 1 1 T'],
+    bias: Float[Array, 'B 1 1 S'],
     prompt: Array | None,
-    prompt_ids: Array | None,
   ) -> Array:
     config = self.config
 
@@ -227,8 +238,6 @@ class Attention(nn.Module):
 
     query, key, value = heads('query') * config.head_dim**-0.5, heads('key'), heads('value')
     if prompt is not None:
-      if prompt_ids is not None:
-        prompt = jnp.take(prompt, prompt_ids, axis=0)  # [K, 2, P, N, D] -> [B, 2, P, N, D]
       prompt = prompt.astype(self.dtype).swapaxes(-3, -2)
       # A copy an example of a shared prompt is small next to the scores, and 10 % faster than
       # scoring prompt and tokens apart.
@@ -237,9 +246,8 @@ class Attention(nn.Module):
       )
       key = jnp.concatenate([prompt[:, 0], key], axis=2)  # [B, N, P + T, D]
       value = jnp.concatenate([prompt[:, 1], value], axis=2)
-      bias = jnp.pad(
-        bias, ((0, 0), (0, 0), (0, 0), (prompt.shape[-2], 0))
-      )  # prompts are never masked
+      # Where ``bias`` is the tokens' alone, no vector of the prompt is masked.
+      bias = jnp.pad(bias, ((0, 0), (0, 0), (0, 0), (key.shape[2] - bias.shape[3], 0)))
     scores = jnp.einsum('bntd,bnsd->bnts', query, key).astype(jnp.float32) + bias
     # Softmax, divided after the product with the values: [B, N, T, D] is smaller than the scores,
     # whose every pass counts on a CPU.
@@ -276,8 +284,10 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-  """One layer, in the form that ``nn.scan`` wants: ``(carry, scanned, *broadcast) -> (carry,
-  None)``.
+  """One layer, as ``nn.scan`` wants it: ``(carry, scanned, *broadcast) -> (carry, None)``.
+
+  With ``fixed`` [B, T, H] and ``places`` [B, T, 1], the input is ``fixed`` at those places where
+  the layer's ``fix`` is True.
   """
 
   config: EncoderConfig
@@ -285,10 +295,11 @@ class Layer(nn.Module):
   deterministic: bool
 
   @nn.compact
-  def __call__(self, x, prompt, bias, prompt_ids):
-    x = Attention(self.config, self.dtype, self.deterministic, name='attention')(
-      x, bias, prompt, prompt_ids
-    )
+  def __call__(self, x, scanned, bias, places, fixed):
+    prompt, fix = scanned
+    if fix is not None:
+      x = jnp.where(places & fix, fixed, x)
+    x = Attention(self.config, self.dtype, self.deterministic, name='attention')(x, bias, prompt)
     return MLP(self.config, self.dtype, self.deterministic, name='mlp')(x), None
 
 
@@ -301,27 +312,45 @@ class Embeddings(nn.Module):
 
   @nn.compact
   def __call__(
-    self, tokens: Int[Array, 'B T'], positions: Int[Array, 'B T'], token_types: Int[Array, 'B T']
+    self,
+    tokens: Int[Array, 'B T'],
+    positions: Int[Array, 'B T'],
+    token_types: Int[Array, 'B T'],
+    vectors: Float[Array, 'E H'] | None = None,
   ) -> Float[Array, 'B T H']:
     config = self.config
 
     def embed(name, rows, ids):
       return Embed(config, rows, name=name)(ids)
 
-    x = embed('word', config.vocab_size, tokens) + embed(
-      'token_type', config.type_vocab_size, token_types
-    )
+    if vectors is None:
+      words = embed('word', config.vocab_size, tokens)
+    else:
+      places = tokens >= config.vocab_size
+      words = jnp.where(
+        places[:, :, None],
+        look_up(config, tokens, vectors),
+        embed('word', config.vocab_size, jnp.where(places, 0, tokens)),
+      )
+    x = words + embed('token_type', config.type_vocab_size, token_types)
     x = LayerNorm(config.layer_norm_eps, name='norm')(
       x + embed('position', config.max_positions, positions)
     )
     return nn.Dropout(config.hidden_dropout, deterministic=self.deterministic)(x).astype(self.dtype)
 
 
+def look_up(
+  config: EncoderConfig, tokens: Int[Array, 'B T'], vectors: Float[Array, 'E H']
+) -> Float[Array, 'B T H']:
+  """The vectors that token ids from the vocabulary's size on stand for; any at the other tokens."""
+  return jnp.take(vectors, jnp.maximum(tokens - config.vocab_size, 0), axis=0).astype(jnp.float32)
+
+
 def _stack(
   config: EncoderConfig, num_layers: int, options: EncoderOptions, deterministic: bool
 ) -> nn.Module:
-  """Layers one after the other, their parameters stacked on a leading axis: ``(x, prompt, bias,
-  prompt_ids) -> (x, None)``.
+  """Layers one after the other, their parameters stacked on a leading axis: ``(x, scanned, bias,
+  places, fixed) -> (x, None)``, see ``Layer``.
   """
   unroll = min(options.unroll or num_layers, num_layers)
   # Unrolled, the layers stand side by side, and the compiler would merge the recomputed ones with
@@ -331,7 +360,7 @@ def _stack(
     layer,
     variable_axes={'params': 0, 'intermediates': 0},
     split_rngs={'params': True, 'dropout': True},
-    in_axes=(0, nn.broadcast, nn.broadcast),
+    in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
     length=num_layers,
     unroll=unroll,
   )
@@ -344,7 +373,7 @@ def init_layers(config: EncoderConfig, num_layers: int, key: Array) -> dict[str,
   """
   x, bias = jnp.zeros((1, 1, config.hidden_size), jnp.float32), jnp.zeros((1, 1, 1, 1), jnp.float32)
   stack = _stack(config, num_layers, DEFAULT_OPTIONS, True)
-  return jax.jit(stack.init)(key, x, None, bias, None)['params']
+  return jax.jit(stack.init)(key, x, (None, None), bias, None, None)['params']
 
 
 def init_encoder(config: EncoderConfig, key: Array) -> dict[str, Any]:
@@ -357,17 +386,72 @@ def init_encoder(config: EncoderConfig, key: Array) -> dict[str, Any]:
   return {'embeddings': embeddings, 'layers': init_layers(config, config.num_layers, layers_key)}
 
 
-def _positions(config: EncoderConfig, mask: Array, shift: int) -> Array:
+def _positions(config: EncoderConfig, mask: Array, shift: int | Array) -> Array:
   """Rows of the position table ``[B, T]``, as transformers counts them (RoBERTa's padding sits on
-  its own row).
+  its own row); ``shift`` is one number, or one an example ``[B, 1]``.
   """
   if config.model_type == 'bert':
-    return jnp.broadcast_to(jnp.arange(mask.shape[1], dtype=jnp.int32) + shift, mask.shape)
+    count = jnp.arange(mask.shape[1], dtype=jnp.int32)
+    if isinstance(shift, int):
+      return jnp.broadcast_to(count + shift, mask.shape)
+    positions = count[None, :] + shift
+    # The padding of a long batch may lie outside the table, which would give NaN.
+    return jnp.where(mask, positions, jnp.minimum(positions, config.max_positions - 1))
   real = mask.astype(jnp.int32)
   return (jnp.cumsum(real, axis=1) + shift) * real + config.pad_token_id
 
 
-def check_prompt_shape(config: EncoderConfig, prompt: Any, prompt_ids: Any, batch: int) -> None:
+class _Placed(NamedTuple):
+  """What the layers take of the arguments of ``encode``."""
+
+  prompt: Array | None  # the layers' axis first; None where it has no vectors
+  prompt_mask: Array | None  # [B, P]; None: no vector is masked
+  positions: Array  # [B, T]
+
+
+def _place(
+  config: EncoderConfig,
+  tokens: Array,
+  mask: Array,
+  prompt: Array | PromptBank | None,
+  prompt_ids: Array | None,
+  shift_positions: bool,
+) -> _Placed:
+  """Raises what ``encode`` raises."""
+  batch, length = tokens.shape
+  shift: int | Array = 0
+  prompt_mask = None
+  if isinstance(prompt, PromptBank):
+    if prompt_ids is None:
+      raise InputError('a PromptBank needs prompt_ids, the number of the prompt of each example')
+    _check_prompt_shape(config, prompt.prefixes, prompt_ids, batch)
+    # Rows before axes: moving the axes of a whole bank costs memory and time.
+    lengths = jnp.take(prompt.lengths, prompt_ids, axis=0)[:, None]  # [B, 1]
+    prompt = jnp.take(prompt.prefixes, prompt_ids, axis=0)
+    prompt_mask = jnp.arange(prompt.shape[-3], dtype=jnp.int32)[None, :] < lengths
+    shift = lengths if shift_positions else 0
+  elif prompt is not None:
+    if prompt_ids is not None:
+      raise InputError('prompt_ids choose from a PromptBank; the prompt is an array')
+    _check_prompt_shape(config, prompt, None, batch)
+    shift = prompt.shape[-3] if shift_positions else 0
+  if prompt is not None and prompt.ndim == 6:
+    prompt = jnp.moveaxis(prompt, 0, 1)  # [L, B, 2, P, N, D]
+  if prompt is not None and prompt.shape[-3] == 0:
+    prompt = prompt_mask = None
+  known = shift if isinstance(shift, int) else 0
+  if length + known > config.max_tokens:
+    shifted = f' shifted by a prompt of {known}' if known else ''
+    raise InputError(
+      f'{length} tokens{shifted} exceed the {config.max_tokens} positions of this encoder; lower '
+      'the maximum length'
+    )
+  return _Placed(prompt, prompt_mask, _positions(config, mask, shift))
+
+
+def _check_prompt_shape(
+  config: EncoderConfig, prompt: Array, prompt_ids: Array | None, batch: int
+) -> None:
   """Raises InputError where a prompt is neither shared, nor one an example, nor a bank with ids, of
   this encoder's shape.
   """
@@ -391,37 +475,9 @@ def check_prompt_shape(config: EncoderConfig, prompt: Any, prompt_ids: Any, batc
     )
   if prompt_ids is None and len(shape) == 6 and shape[0] != batch:
     raise InputError(
-      f'prompt holds {shape[0]} prompts for {batch} examples: pass prompt_ids to choose from a bank'
+      f'prompt holds {shape[0]} prompts for {batch} examples: pass a PromptBank and prompt_ids to '
+      'choose'
     )
-
-
-def _place(
-  config: EncoderConfig,
-  tokens: Array,
-  mask: Array,
-  prompt: Array | None,
-  prompt_ids: Array | None,
-  shift_positions: bool,
-) -> tuple[Array | None, Array]:
-  """The prompt with the layers' axis first, None where it has no vectors, and the tokens'
-  positions; raises what ``encode`` raises.
-  """
-  batch, length = tokens.shape
-  shift = 0
-  if prompt is not None:
-    check_prompt_shape(config, prompt, prompt_ids, batch)
-    shift = prompt.shape[-3] if shift_positions else 0
-    if prompt.ndim == 6:
-      prompt = jnp.moveaxis(prompt, 0, 1)  # [L, K or B, 2, P, N, D]
-    if prompt.shape[-3] == 0:
-      prompt = None
-  if length + shift > config.max_tokens:
-    shifted = f' shifted by a prompt of {shift}' if shift else ''
-    raise InputError(
-      f'{length} tokens{shifted} exceed the {config.max_tokens} positions of this encoder; lower '
-      'the maximum length'
-    )
-  return prompt, _positions(config, mask, shift)
 
 
 def _run(
@@ -431,15 +487,22 @@ def _run(
   mask: Array,
   cuts: tuple[int, ...],
   *,
-  prompt: Array | None = None,
+  prompt: Array | PromptBank | None = None,
   prompt_ids: Array | None = None,
   token_types: Array | None = None,
+  vectors: Array | None = None,
+  fixed_layers: int = 0,
   shift_positions: bool = False,
   options: EncoderOptions = DEFAULT_OPTIONS,
   dropout_key: Array | None = None,
 ) -> list[Float[Array, 'B T H']]:
   """The hidden states after each number of layers in ``cuts`` (rising)."""
-  prompt, positions = _place(config, tokens, mask, prompt, prompt_ids, shift_positions)
+  if not 0 <= fixed_layers <= config.num_layers:
+    raise InputError(
+      f'fixed_layers {fixed_layers}: this encoder has {config.num_layers} layers; use 0 to '
+      f'{config.num_layers}'
+    )
+  prefix, prompt_mask, positions = _place(config, tokens, mask, prompt, prompt_ids, shift_positions)
   if token_types is None:
     token_types = jnp.zeros_like(tokens)
   keys: list[Array | None] = (
@@ -448,26 +511,50 @@ def _run(
     else list(jax.random.split(dropout_key, 1 + len(cuts)))
   )
   x: Any = Embeddings(options.apply_dropout(config), options.dtype, dropout_key is None).apply(
-    {'params': params['embeddings']}, tokens, positions, token_types, rngs=_rngs(keys[0])
+    {'params': params['embeddings']}, tokens, positions, token_types, vectors, rngs=_rngs(keys[0])
   )
+  fix = places = fixed = None
+  if vectors is not None and fixed_layers:
+    fix = jnp.arange(config.num_layers, dtype=jnp.int32) < fixed_layers
+    places = (tokens >= config.vocab_size)[:, :, None]
+    fixed = look_up(config, tokens, vectors).astype(options.dtype)
   states = []
   for start, stop, key in zip((0, *cuts), cuts, keys[1:], strict=False):
-    layers, prompts = params['layers'], prompt
+    stacked = params['layers'], (prefix, fix)
     if (start, stop) != (0, config.num_layers):
-      layers = jax.tree.map(lambda leaf, start=start, stop=stop: leaf[start:stop], layers)
-      prompts = None if prompt is None else prompt[start:stop]
-    x = encode_layers(
-      config,
-      layers,
-      x,
-      mask,
-      prompt=prompts,
-      prompt_ids=None if prompt is None else prompt_ids,
-      options=options,
-      dropout_key=key,
-    )
+      stacked = jax.tree.map(lambda leaf, start=start, stop=stop: leaf[start:stop], stacked)
+    layers, scanned = stacked
+    x = _run_layers(config, layers, x, mask, scanned, prompt_mask, places, fixed, options, key)
     states.append(x)
   return states
+
+
+def _run_layers(
+  config: EncoderConfig,
+  layers: Mapping[str, Any],
+  hidden: Array,
+  mask: Array,
+  scanned: tuple[Array | None, Array | None],
+  prompt_mask: Array | None,
+  places: Array | None,
+  fixed: Array | None,
+  options: EncoderOptions,
+  dropout_key: Array | None,
+) -> Array:
+  """Hidden states through stacked layers; see ``Layer`` and ``_Placed``."""
+  count = jax.tree.leaves(layers)[0].shape[0]
+  seen = mask if prompt_mask is None else jnp.concatenate([prompt_mask, mask], axis=1)
+  x, _ = _stack(config, count, options, dropout_key is None).apply(
+    {'params': layers},
+    hidden.astype(options.dtype),
+    scanned,
+    _bias(seen),
+    places,
+    fixed,
+    rngs=_rngs(dropout_key),
+  )
+  assert isinstance(x, jax.Array)  # apply's annotation also allows for mutable collections
+  return x
 
 
 def encode_layers(
@@ -476,26 +563,17 @@ def encode_layers(
   hidden: Float[Array, 'B T H'],
   mask: Bool[Array, 'B T'],
   *,
-  prompt: Array | None = None,
-  prompt_ids: Int[Array, ' B'] | None = None,
   options: EncoderOptions = DEFAULT_OPTIONS,
   dropout_key: Array | None = None,
 ) -> Float[Array, 'B T H']:
-  """Hidden states through stacked layers (of the backbone, or of a head on it); ``prompt`` has the
-  layers' axis first.
-  """
-  count = jax.tree.leaves(layers)[0].shape[0]
-  bias = jnp.where(mask, 0.0, _MASKED)[:, None, None, :]
-  x, _ = _stack(config, count, options, dropout_key is None).apply(
-    {'params': layers},
-    hidden.astype(options.dtype),
-    prompt,
-    bias,
-    prompt_ids,
-    rngs=_rngs(dropout_key),
+  """Hidden states through the stacked layers of a head, without a prompt."""
+  return _run_layers(
+    config, layers, hidden, mask, (None, None), None, None, None, options, dropout_key
   )
-  assert isinstance(x, jax.Array)  # apply's annotation also allows for mutable collections
-  return x
+
+
+def _bias(seen: Array) -> Array:
+  return jnp.where(seen, 0.0, _MASKED)[:, None, None, :]
 
 
 def _rngs(key: Array | None) -> dict[str, Array] | None:
@@ -508,9 +586,11 @@ def encode(
   tokens: Int[Array, 'B T'],
   mask: Bool[Array, 'B T'],
   *,
-  prompt: Float[Array, '*B L 2 P N D'] | None = None,
+  prompt: Float[Array, '*B L 2 P N D'] | PromptBank | None = None,
   prompt_ids: Int[Array, ' B'] | None = None,
   token_types: Int[Array, 'B T'] | None = None,
+  vectors: Float[Array, 'E H'] | None = None,
+  fixed_layers: int = 0,
   shift_positions: bool = False,
   options: EncoderOptions = DEFAULT_OPTIONS,
   dropout_key: Array | None = None,
@@ -523,12 +603,17 @@ def encode(
     tokens: token ids.
     mask: True at real tokens. A row of padding alone is allowed and gives finite numbers.
     prompt: shared by all examples ``[L, 2, P, N, D]``, or one an example ``[B, L, 2, P, N, D]``,
-      or, with ``prompt_ids``, a bank ``[K, L, 2, P, N, D]``. Index 0 of the axis of two holds keys,
-      1 values. None, or P = 0: the plain encoder.
+      or a bank that ``prompt_ids`` choose from. Index 0 of the axis of two holds keys, 1 values.
+      None, or P = 0: the plain encoder.
     prompt_ids: which of the bank's prompts each example uses; an id out of range gives NaN.
     token_types: segment ids, default 0.
-    shift_positions: count the prompt's P vectors as positions before the first token, as
-      transformers does with ``past_key_values``.
+    vectors: token ids from the vocabulary's size on are rows of this table, in place of a word's
+      embedding; an id beyond it gives NaN.
+    fixed_layers: at the inputs of so many first layers, these tokens are the table's rows as they
+      stand: without position embedding, LayerNorm or dropout. From the next layer on they change.
+      0: they are ordinary inputs of the embedding layer.
+    shift_positions: count the vectors of each example's prompt as positions before its first token,
+      as transformers does with ``past_key_values``.
     options: how to compute.
     dropout_key: given, dropout is active.
 
@@ -537,7 +622,8 @@ def encode(
 
   Raises:
     InputError: at trace time, where the prompt's shape is not this encoder's, or the tokens (and
-      shift) exceed its positions.
+      the shift, unless it is a bank's) exceed its positions. A token that a bank's shift moves
+      beyond them gives NaN.
   """
   (hidden,) = _run(
     config,
@@ -548,6 +634,8 @@ def encode(
     prompt=prompt,
     prompt_ids=prompt_ids,
     token_types=token_types,
+    vectors=vectors,
+    fixed_layers=fixed_layers,
     shift_positions=shift_positions,
     options=options,
     dropout_key=dropout_key,
@@ -602,12 +690,17 @@ def first_token_attention(
   Raises:
     InputError: as ``encode`` does.
   """
-  prompt, positions = _place(config, tokens, mask, prompt, None, shift_positions)
+  prompt, _, positions = _place(config, tokens, mask, prompt, None, shift_positions)
   x = Embeddings(config, jnp.float32, True).apply(
     {'params': params['embeddings']}, tokens, positions, jnp.zeros_like(tokens)
   )
-  bias = jnp.where(mask, 0.0, _MASKED)[:, None, None, :]
   _, seen = _stack(config, config.num_layers, DEFAULT_OPTIONS, True).apply(
-    {'params': params['layers']}, x, prompt, bias, None, mutable=['intermediates']
+    {'params': params['layers']},
+    x,
+    (prompt, None),
+    _bias(mask),
+    None,
+    None,
+    mutable=['intermediates'],
   )
   return seen['intermediates']['attention']['first_token'][0]

@@ -10,7 +10,13 @@ from jax.sharding import PartitionSpec as P
 
 from dprjax.base.errors import InputError
 from dprjax.models import embed, encoder, hub
-from dprjax.models.encoder import ACTIVATIONS, EncoderConfig, EncoderOptions, erf_gelu
+from dprjax.models.encoder import (
+  ACTIVATIONS,
+  EncoderConfig,
+  EncoderOptions,
+  PromptBank,
+  erf_gelu,
+)
 from tests import reference
 
 LENGTHS = np.array([7, 4, 1, 6])
@@ -30,6 +36,11 @@ def inputs(small):
 def prompts(config, count, length=5, seed=1):
   shape = (count, config.num_layers, 2, length, config.num_heads, config.head_dim)
   return jax.random.normal(jax.random.key(seed), shape, jnp.float32)
+
+
+def bank_of(prompts):
+  """A bank of prompts of one length."""
+  return PromptBank(prompts, jnp.full(len(prompts), prompts.shape[3], jnp.int32))
 
 
 def golden_loss(hidden, mask):
@@ -115,9 +126,9 @@ def test_shared_per_example_and_bank_agree(small, inputs):
   tokens, mask = inputs
   bank = prompts(config, 3)
   ids = jnp.array([2, 0, 2, 1], jnp.int32)
-  from_bank = encode(config, params, tokens, mask, prompt=bank, prompt_ids=ids)
+  from_bank = encode(config, params, tokens, mask, prompt=bank_of(bank), prompt_ids=ids)
   per_example = encode(config, params, tokens, mask, prompt=bank[ids])
-  np.testing.assert_array_equal(from_bank, per_example)
+  np.testing.assert_allclose(from_bank, per_example, atol=1e-6, rtol=0)
   for row, prompt in enumerate(np.asarray(ids)):
     shared = encode(config, params, tokens, mask, prompt=bank[prompt])
     np.testing.assert_allclose(from_bank[row], shared[row], atol=2e-6, rtol=0)
@@ -127,13 +138,78 @@ def test_shared_per_example_and_bank_agree(small, inputs):
     )
 
 
+@pytest.mark.parametrize(
+  ('model_type', 'shift'),
+  [('bert', True), ('roberta', True), pytest.param('bert', False, marks=pytest.mark.slow)],
+)
+def test_a_bank_of_different_lengths_equals_one_prompt_at_a_time(small, inputs, model_type, shift):
+  config, params = small
+  config = dataclasses.replace(config, model_type=model_type, pad_token_id=1)
+  tokens, mask = inputs
+  lengths, ids = (5, 0, 2), jnp.array([2, 0, 1, 2], jnp.int32)
+  # What stands beyond a prompt's length does not matter.
+  bank = PromptBank(prompts(config, 3), jnp.array(lengths, jnp.int32))
+
+  def run(bank):
+    hidden = encode(
+      config, params, tokens, mask, prompt=bank, prompt_ids=ids, shift_positions=shift
+    )
+    return golden_loss(hidden, mask), hidden
+
+  def run_one_by_one(prefixes):
+    hidden = [
+      encode(
+        config,
+        params,
+        tokens[row : row + 1],
+        mask[row : row + 1],
+        prompt=prefixes[prompt, :, :, : lengths[prompt]],
+        shift_positions=shift,
+      )
+      for row, prompt in enumerate(ids.tolist())
+    ]
+    hidden = jnp.concatenate(hidden)
+    return golden_loss(hidden, mask), hidden
+
+  gradient, hidden = jax.grad(lambda prefixes: run(bank._replace(prefixes=prefixes)), has_aux=True)(
+    bank.prefixes
+  )
+  expected_gradient, expected = jax.grad(run_one_by_one, has_aux=True)(bank.prefixes)
+  np.testing.assert_allclose(hidden[mask], expected[mask], atol=2e-6, rtol=0)
+  np.testing.assert_allclose(gradient, expected_gradient, atol=2e-5, rtol=1e-5)
+  # Nothing reaches what is masked; prompt 1 is the bare encoder.
+  assert np.abs(gradient[2, :, :, 2:]).max() == np.abs(gradient[1]).max() == 0
+  assert np.abs(gradient[0]).min() > 0 < np.abs(gradient[2, :, :, :2]).min()
+  bare = encode(config, params, tokens, mask)
+  np.testing.assert_allclose(hidden[2][mask[2]], bare[2][mask[2]], atol=1e-6, rtol=0)
+  assert np.abs(hidden - bare)[jnp.array([0, 1, 3])].max() > 0.1
+
+
+def test_a_bank_shifts_padding_alone_beyond_the_positions(small):
+  config, params = small
+  mask = np.arange(22)[None] < np.array([[22], [19], [20]])
+  tokens = np.full((3, 22), 7, np.int32)
+  bank = PromptBank(prompts(config, 2), jnp.array([0, 5], jnp.int32))
+  hidden = encode(
+    config,
+    params,
+    tokens,
+    mask,
+    prompt=bank,
+    prompt_ids=jnp.array([0, 1, 1], jnp.int32),
+    shift_positions=True,
+  )
+  # 19 tokens and 5 vectors fill the 24 positions; the next token lies beyond them.
+  assert np.isfinite(hidden[:2]).all() and np.isnan(hidden[2]).any()
+
+
 def test_gradient_reaches_only_the_prompts_that_were_used(small, inputs):
   config, params = small
   tokens, mask = inputs
   ids = jnp.array([2, 0, 2, 0], jnp.int32)
   gradient = jax.grad(
     lambda bank: golden_loss(
-      encode(config, params, tokens, mask, prompt=bank, prompt_ids=ids), mask
+      encode(config, params, tokens, mask, prompt=bank_of(bank), prompt_ids=ids), mask
     )
   )(prompts(config, 3))
   assert np.abs(gradient[1]).max() == 0
@@ -147,7 +223,8 @@ def test_empty_prompt_is_no_prompt(small, inputs):
   np.testing.assert_array_equal(plain, encode(config, params, *inputs, prompt=empty[0]))
   np.testing.assert_array_equal(plain, encode(config, params, *inputs, prompt=empty))
   np.testing.assert_array_equal(
-    plain, encode(config, params, *inputs, prompt=empty, prompt_ids=jnp.zeros(4, jnp.int32))
+    plain,
+    encode(config, params, *inputs, prompt=bank_of(empty), prompt_ids=jnp.zeros(4, jnp.int32)),
   )
 
 
@@ -355,14 +432,18 @@ def test_prompt_of_another_shape(small, inputs):
     encode(config, params, *inputs, prompt=good[0, ..., :4])
   with pytest.raises(InputError, match='this encoder takes'):
     encode(config, params, *inputs, prompt=good[None])
-  with pytest.raises(InputError, match=r'3 prompts for 4 examples: pass prompt_ids'):
+  with pytest.raises(
+    InputError, match=r'3 prompts for 4 examples: pass a PromptBank and prompt_ids'
+  ):
     encode(config, params, *inputs, prompt=good)
   with pytest.raises(
     InputError, match=r'prompt_ids \[3\] choose from a bank \[K, ...\] for 4 examples'
   ):
-    encode(config, params, *inputs, prompt=good, prompt_ids=jnp.zeros(3, jnp.int32))
-  with pytest.raises(InputError, match='choose from a bank'):
-    encode(config, params, *inputs, prompt=good[0], prompt_ids=jnp.zeros(4, jnp.int32))
+    encode(config, params, *inputs, prompt=bank_of(good), prompt_ids=jnp.zeros(3, jnp.int32))
+  with pytest.raises(InputError, match='choose from a PromptBank; the prompt is an array'):
+    encode(config, params, *inputs, prompt=good, prompt_ids=jnp.zeros(4, jnp.int32))
+  with pytest.raises(InputError, match='a PromptBank needs prompt_ids'):
+    encode(config, params, *inputs, prompt=bank_of(good))
 
 
 def test_ids_out_of_range_are_noticed(small, inputs):
@@ -370,7 +451,7 @@ def test_ids_out_of_range_are_noticed(small, inputs):
   tokens, mask = inputs
   assert np.isnan(encode(config, params, tokens.at[0, 0].set(50), mask)[0]).all()
   bad = jnp.array([0, 1, 2, 3], jnp.int32)
-  hidden = encode(config, params, tokens, mask, prompt=prompts(config, 3), prompt_ids=bad)
+  hidden = encode(config, params, tokens, mask, prompt=bank_of(prompts(config, 3)), prompt_ids=bad)
   assert np.isfinite(hidden[:3]).all() and np.isnan(hidden[3]).all()
 
 
@@ -539,9 +620,12 @@ def test_early_and_late_with_prompts(small, inputs):
   tokens, mask = inputs
   bank, ids = prompts(config, 3), jnp.array([2, 0, 2, 1], jnp.int32)
   split = jax.jit(encoder.encode_early_late, static_argnums=(0, 4))
-  early, late = split(config, params, tokens, mask, 2, prompt=bank, prompt_ids=ids)
+  early, late = split(config, params, tokens, mask, 2, prompt=bank_of(bank), prompt_ids=ids)
   np.testing.assert_allclose(
-    late, encode(config, params, tokens, mask, prompt=bank, prompt_ids=ids), rtol=0, atol=2e-6
+    late,
+    encode(config, params, tokens, mask, prompt=bank_of(bank), prompt_ids=ids),
+    rtol=0,
+    atol=2e-6,
   )
   # The early states are those of the encoder that ends there.
   first = {
@@ -553,7 +637,7 @@ def test_early_and_late_with_prompts(small, inputs):
     first,
     tokens,
     mask,
-    prompt=bank[:, :2],
+    prompt=bank_of(bank[:, :2]),
     prompt_ids=ids,
   )
   np.testing.assert_allclose(early, shorter, rtol=0, atol=2e-6)
