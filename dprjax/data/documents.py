@@ -1,17 +1,18 @@
 """Documents cut into passages of whole sentences and tokenised once, to pretrain on.
 
-    DIR/documents.json  what it was made of (files, tokenizer, lengths) and what the report said
+    DIR/documents.json  what it was made of (files, tokenizer, lengths), and the report
     DIR/lengths.npz     tokens and sentences of every passage
     DIR/passages/       TFDS data set, split 'passages': id, tokens, words, ends
 
 Tokens are those of running text, without special tokens: a sentence that is not its document's
 first keeps the space before it, which byte-level BPE and sentencepiece make part of its first word.
-Text that spells a special token is text. Special tokens are added by `dprjax.data.views`, which
-cuts passages into the texts of a batch.
+Text that spells a special token is text. `dprjax.data.views` cuts passages into the texts of a
+batch and adds special tokens.
 """
 
 import dataclasses
 import hashlib
+import itertools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -25,15 +26,15 @@ from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
 from dprjax.data import fingerprint, table
+from dprjax.data.table import Integers
 from dprjax.data.text import Tokenizer
 from dprjax.formats.documents import Document, find_files, read_documents, split_sentences
 from dprjax.formats.report import Report
 
 FORMAT_VERSION = 1
 COLUMNS = ('tokens', 'words', 'ends')
-# tokens; what is shorter says too little to be told from other sentences: a heading, "Yes.", half
-# an abbreviation
 SHORT = 5
+"""Tokens. Shorter sentences say too little to differ: a heading, "Yes.", half an abbreviation."""
 
 _CHUNK = 4096  # sentences tokenised at a time
 _log = logging.getLogger(__name__)
@@ -46,11 +47,10 @@ class Documents:
   Attributes:
     settings: what it was built from, as in documents.json.
     pad_id, cls_id, sep_id: of the tokenizer, for batches.
-    num_tokens: of each passage, no special tokens.
-    num_sentences: of each passage.
-    passages: the rows. `tokens`; `words`, the number of the word in the passage that each token
-      belongs to, from 0; `ends`, where each sentence ends among the tokens, the last at their
-      number.
+    num_tokens: tokens of each passage, without special ones.
+    num_sentences: sentences of each passage.
+    passages: the rows. `tokens`; `words`, the number in the passage, from 0, of the word that each
+      token belongs to; `ends`, where each sentence ends among the tokens.
   """
 
   path: epath.Path
@@ -67,24 +67,22 @@ class Documents:
     return len(self.num_tokens)
 
   def passage_ids(self, rows: jt.Int[np.ndarray, 'B']) -> list[str]:
-    """``DOCUMENT#n``, n counting the document's passages from 0."""
-    return [name.decode() for name in self.passages.read(rows, ('id',))[0]]
+    """``DOCUMENT#n``, where n counts the document's passages from 0."""
+    return self.passages.ids(rows)
 
 
 def open_documents(directory: files.PathLike) -> Documents:
   """Opens what `build_documents` wrote.
 
-  Raises InputError if it is not there, or was written by another version.
+  Raises InputError if it does not exist, or was written by another version.
   """
   path = epath.Path(directory)
-  written = fingerprint.read_description(path, 'documents.json', FORMAT_VERSION)
-  with (path / 'lengths.npz').open('rb') as file, np.load(file) as arrays:
-    lengths = {name: arrays[name] for name in ('num_tokens', 'num_sentences')}
+  description, lengths = fingerprint.open_built(path, 'documents', FORMAT_VERSION)
   return Documents(
     path=path,
-    settings=written['settings'],
-    **written['special'],
+    settings=description['settings'],
     passages=table.Table(path / 'passages', 'passages'),
+    **description['special'],
     **lengths,
   )
 
@@ -99,130 +97,109 @@ def build_documents(
   process_index: int = 0,
   wait_s: float = 24 * 3600,
 ) -> Documents:
-  """The store at ``directory``, built unless what is there was made of just this.
+  """The store at ``directory``, built unless it was built from the same (`fingerprint.build_once`).
 
-  Each document's sentences are put together, in order, to passages of at most ``passage_length``
-  tokens, see `_pack`. A sentence of fewer than ``SHORT`` tokens is joined to the next one, the last
-  of a document to the one before. A sentence longer than a passage is cut into pieces of like
-  length, between words, each a sentence from then on. A passage with the tokens of an earlier one
-  is left out. All of that is counted and reported once. Built aside and renamed, by process 0; the
-  others wait.
+  Each document's sentences are joined, in order, to passages of at most ``passage_length`` tokens,
+  see `_pack`. A sentence of fewer than ``SHORT`` tokens is joined to the next one, the last of a
+  document to the one before. A sentence longer than a passage is cut between words into pieces of
+  similar length, which count as sentences. A passage with the tokens of an earlier one is left out.
+  All of this is counted and reported once. Process 0 builds; the others wait.
 
   Args:
     paths: files and folders, see `dprjax.formats.documents`.
     passage_length: tokens of a passage, at most, without special tokens.
-    language: whose rules split sentences, see `split_sentences`.
-    process_index, wait_s: of this process, and how many seconds one that is not process 0 waits.
+    language: the language whose rules split sentences, see `split_sentences`.
+    process_index, wait_s: of this process, and how many seconds it waits if it is not process 0.
 
   Raises:
     InputError: a file that cannot be used; no text in any of them; a tokenizer without a mask
-      token; the directory holds something else; process 0 was not done in time.
+      token; the directory holds something else; process 0 did not finish in time.
   """
   if tokenizer.mask_id is None:
     raise InputError(
       'the tokenizer has no mask token, which masked language modelling needs; take a masked '
-      "language model's tokenizer, "
-      'or add one ([MASK] or <mask>) to its vocabulary and special tokens'
+      "language model's tokenizer, or add one ([MASK] or <mask>) to its vocabulary and special "
+      'tokens'
     )
   if passage_length < SHORT:
     raise InputError(
       f'passages of {passage_length} tokens cannot hold sentences; expected {SHORT} or more'
     )
   path = epath.Path(directory)
-  found = find_files(paths, Report())
-  where = {f'{number}: {file.name}': file for number, file in enumerate(found)}
   settings = {
     'format_version': FORMAT_VERSION,
     'tokenizer_sha256': tokenizer.sha256,
     'passage_length': passage_length,
     'language': language,
   }
-  report = Report()
 
-  def build(aside: epath.Path, stamps: dict[str, Any]) -> None:
-    lengths = _write_passages(
-      aside / 'passages',
-      read_documents(paths, report),
-      tokenizer,
-      passage_length,
-      language,
-      report,
-    )
-    if not lengths:
+  def build(aside: epath.Path, _: list[epath.Path]) -> fingerprint.Built:
+    report = Report()
+    texts = _tokenise(read_documents(paths, report), tokenizer, language)
+    sizes = _write_passages(aside / 'passages', texts, passage_length, report)
+    if not sizes:
       raise InputError(
         f'{", ".join(map(str, paths))}: no text to pretrain on ({report.counts.total():,} '
         'documents, all of them empty)'
       )
-    with (aside / 'lengths.npz').open('wb') as file:
-      np.savez(
-        file,
-        **dict(zip(('num_tokens', 'num_sentences'), np.array(lengths, np.int32).T, strict=True)),
-      )
+    columns = zip(('num_tokens', 'num_sentences'), np.array(sizes, np.int32).T, strict=True)
     special = {'pad_id': tokenizer.pad_id, 'cls_id': tokenizer.cls_id, 'sep_id': tokenizer.sep_id}
-    files.write_json(
-      aside / 'documents.json',
-      {'settings': settings, 'special': special, 'files': stamps, 'report': dict(report.counts)},
-    )
+    return fingerprint.Built(dict(columns), report, {'special': special})
 
   built = fingerprint.build_once(
-    path, 'documents.json', settings, where, build, process_index=process_index, wait_s=wait_s
+    path,
+    'documents',
+    settings,
+    {f'{number}: {file.name}': file for number, file in enumerate(find_files(paths, Report()))},
+    build,
+    process_index=process_index,
+    wait_s=wait_s,
   )
   documents = open_documents(path)
-  if built:
-    _log.info('documents: built %s\n%s', path, report)
-  else:
+  if not built:
     _log.info('documents: %s passages, built before, in %s', f'{documents.num_passages:,}', path)
   return documents
 
 
 class _Sentences(NamedTuple):
-  """A document's tokens, where words begin among them, and how many tokens each sentence has."""
+  """A document's tokens, which of them begin a word, and the number of tokens of each sentence."""
 
   id: str
-  tokens: table.Integers
+  tokens: Integers
   begins: jt.Bool[np.ndarray, 'tokens']
   lengths: list[int]
 
 
 def _write_passages(
-  folder: epath.Path,
-  documents: Iterable[Document],
-  tokenizer: Tokenizer,
-  passage_length: int,
-  language: str,
-  report: Report,
+  folder: epath.Path, documents: Iterable[_Sentences], passage_length: int, report: Report
 ) -> list[tuple[int, int]]:
   """Writes the passages; returns the number of tokens and of sentences of each."""
   sizes: list[tuple[int, int]] = []
   seen: set[bytes] = set()
   progress = Progress('documents', task='tokenising')
   with table.TableWriter(folder, 'passages', COLUMNS) as writer:
-    for document in _tokenise(documents, tokenizer, language):
+    for document in documents:
       joined = _join_short(document.lengths)
-      report.counts[f'sentences of fewer than {SHORT} tokens: joined to a neighbour'] += len(
-        document.lengths
-      ) - len(joined)
+      short = len(document.lengths) - len(joined)
+      long = sum(length > passage_length for length in joined)
+      report.counts[f'sentences of fewer than {SHORT} tokens: joined to a neighbour'] += short
+      report.counts[f'sentences of more than {passage_length} tokens: cut'] += long
       ends = _cut_long(np.cumsum(joined), document.begins, passage_length)
-      report.counts[f'sentences of more than {passage_length} tokens: cut'] += sum(
-        length > passage_length for length in joined
-      )
       for number, (start, inner) in enumerate(_pack(ends, passage_length)):
-        tokens, begins = (
-          document.tokens[start : inner[-1]],
-          document.begins[start : inner[-1]].copy(),
-        )
+        identifier = f'{document.id}#{number}'
+        tokens = document.tokens[start : inner[-1]]
         digest = hashlib.blake2b(tokens.tobytes(), digest_size=16).digest()
         if digest in seen:
-          report.count('passages that came before: left out', f'{document.id}#{number}')
+          report.count('passages that came before: left out', identifier)
           continue
         seen.add(digest)
         borders = np.array(inner, np.int32) - start
-        # A piece of a sentence may begin within a word, which then is two.
+        begins = document.begins[start : inner[-1]].copy()
+        # A piece of a sentence may begin within a word, which is two words then.
         begins[borders[:-1]] = True
         words = np.cumsum(begins, dtype=np.int32)
-        writer.write(
-          f'{document.id}#{number}', {'tokens': tokens, 'words': words - words[0], 'ends': borders}
-        )
+        values = {'tokens': tokens, 'words': words - words[0], 'ends': borders}
+        writer.write(identifier, values)
         sizes.append((len(tokens), len(borders)))
       progress.advance()
   report.counts['passages'] = len(sizes)
@@ -233,7 +210,7 @@ def _write_passages(
 def _tokenise(
   documents: Iterable[Document], tokenizer: Tokenizer, language: str
 ) -> Iterator[_Sentences]:
-  # A copy of its own, in which text that spells a special token stays text.
+  # A copy, in which text that spells a special token stays text.
   backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
   backend.encode_special_tokens = True
   waiting: list[tuple[str, list[str]]] = []
@@ -256,25 +233,20 @@ def _tokenise_chunk(
     for _, sentences in chunk
     for number, sentence in enumerate(sentences)
   ]
-  # Not encode_batch_fast, which leaves the words out.
+  # Not encode_batch_fast, which leaves out the words.
   encodings = iter(backend.encode_batch(texts, add_special_tokens=False))
   for identifier, sentences in chunk:
     tokens: list[int] = []
-    words: list[int | None] = []
-    lengths = []
-    for _, encoding in zip(sentences, encodings, strict=False):
-      tokens += encoding.ids
-      words += encoding.word_ids
-      lengths.append(len(encoding))
+    begins: list[bool] = []
+    lengths: list[int] = []
+    for encoding in itertools.islice(encodings, len(sentences)):
+      if encoding.ids:
+        tokens += encoding.ids
+        # Each sentence counts its words from 0, so two neighbours may have the same number.
+        begins += [True, *(a != b for a, b in itertools.pairwise(encoding.word_ids))]
+        lengths.append(len(encoding))
     if tokens:
-      numbers = np.array([-1 if word is None else word for word in words], np.int32)
-      begins = np.concatenate([[True], numbers[1:] != numbers[:-1]])
-      # Each sentence counts its words from 0 again, so two neighbours may have one number.
-      firsts = np.cumsum([0, *lengths[:-1]])
-      begins[firsts[firsts < len(begins)]] = True
-      yield _Sentences(
-        identifier, np.array(tokens, np.int32), begins, [length for length in lengths if length]
-      )
+      yield _Sentences(identifier, np.array(tokens, np.int32), np.array(begins), lengths)
 
 
 def _join_short(lengths: Sequence[int]) -> list[int]:
@@ -295,14 +267,14 @@ def _join_short(lengths: Sequence[int]) -> list[int]:
 def _cut_long(
   ends: jt.Int[np.ndarray, 'sentences'], begins: jt.Bool[np.ndarray, 'tokens'], limit: int
 ) -> list[int]:
-  """The ends with more among them, so that no sentence has more than ``limit`` tokens."""
+  """The ends, with more between them, so that no sentence has more than ``limit`` tokens."""
   cut: list[int] = []
   start = 0
   for end in ends.tolist():
     while end - start > limit:
       pieces = -(-(end - start) // limit)
       middle = start - (start - end) // pieces
-      # Back to where a word begins, if one does.
+      # Back to the beginning of a word, if there is one.
       (places,) = np.nonzero(begins[start + 1 : middle + 1])
       start = start + 1 + int(places[-1]) if len(places) else middle
       cut.append(start)
@@ -314,8 +286,8 @@ def _cut_long(
 def _pack(ends: list[int], limit: int) -> list[tuple[int, list[int]]]:
   """(start, ends of its sentences) of every passage: as many sentences as fit, in order.
 
-  A last sentence that is left alone, and so could not be set against another of its passage, gets
-  the one before it for company, where that passage has two more.
+  A last sentence that would be alone, without another one of its passage to compare it with, gets
+  the last one of the passage before, if that has three or more.
   """
   passages: list[tuple[int, list[int]]] = [(0, [])]
   for end in ends:

@@ -1,146 +1,186 @@
-"""What is built from files once and built anew only when they change: the stores of
-`dprjax.data.store` and `dprjax.data.documents`.
+"""Folders that are built from files once, and again only when what they are built from changes.
 
-Such a folder holds one JSON file that names the settings and the files it was made of,
-`{'settings': ..., 'files': {role: stamp}}`.
+    DIR/NAME.json      {'settings': ..., 'files': {role: stamp}, 'report': counts, ...}
+    DIR/lengths.npz    arrays that are read whole when the folder is opened
+    .DIR.*.parts/I/    what process I has made of it, until process 0 has put all parts together
+
+The stores of `dprjax.data.store` and `dprjax.data.documents` are such folders.
 """
 
 import hashlib
 import json
+import logging
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
+import numpy as np
 from etils import epath
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
+from dprjax.formats.report import Report
 
-_RACY_S = (
-  2  # a file changed this close to its reading may change again within the same second of mtime
-)
+# A file that changed this shortly before it was read may change again within its mtime's second.
+_RACY_S = 2
+_log = logging.getLogger(__name__)
+
+
+class Built(NamedTuple):
+  """What a build leaves to be written beside its tables.
+
+  Attributes:
+    lengths: the arrays of lengths.npz.
+    report: what was counted; its counts go into the JSON file, and all of it into the log.
+    description: other entries of the JSON file.
+  """
+
+  lengths: Mapping[str, Any]
+  report: Report
+  description: Mapping[str, Any]
 
 
 def build_once(
   folder: epath.Path,
   name: str,
   settings: dict[str, Any],
-  where: dict[str, epath.Path],
-  build: Callable[[epath.Path, dict[str, Any]], None],
+  sources: Mapping[str, epath.Path],
+  build: Callable[[epath.Path, list[epath.Path]], Built],
   *,
   process_index: int,
+  process_count: int = 1,
   wait_s: float,
-  help_build: Callable[[dict[str, Any]], None] | None = None,
+  build_part: Callable[[epath.Path], None] | None = None,
 ) -> bool:
-  """Sees to it that ``folder`` holds what is built with these settings of these files; True if that
-  took building.
+  """Builds ``folder`` unless it was built with these settings from these files; True if it did.
+
+  The folder is built aside and renamed. A part that a process has finished before the job was
+  interrupted is used by the next job with the same files, settings and number of processes.
 
   Args:
-    name: the JSON file that describes the folder; without it, a folder with anything in it is left
-      alone.
+    name: of the JSON file that describes the folder, without its ending. A folder that has other
+      files and not this one is left alone.
     settings: all that decides the content beside the files' own bytes; plain JSON.
-    where: the files, by role.
-    build: writes the content, ``name`` with the settings and stamps included, into a folder aside
-      (yet to be made), which is then renamed.
-    process_index, wait_s: process 0 builds; the others wait for it, up to so many seconds.
-    help_build: what the others do, given the stamps, before they wait.
+    sources: the files, by role.
+    build: makes the folder that it is given, from the sources and the folders of the parts, each of
+      which appears when its process has finished.
+    process_index, process_count, wait_s: process 0 builds; the others wait for it, up to so many
+      seconds.
+    build_part: what the others do before they wait, given a folder to make for their part.
 
   Raises:
-    InputError: the folder holds something else; process 0 was not done in time; whatever ``build``
-      and ``help_build`` raise.
+    InputError: the folder holds something else; process 0 did not finish in time; whatever
+      ``build`` and ``build_part`` raise.
   """
-  if _is_current(folder / name, settings, where):
+  settings = json.loads(json.dumps(settings))  # as it will be read: tuples become lists
+  description = folder / f'{name}.json'
+  if _is_current(description, settings, sources):
     return False
-  if process_index != 0:
-    if help_build is not None:
-      help_build(_stamps(where))
+  if process_index:
+    if build_part is not None:
+      parts = _parts_folder(folder, settings, _stamp_all(sources), process_count)
+      if not (parts / str(process_index)).exists():
+        with files.atomic_path(parts / str(process_index)) as aside:
+          build_part(aside)
     wait_for(
-      lambda: _is_current(folder / name, settings, where),
+      lambda: _is_current(description, settings, sources),
       wait_s,
       f'{folder}: process 0 has not built the store',
     )
     return False
-  if folder.exists() and not (folder / name).exists() and any(folder.iterdir()):
+  if folder.exists() and not description.exists() and any(folder.iterdir()):
     raise InputError(f'{folder} is neither empty nor a store; name another directory for the store')
-  stamps = _stamps(where)
+  stamps = _stamp_all(sources)
+  parts = _parts_folder(folder, settings, stamps, process_count)
   with files.atomic_path(folder) as aside:
-    build(aside, stamps)
+    built = build(aside, [parts / str(process) for process in range(1, process_count)])
+    with (aside / 'lengths.npz').open('wb') as file:
+      np.savez(file, **built.lengths)
+    counts = {'files': stamps, 'report': dict(built.report.counts)}
+    files.write_json(
+      aside / description.name, {'settings': settings} | dict(built.description) | counts
+    )
+  # Those that interrupted jobs left for other files or settings as well.
+  for old in folder.parent.glob(f'.{folder.name}.*.parts'):
+    old.rmtree()
+  _log.info('%s: built %s\n%s', name, folder, built.report)
   return True
 
 
-def wait_for(done: Callable[[], bool], wait_s: float, otherwise: str) -> None:
-  """Returns when ``done()``, asked every second.
+def open_built(
+  folder: epath.Path, name: str, format_version: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+  """The JSON and the arrays of a built folder.
 
-  Raises InputError that begins with ``otherwise`` after so many seconds.
+  Raises InputError if it does not exist, or is of another version.
+  """
+  description = folder / f'{name}.json'
+  if not description.exists():
+    raise InputError(f'no store in {folder}: {description.name} is missing')
+  written = files.read_json(description, 'store')
+  version = written['settings']['format_version']
+  if version != format_version:
+    raise InputError(
+      f'{folder}: a store of format {version}, expected {format_version}; build it again'
+    )
+  with (folder / 'lengths.npz').open('rb') as file, np.load(file) as arrays:
+    return written, dict(arrays)
+
+
+def wait_for(done: Callable[[], bool], wait_s: float, problem: str) -> None:
+  """Returns when ``done()``, which it asks every second.
+
+  Raises InputError that begins with ``problem`` after ``wait_s`` seconds.
   """
   deadline = time.monotonic() + wait_s
   while not done():
     if time.monotonic() > deadline:
-      raise InputError(f'{otherwise} within {wait_s:g} s; see its output')
+      raise InputError(f'{problem} within {wait_s:g} s; see its output')
     time.sleep(1.0)
 
 
-def parts_folder(
+def _parts_folder(
   folder: epath.Path, settings: dict[str, Any], stamps: dict[str, Any], processes: int
 ) -> epath.Path:
-  """Where processes leave one another parts of what becomes ``folder``: beside it, under a name of
-  its own for all that decides the content.
-  """
-  decides = [settings, {role: stamp['sha256'] for role, stamp in stamps.items()}, processes]
-  digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+  """Beside ``folder``, under a name that follows from everything that decides the content."""
+  decisive = [processes, settings, {role: stamp['sha256'] for role, stamp in stamps.items()}]
+  digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
   return folder.parent / f'.{folder.name}.{digest[:16]}.parts'
 
 
-def read_description(folder: epath.Path, name: str, format_version: int) -> dict[str, Any]:
-  """The JSON of a built folder.
-
-  Raises InputError if it is not there, or was written by another version.
-  """
-  if not (folder / name).exists():
-    raise InputError(f'no store in {folder}: {name} is missing')
-  written: dict[str, Any] = files.read_json(folder / name, 'store')
-  if written['settings']['format_version'] != format_version:
-    raise InputError(
-      f'{folder}: a store of format {written["settings"]["format_version"]}, expected '
-      f'{format_version}; build it again'
-    )
-  return written
-
-
-def _stamps(where: dict[str, epath.Path]) -> dict[str, Any]:
-  return {role: _stamp(file) for role, file in where.items()}
-
-
-def _stamp(path: epath.Path) -> dict[str, Any]:
-  stat = path.stat()
-  return {
-    'name': path.name,
-    'bytes': stat.length,
-    'mtime': stat.mtime,
-    'read': int(time.time()),
-    'sha256': files.sha256_file(path),
-  }
+def _stamp_all(sources: Mapping[str, epath.Path]) -> dict[str, Any]:
+  stamps = {}
+  for role, path in sources.items():
+    stat = path.stat()
+    stamps[role] = {
+      'name': path.name,
+      'bytes': stat.length,
+      'mtime': stat.mtime,
+      'read': int(time.time()),
+      'sha256': files.sha256_file(path),
+    }
+  return stamps
 
 
 def _is_current(
-  description: epath.Path, settings: dict[str, Any], where: dict[str, epath.Path]
+  description: epath.Path, settings: dict[str, Any], sources: Mapping[str, epath.Path]
 ) -> bool:
-  """Whether it names these settings and these files.
+  """Whether the description names these settings and these files.
 
-  A file that was merely copied or touched is told by its SHA-256.
+  The SHA-256 decides where a file was copied or touched.
   """
   if not description.exists():
     return False
   written = files.read_json(description, 'store')
-  if written.get('settings') != settings or written.get('files', {}).keys() != where.keys():
+  if written.get('settings') != settings or written.get('files', {}).keys() != sources.keys():
     return False
 
   def same(file: epath.Path, stamp: dict[str, Any]) -> bool:
     stat = file.stat()
     if stat.length != stamp['bytes']:
       return False
-    return (stat.mtime == stamp['mtime'] < stamp['read'] - _RACY_S) or files.sha256_file(
-      file
-    ) == stamp['sha256']
+    if stat.mtime == stamp['mtime'] < stamp['read'] - _RACY_S:
+      return True
+    return files.sha256_file(file) == stamp['sha256']
 
-  return all(same(file, written['files'][role]) for role, file in where.items())
+  return all(same(file, written['files'][role]) for role, file in sources.items())

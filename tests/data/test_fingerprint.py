@@ -1,44 +1,43 @@
-"""What is built once: who builds, who waits, what a failure leaves, and what progress says."""
+"""Folders that are built once: who builds, who waits, and what a failure leaves."""
 
+import numpy as np
 import pytest
 from etils import epath
 
-from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.data import fingerprint
+from dprjax.formats.report import Report
 
 
 def build(tmp_path, text, settings, fails=False, **options):
-  """Whether a folder that holds one file's content in capitals had to be built."""
+  """Builds a folder that holds one file's content in capitals; whether it had to be built."""
   source = epath.Path(tmp_path / 'source.txt')
   source.write_text(text)
 
-  def write(aside, stamps):
+  def write(aside, parts):
     aside.mkdir()
     (aside / 'content').write_text(text.upper())
     if fails:
       raise InputError('no')
-    files.write_json(aside / 'made.json', {'settings': settings, 'files': stamps})
+    return fingerprint.Built({'sizes': np.array([len(text)])}, Report(), {'pad_id': 7})
 
-  return fingerprint.build_once(
-    epath.Path(tmp_path / 'made'),
-    'made.json',
-    settings,
-    {'text': source},
-    write,
-    **{'process_index': 0, 'wait_s': 0} | options,
-  )
+  options = {'process_index': 0, 'wait_s': 0} | options
+  folder = epath.Path(tmp_path / 'made')
+  return fingerprint.build_once(folder, 'made', settings, {'text': source}, write, **options)
 
 
 def test_it_is_built_for_new_settings_and_new_content(tmp_path):
   assert build(tmp_path, 'one', {'format_version': 1})
-  assert not build(tmp_path, 'one', {'format_version': 1})  # written anew, with the same bytes
+  assert not build(tmp_path, 'one', {'format_version': 1})  # written again, with the same bytes
   assert not build(tmp_path, 'one', {'format_version': 1}, process_index=1)
-  assert build(tmp_path, 'one', {'format_version': 1, 'length': 2})
-  assert build(
-    tmp_path, 'two', {'format_version': 1, 'length': 2}
-  )  # as long, within the same second
+  assert build(tmp_path, 'one', {'format_version': 1, 'lengths': (2, 3)})
+  assert not build(tmp_path, 'one', {'format_version': 1, 'lengths': (2, 3)})
+  # The same length, within the same second.
+  assert build(tmp_path, 'two', {'format_version': 1, 'lengths': (2, 3)})
   assert (tmp_path / 'made' / 'content').read_text() == 'TWO'
+  description, lengths = fingerprint.open_built(epath.Path(tmp_path / 'made'), 'made', 1)
+  assert description['settings'] == {'format_version': 1, 'lengths': [2, 3]}
+  assert description['pad_id'] == 7 and lengths == {'sizes': [3]}
 
 
 def test_a_failure_leaves_what_was_there(tmp_path):
@@ -56,3 +55,27 @@ def test_only_process_0_builds(tmp_path):
   with pytest.raises(InputError, match='process 0 has not built the store within 0 s'):
     build(tmp_path, 'one', {}, process_index=1)
   assert not (tmp_path / 'made').exists()
+
+
+def test_a_finished_part_is_used_and_cleared_away(tmp_path):
+  def build_part(aside):
+    aside.mkdir()
+    (aside / 'letters').write_text('abc')
+
+  def write(aside, parts):
+    aside.mkdir()
+    (aside / 'letters').write_text(''.join((part / 'letters').read_text() for part in parts))
+    return fingerprint.Built({}, Report(), {})
+
+  source = epath.Path(tmp_path / 'source.txt')
+  source.write_text('one')
+  made = epath.Path(tmp_path / 'made')
+  arguments = (made, 'made', {}, {'text': source}, write)
+  options = {'process_count': 2, 'wait_s': 0, 'build_part': build_part}
+  for _ in range(2):  # the second time, the part is there
+    with pytest.raises(InputError, match='process 0 has not built the store within 0 s'):
+      fingerprint.build_once(*arguments, process_index=1, **options)
+  (part,) = tmp_path.glob('.made.*.parts/1/letters')
+  assert part.read_text() == 'abc' and not made.exists()
+  assert fingerprint.build_once(*arguments, process_index=0, **options)
+  assert (made / 'letters').read_text() == 'abc' and not list(tmp_path.glob('.made.*'))
