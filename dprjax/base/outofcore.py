@@ -1,52 +1,52 @@
-"""What is too large for memory: rows in numbered buckets on disk, and 64-bit keys in place of ids.
+"""Data larger than memory: rows in numbered buckets on disk, and 64-bit keys in place of ids.
 
-A key is a hash of an id's UTF-8 bytes. Ids of up to 8 bytes never share one; longer ones do with a
-probability of n^2 / 2^65, two in a million for the 8.8 million passages of MS MARCO.
+A key is a hash of an id's UTF-8 bytes. Ids of up to 8 bytes never share one. Longer ids do with a
+probability of n^2 / 2^65: two in a million for the 8.8 million passages of MS MARCO.
 """
 
 import pathlib
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Int, Shaped, UInt8, UInt64
+from jaxtyping import Int, Int64, Shaped, UInt8, UInt64
 
 from dprjax.base import files
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """2^64 by the golden ratio: its multiples, mod 2^64, fill the range evenly from the first on."""
 
+_FIRST_BYTES = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
+
 
 class Buckets:
-  """Rows of one dtype in a folder, a file a bucket: what arrives in any order is read again bucket
-  by bucket.
-  """
+  """Rows of one dtype in a folder, one file a bucket: written in any order, read by bucket."""
 
   def __init__(self, folder: pathlib.Path, dtype: np.dtype):
     folder.mkdir(parents=True)
     self._folder, self._dtype = folder, dtype
 
   def append(self, rows: Shaped[np.ndarray, 'n'], buckets: Int[np.ndarray, 'n']) -> None:
-    """Adds rows, each to its bucket, in their order. Raises InputError where the disk is full."""
+    """Adds rows to their buckets, in their order. Raises InputError where the disk is full."""
     if (buckets[1:] < buckets[:-1]).any():
       order = np.argsort(buckets, kind='stable')
       rows, buckets = rows[order], buckets[order]
-    borders = np.flatnonzero(np.diff(buckets, prepend=-1))
+    starts = np.flatnonzero(np.diff(buckets, prepend=-1))
     with files.no_room(self._folder):
-      for start, stop in zip(
-        borders.tolist(), np.append(borders, len(rows))[1:].tolist(), strict=True
-      ):
-        # Opened anew each time: there may be more buckets than files that a process may hold open.
-        with self._path(int(buckets[start])).open('ab') as file:
-          file.write(rows[start:stop].tobytes())
+      for bucket, part in zip(buckets[starts].tolist(), np.split(rows, starts)[1:], strict=True):
+        # Opened anew each time: there may be more buckets than files a process may hold open.
+        with self._path(bucket).open('ab') as file:
+          file.write(part.tobytes())
 
   def read(self, bucket: int) -> Shaped[np.ndarray, 'n']:
-    """The rows of a bucket in the order in which they came; none where nothing did."""
+    """The rows of a bucket in the order in which they were added; none where it is empty."""
     path = self._path(bucket)
     return np.fromfile(path, self._dtype) if path.exists() else np.empty(0, self._dtype)
 
-  def drop(self, bucket: int) -> None:
-    """Frees the disk of a bucket that is not needed any more."""
+  def pop(self, bucket: int) -> Shaped[np.ndarray, 'n']:
+    """Reads a bucket and frees its disk."""
+    rows = self.read(bucket)
     self._path(bucket).unlink(missing_ok=True)
+    return rows
 
   def _path(self, bucket: int) -> pathlib.Path:
     return self._folder / f'{bucket:06d}'
@@ -55,9 +55,8 @@ class Buckets:
 def keys_of(ids: Sequence[str]) -> UInt64[np.ndarray, 'n']:
   """The key of every id."""
   encoded = [id_.encode('utf-8', 'surrogatepass') for id_ in ids]
-  ends = np.cumsum([len(id_) for id_ in encoded], dtype=np.int64)
-  starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]]) if encoded else ends
-  return keys_at(np.frombuffer(b''.join(encoded), np.uint8), starts, ends)
+  ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+  return keys_at(np.frombuffer(b''.join(encoded), np.uint8), ends[:-1], ends[1:])
 
 
 def keys_at(
@@ -65,31 +64,31 @@ def keys_at(
 ) -> UInt64[np.ndarray, 'n']:
   """The keys of the ids that lie at these places of a text."""
   padded = np.concatenate([text, np.zeros(8, np.uint8)])
-  # Eight bytes from any place on, without a copy of the text for each of them.
+  # The eight bytes at every place, without a copy of the text for each of them.
   words = np.ndarray((len(padded) - 7,), '<u8', padded.data, strides=(1,))
-  starts, lengths = np.asarray(starts, np.int64), np.asarray(ends, np.int64) - starts
-  keys = np.zeros(len(starts), np.uint64)
-  rest, left = np.arange(len(starts)), lengths
+  starts, left = np.array(starts, np.int64), np.asarray(ends, np.int64) - starts
+  keys, rest = np.zeros(len(starts), np.uint64), np.arange(len(starts))
   while len(rest):
-    used = np.minimum(left, 8).astype(np.uint64)
-    # A shift by 64, for an id of no bytes, would be undefined.
-    mask = np.where(
-      used > 0,
-      np.uint64(2**64 - 1) >> (np.uint64(64) - np.uint64(8) * np.maximum(used, np.uint64(1))),
-      np.uint64(0),
-    )
-    word = words[starts[rest]] & mask
+    word = words[starts[rest]] & _FIRST_BYTES[np.minimum(left, 8)]
     keys[rest] = mix(keys[rest] * GOLDEN + word)
-    on = left > 8
-    rest, left = rest[on], left[on] - 8
+    longer = left > 8
+    rest, left = rest[longer], left[longer] - 8
     starts[rest] += 8
   return keys
 
 
 def mix(bits: UInt64[np.ndarray, '...']) -> UInt64[np.ndarray, '...']:
-  """A well-mixed number of each number, one to one: the finalizer of splitmix64 (Steele et al.,
-  2014).
-  """
+  """Mixes the bits of each number, one to one: splitmix64's finalizer (Steele et al., 2014)."""
   bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
   bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
   return bits ^ (bits >> np.uint64(31))
+
+
+def find(
+  values: Shaped[np.ndarray, 'n'], wanted: Shaped[np.ndarray, 'm']
+) -> Int64[np.ndarray, 'm']:
+  """The first place of every wanted value among ``values``, which ascend; -1 where it is absent."""
+  if not len(values):
+    return np.full(len(wanted), -1, np.int64)
+  places = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
+  return np.where(values[places] == wanted, places, -1)

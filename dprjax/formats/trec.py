@@ -3,16 +3,16 @@
 A ranking is ordered as trec_eval orders it: by falling score, then by falling document id.
 """
 
-import array
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+import pyarrow as pa
 from jaxtyping import Bool, Float, Int
 
 from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike, atomic_write, read_lines
+from dprjax.base.files import PathLike, atomic_write, decoding
+from dprjax.formats import runs
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -142,53 +142,40 @@ def read_run(path: PathLike) -> Run:
   """
   query_place: dict[str, int] = {}
   doc_place: dict[str, int] = {}
-  queries, docs, lines = (array.array('q') for _ in range(3))
-  scores = array.array('d')
-  last: dict[int, float] = {}
-  for number, line in read_lines(path, 'run'):
-    columns = line.split()
-    score = row_score(columns, path, number)
-    query = query_place.setdefault(columns[0], len(query_place))
-    if score > last.get(query, math.inf):
-      raise InputError(
-        f"{path}, line {number}: not sorted: query {columns[0]}'s score rises from {last[query]} "
-        f'to {score}; sort each query by falling score'
-      )
-    last[query] = score
-    queries.append(query)
-    docs.append(doc_place.setdefault(columns[2], len(doc_place)))
-    lines.append(number)
-    scores.append(score)
+  parts = []
+  for block in runs.read_blocks(path, ranks=False):
+    with decoding(f'{path}, line {block.first_line} or after it'):
+      queries, docs = _places(block.query_ids, query_place), _places(block.doc_ids, doc_place)
+    parts.append((queries, docs, block.scores))
+  queries, docs, scores = (np.concatenate(column) for column in zip(*parts, strict=True))
   query_ids, doc_ids = list(query_place), list(doc_place)
-  pairs = np.asarray(queries) * max(len(doc_ids), 1) + np.asarray(docs)
+  order = np.argsort(queries, kind='stable')
+  before, after = order[:-1], order[1:]
+  rises = (queries[after] == queries[before]) & (scores[after] > scores[before])
+  if rises.any():
+    first = np.argmin(np.where(rises, after, len(queries)))
+    last, row = before[first], after[first]
+    raise InputError(
+      f"{path}, line {runs.line(path, row)}: not sorted: query {query_ids[queries[row]]}'s score "
+      f'rises from {scores[last]} to {scores[row]}; sort each query by falling score'
+    )
+  pairs = queries * len(doc_ids) + docs
   order = np.argsort(pairs, kind='stable')
   repeated = order[1:][pairs[order[1:]] == pairs[order[:-1]]]
   if repeated.size:
     row = repeated.min()
     raise InputError(
-      f'{path}, line {lines[row]}: document {doc_ids[docs[row]]} comes twice for query '
+      f'{path}, line {runs.line(path, row)}: document {doc_ids[docs[row]]} comes twice for query '
       f'{query_ids[queries[row]]}'
     )
-  return _ordered(query_ids, np.asarray(queries), doc_ids, np.asarray(docs), np.asarray(scores))
+  return _ordered(query_ids, queries, doc_ids, docs, scores)
 
 
-def row_score(columns: Sequence[str], path: PathLike, number: int) -> float:
-  """The score in the columns of a run's line.
-
-  Raises:
-    InputError: not six columns, or not a finite score.
-  """
-  if len(columns) != 6:
-    raise InputError(
-      f'{path}, line {number}: {len(columns)} columns, expected 6: query Q0 document rank score tag'
-    )
-  try:
-    score = float(columns[4])
-  except ValueError:
-    score = math.nan
-  if not math.isfinite(score):
-    raise InputError(f'{path}, line {number}: the score {columns[4]!r} is not a finite number')
-  return score
+def _places(ids: pa.BinaryArray, places: dict[str, int]) -> Int[np.ndarray, 'rows']:
+  """Every id's place; new ids get the next ones."""
+  encoded = ids.dictionary_encode()
+  new = [places.setdefault(id_.decode(), len(places)) for id_ in encoded.dictionary.to_pylist()]
+  return np.array(new, np.int64)[encoded.indices.to_numpy()]
 
 
 def write_run(path: PathLike, run: Run, tag: str) -> None:

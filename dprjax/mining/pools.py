@@ -1,10 +1,10 @@
 """Pools of negatives from several runs (DPTDR section 3.3): arrays in, arrays out, for some queries
 at a time.
 
-A candidate is a text that some run found for a query, and that is not the text of one of its
-positives. The rows of all runs that found it, under whatever id, are its origins. A lot, drawn from
-the seed, the query's id and the passage's, orders the candidates of a query: a sample is the first
-few of them, whatever else is in the pool, and needs no memory of what was drawn.
+A candidate is a text that some run found for a query and that is not the text of one of the query's
+positives. Its origins are the rows of all runs that found it, under any id. A random number (its
+lot), made from the seed, the query's id and the passage's, orders the candidates of a query: the
+first few of them are a sample, whatever else is in the pool.
 """
 
 from typing import NamedTuple
@@ -22,32 +22,31 @@ class Ranking(NamedTuple):
   """Rows of one run, best first, and what is wrong with them.
 
   Attributes:
-    rows: by query, falling score, rank in the file, key; no more than so many a query. ``rank`` is
-      the place, from 1.
-    doubtful: rows that share their rank with another of their query.
-    contrary: rows whose score is below another's of their query, and their rank above it.
-    repeated: rows whose document their query has already.
+    rows: ordered by query, falling score, rank in the file, key; at most ``depth`` a query.
+      ``rank`` is the place in this order, from 1.
+    tied: rows that share their rank with the row before them.
+    contrary: rows with a lower score and a better rank than the row before them.
+    repeated: rows whose document comes before for their query.
   """
 
   rows: Shaped[np.ndarray, 'kept']
-  doubtful: Shaped[np.ndarray, 'doubtful']
+  tied: Shaped[np.ndarray, 'tied']
   contrary: Shaped[np.ndarray, 'contrary']
   repeated: Shaped[np.ndarray, 'repeated']
 
 
 class Pool(NamedTuple):
-  """Candidates, by query and then by lot, and their origins.
+  """Candidates, ordered by query and then by lot, and their origins.
 
   Attributes:
-    query, doc: the query's number; the key of the document that stands for the text, the one that
-      is ranked best.
+    query: the query's number.
+    doc: the key of the document that is ranked best among those with this text.
     text: the text's code.
-    place: among the candidates of the query, from 0.
-    start, stop: origins ``start`` to ``stop`` are the candidate's, the best rank first, then in the
-      order of the runs.
+    place: the place among the query's candidates, from 0.
+    start, stop: the candidate's origins, best rank first, then in the order of the runs.
     origins: ``(run, rank, score)`` arrays.
-    positives, copies: rows that were left out because they are of a positive's text; and for being
-      the same text and run again.
+    positives: how many rows were left out because they have a positive's text.
+    copies: how many were left out because the same run has the text before.
   """
 
   query: Int64[np.ndarray, 'candidates']
@@ -62,11 +61,11 @@ class Pool(NamedTuple):
 
 
 class Selection(NamedTuple):
-  """Which candidates are kept.
+  """Which candidates are in which pool.
 
   Attributes:
     undenoised: in the sample of the whole pool.
-    denoised: below the threshold; kept or not.
+    denoised: below the threshold, whether sampled or not.
     kept: in the sample of either pool.
   """
 
@@ -76,19 +75,13 @@ class Selection(NamedTuple):
 
 
 def rank_rows(rows: Shaped[np.ndarray, 'rows'], depth: int) -> Ranking:
-  """Puts a run's rows (`ROW`) in order.
-
-  The score decides, as in trec_eval, and the file's rank among equal scores.
-  """
+  """Puts a run's rows (`ROW`) in order: by score as in trec_eval, equal scores by rank."""
   query, score, rank = rows['query'], rows['score'], rows['rank']
-  on = query[1:] == query[:-1]
-  ordered = (query[1:] > query[:-1]) | (
-    on & ((score[1:] < score[:-1]) | ((score[1:] == score[:-1]) & (rank[1:] > rank[:-1])))
-  )
-  if not ordered.all():
+  lower = (score[1:] < score[:-1]) | ((score[1:] == score[:-1]) & (rank[1:] > rank[:-1]))
+  # Most runs are in order already.
+  if not ((query[1:] > query[:-1]) | (_same(query) & lower)).all():
     rows = rows[np.lexsort((rows['doc'], rank, -score, query))]
-    on = rows['query'][1:] == rows['query'][:-1]
-  later = np.flatnonzero(on) + 1
+  later = np.flatnonzero(_same(rows['query'])) + 1
   step = rows['rank'][later] - rows['rank'][later - 1]
   place = _places(rows['query'])
   kept = rows[place < depth]
@@ -97,28 +90,23 @@ def rank_rows(rows: Shaped[np.ndarray, 'rows'], depth: int) -> Ranking:
 
 
 def _repeated(rows: Shaped[np.ndarray, 'rows']) -> Shaped[np.ndarray, 'repeated']:
-  pairs = np.sort(rows['doc'] + rows['query'].astype(np.uint64) * outofcore.GOLDEN)
-  if not (
-    pairs[1:] == pairs[:-1]
-  ).any():  # nearly always, and several times as fast as to sort the rows
+  # Repetitions are rare, and this sort is several times as fast as that of the rows.
+  if not _same(np.sort(rows['doc'] + rows['query'].astype(np.uint64) * outofcore.GOLDEN)).any():
     return rows[:0]
-  ordered = rows[np.lexsort((rows['doc'], rows['query']))]
-  return ordered[1:][
-    (ordered['query'][1:] == ordered['query'][:-1]) & (ordered['doc'][1:] == ordered['doc'][:-1])
-  ]
+  rows = rows[np.lexsort((rows['doc'], rows['query']))]
+  return rows[1:][_same(rows['query']) & _same(rows['doc'])]
 
 
 def shallow(
   queries: UInt64[np.ndarray, 'rows'], scores: Float64[np.ndarray, 'rows'], depth: int
 ) -> Bool[np.ndarray, 'rows']:
-  """Which rows of a piece of a run can be among the ``depth`` best of their query: all, where the
-  piece is not in order.
+  """Which rows of a part of a run can be among the ``depth`` best of their query: all, if the part
+  is not in order.
   """
-  on = queries[1:] == queries[:-1]
-  if (scores[1:][on] > scores[:-1][on]).any():
+  if (scores[1:] > scores[:-1])[_same(queries)].any():
     return np.ones(len(queries), bool)
   places = _places(queries)
-  # A tie with the last one inside may be inside by its rank.
+  # A row with the score of the last row inside may be inside by its rank.
   edge = np.minimum(np.arange(len(queries)), np.arange(len(queries)) - places + depth - 1)
   return (places < depth) | (scores == scores[edge])
 
@@ -131,14 +119,13 @@ def make_pool(
   query_keys: UInt64[np.ndarray, 'queries'],
   seed: int,
 ) -> Pool:
-  """Union of the runs' rows, less the positives' texts, one candidate a text.
+  """The union of the runs' rows without the positives' texts, one candidate a text.
 
   Args:
-    runs: rows of every run, as `rank_rows` gives them; queries are numbers below
-      ``len(query_keys)``.
-    texts: a code of every row's text, the same for the same text; -1 leaves the row out.
-    positive_query, positive_text: what is no negative of which query.
-    query_keys: of the queries' ids, for the lots.
+    runs: the rows of every run, as `rank_rows` returns them.
+    texts: a code for each row's text, the same for the same text; -1 leaves the row out.
+    positive_query, positive_text: the positives of every query.
+    query_keys: the keys of the queries' ids, by number.
     seed: of the lots.
   """
   columns = [
@@ -155,12 +142,12 @@ def make_pool(
   query, rank, score, doc, run, text, pair = (
     column[wanted] for column in (query, rank, score, doc, run, text, pair)
   )
-  # One number orders by candidate, rank and run: its parts are far below 2^63 for any number of
+  # One number orders by candidate, rank and run. Its parts are far below 2^63 for any number of
   # rows that fits into memory.
   ranks = int(np.max(rank, initial=0)) + 1
   order = np.argsort((pair * ranks + rank) * len(runs) + run, kind='stable')
-  again = _found_again(pair[order], run[order], doc[order])
-  order = order[~again]
+  copies = _copies(pair[order], run[order], doc[order])
+  order = order[~copies]
   pair, run, rank, score = pair[order], run[order], rank[order], score[order]
   start = np.flatnonzero(np.diff(pair, prepend=-1))
   stop = np.append(start[1:], len(pair))
@@ -170,72 +157,63 @@ def make_pool(
     lot = outofcore.mix(outofcore.mix(query_keys[query] + stream) ^ doc)
   by_lot = np.lexsort((doc, lot, query))
   query, doc, text, start, stop = (column[by_lot] for column in (query, doc, text, start, stop))
-  return Pool(
-    query,
-    doc,
-    text,
-    _places(query),
-    start,
-    stop,
-    (run, rank, score),
-    positives,
-    int(np.count_nonzero(again)),
-  )
+  origins = run, rank, score
+  place = _places(query)
+  return Pool(query, doc, text, place, start, stop, origins, positives, int(copies.sum()))
 
 
-def _found_again(
+def _copies(
   pair: Int64[np.ndarray, 'n'], run: Int32[np.ndarray, 'n'], doc: UInt64[np.ndarray, 'n']
 ) -> Bool[np.ndarray, 'n']:
-  """Rows, ordered by candidate and rank, of a text that the same run has found before under another
-  id: there it has its better rank.
+  """Which rows, ordered by candidate and rank, have a text that the same run ranks better under
+  another id.
   """
-  again = np.zeros(len(pair), bool)
-  # Only where a candidate has several ids, which is rare.
-  several = np.unique(pair[1:][(pair[1:] == pair[:-1]) & (doc[1:] != doc[:-1])])
+  copies = np.zeros(len(pair), bool)
+  # Only candidates with several ids have copies, and they are rare.
+  several = np.unique(pair[1:][_same(pair) & ~_same(doc)])
   rows = np.flatnonzero(np.isin(pair, several)) if len(several) else several
   rows = rows[np.lexsort((rows, run[rows], pair[rows]))]
-  again[rows[1:]] = (pair[rows][1:] == pair[rows][:-1]) & (run[rows][1:] == run[rows][:-1])
-  return again
+  copies[rows[1:]] = _same(pair[rows]) & _same(run[rows])
+  return copies
 
 
 def select(
   pool: Pool, probability: Float64[np.ndarray, 'candidates'], sample: int, threshold: float
 ) -> Selection:
-  """The first ``sample`` candidates of every query, and the first ``sample`` of those below the
-  threshold; nan: not scored.
+  """Selects the first ``sample`` candidates of every query, and the first ``sample`` of those with
+  a probability below ``threshold`` (nan: not scored).
   """
   denoised = probability < threshold
   undenoised = pool.place < sample
   before: np.ndarray = np.cumsum(denoised) - denoised
   first = np.arange(len(denoised)) - pool.place
-  return Selection(
-    undenoised, denoised, undenoised | (denoised & (before - before[first] < sample))
-  )
+  kept = undenoised | (denoised & (before - before[first] < sample))
+  return Selection(undenoised, denoised, kept)
 
 
 def join_scores(
   pool: Pool, rows: Shaped[np.ndarray, 'rows'], texts: Int64[np.ndarray, 'rows']
 ) -> Float64[np.ndarray, 'candidates']:
-  """The scores that a run has for the candidates' texts, the highest where it has several; nan
-  where it has none. ``texts`` as in `make_pool`.
+  """The candidates' scores in a run: the highest of those for a candidate's text; nan where there
+  is none. ``texts`` is as in `make_pool`.
   """
   rows, texts = rows[texts >= 0], texts[texts >= 0]
   span = max(int(texts.max(initial=0)), int(pool.text.max(initial=0))) + 1
   pairs = rows['query'].astype(np.int64) * span + texts
   order = np.lexsort((-rows['score'], pairs))
-  pairs, first = np.unique(pairs[order], return_index=True)
-  scores = np.full(len(pool.query), np.nan)
-  wanted = pool.query * span + pool.text
-  places = np.searchsorted(pairs, wanted)
-  inside = np.flatnonzero(places < len(pairs))
-  hit = inside[pairs[places[inside]] == wanted[inside]]
-  scores[hit] = rows['score'][order[first[places[hit]]]]
+  places = outofcore.find(pairs[order], pool.query * span + pool.text)
+  scores = np.full(len(places), np.nan)
+  scores[places >= 0] = rows['score'][order[places[places >= 0]]]
   return scores
 
 
-def _places(sorted_groups: Shaped[np.ndarray, 'n']) -> Int64[np.ndarray, 'n']:
-  """The place of each entry among those of its group, from 0; groups lie together."""
-  numbers = np.arange(len(sorted_groups))
-  first = np.ones(len(sorted_groups), bool)
-  first[1:] = sorted_groups[1:] != sorted_groups[:-1]
-  return numbers - np.maximum.accumulate(np.where(first, numbers, 0)) if len(numbers) else numbers
+def _same(values: Shaped[np.ndarray, 'n']) -> Bool[np.ndarray, 'n_less_1']:
+  """Which values, from the second on, are the same as the one before."""
+  return values[1:] == values[:-1]
+
+
+def _places(groups: Shaped[np.ndarray, 'n']) -> Int64[np.ndarray, 'n']:
+  """The place of each entry in its group, from 0. A group's entries are consecutive."""
+  numbers = np.arange(len(groups))
+  first = np.append(True, ~_same(groups))[: len(groups)]
+  return numbers - np.maximum.accumulate(np.where(first, numbers, 0))

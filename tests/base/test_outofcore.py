@@ -17,8 +17,7 @@ def test_rows_come_back_by_bucket_in_their_order(tmp_path):
   everything, where = np.concatenate(everything), np.concatenate(where)
   for bucket in range(8):
     assert np.array_equal(buckets.read(bucket), everything[where == bucket])
-  buckets.drop(3)
-  buckets.drop(3)
+  assert len(buckets.pop(3)) and not len(buckets.pop(3))
   assert not len(buckets.read(3)) and len(buckets.read(4))
 
 
@@ -58,3 +57,10 @@ def test_keys_of_many_ids_do_not_collide():
   # Even in its first bits, by which a corpus is divided.
   parts = np.bincount((keys >> np.uint64(56)).astype(np.int64), minlength=256)
   assert parts.min() > 650 and parts.max() < 920
+
+
+def test_find():
+  values = np.array([2, 5, 5, 9], np.uint64)
+  wanted = np.array([9, 1, 5, 10, 2, 6], np.uint64)
+  assert outofcore.find(values, wanted).tolist() == [3, -1, 1, -1, 0, -1]
+  assert outofcore.find(values[:0], wanted).tolist() == [-1] * 6

@@ -9,11 +9,11 @@ from dprjax.formats import runs
 
 
 def columns(path, **options):
-  blocks = list(runs.read_blocks(path, **options))
-  return [
-    np.concatenate([getattr(block, name) for block in blocks]).tolist()
-    for name in ('queries', 'docs', 'ranks', 'scores')
+  blocks = [
+    (runs.keys(block.query_ids), runs.keys(block.doc_ids), block.ranks, block.scores)
+    for block in runs.read_blocks(path, **options)
   ]
+  return [np.concatenate(column).tolist() for column in zip(*blocks, strict=True)]
 
 
 def write(path, text):
@@ -53,7 +53,7 @@ def test_reads_what_trec_eval_reads(tmp_path, text):
 @pytest.mark.parametrize('block', [1, 7, 20, 60])
 def test_blocks_of_any_size(tmp_path, block):
   assert columns(write(tmp_path / 'run.trec', TEXT), block_bytes=block) == expected()
-  assert [b.line for b in runs.read_blocks(tmp_path / 'run.trec', block_bytes=1)] == [1, 2, 3]
+  assert [b.first_line for b in runs.read_blocks(tmp_path / 'run.trec', block_bytes=1)] == [1, 2, 3]
 
 
 def test_compressed(tmp_path):

@@ -261,7 +261,7 @@ def test_the_same_file_byte_for_byte(world, monkeypatch, shuffled):
   elif shuffled == 'buckets':
     monkeypatch.setattr(mining, '_BUCKET', 200 * 2 * 3)  # three queries a bucket
   else:
-    monkeypatch.setattr('dprjax.formats.runs.read_blocks.__defaults__', (100,))
+    monkeypatch.setattr('dprjax.formats.runs.read_blocks.__defaults__', (100, True))
   world.mine('second.jsonl', **options)
   assert (world.folder / 'first.jsonl').read_bytes() == (world.folder / 'second.jsonl').read_bytes()
   assert not [path for path in world.folder.iterdir() if path.name.startswith('.')]

@@ -17,7 +17,7 @@ def test_the_score_decides_and_the_rank_among_equal_scores():
   given = rows((1, 2, 5.0, 9), (0, 3, 1.0, 7), (0, 1, 3.0, 8), (1, 1, 5.0, 4), (0, 2, 1.0, 6))
   ranked = pools.rank_rows(given, 2)
   assert ranked.rows.tolist() == [(0, 1, 3.0, 8), (0, 2, 1.0, 6), (1, 1, 5.0, 4), (1, 2, 5.0, 9)]
-  assert not len(ranked.doubtful) and not len(ranked.contrary) and not len(ranked.repeated)
+  assert not len(ranked.tied) and not len(ranked.contrary) and not len(ranked.repeated)
   # Ranks from 0, or with gaps, become places.
   assert pools.rank_rows(rows((0, 0, 2.0, 1), (0, 10, 1.0, 2)), 5).rows['rank'].tolist() == [1, 2]
 
@@ -35,9 +35,7 @@ def test_the_order_of_the_lines_says_nothing(seed):
 
 def test_what_is_wrong_with_a_run():
   ranked = pools.rank_rows(rows((0, 1, 3.0, 1), (0, 1, 2.0, 2), (1, 1, 1.0, 1)), 5)
-  assert (
-    ranked.doubtful['doc'].tolist() == [2] and not len(ranked.contrary) and len(ranked.rows) == 3
-  )
+  assert ranked.tied['doc'].tolist() == [2] and not len(ranked.contrary) and len(ranked.rows) == 3
   distances = pools.rank_rows(rows((0, 1, 0.1, 1), (0, 2, 0.9, 2)), 5)
   assert len(distances.contrary) == 1
   twice = pools.rank_rows(rows((0, 1, 3.0, 1), (0, 2, 2.0, 2), (0, 3, 1.0, 1), (1, 1, 1.0, 1)), 5)
