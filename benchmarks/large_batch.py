@@ -26,6 +26,7 @@ import numpy as np
 import record
 import updates
 from dprjax.methods import pretrain
+from dprjax.methods.method import Parts
 from dprjax.models import hub
 from dprjax.runtime import cli
 from dprjax.runtime import config as configs
@@ -125,7 +126,7 @@ def measure(args: argparse.Namespace, passages: int, chunks: int) -> dict[str, f
   update = updates.Update(
     config,
     system,
-    {'query': hub.init_params(model, jax.random.key(0)), 'heads': {}},
+    Parts(hub.init_params(model, jax.random.key(0))),
     batch,
   )
   memory = update.compiled.memory_analysis()

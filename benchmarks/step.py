@@ -41,6 +41,7 @@ import record
 import timing
 import updates
 from dprjax.methods import dpr
+from dprjax.methods.method import Parts
 from dprjax.models import hub
 from dprjax.runtime import cli, tree
 
@@ -244,7 +245,7 @@ def ours(
 ) -> updates.Update:
   system = dpr.build(knobs, model, updates.one_device())
 
-  def init(parts: Mapping[str, Any], key: jax.Array) -> dict[str, Any]:
+  def init(parts: Parts, key: jax.Array) -> dict[str, Any]:
     start = system.init(parts, key)
     if prompt is not None:
       assert tree.flatten(start['prompt']).keys() == {'prefix'}, (
@@ -253,9 +254,7 @@ def ours(
       start['prompt'] = {'prefix': prompt}
     return start
 
-  return updates.Update(
-    knobs, system._replace(init=init), {'query': params, 'passage': params}, batch
-  )
+  return updates.Update(knobs, system._replace(init=init), Parts(params), batch)
 
 
 class Torch:

@@ -13,7 +13,7 @@ import numpy as np
 
 from dprjax import train
 from dprjax.methods import dpr
-from dprjax.methods.method import System
+from dprjax.methods.method import Model, Parts
 from dprjax.models import encoder, hub
 from dprjax.runtime import config as configs
 from dprjax.runtime import mesh as meshes
@@ -63,13 +63,13 @@ class Update:
   def __init__(
     self,
     config: ml_collections.ConfigDict,
-    system: System,
-    parts: Mapping[str, Any],
+    method: Model,
+    parts: Parts,
     batch: Mapping[str, np.ndarray],
   ):
-    """``parts`` and ``batch`` as ``system.init`` and ``system.loss`` take them; on one device."""
+    """``parts`` and ``batch`` as ``method.init`` and ``method.loss`` take them; on one device."""
     mesh = one_device()
-    params = tree.flatten(system.init(parts, jax.random.key(1)))
+    params = tree.flatten(method.init(parts, jax.random.key(1)))
     names = tree.trainable_names(config.trainable, list(params))
     shardings = meshes.param_shardings(mesh, params)
     dtype = jnp.dtype(config.backbone.frozen_dtype)
@@ -92,7 +92,7 @@ class Update:
     self._number = 0
     self.metrics: dict[str, jax.Array] = {}
     self.compiled = (
-      train.make_update(system, optimizer, list(frozen))
+      train.make_update(method, optimizer, list(frozen))
       .lower(self._state, *self._rest, 1)
       .compile()
     )
@@ -125,9 +125,7 @@ def retrieval(
   batch: Mapping[str, np.ndarray],
 ) -> Update:
   """An update of DPT or FT, as ``config`` says."""
-  return Update(
-    config, dpr.build(config, model, one_device()), {'query': params, 'passage': params}, batch
-  )
+  return Update(config, dpr.build(config, model, one_device()), Parts(params), batch)
 
 
 def retrieval_flops(
@@ -138,16 +136,14 @@ def retrieval_flops(
   """
   config = config.copy_and_resolve_references()
   config.backbone.unroll = 0
-  system = dpr.build(config, model, one_device())
+  method = dpr.build(config, model, one_device())
 
   def place(leaf: Any, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, dtype)
 
   start = jax.eval_shape(lambda key: encoder.init_encoder(model, key), jax.random.key(0))
   params = tree.flatten(
-    jax.eval_shape(
-      lambda start: system.init({'query': start, 'passage': start}, jax.random.key(1)), start
-    )
+    jax.eval_shape(lambda start: method.init(Parts(start), jax.random.key(1)), start)
   )
   names = tree.trainable_names(config.trainable, list(params))
   trainable = {name: place(leaf) for name, leaf in params.items() if name in names}
@@ -161,7 +157,7 @@ def retrieval_flops(
     lambda trainable: optimizer.init(optim.with_placeholders(trainable, list(frozen))), trainable
   )
   shapes = {name: jax.ShapeDtypeStruct(rows.shape, rows.dtype) for name, rows in batch.items()}
-  return train.make_update(system, optimizer, list(frozen)).lower(
+  return train.make_update(method, optimizer, list(frozen)).lower(
     train.State(trainable, opt_state), frozen, shapes, jax.random.key(2), 1
   )
 

@@ -1,10 +1,10 @@
-"""The contrastive losses that every retriever here shares, over the whole global batch.
+"""Contrastive losses over the whole global batch.
 
-All of it is written for global arrays under ``jax.jit``: queries and passages come sharded over the
-batch's mesh axes, the passages are gathered to all devices, and each device scores its own queries
-against all of them. So the value and the gradient are those of one device holding everything, on
-any mesh. A device scores so many of its queries at a time, and scores them again for the gradient:
-what it holds grows with the number of passages, not with its square.
+The functions take global arrays under ``jax.jit``. Queries and passages are sharded over the
+batch's mesh axes; the passages are gathered to all devices, and each device scores its own queries
+against all of them. So value and gradient are the same on any mesh. A device scores ``rows`` of its
+queries at a time and scores them again for the gradient: its memory grows with the number of
+passages, not with its square.
 """
 
 from typing import NamedTuple
@@ -20,9 +20,7 @@ from dprjax.runtime import mesh as meshes
 
 
 class Scores(NamedTuple):
-  """Logits of each query against each candidate, with the candidates that do not count at minus
-  infinity.
-  """
+  """Logits of each query against each candidate; minus infinity where it is not ``allowed``."""
 
   logits: Float[Array, 'B M']
   target: Int[Array, 'B']
@@ -30,9 +28,7 @@ class Scores(NamedTuple):
 
 
 class ContrastiveMetrics(NamedTuple):
-  """What is told of each query (or text): its loss, whether its positive came first, and how many
-  negatives it had.
-  """
+  """Of each query or text: its loss, whether its positive ranks first, its number of negatives."""
 
   loss: Float[Array, 'B']
   accuracy: Float[Array, 'B']
@@ -54,15 +50,16 @@ def info_nce(
   # The loss needs every passage on every device: the one gather of the step.
   passages = jax.lax.with_sharding_constraint(passages, NamedSharding(mesh, P()))
 
-  def one(
-    piece: tuple[Array, Array, Array], _: Array | None
+  def score(
+    block: tuple[Array, Array, Array], _: Array | None
   ) -> tuple[ContrastiveMetrics, tuple[()]]:
+    queries, relevant, row = block
     return _metrics(
-      info_nce_scores(piece[0], passages, passage_index, piece[1], temperature, in_batch, piece[2])
+      info_nce_scores(queries, passages, passage_index, relevant, temperature, in_batch, row)
     ), ()
 
-  pieces = (queries, relevant, jnp.arange(len(queries), dtype=jnp.int32))
-  return map_chunks(one, pieces, None, _blocks(len(queries), rows, mesh), mesh)[0]
+  arrays = (queries, relevant, jnp.arange(len(queries), dtype=jnp.int32))
+  return map_chunks(score, arrays, None, _blocks(len(queries), rows, mesh), mesh)[0]
 
 
 def nt_xent(
@@ -71,24 +68,17 @@ def nt_xent(
   """``nt_xent_scores`` over the global batch, at most ``rows`` texts of a device at a time."""
   everything = jax.lax.with_sharding_constraint(texts, NamedSharding(mesh, P()))
 
-  def one(piece: tuple[Array, Array], _: Array | None) -> tuple[ContrastiveMetrics, tuple[()]]:
-    return _metrics(nt_xent_scores(piece[0], everything, temperature, piece[1])), ()
+  def score(block: tuple[Array, Array], _: Array | None) -> tuple[ContrastiveMetrics, tuple[()]]:
+    return _metrics(nt_xent_scores(block[0], everything, temperature, block[1])), ()
 
-  return map_chunks(
-    one,
-    (texts, jnp.arange(len(texts), dtype=jnp.int32)),
-    None,
-    _blocks(len(texts), rows, mesh),
-    mesh,
-  )[0]
+  arrays = (texts, jnp.arange(len(texts), dtype=jnp.int32))
+  return map_chunks(score, arrays, None, _blocks(len(texts), rows, mesh), mesh)[0]
 
 
 def _blocks(total: int, rows: int, mesh: Mesh) -> int:
-  """In how many pieces of equal size a device's share is scored, so that none has more than
-  ``rows``.
-  """
-  share = total // meshes.batch_devices(mesh)
-  return next(pieces for pieces in range(-(-share // rows), share + 1) if share % pieces == 0)
+  """The fewest blocks of equal size, of at most ``rows``, that a device's queries split into."""
+  own = total // meshes.batch_devices(mesh)
+  return next(blocks for blocks in range(-(-own // rows), own + 1) if own % blocks == 0)
 
 
 def _metrics(scores: Scores) -> ContrastiveMetrics:
@@ -98,23 +88,23 @@ def _metrics(scores: Scores) -> ContrastiveMetrics:
 def false_negatives(
   passage_index: Int[Array, 'B C'], relevant: Int[Array, 'b R'], row: Int[Array, 'b'] | None = None
 ) -> Bool[Array, 'b M']:
-  """Which of the batch's M = B * C passages are relevant to which query (its own positive
-  included).
+  """Which of the batch's M = B * C passages are relevant to which query.
 
-  ``relevant`` lists the passages known to be relevant to each query, -1 where unused. A query's own
-  positive counts as relevant even where the list was cut off before it. ``row``: the queries' rows
-  in the batch; None: all of them.
+  Args:
+    passage_index: rows of the passages in the store.
+    relevant: passages known to be relevant to each query, -1 where unused. A query's own positive
+      counts as relevant even where the list was cut off before it.
+    row: the queries' rows in the batch; None: all of them.
   """
   flat = passage_index.reshape(-1)  # [M]
   own = passage_index[:, 0] if row is None else jnp.take(passage_index[:, 0], row)
   known = jnp.concatenate([relevant, own[:, None]], axis=1)  # [b, R + 1]
 
-  # One listed passage at a time: [b, M] at once rather than [b, M, R].
-  def mark(found: Bool[Array, 'b M'], column: Int[Array, 'b']) -> tuple[Bool[Array, 'b M'], None]:
-    return found | ((column[:, None] == flat[None, :]) & (column >= 0)[:, None]), None
+  # One column of the list at a time takes [b, M] of memory rather than [b, M, R].
+  def mark(marked: Bool[Array, 'b M'], column: Int[Array, 'b']) -> tuple[Bool[Array, 'b M'], None]:
+    return marked | ((column[:, None] == flat[None, :]) & (column >= 0)[:, None]), None
 
-  found, _ = jax.lax.scan(mark, jnp.zeros((known.shape[0], flat.shape[0]), bool), known.T)
-  return found
+  return jax.lax.scan(mark, jnp.zeros((known.shape[0], flat.shape[0]), bool), known.T)[0]
 
 
 def info_nce_scores(
@@ -128,14 +118,13 @@ def info_nce_scores(
 ) -> Scores:
   """Scores every query against the passages of the whole batch (DPTDR Eq. 2; DPR section 3.2).
 
-  Column 0 of ``passages`` is each query's positive, the rest its hard negatives; the others'
-  positives and hard negatives are its in-batch (and, over devices, cross-device) negatives. A
-  passage that is relevant to the query but is not the positive of its row is taken out: it is never
-  a negative.
+  Column 0 of ``passages`` is each query's positive, the rest its hard negatives. The passages of
+  other rows are its in-batch (over devices: cross-device) negatives. A passage that is relevant to
+  the query but is not the positive of its row is never a negative: it is left out.
 
   Args:
     in_batch: False leaves each query its own hard negatives only (DPTDR Eq. 3 read literally).
-    row: the queries' rows in the batch, where they are some of it; None: all of them.
+    row: the queries' rows in the batch; None: all of them.
   """
   batch, candidates, _ = passages.shape
   everything = passages.reshape(batch * candidates, -1)  # [M, H]
@@ -154,8 +143,9 @@ def info_nce_scores(
 
 
 def interleave(first: Float[Array, 'B H'], second: Float[Array, 'B H']) -> Float[Array, 'M H']:
-  """Two texts a passage in the order first 0, second 0, first 1, second 1, ..., M = 2 B: a device
-  keeps its own passages' rows.
+  """The texts in the order first 0, second 0, first 1, second 1, ...; M = 2 B.
+
+  So a device keeps its own passages' rows.
   """
   return jnp.stack([first, second], axis=1).reshape(2 * first.shape[0], -1)
 
@@ -166,17 +156,16 @@ def nt_xent_scores(
   temperature: float = 1.0,
   row: Int[Array, 'm'] | None = None,
 ) -> Scores:
-  """Scores M = 2 B texts, two a passage, against one another (DPTDR Eq. 4; coCondenser Eq. 6).
+  """Scores M = 2 B texts, two of each passage, with one another (DPTDR Eq. 4; coCondenser Eq. 6).
 
-  Each text's target is its sibling, a text is never compared with itself, and the M - 2 others are
-  its negatives.
+  Each text's target is its sibling; the M - 2 others are its negatives.
 
   Args:
-    texts: as ``interleave`` orders them.
-    everything: the same, gathered to all devices.
-    row: the texts' rows among them, where they are some of them; None: all of them.
+    texts: in the order of ``interleave``.
+    everything: all texts, gathered to all devices.
+    row: the rows of ``texts`` in ``everything``; None: all of them.
   """
-  # As in info_nce_scores: the products in float32.
+  # float32 products, as in info_nce_scores.
   logits = (
     jnp.einsum('bh,mh->bm', texts, everything, precision=jax.lax.Precision.HIGHEST) / temperature
   )
@@ -199,5 +188,5 @@ def accuracy(scores: Scores) -> Float[Array, 'B']:
 
 
 def negatives_seen(scores: Scores) -> Float[Array, 'B']:
-  """How many negatives each query was contrasted with."""
+  """Each query's number of negatives."""
   return jnp.sum(scores.allowed, axis=1, dtype=jnp.int32).astype(jnp.float32) - 1.0

@@ -1,41 +1,65 @@
 """Cross-encoders: a classifier of (query, passage) pairs, trained on a positive and its negatives.
 
-    pointwise   binary cross-entropy of each pair, relevant or not (monoBERT: Nogueira and Cho 2019,
-    Eq. 1) listwise    softmax cross-entropy of the positive among its own negatives (LCE: Gao, Dai
-    and Callan 2021, Eq. 5)
+- pointwise: binary cross-entropy of each pair, relevant or not (monoBERT: Nogueira and Cho 2019,
+  Eq. 1)
+- listwise: softmax cross-entropy of the positive among its own negatives (LCE: Gao, Dai and Callan
+  2021, Eq. 5)
 
-A query's passages are compared with one another alone: there are no in-batch negatives, so that the
-loss of a batch is the mean over its queries and ``grad_cache`` and ``accumulate`` both come to
-averaging over chunks, of which memory holds one.
+A query's passages are compared with one another alone. Without in-batch negatives the loss of a
+batch is the mean over its queries, so ``grad_cache`` and ``accumulate`` both average over chunks,
+of which memory holds one.
 """
 
+import dataclasses
+import functools
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
+import numpy as np
+from etils import epath
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
+from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
+from dprjax.data import store, text
 from dprjax.data.text import PairFormat, Tokenizer
+from dprjax.formats import trec
+from dprjax.inference.embedder import Embedder
+from dprjax.methods import dual_encoder
 from dprjax.methods.grad_cache import map_chunks
-from dprjax.methods.method import Batch, Params, System
-from dprjax.models import classifier, encoder
+from dprjax.methods.method import (
+  Batch,
+  Data,
+  Evaluate,
+  Method,
+  Model,
+  Params,
+  Parts,
+  Product,
+  Texts,
+)
+from dprjax.methods.retrieval_data import Splits, find_splits, shorten
+from dprjax.models import classifier, encoder, hub
+from dprjax.retrieval import measures
 from dprjax.runtime import tree
 
 LOSSES = ('listwise', 'pointwise')
 
 
 def build(
-  config: ml_collections.ConfigDict, model: encoder.EncoderConfig, mesh: Mesh, tokenizer: Tokenizer
-) -> System:
-  """The system that ``config`` and its ``cross_encoder`` section describe, for a backbone of the
-  shape ``model``, on ``mesh``.
+  config: ConfigDict,
+  model: encoder.EncoderConfig,
+  devices: Mesh,
+  tokenizer: Tokenizer,
+) -> Model:
+  """The loss that ``config.cross_encoder`` describes.
 
   Raises:
-    InputError: a knob has a value it cannot have; the message names it.
+    InputError: a knob has a value it cannot have.
   """
   knobs = config.cross_encoder
   if knobs.loss not in LOSSES:
@@ -62,31 +86,26 @@ def build(
   longest = tokenizer.pair_length(config.data.query_max_length, config.data.passage_max_length)
   chunks = config.grad_cache * config.accumulate
 
-  def init(parts: Mapping[str, Any], key: Array) -> dict[str, Any]:
-    stored = parts['heads'].get('classifier')
-    there = stored.params if stored else {}
-    labels = there['output']['bias'].shape[0] if 'output' in there else knobs.labels
-    # A pooler without a classifier is where BERT's head begins.
-    params = {
-      'backbone': parts['query'],
-      'head': {'classifier': {**classifier.init_classifier(model, key, labels), **there}},
-    }
-    fresh = [
-      name
-      for name in tree.flatten(params)
-      if name.startswith('head/') and name.split('/')[2] not in there
-    ]
-    live = tree.trainable_names(config.trainable, list(tree.flatten(params)))
-    if frozen := [name for name in fresh if name not in live]:
-      raise InputError(
-        f"config.trainable: {frozen[0]} starts at random and would stay so; add 'head/.*'"
-      )
+  def init(parts: Parts, key: Array) -> dict[str, Any]:
+    stored = parts.heads['classifier'].params if 'classifier' in parts.heads else {}
+    labels = stored['output']['bias'].shape[0] if 'output' in stored else knobs.labels
+    # BERT's head starts from a pooler, where there is one without a classifier.
+    head = {**classifier.init_classifier(model, key, labels), **stored}
+    params = {'backbone': parts.encoder, 'head': {'classifier': head}}
+    names = list(tree.flatten(params))
+    trainable = tree.trainable_names(config.trainable, names)
+    for name in names:
+      top, *rest = name.split('/')
+      if top == 'head' and rest[1] not in stored and name not in trainable:
+        raise InputError(
+          f"config.trainable: {name} starts at random and would stay so; add 'head/.*'"
+        )
     return params
 
   def embed(
     params: Params, kind: str, tokens: Array, mask: Array, starts: Array
   ) -> Float[Array, 'B 1']:
-    del kind  # there are pairs alone
+    del kind  # only pairs
     return classifier.score_pairs(
       model, params['backbone'], params['head']['classifier'], tokens, mask, starts, **options
     )[:, None]
@@ -94,7 +113,7 @@ def build(
   def loss(
     params: Params, batch: Batch, key: Array | None
   ) -> tuple[Float[Array, ''], dict[str, Array]]:
-    def one(rows: Any, key: Array | None) -> tuple[Float[Array, 'B C'], tuple[()]]:
+    def score(rows: Any, key: Array | None) -> tuple[Float[Array, 'B C'], tuple[()]]:
       tokens, mask, starts = join_pairs(form, closing, tokenizer.pad_id, longest, *rows)
       size, candidates, length = tokens.shape
       scores = classifier.score_pairs(
@@ -112,12 +131,12 @@ def build(
     rows = tuple(
       batch[f'{kind}_{what}'] for kind in ('query', 'passage') for what in ('tokens', 'mask')
     )
-    scores = map_chunks(one, rows, key, chunks, mesh)[0]  # [B, C]
+    scores = map_chunks(score, rows, key, chunks, devices)[0]  # [B, C]
     value = jnp.mean(listwise(scores) if knobs.loss == 'listwise' else pointwise(scores))
     right = scores[:, 0] > jnp.max(scores[:, 1:], axis=1)
     return value, {'loss': value, 'accuracy': jnp.mean(right.astype(jnp.float32))}
 
-  return System(init, loss, embed, {'accuracy': 'positive first'})
+  return Model(init, loss, embed, {'accuracy': 'positive first'})
 
 
 def listwise(scores: Float[Array, 'B C']) -> Float[Array, ' B']:
@@ -185,3 +204,154 @@ def join_pairs(
     for offset, special in enumerate(specials):
       tokens = jnp.where(place == first + offset, special, tokens)
   return tokens, place < end + len(form.closing), start[:, 0, 0]
+
+
+def find(
+  section: ConfigDict,
+  config: ConfigDict,
+  workdir: epath.Path,
+  devices: Mesh,
+) -> Texts:
+  """The data of a dual encoder. The candidates of the dev split are re-ranked on the way.
+
+  Raises:
+    InputError: the format is unknown, or there are no such files.
+  """
+  splits = find_splits(section, workdir, config.seed)
+  if splits.dev is not None and splits.dev.held_out:
+    # Negatives were mined for the held-out queries too.
+    dev = dataclasses.replace(splits.dev, negatives=splits.train.negatives)
+    splits = dataclasses.replace(splits, dev=dev)
+  return Texts(splits.read_passages, functools.partial(_open, splits, config, devices))
+
+
+def _open(
+  splits: Splits,
+  config: ConfigDict,
+  devices: Mesh,
+  tokenizer: Tokenizer,
+  model: encoder.EncoderConfig,
+) -> Data:
+  knobs = splits.section
+  longest = tokenizer.pair_length(knobs.query_max_length, knobs.passage_max_length)
+  if longest > model.max_tokens:
+    raise InputError(
+      f'config.data.query_max_length, config.data.passage_max_length: {knobs.query_max_length} and '
+      f'{knobs.passage_max_length} make pairs of {longest} tokens, more than the '
+      f'{model.max_tokens} positions of {config.backbone.path}'
+    )
+  for name in ('query_prefix', 'passage_prefix'):
+    if knobs[name]:
+      raise InputError(
+        f'config.data.{name}: a cross-encoder takes the texts as they are; leave it empty'
+      )
+  tokens = splits.open_store('train', splits.train, tokenizer)
+
+  def ids(batch: Mapping[str, np.ndarray]) -> str:
+    return f'queries {shorten(tokens.query_ids(batch["query_index"]))}'
+
+  def shape(batch: Mapping[str, np.ndarray]) -> str:
+    _, candidates, length = batch['passage_tokens'].shape
+    return f'{candidates} pairs a query, of {batch["query_tokens"].shape[1]} and {length} tokens'
+
+  return Data(
+    # Random passages stand in where a query has too few negatives; make_batches counts them.
+    batches=splits.make_batches(tokens, config, devices),
+    unit='queries',
+    description=f'{tokens.num_queries} training queries, {tokens.num_passages} passages; '
+    f'{config.negatives} negatives a query',
+    ids=ids,
+    shape=shape,
+    evaluation=functools.partial(_evaluation, splits, config, devices, tokenizer, longest)
+    if splits.dev
+    else None,
+  )
+
+
+def candidates(tokens: store.Store, queries: np.ndarray, count: int, seed: int) -> list[np.ndarray]:
+  """The passages to re-rank for each of these queries.
+
+  They are its relevant ones and its first ``count`` negatives. Random passages fill the rest. They
+  are drawn with replacement and each is taken once, so that a small corpus gives fewer; none is
+  relevant to the query.
+  """
+  chosen = []
+  for query, row in zip(queries.tolist(), tokens.query_rows(queries), strict=True):
+    negatives = row.negatives[:count]
+    if len(negatives) < count:
+      drawn = np.random.default_rng([seed, query]).integers(
+        0, tokens.num_passages, 2 * count + len(row.relevant), dtype=np.int32
+      )
+      drawn = drawn[~np.isin(drawn, np.concatenate([row.relevant, negatives]))]
+      _, first = np.unique(drawn, return_index=True)
+      negatives = np.concatenate([negatives, drawn[np.sort(first)][: count - len(negatives)]])
+    chosen.append(np.concatenate([row.relevant, negatives]))
+  return chosen
+
+
+def _evaluation(
+  splits: Splits,
+  config: ConfigDict,
+  devices: Mesh,
+  tokenizer: Tokenizer,
+  longest: int,
+  model: Model,
+) -> Evaluate:
+  """The ranking quality of the dev queries' candidates, re-ranked."""
+  knobs = config.cross_encoder
+  assert splits.dev is not None
+  # Not the dual encoder's dev store, which has no negatives.
+  tokens = splits.open_store('dev_candidates', splits.dev, tokenizer)
+  queries = np.arange(min(tokens.num_queries, knobs.dev_queries or tokens.num_queries))
+  rows = tokens.query_rows(queries)
+  chosen = candidates(tokens, queries, knobs.candidates, config.seed)
+  flat = np.concatenate(chosen)
+  query_ids, passage_ids = tokens.query_ids(queries), tokens.passage_ids(flat)
+  counts = [len(passages) for passages in chosen]
+  ends = list(itertools.accumulate(counts))
+  qrels = splits.make_qrels(query_ids, rows, dict(zip(flat.tolist(), passage_ids, strict=True)))
+  opening, closing = len(tokenizer.pair_format.opening), len(tokenizer.closing)
+
+  def bare(row: np.ndarray) -> np.ndarray:
+    return row[opening : len(row) - closing]
+
+  pairs = tokenizer.join_pairs(
+    [bare(row.tokens) for row, count in zip(rows, counts, strict=True) for _ in range(count)],
+    [bare(row) for row in tokens.passage_tokens(flat)],
+    longest,
+  )
+  wanted = list(dict.fromkeys([config.eval.measure, 'nDCG@10', 'RR@10']))
+
+  def embed(params: Any, *batch: Array) -> Array:
+    return model.embed(tree.unflatten(params), 'pair', *batch)
+
+  embedder = Embedder(embed, devices, config.eval.batch_size, longest, tokenizer.pad_id)
+
+  def evaluate(params: Mapping[str, Array]) -> dict[str, float]:
+    scores = embedder(params, pairs.rows, columns=(pairs.starts,))[:, 0].tolist()
+    rankings = {
+      query: dict(zip(passage_ids[end - count : end], scores[end - count : end], strict=True))
+      for query, count, end in zip(query_ids, counts, ends, strict=True)
+    }
+    return measures.measure(trec.run_from_dict(rankings), qrels, wanted)['mean']
+
+  return evaluate
+
+
+def export(
+  config: ConfigDict, backbone: hub.Backbone, trained: Mapping[str, np.ndarray]
+) -> Product:
+  """The encoder with its classifier, also where the head alone was trained.
+
+  There are no sentence-transformers files: those of a model with vectors would be wrong.
+  """
+  pair = config.data.query_max_length, config.data.passage_max_length
+  checkpoint = {
+    'params': dual_encoder.encoder_params(backbone, trained),
+    'heads': dual_encoder.export_heads(backbone, trained, {}),
+    'max_length': text.load_tokenizer(backbone.path).pair_length(*pair),
+  }
+  return Product({'': checkpoint}, {}, {}, noun='a cross-encoder')
+
+
+METHOD = Method(build, find, export, parts=('classifier',))

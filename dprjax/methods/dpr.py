@@ -5,107 +5,96 @@ The two differ only in what ``config.trainable`` names and in whether there is a
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
+from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
 from dprjax.data import batches
 from dprjax.data.text import Tokenizer
-from dprjax.methods import contrastive
-from dprjax.methods import dual_encoder as dual
+from dprjax.methods import contrastive, dual_encoder, retrieval_data
 from dprjax.methods.grad_cache import map_chunks
-from dprjax.methods.method import Batch, Params, System
+from dprjax.methods.method import Batch, Method, Model, Params
 from dprjax.models import encoder, prompts
 
 
 def build(
-  config: ml_collections.ConfigDict,
-  model: encoder.EncoderConfig,
-  mesh: Mesh,
-  tokenizer: Tokenizer | None = None,
-) -> System:
-  """The system that ``config`` describes, for a backbone of the shape ``model``, on ``mesh``; the
-  tokenizer is not needed.
+  config: ConfigDict, model: encoder.EncoderConfig, devices: Mesh, _: Tokenizer | None = None
+) -> Model:
+  """InfoNCE over the global batch.
 
   Raises:
-    InputError: a knob has a value it cannot have; the message names it.
+    InputError: a knob has a value it cannot have.
   """
   if config.temperature <= 0:
     raise InputError(f'config.temperature: must be above 0, not {config.temperature}')
-  encoders = dual.build(config, model)
+  encoders = dual_encoder.build(config, model)
   chunks = config.grad_cache * config.accumulate
-  temperature, in_batch = config.temperature, config.in_batch
 
   def embed_chunked(
-    params: Params, prefix: Array | None, kind: str, tokens: Array, mask: Array, key: Array | None
+    params: Params,
+    prefix: Array | None,
+    kind: str,
+    tokens: Array,
+    mask: Array,
+    key: Array | None,
   ) -> Float[Array, 'B C H']:
     candidates, length = tokens.shape[1:]
 
-    def one(rows: tuple[Array, Array], key: Array | None) -> tuple[Array, tuple[()]]:
-      tokens, mask = rows
-      vectors = encoders.encode(
-        params, prefix, kind, tokens.reshape(-1, length), mask.reshape(-1, length), key
-      )
+    def encode(rows: tuple[Array, Array], key: Array | None) -> tuple[Array, tuple[()]]:
+      tokens, mask = (array.reshape(-1, length) for array in rows)
+      vectors = encoders.encode(params, prefix, kind, tokens, mask, key)
       return vectors.reshape(-1, candidates, vectors.shape[-1]), ()
 
-    return map_chunks(one, (tokens, mask), key, chunks, mesh)[0]
+    return map_chunks(encode, (tokens, mask), key, chunks, devices)[0]
 
   def loss(
     params: Params, batch: Batch, key: Array | None
   ) -> tuple[Float[Array, ''], dict[str, Array]]:
     prefixes = prompts.expand_prompt(model, params.get('prompt'))
     query_key, passage_key = (None, None) if key is None else tuple(jax.random.split(key))
-    q = embed_chunked(
-      params,
-      prefixes['query'],
-      'query',
-      batch['query_tokens'][:, None],
-      batch['query_mask'][:, None],
-      query_key,
-    )[:, 0]
-    p = embed_chunked(
-      params,
-      prefixes['passage'],
-      'passage',
-      batch['passage_tokens'],
-      batch['passage_mask'],
-      passage_key,
-    )
-    contrast = contrastive.info_nce(
+    tokens, mask = (batch[f'query_{name}'][:, None] for name in ('tokens', 'mask'))
+    q = embed_chunked(params, prefixes['query'], 'query', tokens, mask, query_key)[:, 0]
+    tokens, mask = batch['passage_tokens'], batch['passage_mask']
+    p = embed_chunked(params, prefixes['passage'], 'passage', tokens, mask, passage_key)
+    metrics = contrastive.info_nce(
       q,
       p,
       batch['passage_index'],
       batch['relevant'],
-      mesh,
+      devices,
       rows=config.loss_rows,
-      temperature=temperature,
-      in_batch=in_batch,
+      temperature=config.temperature,
+      in_batch=config.in_batch,
     )
-    value = jnp.mean(contrast.loss)
+    value = jnp.mean(metrics.loss)
     return value, negative_pools(batch) | {
       'loss': value,
-      'accuracy': jnp.mean(contrast.accuracy),
-      'negatives': jnp.mean(contrast.negatives),
+      'accuracy': jnp.mean(metrics.accuracy),
+      'negatives': jnp.mean(metrics.negatives),
     }
 
-  return System(encoders.init, loss, encoders.embed, {'accuracy': 'in-batch accuracy'})
+  return Model(encoders.init, loss, encoders.embed, {'accuracy': 'in-batch accuracy'})
 
 
 def negative_pools(batch: Batch) -> dict[str, Float[Array, '']]:
-  """Shares of `batches.SLOT_SOURCES` in a batch's own negatives, and of queries short of a pool.
+  """Shares of a batch's own negatives by pool, and of the queries that ran out of one.
 
-  Empty for a batch without `negative_pool`.
+  Empty where the batch does not name pools, since ``config.mix`` does not.
   """
   if 'negative_pool' not in batch:
     return {}
-  kind = batch['negative_pool']
-  shares = {
-    f'negatives/{name}': jnp.mean((kind == number).astype(jnp.float32))
+  pools = batch['negative_pool']
+
+  def fraction(where: Array) -> Float[Array, '']:
+    return jnp.mean(where.astype(jnp.float32))
+
+  fractions = {
+    f'negatives/{name}': fraction(pools == number)
     for number, name in enumerate(batches.SLOT_SOURCES)
   }
-  return shares | {
-    'negatives/queries_short_of_a_pool': jnp.mean(
-      jnp.any(kind >= batches.STAND_INS, axis=1).astype(jnp.float32)
-    )
-  }
+  short = jnp.any(pools >= batches.STAND_INS, axis=1)
+  return fractions | {'negatives/queries_short_of_a_pool': fraction(short)}
+
+
+METHOD = Method(build, retrieval_data.find, dual_encoder.export)

@@ -1,31 +1,32 @@
-"""Two texts, one vector each: the encoder of queries and of passages, with their prompts, as a
-system trains it.
-"""
+"""The encoder of queries and passages with their prompts, shared by the methods that train it."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import ml_collections
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
+from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
-from dprjax.methods.method import Params
-from dprjax.models import encoder, prompts
+from dprjax.methods.method import Params, Parts, Product
+from dprjax.models import encoder, hub, prompts
 from dprjax.models.embed import embed_text
+from dprjax.models.head_specs import Head
+from dprjax.runtime import tree
 
 
-class Dual(NamedTuple):
+class DualEncoder(NamedTuple):
   """A dual encoder.
 
   Attributes:
-    init: ``(parts, key) -> params``, as of a system.
+    init: as of a ``Model``.
     encode: ``(params, prefix, kind, tokens, mask, key or None) -> [B, H]`` under an expanded
-      prompt; no key, no dropout.
-    embed: ``(params, kind, tokens, mask) -> [B, H]``, as of a system.
+      prompt. Without a key there is no dropout.
+    embed: as of a ``Model``.
   """
 
-  init: Callable[[Mapping[str, Any], Array], dict[str, Any]]
+  init: Callable[[Parts, Array], dict[str, Any]]
   encode: Callable[
     [Params, Array | None, str, Int[Array, 'B T'], Bool[Array, 'B T'], Array | None],
     Float[Array, 'B H'],
@@ -33,11 +34,11 @@ class Dual(NamedTuple):
   embed: Callable[[Params, str, Int[Array, 'B T'], Bool[Array, 'B T']], Float[Array, 'B H']]
 
 
-def build(config: ml_collections.ConfigDict, model: encoder.EncoderConfig) -> Dual:
+def build(config: ConfigDict, model: encoder.EncoderConfig) -> DualEncoder:
   """The dual encoder that ``config`` describes, for a backbone of the shape ``model``.
 
   Raises:
-    InputError: a knob has a value it cannot have; the message names it.
+    InputError: a knob has a value it cannot have.
   """
   if config.prompt.dropout_scope not in ('example', 'batch'):
     raise InputError(
@@ -46,46 +47,27 @@ def build(config: ml_collections.ConfigDict, model: encoder.EncoderConfig) -> Du
     )
   options = encoder.EncoderOptions.from_config(config.backbone)
   two = config.backbone.two_encoders
-  pooling, normalize = config.pooling, config.normalize
-  rate, scope = config.prompt.dropout, config.prompt.dropout_scope
-  shift = config.prompt.shift_positions
 
-  def init(parts: Mapping[str, Any], key: Array) -> dict[str, Any]:
-    params: dict[str, Any] = {
-      'backbone': {kind: parts[kind] for kind in prompts.KINDS} if two else parts['query']
-    }
-    if config.prompt.length:
-      params['prompt'] = prompts.init_prompt(
-        model,
-        key,
-        config.prompt.length,
-        tied=config.prompt.tied,
-        reparam=config.prompt.reparam,
-        hidden=config.prompt.reparam_hidden,
-        std=config.prompt.init_std,
-      )
-    return params
+  def init(parts: Parts, key: Array) -> dict[str, Any]:
+    backbone = dict.fromkeys(prompts.KINDS, parts.encoder) if two else parts.encoder
+    return {'backbone': backbone} | init_prompt(config, model, parts, key)
 
   def encode(
     params: Params, prefix: Array | None, kind: str, tokens: Array, mask: Array, key: Array | None
   ) -> Float[Array, 'B H']:
-    backbone = params['backbone'][kind] if two else params['backbone']
     dropout_key = None
     if key is not None:
       dropout_key, prompt_key = jax.random.split(key)
-      if prefix is not None and rate:
-        prefix = prompts.drop(
-          prefix, prompt_key, rate, tokens.shape[0] if scope == 'example' else None
-        )
+      prefix = drop_prompt(config, prefix, prompt_key, tokens.shape[0])
     return embed_text(
       model,
-      backbone,
+      params['backbone'][kind] if two else params['backbone'],
       tokens,
       mask,
-      pooling=pooling,
-      normalize=normalize,
+      pooling=config.pooling,
+      normalize=config.normalize,
       prompt=prefix,
-      shift_positions=shift,
+      shift_positions=config.prompt.shift_positions,
       options=options,
       dropout_key=dropout_key,
     )
@@ -94,4 +76,138 @@ def build(config: ml_collections.ConfigDict, model: encoder.EncoderConfig) -> Du
     prefix = prompts.expand_prompt(model, params.get('prompt'))[kind]
     return encode(params, prefix, kind, tokens, mask, None)
 
-  return Dual(init, encode, embed)
+  return DualEncoder(init, encode, embed)
+
+
+def init_prompt(
+  config: ConfigDict, model: encoder.EncoderConfig, parts: Parts, key: Array
+) -> dict[str, Any]:
+  """The ``prompt`` subtree, random or from ``config.prompt.init_from``; empty where P = 0.
+
+  Raises:
+    InputError: the file's prompt does not fit ``config.prompt``.
+  """
+  knobs = config.prompt
+  if not knobs.length:
+    return {}
+  params = prompts.init_prompt(
+    model,
+    key,
+    knobs.length,
+    tied=knobs.tied,
+    reparam=knobs.reparam,
+    hidden=knobs.reparam_hidden,
+    std=knobs.init_std,
+  )
+  if parts.prompt is None:
+    return {'prompt': params}
+  sides = {kind: {'prefix': parts.prompt.prefix(kind)} for kind in prompts.KINDS}
+  start: dict[str, Any] = sides['query'] if knobs.tied else sides
+  shapes, wanted = (
+    {name: leaf.shape for name, leaf in tree.flatten({'prompt': some}).items()}
+    for some in (start, params)
+  )
+  for name, shape in wanted.items():
+    if shapes.get(name) != shape:
+      raise InputError(
+        f'config.prompt.init_from: {knobs.init_from} does not fit {name} {list(shape)}; set '
+        "config.prompt.length to the file's, and config.prompt.reparam='none'"
+      )
+  return {'prompt': start}
+
+
+def drop_prompt(
+  config: ConfigDict, prefix: Array | None, key: Array, examples: int
+) -> Array | None:
+  """Dropout on an expanded prompt, with a mask for each example or one for the batch."""
+  if prefix is None or not config.prompt.dropout:
+    return prefix
+  each = config.prompt.dropout_scope == 'example'
+  return prompts.drop(prefix, key, config.prompt.dropout, examples if each else None)
+
+
+def export(
+  config: ConfigDict, backbone: hub.Backbone, trained: Mapping[str, np.ndarray]
+) -> Product:
+  """The encoders that were trained, with their sentence-transformers settings, and the prompt."""
+  lengths = {kind: config.data[f'{kind}_max_length'] for kind in prompts.KINDS}
+  prefixes = {f'{kind}_prefix': config.data[f'{kind}_prefix'] for kind in prompts.KINDS}
+  sentence = hub.SentenceSettings(
+    pooling=config.pooling,
+    normalize=bool(config.normalize),
+    max_length=max(lengths.values()),
+    **prefixes,
+  )
+  encoders = {}
+  if trains(trained, 'backbone'):
+    for kind in prompts.KINDS if config.backbone.two_encoders else ('',):
+      params = encoder_params(backbone, trained, kind)
+      encoders[kind] = {'params': params, 'sentence': sentence}
+  return Product(encoders, *export_prompt(config, backbone, trained, lengths, prefixes))
+
+
+def export_prompt(
+  config: ConfigDict,
+  backbone: hub.Backbone,
+  trained: Mapping[str, np.ndarray],
+  lengths: Mapping[str, int],
+  prefixes: Mapping[str, str],
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+  """A trained prompt as key/value vectors, whatever it was trained as, and its meta.
+
+  Args:
+    config, backbone, trained: as for ``export``.
+    lengths: the maximum length of queries and of passages.
+    prefixes: the texts before them.
+  """
+  if not trains(trained, 'prompt'):
+    return {}, {}
+  subtree = {name: leaf for name, leaf in trained.items() if name.startswith('prompt/')}
+  expanded = prompts.expand_prompt(backbone.config, tree.unflatten(subtree)['prompt'])
+  arrays = {kind: np.asarray(expanded[kind]) for kind in prompts.KINDS}
+  meta = {
+    'kind': 'prefix',
+    'pooling': config.pooling,
+    'normalize': bool(config.normalize),
+    'temperature': float(config.temperature),
+    'shift_positions': bool(config.prompt.shift_positions),
+    **{f'{kind}_max_length': length for kind, length in lengths.items()},
+    **prefixes,
+  }
+  if config.prompt.tied:
+    return {'prefix': arrays['query']}, meta
+  return {f'{kind}/prefix': array for kind, array in arrays.items()}, meta
+
+
+def export_heads(
+  backbone: hub.Backbone,
+  trained: Mapping[str, np.ndarray],
+  settings: Mapping[str, Mapping[str, int]],
+) -> dict[str, Head]:
+  """The backbone's heads, with the trained parameters in place of theirs, and the trained heads.
+
+  Args:
+    backbone, trained: as for ``export``.
+    settings: of heads that may be new.
+  """
+  stored = tree.flatten({'head': {name: head.params for name, head in backbone.heads.items()}})
+  own = {name: leaf for name, leaf in trained.items() if name.startswith('head/')}
+  params = tree.unflatten(stored | own).get('head', {})
+  fixed = {name: head.settings for name, head in backbone.heads.items()}
+  return {name: Head(head, {**settings, **fixed}.get(name, {})) for name, head in params.items()}
+
+
+def trains(trained: Mapping[str, np.ndarray], subtree: str) -> bool:
+  """Whether any parameter of a top-level subtree was trained."""
+  return any(name.startswith(f'{subtree}/') for name in trained)
+
+
+def encoder_params(
+  backbone: hub.Backbone, trained: Mapping[str, np.ndarray], kind: str = ''
+) -> dict[str, Any]:
+  """An encoder's parameters: the trained ones, and the backbone's in place of the others."""
+  prefix = f'backbone/{kind}/' if kind else 'backbone/'
+  own = {
+    name.removeprefix(prefix): leaf for name, leaf in trained.items() if name.startswith(prefix)
+  }
+  return tree.unflatten(tree.flatten(backbone.params) | own)

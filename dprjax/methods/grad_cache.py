@@ -13,30 +13,31 @@ from dprjax.runtime import mesh as meshes
 
 
 def map_chunks(
-  one: Callable[[Any, Array | None], tuple[Any, Any]],
+  encode: Callable[[Any, Array | None], tuple[Any, Any]],
   rows: Any,
   key: Array | None,
   chunks: int,
   mesh: Mesh,
 ) -> tuple[Any, Any]:
-  """``one(rows, key) -> (values a row, sums)`` over a batch in ``chunks`` pieces; the backward pass
-  holds the activations of one piece.
+  """Encodes a batch chunk by chunk. The backward pass holds the activations of one chunk.
 
   Args:
-    one: encodes a piece; whatever it returns second is added up over the pieces.
+    encode: ``(rows, key) -> (values per row, sums)``.
     rows: arrays with a leading axis of B, a multiple of ``chunks`` times the devices that split the
       batch.
-    key: for dropout; each piece gets its own. None stays None.
+    key: for dropout; each chunk gets its own. None stays None.
+    chunks: their number.
+    mesh: the devices.
 
   Returns:
-    The values of all rows in their order, and the sums.
+    The values of all rows, in their order, and the sums over all chunks.
   """
   if chunks == 1:
-    return one(rows, key)
+    return encode(rows, key)
 
   def split(x: Array) -> Array:
-    # Row i goes to chunk i mod n: every device keeps its own rows. With the chunks outermost, as
-    # reshape(n, -1, ...) has them, all devices would compute every chunk whole.
+    # Row i goes to chunk i mod n, so every device keeps its own rows. With reshape(n, -1, ...), all
+    # devices would compute every chunk whole.
     x = x.reshape(-1, chunks, *x.shape[1:]).swapaxes(0, 1)  # [n, B / n, ...]
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(None, meshes.BATCH)))
 
@@ -45,6 +46,6 @@ def map_chunks(
 
   keys = None if key is None else jax.random.split(key, chunks)
   values, sums = jax.lax.map(
-    lambda piece: jax.checkpoint(one)(*piece), (jax.tree.map(split, rows), keys)
+    lambda chunk: jax.checkpoint(encode)(*chunk), (jax.tree.map(split, rows), keys)
   )
   return jax.tree.map(join, values), jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)

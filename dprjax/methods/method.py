@@ -1,30 +1,165 @@
-"""What the training loop asks of a system; each module beside this one builds one with
-``build(config, model, mesh, tokenizer)``.
+"""What a method is: one value, `METHOD`, in one module of this package.
+
+    config.method = 'dpr'        dprjax/methods/dpr.py
+    config.method = 'lab.toy'    a module of your own, anywhere on Python's path
+
+The training loop and the exporter know a method only by this value. A new method often replaces one
+function of another: ``METHOD = dpr.METHOD._replace(build=build)``.
 """
 
-from collections.abc import Callable, Mapping
+import importlib
+import pkgutil
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import grain
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
 from jaxtyping import Array, Float
+from ml_collections import ConfigDict
+
+from dprjax.base.errors import InputError
+from dprjax.data.text import Tokenizer
+from dprjax.models.artifact import Prompt
+from dprjax.models.encoder import EncoderConfig
+from dprjax.models.head_specs import Head
+from dprjax.models.hub import Backbone
 
 Params = Mapping[str, Any]
 Batch = Mapping[str, Array]
+Evaluate = Callable[[Mapping[str, Array]], dict[str, float]]
 
 
-class System(NamedTuple):
-  """A way to train.
+class Parts(NamedTuple):
+  """What initial parameters are made from.
 
   Attributes:
-    init: ``(parts, key) -> params``, the tree with named top-level subtrees. The parts are what a
-      backbone's directory holds: ``query`` and ``passage`` (the encoder's parameters, one object
-      for both where it is one directory), and ``heads`` (see ``hub.Backbone``).
-    loss: ``(params, batch, key or None) -> (loss, metrics)``; no key, no dropout.
-    embed: ``(params, kind, tokens, mask) -> [B, H]``, without dropout, for evaluation. A
-      cross-encoder's takes where each second text begins as well, and gives the score, ``[B, 1]``.
-    shown: the metrics of the console's line besides the loss, and what they are called there.
+    encoder: the backbone's parameters.
+    heads: the heads in the backbone's directory, of those that ``Method.parts`` names.
+    prompt: the file that ``config.prompt.init_from`` names.
   """
 
-  init: Callable[[Mapping[str, Any], Array], dict[str, Any]]
+  encoder: Params
+  heads: Mapping[str, Head] = {}
+  prompt: Prompt | None = None
+
+
+class Model(NamedTuple):
+  """The functions of a method, for one config, backbone and mesh.
+
+  Attributes:
+    init: ``(parts, key) -> params``, a tree with the subtrees ``backbone``, ``prompt``, ``head``.
+    loss: ``(params, batch, key or None) -> (loss, metrics)``. Without a key there is no dropout.
+    embed: ``(params, kind, tokens, mask) -> [B, H]`` without dropout, for evaluation. That of a
+      cross-encoder takes where each second text starts as well, and gives scores ``[B, 1]``.
+    shown: the metrics of the console's line, beside the loss, and their labels.
+  """
+
+  init: Callable[[Parts, Array], dict[str, Any]]
   loss: Callable[[Params, Batch, Array | None], tuple[Float[Array, ''], dict[str, Array]]]
   embed: Callable[..., Float[Array, 'B H']]
   shown: Mapping[str, str]
+
+
+class Data(NamedTuple):
+  """Tokenised training data.
+
+  Attributes:
+    batches: this process's rows of each global batch, for the steps of an epoch. Its index is the
+      step's number, and goes on from epoch to epoch.
+    unit: what a row of a batch is, in the plural.
+    description: the data in a line, for the start of the run.
+    ids: names what a batch holds, for the message when its loss is not finite.
+    shape: a batch's padded lengths, in words.
+    evaluation: makes the evaluation on the dev split; None where there is no such split.
+  """
+
+  batches: grain.MapDataset
+  unit: str
+  description: str
+  ids: Callable[[Mapping[str, np.ndarray]], str]
+  shape: Callable[[Mapping[str, np.ndarray]], str]
+  evaluation: Callable[[Model], Evaluate] | None
+
+
+class Texts(NamedTuple):
+  """Training text that was located but not tokenised.
+
+  Attributes:
+    read: streams the texts that a vocabulary is learnt from.
+    open: ``(tokenizer, model) -> Data``. Builds the token store in the workdir, or opens it.
+  """
+
+  read: Callable[[], Iterator[str]]
+  open: Callable[[Tokenizer, EncoderConfig], Data]
+
+
+class Product(NamedTuple):
+  """What `dprjax.export` writes.
+
+  Attributes:
+    encoders: arguments of ``hub.save_backbone`` by subfolder ('' is the folder itself); empty where
+      no encoder was trained.
+    prompt: arrays of the prompt file; empty where no prompt was trained.
+    meta: the prompt file's meta, as far as the method decides it.
+    noun: what the encoders are, for messages.
+  """
+
+  encoders: Mapping[str, Mapping[str, Any]]
+  prompt: Mapping[str, np.ndarray]
+  meta: Mapping[str, Any]
+  noun: str = 'the backbone'
+
+
+class Method(NamedTuple):
+  """A way to train.
+
+  Data and exports do not depend on a model, and a backbone from scratch needs the text before there
+  is one. So ``build`` is a step of its own: it gives what does depend on it.
+
+  Attributes:
+    build: ``(config, model, mesh, tokenizer) -> Model``.
+    data: ``(section, config, workdir, mesh) -> Texts``. The section is ``config.data``, or another
+      of its form: a method may open several data sets.
+    export: ``(config, backbone, trained) -> Product``, from the flat tree of trained parameters.
+    parts: heads that it reads from the backbone's directory, names of ``head_specs.HEADS``.
+  """
+
+  build: Callable[[ConfigDict, EncoderConfig, Mesh, Tokenizer], Model]
+  data: Callable[[ConfigDict, ConfigDict, epath.Path, Mesh], Texts]
+  export: Callable[[ConfigDict, Backbone, Mapping[str, np.ndarray]], Product]
+  parts: tuple[str, ...] = ()
+
+
+def load(name: str) -> Method:
+  """The method that ``config.method`` names.
+
+  Raises:
+    InputError: there is no such module, or it is not a method; those of this package are listed.
+  """
+  path = name if '.' in name else f'dprjax.methods.{name}'
+  module = None
+  if re.fullmatch(r'\w+(\.\w+)*', path):
+    try:
+      module = importlib.import_module(path)
+    except ModuleNotFoundError as error:
+      if error.name is None or not f'{path}.'.startswith(f'{error.name}.'):
+        raise  # the method is there; something that it imports is not
+  method = getattr(module, 'METHOD', None)
+  if not isinstance(method, Method):
+    raise InputError(
+      f'config.method: {name!r} is not a method; use one of {", ".join(names())}, or the full name '
+      'of a module with a METHOD'
+    )
+  return method
+
+
+def names() -> list[str]:
+  """The methods of this package."""
+  package = importlib.import_module('dprjax.methods')
+  modules = (module.name for module in pkgutil.iter_modules(package.__path__))
+  return [
+    name for name in modules if hasattr(importlib.import_module(f'dprjax.methods.{name}'), 'METHOD')
+  ]

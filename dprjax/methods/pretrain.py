@@ -1,42 +1,55 @@
-"""Pretraining a backbone for retrieval: masked language modelling, Condenser, coCondenser, RIP and
-ICT, one loss of three terms.
+"""Pretraining a backbone for retrieval: masked LM, Condenser, coCondenser, RIP and ICT.
 
-    masked language modelling   of the backbone's last states (Devlin et al. 2019); of each text,
-    whatever the method Condenser's                 of a short head on [late CLS ; early tokens],
-    with the same output projection (Gao and Callan 2021) contrastive                 two texts of a
-    passage against the batch's other texts: RIP (DPTDR Eqs. 4 and 5), coCondenser
-                                (Gao and Callan 2022, Eqs. 6 and 7), or a sentence against the rests
-                                of passages: ICT (Lee et al. 2019)
+One loss of up to three terms; ``config.pretrain`` says which, and on which texts:
 
-Which of them, and on which texts, ``config.pretrain`` says. A text is encoded once, masked, and
-that one pass serves all terms, as coCondenser's code has it (DPTDR leaves it open).
+- masked language modelling, of the backbone's last states (Devlin et al. 2019), on every text
+- Condenser's: the same by a short head on [late CLS ; early tokens], with the same output
+  projection (Gao and Callan 2021)
+- contrastive: two texts of a passage against the batch's other texts. RIP (DPTDR Eqs. 4 and 5) and
+  coCondenser (Gao and Callan 2022, Eqs. 6 and 7) use NT-Xent; ICT (Lee et al. 2019), a sentence
+  against the rests of passages, uses InfoNCE
+
+A text is encoded once, masked, and that pass serves all terms, as in coCondenser's code (DPTDR
+leaves it open).
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
+from etils import epath
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
+from ml_collections import ConfigDict
 
+from dprjax.base import files
 from dprjax.base.errors import InputError
+from dprjax.data import docstrings, documents, views
 from dprjax.data.text import Tokenizer
-from dprjax.methods import contrastive
+from dprjax.formats.documents import read_documents
+from dprjax.formats.report import Report
+from dprjax.methods import contrastive, dual_encoder
 from dprjax.methods.grad_cache import map_chunks
-from dprjax.methods.method import Batch, Params, System
-from dprjax.models import encoder, heads, masking, prompts
+from dprjax.methods.method import Batch, Data, Method, Model, Params, Parts, Product, Texts
+from dprjax.methods.retrieval_data import shorten
+from dprjax.models import encoder, heads, hub, masking, prompts
 from dprjax.models.embed import pool
+from dprjax.runtime import mesh
 
 VIEWS = {'one': ('first',), 'siblings': ('first', 'second'), 'ict': ('first', 'second')}
 
 
 class _Sums(NamedTuple):
-  """Over masked tokens: cross-entropies and right predictions of the last layer, cross-entropies of
-  the Condenser head, and their number.
+  """Sums over masked tokens.
+
+  Attributes:
+    late: cross-entropies of the last layer's predictions.
+    right: correct predictions of the last layer, or of the Condenser head where there is one.
+    head: cross-entropies of the Condenser head's predictions.
+    masked: masked tokens.
   """
 
   late: Float[Array, '']
@@ -46,16 +59,18 @@ class _Sums(NamedTuple):
 
 
 def build(
-  config: ml_collections.ConfigDict, model: encoder.EncoderConfig, mesh: Mesh, tokenizer: Tokenizer
-) -> System:
-  """The system that ``config`` and its ``pretrain`` section describe, for a backbone of the shape
-  ``model``, on ``mesh``.
+  config: ConfigDict,
+  model: encoder.EncoderConfig,
+  devices: Mesh,
+  tokenizer: Tokenizer,
+) -> Model:
+  """The losses that ``config.pretrain`` describes.
 
-  The loss's means are taken over all masked tokens and all texts of the update, so that neither
-  devices nor gradient-cache chunks change the terms' weights.
+  Means are taken over all masked tokens and all texts of the update, so that neither devices nor
+  gradient-cache chunks change the terms' weights.
 
   Raises:
-    InputError: a knob has a value it cannot have; the message names it.
+    InputError: a knob has a value it cannot have.
   """
   knobs = config.pretrain
   if knobs.views not in VIEWS:
@@ -84,7 +99,7 @@ def build(
       'config.pretrain.late_mlm: without it and without a Condenser head (head_layers) there is '
       'nothing to learn'
     )
-  skip_from = knobs.skip_from or model.num_layers // 2
+  skip_from = _skip_from(config, model)
   if condenser and not 0 < skip_from < model.num_layers:
     raise InputError(
       f'config.pretrain.skip_from: {skip_from} leaves no early or no late layer; the backbone has '
@@ -100,122 +115,96 @@ def build(
       'the tokenizer has no mask token; masked language modelling needs one: choose another '
       'backbone'
     )
-  mask_id, ordinary = (
-    tokenizer.mask_id,
-    np.setdiff1d(np.arange(tokenizer.vocab_size, dtype=np.int32), tokenizer.special_ids).astype(
-      np.int32
-    ),
-  )
+  mask_id, everything = tokenizer.mask_id, np.arange(tokenizer.vocab_size, dtype=np.int32)
+  ordinary = np.setdiff1d(everything, tokenizer.special_ids).astype(np.int32)
   options = encoder.EncoderOptions.from_config(config.backbone)
   chunks = config.grad_cache * config.accumulate
-  views, rate, shift = VIEWS[knobs.views], config.prompt.dropout, config.prompt.shift_positions
-  late_mlm = mlm and knobs.late_mlm
+  names, late_mlm = VIEWS[knobs.views], mlm and knobs.late_mlm
 
-  def init(parts: Mapping[str, Any], key: Array) -> dict[str, Any]:
+  def init(parts: Parts, key: Array) -> dict[str, Any]:
     prompt_key, mlm_key, condenser_key = jax.random.split(key, 3)
-    params: dict[str, Any] = {'backbone': parts['query']}
-    if config.prompt.length:
-      params['prompt'] = prompts.init_prompt(
-        model,
-        prompt_key,
-        config.prompt.length,
-        reparam=config.prompt.reparam,
-        hidden=config.prompt.reparam_hidden,
-        std=config.prompt.init_std,
-      )
+    params: dict[str, Any] = {'backbone': parts.encoder}
+    params |= dual_encoder.init_prompt(config, model, parts, prompt_key)
     if mlm:
-      params['head'] = {
-        'mlm': parts['heads']['mlm'].params
-        if 'mlm' in parts['heads']
-        else heads.init_mlm_head(model, mlm_key)
-      }
+      there = parts.heads.get('mlm')
+      params['head'] = {'mlm': there.params if there else heads.init_mlm_head(model, mlm_key)}
     if condenser:
-      stored = parts['heads'].get('condenser')
-      head = stored.params if stored else None
-      if head is not None and (layers := jax.tree.leaves(head)[0].shape[0]) != knobs.head_layers:
+      there = parts.heads.get('condenser')
+      if there and (layers := jax.tree.leaves(there.params)[0].shape[0]) != knobs.head_layers:
         raise InputError(
           f'config.pretrain.head_layers: {knobs.head_layers}, but the Condenser head beside the '
           f'backbone has {layers} layers'
         )
-      if stored and stored.settings['split'] != skip_from:
+      if there and there.settings['split'] != skip_from:
         raise InputError(
           f'config.pretrain.skip_from: {skip_from}, but the Condenser head beside the backbone was '
-          'trained on the states after layer '
-          f'{stored.settings["split"]}; set that'
+          f'trained on the states after layer {there.settings["split"]}; set that'
         )
       params['head']['condenser'] = (
-        heads.init_condenser_head(model, condenser_key, knobs.head_layers) if head is None else head
+        there.params
+        if there
+        else heads.init_condenser_head(model, condenser_key, knobs.head_layers)
       )
     return params
 
-  def vector(hidden: Array, mask: Array) -> Float[Array, 'B H']:
+  def encode_tokens(
+    params: Params, kind: str, tokens: Array, mask: Array, keys: tuple[Array, Array] | None
+  ) -> tuple[Array | None, Array]:
+    """Early states, where Condenser's head needs them, and late states."""
+    prefix, dropout_key = prompts.expand_prompt(model, params.get('prompt'))[kind], None
+    if keys is not None:
+      dropout_key, prompt_key = keys
+      prefix = dual_encoder.drop_prompt(config, prefix, prompt_key, tokens.shape[0])
+    shared: dict[str, Any] = {
+      'prompt': prefix,
+      'shift_positions': config.prompt.shift_positions,
+      'options': options,
+      'dropout_key': dropout_key,
+    }
+    if condenser and keys is not None:  # not for an evaluation
+      return encoder.encode_early_late(model, params['backbone'], tokens, mask, skip_from, **shared)
+    return None, encoder.encode(model, params['backbone'], tokens, mask, **shared)
+
+  def vectors_of(hidden: Array, mask: Array) -> Float[Array, 'B H']:
     return pool(hidden, mask, config.pooling, config.normalize)
 
   def embed(params: Params, kind: str, tokens: Array, mask: Array) -> Float[Array, 'B H']:
-    prefix = prompts.expand_prompt(model, params.get('prompt'))[kind]
-    return vector(
-      encoder.encode(
-        model,
-        params['backbone'],
-        tokens,
-        mask,
-        prompt=prefix,
-        shift_positions=shift,
-        options=options,
-      ),
-      mask,
-    )
+    return vectors_of(encode_tokens(params, kind, tokens, mask, None)[1], mask)
 
   def encode(params: Params, rows: Any, key: Array | None) -> tuple[Float[Array, 'B H'], _Sums]:
     """One view's vectors, and its masked tokens' losses."""
     tokens, mask, masked = rows
-    assert key is not None  # loss asks for one
+    assert key is not None  # loss needs one
     backbone_key, head_key, prompt_key = jax.random.split(key, 3)
-    prefix = prompts.expand_prompt(model, params.get('prompt'))['passage']
-    if prefix is not None and rate:
-      prefix = prompts.drop(
-        prefix,
-        prompt_key,
-        rate,
-        tokens.shape[0] if config.prompt.dropout_scope == 'example' else None,
-      )
-    both = {
-      'prompt': prefix,
-      'shift_positions': shift,
-      'dropout_key': backbone_key,
-      'options': options,
-    }
-    if condenser:
-      early, late = encoder.encode_early_late(
-        model, params['backbone'], tokens, mask, skip_from, **both
-      )
-    else:
-      late = encoder.encode(model, params['backbone'], tokens, mask, **both)
+    early, late = encode_tokens(params, 'passage', tokens, mask, (backbone_key, prompt_key))
     sums = _Sums(*(jnp.zeros((), jnp.float32),) * 4)
     if mlm:
       words = params['backbone']['embeddings']['word']['embedding']
-      targets = (masked.positions, masked.targets, masked.weights)
-      sums = sums._replace(masked=jnp.sum(masked.weights))
-      if late_mlm:
-        late_loss, _, right = heads.mlm_loss(
-          model, params['head']['mlm'], words, late, *targets, dtype=options.dtype
-        )
-        sums = sums._replace(late=late_loss, right=right)
-      if condenser:
-        states = heads.condenser_states(
-          model,
-          params['head']['condenser'],
-          late,
-          early,
-          mask,
-          dropout_key=head_key,
-          options=options,
-        )
-        head_loss, _, right = heads.mlm_loss(
+
+      def mlm_loss(states: Array) -> tuple[Array, Array, Array]:
+        targets = (masked.positions, masked.targets, masked.weights)
+        return heads.mlm_loss(
           model, params['head']['mlm'], words, states, *targets, dtype=options.dtype
         )
+
+      sums = sums._replace(masked=jnp.sum(masked.weights))
+      if late_mlm:
+        late_loss, _, right = mlm_loss(late)
+        sums = sums._replace(late=late_loss, right=right)
+      if early is not None:
+        head_loss, _, right = mlm_loss(
+          heads.condenser_states(
+            model,
+            params['head']['condenser'],
+            late,
+            early,
+            mask,
+            options=options,
+            dropout_key=head_key,
+          )
+        )
         sums = sums._replace(head=head_loss, right=right)
-    return vector(late, mask), sums
+    return vectors_of(late, mask), sums
 
   def loss(
     params: Params, batch: Batch, key: Array | None
@@ -223,11 +212,11 @@ def build(
     if key is None:
       raise ValueError('a key is needed: the masks are drawn from it')
     vectors, total = {}, _Sums(*(jnp.zeros((), jnp.float32),) * 4)
-    for number, view in enumerate(views):
+    for number, view in enumerate(names):
       mask_key, encode_key = jax.random.split(jax.random.fold_in(key, number))
       tokens, mask, masked = batch[f'{view}_tokens'], batch[f'{view}_mask'], None
       if mlm:
-        # Before the batch is cut into chunks: the same tokens are masked however many there are.
+        # Before the batch is cut into chunks: their number does not change what is masked.
         masked = masking.mask_tokens(
           mask_key,
           tokens,
@@ -238,7 +227,7 @@ def build(
         )
         tokens = masked.tokens
       vectors[view], sums = map_chunks(
-        functools.partial(encode, params), (tokens, mask, masked), encode_key, chunks, mesh
+        functools.partial(encode, params), (tokens, mask, masked), encode_key, chunks, devices
       )
       total = _Sums(*(a + b for a, b in zip(total, sums, strict=True)))
     value = jnp.zeros((), jnp.float32)
@@ -256,7 +245,7 @@ def build(
       if knobs.views == 'siblings':
         texts = contrastive.interleave(vectors['first'], vectors['second'])
         contrast = contrastive.nt_xent(
-          texts, mesh, rows=config.loss_rows, temperature=config.temperature
+          texts, devices, rows=config.loss_rows, temperature=config.temperature
         )
       else:
         index = batch['passage_index'][:, None]
@@ -265,7 +254,7 @@ def build(
           vectors['second'][:, None],
           index,
           jnp.full_like(index, -1),
-          mesh,
+          devices,
           rows=config.loss_rows,
           temperature=config.temperature,
         )
@@ -276,12 +265,131 @@ def build(
   shown = {'condenser': 'condenser'} if condenser else {}
   shown |= {'mlm': 'mlm'} if late_mlm else {}
   shown |= {'mlm_accuracy': 'mlm accuracy'} if mlm else {}
-  shown |= (
-    {
-      'contrast': 'contrast',
-      'accuracy': 'sibling accuracy' if knobs.views == 'siblings' else 'in-batch accuracy',
-    }
-    if contrasted
-    else {}
+  if contrasted:
+    accuracy = 'sibling accuracy' if knobs.views == 'siblings' else 'in-batch accuracy'
+    shown |= {'contrast': 'contrast', 'accuracy': accuracy}
+  return Model(init, loss, embed, shown)
+
+
+def _skip_from(config: ConfigDict, model: encoder.EncoderConfig) -> int:
+  """The layer whose tokens the Condenser head sees."""
+  return config.pretrain.skip_from or model.num_layers // 2
+
+
+def find(
+  section: ConfigDict,
+  config: ConfigDict,
+  workdir: epath.Path,
+  devices: Mesh,
+) -> Texts:
+  """Plain text: the files and folders that ``config.data.dir`` names, separated by commas.
+
+  Raises:
+    InputError: a path does not exist, or the format is not one of plain text.
+  """
+  if section.format == 'docstrings':
+    folder = workdir / 'data'
+    if not folder.exists():
+      docstrings.build(folder, packages=section.dir.split(','))
+    paths = [folder / 'corpus.jsonl']
+  elif section.format in ('auto', 'corpus'):
+    paths = [files.existing(path.strip(), 'text') for path in section.dir.split(',')]
+  else:
+    raise InputError(
+      "config.data.format: expected 'corpus' (each file's own format is detected) or "
+      f"'docstrings', not {section.format!r}"
+    )
+
+  def read() -> Iterator[str]:
+    return (document.text for document in read_documents(paths, Report()))
+
+  return Texts(read, functools.partial(_open, section, config, workdir, devices, paths))
+
+
+def _open(
+  section: ConfigDict,
+  config: ConfigDict,
+  workdir: epath.Path,
+  devices: Mesh,
+  paths: list[epath.Path],
+  tokenizer: Tokenizer,
+  model: encoder.EncoderConfig,
+) -> Data:
+  knobs = config.pretrain
+  longest = model.max_tokens - (config.prompt.length if config.prompt.shift_positions else 0)
+  if knobs.max_length > longest:
+    raise InputError(
+      f'config.pretrain.max_length: {knobs.max_length} exceeds the {longest} positions of '
+      f'{config.backbone.path}'
+    )
+  folder = epath.Path(section.store) if section.store else workdir / 'store'
+  texts = documents.build_documents(
+    paths,
+    tokenizer,
+    folder / 'documents',
+    passage_length=knobs.passage_length,
+    language=knobs.language,
+    process_index=jax.process_index(),
   )
-  return System(init, loss, embed, shown)
+  update = config.batch_size * config.accumulate
+  rank, count = mesh.batch_rank(devices)
+  dataset, eligible = views.make_view_batches(
+    texts,
+    batch_size=update,
+    views=knobs.views,
+    unit=knobs.unit,
+    span_length=knobs.span_length,
+    max_length=knobs.max_length,
+    buckets=knobs.buckets,
+    seed=config.seed,
+    process_index=rank,
+    process_count=count,
+  )
+
+  def ids(batch: Mapping[str, np.ndarray]) -> str:
+    return f'passages {shorten(texts.passage_ids(np.asarray(batch["passage_index"])))}'
+
+  def shape(batch: Mapping[str, np.ndarray]) -> str:
+    lengths = [
+      batch[f'{view}_tokens'].shape[1] for view in VIEWS['siblings'] if f'{view}_tokens' in batch
+    ]
+    return ' and '.join(f'texts of {length}' for length in lengths) + ' tokens'
+
+  description = f'{eligible} passages of {texts.num_passages}'
+  if knobs.views != 'one':
+    negatives = 2 * update - 2 if knobs.views == 'siblings' else update - 1
+    description += f'; {negatives} negatives a text'
+  return Data(dataset, 'passages', description, ids, shape, evaluation=None)
+
+
+def export(
+  config: ConfigDict, backbone: hub.Backbone, trained: Mapping[str, np.ndarray]
+) -> Product:
+  """The encoder with its heads, so that pretraining can go on from it, or a prompt alone.
+
+  Heads that were not trained are those of the backbone. A head that was trained beside a prompt is
+  not exported: the backbone has not changed.
+  """
+  lengths = dict.fromkeys(prompts.KINDS, config.pretrain.max_length)
+  prefixes = {f'{kind}_prefix': config.data[f'{kind}_prefix'] for kind in prompts.KINDS}
+  prompt = dual_encoder.export_prompt(config, backbone, trained, lengths, prefixes)
+  if dual_encoder.trains(trained, 'prompt') and not dual_encoder.trains(trained, 'backbone'):
+    return Product({}, *prompt)
+  # Its use comes later, so there are sentence-transformers files only where their defaults (first
+  # token, raw) are wrong.
+  sentence = None
+  if config.pooling != 'cls' or config.normalize:
+    sentence = hub.SentenceSettings(
+      pooling=config.pooling,
+      normalize=bool(config.normalize),
+      max_length=backbone.config.max_tokens,
+    )
+  checkpoint = {
+    'params': dual_encoder.encoder_params(backbone, trained),
+    'heads': backbone.heads | own,
+    'sentence': sentence,
+  }
+  return Product({'': checkpoint}, *prompt)
+
+
+METHOD = Method(build, find, export, parts=('mlm', 'condenser'))

@@ -1,36 +1,46 @@
-"""Sentence similarity: the cosine of two sentences' vectors learns people's scores (Reimers and
-Gurevych 2019, section 3; Condenser section 4.2).
+"""Sentence similarity: regression of people's scores on the cosine of two sentences' vectors.
+
+Reimers and Gurevych 2019, section 3; Condenser section 4.2. Texts are encoded as queries are.
 """
 
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import grain
 import jax
 import jax.numpy as jnp
-import ml_collections
+import numpy as np
+from etils import epath
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
+from ml_collections import ConfigDict
 
-from dprjax.data.text import Tokenizer
-from dprjax.methods import dual_encoder as dual
+from dprjax.analysis import statistics
+from dprjax.base.errors import InputError
+from dprjax.data import similarity
+from dprjax.data.similarity import Pair
+from dprjax.data.text import Tokenizer, pad_batch
+from dprjax.inference.embedder import Embedder
+from dprjax.methods import dual_encoder
 from dprjax.methods.grad_cache import map_chunks
-from dprjax.methods.method import Batch, Params, System
+from dprjax.methods.method import Batch, Data, Evaluate, Method, Model, Params, Texts
 from dprjax.models import encoder, prompts
 from dprjax.models.embed import unit
+from dprjax.runtime import mesh, tree
 
 VIEWS = ('first', 'second')
 
 
 def build(
-  config: ml_collections.ConfigDict,
-  model: encoder.EncoderConfig,
-  mesh: Mesh,
-  tokenizer: Tokenizer | None = None,
-) -> System:
-  """The mean of squared differences of cosine and score (0 to 1), of texts encoded as queries are;
-  the tokenizer is not needed.
+  config: ConfigDict, model: encoder.EncoderConfig, devices: Mesh, _: Tokenizer | None = None
+) -> Model:
+  """The mean squared difference of cosine and score (0 to 1).
 
   Raises:
-    InputError: a knob has a value it cannot have; the message names it.
+    InputError: a knob has a value it cannot have.
   """
-  encoders = dual.build(config, model)
+  encoders = dual_encoder.build(config, model)
   chunks = config.grad_cache * config.accumulate
 
   def loss(
@@ -38,18 +48,145 @@ def build(
   ) -> tuple[Float[Array, ''], dict[str, Array]]:
     prefix = prompts.expand_prompt(model, params.get('prompt'))['query']
 
-    def one(rows: tuple[Array, Array], key: Array | None) -> tuple[Array, tuple[()]]:
+    def encode(rows: tuple[Array, Array], key: Array | None) -> tuple[Array, tuple[()]]:
       return unit(encoders.encode(params, prefix, 'query', *rows, key)), ()
 
     keys = (None, None) if key is None else tuple(jax.random.split(key))
     first, second = (
-      map_chunks(one, (batch[f'{view}_tokens'], batch[f'{view}_mask']), view_key, chunks, mesh)[0]
+      map_chunks(
+        encode, (batch[f'{view}_tokens'], batch[f'{view}_mask']), view_key, chunks, devices
+      )[0]
       for view, view_key in zip(VIEWS, keys, strict=True)
     )
-    wrong = (
-      jnp.einsum('bh,bh->b', first, second, precision=jax.lax.Precision.HIGHEST) - batch['score']
-    )
-    value = jnp.mean(jnp.square(wrong))
-    return value, {'loss': value, 'error': jnp.mean(jnp.abs(wrong))}
+    cosine = jnp.einsum('bh,bh->b', first, second, precision=jax.lax.Precision.HIGHEST)
+    error = cosine - batch['score']
+    value = jnp.mean(jnp.square(error))
+    return value, {'loss': value, 'error': jnp.mean(jnp.abs(error))}
 
-  return System(encoders.init, loss, encoders.embed, {'error': 'mean error'})
+  return Model(encoders.init, loss, encoders.embed, {'error': 'mean error'})
+
+
+def find(
+  section: ConfigDict,
+  config: ConfigDict,
+  workdir: epath.Path,
+  devices: Mesh,
+) -> Texts:
+  """The files ``train_split`` and, if any, ``dev_split`` in the folder ``config.data.dir``.
+
+  Raises:
+    InputError: a file is missing or has a row that is not a scored pair, there are too few pairs
+      for an update, or the measure is not Spearman's.
+  """
+  del workdir  # a few thousand pairs are kept in memory
+  folder, update = epath.Path(section.dir), config.batch_size * config.accumulate
+  pairs = similarity.read_pairs(folder / section.train_split)
+  dev = similarity.read_pairs(folder / section.dev_split) if section.dev_split else None
+  if dev and config.eval.measure != 'spearman':
+    raise InputError(
+      f"config.eval.measure: scored pairs are measured by 'spearman', not {config.eval.measure!r}"
+    )
+  if len(pairs) < update:
+    raise InputError(
+      f'config.batch_size: an update of {update} pairs is more than the {len(pairs)} there are'
+    )
+  return Texts(
+    lambda: (text for pair in pairs for text in pair[:2]),
+    functools.partial(_open, section, config, devices, pairs, dev),
+  )
+
+
+def _open(
+  section: ConfigDict,
+  config: ConfigDict,
+  devices: Mesh,
+  pairs: list[Pair],
+  dev: list[Pair] | None,
+  tokenizer: Tokenizer,
+  model: encoder.EncoderConfig,
+) -> Data:
+  length, buckets = section.query_max_length, sorted(section.query_buckets)
+  if length > model.max_tokens:
+    raise InputError(
+      f'config.data.query_max_length: {length} exceeds the {model.max_tokens} positions of '
+      f'{config.backbone.path}'
+    )
+  if not buckets or buckets[-1] < length:
+    raise InputError(
+      f'config.data.query_buckets: none of {buckets} holds config.data.query_max_length={length} '
+      'tokens'
+    )
+  rows = {
+    view: tokenizer.encode([getattr(pair, view) for pair in pairs], length)[0] for view in VIEWS
+  }
+  scores = np.array([pair.score / similarity.TOP_SCORE for pair in pairs], np.float32)
+  update = config.batch_size * config.accumulate
+  steps = len(pairs) // update
+  rank, count = mesh.batch_rank(devices)
+  own = slice(rank * update // count, (rank + 1) * update // count)
+
+  @functools.lru_cache(maxsize=2)
+  def shuffled(epoch: int) -> np.ndarray:
+    return np.random.default_rng([config.seed, epoch]).permutation(len(pairs)).astype(np.int32)
+
+  def make_batch(step: int, _: Any = None) -> dict[str, np.ndarray]:
+    epoch, place = divmod(step, steps)
+    chosen = shuffled(epoch)[place * update : (place + 1) * update]
+    batch = {'pair_index': chosen[own], 'score': scores[chosen[own]]}
+    for view in VIEWS:
+      # The bucket is that of the whole global batch, so that all processes agree.
+      longest = max(len(rows[view][row]) for row in chosen)
+      bucket = next(size for size in buckets if size >= longest)
+      batch[f'{view}_tokens'], batch[f'{view}_mask'] = pad_batch(
+        [rows[view][row] for row in chosen[own]], bucket, tokenizer.pad_id
+      )
+    return batch
+
+  def ids(batch: Mapping[str, np.ndarray]) -> str:
+    return (
+      f'pairs {", ".join(str(row + 1) for row in batch["pair_index"][:8])} of {section.train_split}'
+    )
+
+  def shape(batch: Mapping[str, np.ndarray]) -> str:
+    lengths = (batch[f'{view}_tokens'].shape[1] for view in VIEWS)
+    return ' and '.join(f'sentences of {length}' for length in lengths) + ' tokens'
+
+  return Data(
+    batches=grain.MapDataset.range(steps).map_with_index(make_batch),
+    unit='pairs',
+    description=f'{len(pairs)} scored pairs',
+    ids=ids,
+    shape=shape,
+    evaluation=functools.partial(_evaluation, config, devices, dev, tokenizer, length)
+    if dev
+    else None,
+  )
+
+
+def _evaluation(
+  config: ConfigDict,
+  devices: Mesh,
+  pairs: list[Pair],
+  tokenizer: Tokenizer,
+  length: int,
+  model: Model,
+) -> Evaluate:
+  """``spearman``: the rank correlation of cosines and scores of the dev pairs."""
+  rows = [tokenizer.encode([getattr(pair, view) for pair in pairs], length)[0] for view in VIEWS]
+  scores = np.array([pair.score for pair in pairs])
+
+  def embed(params: Any, *batch: Array) -> Array:
+    return model.embed(tree.unflatten(params), 'query', *batch)
+
+  embedder = Embedder(embed, devices, config.eval.batch_size, length, tokenizer.pad_id)
+
+  def evaluate(params: Mapping[str, Array]) -> dict[str, float]:
+    first, second = (embedder(params, texts) for texts in rows)
+    correlation = statistics.spearman(statistics.cosine(first, second), scores)
+    # Undefined where all cosines are equal; any number is better than that.
+    return {'spearman': -1.0 if np.isnan(correlation) else correlation}
+
+  return evaluate
+
+
+METHOD = Method(build, find, dual_encoder.export)

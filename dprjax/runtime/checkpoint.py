@@ -1,9 +1,8 @@
-"""Checkpoints: what was trained, and all that a restarted run needs to go on bit for bit.
+"""Checkpoints: what was trained, and what a restarted run needs to go on bit for bit.
 
-A checkpoint holds the trainable parameters, the optimiser state, the data position, the running
-state of early stopping and the SHA-256 of the frozen backbone. The backbone itself is not in it.
-SHA256SUMS beside them names every file (``sha256sum -c`` reads it); it is written last, before the
-folder gets its name.
+A checkpoint holds the trainable parameters, the optimiser state, the data position, the state of
+early stopping and the SHA-256 of the frozen backbone, but not the backbone. SHA256SUMS beside them
+names every file (``sha256sum -c`` reads it); it is written last, before the folder gets its name.
 """
 
 from collections.abc import Mapping
@@ -37,7 +36,7 @@ class Checkpoints:
   Args:
     workdir: the run's folder.
     backbone_sha256: names the frozen backbone (all of it, where it is not trained).
-    keep: how many of the latest to keep; the best by score is kept besides.
+    keep: how many of the latest to keep, beside the best by score.
   """
 
   def __init__(self, workdir: epath.PathLike, backbone_sha256: str, keep: int = 2):
@@ -47,7 +46,7 @@ class Checkpoints:
     with files.no_room(self.folder):
       self._manager = ocp.CheckpointManager(
         self.folder.absolute() if not str(self.folder).startswith('gs://') else self.folder,
-        # Named here, so that a fresh process can ask for the shapes of what is saved.
+        # Named here so that a fresh process can ask for the shapes of saved arrays.
         item_handlers={
           _PARAMS: ocp.StandardCheckpointHandler(),
           'opt_state': ocp.StandardCheckpointHandler(),
@@ -55,16 +54,14 @@ class Checkpoints:
         },
         options=ocp.CheckpointManagerOptions(
           async_options=ocp.AsyncOptions(post_finalization_callback=self._write_sums),
-          # A killed run leaves a half-written folder under a temporary name; it is not a
-          # checkpoint.
+          # A killed run leaves a half-written folder under a temporary name.
           cleanup_tmp_directories=True,
-          best_fn=lambda metrics: metrics[
-            SCORE
-          ],  # has it read the scores of an earlier life's checkpoints
+          # Without it, orbax does not read the scores of checkpoints from an earlier process.
+          best_fn=lambda metrics: metrics[SCORE],
           preservation_policy=policies.AnyPreservationPolicy(
             [
               policies.LatestN(keep),
-              # The first of those with the same score: a later one is no gain.
+              # Of equal scores the first: a later one is no gain.
               policies.BestN(
                 get_metric_fn=lambda metrics: (metrics[SCORE], -metrics['step']),
                 n=1,
@@ -98,10 +95,10 @@ class Checkpoints:
     extra: Mapping[str, Any],
     score: float | None = None,
   ) -> None:
-    """Starts saving; ``wait`` or the next ``save`` raises what went wrong.
+    """Starts saving. ``wait`` or the next ``save`` raises what went wrong.
 
     Raises:
-      InputError: there is no room to save; the last good checkpoint is named.
+      InputError: no space is left; the last good checkpoint is named.
     """
     if step in self._manager.all_steps():
       return
@@ -120,24 +117,23 @@ class Checkpoints:
     )
 
   def wait(self) -> None:
-    """Blocks until what was being saved is whole on disk."""
+    """Blocks until the current save is complete on disk."""
     self._guard(self._manager.wait_until_finished)
 
   def restore(
     self, step: int, trainable: Mapping[str, jax.ShapeDtypeStruct], opt_state: Any
   ) -> Restored:
-    """Reads a checkpoint into arrays placed as the targets say, on any mesh and number of
-    processes.
+    """Reads a checkpoint, on any mesh and number of processes.
 
     Args:
-      step: which one.
-      trainable: ``{name: ShapeDtypeStruct with sharding}``.
-      opt_state: the optimiser state's structure, likewise.
+      step: its step.
+      trainable: where to place the arrays, ``{name: ShapeDtypeStruct with sharding}``.
+      opt_state: the same for the optimiser's state.
 
     Raises:
-      InputError: it was made with another backbone, has other parameters, or is damaged.
+      InputError: it is of another backbone, has other parameters, or is damaged.
     """
-    if jax.process_index() == 0:  # of many, one need read everything; the others end with it
+    if jax.process_index() == 0:  # one process reads everything; the others end with it
       self._check_sums(step)
     extra = self.extra(step)
     if extra['backbone_sha256'] != self._sha256:
@@ -163,7 +159,7 @@ class Checkpoints:
     return Restored(step, tree.flatten(state[_PARAMS]), state['opt_state'], extra)
 
   def restore_trainable(self, step: int) -> dict[str, np.ndarray]:
-    """The trained parameters alone, whole, as numpy arrays: for export, on any machine.
+    """The trained parameters alone, as whole numpy arrays, on any machine.
 
     Raises:
       InputError: there is no such step, or it is damaged.
@@ -208,8 +204,9 @@ class Checkpoints:
       self._manager.close()
 
   def _write_sums(self) -> None:
-    """What orbax calls, on process 0 alone, when all files of a checkpoint are there and its folder
-    has yet a temporary name (or, where nothing can be renamed, no mark of success).
+    """orbax calls it on process 0 when all files of a checkpoint are written.
+
+    The folder still has a temporary name (or, where nothing can be renamed, no mark of success).
     """
     name = str(self._saving)
     [folder] = [
@@ -217,7 +214,7 @@ class Checkpoints:
       for path in self.folder.iterdir()
       if path.name == name or path.name.startswith(f'{name}.orbax-checkpoint-tmp')
     ]
-    # Not what lies beside the items: orbax may yet write there.
+    # Items alone: orbax may still write beside them.
     lines = [
       f'{files.sha256_file(path)}  {path.relative_to(folder)}\n'
       for item in folder.iterdir()
@@ -227,10 +224,7 @@ class Checkpoints:
     (folder / SUMS).write_text(''.join(lines))
 
   def _check_sums(self, step: int, *items: str) -> None:
-    """Raises InputError that names the files which are missing or not as they were written.
-
-    Older checkpoints have no sums.
-    """
+    """Raises InputError for files that are missing or damaged. Older checkpoints have no sums."""
     folder = self.folder / str(step)
     if not (folder / SUMS).exists():
       return

@@ -1,8 +1,8 @@
 """The optimiser: AdamW under clip and schedule, on what is declared trainable and on nothing else.
 
 The freeze is declared twice, and either would do alone. Only the trainable leaves are
-differentiated (so the frozen weights' gradients are never computed), and ``optax.masked`` keeps the
-optimiser off the frozen leaves, with ``set_to_zero`` on them because ``masked`` alone passes raw
+differentiated, so the frozen weights' gradients are never computed. ``optax.masked`` keeps the
+optimiser off the frozen leaves, with ``set_to_zero`` on them, because ``masked`` alone passes raw
 gradients through.
 """
 

@@ -1,4 +1,4 @@
-"""A vocabulary of whole words, a model's shape, one device, and a system whose vectors can be
+"""A vocabulary of whole words, a model's shape, one device, and a method whose vectors can be
 worked out by hand.
 """
 
@@ -10,8 +10,8 @@ import ml_collections
 import numpy as np
 import pytest
 
-from dprjax.data import text
-from dprjax.methods.method import System
+from dprjax.data import batches, text
+from dprjax.methods.method import Model
 from dprjax.models.encoder import EncoderConfig
 from dprjax.runtime import mesh as meshes
 from tests.knobs import with_knobs
@@ -66,7 +66,7 @@ def bag(tokenizer):
     counted = jax.nn.one_hot(tokens, tokenizer.vocab_size) * mask[:, :, None].astype(jnp.float32)
     return params[kind]['weight'] * ordinary[None] * counted.sum(axis=1)
 
-  return System(None, None, embed, {})
+  return Model(None, None, embed, {})
 
 
 @pytest.fixture
@@ -83,17 +83,30 @@ def words_of(tokenizer):
   return lambda tokens: tokenizer.backend.decode([int(token) for token in tokens]).split()
 
 
-def assert_goes_on(start, before, after):
-  """A feed that is started anew, and put where another one was after ``before`` batches, gives the
-  same next ones, ``after`` of them.
-  """
-  feed = start()
+@pytest.fixture
+def batches_of():
+  """``batches_of(data)``: an open iterator over its batches."""
+  opened = []
+
+  def run(data):
+    opened.append(batches.open_batches(data.batches))
+    return opened[-1]
+
+  yield run
+  for iterator in opened:
+    iterator.close()
+
+
+def assert_goes_on(start, batches_of, before, after):
+  """After ``before`` batches the state is saved; the ``after`` next ones can then be had again."""
+  iterator = batches_of(start())
   for _ in range(before):
-    next(feed.loader)
-  state = json.loads(json.dumps(feed.loader.get_state()))
-  expected = [next(feed.loader) for _ in range(after)]
-  again = start()
-  again.loader.set_state(state)
-  for one in expected:
-    other = next(again.loader)
-    assert one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)
+    next(iterator)
+  state = json.loads(json.dumps(iterator.get_state()))
+  expected = [next(iterator) for _ in range(after)]
+  again = batches_of(start())
+  again.set_state(state)
+  for batch in expected:
+    other = next(again)
+    assert batch.keys() == other.keys()
+    assert all(np.array_equal(batch[key], other[key]) for key in batch)

@@ -9,6 +9,7 @@ import pytest
 from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.methods import cross_encoder
+from dprjax.methods.method import Parts
 from dprjax.models import encoder
 from dprjax.models.head_specs import Head
 from dprjax.runtime import mesh as meshes
@@ -47,13 +48,13 @@ def parts(model):
       'bias': 0.1 * rng.standard_normal(8).astype(np.float32),
     }
   }
-  return {'query': backbone, 'passage': backbone, 'heads': {'classifier': Head(pooler)}}
+  return Parts(backbone, {'classifier': Head(pooler, {})})
 
 
 def make_config(**changes):
   return with_knobs(
     **{
-      'system': 'cross_encoder',
+      'method': 'cross_encoder',
       'trainable': ('backbone/.*', 'head/.*'),
       'backbone__dropout': 0.0,
       'negatives': CANDIDATES - 1,
@@ -80,8 +81,8 @@ def batch(tokenizer):
   return {'query_tokens': q[0], 'query_mask': q[1], 'passage_tokens': p[0], 'passage_mask': p[1]}
 
 
-def make_params(system, parts):
-  params = system.init(parts, jax.random.key(3))
+def make_params(method, parts):
+  params = method.init(parts, jax.random.key(3))
   kernel = params['head']['classifier']['output']['kernel']
   params['head']['classifier']['output']['kernel'] = (
     np.asarray(kernel) * 50
@@ -91,12 +92,12 @@ def make_params(system, parts):
 
 def value_and_gradient(config, model, tokenizer, parts, batch, sizes):
   mesh = meshes.make_mesh(sizes, jax.devices()[:1] if sizes == {'data': 1} else None)
-  system = cross_encoder.build(config, model, mesh, tokenizer)
-  params = make_params(system, parts)
+  method = cross_encoder.build(config, model, mesh, tokenizer)
+  params = make_params(method, parts)
   placed = meshes.put(params, meshes.param_shardings(mesh, params))
   run = jax.jit(
     jax.value_and_grad(
-      lambda params, batch: system.loss(tree.unflatten(params), batch, None), has_aux=True
+      lambda params, batch: method.loss(tree.unflatten(params), batch, None), has_aux=True
     )
   )
   (value, metrics), gradient = run(placed, meshes.put_batch(mesh, batch))
@@ -222,28 +223,27 @@ def test_losses_by_hand():
 
 def test_where_the_head_comes_from(model, tokenizer, parts):
   mesh = meshes.make_mesh({'data': 1}, jax.devices()[:1])
-  system = cross_encoder.build(make_config(cross_encoder__labels=2), model, mesh, tokenizer)
-  head = system.init(parts, jax.random.key(0))['head']['classifier']
+  method = cross_encoder.build(make_config(cross_encoder__labels=2), model, mesh, tokenizer)
+  head = method.init(parts, jax.random.key(0))['head']['classifier']
   np.testing.assert_array_equal(
-    head['dense']['kernel'], parts['heads']['classifier'].params['dense']['kernel']
+    head['dense']['kernel'], parts.heads['classifier'].params['dense']['kernel']
   )  # the pooler
   assert (
     head['output']['kernel'].shape == (8, 2) and abs(head['output']['kernel'].std() - 0.02) < 0.02
   )
-  fresh = system.init(parts | {'heads': {}}, jax.random.key(0))['head']['classifier']
+  fresh = method.init(parts._replace(heads={}), jax.random.key(0))['head']['classifier']
   assert np.abs(fresh['dense']['kernel'] - head['dense']['kernel']).max() > 0.1
   # A cross-encoder's own head has its own number of labels.
   own = {
-    **parts['heads']['classifier'].params,
+    **parts.heads['classifier'].params,
     'output': {'kernel': np.ones((8, 1), np.float32), 'bias': np.ones(1, np.float32)},
   }
-  again = system.init(parts | {'heads': {'classifier': Head(own)}}, jax.random.key(0))['head'][
-    'classifier'
-  ]
+  whole = parts._replace(heads={'classifier': Head(own, {})})
+  again = method.init(whole, jax.random.key(0))['head']['classifier']
   jax.tree.map(np.testing.assert_array_equal, again, own)
   # A random layer that nothing trains would spoil all.
   frozen = cross_encoder.build(make_config(trainable=('backbone/.*',)), model, mesh, tokenizer)
-  frozen.init(parts | {'heads': {'classifier': Head(own)}}, jax.random.key(0))
+  frozen.init(whole, jax.random.key(0))
   with pytest.raises(
     InputError,
     match=r'config\.trainable: head/classifier/output/.* starts at random and would stay so; add '
@@ -255,9 +255,9 @@ def test_where_the_head_comes_from(model, tokenizer, parts):
 @pytest.mark.slow
 def test_dropout_follows_the_key(model, tokenizer, parts, batch):
   mesh = meshes.make_mesh({'data': -1})
-  system = cross_encoder.build(make_config(backbone__dropout=0.2), model, mesh, tokenizer)
-  params = tree.unflatten(make_params(system, parts))
-  loss = jax.jit(lambda key: system.loss(params, batch, key)[0])
+  method = cross_encoder.build(make_config(backbone__dropout=0.2), model, mesh, tokenizer)
+  params = tree.unflatten(make_params(method, parts))
+  loss = jax.jit(lambda key: method.loss(params, batch, key)[0])
   one, same, other = (float(loss(jax.random.key(seed))) for seed in (0, 0, 1))
   assert one == same != other
 

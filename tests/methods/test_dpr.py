@@ -8,6 +8,7 @@ import pytest
 from dprjax import train
 from dprjax.base.errors import InputError
 from dprjax.methods import dpr
+from dprjax.methods.method import Parts
 from dprjax.models import encoder, hub
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import optim, tree
@@ -53,15 +54,12 @@ def make_mesh(sizes):
   return meshes.make_mesh(sizes, jax.devices()[:1] if sizes == {'data': 1} else None)
 
 
-def make_params(system, seed=0, std=0.5, model=MODEL):
+def make_params(method, seed=0, std=0.5, model=MODEL):
   # Larger weights than BERT's initial ones, so that the prompt matters.
-  params = system.init(
-    {
-      kind: hub.init_params(model, jax.random.key(i + seed))
-      for i, kind in enumerate(('query', 'passage'))
-    },
-    jax.random.key(9),
-  )
+  start, other = (hub.init_params(model, jax.random.key(i + seed)) for i in range(2))
+  params = method.init(Parts(start), jax.random.key(9))
+  if 'passage' in params['backbone']:  # two encoders differ once they are trained
+    params['backbone']['passage'] = other
   return {
     name: np.asarray(leaf)
     * (std / 0.02 if name.endswith(('kernel', 'embedding', 'prefix')) else 1.0)
@@ -70,13 +68,13 @@ def make_params(system, seed=0, std=0.5, model=MODEL):
 
 
 def value_and_gradient(config, mesh, batch, trainable=('prompt/.*',)):
-  system = dpr.build(config, MODEL, mesh)
-  params = make_params(system)
+  method = dpr.build(config, MODEL, mesh)
+  params = make_params(method)
   trainable = tree.trainable_names(trainable, list(params))
   placed = meshes.put(params, meshes.param_shardings(mesh, params))
 
   def loss(trainable, frozen, batch):
-    return system.loss(tree.unflatten({**frozen, **trainable}), batch, None)
+    return method.loss(tree.unflatten({**frozen, **trainable}), batch, None)
 
   run = jax.jit(jax.value_and_grad(loss, has_aux=True))
   (value, _), gradient = run(
@@ -212,10 +210,10 @@ def test_full_fine_tuning_gradient_equals_numpy(sizes, cache):
 
 def flops(config, sizes, batch, model):
   mesh = make_mesh(sizes)
-  system = dpr.build(config, model, mesh)
+  method = dpr.build(config, model, mesh)
   params = tree.flatten(
     jax.eval_shape(
-      system.init,
+      method.init,
       {k: hub.init_params(model, jax.random.key(0)) for k in ('query', 'passage')},
       jax.random.key(0),
     )
@@ -227,7 +225,7 @@ def flops(config, sizes, batch, model):
   trainable = tree.trainable_names(config.trainable, list(params))
 
   def loss(trainable, frozen, batch):
-    return system.loss(tree.unflatten({**frozen, **trainable}), batch, None)[0]
+    return method.loss(tree.unflatten({**frozen, **trainable}), batch, None)[0]
 
   compiled = (
     jax.jit(jax.grad(loss))
@@ -262,12 +260,10 @@ def test_an_update_of_the_prompt_costs_two_thirds_of_one_of_all_weights():
     # XLA counts the body of a loop over layers once, forward and backward: the ratio is that of one
     # layer.
     config = make_config(prompt__length=2, batch_size=8, **knobs)
-    system = dpr.build(config, model, mesh)
+    method = dpr.build(config, model, mesh)
     start = jax.eval_shape(lambda key: encoder.init_encoder(model, key), jax.random.key(0))
     params = tree.flatten(
-      jax.eval_shape(
-        lambda start: system.init({'query': start, 'passage': start}, jax.random.key(0)), start
-      )
+      jax.eval_shape(lambda start: method.init(Parts(start), jax.random.key(0)), start)
     )
     names = tree.trainable_names(config.trainable, list(params))
     trainable, frozen = (
@@ -281,7 +277,7 @@ def test_an_update_of_the_prompt_costs_two_thirds_of_one_of_all_weights():
         trainable,
       ),
     )
-    update = train.make_update(system, optimizer, list(frozen))
+    update = train.make_update(method, optimizer, list(frozen))
     return (
       update.lower(state, frozen, batch, jax.random.key(0), 1).compile().cost_analysis()['flops']
     )
@@ -296,8 +292,8 @@ def run_steps(config, steps, mesh):
 
   Returns the flat parameters before and after, and the optimiser's state.
   """
-  system = dpr.build(config, MODEL, mesh)
-  params = make_params(system, std=0.02)
+  method = dpr.build(config, MODEL, mesh)
+  params = make_params(method, std=0.02)
   names = tree.trainable_names(config.trainable, list(params))
   shardings = meshes.param_shardings(mesh, params)
   placed = meshes.put(params, shardings)
@@ -308,7 +304,7 @@ def run_steps(config, steps, mesh):
   state = train.State(
     trainable, train.init_optimizer(optimizer, trainable, list(frozen), shardings, mesh)
   )
-  update = train.make_update(system, optimizer, list(frozen))
+  update = train.make_update(method, optimizer, list(frozen))
   for step in range(steps):
     state, metrics = update(
       state, frozen, meshes.put_batch(mesh, make_batch(seed=step)), jax.random.key(0), step + 1
@@ -357,10 +353,10 @@ def test_dropout_is_drawn_from_the_key_alone():
   values = {}
   for sizes in ({'data': 1}, {'data': 8}):
     mesh = make_mesh(sizes)
-    system = dpr.build(config, MODEL, mesh)
-    params = tree.unflatten({n: jnp.asarray(x) for n, x in make_params(system).items()})
+    method = dpr.build(config, MODEL, mesh)
+    params = tree.unflatten({n: jnp.asarray(x) for n, x in make_params(method).items()})
     loss = jax.jit(
-      lambda key, params=params, system=system, mesh=mesh: system.loss(
+      lambda key, params=params, method=method, mesh=mesh: method.loss(
         params, meshes.put_batch(mesh, batch), key
       )[0]
     )

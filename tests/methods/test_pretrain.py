@@ -7,6 +7,7 @@ import pytest
 from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.methods import pretrain
+from dprjax.methods.method import Parts
 from dprjax.models import encoder, hub, masking
 from dprjax.models.head_specs import Head
 from dprjax.runtime import mesh as meshes
@@ -64,7 +65,7 @@ def model_of(tokenizer):
 def make_config(**changes):
   return with_knobs(
     **{
-      'system': 'pretrain',
+      'method': 'pretrain',
       'trainable': ('backbone/.*', 'head/.*'),
       'prompt__dropout': 0.0,
       'backbone__dropout': 0.0,
@@ -100,9 +101,9 @@ def make_mesh(sizes):
   return meshes.make_mesh(sizes, jax.devices()[:1] if sizes == {'data': 1} else None)
 
 
-def make_params(system, model, std=0.4):
+def make_params(method, model, std=0.4):
   start = hub.init_params(model, jax.random.key(3))
-  params = system.init({'query': start, 'passage': start, 'heads': {}}, jax.random.key(9))
+  params = method.init(Parts(start), jax.random.key(9))
   # Larger weights than BERT's initial ones, so that every term matters.
   return {
     name: np.asarray(leaf)
@@ -113,13 +114,13 @@ def make_params(system, model, std=0.4):
 
 def value_and_gradient(config, tokenizer, mesh, batch, key):
   model = model_of(tokenizer)
-  system = pretrain.build(config, model, mesh, tokenizer)
-  params = make_params(system, model)
+  method = pretrain.build(config, model, mesh, tokenizer)
+  params = make_params(method, model)
   trainable = tree.trainable_names(config.trainable, list(params))
   placed = meshes.put(params, meshes.param_shardings(mesh, params))
 
   def loss(trainable, frozen, batch):
-    return system.loss(tree.unflatten({**frozen, **trainable}), batch, key)
+    return method.loss(tree.unflatten({**frozen, **trainable}), batch, key)
 
   (value, metrics), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(
     {n: x for n, x in placed.items() if n in trainable},
@@ -286,13 +287,13 @@ def test_each_of_eight_devices_does_an_eighth_of_the_work(tokenizer, chunks):
 
   def flops(sizes):
     mesh = make_mesh(sizes)
-    system = pretrain.build(config, model, mesh, tokenizer)
-    params = make_params(system, model)
+    method = pretrain.build(config, model, mesh, tokenizer)
+    params = make_params(method, model)
     placed = meshes.put(params, meshes.param_shardings(mesh, params))
     compiled = (
       jax.jit(
         jax.grad(
-          lambda params, batch: system.loss(tree.unflatten(params), batch, jax.random.key(0))[0]
+          lambda params, batch: method.loss(tree.unflatten(params), batch, jax.random.key(0))[0]
         )
       )
       .lower(placed, meshes.put_batch(mesh, batch))
@@ -313,7 +314,7 @@ def test_memory_is_that_of_one_chunk(tokenizer):
   )
 
   def temporary(rows, chunks):
-    system = pretrain.build(
+    method = pretrain.build(
       make_config(**METHODS['cocondenser'], grad_cache=chunks, batch_size=rows),
       model,
       mesh,
@@ -321,7 +322,7 @@ def test_memory_is_that_of_one_chunk(tokenizer):
     )
     step = jax.jit(
       jax.grad(
-        lambda params, batch: system.loss(tree.unflatten(params), batch, jax.random.key(0))[0]
+        lambda params, batch: method.loss(tree.unflatten(params), batch, jax.random.key(0))[0]
       )
     )
     return (
@@ -340,22 +341,20 @@ def test_memory_is_that_of_one_chunk(tokenizer):
   assert large < 1.5 * small + 2 * scores + 4 * vectors + 2 * inputs
 
 
-def with_split(heads, split):
-  """Trained heads as a checkpoint holds them."""
-  return {
-    'mlm': Head(heads['mlm']),
-    'condenser': Head(heads['condenser'], {'split': split}),
-  }
-
-
 def test_heads_that_are_there_are_taken(tokenizer):
   model = model_of(tokenizer)
   start = hub.init_params(model, jax.random.key(0))
-  system = pretrain.build(
+  method = pretrain.build(
     make_config(pretrain__head_layers=2), model, make_mesh({'data': 1}), tokenizer
   )
-  fresh = system.init({'query': start, 'heads': {}}, jax.random.key(1))
-  again = system.init({'query': start, 'heads': with_split(fresh['head'], 1)}, jax.random.key(2))
+  fresh = method.init(Parts(start), jax.random.key(1))
+
+  def parts(split):
+    settings = {'condenser': {'split': split}}
+    heads = {name: Head(head, settings.get(name, {})) for name, head in fresh['head'].items()}
+    return Parts(start, heads)
+
+  again = method.init(parts(1), jax.random.key(2))
   jax.tree.map(np.testing.assert_array_equal, again['head'], fresh['head'])
   with pytest.raises(
     InputError,
@@ -363,12 +362,12 @@ def test_heads_that_are_there_are_taken(tokenizer):
   ):
     pretrain.build(
       make_config(pretrain__head_layers=3), model, make_mesh({'data': 1}), tokenizer
-    ).init({'query': start, 'heads': with_split(fresh['head'], 1)}, jax.random.key(2))
+    ).init(parts(1), jax.random.key(2))
   with pytest.raises(
     InputError,
     match=r'config.pretrain.skip_from: 1, but the Condenser head .* after layer 2; set that',
   ):
-    system.init({'query': start, 'heads': with_split(fresh['head'], 2)}, jax.random.key(2))
+    method.init(parts(2), jax.random.key(2))
 
 
 @pytest.mark.parametrize(

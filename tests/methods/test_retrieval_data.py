@@ -21,6 +21,10 @@ QUERIES = {f'q{i}': ' '.join(PASSAGES[f'd{2 * i}'].split()[:2]) for i in range(1
 WEIGHTS = {'query/weight': jnp.float32(2), 'passage/weight': jnp.float32(1)}
 
 
+def find(method, config, workdir, devices):
+  return method.find(config.data, config, workdir, devices)
+
+
 @pytest.fixture
 def folder(tmp_path):
   """A BEIR folder: query i is about passage 2 i; in dev, oak is about e1, which has it most, and
@@ -58,8 +62,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def start(folder, tmp_path, knobs, devices, tokenizer, model):
-  """``start(knob=value)`` -> the feed, on the folder above."""
-  opened = []
+  """``start(knob=value)`` -> the data, on the folder above."""
 
   def run(**changes):
     options = {
@@ -72,25 +75,21 @@ def start(folder, tmp_path, knobs, devices, tokenizer, model):
       'data__query_buckets': (4, 8),
       'data__passage_buckets': (8, 16),
     } | changes
-    opened.append(
-      retrieval.find(knobs(**options), tmp_path / 'run', devices).open(tokenizer, model)
-    )
-    return opened[-1]
+    return find(retrieval, knobs(**options), tmp_path / 'run', devices).open(tokenizer, model)
 
-  yield run
-  for feed in opened:
-    feed.loader.close()
+  return run
 
 
-def test_what_the_loop_is_given(start, words_of, tmp_path):
-  feed = start()
-  assert (feed.epoch, feed.unit, feed.evaluation) == (
+def test_what_the_loop_is_given(start, words_of, tmp_path, batches_of):
+  data = start()
+  iterator = batches_of(data)
+  assert (len(data.batches), data.unit, data.evaluation) == (
     2,
     'pairs',
     None,
   )  # ten queries, four an update
-  assert feed.said == '10 training queries, 28 passages; up to 11 negatives a query'
-  batch = next(feed.loader)
+  assert data.description == '10 training queries, 28 passages; up to 11 negatives a query'
+  batch = next(iterator)
   assert {key: (value.dtype.name, value.shape) for key, value in batch.items()} == {
     'negative_pool': ('int8', (4, 2)),
     'query_tokens': ('int32', (4, 4)),
@@ -101,10 +100,10 @@ def test_what_the_loop_is_given(start, words_of, tmp_path):
     'passage_index': ('int32', (4, 3)),
     'relevant': ('int32', (4, 1)),
   }
-  assert feed.shape(batch) == 'queries of 4 and passages of 8 tokens'
+  assert data.shape(batch) == 'queries of 4 and passages of 8 tokens'
   # Names and texts are those of one another.
   queries, positives = (
-    part.split(', ') for part in feed.ids(batch).removeprefix('queries ').split(', positives ')
+    part.split(', ') for part in data.ids(batch).removeprefix('queries ').split(', positives ')
   )
   assert [words_of(row) for row in batch['query_tokens']] == [
     QUERIES[name].split() for name in queries
@@ -116,27 +115,28 @@ def test_what_the_loop_is_given(start, words_of, tmp_path):
   assert (tmp_path / 'run' / 'store' / 'train').is_dir()
 
 
-def test_an_update_of_several_batches(start):
-  feed = start(accumulate=2, batch_size=5, negatives=0, in_batch=False)
-  assert feed.epoch == 1 and feed.said.endswith('up to 0 negatives a query')
-  batch = next(feed.loader)
+def test_an_update_of_several_batches(start, batches_of):
+  data = start(accumulate=2, batch_size=5, negatives=0, in_batch=False)
+  iterator = batches_of(data)
+  assert len(data.batches) == 1 and data.description.endswith('up to 0 negatives a query')
+  batch = next(iterator)
   assert batch['query_tokens'].shape[0] == 10 and batch['passage_tokens'].shape[:2] == (10, 1)
-  assert feed.ids(batch).count('...') == 2 and feed.ids(batch).count(', ') == 15  # eight of each
+  assert data.ids(batch).count('...') == 2 and data.ids(batch).count(', ') == 15  # eight of each
 
 
-def test_goes_on_where_it_stopped(start):
-  assert_goes_on(start, 3, 3)
+def test_goes_on_where_it_stopped(start, batches_of):
+  assert_goes_on(start, batches_of, 3, 3)
 
 
 def test_the_text_for_a_vocabulary(folder, tmp_path, knobs, devices):
-  text = retrieval.find(knobs(data__dir=str(folder), data__format='beir'), tmp_path, devices)
+  text = find(retrieval, knobs(data__dir=str(folder), data__format='beir'), tmp_path, devices)
   assert [list(text.read())[:2] for _ in range(2)] == [['ash beech ash', 'ash cedar ash']] * 2
 
 
 @pytest.mark.parametrize('limit', [0, 2])
 def test_the_dev_split_is_measured(start, bag, tmp_path, limit):
-  feed = start(data__dev_split='dev', eval__measure='P@1', eval__corpus_limit=limit)
-  found = feed.evaluation(bag)(WEIGHTS)
+  data = start(data__dev_split='dev', eval__measure='P@1', eval__corpus_limit=limit)
+  found = data.evaluation(bag)(WEIGHTS)
   if limit:
     # Only what is relevant is searched: e2 is not there.
     assert found == {'P@1': 1.0, 'nDCG@10': 1.0, 'RR@10': 1.0, 'R@100': 1.0}
@@ -157,21 +157,22 @@ def test_the_dev_split_is_measured_by_its_grades(start, bag, folder):
   assert found['nDCG@10'] == pytest.approx((1 + 3 / math.log2(3)) / (3 + 1 / math.log2(3)))
 
 
-def test_queries_that_are_held_out_are_the_dev_split(start, bag, tmp_path):
-  feed = start(data__hold_out=0.5, batch_size=2)
+def test_queries_that_are_held_out_are_the_dev_split(start, bag, tmp_path, batches_of):
+  data = start(data__hold_out=0.5, batch_size=2)
+  iterator = batches_of(data)
   seen = {
     name
-    for _ in range(feed.epoch)
-    for name in feed.ids(next(feed.loader))
+    for _ in range(len(data.batches))
+    for name in data.ids(next(iterator))
     .removeprefix('queries ')
     .split(', positives ')[0]
     .split(', ')
   }
-  found = feed.evaluation(bag)(WEIGHTS)
+  found = data.evaluation(bag)(WEIGHTS)
   rows = [line.split('\t') for line in (tmp_path / 'run' / 'dev.tsv').read_text().splitlines()[1:]]
   held_out = {query for query, _, _ in rows}
   assert held_out and seen and not held_out & seen and held_out | seen <= QUERIES.keys()
-  assert feed.said.startswith(f'{10 - len(held_out)} training queries')
+  assert data.description.startswith(f'{10 - len(held_out)} training queries')
   assert all(int(passage[1:]) == 2 * int(query[1:]) for query, passage, _ in rows)
   assert found['R@100'] == 1.0 and 0 < found['nDCG@10'] <= 1 and not math.isnan(found['RR@10'])
 
@@ -197,5 +198,5 @@ def test_queries_that_are_held_out_are_the_dev_split(start, bag, tmp_path):
 )
 def test_what_cannot_be(start, bag, changes, message):
   with pytest.raises(InputError, match=message):
-    feed = start(**changes)
-    feed.evaluation(bag)
+    data = start(**changes)
+    data.evaluation(bag)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dprjax.base.errors import InputError
-from dprjax.methods import similarity_data as similarity
+from dprjax.methods import similarity
 from tests.methods.conftest import assert_goes_on
 
 TRAIN = [
@@ -31,6 +31,10 @@ WEIGHTS = {
 }  # cosines do not change by it, and there is none for passages
 
 
+def find(method, config, workdir, devices):
+  return method.find(config.data, config, workdir, devices)
+
+
 @pytest.fixture
 def folder(tmp_path):
   for name, pairs in (('train', TRAIN), ('dev', DEV), ('bad', [('oak', 'elm', 6.0)])):
@@ -42,8 +46,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def start(folder, knobs, devices, tokenizer, model):
-  """``start(knob=value)`` -> the feed, on the files above."""
-  opened = []
+  """``start(knob=value)`` -> the data, on the files above."""
 
   def run(**changes):
     options = {
@@ -54,21 +57,24 @@ def start(folder, knobs, devices, tokenizer, model):
       'data__query_max_length': 8,
       'data__query_buckets': (8, 4),
     } | changes
-    opened.append(similarity.find(knobs(**options), folder / 'run', devices).open(tokenizer, model))
-    return opened[-1]
+    return find(similarity, knobs(**options), folder / 'run', devices).open(tokenizer, model)
 
-  yield run
-  for feed in opened:
-    feed.loader.close()
+  return run
 
 
-def test_what_the_loop_is_given(start, words_of):
-  feed = start()
-  assert (feed.epoch, feed.unit, feed.said, feed.evaluation) == (2, 'pairs', '7 scored pairs', None)
+def test_what_the_loop_is_given(start, words_of, batches_of):
+  data = start()
+  iterator = batches_of(data)
+  assert (len(data.batches), data.unit, data.description, data.evaluation) == (
+    2,
+    'pairs',
+    '7 scored pairs',
+    None,
+  )
   shapes = set()
   epochs = []
   for number in range(6):
-    batch = next(feed.loader)
+    batch = next(iterator)
     assert {key: (value.dtype.name, value.ndim, len(value)) for key, value in batch.items()} == {
       'pair_index': ('int32', 1, 3),
       'score': ('float32', 1, 3),
@@ -94,10 +100,10 @@ def test_what_the_loop_is_given(start, words_of):
       )
     # As the file's lines are counted.
     assert (
-      feed.ids(batch)
+      data.ids(batch)
       == f'pairs {", ".join(str(TRAIN.index(pair) + 1) for pair in pairs)} of train.csv'
     )
-    shapes.add(feed.shape(batch))
+    shapes.add(data.shape(batch))
     epochs = [*epochs, []] if number % 2 == 0 else epochs
     epochs[-1] += batch['pair_index'].tolist()
   assert shapes == {
@@ -110,23 +116,24 @@ def test_what_the_loop_is_given(start, words_of):
   )
 
 
-def test_an_update_of_several_batches(start):
-  feed = start(accumulate=2)
-  assert feed.epoch == 1 and len(next(feed.loader)['score']) == 6
+def test_an_update_of_several_batches(start, batches_of):
+  data = start(accumulate=2)
+  iterator = batches_of(data)
+  assert len(data.batches) == 1 and len(next(iterator)['score']) == 6
 
 
-def test_goes_on_where_it_stopped(start):
-  assert_goes_on(start, 3, 4)
+def test_goes_on_where_it_stopped(start, batches_of):
+  assert_goes_on(start, batches_of, 3, 4)
   orders = [
-    [next(feed.loader)['pair_index'].tolist() for _ in range(4)]
-    for feed in (start(), start(seed=1))
+    [next(iterator)['pair_index'].tolist() for _ in range(4)] for feed in (start(), start(seed=1))
   ]
   assert orders[0] != orders[1]
 
 
-def test_sentences_are_cut(start, words_of):
-  feed = start(data__query_max_length=4, batch_size=7)
-  batch = next(feed.loader)
+def test_sentences_are_cut(start, words_of, batches_of):
+  data = start(data__query_max_length=4, batch_size=7)
+  iterator = batches_of(data)
+  batch = next(iterator)
   assert batch['first_tokens'].shape == (7, 4)
   assert [words_of(row) for row in batch['first_tokens']] == [
     TRAIN[row][0].split()[:2] for row in batch['pair_index']
@@ -134,17 +141,20 @@ def test_sentences_are_cut(start, words_of):
 
 
 def test_the_dev_pairs_are_ranked(start, bag):
-  feed = start(data__dev_split='dev.csv')
+  data = start(data__dev_split='dev.csv')
   # Ranks of the cosines 4 2 3 1, of the scores 3 4 2 1: rho = 1 - 6 (1 + 4 + 1 + 0) / (4 * 15).
-  evaluate = feed.evaluation(bag)
+  evaluate = data.evaluation(bag)
   assert evaluate(WEIGHTS) == {'spearman': pytest.approx(0.4)}
   # Where all vectors are 0 there is no order: worse than any.
   assert evaluate({'query/weight': jnp.float32(0)}) == {'spearman': -1.0}
 
 
 def test_the_text_for_a_vocabulary(folder, knobs, devices):
-  text = similarity.find(
-    knobs(data__dir=str(folder), data__train_split='train.csv', batch_size=2), folder, devices
+  text = find(
+    similarity,
+    knobs(data__dir=str(folder), data__train_split='train.csv', batch_size=2),
+    folder,
+    devices,
   )
   assert [list(text.read()) for _ in range(2)] == [
     [sentence for pair in TRAIN for sentence in pair[:2]]

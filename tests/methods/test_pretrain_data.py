@@ -6,7 +6,7 @@ import re
 import pytest
 
 from dprjax.base.errors import InputError
-from dprjax.methods import document_data as documents
+from dprjax.methods import pretrain
 from tests.methods.conftest import WORDS, assert_goes_on
 
 # Five words and a full stop make a sentence that stands alone; two of them, or three, a document.
@@ -24,6 +24,10 @@ def split(text):
   return [sentence.strip() for sentence in text.split('.') if sentence.strip()]
 
 
+def find(method, config, workdir, devices):
+  return method.find(config.data, config, workdir, devices)
+
+
 @pytest.fixture
 def folder(tmp_path):
   lines = [json.dumps({'_id': name, 'text': text}) + '\n' for name, text in TEXTS.items()]
@@ -34,8 +38,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def start(folder, knobs, devices, tokenizer, model):
-  """``start(knob=value)`` -> the feed, on both files above."""
-  opened = []
+  """``start(knob=value)`` -> the data, on both files above."""
 
   def run(**changes):
     options = {
@@ -47,12 +50,9 @@ def start(folder, knobs, devices, tokenizer, model):
       'pretrain__buckets': (8, 16, 24),
       'pretrain__passage_length': 64,
     } | changes
-    opened.append(documents.find(knobs(**options), folder / 'run', devices).open(tokenizer, model))
-    return opened[-1]
+    return find(pretrain, knobs(**options), folder / 'run', devices).open(tokenizer, model)
 
-  yield run
-  for feed in opened:
-    feed.loader.close()
+  return run
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,17 @@ def start(folder, knobs, devices, tokenizer, model):
     ('ict', '12 passages of 13; 3 negatives a text', 'texts of 8 and texts of 16 tokens'),
   ],
 )
-def test_what_the_loop_is_given(start, words_of, views, said, shape):
-  feed = start(pretrain__views=views)
-  assert (feed.epoch, feed.unit, feed.evaluation, feed.said) == (3, 'passages', None, said)
-  batches = [next(feed.loader) for _ in range(3)]
-  assert shape in {feed.shape(batch) for batch in batches}
+def test_what_the_loop_is_given(start, words_of, views, said, shape, batches_of):
+  data = start(pretrain__views=views)
+  iterator = batches_of(data)
+  assert (len(data.batches), data.unit, data.evaluation, data.description) == (
+    3,
+    'passages',
+    None,
+    said,
+  )
+  batches = [next(iterator) for _ in range(3)]
+  assert shape in {data.shape(batch) for batch in batches}
   names = []
   for batch in batches:
     both = ['first'] if views == 'one' else ['first', 'second']
@@ -79,7 +85,7 @@ def test_what_the_loop_is_given(start, words_of, views, said, shape):
       for what, dtype in (('tokens', 'int32'), ('mask', 'bool'), ('words', 'int32'))
     }
     # The texts are of the passages that it names.
-    named = feed.ids(batch).removeprefix('passages ').split(', ')
+    named = data.ids(batch).removeprefix('passages ').split(', ')
     for row, name in enumerate(named):
       document, number = name.split('#')
       sentences = split(TEXTS[document].lower())
@@ -92,16 +98,17 @@ def test_what_the_loop_is_given(start, words_of, views, said, shape):
   assert len(set(names)) == 12  # an epoch has each once
 
 
-def test_an_update_of_several_batches(start):
-  feed = start(accumulate=2, batch_size=5)
-  assert feed.epoch == 1 and feed.said.endswith('18 negatives a text')
-  batch = next(feed.loader)
+def test_an_update_of_several_batches(start, batches_of):
+  data = start(accumulate=2, batch_size=5)
+  iterator = batches_of(data)
+  assert len(data.batches) == 1 and data.description.endswith('18 negatives a text')
+  batch = next(iterator)
   assert batch['first_tokens'].shape[0] == batch['second_tokens'].shape[0] == 10
-  assert re.fullmatch(r'passages (\w+#0, ){7}\w+#0\.\.\.', feed.ids(batch))
+  assert re.fullmatch(r'passages (\w+#0, ){7}\w+#0\.\.\.', data.ids(batch))
 
 
-def test_goes_on_where_it_stopped(start):
-  assert_goes_on(start, 4, 3)
+def test_goes_on_where_it_stopped(start, batches_of):
+  assert_goes_on(start, batches_of, 4, 3)
 
 
 def test_a_store_is_used_again_and_may_lie_elsewhere(start, folder):
@@ -114,8 +121,11 @@ def test_a_store_is_used_again_and_may_lie_elsewhere(start, folder):
 
 
 def test_the_text_for_a_vocabulary(folder, knobs, devices):
-  text = documents.find(
-    knobs(data__dir=f'{folder}/one.jsonl,{folder}/two.jsonl', data__format='auto'), folder, devices
+  text = find(
+    pretrain,
+    knobs(data__dir=f'{folder}/one.jsonl,{folder}/two.jsonl', data__format='auto'),
+    folder,
+    devices,
   )
   assert [list(text.read()) for _ in range(2)] == [list(TEXTS.values())] * 2
 

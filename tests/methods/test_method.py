@@ -1,0 +1,114 @@
+"""A method of one's own: one file with a loss and one config, and nothing changed elsewhere."""
+
+import numpy as np
+import pytest
+
+from dprjax import export, load_prompt, train
+from dprjax.base.errors import InputError
+from dprjax.methods import dpr, method
+from dprjax.runtime import checkpoint
+
+TOY = '''
+"""A toy: the prompt learns to make each query's vector like its passage's."""
+
+import jax.numpy as jnp
+
+from dprjax.methods import dpr, dual_encoder
+from dprjax.methods.method import Model
+from dprjax.models import prompts
+
+
+def build(config, model, devices, tokenizer):
+  encoders = dual_encoder.build(config, model)
+
+  def loss(params, batch, key):
+    prefixes = prompts.expand_prompt(model, params.get('prompt'))
+    q, p = (
+      encoders.encode(params, prefixes[kind], kind, tokens, mask, key)
+      for kind, tokens, mask in (
+        ('query', batch['query_tokens'], batch['query_mask']),
+        ('passage', batch['passage_tokens'][:, 0], batch['passage_mask'][:, 0]),
+      )
+    )
+    value = config.toy.scale * jnp.mean(jnp.square(q - p))
+    return value, {'loss': value, 'distance': value / config.toy.scale}
+
+  return Model(encoders.init, loss, encoders.embed, {'distance': 'distance'})
+
+
+METHOD = dpr.METHOD._replace(build=build)
+'''
+CONFIG = """
+import ml_collections
+
+from dprjax.runtime import config as defaults
+
+
+def get_config(arg=''):
+  c = defaults.default()
+  c.method = 'lab_of_mine.toy'
+  c.prompt.length = 2
+  c.toy = ml_collections.ConfigDict({'scale': 3.0})
+  return defaults.local(c)
+"""
+
+
+@pytest.mark.slow
+def test_a_method_of_ones_own_trains_resumes_and_exports(tmp_path, monkeypatch, command, trained):
+  (tmp_path / 'lab_of_mine').mkdir()
+  (tmp_path / 'lab_of_mine' / 'toy.py').write_text(TOY)
+  (tmp_path / 'toy_config.py').write_text(CONFIG)
+  monkeypatch.syspath_prepend(tmp_path)
+  flags = [
+    f'--config={tmp_path}/toy_config.py',
+    f'--config.backbone.path={trained}/backbone',
+    f'--config.data.dir={trained}/data',
+    '--config.data.format=beir',
+    f'--config.data.store={trained}/store',
+    '--config.steps=4',
+    '--config.checkpoint.every=2',
+    '--config.eval.every=4',
+  ]
+
+  def run(workdir, *more):
+    return command(train, *flags, f'--workdir={tmp_path}/{workdir}', *more)
+
+  status, log = run('whole')
+  assert status == 0 and '(0.' in log and 'distance' in log and 'done at step 4' in log
+  # Stopped after two steps, and gone on with: the same bits.
+  assert run('resumed')[0] == 0
+  (tmp_path / 'resumed' / 'checkpoints' / '4').rename(tmp_path / 'away')
+  status, log = run('resumed')
+  assert status == 0 and 'resuming after step 2 of 4' in log
+  whole, resumed = (
+    checkpoint.Checkpoints(tmp_path / name, '').restore_trainable(4)
+    for name in ('whole', 'resumed')
+  )
+  assert whole.keys() == {'prompt/prefix'}
+  np.testing.assert_array_equal(whole['prompt/prefix'], resumed['prompt/prefix'])
+  status, _ = command(export, f'--workdir={tmp_path}/whole', f'--out={tmp_path}/toy.npz')
+  assert status == 0
+  np.testing.assert_array_equal(
+    load_prompt(tmp_path / 'toy.npz').prefix('query'), whole['prompt/prefix']
+  )
+
+
+def test_the_methods_there_are():
+  assert method.names() == ['cross_encoder', 'dpr', 'pretrain', 'similarity']
+  assert method.load('dpr') is dpr.METHOD
+
+
+@pytest.mark.parametrize(
+  'name', ['dpt', 'contrastive', '', 'json', 'no.such.module', '../dpr', 'a b']
+)
+def test_what_is_not_a_method(name):
+  with pytest.raises(InputError, match=r'use one of cross_encoder, dpr, pretrain, similarity, or'):
+    method.load(name)
+
+
+def test_a_method_that_lacks_a_package_says_so(tmp_path, monkeypatch):
+  (tmp_path / 'lacking_method').mkdir()
+  (tmp_path / 'lacking_method' / 'own.py').write_text('import a_package_that_nobody_has\n')
+  monkeypatch.syspath_prepend(tmp_path)
+  with pytest.raises(ModuleNotFoundError, match='a_package_that_nobody_has'):
+    method.load('lacking_method.own')
