@@ -386,7 +386,7 @@ def export(
     )
   checkpoint = {
     'params': dual_encoder.encoder_params(backbone, trained),
-    'heads': backbone.heads | own,
+    'heads': {**backbone.heads, **own},
     'sentence': sentence,
   }
   return Product({'': checkpoint}, *prompt)

@@ -125,7 +125,8 @@ def test_an_update_of_several_batches(start, batches_of):
 def test_goes_on_where_it_stopped(start, batches_of):
   assert_goes_on(start, batches_of, 3, 4)
   orders = [
-    [next(iterator)['pair_index'].tolist() for _ in range(4)] for feed in (start(), start(seed=1))
+    [next(iterator)['pair_index'].tolist() for _ in range(4)]
+    for iterator in (batches_of(start()), batches_of(start(seed=1)))
   ]
   assert orders[0] != orders[1]
 
