@@ -375,6 +375,7 @@ def export(
   prompt = dual_encoder.export_prompt(config, backbone, trained, lengths, prefixes)
   if dual_encoder.trains(trained, 'prompt') and not dual_encoder.trains(trained, 'backbone'):
     return Product({}, *prompt)
+  settings = {'condenser': {'split': _skip_from(config, backbone.config)}}
   # Its use comes later, so there are sentence-transformers files only where their defaults (first
   # token, raw) are wrong.
   sentence = None
@@ -386,7 +387,7 @@ def export(
     )
   checkpoint = {
     'params': dual_encoder.encoder_params(backbone, trained),
-    'heads': {**backbone.heads, **own},
+    'heads': dual_encoder.export_heads(backbone, trained, settings),
     'sentence': sentence,
   }
   return Product({'': checkpoint}, *prompt)
