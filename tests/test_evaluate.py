@@ -8,12 +8,16 @@ import sys
 import pytest
 
 from dprjax import evaluate
+from dprjax.base.errors import InputError
 
 QRELS = 'query-id\tcorpus-id\tscore\nq1\ta\t2\nq1\tb\t1\nq2\tc\t1\nq3\td\t1\n'
-RUN = (
-  'q1 Q0 b 1 3.0 x\nq1 Q0 z 2 2.0 x\nq1 Q0 a 3 1.0 x\nq2 Q0 q2 1 2.0 x\nq2 Q0 c 2 1.0 x\nq9 Q0 '
-  'a 1 1.0 x\n'
-)
+RUN = """q1 Q0 b 1 3.0 x
+q1 Q0 z 2 2.0 x
+q1 Q0 a 3 1.0 x
+q2 Q0 q2 1 2.0 x
+q2 Q0 c 2 1.0 x
+q9 Q0 a 1 1.0 x
+"""
 
 
 @pytest.fixture
@@ -30,41 +34,27 @@ def folder(tmp_path, monkeypatch):
   (tmp_path / 'answers.jsonl').write_text(
     '{"_id": "q1", "answers": ["of z"]}\n{"_id": "q2", "answers": ["lyon", "C"]}\n'
   )
-  for name in ('one', 'two'):
+  for name, text in (('one', QRELS), ('two', 'query-id\tcorpus-id\tscore\nq2\tc\t1\n')):
     (tmp_path / 'beir' / name / 'qrels').mkdir(parents=True)
-    (tmp_path / 'beir' / name / 'qrels' / 'test.tsv').write_text(
-      QRELS if name == 'one' else 'query-id\tcorpus-id\tscore\nq2\tc\t1\n'
-    )
+    (tmp_path / 'beir' / name / 'qrels' / 'test.tsv').write_text(text)
   return tmp_path
 
 
-def run(*arguments):
-  evaluate.main([*arguments, '--out=metrics.json'])
+def run(arguments):
+  evaluate.main([*arguments.split(), '--out=metrics.json'])
   with open('metrics.json') as file:
     return json.load(file)
 
 
 def test_known_by_hand(folder, capsys):
   found = run(
-    '--run=run.trec',
-    '--qrels=qrels.tsv',
-    '--measure',
-    'nDCG@10',
-    'RR@10',
-    '--measure=AP',
-    '--extra=trained=12',
+    '--run=run.trec --qrels=qrels.tsv --measure nDCG@10 RR@10 --measure=AP --extra=trained=12'
   )
-  ndcg = 2 / (2 + 1 / math.log2(3))
-  assert found['per_query']['nDCG@10'] == {
-    'q1': pytest.approx(ndcg),
-    'q2': pytest.approx(1 / math.log2(3)),
-    'q3': 0,
-  }
-  assert found['mean'] == {
-    'nDCG@10': pytest.approx((ndcg + 1 / math.log2(3)) / 3),
-    'RR@10': 0.5,
-    'AP': pytest.approx((5 / 6 + 1 / 2) / 3),
-  }
+  ndcg, second = 2 / (2 + 1 / math.log2(3)), 1 / math.log2(3)
+  assert found['per_query']['nDCG@10'] == pytest.approx({'q1': ndcg, 'q2': second, 'q3': 0})
+  assert found['mean'] == pytest.approx(
+    {'nDCG@10': (ndcg + second) / 3, 'RR@10': 0.5, 'AP': (5 / 6 + 1 / 2) / 3}
+  )
   assert found['counts'] == {
     'queries': 3,
     'missing': 1,
@@ -79,22 +69,14 @@ def test_known_by_hand(folder, capsys):
 
 
 def test_a_document_with_the_querys_own_id(folder):
-  found = run('--run=run.trec', '--qrels=qrels.tsv', '--measure=RR@10', '--drop_same_id=true')
-  assert found['per_query']['RR@10'] == {'q1': 1, 'q2': 1, 'q3': 0} and found['settings'] == {
-    'drop_same_id': True
-  }
+  found = run('--run=run.trec --qrels=qrels.tsv --measure=RR@10 --drop_same_id=true')
+  assert found['per_query']['RR@10'] == {'q1': 1, 'q2': 1, 'q3': 0}
+  assert found['settings'] == {'drop_same_id': True}
 
 
 def test_several_data_sets(folder, capsys):
-  found = run(
-    '--run=two=run.trec',
-    '--run=one=run.trec',
-    '--beir=beir/one',
-    '--beir=beir/two/',
-    '--measure',
-    'RR@10',
-    'R@1',
-  )
+  runs = '--run=two=run.trec --run=one=run.trec'
+  found = run(f'{runs} --beir=beir/one --beir=beir/two/ --measure RR@10 R@1')
   assert found['mean']['RR@10'] == pytest.approx((0.5 + 0.5) / 2)
   assert found['per_query']['RR@10'] == {'two/q2': 0.5, 'one/q1': 1, 'one/q2': 0.5, 'one/q3': 0}
   assert found['counts']['queries'] == 4
@@ -106,29 +88,13 @@ def test_several_data_sets(folder, capsys):
     ['one', '0.5000', '0.1667', '3'],
     ['average', '0.5000', '0.0833'],
   ]
-  again = run(
-    '--run=two=run.trec',
-    '--run=one=run.trec',
-    '--qrels=one=beir/one/qrels/test.tsv',
-    '--qrels=two=beir/two/qrels/test.tsv',
-    '--measure=RR@10',
-    '--measure=R@1',
-  )
-  assert again == found
+  qrels = '--qrels=one=beir/one/qrels/test.tsv --qrels=two=beir/two/qrels/test.tsv'
+  assert run(f'{runs} {qrels} --measure=RR@10 --measure=R@1') == found
 
 
 def test_answers(folder):
-  found = run(
-    '--run=run.trec',
-    '--answers=answers.jsonl',
-    '--corpus=corpus.jsonl',
-    '--answer_k',
-    '1',
-    '2',
-    '3',
-  )
-  # "of z" is in q1's second passage; Lyon is in titles alone, and C, whatever its case, in q2's
-  # second text.
+  found = run('--run=run.trec --answers=answers.jsonl --corpus=corpus.jsonl --answer_k 1 2 3')
+  # "of z" is in q1's second passage; Lyon is in titles alone; C, in any case, in q2's second text.
   assert found['per_query'] == {
     'Answer@1': {'q1': 0, 'q2': 0},
     'Answer@2': {'q1': 1, 'q2': 1},
@@ -139,20 +105,12 @@ def test_answers(folder):
     '{"_id": "q1", "answers": ["nothing"]}\n{"_id": "q2", "answers": ["Q\\\\d$"]}\n'
   )
   both = run(
-    '--run=run.trec',
-    '--answers=regex.jsonl',
-    '--corpus=corpus.jsonl',
-    '--qrels=qrels.tsv',
-    '--measure=RR@10',
-    '--answer_k=1',
-    '--match=regex',
+    '--run=run.trec --answers=regex.jsonl --corpus=corpus.jsonl --qrels=qrels.tsv --measure=RR@10 '
+    '--answer_k=1 --match=regex'
   )
   assert both['mean'] == {'RR@10': 0.5, 'Answer@1': 0.5}
-  assert (
-    both['counts']['questions'] == 2
-    and both['counts']['queries'] == 3
-    and both['counts']['unknown_documents'] == 1
-  )
+  counts = {'questions': 2, 'queries': 3, 'unknown_documents': 1}
+  assert {name: both['counts'][name] for name in counts} == counts
   assert both['settings'] == {'drop_same_id': False, 'match': 'regex'}
 
 
@@ -161,58 +119,49 @@ def test_published_bm25_run(data_dir, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   source = data_dir / 'msmarco-dl'
   found = run(
-    f'--run={source}/runs/bm25.dl19.top100.trec',
-    f'--qrels={source}/qrels/dl19.tsv',
-    f'--corpus={source}/corpus.jsonl',
+    f'--run={source}/runs/bm25.dl19.top100.trec --qrels={source}/qrels/dl19.tsv '
+    f'--corpus={source}/corpus.jsonl'
   )
   assert found['counts']['queries'] == 43 and found['counts']['missing'] == 0
   assert found['mean']['nDCG@10'] == pytest.approx(0.5071, abs=0.0005)
 
 
+JUDGED = '--run=run.trec --qrels=qrels.tsv'
 BAD = [
-  (['--run=run.trec'], 'nothing to measure run.trec by'),
-  (['--run=missing.trec', '--qrels=qrels.tsv'], 'run not found: missing.trec'),
-  (['--run=run.trec', '--qrels=missing.tsv'], 'qrels not found'),
-  (['--run=empty', '--qrels=qrels.tsv'], 'run is empty'),
-  (['--run=nan.trec', '--qrels=qrels.tsv'], "nan.trec, line 1: the score 'nan'"),
-  (['--run=run.trec', '--qrels=run.trec'], 'run.trec, line 1: 6 columns'),
-  (['--run=run.trec', '--qrels=qrels.tsv', '--measure=DCG@7'], "unknown measure 'DCG@7'"),
+  ('--run=run.trec', 'nothing to measure run.trec by'),
+  ('--run=missing.trec --qrels=qrels.tsv', 'run not found: missing.trec'),
+  ('--run=run.trec --qrels=missing.tsv', 'qrels not found'),
+  ('--run=empty --qrels=qrels.tsv', 'run is empty'),
+  ('--run=nan.trec --qrels=qrels.tsv', "nan.trec, line 1: the score 'nan'"),
+  ('--run=run.trec --qrels=run.trec', 'run.trec, line 1: 6 columns'),
+  (f'{JUDGED} --measure=DCG@7', "unknown measure 'DCG@7'"),
+  (f'{JUDGED} --strict', 'nothing for 1 of 3 judged queries, which count as 0: q3'),
   (
-    ['--run=run.trec', '--qrels=qrels.tsv', '--strict'],
-    'nothing for 1 of 3 judged queries, which count as 0: q3',
-  ),
-  (
-    ['--run=strict.trec', '--qrels=qrels.tsv', '--corpus=corpus.jsonl', '--strict'],
+    '--run=strict.trec --qrels=qrels.tsv --corpus=corpus.jsonl --strict',
     '1 of 4 judged documents are not in corpus.jsonl: d',
   ),
-  (['--run=run.trec', '--answers=answers.jsonl'], '--answers needs --corpus'),
+  ('--run=run.trec --answers=answers.jsonl', '--answers needs --corpus'),
+  ('--run=run.trec --answers=corpus.jsonl --corpus=corpus.jsonl', 'line 1: expected answers'),
   (
-    ['--run=run.trec', '--answers=corpus.jsonl', '--corpus=corpus.jsonl'],
-    'line 1: expected answers',
-  ),
-  (
-    ['--run=a=run.trec', '--run=run.trec', '--qrels=qrels.tsv'],
+    '--run=a=run.trec --run=run.trec --qrels=qrels.tsv',
     'with several data sets give --run=NAME=FILE',
   ),
-  (['--run=a=run.trec', '--run=a=run.trec'], '--run=a=run.trec: given twice for a'),
+  ('--run=a=run.trec --run=a=run.trec', '--run=a=run.trec: given twice for a'),
   (
-    ['--run=one=run.trec', '--beir=beir/one', '--beir=beir/two'],
+    '--run=one=run.trec --beir=beir/one --beir=beir/two',
     'no --run=two=FILE; there are runs of one',
   ),
   (
-    ['--run=one=run.trec', '--beir=beir/one', '--split=dev'],
+    '--run=one=run.trec --beir=beir/one --split=dev',
     'qrels not found: beir/one/qrels/dev.tsv',
   ),
   (
-    ['--run=one=run.trec', '--beir=beir/one', '--qrels=one=qrels.tsv'],
+    '--run=one=run.trec --beir=beir/one --qrels=one=qrels.tsv',
     'give the judgements of one twice',
   ),
-  (
-    ['--run=one=run.trec', '--run=two=run.trec', '--beir=beir/one'],
-    'nothing to measure run.trec by',
-  ),
-  (['--run=run.trec', '--qrels=qrels.tsv', '--out=beir'], 'beir is a folder'),
-  (['--run=run.trec', '--qrels=qrels.tsv', '--unknown=1'], 'unrecognized arguments: --unknown=1'),
+  ('--run=one=run.trec --run=two=run.trec --beir=beir/one', 'nothing to measure run.trec by'),
+  (f'{JUDGED} --out=beir', 'beir is a folder'),
+  (f'{JUDGED} --unknown=1', 'unrecognized arguments: --unknown=1'),
 ]
 
 
@@ -223,34 +172,31 @@ def test_bad_input(folder, error_line, arguments, message):
   (folder / 'strict.trec').write_text(RUN + 'q3 Q0 z 1 1.0 x\n')
   before = sorted(folder.rglob('*'))
   with pytest.raises(SystemExit) as ended:
-    evaluate.main(['--out=metrics.json', *arguments])
+    evaluate.main(['--out=metrics.json', *arguments.split()])
   assert ended.value.code == 2
   assert message in error_line()
   assert sorted(folder.rglob('*')) == before
 
 
 def test_as_a_command(folder):
-  def command(*arguments):
-    return subprocess.run(
-      [sys.executable, '-m', 'dprjax.evaluate', *arguments],
-      capture_output=True,
-      text=True,
-      check=False,
-      env=os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parent.parent)},
-    )
-
-  good = command('--run=run.trec', '--qrels=qrels.tsv', '--out=metrics.json')
+  good = subprocess.run(
+    [sys.executable, '-m', 'dprjax.evaluate', *JUDGED.split(), '--out=metrics.json'],
+    capture_output=True,
+    text=True,
+    check=False,
+    env=os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parent.parent)},
+  )
   assert good.returncode == 0 and 'nDCG@10' in good.stdout
   assert good.stderr.splitlines() == [
     'run.trec: for 1 of 3 queries a document of the same id was found; BEIR leaves it out: '
     '--drop_same_id=true',
     'run.trec: nothing for 1 of 3 judged queries, which count as 0: q3',
   ]
-  bad = command('--run=run.trec', '--qrels=nowhere.tsv', '--out=other.json')
-  assert (bad.returncode, bad.stdout, bad.stderr) == (
-    2,
-    '',
-    'dprjax: error: qrels not found: nowhere.tsv\n',
-  )
+
+
+def test_errors_are_one_line_or_a_traceback(folder, command, capsys):
+  bad = ['--run=run.trec', '--qrels=nowhere.tsv', '--out=other.json']
+  assert command(evaluate, *bad) == (2, 'dprjax: error: qrels not found: nowhere.tsv\n')
   assert not (folder / 'other.json').exists()
-  assert 'Traceback' in command('--run=run.trec', '--qrels=nowhere.tsv', '--debug').stderr
+  with pytest.raises(InputError, match='qrels not found'):
+    evaluate.main([*bad, '--debug'])

@@ -1,6 +1,4 @@
-"""Every form of data by a few handmade lines, every way in which it can be wrong, and the real
-sets' known counts.
-"""
+"""Every format by a few handmade lines, every way it can be wrong, and the counts of real sets."""
 
 import collections
 import gzip
@@ -18,7 +16,7 @@ from dprjax.formats.texts import read_texts
 
 def jsonl(path, rows):
   path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_text(''.join(f'{row if isinstance(row, str) else json.dumps(row)}\n' for row in rows))
+  path.write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
   return path
 
 
@@ -26,22 +24,13 @@ def jsonl(path, rows):
 def beir(tmp_path):
   """Three passages, one of them without title; three queries, judged 2, 1 and 0."""
   folder = tmp_path / 'beir'
+  corpus = [('d1', 'Cats', 'purr'), ('d2', '', 'dogs bark'), ('d3', None, 'fish swim')]
   jsonl(
     folder / 'corpus.jsonl',
-    [
-      {'_id': 'd1', 'title': 'Cats', 'text': 'purr'},
-      {'_id': 'd2', 'title': '', 'text': 'dogs bark'},
-      {'_id': 'd3', 'text': 'fish swim'},
-    ],
+    [{'_id': id_, 'title': title, 'text': text} for id_, title, text in corpus],
   )
-  jsonl(
-    folder / 'queries.jsonl',
-    [
-      {'_id': 'q1', 'text': 'who purrs'},
-      {'_id': 'q2', 'text': 'who barks'},
-      {'_id': 'q3', 'text': 'who flies'},
-    ],
-  )
+  queries = {'q1': 'who purrs', 'q2': 'who barks', 'q3': 'who flies'}
+  jsonl(folder / 'queries.jsonl', [{'_id': id_, 'text': text} for id_, text in queries.items()])
   (folder / 'qrels').mkdir()
   (folder / 'qrels/train.tsv').write_text(
     'query-id\tcorpus-id\tscore\nq1\td1\t2\nq1\td2\t0\nq2\td2\t1\nq3\td3\t0\n'
@@ -62,11 +51,8 @@ def test_beir(beir):
   assert data.qrels == {'q1': {'d1': 2, 'd2': 0}, 'q2': {'d2': 1}}
   assert data.positives('q1') == ['d1'] and data.negatives == {}
   assert data.total_passages() == 3
-  assert dict(data.report.counts) == {
-    'queries without a positive: skipped': 1,
-    'queries': 2,
-    'passages': 3,
-  }
+  counts = {'queries without a positive: skipped': 1, 'queries': 2, 'passages': 3}
+  assert dict(data.report.counts) == counts
   assert '1 queries without a positive: skipped (q3)' in str(data.report)
   # A second pass counts afresh.
   assert sum(1 for _ in data.passages) == data.report.counts['passages'] == 3
@@ -97,40 +83,32 @@ def test_compressed_files_read_the_same(beir, ending, compress):
 )
 def test_msmarco(tmp_path, collection, qrels):
   (tmp_path / 'collection.tsv').write_text(collection)
-  (tmp_path / 'queries.dev.tsv').write_text('q1\twho barks\nq2\twho swims\n')
-  (tmp_path / 'qrels.dev.tsv').write_text(qrels)
+  queries, judged = tmp_path / 'queries.dev.tsv', tmp_path / 'qrels.dev.tsv'
+  queries.write_text('q1\twho barks\nq2\twho swims\n')
+  judged.write_text(qrels)
   data, passages = read(tmp_path, split='dev')
   assert data.format == 'msmarco'
   assert passages == {'p1': 'cats purr', 'p2': 'dogs "bark', 'p3': 'fish swim'}
   assert data.queries == [('q1', 'who barks')] and data.positives('q1') == ['p2']
   # The same files under names of the user's own.
-  named = load_dataset(
-    Source(
-      str(tmp_path),
-      format='msmarco',
-      split='anything',
-      queries=str(tmp_path / 'queries.dev.tsv'),
-      qrels=str(tmp_path / 'qrels.dev.tsv'),
-    )
-  )
+  named, _ = read(tmp_path, 'msmarco', 'anything', queries=str(queries), qrels=str(judged))
   assert named.qrels == data.qrels
 
 
+CATS = {'title': 'Cats', 'text': 'purr', 'passage_id': '7'}
+FISH = {'title': 'Fish', 'text': 'swim', 'passage_id': '9'}
 DPR = [
   {
     'question': 'who purrs',
     'answers': ['cats'],
-    'positive_ctxs': [{'title': 'Cats', 'text': 'purr', 'passage_id': '7'}],
-    'negative_ctxs': [{'title': 'Fish', 'text': 'swim', 'passage_id': '9'}],
+    'positive_ctxs': [CATS],
+    'negative_ctxs': [FISH],
     'hard_negative_ctxs': [{'title': 'Dogs', 'text': 'bark', 'psg_id': 8}],
   },
   {
     'question': 'who swims',
-    'positive_ctxs': [
-      {'title': 'Fish', 'text': 'swim', 'passage_id': '9'},
-      {'title': '', 'text': 'no id'},
-    ],
-    'negative_ctxs': [{'title': 'Cats', 'text': 'purr', 'passage_id': '7'}],
+    'positive_ctxs': [FISH, {'title': '', 'text': 'no id'}],
+    'negative_ctxs': [CATS],
     'hard_negative_ctxs': [],
   },
 ]
@@ -146,29 +124,25 @@ def test_dpr(tmp_path, text, monkeypatch):
   (tmp_path / 'train.json').write_text(text)
   data, passages = read(tmp_path)
   assert data.format == 'dpr'
-  assert [query.text for query in data.queries] == ['who purrs', 'who swims']
-  first, second = (query.id for query in data.queries)
+  assert data.queries == [('1', 'who purrs'), ('2', 'who swims')]
   no_id = next(name for name in passages if name.startswith('text-'))
   assert passages == {'7': 'Cats purr', '8': 'Dogs bark', '9': 'Fish swim', no_id: 'no id'}
-  assert data.positives(first) == ['7'] and data.positives(second) == ['9', no_id]
+  assert data.positives('1') == ['7'] and data.positives('2') == ['9', no_id]
   # Plain negatives only where there is no hard one.
-  assert [n.id for n in data.negatives[first]] == ['8'] and [
-    n.id for n in data.negatives[second]
-  ] == ['7']
+  assert [[negative.id for negative in data.negatives[id_]] for id_ in '12'] == [['8'], ['7']]
 
 
 def test_tevatron_with_what_mining_adds(tmp_path):
+  cats = {'docid': 'a', 'title': 'Cats', 'text': 'purr'}
+  dogs = {'docid': 'b', 'title': '', 'text': 'bark'}
   path = jsonl(
     tmp_path / 'train.jsonl',
     [
       {
         'query_id': 12,
         'query': 'who purrs',
-        'positive_passages': [{'docid': 'a', 'title': 'Cats', 'text': 'purr'}],
-        'negative_passages': [
-          {'docid': 'b', 'title': '', 'text': 'bark', 'retriever': 'bm25', 'rank': 3, 'score': 7.5},
-          {'docid': 'a', 'title': 'Cats', 'text': 'purr'},
-        ],
+        'positive_passages': [cats],
+        'negative_passages': [dogs | {'retriever': 'bm25', 'rank': 3, 'score': 7.5}, cats],
       },
       {
         'query_id': 'q2',
@@ -184,71 +158,58 @@ def test_tevatron_with_what_mining_adds(tmp_path):
   assert data.report.counts['negatives that are positives of their query: ignored'] == 1
   # An id that stands for two texts makes two passages.
   (other,) = data.negatives['q2']
-  assert other.id.startswith('b~') and passages == {
-    'a': 'Cats purr',
-    'b': 'bark',
-    'c': 'fish',
-    other.id: 'another text',
-  }
+  assert other.id.startswith('b~')
+  assert passages == {'a': 'Cats purr', 'b': 'bark', 'c': 'fish', other.id: 'another text'}
 
 
 def test_flagembedding(tmp_path):
-  path = jsonl(
-    tmp_path / 'mine.jsonl',
-    [
-      {'query': 'who purrs', 'pos': ['cats', 'lions'], 'neg': ['dogs']},
-      {'query': 'who barks', 'pos': ['dogs']},
-    ],
-  )
-  data, passages = read(path)
+  rows = [
+    {'query': 'who purrs', 'pos': ['cats', 'lions'], 'neg': ['dogs']},
+    {'query': 'who barks', 'pos': ['dogs']},
+  ]
+  data, passages = read(jsonl(tmp_path / 'mine.jsonl', rows))
   assert data.format == 'flagembedding'
   assert [passages[name] for name in data.positives('1')] == ['cats', 'lions']
   assert data.negatives['1'][0].id == data.positives('2')[0] and len(passages) == 3
 
 
+def papers(path, numbers):
+  rows = [{'id': f'p{i}', 'title': f'title {i}', 'abstract': f'abstract {i}'} for i in numbers]
+  return jsonl(path, rows)
+
+
 def test_arxiv(tmp_path):
-  path = jsonl(
-    tmp_path / 'papers.jsonl',
-    [{'id': '1', 'title': 'On cats', 'abstract': 'They purr.', 'categories': 'q-bio'}],
-  )
-  data, passages = read(path)
-  assert (
-    data.format == 'arxiv'
-    and data.queries == [('1', 'On cats')]
-    and passages == {'1': 'They purr.'}
-    and data.positives('1') == ['1']
-  )
+  data, passages = read(papers(tmp_path / 'papers.jsonl', [1]))
+  assert data.format == 'arxiv' and data.queries == [('p1', 'title 1')]
+  assert passages == {'p1': 'abstract 1'} and data.positives('p1') == ['p1']
 
 
 def test_mined_negatives_join_a_folder(beir, tmp_path):
-  mined = jsonl(
+  mined = {'docid': 'd3', 'retriever': 'dpt', 'rank': 1, 'score': 2, 'pools': ['denoised']}
+  negatives = {
+    'q1': [{'docid': 'd1'}, mined, {'docid': 'd2'}],
+    'elsewhere': [{'docid': 'd1'}],
+    'q2': [{'docid': 'lost'}],
+  }
+  path = jsonl(
     tmp_path / 'mined.jsonl',
-    [
-      {
-        'query_id': 'q1',
-        'negative_passages': [
-          {'docid': 'd1'},
-          {'docid': 'd3', 'retriever': 'dpt', 'rank': 1, 'score': 2, 'pools': ['denoised']},
-          {'docid': 'd2'},
-        ],
-      },
-      {'query_id': 'elsewhere', 'negative_passages': [{'docid': 'd1'}]},
-      {'query_id': 'q2', 'negative_passages': [{'docid': 'lost'}]},
-    ],
+    [{'query_id': query, 'negative_passages': rows} for query, rows in negatives.items()],
   )
-  data, _ = read(beir, negatives=str(mined))
+  data, _ = read(beir, negatives=str(path))
   assert data.negatives == {
     'q1': [('d3', 'dpt', 1, 2.0, ('denoised',)), ('d2', '', None, None, ('undenoised',))],
     'q2': [('lost', '', None, None, ('undenoised',))],
   }
-  counts = data.report.counts
-  assert counts['negatives that are positives of their query: ignored'] == 1
-  assert counts['queries with mined negatives that are not in this split: ignored'] == 1
-  assert counts['negatives that are not in the corpus: ignored'] == 1
+  for count in (
+    'negatives that are positives of their query: ignored',
+    'queries with mined negatives that are not in this split: ignored',
+    'negatives that are not in the corpus: ignored',
+  ):
+    assert data.report.counts[count] == 1
   with pytest.raises(
     InputError, match=r'mined\.jsonl: 1 negatives that are not in the corpus, for instance q2 lost'
   ):
-    read(beir, negatives=str(mined), strict=True)
+    read(beir, negatives=str(path), strict=True)
 
 
 def test_unknown_ids_are_counted_listed_or_refused(beir):
@@ -267,157 +228,108 @@ def test_unknown_ids_are_counted_listed_or_refused(beir):
     read(beir, strict=True)
 
 
-def test_texts_that_are_empty(beir):
+def test_empty_texts(beir):
+  passages = [('d1', ' ', ''), ('d2', '', 'dogs'), ('d3', '', 'fish')]
   jsonl(
     beir / 'corpus.jsonl',
-    [
-      {'_id': 'd1', 'title': ' ', 'text': ''},
-      {'_id': 'd2', 'text': 'dogs'},
-      {'_id': 'd3', 'text': 'fish'},
-    ],
+    [{'_id': id_, 'title': title, 'text': text} for id_, title, text in passages],
   )
   jsonl(beir / 'queries.jsonl', [{'_id': 'q1', 'text': 'who purrs'}, {'_id': 'q2', 'text': '  '}])
-  data, passages = read(beir)
-  assert passages['d1'] == '' and data.queries == [('q1', 'who purrs')]
+  data, texts = read(beir)
+  assert texts['d1'] == '' and data.queries == [('q1', 'who purrs')]
   assert data.report.examples['passages without text: kept, never a positive'] == ['d1']
   assert data.report.examples['queries without text: skipped'] == ['q2']
 
 
-def replace(name, line):
-  def change(folder):
-    lines = (folder / name).read_text().splitlines()
-    lines[1] = line
-    (folder / name).write_text('\n'.join(lines))
+SPOILT = [  # file, number of the line that is replaced or appended (0: the only one), line, message
+  ('corpus.jsonl', 2, '{"_id": "d2", "text": ', r'corpus\.jsonl, line 2: not JSON'),
+  ('corpus.jsonl', 2, '["d2"]', r'corpus\.jsonl, line 2: expected a JSON object, found list'),
+  ('corpus.jsonl', 2, '{"text": "dogs"}', r"line 2: '_id' is missing; expected text or a number"),
+  ('corpus.jsonl', 2, '{"_id": true, "text": "dogs"}', r"line 2: '_id' is True; expected text or"),
+  ('corpus.jsonl', 2, '{"_id": "d2 ", "text": "dogs"}', r"line 2: the id 'd2 ' .* white space"),
+  ('corpus.jsonl', 2, '{"_id": "d2", "text": 5}', r"line 2: 'text' is 5; expected text"),
+  (
+    *('corpus.jsonl', 4, '{"_id": "d1", "text": "again"}'),
+    r"corpus\.jsonl: passage id 'd1' is on line 1 and again on line 4",
+  ),
+  ('corpus.jsonl', 0, '', r'corpus file is empty: .*corpus\.jsonl'),
+  ('corpus.jsonl', 0, b'{"_id": "d1", "text": "\xff"}', r'corpus\.jsonl, line 1 or .*: not UTF-8'),
+  ('queries.jsonl', 2, '{"_id": "q2"}', r"queries\.jsonl, line 2: 'text' is missing"),
+  (
+    *('queries.jsonl', 4, '{"_id": "q2", "text": "again"}'),
+    r"queries\.jsonl: query id 'q2' is on line 2 and again on line 4",
+  ),
+  ('queries.jsonl', 0, None, r'queries file not found: .*: corpus\.jsonl, qrels'),
+  ('qrels/train.tsv', 0, None, r'qrels file not found: .*train\.tsv .*in that folder: nothing'),
+  ('qrels/train.tsv', 2, 'q1\td1', r'train\.tsv, line 2: 2 columns, expected 3'),
+  ('qrels/train.tsv', 2, 'q1\td1\tyes', r"line 2: the relevance 'yes' is not a whole number"),
+  (
+    'qrels/train.tsv',
+    6,
+    'q1\td1\t0',
+    r'line 6: document d1 is judged 0 for query q1, and 2 before',
+  ),
+  ('qrels/train.tsv', 0, 'q1\td1\t0', r'train\.tsv: no query with text and a passage graded'),
+]
 
-  return change
 
-
-def append(name, line):
-  def change(folder):
-    with (folder / name).open('a') as file:
-      file.write(f'{line}\n')
-
-  return change
-
-
-@pytest.mark.parametrize(
-  ('spoil', 'message'),
-  [
-    (
-      lambda folder: (folder / 'corpus.jsonl').write_text(''),
-      r'corpus file is empty: .*corpus\.jsonl',
-    ),
-    (
-      lambda folder: (folder / 'queries.jsonl').unlink(),
-      r'queries file not found: .*queries\.jsonl .*in that folder: corpus\.jsonl, qrels',
-    ),
-    (
-      lambda folder: (folder / 'qrels/train.tsv').rename(folder / 'qrels/dev.tsv'),
-      r'qrels file not found: .*train\.tsv .*in that folder: dev\.tsv',
-    ),
-    (replace('corpus.jsonl', '{"_id": "d2", "text": '), r'corpus\.jsonl, line 2: not JSON'),
-    (
-      replace('corpus.jsonl', '["d2"]'),
-      r'corpus\.jsonl, line 2: expected a JSON object, found list',
-    ),
-    (
-      replace('corpus.jsonl', '{"text": "dogs"}'),
-      r"corpus\.jsonl, line 2: '_id' is missing; expected text or a number",
-    ),
-    (
-      replace('corpus.jsonl', '{"_id": "d2", "text": 5}'),
-      r"corpus\.jsonl, line 2: 'text' is 5; expected text",
-    ),
-    (
-      append('corpus.jsonl', '{"_id": "d1", "text": "again"}'),
-      r"corpus\.jsonl: passage id 'd1' is on line 1 and again on line 4",
-    ),
-    (
-      append('queries.jsonl', '{"_id": "q2", "text": "again"}'),
-      r"queries\.jsonl: query id 'q2' is on line 2 and again on line 4",
-    ),
-    (replace('queries.jsonl', '{"_id": "q2"}'), r"queries\.jsonl, line 2: 'text' is missing"),
-    (
-      replace('qrels/train.tsv', 'q1\td1'),
-      r'train\.tsv, line 2: 2 columns, expected 3',
-    ),
-    (
-      replace('qrels/train.tsv', 'q1\td1\tyes'),
-      r"train\.tsv, line 2: the relevance 'yes' is not a whole number",
-    ),
-    (
-      append('qrels/train.tsv', 'q1\td1\t0'),
-      r'train\.tsv, line 6: document d1 is judged 0 for query q1, and 2 before',
-    ),
-    (
-      lambda folder: (folder / 'qrels/train.tsv').write_text('q1\td1\t0\n'),
-      r'train\.tsv: no query with text and a passage graded above 0',
-    ),
-    (
-      lambda folder: (folder / 'corpus.jsonl').write_bytes(b'{"_id": "d1", "text": "\xff"}\n'),
-      r'corpus\.jsonl, line 1 or after it: not UTF-8',
-    ),
-  ],
-)
-def test_bad_files_are_named(beir, spoil, message):
-  spoil(beir)
+@pytest.mark.parametrize(('name', 'number', 'line', 'message'), SPOILT)
+def test_bad_files_are_named(beir, name, number, line, message):
+  path = beir / name
+  if line is None:
+    path.unlink()
+  elif number:
+    lines = path.read_text().splitlines()
+    path.write_text('\n'.join([*lines[: number - 1], line, *lines[number:]]))
+  else:
+    path.write_bytes(line if isinstance(line, bytes) else line.encode())
   with pytest.raises(InputError, match=message):
     read(beir)
 
 
-@pytest.mark.parametrize(
-  ('name', 'content', 'message'),
-  [
-    (
-      'a.jsonl',
-      '{"query": "x", "pos": "cats"}',
-      r"a\.jsonl, line 1: 'pos' is 'cats'; expected a list of texts",
-    ),
-    (
-      'a.jsonl',
-      '{"query": "x", "pos": ["y"]}\n{"pos": ["y"]}',
-      r"a\.jsonl, line 2: 'query' is missing; expected text",
-    ),
-    (
-      'a.jsonl',
-      '{"query_id": 1, "query": "x", "positive_passages": [{"docid": 1}]}',
-      r"a\.jsonl, line 1: 'text' is missing; expected text",
-    ),
-    (
-      'a.jsonl',
-      '{"query_id": 1, "query": "x", "positive_passages": [1]}',
-      r"'positive_passages' is \[1\]; expected a list of {\"docid\"",
-    ),
-    (
-      'a.jsonl',
-      '\n'.join(
-        ['{"query_id": 1, "query": "x", "positive_passages": [{"docid": 1, "text": "y"}]}'] * 2
-      ),
-      "query id '1' is on line 1",
-    ),
-    (
-      'a.json',
-      '[{"question": "x", "positive_ctxs": []}, {"question"',
-      r'a\.json, entry 2: not JSON, or cut off',
-    ),
-    (
-      'a.json',
-      '[{"question": "x", "positive_ctxs": []}, 5]',
-      r'a\.json, entry 2: expected a JSON object, found int',
-    ),
-    (
-      'a.jsonl',
-      '{"foo": 1}',
-      r"a\.jsonl: the first record has 'foo'; expected positive_passages \(Tevatron\)",
-    ),
-    (
-      'a.txt',
-      'x',
-      r'neither corpus\.jsonl \(BEIR\) nor collection\.tsv \(MS MARCO\) nor any \.json or \.jsonl '
-      r'file',
-    ),
-  ],
-)
+EXAMPLE = '{"query_id": 1, "query": "x", "positive_passages": [{"docid": 1, "text": "y"}]}'
+BAD_EXAMPLES = [
+  (
+    'a.jsonl',
+    '{"query": "x", "pos": "cats"}',
+    r"line 1: 'pos' is 'cats'; expected a list of texts",
+  ),
+  (
+    'a.jsonl',
+    '{"query": "x", "pos": ["y"]}\n{"pos": ["y"]}',
+    r"a\.jsonl, line 2: 'query' is missing; expected text",
+  ),
+  (
+    'a.jsonl',
+    '{"query_id": 1, "query": "x", "positive_passages": [{"docid": 1}]}',
+    r"a\.jsonl, line 1: 'text' is missing; expected text",
+  ),
+  (
+    'a.jsonl',
+    '{"query_id": 1, "query": "x", "positive_passages": [1]}',
+    r"'positive_passages' is \[1\]; expected a list of {\"docid\"",
+  ),
+  ('a.jsonl', f'{EXAMPLE}\n{EXAMPLE}', "query id '1' is on line 1"),
+  (
+    'a.json',
+    '[{"question": "x", "positive_ctxs": []}, {"question"',
+    r'a\.json, entry 2: not JSON, or cut off',
+  ),
+  (
+    'a.json',
+    '[{"question": "x", "positive_ctxs": []}, 5]',
+    r'a\.json, entry 2: expected a JSON object, found int',
+  ),
+  ('a.jsonl', '{"foo": 1}', r"the first record has 'foo'; expected positive_passages \(Tevatron\)"),
+  (
+    'a.txt',
+    'x',
+    r'neither corpus\.jsonl \(BEIR\) nor collection\.tsv \(MS MARCO\) nor any \.json or \.jsonl',
+  ),
+]
+
+
+@pytest.mark.parametrize(('name', 'content', 'message'), BAD_EXAMPLES)
 def test_bad_examples_are_named(tmp_path, name, content, message):
   (tmp_path / name).write_text(content)
   with pytest.raises(InputError, match=message):
@@ -428,88 +340,71 @@ def test_bad_columns(tmp_path):
   (tmp_path / 'collection.tsv').write_text('p1\tcats\np2\n')
   (tmp_path / 'queries.train.tsv').write_text('q1\twho\tpurrs\n')
   (tmp_path / 'qrels.train.tsv').write_text('q1\tp1\t1\n')
-  with pytest.raises(
-    InputError, match=r'queries\.train\.tsv, line 1: 3 columns between tabs; expected 2'
-  ):
+  with pytest.raises(InputError, match=r'queries\.train\.tsv, line 1: 3 columns .* expected 2'):
     read(tmp_path)
   (tmp_path / 'queries.train.tsv').write_text('q1\twho purrs\n')
-  with pytest.raises(
-    InputError, match=r'collection\.tsv, line 2: 1 columns between tabs; expected id text'
-  ):
+  with pytest.raises(InputError, match=r'collection\.tsv, line 2: 1 columns .* expected id text'):
     read(tmp_path)
 
 
 def test_bad_arguments(beir):
-  with pytest.raises(InputError, match=r"no format of data is called 'beri'; there are beir, "):
-    read(beir, format='beri')
-  with pytest.raises(InputError, match='hold_out: a fraction between 0 and 1'):
-    read(beir, hold_out=(20, 0))
-  with pytest.raises(InputError, match='hold_out is not set'):
-    read(beir, held_out=True)
+  for message, arguments in (
+    (r"no format of data is called 'beri'; there are beir, ", {'format': 'beri'}),
+    ('hold_out: a fraction between 0 and 1', {'hold_out': (20, 0)}),
+    ('hold_out is not set', {'held_out': True}),
+  ):
+    with pytest.raises(InputError, match=message):
+      read(beir, **arguments)
   with pytest.raises(InputError, match='data not found'):
     detect_format(beir / 'nowhere')
 
 
-def test_held_out_queries_are_a_stable_share(tmp_path):
-  path = jsonl(
-    tmp_path / 'papers.jsonl',
-    [{'id': f'p{i}', 'title': f'title {i}', 'abstract': f'abstract {i}'} for i in range(2000)],
-  )
-  names = lambda **kwargs: [query.id for query in load_dataset(Source(str(path), **kwargs)).queries]  # noqa: E731
-  everything = names()
-  train, dev = names(hold_out=(0.2, 0)), names(hold_out=(0.2, 0), held_out=True)
+def names(path, **kwargs):
+  return [query.id for query in load_dataset(Source(str(path), **kwargs)).queries]
+
+
+def test_held_out_queries_are_a_stable_fraction(tmp_path):
+  path = papers(tmp_path / 'papers.jsonl', range(2000))
+  everything = names(path)
+  train, dev = names(path, hold_out=(0.2, 0)), names(path, hold_out=(0.2, 0), held_out=True)
   assert sorted(train + dev) == sorted(everything) and not set(train) & set(dev)
   # Five standard deviations of a binomial around a fifth.
   assert abs(len(dev) - 400) < 5 * math.sqrt(2000 * 0.2 * 0.8)
   assert dev == [name for name in everything if name in set(dev)]  # the file's order
-  assert names(hold_out=(0.2, 1), held_out=True) != dev
+  assert names(path, hold_out=(0.2, 1), held_out=True) != dev
   # A query stays where it is when others come and go.
-  jsonl(
-    path,
-    [
-      {'id': f'p{i}', 'title': f'title {i}', 'abstract': f'abstract {i}'} for i in range(1000, 3000)
-    ],
-  )
-  assert set(names(hold_out=(0.2, 0), held_out=True)) & set(everything) == {
-    name for name in dev if int(name[1:]) >= 1000
-  }
+  papers(path, range(1000, 3000))
+  kept = {name for name in dev if int(name[1:]) >= 1000}
+  assert set(names(path, hold_out=(0.2, 0), held_out=True)) & set(everything) == kept
 
 
 def test_max_queries(tmp_path):
-  path = jsonl(
-    tmp_path / 'papers.jsonl',
-    [{'id': f'p{i}', 'title': f'title {i}', 'abstract': f'abstract {i}'} for i in range(200)],
-  )
-  names = lambda **kwargs: [query.id for query in load_dataset(Source(str(path), **kwargs)).queries]  # noqa: E731
-  few, more = names(max_queries=10), names(max_queries=20)
-  assert len(few) == 10 and set(few) < set(more) and few != names()[:10]
+  path = papers(tmp_path / 'papers.jsonl', range(200))
+  few, more = names(path, max_queries=10), names(path, max_queries=20)
+  assert len(few) == 10 and set(few) < set(more) and few != names(path)[:10]
   limited = load_dataset(Source(str(path), hold_out=(0.5, 0), max_queries=10))
-  assert len(limited.queries) == len(limited.qrels) == 10 and {q.id for q in limited.queries} < set(
-    names(hold_out=(0.5, 0))
-  )
+  assert len(limited.queries) == len(limited.qrels) == 10
+  assert {query.id for query in limited.queries} < set(names(path, hold_out=(0.5, 0)))
 
 
 @pytest.mark.parametrize(
-  ('name', 'split', 'passages', 'queries', 'positives'),
+  ('name', 'passages', 'splits'),
   [
-    ('scifact', 'train', 5183, 809, 919),
-    ('scifact', 'test', 5183, 300, 339),
-    ('cranfield', 'test', 1400, 225, 1612),
-    ('medquad', 'train', 16407, 14721, 14721),
-    ('medquad', 'dev', 16407, 903, 903),
+    ('scifact', 5183, {'train': (809, 919), 'test': (300, 339)}),
+    ('cranfield', 1400, {'test': (225, 1612)}),
+    ('medquad', 16407, {'train': (14721, 14721), 'dev': (903, 903)}),
   ],
 )
-def test_real_beir_folders(data_dir, name, split, passages, queries, positives):
-  data, texts = read(data_dir / name, split=split)
-  assert (len(texts), len(data.queries)) == (passages, queries)
-  assert sum(len(data.positives(query.id)) for query in data.queries) == positives
-  assert not any('ignored' in what or 'skipped' in what for what in +data.report.counts)
-
-
-def test_real_passages_without_text(data_dir):
-  data, texts = read(data_dir / 'cranfield', split='test')
-  assert data.report.examples['passages without text: kept, never a positive'] == ['471', '995']
-  assert [name for name, text in texts.items() if not text] == ['471', '995']
+def test_real_beir_folders(data_dir, name, passages, splits):
+  for split, (queries, positives) in splits.items():
+    data = load_dataset(Source(str(data_dir / name), split=split))
+    assert len(data.queries) == queries
+    assert sum(len(data.positives(query.id)) for query in data.queries) == positives
+  empty = [passage.id for passage in data.passages if not passage.text]
+  assert empty == (['471', '995'] if name == 'cranfield' else [])
+  counts = +data.report.counts
+  assert counts['passages'] == passages
+  assert not any('ignored' in what or 'skipped' in what for what in counts)
 
 
 @pytest.mark.parametrize(
@@ -527,10 +422,8 @@ def test_real_flagembedding_samples(data_dir, name, rows):
   data, passages = read(path)
   assert data.format == 'flagembedding' and len(data.queries) == rows
   records = [json.loads(line) for line in path.read_text().splitlines()]
-  expected = collections.Counter(
-    {text.strip(): 1 for record in records for text in record['pos'] + record['neg']}
-  )
-  assert collections.Counter(passages.values()) == expected
+  expected = {text.strip() for record in records for text in record['pos'] + record['neg']}
+  assert collections.Counter(passages.values()) == collections.Counter(expected)
   assert [query.text for query in data.queries] == [record['query'].strip() for record in records]
 
 
@@ -541,7 +434,7 @@ def test_real_arxiv(data_dir):
 
 
 @pytest.mark.parametrize('pools', [[], ['clean'], 'denoised', [1]])
-def test_pools_that_there_are_not(beir, tmp_path, pools):
+def test_unknown_pools(beir, tmp_path, pools):
   mined = jsonl(
     tmp_path / 'mined.jsonl',
     [{'query_id': 'q1', 'negative_passages': [{'docid': 'd3', 'pools': pools}]}],
@@ -550,26 +443,16 @@ def test_pools_that_there_are_not(beir, tmp_path, pools):
     read(beir, negatives=str(mined))
 
 
-def test_the_texts_that_are_wanted(tmp_path):
-  path = tmp_path / 'corpus.jsonl'
-  lines = [
-    {'_id': 'a', 'title': 'T', 'text': 'one'},
-    {'_id': 'b', 'text': 'two'},
-    {'_id': 'b', 'text': 'three'},
-    {'_id': 'c', 'text': 'four'},
-  ]
-  path.write_text(''.join(json.dumps(line) + '\n' for line in lines))
-  assert [tuple(one) for one in read_texts(path, 'passage', {'c', 'a', 'x'})] == [
-    ('a', 'T one'),
-    ('c', 'four'),
-  ]
+def test_wanted_texts(tmp_path):
+  texts = [('a', 'one'), ('b', 'two'), ('b', 'three'), ('c', 'four')]
+  rows = [{'_id': id_, 'title': 'T', 'text': text} for id_, text in texts]
+  path = jsonl(tmp_path / 'corpus.jsonl', rows)
+  assert list(read_texts(path, 'passage', {'c', 'a', 'x'})) == [('a', 'T one'), ('c', 'T four')]
   assert list(read_texts(path, 'passage', {'x'})) == []
-  # What nobody asked for may be there twice; what is asked for may not, and a bad line is bad
-  # wherever it is.
-  with pytest.raises(InputError, match="passage id 'b' is on line 2 and again on line 3"):
-    list(read_texts(path, 'passage', {'b'}))
-  with pytest.raises(InputError, match="passage id 'b'"):
-    list(read_texts(path, 'passage'))
-  path.write_text(path.read_text() + '{}\n')
+  # Only a wanted id must be unique, but a bad line is bad anywhere.
+  for wanted in ({'b'}, None):
+    with pytest.raises(InputError, match="passage id 'b' is on line 2 and again on line 3"):
+      list(read_texts(path, 'passage', wanted))
+  jsonl(path, [*rows, {}])
   with pytest.raises(InputError, match='line 5'):
     list(read_texts(path, 'passage', {'a'}))
