@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int
 from dprjax.base.errors import InputError
 
 _AXIS = 'corpus'
-# On a device at a time. CPUs have other kernels for very few rows, which round otherwise: a search
+# Rows on a device at a time. For fewer, CPUs use other kernels, which round differently: a search
 # in parts would not find the same bits.
 _LEAST_ROWS = 128
 
@@ -29,7 +29,7 @@ _LEAST_ROWS = 128
 class TopK(NamedTuple):
   """The best k rows of the corpus for each query, best first; equal scores by row, ascending.
 
-  Where an index found fewer than k, the rest has row -1 and score -inf.
+  Where an index finds fewer than k, the rest has row -1 and score -inf.
   """
 
   scores: Float[np.ndarray, 'queries k']
@@ -187,38 +187,33 @@ class _Corpus:
 def search_part(
   queries: Float[np.ndarray, 'queries H'], corpus: Sequence[Rows], k: int, part: int, parts: int
 ) -> TopK:
-  """``search`` in the i-th of so many equal parts of the corpus, on this process's devices; rows
-  are those of the whole.
+  """``search`` in part number ``part`` of ``parts`` equal parts of the corpus.
 
-  ``merge`` puts the parts' results together.
+  Searches on this process's devices. Rows are those of the whole corpus. ``merge`` combines the
+  parts' results.
 
   Raises:
     InputError: as ``search``.
   """
   count = sum(len(shard) for shard in corpus)
   start, stop = part * count // parts, (part + 1) * count // parts
-  mine, offset = [], 0
+  shards, offset = [], 0
   for shard in corpus:
-    mine.append(shard[max(start - offset, 0) : max(stop - offset, 0)])
+    shards.append(shard[max(start - offset, 0) : max(stop - offset, 0)])
     offset += len(shard)
-  k = min(k, count)
-  scores, rows = (
-    np.full((len(queries), k), -np.inf, np.float32),
-    np.full((len(queries), k), -1, np.int32),
-  )
+  shape = len(queries), min(k, count)
+  scores, rows = np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int32)
   if stop > start:
-    found = search(queries, mine, min(k, stop - start))
-    scores[:, : found.scores.shape[1]], rows[:, : found.rows.shape[1]] = (
-      found.scores,
-      found.rows + start,
-    )
+    found = search(queries, shards, min(k, stop - start))
+    width = found.rows.shape[1]
+    scores[:, :width], rows[:, :width] = found.scores, found.rows + start
   return TopK(scores, rows)
 
 
 def merge(
   scores: Float[np.ndarray, 'parts queries k'], rows: Int[np.ndarray, 'parts queries k']
 ) -> TopK:
-  """The best k of all parts: what ``search`` finds in the whole."""
+  """The best k of all parts: what ``search`` finds in the whole corpus."""
   return TopK(*jax.device_get(_merge(scores, rows)))
 
 
@@ -232,9 +227,9 @@ def _step(
   scores: Float[Array, 'devices Q k'],
   rows: Int[Array, 'devices Q k'],
 ) -> tuple[Float[Array, 'devices Q k'], Int[Array, 'devices Q k']]:
-  """Takes one block into every device's list.
+  """Merges one block into every device's list.
 
-  ``used`` rows of the block are real, and row 0 is the corpus's row ``offset``.
+  The first ``used`` rows of the block are real, and row 0 is the corpus's row ``offset``.
   """
 
   def local(queries, block, used, offset, scores, rows):
@@ -242,8 +237,7 @@ def _step(
     similar = jnp.einsum('qh,rh->qr', queries, block, precision=jax.lax.Precision.HIGHEST)
     row = jax.lax.axis_index(_AXIS) * block.shape[0] + jnp.arange(block.shape[0], dtype=jnp.int32)
     similar = jnp.where((row < used)[None, :], similar, -jnp.inf)
-    # The list comes first: of equal scores top_k takes the first, and the list's rows are the
-    # earlier ones.
+    # top_k takes the first of equal scores: the list's rows are earlier than the block's.
     candidates = jnp.concatenate([scores[0], similar], axis=1)
     candidate_rows = jnp.concatenate(
       [rows[0], jnp.broadcast_to((row + offset)[None, :], similar.shape)], axis=1
@@ -261,9 +255,7 @@ def _step(
 def _merge(
   scores: Float[Array, 'devices Q k'], rows: Int[Array, 'devices Q k']
 ) -> tuple[Float[Array, 'Q k'], Int[Array, 'Q k']]:
-  """The best k of all devices' lists, by falling score, then row: the same on any number of
-  devices.
-  """
+  """The best k of all lists, by falling score, then row: the same for any number of devices."""
   k = scores.shape[-1]
   together = [jnp.moveaxis(array, 0, 1).reshape(array.shape[1], -1) for array in (-scores, rows)]
   negated, rows = jax.lax.sort(together, num_keys=2)
@@ -273,8 +265,9 @@ def _merge(
 def _blocks(
   shards: Sequence[Rows], rows: int, dimension: int
 ) -> Iterator[tuple[int, int, Float[np.ndarray, 'rows H']]]:
-  """Yields (number of the first row, how many are used, a new float32 array of ``rows`` rows),
-  across the shards' ends; the rest is 0.
+  """Yields (number of the first row, count of rows used, a new float32 array of ``rows`` rows).
+
+  Blocks cross the shards' ends. The last block's unused rows are 0.
   """
   offset = used = 0
   block = np.zeros((rows, dimension), np.float32)
@@ -286,7 +279,7 @@ def _blocks(
       start, used = start + taken, used + taken
       if used == rows:
         yield offset, used, block
-        # Another array: the devices may still be reading this one.
+        # A new array, because the devices may still be reading this one.
         offset, used, block = offset + rows, 0, np.zeros((rows, dimension), np.float32)
   if used:
     yield offset, used, block
@@ -303,7 +296,7 @@ def _power_of_two(number: int) -> int:
 
 
 def check_finite(vectors: Float[np.ndarray, 'rows H'], what: str, offset: int) -> None:
-  """Raises InputError for NaN or infinity (NaN would come first in every ranking).
+  """Raises InputError for NaN or infinity; NaN would come first in every ranking.
 
   ``offset`` is the first row's number.
   """

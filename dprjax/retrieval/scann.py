@@ -1,10 +1,9 @@
-"""Approximate inner-product search with ScaNN, its settings chosen by the number of vectors and a
-recall that is measured.
+"""Approximate inner-product search with ScaNN, tuned to a measured recall.
 
-Up to ``BRUTE_FORCE_BELOW`` vectors ScaNN compares with all of them. Above, the vectors are put into
-about sqrt(n) leaves, scored there by quantised products (asymmetric hashing, anisotropic loss: Guo
-et al., ICML 2020), and the best are scored again exactly. ScaNN is for Linux and Python below 3.14;
-ask ``available`` first.
+Below ``BRUTE_FORCE_BELOW`` vectors ScaNN compares a query with all of them. Above, it distributes
+the vectors over about sqrt(n) leaves, scores them by quantised products (asymmetric hashing with
+anisotropic loss: Guo et al., ICML 2020), and scores the best again exactly. ScaNN is for Linux and
+Python below 3.14; call ``available`` first.
 """
 
 import dataclasses
@@ -23,18 +22,18 @@ from dprjax.retrieval.exact import TopK, check_finite
 BRUTE_FORCE_BELOW = 20_000
 
 _SIDECAR = 'dprjax_index.json'
-# Of ScaNN's documentation: two dimensions a block, and 0.2 for vectors of about unit length.
+# As ScaNN's documentation recommends for vectors of about unit length.
 _DIMENSIONS_PER_BLOCK, _ANISOTROPIC_THRESHOLD = 2, 0.2
 _TRAINING_SAMPLE = 250_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """How much of the index one search looks at.
+  """How much of the index a search covers.
 
   Attributes:
-    leaves_to_search: of the tree's leaves; 0 where there is no tree.
-    reorder: candidates that are scored again exactly; 0 where all scores are exact.
+    leaves_to_search: of the tree; 0 without a tree.
+    reorder: the number of candidates to score again exactly; 0 where all scores are exact.
   """
 
   leaves_to_search: int
@@ -59,9 +58,7 @@ class Index:
     return 'tree_ah' if self.leaves else 'brute_force'
 
   def settings(self, k: int) -> Settings:
-    """Where to begin for the best k: a tenth of the leaves, and at least as many as hold 2 k
-    vectors.
-    """
+    """First settings for the best k: a tenth of the leaves, and enough to hold 2 k vectors."""
     if not self.leaves:
       return Settings(0, 0)
     return Settings(
@@ -70,9 +67,7 @@ class Index:
     )
 
   def search(self, queries: Float[np.ndarray, 'queries H'], k: int, settings: Settings) -> TopK:
-    """The best ``min(k, n)`` as far as ScaNN finds them, on all cores; row -1 where the leaves held
-    fewer.
-    """
+    """The best ``min(k, n)`` that ScaNN finds, on all cores; row -1 where the leaves hold fewer."""
     check_finite(queries, 'query', 0)
     k = min(k, self.count)
     amount = (
@@ -95,26 +90,23 @@ class Index:
     truth: Int[np.ndarray, 'queries k'],
     target: float,
   ) -> tuple[Settings, float]:
-    """Doubles what is looked at until recall@k reaches the target or everything is looked at.
+    """Doubles the search until recall@k reaches the target or it covers the whole index.
 
     Args:
       queries: a sample.
       truth: their exact best rows.
-      target: recall to reach, 0 to 1.
+      target: the recall to reach, 0 to 1.
 
     Returns:
-      The settings, and the recall that they were measured to have.
+      The settings, and their measured recall.
     """
     k = truth.shape[1]
     settings = self.settings(k)
     while True:
       reached = recall(self.search(queries, k, settings).rows, truth)
-      wider = (
-        Settings(
-          min(self.leaves, 2 * settings.leaves_to_search), min(self.count, 2 * settings.reorder)
-        )
-        if self.leaves
-        else settings
+      # Without a tree both are 0, and stay so.
+      wider = Settings(
+        min(self.leaves, 2 * settings.leaves_to_search), min(self.count, 2 * settings.reorder)
       )
       if reached >= target or wider == settings:
         return settings, reached
@@ -122,7 +114,7 @@ class Index:
 
 
 def recall(rows: Int[np.ndarray, 'queries k'], truth: Int[np.ndarray, 'queries k']) -> float:
-  """The share of the exact best rows that were found, over all queries."""
+  """The part of the exact best rows that was found, mean over queries."""
   return float(
     np.mean([np.isin(exact, found).mean() for found, exact in zip(rows, truth, strict=True)])
   )
@@ -133,12 +125,12 @@ def build(vectors: Float[np.ndarray, 'n H'], k: int) -> Index:
 
   Args:
     vectors: float32, all in memory; ScaNN keeps its own copy.
-    k: of the searches to come; a larger one still works.
+    k: of most searches; a larger one still works.
 
   Raises:
     InputError: no vectors, or NaN or infinity among them.
   """
-  from scann import scann_ops_pybind  # here, because ScaNN is not there on every system
+  from scann import scann_ops_pybind  # here, because it is not available on every system
 
   if not len(vectors):
     raise InputError('nothing to index: no vectors')
@@ -166,12 +158,10 @@ def build(vectors: Float[np.ndarray, 'n H'], k: int) -> Index:
 
 
 def save(index: Index, folder: PathLike, fingerprint: str) -> None:
-  """Writes the index, vectors included, with the fingerprint of what it was built from, whole or
-  not at all.
-  """
+  """Writes the index, with its vectors and the fingerprint of their source, whole or not at all."""
   with atomic_path(folder) as aside:
     aside.mkdir()
-    # Relative, or the files could not be moved to their final name.
+    # Relative paths, so that the folder can be renamed.
     index.searcher.serialize(os.fspath(aside), relative_path=True)
     write_json(
       aside / _SIDECAR,
@@ -185,10 +175,10 @@ def save(index: Index, folder: PathLike, fingerprint: str) -> None:
 
 
 def load(folder: PathLike, fingerprint: str) -> Index | None:
-  """Opens an index; None where there is none yet, or one of other vectors, which may be replaced.
+  """Opens an index; None where there is none, or one of other vectors, which may be replaced.
 
   Raises:
-    InputError: the folder holds something that is no index, or a damaged one.
+    InputError: the folder holds a damaged index, or something else.
   """
   root = epath.Path(folder)
   sidecar = read_sidecar(root, _SIDECAR, 'ScaNN index', fingerprint)
