@@ -74,7 +74,8 @@ def build_once(
   """
   settings = json.loads(json.dumps(settings))  # as it will be read: tuples become lists
   description = folder / f'{name}.json'
-  if _is_current(description, settings, sources):
+  changed = _changed(description, settings, sources)
+  if not changed:
     return False
   if process_index:
     if build_part is not None:
@@ -83,13 +84,15 @@ def build_once(
         with files.atomic_path(parts / str(process_index)) as aside:
           build_part(aside)
     wait_for(
-      lambda: _is_current(description, settings, sources),
+      lambda: not _changed(description, settings, sources),
       wait_s,
       f'{folder}: process 0 has not built the store',
     )
     return False
   if folder.exists() and not description.exists() and any(folder.iterdir()):
     raise InputError(f'{folder} is neither empty nor a store; name another directory for the store')
+  if description.exists():
+    _log.info('%s: %s differs in %s; building it again', name, folder, ', '.join(changed))
   stamps = _stamp_all(sources)
   parts = _parts_folder(folder, settings, stamps, process_count)
   with files.atomic_path(folder) as aside:
@@ -162,18 +165,17 @@ def _stamp_all(sources: Mapping[str, epath.Path]) -> dict[str, Any]:
   return stamps
 
 
-def _is_current(
+def _changed(
   description: epath.Path, settings: dict[str, Any], sources: Mapping[str, epath.Path]
-) -> bool:
-  """Whether the description names these settings and these files.
+) -> list[str]:
+  """The settings and files in which a folder differs from its description; empty if it is current.
 
   The SHA-256 decides where a file was copied or touched.
   """
   if not description.exists():
-    return False
+    return [description.name]
   written = files.read_json(description, 'store')
-  if written.get('settings') != settings or written.get('files', {}).keys() != sources.keys():
-    return False
+  old, stamps = written.get('settings', {}), written.get('files', {})
 
   def same(file: epath.Path, stamp: dict[str, Any]) -> bool:
     stat = file.stat()
@@ -183,4 +185,11 @@ def _is_current(
       return True
     return files.sha256_file(file) == stamp['sha256']
 
-  return all(same(file, written['files'][role]) for role, file in sources.items())
+  changed = [key for key in old | settings if old.get(key, old) != settings.get(key, settings)]
+  if not changed:
+    changed = [
+      role
+      for role in stamps | dict(sources)
+      if role not in stamps or role not in sources or not same(sources[role], stamps[role])
+    ]
+  return changed

@@ -1,5 +1,7 @@
 """Folders that are built once: who builds, who waits, and what a failure leaves."""
 
+import logging
+
 import numpy as np
 import pytest
 from etils import epath
@@ -26,14 +28,17 @@ def build(tmp_path, text, settings, fails=False, **options):
   return fingerprint.build_once(folder, 'made', settings, {'text': source}, write, **options)
 
 
-def test_it_is_built_for_new_settings_and_new_content(tmp_path):
+def test_it_is_built_for_new_settings_and_new_content(tmp_path, caplog):
+  caplog.set_level(logging.INFO)
   assert build(tmp_path, 'one', {'format_version': 1})
   assert not build(tmp_path, 'one', {'format_version': 1})  # written again, with the same bytes
   assert not build(tmp_path, 'one', {'format_version': 1}, process_index=1)
   assert build(tmp_path, 'one', {'format_version': 1, 'lengths': (2, 3)})
   assert not build(tmp_path, 'one', {'format_version': 1, 'lengths': (2, 3)})
+  assert 'made differs in lengths; building it again' in caplog.text
   # The same length, within the same second.
   assert build(tmp_path, 'two', {'format_version': 1, 'lengths': (2, 3)})
+  assert 'made differs in text; building it again' in caplog.text
   assert (tmp_path / 'made' / 'content').read_text() == 'TWO'
   description, lengths = fingerprint.open_built(epath.Path(tmp_path / 'made'), 'made', 1)
   assert description['settings'] == {'format_version': 1, 'lengths': [2, 3]}
