@@ -1,11 +1,11 @@
-"""How much memory and time mining takes, on runs and a corpus made of random numbers.
+"""Memory and time of mining, on runs and a corpus of random numbers.
 
     python benchmarks/mining.py [--case=QUERIES,PASSAGES,DEPTH] [--folder=DIR]
 
-In every case four runs of so many rows a query are written, and `python -m dprjax.mine` is run on
-them in a process of its own, whose peak memory is what the kernel says of it (VmHWM). Half of a
-run's passages are another's as well. MS MARCO's size, --case=500000,8841823,200, needs some 40 GB
-in --folder. Writes benchmarks/results/mining-CPU.json.
+Each case writes four runs with DEPTH rows a query, half of which another run has as well, and runs
+`python -m dprjax.mine` on them in a process of its own. Its peak memory is the kernel's VmHWM. MS
+MARCO's size, --case=500000,8841823,200, needs some 40 GB in --folder. Writes
+benchmarks/results/mining-CPU.json.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import record
 from dprjax.runtime import cli
 
 RUNS = 4
-# A small one; four times that in everything; MS MARCO's queries, with shallow runs.
+# Small; four times that in everything; as many queries as MS MARCO has, with shallow runs.
 CASES = [(12_500, 250_000, 200), (50_000, 1_000_000, 200), (500_000, 250_000, 4)]
 CHILD = """
 import json, re, sys, time
@@ -46,9 +46,7 @@ def main() -> None:
     action='append',
     type=numbers,
     metavar='QUERIES,PASSAGES,DEPTH',
-    help='may be repeated (default: '
-    + ' and '.join(','.join(map(str, case)) for case in CASES)
-    + ')',
+    help=f'may be repeated (default: {" and ".join(",".join(map(str, case)) for case in CASES)})',
   )
   parser.add_argument(
     '--texts',
@@ -56,21 +54,16 @@ def main() -> None:
     default=True,
     help='whether the training file holds texts (default: true)',
   )
-  parser.add_argument(
-    '--folder', help="for the runs, the corpus and mine's own files (default: the system's)"
-  )
+  folder_help = "for the runs, the corpus and mine's own files (default: the system's)"
+  parser.add_argument('--folder', help=folder_help)
   args = parser.parse_args()
   cases = []
   for queries, passages, depth in args.case or CASES:
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
       cases.append(measure(pathlib.Path(folder), queries, passages, depth, args.texts))
     print(json.dumps(cases[-1]), flush=True)
-  record.write(
-    'mining',
-    cases,
-    {'runs': RUNS, 'texts': args.texts},
-    {'numpy': np.__version__, 'pyarrow': pa.__version__},
-  )
+  versions = {'numpy': np.__version__, 'pyarrow': pa.__version__}
+  record.write('mining', cases, {'runs': RUNS, 'texts': args.texts}, versions)
 
 
 def numbers(text: str) -> tuple[int, int, int]:
@@ -122,12 +115,8 @@ def measure(
 def make(folder: pathlib.Path, queries: int, passages: int, depth: int) -> None:
   """Ids are numbers, as in MS MARCO; passages have 55 words on average, half of them unique."""
   rng = np.random.default_rng(0)
-  words = np.array(
-    [
-      ''.join(rng.choice(list('abcdefghijklmnopqrstuvwxyz'), size))
-      for size in rng.integers(2, 9, 5_000)
-    ]
-  )
+  letters = list('abcdefghijklmnopqrstuvwxyz')
+  words = np.array([''.join(rng.choice(letters, size)) for size in rng.integers(2, 9, 5_000)])
   bodies = [' '.join(rng.choice(words, rng.integers(40, 70))) for _ in range(2_000)]
   with (folder / 'corpus.jsonl').open('w') as file:
     for number in range(passages):
@@ -159,22 +148,11 @@ def write_rows(
   place = np.tile(np.arange(depth), stop - start)
   stride = 2 * (query * 2_654_435_761 % (passages // 2 // depth // RUNS)) + 1
   doc = (query * 40_503 * 977 + (place * 7_919 % depth + run * depth // 2) * stride) % passages
-  scores = (
-    np.sort(
-      np.random.default_rng([run, start]).normal(10, 3, (stop - start, depth)).astype(np.float32)
-    )[:, ::-1]
-    .ravel()
-    .astype(np.float64)
-  )
+  normal = np.random.default_rng([run, start]).normal(10, 3, (stop - start, depth))
+  scores = np.sort(normal.astype(np.float32))[:, ::-1].ravel().astype(np.float64)
   constant = pa.array(np.zeros(len(query), np.int8))
-  rows = {
-    'query': query + 1_000_000,
-    'zero': constant,
-    'doc': doc,
-    'rank': place + 1,
-    'score': scores,
-    'tag': constant,
-  }
+  rows = {'query': query + 1_000_000, 'zero': constant, 'doc': doc}
+  rows |= {'rank': place + 1, 'score': scores, 'tag': constant}
   csv.write_csv(pa.table(rows), sink, options)
 
 

@@ -1,18 +1,18 @@
 """Mines hard negatives from any number of runs, and writes a training file (unified negative
 mining, DPTDR section 3.3).
 
-    python -m dprjax.mine --queries=queries.jsonl --corpus=corpus.jsonl --qrels=qrels/train.tsv
-    --run=bm25.trec --run=dpt=dpt.trec --out=train.jsonl
+    python -m dprjax.mine --queries=queries.jsonl --corpus=corpus.jsonl --qrels=qrels/train.tsv \\
+        --run=bm25.trec --run=dpt=dpt.trec --out=train.jsonl
 
-The best 200 of every run, less the positives and copies of them, are a query's un-denoised pool; 30
+A query's un-denoised pool is the best 200 of every run without the positives and copies of them; 30
 of it, drawn at random, go to the file. With --reranker=DIR (a cross-encoder) or --reranked=FILE (a
-run that `python -m dprjax.rerank` has rescored) up to 30 of those whose probability is below 0.1
-make the denoised pool besides. Every negative keeps its retrievers, ranks and scores:
-docs/mining.md describes the file. The same inputs and seed give the same file, byte for byte;
-train.jsonl.json beside it says what was counted.
+run that `python -m dprjax.rerank` has rescored), those with a probability below 0.1 are the
+denoised pool, and up to 30 of them go to the file too. Every negative keeps its retrievers, ranks
+and scores: docs/mining.md describes the file. The same inputs and seed give the same file, byte for
+byte. train.jsonl.json beside it has the counts.
 
-Train with it: --config.data.train=train.jsonl, and --config.mix.denoised and its like for the share
-of each pool.
+Train with --config.data.train=train.jsonl; --config.mix.denoised and its like set the share of each
+pool.
 """
 
 import argparse
@@ -31,16 +31,16 @@ logger = logging.getLogger('dprjax')
 
 
 def name_retrievers(values: Sequence[str]) -> dict[str, str]:
-  """``[NAME=]FILE`` -> name of the retriever -> file. Without a name it is what the run's tag says,
-  or, if two say the same, the file's stem.
+  """``[NAME=]FILE`` -> name of the retriever -> file. Without a name it is the run's tag or, if two
+  runs have the same tag, the file's stem.
 
   Raises:
-    InputError: two of one name, or a run that is not there.
+    InputError: two of one name, or a missing run.
   """
   given: list[tuple[str, str]] = []
   for value in values:
     name, equals, path = value.partition('=')
-    # An equals sign deep in a path makes no name.
+    # An equals sign in a path does not end a name.
     given.append((name, path) if equals and name and '/' not in name else ('', value))
   tags = [name or runs.read_tag(path) for name, path in given]
   named: dict[str, str] = {}
@@ -48,7 +48,7 @@ def name_retrievers(values: Sequence[str]) -> dict[str, str]:
     chosen = name or (tag if tags.count(tag) == 1 else epath.Path(path).name.split('.')[0])
     if chosen in named:
       raise InputError(
-        f'--run={path}: a retriever called {chosen} is there already ({named[chosen]}); give '
+        f'--run={path}: there is already a retriever called {chosen} ({named[chosen]}); give '
         f'--run=NAME={path}'
       )
     named[chosen] = path
@@ -58,95 +58,82 @@ def name_retrievers(values: Sequence[str]) -> dict[str, str]:
 def main(argv: Sequence[str] | None = None) -> None:
   default = mining.Options()
   parser = cli.Parser('mine', __doc__ or '')
-  parser.add_argument(
+  flag = parser.add_argument
+  flag(
     '--queries',
     required=True,
     metavar='FILE',
     help='jsonl with _id and text, or a tsv of id and text; .gz and .xz too',
   )
-  parser.add_argument(
-    '--corpus', required=True, metavar='FILE', help='likewise, with _id, title and text'
-  )
-  parser.add_argument(
-    '--qrels',
-    required=True,
-    metavar='FILE',
-    help='the training judgements: what is graded above 0 is a positive',
-  )
-  parser.add_argument(
+  flag('--corpus', required=True, metavar='FILE', help='likewise, with _id, title and text')
+  flag('--qrels', required=True, metavar='FILE', help='training judgements; positive above 0')
+  flag(
     '--run',
     required=True,
     action='append',
     metavar='[NAME=]run.trec',
-    help='a TREC run; may be repeated. NAME: of its retriever',
+    help='a TREC run, and the name of its retriever; may be repeated',
   )
-  parser.add_argument('--out', required=True, metavar='train.jsonl', help='the training file')
-  parser.add_argument(
+  flag('--out', required=True, metavar='train.jsonl', help='the training file')
+  flag(
     '--depth',
     type=cli.positive,
     default=default.depth,
-    help=f'of every run, a query (default: {default.depth})',
+    help='rows of every run, a query (default: %(default)s)',
   )
-  parser.add_argument(
+  flag(
     '--sample',
     type=cli.positive,
     default=default.sample,
-    help=f'negatives a query of each pool (default: {default.sample})',
+    help='negatives a query of each pool (default: %(default)s)',
   )
-  parser.add_argument(
-    '--reranker',
-    metavar='DIR',
-    help='a cross-encoder that scores candidates, for the denoised pool',
-  )
-  parser.add_argument(
-    '--reranked',
-    metavar='run.trec',
-    help='a run with its scores (logits), in place of the cross-encoder itself',
-  )
-  parser.add_argument(
+  flag('--reranker', metavar='DIR', help='a cross-encoder that scores for the denoised pool')
+  flag('--reranked', metavar='run.trec', help="in its place, a run with a reranker's logits")
+  flag(
     '--threshold',
     type=float,
     default=default.threshold,
-    help='a candidate whose probability, the sigmoid of its score, is below it is denoised '
-    f'(default: {default.threshold})',
+    help='a candidate is denoised if its probability, the sigmoid of its score, is below it '
+    '(default: %(default)s)',
   )
-  parser.add_argument(
+  flag(
     '--max_length',
     type=cli.positive,
     help="tokens of a pair, for --reranker (default: the cross-encoder's)",
   )
-  parser.add_argument(
+  flag(
     '--batch_size',
     type=cli.positive,
     default=64,
-    help='pairs at a time, for --reranker (default: 64)',
+    help='pairs at a time, for --reranker (default: %(default)s)',
   )
-  parser.add_argument('--seed', type=int, default=default.seed, help='of the samples (default: 0)')
-  parser.add_argument(
+  flag('--seed', type=int, default=default.seed, help='of the samples (default: %(default)s)')
+  flag(
     '--texts',
     type=cli.boolean,
-    default=True,
     metavar='true|false',
+    default=True,
     help='false: passages by their ids alone, for a training run that reads the corpus as well '
     '(default: true)',
   )
-  parser.add_argument(
+  flag(
     '--drop_same_id',
     type=cli.boolean,
-    default=False,
     metavar='true|false',
+    default=False,
     help="BEIR's rule: a passage with the query's own id is no negative of it (default: false)",
   )
-  parser.add_argument(
+  flag(
     '--strict',
     action='store_true',
-    help='fail where an id is unknown, a rank comes twice or a query has no candidate; else they '
+    help='fail if an id is unknown, a rank comes twice or a query has no candidate; otherwise they '
     'are counted and listed',
   )
-  parser.add_argument(
+  flag(
     '--tmp_dir',
     metavar='DIR',
-    help="for the runs' rows and the corpus' index, 24 bytes each (default: the folder of --out)",
+    help='for the rows of the runs and the index of the corpus, 24 bytes each (default: the folder '
+    'of --out)',
   )
   cli.run(parser, _command, argv)
 
@@ -160,7 +147,7 @@ def _command(args: argparse.Namespace) -> None:
   retrievers = name_retrievers(args.run)
   score = None
   if args.reranker:
-    # Loading JAX and a model is for those who asked for it.
+    # JAX and a model take seconds to load.
     from dprjax.inference.reranker import CrossEncoder
     from dprjax.runtime import compiled
 

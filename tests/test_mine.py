@@ -75,7 +75,7 @@ def test_names_of_retrievers(world):
   odd.write_text(a.read_text())
   assert mine.name_retrievers([str(odd)]) == {'bm25': str(odd)}
   with pytest.raises(
-    InputError, match=r'a retriever called x is there already .*; give --run=NAME='
+    InputError, match=r'there is already a retriever called x .*; give --run=NAME='
   ):
     mine.name_retrievers([f'x={a}', f'x={b}'])
 
