@@ -13,6 +13,7 @@ import itertools
 import json
 import lzma
 import os
+import pathlib
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -38,8 +39,8 @@ def existing(path: PathLike, what: str) -> epath.Path:
   found = epath.Path(path)
   if not found.exists():
     raise InputError(f'{what} not found: {found}')
-  # A pipe is not looked into: what is read from it is gone.
-  if found.is_file() and is_empty(found):
+  # What is read from a pipe is gone.
+  if not (found.is_dir() or pathlib.Path(found).is_fifo()) and is_empty(found):
     raise InputError(f'{what} is empty: {found}')
   return found
 
@@ -71,11 +72,12 @@ def open_bytes(
   """
   found = existing_file(path, what)
   with found.open('rb') as raw, decoding(str(found)):
-    raw.seek(0, io.SEEK_END)
-    size = raw.tell()
-    raw.seek(0)
+    size = 0
+    if raw.seekable():  # a pipe is not
+      size = raw.seek(0, io.SEEK_END)
+      raw.seek(0)
     decompress = _DECOMPRESSORS.get(found.suffix)
-    yield (decompress(raw) if decompress else raw), lambda: raw.tell() / size
+    yield (decompress(raw) if decompress else raw), lambda: raw.tell() / size if size else 0.0
 
 
 @contextlib.contextmanager
