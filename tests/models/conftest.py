@@ -20,11 +20,7 @@ def golden():
   """
 
   def load(name):
-    file = GOLDEN / (
-      f'{name}.npz'
-      if name == 'minilm' or name.startswith(('heads_', 'classifier_'))
-      else f'encoder_{name}.npz'
-    )
+    file = GOLDEN / (f'{name}.npz' if name == 'minilm' or '_' in name else f'encoder_{name}.npz')
     with np.load(file, allow_pickle=False) as arrays:
       return dict(arrays)
 

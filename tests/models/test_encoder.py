@@ -21,7 +21,9 @@ from tests import reference
 
 LENGTHS = np.array([7, 4, 1, 6])
 # Compiled once for each shape and set of options, over all tests.
-encode = jax.jit(encoder.encode, static_argnames=('config', 'shift_positions', 'options'))
+encode = jax.jit(
+  encoder.encode, static_argnames=('config', 'shift_positions', 'options', 'fixed_layers')
+)
 attend = jax.jit(encoder.first_token_attention, static_argnames=('config', 'shift_positions'))
 
 
@@ -201,6 +203,62 @@ def test_a_bank_shifts_padding_alone_beyond_the_positions(small):
   )
   # 19 tokens and 5 vectors fill the 24 positions; the next token lies beyond them.
   assert np.isfinite(hidden[:2]).all() and np.isnan(hidden[2]).any()
+
+
+@pytest.mark.parametrize('model_type', ['bert', 'roberta'])
+@pytest.mark.parametrize('fixed_layers', [0, 1, pytest.param(2, marks=pytest.mark.slow)])
+def test_vectors_in_place_of_words_equal_transformers(
+  model_type, fixed_layers, golden, write_checkpoint
+):
+  arrays, stored = golden(f'vectors_{model_type}'), golden(model_type)
+  backbone = hub.load_backbone(write_checkpoint(model_type, 3))
+  mask, types = stored['mask'], stored['token_types']
+
+  def loss(vectors, tokens=arrays['tokens']):
+    hidden = encode(
+      backbone.config,
+      backbone.params,
+      tokens,
+      mask,
+      token_types=types,
+      vectors=vectors,
+      fixed_layers=fixed_layers,
+    )
+    return golden_loss(hidden, mask), hidden
+
+  vectors = arrays['vectors'].astype(np.float32)
+  gradient, hidden = jax.grad(loss, has_aux=True)(vectors)
+  np.testing.assert_allclose(
+    hidden[mask], arrays[f'{fixed_layers}/hidden'][mask], rtol=0, atol=2e-5
+  )
+  expected = arrays[f'{fixed_layers}/gradient']
+  np.testing.assert_allclose(gradient, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+  # The golden cases differ by far more than the tolerance.
+  others = [arrays[f'{n}/hidden'] for n in range(3) if n != fixed_layers]
+  assert min(np.abs(hidden - other)[mask].max() for other in others) > 0.1
+
+
+def test_vectors_with_a_prompt_a_split_and_nothing_to_look_up(small, inputs):
+  config, params = small
+  tokens, mask = inputs
+  prompt, table = prompts(config, 1)[0], jax.random.normal(jax.random.key(2), (2, 32))
+  plain = encode(config, params, tokens, mask, prompt=prompt)
+  kwargs = {'prompt': prompt, 'vectors': table, 'fixed_layers': 2}
+  np.testing.assert_allclose(
+    encode(config, params, tokens, mask, **kwargs), plain, atol=1e-6, rtol=0
+  )
+  mixed = tokens.at[0, 2].set(config.vocab_size + 1)
+  split = jax.jit(encoder.encode_early_late, static_argnums=(0, 4), static_argnames='fixed_layers')
+  _, late = split(config, params, mixed, mask, 1, **kwargs)
+  expected = encode(config, params, mixed, mask, **kwargs)
+  np.testing.assert_allclose(late, expected, atol=2e-6, rtol=0)
+  assert np.abs(late - plain)[0].max() > 0.1
+  with pytest.raises(InputError, match=r'fixed_layers 4: this encoder has 3 layers; use 0 to 3'):
+    encode(config, params, mixed, mask, vectors=table, fixed_layers=4)
+  beyond = encode(
+    config, params, mixed.at[1, 1].set(config.vocab_size + 2), mask, vectors=table, fixed_layers=1
+  )
+  assert np.isnan(beyond[1]).all() and np.isfinite(beyond[0]).all()
 
 
 def test_gradient_reaches_only_the_prompts_that_were_used(small, inputs):
