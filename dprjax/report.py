@@ -1,23 +1,21 @@
-"""Compares systems, or looks at backbones: one table, in the terminal and as Markdown, and one
-figure.
+"""Compares systems or inspects backbones: a table, on the console and as Markdown, and a figure.
 
-    python -m dprjax.report --metrics BM25=bm25.json --metrics frozen=frozen.json --metrics "+
-        prompt=dpt.json" \\ --out=report.md --figure=report.png
-    python -m dprjax.report --backbone=DIR --backbone=ours=DIR --sts=stsb-test.csv
-        --wikipedia=enwiki.xml.bz2 --beir=scifact \\ --out=report.md --figure=report.png
+    python -m dprjax.report --metrics BM25=bm25.json --metrics frozen=frozen.json \\
+        --metrics "+ prompt=dpt.json" --out=report.md --figure=report.png
+    python -m dprjax.report --backbone=DIR --backbone=ours=DIR --sts=stsb-test.csv \\
+        --wikipedia=enwiki.xml.bz2 --beir=scifact --out=report.md --figure=report.png
 
-Systems: the files are dprjax.evaluate's metrics.json. The first system is the one that the others
-are compared with, by a paired bootstrap over the queries: the queries are drawn with replacement
-10,000 times, the same for both systems, and a difference is marked with * where the middle 95 % of
-the means' differences leave out 0. The intervals in the figure are each system's own, from the same
-draws. Where there are several data sets each is drawn by itself, and they weigh the same. What
-metrics.json has under "extra" (--extra of dprjax.evaluate) becomes a column.
+Systems: the files are metrics.json of dprjax.evaluate. All systems are compared with the first by a
+paired bootstrap over queries: queries are drawn with replacement 10,000 times, the same ones for
+both systems, and * marks a difference if the middle 95 % of its means exclude 0. The intervals in
+the figure are each system's own, from the same draws. Data sets are drawn separately and have equal
+weight. Values under "extra" in metrics.json (--extra of dprjax.evaluate) become columns.
 
-Backbones: frozen, as they are, or under a prompt. Columns stand only for what there is text for.
-Alignment and uniformity are those of Wang & Isola (2020), the entropy of the first token's
-attention that of Condenser (section 5), the distinction of Wikipedia sections that of Ein Dor et
-al. (2018); see dprjax.analysis. The attention is looked at on sections of --wikipedia, without it
-on passages of --beir, without both on the sentences of --sts.
+Backbones: frozen, with or without a prompt. There are columns for the texts that are given:
+alignment and uniformity (Wang & Isola 2020), the entropy of the first token's attention (Condenser,
+section 5) and the distinction of Wikipedia sections (Ein Dor et al. 2018); see dprjax.analysis. The
+attention is measured on sections of --wikipedia, else on passages of --beir, else on the sentences
+of --sts.
 """
 
 import argparse
@@ -36,7 +34,7 @@ from dprjax.runtime import cli
 logger = logging.getLogger('dprjax')
 
 _DRAWS = 10_000
-_DRAWS_AT_ONCE = 500  # bounds the memory: so many draws of every query's number
+_DRAWS_AT_ONCE = 500  # bounds the memory
 _SEED = 0
 
 
@@ -44,9 +42,9 @@ class Compared(NamedTuple):
   """One system under one measure.
 
   Attributes:
-    mean: over all queries (of the data sets' means where there are several).
+    mean: over queries; with several data sets, the mean of their means.
     low, high: the 95 % interval of the mean.
-    difference: to the first system, over the queries that both have; None for the first.
+    difference: from the first system, over the queries that both have; None for the first.
     difference_low, difference_high: the 95 % interval of the difference.
   """
 
@@ -67,10 +65,10 @@ class Compared(NamedTuple):
 
 
 def compare(systems: dict[str, dict[str, Any]], measure: str) -> dict[str, Compared]:
-  """Every system under one measure, against the first.
+  """Compares every system with the first under one measure.
 
   Args:
-    systems: name -> what ``evaluate`` wrote; the first is the baseline.
+    systems: name -> metrics as ``evaluate`` writes them; the first is the baseline.
     measure: one that all of them have.
 
   Raises:
@@ -109,14 +107,14 @@ def compare(systems: dict[str, dict[str, Any]], measure: str) -> dict[str, Compa
 
 
 def _per_dataset(metrics: dict[str, Any], measure: str) -> dict[str, dict[str, float]]:
-  return {
-    name: one['per_query'][measure] for name, one in metrics.get('datasets', {'': metrics}).items()
-  }
+  datasets = metrics.get('datasets', {'': metrics})
+  return {name: part['per_query'][measure] for name, part in datasets.items()}
 
 
 def _bootstrap(parts: Sequence[Float[np.ndarray, 'queries']]) -> Float[np.ndarray, 'draws']:
-  """Means of the parts' means over queries drawn with replacement; the same draws for parts of the
-  same sizes.
+  """Means of the parts' means over queries drawn with replacement.
+
+  Parts of the same sizes get the same draws.
   """
   rng = np.random.default_rng(_SEED)
   total = np.zeros(_DRAWS)
@@ -129,7 +127,7 @@ def _bootstrap(parts: Sequence[Float[np.ndarray, 'queries']]) -> Float[np.ndarra
 
 
 def read_metrics(path: files.PathLike) -> dict[str, Any]:
-  """A metrics.json. Raises InputError where it is not of that form."""
+  """Reads a metrics.json; raises InputError if the file is something else."""
   metrics = files.read_json(path, 'metrics')
   for part in (
     metrics,
@@ -142,8 +140,8 @@ def read_metrics(path: files.PathLike) -> dict[str, Any]:
     )
     if not good or any(not part['per_query'].get(measure) for measure in part['mean']):
       raise InputError(
-        f'{path} is no metrics.json of dprjax.evaluate: expected "mean" and "per_query" with the '
-        'same measures'
+        f'{path} is not a metrics.json of dprjax.evaluate: expected "mean" and "per_query" with '
+        'the same measures'
       )
   return metrics
 
@@ -151,8 +149,9 @@ def read_metrics(path: files.PathLike) -> dict[str, Any]:
 def table(
   systems: dict[str, dict[str, Any]], measures: Sequence[str]
 ) -> tuple[list[str], list[list[str]]]:
-  """Column titles and rows: system, data set where there are several, measures with * for
-  significant, extra columns.
+  """Column titles and rows: system, data set if there are several, measures, extra columns.
+
+  A * marks significant differences.
   """
   compared = {measure: compare(systems, measure) for measure in measures}
   extra = list(
@@ -162,15 +161,9 @@ def table(
   rows = []
   for name, metrics in systems.items():
     extras = [_shown(metrics.get('extra', {}).get(key)) for key in extra]
-    for label, one in metrics.get('datasets', {}).items():
-      rows.append(
-        [
-          name,
-          label,
-          *(f'{one["mean"][measure]:.4f}' for measure in measures),
-          *([''] * len(extra)),
-        ]
-      )
+    for label, part in metrics.get('datasets', {}).items():
+      values = [f'{part["mean"][measure]:.4f}' for measure in measures]
+      rows.append([name, label, *values, *[''] * len(extra)])
     values = [
       f'{compared[measure][name].mean:.4f}{"*" if compared[measure][name].significant else ""}'
       for measure in measures
@@ -186,13 +179,9 @@ def _shown(value: Any) -> str:
     return ''
   if isinstance(value, str) and value.isdecimal():
     value = int(value)
-  return (
-    f'{value:,}'
-    if isinstance(value, int) and not isinstance(value, bool)
-    else f'{value:.4g}'
-    if isinstance(value, float)
-    else str(value)
-  )
+  if isinstance(value, int) and not isinstance(value, bool):
+    return f'{value:,}'
+  return f'{value:.4g}' if isinstance(value, float) else str(value)
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str) -> str:
@@ -202,20 +191,12 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str) -
     return '| ' + ' | '.join(cell.replace('|', '\\|') for cell in cells) + ' |'
 
   left = 2 if 'data set' in columns else 1
-  return '\n'.join(
-    [
-      line(columns),
-      line(['---'] * left + ['---:'] * (len(columns) - left)),
-      *map(line, rows),
-      '',
-      note,
-      '',
-    ]
-  )
+  rule = line(['---'] * left + ['---:'] * (len(columns) - left))
+  return '\n'.join([line(columns), rule, *map(line, rows), '', note, ''])
 
 
 def note(systems: dict[str, dict[str, Any]], measures: Sequence[str]) -> str:
-  """What the marks mean, and over how many queries."""
+  """The number of queries, and what * means."""
   first, *others = systems
   sizes = {name: len(metrics['per_query'][measures[0]]) for name, metrics in systems.items()}
   counted = ', '.join(f'{name}: {size:,} queries' for name, size in sizes.items())
@@ -232,30 +213,24 @@ def note(systems: dict[str, dict[str, Any]], measures: Sequence[str]) -> str:
 def figure(
   systems: dict[str, dict[str, Any]], measures: Sequence[str], path: files.PathLike
 ) -> None:
-  """Grouped bars: a group a measure, a bar a system, with 95 % intervals.
-
-  The format goes by the name (png, pdf, svg).
-  """
+  """Bars grouped by measure, one for each system, with 95 % intervals."""
   values = {
     measure: {
-      name: figures.Bar(one.mean, one.low, one.high, one.significant)
-      for name, one in compare(systems, measure).items()
+      name: figures.Bar(*result[:3], result.significant)
+      for name, result in compare(systems, measure).items()
     }
     for measure in measures
   }
   foot = 'whiskers: 95 % bootstrap intervals' + (
     ';  * differs from the first system (paired)' if len(systems) > 1 else ''
   )
-  ylabel = (
-    'mean over queries'
-    if not any('datasets' in one for one in systems.values())
-    else 'mean over data sets'
-  )
+  several = any('datasets' in metrics for metrics in systems.values())
+  ylabel = f'mean over {"data sets" if several else "queries"}'
   figures.bars(values, ylabel, foot, path)
 
 
 def _named(text: str) -> tuple[str | None, str]:
-  """``NAME=VALUE`` or a value alone, for argparse's ``type``."""
+  """``NAME=VALUE`` or ``VALUE``, for argparse's ``type``."""
   return cli.named(text) if '=' in text else (None, text)
 
 
@@ -279,21 +254,21 @@ def _report_systems(args: argparse.Namespace) -> None:
       f'{", ".join(shared) or "none"}'
     )
   columns, rows = table(systems, measures)
-  said = note(systems, measures)
+  text = note(systems, measures)
   if args.figure:
     figure(systems, measures, args.figure)
   if args.out:
     with files.atomic_write(args.out) as file:
-      file.write(markdown(columns, rows, said))
+      file.write(markdown(columns, rows, text))
   cli.print_table(columns, rows)
-  print(said)
+  print(text)
 
 
 def _backbones(args: argparse.Namespace) -> dict[str, tuple[str, str | None]]:
   """Name -> (backbone, prompt or None)."""
   paths: dict[str, str] = {}
   for given, path in args.backbone:
-    # Of a path its last part, of package:NAME the name.
+    # The last part of a path, or the name in package:NAME.
     name = given or path.rstrip('/').rpartition('/')[2].removeprefix('package:')
     if name in paths:
       raise InputError(f'--backbone: two are called {name}; name them, --backbone=NAME={path}')
@@ -302,7 +277,7 @@ def _backbones(args: argparse.Namespace) -> dict[str, tuple[str, str | None]]:
   for given, path in args.prompt or ():
     if given is None and len(paths) > 1:
       raise InputError(
-        f'--prompt={path}: there are several backbones; say whose it is, --prompt=NAME={path}'
+        f'--prompt={path}: there are several backbones; name one, --prompt=NAME={path}'
       )
     name = given or next(iter(paths))
     if name not in paths:
@@ -320,7 +295,7 @@ def _backbones(args: argparse.Namespace) -> dict[str, tuple[str, str | None]]:
 
 
 def _report_backbones(args: argparse.Namespace) -> None:
-  # Here, because --metrics need not wait for JAX.
+  # Imported here, so that --metrics does not wait for JAX.
   from dprjax.analysis import inspection
   from dprjax.inference.retriever import Retriever
   from dprjax.runtime import compiled
@@ -342,13 +317,9 @@ def _report_backbones(args: argparse.Namespace) -> None:
     )
 
   if len(backbones) > 1:
+    # A bad one is an error before the others take minutes. They are not kept, to save memory.
     for path, prompt in backbones.values():
-      load(
-        path,
-        prompt,
-        # and dropped: the last should not be found bad when the others' minutes are spent, nor all
-        # be held at once
-      )
+      load(path, prompt)
   texts = inspection.read_texts(
     args.sts, args.wikipedia, args.beir, args.split or 'test', args.max_texts or 1000
   )
@@ -358,24 +329,22 @@ def _report_backbones(args: argparse.Namespace) -> None:
   }
   columns, rows = inspection.table(findings)
   layers, by_layer = inspection.layers_table(findings)
-  said = inspection.note(texts, findings)
+  lines = inspection.note(texts, findings)
   if args.figure:
     foot = f'attention over {texts.named["attended"]}' if by_layer else ''
-    figures.backbones(
-      {name: inspection.looks(one) for name, one in findings.items()}, foot, args.figure
-    )
+    figures.backbones(findings, foot, args.figure)
   if args.out:
     with files.atomic_write(args.out) as file:
-      file.write(markdown(columns, rows, '  \n'.join(said)))  # two spaces: a line break in Markdown
+      file.write(markdown(columns, rows, '  \n'.join(lines)))  # two spaces break a Markdown line
       if by_layer:
         file.write('\n' + markdown(layers, by_layer, ''))
   cli.print_table(columns, rows)
   if by_layer:
     cli.print_table(layers, by_layer)
-  print('\n'.join(said))
+  print('\n'.join(lines))
 
 
-# Arguments that go with --backbone, and with --metrics.
+# The arguments that belong to --backbone and to --metrics.
 _OF_BACKBONES = (
   'sts',
   'wikipedia',
@@ -393,79 +362,77 @@ _OF_METRICS = ('measure',)
 
 def main(argv: Sequence[str] | None = None) -> None:
   parser = cli.Parser('report', __doc__ or '')
-  parser.add_argument('--out', metavar='report.md', help='where the table goes as Markdown')
-  parser.add_argument(
-    '--figure', metavar='report.png', help='where the figure goes; png, pdf or svg'
-  )
+  parser.add_argument('--out', metavar='report.md', help='the table as Markdown')
+  parser.add_argument('--figure', metavar='report.png', help='the figure: png, pdf or svg')
   systems = parser.add_argument_group('systems')
   systems.add_argument(
     '--metrics',
     type=cli.named,
     action='append',
     metavar='NAME=metrics.json',
-    help='a system; the first is the one that the others are compared with',
+    help='a system; all are compared with the first',
   )
   systems.add_argument(
     '--measure',
     action='extend',
     nargs='+',
     metavar='MEASURE',
-    help='which to show (default: all that every system has)',
+    help='measures to show (default: all that every system has)',
   )
-  looks = parser.add_argument_group('backbones')
-  looks.add_argument(
+  inspected = parser.add_argument_group('backbones')
+  inspected.add_argument(
     '--backbone',
     type=_named,
     action='append',
     metavar='[NAME=]DIR',
     help='a Hugging Face directory, a hub id, or package:NAME',
   )
-  looks.add_argument(
+  inspected.add_argument(
     '--prompt',
     type=_named,
     action='append',
     metavar='[NAME=]FILE',
     help='a prompt.npz for the backbone of that name',
   )
-  looks.add_argument(
+  inspected.add_argument(
     '--sts',
     metavar='FILE',
     help='pairs with scores of 0 to 5, csv, tsv or jsonl: rank correlation with the cosine',
   )
-  looks.add_argument(
+  inspected.add_argument(
     '--wikipedia',
     metavar='DUMP',
     help='pages-articles.xml(.bz2): distinction of sections, entropy of attention',
   )
-  looks.add_argument(
+  inspected.add_argument(
     '--beir',
     metavar='DIR',
     help='a retrieval data set: alignment of queries and positives, uniformity of passages',
   )
-  looks.add_argument('--split', help='of --beir, whose judgements (default: test)')
-  looks.add_argument(
+  inspected.add_argument('--split', help='of --beir, with judgements (default: test)')
+  inspected.add_argument(
     '--max_texts',
     type=cli.positive,
-    help='triplets, sections, passages, ... at most; STS pairs are all taken (default: 1000)',
+    help='most triplets, sections, passages, ...; all STS pairs are used (default: 1000)',
   )
-  looks.add_argument(
-    '--pooling', choices=('cls', 'mean'), help='default: as the prompt or the backbone says'
+  inspected.add_argument(
+    '--pooling', choices=('cls', 'mean'), help='default: that of the prompt or the backbone'
   )
-  looks.add_argument(
+  inspected.add_argument(
     '--normalize',
     type=cli.boolean,
     metavar='true|false',
-    help='likewise; all measures are of vectors at unit length',
+    help='likewise; all measures are of unit vectors',
   )
-  looks.add_argument('--max_length', type=cli.positive, help='tokens a text is cut at; likewise')
-  looks.add_argument(
+  inspected.add_argument('--max_length', type=cli.positive, help='most tokens of a text; likewise')
+  inspected.add_argument(
     '--batch_size', type=cli.positive, help='texts at a time over all devices (default: 64)'
   )
 
   def command(args: argparse.Namespace) -> None:
     if bool(args.metrics) == bool(args.backbone):
       raise InputError(
-        'give --metrics to compare systems, or --backbone to look at backbones'
+        'give --metrics to compare systems, or --backbone to inspect backbones'
         + (', not both' if args.metrics else '')
       )
     other, wrong = ('--metrics', _OF_METRICS) if args.backbone else ('--backbone', _OF_BACKBONES)

@@ -12,7 +12,7 @@ from dprjax import report
 
 def metrics(values, **more):
   return {
-    'mean': {name: float(np.mean(list(one.values()))) for name, one in values.items()},
+    'mean': {name: float(np.mean(list(part.values()))) for name, part in values.items()},
     'per_query': values,
     'counts': {},
     **more,
@@ -28,7 +28,7 @@ WORSE = {
   'nDCG@10': {f'q{i}': 0.2 + 0.001 * (i % 7) for i in range(100)},
   'AP': {f'q{i}': float(i % 2) for i in range(100)},
 }
-# nDCG@10 is always .1 higher; AP is the other way round query by query, with the same mean.
+# nDCG@10 is .1 higher for every query; AP is 1 minus the other's, with the same mean.
 BETTER = {
   'nDCG@10': {q: v + 0.1 for q, v in WORSE['nDCG@10'].items()},
   'AP': {q: 1 - v for q, v in WORSE['AP'].items()},
@@ -36,24 +36,19 @@ BETTER = {
 
 
 def test_bootstrap_known_by_hand():
-  found = report.compare({'a': metrics(WORSE), 'b': metrics(BETTER)}, 'nDCG@10')
-  assert found['b'].difference == pytest.approx(0.1) and found['b'].significant
-  assert found['b'].difference_low == pytest.approx(0.1) and found[
-    'b'
-  ].difference_high == pytest.approx(0.1)
-  assert found['a'].difference is None and not found['a'].significant
-  found = report.compare({'a': metrics(WORSE), 'b': metrics(BETTER)}, 'AP')
-  assert not found['b'].significant and found['b'].difference == 0
-  # 100 tosses of a coin: the middle 95 % of the share of heads is .40 to .60.
-  assert (found['a'].low, found['a'].high) == (
-    pytest.approx(0.40, abs=0.011),
-    pytest.approx(0.60, abs=0.011),
-  )
+  systems = {'a': metrics(WORSE), 'b': metrics(BETTER)}
+  a, b = report.compare(systems, 'nDCG@10').values()
+  assert b[3:] == pytest.approx((0.1, 0.1, 0.1)) and b.significant
+  assert a.difference is None and not a.significant
+  a, b = report.compare(systems, 'AP').values()
+  assert not b.significant and b.difference == 0
+  # 100 tosses of a coin: the middle 95 % of the fraction of heads is .40 to .60.
+  assert (a.low, a.high) == pytest.approx((0.40, 0.60), abs=0.011)
   # The differences are +1 or -1: twice as wide.
-  assert found['b'].difference_high == pytest.approx(0.2, abs=0.021)
+  assert b.difference_high == pytest.approx(0.2, abs=0.021)
 
 
-def test_data_sets_weigh_the_same():
+def test_data_sets_have_equal_weight():
   small, large = {'AP': {'q': 1.0}}, {'AP': {f'q{i}': 0.0 for i in range(99)}}
   both = {
     'mean': {'AP': 0.5},
@@ -93,22 +88,20 @@ def test_tables_and_figure(tmp_path, capsys):
       '',
     ]
   )
-  said = capsys.readouterr().out
-  assert '+ prompt   0.3030*   0.5000               73,728' in said
+  assert '+ prompt   0.3030*   0.5000               73,728' in capsys.readouterr().out
   assert (tmp_path / 'r.png').read_bytes().startswith(b'\x89PNG')
   report.main(
     [f'--metrics=frozen={tmp_path}/a.json', '--measure', 'AP', f'--figure={tmp_path}/r.svg']
   )
-  drawing = (tmp_path / 'r.svg').read_text()
-  assert '<svg' in drawing
+  assert '<svg' in (tmp_path / 'r.svg').read_text()
   assert 'nDCG' not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
   'arguments, message',
   [
-    ([], 'give --metrics to compare systems, or --backbone to look at backbones'),
-    (['--metrics=a=a.json', '--backbone=b'], 'or --backbone to look at backbones, not both'),
+    ([], 'give --metrics to compare systems, or --backbone to inspect backbones'),
+    (['--metrics=a=a.json', '--backbone=b'], 'or --backbone to inspect backbones, not both'),
     (['--metrics=a=a.json', '--sts=a.csv'], '--sts goes with --backbone'),
     (['--backbone=b', '--measure', 'AP'], '--measure goes with --metrics'),
     (['--backbone=b', '--figure=r.jpeg2000'], 'its name has to end in .png, .pdf, .svg'),
@@ -116,8 +109,8 @@ def test_tables_and_figure(tmp_path, capsys):
     (['--metrics=a=missing.json'], 'metrics not found'),
     (['--metrics=a=a.json', '--metrics=a=a.json'], 'two systems are called a'),
     (['--metrics=a=a.json', '--metrics=b=text.json'], 'metrics is not JSON'),
-    (['--metrics=a=a.json', '--metrics=b=list.json'], 'list.json is no metrics.json'),
-    (['--metrics=a=a.json', '--metrics=b=hollow.json'], 'hollow.json is no metrics.json'),
+    (['--metrics=a=a.json', '--metrics=b=list.json'], 'list.json is not a metrics.json'),
+    (['--metrics=a=a.json', '--metrics=b=hollow.json'], 'hollow.json is not a metrics.json'),
     (['--metrics=a=a.json', '--measure=RR@10'], 'not every system has RR@10; all have nDCG@10, AP'),
     (['--metrics=a=a.json', '--metrics=b=other.json'], 'b and a have no query in common'),
     (['--metrics=a=a.json', '--figure=r.jpeg2000'], 'its name has to end in .png, .pdf, .svg'),

@@ -1,25 +1,25 @@
-"""Figures for ``dprjax.report``: bars with intervals for systems, three small ones side by side for
-backbones.
-"""
+"""Figures of ``dprjax.report``: bars with intervals, and up to three panels about backbones."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
 
-# Okabe and Ito's colours, which differ for every kind of colour vision, the darker first; hatches
-# tell them apart in print.
+if TYPE_CHECKING:  # it imports JAX, which bars do not need
+  from dprjax.analysis.inspection import Findings
+
+# Okabe and Ito's colours, the darker ones first, which everyone can distinguish, also with colour
+# blindness. Hatches distinguish the bars in print.
 _COLOURS = ('#0072B2', '#E69F00', '#009E73', '#CC79A7', '#56B4E9', '#D55E00', '#F0E442', '#999999')
 _HATCHES = ('', '//', '..', 'xx', '\\\\', 'oo', '++', '--')
 _MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
 
 
 class Bar(NamedTuple):
-  """One bar: its height, the ends of its whisker, and whether it gets a star."""
+  """One bar: its height, the ends of its whisker, and whether it has a star."""
 
   mean: float
   low: float
@@ -27,41 +27,29 @@ class Bar(NamedTuple):
   starred: bool
 
 
-class Looks(NamedTuple):
-  """What the backbones' figure shows of one of them; None where there is nothing to show."""
-
-  entropy: Float[np.ndarray, 'L N'] | None
-  alignment: float | None
-  uniformity: float | None
-  shares: dict[str, float]  # by what is under the bar: numbers of at most 1
-
-
 def bars(
   values: Mapping[str, Mapping[str, Bar]], ylabel: str, foot: str, path: files.PathLike
 ) -> None:
-  """Grouped bars: a group a measure, in it a bar a system. The format goes by the name (png, pdf,
-  svg).
+  """Bars grouped by measure, one for each system.
 
   Args:
-    values: measure -> system -> its bar; the systems are the same in all.
-    ylabel: beside the axis.
+    values: measure -> system -> its bar; all measures have the same systems.
+    ylabel: the label of the y axis.
     foot: a line in small print.
-    path: where it goes.
+    path: the file; its suffix (png, pdf, svg) decides the format.
 
   Raises:
-    InputError: the name has no ending that can be drawn.
+    InputError: the suffix is of another format.
   """
   names = list(next(iter(values.values())))
   width = 0.82 / len(names)
   drawing = _drawing(max(6.4, 1.5 + len(values) * max(1.2, 0.42 * len(names))), 4.4)
   axes = drawing.subplots()
   for number, name in enumerate(names):
-    some = [by_name[name] for by_name in values.values()]
+    group = [by_name[name] for by_name in values.values()]
     places = np.arange(len(values)) + (number - (len(names) - 1) / 2) * width
-    means = np.array([one.mean for one in some])
-    spread = np.array(
-      [[one.mean - one.low for one in some], [one.high - one.mean for one in some]]
-    ).clip(0)
+    means, lows, highs = (np.array([bar[i] for bar in group]) for i in range(3))
+    spread = np.array([means - lows, highs - means]).clip(0)
     axes.bar(
       places,
       means,
@@ -70,10 +58,10 @@ def bars(
       error_kw={'elinewidth': 1, 'capsize': 2, 'ecolor': '#333333'},
       **_fill(number, name),
     )
-    for place, one in zip(places, some, strict=True):
-      _number(axes, place, one.high, f'{one.mean:.3f}{"*" if one.starred else ""}')
-  top = max(one.high for by_name in values.values() for one in by_name.values())
-  axes.set_ylim(0, max(top, 0.05) * 1.18)  # room for the numbers above the bars
+    for place, bar in zip(places, group, strict=True):
+      _number(axes, place, bar.high, f'{bar.mean:.3f}{"*" if bar.starred else ""}')
+  top = max(bar.high for by_name in values.values() for bar in by_name.values())
+  axes.set_ylim(0, max(top, 0.05) * 1.18)  # space for the numbers above the bars
   axes.set_xlim(-0.6, len(values) - 0.4)
   axes.set_xticks(np.arange(len(values)), list(values))
   axes.set_ylabel(ylabel)
@@ -83,51 +71,45 @@ def bars(
   _save(drawing, path)
 
 
-def backbones(looks: Mapping[str, Looks], foot: str, path: files.PathLike) -> None:
-  """Side by side: attention entropy over the layers, alignment against uniformity, and bars; a part
-  with nothing in it is left out.
+def backbones(findings: 'Mapping[str, Findings]', foot: str, path: files.PathLike) -> None:
+  """Panels of attention entropy by layer, alignment against uniformity, and scores on sentences.
 
-  The line is the mean over heads, the band from the lowest to the highest head. Nearer to the lower
-  left corner is better in the second part, as in Gao et al. 2021 (SimCSE), Figure 2.
+  A panel without content is omitted. In the first, the line is the mean over heads, and the band
+  reaches from the lowest to the highest head. In the second, the lower left corner is best, as in
+  Gao et al. 2021 (SimCSE), Figure 2.
 
   Args:
-    looks: by backbone.
+    findings: by backbone.
     foot: a line in small print.
-    path: where it goes; the format by the name (png, pdf, svg).
+    path: the file; its suffix (png, pdf, svg) decides the format.
 
   Raises:
-    InputError: the name has no ending that can be drawn.
+    InputError: the suffix is of another format.
   """
   parts = []
-  if any(one.entropy is not None for one in looks.values()):
+  if any(found.entropy is not None for found in findings.values()):
     parts.append(_entropies)
-  if any(one.alignment is not None for one in looks.values()):
+  if any(found.alignment is not None for found in findings.values()):
     parts.append(_hypersphere)
-  if any(one.shares for one in looks.values()):
-    parts.append(_shares)
+  if any(found.scores for found in findings.values()):
+    parts.append(_scores)
   drawing = _drawing(1.0 + 3.9 * len(parts), 4.0)
   for part, axes in zip(parts, drawing.subplots(1, len(parts), squeeze=False)[0], strict=True):
-    part(axes, looks)
-  _legend(drawing, list(looks))
+    part(axes, findings)
+  _legend(drawing, list(findings))
   _foot(drawing, foot)
   _save(drawing, path)
 
 
-def _entropies(axes: Any, looks: Mapping[str, Looks]) -> None:
+def _entropies(axes: Any, findings: 'Mapping[str, Findings]') -> None:
   deepest = 1
-  for number, (name, one) in enumerate(looks.items()):
-    if one.entropy is not None:
-      layers = np.arange(1, len(one.entropy) + 1)
+  for number, (name, found) in enumerate(findings.items()):
+    if (entropy := found.entropy) is not None:
+      layers = np.arange(1, len(entropy) + 1)
       deepest = max(deepest, len(layers))
-      axes.fill_between(
-        layers,
-        one.entropy.min(axis=1),
-        one.entropy.max(axis=1),
-        color=_colour(number),
-        alpha=0.15,
-        linewidth=0,
-      )
-      axes.plot(layers, one.entropy.mean(axis=1), label=name, markersize=5, **_line(number))
+      band = entropy.min(axis=1), entropy.max(axis=1)
+      axes.fill_between(layers, *band, color=_colour(number), alpha=0.15, linewidth=0)
+      axes.plot(layers, entropy.mean(axis=1), label=name, markersize=5, **_line(number))
   axes.set_xticks(np.arange(1, deepest + 1, max(1, deepest // 8)))
   axes.set_ylim(bottom=0)
   axes.set_xlabel('layer')
@@ -136,10 +118,10 @@ def _entropies(axes: Any, looks: Mapping[str, Looks]) -> None:
   _grid(axes, 'y')
 
 
-def _hypersphere(axes: Any, looks: Mapping[str, Looks]) -> None:
-  for number, (name, one) in enumerate(looks.items()):
-    if one.alignment is not None and one.uniformity is not None:
-      axes.plot([one.uniformity], [one.alignment], label=name, markersize=9, **_line(number))
+def _hypersphere(axes: Any, findings: 'Mapping[str, Findings]') -> None:
+  for number, (name, found) in enumerate(findings.items()):
+    if found.alignment is not None and found.uniformity is not None:
+      axes.plot([found.uniformity], [found.alignment], label=name, markersize=9, **_line(number))
   axes.margins(0.2)
   axes.set_xlabel('uniformity (more even to the left)')
   axes.set_ylabel('alignment (nearer further down)')
@@ -147,15 +129,15 @@ def _hypersphere(axes: Any, looks: Mapping[str, Looks]) -> None:
   _grid(axes, 'both')
 
 
-def _shares(axes: Any, looks: Mapping[str, Looks]) -> None:
-  titles = list(dict.fromkeys(title for one in looks.values() for title in one.shares))
-  width = 0.82 / len(looks)
+def _scores(axes: Any, findings: 'Mapping[str, Findings]') -> None:
+  titles = list(dict.fromkeys(title for found in findings.values() for title in found.scores))
+  width = 0.82 / len(findings)
   lowest = 0.0
-  for number, (name, one) in enumerate(looks.items()):
+  for number, (name, found) in enumerate(findings.items()):
     for group, title in enumerate(titles):
-      value = one.shares.get(title, float('nan'))
+      value = found.scores.get(title, float('nan'))
       if not np.isnan(value):
-        place = group + (number - (len(looks) - 1) / 2) * width
+        place = group + (number - (len(findings) - 1) / 2) * width
         axes.bar(place, value, width * 0.92, **_fill(number, name))
         _number(axes, place, max(value, 0), f'{value:.3f}')
         lowest = min(lowest, value)
@@ -167,11 +149,11 @@ def _shares(axes: Any, looks: Mapping[str, Looks]) -> None:
 
 
 def _drawing(width: float, height: float) -> Any:
-  # Here, because a table needs none of it.
+  # Imported here: tables do not need it.
   import matplotlib.figure
   import matplotlib.layout_engine
 
-  # A strip at the foot is left for the note.
+  # The strip at the bottom is for the note.
   layout = matplotlib.layout_engine.ConstrainedLayoutEngine(rect=(0, 0.035, 1, 0.965), w_pad=0.12)
   return matplotlib.figure.Figure(figsize=(width, height), dpi=150, layout=layout)
 
@@ -219,12 +201,12 @@ def _grid(axes: Any, axis: str) -> None:
 
 
 def _legend(drawing: Any, names: Sequence[str]) -> None:
-  """One above all parts, each name once."""
+  """One legend above all panels, with each name once."""
   handles: dict[str, Any] = {}
   for axes in drawing.axes:
     for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
       handles.setdefault(name, handle)
-  # As many names in a row as fit: about 0.075 inches a letter at this size, and 0.65 for the patch.
+  # As many names in a row as fit: about 0.075 inches a letter, and 0.65 for the patch.
   fitting = int(drawing.get_figwidth() / (0.65 + 0.075 * max(map(len, names))))
   drawing.legend(
     [handles[name] for name in names if name in handles],
@@ -241,10 +223,10 @@ def _foot(drawing: Any, text: str) -> None:
 
 
 def check_name(path: files.PathLike) -> str:
-  """The kind of figure that a name asks for, 'png' of 'a.png'.
+  """The format of a figure by its file name: 'png' for 'a.png'.
 
   Raises:
-    InputError: no such kind can be drawn, or a folder is in its place.
+    InputError: an unknown format, or the path is a folder.
   """
   import matplotlib.backends.backend_agg
 

@@ -1,6 +1,4 @@
-"""Looking at backbones: the texts to look with, read once; what each backbone makes of them; the
-tables of it.
-"""
+"""Inspects backbones: reads the texts once, measures each backbone on them, makes the tables."""
 
 import dataclasses
 import itertools
@@ -14,7 +12,6 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from dprjax.analysis import figures
 from dprjax.analysis import statistics as analysis
 from dprjax.analysis.statistics import Triplet
 from dprjax.base import files
@@ -36,16 +33,15 @@ T = TypeVar('T')
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-  """What backbones are looked at with; empty where it was not asked for.
+  """The texts that backbones are measured on; empty if not requested.
 
   Attributes:
-    pairs: for the correlation with people's scores.
+    pairs: for the correlation with human scores.
     triplets: for the distinction of sections.
-    positives: (query, passage relevant to it), for alignment.
+    positives: (query, relevant passage), for alignment.
     passages: for uniformity.
     attended: for the entropy of attention.
-    named: for each of the above, by its name, how many of what there are: to be said under the
-      table.
+    named: attribute -> its number and source in words, for the note below the table.
   """
 
   pairs: list[Pair] = dataclasses.field(default_factory=list)
@@ -58,12 +54,12 @@ class Texts:
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-  """What was found of one backbone; None where the texts for it were not given.
+  """The measures of one backbone; None without texts for them.
 
   Attributes:
-    settings: how it made vectors, in words.
-    spearman: of cosine and people's scores; NaN where all cosines are the same.
-    accuracy: the share of section triplets that are told apart.
+    settings: how it makes vectors, in words.
+    spearman: of cosines and human scores; NaN if all cosines are equal.
+    accuracy: the fraction of section triplets that it distinguishes.
     alignment: of queries and relevant passages.
     uniformity: of passages.
     entropy: of the first token's attention, in nats, mean over texts.
@@ -76,6 +72,12 @@ class Findings:
   uniformity: float | None = None
   entropy: Float[np.ndarray, 'L N'] | None = None
 
+  @property
+  def scores(self) -> dict[str, float]:
+    """The measures on sentences, at most 1, by column title."""
+    scores = {'STS Spearman': self.spearman, 'section accuracy': self.accuracy}
+    return {title: value for title, value in scores.items() if value is not None}
+
 
 def read_texts(
   sts: files.PathLike | None = None,
@@ -84,20 +86,19 @@ def read_texts(
   split: str = 'test',
   most: int = 1000,
 ) -> Texts:
-  """Reads what there is, and draws from it.
+  """Reads the given sources and draws texts from them.
 
   Args:
-    sts: pairs with scores, see ``data.similarity``; all of them are taken, so that the correlation
-      can be compared with published ones.
-    wikipedia: a dump, see ``formats.mediawiki``; its first ``most`` articles are read, and ``most``
-      triplets and sections drawn from them.
-    beir: a data set with judgements, see ``data.sources``; ``most`` pairs of a query and a positive
-      and ``most`` passages are drawn.
-    split: whose judgements.
-    most: how many of each at most, 2 or more.
+    sts: pairs with scores, see ``data.similarity``; all are used, so that the correlation can be
+      compared with published ones.
+    wikipedia: a dump, see ``formats.mediawiki``; triplets and sections are drawn from its first
+      ``most`` articles.
+    beir: a data set with judgements, see ``data.sources``.
+    split: the split of the judgements.
+    most: the largest number of triplets, sections, positives and passages, at least 2.
 
   Raises:
-    InputError: none was given, one cannot be read, or one holds nothing that can be measured with.
+    InputError: no source was given, one cannot be read, or one has nothing that can be used.
   """
   if most < 2:
     raise InputError(
@@ -106,12 +107,10 @@ def read_texts(
     )
   if sts is None and wikipedia is None and beir is None:
     raise InputError(
-      'there is no text to look at a backbone with: give one or more of --sts, --wikipedia and '
-      '--beir'
+      'there is no text to measure a backbone on: give one or more of --sts, --wikipedia and --beir'
     )
   texts = Texts()
-  # The first that is there gives the texts whose attention is looked at; Condenser's are sections
-  # of Wikipedia.
+  # The first source gives the texts for the attention; Condenser uses sections of Wikipedia.
   if wikipedia is not None:
     texts = _with_wikipedia(texts, wikipedia, most)
   if beir is not None:
@@ -126,7 +125,7 @@ def _with_similarity(texts: Texts, path: files.PathLike, most: int) -> Texts:
   if len({pair.score for pair in pairs}) == 1:
     raise InputError(
       f'{path}: every pair has the score {pairs[0].score:g}; a rank correlation needs different '
-      'ones'
+      'scores'
     )
   named = {'pairs': f'{len(pairs):,} pairs of {_base(path)}'}
   attended = texts.attended
@@ -144,8 +143,7 @@ def _with_wikipedia(texts: Texts, path: files.PathLike, most: int) -> Texts:
   if not triplets:
     raise InputError(
       f'{path}: none of the first {len(articles):,} articles (max_texts: {most:,} at most) has two '
-      'sections with sentences in them; '
-      'the distinction of sections needs such articles'
+      'sections with sentences in them, which the distinction of sections needs'
     )
   sections = [section.text for article in articles for section in analysis.themed(article)]
   attended = random.Random(_SEED).sample(sections, min(most, len(sections)))
@@ -164,21 +162,21 @@ def _with_retrieval(texts: Texts, path: files.PathLike, split: str, most: int) -
   ]
   pairs = rng.sample(pairs, min(most, len(pairs)))
   wanted = {passage for _, passage in pairs}
-  found: dict[str, str] = {}
+  texts_by_id: dict[str, str] = {}
   kept: list[str] = []
   seen = 0
   for passage in _counted(dataset.passages, 'passages', path):
     if not passage.text:
       continue
     if passage.id in wanted:
-      found[passage.id] = passage.text
-    # A reservoir: every passage so far is in it with the same chance (Vitter 1985, algorithm R).
+      texts_by_id[passage.id] = passage.text
+    # A reservoir: it holds every passage so far with the same chance (Vitter 1985, algorithm R).
     seen += 1
     if len(kept) < most:
       kept.append(passage.text)
     elif (place := rng.randrange(seen)) < most:
       kept[place] = passage.text
-  positives = [(query, found[passage]) for query, passage in pairs if passage in found]
+  positives = [(query, texts_by_id[id_]) for query, id_ in pairs if id_ in texts_by_id]
   if len(positives) < len(pairs):
     logger.info(
       '%s: %s of %s positives have no text or are not in the corpus: left out',
@@ -216,29 +214,27 @@ def _counted(items: Iterator[T], unit: str, path: files.PathLike) -> Iterator[T]
 
 
 def inspect(name: str, retriever: Retriever, texts: Texts, batch_size: int = 64) -> Findings:
-  """Everything that ``texts`` allow, of one backbone (with its prompt).
+  """Measures one backbone, with its prompt if it has one, on all of ``texts``.
 
-  Sentences (of pairs and triplets) are encoded as queries, so that a text prefix or a prompt of
-  queries applies to both sides.
+  Sentences (of pairs and triplets) are encoded as queries, so that the queries' text prefix or
+  prompt applies to both sides.
 
   Args:
-    name: for what is said meanwhile.
-    retriever: the backbone, prompt and settings. Its vectors are brought to unit length whatever
-      the settings say.
+    name: the backbone's name, for the log.
+    retriever: the backbone, prompt and settings. Vectors are normalised whatever the settings are.
     texts: see ``read_texts``.
-    batch_size: texts at a time, over all local devices, of the attention's pass.
+    batch_size: texts at a time, over all local devices, for the attention.
 
   Raises:
     InputError: the backbone gives vectors that are not finite.
   """
 
   def encode(kind: str, what: str) -> analysis.Encode:
-    def run(some: Sequence[str]) -> Float[np.ndarray, 'n H']:
-      vectors = retriever.encode(some, kind, Progress('texts', len(some), f'{name}: {what}'))
+    def run(batch: Sequence[str]) -> Float[np.ndarray, 'n H']:
+      vectors = retriever.encode(batch, kind, Progress('texts', len(batch), f'{name}: {what}'))
       if not np.isfinite(vectors).all():
         raise InputError(
-          f'{name}: its vectors are not all finite numbers; the training that it comes from must '
-          'have diverged'
+          f'{name}: its vectors are not all finite numbers; its training must have diverged'
         )
       return vectors
 
@@ -270,7 +266,7 @@ def inspect(name: str, retriever: Retriever, texts: Texts, batch_size: int = 64)
     )
   settings = retriever.encoder.entry().settings
   lengths = dict.fromkeys((settings.query_max_length, settings.passage_max_length))
-  logger.info('%s: looked at in %s', name, duration(time.monotonic() - began))
+  logger.info('%s: inspected in %s', name, duration(time.monotonic() - began))
   return Findings(
     settings=f'{settings.pooling} pooling, at most {" and ".join(map(str, lengths))} tokens',
     **found,
@@ -283,9 +279,9 @@ def first_token_entropy(
   batch_size: int = 64,
   progress: Callable[[int], None] | None = None,
 ) -> Float[np.ndarray, 'L N']:
-  """``analysis.attention_entropy``, the mean over texts, which are encoded as passages.
+  """``attention_entropy``, the mean over texts, which are encoded as passages.
 
-  With a prompt its vectors are among what is attended to.
+  The first token attends to the vectors of a prompt too.
   """
   prompt, settings = retriever.encoder.entry()
   backbone = retriever.encoder.backbones['passage']
@@ -308,26 +304,22 @@ def first_token_entropy(
 
 
 def table(findings: Mapping[str, Findings]) -> tuple[list[str], list[list[str]]]:
-  """Column titles and a row a backbone; a column only for what was measured."""
-  columns: dict[str, list[float | None]] = {
-    'STS Spearman': [one.spearman for one in findings.values()],
-    'section accuracy': [one.accuracy for one in findings.values()],
-    'alignment': [one.alignment for one in findings.values()],
-    'uniformity': [one.uniformity for one in findings.values()],
-    'CLS attention entropy': [
-      None if one.entropy is None else float(one.entropy.mean()) for one in findings.values()
-    ],
-    'in the last layer': [
-      None if one.entropy is None else float(one.entropy[-1].mean()) for one in findings.values()
-    ],
+  """Column titles and a row for each backbone; only columns that have a value."""
+  values: dict[str, dict[str, float | None]] = {
+    name: {
+      **found.scores,
+      'alignment': found.alignment,
+      'uniformity': found.uniformity,
+      'CLS attention entropy': None if found.entropy is None else float(found.entropy.mean()),
+      'in the last layer': None if found.entropy is None else float(found.entropy[-1].mean()),
+    }
+    for name, found in findings.items()
   }
-  columns = {
-    title: values for title, values in columns.items() if any(value is not None for value in values)
-  }
-  rows = [
-    [name, *(_shown(values[i]) for values in columns.values())] for i, name in enumerate(findings)
-  ]
-  return ['backbone', *columns], rows
+  titles = dict.fromkeys(
+    title for row in values.values() for title, value in row.items() if value is not None
+  )
+  rows = [[name, *(_shown(row.get(title)) for title in titles)] for name, row in values.items()]
+  return ['backbone', *titles], rows
 
 
 def _shown(value: float | None) -> str:
@@ -335,9 +327,11 @@ def _shown(value: float | None) -> str:
 
 
 def layers_table(findings: Mapping[str, Findings]) -> tuple[list[str], list[list[str]]]:
-  """The entropy layer by layer, mean over heads; blank beyond a backbone's last layer."""
+  """The entropy by layer, mean over heads; blank beyond a backbone's last layer."""
   entropies = {
-    name: one.entropy.mean(axis=1) for name, one in findings.items() if one.entropy is not None
+    name: found.entropy.mean(axis=1)
+    for name, found in findings.items()
+    if found.entropy is not None
   }
   most = max(map(len, entropies.values()), default=0)
   rows = [
@@ -347,25 +341,15 @@ def layers_table(findings: Mapping[str, Findings]) -> tuple[list[str], list[list
   return ['CLS attention entropy', *(f'layer {i + 1}' for i in range(most))], rows
 
 
-def looks(one: Findings) -> figures.Looks:
-  """What the figure shows of it."""
-  shares = {'STS Spearman': one.spearman, 'section accuracy': one.accuracy}
-  return figures.Looks(
-    one.entropy,
-    one.alignment,
-    one.uniformity,
-    {title: value for title, value in shares.items() if value is not None},
-  )
-
-
 def note(texts: Texts, findings: Mapping[str, Findings]) -> list[str]:
-  """What each column is, over how many texts, and how the backbones made vectors; a line each."""
-  said = {
-    'pairs': 'STS Spearman: rank correlation of the cosine with the scores of people, {}.',
+  """Lines on what each column is, over how many texts, and how the backbones make vectors."""
+  explained = {
+    'pairs': 'STS Spearman: rank correlation of the cosine with human scores, {}.',
     'triplets': 'Section accuracy: {}; by chance 0.5.',
     'positives': 'Alignment (alpha = 2): {}; lower is nearer.',
     'passages': 'Uniformity (t = 2): {}; lower is more even.',
     'attended': 'CLS attention entropy: in nats, mean over heads and {}.',
   }
-  lines = [line.format(texts.named[key]) for key, line in said.items() if key in texts.named]
-  return [*lines, '; '.join(f'{name}: {one.settings}' for name, one in findings.items()) + '.']
+  lines = [line.format(texts.named[key]) for key, line in explained.items() if key in texts.named]
+  settings = '; '.join(f'{name}: {found.settings}' for name, found in findings.items())
+  return [*lines, f'{settings}.']

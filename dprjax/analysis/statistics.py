@@ -1,7 +1,6 @@
-"""What can be told of a backbone without training it: each measure a function, with its source.
+"""Measures of a frozen backbone, one function each, with its source.
 
-Wherever text is needed, ``encode`` turns texts into vectors ``[n, H]``: ``Retriever.encode``, or
-any other function that does.
+``encode`` is any function that turns texts into vectors ``[n, H]``, such as ``Retriever.encode``.
 """
 
 import collections
@@ -21,11 +20,11 @@ from dprjax.formats.mediawiki import Article, Section
 
 Encode = Callable[[Sequence[str]], Float[np.ndarray, 'n H']]
 
-_BLOCK = 1024  # bounds the memory of all distances: so many rows by so many
-# Shorter ones are headings and list items that a dump's markup left over, longer ones tables and
-# lists run together.
+_BLOCK = 1024  # rows of a block of distances; bounds the memory
+# Shorter sentences are headings and list items left over from a dump's markup, longer ones are
+# tables and lists run together.
 _WORDS = range(5, 51)
-# Sections that share no theme, but a purpose.
+# Sections that have a purpose but no theme.
 _APPARATUS = frozenset(
   {
     'bibliography',
@@ -44,7 +43,7 @@ _APPARATUS = frozenset(
 
 
 class Triplet(NamedTuple):
-  """Three sentences of one article: the first two of one section, the third of another."""
+  """Three sentences of an article: two from one section, the third from another."""
 
   anchor: str
   positive: str
@@ -52,44 +51,40 @@ class Triplet(NamedTuple):
 
 
 def unit(x: Float[np.ndarray, 'n H']) -> Float[np.ndarray, 'n H']:
-  """Vectors at length 1, float64; zero vectors stay zero."""
+  """Scales vectors to length 1, in float64; zero vectors stay zero."""
   x = np.asarray(x, np.float64)
   length = np.linalg.norm(x, axis=1, keepdims=True)
   return np.divide(x, length, out=np.zeros_like(x), where=length > 0)
 
 
 def cosine(x: Float[np.ndarray, 'n H'], y: Float[np.ndarray, 'n H']) -> Float[np.ndarray, ' n']:
-  """The cosine of each row of ``x`` with the same row of ``y``; 0 where one of them is a zero
-  vector.
-  """
+  """The cosine of each row of ``x`` with that of ``y``; 0 if one of them is zero."""
   return np.sum(unit(x) * unit(y), axis=1)
 
 
 def alignment(x: Float[np.ndarray, 'n H'], y: Float[np.ndarray, 'n H'], alpha: float = 2) -> float:
-  """How near the two of a positive pair are: E ||x - y||^alpha; 0 is best (Wang & Isola 2020,
-  section 4.1).
+  """E ||x - y||^alpha over positive pairs; 0 is best (Wang & Isola 2020, section 4.1).
 
   Args:
-    x: vectors of unit length.
-    y: likewise, the other half of each pair.
+    x: unit vectors, the first of each pair.
+    y: unit vectors, the second of each pair.
     alpha: the power.
   """
   return float(np.mean(np.linalg.norm(np.asarray(x, np.float64) - y, axis=1) ** alpha))
 
 
 def uniformity(x: Float[np.ndarray, 'n H'], t: float = 2) -> float:
-  """How evenly vectors fill the sphere: log E exp(-t ||x - y||^2) over all distinct pairs; lower is
-  better, 0 if all are the same.
+  """log E exp(-t ||x - y||^2) over all pairs of vectors: how evenly they fill the sphere.
 
-  Wang & Isola 2020, section 4.1; the pairs are those of the code in their Figure 5
-  (``torch.pdist``): each two rows once.
+  Lower is better; 0 if all vectors are equal. Wang & Isola 2020, section 4.1; each pair of rows
+  counts once, as in the code of their Figure 5 (``torch.pdist``).
 
   Args:
-    x: vectors of unit length, two of them or more.
+    x: unit vectors, at least two.
     t: the kernel's width.
 
   Raises:
-    ValueError: fewer than two vectors make no pair.
+    ValueError: fewer than two vectors.
   """
   n = len(x)
   if n < 2:
@@ -109,52 +104,46 @@ def uniformity(x: Float[np.ndarray, 'n H'], t: float = 2) -> float:
 
 
 def attention_entropy(weights: Float[Array, 'L B N S']) -> Float[Array, 'L B N']:
-  """The entropy, in nats, of what the first token attends to, by layer, text and head.
+  """The entropy, in nats, of the first token's attention, by layer, text and head.
 
-  Clark et al. 2019, section 3.3, and Condenser, section 5, whose Figure 2 shows its mean over texts
-  and heads, a layer. Even weights over S positions have log S, a single position 0. The texts are
-  left apart here, so that batches of any sizes can be averaged.
+  Clark et al. 2019, section 3.3, and Condenser, section 5, whose Figure 2 shows the mean over texts
+  and heads by layer. Even weights over S positions have log S, a single position has 0.
 
   Args:
-    weights: ``encoder.first_token_attention``'s; they sum to 1 over S.
+    weights: of ``encoder.first_token_attention``; they sum to 1 over S.
   """
   return jnp.sum(jax.scipy.special.entr(weights), axis=-1)
 
 
 def spearman(x: Float[np.ndarray, ' n'], y: Float[np.ndarray, ' n']) -> float:
-  """Spearman's rank correlation, ties at their mean rank; NaN where either is constant, as ranks
-  then mean nothing.
-  """
+  """Spearman's rank correlation, with mean ranks for ties; NaN if ``x`` or ``y`` is constant."""
   if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
     return float('nan')
   return float(scipy.stats.spearmanr(x, y).statistic)
 
 
 def sts(pairs: Sequence[Pair], encode: Encode) -> float:
-  """Spearman's correlation of the vectors' cosine with the scores of people (Reimers & Gurevych
-  2019, section 4.1).
-  """
+  """Spearman's correlation of cosines with human scores (Reimers & Gurevych 2019, section 4.1)."""
   vectors = encode([sentence for pair in pairs for sentence in (pair.first, pair.second)])
   return spearman(cosine(vectors[::2], vectors[1::2]), np.array([pair.score for pair in pairs]))
 
 
 def section_triplets(articles: Iterable[Article], seed: int, most: int) -> list[Triplet]:
-  """Triplets for the distinction of Wikipedia sections (Ein Dor et al. 2018; used in SBERT section
-  4.4 and Condenser section 4.2).
+  """Triplets for the distinction of Wikipedia sections (Ein Dor et al. 2018).
 
-  The anchor and the positive are sentences of one section, the negative one of another section of
-  the same article. Each article gives one triplet in turn until there are ``most`` of them; no
-  sentence is an anchor twice. Left out are the text before the first heading (it is about
-  everything), reference sections and the like, sentences of fewer than 5 or more than 50 words, and
-  any that come more than once in the article.
+  Used in SBERT section 4.4 and Condenser section 4.2. The anchor and the positive are sentences of
+  one section, the negative is from another section of the same article. The articles take turns,
+  one triplet each, until there are ``most``; no sentence is an anchor twice. Excluded are the text
+  before the first heading (it is about everything), references and similar sections, sentences of
+  fewer than 5 or more than 50 words, and those that occur more than once in the article.
 
   Args:
-    articles: those of ``mediawiki.read_articles``; all are read before the first triplet is drawn.
+    articles: of ``mediawiki.read_articles``; all are read before the first triplet is drawn.
     seed: of the choice; the same articles and seed give the same triplets.
-    most: how many triplets at most.
+    most: the largest number of triplets.
 
   Returns:
-    The triplets; none where no article has two sections to tell apart.
+    The triplets; none if no article has two usable sections.
   """
   rng = random.Random(seed)
   waiting = []
@@ -174,14 +163,12 @@ def section_triplets(articles: Iterable[Article], seed: int, most: int) -> list[
       other = rng.choice([k for k in range(len(sections)) if k != i])
       positive = rng.choice([sentence for k, sentence in enumerate(sections[i]) if k != j])
       triplets.append(Triplet(sections[i][j], positive, rng.choice(sections[other])))
-    waiting = [one for one in waiting if one[1]] if len(triplets) < most else []
+    waiting = [item for item in waiting if item[1]] if len(triplets) < most else []
   return triplets
 
 
 def themed(article: Article) -> list[Section]:
-  """An article's sections with text on a theme: neither the text before the first heading nor
-  references and the like.
-  """
+  """An article's sections without the text before the first heading, references and the like."""
   return [
     section
     for section in article.sections
@@ -203,8 +190,9 @@ def _themes(article: Article) -> list[list[str]]:
 
 
 def section_accuracy(triplets: Sequence[Triplet], encode: Encode) -> float:
-  """The share of triplets whose anchor has a larger cosine with the positive than with the
-  negative; by chance 0.5, a tie is a miss.
+  """The fraction of triplets whose anchor is nearer, by cosine, to the positive than the negative.
+
+  By chance 0.5; a tie is a miss.
   """
   vectors = encode([sentence for triplet in triplets for sentence in triplet])
   anchors, positives, negatives = vectors[::3], vectors[1::3], vectors[2::3]

@@ -1,6 +1,4 @@
-"""Backbones looked at: on a small one with every number computed again by hand, and
-all-MiniLM-L6-v2 against published ones.
-"""
+"""Inspection: a small backbone against NumPy, all-MiniLM-L6-v2 against published numbers."""
 
 import json
 import math
@@ -21,8 +19,8 @@ from dprjax.models import artifact, encoder, hub
 TOPICS = ('wool', 'iron', 'salt', 'milk')
 
 
-def told(topic, part, point):
-  return f'What is told of {topic} in part {part} is point number {point}.'
+def sentence(topic, part, point):
+  return f'What is known of {topic} in part {part} is point number {point}.'
 
 
 @pytest.fixture(scope='module')
@@ -31,7 +29,8 @@ def data(tmp_path_factory):
   folder = tmp_path_factory.mktemp('texts')
   (folder / 'sts.csv').write_text(
     ''.join(
-      f'{told(topic, 1, i)},{told(other, 1 + i % 2, 3)},{(5 - 0.5 * (i % 3)) * (topic == other)}\n'
+      f'{sentence(topic, 1, i)},{sentence(other, 1 + i % 2, 3)},'
+      f'{(5 - 0.5 * (i % 3)) * (topic == other)}\n'
       for topic in TOPICS
       for other in TOPICS[:2]
       for i in range(3)
@@ -40,7 +39,7 @@ def data(tmp_path_factory):
   pages = ''.join(
     f'<page><title>{topic}</title><ns>0</ns><revision><text>{topic} is a thing.\n'
     + ''.join(
-      f'== Part {part} ==\n' + '\n\n'.join(told(topic, part, i) for i in range(3)) + '\n'
+      f'== Part {part} ==\n' + '\n\n'.join(sentence(topic, part, i) for i in range(3)) + '\n'
       for part in range(2)
     )
     + '== See also ==\nThere are more of such things to be seen.</text></revision></page>\n'
@@ -55,7 +54,7 @@ def data(tmp_path_factory):
   (beir / 'qrels').mkdir(parents=True)
   (beir / 'corpus.jsonl').write_text(
     ''.join(
-      json.dumps({'_id': f'd{i}', 'title': topic, 'text': told(topic, 1, i) if topic else ''})
+      json.dumps({'_id': f'd{i}', 'title': topic, 'text': sentence(topic, 1, i) if topic else ''})
       + '\n'
       for i, topic in enumerate([*TOPICS, ''])
     )
@@ -76,16 +75,16 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def small(tmp_path_factory):
-  """Two backbones of different depth with one tokenizer, and a prompt for the first: a folder."""
+  """A folder: two backbones of different depth with one tokenizer, and prompts for the first."""
   folder = tmp_path_factory.mktemp('backbones')
   tokenizer = texts_of.train_wordpiece(
-    [told(topic, 1, 2) + ' about a thing' for topic in TOPICS], 200, folder / 'tokenizer'
+    [sentence(topic, 1, 2) + ' about a thing' for topic in TOPICS], 200, folder / 'tokenizer'
   )
   for number, layers in enumerate((2, 3)):
     config = encoder.EncoderConfig(
       'bert', tokenizer.vocab_size, 32, layers, 4, 64, max_positions=64
     )
-    # Weights far larger than fresh ones, so that attention is not even and texts differ.
+    # Weights far larger than initial ones, so that attention is not even and texts differ.
     params = jax.tree.map(
       lambda leaf: 8 * leaf if leaf.ndim > 2 else leaf,
       hub.init_params(config, jax.random.key(number)),
@@ -129,7 +128,7 @@ def unit(vectors):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('prompt', [None, 'prompt.npz', 'prompt-shifted.npz'])
-def test_equals_numpy(data, small, prompt):
+def test_inspect_equals_numpy(data, small, prompt):
   texts = inspection.read_texts(data / 'sts.csv', data / 'dump.xml', data / 'beir')
   retriever = Retriever.load(
     small / 'deep2', prompt and small / prompt, query_max_length=32, passage_max_length=48
@@ -152,13 +151,13 @@ def test_equals_numpy(data, small, prompt):
 
   queries = unit(retriever.encode(['about wool', 'about iron'], 'query'))
   passages = unit(
-    retriever.encode([f'{topic} {told(topic, 1, i)}' for i, topic in enumerate(TOPICS)])
+    retriever.encode([f'{topic} {sentence(topic, 1, i)}' for i, topic in enumerate(TOPICS)])
   )
   assert found.alignment == pytest.approx(np.mean(np.sum((queries - passages[:2]) ** 2, axis=1)))
   distances = [np.sum((passages[i] - passages[j]) ** 2) for i in range(4) for j in range(i)]
   assert found.uniformity == pytest.approx(math.log(np.mean(np.exp(-2 * np.array(distances)))))
 
-  # The attention, text by text and without padding; two of different lengths, as each is compiled.
+  # The attention of one text at a time, without padding; only two, as each length is compiled.
   backbone, entropies = retriever.encoder.backbones['passage'], []
   loaded = retriever.encoder.entry().prompt
   two = ['about wool', texts.attended[0]]
@@ -184,37 +183,35 @@ def test_equals_numpy(data, small, prompt):
   assert found.entropy.std() > 0.01
 
 
-def test_what_is_read(data, caplog):
+def test_read_texts(data, caplog):
   caplog.set_level('INFO', logger='dprjax')
   texts = inspection.read_texts(data / 'sts.csv', data / 'dump.xml', data / 'beir')
   assert len(texts.pairs) == 24 and len(texts.triplets) == 24 and len(texts.passages) == 4
   assert sorted(texts.positives) == [
-    ('about iron', 'iron ' + told('iron', 1, 1)),
-    ('about wool', 'wool ' + told('wool', 1, 0)),
+    ('about iron', 'iron ' + sentence('iron', 1, 1)),
+    ('about wool', 'wool ' + sentence('wool', 1, 0)),
   ]
   assert '2 of 4 positives have no text or are not in the corpus: left out' in caplog.text
   # Sections with a theme, not the text before the first heading.
   assert sorted(texts.attended) == sorted(
-    '\n'.join(told(topic, part, i) for i in range(3)) for topic in TOPICS for part in range(2)
+    '\n'.join(sentence(topic, part, i) for i in range(3)) for topic in TOPICS for part in range(2)
   )
   assert texts.named['triplets'] == '24 triplets from 4 articles of dump.xml'
 
   few = inspection.read_texts(data / 'sts.csv', data / 'dump.xml', data / 'beir', most=2)
-  assert len(few.pairs) == 24  # all: published numbers are over all
+  assert len(few.pairs) == 24  # published numbers are over all pairs
   assert (len(few.triplets), len(few.attended), len(few.passages)) == (2, 2, 2)
   assert few.named['triplets'] == '2 triplets from 2 articles of dump.xml'
   assert set(few.passages) <= set(texts.passages)
   assert few == inspection.read_texts(data / 'sts.csv', data / 'dump.xml', data / 'beir', most=2)
 
-  # Without a dump, passages; without both, the sentences.
+  # Without a dump, the attention is on passages; without both, on the sentences.
   assert inspection.read_texts(data / 'sts.csv', beir=data / 'beir').attended == texts.passages
   sentences = inspection.read_texts(data / 'sts.csv').attended
-  assert sorted(sentences) == sorted({sentence for pair in texts.pairs for sentence in pair[:2]})
+  assert sorted(sentences) == sorted({text for pair in texts.pairs for text in pair[:2]})
 
 
-def test_every_passage_is_as_likely_to_be_drawn(
-  tmp_path, monkeypatch
-):  # of a corpus too large to hold
+def test_every_passage_is_equally_likely_to_be_drawn(tmp_path, monkeypatch):
   (tmp_path / 'qrels').mkdir()
   (tmp_path / 'corpus.jsonl').write_text(
     ''.join(json.dumps({'_id': str(i), 'title': '', 'text': f't{i}'}) + '\n' for i in range(10))
@@ -245,7 +242,7 @@ def test_the_command(data, small, tmp_path, capsys):
       f'--figure={tmp_path}/r.svg',
     ]
   )
-  said = capsys.readouterr()
+  output = capsys.readouterr()
   lines = (tmp_path / 'r.md').read_text().splitlines()
   assert (
     lines[0]
@@ -286,16 +283,12 @@ def test_the_command(data, small, tmp_path, capsys):
   )
   by_layer = lines.index('| CLS attention entropy | layer 1 | layer 2 | layer 3 |')
   assert lines[by_layer + 2].startswith('| deep2 |') and lines[by_layer + 2].endswith('|  |')
-  assert (
-    '24 triplets' in said.out
-    and 'section accuracy' in said.out
-    and 'prompted: looked at in' in said.err
-  )
-  drawing = (tmp_path / 'r.svg').read_text()
-  assert drawing.count('<g id="axes_') == 3
+  assert '24 triplets' in output.out and 'section accuracy' in output.out
+  assert 'prompted: inspected in' in output.err
+  assert (tmp_path / 'r.svg').read_text().count('<g id="axes_') == 3
 
 
-def test_only_what_was_asked_for(data, small, tmp_path, capsys):
+def test_columns_and_panels_are_those_with_texts(data, small, tmp_path, capsys):
   report.main(
     [
       f'--backbone={small}/deep2',
@@ -305,19 +298,16 @@ def test_only_what_was_asked_for(data, small, tmp_path, capsys):
       '--max_length=32',
     ]
   )
-  assert (
-    (tmp_path / 'r.md')
-    .read_text()
-    .startswith('| backbone | STS Spearman | CLS attention entropy | in the last layer |\n')
-  )
+  head = '| backbone | STS Spearman | CLS attention entropy | in the last layer |\n'
+  assert (tmp_path / 'r.md').read_text().startswith(head)
   assert (tmp_path / 'r.svg').read_text().count('<g id="axes_') == 2
-  said = capsys.readouterr().out
-  assert 'sentences of sts.csv' in said and 'accuracy' not in said and 'lignment' not in said
+  output = capsys.readouterr().out
+  assert 'sentences of sts.csv' in output and 'accuracy' not in output and 'lignment' not in output
 
 
 @pytest.mark.slow
 def test_a_collapsed_backbone(data, small, tmp_path, capsys):
-  """All texts get one vector: no ranks, no accuracy, and nothing breaks."""
+  """All texts get one vector: no ranks, no accuracy, no crash."""
   backbone = hub.load_backbone(small / 'deep2')
   hub.save_backbone(
     tmp_path / 'flat',
@@ -359,7 +349,7 @@ def test_a_diverged_backbone(data, small, tmp_path, error_line):
   [
     (
       ['--backbone={small}/deep2'],
-      'no text to look at a backbone with: give one or more of --sts, --wikipedia and --beir',
+      'no text to measure a backbone on: give one or more of --sts, --wikipedia and --beir',
     ),
     (['--backbone={small}/none', '--sts={data}/sts.csv'], 'backbone not found'),
     (['--backbone={small}/tokenizer', '--sts={data}/sts.csv'], 'config.json not found'),
@@ -374,7 +364,7 @@ def test_a_diverged_backbone(data, small, tmp_path, error_line):
         '--prompt={small}/prompt.npz',
         '--sts={data}/sts.csv',
       ],
-      'say whose it is',
+      'there are several backbones; name one',
     ),
     (
       ['--backbone={small}/deep2', '--prompt=a={small}/prompt.npz', '--sts={data}/sts.csv'],
@@ -412,7 +402,7 @@ def test_bad_input(data, small, tmp_path, monkeypatch, error_line, arguments, me
   (tmp_path / 'constant.csv').write_text('One.,Two.,2\nThree.,Four.,2.0\n')
   before = sorted(tmp_path.iterdir())
   with pytest.raises(SystemExit) as ended:
-    # The last of a flag counts.
+    # The last value of a flag counts.
     report.main(
       [
         '--max_length=32',
@@ -443,14 +433,10 @@ def test_minilm_on_the_benchmarks(data_dir, minilm):
   )
   found = inspection.inspect('MiniLM', Retriever.load(minilm, passage_max_length=64), texts)
   assert found.spearman == pytest.approx(0.8203, abs=5e-4)  # published: 82.03
-  # A passage is nearer to its own query than to another passage, whose squared distance is below 2
-  # as cosines are above 0.
+  # Cosines are above 0, so squared distances are below 2; pairs are nearer than that.
   assert 0.5 < found.alignment < 1.1 and -4 < found.uniformity < -2.5
-  assert (
-    found.entropy.shape == (6, 12)
-    and np.all(found.entropy >= 0)
-    and np.all(found.entropy < math.log(64))
-  )
+  assert found.entropy.shape == (6, 12)
+  assert np.all((found.entropy >= 0) & (found.entropy < math.log(64)))
 
 
 @pytest.mark.slow
@@ -461,8 +447,8 @@ def test_sections_of_a_dump(data_dir, minilm):
   places = {}
   for article in mediawiki.read_articles(dump):
     for number, section in enumerate(article.sections):
-      for sentence in documents.split_sentences(section.text):
-        places.setdefault(sentence, set()).add((article.title, number))
+      for text in documents.split_sentences(section.text):
+        places.setdefault(text, set()).add((article.title, number))
   for anchor, positive, negative in texts.triplets:
     assert places[anchor] & places[positive] and not places[anchor] & places[negative]
     assert {title for title, _ in places[anchor]} & {title for title, _ in places[negative]}
