@@ -1,10 +1,10 @@
 """Condenser and coCondenser (Gao and Callan 2021, 2022), and the baselines they are compared with.
 
-    python -m dprjax.train --config=configs/condenser.py --workdir=runs/condenser
-    --config.data.dir=corpus.jsonl,more.txt python -m dprjax.export --workdir=runs/condenser
-    --out=backbone
+    python -m dprjax.train --config=configs/condenser.py --workdir=runs/condenser \\
+      --config.data.dir=corpus.jsonl,more.txt
+    python -m dprjax.export --workdir=runs/condenser --out=backbone
 
-Arguments: `condenser` (the default), `cocondenser` (which should start from a Condenser:
+Arguments: `condenser` (the default), `cocondenser` (best started from a Condenser,
 --config.backbone.path=backbone), `ict` (the inverse cloze task), `mlm` (plain masked language
 modelling), and `local` after any of them. `--config.backbone.path=scratch:mini` starts from random
 weights and trains a vocabulary on the text.
@@ -14,12 +14,14 @@ from dprjax.runtime import config as defaults
 
 
 def get_config(arg: str = 'condenser'):
-  method, *rest = (arg or 'condenser').split(',')
-  if method == 'local':
-    method, rest = 'condenser', ['local']
+  recipes = ('condenser', 'cocondenser', 'ict', 'mlm', 'local')
+  recipe, rest = defaults.split_argument(__file__, arg, recipes)
+  local = 'local' in (recipe, *rest)
+  if recipe == 'local':
+    recipe = 'condenser'
   c = defaults.default()
   c.method = 'pretrain'
-  c.task = method
+  c.task = recipe
   c.backbone.path = 'bert-base-uncased'
   c.trainable = ('backbone/.*', 'head/.*')
   # Condenser's released code: AdamW 1e-4, weight decay 0.01, linear decay after a tenth of warm-up,
@@ -28,24 +30,16 @@ def get_config(arg: str = 'condenser'):
   c.epochs = 8.0
   c.optim.learning_rate, c.optim.weight_decay = 1e-4, 0.01
   c.data.format = 'corpus'
-  if method == 'condenser':
+  if recipe == 'condenser':
     c.pretrain.head_layers = 2
-  elif method == 'cocondenser':
+  elif recipe == 'cocondenser':
     c.pretrain.head_layers = 2
     c.pretrain.views, c.pretrain.unit = 'siblings', 'span'
     c.batch_size, c.grad_cache = 2048, 32
-  elif method == 'ict':
+  elif recipe == 'ict':
     # Lee et al. 2019: 4,096 sentences against as many passages, contrastive alone.
     c.trainable = ('backbone/.*',)
     c.pretrain.views, c.pretrain.mlm_weight = 'ict', 0.0
     c.pretrain.max_length = 256
     c.batch_size, c.grad_cache = 4096, 64
-  elif method != 'mlm':
-    raise ValueError(
-      f'configs/condenser.py:{method}: choose condenser, cocondenser, ict, mlm or local'
-    )
-  if unknown := set(rest) - {'local'}:
-    raise ValueError(
-      f'configs/condenser.py:{arg}: {", ".join(sorted(unknown))}? only local may follow {method}'
-    )
-  return defaults.local(c) if 'local' in rest else c
+  return defaults.local(c) if local else c

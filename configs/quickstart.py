@@ -1,10 +1,11 @@
-"""What `make quickstart` trains: a prompt for all-MiniLM-L6-v2, on docstrings, in three minutes on
-two cores.
+"""What `make quickstart` trains: a prompt on docstrings, in three minutes on two cores.
+
+The backbone is all-MiniLM-L6-v2.
 
     python -m dprjax.quickstart --data=DIR
 
-trains the same on a BEIR folder and compares it with BM25 and the frozen backbone. For text of your
-own that is to be searched in earnest, `--config=configs/dptdr.py:beir` trains longer.
+trains the same on a BEIR folder and compares it with BM25 and the frozen backbone. For serious use
+on text of your own, `--config=configs/dptdr.py:beir` trains longer.
 """
 
 from dprjax.runtime import config as defaults

@@ -1,10 +1,10 @@
 """RIP: retrieval-oriented intermediate pretraining (DPTDR section 3.2).
 
-    python -m dprjax.train --config=configs/rip.py --workdir=runs/rip
-    --config.data.dir=corpus.jsonl,more.txt python -m dprjax.export --workdir=runs/rip
-    --out=backbone
+    python -m dprjax.train --config=configs/rip.py --workdir=runs/rip \\
+      --config.data.dir=corpus.jsonl,more.txt
+    python -m dprjax.export --workdir=runs/rip --out=backbone
 
-trains a backbone on plain text: two sentences of a passage find one another among the batch's.
+This trains a backbone on plain text: two sentences of a passage find each other in the batch.
 Arguments: `sentence` (the default), `span` (Table 7's ablation), `prompt` (Table 6: a prompt in
 place of the backbone), `msmarco` or `nq` (the paper's numbers of epochs), and `local` after any of
 them. `--config.backbone.path=scratch:mini` starts from random weights and trains a vocabulary on
@@ -28,15 +28,15 @@ def get_config(arg: str = 'sentence'):
   c.trainable = ('backbone/.*', 'head/.*')
   c.pretrain.views = 'siblings'
   c.pretrain.unit = 'span' if 'span' in words else 'sentence'
-  # DPTDR section 4.1: 2,048 passages, AdamW 1e-4, weight decay 0.01, linear decay; its warm-up is
-  # not given, Condenser's is taken.
+  # DPTDR section 4.1: 2,048 passages, AdamW 1e-4, weight decay 0.01, linear decay. It gives no
+  # warm-up; this is Condenser's.
   c.batch_size, c.grad_cache = 2048, 32
   c.epochs = 4.0 if 'nq' in words else 8.0
   c.optim.learning_rate, c.optim.weight_decay = 1e-4, 0.01
   c.data.format = 'corpus'
   if 'prompt' in words:
-    # The MLM head goes along, so that a fresh one does not mislead the prompt; only the prompt is
-    # exported.
+    # The MLM head is trained too, so that a fresh one does not mislead the prompt. The prompt alone
+    # is exported.
     c.trainable = ('prompt/.*', 'head/.*')
     c.prompt.length = 128
     c.optim.learning_rate, c.optim.weight_decay = 7e-3, 0.0

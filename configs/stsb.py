@@ -1,13 +1,15 @@
-"""Sentence similarity on the STS benchmark, by regression on the cosine: how much of a sentence a
-backbone's vector can be taught to hold.
+"""Sentence similarity on the STS benchmark, by regression on the cosine.
 
-    python -m dprjax.train --config=configs/stsb.py --workdir=runs/stsb --config.backbone.path=DIR
-    --config.data.dir=FOLDER python -m dprjax.export --workdir=runs/stsb --out=tuned python -m
-    dprjax.report --backbone=tuned --sts=FOLDER/stsb-en-test.csv
+It shows how much of a sentence a backbone's vector can be taught to hold.
 
-FOLDER holds the files named below: two sentences and a score of 0 to 5 a row. The settings are
-Condenser's (its appendix A.1). The argument `local` shrinks it to seconds on a CPU, on the same
-files.
+    python -m dprjax.train --config=configs/stsb.py --workdir=runs/stsb \\
+      --config.backbone.path=DIR --config.data.dir=FOLDER
+    python -m dprjax.export --workdir=runs/stsb --out=tuned
+    python -m dprjax.report --backbone=tuned --sts=FOLDER/stsb-en-test.csv
+
+FOLDER holds the files named below, with two sentences and a score of 0 to 5 in each row. The
+settings are Condenser's (appendix A.1). The argument `local` shrinks it to seconds on a CPU, on the
+same files.
 """
 
 import os

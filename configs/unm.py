@@ -1,5 +1,4 @@
-"""DPTDR's unified negative mining from beginning to end (section 3.3), for `python -m
-dprjax.pipeline`.
+"""DPTDR's unified negative mining (section 3.3) from beginning to end.
 
     python -m dprjax.pipeline --config=configs/unm.py:beir --workdir=runs/unm --config.data.dir=DIR
 
@@ -50,9 +49,8 @@ def get_config(arg: str = 'beir'):
   # Negatives of the last training; the paper names the pools and no shares.
   c.mix = ml_collections.ConfigDict({'denoised': 0.5, 'undenoised': 0.5, 'random': 0.0})
   c.rounds = 1  # of retrieving with the newest retriever, mining and training again (ANCE style)
-  c.undenoised = (
-    True  # also train on the first round's un-denoised pool alone (Table 9's second row)
-  )
+  # also train on the first round's un-denoised pool alone (Table 9's second row)
+  c.undenoised = True
   c.measures = ('nDCG@10', 'RR@10', 'R@100')
 
   c.retriever.negatives = max(c.retriever.negatives, 1)
@@ -63,5 +61,5 @@ def get_config(arg: str = 'beir'):
   if local:
     c.data.dir = f'docstrings:{c.retriever.data.dir}'
     c.depth, c.sample = 20, 4
-    c.threshold = 0.9  # a reranker that has seen next to nothing is sure of nothing
+    c.threshold = 0.9  # a reranker after so little training is never certain
   return c

@@ -291,6 +291,33 @@ def check(config: ml_collections.ConfigDict) -> None:
       )
 
 
+def split_argument(
+  file: str, arg: str, recipes: Sequence[str], options: Sequence[str] = ('local',)
+) -> tuple[str, list[str]]:
+  """The argument of a config file: ``'nq,local'`` -> ``('nq', ['local'])``.
+
+  Args:
+    file: the config file.
+    arg: what stands behind its colon; nothing stands for the first recipe.
+    recipes: what it may start with.
+    options: what may follow.
+
+  Raises:
+    ValueError: another word; ``parse`` makes an InputError of it.
+  """
+  name = f'configs/{pathlib.Path(file).name}'
+  recipe, *rest = (arg or recipes[0]).split(',')
+  if recipe not in recipes:
+    *others, last = recipes
+    raise ValueError(f'{name}:{recipe}: choose {", ".join(others)} or {last}')
+  if unknown := set(rest) - set(options):
+    raise ValueError(
+      f'{name}:{arg}: {", ".join(sorted(unknown))}? only {" and ".join(options)} may follow '
+      f'{recipe}'
+    )
+  return recipe, rest
+
+
 def sibling(path: str, name: str) -> types.ModuleType:
   """The config file ``name.py`` beside the config file ``path``.
 
