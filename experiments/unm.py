@@ -22,7 +22,7 @@ import numpy as np
 
 import trials
 from dprjax.base import files
-from dprjax.formats.qrels import read_qrels
+from dprjax.formats.qrels import read_qrels, write_qrels
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # in the pipeline's report: a row of Table 9
@@ -132,10 +132,7 @@ def subset(source, folder, queries, passages):
   (folder / 'qrels').mkdir(parents=True, exist_ok=True)
   train, test = (read_qrels(source / 'qrels' / f'{split}.tsv') for split in ('train', 'test'))
   train = {query: train[query] for query in list(train)[: queries or None]}
-  with files.atomic_write(folder / 'qrels' / 'train.tsv') as file:
-    file.write('query-id\tcorpus-id\tscore\n')
-    for query, judged in train.items():
-      file.writelines(f'{query}\t{doc}\t{relevance}\n' for doc, relevance in judged.items())
+  write_qrels(folder / 'qrels' / 'train.tsv', train)
   for path in (source / 'queries.jsonl', source / 'qrels' / 'test.tsv'):
     link = folder / path.relative_to(source)
     if not link.exists():

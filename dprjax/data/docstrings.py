@@ -28,6 +28,7 @@ import numpy as np
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
+from dprjax.formats.qrels import write_qrels
 
 STDLIB = 'stdlib'
 PACKAGES = (STDLIB, 'numpy', 'scipy', 'jax', 'flax', 'optax')
@@ -137,10 +138,8 @@ def build(
       ),
     )
     for split, members in splits.items():
-      lines = [f'q:{entry.name}\t{entry.name}\t1\n' for entry in members]
-      (folder / 'qrels' / f'{split}.tsv').write_text(
-        'query-id\tcorpus-id\tscore\n' + ''.join(lines)
-      )
+      judged = {f'q:{entry.name}': {entry.name: 1} for entry in members}
+      write_qrels(folder / 'qrels' / f'{split}.tsv', judged)
   return {
     'passages': dict(_by_package(found, packages)),
     'queries': {split: len(members) for split, members in splits.items()},

@@ -1,6 +1,4 @@
-"""Documents out of every form that corpora come in, articles out of wikitext, sentences out of
-lines.
-"""
+"""Documents of every format, articles of wikitext, sentences of lines."""
 
 import bz2
 import gzip
@@ -45,8 +43,8 @@ def article(tmp_path, wikitext):
   (tmp_path / 'dump.xml').write_text(
     dump(('Cat', 0, '', wikitext.replace('&', '&amp;').replace('<', '&lt;')))
   )
-  (one,) = mediawiki.read_articles(tmp_path / 'dump.xml')
-  return one
+  (page,) = mediawiki.read_articles(tmp_path / 'dump.xml')
+  return page
 
 
 def test_beir_folder_and_file(tmp_path):
@@ -88,7 +86,7 @@ def test_collections_arxiv_and_other_records(tmp_path):
   assert counts == {'documents': 4, 'documents without text: skipped': 1}
 
 
-def test_lines_of_a_text_file_are_joined_to_paragraphs(tmp_path):
+def test_lines_of_a_text_file_form_paragraphs(tmp_path):
   (tmp_path / 'book.txt').write_text(
     '\n\nCHAPTER I.\n\nIt was a dark\n  and stormy\nnight.\n \n\nThe end.\n'
   )
@@ -97,7 +95,7 @@ def test_lines_of_a_text_file_are_joined_to_paragraphs(tmp_path):
   ]
 
 
-def test_a_large_text_file_is_given_out_in_parts(tmp_path, monkeypatch):
+def test_a_large_text_file_is_split(tmp_path, monkeypatch):
   monkeypatch.setattr(documents, '_PART', 10)
   (tmp_path / 'book.txt').write_text('one two\n\nthree\n\nfour')
   assert read(tmp_path / 'book.txt')[0] == [
@@ -132,40 +130,25 @@ def test_compressed_files_zips_and_folders_in_order(tmp_path):
   assert counts == {'documents': 6, 'files of another kind: skipped': 1, 'empty files: skipped': 1}
 
 
-@pytest.mark.parametrize(
-  ('name', 'content', 'message'),
-  [
-    ('latin.txt', 'ok\nGrö'.encode('latin-1'), r'latin\.txt, line \d or after it: not UTF-8 text'),
-    (
-      'latin.jsonl',
-      '{"text": "ö"}'.encode('latin-1'),
-      r'latin\.jsonl, line 1 or after it: not UTF-8',
-    ),
-    ('latin.xml', '<mediawiki>ö'.encode('latin-1'), r'latin\.xml: not UTF-8'),
-    (
-      'cut.txt.bz2',
-      bz2.compress(b'word ' * 999)[:-9],
-      r'cut\.txt\.bz2: broken or cut-off compressed file',
-    ),
-    ('not.txt.bz2', b'no such thing', r'not\.txt\.bz2: broken or cut-off compressed file'),
-    ('not.txt.gz', b'no such thing', r'not\.txt\.gz: broken or cut-off compressed file'),
-    ('not.zip', b'no such thing', r'not\.zip: broken or cut-off zip file'),
-    ('cut.xml', b'<mediawiki>\n<page>', r'cut\.xml, line 2: not XML, or cut off'),
-    (
-      'other.xml',
-      b'<html></html>',
-      r'other\.xml: the XML begins with <html>; expected <mediawiki>',
-    ),
-    (
-      'keys.jsonl',
-      b'{"text": "a"}\n{"body": "b"}\n',
-      r"keys\.jsonl, line 2: keys 'body'; expected text",
-    ),
-    ('number.jsonl', b'{"text": 3}\n', r'number\.jsonl, line 1: .*expected text'),
-    ('empty.txt', b'', r'text is empty'),
-    ('paper.pdf', b'%PDF', r'paper\.pdf: not a format of text; expected \.jsonl'),
-  ],
-)
+LATIN = 'Grö'.encode('latin-1')
+BAD = [
+  ('latin.txt', b'ok\n' + LATIN, r'latin\.txt, line \d or after it: not UTF-8 text'),
+  ('latin.jsonl', LATIN, r'latin\.jsonl, line 1 or after it: not UTF-8'),
+  ('latin.xml', b'<mediawiki>' + LATIN, r'latin\.xml: not UTF-8'),
+  ('cut.txt.bz2', bz2.compress(b'word ' * 999)[:-9], r'bz2: broken or cut-off compressed file'),
+  ('not.txt.bz2', b'no such thing', r'not\.txt\.bz2: broken or cut-off compressed file'),
+  ('not.txt.gz', b'no such thing', r'not\.txt\.gz: broken or cut-off compressed file'),
+  ('not.zip', b'no such thing', r'not\.zip: broken or cut-off zip file'),
+  ('cut.xml', b'<mediawiki>\n<page>', r'cut\.xml, line 2: not XML, or cut off'),
+  ('other.xml', b'<html></html>', r'the XML begins with <html>; expected <mediawiki>'),
+  ('keys.jsonl', b'{"text": "a"}\n{"body": "b"}\n', r"line 2: keys 'body'; expected text"),
+  ('number.jsonl', b'{"text": 3}\n', r'number\.jsonl, line 1: .*expected text'),
+  ('empty.txt', b'', r'text is empty'),
+  ('paper.pdf', b'%PDF', r'paper\.pdf: not a format of text; expected \.jsonl'),
+]
+
+
+@pytest.mark.parametrize(('name', 'content', 'message'), BAD)
 def test_files_that_cannot_be_used(tmp_path, name, content, message):
   (tmp_path / name).write_bytes(content)
   with pytest.raises(InputError, match=message):
@@ -188,7 +171,7 @@ def test_zips_and_folders_that_cannot_be_used(tmp_path):
     read(tmp_path / 'lost')
 
 
-def test_newlines_end_sentences_and_white_space_is_made_one_space():
+def test_newlines_end_sentences_and_white_space_becomes_one_space():
   assert documents.split_sentences(
     'A title\nDr. Smith et al. (2019) saw  it. See Fig. 3.\n\n Then at 3.5 %, J. R. Smith\tleft.\n'
   ) == [
@@ -235,37 +218,34 @@ def test_sections_are_of_the_second_level(tmp_path):
   )
 
 
-@pytest.mark.parametrize(
-  ('wikitext', 'text'),
-  [
-    (
-      "The '''cat''' (''Felis'') is a [[mammal]], a [[pet|house pet]] &amp; more.",
-      'The cat (Felis) is a mammal, a house pet & more.',
-    ),
-    (
-      'It sits.<ref>A [[book]].</ref> It eats.<ref name="x"/><!-- secret --> It sleeps.',
-      'It sits. It eats. It sleeps.',
-    ),
-    ('{{Infobox|name={{lang|la|x}}}}It ({{IPA|kæt}}) sits.', 'It sits.'),
-    (
-      '[[File:Cat.jpg|thumb|A [[cat]] sits]]It '
-      'sits.[[Kategorie:Katze]][[Image:x.png]][[de:Katze]][[Datei:x.png|mini]]',
-      'It sits.',
-    ),
-    (
-      'See [[:Category:Cats]] and [http://x.org a site] and [http://y.org].',
-      'See Category:Cats and a site and .',
-    ),
-    ('Before.\n{| class="wikitable"\n|-\n! Head\n|-\n| Cell\n|}\nAfter.', 'Before.\nAfter.'),
-    ('Cats:\n* tabby\n# calico\n; term\n: meaning\nThey sit.', 'Cats:\nThey sit.'),
-    (
-      'Energy <math>E = mc^2</math> is kept. H<sub>2</sub>O<br/>flows.',
-      'Energy is kept. H2O\nflows.',
-    ),
-    ("An ''unclosed mark.\nNext line.\n== Head ==\nText.", 'An unclosed mark.\nNext line.'),
-    ('One\npara.\n\nTwo.__NOTOC__', 'One\npara.\nTwo.'),
-  ],
-)
+MARKUP = [
+  (
+    "The '''cat''' (''Felis'') is a [[mammal]], a [[pet|house pet]] &amp; more.",
+    'The cat (Felis) is a mammal, a house pet & more.',
+  ),
+  (
+    'It sits.<ref>A [[book]].</ref> It eats.<ref name="x"/><!-- secret --> It sleeps.',
+    'It sits. It eats. It sleeps.',
+  ),
+  ('{{Infobox|name={{lang|la|x}}}}It ({{IPA|kæt}}) sits.', 'It sits.'),
+  ('[[File:Cat.jpg|thumb|A [[cat]] sits]]It sits.[[Kategorie:Katze]][[Image:x.png]]', 'It sits.'),
+  ('It sits.[[de:Katze]][[Datei:x.png|mini]]', 'It sits.'),
+  (
+    'See [[:Category:Cats]] and [http://x.org a site] and [http://y.org].',
+    'See Category:Cats and a site and .',
+  ),
+  ('Before.\n{| class="wikitable"\n|-\n! Head\n|-\n| Cell\n|}\nAfter.', 'Before.\nAfter.'),
+  ('Cats:\n* tabby\n# calico\n; term\n: meaning\nThey sit.', 'Cats:\nThey sit.'),
+  (
+    'Energy <math>E = mc^2</math> is kept. H<sub>2</sub>O<br/>flows.',
+    'Energy is kept. H2O\nflows.',
+  ),
+  ("An ''unclosed mark.\nNext line.\n== Head ==\nText.", 'An unclosed mark.\nNext line.'),
+  ('One\npara.\n\nTwo.__NOTOC__', 'One\npara.\nTwo.'),
+]
+
+
+@pytest.mark.parametrize(('wikitext', 'text'), MARKUP)
 def test_markup_leaves_the_running_text(tmp_path, wikitext, text):
   assert article(tmp_path, wikitext).sections[0] == Section('', text)
 
@@ -299,14 +279,9 @@ def test_real_wikipedia(data_dir):
     'Topics of interest',
     'Criticisms',
   ]
-  assert (
-    articles['Anarchism']
-    .sections[0]
-    .text.startswith(
-      'Anarchism is a political philosophy that advocates self-governed societies based on '
-      'voluntary institutions. These are often described '
-      'as stateless societies, although several authors'
-    )
+  assert (articles['Anarchism'].sections[0].text).startswith(
+    'Anarchism is a political philosophy that advocates self-governed societies based on voluntary '
+    'institutions. These are often described as stateless societies, although several authors'
   )
   text = '\n'.join(section.text for article in articles.values() for section in article.sections)
   assert len(text) > 2_400_000
