@@ -18,7 +18,7 @@ from dprjax.data import text
 from dprjax.inference.embedder import Embedder, EmbedFn, ProgressFn, count_from, local_mesh, place
 from dprjax.models import artifact, hub
 from dprjax.models import encoder as models
-from dprjax.models.embed import POOLINGS, embed_text
+from dprjax.models.embed import POOLINGS, embed_text, pool
 from dprjax.models.prompts import KINDS
 
 # The name of a prompt that is given without one, and of a backbone without a prompt.
@@ -64,7 +64,13 @@ def resolve_settings(
 
 
 class _Group(NamedTuple):
-  """Prompts whose texts share a batch."""
+  """Prompts whose texts share a batch.
+
+  Attributes:
+    numbers: their places in the group, by name.
+    embedder: makes the vectors.
+    params: its first argument.
+  """
 
   numbers: dict[str, int]
   embedder: Embedder
@@ -108,7 +114,13 @@ class Encoder:
         _check_length(name, entry, kind, backbone)
       if id(backbone) not in placed:
         placed[id(backbone)] = place(self.mesh, backbone.params)
-      self._groups[kind] = [self._group(kind, [name], placed[id(backbone)]) for name in self.bank]
+      # How positions are counted is fixed when a batch is compiled.
+      names: dict[bool, list[str]] = {}
+      for name, entry in self.bank.items():
+        names.setdefault(entry.settings.shift_positions, []).append(name)
+      self._groups[kind] = [
+        self._group(kind, group, placed[id(backbone)]) for group in names.values()
+      ]
 
   @classmethod
   def load(
@@ -234,6 +246,7 @@ class Encoder:
         group.params,
         [rows[i] for i in places],
         count_from(done, progress),
+        (numbers[places],) if len(group.numbers) > 1 else (),
       )
       done += len(places)
     return vectors
@@ -250,17 +263,20 @@ class Encoder:
     return list(prompt)
 
   def _group(self, kind: str, names: list[str], backbone: Any) -> _Group:
-    [name] = names
-    prompt, settings = self.bank[name]
-    prefix = None if prompt is None else place(self.mesh, prompt.prefix(kind))
-    embed = Embedder(
-      _embed_fn(self.backbones[kind].config, settings, self._dtype),
-      self.mesh,
-      self._batch_size,
-      settings.max_length(kind),
-      self.tokenizer.pad_id,
-    )
-    return _Group({name: 0}, embed, (backbone, prefix))
+    config = self.backbones[kind].config
+    entries = [self.bank[name] for name in names]
+    if len(entries) == 1:
+      # A shared prompt is faster than a bank.
+      [(prompt, settings)] = entries
+      prefix: Any = None if prompt is None else prompt.prefix(kind)
+      embed = _embed_fn(config, settings, self._dtype)
+    else:
+      prefix = _stack(config, [prompt for prompt, _ in entries], kind)
+      embed = _bank_embed_fn(config, [settings for _, settings in entries], self._dtype)
+    max_length = max(settings.max_length(kind) for _, settings in entries)
+    embedder = Embedder(embed, self.mesh, self._batch_size, max_length, self.tokenizer.pad_id)
+    numbers = {name: number for number, name in enumerate(names)}
+    return _Group(numbers, embedder, (backbone, place(self.mesh, prefix)))
 
 
 def _check_length(name: str, entry: Entry, kind: str, backbone: hub.Backbone) -> None:
@@ -290,5 +306,46 @@ def _embed_fn(model: models.EncoderConfig, settings: Settings, dtype: Any) -> Em
       shift_positions=settings.shift_positions,
       options=models.EncoderOptions(dtype),
     )
+
+  return embed
+
+
+def _stack(
+  config: models.EncoderConfig, prompts: Sequence[artifact.Prompt | None], kind: str
+) -> models.PromptBank:
+  empty = np.zeros((config.num_layers, 2, 0, config.num_heads, config.head_dim), np.float32)
+  prefixes = [empty if prompt is None else prompt.prefix(kind) for prompt in prompts]
+  lengths = np.array([prefix.shape[2] for prefix in prefixes], np.int32)
+  longest = lengths.max()
+  padded = [
+    np.pad(prefix, ((0, 0), (0, 0), (0, longest - length), (0, 0), (0, 0)))
+    for prefix, length in zip(prefixes, lengths, strict=True)
+  ]
+  return models.PromptBank(jnp.asarray(np.stack(padded)), jnp.asarray(lengths))
+
+
+def _bank_embed_fn(
+  model: models.EncoderConfig, settings: Sequence[Settings], dtype: Any
+) -> EmbedFn:
+  ways = [(one.pooling, one.normalize) for one in settings]
+
+  def embed(params: Any, tokens: jax.Array, mask: jax.Array, prompt_ids: jax.Array) -> jax.Array:
+    backbone, bank = params
+    hidden = models.encode(
+      model,
+      backbone,
+      tokens,
+      mask,
+      prompt=bank,
+      prompt_ids=prompt_ids,
+      shift_positions=settings[0].shift_positions,
+      options=models.EncoderOptions(dtype),
+    )
+    vectors = jnp.zeros((), hidden.dtype)
+    for pooling, normalize in dict.fromkeys(ways):
+      chosen = jnp.array([way == (pooling, normalize) for way in ways])[prompt_ids][:, None]
+      pooled = pool(hidden, mask, pooling, normalize)
+      vectors = jnp.where(chosen, pooled, jnp.broadcast_to(vectors, pooled.shape))
+    return vectors
 
   return embed
