@@ -1,14 +1,12 @@
 """The quickstart's text: the docstrings of installed Python packages, as a BEIR folder.
 
-Every documented function and class is a passage: its qualified name is the title, its docstring
-without the summary is the text. The summary is the query, and the passage it was taken from the
-answer. It is real text, it is on the machine already, and a summary rarely repeats the words of
-what it sums up.
+Every documented function and class is a passage: its qualified name is the title, and its docstring
+without the summary is the text. The summary is the query, and its own passage the answer. This is
+real text that every machine has, and a summary rarely repeats the words of what it sums up.
 
-Source files are parsed, never imported: no side effect, and no package can hide a docstring behind
-an option. The one exception is numpy, whose ufuncs carry theirs in compiled code. Names are as a
-user would write them: re-exports are followed (`jax._src.numpy.lax_numpy.where` is
-`jax.numpy.where`).
+Source files are parsed and never imported, which has no side effects. The one exception is numpy,
+whose ufuncs have docstrings in compiled code. Names are as a user would write them: re-exports are
+followed (`jax._src.numpy.lax_numpy.where` is `jax.numpy.where`).
 """
 
 import ast
@@ -16,6 +14,7 @@ import collections
 import hashlib
 import importlib.util
 import inspect
+import itertools
 import json
 import pathlib
 import re
@@ -41,7 +40,7 @@ _NUMPY_UFUNCS = 'numpy._core.umath'
 
 
 class Entry(NamedTuple):
-  """One function or class. `page` is the module whose source holds it, which decides the split."""
+  """One function or class. ``page`` is the module whose source has it, which decides the split."""
 
   name: str
   page: str
@@ -50,48 +49,45 @@ class Entry(NamedTuple):
 
 
 class _Module:
-  """What a source file defines, and which names it takes from where."""
+  """What a source file defines, and the names that it imports."""
 
   def __init__(self) -> None:
     self.docs: dict[str, str] = {}
-    self.imports: dict[str, tuple[str, str]] = {}  # local name -> (module, name there)
-    self.stars: list[str] = []
+    self.imports: dict[str, tuple[str, str]] = {}  # local name -> (module, its name there)
+    self.stars: list[str] = []  # modules of `from module import *`
     self.listed: set[str] | None = None  # __all__
 
 
 def build(
   out_dir: files.PathLike, packages: Sequence[str] = PACKAGES, limit: int | None = None
 ) -> dict[str, dict[str, int]]:
-  """Writes `corpus.jsonl`, `queries.jsonl` and `qrels/{train,dev,test}.tsv`, all or nothing, and
-  returns the counts.
+  """Writes `corpus.jsonl`, `queries.jsonl` and `qrels/{train,dev,test}.tsv`; returns the counts.
 
-  All passages are in the one corpus. A passage asks no query where its summary has fewer than three
-  words, stands again in its own body (searching would be copying), or sums up other passages as
-  well (no telling which is meant). Pages are put in the order of a hash of their names and fill
-  test, then dev, to a tenth of the queries each; the rest is train. So a page is in one split only,
-  and the same packages always give the same split.
+  The corpus has all passages. A passage has no query where its summary has fewer than three words,
+  is repeated in the body (search would be copying), or sums up other passages as well. Pages, in
+  the order of a hash of their names, fill test, then dev, each to a tenth of the queries; the rest
+  is train. So a page is in one split only, and the same packages always give the same split.
 
   Args:
-    out_dir: the folder to write; what is there is replaced.
+    out_dir: the folder to write, whole or not at all; what it has is replaced.
     packages: `stdlib` for the whole standard library, or names of installed packages and modules.
-    limit: about so many passages at most, by leaving out whole pages; at least three pages are
-      kept.
+    limit: the approximate largest number of passages, by leaving out whole pages; at least three
+      pages are kept.
 
   Raises:
-    InputError: a package is not installed, or there are fewer than three pages with queries to
-      split.
+    InputError: a package is not installed, or fewer than three pages have queries.
   """
   found = entries(packages)
   pages = sorted({entry.page for entry in found}, key=_digest)
   if limit is not None:
     sizes = collections.Counter(entry.page for entry in found)
+    kept: set[str] = set()
     total = 0
-    kept: list[str] = []
     for page in pages:
       if len(kept) < 3 or total + sizes[page] <= limit:
-        kept.append(page)
+        kept.add(page)
         total += sizes[page]
-    found = [entry for entry in found if entry.page in set(kept)]
+    found = [entry for entry in found if entry.page in kept]
 
   shared = collections.Counter(_plain(entry.summary) for entry in found)
   left_out: collections.Counter[str] = collections.Counter()
@@ -115,13 +111,12 @@ def build(
   enough = HELD_OUT * sum(map(len, asking.values()))
   splits: dict[str, list[Entry]] = {'train': [], 'dev': [], 'test': []}
   for left, page in zip(range(len(asking), 0, -1), sorted(asking, key=_digest), strict=True):
-    # A page each is kept for the splits that come after.
-    needy = (
-      split
-      for split, reserved in (('test', 2), ('dev', 1))
-      if len(splits[split]) < enough and left > reserved
-    )
-    splits[next(needy, 'train')] += asking[page]
+    # Each later split needs at least one page.
+    if len(splits['test']) < enough and left > 2:
+      split = 'test'
+    else:
+      split = 'dev' if len(splits['dev']) < enough and left > 1 else 'train'
+    splits[split] += asking[page]
 
   with files.atomic_path(out_dir) as folder:
     (folder / 'qrels').mkdir(parents=True)
@@ -133,15 +128,16 @@ def build(
       folder / 'queries.jsonl',
       (
         {'_id': f'q:{entry.name}', 'text': entry.summary}
-        for split in splits.values()
-        for entry in split
+        for entry in itertools.chain(*splits.values())
       ),
     )
     for split, members in splits.items():
       judged = {f'q:{entry.name}': {entry.name: 1} for entry in members}
       write_qrels(folder / 'qrels' / f'{split}.tsv', judged)
+  # The standard library's entries are counted under one name.
+  tops = (entry.page.split('.')[0] for entry in found)
   return {
-    'passages': dict(_by_package(found, packages)),
+    'passages': dict(collections.Counter(top if top in packages else STDLIB for top in tops)),
     'queries': {split: len(members) for split, members in splits.items()},
     'pages': {split: len({entry.page for entry in members}) for split, members in splits.items()},
     'ask no query': dict(left_out),
@@ -149,12 +145,11 @@ def build(
 
 
 def entries(packages: Sequence[str] = PACKAGES) -> list[Entry]:
-  """Functions and classes whose docstring has a summary and a body of three words or more, sorted
-  by name.
+  """Functions and classes whose docstrings `split_docstring` can split, sorted by name.
 
-  Methods, names that begin with an underscore and test code are left out; of several with the same
-  docstring the first by name stays. A function that no public module exports keeps the path of the
-  file that defines it.
+  Methods, names that begin with an underscore and test code are left out. Of several with the same
+  docstring, the one with the fewest dots in its name stays. A function that no public module
+  exports keeps the path of the file that defines it.
 
   Raises:
     InputError: a package is not installed.
@@ -181,12 +176,11 @@ def entries(packages: Sequence[str] = PACKAGES) -> list[Entry]:
 
 
 def split_docstring(doc: str) -> tuple[str, str] | None:
-  """The summary on one line and the body, or None where either is missing; a body has three words
-  or more.
+  """The summary on one line and the body, or None where one is missing or has too few words.
 
-  The summary ends with the first line that ends in a full stop, or with the first paragraph. A
-  signature above it, as compiled functions have, and the lines of dashes under headings are
-  dropped.
+  The summary ends with the first line that ends in a full stop, or with the first paragraph. The
+  body has three words or more. A signature above the summary, as compiled functions have, and the
+  lines of dashes under headings are dropped.
 
   >>> split_docstring('''sum(a)\\n\\nAdd all\\nelements.\\n\\nArgs\\n----\\na: the elements.''')
   ('Add all elements.', 'Args\\na: the elements.')
@@ -211,9 +205,7 @@ def split_docstring(doc: str) -> tuple[str, str] | None:
 
 
 def _source_files(package: str) -> Iterator[tuple[pathlib.Path, str]]:
-  """Yields (path, module name) of a package's source files, tests left out, in the order of their
-  names.
-  """
+  """Yields (path, module name) of a package's source files, by name; tests are left out."""
   if package == STDLIB:
     root = base = pathlib.Path(sysconfig.get_paths()['stdlib'])
   else:
@@ -229,14 +221,13 @@ def _source_files(package: str) -> Iterator[tuple[pathlib.Path, str]]:
     parts = path.relative_to(base).with_suffix('').parts
     if parts[-1] == '__init__':
       parts = parts[:-1]
-    # Neither what is installed beside the standard library, nor folders like
-    # `config-3.12-x86_64-linux-gnu`.
+    # This leaves out `site-packages` and `config-3.12-x86_64-linux-gnu` as well.
     if all(part.isidentifier() and not _TESTS.fullmatch(part) for part in parts):
       yield path, '.'.join(parts)
 
 
 def _read(path: pathlib.Path, name: str, modules: dict[str, _Module]) -> None:
-  """Parses one file into `modules`; a file that is not Python of this version is passed over."""
+  """Parses one file into ``modules``; a file that is not Python of this version is left out."""
   try:
     with warnings.catch_warnings():
       warnings.simplefilter('ignore')  # other people's invalid escape sequences
@@ -269,21 +260,13 @@ def _read(path: pathlib.Path, name: str, modules: dict[str, _Module]) -> None:
       case ast.Assign(
         targets=[ast.Name(id='__all__')], value=ast.List(elts=elements) | ast.Tuple(elts=elements)
       ):
-        module.listed = {
-          element.value
-          for element in elements
-          if isinstance(element, ast.Constant) and isinstance(element.value, str)
-        }
+        module.listed = set(_strings(elements))
       case ast.AugAssign(target=ast.Name(id='__all__')):
-        module.listed = None  # put together at run time: take every public name
+        module.listed = None  # known at run time only: take every public name
       case ast.Expr(value=ast.Call(func=ast.Name(id='add_newdoc'), args=arguments)):
         # numpy.add_newdoc(module, name, doc) and scipy.special's add_newdoc(name, doc) document
         # compiled functions.
-        texts = [
-          argument.value
-          for argument in arguments
-          if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
-        ]
+        texts = _strings(arguments)
         if len(texts) == 3 or len(texts) == len(arguments) == 2:
           owner = texts[0] if len(texts) == 3 else f'{package}._ufuncs'
           modules.setdefault(owner, _Module()).docs.setdefault(
@@ -291,10 +274,13 @@ def _read(path: pathlib.Path, name: str, modules: dict[str, _Module]) -> None:
           )
 
 
+def _strings(nodes: Sequence[ast.expr]) -> list[str]:
+  values = [node.value for node in nodes if isinstance(node, ast.Constant)]
+  return [value for value in values if isinstance(value, str)]
+
+
 def _public_names(modules: dict[str, _Module]) -> dict[tuple[str, str], str]:
-  """The shortest name under which a public module offers each (module, name) that is defined
-  somewhere.
-  """
+  """The shortest name under which a public module offers what each (module, name) defines."""
 
   def origin(
     module: str, name: str, seen: frozenset[tuple[str, str]] = frozenset()
@@ -327,21 +313,15 @@ def _public_names(modules: dict[str, _Module]) -> dict[tuple[str, str], str]:
     for name in offered(module):
       place = origin(module, name)
       if place is None or place[0].split('.')[0].lstrip('_') != module.split('.')[0]:
-        continue  # what a module merely uses of other packages
-      # A helper that a public sibling imports is still its own module's; what is private, or
-      # deeper, is re-exported.
+        continue  # a name that the module uses from another package
+      # A helper that a public sibling imports still belongs to its own module. A name from a
+      # private or deeper module is re-exported.
       inside = f'{place[0]}.'.startswith(f'{module}.')
       private = any(part.startswith('_') for part in place[0].split('.'))
       if (inside or private) and (listed is None or name in listed or inside):
         rank = (module.count('.'), len(module), f'{module}.{name}')
         best[place] = min(rank, best.get(place, rank))
   return {place: rank[-1] for place, rank in best.items()}
-
-
-def _by_package(found: Sequence[Entry], packages: Sequence[str]) -> collections.Counter[str]:
-  """Entries a package, the standard library's under one name."""
-  tops = (entry.page.split('.')[0] for entry in found)
-  return collections.Counter(top if top in packages else STDLIB for top in tops)
 
 
 def _write_jsonl(path: pathlib.Path, rows: Iterator[dict[str, str]]) -> None:
@@ -355,5 +335,5 @@ def _digest(text: str) -> bytes:
 
 
 def _plain(text: str) -> str:
-  """Lower case, every run of other characters than letters and digits a space."""
+  """In lower case, with a space for each run of other characters than letters and digits."""
   return ' '.join(re.findall(r'\w+', text.lower()))

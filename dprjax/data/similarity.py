@@ -1,14 +1,13 @@
 """Sentence pairs with a score of how similar they are: the STS benchmark's files.
 
-| name ends in | a row |
+| ending | a row |
 |---|---|
 | .csv | sentence1,sentence2,score; quoted where a sentence holds a comma |
 | .tsv | the same between tabs, nothing quoted |
 | .jsonl | `{"sentence1": ..., "sentence2": ..., "score": ...}` |
 
-A table may begin with a header; its columns are then found by these names, and there may be others
-(GLUE's STS-B). Any file may be compressed (`.gz`, `.xz`). Scores are those of the benchmark, 0
-(nothing in common) to 5 (the same).
+A table may begin with a header, which then names the columns and may name others (GLUE's STS-B).
+Any file may be compressed (`.gz`, `.xz`). Scores go from 0 (nothing in common) to 5 (the same).
 """
 
 import csv
@@ -25,7 +24,7 @@ _COLUMNS = ('sentence1', 'sentence2', 'score')
 
 
 class Pair(NamedTuple):
-  """Two sentences and how similar people found them, 0 to ``TOP_SCORE``."""
+  """Two sentences and how similar people find them, 0 to ``TOP_SCORE``."""
 
   first: str
   second: str
@@ -36,21 +35,22 @@ def read_pairs(path: files.PathLike) -> list[Pair]:
   """The pairs of a file, in its order.
 
   Raises:
-    InputError: the file is missing or empty, or a row is not two sentences with text and a score of
-      0 to 5.
+    InputError: the file is missing or empty, or a row is not two sentences with text and a score
+      from 0 to 5.
   """
-  found = files.existing(path, 'STS file')
-  kind = found.name.removesuffix('.gz').removesuffix('.xz').rpartition('.')[2].lower()
-  rows = (
-    _records(found) if kind in ('jsonl', 'json') else _table(found, '\t' if kind == 'tsv' else ',')
-  )
-  pairs = [_pair(values, f'{found}, line {number}') for number, values in rows]
+  file = files.existing(path, 'STS file')
+  ending = file.name.removesuffix('.gz').removesuffix('.xz').rpartition('.')[2].lower()
+  if ending in ('jsonl', 'json'):
+    rows = _read_records(file)
+  else:
+    rows = _read_table(file, '\t' if ending == 'tsv' else ',')
+  pairs = [_make_pair(values, f'{file}, line {number}') for number, values in rows]
   if not pairs:
-    raise InputError(f'{found}: no pair in it')
+    raise InputError(f'{file}: no pair in it')
   return pairs
 
 
-def _records(path: epath.Path) -> Iterator[tuple[int, list[Any]]]:
+def _read_records(path: epath.Path) -> Iterator[tuple[int, list[Any]]]:
   for number, record in files.read_jsonl(path, 'STS file'):
     absent = [name for name in _COLUMNS if name not in record]
     if absent:
@@ -61,62 +61,55 @@ def _records(path: epath.Path) -> Iterator[tuple[int, list[Any]]]:
     yield number, [record[name] for name in _COLUMNS]
 
 
-def _table(path: epath.Path, delimiter: str) -> Iterator[tuple[int, list[Any]]]:
-  """(line on which it begins, [sentence, sentence, score]) of every row."""
-  places, width = [0, 1, 2], 3
-  first = True
-  for number, cells in _rows(path, delimiter):
-    names = [cell.strip().lower() for cell in cells]
-    if first and set(_COLUMNS) <= set(names):
-      places, width = [names.index(name) for name in _COLUMNS], len(cells)
-    elif len(cells) != width:
-      raise InputError(
-        f'{path}, line {number}: {len(cells)} columns where there should be {width}: '
-        f'{", ".join(_COLUMNS)}'
-        f'{" and others, as in the header" if width > 3 else ""}'
-      )
-    else:
-      yield number, [cells[place] for place in places]
-    first = False
-
-
-def _rows(path: epath.Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-  started = 0
+def _read_table(path: epath.Path, delimiter: str) -> Iterator[tuple[int, list[Any]]]:
+  """(number of its first line, [sentence, sentence, score]) of every row."""
+  start = 0
 
   def lines() -> Iterator[str]:
-    nonlocal started
+    nonlocal start
     for number, line in files.read_lines(path, 'STS file'):
-      started = started or number
+      start = start or number
       yield line + '\n'
 
-  # Strict: a quote that is never closed is an error, not a sentence as long as the file.
+  # Strict, so that a quote that is never closed is an error, not a sentence as long as the file.
   rows = csv.reader(
     lines(),
     delimiter=delimiter,
     strict=True,
     quoting=csv.QUOTE_MINIMAL if delimiter == ',' else csv.QUOTE_NONE,
   )
+  places, width, first = [0, 1, 2], 3, True
   try:
     for cells in rows:
-      yield started, cells
-      started = 0
+      number, start = start, 0
+      names = [cell.strip().lower() for cell in cells]
+      if first and set(_COLUMNS) <= set(names):
+        places, width = [names.index(name) for name in _COLUMNS], len(cells)
+      elif len(cells) != width:
+        others = ' and others, as in the header' if width > 3 else ''
+        raise InputError(
+          f'{path}, line {number}: {len(cells)} columns, expected {width}: '
+          f'{", ".join(_COLUMNS)}{others}'
+        )
+      else:
+        yield number, [cells[place] for place in places]
+      first = False
   except csv.Error as error:
     raise InputError(
-      f'{path}, line {started}: {error}; a sentence with a comma or a quote in it has to stand in '
-      'quotes, '
-      'and a quote within them be written twice'
+      f'{path}, line {start}: {error}; put a sentence with a comma or a quote in quotes, and write '
+      'each quote within them twice'
     ) from error
 
 
-def _pair(values: list[Any], where: str) -> Pair:
+def _make_pair(values: list[Any], place: str) -> Pair:
   first, second, score = values
   for name, sentence in zip(_COLUMNS, (first, second), strict=False):
     if not isinstance(sentence, str) or not sentence.strip():
-      raise InputError(f'{where}: {name} is {sentence!r}; expected a sentence')
+      raise InputError(f'{place}: {name} is {sentence!r}; expected a sentence')
   try:
     number = float('nan') if isinstance(score, bool) else float(score)
   except (TypeError, ValueError):
     number = float('nan')
   if not 0 <= number <= TOP_SCORE:  # nor NaN
-    raise InputError(f'{where}: the score is {score!r}; expected a number from 0 to {TOP_SCORE:g}')
+    raise InputError(f'{place}: the score is {score!r}; expected a number from 0 to {TOP_SCORE:g}')
   return Pair(first.strip(), second.strip(), number)

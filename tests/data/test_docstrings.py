@@ -1,6 +1,4 @@
-"""The quickstart's text, on a small package written here and on a few modules of the standard
-library.
-"""
+"""The quickstart's text, from a small package written here and a few standard modules."""
 
 import collections
 import json
@@ -11,18 +9,20 @@ import pytest
 from dprjax import InputError
 from dprjax.data import docstrings
 
+# fmt: off
 FEW = (
-  'argparse',
-  'collections',
-  'concurrent',
-  'email',
-  'http',
-  'importlib',
-  'json',
-  'logging',
-  'statistics',
-  'textwrap',
+  'argparse', 'collections', 'concurrent', 'email', 'http', 'importlib', 'json', 'logging',
+  'statistics', 'textwrap',
 )
+# fmt: on
+
+
+@pytest.fixture(scope='module')
+def built(tmp_path_factory):
+  """(the folder built from FEW, the counts, the page of every entry)."""
+  folder = tmp_path_factory.mktemp('docstrings') / 'docs'
+  counts = docstrings.build(folder, FEW)
+  return folder, counts, {entry.name: entry.page for entry in docstrings.entries(FEW)}
 
 
 def read(path):
@@ -41,28 +41,97 @@ def qrels(folder, split):
 def package(tmp_path, monkeypatch):
   """An installed package `apiary` with private modules, which must never be imported."""
   sources = {
-    '__init__.py': "'''A package.'''\nfrom apiary._src import hive as _hive\nfrom ._src.hive "
-    'import *\nfrom ._src.bees import Bee as Bee, _count\n'
-    "raise SystemExit('imported')\n",
+    '__init__.py': """\
+'''A package.'''
+from apiary._src import hive as _hive
+from ._src.hive import *
+from ._src.bees import Bee as Bee, _count
+raise SystemExit('imported')
+""",
     '_src/__init__.py': '',
-    '_src/hive.py': "__all__ = ['build']\n\ndef build(wood):\n  '''Builds a hive out of wood.\n\n  "
-    "Args\n  ----\n  wood: planks of pine.\n  '''\n\n"
-    "def inner(x):\n  '''Checks one frame of the hive.\n\n  Not for use outside.\n  '''\n",
-    '_src/bees.py': "import warnings\nBAD = '\\d'\n\ntry:\n  from os import path\nexcept "
-    'ImportError:\n  path = None\n\n'
-    "class Bee:\n  '''An insect that\n  makes honey.\n  It also flies and stings.\n  '''\n\n"
-    "  def sting(self):\n    '''Stings whoever is near.\n\n    Once only, as a rule.\n    '''\n\n"
-    "def _count():\n  '''Counts all the bees.\n\n  Private to this file.\n  '''\n",
-    'tools.py': 'from apiary._src.bees import Bee\n\n'
-    "if True:\n  async def smoke():\n    '''Calms the bees down.\n\n    Blows smoke over them.\n   "
-    " '''\n\n"
-    "def bare():\n  '''Only a summary line here.'''\n\ndef undocumented():\n  pass\n\n"
-    "def mask():\n  '''Puts a mask on.\n\n  Two words\n  '''\n",
-    'zcopies.py': "def smoke_again():\n  '''Calms the bees  down.\n\n  Blows smoke over them.\n  "
-    "'''\n",
-    'old.py': "print 'Python 2'\n",
-    'tests/test_bees.py': "def check():\n  '''Checks every single bee.\n\n  In a test folder.\n  "
-    "'''\n",
+    '_src/hive.py': """\
+__all__ = ['build']
+
+def build(wood):
+  '''Builds a hive out of wood.
+
+  Args
+  ----
+  wood: planks of pine.
+  '''
+
+def inner(x):
+  '''Checks one frame of the hive.
+
+  Not for use outside.
+  '''
+""",
+    '_src/bees.py': """\
+import warnings
+BAD = '\\d'
+
+try:
+  from os import path
+except ImportError:
+  path = None
+
+class Bee:
+  '''An insect that
+  makes honey.
+  It also flies and stings.
+  '''
+
+  def sting(self):
+    '''Stings whoever is near.
+
+    Once only, as a rule.
+    '''
+
+def _count():
+  '''Counts all the bees.
+
+  Private to this file.
+  '''
+""",
+    'tools.py': """\
+from apiary._src.bees import Bee
+
+if True:
+  async def smoke():
+    '''Calms the bees down.
+
+    Blows smoke over them.
+    '''
+
+def bare():
+  '''Only a summary line here.'''
+
+def undocumented():
+  pass
+
+def mask():
+  '''Puts a mask on.
+
+  Two words
+  '''
+""",
+    'zcopies.py': """\
+def smoke_again():
+  '''Calms the bees  down.
+
+  Blows smoke over them.
+  '''
+""",
+    'old.py': """\
+print 'Python 2'
+""",
+    'tests/test_bees.py': """\
+def check():
+  '''Checks every single bee.
+
+  In a test folder.
+  '''
+""",
   }
   for name, text in sources.items():
     (tmp_path / 'apiary' / name).parent.mkdir(parents=True, exist_ok=True)
@@ -120,23 +189,22 @@ def test_split_docstring(doc, parts):
 
 def test_numpy_has_its_compiled_functions():
   found = {entry.name: entry for entry in docstrings.entries(['numpy'])}
-  assert (
-    found['numpy.hypot'].summary == 'Given the "legs" of a right triangle, return its hypotenuse.'
-  )  # a ufunc
-  assert (
-    found['numpy.zeros'].summary == 'Return a new array of given shape and type, filled with zeros.'
-  )  # add_newdoc
+  for name, summary in (
+    ('numpy.hypot', 'Given the "legs" of a right triangle, return its hypotenuse.'),  # a ufunc
+    ('numpy.zeros', 'Return a new array of given shape and type, filled with zeros.'),  # add_newdoc
+  ):
+    assert found[name].summary == summary
   assert found['numpy.median'].page.startswith('numpy.lib._')  # re-exported
   assert 'hypotenuse' not in found['numpy.hypot'].body.split('\n')[0]
-  assert 'numpy.abs' not in found  # one name a function: numpy.absolute
+  assert 'numpy.abs' not in found  # the same function as numpy.absolute
   assert 700 < len(found) < 1500
 
 
-def test_a_beir_folder(tmp_path):
-  counts = docstrings.build(tmp_path / 'docs', FEW)
-  corpus = {row['_id']: row for row in read(tmp_path / 'docs' / 'corpus.jsonl')}
-  queries = {row['_id']: row['text'] for row in read(tmp_path / 'docs' / 'queries.jsonl')}
-  splits = {split: qrels(tmp_path / 'docs', split) for split in ('train', 'dev', 'test')}
+def test_a_beir_folder(built):
+  folder, counts, page = built
+  corpus = {row['_id']: row for row in read(folder / 'corpus.jsonl')}
+  queries = {row['_id']: row['text'] for row in read(folder / 'queries.jsonl')}
+  splits = {split: qrels(folder, split) for split in ('train', 'dev', 'test')}
 
   assert corpus['json.dump']['title'] == 'json.dump'
   assert corpus['json.dump']['text'].startswith('If ``skipkeys`` is true')
@@ -159,17 +227,12 @@ def test_a_beir_folder(tmp_path):
   assert all(
     0.1 * len(queries) <= len(splits[split]) < 0.25 * len(queries) for split in ('dev', 'test')
   )
-
-
-def test_no_page_is_in_two_splits(tmp_path):
-  docstrings.build(tmp_path, FEW)
-  page = {entry.name: entry.page for entry in docstrings.entries(FEW)}
+  # No page is in two splits.
   homes = collections.defaultdict(set)
-  for split in ('train', 'dev', 'test'):
-    for passage in qrels(tmp_path, split).values():
+  for split, judged in splits.items():
+    for passage in judged.values():
       homes[page[passage]].add(split)
-  assert len(homes) > 20
-  assert all(len(splits) == 1 for splits in homes.values())
+  assert len(homes) > 20 and all(len(names) == 1 for names in homes.values())
 
 
 def test_a_query_does_not_give_its_passage_away(tmp_path):
@@ -208,29 +271,24 @@ def test_a_query_does_not_give_its_passage_away(tmp_path):
     'q:more.f',
     'q:still.f',
   }
-  assert (
-    len(read(tmp_path / 'out' / 'corpus.jsonl')) == 7
-  )  # what asks no query is still to be told apart
+  # Passages without a query are in the corpus.
+  assert len(read(tmp_path / 'out' / 'corpus.jsonl')) == 7
 
 
-def test_the_same_packages_give_the_same_bytes_and_limit_takes_whole_pages(tmp_path):
-  for name in ('a', 'b'):
-    docstrings.build(tmp_path / name, FEW)
-  files = ['corpus.jsonl', 'queries.jsonl', 'qrels/train.tsv', 'qrels/dev.tsv', 'qrels/test.tsv']
-  assert all(
-    (tmp_path / 'a' / name).read_bytes() == (tmp_path / 'b' / name).read_bytes() for name in files
+def test_the_same_packages_give_the_same_bytes_and_limit_takes_whole_pages(built, tmp_path):
+  folder, _, page = built
+  docstrings.build(tmp_path / 'again', FEW)
+  for path in folder.rglob('*'):
+    again = tmp_path / 'again' / path.relative_to(folder)
+    assert path.is_dir() or path.read_bytes() == again.read_bytes()
+  counts = docstrings.build(tmp_path / 'again', FEW, limit=60)
+  few, everything = (
+    {row['_id'] for row in read(path / 'corpus.jsonl')} for path in (tmp_path / 'again', folder)
   )
-
-  counts = docstrings.build(tmp_path / 'b', FEW, limit=60)
-  few, all_ = (
-    {row['_id'] for row in read(tmp_path / name / 'corpus.jsonl')} for name in ('b', 'a')
-  )
-  assert 30 < len(few) <= 60
-  assert few < all_
+  assert 30 < len(few) <= 60 and few < everything
   assert sum(counts['passages'].values()) == len(few)
-  page = {entry.name: entry.page for entry in docstrings.entries(FEW)}
   whole = {page[name] for name in few}
-  assert few == {name for name in all_ if page[name] in whole}
+  assert few == {name for name in everything if page[name] in whole}
 
 
 def test_what_cannot_be_built_says_so_and_leaves_what_was(tmp_path):

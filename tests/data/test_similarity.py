@@ -1,3 +1,5 @@
+"""Scored sentence pairs: each format, and what is wrong with a bad file."""
+
 import gzip
 import json
 
@@ -41,7 +43,7 @@ def write(path, text):
     ),
   ],
 )
-def test_forms(tmp_path, name, text):
+def test_formats(tmp_path, name, text):
   assert similarity.read_pairs(write(tmp_path / name, text)) == PAIRS
 
 
@@ -62,7 +64,7 @@ def test_a_quoted_line_break(tmp_path):
     (
       'a.csv',
       'One.,Two.,1\nOne, two.,Three.,1\n',
-      'a.csv, line 2: 4 columns where there should be 3',
+      'a.csv, line 2: 4 columns, expected 3',
     ),
     (
       'a.csv',
@@ -77,7 +79,7 @@ def test_a_quoted_line_break(tmp_path):
     (
       'a.tsv',
       'x\tsentence1\tsentence2\tscore\n1\tOne.\tTwo.\n',
-      'line 2: 3 columns where there should be 4: .* as in the header',
+      'line 2: 3 columns, expected 4: .* as in the header',
     ),
     ('a.tsv', 'first\tsecond\tgrade\nOne.\tTwo.\t1\n', "line 1: the score is 'grade'"),
     ('a.jsonl', '{"sentence1": "One.", "sentence2": "Two."}', 'line 1: score missing'),
