@@ -116,8 +116,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   key = jax.random.key(config.seed)
   prompt = None
   if config.prompt.init_from:
-    prompt = artifact.load_prompt(config.prompt.init_from)
-    artifact.check_prompt(prompt, backbone.config, backbone.sha256, tokenizer.sha256)
+    prompt = artifact.load_prompt_for(config.prompt.init_from, tokenizer.sha256, backbone)
   parts = methods.Parts(backbone.params, backbone.heads, prompt)
   params = tree.flatten(model.init(parts, jax.random.fold_in(key, 0)))
   names = tree.trainable_names(config.trainable, list(params))

@@ -483,6 +483,18 @@ def test_a_prompt_of_another_backbone(go, trained, tmp_path):
     'a' * 64,
     prompt.meta['backbone_sha256'],
   )
+  tokenizer = 'b' * 64
+  artifact.save_prompt(
+    tmp_path / 'wrong.npz',
+    artifact.Prompt(prompt.meta | {'tokenizer_sha256': tokenizer}, prompt.arrays),
+  )
+  assert_bad(
+    go('dptdr.py:local', f'--config.prompt.init_from={tmp_path}/wrong.npz', workdir='third'),
+    'wrong.npz',
+    'tokenizer',
+    tokenizer,
+    prompt.meta['tokenizer_sha256'],
+  )
   result = go(
     'dptdr.py:local',
     f'--config.prompt.init_from={tmp_path}/right.npz',

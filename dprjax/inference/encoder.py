@@ -165,10 +165,9 @@ class Encoder:
     tokenizer = text.load_tokenizer(backbones['query'].path)
     bank = {}
     for name, path in (prompt if isinstance(prompt, Mapping) else {UNNAMED: prompt}).items():
-      loaded = None if path is None else artifact.load_prompt(path)
-      if loaded is not None:
-        for model in backbones.values():
-          artifact.check_prompt(loaded, model.config, model.sha256, tokenizer.sha256)
+      loaded = None
+      if path is not None:
+        loaded = artifact.load_prompt_for(path, tokenizer.sha256, *backbones.values())
       settings = resolve_settings(
         backbones['query'].sentence,
         loaded,

@@ -22,6 +22,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_write, existing
 from dprjax.models.embed import POOLINGS
 from dprjax.models.encoder import EncoderConfig
+from dprjax.models.hub import Backbone
 
 FORMAT = 'dprjax.prompt'
 VERSION = 1
@@ -101,7 +102,7 @@ def save_prompt(path: PathLike, prompt: Prompt) -> None:
 
 
 def load_prompt(path: PathLike) -> Prompt:
-  """Reads a prompt file.
+  """Reads a prompt file, to look at it; see ``load_prompt_for`` for its use.
 
   Raises:
     InputError: it is missing, cut off, no npz, of a newer version, holds pickled objects, or an
@@ -144,10 +145,23 @@ def load_prompt(path: PathLike) -> Prompt:
   return Prompt(meta, arrays, str(file))
 
 
+def load_prompt_for(path: PathLike, tokenizer_sha256: str, *backbones: Backbone) -> Prompt:
+  """Reads a prompt file that is to be used with these backbones (those of queries and of passages,
+  say) and this tokenizer.
+
+  Raises:
+    InputError: as ``load_prompt`` and ``check_prompt``.
+  """
+  prompt = load_prompt(path)
+  for backbone in backbones:
+    check_prompt(prompt, backbone.config, backbone.sha256, tokenizer_sha256)
+  return prompt
+
+
 def check_prompt(
-  prompt: Prompt, config: EncoderConfig, backbone_sha256: str, tokenizer_sha256: str | None = None
+  prompt: Prompt, config: EncoderConfig, backbone_sha256: str, tokenizer_sha256: str
 ) -> None:
-  """Checks that a prompt was made for this backbone, and, if given, for this tokenizer.
+  """Checks that a prompt was made for this backbone and this tokenizer.
 
   Raises:
     InputError: another backbone's SHA-256, a shape that does not fit the backbone, or another
@@ -179,7 +193,7 @@ def check_prompt(
         f'{_with_length(wanted)}'
       )
   recorded = prompt.meta['tokenizer_sha256']
-  if tokenizer_sha256 is not None and tokenizer_sha256 != recorded:
+  if tokenizer_sha256 != recorded:
     problems.append(
       f'was made with a tokenizer with SHA-256 {recorded}, this one has {tokenizer_sha256}'
     )

@@ -111,6 +111,8 @@ def small(tmp_path_factory):
     artifact.save_prompt(
       folder / f'prompt{"-shifted" if shift else ""}.npz', artifact.Prompt(meta, {'prefix': prefix})
     )
+  meta['tokenizer_sha256'] = 'b' * 64
+  artifact.save_prompt(folder / 'other-tokens.npz', artifact.Prompt(meta, {'prefix': prefix}))
   return folder
 
 
@@ -375,6 +377,10 @@ def test_a_diverged_backbone(data, small, tmp_path, error_line):
       'prompt not found',
     ),
     (['--backbone={small}/deep3', '--prompt={small}/prompt.npz', '--sts={data}/sts.csv'], 'prompt'),
+    (
+      ['--backbone={small}/deep2', '--prompt={small}/other-tokens.npz', '--sts={data}/sts.csv'],
+      f'was made with a tokenizer with SHA-256 {"b" * 64}',
+    ),
     (['--backbone={small}/deep2', '--sts={data}/none.csv'], 'STS file not found'),
     (
       ['--backbone={small}/deep2', '--sts=constant.csv'],

@@ -8,6 +8,7 @@ from dprjax.base.errors import InputError
 from dprjax.models.artifact import Prompt, check_prompt, load_prompt, save_prompt
 from dprjax.models.encoder import EncoderConfig
 
+TOKENIZER = 'b' * 64
 CONFIG = EncoderConfig('bert', 50, 24, 2, 3, 40)
 META = {
   'format': 'dprjax.prompt',
@@ -83,7 +84,7 @@ def test_topic_and_template(write):
       {'prefix': prefix(7), 'words': np.array(['a', 'b']), 'counts': np.arange(3)}, kind='topic'
     )
   )
-  check_prompt(topic, CONFIG, 'a' * 64)
+  check_prompt(topic, CONFIG, 'a' * 64, TOKENIZER)
   with pytest.raises(InputError, match="kind 'topic' has no single prefix"):
     topic.prefix('query')
   template = load_prompt(
@@ -94,7 +95,7 @@ def test_topic_and_template(write):
       pooling='mask',
     )
   )
-  check_prompt(template, CONFIG, 'a' * 64)
+  check_prompt(template, CONFIG, 'a' * 64, TOKENIZER)
 
 
 @pytest.mark.parametrize(
@@ -215,13 +216,12 @@ def test_nothing_bad_is_saved(tmp_path):
 
 def test_check_prompt_names_both_sides():
   prompt = Prompt(META, {'prefix': prefix()}, 'p.npz')
-  check_prompt(prompt, CONFIG, 'a' * 64)
-  check_prompt(prompt, CONFIG, 'a' * 64, 'b' * 64)
+  check_prompt(prompt, CONFIG, 'a' * 64, TOKENIZER)
   with pytest.raises(
     InputError,
     match=f'p.npz: was made for backbone tiny with SHA-256 {"a" * 64}, this one has {"c" * 64}',
   ):
-    check_prompt(prompt, CONFIG, 'c' * 64)
+    check_prompt(prompt, CONFIG, 'c' * 64, TOKENIZER)
   with pytest.raises(
     InputError, match=f'made with a tokenizer with SHA-256 {"b" * 64}, this one has {"c" * 64}'
   ):
@@ -233,20 +233,20 @@ def test_check_prompt_names_both_sides():
       'prefix has shape [2, 2, 5, 3, 8], but as [L, 2, P, N, D] this backbone takes [2, 2, P, 4, 8]'
     ),
   ):
-    check_prompt(prompt, other, 'a' * 64)
+    check_prompt(prompt, other, 'a' * 64, TOKENIZER)
   template = Prompt(META | {'kind': 'template'}, {'segments/P1': np.ones((6, 24), np.float32)})
   with pytest.raises(
     InputError,
     match=re.escape('segments/P1 has shape [6, 24], but as [P, H] this backbone takes [P, 32]'),
   ):
-    check_prompt(template, other, 'a' * 64)
+    check_prompt(template, other, 'a' * 64, TOKENIZER)
 
 
 def test_two_encoders():
   prompt = Prompt(
     META | {'backbone_sha256': {'query': 'a' * 64, 'passage': 'c' * 64}}, {'prefix': prefix()}
   )
-  check_prompt(prompt, CONFIG, 'a' * 64)
-  check_prompt(prompt, CONFIG, 'c' * 64)
+  check_prompt(prompt, CONFIG, 'a' * 64, TOKENIZER)
+  check_prompt(prompt, CONFIG, 'c' * 64, TOKENIZER)
   with pytest.raises(InputError, match='SHA-256'):
-    check_prompt(prompt, CONFIG, 'd' * 64)
+    check_prompt(prompt, CONFIG, 'd' * 64, TOKENIZER)
