@@ -12,12 +12,11 @@ def as_dict(run):
 def test_writes_ranks_from_one_in_score_order(tmp_path):
   run = run_from_dict({'q2': {'a': 1.5, 'c': 2.0}, 'q1': {'b': 0.1}})
   write_run(tmp_path / 'run.trec', run, 'tag')
-  assert (
-    tmp_path / 'run.trec'
-  ).read_text() == 'q2 Q0 c 1 2.0 tag\nq2 Q0 a 2 1.5 tag\nq1 Q0 b 1 0.1 tag\n'
+  text = 'q2 Q0 c 1 2.0 tag\nq2 Q0 a 2 1.5 tag\nq1 Q0 b 1 0.1 tag\n'
+  assert (tmp_path / 'run.trec').read_text() == text
 
 
-def test_ties_go_by_id_as_in_trec_eval():
+def test_ties_are_ordered_by_id_as_in_trec_eval():
   run = run_from_dict({'q': {'d10': 1.0, 'd9': 1.0, 'd1': 1.0, 'é': 1.0, 'z': 2.0}})
   assert as_dict(run) == {'q': [('z', 2.0), ('é', 1.0), ('d9', 1.0), ('d10', 1.0), ('d1', 1.0)]}
 
@@ -39,7 +38,7 @@ def test_round_trip_is_exact(tmp_path):
   )
 
 
-def test_from_rows_leaves_out_the_unused():
+def test_unused_rows_are_left_out():
   scores = np.array([[3.0, 1.0], [2.0, -np.inf], [-np.inf, -np.inf]])
   run = run_from_rows(
     ['q', 'r', 's'], ['a', 'b', 'c'], np.array([[2, 0], [1, -1], [-1, -1]]), scores

@@ -13,7 +13,7 @@ from dprjax.retrieval.answers import answer_recall, has_answer, read_answers, re
   [
     (['Paris'], 'It is in PARIS, France', True),
     (['Pari'], 'It is in Paris', False),  # words, not parts of them
-    (['New York'], 'the new   york\ntimes', True),  # whatever space is between
+    (['New York'], 'the new   york\ntimes', True),  # any white space
     (['New York'], 'York is new', False),
     (['New York'], 'new, york', False),  # a comma is a word
     (['U.S.'], 'in the U.S. Senate', True),
@@ -24,12 +24,8 @@ from dprjax.retrieval.answers import answer_recall, has_answer, read_answers, re
     (['4 July'], 'on 14 July 1789', False),
     (["don't"], "I don ' t know", True),
     (['no', 'such', 'word', 'here'], 'only the last: here', True),
-    (['a b a c'], 'a b a b a c', True),  # a search that must go back
-    (
-      ['zero\u200bwidth'],
-      'zero width',
-      True,
-    ),  # a control character is no word, and parts as a space does
+    (['a b a c'], 'a b a b a c', True),  # a search that must backtrack
+    (['zero\u200bwidth'], 'zero width', True),  # a control character separates words, as a space
     (['longer than the text'], 'longer', False),
     ([''], 'anything', True),  # as in DPR
     ([' '], '', True),
@@ -46,7 +42,7 @@ def test_strings_as_dpr_matches_them(answers, text, expected):
     ([r'\d{4}\s?m'], 'It is 8848 M high', True),
     ([r'^second'], 'first\nSecond line', True),  # lines
     ([r'Pari'], 'in Paris', True),
-    ([r'caf\u00e9'], 'cafe\u0301', False),  # an escape is not normalised,
+    ([r'caf\u00e9'], 'cafe\u0301', False),  # an escape is not normalised
     (['caf\u00e9'], 'cafe\u0301', True),  # a letter is
     ([r'(unclosed', 'here'], 'it is here', True),
     ([r'(unclosed'], '(unclosed', False),
@@ -59,7 +55,12 @@ def test_expressions_as_dpr_matches_them(answers, text, expected):
 
 TEXTS = {'a': 'Nothing here', 'b': 'The capital is Paris', 'c': 'Lyon'}
 RUN = run_from_dict(
-  {'1': {'a': 3.0, 'b': 2.0, 'c': 1.0}, '2': {'a': 2.0, 'x': 1.0}, '9': {'a': 1.0}, '4': {'c': 1.0}}
+  {
+    '1': {'a': 3.0, 'b': 2.0, 'c': 1.0},
+    '2': {'a': 2.0, 'x': 1.0},
+    '9': {'a': 1.0},
+    '4': {'c': 1.0},
+  }
 )
 ANSWERS = {'1': ['Paris', 'Lyon'], '2': ['Paris'], '3': ['Paris'], '4': ['lyon', '']}
 
@@ -85,17 +86,14 @@ def test_no_common_question():
     answer_recall(RUN, {'77': ['x']}, TEXTS)
 
 
-def test_forms_of_answers(tmp_path):
+def test_formats_of_answers(tmp_path):
+  rows = [['who?', '[\'Ann "A" B\', "O\'Neil"]'], ['where?', "['here']"]]
   with (tmp_path / 'nq.qas.csv').open('w', newline='') as file:
-    csv.writer(file, delimiter='\t').writerows(
-      [['who?', '[\'Ann "A" B\', "O\'Neil"]'], ['where?', "['here']"]]
-    )
+    csv.writer(file, delimiter='\t').writerows(rows)
   assert read_answers(tmp_path / 'nq.qas.csv') == {'1': ['Ann "A" B', "O'Neil"], '2': ['here']}
-  (tmp_path / 'dev.json').write_text(
-    json.dumps(
-      [{'question': 'who?', 'answers': ['Ann'], 'positive_ctxs': []}, {'id': 7, 'answers': ['Bob']}]
-    )
-  )
+  entries = [{'question': 'who?', 'answers': ['Ann'], 'positive_ctxs': []}]
+  entries.append({'id': 7, 'answers': ['Bob']})
+  (tmp_path / 'dev.json').write_text(json.dumps(entries))
   assert read_answers(tmp_path / 'dev.json') == {'1': ['Ann'], '7': ['Bob']}
   (tmp_path / 'a.jsonl').write_text(
     '{"_id": "q1", "answers": ["x", "y"]}\n\n{"query_id": 2, "answers": ["z"]}\n'
@@ -106,11 +104,7 @@ def test_forms_of_answers(tmp_path):
 @pytest.mark.parametrize(
   'name, text, message',
   [
-    (
-      'a.jsonl',
-      '{"id": 1, "answers": ["x"]}\n{"id": 1, "answers": ["y"]}\n',
-      "line 2: the id '1' comes twice",
-    ),
+    ('a.jsonl', '{"id": 1, "answers": ["x"]}\n' * 2, "line 2: the id '1' comes twice"),
     ('a.jsonl', '{"id": 1, "answers": "x"}\n', 'line 1: expected answers, a list of texts'),
     ('a.jsonl', '{"id": 1, "answers": []}\n', 'line 1: expected answers'),
     ('a.jsonl', '{"id": 1\n', 'line 1: not JSON'),
@@ -133,15 +127,15 @@ def test_passages_without_their_titles(tmp_path):
   )
   assert read_passages(tmp_path / 'c.jsonl', {'a'}) == {'a': 'x y'}
   (tmp_path / 'psgs.tsv').write_text('id\ttext\ttitle\n1\t"He said ""so"" there"\tT\n2\tplain\tT\n')
-  assert read_passages(tmp_path / 'psgs.tsv', {'1', '2', '3'}) == {
-    '1': 'He said "so" there',
-    '2': 'plain',
-  }
+  expected = {'1': 'He said "so" there', '2': 'plain'}
+  assert read_passages(tmp_path / 'psgs.tsv', {'1', '2', '3'}) == expected
   (tmp_path / 'collection.tsv').write_text('0\t"quoted" text\n1\thttp\ttitle\tbody\n')
-  assert read_passages(tmp_path / 'collection.tsv', {'0', '1'}) == {
-    '0': '"quoted" text',
-    '1': 'body',
-  }
+  expected = {'0': '"quoted" text', '1': 'body'}
+  assert read_passages(tmp_path / 'collection.tsv', {'0', '1'}) == expected
   (tmp_path / 'bad.tsv').write_text('0\tx\n1\n')
-  with pytest.raises(InputError, match='line 2: 1 column'):
+  with pytest.raises(InputError, match='line 2: 1 columns between tabs; expected id text'):
     read_passages(tmp_path / 'bad.tsv', set())
+  (tmp_path / 'twice.tsv').write_text('0\tx\n1\ty\n1\tz\n')
+  assert read_passages(tmp_path / 'twice.tsv', {'0'}) == {'0': 'x'}
+  with pytest.raises(InputError, match="passage id '1' is on line 2 and again on line 3"):
+    read_passages(tmp_path / 'twice.tsv', {'1'})

@@ -18,26 +18,21 @@ def test_scores_known_by_hand():
   """Lucene's formula over stemmed words: [cat sat mat], [dog cat cat dog], [prompt tune], [] of
   mean length 9 / 4.
   """
-  found = bm25.build(IDS, TEXTS, k1=1.5, b=0.75).search(
-    ['cats', 'tuned prompts', 'nothing of the kind', '', 'cat dog'], 2
-  )
-  idf = {
-    'cat': math.log(1 + (4 - 2 + 0.5) / (2 + 0.5)),
-    'dog': math.log(1 + (4 - 1 + 0.5) / (1 + 0.5)),
-  }
+  queries = ['cats', 'tuned prompts', 'nothing of the kind', '', 'cat dog']
+  found = bm25.build(IDS, TEXTS, k1=1.5, b=0.75).search(queries, 2)
 
-  def weight(word, count, length):
-    return idf[word] * count / (count + 1.5 * (1 - 0.75 + 0.75 * length / (9 / 4)))
+  def weight(documents, count, length):
+    idf = math.log(1 + (4 - documents + 0.5) / (documents + 0.5))
+    return idf * count / (count + 1.5 * (1 - 0.75 + 0.75 * length / (9 / 4)))
 
+  first, second, dog = weight(2, 1, 3), weight(2, 2, 4), weight(1, 2, 4)
   assert found.rows.tolist() == [[1, 0], [2, -1], [-1, -1], [-1, -1], [1, 0]]
-  np.testing.assert_allclose(found.scores[0], [weight('cat', 2, 4), weight('cat', 1, 3)], rtol=1e-6)
-  np.testing.assert_allclose(
-    found.scores[4], [weight('cat', 2, 4) + weight('dog', 2, 4), weight('cat', 1, 3)], rtol=1e-6
-  )
+  np.testing.assert_allclose(found.scores[0], [second, first], rtol=1e-6)
+  np.testing.assert_allclose(found.scores[4], [second + dog, first], rtol=1e-6)
   assert np.isneginf(found.scores[1, 1])
 
 
-def test_more_than_there_is():
+def test_k_above_the_number_of_passages():
   assert bm25.build(IDS, TEXTS).search(['cat'], 1000).rows.tolist() == [[1, 0, -1, -1]]
 
 
@@ -53,9 +48,8 @@ def test_without_a_language_words_stay_as_they_are():
 
 
 def test_a_language_without_stop_words():
-  assert bm25.build(['a'], ['talossa taloja'], language='finnish').search(
-    ['talo'], 1
-  ).rows.tolist() == [[0]]
+  index = bm25.build(['a'], ['talossa taloja'], language='finnish')
+  assert index.search(['talo'], 1).rows.tolist() == [[0]]
 
 
 def test_saved_and_loaded(tmp_path):
@@ -87,7 +81,7 @@ def test_bad_input():
     bm25.build(['a', 'b'], ['', 'the'])
 
 
-def test_says_nothing(capfd, caplog):
+def test_logs_nothing(capfd, caplog):
   with caplog.at_level(0):
     bm25.build(IDS, TEXTS).search(['cat', ''], 2)
   assert capfd.readouterr() == ('', '')

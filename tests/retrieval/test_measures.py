@@ -67,10 +67,8 @@ def test_equals_ir_measures_in_many_pieces():
 
 def test_equals_ir_measures_on_published_bm25_runs(data_dir):
   """TREC DL 2020 with graded judgements; ir_measures reads the files itself."""
-  run_file, qrels_file = (
-    data_dir / 'msmarco-dl/runs/bm25.dl20.top100.trec',
-    data_dir / 'msmarco-dl/qrels/dl20.tsv',
-  )
+  run_file = data_dir / 'msmarco-dl/runs/bm25.dl20.top100.trec'
+  qrels_file = data_dir / 'msmarco-dl/qrels/dl20.tsv'
   found = measure(
     read_run(run_file), read_qrels(qrels_file), ['nDCG@10', 'RR(rel=2)@10', 'AP(rel=2)']
   )
@@ -88,7 +86,7 @@ def test_equals_ir_measures_on_published_bm25_runs(data_dir):
   }
 
 
-def test_queries_with_documents_taken_away_count_as_missing():
+def test_queries_whose_documents_are_dropped_count_as_missing():
   run = run_from_dict({'q1': {'q1': 1.0}, 'q2': {'c': 1.0}})
   found = measure(run.keep(~run.same_id()), {'q1': {'a': 1}, 'q2': {'c': 1}}, ['RR@10'])
   assert found['mean'] == {'RR@10': 0.5} and found['counts']['missing'] == 1
