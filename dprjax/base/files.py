@@ -39,7 +39,7 @@ def existing(path: PathLike, what: str) -> epath.Path:
   found = epath.Path(path)
   if not found.exists():
     raise InputError(f'{what} not found: {found}')
-  # What is read from a pipe is gone.
+  # A pipe is not read here, since it can be read only once.
   if not (found.is_dir() or pathlib.Path(found).is_fifo()) and is_empty(found):
     raise InputError(f'{what} is empty: {found}')
   return found

@@ -97,28 +97,27 @@ class Dataset:
     Raises:
       InputError: a bad record, a repeated id, and, if strict, an unknown one.
     """
-    path, report = self.files['corpus'], self.report
+    report = self.report
     report.forget('passages', _EMPTY_PASSAGES, _UNKNOWN_PASSAGES, _UNKNOWN_NEGATIVES)
-    ids = UniqueIds(path, 'passage')
-    for number, passage in _read_passages(self.format, path):
-      ids.add(passage.id, number)
+    missing = {passage_id for grades in self.qrels.values() for passage_id in grades}
+    missing.update(negative.id for rows in self.negatives.values() for negative in rows)
+    for passage in _read_passages(self.format, self.files['corpus']):
+      missing.discard(passage.id)
       report.count('passages')
       if not passage.text:
         report.count(_EMPTY_PASSAGES, passage.id)
       yield passage
-    if not ids.lines:
-      raise InputError(f'{path}: no passage in it')
     for query, grades in self.qrels.items():
       for passage_id in grades:
-        if passage_id not in ids.lines:
+        if passage_id in missing:
           report.count(_UNKNOWN_PASSAGES, f'{query} {passage_id}')
     for query, negatives in self.negatives.items():
       for negative in negatives:
-        if negative.id not in ids.lines:
+        if negative.id in missing:
           report.count(_UNKNOWN_NEGATIVES, f'{query} {negative.id}')
     if self.source.strict:
       report.refuse(_UNKNOWN_PASSAGES, self.files['qrels'])
-      report.refuse(_UNKNOWN_NEGATIVES, self.files.get('negatives', path))
+      report.refuse(_UNKNOWN_NEGATIVES, self.files.get('negatives', self.files['qrels']))
 
   def total_passages(self) -> int:
     """How many passages to expect, for a progress bar: lines are counted, not parsed."""
@@ -152,7 +151,8 @@ def load_dataset(source: Source) -> Dataset:
   if format in examples.FORMATS:
     queries, qrels, negatives = _read_examples(format, paths['corpus'])
   else:
-    queries, negatives = _read_queries(format, paths['queries']), {}
+    found = texts.read_texts(paths['queries'], 'query', format=format)
+    queries, negatives = {query.id: query for query in found}, {}
     qrels = _known(read_qrels(paths['qrels']), queries, report)
     if source.strict:
       report.refuse(_UNKNOWN_QUERIES, paths['qrels'])
@@ -243,22 +243,10 @@ def _find(folder: epath.Path, role: str, *names: str) -> epath.Path:
   )
 
 
-def _read_passages(format: str, path: epath.Path) -> Iterator[tuple[int, Passage]]:
+def _read_passages(format: str, path: epath.Path) -> Iterator[Passage]:
   if format in examples.FORMATS:
-    yield from examples.read_passages(format, path)
-  else:
-    for number, entry in texts.read_corpus(path, format):
-      yield number, Passage(entry.id, entry.joined)
-
-
-def _read_queries(format: str, path: epath.Path) -> dict[str, Query]:
-  """Query id -> query."""
-  ids = UniqueIds(path, 'query')
-  queries = {}
-  for number, query in texts.read_queries(path, format):
-    ids.add(query.id, number)
-    queries[query.id] = query
-  return queries
+    return (passage for _, passage in examples.read_passages(format, path))
+  return texts.read_texts(path, 'passage', format=format)
 
 
 def _read_examples(format: str, path: epath.Path) -> tuple[dict[str, Query], Qrels, Negatives]:

@@ -19,16 +19,14 @@ from dprjax.base.errors import InputError
 from dprjax.formats.fields import Record, UniqueIds, check_id
 
 
-class Query(NamedTuple):
-  id: str
-  text: str
-
-
-class Passage(NamedTuple):
-  """A passage as it is encoded: its text is the title, a space, the text."""
+class Text(NamedTuple):
+  """A query, or a passage as it is encoded: its title, a space, its text."""
 
   id: str
   text: str
+
+
+Query = Passage = Text
 
 
 class Entry(NamedTuple):
@@ -98,8 +96,8 @@ def read_queries(path: files.PathLike, format: str = '') -> Iterator[tuple[int, 
 
 
 def read_texts(
-  path: files.PathLike, kind: str, wanted: Container[str] | None = None
-) -> Iterator[Passage | Query]:
+  path: files.PathLike, kind: str, wanted: Container[str] | None = None, format: str = ''
+) -> Iterator[Text]:
   """The queries or passages of one file.
 
   Args:
@@ -107,16 +105,17 @@ def read_texts(
     kind: 'query' or 'passage'.
     wanted: ids; other texts are skipped and their ids not kept, so that memory does not grow with
       the file. None: all.
+    format: 'beir' or 'msmarco'; `format_of` the path by default.
 
   Raises:
     InputError: a missing, empty or malformed file, or an id (of those wanted) that comes twice.
   """
   found = files.existing(path, f'{kind} file')
   ids = UniqueIds(found, kind)
-  texts: Iterator[tuple[int, Passage | Query]] = (
-    read_queries(found)
+  texts: Iterator[tuple[int, Text]] = (
+    read_queries(found, format)
     if kind == 'query'
-    else ((number, Passage(entry.id, entry.joined)) for number, entry in read_corpus(found))
+    else ((number, Passage(entry.id, entry.joined)) for number, entry in read_corpus(found, format))
   )
   number = 0
   for number, text in texts:
