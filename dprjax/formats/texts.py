@@ -26,7 +26,8 @@ class Text(NamedTuple):
   text: str
 
 
-Query = Passage = Text
+Query = Text
+Passage = Text
 
 
 class Entry(NamedTuple):
