@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     help='jsonl with _id and text, or a tsv of id and text; .gz and .xz too',
   )
   flag('--corpus', required=True, metavar='FILE', help='likewise, with _id, title and text')
-  flag('--qrels', required=True, metavar='FILE', help='training judgements; positive above 0')
+  flag('--qrels', required=True, metavar='FILE', help='judgements; a grade above 0 is a positive')
   flag(
     '--run',
     required=True,

@@ -1,4 +1,4 @@
-"""The command, and a training run on what it wrote. What it mines is tested in test_mining.py."""
+"""The command, and training on its file. What it mines is tested in mining/test_negatives.py."""
 
 import json
 import pathlib
@@ -10,7 +10,7 @@ from scipy.special import expit
 from dprjax import bm25, mine, train
 from dprjax.base.errors import InputError
 from dprjax.data import docstrings
-from tests.mining.test_negatives import World
+from tests.mining.test_negatives import World, trec_lines
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -21,62 +21,48 @@ def world(tmp_path):
 
 
 def arguments(world, **changes):
-  flags = {
-    'queries': 'queries.jsonl',
-    'corpus': 'corpus.jsonl',
-    'qrels': 'train.tsv',
-    'out': 'out.jsonl',
-  } | changes
+  flags = {'queries': 'queries.jsonl', 'corpus': 'corpus.jsonl', 'qrels': 'train.tsv'}
+  flags |= {'out': 'out.jsonl'} | changes
   return [f'--{name}={world.folder / value}' for name, value in flags.items()]
 
 
 def test_the_command_writes_the_file_and_its_report(world, command, capsys):
   folder = world.folder
-  status, said = command(
+  status, errors = command(
     mine,
-    *arguments(world),
+    *arguments(world, reranked='reranked.trec'),
     f'--run={folder}/bm25.trec',
     f'--run=dpt={folder}/dense.trec',
-    f'--reranked={folder}/reranked.trec',
     '--sample=5',
     '--depth=20',
     '--threshold=0.2',
   )
-  assert status == 0, said
+  assert status == 0, errors
   report = json.loads((folder / 'out.jsonl.json').read_text())
-  assert (
-    report['retrievers'] == {'bm25': f'{folder}/bm25.trec', 'dpt': f'{folder}/dense.trec'}
-    and report['queries'] == 20
-  )
-  assert (
-    report['settings']['sample'] == 5
-    and report['settings']['depth'] == 20
-    and report['settings']['threshold'] == 0.2
-  )
-  lines = (folder / 'out.jsonl').read_text()
-  world.mine('expected.jsonl', reranked='reranked.trec', sample=5, depth=20, threshold=0.2)
-  assert lines == (folder / 'expected.jsonl').read_text().replace(
-    '"retriever": "dense"', '"retriever": "dpt"'
-  )
-  assert f'{report["counts"]["negatives in the file"]:,} negatives in the file' in said
+  assert report['retrievers'] == {'bm25': f'{folder}/bm25.trec', 'dpt': f'{folder}/dense.trec'}
+  options = {'sample': 5, 'depth': 20, 'threshold': 0.2}
+  assert report['queries'] == 20 and options.items() <= report['settings'].items()
+  world.mine('expected.jsonl', reranked='reranked.trec', **options)
+  expected = (folder / 'expected.jsonl').read_text().replace('"dense"', '"dpt"')
+  assert (folder / 'out.jsonl').read_text() == expected
+  assert f'{report["counts"]["negatives in the file"]:,} negatives in the file' in errors
 
 
 def test_names_of_retrievers(world):
   a, b = world.folder / 'bm25.trec', world.folder / 'dense.trec'
   assert mine.name_retrievers([str(a), f'new={b}']) == {'bm25': str(a), 'new': str(b)}
-  # Two of one tag are called after their files.
+  # Two with the same tag are named after their files.
   (world.folder / 'other.trec').write_text(a.read_text())
   assert mine.name_retrievers([str(a), str(world.folder / 'other.trec')]) == {
     'bm25': str(a),
     'other': str(world.folder / 'other.trec'),
   }
-  # An equals sign in a path makes no name.
+  # An equals sign in a path does not end a name.
   odd = world.folder / 'k=3.trec'
   odd.write_text(a.read_text())
   assert mine.name_retrievers([str(odd)]) == {'bm25': str(odd)}
-  with pytest.raises(
-    InputError, match=r'there is already a retriever called x .*; give --run=NAME='
-  ):
+  message = r'there is already a retriever called x .*; give --run=NAME='
+  with pytest.raises(InputError, match=message):
     mine.name_retrievers([f'x={a}', f'x={b}'])
 
 
@@ -92,8 +78,8 @@ def test_names_of_retrievers(world):
   ],
 )
 def test_bad_flags(world, command, flags, message):
-  status, said = command(mine, *arguments(world), f'--run={world.folder}/bm25.trec', *flags)
-  assert status == 2 and message in said and said.count('dprjax: error: ') == 1
+  status, errors = command(mine, *arguments(world), f'--run={world.folder}/bm25.trec', *flags)
+  assert status == 2 and message in errors and errors.count('dprjax: error: ') == 1
   assert not (world.folder / 'out.jsonl').exists() and not list(world.folder.glob('.*'))
 
 
@@ -103,63 +89,32 @@ def test_a_cross_encoder_and_a_run_that_it_rescored_denoise_alike(tmp_path, comm
   from dprjax import rerank
 
   model, world = request.getfixturevalue('make_cross_encoder')(), World(tmp_path)
-  words = [
-    'json',
-    'decodes',
-    'string',
-    'objects',
-    'http',
-    'server',
-    'sends',
-    'message',
-    'xml',
-    'tree',
-  ]
+  words = ['json', 'decodes', 'string', 'objects', 'http', 'server', 'sends', 'a', 'xml', 'tree']
   corpus = tmp_path / 'corpus.jsonl'
   records = [json.loads(line) for line in corpus.read_text().splitlines()]
   for record in records:
     record['text'] = ' '.join(words[int(digit)] for digit in record['text'] if digit.isdecimal())
-  corpus.write_text(''.join(json.dumps(record) + '\n' for record in records))
+  world.write('corpus.jsonl', map(json.dumps, records))
   texts = [f'--queries={tmp_path}/queries.jsonl', f'--corpus={corpus}']
-  # Both runs' passages in one, to be rescored.
+  # The passages of both runs in one, to be rescored.
   pairs = {tuple(line.split()[::2][:2]) for name in world.runs for line in world.lines(name)}
   world.write('union.trec', [f'{query} Q0 {doc} 1 1 union' for query, doc in sorted(pairs)])
-  assert (
-    command(
-      rerank,
-      *texts,
-      f'--backbone={model}',
-      f'--run={tmp_path}/union.trec',
-      f'--out={tmp_path}/reranked.trec',
-    )[0]
-    == 0
-  )
-  scores = np.unique(
-    [float(line.split()[4]) for line in (tmp_path / 'reranked.trec').read_text().splitlines()]
-  )
+  reranked = tmp_path / 'reranked.trec'
+  files = [f'--run={tmp_path}/union.trec', f'--out={reranked}']
+  assert command(rerank, *texts, f'--backbone={model}', *files)[0] == 0
+  scores = np.unique([float(line.split()[4]) for line in reranked.read_text().splitlines()])
   # Half are below it, and none is near it.
   middle = len(scores) // 2 + np.argmax(np.diff(scores[len(scores) // 2 : len(scores) // 2 + 20]))
   threshold = expit((scores[middle] + scores[middle + 1]) / 2)
-  given = [
-    *texts,
-    f'--qrels={tmp_path}/train.tsv',
-    f'--run={tmp_path}/bm25.trec',
-    f'--run={tmp_path}/dense.trec',
-    '--sample=4',
-    f'--threshold={threshold}',
-  ]
-  assert command(mine, *given, f'--reranker={model}', f'--out={tmp_path}/a.jsonl')[0] == 0
-  assert (
-    command(mine, *given, f'--reranked={tmp_path}/reranked.trec', f'--out={tmp_path}/b.jsonl')[0]
-    == 0
-  )
-  mined = [
-    [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
-    for name in ('a.jsonl', 'b.jsonl')
-  ]
+  mined = []
+  for source in (f'--reranker={model}', f'--reranked={reranked}'):
+    runs = [f'--run={tmp_path}/{name}.trec' for name in world.runs]
+    flags = ['--sample=4', f'--threshold={threshold}', source]
+    assert command(mine, *arguments(world), *runs, *flags)[0] == 0
+    mined.append([json.loads(line) for line in (tmp_path / 'out.jsonl').read_text().splitlines()])
   pools = set()
-  for one, other in zip(*mined, strict=True):
-    for left, right in zip(one['negative_passages'], other['negative_passages'], strict=True):
+  for lines in zip(*mined, strict=True):
+    for left, right in zip(*(line['negative_passages'] for line in lines), strict=True):
       assert left.pop('reranker_score') == pytest.approx(right.pop('reranker_score'), abs=1e-4)
       assert left == right
       pools.add(tuple(left['pools']))
@@ -167,67 +122,48 @@ def test_a_cross_encoder_and_a_run_that_it_rescored_denoise_alike(tmp_path, comm
 
 
 @pytest.mark.slow
-def test_training_on_what_was_mined(tmp_path, command):
-  """BM25's negatives of docstrings, denoised by made-up scores, mixed and trained on; metrics say
-  what the negatives were.
-  """
+def test_training_on_a_mined_file(tmp_path, command):
+  """BM25's negatives of docstrings, denoised by made-up scores: metrics have the pools' shares."""
   data = tmp_path / 'data'
   docstrings.build(str(data), packages=['email', 'json', 'logging', 'unittest', 'http'])
-  given = [
-    f'--corpus={data}/corpus.jsonl',
-    f'--queries={data}/queries.jsonl',
-    f'--qrels={data}/qrels/train.tsv',
-  ]
-  assert command(bm25, *given, '--k=50', f'--out={tmp_path}/bm25.trec')[0] == 0
-  scores = [
-    (line.split(), -5 if number % 3 else 5)
-    for number, line in enumerate((tmp_path / 'bm25.trec').read_text().splitlines())
-  ]
-  scores.sort(key=lambda row: -row[1])
-  (tmp_path / 'reranked.trec').write_text(
-    ''.join(f'{row[0]} Q0 {row[2]} {rank} {score} ce\n' for rank, (row, score) in enumerate(scores))
-  )
-  status, said = command(
-    mine,
-    *given,
-    f'--run={tmp_path}/bm25.trec',
-    f'--reranked={tmp_path}/reranked.trec',
-    '--sample=10',
-    '--texts=false',
-    f'--out={tmp_path}/mined.jsonl',
-  )
-  assert status == 0, said
-  workdir = tmp_path / 'run'
+  names = {'corpus': 'corpus.jsonl', 'queries': 'queries.jsonl', 'qrels': 'qrels/train.tsv'}
+  texts = [f'--{role}={data}/{name}' for role, name in names.items()]
+  run = tmp_path / 'bm25.trec'
+  assert command(bm25, *texts, '--k=50', f'--out={run}')[0] == 0
+  rankings = {}
+  for number, line in enumerate(run.read_text().splitlines()):
+    query, _, doc, *_ = line.split()
+    rankings.setdefault(query, []).append((-5 if number % 3 else 5, doc))
+  for ranking in rankings.values():
+    ranking.sort(reverse=True)
+  reranked = tmp_path / 'reranked.trec'
+  reranked.write_text('\n'.join(trec_lines(rankings, 'ce')))
+  files = [f'--run={run}', f'--reranked={reranked}', f'--out={tmp_path}/mined.jsonl']
+  status, errors = command(mine, *texts, *files, '--sample=10', '--texts=false')
+  assert status == 0, errors
+  shares = {'denoised': 0.5, 'undenoised': 0.25, 'random': 0.25}
   train.main(
     [
       f'--config={ROOT}/configs/dptdr.py:local',
-      f'--workdir={workdir}',
+      f'--workdir={tmp_path}/run',
       '--config.data.format=beir',
       f'--config.data.dir={data}',
       f'--config.data.train={tmp_path}/mined.jsonl',
       '--config.negatives=4',
-      '--config.mix.denoised=0.5',
-      '--config.mix.undenoised=0.25',
-      '--config.mix.random=0.25',
+      *(f'--config.mix.{pool}={share}' for pool, share in shares.items()),
       '--config.steps=4',
     ]
   )
-  rows = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
-  shares = [
-    {
-      name.removeprefix('negatives/'): value
-      for name, value in row.items()
-      if name.startswith('negatives/')
-    }
-    for row in rows
-    if 'loss' in row
-  ]
-  assert len(shares) == 2
-  for share in shares:
-    short = share.pop('queries_short_of_a_pool')
-    assert sum(share.values()) == pytest.approx(1) and share['random'] == pytest.approx(0.25)
-    assert (
-      share['denoised'] + share['random_for_denoised'] == pytest.approx(0.5)
-      and share['denoised'] > 0.3
-    )
-    assert 0 <= short < 0.5
+  lines = (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()
+  rows = [row for row in map(json.loads, lines) if 'loss' in row]
+  assert len(rows) == 2
+  for row in rows:
+    found = {name: row.get(f'negatives/{name}', 0.0) for name in (*shares, 'random_for_denoised')}
+    assert sum(found.values()) == pytest.approx(1)
+    # A denoised negative that is missing is replaced by a random one.
+    found['denoised'] += found['random_for_denoised']
+    for pool, share in shares.items():
+      # 64 slots draw their pools; 4 standard deviations.
+      assert abs(found[pool] - share) < 4 * (share * (1 - share) / 64) ** 0.5
+    assert found['denoised'] > found['undenoised'] > 0 and found['random'] > 0
+    assert 0 <= row['negatives/queries_short_of_a_pool'] < 0.5
