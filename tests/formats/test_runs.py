@@ -63,16 +63,10 @@ def test_compressed(tmp_path):
 
 
 def test_scores_are_read_exactly(tmp_path):
-  scores = [
-    *np.random.default_rng(0).standard_normal(5000).astype(np.float32).astype(float).tolist(),
-    0.1,
-    1e-300,
-    123456789.12345679,
-  ]
-  path = write(
-    tmp_path / 'run.trec', ''.join(f'q Q0 d{i} {i} {score!r} t\n' for i, score in enumerate(scores))
-  )
-  assert columns(path)[3] == scores
+  scores = np.random.default_rng(0).standard_normal(5000).astype(np.float32).astype(float).tolist()
+  scores += [0.1, 1e-300, 123456789.12345679]
+  lines = [f'q Q0 d{i} {i} {score!r} t\n' for i, score in enumerate(scores)]
+  assert columns(write(tmp_path / 'run.trec', ''.join(lines)))[3] == scores
 
 
 @pytest.mark.parametrize(
@@ -127,3 +121,14 @@ def test_rows_are_named_again(tmp_path):
     'line 3: query q22 document a-very-long-document-id rank 1 score 7.0',
   ]
   assert runs.name_rows(path, [(queries[2], docs[0])]) == []
+
+
+def test_lines_are_numbered_with_the_blank_ones(tmp_path):
+  path = write(tmp_path / 'run.trec', '\n' + TEXT.replace('\n', '\n\n'))
+  assert [runs.line(path, row) for row in range(3)] == [2, 4, 6]
+
+
+def test_ranks_that_are_not_read_may_be_anything(tmp_path):
+  path = write(tmp_path / 'run.trec', TEXT.replace(' 2 ', ' none ').replace(' Q0 ', '  Q0 '))
+  (block,) = runs.read_blocks(path, ranks=False)
+  assert not len(block.ranks) and block.scores.tolist() == expected()[3]

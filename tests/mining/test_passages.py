@@ -19,11 +19,8 @@ CORPUS = [
 
 
 def beir(path):
-  path.write_text(
-    ''.join(
-      json.dumps({'_id': name, 'title': title, 'text': text}) + '\n' for name, title, text in CORPUS
-    )
-  )
+  records = [{'_id': name, 'title': title, 'text': text} for name, title, text in CORPUS]
+  path.write_text(''.join(json.dumps(record) + '\n' for record in records))
   return path
 
 
@@ -40,12 +37,9 @@ def check(indexed):
   offsets, digests = look_up(indexed, [*names, 'lost'])
   assert offsets[-1] == -1 and (offsets[:-1] >= 0).all()
   assert [tuple(parts) for parts in indexed.read(offsets[:-1])] == CORPUS
-  # White space apart, d3 says what d1 does.
-  assert (
-    digests[0] == digests[3]
-    and len(set(digests[:-1].tolist())) == 4
-    and digests[4] == passages.EMPTY
-  )
+  # Apart from white space, d3 has the text of d1.
+  assert digests[0] == digests[3] and digests[4] == passages.EMPTY
+  assert len(set(digests[:-1].tolist())) == 4
 
 
 def test_beir(tmp_path):
@@ -74,21 +68,19 @@ def test_collections(tmp_path, lines, expected):
   assert [tuple(parts) for parts in indexed.read(offsets)] == expected
 
 
-def test_more_passages_than_are_looked_at_at_a_time(tmp_path, monkeypatch):
+def test_more_passages_than_a_chunk(tmp_path, monkeypatch):
   monkeypatch.setattr(passages, '_CHUNK', 17)
   (tmp_path / 'collection.tsv').write_text(''.join(f'd{i}\ttext {i}\n' for i in range(1000)))
-  told = []
+  calls = []
   indexed = passages.index_corpus(
-    tmp_path / 'collection.tsv',
-    tmp_path / 'index',
-    lambda count, share: told.append((count, share)),
+    tmp_path / 'collection.tsv', tmp_path / 'index', lambda *call: calls.append(call)
   )
   offsets, _ = look_up(indexed, [f'd{i}' for i in range(1500)])
   assert (offsets[1000:] == -1).all()
   assert [parts.text for parts in indexed.read(offsets[:1000])] == [
     f'text {i}' for i in range(1000)
   ]
-  assert [count for count, _ in told] == list(range(17, 1000, 17)) and told[-1][1] <= 1
+  assert [count for count, _ in calls] == list(range(17, 1000, 17)) and calls[-1][1] <= 1
   assert indexed.look_up(np.empty(0, np.uint64))[0].shape == (0,)
 
 

@@ -1,6 +1,4 @@
-"""Pools, by hand on a few rows; tests/test_mining.py compares whole files with an independent
-miner.
-"""
+"""Pools by hand on a few rows; test_negatives.py compares whole files with a plain miner."""
 
 import numpy as np
 import pytest
@@ -23,17 +21,16 @@ def test_the_score_decides_and_the_rank_among_equal_scores():
 
 
 @pytest.mark.parametrize('seed', range(5))
-def test_the_order_of_the_lines_says_nothing(seed):
+def test_the_order_of_the_lines_does_not_matter(seed):
   rng = np.random.default_rng(seed)
   given = rows(
     *((query, rank, -rank // 2, 100 * query + rank) for query in range(5) for rank in range(20))
   )
-  assert np.array_equal(
-    pools.rank_rows(rng.permutation(given), 7).rows, pools.rank_rows(given, 7).rows
-  )
+  ranked, shuffled = (pools.rank_rows(part, 7).rows for part in (given, rng.permutation(given)))
+  assert np.array_equal(ranked, shuffled)
 
 
-def test_what_is_wrong_with_a_run():
+def test_errors_of_a_run():
   ranked = pools.rank_rows(rows((0, 1, 3.0, 1), (0, 1, 2.0, 2), (1, 1, 1.0, 1)), 5)
   assert ranked.tied['doc'].tolist() == [2] and not len(ranked.contrary) and len(ranked.rows) == 3
   distances = pools.rank_rows(rows((0, 1, 0.1, 1), (0, 2, 0.9, 2)), 5)
@@ -42,26 +39,16 @@ def test_what_is_wrong_with_a_run():
   assert twice.repeated[['query', 'doc']].tolist() == [(0, 1)]
 
 
-def test_a_piece_of_a_run_is_cut_only_where_that_is_safe():
+def test_a_part_of_a_run_is_cut_only_where_that_is_safe():
   queries = np.array([1, 1, 1, 1, 2, 2], np.uint64)
-  assert pools.shallow(queries, np.array([4.0, 3.0, 2.0, 1.0, 9.0, 8.0]), 2).tolist() == [
-    True,
-    True,
-    False,
-    False,
-    True,
-    True,
-  ]
-  assert pools.shallow(queries, np.array([4.0, 3.0, 3.0, 1.0, 9.0, 8.0]), 2).tolist() == [
-    True,
-    True,
-    True,
-    False,
-    True,
-    True,
-  ]  # a tie at the edge
-  assert pools.shallow(queries, np.array([1.0, 2.0, 3.0, 4.0, 9.0, 8.0]), 2).all()  # not in order
-  assert pools.shallow(np.empty(0, np.uint64), np.empty(0), 2).shape == (0,)
+
+  def shallow(*scores):
+    return pools.shallow(queries[: len(scores)], np.array(scores), 2).astype(int).tolist()
+
+  assert shallow(4.0, 3.0, 2.0, 1.0, 9.0, 8.0) == [1, 1, 0, 0, 1, 1]
+  assert shallow(4.0, 3.0, 3.0, 1.0, 9.0, 8.0) == [1, 1, 1, 0, 1, 1]  # a tie at the edge
+  assert shallow(1.0, 2.0, 3.0, 4.0, 9.0, 8.0) == [1] * 6  # not in order
+  assert shallow() == []
 
 
 def pool_of(runs, texts, positives=(), seed=0):
@@ -76,34 +63,31 @@ def pool_of(runs, texts, positives=(), seed=0):
 def listed(pool):
   """{(query, doc): [(run, rank, score), ...]}"""
   origins = list(zip(*(column.tolist() for column in pool.origins), strict=True))
+  columns = (column.tolist() for column in (pool.query, pool.doc, pool.start, pool.stop))
   return {
-    (query, doc): origins[start:stop]
-    for query, doc, start, stop in zip(
-      pool.query.tolist(), pool.doc.tolist(), pool.start.tolist(), pool.stop.tolist(), strict=True
-    )
+    (query, doc): origins[start:stop] for query, doc, start, stop in zip(*columns, strict=True)
   }
 
 
 def test_union_less_the_positives_one_candidate_a_text():
   first = rows((0, 1, 9.0, 10), (0, 2, 8.0, 11), (0, 3, 7.0, 12), (1, 1, 5.0, 10))
   second = rows((0, 1, 0.9, 12), (0, 2, 0.8, 13), (0, 3, 0.7, 10), (0, 4, 0.6, 14), (2, 1, 0.5, 99))
-  # 13 says what 11 does; 14 what 12 does; 10 is query 1's positive; 99 is not in the corpus.
-  pool = pool_of([first, second], {10: 0, 11: 1, 12: 2, 13: 1, 14: 2}, [(1, 0)])
+  # 13 has the text of 11, and 14 that of 12; 10 is query 1's positive; 99 is not in the corpus.
+  texts = {10: 0, 11: 1, 12: 2, 13: 1, 14: 2}
+  pool = pool_of([first, second], texts, [(1, 0)])
   assert listed(pool) == {
     (0, 10): [(0, 1, 9.0), (1, 3, 0.7)],
-    (0, 11): [
-      (0, 2, 8.0),
-      (1, 2, 0.8),
-    ],  # of equal rank: the first run's document stands for the text
+    # Of equal rank: the first run's document represents the text.
+    (0, 11): [(0, 2, 8.0), (1, 2, 0.8)],
+    # 14, the same text further down in the same run, is left out.
     (0, 12): [(1, 1, 0.9), (0, 3, 7.0)],
-  }  # 14, the same text further down in the same run, is forgotten
+  }
   assert pool.positives == 1 and pool.copies == 1
-  assert pool.place.tolist() == [0, 1, 2] and pool.text.tolist() == [
-    {10: 0, 11: 1, 12: 2}[doc] for doc in pool.doc.tolist()
-  ]
+  assert pool.place.tolist() == [0, 1, 2]
+  assert pool.text.tolist() == [texts[doc] for doc in pool.doc.tolist()]
 
 
-def test_lots_depend_on_seed_query_and_document_alone():
+def test_lots_depend_only_on_seed_query_and_document():
   run = rows(*((query, rank, -rank, 1000 + rank) for query in range(3) for rank in range(50)))
   texts = {1000 + rank: rank for rank in range(50)}
   order = {
@@ -128,9 +112,8 @@ def test_samples_are_fair():
     [next(iter(listed(pool_of([run], texts, seed=seed))))[1] for seed in range(2000)]
   )
   counts = np.bincount(first - 1000, minlength=20)
-  assert (
-    counts.sum() == 2000 and counts.min() > 60 and counts.max() < 145
-  )  # 100 each, give or take 4 standard deviations
+  # 100 each, within 4 standard deviations.
+  assert counts.sum() == 2000 and counts.min() > 60 and counts.max() < 145
 
 
 def test_selection():
@@ -140,36 +123,12 @@ def test_selection():
   )
   nan = np.nan
   probability = np.array([0.5, 0.05, 0.5, 0.01, 0.02, 0.03, 0.2, 0.1, nan, 0.09, nan, 0.9])
-  chosen = pools.select(pool, probability, 2, 0.1)
-  assert chosen.undenoised.tolist() == [True, True, False, False, False, False] * 2
-  assert chosen.denoised.tolist() == [
-    False,
-    True,
-    False,
-    True,
-    True,
-    True,
-    False,
-    False,
-    False,
-    True,
-    False,
-    False,
-  ]  # 0.1 is not below 0.1
-  assert chosen.kept.tolist() == [
-    True,
-    True,
-    False,
-    True,
-    False,
-    False,
-    True,
-    True,
-    False,
-    True,
-    False,
-    False,
-  ]
+  undenoised, denoised, kept = (
+    column.astype(int).tolist() for column in pools.select(pool, probability, 2, 0.1)
+  )
+  assert undenoised == [1, 1, 0, 0, 0, 0] * 2
+  assert denoised == [0, 1, 0, 1, 1, 1, 0, 0, 0, 1, 0, 0]  # 0.1 is not below 0.1
+  assert kept == [1, 1, 0, 1, 0, 0, 1, 1, 0, 1, 0, 0]
 
 
 def test_scores_of_a_reranked_run_are_joined_by_text():
@@ -180,16 +139,11 @@ def test_scores_of_a_reranked_run_are_joined_by_text():
   reranked = rows(
     (0, 1, 2.0, 10), (0, 2, -1.0, 13), (0, 3, -3.0, 11), (1, 1, 4.0, 12), (0, 4, -9.0, 50)
   )
-  scores = pools.join_scores(
-    pool, reranked, np.array([0, 1, 1, 2, -1])
-  )  # 13 says what 11 does; 50 is unknown
-  found = dict(zip(listed(pool), scores.tolist(), strict=True))
-  assert (
-    found[0, 10] == 2.0
-    and found[0, 11] == -1.0
-    and np.isnan(found[0, 12])
-    and np.isnan(found[2, 10])
-  )
+  # 13 has the text of 11; 50 is unknown.
+  scores = pools.join_scores(pool, reranked, np.array([0, 1, 1, 2, -1]))
+  joined = dict(zip(listed(pool), scores.tolist(), strict=True))
+  assert joined[0, 10] == 2.0 and joined[0, 11] == -1.0
+  assert np.isnan(joined[0, 12]) and np.isnan(joined[2, 10])
   assert np.isnan(pools.join_scores(pool, reranked[:0], np.empty(0, np.int64))).all()
 
 
