@@ -64,17 +64,11 @@ def resolve_settings(
 
 
 class _Group(NamedTuple):
-  """Prompts whose texts share a batch.
+  """Prompts whose texts share a batch."""
 
-  Attributes:
-    numbers: their places in the group, by name.
-    embedder: makes the vectors.
-    params: its first argument.
-  """
-
-  numbers: dict[str, int]
+  numbers: dict[str, int]  # the prompts' places in the group
   embedder: Embedder
-  params: Any
+  params: Any  # the embedder's
 
 
 class Encoder:
@@ -85,7 +79,7 @@ class Encoder:
 
   Attributes:
     backbones: by kind, 'query' and 'passage'; the same object where they share it.
-    tokenizer: of the queries' backbone; the passages' has the same.
+    tokenizer: the backbones'.
     bank: the prompts and their settings, by name.
     mesh: the devices.
     truncated: how many texts were cut at the maximum length, by kind.
@@ -114,7 +108,7 @@ class Encoder:
         _check_length(name, entry, kind, backbone)
       if id(backbone) not in placed:
         placed[id(backbone)] = place(self.mesh, backbone.params)
-      # How positions are counted is fixed when a batch is compiled.
+      # A compiled batch counts positions in one way.
       names: dict[bool, list[str]] = {}
       for name, entry in self.bank.items():
         names.setdefault(entry.settings.shift_positions, []).append(name)
@@ -186,11 +180,7 @@ class Encoder:
 
   def entry(self, name: str | None = None) -> Entry:
     """The named prompt; without a name, the only one. Raises InputError for an unknown name."""
-    if name is None and len(self.bank) == 1:
-      [name] = self.bank
-    if name is None or name not in self.bank:
-      raise InputError(f'prompt: expected one of {", ".join(map(repr, self.bank))}, not {name!r}')
-    return self.bank[name]
+    return self.bank[self._names(name, 1)[0]]
 
   def tokenize(
     self, texts: Sequence[str], kind: str, prompt: str | Sequence[str] | None = None
@@ -252,14 +242,15 @@ class Encoder:
 
   def _names(self, prompt: str | Sequence[str] | None, count: int) -> list[str]:
     """The prompt's name for each text. Raises InputError."""
-    if prompt is None or isinstance(prompt, str):
-      entry = self.entry(prompt)
-      return [next(name for name, other in self.bank.items() if other is entry)] * count
-    if len(prompt) != count:
-      raise InputError(f'prompt: {len(prompt)} names for {count} texts')
-    for name in set(prompt):
-      self.entry(name)
-    return list(prompt)
+    if prompt is None and len(self.bank) == 1:
+      return [*self.bank] * count
+    names = [prompt] * count if prompt is None or isinstance(prompt, str) else list(prompt)
+    if len(names) != count:
+      raise InputError(f'prompt: {len(names)} names for {count} texts')
+    if unknown := set(names) - set(self.bank):
+      known = ', '.join(map(repr, self.bank))
+      raise InputError(f'prompt: expected one of {known}, not {unknown.pop()!r}')
+    return [name for name in names if name is not None]
 
   def _group(self, kind: str, names: list[str], backbone: Any) -> _Group:
     config = self.backbones[kind].config
