@@ -1,6 +1,4 @@
-"""Batches: what is in them, in which order, and that any process at any time would make the same
-ones.
-"""
+"""Batches: what they hold, in which order, and that any process makes the same at any time."""
 
 import collections
 import dataclasses
@@ -18,65 +16,74 @@ from dprjax.data import batches, store, table
 from dprjax.data.store import Store
 
 QUERIES, PASSAGES, BATCH, HARD = 26, 60, 8, 3
+STEPS = QUERIES // BATCH  # an epoch
 BUCKETS = {'query_buckets': [6, 8, 10], 'passage_buckets': [12, 16, 20]}
+COLUMNS = ('tokens', 'positives', 'relevant', 'negatives', 'pools')
+
+
+def write_queries(folder, rows):
+  with table.TableWriter(folder / 'queries', 'queries', COLUMNS) as writer:
+    for i, row in enumerate(rows):
+      writer.write(f'q{i}', {name: np.asarray(row[name], np.int32) for name in COLUMNS})
+  return table.Table(folder / 'queries', 'queries')
 
 
 @pytest.fixture(scope='module')
 def made(tmp_path_factory):
   """A store written row by row: token j of query i is 1000 + i, of passage i is 2000 + i.
 
-  Query i has 1 to 3 positives and 0 to 8 negatives.
+  Query i has 1 to 3 positives and i % 9 negatives. The first, third, ... of these are in both
+  pools, the second, sixth, ... in the un-denoised alone, the rest in the denoised alone.
   """
   rng = np.random.default_rng(1)
-  path = tmp_path_factory.mktemp('made')
-  lengths = {
-    'query_lengths': rng.integers(3, 11, QUERIES),
-    'passage_lengths': rng.integers(5, 21, PASSAGES),
-  }
-  lists = []
-  for i in range(QUERIES):
-    rows = rng.permutation(PASSAGES)
-    relevant = rows[: 1 + i % 3 + (i % 2)]
-    # The first, third, ... of the negatives are in both pools, the second, sixth, ... in the
-    # un-denoised alone, the rest in the denoised alone.
-    pools = np.array([3, 1, 3, 2, 3, 1, 3, 2])[: i % 9]
-    lists.append(
-      {
-        'positives': relevant[: 1 + i % 3],
-        'relevant': relevant,
-        'negatives': rows[10 : 10 + i % 9],
-        'pools': pools,
-      }
-    )
+  path = epath.Path(tmp_path_factory.mktemp('made'))
+  query_lengths = rng.integers(3, 11, QUERIES).astype(np.int32)
+  passage_lengths = rng.integers(5, 21, PASSAGES).astype(np.int32)
+  rows = []
+  for i, length in enumerate(query_lengths):
+    passages = rng.permutation(PASSAGES)
+    relevant = passages[: 1 + i % 3 + (i % 2)]
+    lists = {
+      'positives': relevant[: 1 + i % 3],
+      'relevant': relevant,
+      'negatives': passages[10 : 10 + i % 9],
+      'pools': np.array([3, 1, 3, 2, 3, 1, 3, 2])[: i % 9],
+    }
+    rows.append({'tokens': [1000 + i] * length} | {k: v.tolist() for k, v in lists.items()})
   with table.TableWriter(path / 'passages', 'passages', ('tokens',)) as writer:
-    for i, length in enumerate(lengths['passage_lengths']):
+    for i, length in enumerate(passage_lengths):
       writer.write(f'p{i}', {'tokens': np.full(length, 2000 + i, np.int32)})
-  with table.TableWriter(
-    path / 'queries', 'queries', ('tokens', 'positives', 'relevant', 'negatives', 'pools')
-  ) as writer:
-    for i, length in enumerate(lengths['query_lengths']):
-      writer.write(
-        f'q{i}',
-        {'tokens': np.full(length, 1000 + i, np.int32)}
-        | {name: rows.astype(np.int32) for name, rows in lists[i].items()},
-      )
-  counts = {
-    f'{name[:-1]}_counts': np.array([len(row[name]) for row in lists]) for name in ('negatives',)
-  } | {
-    'relevant_counts': np.array([len(row['relevant']) for row in lists]),
-    'undenoised_counts': np.array([sum(row['pools'] & 1) for row in lists]),
-    'denoised_counts': np.array([sum(row['pools'] & 2) // 2 for row in lists]),
-  }
-  arrays = {name: values.astype(np.int32) for name, values in (lengths | counts).items()}
+
+  def count(column, bit=~0):
+    return np.array([sum(bool(value & bit) for value in row[column]) for row in rows], np.int32)
+
   opened = Store(
     path=path,
     settings={},
     pad_id=0,
-    queries=table.Table(path / 'queries', 'queries'),
+    query_lengths=query_lengths,
+    passage_lengths=passage_lengths,
+    negative_counts=count('pools'),
+    relevant_counts=np.array([len(row['relevant']) for row in rows], np.int32),
+    undenoised_counts=count('pools', store.UNDENOISED),
+    denoised_counts=count('pools', store.DENOISED),
+    queries=write_queries(path, rows),
     passages=table.Table(path / 'passages', 'passages'),
-    **arrays,
   )
-  return opened, [{name: rows.tolist() for name, rows in row.items()} for row in lists]
+  return opened, rows
+
+
+@pytest.fixture(scope='module')
+def unnamed(made, tmp_path_factory):
+  """The same store, as of a file without pools: every negative is in the un-denoised one."""
+  opened, rows = made
+  rows = [row | {'pools': [store.UNDENOISED] * len(row['pools'])} for row in rows]
+  return dataclasses.replace(
+    opened,
+    queries=write_queries(epath.Path(tmp_path_factory.mktemp('unnamed')), rows),
+    undenoised_counts=opened.negative_counts,
+    denoised_counts=np.zeros_like(opened.negative_counts),
+  )
 
 
 def make(opened, **changes):
@@ -95,8 +102,18 @@ def same(left, right):
   )
 
 
+def queries_of(found):
+  """(query, its passages, where each negative is from) of every row."""
+  for batch in found:
+    pools = batch.get('negative_pool', batch['passage_index'][:, :0])
+    for query, passages, sources in zip(
+      batch['query_index'].tolist(), batch['passage_index'].tolist(), pools.tolist(), strict=True
+    ):
+      yield query, passages, [batches.SLOT_SOURCES[source] for source in sources]
+
+
 def test_a_batch_is_as_the_architecture_says(made):
-  opened, lists = made
+  opened, rows = made
   for batch in take(opened, 6):
     assert {key: (value.dtype.name, value.ndim) for key, value in batch.items()} == {
       'query_tokens': ('int32', 2),
@@ -109,98 +126,86 @@ def test_a_batch_is_as_the_architecture_says(made):
     }
     assert batch['passage_tokens'].shape[:2] == batch['passage_index'].shape == (BATCH, 1 + HARD)
     assert batch['relevant'].shape == (BATCH, opened.max_relevant)
-    for row, query in enumerate(batch['query_index']):
-      tokens = batch['query_tokens'][row]
-      assert (
-        tokens[batch['query_mask'][row]].tolist() == [1000 + query] * opened.query_lengths[query]
+    for kind, first, lengths in (
+      ('query', 1000, opened.query_lengths),
+      ('passage', 2000, opened.passage_lengths),
+    ):
+      index = batch[f'{kind}_index'].ravel()
+      tokens, mask = (
+        batch[f'{kind}_{what}'].reshape(len(index), -1) for what in ('tokens', 'mask')
       )
-      assert not tokens[~batch['query_mask'][row]].any()
-      assert sorted(batch['relevant'][row][batch['relevant'][row] >= 0]) == sorted(
-        lists[query]['relevant']
-      )
-      for column, passage in enumerate(batch['passage_index'][row]):
-        tokens, mask = batch['passage_tokens'][row, column], batch['passage_mask'][row, column]
-        assert tokens[mask].tolist() == [2000 + passage] * opened.passage_lengths[passage]
-        assert not tokens[~mask].any()
-    # The smallest bucket that holds everything.
-    assert batch['query_tokens'].shape[1] == min(
-      b for b in BUCKETS['query_buckets'] if b >= opened.query_lengths[batch['query_index']].max()
-    )
-    longest = opened.passage_lengths[batch['passage_index']].max()
-    assert batch['passage_tokens'].shape[2] == min(
-      b for b in BUCKETS['passage_buckets'] if b >= longest
-    )
+      # The smallest bucket that holds everything.
+      width = min(size for size in BUCKETS[f'{kind}_buckets'] if size >= lengths[index].max())
+      assert tokens.shape == mask.shape == (len(index), width)
+      assert (mask == (np.arange(width) < lengths[index][:, None])).all()
+      assert (tokens == np.where(mask, first + index[:, None], 0)).all()
+    for query, relevant in zip(batch['query_index'], batch['relevant'], strict=True):
+      assert sorted(relevant[relevant >= 0]) == sorted(rows[query]['relevant'])
 
 
 def test_positives_are_positive_and_negatives_are_not(made):
-  opened, lists = made
-  for batch in take(opened, 30):
-    for query, passages in zip(batch['query_index'], batch['passage_index'].tolist(), strict=True):
-      assert passages[0] in lists[query]['positives']
-      negatives = passages[1:]
-      assert len(set(negatives)) == HARD and not set(negatives) & set(lists[query]['relevant'])
-      # Its own before random ones.
-      own = set(lists[query]['negatives'])
-      assert len(own & set(negatives)) >= min(HARD, len(own))
+  opened, rows = made
+  for query, (positive, *negatives), _ in queries_of(take(opened, 30)):
+    row = rows[query]
+    assert positive in row['positives']
+    assert len(set(negatives)) == HARD and not set(negatives) & set(row['relevant'])
+    # Its own before random ones.
+    assert len(set(row['negatives']) & set(negatives)) >= min(HARD, len(row['negatives']))
 
 
 def test_epochs_shuffle_every_query_once_and_differ(made):
   opened, _ = made
-  steps = QUERIES // BATCH
-  found = take(opened, 3 * steps)
+  found = take(opened, 3 * STEPS)
   epochs = [
-    np.concatenate([batch['query_index'] for batch in found[i * steps : (i + 1) * steps]]).tolist()
-    for i in range(3)
+    np.concatenate([batch['query_index'] for batch in found[i : i + STEPS]]).tolist()
+    for i in range(0, 3 * STEPS, STEPS)
   ]
-  assert all(len(set(epoch)) == steps * BATCH for epoch in epochs)
+  assert all(len(set(epoch)) == STEPS * BATCH for epoch in epochs)
   assert epochs[0] != epochs[1] != epochs[2] and epochs[0] != sorted(epochs[0])
-  assert set(epochs[0]) != set(
-    epochs[1]
-  )  # what a short last batch leaves out is another two queries each time
+  # The queries that do not fill a batch are others each time.
+  assert set(epochs[0]) != set(epochs[1])
   assert not same(take(opened, 1, seed=1)[0], found[0])
-  assert all(same(*pair) for pair in zip(take(opened, 3 * steps), found, strict=True))
+  assert all(same(*pair) for pair in zip(take(opened, 3 * STEPS), found, strict=True))
 
 
 def test_epochs_rotate_positives_and_negatives(made):
-  opened, lists = made
-  steps, epochs = QUERIES // BATCH, 24
-  seen = collections.defaultdict(dict)
-  for step, batch in enumerate(take(opened, steps * epochs)):
-    for query, passages in zip(batch['query_index'], batch['passage_index'].tolist(), strict=True):
-      seen[query][step // steps] = passages
+  opened, rows = made
+  by_query = collections.defaultdict(dict)
+  for number, (query, passages, _) in enumerate(queries_of(take(opened, STEPS * 24))):
+    by_query[query][number // (STEPS * BATCH)] = passages
   checked = 0
-  for query, by_epoch in seen.items():
-    own = lists[query]
+  for query, by_epoch in by_query.items():
+    row = rows[query]
     for epoch, (positive, *negatives) in by_epoch.items():
-      assert positive == own['positives'][epoch % len(own['positives'])]
-      if len(own['negatives']) >= 2 * HARD and epoch + 1 in by_epoch:
+      assert positive == row['positives'][epoch % len(row['positives'])]
+      if len(row['negatives']) >= 2 * HARD and epoch + 1 in by_epoch:
         # Enough for two epochs: the next takes none of this one's.
-        assert set(negatives) <= set(own['negatives']) and not set(negatives) & set(
-          by_epoch[epoch + 1][1:]
-        )
+        assert set(negatives) <= set(row['negatives'])
+        assert not set(negatives) & set(by_epoch[epoch + 1][1:])
         checked += 1
-    if len(own['negatives']) >= HARD:
-      assert {name for row in by_epoch.values() for name in row[1:]} == set(own['negatives'])
-    if not own['negatives']:
-      assert (
-        len({name for row in by_epoch.values() for name in row[1:]}) > 3 * HARD
-      )  # random ones are new in each epoch
+    drawn = {name for passages in by_epoch.values() for name in passages[1:]}
+    if len(row['negatives']) >= HARD:
+      assert drawn == set(row['negatives'])
+    if not row['negatives']:  # random ones are new in each epoch
+      assert len(drawn) > 3 * HARD
   assert checked > 50
 
 
-def test_processes_share_out_the_global_batch(made):
+@pytest.mark.parametrize('options', [{}, {'negatives': 5, 'mix': batches.Mix(0.5, 0.3, 0.2)}])
+def test_processes_divide_the_global_batch(made, options):
   opened, _ = made
-  whole = take(opened, 5)
-  parts = [take(opened, 5, process_index=i, process_count=4) for i in range(4)]
+  whole = take(opened, 12, **options)
+  parts = [take(opened, 12, process_index=i, process_count=4, **options) for i in range(4)]
   for step, batch in enumerate(whole):
     for key in batch:
       assert np.array_equal(np.concatenate([part[step][key] for part in parts]), batch[key]), key
   # Hosts whose own rows are short still pad to the global batch's bucket.
   assert any(
     opened.passage_lengths[part['passage_index']].max() <= 16 < part['passage_tokens'].shape[2]
-    for rows in parts
-    for part in rows
+    for found in parts
+    for part in found
   )
+  assert not same(take(opened, 1, seed=5, **options)[0], whole[0])
 
 
 @pytest.mark.parametrize('threads', [0, 2])
@@ -208,19 +213,18 @@ def test_processes_share_out_the_global_batch(made):
 def test_resumes_exactly(made, threads, mixed):
   opened, _ = made
   dataset = make(opened, seed=3)
-  if mixed:  # two parts of the second for one of the first, each in its own order
+  assert len(dataset) == STEPS
+  expected = [dataset[step] for step in range(12)]
+  if mixed:  # two batches of the second for one of the first, each in its own order
     other = make(opened, seed=4, negatives=1).map(lambda batch: batch | {'second': np.ones(1)})
     expected = [dataset[0], other[0], other[1], dataset[1], other[2], other[3], dataset[2]]
     expected += [other[4], other[5], dataset[3], other[6], other[7]]
     dataset = grain.MapDataset.mix([dataset, other], [1, 2])
-  else:
-    assert len(dataset) == QUERIES // BATCH == 3
-    expected = [dataset[step] for step in range(12)]
   iterator = batches.open_batches(dataset, threads)
   for step in range(4):  # into the second epoch
     assert same(next(iterator), expected[step])
   state = iterator.get_state()
-  assert state == {'next_index': 4}  # as in the checkpoints that runs have
+  assert state == {'next_index': 4}  # the format of existing checkpoints
   for step in range(4, 7):
     assert same(next(iterator), expected[step])
   # Back, in the same iterator.
@@ -252,17 +256,26 @@ def test_orbax_saves_and_restores_the_position(made, tmp_path):
   iterator.close()
 
 
+def test_many_threads_read_the_store(made):
+  dataset = make(made[0])
+  iterator = batches.open_batches(dataset, threads=8, prefetch=16)
+  assert all(same(next(iterator), dataset[step]) for step in range(40))
+  iterator.close()
+
+
 def test_no_hard_negatives(made):
-  opened, _ = made
-  (batch,) = take(opened, 1, negatives=0)
-  assert batch['passage_index'].shape == (BATCH, 1)
+  for options in ({}, {'mix': batches.Mix()}):
+    (batch,) = take(made[0], 1, negatives=0, **options)
+    assert batch['passage_index'].shape == (BATCH, 1) and 'negative_pool' not in batch
+  with pytest.raises(InputError, match=r'config\.mix says .* config\.negatives is 0'):
+    take(made[0], 1, negatives=0, mix=batches.Mix(0.0, 0.5, 0.5))
 
 
 def test_queries_short_of_negatives_are_counted(made, caplog):
-  opened, lists = made
+  opened, rows = made
   caplog.set_level(logging.INFO)
   take(opened, 1)
-  missing = [HARD - len(row['negatives']) for row in lists if len(row['negatives']) < HARD]
+  missing = [HARD - len(row['negatives']) for row in rows if len(row['negatives']) < HARD]
   assert (
     f'{len(missing)} of {QUERIES} queries have fewer negatives than the first epoch' in caplog.text
   )
@@ -270,16 +283,16 @@ def test_queries_short_of_negatives_are_counted(made, caplog):
 
 
 def test_relevant_passages_in_the_batch_come_first_when_there_is_no_room_for_all(made):
-  opened, lists = made
+  opened, rows = made
   displaced = 0
   for batch in take(opened, 40, max_relevant=2):
     assert batch['relevant'].shape == (BATCH, 2)
     present = set(batch['passage_index'].ravel().tolist())
-    for query, row in zip(batch['query_index'], batch['relevant'].tolist(), strict=True):
-      relevant = lists[query]['relevant']
-      assert set(row) - {-1} <= set(relevant) and len(set(row) - {-1}) == min(2, len(relevant))
-      assert len(present & set(row)) == min(2, len(present & set(relevant)))
-      displaced += bool(set(row) - {-1} - set(relevant[:2]))
+    for query, listed in zip(batch['query_index'], batch['relevant'].tolist(), strict=True):
+      relevant, listed = rows[query]['relevant'], set(listed) - {-1}
+      assert listed <= set(relevant) and len(listed) == min(2, len(relevant))
+      assert len(present & listed) == min(2, len(present & set(relevant)))
+      displaced += bool(listed - set(relevant[:2]))
   assert displaced
 
 
@@ -297,18 +310,23 @@ def test_relevant_passages_in_the_batch_come_first_when_there_is_no_room_for_all
       {'negatives': 58},
       r'58 negatives a query are too many: .* holds 60 passages, and up to 4 are relevant',
     ),
+    (
+      {'mix': batches.Mix(0.5, 0.6, 0.0)},
+      r'config\.mix: denoised 0\.5, undenoised 0\.6 and random 0; shares must not be negative, and '
+      r'must add up to 1',
+    ),
+    ({'mix': batches.Mix(1.5, -0.5, 0.0)}, 'must not be negative'),
   ],
 )
 def test_impossible_sizes(made, change, message):
   with pytest.raises(InputError, match=message):
-    take(made[0], 1, **change)
+    make(made[0], **change)
 
 
 def test_as_many_negatives_as_there_are_passages(made):
-  opened, lists = made
-  (batch,) = take(opened, 1, negatives=56)
-  for query, passages in zip(batch['query_index'], batch['passage_index'].tolist(), strict=True):
-    assert len(set(passages[1:])) == 56 and not set(passages[1:]) & set(lists[query]['relevant'])
+  opened, rows = made
+  for query, passages, _ in queries_of(take(opened, 1, negatives=56)):
+    assert len(set(passages[1:])) == 56 and not set(passages[1:]) & set(rows[query]['relevant'])
 
 
 def test_length_buckets():
@@ -326,16 +344,8 @@ def test_length_buckets_hold_every_row_once():
   lengths = np.random.default_rng(0).integers(1, 257, 1000)
   groups = batches.length_buckets(lengths, [32, 64, 128, 256], 48)
   assert all(len(rows) == 48 and lengths[rows].max() <= length for rows, length in groups)
-  assert sorted(row for rows, _ in groups for row in dict.fromkeys(rows.tolist())) == list(
-    range(1000)
-  )
-
-
-def test_the_stores_own_reader_is_safe_from_threads(made):
-  dataset = make(made[0])
-  iterator = batches.open_batches(dataset, threads=8, prefetch=16)
-  assert all(same(next(iterator), dataset[step]) for step in range(40))
-  iterator.close()
+  held = [row for rows, _ in groups for row in dict.fromkeys(rows.tolist())]
+  assert sorted(held) == list(range(1000))
 
 
 @pytest.mark.slow
@@ -349,15 +359,13 @@ def test_real_scifact(data_dir, minilm, tmp_path):
   )
   data = load_dataset(source)
   found = take(opened, 50, batch_size=16, query_buckets=[32, 64], passage_buckets=[64, 128])
-  for batch in found:
-    names = np.array(opened.passage_ids(batch['passage_index'].ravel())).reshape(
-      batch['passage_index'].shape
-    )
-    for query, row in zip(opened.query_ids(batch['query_index']), names.tolist(), strict=True):
-      assert row[0] in data.positives(query) and not set(row[1:]) & set(data.positives(query))
+  for query, passages, _ in queries_of(found):
+    (name,) = opened.query_ids(np.array([query]))
+    positive, *negatives = opened.passage_ids(np.array(passages))
+    assert positive in data.positives(name) and not set(negatives) & set(data.positives(name))
 
 
-# The mix of pools. The negatives of query i are i % 9 in number, of which so many are in each pool.
+# The mix of pools.
 
 
 def digest(found):
@@ -372,56 +380,20 @@ def pools_of(row, bit):
   return {name for name, pools in zip(row['negatives'], row['pools'], strict=True) if pools & bit}
 
 
-def unnamed(opened, folder):
-  """The same store with every negative in the un-denoised pool alone, as of a file that names no
-  pools.
-  """
-  columns = ('tokens', 'positives', 'relevant', 'negatives')
-  rows = np.arange(opened.num_queries)
-  with table.TableWriter(folder / 'queries', 'queries', (*columns, 'pools')) as writer:
-    for number, values in enumerate(zip(*opened.queries.read(rows, columns), strict=True)):
-      row = {
-        name: np.frombuffer(value, np.int32) for name, value in zip(columns, values, strict=True)
-      }
-      writer.write(f'q{number}', row | {'pools': np.ones(len(row['negatives']), np.int32)})
-  return dataclasses.replace(
-    opened,
-    queries=table.Table(folder / 'queries', 'queries'),
-    undenoised_counts=opened.negative_counts,
-    denoised_counts=np.zeros_like(opened.negative_counts),
-  )
-
-
-def test_without_pools_batches_are_what_they_were_before_there_were_pools(made, tmp_path):
-  opened, _ = made
-  before = take(opened, 60)
-  # Of the last version that knew of no pools.
+def test_without_pools_batches_are_what_they_were_before_there_were_pools(made, unnamed):
+  before = take(made[0], 60)
+  # Of the last version without pools.
   assert digest(before) == '728ffd01578cd70b633ec8a14c8821146cef544a56950490dc9748dd6d2bc789'
-  after = take(unnamed(opened, epath.Path(tmp_path)), 60, mix=batches.Mix())
-  assert {'negative_pool'} == {key for batch in after for key in batch} - {
-    key for batch in before for key in batch
-  }
-  assert digest(
-    {key: batch[key] for key in batch if key != 'negative_pool'} for batch in after
-  ) == digest(before)
-
-
-def rows_of(found):
-  """(query, its negatives, where each is from) of every row."""
-  for batch in found:
-    for query, passages, sources in zip(
-      batch['query_index'].tolist(),
-      batch['passage_index'][:, 1:].tolist(),
-      batch['negative_pool'].tolist(),
-      strict=True,
-    ):
-      yield query, passages, [batches.SLOT_SOURCES[source] for source in sources]
+  after = take(unnamed, 60, mix=batches.Mix())
+  for batch in after:
+    del batch['negative_pool']
+  assert digest(after) == digest(before)
 
 
 @pytest.mark.parametrize('mix', [(0.5, 0.3, 0.2), (0.9, 0.0, 0.1), (1 / 3, 1 / 3, 1 / 3)])
 def test_shares_come_out_within_sampling_error(made, mix):
   drawn = collections.defaultdict(collections.Counter)
-  for query, _, sources in rows_of(take(made[0], 300, negatives=7, mix=batches.Mix(*mix))):
+  for query, _, sources in queries_of(take(made[0], 300, negatives=7, mix=batches.Mix(*mix))):
     # Of a stand-in, the pool whose place it takes.
     drawn[query].update(source.rpartition('_for_')[2] for source in sources)
   totals = [sum(drawn.values(), collections.Counter()), *drawn.values()]
@@ -441,97 +413,60 @@ def test_shares_come_out_within_sampling_error(made, mix):
   ],
 )
 def test_no_negative_comes_again_before_its_pool_is_exhausted(made, mix, pool, bit):
-  opened, lists = made
+  opened, rows = made
   walks = collections.defaultdict(list)
-  for query, passages, sources in rows_of(
-    take(opened, 40, batch_size=QUERIES, mix=batches.Mix(*mix))
-  ):
-    walks[query] += [name for name, source in zip(passages, sources, strict=True) if source == pool]
-  orders = []
+  found = take(opened, 40, batch_size=QUERIES, mix=batches.Mix(*mix))
+  for query, (_, *negatives), sources in queries_of(found):
+    pairs = zip(negatives, sources, strict=True)
+    walks[query] += [name for name, source in pairs if source == pool]
+  in_order = []
   for query, walk in walks.items():
-    members = pools_of(lists[query], bit)
+    members = pools_of(rows[query], bit)
     if len(members) >= HARD:  # enough for any epoch
       rounds = [walk[i : i + len(members)] for i in range(0, len(walk), len(members))]
       assert set(rounds[0]) == members and len(rounds) > 5
-      assert all(row == rounds[0][: len(row)] for row in rounds)
-      orders.append(rounds[0] == sorted(rounds[0]))
-  assert len(orders) > 5 and not all(orders)
+      assert all(names == rounds[0][: len(names)] for names in rounds)
+      in_order.append(rounds[0] == sorted(rounds[0]))
+  assert len(in_order) > 5 and not all(in_order)
 
 
 def test_what_stands_in_where_a_pool_has_run_out(made, caplog):
-  opened, lists = made
+  opened, rows = made
   caplog.set_level(logging.INFO)
   mix = batches.Mix(denoised=0.5, undenoised=0.5)
-  found = take(opened, 10, negatives=6, mix=mix, batch_size=QUERIES)
-  slots = collections.Counter()
+  short = collections.Counter()
   seen = set()
-  for number, (query, passages, sources) in enumerate(rows_of(found)):
-    row = lists[query]
-    assert len(set(passages)) == 6 and not set(passages) & set(row['relevant'])
-    by_source = collections.defaultdict(set)
-    for passage, source in zip(passages, sources, strict=True):
-      by_source[source].add(passage)
-    count = {source: len(names) for source, names in by_source.items()}
+  found = take(opened, 10, negatives=6, mix=mix, batch_size=QUERIES)
+  for number, (query, (_, *negatives), sources) in enumerate(queries_of(found)):
+    row = rows[query]
+    assert len(set(negatives)) == 6 and not set(negatives) & set(row['relevant'])
+    drawn = {source: set() for source in batches.SLOT_SOURCES}
+    for passage, source in zip(negatives, sources, strict=True):
+      drawn[source].add(passage)
     asked = collections.Counter(source.rpartition('_for_')[2] for source in sources)
     denoised, undenoised = pools_of(row, store.DENOISED), pools_of(row, store.UNDENOISED)
-    assert by_source['denoised'] <= denoised
-    assert count.get('denoised', 0) == min(asked['denoised'], len(denoised))
-    undenoised -= by_source['denoised']
-    assert by_source['undenoised'] <= undenoised
-    assert count.get('undenoised', 0) == min(asked['undenoised'], len(undenoised))
-    left = denoised - by_source['denoised'] - by_source['undenoised']
-    lacking = asked['undenoised'] - len(by_source['undenoised'])
-    assert by_source['denoised_for_undenoised'] <= left
-    assert count.get('denoised_for_undenoised', 0) == min(lacking, len(left))
+    lacking = asked['undenoised'] - len(drawn['undenoised'])
+    for source, members, count in (
+      ('denoised', denoised, asked['denoised']),
+      ('undenoised', undenoised - drawn['denoised'], asked['undenoised']),
+      ('denoised_for_undenoised', denoised - drawn['denoised'] - drawn['undenoised'], lacking),
+    ):
+      assert drawn[source] <= members and len(drawn[source]) == min(count, len(members)), source
     seen |= set(sources)
-    if number < QUERIES:  # the first epoch, which is what the log tells
-      slots['denoised'] += asked['denoised'] > len(denoised)
-      slots['un-denoised'] += asked['undenoised'] > len(pools_of(row, store.UNDENOISED))
-      slots['random'] += sum(source.startswith('random_for') for source in sources)
+    if number < QUERIES:  # the first epoch, which the log is about
+      short['denoised'] += asked['denoised'] > len(denoised)
+      short['un-denoised'] += asked['undenoised'] > len(undenoised)
+      short['random'] += sum(source.startswith('random_for') for source in sources)
   assert seen == set(batches.SLOT_SOURCES) - {'random'}
   assert 'of 6 a query 3 denoised, 3 un-denoised, 0 random' in caplog.text
   for pool in ('denoised', 'un-denoised'):
-    assert f'{slots[pool]} of {QUERIES} queries have fewer {pool} negatives' in caplog.text
-  assert f'random passages stand in for {slots["random"]} in the first epoch' in caplog.text
+    assert f'{short[pool]} of {QUERIES} queries have fewer {pool} negatives' in caplog.text
+  assert f'random passages stand in for {short["random"]} in the first epoch' in caplog.text
 
 
-def test_a_mix_is_the_same_for_any_number_of_processes(made):
-  opened, _ = made
-  options = {'negatives': 5, 'mix': batches.Mix(0.5, 0.3, 0.2), 'seed': 4}
-  whole = take(opened, 12, **options)
-  parts = [take(opened, 12, process_index=i, process_count=4, **options) for i in range(4)]
-  for step, batch in enumerate(whole):
-    for key in ('passage_index', 'negative_pool'):
-      assert np.array_equal(np.concatenate([part[step][key] for part in parts]), batch[key]), key
-  assert not same(take(opened, 1, **(options | {'seed': 5}))[0], whole[0])
-
-
-@pytest.mark.parametrize(
-  ('mix', 'message'),
-  [
-    (
-      (0.5, 0.6, 0.0),
-      r'config\.mix: denoised 0\.5, undenoised 0\.6 and random 0; shares must not be negative, and '
-      r'must add up to 1',
-    ),
-    ((1.5, -0.5, 0.0), 'must not be negative'),
-  ],
-)
-def test_impossible_mixes(made, mix, message):
-  with pytest.raises(InputError, match=message):
-    take(made[0], 1, mix=batches.Mix(*mix))
-
-
-def test_a_mix_of_nothing(made):
-  (batch,) = take(made[0], 1, negatives=0, mix=batches.Mix())
-  assert 'negative_pool' not in batch
-  with pytest.raises(InputError, match=r'config\.mix says .* config\.negatives is 0'):
-    take(made[0], 1, negatives=0, mix=batches.Mix(0.0, 0.5, 0.5))
-
-
-def test_a_mix_of_denoised_ones_where_there_are_none(made, tmp_path):
+def test_a_mix_of_denoised_ones_where_there_are_none(unnamed):
   with pytest.raises(
     InputError,
     match=r'config\.mix\.denoised: 0\.5, but no negative of .* is denoised; mine with a reranker',
   ):
-    take(unnamed(made[0], epath.Path(tmp_path)), 1, mix=batches.Mix(0.5, 0.5))
+    make(unnamed, mix=batches.Mix(0.5, 0.5))

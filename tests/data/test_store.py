@@ -1,4 +1,4 @@
-"""The store: what it holds, that TFDS reads it, and when it is built anew."""
+"""The store: what it holds, that TFDS reads it, and when it is built again."""
 
 import json
 import logging
@@ -46,35 +46,32 @@ def tokenizer(tmp_path_factory):
   )
 
 
+def write_jsonl(path, rows):
+  path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+
+
 @pytest.fixture
 def folder(tmp_path):
   """Five passages (d1 and copy are one text, blank has none), four queries (q1 and twin are one
   text), mined negatives.
   """
-  where = tmp_path / 'data'
-  (where / 'qrels').mkdir(parents=True)
-  (where / 'corpus.jsonl').write_text(
-    ''.join(json.dumps({'_id': name, 'text': words}) + '\n' for name, words in CORPUS.items())
-  )
-  (where / 'queries.jsonl').write_text(
-    ''.join(json.dumps({'_id': name, 'text': words}) + '\n' for name, words in QUERIES.items())
-  )
-  (where / 'qrels/train.tsv').write_text(
+  folder = tmp_path / 'data'
+  (folder / 'qrels').mkdir(parents=True)
+  for name, texts in (('corpus', CORPUS), ('queries', QUERIES)):
+    rows = ({'_id': id_, 'text': words} for id_, words in texts.items())
+    write_jsonl(folder / f'{name}.jsonl', rows)
+  (folder / 'qrels/train.tsv').write_text(
     ''.join(f'{query}\t{passage}\t{grade}\n' for query, passage, grade in QRELS)
   )
-  (where / 'mined.jsonl').write_text(
-    ''.join(
-      json.dumps(
-        {
-          'query_id': query,
-          'negative_passages': [{'docid': name, **POOLS.get((query, name), {})} for name in names],
-        }
-      )
-      + '\n'
-      for query, names in NEGATIVES.items()
-    )
+  mined = (
+    {
+      'query_id': query,
+      'negative_passages': [{'docid': name, **POOLS.get((query, name), {})} for name in names],
+    }
+    for query, names in NEGATIVES.items()
   )
-  return where
+  write_jsonl(folder / 'mined.jsonl', mined)
+  return folder
 
 
 def build(folder, tokenizer, **changes):
@@ -108,24 +105,16 @@ def test_rows(folder, tokenizer, caplog):
   assert built.query_lengths.tolist() == [len(row) for row in queries]
   lists = [[values.tolist() for values in row[1:]] for row in built.query_rows(np.arange(3))]
   assert lists == [
-    # positives, relevant, negatives, their pools. d4 is relevant to q1 because it is to its twin;
-    # copy is d1 in other words, and as its text is in one pool and d1's in the other, the row of
-    # both is in both.
+    # positives, relevant, negatives, their pools. d4 is relevant to q1 because it is to its twin.
+    # copy and d1 have one row; each is in one of the pools, so the row is in both.
     [[0], [0, 3], [1], [1]],
     [[1], [1, 2], [3, 0], [3, 3]],
     [[3], [0, 3], [], []],
   ]
-  assert built.undenoised_counts.tolist() == [1, 2, 0] and built.denoised_counts.tolist() == [
-    0,
-    2,
-    0,
-  ]
-  assert (
-    built.negative_counts.tolist() == [1, 2, 0]
-    and built.relevant_counts.tolist() == [2, 2, 2]
-    and built.max_relevant == 2
-  )
-  said = caplog.text
+  assert built.undenoised_counts.tolist() == [1, 2, 0]
+  assert built.denoised_counts.tolist() == [0, 2, 0]
+  assert built.negative_counts.tolist() == [1, 2, 0]
+  assert built.relevant_counts.tolist() == [2, 2, 2] and built.max_relevant == 2
   for line in (
     '1 passages with the text of another: one row for both (copy)',
     '1 passages without text: kept, never a positive (blank)',
@@ -134,17 +123,15 @@ def test_rows(folder, tokenizer, caplog):
     '2 negatives with the text of a relevant passage: ignored',
     'store: built',
   ):
-    assert said.count(line) == 1, line
+    assert caplog.text.count(line) == 1, line
 
 
 def test_tfds_reads_it(folder, tokenizer):
   built = build(folder, tokenizer)
   passages = tfds.builder_from_directory(built.path / 'passages').as_data_source('passages')
   assert len(passages) == 4 and passages[1]['id'] == b'd2'
-  assert (
-    passages[1]['tokens'].dtype == np.int32
-    and passages[1]['tokens'].tolist() == built.passage_tokens(np.array([1]))[0].tolist()
-  )
+  assert passages[1]['tokens'].dtype == np.int32
+  assert passages[1]['tokens'].tolist() == built.passage_tokens(np.array([1]))[0].tolist()
   queries = tfds.builder_from_directory(built.path / 'queries').as_data_source('queries')
   assert [row['id'] for row in queries] == [b'q1', b'q2', b'twin']
   assert queries[1]['negatives'].tolist() == [3, 0] and queries[2]['negatives'].tolist() == []
@@ -160,19 +147,17 @@ def test_tables_of_several_shards(tmp_path, monkeypatch):
   read = table.Table(tmp_path / 'table', 'rows')
   order = np.random.default_rng(0).permutation(50)
   names, tokens = read.read(order, ('id', 'tokens'))
-  assert (
-    names == [b'r%d' % i for i in order] and [len(row) // 4 for row in tokens] == order.tolist()
-  )
-  assert [
-    row['id'] for row in tfds.builder_from_directory(tmp_path / 'table').as_data_source('rows')
-  ] == [b'r%d' % i for i in range(50)]
+  assert names == [b'r%d' % i for i in order] and read.ids(order) == [f'r{i}' for i in order]
+  assert table.lists(tokens).counts.tolist() == order.tolist()
+  rows = tfds.builder_from_directory(tmp_path / 'table').as_data_source('rows')
+  assert [row['id'] for row in rows] == [b'r%d' % i for i in range(50)]
   for row in (-1, 50):
     with pytest.raises(IndexError, match='of a table of 50'):
       read.read(np.array([row]), ('tokens',))
 
 
 def made(built):
-  """When the store was written: another inode means another store."""
+  """The identity of a built store: another inode means another store."""
   written = os.stat(built.path / 'store.json')
   return written.st_ino, written.st_mtime_ns
 
@@ -196,21 +181,35 @@ def test_a_second_run_takes_the_store_as_it_is(folder, tokenizer, caplog):
   assert made(moved) == first
 
 
-@pytest.mark.parametrize(
-  'change',
-  [
-    {'query_max_length': 12},
-    {'passage_max_length': 9},
-    {'query_prefix': 'query: '},
-    {'passage_prefix': 'passage: '},
-  ],
-  ids=str,
-)
-def test_other_settings_rebuild_it(folder, tokenizer, change):
-  first = made(build(folder, tokenizer))
-  changed = build(folder, tokenizer, **change)
-  assert made(changed) != first and (changed.settings | change) == changed.settings
-  assert made(build(folder, tokenizer, **change)) == made(changed)
+def test_other_settings_and_changed_files_rebuild_it(folder, tokenizer, caplog):
+  caplog.set_level(logging.INFO)
+  last = made(build(folder, tokenizer))
+  settings = {}
+  for name, value in (
+    ('query_max_length', 12),
+    ('passage_max_length', 9),
+    ('query_prefix', 'query: '),
+    ('passage_prefix', 'passage: '),
+  ):
+    settings[name] = value
+    changed = build(folder, tokenizer, **settings)
+    assert made(changed) != last and (changed.settings | settings) == changed.settings
+    assert f'differs in {name}; building it again' in caplog.text
+    last = made(changed)
+    assert made(build(folder, tokenizer, **settings)) == last
+  for name, old, new in (
+    ('corpus.jsonl', 'sat', 'bit'),
+    ('queries.jsonl', 'sat', 'bit'),
+    ('qrels/train.tsv', '\t2\n', '\t3\n'),
+    ('mined.jsonl', 'd4', 'd2'),
+  ):
+    # The same size within the same second, which modification times cannot show.
+    content = (folder / name).read_text()
+    assert old in content
+    (folder / name).write_text(content.replace(old, new))
+    changed = made(build(folder, tokenizer, **settings))
+    assert changed != last, name
+    last = changed
 
 
 def test_another_tokenizer_rebuilds_it(folder, tokenizer, tmp_path):
@@ -218,35 +217,16 @@ def test_another_tokenizer_rebuilds_it(folder, tokenizer, tmp_path):
   other = text.train_wordpiece([*CORPUS.values(), 'zebra'] * 20, 60, tmp_path / 'other')
   second = build(folder, other)
   assert second.settings['tokenizer_sha256'] == other.sha256 != first.settings['tokenizer_sha256']
-  assert (
-    second.passage_tokens(np.array([0]))[0].tolist()
-    == other.encode([CORPUS['d1']], 8)[0][0].tolist()
-  )
-
-
-@pytest.mark.parametrize(
-  'name', ['corpus.jsonl', 'queries.jsonl', 'qrels/train.tsv', 'mined.jsonl']
-)
-def test_changed_files_rebuild_it(folder, tokenizer, name):
-  first = made(build(folder, tokenizer))
-  # The same size within the same second: what modification times cannot show.
-  content = (folder / name).read_text()
-  old, new = {'mined.jsonl': ('d4', 'd2'), 'qrels/train.tsv': ('\t2\n', '\t3\n')}.get(
-    name, ('sat', 'bit')
-  )
-  assert old in content
-  (folder / name).write_text(content.replace(old, new))
-  assert made(build(folder, tokenizer)) != first
+  (tokens,) = second.passage_tokens(np.array([0]))
+  assert tokens.tolist() == other.encode([CORPUS['d1']], 8)[0][0].tolist()
 
 
 def test_a_changed_corpus_is_seen_in_the_rows(folder, tokenizer):
   build(folder, tokenizer)
   corpus = folder / 'corpus.jsonl'
   corpus.write_text(corpus.read_text().replace('dogs bark at night', 'dogs sat'))
-  assert (
-    build(folder, tokenizer).passage_tokens(np.array([1]))[0].tolist()
-    == tokenizer.encode(['dogs sat'], 8)[0][0].tolist()
-  )
+  (tokens,) = build(folder, tokenizer).passage_tokens(np.array([1]))
+  assert tokens.tolist() == tokenizer.encode(['dogs sat'], 8)[0][0].tolist()
 
 
 def test_an_error_leaves_nothing_or_the_old_store(folder, tokenizer):
@@ -283,19 +263,10 @@ BUILD = textwrap.dedent("""
 
 
 def start(folder, tokenizer_dir, out, index=0, count=1, dies=''):
+  arguments = map(str, (folder, tokenizer_dir, out, index, count, dies))
   root = pathlib.Path(store.__file__).parents[2]
   return subprocess.Popen(
-    [
-      sys.executable,
-      '-c',
-      BUILD,
-      str(folder),
-      str(tokenizer_dir),
-      str(out),
-      str(index),
-      str(count),
-      dies,
-    ],
+    [sys.executable, '-c', BUILD, *arguments],
     stdout=subprocess.PIPE,
     text=True,
     env=os.environ | {'PYTHONPATH': str(root)},
@@ -303,8 +274,8 @@ def start(folder, tokenizer_dir, out, index=0, count=1, dies=''):
 
 
 def ended(process):
-  said = process.communicate()[0]
-  return process.returncode, said
+  output = process.communicate()[0]
+  return process.returncode, output
 
 
 @pytest.fixture
@@ -328,7 +299,7 @@ def test_a_process_that_dies_while_building_leaves_no_store_and_others_wait_for_
 
 @pytest.fixture
 def longer(folder):
-  """25 rows, in 13 shards of two; some passages are too long, two texts are there twice."""
+  """25 rows, in 13 shards of two; some passages are too long, two texts are repeated."""
   with (folder / 'corpus.jsonl').open('a') as file:
     for number in range(21):
       words = ' '.join(
@@ -365,9 +336,8 @@ def test_the_store_is_the_same_bit_for_bit_whatever_the_number_of_processes(
     assert {ended(process) for process in processes} == {(0, '25\n')}
     assert [child.name for child in (tmp_path / f'{count}').iterdir()] == ['store']
     made[count] = contents(tmp_path / f'{count}' / 'store')
-  assert (
-    len([name for name in made[1] if name.startswith('passages/') and 'array_record' in name]) == 13
-  )
+  shards = [name for name in made[1] if name.startswith('passages/') and 'array_record' in name]
+  assert len(shards) == 13
   assert made[1] == made[2] == made[3]
   built = store.open_store(tmp_path / '3' / 'store')
   texts = dict.fromkeys(
@@ -382,24 +352,20 @@ def test_the_store_is_the_same_bit_for_bit_whatever_the_number_of_processes(
 
 
 @pytest.mark.slow
-def test_a_finished_share_of_a_job_that_died_is_taken_over(longer, tokenizer_dir, tmp_path):
+def test_a_finished_part_of_a_job_that_died_is_used(longer, tokenizer_dir, tmp_path):
   def begin(index, dies=''):
     return start(longer, tokenizer_dir, tmp_path / 'store', index, 2, dies)
 
-  # Process 1 dies in its second shard; then finishes, while process 0 dies; at last process 0 finds
-  # a share that is whole.
+  # Process 1 dies in its second shard, then finishes, while process 0 dies. At last process 0 finds
+  # a finished part.
   assert ended(begin(1, dies='x2')) == (9, '')
   assert len(list(tmp_path.glob('.store.*.parts/.1.*.tmp'))) == 1 and not list(
     tmp_path.glob('.store.*.parts/1')
   )
   helping, dying = begin(1), begin(0, dies='x0')
   assert ended(dying) == (9, '')
-  assert (
-    ended(begin(0))
-    == ended(helping)
-    == ended(start(longer, tokenizer_dir, tmp_path / 'alone'))
-    == (0, '25\n')
-  )
+  assert ended(begin(0)) == ended(helping) == (0, '25\n')
+  assert ended(start(longer, tokenizer_dir, tmp_path / 'alone')) == (0, '25\n')
   assert contents(tmp_path / 'store') == contents(tmp_path / 'alone')
   assert not list(tmp_path.glob('.*.parts'))
 
