@@ -7,7 +7,7 @@ With bm25s's defaults, k1 = 1.5 and b = 0.75, and English stemming, nDCG@10 on S
 import functools
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -49,13 +49,12 @@ def _words(texts: Sequence[str], language: str, as_ids: bool) -> Any:
     return tokenize(stopwords=None)
 
 
-class Bm25:
+class Bm25(NamedTuple):
   """An index over passages ``ids``; made by ``build`` or ``load``."""
 
-  def __init__(self, index: Any, ids: list[str], language: str):
-    self.index = index
-    self.ids = ids
-    self.language = language
+  index: Any
+  ids: list[str]
+  language: str
 
   def search(self, queries: Sequence[str], k: int) -> TopK:
     """The best ``min(k, n)`` passages that share a word with the query.
@@ -118,15 +117,8 @@ def save(index: Bm25, folder: PathLike, fingerprint: str) -> None:
     index.index.save(aside, show_progress=False)
     with atomic_write(aside / _IDS) as file:
       file.writelines(f'{id_}\n' for id_ in index.ids)
-    write_json(
-      aside / _SIDECAR,
-      {
-        'format': 'dprjax.bm25',
-        'count': len(index.ids),
-        'language': index.language,
-        'fingerprint': fingerprint,
-      },
-    )
+    sidecar = {'format': 'dprjax.bm25', 'count': len(index.ids), 'language': index.language}
+    write_json(aside / _SIDECAR, sidecar | {'fingerprint': fingerprint})
 
 
 def load(folder: PathLike, fingerprint: str) -> Bm25 | None:
