@@ -1,6 +1,4 @@
-"""The store of passages: what is cut where, that words are whole with any tokenizer, and when it is
-built anew.
-"""
+"""The store of passages: where it cuts, whole words, and when it is built again."""
 
 import itertools
 import json
@@ -26,8 +24,11 @@ SENTENCES = [
   "They don't believe it, do they?",
   'Birds unbelievably fly.',
 ]
-# How GPT-2 parts words, which byte-level BPE takes from it.
+# How GPT-2, and therefore byte-level BPE, splits words.
 GPT2_WORDS = regex.compile(r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+")
+
+
+SPECIAL = ['<s>', '<pad>', '</s>', '<unk>', '<mask>']
 
 
 def unigram(folder):
@@ -40,14 +41,11 @@ def unigram(folder):
     [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
   )
   backend.decoder = decoders.Metaspace()
-  special = ['<s>', '<pad>', '</s>', '<unk>', '<mask>']
-  backend.train_from_iterator(
-    SENTENCES * 20,
-    trainers.UnigramTrainer(
-      vocab_size=70, special_tokens=special, unk_token='<unk>', show_progress=False
-    ),
+  trainer = trainers.UnigramTrainer(
+    vocab_size=70, special_tokens=SPECIAL, unk_token='<unk>', show_progress=False
   )
-  return save(folder, backend, special)
+  backend.train_from_iterator(SENTENCES * 20, trainer)
+  return save(folder, backend)
 
 
 def byte_level(folder):
@@ -55,51 +53,47 @@ def byte_level(folder):
   backend = tokenizers.Tokenizer(models.BPE())
   backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   backend.decoder = decoders.ByteLevel()
-  special = ['<s>', '<pad>', '</s>', '<unk>', '<mask>']
-  backend.train_from_iterator(
-    SENTENCES * 20,
-    trainers.BpeTrainer(
-      vocab_size=310,
-      special_tokens=special,
-      initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-      show_progress=False,
-    ),
+  trainer = trainers.BpeTrainer(
+    vocab_size=310,
+    special_tokens=SPECIAL,
+    initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    show_progress=False,
   )
-  return save(folder, backend, special)
+  backend.train_from_iterator(SENTENCES * 20, trainer)
+  return save(folder, backend)
 
 
-def save(folder, backend, special):
+def save(folder, backend, mask='<mask>'):
   backend.post_processor = processors.TemplateProcessing(
     single='<s> $A </s>',
     special_tokens=[(token, backend.token_to_id(token)) for token in ('<s>', '</s>')],
   )
   folder.mkdir()
   backend.save(str(folder / 'tokenizer.json'))
-  names = dict(
-    zip(('cls_token', 'pad_token', 'sep_token', 'unk_token', 'mask_token'), special, strict=True)
-  )
-  (folder / 'tokenizer_config.json').write_text(
-    json.dumps({'tokenizer_class': 'PreTrainedTokenizerFast'} | names)
-  )
+  config = {
+    'tokenizer_class': 'PreTrainedTokenizerFast',
+    'cls_token': '<s>',
+    'pad_token': '<pad>',
+    'sep_token': '</s>',
+    'unk_token': '<unk>',
+  } | ({'mask_token': mask} if mask else {})
+  (folder / 'tokenizer_config.json').write_text(json.dumps(config))
   return text.load_tokenizer(folder)
 
 
 @pytest.fixture(scope='module')
 def tokenizer(tmp_path_factory):
-  """One token a word: every word of SENTENCES and the letters are in its vocabulary."""
+  """One token for each word of SENTENCES, and the letters."""
   return text.train_wordpiece(SENTENCES * 20, 200, tmp_path_factory.mktemp('tokenizer'))
 
 
 def build(tmp_path, tokenizer, *texts, passage_length=64, **options):
-  (tmp_path / 'text.jsonl').write_text(
+  path = tmp_path / 'text.jsonl'
+  path.write_text(
     ''.join(json.dumps({'id': f'd{i}', 'text': words}) + '\n' for i, words in enumerate(texts))
   )
   return documents.build_documents(
-    [tmp_path / 'text.jsonl'],
-    tokenizer,
-    tmp_path / 'store',
-    passage_length=passage_length,
-    **options,
+    [path], tokenizer, tmp_path / 'store', passage_length=passage_length, **options
   )
 
 
@@ -117,9 +111,8 @@ def counts(built):
 
 
 def made(built):
-  return os.stat(built.path / 'documents.json').st_mtime_ns, (
-    built.path / 'documents.json'
-  ).read_text()
+  path = built.path / 'documents.json'
+  return os.stat(path).st_mtime_ns, path.read_text()
 
 
 def test_passages_are_whole_sentences(tmp_path, tokenizer, caplog):
@@ -129,20 +122,14 @@ def test_passages_are_whole_sentences(tmp_path, tokenizer, caplog):
     tokenizer.backend.encode(sentence, add_special_tokens=False).ids for sentence in SENTENCES
   ]
   assert [len(ids) for ids in encoded] == [5, 6, 6, 10, 4]
-  # The last, of four tokens, is joined to the one before, but then is too long to go with the
-  # third.
-  expected = [
+  # The last, of four tokens, is joined to the one before. These fourteen tokens are more than
+  # twelve, and are cut into halves.
+  last = encoded[3] + encoded[4]
+  assert [(tokens, ends) for tokens, _, ends in rows(built)] == [
     (encoded[0] + encoded[1], [5, 11]),
     (encoded[2], [6]),
-    (encoded[3] + encoded[4], [12]),
-  ]
-  found = rows(built)
-  assert len(encoded[3] + encoded[4]) == 14
-  assert [(tokens, ends) for tokens, _, ends in found[:2]] == expected[:2]
-  # Fourteen tokens are more than twelve: two halves.
-  assert [tokens for tokens, _, _ in found[2:]] == [
-    (encoded[3] + encoded[4])[:7],
-    (encoded[3] + encoded[4])[7:],
+    (last[:7], [7]),
+    (last[7:], [7]),
   ]
   assert built.passage_ids(np.array([3, 0])) == ['d0#3', 'd0#0']
   assert built.num_tokens.tolist() == [11, 6, 7, 7] and built.num_sentences.tolist() == [2, 1, 1, 1]
@@ -156,21 +143,15 @@ def test_passages_are_whole_sentences(tmp_path, tokenizer, caplog):
     'passages of one sentence': 3,
   }
   assert '1 passages that came before: left out (d1#0)' in caplog.text
-  assert (built.pad_id, built.cls_id, built.sep_id) == (
-    tokenizer.pad_id,
-    tokenizer.cls_id,
-    tokenizer.sep_id,
-  )
+  special = (tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
+  assert (built.pad_id, built.cls_id, built.sep_id) == special
 
 
 def test_tfds_reads_it(tmp_path, tokenizer):
   built = build(tmp_path, tokenizer, SENTENCES[0])
-  source = tfds.builder_from_directory(built.path / 'passages').as_data_source('passages')
-  assert (
-    source[0]['id'] == b'd0#0'
-    and source[0]['ends'].tolist() == [5]
-    and source[0]['words'].tolist() == [0, 1, 2, 3, 4]
-  )
+  row = tfds.builder_from_directory(built.path / 'passages').as_data_source('passages')[0]
+  assert row['id'] == b'd0#0' and row['ends'].tolist() == [5]
+  assert row['words'].tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -192,9 +173,9 @@ def test_short_sentences_are_joined(lengths, joined):
 @pytest.mark.parametrize(
   ('lengths', 'passages'),
   [
-    ([4, 4, 2, 9], [(0, [4, 8, 10]), (10, [19])]),  # two would not fit into the last
+    ([4, 4, 2, 9], [(0, [4, 8, 10]), (10, [19])]),  # two do not fit into the last
     ([3, 3, 3, 7], [(0, [3, 6]), (6, [9, 16])]),
-    ([5, 5, 3], [(0, [5, 10]), (10, [13])]),  # one has nobody to spare
+    ([5, 5, 3], [(0, [5, 10]), (10, [13])]),  # the passage before has only two
     ([10, 10, 1], [(0, [10]), (10, [20]), (20, [21])]),
     ([4], [(0, [4])]),
   ],
@@ -205,53 +186,37 @@ def test_sentences_are_packed_into_passages(lengths, passages):
 
 def test_long_sentences_are_cut_between_words():
   begins = np.ones(25, bool)
-  assert documents._cut_long(np.array([4, 25]), begins, 10) == [
-    4,
-    11,
-    18,
-    25,
-  ]  # 21 tokens: three times seven
+  ends = np.array([4, 25])
+  assert documents._cut_long(ends, begins, 10) == [4, 11, 18, 25]  # 21 tokens: three times seven
   begins[8:12] = False  # a word of tokens 7 to 11
-  cut = documents._cut_long(np.array([4, 25]), begins, 10)
-  assert cut == [4, 7, 16, 25]
-  begins[:] = False  # one word: nowhere to cut well
+  assert documents._cut_long(ends, begins, 10) == [4, 7, 16, 25]
+  begins[:] = False  # one word: no good place
   assert documents._cut_long(np.array([25]), begins, 10) == [9, 17, 25]
 
 
 @pytest.fixture(params=['bert', 'roberta', 'wordpiece', 'byte_level', 'unigram'])
 def kind(request, tmp_path):
-  """(tokenizer, whether a token begins a word, by its name alone): what the store gets from the
-  library, told independently of it.
-  """
+  """(tokenizer, family), where `begins` tells the family's words from the names of tokens."""
   name = request.param
   if name in ('bert', 'roberta'):
-    source = (
-      request.getfixturevalue('data_dir')
-      / 'tokenizers'
-      / {'bert': 'bert-base-uncased'}.get(name, name)
-    )
+    folder = {'bert': 'bert-base-uncased'}.get(name, name)
+    source = request.getfixturevalue('data_dir') / 'tokenizers' / folder
     shutil.copytree(source, tmp_path / 'vocabulary')
     (tmp_path / 'vocabulary').chmod(0o755)
     (tmp_path / 'vocabulary' / 'config.json').write_text(json.dumps({'model_type': name}))
-    loaded = text.load_tokenizer(tmp_path / 'vocabulary')
-  elif name == 'wordpiece':
-    loaded = text.train_wordpiece(SENTENCES * 20, 60, tmp_path / 'trained')
-  else:
-    loaded = {'byte_level': byte_level, 'unigram': unigram}[name](tmp_path / 'trained')
-  return loaded, {
-    'bert': 'bert',
-    'wordpiece': 'bert',
-    'roberta': 'bpe',
-    'byte_level': 'bpe',
-    'unigram': 'spm',
-  }[name]
+    return text.load_tokenizer(tmp_path / 'vocabulary'), {'bert': 'bert', 'roberta': 'bpe'}[name]
+  if name == 'wordpiece':
+    return text.train_wordpiece(SENTENCES * 20, 60, tmp_path / 'trained'), 'bert'
+  if name == 'byte_level':
+    return byte_level(tmp_path / 'trained'), 'bpe'
+  return unigram(tmp_path / 'trained'), 'unigram'
 
 
 def begins(names, family):
   """Whether each token begins a word, by its name."""
   if family == 'bert':
     return [not name.startswith('##') for name in names]
-  if family == 'spm':
+  if family == 'unigram':
     return [name.startswith('▁') for name in names]
   written = ''.join(names).replace('Ġ', ' ')
   starts = {match.start() for match in GPT2_WORDS.finditer(written)}
@@ -269,25 +234,21 @@ def test_words_are_whole(tmp_path, kind):
   # Tokens of running text, as if the passage were tokenised whole.
   assert tokens == tokenizer.backend.encode(' '.join(SENTENCES[:4]), add_special_tokens=False).ids
   assert len(ends) == 4 and ends[-1] == len(tokens)
-  for start, end, sentence in zip([0, *ends], ends, SENTENCES[:4], strict=False):
-    decoded = tokenizer.backend.decode(tokens[start:end])
-    assert ''.join(decoded.split()).lower() in (
-      ''.join(sentence.split()).lower(),
-      ''.join(sentence.split()),
-    )
-  # No word number is in two sentences.
-  assert len(
-    {word for start, end in zip([0, *ends], ends, strict=False) for word in set(words[start:end])}
-  ) == sum(len(set(words[start:end])) for start, end in zip([0, *ends], ends, strict=False))
+  numbers = []  # of each sentence's words
+  for start, end, sentence in zip([0, *ends[:-1]], ends, SENTENCES[:4], strict=True):
+    decoded = ''.join(tokenizer.backend.decode(tokens[start:end]).split())
+    expected = ''.join(sentence.split())
+    assert decoded in (expected, expected.lower())
+    numbers.append(set(words[start:end]))
+  assert len(set.union(*numbers)) == sum(map(len, numbers))  # no word is in two sentences
 
 
 def test_words_end_where_sentences_do(tmp_path, tokenizer):
-  # Each sentence counts its words from 0: a sentence of one word, and the first of the next, have
-  # one number.
+  # The library counts each sentence's words from 0: the word of the first sentence and the first
+  # of the next have the same number.
   ((_, words, ends),) = rows(build(tmp_path, tokenizer, 'cat\nDogs bark loudly at night.'))
   assert words == [0, 1, 2, 3, 4, 5, 6] and ends == [7]
-  # A word of nine tokens and one of twelve, in passages of ten: cut within the words, where they
-  # are words of their own.
+  # A word of nine tokens and one of twelve, in passages of ten. Each piece of a word is a word.
   found = rows(build(tmp_path, tokenizer, f'{"t" * 9} {"t" * 12}', passage_length=10))
   assert [(words, ends) for _, words, ends in found] == [
     ([0] * 7 + [1] * 2, [7, 9]),
@@ -298,24 +259,24 @@ def test_words_end_where_sentences_do(tmp_path, tokenizer):
 
 def test_text_that_spells_special_tokens_is_text(tmp_path, tokenizer):
   built = build(tmp_path, tokenizer, 'The [MASK] and [SEP] of the cat sat.')
-  ((tokens, _, _),) = rows(built)
+  ((tokens, *_),) = rows(built)
   assert {tokenizer.mask_id, tokenizer.sep_id}.isdisjoint(tokens)
   assert tokenizer.mask_id in tokenizer.backend.encode('The [MASK]').ids  # as it would be otherwise
 
 
-def test_it_is_built_once_and_anew_for_anything_else(tmp_path, tokenizer, caplog):
+def test_it_is_built_once_and_again_for_anything_else(tmp_path, tokenizer, caplog):
   caplog.set_level(logging.INFO)
   first = made(build(tmp_path, tokenizer, *SENTENCES))
   caplog.clear()
   assert made(build(tmp_path, tokenizer, *SENTENCES)) == first
   assert 'documents: 5 passages, built before' in caplog.text
   assert made(build(tmp_path, tokenizer, *SENTENCES, process_index=1, wait_s=0)) == first
-  for changed in (
-    lambda: build(tmp_path, tokenizer, *SENTENCES, passage_length=32),
-    lambda: build(tmp_path, tokenizer, *SENTENCES, language='de'),
-    lambda: build(tmp_path, tokenizer, *SENTENCES[:4]),
+  for texts, options in (
+    (SENTENCES, {'passage_length': 32}),
+    (SENTENCES, {'language': 'de'}),
+    (SENTENCES[:4], {}),
   ):
-    again = made(changed())
+    again = made(build(tmp_path, tokenizer, *texts, **options))
     assert again != first
     first = again
   with pytest.raises(InputError, match='process 0 has not built the store within 0 s'):
@@ -341,11 +302,7 @@ def test_a_tokenizer_without_a_mask_token(tmp_path):
     models.WordLevel({'<s>': 0, '<pad>': 1, '</s>': 2, '<unk>': 3, 'cat': 4}, unk_token='<unk>')
   )
   backend.pre_tokenizer = pre_tokenizers.Whitespace()
-  save(tmp_path / 'tokenizer', backend, ['<s>', '<pad>', '</s>', '<unk>', '<unk>'])
-  config = json.loads((tmp_path / 'tokenizer' / 'tokenizer_config.json').read_text())
-  del config['mask_token']
-  (tmp_path / 'tokenizer' / 'tokenizer_config.json').write_text(json.dumps(config))
-  maskless = text.load_tokenizer(tmp_path / 'tokenizer')
+  maskless = save(tmp_path / 'tokenizer', backend, mask=None)
   with pytest.raises(
     InputError, match='the tokenizer has no mask token, which masked language modelling needs'
   ):
@@ -385,26 +342,22 @@ def test_real_arxiv(data_dir, minilm, tmp_path):
   built = documents.build_documents(
     [tmp_path / 'arxiv.jsonl'], tokenizer, tmp_path / 'store', passage_length=128
   )
-  said = counts(built)
-  assert said['documents'] == 4000 and said['passages'] == built.num_passages > 6_000
+  report = counts(built)
+  assert report['documents'] == 4000 and report['passages'] == built.num_passages > 6_000
   assert built.num_tokens.max() <= 128 and built.num_tokens.min() > 0
-  assert (
-    said['passages of one sentence']
-    == np.count_nonzero(built.num_sentences == 1)
-    < 0.08 * built.num_passages
-  )
+  single = np.count_nonzero(built.num_sentences == 1)
+  assert report['passages of one sentence'] == single < 0.08 * built.num_passages
   sample = np.arange(0, built.num_passages, 97)
   for tokens, words, ends in zip(*built.passages.read(sample, documents.COLUMNS), strict=True):
     tokens, words, ends = (np.frombuffer(value, np.int32) for value in (tokens, words, ends))
     pieces = [tokenizer.backend.id_to_token(token).startswith('##') for token in tokens]
-    # A new word, but for the second half of a word that had to be cut.
-    assert (np.diff(words) == [not piece for piece in pieces[1:]]).mean() > 0.99 and np.all(
-      np.diff(ends) >= 1
-    )
+    # A new word, except for the second half of a word that had to be cut.
+    assert (np.diff(words) == [not piece for piece in pieces[1:]]).mean() > 0.99
+    assert np.all(np.diff(ends) >= 1)
 
 
 def test_rows_are_as_long_as_lengths_say(tmp_path, tokenizer):
   built = build(tmp_path, tokenizer, ' '.join(SENTENCES * 3), *SENTENCES, passage_length=20)
   tokens, ends = built.passages.read(np.arange(built.num_passages), ('tokens', 'ends'))
-  assert table.lists(tokens)[1].tolist() == built.num_tokens.tolist()
-  assert table.lists(ends)[1].tolist() == built.num_sentences.tolist()
+  assert table.lists(tokens).counts.tolist() == built.num_tokens.tolist()
+  assert table.lists(ends).counts.tolist() == built.num_sentences.tolist()

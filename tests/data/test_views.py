@@ -1,4 +1,4 @@
-"""Views: what each kind shows of a passage; every process draws the same at any time."""
+"""Views: what each shows of a passage, and that every process draws the same at any time."""
 
 import logging
 
@@ -113,31 +113,22 @@ def test_the_layout_of_a_batch(made, kind):
     for name in names:
       tokens, mask, words = (batch[f'{name}_{what}'] for what in ('tokens', 'mask', 'words'))
       lengths = mask.sum(axis=1)
-      # The smallest bucket that holds the longest.
-      assert (
-        tokens.shape
-        == mask.shape
-        == words.shape
-        == (BATCH, min(bucket for bucket in BUCKETS if bucket >= lengths.max()))
-      )
+      width = min(bucket for bucket in BUCKETS if bucket >= lengths.max())
+      assert tokens.shape == mask.shape == words.shape == (BATCH, width)
       assert lengths.max() <= 50 and lengths.min() > 2
       widths.add(tokens.shape[1])
       for row, length in enumerate(lengths):
         assert mask[row, :length].all() and not mask[row, length:].any()
-        assert (
-          tokens[row, 0] == CLS
-          and tokens[row, length - 1] == SEP
-          and (tokens[row, length:] == PAD).all()
-        )
+        assert tokens[row, 0] == CLS and tokens[row, length - 1] == SEP
+        assert (tokens[row, length:] == PAD).all()
         assert words[row, 0] == -1 and (words[row, length - 1 :] == -1).all()
-        assert (
-          words[row, 1 : length - 1].tolist()
-          == passage_words[row][tokens[row, 1 : length - 1] % 1000].tolist()
-        )
+        inner = slice(1, length - 1)
+        expected = passage_words[row][tokens[row, inner] % 1000]
+        assert words[row, inner].tolist() == expected.tolist()
   assert len(widths) > 1 or kind not in ({'views': 'siblings'}, {'views': 'ict'})
 
 
-def test_one_shows_the_passage_or_a_window_from_a_sentence_on(made):
+def test_one_shows_the_passage_or_a_window_from_the_start_of_a_sentence(made):
   texts, lengths = made
   whole, starts = 0, set()
   for passage, places in shown(take(texts, 150), 'first'):
@@ -165,12 +156,14 @@ def test_one_shows_the_passage_or_a_window_from_a_sentence_on(made):
 def test_siblings_are_two_sentences_of_a_passage(made):
   texts, lengths = made
   seen = {}
-  for passage, first, second in shown(take(texts, 400, views='siblings'), 'first', 'second'):
+  for passage, first, second in shown(
+    take(texts, 100, batch_size=32, views='siblings'), 'first', 'second'
+  ):
     sentences = [list(range(*bound)) for bound in bounds(lengths[passage])]
     numbers = sentences.index(first), sentences.index(second)
     assert numbers[0] != numbers[1]
     seen.setdefault(passage, set()).add(numbers)
-  # Passages of one sentence never; of three, all six pairs, in time.
+  # No passage of one sentence; in time, all six pairs of one of three sentences.
   assert seen.keys() == {passage for passage in range(PASSAGES) if len(lengths[passage]) > 1}
   assert all(len(seen[passage]) == 6 for passage in seen if len(lengths[passage]) == 3)
 
@@ -191,14 +184,13 @@ def test_spans_never_overlap_and_start_where_words_do(made, span):
   ]
   kind = {'views': 'siblings', 'unit': 'span', 'span_length': span}
   seen, swapped, starts = set(), 0, set()
-  for passage, first, second in shown(take(texts, 300, **kind), 'first', 'second'):
+  for passage, first, second in shown(take(texts, 150, batch_size=16, **kind), 'first', 'second'):
     size, length = sum(lengths[passage]), min(span, sum(lengths[passage]) // 2)
     assert size >= 32 and not set(first) & set(second)
     for places in (first, second):
       assert places == list(range(places[0], places[0] + len(places)))
       assert places[0] == 0 or words[passage][places[0]] != words[passage][places[0] - 1]
-      # Less only for a word that stands in the way at the passage's end; words have three tokens at
-      # most.
+      # Shorter only at the passage's end, by less than a word, which has three tokens at most.
       assert len(places) == length or (
         length - 2 <= len(places) < length and places[-1] == size - 1
       )
@@ -206,27 +198,24 @@ def test_spans_never_overlap_and_start_where_words_do(made, span):
     starts.add((passage, first[0], second[0]))
     swapped += first[0] > second[0]
   assert seen == {passage for passage in range(PASSAGES) if sum(lengths[passage]) >= 32}
-  assert 0.45 < swapped / (300 * BATCH) < 0.55 and len(starts) > 3 * len(seen)
+  assert 0.45 < swapped / (150 * 16) < 0.55 and len(starts) > 3 * len(seen)
 
 
-def test_spans_of_one_word_stand_where_they_are_drawn(tmp_path):
+def test_spans_of_a_single_word_stay_where_they_are_drawn(tmp_path):
   texts = store(tmp_path, [[40], [40]], one_word=True)
   for _, *pair in shown(
     take(texts, 50, batch_size=2, views='siblings', unit='span', span_length=16), 'first', 'second'
   ):
     first, second = sorted(pair)
-    assert (
-      first == list(range(16))
-      and second == list(range(second[0], second[0] + 16))
-      and 16 <= second[0] <= 24
-    )
+    assert first == list(range(16)) and 16 <= second[0] <= 24
+    assert second == list(range(second[0], second[0] + 16))
 
 
-def test_ict_sets_a_sentence_against_the_rest(made):
+def test_ict_pairs_a_sentence_with_the_rest(made):
   texts, lengths = made
   kept, total, numbers = 0, 0, {}
   for passage, first, second in shown(
-    take(texts, 600, views='ict', max_length=160, buckets=[160]), 'first', 'second'
+    take(texts, 150, batch_size=32, views='ict', max_length=160, buckets=[160]), 'first', 'second'
   ):
     sentences = [list(range(*bound)) for bound in bounds(lengths[passage])]
     number = sentences.index(first)
@@ -236,21 +225,20 @@ def test_ict_sets_a_sentence_against_the_rest(made):
     kept += second == everything
     total += 1
   assert total == 4800 and 0.08 < kept / total < 0.12
-  assert all(
-    seen == set(range(len(lengths[passage]))) for passage, seen in numbers.items()
-  ) and all(len(lengths[passage]) > 1 for passage in numbers)
+  for passage, seen in numbers.items():
+    assert len(lengths[passage]) > 1 and seen == set(range(len(lengths[passage])))
 
 
-def test_ict_takes_whole_sentences_around_the_place_where_there_is_no_room_for_all(made):
+def test_ict_takes_whole_sentences_around_the_first_where_not_all_fit(made):
   texts, lengths = made
   cut = 0
   for passage, first, second in shown(
-    take(texts, 300, views='ict', max_length=42), 'first', 'second'
+    take(texts, 75, batch_size=32, views='ict', max_length=42), 'first', 'second'
   ):
     sentences = [list(range(*bound)) for bound in bounds(lengths[passage])]
     number = sentences.index(first)
     inside = [n for n, places in enumerate(sentences) if set(places) & set(second)]
-    # Whole ones, in order, side by side but for the one that is taken out.
+    # Whole ones, in order, side by side except for the one that is taken out.
     assert second == [place for n in inside for place in sentences[n]] and len(second) <= 40
     window = sorted({*inside, number})
     assert window == list(range(window[0], window[-1] + 1))
@@ -265,13 +253,13 @@ def test_ict_takes_whole_sentences_around_the_place_where_there_is_no_room_for_a
 @pytest.mark.parametrize(
   ('lengths', 'number', 'keep', 'room', 'window'),
   [
-    ([5, 5, 5, 5, 5], 2, False, 10, (5, 20)),  # one on either side, the middle not counted
+    ([5, 5, 5, 5, 5], 2, False, 10, (5, 20)),  # one on either side, without the middle
     ([5, 5, 5, 5, 5], 2, True, 15, (5, 20)),
     ([5, 5, 5, 5, 5], 0, False, 10, (0, 15)),
     ([5, 5, 5, 9, 5], 2, False, 12, (0, 15)),  # the right neighbour is too long: two from the left
-    ([5, 20, 9], 0, False, 12, (0, 17)),  # not even the next fits: its beginning
+    ([5, 20, 9], 0, False, 12, (0, 17)),  # the next does not fit: its beginning
     ([9, 20, 5], 2, False, 12, (17, 34)),  # or the end of the one before
-    ([5, 20, 5], 1, True, 12, (5, 25)),  # kept, and too long itself: to be cut later
+    ([5, 20, 5], 1, True, 12, (5, 25)),  # kept, and too long itself: cut later
   ],
 )
 def test_windows_by_hand(lengths, number, keep, room, window):
@@ -295,7 +283,7 @@ def test_ict_of_sentences_longer_than_a_text(tmp_path, monkeypatch, keep):
 
 
 @pytest.mark.parametrize('kind', KINDS, ids=str)
-def test_resumes_exactly_and_shares_out_the_global_batch(made, kind):
+def test_resumes_exactly_and_divides_the_global_batch(made, kind):
   texts, _ = made
   whole = take(texts, 14, seed=3, **kind)
   assert not same(take(texts, 1, seed=4, **kind)[0], whole[0])
