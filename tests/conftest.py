@@ -100,6 +100,33 @@ def prompt(trained, tmp_path_factory):
 
 
 @pytest.fixture(scope='session')
+def write_embeddings():
+  """``write(folder, ids, vectors, **changes)``: a folder of embeddings; changes are to its meta."""
+  from dprjax.retrieval.embeddings import EmbeddingsWriter, Meta
+
+  meta = {
+    'dtype': 'float32',
+    'kind': 'passage',
+    'backbone_sha256': 'b' * 64,
+    'prompt_sha256': 'p' * 64,
+    'pooling': 'mean',
+    'normalize': True,
+    'max_length': 256,
+    'input_sha256': 'i' * 64,
+  }
+
+  def write(folder, ids, vectors, *, shard_rows=20, finish=True, **changes):
+    made_by = Meta(dimension=vectors.shape[1], **(meta | changes))
+    writer = EmbeddingsWriter(folder, made_by, ids, shard_rows)
+    for shard in writer.pending():
+      writer.write(shard, vectors[shard.start : shard.stop])
+    if finish:
+      writer.finish()
+
+  return write
+
+
+@pytest.fixture(scope='session')
 def make_cross_encoder(tmp_path_factory):
   """``make_cross_encoder(labels)``: the directory of a small random cross-encoder; its weights are
   larger than at the start, so that pairs differ.

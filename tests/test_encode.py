@@ -1,14 +1,19 @@
 """Texts to a folder of embeddings, with the real command on a small backbone."""
 
+import functools
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
 from dprjax import Retriever, encode, load_prompt
+from dprjax.base.files import sha256_file
+from dprjax.inference.encoder import Encoder
 from dprjax.models import artifact
 from dprjax.retrieval import embeddings
+from dprjax.runtime import mesh
 
 TEXTS = {
   f'd{i}': ' '.join(
@@ -26,6 +31,19 @@ def vectors(trained, prompt):
   return Retriever.load(trained / 'backbone', prompt).encode(list(TEXTS.values()), 'passage')
 
 
+@pytest.fixture(scope='module')
+def load_once():
+  """``Encoder.load``, which loads and compiles the same encoder once for all tests."""
+  load = functools.cache(Encoder.load)
+
+  def call(*paths, **options):
+    encoder = load(*paths, **options)
+    encoder.truncated.clear()
+    return encoder
+
+  return call
+
+
 @pytest.fixture
 def corpus(tmp_path):
   path = tmp_path / 'corpus.jsonl'
@@ -39,8 +57,9 @@ def corpus(tmp_path):
 
 
 @pytest.fixture
-def run(command, trained, prompt, corpus, tmp_path):
-  """``run(*flags)``: encodes the corpus into tmp_path/out; flags come last and so override."""
+def run(command, trained, prompt, corpus, tmp_path, load_once, monkeypatch):
+  """``run(*flags)``: encodes the corpus into tmp_path/out; flags come last and override."""
+  monkeypatch.setattr(Encoder, 'load', load_once)
 
   def call(*flags, kind='passage'):
     return command(
@@ -69,25 +88,27 @@ def assert_bad(result, *words):
     assert str(word) in last, (word, last)
 
 
-def test_equals_the_retriever(run, vectors, tmp_path, prompt):
+def test_equals_the_retriever(run, vectors, corpus, tmp_path, prompt):
   status, err = run()
   assert status == 0 and '50 passage vectors' in err
   found, values = read(tmp_path / 'out')
   assert found.ids == list(TEXTS)
   np.testing.assert_allclose(values, vectors, atol=1e-6)
-  np.testing.assert_allclose(
-    np.linalg.norm(values, axis=1), 1, atol=1e-5
-  )  # as the prompt's meta says
-  meta = load_prompt(prompt).meta
-  assert (
-    found.meta.kind == 'passage'
-    and found.meta.backbone_sha256 == meta['backbone_sha256']
-    and found.meta.max_length == 32
+  np.testing.assert_allclose(np.linalg.norm(values, axis=1), 1, atol=1e-5)
+  assert found.meta == embeddings.Meta(
+    dimension=128,
+    dtype='float32',
+    kind='passage',
+    backbone_sha256=load_prompt(prompt).meta['backbone_sha256'],
+    prompt_sha256=sha256_file(prompt),
+    pooling='mean',
+    normalize=True,
+    max_length=32,
+    input_sha256=sha256_file(corpus),
   )
-  assert found.meta.pooling == 'mean' and found.meta.normalize and found.meta.dtype == 'float32'
 
 
-def test_neither_batch_nor_order_changes_a_vector(run, corpus, vectors, tmp_path):
+def test_batch_and_order_change_no_vector(run, corpus, vectors, tmp_path):
   lines = corpus.read_text().splitlines()
   corpus.write_text('\n'.join(reversed(lines)) + '\n')
   assert run('--batch_size=8', '--shard_rows=13')[0] == 0
@@ -97,23 +118,18 @@ def test_neither_batch_nor_order_changes_a_vector(run, corpus, vectors, tmp_path
 
 
 def test_one_device_and_eight_give_the_same(trained, prompt, vectors):
-  import jax
-
-  from dprjax.inference.encoder import Encoder
-  from dprjax.runtime import mesh
-
   single = mesh.make_mesh({'data': -1}, jax.local_devices()[:1])
   one = Encoder.load(trained / 'backbone', prompt, mesh=single)
   np.testing.assert_allclose(one.encode(list(TEXTS.values())), vectors, atol=2e-6)
 
 
-def test_goes_on_with_the_shards_that_are_missing(run, vectors, tmp_path):
+def test_continues_with_the_missing_shards(run, vectors, tmp_path):
   assert run('--shard_rows=20')[0] == 0
   out = tmp_path / 'out'
   manifest = json.loads((out / 'manifest.json').read_text())
   first = out / manifest['shards'][0]['embeddings']
   before = first.stat().st_mtime_ns
-  # As an interruption after the first shard leaves it.
+  # What an interruption after the first shard leaves.
   for shard in manifest['shards'][1:]:
     (out / shard['embeddings']).unlink()
     (out / shard['ids']).unlink()
@@ -130,30 +146,21 @@ def test_goes_on_with_the_shards_that_are_missing(run, vectors, tmp_path):
   assert_bad(run('--shard_rows=20', kind='query'), 'holds other embeddings', 'kind')
 
 
-def test_counts_what_was_cut(run, vectors, tmp_path):
+def test_counts_cut_texts(run, vectors, tmp_path):
   status, err = run('--max_length=4')
-  cut = sum(
-    len(text.split()) > 2 for text in TEXTS.values()
-  )  # a word is a token at least, and two are special
-  said = [line for line in err.splitlines() if 'longer than 4 tokens and were cut there' in line]
-  assert (
-    status == 0
-    and len(said) == 1
-    and said[0].endswith('of 50 texts were longer than 4 tokens and were cut there')
-  )
-  assert int(said[0].split()[0]) >= cut
+  [line] = [line for line in err.splitlines() if 'longer than 4 tokens' in line]
+  count, _, rest = line.partition(' ')
+  assert status == 0 and rest == 'of 50 texts were longer than 4 tokens and were cut there'
+  # A word has one token or more, and two tokens are special.
+  assert int(count) >= sum(len(text.split()) > 2 for text in TEXTS.values())
   found, values = read(tmp_path / 'out')
   assert found.meta.max_length == 4 and np.abs(values - vectors).max() > 1e-3
 
 
 def test_without_a_prompt(command, trained, corpus, vectors, tmp_path):
-  flags = ['--kind=passage', '--pooling=mean', '--normalize=true']
-  assert (
-    command(
-      encode, f'--backbone={trained}/backbone', f'--input={corpus}', f'--out={tmp_path}/out', *flags
-    )[0]
-    == 0
-  )
+  flags = ['--kind=passage', '--pooling=mean', '--normalize=true', f'--out={tmp_path}/out']
+  status, _ = command(encode, f'--backbone={trained}/backbone', f'--input={corpus}', *flags)
+  assert status == 0
   found, values = read(tmp_path / 'out')
   assert found.meta.prompt_sha256 is None and np.abs(values - vectors).max() > 1e-5
 
@@ -184,7 +191,7 @@ def test_bad_input(run, corpus, tmp_path, content, words):
   assert not (tmp_path / 'out').exists()
 
 
-def test_what_is_not_there(run, command, tmp_path, trained):
+def test_missing_files_and_bad_flags(run, command, tmp_path, trained):
   assert_bad(run(f'--input={tmp_path}/none.jsonl'), 'input not found', 'none.jsonl')
   assert_bad(run(f'--prompt={tmp_path}/none.npz'), 'prompt not found', 'none.npz')
   assert_bad(run(f'--backbone={tmp_path}/none'), 'backbone not found', 'none')

@@ -1,5 +1,5 @@
-"""dprjax.index and dprjax.search --index=milvus, on a real milvus-lite: within this process, and as
-a server of its own.
+"""dprjax.index and dprjax.search --index=milvus, on a real milvus-lite: in this process, and as a
+server.
 """
 
 import json
@@ -16,43 +16,26 @@ import pytest
 
 from dprjax import index, search
 from dprjax.formats.trec import read_run
-from dprjax.retrieval import exact
-from dprjax.retrieval.embeddings import EmbeddingsWriter, Meta
+from dprjax.retrieval import exact, milvus
+from dprjax.retrieval.embeddings import load_embeddings
 
 RNG = np.random.default_rng(0)
-PASSAGES, QUERIES = (
-  RNG.standard_normal((50, 8), np.float32),
-  RNG.standard_normal((4, 8), np.float32),
-)
-IDS = [f'd{row}' for row in range(49)] + ['q3']
-
-
-def embeddings(folder, ids, vectors, kind='passage', prompt='p' * 64):
-  meta = Meta(
-    dimension=vectors.shape[1],
-    dtype='float32',
-    kind=kind,
-    backbone_sha256='b' * 64,
-    prompt_sha256=prompt,
-    pooling='mean',
-    normalize=True,
-    max_length=256,
-    input_sha256='i' * 64,
-  )
-  writer = EmbeddingsWriter(folder, meta, ids, shard_rows=20)
-  for shard in writer.pending():
-    writer.write(shard, vectors[shard.start : shard.stop])
-  writer.finish()
+PASSAGES, QUERIES = (RNG.standard_normal((count, 8), np.float32) for count in (50, 4))
+IDS = [*(f'd{row}' for row in range(49)), 'q3']
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, write_embeddings):
+  _require_milvus()
+  monkeypatch.chdir(tmp_path)
+  write_embeddings('corpus', IDS, PASSAGES)
+  write_embeddings('queries', [f'q{i}' for i in range(4)], QUERIES, kind='query')
+  return tmp_path
+
+
+def _require_milvus():
   for package in ('pymilvus', 'milvus_lite'):
     pytest.importorskip(package, reason="pip install 'dprjax[milvus]'")
-  monkeypatch.chdir(tmp_path)
-  embeddings('corpus', IDS, PASSAGES)
-  embeddings('queries', [f'q{i}' for i in range(4)], QUERIES, 'query')
-  return tmp_path
 
 
 def documents(path='run.trec'):
@@ -63,7 +46,7 @@ def expected(queries, vectors, ids, k):
   return [[ids[row] for row in rows] for rows in exact.search(queries, vectors, k).rows]
 
 
-def test_fill_search_change(folder, command):
+def test_fill_search_change(folder, command, write_embeddings):
   def searched(*flags):
     assert command(search, '--index=milvus', '--uri=index.db', '--out=run.trec', *flags)[0] == 0
     return list(documents().values())
@@ -78,20 +61,7 @@ def test_fill_search_change(folder, command):
   )
   assert searched('--queries=queries', '--k=10') == expected(QUERIES, PASSAGES, IDS, 10)
   report = json.loads((folder / 'run.trec.json').read_text())
-  assert {
-    name: report[name]
-    for name in (
-      'index',
-      'kind',
-      'uri',
-      'collection',
-      'k',
-      'queries',
-      'passages',
-      'settings',
-      'prompt_sha256',
-    )
-  } == {
+  facts = {
     'index': 'milvus',
     'kind': 'FLAT',
     'uri': 'index.db',
@@ -102,6 +72,7 @@ def test_fill_search_change(folder, command):
     'settings': {},
     'prompt_sha256': 'p' * 64,
   }
+  assert report | facts == report
   assert report['server'].startswith('milvus_lite') and report['queries_per_second'] > 0
   found = searched('--queries=queries', '--k=49', '--drop_same_id=true')
   assert (
@@ -115,7 +86,7 @@ def test_fill_search_change(folder, command):
   ]
   assert list(documents()) == ['d7', 'd1']
 
-  embeddings('changed', ['d1', 'new'], -PASSAGES[:2])
+  write_embeddings('changed', ['d1', 'new'], -PASSAGES[:2])
   pathlib.Path('gone.txt').write_text('d0\nd2\nnever\nd0\n')
   assert 'it has 51' in command(index, '--uri=index.db', '--upsert=changed')[1]
   status, said = command(index, '--uri=index.db', '--delete=gone.txt')
@@ -184,21 +155,28 @@ def test_fill_search_change(folder, command):
     (search, ['--like=ids.txt', '--index=exact'], '--index=exact needs --corpus and --queries'),
   ],
 )
-def test_bad_input(filled, command, module, flags, message):
+def test_bad_input(filled, monkeypatch, command, module, flags, message):
+  monkeypatch.chdir(filled)
   common = ['--index=milvus', '--out=run.trec'] if module is search else []
-  status, said = command(module, *common, '--uri=index.db', *flags)
-  assert status == 2 and 'Traceback' not in said
-  assert said.splitlines()[-1].startswith('dprjax: error: ') and message in said.splitlines()[-1]
+  status, err = command(module, *common, '--uri=index.db', *flags)
+  assert status == 2 and 'Traceback' not in err
+  assert err.splitlines()[-1].startswith('dprjax: error: ') and message in err.splitlines()[-1]
   assert not list(filled.glob('run*')) and not (filled / 'typo.db').exists()
 
 
-@pytest.fixture
-def filled(folder, command):
-  embeddings('other', IDS, PASSAGES, prompt=None)
-  embeddings('strange', ['q0'], QUERIES[:1], 'query', prompt=None)
-  embeddings('short', IDS, PASSAGES[:, :4])
-  pathlib.Path('ids.txt').write_text('d1\nnobody\n')
-  assert command(index, '--uri=index.db', '--upsert=corpus')[0] == 0
+@pytest.fixture(scope='module')
+def filled(tmp_path_factory, write_embeddings):
+  """A folder with an index of the passages, and embeddings that do not fit it."""
+  _require_milvus()
+  folder = tmp_path_factory.mktemp('filled')
+  write_embeddings(folder / 'corpus', IDS, PASSAGES)
+  write_embeddings(folder / 'queries', [f'q{i}' for i in range(4)], QUERIES, kind='query')
+  write_embeddings(folder / 'other', IDS, PASSAGES, prompt_sha256=None)
+  write_embeddings(folder / 'strange', ['q0'], QUERIES[:1], kind='query', prompt_sha256=None)
+  write_embeddings(folder / 'short', IDS, PASSAGES[:, :4])
+  (folder / 'ids.txt').write_text('d1\nnobody\n')
+  server = milvus.Server(f'{folder}/index.db', new=True)
+  index.upsert(server, 'passages', load_embeddings(folder / 'corpus'))
   return folder
 
 
@@ -223,7 +201,7 @@ def test_the_index_outlives_the_process(folder):
 
 @pytest.mark.slow
 def test_a_server_over_the_network(folder, command):
-  """milvus-lite again, but reached as any server is, by http."""
+  """milvus-lite as a server, over http."""
   with socket.socket() as free:
     free.bind(('127.0.0.1', 0))
     port = free.getsockname()[1]

@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import os
 import pathlib
@@ -11,49 +10,48 @@ import pytest
 from dprjax import search
 from dprjax.formats.trec import read_run
 from dprjax.retrieval import scann
-from dprjax.retrieval.embeddings import EmbeddingsWriter, Meta
 
-META = Meta(
-  dimension=16,
-  dtype='float32',
-  kind='passage',
-  backbone_sha256='b' * 64,
-  prompt_sha256='p' * 64,
-  pooling='mean',
-  normalize=True,
-  max_length=256,
-  input_sha256='i' * 64,
-)
 RNG = np.random.default_rng(0)
-PASSAGES, QUERIES = (
-  RNG.standard_normal((500, 16), np.float32),
-  RNG.standard_normal((12, 16), np.float32),
-)
+PASSAGES, QUERIES = (RNG.standard_normal((count, 16), np.float32) for count in (500, 12))
+PASSAGE_IDS = [*(f'd{i}' for i in range(499)), 'q3']
+QUERY_IDS = [f'q{i}' for i in range(12)]
 
 
-def embeddings(folder, ids, vectors, finish=True, **changes):
-  writer = EmbeddingsWriter(folder, dataclasses.replace(META, **changes), ids, shard_rows=200)
-  for shard in writer.pending():
-    writer.write(shard, vectors[shard.start : shard.stop])
-  if finish:
-    writer.finish()
+@pytest.fixture(scope='module')
+def embeddings(tmp_path_factory, write_embeddings):
+  """Two good folders, corpus/ and queries/, and bad ones."""
+  folder = tmp_path_factory.mktemp('embeddings')
+  for name in ('corpus', 'damaged'):
+    write_embeddings(folder / name, PASSAGE_IDS, PASSAGES, shard_rows=200)
+  for name, changes in (
+    ('queries', {}),
+    ('backbone', {'backbone_sha256': 'c' * 64}),
+    ('prompt', {'prompt_sha256': None}),
+  ):
+    write_embeddings(folder / name, QUERY_IDS, QUERIES, kind='query', **changes)
+  write_embeddings(folder / 'dimension', QUERY_IDS, QUERIES[:, :8], kind='query')
+  write_embeddings(folder / 'unfinished', ['a', 'b'], PASSAGES[:2], finish=False)
+  (folder / 'empty').mkdir()
+  with (folder / 'damaged' / 'embeddings-00001-of-00003.npy').open('r+b') as file:
+    file.seek(-1, 2)
+    file.write(b'!')
+  return folder
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, embeddings, monkeypatch):
+  """The working folder, with links to the embeddings."""
+  for path in embeddings.iterdir():
+    (tmp_path / path.name).symlink_to(path)
   monkeypatch.chdir(tmp_path)
-  embeddings(tmp_path / 'corpus', [f'd{i}' for i in range(499)] + ['q3'], PASSAGES)
-  embeddings(tmp_path / 'queries', [f'q{i}' for i in range(12)], QUERIES, kind='query')
   return tmp_path
 
 
 def expected(k):
   """Documents by float64 products."""
-  ids = np.array([f'd{i}' for i in range(499)] + ['q3'])
-  return {
-    f'q{i}': ids[np.argsort(-row)[:k]].tolist()
-    for i, row in enumerate(QUERIES.astype(float) @ PASSAGES.astype(float).T)
-  }
+  scores = QUERIES.astype(float) @ PASSAGES.astype(float).T
+  rankings = np.array(PASSAGE_IDS)[np.argsort(-scores, axis=1)[:, :k]].tolist()
+  return dict(zip(QUERY_IDS, rankings, strict=True))
 
 
 def documents(path='run.trec'):
@@ -69,19 +67,7 @@ def test_equals_numpy(folder, index):
   lines = [line.split() for line in (folder / 'run.trec').read_text().splitlines()]
   assert [line[3] for line in lines[:20]] == [str(rank) for rank in range(1, 21)]
   report = json.loads((folder / 'run.trec.json').read_text())
-  assert {
-    name: report[name]
-    for name in (
-      'k',
-      'queries',
-      'passages',
-      'dimension',
-      'backbone_sha256',
-      'prompt_sha256',
-      'pooling',
-      'normalize',
-    )
-  } == {
+  facts = {
     'k': 20,
     'queries': 12,
     'passages': 500,
@@ -91,6 +77,7 @@ def test_equals_numpy(folder, index):
     'pooling': 'mean',
     'normalize': True,
   }
+  assert report | facts == report
   assert report['queries_per_second'] > 0 and report['seconds']['search'] > 0
   if index == 'scann' and scann.available():
     assert report['index'] == 'scann' and report['kind'] == 'brute_force'
@@ -108,7 +95,7 @@ def test_without_scann_the_search_is_exact(folder, monkeypatch, capsys):
   assert json.loads((folder / 'run.trec.json').read_text())['index'] == 'exact'
 
 
-def test_more_than_there_is_and_not_the_querys_own(folder):
+def test_k_beyond_the_corpus_and_without_the_querys_own_id(folder):
   search.main(['--corpus=corpus', '--queries=queries', '--out=run.trec', '--drop_same_id=true'])
   found = documents()
   assert [len(found[f'q{i}']) for i in range(12)] == [500, 500, 500, 499] + [500] * 8
@@ -121,14 +108,14 @@ def test_more_than_there_is_and_not_the_querys_own(folder):
 
 
 @pytest.mark.skipif(not scann.available(), reason='ScaNN is for Linux and Python below 3.14')
-def test_index_is_kept_and_made_anew_for_other_vectors(folder):
+def test_index_is_kept_and_rebuilt_for_other_vectors(folder, write_embeddings):
   arguments = ['--queries=queries', '--index_dir=index', '--k=20']
   search.main(['--corpus=corpus', '--out=a.trec', *arguments])
   kept = (folder / 'index' / 'dprjax_index.json').stat().st_mtime_ns
   search.main(['--corpus=corpus', '--out=b.trec', *arguments])
   assert (folder / 'a.trec').read_bytes() == (folder / 'b.trec').read_bytes()
   assert (folder / 'index' / 'dprjax_index.json').stat().st_mtime_ns == kept
-  embeddings(folder / 'other', [f'd{i}' for i in range(499)] + ['q3'], -PASSAGES)
+  write_embeddings(folder / 'other', PASSAGE_IDS, -PASSAGES)
   search.main(['--corpus=other', '--out=c.trec', *arguments])
   assert documents('c.trec') != documents('a.trec')
 
@@ -154,52 +141,36 @@ BAD = [
 
 
 @pytest.mark.parametrize('arguments, message', BAD)
-def test_bad_input(folder, error_line, arguments, message):
-  (folder / 'empty').mkdir()
-  ids = [f'q{i}' for i in range(12)]
-  embeddings(folder / 'backbone', ids, QUERIES, kind='query', backbone_sha256='c' * 64)
-  embeddings(folder / 'prompt', ids, QUERIES, kind='query', prompt_sha256=None)
-  embeddings(folder / 'dimension', ids, QUERIES[:, :8], kind='query', dimension=8)
-  embeddings(folder / 'unfinished', ['a', 'b'], PASSAGES[:2], finish=False)
-  embeddings(folder / 'damaged', [f'd{i}' for i in range(500)], PASSAGES)
-  with (folder / 'damaged' / 'embeddings-00001-of-00003.npy').open('r+b') as file:
-    file.seek(-1, 2)
-    file.write(b'!')
+def test_bad_input(folder, command, arguments, message):
   before = sorted(folder.rglob('*'))
-  with pytest.raises(SystemExit) as ended:
-    search.main(['--corpus=corpus', '--queries=queries', '--out=run.trec', *arguments])
-  assert ended.value.code == 2
-  assert message in error_line()
+  status, err = command(
+    search, '--corpus=corpus', '--queries=queries', '--out=run.trec', *arguments
+  )
+  assert status == 2 and err.count('\n') == 1 and err.startswith('dprjax: error: ')
+  assert message in err
   assert sorted(folder.rglob('*')) == before
 
 
 def test_as_a_command(folder):
-  def command(*arguments):
-    return subprocess.run(
-      [sys.executable, '-m', 'dprjax.search', *arguments],
-      capture_output=True,
-      text=True,
-      check=False,
-      env=os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parent.parent)},
-    )
-
-  good = command(
-    '--corpus=corpus', '--queries=queries', '--out=run.trec', '--index=exact', '--k=20'
+  done = subprocess.run(
+    [
+      *(sys.executable, '-m', 'dprjax.search', '--corpus=corpus', '--queries=queries'),
+      *('--out=run.trec', '--index=exact', '--k=20'),
+    ],
+    capture_output=True,
+    text=True,
+    check=False,
+    env=os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parent.parent)},
   )
-  assert good.returncode == 0 and good.stdout == ''
-  assert (
-    good.stderr.startswith('run.trec: 240 passages for 12 queries (exact), ')
-    and good.stderr.count('\n') == 1
-  )
+  assert done.returncode == 0 and done.stdout == ''
+  assert done.stderr.startswith('run.trec: 240 passages for 12 queries (exact), ')
+  assert done.stderr.count('\n') == 1
   assert documents() == expected(20)
-  bad = command('--corpus=nowhere', '--queries=queries', '--out=other.trec')
-  assert bad.returncode == 2 and bad.stderr == 'dprjax: error: embeddings not found: nowhere\n'
-  assert not list(folder.glob('other*'))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not scann.available(), reason='ScaNN is for Linux and Python below 3.14')
-def test_tree_on_40000_clustered_passages(tmp_path, monkeypatch):
+def test_tree_on_40000_clustered_passages(tmp_path, monkeypatch, write_embeddings):
   monkeypatch.chdir(tmp_path)
   centres = RNG.standard_normal((400, 16), np.float32)
 
@@ -210,8 +181,9 @@ def test_tree_on_40000_clustered_passages(tmp_path, monkeypatch):
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
   corpus, queries = clustered(40_000), clustered(300)
-  embeddings(tmp_path / 'corpus', [f'd{i}' for i in range(40_000)], corpus)
-  embeddings(tmp_path / 'queries', [f'q{i}' for i in range(300)], queries, kind='query')
+  ids = [f'd{i}' for i in range(40_000)]
+  write_embeddings(tmp_path / 'corpus', ids, corpus, shard_rows=20_000)
+  write_embeddings(tmp_path / 'queries', [f'q{i}' for i in range(300)], queries, kind='query')
   search.main(['--corpus=corpus', '--queries=queries', '--out=run.trec', '--k=100'])
   report = json.loads((tmp_path / 'run.trec.json').read_text())
   print(report)

@@ -1,6 +1,4 @@
-"""Milvus, on a real milvus-lite within this process; tests/test_index.py asks one that is another
-process.
-"""
+"""Milvus, on a real milvus-lite in this process; tests/test_index.py has one in another process."""
 
 import sys
 
@@ -18,7 +16,7 @@ SPACE = {
   'normalize': True,
 }
 RNG = np.random.default_rng(0)
-# In clusters, as embeddings are: an approximate index finds its way.
+# In clusters, as embeddings are, so that approximate indexes work.
 VECTORS = RNG.standard_normal((20, 16), np.float32)[
   RNG.integers(0, 20, 300)
 ] + 0.3 * RNG.standard_normal((300, 16), np.float32)
@@ -54,10 +52,8 @@ def test_equals_exact_search(collection, monkeypatch):
   np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)
   assert told == [4, 8, 10]
   assert collection.index_type == 'FLAT' and len(collection) == 300
-  # More than there are.
-  assert all(
-    sorted(ranking) == sorted(IDS) for ranking in rankings(collection.search(QUERIES, 1000))
-  )
+  for ranking in rankings(collection.search(QUERIES, 1000)):  # more than there are
+    assert sorted(ranking) == sorted(IDS)
 
 
 def test_upsert_replaces_and_delete_deletes(collection, server, monkeypatch):
@@ -69,18 +65,15 @@ def test_upsert_replaces_and_delete_deletes(collection, server, monkeypatch):
   np.testing.assert_array_equal(
     collection.vectors(['new', 'd1', 'd0']), np.stack([9 * QUERIES[2], 9 * QUERIES[0], VECTORS[0]])
   )
-  assert [ranking[0] for ranking in rankings(collection.search(QUERIES[:3], 5))] == [
-    'd1',
-    'd7',
-    'new',
-  ]
+  first = [ranking[0] for ranking in rankings(collection.search(QUERIES[:3], 5))]
+  assert first == ['d1', 'd7', 'new']
   collection.flush()
   assert collection.delete(['d1', 'never', 'new', 'd1x']) == ['never', 'd1x']
   kept = [row for row, id_ in enumerate(IDS) if id_ != 'd1']
   vectors = VECTORS.copy()
   vectors[7] = 9 * QUERIES[1]
   expected = exact.search(QUERIES, vectors[kept], 20).rows
-  # Asked of a second connection, which sees what the first one wrote.
+  # A second connection sees what the first one wrote.
   again = milvus.Server(server.uri).open('passages')
   assert rankings(again.search(QUERIES, 20)) == [
     [IDS[kept[row]] for row in rows] for rows in expected
@@ -128,29 +121,23 @@ def test_approximate_indexes(server, index_type):
     made.search(QUERIES, 50, settings={'nprobe': 40} if index_type == 'IVF_FLAT' else None)
   )
   assert made.index_type == index_type
-  assert (
-    np.mean([len(set(some) & set(all_)) / 50 for some, all_ in zip(found, truth, strict=True)])
-    > 0.95
-  )
+  shared = [len(set(some) & set(best)) for some, best in zip(found, truth, strict=True)]
+  assert np.mean(shared) / 50 > 0.95
   server.drop('approximate')
 
 
-def test_what_a_search_looks_at():
-  def settings(index_type):
-    return milvus.Collection(
-      server=type('', (), {'client': None, 'uri': ''}),
-      name='',
-      space={},
-      index_type=index_type,
-      lists=400,
-    ).settings(100)
-
-  assert settings('SCANN') == {'nprobe': 40, 'reorder_k': 400}
-  assert (
-    settings('HNSW') == {'ef': 200}
-    and settings('IVF_SQ8') == {'nprobe': 40}
-    and settings('FLAT') == {}
-  )
+@pytest.mark.parametrize(
+  ('index_type', 'settings'),
+  [
+    ('SCANN', {'nprobe': 40, 'reorder_k': 400}),
+    ('HNSW', {'ef': 200}),
+    ('IVF_SQ8', {'nprobe': 40}),
+    ('FLAT', {}),
+  ],
+)
+def test_default_search_settings(server, index_type, settings):
+  collection = milvus.Collection(server, '', {}, index_type, lists=400)
+  assert collection.settings(100) == settings
 
 
 @pytest.mark.parametrize(
@@ -190,7 +177,7 @@ def test_bad_input(collection, ask, message):
   assert len(collection) == 300
 
 
-def test_anothers_collection(server):
+def test_a_collection_of_another_program(server):
   server.client.create_collection('theirs', dimension=16)
   with pytest.raises(InputError, match="collection 'theirs' was not made by dprjax"):
     server.open('theirs')
