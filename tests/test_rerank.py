@@ -48,16 +48,13 @@ def go(command, folder, make_cross_encoder, small_cross_encoder, monkeypatch):
   """``go(*flags)``: reranks folder/run.trec into folder/out.trec; flags come last and override."""
   load = CrossEncoder.load
 
-  # The same model is not compiled anew for every test.
-  def once(path, **settings):
-    same = path == str(make_cross_encoder()) and settings == {
-      'max_length': None,
-      'batch_size': 8,
-      'dtype': 'float32',
-    }
+  # The same model is compiled once for all tests.
+  def load_once(path, **settings):
+    usual = {'max_length': None, 'batch_size': 8, 'dtype': 'float32'}
+    same = path == str(make_cross_encoder()) and settings == usual
     return small_cross_encoder if same else load(path, **settings)
 
-  monkeypatch.setattr(CrossEncoder, 'load', once)
+  monkeypatch.setattr(CrossEncoder, 'load', load_once)
 
   def run(*flags):
     return command(
@@ -97,48 +94,46 @@ def check(path, rankings):
   for query, _, doc, rank, score, _ in lines:
     found.setdefault(query, []).append((doc, float(score)))
     assert int(rank) == len(found[query])
-  assert [(query, [doc for doc, _ in ranking]) for query, ranking in found.items()] == [
-    (query, [doc for doc, _ in ranking]) for query, ranking in rankings.items()
-  ]
+  assert list(found) == list(rankings)
   for query, ranking in found.items():
-    np.testing.assert_allclose(
-      [score for _, score in ranking], [score for _, score in rankings[query]], **NEAR
-    )
+    docs, scores = zip(*ranking, strict=True)
+    expected_docs, expected_scores = zip(*rankings[query], strict=True)
+    assert docs == expected_docs
+    np.testing.assert_allclose(scores, expected_scores, **NEAR)
 
 
-def test_rescored_and_ordered_anew(go, folder, expected):
+COUNTS = ('queries', 'pairs', 'unknown_queries', 'unknown_passages')
+
+
+def counts(folder):
+  report = json.loads((folder / 'out.trec.json').read_text())
+  return tuple(report[name] for name in COUNTS)
+
+
+def test_rescores_and_sorts(go, folder, expected):
   rankings = expected(RUN)
   assert any([doc for doc, _ in rankings[query]] != RUN[query] for query in RUN)
   status, err = go()
   assert status == 0 and '10 passages for 3 queries' in err, err
   check(folder / 'out.trec', rankings)
-  report = json.loads((folder / 'out.trec.json').read_text())
-  assert (
-    report['queries'],
-    report['pairs'],
-    report['unknown_queries'],
-    report['unknown_passages'],
-  ) == (3, 10, 0, 0)
+  assert counts(folder) == (3, 10, 0, 0)
   assert not (folder / 'out.trec.parts').exists()
-  # Once more: it is there.
+  # The same command again changes nothing.
   before = (folder / 'out.trec').stat().st_mtime_ns
   status, err = go()
-  assert (
-    status == 0
-    and 'is there already, of just these inputs' in err
-    and (folder / 'out.trec').stat().st_mtime_ns == before
-  )
-  # Of other inputs it is made anew; what lies beyond the depth is dropped.
+  assert status == 0 and 'is there already, of just these inputs' in err
+  assert (folder / 'out.trec').stat().st_mtime_ns == before
+  # Another depth makes another run; deeper passages are dropped.
   status, err = go('--depth=2')
   assert status == 0 and '6 passages for 3 queries' in err
   check(folder / 'out.trec', expected({query: docs[:2] for query, docs in RUN.items()}))
 
 
 class Killed(BaseException):
-  """What a signal would do, at a place of our choosing."""
+  """Stands for a signal."""
 
 
-def test_a_killed_run_goes_on(go, folder, expected, monkeypatch):
+def test_a_killed_run_continues(go, folder, expected, monkeypatch):
   score, scored = CrossEncoder.score, []
 
   def counting(self, pairs, progress=None):
@@ -174,7 +169,7 @@ def test_parts_of_other_inputs_are_not_used(go, folder, expected):
   np.save(parts / 'scores-00000.npy', np.zeros(10, np.float32))
   assert go()[0] == 0
   check(folder / 'out.trec', expected(RUN))
-  # Nor is somebody else's folder thrown away.
+  # A folder of something else is kept.
   (folder / 'out.trec').unlink()
   parts.mkdir()
   (parts / 'thesis').write_text('1')
@@ -189,13 +184,7 @@ def test_unknown_ids_are_counted_and_named(go, folder, expected):
   assert '1 of 4 queries are not in' in err and ': q9; left out' in err
   assert '2 passages are not in' in err and ': x1, x2; left out' in err
   check(folder / 'out.trec', expected({'q1': ['d0', 'd3'], 'q3': RUN['q3']}))
-  report = json.loads((folder / 'out.trec.json').read_text())
-  assert (
-    report['queries'],
-    report['pairs'],
-    report['unknown_queries'],
-    report['unknown_passages'],
-  ) == (2, 5, 1, 2)
+  assert counts(folder) == (2, 5, 1, 2)
   assert_bad(go('--strict'), '1 of 4 queries are not in', 'q9')
   write_run(folder, {'q8': ['d0'], 'q1': ['x1']})
   assert_bad(go(), 'there is nothing to score')
@@ -224,14 +213,14 @@ def test_texts_in_several_files(go, folder, expected):
     ('q1 d2', ['2 columns']),
   ],
 )
-def test_runs_that_are_none(go, folder, line, words):
+def test_bad_runs(go, folder, line, words):
   with (folder / 'run.trec').open('a') as file:
     file.write(line + '\n')
   assert_bad(go(), 'run.trec, line 11', *words)
   assert not (folder / 'out.trec').exists() and not (folder / 'out.trec.parts').exists()
 
 
-def test_what_is_not_there(go, folder, tmp_path):
+def test_missing_files_and_bad_flags(go, folder, tmp_path):
   assert_bad(go(f'--run={folder}/none.trec'), 'run not found', 'none.trec')
   assert_bad(go(f'--queries={folder}/none.jsonl'), 'queries not found', 'none.jsonl')
   assert_bad(go(f'--backbone={folder}/none'), 'backbone not found', 'none')
@@ -242,7 +231,7 @@ def test_what_is_not_there(go, folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_scores_that_are_no_numbers(go, folder, make_cross_encoder, tmp_path):
+def test_scores_that_are_not_finite(go, folder, make_cross_encoder, tmp_path):
   path = edited(
     make_cross_encoder(), tmp_path / 'nan', **{'classifier.bias': np.array([np.nan], np.float32)}
   )
@@ -263,10 +252,5 @@ def test_ties_are_ordered_as_trec_eval_does(go, folder, make_cross_encoder, tmp_
     make_cross_encoder(), tmp_path / 'flat', **{'classifier.weight': np.zeros_like(weights)}
   )
   assert go(f'--backbone={path}')[0] == 0
-  assert [doc for doc, _ in dict(trec.read_run(folder / 'out.trec'))['q1']] == [
-    'e1',
-    'd5',
-    'd3',
-    'd1',
-    'd0',
-  ]
+  ranking = dict(trec.read_run(folder / 'out.trec'))['q1']
+  assert [doc for doc, _ in ranking] == ['e1', 'd5', 'd3', 'd1', 'd0']

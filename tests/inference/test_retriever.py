@@ -42,7 +42,7 @@ def test_search_equals_numpy(small):
     np.testing.assert_allclose([hit.score for hit in hits], values, atol=1e-5)
 
 
-def test_more_than_there_is_gives_all(small):
+def test_k_beyond_the_corpus_gives_all(small):
   small.index(TEXTS[:3])
   [hits] = small.search(['json'], k=10)
   assert sorted(hit.id for hit in hits) == ['0', '1', '2']
@@ -81,7 +81,7 @@ def test_several_prompts_by_name(trained, prompt, small):
   assert both.search(['json'], prompt='bare') == before  # what was indexed before is still there
 
 
-def test_what_cannot_be_asked(trained, prompt, small, tmp_path):
+def test_bad_arguments(trained, prompt, small, tmp_path):
   fresh = Retriever.load(trained / 'backbone', prompt)
   with pytest.raises(InputError, match=r'call index\(corpus\) before search'):
     fresh.search(['json'])

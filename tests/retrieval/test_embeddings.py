@@ -34,6 +34,12 @@ def fill(folder, meta=META, ids=IDS, shard_rows=2, stop_after=None):
   return written
 
 
+def damage(path):
+  content = bytearray(path.read_bytes())
+  content[-1] ^= 1
+  path.write_bytes(content)
+
+
 def test_round_trip(tmp_path):
   assert fill(tmp_path / 'e') == [0, 1, 2]
   found = load_embeddings(tmp_path / 'e')
@@ -44,10 +50,8 @@ def test_round_trip(tmp_path):
   assert part[0:0].shape == (0, 3) and part.shape == (1, 3)
   np.testing.assert_array_equal(part, VECTORS[3:4])
   np.testing.assert_array_equal(part[:1], VECTORS[3:4])
-  assert (
-    found.ids_at(np.array([0, 3, 4])) == ['a', 'd', 'e']
-    and found.ids_at(np.array([], np.int64)) == []
-  )
+  assert found.ids_at(np.array([0, 3, 4])) == ['a', 'd', 'e']
+  assert found.ids_at(np.array([], np.int64)) == []
   np.testing.assert_array_equal(found.vectors(), VECTORS)
   blocks = list(found.blocks(1))
   assert [ids for ids, _ in blocks] == [[id_] for id_ in IDS]
@@ -71,7 +75,7 @@ def test_float16(tmp_path):
     writer.write(writer.pending()[0], np.full((1, 3), 1e5, np.float32))
 
 
-def test_goes_on_where_it_stopped(tmp_path):
+def test_continues_where_it_stopped(tmp_path):
   folder = tmp_path / 'e'
   assert fill(folder, stop_after=2) == [0, 1]
   with pytest.raises(InputError, match='unfinished'):
@@ -83,12 +87,9 @@ def test_goes_on_where_it_stopped(tmp_path):
   assert fill(folder) == []  # finished: nothing to do
 
 
-def test_a_damaged_shard_is_noticed_and_written_again(tmp_path):
+def test_a_damaged_shard_is_detected_and_rewritten(tmp_path):
   fill(tmp_path)
-  damaged = tmp_path / 'embeddings-00001-of-00003.npy'
-  content = bytearray(damaged.read_bytes())
-  content[-1] ^= 1
-  damaged.write_bytes(content)
+  damage(tmp_path / 'embeddings-00001-of-00003.npy')
   with pytest.raises(InputError, match=r'embeddings-00001-of-00003\.npy was changed or damaged'):
     load_embeddings(tmp_path)
   assert len(load_embeddings(tmp_path, verify=False)) == 5
@@ -100,7 +101,7 @@ def test_a_damaged_shard_is_noticed_and_written_again(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'damage, message',
+  'change, message',
   [
     (
       lambda f: (f / 'embeddings-00002-of-00003.npy').unlink(),
@@ -131,9 +132,9 @@ def test_a_damaged_shard_is_noticed_and_written_again(tmp_path):
     (lambda f: edit(f, 'pooling', None), r"incomplete \('pooling'\)"),
   ],
 )
-def test_bad_folders(tmp_path, damage, message):
+def test_bad_folders(tmp_path, change, message):
   fill(tmp_path)
-  damage(tmp_path)
+  change(tmp_path)
   with pytest.raises(InputError, match=message):
     load_embeddings(tmp_path, verify=False)
 
@@ -161,7 +162,7 @@ def test_no_folder(tmp_path):
   ],
 )
 @pytest.mark.parametrize('stop_after', [1, None])
-def test_another_models_folder_is_left_alone(tmp_path, change, stop_after):
+def test_a_folder_of_another_model_is_kept(tmp_path, change, stop_after):
   fill(tmp_path, stop_after=stop_after)
   before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
   with pytest.raises(InputError, match='holds other embeddings'):
@@ -169,7 +170,7 @@ def test_another_models_folder_is_left_alone(tmp_path, change, stop_after):
   assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path):
+def test_a_folder_of_something_else_is_kept(tmp_path):
   (tmp_path / 'thesis.tex').write_text('years of work')
   with pytest.raises(InputError, match='is not empty and holds no embeddings'):
     fill(tmp_path)
@@ -204,12 +205,8 @@ def test_bad_vectors(tmp_path):
 
 
 def test_space_is_what_queries_and_passages_share():
-  assert (
-    META.space()
-    == dataclasses.replace(
-      META, kind='query', max_length=32, dtype='float16', input_sha256='q'
-    ).space()
-  )
+  free = {'kind': 'query', 'max_length': 32, 'dtype': 'float16', 'input_sha256': 'q'}
+  assert META.space() == dataclasses.replace(META, **free).space()
   assert META.space() != dataclasses.replace(META, prompt_sha256='p').space()
 
 
@@ -218,9 +215,7 @@ def test_several_processes_fill_one_folder(tmp_path):
   vectors = np.arange(30, dtype=np.float32).reshape(10, 3)
 
   def fill(folder, processes, skip=()):
-    """Each process in turn opens the folder; then each writes every ``processes``-th shard; then
-    each finishes.
-    """
+    """Each process opens the folder, then writes every ``processes``-th shard, then finishes."""
     writers = [EmbeddingsWriter(folder, META, ids, 2, process=i) for i in range(processes)]
     written = []
     for i, writer in enumerate(writers):
@@ -234,42 +229,28 @@ def test_several_processes_fill_one_folder(tmp_path):
     return sorted(written)
 
   assert fill(tmp_path / 'one', 1) == [0, 1, 2, 3, 4]
-  # Stopped before all was done, gone on with by another number of processes, a shard lost in
-  # between.
+  # Interrupted, then continued by another number of processes after a shard was lost.
   assert fill(tmp_path / 'many', 3, skip=(4,)) == [0, 1, 2, 3]
   next((tmp_path / 'many').glob('embeddings-00001*')).unlink()
   assert fill(tmp_path / 'many', 2) == [1, 4]
   assert fill(tmp_path / 'many', 4) == []
-  there, same = (
+  one, many = (
     {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
     for name in ('one', 'many')
   )
-  assert there == same and 'manifest.json' in there
+  assert one == many and 'manifest.json' in one
 
 
 def test_a_damaged_shard_is_written_again_by_any_process(tmp_path):
-  ids = [f'd{i}' for i in range(4)]
-  vectors = np.arange(12, dtype=np.float32).reshape(4, 3)
-  writer = EmbeddingsWriter(tmp_path / 'out', META, ids, 2)
-  for shard in writer.pending():
-    writer.write(shard, vectors[shard.start : shard.stop])
-  writer.finish()
-  next((tmp_path / 'out').glob('embeddings-00001*')).write_bytes(b'')
-  assert [
-    EmbeddingsWriter(tmp_path / 'out', META, ids, 2, process=i).pending() for i in range(2)
-  ] == [[(1, 2, 4)]] * 2
+  fill(tmp_path)
+  next(tmp_path.glob('embeddings-00001*')).write_bytes(b'')
+  writers = [EmbeddingsWriter(tmp_path, META, IDS, 2, process=i) for i in range(2)]
+  assert [writer.pending() for writer in writers] == [[(1, 2, 4)]] * 2
 
 
 def test_several_processes_verify_other_files_each(tmp_path):
-  ids = [f'd{i}' for i in range(4)]
-  writer = EmbeddingsWriter(tmp_path / 'out', META, ids, 2)
-  for shard in writer.pending():
-    writer.write(shard, np.ones((2, 3), np.float32))
-  writer.finish()
-  vectors = next((tmp_path / 'out').glob('embeddings-00001*'))
-  content = bytearray(vectors.read_bytes())
-  content[-1] ^= 1
-  vectors.write_bytes(content)
-  assert len(load_embeddings(tmp_path / 'out', process=0, processes=2)) == 4
+  fill(tmp_path)
+  damage(tmp_path / 'embeddings-00001-of-00003.npy')
+  assert len(load_embeddings(tmp_path, process=0, processes=2)) == 5
   with pytest.raises(InputError, match='embeddings-00001'):
-    load_embeddings(tmp_path / 'out', process=1, processes=2)
+    load_embeddings(tmp_path, process=1, processes=2)

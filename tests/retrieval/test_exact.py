@@ -15,8 +15,8 @@ def reference(queries, corpus, k):
   return np.take_along_axis(scores, rows, axis=1), rows
 
 
-# 1,000 documents in blocks of 256 do not divide evenly; 7 > 5 queries a block; k beyond a device's
-# share of the corpus.
+# 1,000 documents do not divide into blocks of 256, nor 7 queries into blocks of 4; k exceeds a
+# device's part of the corpus.
 @pytest.mark.parametrize('devices', [1, 8])
 @pytest.mark.parametrize(
   'n, k, block_rows, block_queries',
@@ -24,10 +24,7 @@ def reference(queries, corpus, k):
 )
 def test_equals_float64(devices, n, k, block_rows, block_queries):
   rng = np.random.default_rng(0)
-  queries, corpus = (
-    rng.standard_normal((7, 24), np.float32),
-    rng.standard_normal((n, 24), np.float32),
-  )
+  queries, corpus = (rng.standard_normal((count, 24), np.float32) for count in (7, n))
   found = exact.search(
     queries,
     corpus,
@@ -44,7 +41,7 @@ def test_equals_float64(devices, n, k, block_rows, block_queries):
 
 @pytest.mark.parametrize('devices', [1, 3, 8])
 def test_equal_scores_go_by_row(devices):
-  # Small whole numbers: the products are exact, and nearly all tie.
+  # Products of small whole numbers are exact, and nearly all tie.
   rng = np.random.default_rng(1)
   queries, corpus = (rng.integers(-1, 2, (size, 4)).astype(np.float32) for size in (9, 700))
   found = exact.search(
@@ -56,7 +53,7 @@ def test_equal_scores_go_by_row(devices):
 
 
 def test_negative_scores_and_padding():
-  """Padding rows are zero and would beat negative scores if they were let in."""
+  """Padding rows are zero, and would rank above negative scores."""
   found = exact.search(np.ones((1, 2), np.float32), -np.ones((3, 2), np.float32), 5)
   np.testing.assert_array_equal(found.rows, [[0, 1, 2]])
   np.testing.assert_array_equal(found.scores, [[-2, -2, -2]])
@@ -97,38 +94,33 @@ def test_bad_input(queries, corpus, message):
     exact.search(queries.astype(np.float32), corpus.astype(np.float32), 1)
 
 
+def merge_parts(queries, shards, k, parts):
+  found = [exact.search_part(queries, shards, k, part, parts) for part in range(parts)]
+  scores, rows = (np.stack(arrays) for arrays in zip(*found, strict=True))
+  return exact.merge(scores, rows)
+
+
 @pytest.mark.parametrize('parts', [2, 3, 7])
-def test_parts_of_the_corpus_merge_to_every_bit_of_the_whole(parts):
+def test_parts_of_the_corpus_merge_to_the_bits_of_the_whole(parts):
   rng = np.random.default_rng(5)
-  queries, corpus = (
-    rng.standard_normal((5, 16)).astype(np.float32),
-    rng.standard_normal((61, 16)).astype(np.float32),
-  )
+  queries, corpus = (rng.standard_normal((count, 16)).astype(np.float32) for count in (5, 61))
   corpus[40:50] = corpus[3]  # equal scores in several parts
   shards = [corpus[:9], corpus[9:9], corpus[9:]]
   whole = exact.search(queries, corpus, 20)
-  found = [exact.search_part(queries, shards, 20, part, parts) for part in range(parts)]
-  merged = exact.merge(
-    np.stack([part.scores for part in found]), np.stack([part.rows for part in found])
-  )
+  merged = merge_parts(queries, shards, 20, parts)
   np.testing.assert_array_equal(merged.rows, whole.rows)
   np.testing.assert_array_equal(merged.scores, whole.scores)
 
 
 def test_more_parts_than_rows():
   queries, corpus = np.eye(2, dtype=np.float32), np.array([[1, 0], [0, 2]], np.float32)
-  found = [exact.search_part(queries, [corpus], 2, part, 5) for part in range(5)]
-  merged = exact.merge(
-    np.stack([part.scores for part in found]), np.stack([part.rows for part in found])
-  )
-  assert merged.rows.tolist() == [[0, 1], [1, 0]] and merged.scores.tolist() == [
-    [1.0, 0.0],
-    [2.0, 0.0],
-  ]
+  merged = merge_parts(queries, [corpus], 2, 5)
+  assert merged.rows.tolist() == [[0, 1], [1, 0]]
+  assert merged.scores.tolist() == [[1.0, 0.0], [2.0, 0.0]]
 
 
-def test_a_shard_is_read_a_block_at_a_time_and_let_go():
-  """So memory does not grow with the corpus; benchmarks/exact_search.py measures it."""
+def test_a_shard_is_read_a_block_at_a_time_and_released():
+  """So that memory does not grow with the corpus; benchmarks/exact_search.py measures it."""
   read = []
 
   class Rows:
@@ -145,10 +137,7 @@ def test_a_shard_is_read_a_block_at_a_time_and_let_go():
       return copy
 
   rng = np.random.default_rng(4)
-  queries, corpus = (
-    rng.standard_normal((3, 8), np.float32),
-    rng.standard_normal((8000, 8), np.float32),
-  )
+  queries, corpus = (rng.standard_normal((count, 8), np.float32) for count in (3, 8000))
   found = exact.search(
     queries, [Rows(part) for part in np.split(corpus, [2400, 5600])], 10, block_rows=1024
   )
@@ -161,7 +150,7 @@ def test_an_index_finds_the_same_bits_as_a_search():
   rng = np.random.default_rng(6)
   corpus = rng.standard_normal((1000, 24), np.float32)
   index = exact.Index([corpus[:300], corpus[300:]], block_rows=256)
-  for count, k in ((7, 300), (1, 5), (7, 2000)):  # searched again and again, k and shapes differ
+  for count, k in ((7, 300), (1, 5), (7, 2000)):
     queries = rng.standard_normal((count, 24), np.float32)
     found, expected = index.search(queries, k), exact.search(queries, corpus, k, block_rows=256)
     np.testing.assert_array_equal(found.rows, expected.rows)

@@ -9,9 +9,7 @@ if not scann.available():
 
 
 def clustered(count, seed, dimension=64, clusters=400):
-  """Unit vectors around common centres: uniform random vectors have no neighbours for a tree to
-  find.
-  """
+  """Unit vectors around common centres; a tree would find nothing in uniform random ones."""
   centres = np.random.default_rng(0).standard_normal((clusters, dimension), np.float32)
   rng = np.random.default_rng(seed)
   vectors = centres[rng.integers(0, clusters, count)] + 0.35 * rng.standard_normal(
@@ -30,7 +28,7 @@ def test_brute_force_equals_exact():
   assert index.tune(queries, truth.rows, 1.0) == (scann.Settings(0, 0), 1.0)
 
 
-def test_more_than_there_is():
+def test_k_beyond_the_corpus():
   corpus = clustered(5, 1)
   index = scann.build(corpus, 1000)
   found = index.search(clustered(2, 2), 1000, index.settings(1000))
@@ -57,7 +55,7 @@ def test_saved_moved_and_loaded(tmp_path):
     scann.load(tmp_path / 'moved', 'abc')
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path):
+def test_a_folder_of_something_else_is_kept(tmp_path):
   (tmp_path / 'thesis.tex').write_text('years of work')
   with pytest.raises(InputError, match='something else than a ScaNN index'):
     scann.load(tmp_path, 'abc')
