@@ -141,7 +141,7 @@ BAD = [
     '1 of 4 judged documents are not in corpus.jsonl: d',
   ),
   ('--run=run.trec --answers=answers.jsonl', '--answers needs --corpus'),
-  ('--run=run.trec --answers=corpus.jsonl --corpus=corpus.jsonl', 'line 1: expected answers'),
+  ('--run=run.trec --answers=corpus.jsonl --corpus=corpus.jsonl', "line 1: 'answers' is missing"),
   (
     '--run=a=run.trec --run=run.trec --qrels=qrels.tsv',
     'with several data sets give --run=NAME=FILE',

@@ -160,8 +160,8 @@ def read_jsonl(path: PathLike, what: str = 'file') -> Iterator[tuple[int, dict[s
     yield number, parse_object(line, f'{path}, line {number}')
 
 
-def read_records(path: PathLike, what: str = 'file') -> Iterator[tuple[int, dict[str, Any]]]:
-  """`read_jsonl`, also of a file that is one JSON array, whose entries are numbered from 1.
+def read_records(path: PathLike, what: str = 'file') -> Iterator[tuple[int, str, dict[str, Any]]]:
+  """Yields (number, 'PATH, line NUMBER', object) of a jsonl file or the entries of a JSON array.
 
   An array is read entry by entry: DPR's training files are larger than most memories.
   """
@@ -172,10 +172,13 @@ def read_records(path: PathLike, what: str = 'file') -> Iterator[tuple[int, dict
     else:
       lines = itertools.chain(io.StringIO(start + file.readline()), file)
       for number, line in number_lines(lines, str(path)):
-        yield number, parse_object(line, f'{path}, line {number}')
+        where = f'{path}, line {number}'
+        yield number, where, parse_object(line, where)
 
 
-def _read_entries(file: IO[str], buffer: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _read_entries(
+  file: IO[str], buffer: str, name: str
+) -> Iterator[tuple[int, str, dict[str, Any]]]:
   """The entries of a JSON array whose first characters, after the bracket, are ``buffer``."""
   decoder, number = json.JSONDecoder(), 0
   while True:
@@ -196,7 +199,8 @@ def _read_entries(file: IO[str], buffer: str, name: str) -> Iterator[tuple[int, 
       buffer += more
       continue
     number += 1
-    yield number, _object(value, f'{name}, entry {number}')
+    where = f'{name}, entry {number}'
+    yield number, where, _object(value, where)
     buffer = buffer[end:]
 
 

@@ -28,6 +28,9 @@ from dprjax.formats import mediawiki, texts
 from dprjax.formats.report import Report
 
 _KINDS = ('.jsonl', '.tsv', '.txt', '.xml', '.zip')
+_EXPECTED = '.jsonl, .tsv, .txt, .zip or .xml (MediaWiki), perhaps with ' + ', '.join(
+  files.COMPRESSED
+)
 # Characters; a longer text file is split into several documents, so that memory need not hold it.
 _PART = 1 << 20
 _IDS = ('_id', 'id', 'docid')
@@ -70,15 +73,9 @@ def find_files(paths: Sequence[files.PathLike], report: Report) -> list[epath.Pa
     given = files.existing(path, 'text')
     inside = list(_walk(given, report)) if given.is_dir() else [given]
     if not inside:
-      raise InputError(
-        f'{given}: no text in this folder; expected .jsonl, .tsv, .txt, .zip or .xml (MediaWiki), '
-        'perhaps compressed'
-      )
+      raise InputError(f'{given}: no text in this folder; expected {_EXPECTED}')
     if not given.is_dir() and _kind(given) is None:
-      raise InputError(
-        f'{given}: not a format of text; expected .jsonl, .tsv, .txt, .zip or .xml (MediaWiki), '
-        f'perhaps with {", ".join(files.COMPRESSED)}'
-      )
+      raise InputError(f'{given}: not a format of text; expected {_EXPECTED}')
     found += inside
   return found
 

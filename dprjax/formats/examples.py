@@ -64,8 +64,8 @@ def read_examples(format: str, path: epath.Path) -> Iterator[tuple[int, Example]
       id_ = f'{id_}~{digest}'
     return Passage(id_, text)
 
-  for number, values in files.read_records(path, 'data file'):
-    yield number, parse(Record(values, f'{path}, line {number}'), str(number), passage)
+  for number, where, values in files.read_records(path, 'data file'):
+    yield number, parse(Record(values, where), str(number), passage)
 
 
 def read_passages(format: str, path: epath.Path) -> Iterator[tuple[int, Passage]]:
@@ -80,7 +80,7 @@ def read_passages(format: str, path: epath.Path) -> Iterator[tuple[int, Passage]
 
 def detect_format(path: epath.Path) -> str:
   """The format of a file, by its first record's keys. Raises InputError if none fits."""
-  for _, values in files.read_records(path, 'data file'):
+  for _, _, values in files.read_records(path, 'data file'):
     for format, (_, key) in _FORMATS.items():
       if key in values:
         return format

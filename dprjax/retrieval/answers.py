@@ -10,14 +10,14 @@ import ast
 import csv
 import math
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import regex
 
 from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike, plain_name, read_json, read_jsonl, read_lines
-from dprjax.formats.fields import UniqueIds
+from dprjax.base.files import PathLike, plain_name, read_lines, read_records
+from dprjax.formats.fields import Record, UniqueIds
 from dprjax.formats.texts import is_quoted, read_corpus
 from dprjax.formats.trec import Run
 from dprjax.retrieval.measures import Metrics
@@ -127,56 +127,39 @@ def _is_broken(answer: str, match: str) -> bool:
 
 
 def read_answers(path: PathLike) -> dict[str, list[str]]:
-  """Question id -> answers, from DPR's files or lines of ``{id, answers}``.
+  """Question id -> answers, from DPR's files or records of ``{id, answers}``.
 
-  - ``.json``: DPR's list of ``{question, answers, ...}``.
   - ``.csv``, ``.tsv``: DPR's ``question TAB ['answer', ...]``.
-  - Other: jsonl, objects with ``answers``.
+  - Other: jsonl or a JSON array of objects with ``answers``, as DPR's.
 
-  The id is ``_id``, ``id`` or ``query_id``, or the number of the entry, from 1.
+  The id is ``_id``, ``id`` or ``query_id``, or the number of the line or entry, from 1.
 
   Raises:
     InputError: naming the line or entry: another format, no answer, or an id that comes twice.
   """
+  table = plain_name(path).endswith(('.csv', '.tsv'))
+  unique = UniqueIds(path, 'question')
   answers: dict[str, list[str]] = {}
-  name = plain_name(path)
-  if name.endswith(('.csv', '.tsv')):
-    records: Iterable[tuple[int, Any]] = _read_table(path)
-  elif name.endswith('.json'):
-    records = _read_array(path)
-  else:
-    records = read_jsonl(path, 'answers')
-  for number, record in records:
-    where = f'{path}, {"entry" if name.endswith(".json") else "line"} {number}'
-    given = record.get('answers') if isinstance(record, dict) else None
-    if not (given and isinstance(given, list) and all(isinstance(text, str) for text in given)):
-      raise InputError(f'{where}: expected answers, a list of texts, found {given!r}')
-    ids = (record[key] for key in ('_id', 'id', 'query_id') if record.get(key) is not None)
-    id_ = str(next(ids, number))
-    if id_ in answers:
-      raise InputError(f'{where}: the id {id_!r} comes twice')
-    answers[id_] = given
+  for number, where, values in _read_table(path) if table else read_records(path, 'answers'):
+    record = Record(values, where)
+    id_ = record.first_id('_id', 'id', 'query_id') or str(number)
+    unique.add(id_, number)
+    answers[id_] = record.texts('answers')
+    if not answers[id_]:
+      raise InputError(f'{record.where}: an empty list of answers; expected one or more')
   if not answers:
     raise InputError(f'{path}: no question in it')
   return answers
 
 
-def _read_array(path: PathLike) -> Iterable[tuple[int, Any]]:
-  records = read_json(path, 'answers')
-  if not isinstance(records, list):
-    raise InputError(f'{path}: expected a list of questions, found {type(records).__name__}')
-  return enumerate(records, start=1)
-
-
-def _read_table(path: PathLike) -> Iterable[tuple[int, dict[str, Any]]]:
+def _read_table(path: PathLike) -> Iterator[tuple[int, str, dict[str, Any]]]:
   for number, line in read_lines(path, 'answers'):
+    where = f'{path}, line {number}'
     columns = next(csv.reader([line], delimiter='\t'))
     try:
-      yield number, {'answers': ast.literal_eval(columns[1])}
+      yield number, where, {'answers': ast.literal_eval(columns[1])}
     except (IndexError, ValueError, SyntaxError) as error:
-      raise InputError(
-        f"{path}, line {number}: expected question TAB ['answer', ...] ({error})"
-      ) from error
+      raise InputError(f"{where}: expected question TAB ['answer', ...] ({error})") from error
 
 
 def read_passages(path: PathLike, ids: set[str]) -> dict[str, str]:

@@ -320,6 +320,11 @@ BAD_EXAMPLES = [
     '[{"question": "x", "positive_ctxs": []}, 5]',
     r'a\.json, entry 2: expected a JSON object, found int',
   ),
+  (
+    'a.json',
+    '[{"question": "x", "positive_ctxs": []}, {"question": "x"}]',
+    r"a\.json, entry 2: 'positive_ctxs' is missing",
+  ),
   ('a.jsonl', '{"foo": 1}', r"the first record has 'foo'; expected positive_passages \(Tevatron\)"),
   (
     'a.txt',

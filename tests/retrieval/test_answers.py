@@ -104,12 +104,17 @@ def test_formats_of_answers(tmp_path):
 @pytest.mark.parametrize(
   'name, text, message',
   [
-    ('a.jsonl', '{"id": 1, "answers": ["x"]}\n' * 2, "line 2: the id '1' comes twice"),
-    ('a.jsonl', '{"id": 1, "answers": "x"}\n', 'line 1: expected answers, a list of texts'),
-    ('a.jsonl', '{"id": 1, "answers": []}\n', 'line 1: expected answers'),
+    (
+      'a.jsonl',
+      '{"id": 1, "answers": ["x"]}\n' * 2,
+      "question id '1' is on line 1 and again on line 2",
+    ),
+    ('a.jsonl', '{"answers": "x"}\n', "line 1: 'answers' is 'x'; expected a list of texts"),
+    ('a.jsonl', '{"answers": ["x", 1]}\n', "line 1: 'answers' is .* expected a list of texts"),
+    ('a.jsonl', '{"id": 1, "answers": []}\n', 'line 1: an empty list of answers'),
     ('a.jsonl', '{"id": 1\n', 'line 1: not JSON'),
-    ('a.json', '{"answers": ["x"]}', 'expected a list of questions, found dict'),
-    ('a.json', '[{"answers": ["x"]}, 5]', 'entry 2: expected answers'),
+    ('a.json', '"answers"', 'line 1: expected a JSON object, found str'),
+    ('a.json', '[{"answers": ["x"]}, 5]', 'entry 2: expected a JSON object, found int'),
     ('a.json', '[]', 'no question in it'),
     ('a.csv', "q\t['x']\nq\n", 'line 2: expected question TAB'),
     ('a.csv', "q\t__import__('os')\n", 'line 1: expected question TAB'),
