@@ -334,39 +334,34 @@ class _Miner:
     """Yields the lines of the bucket's queries, ``first`` to ``stop``."""
     asked, options = self._asked, self._options
     tables = [self._read(run, number, options.depth) for run in self._ranked]
-    given = [self._read(self._given, number, None)] if self._given else []
+    rows = np.concatenate(tables)
+    row_run = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+    given = self._read(self._given, number, None) if self._given else rows[:0]
     # The passages named here: their offsets, and a code for each text.
     own = slice(*np.searchsorted(asked.positive_query, [first, stop]).tolist())
-    named = [asked.positive_key[own], *(rows['doc'] for rows in (*tables, *given))]
+    named = [asked.positive_key[own], rows['doc'], given['doc']]
     keys, inverse = np.unique(np.concatenate(named), return_inverse=True)
     offsets, digests = self._indexed.look_up(keys)
     codes = np.unique(digests, return_inverse=True)[1]
     codes = np.where((offsets >= 0) & (digests != passages.EMPTY), codes, -1)
     borders = np.cumsum([len(column) for column in named])[:-1]
-    positive_text, *texts = np.split(codes[inverse], borders)
-    positive_offset, *row_offsets = np.split(offsets[inverse], borders)
-    for run, rows, places in zip(self._ranked, tables, row_offsets, strict=False):
-      unknown = rows[places < 0]
+    positive_text, row_text, given_text = np.split(codes[inverse], borders)
+    positive_offset, row_offset, _ = np.split(offsets[inverse], borders)
+    for place, run in enumerate(self._ranked):
+      unknown = rows[(row_run == place) & (row_offset < 0)]
       what = f'rows of {run.name} with a passage that is not in the corpus: ignored'
       self._report.count_rows(what, run.path, asked.keys[unknown['query']], unknown['doc'])
     self._count_positives(own, positive_text, positive_offset)
     known = positive_text >= 0
-    pool = pools.make_pool(
-      tables,
-      texts[: len(tables)],
-      asked.positive_query[own][known],
-      positive_text[known],
-      asked.keys,
-      options.seed,
-    )
+    positives = asked.positive_query[own][known], positive_text[known]
+    pool = pools.make_pool(rows, row_run, row_text, *positives, asked.keys, options.seed)
     loader = Loader(self._indexed, keys, offsets)
-    logits = np.full(len(pool.query), np.nan)
-    if given:
-      logits = pools.join_scores(pool, given[0], texts[-1])
-    elif self._score:
+    if self._score:
       logits = self._score_in_rounds(pool, loader, self._score)
+    else:
+      logits = pools.join_scores(pool, given, given_text)
     chosen = pools.select(pool, expit(logits), options.sample, options.threshold)
-    self._count_pool(first, stop, tables, pool, chosen, logits)
+    self._count_pool(first, stop, rows, pool, chosen, logits)
     known &= asked.positive_own[own]
     positives = asked.positive_query[own][known], asked.positive_key[own][known]
     yield from self._lines(range(first, stop), *positives, pool, chosen, logits, loader)
@@ -391,7 +386,7 @@ class _Miner:
       positives[query].append(passage[key] + '}')
     negatives: dict[int, list[str]] = collections.defaultdict(list)
     names = [mined.to_json(run.name) for run in self._ranked]
-    run, rank, score = (column.tolist() for column in pool.origins)
+    run, rank, score = pool.run.tolist(), pool.rows['rank'].tolist(), pool.rows['score'].tolist()
     places = (pool.query, pool.doc, pool.start, pool.stop)
     columns = (*places, chosen.undenoised, chosen.denoised, logits)
     for query, key, start, stop, *pools_and_logit in zip(
@@ -485,7 +480,7 @@ class _Miner:
     self,
     first: int,
     stop: int,
-    tables: list[Shaped[np.ndarray, 'rows']],
+    rows: Shaped[np.ndarray, 'rows'],
     pool: Pool,
     chosen: pools.Selection,
     logits: Float64[np.ndarray, 'candidates'],
@@ -495,13 +490,12 @@ class _Miner:
     def by_query(numbers: np.ndarray) -> np.ndarray:
       return np.bincount(numbers - first, minlength=stop - first)
 
-    rows = sum(by_query(table['query']) for table in tables)
-    candidates, denoised = by_query(pool.query), by_query(pool.query[chosen.denoised])
+    found, candidates = by_query(rows['query']), by_query(pool.query)
     for what, where in (
-      ('queries that no run has: kept, without negatives', rows == 0),
+      ('queries that no run has: kept, without negatives', found == 0),
       (
         'queries with no candidate left beside their positives: kept, without negatives',
-        (rows > 0) & (candidates == 0),
+        (found > 0) & (candidates == 0),
       ),
     ):
       numbers = first + np.flatnonzero(where)
@@ -514,12 +508,15 @@ class _Miner:
       'un-denoised negatives': chosen.undenoised,
     }
     for number, run in enumerate(self._ranked):
-      counts[f'candidates of {run.name}'] = pool.origins[0] == number
+      counts[f'candidates of {run.name}'] = pool.run == number
     if self._score or self._given:
       counts |= {
         'candidates with a reranker score': ~np.isnan(logits),
         'denoised negatives': chosen.denoised & chosen.kept,
-        'queries with fewer denoised negatives than the sample': denoised < sample,
+        'queries with fewer denoised negatives than the sample': by_query(
+          pool.query[chosen.denoised]
+        )
+        < sample,
       }
     counts['negatives in the file'] = chosen.kept
     for what, value in counts.items():

@@ -10,7 +10,7 @@ first few of them are a sample, whatever else is in the pool.
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int32, Int64, Shaped, UInt64
+from jaxtyping import Bool, Float64, Int64, Shaped, UInt64
 
 from dprjax.base import outofcore
 
@@ -43,8 +43,8 @@ class Pool(NamedTuple):
     doc: the key of the document that is ranked best among those with this text.
     text: the text's code.
     place: the place among the query's candidates, from 0.
-    start, stop: the candidate's origins, best rank first, then in the order of the runs.
-    origins: ``(run, rank, score)`` arrays.
+    start, stop: the origins in ``rows``: by rank, then in the order of the runs.
+    rows, run: rows of the runs, and the number of each one's run.
     positives: how many rows were left out because they have a positive's text.
     copies: how many were left out because the same run has the text before.
   """
@@ -55,7 +55,8 @@ class Pool(NamedTuple):
   place: Int64[np.ndarray, 'candidates']
   start: Int64[np.ndarray, 'candidates']
   stop: Int64[np.ndarray, 'candidates']
-  origins: tuple[Int32[np.ndarray, 'rows'], Int32[np.ndarray, 'rows'], Float64[np.ndarray, 'rows']]
+  rows: Shaped[np.ndarray, 'rows']
+  run: Int64[np.ndarray, 'rows']
   positives: int
   copies: int
 
@@ -112,8 +113,9 @@ def shallow(
 
 
 def make_pool(
-  runs: list[Shaped[np.ndarray, 'rows']],
-  texts: list[Int64[np.ndarray, 'rows']],
+  rows: Shaped[np.ndarray, 'rows'],
+  run: Int64[np.ndarray, 'rows'],
+  text: Int64[np.ndarray, 'rows'],
   positive_query: Int64[np.ndarray, 'positives'],
   positive_text: Int64[np.ndarray, 'positives'],
   query_keys: UInt64[np.ndarray, 'queries'],
@@ -122,48 +124,39 @@ def make_pool(
   """The union of the runs' rows without the positives' texts, one candidate a text.
 
   Args:
-    runs: the rows of every run, as `rank_rows` returns them.
-    texts: a code for each row's text, the same for the same text; -1 leaves the row out.
+    rows: of every run, as `rank_rows` returns them.
+    run: the number of each row's run.
+    text: a code for each row's text, the same for the same text; -1 leaves the row out.
     positive_query, positive_text: the positives of every query.
     query_keys: the keys of the queries' ids, by number.
     seed: of the lots.
   """
-  columns = [
-    np.concatenate([rows[name] for rows in runs]) for name in ('query', 'rank', 'score', 'doc')
-  ]
-  run = np.repeat(np.arange(len(runs), dtype=np.int32), [len(rows) for rows in runs])
-  text = np.concatenate(texts)
-  known = text >= 0
-  query, rank, score, doc, run, text = (column[known] for column in (*columns, run, text))
   span = max(int(text.max(initial=0)), int(positive_text.max(initial=0))) + 1
-  pair = query.astype(np.int64) * span + text
-  wanted = ~np.isin(pair, positive_query.astype(np.int64) * span + positive_text)
-  positives = int(np.count_nonzero(~wanted))
-  query, rank, score, doc, run, text, pair = (
-    column[wanted] for column in (query, rank, score, doc, run, text, pair)
-  )
+  pair = rows['query'].astype(np.int64) * span + text
+  positive = (text >= 0) & np.isin(pair, positive_query.astype(np.int64) * span + positive_text)
+  keep = np.flatnonzero((text >= 0) & ~positive)
   # One number orders by candidate, rank and run. Its parts are far below 2^63 for any number of
   # rows that fits into memory.
-  ranks = int(np.max(rank, initial=0)) + 1
-  order = np.argsort((pair * ranks + rank) * len(runs) + run, kind='stable')
-  copies = _copies(pair[order], run[order], doc[order])
-  order = order[~copies]
-  pair, run, rank, score = pair[order], run[order], rank[order], score[order]
+  rank, ranks = rows['rank'][keep], int(rows['rank'].max(initial=0)) + 1
+  runs = int(run.max(initial=0)) + 1
+  keep = keep[np.argsort((pair[keep] * ranks + rank) * runs + run[keep], kind='stable')]
+  copies = _copies(pair[keep], run[keep], rows['doc'][keep])
+  keep = keep[~copies]
+  rows, run, pair = rows[keep], run[keep], pair[keep]
   start = np.flatnonzero(np.diff(pair, prepend=-1))
   stop = np.append(start[1:], len(pair))
-  query, doc, text = query[order[start]].astype(np.int64), doc[order[start]], text[order[start]]
+  query, doc, text = rows['query'][start].astype(np.int64), rows['doc'][start], text[keep[start]]
   with np.errstate(over='ignore'):
     stream = outofcore.mix(np.random.default_rng(seed).integers(0, 2**63, 1, dtype=np.uint64))
     lot = outofcore.mix(outofcore.mix(query_keys[query] + stream) ^ doc)
   by_lot = np.lexsort((doc, lot, query))
   query, doc, text, start, stop = (column[by_lot] for column in (query, doc, text, start, stop))
-  origins = run, rank, score
-  place = _places(query)
-  return Pool(query, doc, text, place, start, stop, origins, positives, int(copies.sum()))
+  counts = int(positive.sum()), int(copies.sum())
+  return Pool(query, doc, text, _places(query), start, stop, rows, run, *counts)
 
 
 def _copies(
-  pair: Int64[np.ndarray, 'n'], run: Int32[np.ndarray, 'n'], doc: UInt64[np.ndarray, 'n']
+  pair: Int64[np.ndarray, 'n'], run: Int64[np.ndarray, 'n'], doc: UInt64[np.ndarray, 'n']
 ) -> Bool[np.ndarray, 'n']:
   """Which rows, ordered by candidate and rank, have a text that the same run ranks better under
   another id.
@@ -194,8 +187,8 @@ def select(
 def join_scores(
   pool: Pool, rows: Shaped[np.ndarray, 'rows'], texts: Int64[np.ndarray, 'rows']
 ) -> Float64[np.ndarray, 'candidates']:
-  """The candidates' scores in a run: the highest of those for a candidate's text; nan where there
-  is none. ``texts`` is as in `make_pool`.
+  """The candidates' scores in a run: the highest of those for a candidate's text; nan if there is
+  none. ``texts`` has codes of the rows' texts, as in `make_pool`.
   """
   rows, texts = rows[texts >= 0], texts[texts >= 0]
   span = max(int(texts.max(initial=0)), int(pool.text.max(initial=0))) + 1

@@ -53,16 +53,17 @@ def test_a_part_of_a_run_is_cut_only_where_that_is_safe():
 
 def pool_of(runs, texts, positives=(), seed=0):
   ranked = [pools.rank_rows(run, 100).rows for run in runs]
-  codes = [
-    np.array([texts.get(doc, -1) for doc in run['doc'].tolist()], np.int64) for run in ranked
-  ]
+  run = np.repeat(np.arange(len(runs)), [len(part) for part in ranked])
+  joined = np.concatenate(ranked)
+  codes = np.array([texts.get(doc, -1) for doc in joined['doc'].tolist()], np.int64)
   query, text = np.array(list(positives), np.int64).reshape(-1, 2).T
-  return pools.make_pool(ranked, codes, query, text, keys_of(['q0', 'q1', 'q2']), seed)
+  return pools.make_pool(joined, run, codes, query, text, keys_of(['q0', 'q1', 'q2']), seed)
 
 
 def listed(pool):
   """{(query, doc): [(run, rank, score), ...]}"""
-  origins = list(zip(*(column.tolist() for column in pool.origins), strict=True))
+  origins = (pool.run, pool.rows['rank'], pool.rows['score'])
+  origins = list(zip(*(column.tolist() for column in origins), strict=True))
   columns = (column.tolist() for column in (pool.query, pool.doc, pool.start, pool.stop))
   return {
     (query, doc): origins[start:stop] for query, doc, start, stop in zip(*columns, strict=True)
