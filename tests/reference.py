@@ -143,6 +143,17 @@ def sibling_loss(first, second, temperature=1.0):
   return total / len(texts), correct / len(texts)
 
 
+def pair_row(form, first, second, max_length):
+  """One pair's tokens and token types: the second text is cut to the room that the first leaves."""
+  room = max_length - form.specials
+  first = list(first)
+  second = list(second)[: room - len(first)]
+  opening, middle, closing, second_type = form
+  row = [*opening, *first, *middle, *second, *closing]
+  behind = len(second) + len(closing)
+  return np.array(row, np.int32), np.repeat([0, second_type], [len(row) - behind, behind])
+
+
 def pair_score(config, params, head, tokens, types):
   """BertForSequenceClassification's log-odds of relevance for one pair without padding."""
   first = encode(config, params, tokens[None], np.ones((1, len(tokens)), bool), types=types[None])[

@@ -60,20 +60,6 @@ class PairFormat(NamedTuple):
     return len(self.opening) + len(self.middle) + len(self.closing)
 
 
-class Pairs(NamedTuple):
-  """Pairs of texts as token rows.
-
-  Attributes:
-    rows: each pair's tokens, special ones included.
-    starts: where in its row each second text begins.
-    cut: how many pairs lost tokens.
-  """
-
-  rows: list[jt.Int32[np.ndarray, 'T']]
-  starts: jt.Int32[np.ndarray, 'n']
-  cut: int
-
-
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
   """Text to ids and nothing else: neither padding nor truncation is left in ``backend``.
@@ -165,55 +151,14 @@ class Tokenizer:
     alone = len(self.pair_format.opening) + len(self.closing)
     return first + second - 2 * alone + self.pair_format.specials
 
-  def encode_pairs(self, firsts: Sequence[str], seconds: Sequence[str], max_length: int) -> Pairs:
-    """Tokens of pairs, ``[CLS] first [SEP] second [SEP]`` or as the tokenizer has it; each distinct
-    text is tokenised once.
-
-    Raises:
-      InputError: as ``join_pairs``.
-    """
-    texts = list(dict.fromkeys((*firsts, *seconds)))
-    encoded = self.backend.encode_batch_fast(texts, add_special_tokens=False)
-    ids = {
-      text: np.array(encoding.ids, np.int32) for text, encoding in zip(texts, encoded, strict=True)
+  def encode_bare(self, texts: Iterable[str]) -> dict[str, jt.Int32[np.ndarray, 'T']]:
+    """Token ids of each distinct text, without special tokens and uncut."""
+    distinct = list(dict.fromkeys(texts))
+    encoded = self.backend.encode_batch_fast(distinct, add_special_tokens=False)
+    return {
+      text: np.array(encoding.ids, np.int32)
+      for text, encoding in zip(distinct, encoded, strict=True)
     }
-    return self.join_pairs(
-      [ids[text] for text in firsts], [ids[text] for text in seconds], max_length
-    )
-
-  def join_pairs(
-    self,
-    firsts: Sequence[jt.Int32[np.ndarray, '_']],
-    seconds: Sequence[jt.Int32[np.ndarray, '_']],
-    max_length: int,
-  ) -> Pairs:
-    """Pairs of texts that are tokens already, without special ones.
-
-    Of a pair that is too long the second text is cut, as transformers' ``only_second`` does. A
-    first text that leaves the second no token is cut as well, so that the second keeps half of the
-    room, or all that it has.
-
-    Raises:
-      InputError: ``max_length`` leaves no room for a token of each text.
-    """
-    form = self.pair_format
-    room = max_length - form.specials
-    if room < 2:
-      raise InputError(
-        f'a maximum length of {max_length} tokens leaves no room for two texts beside the special '
-        'tokens'
-      )
-    opening, middle, closing = (np.array(part, np.int32) for part in form[:3])
-    rows, starts, cut = [], [], 0
-    for first, second in zip(firsts, seconds, strict=True):
-      if len(first) + len(second) > room:
-        cut += 1
-        if len(first) >= room:
-          first = first[: room - min(len(second), (room + 1) // 2)]
-        second = second[: room - len(first)]
-      rows.append(np.concatenate([opening, first, middle, second, closing]))
-      starts.append(len(opening) + len(first) + len(middle))
-    return Pairs(rows, np.array(starts, np.int32), cut)
 
 
 def load_tokenizer(directory: files.PathLike) -> Tokenizer:

@@ -15,6 +15,7 @@ from dprjax.base.files import PathLike
 from dprjax.data import text
 from dprjax.inference.embedder import Embedder, ProgressFn, count_from, local_mesh, place
 from dprjax.models import classifier, encoder, head_specs, hub, sentence
+from dprjax.models.template import Template, fill, unpack
 
 # Unless the caller says otherwise: a pair's cost grows faster than its length.
 DEFAULT_LENGTH = 512
@@ -64,18 +65,18 @@ class CrossEncoder:
     self.truncated = 0  # pairs that lost tokens
     mesh = local_mesh() if mesh is None else mesh
     self._params = place(mesh, (backbone.params, head))
-    second_type = tokenizer.pair_format.second_type
+    self._template = Template.pair(*tokenizer.pair_format)
 
-    def embed(params: Any, tokens: jax.Array, mask: jax.Array, starts: jax.Array) -> jax.Array:
+    def embed(params: Any, rows: jax.Array, _: jax.Array, lengths: jax.Array) -> jax.Array:
       backbone, head = params
+      pair = fill([self._template], unpack(rows, lengths), rows.shape[1], tokenizer.pad_id)
       return classifier.score_pairs(
         model,
         backbone,
         head,
-        tokens,
-        mask,
-        starts,
-        second_type=second_type,
+        pair.tokens,
+        pair.mask,
+        pair.token_types,
         options=encoder.EncoderOptions(jnp.dtype(dtype)),
       )[:, None]
 
@@ -95,7 +96,7 @@ class CrossEncoder:
     Args:
       path: a Hugging Face directory, a hub id, or ``package:NAME``.
       max_length: tokens of a pair, special ones included; by default what the tokenizer's files
-        name, at most 512. The passage is cut first, see ``Tokenizer.join_pairs``.
+        name, at most 512. The passage is cut first, see ``Template.cut``.
       batch_size: pairs scored at a time, over all local devices.
       dtype: 'float32' or 'bfloat16', of the arithmetic.
 
@@ -131,12 +132,12 @@ class CrossEncoder:
     scores = np.zeros(len(pairs), np.float32)
     for start in range(0, len(pairs), _BLOCK):
       block = pairs[start : start + _BLOCK]
-      encoded = self.tokenizer.encode_pairs(
-        [query for query, _ in block], [passage for _, passage in block], self.max_length
-      )
-      self.truncated += encoded.cut
+      tokens = self.tokenizer.encode_bare(text for pair in block for text in pair)
+      texts = [[tokens[pair[i]] for pair in block] for i in range(2)]
+      packed = self._template.pack(texts, self.max_length, self.tokenizer.pad_id)
+      self.truncated += packed.cut
       scores[start : start + len(block)] = self._embedder(
-        self._params, encoded.rows, count_from(start, progress), (encoded.starts,)
+        self._params, packed.rows, count_from(start, progress), (packed.lengths,)
       )[:, 0]
     return scores
 

@@ -21,12 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
 from dprjax.data import store, text
-from dprjax.data.text import PairFormat, Tokenizer
+from dprjax.data.text import Tokenizer
 from dprjax.formats import trec
 from dprjax.inference.embedder import Embedder
 from dprjax.methods import dual_encoder
@@ -44,6 +44,7 @@ from dprjax.methods.method import (
 )
 from dprjax.methods.retrieval_data import Splits, find_splits, shorten
 from dprjax.models import classifier, encoder, hub
+from dprjax.models.template import Template, Text, fill, unpack
 from dprjax.retrieval import measures
 from dprjax.runtime import tree
 
@@ -78,11 +79,11 @@ def build(
       'config.prompt.length, config.backbone.two_encoders: a cross-encoder is one encoder without '
       'a prompt; set 0 and False'
     )
-  form, closing = tokenizer.pair_format, len(tokenizer.closing)
-  options: dict[str, Any] = {
-    'second_type': form.second_type,
-    'options': encoder.EncoderOptions.from_config(config.backbone),
-  }
+  template = Template.pair(*tokenizer.pair_format)
+  # Of a text alone.
+  opening = len(tokenizer.pair_format.opening)
+  specials = opening + len(tokenizer.closing)
+  options = encoder.EncoderOptions.from_config(config.backbone)
   longest = tokenizer.pair_length(config.data.query_max_length, config.data.passage_max_length)
   chunks = config.grad_cache * config.accumulate
 
@@ -103,27 +104,38 @@ def build(
     return params
 
   def embed(
-    params: Params, kind: str, tokens: Array, mask: Array, starts: Array
+    params: Params, kind: str, rows: Array, mask: Array, lengths: Array
   ) -> Float[Array, 'B 1']:
-    del kind  # only pairs
+    del kind, mask  # only pairs, of packed texts
+    pair = fill([template], unpack(rows, lengths), rows.shape[1], tokenizer.pad_id)
     return classifier.score_pairs(
-      model, params['backbone'], params['head']['classifier'], tokens, mask, starts, **options
+      model, params['backbone'], params['head']['classifier'], *pair[:3], options=options
     )[:, None]
 
   def loss(
     params: Params, batch: Batch, key: Array | None
   ) -> tuple[Float[Array, ''], dict[str, Array]]:
     def score(rows: Any, key: Array | None) -> tuple[Float[Array, 'B C'], tuple[()]]:
-      tokens, mask, starts = join_pairs(form, closing, tokenizer.pad_id, longest, *rows)
-      size, candidates, length = tokens.shape
+      query_tokens, query_mask, passage_tokens, passage_mask = rows
+      size, candidates, _ = passage_tokens.shape
+      texts = [
+        Text(tokens, jnp.sum(mask, axis=1, dtype=jnp.int32) - specials, opening)
+        for tokens, mask in (
+          (
+            jnp.repeat(query_tokens, candidates, axis=0),
+            jnp.repeat(query_mask, candidates, axis=0),
+          ),
+          (x.reshape(size * candidates, -1) for x in (passage_tokens, passage_mask)),
+        )
+      ]
+      length = tokenizer.pair_length(query_tokens.shape[1], passage_tokens.shape[2])
+      pair = fill([template], texts, min(length, longest), tokenizer.pad_id)
       scores = classifier.score_pairs(
         model,
         params['backbone'],
         params['head']['classifier'],
-        tokens.reshape(-1, length),
-        mask.reshape(-1, length),
-        jnp.repeat(starts, candidates),
-        **options,
+        *pair[:3],
+        options=options,
         dropout_key=key,
       )
       return scores.reshape(size, candidates), ()
@@ -154,56 +166,6 @@ def pointwise(scores: Float[Array, 'B C']) -> Float[Array, ' B']:
     jnp.concatenate([jax.nn.softplus(-scores[:, :1]), jax.nn.softplus(scores[:, 1:])], axis=1),
     axis=1,
   )
-
-
-def join_pairs(
-  form: PairFormat,
-  closing: int,
-  pad_id: int,
-  longest: int,
-  query_tokens: Int[Array, 'B Tq'],
-  query_mask: Bool[Array, 'B Tq'],
-  passage_tokens: Int[Array, 'B C Tp'],
-  passage_mask: Bool[Array, 'B C Tp'],
-) -> tuple[Int[Array, 'B C T'], Bool[Array, 'B C T'], Int[Array, ' B']]:
-  """Each query with each of its passages, as ``Tokenizer.join_pairs`` puts them together; T follows
-  from Tq and Tp.
-
-  Args:
-    form: what goes around the two.
-    closing: special tokens that end a text of its own.
-    pad_id: the padding token.
-    longest: T at most: no pair has more tokens.
-    query_tokens, query_mask, passage_tokens, passage_mask: texts with their own special tokens, as
-      a batch has them.
-
-  Returns:
-    Tokens, mask, and where the passage begins.
-  """
-  batch, candidates, _ = passage_tokens.shape
-  alone = len(form.opening) + closing
-  length = min(query_tokens.shape[1] + passage_tokens.shape[2] - 2 * alone + form.specials, longest)
-  query_length = jnp.sum(query_mask, axis=1, dtype=jnp.int32) - alone  # [B]
-  passage_length = jnp.sum(passage_mask, axis=2, dtype=jnp.int32) - alone  # [B, C]
-  middle = (len(form.opening) + query_length)[:, None, None]  # where the query ends
-  start = middle + len(form.middle)
-  end = start + passage_length[:, :, None]
-  place = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, candidates, length))
-
-  def pick(tokens: Int[Array, 'B C S'], index: Int[Array, 'B C T']) -> Int[Array, 'B C T']:
-    return jnp.take_along_axis(tokens, jnp.clip(index, 0, tokens.shape[2] - 1), axis=2)
-
-  passage = pick(passage_tokens, place - start + len(form.opening))
-  query = pick(
-    jnp.broadcast_to(query_tokens[:, None], (batch, candidates, query_tokens.shape[1])), place
-  )  # begins as the pair does
-  tokens = jnp.where(
-    place < middle, query, jnp.where((place >= start) & (place < end), passage, pad_id)
-  )
-  for specials, first in ((form.middle, middle), (form.closing, end)):
-    for offset, special in enumerate(specials):
-      tokens = jnp.where(place == first + offset, special, tokens)
-  return tokens, place < end + len(form.closing), start[:, 0, 0]
 
 
 def find(
@@ -315,11 +277,11 @@ def _evaluation(
   def bare(row: np.ndarray) -> np.ndarray:
     return row[opening : len(row) - closing]
 
-  pairs = tokenizer.join_pairs(
+  texts = (
     [bare(row.tokens) for row, count in zip(rows, counts, strict=True) for _ in range(count)],
     [bare(row) for row in tokens.passage_tokens(flat)],
-    longest,
   )
+  pairs = Template.pair(*tokenizer.pair_format).pack(texts, longest, tokenizer.pad_id)
   wanted = list(dict.fromkeys([config.eval.measure, 'nDCG@10', 'RR@10']))
 
   def embed(params: Any, *batch: Array) -> Array:
@@ -328,7 +290,7 @@ def _evaluation(
   embedder = Embedder(embed, devices, config.eval.batch_size, longest, tokenizer.pad_id)
 
   def evaluate(params: Mapping[str, Array]) -> dict[str, float]:
-    scores = embedder(params, pairs.rows, columns=(pairs.starts,))[:, 0].tolist()
+    scores = embedder(params, pairs.rows, columns=(pairs.lengths,))[:, 0].tolist()
     rankings = {
       query: dict(zip(passage_ids[end - count : end], scores[end - count : end], strict=True))
       for query, count, end in zip(query_ids, counts, ends, strict=True)

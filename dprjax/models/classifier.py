@@ -87,9 +87,8 @@ def score_pairs(
   head: Mapping[str, Any],
   tokens: Int[Array, 'B T'],
   mask: Bool[Array, 'B T'],
-  starts: Int[Array, ' B'],
+  token_types: Int[Array, 'B T'] | None = None,
   *,
-  second_type: int = 0,
   options: EncoderOptions = DEFAULT_OPTIONS,
   dropout_key: Array | None = None,
 ) -> Float[Array, ' B']:
@@ -101,24 +100,17 @@ def score_pairs(
     head: as ``init_classifier`` gives it.
     tokens: a pair a row, special tokens included.
     mask: True at real tokens.
-    starts: where in its row each second text begins.
-    second_type: the token type of the second text and of what closes it; that of the first is 0. An
-      encoder with one type knows no other.
+    token_types: segment ids, default 0. An encoder with one type knows no other.
     options: as for ``encoder.encode``.
     dropout_key: given, the encoder's dropout and the head's are active.
   """
-  types = None
-  if second_type and config.type_vocab_size > 1:
-    types = jnp.where(
-      jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :] >= starts[:, None], second_type, 0
-    ).astype(jnp.int32)
   keys = (None, None) if dropout_key is None else tuple(jax.random.split(dropout_key))
   hidden = encoder.encode(
     config,
     backbone,
     tokens,
     mask,
-    token_types=types,
+    token_types=token_types if config.type_vocab_size > 1 else None,
     options=options,
     dropout_key=keys[0],
   )

@@ -3,12 +3,14 @@
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 import tokenizers
 
 from dprjax.base.errors import InputError
 from dprjax.data import text
+from dprjax.models.template import Template, fill, unpack
 
 SENTENCES = [
   'the cat sat on the mat',
@@ -186,6 +188,8 @@ def test_pairs_are_those_of_transformers(families, family):
     (tokenizer.sep_id,),
   )
   assert form.second_type == (family == 'bert') and form.specials == len(form.middle) + 2
+  assert tokenizer.pair_length(12, 40) == 12 + 40 - 4 + form.specials
+  template = Template.pair(*form)
   firsts = ['the cat', 'a dog met', '', 'the cat', 'mat']
   seconds = [
     'the dog sat on the log',
@@ -194,47 +198,30 @@ def test_pairs_are_those_of_transformers(families, family):
     'a dog',
     'the cat sat on the mat ' * 5,
   ]
+  tokens = tokenizer.encode_bare([*firsts, *seconds])
+  assert len(tokens) == 8
+  uncut = theirs(firsts, seconds)['input_ids']
   for max_length in (64, 12):
-    pairs = tokenizer.encode_pairs(firsts, seconds, max_length)
+    texts = [[tokens[text] for text in texts] for texts in (firsts, seconds)]
+    packed = template.pack(texts, max_length, tokenizer.pad_id)
+    rows, mask = text.pad_batch(packed.rows, max_length, tokenizer.pad_id)
+    filled = jax.device_get(
+      fill([template], unpack(rows, packed.lengths), max_length, tokenizer.pad_id)
+    )
+    np.testing.assert_array_equal(filled.mask, mask)
+    assert (filled.tokens[~mask] == tokenizer.pad_id).all()
     expected = theirs(firsts, seconds, truncation='only_second', max_length=max_length)
-    assert [row.tolist() for row in pairs.rows] == expected['input_ids']
+    pairs = [row[seen].tolist() for row, seen in zip(filled.tokens, mask, strict=True)]
+    assert pairs == expected['input_ids']
     if family == 'bert':
-      types = [
-        (np.arange(len(row)) >= start).astype(int).tolist()
-        for row, start in zip(pairs.rows, pairs.starts, strict=True)
-      ]
+      types = [row[seen].tolist() for row, seen in zip(filled.token_types, mask, strict=True)]
       assert types == expected['token_type_ids']
     else:
-      assert 'token_type_ids' not in expected
-    assert pairs.cut == sum(
-      one != other
-      for one, other in zip(
-        expected['input_ids'], theirs(firsts, seconds)['input_ids'], strict=True
-      )
+      assert 'token_type_ids' not in expected and not filled.token_types.any()
+    assert packed.cut == sum(
+      pair != whole for pair, whole in zip(expected['input_ids'], uncut, strict=True)
     )
-    assert pairs.cut >= (max_length == 12) and all(row.dtype == np.int32 for row in pairs.rows)
-  assert tokenizer.pair_length(12, 40) == 12 + 40 - 4 + form.specials
-
-
-def test_a_first_text_that_leaves_no_room_is_cut_too(trained):
-  _, tokenizer = trained
-  room, long, short = 9, np.arange(100, 120, dtype=np.int32), np.arange(200, 202, dtype=np.int32)
-
-  def kept(first, second):
-    pairs = tokenizer.join_pairs([first], [second], room + 3)
-    (row,), (start,) = pairs.rows, pairs.starts
-    assert len(row) == room + 3 and pairs.cut == 1
-    assert row[0] == tokenizer.cls_id and row[start - 1] == row[-1] == tokenizer.sep_id
-    np.testing.assert_array_equal(row[1 : start - 1], first[: start - 2])
-    np.testing.assert_array_equal(row[start:-1], second[: len(row) - start - 1])
-    return start - 2, len(row) - start - 1
-
-  assert kept(long, long + 100) == (4, 5) and kept(long, short) == (7, 2)
-  assert kept(long[:9], short) == (7, 2)
-  # One token of the second is enough for the first to stay whole.
-  assert kept(long[:8], long + 100) == (8, 1)
-  with pytest.raises(InputError, match='4 tokens leaves no room for two texts'):
-    tokenizer.encode_pairs(['a'], ['b'], 4)
+    assert packed.cut >= (max_length == 12)
 
 
 def test_a_tokenizer_without_pairs(trained, tmp_path):
@@ -253,7 +240,7 @@ def test_a_tokenizer_without_pairs(trained, tmp_path):
     )
   )
   with pytest.raises(InputError, match='does not put special tokens before and between two texts'):
-    text.load_tokenizer(tmp_path / 'single').encode_pairs(['a'], ['b'], 16)
+    _ = text.load_tokenizer(tmp_path / 'single').pair_format
 
 
 def test_special_ids(minilm):

@@ -47,12 +47,9 @@ def alone(path, pairs, max_length=16):
   )
   scores = []
   for query, passage in pairs:
-    (row,), (start,), _ = tokenizer.encode_pairs([query], [passage], max_length)
-    scores.append(
-      reference.pair_score(
-        loaded.config, params, head, row, (np.arange(len(row)) >= start).astype(np.int32)
-      )
-    )
+    ids = tokenizer.encode_bare([query, passage])
+    row = reference.pair_row(tokenizer.pair_format, ids[query], ids[passage], max_length)
+    scores.append(reference.pair_score(loaded.config, params, head, *row))
   return np.array(scores)
 
 

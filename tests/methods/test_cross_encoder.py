@@ -120,14 +120,10 @@ def reference_scores(config, model, tokenizer, params, batch):
   for i, j in np.ndindex(scores.shape):
     query = bare(batch['query_tokens'][i], batch['query_mask'][i])
     passage = bare(batch['passage_tokens'][i, j], batch['passage_mask'][i, j])
-    (row,), (start,), cut = tokenizer.join_pairs([query], [passage], 24)
-    assert not cut
+    row = reference.pair_row(tokenizer.pair_format, query, passage, 24)
+    assert len(row[0]) == len(query) + len(passage) + 3
     scores[i, j] = reference.pair_score(
-      model,
-      params['backbone'],
-      params['head']['classifier'],
-      row,
-      (np.arange(len(row)) >= start).astype(np.int32),
+      model, params['backbone'], params['head']['classifier'], *row
     )
   return scores
 
@@ -187,24 +183,6 @@ def test_loss_and_gradient_equal_numpy(model, tokenizer, parts, batch, sizes, kn
       rtol=1e-4,
       atol=1e-5,
     )
-
-
-def test_pairs_are_those_of_the_tokenizer(tokenizer, batch):
-  arrays = [batch[f'{kind}_{what}'] for kind in ('query', 'passage') for what in ('tokens', 'mask')]
-  # RoBERTa's form as well, whose texts have two special tokens between them.
-  for form in (tokenizer.pair_format, text.PairFormat((tokenizer.cls_id,), (3, 3), (3,), 0)):
-    longest = 7 + 10 - 4 + form.specials
-    run = jax.jit(cross_encoder.join_pairs, static_argnums=(0, 1, 2, 3))
-    tokens, mask, starts = (
-      np.asarray(one) for one in run(form, 1, tokenizer.pad_id, longest, *arrays)
-    )
-    assert tokens.shape == (ROWS, CANDIDATES, longest) and tokens.dtype == np.int32
-    for i, j in np.ndindex(ROWS, CANDIDATES):
-      query, passage = arrays[0][i][arrays[1][i]][1:-1], arrays[2][i, j][arrays[3][i, j]][1:-1]
-      row = [*form.opening, *query, *form.middle, *passage, *form.closing]
-      assert tokens[i, j].tolist() == row + [tokenizer.pad_id] * (longest - len(row)), (i, j)
-      assert mask[i, j].tolist() == [place < len(row) for place in range(longest)]
-      assert starts[i] == len(form.opening) + len(query) + len(form.middle)
 
 
 def test_losses_by_hand():

@@ -38,16 +38,10 @@ def test_equals_pytorch(golden, write_classifier, model_type, labels):
   assert not mask.all(axis=1).any()  # every row is padded
   # RoBERTa's encoders have one type: that of the second text does not reach them.
   logits = arrays[f'{labels}/{"typed" if model_type == "bert" else "untyped"}'].astype(np.float64)
-  run = jax.jit(classifier.score_pairs, static_argnums=0, static_argnames='second_type')
-  scores = run(
-    loaded.config,
-    loaded.params,
-    loaded.heads['classifier'].params,
-    tokens,
-    mask,
-    starts,
-    second_type=1,
-  )
+  types = (np.arange(tokens.shape[1]) >= starts[:, None]).astype(np.int32)
+  run = jax.jit(classifier.score_pairs, static_argnums=0)
+  head = loaded.heads['classifier'].params
+  scores = run(loaded.config, loaded.params, head, tokens, mask, types)
   np.testing.assert_allclose(
     scores, logits[:, 0] if labels == 1 else logits[:, 1] - logits[:, 0], rtol=0, atol=2e-5
   )
@@ -68,7 +62,6 @@ def test_logits_equal_pytorch_without_types(golden, write_classifier, model_type
     loaded.heads['classifier'].params,
     arrays['tokens'],
     arrays['mask'],
-    arrays['starts'],
   )
   np.testing.assert_allclose(scores, classifier.score(logits), rtol=0, atol=1e-6)
 
