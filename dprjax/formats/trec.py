@@ -172,7 +172,7 @@ def read_run(path: PathLike) -> Run:
 
 
 def _places(ids: pa.BinaryArray, places: dict[str, int]) -> Int[np.ndarray, 'rows']:
-  """Every id's place; new ids get the next ones."""
+  """The index of each id in ``places``, to which new ids are added."""
   encoded = ids.dictionary_encode()
   new = [places.setdefault(id_.decode(), len(places)) for id_ in encoded.dictionary.to_pylist()]
   return np.array(new, np.int64)[encoded.indices.to_numpy()]
