@@ -314,50 +314,46 @@ def _sort(
   return _Sorted(name, path, buckets)
 
 
+@dataclasses.dataclass(frozen=True)
 class _Miner:
   """Makes the lines of one bucket after the other."""
 
-  def __init__(
-    self,
-    asked: _Queries,
-    indexed: Passages,
-    ranked: Sequence[_Sorted],
-    given: _Sorted | None,
-    score: Score | None,
-    options: Options,
-    report: Report,
-  ):
-    self._asked, self._indexed, self._ranked, self._given = asked, indexed, ranked, given
-    self._score, self._options, self._report = score, options, report
+  asked: _Queries
+  indexed: Passages
+  ranked: Sequence[_Sorted]
+  given: _Sorted | None
+  score: Score | None
+  options: Options
+  report: Report
 
   def bucket(self, number: int, first: int, stop: int) -> Iterator[bytes]:
     """Yields the lines of the bucket's queries, ``first`` to ``stop``."""
-    asked, options = self._asked, self._options
-    tables = [self._read(run, number, options.depth) for run in self._ranked]
+    asked, options = self.asked, self.options
+    tables = [self._read(run, number, options.depth) for run in self.ranked]
     rows = np.concatenate(tables)
     row_run = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
-    given = self._read(self._given, number, None) if self._given else rows[:0]
+    given = self._read(self.given, number, None) if self.given else rows[:0]
     # The passages named here: their offsets, and a code for each text.
     own = slice(*np.searchsorted(asked.positive_query, [first, stop]).tolist())
     named = [asked.positive_key[own], rows['doc'], given['doc']]
     keys, inverse = np.unique(np.concatenate(named), return_inverse=True)
-    offsets, digests = self._indexed.look_up(keys)
+    offsets, digests = self.indexed.look_up(keys)
     codes = np.unique(digests, return_inverse=True)[1]
     codes = np.where((offsets >= 0) & (digests != passages.EMPTY), codes, -1)
     borders = np.cumsum([len(column) for column in named])[:-1]
     positive_text, row_text, given_text = np.split(codes[inverse], borders)
     positive_offset, row_offset, _ = np.split(offsets[inverse], borders)
-    for place, run in enumerate(self._ranked):
+    for place, run in enumerate(self.ranked):
       unknown = rows[(row_run == place) & (row_offset < 0)]
       what = f'rows of {run.name} with a passage that is not in the corpus: ignored'
-      self._report.count_rows(what, run.path, asked.keys[unknown['query']], unknown['doc'])
+      self.report.count_rows(what, run.path, asked.keys[unknown['query']], unknown['doc'])
     self._count_positives(own, positive_text, positive_offset)
     known = positive_text >= 0
     positives = asked.positive_query[own][known], positive_text[known]
     pool = pools.make_pool(rows, row_run, row_text, *positives, asked.keys, options.seed)
-    loader = Loader(self._indexed, keys, offsets)
-    if self._score:
-      logits = self._score_in_rounds(pool, loader, self._score)
+    loader = Loader(self.indexed, keys, offsets)
+    if self.score:
+      logits = self._score_in_rounds(pool, loader, self.score)
     else:
       logits = pools.join_scores(pool, given, given_text)
     chosen = pools.select(pool, expit(logits), options.sample, options.threshold)
@@ -377,15 +373,16 @@ class _Miner:
     loader: Loader,
   ) -> Iterator[bytes]:
     kept = np.flatnonzero(chosen.kept)
-    loader.read(np.concatenate([positive_key, pool.doc[kept]]))
+    keys = np.unique(np.concatenate([positive_key, pool.doc[kept]]))
+    loader.read(keys)
     passage = {
-      key: mined.passage(entry, self._options.texts) for key, entry in loader.passages.items()
+      key: mined.passage(loader.passages[key], self.options.texts) for key in keys.tolist()
     }
     positives: dict[int, list[str]] = collections.defaultdict(list)
     for query, key in zip(positive_query.tolist(), positive_key.tolist(), strict=True):
       positives[query].append(passage[key] + '}')
     negatives: dict[int, list[str]] = collections.defaultdict(list)
-    names = [mined.to_json(run.name) for run in self._ranked]
+    names = [mined.to_json(run.name) for run in self.ranked]
     run, rank, score = pool.run.tolist(), pool.rows['rank'].tolist(), pool.rows['score'].tolist()
     places = (pool.query, pool.doc, pool.start, pool.stop)
     columns = (*places, chosen.undenoised, chosen.denoised, logits)
@@ -396,7 +393,7 @@ class _Miner:
       negatives[query].append(passage[key] + mined.origin(rows, *pools_and_logit))
     for query in queries:
       if query in positives:
-        texts = self._asked.ids[query], self._asked.texts[query]
+        texts = self.asked.ids[query], self.asked.texts[query]
         yield mined.line(*texts, positives[query], negatives[query])
 
   def _read(self, run: _Sorted, number: int, depth: int | None) -> Shaped[np.ndarray, 'rows']:
@@ -404,9 +401,9 @@ class _Miner:
 
     Raises InputError where rank and score contradict each other, or a document comes twice.
     """
-    keys = self._asked.keys
+    keys = self.asked.keys
     rows = run.buckets.pop(number)
-    if self._options.drop_same_id:
+    if self.options.drop_same_id:
       rows = rows[rows['doc'] != keys[rows['query']]]
     ranking = pools.rank_rows(rows, depth or len(rows))
 
@@ -425,7 +422,7 @@ class _Miner:
       )
     what = f'rows of {run.name} that share their rank with another of their query: ordered by score'
     tied = ranking.tied
-    self._report.count_rows(what, run.path, keys[tied['query']], tied['doc'])
+    self.report.count_rows(what, run.path, keys[tied['query']], tied['doc'])
     return ranking.rows
 
   def _score_in_rounds(
@@ -434,16 +431,16 @@ class _Miner:
     """Scores candidates in the order of their lots until every query has its denoised sample; the
     rest are in no sample.
     """
-    sample, threshold = self._options.sample, self._options.threshold
+    sample, threshold = self.options.sample, self.options.threshold
     logits = np.full(len(pool.query), np.nan)
-    size = len(self._asked.ids)
+    size = len(self.asked.ids)
     unfinished = np.ones(size, bool)
     for scored in range(0, int(pool.place.max(initial=-1)) + 1, sample):
       in_round = (pool.place >= scored) & (pool.place < scored + sample)
       rows = np.flatnonzero(unfinished[pool.query] & in_round)
       loader.read(pool.doc[rows])
       pairs = [
-        (self._asked.texts[query], loader.passages[key].joined)
+        (self.asked.texts[query], loader.passages[key].joined)
         for query, key in zip(pool.query[rows].tolist(), pool.doc[rows].tolist(), strict=True)
       ]
       for start in range(0, len(pairs), _PAIRS):
@@ -462,7 +459,7 @@ class _Miner:
   def _count_positives(
     self, own: slice, text: Int64[np.ndarray, 'positives'], offset: Int64[np.ndarray, 'positives']
   ) -> None:
-    asked, count = self._asked, self._report.count
+    asked, count = self.asked, self.report.count
     query, is_own = asked.positive_query[own], asked.positive_own[own]
     unknown = np.flatnonzero(is_own & (offset < 0))
     names = [
@@ -485,7 +482,7 @@ class _Miner:
     chosen: pools.Selection,
     logits: Float64[np.ndarray, 'candidates'],
   ) -> None:
-    report, asked, sample = self._report, self._asked, self._options.sample
+    report, asked, sample = self.report, self.asked, self.options.sample
 
     def by_query(numbers: np.ndarray) -> np.ndarray:
       return np.bincount(numbers - first, minlength=stop - first)
@@ -507,9 +504,9 @@ class _Miner:
       'queries with fewer candidates than the sample': (candidates > 0) & (candidates < sample),
       'un-denoised negatives': chosen.undenoised,
     }
-    for number, run in enumerate(self._ranked):
+    for number, run in enumerate(self.ranked):
       counts[f'candidates of {run.name}'] = pool.run == number
-    if self._score or self._given:
+    if self.score or self.given:
       counts |= {
         'candidates with a reranker score': ~np.isnan(logits),
         'denoised negatives': chosen.denoised & chosen.kept,

@@ -6,6 +6,7 @@ same digest are copies: their titles and texts differ at most in white space.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import itertools
 import pathlib
@@ -23,11 +24,14 @@ _PARTS = 256  # of the index, each sorted in memory
 _CHUNK = 1 << 16  # passages indexed at a time
 
 
+@dataclasses.dataclass(frozen=True)
 class Passages:
-  """An indexed corpus; see `index_corpus`."""
+  """An indexed corpus; see `index_corpus`. ``name`` is the corpus' path, for messages."""
 
-  def __init__(self, path: pathlib.Path, name: str, parse: texts.Parse, index: outofcore.Buckets):
-    self._path, self._name, self._parse, self._index = path, name, parse, index
+  path: pathlib.Path
+  name: str
+  parse: texts.Parse
+  index: outofcore.Buckets
 
   def look_up(
     self, keys: UInt64[np.ndarray, 'n']
@@ -39,7 +43,7 @@ class Passages:
     borders = np.searchsorted(_part(keys), np.arange(_PARTS + 1))
     for part, (start, stop) in enumerate(itertools.pairwise(borders.tolist())):
       if start < stop:
-        entries = self._index.read(part)
+        entries = self.index.read(part)
         places = outofcore.find(entries['key'], keys[start:stop])
         known = np.flatnonzero(places >= 0)
         offsets[start + known] = entries['offset'][places[known]]
@@ -48,10 +52,10 @@ class Passages:
 
   def read(self, offsets: Int64[np.ndarray, 'n']) -> Iterator[texts.Entry]:
     """The passages at these offsets; fastest if they ascend."""
-    with self._path.open('rb') as file:
+    with self.path.open('rb') as file:
       for offset in offsets.tolist():
         file.seek(offset)
-        yield self._parse(file.readline().decode().rstrip('\r\n'), self._name)
+        yield self.parse(file.readline().decode().rstrip('\r\n'), self.name)
 
 
 class Loader:
