@@ -18,7 +18,7 @@ from dprjax.data import text
 from dprjax.inference.embedder import Embedder, EmbedFn, ProgressFn, count_from, local_mesh, place
 from dprjax.models import artifact, hub
 from dprjax.models import encoder as models
-from dprjax.models.embed import POOLINGS, embed_text, pool
+from dprjax.models.embed import POOLINGS, pool
 from dprjax.models.prompts import KINDS
 
 # The name of a prompt that is given without one, and of a backbone without a prompt.
@@ -255,15 +255,12 @@ class Encoder:
   def _group(self, kind: str, names: list[str], backbone: Any) -> _Group:
     config = self.backbones[kind].config
     entries = [self.bank[name] for name in names]
-    if len(entries) == 1:
-      # A shared prompt is faster than a bank.
-      [(prompt, settings)] = entries
-      prefix: Any = None if prompt is None else prompt.prefix(kind)
-      embed = _embed_fn(config, settings, self._dtype)
-    else:
-      prefix = _stack(config, [prompt for prompt, _ in entries], kind)
-      embed = _bank_embed_fn(config, [settings for _, settings in entries], self._dtype)
-    max_length = max(settings.max_length(kind) for _, settings in entries)
+    prompts, settings = [entry.prompt for entry in entries], [entry.settings for entry in entries]
+    prefix: Any = prompts[0] and prompts[0].prefix(kind)
+    if len(prompts) > 1:  # a shared prompt is faster than a bank
+      prefix = _stack(config, prompts, kind)
+    embed = _embed_fn(config, settings, self._dtype)
+    max_length = max(one.max_length(kind) for one in settings)
     embedder = Embedder(embed, self.mesh, self._batch_size, max_length, self.tokenizer.pad_id)
     numbers = {name: number for number, name in enumerate(names)}
     return _Group(numbers, embedder, (backbone, place(self.mesh, prefix)))
@@ -282,20 +279,32 @@ def _check_length(name: str, entry: Entry, kind: str, backbone: hub.Backbone) ->
     )
 
 
-def _embed_fn(model: models.EncoderConfig, settings: Settings, dtype: Any) -> EmbedFn:
-  def embed(params: Any, tokens: jax.Array, mask: jax.Array) -> jax.Array:
-    backbone, prefix = params
-    return embed_text(
+def _embed_fn(model: models.EncoderConfig, settings: Sequence[Settings], dtype: Any) -> EmbedFn:
+  """The settings of one prompt, or those of a bank's prompts in the bank's order."""
+  ways = [(one.pooling, one.normalize) for one in settings]
+  distinct = list(dict.fromkeys(ways))
+  shift_positions = settings[0].shift_positions
+
+  def embed(
+    params: Any, tokens: jax.Array, mask: jax.Array, prompt_ids: jax.Array | None = None
+  ) -> jax.Array:
+    backbone, prompt = params
+    hidden = models.encode(
       model,
       backbone,
       tokens,
       mask,
-      pooling=settings.pooling,
-      normalize=settings.normalize,
-      prompt=prefix,
-      shift_positions=settings.shift_positions,
+      prompt=prompt,
+      prompt_ids=prompt_ids,
+      shift_positions=shift_positions,
       options=models.EncoderOptions(dtype),
     )
+    vectors = [pool(hidden, mask, pooling, normalize) for pooling, normalize in distinct]
+    if len(distinct) == 1 or prompt_ids is None:
+      return vectors[0]
+    way_of_prompt = jnp.array([distinct.index(way) for way in ways])
+    way = jnp.take(way_of_prompt, prompt_ids)[None, :, None]
+    return jnp.take_along_axis(jnp.stack(vectors), way, axis=0)[0]
 
   return embed
 
@@ -312,30 +321,3 @@ def _stack(
     for prefix, length in zip(prefixes, lengths, strict=True)
   ]
   return models.PromptBank(jnp.asarray(np.stack(padded)), jnp.asarray(lengths))
-
-
-def _bank_embed_fn(
-  model: models.EncoderConfig, settings: Sequence[Settings], dtype: Any
-) -> EmbedFn:
-  ways = [(one.pooling, one.normalize) for one in settings]
-
-  def embed(params: Any, tokens: jax.Array, mask: jax.Array, prompt_ids: jax.Array) -> jax.Array:
-    backbone, bank = params
-    hidden = models.encode(
-      model,
-      backbone,
-      tokens,
-      mask,
-      prompt=bank,
-      prompt_ids=prompt_ids,
-      shift_positions=settings[0].shift_positions,
-      options=models.EncoderOptions(dtype),
-    )
-    vectors = jnp.zeros((), hidden.dtype)
-    for pooling, normalize in dict.fromkeys(ways):
-      chosen = jnp.array([way == (pooling, normalize) for way in ways])[prompt_ids][:, None]
-      pooled = pool(hidden, mask, pooling, normalize)
-      vectors = jnp.where(chosen, pooled, jnp.broadcast_to(vectors, pooled.shape))
-    return vectors
-
-  return embed

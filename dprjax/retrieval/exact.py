@@ -67,28 +67,83 @@ class Index:
     *,
     devices: Sequence[jax.Device] | None = None,
     block_rows: int = 32_768,
+    keep: bool = True,
   ):
     """Places a corpus on the devices.
 
     Args:
-      corpus, devices, block_rows: as for `search`.
+      corpus: one array, or several that follow one another.
+      devices: where to search; all local devices by default.
+      block_rows: rows of the corpus at a time, on all devices together.
+      keep: False reads the corpus anew for each search, a block at a time.
 
     Raises:
-      InputError: no vectors, or NaN or infinity among them.
+      InputError: no vectors (with ``keep``), or NaN or infinity among them.
     """
-    self._corpus = _Corpus(corpus, devices, block_rows)
-    if not self._corpus.count:
+    self._shards: Sequence[Rows] = [corpus] if isinstance(corpus, np.ndarray) else corpus
+    self._dimensions = sorted({shard.shape[1] for shard in self._shards})
+    self._count = sum(len(shard) for shard in self._shards)
+    devices = jax.local_devices() if devices is None else list(devices)
+    self._mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
+    self._split = NamedSharding(self._mesh, PartitionSpec(_AXIS))
+    # Powers of two, so that a growing corpus seldom compiles anew.
+    device_rows = min(
+      _power_of_two(-(-rows // len(devices))) for rows in (max(self._count, 1), block_rows)
+    )
+    self._block_rows = max(device_rows, _LEAST_ROWS) * len(devices)
+    if keep and not self._count:
       raise InputError('nothing to index: no vectors')
-    self._blocks = list(self._corpus.blocks())
+    self._kept = list(self._read()) if keep else None
 
   def __len__(self) -> int:
-    return self._corpus.count
+    return self._count
 
   def search(
     self, queries: Float[np.ndarray, 'queries H'], k: int, *, block_queries: int = 512
   ) -> TopK:
-    """What `search` finds."""
-    return self._corpus.search(queries, k, block_queries, self._blocks)
+    """The ``min(k, n)`` rows with the largest inner product, in float32.
+
+    Args:
+      queries: float32 or float16.
+      k: how many rows.
+      block_queries: queries at a time.
+
+    Raises:
+      InputError: no queries, vectors of different length, or NaN or infinity among them.
+    """
+    if not self._count or not len(queries) or k < 1:
+      raise InputError(
+        f'nothing to search: {len(queries)} queries, {self._count} documents, k = {k}'
+      )
+    if self._dimensions != [queries.shape[1]]:
+      raise InputError(f'queries have {queries.shape[1]} dimensions, the corpus {self._dimensions}')
+    check_finite(queries, 'query', 0)
+    k = min(k, self._count)
+    block_queries = min(block_queries, _power_of_two(len(queries)))
+    everywhere = NamedSharding(self._mesh, PartitionSpec())
+    parts = [
+      jax.device_put(_padded(queries[start : start + block_queries], block_queries), everywhere)
+      for start in range(0, len(queries), block_queries)
+    ]
+    shape = (self._mesh.size, block_queries, k)
+    empty = np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int32)
+    best = [jax.device_put(empty, self._split) for _ in parts]
+    for offset, used, rows in self._read() if self._kept is None else self._kept:
+      if self._kept is None:
+        # Not more than one block ahead of the devices, or the blocks pile up on them.
+        jax.block_until_ready(best)
+      best = [
+        _step(self._mesh, part, rows, used, offset, *state)
+        for part, state in zip(parts, best, strict=True)
+      ]
+    merged = [jax.device_get(_merge(*state)) for state in best]
+    scores, found = (np.concatenate(arrays)[: len(queries)] for arrays in zip(*merged, strict=True))
+    return TopK(scores, found)
+
+  def _read(self) -> Iterator[_Block]:
+    for offset, used, block in _blocks(self._shards, self._block_rows, self._dimensions[0]):
+      check_finite(block, 'document', offset)
+      yield _Block(offset, used, jax.device_put(block, self._split))
 
 
 def search(
@@ -100,88 +155,9 @@ def search(
   block_rows: int = 32_768,
   block_queries: int = 512,
 ) -> TopK:
-  """The ``min(k, n)`` rows of the corpus with the largest inner product, in float32.
-
-  Args:
-    queries: float32 or float16.
-    corpus: one array, or several that follow one another; arrays on disk are read a block at a
-      time.
-    k: how many rows.
-    devices: where to search; all local devices by default.
-    block_rows: rows of the corpus at a time, on all devices together.
-    block_queries: queries multiplied with them at a time.
-
-  Raises:
-    InputError: an empty side, vectors of different length, or NaN or infinity among them.
-  """
-  return _Corpus(corpus, devices, block_rows).search(queries, k, block_queries)
-
-
-class _Corpus:
-  """Shards of rows, and how they are cut into blocks and placed on the devices."""
-
-  def __init__(
-    self,
-    corpus: Float[np.ndarray, 'n H'] | Sequence[Rows],
-    devices: Sequence[jax.Device] | None,
-    block_rows: int,
-  ):
-    self._shards: Sequence[Rows] = [corpus] if isinstance(corpus, np.ndarray) else corpus
-    self._dimensions = sorted({shard.shape[1] for shard in self._shards})
-    self.count = sum(len(shard) for shard in self._shards)
-    devices = jax.local_devices() if devices is None else list(devices)
-    self._mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
-    self._everywhere = NamedSharding(self._mesh, PartitionSpec())
-    self._split = NamedSharding(self._mesh, PartitionSpec(_AXIS))
-    # Powers of two, so that a growing corpus seldom compiles anew.
-    device_rows = min(
-      _power_of_two(-(-rows // len(devices))) for rows in (max(self.count, 1), block_rows)
-    )
-    self._block_rows = max(device_rows, _LEAST_ROWS) * len(devices)
-
-  def search(
-    self,
-    queries: Float[np.ndarray, 'queries H'],
-    k: int,
-    block_queries: int,
-    placed: Sequence[_Block] | None = None,
-  ) -> TopK:
-    """The best rows. Reads the blocks unless they are given."""
-    if not self.count or not len(queries) or k < 1:
-      raise InputError(
-        f'nothing to search: {len(queries)} queries, {self.count} documents, k = {k}'
-      )
-    if self._dimensions != [queries.shape[1]]:
-      raise InputError(f'queries have {queries.shape[1]} dimensions, the corpus {self._dimensions}')
-    check_finite(queries, 'query', 0)
-    k = min(k, self.count)
-    block_queries = min(block_queries, _power_of_two(len(queries)))
-    parts = [
-      jax.device_put(
-        _padded(queries[start : start + block_queries], block_queries), self._everywhere
-      )
-      for start in range(0, len(queries), block_queries)
-    ]
-    shape = (self._mesh.size, block_queries, k)
-    empty = np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int32)
-    best = [jax.device_put(empty, self._split) for _ in parts]
-    for offset, used, rows in self.blocks() if placed is None else placed:
-      if placed is None:
-        # Not more than one block ahead of the devices, or the blocks pile up on them.
-        jax.block_until_ready(best)
-      best = [
-        _step(self._mesh, part, rows, used, offset, *state)
-        for part, state in zip(parts, best, strict=True)
-      ]
-    merged = [jax.device_get(_merge(*state)) for state in best]
-    scores, found = (np.concatenate(arrays)[: len(queries)] for arrays in zip(*merged, strict=True))
-    return TopK(scores, found)
-
-  def blocks(self) -> Iterator[_Block]:
-    """Reads the corpus. Raises InputError for NaN or infinity."""
-    for offset, used, block in _blocks(self._shards, self._block_rows, self._dimensions[0]):
-      check_finite(block, 'document', offset)
-      yield _Block(offset, used, jax.device_put(block, self._split))
+  """One search of a corpus that may exceed memory; see `Index` and `Index.search`."""
+  index = Index(corpus, devices=devices, block_rows=block_rows, keep=False)
+  return index.search(queries, k, block_queries=block_queries)
 
 
 def search_part(
