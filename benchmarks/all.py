@@ -1,13 +1,11 @@
-"""The benchmarks of speed, one after another, on this machine's accelerator or, without one, on its
-processor.
+"""Runs the benchmarks of speed on this machine's accelerator or, without one, on its processor.
 
     python benchmarks/all.py [--out=DIR] [--minutes=60] [--only=step,limit,...]
-    python benchmarks/all.py --out=$OUT --minutes=9.5      on a GPU lent for ten minutes: the most
-    telling come first
+    python benchmarks/all.py --out=$OUT --minutes=9.5      a GPU for ten minutes
 
-Each is a process of its own with its defaults for the machine, and gets what is left of the time;
-what fails or does not fit is named at the end, and the exit status is then 1. Results, and what was
-printed (all.log), go to --out.
+The most informative come first. Each runs in its own process with its defaults for the machine, for
+at most the rest of the time. Those that fail or do not fit are named at the end, and the exit
+status is then 1. Results and output (all.log) go to --out.
 """
 
 import argparse
@@ -17,7 +15,7 @@ import subprocess
 import sys
 import time
 
-# The most telling first. What one needs and is not installed makes that one fail alone.
+# The most informative first. A missing package makes only the benchmark fail that needs it.
 BENCHMARKS = {
   'step': [],
   'limit': [],
@@ -34,11 +32,9 @@ def main() -> None:
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument('--out', help='a folder for the results (default: benchmarks/results)')
-  parser.add_argument('--minutes', type=float, default=60, help='for all together (default: 60)')
+  parser.add_argument('--minutes', type=float, default=60, help='for all of them (default: 60)')
   parser.add_argument(
-    '--only',
-    default=','.join(BENCHMARKS),
-    help=f'some of {", ".join(BENCHMARKS)}, in the order of running',
+    '--only', default=','.join(BENCHMARKS), help=f'some of {", ".join(BENCHMARKS)}, in order'
   )
   args = parser.parse_args()
   here = pathlib.Path(__file__).resolve().parent
@@ -57,7 +53,7 @@ def main() -> None:
       began, place = time.monotonic(), log.tell()
       try:
         command = [sys.executable, str(here / f'{name}.py'), *BENCHMARKS[name]]
-        # Cut off, startup.py leaves a child that ends by itself after its one step.
+        # If startup.py is cut off, its child ends by itself after one step.
         done = subprocess.run(
           command,
           stdout=log,

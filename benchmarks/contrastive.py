@@ -1,20 +1,18 @@
-"""The contrastive loss of a batch and its gradient, from 256 to 65,536 passages on one device:
-time, and memory beside the vectors.
+"""Time and memory of the contrastive loss and its gradient, from 256 to 65,536 passages.
 
     python benchmarks/contrastive.py [--queries=256] [--rows=1024] [--most=2048] [--runs=5]
     [--width=384]
 
-What objectives/dpr.py does after encoding: scores of all queries and passages, false negatives out,
-cross-entropy, accuracy, and the gradient with respect to both sides' vectors. Three series: a fixed
-number of queries, whose negatives grow (memory should grow linearly in them); as many queries as
-passages, one device's whole batch, scored at once (its square); and the same, --rows queries at a
-time as `config.loss_rows` has it (linear again). Memory is what the compiled program asks for
-beside arguments and results; a case that asks for more than --most MiB, or for more than --work
-TFLOP, is compiled and not run. `power` is x where memory grows as the x-th power of the passages,
-from the case before to this one. Writes benchmarks/results/contrastive-DEVICE.json.
+What methods/dpr.py does after encoding: the scores of all queries and passages without false
+negatives, cross-entropy, accuracy, and the gradient with respect to both sides' vectors. There are
+three series: a fixed number of queries with more and more negatives (memory should grow linearly);
+as many queries as passages, one device's whole batch, scored at once (quadratically); and the same
+in blocks of --rows queries, as by `config.loss_rows` (linearly again). Memory is what the compiled
+program requests beside arguments and results. A case that requests more than --most MiB or takes
+more than --work TFLOP is only compiled. `power` is x where memory grows as the x-th power of the
+passages since the case before. Writes benchmarks/results/contrastive-DEVICE.json.
 """
 
-import argparse
 import math
 from typing import Any
 
@@ -22,32 +20,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import options
 import record
 import timing
 from dprjax.methods import contrastive
-from dprjax.runtime import cli
 from dprjax.runtime import mesh as meshes
 
 COUNTS = (256, 1024, 4096, 16_384, 65_536)
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  accelerated = jax.default_backend() != 'cpu'
-  for name, default in (
-    ('queries', 256),
-    ('width', 384),
-    ('relevant', 4),
-    ('runs', 5),
-    ('most', 40_000 if accelerated else 2048),
-    ('work', 40 if accelerated else 1),
-    ('rows', 1024),
-    ('passages', COUNTS[-1]),
-  ):
-    parser.add_argument(f'--{name}', type=cli.positive, default=default)
-  args = parser.parse_args()
+  args = options.parser(
+    __doc__,
+    queries=256,
+    width=384,
+    relevant=4,
+    runs=5,
+    most=(2048, 40_000),
+    work=(1, 40),
+    rows=1024,
+    passages=COUNTS[-1],
+  ).parse_args()
   counts = [count for count in COUNTS if count <= args.passages]
   cases: dict[str, Any] = {}
   for series, queries, at_a_time in (
@@ -95,7 +88,7 @@ def main() -> None:
 def compiled(
   queries: int, passages: int, width: int, relevant: int, at_a_time: int
 ) -> tuple[Any, Any, float]:
-  """The program, its arguments, and the MiB that it asks for beside them and its results."""
+  """The program, its arguments, and the MiB that it requests beside them and its results."""
   each = passages // queries
   mesh = meshes.make_mesh({'data': 1}, jax.devices()[:1])
 
@@ -115,7 +108,7 @@ def compiled(
   known = jnp.asarray(rng.integers(-1, passages, (queries, relevant)), jnp.int32)
   inputs = (q, p.reshape(queries, each, width)), index, known
   program = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(*inputs).compile()
-  return program, inputs, program.memory_analysis().temp_size_in_bytes / 2**20
+  return program, inputs, timing.temporary_mib(program)
 
 
 if __name__ == '__main__':

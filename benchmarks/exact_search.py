@@ -1,18 +1,16 @@
 """Peak memory and rate of exact search in corpora of growing size, made of random vectors.
 
     python benchmarks/exact_search.py [--case=PASSAGES,DIMENSION,DEVICES] [--queries=256] [--k=1000]
-    [--folder=DIR]
+        [--folder=DIR]
 
-In every case a folder of embeddings is written (shards of 20,000 rows, as dprjax.encode makes
-them), and searched in a process of its own with so many fake devices. "Memory" is the most that
-this process held while it searched (VmHWM), over what it held before: after its first search, of
-the first shards alone, has compiled. Three ways to read: `streamed` as dprjax.search does, a block
-at a time and let go; `mapped`, every shard memory-mapped until the end, whose pages the kernel
-counts until it needs the room; `loaded`, all of it in an array. Writes
-benchmarks/results/exact_search-CPU.json.
+In every case a folder of embeddings is written (in shards of 20,000 rows, as by dprjax.encode) and
+searched in its own process with the given number of fake devices. "Memory" is the peak of this
+process during the search (VmHWM), above what it held before, after a first search of a few shards
+has compiled. There are three ways to read: `streamed`, one block at a time, as dprjax.search does;
+`mapped`, all shards memory-mapped until the end, whose pages the kernel counts until it needs the
+memory; `loaded`, everything in an array. Writes benchmarks/results/exact_search-CPU.json.
 """
 
-import argparse
 import json
 import os
 import pathlib
@@ -24,9 +22,9 @@ from typing import Any
 import jax
 import numpy as np
 
+import options
 import record
 from dprjax.retrieval import embeddings
-from dprjax.runtime import cli
 
 CASES = [(100_000, 384, 1), (400_000, 384, 1), (1_600_000, 384, 1), (400_000, 384, 2)]
 READS = ('streamed', 'mapped', 'loaded')
@@ -61,20 +59,16 @@ print(json.dumps({'memory_mb': round(held('VmHWM') - before),
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  parser = options.parser(__doc__, queries=256, k=1000)
   parser.add_argument(
     '--case',
     action='append',
-    type=numbers,
+    type=options.case,
     metavar='PASSAGES,DIMENSION,DEVICES',
     help='may be repeated (default: '
     + ' and '.join(','.join(map(str, case)) for case in CASES)
     + ')',
   )
-  parser.add_argument('--queries', type=cli.positive, default=256, help='default: 256')
-  parser.add_argument('--k', type=cli.positive, default=1000, help='default: 1000')
   parser.add_argument('--folder', help="for the embeddings (default: the system's)")
   args = parser.parse_args()
   cases = []
@@ -91,11 +85,6 @@ def main() -> None:
     {'queries': args.queries, 'k': args.k, 'shard_rows': SHARD_ROWS},
     {'jax': jax.__version__, 'numpy': np.__version__},
   )
-
-
-def numbers(text: str) -> tuple[int, int, int]:
-  passages, dimension, devices = (cli.positive(part) for part in text.split(','))
-  return passages, dimension, devices
 
 
 def write(folder: pathlib.Path, passages: int, dimension: int) -> None:

@@ -1,19 +1,18 @@
-"""Recall against queries a second: exact search and ScaNN as dprjax uses them, and faiss' flat, IVF
-and HNSW indexes.
+"""Recall against queries a second: dprjax's exact search and ScaNN, and faiss' flat, IVF and HNSW.
 
     pip install -e '.[bench]' && python benchmarks/index.py [--vectors=100000] [--dimension=384]
-    [--queries=1000] [--runs=3] python benchmarks/index.py --corpus=EMBEDDINGS
-    --queries_from=EMBEDDINGS     two folders of dprjax.encode
+        [--queries=1000] [--runs=3]
+    python benchmarks/index.py --corpus=EMBEDDINGS --queries_from=EMBEDDINGS
+        two folders of dprjax.encode
 
-Made-up vectors lie in clusters of 100 on the unit sphere, with a query beside some of them: vectors
-without any structure tell nothing of an index that looks for it. Every index searches all queries
-at once, on all cores, for the best 100 by inner product; recall@k is the share of the exact best k
+Made-up vectors lie in clusters of 100 on the unit sphere, with queries near some of them: vectors
+without structure say nothing about indexes that rely on it. Every index searches all queries at
+once, on all cores, for the best 100 by inner product; recall@k is the fraction of the exact best k
 among the first k found. Each index is measured at several settings, and all settings of all indexes
-take turns. IVF has as many lists as ScaNN has leaves. Below 20,000 vectors dprjax has ScaNN compare
-with all of them. Writes benchmarks/results/index_SIZExDIMENSION-CPU.json.
+take turns. IVF has as many lists as ScaNN has leaves. Below 20,000 vectors, ScaNN compares with all
+of them. Writes benchmarks/results/index_SIZExDIMENSION-CPU.json.
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,27 +21,19 @@ import faiss
 import jax
 import numpy as np
 
+import options
 import record
 import timing
 from dprjax.retrieval import embeddings, exact, scann
-from dprjax.runtime import cli
 
 K = 100
 CLUSTER = 100
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  parser = options.parser(
+    __doc__, vectors=100_000, dimension=384, queries=1000, runs=3, construction=100
   )
-  for name, default in (
-    ('vectors', 100_000),
-    ('dimension', 384),
-    ('queries', 1000),
-    ('runs', 3),
-    ('construction', 100),
-  ):
-    parser.add_argument(f'--{name}', type=cli.positive, default=default)
   parser.add_argument('--corpus', help='a folder of embeddings in place of made-up vectors')
   parser.add_argument('--queries_from', help='likewise, of queries')
   args = parser.parse_args()
@@ -134,8 +125,7 @@ def main() -> None:
     'k': K,
     'cluster': CLUSTER,
   }
-  # The indexes are a processor's, whatever JAX has; where it has an accelerator, exact search is
-  # measured there.
+  # The indexes run on the processor; exact search runs on JAX's accelerator, if there is one.
   record.write(
     f'index_{count}x{dimension}',
     cases,

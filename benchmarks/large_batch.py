@@ -1,15 +1,13 @@
-"""RIP's large batch on one device: 2,048 passages (4,096 sentences) in one update, through the
-gradient cache.
+"""RIP's large batch on one device: 2,048 passages (4,096 sentences) in one update, in chunks.
 
     python benchmarks/large_batch.py [--passages=2048] [--chunk=128] [--size=tiny] [--tokens=64]
-    [--vocabulary=8000]
+        [--vocabulary=8000]
 
-Two series of configs/rip.py's update (loss, gradient, AdamW) on random tokens: a batch that grows
-while its chunks stay of one size, and the whole batch cut into more and more chunks. Each case is a
-process of its own. Memory is what the compiled program asks for beside its arguments and results,
-and the most that the process held while an update ran (Linux), over what it held before. A case
-that would take more than --most MiB is compiled and not run. Writes
-benchmarks/results/large_batch-DEVICE.json.
+There are two series of the update of configs/rip.py (loss, gradient, AdamW) on random tokens: a
+growing batch with chunks of one size, and the whole batch in more and more chunks. Each case runs
+in its own process. Memory is what the compiled program requests beside its arguments and results,
+and the peak of the process during an update (Linux), above what it held before. A case that would
+take more than --most MiB is only compiled. Writes benchmarks/results/large_batch-DEVICE.json.
 """
 
 import argparse
@@ -23,12 +21,13 @@ import types
 import jax
 import numpy as np
 
+import options
 import record
+import timing
 import updates
 from dprjax.methods import pretrain
 from dprjax.methods.method import Parts
 from dprjax.models import hub
-from dprjax.runtime import cli
 from dprjax.runtime import config as configs
 
 OPTIONS = {
@@ -42,15 +41,10 @@ OPTIONS = {
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  for name, default in OPTIONS.items():
-    parser.add_argument(f'--{name}', type=cli.positive, default=default)
+  parser = options.parser(__doc__, **OPTIONS)
   parser.add_argument('--size', default='tiny', choices=sorted(hub.SIZES))
-  parser.add_argument(
-    '--case', help=argparse.SUPPRESS
-  )  # PASSAGES,CHUNKS: measured in this process, printed as JSON
+  # PASSAGES,CHUNKS: measured in this process and printed as JSON.
+  parser.add_argument('--case', help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.case:
     print(json.dumps(measure(args, *map(int, args.case.split(',')))))
@@ -70,7 +64,7 @@ def main() -> None:
     )
     for passages, chunks in pairs:
       if (name := f'{passages} in {chunks}') not in cases:
-        # In a process of its own: XLA's allocator keeps what an earlier case took.
+        # In its own process: XLA's allocator keeps the memory of earlier cases.
         found = subprocess.run(
           [
             sys.executable,
@@ -96,7 +90,7 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace, passages: int, chunks: int) -> dict[str, float]:
-  """MiB that one update takes, by passages and chunks, and the median of its seconds."""
+  """The MiB and the median of the seconds that one update takes."""
   config = configs.parse(
     [
       f'--config={updates.ROOT}/configs/rip.py',
@@ -123,21 +117,16 @@ def measure(args: argparse.Namespace, passages: int, chunks: int) -> dict[str, f
       f'{view}_mask': np.ones(words.shape, bool),
       f'{view}_words': words,
     }
-  update = updates.Update(
-    config,
-    system,
-    Parts(hub.init_params(model, jax.random.key(0))),
-    batch,
-  )
+  update = updates.Update(config, system, Parts(hub.init_params(model, jax.random.key(0))), batch)
   memory = update.compiled.memory_analysis()
   found = {
-    'temporary_mib': round(memory.temp_size_in_bytes / 2**20, 1),
+    'temporary_mib': round(timing.temporary_mib(update.compiled), 1),
     'arguments_mib': round(memory.argument_size_in_bytes / 2**20, 1),
   }
   if found['temporary_mib'] > args.most:
     return found
   before, seconds = held('VmRSS'), []
-  pathlib.Path('/proc/self/clear_refs').write_text('5')  # the peak so far was the compiler's
+  pathlib.Path('/proc/self/clear_refs').write_text('5')  # the peak so far is the compiler's
   for _ in range(args.runs):
     began = time.perf_counter()
     update()
@@ -150,13 +139,9 @@ def measure(args: argparse.Namespace, passages: int, chunks: int) -> dict[str, f
 
 
 def held(what: str) -> float:
-  """MiB of memory that this process holds (VmRSS), or held at most (VmHWM)."""
-  (line,) = (
-    line
-    for line in pathlib.Path('/proc/self/status').read_text().splitlines()
-    if line.startswith(what)
-  )
-  return int(line.split()[1]) / 2**10
+  """MiB of memory that this process holds (VmRSS), or held at its peak (VmHWM)."""
+  lines = pathlib.Path('/proc/self/status').read_text().splitlines()
+  return int(next(line for line in lines if line.startswith(what)).split()[1]) / 2**10
 
 
 if __name__ == '__main__':

@@ -1,17 +1,16 @@
-"""What a training step and encoding must cost (FLOPs and bytes, by formula), what XLA's programs
-cost, and how near to the limit they run.
+"""What a training step and encoding must cost, what XLA's programs cost, and their distance.
 
     python benchmarks/limit.py [--size=minilm|base|large] [--rows=16] [--tokens=128] [--prompt=16]
-    [--runs=5]
+        [--runs=5]
 
-Sequences are of one length, without padding: an update is of so many queries and as many passages.
-First the arithmetic, with XLA's own count beside it (of the compiled program, every layer written
-out; --compile=false: of the program before optimisation, in seconds also for the large encoder).
-Then dprjax's DPT and FT updates and its forward pass take turns with bare matrix products of the
-encoder's shapes. The limit is the accelerator's published peak of bfloat16, or else the best of
-those products (on a processor XLA's and NumPy's); MFU is FLOPs by formula over seconds over the
-limit. Defaults are the large encoder with 64 rows and a prompt of 128 in bfloat16 on a GPU, and
---rows=16 of MiniLM's shape with a prompt of 16 in float32 on a processor. Writes
+All sequences have one length, without padding; an update has as many passages as queries. The first
+table has FLOPs and bytes by formula, beside XLA's own count (of the compiled program with unrolled
+layers; with --compile=false of the program before optimisation, which takes seconds even for the
+large encoder). Then dprjax's DPT and FT updates and its forward pass take turns with bare matrix
+products of the encoder's shapes. The limit is the accelerator's published peak of bfloat16, else
+the best of those products (on a processor XLA's and NumPy's); MFU is FLOPs by formula over seconds
+over the limit. The defaults are the large encoder with 64 rows and a prompt of 128 in bfloat16 on a
+GPU, and MiniLM's shape with 16 rows and a prompt of 16 in float32 on a processor. Writes
 benchmarks/results/limit_SIZE-DEVICE.json.
 """
 
@@ -26,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import made
+import options
 import record
 import timing
 import updates
@@ -34,8 +34,8 @@ from dprjax.runtime import cli
 
 METHODS = ('encode', 'DPT', 'FT')
 
-# FLOP/s of dense bfloat16 products with float32 sums, and bytes/s of the device's memory, as the
-# makers publish them (a T4: float16).
+# Published FLOP/s of dense bfloat16 products with float32 sums (T4: float16), and bytes/s of the
+# device's memory.
 PEAKS = {
   'NVIDIA H200': (989.4e12, 4.8e12),
   'NVIDIA H100 80GB HBM3': (989.4e12, 3.35e12),
@@ -54,11 +54,11 @@ PEAKS = {
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """What one method must do for some sequences.
+  """What a method must compute and move for some sequences.
 
   Attributes:
     flops: of matrix products; a multiplication and an addition are two.
-    bytes: to and from the device's memory, if whatever is elementwise is done within the products
+    bytes: to and from the device's memory, if elementwise operations are fused into the products
       and attention's scores stay on the chip.
   """
 
@@ -73,34 +73,33 @@ def cost(
   prompt: int,
   width: int = 2,
 ) -> Cost:
-  """FLOPs and bytes of a forward pass ('encode'), or of an update by 'DPT' or 'FT', without
-  padding.
+  """FLOPs and bytes of a forward pass ('encode') or of an update by 'DPT' or 'FT'.
 
-  With T tokens, P of prompt, S = P + T, widths H and I, a sequence costs each layer, in the forward
-  pass,
+  With T tokens, a prompt of P, S = P + T, and widths H and I, a sequence costs in the forward pass
+  of each layer
 
       weights    8 T H^2 + 4 T H I     (queries, keys, values, output; up and down)
       attention  4 T S H               (scores; sums of values)
 
-  The backward pass goes through each product with a weight once for its input's gradient, and once
-  more for its weight's, which DPT does not need; attention has no weights, and both of its factors'
-  gradients are needed always:
+  The backward pass computes each product with a weight once for the gradient of its input, and once
+  for that of its weight, which DPT does not need. Attention has no weights, and the gradients of
+  both of its factors are always needed:
 
       encode  weights + attention      DPT  2 weights + 3 attention      FT  3 weights + 3 attention
 
-  The pooling, the scores of the batch, LayerNorm, GELU, softmax and the optimiser are left out:
+  Pooling, the scores of the batch, LayerNorm, GELU, softmax and the optimiser are omitted: they are
   below 1 % each for these shapes.
 
-  Bytes, a token and layer: forward 14 H + 2 I (each product reads its input and writes its output,
-  with the residuals), in training H + H + I more that the backward pass needs; backward 24 H + 3 I,
-  FT another 8 H + 2 I for the weights' gradients. Weights are read once in every pass of each call
-  of the encoder; FT's gradients are written once a call, and AdamW reads and writes 7 float32 a
-  weight.
+  Bytes per token and layer: forward 14 H + 2 I (each product reads its input and writes its output,
+  with the residuals), and in training 2 H + I more that the backward pass needs; backward
+  24 H + 3 I, and for FT another 8 H + 2 I for the weights' gradients. Weights are read once in
+  every pass of each call of the encoder; FT's gradients are written once a call, and AdamW reads
+  and writes 7 float32 a weight.
 
   Args:
     rows: (sequences, length) of each call of the encoder: an update encodes queries and passages
-      apart.
-    width: bytes a number has, in activations and weights.
+      separately.
+    width: bytes of a number, in activations and weights.
   """
   h, i, layers = model.hidden_size, model.intermediate_size, model.num_layers
   through_weights, through_attention = {'encode': (1, 1), 'DPT': (2, 3), 'FT': (3, 3)}[method]
@@ -120,7 +119,7 @@ def cost(
 def products(
   model: encoder.EncoderConfig, rows: int, dtype: str
 ) -> tuple[dict[str, Callable[[], Any]], float]:
-  """Bare products of the encoder's MLP, up and down, and the FLOPs of one call."""
+  """The bare products of the encoder's MLP, up and down, and the FLOPs of one call."""
   rng = np.random.default_rng(0)
   h, i = model.hidden_size, model.intermediate_size
   x, up, down = (
@@ -138,34 +137,18 @@ def products(
 
 
 def peak(dtype: str) -> tuple[float, float] | None:
-  """This accelerator's published FLOP/s and bytes/s; None where they are not known, as for float32,
-  or for a processor.
-  """
+  """This accelerator's published FLOP/s and bytes/s; None for float32, processors and others."""
   return PEAKS.get(jax.devices()[0].device_kind) if dtype == 'bfloat16' else None
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  accelerated = jax.default_backend() != 'cpu'
-  parser.add_argument(
-    '--size', choices=sorted(made.SHAPES), default='large' if accelerated else 'minilm'
-  )
-  for name, default in (
-    ('rows', 64 if accelerated else 16),
-    ('tokens', 128),
-    ('prompt', 128 if accelerated else 16),
-    ('runs', 5),
-  ):
-    parser.add_argument(f'--{name}', type=cli.positive, default=default)
-  parser.add_argument(
-    '--dtype', choices=('float32', 'bfloat16'), default='bfloat16' if accelerated else 'float32'
-  )
+  parser = options.parser(__doc__, rows=(16, 64), tokens=128, prompt=(16, 128), runs=5)
+  options.add_size(parser)
+  options.add_dtype(parser)
   parser.add_argument(
     '--compile',
     type=cli.boolean,
-    default=not accelerated,
+    default=not options.accelerated(),
     metavar='true|false',
     help="XLA's count of the compiled program",
   )
@@ -224,7 +207,7 @@ def measure(
   config: Any,
   counted: dict[str, dict[str, Any]],
 ) -> dict[str, Any]:
-  """Seconds of the methods and of bare products, and the methods' share of the limit."""
+  """The seconds of the methods and of bare products, and the methods' fraction of the limit."""
   params = updates.parameters(model)
   steps = {
     method: updates.retrieval(config[method], model, params, batch) for method in ('DPT', 'FT')

@@ -1,6 +1,4 @@
-"""Made-up inputs for benchmarks, where nothing real is at hand: encoders of known shapes, texts,
-batches.
-"""
+"""Made-up inputs for benchmarks: encoders of known shapes, texts, batches."""
 
 import json
 import pathlib
@@ -11,8 +9,8 @@ import numpy as np
 from dprjax.data import text
 from dprjax.models import encoder, hub
 
-# By transformers' config.json of all-MiniLM-L6-v2, roberta-base and roberta-large; without dropout,
-# so that two systems can be compared.
+# From config.json of all-MiniLM-L6-v2, roberta-base and roberta-large, without dropout, so that
+# systems can be compared.
 _ROBERTA = {'max_positions': 514, 'type_vocab_size': 1, 'layer_norm_eps': 1e-5, 'pad_token_id': 1}
 _CALM = {'hidden_dropout': 0.0, 'attention_dropout': 0.0}
 SHAPES = {
@@ -31,18 +29,18 @@ def batch(
   candidates: int = 1,
   shortest: float = 1.0,
 ) -> dict[str, np.ndarray]:
-  """A batch of random tokens, in the form of docs/architecture.md; rows have from ``shortest`` of
-  the padded length to all of it.
+  """A batch of random tokens, as in docs/architecture.md.
+
+  The length of a row is at least ``shortest`` times the padded length.
   """
   rng = np.random.default_rng(0)
 
   def rows(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     lengths = rng.integers(round(shortest * shape[-1]), shape[-1], shape[:-1], endpoint=True)
     mask = np.arange(shape[-1]) < lengths[..., None]
-    # Above the special tokens, whose numbers are the lowest.
-    return np.where(mask, rng.integers(10, model.vocab_size, shape), model.pad_token_id).astype(
-      np.int32
-    ), mask
+    # Special tokens have the lowest ids.
+    tokens = np.where(mask, rng.integers(10, model.vocab_size, shape), model.pad_token_id)
+    return tokens.astype(np.int32), mask
 
   query_tokens, query_mask = rows((queries, query_length))
   passage_tokens, passage_mask = rows((queries, candidates, passage_length))
@@ -59,23 +57,22 @@ def batch(
 
 
 def texts(count: int, shortest: int = 20, longest: int = 100, seed: int = 0) -> list[str]:
-  """Random words, from ``shortest`` to ``longest`` of them a text; 20 to 100 is about what a
-  passage of MS MARCO has.
-  """
+  """Texts of ``shortest`` to ``longest`` random words; MS MARCO's passages have about 20 to 100."""
   rng = np.random.default_rng(seed)
   words = _words()
   return [' '.join(rng.choice(words, size)) for size in rng.integers(shortest, longest, count)]
 
 
 def beir_folder(folder: pathlib.Path, count: int = 20_000) -> pathlib.Path:
-  """A BEIR folder of random words, 6 a query and about 60 a passage as in MS MARCO; query i is
-  answered by passage i.
+  """A BEIR folder of random words, 6 a query and about 60 a passage, as in MS MARCO.
+
+  Passage i answers query i.
   """
   (folder / 'qrels').mkdir(parents=True)
   for name, prefix, shortest, longest in (('corpus', 'd', 20, 100), ('queries', 'q', 3, 10)):
     rows = (
-      {'_id': f'{prefix}{i}', 'text': one}
-      for i, one in enumerate(texts(count, shortest, longest, seed=longest))
+      {'_id': f'{prefix}{i}', 'text': content}
+      for i, content in enumerate(texts(count, shortest, longest, seed=longest))
     )
     (folder / f'{name}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
   (folder / 'qrels/train.tsv').write_text(''.join(f'q{i}\td{i}\t1\n' for i in range(count)))
@@ -85,9 +82,7 @@ def beir_folder(folder: pathlib.Path, count: int = 20_000) -> pathlib.Path:
 def backbone_folder(
   folder: pathlib.Path, model: encoder.EncoderConfig, sentence: hub.SentenceSettings | None = None
 ) -> pathlib.Path:
-  """A Hugging Face directory of random weights, with a WordPiece vocabulary of the random words;
-  sentence-transformers loads it too.
-  """
+  """A Hugging Face directory with random weights and a WordPiece vocabulary of the random words."""
   tokenizer_folder = folder.with_name(f'{folder.name}-tokenizer')
   tokenizer_folder.mkdir(parents=True)
   text.train_wordpiece(list(_words()), min(model.vocab_size, 8000), tokenizer_folder)

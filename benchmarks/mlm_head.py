@@ -1,40 +1,28 @@
-"""The masked-LM loss and its gradient, with the masked positions gathered first and with logits of
-every token: peak memory and time.
+"""Memory and time of the masked-LM loss and its gradient: masked positions, or all of them.
 
     python benchmarks/mlm_head.py [--rows=32] [--tokens=128] [--vocabulary=30522] [--width=256]
-    [--runs=5]
+        [--runs=5]
 
-The gradient is that with respect to the head, the word embeddings and the hidden states. Memory is
-what the compiled program asks for beside its arguments and results (XLM-R's vocabulary is 250,002:
-try --vocabulary=250002 --rows=8). The two take turns, so that whatever else the machine does hurts
-both. Writes benchmarks/results/mlm_head-DEVICE.json.
+One way gathers the masked positions first, the other has logits of every token. The gradient is
+with respect to the head, the word embeddings and the hidden states. Memory is what the compiled
+program requests beside its arguments and results (XLM-R's vocabulary is 250,002: try
+--vocabulary=250002 --rows=8). The two take turns. Writes benchmarks/results/mlm_head-DEVICE.json.
 """
-
-import argparse
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+import options
 import record
 import timing
 from dprjax.models import encoder, heads, masking
-from dprjax.runtime import cli
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  for name, default in (
-    ('rows', 32),
-    ('tokens', 128),
-    ('vocabulary', 30522),
-    ('width', 256),
-    ('runs', 5),
-  ):
-    parser.add_argument(f'--{name}', type=cli.positive, default=default)
-  args = parser.parse_args()
+  args = options.parser(
+    __doc__, rows=32, tokens=128, vocabulary=30522, width=256, runs=5
+  ).parse_args()
   config = encoder.EncoderConfig('bert', args.vocabulary, args.width, 1, 1, args.width)
   keys = jax.random.split(jax.random.key(0), 4)
   head = heads.init_mlm_head(config, keys[0])
@@ -75,16 +63,14 @@ def main() -> None:
   (loss, gradient), (other_loss, other_gradient) = (way(*arguments) for way in ways.values())
   np.testing.assert_allclose(loss, other_loss, rtol=1e-5)
   jax.tree.map(
-    lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5),
-    gradient,
-    other_gradient,
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5), gradient, other_gradient
   )
   calls = {
     name: lambda way=way: jax.block_until_ready(way(*arguments)) for name, way in ways.items()
   }
   cases = timing.summary(timing.take_turns(calls, args.runs, warm=0))
   for name, way in ways.items():
-    cases[name]['temporary_mib'] = round(way.memory_analysis().temp_size_in_bytes / 2**20, 1)
+    cases[name]['temporary_mib'] = round(timing.temporary_mib(way), 1)
   timing.show(cases, ['temporary_mib', 'milliseconds', 'fastest_and_slowest'])
   settings = vars(args) | {'masked_per_row': masked.positions.shape[1]}
   record.write('mlm_head', cases, settings, {'jax': jax.__version__}, jax.devices()[0].device_kind)

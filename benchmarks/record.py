@@ -1,8 +1,6 @@
-"""Where a benchmark's results go: benchmarks/results/NAME-HARDWARE.json, with what is needed to
-read them later.
+"""Writes a benchmark's results to benchmarks/results/NAME-HARDWARE.json.
 
-$BENCHMARK_RESULTS names another folder, for runs that are not to be kept or a machine from which
-results are carried home.
+$BENCHMARK_RESULTS names another folder, for runs that are not kept or for another machine.
 """
 
 import os
@@ -26,15 +24,14 @@ def write(
   versions: Mapping[str, str],
   device: str = '',
 ) -> None:
-  """Writes the file and says so.
+  """Writes the file and prints its path.
 
   Args:
-    benchmark: its name, the script's.
-    cases: what was measured.
-    settings: what it was measured with.
-    versions: of the packages that count, Python's apart.
-    device: ``jax.devices()[0].device_kind`` of an accelerator; '' or 'cpu': this machine's
-      processor.
+    benchmark: the script's name.
+    cases: the measurements.
+    settings: the options of the run.
+    versions: of the packages that matter, besides Python.
+    device: ``jax.devices()[0].device_kind``; '' or 'cpu' is this machine's processor.
   """
   device = device if device not in ('', 'cpu') else _cpu()
   path = _RESULTS / f'{benchmark}-{re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")}.json'

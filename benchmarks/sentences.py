@@ -1,16 +1,14 @@
-"""Splitters of sentences that need no download, compared: how many sentence ends they find, and how
-fast.
+"""Sentence splitters that need no download: precision, recall and speed.
 
     pip install -e '.[bench]' && python benchmarks/sentences.py [--data=DIR]
 
-Three texts: `hard`, the sentences of HARD joined by spaces; `arxiv`, 100 abstracts of
-arxiv/arxiv_sample.jsonl.xz, where an end is right if all four find it or if it stands in JUDGED (by
+There are three texts: `hard`, the sentences of HARD joined by spaces; `arxiv`, 100 abstracts of
+arxiv/arxiv_sample.jsonl.xz, where an end is right if all four find it or if it is in JUDGED (by
 hand, for the versions in docs/pretraining.md); `brown`, every fifth file of NLTK's Brown corpus,
-its tokens put together again, where ends without a mark (of headings) need not be found. Speed is
-that on the first 300 abstracts.
+detokenised, where ends without punctuation (of headings) are optional. Speed is measured on the
+first 300 abstracts.
 """
 
-import argparse
 import json
 import lzma
 import os
@@ -25,6 +23,8 @@ import blingfire
 import pysbd
 import sentencex
 import syntok.segmenter
+
+import options
 
 HARD = [
   ['Dr. Smith et al. (2019) found no effect.', 'Prof. Jones disagreed.'],
@@ -51,7 +51,7 @@ HARD = [
   ['Yahoo! Inc. was sold.', 'Who bought it?', 'Verizon.'],
   ['The 3rd ed. has 400 pp. of text and 12 figs. in colour.', 'Vol. 2 is out of print.'],
 ]
-# Of the ends that not all four find in the abstracts: those that are right, as character offsets.
+# Right ends in the abstracts that not all four splitters find, as character offsets.
 JUDGED = {
   '1503.03255': [190],
   '1511.03055': [842],
@@ -68,9 +68,7 @@ Ends = set[int]
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  parser = options.parser(__doc__)
   parser.add_argument(
     '--data',
     default=os.environ.get('DPRJAX_DATA'),
@@ -126,12 +124,12 @@ def make_splitters() -> dict[str, Callable[[str], Ends]]:
 
 
 def inner(text: str, ends: Iterator[int]) -> Ends:
-  """Ends before the white space that follows them; that of the text is no find."""
+  """Ends without the white space that follows them, and without the end of the text."""
   return {place for end in ends if 0 < (place := len(text[:end].rstrip())) < len(text.rstrip())}
 
 
 def joined(sentences: list[str]) -> tuple[str, Ends, Ends]:
-  """(text, its ends, those of them that have to be found)."""
+  """(text, its ends, those that must be found)."""
   text, ends = '', set()
   for sentence in sentences:
     text = f'{text} {sentence}' if text else sentence
@@ -154,15 +152,14 @@ def judged(
 
 def brown(path: pathlib.Path) -> Iterator[tuple[str, Ends, Ends]]:
   with zipfile.ZipFile(path) as archive:
-    for name in sorted(name for name in archive.namelist() if re.search(r'/c[a-r]\d\d$', name))[
-      ::5
-    ]:
+    names = sorted(name for name in archive.namelist() if re.search(r'/c[a-r]\d\d$', name))
+    for name in names[::5]:
       lines = archive.read(name).decode('ascii').splitlines()
       yield joined([together(line.split()) for line in lines if line.strip()])
 
 
 def together(tokens: list[str]) -> str:
-  """A tagged sentence of Brown as it was printed, nearly: `word/tag` with quotes as `` and ''."""
+  """A tagged sentence of Brown almost as printed: from `word/tag` with quotes as `` and ''."""
   text = ' '.join(token.rpartition('/')[0] for token in tokens)
   text = re.sub(r"(?<=\S) (?=([,.;:?!)]|'')( |$))", '', text)
   return (
@@ -178,13 +175,10 @@ def scores(
 ) -> tuple[float, float]:
   """Precision and recall of the ends."""
   found = [(split(text), ends, wanted) for text, ends, wanted in cases]
-  hits, wanted_hits = (
-    sum(len(got & ends) for got, ends, _ in found),
-    sum(len(got & wanted) for got, _, wanted in found),
-  )
-  return hits / sum(len(got) for got, _, _ in found), wanted_hits / sum(
-    len(wanted) for _, _, wanted in found
-  )
+  right = sum(len(got & ends) for got, ends, _ in found)
+  right_wanted = sum(len(got & wanted) for got, _, wanted in found)
+  precision = right / sum(len(got) for got, _, _ in found)
+  return precision, right_wanted / sum(len(wanted) for _, _, wanted in found)
 
 
 if __name__ == '__main__':

@@ -1,16 +1,15 @@
-"""From a command's start to its first finished training step, and to its first encoded batch: cold,
-and with compiled programs kept.
+"""Time from a command's start to its first training step or encoded batch.
 
     python benchmarks/startup.py [--size=minilm] [--runs=3] [--prompt=16] [--batch_size=8]
-    [--tokens=128]
+        [--tokens=128]
 
 Runs `python -m dprjax.train` (configs/dptdr.py, one step) and `python -m dprjax.encode` (one batch)
-as processes of their own, on random weights and made-up texts whose token store is there already,
-and notes when they say what: until `compiling` is printed, a run of train imports, reads the
-backbone and the data; the rest is compilation and the step. `cold` has an empty folder for compiled
-programs (JAX_COMPILATION_CACHE_DIR), `kept` that of an earlier run. `imports` is Python with
-dprjax.train imported, `JAX` its first compiled addition: what no change of ours could save. All
-take turns. Writes benchmarks/results/startup_SIZE-DEVICE.json.
+on random weights and made-up texts with an existing token store, and notes when they print certain
+lines. Until `compiling` is printed, train imports modules and reads the backbone and the data; the
+rest is compilation and the step. `cold` starts with an empty folder for compiled programs
+(JAX_COMPILATION_CACHE_DIR), `kept` with that of an earlier run. `imports` imports dprjax.train, and
+`JAX` compiles one addition: time that dprjax cannot save. All take turns. Writes
+benchmarks/results/startup_SIZE-DEVICE.json.
 """
 
 import argparse
@@ -27,22 +26,18 @@ from typing import Any
 import jax
 
 import made
+import options
 import record
 import timing
-from dprjax.runtime import cli
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  parser = options.parser(__doc__, runs=3, prompt=16, batch_size=8, tokens=128)
   parser.add_argument('--size', choices=sorted(made.SHAPES), default='minilm')
-  for name, default in (('runs', 3), ('prompt', 16), ('batch_size', 8), ('tokens', 128)):
-    parser.add_argument(f'--{name}', type=cli.positive, default=default)
   args = parser.parse_args()
-  # Asked of a process that ends: this one must not hold the accelerator while the others need it.
+  # A process of its own asks: this one must not hold the accelerator that the others need.
   ask = 'import jax; print(jax.devices()[0].device_kind)'
   device = subprocess.run(
     [sys.executable, '-c', ask], check=True, stdout=subprocess.PIPE, text=True
@@ -105,20 +100,20 @@ def measure(args: argparse.Namespace, scratch: pathlib.Path, bfloat16: bool) -> 
     'imports': (['-c', 'import dprjax.train'], [], kept),
     'JAX': (['-c', 'import jax; jax.jit(lambda x: x + 1)(1.0).block_until_ready()'], [], cold),
   }
-  for name, where in (('cold', cold), ('kept', kept)):
+  for name, folder in (('cold', cold), ('kept', kept)):
     commands |= {
-      f'train, {name}': (train, until['train'], where),
-      f'encode, {name}': (encode, until['encode'], where),
+      f'train, {name}': (train, until['train'], folder),
+      f'encode, {name}': (encode, until['encode'], folder),
     }
-  start('train once, so that the store is there', train, until['train'], kept)
+  start('train once, for the store', train, until['train'], kept)
   start('encode once', encode, until['encode'], kept)
 
   found: dict[str, list[float]] = {}
   for _ in range(args.runs):
-    for name, (arguments, lines, where) in commands.items():
-      for left in (scratch / 'run', scratch / 'embeddings', cold):
-        shutil.rmtree(left, ignore_errors=True)
-      seconds = start(name, arguments, lines, where)
+    for name, (arguments, lines, folder) in commands.items():
+      for old in (scratch / 'run', scratch / 'embeddings', cold):
+        shutil.rmtree(old, ignore_errors=True)
+      seconds = start(name, arguments, lines, folder)
       found.setdefault(name, []).append(seconds[-1])
       if len(seconds) > 1:
         found.setdefault(f'{name}: until it compiles', []).append(seconds[0])
@@ -132,9 +127,7 @@ def measure(args: argparse.Namespace, scratch: pathlib.Path, bfloat16: bool) -> 
 def start(
   name: str, arguments: Sequence[str], lines: Sequence[str], compiled: pathlib.Path
 ) -> list[float]:
-  """Seconds from a process's start to each of the lines that it is to say, or to its end where
-  there are none.
-  """
+  """Seconds from a process's start to each of the lines that it prints; without any, to its end."""
   began = time.perf_counter()
   process = subprocess.Popen(
     [sys.executable, *arguments],
@@ -143,14 +136,16 @@ def start(
     text=True,
     env=os.environ | {'JAX_COMPILATION_CACHE_DIR': str(compiled), 'PYTHONUNBUFFERED': '1'},
   )
-  seconds, said = [], []
+  seconds, output = [], []
   for line in process.stderr or ():
-    said.append(line)
+    output.append(line)
     if len(seconds) < len(lines) and lines[len(seconds)] in line:
       seconds.append(time.perf_counter() - began)
   if process.wait():
-    raise RuntimeError(f'{name} failed:\n{"".join(said)}')
-  assert len(seconds) == len(lines), f'{name} did not say {lines[len(seconds)]!r}:\n{"".join(said)}'
+    raise RuntimeError(f'{name} failed:\n{"".join(output)}')
+  assert len(seconds) == len(lines), (
+    f'{name} did not print {lines[len(seconds)]!r}:\n{"".join(output)}'
+  )
   return seconds or [time.perf_counter() - began]
 
 

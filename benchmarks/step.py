@@ -1,21 +1,20 @@
-"""A training step of DPT and of FT: dprjax, PyTorch with transformers, and sentence-transformers'
-trainer, on the same weights and batch.
+"""A training step of DPT and of FT: dprjax, PyTorch, and sentence-transformers' trainer.
 
     pip install -e '.[bench]' && python benchmarks/step.py [--size=minilm] [--queries=8]
-    [--prompt=16] [--runs=5] [--variant=backbone.unroll=0]
+        [--prompt=16] [--runs=5] [--variant=backbone.unroll=0]
 
-A step encodes queries and passages, takes the in-batch contrastive loss of their cosines over 0.05,
-its gradient (of the prompt, or of all weights), clips it and applies AdamW. dprjax's is train.py's
-own update. PyTorch's is written out as its users do: the prompt as past_key_values, SDPA, on a GPU
-bfloat16 autocast and fused AdamW, plain and under torch.compile where that runs; besides, for DPT
-on a GPU, the frozen weights held in bfloat16. sentence-transformers has no prompts of this kind:
-its trainer with MultipleNegativesRankingLoss is measured for FT, step by step, all of its loop
-included, on ready-made tokens. Before anything is timed, all must find the same loss in float32
-(1e-4), and their first steps the same loss and norm of the gradient as far as the arithmetic
-allows.
+All have the same weights and batch. A step encodes queries and passages, computes the in-batch
+contrastive loss of their cosines over 0.05 and its gradient (of the prompt, or of all weights),
+clips it and applies AdamW. dprjax's step is train.py's own update. PyTorch's is written as users of
+transformers do: the prompt as past_key_values, SDPA, on a GPU bfloat16 autocast and fused AdamW,
+plain and, where that runs, under torch.compile; and for DPT on a GPU also with frozen weights in
+bfloat16. sentence-transformers has no such prompts: its trainer with MultipleNegativesRankingLoss
+is measured for FT, with all of its loop, on ready-made tokens. Before anything is timed, all losses
+must agree in float32 (1e-4), and so must the loss and the gradient's norm of the first steps, as
+far as the precision allows.
 
---variant measures dprjax with other knobs (KEY=VALUE, with commas) beside the default. A GPU:
---size=large --prompt=128 and 128 tokens are the defaults there. Writes
+--variant also measures dprjax with other knobs (KEY=VALUE, separated by commas). On a GPU,
+--size=large, --prompt=128 and 128 tokens are the defaults. Writes
 benchmarks/results/step_SIZE-DEVICE.json; ratios are to plain PyTorch (above 1: slower).
 """
 
@@ -37,6 +36,7 @@ import transformers
 
 import limit
 import made
+import options
 import record
 import timing
 import updates
@@ -49,33 +49,24 @@ TEMPERATURE, CLIP, LEARNING_RATE = 0.05, 1.0, 1e-5
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  accelerated = options.accelerated()
+  parser = options.parser(
+    __doc__,
+    queries=(8, 64),
+    query_length=32,
+    passage_length=128,
+    candidates=1,
+    prompt=(16, 128),
+    runs=(5, 7),
+    steps=(1, 5),
   )
-  accelerated = jax.default_backend() != 'cpu'
-  parser.add_argument(
-    '--size', choices=sorted(made.SHAPES), default='large' if accelerated else 'minilm'
-  )
-  for name, on_cpu, elsewhere in (
-    ('queries', 8, 64),
-    ('query_length', 32, 32),
-    ('passage_length', 128, 128),
-    ('candidates', 1, 1),
-    ('prompt', 16, 128),
-    ('runs', 5, 7),
-    ('steps', 1, 5),
-  ):
-    parser.add_argument(
-      f'--{name}', type=cli.positive, default=elsewhere if accelerated else on_cpu
-    )
+  options.add_size(parser)
+  options.add_dtype(parser)
   parser.add_argument(
     '--shortest',
     type=float,
     default=0.5,
-    help='texts have from this share of the padded length to all of it (default: 0.5)',
-  )
-  parser.add_argument(
-    '--dtype', choices=('float32', 'bfloat16'), default='bfloat16' if accelerated else 'float32'
+    help='least length of a text, as a fraction of the padded length (default: 0.5)',
   )
   parser.add_argument('--methods', default='DPT,FT', help='DPT, FT or both (default)')
   parser.add_argument(
@@ -83,7 +74,7 @@ def main() -> None:
     action='append',
     default=[],
     metavar='KEY=VALUE,...',
-    help="dprjax once more, with these of config's knobs",
+    help='dprjax once more, with these knobs',
   )
   parser.add_argument(
     '--compile', type=cli.boolean, default=True, metavar='true|false', help='torch.compile as well'
@@ -214,7 +205,7 @@ def compare(
     if isinstance(way, SentenceTransformers):
       way.close()
   ways.clear()
-  gc.collect()  # the next method's systems need the room
+  gc.collect()  # the next method's systems need the memory
   torch.cuda.empty_cache()
   return cases
 
@@ -227,12 +218,11 @@ def our_loss(
   prompt: np.ndarray | None,
   batch: Any,
 ) -> float:
-  """dprjax's, in float32."""
+  """dprjax's loss, in float32."""
   system = dpr.build(updates.knobs(method, args.prompt, 'float32'), model, updates.one_device())
   tensors = {'backbone': params} | ({} if prompt is None else {'prompt': {'prefix': prompt}})
-  with jax.default_matmul_precision(
-    'highest'
-  ):  # or a GPU's products of float32 have the digits of tf32
+  # By default, float32 products on a GPU have the precision of tf32.
+  with jax.default_matmul_precision('highest'):
     return float(
       jax.jit(lambda tensors, batch: system.loss(tensors, batch, None)[0])(
         jax.device_put(tensors), batch
@@ -258,9 +248,7 @@ def ours(
 
 
 class Torch:
-  """A step as a user of transformers writes it: of the prompt alone where there is one, of all
-  weights otherwise.
-  """
+  """A step as a user of transformers writes it: of the prompt, or without one of all weights."""
 
   def __init__(
     self,
@@ -277,17 +265,17 @@ class Torch:
     net = transformers.AutoModel.from_pretrained(
       folder, attn_implementation='sdpa', add_pooling_layer=False, dtype=getattr(torch, held)
     )
-    net.to(device).train()  # without dropout in its config
+    net.to(device).train()  # its config has no dropout
     self._prompt = None
     if prompt is not None:
       net.requires_grad_(False)
       self._prompt = torch.tensor(prompt, device=device, requires_grad=True)  # [L, 2, P, N, D]
-    self._live = list(net.parameters()) if self._prompt is None else [self._prompt]
+    self._trained = list(net.parameters()) if self._prompt is None else [self._prompt]
     self._roberta = net.config.model_type != 'bert'
     self._padding = net.config.pad_token_id
     self._net = torch.compile(net, dynamic=False) if compiled else net
     self._optimizer = torch.optim.AdamW(
-      self._live, lr=LEARNING_RATE, weight_decay=0.0, fused=device.type == 'cuda'
+      self._trained, lr=LEARNING_RATE, weight_decay=0.0, fused=device.type == 'cuda'
     )
     self._texts = {}
     for kind in ('query', 'passage'):
@@ -346,7 +334,7 @@ class Torch:
   def _step(self) -> tuple[torch.Tensor, torch.Tensor]:
     loss = self.loss()
     loss.backward()
-    norm = torch.nn.utils.clip_grad_norm_(self._live, CLIP)
+    norm = torch.nn.utils.clip_grad_norm_(self._trained, CLIP)
     self._optimizer.step()
     self._optimizer.zero_grad()
     return loss.detach(), norm
@@ -359,15 +347,13 @@ class Torch:
 
 
 class SentenceTransformers:
-  """SentenceTransformerTrainer's loop in a thread of its own, which goes as many steps as it is
-  told and then waits.
-  """
+  """SentenceTransformerTrainer's loop in a thread, which waits after the requested steps."""
 
   memory_mib = None
 
   @classmethod
   def make(cls, *arguments: Any) -> 'SentenceTransformers | None':
-    """None, and a line that says why, where the trainer or what it needs is not installed."""
+    """None, with a line that says why, if the trainer or what it needs is not installed."""
     try:
       import accelerate  # noqa: F401
       import datasets  # noqa: F401
@@ -396,10 +382,9 @@ class SentenceTransformers:
       for name, pair in features.items()
       for key, rows in zip(('input_ids', 'attention_mask'), pair, strict=True)
     }
-    steps = (
-      10_000  # more than will be asked for; in one epoch, so that no step pays for the end of one
-    )
-    # What a row holds is not looked at: the collator has the tokens.
+    # More than will be requested, in one epoch, so that no step includes the end of an epoch.
+    steps = 10_000
+    # The rows' content is not used: the collator has the tokens.
     rows = datasets.Dataset.from_dict({name: ['-'] * (queries * steps) for name in features})
     settings = sentence_transformers.SentenceTransformerTrainingArguments(
       output_dir=str(folder.with_name('trainer')),
@@ -461,7 +446,7 @@ class SentenceTransformers:
   def _run(self, trainer: Any) -> None:
     try:
       trainer.train()
-    except BaseException as error:  # the main thread waits, and raises it
+    except BaseException as error:  # the main thread raises it
       self._error = error
     self._done.release()
 

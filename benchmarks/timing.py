@@ -1,6 +1,4 @@
-"""Ways to do one thing that take turns, so that whatever else the machine does hurts all of them
-alike; medians and ratios of them.
-"""
+"""Times several ways to do one thing. They take turns, so that other load affects all of them."""
 
 import os
 import statistics
@@ -8,18 +6,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-# JAX would take three quarters of a GPU's memory at its first array, and leave PyTorch beside it
-# too little. Read when a backend starts.
+# Otherwise JAX allocates three quarters of a GPU's memory, which leaves PyTorch too little. It is
+# read when a backend starts.
 os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
 
 Seconds = dict[str, list[float]]
 
 
 def take_turns(ways: Mapping[str, Callable[[], Any]], runs: int, warm: int = 1) -> Seconds:
-  """Seconds of every way in ``runs`` rounds, in each of which every way is called once; the first
-  ``warm`` rounds (compilation) do not count.
+  """The seconds of every way, in ``runs`` rounds of one call each, after ``warm`` untimed rounds.
 
-  A way returns when its work is done, not when it is asked for.
+  A way must return only when its work is done.
   """
   seconds: Seconds = {name: [] for name in ways}
   for number in range(-warm, runs):
@@ -32,14 +29,14 @@ def take_turns(ways: Mapping[str, Callable[[], Any]], runs: int, warm: int = 1) 
 
 
 def summary(seconds: Seconds, base: str | None = None, per: int = 1) -> dict[str, dict[str, Any]]:
-  """What is kept of each way: its median, its fastest and its slowest, in milliseconds.
+  """The median, the fastest and the slowest of each way, in milliseconds.
 
   Args:
-    seconds: as ``take_turns`` gives them.
-    base: the way that the others are compared with: ``ratio`` is the median, over the rounds, of a
-      way's seconds over the base's of the same round (above 1: slower), which a machine's changing
-      load hurts less than a ratio of medians.
-    per: how often a way did its work in a turn.
+    seconds: from ``take_turns``.
+    base: the way that the others are compared with: ``ratio`` is the median over rounds of a way's
+      seconds over the base's (above 1: slower). A changing load affects it less than a ratio of
+      medians.
+    per: how often a way does its work in one call.
   """
   cases = {}
   for name, values in seconds.items():
@@ -50,13 +47,13 @@ def summary(seconds: Seconds, base: str | None = None, per: int = 1) -> dict[str
     }
     if base is not None:
       cases[name]['ratio'] = round(
-        statistics.median(one / other for one, other in zip(values, seconds[base], strict=True)), 3
+        statistics.median(x / y for x, y in zip(values, seconds[base], strict=True)), 3
       )
   return cases
 
 
 def show(cases: Mapping[str, Mapping[str, Any]], columns: Sequence[str], title: str = '') -> None:
-  """Prints a line a case, with the columns that it has."""
+  """Prints one line for each case, with the columns that it has."""
   width = max(map(len, [*cases, title]))
   print(f'{title:{width}}  ' + '  '.join(f'{column.replace("_", " "):>14}' for column in columns))
   for name, case in cases.items():
@@ -66,14 +63,15 @@ def show(cases: Mapping[str, Mapping[str, Any]], columns: Sequence[str], title: 
     )
 
 
+def temporary_mib(program: Any) -> float:
+  """The MiB that a compiled program requests beside its arguments and results."""
+  return program.memory_analysis().temp_size_in_bytes / 2**20
+
+
 def _cell(value: Any) -> str:
-  return (
-    f'{value:,}'
-    if isinstance(value, int | float)
-    else ' - '.join(map(_cell, value))
-    if isinstance(value, list)
-    else str(value)
-  )
+  if isinstance(value, list):
+    return ' - '.join(map(_cell, value))
+  return f'{value:,}' if isinstance(value, int | float) else str(value)
 
 
 def _rounded(value: float) -> float:

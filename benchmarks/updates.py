@@ -1,6 +1,4 @@
-"""One update of dprjax on one device, as the training loop makes it: loss, gradient of what is
-trainable, clip, AdamW.
-"""
+"""One update of dprjax on one device as in the training loop: loss, gradient, clipping, AdamW."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -29,13 +27,15 @@ def one_device() -> jax.sharding.Mesh:
 def knobs(
   method: str, prompt: int, dtype: str, overrides: Sequence[str] = ()
 ) -> ml_collections.ConfigDict:
-  """configs/dptdr.py (``method`` 'DPT') or configs/ft.py ('FT') without dropout, with mean pooling,
-  unit length and temperature 0.05.
+  """configs/dptdr.py ('DPT') or configs/ft.py ('FT'), with mean pooling of unit vectors.
+
+  There is no dropout; the temperature is 0.05.
 
   Args:
+    method: 'DPT' or 'FT'.
     prompt: length of the prompt, for DPT.
-    dtype: of the arithmetic, and of frozen weights.
-    overrides: ``KEY=VALUE``, of config's knobs.
+    dtype: of the arithmetic and of frozen weights.
+    overrides: ``KEY=VALUE`` of the config's knobs.
   """
   file = {'DPT': 'dptdr', 'FT': 'ft'}[method]
   settings = {
@@ -48,8 +48,9 @@ def knobs(
     'normalize': 'true',
     'temperature': 0.05,
   }
-  said = [f'{key}={value}' for key, value in settings.items()] + list(overrides)
-  return configs.parse([f'--config={ROOT}/configs/{file}.py', *(f'--config.{one}' for one in said)])
+  pairs = [f'{key}={value}' for key, value in settings.items()] + list(overrides)
+  flags = [f'--config.{pair}' for pair in pairs]
+  return configs.parse([f'--config={ROOT}/configs/{file}.py', *flags])
 
 
 class Update:
@@ -73,7 +74,7 @@ class Update:
     names = tree.trainable_names(config.trainable, list(params))
     shardings = meshes.param_shardings(mesh, params)
     dtype = jnp.dtype(config.backbone.frozen_dtype)
-    # Copies: the step reuses the memory of what is trainable.
+    # Copies: the step reuses the memory of trainable parameters.
     trainable = {
       name: meshes.put(np.array(leaf, np.float32), shardings[name])
       for name, leaf in params.items()
@@ -98,22 +99,20 @@ class Update:
     )
 
   def __call__(self, steps: int = 1) -> None:
-    """Takes steps, and waits for the last."""
+    """Takes steps and waits for the last one."""
     for _ in range(steps):
       self._number += 1
       self._state, self.metrics = self.compiled(self._state, *self._rest, self._number)
     jax.block_until_ready((self._state, self.metrics))
 
   def first_step(self) -> tuple[float, float]:
-    """Loss and norm of the gradient."""
+    """The loss and the norm of the gradient."""
     self()
     return float(self.metrics['loss']), float(self.metrics['gradient_norm'])
 
   @property
   def memory_mib(self) -> float:
-    """What the program holds: its arguments, and what it asks for beside them and its results
-    (which reuse the state's memory).
-    """
+    """The program's arguments and temporary memory; its results reuse the state's memory."""
     memory = self.compiled.memory_analysis()
     return round((memory.argument_size_in_bytes + memory.temp_size_in_bytes) / 2**20, 1)
 
@@ -124,15 +123,16 @@ def retrieval(
   params: Mapping[str, Any],
   batch: Mapping[str, np.ndarray],
 ) -> Update:
-  """An update of DPT or FT, as ``config`` says."""
+  """An update of DPT or FT."""
   return Update(config, dpr.build(config, model, one_device()), Parts(params), batch)
 
 
 def retrieval_flops(
   config: ml_collections.ConfigDict, model: encoder.EncoderConfig, batch: Mapping[str, np.ndarray]
 ) -> jax.stages.Lowered:
-  """The same, lowered from shapes alone, every layer written out: XLA counts the body of a loop
-  once. For ``cost_analysis``.
+  """The same, lowered from shapes only, for ``cost_analysis``.
+
+  Layers are unrolled, since XLA counts the body of a loop once.
   """
   config = config.copy_and_resolve_references()
   config.backbone.unroll = 0
@@ -163,5 +163,5 @@ def retrieval_flops(
 
 
 def parameters(model: encoder.EncoderConfig) -> dict[str, Any]:
-  """Random ones, numpy float32."""
+  """Random parameters, numpy float32."""
   return hub.init_params(model, jax.random.key(0))
