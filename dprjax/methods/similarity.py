@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 from dprjax.analysis import statistics
 from dprjax.base.errors import InputError
 from dprjax.data import similarity
+from dprjax.data.batches import process_rows, shuffle_rows, smallest_bucket
 from dprjax.data.similarity import Pair
 from dprjax.data.text import Tokenizer, pad_batch
 from dprjax.inference.embedder import Embedder
@@ -121,24 +122,19 @@ def _open(
   }
   scores = np.array([pair.score / similarity.TOP_SCORE for pair in pairs], np.float32)
   update = config.batch_size * config.accumulate
-  steps = len(pairs) // update
-  rank, count = mesh.batch_rank(devices)
-  own = slice(rank * update // count, (rank + 1) * update // count)
-
-  @functools.lru_cache(maxsize=2)
-  def shuffled(epoch: int) -> np.ndarray:
-    return np.random.default_rng([config.seed, epoch]).permutation(len(pairs)).astype(np.int32)
+  own = process_rows(update, *mesh.batch_rank(devices), 'pairs')
+  rows_of = shuffle_rows(np.arange(len(pairs), dtype=np.int32), update, [config.seed])
 
   def make_batch(step: int, _: Any = None) -> dict[str, np.ndarray]:
-    epoch, place = divmod(step, steps)
-    chosen = shuffled(epoch)[place * update : (place + 1) * update]
+    _, chosen = rows_of(step)
     batch = {'pair_index': chosen[own], 'score': scores[chosen[own]]}
     for view in VIEWS:
       # The bucket is that of the whole global batch, so that all processes agree.
-      longest = max(len(rows[view][row]) for row in chosen)
-      bucket = next(size for size in buckets if size >= longest)
+      lengths = np.array([len(rows[view][row]) for row in chosen])
       batch[f'{view}_tokens'], batch[f'{view}_mask'] = pad_batch(
-        [rows[view][row] for row in chosen[own]], bucket, tokenizer.pad_id
+        [rows[view][row] for row in chosen[own]],
+        smallest_bucket(lengths, buckets),
+        tokenizer.pad_id,
       )
     return batch
 
@@ -152,7 +148,7 @@ def _open(
     return ' and '.join(f'sentences of {length}' for length in lengths) + ' tokens'
 
   return Data(
-    batches=grain.MapDataset.range(steps).map_with_index(make_batch),
+    batches=grain.MapDataset.range(len(pairs) // update).map_with_index(make_batch),
     unit='pairs',
     description=f'{len(pairs)} scored pairs',
     ids=ids,
