@@ -5,7 +5,7 @@ import pytest
 
 from dprjax.base.errors import InputError
 from dprjax.base.outofcore import keys_of
-from dprjax.formats import runs
+from dprjax.formats import runs, trec
 
 
 def columns(path, **options):
@@ -132,3 +132,11 @@ def test_ranks_that_are_not_read_may_be_anything(tmp_path):
   path = write(tmp_path / 'run.trec', TEXT.replace(' 2 ', ' none ').replace(' Q0 ', '  Q0 '))
   (block,) = runs.read_blocks(path, ranks=False)
   assert not len(block.ranks) and block.scores.tolist() == expected()[3]
+
+
+def test_a_whole_run_that_is_not_utf8(tmp_path):
+  (tmp_path / 'run.trec').write_bytes(TEXT.encode() + b'q3 Q0 \xff 1 1.0 x\n')
+  with pytest.raises(InputError, match=r'run\.trec, line 1 or after it: not UTF-8 text'):
+    trec.read_run(tmp_path / 'run.trec')
+  (block,) = runs.read_blocks(tmp_path / 'run.trec')
+  assert len(block.scores) == 4
