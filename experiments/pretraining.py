@@ -1,18 +1,18 @@
-"""Six ways to pretrain one backbone from scratch, and what each is worth to retrieval: DPTDR's
-Tables 6 to 8 and Condenser's Table 3 in small.
+"""Six ways to pretrain a backbone from scratch, compared by retrieval.
 
-    python experiments/pretraining.py --data=../shared/data --out=runs/pretraining --size=mini
-    --steps=2000 --seeds=0,1,2
+    python experiments/pretraining.py --data=../shared/data --out=runs/pretraining --size=mini \\
+        --steps=2000 --seeds=0,1,2
 
-Every method starts from the same weights and vocabulary (a seed's): random ones after
-`--base_steps` updates of plain MLM, as the papers start from BERT or RoBERTa. (From random ones
-outright, a contrastive loss over small batches only makes all vectors alike.) All take the same
-number of updates and see about the same number of tokens in each (`--tokens`): methods with shorter
-texts get more passages. What follows is the same for all: zero-shot retrieval, a prompt (DPT) and
-fine-tuning (FT) on SciFact and MedQuAD, FT with 100 and 1,000 queries, STS-b, alignment and
-uniformity. Stages are kept under `--out` and not done twice: the same command goes on where it
-stopped, and several with other `--seeds` may share the work. At the end (or with --table, of what
-is there) it prints the table and writes table.md, results.json and medquad.png.
+DPTDR's Tables 6 to 8 and Condenser's Table 3 at a small size. For each seed, every method starts
+from the same vocabulary and weights: random ones after `--base_steps` updates of plain MLM, since
+the papers start from BERT or RoBERTa. (Directly from random weights, a contrastive loss over small
+batches only makes all vectors alike.) All take the same number of updates with about the same
+number of tokens (`--tokens`): methods with shorter texts get more passages. The rest is the same
+for all: zero-shot retrieval, a prompt (DPT) and fine-tuning (FT) on SciFact and MedQuAD, FT with
+100 and 1,000 queries, STS-b, alignment and uniformity. Finished stages are kept under `--out`: the
+same command goes on where it stopped, and commands with other `--seeds` can share the work. At the
+end, or with --table for the results so far, it prints the table and writes table.md, results.json
+and medquad.png.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from dprjax.retrieval import exact, measures
 from dprjax.runtime import config as configs
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# config file and argument, overrides
+# The config file with its argument, and overrides.
 METHODS = {
   'MLM': ('condenser.py:mlm', []),
   'Condenser': ('condenser.py:condenser', []),
@@ -61,25 +61,22 @@ def main():
   parser.add_argument('--out', required=True)
   parser.add_argument('--size', default='mini', choices=sorted(hub.SIZES))
   parser.add_argument(
-    '--base_steps', type=int, default=2000, help='updates of plain MLM that come before all methods'
+    '--base_steps', type=int, default=2000, help='updates of plain MLM before all methods'
   )
-  parser.add_argument('--base_learning_rate', type=float, default=1e-3, help='of these')
+  parser.add_argument('--base_learning_rate', type=float, default=1e-3, help='of these updates')
   parser.add_argument('--steps', type=int, default=2000, help='updates of pretraining')
-  parser.add_argument('--tokens', type=int, default=8192, help='in an update, about')
+  parser.add_argument('--tokens', type=int, default=8192, help='about how many in an update')
   parser.add_argument(
     '--tune_steps', type=int, default=150, help='updates of DPT and FT, of 32 queries'
   )
   parser.add_argument(
-    '--length',
-    type=int,
-    default=128,
-    help='tokens of a text in pretraining, at most; spans have half',
+    '--length', type=int, default=128, help='most tokens of a text in pretraining; spans have half'
   )
   parser.add_argument(
     '--learning_rate',
     type=float,
     default=5e-4,
-    help='of pretraining: small models need more than 1e-4',
+    help='of pretraining; small models need more than 1e-4',
   )
   parser.add_argument(
     '--read', type=int, default=128, help='tokens of a passage in DPT, FT and retrieval'
@@ -89,11 +86,11 @@ def main():
   parser.add_argument(
     '--methods',
     default='',
-    help='only these, as their folders are called, separated by commas: rip-sentences,ict',
+    help='only these, by folder name, separated by commas: rip-sentences,ict',
   )
-  parser.add_argument('--grad_cache', type=int, default=1, help='chunks, where memory is short')
+  parser.add_argument('--grad_cache', type=int, default=1, help='chunks, to save memory')
   parser.add_argument('--dtype', default='float32', choices=('float32', 'bfloat16'))
-  parser.add_argument('--table', action='store_true', help='only make the table of what is there')
+  parser.add_argument('--table', action='store_true', help='only make the table')
   args = parser.parse_args()
   experiment = Experiment(args)
   if not args.table:
@@ -109,16 +106,12 @@ def slug(method):
 
 
 class Experiment:
-  """All stages of all methods and seeds, each in a folder of its own."""
+  """All stages of all methods and seeds, each in its own folder."""
 
   def __init__(self, args):
-    self.args, self.data, self.out = (
-      args,
-      pathlib.Path(args.data).resolve(),
-      pathlib.Path(args.out).resolve(),
-    )
-    # What is written about the world, medicine and science; the test sets' own corpora but for
-    # MedQuAD's are not in it.
+    self.args = args
+    self.data, self.out = (pathlib.Path(path).resolve() for path in (args.data, args.out))
+    # General, medical and scientific text. Of the test sets' corpora it has only MedQuAD's.
     self.corpus = [
       self.data / 'arxiv',
       self.data / 'medquad' / 'corpus.jsonl',
@@ -146,7 +139,7 @@ class Experiment:
     )
 
   def run(self, method, seed):
-    """Everything for one method and seed; one JSON a measurement."""
+    """Everything for one method and seed, with a JSON file for each measurement."""
     name = f'{slug(method)}-{seed}'
     folder = self.out / name
     start, base = self.start(seed), self.out / f'start-{seed}' / 'backbone'
@@ -195,7 +188,7 @@ class Experiment:
             self.tuned('ft', name, queries, backbone, None, folder, seed)
 
   def start(self, seed):
-    """Random weights, and the vocabulary that all share."""
+    """Random weights, and the vocabulary of all methods."""
     vocabulary, folder = self.out / 'vocabulary', self.out / f'random-{seed}'
     if not (vocabulary / 'tokenizer.json').exists():
       trials.say('training the vocabulary')
@@ -212,7 +205,7 @@ class Experiment:
     return folder
 
   def passages(self, config):
-    """How many passages of this method's views hold --tokens tokens, as measured."""
+    """The measured number of passages of this method's views that hold --tokens tokens."""
     knobs = config.pretrain
     store = documents.build_documents(
       self.corpus,
@@ -263,7 +256,7 @@ class Experiment:
     trials.command('export', f'--workdir={folder}/pretrain', f'--out={out}')
 
   def tuned(self, kind, name, queries, backbone, prompt, folder, seed):
-    """Trains a prompt or the whole backbone on one set's queries, and measures it."""
+    """Trains a prompt or the whole backbone on the queries of a set, and measures it."""
     label = {'dptdr': 'DPT', 'ft': 'FT'}[kind] + (f'-{queries}' if queries else '')
     workdir = folder / f'{name}-{label}'
     out = workdir / ('prompt.npz' if kind == 'dptdr' else 'backbone')
@@ -288,7 +281,7 @@ class Experiment:
         '--config.backbone.unroll=0',
         '--config.log_every=50',
       ]
-      # 1e-4 for whole small backbones, the paper's rate for prompts; the same for all methods.
+      # 1e-4 for small whole backbones, the paper's rate for prompts; the same for all methods.
       flags.append(f'--config.optim.learning_rate={1e-4 if kind == "ft" else 7e-3}')
       if prompt is not None:
         flags.append(f'--config.prompt.init_from={prompt}')
@@ -305,7 +298,7 @@ class Experiment:
     return len(sources.load_dataset(sources.Source(str(self.data / name), 'beir', 'train')).queries)
 
   def evaluate(self, backbone, prompt, name):
-    """Exact search of the test queries in the whole corpus: first token, inner product."""
+    """Exact search of the test queries in the whole corpus by the first token's inner product."""
     dataset = sources.load_dataset(sources.Source(str(self.data / name), 'beir', 'test'))
     retriever = Retriever.load(
       backbone=str(backbone),
@@ -327,7 +320,7 @@ class Experiment:
     return measures.measure(run, dataset.qrels, ['nDCG@10', 'R@100'])['mean']
 
   def looks(self, backbone, prompt):
-    """STS-b (frozen), and alignment and uniformity on SciFact's test pairs, of unit vectors."""
+    """STS-b (frozen), and alignment and uniformity of unit vectors on SciFact's test pairs."""
     retriever = Retriever.load(
       backbone=str(backbone),
       prompt=prompt and str(prompt),
@@ -340,22 +333,20 @@ class Experiment:
     dataset = sources.load_dataset(sources.Source(str(self.data / 'scifact'), 'beir', 'test'))
     texts = {passage.id: passage.text for passage in dataset.passages}
     matched = [
-      (query.text, texts[found])
+      (query.text, texts[passage_id])
       for query in dataset.queries
-      for found in dataset.positives(query.id)
+      for passage_id in dataset.positives(query.id)
     ]
-    queries, positives = (
-      retriever.encode([q for q, _ in matched], 'query'),
-      retriever.encode([p for _, p in matched]),
-    )
+    queries = retriever.encode([query for query, _ in matched], 'query')
+    positives = retriever.encode([passage for _, passage in matched])
     return {
-      'STS-b': analysis.sts(pairs, lambda some: retriever.encode(list(some), 'query')),
+      'STS-b': analysis.sts(pairs, lambda batch: retriever.encode(list(batch), 'query')),
       'alignment': analysis.alignment(queries, positives),
       'uniformity': analysis.uniformity(retriever.encode(list(texts.values())[:2000])),
     }
 
   def table(self):
-    """Mean and, over several seeds, half the range, of whatever has been measured."""
+    """The mean of all measurements so far, and over several seeds half their range."""
     found = {}
     for path in sorted(self.out.glob('*/results/*.json')):
       method, seed = path.parts[-3].rsplit('-', 1)
@@ -390,20 +381,18 @@ class Experiment:
     self.figure(found)
 
   def figure(self, found):
-    """Bars of MedQuAD's columns, where every method but the prompts has been measured; whiskers
-    span the seeds.
-    """
+    """Bars of MedQuAD's columns, once all methods but prompts have them; whiskers span seeds."""
     values = {}
     for column in ('zero-shot', 'DPT', 'FT-100', 'FT-1000', 'FT'):
-      of = {
+      scores = {
         method: list(found.get(slug(method), {}).get(f'medquad-{column} nDCG@10', {}).values())
         for method in (RANDOM, BASE, *METHODS)
       }
-      if not all(of.values()):
+      if not all(scores.values()):
         return
       values[column.replace('-', ' ')] = {
-        method: figures.Bar(float(np.mean(some)), min(some), max(some), False)
-        for method, some in of.items()
+        method: figures.Bar(float(np.mean(seeds)), min(seeds), max(seeds), False)
+        for method, seeds in scores.items()
       }
     figures.bars(
       values,

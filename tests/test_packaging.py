@@ -1,4 +1,4 @@
-"""What setup.py, the constraints, the Makefile and the README promise one another."""
+"""setup.py, the constraints, the Makefile and the README agree."""
 
 import ast
 import importlib.metadata
@@ -15,7 +15,7 @@ from packaging.version import Version
 ROOT = pathlib.Path(__file__).parent.parent
 CONSTRAINTS = sorted((ROOT / 'constraints').glob('*.txt'))
 
-# Asked for by what we import, rather than imported: who needs each.
+# Not imported by dprjax, but needed by what it imports.
 INDIRECT = {
   'array-record': 'tensorflow-datasets, for file_format="array_record"',
   'grain': 'tensorflow-datasets, for as_data_source',
@@ -25,7 +25,7 @@ INDIRECT = {
 
 
 def literal(name):
-  """A list or dictionary that setup.py assigns to `name`."""
+  """The list or dictionary that setup.py assigns to `name`."""
   for node in ast.parse((ROOT / 'setup.py').read_text()).body:
     if isinstance(node, ast.Assign) and getattr(node.targets[0], 'id', '') == name:
       return ast.literal_eval(node.value)
@@ -39,15 +39,13 @@ EXTRAS = {
 
 
 def pins(path):
-  """{canonical name: version} of a constraints file, comments left out."""
+  """{canonical name: version} of a constraints file."""
   lines = [line for line in path.read_text().splitlines() if not line.startswith('#')]
   return {canonicalize_name(line.split('==')[0]): Version(line.split('==')[1]) for line in lines}
 
 
 def third_party_imports(folder):
-  """Dotted names that the Python files of a folder import, the standard library's and ours left
-  out.
-  """
+  """Dotted names of third parties that the Python files of a folder import."""
   names = set()
   for path in folder.rglob('*.py'):
     for node in ast.walk(ast.parse(path.read_bytes())):
@@ -65,7 +63,7 @@ def third_party_imports(folder):
 def distributions(names):
   """The installed distributions that the imports come from."""
   owners = importlib.metadata.packages_distributions()
-  # `orbax` is a namespace that several distributions may fill.
+  # `orbax` is a namespace that several distributions share.
   namespaces = {'orbax.checkpoint': 'orbax-checkpoint'}
   optional = {requirement.name for requirement in EXTRAS['milvus']}
   found = set()
@@ -114,20 +112,20 @@ def test_there_are_constraints_for_every_python():
 
 
 @pytest.mark.parametrize('path', CONSTRAINTS, ids=lambda path: path.stem)
-def test_constraints_are_names_and_versions_alone(path):
+def test_constraints_are_only_names_and_versions(path):
   text = path.read_text()
   assert [
     line for line in text.splitlines() if not re.fullmatch(r'#.*|[\w.-]+==[\w.!+-]+', line)
   ] == []
   assert '://' not in text
-  assert not re.search(r'\+\w', text), 'a local version: only this machine has it'
+  assert not re.search(r'\+\w', text), 'a local version, which no index has'
   heavy = {'tensorflow', 'tensorflow-cpu', 'tf-nightly', 'keras', 'torch', 'torchvision', 'dprjax'}
   assert heavy.isdisjoint(pins(path))
   assert not any(name.startswith('nvidia-') for name in pins(path))
 
 
 @pytest.mark.parametrize('path', CONSTRAINTS, ids=lambda path: path.stem)
-def test_constraints_pin_all_that_is_asked_for(path):
+def test_constraints_pin_all_requirements(path):
   python = f'{path.stem[2]}.{path.stem[3:]}'
   pinned = pins(path)
   asked = [*REQUIRES, *EXTRAS['quickstart'], *EXTRAS['milvus'], *EXTRAS['test'], *EXTRAS['dev']]
@@ -143,7 +141,7 @@ def test_constraints_pin_all_that_is_asked_for(path):
       )
 
 
-def test_heavy_packages_are_for_benchmarks_alone():
+def test_only_benchmarks_need_heavy_packages():
   for extra, requirements in {**EXTRAS, '': REQUIRES}.items():
     names = {canonicalize_name(requirement.name) for requirement in requirements}
     assert extra == 'bench' or names.isdisjoint({'torch', 'tensorflow', 'sentence-transformers'}), (
@@ -159,7 +157,7 @@ def test_the_version_is_in_one_place():
 
 
 @pytest.mark.parametrize('page', ['README.md', 'CONTRIBUTING.md'])
-def test_what_the_pages_name_is_there(page):
+def test_pages_name_only_what_exists(page):
   text = (ROOT / page).read_text()
   targets = set(re.findall(r'^([\w-]+):', (ROOT / 'Makefile').read_text(), re.MULTILINE))
   named = set(re.findall(r'(?:^ {4}|`)make ([a-z-]+)', text, re.MULTILINE))
@@ -174,7 +172,7 @@ def test_what_the_pages_name_is_there(page):
   assert [link for link in links if 'NAME' not in link and not (ROOT / link).exists()] == []
 
 
-def test_make_says_what_it_needs(tmp_path):
+def test_make_names_the_pythons_that_it_needs(tmp_path):
   done = subprocess.run(
     ['make', 'quickstart', 'PYTHON=/nonesuch/python', f'VENV={tmp_path}/venv'],
     cwd=ROOT,
@@ -188,7 +186,7 @@ def test_make_says_what_it_needs(tmp_path):
 
 
 def test_a_second_make_installs_nothing(tmp_path):
-  """Where the stamp is newer than what it depends on, only the command itself is left to run."""
+  """If the stamp is newer than its dependencies, only the command itself runs."""
   tag = f'py{sys.version_info.major}{sys.version_info.minor}'
   (tmp_path / 'venv').mkdir()
   (tmp_path / 'venv' / f'.installed-{tag}').touch()

@@ -1,9 +1,8 @@
-"""launch/gke_jobset*.yaml: what matters for a training that must start, save, and start again; and
-the schemas that Kubernetes publishes.
+"""launch/gke_jobset*.yaml: starting, saving and restarting, and published schemas.
 
-The Jobs in them are checked against Kubernetes' own schema. JobSet's is in its repository
-(config/components/crd/bases/): with the file's name in DPRJAX_JOBSET_CRD the whole is checked
-against that.
+The Jobs are checked against Kubernetes' schema. If DPRJAX_JOBSET_CRD names the file of JobSet's
+schema (from config/components/crd/bases/ of its repository), the whole files are checked against
+that.
 """
 
 import os
@@ -18,8 +17,8 @@ MANIFESTS = sorted((ROOT / 'launch').glob('gke_jobset*.yaml'))
 by_name = pytest.mark.parametrize('path', MANIFESTS, ids=lambda path: path.name)
 
 
-class NoTwice(yaml.SafeLoader):
-  """A key that stands twice in a mapping is an error, as it is for kubectl."""
+class UniqueKeys(yaml.SafeLoader):
+  """A repeated key in a mapping is an error, as for kubectl."""
 
   def construct_mapping(self, node, deep=False):
     keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -29,7 +28,7 @@ class NoTwice(yaml.SafeLoader):
 
 def load(path):
   """(the JobSet, its one Job, the Job's one container)"""
-  [jobset] = yaml.load_all(path.read_text(), NoTwice)
+  [jobset] = yaml.load_all(path.read_text(), UniqueKeys)
   [replicated] = jobset['spec']['replicatedJobs']
   [container] = replicated['template']['spec']['template']['spec']['containers']
   return jobset, replicated['template']['spec'], container
@@ -41,20 +40,20 @@ def test_there_is_one_for_each_accelerator():
 
 
 @by_name
-def test_all_hosts_run_at_once_and_begin_anew_together(path):
+def test_all_hosts_run_at_once_and_restart_together(path):
   jobset, job, container = load(path)
   assert jobset['kind'] == 'JobSet' and jobset['apiVersion'] == 'jobset.x-k8s.io/v1alpha2'
   assert job['parallelism'] == job['completions'] > 1
-  assert job['backoffLimit'] == 0  # one pod that fails is the Job's end, and the JobSet's matter
+  assert job['backoffLimit'] == 0  # one failed pod ends the Job, and the JobSet decides
   pod = job['template']['spec']
-  assert pod['restartPolicy'] == 'Never'  # Kubernetes demands it of a podFailurePolicy
+  assert pod['restartPolicy'] == 'Never'  # required with a podFailurePolicy
   assert pod['terminationGracePeriodSeconds'] >= 30
-  # Python is process 1: SIGTERM is its own.
+  # Python is process 1, so that it gets SIGTERM.
   assert container['command'] == ['python', '-m', 'dprjax.train']
 
 
 @by_name
-def test_what_a_job_ends_with_decides_whether_it_begins_again(path):
+def test_the_exit_status_decides_whether_a_job_restarts(path):
   jobset, job, container = load(path)
   disruption, codes = job['podFailurePolicy']['rules']
   assert disruption == {
@@ -69,35 +68,34 @@ def test_what_a_job_ends_with_decides_whether_it_begins_again(path):
   def action(message):
     for rule in jobset['spec']['failurePolicy']['rules']:
       assert rule['onJobFailureReasons'] == ['PodFailurePolicy']
-      assert re.fullmatch(
-        '[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?', rule['name']
-      )  # what JobSet takes for a name
+      # The pattern of names in JobSet.
+      assert re.fullmatch('[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?', rule['name'])
       if any(
         re.search(pattern, message) for pattern in rule.get('onJobFailureMessagePatterns', [''])
       ):
         return rule['action']
     return 'RestartJobSet'
 
-  # In Kubernetes' words (pkg/controller/job/pod_failure_policy.go).
-  said = (
+  # Kubernetes' wording (pkg/controller/job/pod_failure_policy.go).
+  message = (
     'Container main for pod default/dprjax-slice-0-0-abcde failed with exit code {} matching '
     'FailJob rule at index 1'
   )
-  assert action(said.format(2)) == 'FailJobSet'
-  assert action(said.format(143)) == 'RestartJobSetAndIgnoreMaxRestarts'
+  assert action(message.format(2)) == 'FailJobSet'
+  assert action(message.format(143)) == 'RestartJobSetAndIgnoreMaxRestarts'
   assert (
     action('Pod default/dprjax-2-0 has condition DisruptionTarget matching FailJob rule at index 0')
     == 'RestartJobSetAndIgnoreMaxRestarts'
   )
-  assert 0 < jobset['spec']['failurePolicy']['maxRestarts'] < 100  # crashes do not go on for ever
+  assert 0 < jobset['spec']['failurePolicy']['maxRestarts'] < 100  # crashes do not go on forever
 
 
-def test_hosts_with_gpus_find_one_another():
+def test_hosts_with_gpus_find_each_other():
   jobset, job, container = load(ROOT / 'launch' / 'gke_jobset_gpu.yaml')
   environment = {entry['name']: entry for entry in container['env']}
   assert environment['DPRJAX_PROCESSES']['value'] == str(job['parallelism'])
   assert environment['DPRJAX_COORDINATOR']['value'] == '$(COORDINATOR):8482'
-  # $(COORDINATOR) is replaced where it stands before.
+  # $(COORDINATOR) is only replaced if it is defined before.
   assert list(environment).index('COORDINATOR') < list(environment).index('DPRJAX_COORDINATOR')
   assert (
     environment['DPRJAX_PROCESS']['valueFrom']['fieldRef']['fieldPath']

@@ -1,6 +1,4 @@
-"""The shell of launch/: shellcheck has nothing to say, and SLURM reads every line that is meant for
-it.
-"""
+"""launch/: shellcheck accepts the scripts, and SLURM reads every line that is meant for it."""
 
 import pathlib
 import re
@@ -14,13 +12,13 @@ LAUNCH = pathlib.Path(__file__).parent.parent.parent / 'launch'
 SCRIPTS = sorted([*LAUNCH.glob('*.sh'), *LAUNCH.glob('*.sbatch')])
 
 
-def test_the_scripts_are_there():
+def test_the_scripts_exist():
   assert [path.name for path in SCRIPTS] == ['slurm.sbatch', 'tpu_pod.sh']
 
 
 @pytest.mark.parametrize('path', SCRIPTS, ids=lambda path: path.name)
 def test_shellcheck(path):
-  # In the virtual environment's own folder, which need not be on the path.
+  # The virtual environment's own folder may not be on the path.
   found = shutil.which('shellcheck', path=pathlib.Path(sys.executable).parent) or shutil.which(
     'shellcheck'
   )
@@ -41,6 +39,6 @@ def test_slurm_reads_every_directive():
   flags = dict(
     re.fullmatch(r'#SBATCH --([\w-]+)=?(\S*)', line).groups() for line in directives.values()
   )
-  # To the steps: with B: the batch shell alone would have it.
+  # Without B:, which would signal only the batch shell.
   assert flags['signal'] == 'TERM@90'
   assert flags.keys() >= {'requeue', 'open-mode'} and flags['open-mode'] == 'append'

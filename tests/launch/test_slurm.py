@@ -1,8 +1,8 @@
 """launch/slurm.sbatch on a real SLURM: munge, a controller and two nodes on this machine.
 
-The daemons live in namespaces of their own: the nodes' names are in an /etc/hosts that only
-they see, and all of them, with every process that they started, end with the first. Everything they
-write is in the test's folder, every port on the loopback.
+The daemons run in their own namespaces: the nodes' names are in an /etc/hosts that only they see,
+and all of them end with the first, with every process that they started. They write only into the
+test's folder and use only ports of the loopback interface.
 """
 
 import json
@@ -33,7 +33,7 @@ PROGRAMS = (
 )
 NODES = ('rehearsal1', 'rehearsal2')
 
-# The page as it stands asks for nodes with GPUs.
+# The script itself requests nodes with GPUs.
 WITHOUT_GPUS = ('--nodes=2', '--gpus-per-node=0', '--ntasks-per-node=1', '--cpus-per-task=1')
 
 CONFIG = """
@@ -44,7 +44,7 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 CryptoType=crypto/munge
-# A job that is queued again waits until its last start's credential has expired.
+# A job that is queued again waits until the credential of its last start expires.
 AuthInfo=socket={folder}/munge.socket,cred_expire=5
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
@@ -62,7 +62,7 @@ SchedulerParameters=sched_interval=2,batch_sched_delay=1,bf_interval=2
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 GresTypes=gpu
-# The nodes have what the page asks for, in name: more processors than this machine.
+# The nodes claim what the script requests: more processors than this machine has.
 SlurmdParameters=config_overrides
 NodeName={nodes[0]} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=32 Gres=gpu:4 State=UNKNOWN
 NodeName={nodes[1]} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=32 Gres=gpu:4 State=UNKNOWN
@@ -87,7 +87,7 @@ pytestmark = pytest.mark.slow
 
 
 class Cluster:
-  """Jobs of the two nodes, submitted with the page."""
+  """Jobs on the two nodes, submitted with the script."""
 
   def __init__(self, folder):
     self.folder = folder
@@ -111,9 +111,7 @@ class Cluster:
     return done.stdout
 
   def submit(self, *arguments, script=SCRIPT):
-    """The number of a new job; ``arguments`` are sbatch's flags, then, after '--', what follows the
-    script's name.
-    """
+    """Submits a job and returns its number; sbatch's flags, '--', then the script's arguments."""
     at = arguments.index('--')
     job = self.call('sbatch', '--parsable', *arguments[:at], script, *arguments[at + 1 :]).strip()
     self.jobs[job] = self.folder / f'dprjax-{job}.log'
@@ -126,7 +124,7 @@ class Cluster:
     return re.search(r'JobState=(\w+)', self.call('scontrol', 'show', 'job', job))[1]
 
   def wait(self, until, seconds, about):
-    """Until ``until()`` is true; fails after ``seconds`` with the logs."""
+    """Waits until ``until()`` is true; fails with the logs after ``seconds``."""
     limit = time.monotonic() + seconds
     while not until():
       if time.monotonic() > limit:
@@ -173,11 +171,11 @@ def daemons(tmp_path_factory):
 
   folder = tmp_path_factory.mktemp('slurm')
   sockets = [socket.socket() for _ in range(3)]
-  for one in sockets:
-    one.bind(('127.0.0.1', 0))
-  ports = [one.getsockname()[1] for one in sockets]
-  for one in sockets:
-    one.close()
+  for probe in sockets:
+    probe.bind(('127.0.0.1', 0))
+  ports = [probe.getsockname()[1] for probe in sockets]
+  for probe in sockets:
+    probe.close()
   (folder / 'munge.key').write_bytes(os.urandom(1024))
   (folder / 'munge.key').chmod(0o600)
   (folder / 'hosts').write_text(
@@ -187,13 +185,12 @@ def daemons(tmp_path_factory):
     CONFIG.format(folder=folder, host=socket.gethostname(), ports=ports, nodes=NODES)
   )
   (folder / 'plugstack.conf').write_text('')
-  # Four GPUs a node in name: SLURM numbers them and looks no further than that the files are those
-  # of devices.
+  # Four fake GPUs a node: SLURM numbers them and only checks that the files are devices.
   (folder / 'gres.conf').write_text(f'Name=gpu File={folder}/gpu[0-3]\n')
   for number in range(4):
     os.mknod(folder / f'gpu{number}', 0o600 | stat.S_IFCHR, os.stat('/dev/null').st_rdev)
   with (folder / 'daemons.log').open('wb') as log:
-    # Killed with the thread that runs the tests, whatever ends that.
+    # Killed when the thread that runs the tests ends for any reason.
     process = subprocess.Popen(
       [
         'setpriv',
@@ -233,7 +230,7 @@ def daemons(tmp_path_factory):
 
 @pytest.fixture
 def cluster(daemons):
-  """The cluster, without the jobs of the test before."""
+  """The cluster without jobs of other tests."""
   made = Cluster(daemons)
   yield made
   for job in made.jobs:
@@ -244,7 +241,7 @@ def cluster(daemons):
   made.wait(lambda: not made.call('squeue', '--noheader'), 60, 'an empty queue')
 
 
-# Stands in for a training: counts steps that all processes take together, saves when asked to stop.
+# In place of a training: counts steps that all processes take together, and saves at SIGTERM.
 COUNTING = """
 import os, pathlib, signal, sys, time
 import jax, numpy as np
@@ -271,9 +268,7 @@ sys.exit(0 if step == total else 143)
 
 
 def test_a_training_on_two_nodes_survives_preemption(cluster, tmp_path):
-  """A job of higher priority takes the nodes: the training saves, makes room, and goes on when they
-  are free again.
-  """
+  """A job of higher priority takes the nodes; the training saves, and goes on after it."""
   steps = 300
   job = cluster.submit(
     '--partition=low',
@@ -303,7 +298,7 @@ def test_a_training_on_two_nodes_survives_preemption(cluster, tmp_path):
   assert cluster.wait_for_end(urgent) == 'COMPLETED'
   assert cluster.wait_for_end(job, 240) == 'COMPLETED'
   log = cluster.log(job)
-  said = [
+  expected = [
     'start 0 of job',
     'DUE TO PREEMPTION',
     'stopped from outside (status 143)',
@@ -312,7 +307,7 @@ def test_a_training_on_two_nodes_survives_preemption(cluster, tmp_path):
     f'done at step {steps}',
     'slurm.sbatch: done',
   ]
-  places = [log.index(words) for words in said]
+  places = [log.index(words) for words in expected]
   assert places == sorted(places)
   rows = [
     json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()
@@ -321,7 +316,7 @@ def test_a_training_on_two_nodes_survives_preemption(cluster, tmp_path):
   assert not list(cluster.folder.glob('*.ends'))
 
 
-def test_on_a_node_that_dies_it_is_queued_again(cluster, tmp_path):
+def test_after_the_loss_of_a_node_the_job_is_queued_again(cluster, tmp_path):
   job = cluster.submit(
     '--time=10', *WITHOUT_GPUS, '--', '-c', COUNTING, '1000000', tmp_path / 'step'
   )
@@ -333,7 +328,7 @@ def test_on_a_node_that_dies_it_is_queued_again(cluster, tmp_path):
   cluster.wait_for_log(job, r'start 1 of job (.|\n)*process 1 of 2: .* after step [1-9]')
 
 
-def test_cut_off_by_the_time_limit_it_is_queued_again(cluster, tmp_path):
+def test_at_the_time_limit_the_job_is_queued_again(cluster, tmp_path):
   job = cluster.submit(
     '--time=1',
     '--signal=TERM@30',
@@ -348,7 +343,7 @@ def test_cut_off_by_the_time_limit_it_is_queued_again(cluster, tmp_path):
   step = (tmp_path / 'step').read_text()
   cluster.wait_for_log(job, rf'start 1 of job (.|\n)*after step {step}\b')
   assert not list(cluster.folder.glob('*.ends'))
-  # Asked to end for good, it does.
+  # After scancel it does not start again.
   cluster.call('scancel', job)
   assert cluster.wait_for_end(job) == 'CANCELLED'
   cluster.wait_for_log(job, 'stopped from outside')
@@ -356,7 +351,7 @@ def test_cut_off_by_the_time_limit_it_is_queued_again(cluster, tmp_path):
   assert cluster.state(job) == 'CANCELLED'
 
 
-def test_a_crash_is_tried_three_times_more(cluster):
+def test_a_job_restarts_three_times_after_crashes(cluster):
   # One of two processes dies; the other would wait for it.
   program = (
     "import os, time; number = os.environ['SLURM_PROCID']; print('process', number, flush=True); "
@@ -377,7 +372,7 @@ def test_a_crash_is_tried_three_times_more(cluster):
   } >= {f'start {n}: 134' for n in range(4)}
 
 
-def test_bad_input_is_not_tried_again(cluster):
+def test_after_bad_input_the_job_does_not_restart(cluster):
   job = cluster.submit(
     '--time=10',
     *WITHOUT_GPUS,
@@ -399,9 +394,7 @@ def test_bad_input_is_not_tried_again(cluster):
   ids=['a process a GPU', 'a process a node'],
 )
 def test_gpus(cluster, tasks, per_node, devices):
-  """As the page stands but for the number of processes: every process sees all GPUs of its node,
-  and is told which are its own.
-  """
+  """Every process sees all GPUs of its node, and JAX_LOCAL_DEVICE_IDS names several of its own."""
   program = (
     "import os; print('process', os.environ['SLURM_PROCID'], os.environ['SLURM_LOCALID'], "
     "os.environ['CUDA_VISIBLE_DEVICES'], "
@@ -409,8 +402,8 @@ def test_gpus(cluster, tasks, per_node, devices):
   )
   job = cluster.submit(f'--ntasks-per-node={tasks}', '--', '-c', program)
   assert cluster.wait_for_end(job) == 'COMPLETED'
-  said = sorted(re.findall(r'^process (.*)$', cluster.log(job), re.MULTILINE))
-  assert said == [
+  lines = sorted(re.findall(r'^process (.*)$', cluster.log(job), re.MULTILINE))
+  assert lines == [
     f'{index} {index % per_node} 0,1,2,3 {devices} 8' for index in range(2 * per_node)
   ]
 

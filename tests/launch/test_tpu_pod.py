@@ -1,8 +1,7 @@
-"""launch/tpu_pod.sh, with a stand-in for gcloud: hosts are folders, ssh is bash with its home
-there, and the slice can be taken away.
+"""launch/tpu_pod.sh with a stand-in for gcloud: hosts are folders, and ssh is bash at home there.
 
-It shows that the page does the right things in the right order; that gcloud's flags are what they
-were when it was written, only gcloud can.
+It shows that the script does the right things in the right order, also when the slice is taken
+away. It cannot show that gcloud's flags are still valid.
 """
 
 import os
@@ -17,7 +16,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SCRIPT = ROOT / 'launch' / 'tpu_pod.sh'
 
-# queued-resources of one slice with two hosts, which is had after some asking.
+# queued-resources of one slice with two hosts, which becomes active after some requests.
 GCLOUD = r"""#!/bin/bash
 set -u
 cd "$CLOUD"
@@ -46,7 +45,7 @@ case $4 in
 esac
 """  # noqa: E501
 
-# Counts in a file that outlives the hosts, as a bucket would; saves at SIGTERM.
+# Counts in a file that outlives the hosts, like a bucket; exits with 143 at SIGTERM.
 COUNTING = """
 import os, pathlib, signal, sys, time
 total, file = int(sys.argv[1]), pathlib.Path(sys.argv[2]) / os.environ['HOST']
@@ -62,9 +61,7 @@ while step < total:
 
 @pytest.fixture
 def pod(tmp_path):
-  """``pod(*words)`` starts the page in a clone of its own; ``pod.cloud`` is the folder of all that
-  the cloud has.
-  """
+  """``pod(*arguments)`` starts the script in a clone; ``pod.cloud`` is the folder of the cloud."""
   if shutil.which('git') is None:
     pytest.skip('no git here')
   cloud, clone, programs = tmp_path / 'cloud', tmp_path / 'clone', tmp_path / 'bin'
@@ -114,7 +111,7 @@ def pod(tmp_path):
 
 
 def lose(cloud):
-  """The hosts vanish, and what runs there."""
+  """Removes the hosts and what runs there."""
   for pid in cloud.glob('host*/dprjax/pid'):
     subprocess.run(
       ['kill', '-KILL', '--', f'-{pid.read_text().strip()}'], check=False, stderr=subprocess.DEVNULL
@@ -139,7 +136,7 @@ def steps(pod):
 
 
 @pytest.mark.slow
-def test_a_preempted_slice_is_asked_for_again_and_the_run_goes_on(pod):
+def test_a_preempted_slice_is_requested_again_and_the_run_goes_on(pod):
   process = pod('-c', COUNTING, 100, pod.bucket)
   until(lambda: len(steps(pod)) == 2 and min(steps(pod)) > 10)
   lose(pod.cloud)
@@ -165,10 +162,10 @@ def test_a_preempted_slice_is_asked_for_again_and_the_run_goes_on(pod):
 
 
 @pytest.mark.slow
-def test_what_is_there_is_used_and_stop_saves(pod):
+def test_a_second_call_watches_the_run_and_stop_saves(pod):
   first = pod('-c', COUNTING, 1_000_000, pod.bucket)
   until(lambda: len(steps(pod)) == 2)
-  first.kill()  # the laptop is shut
+  first.kill()  # the laptop is closed
   first.wait()
   second = pod('-c', COUNTING, 1_000_000, pod.bucket)
   until(lambda: len(calls(pod.cloud, 'ssh')) > 6)
@@ -184,24 +181,22 @@ def test_what_is_there_is_used_and_stop_saves(pod):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'program, status, starts, said',
+  'program, status, starts, message',
   [
     ('print("begun"); raise SystemExit(2)', 2, 1, 'bad input'),
     ('print("begun"); raise SystemExit(1)', 1, 4, 'crashed 4 times'),
   ],
 )
-def test_a_crash_is_tried_three_times_more_and_bad_input_never(pod, program, status, starts, said):
+def test_restarts_after_crashes_but_not_after_bad_input(pod, program, status, starts, message):
   process = pod('-c', program)
   out, _ = process.communicate(timeout=60)
   assert process.returncode == status, out
-  assert said in out
-  assert [log.read_text().count('begun') for log in pod.cloud.glob('host*/dprjax/log')] == [
-    starts,
-    starts,
-  ]
+  assert message in out
+  logs = pod.cloud.glob('host*/dprjax/log')
+  assert [log.read_text().count('begun') for log in logs] == [starts, starts]
 
 
-def test_it_says_how_it_is_used(pod):
+def test_usage(pod):
   process = pod()
   out, _ = process.communicate(timeout=30)
   assert process.returncode == 2
