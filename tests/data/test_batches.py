@@ -393,11 +393,13 @@ def test_without_pools_batches_are_what_they_were_before_there_were_pools(made, 
 @pytest.mark.parametrize('mix', [(0.5, 0.3, 0.2), (0.9, 0.0, 0.1), (1 / 3, 1 / 3, 1 / 3)])
 def test_shares_come_out_within_sampling_error(made, mix):
   drawn = collections.defaultdict(collections.Counter)
-  for query, _, sources in queries_of(take(made[0], 300, negatives=7, mix=batches.Mix(*mix))):
+  for query, _, sources in queries_of(
+    take(made[0], 90, batch_size=QUERIES, negatives=7, mix=batches.Mix(*mix))
+  ):
     # Of a stand-in, the pool whose place it takes.
     drawn[query].update(source.rpartition('_for_')[2] for source in sources)
   totals = [sum(drawn.values(), collections.Counter()), *drawn.values()]
-  assert len(totals) == 1 + QUERIES and totals[0].total() == 300 * BATCH * 7
+  assert len(totals) == 1 + QUERIES and totals[0].total() == 90 * QUERIES * 7
   for counts in totals:  # of all queries and of each
     for pool, share in zip(('denoised', 'undenoised', 'random'), mix, strict=True):
       expected = counts.total() * share
