@@ -92,7 +92,7 @@ def main() -> None:
     + f'{"us/text":>10}'
   )
   for name, split in splitters.items():
-    cells = [f'{share:10.3f}' for cases in texts.values() for share in scores(cases, split)]
+    cells = [f'{value:10.3f}' for cases in texts.values() for value in scores(cases, split)]
     began = time.perf_counter()
     for paper in papers[:300]:
       split(paper['abstract'])

@@ -244,7 +244,7 @@ def check(config: ml_collections.ConfigDict) -> None:
       raise InputError(f'config.{name}: must be at least 1, not {config[name]}')
   if abs(sum(config.mix.values()) - 1) > 1e-6 or min(config.mix.values()) < 0:
     raise InputError(
-      'config.mix: shares must add up to 1, not '
+      'config.mix: fractions must add up to 1, not '
       f'{" + ".join(f"{value:g}" for value in config.mix.values())}'
     )
   for name, method in (('retriever', 'dpr'), ('reranker', 'cross_encoder')):

@@ -1,4 +1,4 @@
-"""Holds the code to docs/architecture.md: what is there, and who may import whom."""
+"""The code agrees with docs/architecture.md: its modules, and which may import which."""
 
 import ast
 import os
@@ -85,18 +85,18 @@ def test_the_map_is_read():
   assert {'train', 'encode', 'search'}.isdisjoint(allowed('encode'))
 
 
-def test_everything_on_the_map_is_there():
+def test_every_module_on_the_map_exists():
   assert sorted(name for name in FILES if not (PACKAGE / name).is_file()) == []
   assert sorted(name for name in BESIDE if not (ROOT / name).exists()) == []
 
 
-def test_everything_that_is_there_is_on_the_map():
-  there = {path.relative_to(PACKAGE).as_posix() for path in MODULES if path.name != '__init__.py'}
-  assert sorted(there - FILES) == []
+def test_every_module_is_on_the_map():
+  modules = {path.relative_to(PACKAGE).as_posix() for path in MODULES if path.name != '__init__.py'}
+  assert sorted(modules - FILES) == []
 
 
 @pytest.mark.parametrize('path', MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
-def test_no_arrow_runs_up(path):
+def test_imports_are_of_lower_levels(path):
   inside = path.relative_to(PACKAGE).with_suffix('').parts
   own = '' if inside == ('__init__',) else inside[0]
   wrong = []
@@ -104,7 +104,7 @@ def test_no_arrow_runs_up(path):
     top = name.split('.')[0]
     if top == 'dprjax':
       to = package(name)
-      # `from dprjax import X` reads the face, which imports the first floor: nothing below may.
+      # `from dprjax import X` needs dprjax/__init__.py, which imports higher levels.
       if to != own and to not in allowed(own):
         wrong.append(f'line {line} imports {name}')
     elif top in FORBIDDEN | {'configs', 'tests', 'benchmarks'}:
@@ -115,14 +115,14 @@ def test_no_arrow_runs_up(path):
 @pytest.mark.parametrize(
   'path', sorted((ROOT / 'configs').glob('*.py')), ids=lambda path: path.name
 )
-def test_configs_import_the_config_room_alone(path):
+def test_configs_import_only_the_config_module(path):
   ours = {name for _, name in imports(path) if name.split('.')[0] in {'dprjax', *FORBIDDEN}}
   assert ours <= {'dprjax.runtime.config'}
 
 
 @pytest.mark.slow
 def test_nothing_needs_tensorflow_or_pytorch():
-  """Every module imports where neither can be imported."""
+  """Every module can be imported without either."""
   names = [
     '.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__')
     for path in MODULES
@@ -160,7 +160,7 @@ def test_every_command_has_help(command):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('command', sorted(COMMANDS))
-def test_every_command_ends_with_2_and_one_line_on_an_unknown_flag(command):
+def test_an_unknown_flag_ends_a_command_with_2_and_one_line(command):
   done = subprocess.run(
     [sys.executable, '-m', f'dprjax.{command}', '--nonesuch=1'],
     cwd=ROOT,

@@ -139,7 +139,7 @@ def test_an_unknown_recipe(argument, words):
     (['--config.data.dir='], 'config.data.dir is empty'),
     (['--config.rounds=0'], 'config.rounds'),
     (['--config.sample=0'], 'config.sample'),
-    (['--config.mix.random=0.5'], 'config.mix: shares must add up to 1'),
+    (['--config.mix.random=0.5'], 'config.mix: fractions must add up to 1'),
     (['--config.reranker.method=dpr'], 'config.reranker.method'),
     (["--config.runs=('dpt=none.trec',)"], 'run in config.runs not found'),
     (['--config.data.dir=none'], 'none'),

@@ -62,7 +62,7 @@ def test_attention_entropy_of_an_encoder_that_attends_evenly():
   lengths = np.array([3, 8, 5])
   mask = np.arange(8)[None, :] < lengths[:, None]
   weights = encoder.first_token_attention(config, params, np.ones((3, 8), np.int32), mask)
-  # Padding is not attended to, so it is each text's own length that counts.
+  # Padding gets no attention, so the entropy depends on each text's own length.
   np.testing.assert_allclose(
     analysis.attention_entropy(weights),
     np.broadcast_to(np.log(lengths)[None, :, None], (2, 3, 4)),
@@ -71,14 +71,10 @@ def test_attention_entropy_of_an_encoder_that_attends_evenly():
 
 
 def test_spearman():
-  assert analysis.spearman(np.array([1.0, 2.0, 3.0]), np.array([10.0, 1e5, 2e5])) == pytest.approx(
-    1
-  )
-  assert analysis.spearman(np.array([1.0, 2.0, 3.0]), np.array([3.0, 2.0, 1.0])) == pytest.approx(
-    -1
-  )
-  # Ties take their mean rank: ranks 1, 2.5, 2.5, 4 against 1, 2, 3, 4 have a correlation of 4.5 /
-  # sqrt(4.5 * 5).
+  x = np.array([1.0, 2.0, 3.0])
+  assert analysis.spearman(x, np.array([10.0, 1e5, 2e5])) == pytest.approx(1)
+  assert analysis.spearman(x, np.array([3.0, 2.0, 1.0])) == pytest.approx(-1)
+  # Ties have their mean rank: the ranks are 1, 2.5, 2.5, 4 and 1, 2, 3, 4.
   x, y = np.array([0.0, 1.0, 1.0, 2.0]), np.array([1.0, 2.0, 3.0, 4.0])
   assert analysis.spearman(x, y) == pytest.approx(4.5 / math.sqrt(4.5 * 5))
   rng = np.random.default_rng(0)
@@ -86,12 +82,11 @@ def test_spearman():
   assert analysis.spearman(x, y) == pytest.approx(
     np.corrcoef(scipy.stats.rankdata(x), scipy.stats.rankdata(y))[0, 1]
   )
-  assert math.isnan(analysis.spearman(np.zeros(3), np.arange(3.0))) and math.isnan(
-    analysis.spearman(np.arange(3.0), np.ones(3))
-  )
+  assert math.isnan(analysis.spearman(np.zeros(3), np.arange(3.0)))
+  assert math.isnan(analysis.spearman(np.arange(3.0), np.ones(3)))
 
 
-def test_cosine_of_any_lengths():
+def test_cosine_ignores_lengths():
   found = analysis.cosine(
     np.array([[3.0, 0.0], [1.0, 1.0], [0.0, 0.0]]), np.array([[5.0, 0.0], [0.0, 2.0], [1.0, 0.0]])
   )
@@ -154,7 +149,7 @@ def place(text):
   return words[4], words[6]
 
 
-def test_triplets_keep_to_their_sections():
+def test_section_triplets():
   articles = [article('wool', 3, 5), article('iron', 2, 4), article('salt', 4, 2)]
   triplets = analysis.section_triplets(articles, 0, 1000)
   assert len(triplets) == 15 + 8 + 8  # every sentence is an anchor once
@@ -165,13 +160,12 @@ def test_triplets_keep_to_their_sections():
   assert triplets == analysis.section_triplets(iter(articles), 0, 1000)
   assert triplets != analysis.section_triplets(articles, 1, 1000)
   few = analysis.section_triplets(articles, 0, 7)
-  # All articles give some before one gives more than the others can.
-  assert few == triplets[:7] and sorted(
-    sum(place(one.anchor)[0] == name for one in few) for name in ('wool', 'iron', 'salt')
-  ) == [2, 2, 3]
+  # The articles take turns.
+  names = [place(triplet.anchor)[0] for triplet in few]
+  assert few == triplets[:7] and sorted(map(names.count, ('wool', 'iron', 'salt'))) == [2, 2, 3]
 
 
-def test_what_gives_no_triplet():
+def test_articles_without_triplets():
   def text(part):
     return '\n'.join(sentence(part, j) for j in range(3))
 
@@ -180,7 +174,7 @@ def test_what_gives_no_triplet():
 
   assert len(analysis.section_triplets(sections(('One', text(1)), ('Two', text(2))), 0, 100)) == 6
   for found in (
-    sections(('', text(1)), ('Two', text(2))),  # what comes before the first heading is of no theme
+    sections(('', text(1)), ('Two', text(2))),  # text before the first heading has no theme
     sections(('One', text(1)), ('See also', text(2)), ('REFERENCES', text(3))),
     sections(('One', text(1))),
     sections(('One', text(1)), ('Two', 'Too short.\n' + ' '.join(['long'] * 51))),
