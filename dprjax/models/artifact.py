@@ -1,12 +1,12 @@
-"""The prompt file: a task's prompts and what they were made for, in one npz that numpy alone can
-read.
+"""The prompt file: a task's prompts and what they were made for, in one npz.
 
 ``meta`` is JSON in a 0-d unicode array; the other members are float arrays. ``numpy.load(path,
-allow_pickle=False)`` reads all of it, so a prompt file can't run code.
+allow_pickle=False)`` reads all of it, so a prompt file cannot run code. By meta's kind it holds:
 
-    kind 'prefix'    prefix [L, 2, P, N, D], or query/prefix and passage/prefix where untied (index
-    0 of axis 1 keys, 1 values) kind 'topic'     prefix [K, L, 2, P, N, D] and the topic model's
-    arrays beside it kind 'template'  segments/NAME [P, H]; the template in meta
+- prefix: ``prefix`` [L, 2, P, N, D], or ``query/prefix`` and ``passage/prefix`` where untied
+  (index 0 of axis 1: keys, 1: values)
+- topic: ``prefix`` [K, L, 2, P, N, D] and the arrays of the topic model
+- template: ``segments/NAME`` [P, H]; the template is in meta
 """
 
 import dataclasses
@@ -28,8 +28,8 @@ FORMAT = 'dprjax.prompt'
 VERSION = 1
 KINDS = ('prefix', 'topic', 'template')
 
-# What meta must hold, and the types that it may be of. For two encoders backbone_sha256 is
-# {'query': ..., 'passage': ...}.
+# The required keys of meta and their types. Of two encoders backbone_sha256 is {'query': ...,
+# 'passage': ...}.
 META: dict[str, tuple[type, ...]] = {
   'format': (str,),
   'version': (int,),
@@ -45,22 +45,21 @@ META: dict[str, tuple[type, ...]] = {
   'passage_max_length': (int,),
   'dprjax_version': (str,),
 }
-# What it may hold as well; anything else (task, metrics) is free.
+# Other keys (task, metrics) are free.
 _OPTIONAL_META: dict[str, tuple[type, ...]] = {'query_prefix': (str,), 'passage_prefix': (str,)}
 
-# What zipfile and numpy raise for a file that is cut off, garbled, or no npz; ValueError also for
-# pickled objects.
+# Raised by zipfile and numpy for a damaged file; ValueError also for pickled objects.
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, NotImplementedError)
 
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-  """A prompt file's content.
+  """The content of a prompt file.
 
   Attributes:
-    meta: the JSON object; see ``META`` for the keys that it must hold.
-    arrays: by member name, without ``meta``.
-    path: where it was read from; errors name it.
+    meta: the JSON object; ``META`` has its keys.
+    arrays: the other members, by name.
+    path: the file; errors name it.
   """
 
   meta: dict[str, Any]
@@ -69,15 +68,14 @@ class Prompt:
 
   @property
   def tied(self) -> bool:
-    """One prompt for queries and passages."""
+    """Whether queries and passages have one prompt."""
     return 'prefix' in self.arrays
 
   def prefix(self, kind: str) -> Float[np.ndarray, 'L 2 P N D']:
     """The key/value prefix for texts of ``kind``: 'query' or 'passage'.
 
     Raises:
-      InputError: ``kind`` is neither, or this is not a prefix prompt (a topic's needs a choice of
-        topic first).
+      InputError: an unknown ``kind``, or not a prompt of kind prefix.
     """
     if kind not in ('query', 'passage'):
       raise InputError(f"kind: expected 'query' or 'passage', not {kind!r}")
@@ -93,7 +91,7 @@ def save_prompt(path: PathLike, prompt: Prompt) -> None:
   """Writes the npz, whole or not at all; the same prompt gives the same bytes.
 
   Raises:
-    InputError: the prompt is not one that ``load_prompt`` would read, or no space is left.
+    InputError: ``load_prompt`` would refuse the prompt, or no space is left.
   """
   arrays = {name: np.asarray(array) for name, array in prompt.arrays.items()}
   _check(str(path), prompt.meta, arrays)
@@ -102,10 +100,10 @@ def save_prompt(path: PathLike, prompt: Prompt) -> None:
 
 
 def load_prompt(path: PathLike) -> Prompt:
-  """Reads a prompt file, to look at it; see ``load_prompt_for`` for its use.
+  """Reads a prompt file. To encode with it, use ``load_prompt_for``.
 
   Raises:
-    InputError: it is missing, cut off, no npz, of a newer version, holds pickled objects, or an
+    InputError: it is missing, damaged, no npz, of a newer version, or holds pickled objects; an
       array or a key of meta is missing, of the wrong shape or type, or not finite.
   """
   file = existing(path, 'prompt')
@@ -146,8 +144,7 @@ def load_prompt(path: PathLike) -> Prompt:
 
 
 def load_prompt_for(path: PathLike, tokenizer_sha256: str, *backbones: Backbone) -> Prompt:
-  """Reads a prompt file that is to be used with these backbones (those of queries and of passages,
-  say) and this tokenizer.
+  """Reads a prompt file and checks that it fits these backbones and this tokenizer.
 
   Raises:
     InputError: as ``load_prompt`` and ``check_prompt``.
@@ -176,21 +173,19 @@ def check_prompt(
     )
   for name, array in prompt.arrays.items():
     if name.startswith('segments/'):
-      found: tuple[int, ...] = array.shape[1:]
-      wanted: tuple[int, ...] = (config.hidden_size,)
+      shape: tuple[int, ...] = array.shape[1:]
+      expected: tuple[int, ...] = (config.hidden_size,)
     elif name == 'prefix' or name.endswith('/prefix'):
       *_, layers, two, _, heads, size = array.shape
-      found, wanted = (
-        (layers, two, heads, size),
-        (config.num_layers, 2, config.num_heads, config.head_dim),
-      )
+      shape = layers, two, heads, size
+      expected = config.num_layers, 2, config.num_heads, config.head_dim
     else:
       continue
-    if found != wanted:
-      axes = '[P, H]' if len(wanted) == 1 else '[L, 2, P, N, D]'
+    if shape != expected:
+      axes = '[P, H]' if len(expected) == 1 else '[L, 2, P, N, D]'
       problems.append(
         f'{name} has shape {list(array.shape)}, but as {axes} this backbone takes '
-        f'{_with_length(wanted)}'
+        f'{_with_length(expected)}'
       )
   recorded = prompt.meta['tokenizer_sha256']
   if tokenizer_sha256 != recorded:
@@ -203,8 +198,8 @@ def check_prompt(
     )
 
 
-def _with_length(wanted: tuple[int, ...]) -> str:
-  axes = [str(size) for size in wanted]
+def _with_length(shape: tuple[int, ...]) -> str:
+  axes = [str(size) for size in shape]
   return '[' + ', '.join([*axes[:-2], 'P', *axes[-2:]] if len(axes) > 1 else ['P', *axes]) + ']'
 
 
@@ -228,9 +223,9 @@ def _check(path: str, meta: Any, arrays: dict[str, np.ndarray]) -> None:
     axes = {f'{side}/prefix': '[L, 2, P, N, D]' for side in ('query', 'passage')}
   for name, letters in axes.items():
     if name not in arrays:
-      wanted = 'prefix' if kind == 'topic' else 'prefix, or query/prefix and passage/prefix'
+      needed = 'prefix' if kind == 'topic' else 'prefix, or query/prefix and passage/prefix'
       raise InputError(
-        f'{path}: a prompt of kind {kind!r} needs {wanted}; {name} is missing (found: '
+        f'{path}: a prompt of kind {kind!r} needs {needed}; {name} is missing (found: '
         f'{", ".join(names) or "no arrays"})'
       )
     _check_array(path, name, arrays[name], letters)
@@ -289,7 +284,7 @@ def _check_meta(path: str, meta: Any) -> None:
       not isinstance(value, types) or (isinstance(value, bool) and bool not in types)
     ):
       raise InputError(
-        f"{path}: meta's {key} is {value!r}, expected {' or '.join(one.__name__ for one in types)}"
+        f"{path}: meta's {key} is {value!r}, expected {' or '.join(kind.__name__ for kind in types)}"
       )
   if meta['kind'] not in KINDS:
     raise InputError(

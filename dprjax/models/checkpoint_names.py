@@ -1,10 +1,8 @@
-"""The tensors of a Hugging Face checkpoint, their names and shapes there, and their places in our
-tree.
+"""The tensors of a Hugging Face checkpoint: their names and shapes, and their places in our tree.
 
-Every tensor of an encoder goes by one name here, the one that ``BertModel`` and ``RobertaModel``
-give it: without the prefix of a larger model (``bert.``, ``roberta.``) and with LayerNorm's
-``weight`` and ``bias`` (old files: ``gamma``, ``beta``). Heads keep the names that the ForMaskedLM
-and ForSequenceClassification classes give them.
+An encoder's tensor has the name that ``BertModel`` and ``RobertaModel`` give it: without the prefix
+of a larger model (``bert.``, ``roberta.``), and with LayerNorm's ``weight`` and ``bias`` (old files:
+``gamma``, ``beta``). Heads have the names of the ForMaskedLM and ForSequenceClassification classes.
 """
 
 import re
@@ -17,7 +15,7 @@ from dprjax.models.encoder import EncoderConfig
 
 Params = dict[str, Any]
 
-# What larger models add around the encoder, and buffers that old versions of transformers stored.
+# What larger models add to the encoder, and buffers that old versions of transformers stored.
 EXTRAS = re.compile(
   r'(pooler|cls|lm_head|classifier|qa_outputs)\.|embeddings\.(position_ids|token_type_ids)$'
 )
@@ -26,15 +24,13 @@ DTYPES = {'float32': 'F32', 'float16': 'F16', 'bfloat16': 'BF16', 'float64': 'F6
 
 
 class Tensor(NamedTuple):
-  """One tensor of a checkpoint and its place in our tree; kernels are stored transposed there,
-  layers stacked.
-  """
+  """One tensor of a checkpoint and its place in our tree (kernels transposed, layers stacked)."""
 
   name: str
   shape: tuple[int, ...]
   path: tuple[str, ...]
   layer: int | None = None
-  num_layers: int = 0  # of the stack that ``layer`` is one of
+  num_layers: int = 0  # in the stack of ``layer``
 
   @property
   def kernel(self) -> bool:
@@ -57,9 +53,7 @@ def encoder_tensors(config: EncoderConfig) -> Iterator[Tensor]:
 
 
 def layer_tensors(config: EncoderConfig, num_layers: int) -> Iterator[Tensor]:
-  """``layer.0.attention.self.query.weight`` and so on: a stack of layers, of the encoder or of
-  Condenser's head.
-  """
+  """A stack of layers, of the encoder or Condenser's head: ``layer.0.output.dense.bias``, ..."""
   width, inner = config.hidden_size, config.intermediate_size
   dense = [
     (f'attention.self.{name}', ('attention', name), width, width)
@@ -87,9 +81,7 @@ def layer_tensors(config: EncoderConfig, num_layers: int) -> Iterator[Tensor]:
 
 
 def mlm_tensors(config: EncoderConfig) -> Iterator[Tensor]:
-  """The masked-LM head of BertForMaskedLM and BertForPreTraining, or of RobertaForMaskedLM and
-  XLMRobertaForMaskedLM.
-  """
+  """The masked-LM head of the ForMaskedLM classes and BertForPreTraining."""
   width = config.hidden_size
   bert = config.model_type == 'bert'
   dense, norm = (
@@ -105,7 +97,7 @@ def mlm_tensors(config: EncoderConfig) -> Iterator[Tensor]:
 
 
 def decoder_tensors(config: EncoderConfig) -> Mapping[str, str]:
-  """Head tensors that some files store twice, and what each is a copy of (PyTorch ties them)."""
+  """Tensors of the masked-LM head that some files store twice, each with the name it copies."""
   head = 'cls.predictions' if config.model_type == 'bert' else 'lm_head'
   return {
     f'{head}.decoder.weight': 'embeddings.word_embeddings.weight',
@@ -114,9 +106,7 @@ def decoder_tensors(config: EncoderConfig) -> Mapping[str, str]:
 
 
 def classifier_tensors(config: EncoderConfig, labels: int) -> Iterator[Tensor]:
-  """The head of BertForSequenceClassification (the pooler is its first half), or of the classes of
-  RoBERTa and XLM-R.
-  """
+  """The head of the ForSequenceClassification classes; of BERT's the pooler is the first half."""
   width = config.hidden_size
   dense, output = (
     ('pooler.dense', 'classifier')
@@ -130,12 +120,12 @@ def classifier_tensors(config: EncoderConfig, labels: int) -> Iterator[Tensor]:
 
 
 def prefix(config: EncoderConfig) -> str:
-  """What the classes with a head put before the names of the encoder and of the pooler."""
+  """What classes with a head put before the names of the encoder and the pooler."""
   return 'bert.' if config.model_type == 'bert' else 'roberta.'
 
 
 def canonical(config: EncoderConfig, name: str) -> str:
-  """The one name of a tensor; see the module's docstring."""
+  """A tensor's name as this module has it."""
   name = name.removeprefix(prefix(config))
   return re.sub(
     r'LayerNorm\.beta$', 'LayerNorm.bias', re.sub(r'LayerNorm\.gamma$', 'LayerNorm.weight', name)

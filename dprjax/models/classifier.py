@@ -1,9 +1,7 @@
-"""Sequence-classification heads: what a cross-encoder makes of a query and a passage that it reads
-together.
+"""Sequence-classification heads, which score a query and a passage that an encoder reads together.
 
-The head is that of transformers' ForSequenceClassification classes: a dense layer and tanh on the
-first token's last state (BERT's pooler; the ``dense`` of RoBERTa's and XLM-R's ClassificationHead),
-then a linear layer to 1 or 2 labels.
+The head is that of transformers' ForSequenceClassification classes: a dense layer (BERT's pooler)
+and tanh on the first token's last state, then a linear layer to 1 or 2 labels.
 """
 
 from collections.abc import Mapping
@@ -28,7 +26,7 @@ def init_classifier(config: EncoderConfig, key: Array, labels: int = 1) -> dict[
     [labels]).
 
   Raises:
-    InputError: a number of labels other than 1 or 2.
+    InputError: neither 1 nor 2 labels.
   """
   if labels not in LABELS:
     raise InputError(
@@ -37,10 +35,10 @@ def init_classifier(config: EncoderConfig, key: Array, labels: int = 1) -> dict[
   width = config.hidden_size
   return {
     name: {
-      'kernel': encoder.kernel_init(config)(one, (width, size), jnp.float32),
+      'kernel': encoder.kernel_init(config)(layer_key, (width, size), jnp.float32),
       'bias': jnp.zeros(size, jnp.float32),
     }
-    for name, size, one in zip(
+    for name, size, layer_key in zip(
       ('dense', 'output'), (width, labels), jax.random.split(key), strict=True
     )
   }
@@ -56,13 +54,12 @@ def classify(
   """The logits, float32.
 
   Args:
-    config: the encoder's. Dropout comes before the last layer, and with RoBERTa and XLM-R before
-      the first as well, as in transformers.
+    config: the encoder's. As in transformers, dropout comes before the last layer, and with RoBERTa
+      and XLM-R before the first too.
     head: as ``init_classifier`` gives it.
     first: the first token's last hidden state.
-    options: their dtype is that of the first layer's product; the last layer's is float32.
-    dropout_key: given, dropout is active, at the rate of the hidden states' (transformers' default
-      for the classifier).
+    options: the dtype is that of the first layer's product; the last layer's is float32.
+    dropout_key: given, dropout is active, at the hidden states' rate (transformers' default).
   """
   keys = (None, None) if dropout_key is None else tuple(jax.random.split(dropout_key))
   rate = options.apply_dropout(config).hidden_dropout
@@ -73,10 +70,9 @@ def classify(
 
 
 def score(logits: Float[Array, 'B labels']) -> Float[Array, ' B']:
-  """One number a pair, whose sigmoid is the probability of relevance: the logit, or of two the
-  second's lead over the first.
+  """One number a pair, whose sigmoid is the probability of relevance.
 
-  Of two labels the softmax gives label 1 the probability sigmoid(logit 1 - logit 0).
+  With one label it is the logit; with two it is logit 1 - logit 0, as in their softmax.
   """
   return logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]
 
@@ -100,7 +96,7 @@ def score_pairs(
     head: as ``init_classifier`` gives it.
     tokens: a pair a row, special tokens included.
     mask: True at real tokens.
-    token_types: segment ids, default 0. An encoder with one type knows no other.
+    token_types: segment ids, default 0; an encoder with one type ignores them.
     options: as for ``encoder.encode``.
     dropout_key: given, the encoder's dropout and the head's are active.
   """

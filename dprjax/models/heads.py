@@ -13,8 +13,7 @@ from dprjax.models.encoder import EncoderConfig
 
 
 def init_mlm_head(config: EncoderConfig, key: Array) -> dict[str, Any]:
-  """Fresh parameters of a masked-LM head, float32: kernel N(0, ``initializer_range``), biases 0,
-  LayerNorm's scale 1, as BERT starts.
+  """Fresh parameters of a masked-LM head, float32, as BERT starts (see ``encoder.init_layers``).
 
   Returns:
     ``dense`` (``kernel`` [H, H], ``bias`` [H]), ``norm`` (``scale``, ``bias`` [H]) and ``bias``
@@ -35,16 +34,15 @@ def mlm_logits(
   hidden: Float[Array, '*n H'],
   dtype: Any = jnp.float32,
 ) -> Float[Array, '*n V']:
-  """A score for every word of the vocabulary, float32: dense, activation, LayerNorm, the word
-  embeddings, a bias.
+  """A logit for every word of the vocabulary, float32.
 
   Args:
-    config: the encoder's; BERT's head has its ``hidden_act``, RoBERTa's and XLM-R's have GELU
-      whatever that is, as in transformers.
+    config: the encoder's. BERT's head has its ``hidden_act``; RoBERTa's and XLM-R's have GELU, as in
+      transformers.
     head: as ``init_mlm_head`` gives it.
     embedding: the encoder's word embeddings.
     hidden: states of any number of tokens.
-    dtype: of the matrix products; LayerNorm and the logits' sums are float32.
+    dtype: of the matrix products' inputs; LayerNorm and the logits are float32.
   """
   x: Any = hidden.reshape(1, -1, config.hidden_size)
   x = encoder.dense(config, config.hidden_size, dtype).apply({'params': head['dense']}, x)
@@ -68,26 +66,23 @@ def mlm_loss(
   weights: Float[Array, 'B M'],
   dtype: Any = jnp.float32,
 ) -> tuple[Float[Array, ''], Float[Array, ''], Float[Array, '']]:
-  """The masked-LM loss, as sums: chunks of a batch are added up and divided once (Condenser, Eqs.
-  3, 9 and 10).
+  """The masked-LM loss (Condenser, Eqs. 3, 9 and 10) as sums, which chunks of a batch can add up.
 
-  The states at ``positions`` are gathered first: the largest array is [B, M, V], about a seventh of
+  The states at ``positions`` are gathered first, so the largest array is [B, M, V], a seventh of
   [B, T, V].
 
   Args:
     config: the encoder's.
     head: as ``init_mlm_head`` gives it.
     embedding: the encoder's word embeddings.
-    hidden: the states to predict from: the encoder's last, or Condenser's head's.
-    positions: of masked tokens, as ``masking.mask_tokens`` gives them; any in range where the
-      weight is 0.
-    targets: the tokens that stood there.
-    weights: 1 for a masked token, 0 for a place that was not needed.
+    hidden: the last states of the encoder, or those of Condenser's head.
+    positions: of masked tokens, as ``masking.mask_tokens`` gives them; any where the weight is 0.
+    targets: the original tokens at ``positions``.
+    weights: 1 for a masked token, 0 for an unused place.
     dtype: as for ``mlm_logits``.
 
   Returns:
-    The sum of weights times cross-entropies, the sum of weights, and how many of the weighted were
-    predicted right.
+    The weighted sums of cross-entropies, of ones, and of right predictions.
   """
   gathered = jnp.take_along_axis(hidden, positions[:, :, None], axis=1)  # [B, M, H]
   logits = mlm_logits(config, head, embedding, gathered, dtype)
@@ -98,8 +93,7 @@ def mlm_loss(
 
 
 def init_condenser_head(config: EncoderConfig, key: Array, num_layers: int = 2) -> dict[str, Any]:
-  """Fresh parameters of Condenser's head: Transformer layers like the encoder's, stacked (Condenser
-  section 3.4).
+  """Fresh parameters of Condenser's head: stacked layers like the encoder's (Condenser, 3.4).
 
   Raises:
     InputError: fewer than one layer.
@@ -119,17 +113,14 @@ def condenser_states(
   mask: Bool[Array, 'B T'],
   **kwargs: Any,
 ) -> Float[Array, 'B T H']:
-  """The states of Condenser's head, float32: its layers on the late first token and the early other
-  tokens (Condenser, Eq. 8).
+  """Condenser's head on the late first token and the other early tokens (Eq. 8), float32.
 
   Args:
     config: the encoder's.
     layers: as ``init_condenser_head`` gives them.
-    late: hidden states of the encoder's last layer; only the first token's are used.
-    early: hidden states after the early layers, see ``encoder.encode_early_late``.
+    late, early: as ``encoder.encode_early_late`` gives them.
     mask: True at real tokens.
-    kwargs: ``options`` and ``dropout_key`` of ``encoder.encode_layers``. There is no prompt for the
-      head.
+    kwargs: ``options`` and ``dropout_key``.
   """
   skipped = jnp.concatenate([late[:, :1], early[:, 1:]], axis=1)
   return encoder.encode_layers(config, layers, skipped, mask, **kwargs).astype(jnp.float32)
