@@ -40,13 +40,12 @@ _SPECIAL = {
 
 
 class PairFormat(NamedTuple):
-  """What a tokenizer puts around two texts: ``opening first middle second closing``.
+  """A tokenizer's special tokens around two texts: ``opening first middle second closing``.
 
   Attributes:
-    opening, middle, closing: special tokens: ``[CLS]``, ``[SEP]``, ``[SEP]`` (BERT), or ``<s>``,
-      ``</s></s>``, ``</s>`` (RoBERTa, XLM-R).
-    second_type: the token type of the second text and what closes it; 0 where the tokenizer knows
-      no types (RoBERTa, XLM-R).
+    opening, middle, closing: ``[CLS]``, ``[SEP]``, ``[SEP]`` (BERT), or ``<s>``, ``</s></s>``,
+      ``</s>`` (RoBERTa, XLM-R).
+    second_type: the token type of ``second closing``; 0 for RoBERTa and XLM-R.
   """
 
   opening: tuple[int, ...]
@@ -56,23 +55,20 @@ class PairFormat(NamedTuple):
 
   @property
   def specials(self) -> int:
-    """How many special tokens a pair has."""
+    """The number of special tokens."""
     return len(self.opening) + len(self.middle) + len(self.closing)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-  """Text to ids and nothing else: neither padding nor truncation is left in ``backend``.
+  """Text to ids.
 
   Attributes:
-    backend: the ``tokenizers.Tokenizer``; do not change it.
-    sha256: of the backend's JSON, so that a store or a prompt can name the tokenizer it was made
-      with.
+    backend: the ``tokenizers.Tokenizer``, without padding and truncation; do not change it.
+    sha256: of the backend's JSON. Stores and prompts name their tokenizer by it.
     mask_id: None where the vocabulary has no mask token.
-    closing: the special tokens that end every text, kept when a text is cut: ``(sep_id,)``, or
-      empty.
-    typed: whether its model is given token types, which tell the second of two texts from the
-      first.
+    closing: the special tokens that end every text, also a cut one: ``(sep_id,)``, or empty.
+    typed: whether its model takes token types.
   """
 
   backend: tokenizers.Tokenizer
@@ -87,9 +83,7 @@ class Tokenizer:
 
   @property
   def special_ids(self) -> list[int]:
-    """The ids that stand for no text, ascending: padding, mask, first and last token, the unknown
-    word's.
-    """
+    """The ids of special tokens, ascending."""
     return sorted(
       number for number, token in self.backend.get_added_tokens_decoder().items() if token.special
     )
@@ -97,10 +91,9 @@ class Tokenizer:
   def encode(
     self, texts: Sequence[str], max_length: int
   ) -> tuple[list[jt.Int32[np.ndarray, 'T']], int]:
-    """Token ids of each text with its special tokens, ``[CLS] text [SEP]``, and how many texts had
-    to be cut.
+    """Token ids of each text, ``[CLS] text [SEP]``, and the number of cut texts.
 
-    A text that is too long loses its end, not its closing special token.
+    A text that is too long loses its end, but not the closing special token.
 
     Raises:
       InputError: ``max_length`` leaves no room for a token of the text.
@@ -121,9 +114,9 @@ class Tokenizer:
 
   @functools.cached_property
   def pair_format(self) -> PairFormat:
-    """What goes around two texts. Raises InputError where nothing tells them apart."""
+    """The special tokens of a pair. Raises InputError where nothing separates the texts."""
     probe = self.backend.encode('a', 'a')
-    sequence = probe.sequence_ids  # 0 and 1 at the texts' own tokens, None at special ones
+    sequence = probe.sequence_ids  # 0 and 1 at the texts' tokens, None at special ones
     first, second = sequence.index(0), sequence.index(1)
     middle, end = first + sequence.count(0), second + sequence.count(1)
     form = PairFormat(
@@ -132,7 +125,7 @@ class Tokenizer:
       tuple(probe.ids[end:]),
       probe.type_ids[second] if self.typed else 0,
     )
-    # A text alone begins as a pair does, so that stored texts can be put together.
+    # A single text begins as a pair does, so that stored texts can be joined.
     if (
       not (form.opening and form.middle)
       or tuple(self.backend.encode('a').ids[:first]) != form.opening
@@ -145,9 +138,7 @@ class Tokenizer:
     return form
 
   def pair_length(self, first: int, second: int) -> int:
-    """Tokens of a pair made of texts of ``first`` and ``second`` tokens; special ones included in
-    all three numbers.
-    """
+    """Length of a pair of texts of these lengths; special tokens count in all of them."""
     alone = len(self.pair_format.opening) + len(self.closing)
     return first + second - 2 * alone + self.pair_format.specials
 
@@ -162,14 +153,12 @@ class Tokenizer:
 
 
 def load_tokenizer(directory: files.PathLike) -> Tokenizer:
-  """The fast tokenizer of a Hugging Face directory; nothing is fetched, PyTorch is not needed.
+  """The fast tokenizer of a Hugging Face directory.
 
   Raises:
-    InputError: the directory holds no tokenizer, one that has no fast form, or one without padding,
-      first or last token.
+    InputError: there is no tokenizer, it has no fast form, or no padding, first or last token.
   """
-  # Its advice that PyTorch is missing is none to our users: dprjax does without. It speaks when
-  # first imported.
+  # On its first import transformers advises to install PyTorch, which dprjax does not need.
   os.environ.setdefault('TRANSFORMERS_NO_ADVISORY_WARNINGS', '1')
   import transformers
 
@@ -239,13 +228,13 @@ def _freeze(
 def train_wordpiece(
   texts: Iterable[str], vocab_size: int, out_dir: files.PathLike, lowercase: bool = True
 ) -> Tokenizer:
-  """Trains a BERT WordPiece vocabulary and writes it as a directory that ``AutoTokenizer`` loads.
+  """Trains a BERT WordPiece vocabulary and writes it as a directory for ``AutoTokenizer``.
 
-  Writes tokenizer.json, tokenizer_config.json and vocab.txt (one token a line, the line number is
-  the id); other files of ``out_dir`` stay.
+  Writes tokenizer.json, tokenizer_config.json and vocab.txt (the line number is the id); other
+  files of ``out_dir`` stay.
 
   Raises:
-    InputError: the texts hold too little to learn anything from.
+    InputError: there is too little text.
   """
   backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token=_SPECIAL['unk_token']))
   backend.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lowercase)
@@ -257,15 +246,14 @@ def train_wordpiece(
     for text in texts
     for word, _ in backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text))
   }
-  # The trainer numbers the pieces '##a' as it meets them in a hash table of the process's own
-  # order, and breaks ties by number. Named beforehand, they make the same texts give the same
-  # vocabulary.
+  # The trainer numbers pieces such as '##a' in the random order of a hash table and breaks ties by
+  # number. Naming them beforehand makes the vocabulary repeatable.
   pieces = sorted({f'##{letter}' for word in words for letter in word[1:]})
   trainer = tokenizers.trainers.WordPieceTrainer(
     vocab_size=vocab_size, special_tokens=[*_SPECIAL.values(), *pieces], show_progress=False
   )
   backend.train_from_iterator(texts, trainer)
-  # They are no special tokens: only the vocabulary is kept.
+  # The pieces are not special tokens, so only the vocabulary is kept.
   trained = backend
   backend = tokenizers.Tokenizer(
     tokenizers.models.WordPiece(trained.get_vocab(), unk_token=_SPECIAL['unk_token'])
@@ -304,19 +292,18 @@ def train_wordpiece(
 def train_sentencepiece(
   texts: Iterable[str], vocab_size: int, out_dir: files.PathLike
 ) -> Tokenizer:
-  """Trains a sentencepiece unigram vocabulary and writes it as a directory that ``AutoTokenizer``
-  loads, as XLM-R's: cased, any language.
+  """Trains a sentencepiece unigram vocabulary, as XLM-R's, and writes it for ``AutoTokenizer``.
 
   Writes sentencepiece.bpe.model and tokenizer_config.json; other files of ``out_dir`` stay. Small
-  texts give fewer pieces than asked for.
+  texts give fewer than ``vocab_size`` pieces.
 
   Raises:
-    InputError: the texts hold too little to learn anything from.
+    InputError: there is too little text.
   """
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
-      # XLM-R adds a padding and a mask token. One thread: the same texts give the same vocabulary.
+      # XLM-R adds a padding and a mask token. One thread makes the vocabulary repeatable.
       sentence_iterator=iter(texts),
       model_writer=model,
       vocab_size=vocab_size - 2,
@@ -347,13 +334,12 @@ def pad_batch(
   length: int,
   pad_id: int,
 ) -> tuple[jt.Int32[np.ndarray, 'B T'], jt.Bool[np.ndarray, 'B T']]:
-  """Rows of tokens side by side, padded on the right to ``length``; the mask is True on real
-  tokens.
+  """Rows of tokens padded on the right to ``length``, and the mask of real tokens.
 
   Raises:
     ValueError: a row is longer than ``length``.
   """
-  # The empty array is for a batch of no rows.
+  # The empty array is for a batch without rows.
   return pad_flat(
     np.concatenate([*rows, np.empty(0, np.int32)]),
     np.array([len(row) for row in rows], np.int32),
@@ -368,7 +354,7 @@ def pad_flat(
   length: int,
   pad_id: int,
 ) -> tuple[jt.Int32[np.ndarray, 'B T'], jt.Bool[np.ndarray, 'B T']]:
-  """`pad_batch` of rows that stand one after the other in ``flat``."""
+  """``pad_batch`` of rows concatenated to ``flat``."""
   if len(lengths) and lengths.max() > length:
     raise ValueError(f'a row of {lengths.max()} tokens does not fit into {length}')
   mask = np.arange(length, dtype=np.int32)[None, :] < lengths[:, None]

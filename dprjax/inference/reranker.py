@@ -1,4 +1,4 @@
-"""A cross-encoder: a query and a passage read together, one score a pair."""
+"""A cross-encoder, which reads a query and a passage together and scores them."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -17,17 +17,17 @@ from dprjax.inference.embedder import Embedder, ProgressFn, count_from, local_me
 from dprjax.models import classifier, encoder, head_specs, hub, sentence
 from dprjax.models.template import Template, fill, unpack
 
-# Unless the caller says otherwise: a pair's cost grows faster than its length.
+# A pair's cost grows faster than its length.
 DEFAULT_LENGTH = 512
-# Pairs tokenised, and sorted by length, at a time.
+# Pairs tokenised and sorted by length at a time.
 _BLOCK = 1 << 15
 
 
 class CrossEncoder:
   """A sequence classifier of 1 or 2 labels with its tokenizer, on all local devices.
 
-  The score is the logit, or of two labels the lead of label 1 (relevant) over label 0: its sigmoid
-  is the probability of relevance.
+  The sigmoid of a score is the probability of relevance. The score is the logit, or of two labels
+  logit 1 (relevant) minus logit 0.
 
       reranker = CrossEncoder.load('cross-encoder')
       reranker.score([('how do planes fly', 'The lift of a swept wing ...')])   # float32 [1]
@@ -95,13 +95,13 @@ class CrossEncoder:
 
     Args:
       path: a Hugging Face directory, a hub id, or ``package:NAME``.
-      max_length: tokens of a pair, special ones included; by default what the tokenizer's files
-        name, at most 512. The passage is cut first, see ``Template.cut``.
-      batch_size: pairs scored at a time, over all local devices.
+      max_length: tokens of a pair; by default that of the tokenizer's files, at most 512. The
+        passage is cut first, see ``Template.cut``.
+      batch_size: pairs scored at a time, over all devices.
       dtype: 'float32' or 'bfloat16', of the arithmetic.
 
     Raises:
-      InputError: something cannot be read; there is no such head, or one of more labels; the
+      InputError: something cannot be read, there is no such head, it has more labels, or the
         tokenizer is another model's.
     """
     backbone = hub.load_backbone(path, ('classifier',))
@@ -115,7 +115,7 @@ class CrossEncoder:
 
   @property
   def sha256(self) -> str:
-    """Names all that decides a score: the encoder's tensors, the head's, and the tokenizer."""
+    """Names the encoder's tensors, the head's and the tokenizer, which decide a score."""
     classifier = self.backbone.heads['classifier']
     head = head_specs.sha256('classifier', self.backbone.config, classifier)
     return '+'.join((self.backbone.sha256, head, self.tokenizer.sha256))
@@ -126,8 +126,8 @@ class CrossEncoder:
     """Scores of (query, passage) pairs, float32, in their order.
 
     Args:
-      pairs: any number; a passage's text is its title, a space, its text.
-      progress: called with the number of pairs done so far.
+      pairs: any number; a passage is its title, a space, its text.
+      progress: called with the number of pairs done.
     """
     scores = np.zeros(len(pairs), np.float32)
     for start in range(0, len(pairs), _BLOCK):
@@ -143,11 +143,10 @@ class CrossEncoder:
 
 
 def check(path: PathLike) -> None:
-  """Says early, in a moment, that ``CrossEncoder.load(path)`` would fail: a model from the hub is
-  fetched, an encoder's weights are not read.
+  """A quick check for ``CrossEncoder.load(path)``, which does not read the encoder's weights.
 
   Raises:
-    InputError: there is no such model, or it has no sequence-classification head of 1 or 2 labels.
+    InputError: there is no model, or it has no sequence-classification head of 1 or 2 labels.
   """
   _check_head(hub.load_head(path, 'classifier'), path)
 

@@ -284,7 +284,7 @@ def _check_meta(path: str, meta: Any) -> None:
       not isinstance(value, types) or (isinstance(value, bool) and bool not in types)
     ):
       raise InputError(
-        f"{path}: meta's {key} is {value!r}, expected {' or '.join(kind.__name__ for kind in types)}"
+        f"{path}: meta's {key} is {value!r}, expected {' or '.join(t.__name__ for t in types)}"
       )
   if meta['kind'] not in KINDS:
     raise InputError(

@@ -1,7 +1,7 @@
 """The tensors of a Hugging Face checkpoint: their names and shapes, and their places in our tree.
 
-An encoder's tensor has the name that ``BertModel`` and ``RobertaModel`` give it: without the prefix
-of a larger model (``bert.``, ``roberta.``), and with LayerNorm's ``weight`` and ``bias`` (old files:
+An encoder's tensor has its name in ``BertModel`` or ``RobertaModel``, without the prefix of a
+larger model (``bert.``, ``roberta.``). LayerNorm has ``weight`` and ``bias`` (old files:
 ``gamma``, ``beta``). Heads have the names of the ForMaskedLM and ForSequenceClassification classes.
 """
 

@@ -1,12 +1,10 @@
 """BERT, RoBERTa and XLM-RoBERTa encoders whose deep prompt is an argument.
 
-The layers are ``transformers``' (post-LayerNorm) ones, with parameters stacked on a leading layer
-axis and the kernels stored ``[in, out]``. A prompt is one set of key and value vectors a layer that
-every token attends to (prefix tuning, as DPTDR section 3.1 uses it): it is never masked, has no
-positions, and is not itself updated from layer to layer.
-
-Shape letters are those of docs/architecture.md. Nothing here stores a parameter for the prompt, so
-a gradient with respect to the prompt alone computes no gradient of a weight.
+The layers are those of ``transformers`` (post-LayerNorm). Their parameters are stacked on a leading
+layer axis; kernels are ``[in, out]``. A prompt gives each layer key and value vectors that every
+token attends to (prefix tuning, DPTDR section 3.1). It has no positions and does not change from
+layer to layer. It is no parameter of a module, so that a gradient with respect to the prompt alone
+computes no gradient of a weight. docs/architecture.md has the shape letters.
 """
 
 import dataclasses
@@ -22,21 +20,19 @@ from dprjax.base.errors import InputError
 
 MODEL_TYPES = ('bert', 'roberta', 'xlm-roberta')
 
-# Added to the scores of masked keys. Finite, so that a row of padding alone gives numbers, not NaN;
-# in float32 it drowns any score.
+# Added to the scores of masked keys. Finite, so that a row of padding alone does not give NaN.
 _MASKED = -1e9
 
 
 @jax.custom_jvp
 def erf_gelu(x: Float[Array, '...']) -> Float[Array, '...']:
-  """GELU by the error function, x * Phi(x), as BERT has it."""
+  """BERT's GELU, x * Phi(x)."""
   return 0.5 * x * (1 + jax.lax.erf(x * 0.5**0.5))
 
 
 @erf_gelu.defjvp
 def _erf_gelu_jvp(primals, tangents):
-  # Phi(x) + x * phi(x) as one array: autodiff would keep several of [B, T, intermediate_size] a
-  # layer for the backward pass.
+  # Autodiff would keep several arrays of [B, T, intermediate_size] a layer for the backward pass.
   (x,), (dx,) = primals, tangents
   cdf = 0.5 * (1 + jax.lax.erf(x * 0.5**0.5))
   pdf = (2 * jnp.pi) ** -0.5 * jnp.exp(-0.5 * x * x)
@@ -69,7 +65,7 @@ class EncoderConfig:
   """The shape of an encoder; hashable, so it can be a static argument of ``jax.jit``.
 
   Raises:
-    InputError: an unknown model type or activation, or a hidden size that the heads do not divide.
+    InputError: an unknown model type or activation, or heads that do not divide the hidden size.
   """
 
   model_type: str
@@ -107,14 +103,12 @@ class EncoderConfig:
 
   @property
   def first_position(self) -> int:
-    """The row of the position table that the first token uses; RoBERTa keeps the rows up to the
-    padding's for padding.
-    """
+    """The first token's row of the position table. RoBERTa reserves the rows before it."""
     return 0 if self.model_type == 'bert' else self.pad_token_id + 1
 
   @property
   def max_tokens(self) -> int:
-    """The longest input, in tokens, special ones included."""
+    """The longest input, in tokens."""
     return self.max_positions - self.first_position
 
 
@@ -170,9 +164,7 @@ class PromptBank(NamedTuple):
 
 
 def kernel_init(config: EncoderConfig) -> nn.initializers.Initializer:
-  """How this encoder's kernels and embeddings start, and those of a fresh head on it: N(0,
-  ``initializer_range``), as in BERT.
-  """
+  """How kernels and embeddings start, of the encoder and its heads, as in BERT."""
   return nn.initializers.normal(config.initializer_range)
 
 
@@ -182,9 +174,7 @@ def dense(config: EncoderConfig, features: int, dtype: Any, name: str | None = N
 
 
 class LayerNorm(nn.Module):
-  """LayerNorm in float32, whatever the parameters are held in; two passes over the variance, as
-  PyTorch does.
-  """
+  """LayerNorm in float32, with PyTorch's two-pass variance."""
 
   epsilon: float
 
@@ -199,9 +189,7 @@ class LayerNorm(nn.Module):
 
 
 class Embed(nn.Module):
-  """A table of vectors, looked up and then cast to float32; an id outside it gives NaN, which a
-  training loop notices.
-  """
+  """A table of vectors, looked up and cast to float32. An id outside it gives NaN."""
 
   config: EncoderConfig
   rows: int
@@ -213,9 +201,7 @@ class Embed(nn.Module):
 
 
 class Attention(nn.Module):
-  """Multi-head self-attention over the prompt and the tokens, with output projection, residual and
-  LayerNorm.
-  """
+  """The attention half of a layer, over the prompt and the tokens, with residual and LayerNorm."""
 
   config: EncoderConfig
   dtype: Any
@@ -232,30 +218,28 @@ class Attention(nn.Module):
 
     def heads(name):
       y = dense(config, config.hidden_size, self.dtype, name)(x)
-      return y.reshape(*y.shape[:2], config.num_heads, config.head_dim).swapaxes(
-        1, 2
-      )  # [B, N, T, D]: 1.5x faster on a CPU than [B, T, N, D]
+      y = y.reshape(*y.shape[:2], config.num_heads, config.head_dim)
+      return y.swapaxes(1, 2)  # [B, N, T, D]: 1.5x faster on a CPU than [B, T, N, D]
 
     query, key, value = heads('query') * config.head_dim**-0.5, heads('key'), heads('value')
     if prompt is not None:
       prompt = prompt.astype(self.dtype).swapaxes(-3, -2)
-      # A copy an example of a shared prompt is small next to the scores, and 10 % faster than
+      # A copy of a shared prompt for each example is small next to the scores, and 10 % faster than
       # scoring prompt and tokens apart.
       prompt = jnp.broadcast_to(
         prompt if prompt.ndim == 5 else prompt[None], (x.shape[0], *prompt.shape[-4:])
       )
       key = jnp.concatenate([prompt[:, 0], key], axis=2)  # [B, N, P + T, D]
       value = jnp.concatenate([prompt[:, 1], value], axis=2)
-      # Where ``bias`` is the tokens' alone, no vector of the prompt is masked.
+      # A bias of the tokens alone masks no vector of the prompt.
       bias = jnp.pad(bias, ((0, 0), (0, 0), (0, 0), (key.shape[2] - bias.shape[3], 0)))
     scores = jnp.einsum('bntd,bnsd->bnts', query, key).astype(jnp.float32) + bias
-    # Softmax, divided after the product with the values: [B, N, T, D] is smaller than the scores,
-    # whose every pass counts on a CPU.
+    # The softmax's division comes after the product with the values: [B, N, T, D] is smaller than
+    # the scores.
     weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
     total = jnp.sum(weights, axis=-1, keepdims=True)
-    self.sow(
-      'intermediates', 'first_token', weights[:, :, 0] / total[:, :, 0]
-    )  # nothing is kept unless it is asked for
+    # Kept only where the caller asks for intermediates.
+    self.sow('intermediates', 'first_token', weights[:, :, 0] / total[:, :, 0])
     weights = nn.Dropout(config.attention_dropout, deterministic=self.deterministic)(weights)
     context = jnp.einsum(
       'bnts,bnsd->bntd', weights.astype(self.dtype), value, preferred_element_type=jnp.float32
@@ -342,19 +326,16 @@ class Embeddings(nn.Module):
 def look_up(
   config: EncoderConfig, tokens: Int[Array, 'B T'], vectors: Float[Array, 'E H']
 ) -> Float[Array, 'B T H']:
-  """The vectors that token ids from the vocabulary's size on stand for; any at the other tokens."""
+  """The rows of the table for token ids from the vocabulary's size on; any row for other ids."""
   return jnp.take(vectors, jnp.maximum(tokens - config.vocab_size, 0), axis=0).astype(jnp.float32)
 
 
 def _stack(
   config: EncoderConfig, num_layers: int, options: EncoderOptions, deterministic: bool
 ) -> nn.Module:
-  """Layers one after the other, their parameters stacked on a leading axis: ``(x, scanned, bias,
-  places, fixed) -> (x, None)``, see ``Layer``.
-  """
+  """A scan of ``Layer`` over parameters stacked on a leading axis."""
   unroll = min(options.unroll or num_layers, num_layers)
-  # Unrolled, the layers stand side by side, and the compiler would merge the recomputed ones with
-  # the first ones.
+  # The compiler would merge the recomputed layers with the first ones where both are unrolled.
   layer = nn.remat(Layer, prevent_cse=options.unroll != 1) if options.remat else Layer
   scanned = nn.scan(
     layer,
@@ -368,16 +349,14 @@ def _stack(
 
 
 def init_layers(config: EncoderConfig, num_layers: int, key: Array) -> dict[str, Any]:
-  """Fresh parameters of ``num_layers`` stacked layers: kernels N(0, ``initializer_range``), biases
-  0, LayerNorm's scale 1, as BERT starts.
-  """
+  """Fresh stacked layers: kernels N(0, ``initializer_range``), biases 0, LayerNorm's scale 1."""
   x, bias = jnp.zeros((1, 1, config.hidden_size), jnp.float32), jnp.zeros((1, 1, 1, 1), jnp.float32)
   stack = _stack(config, num_layers, DEFAULT_OPTIONS, True)
   return jax.jit(stack.init)(key, x, (None, None), bias, None, None)['params']
 
 
 def init_encoder(config: EncoderConfig, key: Array) -> dict[str, Any]:
-  """Fresh parameters of a whole encoder, as BERT starts."""
+  """Fresh parameters of an encoder, see ``init_layers``."""
   embeddings_key, layers_key = jax.random.split(key)
   tokens = jnp.zeros((1, 1), jnp.int32)
   embeddings = jax.jit(Embeddings(config, jnp.float32, True).init)(
@@ -387,9 +366,7 @@ def init_encoder(config: EncoderConfig, key: Array) -> dict[str, Any]:
 
 
 def _positions(config: EncoderConfig, mask: Array, shift: int | Array) -> Array:
-  """Rows of the position table ``[B, T]``, as transformers counts them (RoBERTa's padding sits on
-  its own row); ``shift`` is one number, or one an example ``[B, 1]``.
-  """
+  """Rows of the position table ``[B, T]``, as in transformers; ``shift`` is a number or [B, 1]."""
   if config.model_type == 'bert':
     count = jnp.arange(mask.shape[1], dtype=jnp.int32)
     if isinstance(shift, int):
@@ -402,7 +379,7 @@ def _positions(config: EncoderConfig, mask: Array, shift: int | Array) -> Array:
 
 
 class _Placed(NamedTuple):
-  """What the layers take of the arguments of ``encode``."""
+  """The prompt and the positions, as the layers and the embeddings take them."""
 
   prompt: Array | None  # the layers' axis first; None where it has no vectors
   prompt_mask: Array | None  # [B, P]; None: no vector is masked
@@ -425,7 +402,7 @@ def _place(
     if prompt_ids is None:
       raise InputError('a PromptBank needs prompt_ids, the number of the prompt of each example')
     _check_prompt_shape(config, prompt.prefixes, prompt_ids, batch)
-    # Rows before axes: moving the axes of a whole bank costs memory and time.
+    # Before the axes are moved: moving those of a whole bank costs memory and time.
     lengths = jnp.take(prompt.lengths, prompt_ids, axis=0)[:, None]  # [B, 1]
     prompt = jnp.take(prompt.prefixes, prompt_ids, axis=0)
     prompt_mask = jnp.arange(prompt.shape[-3], dtype=jnp.int32)[None, :] < lengths
@@ -452,9 +429,7 @@ def _place(
 def _check_prompt_shape(
   config: EncoderConfig, prompt: Array, prompt_ids: Array | None, batch: int
 ) -> None:
-  """Raises InputError where a prompt is neither shared, nor one an example, nor a bank with ids, of
-  this encoder's shape.
-  """
+  """Raises InputError for a prompt of another shape than ``encode`` takes."""
   shape = tuple(prompt.shape)
   core = shape[-5:]
   fits = (
@@ -566,7 +541,7 @@ def encode_layers(
   options: EncoderOptions = DEFAULT_OPTIONS,
   dropout_key: Array | None = None,
 ) -> Float[Array, 'B T H']:
-  """Hidden states through the stacked layers of a head, without a prompt."""
+  """Hidden states through stacked layers without a prompt, those of a head for instance."""
   return _run_layers(
     config, layers, hidden, mask, (None, None), None, None, None, options, dropout_key
   )
@@ -601,19 +576,19 @@ def encode(
     config: the encoder's shape.
     params: ``embeddings`` and ``layers`` as ``hub.load_backbone`` gives them, float32 or bfloat16.
     tokens: token ids.
-    mask: True at real tokens. A row of padding alone is allowed and gives finite numbers.
-    prompt: shared by all examples ``[L, 2, P, N, D]``, or one an example ``[B, L, 2, P, N, D]``,
-      or a bank that ``prompt_ids`` choose from. Index 0 of the axis of two holds keys, 1 values.
-      None, or P = 0: the plain encoder.
-    prompt_ids: which of the bank's prompts each example uses; an id out of range gives NaN.
+    mask: True at real tokens. A row may be padding alone.
+    prompt: shared by all examples ``[L, 2, P, N, D]``, one for each ``[B, L, 2, P, N, D]``, or a
+      bank that ``prompt_ids`` choose from. Index 0 of the axis of two holds keys, 1 values. None
+      or P = 0: the plain encoder.
+    prompt_ids: the bank's prompt for each example; an id out of range gives NaN.
     token_types: segment ids, default 0.
     vectors: token ids from the vocabulary's size on are rows of this table, in place of a word's
       embedding; an id beyond it gives NaN.
-    fixed_layers: at the inputs of so many first layers, these tokens are the table's rows as they
-      stand: without position embedding, LayerNorm or dropout. From the next layer on they change.
-      0: they are ordinary inputs of the embedding layer.
-    shift_positions: count the vectors of each example's prompt as positions before its first token,
-      as transformers does with ``past_key_values``.
+    fixed_layers: the first layers whose inputs hold the unchanged rows at these tokens, without
+      position embedding, LayerNorm or dropout. From the next layer on these tokens change. 0: they
+      are ordinary inputs of the embedding layer.
+    shift_positions: an example's positions start behind its prompt, as transformers does with
+      ``past_key_values``.
     options: how to compute.
     dropout_key: given, dropout is active.
 
@@ -651,8 +626,7 @@ def encode_early_late(
   split: int,
   **kwargs: Any,
 ) -> tuple[Float[Array, 'B T H'], Float[Array, 'B T H']]:
-  """The hidden states after the first ``split`` layers and after all of them (Condenser, Eqs. 6 and
-  7), float32.
+  """The states after ``split`` layers and after all (Condenser, Eqs. 6 and 7), float32.
 
   Args:
     split: early layers, 1 to L - 1.
@@ -679,13 +653,11 @@ def first_token_attention(
   prompt: Array | None = None,
   shift_positions: bool = False,
 ) -> Float[Array, 'L B N S']:
-  """What the first token of each row attends to, by layer and head, S = P + T (the prompt's vectors
-  first); rows sum to 1.
+  """The first token's attention weights over S = P + T, the prompt's vectors first.
 
   Args:
-    config, params, tokens, mask: as for ``encode``.
-    prompt: shared by all examples, or one an example, as for ``encode``.
-    shift_positions: as for ``encode``.
+    config, params, tokens, mask, shift_positions: as for ``encode``.
+    prompt: shared, or one for each example, as for ``encode``.
 
   Raises:
     InputError: as ``encode`` does.

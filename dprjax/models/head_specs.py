@@ -1,11 +1,10 @@
-"""The heads that a model's directory may hold beside its encoder: how each starts, where it is
-stored and under which names.
+"""The heads that a model's directory may hold: how each starts, and where it is stored.
 
     mlm         the masked-LM head, in model.safetensors
     classifier  the sequence-classification head, in model.safetensors
     condenser   the layers of Condenser's head, in condenser.safetensors
 
-A model's weights hold one head of transformers' at most.
+model.safetensors holds at most one of them.
 """
 
 import contextlib
@@ -24,13 +23,12 @@ Params = dict[str, Any]
 
 
 class Head(NamedTuple):
-  """A head as loaded, or to be saved.
+  """A head of a checkpoint.
 
   Attributes:
-    params: numpy float32, in the layout of its ``init``. Of a classifier ``dense`` alone where the
-      checkpoint has BERT's pooler and no classifier.
-    settings: what its parameters do not tell: of a Condenser head ``split``, the number of early
-      layers of the encoder.
+    params: numpy float32, in the layout of the spec's ``init``. A classifier is ``dense`` alone
+      where the checkpoint has BERT's pooler and no classifier.
+    settings: of a Condenser head ``split``, the number of early layers of the encoder.
   """
 
   params: Params
@@ -42,14 +40,12 @@ class HeadSpec(NamedTuple):
 
   Attributes:
     init: ``(config, key, *sizes) -> params``, fresh.
-    tensors: ``(config, head) -> tensors`` of a checkpoint. Raises InputError for settings that do
-      not fit the encoder.
-    read: ``(checkpoint, stack) -> Head | None``; None where there is none. Raises InputError where
-      it is there in part, or does not fit the encoder.
-    model_class: how the name of transformers' class for it ends; empty where transformers has none.
-    hf_config: ``(config.json, head) -> config.json`` with what the class needs.
-    file: where it is stored.
-    metadata: ``(head) -> metadata`` of a file of its own.
+    tensors: ``(config, head) -> tensors``. Raises InputError for settings that do not fit.
+    read: ``(checkpoint, stack) -> Head | None``. Raises InputError for a head that does not fit.
+    model_class: the end of the name of transformers' class, where there is one.
+    hf_config: ``(config.json, head) -> config.json`` for that class.
+    file: where the head is stored.
+    metadata: ``(head) -> metadata`` of the head's own file.
   """
 
   init: Callable[..., Params]
@@ -110,7 +106,7 @@ def _read_classifier(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack
   elif not any(
     tensor.name in stored for tensor in tensors if tensor.name.startswith('classifier.')
   ):
-    # A model without such a head; the pooler, where BERT has one, is half of it.
+    # BERT's pooler is half of a head.
     tensors = [tensor for tensor in tensors if tensor.path[0] == 'dense']
   params = weights.read_head(checkpoint, 'sequence-classification head', tensors)
   return None if params is None else Head(params)
@@ -120,7 +116,7 @@ def _classifier_config(base: dict[str, Any], head: Head) -> dict[str, Any]:
   labels = _labels(head)
   if len(base.get('id2label') or ()) == labels:
     return base
-  # Those of another head, and what that one was trained for.
+  # These keys describe another head.
   kept = {key: value for key, value in base.items() if key not in ('num_labels', 'problem_type')}
   return kept | {
     'id2label': {str(i): f'LABEL_{i}' for i in range(labels)},

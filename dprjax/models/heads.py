@@ -37,8 +37,7 @@ def mlm_logits(
   """A logit for every word of the vocabulary, float32.
 
   Args:
-    config: the encoder's. BERT's head has its ``hidden_act``; RoBERTa's and XLM-R's have GELU, as in
-      transformers.
+    config: the encoder's. BERT's head has its ``hidden_act``; RoBERTa's and XLM-R's have GELU.
     head: as ``init_mlm_head`` gives it.
     embedding: the encoder's word embeddings.
     hidden: states of any number of tokens.

@@ -1,7 +1,7 @@
-"""Hugging Face directories and hub ids <-> an encoder's config and parameters, without PyTorch.
+"""Reads and writes Hugging Face directories, without PyTorch.
 
-``backbone_sha256`` is taken over the encoder's tensors as they are stored, under the names of
-``checkpoint_names``: neither a change of our own layout nor a head beside the encoder changes it.
+``backbone_sha256`` is taken over the encoder's tensors as stored, under the names of
+``checkpoint_names``. Neither our own layout nor a head changes it.
 """
 
 import contextlib
@@ -63,25 +63,23 @@ _HF_NAMES = {
 }
 _FIELDS: dict[str, Any] = {field.name: field for field in dataclasses.fields(EncoderConfig)}
 
-# layers x hidden size, as in Turc et al. (2019), "Well-Read Students Learn Better"; 64 values a
-# head, 4 H in the MLP.
+# Layers and hidden size, as in Turc et al. (2019), "Well-Read Students Learn Better". A head has 64
+# values, the MLP 4 H.
 SIZES = {'tiny': (2, 128), 'mini': (4, 256), 'small': (4, 512), 'base': (12, 768)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Backbone:
-  """An encoder as loaded.
+  """A loaded encoder.
 
   Attributes:
     config: its shape.
-    params: its parameters, numpy float32, in the layout of ``encoder.encode``.
-    sha256: of the checkpoint's encoder tensors as stored; see the module's docstring.
-    path: the folder that holds config.json and the tokenizer.
-    sentence: how it makes one vector of a text, by its sentence-transformers files, or else the
-      defaults.
-    hf_config: the content of config.json.
-    heads: those of the heads asked for that the checkpoint has, by their names in
-      ``head_specs.HEADS``.
+    params: its parameters, numpy float32, as ``encoder.encode`` takes them.
+    sha256: of the encoder's tensors; see the module's docstring.
+    path: the folder of config.json and the tokenizer.
+    sentence: how it embeds a text, by its sentence-transformers files or by default.
+    hf_config: config.json.
+    heads: the requested heads that the checkpoint has, named as in ``head_specs.HEADS``.
   """
 
   config: EncoderConfig
@@ -94,23 +92,19 @@ class Backbone:
 
 
 def load_backbone(path_or_hub_id: PathLike, heads: Collection[str] = ()) -> Backbone:
-  """Loads an encoder from a Hugging Face directory, from an installed package (``package:NAME``),
-  or, by its id, from the hub.
+  """Loads an encoder from a Hugging Face directory, a package (``package:NAME``) or the hub.
 
   The directory holds config.json and model.safetensors, or model.safetensors.index.json and its
-  shards. Any of the Bert, Roberta and XLMRoberta classes will do: heads and poolers around the
-  encoder are left out. sentence-transformers files are read for the defaults in
-  ``Backbone.sentence``.
+  shards, of any Bert, Roberta or XLMRoberta class.
 
   Args:
     path_or_hub_id: where from.
-    heads: which heads to read as well, of ``head_specs.HEADS``, each where there is one.
+    heads: the heads of ``head_specs.HEADS`` to read, where the checkpoint has them.
 
   Raises:
-    InputError: the directory is missing or the id can't be fetched; config.json is of an
-      unsupported type; the weights are pickled only, cut off, or lack, add or reshape a tensor of
-      the encoder; a head that is asked for is there in part, of other shapes, with output
-      embeddings of its own, or of more than 2 labels.
+    InputError: the directory is missing or the id cannot be fetched; config.json is of an
+      unsupported type; the weights are pickled, damaged, or lack, add or reshape a tensor of the
+      encoder; a requested head is incomplete, of other shapes, untied, or of more than 2 labels.
   """
   with contextlib.ExitStack() as stack:
     root, checkpoint = _open(path_or_hub_id, stack)
@@ -128,10 +122,10 @@ def load_backbone(path_or_hub_id: PathLike, heads: Collection[str] = ()) -> Back
 
 
 def load_head(path_or_hub_id: PathLike, name: str) -> Head | None:
-  """One head of a model, or None: quick, as the encoder's tensors are not read.
+  """One head of a model, or None where it has none. The encoder's tensors are not read.
 
   Raises:
-    InputError: as ``load_backbone``, but for what is wrong with the encoder's tensors.
+    InputError: as ``load_backbone``, except for the encoder's tensors.
   """
   with contextlib.ExitStack() as stack:
     _, checkpoint = _open(path_or_hub_id, stack)
@@ -139,9 +133,7 @@ def load_head(path_or_hub_id: PathLike, name: str) -> Head | None:
 
 
 def check_vocabulary(backbone: Backbone, vocab_size: int, path: PathLike) -> None:
-  """Raises InputError where the tokenizer at ``path``, of ``vocab_size`` tokens, has more than the
-  backbone has embeddings.
-  """
+  """Raises InputError where the tokenizer at ``path`` has more tokens than the backbone."""
   rows = backbone.config.vocab_size
   if vocab_size > rows:
     raise InputError(
@@ -152,9 +144,7 @@ def check_vocabulary(backbone: Backbone, vocab_size: int, path: PathLike) -> Non
 
 
 def backbone_sha256(config: EncoderConfig, params: Mapping[str, Any]) -> str:
-  """The SHA-256 that a float32 checkpoint with these parameters has; equal to ``Backbone.sha256``
-  if it was stored as float32.
-  """
+  """The SHA-256 of a float32 checkpoint with these parameters."""
   return weights.sha256(sorted(names.export(names.encoder_tensors(config), params).items()))
 
 
@@ -169,31 +159,26 @@ def save_backbone(
   heads: Mapping[str, Head] = types.MappingProxyType({}),
   max_length: int | None = None,
 ) -> None:
-  """Writes an encoder as a Hugging Face directory that ``transformers`` and
-  ``sentence-transformers`` load, whole or not at all.
+  """Writes a Hugging Face directory for ``transformers`` and ``sentence-transformers``.
 
-  There is no pooler among the tensors (it is not trained and not used here) unless a classifier has
-  it: ``transformers`` reports it as newly initialised, which leaves ``last_hidden_state`` as it is.
-  A model directory that is already there is replaced.
-
-  With a head that transformers has a class for, the tensors have that class's names, which
-  AutoModel reads as well. Condenser's head goes into a file of its own, which nobody else reads.
+  It appears whole or not at all, and replaces a model that is there. There is no pooler among the
+  tensors unless a classifier has it; ``transformers`` initialises one, which leaves
+  ``last_hidden_state`` as it is. With a head that ``transformers`` has a class for, the tensors
+  have that class's names, which AutoModel reads too. Condenser's head has a file of its own.
 
   Args:
     directory: where to.
     config: the encoder's shape.
     params: its parameters; stored as float32.
     source: a directory whose tokenizer files are copied.
-    sentence: written as sentence-transformers files, so that others pool as it was trained; None
-      writes none.
-    hf_config: the config.json that it came from; its other keys are kept.
-    heads: by their names in ``head_specs.HEADS``; at most one that transformers has a class for.
-    max_length: tokens of an input, written into the tokenizer's files (``model_max_length``), where
-      others look for it too.
+    sentence: written as sentence-transformers files; None writes none.
+    hf_config: an earlier config.json, whose other keys are kept.
+    heads: named as in ``head_specs.HEADS``; at most one that ``transformers`` has a class for.
+    max_length: tokens of an input, written to the tokenizer's files (``model_max_length``).
 
   Raises:
-    InputError: ``directory`` holds something else than a model, the split is not between two
-      layers, or no space is left.
+    InputError: ``directory`` holds something other than a model, a Condenser head's split is not
+      between two layers, or no space is left.
   """
   tensors = {name: list(HEADS[name].tensors(config, head)) for name, head in heads.items()}
   final = epath.Path(directory)
@@ -226,7 +211,7 @@ def save_backbone(
     for name, head in heads.items():
       spec, stored = HEADS[name], names.export(tensors[name], head.params)
       if spec.model_class:
-        # The pooler is a part of the model that the head stands on.
+        # The pooler is part of the encoder's model.
         pooler = {key for key in stored if key.startswith('pooler.')}
         arrays = {
           (names.prefix(config) if key in pooler or key not in stored else '') + key: array
@@ -235,14 +220,12 @@ def save_backbone(
       else:
         metadata = {key: str(value) for key, value in spec.metadata(head).items()}
         (aside / spec.file).write_bytes(safetensors.numpy.save(stored, {'format': 'pt'} | metadata))
-    # transformers looks for the format's name before it trusts a file.
+    # transformers refuses files without the format's name.
     (aside / weights.WEIGHTS).write_bytes(safetensors.numpy.save(arrays, {'format': 'pt'}))
 
 
 def init_params(config: EncoderConfig, key: Array) -> Params:
-  """Fresh parameters, numpy float32: kernels and embeddings N(0, ``initializer_range``), biases 0,
-  LayerNorm's scale 1, as BERT starts.
-  """
+  """Fresh parameters as BERT starts, numpy float32."""
   return jax.device_get(init_encoder(config, key))
 
 
@@ -257,8 +240,8 @@ def scratch_config(
   """The shape of an encoder to train from scratch.
 
   Args:
-    size: 'tiny', 'mini', 'small' or 'base'; see ``SIZES``.
-    vocab_size: of its tokenizer.
+    size: a key of ``SIZES``.
+    vocab_size: of the tokenizer.
     model_type: 'bert', 'roberta' or 'xlm-roberta'.
     max_tokens: the longest input.
     pad_token_id: default 0 for BERT, 1 for RoBERTa.
@@ -271,8 +254,8 @@ def scratch_config(
   layers, width = SIZES[size]
   if pad_token_id is None:
     pad_token_id = 0 if model_type == 'bert' else 1
-  # BERT's 0.02 is for 768 wide: what a layer adds to its input shrinks with the width, in narrow
-  # models to next to nothing.
+  # BERT's 0.02 suits a width of 768. In narrower models a layer would add almost nothing to its
+  # input.
   config = EncoderConfig(
     model_type,
     vocab_size,
@@ -287,7 +270,7 @@ def scratch_config(
 
 
 def package_path(path: str) -> str:
-  """``package:NAME`` -> the folder ``model`` of the installed package NAME; anything else as it is.
+  """The folder ``model`` of the package in ``package:NAME``; any other path unchanged.
 
   Raises:
     InputError: the package is not installed, or has no such folder.
@@ -310,7 +293,7 @@ def package_path(path: str) -> str:
 def _open(
   path_or_hub_id: PathLike, stack: contextlib.ExitStack
 ) -> tuple[epath.Path, weights.Checkpoint]:
-  """A model's directory, and the checkpoint in it; ``stack`` closes its files."""
+  """A model's directory and the checkpoint in it, whose files ``stack`` closes."""
   root = _fetch(path_or_hub_id)
   folder = transformer_folder(root)
   path = folder / 'config.json'
@@ -322,7 +305,7 @@ def _open(
 
 
 def _fetch(path_or_hub_id: PathLike) -> epath.Path:
-  """The local (or ``gs://``) folder, fetched from the hub if it is an id."""
+  """The folder, downloaded from the hub where the path is an id."""
   folder = epath.Path(package_path(os.fspath(path_or_hub_id)))
   if folder.is_dir():
     return folder
@@ -333,7 +316,7 @@ def _fetch(path_or_hub_id: PathLike) -> epath.Path:
     )
   if not re.fullmatch(r'\w[\w.-]*(/\w[\w.-]*)?', name):
     raise InputError(f'backbone not found: {folder}')
-  import huggingface_hub  # slow to import, and only needed here
+  import huggingface_hub  # slow to import
 
   try:
     # Only what is read: no pickles, no ONNX.
@@ -342,8 +325,7 @@ def _fetch(path_or_hub_id: PathLike) -> epath.Path:
         name, allow_patterns=['*.json', '*.safetensors', '*.txt', '*.model']
       )
     )
-  # the client's own, the network's, the file system's: all of them mean that there is no backbone
-  except Exception as error:
+  except Exception as error:  # of the client, the network or the file system
     reason = ' '.join(str(error).split()) or type(error).__name__
     raise InputError(
       f'backbone not found: {name} is no directory here, and could not be fetched from the Hugging '
@@ -351,20 +333,20 @@ def _fetch(path_or_hub_id: PathLike) -> epath.Path:
     ) from error
 
 
-def _encoder_config(hf_config: dict[str, Any], where: epath.Path) -> EncoderConfig:
+def _encoder_config(hf_config: dict[str, Any], path: epath.Path) -> EncoderConfig:
   model_type = hf_config.get('model_type')
   if model_type not in MODEL_TYPES:
     raise InputError(
-      f'{where}: model_type {model_type!r} is not supported; use one of: {", ".join(MODEL_TYPES)}'
+      f'{path}: model_type {model_type!r} is not supported; use one of: {", ".join(MODEL_TYPES)}'
     )
   if hf_config.get('position_embedding_type', 'absolute') != 'absolute':
     raise InputError(
-      f'{where}: position_embedding_type {hf_config["position_embedding_type"]!r} is not '
+      f'{path}: position_embedding_type {hf_config["position_embedding_type"]!r} is not '
       'supported, only absolute'
     )
   for key in ('is_decoder', 'add_cross_attention'):
     if hf_config.get(key):
-      raise InputError(f'{where}: {key} is set; decoders are not supported')
+      raise InputError(f'{path}: {key} is set; decoders are not supported')
   values: dict[str, Any] = {
     key: field.default
     for key, name in _HF_NAMES.items()
@@ -378,27 +360,27 @@ def _encoder_config(hf_config: dict[str, Any], where: epath.Path) -> EncoderConf
     if _FIELDS[name].type is int and not (
       number and isinstance(value, int) and value >= (key != 'pad_token_id')
     ):
-      raise InputError(f'{where}: {key} is {value!r}, expected a whole number')
+      raise InputError(f'{path}: {key} is {value!r}, expected a whole number')
     if _FIELDS[name].type is float and not number:
-      raise InputError(f'{where}: {key} is {value!r}, expected a number')
+      raise InputError(f'{path}: {key} is {value!r}, expected a number')
   try:
     return EncoderConfig(
       model_type,
       **{name: _FIELDS[name].type(values[key]) for key, name in _HF_NAMES.items()},
     )
   except InputError as error:
-    raise InputError(f'{where}: {error}') from error
+    raise InputError(f'{path}: {error}') from error
 
 
 def _hf_config(
   config: EncoderConfig, base: Mapping[str, Any], heads: Mapping[str, Head]
 ) -> dict[str, Any]:
-  """A config.json: that of ``base`` with this encoder's shape, and the class of its head."""
+  """``base`` with this encoder's shape and the class of its head."""
   family = {'bert': 'Bert', 'roberta': 'Roberta', 'xlm-roberta': 'XLMRoberta'}[config.model_type]
   classes = [HEADS[name].model_class for name in heads if HEADS[name].model_class] or ['Model']
   if len(classes) > 1:
     raise ValueError(f'one checkpoint cannot be {" and ".join(classes)}')
-  # Where it was loaded from and how it was stored there is no longer true.
+  # These describe the earlier checkpoint.
   kept = {
     key: value
     for key, value in base.items()

@@ -1,9 +1,7 @@
-"""Masked language modelling's input: which words are hidden, and by what (Devlin et al., 2019,
-section 3.1 and its code).
+"""The input of masked language modelling (Devlin et al., 2019, section 3.1 and its code).
 
-Everything is drawn on the device from one key. JAX's random numbers do not depend on how an array
-is sharded (threefry is partitionable by default), and rows do not look at each other, so the same
-key gives the same masks on any mesh.
+Everything is drawn on the device from one key, and rows are independent, so the same key gives the
+same masks on any mesh.
 """
 
 from typing import NamedTuple
@@ -15,12 +13,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class Masked(NamedTuple):
-  """Tokens with some hidden, and what they were.
+  """Tokens of which some are masked.
 
   Attributes:
-    tokens: what the encoder is given.
-    positions: of the hidden tokens, rising; 0 where a row has fewer than M.
-    targets: the tokens that stood there.
+    tokens: the encoder's input.
+    positions: of the masked tokens, rising; 0 where a row has fewer than M.
+    targets: the original tokens at ``positions``.
     weights: 1, and 0 where a row has fewer than M.
   """
 
@@ -31,7 +29,7 @@ class Masked(NamedTuple):
 
 
 def most_masked(length: int, rate: float = 0.15) -> int:
-  """M, the most tokens that a row of ``length`` tokens can have masked; two of them are special."""
+  """M, the most masked tokens in a row of ``length`` tokens, two of which are special."""
   return max(1, round(rate * (length - 2)))
 
 
@@ -44,25 +42,24 @@ def mask_tokens(
   mask_id: int,
   replacements: Int[Array, ' R'],
 ) -> Masked:
-  """Hides whole words: 80 % of their tokens behind the mask token, 10 % behind a random one, 10 %
-  as they were.
+  """Masks whole words: 80 % of their tokens become the mask token, 10 % a random one, 10 % stay.
 
   A row's budget is ``rate`` times its maskable tokens, rounded, at least 1 and at most M. Words
-  come in random order; one that would exceed what is left of the budget is passed over, and a
-  shorter one may still fit.
+  come in random order. A word that exceeds the rest of the budget is skipped; a shorter one may
+  still fit.
 
   Args:
-    key: for all that is random here.
+    key: the random key.
     tokens: token ids.
-    words: the word that each token belongs to, -1 at special tokens and padding, which are never
-      masked. A word's tokens stand side by side, and words side by side have different numbers.
-    rate: the share of maskable tokens to hide; static.
+    words: the number of each token's word; -1 at special tokens and padding, which are never
+      masked. Neighbouring words have different numbers.
+    rate: the fraction of maskable tokens to mask; static.
     mask_id: the mask token.
-    replacements: the ids that a random token is drawn from: all but the special ones.
+    replacements: the ids of random tokens: all but the special ones.
 
   Returns:
-    M is static, see ``most_masked``. A row without maskable tokens, or whose every word exceeds its
-    budget, has weight 0 throughout.
+    M is ``most_masked``. A row without maskable tokens, or whose every word exceeds its budget, has
+    weights 0.
   """
   length = tokens.shape[1]
   most = most_masked(length, rate)
@@ -82,49 +79,44 @@ def mask_tokens(
   shown = jnp.where(
     kind < 0.8, jnp.asarray(mask_id, tokens.dtype), jnp.where(kind < 0.9, chance, tokens)
   )
-  # A stable sort: the hidden ones first, in the order in which they stand.
+  # A stable sort: masked tokens first, in their order.
   positions = jnp.argsort(~hidden, axis=1, stable=True)[:, :most].astype(jnp.int32)
-  found = jnp.take_along_axis(hidden, positions, axis=1)
-  positions = jnp.where(found, positions, 0)
+  masked = jnp.take_along_axis(hidden, positions, axis=1)
+  positions = jnp.where(masked, positions, 0)
   return Masked(
     jnp.where(hidden, shown, tokens),
     positions,
     jnp.take_along_axis(tokens, positions, axis=1),
-    found.astype(jnp.float32),
+    masked.astype(jnp.float32),
   )
 
 
 def choose_words(
   order: Float[Array, 'B T'], words: Int[Array, 'B T'], budget: Int[Array, ' B'], most: int
 ) -> Bool[Array, 'B T']:
-  """True at the tokens of the words that a row's budget takes, greedily by ``order``.
+  """True at the tokens of the words that fit into a row's budget, greedily by ``order``.
 
   Args:
-    order: where each word comes in its row, read at the word's first token; the lowest first.
+    order: the rank of each word, read at its first token; the lowest comes first.
     words: as for ``mask_tokens``.
-    budget: how many tokens a row may take, at most ``most``.
-    most: how many steps there are, as a word has at least one token.
+    budget: the most tokens of a row, at most ``most``.
+    most: the number of steps, as a word has at least one token.
   """
   places = jax.lax.broadcasted_iota(jnp.int32, words.shape, 1)
-  before = jnp.pad(
-    words[:, :-1], ((0, 0), (1, 0)), constant_values=-2
-  )  # -2: no word's, so that the first token starts one
+  # -2 is no word's number, so that the first token starts a word.
+  before = jnp.pad(words[:, :-1], ((0, 0), (1, 0)), constant_values=-2)
   starts = words != before
-  first = jax.lax.cummax(
-    jnp.where(starts, places, 0), axis=1
-  )  # the place of the word's first token
+  first = jax.lax.cummax(jnp.where(starts, places, 0), axis=1)  # place of the word's first token
   following = jax.lax.cummin(jnp.where(starts, places, words.shape[1]), axis=1, reverse=True)
-  size = (
-    jnp.pad(following[:, 1:], ((0, 0), (0, 1)), constant_values=words.shape[1]) - places
-  )  # right at first tokens
+  # Correct at first tokens.
+  size = jnp.pad(following[:, 1:], ((0, 0), (0, 1)), constant_values=words.shape[1]) - places
 
   def step(_: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
     taken, left = state
-    # What has been passed over stays so, as the budget only falls: the first word that fits is the
-    # next one to take.
+    # A skipped word stays skipped, as the budget only falls.
     fits = starts & (words >= 0) & ~taken & (size <= left[:, None])
-    next_one = jnp.argmin(jnp.where(fits, order, jnp.inf), axis=1)
-    now = fits & (places == next_one[:, None].astype(jnp.int32))
+    chosen = jnp.argmin(jnp.where(fits, order, jnp.inf), axis=1)
+    now = fits & (places == chosen[:, None].astype(jnp.int32))
     return taken | now, left - jnp.sum(jnp.where(now, size, 0), axis=1)
 
   taken, _ = jax.lax.fori_loop(0, most, step, (jnp.zeros(words.shape, bool), budget))

@@ -1,7 +1,7 @@
-"""Trainable prompts: their parameters, and the key/value prefixes made from them.
+"""Trainable prompts: their parameters, and the key/value prefixes that these expand to.
 
-Whatever the parametrisation, what leaves this module is a prefix ``[L, 2, P, N, D]`` float32 (index
-0 of axis 1 keys, 1 values), the form that the encoder takes and that is exported.
+Every parametrisation gives a prefix ``[L, 2, P, N, D]`` float32 (index 0 of axis 1: keys, 1:
+values), as the encoder takes it and ``export`` writes it.
 """
 
 from collections.abc import Mapping
@@ -31,12 +31,11 @@ def init_prefix(
 
   Args:
     length: P.
-    reparam: 'none': the prefix itself, N(0, std) (DPTDR: an Embedding of L*2*H a position); 'mlp':
+    reparam: 'none': the prefix itself (DPTDR: an Embedding of L*2*H a position); 'mlp':
       Embedding(P, H) -> Linear(hidden) -> Tanh -> Linear(L*2*H) (Li and Liang 2021, section 4.3;
       DPTDR Table 5).
     hidden: width of the MLP.
-    std: of the initial values; the MLP's kernels and biases get PyTorch's default Linear
-      initialiser, as released.
+    std: of the prefix's or the embedding's initial values. The MLP starts as PyTorch's Linear.
 
   Raises:
     InputError: an unknown ``reparam``.
@@ -60,7 +59,7 @@ def init_prefix(
 
 
 def expand_prefix(config: EncoderConfig, params: Mapping[str, Any]) -> Float[Array, 'L 2 P N D']:
-  """The prefix that one prompt's parameters stand for."""
+  """The prefix that a prompt's parameters expand to."""
   if 'prefix' in params:
     return params['prefix']
   x = jnp.tanh(_apply(params['hidden'], params['embedding']))
@@ -74,9 +73,7 @@ def expand_prefix(config: EncoderConfig, params: Mapping[str, Any]) -> Float[Arr
 def init_prompt(
   config: EncoderConfig, key: Array, length: int, *, tied: bool = True, **kwargs: Any
 ) -> dict[str, Any]:
-  """The ``prompt`` subtree: one prompt's parameters where tied, ``{'query': ..., 'passage': ...}``
-  where not.
-  """
+  """The ``prompt`` subtree: one prompt where tied, else ``{'query': ..., 'passage': ...}``."""
   if tied:
     return init_prefix(config, key, length, **kwargs)
   return {
@@ -88,9 +85,7 @@ def init_prompt(
 def expand_prompt(
   config: EncoderConfig, params: Mapping[str, Any] | None
 ) -> dict[str, Float[Array, 'L 2 P N D'] | None]:
-  """The prefixes of queries and of passages (the same array where tied; None where there is no
-  prompt).
-  """
+  """The prefixes of queries and passages: one array where tied, None without a prompt."""
   if params is None:
     return dict.fromkeys(KINDS)
   if is_tied(params):
@@ -105,9 +100,7 @@ def is_tied(params: Mapping[str, Any]) -> bool:
 def drop(
   prefix: Float[Array, 'L 2 P N D'], key: Array, rate: float, examples: int | None = None
 ) -> Float[Array, '*B L 2 P N D']:
-  """Dropout on an expanded prefix: one mask, or, with ``examples``, one an example ``[B, L, 2, P,
-  N, D]``.
-  """
+  """Dropout on an expanded prefix: one mask, or, with ``examples``, one for each."""
   shape = prefix.shape if examples is None else (examples, *prefix.shape)
   keep = jax.random.bernoulli(key, 1.0 - rate, shape)
   return jnp.where(keep, jnp.broadcast_to(prefix, shape) / (1.0 - rate), 0.0)

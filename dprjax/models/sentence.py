@@ -1,4 +1,4 @@
-"""The sentence-transformers files of a model directory: how it makes one vector of a text.
+"""The sentence-transformers files of a model directory, which say how it embeds a text.
 
 modules.json                        Transformer, Pooling, and Normalize or not
 1_Pooling/config.json               which pooling: one flag each, or (since version 5.4) its name
@@ -29,13 +29,13 @@ _TRANSFORMER_CONFIGS = (
   'sentence_roberta_config.json',
   'sentence_xlm-roberta_config.json',
 )
-# The first that is there counts, as in SentenceTransformer.encode_query and encode_document.
+# The first one present counts, as in SentenceTransformer.encode_query and encode_document.
 _PROMPT_NAMES = {'query': ('query',), 'passage': ('document', 'passage', 'corpus')}
 
 
 @dataclasses.dataclass(frozen=True)
 class SentenceSettings:
-  """How texts become vectors, where neither a prompt's meta nor the user says otherwise."""
+  """How texts become vectors, unless a prompt's meta or the user says otherwise."""
 
   pooling: str = 'cls'
   normalize: bool = False
@@ -45,9 +45,7 @@ class SentenceSettings:
 
 
 def transformer_folder(root: epath.Path) -> epath.Path:
-  """Where the model itself lies: ``root``, or the folder that an old sentence-transformers
-  directory keeps it in.
-  """
+  """The model's folder: ``root``, or one in it in old sentence-transformers directories."""
   for module in _modules(root):
     if module['type'] == 'Transformer' and (root / module['path'] / 'config.json').exists():
       return root / module['path']
@@ -55,11 +53,10 @@ def transformer_folder(root: epath.Path) -> epath.Path:
 
 
 def read_sentence_settings(root: epath.Path, config: EncoderConfig) -> SentenceSettings:
-  """The directory's settings; first token, raw, 512 tokens where it has no sentence-transformers
-  files.
+  """The directory's settings, or the defaults where it has no sentence-transformers files.
 
   Raises:
-    InputError: a pooling or a module that is not supported, or a file that can't be read.
+    InputError: an unsupported pooling or module, or an unreadable file.
   """
   modules = _modules(root)
   if not modules:
@@ -88,9 +85,7 @@ def read_sentence_settings(root: epath.Path, config: EncoderConfig) -> SentenceS
 
 
 def max_length(folder: epath.Path) -> int:
-  """The maximum length that a model's folder names for its inputs, in tokens; 512 where it names
-  none. It may exceed the model's positions.
-  """
+  """The maximum length in a model's files, or 512. It may exceed the model's positions."""
   for name, key in (
     *((name, 'max_seq_length') for name in _TRANSFORMER_CONFIGS),
     ('tokenizer_config.json', 'model_max_length'),
@@ -105,9 +100,7 @@ def max_length(folder: epath.Path) -> int:
 def write_sentence_settings(
   folder: epath.Path, config: EncoderConfig, sentence: SentenceSettings
 ) -> None:
-  """Writes the files into a model directory that is being made; the forms are those that every
-  version reads.
-  """
+  """Writes the files into a new model directory, in the format that every version reads."""
   modules = [('Transformer', ''), ('Pooling', '1_Pooling')] + (
     [('Normalize', '2_Normalize')] if sentence.normalize else []
   )
@@ -139,7 +132,7 @@ def write_sentence_settings(
 
 
 def _modules(root: epath.Path) -> list[dict[str, str]]:
-  """``type`` (class name) and ``path`` of each module; empty where there is no modules.json."""
+  """``type`` (class name) and ``path`` of each module; empty without modules.json."""
   file = root / 'modules.json'
   if not file.exists():
     return []

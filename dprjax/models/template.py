@@ -1,10 +1,9 @@
-"""Templates: what an encoder reads, made of literal tokens, learned vectors and texts.
+"""Templates: an encoder's input of literal tokens, learned vectors and texts.
 
 A learned vector is a token id from the vocabulary's size on, see ``encoder.encode``. A
-cross-encoder's pair, ``[CLS] query [SEP] passage [SEP]``, is a template with two texts.
-
-    host      pack   cuts the texts and lays them side by side, a row of tokens for each example
-    device    fill   puts the pieces of the template around them
+cross-encoder's pair, ``[CLS] query [SEP] passage [SEP]``, is a template with two texts. On the host
+``Template.pack`` cuts the texts of an example and puts them into one row; on the device ``fill``
+adds the rest of the template.
 """
 
 import dataclasses
@@ -19,14 +18,14 @@ from dprjax.base.errors import InputError
 
 
 class Piece(NamedTuple):
-  """A piece of a template: ``tokens``, or a text where they are None; and its token type."""
+  """Literal tokens, or a text where they are None, and their token type."""
 
   tokens: tuple[int, ...] | None
   token_type: int = 0
 
 
 class Text(NamedTuple):
-  """The texts of one piece: ``lengths`` tokens of each row, from ``start`` on."""
+  """The texts of one piece: of each row ``lengths`` tokens from ``start`` on."""
 
   tokens: Int[Array, 'B S']
   lengths: Int[Array, ' B']
@@ -34,13 +33,13 @@ class Text(NamedTuple):
 
 
 class Filled(NamedTuple):
-  """Templates with their texts.
+  """Filled templates, padded on the right.
 
   Attributes:
-    tokens: padded on the right.
+    tokens: token ids.
     mask: True at real tokens.
-    token_types: padding has the last piece's.
-    pieces: which piece each token belongs to; the number of pieces at padding.
+    token_types: padding has that of the last piece.
+    pieces: the number of each token's piece; the number of pieces at padding.
   """
 
   tokens: Int[Array, 'B T']
@@ -53,9 +52,9 @@ class Packed(NamedTuple):
   """Texts as one row of tokens for each example.
 
   Attributes:
-    rows: the example's texts side by side, then padding up to the length of the filled template.
-    lengths: how many tokens each text keeps.
-    cut: how many examples lost tokens.
+    rows: the texts side by side, padded to the length of the filled template.
+    lengths: of the texts.
+    cut: the number of examples that lost tokens.
   """
 
   rows: list[Int32[np.ndarray, '_']]
@@ -81,7 +80,7 @@ class Template:
     closing: tuple[int, ...],
     second_type: int,
   ) -> Self:
-    """A cross-encoder's pair, from ``Tokenizer.pair_format``."""
+    """A cross-encoder's pair, of the fields of ``Tokenizer.pair_format``."""
     return cls(
       (
         Piece(opening),
@@ -98,13 +97,13 @@ class Template:
 
   @property
   def num_tokens(self) -> int:
-    """How many tokens it adds to the texts."""
+    """The number of literal tokens."""
     return sum(len(piece.tokens or ()) for piece in self.pieces)
 
   def cut(
     self, lengths: Int32[np.ndarray, 'n texts'], max_length: int
   ) -> Int32[np.ndarray, 'n texts']:
-    """How many tokens the texts keep, so that the filled template has at most ``max_length``.
+    """The lengths of the texts in a filled template of at most ``max_length`` tokens.
 
     Of two texts the second is cut, as transformers' ``only_second`` does. A first text that leaves
     the second no token is cut as well, so that the second keeps half of the room, or all that it
@@ -130,11 +129,11 @@ class Template:
   def pack(
     self, texts: Sequence[Sequence[Int32[np.ndarray, '_']]], max_length: int, pad_id: int
   ) -> Packed:
-    """The texts of each example, cut and side by side.
+    """The texts of each example in one row.
 
     Args:
-      texts: of each of the template's texts, the tokens of every example, without special tokens.
-      max_length: of a filled template.
+      texts: for each text of the template the tokens of all examples, without special tokens.
+      max_length: of the filled template.
       pad_id: the padding token.
 
     Raises:
@@ -163,12 +162,12 @@ def fill(
   pad_id: int,
   template_ids: Int[Array, ' B'] | None = None,
 ) -> Filled:
-  """Templates with their texts, on the device.
+  """Fills templates, on the device.
 
   Args:
-    templates: one, or several that ``template_ids`` choose from, with texts at the same places.
-    texts: of each text of a template, in their order.
-    length: T, static; no filled template is longer.
+    templates: one or more, whose texts are at the same places.
+    texts: in the order of the pieces.
+    length: T, static; at least that of the longest filled template.
     pad_id: the padding token.
     template_ids: the template of each example; None: the first.
   """

@@ -1,6 +1,4 @@
-"""A model's safetensors files: which there are, whether they hold what config.json promises, and
-their SHA-256.
-"""
+"""A model's safetensors files: found, checked against config.json, read, and their SHA-256."""
 
 import contextlib
 import hashlib
@@ -52,13 +50,13 @@ class Stored(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-  """A model's folder with its weights open.
+  """An open model.
 
   Attributes:
-    folder: where it is, for messages.
-    config: the encoder's shape, by config.json.
+    folder: its path.
+    config: the encoder's shape.
     hf_config: config.json.
-    tensors: by the names of ``checkpoint_names``; several places where a tensor is there twice.
+    tensors: by the names of ``checkpoint_names``; several where a tensor is stored twice.
   """
 
   folder: epath.Path
@@ -74,11 +72,10 @@ def open_checkpoint(
   hf_config: dict[str, Any],
   stack: contextlib.ExitStack,
 ) -> Checkpoint:
-  """Opens the safetensors files of a model's folder, which the user called ``source``; ``stack``
-  closes them.
+  """Opens a model's safetensors files; ``stack`` closes them. ``source`` is the user's name for it.
 
   Raises:
-    InputError: there are none, pickled ones alone, or one is missing or damaged.
+    InputError: there are none, only pickled ones, or one is missing or damaged.
   """
   classes = hf_config.get('architectures') or ()
   head = (
@@ -95,10 +92,10 @@ def open_checkpoint(
 
 
 def read_encoder(checkpoint: Checkpoint) -> tuple[Params, str]:
-  """An encoder's parameters and SHA-256, read one tensor at a time, so that memory holds them once.
+  """An encoder's parameters and SHA-256. Memory holds each tensor once.
 
   Raises:
-    InputError: a tensor is missing, unknown, there twice, or of another shape or type.
+    InputError: a tensor is missing, unknown, stored twice, or of another shape or type.
   """
   config, stored = checkpoint.config, checkpoint.tensors
   encoder = {tensor.name: tensor for tensor in names.encoder_tensors(config)}
@@ -139,14 +136,13 @@ def read_head(
   """A head's parameters; None where the checkpoint has none of its tensors.
 
   Args:
-    checkpoint: as opened.
+    checkpoint: the open model.
     title: the head's name in messages.
-    tensors: what it consists of.
-    copies: names that some files store a tensor under as well, or instead, and that tensor's own
-      name, or one of the encoder's.
+    tensors: the head's.
+    copies: further names of tensors of the head or the encoder, and these tensors' own names.
 
   Raises:
-    InputError: the head is there in part, twice, of other shapes or types, or a copy differs.
+    InputError: the head is incomplete, stored twice, of other shapes or types, or a copy differs.
   """
   head = {tensor.name: tensor for tensor in tensors}
   encoder = {tensor.name: tensor for tensor in names.encoder_tensors(checkpoint.config)}
@@ -183,9 +179,7 @@ def read_head(
 
 
 def _weight_files(folder: epath.Path, name: str, class_name: str) -> list[epath.Path]:
-  """The files of weights in a model's folder, which the user called ``name``, and which that class
-  of transformers converts whole.
-  """
+  """A model's weight files. The user calls the model ``name``; transformers' class converts it."""
   if (folder / WEIGHTS).exists():
     return [folder / WEIGHTS]
   if (folder / _INDEX).exists():
@@ -225,9 +219,7 @@ def open_file(file: epath.Path, stack: contextlib.ExitStack) -> Any:
 
 
 def find_problems(tensors: Iterable[names.Tensor], stored: Mapping[str, list[Stored]]) -> list[str]:
-  """What is wrong with those of the tensors that are stored: their shape, their type, or that they
-  are there twice.
-  """
+  """Stored tensors of a wrong shape or type, and those stored twice."""
   problems = []
   for tensor in tensors:
     for number, place in enumerate(stored.get(tensor.name, ())):
@@ -245,7 +237,7 @@ def find_problems(tensors: Iterable[names.Tensor], stored: Mapping[str, list[Sto
 
 
 def _local(file: epath.Path, stack: contextlib.ExitStack) -> str:
-  """The file's path, if need be of a copy: safetensors maps files into memory."""
+  """The path of the file or of a local copy: safetensors maps files into memory."""
   if '://' not in str(file):
     return os.fspath(file)
   copy = epath.Path(stack.enter_context(tempfile.TemporaryDirectory())) / file.name
@@ -254,7 +246,7 @@ def _local(file: epath.Path, stack: contextlib.ExitStack) -> str:
 
 
 def sha256(tensors: Iterable[tuple[str, np.ndarray]]) -> str:
-  """Of each tensor's name, type, shape and bytes, in the order given (sorted by name)."""
+  """The digest of each tensor's name, type, shape and bytes. The tensors come sorted by name."""
   digest = hashlib.sha256()
   for name, array in tensors:
     digest.update(json.dumps([name, names.DTYPES[array.dtype.name], list(array.shape)]).encode())
