@@ -1,6 +1,7 @@
 """The code agrees with docs/architecture.md: its modules, and which may import which."""
 
 import ast
+import json
 import os
 import pathlib
 import re
@@ -143,30 +144,53 @@ for name in {names}:
   assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('command', sorted(COMMANDS))
-def test_every_command_has_help(command):
+# One start of Python for all commands, each run as ``python -m`` runs it. Prints status, output and
+# errors of every command line as JSON.
+RUN_COMMANDS = """
+import contextlib, io, json, runpy, sys
+
+def run(command, flag):
+  out, err, status = io.StringIO(), io.StringIO(), 0
+  sys.argv = [f'dprjax.{command}', flag]
+  with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    try:
+      runpy.run_module(f'dprjax.{command}', run_name='__main__', alter_sys=True)
+    except SystemExit as end:
+      status = end.code or 0
+  return status, out.getvalue(), err.getvalue()
+
+commands = sys.argv[1:]
+print(json.dumps({c: [run(c, flag) for flag in ('--help', '--nonesuch=1')] for c in commands}))
+"""
+
+
+@pytest.fixture(scope='module')
+def answers():
+  """Of every command: (status, output, errors) for --help and for an unknown flag."""
   done = subprocess.run(
-    [sys.executable, '-m', f'dprjax.{command}', '--help'],
+    [sys.executable, '-W', 'ignore', '-c', RUN_COMMANDS, *sorted(COMMANDS)],
     cwd=ROOT,
     capture_output=True,
     text=True,
     env=os.environ | {'COLUMNS': '150'},
   )
   assert done.returncode == 0, done.stderr
-  assert 'Traceback' not in done.stderr
-  assert re.search(rf'usage: .*dprjax\.{command}|--config', done.stdout)
+  return json.loads(done.stdout)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('command', sorted(COMMANDS))
-def test_an_unknown_flag_ends_a_command_with_2_and_one_line(command):
-  done = subprocess.run(
-    [sys.executable, '-m', f'dprjax.{command}', '--nonesuch=1'],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-  )
-  assert done.returncode == 2
-  assert done.stderr.splitlines()[-1].startswith('dprjax: error: ')
-  assert 'Traceback' not in done.stderr
+def test_every_command_has_help(answers, command):
+  status, output, errors = answers[command][0]
+  assert status == 0, errors
+  assert 'Traceback' not in errors
+  assert re.search(rf'usage: .*dprjax\.{command}|--config', output)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('command', sorted(COMMANDS))
+def test_an_unknown_flag_ends_a_command_with_2_and_one_line(answers, command):
+  status, _, errors = answers[command][1]
+  assert status == 2
+  assert errors.splitlines()[-1].startswith('dprjax: error: ')
+  assert 'Traceback' not in errors
