@@ -267,23 +267,34 @@ class MLP(nn.Module):
     return LayerNorm(config.layer_norm_eps, name='norm')(y + x).astype(self.dtype)
 
 
-class Layer(nn.Module):
-  """One layer, as ``nn.scan`` wants it: ``(carry, scanned, *broadcast) -> (carry, None)``.
+class _Scanned(NamedTuple):
+  """What layers take of their own, on a leading layer axis."""
 
-  With ``fixed`` [B, T, H] and ``places`` [B, T, 1], the input is ``fixed`` at those places where
-  the layer's ``fix`` is True.
-  """
+  prompt: Array | None = None
+  is_fixed: Any = None  # [L], whether the layer's input holds the fixed vectors
+
+
+class _Shared(NamedTuple):
+  """What all layers take."""
+
+  bias: Array  # [B, 1, 1, T], or P + T where vectors of the prompt are masked
+  fixed: tuple[Array, Array] | None = None  # places [B, T, 1], and vectors [B, T, H] at these
+
+
+class Layer(nn.Module):
+  """One layer, as ``nn.scan`` wants it: ``(carry, scanned, broadcast) -> (carry, None)``."""
 
   config: EncoderConfig
   dtype: Any
   deterministic: bool
 
   @nn.compact
-  def __call__(self, x, scanned, bias, places, fixed):
-    prompt, fix = scanned
-    if fix is not None:
-      x = jnp.where(places & fix, fixed, x)
-    x = Attention(self.config, self.dtype, self.deterministic, name='attention')(x, bias, prompt)
+  def __call__(self, x, scanned: _Scanned, shared: _Shared):
+    if shared.fixed is not None:
+      places, vectors = shared.fixed
+      x = jnp.where(places & scanned.is_fixed, vectors, x)
+    attention = Attention(self.config, self.dtype, self.deterministic, name='attention')
+    x = attention(x, shared.bias, scanned.prompt)
     return MLP(self.config, self.dtype, self.deterministic, name='mlp')(x), None
 
 
@@ -334,16 +345,15 @@ def _stack(
   config: EncoderConfig, num_layers: int, options: EncoderOptions, deterministic: bool
 ) -> nn.Module:
   """A scan of ``Layer`` over parameters stacked on a leading axis."""
-  unroll = min(options.unroll or num_layers, num_layers)
   # The compiler would merge the recomputed layers with the first ones where both are unrolled.
   layer = nn.remat(Layer, prevent_cse=options.unroll != 1) if options.remat else Layer
   scanned = nn.scan(
     layer,
     variable_axes={'params': 0, 'intermediates': 0},
     split_rngs={'params': True, 'dropout': True},
-    in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
+    in_axes=(0, nn.broadcast),
     length=num_layers,
-    unroll=unroll,
+    unroll=min(options.unroll or num_layers, num_layers),
   )
   return scanned(options.apply_dropout(config), options.dtype, deterministic)
 
@@ -352,7 +362,7 @@ def init_layers(config: EncoderConfig, num_layers: int, key: Array) -> dict[str,
   """Fresh stacked layers: kernels N(0, ``initializer_range``), biases 0, LayerNorm's scale 1."""
   x, bias = jnp.zeros((1, 1, config.hidden_size), jnp.float32), jnp.zeros((1, 1, 1, 1), jnp.float32)
   stack = _stack(config, num_layers, DEFAULT_OPTIONS, True)
-  return jax.jit(stack.init)(key, x, (None, None), bias, None, None)['params']
+  return jax.jit(stack.init)(key, x, _Scanned(), _Shared(bias))['params']
 
 
 def init_encoder(config: EncoderConfig, key: Array) -> dict[str, Any]:
@@ -378,14 +388,6 @@ def _positions(config: EncoderConfig, mask: Array, shift: int | Array) -> Array:
   return (jnp.cumsum(real, axis=1) + shift) * real + config.pad_token_id
 
 
-class _Placed(NamedTuple):
-  """The prompt and the positions, as the layers and the embeddings take them."""
-
-  prompt: Array | None  # the layers' axis first; None where it has no vectors
-  prompt_mask: Array | None  # [B, P]; None: no vector is masked
-  positions: Array  # [B, T]
-
-
 def _place(
   config: EncoderConfig,
   tokens: Array,
@@ -393,11 +395,14 @@ def _place(
   prompt: Array | PromptBank | None,
   prompt_ids: Array | None,
   shift_positions: bool,
-) -> _Placed:
-  """Raises what ``encode`` raises."""
+) -> tuple[Array | None, Array, Array]:
+  """The prompt with the layers' axis first, the keys that are not masked, and the positions.
+
+  Raises what ``encode`` raises. The mask is [B, T], or [B, P + T] for a bank's prompts.
+  """
   batch, length = tokens.shape
   shift: int | Array = 0
-  prompt_mask = None
+  seen = mask
   if isinstance(prompt, PromptBank):
     if prompt_ids is None:
       raise InputError('a PromptBank needs prompt_ids, the number of the prompt of each example')
@@ -405,7 +410,8 @@ def _place(
     # Before the axes are moved: moving those of a whole bank costs memory and time.
     lengths = jnp.take(prompt.lengths, prompt_ids, axis=0)[:, None]  # [B, 1]
     prompt = jnp.take(prompt.prefixes, prompt_ids, axis=0)
-    prompt_mask = jnp.arange(prompt.shape[-3], dtype=jnp.int32)[None, :] < lengths
+    used = jnp.arange(prompt.shape[-3], dtype=jnp.int32)[None, :] < lengths
+    seen = jnp.concatenate([used, mask], axis=1)
     shift = lengths if shift_positions else 0
   elif prompt is not None:
     if prompt_ids is not None:
@@ -415,7 +421,7 @@ def _place(
   if prompt is not None and prompt.ndim == 6:
     prompt = jnp.moveaxis(prompt, 0, 1)  # [L, B, 2, P, N, D]
   if prompt is not None and prompt.shape[-3] == 0:
-    prompt = prompt_mask = None
+    prompt = None
   known = shift if isinstance(shift, int) else 0
   if length + known > config.max_tokens:
     shifted = f' shifted by a prompt of {known}' if known else ''
@@ -423,7 +429,7 @@ def _place(
       f'{length} tokens{shifted} exceed the {config.max_tokens} positions of this encoder; lower '
       'the maximum length'
     )
-  return _Placed(prompt, prompt_mask, _positions(config, mask, shift))
+  return prompt, seen, _positions(config, mask, shift)
 
 
 def _check_prompt_shape(
@@ -477,29 +483,28 @@ def _run(
       f'fixed_layers {fixed_layers}: this encoder has {config.num_layers} layers; use 0 to '
       f'{config.num_layers}'
     )
-  prefix, prompt_mask, positions = _place(config, tokens, mask, prompt, prompt_ids, shift_positions)
+  prefix, seen, positions = _place(config, tokens, mask, prompt, prompt_ids, shift_positions)
   if token_types is None:
     token_types = jnp.zeros_like(tokens)
-  keys: list[Array | None] = (
-    [None] * (1 + len(cuts))
-    if dropout_key is None
-    else list(jax.random.split(dropout_key, 1 + len(cuts)))
-  )
+  keys: list[Array | None] = [None] * (1 + len(cuts))
+  if dropout_key is not None:
+    keys = list(jax.random.split(dropout_key, 1 + len(cuts)))
   x: Any = Embeddings(options.apply_dropout(config), options.dtype, dropout_key is None).apply(
     {'params': params['embeddings']}, tokens, positions, token_types, vectors, rngs=_rngs(keys[0])
   )
-  fix = places = fixed = None
+  scanned, shared = _Scanned(prefix), _Shared(_bias(seen))
   if vectors is not None and fixed_layers:
-    fix = jnp.arange(config.num_layers, dtype=jnp.int32) < fixed_layers
     places = (tokens >= config.vocab_size)[:, :, None]
-    fixed = look_up(config, tokens, vectors).astype(options.dtype)
+    rows = look_up(config, tokens, vectors).astype(options.dtype)
+    shared = shared._replace(fixed=(places, rows))
+    is_fixed = jnp.arange(config.num_layers, dtype=jnp.int32) < fixed_layers
+    scanned = scanned._replace(is_fixed=is_fixed)
   states = []
   for start, stop, key in zip((0, *cuts), cuts, keys[1:], strict=False):
-    stacked = params['layers'], (prefix, fix)
+    stacked = params['layers'], scanned
     if (start, stop) != (0, config.num_layers):
       stacked = jax.tree.map(lambda leaf, start=start, stop=stop: leaf[start:stop], stacked)
-    layers, scanned = stacked
-    x = _run_layers(config, layers, x, mask, scanned, prompt_mask, places, fixed, options, key)
+    x = _run_layers(config, *stacked, x, shared, options, key)
     states.append(x)
   return states
 
@@ -507,26 +512,15 @@ def _run(
 def _run_layers(
   config: EncoderConfig,
   layers: Mapping[str, Any],
+  scanned: _Scanned,
   hidden: Array,
-  mask: Array,
-  scanned: tuple[Array | None, Array | None],
-  prompt_mask: Array | None,
-  places: Array | None,
-  fixed: Array | None,
+  shared: _Shared,
   options: EncoderOptions,
   dropout_key: Array | None,
 ) -> Array:
-  """Hidden states through stacked layers; see ``Layer`` and ``_Placed``."""
   count = jax.tree.leaves(layers)[0].shape[0]
-  seen = mask if prompt_mask is None else jnp.concatenate([prompt_mask, mask], axis=1)
   x, _ = _stack(config, count, options, dropout_key is None).apply(
-    {'params': layers},
-    hidden.astype(options.dtype),
-    scanned,
-    _bias(seen),
-    places,
-    fixed,
-    rngs=_rngs(dropout_key),
+    {'params': layers}, hidden.astype(options.dtype), scanned, shared, rngs=_rngs(dropout_key)
   )
   assert isinstance(x, jax.Array)  # apply's annotation also allows for mutable collections
   return x
@@ -542,9 +536,8 @@ def encode_layers(
   dropout_key: Array | None = None,
 ) -> Float[Array, 'B T H']:
   """Hidden states through stacked layers without a prompt, those of a head for instance."""
-  return _run_layers(
-    config, layers, hidden, mask, (None, None), None, None, None, options, dropout_key
-  )
+  shared = _Shared(_bias(mask))
+  return _run_layers(config, layers, _Scanned(), hidden, shared, options, dropout_key)
 
 
 def _bias(seen: Array) -> Array:
@@ -662,17 +655,15 @@ def first_token_attention(
   Raises:
     InputError: as ``encode`` does.
   """
-  prompt, _, positions = _place(config, tokens, mask, prompt, None, shift_positions)
+  prompt, seen, positions = _place(config, tokens, mask, prompt, None, shift_positions)
   x = Embeddings(config, jnp.float32, True).apply(
     {'params': params['embeddings']}, tokens, positions, jnp.zeros_like(tokens)
   )
-  _, seen = _stack(config, config.num_layers, DEFAULT_OPTIONS, True).apply(
+  _, kept = _stack(config, config.num_layers, DEFAULT_OPTIONS, True).apply(
     {'params': params['layers']},
     x,
-    (prompt, None),
-    _bias(mask),
-    None,
-    None,
+    _Scanned(prompt),
+    _Shared(_bias(seen)),
     mutable=['intermediates'],
   )
-  return seen['intermediates']['attention']['first_token'][0]
+  return kept['intermediates']['attention']['first_token'][0]
