@@ -1,5 +1,4 @@
-"""Makes the golden files of sequence classifiers with PyTorch transformers, an implementation that
-shares no code with dprjax.
+"""Makes the golden files of sequence classifiers with PyTorch transformers.
 
     python tests/golden/make_classifier_golden.py
 

@@ -1,5 +1,4 @@
-"""Makes the encoder's golden files with PyTorch transformers, an implementation that shares no code
-with dprjax.
+"""Makes the encoder's golden files with PyTorch transformers, which shares no code with dprjax.
 
     python tests/golden/make_encoder_golden.py [MINILM_DIR]
 

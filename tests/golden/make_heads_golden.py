@@ -1,13 +1,12 @@
-"""Makes the golden files of the heads with PyTorch transformers, an implementation that shares no
-code with dprjax.
+"""Makes the golden files of the heads with PyTorch transformers.
 
     python tests/golden/make_heads_golden.py
 
 needs torch and transformers; the files here were made with torch 2.13.0 and transformers 5.23.0.
 Each heads_*.npz holds a random ForMaskedLM checkpoint and the layers of a Condenser head (float16,
 so that they are small; exact in float32), inputs with some tokens masked, and what PyTorch gives
-for them: logits, losses, hidden states, attention and gradients. Condenser is put together here
-from transformers' layers, by its paper (Eqs. 6 to 11).
+for them: logits, losses, hidden states, attention and gradients. Condenser is built here from
+transformers' layers after its paper (Eqs. 6 to 11).
 """
 
 import json

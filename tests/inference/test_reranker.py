@@ -1,4 +1,4 @@
-"""Scores of pairs: those of each pair alone, whatever they are scored with."""
+"""A pair's score does not depend on the other pairs."""
 
 import json
 import shutil
@@ -54,15 +54,15 @@ def alone(path, pairs, max_length=16):
 
 
 def test_scores_are_those_of_each_pair_alone(small_cross_encoder, make_cross_encoder):
-  small, told = small_cross_encoder, []
-  scores = small.score(PAIRS, told.append)
+  small, counts = small_cross_encoder, []
+  scores = small.score(PAIRS, counts.append)
   assert (
     scores.dtype == np.float32 and scores.shape == (30,) and small.max_length == 16
   )  # as its tokenizer's files say
   assert scores.std() > 0.05
   np.testing.assert_allclose(scores, alone(make_cross_encoder(), PAIRS), **NEAR)
-  assert told == sorted(told) and told[-1] == 30
-  # Query and passage are not the same thing.
+  assert counts == sorted(counts) and counts[-1] == 30
+  # The order of query and passage matters.
   assert (
     abs(small.score([('json', 'the xml tree')]) - small.score([('the xml tree', 'json')])) > 1e-3
   )
@@ -74,9 +74,9 @@ def test_neither_order_nor_company_changes_a_score(small_cross_encoder, monkeypa
   scores = small.score(PAIRS)
   np.testing.assert_allclose(small.score(PAIRS[::-1])[::-1], scores, **NEAR)
   monkeypatch.setattr(reranker, '_BLOCK', 7)
-  told = []
-  np.testing.assert_allclose(small.score(PAIRS, told.append), scores, **NEAR)
-  assert told == sorted(told) and told[-1] == 30
+  counts = []
+  np.testing.assert_allclose(small.score(PAIRS, counts.append), scores, **NEAR)
+  assert counts == sorted(counts) and counts[-1] == 30
 
 
 @pytest.mark.slow
@@ -92,7 +92,7 @@ def test_one_device_and_eight_give_the_same(small_cross_encoder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('labels', [1, 2])
-def test_of_several_lengths(make_cross_encoder, labels):
+def test_pairs_of_several_lengths(make_cross_encoder, labels):
   path = make_cross_encoder(labels)
   model = CrossEncoder.load(path, max_length=40)
   assert model.labels == labels
@@ -138,7 +138,7 @@ def edited(path, to, **tensors):
   return to
 
 
-def test_what_is_no_cross_encoder(make_cross_encoder, tmp_path):
+def test_models_that_are_not_cross_encoders(make_cross_encoder, tmp_path):
   path = make_cross_encoder()
   reranker.check(path)
   plain = edited(path, tmp_path / 'plain', **{'classifier.weight': None, 'classifier.bias': None})

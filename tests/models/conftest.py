@@ -15,9 +15,7 @@ GOLDEN = pathlib.Path(__file__).parent.parent / 'golden'
 
 @pytest.fixture(scope='session')
 def golden():
-  """``golden('bert')`` or ``golden('minilm')``: the arrays that tests/golden/make_encoder_golden.py
-  stored; ``golden('heads_bert')``: the heads'.
-  """
+  """``golden(name)``: the arrays of tests/golden/NAME.npz; of an encoder for a model type."""
 
   def load(name):
     file = GOLDEN / (f'{name}.npz' if name == 'minilm' or '_' in name else f'encoder_{name}.npz')
@@ -29,8 +27,9 @@ def golden():
 
 @pytest.fixture
 def write_checkpoint(golden, tmp_path):
-  """Writes a golden checkpoint as a Hugging Face directory; ``rename`` and ``change`` edit its
-  tensors and its config.json.
+  """Writes a golden checkpoint as a Hugging Face directory.
+
+  ``tensors`` and ``change`` edit its tensors and its config.json.
   """
 
   def write(
@@ -68,9 +67,7 @@ def write_checkpoint(golden, tmp_path):
 
 @pytest.fixture
 def write_heads(golden, tmp_path):
-  """Writes a golden ForMaskedLM checkpoint with its Condenser head as a Hugging Face directory;
-  ``tensors`` and ``condenser`` edit them.
-  """
+  """The same for a golden ForMaskedLM checkpoint with a Condenser head, edited by ``condenser``."""
 
   def write(
     model_type='bert', *, tensors=None, condenser=None, metadata=None, change=None, folder='heads'
@@ -103,9 +100,7 @@ def write_heads(golden, tmp_path):
 
 @pytest.fixture
 def write_classifier(golden, tmp_path):
-  """Writes a golden ForSequenceClassification checkpoint as a Hugging Face directory; ``tensors``
-  and ``change`` edit it, ``shards`` splits it.
-  """
+  """The same for a golden ForSequenceClassification checkpoint; ``shards`` splits it."""
 
   def write(
     model_type='bert', labels=1, *, tensors=None, change=None, shards=1, folder='classifier'
@@ -143,9 +138,7 @@ def write_classifier(golden, tmp_path):
 
 @pytest.fixture(scope='session')
 def small():
-  """``(config, params)`` of a random BERT with 3 layers of 4 heads; kernels larger than at the
-  start, so that every term matters.
-  """
+  """``(config, params)`` of a random BERT. Large kernels make every term matter."""
   config = encoder.EncoderConfig('bert', 50, 32, 3, 4, 64, max_positions=24)
   params = hub.init_params(config, jax.random.key(0))
   return config, jax.tree.map(lambda x: x * 10 if x.ndim == 3 else x, params)

@@ -36,7 +36,7 @@ def prefix(*leading, length=5, seed=0):
 
 @pytest.fixture
 def write(tmp_path):
-  """Writes an npz whatever it holds; returns its path."""
+  """Writes an npz without checks; returns its path."""
 
   def write(arrays=None, *, drop=(), text=None, **change):
     meta = {key: value for key, value in (META | change).items() if key not in drop}

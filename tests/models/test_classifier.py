@@ -1,4 +1,4 @@
-"""Sequence-classification heads: PyTorch's logits, what is read and written, what is refused."""
+"""Sequence-classification heads: logits, files and errors."""
 
 import json
 
@@ -111,7 +111,7 @@ def test_round_trip_keeps_every_bit(write_classifier, tmp_path, model_type, labe
   assert digest != head_specs.sha256('classifier', first.config, Head(changed))
 
 
-def test_a_fresh_head_on_another_kind_of_model(write_classifier, tmp_path):
+def test_a_fresh_head_replaces_the_labels(write_classifier, tmp_path):
   loaded = hub.load_backbone(
     write_classifier(
       'bert',
@@ -140,7 +140,7 @@ def test_a_fresh_head_on_another_kind_of_model(write_classifier, tmp_path):
   assert not (tmp_path / 'out' / 'tokenizer_config.json').exists()
 
 
-def test_what_a_plain_encoder_has_of_a_head(write_classifier):
+def test_plain_encoders_have_a_pooler_at_most(write_classifier):
   without = {'classifier.weight': None, 'classifier.bias': None}
   pooler = (
     hub.load_backbone(write_classifier('bert', tensors=without), ('classifier',))
@@ -165,7 +165,7 @@ def test_what_a_plain_encoder_has_of_a_head(write_classifier):
   assert hub.load_backbone(write_classifier('roberta', tensors=gone), ('classifier',)).heads == {}
 
 
-def test_what_is_refused(write_classifier):
+def test_heads_that_do_not_fit(write_classifier):
   three = {
     'classifier.weight': np.zeros((3, 18), np.float32),
     'classifier.bias': np.zeros(3, np.float32),

@@ -93,7 +93,7 @@ def test_equals_transformers(model_type, layers, golden, write_checkpoint):
     np.testing.assert_allclose(
       outputs[case][mask], arrays[f'{layers}/{case}/hidden'][mask], rtol=0, atol=2e-5
     )
-  # The three cases are told apart by far more than the tolerance.
+  # The three cases differ by far more than the tolerance.
   assert np.abs(outputs['plain'] - outputs['prefix'])[mask].max() > 0.1
   assert np.abs(outputs['shifted'] - outputs['prefix'])[mask].max() > 0.1
 

@@ -23,9 +23,7 @@ HEAD_QUERY = 'layer.1.attention.self.query.weight'
 
 
 def gathered(labels):
-  """PyTorch's labels, -100 where there is nothing to predict, as positions, targets and weights;
-  one place more than is needed.
-  """
+  """PyTorch's labels (-100: none) as positions, targets and weights, with one unused place."""
   places = [np.flatnonzero(row >= 0) for row in labels]
   most = 1 + max(map(len, places))
   positions = np.array([np.pad(row, (0, most - len(row))) for row in places], np.int32)

@@ -286,7 +286,7 @@ def test_pickles_are_never_loaded(write_checkpoint):
   assert 'no model.safetensors to load;' in error(path)
 
 
-def test_what_is_no_directory(tmp_path):
+def test_paths_that_are_not_directories(tmp_path):
   assert error(tmp_path / 'absent') == f'backbone not found: {tmp_path / "absent"}'
   assert 'config.json not found' in error(tmp_path)
   (tmp_path / 'file').write_text('x')

@@ -153,7 +153,7 @@ def test_condenser_head_that_does_not_fit(write_heads):
   assert 'condenser.safetensors: cut off, damaged or not a safetensors file' in error(path)
 
 
-def test_a_head_that_nobody_asked_for_is_not_looked_at(write_heads):
+def test_heads_are_not_read_unless_requested(write_heads):
   backbone = hub.load_backbone(write_heads())
   assert not backbone.heads
   half = write_heads(tensors={'cls.predictions.bias': None}, folder='half')
