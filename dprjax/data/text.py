@@ -330,9 +330,7 @@ def train_sentencepiece(
 
 
 def pad_batch(
-  rows: Sequence[jt.Int32[np.ndarray, '_']],
-  length: int,
-  pad_id: int,
+  rows: Sequence[jt.Int32[np.ndarray, '_']], length: int, pad_id: int
 ) -> tuple[jt.Int32[np.ndarray, 'B T'], jt.Bool[np.ndarray, 'B T']]:
   """Rows of tokens padded on the right to ``length``, and the mask of real tokens.
 
@@ -349,10 +347,7 @@ def pad_batch(
 
 
 def pad_flat(
-  flat: jt.Int32[np.ndarray, '_'],
-  lengths: jt.Int32[np.ndarray, 'B'],
-  length: int,
-  pad_id: int,
+  flat: jt.Int32[np.ndarray, '_'], lengths: jt.Int32[np.ndarray, 'B'], length: int, pad_id: int
 ) -> tuple[jt.Int32[np.ndarray, 'B T'], jt.Bool[np.ndarray, 'B T']]:
   """``pad_batch`` of rows concatenated to ``flat``."""
   if len(lengths) and lengths.max() > length:

@@ -209,10 +209,7 @@ class Attention(nn.Module):
 
   @nn.compact
   def __call__(
-    self,
-    x: Float[Array, 'B T H'],
-    bias: Float[Array, 'B 1 1 S'],
-    prompt: Array | None,
+    self, x: Float[Array, 'B T H'], bias: Float[Array, 'B 1 1 S'], prompt: Array | None
   ) -> Array:
     config = self.config
 

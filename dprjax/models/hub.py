@@ -365,8 +365,7 @@ def _encoder_config(hf_config: dict[str, Any], path: epath.Path) -> EncoderConfi
       raise InputError(f'{path}: {key} is {value!r}, expected a number')
   try:
     return EncoderConfig(
-      model_type,
-      **{name: _FIELDS[name].type(values[key]) for key, name in _HF_NAMES.items()},
+      model_type, **{name: _FIELDS[name].type(values[key]) for key, name in _HF_NAMES.items()}
     )
   except InputError as error:
     raise InputError(f'{path}: {error}') from error

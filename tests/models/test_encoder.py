@@ -10,13 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from dprjax.base.errors import InputError
 from dprjax.models import embed, encoder, hub
-from dprjax.models.encoder import (
-  ACTIVATIONS,
-  EncoderConfig,
-  EncoderOptions,
-  PromptBank,
-  erf_gelu,
-)
+from dprjax.models.encoder import ACTIVATIONS, EncoderConfig, EncoderOptions, PromptBank, erf_gelu
 from tests import reference
 
 LENGTHS = np.array([7, 4, 1, 6])
