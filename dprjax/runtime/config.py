@@ -48,64 +48,63 @@ def default() -> ml_collections.ConfigDict:
 
   c.backbone = ml_collections.ConfigDict()
   # a Hugging Face directory or hub id; 'package:NAME' = the folder model/ in an installed package;
-  # 'scratch:tiny|mini|small|base' = random weights, a vocabulary trained on the data
+  # 'scratch:tiny|mini|small|base' = random weights and a vocabulary trained on the data
   c.backbone.path = ''
   c.backbone.vocab_size = 8000  # of the vocabulary trained for a backbone from scratch
-  # its kind: 'wordpiece' (uncased; a BERT) or 'sentencepiece' (cased, any language; an XLM-R)
+  # 'wordpiece' (uncased; a BERT) or 'sentencepiece' (cased, any language; an XLM-R)
   c.backbone.vocabulary = 'wordpiece'
   # one encoder each for queries and passages (DPR), or one for both
   c.backbone.two_encoders = False
   # of the arithmetic: 'float32' or 'bfloat16'; scores and losses stay float32
   c.backbone.dtype = 'float32'
-  # in which frozen weights are held; what is trained is always float32
+  # of frozen weights; trained ones are always float32
   c.backbone.frozen_dtype = 'float32'
-  # hidden and attention dropout while training; -1: as the backbone's config.json says
+  # hidden and attention dropout in training; -1: as in the backbone's config.json
   c.backbone.dropout = -1.0
   # recompute activations in the backward pass: less memory, a third more arithmetic
   c.backbone.remat = False
-  # layers a step of the scan; 0: all, a faster step that takes longer to compile
+  # layers per step of the scan; 0: all of them, a faster step that takes longer to compile
   c.backbone.unroll = 1
 
   c.prompt = ml_collections.ConfigDict()
-  c.prompt.length = 0  # P: key/value vectors a layer; 0: none (full fine-tuning)
+  c.prompt.length = 0  # P: key/value vectors per layer; 0: none (full fine-tuning)
   c.prompt.tied = True  # one prompt for queries and passages, or one each
   # 'none': the prompt itself is trained; 'mlp': Embedding -> Linear -> Tanh -> Linear (Table 5)
   c.prompt.reparam = 'none'
   c.prompt.reparam_hidden = 512  # width of that MLP
   c.prompt.init_std = 0.02  # N(0, std) for the prompt's initial values
   c.prompt.init_from = ''  # start from this prompt.npz instead (Table 6)
-  c.prompt.dropout = 0.1  # on the expanded prompt, while training
-  # 'example': a mask each, as the released code; 'batch': one mask, less memory
+  c.prompt.dropout = 0.1  # on the expanded prompt, in training
+  # 'example': a mask for each, as in the released code; 'batch': one mask, less memory
   c.prompt.dropout_scope = 'example'
-  c.prompt.shift_positions = False  # number real tokens from P on, as the released prompts expect
+  c.prompt.shift_positions = False  # tokens count from P, as the released prompts expect
 
   c.trainable = ('prompt/.*',)  # whole-name regular expressions; everything else is frozen
   c.pooling = 'cls'  # 'cls' or 'mean'
   c.normalize = False  # unit length, so that scores are cosines
   c.temperature = 1.0  # scores are divided by it
   c.in_batch = True  # other rows' passages are negatives too, over all devices
-  # queries (in pretraining: texts) that a device scores at a time, at most: bounds the loss's
-  # memory
+  # queries (in pretraining: texts) that a device scores at a time; it bounds the loss's memory
   c.loss_rows = 1024
-  c.negatives = 1  # hard negatives a query; 0: in-batch only
-  # their shares, which add up to 1; other rows' passages are negatives besides (in_batch)
+  c.negatives = 1  # hard negatives per query; 0: in-batch negatives only
+  # the fraction of hard negatives from each pool; they add up to 1
   c.mix = ml_collections.ConfigDict()
   c.mix.denoised = 0.0  # of mined negatives that a reranker passed
-  # of mined negatives as they come, and of those of a file that names no pools
+  # of all mined negatives, and of those in a file that names no pools
   c.mix.undenoised = 1.0
   c.mix.random = 0.0  # of passages drawn from the whole corpus
 
-  c.batch_size = 64  # queries a step over all devices
-  # batches an update: the loss sees the negatives of all of them, memory holds one
+  c.batch_size = 64  # queries per batch, over all devices
+  # batches per update: the loss sees the negatives of all of them, memory holds one
   c.accumulate = 1
-  # chunks in which a batch is encoded: memory of one chunk, loss of the whole batch
+  # chunks that a batch is encoded in: the memory of one chunk, the loss of the whole batch
   c.grad_cache = 1
   c.epochs = 10.0  # passes over the training queries
-  c.steps = 0  # updates; if above 0, in place of epochs
+  c.steps = 0  # updates; if above 0, it replaces epochs
 
   c.optim = ml_collections.ConfigDict()
   c.optim.learning_rate = 7e-3
-  c.optim.warmup = 0.1  # share of the steps
+  c.optim.warmup = 0.1  # fraction of the steps
   c.optim.decay = 'linear'  # 'linear', 'cosine' or 'none'
   c.optim.clip = 1.0  # global norm of the trained parameters' gradient; 0: none
   c.optim.weight_decay = 0.0
@@ -117,61 +116,60 @@ def default() -> ml_collections.ConfigDict:
   c.optim.learning_rate_rules = ((r'.*', 1.0),)  # first match: factor on the learning rate
 
   c.data = ml_collections.ConfigDict()
-  # beir, msmarco, dpr, tevatron, flagembedding, arxiv, docstrings, or auto: look and tell
+  # beir, msmarco, dpr, tevatron, flagembedding, arxiv, docstrings, or auto: detect it
   c.data.format = 'auto'
   # the folder (or file) of the training text; for docstrings: packages, separated by commas
   c.data.dir = ''
-  # a training jsonl with mined negatives, in Tevatron's form, for queries of data.dir
+  # a training jsonl with mined negatives, in Tevatron's format, for queries of data.dir
   c.data.train = ''
   c.data.train_split = 'train'  # qrels/NAME.tsv
-  c.data.dev_split = ''  # qrels/NAME.tsv for evaluation while training; '': see hold_out
-  # share of the training queries held out as the dev split, by a hash of their ids
+  c.data.dev_split = ''  # qrels/NAME.tsv for evaluation during training; '': see hold_out
+  # fraction of the training queries held out as the dev split, by a hash of their ids
   c.data.hold_out = 0.0
-  c.data.max_queries = 0  # training queries, at most, chosen by a hash of their ids; 0: all
-  c.data.strict = False  # qrels that name unknown ids are an error rather than counted
+  c.data.max_queries = 0  # at most so many training queries, by a hash of their ids; 0: all
+  c.data.strict = False  # unknown ids in qrels are an error, and not only counted
   c.data.query_max_length = 32  # tokens, special ones included
   c.data.passage_max_length = 128
   c.data.query_prefix = ''  # text put before every query
   c.data.passage_prefix = ''
   c.data.query_buckets = (16, 32, 64, 128, 256, 512)  # padded lengths that a batch may have
   c.data.passage_buckets = (32, 64, 96, 128, 192, 256, 384, 512)
-  c.data.max_relevant = 32  # relevant passages listed for a query, for masking false negatives
-  c.data.store = ''  # where tokenised text is kept; '': workdir/store
+  c.data.max_relevant = 32  # relevant passages listed per query, to mask false negatives
+  c.data.store = ''  # the folder of tokenised text; '': workdir/store
   c.data.threads = 2  # that prepare batches ahead
 
-  # read where c.method = 'pretrain'; c.data.dir is then a list of files and folders, with commas
+  # for c.method = 'pretrain'; c.data.dir then lists files and folders, separated by commas
   c.pretrain = ml_collections.ConfigDict()
-  # texts a passage: 'one'; 'siblings': two units of it; 'ict': a sentence, and the rest of the
-  # passage
+  # texts of a passage: 'one'; 'siblings': two units of it; 'ict': a sentence and the rest
   c.pretrain.views = 'one'
   # what siblings are: 'sentence' (RIP) or 'span' (coCondenser; DPTDR Table 7)
   c.pretrain.unit = 'sentence'
   c.pretrain.span_length = 64  # tokens of a span, at most
   c.pretrain.max_length = 128  # tokens of a text, special ones included
   c.pretrain.buckets = (32, 64, 96, 128, 192, 256, 384, 512)  # padded lengths that a batch may have
-  c.pretrain.passage_length = 256  # tokens of whole sentences in which longer documents are cut
-  c.pretrain.language = 'en'  # whose rules split sentences
-  # share of tokens that masked language modelling hides, in whole words
+  c.pretrain.passage_length = 256  # tokens of whole sentences that longer documents are cut into
+  c.pretrain.language = 'en'  # its rules split sentences
+  # fraction of tokens that masked language modelling hides, in whole words
   c.pretrain.mask_rate = 0.15
   c.pretrain.mlm_weight = 1.0  # of the masked-token losses; 0: none, and nothing is masked
   # the last layer's masked-token loss; False leaves it to the Condenser head
   c.pretrain.late_mlm = True
-  c.pretrain.contrast_weight = 1.0  # of the contrastive loss, where there are two texts a passage
+  c.pretrain.contrast_weight = 1.0  # of the contrastive loss, where a passage has two texts
   c.pretrain.head_layers = 0  # of the Condenser head; 0: no head
   c.pretrain.skip_from = 0  # the layer whose tokens the Condenser head sees; 0: L // 2
 
-  # read where c.method = 'cross_encoder'; c.negatives passages stand against each positive
+  # for c.method = 'cross_encoder'; each positive is compared with c.negatives passages
   c.cross_encoder = ml_collections.ConfigDict()
   # 'listwise': softmax cross-entropy of the positive among its negatives; 'pointwise': binary, of
   # each pair
   c.cross_encoder.loss = 'listwise'
-  # of a fresh head: 1 (relevance) or 2 (irrelevant, relevant); a head that is there keeps its own
+  # of a new head: 1 (relevance) or 2 (irrelevant, relevant); an existing head keeps its own
   c.cross_encoder.labels = 1
-  # passages re-ranked for each dev query beside its relevant ones: its negatives, then random ones
+  # passages re-ranked for a dev query beside its relevant ones: its negatives, then random ones
   c.cross_encoder.candidates = 20
-  c.cross_encoder.dev_queries = 500  # at most, the first of the dev split; 0: all
+  c.cross_encoder.dev_queries = 500  # the first ones of the dev split; 0: all
 
-  # devices along each axis; -1: all that are left
+  # devices along each axis; -1: all remaining ones
   c.mesh = ml_collections.ConfigDict({'data': -1, 'fsdp': 1, 'model': 1})
 
   c.eval = ml_collections.ConfigDict()
@@ -184,7 +182,7 @@ def default() -> ml_collections.ConfigDict:
 
   c.checkpoint = ml_collections.ConfigDict()
   c.checkpoint.every = 0  # updates between checkpoints; 0: once an epoch
-  c.checkpoint.keep = 2  # of the latest; the best is kept besides
+  c.checkpoint.keep = 2  # of the latest, beside the best
   c.log_every = 10  # updates between console lines
   # a folder that keeps compiled programs between runs; 'auto': below ~/.cache/dprjax; '': none
   c.compilation_cache = 'auto'
@@ -192,11 +190,12 @@ def default() -> ml_collections.ConfigDict:
 
 
 def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-  """Shrinks any experiment to seconds on a CPU: a tiny random backbone, docstrings of the standard
-  library as text.
+  """Shrinks any experiment to seconds on a CPU.
+
+  The backbone is tiny and random, the text docstrings of the standard library.
   """
   c.backbone.path = 'scratch:tiny'
-  c.backbone.vocab_size = 8000  # of the vocabulary trained for a backbone from scratch
+  c.backbone.vocab_size = 8000
   c.prompt.length = min(c.prompt.length, 4)
   c.negatives = min(c.negatives, 2)
   c.batch_size = 16
