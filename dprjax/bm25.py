@@ -59,7 +59,7 @@ def search(
   if qrels is not None:
     judged = read_qrels(qrels)
     unknown = [query_id for query_id in judged if query_id not in texts]
-    cli.tell(
+    cli.report_ids(
       f'{qrels}: {len(unknown)} of {len(judged)} queries are not in {queries}',
       unknown,
       strict or len(unknown) == len(judged),
@@ -80,7 +80,7 @@ def search(
   seconds = {'index': indexed - started, 'search': time.perf_counter() - indexed}
   run = trec.run_from_rows(list(texts), index.ids, found.rows, found.scores)
   empty = [query_id for query_id, ranking in run if not ranking]
-  cli.tell(
+  cli.report_ids(
     f'{queries}: {len(empty)} of {len(run)} queries share no word with any passage', empty, False
   )
   if drop_same_id:

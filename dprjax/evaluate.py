@@ -99,7 +99,7 @@ def evaluate(
   def tell_missing(ids: Collection[str], what: str) -> None:
     missing = [id_ for id_ in ids if id_ not in retrieved_for]
     sentence = f'{run}: nothing for {len(missing)} of {len(ids)} {what}, which count as 0'
-    cli.tell(sentence, missing, strict)
+    cli.report_ids(sentence, missing, strict)
 
   retrieved_for = set(ranked.query_ids)
   if qrels:
@@ -109,7 +109,7 @@ def evaluate(
     parts.append(answers.answer_recall(ranked, questions, texts, answer_k, match))
     tell_missing(questions, 'questions')
     unknown = sorted(needed - set(texts))
-    cli.tell(
+    cli.report_ids(
       f'{run}: {len(unknown)} of its passages are not in {corpus}, and count as without an answer',
       unknown,
       strict,
@@ -119,7 +119,7 @@ def evaluate(
   if qrels and corpus:
     unknown = sorted(documents - set(texts))
     counts['unknown_documents'] = len(unknown)
-    cli.tell(
+    cli.report_ids(
       f'{qrels}: {len(unknown)} of {len(documents)} judged documents are not in {corpus}',
       unknown,
       strict,

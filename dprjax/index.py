@@ -71,7 +71,7 @@ def upsert(
 def delete(collection: milvus.Collection, ids: Sequence[str]) -> None:
   """Deletes passages, and logs which ids were not there."""
   missing = collection.delete(ids, Progress('passages', len(ids), 'deleting'))
-  cli.tell(f'{len(missing):,} ids were not there', missing, strict=False)
+  cli.report_ids(f'{len(missing):,} ids were not there', missing, strict=False)
   logger.info(
     '%s, collection %s: %s passages deleted; it has %s',
     collection.server.uri,

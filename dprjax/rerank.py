@@ -78,7 +78,7 @@ def rerank(
   query_texts = read_wanted(queries, 'query', set(kept.query_ids))
   known_queries = np.array([query_id in query_texts for query_id in kept.query_ids], bool)
   unknown_queries = [id_ for id_ in kept.query_ids if id_ not in query_texts]
-  cli.tell(
+  cli.report_ids(
     f'{run}: {len(unknown_queries)} of {len(kept)} queries are not in {", ".join(queries)}',
     unknown_queries,
     strict,
@@ -88,7 +88,7 @@ def rerank(
   doc_texts = read_wanted(corpus, 'passage', set(doc_ids))
   known_docs = np.array([doc_id in doc_texts for doc_id in kept.doc_ids], bool)
   unknown_docs = [id_ for id_ in doc_ids if id_ not in doc_texts]
-  cli.tell(
+  cli.report_ids(
     f'{run}: {len(unknown_docs)} passages are not in {", ".join(corpus)}',
     unknown_docs,
     strict,

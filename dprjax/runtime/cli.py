@@ -131,8 +131,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
   console.print(table)
 
 
-def tell(sentence: str, ids: Sequence[str], strict: bool, then: str = '') -> None:
-  """If there are ids, logs what is odd about them, the first few, and what is done about it.
+def report_ids(sentence: str, ids: Sequence[str], strict: bool, then: str = '') -> None:
+  """Logs what is wrong with ids, if there are any, the first few, and what is done about it.
 
   Raises InputError if strict.
   """
