@@ -126,7 +126,7 @@ def default() -> ml_collections.ConfigDict:
   c.data.dev_split = ''  # qrels/NAME.tsv for evaluation during training; '': see hold_out
   # fraction of the training queries held out as the dev split, by a hash of their ids
   c.data.hold_out = 0.0
-  c.data.max_queries = 0  # at most so many training queries, by a hash of their ids; 0: all
+  c.data.max_queries = 0  # training queries used, chosen by a hash of their ids; 0: all
   c.data.strict = False  # unknown ids in qrels are an error, and not only counted
   c.data.query_max_length = 32  # tokens, special ones included
   c.data.passage_max_length = 128
