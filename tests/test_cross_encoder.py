@@ -24,7 +24,8 @@ from tests.test_train import (
 )
 
 ROOT = pathlib.Path(__file__).parent.parent
-pytestmark = pytest.mark.slow
+# In one worker, which makes the first run for all of them.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('cross_encoder')]
 LEARNS = '--config.optim.learning_rate=1e-3'
 
 

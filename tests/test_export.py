@@ -15,6 +15,7 @@ from dprjax.runtime import checkpoint
 from dprjax.runtime import tree as trees
 
 ROOT = pathlib.Path(__file__).parent.parent
+pytestmark = pytest.mark.xdist_group('export')  # one worker makes the runs that they share
 
 
 @pytest.fixture(scope='session')

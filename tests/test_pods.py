@@ -186,6 +186,7 @@ def together(flags, tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group('pods')  # one worker trains what they share
 @pytest.mark.parametrize(('pod', 'objective'), PAIRS)
 def test_a_pod_trains_to_the_same_parameters_as_one_process(together, pod, objective):
   one, many = together(ALONE) / objective, together(pod) / objective

@@ -212,11 +212,7 @@ def flops(config, sizes, batch, model):
   mesh = make_mesh(sizes)
   method = dpr.build(config, model, mesh)
   params = tree.flatten(
-    jax.eval_shape(
-      method.init,
-      {k: hub.init_params(model, jax.random.key(0)) for k in ('query', 'passage')},
-      jax.random.key(0),
-    )
+    jax.eval_shape(method.init, Parts(hub.init_params(model, jax.random.key(0))), jax.random.key(0))
   )
   shardings = meshes.param_shardings(mesh, params)
   shapes = {
