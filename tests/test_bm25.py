@@ -117,6 +117,7 @@ def test_bad_input(folder, error_line, arguments, message):
   assert sorted(folder.rglob('*')) == before
 
 
+@pytest.mark.slow
 def test_as_a_command(folder):
   good = subprocess.run(
     [sys.executable, '-m', 'dprjax.bm25', *ARGUMENTS],

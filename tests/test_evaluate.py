@@ -178,6 +178,7 @@ def test_bad_input(folder, error_line, arguments, message):
   assert sorted(folder.rglob('*')) == before
 
 
+@pytest.mark.slow
 def test_as_a_command(folder):
   good = subprocess.run(
     [sys.executable, '-m', 'dprjax.evaluate', *JUDGED.split(), '--out=metrics.json'],

@@ -151,6 +151,7 @@ def test_bad_input(folder, command, arguments, message):
   assert sorted(folder.rglob('*')) == before
 
 
+@pytest.mark.slow
 def test_as_a_command(folder):
   done = subprocess.run(
     [

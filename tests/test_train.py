@@ -154,6 +154,7 @@ def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_pat
   assert metrics_of(run) == rows
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_left_as_it_is(go, tmp_path):
   assert go()[0] == 0
   trainable, rows = trainable_of(tmp_path / 'run'), metrics_of(tmp_path / 'run')

@@ -42,7 +42,7 @@ from dprjax.methods.method import (
   Product,
   Texts,
 )
-from dprjax.methods.retrieval_data import Splits, find_splits, shorten
+from dprjax.methods.retrieval_data import Splits, dev_measures, find_splits, shorten
 from dprjax.models import classifier, encoder, hub
 from dprjax.models.template import Template, Text, fill, unpack
 from dprjax.retrieval import measures
@@ -262,6 +262,7 @@ def _evaluation(
   """The ranking quality of the dev queries' candidates, re-ranked."""
   knobs = config.cross_encoder
   assert splits.dev is not None
+  wanted = dev_measures(config, 'nDCG@10', 'RR@10')
   # Not the dual encoder's dev store, which has no negatives.
   tokens = splits.open_store('dev_candidates', splits.dev, tokenizer)
   queries = np.arange(min(tokens.num_queries, knobs.dev_queries or tokens.num_queries))
@@ -282,7 +283,6 @@ def _evaluation(
     [bare(row) for row in tokens.passage_tokens(flat)],
   )
   pairs = Template.pair(*tokenizer.pair_format).pack(texts, longest, tokenizer.pad_id)
-  wanted = list(dict.fromkeys([config.eval.measure, 'nDCG@10', 'RR@10']))
 
   def embed(params: Any, *batch: Array) -> Array:
     return model.embed(tree.unflatten(params), 'pair', *batch)

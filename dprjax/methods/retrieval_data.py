@@ -179,6 +179,13 @@ def _open(
   )
 
 
+def dev_measures(config: ConfigDict, *others: str) -> list[str]:
+  """``config.eval.measure`` and others. Raises InputError for one that is unknown."""
+  names = list(dict.fromkeys([config.eval.measure, *others]))
+  measures.parse_measures(names)  # before the training, and not at its first evaluation
+  return names
+
+
 def shorten(ids: Sequence[str]) -> str:
   """The first of many ids."""
   return ', '.join(ids[:8]) + ('...' if len(ids) > 8 else '')
@@ -189,6 +196,7 @@ def _evaluation(
 ) -> Evaluate:
   """Exact search for the dev queries in the corpus, or in a sample of it."""
   assert splits.dev is not None
+  wanted = dev_measures(config, 'nDCG@10', 'RR@10', 'R@100')
   tokens = splits.open_store('dev', splits.dev, tokenizer)
   queries = np.arange(tokens.num_queries)
   query_rows = tokens.query_rows(queries)
@@ -207,7 +215,6 @@ def _evaluation(
     'query': [row.tokens for row in query_rows],
     'passage': tokens.passage_tokens(passages),
   }
-  wanted = list(dict.fromkeys([config.eval.measure, 'nDCG@10', 'RR@10', 'R@100']))
 
   def embed(kind: str, params: Any, *batch: jax.Array) -> jax.Array:
     return model.embed(tree.unflatten(params), kind, *batch)

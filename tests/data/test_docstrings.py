@@ -187,6 +187,7 @@ def test_split_docstring(doc, parts):
   assert docstrings.split_docstring(doc) == parts
 
 
+@pytest.mark.slow
 def test_numpy_has_its_compiled_functions():
   found = {entry.name: entry for entry in docstrings.entries(['numpy'])}
   for name, summary in (

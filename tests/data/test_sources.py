@@ -397,7 +397,12 @@ def test_max_queries(tmp_path):
   [
     ('scifact', 5183, {'train': (809, 919), 'test': (300, 339)}),
     ('cranfield', 1400, {'test': (225, 1612)}),
-    ('medquad', 16407, {'train': (14721, 14721), 'dev': (903, 903)}),
+    pytest.param(
+      'medquad',
+      16407,
+      {'train': (14721, 14721), 'dev': (903, 903)},
+      marks=pytest.mark.slow,
+    ),
   ],
 )
 def test_real_beir_folders(data_dir, name, passages, splits):

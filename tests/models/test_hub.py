@@ -317,6 +317,7 @@ def test_minilm(minilm):
   assert backbone.sha256 == '5b3bc613131bf04d704fc5e23af346ad2eb1e9467280c53def5fe0804c5e44b7'
 
 
+@pytest.mark.slow
 def test_scratch(small):
   config = hub.scratch_config('mini', 100, model_type='roberta', max_tokens=64)
   assert (config.num_layers, config.hidden_size, config.num_heads, config.intermediate_size) == (
@@ -450,6 +451,7 @@ def test_vocabulary_larger_than_the_embeddings(write_checkpoint):
     hub.check_vocabulary(backbone, 42, 'tokens')
 
 
+@pytest.mark.slow
 def test_scratch_for_sentencepiece(tmp_path):
   config = hub.scratch_config('tiny', 60, model_type='xlm-roberta', max_tokens=10, pad_token_id=3)
   assert (config.max_positions, config.max_tokens, config.first_position, config.pad_token_id) == (
