@@ -17,6 +17,7 @@ from dprjax.formats import documents, mediawiki
 from dprjax.models import artifact, encoder, hub
 
 TOPICS = ('wool', 'iron', 'salt', 'milk')
+pytestmark = pytest.mark.xdist_group('inspection')  # one worker makes what they share
 
 
 def sentence(topic, part, point):

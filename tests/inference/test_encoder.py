@@ -9,6 +9,7 @@ from dprjax.data import text
 from dprjax.inference.encoder import Encoder, Settings, resolve_settings
 from dprjax.models import artifact, encoder, hub
 
+pytestmark = pytest.mark.xdist_group('encoder')  # one worker makes what they share
 TEXTS = ['Decode a JSON document.', 'Send a message over HTTP.', 'Run a coroutine.', 'json', '']
 
 
