@@ -85,7 +85,6 @@ def test_bad_flags(world, command, flags, message):
 
 @pytest.mark.slow
 def test_a_cross_encoder_and_a_run_that_it_rescored_denoise_alike(tmp_path, command, request):
-  pytest.importorskip('dprjax.inference.reranker')
   from dprjax import rerank
 
   model, world = request.getfixturevalue('make_cross_encoder')(), World(tmp_path)
