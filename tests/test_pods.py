@@ -1,7 +1,7 @@
 """Real processes on one machine: they train, encode and search as one does, and survive what pods
 do to them.
 
-Each objective is trained on two of the three pods, each time with another mesh, and each pod sees
+Each method is trained on two of the three pods, each time with another mesh, and each pod sees
 several meshes: every combination would take half an hour. DPRJAX_PODS=all trains each on all three.
 DPRJAX_KILLS says how often the test that kills at random does (once by default).
 """
@@ -30,8 +30,8 @@ from tests.test_train import assert_same_bits, metrics_of, steps_of, trainable_o
 
 ROOT = pathlib.Path(__file__).parent.parent
 
-# Name -> what it is trained by. A later objective joins by a line.
-OBJECTIVES = {
+# Name -> its config and flags. A later method joins by a line.
+METHODS = {
   'DPT': ['dptdr.py:local', '--config.optim.learning_rate=10.0'],  # its gradient is small
   'FT': ['ft.py:local', '--config.data.dev_split='],
   'RIP': ['rip.py:local'],
@@ -42,8 +42,8 @@ OBJECTIVES = {
 PODS = {'2 x 2': (2, 2), '4 x 1': (4, 1), '1 x 4': (1, 4)}  # processes x devices
 ALONE = '1 x 1'
 PAIRS = [
-  (pod, objective)
-  for i, objective in enumerate(OBJECTIVES)
+  (pod, method)
+  for i, method in enumerate(METHODS)
   for j, pod in enumerate(PODS)
   if os.environ.get('DPRJAX_PODS') == 'all' or i % 3 != 2 - j
 ]
@@ -132,12 +132,12 @@ def wait_for(condition, seconds=600):
 
 @pytest.fixture(scope='module')
 def flags(trained):
-  """``flags(objective, *more)``: a config and its flags, on the text and the backbone that the
+  """``flags(method, *more)``: a config and its flags, on the text and the backbone that the
   tests share.
   """
 
-  def make(objective, *more):
-    name, *own = OBJECTIVES[objective]
+  def make(method, *more):
+    name, *own = METHODS[method]
     form = (
       ['beir', trained / 'data']
       if name.startswith(('dptdr', 'ft', 'cross_encoder'))
@@ -158,7 +158,7 @@ def flags(trained):
 
 @pytest.fixture(scope='module')
 def together(flags, tmp_path_factory):
-  """``together(pod)``: a folder of workdirs, of all objectives that this pod (or one process alone)
+  """``together(pod)``: a folder of workdirs, of all methods that this pod (or one process alone)
   trains, one after another.
   """
   made = {}
@@ -167,15 +167,15 @@ def together(flags, tmp_path_factory):
     if pod not in made:
       made[pod] = folder = tmp_path_factory.mktemp('pod')
       jobs = []
-      for i, objective in enumerate(OBJECTIVES):
+      for i, method in enumerate(METHODS):
         mesh = {} if pod == ALONE else MESHES[(i + 2 * list(PODS).index(pod)) % len(MESHES)]
         sizes = [f'--config.mesh.{axis}={mesh.get(axis, 1)}' for axis in ('data', 'fsdp', 'model')]
-        if pod == ALONE or (pod, objective) in PAIRS:
+        if pod == ALONE or (pod, method) in PAIRS:
           jobs.append(
             {
               'do': 'train',
-              'flags': flags(objective, *STEADY, *sizes),
-              'workdir': str(folder / objective),
+              'flags': flags(method, *STEADY, *sizes),
+              'workdir': str(folder / method),
             }
           )
       (folder / 'jobs.json').write_text(json.dumps(jobs))
@@ -187,9 +187,9 @@ def together(flags, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group('pods')  # one worker trains what they share
-@pytest.mark.parametrize(('pod', 'objective'), PAIRS)
-def test_a_pod_trains_to_the_same_parameters_as_one_process(together, pod, objective):
-  one, many = together(ALONE) / objective, together(pod) / objective
+@pytest.mark.parametrize(('pod', 'method'), PAIRS)
+def test_a_pod_trains_to_the_same_parameters_as_one_process(together, pod, method):
+  one, many = together(ALONE) / method, together(pod) / method
   first, last = trainable_of(one, 1)[1], trainable_of(one, 2)[1]
   for step, expected in ((1, first), (2, last)):
     there = trainable_of(many, step)[1]
@@ -373,7 +373,7 @@ def test_a_killed_host_ends_the_others_within_thirty_seconds_and_is_named(flags,
 
 
 @pytest.mark.slow
-def test_an_error_on_one_process_is_told_by_all(trained, flags, tmp_path):
+def test_an_error_on_one_process_is_reported_by_all(trained, flags, tmp_path):
   # Only process 0 looks at the store's folder.
   (tmp_path / 'other').mkdir()
   (tmp_path / 'other' / 'train').mkdir()
