@@ -121,7 +121,8 @@ run() {
     have_slice
     if ! { have_code && start "$@"; }; then
       [[ $(state) != ACTIVE ]] || { say 'gcloud says above what went wrong'; return 1; }
-      continue   # preempted in the meantime
+      say 'preempted: starting again'
+      continue
     fi
     say "running; 'launch/tpu_pod.sh log' shows what it says"
     status=0

@@ -139,8 +139,8 @@ def steps(pod):
 def test_a_preempted_slice_is_requested_again_and_the_run_goes_on(pod):
   process = pod('-c', COUNTING, 100, pod.bucket)
   until(lambda: len(steps(pod)) == 2 and min(steps(pod)) > 10)
+  (pod.cloud / 'state').write_text('SUSPENDED\n')  # first, so that no failure looks like a crash
   lose(pod.cloud)
-  (pod.cloud / 'state').write_text('SUSPENDED\n')
   before = steps(pod)
   out, _ = process.communicate(timeout=60)
   assert process.returncode == 0, out
