@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from dprjax.base import files
+from dprjax.base import files, outputs
 from dprjax.formats import trec
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.texts import read_texts
@@ -158,10 +158,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _command(args: argparse.Namespace) -> None:
-  out = files.output_file(args.out)
-  run, report = search(**{k: v for k, v in vars(args).items() if k not in ('out', 'debug')})
-  trec.write_run(out, run, 'dprjax-bm25')
-  files.write_json(f'{out}.json', report)
+  inputs = {f'--{name}': getattr(args, name) for name in ('corpus', 'queries', 'qrels')}
+  with outputs.claim(args.out, inputs) as out:
+    if args.index_dir:
+      outputs.check_apart(args.index_dir, inputs | {'--out': out}, '--index_dir')
+    run, report = search(**{k: v for k, v in vars(args).items() if k not in ('out', 'debug')})
+    trec.write_run(out, run, 'dprjax-bm25')
+    outputs.write_report(out, report)
   logger.info(
     '%s: %s passages for %s queries, %.0f queries a second',
     out,

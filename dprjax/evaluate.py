@@ -23,13 +23,14 @@ SET/query and the sums, and "datasets" has each set.
 """
 
 import argparse
+import contextlib
 import logging
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from etils import epath
 
-from dprjax.base import files
+from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
 from dprjax.formats import trec
 from dprjax.formats.qrels import read_qrels
@@ -238,8 +239,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _command(args: argparse.Namespace) -> None:
-  if args.out:
-    files.output_file(args.out)
   several = len(args.run) > 1 or bool(args.beir)
   runs, qrels, answer_files, corpora = (
     _by_name(flag, getattr(args, flag), several) for flag in ('run', 'qrels', 'answers', 'corpus')
@@ -261,6 +260,29 @@ def _command(args: argparse.Namespace) -> None:
         f'there is {flag} of {extra}, but no --run={extra}=FILE; there are runs of '
         f'{", ".join(runs)}'
       )
+  with contextlib.ExitStack() as stack:
+    if args.out:
+      inputs = {
+        f'--{flag}': by_name.values()
+        for flag, by_name in (
+          ('run', runs),
+          ('qrels', qrels),
+          ('answers', answer_files),
+          ('corpus', corpora),
+        )
+      }
+      stack.enter_context(outputs.claim(args.out, inputs, endings=('',)))
+    _measure(args, runs, qrels, answer_files, corpora, several)
+
+
+def _measure(
+  args: argparse.Namespace,
+  runs: dict[str, str],
+  qrels: dict[str, str],
+  answer_files: dict[str, str],
+  corpora: dict[str, str],
+  several: bool,
+) -> None:
   datasets = {
     name: evaluate(
       run,

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from etils import epath
 
-from dprjax.base import files
+from dprjax.base import outputs
 from dprjax.base.errors import InputError
 from dprjax.formats import runs
 from dprjax.mining import negatives as mining
@@ -139,12 +139,24 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _command(args: argparse.Namespace) -> None:
-  files.output_file(args.out)
   if not 0 < args.threshold < 1:
     raise InputError(f'--threshold={args.threshold}: a probability between 0 and 1 is needed')
   if args.seed < 0:
     raise InputError(f'--seed={args.seed}: a whole number from 0 on is needed')
   retrievers = name_retrievers(args.run)
+  inputs: outputs.Inputs = {
+    '--queries': args.queries,
+    '--corpus': args.corpus,
+    '--qrels': args.qrels,
+    '--run': retrievers.values(),
+    '--reranker': args.reranker,
+    '--reranked': args.reranked,
+  }
+  with outputs.claim(args.out, inputs):
+    _mine(args, retrievers)
+
+
+def _mine(args: argparse.Namespace, retrievers: dict[str, str]) -> None:
   score = None
   if args.reranker:
     # JAX and a model take seconds to load.
@@ -174,7 +186,7 @@ def _command(args: argparse.Namespace) -> None:
       scratch=args.tmp_dir,
     ),
   )
-  files.write_json(f'{args.out}.json', report | {'reranker': args.reranker})
+  outputs.write_report(args.out, report | {'reranker': args.reranker})
 
 
 if __name__ == '__main__':

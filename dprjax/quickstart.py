@@ -14,7 +14,6 @@ import argparse
 import itertools
 import pathlib
 import resource
-import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
@@ -331,11 +330,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         f'at most {size(peak, "B")} of memory'
       )
 
-  try:
-    cli.run(parser, command, own)
-  except KeyboardInterrupt:
-    print('\nstopped; the same command goes on from here', file=sys.stderr)
-    sys.exit(130)
+  cli.run(parser, command, own)
 
 
 if __name__ == '__main__':

@@ -19,6 +19,7 @@ of --sts.
 """
 
 import argparse
+import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dprjax.analysis import figures
-from dprjax.base import files
+from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
 from dprjax.runtime import cli
 
@@ -232,6 +233,16 @@ def figure(
 def _named(text: str) -> tuple[str | None, str]:
   """``NAME=VALUE`` or ``VALUE``, for argparse's ``type``."""
   return cli.named(text) if '=' in text else (None, text)
+
+
+def _inputs(args: argparse.Namespace) -> dict[str, list[str]]:
+  """What the command reads, by flag."""
+  given = {
+    f'--{name}': [path for _, path in getattr(args, name) or ()]
+    for name in ('metrics', 'backbone', 'prompt')
+  }
+  single = {f'--{name}': getattr(args, name) for name in ('sts', 'wikipedia', 'beir')}
+  return given | {flag: [path] for flag, path in single.items() if path}
 
 
 def _report_systems(args: argparse.Namespace) -> None:
@@ -439,14 +450,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in wrong:
       if getattr(args, name) is not None:
         raise InputError(f'--{name} goes with {other}')
-    if args.out:
-      files.output_file(args.out)
     if args.figure:
       figures.check_name(args.figure)
-    if args.metrics:
-      _report_systems(args)
-    else:
-      _report_backbones(args)
+    inputs = _inputs(args)
+    with contextlib.ExitStack() as stack:
+      if args.out:
+        stack.enter_context(outputs.claim(args.out, inputs, endings=('',)))
+      if args.figure:
+        inputs = inputs | {'--out': args.out}
+        stack.enter_context(outputs.claim(args.figure, inputs, flag='--figure', endings=('',)))
+      if args.metrics:
+        _report_systems(args)
+      else:
+        _report_backbones(args)
 
   cli.run(parser, command, argv)
 

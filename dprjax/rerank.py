@@ -19,7 +19,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float
 
-from dprjax.base import files
+from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
 from dprjax.formats import trec
@@ -59,6 +59,27 @@ def rerank(
   Raises:
     InputError: bad files; nothing is left to score; a score is not finite.
   """
+  inputs = {
+    '--run': run,
+    '--queries': queries,
+    '--corpus': corpus,
+    '--backbone': reranker.backbone.path,
+  }
+  outputs.check_apart(f'{out}.parts', inputs)
+  with outputs.claim(out, inputs):
+    return _rerank(reranker, run, queries, corpus, out, depth, strict, shard_pairs)
+
+
+def _rerank(
+  reranker: CrossEncoder,
+  run: str,
+  queries: Sequence[str],
+  corpus: Sequence[str],
+  out: str,
+  depth: int,
+  strict: bool,
+  shard_pairs: int,
+) -> dict[str, Any]:
   kept = trec.read_run(run).top(depth)
   settings = {
     'format': _FORMAT,
@@ -121,7 +142,7 @@ def rerank(
     'unknown_passages': len(unknown_docs),
     'seconds': seconds,
   }
-  files.write_json(f'{out}.json', report)
+  outputs.write_report(out, report)
   parts.folder.rmtree()
   return report
 
@@ -153,10 +174,10 @@ class _Parts:
     ]
     fingerprint = json.dumps([settings, pairs])
     what = 'set of scores of dprjax.rerank'
-    if files.read_sidecar(self.folder, _PARTS, what, fingerprint) is None:
+    if files.read_sidecar(self.folder, _PARTS, 'dprjax.scores', what, fingerprint) is None:
       with files.atomic_path(self.folder) as aside:
         aside.mkdir(parents=True)
-        files.write_json(aside / _PARTS, {'fingerprint': fingerprint})
+        files.write_sidecar(aside, _PARTS, 'dprjax.scores', fingerprint)
 
   def load(self, number: int) -> Float[np.ndarray, ' n'] | None:
     """A shard's scores; None where there are none yet, or their file is damaged."""
@@ -308,7 +329,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _command(args: argparse.Namespace) -> None:
   # First, because loading the model takes a while.
-  files.output_file(args.out)
   for path, what in (
     (args.run, 'run'),
     *((path, 'queries') for path in args.queries),

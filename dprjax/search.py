@@ -33,7 +33,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from dprjax.base import files
+from dprjax.base import outputs
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
 from dprjax.formats import trec
@@ -305,12 +305,19 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _command(args: argparse.Namespace) -> None:
-  files.output_file(args.out)
   process, processes = jax.process_index(), jax.process_count()
   if processes > 1 and args.index != 'exact':
     raise InputError(
       f'--index={args.index} searches in one process; {processes} of them search with --index=exact'
     )
+  inputs = {f'--{name}': getattr(args, name) for name in ('corpus', 'queries', 'like')}
+  with outputs.claim(args.out, inputs, lock=not process):
+    if args.index_dir:
+      outputs.check_apart(args.index_dir, inputs | {'--out': args.out}, '--index_dir')
+    _search(args, process, processes)
+
+
+def _search(args: argparse.Namespace, process: int, processes: int) -> None:
   compiled.keep()
   if args.index == 'milvus':
     if args.uri is None or args.corpus is not None:
@@ -350,7 +357,7 @@ def _command(args: argparse.Namespace) -> None:
   if process:
     return
   trec.write_run(args.out, run, f'dprjax-{report["index"]}')
-  files.write_json(f'{args.out}.json', report)
+  outputs.write_report(args.out, report)
   recalls = ''.join(
     f', {name} {value:.4f}'
     for name, value in report.get('recall', {}).items()

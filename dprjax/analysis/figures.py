@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from etils import epath
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
@@ -226,14 +227,13 @@ def check_name(path: files.PathLike) -> str:
   """The format of a figure by its file name: 'png' for 'a.png'.
 
   Raises:
-    InputError: an unknown format, or the path is a folder.
+    InputError: an unknown format.
   """
   import matplotlib.backends.backend_agg
 
-  final = files.output_file(path)
-  kind = final.suffix.removeprefix('.').lower()
+  kind = epath.Path(path).suffix.removeprefix('.').lower()
   if kind not in matplotlib.backends.backend_agg.FigureCanvasAgg.get_supported_filetypes():
-    raise InputError(f'--figure={final}: its name has to end in .png, .pdf, .svg')
+    raise InputError(f'--figure={path}: its name has to end in .png, .pdf, .svg')
   return kind
 
 

@@ -1,4 +1,30 @@
-"""The exception for bad input."""
+"""Errors as people see them: one line, a status, and no secret in it."""
+
+import errno
+import os
+import re
+
+_LONGEST = 500  # characters of an error line
+_HINTS = {
+  errno.ENOSPC: 'free some space and run the same command again',
+  errno.EDQUOT: 'free some space and run the same command again',
+  errno.EFBIG: 'free some space and run the same command again',
+  errno.EACCES: 'give this user the right to it, or name another path',
+  errno.EPERM: 'give this user the right to it, or name another path',
+  errno.EROFS: 'name a path that can be written to',
+  errno.ENAMETOOLONG: 'choose a shorter name',
+  errno.ENOTDIR: 'a part of this path is a file, not a folder',
+  errno.EMFILE: 'raise the number of open files: ulimit -n',
+}
+_SECRETS = (
+  (re.compile(r'(?<=://)([^/\s:@]*):[^/\s@]+@'), r'\1:***@'),
+  (
+    re.compile(
+      r'((?:token|password|passwd|secret|api_?key|apikey|access_?key)\s*=\s*)[^\s&;,\'"]+', re.I
+    ),
+    r'\1***',
+  ),
+)
 
 
 class InputError(ValueError):
@@ -7,3 +33,48 @@ class InputError(ValueError):
   The message is one line: what was wrong, where (file, line, config key) and what to do about it.
   Commands print it as ``dprjax: error: ...`` and exit with status 2 (see ``dprjax.runtime.cli``).
   """
+
+
+def explain(error: BaseException) -> tuple[int, str]:
+  """The status that a command ends with because of ``error``, and what it says.
+
+  2: something that its user can change. 130: interrupted from the keyboard. 1: nobody foresaw it.
+  """
+  if isinstance(error, InputError):
+    return 2, str(error)
+  if isinstance(error, KeyboardInterrupt):
+    return 130, 'interrupted; the same command goes on, or begins again'
+  if isinstance(error, OSError):
+    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    what = f'{" and ".join(names)}: ' if names else ''
+    hint = _HINTS.get(error.errno or 0, '')
+    return 2, f'{what}{error.strerror or str(error) or type(error).__name__}{hint and f"; {hint}"}'
+  if isinstance(error, MemoryError) or 'RESOURCE_EXHAUSTED' in str(error):
+    detail = str(error).partition('\n')[0]
+    return 2, f'not enough memory{detail and f" ({detail})"}; a smaller batch or model needs less'
+  return 1, (
+    f'a fault of dprjax, {type(error).__name__}: {error}; please report it with what '
+    'DPRJAX_TRACEBACK=1 shows'
+  )
+
+
+def wants_traceback() -> bool:
+  """Whether the environment asks for tracebacks: ``DPRJAX_TRACEBACK=1``."""
+  return os.environ.get('DPRJAX_TRACEBACK', '') not in ('', '0')
+
+
+def error_line(message: str) -> str:
+  """The one line on standard error: no secret in it, and 500 characters at most."""
+  line = 'dprjax: error: ' + ' '.join(mask(message).split())
+  if len(line) > _LONGEST:
+    # What is wrong stands at the beginning, what to do at the end.
+    end = 120
+    line = f'{line[: _LONGEST - end - 5]} ... {line[-end:]}'
+  return line
+
+
+def mask(text: str) -> str:
+  """The text without passwords of addresses (``user:SECRET@host``) and values of ``token=``."""
+  for secret, masked in _SECRETS:
+    text = secret.sub(masked, text)
+  return text

@@ -1,11 +1,14 @@
-"""Files: read with errors that name file and line; written aside, then renamed.
+"""Files: read once, with errors that name file and line; written aside, then renamed.
 
-Every path is an ``epath.Path``, so ``gs://`` works wherever a local path does.
+Every path is an ``epath.Path``, so ``gs://`` works wherever a local path does. Text is UTF-8; a
+byte-order mark at its beginning is left out.
 """
 
 import bz2
 import contextlib
+import ctypes
 import errno
+import functools
 import gzip
 import hashlib
 import io
@@ -14,6 +17,8 @@ import json
 import lzma
 import os
 import pathlib
+import re
+import stat
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +33,8 @@ PathLike = str | os.PathLike[str]
 _CHUNK = 1 << 20  # characters of a JSON array read at a time
 _MAX_ENTRY = 1 << 26  # an entry longer than this means a broken file
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DEEPEST = 64  # levels of lists and objects in JSON
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
 
 
 def existing(path: PathLike, what: str) -> epath.Path:
@@ -37,12 +44,27 @@ def existing(path: PathLike, what: str) -> epath.Path:
     InputError: it is missing, or a file of zero bytes; the message begins with ``what``.
   """
   found = epath.Path(path)
-  if not found.exists():
+  if '\0' in str(path) or not found.exists():
     raise InputError(f'{what} not found: {found}')
-  # A pipe is not read here, since it can be read only once.
-  if not (found.is_dir() or pathlib.Path(found).is_fifo()) and is_empty(found):
+  # A pipe or a device is not read here, since what is read from it is gone.
+  if not found.is_dir() and not is_special(found) and is_empty(found):
     raise InputError(f'{what} is empty: {found}')
   return found
+
+
+def is_remote(path: PathLike) -> bool:
+  return '://' in str(path)
+
+
+def is_special(path: PathLike) -> bool:
+  """Whether a pipe, a device or a socket is there: neither a file nor a folder."""
+  if is_remote(path):
+    return False
+  try:
+    mode = pathlib.Path(path).stat().st_mode
+  except OSError:
+    return False
+  return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def is_empty(path: epath.Path) -> bool:
@@ -56,6 +78,21 @@ def existing_file(path: PathLike, what: str) -> epath.Path:
   found = existing(path, what)
   if found.is_dir():
     raise InputError(f'{what}: {found} is a folder; give the name of a file')
+  return found
+
+
+def regular_file(path: PathLike, what: str) -> epath.Path:
+  """`existing_file`, and not a pipe: for what is read more than once.
+
+  Raises:
+    InputError: as `existing_file`, or a pipe, a device or a socket.
+  """
+  found = existing_file(path, what)
+  if is_special(found):
+    raise InputError(
+      f'{what}: {found} is a pipe or a device, which can be read only once; write it to a file '
+      'first'
+    )
   return found
 
 
@@ -82,18 +119,16 @@ def open_bytes(
 
 @contextlib.contextmanager
 def open_text(path: PathLike, what: str = 'file') -> Iterator[IO[str]]:
-  """Opens UTF-8 text, decompressed by name.
+  """Opens UTF-8 text, decompressed by name, without a byte-order mark.
 
   Raises:
     InputError: as `open_bytes`, or not UTF-8 (found while it is read).
   """
-  found = existing_file(path, what)
-  if found.suffix in COMPRESSED:
-    with open_bytes(found, what) as (file, _), io.TextIOWrapper(file, encoding='utf-8') as text:
-      yield text
-  else:
-    with found.open('r', encoding='utf-8') as text, decoding(str(found)):
-      yield text
+  with (
+    open_bytes(path, what) as (file, _),
+    io.TextIOWrapper(file, encoding='utf-8-sig') as text,
+  ):
+    yield text
 
 
 _DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {
@@ -180,26 +215,32 @@ def _read_entries(
   file: IO[str], buffer: str, name: str
 ) -> Iterator[tuple[int, str, dict[str, Any]]]:
   """The entries of a JSON array whose first characters, after the bracket, are ``buffer``."""
-  decoder, number = json.JSONDecoder(), 0
+  decoder, number = json.JSONDecoder(parse_constant=_no_constant), 0
   while True:
     buffer = buffer.lstrip()
-    if buffer.startswith(',') and number:
-      buffer = buffer[1:].lstrip()
     if buffer.startswith(']'):
       return
+    if number and buffer:
+      if not buffer.startswith(','):
+        raise InputError(f'{name}: no comma after entry {number}; expected a list of objects')
+      buffer = buffer[1:].lstrip()
+    where = f'{name}, entry {number + 1}'
     try:
       value, end = decoder.raw_decode(buffer)
     except json.JSONDecodeError as error:
       more = file.read(max(_CHUNK, len(buffer))) if len(buffer) < _MAX_ENTRY else ''
       if not more:
         raise InputError(
-          f'{name}, entry {number + 1}: not JSON, or cut off ({error.msg}); expected a list of '
-          'objects'
+          f'{where}: not JSON, or cut off ({error.msg}); expected a list of objects'
         ) from error
-      buffer += more
+      buffer = ',' * (number > 0) + buffer + more
       continue
+    except (RecursionError, ValueError):
+      again = functools.partial(decoder.raw_decode, buffer)
+      _parsed(again, buffer, where, 'a list of objects')
+      raise
     number += 1
-    where = f'{name}, entry {number}'
+    value = _parsed(functools.partial(_same, value), buffer[:end], where, 'a list of objects')
     yield number, where, _object(value, where)
     buffer = buffer[end:]
 
@@ -208,15 +249,71 @@ def parse_object(line: str, where: str) -> dict[str, Any]:
   """The JSON object on a line of jsonl.
 
   Raises:
-    InputError: it is not a JSON object; the message begins with ``where``.
+    InputError: as `parse_json`, or it is no object; the message begins with ``where``.
   """
+  return _object(parse_json(line, where, 'one object a line'), where)
+
+
+def parse_json(text: str, where: str, expected: str = 'a JSON document') -> Any:
+  """A JSON value, of which other programs can make the same.
+
+  Raises:
+    InputError: not JSON; NaN or infinite; nested deeper than 64; an integer of thousands of digits;
+      half of a surrogate pair. The message begins with ``where``.
+  """
+  return _parsed(lambda: json.loads(text, parse_constant=_no_constant), text, where, expected)
+
+
+def _same(value: Any) -> Any:
+  return value
+
+
+def _no_constant(name: str) -> Any:
+  raise InputError(f'{name} is not JSON')
+
+
+def _parsed(parse: Callable[[], Any], text: str, where: str, expected: str) -> Any:
   try:
-    value = json.loads(line)
+    value = parse()
+    if text.count('[') + text.count('{') > _DEEPEST and _depth(value) > _DEEPEST:
+      raise RecursionError
   except json.JSONDecodeError as error:
+    at = f'line {error.lineno}, ' if error.lineno > 1 else ''
     raise InputError(
-      f'{where}: not JSON ({error.msg} at column {error.colno}); expected one object a line'
+      f'{where}: not JSON ({error.msg} at {at}column {error.colno}); expected {expected}'
     ) from error
-  return _object(value, where)
+  except RecursionError:
+    raise InputError(f'{where}: JSON nested deeper than {_DEEPEST}; expected {expected}') from None
+  except ValueError as error:  # an integer that is too long, or a constant
+    reason = str(error).partition(';')[0]
+    raise InputError(f'{where}: {reason}; expected {expected}') from error
+  if _SURROGATE.search(text):
+    try:
+      json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+      raise InputError(
+        f'{where}: half of a surrogate pair ({error.object[error.start]!a}) in a text; write the '
+        'file as UTF-8'
+      ) from error
+  return value
+
+
+_SURROGATE = re.compile(r'\\u[dD][89a-fA-F]')
+
+
+def _depth(value: Any) -> int:
+  """How deep lists and objects are nested, up to one more than is allowed."""
+  depth, level = 0, [value]
+  while depth <= _DEEPEST and (
+    level := [child for child in level if isinstance(child, list | dict) and child]
+  ):
+    depth += 1
+    level = [
+      child
+      for parent in level
+      for child in (parent.values() if isinstance(parent, dict) else parent)
+    ]
+  return depth
 
 
 def _object(value: Any, where: str) -> dict[str, Any]:
@@ -226,60 +323,133 @@ def _object(value: Any, where: str) -> dict[str, Any]:
 
 
 def read_json(path: PathLike, what: str = 'file') -> Any:
-  """A whole JSON file. Raises InputError where it is missing, empty or not JSON."""
+  """A whole JSON file. Raises InputError where it is missing or empty, and as `parse_json` does."""
   with open_text(path, what) as file:
-    try:
-      return json.load(file)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-      raise InputError(f'{what} is not JSON: {path} ({error})') from error
+    return parse_json(file.read(), f'{what} {path}')
+
+
+def read_json_object(path: PathLike, what: str = 'file') -> dict[str, Any]:
+  """`read_json`, and an object; else InputError."""
+  return _object(read_json(path, what), f'{what} {path}')
 
 
 @contextlib.contextmanager
 def atomic_path(path: PathLike) -> Iterator[epath.Path]:
   """A temporary path for a file or folder, which becomes ``path`` on success.
 
-  On an error what was written is removed, and an existing ``path`` stays as it was.
+  On an error what was written is removed, and an existing ``path`` stays as it was. A link is
+  followed: what it points to is replaced. At no moment is there neither the old folder nor the new.
 
   Raises:
     InputError: no space is left, or a quota is used up.
   """
-  final = epath.Path(path)
+  final = resolved(path)
   final.parent.mkdir(parents=True, exist_ok=True)
-  aside = final.parent / f'.{final.name}.{uuid.uuid4().hex[:8]}.tmp'
+  recover(final)
+  aside = _beside(final, 'tmp')
   try:
-    with no_room(final):
+    with no_room(path):
       yield aside
       if final.is_dir():
-        final.rmtree()
-      aside.replace(final)
+        _replace_folder(aside, final)
+      else:
+        aside.replace(final)
   finally:
-    if aside.is_dir():
-      aside.rmtree()
-    elif aside.exists():
-      aside.unlink()
+    remove(aside)
 
 
-def output_file(path: PathLike) -> epath.Path:
-  """The path, if a file may be written there; to be asked before hours of work.
+def resolved(path: PathLike) -> epath.Path:
+  """The path that links lead to; absolute, if it is local."""
+  return epath.Path(path) if is_remote(path) else epath.Path(os.path.realpath(path))
 
-  Raises:
-    InputError: it is a folder.
+
+def remove(path: epath.Path) -> None:
+  """Removes a file or a whole folder, if there is one."""
+  if path.is_dir():
+    path.rmtree()
+  elif path.exists():
+    path.unlink()
+
+
+def recover(final: epath.Path) -> None:
+  """Puts back the folder that a killed command had renamed, or removes it where it is replaced.
+
+  Only a file system that cannot exchange two folders in one step needs it.
   """
-  final = epath.Path(path)
-  if final.is_dir():
-    raise InputError(f'{final} is a folder; give the name of a file')
-  return final
+  for old in sorted(final.parent.glob(f'.{glob_escaped(final.name)}.*.old')):
+    if final.exists():
+      old.rmtree()
+    else:
+      old.rename(final)
+
+
+def clear(final: epath.Path) -> None:
+  """Removes what killed commands left of a file or folder that they were writing.
+
+  To be called by whoever holds the lock of ``final`` (`dprjax.base.outputs`).
+  """
+  name = re.compile(rf'\.{re.escape(final.name)}(\.json)?\.[0-9a-f]{{8}}\.tmp')
+  for path in final.parent.iterdir() if final.parent.exists() else ():
+    if name.fullmatch(path.name):
+      remove(path)
+
+
+def glob_escaped(name: str) -> str:
+  return re.sub(r'([*?[])', r'[\1]', name)
+
+
+def _beside(final: epath.Path, ending: str) -> epath.Path:
+  return final.parent / f'.{final.name}.{uuid.uuid4().hex[:8]}.{ending}'
+
+
+def _replace_folder(new: epath.Path, final: epath.Path) -> None:
+  if is_remote(final):  # an object store has no folders to rename
+    final.rmtree()
+    new.replace(final)
+  elif _exchange(new, final):
+    new.rmtree()
+  else:
+    old = _beside(final, 'old')
+    final.rename(old)
+    new.rename(final)
+    old.rmtree()
+
+
+def _exchange(one: epath.Path, other: epath.Path) -> bool:
+  """Exchanges two local folders in one step; False where the system or file system cannot."""
+  rename = _renameat2()
+  return rename is not None and not rename(
+    _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE
+  )
+
+
+@functools.cache
+def _renameat2() -> Any:
+  try:
+    return ctypes.CDLL(None).renameat2
+  except (AttributeError, OSError, TypeError):  # not Linux, or an old C library
+    return None
 
 
 @contextlib.contextmanager
 def atomic_write(path: PathLike, mode: str = 'w') -> Iterator[IO[Any]]:
   """An open file whose content appears at ``path`` whole or not at all.
 
+  A pipe or a device, such as /dev/stdout, is written to directly.
+
   Raises:
-    InputError: as ``atomic_path`` and ``output_file``.
+    InputError: as ``atomic_path``; ``path`` is a folder.
   """
-  output_file(path)
+  if epath.Path(path).is_dir():
+    raise InputError(f'{path} is a folder; give the name of a file')
   encoding = None if 'b' in mode else 'utf-8'
+  if is_special(path):
+    # In one piece: whoever reads a pipe does not get half of a result that then fails.
+    buffer: IO[Any] = io.BytesIO() if encoding is None else io.StringIO()
+    yield buffer
+    with no_room(path), open(path, mode, encoding=encoding) as device:
+      device.write(buffer.getvalue())  # type: ignore[attr-defined]
+    return
   with atomic_path(path) as aside, aside.open(mode, encoding=encoding) as file:
     yield file
 
@@ -297,27 +467,76 @@ def no_room(path: PathLike) -> Iterator[None]:
     ) from error
 
 
-def read_sidecar(folder: PathLike, name: str, what: str, fingerprint: str) -> dict[str, Any] | None:
-  """The JSON that describes a folder; None if there is none, or of another fingerprint.
+def read_sidecar(
+  folder: PathLike, name: str, format: str, what: str, fingerprint: str
+) -> dict[str, Any] | None:
+  """The JSON that describes a folder (`write_sidecar`); None if there is none, or of another
+  fingerprint.
 
   Raises:
-    InputError: the folder holds something else than ``what``, so it must not be replaced.
+    InputError: the folder holds something else than ``what``, so it must not be replaced; or a file
+      of it was changed or is missing.
   """
   root = epath.Path(folder)
   if not root.exists():
     return None
+  other = InputError(f'{root} holds something else than a {what}; choose another folder')
+  if not root.is_dir():
+    raise other
   if not (root / name).exists():
-    if root.is_dir() and not any(root.iterdir()):
+    if all(path.name.startswith('.') for path in root.iterdir()):
       return None
-    raise InputError(f'{root} holds something else than a {what}; choose another folder')
-  sidecar = read_json(root / name, what)
-  return sidecar if sidecar.get('fingerprint') == fingerprint else None
+    raise other
+  sidecar = read_json_object(root / name, what)
+  if sidecar.get('format') != format:
+    raise other
+  if sidecar.get('fingerprint') != fingerprint:
+    return None
+  check_sums(root, sidecar.get('sha256'), f'remove {root}, and it is made again')
+  return sidecar
+
+
+def write_sidecar(folder: PathLike, name: str, format: str, fingerprint: str, **more: Any) -> None:
+  """Describes a folder whose other files are complete: its format and their sums."""
+  root = epath.Path(folder)
+  write_json(
+    root / name,
+    {'format': format, 'fingerprint': fingerprint, 'sha256': sums(root), **more},
+  )
+
+
+def sums(folder: epath.Path) -> dict[str, str]:
+  """The SHA-256 of every file below a folder, by its path in there."""
+  return {
+    str(path.relative_to(folder)): sha256_file(path) for path in sorted(_below(folder), key=str)
+  }
+
+
+def check_sums(folder: epath.Path, expected: Any, remedy: str) -> None:
+  """Raises InputError, which ends in ``remedy``, for files that are missing or changed."""
+  if not isinstance(expected, dict):
+    raise InputError(f'{folder}: there are no checksums of its files; {remedy}')
+  for name, digest in expected.items():
+    file = folder / name
+    if not file.exists():
+      raise InputError(f'{file} is missing; {remedy}')
+    if sha256_file(file) != digest:
+      raise InputError(f'{file} was changed or is damaged (its SHA-256 differs); {remedy}')
+
+
+def _below(folder: epath.Path) -> Iterator[epath.Path]:
+  """All files below a folder. (epath has no rglob for gs://.)"""
+  for path in folder.iterdir():
+    if path.is_dir():
+      yield from _below(path)
+    else:
+      yield path
 
 
 def write_json(path: PathLike, value: Any) -> None:
-  """Writes indented JSON atomically, keys in the order given."""
+  """Writes indented JSON atomically, keys in the order given. Raises ValueError for NaN."""
   with atomic_write(path) as file:
-    json.dump(value, file, indent=2, ensure_ascii=False)
+    json.dump(value, file, indent=2, ensure_ascii=False, allow_nan=False)
     file.write('\n')
 
 

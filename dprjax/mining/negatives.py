@@ -175,7 +175,6 @@ def mine(
     InputError: bad files, or what ``options.strict`` forbids.
   """
   options = options or Options()
-  files.output_file(out)
   if reranked and score:
     raise InputError(
       'a reranker and a reranked run were given: the scores can come from one of them'

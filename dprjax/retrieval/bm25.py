@@ -13,9 +13,10 @@ import numpy as np
 from etils import epath
 
 from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike, atomic_path, atomic_write, read_sidecar, write_json
+from dprjax.base.files import PathLike, atomic_path, atomic_write, read_sidecar, write_sidecar
 from dprjax.retrieval.exact import TopK
 
+_FORMAT = 'dprjax.bm25'
 _SIDECAR, _IDS = 'dprjax_index.json', 'ids.txt'
 
 
@@ -117,8 +118,8 @@ def save(index: Bm25, folder: PathLike, fingerprint: str) -> None:
     index.index.save(aside, show_progress=False)
     with atomic_write(aside / _IDS) as file:
       file.writelines(f'{id_}\n' for id_ in index.ids)
-    sidecar = {'format': 'dprjax.bm25', 'count': len(index.ids), 'language': index.language}
-    write_json(aside / _SIDECAR, sidecar | {'fingerprint': fingerprint})
+    counts = {'count': len(index.ids), 'language': index.language}
+    write_sidecar(aside, _SIDECAR, _FORMAT, fingerprint, **counts)
 
 
 def load(folder: PathLike, fingerprint: str) -> Bm25 | None:
@@ -128,7 +129,7 @@ def load(folder: PathLike, fingerprint: str) -> Bm25 | None:
     InputError: the folder holds something else, or a damaged index.
   """
   root = epath.Path(folder)
-  sidecar = read_sidecar(root, _SIDECAR, 'BM25 index', fingerprint)
+  sidecar = read_sidecar(root, _SIDECAR, _FORMAT, 'BM25 index', fingerprint)
   if sidecar is None:
     return None
   try:

@@ -16,11 +16,12 @@ from etils import epath
 from jaxtyping import Float, Int
 
 from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike, atomic_path, read_sidecar, write_json
+from dprjax.base.files import PathLike, atomic_path, read_sidecar, write_sidecar
 from dprjax.retrieval.exact import TopK, check_finite
 
 BRUTE_FORCE_BELOW = 20_000
 
+_FORMAT = 'dprjax.scann'
 _SIDECAR = 'dprjax_index.json'
 # As ScaNN's documentation recommends for vectors of about unit length.
 _DIMENSIONS_PER_BLOCK, _ANISOTROPIC_THRESHOLD = 2, 0.2
@@ -163,15 +164,8 @@ def save(index: Index, folder: PathLike, fingerprint: str) -> None:
     aside.mkdir()
     # Relative paths, so that the folder can be renamed.
     index.searcher.serialize(os.fspath(aside), relative_path=True)
-    write_json(
-      aside / _SIDECAR,
-      {
-        'format': 'dprjax.scann',
-        'count': index.count,
-        'leaves': index.leaves,
-        'fingerprint': fingerprint,
-      },
-    )
+    counts = {'count': index.count, 'leaves': index.leaves}
+    write_sidecar(aside, _SIDECAR, _FORMAT, fingerprint, **counts)
 
 
 def load(folder: PathLike, fingerprint: str) -> Index | None:
@@ -181,7 +175,7 @@ def load(folder: PathLike, fingerprint: str) -> Index | None:
     InputError: the folder holds a damaged index, or something else.
   """
   root = epath.Path(folder)
-  sidecar = read_sidecar(root, _SIDECAR, 'ScaNN index', fingerprint)
+  sidecar = read_sidecar(root, _SIDECAR, _FORMAT, 'ScaNN index', fingerprint)
   if sidecar is None:
     return None
   from scann import scann_ops_pybind  # as above

@@ -1,13 +1,17 @@
 """The command line: arguments, tables, errors.
 
-A command exits with status 0. On bad input it exits with status 2 and one line on standard error
-that begins ``dprjax: error:``; ``--debug`` shows the traceback as well.
+A command exits with status 0. On bad input, or where a file system or the memory fails it, it exits
+with status 2 and one line on standard error that begins ``dprjax: error:``; with 130 after an
+interrupt from the keyboard; with 1 after a fault of dprjax. ``--debug``, or ``DPRJAX_TRACEBACK=1``
+in the environment, shows the traceback as well.
 """
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -16,7 +20,7 @@ import rich.console
 import rich.table
 import rich.text
 
-from dprjax.base.errors import InputError
+from dprjax.base.errors import InputError, error_line, explain, mask, wants_traceback
 
 _LISTED = 5  # ids in a message
 
@@ -117,6 +121,11 @@ def named(text: str) -> tuple[str, str]:
   return name, value
 
 
+class _Console(rich.console.Console):
+  def on_broken_pipe(self) -> None:
+    raise  # noqa: PLE0704 (the BrokenPipeError; rich itself would exit)
+
+
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
   """Prints a table; all columns but the first hold numbers and are aligned to the right."""
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
@@ -125,7 +134,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
   for row in rows:
     table.add_row(*(rich.text.Text(cell) for cell in row))
   # In a pipe, rich would cut the table off at 80 columns.
-  console = rich.console.Console(file=sys.stdout, highlight=False)
+  console = _Console(file=sys.stdout, highlight=False)
   if not console.is_terminal:
     console.width = 500
   console.print(table)
@@ -144,14 +153,18 @@ def report_ids(sentence: str, ids: Sequence[str], strict: bool, then: str = '') 
   logging.getLogger('dprjax').info('%s', message + (f'; {then}' if then else ''))
 
 
-def fail(message: str) -> NoReturn:
-  """Prints the one error line and exits with status 2."""
-  print(error_line(message), file=sys.stderr)
-  sys.exit(2)
+def fail(message: str, status: int = 2) -> NoReturn:
+  """Prints the one error line and exits."""
+  with contextlib.suppress(OSError, ValueError):
+    print(error_line(message), file=sys.stderr, flush=True)
+  sys.exit(status)
 
 
-def error_line(message: str) -> str:
-  return 'dprjax: error: ' + ' '.join(message.split())
+class _Formatter(logging.Formatter):
+  """Bare lines without secrets."""
+
+  def format(self, record: logging.LogRecord) -> str:
+    return mask(super().format(record))
 
 
 def speak() -> None:
@@ -161,7 +174,7 @@ def speak() -> None:
   """
   logger = logging.getLogger('dprjax')
   handler = logging.StreamHandler(sys.stderr)
-  handler.setFormatter(logging.Formatter('%(message)s'))
+  handler.setFormatter(_Formatter('%(message)s'))
   logger.handlers, logger.propagate = [handler], False
   logger.setLevel(logging.INFO)
   # orbax warns about every save without a score.
@@ -171,13 +184,46 @@ def speak() -> None:
 def run(
   parser: Parser, command: Callable[[argparse.Namespace], None], argv: Sequence[str] | None = None
 ) -> None:
-  """Parses ``argv`` (default: the process's) and runs ``command``; exits with 2 on InputError."""
-  args = parser.parse_args(argv)
-  speak()
-  logging.getLogger('jax').setLevel(logging.WARNING)  # below it, jax lists each missing backend
+  """Parses ``argv`` (default: the process's) and runs ``command``.
+
+  Whatever it raises ends in one line and a status (`base.errors.explain`).
+  """
+  _prepare_streams()
+  trace = wants_traceback()
   try:
+    args = parser.parse_args(argv)
+    trace = trace or args.debug
+    speak()
+    logging.getLogger('jax').setLevel(logging.WARNING)  # below it, jax lists each missing backend
     command(args)
-  except InputError as error:
-    if args.debug:
-      raise
-    fail(str(error))
+    sys.stdout.flush()
+  except SystemExit:
+    raise
+  except BaseException as error:
+    if trace:
+      traceback.print_exc()
+    if isinstance(error, OSError):
+      _drop_stdout()
+    status, message = explain(error)
+    fail(message, status)
+
+
+def _prepare_streams() -> None:
+  """Lets every text be printed on every terminal, and replaces closed streams."""
+  for name in ('stdout', 'stderr'):
+    stream = getattr(sys, name)
+    if stream is None:  # closed by whoever started the command
+      setattr(sys, name, open(os.devnull, 'w'))  # noqa: SIM115 (until the process ends)
+    elif hasattr(stream, 'reconfigure'):
+      stream.reconfigure(errors='backslashreplace')
+
+
+def _drop_stdout() -> None:
+  """Gives up what a closed or full standard output does not take, which Python tries again."""
+  try:
+    sys.stdout.flush()
+  except (OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError):
+      null = os.open(os.devnull, os.O_WRONLY)
+      os.dup2(null, sys.stdout.fileno())
+      os.close(null)

@@ -9,8 +9,8 @@ import importlib.util
 import json
 import pathlib
 import types
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import ml_collections
 from absl import flags
@@ -26,167 +26,260 @@ _FREE = ('checkpoint', 'log_every', 'eval.every', 'eval.batch_size', 'compilatio
 
 # Keys by their former names, which older workdirs hold.
 _RENAMED = {'system': 'method', 'data.form': 'data.format'}
-_AT_LEAST_ONE = (
-  'batch_size',
-  'accumulate',
-  'grad_cache',
-  'loss_rows',
-  'log_every',
-  'checkpoint.keep',
-  'data.query_max_length',
-  'data.passage_max_length',
-)
+
+
+class Knob(NamedTuple):
+  """A knob's first value, and whether it may have another."""
+
+  value: Any
+  fits: Callable[[Any], bool]
+  expected: str
+
+
+def text(value: str) -> Knob:
+  """Any text without control characters."""
+  return Knob(value, lambda v: isinstance(v, str) and v.isprintable(), 'a text on one line')
+
+
+def choice(*values: str) -> Knob:
+  """One of some words; the first is the default."""
+  return Knob(values[0], lambda v: v in values, ' or '.join(map(repr, values)))
+
+
+def switch(value: bool) -> Knob:
+  """True or False."""
+  return Knob(value, lambda v: isinstance(v, bool), 'True or False')
+
+
+def whole(value: int, *, least: int, most: int, also: int | None = None) -> Knob:
+  """A whole number from ``least`` to ``most``, or ``also``."""
+  return Knob(
+    value,
+    lambda v: isinstance(v, int) and not isinstance(v, bool) and (least <= v <= most or v == also),
+    f'a whole number from {least} to {most}{"" if also is None else f", or {also}"}',
+  )
+
+
+def number(
+  value: float,
+  *,
+  least: float | None = None,
+  above: float | None = None,
+  most: float | None = None,
+  below: float | None = None,
+  also: float | None = None,
+) -> Knob:
+  """A number within bounds, of which ``above`` and ``below`` are outside; or ``also``."""
+
+  def fits(v: Any) -> bool:
+    if not isinstance(v, int | float) or isinstance(v, bool):
+      return False
+    low = v > above if above is not None else v >= (least or 0)
+    high = v < below if below is not None else most is not None and v <= most
+    return (low and high) or (also is not None and v == also)
+
+  low = f'above {above:g}' if above is not None else f'from {least or 0:g}'
+  high = f'below {below:g}' if below is not None else f'up to {most:g}'
+  return Knob(value, fits, f'a number {low} and {high}{"" if also is None else f", or {also:g}"}')
+
+
+def several(*values: Any) -> Knob:
+  """A tuple of such values; whoever uses them checks them further."""
+  return Knob(values, lambda v: isinstance(v, tuple | list) and len(v) > 0, 'a tuple')
+
+
+def lengths(*values: int) -> Knob:
+  """Ascending lengths in tokens."""
+  return Knob(
+    values,
+    lambda v: (
+      isinstance(v, tuple | list)
+      and len(v) > 0
+      and all(isinstance(n, int) and 1 <= n <= 8192 for n in v)
+      and list(v) == sorted(set(v))
+    ),
+    'ascending lengths from 1 to 8192',
+  )
+
+
+def _knobs() -> types.SimpleNamespace:
+  """All knobs: a value to begin with, and what else it may be."""
+  c = types.SimpleNamespace()
+  # how to train: a module of dprjax/methods, or the full name of a module of your own
+  c.method = text('dpr')
+  c.task = text('')  # a name, written into the prompt's meta
+  c.seed = whole(42, least=0, most=2**31 - 1)  # of initialisation, dropout and shuffling
+
+  c.backbone = types.SimpleNamespace()
+  # a Hugging Face directory or hub id; 'package:NAME' = the folder model/ in an installed package;
+  # 'scratch:tiny|mini|small|base' = random weights and a vocabulary trained on the data
+  c.backbone.path = text('')
+  # of the vocabulary trained for a backbone from scratch
+  c.backbone.vocab_size = whole(8000, least=100, most=10**6)
+  # 'wordpiece' (uncased; a BERT) or 'sentencepiece' (cased, any language; an XLM-R)
+  c.backbone.vocabulary = choice('wordpiece', 'sentencepiece')
+  # one encoder each for queries and passages (DPR), or one for both
+  c.backbone.two_encoders = switch(False)
+  # of the arithmetic: 'float32' or 'bfloat16'; scores and losses stay float32
+  c.backbone.dtype = choice('float32', 'bfloat16')
+  # of frozen weights; trained ones are always float32
+  c.backbone.frozen_dtype = choice('float32', 'bfloat16')
+  # hidden and attention dropout in training; -1: as in the backbone's config.json
+  c.backbone.dropout = number(-1.0, least=0, below=1, also=-1)
+  # recompute activations in the backward pass: less memory, a third more arithmetic
+  c.backbone.remat = switch(False)
+  # layers per step of the scan; 0: all of them, a faster step that takes longer to compile
+  c.backbone.unroll = whole(1, least=0, most=1000)
+
+  c.prompt = types.SimpleNamespace()
+  # P: key/value vectors per layer; 0: none (full fine-tuning)
+  c.prompt.length = whole(0, least=0, most=4096)
+  c.prompt.tied = switch(True)  # one prompt for queries and passages, or one each
+  # 'none': the prompt itself is trained; 'mlp': Embedding -> Linear -> Tanh -> Linear (Table 5)
+  c.prompt.reparam = choice('none', 'mlp')
+  c.prompt.reparam_hidden = whole(512, least=1, most=10**5)  # width of that MLP
+  c.prompt.init_std = number(0.02, least=0, most=10)  # N(0, std) for the prompt's initial values
+  c.prompt.init_from = text('')  # start from this prompt.npz instead (Table 6)
+  c.prompt.dropout = number(0.1, least=0, below=1)  # on the expanded prompt, in training
+  # 'example': a mask for each, as in the released code; 'batch': one mask, less memory
+  c.prompt.dropout_scope = choice('example', 'batch')
+  c.prompt.shift_positions = switch(False)  # tokens count from P, as the released prompts expect
+
+  c.trainable = several('prompt/.*')  # whole-name regular expressions; everything else is frozen
+  c.pooling = choice('cls', 'mean')  # 'cls' or 'mean'
+  c.normalize = switch(False)  # unit length, so that scores are cosines
+  c.temperature = number(1.0, above=0, most=1e4)  # scores are divided by it
+  c.in_batch = switch(True)  # other rows' passages are negatives too, over all devices
+  # queries (in pretraining: texts) that a device scores at a time; it bounds the loss's memory
+  c.loss_rows = whole(1024, least=1, most=2**20)
+  c.negatives = whole(1, least=0, most=4096)  # hard negatives per query; 0: in-batch negatives only
+  # the fraction of hard negatives from each pool; they add up to 1
+  c.mix = types.SimpleNamespace()
+  c.mix.denoised = number(0.0, least=0, most=1)  # of mined negatives that a reranker passed
+  # of all mined negatives, and of those in a file that names no pools
+  c.mix.undenoised = number(1.0, least=0, most=1)
+  c.mix.random = number(0.0, least=0, most=1)  # of passages drawn from the whole corpus
+
+  c.batch_size = whole(64, least=1, most=2**20)  # queries per batch, over all devices
+  # batches per update: the loss sees the negatives of all of them, memory holds one
+  c.accumulate = whole(1, least=1, most=2**16)
+  # chunks that a batch is encoded in: the memory of one chunk, the loss of the whole batch
+  c.grad_cache = whole(1, least=1, most=2**16)
+  c.epochs = number(10.0, least=0, most=1e6)  # passes over the training queries
+  c.steps = whole(0, least=0, most=10**9)  # updates; if above 0, it replaces epochs
+
+  c.optim = types.SimpleNamespace()
+  c.optim.learning_rate = number(7e-3, least=0, most=100)
+  c.optim.warmup = number(0.1, least=0, most=1)  # fraction of the steps
+  c.optim.decay = choice('linear', 'cosine', 'none')  # 'linear', 'cosine' or 'none'
+  # global norm of the trained parameters' gradient; 0: none
+  c.optim.clip = number(1.0, least=0, most=1e9)
+  c.optim.weight_decay = number(0.0, least=0, most=10)
+  c.optim.b1 = number(0.9, least=0, below=1)
+  c.optim.b2 = number(0.999, least=0, below=1)
+  c.optim.eps = number(1e-8, above=0, most=1)
+  # first match: does weight decay apply
+  c.optim.weight_decay_rules = several((r'.*(bias|scale)', False), (r'.*', True))
+  c.optim.learning_rate_rules = several((r'.*', 1.0))  # first match: factor on the learning rate
+
+  c.data = types.SimpleNamespace()
+  # beir, msmarco, dpr, tevatron, flagembedding, arxiv, docstrings, or auto: detect it
+  c.data.format = text('auto')
+  # the folder (or file) of the training text; for docstrings: packages, separated by commas
+  c.data.dir = text('')
+  # a training jsonl with mined negatives, in Tevatron's format, for queries of data.dir
+  c.data.train = text('')
+  c.data.train_split = text('train')  # qrels/NAME.tsv
+  c.data.dev_split = text('')  # qrels/NAME.tsv for evaluation during training; '': see hold_out
+  # fraction of the training queries held out as the dev split, by a hash of their ids
+  c.data.hold_out = number(0.0, least=0, below=1)
+  # training queries used, chosen by a hash of their ids; 0: all
+  c.data.max_queries = whole(0, least=0, most=10**12)
+  c.data.strict = switch(False)  # unknown ids in qrels are an error, and not only counted
+  c.data.query_max_length = whole(32, least=3, most=8192)  # tokens, special ones included
+  c.data.passage_max_length = whole(128, least=3, most=8192)
+  c.data.query_prefix = text('')  # text put before every query
+  c.data.passage_prefix = text('')
+  c.data.query_buckets = lengths(16, 32, 64, 128, 256, 512)  # padded lengths that a batch may have
+  c.data.passage_buckets = lengths(32, 64, 96, 128, 192, 256, 384, 512)
+  # relevant passages listed per query, to mask false negatives
+  c.data.max_relevant = whole(32, least=1, most=10**5)
+  c.data.store = text('')  # the folder of tokenised text; '': workdir/store
+  c.data.threads = whole(2, least=0, most=256)  # that prepare batches ahead
+
+  # for c.method = 'pretrain'; c.data.dir then lists files and folders, separated by commas
+  c.pretrain = types.SimpleNamespace()
+  # texts of a passage: 'one'; 'siblings': two units of it; 'ict': a sentence and the rest
+  c.pretrain.views = choice('one', 'siblings', 'ict')
+  # what siblings are: 'sentence' (RIP) or 'span' (coCondenser; DPTDR Table 7)
+  c.pretrain.unit = choice('sentence', 'span')
+  c.pretrain.span_length = whole(64, least=1, most=8192)  # tokens of a span, at most
+  c.pretrain.max_length = whole(128, least=3, most=8192)  # tokens of a text, special ones included
+  # padded lengths that a batch may have
+  c.pretrain.buckets = lengths(32, 64, 96, 128, 192, 256, 384, 512)
+  # tokens of whole sentences that longer documents are cut into
+  c.pretrain.passage_length = whole(256, least=1, most=10**6)
+  c.pretrain.language = text('en')  # its rules split sentences
+  # fraction of tokens that masked language modelling hides, in whole words
+  c.pretrain.mask_rate = number(0.15, above=0, below=1)
+  # of the masked-token losses; 0: none, and nothing is masked
+  c.pretrain.mlm_weight = number(1.0, least=0, most=1e6)
+  # the last layer's masked-token loss; False leaves it to the Condenser head
+  c.pretrain.late_mlm = switch(True)
+  # of the contrastive loss, where a passage has two texts
+  c.pretrain.contrast_weight = number(1.0, least=0, most=1e6)
+  c.pretrain.head_layers = whole(0, least=0, most=100)  # of the Condenser head; 0: no head
+  # the layer whose tokens the Condenser head sees; 0: L // 2
+  c.pretrain.skip_from = whole(0, least=0, most=1000)
+
+  # for c.method = 'cross_encoder'; each positive is compared with c.negatives passages
+  c.cross_encoder = types.SimpleNamespace()
+  # 'listwise': softmax cross-entropy of the positive among its negatives; 'pointwise': binary, of
+  # each pair
+  c.cross_encoder.loss = choice('listwise', 'pointwise')
+  # of a new head: 1 (relevance) or 2 (irrelevant, relevant); an existing head keeps its own
+  c.cross_encoder.labels = whole(1, least=1, most=2)
+  # passages re-ranked for a dev query beside its relevant ones: its negatives, then random ones
+  c.cross_encoder.candidates = whole(20, least=1, most=10**6)
+  # the first ones of the dev split; 0: all
+  c.cross_encoder.dev_queries = whole(500, least=0, most=10**9)
+
+  # devices along each axis; -1: all remaining ones
+  c.mesh = types.SimpleNamespace()
+  c.mesh.data = whole(-1, least=1, most=10**6, also=-1)
+  c.mesh.fsdp = whole(1, least=1, most=10**6, also=-1)
+  c.mesh.model = whole(1, least=1, most=10**6, also=-1)
+
+  c.eval = types.SimpleNamespace()
+  # updates between evaluations on the dev split; 0: once an epoch
+  c.eval.every = whole(0, least=0, most=10**9)
+  c.eval.measure = text('nDCG@10')  # decides which checkpoint is best
+  # passages searched: the dev queries' own and a sample up to this many; 0: all
+  c.eval.corpus_limit = whole(0, least=0, most=10**12)
+  c.eval.batch_size = whole(64, least=1, most=2**20)  # texts encoded at a time
+  # evaluations without a gain before the run stops; 0: never
+  c.eval.patience = whole(0, least=0, most=10**9)
+
+  c.checkpoint = types.SimpleNamespace()
+  # updates between checkpoints; 0: once an epoch
+  c.checkpoint.every = whole(0, least=0, most=10**9)
+  c.checkpoint.keep = whole(2, least=1, most=10**6)  # of the latest, beside the best
+  c.log_every = whole(10, least=1, most=10**9)  # updates between console lines
+  # a folder that keeps compiled programs between runs; 'auto': below ~/.cache/dprjax; '': none
+  c.compilation_cache = text('auto')
+  return c
 
 
 def default() -> ml_collections.ConfigDict:
   """Tuning of a dual encoder, or of a prompt for it, with the settings of DPTDR's released code."""
-  c = ml_collections.ConfigDict()
-  # how to train: a module of dprjax/methods, or the full name of a module of your own
-  c.method = 'dpr'
-  c.task = ''  # a name, written into the prompt's meta
-  c.seed = 42  # of initialisation, dropout and shuffling
 
-  c.backbone = ml_collections.ConfigDict()
-  # a Hugging Face directory or hub id; 'package:NAME' = the folder model/ in an installed package;
-  # 'scratch:tiny|mini|small|base' = random weights and a vocabulary trained on the data
-  c.backbone.path = ''
-  c.backbone.vocab_size = 8000  # of the vocabulary trained for a backbone from scratch
-  # 'wordpiece' (uncased; a BERT) or 'sentencepiece' (cased, any language; an XLM-R)
-  c.backbone.vocabulary = 'wordpiece'
-  # one encoder each for queries and passages (DPR), or one for both
-  c.backbone.two_encoders = False
-  # of the arithmetic: 'float32' or 'bfloat16'; scores and losses stay float32
-  c.backbone.dtype = 'float32'
-  # of frozen weights; trained ones are always float32
-  c.backbone.frozen_dtype = 'float32'
-  # hidden and attention dropout in training; -1: as in the backbone's config.json
-  c.backbone.dropout = -1.0
-  # recompute activations in the backward pass: less memory, a third more arithmetic
-  c.backbone.remat = False
-  # layers per step of the scan; 0: all of them, a faster step that takes longer to compile
-  c.backbone.unroll = 1
+  def values(section: types.SimpleNamespace) -> dict[str, Any]:
+    return {
+      name: values(item) if isinstance(item, types.SimpleNamespace) else item.value
+      for name, item in vars(section).items()
+    }
 
-  c.prompt = ml_collections.ConfigDict()
-  c.prompt.length = 0  # P: key/value vectors per layer; 0: none (full fine-tuning)
-  c.prompt.tied = True  # one prompt for queries and passages, or one each
-  # 'none': the prompt itself is trained; 'mlp': Embedding -> Linear -> Tanh -> Linear (Table 5)
-  c.prompt.reparam = 'none'
-  c.prompt.reparam_hidden = 512  # width of that MLP
-  c.prompt.init_std = 0.02  # N(0, std) for the prompt's initial values
-  c.prompt.init_from = ''  # start from this prompt.npz instead (Table 6)
-  c.prompt.dropout = 0.1  # on the expanded prompt, in training
-  # 'example': a mask for each, as in the released code; 'batch': one mask, less memory
-  c.prompt.dropout_scope = 'example'
-  c.prompt.shift_positions = False  # tokens count from P, as the released prompts expect
-
-  c.trainable = ('prompt/.*',)  # whole-name regular expressions; everything else is frozen
-  c.pooling = 'cls'  # 'cls' or 'mean'
-  c.normalize = False  # unit length, so that scores are cosines
-  c.temperature = 1.0  # scores are divided by it
-  c.in_batch = True  # other rows' passages are negatives too, over all devices
-  # queries (in pretraining: texts) that a device scores at a time; it bounds the loss's memory
-  c.loss_rows = 1024
-  c.negatives = 1  # hard negatives per query; 0: in-batch negatives only
-  # the fraction of hard negatives from each pool; they add up to 1
-  c.mix = ml_collections.ConfigDict()
-  c.mix.denoised = 0.0  # of mined negatives that a reranker passed
-  # of all mined negatives, and of those in a file that names no pools
-  c.mix.undenoised = 1.0
-  c.mix.random = 0.0  # of passages drawn from the whole corpus
-
-  c.batch_size = 64  # queries per batch, over all devices
-  # batches per update: the loss sees the negatives of all of them, memory holds one
-  c.accumulate = 1
-  # chunks that a batch is encoded in: the memory of one chunk, the loss of the whole batch
-  c.grad_cache = 1
-  c.epochs = 10.0  # passes over the training queries
-  c.steps = 0  # updates; if above 0, it replaces epochs
-
-  c.optim = ml_collections.ConfigDict()
-  c.optim.learning_rate = 7e-3
-  c.optim.warmup = 0.1  # fraction of the steps
-  c.optim.decay = 'linear'  # 'linear', 'cosine' or 'none'
-  c.optim.clip = 1.0  # global norm of the trained parameters' gradient; 0: none
-  c.optim.weight_decay = 0.0
-  c.optim.b1 = 0.9
-  c.optim.b2 = 0.999
-  c.optim.eps = 1e-8
-  # first match: does weight decay apply
-  c.optim.weight_decay_rules = ((r'.*(bias|scale)', False), (r'.*', True))
-  c.optim.learning_rate_rules = ((r'.*', 1.0),)  # first match: factor on the learning rate
-
-  c.data = ml_collections.ConfigDict()
-  # beir, msmarco, dpr, tevatron, flagembedding, arxiv, docstrings, or auto: detect it
-  c.data.format = 'auto'
-  # the folder (or file) of the training text; for docstrings: packages, separated by commas
-  c.data.dir = ''
-  # a training jsonl with mined negatives, in Tevatron's format, for queries of data.dir
-  c.data.train = ''
-  c.data.train_split = 'train'  # qrels/NAME.tsv
-  c.data.dev_split = ''  # qrels/NAME.tsv for evaluation during training; '': see hold_out
-  # fraction of the training queries held out as the dev split, by a hash of their ids
-  c.data.hold_out = 0.0
-  c.data.max_queries = 0  # training queries used, chosen by a hash of their ids; 0: all
-  c.data.strict = False  # unknown ids in qrels are an error, and not only counted
-  c.data.query_max_length = 32  # tokens, special ones included
-  c.data.passage_max_length = 128
-  c.data.query_prefix = ''  # text put before every query
-  c.data.passage_prefix = ''
-  c.data.query_buckets = (16, 32, 64, 128, 256, 512)  # padded lengths that a batch may have
-  c.data.passage_buckets = (32, 64, 96, 128, 192, 256, 384, 512)
-  c.data.max_relevant = 32  # relevant passages listed per query, to mask false negatives
-  c.data.store = ''  # the folder of tokenised text; '': workdir/store
-  c.data.threads = 2  # that prepare batches ahead
-
-  # for c.method = 'pretrain'; c.data.dir then lists files and folders, separated by commas
-  c.pretrain = ml_collections.ConfigDict()
-  # texts of a passage: 'one'; 'siblings': two units of it; 'ict': a sentence and the rest
-  c.pretrain.views = 'one'
-  # what siblings are: 'sentence' (RIP) or 'span' (coCondenser; DPTDR Table 7)
-  c.pretrain.unit = 'sentence'
-  c.pretrain.span_length = 64  # tokens of a span, at most
-  c.pretrain.max_length = 128  # tokens of a text, special ones included
-  c.pretrain.buckets = (32, 64, 96, 128, 192, 256, 384, 512)  # padded lengths that a batch may have
-  c.pretrain.passage_length = 256  # tokens of whole sentences that longer documents are cut into
-  c.pretrain.language = 'en'  # its rules split sentences
-  # fraction of tokens that masked language modelling hides, in whole words
-  c.pretrain.mask_rate = 0.15
-  c.pretrain.mlm_weight = 1.0  # of the masked-token losses; 0: none, and nothing is masked
-  # the last layer's masked-token loss; False leaves it to the Condenser head
-  c.pretrain.late_mlm = True
-  c.pretrain.contrast_weight = 1.0  # of the contrastive loss, where a passage has two texts
-  c.pretrain.head_layers = 0  # of the Condenser head; 0: no head
-  c.pretrain.skip_from = 0  # the layer whose tokens the Condenser head sees; 0: L // 2
-
-  # for c.method = 'cross_encoder'; each positive is compared with c.negatives passages
-  c.cross_encoder = ml_collections.ConfigDict()
-  # 'listwise': softmax cross-entropy of the positive among its negatives; 'pointwise': binary, of
-  # each pair
-  c.cross_encoder.loss = 'listwise'
-  # of a new head: 1 (relevance) or 2 (irrelevant, relevant); an existing head keeps its own
-  c.cross_encoder.labels = 1
-  # passages re-ranked for a dev query beside its relevant ones: its negatives, then random ones
-  c.cross_encoder.candidates = 20
-  c.cross_encoder.dev_queries = 500  # the first ones of the dev split; 0: all
-
-  # devices along each axis; -1: all remaining ones
-  c.mesh = ml_collections.ConfigDict({'data': -1, 'fsdp': 1, 'model': 1})
-
-  c.eval = ml_collections.ConfigDict()
-  c.eval.every = 0  # updates between evaluations on the dev split; 0: once an epoch
-  c.eval.measure = 'nDCG@10'  # decides which checkpoint is best
-  # passages searched: the dev queries' own and a sample up to this many; 0: all
-  c.eval.corpus_limit = 0
-  c.eval.batch_size = 64  # texts encoded at a time
-  c.eval.patience = 0  # evaluations without a gain before the run stops; 0: never
-
-  c.checkpoint = ml_collections.ConfigDict()
-  c.checkpoint.every = 0  # updates between checkpoints; 0: once an epoch
-  c.checkpoint.keep = 2  # of the latest, beside the best
-  c.log_every = 10  # updates between console lines
-  # a folder that keeps compiled programs between runs; 'auto': below ~/.cache/dprjax; '': none
-  c.compilation_cache = 'auto'
-  return c
+  return ml_collections.ConfigDict(values(_knobs()))
 
 
 def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -261,14 +354,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   Raises:
     InputError: a knob has a value that it cannot have, or is unknown.
   """
-  own = config.method.rpartition('.')[2] + '.'
-  known = _flat(default().to_dict())
-  if unknown := [
-    key for key in _flat(config.to_dict()) if key not in known and not key.startswith(own)
-  ]:
-    raise InputError(
-      f'config.{unknown[0]}: there is no such knob; dprjax/runtime/config.py lists them all'
-    )
+  check_ranges(config, str(config.method).rpartition('.')[2] + '.')
   if not config.backbone.path:
     raise InputError(
       'config.backbone.path is empty; name a Hugging Face directory, a hub id or scratch:tiny'
@@ -278,16 +364,31 @@ def check(config: ml_collections.ConfigDict) -> None:
       'config.data.dir is empty; name the folder that holds the training text, '
       '--config.data.dir=DIR'
     )
-  for name in _AT_LEAST_ONE:
-    if (value := functools.reduce(getattr, name.split('.'), config)) < 1:
-      raise InputError(f'config.{name}: must be at least 1, not {value}')
-  if config.steps <= 0 and config.epochs <= 0:
+  if not config.steps and not config.epochs:
     raise InputError('config.epochs: must be above 0 where config.steps is 0')
-  for name in ('frozen_dtype', 'dtype'):
-    if config.backbone[name] not in ('float32', 'bfloat16'):
-      raise InputError(
-        f"config.backbone.{name}: expected 'float32' or 'bfloat16', not {config.backbone[name]!r}"
-      )
+
+
+def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'config') -> None:
+  """Checks that there are all knobs and no others, and that each has a value that it may have.
+
+  Args:
+    config: an experiment.
+    own: the beginning of the method's own knobs, which it checks itself.
+    name: of the config in messages.
+
+  Raises:
+    InputError: naming the first knob that is wrong.
+  """
+  known, given = _flat(vars(_knobs())), _flat(config.to_dict())
+  if unknown := [key for key in given if key not in known and not key.startswith(own)]:
+    raise InputError(
+      f'{name}.{unknown[0]}: there is no such knob; dprjax/runtime/config.py lists them all'
+    )
+  if missing := [key for key in known if key not in given]:
+    raise InputError(f'{name}.{missing[0]} is missing; begin a config file with default()')
+  for key, knob in known.items():
+    if not knob.fits(given[key]):
+      raise InputError(f'{name}.{key}: expected {knob.expected}, not {given[key]!r:.60}')
 
 
 def split_argument(
@@ -397,9 +498,10 @@ def _read(workdir: epath.PathLike) -> dict[str, Any]:
   return merged
 
 
-def _flat(tree: dict, prefix: str = '') -> dict:
+def _flat(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
   flat: dict[str, Any] = {}
   for key, value in tree.items():
+    value = vars(value) if isinstance(value, types.SimpleNamespace) else value
     if isinstance(value, dict):
       flat |= _flat(value, f'{prefix}{key}.')
     else:

@@ -33,8 +33,8 @@ from jax._src import cloud_tpu_init
 from jax._src import distributed as internals  # no public name for the client; orbax does the same
 from jax.experimental import multihost_utils
 
-from dprjax.base.errors import InputError
-from dprjax.runtime import cli, lastwords, watch
+from dprjax.base.errors import InputError, error_line, explain, wants_traceback
+from dprjax.runtime import lastwords, watch
 
 FLAGS = ('coordinator', 'processes', 'process')
 _SLURM = ('SLURM_JOB_ID', 'SLURM_STEP_NODELIST', 'SLURM_NTASKS', 'SLURM_PROCID', 'SLURM_LOCALID')
@@ -257,16 +257,12 @@ def leave(error: BaseException, trace: bool = False) -> None:
   """
   if _watch is None:
     return
-  if isinstance(error, InputError):
-    status, line = 2, str(error)
-  elif isinstance(error, KeyboardInterrupt):
-    status, line = 130, 'interrupted'
-  else:
+  status, line = explain(error)
+  if status == 1:
     # Most likely another process is gone, which shows as one of many errors (of jax, of orbax). If
     # so, the watch finds out which one, reports it, and ends this process.
     _watch.wait()
-    status, line, trace = 1, f'{type(error).__name__}: {error}', True
-  if trace:
+  if trace or wants_traceback():
     traceback.print_exception(error)
   _watch.report(status, line)
   _exit(status, line)
@@ -274,7 +270,7 @@ def leave(error: BaseException, trace: bool = False) -> None:
 
 def _exit(status: int, line: str) -> NoReturn:
   # On an ordinary exit, jax's shutdown would wait for the others.
-  print(cli.error_line(line), file=sys.stderr)
+  print(error_line(line), file=sys.stderr)
   sys.stdout.flush()
   sys.stderr.flush()
   os._exit(status)

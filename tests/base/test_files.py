@@ -19,8 +19,47 @@ def test_atomic_files_appear_whole_or_not_at_all(tmp_path):
     file.write('new')
     raise KeyError
   assert path.read_text() == 'old' and list(path.parent.iterdir()) == [path]
-  with pytest.raises(InputError, match='made is a folder; give the name of a file'):
-    files.output_file(path.parent)
+  refused = pytest.raises(InputError, match='made is a folder; give the name of a file')
+  with refused, files.atomic_write(path.parent):
+    pass
+
+
+def test_links_are_followed_and_devices_written_to(tmp_path):
+  target, link, pipe = tmp_path / 'target', tmp_path / 'link', tmp_path / 'pipe'
+  target.write_text('old')
+  link.symlink_to(target)
+  os.mkfifo(pipe)
+  for path in (link, '/dev/null'):
+    with files.atomic_write(path) as file:
+      file.write('new')
+  assert link.is_symlink() and target.read_text() == 'new' and files.is_special('/dev/null')
+  read = []
+  thread = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+  thread.start()
+  with files.atomic_write(pipe, 'wb') as file:
+    file.write(b'new')
+  thread.join()
+  assert read == [b'new'] and files.is_special(pipe)
+  assert {path.name for path in tmp_path.iterdir()} == {'target', 'link', 'pipe'}
+
+
+@pytest.mark.parametrize('exchange', [True, False])
+def test_a_folder_is_replaced_without_a_moment_without_one(tmp_path, monkeypatch, exchange):
+  final = tmp_path / 'model'
+  if not exchange:  # a file system that cannot
+    monkeypatch.setattr(files, '_renameat2', lambda: None)
+  for content in ('old', 'new'):
+    with files.atomic_path(final) as aside:
+      aside.mkdir()
+      (aside / 'a').write_text(content)
+  assert (final / 'a').read_text() == 'new' and list(tmp_path.iterdir()) == [final]
+  # As after a kill between the two renames, then after them.
+  final.rename(tmp_path / '.model.01234567.old')
+  files.recover(files.resolved(final))
+  assert (final / 'a').read_text() == 'new'
+  (tmp_path / '.model.01234567.old').mkdir()
+  files.recover(files.resolved(final))
+  assert list(tmp_path.iterdir()) == [final]
 
 
 @pytest.mark.parametrize(
@@ -64,6 +103,8 @@ def _read_bytes(path):
     ('{"a": 1}\n\n{"a": 2}', [(1, {'a': 1}), (3, {'a': 2})]),
     (' [\n{"a": 1}, {"a": "' + 'x' * 99 + '"}]', [(1, {'a': 1}), (2, {'a': 'x' * 99})]),
     ('[]', []),
+    ('\ufeff{"a": 1}', [(1, {'a': 1})]),
+    ('\ufeff[{"a": 1} , {}]', [(1, {'a': 1}), (2, {})]),
   ],
 )
 def test_records_are_lines_or_entries_of_an_array(tmp_path, monkeypatch, text, records):
@@ -86,6 +127,24 @@ def test_records_are_lines_or_entries_of_an_array(tmp_path, monkeypatch, text, r
     (files.read_jsonl, 'a', b'{}\n{', r'a, line 2: not JSON \(.* at column 2\)'),
     (files.read_records, 'a', b'[{}, 5]', 'a, entry 2: expected a JSON object, found int'),
     (files.read_records, 'a', b'[{}, {', 'a, entry 2: not JSON, or cut off'),
+    (files.read_records, 'a', b'[{} {}]', 'a: no comma after entry 1'),
+    *(
+      (read, 'a', opening + text + closing, f'a.*(1|): .*{message}')
+      for read, opening, closing in (
+        (files.read_json, b'{"a": ', b'}'),
+        (files.read_jsonl, b'{"a": ', b'}'),
+        (files.read_records, b'[{"a": ', b'}]'),
+      )
+      for text, message in (
+        (b'NaN', 'NaN is not JSON'),
+        (b'-Infinity', '-Infinity is not JSON'),
+        (b'9' * 5000, 'Exceeds the limit .* for integer string conversion'),
+        (b'[' * 2000 + b']' * 2000, 'JSON nested deeper than 64'),
+        (b'[' * 70 + b']' * 70, 'JSON nested deeper than 64'),
+        (b'{"b":' * 70 + b'1' + b'}' * 70, 'JSON nested deeper than 64'),
+        (b'"\\ud83d"', 'half of a surrogate pair'),
+      )
+    ),
   ],
 )
 def test_errors_name_file_and_line(tmp_path, read, name, content, message):
@@ -95,13 +154,42 @@ def test_errors_name_file_and_line(tmp_path, read, name, content, message):
     list(read(tmp_path / name))
 
 
-def test_sidecars(tmp_path):
-  read = lambda: files.read_sidecar(tmp_path / 'index', 'about.json', 'index', 'abc')  # noqa: E731
+def test_whole_surrogate_pairs_and_wide_lists_are_sound():
+  text = '{"a": "\\ud83d\\ude00", "b": [' + ', '.join(['[]'] * 100) + ']}'
+  assert files.parse_json(text, 'a')['a'] == '\U0001f600'
+
+
+def test_pipes_are_refused_where_one_reading_is_not_enough():
+  with pytest.raises(InputError, match='text: /dev/null is a pipe or a device'):
+    files.regular_file('/dev/null', 'text')
+
+
+def test_sidecars_name_what_a_folder_holds_and_notice_damage(tmp_path):
+  folder = tmp_path / 'index'
+
+  def read(format='my.index', fingerprint='abc'):
+    return files.read_sidecar(folder, 'about.json', format, 'index', fingerprint)
+
   assert read() is None
-  files.write_json(tmp_path / 'index' / 'about.json', {'fingerprint': 'abc'})
-  assert read() == {'fingerprint': 'abc'}
-  files.write_json(tmp_path / 'index' / 'about.json', {'fingerprint': 'other'})
+  folder.mkdir()
   assert read() is None
-  (tmp_path / 'index' / 'about.json').rename(tmp_path / 'index' / 'thesis.tex')
+  (folder / 'part').mkdir()
+  (folder / 'part' / 'a').write_text('a')
   with pytest.raises(InputError, match='index holds something else than a index; choose another'):
     read()
+  files.write_sidecar(folder, 'about.json', 'my.index', 'abc', count=3)
+  assert read()['count'] == 3 and read(fingerprint='other') is None
+  with pytest.raises(InputError, match='holds something else'):
+    read(format='your.index')
+  (folder / 'part' / 'a').write_text('b')
+  with pytest.raises(InputError, match=r'part/a was changed or is damaged .*; remove .*index'):
+    read()
+  (folder / 'part' / 'a').unlink()
+  with pytest.raises(InputError, match='part/a is missing'):
+    read()
+
+
+def test_nothing_is_written_that_json_does_not_have(tmp_path):
+  with pytest.raises(ValueError, match='JSON'):
+    files.write_json(tmp_path / 'a.json', {'a': float('nan')})
+  assert not list(tmp_path.iterdir())

@@ -1,0 +1,46 @@
+import errno
+
+import pytest
+
+from dprjax.base import errors
+
+
+@pytest.mark.parametrize(
+  ('text', 'masked'),
+  [
+    ('milvus://me:hunter2@host:19530/db', 'milvus://me:***@host:19530/db'),
+    ('https://:hunter2@host', 'https://:***@host'),
+    ('http://host/?a=1&token=hunter2&b=2', 'http://host/?a=1&token=***&b=2'),
+    ("--uri='http://host?api_key=hunter2'", "--uri='http://host?api_key=***'"),
+    ('PASSWORD=hunter2, user=me', 'PASSWORD=***, user=me'),
+    ('http://host:19530/user@home', 'http://host:19530/user@home'),
+    ('query token 3 of the text', 'query token 3 of the text'),
+  ],
+)
+def test_secrets_are_masked(text, masked):
+  assert errors.mask(text) == masked
+
+
+def test_an_error_is_one_line_of_500_characters():
+  line = errors.error_line('a\nb ' + 'x' * 5000 + ' do this')
+  assert line.startswith('dprjax: error: a b x') and line.endswith('x do this')
+  assert len(line) == 500 and '\n' not in line
+
+
+@pytest.mark.parametrize(
+  ('error', 'status', 'message'),
+  [
+    (errors.InputError('a.tsv, line 3: bad'), 2, 'a.tsv, line 3: bad'),
+    (OSError(errno.ENOSPC, 'No space left on device', 'a'), 2, 'a: No space left on device; free'),
+    (PermissionError(errno.EACCES, 'Permission denied', 'a'), 2, 'a: Permission denied; give this'),
+    (OSError('no number'), 2, 'no number'),
+    (OSError(), 2, 'OSError'),
+    (MemoryError('Unable to allocate 4 TiB'), 2, 'not enough memory (Unable to allocate 4 TiB); a'),
+    (RuntimeError('RESOURCE_EXHAUSTED: Out of memory'), 2, 'not enough memory (RESOURCE_EX'),
+    (KeyboardInterrupt(), 130, 'interrupted'),
+    (ZeroDivisionError('x'), 1, 'a fault of dprjax, ZeroDivisionError: x; please report it'),
+  ],
+)
+def test_every_error_has_a_status_and_a_sentence(error, status, message):
+  found = errors.explain(error)
+  assert found[0] == status and found[1].startswith(message)

@@ -1,0 +1,151 @@
+import multiprocessing
+import os
+import signal
+import socket
+
+import pytest
+
+from dprjax.base import outputs
+from dprjax.base.errors import InputError
+
+
+@pytest.fixture
+def inputs(tmp_path):
+  (tmp_path / 'folder' / 'inner').mkdir(parents=True)
+  (tmp_path / 'folder' / 'inner' / 'a').write_text('a')
+  (tmp_path / 'corpus').write_text('corpus')
+  (tmp_path / 'run.json').write_text('queries')
+  os.link(tmp_path / 'corpus', tmp_path / 'hard')
+  (tmp_path / 'soft').symlink_to('corpus')
+  (tmp_path / 'folder_link').symlink_to('folder')
+  return {
+    '--corpus': tmp_path / 'corpus',
+    '--queries': [str(tmp_path / 'run.json')],
+    '--backbone': str(tmp_path / 'folder'),
+    '--prompt': None,
+    '--model': 'some/hub-id',
+  }
+
+
+def content(folder):
+  return {
+    str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+    for path in folder.rglob('*')
+  }
+
+
+@pytest.mark.parametrize(
+  ('out', 'message'),
+  [
+    ('corpus', 'is an input, --corpus='),
+    ('hard', 'is an input, --corpus='),
+    ('soft', 'is an input, --corpus='),
+    ('folder/../corpus', 'is an input, --corpus='),
+    ('run', r'run.json is an input, --queries='),
+    ('folder', 'is a folder'),
+    ('folder/new', 'lies in an input, --backbone='),
+    ('folder_link/new', 'lies in an input, --backbone='),
+    ('folder/inner/deep/new', 'lies in an input, --backbone='),
+    ('', 'no file or folder can have this name'),
+    ('a\0b', 'no file or folder can have this name'),
+  ],
+)
+def test_a_file_that_would_harm_an_input_is_refused(tmp_path, inputs, monkeypatch, out, message):
+  monkeypatch.chdir(tmp_path)
+  before = content(tmp_path)
+  with pytest.raises(InputError, match=message), outputs.claim(out, inputs):
+    pass
+  assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+  ('out', 'message'),
+  [
+    ('folder', 'is an input, --backbone='),
+    ('folder_link', 'is an input, --backbone='),
+    ('folder/inner', 'lies in an input, --backbone='),
+    ('.', 'holds an input, --corpus='),
+    ('corpus', 'is a file; name a folder'),
+    ('theirs', 'theirs holds something else than a model; choose another folder'),
+  ],
+)
+def test_a_folder_that_would_harm_an_input_is_refused(tmp_path, inputs, out, message):
+  (tmp_path / 'theirs').mkdir()
+  (tmp_path / 'theirs' / 'thesis.tex').write_text('')
+  before = content(tmp_path)
+  claim = outputs.claim_folder(tmp_path / out, inputs, what='a model', ours=lambda folder: False)
+  with pytest.raises(InputError, match=message), claim:
+    pass
+  assert content(tmp_path) == before
+
+
+def test_devices_are_taken_and_sockets_are_not(tmp_path, monkeypatch):
+  with outputs.claim('/dev/null', {'--run': '/dev/null'}) as out:
+    outputs.write_report(out, {'a': 1})
+  assert not os.path.lexists('/dev/null.json')
+  monkeypatch.chdir(tmp_path)  # a socket's path must be short
+  with socket.socket(socket.AF_UNIX) as listening:
+    listening.bind('socket')
+    with pytest.raises(InputError, match='is a socket'), outputs.claim('socket', {}):
+      pass
+
+
+def test_leftovers_of_killed_commands_are_removed_and_others_are_not(tmp_path):
+  left = ('.run.0123abcd.tmp', '.run.json.0123abcd.tmp')
+  others = ('.run.trec.0123abcd.tmp', '.runs.0123abcd.tmp', 'run.0123abcd.tmp')
+  for name in (*left, *others):
+    (tmp_path / name).write_text('')
+  with outputs.claim(tmp_path / 'run', {}):
+    assert {path.name for path in tmp_path.iterdir()} == {*others, '.run.lock'}
+  assert {path.name for path in tmp_path.iterdir()} == set(others)
+
+
+def _hold(path, grows, held):
+  claim = (
+    outputs.claim_folder(path, {}, what='a run', ours=lambda folder: True, grows=True)
+    if grows
+    else outputs.claim(path, {})
+  )
+  with claim:
+    held.set()
+    signal.pause()
+
+
+@pytest.mark.parametrize('grows', [False, True])
+def test_two_commands_do_not_write_one_output_and_a_killed_one_does_not_block_it(tmp_path, grows):
+  spawn = multiprocessing.get_context('spawn')
+  held, path = spawn.Event(), tmp_path / 'out'
+  process = spawn.Process(target=_hold, args=(path, grows, held))
+  process.start()
+  assert held.wait(60)
+
+  def claim():
+    if grows:
+      return outputs.claim_folder(path, {}, what='a run', ours=lambda folder: True, grows=True)
+    return outputs.claim(path, {})
+
+  with pytest.raises(InputError, match='another command is writing it now'), claim():
+    pass
+  process.kill()
+  process.join()
+  with claim():
+    pass
+  # The killed command had made its folder.
+  assert [path.name for path in tmp_path.rglob('*')] == ['out'] * grows
+
+
+def test_a_folder_in_which_nothing_is_written_does_not_stay(tmp_path):
+  path = tmp_path / 'runs' / 'mine'
+  with pytest.raises(ZeroDivisionError):  # noqa: SIM117
+    with outputs.claim_folder(path, {}, what='a run', ours=lambda folder: True, grows=True):
+      assert path.is_dir()
+      raise ZeroDivisionError
+  assert not list(tmp_path.iterdir())
+
+
+def test_remote_outputs_are_compared_by_name():
+  inputs = {'--corpus': 'gs://bucket/data/corpus.jsonl', '--backbone': 'gs://bucket/model/'}
+  for out in ('gs://bucket/data', 'gs://bucket/model', 'gs://bucket/model/prompt.npz'):
+    with pytest.raises(InputError, match='an input'):
+      outputs.check_apart(out, inputs)
+  outputs.check_apart('gs://bucket/models', inputs)

@@ -1,0 +1,77 @@
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from dprjax.runtime import cli
+
+# A command that does what its argument says.
+COMMAND = """
+import os, signal, sys
+from dprjax.runtime import cli
+def command(args):
+  match args.do:
+    case 'table': cli.print_table(['a', 'b'], [[chr(0x1f600) + chr(0xef), '1']] * 9999)
+    case 'interrupt': os.kill(os.getpid(), signal.SIGINT); signal.pause()
+    case 'fault': raise ZeroDivisionError('the fault')
+    case 'full': raise OSError(28, 'No space left on device', 'a')
+parser = cli.Parser('x', 'x')
+parser.add_argument('--do')
+cli.run(parser, command)
+"""
+
+
+def run(do, *, redirect='', **environment):
+  done = subprocess.run(
+    ['bash', '-c', f'exec "$0" -c "$1" --do={do} {redirect}', sys.executable, COMMAND],
+    capture_output=True,
+    text=True,
+    env=os.environ | environment,
+    timeout=60,
+  )
+  return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+  ('do', 'redirect', 'environment', 'status', 'message'),
+  [
+    ('table', '>/dev/null', {}, 0, ''),
+    ('table', '>&-', {}, 0, ''),
+    ('table', '', {'PYTHONIOENCODING': 'ascii'}, 0, ''),
+    ('table', '', {'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0'}, 0, ''),
+    ('table', '>/dev/full', {}, 2, 'No space left on device'),
+    ('table', '> >(true)', {}, 2, 'Broken pipe'),
+    ('interrupt', '', {}, 130, 'interrupted'),
+    ('fault', '', {}, 1, 'a fault of dprjax, ZeroDivisionError: the fault; please report it'),
+    ('full', '', {}, 2, 'a: No space left on device; free some space'),
+  ],
+)
+def test_a_command_ends_in_one_line_whatever_happens(do, redirect, environment, status, message):
+  returned, _, err = run(do, redirect=redirect, **environment)
+  assert returned == status, err
+  lines = err.splitlines()
+  assert len(lines) == bool(message), err
+  if message:
+    assert lines[0].startswith('dprjax: error: ') and message in lines[0]
+
+
+def test_a_traceback_is_shown_to_whom_asks_for_it():
+  status, _, err = run('fault', DPRJAX_TRACEBACK='1')
+  assert status == 1 and 'Traceback' in err and err.splitlines()[-1].startswith('dprjax: error: a')
+
+
+def test_messages_hide_secrets(capsys):
+  parser = cli.Parser('x', 'x')
+  parser.add_argument('--uri')
+
+  def command(args):
+    cli.report_ids(f'{args.uri}: wrong', ['1'], strict=False)
+    cli.report_ids(f'{args.uri}: wrong', ['1'], strict=True)
+
+  with pytest.raises(SystemExit):
+    cli.run(parser, command, ['--uri=http://me:hunter2@host?token=abc&a=b'])
+  err = capsys.readouterr().err
+  assert err.count('http://me:***@host?token=***&a=b: wrong') == 2
+  assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
