@@ -17,7 +17,11 @@ _HINTS = {
   errno.EMFILE: 'raise the number of open files: ulimit -n',
 }
 _SECRETS = (
-  (re.compile(r'(?<=://)([^/\s:@]*):[^/\s@]+@'), r'\1:***@'),
+  # Of user:SECRET@host. A secret may hold '@' and '/'; a port and a slash begin no secret.
+  (re.compile(r'(?<=://)([^/\s:@]*):(?!\d+/)\S+@'), r'\1:***@'),
+  (re.compile(r'(?<=://)[^/\s:@]+@'), '***@'),
+  (re.compile(r'(?<![\w/.])([\w.+-]+):(?!//|\d+/)[^\s@]+@(?=[\w\[])'), r'\1:***@'),
+  (re.compile(r'(--?\w*(?:token|password|secret|key)\w*\s+)[^\s-][^\s,]*', re.I), r'\1***'),
   (
     re.compile(
       r'((?:token|password|passwd|secret|api_?key|apikey|access_?key)\s*=\s*)[^\s&;,\'"]+', re.I

@@ -21,7 +21,7 @@ import re
 import stat
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import IO, Any
 
 from etils import epath
@@ -34,6 +34,7 @@ _CHUNK = 1 << 20  # characters of a JSON array read at a time
 _MAX_ENTRY = 1 << 26  # an entry longer than this means a broken file
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DEEPEST = 64  # levels of lists and objects in JSON
+_LEFT = re.compile(r'\..*\.[0-9a-f]{8}\.tmp')  # by a killed command
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
 
 
@@ -468,14 +469,14 @@ def no_room(path: PathLike) -> Iterator[None]:
 
 
 def read_sidecar(
-  folder: PathLike, name: str, format: str, what: str, fingerprint: str
+  folder: PathLike, name: str, format: str, what: str, fingerprint: str, complete: bool = False
 ) -> dict[str, Any] | None:
   """The JSON that describes a folder (`write_sidecar`); None if there is none, or of another
   fingerprint.
 
   Raises:
-    InputError: the folder holds something else than ``what``, so it must not be replaced; or a file
-      of it was changed or is missing.
+    InputError: the folder holds something else than ``what``, so it must not be replaced; a file of
+      it was changed or is missing; or, where it is ``complete``, another file was added.
   """
   root = epath.Path(folder)
   if not root.exists():
@@ -484,12 +485,14 @@ def read_sidecar(
   if not root.is_dir():
     raise other
   if not (root / name).exists():
-    if all(path.name.startswith('.') for path in root.iterdir()):
+    if all(path.name == '.lock' or _LEFT.fullmatch(path.name) for path in root.iterdir()):
       return None
     raise other
   sidecar = read_json_object(root / name, what)
   if sidecar.get('format') != format:
     raise other
+  if complete and isinstance(sidecar.get('sha256'), dict):
+    _check_ours_alone(root, {name, *sidecar['sha256']})
   if sidecar.get('fingerprint') != fingerprint:
     return None
   check_sums(root, sidecar.get('sha256'), f'remove {root}, and it is made again')
@@ -517,11 +520,22 @@ def check_sums(folder: epath.Path, expected: Any, remedy: str) -> None:
   if not isinstance(expected, dict):
     raise InputError(f'{folder}: there are no checksums of its files; {remedy}')
   for name, digest in expected.items():
+    # The names are from a file, which may lie: nothing outside the folder is read, and no pipe.
+    if name.startswith('/') or '..' in name.split('/') or '\0' in name:
+      raise InputError(f'{folder}: {name!r:.80} is not the name of a file in it; {remedy}')
     file = folder / name
     if not file.exists():
       raise InputError(f'{file} is missing; {remedy}')
-    if sha256_file(file) != digest:
+    if file.is_dir() or is_special(file) or sha256_file(file) != digest:
       raise InputError(f'{file} was changed or is damaged (its SHA-256 differs); {remedy}')
+
+
+def _check_ours_alone(folder: epath.Path, known: Collection[str]) -> None:
+  """Raises InputError for a file that somebody else put into a folder of ours."""
+  for path in _below(folder):
+    name = str(path.relative_to(folder))
+    if name not in known and not path.name.startswith('.'):
+      raise InputError(f'{folder} also holds {name}, which is not of dprjax; move it elsewhere')
 
 
 def _below(folder: epath.Path) -> Iterator[epath.Path]:

@@ -4,7 +4,7 @@ import re
 from typing import Any, NamedTuple
 
 from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike
+from dprjax.base.files import PathLike, read_lines
 
 _BAD_ID = re.compile(r'^\s|\s$|[\x00-\x1f\x7f]|^$')
 
@@ -52,6 +52,40 @@ class Record(NamedTuple):
       raise self._wrong(key, 'text')
     return value
 
+  def optional_text(self, key: str) -> str | None:
+    """The text under ``key``, which must be there but may be null."""
+    if key not in self.values or self.values[key] is not None:
+      return self.text(key)
+    return None
+
+  def choice(self, key: str, *values: str) -> str:
+    """One of these texts."""
+    value = self.values.get(key)
+    if not isinstance(value, str) or value not in values:
+      raise self._wrong(key, ' or '.join(map(repr, values)))
+    return value
+
+  def boolean(self, key: str) -> bool:
+    """True or false."""
+    value = self.values.get(key)
+    if not isinstance(value, bool):
+      raise self._wrong(key, 'true or false')
+    return value
+
+  def whole(self, key: str, least: int, most: int) -> int:
+    """A whole number within these bounds."""
+    value = self.values.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+      raise self._wrong(key, f'a whole number from {least} to {most}')
+    return value
+
+  def record(self, key: str) -> 'Record':
+    """The object under ``key``."""
+    value = self.values.get(key)
+    if not isinstance(value, dict):
+      raise self._wrong(key, 'an object')
+    return Record(value, f'{self.where}, {key!r}')
+
   def texts(self, key: str, expected: str = 'a list of texts', optional: bool = False) -> list[str]:
     """The list of texts under ``key``; empty if it is ``optional`` and absent."""
     return self._list(key, str, expected, optional)
@@ -70,6 +104,20 @@ class Record(NamedTuple):
     value = self.values.get(key)
     found = 'missing' if value is None else f'{value!r:.40}'
     return InputError(f'{self.where}: {key!r} is {found}; expected {expected}')
+
+
+def read_ids(path: PathLike, what: str = 'ids') -> list[str]:
+  """A file of ids, one a line; blank lines are left out.
+
+  Raises:
+    InputError: there are none; or one that cannot be used (`check_id`) or comes twice.
+  """
+  ids = UniqueIds(path, 'the')
+  for number, line in read_lines(path, what):
+    ids.add(check_id(line, f'{path}, line {number}'), number)
+  if not ids.lines:
+    raise InputError(f'{what}: {path} holds no ids')
+  return list(ids.lines)
 
 
 class UniqueIds:

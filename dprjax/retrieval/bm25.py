@@ -129,7 +129,7 @@ def load(folder: PathLike, fingerprint: str) -> Bm25 | None:
     InputError: the folder holds something else, or a damaged index.
   """
   root = epath.Path(folder)
-  sidecar = read_sidecar(root, _SIDECAR, _FORMAT, 'BM25 index', fingerprint)
+  sidecar = read_sidecar(root, _SIDECAR, _FORMAT, 'BM25 index', fingerprint, complete=True)
   if sidecar is None:
     return None
   try:

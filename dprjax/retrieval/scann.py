@@ -16,7 +16,8 @@ from etils import epath
 from jaxtyping import Float, Int
 
 from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike, atomic_path, read_sidecar, write_sidecar
+from dprjax.base.files import PathLike, atomic_path, read_json_object, read_sidecar, write_sidecar
+from dprjax.formats.fields import Record
 from dprjax.retrieval.exact import TopK, check_finite
 
 BRUTE_FORCE_BELOW = 20_000
@@ -26,6 +27,7 @@ _SIDECAR = 'dprjax_index.json'
 # As ScaNN's documentation recommends for vectors of about unit length.
 _DIMENSIONS_PER_BLOCK, _ANISOTROPIC_THRESHOLD = 2, 0.2
 _TRAINING_SAMPLE = 250_000
+_MOST_ROWS = 2**31 - 1  # ScaNN and exact search number them in int32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,6 +170,12 @@ def save(index: Index, folder: PathLike, fingerprint: str) -> None:
     write_sidecar(aside, _SIDECAR, _FORMAT, fingerprint, **counts)
 
 
+def is_index(folder: epath.Path) -> bool:
+  """Whether a folder is marked as a kept index, of whatever vectors."""
+  sidecar = folder / _SIDECAR
+  return sidecar.exists() and read_json_object(sidecar, 'ScaNN index').get('format') == _FORMAT
+
+
 def load(folder: PathLike, fingerprint: str) -> Index | None:
   """Opens an index; None where there is none, or one of other vectors, which may be replaced.
 
@@ -175,15 +183,20 @@ def load(folder: PathLike, fingerprint: str) -> Index | None:
     InputError: the folder holds a damaged index, or something else.
   """
   root = epath.Path(folder)
-  sidecar = read_sidecar(root, _SIDECAR, _FORMAT, 'ScaNN index', fingerprint)
+  # ScaNN ends the process at some damaged files: their checksums come first.
+  sidecar = read_sidecar(root, _SIDECAR, _FORMAT, 'ScaNN index', fingerprint, complete=True)
   if sidecar is None:
     return None
+  about = Record(sidecar, f'ScaNN index {root / _SIDECAR}')
+  count = about.whole('count', 1, _MOST_ROWS)
+  leaves = about.whole('leaves', 0, count)
   from scann import scann_ops_pybind  # as above
 
   try:
     searcher = scann_ops_pybind.load_searcher(os.fspath(root))
-  except (ValueError, RuntimeError, OSError) as error:
+  except Exception as error:  # of protocol buffers, numpy and ScaNN
     raise InputError(
-      f'{root} is not a whole ScaNN index ({error}); remove it and search again'
+      f'{root} is not a whole ScaNN index ({type(error).__name__}: {error}); remove it and search '
+      'again'
     ) from error
-  return Index(searcher, sidecar['count'], sidecar['leaves'])
+  return Index(searcher, count, leaves)

@@ -23,6 +23,8 @@ import rich.text
 from dprjax.base.errors import InputError, error_line, explain, mask, wants_traceback
 
 _LISTED = 5  # ids in a message
+_DIGITS = 18  # of a number
+_LONGEST_S = 7 * 24 * 3600  # of a time-out
 
 
 class Parser(argparse.ArgumentParser):
@@ -52,10 +54,16 @@ class Parser(argparse.ArgumentParser):
         ('coordinator', str, 'HOST:PORT', None, 'where process 0 listens: a free port of its host'),
         ('processes', positive, 'N', None, 'how many processes there are'),
         ('process', count, 'I', None, 'which process this is, from 0 to N - 1'),
-        ('join_timeout', positive, 'SECONDS', '300', 'for all processes to join (default: 300)'),
+        (
+          'join_timeout',
+          up_to(_LONGEST_S),
+          'SECONDS',
+          '300',
+          'for all processes to join (default: 300)',
+        ),
         (
           'peer_timeout',
-          positive,
+          up_to(_LONGEST_S),
           'SECONDS',
           '20',
           'without a sign of life before a process counts as lost and the job ends (default: 20)',
@@ -101,15 +109,30 @@ def boolean(text: str) -> bool:
 
 def positive(text: str) -> int:
   """A whole number above zero, for argparse's ``type``."""
-  if not text.isdecimal() or int(text) < 1:
-    raise argparse.ArgumentTypeError(f'expected a whole number above 0, not {text!r}')
+  if not text.isdecimal() or len(text) > _DIGITS or int(text) < 1:
+    raise argparse.ArgumentTypeError(f'expected a whole number above 0, not {text!r:.40}')
   return int(text)
+
+
+def up_to(most: int, least: int = 1) -> Callable[[str], int]:
+  """A whole number from ``least`` to ``most``, for argparse's ``type``."""
+
+  def parse(text: str) -> int:
+    # Not the number of digits that Python refuses to read.
+    value = int(text) if text.isdecimal() and len(text) <= len(str(most)) else -1
+    if not least <= value <= most:
+      raise argparse.ArgumentTypeError(
+        f'expected a whole number from {least} to {most}, not {text!r:.40}'
+      )
+    return value
+
+  return parse
 
 
 def count(text: str) -> int:
   """A whole number from zero on, for argparse's ``type``."""
-  if not text.isdecimal():
-    raise argparse.ArgumentTypeError(f'expected a whole number from 0 on, not {text!r}')
+  if not text.isdecimal() or len(text) > _DIGITS:
+    raise argparse.ArgumentTypeError(f'expected a whole number from 0 on, not {text!r:.40}')
   return int(text)
 
 
@@ -201,7 +224,7 @@ def run(
     raise
   except BaseException as error:
     if trace:
-      traceback.print_exc()
+      print(mask(traceback.format_exc()), file=sys.stderr)
     if isinstance(error, OSError):
       _drop_stdout()
     status, message = explain(error)

@@ -189,6 +189,35 @@ def test_sidecars_name_what_a_folder_holds_and_notice_damage(tmp_path):
     read()
 
 
+@pytest.mark.parametrize(
+  'name', ['../secret', '/dev/zero', 'part/../../secret', 'a\0b', 'pipe', 'part']
+)
+def test_a_sidecar_cannot_have_another_file_read(tmp_path, name):
+  (tmp_path / 'secret').write_text('s')
+  folder = tmp_path / 'index'
+  (folder / 'part').mkdir(parents=True)
+  os.mkfifo(folder / 'pipe')
+  files.write_json(
+    folder / 'about.json', {'format': 'my.index', 'fingerprint': 'abc', 'sha256': {name: 'a'}}
+  )
+  with pytest.raises(InputError, match=r'not the name of a file in it|was changed or is damaged'):
+    files.read_sidecar(folder, 'about.json', 'my.index', 'index', 'abc')
+
+
+@pytest.mark.parametrize('fingerprint', ['abc', 'other'])
+def test_what_somebody_added_to_a_folder_of_ours_is_not_replaced(tmp_path, fingerprint):
+  folder = tmp_path / 'index'
+  folder.mkdir()
+  (folder / '.hidden').write_text('mine')
+  with pytest.raises(InputError, match='holds something else'):
+    files.read_sidecar(folder, 'about.json', 'my.index', 'index', fingerprint)
+  (folder / '.hidden').unlink()
+  files.write_sidecar(folder, 'about.json', 'my.index', 'abc')
+  (folder / 'notes.txt').write_text('mine')
+  with pytest.raises(InputError, match=r'also holds notes\.txt, which is not of dprjax'):
+    files.read_sidecar(folder, 'about.json', 'my.index', 'index', fingerprint, complete=True)
+
+
 def test_nothing_is_written_that_json_does_not_have(tmp_path):
   with pytest.raises(ValueError, match='JSON'):
     files.write_json(tmp_path / 'a.json', {'a': float('nan')})

@@ -1,3 +1,6 @@
+import json
+import shutil
+
 import numpy as np
 import pytest
 
@@ -50,9 +53,61 @@ def test_saved_moved_and_loaded(tmp_path):
   ):
     np.testing.assert_array_equal(before, after)
   assert scann.load(tmp_path / 'moved', 'other vectors') is None
-  next((tmp_path / 'moved').glob('*.npy')).unlink()
-  with pytest.raises(InputError, match='not a whole ScaNN index'):
-    scann.load(tmp_path / 'moved', 'abc')
+
+
+@pytest.fixture(scope='module')
+def kept(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('scann') / 'index'
+  scann.save(scann.build(clustered(500, 1), 10), folder, 'abc')
+  return folder
+
+
+def _edit(folder, **changes):
+  file = folder / 'dprjax_index.json'
+  file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def _flip(file, place):
+  content = bytearray(file.read_bytes())
+  content[place] ^= 1
+  file.write_bytes(content)
+
+
+@pytest.mark.parametrize('fingerprint', ['abc', 'other vectors'])
+@pytest.mark.parametrize(
+  'harm, message, also',
+  [
+    (lambda f: _flip(f / 'dataset.npy', -7), r'dataset\.npy was changed or is damaged', False),
+    (lambda f: _flip(f / 'dataset.npy', 5), r'dataset\.npy was changed or is damaged', False),
+    (lambda f: _flip(f / 'scann_config.pb', 3), r'scann_config\.pb was changed', False),
+    (
+      lambda f: (f / 'scann_assets.pbtxt').write_text(''),
+      r'scann_assets\.pbtxt was changed',
+      False,
+    ),
+    (lambda f: (f / 'dataset.npy').unlink(), r'dataset\.npy is missing', False),
+    (lambda f: _edit(f, sha256={}), 'also holds dataset.npy|also holds scann', True),
+    (lambda f: _edit(f, sha256=None), 'no checksums of its files', False),
+    (lambda f: _edit(f, sha256=['dataset.npy']), 'no checksums of its files', False),
+    (lambda f: _edit(f, count='many'), "'count' is 'many'; expected a whole number", False),
+    (lambda f: _edit(f, leaves=10**30), "'leaves' is 1000000", False),
+    (lambda f: _edit(f, format='dprjax.bm25'), 'something else than a ScaNN index', True),
+    (lambda f: (f / 'dprjax_index.json').write_text('[]'), 'expected a JSON object', True),
+    (lambda f: (f / 'dprjax_index.json').write_text('{'), 'not JSON', True),
+    (lambda f: (f / 'dprjax_index.json').unlink(), 'something else than a ScaNN index', True),
+    (lambda f: (f / 'thesis.tex').write_text('years of work'), 'also holds thesis.tex', True),
+  ],
+)
+def test_a_kept_index_that_was_changed(tmp_path, kept, fingerprint, harm, message, also):
+  """Nothing of it is loaded; one of other vectors may be replaced where it is ours alone."""
+  folder = tmp_path / 'index'
+  shutil.copytree(kept, folder)
+  harm(folder)
+  if fingerprint == 'abc' or also:
+    with pytest.raises(InputError, match=message):
+      scann.load(folder, fingerprint)
+  else:
+    assert scann.load(folder, fingerprint) is None
 
 
 def test_a_folder_of_something_else_is_kept(tmp_path):

@@ -1,3 +1,4 @@
+import argparse
 import os
 import signal
 import subprocess
@@ -75,3 +76,21 @@ def test_messages_hide_secrets(capsys):
   err = capsys.readouterr().err
   assert err.count('http://me:***@host?token=***&a=b: wrong') == 2
   assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(('text', 'value'), [('1', 1), ('64', 64), ('100', 100)])
+def test_numbers_within_bounds(text, value):
+  assert cli.up_to(100)(text) == value
+
+
+@pytest.mark.parametrize('text', ['0', '101', '-1', '1.5', 'x', '', '9' * 5000])
+def test_numbers_beyond_their_bounds(text):
+  with pytest.raises(argparse.ArgumentTypeError, match='a whole number from 1 to 100, not') as info:
+    cli.up_to(100)(text)
+  assert len(str(info.value)) < 100
+
+
+@pytest.mark.parametrize('kind', [cli.positive, cli.count])
+def test_numbers_that_python_does_not_read(kind):
+  with pytest.raises(argparse.ArgumentTypeError, match='expected a whole number'):
+    kind('9' * 5000)
