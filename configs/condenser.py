@@ -6,7 +6,8 @@
 
 Arguments: `condenser` (the default), `cocondenser` (best started from a Condenser,
 --config.backbone.path=backbone), `ict` (the inverse cloze task), `mlm` (plain masked language
-modelling), and `local` after any of them. `--config.backbone.path=scratch:mini` starts from random
+modelling), and `local` after any of them. `cocondenser,sentence` draws sentences in place of spans:
+DPTDR's Table 7 compares these two. `--config.backbone.path=scratch:mini` starts from random
 weights and trains a vocabulary on the text.
 """
 
@@ -15,7 +16,9 @@ from dprjax.runtime import config as defaults
 
 def get_config(arg: str = 'condenser'):
   recipes = ('condenser', 'cocondenser', 'ict', 'mlm', 'local')
-  recipe, rest = defaults.split_argument(__file__, arg, recipes)
+  recipe, rest = defaults.split_argument(__file__, arg, recipes, ('local', 'sentence'))
+  if 'sentence' in rest and recipe != 'cocondenser':
+    raise ValueError(f'configs/condenser.py:{arg}: sentence may follow cocondenser alone')
   local = 'local' in (recipe, *rest)
   if recipe == 'local':
     recipe = 'condenser'
@@ -34,7 +37,7 @@ def get_config(arg: str = 'condenser'):
     c.pretrain.head_layers = 2
   elif recipe == 'cocondenser':
     c.pretrain.head_layers = 2
-    c.pretrain.views, c.pretrain.unit = 'siblings', 'span'
+    c.pretrain.views, c.pretrain.unit = 'siblings', 'sentence' if 'sentence' in rest else 'span'
     c.batch_size, c.grad_cache = 2048, 32
   elif recipe == 'ict':
     # Lee et al. 2019: 4,096 sentences against as many passages, contrastive alone.

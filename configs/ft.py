@@ -2,26 +2,44 @@
 
     python -m dprjax.train --config=configs/ft.py:beir --workdir=runs/mine --config.data.dir=DIR
 
-The recipes are those of configs/dptdr.py, with the whole backbone trained and no prompt.
+The recipes are those of configs/dptdr.py, with the whole backbone trained and no prompt. `msmarco`
+and `nq` have the settings of coCondenser's fine-tuning, which DPTDR's Table 3 follows.
+
+coCondenser is fine-tuned on MS MARCO in two rounds, both from the same backbone. The first learns
+from BM25's negatives; `msmarco,round2` from those that the first round's model finds:
+
+    python -m dprjax.train --config=configs/ft.py:msmarco --workdir=runs/round1 \\
+      --config.data.dir=DIR --config.data.train=bm25.jsonl
+    ... export, encode, search and mine (docs/mining.md) -> mined.jsonl
+    python -m dprjax.train --config=configs/ft.py:msmarco,round2 --workdir=runs/round2 \\
+      --config.data.dir=DIR --config.data.train=mined.jsonl
 """
 
 from dprjax.runtime import config as defaults
 
 
 def get_config(arg: str = 'beir'):
-  c = defaults.sibling(__file__, 'dptdr').get_config(arg)
+  words = (arg or 'beir').split(',')
+  second = words[:1] == ['msmarco'] and 'round2' in words
+  recipe = ','.join(word for word in words if not (second and word == 'round2'))
+  c = defaults.sibling(__file__, 'dptdr').get_config(recipe)
   c.trainable = ('backbone/.*',)
   c.prompt.length = 0
   c.optim.learning_rate = 2e-5
   c.optim.weight_decay = 0.01
-  if c.task in ('scifact', 'medquad') and 'local' not in (arg or '').split(','):
+  if c.task in ('scifact', 'medquad') and 'local' not in words:
     c.eval.every = 60  # as many updates as there are: evaluated at the end
   if c.task in ('beir', 'local', 'scifact', 'medquad'):
     c.epochs = min(c.epochs, 3.0)
   elif c.task == 'msmarco':
-    # coCondenser's fine-tuning: 3 epochs at 5e-6.
-    c.optim.learning_rate, c.epochs = 5e-6, 3.0
+    # coCondenser's fine-tuning: 8 passages a query.
+    c.optim.learning_rate, c.optim.weight_decay = 5e-6, 0.0
+    c.epochs = 2.0 if second else 3.0
+    c.negatives = 7
   elif c.task == 'nq':
-    c.backbone.two_encoders = True  # as DPR has it
+    # Dense, the toolkit of coCondenser's authors; an encoder each for questions and passages.
+    c.optim.learning_rate, c.optim.weight_decay = 1e-5, 0.0
+    c.data.passage_max_length = 156
+    c.backbone.two_encoders = True
     c.epochs = 40.0
-  return c
+  return defaults.local(c) if 'local' in words else c

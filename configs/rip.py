@@ -5,10 +5,11 @@
     python -m dprjax.export --workdir=runs/rip --out=backbone
 
 This trains a backbone on plain text: two sentences of a passage find each other in the batch.
-Arguments: `sentence` (the default), `span` (Table 7's ablation), `prompt` (Table 6: a prompt in
-place of the backbone), `msmarco` or `nq` (the paper's numbers of epochs), and `local` after any of
-them. `--config.backbone.path=scratch:mini` starts from random weights and trains a vocabulary on
-the text.
+Arguments: `sentence` (the default), `span` (two spans instead; Table 7 compares the two under
+coCondenser, see configs/condenser.py), `prompt` (Table 6: a prompt in place of BERT-base, which is
+frozen), `msmarco` or `nq` (the paper's numbers of epochs), and `local` after any of them.
+`--config.backbone.path=scratch:mini` starts from random weights and trains a vocabulary on the
+text.
 """
 
 from dprjax.runtime import config as defaults
@@ -35,9 +36,12 @@ def get_config(arg: str = 'sentence'):
   c.optim.learning_rate, c.optim.weight_decay = 1e-4, 0.01
   c.data.format = 'corpus'
   if 'prompt' in words:
-    # The MLM head is trained too, so that a fresh one does not mislead the prompt. The prompt alone
-    # is exported.
+    # Table 6: BERT-base, P = 32, no reparametrisation. The MLM head is trained too, so that a fresh
+    # one does not mislead the prompt, and at the rate of whole models: a prompt's would wreck it.
+    # The prompt alone is exported.
+    c.backbone.path = 'bert-base-uncased'
     c.trainable = ('prompt/.*', 'head/.*')
-    c.prompt.length = 128
+    c.prompt.length = 32
+    c.optim.learning_rate_rules = (('head/.*', c.optim.learning_rate / 7e-3), ('.*', 1.0))
     c.optim.learning_rate, c.optim.weight_decay = 7e-3, 0.0
   return defaults.local(c) if 'local' in words else c

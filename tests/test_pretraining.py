@@ -27,6 +27,7 @@ CONFIGS = {
   'rip.py:prompt,local': {'prompt', 'head/mlm'},
   'condenser.py:local': {'backbone', 'head/mlm', 'head/condenser'},
   'condenser.py:cocondenser,local': {'backbone', 'head/mlm', 'head/condenser'},
+  'condenser.py:cocondenser,sentence,local': {'backbone', 'head/mlm', 'head/condenser'},
   'condenser.py:ict,local': {'backbone'},
   'condenser.py:mlm,local': {'backbone', 'head/mlm'},
 }

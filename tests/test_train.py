@@ -26,7 +26,7 @@ EVERY = [
     f'{name}.py:{recipe}', marks=() if (name, recipe) == ('dptdr', 'local') else pytest.mark.slow
   )
   for name in ('dptdr', 'ft')
-  for recipe in RECIPES
+  for recipe in (*RECIPES, *(['msmarco,round2,local'] if name == 'ft' else []))
 ]
 
 

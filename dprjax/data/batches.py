@@ -73,6 +73,7 @@ def make_batches(
   passage_buckets: Sequence[int],
   seed: int,
   mix: Mix | None = None,
+  positive: str = 'rotate',
   process_index: int = 0,
   process_count: int = 1,
   max_relevant: int | None = None,
@@ -80,9 +81,10 @@ def make_batches(
   """This process's rows of the global batch of any step (keys: docs/architecture.md, 'A batch').
 
   Each epoch shuffles the queries anew and leaves out those that do not fill a batch. A query's
-  positives take turns, one an epoch. Its hard negatives have an order that the seed decides: an
-  epoch takes the next ones, and none comes again before all have been taken. A query with fewer
-  than ``negatives`` gets all it has and, for the rest, random passages that are not relevant to it.
+  positives take turns, one an epoch, unless ``positive`` says otherwise. Its hard negatives have an
+  order that the seed decides: an epoch takes the next ones, and none comes again before all have
+  been taken. A query with fewer than ``negatives`` gets all it has and, for the rest, random
+  passages that are not relevant to it.
 
   With a ``mix``, each of a query's slots for hard negatives draws a pool in each epoch, and each
   pool has its own order. Negatives that are in both pools are taken once a row, so the next one of
@@ -94,6 +96,7 @@ def make_batches(
       blocks.
     negatives: hard negatives a query, so ``C = 1 + negatives``.
     mix: the pools that they are drawn from; by default from any.
+    positive: 'rotate', or 'first' for the first one of the data in every epoch.
     query_buckets, passage_buckets: the lengths that a batch may have. The smallest that holds the
       whole global batch is taken.
     max_relevant: the largest R of `relevant`; by default what the store's queries need. If a query
@@ -138,7 +141,8 @@ def make_batches(
     )
     positives, relevant, hard, pools = map(table.lists, columns)
     passages = np.empty((batch_size, 1 + negatives), np.int32)
-    passages[:, 0] = positives.flat[positives.starts + epoch % positives.counts]
+    turn = 0 if positive == 'first' else epoch % positives.counts
+    passages[:, 0] = positives.flat[positives.starts + turn]
     sources = None
     if negatives:
       bits = np.full_like(pools.flat, UNDENOISED) if mix is None else pools.flat

@@ -129,10 +129,7 @@ def info_nce_scores(
   batch, candidates, _ = passages.shape
   everything = passages.reshape(batch * candidates, -1)  # [M, H]
   row = jnp.arange(batch, dtype=jnp.int32) if row is None else row
-  # float32 products: a GPU's tf32 default would cost three digits of a raw inner product.
-  logits = (
-    jnp.einsum('bh,mh->bm', queries, everything, precision=jax.lax.Precision.HIGHEST) / temperature
-  )
+  logits = inner_products(queries, everything) / temperature
   target = row * candidates  # [b]
   column = jnp.arange(batch * candidates, dtype=jnp.int32)[None, :]
   is_target = column == target[:, None]
@@ -140,6 +137,22 @@ def info_nce_scores(
   if not in_batch:
     allowed &= column // candidates == row[:, None]
   return Scores(jnp.where(allowed, logits, -jnp.inf), target, allowed)
+
+
+def inner_products(
+  queries: Float[Array, 'b H'], passages: Float[Array, 'M H']
+) -> Float[Array, 'b M']:
+  """Scores in float32, also of bfloat16 vectors: rounded ones would be ties, or wrong by units.
+
+  A GPU's tf32 default would cost three digits of a raw inner product.
+  """
+  return jnp.einsum(
+    'bh,mh->bm',
+    queries,
+    passages,
+    precision=jax.lax.Precision.HIGHEST,
+    preferred_element_type=jnp.float32,
+  )
 
 
 def interleave(first: Float[Array, 'B H'], second: Float[Array, 'B H']) -> Float[Array, 'M H']:
@@ -165,10 +178,7 @@ def nt_xent_scores(
     everything: all texts, gathered to all devices.
     row: the rows of ``texts`` in ``everything``; None: all of them.
   """
-  # float32 products, as in info_nce_scores.
-  logits = (
-    jnp.einsum('bh,mh->bm', texts, everything, precision=jax.lax.Precision.HIGHEST) / temperature
-  )
+  logits = inner_products(texts, everything) / temperature
   row = jnp.arange(texts.shape[0], dtype=jnp.int32) if row is None else row
   allowed = row[:, None] != jnp.arange(everything.shape[0], dtype=jnp.int32)[None, :]
   return Scores(jnp.where(allowed, logits, -jnp.inf), row ^ 1, allowed)

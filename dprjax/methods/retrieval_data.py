@@ -61,6 +61,7 @@ class Splits:
       tokens,
       batch_size=config.batch_size * config.accumulate,
       negatives=config.negatives,
+      positive=config.positive,
       seed=config.seed,
       process_index=rank,
       process_count=count,

@@ -114,11 +114,15 @@ def score_pairs(
 
 
 def _dense(x: Float[Array, 'B I'], layer: Mapping[str, Any]) -> Float[Array, 'B O']:
-  # A GPU's tf32 default would cost three digits of a logit.
+  # Summed in float32, also of bfloat16. A GPU's tf32 default would cost three digits of a logit.
   product = jnp.einsum(
-    'bi,io->bo', x, layer['kernel'].astype(x.dtype), precision=jax.lax.Precision.HIGHEST
+    'bi,io->bo',
+    x,
+    layer['kernel'].astype(x.dtype),
+    precision=jax.lax.Precision.HIGHEST,
+    preferred_element_type=jnp.float32,
   )
-  return product + layer['bias'].astype(x.dtype)[None, :]
+  return product + layer['bias'].astype(jnp.float32)[None, :]
 
 
 def _drop(x: Float[Array, 'B H'], key: Array | None, rate: float) -> Float[Array, 'B H']:

@@ -200,6 +200,13 @@ class Embed(nn.Module):
     return jnp.take(table, ids, axis=0).astype(jnp.float32)
 
 
+def attention_scores(
+  query: Float[Array, 'B N T D'], key: Float[Array, 'B N S D']
+) -> Float[Array, 'B N T S']:
+  """Inner products, added up in float32 and not rounded, whatever the inputs are."""
+  return jnp.einsum('bntd,bnsd->bnts', query, key, preferred_element_type=jnp.float32)
+
+
 class Attention(nn.Module):
   """The attention half of a layer, over the prompt and the tokens, with residual and LayerNorm."""
 
@@ -230,7 +237,7 @@ class Attention(nn.Module):
       value = jnp.concatenate([prompt[:, 1], value], axis=2)
       # A bias of the tokens alone masks no vector of the prompt.
       bias = jnp.pad(bias, ((0, 0), (0, 0), (0, 0), (key.shape[2] - bias.shape[3], 0)))
-    scores = jnp.einsum('bntd,bnsd->bnts', query, key).astype(jnp.float32) + bias
+    scores = attention_scores(query, key) + bias
     # The softmax's division comes after the product with the values: [B, N, T, D] is smaller than
     # the scores.
     weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))

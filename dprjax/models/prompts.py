@@ -35,7 +35,9 @@ def init_prefix(
       Embedding(P, H) -> Linear(hidden) -> Tanh -> Linear(L*2*H) (Li and Liang 2021, section 4.3;
       DPTDR Table 5).
     hidden: width of the MLP.
-    std: of the prefix's or the embedding's initial values. The MLP starts as PyTorch's Linear.
+    std: initial values are N(0, std): the prefix's, or the embedding's and both kernels' of the
+      MLP, whose biases are 0. So the released code starts in effect: transformers initialises
+      anew whatever a checkpoint lacks. PyTorch's own Linear would start all vectors nearly alike.
 
   Raises:
     InputError: an unknown ``reparam``.
@@ -53,8 +55,8 @@ def init_prefix(
   embedding, first, second = jax.random.split(key, 3)
   return {
     'embedding': std * jax.random.normal(embedding, (length, width), jnp.float32),
-    'hidden': _linear(first, width, hidden),
-    'output': _linear(second, hidden, layers * 2 * width),
+    'hidden': _linear(first, width, hidden, std),
+    'output': _linear(second, hidden, layers * 2 * width, std),
   }
 
 
@@ -106,12 +108,10 @@ def drop(
   return jnp.where(keep, jnp.broadcast_to(prefix, shape) / (1.0 - rate), 0.0)
 
 
-def _linear(key: Array, rows: int, columns: int) -> dict[str, Array]:
-  bound = rows**-0.5
-  kernel, bias = jax.random.split(key)
+def _linear(key: Array, rows: int, columns: int, std: float) -> dict[str, Array]:
   return {
-    'kernel': jax.random.uniform(kernel, (rows, columns), jnp.float32, -bound, bound),
-    'bias': jax.random.uniform(bias, (columns,), jnp.float32, -bound, bound),
+    'kernel': std * jax.random.normal(key, (rows, columns), jnp.float32),
+    'bias': jnp.zeros(columns, jnp.float32),
   }
 
 

@@ -138,7 +138,8 @@ def _knobs() -> types.SimpleNamespace:
   # 'none': the prompt itself is trained; 'mlp': Embedding -> Linear -> Tanh -> Linear (Table 5)
   c.prompt.reparam = choice('none', 'mlp')
   c.prompt.reparam_hidden = whole(512, least=1, most=10**5)  # width of that MLP
-  c.prompt.init_std = number(0.02, least=0, most=10)  # N(0, std) for the prompt's initial values
+  # N(0, std) for the initial values of the prompt, or of its embedding and the MLP's kernels
+  c.prompt.init_std = number(0.02, least=0, most=10)
   c.prompt.init_from = text('')  # start from this prompt.npz instead (Table 6)
   c.prompt.dropout = number(0.1, least=0, below=1)  # on the expanded prompt, in training
   # 'example': a mask for each, as in the released code; 'batch': one mask, less memory
@@ -152,6 +153,8 @@ def _knobs() -> types.SimpleNamespace:
   c.in_batch = switch(True)  # other rows' passages are negatives too, over all devices
   # queries (in pretraining: texts) that a device scores at a time; it bounds the loss's memory
   c.loss_rows = whole(1024, least=1, most=2**20)
+  # which of a query's positives: 'rotate', the next one in each epoch; 'first', always the first
+  c.positive = choice('rotate', 'first')
   c.negatives = whole(1, least=0, most=4096)  # hard negatives per query; 0: in-batch negatives only
   # the fraction of hard negatives from each pool; they add up to 1
   c.mix = types.SimpleNamespace()
@@ -211,7 +214,8 @@ def _knobs() -> types.SimpleNamespace:
   c.pretrain = types.SimpleNamespace()
   # texts of a passage: 'one'; 'siblings': two units of it; 'ict': a sentence and the rest
   c.pretrain.views = choice('one', 'siblings', 'ict')
-  # what siblings are: 'sentence' (RIP) or 'span' (coCondenser; DPTDR Table 7)
+  # what siblings are: 'sentence' (RIP) or 'span' (coCondenser); DPTDR Table 7 has both under
+  # coCondenser
   c.pretrain.unit = choice('sentence', 'span')
   c.pretrain.span_length = whole(64, least=1, most=8192)  # tokens of a span, at most
   c.pretrain.max_length = whole(128, least=3, most=8192)  # tokens of a text, special ones included

@@ -168,6 +168,22 @@ def test_epochs_shuffle_every_query_once_and_differ(made):
   assert all(same(*pair) for pair in zip(take(opened, 3 * STEPS), found, strict=True))
 
 
+def test_always_the_first_positive(made):
+  opened, rows = made
+  steps = STEPS * 4
+  always, rotating = take(opened, steps, positive='first'), take(opened, steps)
+  others = 0
+  for one, other in zip(always, rotating, strict=True):
+    positives = one['passage_index'][:, 0]
+    firsts = [rows[query]['positives'][0] for query in one['query_index']]
+    assert positives.tolist() == firsts
+    others += np.count_nonzero(positives != other['passage_index'][:, 0])
+    # Nothing else changes.
+    np.testing.assert_array_equal(one['query_index'], other['query_index'])
+    np.testing.assert_array_equal(one['passage_index'][:, 1:], other['passage_index'][:, 1:])
+  assert others > 20
+
+
 def test_epochs_rotate_positives_and_negatives(made):
   opened, rows = made
   by_query = collections.defaultdict(dict)

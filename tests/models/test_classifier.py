@@ -66,6 +66,22 @@ def test_logits_equal_pytorch_without_types(golden, write_classifier, model_type
   np.testing.assert_allclose(scores, classifier.score(logits), rtol=0, atol=1e-6)
 
 
+def test_the_head_adds_up_in_float32_under_bfloat16():
+  config = encoder.EncoderConfig('bert', 50, 256, 1, 4, 64, max_positions=24)
+  head = classifier.init_classifier(config, jax.random.key(0), 1)
+  first = jax.random.normal(jax.random.key(1), (16, 256))
+  half = encoder.EncoderOptions(jnp.bfloat16)
+  found = classifier.classify(config, head, first, half)
+  assert found.dtype == jnp.float32
+  x, kernel = (
+    np.asarray(array.astype(jnp.bfloat16), np.float64) for array in (first, head['dense']['kernel'])
+  )
+  x = np.tanh(x @ kernel + np.asarray(head['dense']['bias'], np.float64)[None])
+  exact = x @ np.asarray(head['output']['kernel'], np.float64)
+  exact += np.asarray(head['output']['bias'], np.float64)[None]
+  assert np.abs(found - exact).max() < 1e-6 * np.abs(exact).max() * 10
+
+
 def test_score_is_the_log_odds_of_label_1():
   logits = np.array([[0.3, 1.1], [2.0, -1.0]], np.float32)
   odds = np.exp(logits[:, 1]) / np.exp(logits).sum(1)

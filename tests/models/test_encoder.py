@@ -334,6 +334,47 @@ def test_remat_and_unroll_change_nothing(small, inputs, options):
   np.testing.assert_allclose(other_gradient, gradient, atol=2e-5, rtol=1e-5)
 
 
+def products_of(jaxpr):
+  """The matrix products of a program, those of its loops too."""
+  for equation in jaxpr.eqns:
+    if equation.primitive.name == 'dot_general':
+      yield equation
+    for inner in jax.tree.leaves(
+      equation.params, is_leaf=lambda x: isinstance(x, jax.extend.core.ClosedJaxpr)
+    ):
+      if isinstance(inner, jax.extend.core.ClosedJaxpr | jax.extend.core.Jaxpr):
+        yield from products_of(getattr(inner, 'jaxpr', inner))
+
+
+def test_attention_scores_are_float32_under_bfloat16(small, inputs):
+  # Large and of mixed signs: rounded to bfloat16 they would be wrong by 0.5 and more.
+  draw = np.random.default_rng(0)
+  query, key = (
+    jnp.asarray(8 * draw.normal(size=(2, 3, length, 64)), jnp.bfloat16) for length in (5, 7)
+  )
+  exact = np.einsum('bntd,bnsd->bnts', np.asarray(query, np.float64), np.asarray(key, np.float64))
+  found = encoder.attention_scores(query, key)
+  assert found.dtype == jnp.float32
+  assert np.abs(found - exact).max() < 1e-6 * np.abs(exact).max()
+  assert np.abs(exact.astype(jnp.bfloat16).astype(np.float64) - exact).max() > 0.5
+  # And these are the encoder's own, with a prompt too: no product of the size of scores is rounded.
+  config, params = small
+  tokens, mask = inputs
+  prompt = prompts(config, 1)[0]
+  half = EncoderOptions(jnp.bfloat16)
+  program = jax.make_jaxpr(
+    lambda params: encode(config, params, tokens, mask, prompt=prompt, options=half)
+  )(params)
+  seen = tokens.shape[1] + prompt.shape[2]
+  kinds = [
+    (one.outvars[0].aval.shape, str(one.outvars[0].aval.dtype))
+    for one in products_of(program.jaxpr)
+  ]
+  scores = (len(tokens), config.num_heads, tokens.shape[1], seen)
+  assert (scores, 'float32') in kinds and (scores, 'bfloat16') not in kinds
+  assert any(dtype == 'bfloat16' for _, dtype in kinds)  # the dense layers
+
+
 @pytest.mark.slow
 def test_bfloat16_is_close(small, inputs):
   config, params = small

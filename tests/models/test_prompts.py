@@ -56,14 +56,32 @@ def test_mlp_equals_numpy():
   np.testing.assert_allclose(prefix, mlp_reference(params), rtol=0, atol=1e-6)
 
 
-def test_mlp_starts_as_a_linear_layer_of_pytorch():
-  params = prompts.init_prompt(CONFIG, KEY, 5, reparam='mlp', hidden=400)
-  for layer, rows in (('hidden', 12), ('output', 400)):
-    for values in params[layer].values():
-      # Uniform in +-1 / sqrt(rows): its largest value lies just under the bound, its deviation at
-      # the bound / sqrt(3).
-      assert 0.8 * rows**-0.5 < float(jnp.max(jnp.abs(values))) <= rows**-0.5
-    assert abs(float(jnp.std(params[layer]['kernel'])) * (3 * rows) ** 0.5 - 1) < 0.03
+def common_share(prefix):
+  """The share of a prefix's variance that is common to all its vectors (of a layer and side)."""
+  prefix = np.asarray(prefix, np.float64)
+  return np.mean(np.mean(prefix, axis=2) ** 2) / np.mean(prefix**2)
+
+
+def test_mlp_starts_as_the_released_code_does_in_effect():
+  config = EncoderConfig('bert', 50, 128, 2, 2, 256, max_positions=24)
+  params = prompts.init_prompt(config, KEY, 32, reparam='mlp', hidden=512, std=0.02)
+  for values in (params['embedding'], params['hidden']['kernel'], params['output']['kernel']):
+    assert abs(float(jnp.std(values)) / 0.02 - 1) < 0.03
+    # Normal, not uniform: 0.3 % lie beyond three deviations.
+    assert float(jnp.max(jnp.abs(values))) > 0.06
+  for layer in ('hidden', 'output'):
+    assert not params[layer]['bias'].any()
+  # Vectors that have nothing in common: the mean of 32 has 1/32 of the variance.
+  assert abs(common_share(prompts.expand_prefix(config, params)) - 1 / 32) < 0.01
+  # PyTorch's Linear would give them its biases in common.
+  draw = np.random.default_rng(0)
+  for layer, rows in (('hidden', 128), ('output', 512)):
+    bound = rows**-0.5
+    params[layer] = {
+      name: jnp.asarray(draw.uniform(-bound, bound, leaf.shape), jnp.float32)
+      for name, leaf in params[layer].items()
+    }
+  assert common_share(prompts.expand_prefix(config, params)) > 0.9
 
 
 @pytest.mark.parametrize('reparam', ['none', 'mlp'])

@@ -1,0 +1,162 @@
+"""The recipes of the papers: what configs/ sets, against the papers and their released code."""
+
+import pathlib
+
+import pytest
+
+from dprjax.base.errors import InputError
+from dprjax.runtime import config as configs
+from dprjax.runtime import optim
+
+ROOT = pathlib.Path(__file__).parent.parent
+RECIPES = [
+  *(f'dptdr.py:{name}' for name in ('beir', 'scifact', 'medquad', 'msmarco', 'nq')),
+  *(f'ft.py:{name}' for name in ('beir', 'scifact', 'medquad', 'msmarco', 'msmarco,round2', 'nq')),
+  *(f'rip.py:{name}' for name in ('sentence', 'span', 'prompt', 'msmarco', 'nq', 'prompt,nq')),
+  *(f'condenser.py:{name}' for name in ('condenser', 'cocondenser', 'cocondenser,sentence')),
+  *('condenser.py:ict', 'condenser.py:mlm', 'stsb.py', 'quickstart.py'),
+  *('cross_encoder.py:msmarco', 'cross_encoder.py:beir'),
+]
+LARGE, BASE = 'roberta-large', 'bert-base-uncased'
+
+
+def parse(recipe):
+  return configs.parse([f'--config={ROOT}/configs/{recipe}'])
+
+
+def value(config, name):
+  for key in name.split('.'):
+    config = config[key]
+  return config
+
+
+@pytest.mark.parametrize('recipe', RECIPES)
+def test_every_recipe_has_knobs_in_range_and_chooses_on_other_queries_than_it_reports(recipe):
+  config = parse(recipe)
+  config.data.dir = config.data.dir or 'x'
+  configs.check(config)
+  if config.data.format == 'msmarco':  # whose dev split is what papers report
+    assert config.data.dev_split == '' and 0 < config.data.hold_out < 0.01
+    assert (config.data.train_split, config.eval.measure) == ('train', 'RR@10')
+  assert config.data.dev_split != 'test'
+
+
+@pytest.mark.parametrize(
+  ('recipe', 'expected'),
+  [
+    (
+      'dptdr.py:msmarco',
+      {
+        'backbone.path': LARGE,
+        'prompt.length': 128,
+        'prompt.tied': True,
+        'negatives': 29,
+        'positive': 'rotate',
+        'batch_size': 64,
+        'epochs': 10.0,
+        'optim.learning_rate': 7e-3,
+        'optim.weight_decay': 0.0,
+        'data.query_max_length': 32,
+        'data.passage_max_length': 128,
+      },
+    ),
+    (
+      'dptdr.py:nq',
+      {
+        'backbone.path': LARGE,
+        'prompt.length': 32,
+        'prompt.tied': False,
+        'positive': 'first',
+        'negatives': 1,
+        'batch_size': 128,
+        'epochs': 60.0,
+        'optim.learning_rate': 7e-3,
+        'optim.weight_decay': 0.0,
+        'data.passage_max_length': 128,
+      },
+    ),
+    (
+      'ft.py:nq',
+      {
+        'prompt.length': 0,
+        'positive': 'first',
+        'backbone.two_encoders': True,
+        'batch_size': 128,
+        'epochs': 40.0,
+        'optim.learning_rate': 1e-5,
+        'optim.weight_decay': 0.0,
+        'data.passage_max_length': 156,
+      },
+    ),
+    (
+      'ft.py:msmarco',
+      {
+        'prompt.length': 0,
+        'positive': 'rotate',
+        'backbone.two_encoders': False,
+        'negatives': 7,
+        'epochs': 3.0,
+        'optim.learning_rate': 5e-6,
+        'optim.weight_decay': 0.0,
+      },
+    ),
+    (
+      'ft.py:msmarco,round2',
+      {
+        'negatives': 7,
+        'epochs': 2.0,
+        'optim.learning_rate': 5e-6,
+        'optim.weight_decay': 0.0,
+      },
+    ),
+    ('ft.py:beir', {'optim.learning_rate': 2e-5, 'optim.weight_decay': 0.01, 'epochs': 3.0}),
+    ('cross_encoder.py:msmarco', {'negatives': 7}),
+    (
+      'rip.py:prompt',
+      {
+        'backbone.path': BASE,
+        'prompt.length': 32,
+        'prompt.reparam': 'none',
+        'trainable': ('prompt/.*', 'head/.*'),
+        'optim.learning_rate': 7e-3,
+        'optim.weight_decay': 0.0,
+        'pretrain.unit': 'sentence',
+      },
+    ),
+    ('rip.py:sentence', {'backbone.path': LARGE, 'pretrain.head_layers': 0}),
+    (
+      'condenser.py:cocondenser',
+      {'pretrain.unit': 'span', 'pretrain.head_layers': 2, 'task': 'cocondenser'},
+    ),
+    (
+      'condenser.py:cocondenser,sentence',
+      {'pretrain.unit': 'sentence', 'pretrain.head_layers': 2, 'batch_size': 2048},
+    ),
+  ],
+)
+def test_a_recipe_is_as_published_or_released(recipe, expected):
+  config = parse(recipe)
+  assert {name: value(config, name) for name in expected} == expected
+
+
+def test_rip_on_prompts_trains_the_head_at_the_rate_of_whole_models():
+  config = parse('rip.py:prompt')
+  names = ['prompt/prefix', 'head/mlm/bias', 'head/mlm/dense/kernel']
+  factors = optim.tree.first_match(config.optim.learning_rate_rules, names, 'rules')
+  rates = {name: factor * config.optim.learning_rate for name, factor in factors.items()}
+  assert rates['prompt/prefix'] == 7e-3
+  assert rates['head/mlm/bias'] == rates['head/mlm/dense/kernel'] == pytest.approx(1e-4)
+  assert parse('rip.py').optim.learning_rate == 1e-4
+
+
+@pytest.mark.parametrize(
+  ('recipe', 'words'),
+  [
+    ('ft.py:nq,round2', 'round2? only local may follow nq'),
+    ('ft.py:round2', 'configs/dptdr.py:round2: choose beir'),
+    ('condenser.py:ict,sentence', 'sentence may follow cocondenser alone'),
+  ],
+)
+def test_what_may_follow_what(recipe, words):
+  with pytest.raises(InputError, match=words.replace('?', r'\?')):
+    parse(recipe)
