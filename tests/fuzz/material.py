@@ -1,0 +1,22 @@
+"""What the scenes are made of, outside pytest: a small training, its prompt, a cross-encoder."""
+
+import pathlib
+
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+
+
+def make(folder: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path, pathlib.Path]:
+  """A workdir, a prompt and a cross-encoder, below ``folder``."""
+  from dprjax import export, train
+
+  workdir = folder / 'workdir'
+  train.main([f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={workdir}'])
+  prompt = folder / 'prompt.npz'
+  export.export(workdir, prompt)
+  reranker = folder / 'reranker'
+  train.main(
+    [f'--config={ROOT}/configs/cross_encoder.py:local', f'--workdir={reranker}', '--config.steps=2']
+  )
+  export.export(reranker, folder / 'cross_encoder')
+  return workdir, prompt, folder / 'cross_encoder'

@@ -1,0 +1,321 @@
+"""A sound call of every command, with its inputs in a folder that can be copied and harmed."""
+
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+from typing import NamedTuple
+
+import numpy as np
+
+WORDS = (
+  'json decodes a string into objects and raises errors http server sends messages parse xml tree'
+).split()
+NEIGHBOUR = 'somebody else wrote this\n'
+
+
+class Scene(NamedTuple):
+  """A command that succeeds.
+
+  Attributes:
+    name: of the scene.
+    argv: the command and its flags; paths are relative to the scene's folder.
+    files: the inputs' files, to be harmed.
+    kept: those of them whose bytes are checked: with them changed, the output is the same or there
+      is an error.
+    out: what it writes: files, or one folder.
+    keeps: whether a failed command may leave a part of the output, which the next one goes on from.
+    volatile: keys of JSON outputs that differ between runs, such as seconds.
+  """
+
+  name: str
+  argv: tuple[str, ...]
+  files: tuple[str, ...]
+  kept: tuple[str, ...]
+  out: tuple[str, ...]
+  keeps: bool = False
+
+
+def write_texts(folder: pathlib.Path) -> None:
+  """A small BEIR folder, two runs, metrics, and neighbours that nobody may touch."""
+  rng = np.random.default_rng(0)
+
+  def text(words: int) -> str:
+    return ' '.join(WORDS[word] for word in rng.integers(len(WORDS), size=words))
+
+  (folder / 'qrels').mkdir(parents=True)
+  corpus = {f'd{number}': text(3 + number % 9) for number in range(40)}
+  queries = {f'q{number}': text(2 + number % 3) for number in range(8)}
+  for name, texts in (('corpus', corpus), ('queries', queries)):
+    lines = (json.dumps({'_id': id_, 'text': value}) + '\n' for id_, value in texts.items())
+    (folder / f'{name}.jsonl').write_text(''.join(lines))
+    (folder / f'{name}.tsv').write_text(''.join(f'{i}\t{value}\n' for i, value in texts.items()))
+  (folder / 'qrels' / 'test.tsv').write_text(
+    'query-id\tcorpus-id\tscore\n' + ''.join(f'q{i}\td{i * 3}\t1\n' for i in range(8))
+  )
+  for name in ('a', 'b'):
+    rows = []
+    for query in queries:
+      ranked = rng.permutation(40)[:10]
+      rows += [f'{query} Q0 d{d} {r} {10.5 - r} {name}\n' for r, d in enumerate(ranked, start=1)]
+    (folder / f'{name}.trec').write_text(''.join(rows))
+  for name in ('neighbour', '.hidden', 'config.json'):
+    (folder / name).write_text(NEIGHBOUR)
+
+
+def write_embeddings(folder: pathlib.Path) -> None:
+  from dprjax.retrieval.embeddings import EmbeddingsWriter, Meta
+
+  rng = np.random.default_rng(1)
+  made = {
+    'dimension': 8,
+    'dtype': 'float32',
+    'backbone_sha256': 'b' * 64,
+    'prompt_sha256': None,
+    'pooling': 'mean',
+    'normalize': True,
+    'max_length': 32,
+    'input_sha256': 'i' * 64,
+  }
+  # Later versions of the format record more, all of it text.
+  made |= {
+    name: field.type == 'str' and 'x' for name, field in _fields(Meta).items() if name not in made
+  }
+  for kind, count in (('passage', 40), ('query', 8)):
+    ids = [f'{"dq"[kind == "query"]}{number}' for number in range(count)]
+    writer = EmbeddingsWriter(folder / kind, Meta(**(made | {'kind': kind})), ids, 16)
+    vectors = rng.standard_normal((count, 8), np.float32)
+    for shard in writer.pending():
+      writer.write(shard, vectors[shard.start : shard.stop])
+    writer.finish()
+
+
+def _fields(cls: type) -> dict[str, object]:
+  import dataclasses
+
+  return {field.name: field for field in dataclasses.fields(cls)}
+
+
+def build(
+  folder: pathlib.Path,
+  workdir: pathlib.Path,
+  prompt: pathlib.Path,
+  cross_encoder: pathlib.Path,
+) -> dict[str, Scene]:
+  """Fills ``folder`` with the inputs of all scenes; returns them by name.
+
+  Args:
+    folder: gets a folder for each group of inputs, ``in``, and an empty ``out``.
+    workdir: of a finished training with a backbone from scratch.
+    prompt: what it exports.
+    cross_encoder: a model's folder.
+  """
+  data = folder / 'in'
+  write_texts(data)
+  write_embeddings(data / 'embeddings')
+  shutil.copytree(workdir, data / 'workdir')
+  shutil.copytree(workdir / 'backbone', data / 'backbone')
+  shutil.copy(prompt, data / 'prompt.npz')
+  shutil.copytree(cross_encoder, data / 'reranker')
+  (data / 'metrics.json').write_text(
+    json.dumps(
+      {
+        'mean': {'nDCG@10': 0.5},
+        'per_query': {'nDCG@10': {f'q{i}': i / 8 for i in range(8)}},
+        'counts': {'queries_with_own_id': 0},
+        'settings': {'drop_same_id': False},
+      }
+    )
+  )
+  (folder / 'out').mkdir()
+  (folder / 'out' / 'neighbour').write_text(NEIGHBOUR)
+  shards = tuple(
+    f'in/embeddings/{kind}/{path.name}'
+    for kind in ('passage', 'query')
+    for path in sorted((data / 'embeddings' / kind).iterdir())
+  )
+  models = {
+    name: tuple(f'in/{name}/{path.name}' for path in sorted((data / name).iterdir()))
+    for name in ('backbone', 'reranker')
+  }
+  latest = max(int(path.name) for path in (data / 'workdir' / 'checkpoints').iterdir())
+  steps = tuple(
+    str(path.relative_to(folder))
+    for path in sorted((data / 'workdir' / 'checkpoints' / str(latest)).rglob('*'))
+    if path.is_file()
+  )
+  texts = ('in/corpus.jsonl', 'in/queries.jsonl', 'in/qrels/test.tsv')
+  scenes = (
+    Scene(
+      'evaluate',
+      (
+        'evaluate',
+        '--run=in/a.trec',
+        '--qrels=in/qrels/test.tsv',
+        '--corpus=in/corpus.tsv',
+        '--out=out/metrics.json',
+      ),
+      ('in/a.trec', 'in/qrels/test.tsv', 'in/corpus.tsv'),
+      (),
+      ('out/metrics.json',),
+    ),
+    Scene(
+      'bm25',
+      (
+        'bm25',
+        '--corpus=in/corpus.jsonl',
+        '--queries=in/queries.tsv',
+        '--qrels=in/qrels/test.tsv',
+        '--out=out/run.trec',
+        '--k=5',
+        '--k1=1.2',
+        '--b=0.7',
+      ),
+      ('in/corpus.jsonl', 'in/queries.tsv', 'in/qrels/test.tsv'),
+      (),
+      ('out/run.trec', 'out/run.trec.json'),
+    ),
+    Scene(
+      'mine',
+      (
+        'mine',
+        '--queries=in/queries.jsonl',
+        '--corpus=in/corpus.jsonl',
+        '--qrels=in/qrels/test.tsv',
+        '--run=in/a.trec',
+        '--run=in/b.trec',
+        '--reranked=in/b.trec',
+        '--threshold=0.9999',
+        '--depth=8',
+        '--sample=4',
+        '--seed=1',
+        '--out=out/train.jsonl',
+      ),
+      (*texts, 'in/a.trec', 'in/b.trec'),
+      (),
+      ('out/train.jsonl', 'out/train.jsonl.json'),
+    ),
+    Scene(
+      'report',
+      ('report', '--metrics=A=in/metrics.json', '--metrics=B=in/metrics.json', '--out=out/r.md'),
+      ('in/metrics.json',),
+      (),
+      ('out/r.md',),
+    ),
+    Scene(
+      'search',
+      (
+        'search',
+        '--corpus=in/embeddings/passage',
+        '--queries=in/embeddings/query',
+        '--index=exact',
+        '--k=5',
+        '--out=out/run.trec',
+      ),
+      shards,
+      shards,
+      ('out/run.trec', 'out/run.trec.json'),
+    ),
+    Scene(
+      'encode',
+      (
+        'encode',
+        '--backbone=in/backbone',
+        '--prompt=in/prompt.npz',
+        '--kind=query',
+        '--input=in/queries.jsonl',
+        '--max_length=8',
+        '--batch_size=8',
+        '--shard_rows=4',
+        '--out=out/queries',
+      ),
+      ('in/queries.jsonl', 'in/prompt.npz', *models['backbone']),
+      tuple(
+        name
+        for name in models['backbone']
+        if name.endswith(('model.safetensors', 'tokenizer.json', 'vocab.txt'))
+      ),
+      ('out/queries',),
+      keeps=True,
+    ),
+    Scene(
+      'rerank',
+      (
+        'rerank',
+        '--backbone=in/reranker',
+        '--run=in/a.trec',
+        '--queries=in/queries.jsonl',
+        '--corpus=in/corpus.jsonl',
+        '--depth=3',
+        '--max_length=16',
+        '--batch_size=8',
+        '--shard_pairs=8',
+        '--out=out/run.trec',
+      ),
+      (*texts[:2], 'in/a.trec', *models['reranker']),
+      (),
+      ('out/run.trec', 'out/run.trec.json'),
+      keeps=True,
+    ),
+    Scene(
+      'export',
+      ('export', '--workdir=in/workdir', f'--step={latest}', '--out=out/prompt.npz'),
+      (
+        'in/workdir/config.json',
+        *steps,
+        *(f'in/workdir/{name.removeprefix("in/")}' for name in models['backbone']),
+      ),
+      steps,
+      ('out/prompt.npz',),
+    ),
+  )
+  return {scene.name: scene for scene in scenes}
+
+
+def copy(source: pathlib.Path, target: pathlib.Path, harmed: str | None = None) -> None:
+  """Copies a scene's folder; large files are links, but for the one to be harmed."""
+
+  def place(one: str, other: str) -> None:
+    relative = pathlib.Path(other).relative_to(target)
+    if os.path.getsize(one) < 1 << 16 or str(relative) == harmed:
+      shutil.copyfile(one, other)
+    else:
+      os.link(one, other)
+
+  shutil.copytree(source, target, copy_function=place)
+
+
+def content(folder: pathlib.Path, below: str = '') -> dict[str, str]:
+  """The digest of every file, and what is no file, by its path."""
+  found = {}
+  for path in sorted((folder / below).rglob('*')):
+    name = str(path.relative_to(folder))
+    if path.is_symlink() or not path.is_file():
+      found[name] = 'folder' if path.is_dir() else 'special'
+    else:
+      found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+  return found
+
+
+def output(folder: pathlib.Path, scene: Scene) -> dict[str, object]:
+  """The output's content without what differs between runs: seconds, versions of nothing."""
+  found: dict[str, object] = {}
+  for name in scene.out:
+    path = folder / name
+    for file in sorted(path.rglob('*')) if path.is_dir() else [path]:
+      if file.suffix == '.json':
+        found[str(file.relative_to(folder))] = _steady(json.loads(file.read_text()))
+      elif file.is_file():
+        found[str(file.relative_to(folder))] = hashlib.sha256(file.read_bytes()).hexdigest()
+  return found
+
+
+def _steady(value: object) -> object:
+  if isinstance(value, dict):
+    return {
+      key: _steady(item)
+      for key, item in value.items()
+      if key not in ('seconds', 'queries_per_second') and not key.endswith('sha256')
+    }
+  return [_steady(item) for item in value] if isinstance(value, list) else value
