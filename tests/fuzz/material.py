@@ -2,7 +2,6 @@
 
 import pathlib
 
-
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
 

@@ -9,9 +9,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-WORDS = (
-  'json decodes a string into objects and raises errors http server sends messages parse xml tree'
-).split()
+WORDS = [
+  'json',
+  'decodes',
+  'a',
+  'string',
+  'into',
+  'objects',
+  'and',
+  'raises',
+  'errors',
+  'http',
+  'server',
+  'sends',
+  'messages',
+  'parse',
+  'xml',
+  'tree',
+]
 NEIGHBOUR = 'somebody else wrote this\n'
 
 

@@ -2,7 +2,7 @@
 
     python -m tests.fuzz.server
 
-Reads a JSON request a line (``Request``) and writes a JSON reply a line. A fork has a session of its
+Reads a JSON request a line and writes a JSON reply a line (``Reply``). A fork has a session of its
 own, a limit on its memory, and files for its output.
 """
 
@@ -119,7 +119,8 @@ def _run(folder: str, argv: list[str], out: pathlib.Path, err: pathlib.Path) -> 
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     sys.stdin, sys.stdout, sys.stderr = (
-      open(descriptor, mode, closefd=False) for descriptor, mode in ((0, 'r'), (1, 'w'), (2, 'w'))
+      os.fdopen(descriptor, mode, closefd=False)
+      for descriptor, mode in ((0, 'r'), (1, 'w'), (2, 'w'))
     )
     os.chdir(folder)
     name, *arguments = argv
