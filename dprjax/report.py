@@ -12,10 +12,10 @@ the figure are each system's own, from the same draws. Data sets are drawn separ
 weight. Values under "extra" in metrics.json (--extra of dprjax.evaluate) become columns.
 
 Backbones: frozen, with or without a prompt. There are columns for the texts that are given:
-alignment and uniformity (Wang & Isola 2020), the entropy of the first token's attention (Condenser,
-section 5) and the distinction of Wikipedia sections (Ein Dor et al. 2018); see dprjax.analysis. The
-attention is measured on sections of --wikipedia, else on passages of --beir, else on the sentences
-of --sts.
+alignment and uniformity (Wang & Isola 2020) of unit vectors and of raw ones, the entropy of the
+first token's attention (Condenser, section 5) and the distinction of Wikipedia sections (Ein Dor et
+al. 2018); see dprjax.analysis. The attention is measured on sections of --wikipedia, else on
+passages of --beir, else on the sentences of --sts.
 """
 
 import argparse
@@ -321,7 +321,7 @@ def _report_backbones(args: argparse.Namespace) -> None:
       path,
       prompt,
       pooling=args.pooling,
-      normalize=args.normalize,
+      normalize=bool(args.normalize),  # measures scale vectors themselves where they should
       query_max_length=args.max_length,
       passage_max_length=args.max_length,
       batch_size=batch_size,
@@ -433,7 +433,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     '--normalize',
     type=cli.boolean,
     metavar='true|false',
-    help='likewise; all measures are of unit vectors',
+    help='scale vectors to unit length (default: false, so that there are raw measures too)',
   )
   inspected.add_argument('--max_length', type=cli.positive, help='most tokens of a text; likewise')
   inspected.add_argument(

@@ -40,7 +40,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 METHODS = {
   'MLM': ('condenser.py:mlm', []),
   'Condenser': ('condenser.py:condenser', []),
+  # DPTDR's Table 7 compares these two.
   'coCondenser': ('condenser.py:cocondenser', []),
+  'coCondenser, sentences': ('condenser.py:cocondenser,sentence', []),
   'RIP, sentences': ('rip.py:sentence', []),
   'RIP, spans': ('rip.py:span', []),
   'ICT': ('condenser.py:ict', []),
@@ -320,12 +322,12 @@ class Experiment:
     return measures.measure(run, dataset.qrels, ['nDCG@10', 'R@100'])['mean']
 
   def looks(self, backbone, prompt):
-    """STS-b (frozen), and alignment and uniformity of unit vectors on SciFact's test pairs."""
+    """STS-b (frozen); alignment and uniformity on SciFact's test pairs, of unit and raw vectors."""
     retriever = Retriever.load(
       backbone=str(backbone),
       prompt=prompt and str(prompt),
       pooling='cls',
-      normalize=True,
+      normalize=False,
       query_max_length=64,
       passage_max_length=self.args.read,
     )
@@ -339,10 +341,13 @@ class Experiment:
     ]
     queries = retriever.encode([query for query, _ in matched], 'query')
     positives = retriever.encode([passage for _, passage in matched])
+    others = retriever.encode(list(texts.values())[:2000])
     return {
       'STS-b': analysis.sts(pairs, lambda batch: retriever.encode(list(batch), 'query')),
-      'alignment': analysis.alignment(queries, positives),
-      'uniformity': analysis.uniformity(retriever.encode(list(texts.values())[:2000])),
+      'alignment': analysis.alignment(analysis.unit(queries), analysis.unit(positives)),
+      'uniformity': analysis.uniformity(analysis.unit(others)),
+      'raw alignment': analysis.alignment(queries, positives),
+      'raw uniformity': analysis.uniformity(others),
     }
 
   def table(self):
@@ -366,6 +371,8 @@ class Experiment:
       'STS-b',
       'alignment',
       'uniformity',
+      'raw alignment',
+      'raw uniformity',
     ]
     rows = []
     for method in (RANDOM, BASE, *METHODS, PROMPTS):

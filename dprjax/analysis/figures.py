@@ -76,8 +76,8 @@ def backbones(findings: 'Mapping[str, Findings]', foot: str, path: files.PathLik
   """Panels of attention entropy by layer, alignment against uniformity, and scores on sentences.
 
   A panel without content is omitted. In the first, the line is the mean over heads, and the band
-  reaches from the lowest to the highest head. In the second, the lower left corner is best, as in
-  Gao et al. 2021 (SimCSE), Figure 2.
+  reaches from the lowest to the highest head. In the second, of unit vectors, and the third, of
+  raw ones, the lower left corner is best, as in Gao et al. 2021 (SimCSE), Figure 2.
 
   Args:
     findings: by backbone.
@@ -92,6 +92,8 @@ def backbones(findings: 'Mapping[str, Findings]', foot: str, path: files.PathLik
     parts.append(_entropies)
   if any(found.alignment is not None for found in findings.values()):
     parts.append(_hypersphere)
+  if any(found.raw_alignment is not None for found in findings.values()):
+    parts.append(_raw_space)
   if any(found.scores for found in findings.values()):
     parts.append(_scores)
   drawing = _drawing(1.0 + 3.9 * len(parts), 4.0)
@@ -120,13 +122,25 @@ def _entropies(axes: Any, findings: 'Mapping[str, Findings]') -> None:
 
 
 def _hypersphere(axes: Any, findings: 'Mapping[str, Findings]') -> None:
-  for number, (name, found) in enumerate(findings.items()):
-    if found.alignment is not None and found.uniformity is not None:
-      axes.plot([found.uniformity], [found.alignment], label=name, markersize=9, **_line(number))
+  points = {name: (found.uniformity, found.alignment) for name, found in findings.items()}
+  _scatter(axes, points, 'on the unit sphere')
+
+
+def _raw_space(axes: Any, findings: 'Mapping[str, Findings]') -> None:
+  points = {name: (found.raw_uniformity, found.raw_alignment) for name, found in findings.items()}
+  _scatter(axes, points, 'raw vectors')
+
+
+def _scatter(
+  axes: Any, points: 'Mapping[str, tuple[float | None, float | None]]', title: str
+) -> None:
+  for number, (name, (uniformity, alignment)) in enumerate(points.items()):
+    if alignment is not None and uniformity is not None:
+      axes.plot([uniformity], [alignment], label=name, markersize=9, **_line(number))
   axes.margins(0.2)
   axes.set_xlabel('uniformity (more even to the left)')
   axes.set_ylabel('alignment (nearer further down)')
-  axes.set_title('on the unit sphere', fontsize=9)
+  axes.set_title(title, fontsize=9)
   _grid(axes, 'both')
 
 

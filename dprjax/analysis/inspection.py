@@ -60,8 +60,9 @@ class Findings:
     settings: how it makes vectors, in words.
     spearman: of cosines and human scores; NaN if all cosines are equal.
     accuracy: the fraction of section triplets that it distinguishes.
-    alignment: of queries and relevant passages.
-    uniformity: of passages.
+    alignment: of queries and relevant passages, scaled to unit length.
+    uniformity: of passages, likewise.
+    raw_alignment, raw_uniformity: the same of the vectors as they are (DPTDR Table 8).
     entropy: of the first token's attention, in nats, mean over texts.
   """
 
@@ -70,6 +71,8 @@ class Findings:
   accuracy: float | None = None
   alignment: float | None = None
   uniformity: float | None = None
+  raw_alignment: float | None = None
+  raw_uniformity: float | None = None
   entropy: Float[np.ndarray, 'L N'] | None = None
 
   @property
@@ -221,7 +224,8 @@ def inspect(name: str, retriever: Retriever, texts: Texts, batch_size: int = 64)
 
   Args:
     name: the backbone's name, for the log.
-    retriever: the backbone, prompt and settings. Vectors are normalised whatever the settings are.
+    retriever: the backbone, prompt and settings. Vectors are scaled to unit length here, but for
+      the raw measures, which need a retriever that does not normalise.
     texts: see ``read_texts``.
     batch_size: texts at a time, over all local devices, for the attention.
 
@@ -250,13 +254,16 @@ def inspect(name: str, retriever: Retriever, texts: Texts, batch_size: int = 64)
     )
   if texts.positives:
     queries, passages = ([pair[i] for pair in texts.positives] for i in (0, 1))
-    found['alignment'] = analysis.alignment(
-      analysis.unit(encode('query', 'queries')(queries)),
-      analysis.unit(encode('passage', 'relevant passages')(passages)),
+    pairs = (
+      encode('query', 'queries')(queries),
+      encode('passage', 'relevant passages')(passages),
     )
-    found['uniformity'] = analysis.uniformity(
-      analysis.unit(encode('passage', 'passages')(texts.passages))
-    )
+    others = encode('passage', 'passages')(texts.passages)
+    found['alignment'] = analysis.alignment(*map(analysis.unit, pairs))
+    found['uniformity'] = analysis.uniformity(analysis.unit(others))
+    if not retriever.encoder.entry().settings.normalize:
+      found['raw_alignment'] = analysis.alignment(*pairs)
+      found['raw_uniformity'] = analysis.uniformity(others)
   if texts.attended:
     found['entropy'] = first_token_entropy(
       retriever,
@@ -310,6 +317,8 @@ def table(findings: Mapping[str, Findings]) -> tuple[list[str], list[list[str]]]
       **found.scores,
       'alignment': found.alignment,
       'uniformity': found.uniformity,
+      'raw alignment': found.raw_alignment,
+      'raw uniformity': found.raw_uniformity,
       'CLS attention entropy': None if found.entropy is None else float(found.entropy.mean()),
       'in the last layer': None if found.entropy is None else float(found.entropy[-1].mean()),
     }
@@ -346,8 +355,8 @@ def note(texts: Texts, findings: Mapping[str, Findings]) -> list[str]:
   explained = {
     'pairs': 'STS Spearman: rank correlation of the cosine with human scores, {}.',
     'triplets': 'Section accuracy: {}; by chance 0.5.',
-    'positives': 'Alignment (alpha = 2): {}; lower is nearer.',
-    'passages': 'Uniformity (t = 2): {}; lower is more even.',
+    'positives': 'Alignment (alpha = 2): {}; lower is nearer. Of unit vectors, and raw.',
+    'passages': 'Uniformity (t = 2): {}; lower is more even. Of unit vectors, and raw.',
     'attended': 'CLS attention entropy: in nats, mean over heads and {}.',
   }
   lines = [line.format(texts.named[key]) for key, line in explained.items() if key in texts.named]

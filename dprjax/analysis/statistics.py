@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.special
 import scipy.stats
 from jaxtyping import Array, Float
 
@@ -66,8 +67,8 @@ def alignment(x: Float[np.ndarray, 'n H'], y: Float[np.ndarray, 'n H'], alpha: f
   """E ||x - y||^alpha over positive pairs; 0 is best (Wang & Isola 2020, section 4.1).
 
   Args:
-    x: unit vectors, the first of each pair.
-    y: unit vectors, the second of each pair.
+    x: the first of each pair; unit vectors, or raw ones as in DPTDR Table 8.
+    y: the second of each pair.
     alpha: the power.
   """
   return float(np.mean(np.linalg.norm(np.asarray(x, np.float64) - y, axis=1) ** alpha))
@@ -77,10 +78,11 @@ def uniformity(x: Float[np.ndarray, 'n H'], t: float = 2) -> float:
   """log E exp(-t ||x - y||^2) over all pairs of vectors: how evenly they fill the sphere.
 
   Lower is better; 0 if all vectors are equal. Wang & Isola 2020, section 4.1; each pair of rows
-  counts once, as in the code of their Figure 5 (``torch.pdist``).
+  counts once, as in the code of their Figure 5 (``torch.pdist``). The sum is over logarithms: raw
+  vectors lie so far apart that every kernel may be 0 in floating point.
 
   Args:
-    x: unit vectors, at least two.
+    x: unit vectors, or raw ones as in DPTDR Table 8; at least two.
     t: the kernel's width.
 
   Raises:
@@ -90,7 +92,7 @@ def uniformity(x: Float[np.ndarray, 'n H'], t: float = 2) -> float:
   if n < 2:
     raise ValueError(f'uniformity is over pairs of vectors; there is {n}')
   blocks = [np.asarray(x[start : start + _BLOCK], np.float64) for start in range(0, n, _BLOCK)]
-  total = 0.0
+  total = -np.inf
   for i, rows in enumerate(blocks):
     for j, others in enumerate(blocks[i:], start=i):
       square = (
@@ -98,9 +100,12 @@ def uniformity(x: Float[np.ndarray, 'n H'], t: float = 2) -> float:
         + np.sum(others**2, axis=1)[None, :]
         - 2 * (rows @ others.T)
       )
-      kernel = np.exp(-t * square.clip(0))
-      total += np.sum(np.triu(kernel, 1) if i == j else kernel)
-  return float(np.log(total / (n * (n - 1) / 2)))
+      exponent = -t * square.clip(0)
+      if i == j:
+        exponent = exponent[np.triu_indices(len(rows), 1)]
+      if exponent.size:  # a last block may have one row
+        total = np.logaddexp(total, scipy.special.logsumexp(exponent))
+  return float(total - np.log(n * (n - 1) / 2))
 
 
 def attention_entropy(weights: Float[Array, 'L B N S']) -> Float[Array, 'L B N']:

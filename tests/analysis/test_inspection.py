@@ -152,13 +152,20 @@ def test_inspect_equals_numpy(data, small, prompt):
     np.sum(anchor * positive, axis=1) > np.sum(anchor * negative, axis=1)
   )
 
-  queries = unit(retriever.encode(['about wool', 'about iron'], 'query'))
-  passages = unit(
+  raw_queries = np.float64(retriever.encode(['about wool', 'about iron'], 'query'))
+  raw_passages = np.float64(
     retriever.encode([f'{topic} {sentence(topic, 1, i)}' for i, topic in enumerate(TOPICS)])
   )
-  assert found.alignment == pytest.approx(np.mean(np.sum((queries - passages[:2]) ** 2, axis=1)))
-  distances = [np.sum((passages[i] - passages[j]) ** 2) for i in range(4) for j in range(i)]
-  assert found.uniformity == pytest.approx(math.log(np.mean(np.exp(-2 * np.array(distances)))))
+  queries, passages = unit(raw_queries), unit(raw_passages)
+  for x, y, alignment, uniformity in (
+    (queries, passages, found.alignment, found.uniformity),
+    (raw_queries, raw_passages, found.raw_alignment, found.raw_uniformity),
+  ):
+    assert alignment == pytest.approx(np.mean(np.sum((x - y[:2]) ** 2, axis=1)))
+    distances = [np.sum((y[i] - y[j]) ** 2) for i in range(4) for j in range(i)]
+    assert uniformity == pytest.approx(
+      -2 * min(distances) + math.log(np.mean(np.exp(-2 * (np.array(distances) - min(distances)))))
+    )
 
   # The attention of one text at a time, without padding; only two, as each length is compiled.
   backbone, entropies = retriever.encoder.backbones['passage'], []
@@ -249,8 +256,8 @@ def test_the_command(data, small, tmp_path, capsys):
   lines = (tmp_path / 'r.md').read_text().splitlines()
   assert (
     lines[0]
-    == '| backbone | STS Spearman | section accuracy | alignment | uniformity | CLS attention '
-    'entropy | in the last layer |'
+    == '| backbone | STS Spearman | section accuracy | alignment | uniformity | raw alignment | '
+    'raw uniformity | CLS attention entropy | in the last layer |'
   )
   rows = [line.strip('| ').split(' | ') for line in lines[2:5]]
   assert [row[0] for row in rows] == ['deep2', 'deeper', 'prompted']
@@ -264,6 +271,8 @@ def test_the_command(data, small, tmp_path, capsys):
       found.accuracy,
       found.alignment,
       found.uniformity,
+      found.raw_alignment,
+      found.raw_uniformity,
       found.entropy.mean(),
       found.entropy[-1].mean(),
     ],
