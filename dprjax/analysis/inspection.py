@@ -254,15 +254,13 @@ def inspect(name: str, retriever: Retriever, texts: Texts, batch_size: int = 64)
     )
   if texts.positives:
     queries, passages = ([pair[i] for pair in texts.positives] for i in (0, 1))
-    pairs = (
-      encode('query', 'queries')(queries),
-      encode('passage', 'relevant passages')(passages),
-    )
+    x = encode('query', 'queries')(queries)
+    y = encode('passage', 'relevant passages')(passages)
     others = encode('passage', 'passages')(texts.passages)
-    found['alignment'] = analysis.alignment(*map(analysis.unit, pairs))
+    found['alignment'] = analysis.alignment(analysis.unit(x), analysis.unit(y))
     found['uniformity'] = analysis.uniformity(analysis.unit(others))
     if not retriever.encoder.entry().settings.normalize:
-      found['raw_alignment'] = analysis.alignment(*pairs)
+      found['raw_alignment'] = analysis.alignment(x, y)
       found['raw_uniformity'] = analysis.uniformity(others)
   if texts.attended:
     found['entropy'] = first_token_entropy(
