@@ -108,13 +108,13 @@ def test_tables_and_figure(tmp_path, capsys):
     (['--metrics=missing.json'], 'expected NAME=VALUE'),
     (['--metrics=a=missing.json'], 'metrics not found'),
     (['--metrics=a=a.json', '--metrics=a=a.json'], 'two systems are called a'),
-    (['--metrics=a=a.json', '--metrics=b=text.json'], 'metrics is not JSON'),
+    (['--metrics=a=a.json', '--metrics=b=text.json'], 'metrics text.json: not JSON'),
     (['--metrics=a=a.json', '--metrics=b=list.json'], 'list.json is not a metrics.json'),
     (['--metrics=a=a.json', '--metrics=b=hollow.json'], 'hollow.json is not a metrics.json'),
     (['--metrics=a=a.json', '--measure=RR@10'], 'not every system has RR@10; all have nDCG@10, AP'),
     (['--metrics=a=a.json', '--metrics=b=other.json'], 'b and a have no query in common'),
     (['--metrics=a=a.json', '--figure=r.jpeg2000'], 'its name has to end in .png, .pdf, .svg'),
-    (['--metrics=a=a.json', '--figure=.'], 'is a folder'),
+    (['--metrics=a=a.json', '--figure=folder.png'], 'is a folder'),
   ],
 )
 def test_bad_input(tmp_path, monkeypatch, error_line, arguments, message):
@@ -124,6 +124,7 @@ def test_bad_input(tmp_path, monkeypatch, error_line, arguments, message):
   write(tmp_path / 'hollow.json', {'mean': {'AP': 1.0}, 'per_query': {}})
   write(tmp_path / 'other.json', metrics({'AP': {'z': 1.0}, 'nDCG@10': {'z': 1.0}}))
   (tmp_path / 'text.json').write_text('nDCG = 1')
+  (tmp_path / 'folder.png').mkdir()
   before = sorted(tmp_path.iterdir())
   with pytest.raises(SystemExit) as ended:
     report.main([*arguments, '--out=r.md'])

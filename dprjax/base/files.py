@@ -1,7 +1,8 @@
 """Files: read once, with errors that name file and line; written aside, then renamed.
 
 Every path is an ``epath.Path``, so ``gs://`` works wherever a local path does. Text is UTF-8; a
-byte-order mark at its beginning is left out.
+byte-order mark at its beginning is left out. A line ends with a newline, before which there may be
+a carriage return. It has no null byte and at most 64 million characters.
 """
 
 import bz2
@@ -12,16 +13,16 @@ import functools
 import gzip
 import hashlib
 import io
-import itertools
 import json
 import lzma
+import math
 import os
 import pathlib
 import re
 import stat
 import uuid
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import IO, Any
 
 from etils import epath
@@ -31,7 +32,8 @@ from dprjax.base.errors import InputError
 PathLike = str | os.PathLike[str]
 
 _CHUNK = 1 << 20  # characters of a JSON array read at a time
-_MAX_ENTRY = 1 << 26  # an entry longer than this means a broken file
+_MAX_ENTRY = 1 << 26  # a line or an entry longer than this means a broken file
+_MAX_JSON = 1 << 30  # characters of a whole JSON file
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DEEPEST = 64  # levels of lists and objects in JSON
 _LEFT = re.compile(r'\..*\.[0-9a-f]{8}\.tmp')  # by a killed command
@@ -125,11 +127,13 @@ def open_text(path: PathLike, what: str = 'file') -> Iterator[IO[str]]:
   Raises:
     InputError: as `open_bytes`, or not UTF-8 (found while it is read).
   """
-  with (
-    open_bytes(path, what) as (file, _),
-    io.TextIOWrapper(file, encoding='utf-8-sig') as text,
-  ):
+  with open_bytes(path, what) as (file, _), decoded(file) as text:
     yield text
+
+
+def decoded(file: IO[bytes]) -> io.TextIOWrapper:
+  """The file as UTF-8 text without a byte-order mark. A newline alone ends a line."""
+  return io.TextIOWrapper(file, encoding='utf-8-sig', newline='\n')
 
 
 _DECOMPRESSORS: dict[str, Callable[[Any], Any]] = {
@@ -150,19 +154,43 @@ def read_lines(path: PathLike, what: str = 'file') -> Iterator[tuple[int, str]]:
   """Yields (line number from 1, line without its newline); blank lines are left out.
 
   Raises:
-    InputError: as `open_text`.
+    InputError: as `open_text` and `sound_line`.
   """
   with open_text(path, what) as lines:
     yield from number_lines(lines, str(path))
 
 
-def number_lines(lines: Iterable[str], name: str) -> Iterator[tuple[int, str]]:
-  """`read_lines` of an open file, which errors call ``name``."""
+def number_lines(file: IO[str], name: str, start: str = '') -> Iterator[tuple[int, str]]:
+  """`read_lines` of an open file, which errors call ``name``; ``start`` was read from it before."""
   number = 0
   with decoding(name, lambda: f', line {number + 1} or after it'):
-    for number, line in enumerate(lines, start=1):
-      if line.strip():
-        yield number, line.rstrip('\r\n')
+    begun = io.StringIO(start + file.readline(_MAX_ENTRY)) if start else io.StringIO()
+    for lines in (begun, file):
+      for line in iter(functools.partial(lines.readline, _MAX_ENTRY), ''):
+        number += 1
+        line = sound_line(line, name, number)
+        if line.strip():
+          yield number, line
+
+
+def byte_lines(file: IO[bytes]) -> Iterator[bytes]:
+  """The lines of an open file with their newlines; one that is too long for text comes in parts."""
+  return iter(functools.partial(file.readline, _MAX_ENTRY), b'')
+
+
+def sound_line(line: str, name: str, number: int) -> str:
+  """The line without its newline.
+
+  Raises:
+    InputError: it has a null byte, or is as long as no line is.
+  """
+  if len(line) >= _MAX_ENTRY:
+    raise InputError(
+      f'{name}, line {number}: longer than {_MAX_ENTRY:,} characters; is this a text file?'
+    )
+  if '\0' in line:
+    raise InputError(f'{name}, line {number}: a null byte in the text; the file is damaged')
+  return line.rstrip('\r\n')
 
 
 @contextlib.contextmanager
@@ -206,8 +234,7 @@ def read_records(path: PathLike, what: str = 'file') -> Iterator[tuple[int, str,
     if start.lstrip().startswith('['):
       yield from _read_entries(file, start.lstrip()[1:], str(path))
     else:
-      lines = itertools.chain(io.StringIO(start + file.readline()), file)
-      for number, line in number_lines(lines, str(path)):
+      for number, line in number_lines(file, str(path), start):
         where = f'{path}, line {number}'
         yield number, where, parse_object(line, where)
 
@@ -216,7 +243,7 @@ def _read_entries(
   file: IO[str], buffer: str, name: str
 ) -> Iterator[tuple[int, str, dict[str, Any]]]:
   """The entries of a JSON array whose first characters, after the bracket, are ``buffer``."""
-  decoder, number = json.JSONDecoder(parse_constant=_no_constant), 0
+  number = 0
   while True:
     buffer = buffer.lstrip()
     if buffer.startswith(']'):
@@ -227,7 +254,7 @@ def _read_entries(
       buffer = buffer[1:].lstrip()
     where = f'{name}, entry {number + 1}'
     try:
-      value, end = decoder.raw_decode(buffer)
+      value, end = _DECODER.raw_decode(buffer)
     except json.JSONDecodeError as error:
       more = file.read(max(_CHUNK, len(buffer))) if len(buffer) < _MAX_ENTRY else ''
       if not more:
@@ -237,7 +264,7 @@ def _read_entries(
       buffer = ',' * (number > 0) + buffer + more
       continue
     except (RecursionError, ValueError):
-      again = functools.partial(decoder.raw_decode, buffer)
+      again = functools.partial(_DECODER.raw_decode, buffer)
       _parsed(again, buffer, where, 'a list of objects')
       raise
     number += 1
@@ -262,7 +289,7 @@ def parse_json(text: str, where: str, expected: str = 'a JSON document') -> Any:
     InputError: not JSON; NaN or infinite; nested deeper than 64; an integer of thousands of digits;
       half of a surrogate pair. The message begins with ``where``.
   """
-  return _parsed(lambda: json.loads(text, parse_constant=_no_constant), text, where, expected)
+  return _parsed(lambda: _DECODER.decode(text), text, where, expected)
 
 
 def _same(value: Any) -> Any:
@@ -271,6 +298,15 @@ def _same(value: Any) -> Any:
 
 def _no_constant(name: str) -> Any:
   raise InputError(f'{name} is not JSON')
+
+
+def _finite(text: str) -> float:
+  if math.isinf(number := float(text)):
+    raise InputError(f'the number {text:.40} is too large')
+  return number
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 
 
 def _parsed(parse: Callable[[], Any], text: str, where: str, expected: str) -> Any:
@@ -326,7 +362,10 @@ def _object(value: Any, where: str) -> dict[str, Any]:
 def read_json(path: PathLike, what: str = 'file') -> Any:
   """A whole JSON file. Raises InputError where it is missing or empty, and as `parse_json` does."""
   with open_text(path, what) as file:
-    return parse_json(file.read(), f'{what} {path}')
+    text = file.read(_MAX_JSON)
+  if len(text) == _MAX_JSON:
+    raise InputError(f'{what} {path}: longer than {_MAX_JSON:,} characters; is this a JSON file?')
+  return parse_json(text, f'{what} {path}')
 
 
 def read_json_object(path: PathLike, what: str = 'file') -> dict[str, Any]:

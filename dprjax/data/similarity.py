@@ -7,7 +7,7 @@
 | .jsonl | `{"sentence1": ..., "sentence2": ..., "score": ...}` |
 
 A table may begin with a header, which then names the columns and may name others (GLUE's STS-B).
-Any file may be compressed (`.gz`, `.xz`). Scores go from 0 (nothing in common) to 5 (the same).
+Any file may be compressed. Scores go from 0 (nothing in common) to 5 (the same).
 """
 
 import csv
@@ -39,7 +39,7 @@ def read_pairs(path: files.PathLike) -> list[Pair]:
       from 0 to 5.
   """
   file = files.existing(path, 'STS file')
-  ending = file.name.removesuffix('.gz').removesuffix('.xz').rpartition('.')[2].lower()
+  ending = files.plain_name(file).rpartition('.')[2].lower()
   if ending in ('jsonl', 'json'):
     rows = _read_records(file)
   else:
@@ -105,11 +105,13 @@ def _make_pair(values: list[Any], place: str) -> Pair:
   first, second, score = values
   for name, sentence in zip(_COLUMNS, (first, second), strict=False):
     if not isinstance(sentence, str) or not sentence.strip():
-      raise InputError(f'{place}: {name} is {sentence!r}; expected a sentence')
+      raise InputError(f'{place}: {name} is {sentence!r:.40}; expected a sentence')
   try:
     number = float('nan') if isinstance(score, bool) else float(score)
-  except (TypeError, ValueError):
+  except (TypeError, ValueError, OverflowError):
     number = float('nan')
   if not 0 <= number <= TOP_SCORE:  # nor NaN
-    raise InputError(f'{place}: the score is {score!r}; expected a number from 0 to {TOP_SCORE:g}')
+    raise InputError(
+      f'{place}: the score is {score!r:.40}; expected a number from 0 to {TOP_SCORE:g}'
+    )
   return Pair(first.strip(), second.strip(), number)

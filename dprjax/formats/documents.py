@@ -15,9 +15,12 @@ sentence; a title is a line of its own, before the text.
 
 import io
 import itertools
+import lzma
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import sentencex
 from etils import epath
@@ -25,6 +28,7 @@ from etils import epath
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.formats import mediawiki, texts
+from dprjax.formats.fields import Record, check_id
 from dprjax.formats.report import Report
 
 _KINDS = ('.jsonl', '.tsv', '.txt', '.xml', '.zip')
@@ -33,6 +37,12 @@ _EXPECTED = '.jsonl, .tsv, .txt, .zip or .xml (MediaWiki), perhaps with ' + ', '
 )
 # Characters; a longer text file is split into several documents, so that memory need not hold it.
 _PART = 1 << 20
+_MOST_PACKED = 200  # times that text may shrink in a zip file
+# Also what zipfile raises for encryption, unknown compression and sizes that are not true.
+_BROKEN_ZIP = (
+  *(zipfile.BadZipFile, RuntimeError, NotImplementedError, ValueError, OverflowError, EOFError),
+  *(zlib.error, lzma.LZMAError, struct.error, OSError),
+)
 _IDS = ('_id', 'id', 'docid')
 
 
@@ -47,10 +57,12 @@ def read_documents(paths: Sequence[files.PathLike], report: Report) -> Iterator[
   Ids are the file's own, else the file's name and the line. They are not unique over several files.
 
   Raises:
-    InputError: a file is missing, empty, of no known format, broken, or not UTF-8.
+    InputError: a file is missing, empty, of no known format, broken, or not UTF-8; an id cannot be
+      used.
   """
   for path in find_files(paths, report):
     for document in _read(path):
+      check_id(document.id, str(path))
       if document.text.strip():
         report.count('documents')
         yield document
@@ -96,7 +108,11 @@ def split_sentences(text: str, language: str = 'en') -> list[str]:
   return [' '.join(words) for words in spans if words]
 
 
-def _walk(folder: epath.Path, report: Report) -> Iterator[epath.Path]:
+def _walk(folder: epath.Path, report: Report, above: tuple[str, ...] = ()) -> Iterator[epath.Path]:
+  if str(files.resolved(folder)) in above:  # a link that leads up again
+    report.count('links to a folder above: skipped', folder.name)
+    return
+  above = (*above, str(files.resolved(folder)))
   for name in ('corpus.jsonl', 'collection.tsv'):
     for ending in ('', *files.COMPRESSED):
       if (corpus := folder / f'{name}{ending}').exists():
@@ -106,9 +122,11 @@ def _walk(folder: epath.Path, report: Report) -> Iterator[epath.Path]:
     if child.name.startswith('.'):
       continue
     if child.is_dir():
-      yield from _walk(child, report)
+      yield from _walk(child, report, above)
     elif _kind(child) is None:
       report.count('files of another kind: skipped', child.name)
+    elif files.is_special(child) or not child.exists():
+      report.count('pipes, devices and broken links: skipped', child.name)
     elif files.is_empty(child):
       report.count('empty files: skipped', child.name)
     else:
@@ -139,40 +157,54 @@ def _read(path: epath.Path) -> Iterator[Document]:
 
 
 def _read_records(path: epath.Path) -> Iterator[Document]:
-  for number, record in files.read_jsonl(path, 'text'):
-    title = record.get('title') or ''
-    text = record.get('text' if 'text' in record else 'abstract')
-    if not isinstance(text, str) or not isinstance(title, str):
+  for number, values in files.read_jsonl(path, 'text'):
+    record = Record(values, f'{path}, line {number}')
+    title = record.text('title', '')
+    if not any(isinstance(values.get(key), str) for key in ('text', 'abstract')):
       raise InputError(
-        f'{path}, line {number}: keys {", ".join(map(repr, record)) or "none"}; expected text, or '
-        "arXiv's abstract, and perhaps title, all three strings"
+        f"{record.where}: keys {', '.join(map(repr, values)) or 'none'}; expected text, or arXiv's "
+        'abstract, and perhaps title, all three strings'
       )
-    ids = (record[key] for key in _IDS if isinstance(record.get(key), str | int))
+    text = record.text('text' if 'text' in values else 'abstract')
+    id_ = record.first_id(*_IDS) or f'{path.name}:{number}'
     # A title without a text says nothing.
-    yield Document(
-      str(next(ids, f'{path.name}:{number}')), f'{title}\n{text}'.strip() if text.strip() else ''
-    )
+    yield Document(id_, f'{title}\n{text}'.strip() if text.strip() else '')
 
 
 def _read_zip(path: epath.Path) -> Iterator[Document]:
   with path.open('rb') as file:
     try:
       archive = zipfile.ZipFile(file)
-      names = sorted(
-        name
-        for name in archive.namelist()
-        if name.endswith('.txt') and not name.startswith('__MACOSX/')
+      members = sorted(
+        (member for member in archive.infolist() if _is_text(member.filename)),
+        key=lambda member: member.filename,
       )
-      if not names:
+      if not members:
         raise InputError(f'{path}: no .txt file in it')
-      for name in names:
-        with archive.open(name) as member, io.TextIOWrapper(member, encoding='utf-8') as lines:
+      packed, size = file.seek(0, io.SEEK_END), sum(member.file_size for member in members)
+      if size > max(_MOST_PACKED * packed, _PART):
+        raise InputError(
+          f'{path}: its {packed:,} bytes become {size:,}, which no text does; unpack it first'
+        )
+      for member in members:
+        name = member.filename
+        with archive.open(member) as inside, files.decoded(inside) as lines:
           yield from _read_text(lines, f'{path.name}/{name}', f'{path}, {name}')
-    except zipfile.BadZipFile as error:
-      raise InputError(f'{path}: broken or cut-off zip file ({error}); fetch it again') from error
+    except InputError:
+      raise
+    except _BROKEN_ZIP as error:
+      if isinstance(error, OSError) and error.errno is not None:
+        raise
+      raise InputError(
+        f'{path}: broken, cut-off or encrypted zip file ({error}); fetch it again, or unpack it'
+      ) from error
 
 
-def _read_text(lines: Iterable[str], identifier: str, name: str) -> Iterator[Document]:
+def _is_text(name: str) -> bool:
+  return name.endswith('.txt') and not name.startswith('__MACOSX/')
+
+
+def _read_text(lines: IO[str], identifier: str, name: str) -> Iterator[Document]:
   """One document, or several of about ``_PART`` characters, split between paragraphs."""
   part: list[str] = []
   size = number = 0

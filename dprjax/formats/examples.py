@@ -159,11 +159,8 @@ FORMATS = tuple(_FORMATS)
 
 
 def _negative(id_: str, entry: Record) -> Negative:
-  rank, score = entry.values.get('rank'), entry.values.get('score')
-  if not isinstance(rank, int | None) or not isinstance(score, int | float | None):
-    raise InputError(
-      f'{entry.where}: rank {rank!r} and score {score!r} of a negative; expected numbers'
-    )
+  rank = None if entry.values.get('rank') is None else entry.whole('rank', -(2**31), 2**31)
+  score = None if entry.values.get('score') is None else entry.number('score')
   pools: tuple[str, ...] = (UNDENOISED,)
   if 'pools' in entry.values:
     pools = tuple(entry.texts('pools', f'a list of {" and ".join(POOLS)}'))
@@ -172,5 +169,4 @@ def _negative(id_: str, entry: Record) -> Negative:
       f'{entry.where}: a negative with the pools {list(pools)}; expected {" or ".join(POOLS)}, or '
       'both'
     )
-  score = None if score is None else float(score)
   return Negative(id_, entry.text('retriever', ''), rank, score, pools)

@@ -1,12 +1,15 @@
 """Fields of records, and ids: the one place that decides which of them can be used."""
 
+import math
 import re
 from typing import Any, NamedTuple
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, read_lines
 
-_BAD_ID = re.compile(r'^\s|\s$|[\x00-\x1f\x7f]|^$')
+# Control characters, and the separators of lines that Python's splitlines and editors know; a
+# byte-order mark within a file comes from files that were joined.
+_BAD_ID = re.compile(r'^\s|\s$|[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff]|^$')
 
 
 def check_id(id_: str, where: str) -> str:
@@ -94,6 +97,15 @@ class Record(NamedTuple):
     """The list of objects under ``key``; empty if it is ``optional`` and absent."""
     return [Record(value, self.where) for value in self._list(key, dict, expected, optional)]
 
+  def number(self, key: str, default: float | None = None) -> float:
+    """The finite number under ``key``, or the default, if any."""
+    value = self.values.get(key)
+    if value is None and default is not None:
+      return default
+    if not is_number(value):
+      raise self._wrong(key, 'a finite number')
+    return float(value)  # type: ignore[arg-type]
+
   def _list(self, key: str, kind: type, expected: str, optional: bool) -> list[Any]:
     values = self.values.get(key, [] if optional else None)
     if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
@@ -118,6 +130,14 @@ def read_ids(path: PathLike, what: str = 'ids') -> list[str]:
   if not ids.lines:
     raise InputError(f'{what}: {path} holds no ids')
   return list(ids.lines)
+
+
+def is_number(value: Any) -> bool:
+  """Whether a value of JSON is a finite number."""
+  try:
+    return type(value) in (int, float) and math.isfinite(value)
+  except OverflowError:  # an integer of hundreds of digits
+    return False
 
 
 class UniqueIds:

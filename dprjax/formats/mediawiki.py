@@ -21,6 +21,9 @@ _NO_TEXT = (
 # Namespaces of media, files and categories, by the names that every wiki knows beside its own.
 _NO_TEXT_NAMESPACES = {'-2': 'media', '6': 'file', '14': 'category'}
 _OTHER_LANGUAGE = re.compile(r'[a-z]{2,3}(-[a-z-]+)?:')
+_BEGINNING = re.compile('<!DOCTYPE|<!ENTITY|<mediawiki', re.IGNORECASE)
+_PIECE = 1 << 16  # characters parsed at a time
+_LONGEST_PAGE = 1 << 28
 _HEADING = re.compile(r'^==([^=].*?)==[^\S\n]*$', re.MULTILINE)
 _MARKS = re.compile(r"'{2,5}|__[A-Z]+__")  # of emphasis, and of a page's layout
 _EMPTY_BRACKETS = re.compile(r' ?\([\s,;]*\)')
@@ -69,7 +72,7 @@ def _pages(file: IO[str], path: files.PathLike) -> Iterator[tuple[str, str, froz
   """Yields (title, wikitext, namespaces whose links are not text) of each article."""
   hidden = set(_NO_TEXT_NAMESPACES.values()) | {'image'}
   root = None
-  for event, element in ElementTree.iterparse(file, events=('start', 'end')):
+  for event, element in _events(file, path):
     name = element.tag.rpartition('}')[2]
     if root is None:
       root = element
@@ -89,6 +92,27 @@ def _pages(file: IO[str], path: files.PathLike) -> Iterator[tuple[str, str, froz
         yield element.findtext('{*}title') or '', text, frozenset(hidden)
       # The root would keep every page.
       root.clear()
+
+
+def _events(file: IO[str], path: files.PathLike) -> Iterator[tuple[str, Any]]:
+  """The events of `ElementTree.iterparse`, if there are no entities to be replaced."""
+  parser = ElementTree.XMLPullParser(('start', 'end'))
+  start = piece = file.read(_PIECE)
+  if (found := _BEGINNING.search(start)) and found[0].startswith('<!'):
+    raise InputError(f'{path}: the XML has a {found[0]}; expected a MediaWiki dump, which has none')
+  size = 0  # since the last page ended
+  while piece:
+    parser.feed(piece)
+    size += len(piece)
+    for event, element in parser.read_events():
+      if event == 'end' and element.tag.endswith('page'):
+        size = 0
+      yield event, element
+    if size > _LONGEST_PAGE:
+      raise InputError(f'{path}: a page of more than {_LONGEST_PAGE:,} characters')
+    piece = file.read(_PIECE)
+  parser.close()
+  yield from parser.read_events()
 
 
 def _sections(text: str, hidden: frozenset[str]) -> list[Section]:

@@ -1,5 +1,9 @@
 """Relevance judgements: BEIR's tsv with its header, TREC's and MS MARCO's four columns, or three
 without a header.
+
+A grade is a whole number, also written as 1.0; one above 0 is relevant, and one below 0, as TREC
+has for junk, is not. Ids of columns between tabs may have spaces in them. A first line whose last
+column is called score, relevance, rel, label or grade is a header.
 """
 
 import re
@@ -12,12 +16,12 @@ from dprjax.formats.fields import check_id
 Qrels = dict[str, dict[str, int]]
 """Query id -> document id -> relevance (0: judged, not relevant)."""
 
-_HEADER = ('score', 'relevance', 'rel', 'label')  # names of the last column
-_RELEVANCE = re.compile(r'[+-]?[0-9]{1,9}')
+_HEADER = ('score', 'relevance', 'rel', 'label', 'grade')  # names of the last column
+_RELEVANCE = re.compile(r'([+-]?[0-9]{1,9})(\.0*)?')
 
 
 def read_qrels(path: files.PathLike) -> Qrels:
-  """Reads judgements, columns between tabs or, where a line has no tab, between spaces.
+  """Reads judgements, columns between tabs or, where the first line has no tab, between spaces.
 
   Raises:
     InputError: a missing or empty file; naming the line: another number of columns, a relevance
@@ -25,10 +29,12 @@ def read_qrels(path: files.PathLike) -> Qrels:
       with different relevance.
   """
   qrels: Qrels = {}
-  width = 0
+  width, delimiter = 0, None
   for number, line in files.read_lines(path, 'qrels'):
     where = f'{path}, line {number}'
-    columns = line.split('\t') if '\t' in line else line.split()
+    if not width:
+      delimiter = '\t' if '\t' in line else None
+    columns = line.split(delimiter)
     if not width:
       width = len(columns)
       if width in (3, 4) and columns[-1].strip().lower() in _HEADER:
@@ -39,10 +45,12 @@ def read_qrels(path: files.PathLike) -> Qrels:
         f'{where}: {len(columns)} columns, expected {width if width in (3, 4) else known}'
       )
     query_id, doc_id, relevance = columns[0], columns[-2], columns[-1].strip()
-    if not _RELEVANCE.fullmatch(relevance):
+    whole = _RELEVANCE.fullmatch(relevance)
+    if not whole:
       raise InputError(f'{where}: the relevance {relevance!r:.40} is not a whole number')
+    grade = int(whole[1])
     judged = qrels.setdefault(check_id(query_id, where), {})
-    if judged.setdefault(check_id(doc_id, where), int(relevance)) != int(relevance):
+    if judged.setdefault(check_id(doc_id, where), grade) != grade:
       raise InputError(
         f'{where}: document {doc_id} is judged {relevance} for query {query_id}, and '
         f'{judged[doc_id]} before'

@@ -3,11 +3,12 @@
 The lines may come in any order. `dprjax.formats.trec.read_run` puts a whole run in order;
 `dprjax.mining` sorts rows on disk by 64-bit keys of their ids. Arrow's CSV reader parses, 12 times
 as fast as ``line.split()``. A block that it rejects (several spaces in a row, a bad line) is read
-line by line.
+line by line. Runs are UTF-8, with or without a byte-order mark.
 """
 
-import itertools
+import codecs
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -19,9 +20,13 @@ from pyarrow import csv
 from dprjax.base import outofcore
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, open_bytes
+from dprjax.formats.fields import check_id
 
 _BLOCK = 1 << 23  # bytes
 _PARSED = 1 << 20  # bytes that one of Arrow's threads parses at a time
+_LONGEST_LINE = 1 << 20  # bytes
+_CONTROLS = bytes({*range(32), 127} - {*b'\t\n\r'})
+_ODD_SPACE = re.compile(r'[^\S \t\r\n]|[\x80-\x9f\ufeff]')  # beyond ASCII
 _COLUMNS = {
   'query': pa.binary(),
   'zero': pa.binary(),
@@ -53,20 +58,26 @@ class Block(NamedTuple):
 
   def line(self, row: int) -> int:
     """The number of a row's line."""
+    return self.lines()[row]
+
+  def lines(self) -> Sequence[int]:
+    """The number of every row's line."""
+    if self.text.count(b'\n') == len(self.scores):  # no blank lines
+      return range(self.first_line, self.first_line + len(self.scores))
     lines = enumerate(self.text.split(b'\n'), self.first_line)
-    return next(itertools.islice((number for number, line in lines if line.strip()), row, None))
+    return [number for number, line in lines if line.strip()]
 
 
 def read_blocks(path: PathLike, block_bytes: int = _BLOCK, ranks: bool = True) -> Iterator[Block]:
   """Streams a TREC run (``qid Q0 docid rank score tag``); ``ranks``: whether they are read.
 
   Raises:
-    InputError: missing or empty; naming the line: not six columns, a rank (if ranks are read) that
-      is no whole number, a score that is no finite number.
+    InputError: missing or empty; naming the line: not UTF-8, not six columns, a rank (if ranks are
+      read) that is no whole number, a score that is no finite number, an id that cannot be used.
   """
   lines, rows = 0, 0
   with open_bytes(path, 'run') as (file, fraction):
-    rest, delimiter = b'', ''
+    rest, delimiter = file.read(3).removeprefix(codecs.BOM_UTF8), ''
     while piece := file.read(block_bytes):
       text = rest + piece
       end = text.rfind(b'\n') + 1
@@ -75,6 +86,10 @@ def read_blocks(path: PathLike, block_bytes: int = _BLOCK, ranks: bool = True) -
         delimiter = delimiter or _delimiter(text)
         yield (block := _block(path, text, delimiter, lines, fraction(), ranks))
         lines, rows = lines + text.count(b'\n'), rows + len(block.scores)
+      if len(rest) > _LONGEST_LINE:
+        raise InputError(
+          f'{path}, line {lines + 1}: longer than {_LONGEST_LINE:,} bytes; this is no run'
+        )
     if columns := rest.split():
       if len(columns) < 6:
         raise InputError(
@@ -90,19 +105,10 @@ def read_blocks(path: PathLike, block_bytes: int = _BLOCK, ranks: bool = True) -
 def read_tag(path: PathLike) -> str:
   """The tag in the run's first line. Raises InputError as `read_blocks` does."""
   with open_bytes(path, 'run') as (file, _):
-    for line in file:
+    while line := file.readline(_LONGEST_LINE):
       if columns := line.split():
-        return decode(columns[-1])
+        return check_id(decode(columns[-1]), f"{path}: the tag of the run's first line")
   raise InputError(f'{path}: no line in this run')
-
-
-def line(path: PathLike, row: int) -> int:
-  """The number of a row's line, for messages."""
-  for block in read_blocks(path, ranks=False):
-    if row < len(block.scores):
-      return block.line(row)
-    row -= len(block.scores)
-  raise IndexError(row)
 
 
 def keys(ids: pa.BinaryArray) -> UInt64[np.ndarray, 'rows']:
@@ -145,11 +151,13 @@ def _delimiter(text: bytes) -> str:
 def _block(
   path: PathLike, text: bytes, delimiter: str, lines: int, fraction: float, ranks: bool
 ) -> Block:
-  try:
-    table = _parse(text, delimiter, ranks)
-    sound = bool(np.isfinite(table['score'].to_numpy()).all())
-  except pa.ArrowInvalid:
-    sound = False
+  sound = _is_plain(path, text, lines)
+  if sound:
+    try:
+      table = _parse(text, delimiter, ranks)
+      sound = bool(np.isfinite(table['score'].to_numpy()).all())
+    except pa.ArrowInvalid:
+      sound = False
   if not sound:
     table = _parse(_line_by_line(path, text, lines, ranks), ' ', ranks)
   return Block(
@@ -161,6 +169,26 @@ def _block(
     text,
     fraction,
   )
+
+
+def _is_plain(path: PathLike, text: bytes, lines: int) -> bool:
+  """Whether there is nothing in the text that Arrow, but not `_line_by_line`, would let pass.
+
+  Raises InputError, naming the line, where it is not UTF-8.
+  """
+  # Arrow takes a carriage return alone for the end of a line.
+  plain = text.count(b'\r') == text.count(b'\r\n') and len(text.translate(None, _CONTROLS)) == len(
+    text
+  )
+  if text.isascii():
+    return plain
+  try:
+    return plain and not _ODD_SPACE.search(text.decode())
+  except UnicodeDecodeError as error:
+    line = lines + 1 + text.count(b'\n', 0, error.start)
+    raise InputError(
+      f'{path}, line {line}: not UTF-8 text ({error.reason}); convert it first'
+    ) from error
 
 
 def _parse(text: bytes, delimiter: str, ranks: bool) -> pa.Table:
@@ -188,20 +216,24 @@ def _line_by_line(path: PathLike, text: bytes, lines: int, ranks: bool) -> bytes
     if not columns:
       continue
     where = f'{path}, line {number}'
+    if b'\r' in line.strip():
+      raise InputError(f'{where}: a carriage return within the line; lines end with a newline')
     if len(columns) != 6:
       raise InputError(
         f'{where}: {len(columns)} columns, expected 6: query Q0 document rank score tag'
       )
+    for column in (columns[0], columns[2]):
+      check_id(column.decode(), where)
     rank, score = decode(columns[3]), _number(columns[4])
     if not math.isfinite(score):
-      raise InputError(f'{where}: the score {decode(columns[4])!r} is not a finite number')
+      raise InputError(f'{where}: the score {decode(columns[4])!r:.40} is not a finite number')
     if ranks:
       try:
         in_range = abs(int(rank)) < 2**31
       except ValueError:
         in_range = False
       if not in_range:
-        raise InputError(f'{where}: the rank {rank!r} is not a whole number')
+        raise InputError(f'{where}: the rank {rank!r:.40} is not a whole number')
       # Python's spelling: Arrow takes neither '+1' nor '1_000'.
       columns[3] = b'%d' % int(rank)
     columns[4] = repr(score).encode()

@@ -3,14 +3,15 @@
 | file | queries | passages |
 |---|---|---|
 | .json, .jsonl (BEIR) | `{_id, text}` | `{_id, title, text}`; the title may be absent |
-| other (MS MARCO) | id text | id text; id text title; or id url title body |
+| other (MS MARCO) | id text | id text; id title text; or id url title body |
 
-Columns are separated by tabs. DPR's psgs_w100.tsv is recognized by its header, `id text title`;
-its columns are quoted as in CSV. Any file may be compressed. Errors name file and line.
+Columns are separated by tabs. Three are those of the titled corpus that RocketQA and coCondenser
+use for MS MARCO. DPR's psgs_w100.tsv has another order and is recognized by its header,
+`id text title`; its columns are quoted as in CSV. A header `id title text` is known too. Any file
+may be compressed. Errors name file and line.
 """
 
 import csv
-import functools
 from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
@@ -60,25 +61,27 @@ def corpus_parser(format: str, first_line: str) -> tuple[Parse, bool]:
   """What parses the lines of a corpus, and whether its first line is a header."""
   if format == 'beir':
     return _parse_record, False
-  quoted = _is_quoted(first_line)
-  return functools.partial(_parse_columns, quoted=quoted), quoted
-
-
-def is_quoted(path: files.PathLike) -> bool:
-  """Whether a corpus is DPR's, with the quotes of CSV."""
-  _, line = next(files.read_lines(path, 'corpus'), (0, ''))
-  return not is_json(path) and _is_quoted(line)
+  columns = first_line.split('\t')
+  if columns[:2] == ['id', 'text']:
+    return parse_quoted, True
+  return _parse_columns, columns == ['id', 'title', 'text']
 
 
 def read_corpus(path: files.PathLike, format: str = '') -> Iterator[tuple[int, Entry]]:
   """Yields (line number, entry) of a corpus, whose format is `format_of` its path by default."""
+  for number, entry, _ in read_entries(path, format):
+    yield number, entry
+
+
+def read_entries(path: files.PathLike, format: str = '') -> Iterator[tuple[int, Entry, bool]]:
+  """`read_corpus`, and whether the corpus is DPR's, with the quotes of CSV."""
   parse: Parse | None = None
   for number, line in files.read_lines(path, 'corpus file'):
     if parse is None:
       parse, header = corpus_parser(format or format_of(path), line)
       if header:
         continue
-    yield number, parse(line, f'{path}, line {number}')
+    yield number, parse(line, f'{path}, line {number}'), parse is parse_quoted
 
 
 def read_queries(path: files.PathLike, format: str = '') -> Iterator[tuple[int, Query]]:
@@ -127,26 +130,32 @@ def read_texts(
     raise InputError(f'{found}: no {kind} in it')
 
 
-def _is_quoted(first_line: str) -> bool:
-  return first_line.split('\t')[:2] == ['id', 'text']
-
-
 def _parse_record(line: str, where: str) -> Entry:
   record = Record(files.parse_object(line, where), where)
   title, text = record.text('title', ''), record.text('text')
   return Entry(record.id('_id'), title, text)
 
 
-def _parse_columns(line: str, where: str, quoted: bool) -> Entry:
-  columns = next(csv.reader([line], delimiter='\t')) if quoted else line.split('\t')
-  match columns:
+def parse_quoted(line: str, where: str) -> Entry:
+  """An entry of DPR's psgs_w100.tsv."""
+  try:
+    columns = next(csv.reader([line], delimiter='\t'))
+  except csv.Error as error:
+    raise InputError(f'{where}: {error}') from error
+  if len(columns) not in (2, 3):
+    raise InputError(f'{where}: {len(columns)} columns between tabs; expected id text title')
+  return Entry(check_id(columns[0], where), columns[2] if len(columns) == 3 else '', columns[1])
+
+
+def _parse_columns(line: str, where: str) -> Entry:
+  match line.split('\t'):
     case [id_, text]:
       title = ''
-    case [id_, text, title] | [id_, _, title, text]:
+    case [id_, title, text] | [id_, _, title, text]:
       pass
-    case _:
+    case columns:
       raise InputError(
-        f'{where}: {len(columns)} columns between tabs; expected id text, id text title, or id url '
+        f'{where}: {len(columns)} columns between tabs; expected id text, id title text, or id url '
         'title body'
       )
   return Entry(check_id(id_, where), title, text)

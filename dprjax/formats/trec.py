@@ -11,7 +11,7 @@ import pyarrow as pa
 from jaxtyping import Bool, Float, Int
 
 from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike, atomic_write, decoding
+from dprjax.base.files import PathLike, atomic_write
 from dprjax.formats import runs
 
 
@@ -142,11 +142,11 @@ def read_run(path: PathLike) -> Run:
   """
   query_place: dict[str, int] = {}
   doc_place: dict[str, int] = {}
-  parts = []
+  parts, lines = [], []
   for block in runs.read_blocks(path, ranks=False):
-    with decoding(f'{path}, line {block.first_line} or after it'):
-      queries, docs = _places(block.query_ids, query_place), _places(block.doc_ids, doc_place)
+    queries, docs = _places(block.query_ids, query_place), _places(block.doc_ids, doc_place)
     parts.append((queries, docs, block.scores))
+    lines.append(block.lines())  # a pipe cannot be read again for a message
   queries, docs, scores = (np.concatenate(column) for column in zip(*parts, strict=True))
   query_ids, doc_ids = list(query_place), list(doc_place)
   order = np.argsort(queries, kind='stable')
@@ -156,7 +156,7 @@ def read_run(path: PathLike) -> Run:
     first = np.argmin(np.where(rises, after, len(queries)))
     last, row = before[first], after[first]
     raise InputError(
-      f"{path}, line {runs.line(path, row)}: not sorted: query {query_ids[queries[row]]}'s score "
+      f"{path}, line {_line(lines, row)}: not sorted: query {query_ids[queries[row]]}'s score "
       f'rises from {scores[last]} to {scores[row]}; sort each query by falling score'
     )
   pairs = queries * len(doc_ids) + docs
@@ -165,10 +165,19 @@ def read_run(path: PathLike) -> Run:
   if repeated.size:
     row = repeated.min()
     raise InputError(
-      f'{path}, line {runs.line(path, row)}: document {doc_ids[docs[row]]} comes twice for query '
+      f'{path}, line {_line(lines, row)}: document {doc_ids[docs[row]]} comes twice for query '
       f'{query_ids[queries[row]]}'
     )
   return _ordered(query_ids, queries, doc_ids, docs, scores)
+
+
+def _line(blocks: Sequence[Sequence[int]], row: int) -> int:
+  """The number of a row's line; ``blocks``: the numbers of the lines of each block."""
+  for lines in blocks:
+    if row < len(lines):
+      return lines[row]
+    row -= len(lines)
+  raise IndexError(row)
 
 
 def _places(ids: pa.BinaryArray, places: dict[str, int]) -> Int[np.ndarray, 'rows']:

@@ -5,6 +5,7 @@ The index has 24 bytes a passage, in parts by the first byte of the id's key. Pa
 same digest are copies: their titles and texts differ at most in white space.
 """
 
+import codecs
 import contextlib
 import dataclasses
 import hashlib
@@ -92,9 +93,10 @@ def index_corpus(
     progress: is called with the number of passages read and the fraction of the file.
 
   Raises:
-    InputError: a missing, empty or malformed file, an id that comes twice, no space in the folder.
+    InputError: a missing, empty or malformed file, a pipe, an id that comes twice, no space in the
+      folder.
   """
-  found = files.existing(path, 'corpus')
+  found = files.regular_file(path, 'corpus')
   index = outofcore.Buckets(folder / 'index', _ENTRY)
   plain = found.suffix not in files.COMPRESSED and '://' not in str(found)
   parse: texts.Parse | None = None
@@ -110,10 +112,14 @@ def index_corpus(
 
   spool = contextlib.nullcontext() if plain else (folder / 'text').open('wb')
   with files.open_bytes(found, 'corpus') as (file, fraction), files.no_room(folder), spool as copy:
-    for number, line in enumerate(file, start=1):
+    for number, line in enumerate(files.byte_lines(file), start=1):
       if copy:
         copy.write(line)
-      text = line.decode().rstrip('\r\n')
+      if number == 1 and line.startswith(codecs.BOM_UTF8):
+        offset = len(codecs.BOM_UTF8)
+        line = line[offset:]
+      with files.decoding(str(path), lambda number=number: f', line {number}'):
+        text = files.sound_line(line.decode(), str(path), number)
       if text.strip():
         header = False
         if parse is None:

@@ -18,12 +18,17 @@ import regex
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, plain_name, read_lines, read_records
 from dprjax.formats.fields import Record, UniqueIds
-from dprjax.formats.texts import is_quoted, read_corpus
+from dprjax.formats.texts import read_entries
 from dprjax.formats.trec import Run
 from dprjax.retrieval.measures import Metrics
 
 MATCHES = ('string', 'regex')
 
+# Of csv and of Python's parser, also of what is nested too deep for it.
+_NO_LIST = (
+  *(csv.Error, IndexError, ValueError, SyntaxError, TypeError, RecursionError, MemoryError),
+)
+_LONGEST_S = 20.0  # for one expression in one passage
 _FLAGS = regex.IGNORECASE | regex.UNICODE | regex.MULTILINE
 # DPR's SimpleTokenizer: a run of letters, digits and marks, or any one character that is neither
 # space nor control.
@@ -40,7 +45,17 @@ def has_answer(answers: Iterable[str], text: str, match: str = 'string') -> bool
     words = _words(text)
     return any(_words(unicodedata.normalize('NFD', answer)) in words for answer in answers)
   patterns = (_compile(answer) for answer in answers)
-  return any(pattern is not None and pattern.search(text) for pattern in patterns)
+  return any(pattern is not None and _matches(pattern, text) for pattern in patterns)
+
+
+def _matches(pattern: regex.Pattern[str], text: str) -> bool:
+  try:
+    return bool(pattern.search(text, timeout=_LONGEST_S))
+  except TimeoutError as error:
+    raise InputError(
+      f'the answer {pattern.pattern!r:.80} is an expression that takes more than {_LONGEST_S:g} s '
+      'in one passage; write it without nested repetitions'
+    ) from error
 
 
 def _words(text: str) -> str:
@@ -51,7 +66,7 @@ def _words(text: str) -> str:
 def _compile(answer: str) -> regex.Pattern[str] | None:
   try:
     return regex.compile(unicodedata.normalize('NFD', answer), _FLAGS)
-  except regex.error:
+  except (regex.error, RecursionError, OverflowError):
     return None
 
 
@@ -155,11 +170,12 @@ def read_answers(path: PathLike) -> dict[str, list[str]]:
 def _read_table(path: PathLike) -> Iterator[tuple[int, str, dict[str, Any]]]:
   for number, line in read_lines(path, 'answers'):
     where = f'{path}, line {number}'
-    columns = next(csv.reader([line], delimiter='\t'))
     try:
-      yield number, where, {'answers': ast.literal_eval(columns[1])}
-    except (IndexError, ValueError, SyntaxError) as error:
+      columns = next(csv.reader([line], delimiter='\t'))
+      answers = ast.literal_eval(columns[1])
+    except _NO_LIST as error:
       raise InputError(f"{where}: expected question TAB ['answer', ...] ({error})") from error
+    yield number, where, {'answers': answers}
 
 
 def read_passages(path: PathLike, ids: set[str]) -> dict[str, str]:
@@ -170,8 +186,7 @@ def read_passages(path: PathLike, ids: set[str]) -> dict[str, str]:
   """
   passages: dict[str, str] = {}
   unique = UniqueIds(path, 'passage')
-  quoted = is_quoted(path)
-  for number, entry in read_corpus(path):
+  for number, entry, quoted in read_entries(path):
     if entry.id in ids:
       unique.add(entry.id, number)
       # As DPR does, which strips the quotes that are left.

@@ -14,6 +14,7 @@ from etils import epath
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path, atomic_write, read_sidecar, write_sidecar
+from dprjax.formats.fields import Record, UniqueIds, check_id
 from dprjax.retrieval.exact import TopK
 
 _FORMAT = 'dprjax.bm25'
@@ -132,13 +133,40 @@ def load(folder: PathLike, fingerprint: str) -> Bm25 | None:
   sidecar = read_sidecar(root, _SIDECAR, _FORMAT, 'BM25 index', fingerprint, complete=True)
   if sidecar is None:
     return None
+  record = Record(sidecar, str(root / _SIDECAR))
+  count, language = record.whole('count', 0, 2**31), record.text('language')
+  unique = UniqueIds(root / _IDS, 'passage')
   try:
-    ids = (root / _IDS).read_bytes().decode().splitlines()
+    for number, id_ in enumerate((root / _IDS).read_bytes().decode().split('\n')[:-1], start=1):
+      unique.add(check_id(id_, f'{root / _IDS}, line {number}'), number)
+    ids = list(unique.lines)
     index = _bm25s().BM25.load(root, show_progress=False)
-    if not len(ids) == sidecar['count'] == index.scores['num_docs']:
-      raise ValueError(f'{len(ids)} ids for {index.scores["num_docs"]} passages')
-  except (ValueError, OSError, KeyError, EOFError) as error:
+    _check(index, len(ids), count)
+  except InputError:
+    raise
+  except Exception as error:  # bm25s does not look at what it loads
     raise InputError(
       f'{root} is not a whole BM25 index ({error}); remove it and index again'
     ) from error
-  return Bm25(index, ids, sidecar['language'])
+  return Bm25(index, ids, language)
+
+
+def _check(index: Any, ids: int, count: int) -> None:
+  """Raises ValueError for arrays that do not fit together."""
+  scores = index.scores
+  if not ids == count == scores['num_docs']:
+    raise ValueError(f'{ids} ids for {scores["num_docs"]} passages')
+  data, rows, starts = (scores[name] for name in ('data', 'indices', 'indptr'))
+  words = [number for word, number in index.vocab_dict.items() if word]  # '' is in no passage
+  if not all(type(word) is int and 0 <= word < len(starts) - 1 for word in words):
+    raise ValueError('words without passages')
+  if (
+    not np.isfinite(data).all()
+    or rows.dtype.kind not in 'iu'
+    or starts.dtype.kind not in 'iu'
+    or not len(data) == len(rows) == starts[-1]
+    or starts[0]
+    or (np.diff(starts.astype(np.int64)) < 0).any()
+    or (len(rows) and not 0 <= rows.min() <= rows.max() < count)
+  ):
+    raise ValueError('arrays that do not fit together')

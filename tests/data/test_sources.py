@@ -72,7 +72,9 @@ def test_compressed_files_read_the_same(beir, ending, compress):
   'collection',
   [
     'p1\tcats purr\np2\tdogs "bark\np3\tfish swim\n',
-    'p1\tpurr\tcats\np2\t"bark\tdogs\np3\tswim\tfish\n',
+    # RocketQA's and coCondenser's: titles before texts, with or without a header
+    'p1\tcats\tpurr\np2\tdogs\t"bark\np3\tfish\tswim\n',
+    '\ufeffid\ttitle\ttext\r\np1\tcats\tpurr\r\np2\tdogs\t"bark\r\np3\tfish\tswim\r\n',
     'p1\thttp://a\tcats\tpurr\np2\thttp://b\tdogs\t"bark\np3\thttp://c\tfish\tswim\n',
     # DPR's: a header, and quotes as CSV has them
     'id\ttext\ttitle\np1\tpurr\tcats\np2\t"""bark"\tdogs\np3\tswim\tfish\n',

@@ -138,7 +138,7 @@ BAD = [
   ('cut.txt.bz2', bz2.compress(b'word ' * 999)[:-9], r'bz2: broken or cut-off compressed file'),
   ('not.txt.bz2', b'no such thing', r'not\.txt\.bz2: broken or cut-off compressed file'),
   ('not.txt.gz', b'no such thing', r'not\.txt\.gz: broken or cut-off compressed file'),
-  ('not.zip', b'no such thing', r'not\.zip: broken or cut-off zip file'),
+  ('not.zip', b'no such thing', r'not\.zip: broken, cut-off or encrypted zip file'),
   ('cut.xml', b'<mediawiki>\n<page>', r'cut\.xml, line 2: not XML, or cut off'),
   ('other.xml', b'<html></html>', r'the XML begins with <html>; expected <mediawiki>'),
   ('keys.jsonl', b'{"text": "a"}\n{"body": "b"}\n', r"line 2: keys 'body'; expected text"),

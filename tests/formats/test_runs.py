@@ -1,4 +1,6 @@
 import gzip
+import os
+import threading
 
 import numpy as np
 import pytest
@@ -124,8 +126,10 @@ def test_rows_are_named_again(tmp_path):
 
 
 def test_lines_are_numbered_with_the_blank_ones(tmp_path):
-  path = write(tmp_path / 'run.trec', '\n' + TEXT.replace('\n', '\n\n'))
-  assert [runs.line(path, row) for row in range(3)] == [2, 4, 6]
+  (block,) = runs.read_blocks(write(tmp_path / 'a.trec', '\n' + TEXT.replace('\n', '\n\n')))
+  assert block.lines() == [2, 4, 6] and block.line(2) == 6
+  (block,) = runs.read_blocks(write(tmp_path / 'b.trec', TEXT))
+  assert list(block.lines()) == [1, 2, 3]
 
 
 def test_ranks_that_are_not_read_may_be_anything(tmp_path):
@@ -134,9 +138,52 @@ def test_ranks_that_are_not_read_may_be_anything(tmp_path):
   assert not len(block.ranks) and block.scores.tolist() == expected()[3]
 
 
-def test_a_whole_run_that_is_not_utf8(tmp_path):
-  (tmp_path / 'run.trec').write_bytes(TEXT.encode() + b'q3 Q0 \xff 1 1.0 x\n')
-  with pytest.raises(InputError, match=r'run\.trec, line 1 or after it: not UTF-8 text'):
-    trec.read_run(tmp_path / 'run.trec')
-  (block,) = runs.read_blocks(tmp_path / 'run.trec')
-  assert len(block.scores) == 4
+@pytest.mark.parametrize('pack', [bytes, gzip.compress])
+@pytest.mark.parametrize('block', [1, 20, 1000])
+def test_a_byte_order_mark_is_no_part_of_the_first_id(tmp_path, pack, block):
+  path = tmp_path / ('run.trec.gz' if pack is gzip.compress else 'run.trec')
+  path.write_bytes(pack(b'\xef\xbb\xbf' + TEXT.encode()))
+  assert columns(path, block_bytes=block) == expected()
+  assert trec.read_run(path).query_ids == ['q1', 'q22']
+
+
+@pytest.mark.parametrize(
+  ('line', 'message'),
+  [
+    (b'q3 Q0 \xff 1 1.0 x', 'not UTF-8 text'),
+    ('q3 Q0 Köln 1 1.0 x'.encode('latin-1'), 'not UTF-8 text'),
+    (b'q3 Q0 a\0b 1 1.0 x', "the id 'a.x00b'"),
+    (b'q3 Q0 a\x07 1 1.0 x', "the id 'a.x07'"),
+    ('q3\xa0 Q0 a 1 1.0 x'.encode(), "the id 'q3.xa0'"),
+    ('q3 Q0 a\u2028b 1 1.0 x'.encode(), "the id 'a.u2028b'"),
+    ('q3 Q0 \ufeffa 1 1.0 x'.encode(), "the id '.ufeffa'"),
+    (b'q3 Q0 a 1 1.0 x\rq3 Q0 b 2 0.5 x', 'a carriage return within'),
+    (b'q3 Q0 a 1 1.0 \rx', 'a carriage return within the line'),
+  ],
+)
+@pytest.mark.parametrize('block', [1, 1000])
+def test_runs_that_are_no_utf8_or_have_bad_ids(tmp_path, line, message, block):
+  path = tmp_path / 'run.trec'
+  path.write_bytes(TEXT.encode() + line + b'\nq4 Q0 a 1 1.0 x\n')
+  with pytest.raises(InputError, match=rf'run\.trec, line 4: {message}'):
+    list(runs.read_blocks(path, block_bytes=block))
+
+
+def test_a_file_without_newlines_is_no_run(tmp_path, monkeypatch):
+  monkeypatch.setattr(runs, '_LONGEST_LINE', 100)
+  with pytest.raises(InputError, match='line 4: longer than 100 bytes; this is no run'):
+    list(runs.read_blocks(write(tmp_path / 'run.trec', TEXT + 'x' * 300), block_bytes=50))
+
+
+@pytest.mark.parametrize('more', ['', 'q1 Q0 d1 3 -5 x\n', 'q1 Q0 d9 3 5 x\n'])
+def test_a_run_is_read_once_also_for_its_errors(tmp_path, more):
+  path = tmp_path / 'pipe'
+  os.mkfifo(path)
+  thread = threading.Thread(target=path.write_text, args=(TEXT + '\n' * 70_000 + more,))
+  thread.start()
+  if more:
+    with pytest.raises(InputError, match='pipe, line 70004: (document d1 comes twice|not sorted)'):
+      trec.read_run(path)
+  else:
+    assert trec.read_run(path).doc_ids == ['a-very-long-document-id', 'd1', 'd2']
+  thread.join()

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from dprjax.base.errors import InputError
+from dprjax.base.files import write_sidecar
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.trec import run_from_rows
 from dprjax.retrieval import bm25
@@ -61,9 +62,56 @@ def test_saved_and_loaded(tmp_path):
   for before, after in zip(index.search(['cat dog'], 4), again.search(['cat dog'], 4), strict=True):
     np.testing.assert_array_equal(before, after)
   assert bm25.load(tmp_path / 'i', 'other') is None
-  (tmp_path / 'i' / 'data.csc.index.npy').write_bytes(b'\x93NUMPY')
-  with pytest.raises(InputError, match='not a whole BM25 index'):
-    bm25.load(tmp_path / 'i', 'abc')
+
+
+def test_a_flipped_byte_in_any_file_is_noticed(tmp_path):
+  folder = tmp_path / 'i'
+  bm25.save(bm25.build(IDS, TEXTS), folder, 'abc')
+  files = [path for path in folder.iterdir() if path.name != 'dprjax_index.json']
+  assert len(files) >= 5
+  for path in files:
+    whole = path.read_bytes()
+    for damaged in (whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1]), None):
+      path.unlink()
+      if damaged is not None:
+        path.write_bytes(damaged)
+      with pytest.raises(InputError, match=rf'{path.name} (was changed|is missing).*remove .*/i'):
+        bm25.load(folder, 'abc')
+    path.write_bytes(whole)
+  assert bm25.load(folder, 'abc').ids == IDS
+
+
+@pytest.mark.parametrize(
+  ('name', 'content', 'message'),
+  [
+    ('ids.txt', 'a\nb\nc\n', 'not a whole BM25 index .3 ids for 4 passages'),
+    ('ids.txt', 'a\nb\nc\nc\n', "passage id 'c' is on line 3 and again on line 4"),
+    ('ids.txt', 'a\nb\nc\n d\n', "ids.txt, line 4: the id ' d'"),
+    ('data.csc.index.npy', '\x93NUMPY', 'not a whole BM25 index'),
+    ('indices.csc.index.npy', None, 'not a whole BM25 index'),
+    ('indptr.csc.index.npy', None, 'not a whole BM25 index'),
+    ('params.index.json', '[]', 'not a whole BM25 index'),
+    ('params.index.json', '{"num_docs": {}}', 'not a whole BM25 index'),
+    ('vocab.index.json', '{"cat": 10000000}', 'not a whole BM25 index'),
+    ('vocab.index.json', '{"cat": null}', 'not a whole BM25 index'),
+    ('vocab.index.json', '[' * 3000, 'not a whole BM25 index'),
+    ('dprjax_index.json', '{"format": "dprjax.bm25", "fingerprint": "abc"}', 'no checksums'),
+    ('dprjax_index.json', '[]', 'expected a JSON object'),
+    ('dprjax_index.json', '{"format": "dprjax.bm25", "fing', 'not JSON'),
+  ],
+)
+def test_an_index_of_somebody_else_is_read_with_care(tmp_path, name, content, message):
+  folder = tmp_path / 'i'
+  bm25.save(bm25.build(IDS, TEXTS), folder, 'abc')
+  if content is None:
+    np.save(folder / name, np.full(100, 10_000, np.int32))
+  else:
+    (folder / name).write_bytes(content.encode('latin-1'))
+  if name != 'dprjax_index.json':  # with checksums that are right
+    (folder / 'dprjax_index.json').unlink()
+    write_sidecar(folder, 'dprjax_index.json', 'dprjax.bm25', 'abc', count=4, language='english')
+  with pytest.raises(InputError, match=message):
+    bm25.load(folder, 'abc')
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
