@@ -182,7 +182,7 @@ def test_a_run_is_read_once_also_for_its_errors(tmp_path, more):
   thread = threading.Thread(target=path.write_text, args=(TEXT + '\n' * 70_000 + more,))
   thread.start()
   if more:
-    with pytest.raises(InputError, match='pipe, line 70004: (document d1 comes twice|not sorted)'):
+    with pytest.raises(InputError, match=r'pipe, line 70004: (document d1 comes twice|not sorted)'):
       trec.read_run(path)
   else:
     assert trec.read_run(path).doc_ids == ['a-very-long-document-id', 'd1', 'd2']
