@@ -96,7 +96,7 @@ def _pages(file: IO[str], path: files.PathLike) -> Iterator[tuple[str, str, froz
 
 def _events(file: IO[str], path: files.PathLike) -> Iterator[tuple[str, Any]]:
   """The events of `ElementTree.iterparse`, if there are no entities to be replaced."""
-  parser = ElementTree.XMLPullParser(('start', 'end'))
+  parser: Any = ElementTree.XMLPullParser(('start', 'end'))
   start = piece = file.read(_PIECE)
   if (found := _BEGINNING.search(start)) and found[0].startswith('<!'):
     raise InputError(f'{path}: the XML has a {found[0]}; expected a MediaWiki dump, which has none')

@@ -8,6 +8,7 @@ same digest are copies: their titles and texts differ at most in white space.
 import codecs
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import pathlib
@@ -118,7 +119,7 @@ def index_corpus(
       if number == 1 and line.startswith(codecs.BOM_UTF8):
         offset = len(codecs.BOM_UTF8)
         line = line[offset:]
-      with files.decoding(str(path), lambda number=number: f', line {number}'):
+      with files.decoding(str(path), functools.partial(', line {}'.format, number)):
         text = files.sound_line(line.decode(), str(path), number)
       if text.strip():
         header = False
