@@ -93,10 +93,15 @@ def write(folder: pathlib.Path, passages: int, dimension: int) -> None:
     dtype='float32',
     kind='passage',
     backbone_sha256='',
+    config_sha256='',
+    tokenizer_sha256='',
     prompt_sha256=None,
+    shift_positions=False,
     pooling='mean',
     normalize=False,
+    prefix='',
     max_length=128,
+    arithmetic='float32',
     input_sha256='',
   )
   writer = embeddings.EmbeddingsWriter(

@@ -10,16 +10,19 @@ one process.
 """
 
 import argparse
+import contextlib
+import hashlib
 import logging
 from collections.abc import Sequence
 
 import jax
+from etils import epath
 
-from dprjax.base import files
+from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
 from dprjax.formats.qrels import read_qrels
-from dprjax.formats.texts import read_texts
+from dprjax.formats.texts import Text, read_texts
 from dprjax.inference.encoder import Encoder
 from dprjax.models.prompts import KINDS
 from dprjax.retrieval import embeddings
@@ -50,8 +53,37 @@ def encode(
     qrels: encode only the queries that are judged in this file.
 
   Raises:
-    InputError: bad input, or ``out`` holds embeddings of something else.
+    InputError: bad input; ``out`` holds something else, embeddings of other settings or texts, or
+      inputs; or another command fills it.
   """
+  inputs = {
+    '--input': source,
+    '--qrels': qrels,
+    '--backbone': [backbone.path for backbone in encoder.backbones.values()],
+    '--prompt': [prompt.path for prompt, _ in encoder.bank.values() if prompt is not None],
+  }
+  with claim(out, inputs, lock=not jax.process_index()):
+    _encode(encoder, kind, source, out, dtype, shard_rows, qrels)
+
+
+def claim(
+  out: str, inputs: outputs.Inputs, *, lock: bool
+) -> contextlib.AbstractContextManager[epath.Path]:
+  """Claims a folder of embeddings, which may be an unfinished one."""
+  return outputs.claim_folder(
+    out, inputs, what='embeddings', ours=embeddings.is_embeddings, grows=True, lock=lock
+  )
+
+
+def _encode(
+  encoder: Encoder,
+  kind: str,
+  source: str,
+  out: str,
+  dtype: str,
+  shard_rows: int,
+  qrels: str | None,
+) -> None:
   texts = list(read_texts(source, kind))
   if qrels is not None:
     judged = read_qrels(qrels)
@@ -66,11 +98,16 @@ def encode(
     dtype=dtype,
     kind=kind,
     backbone_sha256=encoder.space_sha256,
+    config_sha256=encoder.config_sha256,
+    tokenizer_sha256=encoder.tokenizer.sha256,
     prompt_sha256=None if prompt is None else files.sha256_file(prompt.path),
+    shift_positions=settings.shift_positions,
     pooling=settings.pooling,
     normalize=settings.normalize,
+    prefix=settings.prefix(kind),
     max_length=max_length,
-    input_sha256=files.sha256_file(source),
+    arithmetic=encoder.dtype,
+    input_sha256=_digest(texts),
   )
   process, processes = jax.process_index(), jax.process_count()
   with distributed.turn():
@@ -113,6 +150,15 @@ def encode(
   )
 
 
+def _digest(texts: Sequence[Text]) -> str:
+  """SHA-256 of ids and texts. Not of their file, which may be a pipe."""
+  digest = hashlib.sha256()
+  for text in texts:
+    for part in (text.id.encode(), text.text.encode()):
+      digest.update(len(part).to_bytes(8, 'big') + part)
+  return digest.hexdigest()
+
+
 def main(argv: Sequence[str] | None = None) -> None:
   parser = cli.Parser('encode', __doc__ or '', processes=True)
   parser.add_argument(
@@ -136,10 +182,10 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument(
     '--normalize', type=cli.boolean, metavar='true|false', help='unit length; same default'
   )
-  parser.add_argument('--max_length', type=cli.positive, help='tokens of a text; same default')
+  parser.add_argument('--max_length', type=cli.up_to(2**20), help='tokens of a text; same default')
   parser.add_argument(
     '--batch_size',
-    type=cli.positive,
+    type=cli.up_to(2**16),
     default=64,
     help='texts at a time over all devices (default: 64)',
   )
@@ -156,7 +202,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     help='of the stored vectors (default: float32)',
   )
   parser.add_argument(
-    '--shard_rows', type=cli.positive, default=20_000, help='vectors a file (default: 20000)'
+    '--shard_rows',
+    type=cli.up_to(2**31 - 1),
+    default=20_000,
+    help='vectors a file (default: 20000)',
   )
   cli.run(parser, distributed.together(_command), argv)
 
@@ -167,6 +216,9 @@ def _command(args: argparse.Namespace) -> None:
   files.existing(args.input, 'input')
   if args.qrels and args.kind != 'query':
     raise InputError('--qrels chooses queries: it goes with --kind=query')
+  inputs = {f'--{name}': getattr(args, name) for name in ('backbone', 'prompt', 'input', 'qrels')}
+  with claim(args.out, inputs, lock=False):
+    pass
   encoder = Encoder.load(
     args.backbone,
     args.prompt,

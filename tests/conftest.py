@@ -103,10 +103,15 @@ def write_embeddings():
     'dtype': 'float32',
     'kind': 'passage',
     'backbone_sha256': 'b' * 64,
+    'config_sha256': 'c' * 64,
+    'tokenizer_sha256': 't' * 64,
     'prompt_sha256': 'p' * 64,
+    'shift_positions': False,
     'pooling': 'mean',
     'normalize': True,
+    'prefix': '',
     'max_length': 256,
+    'arithmetic': 'float32',
     'input_sha256': 'i' * 64,
   }
 

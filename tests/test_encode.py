@@ -2,13 +2,18 @@
 
 import functools
 import json
+import os
+import pathlib
 import shutil
+import threading
 
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
 from dprjax import Retriever, encode, load_prompt
+from dprjax.base import outputs
 from dprjax.base.files import sha256_file
 from dprjax.inference.encoder import Encoder
 from dprjax.models import artifact
@@ -100,11 +105,16 @@ def test_equals_the_retriever(run, vectors, corpus, tmp_path, prompt):
     dtype='float32',
     kind='passage',
     backbone_sha256=load_prompt(prompt).meta['backbone_sha256'],
+    config_sha256=found.meta.config_sha256,
+    tokenizer_sha256=load_prompt(prompt).meta['tokenizer_sha256'],
     prompt_sha256=sha256_file(prompt),
+    shift_positions=False,
     pooling='mean',
     normalize=True,
+    prefix='',
     max_length=32,
-    input_sha256=sha256_file(corpus),
+    arithmetic='float32',
+    input_sha256=found.meta.input_sha256,
   )
 
 
@@ -225,5 +235,180 @@ def test_prompts_that_do_not_fit(run, prompt, tmp_path):
 def test_an_out_that_is_something_else(run, tmp_path):
   (tmp_path / 'out').mkdir()
   (tmp_path / 'out' / 'notes.txt').write_text('mine')
-  assert_bad(run(), 'is not empty and holds no embeddings')
+  assert_bad(run(), 'holds something else than embeddings; choose another folder')
   assert [path.name for path in (tmp_path / 'out').iterdir()] == ['notes.txt']
+
+
+def _edit_json(path, **changes):
+  content = json.loads(path.read_text()) if path.exists() else {}
+  path.write_text(json.dumps(content | changes))
+
+
+def _keep_case(backbone):
+  _edit_json(backbone / 'tokenizer_config.json', do_lower_case=False)
+
+
+STALE = {
+  'heads': (lambda b: _edit_json(b / 'config.json', num_attention_heads=4), [], 'config_sha256'),
+  'epsilon': (lambda b: _edit_json(b / 'config.json', layer_norm_eps=0.1), [], 'config_sha256'),
+  'activation': (lambda b: _edit_json(b / 'config.json', hidden_act='relu'), [], 'config_sha256'),
+  'tokenizer': (_keep_case, [], 'tokenizer_sha256'),
+  'prefix': (
+    lambda b: _edit_json(b / 'config_sentence_transformers.json', prompts={'document': 'about '}),
+    [],
+    "prefix is '' there, 'about ' here",
+  ),
+  'arithmetic': (None, ['--dtype=bfloat16'], 'arithmetic is float32 there, bfloat16 here'),
+  'pooling': (None, ['--pooling=cls'], 'pooling is mean there, cls here'),
+  'normalize': (None, ['--normalize=false'], 'normalize is True there, False here'),
+  'length': (None, ['--max_length=16'], 'max_length is 32 there, 16 here'),
+  'store': (None, ['--store=float16'], 'dtype is float32 there, float16 here'),
+  'shards': (None, ['--shard_rows=30'], 'shard_rows is 20 there, 30 here'),
+}
+
+
+@pytest.fixture(scope='module')
+def encoded(trained, tmp_path_factory):
+  """A backbone without a prompt, a corpus, and its embeddings: finished, and interrupted."""
+  folder = tmp_path_factory.mktemp('encoded')
+  shutil.copytree(trained / 'backbone', folder / 'backbone')
+  modules = [
+    {'path': '', 'type': 'sentence_transformers.models.Transformer'},
+    {'path': '1_Pooling', 'type': 'sentence_transformers.models.Pooling'},
+  ]
+  (folder / 'backbone' / 'modules.json').write_text(json.dumps(modules))
+  (folder / 'backbone' / '1_Pooling').mkdir()
+  _edit_json(folder / 'backbone' / '1_Pooling' / 'config.json', pooling_mode_mean_tokens=True)
+  (folder / 'corpus.tsv').write_text(''.join(f'{id_}\t{text}\n' for id_, text in TEXTS.items()))
+  encode.main(_plain(folder, 'out'))
+  shutil.copytree(folder / 'out', folder / 'interrupted')
+  manifest = json.loads((folder / 'out' / 'manifest.json').read_text())
+  for shard in manifest['shards'][1:]:
+    (folder / 'interrupted' / shard['embeddings']).unlink()
+    (folder / 'interrupted' / shard['ids']).unlink()
+  (folder / 'interrupted' / 'manifest.json').unlink()
+  _edit_json(
+    folder / 'interrupted' / 'progress.json', **(manifest | {'shards': manifest['shards'][:1]})
+  )
+  return folder
+
+
+def _plain(folder, out):
+  return [
+    f'--backbone={folder}/backbone',
+    '--kind=passage',
+    '--normalize=true',
+    '--max_length=32',
+    f'--input={folder}/corpus.tsv',
+    f'--out={folder}/{out}',
+    '--shard_rows=20',
+  ]
+
+
+def _content(folder):
+  return {
+    str(path.relative_to(folder)): path.read_bytes()
+    for path in sorted(folder.rglob('*'))
+    if path.is_file()
+  }
+
+
+@pytest.mark.parametrize('name', STALE)
+def test_embeddings_of_other_settings_are_not_continued(command, encoded, tmp_path, name):
+  change, flags, message = STALE[name]
+  shutil.copytree(encoded, tmp_path, dirs_exist_ok=True)
+  if change is not None:
+    change(tmp_path / 'backbone')
+  before = _content(tmp_path)
+  for out in ('out', 'interrupted'):
+    assert_bad(
+      command(encode, *_plain(tmp_path, out), *flags), 'holds other embeddings', message, out
+    )
+  assert _content(tmp_path) == before
+
+
+def test_embeddings_of_the_same_settings_are(command, encoded, tmp_path):
+  shutil.copytree(encoded, tmp_path, dirs_exist_ok=True)
+  # What training alone reads does not matter.
+  _edit_json(tmp_path / 'backbone' / 'config.json', hidden_dropout_prob=0.3, note='mine')
+  status, err = command(encode, *_plain(tmp_path, 'out'))
+  assert status == 0 and '50 of 50 texts are there already' in err
+  status, err = command(encode, *_plain(tmp_path, 'interrupted'))
+  assert status == 0 and '20 of 50 texts are there already' in err
+  # Also where the first process was killed with a file half written, and its lock.
+  (tmp_path / 'killed').mkdir()
+  (tmp_path / 'killed' / '.progress.json.12345678.tmp').write_text('{')
+  (tmp_path / 'killed' / '.lock').touch()
+  assert command(encode, *_plain(tmp_path, 'killed'))[0] == 0
+  whole = _content(tmp_path / 'out')
+  assert whole == _content(tmp_path / 'interrupted') == _content(tmp_path / 'killed')
+
+
+def test_a_pipe_is_read_once(command, encoded, tmp_path):
+  shutil.copytree(encoded, tmp_path, dirs_exist_ok=True)
+  os.mkfifo(tmp_path / 'pipe.tsv')
+  content = (tmp_path / 'corpus.tsv').read_bytes()
+  writer = threading.Thread(target=(tmp_path / 'pipe.tsv').write_bytes, args=[content])
+  writer.start()
+  result = command(encode, *_plain(tmp_path, 'interrupted'), f'--input={tmp_path}/pipe.tsv')
+  writer.join()
+  assert result[0] == 0, result
+  assert _content(tmp_path / 'interrupted') == _content(tmp_path / 'out')
+
+
+def test_two_encoders_with_two_tokenizers(command, encoded, tmp_path):
+  shutil.copytree(encoded, tmp_path, dirs_exist_ok=True)
+  (tmp_path / 'backbone').rename(tmp_path / 'one')
+  for kind in ('query', 'passage'):
+    shutil.copytree(tmp_path / 'one', tmp_path / 'backbone' / kind)
+  _keep_case(tmp_path / 'backbone' / 'passage')
+  assert_bad(command(encode, *_plain(tmp_path, 'new')), 'tokenizers of its two encoders differ')
+  assert not (tmp_path / 'new').exists()
+
+
+@pytest.mark.parametrize(
+  ('out', 'message'),
+  [
+    ('corpus.tsv', 'is a file; name a folder'),
+    ('backbone', 'is an input, --backbone='),
+    ('link', 'is an input, --backbone='),
+    ('backbone/new', 'lies in an input, --backbone='),
+    ('.', 'no file or folder can have this name'),
+    ('sub/..', 'no file or folder can have this name'),
+    ('../{here}', 'holds an input, --backbone='),
+    ('backbone/1_Pooling/..', 'no file or folder can have this name'),
+    ('web', 'holds something else than embeddings'),
+    ('hidden', 'holds something else than embeddings'),
+    ('half', 'manifest.json: not JSON'),
+    ('pipe', 'is a file; name a folder'),
+    ('/dev/null', 'is a file; name a folder'),
+    ('', 'no file or folder can have this name'),
+    ('busy', 'another command is writing it now'),
+    ('corpus.tsv/x', 'Not a directory'),
+    ('a' * 300, 'File name too long'),
+  ],
+)
+def test_an_out_that_would_harm_something(command, encoded, tmp_path, monkeypatch, out, message):
+  shutil.copytree(encoded, tmp_path, dirs_exist_ok=True)
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'link').symlink_to('backbone')
+  for name, file in (('web', 'manifest.json'), ('hidden', '.profile'), ('half', 'manifest.json')):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / file).write_text('{"name": "app"' + '}' * (name != 'half'))
+  os.mkfifo(tmp_path / 'pipe')
+  before = _content(tmp_path)
+  flags = _plain(pathlib.Path(), 'x')
+  with outputs.hold(epath.Path('busy/.lock'), 'a test'):
+    result = command(encode, *flags, f'--out={out.format(here=tmp_path.name)}')
+  assert_bad(result, message)
+  assert _content(tmp_path) == before and not (tmp_path / 'busy').exists()
+
+
+@pytest.mark.parametrize(
+  'flag',
+  ['--batch_size=99999999999', '--shard_rows=' + '9' * 5000, '--max_length=0', '--batch_size=x'],
+)
+def test_numbers_out_of_range(command, encoded, flag):
+  status, err = command(encode, *_plain(encoded, 'new'), flag)
+  assert status == 2 and f'argument {flag.partition("=")[0]}: expected a whole number' in err
+  assert not (encoded / 'new').exists()

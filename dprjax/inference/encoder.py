@@ -2,6 +2,8 @@
 
 import collections
 import dataclasses
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -157,6 +159,15 @@ class Encoder:
     else:
       backbones = dict.fromkeys(KINDS, hub.load_backbone(folder if folder.is_dir() else backbone))
     tokenizer = text.load_tokenizer(backbones['query'].path)
+    if backbones['passage'].path != backbones['query'].path:
+      other = text.load_tokenizer(backbones['passage'].path)
+      if other.sha256 != tokenizer.sha256:
+        raise InputError(
+          f'{folder}: the tokenizers of its two encoders differ ({tokenizer.sha256} in query, '
+          f'{other.sha256} in passage); give both the same'
+        )
+    for one in backbones.values():
+      hub.check_vocabulary(one, tokenizer.vocab_size, one.path)
     bank = {}
     for name, path in (prompt if isinstance(prompt, Mapping) else {UNNAMED: prompt}).items():
       loaded = None
@@ -177,6 +188,16 @@ class Encoder:
   def space_sha256(self) -> str:
     """Names the backbone, or both. Equal names mean comparable vectors of queries and passages."""
     return '+'.join(dict.fromkeys(self.backbones[kind].sha256 for kind in KINDS))
+
+  @property
+  def config_sha256(self) -> str:
+    """Names the shape of the backbone, or of both: what else than tensors decides a vector."""
+    return '+'.join(dict.fromkeys(_config_sha256(self.backbones[kind].config) for kind in KINDS))
+
+  @property
+  def dtype(self) -> str:
+    """Of the arithmetic: 'float32' or 'bfloat16'."""
+    return self._dtype.name
 
   def entry(self, name: str | None = None) -> Entry:
     """The named prompt; without a name, the only one. Raises InputError for an unknown name."""
@@ -264,6 +285,14 @@ class Encoder:
     embedder = Embedder(embed, self.mesh, self._batch_size, max_length, self.tokenizer.pad_id)
     numbers = {name: number for number, name in enumerate(names)}
     return _Group(numbers, embedder, (backbone, place(self.mesh, prefix)))
+
+
+def _config_sha256(config: models.EncoderConfig) -> str:
+  """Of the fields that count once a model is trained."""
+  values = dataclasses.asdict(config)
+  for name in ('hidden_dropout', 'attention_dropout', 'initializer_range'):
+    del values[name]
+  return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _check_length(name: str, entry: Entry, kind: str, backbone: hub.Backbone) -> None:

@@ -6,12 +6,16 @@
 
 The manifest appears when all shards are written. Until then there is a ``progress.json`` in its
 place. Where several processes fill the folder, each of the others has its own ``progress-I.json``.
-Each file is written aside and renamed.
+Each file is written aside and renamed. A folder of another `Meta`, other ids or another format's
+version is never continued.
 """
 
 import dataclasses
 import functools
 import hashlib
+import io
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,47 +23,97 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float, Int
 
+from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike, atomic_write, existing, read_json, sha256_file, write_json
+from dprjax.base.files import PathLike, atomic_write, sha256_file, write_json
+from dprjax.formats.fields import Record
 
 _FORMAT = 'dprjax.embeddings'
-_VERSION = 1
+_VERSION = 2
 _MANIFEST, _PROGRESS, _PROGRESS_OF_OTHERS = 'manifest.json', 'progress.json', 'progress-*.json'
 _DTYPES = ('float32', 'float16')
+_ARITHMETIC = ('float32', 'bfloat16')
 # A shard's files, as its entry in the manifest names them, and their suffixes.
 _FILES = {'embeddings': 'npy', 'ids': 'txt'}
+# What a killed run leaves of a file that it was writing.
+_LEFT = re.compile(r'\.(embeddings-|ids-|manifest|progress).*\.[0-9a-f]{8}\.tmp')
+_MOST_ROWS, _MOST_DIMENSIONS = 2**31 - 1, 2**20  # search numbers rows in int32
+_SHA256 = re.compile('[0-9a-f]{64}')
+# White space and control characters separate the columns and lines of a run.
+_BAD_IDS = re.compile(r'^\n|\n\n|[^\S\n]|[\x00-\x09\x0b-\x1f\x7f]')
 
 
 @dataclasses.dataclass(frozen=True)
 class Meta:
-  """What made the vectors.
+  """What made the vectors: all that decides them. A folder holds vectors of one `Meta`.
 
   Attributes:
     dimension: H.
     dtype: of the stored vectors, 'float32' or 'float16'.
     kind: 'query' or 'passage'.
     backbone_sha256: of the encoder's tensors.
+    config_sha256: of the encoder's shape: heads, activation, epsilon and so on.
+    tokenizer_sha256: of the tokenizer.
     prompt_sha256: of the prompt's file; None without a prompt.
+    shift_positions: whether tokens count their positions from the prompt's length.
     pooling: 'cls', 'mean', ...
     normalize: whether the vectors were scaled to length 1.
+    prefix: what was put before every text of this kind.
     max_length: tokens at which a text was cut.
-    input_sha256: of the text file, which shows whether a text changed under its old id.
+    arithmetic: the dtype of matrix products, 'float32' or 'bfloat16'.
+    input_sha256: of the ids and texts, which shows whether a text changed under its old id.
   """
 
   dimension: int
   dtype: str
   kind: str
   backbone_sha256: str
+  config_sha256: str
+  tokenizer_sha256: str
   prompt_sha256: str | None
+  shift_positions: bool
   pooling: str
   normalize: bool
+  prefix: str
   max_length: int
+  arithmetic: str
   input_sha256: str
+
+  @classmethod
+  def read(cls, record: Record) -> 'Meta':
+    """From a manifest. Raises InputError for a key that is missing or of another type."""
+    return cls(
+      dimension=record.whole('dimension', 1, _MOST_DIMENSIONS),
+      dtype=record.choice('dtype', *_DTYPES),
+      kind=record.choice('kind', 'query', 'passage'),
+      backbone_sha256=record.text('backbone_sha256'),
+      config_sha256=record.text('config_sha256'),
+      tokenizer_sha256=record.text('tokenizer_sha256'),
+      prompt_sha256=record.optional_text('prompt_sha256'),
+      shift_positions=record.boolean('shift_positions'),
+      pooling=record.text('pooling'),
+      normalize=record.boolean('normalize'),
+      prefix=record.text('prefix'),
+      max_length=record.whole('max_length', 1, 2**31),
+      arithmetic=record.choice('arithmetic', *_ARITHMETIC),
+      input_sha256=record.text('input_sha256'),
+    )
 
   def space(self) -> dict[str, Any]:
     """The fields that queries and passages must share for their inner product to mean anything."""
-    names = ('dimension', 'backbone_sha256', 'prompt_sha256', 'pooling', 'normalize')
-    return {name: getattr(self, name) for name in names}
+    return {name: getattr(self, name) for name in SPACE}
+
+
+SPACE = (
+  'dimension',
+  'backbone_sha256',
+  'config_sha256',
+  'tokenizer_sha256',
+  'prompt_sha256',
+  'shift_positions',
+  'pooling',
+  'normalize',
+)
 
 
 def check_same_space(
@@ -67,11 +121,8 @@ def check_same_space(
 ) -> None:
   """Raises InputError where two spaces (`Meta.space`) differ, and says in what."""
 
-  def short(value: Any) -> str:
-    return f'{value[:12]}...' if isinstance(value, str) and len(value) > 20 else str(value)
-
   differences = '; '.join(
-    f'{field} {short(space.get(field))} and {short(value)}'
+    f'{field} {_short(space.get(field))} and {_short(value)}'
     for field, value in other.items()
     if space.get(field) != value
   )
@@ -82,12 +133,137 @@ def check_same_space(
     )
 
 
+def _short(value: Any) -> str:
+  if not isinstance(value, str) or value.isalnum():
+    text = str(value)
+    return text if len(text) <= 20 else f'{text[:12]}...'
+  return repr(value if len(value) <= 20 else f'{value[:12]}...')  # a prefix text
+
+
 class Shard(NamedTuple):
   """The rows of one file: ``ids[start:stop]``."""
 
   number: int
   start: int
   stop: int
+
+
+def _shards(rows: int, shard_rows: int) -> list[Shard]:
+  starts = range(0, rows, shard_rows)
+  return [
+    Shard(number, start, min(start + shard_rows, rows)) for number, start in enumerate(starts)
+  ]
+
+
+def _names(number: int, count: int) -> dict[str, str]:
+  """The files of shard ``number`` of ``count``."""
+  return {what: f'{what}-{number:05d}-of-{count:05d}.{suffix}' for what, suffix in _FILES.items()}
+
+
+class _Entry(NamedTuple):
+  """A shard in the manifest: its files' checksums."""
+
+  embeddings_sha256: str
+  ids_sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Manifest:
+  """A manifest, or the progress of a folder that is not finished.
+
+  Attributes:
+    ids_sha256: of all ids, a line each.
+    entries: by the shard's number.
+  """
+
+  meta: Meta
+  rows: int
+  shard_rows: int
+  ids_sha256: str
+  entries: dict[int, _Entry]
+
+  def shards(self) -> list[Shard]:
+    return _shards(self.rows, self.shard_rows)
+
+  def header(self) -> dict[str, Any]:
+    """All but the shards."""
+    return {
+      'format': _FORMAT,
+      'version': _VERSION,
+      'rows': self.rows,
+      'shard_rows': self.shard_rows,
+      'ids_sha256': self.ids_sha256,
+      **dataclasses.asdict(self.meta),
+    }
+
+  def write(self, path: epath.Path) -> None:
+    shards = self.shards()
+    write_json(
+      path,
+      self.header()
+      | {
+        'shards': [
+          {
+            'index': number,
+            'rows': shards[number].stop - shards[number].start,
+            **_names(number, len(shards)),
+            **self.entries[number]._asdict(),
+          }
+          for number in sorted(self.entries)
+        ]
+      },
+    )
+
+  @classmethod
+  def read(cls, path: epath.Path) -> '_Manifest':
+    """Raises InputError for anything that `write` does not write."""
+    what = 'embeddings manifest'
+    files.regular_file(path, what)
+    record = Record(files.read_json_object(path, what), f'{what} {path}')
+    if record.values.get('format') != _FORMAT:
+      raise InputError(f'{path} is not a {_FORMAT} manifest')
+    version = record.values.get('version')
+    if version != _VERSION or not isinstance(version, int):
+      raise InputError(
+        f'{path} is of version {version!r:.20}, expected {_VERSION}: another dprjax made these '
+        'embeddings; encode again, into another folder'
+      )
+    try:
+      rows, shard_rows = (record.whole(key, 1, _MOST_ROWS) for key in ('rows', 'shard_rows'))
+      count = -(-rows // shard_rows)
+      entries: dict[int, _Entry] = {}
+      number = -1
+      for shard in record.records('shards', 'a list of objects'):
+        number = shard.whole('index', number + 1, count - 1)
+        size = min(shard_rows, rows - number * shard_rows)
+        shard.whole('rows', size, size)
+        for key, name in _names(number, count).items():
+          shard.choice(key, name)
+        entries[number] = _Entry(*(_sha256(shard, f'{what}_sha256') for what in _FILES))
+      return cls(Meta.read(record), rows, shard_rows, _sha256(record, 'ids_sha256'), entries)
+    except InputError as error:
+      raise InputError(f'{error}; encode again, into another folder') from error
+
+
+def _sha256(record: Record, key: str) -> str:
+  value = record.text(key)
+  if not _SHA256.fullmatch(value):
+    raise InputError(f'{record.where}: {key!r} is {value!r:.40}; expected a SHA-256')
+  return value
+
+
+def is_embeddings(folder: epath.Path) -> bool:
+  """Whether a folder is one of embeddings, finished or not, of any version.
+
+  Raises:
+    InputError: its manifest cannot be read.
+  """
+  for name in (_MANIFEST, _PROGRESS):
+    if (folder / name).exists():
+      files.regular_file(folder / name, 'embeddings manifest')
+      manifest = files.read_json_object(folder / name, 'embeddings manifest')
+      return manifest.get('format') == _FORMAT
+  return False
 
 
 class EmbeddingsWriter:
@@ -126,76 +302,84 @@ class EmbeddingsWriter:
     self.ids = ids
     self._process = process
     self._progress = _PROGRESS if process == 0 else f'progress-{process:05d}.json'
-    starts = range(0, len(ids), shard_rows)
-    self._shards = [
-      Shard(number, start, min(start + shard_rows, len(ids))) for number, start in enumerate(starts)
-    ]
-    self._header = {
-      'format': _FORMAT,
-      'version': _VERSION,
-      'rows': len(ids),
-      'shard_rows': shard_rows,
-      'ids_sha256': hashlib.sha256(''.join(f'{id_}\n' for id_ in ids).encode()).hexdigest(),
-      **dataclasses.asdict(meta),
-    }
-    self._done = self._resume()
+    self._shards = _shards(len(ids), shard_rows)
+    ids_sha256 = hashlib.sha256(''.join(f'{id_}\n' for id_ in ids).encode()).hexdigest()
+    self._manifest = _Manifest(meta, len(ids), shard_rows, ids_sha256, {})
+    self._manifest.entries.update(self._resume())
 
-  def _resume(self) -> dict[int, dict[str, Any]]:
+  def _resume(self) -> dict[int, _Entry]:
     """The manifest's entries, by shard, of the shards that are there and undamaged."""
     if self.folder.exists() and not self.folder.is_dir():
       raise InputError(f'{self.folder} is a file; embeddings need a folder')
     names = {path.name for path in self.folder.iterdir()} if self.folder.exists() else set()
     stored = next((name for name in (_MANIFEST, _PROGRESS) if name in names), None)
     if stored is None:
-      if any(not name.startswith('.') for name in names):
+      if names and not outputs.is_vacant(self.folder):
         raise InputError(
           f'{self.folder} is not empty and holds no embeddings; choose another folder'
         )
-      self._save(_PROGRESS, {})
+      self._clear()
+      self._manifest.write(self.folder / _PROGRESS)
       return {}
-    manifest = read_json(self.folder / stored, 'embeddings manifest')
+    manifest = _Manifest.read(self.folder / stored)
     if different := self._differences(manifest):
       raise InputError(
-        f"{self.folder} holds other embeddings ({', '.join(different)} differ from this run's); "
-        'remove it or choose another folder'
+        f"{self.folder} holds other embeddings: {'; '.join(different)}; repeat the first command's "
+        'settings, or choose another folder'
       )
-    entries = _by_shard(manifest)
     if self._process:  # process 0 has verified them
-      return entries
-    for path in self.folder.glob('.*.tmp'):  # of a run that was killed
-      path.unlink()
+      return manifest.entries
+    self._clear()
     done = {
       number: entry
-      for number, entry in (self._others() | entries).items()
-      if all(
-        path.exists() and sha256_file(path) == digest for path, digest in _files(self.folder, entry)
-      )
+      for number, entry in (self._others() | manifest.entries).items()
+      if self._intact(number, entry)
     }
     # A finished folder with a damaged shard is unfinished again.
     if stored == _PROGRESS or len(done) < len(self._shards):
-      self._save(_PROGRESS, done)
+      dataclasses.replace(self._manifest, entries=done).write(self.folder / _PROGRESS)
       (self.folder / _MANIFEST).unlink(missing_ok=True)
     for path in self.folder.glob(_PROGRESS_OF_OTHERS):
       path.unlink()
     return done
 
-  def _differences(self, manifest: Any) -> list[str]:
-    if not isinstance(manifest, dict):
-      return list(self._header)
-    return [key for key, value in self._header.items() if manifest.get(key) != value]
+  def _clear(self) -> None:
+    """Removes what a killed run left of files that it was writing."""
+    for path in self.folder.iterdir() if self.folder.exists() else ():
+      if _LEFT.fullmatch(path.name):
+        path.unlink()
 
-  def _others(self) -> dict[int, dict[str, Any]]:
+  def _intact(self, number: int, entry: _Entry) -> bool:
+    names = _names(number, len(self._shards))
+    return all(
+      path.exists()
+      and not path.is_dir()
+      and not files.is_special(path)
+      and sha256_file(path) == digest
+      for path, digest in zip((self.folder / names[what] for what in _FILES), entry, strict=True)
+    )
+
+  def _differences(self, manifest: _Manifest) -> list[str]:
+    """What differs: 'arithmetic is float32 there, bfloat16 here'."""
+    there = manifest.header()
+    return [
+      f'{key} is {_short(there[key])} there, {_short(value)} here'
+      for key, value in self._manifest.header().items()
+      if there[key] != value
+    ]
+
+  def _others(self) -> dict[int, _Entry]:
     """The entries of the shards that other processes wrote."""
-    entries: dict[int, dict[str, Any]] = {}
+    entries: dict[int, _Entry] = {}
     for path in self.folder.glob(_PROGRESS_OF_OTHERS):
-      progress = read_json(path, 'embeddings progress')
+      progress = _Manifest.read(path)
       if not self._differences(progress):
-        entries |= _by_shard(progress)
+        entries |= progress.entries
     return entries
 
   def pending(self) -> list[Shard]:
     """The shards still to be written, in order."""
-    return [shard for shard in self._shards if shard.number not in self._done]
+    return [shard for shard in self._shards if shard.number not in self._manifest.entries]
 
   def write(self, shard: Shard, vectors: Float[np.ndarray, 'rows H']) -> None:
     """Writes one shard.
@@ -217,59 +401,69 @@ class EmbeddingsWriter:
         f'the embedding of {self.ids[shard.start + bad[0]]!r} is not finite as {self.meta.dtype} '
         f'({bad.size} of {count} rows)'
       )
-    names = {
-      what: f'{what}-{shard.number:05d}-of-{len(self._shards):05d}.{suffix}'
-      for what, suffix in _FILES.items()
-    }
+    names = _names(shard.number, len(self._shards))
     with atomic_write(self.folder / names['embeddings'], 'wb') as file:
       np.save(file, vectors, allow_pickle=False)
     with atomic_write(self.folder / names['ids']) as file:
       file.writelines(f'{id_}\n' for id_ in self.ids[shard.start : shard.stop])
-    self._done[shard.number] = {
-      'index': shard.number,
-      'rows': count,
-      **names,
-      **{f'{what}_sha256': sha256_file(self.folder / name) for what, name in names.items()},
-    }
-    self._save(self._progress, self._done)
+    self._manifest.entries[shard.number] = _Entry(
+      *(sha256_file(self.folder / names[what]) for what in _FILES)
+    )
+    self._manifest.write(self.folder / self._progress)
 
   def finish(self) -> None:
     """Writes the manifest, on process 0. Raises RuntimeError while shards are pending."""
     if self._process:
       return
-    self._done |= self._others()
+    self._manifest.entries.update(self._others())
     if pending := self.pending():
       raise RuntimeError(f'{len(pending)} of {len(self._shards)} shards are not written')
-    self._save(_MANIFEST, self._done)
+    self._manifest.write(self.folder / _MANIFEST)
     for path in (self.folder / _PROGRESS, *self.folder.glob(_PROGRESS_OF_OTHERS)):
       path.unlink(missing_ok=True)
-
-  def _save(self, name: str, done: dict[int, dict[str, Any]]) -> None:
-    shards = [done[number] for number in sorted(done)]
-    write_json(self.folder / name, {**self._header, 'shards': shards})
 
 
 class Rows:
   """Vectors of one file, on disk. So is a slice of them; ``np.asarray`` of either reads it.
 
-  A local file is mapped, until that array is released; a remote one is fetched whole each time.
+  A local file is mapped, until that array is released.
+
+  Args:
+    path: a .npy file that was checked (`_check_array`).
+    shape: ``(rows, H)``.
+    dtype: of the vectors.
+    offset: the first row's byte in the file.
   """
 
-  def __init__(self, path: epath.Path, shape: tuple[int, int], dtype: np.dtype, start: int = 0):
-    self._path, self.shape, self.dtype, self._start = path, shape, dtype, start
+  def __init__(self, path: epath.Path, shape: tuple[int, int], dtype: np.dtype, offset: int):
+    self._path, self.shape, self.dtype, self._offset = path, shape, dtype, offset
 
   def __len__(self) -> int:
     return self.shape[0]
 
   def __getitem__(self, rows: slice) -> 'Rows':
     start, stop, _ = rows.indices(len(self))
-    return Rows(self._path, (max(stop - start, 0), self.shape[1]), self.dtype, self._start + start)
+    offset = self._offset + start * self.shape[1] * self.dtype.itemsize
+    return Rows(self._path, (max(stop - start, 0), self.shape[1]), self.dtype, offset)
 
   def __array__(self, dtype: Any = None, copy: bool | None = None) -> Float[np.ndarray, 'rows H']:
-    values = _open(self._path)[self._start : self._start + len(self)]
+    values = self._read()
     return (
       values if dtype in (None, values.dtype) and not copy else values.astype(dtype or values.dtype)
     )
+
+  def _read(self) -> Float[np.ndarray, 'rows H']:
+    if not len(self):
+      return np.empty(self.shape, self.dtype)
+    if not files.is_remote(self._path):
+      try:
+        return np.memmap(self._path, self.dtype, 'r', self._offset, self.shape)
+      except ValueError as error:  # it has become shorter
+        raise InputError(f'{self._path} was changed while it is read ({error})') from error
+    with self._path.open('rb') as file:
+      file.seek(self._offset)
+      content = file.read(math.prod(self.shape) * self.dtype.itemsize)
+    return np.frombuffer(content, self.dtype).reshape(self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,8 +494,13 @@ class Embeddings:
 
   @functools.cached_property
   def ids(self) -> list[str]:
-    """One a row, all of them in memory; `ids_at` reads some."""
-    return [id_ for file in self._id_files for id_ in _read_ids(file)]
+    """One a row, all of them in memory; `ids_at` reads some.
+
+    Raises InputError for one that comes twice.
+    """
+    ids = [id_ for file in self._id_files for id_ in _read_ids(file)[0]]
+    check_unique(ids, str(self._id_files[0].parent))
+    return ids
 
   def ids_at(self, rows: Int[np.ndarray, 'n']) -> list[str]:
     """The ids of these rows, which must ascend; one file's ids are in memory at a time."""
@@ -311,7 +510,7 @@ class Embeddings:
     for number, file in enumerate(self._id_files):
       wanted = rows[bounds[number] : bounds[number + 1]] - starts[number]
       if len(wanted):
-        ids = _read_ids(file)
+        ids, _ = _read_ids(file)
         ids_at += [ids[row] for row in wanted.tolist()]
     return ids_at
 
@@ -327,7 +526,7 @@ class Embeddings:
   def blocks(self, rows: int) -> Iterator[tuple[list[str], Float[np.ndarray, 'rows H']]]:
     """Ids and vectors of all rows in turn, at most ``rows`` at a time."""
     for shard, file in zip(self.shards, self._id_files, strict=True):
-      ids = _read_ids(file)
+      ids, _ = _read_ids(file)
       for start in range(0, len(shard), rows):
         yield ids[start : start + rows], np.asarray(shard[start : start + rows])
 
@@ -346,7 +545,7 @@ def load_embeddings(
     InputError: no such folder, unfinished, a file missing or changed, counts or shapes that
       disagree.
   """
-  root = existing(folder, 'embeddings')
+  root = files.existing(folder, 'embeddings')
   path = root / _MANIFEST
   if not path.exists():
     if (root / _PROGRESS).exists():
@@ -357,66 +556,84 @@ def load_embeddings(
     raise InputError(
       f'{root} holds no embeddings ({_MANIFEST} not found): make them with dprjax.encode'
     )
-  manifest = read_json(path, 'embeddings manifest')
-  if not isinstance(manifest, dict) or manifest.get('format') != _FORMAT:
-    raise InputError(f'{path} is not a {_FORMAT} manifest')
-  if manifest.get('version') != _VERSION:
+  manifest = _Manifest.read(path)
+  meta, all_shards = manifest.meta, -(-manifest.rows // manifest.shard_rows)
+  if len(manifest.entries) < all_shards:
     raise InputError(
-      f'{path} is of version {manifest.get("version")}, expected {_VERSION}: encode again'
+      f'{path} lists {len(manifest.entries):,} of {all_shards:,} shards: encode again'
     )
-  try:
-    meta = Meta(**{field.name: manifest[field.name] for field in dataclasses.fields(Meta)})
-    rows = manifest['rows']
-    entries = [(entry['rows'], _files(root, entry)) for entry in manifest['shards']]
-  except (KeyError, TypeError) as error:
-    raise InputError(f'{path} is incomplete ({error}): encode again') from error
-  shards, id_files = [], []
-  for number, (count, files) in enumerate(entries):
-    for file, digest in files:
-      existing(file, 'embeddings shard')
-      if verify and number % processes == process and sha256_file(file) != digest:
+  shards, id_files, digest = [], [], hashlib.sha256()
+  for shard in manifest.shards():
+    names = _names(shard.number, all_shards)
+    vectors_file, ids_file = (root / names[what] for what in _FILES)
+    for file, expected in zip(
+      (vectors_file, ids_file), manifest.entries[shard.number], strict=True
+    ):
+      files.regular_file(file, 'embeddings shard')
+      if verify and shard.number % processes == process and sha256_file(file) != expected:
         raise InputError(
           f'{file} was changed or damaged since it was written (SHA-256 differs from {_MANIFEST}): '
           'encode again'
         )
-    (vectors_file, _), (ids_file, _) = files
-    vectors, ids = _open(vectors_file), len(_read_ids(ids_file))
-    if vectors.shape != (count, meta.dimension) or vectors.dtype != meta.dtype or ids != count:
-      raise InputError(
-        f'{vectors_file}: {vectors.dtype} {vectors.shape} with {ids} ids, '
-        f'but {_MANIFEST} says {meta.dtype} {(count, meta.dimension)}: encode again'
-      )
-    shards.append(Rows(vectors_file, (count, meta.dimension), vectors.dtype))
+    ids, content = _read_ids(ids_file)
+    digest.update(content)
+    shape = (shard.stop - shard.start, meta.dimension)
+    offset = _check_array(vectors_file, shape, np.dtype(meta.dtype), len(ids))
+    shards.append(Rows(vectors_file, shape, np.dtype(meta.dtype), offset))
     id_files.append(ids_file)
-  embeddings = Embeddings(shards, meta, sha256_file(path), id_files)
-  if len(embeddings) != rows:
-    raise InputError(
-      f'{root}: {len(embeddings)} rows in the shards, but {_MANIFEST} says {rows}: encode again'
-    )
-  return embeddings
+  if digest.hexdigest() != manifest.ids_sha256:
+    raise InputError(f'{root}: the ids are not those of {_MANIFEST}: encode again')
+  return Embeddings(shards, meta, sha256_file(path), id_files)
 
 
-def _by_shard(manifest: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-  return {entry['index']: entry for entry in manifest.get('shards', [])}
+def check_unique(ids: Sequence[str], where: str) -> None:
+  """Raises InputError, which begins with ``where``, for an id that comes twice."""
+  if len(set(ids)) < len(ids):
+    seen: set[str] = set()
+    twice = next(id_ for id_ in ids if id_ in seen or seen.add(id_))  # type: ignore[func-returns-value]
+    raise InputError(f'{where}: the id {twice!r:.80} is there twice; ids must be unique')
 
 
-def _files(folder: epath.Path, entry: Mapping[str, Any]) -> list[tuple[epath.Path, str]]:
-  """A shard's files and their SHA-256: the vectors', the ids'."""
-  return [(folder / entry[what], entry[f'{what}_sha256']) for what in _FILES]
-
-
-def _read_ids(path: epath.Path) -> list[str]:
-  return path.read_bytes().decode(errors='replace').splitlines()
-
-
-def _open(path: epath.Path) -> np.ndarray:
+def _read_ids(path: epath.Path) -> tuple[list[str], bytes]:
+  """The ids, one a line, and the file's bytes."""
+  content = path.read_bytes()
   try:
-    if '://' in str(path):
-      with path.open('rb') as file:
-        return np.load(file, allow_pickle=False)
-    return np.load(path, mmap_mode='r', allow_pickle=False)
-  except (ValueError, EOFError) as error:
-    raise InputError(f'{path} is not a whole .npy file ({error}): encode again') from error
+    text = content.decode()
+  except UnicodeDecodeError as error:
+    raise InputError(f'{path} is not UTF-8 text: encode again') from error
+  if not text.endswith('\n') or _BAD_IDS.search(text):
+    raise InputError(f'{path} does not hold an id on each line: encode again')
+  return text[:-1].split('\n'), content
+
+
+def _check_array(path: epath.Path, shape: tuple[int, int], dtype: np.dtype, ids: int) -> int:
+  """The byte at which a .npy file's rows begin.
+
+  Raises:
+    InputError: it is no such file; of another shape or type than the manifest's; or shorter or
+      longer than it says. Nothing of the declared size is allocated before.
+  """
+  broken = f'{path} is not a whole .npy file'
+  with path.open('rb') as file:
+    try:
+      if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError('unexpected version')
+      found, by_columns, kind = np.lib.format.read_array_header_1_0(file)
+    except OSError:
+      raise
+    except Exception as error:  # numpy parses the header as Python
+      raise InputError(f'{broken} ({" ".join(str(error).split())}): encode again') from error
+    offset = file.tell()
+    size = file.seek(0, io.SEEK_END)
+  if kind.hasobject:
+    raise InputError(f'{broken} of numbers: encode again')
+  if found != shape or kind != dtype or by_columns or ids != shape[0]:
+    raise InputError(
+      f'{path}: {kind} {found} with {ids} ids, but {_MANIFEST} says {dtype} {shape}: encode again'
+    )
+  if size != offset + math.prod(shape) * dtype.itemsize:
+    raise InputError(f'{broken} ({size:,} bytes): encode again')
+  return offset
 
 
 def _check_ids(ids: Sequence[str]) -> None:
@@ -424,9 +641,10 @@ def _check_ids(ids: Sequence[str]) -> None:
     raise InputError('there is nothing to encode: no ids')
   seen: set[str] = set()
   for row, id_ in enumerate(ids, start=1):
-    # White space separates the columns of a TREC run.
-    if not id_ or any(character.isspace() for character in id_):
-      raise InputError(f'row {row}: the id {id_!r} is empty or has white space in it')
+    if not id_ or _BAD_IDS.search(id_) or '\n' in id_:
+      raise InputError(
+        f'row {row}: the id {id_!r:.80} is empty, or has white space or a control character in it'
+      )
     if id_ in seen:
       raise InputError(f'row {row}: the id {id_!r} is there twice; ids must be unique')
     seen.add(id_)

@@ -1,10 +1,13 @@
 import dataclasses
+import hashlib
 import json
+import os
 
 import numpy as np
 import pytest
 
 from dprjax.base.errors import InputError
+from dprjax.retrieval import embeddings
 from dprjax.retrieval.embeddings import EmbeddingsWriter, Meta, load_embeddings
 
 META = Meta(
@@ -12,10 +15,15 @@ META = Meta(
   dtype='float32',
   kind='passage',
   backbone_sha256='b' * 64,
+  config_sha256='c' * 64,
+  tokenizer_sha256='t' * 64,
   prompt_sha256=None,
+  shift_positions=False,
   pooling='mean',
   normalize=True,
+  prefix='',
   max_length=256,
+  arithmetic='float32',
   input_sha256='i' * 64,
 )
 IDS = ['a', 'b', 'c', 'd', 'e']
@@ -100,36 +108,59 @@ def test_a_damaged_shard_is_detected_and_rewritten(tmp_path):
   np.testing.assert_array_equal(load_embeddings(tmp_path).vectors(), VECTORS)
 
 
+def header(folder, **changes):
+  """Rewrites the header of the first shard's vectors; the file does not change otherwise."""
+  path = folder / 'embeddings-00000-of-00003.npy'
+  content = path.read_bytes()
+  text = content[10:128].decode('latin1')
+  for old, new in changes.values():
+    assert old in text
+    text = text.replace(old, new)
+  path.write_bytes(content[:10] + text.rstrip().ljust(117).encode() + b'\n' + content[128:])
+
+
+def edit(folder, change, name='manifest.json'):
+  manifest = json.loads((folder / name).read_text())
+  change(manifest)
+  (folder / name).write_text(json.dumps(manifest))
+
+
+VECTORS_0, IDS_0 = 'embeddings-00000-of-00003.npy', 'ids-00000-of-00003.txt'
+
+
 @pytest.mark.parametrize(
   'change, message',
   [
-    (
-      lambda f: (f / 'embeddings-00002-of-00003.npy').unlink(),
-      'shard not found: .*embeddings-00002',
-    ),
-    (lambda f: (f / 'ids-00000-of-00003.txt').unlink(), 'shard not found: .*ids-00000'),
-    (
-      lambda f: (f / 'ids-00000-of-00003.txt').write_text('a\n'),
-      '1 ids, but manifest.json says float32',
-    ),
-    (
-      lambda f: (f / 'embeddings-00000-of-00003.npy').write_bytes(b'\x93NUMPY'),
-      'not a whole .npy file',
-    ),
-    (
-      lambda f: np.save(f / 'embeddings-00000-of-00003.npy', VECTORS),
-      r'float32 \(5, 3\) with 2 ids',
-    ),
-    (
-      lambda f: np.save(f / 'embeddings-00000-of-00003.npy', np.array([{}], object)),
-      'not a whole .npy file',
-    ),
+    (lambda f: (f / 'embeddings-00002-of-00003.npy').unlink(), 'shard not found: .*embeddings-0'),
+    (lambda f: (f / IDS_0).unlink(), 'shard not found: .*ids-00000'),
+    (lambda f: (f / IDS_0).write_text('a\n'), r'float32 \(2, 3\) with 1 ids'),
+    (lambda f: (f / IDS_0).write_bytes(b'a\n\xff\n'), r'ids-00000-of-00003\.txt is not UTF-8'),
+    (lambda f: (f / IDS_0).write_text('a\nb'), 'does not hold an id on each line'),
+    (lambda f: (f / IDS_0).write_text('a\n\nb\n'), 'does not hold an id on each line'),
+    (lambda f: (f / IDS_0).write_text('a\nb c\n'), 'does not hold an id on each line'),
+    (lambda f: (f / IDS_0).write_bytes(b'a\r\nb\r\n'), 'does not hold an id on each line'),
+    (lambda f: (f / IDS_0).write_text('b\na\n'), r'the ids are not those of manifest\.json'),
+    (lambda f: replace(f / IDS_0, os.mkfifo), 'ids-00000-of-00003.txt is a pipe or a device'),
+    (lambda f: replace(f / VECTORS_0, os.mkfifo), 'is a pipe or a device'),
+    (lambda f: replace(f / VECTORS_0, os.mkdir), 'is a folder'),
+    (lambda f: (f / VECTORS_0).write_bytes(b'\x93NUMPY'), 'not a whole .npy file'),
+    (lambda f: (f / VECTORS_0).write_bytes(b'\x93NUMPY\3\0\xff\xff\xff\xff{'), 'not a whole .npy'),
+    (lambda f: np.save(f / VECTORS_0, VECTORS), r'float32 \(5, 3\) with 2 ids'),
+    (lambda f: np.save(f / VECTORS_0, VECTORS[:2].astype('>f4')), r'>f4 \(2, 3\) with 2 ids'),
+    (lambda f: np.save(f / VECTORS_0, np.asfortranarray(VECTORS[:2])), r'says float32 \(2, 3\)'),
+    (lambda f: np.save(f / VECTORS_0, np.array([{}], object)), 'not a whole .npy file of numbers'),
+    (lambda f: header(f, shape=('(2, 3)', '(2, 300000000000)')), r'float32 \(2, 300000000000\)'),
+    (lambda f: header(f, shape=('(2, 3)', '(-2, 3)')), r'float32 \(-2, 3\)'),
+    (lambda f: header(f, shape=('(2, 3)', '2')), 'not a whole .npy file'),
+    (lambda f: header(f, dtype=("'<f4'", "'|O'")), 'not a whole .npy file of numbers'),
+    (lambda f: header(f, dtype=("'<f4'", '__import__("os")')), 'not a whole .npy file'),
+    (lambda f: header(f, all=("{'descr'", '(' * 30 + "{'descr'")), 'not a whole .npy file'),
+    (lambda f: os.truncate(f / VECTORS_0, 140), r'not a whole .npy file \(140 bytes\)'),
     (lambda f: (f / 'manifest.json').write_text('{}'), 'is not a dprjax.embeddings manifest'),
-    (lambda f: (f / 'manifest.json').write_text('{"format": '), 'manifest is not JSON'),
+    (lambda f: (f / 'manifest.json').write_text('[]'), 'expected a JSON object, found list'),
+    (lambda f: (f / 'manifest.json').write_text('{"format": '), 'not JSON'),
+    (lambda f: replace(f / 'manifest.json', os.mkfifo), 'is a pipe or a device'),
     (lambda f: (f / 'manifest.json').unlink(), 'holds no embeddings'),
-    (lambda f: edit(f, 'rows', 9), '5 rows in the shards, but manifest.json says 9'),
-    (lambda f: edit(f, 'version', 2), 'version 2, expected 1'),
-    (lambda f: edit(f, 'pooling', None), r"incomplete \('pooling'\)"),
   ],
 )
 def test_bad_folders(tmp_path, change, message):
@@ -139,12 +170,82 @@ def test_bad_folders(tmp_path, change, message):
     load_embeddings(tmp_path, verify=False)
 
 
-def edit(folder, key, value):
-  manifest = json.loads((folder / 'manifest.json').read_text())
-  manifest[key] = value
-  if value is None:
-    del manifest[key]
-  (folder / 'manifest.json').write_text(json.dumps(manifest))
+def replace(path, make):
+  path.unlink()
+  make(path)
+
+
+def put(*keys, value):
+  """A change of a manifest: the value at ``keys``; `...` removes it."""
+
+  def change(manifest):
+    for key in keys[:-1]:
+      manifest = manifest[key]
+    if value is ...:
+      del manifest[keys[-1]]
+    else:
+      manifest[keys[-1]] = value
+
+  return change
+
+
+MANIFESTS = [
+  (put('version', value=1), 'is of version 1, expected 2: another dprjax made these .* encode'),
+  (put('version', value=None), 'is of version None, expected 2'),
+  (put('version', value='9' * 99), 'is of version .{20}, expected 2'),
+  (put('format', value='tensorstore'), 'is not a dprjax.embeddings manifest'),
+  (put('rows', value=9), "'embeddings' is 'embeddings-00000-of-00003.npy'; expected"),
+  (put('rows', value=-5), "'rows' is -5; expected a whole number"),
+  (put('rows', value=10**18), "'rows' is 1000000000000000000; expected"),
+  (put('rows', value=5.0), r"'rows' is 5\.0; expected"),
+  (put('shard_rows', value=0), "'shard_rows' is 0"),
+  (put('dimension', value=-3), "'dimension' is -3"),
+  (put('dimension', value='3'), "'dimension' is '3'"),
+  (put('dtype', value='object'), "'dtype' is 'object'; expected 'float32' or 'float16'"),
+  (put('kind', value=None), "'kind' is missing"),
+  (put('pooling', value=...), "'pooling' is missing; expected text; encode again"),
+  (put('normalize', value=1), "'normalize' is 1; expected true or false"),
+  (put('prompt_sha256', value=...), "'prompt_sha256' is missing"),
+  (put('tokenizer_sha256', value=None), "'tokenizer_sha256' is missing"),
+  (put('arithmetic', value='int8'), "'arithmetic' is 'int8'"),
+  (put('ids_sha256', value='x'), "'ids_sha256' is 'x'; expected a SHA-256"),
+  (put('shards', value=None), "'shards' is missing"),
+  (put('shards', value={'0': {}}), "'shards' is {'0': {}}; expected a list of objects"),
+  (put('shards', value=[None]), "'shards' is .None.; expected a list of objects"),
+  (put('shards', value=[{}]), "'index' is missing"),
+  (put('shards', 1, 'index', value=0), "'index' is 0; expected a whole number from 1 to 2"),
+  (put('shards', 2, 'index', value=3), "'index' is 3; expected"),
+  (put('shards', 0, 'rows', value=-2), "'rows' is -2; expected a whole number from 2 to 2"),
+  (put('shards', 0, 'embeddings', value='../secret.npy'), r"'embeddings' is '\.\./secret"),
+  (put('shards', 0, 'ids', value='/etc/passwd'), "'ids' is '/etc/passwd'; expected 'ids-00000"),
+  (put('shards', 0, 'ids', value=VECTORS_0), "'ids' is 'embeddings-0"),
+  (put('shards', 0, 'ids_sha256', value=['x']), "'ids_sha256' is .'x'.; expected text"),
+]
+
+
+@pytest.mark.parametrize('change, message', MANIFESTS)
+def test_a_manifest_that_lies(tmp_path, change, message):
+  """Neither opened nor continued; nothing in the folder changes."""
+  fill(tmp_path)
+  edit(tmp_path, change)
+  before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+  for use in (load_embeddings, fill):
+    with pytest.raises(InputError, match=message):
+      use(tmp_path)
+  assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+  # The same in the place of an unfinished folder's progress.
+  (tmp_path / 'manifest.json').rename(tmp_path / 'progress.json')
+  with pytest.raises(InputError, match=message):
+    fill(tmp_path)
+
+
+def test_ids_that_come_twice_in_a_folder(tmp_path):
+  fill(tmp_path)
+  (tmp_path / IDS_0).write_text('a\na\n')
+  content = ''.join(f'{id_}\n' for id_ in ['a', 'a', 'c', 'd', 'e']).encode()
+  edit(tmp_path, put('ids_sha256', value=hashlib.sha256(content).hexdigest()))
+  with pytest.raises(InputError, match="the id 'a' is there twice"):
+    load_embeddings(tmp_path, verify=False).ids  # noqa: B018
 
 
 def test_no_folder(tmp_path):
@@ -152,11 +253,33 @@ def test_no_folder(tmp_path):
     load_embeddings(tmp_path / 'nowhere')
 
 
+OTHER = {
+  'dimension': 4,
+  'dtype': 'float16',
+  'kind': 'query',
+  'backbone_sha256': 'x' * 64,
+  'config_sha256': 'x' * 64,
+  'tokenizer_sha256': 'x' * 64,
+  'prompt_sha256': 'x' * 64,
+  'shift_positions': True,
+  'pooling': 'cls',
+  'normalize': False,
+  'prefix': 'query: ',
+  'max_length': 255,
+  'arithmetic': 'bfloat16',
+  'input_sha256': 'x' * 64,
+}
+
+
+def test_every_field_is_compared():
+  assert list(OTHER) == [field.name for field in dataclasses.fields(Meta)]
+  assert set(embeddings.SPACE) < set(OTHER)
+
+
 @pytest.mark.parametrize(
   'change',
   [
-    {'meta': dataclasses.replace(META, prompt_sha256='p' * 64)},
-    {'meta': dataclasses.replace(META, input_sha256='j' * 64)},
+    *({'meta': dataclasses.replace(META, **{name: value})} for name, value in OTHER.items()),
     {'ids': ['a', 'b', 'c', 'd', 'x']},
     {'shard_rows': 3},
   ],
@@ -165,7 +288,7 @@ def test_no_folder(tmp_path):
 def test_a_folder_of_another_model_is_kept(tmp_path, change, stop_after):
   fill(tmp_path, stop_after=stop_after)
   before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-  with pytest.raises(InputError, match='holds other embeddings'):
+  with pytest.raises(InputError, match=r'holds other embeddings: .* is .* there, .* here; repeat'):
     fill(tmp_path, **change)
   assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
@@ -185,6 +308,8 @@ def test_a_folder_of_something_else_is_kept(tmp_path):
     (['a', ''], "row 2: the id '' is empty"),
     (['a b'], "row 1: the id 'a b'"),
     (['a\u2028'], 'row 1'),
+    (['a\nb'], 'row 1'),
+    (['a', 'b\0'], 'row 2'),
   ],
 )
 def test_bad_ids(tmp_path, ids, message):
@@ -205,9 +330,11 @@ def test_bad_vectors(tmp_path):
 
 
 def test_space_is_what_queries_and_passages_share():
-  free = {'kind': 'query', 'max_length': 32, 'dtype': 'float16', 'input_sha256': 'q'}
-  assert META.space() == dataclasses.replace(META, **free).space()
-  assert META.space() != dataclasses.replace(META, prompt_sha256='p').space()
+  for name, value in OTHER.items():
+    shared = dataclasses.replace(META, **{name: value}).space() == META.space()
+    assert shared == (
+      name in ('dtype', 'kind', 'prefix', 'max_length', 'arithmetic', 'input_sha256')
+    )
 
 
 def test_several_processes_fill_one_folder(tmp_path):
