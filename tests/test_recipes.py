@@ -14,7 +14,7 @@ RECIPES = [
   *(f'ft.py:{name}' for name in ('beir', 'scifact', 'medquad', 'msmarco', 'msmarco,round2', 'nq')),
   *(f'rip.py:{name}' for name in ('sentence', 'span', 'prompt', 'msmarco', 'nq', 'prompt,nq')),
   *(f'condenser.py:{name}' for name in ('condenser', 'cocondenser', 'cocondenser,sentence')),
-  *('condenser.py:ict', 'condenser.py:mlm', 'stsb.py', 'quickstart.py'),
+  *('condenser.py:ict', 'condenser.py:mlm', 'stsb.py', 'sections.py', 'quickstart.py'),
   *('cross_encoder.py:msmarco', 'cross_encoder.py:beir'),
 ]
 LARGE, BASE = 'roberta-large', 'bert-base-uncased'

@@ -194,7 +194,8 @@ def _knobs() -> types.SimpleNamespace:
   c.data.train = text('')
   c.data.train_split = text('train')  # qrels/NAME.tsv
   c.data.dev_split = text('')  # qrels/NAME.tsv for evaluation during training; '': see hold_out
-  # fraction of the training queries held out as the dev split, by a hash of their ids
+  # fraction of the training queries held out as the dev split, by a hash of their ids (of
+  # articles, by their titles, where the method is 'sections')
   c.data.hold_out = number(0.0, least=0, below=1)
   # training queries used, chosen by a hash of their ids; 0: all
   c.data.max_queries = whole(0, least=0, most=10**12)
@@ -247,6 +248,16 @@ def _knobs() -> types.SimpleNamespace:
   c.cross_encoder.candidates = whole(20, least=1, most=10**6)
   # the first ones of the dev split; 0: all
   c.cross_encoder.dev_queries = whole(500, least=0, most=10**9)
+
+  # for c.method = 'sections'; c.data.dir then names dumps of a MediaWiki, separated by commas, and
+  # c.data.hold_out is a fraction of their articles
+  c.sections = types.SimpleNamespace()
+  # how much farther than the positive the negative should be, in the vectors' own unit
+  c.sections.margin = number(1.0, above=0, most=1e6)
+  # triplets of an article, at most; 0: with each of its sentences as an anchor
+  c.sections.per_article = whole(4, least=0, most=10**6)
+  # of articles held out, to measure on
+  c.sections.dev_triplets = whole(200_000, least=1, most=10**9)
 
   # devices along each axis; -1: all remaining ones
   c.mesh = types.SimpleNamespace()

@@ -94,7 +94,7 @@ def test_a_method_of_ones_own_trains_resumes_and_exports(tmp_path, monkeypatch, 
 
 
 def test_the_methods_there_are():
-  assert method.names() == ['cross_encoder', 'dpr', 'pretrain', 'similarity']
+  assert method.names() == ['cross_encoder', 'dpr', 'pretrain', 'sections', 'similarity']
   assert method.load('dpr') is dpr.METHOD
 
 
@@ -102,7 +102,9 @@ def test_the_methods_there_are():
   'name', ['dpt', 'contrastive', '', 'json', 'no.such.module', '../dpr', 'a b']
 )
 def test_what_is_not_a_method(name):
-  with pytest.raises(InputError, match=r'use one of cross_encoder, dpr, pretrain, similarity, or'):
+  with pytest.raises(
+    InputError, match=r'use one of cross_encoder, dpr, pretrain, sections, similarity, or'
+  ):
     method.load(name)
 
 

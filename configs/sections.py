@@ -1,0 +1,42 @@
+"""Distinction of Wikipedia's sections, by triplets of sentences.
+
+It shows how much of a text's theme a backbone's vector can be taught to hold.
+
+    python -m dprjax.train --config=configs/sections.py --workdir=runs/sections \\
+      --config.backbone.path=DIR --config.data.dir=enwiki.xml.bz2
+    python -m dprjax.export --workdir=runs/sections --out=tuned
+
+The run's last line has the accuracy on articles that training does not see. Settings are
+Condenser's (appendix A.1) and SBERT's (section 4.4), whose triplet loss it is: margin 1, Euclidean
+distance. `--config.data.max_queries=1000` trains on as many triplets (Condenser's Table 2). The
+argument `local` shrinks it to seconds on a CPU, on the same kind of file.
+"""
+
+import os
+
+from dprjax.runtime import config as defaults
+
+DATA = os.environ.get('DPRJAX_DATA', '../shared/data')
+
+
+def get_config(arg: str = ''):
+  if arg not in ('', 'local'):
+    raise ValueError(f'configs/sections.py:{arg}: there is only local')
+  c = defaults.default()
+  c.method = 'sections'
+  c.task = 'sections'
+  c.backbone.path = 'bert-base-uncased'
+  c.trainable = ('backbone/.*',)
+  c.batch_size = 16
+  c.epochs = 1.0
+  c.optim.learning_rate, c.optim.weight_decay = 2e-5, 0.01
+  c.data.query_max_length = 128
+  c.data.max_queries = 1_800_000  # as many as the published set has
+  if arg == 'local':
+    c = defaults.local(c)
+    c.sections.dev_triplets = 200
+  c.eval.measure = 'accuracy'
+  c.data.format = 'mediawiki'
+  c.data.dir = f'{DATA}/text/enwiki/enwiki-shortened.xml.bz2'
+  c.data.train_split, c.data.dev_split, c.data.hold_out = 'train', '', 0.1
+  return c

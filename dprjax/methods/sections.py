@@ -1,0 +1,328 @@
+"""Distinction of Wikipedia's sections: sentences of one section closer than that of another one.
+
+A triplet loss, max(|a - p| - |a - n| + margin, 0), of an anchor, another sentence of its section
+and a sentence of another section of the same article (Ein Dor et al. 2018; Reimers and Gurevych
+2019, sections 3 and 4.4; Condenser section 4.2). The triplets are drawn from a MediaWiki dump.
+Sentences are encoded as queries are.
+"""
+
+import functools
+import hashlib
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+from jaxtyping import Array, Float
+from ml_collections import ConfigDict
+
+from dprjax.analysis import statistics
+from dprjax.analysis.statistics import Triplet
+from dprjax.base import files
+from dprjax.base.errors import InputError
+from dprjax.base.progress import Progress
+from dprjax.data import fingerprint
+from dprjax.data.batches import process_rows, shuffle_rows, smallest_bucket
+from dprjax.data.text import Tokenizer, pad_flat
+from dprjax.formats.mediawiki import Article, read_articles
+from dprjax.formats.report import Report
+from dprjax.inference.embedder import Embedder
+from dprjax.methods import dual_encoder
+from dprjax.methods.grad_cache import map_chunks
+from dprjax.methods.method import Batch, Data, Evaluate, Method, Model, Params, Texts
+from dprjax.models import encoder, prompts
+from dprjax.runtime import mesh, tree
+
+VIEWS = ('anchor', 'positive', 'negative')
+FORMAT_VERSION = 1
+_WAIT_S = 24 * 3600  # of processes for the one that draws the triplets
+
+
+def build(
+  config: ConfigDict, model: encoder.EncoderConfig, devices: Mesh, _: Tokenizer | None = None
+) -> Model:
+  """The triplet loss, the mean over the update.
+
+  Raises:
+    InputError: a knob has a value it cannot have.
+  """
+  encoders = dual_encoder.build(config, model)
+  chunks, margin = config.grad_cache * config.accumulate, config.sections.margin
+
+  def loss(
+    params: Params, batch: Batch, key: Array | None
+  ) -> tuple[Float[Array, ''], dict[str, Array]]:
+    prefix = prompts.expand_prompt(model, params.get('prompt'))['query']
+
+    def encode(rows: tuple[Array, Array], key: Array | None) -> tuple[Array, tuple[()]]:
+      return encoders.encode(params, prefix, 'query', *rows, key), ()
+
+    keys = (None,) * 3 if key is None else tuple(jax.random.split(key, 3))
+    anchor, positive, negative = (
+      map_chunks(
+        encode, (batch[f'{view}_tokens'], batch[f'{view}_mask']), view_key, chunks, devices
+      )[0]
+      for view, view_key in zip(VIEWS, keys, strict=True)
+    )
+    near, far = distance(anchor, positive), distance(anchor, negative)
+    value = jnp.mean(jax.nn.relu(near - far + margin))
+    return value, {'loss': value, 'accuracy': jnp.mean((near < far).astype(jnp.float32))}
+
+  return Model(encoders.init, loss, encoders.embed, {'accuracy': 'accuracy'})
+
+
+def distance(x: Float[Array, 'B H'], y: Float[Array, 'B H']) -> Float[Array, ' B']:
+  """Euclidean distances of rows; 0, with gradient zero rather than NaN, where they are equal."""
+  square = jnp.sum(jnp.square(x - y), axis=1)
+  equal = square == 0
+  return jnp.where(equal, 0, jnp.sqrt(jnp.where(equal, 1, square)))
+
+
+def find(
+  section: ConfigDict,
+  config: ConfigDict,
+  workdir: epath.Path,
+  devices: Mesh,
+) -> Texts:
+  """The dumps that ``config.data.dir`` names, separated by commas.
+
+  Raises:
+    InputError: a dump is missing, or the format or the measure is another.
+  """
+  if section.format not in ('auto', 'mediawiki'):
+    raise InputError(
+      f"config.data.format: sections are those of a dump, 'mediawiki', not {section.format!r}"
+    )
+  if section.hold_out and config.eval.measure != 'accuracy':
+    raise InputError(
+      f"config.eval.measure: triplets are measured by 'accuracy', not {config.eval.measure!r}"
+    )
+  paths = [files.regular_file(path.strip(), 'dump') for path in section.dir.split(',')]
+
+  def read() -> Iterator[str]:
+    return (part.text for article in _articles(paths) for part in article.sections)
+
+  return Texts(read, functools.partial(_open, section, config, workdir, devices, paths))
+
+
+def _articles(paths: Iterable[epath.Path]) -> Iterator[Article]:
+  for path in paths:
+    yield from read_articles(path)
+
+
+def draw_triplets(
+  articles: Iterable[Article],
+  seed: int,
+  *,
+  per_article: int = 0,
+  hold_out: float = 0.0,
+  most: int = 0,
+  most_held_out: int = 0,
+) -> tuple[list[Triplet], list[Triplet]]:
+  """Triplets to train on, and those of articles that are held out.
+
+  The seed and an article's title decide its triplets and whether it is held out. Where there are
+  too many, a sample is kept, with the same chance for each (Vitter 1985, algorithm R): memory does
+  not grow with the dump.
+
+  Args:
+    per_article: triplets of an article, at most; 0: with each of its sentences as an anchor.
+    hold_out: fraction of the articles.
+    most, most_held_out: triplets that are kept, at most; 0: all.
+  """
+  kept: tuple[list[Triplet], list[Triplet]] = ([], [])
+  limits, seen = (most, most_held_out), [0, 0]
+  draw = random.Random(seed)
+  for article in articles:
+    digest = hashlib.sha256(f'{seed}:{article.title}'.encode()).digest()
+    held_out = int.from_bytes(digest[:7]) / 2**56 < hold_out
+    limit = limits[held_out]
+    for triplet in statistics.section_triplets(
+      [article], int.from_bytes(digest[7:15]), per_article or 1 << 60
+    ):
+      seen[held_out] += 1
+      if not limit or len(kept[held_out]) < limit:
+        kept[held_out].append(triplet)
+      elif (place := draw.randrange(seen[held_out])) < limit:
+        kept[held_out][place] = triplet
+  return kept
+
+
+def _open(
+  section: ConfigDict,
+  config: ConfigDict,
+  workdir: epath.Path,
+  devices: Mesh,
+  paths: list[epath.Path],
+  tokenizer: Tokenizer,
+  model: encoder.EncoderConfig,
+) -> Data:
+  length, buckets = section.query_max_length, sorted(section.query_buckets)
+  if length > model.max_tokens:
+    raise InputError(
+      f'config.data.query_max_length: {length} exceeds the {model.max_tokens} positions of '
+      f'{config.backbone.path}'
+    )
+  if not buckets or buckets[-1] < length:
+    raise InputError(
+      f'config.data.query_buckets: none of {buckets} holds config.data.query_max_length={length} '
+      'tokens'
+    )
+  train, dev = _open_store(section, config, workdir, paths, tokenizer)
+  update = config.batch_size * config.accumulate
+  if len(train) < update:
+    raise InputError(
+      f'config.batch_size: an update of {update} triplets is more than the {len(train)} there are'
+    )
+  own = process_rows(update, *mesh.batch_rank(devices), 'triplets')
+  rows_of = shuffle_rows(np.arange(len(train), dtype=np.int32), update, [config.seed])
+
+  def make_batch(step: int, _: Any = None) -> dict[str, np.ndarray]:
+    _, chosen = rows_of(step)
+    batch = {'triplet_index': chosen[own]}
+    for number, view in enumerate(VIEWS):
+      # The bucket is that of the whole global batch, so that all processes agree.
+      width = smallest_bucket(train.lengths[chosen, number], buckets)
+      rows = [train.row(row, number) for row in chosen[own]]
+      batch[f'{view}_tokens'], batch[f'{view}_mask'] = pad_flat(
+        np.concatenate(rows), train.lengths[chosen[own], number], width, tokenizer.pad_id
+      )
+    return batch
+
+  def ids(batch: Mapping[str, np.ndarray]) -> str:
+    return f'triplets {", ".join(str(row) for row in batch["triplet_index"][:8])}'
+
+  def shape(batch: Mapping[str, np.ndarray]) -> str:
+    lengths = [str(batch[f'{view}_tokens'].shape[1]) for view in VIEWS]
+    return f'sentences of {", ".join(lengths[:-1])} and {lengths[-1]} tokens'
+
+  return Data(
+    batches=grain.MapDataset.range(len(train) // update).map_with_index(make_batch),
+    unit='triplets',
+    description=f'{len(train)} triplets of sentences, {len(dev)} of articles held out',
+    ids=ids,
+    shape=shape,
+    evaluation=functools.partial(_evaluation, config, devices, dev, tokenizer, length)
+    if len(dev)
+    else None,
+  )
+
+
+class _Rows:
+  """Triplets as tokens: those of all sentences one after another, and ``lengths [n, 3]``."""
+
+  def __init__(self, tokens: np.ndarray, lengths: np.ndarray):
+    self.tokens, self.lengths = tokens, lengths
+    self._starts = (np.cumsum(lengths, dtype=np.int64) - lengths.ravel()).reshape(lengths.shape)
+
+  def __len__(self) -> int:
+    return len(self.lengths)
+
+  def row(self, triplet: int, view: int) -> np.ndarray:
+    start = self._starts[triplet, view]
+    return self.tokens[start : start + self.lengths[triplet, view]]
+
+
+def _open_store(
+  section: ConfigDict,
+  config: ConfigDict,
+  workdir: epath.Path,
+  paths: list[epath.Path],
+  tokenizer: Tokenizer,
+) -> tuple[_Rows, _Rows]:
+  """The triplets to train on and those held out; drawn once from the same dumps."""
+  knobs = config.sections
+  prefix = section.query_prefix
+  settings = {
+    'format_version': FORMAT_VERSION,
+    'tokenizer_sha256': tokenizer.sha256,
+    'query_max_length': section.query_max_length,
+    'query_prefix': prefix,
+    'seed': config.seed,
+    'per_article': knobs.per_article,
+    'hold_out': section.hold_out,
+    'max_queries': section.max_queries,
+    'dev_triplets': knobs.dev_triplets,
+  }
+
+  def draw(folder: epath.Path, _: list[epath.Path]) -> fingerprint.Built:
+    report, progress = Report(), Progress('articles', task='reading the dump')
+
+    def counted() -> Iterator[Article]:
+      for article in _articles(paths):
+        report.count('articles')
+        progress.advance()
+        yield article
+
+    triplets = draw_triplets(
+      counted(),
+      config.seed,
+      per_article=knobs.per_article,
+      hold_out=section.hold_out,
+      most=section.max_queries,
+      most_held_out=knobs.dev_triplets,
+    )
+    names = ', '.join(str(path) for path in paths)
+    if not triplets[0] or (section.hold_out and not triplets[1]):
+      raise InputError(
+        f'{names}: {report.counts["articles"]:,} articles give {len(triplets[0])} triplets to '
+        f'train on and {len(triplets[1])} to measure on; a triplet needs an article of two '
+        'sections with sentences in them: take a larger dump, or another config.data.hold_out'
+      )
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = {}
+    for name, some in zip(('train', 'dev'), triplets, strict=True):
+      report.counts[f'{name} triplets'] = len(some)
+      sentences = [prefix + sentence for triplet in some for sentence in triplet]
+      rows = tokenizer.encode(sentences, section.query_max_length)[0] if sentences else []
+      arrays[f'{name}_tokens'] = np.concatenate([*rows, np.empty(0, np.int32)])
+      arrays[f'{name}_lengths'] = np.array([len(row) for row in rows], np.int32).reshape(-1, 3)
+    return fingerprint.Built(arrays, report, {})
+
+  folder = (epath.Path(section.store) if section.store else workdir / 'store') / 'sections'
+  fingerprint.build_once(
+    folder,
+    'sections',
+    settings,
+    {f'dump {number}': path for number, path in enumerate(paths)},
+    draw,
+    process_index=jax.process_index(),
+    wait_s=_WAIT_S,
+  )
+  _, arrays = fingerprint.open_built(folder, 'sections', FORMAT_VERSION)
+  train, dev = (
+    _Rows(arrays[f'{name}_tokens'], arrays[f'{name}_lengths']) for name in ('train', 'dev')
+  )
+  return train, dev
+
+
+def _evaluation(
+  config: ConfigDict,
+  devices: Mesh,
+  triplets: _Rows,
+  tokenizer: Tokenizer,
+  length: int,
+  model: Model,
+) -> Evaluate:
+  """``accuracy``: the fraction of held-out triplets whose positive is nearer than the negative."""
+  rows = [[triplets.row(i, view) for i in range(len(triplets))] for view in range(len(VIEWS))]
+
+  def embed(params: Any, *batch: Array) -> Array:
+    return model.embed(tree.unflatten(params), 'query', *batch)
+
+  embedder = Embedder(embed, devices, config.eval.batch_size, length, tokenizer.pad_id)
+
+  def evaluate(params: Mapping[str, Array]) -> dict[str, float]:
+    anchors, positives, negatives = (np.float64(embedder(params, texts)) for texts in rows)
+    near, far = (np.linalg.norm(anchors - others, axis=1) for others in (positives, negatives))
+    return {'accuracy': float(np.mean(near < far))}
+
+  return evaluate
+
+
+METHOD = Method(build, find, dual_encoder.export)

@@ -1,0 +1,272 @@
+"""Triplets of sections: the loss in plain numpy, what is drawn from a dump, and the accuracy."""
+
+import bz2
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dprjax.base.errors import InputError
+from dprjax.formats.mediawiki import Article, Section
+from dprjax.methods import sections
+from dprjax.methods.method import Parts
+from dprjax.models import encoder, hub
+from dprjax.runtime import mesh as meshes
+from dprjax.runtime import tree
+from tests import reference
+from tests.knobs import with_knobs
+from tests.methods.conftest import WORDS, assert_goes_on
+
+MODEL = encoder.EncoderConfig('bert', 40, 8, 2, 2, 16, max_positions=12)
+ROWS = 32
+
+
+def make_batch(seed=1):
+  rng = np.random.default_rng(seed)
+  batch = {'triplet_index': np.arange(ROWS, dtype=np.int32)}
+  for view, longest in zip(sections.VIEWS, (5, 7, 6), strict=True):
+    mask = np.arange(longest) < rng.integers(2, longest + 1, size=(ROWS, 1))
+    tokens = np.where(mask, rng.integers(1, 40, size=(ROWS, longest)), 0).astype(np.int32)
+    batch |= {f'{view}_tokens': tokens, f'{view}_mask': mask}
+  # A positive that is its anchor: a distance of 0 has no slope of its own.
+  for what in ('tokens', 'mask'):
+    batch[f'positive_{what}'][0] = 0
+    batch[f'positive_{what}'][0, :5] = batch[f'anchor_{what}'][0]
+  return batch
+
+
+def reference_loss(config, params, batch):
+  params = tree.unflatten({name: np.asarray(leaf, np.float64) for name, leaf in params.items()})
+  prefix = params['prompt']['prefix'] if 'prompt' in params else None
+  a, p, n = (
+    reference.pool(
+      reference.encode(
+        MODEL, params['backbone'], batch[f'{view}_tokens'], batch[f'{view}_mask'], prefix
+      ),
+      batch[f'{view}_mask'],
+      config.pooling,
+      config.normalize,
+    )
+    for view in sections.VIEWS
+  )
+  near, far = (np.sqrt(np.sum((a - other) ** 2, axis=1)) for other in (p, n))
+  terms = near - far + config.sections.margin
+  return np.mean(np.maximum(terms, 0)), np.mean(near < far), np.mean(terms > 0)
+
+
+def slow(*values):
+  return pytest.param(*values, marks=pytest.mark.slow)
+
+
+PROMPT = {'prompt__length': 3, 'trainable': ('prompt/.*',)}
+
+
+@pytest.mark.parametrize(
+  ('count', 'changes'),
+  [
+    (8, {'grad_cache': 4}),
+    slow(1, {}),
+    slow(8, {}),
+    slow(1, {'grad_cache': 4}),
+    slow(8, {'grad_cache': 2, 'accumulate': 2, 'batch_size': ROWS // 2}),
+    slow(8, PROMPT | {'grad_cache': 2, 'pooling': 'mean', 'normalize': True}),
+  ],
+  ids=str,
+)
+def test_loss_and_gradient_equal_numpy(count, changes):
+  config = with_knobs(
+    **{
+      'trainable': ('backbone/.*',),
+      'sections__margin': 0.5,
+      'prompt__dropout': 0.0,
+      'backbone__dropout': 0.0,
+      'batch_size': ROWS,
+    }
+    | changes
+  )
+  mesh, batch = meshes.make_mesh({'data': count}, jax.devices()[:count]), make_batch()
+  model = sections.build(config, MODEL, mesh)
+  start = hub.init_params(MODEL, jax.random.key(0))
+  params = {
+    name: np.asarray(leaf) * (25 if name.endswith(('kernel', 'embedding', 'prefix')) else 1)
+    for name, leaf in tree.flatten(model.init(Parts(start), jax.random.key(9))).items()
+  }
+  names = tree.trainable_names(config.trainable, list(params))
+  placed = meshes.put(params, meshes.param_shardings(mesh, params))
+
+  def loss(trainable, frozen, batch):
+    return model.loss(tree.unflatten({**frozen, **trainable}), batch, None)
+
+  (value, metrics), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(
+    {n: x for n, x in placed.items() if n in names},
+    {n: x for n, x in placed.items() if n not in names},
+    meshes.put_batch(mesh, batch),
+  )
+  expected, accuracy, active = reference_loss(config, params, batch)
+  assert 0.2 < active < 0.95  # the margin decides
+  assert float(value) == pytest.approx(expected, rel=1e-5)
+  assert float(metrics['accuracy']) == pytest.approx(accuracy)
+  # Only what is declared trainable has a gradient, and it is the slope of numpy's loss.
+  assert set(gradient) == set(names) and all(np.isfinite(g).all() for g in gradient.values())
+  gradient = {name: np.asarray(g, np.float64) for name, g in gradient.items()}
+  norm = np.sqrt(sum(np.sum(g**2) for g in gradient.values()))
+  rng = np.random.default_rng(0)
+  random = {n: rng.normal(size=g.shape) / np.sqrt(g.size) for n, g in gradient.items()}
+  for direction in ({n: g / norm for n, g in gradient.items()}, random):
+
+    def at(t, direction=direction):
+      moved = {n: np.float64(x) + t * direction.get(n, 0.0) for n, x in params.items()}
+      return reference_loss(config, moved, batch)[0]
+
+    slope = (at(1e-6) - at(-1e-6)) / 2e-6
+    got = sum(np.sum(gradient[n] * d) for n, d in direction.items())
+    assert got == pytest.approx(slope, abs=2e-5 * norm)
+
+
+def test_equal_vectors_have_a_gradient_of_zero():
+  x = jnp.ones((2, 3))
+  gradient = jax.grad(lambda y: jnp.sum(sections.distance(x, y)))(x.at[1, 0].set(4.0))
+  np.testing.assert_allclose(gradient, [[0, 0, 0], [1, 0, 0]])
+  assert sections.distance(x, x.at[1, 0].set(4.0)).tolist() == [0, 3]
+
+
+def sentence(article, section, number):
+  """Five words that no other sentence has in this order."""
+  topic, more = article % len(WORDS), article // len(WORDS)
+  words = [WORDS[topic], WORDS[(topic + section + 1) % len(WORDS)], WORDS[more]]
+  return ' '.join([*words, WORDS[section], WORDS[number]]).capitalize() + '.'
+
+
+def article(number, parts=3, sentences=4):
+  return Article(
+    f'Article {number}',
+    [
+      Section('', 'The lead is about everything in here.'),
+      *(
+        Section(f'Part {s}', ' '.join(sentence(number, s, i) for i in range(sentences)))
+        for s in range(parts)
+      ),
+    ],
+  )
+
+
+ARTICLES = [article(number) for number in range(40)]
+
+
+def test_what_is_drawn():
+  train, held_out = sections.draw_triplets(ARTICLES, 7, per_article=2, hold_out=0.25)
+  assert len(train) + len(held_out) == 2 * len(ARTICLES) and 6 <= len(held_out) <= 40
+  places = {sentence(a, s, i): (a, s) for a in range(40) for s in range(3) for i in range(4)}
+  for triplet in (*train, *held_out):
+    anchor, positive, negative = (
+      {place for text, place in places.items() if text == one} for one in triplet
+    )
+    assert anchor & positive and triplet.anchor != triplet.positive
+    [(article, section)] = anchor & positive
+    assert any(a == article and s != section for a, s in negative)
+  # An article's triplets do not depend on the others, nor on which of them there are.
+  again = sections.draw_triplets(ARTICLES[::-1], 7, per_article=2, hold_out=0.25)
+  assert [sorted(part) for part in again] == [sorted(train), sorted(held_out)]
+  anchors = {triplet.anchor for triplet in train}
+  assert not anchors & {triplet.anchor for triplet in held_out}
+  # Every sentence of an article is an anchor once.
+  everything, none = sections.draw_triplets(ARTICLES, 7)
+  assert len(everything) == 40 * 12 and none == []
+  some, few = sections.draw_triplets(ARTICLES, 7, hold_out=0.25, most=50, most_held_out=10)
+  assert (len(some), len(few)) == (50, 10) and set(some) < set(everything)
+  assert len({triplet.anchor for triplet in some[:25]} - {t.anchor for t in everything[:25]}) > 10
+
+
+@pytest.fixture
+def dump(tmp_path):
+  pages = ''.join(
+    f'<page><title>{one.title}</title><ns>0</ns><revision><text>'
+    + '\n'.join(f'== {part.heading} ==\n{part.text}' for part in one.sections[1:])
+    + '</text></revision></page>'
+    for one in ARTICLES
+  )
+  path = tmp_path / 'wiki.xml.bz2'
+  path.write_bytes(bz2.compress(f'<mediawiki>{pages}</mediawiki>'.encode()))
+  return path
+
+
+@pytest.fixture
+def start(dump, knobs, devices, tokenizer, model, tmp_path):
+  def run(workdir='run', **changes):
+    options = {
+      'data__dir': str(dump),
+      'data__format': 'mediawiki',
+      'data__hold_out': 0.25,
+      'batch_size': 8,
+      'eval__measure': 'accuracy',
+      'data__query_max_length': 8,
+      'data__query_buckets': (8, 16),
+    } | changes
+    config = knobs(**options)
+    texts = sections.find(config.data, config, tmp_path / workdir, devices)
+    return texts.open(tokenizer, model)
+
+  return run
+
+
+def test_what_the_loop_is_given(start, batches_of, words_of):
+  data = start()
+  assert data.unit == 'triplets' and 'of articles held out' in data.description
+  expected, held_out = sections.draw_triplets(ARTICLES, 42, per_article=4, hold_out=0.25)
+  assert data.description.startswith(f'{len(expected)} triplets of sentences, {len(held_out)} of')
+  assert len(data.batches) == len(expected) // 8
+  batch = next(batches_of(data))
+  assert {key: (value.dtype.name, value.shape) for key, value in batch.items()} == {
+    'triplet_index': ('int32', (8,)),
+    **{f'{view}_tokens': ('int32', (8, 8)) for view in sections.VIEWS},
+    **{f'{view}_mask': ('bool', (8, 8)) for view in sections.VIEWS},
+  }
+  for number, row in enumerate(batch['triplet_index']):
+    for view in sections.VIEWS:
+      assert words_of(batch[f'{view}_tokens'][number]) == (
+        getattr(expected[row], view).lower().split()
+      )
+      assert batch[f'{view}_mask'][number].sum() == 8
+  assert data.shape(batch) == 'sentences of 8, 8 and 8 tokens'
+  assert data.ids(batch) == f'triplets {", ".join(map(str, batch["triplet_index"]))}'
+
+
+def test_goes_on_where_it_stopped(start, batches_of):
+  assert_goes_on(start, batches_of, 3, 4)
+
+
+def test_accuracy_of_the_held_out(start, bag):
+  data = start()
+  _, held_out = sections.draw_triplets(ARTICLES, 42, per_article=4, hold_out=0.25)
+
+  def count(text):
+    return np.array([text.lower().strip('.').split().count(word) for word in WORDS])
+
+  a, p, n = ([count(getattr(one, view)) for one in held_out] for view in sections.VIEWS)
+  near, far = (np.linalg.norm(np.float64(a) - np.float64(others), axis=1) for others in (p, n))
+  evaluate = data.evaluation(bag)
+  assert evaluate({'query/weight': jnp.float32(2)}) == {'accuracy': np.mean(near < far)}
+  # Equal vectors: a tie is a miss.
+  assert evaluate({'query/weight': jnp.float32(0)}) == {'accuracy': 0.0}
+  assert start('none held out', data__hold_out=0.0).evaluation is None
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'data__format': 'beir'}, r"config.data.format: sections are .* 'mediawiki', not 'beir'"),
+    ({'eval__measure': 'nDCG@10'}, r"config.eval.measure: .* 'accuracy', not 'nDCG@10'"),
+    ({'data__dir': 'none.xml'}, r'dump not found: none.xml'),
+    ({'batch_size': 4096}, r'config.batch_size: an update of 4096 triplets is more than the'),
+    (
+      {'data__query_max_length': 33, 'data__query_buckets': (64,)},
+      r'config.data.query_max_length: 33 exceeds the 32 positions',
+    ),
+    ({'data__query_max_length': 32}, r'config.data.query_buckets: none of \[8, 16\] holds'),
+    ({'data__hold_out': 0.999999}, r'40 articles give 0 triplets to train on and 160 to measure'),
+  ],
+)
+def test_what_cannot_be(start, changes, message):
+  with pytest.raises(InputError, match=message):
+    start(**changes)

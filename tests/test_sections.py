@@ -1,0 +1,81 @@
+"""The distinction of sections by the commands: train, resume, export."""
+
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+from dprjax import export, load_prompt, train
+from dprjax.models import hub
+from tests.methods.test_sections import dump  # noqa: F401, a fixture
+from tests.test_train import assert_same_bits, files_of, metrics_of, steps_of, trainable_of
+
+ROOT = pathlib.Path(__file__).parent.parent
+TUNED = {
+  'whole': [],
+  'prompt': [r"--config.trainable=('prompt/.*',)", '--config.prompt.length=4'],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('tuned', TUNED)
+def test_trains_resumes_exports_and_changes_what_is_trainable_alone(
+  command,
+  trained,
+  dump,  # noqa: F811
+  tmp_path,
+  tuned,
+):
+  run = tmp_path / 'run'
+
+  def go():
+    return command(
+      train,
+      f'--config={ROOT}/configs/sections.py:local',
+      f'--workdir={run}',
+      f'--config.backbone.path={trained}/backbone',
+      f'--config.data.dir={dump}',
+      '--config.data.hold_out=0.25',
+      '--config.optim.learning_rate=1e-3',
+      *TUNED[tuned],
+    )
+
+  before = files_of(trained / 'backbone')
+  status, err = go()
+  assert status == 0 and 'done at step 12' in err, err
+  assert files_of(trained / 'backbone') == before
+  step, trainable = trainable_of(run)
+  assert step == 12
+  start = hub.load_backbone(str(trained / 'backbone')).params
+  if tuned == 'prompt':
+    assert trainable.keys() == {'prompt/prefix'}
+  else:
+    assert {name.split('/')[0] for name in trainable} == {'backbone'} and len(trainable) > 15
+    for name, leaf in trainable.items():
+      there = start
+      for key in name.split('/')[1:]:
+        there = there[key]
+      # A key's bias adds the same to all scores of a query: softmax does not see it.
+      assert (leaf != there).any() or name.endswith('attention/key/bias'), name
+  rows = metrics_of(run)
+  scores = {row['step']: row['dev/accuracy'] for row in rows if 'dev/accuracy' in row}
+  assert scores.keys() == {6, 12} and all(0 <= score <= 1 for score in scores.values())
+
+  # As if it had been killed after an earlier checkpoint.
+  earlier = max(step for step in steps_of(run) if step < 12)
+  shutil.rmtree(run / 'checkpoints' / '12')
+  status, err = go()
+  assert status == 0 and f'resuming after step {earlier} of 12' in err, err
+  assert_same_bits(trainable_of(run)[1], trainable)
+
+  best = max(scores, key=scores.__getitem__)
+  out = tmp_path / ('prompt.npz' if tuned == 'prompt' else 'tuned')
+  status, err = command(export, f'--workdir={run}', f'--out={out}')
+  assert status == 0, err
+  if tuned == 'prompt':
+    exported, there = load_prompt(out).prefix('query'), trainable_of(run, best)[1]['prompt/prefix']
+  else:
+    exported = hub.load_backbone(str(out)).params['embeddings']['word']['embedding']
+    there = trainable_of(run, best)[1]['backbone/embeddings/word/embedding']
+  np.testing.assert_array_equal(exported, there)
