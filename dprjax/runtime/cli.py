@@ -10,10 +10,12 @@ import argparse
 import contextlib
 import logging
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import rich.box
 import rich.console
@@ -212,6 +214,7 @@ def run(
   Whatever it raises ends in one line and a status (`base.errors.explain`).
   """
   _prepare_streams()
+  sys.unraisablehook = _keep_interrupt
   trace = wants_traceback()
   try:
     args = parser.parse_args(argv)
@@ -229,6 +232,17 @@ def run(
       _drop_stdout()
     status, message = explain(error)
     fail(message, status)
+
+
+def _keep_interrupt(unraisable: Any) -> None:
+  """Sends an interrupt again that came where Python ignores it, as in garbage collection."""
+  if unraisable.exc_type is KeyboardInterrupt:
+    # From a thread, since here it would be ignored again.
+    again = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+    again.daemon = True
+    again.start()
+  else:
+    sys.__unraisablehook__(unraisable)
 
 
 def _prepare_streams() -> None:

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from tests.fuzz import mutations, scenes
@@ -197,9 +197,38 @@ def sound_output(
   """What the unharmed call writes."""
   scenes.copy(template, folder)
   try:
-    reply = server.run(folder, list(scene.argv))
-    assert reply.status == 0, reply
+    for argv in (scene.argv, *scene.then):
+      reply = server.run(folder, list(argv))
+      assert reply.status == 0, reply
     return scenes.output(folder, scene)
+  finally:
+    shutil.rmtree(folder)
+
+
+def killed(
+  server: Server,
+  template: pathlib.Path,
+  scene: Scene,
+  kills: Sequence[tuple[int, float]],
+  folder: pathlib.Path,
+) -> tuple[list[Reply], dict[str, object], list[str]]:
+  """Runs a scene that is killed again and again, then undisturbed.
+
+  Args:
+    kills: signals, and the seconds after which they come.
+
+  Returns:
+    How each run ended; the output in the end; what was changed or left behind that should not be.
+  """
+  scenes.copy(template, folder)
+  try:
+    before = scenes.content(folder)
+    replies = [server.run(folder, list(scene.argv), kill=kill) for kill in kills]
+    replies += [server.run(folder, list(argv)) for argv in (scene.argv, *scene.then)]
+    after = scenes.content(folder)
+    harmed = [name for name, digest in before.items() if after.get(name) != digest]
+    left = [name for name in after if name not in before and _is_scratch(name)]
+    return replies, scenes.output(folder, scene), harmed + left
   finally:
     shutil.rmtree(folder)
 
@@ -215,7 +244,9 @@ def main() -> None:
   only = (args.only or '').partition('-')[0]
   with tempfile.TemporaryDirectory() as scratch, Server() as server:
     root = pathlib.Path(scratch)
-    built = scenes.build(root / 'template', *material.make(root / 'material'))
+    built = scenes.build(root / 'template')
+    if only not in built:
+      built |= scenes.add_models(root / 'template', *material.make(root / 'material'))
     counts: Counter[str] = Counter()
     began = time.monotonic()
     for scene in built.values():

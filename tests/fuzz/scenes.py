@@ -9,24 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-WORDS = [
-  'json',
-  'decodes',
-  'a',
-  'string',
-  'into',
-  'objects',
-  'and',
-  'raises',
-  'errors',
-  'http',
-  'server',
-  'sends',
-  'messages',
-  'parse',
-  'xml',
-  'tree',
-]
+WORDS = ('json', 'decodes', 'a', 'string', 'http', 'server', 'sends', 'xml', 'tree', 'error')
+ROOT = pathlib.Path(__file__).parent.parent.parent
 NEIGHBOUR = 'somebody else wrote this\n'
 
 
@@ -41,7 +25,7 @@ class Scene(NamedTuple):
       is an error.
     out: what it writes: files, or one folder.
     keeps: whether a failed command may leave a part of the output, which the next one goes on from.
-    volatile: keys of JSON outputs that differ between runs, such as seconds.
+    then: further commands, before the output is compared.
   """
 
   name: str
@@ -50,6 +34,7 @@ class Scene(NamedTuple):
   kept: tuple[str, ...]
   out: tuple[str, ...]
   keeps: bool = False
+  then: tuple[tuple[str, ...], ...] = ()
 
 
 def write_texts(folder: pathlib.Path) -> None:
@@ -112,27 +97,14 @@ def _fields(cls: type) -> dict[str, object]:
   return {field.name: field for field in dataclasses.fields(cls)}
 
 
-def build(
-  folder: pathlib.Path,
-  workdir: pathlib.Path,
-  prompt: pathlib.Path,
-  cross_encoder: pathlib.Path,
-) -> dict[str, Scene]:
-  """Fills ``folder`` with the inputs of all scenes; returns them by name.
+def build(folder: pathlib.Path) -> dict[str, Scene]:
+  """Fills ``folder`` with the inputs of the scenes without a model; returns them by name.
 
-  Args:
-    folder: gets a folder for each group of inputs, ``in``, and an empty ``out``.
-    workdir: of a finished training with a backbone from scratch.
-    prompt: what it exports.
-    cross_encoder: a model's folder.
+  Inputs are in its folder ``in``; outputs go to its folder ``out``.
   """
   data = folder / 'in'
   write_texts(data)
   write_embeddings(data / 'embeddings')
-  shutil.copytree(workdir, data / 'workdir')
-  shutil.copytree(workdir / 'backbone', data / 'backbone')
-  shutil.copy(prompt, data / 'prompt.npz')
-  shutil.copytree(cross_encoder, data / 'reranker')
   (data / 'metrics.json').write_text(
     json.dumps(
       {
@@ -149,16 +121,6 @@ def build(
     f'in/embeddings/{kind}/{path.name}'
     for kind in ('passage', 'query')
     for path in sorted((data / 'embeddings' / kind).iterdir())
-  )
-  models = {
-    name: tuple(f'in/{name}/{path.name}' for path in sorted((data / name).iterdir()))
-    for name in ('backbone', 'reranker')
-  }
-  latest = max(int(path.name) for path in (data / 'workdir' / 'checkpoints').iterdir())
-  steps = tuple(
-    str(path.relative_to(folder))
-    for path in sorted((data / 'workdir' / 'checkpoints' / str(latest)).rglob('*'))
-    if path.is_file()
   )
   texts = ('in/corpus.jsonl', 'in/queries.jsonl', 'in/qrels/test.tsv')
   scenes = (
@@ -232,6 +194,40 @@ def build(
       shards,
       ('out/run.trec', 'out/run.trec.json'),
     ),
+  )
+  return {scene.name: scene for scene in scenes}
+
+
+def add_models(
+  folder: pathlib.Path,
+  workdir: pathlib.Path,
+  prompt: pathlib.Path,
+  cross_encoder: pathlib.Path,
+) -> dict[str, Scene]:
+  """Adds models to what `build` made; returns the scenes with a model by name.
+
+  Args:
+    folder: as for `build`.
+    workdir: of a finished training with a backbone from scratch.
+    prompt: what it exports.
+    cross_encoder: a model's folder.
+  """
+  data = folder / 'in'
+  shutil.copytree(workdir, data / 'workdir')
+  shutil.copytree(workdir / 'backbone', data / 'backbone')
+  shutil.copy(prompt, data / 'prompt.npz')
+  shutil.copytree(cross_encoder, data / 'reranker')
+  models = {
+    name: tuple(f'in/{name}/{path.name}' for path in sorted((data / name).iterdir()))
+    for name in ('backbone', 'reranker')
+  }
+  latest = max(int(path.name) for path in (data / 'workdir' / 'checkpoints').iterdir())
+  steps = tuple(
+    str(path.relative_to(folder))
+    for path in sorted((data / 'workdir' / 'checkpoints' / str(latest)).rglob('*'))
+    if path.is_file()
+  )
+  scenes = (
     Scene(
       'encode',
       (
@@ -268,7 +264,7 @@ def build(
         '--shard_pairs=8',
         '--out=out/run.trec',
       ),
-      (*texts[:2], 'in/a.trec', *models['reranker']),
+      ('in/corpus.jsonl', 'in/queries.jsonl', 'in/a.trec', *models['reranker']),
       (),
       ('out/run.trec', 'out/run.trec.json'),
       keeps=True,
@@ -286,6 +282,48 @@ def build(
     ),
   )
   return {scene.name: scene for scene in scenes}
+
+
+def more(scenes: dict[str, Scene]) -> dict[str, Scene]:
+  """Scenes that take seconds: only killed, not harmed."""
+  search = scenes['search']
+  flags = tuple(word for word in search.argv[1:] if not word.startswith('--index='))
+  kept = ('--index=scann', '--index_dir=out/index')
+  config = f'--config={ROOT}/configs/dptdr.py:local'
+  extra = (
+    search._replace(name='scann', argv=('search', *flags, *kept), keeps=True),
+    scenes['bm25']._replace(
+      name='kept_bm25', argv=(*scenes['bm25'].argv, '--index_dir=out/index'), keeps=True
+    ),
+    Scene(
+      'index',
+      ('index', '--uri=out/index.db', '--upsert=in/embeddings/passage'),
+      search.files,
+      (),
+      ('out/run.trec',),
+      keeps=True,
+      then=(
+        (
+          'search',
+          '--index=milvus',
+          '--uri=out/index.db',
+          '--queries=in/embeddings/query',
+          '--k=5',
+          '--out=out/run.trec',
+        ),
+      ),
+    ),
+    Scene(
+      'train',
+      ('train', config, '--workdir=out/run', '--config.steps=3', '--config.checkpoint.every=1'),
+      (),
+      (),
+      ('out/prompt.npz',),
+      keeps=True,
+      then=(('export', '--workdir=out/run', '--step=3', '--out=out/prompt.npz'),),
+    ),
+  )
+  return {scene.name: scene for scene in extra}
 
 
 def copy(source: pathlib.Path, target: pathlib.Path, harmed: str | None = None) -> None:
@@ -314,7 +352,7 @@ def content(folder: pathlib.Path, below: str = '') -> dict[str, str]:
 
 
 def output(folder: pathlib.Path, scene: Scene) -> dict[str, object]:
-  """The output's content without what differs between runs: seconds, versions of nothing."""
+  """The output's content without what differs between runs, such as seconds."""
   found: dict[str, object] = {}
   for name in scene.out:
     path = folder / name

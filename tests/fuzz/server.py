@@ -21,7 +21,10 @@ import warnings
 from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-COMMANDS = ('evaluate', 'bm25', 'mine', 'report', 'search', 'encode', 'rerank', 'export', 'train')
+COMMANDS = (
+  *('evaluate', 'bm25', 'mine', 'report', 'search'),
+  *('encode', 'rerank', 'export', 'train', 'index'),
+)
 _MEMORY = 48 << 30  # bytes of addresses; XLA and ScaNN reserve more than they use
 
 
@@ -56,8 +59,9 @@ class Server:
     return self
 
   def __exit__(self, *_: object) -> None:
-    assert self._process.stdin is not None
+    assert self._process.stdin is not None and self._process.stdout is not None
     self._process.stdin.close()
+    self._process.stdout.close()
     self._process.wait()
 
   def run(
@@ -79,9 +83,12 @@ class Server:
 def _serve(folder: str, argv: list[str], timeout: float, kill: list[Any] | None) -> Reply:
   out, err = (pathlib.Path(f'{folder}.{name}') for name in ('out', 'err'))
   began = time.monotonic()
+  # No signal reaches the fork before it is the command.
+  masked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
   pid = os.fork()
   if not pid:
     _run(folder, argv, out, err)
+  signal.pthread_sigmask(signal.SIG_SETMASK, masked)
   number, after = kill or (signal.SIGKILL, timeout)
   status, killed = None, False
   while True:
@@ -125,8 +132,11 @@ def _run(folder: str, argv: list[str], out: pathlib.Path, err: pathlib.Path) -> 
     os.chdir(folder)
     name, *arguments = argv
     sys.argv = [f'dprjax.{name}', *arguments]
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     importlib.import_module(f'dprjax.{name}').main(arguments)
     status = 0
+  except KeyboardInterrupt:  # before the command could notice it, as while Python starts
+    status = 130
   except SystemExit as end:
     status = end.code if isinstance(end.code, int) else int(end.code is not None)
   except BaseException:
