@@ -4,6 +4,8 @@
 """
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,3 +32,19 @@ def __getattr__(name: str) -> Any:
   if name not in _HOMES:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
   return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def _interrupted(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+  """Ends a command that is interrupted while it still imports its modules as ``cli.run`` does."""
+  if not issubclass(kind, KeyboardInterrupt):
+    sys.__excepthook__(kind, error, trace)
+    return
+  from dprjax.base.errors import error_line, explain
+
+  status, line = explain(error)
+  print(error_line(line), file=sys.stderr, flush=True)
+  os._exit(status)
+
+
+if sys.argv[:1] == ['-m'] and any(word.startswith('dprjax.') for word in sys.orig_argv):
+  sys.excepthook = _interrupted  # python -m dprjax.COMMAND

@@ -13,20 +13,24 @@ from typing import Any
 
 from etils import epath
 
-from dprjax.base import files, version
+from dprjax.base import files, outputs, version
 from dprjax.base.errors import InputError
 from dprjax.base.progress import size
 from dprjax.data import text
 from dprjax.methods import method as methods
 from dprjax.models import artifact, hub
-from dprjax.models.prompts import KINDS
 from dprjax.runtime import checkpoint, cli, tree
 from dprjax.runtime import config as configs
 
 logger = logging.getLogger('dprjax')
 
 
-def export(workdir: epath.PathLike, out: epath.PathLike, step: int | None = None) -> epath.Path:
+def export(
+  workdir: epath.PathLike,
+  out: epath.PathLike,
+  step: int | None = None,
+  method: str | None = None,
+) -> epath.Path:
   """Writes the trained parameters of ``workdir`` to ``out``, whole or not at all.
 
   Args:
@@ -35,17 +39,27 @@ def export(workdir: epath.PathLike, out: epath.PathLike, step: int | None = None
       encoder was (with ``query/`` and ``passage/`` in it where each has its own, and ``prompt.npz``
       where there is a prompt too).
     step: the checkpoint's step; by default the best on the dev split, else the latest.
+    method: the module of the run's method, where that is none of this package. A workdir alone does
+      not decide which code is imported.
 
   Returns:
     The path of what was written.
 
   Raises:
-    InputError: there is no run or no checkpoint, or ``out`` does not fit what was trained.
+    InputError: there is no run or no checkpoint; ``out`` does not fit what was trained, lies in the
+      workdir or another input, or holds anything but an earlier export.
   """
   config = configs.load_workdir(workdir)
-  method = methods.load(config.method)
-  backbone = hub.load_backbone(configs.backbone_path(config, workdir), heads=method.parts)
-  saved = checkpoint.Checkpoints(workdir, backbone.sha256)
+  trained_by = methods.load_named(config.method, method)
+  out, path = epath.Path(out), configs.backbone_path(config, workdir)
+  inputs = {
+    '--workdir': workdir,
+    'config.backbone.path': path,
+    'config.prompt.init_from': config.prompt.init_from,
+  }
+  check_out(out, inputs)
+  backbone = hub.load_backbone(path, heads=trained_by.parts)
+  saved = checkpoint.Checkpoints(workdir, backbone.sha256, read_only=True)
   try:
     step = saved.best() if step is None else step
     if step is None:
@@ -60,9 +74,8 @@ def export(workdir: epath.PathLike, out: epath.PathLike, step: int | None = None
     raise InputError(
       f'{backbone.path} is not the backbone that {workdir} was trained on (its sha256 has changed)'
     )
-  product = method.export(config, backbone, trained)
-  out = epath.Path(out)
-  check_out(out, product)
+  product = trained_by.export(config, backbone, trained)
+  check_ending(out, product)
   # In the order of the file's format.
   meta: dict[str, Any] = {
     'format': artifact.FORMAT,
@@ -79,11 +92,12 @@ def export(workdir: epath.PathLike, out: epath.PathLike, step: int | None = None
     else {},
   }
   if not product.encoders:
-    artifact.save_prompt(out, artifact.Prompt(meta, dict(product.prompt)))
-    stored = size(out.stat().length, 'B')
-    logger.info('%s: step %d, %s values, %s', out, step, size(tree.count(trained)), stored)
+    with outputs.claim(out, inputs, endings=('',)):
+      artifact.save_prompt(out, artifact.Prompt(meta, dict(product.prompt)))
+    stored = '' if files.is_special(out) else f', {size(out.stat().length, "B")}'
+    logger.info('%s: step %d, %s values%s', out, step, size(tree.count(trained)), stored)
     return out
-  with files.atomic_path(out) as folder:
+  with hub.claim_model(out, inputs), files.atomic_path(out) as folder:
     sha256 = {}
     for name, arguments in product.encoders.items():
       hub.save_backbone(
@@ -97,26 +111,29 @@ def export(workdir: epath.PathLike, out: epath.PathLike, step: int | None = None
     if product.prompt:
       meta['backbone_sha256'] = sha256.get('') or sha256
       artifact.save_prompt(folder / 'prompt.npz', artifact.Prompt(meta, dict(product.prompt)))
+    hub.mark(folder)
   logger.info('%s: step %d, %s parameters', out, step, size(tree.count(trained)))
   return out
 
 
-def check_out(out: epath.Path, product: methods.Product) -> None:
-  """Raises InputError where ``out`` is of the wrong type, or would be replaced by mistake."""
-  if not product.encoders:
-    if out.suffix != '.npz':
-      raise InputError(
-        f'--out={out}: this run trained a prompt alone; name a file that ends in .npz'
-      )
-    return
-  if out.suffix == '.npz':
+def check_out(out: epath.Path, inputs: outputs.Inputs) -> None:
+  """Raises InputError where ``out`` would harm something; before anything is read."""
+  claim = (
+    outputs.claim(out, inputs, endings=('',), lock=False)
+    if out.suffix == '.npz'
+    else outputs.claim_folder(out, inputs, what=hub.OURS, ours=hub.is_ours, lock=False)
+  )
+  with claim:
+    pass
+
+
+def check_ending(out: epath.Path, product: methods.Product) -> None:
+  """Raises InputError where ``out`` is of the wrong type."""
+  if not product.encoders and out.suffix != '.npz':
+    raise InputError(f'--out={out}: this run trained a prompt alone; name a file that ends in .npz')
+  if product.encoders and out.suffix == '.npz':
     raise InputError(
       f'--out={out}: this run trained {product.noun}; name a directory, not an npz file'
-    )
-  models = (out / kind / 'config.json' for kind in ('', *KINDS))
-  if out.is_dir() and any(out.iterdir()) and not any(model.exists() for model in models):
-    raise InputError(
-      f'--out={out}: exists and holds no model; choose another folder, it would be replaced'
     )
 
 
@@ -131,9 +148,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     type=cli.positive,
     help='which checkpoint; default: the best on the dev split, else the latest',
   )
+  parser.add_argument(
+    '--method',
+    help="the module of the run's method, where it is one of your own (lab.toy): a workdir alone "
+    'does not decide which code is imported',
+  )
 
   def command(args: argparse.Namespace) -> None:
-    export(args.workdir, args.out, args.step)
+    export(args.workdir, args.out, args.step, args.method)
 
   cli.run(parser, command, argv)
 

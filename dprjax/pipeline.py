@@ -24,6 +24,7 @@ from dprjax.data import docstrings, sources
 from dprjax.inference import reranker as rerankers
 from dprjax.runtime import cli
 from dprjax.runtime import config as configs
+from dprjax.runtime import workdir as workdirs
 from dprjax.runtime.stages import Model, Stages, Texts
 
 # The pipeline sets these, whatever an experiment's config says.
@@ -36,18 +37,27 @@ class Pipeline:
 
   Args:
     config: that of configs/unm.py.
-    workdir: gets a folder for each training and each mining, embeddings/, runs/, metrics/,
+    workdir: gets a folder for each training and each mining, models/, embeddings/, runs/, metrics/,
       report.md and report.png.
 
   Raises:
-    InputError: a bad knob, or text that is missing or malformed; from the methods, a stage that was
-      killed. A stage that fails on its input prints the reason and ends the process with status 2.
+    InputError: a bad knob; from ``run``, text that is missing or malformed, a workdir that holds
+      something else, or a stage that was killed. A stage that fails on its input, or is
+      interrupted, prints the reason and ends the process with its own status.
   """
 
   def __init__(self, config: ml_collections.ConfigDict, workdir: epath.Path):
     check(config)
     self.config, self.workdir = config, workdir
-    workdir.mkdir(parents=True, exist_ok=True)
+
+  def run(self) -> dict[str, epath.Path]:
+    """Runs all stages; returns the file of metrics of each system, by its name in the table."""
+    with workdirs.claim(self.workdir, workdirs.PIPELINE, inputs(self.config)):
+      return self._run()
+
+  def _begin(self) -> None:
+    """Locates the text and prepares the stages."""
+    config, workdir = self.config, self.workdir
     folder = self._folder()
     train, test = (
       sources.locate(sources.Source(str(folder), 'beir', config.data[f'{split}_split']))
@@ -71,8 +81,8 @@ class Pipeline:
       + 1,
     )
 
-  def run(self) -> dict[str, epath.Path]:
-    """Runs all stages; returns the file of metrics of each system, by its name in the table."""
+  def _run(self) -> dict[str, epath.Path]:
+    self._begin()
     c = self.config
     runs = {split: self._bm25(split) for split in ('train', 'test')}
     metrics = {'BM25': self._measure('bm25', runs['test'])}
@@ -159,7 +169,7 @@ class Pipeline:
       mix = {pool: float(pool == mix) for pool in self.config.mix}
     experiment, workdir = self.config.retriever, self.workdir / name
     prompted = bool(experiment.prompt.length)
-    product = workdir / ('prompt.npz' if prompted else 'model')
+    product = self.workdir / 'models' / (f'{name}.npz' if prompted else name)
     knobs = [f'mix.{pool}={fraction}' for pool, fraction in mix.items()]
     recipe = self.config.retriever_recipe
     self._experiment(name, recipe, experiment, mined, base, product, knobs)
@@ -168,7 +178,7 @@ class Pipeline:
 
   def _reranker(self, mined: epath.Path, base: str) -> str:
     """Trains a cross-encoder; returns its directory."""
-    product = self.workdir / 'reranker' / 'model'
+    product = self.workdir / 'models' / 'reranker'
     recipe, experiment = self.config.reranker_recipe, self.config.reranker
     self._experiment('reranker', recipe, experiment, mined, base, product)
     return str(product)
@@ -257,6 +267,21 @@ def check(config: ml_collections.ConfigDict) -> None:
       rerankers.check(config.reranker_path)
     except InputError as error:
       raise InputError(f'config.reranker_path: {error}') from error
+
+
+def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """What a pipeline reads, by flag."""
+  folder = config.data.dir
+  return {
+    '--config.data.dir': None if folder.startswith('docstrings:') else folder,
+    '--config.runs': [run.partition('=')[2] or run for run in config.runs],
+    '--config.reranker_path': config.reranker_path,
+    **{
+      f'--config.{name}.backbone.path': config[name].backbone.path
+      for name in ('retriever', 'reranker')
+    },
+    '--config.retriever.prompt.init_from': config.retriever.prompt.init_from,
+  }
 
 
 def differences(recipe: str, experiment: ml_collections.ConfigDict) -> list[str]:

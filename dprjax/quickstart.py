@@ -33,6 +33,7 @@ from dprjax.models.prompts import KINDS
 from dprjax.retrieval import embeddings, exact
 from dprjax.runtime import cli, tree
 from dprjax.runtime import config as configs
+from dprjax.runtime import workdir as workdirs
 from dprjax.runtime.stages import Model, Stages, Texts, config_file
 
 DOCSTRINGS = 'docstrings'
@@ -75,10 +76,25 @@ def quickstart(
     The seconds of each command that ran, by title.
 
   Raises:
-    InputError: bad input, or ``out`` holds a comparison on other text.
+    InputError: bad input; ``out`` holds a comparison on other text, or something else.
   """
   config = config or default_config()
   files.existing(config_file(config), '--config')
+  inputs = {'--data': None if data.split(':')[0] == DOCSTRINGS else data, '--backbone': backbone}
+  with workdirs.claim(out, workdirs.QUICKSTART, inputs, flag='--out'):
+    return _compare(data, out, config, backbone, split, overrides, questions)
+
+
+def _compare(
+  data: str,
+  out: epath.Path,
+  config: str,
+  backbone: str | None,
+  split: str,
+  overrides: Sequence[str],
+  questions: Sequence[str],
+) -> dict[str, float]:
+  """``quickstart`` in a folder that this command holds."""
   texts, asked = prepare(data, out, split)
   stages = Stages(out, _COMMANDS)
 
@@ -206,7 +222,7 @@ def claim(out: epath.Path, data: str, parts: Mapping[str, epath.Path], split: st
     f'qrels of {split}' if part == 'qrels' else part: files.sha256_file(file)
     for part, file in parts.items()
   }
-  before = files.read_json(path, 'record of the text') if path.exists() else {}
+  before = files.read_json_object(path, 'record of the text') if path.exists() else {}
   differ = [part for part in now if part in before and before[part] != now[part]]
   if differ:
     raise InputError(

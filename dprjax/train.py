@@ -35,6 +35,7 @@ from dprjax.methods import method as methods
 from dprjax.models import artifact, hub
 from dprjax.runtime import checkpoint, cli, compiled, distributed, log, mesh, optim, stopping, tree
 from dprjax.runtime import config as configs
+from dprjax.runtime import workdir as workdirs
 
 logger = logging.getLogger('dprjax')
 
@@ -75,16 +76,9 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
     InputError: the config, the data or the workdir cannot be used as they are, or the loss is not
       finite.
   """
-  workdir = epath.Path(workdir)
   main = jax.process_index() == 0
-  say = logger.info if main else logger.debug
   method = methods.load(config.method)
   configs.check(config)
-  if config.backbone.vocabulary not in VOCABULARIES:
-    raise InputError(
-      f'config.backbone.vocabulary: expected one of {", ".join(VOCABULARIES)}, not '
-      f'{config.backbone.vocabulary!r}'
-    )
   devices = mesh.make_mesh(config.mesh)
   update_size = config.batch_size * config.accumulate
   mesh.check_batch(devices, update_size, config.grad_cache * config.accumulate)
@@ -93,26 +87,38 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
       f'process {jax.process_index()} was started with another --config than process 0; give all '
       'of them the same'
     )
-  if main:
-    configs.claim_workdir(config, workdir)
-  config = ml_collections.FrozenConfigDict(config)
+  inputs = workdirs.inputs(config)
+  workdirs.check_folders(config, inputs)
+  with workdirs.claim(workdir, workdirs.TRAINING, inputs, lock=main) as claimed:
+    return _train(ml_collections.FrozenConfigDict(config), claimed, method, devices)
+
+
+def _train(
+  config: ml_collections.FrozenConfigDict,
+  workdir: epath.Path,
+  method: methods.Method,
+  devices: jax.sharding.Mesh,
+) -> Result:
+  """``train`` in a workdir that this command holds."""
+  main = jax.process_index() == 0
+  say = logger.info if main else logger.debug
+  update_size = config.batch_size * config.accumulate
+  configs.check_workdir(config, workdir)
   compiled.keep(config.compilation_cache)
 
-  # Text, backbone, token arrays.
+  # Text, backbone, parameters: all that can be checked before anything is kept.
+  path = configs.backbone_path(config, workdir)
   with distributed.turn():
     texts = method.data(config.data, config, workdir, devices)
+    if path == config.backbone.path:
+      hub.check_readable(path)
+    if main:
+      configs.claim_workdir(config, workdir)
     make_backbone(config, workdir, texts.read)
-  backbone = hub.load_backbone(configs.backbone_path(config, workdir), heads=method.parts)
+  backbone = hub.load_backbone(path, heads=method.parts)
   tokenizer = text.load_tokenizer(backbone.path)
   hub.check_vocabulary(backbone, tokenizer.vocab_size, backbone.path)
   model = method.build(config, backbone.config, devices, tokenizer)
-  data = texts.open(tokenizer, backbone.config)
-  epoch = len(data.batches)
-  total = config.steps or max(round(config.epochs * epoch), 1)
-  every = config.eval.every or epoch
-  save_every = config.checkpoint.every or epoch
-
-  # Parameters: the trainable ones go to the optimiser, the frozen ones stay apart.
   key = jax.random.key(config.seed)
   prompt = None
   if config.prompt.init_from:
@@ -120,6 +126,18 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   parts = methods.Parts(backbone.params, backbone.heads, prompt)
   params = tree.flatten(model.init(parts, jax.random.fold_in(key, 0)))
   names = tree.trainable_names(config.trainable, list(params))
+  optim.match_rules(config.optim, names)
+  if main:
+    workdirs.begin(workdir, {**texts.files, **workdirs.model_files(config, backbone.path)})
+
+  # Token arrays.
+  data = texts.open(tokenizer, backbone.config)
+  epoch = len(data.batches)
+  total = config.steps or max(round(config.epochs * epoch), 1)
+  every = config.eval.every or epoch
+  save_every = config.checkpoint.every or epoch
+
+  # The trainable parameters go to the optimiser, the frozen ones stay apart.
   shardings = mesh.param_shardings(devices, params)
 
   def place(name: str, dtype: str) -> jax.Array:
@@ -169,9 +187,9 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
       saved.wait()
       raise InputError(
         f'step {number}: the {wrong[0].replace("_", " ").replace(" norm", "")} is not finite (loss '
-        f'{values["loss"]:g}, gradient norm {values["gradient_norm"]:g}); {data.ids(batch)}. '
-        f'The last good checkpoint is step {saved.latest() or "none"} in {saved.folder}; lower '
-        'config.optim.learning_rate, or look at those texts'
+        f'{values["loss"]:g}, gradient norm {values["gradient_norm"]:g}); the last good checkpoint '
+        f'is step {saved.latest() or "none"} in {saved.folder}; lower config.optim.learning_rate, '
+        f'or look at these texts: {data.ids(batch)}'
       )
     if number % config.log_every and number != total:
       return

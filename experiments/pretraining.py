@@ -261,7 +261,7 @@ class Experiment:
     """Trains a prompt or the whole backbone on the queries of a set, and measures it."""
     label = {'dptdr': 'DPT', 'ft': 'FT'}[kind] + (f'-{queries}' if queries else '')
     workdir = folder / f'{name}-{label}'
-    out = workdir / ('prompt.npz' if kind == 'dptdr' else 'backbone')
+    out = folder / 'models' / (f'{name}-{label}' + ('.npz' if kind == 'dptdr' else ''))
 
     def work():
       flags = [

@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from etils import epath
 from jax import tree
 
 from dprjax import export, load_backbone, load_prompt, train
@@ -185,9 +186,9 @@ def test_a_trained_part_of_the_backbone(command, run_of, trained, tmp_path):
     text.load_tokenizer(str(trained / 'backbone')).encode(['json decoder'], 16)[0][0],
   )
   # A second export takes the place of the first, whole.
-  (out / 'left over').write_text('x')
+  inode = out.stat().st_ino
   assert command(export, f'--workdir={workdir}', f'--out={out}', '--step=3')[0] == 0
-  assert not (out / 'left over').exists() and load_backbone(out).sha256 == after.sha256
+  assert out.stat().st_ino != inode and load_backbone(out).sha256 == after.sha256
   assert [path.name for path in tmp_path.iterdir()] == ['model']
   assert_bad(
     command(export, f'--workdir={workdir}', f'--out={tmp_path}/model.npz'),
@@ -213,10 +214,14 @@ def test_two_encoders_with_a_prompt(command, run_of, trained, tmp_path):
   )
   assert command(export, f'--workdir={workdir}', f'--out={tmp_path}/model')[0] == 0
   assert sorted(path.name for path in (tmp_path / 'model').iterdir()) == [
+    'dprjax.json',
     'passage',
     'prompt.npz',
     'query',
   ]
+  before = {path: path.read_bytes() for path in (tmp_path / 'model').rglob('*') if path.is_file()}
+  assert command(export, f'--workdir={workdir}', f'--out={tmp_path}/model')[0] == 0
+  assert before == {path: path.read_bytes() for path in before}
   shas = {kind: load_backbone(tmp_path / 'model' / kind).sha256 for kind in ('query', 'passage')}
   assert len({*shas.values(), load_backbone(trained / 'backbone').sha256}) == 3
   assert load_prompt(tmp_path / 'model' / 'prompt.npz').meta['backbone_sha256'] == shas
@@ -277,3 +282,111 @@ def test_a_backbone_that_was_changed_since(command, trained, tmp_path):
     'is not the backbone that',
     'sha256',
   )
+
+
+@pytest.fixture
+def folders(trained, tmp_path):
+  """A training, the backbone that it began with, another training and other people's folders."""
+  from dprjax.base import files
+
+  run = tmp_path / 'run'
+  shutil.copytree(trained, run)
+  (run / 'backbone').rename(tmp_path / 'backbone')
+  config = json.loads((run / 'config.json').read_text())
+  config['backbone']['path'] = str(tmp_path / 'backbone')
+  config['prompt']['init_from'] = str(tmp_path / 'start.npz')
+  (run / 'config.json').write_text(json.dumps(config))
+  (tmp_path / 'start.npz').write_text('a prompt')
+  (tmp_path / 'other').mkdir()
+  (tmp_path / 'other' / 'config.json').write_text(json.dumps(config))
+  (tmp_path / 'theirs').mkdir()
+  (tmp_path / 'theirs' / 'config.json').write_text('{}')
+  (tmp_path / 'theirs' / 'thesis').write_text('1')
+  (tmp_path / 'link').symlink_to('run')
+
+  def content():
+    return files.sums(epath.Path(tmp_path))
+
+  before = content()
+  yield tmp_path
+  assert content() == before
+  assert not list(tmp_path.rglob('*.lock'))
+
+
+@pytest.mark.parametrize(
+  ('out', 'message'),
+  [
+    ('run', 'is an input, --workdir='),
+    ('run/', 'is an input, --workdir='),
+    ('link', 'is an input, --workdir='),
+    ('.', 'no file or folder can have this name'),
+    ('run/..', 'no file or folder can have this name'),
+    ('run/model', 'lies in an input, --workdir='),
+    ('run/prompt.npz', 'lies in an input, --workdir='),
+    ('link/new/prompt.npz', 'lies in an input, --workdir='),
+    ('backbone', 'is an input, config.backbone.path='),
+    ('backbone/onnx', 'lies in an input, config.backbone.path='),
+    ('backbone/prompt.npz', 'lies in an input, config.backbone.path='),
+    ('start.npz', 'is an input, config.prompt.init_from='),
+    ('other', 'other holds something else than a model that dprjax exported'),
+    ('theirs', 'theirs holds something else than a model that dprjax exported'),
+    ('theirs/thesis', 'is a file; name a folder'),
+    ('new', 'name a file that ends in .npz'),
+    ('', 'no file or folder can have this name'),
+    ('..', 'no file or folder can have this name'),
+  ],
+)
+def test_an_export_harms_nothing(command, folders, monkeypatch, out, message):
+  monkeypatch.chdir(folders)
+  assert_bad(command(export, '--workdir=run', f'--out={out}'), message)
+
+
+def test_a_training_that_goes_on_is_not_harmed_by_an_export(command, trained, tmp_path):
+  shutil.copytree(trained, tmp_path / 'run')
+  saving = tmp_path / 'run' / 'checkpoints' / '16.orbax-checkpoint-tmp-7'
+  saving.mkdir()
+  assert command(export, f'--workdir={tmp_path}/run', f'--out={tmp_path}/p.npz')[0] == 0
+  assert saving.exists()
+
+
+def test_a_workdir_does_not_decide_which_code_is_imported(command, trained, tmp_path, monkeypatch):
+  shutil.copytree(trained, tmp_path / 'run')
+  config = json.loads((tmp_path / 'run' / 'config.json').read_text())
+  config['method'] = 'strangers.method'
+  (tmp_path / 'run' / 'config.json').write_text(json.dumps(config))
+  (tmp_path / 'strangers').mkdir()
+  for name in ('__init__', 'method'):
+    (tmp_path / 'strangers' / f'{name}.py').write_text(
+      f'import os\nos.mkdir("{tmp_path}/ran-{name}")'
+    )
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.chdir(tmp_path)
+  flags = ['--workdir=run', '--out=p.npz']
+  assert_bad(command(export, *flags), 'strangers.method', '--method=strangers.method')
+  assert_bad(command(export, *flags, '--method=other'), 'was trained by the method')
+  assert not (tmp_path / 'ran-__init__').exists()
+  assert_bad(command(export, *flags, '--method=strangers.method'), 'is not a method')
+  assert (tmp_path / 'ran-method').exists()
+
+
+@pytest.mark.parametrize(
+  ('key', 'value', 'words'),
+  [
+    ('method', 7, 'config.method'),
+    ('method', ['dpr'], 'config.method'),
+    ('method', '../dpr', '--method=../dpr'),
+    ('backbone', None, 'config.backbone'),
+    ('backbone', [], 'config.backbone'),
+    ('prompt', {'length': 'x'}, 'config.prompt.length'),
+    ('prompt', {'length': 10**12}, 'config.prompt.length'),
+    ('temperature', 0, 'config.temperature'),
+    ('eval', {'measure': None}, 'config.eval.measure'),
+    ('optim', {'lr': 1}, 'config.optim.lr'),
+  ],
+)
+def test_a_workdir_with_another_config(command, trained, tmp_path, key, value, words):
+  (tmp_path / 'run').mkdir()
+  config = json.loads((trained / 'config.json').read_text())
+  config[key] = {**config[key], **value} if isinstance(value, dict) else value
+  (tmp_path / 'run' / 'config.json').write_text(json.dumps(config))
+  assert_bad(command(export, f'--workdir={tmp_path}/run', f'--out={tmp_path}/p.npz'), words)

@@ -69,10 +69,10 @@ def test_the_whole_pipeline_killed_midway_and_then_with_a_second_round(tmp_path)
   assert {one['reranker_score'] < 2.1972 for one in scored if 'denoised' in one['pools']} == {True}
 
   # A second round adds to the first, of which only the table is written again.
-  first = {path: path.read_bytes() for path in work.glob('*/prompt.npz')}
+  first = {path: path.read_bytes() for path in work.glob('models/*.npz')}
   more = run(work, *few, '--config.rounds=2')
   assert more.returncode == 0, more.stderr
-  assert {path: path.read_bytes() for path in first} == first
+  assert first and {path: path.read_bytes() for path in first} == first
   ran = [
     line.split('] ')[1]
     for line in more.stdout.splitlines()
@@ -147,7 +147,8 @@ def test_an_unknown_recipe(argument, words):
 )
 def test_bad_knobs(tmp_path, flags, words):
   with pytest.raises(InputError, match=words):
-    pipeline.Pipeline(configs.parse([LOCAL, *flags]), pipeline.epath.Path(tmp_path))
+    pipeline.Pipeline(configs.parse([LOCAL, *flags]), pipeline.epath.Path(tmp_path / 'work')).run()
+  assert list(tmp_path.iterdir()) == []
 
 
 def test_a_path_without_a_reranker_is_refused_at_once(tmp_path, make_cross_encoder):

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import traceback
 
 _LONGEST = 500  # characters of an error line
 _HINTS = {
@@ -60,6 +61,16 @@ def explain(error: BaseException) -> tuple[int, str]:
     f'a fault of dprjax, {type(error).__name__}: {error}; please report it with what '
     'DPRJAX_TRACEBACK=1 shows'
   )
+
+
+def place(error: BaseException) -> str:
+  """What an exception of code that is not ours says, and the file and line that raised it."""
+  if isinstance(error, SyntaxError):
+    at = f'{error.filename}, line {error.lineno}'
+    return f'{at}: {type(error).__name__}: {error.msg}'
+  frames = traceback.extract_tb(error.__traceback__)
+  at = f'{frames[-1].filename}, line {frames[-1].lineno}: ' if frames else ''
+  return f'{at}{type(error).__name__}: {error}'
 
 
 def wants_traceback() -> bool:

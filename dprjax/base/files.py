@@ -384,6 +384,7 @@ def atomic_path(path: PathLike) -> Iterator[epath.Path]:
     InputError: no space is left, or a quota is used up.
   """
   final = resolved(path)
+  made = missing_parents(final)
   final.parent.mkdir(parents=True, exist_ok=True)
   recover(final)
   aside = _beside(final, 'tmp')
@@ -396,6 +397,14 @@ def atomic_path(path: PathLike) -> Iterator[epath.Path]:
         aside.replace(final)
   finally:
     remove(aside)
+    for folder in made:  # where nothing was written, nothing is left
+      with contextlib.suppress(OSError):
+        os.rmdir(folder)
+
+
+def missing_parents(path: epath.Path) -> list[epath.Path]:
+  """The folders that writing a local file makes, the innermost first."""
+  return [] if is_remote(path) else [folder for folder in path.parents if not folder.exists()]
 
 
 def resolved(path: PathLike) -> epath.Path:

@@ -19,7 +19,7 @@ from typing import Any
 
 from etils import epath
 
-from dprjax.base import files
+from dprjax.base import files, version
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 
@@ -32,6 +32,7 @@ Inputs = Mapping[str, PathLike | Iterable[PathLike] | None]
 """What a command reads, by flag. Names of nothing local, such as a hub id, are passed over."""
 
 LOCK = '.lock'
+MARK = 'dprjax.json'  # says which kind of folder of ours it is in
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EROFS)
 
 
@@ -154,6 +155,23 @@ def is_vacant(folder: epath.Path) -> bool:
     path.name == LOCK or (path.name.startswith('.') and path.name.endswith('.tmp'))
     for path in folder.iterdir()
   )
+
+
+def write_mark(folder: PathLike, format: str, **more: Any) -> None:
+  """Marks a folder as ours, of the kind ``format``: 'dprjax.training'."""
+  mark = {'format': format, 'version': 1, 'dprjax_version': version.__version__, **more}
+  files.write_json(epath.Path(folder) / MARK, mark)
+
+
+def read_mark(folder: PathLike) -> dict[str, Any]:
+  """The mark of a folder; empty where there is none, or nothing that can be read."""
+  path = epath.Path(folder) / MARK
+  if not path.exists() or files.is_special(path):
+    return {}
+  try:
+    return files.read_json_object(path, 'mark')
+  except (InputError, OSError):  # somebody else's file of that name
+    return {}
 
 
 def check_name(out: PathLike, flag: str) -> None:

@@ -17,12 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from dprjax.base import files
+from dprjax.base import files, stamps
 from dprjax.base.errors import InputError
+from dprjax.formats.fields import Record
 from dprjax.formats.report import Report
 
-# A file that changed this shortly before it was read may change again within its mtime's second.
-_RACY_S = 2
 _log = logging.getLogger(__name__)
 
 
@@ -79,7 +78,7 @@ def build_once(
     return False
   if process_index:
     if build_part is not None:
-      parts = _parts_folder(folder, settings, _stamp_all(sources), process_count)
+      parts = _parts_folder(folder, settings, stamps.stamp(sources), process_count)
       if not (parts / str(process_index)).exists():
         with files.atomic_path(parts / str(process_index)) as aside:
           build_part(aside)
@@ -93,13 +92,13 @@ def build_once(
     raise InputError(f'{folder} is neither empty nor a store; name another directory for the store')
   if description.exists():
     _log.info('%s: %s differs in %s; building it again', name, folder, ', '.join(changed))
-  stamps = _stamp_all(sources)
-  parts = _parts_folder(folder, settings, stamps, process_count)
+  stamped = stamps.stamp(sources)
+  parts = _parts_folder(folder, settings, stamped, process_count)
   with files.atomic_path(folder) as aside:
     built = build(aside, [parts / str(process) for process in range(1, process_count)])
     with (aside / 'lengths.npz').open('wb') as file:
       np.savez(file, **built.lengths)
-    counts = {'files': stamps, 'report': dict(built.report.counts)}
+    counts = {'files': stamped, 'report': dict(built.report.counts)}
     files.write_json(
       aside / description.name, {'settings': settings} | dict(built.description) | counts
     )
@@ -143,26 +142,12 @@ def wait_for(done: Callable[[], bool], wait_s: float, problem: str) -> None:
 
 
 def _parts_folder(
-  folder: epath.Path, settings: dict[str, Any], stamps: dict[str, Any], processes: int
+  folder: epath.Path, settings: dict[str, Any], stamped: dict[str, Any], processes: int
 ) -> epath.Path:
   """Beside ``folder``, under a name that follows from everything that decides the content."""
-  decisive = [processes, settings, {role: stamp['sha256'] for role, stamp in stamps.items()}]
+  decisive = [processes, settings, {role: stamp['sha256'] for role, stamp in stamped.items()}]
   digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
   return folder.parent / f'.{folder.name}.{digest[:16]}.parts'
-
-
-def _stamp_all(sources: Mapping[str, epath.Path]) -> dict[str, Any]:
-  stamps = {}
-  for role, path in sources.items():
-    stat = path.stat()
-    stamps[role] = {
-      'name': path.name,
-      'bytes': stat.length,
-      'mtime': stat.mtime,
-      'read': int(time.time()),
-      'sha256': files.sha256_file(path),
-    }
-  return stamps
 
 
 def _changed(
@@ -170,26 +155,12 @@ def _changed(
 ) -> list[str]:
   """The settings and files in which a folder differs from its description; empty if it is current.
 
-  The SHA-256 decides where a file was copied or touched.
+  Raises InputError where the description is damaged.
   """
   if not description.exists():
     return [description.name]
-  written = files.read_json(description, 'store')
-  old, stamps = written.get('settings', {}), written.get('files', {})
-
-  def same(file: epath.Path, stamp: dict[str, Any]) -> bool:
-    stat = file.stat()
-    if stat.length != stamp['bytes']:
-      return False
-    if stat.mtime == stamp['mtime'] < stamp['read'] - _RACY_S:
-      return True
-    return files.sha256_file(file) == stamp['sha256']
-
+  written = files.read_json_object(description, 'store')
+  record = Record(written, f'store {description}')
+  old = record.record('settings').values
   changed = [key for key in old | settings if old.get(key, old) != settings.get(key, settings)]
-  if not changed:
-    changed = [
-      role
-      for role in stamps | dict(sources)
-      if role not in stamps or role not in sources or not same(sources[role], stamps[role])
-    ]
-  return changed
+  return changed or stamps.changes(record.record('files').values, sources)

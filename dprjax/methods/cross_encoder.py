@@ -184,7 +184,11 @@ def find(
     # Negatives were mined for the held-out queries too.
     dev = dataclasses.replace(splits.dev, negatives=splits.train.negatives)
     splits = dataclasses.replace(splits, dev=dev)
-  return Texts(splits.read_passages, functools.partial(_open, splits, config, devices))
+  if splits.dev is not None:
+    dev_measures(config)
+  return Texts(
+    splits.read_passages, functools.partial(_open, splits, config, devices), splits.files()
+  )
 
 
 def _open(

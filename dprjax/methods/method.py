@@ -10,6 +10,7 @@ function of another: ``METHOD = dpr.METHOD._replace(build=build)``.
 import importlib
 import pkgutil
 import re
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -20,12 +21,14 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
-from dprjax.base.errors import InputError
+from dprjax.base.errors import InputError, place
 from dprjax.data.text import Tokenizer
 from dprjax.models.artifact import Prompt
 from dprjax.models.encoder import EncoderConfig
 from dprjax.models.head_specs import Head
 from dprjax.models.hub import Backbone
+
+_PACKAGE = 'dprjax.methods'
 
 Params = Mapping[str, Any]
 Batch = Mapping[str, Array]
@@ -90,10 +93,13 @@ class Texts(NamedTuple):
   Attributes:
     read: streams the texts that a vocabulary is learnt from.
     open: ``(tokenizer, model) -> Data``. Builds the token store in the workdir, or opens it.
+    files: all files that decide what is trained and evaluated on, by role. A run that has begun
+      does not go on when one of them changes.
   """
 
   read: Callable[[], Iterator[str]]
   open: Callable[[Tokenizer, EncoderConfig], Data]
+  files: Mapping[str, epath.Path] = types.MappingProxyType({})
 
 
 class Product(NamedTuple):
@@ -137,16 +143,20 @@ def load(name: str) -> Method:
   """The method that ``config.method`` names.
 
   Raises:
-    InputError: there is no such module, or it is not a method; those of this package are listed.
+    InputError: there is no such module, it cannot be imported, or it is not a method; those of this
+      package are listed.
   """
-  path = name if '.' in name else f'dprjax.methods.{name}'
+  path = name if '.' in name else f'{_PACKAGE}.{name}'
   module = None
   if re.fullmatch(r'\w+(\.\w+)*', path):
     try:
       module = importlib.import_module(path)
     except ModuleNotFoundError as error:
       if error.name is None or not f'{path}.'.startswith(f'{error.name}.'):
-        raise  # the method is there; something that it imports is not
+        # The method is there; something that it imports is not.
+        raise InputError(f'config.method: {name!r} cannot be imported ({place(error)})') from error
+    except Exception as error:  # of code that is not ours
+      raise InputError(f'config.method: {name!r} cannot be imported ({place(error)})') from error
   method = getattr(module, 'METHOD', None)
   if not isinstance(method, Method):
     raise InputError(
@@ -156,10 +166,30 @@ def load(name: str) -> Method:
   return method
 
 
+def load_named(stored: str, named: str | None) -> Method:
+  """The method that a file names: one of this package, or the one that its reader names too.
+
+  Args:
+    stored: ``config.method`` of a workdir's config.json, which may come from a stranger.
+    named: ``--method``.
+
+  Raises:
+    InputError: as ``load``; ``stored`` is a module of its own, which ``named`` is not.
+  """
+  if named is not None and named != stored:
+    raise InputError(f'--method={named}: the run was trained by the method {stored!r}')
+  if '.' in str(stored) and not stored.startswith(f'{_PACKAGE}.') and named is None:
+    raise InputError(
+      f'config.json of the workdir names the method {stored!r}, a module outside dprjax; where you '
+      f'trust its code, name it too: --method={stored}'
+    )
+  return load(stored)
+
+
 def names() -> list[str]:
   """The methods of this package."""
-  package = importlib.import_module('dprjax.methods')
+  package = importlib.import_module(_PACKAGE)
   modules = (module.name for module in pkgutil.iter_modules(package.__path__))
   return [
-    name for name in modules if hasattr(importlib.import_module(f'dprjax.methods.{name}'), 'METHOD')
+    name for name in modules if hasattr(importlib.import_module(f'{_PACKAGE}.{name}'), 'METHOD')
   ]

@@ -29,7 +29,7 @@ from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.data import docstrings, documents, views
 from dprjax.data.text import Tokenizer
-from dprjax.formats.documents import read_documents
+from dprjax.formats.documents import find_files, read_documents
 from dprjax.formats.report import Report
 from dprjax.methods import contrastive, dual_encoder
 from dprjax.methods.grad_cache import map_chunks
@@ -303,7 +303,14 @@ def find(
   def read() -> Iterator[str]:
     return (document.text for document in read_documents(paths, Report()))
 
-  return Texts(read, functools.partial(_open, section, config, workdir, devices, paths))
+  return Texts(
+    read,
+    functools.partial(_open, section, config, workdir, devices, paths),
+    {
+      f'text {number} ({path.name})': path
+      for number, path in enumerate(find_files(paths, Report()), start=1)
+    },
+  )
 
 
 def _open(

@@ -38,6 +38,13 @@ class Splits:
     """The texts of the passages, for a vocabulary."""
     return (passage.text for passage in sources.load_dataset(self.train).passages)
 
+  def files(self) -> dict[str, epath.Path]:
+    """The files of both splits, by role. Raises InputError for one that is not there."""
+    found = sources.locate(self.train)
+    dev = sources.locate(self.dev) if self.dev is not None else {}
+    # Of one file under two names, one is enough.
+    return found | {f'dev {role}': path for role, path in dev.items() if path != found.get(role)}
+
   def open_store(self, name: str, source: sources.Source, tokenizer: Tokenizer) -> store.Store:
     """The token store of a split. It is built if it is not there yet."""
     parent = epath.Path(self.section.store) if self.section.store else self.workdir / 'store'
@@ -140,7 +147,11 @@ def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: 
     InputError: the format is unknown, or there are no such files.
   """
   splits = find_splits(section, workdir, config.seed)
-  return Texts(splits.read_passages, functools.partial(_open, splits, config, devices))
+  if splits.dev is not None:
+    dev_measures(config)
+  return Texts(
+    splits.read_passages, functools.partial(_open, splits, config, devices), splits.files()
+  )
 
 
 def _open(

@@ -94,6 +94,11 @@ def find(
   return Texts(
     lambda: (text for pair in pairs for text in pair[:2]),
     functools.partial(_open, section, config, devices, pairs, dev),
+    {
+      role: folder / name
+      for role, name in (('pairs', section.train_split), ('dev pairs', section.dev_split))
+      if name
+    },
   )
 
 

@@ -18,6 +18,7 @@ import safetensors.numpy
 from etils import epath
 from jaxtyping import Array
 
+from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path, read_json, write_json
 from dprjax.models import checkpoint_names as names
@@ -32,6 +33,9 @@ from dprjax.models.sentence import (
 )
 
 Params = dict[str, Any]
+
+FORMAT = 'dprjax.model'  # of the mark of the folders that are written here
+OURS = 'a model that dprjax exported, as it was exported'
 
 _TOKENIZER_FILES = (
   'tokenizer.json',
@@ -132,6 +136,15 @@ def load_head(path_or_hub_id: PathLike, name: str) -> Head | None:
     return HEADS[name].read(checkpoint, stack)
 
 
+def check_readable(path_or_hub_id: PathLike) -> None:
+  """Raises InputError, as ``load_backbone``, where there is no model, or none of a supported type.
+
+  No tensor is read.
+  """
+  with contextlib.ExitStack() as stack:
+    _open(path_or_hub_id, stack)
+
+
 def check_vocabulary(backbone: Backbone, vocab_size: int, path: PathLike) -> None:
   """Raises InputError where the tokenizer at ``path`` has more tokens than the backbone."""
   rows = backbone.config.vocab_size
@@ -161,7 +174,8 @@ def save_backbone(
 ) -> None:
   """Writes a Hugging Face directory for ``transformers`` and ``sentence-transformers``.
 
-  It appears whole or not at all, and replaces a model that is there. There is no pooler among the
+  It appears whole or not at all. A model is replaced only if it was written here and not changed
+  since (`is_ours`): `dprjax.json` names its files. There is no pooler among the
   tensors unless a classifier has it; ``transformers`` initialises one, which leaves
   ``last_hidden_state`` as it is. With a head that ``transformers`` has a class for, the tensors
   have that class's names, which AutoModel reads too. Condenser's head has a file of its own.
@@ -177,29 +191,20 @@ def save_backbone(
     max_length: tokens of an input, written to the tokenizer's files (``model_max_length``).
 
   Raises:
-    InputError: ``directory`` holds something other than a model, a Condenser head's split is not
-      between two layers, or no space is left.
+    InputError: ``directory`` holds something other than such a model, or holds ``source``;
+      a Condenser head's split is not between two layers; no space is left.
   """
   tensors = {name: list(HEADS[name].tensors(config, head)) for name, head in heads.items()}
-  final = epath.Path(directory)
-  if (
-    final.is_dir()
-    and next(iter(final.iterdir()), None) is not None
-    and not (final / 'config.json').exists()
+  with (
+    claim_model(directory, {'source': _tokenizer_files(source)}, 'directory') as final,
+    atomic_path(final) as aside,
   ):
-    raise InputError(
-      f'{final} exists and holds no model (no config.json): choose another folder, it would be '
-      'replaced'
-    )
-  with atomic_path(final) as aside:
     aside.mkdir(parents=True)
     write_json(aside / 'config.json', _hf_config(config, hf_config or {}, heads))
     if sentence is not None:
       write_sentence_settings(aside, config, sentence)
-    for name in _TOKENIZER_FILES if source is not None else ():
-      file = epath.Path(source or '') / name
-      if file.exists():
-        file.copy(aside / name)
+    for file in _tokenizer_files(source):
+      file.copy(aside / file.name)
     if max_length is not None:
       settings = aside / 'tokenizer_config.json'
       write_json(
@@ -222,6 +227,44 @@ def save_backbone(
         (aside / spec.file).write_bytes(safetensors.numpy.save(stored, {'format': 'pt'} | metadata))
     # transformers refuses files without the format's name.
     (aside / weights.WEIGHTS).write_bytes(safetensors.numpy.save(arrays, {'format': 'pt'}))
+    mark(aside)
+
+
+def _tokenizer_files(source: PathLike | None) -> list[epath.Path]:
+  if source is None:
+    return []
+  found = (epath.Path(source) / name for name in _TOKENIZER_FILES)
+  return [file for file in found if file.exists()]
+
+
+def claim_model(
+  folder: PathLike, inputs: outputs.Inputs, flag: str = '--out'
+) -> contextlib.AbstractContextManager[epath.Path]:
+  """`outputs.claim_folder` of a model's folder, which is replaced as a whole."""
+  return outputs.claim_folder(folder, inputs, what=OURS, ours=is_ours, flag=flag)
+
+
+def mark(folder: epath.Path) -> None:
+  """Marks a folder as a model of ours: its files and their SHA-256."""
+  (folder / outputs.MARK).unlink(missing_ok=True)
+  outputs.write_mark(folder, FORMAT, files=files.sums(folder))
+
+
+def is_ours(folder: epath.Path) -> bool:
+  """Whether a folder holds a model that was written here, all of it unchanged, and nothing else."""
+  marked = outputs.read_mark(folder)
+  digests = marked.get('files')
+  if marked.get('format') != FORMAT or not isinstance(digests, dict):
+    return False
+  found = 0
+  for file in weights.all_files(folder):
+    name = str(file.relative_to(folder))
+    if name == outputs.MARK:
+      continue
+    found += 1
+    if name not in digests or files.is_special(file) or files.sha256_file(file) != digests[name]:
+      return False
+  return found == len(digests)
 
 
 def init_params(config: EncoderConfig, key: Array) -> Params:

@@ -254,6 +254,15 @@ def sha256(tensors: Iterable[tuple[str, np.ndarray]]) -> str:
   return digest.hexdigest()
 
 
+def all_files(folder: epath.Path) -> Iterator[epath.Path]:
+  """All files below a folder. (epath has no rglob for gs://.)"""
+  for path in folder.iterdir():
+    if path.is_dir():
+      yield from all_files(path)
+    else:
+      yield path
+
+
 def listed(names: Sequence[str], separator: str = ', ') -> str:
   """The first eight names, and how many more there are."""
   shown = separator.join(names[:8])

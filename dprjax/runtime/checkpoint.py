@@ -37,9 +37,16 @@ class Checkpoints:
     workdir: the run's folder.
     backbone_sha256: names the frozen backbone (all of it, where it is not trained).
     keep: how many of the latest to keep, beside the best by score.
+    read_only: nothing is written, and what another process is just saving is left alone.
   """
 
-  def __init__(self, workdir: epath.PathLike, backbone_sha256: str, keep: int = 2):
+  def __init__(
+    self,
+    workdir: epath.PathLike,
+    backbone_sha256: str,
+    keep: int = 2,
+    read_only: bool = False,
+  ):
     self.folder = epath.Path(workdir) / 'checkpoints'
     self._sha256 = backbone_sha256
     self._saving = -1
@@ -55,7 +62,9 @@ class Checkpoints:
         options=ocp.CheckpointManagerOptions(
           async_options=ocp.AsyncOptions(post_finalization_callback=self._write_sums),
           # A killed run leaves a half-written folder under a temporary name.
-          cleanup_tmp_directories=True,
+          cleanup_tmp_directories=not read_only,
+          create=not read_only,
+          read_only=read_only,
           # Without it, orbax does not read the scores of checkpoints from an earlier process.
           best_fn=lambda metrics: metrics[SCORE],
           preservation_policy=policies.AnyPreservationPolicy(

@@ -4,7 +4,6 @@ A file in ``configs/`` starts from ``default()`` and sets what its experiment ne
 ``--config.a.b=value`` on the command line overrides a knob; one that does not exist is an error.
 """
 
-import functools
 import importlib.util
 import json
 import pathlib
@@ -369,7 +368,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   Raises:
     InputError: a knob has a value that it cannot have, or is unknown.
   """
-  check_ranges(config, str(config.method).rpartition('.')[2] + '.')
+  check_ranges(config, _own(config))
   if not config.backbone.path:
     raise InputError(
       'config.backbone.path is empty; name a Hugging Face directory, a hub id or scratch:tiny'
@@ -450,39 +449,60 @@ def to_json(config: ml_collections.ConfigDict) -> str:
   return json.dumps(config.to_dict(), indent=2, sort_keys=True, default=list)
 
 
+def check_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> bool:
+  """Whether anything was made in the workdir. If so, it holds the same experiment.
+
+  Raises:
+    InputError: the workdir holds another experiment; the keys that differ are named.
+  """
+  path = epath.Path(workdir) / 'config.json'
+  made = any((path.parent / name).exists() for name in ('checkpoints', 'backbone'))
+  if not (path.exists() and made):
+    return False
+  stored, given = _flat(_read(workdir)), _flat(json.loads(to_json(config)))
+  differ = [
+    key
+    for key in sorted(stored.keys() | given.keys())
+    if stored.get(key) != given.get(key) and not key.startswith(_FREE)
+  ]
+  if differ:
+    shown = '; '.join(
+      f'{key}: {stored.get(key)!r} there, {given.get(key)!r} here' for key in differ[:3]
+    )
+    more = f' and {len(differ) - 3} more' if len(differ) > 3 else ''
+    raise InputError(
+      f'{workdir} holds another experiment ({shown}{more}); choose a fresh --workdir, or the '
+      'settings it was begun with'
+    )
+  return True
+
+
 def claim_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> None:
   """Writes ``config.json`` into the workdir, or checks that it holds the same experiment.
 
   A workdir in which nothing was made yet (a path was mistyped, say) may be reused for another one.
 
   Raises:
-    InputError: the workdir holds another experiment; the keys that differ are named.
+    InputError: as ``check_workdir``.
   """
-  path = epath.Path(workdir) / 'config.json'
-  if path.exists() and any((path.parent / made).exists() for made in ('checkpoints', 'backbone')):
-    stored, given = _flat(_read(workdir)), _flat(json.loads(to_json(config)))
-    differ = [
-      key
-      for key in sorted(stored.keys() | given.keys())
-      if stored.get(key) != given.get(key) and not key.startswith(_FREE)
-    ]
-    if differ:
-      shown = '; '.join(
-        f'{key}: {stored.get(key)!r} there, {given.get(key)!r} here' for key in differ[:3]
-      )
-      more = f' and {len(differ) - 3} more' if len(differ) > 3 else ''
-      raise InputError(
-        f'{workdir} holds another experiment ({shown}{more}); choose a fresh --workdir, or the '
-        'settings it was begun with'
-      )
-  else:
-    with files.atomic_write(path) as file:
+  if not check_workdir(config, workdir):
+    with files.atomic_write(epath.Path(workdir) / 'config.json') as file:
       file.write(to_json(config) + '\n')
 
 
 def load_workdir(workdir: epath.PathLike) -> ml_collections.ConfigDict:
-  """The config of the experiment in ``workdir``. Raises InputError where there is none."""
-  return ml_collections.ConfigDict(_read(workdir))
+  """The config of the experiment in ``workdir``.
+
+  Raises InputError where there is none, or a knob has a value that it cannot have.
+  """
+  config = ml_collections.ConfigDict(_read(workdir))
+  check_ranges(config, _own(config), f'{workdir}/config.json: config')
+  return config
+
+
+def _own(config: ml_collections.ConfigDict) -> str:
+  """The beginning of the method's own knobs: ``toy.`` of ``lab.toy``."""
+  return str(config.get('method')).rpartition('.')[2] + '.'
 
 
 def backbone_path(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> str:
@@ -500,11 +520,14 @@ def _check_renamed(key: str) -> None:
 
 def _read(workdir: epath.PathLike) -> dict[str, Any]:
   """A workdir's config.json; knobs that are younger than the file have their defaults."""
-  stored = files.read_json(epath.Path(workdir) / 'config.json', 'config.json of the workdir')
+  path = epath.Path(workdir) / 'config.json'
+  stored = files.read_json_object(path, 'config.json of the workdir')
   for old, new in _RENAMED.items():
     *parents, name = old.split('.')
-    section = functools.reduce(lambda node, parent: node.get(parent, {}), parents, stored)
-    if name in section:
+    section: Any = stored
+    for parent in parents:
+      section = section.get(parent) if isinstance(section, dict) else None
+    if isinstance(section, dict) and name in section:
       section[new.rpartition('.')[2]] = section.pop(name)
   merged = json.loads(to_json(default()))
   for key, value in stored.items():

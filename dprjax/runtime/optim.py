@@ -41,6 +41,24 @@ def make_schedule(config: ml_collections.ConfigDict, steps: int) -> optax.Schedu
   )
 
 
+def match_rules(
+  config: ml_collections.ConfigDict, trainable: Collection[str]
+) -> tuple[dict[str, bool], dict[str, float]]:
+  """Whether weight decay applies to each trainable parameter, and the factor on its learning rate.
+
+  Raises:
+    InputError: a rule is no pair, its expression is broken or its value of another type or range; a
+      rule list leaves a trainable name uncovered.
+  """
+  decay = tree.first_match(
+    config.weight_decay_rules, sorted(trainable), 'config.optim.weight_decay_rules', bool
+  )
+  factor = tree.first_match(
+    config.learning_rate_rules, sorted(trainable), 'config.optim.learning_rate_rules', float
+  )
+  return decay, factor
+
+
 def make_optimizer(
   config: ml_collections.ConfigDict,
   names: Collection[str],
@@ -58,12 +76,7 @@ def make_optimizer(
   Raises:
     InputError: a rule list leaves a trainable name uncovered.
   """
-  decay = tree.first_match(
-    config.weight_decay_rules, sorted(trainable), 'config.optim.weight_decay_rules'
-  )
-  factor = tree.first_match(
-    config.learning_rate_rules, sorted(trainable), 'config.optim.learning_rate_rules'
-  )
+  decay, factor = match_rules(config, trainable)
   parts = [optax.clip_by_global_norm(config.clip)] if config.clip else []
   parts.append(optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps))
   if config.weight_decay:

@@ -1,8 +1,10 @@
 """The stages of quickstart and pipeline: commands run one after another, each only when needed."""
 
+import contextlib
 import hashlib
 import json
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -16,6 +18,7 @@ from dprjax.base import files
 from dprjax.base.errors import InputError
 
 _RECORD = 'stages.json'
+_GRACE_S = 2.0  # for a command that was interrupted
 
 
 class Texts(NamedTuple):
@@ -60,9 +63,7 @@ class Stages:
 
   def __init__(self, out: epath.Path, count: int):
     self._record, self._count, self._number = out / _RECORD, count, 0
-    self._stages = (
-      files.read_json(self._record, 'record of the stages') if self._record.exists() else {}
-    )
+    self._stages = _read(self._record) if self._record.exists() else {}
     self._sums: dict[str, str] = {}
     self._made: set[str] = set()  # by this process, or found complete by it
     self.seconds: dict[str, float] = {}  # by title, of the commands that ran
@@ -197,9 +198,9 @@ class Stages:
       self._note(makes, entry | {'done': False})
     print(f'\n{head}\n$ {line}', flush=True)
     began = time.monotonic()
-    status = subprocess.run([sys.executable, '-m', f'dprjax.{name}', *arguments]).returncode
-    if status == 2:
-      sys.exit(2)  # the command has printed the reason
+    status = _run([sys.executable, '-m', f'dprjax.{name}', *arguments])
+    if status in (2, 130):
+      sys.exit(status)  # the command has printed the reason
     if status:
       ended = (
         f'was killed by signal {-status}{" (out of memory?)" if status == -9 else ""}'
@@ -229,6 +230,32 @@ class Stages:
         digest = files.sha256_file(path)
       self._sums[str(path)] = digest
     return self._sums[str(path)]
+
+
+def _read(path: epath.Path) -> dict[str, dict[str, Any]]:
+  """The record of the stages. Raises InputError where it is none."""
+  stages = files.read_json_object(path, 'record of the stages')
+  for made, stage in stages.items():
+    if not isinstance(stage, dict):
+      raise InputError(
+        f'{path}: {made!r:.60} is no object; remove {path}, and all stages run again'
+      )
+  return stages
+
+
+def _run(command: Sequence[str]) -> int:
+  """Runs a command; its status. An interrupt reaches the command too, which says so."""
+  with subprocess.Popen(command) as child:
+    try:
+      return child.wait()
+    except KeyboardInterrupt:
+      # From the keyboard it went to both; from elsewhere, to this process alone.
+      with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_GRACE_S)
+      if child.poll() is None:
+        child.send_signal(signal.SIGINT)
+      child.wait()
+      return 130
 
 
 def config_file(config: str) -> str:

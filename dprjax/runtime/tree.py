@@ -6,6 +6,7 @@ same helper serves freezing, weight decay, learning-rate factors and sharding.
 """
 
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -13,6 +14,8 @@ import jax
 import numpy as np
 
 from dprjax.base.errors import InputError
+
+_LARGEST = 1e6  # factor
 
 Tree = Any
 Value = TypeVar('Value')
@@ -37,15 +40,27 @@ def unflatten(named: Mapping[str, Any]) -> Tree:
 
 
 def first_match(
-  rules: Sequence[tuple[str, Value]], names: Iterable[str], what: str
+  rules: Sequence[tuple[str, Value]],
+  names: Iterable[str],
+  what: str,
+  kind: type | None = None,
 ) -> dict[str, Value]:
   """The value of the first rule that matches each whole name.
 
+  Args:
+    rules: (regular expression, value).
+    names: to match.
+    what: the config key that holds the rules; messages begin with it.
+    kind: of the values: bool; float for a finite number from 0 on; None: any.
+
   Raises:
-    InputError: no rule matches a name, or an expression is broken; the message begins with ``what``
-      (the config key that holds the rules).
+    InputError: no rule matches a name, an expression is broken, or a rule is no such pair.
   """
-  compiled = [(_compile(pattern, what), value) for pattern, value in rules]
+  compiled = []
+  for rule in rules:
+    if not (isinstance(rule, tuple | list) and len(rule) == 2):
+      raise InputError(f'{what}: {rule!r:.60} is no rule; expected (regular expression, value)')
+    compiled.append((_compile(rule[0], what), _rule_value(rule[1], what, kind)))
   matched = {}
   for name in names:
     for pattern, value in compiled:
@@ -55,6 +70,18 @@ def first_match(
     else:
       raise InputError(f'{what}: no rule covers {name!r}; add one (the last may be ".*")')
   return matched
+
+
+def _rule_value(value: Any, what: str, kind: type | None) -> Any:
+  if kind is bool and not isinstance(value, bool):
+    raise InputError(f'{what}: expected True or False behind the expression, not {value!r:.60}')
+  if kind is float and not (
+    isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _LARGEST
+  ):
+    raise InputError(
+      f'{what}: expected a factor from 0 to {_LARGEST:g} behind the expression, not {value!r:.60}'
+    )
+  return value
 
 
 def trainable_names(trainable: Sequence[str], names: Sequence[str]) -> set[str]:
@@ -94,8 +121,12 @@ def nbytes(tree: Tree) -> int:
   )
 
 
-def _compile(pattern: str, what: str) -> re.Pattern[str]:
+def _compile(pattern: Any, what: str) -> re.Pattern[str]:
+  if not isinstance(pattern, str):
+    raise InputError(f'{what}: expected a regular expression, not {pattern!r:.60}')
   try:
-    return re.compile(pattern)
-  except re.error as error:
-    raise InputError(f'{what}: {pattern!r} is not a regular expression ({error})') from error
+    with warnings.catch_warnings():
+      warnings.simplefilter('ignore', FutureWarning)
+      return re.compile(pattern)
+  except (re.error, RecursionError, OverflowError) as error:
+    raise InputError(f'{what}: {pattern!r:.60} is not a regular expression ({error})') from error

@@ -86,8 +86,10 @@ def test_a_method_of_ones_own_trains_resumes_and_exports(tmp_path, monkeypatch, 
   )
   assert whole.keys() == {'prompt/prefix'}
   np.testing.assert_array_equal(whole['prompt/prefix'], resumed['prompt/prefix'])
-  status, _ = command(export, f'--workdir={tmp_path}/whole', f'--out={tmp_path}/toy.npz')
-  assert status == 0
+  flags = (f'--workdir={tmp_path}/whole', f'--out={tmp_path}/toy.npz')
+  status, log = command(export, *flags)
+  assert status == 2 and '--method=lab_of_mine.toy' in log
+  assert command(export, *flags, '--method=lab_of_mine.toy')[0] == 0
   np.testing.assert_array_equal(
     load_prompt(tmp_path / 'toy.npz').prefix('query'), whole['prompt/prefix']
   )
@@ -112,5 +114,5 @@ def test_a_method_that_lacks_a_package_says_so(tmp_path, monkeypatch):
   (tmp_path / 'lacking_method').mkdir()
   (tmp_path / 'lacking_method' / 'own.py').write_text('import a_package_that_nobody_has\n')
   monkeypatch.syspath_prepend(tmp_path)
-  with pytest.raises(ModuleNotFoundError, match='a_package_that_nobody_has'):
+  with pytest.raises(InputError, match=r'own.py, line 1: .*a_package_that_nobody_has'):
     method.load('lacking_method.own')

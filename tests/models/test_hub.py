@@ -166,15 +166,49 @@ def test_round_trip_keeps_every_bit(write_checkpoint, tmp_path):
   assert sorted(p.name for p in tmp_path.iterdir()) == ['checkpoint', 'out']
 
 
-def test_save_does_not_replace_what_is_no_model(write_checkpoint, tmp_path):
+def _unmark(folder):
+  (folder / 'dprjax.json').unlink()
+
+
+def _change(folder):
+  (folder / 'config.json').write_text((folder / 'config.json').read_text() + ' ')
+
+
+def _other_kind(folder):
+  (folder / 'dprjax.json').write_text('{"format": "dprjax.training"}')
+
+
+@pytest.mark.parametrize(
+  'harm',
+  [
+    lambda folder: (folder / 'config.json').unlink(),
+    lambda folder: (folder / 'notes.txt').write_text('mine'),
+    lambda folder: (folder / 'sub' / 'deep').mkdir(parents=True) or _write(folder / 'sub' / 'a'),
+    lambda folder: os.mkfifo(folder / 'fifo'),
+    _unmark,
+    _change,
+    _other_kind,
+    lambda folder: (folder / 'dprjax.json').write_text('[' * 9999),
+    lambda folder: (folder / 'dprjax.json').write_text('{"format": "dprjax.model"}'),
+    lambda folder: (folder / 'dprjax.json').write_text('{"format": "dprjax.model", "files": {}}'),
+  ],
+)
+def test_save_replaces_only_what_it_wrote_itself(write_checkpoint, tmp_path, harm):
   backbone = hub.load_backbone(write_checkpoint('bert', 1))
   folder = tmp_path / 'precious'
   folder.mkdir()
-  hub.save_backbone(folder, backbone.config, backbone.params)  # empty: taken
-  (folder / 'config.json').unlink()
-  with pytest.raises(InputError, match='precious exists and holds no model'):
+  for _ in range(2):  # empty, then its own: taken
     hub.save_backbone(folder, backbone.config, backbone.params)
-  assert (folder / 'model.safetensors').exists()
+  harm(folder)
+  before = {path: path.is_file() and path.read_bytes() for path in folder.rglob('*')}
+  with pytest.raises(InputError, match='precious holds something else than a model that dprjax'):
+    hub.save_backbone(folder, backbone.config, backbone.params)
+  assert {path: path.is_file() and path.read_bytes() for path in folder.rglob('*')} == before
+  assert sorted(path.name for path in tmp_path.iterdir()) == ['checkpoint', 'precious']
+
+
+def _write(path):
+  path.write_text('a')
 
 
 @pytest.mark.slow
@@ -292,7 +326,7 @@ def test_paths_that_are_not_directories(tmp_path):
   (tmp_path / 'file').write_text('x')
   assert 'is a file; a backbone is a directory' in error(tmp_path / 'file')
   (tmp_path / 'config.json').write_text('{')
-  assert 'config.json is not JSON' in error(tmp_path)
+  assert 'config.json: not JSON' in error(tmp_path)
   (tmp_path / 'config.json').write_text('[]')
   assert 'expected a JSON object, found list' in error(tmp_path)
 
@@ -421,7 +455,11 @@ def test_heads_round_trip_keeps_every_bit(write_heads, tmp_path, model_type):
   hub.save_backbone(out, first.config, first.params)
   third = hub.load_backbone(out, ('mlm', 'condenser'))
   assert (third.sha256, third.heads) == (first.sha256, {})
-  assert sorted(file.name for file in out.iterdir()) == ['config.json', 'model.safetensors']
+  assert sorted(file.name for file in out.iterdir()) == [
+    'config.json',
+    'dprjax.json',
+    'model.safetensors',
+  ]
 
 
 @pytest.mark.parametrize('split', [None, 0, 3, -1])

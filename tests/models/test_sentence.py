@@ -112,7 +112,7 @@ def test_default_prompt_and_longest_input(tmp_path):
     ),
     ({'1_Pooling/config': []}, 'expected a JSON object, found list'),
     ({'modules': [{'path': ''}]}, 'expected a list of objects with type and path'),
-    ({'modules': '{'}, 'modules.json is not JSON'),
+    ({'modules': '{'}, 'modules.json: not JSON'),
     ({'config_sentence_transformers': {'prompts': ['q']}}, 'prompts is not an object of strings'),
   ],
 )

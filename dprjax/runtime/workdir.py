@@ -1,0 +1,167 @@
+"""The folders that runs are kept in: claimed, marked, and what the run was begun with.
+
+`dprjax.json` in a workdir names the kind of run and, for a training, the SHA-256 of every file that
+it was begun with (`begin`).
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import ml_collections
+from etils import epath
+
+from dprjax.base import files, outputs, stamps
+from dprjax.base.errors import InputError
+
+TRAINING, PIPELINE, QUICKSTART = 'dprjax.training', 'dprjax.pipeline', 'dprjax.quickstart'
+_NAMES = {
+  TRAINING: "a training of dprjax.train's",
+  PIPELINE: "a run of dprjax.pipeline's",
+  QUICKSTART: "a comparison of dprjax.quickstart's",
+}
+
+
+@contextlib.contextmanager
+def claim(
+  workdir: files.PathLike,
+  kind: str,
+  inputs: outputs.Inputs,
+  *,
+  flag: str = '--workdir',
+  lock: bool = True,
+) -> Iterator[epath.Path]:
+  """Claims and marks the folder that a run grows in. If nothing else was made, nothing is left.
+
+  Args:
+    workdir: the folder. It may be missing.
+    kind: of run: ``TRAINING``, ``PIPELINE`` or ``QUICKSTART``.
+    inputs: what the run reads.
+    flag: that named the folder, for messages.
+    lock: False in all but one of several processes that work together.
+
+  Raises:
+    InputError: as `outputs.claim_folder`.
+  """
+
+  def ours(folder: epath.Path) -> bool:
+    marked = outputs.read_mark(folder).get('format')
+    return marked == kind or (marked is None and _OLD[kind](folder))
+
+  with outputs.claim_folder(
+    workdir, inputs, what=_NAMES[kind], ours=ours, flag=flag, grows=True, lock=lock
+  ) as path:
+    if not lock:
+      yield path
+      return
+    fresh = not path.exists() or outputs.is_vacant(path)
+    if not (path / outputs.MARK).exists():
+      outputs.write_mark(path, kind)
+    try:
+      yield path
+    except BaseException:
+      ours_alone = {outputs.MARK, outputs.LOCK, 'config.json'}
+      if fresh and {item.name for item in path.iterdir()} <= ours_alone:
+        for name in (outputs.MARK, 'config.json'):
+          (path / name).unlink(missing_ok=True)
+      raise
+
+
+def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """What a training reads, by flag; names of nothing local among them."""
+  folder = config.data.dir
+  scratch = config.backbone.path.startswith('scratch:')
+  return {
+    '--config.data.dir': []
+    if config.data.format == 'docstrings'
+    else [folder, *(part.strip() for part in folder.split(','))],
+    '--config.data.train': config.data.train,
+    '--config.prompt.init_from': config.prompt.init_from,
+    '--config.backbone.path': None if scratch else config.backbone.path,
+  }
+
+
+def check_folders(config: ml_collections.ConfigDict, inputs: outputs.Inputs) -> None:
+  """Raises InputError where a folder that a training writes to is an input, or no folder."""
+  for knob, folder in (
+    ('data.store', config.data.store),
+    ('compilation_cache', config.compilation_cache),
+  ):
+    if folder in ('', 'auto'):
+      continue
+    flag = f'--config.{knob}'
+    outputs.check_name(folder, flag)
+    outputs.check_apart(folder, inputs, flag)
+    if epath.Path(folder).exists() and not epath.Path(folder).is_dir():
+      raise InputError(f'{flag}={folder} is a file; name a folder')
+
+
+def model_files(config: ml_collections.ConfigDict, folder: str) -> dict[str, epath.Path]:
+  """The files of the model that a training begins with, by role."""
+  found = {
+    f'backbone ({path.name})': path
+    for path in sorted(epath.Path(folder).iterdir(), key=str)
+    if path.suffix in ('.json', '.safetensors', '.txt', '.model') and not path.is_dir()
+  }
+  if config.prompt.init_from:
+    found['config.prompt.init_from'] = epath.Path(config.prompt.init_from)
+  return found
+
+
+def begin(workdir: epath.Path, sources: Mapping[str, epath.Path]) -> None:
+  """Records what a training begins with; once it has a checkpoint, compares.
+
+  Workdirs of earlier versions have no record.
+
+  Raises:
+    InputError: the training has a checkpoint, and a file differs from what it was begun with.
+  """
+  before = outputs.read_mark(workdir).get('inputs')
+  checkpoints = workdir / 'checkpoints'
+  if not (checkpoints.is_dir() and any(path.name.isdecimal() for path in checkpoints.iterdir())):
+    if before is None or stamps.changes(before, sources):
+      outputs.write_mark(workdir, TRAINING, inputs=stamps.stamp(sources))
+    return
+  if not isinstance(before, dict):
+    return
+  for role in stamps.changes(before, sources):
+    if role in sources and role in before:
+      what = f'{role} file {sources[role]} is not the one'
+    else:
+      what = f'{role} file is {"new" if role in sources else "missing"}, unlike those'
+    raise InputError(
+      f'the {what} that {workdir} was begun with, and the checkpoints there go with that one; put '
+      'it back, or choose a fresh --workdir'
+    )
+
+
+def _config(folder: epath.Path) -> dict[str, Any]:
+  path = folder / 'config.json'
+  if not path.exists() or files.is_special(path):
+    return {}
+  try:
+    return files.read_json_object(path)
+  except (InputError, OSError):
+    return {}
+
+
+def _is_old_training(folder: epath.Path) -> bool:
+  config = _config(folder)
+  sections = ('backbone', 'prompt', 'optim', 'data', 'checkpoint')
+  return all(isinstance(config.get(name), dict) for name in sections) and 'retriever' not in config
+
+
+def _is_old_pipeline(folder: epath.Path) -> bool:
+  return _config(folder).get('method') == 'unm'
+
+
+def _is_old_quickstart(folder: epath.Path) -> bool:
+  return (folder / 'text.json').exists() and (folder / 'stages.json').exists()
+
+
+# How folders of versions without marks are known.
+_OLD: dict[str, Callable[[epath.Path], bool]] = {
+  TRAINING: _is_old_training,
+  PIPELINE: _is_old_pipeline,
+  QUICKSTART: _is_old_quickstart,
+}

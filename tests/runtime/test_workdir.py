@@ -1,0 +1,139 @@
+"""The folders that runs are kept in: whose they are, and what the run was begun with."""
+
+import json
+
+import pytest
+from etils import epath
+
+from dprjax.base import files
+from dprjax.base.errors import InputError
+from dprjax.runtime import config as configs
+from dprjax.runtime import workdir as workdirs
+
+KINDS = (workdirs.TRAINING, workdirs.PIPELINE, workdirs.QUICKSTART)
+
+
+def use(folder, kind, inputs=None):
+  with workdirs.claim(folder, kind, inputs or {}):
+    (folder / 'made').write_text('x')
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_folder_is_taken_where_it_is_absent_empty_or_of_that_kind(tmp_path, kind):
+  (tmp_path / 'empty').mkdir()
+  for name in ('absent', 'empty', 'absent', 'empty'):
+    use(tmp_path / name, kind)
+  assert sorted(path.name for path in (tmp_path / 'absent').iterdir()) == ['dprjax.json', 'made']
+  for other in KINDS:
+    if other != kind:
+      with pytest.raises(InputError, match='absent holds something else than a'):
+        use(tmp_path / 'absent', other)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize(
+  'content',
+  [
+    {'config.json': '{"model_type": "bert"}', 'model.safetensors': 'x'},
+    {'config.json': '{"method": "unmine"}'},
+    {'config.json': '{"backbone": [], "prompt": {}, "optim": {}, "data": {}, "checkpoint": {}}'},
+    {'config.json': '[' * 5000},
+    {'corpus.jsonl': '{}'},
+    {'dprjax.json': '{"format": "dprjax.model"}'},
+    {'dprjax.json': '{"format": ["dprjax.training"]}'},
+    {'dprjax.json': '[]'},
+    {'dprjax.json': 'damaged', 'config.json': '{}'},
+    {'text.json': '{}'},
+    {'.hidden': ''},
+  ],
+  ids=str,
+)
+def test_a_folder_of_something_else_is_refused(tmp_path, kind, content):
+  for name, text in content.items():
+    (tmp_path / name).write_text(text)
+  with pytest.raises(InputError, match='holds something else than a'):
+    use(tmp_path, kind)
+  assert {path.name: path.read_text() for path in tmp_path.iterdir()} == content
+
+
+def test_a_workdir_of_an_earlier_version_is_known_by_its_config(tmp_path):
+  for kind, name, value in (
+    (workdirs.TRAINING, 'train', json.loads(configs.to_json(configs.default()))),
+    (workdirs.PIPELINE, 'pipeline', {'method': 'unm', 'retriever': {}}),
+  ):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / 'config.json').write_text(json.dumps(value))
+    use(tmp_path / name, kind)
+    assert json.loads((tmp_path / name / 'config.json').read_text()) == value
+
+
+def test_a_run_that_makes_nothing_leaves_nothing(tmp_path):
+  def fail(folder):
+    with workdirs.claim(folder, workdirs.TRAINING, {}):
+      (folder / 'config.json').write_text('{}')
+      raise ValueError('bad')
+
+  with pytest.raises(ValueError, match='bad'):
+    fail(tmp_path / 'a' / 'b')
+  assert list(tmp_path.iterdir()) == []
+  use(tmp_path / 'c', workdirs.TRAINING)
+  before = files.sums(epath.Path(tmp_path))
+  with pytest.raises(ValueError, match='bad'):
+    fail(tmp_path / 'c')
+  assert files.sums(epath.Path(tmp_path)).items() >= before.items()
+
+
+def test_two_runs_at_once(tmp_path):
+  with workdirs.claim(tmp_path / 'run', workdirs.TRAINING, {}):
+    with pytest.raises(InputError, match='another command is writing it now'):
+      use(tmp_path / 'run', workdirs.TRAINING)
+    # The other processes of the one run.
+    with workdirs.claim(tmp_path / 'run', workdirs.TRAINING, {}, lock=False):
+      pass
+
+
+@pytest.mark.parametrize(
+  ('change', 'words'),
+  [
+    (lambda folder: (folder / 'corpus').write_text('CORPUS'), 'corpus file .*corpus is not the'),
+    (lambda folder: (folder / 'queries').unlink(), 'queries file .*queries is not the one'),
+  ],
+)
+def test_a_training_does_not_go_on_with_other_text(tmp_path, change, words):
+  run = epath.Path(tmp_path / 'run')
+  run.mkdir()
+  sources = {name: epath.Path(tmp_path / name) for name in ('corpus', 'queries')}
+  for name, path in sources.items():
+    path.write_text(name)
+  workdirs.begin(run, sources)
+  sources['corpus'].write_text('other1')
+  workdirs.begin(run, sources)  # nothing was trained yet
+  (run / 'checkpoints' / '3').mkdir(parents=True)
+  workdirs.begin(run, sources)
+  change(tmp_path)
+  before = (run / 'dprjax.json').read_text()
+  with pytest.raises(InputError, match=words):
+    workdirs.begin(run, sources)
+  with pytest.raises(InputError, match='corpus file is missing'):
+    workdirs.begin(run, {'queries': sources['queries']})
+  assert (run / 'dprjax.json').read_text() == before
+
+
+def test_a_folder_that_a_training_writes_to_is_no_input(tmp_path):
+  config = configs.default()
+  config.data.dir, config.backbone.path = str(tmp_path / 'text'), str(tmp_path / 'model')
+  for name in ('text', 'model'):
+    (tmp_path / name).mkdir()
+  (tmp_path / 'file').write_text('x')
+  for knob, path, words in (
+    ('data.store', 'text/store', 'lies in an input, --config.data.dir='),
+    ('data.store', 'model', 'is an input, --config.backbone.path='),
+    ('compilation_cache', 'model/cache', 'lies in an input'),
+    ('compilation_cache', 'file', 'is a file'),
+    ('data.store', 'file', 'is a file'),
+  ):
+    changed = config.copy_and_resolve_references()
+    section, _, name = knob.rpartition('.')
+    (changed[section] if section else changed)[name] = str(tmp_path / path)
+    with pytest.raises(InputError, match=f'--config.{knob}=.*{words}'):
+      workdirs.check_folders(changed, workdirs.inputs(changed))
