@@ -54,6 +54,8 @@ def search(
   Raises:
     InputError: bad files or settings.
   """
+  bm25.check_settings(k1, b, language)
+  found_corpus = files.regular_file(corpus, 'corpus')  # it is read twice
   texts = {query.id: query.text for query in read_texts(queries, 'query')}
   unknown: list[str] = []
   if qrels is not None:
@@ -66,7 +68,7 @@ def search(
     )
     texts = {query_id: text for query_id, text in texts.items() if query_id in judged}
   settings = {'k1': k1, 'b': b, 'language': language}
-  corpus_sha256 = files.sha256_file(files.existing(corpus, 'corpus'))
+  corpus_sha256 = files.sha256_file(found_corpus)
   started = time.perf_counter()
   fingerprint = f'{corpus_sha256} {sorted(settings.items())}'
   index = bm25.load(index_dir, fingerprint) if index_dir else None
@@ -74,7 +76,11 @@ def search(
     passages = {passage.id: passage.text for passage in read_texts(corpus, 'passage')}
     index = bm25.build(list(passages), list(passages.values()), k1=k1, b=b, language=language)
     if index_dir:
-      bm25.save(index, index_dir, fingerprint)
+      inputs = {'--corpus': corpus, '--queries': queries, '--qrels': qrels}
+      with outputs.claim_folder(
+        index_dir, inputs, what='a BM25 index', ours=bm25.is_index, flag='--index_dir'
+      ):
+        bm25.save(index, index_dir, fingerprint)
   indexed = time.perf_counter()
   found = index.search(list(texts.values()), k + drop_same_id)
   seconds = {'index': indexed - started, 'search': time.perf_counter() - indexed}
@@ -160,8 +166,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _command(args: argparse.Namespace) -> None:
   inputs = {f'--{name}': getattr(args, name) for name in ('corpus', 'queries', 'qrels')}
   with outputs.claim(args.out, inputs) as out:
-    if args.index_dir:
-      outputs.check_apart(args.index_dir, inputs | {'--out': out}, '--index_dir')
+    if args.index_dir is not None:
+      outputs.check_name(args.index_dir, '--index_dir')
+      outputs.check_apart(args.index_dir, inputs, '--index_dir')
+      report_file = f'{files.resolved(out)}.json'
+      outputs.check_outputs_apart({'--out': out, '--index_dir': args.index_dir})
+      outputs.check_outputs_apart({'--out': report_file, '--index_dir': args.index_dir})
     run, report = search(**{k: v for k, v in vars(args).items() if k not in ('out', 'debug')})
     trec.write_run(out, run, 'dprjax-bm25')
     outputs.write_report(out, report)

@@ -25,7 +25,7 @@ SET/query and the sums, and "datasets" has each set.
 import argparse
 import contextlib
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from etils import epath
@@ -261,17 +261,11 @@ def _command(args: argparse.Namespace) -> None:
         f'{", ".join(runs)}'
       )
   with contextlib.ExitStack() as stack:
-    if args.out:
-      inputs = {
-        f'--{flag}': by_name.values()
-        for flag, by_name in (
-          ('run', runs),
-          ('qrels', qrels),
-          ('answers', answer_files),
-          ('corpus', corpora),
-        )
-      }
-      stack.enter_context(outputs.claim(args.out, inputs, endings=('',)))
+    named = (('run', runs), ('qrels', qrels), ('answers', answer_files), ('corpus', corpora))
+    inputs: dict[str, Any] = {f'--{flag}': list(by_name.values()) for flag, by_name in named}
+    _check_pipes(path for paths in inputs.values() for path in paths)
+    if args.out is not None:
+      stack.enter_context(outputs.claim(args.out, inputs | {'--beir': args.beir}, endings=('',)))
     _measure(args, runs, qrels, answer_files, corpora, several)
 
 
@@ -300,7 +294,7 @@ def _measure(
   metrics = combine(datasets) if several else datasets['']
   if args.extra:
     metrics['extra'] = dict(args.extra)
-  if args.out:
+  if args.out is not None:
     files.write_json(args.out, metrics)
   columns = list(metrics['mean'])
 
@@ -314,6 +308,18 @@ def _measure(
   if len(datasets) > 1:
     rows.append(row('average', metrics['mean'], ''))
   cli.print_table(['data set' if several else 'run', *columns, 'queries'], rows)
+
+
+def _check_pipes(paths: Iterable[str]) -> None:
+  """Raises InputError for a pipe that is named twice: it can be read once."""
+  pipes: set[str] = set()
+  for path in paths:
+    if files.is_special(path):
+      if path in pipes:
+        raise InputError(
+          f'{path} is a pipe or a device, which can be read only once; write it to a file first'
+        )
+      pipes.add(path)
 
 
 def _by_name(flag: str, values: Sequence[str], several: bool) -> dict[str, str]:

@@ -21,9 +21,10 @@ from collections.abc import Sequence
 
 from etils import epath
 
-from dprjax.base import outputs
+from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
 from dprjax.formats import runs
+from dprjax.formats.fields import check_id
 from dprjax.mining import negatives as mining
 from dprjax.runtime import cli
 
@@ -35,17 +36,20 @@ def name_retrievers(values: Sequence[str]) -> dict[str, str]:
   runs have the same tag, the file's stem.
 
   Raises:
-    InputError: two of one name, or a missing run.
+    InputError: two of one name, a missing run, or a pipe.
   """
   given: list[tuple[str, str]] = []
   for value in values:
     name, equals, path = value.partition('=')
     # An equals sign in a path does not end a name.
     given.append((name, path) if equals and name and '/' not in name else ('', value))
+  for _, path in given:
+    files.regular_file(path, 'run')  # it is read twice
   tags = [name or runs.read_tag(path) for name, path in given]
   named: dict[str, str] = {}
   for (name, path), tag in zip(given, tags, strict=True):
     chosen = name or (tag if tags.count(tag) == 1 else epath.Path(path).name.split('.')[0])
+    check_id(chosen, f'--run={path}: the name of the retriever')
     if chosen in named:
       raise InputError(
         f'--run={path}: there is already a retriever called {chosen} ({named[chosen]}); give '
@@ -107,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     default=64,
     help='pairs at a time, for --reranker (default: %(default)s)',
   )
-  flag('--seed', type=int, default=default.seed, help='of the samples (default: %(default)s)')
+  flag('--seed', type=cli.count, default=default.seed, help='of the samples (default: %(default)s)')
   flag(
     '--texts',
     type=cli.boolean,
@@ -139,10 +143,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _command(args: argparse.Namespace) -> None:
-  if not 0 < args.threshold < 1:
+  if not 0 < args.threshold < 1:  # nor NaN
     raise InputError(f'--threshold={args.threshold}: a probability between 0 and 1 is needed')
-  if args.seed < 0:
-    raise InputError(f'--seed={args.seed}: a whole number from 0 on is needed')
+  for path, what in ((args.queries, 'queries'), (args.qrels, 'qrels')):
+    files.existing_file(path, what)
+  files.regular_file(args.corpus, 'corpus')
   retrievers = name_retrievers(args.run)
   inputs: outputs.Inputs = {
     '--queries': args.queries,
@@ -152,6 +157,9 @@ def _command(args: argparse.Namespace) -> None:
     '--reranker': args.reranker,
     '--reranked': args.reranked,
   }
+  if args.tmp_dir is not None:
+    outputs.check_name(args.tmp_dir, '--tmp_dir')
+    outputs.check_apart(mining.scratch_folder(args.out, args.tmp_dir), inputs, '--tmp_dir')
   with outputs.claim(args.out, inputs):
     _mine(args, retrievers)
 

@@ -30,6 +30,7 @@ from jaxtyping import Float
 from dprjax.analysis import figures
 from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
+from dprjax.formats.fields import Record, is_number
 from dprjax.runtime import cli
 
 logger = logging.getLogger('dprjax')
@@ -128,23 +129,38 @@ def _bootstrap(parts: Sequence[Float[np.ndarray, 'queries']]) -> Float[np.ndarra
 
 
 def read_metrics(path: files.PathLike) -> dict[str, Any]:
-  """Reads a metrics.json; raises InputError if the file is something else."""
-  metrics = files.read_json(path, 'metrics')
-  for part in (
-    metrics,
-    *(metrics.get('datasets', {}).values() if isinstance(metrics, dict) else ()),
-  ):
-    good = (
-      isinstance(part, dict)
-      and all(isinstance(part.get(key), dict) for key in ('mean', 'per_query'))
-      and part['mean']
-    )
-    if not good or any(not part['per_query'].get(measure) for measure in part['mean']):
-      raise InputError(
-        f'{path} is not a metrics.json of dprjax.evaluate: expected "mean" and "per_query" with '
-        'the same measures'
-      )
-  return metrics
+  """Reads a metrics.json of dprjax.evaluate.
+
+  Raises:
+    InputError: the file is something else; a value is no finite number; a measure has no queries,
+      or is not of every data set.
+  """
+  record = Record(files.read_json_object(path, 'metrics'), str(path))
+  names = _numbers(record.record('mean'))
+  if 'datasets' in record.values:
+    datasets = record.record('datasets')
+    parts = [datasets.record(name) for name in datasets.values]
+  else:
+    parts = [record]
+  if not parts or not names:
+    raise InputError(f'{path} is not a metrics.json of dprjax.evaluate: no mean of any measure')
+  for part in [*parts, *([record] if parts != [record] else [])]:
+    mean, per_query = part.record('mean'), part.record('per_query')
+    for name in names:
+      mean.number(name)
+      if not _numbers(per_query.record(name)):
+        raise InputError(f'{per_query.where}: {name!r} is of no query')
+  for name, value in record.values.get('extra', {}) and record.record('extra').values.items():
+    if not isinstance(value, str | bool) and value is not None and not is_number(value):
+      raise InputError(f"{path}, 'extra': {name!r} is {value!r:.40}; expected text or a number")
+  return record.values
+
+
+def _numbers(record: Record) -> list[str]:
+  """The keys of an object that holds finite numbers alone."""
+  for name in record.values:
+    record.number(name)
+  return list(record.values)
 
 
 def table(
@@ -189,7 +205,8 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str) -
   """The table and a note below it."""
 
   def line(cells: Sequence[str]) -> str:
-    return '| ' + ' | '.join(cell.replace('|', '\\|') for cell in cells) + ' |'
+    cells = [' '.join(cell.splitlines()).replace('|', '\\|') for cell in cells]
+    return f'| {" | ".join(cells)} |'
 
   left = 2 if 'data set' in columns else 1
   rule = line(['---'] * left + ['---:'] * (len(columns) - left))
@@ -266,9 +283,9 @@ def _report_systems(args: argparse.Namespace) -> None:
     )
   columns, rows = table(systems, measures)
   text = note(systems, measures)
-  if args.figure:
+  if args.figure is not None:
     figure(systems, measures, args.figure)
-  if args.out:
+  if args.out is not None:
     with files.atomic_write(args.out) as file:
       file.write(markdown(columns, rows, text))
   cli.print_table(columns, rows)
@@ -341,10 +358,10 @@ def _report_backbones(args: argparse.Namespace) -> None:
   columns, rows = inspection.table(findings)
   layers, by_layer = inspection.layers_table(findings)
   lines = inspection.note(texts, findings)
-  if args.figure:
+  if args.figure is not None:
     foot = f'attention over {texts.named["attended"]}' if by_layer else ''
     figures.backbones(findings, foot, args.figure)
-  if args.out:
+  if args.out is not None:
     with files.atomic_write(args.out) as file:
       file.write(markdown(columns, rows, '  \n'.join(lines)))  # two spaces break a Markdown line
       if by_layer:
@@ -450,14 +467,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in wrong:
       if getattr(args, name) is not None:
         raise InputError(f'--{name} goes with {other}')
-    if args.figure:
+    if args.figure is not None:
       figures.check_name(args.figure)
     inputs = _inputs(args)
     with contextlib.ExitStack() as stack:
-      if args.out:
+      if args.out is not None:
         stack.enter_context(outputs.claim(args.out, inputs, endings=('',)))
-      if args.figure:
-        inputs = inputs | {'--out': args.out}
+      if args.figure is not None:
+        if args.out is not None:
+          outputs.check_outputs_apart({'--out': args.out, '--figure': args.figure})
         stack.enter_context(outputs.claim(args.figure, inputs, flag='--figure', endings=('',)))
       if args.metrics:
         _report_systems(args)

@@ -5,10 +5,12 @@
 
 The new run holds each query's first --depth passages of the old one, ordered by their new scores.
 A score's sigmoid is the probability of relevance. OUT.parts keeps the scores that are computed, so
-that the same command continues after an interruption; OUT.json says how the run was made.
+that the same command continues after an interruption; another command does not replace them.
+OUT.json says how the run was made.
 """
 
 import argparse
+import hashlib
 import json
 import logging
 import time
@@ -23,6 +25,7 @@ from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
 from dprjax.formats import trec
+from dprjax.formats.fields import Record
 from dprjax.formats.texts import read_texts
 from dprjax.inference.reranker import CrossEncoder
 from dprjax.runtime import cli, compiled
@@ -31,6 +34,8 @@ logger = logging.getLogger('dprjax')
 
 TAG = 'dprjax-rerank'
 _PARTS, _FORMAT = 'parts.json', 1
+_PART_FORMAT = 'dprjax.scores'
+_DIGEST = hashlib.sha256().digest_size  # bytes
 
 
 def rerank(
@@ -57,7 +62,8 @@ def rerank(
     shard_pairs: pairs scored between two saves; an interruption loses no more.
 
   Raises:
-    InputError: bad files; nothing is left to score; a score is not finite.
+    InputError: bad files; nothing is left to score; a score is not finite; ``out`` is a pipe, or
+      OUT.parts holds scores of other settings or inputs.
   """
   inputs = {
     '--run': run,
@@ -65,9 +71,23 @@ def rerank(
     '--corpus': corpus,
     '--backbone': reranker.backbone.path,
   }
-  outputs.check_apart(f'{out}.parts', inputs)
-  with outputs.claim(out, inputs):
-    return _rerank(reranker, run, queries, corpus, out, depth, strict, shard_pairs)
+  if files.is_stream(out):
+    raise InputError(
+      f'--out={out} is a pipe or a device, and what is computed is kept beside the run; give the '
+      'name of a file'
+    )
+  check_inputs(run, queries, corpus)
+  with outputs.claim(out, inputs, endings=('', '.json', '.parts'), folders=('.parts',)):
+    # Beside what a link points to, as OUT.json.
+    final = str(files.resolved(out))
+    return _rerank(reranker, run, queries, corpus, final, depth, strict, shard_pairs)
+
+
+def check_inputs(run: str, queries: Sequence[str], corpus: Sequence[str]) -> None:
+  """Raises InputError for a missing or empty file, or one that cannot be read twice."""
+  for paths, what in (([run], 'run'), (queries, 'queries'), (corpus, 'corpus')):
+    for path in paths:
+      files.regular_file(path, what)
 
 
 def _rerank(
@@ -165,39 +185,57 @@ def read_wanted(paths: Iterable[str], kind: str, wanted: set[str]) -> dict[str, 
 
 
 class _Parts:
-  """Computed scores, a file a shard, in a folder beside the run."""
+  """Computed scores, a file a shard, in a folder beside the run.
+
+  A file is a SHA-256 of what follows it (and of the settings and its number) and float32 scores.
+  """
 
   def __init__(self, out: str, settings: dict[str, Any], pairs: int, shard_pairs: int):
     self.folder = epath.Path(f'{out}.parts')
     self.shards = [
       range(start, min(start + shard_pairs, pairs)) for start in range(0, pairs, shard_pairs)
     ]
-    fingerprint = json.dumps([settings, pairs])
+    self._fingerprint = json.dumps([settings, pairs])
     what = 'set of scores of dprjax.rerank'
-    if files.read_sidecar(self.folder, _PARTS, 'dprjax.scores', what, fingerprint) is None:
-      with files.atomic_path(self.folder) as aside:
-        aside.mkdir(parents=True)
-        files.write_sidecar(aside, _PARTS, 'dprjax.scores', fingerprint)
+    if files.read_sidecar(self.folder, _PARTS, _PART_FORMAT, what, self._fingerprint) is not None:
+      return
+    if self.folder.exists() and any(self.folder.glob('scores-*')):
+      sidecar = files.read_json_object(self.folder / _PARTS, what)
+      before = sidecar.get('settings')
+      before = before if isinstance(before, dict) else {}
+      other = [name for name, value in settings.items() if before.get(name) != value]
+      raise InputError(
+        f'{self.folder} holds scores of an interrupted run with another '
+        f'{" and ".join(other) or "number of pairs"}; finish that run with its own settings, or '
+        f'choose another --out, or remove {self.folder}'
+      )
+    with files.atomic_path(self.folder) as aside:
+      aside.mkdir(parents=True)
+      files.write_sidecar(aside, _PARTS, _PART_FORMAT, self._fingerprint, settings=settings)
 
   def load(self, number: int) -> Float[np.ndarray, ' n'] | None:
     """A shard's scores; None where there are none yet, or their file is damaged."""
     path = self._file(number)
     if not path.exists():
       return None
-    try:
-      with path.open('rb') as file:
-        scores = np.load(file, allow_pickle=False)
-    except (ValueError, EOFError):
+    content = path.read_bytes()
+    digest, values = content[:_DIGEST], content[_DIGEST:]
+    if digest != self._digest(number, values) or len(values) != 4 * len(self.shards[number]):
+      logger.info('%s is damaged: its pairs are scored again', path)
       return None
-    complete = scores.shape == (len(self.shards[number]),) and scores.dtype == np.float32
-    return scores if complete else None
+    scores = np.frombuffer(values, '<f4').astype(np.float32)
+    return scores if np.isfinite(scores).all() else None
 
   def save(self, number: int, scores: Float[np.ndarray, ' n']) -> None:
+    values = scores.astype('<f4').tobytes()
     with files.atomic_write(self._file(number), 'wb') as file:
-      np.save(file, scores, allow_pickle=False)
+      file.write(self._digest(number, values) + values)
+
+  def _digest(self, number: int, values: bytes) -> bytes:
+    return hashlib.sha256(f'{self._fingerprint} {number} '.encode() + values).digest()
 
   def _file(self, number: int) -> epath.Path:
-    return self.folder / f'scores-{number:05d}.npy'
+    return self.folder / f'scores-{number:05d}.f32'
 
 
 def _score(
@@ -252,14 +290,15 @@ def _finished(out: str, settings: dict[str, Any]) -> dict[str, Any] | None:
   """The report of a run that was made with these settings and is unchanged, if there is one."""
   if not (epath.Path(out).exists() and epath.Path(f'{out}.json').exists()):
     return None
-  report = files.read_json(f'{out}.json', 'report of a run')
-  return (
-    report
-    if isinstance(report, dict)
-    and report.get('settings') == settings
-    and report.get('out_sha256') == files.sha256_file(out)
-    else None
-  )
+  try:
+    report = Record(files.read_json_object(f'{out}.json', 'report of a run'), f'{out}.json')
+    for count in ('queries', 'pairs', 'unknown_queries', 'unknown_passages'):
+      report.whole(count, 0, 2**63)
+  except InputError:  # cut off, or not of this command: it is written anew
+    return None
+  same = report.values.get('settings') == settings
+  same = same and report.values.get('out_sha256') == files.sha256_file(out)
+  return report.values if same else None
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -329,12 +368,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _command(args: argparse.Namespace) -> None:
   # First, because loading the model takes a while.
-  for path, what in (
-    (args.run, 'run'),
-    *((path, 'queries') for path in args.queries),
-    *((path, 'corpus') for path in args.corpus),
-  ):
-    files.existing(path, what)
+  check_inputs(args.run, args.queries, args.corpus)
   compiled.keep()
   reranker = CrossEncoder.load(
     args.backbone, max_length=args.max_length, batch_size=args.batch_size, dtype=args.dtype

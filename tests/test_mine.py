@@ -71,13 +71,20 @@ def test_names_of_retrievers(world):
   [
     (['--run=lost.trec'], 'run not found: lost.trec'),
     (['--threshold=1'], '--threshold=1.0: a probability between 0 and 1 is needed'),
-    (['--seed=-1'], '--seed=-1: a whole number from 0 on is needed'),
+    (['--seed=-1'], "expected a whole number from 0 on, not '-1'"),
+    (['--seed=' + '9' * 30], 'expected a whole number from 0 on'),
+    (['--threshold=nan'], '--threshold=nan: a probability between 0 and 1 is needed'),
+    (['--depth=' + '9' * 5000], 'expected a whole number above 0'),
+    (['--run=a\udce9b=run.trec'], 'run not found'),
+    (['--tmp_dir={folder}/corpus.jsonl'], 'corpus.jsonl'),
+    (['--tmp_dir='], "--tmp_dir='': no file or folder can have this name"),
     (['--sample=0'], "expected a whole number above 0, not '0'"),
     (['--reranked=lost.trec'], 'run not found: lost.trec'),
     (['--corpus=lost.jsonl'], 'corpus not found: lost.jsonl'),
   ],
 )
 def test_bad_flags(world, command, flags, message):
+  flags = [flag.replace('{folder}', str(world.folder)) for flag in flags]
   status, errors = command(mine, *arguments(world), f'--run={world.folder}/bm25.trec', *flags)
   assert status == 2 and message in errors and errors.count('dprjax: error: ') == 1
   assert not (world.folder / 'out.jsonl').exists() and not list(world.folder.glob('.*'))

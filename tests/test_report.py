@@ -109,8 +109,34 @@ def test_tables_and_figure(tmp_path, capsys):
     (['--metrics=a=missing.json'], 'metrics not found'),
     (['--metrics=a=a.json', '--metrics=a=a.json'], 'two systems are called a'),
     (['--metrics=a=a.json', '--metrics=b=text.json'], 'metrics text.json: not JSON'),
-    (['--metrics=a=a.json', '--metrics=b=list.json'], 'list.json is not a metrics.json'),
-    (['--metrics=a=a.json', '--metrics=b=hollow.json'], 'hollow.json is not a metrics.json'),
+    (
+      ['--metrics=a=a.json', '--metrics=b=list.json'],
+      'metrics list.json: expected a JSON object, found list',
+    ),
+    (
+      ['--metrics=a=a.json', '--metrics=b=hollow.json'],
+      "hollow.json, 'per_query': 'AP' is missing",
+    ),
+    *(
+      ([f'--metrics=a={name}.json'], message)
+      for name, message in (
+        ('nothing', 'not a metrics.json of dprjax.evaluate: no mean of any measure'),
+        ('text_mean', "text_mean.json, 'mean': 'AP' is '0.5'; expected a finite number"),
+        ('nan', 'nan.json: NaN is not JSON'),
+        ('huge', 'huge.json: the number 1e999 is too large'),
+        ('huge_integer', "huge_integer.json, 'mean': 'AP' is 1000"),
+        ('null', "null.json, 'per_query', 'AP': 'q' is missing; expected a finite number"),
+        ('no_queries', "'AP' is of no query"),
+        ('lists', "lists.json, 'datasets': 'a' is []; expected an object"),
+        ('uneven', "uneven.json, 'datasets', 'a', 'mean': 'AP' is missing"),
+        ('extra', "extra.json, 'extra': 'x' is {}; expected text or a number"),
+        ('extra_list', "extra_list.json: 'extra' is [1]; expected an object"),
+        ('deep', 'deep.json: JSON nested deeper than 64'),
+      )
+    ),
+    (['--metrics=a=a.json', '--out='], "--out='': no file or folder can have this name"),
+    (['--metrics=a=a.json', '--figure='], 'its name has to end in .png, .pdf, .svg'),
+    (['--metrics=a=a.json', '--out=b.png', '--figure=b.png'], 'would overwrite each other'),
     (['--metrics=a=a.json', '--measure=RR@10'], 'not every system has RR@10; all have nDCG@10, AP'),
     (['--metrics=a=a.json', '--metrics=b=other.json'], 'b and a have no query in common'),
     (['--metrics=a=a.json', '--figure=r.jpeg2000'], 'its name has to end in .png, .pdf, .svg'),
@@ -125,9 +151,25 @@ def test_bad_input(tmp_path, monkeypatch, error_line, arguments, message):
   write(tmp_path / 'other.json', metrics({'AP': {'z': 1.0}, 'nDCG@10': {'z': 1.0}}))
   (tmp_path / 'text.json').write_text('nDCG = 1')
   (tmp_path / 'folder.png').mkdir()
+  whole = '{"mean": {"AP": 0.5}, "per_query": {"AP": {"q": 0.5}}%s}'
+  for name, text in {
+    'nothing': '{"mean": {}, "per_query": {}}',
+    'text_mean': whole.replace('0.5', '"0.5"') % '',
+    'nan': whole.replace('0.5', 'NaN') % '',
+    'huge': whole.replace('0.5', '1e999') % '',
+    'huge_integer': whole.replace('0.5', '1' + '0' * 400) % '',
+    'null': whole.replace('"q": 0.5', '"q": null') % '',
+    'no_queries': whole.replace('"q": 0.5', '') % '',
+    'lists': whole % ', "datasets": {"a": []}',
+    'uneven': whole % ', "datasets": {"a": {"mean": {}, "per_query": {}}}',
+    'extra': whole % ', "extra": {"x": {}}',
+    'extra_list': whole % ', "extra": [1]',
+    'deep': whole % f', "extra": {"[" * 3000}',
+  }.items():
+    (tmp_path / f'{name}.json').write_text(text)
   before = sorted(tmp_path.iterdir())
   with pytest.raises(SystemExit) as ended:
-    report.main([*arguments, '--out=r.md'])
+    report.main(['--out=r.md', *arguments])
   assert ended.value.code == 2
   assert message in error_line()
   assert sorted(tmp_path.iterdir()) == before

@@ -1,12 +1,14 @@
 """The command that rescores a run, with a small cross-encoder."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
 from dprjax import CrossEncoder, rerank
+from dprjax.base import files
 from dprjax.formats import trec
 from tests.inference.test_reranker import NEAR, WORDS, alone, edited
 from tests.test_train import assert_bad
@@ -144,37 +146,83 @@ def test_a_killed_run_continues(go, folder, expected, monkeypatch):
 
   done = False
   monkeypatch.setattr(CrossEncoder, 'score', counting)
-  with pytest.raises(Killed):
-    go('--shard_pairs=3')
-  assert scored == [3, 3] and not (folder / 'out.trec').exists()
-  assert sorted(path.name for path in (folder / 'out.trec.parts').iterdir()) == [
-    'parts.json',
-    'scores-00000.npy',
-    'scores-00001.npy',
-  ]
-  # A file that was cut off is scored again.
-  part = folder / 'out.trec.parts' / 'scores-00001.npy'
-  part.write_bytes(part.read_bytes()[:-2])
-  done = True
-  status, err = go('--shard_pairs=3')
-  assert status == 0 and '3 of 10 pairs are scored already' in err and scored[2:] == [3, 3, 1]
-  check(folder / 'out.trec', expected(RUN))
-  assert not (folder / 'out.trec.parts').exists()
-
-
-def test_parts_of_other_inputs_are_not_used(go, folder, expected):
+  assert go('--shard_pairs=3')[0] == 1
   parts = folder / 'out.trec.parts'
-  parts.mkdir()
-  (parts / 'parts.json').write_text('{"fingerprint": "other"}')
-  np.save(parts / 'scores-00000.npy', np.zeros(10, np.float32))
-  assert go()[0] == 0
+  assert scored == [3, 3] and not (folder / 'out.trec').exists()
+  assert sorted(path.name for path in parts.iterdir()) == [
+    'parts.json',
+    'scores-00000.f32',
+    'scores-00001.f32',
+  ]
+  done = True
+  # Other settings do not replace what is scored.
+  before = {path: path.read_bytes() for path in parts.iterdir()}
+  for flags, what in (
+    (['--shard_pairs=4'], 'shard_pairs'),
+    (['--shard_pairs=3', '--depth=2'], 'depth'),
+    (['--shard_pairs=3', f'--queries={folder}/more.jsonl'], 'queries_sha256'),
+  ):
+    (folder / 'more.jsonl').write_text('{"_id": "q7", "text": "xml"}\n')
+    assert_bad(
+      go(*flags), f'holds scores of an interrupted run with another {what}; finish that run'
+    )
+    assert {path: path.read_bytes() for path in parts.iterdir()} == before
+  # What is damaged is scored again.
+  first, part = parts / 'scores-00000.f32', parts / 'scores-00001.f32'
+  whole = part.read_bytes()
+  nan = np.full(3, np.nan, '<f4').tobytes()
+  for content in (
+    *(whole[:-2], whole + b'1234', whole[:-1] + bytes([whole[-1] ^ 64]), b'', whole[:32] + nan),
+    bytes([whole[0] ^ 1]) + whole[1:],
+    first.read_bytes(),  # another shard's
+  ):
+    shutil.copytree(parts, folder / 'kept')
+    part.write_bytes(content)
+    del scored[2:]
+    status, err = go('--shard_pairs=3')
+    assert status == 0 and '3 of 10 pairs are scored already' in err and scored[2:] == [3, 3, 1]
+    assert 'scores-00001.f32 is damaged: its pairs are scored again' in err
+    check(folder / 'out.trec', expected(RUN))
+    assert not parts.exists()
+    (folder / 'out.trec').unlink()
+    (folder / 'kept').rename(parts)
+  del scored[2:]
+  assert go('--shard_pairs=3')[0] == 0 and scored[2:] == [3, 1]
   check(folder / 'out.trec', expected(RUN))
-  # A folder of something else is kept.
+
+
+def test_a_part_that_is_not_finite_is_scored_again(tmp_path):
+  parts = rerank._Parts(str(tmp_path / 'out'), {'a': 1}, 3, 3)
+  parts.save(0, np.array([1, np.nan, 2], np.float32))
+  assert parts.load(0) is None
+  parts.save(0, np.array([1, 0, 2], np.float32))
+  assert parts.load(0).tolist() == [1, 0, 2]
+  # Of another run with as many pairs.
+  other = rerank._Parts(str(tmp_path / 'other'), {'a': 2}, 3, 3)
+  other._file(0).write_bytes(parts._file(0).read_bytes())
+  assert other.load(0) is None
+
+
+def test_other_folders_and_reports_beside_the_run(go, folder, expected):
+  parts = folder / 'out.trec.parts'
+  # No score in it: nothing is lost.
+  files.write_json(parts / 'parts.json', {'format': 'dprjax.scores', 'fingerprint': 'other'})
+  (folder / 'out.trec').write_text('')
+  for report in ('{"settings": ', '[]', '{"settings": null, "queries": "1"}'):
+    (folder / 'out.trec.json').write_text(report)
+    assert go()[0] == 0
+    check(folder / 'out.trec', expected(RUN))
   (folder / 'out.trec').unlink()
+  # A folder of something else is kept.
   parts.mkdir()
   (parts / 'thesis').write_text('1')
   assert_bad(go(), 'out.trec.parts holds something else')
   assert (parts / 'thesis').read_text() == '1'
+  (parts / 'thesis').unlink()
+  parts.rmdir()
+  parts.write_text('mine')
+  assert_bad(go(), 'out.trec.parts, a folder that is written too, is a file')
+  assert parts.read_text() == 'mine'
 
 
 def test_unknown_ids_are_counted_and_named(go, folder, expected):
@@ -240,7 +288,9 @@ def test_scores_that_are_not_finite(go, folder, make_cross_encoder, tmp_path):
     'the score of query q1 and passage d0 is not finite (10 of 10 pairs)',
     path,
   )
-  assert not (folder / 'out.trec').exists() and not list((folder / 'out.trec.parts').glob('*.npy'))
+  assert not (folder / 'out.trec').exists() and not list(
+    (folder / 'out.trec.parts').glob('scores-*')
+  )
 
 
 @pytest.mark.slow

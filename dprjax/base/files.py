@@ -20,9 +20,10 @@ import os
 import pathlib
 import re
 import stat
+import sys
 import uuid
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import IO, Any
 
 from etils import epath
@@ -36,6 +37,7 @@ _MAX_ENTRY = 1 << 26  # a line or an entry longer than this means a broken file
 _MAX_JSON = 1 << 30  # characters of a whole JSON file
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DEEPEST = 64  # levels of lists and objects in JSON
+_DESCRIPTOR = re.compile(r'/dev/(std(?:in|out|err))|/(?:dev|proc/self)/fd/([0-9]{1,9})')
 _LEFT = re.compile(r'\..*\.[0-9a-f]{8}\.tmp')  # by a killed command
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
 
@@ -68,6 +70,21 @@ def is_special(path: PathLike) -> bool:
   except OSError:
     return False
   return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def is_stream(path: PathLike) -> bool:
+  """Whether what is written there goes on at once: `is_special`, or a name of an open file, such as
+  /dev/stdout.
+  """
+  return is_special(path) or _descriptor(path) is not None
+
+
+def _descriptor(path: PathLike) -> int | None:
+  """The number of the open file that a path of this system names."""
+  name = _DESCRIPTOR.fullmatch(str(path))
+  if name is None:
+    return None
+  return ('stdin', 'stdout', 'stderr').index(name[1]) if name[1] else int(name[2])
 
 
 def is_empty(path: epath.Path) -> bool:
@@ -432,12 +449,14 @@ def recover(final: epath.Path) -> None:
       old.rename(final)
 
 
-def clear(final: epath.Path) -> None:
-  """Removes what killed commands left of a file or folder that they were writing.
+def clear(final: epath.Path, endings: Iterable[str] = ('.json',)) -> None:
+  """Removes what killed commands left of a file or folder that they were writing, and of those
+  whose names continue its own.
 
   To be called by whoever holds the lock of ``final`` (`dprjax.base.outputs`).
   """
-  name = re.compile(rf'\.{re.escape(final.name)}(\.json)?\.[0-9a-f]{{8}}\.tmp')
+  more = '|'.join(map(re.escape, endings))
+  name = re.compile(rf'\.{re.escape(final.name)}({more}|)\.[0-9a-f]{{8}}\.tmp')
   for path in final.parent.iterdir() if final.parent.exists() else ():
     if name.fullmatch(path.name):
       remove(path)
@@ -492,11 +511,16 @@ def atomic_write(path: PathLike, mode: str = 'w') -> Iterator[IO[Any]]:
   if epath.Path(path).is_dir():
     raise InputError(f'{path} is a folder; give the name of a file')
   encoding = None if 'b' in mode else 'utf-8'
-  if is_special(path):
+  if is_stream(path):
     # In one piece: whoever reads a pipe does not get half of a result that then fails.
     buffer: IO[Any] = io.BytesIO() if encoding is None else io.StringIO()
     yield buffer
-    with no_room(path), open(path, mode, encoding=encoding) as device:
+    for stream in (sys.stdout, sys.stderr):
+      stream.flush()
+    # An open file is written to where it is, not from its beginning.
+    descriptor = _descriptor(path)
+    place = path if descriptor is None else os.dup(descriptor)
+    with no_room(path), open(place, mode, encoding=encoding) as device:
       device.write(buffer.getvalue())  # type: ignore[attr-defined]
     return
   with atomic_path(path) as aside, aside.open(mode, encoding=encoding) as file:
@@ -597,9 +621,10 @@ def _below(folder: epath.Path) -> Iterator[epath.Path]:
 
 def write_json(path: PathLike, value: Any) -> None:
   """Writes indented JSON atomically, keys in the order given. Raises ValueError for NaN."""
-  with atomic_write(path) as file:
-    json.dump(value, file, indent=2, ensure_ascii=False, allow_nan=False)
-    file.write('\n')
+  text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+  with atomic_write(path, 'wb') as file:
+    # A path in it may have bytes that are no UTF-8.
+    file.write(text.encode('utf-8', 'replace') + b'\n')
 
 
 def sha256_file(path: PathLike) -> str:

@@ -12,9 +12,10 @@ is locked.
 
 import contextlib
 import errno
+import itertools
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from etils import epath
@@ -33,6 +34,8 @@ Inputs = Mapping[str, PathLike | Iterable[PathLike] | None]
 
 LOCK = '.lock'
 MARK = 'dprjax.json'  # says which kind of folder of ours it is in
+_LONGEST_NAME = 255  # bytes
+_DEEPEST = 200  # folders
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EROFS)
 
 
@@ -43,6 +46,7 @@ def claim(
   *,
   flag: str = '--out',
   endings: Iterable[str] = ('', '.json'),
+  folders: Collection[str] = (),
   lock: bool = True,
 ) -> Iterator[epath.Path]:
   """Claims the file ``out`` and those whose names continue its own.
@@ -51,7 +55,8 @@ def claim(
     out: a file, which is replaced in the end; or a pipe or a device, which is written to.
     inputs: what the command reads.
     flag: that named ``out``, for messages.
-    endings: of the names of all files that the command writes.
+    endings: of the names of all files and folders that the command writes.
+    folders: which of them are folders.
     lock: False in all but one of several processes that work together.
 
   Yields:
@@ -65,7 +70,8 @@ def claim(
   check_name(out, flag)
   if path.is_dir():
     raise InputError(f'{flag}={out} is a folder; give the name of a file')
-  if files.is_special(out):
+  endings = tuple(endings)
+  if files.is_stream(out):
     if pathlib.Path(out).is_socket():
       raise InputError(f'{flag}={out} is a socket; give the name of a file')
     check_apart(out, inputs, flag)
@@ -73,12 +79,15 @@ def claim(
     return
   for ending in endings:
     check_apart(f'{files.resolved(out)}{ending}', inputs, flag)
-    if ending and epath.Path(f'{files.resolved(out)}{ending}').is_dir():
+    beside = epath.Path(f'{files.resolved(out)}{ending}')
+    if ending in folders and beside.exists() and not beside.is_dir():
+      raise InputError(f'{flag}={out}: {beside}, a folder that is written too, is a file')
+    if ending and ending not in folders and beside.is_dir():
       raise InputError(f'{flag}={out}: {out}{ending}, which is written too, is a folder')
   final = files.resolved(out)
   with hold(final.parent / f'.{final.name}{LOCK}', f'{flag}={out}') if lock else _nothing():
     if lock:
-      files.clear(final)
+      files.clear(final, endings)
     yield path
 
 
@@ -145,7 +154,7 @@ def claim_folder(
 
 def write_report(out: PathLike, report: Mapping[str, Any]) -> None:
   """Writes ``OUT.json`` beside an output; nothing beside a pipe or a device."""
-  if not files.is_special(out):
+  if not files.is_stream(out):
     files.write_json(f'{files.resolved(out)}.json', report)
 
 
@@ -179,6 +188,9 @@ def check_name(out: PathLike, flag: str) -> None:
   name = str(out)
   if not name.strip() or '\0' in name or epath.Path(out).name in ('', '.', '..'):
     raise InputError(f'{flag}={name!r}: no file or folder can have this name')
+  parts = os.fsencode(name).split(b'/')
+  if max(map(len, parts)) > _LONGEST_NAME or len(parts) > _DEEPEST or sum(map(len, parts)) > 4000:
+    raise InputError(f'{flag}={name:.80}...: the name is too long; choose a shorter one')
 
 
 def check_apart(out: PathLike, inputs: Inputs, flag: str = '--out') -> None:
@@ -192,9 +204,13 @@ def check_apart(out: PathLike, inputs: Inputs, flag: str = '--out') -> None:
     return
   place = pathlib.Path(os.path.realpath(out))
   for label, path in _each(inputs):
-    if files.is_remote(path) or not os.path.lexists(path):
+    if files.is_remote(path) or '\0' in str(path):
       continue
     inside = pathlib.Path(os.path.realpath(path))
+    if not os.path.lexists(path):  # a hub id, or missing, which is said elsewhere
+      if place == inside:
+        raise _not_apart(flag, out, label, path, 'is')
+      continue
     if _same(place, inside):
       if files.is_special(place):  # /dev/null and a terminal may be both
         continue
@@ -203,6 +219,21 @@ def check_apart(out: PathLike, inputs: Inputs, flag: str = '--out') -> None:
       raise _not_apart(flag, out, label, path, 'holds')
     if inside.is_dir() and any(_same(inside, parent) for parent in place.parents):
       raise _not_apart(flag, out, label, path, 'lies in')
+
+
+def check_outputs_apart(outputs: Mapping[str, PathLike]) -> None:
+  """Raises InputError where one of a command's outputs is, holds or lies in another one."""
+  places = {
+    flag: pathlib.Path(os.path.realpath(out))
+    for flag, out in outputs.items()
+    if not files.is_remote(out) and not files.is_stream(out)
+  }
+  for (one, place), (other, beside) in itertools.combinations(places.items(), 2):
+    if _same(place, beside) or place in beside.parents or beside in place.parents:
+      raise InputError(
+        f'{one}={outputs[one]} and {other}={outputs[other]} would overwrite each other; choose '
+        'another output'
+      )
 
 
 def _each(inputs: Inputs) -> Iterator[tuple[str, PathLike]]:

@@ -8,8 +8,9 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, read_lines
 
 # Control characters, and the separators of lines that Python's splitlines and editors know; a
-# byte-order mark within a file comes from files that were joined.
-_BAD_ID = re.compile(r'^\s|\s$|[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff]|^$')
+# byte-order mark within a file comes from files that were joined, half of a surrogate pair from
+# bytes of a command line that are no UTF-8.
+_BAD_ID = re.compile(r'^\s|\s$|[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff]|^$')
 
 
 def check_id(id_: str, where: str) -> str:

@@ -58,14 +58,8 @@ def line(query_id: str, query: str, positives: Sequence[str], negatives: Sequenc
 
 
 def to_json(text: str) -> str:
-  """A JSON string in UTF-8. A text with a lone surrogate, which UTF-8 cannot hold, is escaped."""
-  quoted = _quote(text)
-  if not quoted.isascii():
-    try:
-      quoted.encode()
-    except UnicodeEncodeError:
-      return json.dumps(text)
-  return quoted
+  """A JSON string in UTF-8."""
+  return _quote(text)
 
 
 # json.dumps(ensure_ascii=False) makes an encoder for each call, which is several times as slow.

@@ -8,19 +8,25 @@ are the queries, their judgements and one bucket. docs/mining.md describes the s
 """
 
 import collections
+import contextlib
 import dataclasses
+import hashlib
 import logging
+import os
 import pathlib
+import re
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from etils import epath
 from jaxtyping import Bool, Float64, Int64, Shaped, UInt64
 from scipy.special import expit
 
-from dprjax.base import files, outofcore
+from dprjax.base import files, outofcore, outputs
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
 from dprjax.formats import runs
@@ -38,6 +44,7 @@ logger = logging.getLogger('dprjax')
 _BUCKET = 1 << 20  # rows, about
 _KEPT = 1 << 17  # passages of a bucket whose texts are in memory, at most
 _LISTED = 5
+_SCRATCH = re.compile(r'corpus|reranked|run-\d+|\.lock')
 _PAIRS = 4096  # scored by one call of the reranker
 _SKIPPED, _UNKNOWN = -1, -2  # numbers of queries that are not mined for
 
@@ -55,7 +62,8 @@ class Options:
     drop_same_id: BEIR's rule: a passage with the query's own id is no candidate.
     strict: whether an unknown id, a rank given twice or a query without a candidate is an error;
       otherwise they are counted and listed.
-    scratch: the folder for temporary files; the output's by default.
+    scratch: the folder for temporary files; the output's by default. They are in a folder of its
+      own, `scratch_folder`, which the next run clears where this one is killed.
   """
 
   depth: int = 200
@@ -182,13 +190,10 @@ def mine(
   report = Report(options.strict)
   asked = _read_queries(queries, qrels, report)
   for path in [*retrievers.values(), *([reranked] if reranked else [])]:
-    files.existing(path, 'run')
+    files.regular_file(path, 'run')  # lines are named by reading it again
+  files.regular_file(corpus, 'corpus')
   began = time.monotonic()
-  scratch = options.scratch or (str(pathlib.Path(out).parent) if '://' not in out else None)
-  if scratch:
-    pathlib.Path(scratch).mkdir(parents=True, exist_ok=True)
-  with tempfile.TemporaryDirectory(prefix='.mining-', dir=scratch) as folder:
-    root = pathlib.Path(folder)
+  with _scratch(scratch_folder(out, options.scratch)) as root:
     indexed = passages.index_corpus(
       corpus, root / 'corpus', Progress('passages', task=f'reading {corpus}')
     )
@@ -228,6 +233,44 @@ def mine(
     'counts': dict(report.counts),
     'seconds': seconds,
   }
+
+
+def scratch_folder(out: str, scratch: str | None) -> pathlib.Path:
+  """The folder for the temporary files of the mining into ``out``: always the same one, so that
+  what a killed run leaves is found.
+  """
+  if files.is_stream(out) or files.is_remote(out):
+    name, beside = f'{out} {os.getpid()}', tempfile.gettempdir()
+  else:
+    name = str(files.resolved(out))
+    beside = os.path.dirname(name)
+  digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
+  return pathlib.Path(os.path.realpath(scratch or beside)) / f'.mining-{digest}'
+
+
+@contextlib.contextmanager
+def _scratch(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+  """An empty folder, removed in the end."""
+
+  def ours(path: epath.Path) -> bool:
+    return all(_SCRATCH.fullmatch(child.name) for child in path.iterdir())
+
+  with outputs.claim_folder(
+    folder, {}, what='temporary files of dprjax.mine', ours=ours, flag='--tmp_dir', grows=True
+  ):
+    try:
+      _empty(folder)  # of what a killed run left
+      yield folder
+    finally:
+      _empty(folder)
+  with contextlib.suppress(OSError):
+    folder.rmdir()
+
+
+def _empty(folder: pathlib.Path) -> None:
+  for child in folder.iterdir():
+    if child.is_dir():
+      shutil.rmtree(child)
 
 
 def _read_queries(queries: str, qrels: str, report: Report) -> _Queries:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
+from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path, atomic_write, read_sidecar, write_sidecar
 from dprjax.formats.fields import Record, UniqueIds, check_id
@@ -100,16 +101,31 @@ def build(
   Raises:
     InputError: an unknown language, k1 or b out of range, or no word in any passage.
   """
-  if language != 'none' and language not in languages():
-    raise InputError(f'no stemmer for {language!r}: choose none or one of {", ".join(languages())}')
-  if not (0 <= k1 < float('inf') and 0 <= b <= 1):
-    raise InputError(f'k1 = {k1} and b = {b}: k1 has to be 0 or more, b between 0 and 1')
+  check_settings(k1, b, language)
   words = _words(texts, language, as_ids=True)
   if not any(words.ids):
     raise InputError(f'nothing to index: not one word in {len(texts)} passages')
   index = _bm25s().BM25(k1=k1, b=b)
   index.index(words, show_progress=False)
   return Bm25(index, list(ids), language)
+
+
+def check_settings(k1: float, b: float, language: str) -> None:
+  """Raises InputError for an unknown language, and k1 or b out of range."""
+  if language != 'none' and language not in languages():
+    raise InputError(
+      f'no stemmer for {language!r:.40}: choose none or one of {", ".join(languages())}'
+    )
+  if not (0 <= k1 < float('inf') and 0 <= b <= 1):  # nor NaN
+    raise InputError(f'k1 = {k1} and b = {b}: k1 has to be 0 or more, b between 0 and 1')
+
+
+def is_index(folder: epath.Path) -> bool:
+  """Whether a folder is an index of this module."""
+  try:
+    return files.read_json_object(folder / _SIDECAR, 'BM25 index').get('format') == _FORMAT
+  except InputError:
+    return False
 
 
 def save(index: Bm25, folder: PathLike, fingerprint: str) -> None:

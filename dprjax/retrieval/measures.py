@@ -1,6 +1,7 @@
 """Measures of a run, computed by ir_measures, and counts to read beside the means."""
 
 import ast
+import math
 import re
 from collections.abc import Sequence
 from typing import TypedDict
@@ -68,6 +69,8 @@ def measure(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES) 
     judged = {query_id: qrels[query_id] for query_id in chunk}
     for metric in ir_measures.iter_calc(list(names), judged, rankings):
       name = names[metric.measure]
+      if not math.isfinite(metric.value):
+        raise InputError(f'{name} of query {metric.query_id} is {metric.value}, no finite number')
       aggregators[name].add(metric.value)
       values[name][metric.query_id] = float(metric.value)
   counts = {

@@ -48,6 +48,9 @@ def content(folder):
     ('folder/inner/deep/new', 'lies in an input, --backbone='),
     ('', 'no file or folder can have this name'),
     ('a\0b', 'no file or folder can have this name'),
+    ('a' * 300, 'the name is too long'),
+    ('a/' * 1500 + 'a', 'the name is too long'),
+    ('new/' * 1500 + 'a', 'the name is too long'),
   ],
 )
 def test_a_file_that_would_harm_an_input_is_refused(tmp_path, inputs, monkeypatch, out, message):
