@@ -217,7 +217,9 @@ def check_apart(out: PathLike, inputs: Inputs, flag: str = '--out') -> None:
       raise _not_apart(flag, out, label, path, 'is')
     if place in inside.parents or any(_same(place, parent) for parent in inside.parents):
       raise _not_apart(flag, out, label, path, 'holds')
-    if inside.is_dir() and any(_same(inside, parent) for parent in place.parents):
+    if inside.is_dir() and (
+      any(_same(inside, parent) for parent in place.parents) or _linked(place, inside)
+    ):
       raise _not_apart(flag, out, label, path, 'lies in')
 
 
@@ -242,6 +244,15 @@ def _each(inputs: Inputs) -> Iterator[tuple[str, PathLike]]:
       continue
     for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
       yield label, path
+
+
+def _linked(place: pathlib.Path, folder: pathlib.Path) -> bool:
+  """Whether a file is also, by a hard link, a file below ``folder``."""
+  return (
+    place.is_file()
+    and place.stat().st_nlink > 1
+    and any(_same(place, path) for path in folder.rglob('*') if path.is_file())
+  )
 
 
 def _same(one: pathlib.Path, other: pathlib.Path) -> bool:

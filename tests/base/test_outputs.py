@@ -16,6 +16,7 @@ def inputs(tmp_path):
   (tmp_path / 'corpus').write_text('corpus')
   (tmp_path / 'run.json').write_text('queries')
   os.link(tmp_path / 'corpus', tmp_path / 'hard')
+  os.link(tmp_path / 'folder' / 'inner' / 'a', tmp_path / 'hard_inner')
   (tmp_path / 'soft').symlink_to('corpus')
   (tmp_path / 'folder_link').symlink_to('folder')
   return {
@@ -39,6 +40,7 @@ def content(folder):
   [
     ('corpus', 'is an input, --corpus='),
     ('hard', 'is an input, --corpus='),
+    ('hard_inner', 'lies in an input, --backbone='),
     ('soft', 'is an input, --corpus='),
     ('folder/../corpus', 'is an input, --corpus='),
     ('run', r'run.json is an input, --queries='),
