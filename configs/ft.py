@@ -10,7 +10,7 @@ from BM25's negatives; `msmarco,round2` from those that the first round's model 
 
     python -m dprjax.train --config=configs/ft.py:msmarco --workdir=runs/round1 \\
       --config.data.dir=DIR --config.data.train=bm25.jsonl
-    ... export, encode, search and mine (docs/mining.md) -> mined.jsonl
+    ... export, encode, search and mine from both runs (docs/recipes.md) -> mined.jsonl
     python -m dprjax.train --config=configs/ft.py:msmarco,round2 --workdir=runs/round2 \\
       --config.data.dir=DIR --config.data.train=mined.jsonl
 """
