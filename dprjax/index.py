@@ -10,11 +10,14 @@ process); an address is a Milvus server's. dprjax.search --index=milvus searches
 """
 
 import argparse
+import contextlib
 import logging
 from collections.abc import Sequence
 
+from dprjax.base import outputs
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
+from dprjax.formats.fields import read_ids
 from dprjax.retrieval import embeddings, milvus
 from dprjax.runtime import cli
 
@@ -61,7 +64,7 @@ def upsert(
     name,
     f'{len(corpus):,}',
     duration(progress.seconds),
-    len(corpus) / progress.seconds,
+    len(corpus) / max(progress.seconds, 1e-9),
     f'{len(collection):,}',
     collection.index_type,
   )
@@ -97,12 +100,27 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _command(args: argparse.Namespace) -> None:
+  with contextlib.ExitStack() as stack:
+    if milvus.is_local(args.uri):
+      inputs = {'--upsert': args.upsert, '--delete': args.delete}
+      stack.enter_context(
+        outputs.claim_folder(
+          args.uri, inputs, what='a local index', ours=milvus.is_index, flag='--uri'
+        )
+      )
+    _index(args)
+
+
+def _index(args: argparse.Namespace) -> None:
   if args.upsert:
+    # Before an index is made for it.
     corpus = embeddings.load_embeddings(args.upsert)
+    corpus.check_kind('passage', '--upsert')
+    milvus.check_index_type(args.uri, args.index_type)
     server = milvus.Server(args.uri, args.token, new=True)
     upsert(server, args.collection, corpus, args.index_type)
     return
-  ids = list(dict.fromkeys(milvus.read_ids(args.delete))) if args.delete else []
+  ids = read_ids(args.delete) if args.delete else []
   server = milvus.Server(args.uri, args.token)
   collection = server.open(args.collection)  # fails for a collection that dprjax did not make
   if args.delete:

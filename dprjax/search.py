@@ -23,20 +23,24 @@ neighbour.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 from jaxtyping import Float, Int
 
 from dprjax.base import outputs
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
 from dprjax.formats import trec
+from dprjax.formats.fields import read_ids
 from dprjax.retrieval import embeddings, exact, milvus, scann
 from dprjax.runtime import cli, compiled, distributed
 
@@ -78,6 +82,7 @@ def search(
   """
   corpus.check_kind('passage', '--corpus')
   queries.check_kind('query', '--queries')
+  inputs = {'--corpus': corpus.folder, '--queries': queries.folder}
   embeddings.check_same_space('--corpus', corpus.meta.space(), '--queries', queries.meta.space())
   # One more, so that k are left when the query's own is dropped.
   depth = min(k + drop_same_id, len(corpus))
@@ -93,7 +98,7 @@ def search(
   if index == 'exact':
     found = _search_exact(vectors, corpus, depth)
   else:
-    searcher = _scann_index(corpus, depth, index_dir)
+    searcher = _scann_index(corpus, depth, index_dir, inputs)
     seconds['index'] = time.perf_counter() - started
     settings = searcher.settings(depth)
     details = {'kind': searcher.kind, 'leaves': searcher.leaves}
@@ -187,6 +192,8 @@ def _result(
   seconds: dict[str, float],
 ) -> tuple[trec.Run, dict[str, Any]]:
   """The run, and the part of the report that all indexes share."""
+  embeddings.check_unique(query_ids, 'the queries')
+  embeddings.check_unique(doc_ids, 'the passages')
   run = trec.run_from_rows(query_ids, doc_ids, rows, scores)
   if drop_same_id:
     run = run.keep(~run.same_id()).top(k)
@@ -215,15 +222,42 @@ def _search_exact(queries: np.ndarray, corpus: embeddings.Embeddings, k: int) ->
   return exact.TopK(*(np.concatenate(arrays) for arrays in zip(*merged, strict=True)))
 
 
-def _scann_index(corpus: embeddings.Embeddings, k: int, index_dir: str | None) -> scann.Index:
-  searcher = scann.load(index_dir, corpus.sha256) if index_dir else None
+def _scann_index(
+  corpus: embeddings.Embeddings, k: int, index_dir: str | None, inputs: outputs.Inputs
+) -> scann.Index:
+  if not index_dir:
+    return scann.build(corpus.vectors(), k)
+  # Any number of commands may read an index; one writes it.
+  searcher = _kept_index(corpus, index_dir)
   if searcher is not None:
-    logger.info('%s: index of %s passages', index_dir, f'{searcher.count:,}')
+    outputs.clear(index_dir)
     return searcher
-  searcher = scann.build(corpus.vectors(), k)
-  if index_dir:
-    scann.save(searcher, index_dir, corpus.sha256)
+  with _claim_index(index_dir, inputs, lock=True):
+    searcher = _kept_index(corpus, index_dir)  # another command may just have written it
+    if searcher is None:
+      searcher = scann.build(corpus.vectors(), k)
+      scann.save(searcher, index_dir, corpus.sha256)
   return searcher
+
+
+def _kept_index(corpus: embeddings.Embeddings, index_dir: str) -> scann.Index | None:
+  searcher = scann.load(index_dir, corpus.sha256)
+  if searcher is not None:
+    if searcher.count != len(corpus):
+      raise InputError(
+        f'--index_dir={index_dir} has {searcher.count:,} passages, the corpus {len(corpus):,}; '
+        f'remove {index_dir}, and it is made again'
+      )
+    logger.info('%s: index of %s passages', index_dir, f'{searcher.count:,}')
+  return searcher
+
+
+def _claim_index(
+  index_dir: str, inputs: outputs.Inputs, lock: bool
+) -> contextlib.AbstractContextManager[epath.Path]:
+  return outputs.claim_folder(
+    index_dir, inputs, what='a ScaNN index', ours=scann.is_index, flag='--index_dir', lock=lock
+  )
 
 
 def _tune(
@@ -265,7 +299,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     '--index', choices=('scann', 'exact', 'milvus'), default='scann', help='default: scann'
   )
   parser.add_argument(
-    '--k', type=cli.positive, default=1000, help='passages a query (default: 1000)'
+    '--k', type=cli.up_to(10**6), default=1000, help='passages a query (default: 1000)'
   )
   parser.add_argument(
     '--drop_same_id',
@@ -287,7 +321,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   )
   parser.add_argument(
     '--recall_queries',
-    type=cli.count,
+    type=cli.up_to(10**6, least=0),
     default=200,
     help='queries to measure the recall on, 0: do not measure (default: 200)',
   )
@@ -311,9 +345,13 @@ def _command(args: argparse.Namespace) -> None:
       f'--index={args.index} searches in one process; {processes} of them search with --index=exact'
     )
   inputs = {f'--{name}': getattr(args, name) for name in ('corpus', 'queries', 'like')}
+  if args.uri and milvus.is_local(args.uri):
+    inputs['--uri'] = args.uri
   with outputs.claim(args.out, inputs, lock=not process):
     if args.index_dir:
-      outputs.check_apart(args.index_dir, inputs | {'--out': args.out}, '--index_dir')
+      outputs.check_outputs_apart({'--out': args.out, '--index_dir': args.index_dir})
+      with _claim_index(args.index_dir, inputs, lock=False):
+        pass
     _search(args, process, processes)
 
 
@@ -324,9 +362,7 @@ def _search(args: argparse.Namespace, process: int, processes: int) -> None:
       raise InputError(
         '--index=milvus searches what dprjax.index put at --uri=...; it takes no --corpus'
       )
-    queries = (
-      embeddings.load_embeddings(args.queries) if args.queries else milvus.read_ids(args.like)
-    )
+    queries = embeddings.load_embeddings(args.queries) if args.queries else read_ids(args.like)
     collection = milvus.Server(args.uri, args.token).open(args.collection)
     run, report = search_milvus(
       collection,
@@ -389,7 +425,9 @@ def _setting(text: str) -> tuple[str, float]:
   try:
     number = float(value)
   except ValueError:
-    raise argparse.ArgumentTypeError(f'expected NAME=NUMBER, not {text!r}') from None
+    number = math.nan
+  if not math.isfinite(number):
+    raise argparse.ArgumentTypeError(f'expected NAME=NUMBER, not {text!r:.80}')
   return name, int(number) if number.is_integer() else number
 
 

@@ -384,8 +384,8 @@ def test_two_encoders_with_two_tokenizers(command, encoded, tmp_path):
     ('/dev/null', 'is a file; name a folder'),
     ('', 'no file or folder can have this name'),
     ('busy', 'another command is writing it now'),
-    ('corpus.tsv/x', 'Not a directory'),
-    ('a' * 300, 'File name too long'),
+    ('corpus.tsv/x', 'corpus.tsv is a file, not a folder'),
+    ('a' * 300, 'the name is too long'),
   ],
 )
 def test_an_out_that_would_harm_something(command, encoded, tmp_path, monkeypatch, out, message):

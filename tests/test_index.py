@@ -2,6 +2,7 @@
 server.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -13,8 +14,10 @@ import time
 
 import numpy as np
 import pytest
+from etils import epath
 
 from dprjax import index, search
+from dprjax.base import outputs
 from dprjax.formats.trec import read_run
 from dprjax.retrieval import exact, milvus
 from dprjax.retrieval.embeddings import load_embeddings
@@ -87,7 +90,7 @@ def test_fill_search_change(folder, command, write_embeddings):
   assert list(documents()) == ['d7', 'd1']
 
   write_embeddings('changed', ['d1', 'new'], -PASSAGES[:2])
-  pathlib.Path('gone.txt').write_text('d0\nd2\nnever\nd0\n')
+  pathlib.Path('gone.txt').write_text('d0\nd2\nnever\n')
   assert 'it has 51' in command(index, '--uri=index.db', '--upsert=changed')[1]
   status, said = command(index, '--uri=index.db', '--delete=gone.txt')
   assert (
@@ -162,6 +165,113 @@ def test_bad_input(filled, monkeypatch, command, module, flags, message):
   assert status == 2 and 'Traceback' not in err
   assert err.splitlines()[-1].startswith('dprjax: error: ') and message in err.splitlines()[-1]
   assert not list(filled.glob('run*')) and not (filled / 'typo.db').exists()
+
+
+IDS_FILES = [
+  (b'd1\nd2\nd1\n', "the id 'd1' is on line 1 and again on line 3; ids must be unique"),
+  (b'd1\n d2\n', "line 2: the id ' d2' is empty, has white space around it"),
+  (b'd1\n\xe4\n', 'not UTF-8'),
+  (b'', 'ids is empty'),
+]
+
+
+@pytest.mark.parametrize('content, message', IDS_FILES)
+def test_one_reader_of_ids(filled, tmp_path, monkeypatch, command, content, message):
+  monkeypatch.chdir(filled)
+  (tmp_path / 'ids.txt').write_bytes(content)
+  for module, *flags in (
+    (index, f'--delete={tmp_path}/ids.txt'),
+    (search, f'--like={tmp_path}/ids.txt', '--index=milvus', '--out=run.trec'),
+  ):
+    status, err = command(module, '--uri=index.db', *flags)
+    assert status == 2 and message in err.splitlines()[-1]
+  assert not list(filled.glob('run*'))
+
+
+def test_ids_with_a_byte_order_mark(filled, tmp_path, monkeypatch, command):
+  monkeypatch.chdir(filled)
+  for name, content in (('a', b'd1\nd2\n'), ('b', b'\xef\xbb\xbfd1\r\nd2\r\n')):
+    (tmp_path / f'{name}.txt').write_bytes(content)
+    flags = [f'--like={tmp_path}/{name}.txt', f'--out={tmp_path}/{name}.trec', '--k=5']
+    assert command(search, '--index=milvus', '--uri=index.db', *flags)[0] == 0
+  assert (tmp_path / 'a.trec').read_bytes() == (tmp_path / 'b.trec').read_bytes()
+
+
+@pytest.mark.parametrize(
+  ('flags', 'message'),
+  [
+    (['--uri=corpus.db'], '--uri=corpus.db is an input, --upsert=corpus'),
+    (['--uri=corpus/new.db'], 'lies in an input, --upsert=corpus'),
+    (['--uri=photos.db'], 'holds something else than a local index'),
+    (['--uri=file.db'], '--uri=file.db is a file; name a folder'),
+    (['--uri=pipe.db'], '--uri=pipe.db is a file; name a folder'),
+    (['--uri=busy.db'], 'another command is writing it now'),
+    (['--uri=.db/..'], 'argument --uri: expected a local name that ends in .db'),
+    (['--uri='], 'argument --uri: expected a local name that ends in .db'),
+    (['--uri=new.db', '--upsert=queries'], '--upsert holds embeddings of kind query'),
+    (['--uri=new.db', '--index_type=SCANN'], 'milvus-lite has no index SCANN'),
+    (['--uri=new.db', '--collection=../x'], 'argument --collection: expected letters, digits'),
+    (['--uri=new.db', '--upsert=nowhere'], 'embeddings not found: nowhere'),
+    (['--uri=vacant.db', '--drop'], 'not allowed with argument --upsert'),
+  ],
+)
+def test_an_index_takes_nothing_that_is_not_one(folder, command, flags, message):
+  (folder / 'corpus.db').symlink_to('corpus')
+  (folder / 'vacant.db').mkdir()
+  (folder / 'photos.db').mkdir()
+  (folder / 'photos.db' / 'holiday.jpg').write_text('x')
+  (folder / 'file.db').write_text('x')
+  os.mkfifo(folder / 'pipe.db')
+  before = sorted(folder.rglob('*'))
+  with outputs.hold(epath.Path('.busy.db.lock'), 'a test'):
+    status, err = command(index, '--upsert=corpus', *flags)
+  assert status == 2 and err.count('\n') == 1 and message in err
+  assert sorted(folder.rglob('*')) == before
+
+
+@pytest.mark.parametrize('name', ['photos.db', 'vacant.db', 'file.db'])
+def test_what_is_no_index_is_not_opened(folder, command, name):
+  (folder / 'vacant.db').mkdir()
+  (folder / 'photos.db').mkdir()
+  (folder / 'photos.db' / 'holiday.jpg').write_text('x')
+  (folder / 'file.db').write_text('x')
+  (folder / 'ids.txt').write_text('d1\n')
+  before = sorted(folder.rglob('*'))
+  for module, *flags in (
+    (index, '--drop'),
+    (index, '--delete=ids.txt'),
+    (search, '--index=milvus', '--queries=queries', '--out=run.trec'),
+    (search, '--index=milvus', '--like=ids.txt', f'--out={name}/run.trec'),
+  ):
+    status, err = command(module, f'--uri={name}', *flags)
+    assert status == 2 and err.count('\n') == 1 and 'Traceback' not in err
+  assert sorted(folder.rglob('*')) == before
+
+
+@pytest.mark.parametrize(
+  'flags',
+  [
+    ['--uri=http://me:hunter2@127.0.0.1:1'],
+    ['--uri=me:hunter2@127.0.0.1:1'],
+    ['--uri=http://127.0.0.1:1?token=hunter2'],
+    ['--uri=hunter2@host'],
+    ['--uri=http://127.0.0.1:1', '--token=hunter2'],
+    ['--uri=http://127.0.0.1:1', '--tokens', 'hunter2'],
+    ['--uri=http://127.0.0.1:1', '--password=hunter2'],
+    ['--uri=http://127.0.0.1:1', '--token', 'hunter2', '--index_type=hunted'],
+  ],
+)
+def test_no_secret_is_printed(folder, command, monkeypatch, flags):
+  monkeypatch.setenv('DPRJAX_TRACEBACK', '1')
+  connect = milvus.Server.__init__
+  quick = functools.partialmethod(connect, timeout=0.2)
+  monkeypatch.setattr(milvus.Server, '__init__', quick)
+  for module, *more in (
+    (index, '--upsert=corpus'),
+    (search, '--index=milvus', '--queries=queries', '--out=run.trec'),
+  ):
+    status, err = command(module, *flags, *more)
+    assert status == 2 and 'hunter2' not in err
 
 
 @pytest.fixture(scope='module')

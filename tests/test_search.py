@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import pathlib
@@ -6,8 +7,10 @@ import sys
 
 import numpy as np
 import pytest
+from etils import epath
 
 from dprjax import search
+from dprjax.base import outputs
 from dprjax.formats.trec import read_run
 from dprjax.retrieval import scann
 
@@ -27,6 +30,9 @@ def embeddings(tmp_path_factory, write_embeddings):
     ('queries', {}),
     ('backbone', {'backbone_sha256': 'c' * 64}),
     ('prompt', {'prompt_sha256': None}),
+    ('tokenizer', {'tokenizer_sha256': 'u' * 64}),
+    ('config', {'config_sha256': 'd' * 64}),
+    ('shifted', {'shift_positions': True}),
   ):
     write_embeddings(folder / name, QUERY_IDS, QUERIES, kind='query', **changes)
   write_embeddings(folder / 'dimension', QUERY_IDS, QUERIES[:, :8], kind='query')
@@ -120,6 +126,43 @@ def test_index_is_kept_and_rebuilt_for_other_vectors(folder, write_embeddings):
   assert documents('c.trec') != documents('a.trec')
 
 
+@pytest.mark.skipif(not scann.available(), reason='ScaNN is for Linux and Python below 3.14')
+def test_one_command_writes_an_index_and_any_number_read_it(folder, command):
+  flags = ['--corpus=corpus', '--queries=queries', '--index_dir=index', '--k=20']
+  with outputs.hold(epath.Path('.index.lock'), 'a test'):
+    status, err = command(search, *flags, '--out=a.trec')
+    assert status == 2 and '--index_dir=index: another command is writing it now' in err
+  assert not (folder / 'index').exists() and not (folder / 'a.trec').exists()
+  assert command(search, *flags, '--out=a.trec')[0] == 0
+  left = folder / '.index.12345678.tmp'
+  left.mkdir()
+  with outputs.hold(epath.Path('.index.lock'), 'a test'):
+    assert command(search, *flags, '--out=b.trec')[0] == 0 and left.exists()
+  assert command(search, *flags, '--out=c.trec')[0] == 0 and not left.exists()
+  runs = [(folder / f'{name}.trec').read_bytes() for name in 'abc']
+  assert runs[0] == runs[1] == runs[2]
+  content = bytearray((folder / 'index' / 'dataset.npy').read_bytes())
+  content[-1] ^= 1
+  (folder / 'index' / 'dataset.npy').write_bytes(content)
+  status, err = command(search, *flags, '--out=d.trec')
+  assert status == 2 and 'dataset.npy was changed or is damaged' in err and 'remove' in err
+
+
+@pytest.mark.parametrize('index', ['exact', 'scann'])
+def test_passages_that_come_twice(folder, command, write_embeddings, index):
+  write_embeddings(folder / 'twice', ['a', 'b', 'c'], PASSAGES[:3], shard_rows=1)
+  names = [folder / 'twice' / f'ids-0000{number}-of-00003.txt' for number in range(3)]
+  names[2].write_text('a\n')
+  manifest = json.loads((folder / 'twice' / 'manifest.json').read_text())
+  manifest['shards'][2]['ids_sha256'] = hashlib.sha256(b'a\n').hexdigest()
+  manifest['ids_sha256'] = hashlib.sha256(b'a\nb\na\n').hexdigest()
+  (folder / 'twice' / 'manifest.json').write_text(json.dumps(manifest))
+  flags = ['--corpus=twice', '--queries=queries', '--out=run.trec', f'--index={index}']
+  status, err = command(search, *flags)
+  assert status == 2 and "the passages: the id 'a' is there twice" in err
+  assert not (folder / 'run.trec').exists()
+
+
 BAD = [
   (['--corpus=nowhere'], 'embeddings not found: nowhere'),
   (['--corpus=empty'], 'empty holds no embeddings'),
@@ -133,7 +176,29 @@ BAD = [
   ),
   (['--queries=prompt'], 'do not belong together: prompt_sha256 pppppppppppp... and None'),
   (['--queries=dimension'], 'do not belong together: dimension 16 and 8'),
+  (['--queries=tokenizer'], 'do not belong together: tokenizer_sha256 tttttttttttt... and uuuu'),
+  (['--queries=config'], 'do not belong together: config_sha256 cccccccccccc... and dddd'),
+  (['--queries=shifted'], 'do not belong together: shift_positions False and True'),
   (['--out=empty'], 'empty is a folder'),
+  (['--out=corpus/manifest.json'], 'lies in an input, --corpus=corpus'),
+  (['--out=corpus/run.trec'], 'lies in an input, --corpus=corpus'),
+  (['--out=queries/new/run.trec'], 'lies in an input, --queries=queries'),
+  (['--out=report'], 'report.json, which is written too, is a folder'),
+  (['--out='], 'no file or folder can have this name'),
+  (['--out=file/run.trec'], 'file is a file, not a folder'),
+  (['--out=busy.trec'], 'another command is writing it now'),
+  (['--index_dir=corpus'], '--index_dir=corpus is an input, --corpus=corpus'),
+  (['--index_dir=queries/index'], '--index_dir=queries/index lies in an input'),
+  (['--index_dir=.'], 'would overwrite each other; choose'),
+  (['--index_dir=new', '--out=new'], 'would overwrite each other; choose'),
+  (['--index_dir=new', '--out=new/run.trec'], 'would overwrite each other; choose'),
+  (['--index_dir=new/run.trec', '--out=new'], 'would overwrite each other; choose'),
+  (['--index_dir=file'], '--index_dir=file is a file; name a folder'),
+  (['--index_dir=report.json'], 'holds something else than a ScaNN index'),
+  (['--k=1000001'], 'argument --k: expected a whole number from 1 to 1000000'),
+  (['--k=' + '9' * 5000], 'argument --k: expected a whole number'),
+  (['--search_param=nprobe=nan'], 'argument --search_param: expected NAME=NUMBER'),
+  (['--search_param=nprobe=1e999'], 'argument --search_param: expected NAME=NUMBER'),
   (['--index=faiss'], 'argument --index'),
   (['--recall=2'], 'argument --recall: expected a number above 0 and up to 1'),
   (['--k=many'], 'argument --k'),
@@ -142,10 +207,14 @@ BAD = [
 
 @pytest.mark.parametrize('arguments, message', BAD)
 def test_bad_input(folder, command, arguments, message):
+  (folder / 'report.json').mkdir()
+  (folder / 'report.json' / 'thesis.tex').write_text('years of work')
+  (folder / 'file').write_text('mine')
   before = sorted(folder.rglob('*'))
-  status, err = command(
-    search, '--corpus=corpus', '--queries=queries', '--out=run.trec', *arguments
-  )
+  with outputs.hold(epath.Path('.busy.trec.lock'), 'a test'):
+    status, err = command(
+      search, '--corpus=corpus', '--queries=queries', '--out=run.trec', *arguments
+    )
   assert status == 2 and err.count('\n') == 1 and err.startswith('dprjax: error: ')
   assert message in err
   assert sorted(folder.rglob('*')) == before

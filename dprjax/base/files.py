@@ -560,7 +560,7 @@ def read_sidecar(
     if all(path.name == '.lock' or _LEFT.fullmatch(path.name) for path in root.iterdir()):
       return None
     raise other
-  sidecar = read_json_object(root / name, what)
+  sidecar = read_json_object(regular_file(root / name, what), what)
   if sidecar.get('format') != format:
     raise other
   if complete and isinstance(sidecar.get('sha256'), dict):

@@ -184,13 +184,17 @@ def read_mark(folder: PathLike) -> dict[str, Any]:
 
 
 def check_name(out: PathLike, flag: str) -> None:
-  """Raises InputError for a name that no file can have."""
+  """Raises InputError for a name that no file can have, or one below a file."""
   name = str(out)
   if not name.strip() or '\0' in name or epath.Path(out).name in ('', '.', '..'):
     raise InputError(f'{flag}={name!r}: no file or folder can have this name')
   parts = os.fsencode(name).split(b'/')
   if max(map(len, parts)) > _LONGEST_NAME or len(parts) > _DEEPEST or sum(map(len, parts)) > 4000:
     raise InputError(f'{flag}={name:.80}...: the name is too long; choose a shorter one')
+  if not files.is_remote(out):
+    above = next((path for path in epath.Path(out).absolute().parents if path.exists()), None)
+    if above is not None and not above.is_dir():
+      raise InputError(f'{flag}={out}: {above} is a file, not a folder; name another path')
 
 
 def check_apart(out: PathLike, inputs: Inputs, flag: str = '--out') -> None:
@@ -236,6 +240,18 @@ def check_outputs_apart(outputs: Mapping[str, PathLike]) -> None:
         f'{one}={outputs[one]} and {other}={outputs[other]} would overwrite each other; choose '
         'another output'
       )
+
+
+def clear(out: PathLike) -> None:
+  """Removes what killed commands left of an output, unless another command writes it now."""
+  final = files.resolved(out)
+  if files.is_remote(final):
+    return
+  with (
+    contextlib.suppress(InputError, OSError),
+    hold(final.parent / f'.{final.name}{LOCK}', str(out)),
+  ):
+    files.clear(final)
 
 
 def _each(inputs: Inputs) -> Iterator[tuple[str, PathLike]]:

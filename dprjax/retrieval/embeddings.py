@@ -484,6 +484,10 @@ class Embeddings:
   def __len__(self) -> int:
     return sum(len(shard) for shard in self.shards)
 
+  @property
+  def folder(self) -> epath.Path:
+    return self._id_files[0].parent
+
   def check_kind(self, kind: str, flag: str) -> None:
     """Raises InputError, which begins with the flag that named the folder, for another kind."""
     if self.meta.kind != kind:
@@ -499,7 +503,7 @@ class Embeddings:
     Raises InputError for one that comes twice.
     """
     ids = [id_ for file in self._id_files for id_ in _read_ids(file)[0]]
-    check_unique(ids, str(self._id_files[0].parent))
+    check_unique(ids, str(self.folder))
     return ids
 
   def ids_at(self, rows: Int[np.ndarray, 'n']) -> list[str]:

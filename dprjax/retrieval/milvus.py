@@ -21,16 +21,19 @@ import json
 import logging
 import math
 import os
+import re
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from etils import epath
 from jaxtyping import Float, Int
 
-from dprjax.base import files
+from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
-from dprjax.retrieval.embeddings import check_same_space
+from dprjax.formats.fields import Record
+from dprjax.retrieval.embeddings import SPACE, check_same_space
 from dprjax.retrieval.exact import check_finite
 
 MAX_K = 16_384  # the most that Milvus returns for a query
@@ -39,6 +42,7 @@ INDEX_TYPES = ('auto', 'SCANN', *_LITE_TYPES)
 
 # pymilvus pings every ten seconds, and milvus-lite ends the connection for it.
 _LITE_OPTIONS = {'grpc.keepalive_time_ms': 2**31 - 1}
+_LITE_FILES = {'LOCK', 'collections', 'databases', 'aliases.json', 'database_properties.json'}
 _SPACE = 'dprjax.space'
 _ID, _VECTOR = 'id', 'vector'
 _MAX_ID = 1024  # bytes
@@ -54,19 +58,62 @@ ProgressFn = Callable[[int], None]
 def add_arguments(parser: argparse._ActionsContainer, required: bool) -> None:
   """Adds the flags that name a collection: ``--uri``, ``--token`` and ``--collection``."""
   parser.add_argument(
-    '--uri', required=required, help='a local folder whose name ends in .db, or http://host:port'
+    '--uri',
+    type=_uri,
+    required=required,
+    help='a local folder whose name ends in .db, or http://host:port',
   )
   parser.add_argument(
     '--token',
     default=os.environ.get('MILVUS_TOKEN', ''),
     help='of the server (default: $MILVUS_TOKEN)',
   )
-  parser.add_argument('--collection', default='passages', help='default: passages')
+  parser.add_argument(
+    '--collection', type=_collection_name, default='passages', help='default: passages'
+  )
 
 
-def read_ids(path: files.PathLike) -> list[str]:
-  """A file of document ids, one a line."""
-  return [line.strip() for _, line in files.read_lines(path, 'ids')]
+def _uri(text: str) -> str:
+  if is_local(text) and not text.endswith('.db'):
+    # Not printed: an address that lacks its http:// may hold a password.
+    raise argparse.ArgumentTypeError(
+      'expected a local name that ends in .db, or http://host:port, with http:// or https://'
+    )
+  return text
+
+
+def _collection_name(text: str) -> str:
+  if not re.fullmatch(r'[A-Za-z_][A-Za-z0-9_]{0,254}', text):
+    raise argparse.ArgumentTypeError(
+      f'expected letters, digits and underscores, 255 at most, not {text!r:.80}'
+    )
+  return text
+
+
+def is_local(uri: str) -> bool:
+  """Whether an address is that of a local folder."""
+  return '://' not in uri
+
+
+def is_index(folder: epath.Path) -> bool:
+  """Whether a folder holds what milvus-lite writes, and nothing else."""
+  names = {path.name for path in folder.iterdir() if not path.name.startswith('.')}
+  return bool(names) and names <= _LITE_FILES
+
+
+def check_index_type(uri: str, index_type: str | None) -> None:
+  """Raises InputError for a type of index that milvus-lite lacks."""
+  if is_local(uri):
+    _check_lite_type(uri, index_type)
+
+
+def _check_lite_type(where: str, index_type: str | None) -> None:
+  # It would accept any name, and search without an index.
+  if index_type not in (None, 'auto', *_LITE_TYPES):
+    raise InputError(
+      f'{where}: milvus-lite has no index {index_type}; choose among {", ".join(_LITE_TYPES)}, or '
+      'use a server'
+    )
 
 
 class Found(NamedTuple):
@@ -110,25 +157,25 @@ class Server:
       raise InputError(
         "Milvus needs pymilvus, which is not installed: pip install 'dprjax[milvus]'"
       )
-    self.lite = '://' not in uri
+    self.lite = is_local(uri)
     if self.lite and not uri.endswith('.db'):
-      raise InputError(f'--uri={uri}: expected a local name that ends in .db, or http://host:port')
+      # As above.
+      raise InputError('uri: expected a local name that ends in .db, or http://host:port')
     if self.lite and importlib.util.find_spec('milvus_lite') is None:
       raise InputError(
         f'--uri={uri}: a local index needs milvus-lite, which is not installed: pip install '
         "'dprjax[milvus]'"
       )
-    if self.lite and not new:
-      files.existing(uri, 'local index')
+    if self.lite:
+      _check_local(uri, new)
     import pymilvus  # here, because it is an extra
 
     # They log tracebacks of errors that are raised anyway, and of calls that milvus-lite lacks.
     for name in ('pymilvus', 'milvus_lite', 'grpc'):
       logging.getLogger(name).setLevel(logging.CRITICAL)
     self.uri = _public(uri)
-    with _milvus_errors(
-      f'{self.uri} (another process may have it open)' if self.lite else self.uri
-    ):
+    self._secrets = _secrets(uri, token)
+    with self.errors(f'{self.uri} (another process may have it open)' if self.lite else self.uri):
       self.client = pymilvus.MilvusClient(
         uri, token=token, timeout=timeout, **({'grpc_options': _LITE_OPTIONS} if self.lite else {})
       )
@@ -136,33 +183,49 @@ class Server:
     # milvus-lite can run as a server too.
     self.lite = 'lite' in self.version
 
+  @contextlib.contextmanager
+  def errors(self, where: str) -> Iterator[None]:
+    """Turns an error of Milvus inside the block into an InputError without secrets."""
+    try:
+      yield
+    except (InputError, MemoryError):
+      raise
+    except Exception as error:  # of pymilvus, grpc and milvus-lite
+      message = getattr(error, 'message', None) or f'{type(error).__name__}: {error}'
+      for secret in self._secrets:
+        message = message.replace(secret, '***')
+      # What it was raised from would show the secret in a traceback.
+      raise InputError(f'{where}: Milvus says: {message}') from (None if self._secrets else error)
+
   def __contains__(self, name: str) -> bool:
-    with _milvus_errors(self.uri):
+    with self.errors(self.uri):
       return bool(self.client.has_collection(name))
 
   def open(self, name: str) -> 'Collection':
     """An existing collection. Raises InputError if there is none, or dprjax did not make it."""
     if name not in self:
-      with _milvus_errors(self.uri):
+      with self.errors(self.uri):
         names = sorted(self.client.list_collections())
       raise InputError(
         f'{self.uri}: no collection {name!r} '
         f'({"there are " + ", ".join(names) if names else "there are none"}); '
         'fill one with dprjax.index --upsert'
       )
-    with _milvus_errors(self.uri):
+    with self.errors(self.uri):
       described = self.client.describe_collection(name)
       index = self.client.describe_index(name, _VECTOR) or {}
       self.client.load_collection(name)
     try:
-      space = json.loads(described['properties'].get(_SPACE) or described['description'])[_SPACE]
-    except (KeyError, TypeError, json.JSONDecodeError):
+      text = described['properties'].get(_SPACE) or described['description']
+      space = Record(files.parse_object(text, 'collection'), 'collection').record(_SPACE)
+      space.whole('dimension', 1, 2**20)
+    except (InputError, KeyError, TypeError, AttributeError):
       raise InputError(
         f'{self.uri}: collection {name!r} was not made by dprjax: it does not say what made its '
         'vectors; choose another name'
       ) from None
     return Collection(
-      self, name, space, str(index.get('index_type', 'FLAT')), int(index.get('nlist', 128))
+      self, name, space.values, str(index.get('index_type', 'FLAT')), int(index.get('nlist', 128))
     )
 
   def create(
@@ -179,12 +242,8 @@ class Server:
     Raises:
       InputError: the server has no such index, or another error of Milvus.
     """
-    # milvus-lite would accept any name, and search without an index.
-    if self.lite and index_type not in ('auto', *_LITE_TYPES):
-      raise InputError(
-        f'{self.uri}: milvus-lite has no index {index_type}; choose among '
-        f'{", ".join(_LITE_TYPES)}, or use a server'
-      )
+    if self.lite:
+      _check_lite_type(self.uri, index_type)
     if index_type == 'auto':
       index_type = 'FLAT' if self.lite else 'SCANN'
       if self.lite:
@@ -213,7 +272,7 @@ class Server:
     )
     # milvus-lite keeps properties but not descriptions; servers of any version keep descriptions.
     properties = {'properties': {_SPACE: record}} if self.lite else {}
-    with _milvus_errors(f'{self.uri}: collection {name!r} with index {index_type}'):
+    with self.errors(f'{self.uri}: collection {name!r} with index {index_type}'):
       client.create_collection(
         name, schema=schema, index_params=index, consistency_level='Strong', **properties
       )
@@ -221,7 +280,7 @@ class Server:
 
   def drop(self, name: str) -> None:
     """Removes a collection and all that is in it."""
-    with _milvus_errors(self.uri):
+    with self.errors(self.uri):
       self.client.drop_collection(name)
 
 
@@ -240,13 +299,18 @@ class Collection:
     self._where = f'{server.uri}, collection {name!r}'
 
   def __len__(self) -> int:
-    with _milvus_errors(self._where):
+    with self.server.errors(self._where):
       return int(
         self._client.query(self.name, filter='', output_fields=['count(*)'])[0]['count(*)']
       )
 
   def check_space(self, space: Mapping[str, Any], what: str) -> None:
     """Raises InputError if ``what`` has another space than the collection."""
+    if missing := [name for name in SPACE if name not in self.space]:
+      raise InputError(
+        f'{self._where} was filled by an older dprjax, which did not record {", ".join(missing)}: '
+        'encode again, fill another --collection, and --drop this one'
+      )
     check_same_space(self._where, self.space, what, space)
 
   def upsert(
@@ -269,7 +333,7 @@ class Collection:
       )
     for part in _slices(len(ids), self._batch(vectors.shape[1]), progress):
       rows = np.ascontiguousarray(vectors[part], np.float32)
-      with _milvus_errors(self._where):
+      with self.server.errors(self._where):
         self._client.upsert(
           self.name,
           [{_ID: id_, _VECTOR: row} for id_, row in zip(ids[part], rows, strict=True)],
@@ -277,7 +341,7 @@ class Collection:
 
   def flush(self) -> None:
     """Makes the server write and index what it received; call it after many upserts."""
-    with _milvus_errors(self._where):
+    with self.server.errors(self._where):
       self._client.flush(self.name)
 
   def delete(self, ids: Sequence[str], progress: ProgressFn | None = None) -> list[str]:
@@ -287,7 +351,7 @@ class Collection:
       stored = {row[_ID] for row in self._rows(ids[part], [_ID])}
       missing += [id_ for id_ in ids[part] if id_ not in stored]
       if stored:
-        with _milvus_errors(self._where):
+        with self.server.errors(self._where):
           self._client.delete(self.name, filter=_among(sorted(stored)))
     return missing
 
@@ -349,7 +413,7 @@ class Collection:
     rows = np.full((len(queries), k), -1, np.int32)
     scores = np.full((len(queries), k), -np.inf, np.float32)
     for part in _slices(len(queries), size, progress):
-      with _milvus_errors(self._where):
+      with self.server.errors(self._where):
         answers = self._client.search(
           self.name,
           data=list(np.ascontiguousarray(queries[part], np.float32)),
@@ -403,7 +467,7 @@ class Collection:
     }.get(self.index_type, {})
 
   def _rows(self, ids: Sequence[str], fields: list[str]) -> list[dict[str, Any]]:
-    with _milvus_errors(self._where):
+    with self.server.errors(self._where):
       return list(self._client.query(self.name, filter=_among(ids), output_fields=fields))
 
   def _check_dimension(self, vectors: np.ndarray, what: str) -> None:
@@ -432,20 +496,39 @@ def _among(ids: Sequence[str]) -> str:
   return f'{_ID} in {json.dumps(list(ids), ensure_ascii=False)}'
 
 
+def _check_local(uri: str, new: bool) -> None:
+  """Raises InputError for anything but a local index, or where a ``new`` one may be made."""
+  folder = epath.Path(uri)
+  if new and not folder.exists():
+    return
+  files.existing(uri, 'local index')
+  if not folder.is_dir():
+    raise InputError(f'{uri} is a file; a local index is a folder')
+  if is_index(folder) or (new and outputs.is_vacant(folder)):
+    return
+  raise InputError(f'{uri} holds something else than a local index; nothing was changed')
+
+
 def _public(uri: str) -> str:
-  """Without user and password."""
-  if '://' not in uri:
+  """The address for messages and reports: without user, password and query."""
+  if is_local(uri):
     return uri
-  parts = urllib.parse.urlsplit(uri)
-  return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition('@')[2]))
+  scheme, _, rest = uri.partition('://')
+  user, at, host = rest.rpartition('@')
+  if at and ('?' in user or '#' in user):  # the secret holds one, or the query holds an '@'
+    return f'{scheme}://***'
+  return f'{scheme}://{re.split("[?#]", host)[0]}'
 
 
-@contextlib.contextmanager
-def _milvus_errors(where: str) -> Iterator[None]:
-  """Turns an error of Milvus inside the block into an InputError."""
-  from pymilvus.exceptions import MilvusException
-
-  try:
-    yield
-  except MilvusException as error:
-    raise InputError(f'{where}: Milvus says: {error.message}') from error
+def _secrets(uri: str, token: str) -> list[str]:
+  """What may not be shown of an address and a token, the longest first."""
+  found = {token, token.partition(':')[2]}
+  if not is_local(uri):
+    rest = uri.partition('://')[2]
+    user = rest.rpartition('@')[0]
+    found |= {user, user.partition(':')[2]}
+    for part in re.split('[?&#;]', rest)[1:]:
+      found |= {part, part.partition('=')[2]}
+    found |= set(re.split('[:/?#]', user))  # parsers cut it there
+  shown = found | {urllib.parse.unquote(one) for one in found}
+  return sorted((one for one in shown if len(one) > 2), key=len, reverse=True)

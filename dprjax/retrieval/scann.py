@@ -16,7 +16,14 @@ from etils import epath
 from jaxtyping import Float, Int
 
 from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike, atomic_path, read_json_object, read_sidecar, write_sidecar
+from dprjax.base.files import (
+  PathLike,
+  atomic_path,
+  read_json_object,
+  read_sidecar,
+  regular_file,
+  write_sidecar,
+)
 from dprjax.formats.fields import Record
 from dprjax.retrieval.exact import TopK, check_finite
 
@@ -172,8 +179,10 @@ def save(index: Index, folder: PathLike, fingerprint: str) -> None:
 
 def is_index(folder: epath.Path) -> bool:
   """Whether a folder is marked as a kept index, of whatever vectors."""
-  sidecar = folder / _SIDECAR
-  return sidecar.exists() and read_json_object(sidecar, 'ScaNN index').get('format') == _FORMAT
+  if not (folder / _SIDECAR).exists():
+    return False
+  sidecar = read_json_object(regular_file(folder / _SIDECAR, 'ScaNN index'), 'ScaNN index')
+  return sidecar.get('format') == _FORMAT
 
 
 def load(folder: PathLike, fingerprint: str) -> Index | None:

@@ -4,6 +4,7 @@ import signal
 import socket
 
 import pytest
+from etils import epath
 
 from dprjax.base import outputs
 from dprjax.base.errors import InputError
@@ -154,3 +155,13 @@ def test_remote_outputs_are_compared_by_name():
     with pytest.raises(InputError, match='an input'):
       outputs.check_apart(out, inputs)
   outputs.check_apart('gs://bucket/models', inputs)
+
+
+def test_leftovers_are_removed_unless_somebody_writes(tmp_path):
+  left = tmp_path / '.a.12345678.tmp'
+  left.touch()
+  with outputs.hold(epath.Path(tmp_path / '.a.lock'), 'a test'):
+    outputs.clear(tmp_path / 'a')
+    assert left.exists()
+  outputs.clear(tmp_path / 'a')
+  assert list(tmp_path.iterdir()) == []

@@ -1,17 +1,22 @@
 """Milvus, on a real milvus-lite in this process; tests/test_index.py has one in another process."""
 
 import sys
+import traceback
 
 import numpy as np
 import pytest
 
+from dprjax.base import errors
 from dprjax.base.errors import InputError
 from dprjax.retrieval import exact, milvus
 
 SPACE = {
   'dimension': 16,
   'backbone_sha256': 'b' * 64,
+  'config_sha256': 'c' * 64,
+  'tokenizer_sha256': 't' * 64,
   'prompt_sha256': None,
+  'shift_positions': False,
   'pooling': 'mean',
   'normalize': True,
 }
@@ -160,6 +165,10 @@ def test_default_search_settings(server, index_type, settings):
       'backbone_sha256 bbbbbbbbbbbb... and cccccccccccc...',
     ),
     (
+      lambda c: c.check_space(SPACE | {'tokenizer_sha256': 'u' * 64}, '--queries'),
+      'do not belong together: tokenizer_sha256 tttttttttttt... and uuuuuuuuuuuu...',
+    ),
+    (
       lambda c: c.check_space(SPACE | {'prompt_sha256': 'p' * 64}, '--queries'),
       'do not belong together: prompt_sha256 None and pppppppppppp...',
     ),
@@ -200,6 +209,49 @@ def test_no_server(server, tmp_path, monkeypatch, uri, message):
   with pytest.raises(InputError, match=message):
     milvus.Server(uri)
   assert list(tmp_path.iterdir()) == []
+
+
+def test_a_collection_of_an_older_dprjax(server):
+  made = server.create('old', {'dimension': 16, 'backbone_sha256': 'b' * 64})
+  with pytest.raises(InputError, match=r'older dprjax, .* config_sha256, tokenizer_sha256'):
+    made.check_space(SPACE, '--queries')
+  server.drop('old')
+
+
+ADDRESSES = [
+  ('http://me:hunter2@127.0.0.1:1', ''),
+  ('http://me:hun/ter2@127.0.0.1:1', ''),
+  ('http://me:hunter2@@127.0.0.1:1', ''),
+  ('http://me:hunter2?x@127.0.0.1:1', ''),
+  ('http://hunter2@127.0.0.1:1', ''),
+  ('http://127.0.0.1:1?token=hunter2', ''),
+  ('http://127.0.0.1:1/db?a=1&password=hunter2#x', ''),
+  ('http://127.0.0.1:1#hunter2', ''),
+  ('http://127.0.0.1:1', 'me:hunter2'),
+  ('http://127.0.0.1:1', 'hunter2'),
+  ('milvus://me:hunter2@127.0.0.1:1', ''),
+  ('me:hunter2@127.0.0.1:1', ''),
+  ('me:hunter2@127.0.0.1/index.db', ''),
+]
+
+
+@pytest.mark.parametrize(('uri', 'token'), ADDRESSES)
+def test_no_secret_in_errors(server, uri, token):
+  with pytest.raises(InputError) as info:
+    milvus.Server(uri, token, timeout=0.2)
+  line = errors.error_line(str(info.value))
+  assert 'hunter' not in line and 'ter2' not in line
+  shown = errors.mask(''.join(traceback.format_exception(info.value)))
+  assert 'hunter2' not in shown.replace(f'{uri!r}', '')
+
+
+def test_no_secret_in_what_a_server_answers(server):
+  other = milvus.Server(server.uri, 'me:hunter2')
+  with (
+    pytest.raises(InputError, match=r'Milvus says: ValueError: \*\*\* is wrong'),
+    other.errors('x'),
+  ):
+    raise ValueError('me:hunter2 is wrong')
 
 
 @pytest.mark.parametrize('package', ['pymilvus', 'milvus_lite'])
