@@ -49,12 +49,17 @@ def existing(path: PathLike, what: str) -> epath.Path:
     InputError: it is missing, or a file of zero bytes; the message begins with ``what``.
   """
   found = epath.Path(path)
-  if '\0' in str(path) or not found.exists():
+  if not is_name(path) or not found.exists():
     raise InputError(f'{what} not found: {found}')
   # A pipe or a device is not read here, since what is read from it is gone.
   if not found.is_dir() and not is_special(found) and is_empty(found):
     raise InputError(f'{what} is empty: {found}')
   return found
+
+
+def is_name(path: PathLike) -> bool:
+  """Whether a file can have this name."""
+  return '\0' not in str(path) and all(len(part) < 256 for part in os.fsencode(path).split(b'/'))
 
 
 def is_remote(path: PathLike) -> bool:
@@ -63,7 +68,7 @@ def is_remote(path: PathLike) -> bool:
 
 def is_special(path: PathLike) -> bool:
   """Whether a pipe, a device or a socket is there: neither a file nor a folder."""
-  if is_remote(path):
+  if is_remote(path) or not is_name(path):
     return False
   try:
     mode = pathlib.Path(path).stat().st_mode
@@ -425,8 +430,17 @@ def missing_parents(path: epath.Path) -> list[epath.Path]:
 
 
 def resolved(path: PathLike) -> epath.Path:
-  """The path that links lead to; absolute, if it is local."""
-  return epath.Path(path) if is_remote(path) else epath.Path(os.path.realpath(path))
+  """The path that links lead to; absolute, if it is local.
+
+  Raises:
+    InputError: the links lead in a circle.
+  """
+  if is_remote(path):
+    return epath.Path(path)
+  final = os.path.realpath(path)
+  if os.path.islink(final):
+    raise InputError(f'{path} is a link that leads in a circle; choose another name')
+  return epath.Path(final)
 
 
 def remove(path: epath.Path) -> None:

@@ -78,7 +78,7 @@ def claim(
     yield path
     return
   for ending in endings:
-    check_apart(f'{files.resolved(out)}{ending}', inputs, flag)
+    check_apart(f'{files.resolved(out)}{ending}' if ending else out, inputs, flag)
     beside = epath.Path(f'{files.resolved(out)}{ending}')
     if ending in folders and beside.exists() and not beside.is_dir():
       raise InputError(f'{flag}={out}: {beside}, a folder that is written too, is a file')

@@ -151,7 +151,7 @@ def _delimiter(text: bytes) -> str:
 def _block(
   path: PathLike, text: bytes, delimiter: str, lines: int, fraction: float, ranks: bool
 ) -> Block:
-  sound = _is_plain(path, text, lines)
+  sound = _is_plain(path, text, delimiter.encode(), lines)
   if sound:
     try:
       table = _parse(text, delimiter, ranks)
@@ -171,14 +171,22 @@ def _block(
   )
 
 
-def _is_plain(path: PathLike, text: bytes, lines: int) -> bool:
+def _is_plain(path: PathLike, text: bytes, delimiter: bytes, lines: int) -> bool:
   """Whether there is nothing in the text that Arrow, but not `_line_by_line`, would let pass.
 
   Raises InputError, naming the line, where it is not UTF-8.
   """
-  # Arrow takes a carriage return alone for the end of a line.
-  plain = text.count(b'\r') == text.count(b'\r\n') and len(text.translate(None, _CONTROLS)) == len(
-    text
+  # Arrow takes a carriage return alone for the end of a line, columns for empty, and the other
+  # delimiter for a part of an id.
+  plain = (
+    text.count(b'\r') == text.count(b'\r\n')
+    and len(text.translate(None, _CONTROLS)) == len(text)
+    and (b' ' if delimiter == b'\t' else b'\t') not in text
+    and not text.startswith(delimiter)
+    and not any(
+      odd in text
+      for odd in (delimiter * 2, b'\n' + delimiter, delimiter + b'\n', delimiter + b'\r')
+    )
   )
   if text.isascii():
     return plain

@@ -185,10 +185,13 @@ def read_passages(path: PathLike, ids: set[str]) -> dict[str, str]:
     InputError: a missing, empty or malformed file, or one of these ids that comes twice.
   """
   passages: dict[str, str] = {}
+  number = 0
   unique = UniqueIds(path, 'passage')
   for number, entry, quoted in read_entries(path):
     if entry.id in ids:
       unique.add(entry.id, number)
       # As DPR does, which strips the quotes that are left.
       passages[entry.id] = entry.text.strip('"') if quoted else entry.text
+  if not number:
+    raise InputError(f'{path}: no passage in it')
   return passages

@@ -158,6 +158,10 @@ def test_a_byte_order_mark_is_no_part_of_the_first_id(tmp_path, pack, block):
     ('q3 Q0 a\u2028b 1 1.0 x'.encode(), "the id 'a.u2028b'"),
     ('q3 Q0 \ufeffa 1 1.0 x'.encode(), "the id '.ufeffa'"),
     (b'q3 Q0 a 1 1.0 x\rq3 Q0 b 2 0.5 x', 'a carriage return within'),
+    (b'q3 Q0 a\tb 1 1.0 x', '7 columns'),
+    (b'q3 Q0  1 1.0 x', '5 columns'),
+    (b' Q0 a 1 1.0 x', '5 columns'),
+    (b'q3 Q0 a 1 1.0 ', '5 columns'),
     (b'q3 Q0 a 1 1.0 \rx', 'a carriage return within the line'),
   ],
 )

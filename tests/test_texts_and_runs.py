@@ -1,0 +1,371 @@
+"""What the commands that read texts, judgements and runs promise of every input and output: bm25,
+mine, rerank, evaluate and report.
+"""
+
+import bz2
+import gzip
+import json
+import os
+import pathlib
+import threading
+
+import pytest
+
+from dprjax import CrossEncoder, bm25, evaluate, mine, report, rerank
+
+TEXTS = {'d1': 'json string', 'd2': 'http server', 'd3': 'xml tree string', 'd4': 'server objects'}
+QUERIES = {'q1': 'json string objects', 'q2': 'server', 'q3': 'tree'}
+RANKED = {'q1': ['d1', 'd3', 'd4'], 'q2': ['d4', 'd2'], 'q3': ['d3', 'd1']}
+
+
+def jsonl(key, texts):
+  return ''.join(json.dumps({'_id': id_, key: text}) + '\n' for id_, text in texts.items())
+
+
+RUN = ''.join(
+  f'{query} Q0 {doc} {rank} {9.5 - rank} tag\n'
+  for query, docs in RANKED.items()
+  for rank, doc in enumerate(docs, start=1)
+)
+METRICS = json.dumps({'mean': {'AP': 0.5}, 'per_query': {'AP': {'q1': 0.25, 'q2': 0.75}}})
+FILES = {
+  'corpus.jsonl': jsonl('text', TEXTS),
+  'queries.jsonl': jsonl('text', QUERIES),
+  'qrels.tsv': 'query-id\tcorpus-id\tscore\nq1\td1\t1\nq2\td2\t1\nq3\td3\t2\n',
+  'run.trec': RUN,
+  'answers.jsonl': '{"_id": "q1", "answers": ["tree"]}\n{"_id": "q2", "answers": ["http"]}\n',
+  'metrics.json': METRICS,
+}
+COMMANDS = {
+  'bm25': (
+    bm25,
+    {'corpus': 'corpus.jsonl', 'queries': 'queries.jsonl', 'qrels': 'qrels.tsv'},
+    'out.trec',
+  ),
+  'mine': (
+    mine,
+    {
+      'corpus': 'corpus.jsonl',
+      'queries': 'queries.jsonl',
+      'qrels': 'qrels.tsv',
+      'run': 'run.trec',
+      'reranked': 'run.trec',
+    },
+    'out.jsonl',
+  ),
+  'rerank': (
+    rerank,
+    {'corpus': 'corpus.jsonl', 'queries': 'queries.jsonl', 'run': 'run.trec'},
+    'out.trec',
+  ),
+  'evaluate': (
+    evaluate,
+    {
+      'run': 'run.trec',
+      'qrels': 'qrels.tsv',
+      'answers': 'answers.jsonl',
+      'corpus': 'corpus.jsonl',
+    },
+    'out.json',
+  ),
+  'report': (report, {'metrics': 'metrics.json'}, 'out.md'),
+}
+INPUTS = [(name, flag) for name, (_, inputs, _) in COMMANDS.items() for flag in inputs]
+# What is read twice, or hashed, cannot be a pipe.
+NO_PIPES = {
+  *(('bm25', 'corpus'), ('mine', 'corpus'), ('mine', 'run'), ('mine', 'reranked')),
+  *(('rerank', flag) for flag in ('corpus', 'queries', 'run')),
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+  for name, text in FILES.items():
+    (tmp_path / name).write_text(text)
+  monkeypatch.chdir(tmp_path)
+  return tmp_path
+
+
+@pytest.fixture
+def go(folder, command, request, monkeypatch):
+  """``go(name, **flags)`` -> status and error lines of a command."""
+
+  def run(name, *more, **flags):
+    module, inputs, out = COMMANDS[name]
+    if name == 'rerank':
+      small = request.getfixturevalue('small_cross_encoder')
+      monkeypatch.setattr(CrossEncoder, 'load', lambda *_, **__: small)
+      flags.setdefault('backbone', 'a-hub-id')
+    given = inputs | {'out': out} | flags
+    if name == 'report' and 'metrics' in given:
+      given['metrics'] = f'a={given["metrics"]}'
+    return command(module, *(f'--{flag}={value}' for flag, value in given.items()), *more)
+
+  return run
+
+
+def content(folder):
+  """Every file below a folder with its bytes, links and pipes by their kind."""
+  found = {}
+  for path in folder.rglob('*'):
+    name = str(path.relative_to(folder))
+    if path.is_symlink():
+      found[name] = ('link', os.readlink(path))
+    elif path.is_file():
+      found[name] = path.read_bytes()
+    else:
+      found[name] = 'pipe' if path.is_fifo() else 'folder'
+  return found
+
+
+def refused(answer, *words):
+  status, errors = answer
+  last = errors.splitlines()[-1]
+  assert status == 2, errors
+  assert errors.count('dprjax: error: ') == 1 and 'Traceback' not in errors
+  assert last.startswith('dprjax: error: ') and len(last) <= 500
+  assert all(word in last for word in words), last
+
+
+@pytest.mark.parametrize(('name', 'flag'), INPUTS)
+def test_an_output_that_is_an_input_is_refused(go, folder, name, flag):
+  path = COMMANDS[name][1][flag]
+  (folder / 'soft').symlink_to(path)
+  os.link(path, folder / 'hard')
+  (folder / 'inner').mkdir()
+  (folder / 'around').symlink_to('inner/..')
+  for out in (path, 'soft', 'hard', f'inner/../{path}', f'around/{path}', f'{folder}/{path}'):
+    before = content(folder)
+    refused(go(name, out=out), f'--out={out} is an input, --')
+    assert content(folder) == before
+  # The same where the input itself is given by a link.
+  refused(go(name, **{flag: 'soft', 'out': path}), f'--out={path} is an input, --')
+  assert content(folder) == before
+
+
+@pytest.mark.parametrize(
+  ('name', 'flag', 'ending'),
+  [(name, flag, '.json') for name, flag in INPUTS if name in ('bm25', 'mine', 'rerank')]
+  + [('rerank', 'run', '.parts/scores-00000.f32')],
+)
+def test_what_is_written_beside_an_output_is_no_input(go, folder, name, flag, ending):
+  path = folder / f'x{ending}'
+  path.parent.mkdir(exist_ok=True)
+  path.write_bytes((folder / COMMANDS[name][1][flag]).read_bytes())
+  if COMMANDS[name][1][flag].endswith('jsonl'):
+    path.write_text((folder / COMMANDS[name][1][flag]).read_text())
+  before = content(folder)
+  refused(go(name, **{flag: f'x{ending}', 'out': 'x'}), 'an input, --')
+  assert content(folder) == before
+
+
+@pytest.mark.parametrize('name', COMMANDS)
+@pytest.mark.parametrize(
+  ('out', 'words'),
+  [
+    ('inner', ['--out=inner is a folder']),
+    ('inner/', ['--out=inner/ is a folder']),
+    ('', ["--out='': no file or folder can have this name"]),
+    ('run.trec/out', ['run.trec']),
+    ('run.trec/deep/out', ['run.trec']),
+    ('/proc/none/out', ['/proc/none']),
+    ('/sys/out', ['/sys/']),
+    ('o' * 300, ['the name is too long']),
+    ('deep/' * 1000 + 'out', ['the name is too long']),
+    ('loop', ['loop']),
+  ],
+)
+def test_outputs_that_cannot_be_written(go, folder, name, out, words):
+  (folder / 'inner').mkdir()
+  (folder / 'loop').symlink_to('loop')
+  before = content(folder)
+  refused(go(name, out=out), *words)
+  assert content(folder) == before
+
+
+@pytest.mark.parametrize('name', COMMANDS)
+def test_links_are_followed_and_devices_written_to(go, folder, name):
+  status, errors = go(name)
+  assert status == 0, errors
+  out = COMMANDS[name][2]
+  usual = {path for path in content(folder) if path.startswith('out')}
+  whole = (folder / out).read_bytes()
+  # A link to a file that is there, and one to a file that is not.
+  (folder / 'elsewhere').mkdir()
+  (folder / 'elsewhere' / 'old').write_text('old')
+  for link, target in (('l1', 'old'), ('l2', 'new')):
+    (folder / link).symlink_to(f'elsewhere/{target}')
+    assert go(name, out=link)[0] == 0
+    assert (folder / link).is_symlink()
+    assert (folder / 'elsewhere' / target).read_bytes() == whole
+  endings = sorted(path.removeprefix(out) for path in usual)
+  beside = sorted(path.name for path in (folder / 'elsewhere').iterdir())
+  assert beside == sorted(f'{target}{ending}' for target in ('old', 'new') for ending in endings)
+  os.mkfifo(folder / 'pipe')
+  if name == 'rerank':  # keeps what is computed beside the run
+    for device in ('/dev/null', '/dev/stdout', 'pipe'):
+      refused(go(name, out=device), f'--out={device} is a pipe or a device')
+    assert not os.path.lexists('/dev/null.parts')
+    return
+  read = []
+  thread = threading.Thread(target=lambda: read.append((folder / 'pipe').read_bytes()))
+  thread.start()
+  assert go(name, out='pipe')[0] == 0
+  thread.join()
+  assert read == [whole] and (folder / 'pipe').is_fifo()
+  assert go(name, out='/dev/null')[0] == 0
+  assert pathlib.Path('/dev/null').is_char_device() and not os.path.lexists('/dev/null.json')
+  names = {path.partition('/')[0] for path in content(folder)}
+  assert names == {*FILES, *usual, 'l1', 'l2', 'elsewhere', 'pipe'}
+
+
+@pytest.mark.parametrize('name', [name for name in COMMANDS if name != 'rerank'])
+def test_an_open_file_is_written_to_where_it_is(go, folder, name):
+  """As ``--out=/dev/stdout >> file`` does."""
+  assert go(name)[0] == 0
+  whole = (folder / COMMANDS[name][2]).read_bytes()
+  with (folder / 'log').open('wb') as log:
+    log.write(b'before\n')
+    log.flush()
+    out = f'/dev/fd/{log.fileno()}'
+    assert go(name, out=out)[0] == 0
+    log.write(b'after\n')
+  assert (folder / 'log').read_bytes() == b'before\n' + whole + b'after\n'
+  assert not [path for path in content(folder) if path.startswith('log.')]
+
+
+@pytest.mark.parametrize(('name', 'flag'), INPUTS)
+def test_a_pipe_is_read_once_or_refused(go, folder, name, flag):
+  path = COMMANDS[name][1][flag]
+  assert go(name)[0] == 0
+  out = folder / COMMANDS[name][2]
+  whole = out.read_bytes()
+  out.unlink()
+  pipe = folder / f'pipe-{path}'  # its name decides the format
+  os.mkfifo(pipe)
+  thread = threading.Thread(target=pipe.write_bytes, args=((folder / path).read_bytes(),))
+  thread.start()
+  answer = go(name, **{flag: pipe.name})
+  if (name, flag) in NO_PIPES:
+    refused(
+      answer, f'{pipe.name} is a pipe or a device, which can be read only once; write it to a file'
+    )
+    pipe.read_bytes()  # so that the thread ends
+    assert not out.exists()
+  else:
+    assert answer[0] == 0, answer[1]
+    assert out.read_bytes() == whole
+  thread.join()
+
+
+def test_a_pipe_cannot_be_two_inputs(go, folder):
+  os.mkfifo(folder / 'pipe')
+  refused(go('evaluate', run='pipe', qrels='pipe'), 'pipe is a pipe or a device')
+
+
+def _bom(text):
+  return b'\xef\xbb\xbf' + text
+
+
+SOUND = {
+  'a byte-order mark': _bom,
+  'carriage returns': lambda text: text.replace(b'\n', b'\r\n'),
+  'no newline at the end': lambda text: text.rstrip(b'\n'),
+  'blank lines': lambda text: b'\n' + text.replace(b'\n', b'\n \n'),
+}
+
+
+@pytest.mark.parametrize('how', SOUND)
+@pytest.mark.parametrize(('name', 'flag'), INPUTS)
+def test_the_first_id_has_no_byte_order_mark(go, folder, name, flag, how):
+  assert go(name)[0] == 0
+  whole = (folder / COMMANDS[name][2]).read_bytes()
+  path = folder / COMMANDS[name][1][flag]
+  path.write_bytes(SOUND[how](path.read_bytes()))
+  if name == 'mine' and flag in ('run', 'reranked'):
+    (folder / 'run.trec').write_text(RUN)
+    path = folder / f'changed-{flag}'
+    path.write_bytes(SOUND[how](RUN.encode()))
+  status, errors = go(name, **{flag: path})
+  assert status == 0, errors
+  assert (folder / COMMANDS[name][2]).read_bytes() == whole
+
+
+HARMED = {
+  'latin-1': ('', lambda text: text.replace(b'q2', b'q\xe9')),
+  'utf-16': ('', lambda text: text.decode().encode('utf-16')),
+  'a null byte': ('', lambda text: text.replace(b'q2', b'q\0')),
+  'null bytes alone': ('', lambda text: bytes(len(text))),
+  'nothing': ('', lambda text: b''),
+  'blank lines alone': ('', lambda text: b'\n \n'),
+  'a carriage return alone': ('', lambda text: text.replace(b'\n', b'\r')),
+  'no gzip': ('.gz', lambda text: text),
+  'no bzip2': ('.bz2', lambda text: text),
+  'no xz': ('.xz', lambda text: text),
+  'a cut-off gzip': ('.gz', lambda text: gzip.compress(os.urandom(9000) + text)[:-40]),
+  'a cut-off bzip2': ('.bz2', lambda text: bz2.compress(text)[:-9]),
+  'a flipped byte of gzip': ('.gz', lambda text: gzip.compress(text)[:-5] + b'\0\0\0\0\0'),
+  'random bytes': ('', lambda text: os.urandom(500)),
+}
+
+
+@pytest.mark.parametrize('how', HARMED)
+@pytest.mark.parametrize(('name', 'flag'), INPUTS)
+def test_harmed_inputs_end_in_one_line_and_leave_nothing(go, folder, name, flag, how):
+  ending, harm = HARMED[how]
+  path = folder / f'harmed-{COMMANDS[name][1][flag]}{ending}'
+  text = (folder / COMMANDS[name][1][flag]).read_bytes()
+  if how in ('latin-1', 'a null byte') and flag == 'corpus':
+    text = text.replace(b'd2', b'q2')
+  path.write_bytes(harm(text))
+  before = content(folder)
+  if (name, how) == ('report', 'a carriage return alone'):
+    pytest.skip('white space in JSON')
+  refused(go(name, **{flag: path.name}), path.name)
+  assert content(folder) == before
+
+
+@pytest.mark.parametrize(('name', 'flag'), INPUTS)
+def test_folders_and_what_is_not_there(go, folder, name, flag):
+  (folder / 'inner').mkdir()
+  (folder / 'dangling').symlink_to('nothing')
+  before = content(folder)
+  for path in ('inner', 'lost', 'dangling', 'run.trec/lost', 'a\0b', 'x' * 300):
+    refused(go(name, **{flag: path}), path.replace('\0', '')[:1])
+    assert content(folder) == before
+
+
+BAD_IDS = {
+  'empty': '',
+  'a space before': ' x',
+  'a space after': 'x ',
+  'a no-break space after': 'x\xa0',
+  'a tab': 'x\ty',
+  'a newline': 'x\ny',
+  'a control character': 'x\x01y',
+  'a separator of lines': 'x\u2028y',
+  'a byte-order mark within': 'x\ufeffy',
+}
+
+
+@pytest.mark.parametrize('how', BAD_IDS)
+@pytest.mark.parametrize(
+  ('name', 'flag'), [(name, flag) for name, flag in INPUTS if flag not in ('metrics', 'qrels')]
+)
+def test_ids_that_cannot_be_used_are_named_by_file_and_line(go, folder, name, flag, how):
+  bad = BAD_IDS[how]
+  path = folder / f'bad-{COMMANDS[name][1][flag]}'
+  if flag in ('run', 'reranked'):
+    lines = [*RUN.splitlines()[:-1], f'q3 Q0 {bad} 9 -9.5 tag']
+    path.write_text('\n'.join(lines) + '\n', newline='')
+  else:
+    texts = list(FILES[COMMANDS[name][1][flag]].splitlines())
+    record = json.loads(texts[-1]) | {'_id': bad}
+    path.write_text('\n'.join([*texts[:-1], json.dumps(record)]) + '\n')
+  if flag in ('run', 'reranked') and how.startswith('a space'):
+    pytest.skip('spaces separate the columns of a run')
+  # Of a run, a newline ends the line.
+  number = path.read_bytes().count(b'\n') - (how == 'a newline' and flag in ('run', 'reranked'))
+  before = content(folder)
+  refused(go(name, **{flag: path.name}), f'{path.name}, line {number}')
+  assert content(folder) == before
