@@ -1,5 +1,8 @@
 """Rows of tokens to vectors, on every device of a mesh."""
 
+import contextlib
+import os
+import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -9,7 +12,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Float
 
+from dprjax.base.errors import InputError
 from dprjax.data import batches, text
+from dprjax.models import encoder
 from dprjax.runtime import mesh as meshes
 
 # Padded lengths. Each is compiled once.
@@ -43,15 +48,27 @@ class Embedder:
     batch_size: rows per step, over all devices.
     max_length: the longest row, in tokens.
     pad_id: the padding token.
+    row_bytes: the least memory that a row of so many tokens takes (`encoder_row_bytes`).
   """
 
-  def __init__(self, embed: EmbedFn, mesh: Mesh, batch_size: int, max_length: int, pad_id: int):
+  def __init__(
+    self,
+    embed: EmbedFn,
+    mesh: Mesh,
+    batch_size: int,
+    max_length: int,
+    pad_id: int,
+    row_bytes: Callable[[int], int] | None = None,
+  ):
     # Every device gets whole rows.
     parts = meshes.batch_devices(mesh)
     self._batch_size = -(-batch_size // parts) * parts
     self._buckets = [length for length in BUCKETS if length < max_length] + [max_length]
     self._embed = jax.jit(embed, out_shardings=meshes.replicated(mesh))
     self._pad_id = pad_id
+    # The devices of other kinds say when their memory does not suffice. Of a host's own memory more
+    # is given out than there is, and then the process is killed.
+    self._row_bytes = row_bytes if mesh.devices.flat[0].platform == 'cpu' else None
     self._sharding = NamedSharding(mesh, P(meshes.BATCH))
 
   def __call__(
@@ -68,6 +85,9 @@ class Embedder:
       rows: token ids, at least one row.
       progress: called with the number of rows done.
       columns: further arguments of ``embed``, one number per row.
+
+    Raises:
+      InputError: a batch does not fit into this machine's memory.
     """
     vectors: np.ndarray | None = None
     done = 0
@@ -87,7 +107,10 @@ class Embedder:
     # The device works on the next batch while the caller copies this one.
     waiting = None
     lengths = np.array([len(row) for row in rows], np.int32)
-    for indices, length in batches.length_buckets(lengths, self._buckets, self._batch_size):
+    groups = batches.length_buckets(lengths, self._buckets, self._batch_size)
+    if self._row_bytes is not None and groups:
+      self._check_memory(self._batch_size * self._row_bytes(groups[-1][1]), groups[-1][1])
+    for indices, length in groups:
       batch = (
         *text.pad_batch([rows[i] for i in indices], length, self._pad_id),
         *(column[indices] for column in columns),
@@ -98,3 +121,29 @@ class Embedder:
       waiting = (indices, values)
     if waiting is not None:
       yield waiting
+
+  def _check_memory(self, needed: int, length: int) -> None:
+    if needed > (there := memory_bytes()):
+      raise InputError(
+        f'{self._batch_size:,} texts of up to {length} tokens at a time need more than '
+        f'{needed / 2**30:,.0f} GiB of memory, and this machine has {there / 2**30:,.0f}; give a '
+        'smaller batch size'
+      )
+
+
+def encoder_row_bytes(config: encoder.EncoderConfig) -> Callable[[int], int]:
+  """The least memory of a row of T tokens: the scores of a layer's attention, or its MLP's."""
+
+  def row_bytes(length: int) -> int:
+    return length * max(4 * config.num_heads * length, 2 * config.intermediate_size)
+
+  return row_bytes
+
+
+def memory_bytes() -> int:
+  """This machine's memory, or what its container may have of it."""
+  limits = [os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')]
+  for path in ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes'):
+    with contextlib.suppress(OSError, ValueError):  # no such file, or 'max'
+      limits.append(int(pathlib.Path(path).read_text()))
+  return min(limits)

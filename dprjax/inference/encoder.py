@@ -17,7 +17,15 @@ from jaxtyping import Float
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.data import text
-from dprjax.inference.embedder import Embedder, EmbedFn, ProgressFn, count_from, local_mesh, place
+from dprjax.inference.embedder import (
+  Embedder,
+  EmbedFn,
+  ProgressFn,
+  count_from,
+  encoder_row_bytes,
+  local_mesh,
+  place,
+)
 from dprjax.models import artifact, hub
 from dprjax.models import encoder as models
 from dprjax.models.embed import POOLINGS, pool
@@ -212,9 +220,8 @@ class Encoder:
     for name in dict.fromkeys(names):
       settings = self.bank[name].settings
       places = [i for i, other in enumerate(names) if other == name]
-      encoded, cut = self.tokenizer.encode(
-        [settings.prefix(kind) + texts[i] for i in places], settings.max_length(kind)
-      )
+      prefixed = [settings.prefix(kind) + _text(texts[i], i) for i in places]
+      encoded, cut = self.tokenizer.encode(prefixed, settings.max_length(kind))
       self.truncated[kind] += cut
       for i, row in zip(places, encoded, strict=True):
         rows[i] = row
@@ -237,7 +244,7 @@ class Encoder:
       prompt: a name in ``bank``, or one for each text. Not needed where there is only one.
 
     Raises:
-      InputError: an unknown kind or prompt.
+      InputError: an unknown kind or prompt; something that is no text; or too large a batch.
     """
     if kind not in KINDS:
       raise InputError(f"kind: expected 'query' or 'passage', not {kind!r}")
@@ -282,9 +289,30 @@ class Encoder:
       prefix = _stack(config, prompts, kind)
     embed = _embed_fn(config, settings, self._dtype)
     max_length = max(one.max_length(kind) for one in settings)
-    embedder = Embedder(embed, self.mesh, self._batch_size, max_length, self.tokenizer.pad_id)
+    embedder = Embedder(
+      embed,
+      self.mesh,
+      self._batch_size,
+      max_length,
+      self.tokenizer.pad_id,
+      encoder_row_bytes(config),
+    )
     numbers = {name: number for number, name in enumerate(names)}
     return _Group(numbers, embedder, (backbone, place(self.mesh, prefix)))
+
+
+def _text(value: Any, number: int) -> str:
+  """The text; raises InputError for what a tokenizer does not take."""
+  if not isinstance(value, str):
+    raise InputError(f'texts: number {number} is {value!r:.40}; expected a string')
+  if not value.isascii():
+    try:
+      value.encode()
+    except UnicodeEncodeError as error:
+      raise InputError(
+        f'texts: number {number} holds half of a surrogate pair ({error.object[error.start]!a})'
+      ) from error
+  return value
 
 
 def _config_sha256(config: models.EncoderConfig) -> str:

@@ -13,7 +13,14 @@ from jaxtyping import Float
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.data import text
-from dprjax.inference.embedder import Embedder, ProgressFn, count_from, local_mesh, place
+from dprjax.inference.embedder import (
+  Embedder,
+  ProgressFn,
+  count_from,
+  encoder_row_bytes,
+  local_mesh,
+  place,
+)
 from dprjax.models import classifier, encoder, head_specs, hub, sentence
 from dprjax.models.template import Template, fill, unpack
 
@@ -80,7 +87,9 @@ class CrossEncoder:
         options=encoder.EncoderOptions(jnp.dtype(dtype)),
       )[:, None]
 
-    self._embedder = Embedder(embed, mesh, batch_size, max_length, tokenizer.pad_id)
+    self._embedder = Embedder(
+      embed, mesh, batch_size, max_length, tokenizer.pad_id, encoder_row_bytes(model)
+    )
 
   @classmethod
   def load(

@@ -85,9 +85,15 @@ class Index:
       if self.leaves
       else {}
     )
-    rows, scores = self.searcher.search_batched_parallel(
-      np.ascontiguousarray(queries, np.float32), k, **amount
-    )
+    try:
+      rows, scores = self.searcher.search_batched_parallel(
+        np.ascontiguousarray(queries, np.float32), k, **amount
+      )
+    except RuntimeError as error:  # vectors of another length, say
+      raise InputError(
+        f'ScaNN cannot search with {queries.shape[1]} dimensions in its index of {self.count:,} '
+        f'vectors: {error}; make the index again'
+      ) from error
     missing = np.isnan(scores)
     rows = np.where(missing, -1, rows.astype(np.int64)).astype(np.int32)
     scores = np.where(missing, -np.inf, scores).astype(np.float32)

@@ -5,7 +5,8 @@ import pytest
 
 from dprjax import Retriever
 from dprjax.base.errors import InputError
-from dprjax.inference import retriever
+from dprjax.inference import embedder, retriever
+from dprjax.retrieval import exact
 
 TEXTS = [
   'Decode a JSON document.',
@@ -40,6 +41,40 @@ def test_search_equals_numpy(small):
     assert [hit.id for hit in hits] == [str(row) for row in rows]
     assert [hit.text for hit in hits] == [TEXTS[row] for row in rows]
     np.testing.assert_allclose([hit.score for hit in hits], values, atol=1e-5)
+
+
+def _fail(*_, **__):
+  raise MemoryError('no room')
+
+
+@pytest.mark.parametrize(
+  'corpus, harm, message',
+  [
+    ([], None, 'the corpus is empty'),
+    ({}, None, 'the corpus is empty'),
+    ('nowhere.jsonl', None, 'not found: nowhere.jsonl'),
+    (['a', None], None, 'texts: number 1 is None; expected a string'),
+    ({'x': 1}, None, 'texts: number 0 is 1'),
+    (['a', 'b\ud800'], None, 'texts: number 1 holds half of a surrogate pair'),
+    (['a'], (embedder.Embedder, '__call__'), 'no room'),
+    (['a'], (exact, 'Index'), 'no room'),
+    (['a'], (embedder, 'memory_bytes'), 'no room'),
+  ],
+)
+def test_an_index_that_fails_leaves_the_one_before(small, monkeypatch, corpus, harm, message):
+  small.index({'x': 'Decode a JSON document.', 'y': 'Run a coroutine.'})
+  before = small.search(['json', 'run'], k=2)
+  with monkeypatch.context() as patch, pytest.raises((InputError, MemoryError), match=message):
+    if harm:
+      patch.setattr(*harm, _fail)
+    small.index(corpus)
+  assert small.search(['json', 'run'], k=2) == before
+
+
+def test_a_batch_beyond_memory(small, monkeypatch):
+  monkeypatch.setattr(embedder, 'memory_bytes', lambda: 2**19)
+  with pytest.raises(InputError, match=r'64 texts of up to 16 tokens .* give a smaller batch size'):
+    small.encode(['json'])
 
 
 def test_k_beyond_the_corpus_gives_all(small):

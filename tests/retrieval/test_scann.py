@@ -31,6 +31,12 @@ def test_brute_force_equals_exact():
   assert index.tune(queries, truth.rows, 1.0) == (scann.Settings(0, 0), 1.0)
 
 
+def test_queries_of_another_length():
+  index = scann.build(clustered(5, 1), 3)
+  with pytest.raises(InputError, match='ScaNN cannot search with 8 dimensions in its index of 5'):
+    index.search(clustered(2, 2, dimension=8), 3, index.settings(3))
+
+
 def test_k_beyond_the_corpus():
   corpus = clustered(5, 1)
   index = scann.build(corpus, 1000)
