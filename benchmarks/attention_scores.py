@@ -22,6 +22,7 @@ MODEL = made.SHAPES['minilm']
 
 
 def rounded(query, key):
+  query *= query.shape[3] ** -0.5
   return jnp.einsum('bntd,bnsd->bnts', query, key).astype(jnp.float32)
 
 

@@ -78,6 +78,11 @@ def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_pat
       # A key's bias adds the same to all scores of a query: softmax does not see it.
       assert (leaf != there).any() or name.endswith('attention/key/bias'), name
   assert [row['step'] for row in metrics_of(run)] == [2, 4, 6]
+  if config.startswith('rip.py:prompt'):
+    # A fresh head beside a prompt learns at its own rate, 1e-4: Adam moves a bias by less a step.
+    bias = np.abs(trainable['head/mlm/bias'])
+    assert 1e-5 < bias.max() < 6 * 1.1e-4
+    assert np.abs(trainable['prompt/prefix']).max() > 0.08  # from N(0, 0.02), at 7e-3
 
   # As if it had been killed after an earlier checkpoint.
   rows = metrics_of(run)
