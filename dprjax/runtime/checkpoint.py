@@ -3,8 +3,10 @@
 A checkpoint holds the trainable parameters, the optimiser state, the data position, the state of
 early stopping and the SHA-256 of the frozen backbone, but not the backbone. SHA256SUMS beside them
 names every file (``sha256sum -c`` reads it); it is written last, before the folder gets its name.
+The sums are compared before anything is read: those of the scores before the best is chosen.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,12 +16,13 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 
-from dprjax.base import files
+from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
 from dprjax.runtime import tree
 
 SCORE = 'score'
 SUMS = 'SHA256SUMS'
+_SUM = re.compile(r'([0-9a-f]{64})  ([^/].*)')
 _PARAMS = 'live'  # the trainable parameters' folder; its name is part of the format
 
 
@@ -38,6 +41,9 @@ class Checkpoints:
     backbone_sha256: names the frozen backbone (all of it, where it is not trained).
     keep: how many of the latest to keep, beside the best by score.
     read_only: nothing is written, and what another process is just saving is left alone.
+
+  Raises:
+    InputError: the scores of a checkpoint are damaged or missing.
   """
 
   def __init__(
@@ -50,6 +56,12 @@ class Checkpoints:
     self.folder = epath.Path(workdir) / 'checkpoints'
     self._sha256 = backbone_sha256
     self._saving = -1
+    # Of an earlier version, if there is no mark; then there may be no sums.
+    self._summed = bool(outputs.read_mark(workdir))
+    if jax.process_index() == 0 and self.folder.is_dir():
+      for path in self.folder.iterdir():
+        if path.name.isdecimal():
+          self._check_sums(int(path.name), 'metrics', 'extra')
     with files.no_room(self.folder):
       self._manager = ocp.CheckpointManager(
         self.folder.absolute() if not str(self.folder).startswith('gs://') else self.folder,
@@ -88,13 +100,24 @@ class Checkpoints:
     return self._manager.latest_step()
 
   def best(self) -> int | None:
-    """The step with the highest score, or the latest where none was scored."""
+    """The step with the highest score, or the latest where none was scored.
+
+    Raises:
+      InputError: the latest checkpoint names another one as the best, which is not there any more.
+    """
     scored = []
     for step in self.steps():
       score = (self._manager.metrics(step) or {}).get(SCORE)
       if score is not None:
         scored.append((score, -step))
-    return -max(scored)[1] if scored else self.latest()
+    found, latest = -max(scored)[1] if scored else None, self.latest()
+    named = None if latest is None else self.extra(latest).get('best_step')
+    if named is not None and named != found:
+      raise InputError(
+        f'{self.folder}: by step {latest}, the best is step {named}, which is missing or has lost '
+        f'its score; put it back, or name another one, --step={latest}'
+      )
+    return latest if found is None else found
 
   def save(
     self,
@@ -233,21 +256,46 @@ class Checkpoints:
     (folder / SUMS).write_text(''.join(lines))
 
   def _check_sums(self, step: int, *items: str) -> None:
-    """Raises InputError for files that are missing or damaged. Older checkpoints have no sums."""
+    """Raises InputError for files of these items, or of all, that are missing, damaged or new."""
     folder = self.folder / str(step)
+    if not folder.is_dir():
+      return  # it is not one of the steps, which orbax will say
     if not (folder / SUMS).exists():
-      return
-    wrong = []
-    for line in (folder / SUMS).read_text().splitlines():
-      digest, _, name = line.partition('  ')
-      if items and name.split('/')[0] not in items:
-        continue
-      if not (folder / name).exists():
-        wrong.append(f'{name} is missing')
-      elif files.sha256_file(folder / name) != digest:
-        wrong.append(f'{name} is damaged')
+      if not self._summed:
+        return
+      wrong = [f'{SUMS} is missing']
+    else:
+      sums = {}
+      for number, line in files.read_lines(folder / SUMS, 'checksums'):
+        match = _SUM.fullmatch(line)
+        if match is None:
+          raise InputError(
+            f'{folder / SUMS}, line {number}: no checksum; remove {folder} to go on from an '
+            'earlier one'
+          )
+        sums[match[2]] = match[1]
+      found = {
+        str(path.relative_to(folder))
+        for item in folder.iterdir()
+        if item.is_dir()
+        for path in _files(item)
+      }
+      wrong = []
+      for name in sorted(sums.keys() | found):
+        if items and name.split('/')[0] not in items:
+          continue
+        if name not in found:
+          wrong.append(f'{name} is missing')
+        elif name not in sums:
+          wrong.append(f'{name} was added')
+        elif files.is_special(folder / name) or files.sha256_file(folder / name) != sums[name]:
+          wrong.append(f'{name} is damaged')
     if wrong:
-      others = [other for other in self.steps() if other != step]
+      others = [
+        int(path.name)
+        for path in self.folder.iterdir()
+        if path.name.isdecimal() and int(path.name) != step
+      ]
       raise InputError(
         f'{folder} cannot be used: '
         f'{"; ".join(wrong[:3])}{f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""}; '

@@ -2,6 +2,7 @@ import contextlib
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from dprjax.base import outputs
 from dprjax.base.errors import InputError
 from dprjax.runtime import checkpoint
 from dprjax.runtime import mesh as meshes
@@ -106,7 +108,7 @@ def flipped(path):
   path.write_bytes(content)
 
 
-@pytest.mark.parametrize('item', ['live', 'opt_state', 'extra'])
+@pytest.mark.parametrize('item', ['live', 'opt_state', 'extra', 'metrics'])
 @pytest.mark.parametrize(
   ('harm', 'word'),
   [
@@ -119,7 +121,7 @@ def test_a_damaged_or_lost_file_is_named(tmp_path, item, harm, word):
   state = make_state(meshes.make_mesh({'data': 8}))
   saved = checkpoint.Checkpoints(tmp_path, SHA)
   for step in (1, 2):
-    saved.save(step, *state, {})
+    saved.save(step, *state, {}, score=0.5 * step)
   saved.close()
   folder = tmp_path / 'checkpoints' / '2'
   largest = max(
@@ -131,17 +133,69 @@ def test_a_damaged_or_lost_file_is_named(tmp_path, item, harm, word):
     rf'checkpoints/2 cannot be used: {re.escape(str(largest.relative_to(folder)))} is {word}; '
     r'remove that folder to go on from step 1'
   )
-  with opened(tmp_path) as again, pytest.raises(InputError, match=said):
+  with pytest.raises(InputError, match=said), opened(tmp_path) as again:
     again.restore(2, *targets(*state))
+  if item in ('extra', 'metrics'):  # before it is decided which is the best
+    with pytest.raises(InputError, match=said):
+      checkpoint.Checkpoints(tmp_path, SHA, read_only=True)
   if item == 'live':
     with opened(tmp_path) as again, pytest.raises(InputError, match=said):
       again.restore_trainable(2)
+
+
+def _remove(folder):
+  shutil.rmtree(folder / '2' / 'metrics')
+
+
+def _make_better(folder):
+  shutil.copytree(folder / '2' / 'metrics', folder / '3' / 'metrics')
+
+
+@pytest.mark.parametrize(
+  ('harm', 'said'),
+  [
+    (
+      _remove,
+      '2 cannot be used: metrics/commit_success.txt is missing; metrics/metrics is missing',
+    ),
+    (_make_better, '3 cannot be used: metrics/commit_success.txt was added'),
+    (
+      lambda folder: (folder / '1' / 'SHA256SUMS').unlink(),
+      '1 cannot be used: SHA256SUMS is missing',
+    ),
+    (lambda folder: flipped(folder / '1' / 'SHA256SUMS'), ''),
+    (lambda folder: (folder / '3' / 'SHA256SUMS').write_text('a  ../../x'), 'line 1: no checksum'),
+    (lambda folder: shutil.rmtree(folder / '2'), 'by step 3, the best is step 2, which is missing'),
+    (lambda folder: (folder / '999').mkdir(), '999 cannot be used: SHA256SUMS is missing'),
+  ],
+)
+def test_another_best_is_not_chosen_silently(tmp_path, harm, said):
+  state = make_state(meshes.make_mesh({'data': 8}))
+  outputs.write_mark(tmp_path, 'dprjax.training')
+  with contextlib.closing(checkpoint.Checkpoints(tmp_path, SHA, keep=3)) as saved:
+    for step, score in ((1, 0.1), (2, 0.7), (3, None)):
+      saved.save(step, *state, {'best_step': min(step, 2)}, score)
+    assert saved.best() == 2
+  harm(tmp_path / 'checkpoints')
+
+  def best():
+    saved = checkpoint.Checkpoints(tmp_path, SHA, keep=3, read_only=True)
+    try:
+      step = saved.best()
+      saved.restore_trainable(step)
+      saved.restore_trainable(1)
+    finally:
+      saved.close()
+
+  with pytest.raises(InputError, match=said):
+    best()
 
 
 # In a process of its own: orbax closes its event loop at the first file that it cannot read, and
 # what tensorstore still reads finds it closed.
 UNREADABLE = """
 import sys
+from dprjax.base import outputs
 from dprjax.base.errors import InputError
 from dprjax.runtime import checkpoint, mesh
 from tests.runtime.test_checkpoint import make_state, targets
@@ -180,6 +234,7 @@ def test_a_checkpoint_from_before_there_were_sums_is_restored(tmp_path):
 FULL = """
 import resource, sys
 import jax
+from dprjax.base import outputs
 from dprjax.base.errors import InputError
 from dprjax.runtime import checkpoint
 
