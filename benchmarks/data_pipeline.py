@@ -141,7 +141,9 @@ def tokenising_as_one_goes(
 ) -> Iterator[tuple[Any, Any]]:
   data = sources.load_dataset(source)
   passages = {passage.id: passage.text for passage in data.passages}
-  tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_dir, local_files_only=True)
+  tokenizer = transformers.AutoTokenizer.from_pretrained(
+    tokenizer_dir, local_files_only=True, trust_remote_code=False
+  )
   rng = np.random.default_rng(0)
   options = {'padding': True, 'truncation': True, 'return_tensors': 'np'}
   for _ in itertools.count():

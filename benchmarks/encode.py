@@ -112,6 +112,7 @@ def compare(args: argparse.Namespace, backbone: str, texts: list[str]) -> dict[s
     device='cpu' if jax.default_backend() == 'cpu' else 'cuda',
     model_kwargs={'dtype': getattr(torch, args.dtype)},
     local_files_only=True,
+    trust_remote_code=False,
   )
   theirs.max_seq_length = args.max_length
   ways = {

@@ -263,7 +263,11 @@ class Torch:
   ):
     self._device, self._autocast = device, dtype == 'bfloat16'
     net = transformers.AutoModel.from_pretrained(
-      folder, attn_implementation='sdpa', add_pooling_layer=False, dtype=getattr(torch, held)
+      folder,
+      trust_remote_code=False,
+      attn_implementation='sdpa',
+      add_pooling_layer=False,
+      dtype=getattr(torch, held),
     )
     net.to(device).train()  # its config has no dropout
     self._prompt = None
@@ -401,7 +405,9 @@ class SentenceTransformers:
       logging_strategy='no',
       disable_tqdm=True,
     )
-    net = sentence_transformers.SentenceTransformer(str(folder), device=str(device))
+    net = sentence_transformers.SentenceTransformer(
+      str(folder), device=str(device), trust_remote_code=False
+    )
     self._left, self._leave, self._error = 0, False, None
     self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
     holder = self

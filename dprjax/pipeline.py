@@ -22,6 +22,7 @@ from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.data import docstrings, sources
 from dprjax.inference import reranker as rerankers
+from dprjax.retrieval import measures
 from dprjax.runtime import cli
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
@@ -30,6 +31,35 @@ from dprjax.runtime.stages import Model, Stages, Texts
 # The pipeline sets these, whatever an experiment's config says.
 _OURS = ('seed', 'mix', 'data.dir', 'data.format', 'data.train', 'data.train_split', 'data.store')
 _MEASURES = ('nDCG@10', 'RR@10', 'R@100', 'R@1000')
+
+_POOL = configs.number(0.0, least=0, most=1)
+_TEXT = configs.text('')
+_TEXTS = configs.Knob(
+  (),
+  lambda v: isinstance(v, tuple | list) and all(isinstance(one, str) for one in v),
+  'a tuple of texts',
+)
+# The pipeline's own knobs, which configs/unm.py explains.
+_KNOBS = {
+  'method': _TEXT,
+  'seed': configs.whole(42, least=0, most=2**31 - 1),
+  'data.dir': _TEXT,
+  'data.train_split': _TEXT,
+  'data.test_split': _TEXT,
+  'retriever_recipe': _TEXT,
+  'reranker_recipe': _TEXT,
+  'reranker_path': _TEXT,
+  'runs': _TEXTS,
+  'depth': configs.whole(200, least=1, most=10**6),
+  'sample': configs.whole(30, least=1, most=10**6),
+  'threshold': configs.number(0.1, least=0, most=1),
+  'mix.denoised': _POOL,
+  'mix.undenoised': _POOL,
+  'mix.random': _POOL,
+  'rounds': configs.whole(1, least=1, most=100),
+  'undenoised': configs.switch(True),
+  'measures': _TEXTS,
+}
 
 
 class Pipeline:
@@ -249,17 +279,24 @@ def check(config: ml_collections.ConfigDict) -> None:
       'config.data.dir is empty; name a BEIR folder with judgements to train on, '
       '--config.data.dir=DIR'
     )
-  for name in ('depth', 'sample', 'rounds'):
-    if config[name] < 1:
-      raise InputError(f'config.{name}: must be at least 1, not {config[name]}')
-  if abs(sum(config.mix.values()) - 1) > 1e-6 or min(config.mix.values()) < 0:
+  given = dict(_leaves({k: v for k, v in config.items() if k not in ('retriever', 'reranker')}))
+  if unknown := sorted(given.keys() - _KNOBS.keys()):
+    raise InputError(f'config.{unknown[0]}: there is no such knob; configs/unm.py lists them all')
+  for name, knob in _KNOBS.items():
+    if name not in given:
+      raise InputError(f'config.{name} is missing; begin with configs/unm.py')
+    if not knob.fits(given[name]):
+      raise InputError(f'config.{name}: expected {knob.expected}, not {given[name]!r:.60}')
+  if abs(sum(config.mix.values()) - 1) > 1e-6:
     raise InputError(
       'config.mix: fractions must add up to 1, not '
       f'{" + ".join(f"{value:g}" for value in config.mix.values())}'
     )
+  measures.parse_measures(list(config.measures))
   for name, method in (('retriever', 'dpr'), ('reranker', 'cross_encoder')):
     if config[name].method != method:
       raise InputError(f'config.{name}.method: expected {method!r}, not {config[name].method!r}')
+    configs.check_ranges(config[name], f'{method}.', f'config.{name}')
   for run in config.runs:
     files.existing(run.partition('=')[2] or run, 'run in config.runs')
   if config.reranker_path:
@@ -298,7 +335,7 @@ def differences(recipe: str, experiment: ml_collections.ConfigDict) -> list[str]
 
 def _leaves(tree: Mapping[str, Any], above: str = '') -> Iterator[tuple[str, Any]]:
   for name, value in tree.items():
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping | ml_collections.ConfigDict):
       yield from _leaves(value, f'{above}{name}.')
     else:
       yield above + name, value

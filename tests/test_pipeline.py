@@ -143,6 +143,18 @@ def test_an_unknown_recipe(argument, words):
     (['--config.reranker.method=dpr'], 'config.reranker.method'),
     (["--config.runs=('dpt=none.trec',)"], 'run in config.runs not found'),
     (['--config.data.dir=none'], 'none'),
+    (['--config.threshold=1.5'], 'config.threshold: expected a number from 0 and up to 1, not 1.5'),
+    (['--config.threshold=nan'], 'config.threshold: expected'),
+    (['--config.seed=-1'], 'config.seed: expected a whole number'),
+    (['--config.sample=1000000000000'], 'config.sample: expected a whole number'),
+    (['--config.depth=-5'], 'config.depth: expected a whole number'),
+    (['--config.mix.denoised=nan'], 'config.mix.denoised: expected'),
+    (['--config.mix.denoised=1.5', '--config.mix.undenoised=-0.5'], 'config.mix.denoised'),
+    (["--config.measures=('nDGC@10',)"], 'nDGC@10'),
+    (['--config.retriever.optim.clip=-1.0'], 'config.retriever.optim.clip: expected'),
+    (['--config.retriever.steps=-5'], 'config.retriever.steps: expected'),
+    (['--config.reranker.optim.b1=1.5'], 'config.reranker.optim.b1: expected'),
+    (['--config.reranker.backbone.dropout=1.5'], 'config.reranker.backbone.dropout: expected'),
   ],
 )
 def test_bad_knobs(tmp_path, flags, words):

@@ -121,6 +121,16 @@ def regular_file(path: PathLike, what: str) -> epath.Path:
   return found
 
 
+def refuse_special(folder: epath.Path) -> None:
+  """Raises InputError for a pipe, a device or a socket among the files of a folder.
+
+  For folders whose files are read by name, and which may come from a stranger.
+  """
+  for path in folder.iterdir() if not is_remote(folder) and folder.is_dir() else ():
+    if is_special(path):
+      raise InputError(f'{path} is a pipe, a device or a socket; expected a file')
+
+
 @contextlib.contextmanager
 def open_bytes(
   path: PathLike, what: str = 'file'

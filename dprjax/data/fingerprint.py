@@ -1,6 +1,6 @@
 """Folders that are built from files once, and again only when what they are built from changes.
 
-    DIR/NAME.json      {'settings': ..., 'files': {role: stamp}, 'report': counts, ...}
+    DIR/NAME.json      {'settings': ..., 'files': {role: stamp}, 'report': counts, 'sha256': ...}
     DIR/lengths.npz    arrays that are read whole when the folder is opened
     .DIR.*.parts/I/    what process I has made of it, until process 0 has put all parts together
 
@@ -11,17 +11,20 @@ import hashlib
 import json
 import logging
 import time
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
 
-from dprjax.base import files, stamps
+from dprjax.base import files, outputs, stamps
 from dprjax.base.errors import InputError
 from dprjax.formats.fields import Record
 from dprjax.formats.report import Report
 
+_REMEDY = 'remove {}, and it is built again'
 _log = logging.getLogger(__name__)
 
 
@@ -54,7 +57,8 @@ def build_once(
   """Builds ``folder`` unless it was built with these settings from these files; True if it did.
 
   The folder is built aside and renamed. A part that a process has finished before the job was
-  interrupted is used by the next job with the same files, settings and number of processes.
+  interrupted is used by the next job with the same files, settings and number of processes. Process
+  0 compares the checksums of a folder that was built before.
 
   Args:
     name: of the JSON file that describes the folder, without its ending. A folder that has other
@@ -68,65 +72,122 @@ def build_once(
     build_part: what the others do before they wait, given a folder to make for their part.
 
   Raises:
-    InputError: the folder holds something else; process 0 did not finish in time; whatever
-      ``build`` and ``build_part`` raise.
+    InputError: the folder holds something else or is damaged; another command is building it;
+      process 0 did not finish in time; whatever ``build`` and ``build_part`` raise.
   """
   settings = json.loads(json.dumps(settings))  # as it will be read: tuples become lists
   description = folder / f'{name}.json'
-  changed = _changed(description, settings, sources)
-  if not changed:
-    return False
-  if process_index:
+  changed = _changed(folder, name, settings, sources)
+  if process_index and changed:
     if build_part is not None:
       parts = _parts_folder(folder, settings, stamps.stamp(sources), process_count)
       if not (parts / str(process_index)).exists():
         with files.atomic_path(parts / str(process_index)) as aside:
           build_part(aside)
     wait_for(
-      lambda: not _changed(description, settings, sources),
+      lambda: not _changed(folder, name, settings, sources),
       wait_s,
       f'{folder}: process 0 has not built the store',
     )
+  if not changed and not process_index:
+    files.check_sums(folder, _describe(folder, name).get('sha256'), _REMEDY.format(folder))
+  if process_index or not changed:
     return False
-  if folder.exists() and not description.exists() and any(folder.iterdir()):
+  if folder.exists() and any(folder.iterdir()) and not _is_ours(folder, name):
     raise InputError(f'{folder} is neither empty nor a store; name another directory for the store')
   if description.exists():
     _log.info('%s: %s differs in %s; building it again', name, folder, ', '.join(changed))
+  with outputs.hold(folder.parent / f'.{folder.name}{outputs.LOCK}', f'the store {folder}'):
+    files.clear(folder)
+    report = _build(folder, name, settings, sources, build, process_count)
+  _log.info('%s: built %s\n%s', name, folder, report)
+  return True
+
+
+def _build(
+  folder: epath.Path,
+  name: str,
+  settings: dict[str, Any],
+  sources: Mapping[str, epath.Path],
+  build: Callable[[epath.Path, list[epath.Path]], Built],
+  process_count: int,
+) -> Report:
   stamped = stamps.stamp(sources)
   parts = _parts_folder(folder, settings, stamped, process_count)
   with files.atomic_path(folder) as aside:
     built = build(aside, [parts / str(process) for process in range(1, process_count)])
     with (aside / 'lengths.npz').open('wb') as file:
       np.savez(file, **built.lengths)
-    counts = {'files': stamped, 'report': dict(built.report.counts)}
-    files.write_json(
-      aside / description.name, {'settings': settings} | dict(built.description) | counts
-    )
+    described = {'settings': settings} | dict(built.description)
+    described |= {
+      'files': stamped,
+      'report': dict(built.report.counts),
+      'sha256': files.sums(aside),
+    }
+    files.write_json(aside / f'{name}.json', described | {'own_sha256': _digest(described)})
   # Those that interrupted jobs left for other files or settings as well.
-  for old in folder.parent.glob(f'.{folder.name}.*.parts'):
+  for old in folder.parent.glob(f'.{files.glob_escaped(folder.name)}.*.parts'):
     old.rmtree()
-  _log.info('%s: built %s\n%s', name, folder, built.report)
-  return True
+  return built.report
 
 
 def open_built(
   folder: epath.Path, name: str, format_version: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-  """The JSON and the arrays of a built folder.
+  """The JSON and the arrays of a built folder, whose files `build_once` has compared.
 
-  Raises InputError if it does not exist, or is of another version.
+  Raises InputError if it does not exist, is damaged, or is of another version.
   """
-  description = folder / f'{name}.json'
-  if not description.exists():
-    raise InputError(f'no store in {folder}: {description.name} is missing')
-  written = files.read_json(description, 'store')
-  version = written['settings']['format_version']
+  if not (folder / f'{name}.json').exists():
+    raise InputError(f'no store in {folder}: {name}.json is missing')
+  written = _describe(folder, name)
+  version = written['settings'].get('format_version')
   if version != format_version:
     raise InputError(
       f'{folder}: a store of format {version}, expected {format_version}; build it again'
     )
-  with (folder / 'lengths.npz').open('rb') as file, np.load(file) as arrays:
-    return written, dict(arrays)
+  try:
+    with (folder / 'lengths.npz').open('rb') as file, np.load(file) as arrays:
+      return written, dict(arrays)
+  except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    raise InputError(
+      f'{folder}/lengths.npz is damaged ({error}); {_REMEDY.format(folder)}'
+    ) from error
+
+
+def _describe(folder: epath.Path, name: str) -> dict[str, Any]:
+  """The JSON of a folder, as it was written."""
+  path = folder / f'{name}.json'
+  remedy = _REMEDY.format(folder)
+  try:
+    written = files.read_json_object(path, 'store')
+  except InputError as error:
+    raise InputError(f'{error}; {remedy}') from error
+  own = written.pop('own_sha256', None)
+  if own is not None and own != _digest(written):
+    raise InputError(f'{path} was changed or is damaged (its SHA-256 differs); {remedy}')
+  record = Record(written, f'store {path}')
+  for key in ('settings', 'files'):
+    record.record(key)
+  if own is None:  # of an earlier version
+    written.pop('sha256', None)
+  return written
+
+
+def _digest(described: Mapping[str, Any]) -> str:
+  """The SHA-256 of a folder's description without its own."""
+  return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+
+
+def _is_ours(folder: epath.Path, name: str) -> bool:
+  """Whether a folder was built here, and nothing was put into it since."""
+  if not (folder / f'{name}.json').exists():
+    return False
+  sums = _describe(folder, name).get('sha256')
+  if not isinstance(sums, dict):
+    return True
+  known = {f'{name}.json'} | {path.partition('/')[0] for path in sums}
+  return all(path.name in known for path in folder.iterdir())
 
 
 def wait_for(done: Callable[[], bool], wait_s: float, problem: str) -> None:
@@ -151,16 +212,17 @@ def _parts_folder(
 
 
 def _changed(
-  description: epath.Path, settings: dict[str, Any], sources: Mapping[str, epath.Path]
+  folder: epath.Path, name: str, settings: dict[str, Any], sources: Mapping[str, epath.Path]
 ) -> list[str]:
   """The settings and files in which a folder differs from its description; empty if it is current.
 
   Raises InputError where the description is damaged.
   """
-  if not description.exists():
-    return [description.name]
-  written = files.read_json_object(description, 'store')
-  record = Record(written, f'store {description}')
-  old = record.record('settings').values
+  if not (folder / f'{name}.json').exists():
+    return [f'{name}.json']
+  written = _describe(folder, name)
+  old = written['settings']
   changed = [key for key in old | settings if old.get(key, old) != settings.get(key, settings)]
-  return changed or stamps.changes(record.record('files').values, sources)
+  changed = changed or stamps.changes(written['files'], sources)
+  # Those of earlier versions have no sums.
+  return changed or ([] if 'sha256' in written else ['checksums'])

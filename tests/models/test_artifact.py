@@ -1,5 +1,11 @@
+import io
 import json
+import os
 import re
+import struct
+import tracemalloc
+import warnings
+import zipfile
 
 import numpy as np
 import pytest
@@ -102,7 +108,7 @@ def test_topic_and_template(write):
   ('arrays', 'change', 'message'),
   [
     (None, {'drop': ['backbone', 'pooling']}, 'meta lacks backbone, pooling'),
-    (None, {'text': 'not JSON'}, 'meta is not JSON in a single string'),
+    (None, {'text': 'not JSON'}, 'meta: not JSON'),
     (None, {'text': ['{}']}, 'meta is not JSON in a single string'),
     (None, {'text': '[1]'}, 'meta holds a JSON list, expected an object'),
     (None, {'format': 'other'}, "meta's format is 'other', expected 'dprjax.prompt'"),
@@ -203,6 +209,84 @@ def test_pickled_objects_are_never_loaded(write):
     InputError, match='array prefix: holds pickled Python objects, which are never loaded'
   ):
     load_prompt(path)
+
+
+def _npy(shape, dtype='<f4', content=b'', version=(1, 0)):
+  header = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+  length = struct.pack('<H' if version == (1, 0) else '<I', len(header))
+  return b'\x93NUMPY' + bytes(version) + length + header + content
+
+
+def _rewrite(path, members, **options):
+  with zipfile.ZipFile(path, 'w', **options) as archive, warnings.catch_warnings():
+    warnings.simplefilter('ignore')  # of names that are there twice
+    for name, content in members:
+      archive.writestr(name, content)
+
+
+META_NPY = io.BytesIO()
+np.save(META_NPY, np.array(json.dumps(META)))
+
+
+@pytest.mark.parametrize(
+  ('members', 'message'),
+  [
+    (
+      [('prefix.npy', _npy('(1000000, 1000000)'))],
+      'array prefix: declares 4,000,000,000,000',
+    ),
+    ([('prefix.npy', _npy('(1000000, 1000000)', version=(2, 0)))], 'array prefix: declares 4,000'),
+    ([('prefix.npy', _npy('(1000000,)', '<U100000'))], 'array prefix: declares 400,000,000,000'),
+    ([('prefix.npy', _npy('(-1, 4)'))], ''),
+    ([('prefix.npy', _npy('(2, ' * 400 + ')' * 400))], 'array prefix: cut off, damaged'),
+    ([('prefix.npy', _npy("'a'"))], 'array prefix: cut off, damaged'),
+    ([('prefix.npy', _npy('(1,)', [('a', 'b' * 40)]))], 'array prefix: cut off, damaged'),
+    ([('prefix.npy', b'no array')], 'array prefix: cut off, damaged'),
+    ([('prefix.npy', b'')], 'array prefix: cut off, damaged'),
+    ([('prefix.npy', bytes(50_000_000))], 'declare to hold many times as much'),
+    ([('prefix.npy', _npy('(0,)'))] * 2, "'prefix.npy' is in it twice"),
+    ([('prefix.npy', _npy('(0,)')), ('prefix', b'x')], 'is in it twice'),
+    ([('../../prefix.npy', _npy('(0,)'))], 'prefix'),
+  ],
+  ids=range(13),
+)
+def test_a_file_that_declares_what_it_has_not(tmp_path, members, message):
+  path = tmp_path / 'p.npz'
+  members = [('meta.npy', META_NPY.getvalue()), *members]
+  _rewrite(path, members, compression=zipfile.ZIP_DEFLATED)
+  tracemalloc.start()
+  with pytest.raises(InputError, match=message or 'p.npz') as info:
+    load_prompt(path)
+  _, most = tracemalloc.get_traced_memory()
+  tracemalloc.stop()
+  assert str(path) in str(info.value) and most < 20_000_000
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    ({'text': '[' * 3000}, 'meta: JSON nested deeper than 64'),
+    ({'text': '{"temperature": NaN}'}, 'meta: NaN is not JSON'),
+    ({'text': '{"temperature": ' + '1' * 6000 + '}'}, 'meta: Exceeds the limit'),
+    ({'text': r'{"task": "\ud800"}'}, 'meta: half of a surrogate pair'),
+    ({'temperature': 0}, "meta's temperature is 0, expected"),
+    ({'temperature': -1.5}, "meta's temperature is -1.5, expected"),
+    ({'query_max_length': 10**12}, "meta's query_max_length is 1000000000000, expected"),
+    ({'passage_max_length': -3}, "meta's passage_max_length is -3, expected"),
+    ({'backbone_sha256': {'query': 3}}, "meta's backbone_sha256 holds 3"),
+    ({'kind': ['prefix']}, "meta's kind is .'prefix'., expected str"),
+    ({'backbone': None}, "meta's backbone is None, expected str"),
+  ],
+)
+def test_a_meta_of_other_types(write, change, message):
+  with pytest.raises(InputError, match=message):
+    load_prompt(write(None, **change))
+
+
+def test_a_pipe_is_no_prompt(tmp_path):
+  os.mkfifo(tmp_path / 'p.npz')
+  with pytest.raises(InputError, match='is a pipe or a device'):
+    load_prompt(tmp_path / 'p.npz')
 
 
 def test_nothing_bad_is_saved(tmp_path):

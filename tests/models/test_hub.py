@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import jax
 import ml_dtypes
@@ -298,6 +299,127 @@ def test_wrong_tensors_are_listed(write_checkpoint):
   assert 'embeddings.LayerNorm.bias is of type I32' in error(
     write_checkpoint(tensors={'embeddings.LayerNorm.bias': np.zeros(24, np.int32)})
   )
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    ({'num_hidden_layers': 10**9}, 'num_hidden_layers is 1000000000, but the weights are'),
+    ({'num_hidden_layers': 10**12}, 'num_hidden_layers is 1000000000000, expected a whole number'),
+    ({'num_hidden_layers': -1}, 'num_hidden_layers is -1, expected a whole number'),
+    ({'num_hidden_layers': True}, 'num_hidden_layers is True, expected a whole number'),
+    ({'num_hidden_layers': [2]}, 'num_hidden_layers is [2], expected a whole number'),
+    ({'hidden_size': 24 * 10**7}, 'by config.json it is [41, 240000000]'),
+    ({'hidden_size': 25}, 'hidden_size 25 is not a multiple of num_attention_heads'),
+    ({'num_attention_heads': 10**8}, 'is not a multiple of num_attention_heads'),
+    ({'num_attention_heads': 0}, 'num_attention_heads is 0'),
+    ({'vocab_size': 10**9}, 'by config.json it is [1000000000, 24]'),
+    ({'max_position_embeddings': 10**9}, 'by config.json it is [1000000000, 24]'),
+    ({'intermediate_size': 10**9}, 'by config.json it is [1000000000'),
+    ({'layer_norm_eps': -1}, 'layer_norm_eps is -1, expected a number from 0 to 1'),
+    ({'layer_norm_eps': 1e300}, 'layer_norm_eps is 1e+300, expected a number from 0 to 1'),
+    ({'hidden_dropout_prob': 1.5}, 'hidden_dropout_prob is 1.5, expected a number from 0 to 1'),
+    ({'hidden_act': ['gelu']}, "hidden_act is ['gelu'], expected a text"),
+    ({'hidden_act': {}}, 'hidden_act is {}, expected a text'),
+    ({'model_type': ['bert']}, "model_type ['bert'] is not supported"),
+    ({'pad_token_id': 10**20}, 'pad_token_id is 100000000000000000000, expected'),
+  ],
+  ids=str,
+)
+def test_a_config_that_its_weights_do_not_bear_out(write_checkpoint, change, message):
+  began = time.monotonic()
+  assert message in error(write_checkpoint(change=change))
+  assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize('architectures', [5, 'x', {'a': 1}, [None], None])
+def test_architectures_of_another_type(write_checkpoint, architectures):
+  hub.load_backbone(write_checkpoint(change={'architectures': architectures}))
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    ('[' * 3000, 'JSON nested deeper'),
+    ('{"vocab_size": NaN}', 'NaN is not JSON'),
+    ('{"vocab_size": ' + '9' * 5000 + '}', 'config.json'),
+    ('null', 'expected a JSON object, found NoneType'),
+  ],
+)
+def test_a_config_that_is_none(write_checkpoint, text, message):
+  path = write_checkpoint()
+  (path / 'config.json').write_text(text)
+  assert message in error(path)
+
+
+@pytest.mark.parametrize(
+  'header',
+  [
+    {'a': {'dtype': 'F32', 'shape': [10**12], 'data_offsets': [0, 4 * 10**12]}},
+    {'a': {'dtype': 'F32', 'shape': [10**12], 'data_offsets': [0, 4]}},
+    {
+      'a': {'dtype': 'F32', 'shape': [2], 'data_offsets': [0, 8]},
+      'b': {'dtype': 'F32', 'shape': [2], 'data_offsets': [4, 12]},
+    },
+    {'a': {'dtype': 'F32', 'shape': [2**62, 4], 'data_offsets': [0, 0]}},
+    {'a': {'dtype': 'F32', 'shape': [-1], 'data_offsets': [0, 4]}},
+    {'a': []},
+    [],
+  ],
+  ids=range(7),
+)
+def test_weights_that_declare_what_they_have_not(write_checkpoint, header):
+  path = write_checkpoint()
+  text = json.dumps(header).encode()
+  (path / 'model.safetensors').write_bytes(len(text).to_bytes(8, 'little') + text + bytes(12))
+  assert 'cut off, damaged or not a safetensors file' in error(path)
+  (path / 'model.safetensors').write_bytes((2**62).to_bytes(8, 'little') + text)
+  assert 'cut off, damaged or not a safetensors file' in error(path)
+
+
+@pytest.mark.parametrize('name', ['../../etc/passwd', '/etc/passwd', 'a/b', '..', '.', '', 'a\0b'])
+def test_shards_outside_the_folder(write_checkpoint, name):
+  path = write_checkpoint()
+  (path / 'model.safetensors').unlink()
+  index = {'weight_map': {'embeddings.LayerNorm.bias': name}}
+  (path / 'model.safetensors.index.json').write_text(json.dumps(index))
+  text = error(path)
+  assert 'is no name of a file beside it' in text or 'are missing' in text
+  for index in ({'weight_map': []}, {'weight_map': {'a': 3}}, {}, [], None):
+    (path / 'model.safetensors.index.json').write_text(json.dumps(index))
+    assert 'expected a' in error(path)
+
+
+@pytest.mark.parametrize(
+  'file', ['model.safetensors', 'config.json', 'modules.json', 'tokenizer.json']
+)
+def test_pipes_and_folders_in_a_model(write_checkpoint, file):
+  path = write_checkpoint()
+  (path / file).unlink(missing_ok=True)
+  os.mkfifo(path / file)
+  assert f'{file} is a pipe, a device or a socket' in error(path)
+  (path / file).unlink()
+  (path / file).mkdir()
+  if file != 'tokenizer.json':  # which is not read with the weights
+    assert file in error(path)
+
+
+def test_a_package_is_located_without_running_it(tmp_path, monkeypatch):
+  for package in ('here', 'there', 'there/inner'):
+    (tmp_path / 'path' / package / 'model').mkdir(parents=True, exist_ok=True)
+    (tmp_path / 'path' / package / '__init__.py').write_text('raise SystemExit("ran")')
+  monkeypatch.syspath_prepend(tmp_path / 'path')
+  for name in ('there', 'there.inner'):
+    folder = tmp_path / 'path' / name.replace('.', '/') / 'model'
+    assert hub.package_path(f'package:{name}') == str(folder)
+  for name in ('', '.there', 'there.', 'there/inner', 'a-b', '../there', 'there\n', 'there\0', '1'):
+    with pytest.raises(InputError, match='expected the name of an installed package'):
+      hub.package_path(f'package:{name}')
+  monkeypatch.chdir(tmp_path / 'path')
+  for path in ('', '.', str(tmp_path / 'path')):  # however the current folder gets there
+    monkeypatch.setattr('sys.path', [path])
+    with pytest.raises(InputError, match="no package 'here' is installed"):
+      hub.package_path('package:here')
 
 
 def test_cut_off_weights(write_checkpoint):
