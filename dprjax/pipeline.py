@@ -262,9 +262,9 @@ class Pipeline:
     return self._stages.search(title, corpus, queries, run, self._depth(split))
 
   def _measure(self, name: str, run: epath.Path) -> epath.Path:
-    measures = list(dict.fromkeys([*self.config.measures, *_MEASURES]))
+    names = list(dict.fromkeys([*self.config.measures, *_MEASURES]))
     out = self.workdir / 'metrics' / f'{name}.json'
-    return self._stages.evaluate(f'Measure: {name}', run, self.texts.qrels['test'], measures, out)
+    return self._stages.evaluate(f'Measure: {name}', run, self.texts.qrels['test'], names, out)
 
 
 def check(config: ml_collections.ConfigDict) -> None:
