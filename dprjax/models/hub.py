@@ -425,7 +425,9 @@ def _encoder_config(hf_config: dict[str, Any], path: epath.Path) -> EncoderConfi
       number and isinstance(value, int) and (key != 'pad_token_id') <= value < 2**31
     ):
       raise InputError(f'{path}: {key} is {value!r:.60}, expected a whole number')
-    if _FIELDS[name].type is float and not (number and 0 <= value <= _LARGEST[key]):
+    if _FIELDS[name].type is float and not (
+      number and isinstance(value, float | int) and 0 <= value <= _LARGEST[key]
+    ):
       raise InputError(
         f'{path}: {key} is {value!r:.60}, expected a number from 0 to {_LARGEST[key]}'
       )

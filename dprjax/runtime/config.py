@@ -6,7 +6,9 @@ A file in ``configs/`` starts from ``default()`` and sets what its experiment ne
 
 import importlib.util
 import json
+import os
 import pathlib
+import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +19,7 @@ from etils import epath
 from ml_collections import config_flags
 
 from dprjax.base import files
-from dprjax.base.errors import InputError
+from dprjax.base.errors import InputError, place
 
 # Keys that may differ between two runs in one workdir: they change what is logged or kept, or where
 # it is computed, not the result. (Another mesh or number of processes rounds differently.)
@@ -326,6 +328,8 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
 def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
   """Reads ``--config=FILE[:recipe] --config.key=value ...``.
 
+  The file is Python code, and runs. Values on the command line are literals, and do not.
+
   Raises:
     InputError: the file cannot be loaded, or a key is unknown or has a new name.
   """
@@ -339,25 +343,33 @@ def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
     config = values['config'].value
     if config is None:
       raise InputError('--config is missing; for instance --config=configs/dptdr.py:local')
+    if not isinstance(config, ml_collections.ConfigDict):
+      raise InputError(f'--config: get_config gave {config!r:.60}; expected a ConfigDict')
     keys = _flat(config.to_dict())  # a file that cannot be loaded fails when it is first read
-  except InputError:
+  except (InputError, KeyboardInterrupt, MemoryError):
     raise
-  except (
-    flags.Error,
-    AttributeError,
-    KeyError,
-    TypeError,
-    ValueError,
-    OSError,
-    ImportError,
-    SyntaxError,
-  ) as error:
-    # ml_collections puts a config file's traceback into its message; the last line is the cause.
-    message = str(error).strip().splitlines()[-1] if 'Traceback' in str(error) else str(error)
-    raise InputError(f'--config: {" ".join(message.split())}') from error
+  except BaseException as error:  # a config file is code, and may raise whatever it likes
+    raise InputError(f'--config: {_said(error, arguments)}') from error
   for key in keys:
     _check_renamed(key)
   return config
+
+
+def _said(error: BaseException, arguments: Sequence[str]) -> str:
+  """What an error says, in one line, and which line of a config file raised it."""
+  # ml_collections puts a config file's traceback into its message; the last line is the cause.
+  text = str(error).strip()
+  text = text.splitlines()[-1] if 'Traceback' in text else ' '.join(text.split())
+  if isinstance(error, SyntaxError):
+    return place(error)
+  if text.startswith('configs/'):  # a recipe says what may stand behind its colon
+    return text
+  named = [word.partition('=')[2] for word in arguments if word.startswith('--config=')]
+  folders = {os.path.dirname(os.path.realpath(name)) for name in named}
+  for frame in reversed(traceback.extract_tb(error.__traceback__)):
+    if os.path.dirname(os.path.realpath(frame.filename)) in folders:
+      return f'{frame.filename}, line {frame.lineno}: {type(error).__name__}: {text}'
+  return text
 
 
 def check(config: ml_collections.ConfigDict) -> None:
