@@ -218,7 +218,7 @@ def locate(source: Source) -> dict[str, epath.Path]:
   if source.negatives:
     found['negatives'] = epath.Path(source.negatives)
   for role, file in found.items():
-    files.existing(file, f'{role} file')
+    files.regular_file(file, f'{role} file')  # each is read more than once
   return found
 
 

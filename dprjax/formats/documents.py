@@ -13,6 +13,7 @@ names; of a BEIR or MS MARCO folder only the corpus is read. A newline in a docu
 sentence; a title is a line of its own, before the text.
 """
 
+import errno
 import io
 import itertools
 import lzma
@@ -86,6 +87,8 @@ def find_files(paths: Sequence[files.PathLike], report: Report) -> list[epath.Pa
     inside = list(_walk(given, report)) if given.is_dir() else [given]
     if not inside:
       raise InputError(f'{given}: no text in this folder; expected {_EXPECTED}')
+    if not given.is_dir():
+      files.regular_file(given, 'text')  # it is read twice, for its checksum
     if not given.is_dir() and _kind(given) is None:
       raise InputError(f'{given}: not a format of text; expected {_EXPECTED}')
     found += inside
@@ -193,7 +196,8 @@ def _read_zip(path: epath.Path) -> Iterator[Document]:
     except InputError:
       raise
     except _BROKEN_ZIP as error:
-      if isinstance(error, OSError) and error.errno is not None:
+      # An offset that is not true is a bad argument of a system call.
+      if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
         raise
       raise InputError(
         f'{path}: broken, cut-off or encrypted zip file ({error}); fetch it again, or unpack it'

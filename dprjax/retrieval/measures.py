@@ -16,6 +16,8 @@ DEFAULT_MEASURES = ('nDCG@10', 'RR@10', 'R@100', 'R@1000', 'AP', 'Success@1', 'S
 
 # Queries given to ir_measures at a time: it takes dictionaries, some 200 bytes a row.
 _QUERIES_AT_ONCE = 500
+_LARGEST = 10**9  # cutoff or grade
+_NO_MEASURE = (ValueError, TypeError, SyntaxError, AssertionError, RecursionError, MemoryError)
 
 
 class Metrics(TypedDict):
@@ -67,7 +69,7 @@ def measure(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES) 
       if query_id in rows
     }
     judged = {query_id: qrels[query_id] for query_id in chunk}
-    for metric in ir_measures.iter_calc(list(names), judged, rankings):
+    for metric in _computed(list(names), judged, rankings):
       name = names[metric.measure]
       if not math.isfinite(metric.value):
         raise InputError(f'{name} of query {metric.query_id} is {metric.value}, no finite number')
@@ -90,6 +92,18 @@ def measure(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES) 
   }
 
 
+def _computed(
+  kinds: Sequence[ir_measures.Measure], judged: Qrels, rankings: dict[str, dict[str, float]]
+) -> list[ir_measures.Metric]:
+  try:
+    return list(ir_measures.iter_calc(list(kinds), judged, rankings))
+  except Exception as error:  # of a provider, which does not check what it is given
+    raise InputError(
+      f'the measures {", ".join(map(str, kinds)):.200} cannot be computed of these judgements: '
+      f'{type(error).__name__}: {error}'
+    ) from error
+
+
 def parse_measures(names: Sequence[str]) -> dict[str, ir_measures.Measure]:
   """Measures by their names: ``nDCG@10``, ``AP(rel=2)@100``.
 
@@ -104,8 +118,8 @@ def parse_measures(names: Sequence[str]) -> dict[str, ir_measures.Measure]:
     kind = ir_measures.measures.registry.get(match[1]) if match else None
     if match is None or kind is None:
       raise InputError(
-        f"unknown measure {name!r}: give one of ir_measures', such as nDCG@10, RR@10, R@100, AP, "
-        'Success@5, P(rel=2)@10'
+        f"unknown measure {name!r:.80}: give one of ir_measures', such as nDCG@10, RR@10, R@100, "
+        'AP, Success@5, P(rel=2)@10'
       )
     try:
       arguments = {
@@ -114,12 +128,14 @@ def parse_measures(names: Sequence[str]) -> dict[str, ir_measures.Measure]:
       }
       if match[3]:
         arguments[kind.AT_PARAM] = int(match[3])
+      if any(isinstance(value, int) and abs(value) > _LARGEST for value in arguments.values()):
+        raise ValueError(f'a number in it is above {_LARGEST:,}')
       wanted = kind(**arguments) if arguments else kind
       wanted.validate_params()
       if not ir_measures.DefaultPipeline.supports(wanted):
         raise ValueError('no installed provider computes it')
-    except (ValueError, TypeError, SyntaxError, AssertionError) as error:
-      raise InputError(f'the measure {name!r} cannot be computed: {error}') from error
+    except _NO_MEASURE as error:
+      raise InputError(f'the measure {name!r:.80} cannot be computed: {error}') from error
     parsed[str(wanted)] = wanted
   return parsed
 

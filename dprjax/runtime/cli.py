@@ -172,7 +172,8 @@ def report_ids(sentence: str, ids: Sequence[str], strict: bool, then: str = '') 
   """
   if not ids:
     return
-  message = f'{sentence}: {", ".join(ids[:_LISTED])}{", ..." if len(ids) > _LISTED else ""}'
+  listed = ', '.join(f'{id_:.80}' for id_ in ids[:_LISTED])
+  message = f'{sentence}: {listed}{", ..." if len(ids) > _LISTED else ""}'
   if strict:
     raise InputError(message)
   logging.getLogger('dprjax').info('%s', message + (f'; {then}' if then else ''))

@@ -154,6 +154,72 @@ def test_errors_name_file_and_line(tmp_path, read, name, content, message):
     list(read(tmp_path / name))
 
 
+@pytest.mark.parametrize(
+  ('content', 'message'),
+  [
+    (b'one\ntwo\0\n', r'a, line 2: a null byte in the text; the file is damaged'),
+    (b'one\n' + b'x' * 200, r'a, line 2: longer than 100 characters; is this a text file'),
+    (b'one\n' + b'x' * 200 + b'\nthree\n', r'a, line 2: longer than 100 characters'),
+    (b'{"a": 1e999}', r'a, line 1: the number 1e999 is too large'),
+    (b'{"a": ' + b'9' * 60 + b'.5e300}', r'a, line 1: the number 9{40} is too large'),
+  ],
+)
+@pytest.mark.parametrize('start', [b'', b'\xef\xbb\xbf'])
+def test_lines_that_no_text_has(tmp_path, monkeypatch, content, message, start):
+  monkeypatch.setattr(files, '_MAX_ENTRY', 100)
+  (tmp_path / 'a').write_bytes(start + content)
+  with pytest.raises(InputError, match=message):
+    list((files.read_jsonl if b'{' in content else files.read_lines)(tmp_path / 'a'))
+
+
+def test_a_newline_alone_ends_a_line(tmp_path):
+  (tmp_path / 'a').write_bytes(b'one\rtwo\r\nth\xe2\x80\xa8ree\x0c\n')
+  assert list(files.read_lines(tmp_path / 'a')) == [(1, 'one\rtwo'), (2, 'th\u2028ree\x0c')]
+
+
+def test_json_is_not_read_without_end(tmp_path, monkeypatch):
+  monkeypatch.setattr(files, '_MAX_JSON', 100)
+  (tmp_path / 'a').write_text('[' + '1, ' * 100 + '1]')
+  with pytest.raises(InputError, match=r'file .*a: longer than 100 characters'):
+    files.read_json(tmp_path / 'a')
+
+
+@pytest.mark.parametrize('name', ['a\0b', 'a' * 300, 'b/' + 'a' * 300 + '/c'])
+def test_names_that_no_file_has(name):
+  for read in (files.existing, files.existing_file, files.regular_file):
+    with pytest.raises(InputError, match='text not found'):
+      read(name, 'text')
+
+
+def test_links_in_a_circle(tmp_path):
+  (tmp_path / 'a').symlink_to('b')
+  (tmp_path / 'b').symlink_to('a')
+  with pytest.raises(InputError, match='a is a link that leads in a circle'):
+    files.resolved(tmp_path / 'a')
+  with pytest.raises(InputError, match='text not found'):
+    files.existing(tmp_path / 'a', 'text')
+
+
+def test_an_open_file_is_written_to_where_it_is(tmp_path):
+  with (tmp_path / 'log').open('w') as log:
+    log.write('before\n')
+    log.flush()
+    for name in (f'/dev/fd/{log.fileno()}', f'/proc/self/fd/{log.fileno()}'):
+      assert files.is_stream(name)
+      with files.atomic_write(name) as file:
+        file.write('here\n')
+    log.write('after\n')
+  assert (tmp_path / 'log').read_text() == 'before\nhere\nhere\nafter\n'
+  assert not files.is_stream(tmp_path / 'log') and files.is_stream('/dev/null')
+  with pytest.raises(OSError, match='Bad file descriptor'), files.atomic_write('/dev/fd/98765'):
+    pass
+
+
+def test_a_path_that_is_no_utf8_is_written_to_json(tmp_path):
+  files.write_json(tmp_path / 'a.json', {'path': 'caf\udce9.trec'})
+  assert files.read_json(tmp_path / 'a.json') == {'path': 'caf?.trec'}
+
+
 def test_whole_surrogate_pairs_and_wide_lists_are_sound():
   text = '{"a": "\\ud83d\\ude00", "b": [' + ', '.join(['[]'] * 100) + ']}'
   assert files.parse_json(text, 'a')['a'] == '\U0001f600'

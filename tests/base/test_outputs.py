@@ -165,3 +165,69 @@ def test_leftovers_are_removed_unless_somebody_writes(tmp_path):
     assert left.exists()
   outputs.clear(tmp_path / 'a')
   assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+  ('one', 'other', 'apart'),
+  [
+    ('a', 'b', True),
+    ('a', 'a', False),
+    ('a', './x/../a', False),
+    ('a', 'a/b', False),
+    ('x/y/a', 'x', False),
+    ('a', 'link', False),
+    ('a', 'ab', True),
+    ('/dev/null', '/dev/null', True),
+    ('gs://a/b', 'gs://a/b', True),
+  ],
+)
+def test_outputs_of_one_command_do_not_overwrite_each_other(
+  tmp_path, monkeypatch, one, other, apart
+):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'link').symlink_to('a')
+  if apart:
+    outputs.check_outputs_apart({'--out': one, '--figure': other})
+    return
+  with pytest.raises(InputError, match=r'--out=.* and --figure=.* would overwrite each other'):
+    outputs.check_outputs_apart({'--out': one, '--figure': other})
+
+
+def test_an_input_that_is_missing_is_no_output_either(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(InputError, match=r'--out=new is an input, --run=./new'):
+    outputs.check_apart('new', {'--run': './new', '--corpus': 'a\0b'})
+  outputs.check_apart('org/model/prompt.npz', {'--backbone': 'org/model'})  # a hub id
+
+
+def test_links_in_a_circle_are_no_output(tmp_path):
+  (tmp_path / 'a').symlink_to('a')
+  for claim in (
+    outputs.claim(tmp_path / 'a', {}),
+    outputs.claim_folder(tmp_path / 'a', {}, what='a model', ours=lambda folder: True),
+  ):
+    with pytest.raises(InputError, match='a is a link that leads in a circle'), claim:
+      pass
+  assert (tmp_path / 'a').is_symlink()
+
+
+def test_folders_beside_an_output(tmp_path):
+  (tmp_path / 'out.parts').write_text('mine')
+  (tmp_path / '.out.parts.0123abcd.tmp').mkdir()
+
+  def claim():
+    endings = ('', '.json', '.parts')
+    return outputs.claim(tmp_path / 'out', {}, endings=endings, folders=('.parts',))
+
+  with (
+    pytest.raises(InputError, match=r'out\.parts, a folder that is written too, is a file'),
+    claim(),
+  ):
+    pass
+  (tmp_path / 'out.parts').unlink()
+  (tmp_path / 'out.parts').mkdir()
+  with claim():
+    assert {path.name for path in tmp_path.iterdir()} == {'out.parts', '.out.lock'}
+  (tmp_path / 'out.json').mkdir()
+  with pytest.raises(InputError, match=r'out\.json, which is written too, is a folder'), claim():
+    pass

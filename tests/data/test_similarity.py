@@ -59,6 +59,20 @@ def test_a_quoted_line_break(tmp_path):
 @pytest.mark.parametrize(
   'name, text, message',
   [
+    ('a.csv', 'One.,Two.,nan\n', "a.csv, line 1: the score is 'nan'"),
+    ('a.csv', 'One.,Two.,1e999\n', "a.csv, line 1: the score is '1e999'"),
+    ('a.csv', 'One.,"' + 'x' * 200_000 + '",1\n', 'a.csv, line 1: field larger than field limit'),
+    ('a.csv', 'One.,Two\0,1\n', 'a.csv, line 1: a null byte'),
+    (
+      'a.jsonl',
+      '{"sentence1": "a", "sentence2": "b", "score": 1' + '0' * 400 + '}',
+      'a.jsonl, line 1: the score is 1000',
+    ),
+    (
+      'a.jsonl',
+      '{"sentence1": ["a"], "sentence2": "b", "score": 1}',
+      "sentence1 is .'a'.; expected",
+    ),
     ('a.csv', '', 'STS file is empty'),
     ('a.csv', 'sentence1,sentence2,score\n', 'no pair in it'),
     (

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 import tracemalloc
 import zipfile
 
@@ -144,6 +145,16 @@ BAD = [
   ('keys.jsonl', b'{"text": "a"}\n{"body": "b"}\n', r"line 2: keys 'body'; expected text"),
   ('number.jsonl', b'{"text": 3}\n', r'number\.jsonl, line 1: .*expected text'),
   ('empty.txt', b'', r'text is empty'),
+  ('null.txt', b'one\n\0\n', r'null\.txt, line 2: a null byte in the text'),
+  ('id.jsonl', b'{"id": "a ", "text": "b"}\n', r"id\.jsonl, line 1: the id 'a '"),
+  ('float.jsonl', b'{"id": 1.5, "text": "b"}\n', r"line 1: 'id' is 1.5; expected text or a number"),
+  ('a\nb.txt', b'text\n', r"the id 'a.nb\.txt'"),
+  (
+    'laughs.xml',
+    b'<!DOCTYPE a [<!ENTITY b "c">]><mediawiki></mediawiki>',
+    'the XML has a <!DOCTYPE; expected a MediaWiki dump, which has none',
+  ),
+  ('untitled.xml', dump(('', 0, '', 'Text.')).encode(), r"untitled\.xml: the id ''"),
   ('paper.pdf', b'%PDF', r'paper\.pdf: not a format of text; expected \.jsonl'),
 ]
 
@@ -169,6 +180,82 @@ def test_zips_and_folders_that_cannot_be_used(tmp_path):
     read(tmp_path / 'none')
   with pytest.raises(InputError, match='text not found'):
     read(tmp_path / 'lost')
+
+
+def laughs(start=''):
+  """Entities of entities, and one of a file."""
+  entities = '<!ENTITY a0 "ha"><!ENTITY file SYSTEM "file:///etc/passwd">' + ''.join(
+    f'<!ENTITY a{i + 1} "{f"&a{i};" * 10}">' for i in range(11)
+  )
+  return f'{start}<!DOCTYPE a [{entities}]>'
+
+
+@pytest.mark.parametrize('start', ['', '<!--' + 'x' * 100_000 + '-->'])
+@pytest.mark.parametrize('entity', ['a11', 'file'])
+def test_entities_are_not_replaced(tmp_path, start, entity):
+  """A dump has none; behind a long comment expat itself stops them."""
+  (tmp_path / 'a.xml').write_text(laughs(start) + dump(('Cat', 0, '', f'&{entity};')))
+  with pytest.raises(InputError, match=r'DOCTYPE|amplification|undefined entity'):
+    read(tmp_path / 'a.xml')
+
+
+def test_a_page_without_end(tmp_path, monkeypatch):
+  monkeypatch.setattr(mediawiki, '_LONGEST_PAGE', 200_000)
+  (tmp_path / 'a.xml').write_text(dump(('Cat', 0, '', 'A cat. ' * 99_999)))
+  with pytest.raises(InputError, match=r'a\.xml: a page of more than 200,000 characters'):
+    read(tmp_path / 'a.xml')
+
+
+def zipped(path, *members, harm=None):
+  with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as archive:
+    for name, text in members:
+      archive.writestr(name, text)
+  content = bytearray(path.read_bytes())
+  if harm:
+    offset, value = harm
+    place = content.index(b'PK\x01\x02') + offset  # in the central directory
+    content[place : place + len(value)] = value
+    path.write_bytes(content)
+  return path
+
+
+@pytest.mark.parametrize(
+  ('member', 'harm', 'message'),
+  [
+    (('a.txt', 'a\n' * (1 << 20)), None, 'bytes become 2,097,152, which no text does'),
+    (('a.txt', 'text'), (24, b'\xff\xff\xff\x7f'), 'bytes become 2,147,483,647'),
+    (('a.txt', 'text'), (8, b'\x01'), 'encrypted'),
+    (('a.txt', 'text'), (10, b'\x63'), 'compression'),
+    (('a.txt', 'text'), (16, b'\1\2\3\4'), 'broken, cut-off or encrypted zip file .Bad CRC'),
+    (('a.txt', 'text'), (42, b'\xff\xff\xff\x7f'), 'broken, cut-off or encrypted zip file'),
+    (('a\nb.txt', 'text'), None, "the id 'a.zip/a.nb.txt'"),
+    (('a.txt', 'te\0xt'), None, r'a\.zip, a\.txt, line 1: a null byte'),
+  ],
+)
+def test_odd_members_of_zip_files(tmp_path, member, harm, message):
+  with pytest.raises(InputError, match=message):
+    read(zipped(tmp_path / 'a.zip', member, harm=harm))
+
+
+def test_members_begin_with_a_byte_order_mark_or_not(tmp_path):
+  path = zipped(tmp_path / 'a.zip', ('../b.txt', '\ufeffTwo.'), ('a.txt', 'One.'), ('a.txt/', ''))
+  assert [document.text for document in read(path)[0]] == ['Two.', 'One.']
+  assert not (tmp_path.parent / 'b.txt').exists()
+
+
+def test_links_and_pipes_in_a_folder(tmp_path):
+  folder = tmp_path / 'texts'
+  (folder / 'inner').mkdir(parents=True)
+  (folder / 'inner' / 'a.txt').write_text('One.')
+  (folder / 'inner' / 'up').symlink_to('..')
+  (folder / 'b.txt').symlink_to('lost')
+  os.mkfifo(folder / 'c.txt')
+  found, counts = read(folder)
+  assert [document.text for document in found] == ['One.']
+  assert counts['links to a folder above: skipped'] == 1
+  assert counts['pipes, devices and broken links: skipped'] == 2
+  with pytest.raises(InputError, match=r'c\.txt is a pipe or a device'):
+    read(folder / 'c.txt')
 
 
 def test_newlines_end_sentences_and_white_space_becomes_one_space():

@@ -15,6 +15,8 @@ GOOD = {'n': 3, 't': 'x', 'null': None, 'b': True, 'o': {'n': 1}}
     (lambda r: r.optional_text('null'), None),
     (lambda r: r.optional_text('t'), 'x'),
     (lambda r: r.record('o').whole('n', 1, 1), 1),
+    (lambda r: r.number('n'), 3.0),
+    (lambda r: r.number('null', 0.5), 0.5),
   ],
 )
 def test_typed_fields(ask, expected):
@@ -35,6 +37,11 @@ def test_typed_fields(ask, expected):
     (lambda r: r.optional_text('n'), "'n' is 3; expected text"),
     (lambda r: r.record('t'), "'t' is 'x'; expected an object"),
     (lambda r: r.record('o').whole('n', 2, 3), "a.json, 'o': 'n' is 1"),
+    (lambda r: r.number('b'), "'b' is True; expected a finite number"),
+    (lambda r: r.number('t'), "'t' is 'x'; expected a finite number"),
+    (lambda r: r.number('null'), "'null' is missing; expected a finite number"),
+    (lambda r: fields.Record({'a': 10**400}, 'b').number('a'), "'a' is 1000"),
+    (lambda r: fields.Record({'a': float('inf')}, 'b').number('a'), "'a' is inf"),
   ],
 )
 def test_fields_of_another_type_are_named(ask, message):

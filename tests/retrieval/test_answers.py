@@ -5,6 +5,7 @@ import pytest
 
 from dprjax.base.errors import InputError
 from dprjax.formats.trec import run_from_dict
+from dprjax.retrieval import answers as answer_module
 from dprjax.retrieval.answers import answer_recall, has_answer, read_answers, read_passages, wanted
 
 
@@ -144,3 +145,33 @@ def test_passages_without_their_titles(tmp_path):
   assert read_passages(tmp_path / 'twice.tsv', {'0'}) == {'0': 'x'}
   with pytest.raises(InputError, match="passage id '1' is on line 2 and again on line 3"):
     read_passages(tmp_path / 'twice.tsv', {'1'})
+
+
+@pytest.mark.parametrize(
+  'answers',
+  [
+    *('', "['a'", '[' * 5000, '-' * 100_000 + '1', '{[]: 1}', "['a'] * 10**9", '__import__("os")'),
+    '"' + 'x' * 200_000 + '"',
+  ],
+)
+def test_answers_that_are_no_list_are_not_run(tmp_path, answers):
+  (tmp_path / 'a.tsv').write_text(f"who\t['me']\nwho\t{answers}\n")
+  with pytest.raises(InputError, match=r'a\.tsv, line 2: expected question TAB'):
+    read_answers(tmp_path / 'a.tsv')
+
+
+def test_expressions_that_do_not_end(monkeypatch):
+  monkeypatch.setattr(answer_module, '_LONGEST_S', 0.05)
+  with pytest.raises(InputError, match=r'is an expression that takes more than 0.05 s'):
+    has_answer([r'(.*)(.*)(.*)(.*)\4\3\2X[ab]'], 'X' + 'a' * 2000, 'regex')
+  assert not has_answer(['(' * 5000], 'a', 'regex')
+
+
+def test_a_corpus_of_long_quoted_passages_and_of_none(tmp_path):
+  path = tmp_path / 'psgs.tsv'
+  path.write_text('id\ttext\ttitle\n1\t"' + 'x' * 200_000 + '"\tTitle\n')
+  with pytest.raises(InputError, match=r'psgs\.tsv, line 2: field larger than field limit'):
+    read_passages(path, {'1'})
+  path.write_text('id\ttext\ttitle\n')
+  with pytest.raises(InputError, match=r'psgs\.tsv: no passage in it'):
+    read_passages(path, {'1'})

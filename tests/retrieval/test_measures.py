@@ -110,3 +110,30 @@ def test_no_common_query():
     match=r'none of the 3 judged queries is in the run \(judged: q1, q2, q3; in the run: other\)',
   ):
     measure(run_from_dict({'other': {'a': 1.0}}), QRELS)
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    *('nDCG@99999999999999999999', 'AP(rel=99999999999)', 'R@' + '9' * 5000, 'P(rel=[])@5', ''),
+    *(
+      'AP(rel=' + '(' * 5000 + ')',
+      'nDCG(cutoff=nan)',
+      "AP(rel='a')",
+      'AP(__import__=1)',
+      'P@' * 300,
+    ),
+  ],
+)
+def test_measures_with_odd_numbers(name):
+  with pytest.raises(
+    InputError, match=r'the measure .* cannot be computed|unknown measure'
+  ) as found:
+    parse_measures([name])
+  assert len(str(found.value)) < 400
+
+
+def test_a_provider_that_fails():
+  run, qrels = run_from_dict({'q': {'a': 1.0}}), {'q': {'a': 1}}
+  with pytest.raises(InputError, match='the measures Accuracy cannot be computed of these'):
+    measure(run, qrels, ['Accuracy'])
