@@ -1,5 +1,6 @@
 """The distinction of sections by the commands: train, resume, export."""
 
+import bz2
 import pathlib
 import shutil
 
@@ -68,6 +69,13 @@ def test_trains_resumes_exports_and_changes_what_is_trainable_alone(
   status, err = go()
   assert status == 0 and f'resuming after step {earlier} of 12' in err, err
   assert_same_bits(trainable_of(run)[1], trainable)
+
+  # The same sentences, but another dump: the held-out articles might have been trained on.
+  there = dump.read_bytes()
+  dump.write_bytes(bz2.compress(bz2.decompress(there).replace(b'Article 7<', b'Article 7b<')))
+  status, err = go()
+  assert status == 2 and 'dump 1 (wiki.xml.bz2) file' in err and 'was begun with' in err, err
+  dump.write_bytes(there)
 
   best = max(scores, key=scores.__getitem__)
   out = tmp_path / ('prompt.npz' if tuned == 'prompt' else 'tuned')

@@ -107,7 +107,13 @@ def find(
   def read() -> Iterator[str]:
     return (part.text for article in _articles(paths) for part in article.sections)
 
-  return Texts(read, functools.partial(_open, section, config, workdir, devices, paths))
+  return Texts(
+    read, functools.partial(_open, section, config, workdir, devices, paths), _roles(paths)
+  )
+
+
+def _roles(paths: Iterable[epath.Path]) -> dict[str, epath.Path]:
+  return {f'dump {number} ({path.name})': path for number, path in enumerate(paths, start=1)}
 
 
 def _articles(paths: Iterable[epath.Path]) -> Iterator[Article]:
@@ -289,7 +295,7 @@ def _open_store(
     folder,
     'sections',
     settings,
-    {f'dump {number}': path for number, path in enumerate(paths)},
+    _roles(paths),
     draw,
     process_index=jax.process_index(),
     wait_s=_WAIT_S,
