@@ -297,7 +297,7 @@ def test_the_command(data, small, tmp_path, capsys):
   assert lines[by_layer + 2].startswith('| deep2 |') and lines[by_layer + 2].endswith('|  |')
   assert '24 triplets' in output.out and 'section accuracy' in output.out
   assert 'prompted: inspected in' in output.err
-  assert (tmp_path / 'r.svg').read_text().count('<g id="axes_') == 3
+  assert (tmp_path / 'r.svg').read_text().count('<g id="axes_') == 4  # raw vectors have their own
 
 
 def test_columns_and_panels_are_those_with_texts(data, small, tmp_path, capsys):
