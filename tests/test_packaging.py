@@ -37,6 +37,9 @@ EXTRAS = {
   extra: [Requirement(text) for text in texts] for extra, texts in literal('EXTRAS').items()
 }
 
+# Extras whose packages are imported where they are needed.
+OPTIONAL = [*EXTRAS['milvus'], *EXTRAS['tsne']]
+
 
 def pins(path):
   """{canonical name: version} of a constraints file."""
@@ -65,7 +68,7 @@ def distributions(names):
   owners = importlib.metadata.packages_distributions()
   # `orbax` is a namespace that several distributions share.
   namespaces = {'orbax.checkpoint': 'orbax-checkpoint'}
-  optional = {requirement.name for requirement in EXTRAS['milvus']}
+  optional = {requirement.name for requirement in OPTIONAL}
   found = set()
   for name in names:
     full = next(
@@ -85,7 +88,7 @@ def distributions(names):
 
 
 def test_every_import_is_declared():
-  declared = {canonicalize_name(requirement.name) for requirement in (*REQUIRES, *EXTRAS['milvus'])}
+  declared = {canonicalize_name(requirement.name) for requirement in (*REQUIRES, *OPTIONAL)}
   assert (
     sorted(
       distributions(third_party_imports(ROOT / 'dprjax') | third_party_imports(ROOT / 'configs'))
@@ -128,7 +131,7 @@ def test_constraints_are_only_names_and_versions(path):
 def test_constraints_pin_all_requirements(path):
   python = f'{path.stem[2]}.{path.stem[3:]}'
   pinned = pins(path)
-  asked = [*REQUIRES, *EXTRAS['quickstart'], *EXTRAS['milvus'], *EXTRAS['test'], *EXTRAS['dev']]
+  asked = [*REQUIRES, *OPTIONAL, *EXTRAS['quickstart'], *EXTRAS['test'], *EXTRAS['dev']]
   for requirement in asked:
     here = {'python_version': python, 'python_full_version': f'{python}.0', 'sys_platform': 'linux'}
     if requirement.name != 'dprjax' and (
@@ -147,7 +150,7 @@ def test_only_benchmarks_need_heavy_packages():
     assert extra == 'bench' or names.isdisjoint({'torch', 'tensorflow', 'sentence-transformers'}), (
       extra
     )
-  assert EXTRAS.keys() == {'cuda', 'tpu', 'quickstart', 'milvus', 'test', 'dev', 'bench'}
+  assert EXTRAS.keys() == {*('cuda', 'tpu', 'quickstart', 'milvus', 'tsne', 'test', 'dev', 'bench')}
 
 
 def test_the_version_is_in_one_place():

@@ -89,7 +89,8 @@ def make_batches(
   With a ``mix``, each of a query's slots for hard negatives draws a pool in each epoch, and each
   pool has its own order. Negatives that are in both pools are taken once a row, so the next one of
   the un-denoised may come again early. Batches then have one more key, `negative_pool` ``[B, C -
-  1]`` int8, indices of `SLOT_SOURCES`.
+  1]`` int8, indices of `SLOT_SOURCES`. Where the store has categories, they have `categories` ``[B,
+  G]`` int32.
 
   Args:
     batch_size: queries of the global batch; process i has the i-th of ``process_count`` equal
@@ -133,6 +134,8 @@ def make_batches(
     )
   rows_of = shuffle_rows(np.arange(store.num_queries, dtype=np.int32), batch_size, [seed, _SHUFFLE])
   most_relevant = min(max_relevant or store.max_relevant, store.max_relevant)
+  categories = store.categories
+  most_categories = 0 if categories is None else int(categories.counts.max())
 
   def make(step: int, _: Any = None) -> Batch:
     epoch, queries = rows_of(step)
@@ -171,7 +174,13 @@ def make_batches(
       'query_index': queries[own],
       'passage_index': passages[own],
       'relevant': _list_relevant(table.lists(columns[1][own]), passages, most_relevant),
-    } | ({} if mix is None or sources is None else {'negative_pool': sources[own]})
+      **({} if mix is None or sources is None else {'negative_pool': sources[own]}),
+      **(
+        {}
+        if categories is None
+        else {'categories': pad_flat(*categories.take(passages[own, 0]), most_categories, -1)[0]}
+      ),
+    }
 
   return grain.MapDataset.range(store.num_queries // batch_size).map_with_index(make)
 

@@ -21,7 +21,7 @@ import re
 import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,7 +59,10 @@ class _Module:
 
 
 def build(
-  out_dir: files.PathLike, packages: Sequence[str] = PACKAGES, limit: int | None = None
+  out_dir: files.PathLike,
+  packages: Sequence[str] = PACKAGES,
+  limit: int | None = None,
+  categories: bool = False,
 ) -> dict[str, dict[str, int]]:
   """Writes `corpus.jsonl`, `queries.jsonl` and `qrels/{train,dev,test}.tsv`; returns the counts.
 
@@ -73,6 +76,7 @@ def build(
     packages: `stdlib` for the whole standard library, or names of installed packages and modules.
     limit: the approximate largest number of passages, by leaving out whole pages; at least three
       pages are kept.
+    categories: a passage has two, its package and its module.
 
   Raises:
     InputError: a package is not installed, or fewer than three pages have queries.
@@ -122,7 +126,11 @@ def build(
     (folder / 'qrels').mkdir(parents=True)
     _write_jsonl(
       folder / 'corpus.jsonl',
-      ({'_id': entry.name, 'title': entry.name, 'text': entry.body} for entry in found),
+      (
+        {'_id': entry.name, 'title': entry.name, 'text': entry.body}
+        | ({'categories': [entry.page.split('.')[0], entry.page]} if categories else {})
+        for entry in found
+      ),
     )
     _write_jsonl(
       folder / 'queries.jsonl',
@@ -324,7 +332,7 @@ def _public_names(modules: dict[str, _Module]) -> dict[tuple[str, str], str]:
   return {place: rank[-1] for place, rank in best.items()}
 
 
-def _write_jsonl(path: pathlib.Path, rows: Iterator[dict[str, str]]) -> None:
+def _write_jsonl(path: pathlib.Path, rows: Iterator[dict[str, Any]]) -> None:
   path.write_text(
     ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows), encoding='utf-8'
   )

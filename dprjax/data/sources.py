@@ -55,6 +55,8 @@ class Source:
       training queries.
     max_queries: at most this many queries, chosen by hash too.
     strict: fail on an unknown id instead of counting it.
+    categories: the passages' categories are read too (beir, arxiv), and a passage without any is
+      never a positive.
   """
 
   path: str
@@ -68,6 +70,7 @@ class Source:
   held_out: bool = False
   max_queries: int | None = None
   strict: bool = False
+  categories: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +121,22 @@ class Dataset:
     if self.source.strict:
       report.refuse(_UNKNOWN_PASSAGES, self.files['qrels'])
       report.refuse(_UNKNOWN_NEGATIVES, self.files.get('negatives', self.files['qrels']))
+
+  def read_categories(self) -> dict[str, tuple[str, ...]]:
+    """The categories of every passage, by its id, in the order of the file.
+
+    Raises InputError for a bad record, or a format that has no categories.
+    """
+    if self.format == 'beir':
+      read = texts.read_categories(self.files['corpus'])
+    elif self.format == 'arxiv':
+      read = examples.read_categories(self.files['corpus'])
+    else:
+      raise InputError(
+        f'{self.files["corpus"]}: the format {self.format} has no categories; config.data.'
+        'categories needs beir or arxiv'
+      )
+    return {id_: categories for _, id_, categories in read}
 
   def total_passages(self) -> int:
     """How many passages to expect, for a progress bar: lines are counted, not parsed."""

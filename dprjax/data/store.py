@@ -2,7 +2,9 @@
 
     DIR/store.json     what it was made of (files, tokenizer, lengths, prefixes), and the report
     DIR/lengths.npz    tokens of every query and passage; how many passages are relevant to each
-                       query, and how many negatives it has, in all and in each pool
+                       query, and how many negatives it has, in all and in each pool; where they
+                       were asked for, the categories of every passage, as numbers of the names in
+                       store.json
     DIR/passages/      TFDS data set, split 'passages': id, tokens
     DIR/queries/       TFDS data set, split 'queries': id, tokens, rows of passages (positives,
                        relevant, negatives), and the negatives' pools
@@ -30,7 +32,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
 from dprjax.data import fingerprint, sources, table
 from dprjax.data.sources import Dataset, Source
-from dprjax.data.table import Integers
+from dprjax.data.table import Integers, Lists
 from dprjax.data.text import Tokenizer
 from dprjax.formats import examples
 from dprjax.formats.texts import Passage, Query
@@ -74,6 +76,7 @@ class Store:
     query_lengths, passage_lengths: tokens of each row, special tokens included.
     negative_counts, relevant_counts: hard negatives and relevant passages of each query.
     undenoised_counts, denoised_counts: its negatives in each pool; one may be in both.
+    categories: of each passage, as places in ``category_names``; None if they were not asked for.
   """
 
   path: epath.Path
@@ -87,6 +90,8 @@ class Store:
   denoised_counts: jt.Int32[np.ndarray, 'queries']
   queries: table.Table
   passages: table.Table
+  categories: Lists | None = None
+  category_names: tuple[str, ...] = ()
 
   @property
   def num_queries(self) -> int:
@@ -124,6 +129,9 @@ def open_store(directory: files.PathLike) -> Store:
   """
   path = epath.Path(directory)
   description, lengths = fingerprint.open_built(path, 'store', FORMAT_VERSION)
+  if 'category_flat' in lengths:
+    lengths['categories'] = Lists(lengths.pop('category_flat'), lengths.pop('category_counts'))
+    lengths['category_names'] = tuple(description['categories'])
   return Store(
     path=path,
     settings=description['settings'],
@@ -165,6 +173,7 @@ def build_store(
       key: value
       for key, value in dataclasses.asdict(source).items()
       if key not in ('path', 'corpus', 'queries', 'qrels', 'negatives', 'strict')
+      and (key != 'categories' or value)  # a store without them stays as it was
     },
     'tokenizer_sha256': tokenizer.sha256,
     'query_max_length': query_max_length,
@@ -187,12 +196,19 @@ def build_store(
   def build(aside: epath.Path, parts: list[epath.Path]) -> fingerprint.Built:
     dataset = sources.load_dataset(source)
     passages = write_passages(aside / 'passages', dataset)
+    description: dict[str, Any] = {'pad_id': tokenizer.pad_id}
+    categories: dict[str, np.ndarray] = {}
+    if source.categories:
+      categories, description['categories'] = _number_categories(dataset, passages)
+      # As a passage without text, one without categories is never a positive.
+      bare = np.flatnonzero(categories['category_counts'] == 0)
+      passages.empty.update(bare.tolist())
     lengths = _write_queries(
       aside / 'queries', dataset, tokenizer, query_prefix, query_max_length, passages
     )
     lengths['passage_lengths'], cut = _gather(aside / 'passages', passages.part, parts, wait_s)
     dataset.report.counts[f'passages of more than {passage_max_length} tokens: cut'] += cut
-    return fingerprint.Built(lengths, dataset.report, {'pad_id': tokenizer.pad_id})
+    return fingerprint.Built(lengths | categories, dataset.report, description)
 
   def build_part(aside: epath.Path) -> None:
     part = write_passages(aside, sources.load_dataset(source)).part
@@ -295,6 +311,29 @@ def _write_passages(
   return _Passages(_Part(shards.reshape(-1, 3), all_lengths, np.array(cut)), rows, empty)
 
 
+def _number_categories(
+  dataset: Dataset, passages: _Passages
+) -> tuple[dict[str, np.ndarray], list[str]]:
+  """The categories of every row, for lengths.npz, and their names, by their first mention.
+
+  A text that has several ids has the categories of all of them.
+  """
+  numbers: dict[str, int] = {}
+  of_row: list[dict[int, None]] = [{} for _ in passages.part.lengths]
+  for id_, categories in dataset.read_categories().items():
+    if not categories:
+      dataset.report.count('passages without categories: kept, never a positive', id_)
+    own = of_row[passages.rows[id_]]
+    own.update((numbers.setdefault(name, len(numbers)), None) for name in categories)
+  if not numbers:
+    raise InputError(
+      f'{dataset.files["corpus"]}: no passage has categories, which config.data.categories asks for'
+    )
+  counts = np.array([len(own) for own in of_row], np.int32)
+  flat = np.array([number for own in of_row for number in own], np.int32)
+  return {'category_flat': flat, 'category_counts': counts}, list(numbers)
+
+
 def _gather(
   folder: epath.Path, own: _Part, parts: list[epath.Path], wait_s: float
 ) -> tuple[jt.Int32[np.ndarray, 'passages'], int]:
@@ -328,6 +367,8 @@ def _write_queries(
 ) -> dict[str, np.ndarray]:
   """Writes the queries and their passages; returns the arrays of lengths.npz."""
   report, rows = dataset.report, passages.rows
+  missing = 'neither text nor categories' if dataset.source.categories else 'no text'
+  skipped = f'queries whose positives are unknown or have {missing}: skipped'
 
   def positives_of(query: Query) -> list[int]:
     return [rows[name] for name in dataset.positives(query.id) if name in rows]
@@ -345,7 +386,7 @@ def _write_queries(
       for query, ids in zip(chunk, tokens, strict=True):
         positives = dict.fromkeys(row for row in positives_of(query) if row not in passages.empty)
         if not positives:
-          report.count('queries whose positives are unknown or have no text: skipped', query.id)
+          report.count(skipped, query.id)
           continue
         pools: dict[int, int] = collections.defaultdict(int)
         for negative in dataset.negatives.get(query.id, ()):

@@ -45,6 +45,12 @@ class Lists(NamedTuple):
     """The list that each entry of ``flat`` belongs to."""
     return np.repeat(np.arange(len(self.counts)), self.counts)
 
+  def take(self, rows: jt.Int[np.ndarray, 'n']) -> 'Lists':
+    """The lists of these rows."""
+    counts = self.counts[rows]
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return Lists(self.flat[np.repeat(self.starts[rows], counts) + within], counts)
+
 
 class ShardSize(NamedTuple):
   """The size of one file of a table."""

@@ -5,7 +5,7 @@
 | dpr | `{question, positive_ctxs, negative_ctxs, hard_negative_ctxs}` |
 | tevatron | `{query_id, query, positive_passages, negative_passages}` |
 | flagembedding | `{query, pos: [text], neg: [text]}` |
-| arxiv | `{id, title, abstract}`: the title is the query, the abstract its passage |
+| arxiv | `{id, title, abstract, categories}`: the title is the query, the abstract its passage |
 
 DPR's passages are `{title, text, passage_id}`, Tevatron's `{docid, title, text}`. To Tevatron's
 negatives mining adds `retriever`, `rank`, `score` and `pools`. A file is jsonl or one JSON array.
@@ -78,6 +78,13 @@ def read_passages(format: str, path: epath.Path) -> Iterator[tuple[int, Passage]
         yield number, passage
 
 
+def read_categories(path: epath.Path) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+  """Yields (number, id, categories) of the papers of an arXiv file."""
+  for number, where, values in files.read_records(path, 'data file'):
+    record = Record(values, where)
+    yield number, record.id('id'), record.labels('categories')
+
+
 def detect_format(path: epath.Path) -> str:
   """The format of a file, by its first record's keys. Raises InputError if none fits."""
   for _, _, values in files.read_records(path, 'data file'):
@@ -145,8 +152,9 @@ def _flagembedding(record: Record, number: str, passage: _MakePassage) -> Exampl
 
 def _arxiv(record: Record, number: str, passage: _MakePassage) -> Example:
   id_ = record.id('id')
-  abstract = Passage(id_, record.text('abstract').strip())
-  return Example(Query(id_, record.text('title').strip()), [abstract], [])
+  # A paper without a title or an abstract is counted and skipped, not refused.
+  abstract = Passage(id_, record.text('abstract', '').strip())
+  return Example(Query(id_, record.text('title', '').strip()), [abstract], [])
 
 
 _FORMATS = {

@@ -12,6 +12,9 @@ from dprjax.base.files import PathLike, read_lines
 # bytes of a command line that are no UTF-8.
 _BAD_ID = re.compile(r'^\s|\s$|[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff]|^$')
 
+_LABELS = 'a list of texts that are not empty and have no spaces around them'
+_MOST_LABELS = 1000
+
 
 def check_id(id_: str, where: str) -> str:
   """The id, if files and runs can hold it.
@@ -93,6 +96,21 @@ class Record(NamedTuple):
   def texts(self, key: str, expected: str = 'a list of texts', optional: bool = False) -> list[str]:
     """The list of texts under ``key``; empty if it is ``optional`` and absent."""
     return self._list(key, str, expected, optional)
+
+  def labels(self, key: str) -> tuple[str, ...]:
+    """The labels under ``key``, each once: a list of them, or one text with spaces in between.
+
+    None, if the key is absent or null. There may be 1,000 at most.
+    """
+    value = self.values.get(key)
+    if value is None:
+      return ()
+    names = value.split() if isinstance(value, str) else self.texts(key, _LABELS)
+    if len(names) > _MOST_LABELS:
+      raise InputError(f'{self.where}: {key!r} has {len(names):,} labels; expected 1,000 at most')
+    if not all(name.strip() == name != '' for name in names):
+      raise self._wrong(key, _LABELS)
+    return tuple(dict.fromkeys(names))
 
   def records(self, key: str, expected: str, optional: bool = False) -> list['Record']:
     """The list of objects under ``key``; empty if it is ``optional`` and absent."""

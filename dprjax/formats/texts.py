@@ -2,7 +2,7 @@
 
 | file | queries | passages |
 |---|---|---|
-| .json, .jsonl (BEIR) | `{_id, text}` | `{_id, title, text}`; the title may be absent |
+| .json, .jsonl (BEIR) | `{_id, text}` | `{_id, text, title, categories}`; two are optional |
 | other (MS MARCO) | id text | id text; id title text; or id url title body |
 
 Columns are separated by tabs. Three are those of the titled corpus that RocketQA and coCondenser
@@ -128,6 +128,13 @@ def read_texts(
       yield text
   if not number:
     raise InputError(f'{found}: no {kind} in it')
+
+
+def read_categories(path: files.PathLike) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+  """Yields (line number, id, categories) of a BEIR corpus.jsonl."""
+  for number, values in files.read_jsonl(path, 'corpus file'):
+    record = Record(values, f'{path}, line {number}')
+    yield number, record.id('_id'), record.labels('categories')
 
 
 def _parse_record(line: str, where: str) -> Entry:

@@ -121,7 +121,7 @@ def find_splits(section: ConfigDict, workdir: epath.Path, seed: int) -> Splits:
   if format == 'docstrings':
     path, format = str(workdir / 'data'), 'beir'
     if not epath.Path(path).exists():
-      docstrings.build(path, packages=section.dir.split(','))
+      docstrings.build(path, section.dir.split(','), categories=section.categories)
   hold_out = (section.hold_out, seed) if section.hold_out and not section.dev_split else None
   train = sources.Source(
     path,
@@ -131,10 +131,13 @@ def find_splits(section: ConfigDict, workdir: epath.Path, seed: int) -> Splits:
     hold_out=hold_out,
     max_queries=section.max_queries or None,
     strict=section.strict,
+    categories=section.categories,
   )
   dev = None
   if section.dev_split:
-    dev = sources.Source(path, format, section.dev_split, strict=section.strict)
+    dev = sources.Source(
+      path, format, section.dev_split, strict=section.strict, categories=section.categories
+    )
   elif hold_out:
     dev = dataclasses.replace(train, negatives=None, held_out=True, max_queries=None)
   return Splits(section, workdir, train, dev)

@@ -200,6 +200,9 @@ def _knobs() -> types.SimpleNamespace:
   c.data.hold_out = number(0.0, least=0, below=1)
   # training queries used, chosen by a hash of their ids; 0: all
   c.data.max_queries = whole(0, least=0, most=10**12)
+  # the passages' categories come with the batch (beir, arxiv, docstrings); one without any is never
+  # a positive
+  c.data.categories = switch(False)
   c.data.strict = switch(False)  # unknown ids in qrels are an error, and not only counted
   c.data.query_max_length = whole(32, least=3, most=8192)  # tokens, special ones included
   c.data.passage_max_length = whole(128, least=3, most=8192)

@@ -143,6 +143,29 @@ def test_a_batch_is_as_the_architecture_says(made):
       assert sorted(relevant[relevant >= 0]) == sorted(rows[query]['relevant'])
 
 
+def test_categories_are_those_of_the_positive(made):
+  rng = np.random.default_rng(3)
+  of_passage = [rng.permutation(9)[: rng.integers(1, 5)] for _ in range(PASSAGES)]
+  lists = table.Lists(
+    np.concatenate(of_passage).astype(np.int32), np.array(list(map(len, of_passage)), np.int32)
+  )
+  labelled = dataclasses.replace(
+    made[0], categories=lists, category_names=tuple(f'c{i}' for i in range(9))
+  )
+  widest = max(map(len, of_passage))
+  plain, found = take(made[0], 9), take(labelled, 9)
+  parts = [take(labelled, 9, process_index=i, process_count=2) for i in range(2)]
+  for step, batch in enumerate(found):
+    categories = batch.pop('categories')
+    assert categories.dtype == np.int32 and categories.shape == (BATCH, widest)
+    for row, passage in zip(categories.tolist(), batch['passage_index'][:, 0], strict=True):
+      own = of_passage[passage].tolist()
+      assert row == own + [-1] * (widest - len(own))
+    halves = [part[step]['categories'] for part in parts]
+    np.testing.assert_array_equal(np.concatenate(halves), categories)
+  assert digest(found) == digest(plain)
+
+
 def test_positives_are_positive_and_negatives_are_not(made):
   opened, rows = made
   for query, (positive, *negatives), _ in queries_of(take(opened, 30)):

@@ -1,5 +1,6 @@
 """The store: what it holds, that TFDS reads it, and when it is built again."""
 
+import concurrent.futures
 import json
 import logging
 import os
@@ -124,6 +125,150 @@ def test_rows(folder, tokenizer, caplog):
     'store: built',
   ):
     assert caplog.text.count(line) == 1, line
+
+
+CATEGORIES = {
+  'd1': ['cs.CL', 'stat.ML'],
+  'd2': 'cs.CL math.AG cs.CL',
+  'copy': ['hep-th', 'cs.CL'],
+  'blank': ['hep-ex'],
+}  # d4 has none
+
+
+@pytest.fixture
+def labelled(folder):
+  """``folder`` with categories."""
+  write_jsonl(
+    folder / 'corpus.jsonl',
+    (
+      {'_id': id_, 'text': words}
+      | ({'categories': CATEGORIES[id_]} if id_ in CATEGORIES else {'categories': None})
+      for id_, words in CORPUS.items()
+    ),
+  )
+  return folder
+
+
+def build_with_categories(folder, tokenizer, out, **kwargs):
+  source = Source(str(folder), negatives=str(folder / 'mined.jsonl'), categories=True)
+  options = {'query_max_length': 16, 'passage_max_length': 8, 'wait_s': 60}
+  return store.build_store(source, tokenizer, out, **options, **kwargs)
+
+
+def test_categories(labelled, tokenizer, tmp_path, caplog):
+  caplog.set_level(logging.INFO)
+  built = build_with_categories(labelled, tokenizer, tmp_path / 'store')
+  assert built.category_names == ('cs.CL', 'stat.ML', 'math.AG', 'hep-th', 'hep-ex')
+  # The row of d1 and its copy has the categories of both.
+  assert built.categories.counts.tolist() == [3, 2, 1, 0]
+  assert built.categories.flat.tolist() == [0, 1, 3, 0, 2, 4]
+  # The twin's one positive, d4, has no categories.
+  assert built.query_ids(np.arange(built.num_queries)) == ['q1', 'q2']
+  assert '1 passages without categories: kept, never a positive (d4)' in caplog.text
+  assert '2 queries whose positives are unknown or have neither text nor categories: skipped' in (
+    caplog.text
+  )
+  # Passages are what they are without them.
+  plain = build(labelled, tokenizer)
+  assert plain.categories is None and 'categories' not in plain.settings['source']
+  for table_file in (plain.path / 'passages').iterdir():
+    assert table_file.read_bytes() == (built.path / 'passages' / table_file.name).read_bytes()
+
+
+def test_categories_are_the_same_for_any_number_of_processes(
+  labelled, tokenizer, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(store, '_SHARD_ROWS', 1)
+  one = build_with_categories(labelled, tokenizer, tmp_path / 'one')
+  with concurrent.futures.ThreadPoolExecutor(3) as pool:
+    futures = [
+      pool.submit(
+        build_with_categories,
+        labelled,
+        tokenizer,
+        tmp_path / 'three',
+        process_index=process,
+        process_count=3,
+      )
+      for process in range(3)
+    ]
+    stores = [future.result() for future in futures]
+  for made in stores:
+    assert made.category_names == one.category_names
+    np.testing.assert_array_equal(made.categories.flat, one.categories.flat)
+    np.testing.assert_array_equal(made.categories.counts, one.categories.counts)
+  assert contents(tmp_path / 'one') == contents(tmp_path / 'three')
+
+
+@pytest.mark.parametrize(
+  'categories, message',
+  [
+    (3, r"corpus\.jsonl, line 1: 'categories' is 3; expected a list of texts"),
+    ([['cs.CL']], "line 1: 'categories' is"),
+    (['cs.CL', ''], "line 1: 'categories' is"),
+    ([f'c{i}' for i in range(1001)], "line 1: 'categories' has 1,001 labels"),
+    ([], 'no passage has categories'),
+    ('', 'no passage has categories'),
+  ],
+)
+def test_bad_categories(folder, tokenizer, tmp_path, categories, message):
+  write_jsonl(
+    folder / 'corpus.jsonl',
+    (
+      {'_id': id_, 'text': words} | ({'categories': categories} if id_ == 'd1' else {})
+      for id_, words in CORPUS.items()
+    ),
+  )
+  with pytest.raises(InputError, match=message):
+    build_with_categories(folder, tokenizer, tmp_path / 'store')
+  build(folder, tokenizer)  # who does not ask for them does not read them
+
+
+def test_formats_without_categories(folder, tokenizer, tmp_path):
+  path = tmp_path / 'data.jsonl'
+  write_jsonl(path, [{'query': 'a', 'pos': ['b'], 'neg': []}])
+  with pytest.raises(InputError, match='flagembedding has no categories'):
+    store.build_store(
+      Source(str(path), categories=True),
+      tokenizer,
+      tmp_path / 'store',
+      query_max_length=8,
+      passage_max_length=8,
+    )
+
+
+def test_papers_without_title_abstract_or_categories_are_counted_and_skipped(
+  tokenizer, tmp_path, caplog
+):
+  caplog.set_level(logging.INFO)
+  path = tmp_path / 'papers.jsonl'
+  write_jsonl(
+    path,
+    [
+      {'id': 'whole', 'title': 'cats', 'abstract': 'cats sat', 'categories': ['cs.CL']},
+      {'id': 'old', 'title': 'dogs', 'abstract': 'dogs bark', 'categories': 'hep-th cs.CL'},
+      {'id': 'no title', 'abstract': 'fish swim', 'categories': ['cs.CL']},
+      {'id': 'null abstract', 'title': 'fish', 'abstract': None, 'categories': ['cs.CL']},
+      {'id': 'no categories', 'title': 'sea', 'abstract': 'the sea'},
+    ],
+  )
+  built = store.build_store(
+    Source(str(path), categories=True),
+    tokenizer,
+    tmp_path / 'store',
+    query_max_length=8,
+    passage_max_length=8,
+  )
+  assert built.query_ids(np.arange(built.num_queries)) == ['whole', 'old']
+  assert built.category_names == ('cs.CL', 'hep-th')
+  for line in (
+    '1 queries without text: skipped (no title)',
+    '1 passages without text: kept, never a positive (null abstract)',
+    '1 passages without categories: kept, never a positive (no categories)',
+    '2 queries whose positives are unknown or have neither text nor categories: skipped '
+    '(null abstract, no categories)',
+  ):
+    assert line in caplog.text
 
 
 def test_tfds_reads_it(folder, tokenizer):

@@ -49,6 +49,27 @@ def test_fields_of_another_type_are_named(ask, message):
     ask(fields.Record(GOOD, 'a.json'))
 
 
+@pytest.mark.parametrize(
+  'value, expected',
+  [
+    (['cs.CL', 'stat.ML', 'cs.CL'], ('cs.CL', 'stat.ML')),
+    ('hep-ph  hep-th\n', ('hep-ph', 'hep-th')),
+    (['two words'], ('two words',)),
+    ([], ()),
+    (None, ()),
+  ],
+)
+def test_labels(value, expected):
+  assert fields.Record({'categories': value}, 'a').labels('categories') == expected
+  assert fields.Record({}, 'a').labels('categories') == ()
+
+
+@pytest.mark.parametrize('value', [1, {'a': 1}, ['a', 1], [' a'], [''], True])
+def test_bad_labels(value):
+  with pytest.raises(InputError, match=r"a\.jsonl, line 3: 'categories' is"):
+    fields.Record({'categories': value}, 'a.jsonl, line 3').labels('categories')
+
+
 @pytest.mark.parametrize('content', ['d7\n\nd1\n', '\ufeffd7\nd1', 'd7\r\nd1\r\n'])
 def test_lists_of_ids(tmp_path, content):
   path = tmp_path / 'ids.txt'

@@ -1,0 +1,527 @@
+"""Topics of a corpus: found once by hLDA, LDA or k-means, then read from any text's own words.
+
+A topic model is the words that it knows, their distribution in a background (of hLDA: the root) and
+in each of the Ks largest topics, and each topic's words to show. A text's distribution over the
+topics (Topic-DPR Eq. 1) is fitted by EM with these distributions fixed: the same function for the
+documents that the topics are of, for others, and for queries.
+
+The file holds arrays alone, under these names, which a prompt file of kind topic has as well:
+
+| array | shape | what |
+|---|---|---|
+| topics/meta | U | JSON: format, version, kind, and how it was made |
+| topics/vocabulary | [V] U | the words, ascending |
+| topics/distributions | [1 + Ks, V] float32 | of words: the background, then the topics |
+| topics/words | [Ks, W] int32 | a topic's words, most probable first; -1 where it has no more |
+| topics/sizes | [Ks] int64 | documents of each topic; the largest comes first |
+"""
+
+import collections
+import dataclasses
+import functools
+import itertools
+import json
+import logging
+import re
+import unicodedata
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jaxtyping as jt
+import numpy as np
+
+from dprjax.base import arrays as npz
+from dprjax.base import files, version
+from dprjax.base.errors import InputError
+from dprjax.base.progress import Progress
+
+FORMAT = 'dprjax.topics'
+VERSION = 1
+KINDS = ('hlda', 'lda', 'kmeans')
+ARRAYS = tuple(
+  f'topics/{name}' for name in ('meta', 'vocabulary', 'distributions', 'words', 'sizes')
+)
+
+_WORD = re.compile(r'[^\W\d_]{3,}')
+_LONGEST_WORD = 40  # letters; longer ones are no words
+# NLTK's English list, what the words above find of it.
+_STOP_WORDS = frozenset(
+  """
+  about above after again against ain all and any are aren because been before being below
+  between both but can couldn did didn does doesn doing don down during each few for from
+  further had hadn has hasn have haven having her here hers herself him himself his how into isn
+  its itself just mightn more most mustn myself needn nor not now off once only other our ours
+  ourselves out over own same shan she should shouldn some such than that the their theirs them
+  themselves then there these they this those through too under until very was wasn were weren
+  what when where which while who whom why will with won wouldn you your yours yourself
+  yourselves
+  """.split()  # noqa: SIM905
+)
+_SHOWN = 256  # words that are kept of a topic, to be shown and to make a prompt of
+_EM_STEPS = 50
+_CHUNK = 2048  # texts that EM fits at a time
+_SWEEPS_AT_ONCE = 10
+_DEPTH = 3  # levels of hLDA, the root among them
+_RESTARTS = 5  # of k-means
+
+logger = logging.getLogger('dprjax')
+
+
+@dataclasses.dataclass(frozen=True)
+class Topics:
+  """A topic model; see the module.
+
+  Attributes:
+    meta: its kind, and how it was made.
+    names: the words of each topic, most probable first.
+    sizes: documents of each topic; the largest comes first.
+    vocabulary: the words that it knows, ascending.
+    distributions: of words, in the background and in each topic.
+  """
+
+  meta: dict[str, Any]
+  names: list[list[str]]
+  sizes: jt.Int64[np.ndarray, 'Ks']
+  vocabulary: list[str]
+  distributions: jt.Float32[np.ndarray, '1+Ks V']
+
+  def __len__(self) -> int:
+    return len(self.sizes)
+
+  def distribution(self, texts: Sequence[str]) -> jt.Float32[np.ndarray, 'n Ks']:
+    """Each text's distribution over the topics, the background left out (Eq. 1).
+
+    It depends on the text alone. A text without a known word has that of the documents.
+    """
+    found = np.tile(self.sizes / self.sizes.sum(), (len(texts), 1))
+    for start in range(0, len(texts), _CHUNK):
+      rows, mixtures = self._fit_mixtures(texts[start : start + _CHUNK])
+      own = mixtures[:, 1:].sum(axis=1, keepdims=True)
+      sound = own[:, 0] > 0  # not so where the background explains all
+      found[start + rows[sound]] = mixtures[sound, 1:] / own[sound]
+    return found.astype(np.float32)
+
+  def assign(self, texts: Sequence[str]) -> jt.Int32[np.ndarray, 'n']:
+    """Each text's most probable topic: the largest one where no word is known."""
+    return self.distribution(texts).argmax(axis=1).astype(np.int32)
+
+  def count_known(self, texts: Sequence[str]) -> jt.Int64[np.ndarray, 'n']:
+    """How many of each text's words are known."""
+    places = self._places
+    return np.array([sum(word in places for word in words(text)) for text in texts], np.int64)
+
+  def check_shares(self, texts: Sequence[str], where: str) -> None:
+    """Raises InputError, which names ``where``, if no text has a known word."""
+    if not self.count_known(texts).any():
+      raise InputError(
+        f'{where}: none of its {len(texts):,} texts has a word that the topics know, which are '
+        f'{", ".join(self.names[0][:3])}, ...; give the topics of this corpus'
+      )
+
+  def arrays(self) -> dict[str, np.ndarray]:
+    """The arrays of the file, by name."""
+    places = self._places
+    longest = max(map(len, self.names))
+    numbers = [[places[word] for word in name] for name in self.names]
+    return {
+      'topics/meta': np.array(json.dumps(self.meta, ensure_ascii=False)),
+      'topics/vocabulary': np.array(self.vocabulary, np.str_),
+      'topics/distributions': self.distributions,
+      'topics/words': np.array([row + [-1] * (longest - len(row)) for row in numbers], np.int32),
+      'topics/sizes': self.sizes,
+    }
+
+  @classmethod
+  def from_arrays(cls, arrays: Mapping[str, np.ndarray], where: str = 'topics') -> 'Topics':
+    """The topic model of `arrays`; other arrays are passed over.
+
+    Raises:
+      InputError: an array is missing, or is not what the module says; the message begins with
+        ``where``.
+    """
+    return _from_arrays(arrays, where)
+
+  @functools.cached_property
+  def _places(self) -> dict[str, int]:
+    return {word: number for number, word in enumerate(self.vocabulary)}
+
+  def _fit_mixtures(
+    self, texts: Sequence[str]
+  ) -> tuple[jt.Int64[np.ndarray, 'm'], jt.Float64[np.ndarray, 'm 1+Ks']]:
+    """The texts that have known words, and their mixtures of background and topics, by EM."""
+    places = self._places
+    counted = [
+      sorted(collections.Counter(places[w] for w in words(text) if w in places).items())
+      for text in texts
+    ]
+    rows = np.flatnonzero([bool(row) for row in counted])
+    if not len(rows):
+      return rows, np.empty((0, len(self) + 1))
+    lengths = np.array([len(counted[row]) for row in rows])
+    flat = np.array([pair for row in rows for pair in counted[row]], np.int64)
+    starts = np.cumsum(lengths) - lengths
+    owners = np.repeat(np.arange(len(rows)), lengths)
+    counts = flat[:, 1].astype(np.float64)
+    likelihoods = self.distributions[:, flat[:, 0]].astype(np.float64)  # [1 + Ks, words]
+    mixtures = np.full((len(self) + 1, len(rows)), 1 / (len(self) + 1))
+    totals = np.add.reduceat(counts, starts)
+    for _ in range(_EM_STEPS):
+      shares = mixtures[:, owners] * likelihoods
+      shares *= counts / np.maximum(shares.sum(axis=0), np.finfo(np.float64).tiny)
+      mixtures = np.add.reduceat(shares, starts, axis=1) / totals
+    return rows, mixtures.T
+
+
+def words(text: str) -> list[str]:
+  """The text's words of three letters or more, in lower case, without stop words."""
+  found = _WORD.findall(unicodedata.normalize('NFC', text).lower())
+  return [word for word in found if word not in _STOP_WORDS and len(word) <= _LONGEST_WORD]
+
+
+def load_topics(path: files.PathLike) -> Topics:
+  """Reads a topic model.
+
+  Raises:
+    InputError: it is missing, damaged, no npz of a topic model, or of a newer version.
+  """
+  return Topics.from_arrays(npz.read_arrays(path, 'topics'), str(path))
+
+
+def save_topics(path: files.PathLike, topics: Topics) -> None:
+  """Writes a topic model, whole or not at all; the same model makes the same bytes."""
+  npz.write_arrays(path, topics.arrays())
+
+
+def _from_arrays(arrays: Mapping[str, np.ndarray], where: str) -> Topics:
+  if missing := [name for name in ARRAYS if name not in arrays]:
+    raise InputError(
+      f'{where}: no array {missing[0]}, so this is no topic model; make one with python -m '
+      'dprjax.topics'
+    )
+  meta_array, vocabulary_array, distributions, shown, sizes = (arrays[name] for name in ARRAYS)
+
+  def refuse(name: str, problem: str) -> InputError:
+    return InputError(f'{where}, array topics/{name}: {problem}; make the topics again')
+
+  meta = _read_meta(meta_array, where)
+  if vocabulary_array.ndim != 1 or vocabulary_array.dtype.kind != 'U' or not vocabulary_array.size:
+    raise refuse('vocabulary', 'it is no list of words')
+  try:
+    vocabulary = vocabulary_array.tolist()
+    ''.join(vocabulary).encode()
+  except ValueError as error:  # a code that is no character
+    raise refuse('vocabulary', f'it is no text ({error})') from error
+  if any(one >= other for one, other in itertools.pairwise(vocabulary)):
+    raise refuse('vocabulary', 'its words do not ascend')
+  if sizes.ndim != 1 or sizes.dtype.kind not in 'iu' or not sizes.size:
+    raise refuse('sizes', f'expected whole numbers [Ks], found {sizes.dtype} {list(sizes.shape)}')
+  if sizes.min() < 0 or sizes.max() < 1 or sizes.max() > 2**53 or sizes.argmax():
+    raise refuse('sizes', 'expected counts of documents, the largest first')
+  expected = (1 + len(sizes), len(vocabulary))
+  if distributions.dtype != np.float32 or distributions.shape != expected:
+    raise refuse(
+      'distributions',
+      f'expected float32 {list(expected)}, found {distributions.dtype} {list(distributions.shape)}',
+    )
+  if not np.isfinite(distributions).all() or distributions.min() < 0:
+    raise refuse('distributions', 'it holds values that are no probabilities')
+  if abs(distributions.sum(axis=1, dtype=np.float64) - 1).max() > 1e-3:
+    raise refuse('distributions', 'its rows do not add up to 1')
+  if not (distributions.max(axis=0) > 0).all():
+    raise refuse('distributions', 'a word has the probability 0 everywhere')
+  if shown.ndim != 2 or shown.dtype.kind != 'i' or len(shown) != len(sizes) or not shown.size:
+    raise refuse('words', f'expected whole numbers [{len(sizes)}, W], found {list(shown.shape)}')
+  if shown.min() < -1 or shown.max() >= len(vocabulary) or shown[:, 0].min() < 0:
+    raise refuse('words', 'it names words that are not in the vocabulary, or none of a topic')
+  if ((shown[:, :-1] < 0) & (shown[:, 1:] >= 0)).any():
+    raise refuse('words', 'a topic has a gap between its words')
+  names = [[vocabulary[number] for number in row if number >= 0] for row in shown.tolist()]
+  return Topics(meta, names, sizes.astype(np.int64), vocabulary, distributions)
+
+
+def _read_meta(array: np.ndarray, where: str) -> dict[str, Any]:
+  place = f'{where}, array topics/meta'
+  try:
+    text = array.item() if array.ndim == 0 and array.dtype.kind == 'U' else ''
+  except ValueError:  # a code that is no character
+    text = ''
+  meta = files.parse_object(text, place)
+  if meta.get('format') != FORMAT:
+    raise InputError(f'{place}: the format is {meta.get("format")!r:.40}, expected {FORMAT!r}')
+  if meta.get('version') != VERSION or isinstance(meta.get('version'), bool):
+    raise InputError(
+      f'{place}: version {meta.get("version")!r:.40} of the format; this dprjax reads {VERSION}'
+    )
+  if not isinstance(meta.get('kind'), str) or meta['kind'] not in KINDS:
+    raise InputError(f'{place}: the kind is {meta.get("kind")!r:.40}, expected {", ".join(KINDS)}')
+  return meta
+
+
+class Settings(NamedTuple):
+  """How topics are found.
+
+  Attributes:
+    kind: one of `KINDS`.
+    topics: Ks, how many are kept.
+    sweeps: of Gibbs sampling, over all documents.
+    alpha, eta: Dirichlet parameters: of a document's levels or topics, and of a topic's words.
+    gamma: how readily hLDA opens a new topic.
+    min_documents: that a word must be in.
+    seed: of all draws.
+  """
+
+  kind: str = 'hlda'
+  topics: int = 5
+  sweeps: int = 200
+  alpha: float = 0.1
+  eta: float = 0.3
+  gamma: float = 1.0
+  min_documents: int = 5
+  seed: int = 0
+
+
+class Fitted(NamedTuple):
+  """Topics and what was seen when they were found.
+
+  Attributes:
+    topics: the model.
+    own: each document's topic by the method itself; -1: a topic that was dropped, or none.
+    assigned: its topic by the model.
+    all_sizes: documents of every topic that was found, descending.
+  """
+
+  topics: Topics
+  own: jt.Int32[np.ndarray, 'documents']
+  assigned: jt.Int32[np.ndarray, 'documents']
+  all_sizes: list[int]
+
+  @property
+  def agreement(self) -> float:
+    """In which part of the documents of kept topics the model and the method agree."""
+    kept = self.own >= 0
+    return float(np.mean(self.own[kept] == self.assigned[kept])) if kept.any() else float('nan')
+
+
+class _Found(NamedTuple):
+  """What a method finds: token counts in the background and in each topic, the words' ranks, and
+  each document's topic (-1: none).
+  """
+
+  background: jt.Float64[np.ndarray, 'V']
+  counts: jt.Float64[np.ndarray, 'topics V']
+  ranks: jt.Float64[np.ndarray, 'topics V']
+  own: jt.Int64[np.ndarray, 'documents']
+
+
+def fit(
+  texts: Sequence[str],
+  settings: Settings,
+  vectors: jt.Float[np.ndarray, 'documents H'] | None = None,
+  where: str = 'the documents',
+) -> Fitted:
+  """Finds the topics of documents.
+
+  Args:
+    texts: the documents.
+    settings: see `Settings`.
+    vectors: of the documents, for k-means.
+    where: the documents' name, for messages.
+
+  Raises:
+    InputError: too few words or documents, or fewer topics than asked for.
+  """
+  tokens = [words(text) for text in texts]
+  spread = collections.Counter(word for row in tokens for word in set(row))
+  vocabulary = sorted(word for word, count in spread.items() if count >= settings.min_documents)
+  if not vocabulary:
+    raise InputError(
+      f'{where}: of {len(spread):,} words none is in {settings.min_documents} of the '
+      f'{len(texts):,} documents or more; give more documents'
+    )
+  places = {word: number for number, word in enumerate(vocabulary)}
+  rows = [[places[word] for word in row if word in places] for row in tokens]
+  used = np.flatnonzero([bool(row) for row in rows])
+  if len(used) < settings.topics:
+    raise InputError(
+      f'{where}: {len(used):,} documents with words for {settings.topics} topics; give more '
+      'documents'
+    )
+  kept = [rows[i] for i in used]
+  if settings.kind == 'hlda':
+    found = _find_hlda(kept, vocabulary, settings)
+  elif settings.kind == 'lda':
+    found = _find_lda(kept, vocabulary, settings)
+  else:
+    if vectors is None:
+      raise ValueError('k-means needs vectors')
+    found = _find_kmeans(kept, len(vocabulary), vectors[used], settings)
+  sizes = np.bincount(found.own[found.own >= 0], minlength=len(found.counts))
+  order = np.argsort(-sizes, kind='stable')
+  alive = int(np.count_nonzero(sizes))
+  if alive < settings.topics:
+    raise InputError(
+      f'{where}: {settings.kind} finds {alive} topics, and {settings.topics} are asked for; ask '
+      'for fewer' + (', or raise gamma, which opens more topics' if settings.kind == 'hlda' else '')
+    )
+  best = order[: settings.topics]
+  distributions = np.concatenate([found.background[None], found.counts[best]]) + settings.eta
+  distributions /= distributions.sum(axis=1, keepdims=True)
+  meta = {
+    'format': FORMAT,
+    'version': VERSION,
+    **settings._asdict(),
+    'documents': len(used),
+    'dprjax_version': version.__version__,
+  }
+  topics = Topics(
+    meta,
+    [_shown(found.ranks[k], found.counts[k], vocabulary) for k in best],
+    sizes[best].astype(np.int64),
+    vocabulary,
+    distributions.astype(np.float32),
+  )
+  number = np.full(len(sizes) + 1, -1)  # the last is for documents without a topic
+  number[best] = np.arange(len(best))
+  own = np.full(len(texts), -1, np.int32)
+  own[used] = number[found.own]
+  return Fitted(topics, own, topics.assign(texts), sizes[order][:alive].tolist())
+
+
+def _shown(
+  ranks: jt.Float64[np.ndarray, 'V'],
+  counts: jt.Float64[np.ndarray, 'V'],
+  vocabulary: Sequence[str],
+) -> list[str]:
+  """A topic's words, most probable first; those of its descendants follow its own."""
+  order = np.lexsort((-counts, -ranks))[:_SHOWN]
+  return [vocabulary[word] for word in order.tolist() if counts[word] > 0]
+
+
+def _find_hlda(
+  rows: Sequence[Sequence[int]], vocabulary: Sequence[str], settings: Settings
+) -> _Found:
+  model = _tomotopy().HLDAModel(
+    depth=_DEPTH,
+    alpha=settings.alpha,
+    eta=settings.eta,
+    gamma=settings.gamma,
+    seed=settings.seed,
+  )
+  topics, documents = _sample(model, rows, vocabulary, settings)
+  branches = [k for k in range(model.k) if model.is_live_topic(k) and model.level(k) == 1]
+  branch_of = np.full(model.k, -1)
+  for k in range(model.k):
+    if model.is_live_topic(k):
+      at = k
+      while model.level(at) > 1:
+        at = model.parent_topic(at)
+      if model.level(at) == 1:
+        branch_of[k] = branches.index(at)
+  trees = np.zeros((len(branches), len(vocabulary)))
+  for branch in range(len(branches)):
+    trees[branch] = topics[branch_of == branch].sum(axis=0)
+  # All topics of a document lie on one path; one that has words of the root alone shows no path.
+  own = np.array([branch_of[document].max() for document in documents])
+  return _Found(topics[0], trees, topics[branches], own)
+
+
+def _find_lda(
+  rows: Sequence[Sequence[int]], vocabulary: Sequence[str], settings: Settings
+) -> _Found:
+  model = _tomotopy().LDAModel(
+    k=settings.topics, alpha=settings.alpha, eta=settings.eta, seed=settings.seed
+  )
+  topics, documents = _sample(model, rows, vocabulary, settings)
+  own = [np.bincount(document, minlength=settings.topics).argmax() for document in documents]
+  return _Found(topics.sum(axis=0), topics, topics, np.array(own))
+
+
+def _tomotopy() -> Any:
+  """tomotopy, which is needed where topics are found, not where they are read."""
+  with warnings.catch_warnings():
+    # Its import warns, and takes a warning that is an error for a library that is missing.
+    warnings.simplefilter('ignore')
+    import tomotopy
+  return tomotopy
+
+
+def _sample(
+  model: Any, rows: Sequence[Sequence[int]], vocabulary: Sequence[str], settings: Settings
+) -> tuple[jt.Float64[np.ndarray, 'topics V'], list[jt.Int64[np.ndarray, '_']]]:
+  """Trains a model of tomotopy; returns the tokens of each topic, and each document's topics."""
+  for row in rows:
+    model.add_doc([vocabulary[word] for word in row])
+  progress = Progress('sweeps', settings.sweeps, settings.kind)
+  for start in range(0, settings.sweeps, _SWEEPS_AT_ONCE):
+    count = min(_SWEEPS_AT_ONCE, settings.sweeps - start)
+    model.train(count, workers=1)
+    progress.advance(count)
+  counts = np.zeros((model.k, len(vocabulary)))
+  places = {word: number for number, word in enumerate(vocabulary)}
+  numbers = np.array([places[word] for word in model.vocabs])
+  documents = []
+  for document in model.docs:
+    topics = np.asarray(document.topics, np.int64)
+    np.add.at(counts, (topics, numbers[np.asarray(document.words)]), 1)
+    documents.append(topics)
+  return counts, documents
+
+
+def _find_kmeans(
+  rows: Sequence[Sequence[int]],
+  num_words: int,
+  vectors: jt.Float[np.ndarray, 'documents H'],
+  settings: Settings,
+) -> _Found:
+  own = cluster(vectors, settings.topics, settings.seed)
+  counts = np.zeros((settings.topics, num_words))
+  spread = np.zeros(num_words)
+  for row, topic in zip(rows, own.tolist(), strict=True):
+    np.add.at(counts[topic], row, 1)
+    spread[np.unique(row)] += 1
+  # tf-idf: a word of most documents tells little of a topic.
+  ranks = counts * np.log(len(rows) / spread)
+  return _Found(counts.sum(axis=0), counts, ranks, own)
+
+
+def cluster(
+  vectors: jt.Float[np.ndarray, 'n H'], count: int, seed: int, steps: int = 100
+) -> jt.Int64[np.ndarray, 'n']:
+  """k-means of vectors scaled to unit length, from k-means++'s centres: the best of 5 runs."""
+  x = np.asarray(vectors, np.float64)
+  x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.finfo(np.float64).tiny)
+  runs = [
+    _cluster_once(x, count, np.random.default_rng([seed, i]), steps) for i in range(_RESTARTS)
+  ]
+  return min(runs, key=lambda run: run[0])[1]
+
+
+def _cluster_once(
+  x: jt.Float64[np.ndarray, 'n H'], count: int, rng: np.random.Generator, steps: int
+) -> tuple[float, jt.Int64[np.ndarray, 'n']]:
+  """The sum of squared distances, and each vector's cluster."""
+  centres = x[rng.integers(len(x))][None]
+  while len(centres) < count:
+    nearest = _distances(x, centres).min(axis=1)
+    total = nearest.sum()
+    chances = nearest / total if total > 0 else np.full(len(x), 1 / len(x))
+    centres = np.concatenate([centres, x[rng.choice(len(x), p=chances)][None]])
+  own = np.full(len(x), -1)
+  distances = _distances(x, centres)
+  for _ in range(steps):
+    before, own = own, distances.argmin(axis=1)
+    if (before == own).all():
+      break
+    for k in range(count):
+      if (own == k).any():
+        centres[k] = x[own == k].mean(axis=0)
+    distances = _distances(x, centres)
+  return float(distances.min(axis=1).sum()), own
+
+
+def _distances(
+  x: jt.Float64[np.ndarray, 'n H'], centres: jt.Float64[np.ndarray, 'k H']
+) -> jt.Float64[np.ndarray, 'n k']:
+  squares = (x**2).sum(axis=1)[:, None] + (centres**2).sum(axis=1)[None] - 2 * x @ centres.T
+  return squares.clip(0)

@@ -1,0 +1,92 @@
+"""npz files of strangers."""
+
+import io
+import zipfile
+
+import numpy as np
+import pytest
+
+from dprjax.base import arrays
+from dprjax.base.errors import InputError
+
+
+def member(array, **changes):
+  """The bytes of an npy file, with another header."""
+  buffer = io.BytesIO()
+  header = np.lib.format.header_data_from_array_1_0(array) | changes
+  np.lib.format.write_array_header_1_0(buffer, header)
+  return buffer.getvalue() + array.tobytes()
+
+
+def write(path, members, compression=zipfile.ZIP_STORED):
+  with zipfile.ZipFile(path, 'w', compression) as archive:
+    for name, content in members:
+      archive.writestr(name, content)
+  return path
+
+
+@pytest.mark.parametrize('save', [np.savez, np.savez_compressed, arrays.write_arrays])
+def test_reads_what_numpy_writes(tmp_path, save):
+  made = {
+    'a': np.arange(6, dtype=np.int32).reshape(2, 3),
+    'b/c': np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    'text': np.array('grün'),
+    'empty': np.zeros((0, 4), np.float32),
+  }
+  path = tmp_path / 'a.npz'
+  save(path, made) if save is arrays.write_arrays else save(path, **made)
+  read = arrays.read_arrays(path, 'topics')
+  assert read.keys() == made.keys()
+  for name, array in made.items():
+    assert read[name].dtype == array.dtype
+    np.testing.assert_array_equal(read[name], array)
+
+
+X = np.arange(4, dtype=np.int64)
+REFUSED = {
+  'larger than its bytes': [('a.npy', member(X, shape=(10**12,)))],
+  'of a negative size': [('a.npy', member(X, shape=(-4,)))],
+  'smaller than its bytes': [('a.npy', member(X, shape=(3,)))],
+  'objects': [('a.npy', member(X, descr='|O'))],
+  'of dates': [('a.npy', member(X, descr='<M8[s]'))],
+  'no array': [('a.npy', b'hello')],
+  'of another name': [('a.txt', member(X))],
+  'twice': [('a.npy', member(X)), ('a.npy', member(X))],
+}
+
+
+@pytest.mark.parametrize('members', REFUSED.values(), ids=REFUSED)
+@pytest.mark.filterwarnings('ignore:Duplicate name')
+def test_refuses_arrays_that_are(tmp_path, members):
+  with pytest.raises(InputError, match=r'topics .*a\.npz.*damaged or not an npz file') as error:
+    arrays.read_arrays(write(tmp_path / 'a.npz', members), 'topics')
+  assert len(str(error.value)) < 500
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path):
+  path = write(tmp_path / 'a.npz', [('a.npy', b'\0' * 10**6)], zipfile.ZIP_DEFLATED)
+  content = bytearray(path.read_bytes())
+  # The directory at the end says 2 GB.
+  at = content.rindex(b'PK\x01\x02')
+  content[at + 24 : at + 28] = (2 * 10**9).to_bytes(4, 'little')
+  path.write_bytes(content)
+  with pytest.raises(InputError, match='2,000,000,000'):
+    arrays.read_arrays(path, 'topics')
+
+
+@pytest.mark.parametrize('content', [b'', b'PK\x03\x04', b'text', b'\x93NUMPY'])
+def test_refuses_what_is_no_npz(tmp_path, content):
+  path = tmp_path / 'a.npz'
+  path.write_bytes(content)
+  with pytest.raises(InputError, match=r'a\.npz'):
+    arrays.read_arrays(path, 'topics')
+
+
+def test_every_cut_of_a_file_is_refused(tmp_path):
+  path = tmp_path / 'a.npz'
+  np.savez_compressed(path, a=np.arange(50), b=np.ones(3))
+  whole = path.read_bytes()
+  for end in range(0, len(whole), 7):
+    path.write_bytes(whole[:end])
+    with pytest.raises(InputError):
+      arrays.read_arrays(path, 'topics')
