@@ -91,7 +91,7 @@ def test_tables_and_figure(tmp_path, capsys):
   assert '+ prompt   0.3030*   0.5000               73,728' in capsys.readouterr().out
   assert (tmp_path / 'r.png').read_bytes().startswith(b'\x89PNG')
   report.main(
-    [f'--metrics=frozen={tmp_path}/a.json', '--measure', 'AP', f'--figure={tmp_path}/r.svg']
+    [f'--metrics=$\\frac$={tmp_path}/a.json', '--measure', 'AP', f'--figure={tmp_path}/r.svg']
   )
   assert '<svg' in (tmp_path / 'r.svg').read_text()
   assert 'nDCG' not in capsys.readouterr().out

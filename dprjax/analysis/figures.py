@@ -1,5 +1,6 @@
 """Figures of ``dprjax.report``: bars with intervals, and up to three panels about backbones."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,6 +43,13 @@ def bars(
   Raises:
     InputError: the suffix is of another format.
   """
+  with _plain_text():
+    _bars(values, ylabel, foot, path)
+
+
+def _bars(
+  values: Mapping[str, Mapping[str, Bar]], ylabel: str, foot: str, path: files.PathLike
+) -> None:
   names = list(next(iter(values.values())))
   width = 0.82 / len(names)
   drawing = _drawing(max(6.4, 1.5 + len(values) * max(1.2, 0.42 * len(names))), 4.4)
@@ -87,6 +95,11 @@ def backbones(findings: 'Mapping[str, Findings]', foot: str, path: files.PathLik
   Raises:
     InputError: the suffix is of another format.
   """
+  with _plain_text():
+    _panels(findings, foot, path)
+
+
+def _panels(findings: 'Mapping[str, Findings]', foot: str, path: files.PathLike) -> None:
   parts = []
   if any(found.entropy is not None for found in findings.values()):
     parts.append(_entropies)
@@ -161,6 +174,13 @@ def _scores(axes: Any, findings: 'Mapping[str, Findings]') -> None:
   axes.set_ylim(lowest * 1.1, 1.1)
   axes.set_title('sentences', fontsize=9)
   _grid(axes, 'y')
+
+
+def _plain_text() -> contextlib.AbstractContextManager[None]:
+  """In it, a name such as '$x$' is no formula."""
+  import matplotlib
+
+  return matplotlib.rc_context({'text.parse_math': False})
 
 
 def _drawing(width: float, height: float) -> Any:

@@ -39,6 +39,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DEEPEST = 64  # levels of lists and objects in JSON
 _DESCRIPTOR = re.compile(r'/dev/(std(?:in|out|err))|/(?:dev|proc/self)/fd/([0-9]{1,9})')
 _LEFT = re.compile(r'\..*\.[0-9a-f]{8}\.tmp')  # by a killed command
+_OWN_SUM = 'sha256_of_this'  # key of a sidecar
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
 
 
@@ -279,6 +280,9 @@ def _read_entries(
   while True:
     buffer = buffer.lstrip()
     if buffer.startswith(']'):
+      rest = buffer[1:] + file.read(_CHUNK)
+      if rest.strip():
+        raise InputError(f'{name}: {rest.strip()!r:.40} after the end of the list')
       return
     if number and buffer:
       if not buffer.startswith(','):
@@ -557,10 +561,12 @@ def no_room(path: PathLike) -> Iterator[None]:
   try:
     yield
   except OSError as error:
-    if error.errno not in _NO_ROOM:
+    # numpy gives no number, but says how many items it could not write.
+    if error.errno not in _NO_ROOM and 'requested and' not in str(error):
       raise
+    reason = error.strerror or f'no space left? ({error})'
     raise InputError(
-      f'cannot write {path}: {error.strerror}; free some space and run the same command again'
+      f'cannot write {path}: {reason}; free some space and run the same command again'
     ) from error
 
 
@@ -591,17 +597,24 @@ def read_sidecar(
     _check_ours_alone(root, {name, *sidecar['sha256']})
   if sidecar.get('fingerprint') != fingerprint:
     return None
-  check_sums(root, sidecar.get('sha256'), f'remove {root}, and it is made again')
+  remedy = f'remove {root}, and it is made again'
+  check_sums(root, sidecar.get('sha256'), remedy)
+  if sidecar.get(_OWN_SUM) != _own_sum(sidecar):
+    raise InputError(f'{root / name} was changed or is damaged (its SHA-256 differs); {remedy}')
   return sidecar
 
 
 def write_sidecar(folder: PathLike, name: str, format: str, fingerprint: str, **more: Any) -> None:
   """Describes a folder whose other files are complete: its format and their sums."""
   root = epath.Path(folder)
-  write_json(
-    root / name,
-    {'format': format, 'fingerprint': fingerprint, 'sha256': sums(root), **more},
-  )
+  sidecar = {'format': format, 'fingerprint': fingerprint, 'sha256': sums(root), **more}
+  write_json(root / name, sidecar | {_OWN_SUM: _own_sum(sidecar)})
+
+
+def _own_sum(sidecar: dict[str, Any]) -> str:
+  """The SHA-256 of what a sidecar says, beside its own."""
+  rest = {key: value for key, value in sidecar.items() if key != _OWN_SUM}
+  return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def sums(folder: epath.Path) -> dict[str, str]:

@@ -25,6 +25,8 @@ from dprjax.formats.fields import check_id
 _BLOCK = 1 << 23  # bytes
 _PARSED = 1 << 20  # bytes that one of Arrow's threads parses at a time
 _LONGEST_LINE = 1 << 20  # bytes
+_WHOLE = re.compile(rb'[+-]?[0-9]{1,20}')
+_FLOAT = re.compile(rb'[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?')
 _CONTROLS = bytes({*range(32), 127} - {*b'\t\n\r'})
 _ODD_SPACE = re.compile(r'[^\S \t\r\n]|[\x80-\x9f\ufeff]')  # beyond ASCII
 _COLUMNS = {
@@ -236,13 +238,9 @@ def _line_by_line(path: PathLike, text: bytes, lines: int, ranks: bool) -> bytes
     if not math.isfinite(score):
       raise InputError(f'{where}: the score {decode(columns[4])!r:.40} is not a finite number')
     if ranks:
-      try:
-        in_range = abs(int(rank)) < 2**31
-      except ValueError:
-        in_range = False
-      if not in_range:
+      if not _WHOLE.fullmatch(columns[3]) or abs(int(rank)) >= 2**31:
         raise InputError(f'{where}: the rank {rank!r:.40} is not a whole number')
-      # Python's spelling: Arrow takes neither '+1' nor '1_000'.
+      # Python's spelling: Arrow does not take '+1'.
       columns[3] = b'%d' % int(rank)
     columns[4] = repr(score).encode()
     sound.append(b' '.join(columns))
@@ -250,10 +248,8 @@ def _line_by_line(path: PathLike, text: bytes, lines: int, ranks: bool) -> bytes
 
 
 def _number(text: bytes) -> float:
-  try:
-    return float(text)
-  except ValueError:
-    return math.nan
+  # Python also takes '1_000'.
+  return float(text) if _FLOAT.fullmatch(text) else math.nan
 
 
 def _array(column: pa.ChunkedArray) -> pa.BinaryArray:

@@ -19,6 +19,7 @@ from dprjax.formats.fields import Record, UniqueIds, check_id
 from dprjax.retrieval.exact import TopK
 
 _FORMAT = 'dprjax.bm25'
+_LARGEST_K1 = 1000  # beyond it, float32 has no scores
 _SIDECAR, _IDS = 'dprjax_index.json', 'ids.txt'
 
 
@@ -116,8 +117,10 @@ def check_settings(k1: float, b: float, language: str) -> None:
     raise InputError(
       f'no stemmer for {language!r:.40}: choose none or one of {", ".join(languages())}'
     )
-  if not (0 <= k1 < float('inf') and 0 <= b <= 1):  # nor NaN
-    raise InputError(f'k1 = {k1} and b = {b}: k1 has to be 0 or more, b between 0 and 1')
+  if not (0 <= k1 <= _LARGEST_K1 and 0 <= b <= 1):  # nor NaN
+    raise InputError(
+      f'k1 = {k1} and b = {b}: k1 has to be between 0 and {_LARGEST_K1}, b between 0 and 1'
+    )
 
 
 def is_index(folder: epath.Path) -> bool:

@@ -128,6 +128,9 @@ def test_records_are_lines_or_entries_of_an_array(tmp_path, monkeypatch, text, r
     (files.read_records, 'a', b'[{}, 5]', 'a, entry 2: expected a JSON object, found int'),
     (files.read_records, 'a', b'[{}, {', 'a, entry 2: not JSON, or cut off'),
     (files.read_records, 'a', b'[{} {}]', 'a: no comma after entry 1'),
+    (files.read_records, 'a', b'[{}]\n[{}]\n', r"a: '\[\{\}\]' after the end of the list"),
+    (files.read_records, 'a', b'[{},]', 'a, entry 2: not JSON, or cut off'),
+    (files.read_records, 'a', b'[,{}]', 'a, entry 1: not JSON, or cut off'),
     *(
       (read, 'a', opening + text + closing, f'a.*(1|): .*{message}')
       for read, opening, closing in (
@@ -247,6 +250,11 @@ def test_sidecars_name_what_a_folder_holds_and_notice_damage(tmp_path):
   assert read()['count'] == 3 and read(fingerprint='other') is None
   with pytest.raises(InputError, match='holds something else'):
     read(format='your.index')
+  sidecar = (folder / 'about.json').read_text()
+  (folder / 'about.json').write_text(sidecar.replace('"count": 3', '"count": 4'))
+  with pytest.raises(InputError, match=r'about.json was changed or is damaged .*; remove .*index'):
+    read()
+  (folder / 'about.json').write_text(sidecar)
   (folder / 'part' / 'a').write_text('b')
   with pytest.raises(InputError, match=r'part/a was changed or is damaged .*; remove .*index'):
     read()

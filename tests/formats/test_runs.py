@@ -84,6 +84,10 @@ def test_scores_are_read_exactly(tmp_path):
     ('q Q0 a 1 high x\n', "line 1: the score 'high'"),
     ('q Q0 a first 1.0 x\n', "line 1: the rank 'first' is not a whole number"),
     ('q Q0 a 1.0 1.0 x\n', "line 1: the rank '1.0'"),
+    ('q Q0 a 1_0 1.0 x\n', "line 1: the rank '1_0'"),
+    ('q Q0 a 1 1_0 x\n', "line 1: the score '1_0'"),
+    ('q Q0 a 1 0x1p3 x\n', "line 1: the score '0x1p3'"),
+    ('q Q0 a 1 1e999 x\n', "line 1: the score '1e999'"),
     ('q Q0 a 99999999999 1.0 x\n', "line 1: the rank '99999999999'"),
     (
       'q Q0 a 1 2.0 x\nq Q0 b 2',

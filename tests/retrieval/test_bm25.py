@@ -125,6 +125,9 @@ def test_bad_input():
     bm25.build(IDS, TEXTS, language='klingon')
   with pytest.raises(InputError, match='b between 0 and 1'):
     bm25.build(IDS, TEXTS, b=2)
+  for k1, b in ((math.nan, 0.75), (1.5, math.nan), (math.inf, 0.5), (-1, 0.5), (1e30, 0.5)):
+    with pytest.raises(InputError, match='k1 has to be between 0 and 1000'):
+      bm25.build(IDS, TEXTS, k1=k1, b=b)
   with pytest.raises(InputError, match='not one word in 2 passages'):
     bm25.build(['a', 'b'], ['', 'the'])
 

@@ -4,6 +4,7 @@ import shutil
 import numpy as np
 import pytest
 
+from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.retrieval import exact, scann
 
@@ -70,7 +71,9 @@ def kept(tmp_path_factory):
 
 def _edit(folder, **changes):
   file = folder / 'dprjax_index.json'
-  file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+  edited = json.loads(file.read_text()) | changes
+  # As somebody would who means harm: its own checksum is right.
+  file.write_text(json.dumps(edited | {'sha256_of_this': files._own_sum(edited)}))
 
 
 def _flip(file, place):
@@ -95,6 +98,7 @@ def _flip(file, place):
     (lambda f: _edit(f, sha256={}), 'also holds dataset.npy|also holds scann', True),
     (lambda f: _edit(f, sha256=None), 'no checksums of its files', False),
     (lambda f: _edit(f, sha256=['dataset.npy']), 'no checksums of its files', False),
+    (lambda f: _flip(f / 'dprjax_index.json', -9), r'json was changed or is damaged', False),
     (lambda f: _edit(f, count='many'), "'count' is 'many'; expected a whole number", False),
     (lambda f: _edit(f, leaves=10**30), "'leaves' is 1000000", False),
     (lambda f: _edit(f, format='dprjax.bm25'), 'something else than a ScaNN index', True),
