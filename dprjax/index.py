@@ -117,17 +117,17 @@ def _index(args: argparse.Namespace) -> None:
     corpus = embeddings.load_embeddings(args.upsert)
     corpus.check_kind('passage', '--upsert')
     milvus.check_index_type(args.uri, args.index_type)
-    server = milvus.Server(args.uri, args.token, new=True)
-    upsert(server, args.collection, corpus, args.index_type)
+    with contextlib.closing(milvus.Server(args.uri, args.token, new=True)) as server:
+      upsert(server, args.collection, corpus, args.index_type)
     return
   ids = read_ids(args.delete) if args.delete else []
-  server = milvus.Server(args.uri, args.token)
-  collection = server.open(args.collection)  # fails for a collection that dprjax did not make
-  if args.delete:
-    delete(collection, ids)
-  else:
-    server.drop(args.collection)
-    logger.info('%s, collection %s: removed', server.uri, args.collection)
+  with contextlib.closing(milvus.Server(args.uri, args.token)) as server:
+    collection = server.open(args.collection)  # fails for a collection that dprjax did not make
+    if args.delete:
+      delete(collection, ids)
+    else:
+      server.drop(args.collection)
+      logger.info('%s, collection %s: removed', server.uri, args.collection)
 
 
 if __name__ == '__main__':

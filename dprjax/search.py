@@ -363,14 +363,14 @@ def _search(args: argparse.Namespace, process: int, processes: int) -> None:
         '--index=milvus searches what dprjax.index put at --uri=...; it takes no --corpus'
       )
     queries = embeddings.load_embeddings(args.queries) if args.queries else read_ids(args.like)
-    collection = milvus.Server(args.uri, args.token).open(args.collection)
-    run, report = search_milvus(
-      collection,
-      queries,
-      k=args.k,
-      drop_same_id=args.drop_same_id,
-      settings=dict(args.search_param),
-    )
+    with contextlib.closing(milvus.Server(args.uri, args.token)) as server:
+      run, report = search_milvus(
+        server.open(args.collection),
+        queries,
+        k=args.k,
+        drop_same_id=args.drop_same_id,
+        settings=dict(args.search_param),
+      )
   else:
     if args.corpus is None or args.queries is None or args.uri is not None:
       raise InputError(

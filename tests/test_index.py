@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -288,6 +289,58 @@ def filled(tmp_path_factory, write_embeddings):
   server = milvus.Server(f'{folder}/index.db', new=True)
   index.upsert(server, 'passages', load_embeddings(folder / 'corpus'))
   return folder
+
+
+HARM = {
+  'flipped': lambda p: p.write_bytes(p.read_bytes()[:-9] + b'!' + p.read_bytes()[-8:]),
+  'cut': lambda p: os.truncate(p, 10),
+  'empty': lambda p: p.write_bytes(b''),
+  'gone': lambda p: p.unlink(),
+  'folder': lambda p: (p.unlink(), p.mkdir()),
+  'pipe': lambda p: (p.unlink(), os.mkfifo(p)),
+}
+
+
+@pytest.mark.parametrize('harm', HARM)
+def test_a_damaged_local_index_is_not_opened(folder, command, harm):
+  assert command(index, '--uri=index.db', '--upsert=corpus')[0] == 0
+  names = [path for path in pathlib.Path('index.db').rglob('*') if path.is_file()]
+  names = [path.relative_to('index.db') for path in names if path.name[0] != '.']
+  assert len(names) >= 4
+  for name in names:
+    if name.name == 'LOCK':
+      continue
+    shutil.rmtree('x.db', ignore_errors=True)
+    shutil.copytree('index.db', 'x.db')
+    HARM[harm](pathlib.Path('x.db') / name)
+    before = sorted(folder.rglob('*'))
+    for module, *flags in (
+      (index, '--upsert=corpus'),
+      (search, '--index=milvus', '--queries=queries', '--out=run.trec'),
+    ):
+      status, err = command(module, '--uri=x.db', *flags)
+      assert status == 2 and err.count('\n') == 1 and name.name in err, (name, err)
+    assert sorted(folder.rglob('*')) == before
+  pathlib.Path('index.db/.dprjax.json').write_text('{"sha256": null}')
+  status, err = command(index, '--uri=index.db', '--upsert=corpus')
+  assert status == 2 and 'no checksums of its files' in err
+
+
+@pytest.mark.parametrize('keep', [0, 100, 300])
+def test_an_index_file_that_a_killed_command_wrote_half_is_made_again(
+  folder, command, monkeypatch, keep
+):
+  """In another folder than the one that this process has open: milvus-lite keeps it loaded."""
+  assert command(index, '--uri=index.db', '--upsert=corpus')[0] == 0
+  flags = ['--index=milvus', '--queries=queries', '--k=10']
+  assert command(search, '--uri=index.db', '--out=run.trec', *flags)[0] == 0
+  shutil.copytree('index.db', 'killed.db')
+  pathlib.Path('killed.db', '.dprjax.json').unlink()  # as a killed command leaves it
+  [file] = pathlib.Path('killed.db').glob('collections/*/partitions/*/indexes/*.idx')
+  os.truncate(file, keep)
+  status, said = command(search, '--uri=killed.db', '--out=again.trec', *flags)
+  assert status == 0 and 'the index of collection passages is made again' in said
+  assert pathlib.Path('again.trec').read_bytes() == pathlib.Path('run.trec').read_bytes()
 
 
 ENVIRONMENT = os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parent.parent)}

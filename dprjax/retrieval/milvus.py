@@ -42,7 +42,8 @@ INDEX_TYPES = ('auto', 'SCANN', *_LITE_TYPES)
 
 # pymilvus pings every ten seconds, and milvus-lite ends the connection for it.
 _LITE_OPTIONS = {'grpc.keepalive_time_ms': 2**31 - 1}
-_LITE_FILES = {'LOCK', 'collections', 'databases', 'aliases.json', 'database_properties.json'}
+_LITE_LOCK, _SUMS = 'LOCK', '.dprjax.json'
+_LITE_FILES = {_LITE_LOCK, 'collections', 'databases', 'aliases.json', 'database_properties.json'}
 _SPACE = 'dprjax.space'
 _ID, _VECTOR = 'id', 'vector'
 _MAX_ID = 1024  # bytes
@@ -166,22 +167,38 @@ class Server:
         f'--uri={uri}: a local index needs milvus-lite, which is not installed: pip install '
         "'dprjax[milvus]'"
       )
-    if self.lite:
+    self._kept = _Kept(epath.Path(uri)) if self.lite else None
+    if self._kept is not None:
       _check_local(uri, new)
+      self._kept.check()
     import pymilvus  # here, because it is an extra
 
     # They log tracebacks of errors that are raised anyway, and of calls that milvus-lite lacks.
     for name in ('pymilvus', 'milvus_lite', 'grpc'):
       logging.getLogger(name).setLevel(logging.CRITICAL)
     self.uri = _public(uri)
+    self._folder = epath.Path(uri) if self.lite else None
     self._secrets = _secrets(uri, token)
     with self.errors(f'{self.uri} (another process may have it open)' if self.lite else self.uri):
       self.client = pymilvus.MilvusClient(
         uri, token=token, timeout=timeout, **({'grpc_options': _LITE_OPTIONS} if self.lite else {})
       )
       self.version = str(self.client.get_server_version())
+    if self._kept is not None:
+      self._kept.forget()
     # milvus-lite can run as a server too.
     self.lite = 'lite' in self.version
+
+  def close(self) -> None:
+    """Ends the connection. A local index is complete then, and its checksums are kept in it."""
+    with self.errors(self.uri):
+      self.client.close()
+    if self._kept is not None and self._folder is not None:
+      from milvus_lite.server_manager import server_manager_instance
+
+      with self.errors(self.uri):
+        server_manager_instance.release_server(str(self._folder))
+      self._kept.remember()
 
   @contextlib.contextmanager
   def errors(self, where: str) -> Iterator[None]:
@@ -214,7 +231,7 @@ class Server:
     with self.errors(self.uri):
       described = self.client.describe_collection(name)
       index = self.client.describe_index(name, _VECTOR) or {}
-      self.client.load_collection(name)
+      self._load(name)
     try:
       text = described['properties'].get(_SPACE) or described['description']
       space = Record(files.parse_object(text, 'collection'), 'collection').record(_SPACE)
@@ -227,6 +244,21 @@ class Server:
     return Collection(
       self, name, space.values, str(index.get('index_type', 'FLAT')), int(index.get('nlist', 128))
     )
+
+  def _load(self, name: str) -> None:
+    try:
+      self.client.load_collection(name)
+    except Exception:
+      # milvus-lite writes these files in place, so that a killed command leaves half of one, and
+      # makes them again from the vectors.
+      pattern = f'collections/{name}/partitions/*/indexes/*.idx'
+      broken = list(self._folder.glob(pattern)) if self._folder is not None else []
+      if not broken:
+        raise
+      for path in broken:
+        path.unlink()
+      _log.info('%s: the index of collection %s is made again', self.uri, name)
+      self.client.load_collection(name)
 
   def create(
     self, name: str, space: Mapping[str, Any], *, index_type: str = 'auto', rows: int = 0
@@ -507,6 +539,63 @@ def _check_local(uri: str, new: bool) -> None:
   if is_index(folder) or (new and outputs.is_vacant(folder)):
     return
   raise InputError(f'{uri} holds something else than a local index; nothing was changed')
+
+
+class _Kept:
+  """The checksums of a local index between two commands.
+
+  Without them milvus-lite takes a damaged file for an empty or another one. While a command has the
+  index open there are none, so after a kill nothing is compared.
+  """
+
+  def __init__(self, folder: epath.Path):
+    self._folder, self._path = folder, folder / _SUMS
+    self._sums: dict[str, str] = {}
+    self._seen: dict[str, tuple[int, int]] = {}
+
+  def check(self) -> None:
+    """Raises InputError where a file is not as the last command left it, or is no file."""
+    self._seen = self._files()
+    if not self._path.exists():
+      return
+    record = files.read_json_object(files.regular_file(self._path, 'checksums'), 'checksums')
+    remedy = (
+      f'remove {self._folder} and fill it again; or {self._path}, if another program changed it '
+      'on purpose'
+    )
+    files.check_sums(self._folder, record.get('sha256'), remedy)
+    self._sums = record['sha256']
+    if added := self._seen.keys() - self._sums.keys():
+      raise InputError(f'{self._folder / min(added)} was added; {remedy}')
+
+  def forget(self) -> None:
+    self._path.unlink(missing_ok=True)
+
+  def remember(self) -> None:
+    """Writes the sums; files that did not change since `check` are not read again."""
+    now = self._files()
+    sums = {
+      name: self._sums[name]
+      if name in self._sums and self._seen.get(name) == seen
+      else files.sha256_file(self._folder / name)
+      for name, seen in sorted(now.items())
+    }
+    files.write_json(self._path, {'format': 'dprjax.milvus', 'sha256': sums})
+
+  def _files(self) -> dict[str, tuple[int, int]]:
+    """Size and time of every file of milvus-lite. Raises InputError for a pipe or a device."""
+    found: dict[str, tuple[int, int]] = {}
+    for root, _, names in os.walk(self._folder):
+      for name in names:
+        path = epath.Path(root) / name
+        inside = str(path.relative_to(self._folder))
+        if inside == _LITE_LOCK or name.startswith('.'):
+          continue
+        if files.is_special(path):
+          raise InputError(f'{path} is a pipe or a device, not a file of a local index')
+        status = os.stat(path)
+        found[inside] = status.st_size, status.st_mtime_ns
+    return found
 
 
 def _public(uri: str) -> str:
