@@ -5,6 +5,8 @@ import pathlib
 import pytest
 
 from dprjax.base.errors import InputError
+from dprjax.data import sources
+from dprjax.methods import retrieval_data
 from dprjax.runtime import config as configs
 from dprjax.runtime import optim
 
@@ -137,6 +139,24 @@ def test_every_recipe_has_knobs_in_range_and_chooses_on_other_queries_than_it_re
 def test_a_recipe_is_as_published_or_released(recipe, expected):
   config = parse(recipe)
   assert {name: value(config, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize('recipe', ['dptdr.py:msmarco', 'ft.py:msmarco', 'ft.py:msmarco,round2'])
+def test_ms_marco_chooses_on_training_queries_and_reads_titles(recipe, tmp_path):
+  # No dev file is there: none is read.
+  passages = [f'p{i}\tTitle {i}\ttext {i}' for i in range(2000)]
+  (tmp_path / 'collection.tsv').write_text('\n'.join(passages) + '\n')
+  for name, line in (('queries', 'q{0}\tquestion {0}'), ('qrels', 'q{0}\t0\tp{0}\t1')):
+    lines = '\n'.join(line.format(i) for i in range(2000))
+    (tmp_path / f'{name}.train.tsv').write_text(lines + '\n')
+  config = parse(recipe)
+  config.data.dir = str(tmp_path)
+  splits = retrieval_data.find_splits(config.data, tmp_path / 'run', config.seed)
+  train, dev = (sources.load_dataset(source) for source in (splits.train, splits.dev))
+  chosen = {query.id for query in dev.queries}
+  assert 1 <= len(chosen) <= 12 and len(train.queries) + len(chosen) == 2000
+  assert not chosen & {query.id for query in train.queries}
+  assert next(iter(train.passages)).text == 'Title 0 text 0'
 
 
 def test_rip_on_prompts_trains_the_head_at_the_rate_of_whole_models():
