@@ -12,6 +12,7 @@ import threading
 import pytest
 
 from dprjax import CrossEncoder, bm25, evaluate, mine, report, rerank
+from dprjax.mining import negatives as mining
 
 TEXTS = {'d1': 'json string', 'd2': 'http server', 'd3': 'xml tree string', 'd4': 'server objects'}
 QUERIES = {'q1': 'json string objects', 'q2': 'server', 'q3': 'tree'}
@@ -369,3 +370,164 @@ def test_ids_that_cannot_be_used_are_named_by_file_and_line(go, folder, name, fl
   before = content(folder)
   refused(go(name, **{flag: path.name}), f'{path.name}, line {number}')
   assert content(folder) == before
+
+
+FLAGS = {
+  'bm25': [
+    *('--k=0', '--k=-1', '--k=1.5', '--k=nan', '--k=' + '9' * 5000, '--k1=nan', '--k1=inf'),
+    *('--k1=-1', '--k1=x', '--b=nan', '--b=2', '--b=-0.1', '--language=klingon', '--language='),
+    *(
+      '--drop_same_id=maybe',
+      '--qrels=',
+      '--index_dir=',
+      '--index_dir=a\0b',
+      '--index_dir=run.trec',
+    ),
+    *('--index_dir=.', '--index_dir=out.trec', '--index_dir=out.trec.json', '--out=x/out.trec'),
+  ],
+  'mine': [
+    *('--depth=0', '--depth=x', '--sample=0', '--sample=-3', '--sample=' + '9' * 40),
+    *('--threshold=nan', '--threshold=0', '--threshold=1', '--threshold=inf', '--threshold=x'),
+    *('--seed=-1', '--seed=1.5', '--seed=' + '9' * 400, '--texts=perhaps', '--tmp_dir='),
+    *('--tmp_dir=run.trec', '--tmp_dir=/proc/none', '--run=a=lost'),
+    *('--run=\x01=run.trec', '--reranker=lost', '--batch_size=0', '--max_length=0'),
+  ],
+  'rerank': [
+    *('--depth=0', '--depth=x', '--shard_pairs=0', '--batch_size=-1', '--max_length=0'),
+    *('--dtype=float8', '--strict=1', '--queries=lost', '--corpus=lost'),
+  ],
+  'evaluate': [
+    *('--measure=DCG@7', '--measure=nDCG@0', '--measure=', '--measure=AP(rel=nan)', '--split=x'),
+    *('--measure=nDCG@' + '9' * 30, '--answer_k=0', '--answer_k=x', '--match=fuzzy', '--extra=x'),
+    *('--beir=lost', '--beir=.', '--run=b=run.trec', '--qrels=qrels.tsv'),
+  ],
+  'report': [
+    *('--measure=RR@10', '--measure=', '--metrics=x', '--metrics=a=metrics.json', '--figure=x'),
+    *('--figure=', '--figure=metrics.json', '--figure=none/', '--sts=lost', '--max_texts=0'),
+    '--normalize=perhaps',
+  ],
+}
+
+
+@pytest.mark.parametrize(
+  ('name', 'flag'), [(name, flag) for name, flags in FLAGS.items() for flag in flags]
+)
+def test_flags_that_cannot_be_used(go, folder, name, flag):
+  more = ['--index_dir=x'] if flag == '--out=x/out.trec' else []
+  if name == 'evaluate' and flag == '--split=x':
+    (folder / 'beir' / 'a' / 'qrels').mkdir(parents=True)
+    more = ['--beir=beir/a']
+  before = content(folder)
+  refused(go(name, flag, *more))
+  assert content(folder) == before
+
+
+@pytest.mark.parametrize('name', [name for name in COMMANDS if name != 'rerank'])
+def test_a_full_disk_is_named(go, folder, name):
+  before = content(folder)
+  refused(go(name, out='/dev/full'), '/dev/full: No space left on device; free some space')
+  assert content(folder) == before
+
+
+@pytest.mark.parametrize('name', COMMANDS)
+def test_folders_that_a_failed_command_made_do_not_stay(go, folder, name):
+  flag, path = next(iter(COMMANDS[name][1].items()))
+  (folder / path).write_text('\0')
+  before = content(folder)
+  scratch = {'tmp_dir': 'other/deep'} if name == 'mine' else {}
+  refused(go(name, **{flag: path, 'out': 'new/deep/out'}, **scratch), path)
+  assert content(folder) == before
+
+
+@pytest.mark.parametrize('tmp_dir', [None, 'scratch'])
+def test_what_a_killed_command_left_is_cleared_by_the_same_command(go, folder, tmp_dir):
+  flags = {'tmp_dir': tmp_dir} if tmp_dir else {}
+  assert go('mine', **flags)[0] == 0
+  whole = (folder / 'out.jsonl').read_bytes()
+  before = content(folder)
+  left = mining.scratch_folder('out.jsonl', tmp_dir)
+  (left / 'run-0').mkdir(parents=True)
+  (left / 'run-0' / '000000').write_bytes(b'half of a row')
+  (left / '.lock').write_text('')
+  (folder / '.out.jsonl.0123abcd.tmp').write_text('{"query')
+  (folder / '.out.jsonl.json.0123abcd.tmp').write_text('{')
+  # Of another output, which may be made just now.
+  other = mining.scratch_folder('other.jsonl', tmp_dir)
+  assert other != left and other.parent == left.parent
+  other.mkdir(parents=True)
+  assert go('mine', **flags)[0] == 0
+  assert (folder / 'out.jsonl').read_bytes() == whole and not left.exists() and other.exists()
+  other.rmdir()
+  if tmp_dir:
+    (folder / tmp_dir).rmdir()
+  assert content(folder).keys() == before.keys()
+  # What is not of dprjax stays, and is named.
+  left.mkdir()
+  (left / 'thesis.tex').write_text('years of work')
+  refused(go('mine', **flags), 'holds something else than temporary files of dprjax.mine')
+  assert (left / 'thesis.tex').exists()
+
+
+def test_a_kept_index_is_apart_and_what_a_killed_command_left_of_it_is_cleared(go, folder):
+  (folder / 'inner').mkdir()
+  (folder / '.index.0123abcd.tmp').mkdir()
+  (folder / '.index.0123abcd.tmp' / 'data').write_text('half')
+  assert go('bm25', '--index_dir=index')[0] == 0
+  whole = (folder / 'out.trec').read_bytes()
+  assert not (folder / '.index.0123abcd.tmp').exists()
+  # By a link, the folder that it leads to is the index.
+  (folder / 'link').symlink_to('inner')
+  assert go('bm25', '--index_dir=link')[0] == 0
+  assert (folder / 'link').is_symlink() and (folder / 'inner' / 'ids.txt').exists()
+  before = content(folder)
+  # A corpus that lies in the index folder would be lost with it.
+  (folder / 'index' / 'corpus.jsonl').write_text(FILES['corpus.jsonl'])
+  refused(
+    go('bm25', '--index_dir=index', corpus='index/corpus.jsonl'),
+    '--index_dir=index holds an input, --corpus=index/corpus.jsonl',
+  )
+  (folder / 'index' / 'corpus.jsonl').unlink()
+  refused(go('bm25', '--index_dir=index', out='index/out.trec'), 'would overwrite each other')
+  assert content(folder) == before
+  data = folder / 'index' / 'data.csc.index.npy'
+  data.write_bytes(data.read_bytes()[:-1] + b'\x01')
+  refused(go('bm25', '--index_dir=index'), 'data.csc.index.npy was changed or is damaged', 'remove')
+  assert (folder / 'out.trec').read_bytes() == whole
+
+
+def test_a_beir_folder_is_an_input(go, folder):
+  (folder / 'set' / 'qrels').mkdir(parents=True)
+  (folder / 'set' / 'qrels' / 'test.tsv').write_text(FILES['qrels.tsv'])
+  for out in ('set/qrels/test.tsv', 'set/metrics.json', 'set'):
+    before = content(folder)
+    status, errors = go('evaluate', '--beir=set', run='set=run.trec', out=out, **{'qrels': ''})
+    assert status == 2, errors
+    assert content(folder) == before
+
+
+GRADES = ['1', '1.0', '+1', '01']
+
+
+@pytest.mark.parametrize('header', ['', 'query-id\tcorpus-id\tscore\n', 'q\td\tGrade\n'])
+@pytest.mark.parametrize('grade', GRADES)
+@pytest.mark.parametrize('name', ['bm25', 'mine', 'evaluate'])
+def test_all_commands_read_the_same_judgements(go, folder, name, grade, header):
+  assert go(name)[0] == 0
+  whole = (folder / COMMANDS[name][2]).read_bytes()
+  judged = f'q1\td1\t{grade}\nq2\td2\t{grade}\nq3\td3\t2.0\n'
+  (folder / 'qrels.tsv').write_text(header + judged)
+  assert go(name)[0] == 0
+  assert (folder / COMMANDS[name][2]).read_bytes() == whole
+  (folder / 'qrels.tsv').write_text(f'{header}{judged}q3\td1\t0.5\n')
+  line = 4 + bool(header)
+  refused(go(name), f"qrels.tsv, line {line}: the relevance '0.5' is not a whole number")
+
+
+def test_other_spellings_of_ids_do_not_match(go, folder):
+  """Composed and decomposed letters are different ids, and a text's 1 is not a judgement's 01."""
+  texts = {'caf\xe9': 'json', '1': 'http'}
+  (folder / 'corpus.jsonl').write_text(jsonl('text', texts))
+  (folder / 'qrels.tsv').write_text('q1\tcafe\u0301\t1\nq2\t01\t1\n')
+  status, errors = go('evaluate', '--strict', answers='answers.jsonl')
+  assert status == 2 and 'not in' in errors
+  refused(go('mine'), 'no candidate is left for any of')
