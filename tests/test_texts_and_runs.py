@@ -462,7 +462,7 @@ def test_what_a_killed_command_left_is_cleared_by_the_same_command(go, folder, t
     (folder / tmp_dir).rmdir()
   assert content(folder).keys() == before.keys()
   # What is not of dprjax stays, and is named.
-  left.mkdir()
+  left.mkdir(parents=True)
   (left / 'thesis.tex').write_text('years of work')
   refused(go('mine', **flags), 'holds something else than temporary files of dprjax.mine')
   assert (left / 'thesis.tex').exists()
