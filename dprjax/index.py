@@ -42,6 +42,7 @@ def upsert(
   """
   corpus.check_kind('passage', '--upsert')
   space = corpus.meta.space()
+  server.recover(name)
   if name in server:
     collection = server.open(name)
     collection.check_space(space, '--upsert')

@@ -310,6 +310,20 @@ class Server:
       )
     return self.open(name)
 
+  def recover(self, name: str) -> None:
+    """Removes what a command left that was killed while it made a collection of a local index."""
+    if self._folder is None:
+      return
+    folder = self._folder / 'collections' / name
+    if name in self:
+      with self.errors(self.uri):
+        ours = _SPACE in self.client.describe_collection(name)['properties']
+        rows = int(self.client.get_collection_stats(name)['row_count'])
+        if ours and not rows and not self.client.list_indexes(name):
+          self.client.drop_collection(name)
+    elif folder.is_dir() and all(path.name == 'schema.json.tmp' for path in folder.iterdir()):
+      folder.rmtree()
+
   def drop(self, name: str) -> None:
     """Removes a collection and all that is in it."""
     with self.errors(self.uri):

@@ -174,11 +174,20 @@ def build(vectors: Float[np.ndarray, 'n H'], k: int) -> Index:
 
 
 def save(index: Index, folder: PathLike, fingerprint: str) -> None:
-  """Writes the index, with its vectors and the fingerprint of their source, whole or not at all."""
+  """Writes the index, with its vectors and the fingerprint of their source, whole or not at all.
+
+  Raises:
+    InputError: it cannot be written.
+  """
   with atomic_path(folder) as aside:
     aside.mkdir()
     # Relative paths, so that the folder can be renamed.
-    index.searcher.serialize(os.fspath(aside), relative_path=True)
+    try:
+      index.searcher.serialize(os.fspath(aside), relative_path=True)
+    except RuntimeError as error:
+      raise InputError(
+        f'ScaNN cannot write {folder} ({error}); free some space and run the same command again'
+      ) from error
     counts = {'count': index.count, 'leaves': index.leaves}
     write_sidecar(aside, _SIDECAR, _FORMAT, fingerprint, **counts)
 

@@ -5,6 +5,7 @@ import traceback
 
 import numpy as np
 import pytest
+from etils import epath
 
 from dprjax.base import errors
 from dprjax.base.errors import InputError
@@ -216,6 +217,31 @@ def test_a_collection_of_an_older_dprjax(server):
   with pytest.raises(InputError, match=r'older dprjax, .* config_sha256, tokenizer_sha256'):
     made.check_space(SPACE, '--queries')
   server.drop('old')
+
+
+@pytest.mark.parametrize('schema', [False, True])
+def test_a_collection_that_was_made_half(server, schema):
+  if schema:
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(server.client, '_create_index', _fail, raising=False)
+      patch.setattr(server.client, 'create_index', _fail)
+      with pytest.raises(InputError, match='killed here'):
+        server.create('half', SPACE, index_type='HNSW')
+    assert 'half' in server
+  else:
+    folder = epath.Path(server.uri) / 'collections' / 'half'
+    folder.mkdir()
+    (folder / 'schema.json.tmp').write_text('{')
+  server.recover('half')
+  assert 'half' not in server
+  made = server.create('half', SPACE, index_type='HNSW')
+  server.recover('half')  # whole, if empty
+  assert 'half' in server and made.index_type == 'HNSW'
+  server.drop('half')
+
+
+def _fail(*_, **__):
+  raise RuntimeError('killed here')
 
 
 ADDRESSES = [

@@ -1,4 +1,5 @@
 import json
+import resource
 import shutil
 
 import numpy as np
@@ -36,6 +37,18 @@ def test_queries_of_another_length():
   index = scann.build(clustered(5, 1), 3)
   with pytest.raises(InputError, match='ScaNN cannot search with 8 dimensions in its index of 5'):
     index.search(clustered(2, 2, dimension=8), 3, index.settings(3))
+
+
+def test_a_full_disk(tmp_path):
+  index = scann.build(clustered(500, 1), 10)
+  before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
+  try:
+    with pytest.raises(InputError, match=r'ScaNN cannot write .*; free some space'):
+      scann.save(index, tmp_path / 'index', 'abc')
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+  assert not list(tmp_path.iterdir())
 
 
 def test_k_beyond_the_corpus():
