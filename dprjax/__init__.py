@@ -5,6 +5,7 @@
 
 import importlib
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -34,17 +35,21 @@ def __getattr__(name: str) -> Any:
   return getattr(importlib.import_module(_HOMES[name]), name)
 
 
-def _interrupted(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-  """Ends a command that is interrupted while it still imports its modules as ``cli.run`` does."""
-  if not issubclass(kind, KeyboardInterrupt):
-    sys.__excepthook__(kind, error, trace)
-    return
+def end_interrupted(*_: Any) -> None:
+  """Ends a command that is interrupted while it imports its modules, as ``cli.run`` does later.
+
+  An exception would be lost in some of them, or shown with its traceback.
+  """
   from dprjax.base.errors import error_line, explain
 
-  status, line = explain(error)
+  status, line = explain(KeyboardInterrupt())
   print(error_line(line), file=sys.stderr, flush=True)
   os._exit(status)
 
 
-if sys.argv[:1] == ['-m'] and any(word.startswith('dprjax.') for word in sys.orig_argv):
-  sys.excepthook = _interrupted  # python -m dprjax.COMMAND
+if (
+  sys.argv[:1] == ['-m']  # python -m dprjax.COMMAND
+  and any(word.startswith('dprjax.') for word in sys.orig_argv)
+  and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+):
+  signal.signal(signal.SIGINT, end_interrupted)

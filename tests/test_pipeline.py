@@ -185,3 +185,49 @@ def test_bad_command_lines(command, tmp_path, error_line):
   with pytest.raises(SystemExit):
     pipeline.main([LOCAL])
   assert '--workdir is missing' in error_line()
+
+
+@pytest.mark.parametrize(
+  ('workdir', 'message'),
+  [
+    ('text', 'is an input, --config.data.dir='),
+    ('text/run', 'lies in an input, --config.data.dir='),
+    ('model', 'holds something else than a run of dprjax.pipeline'),
+    ('training', 'holds something else than a run of dprjax.pipeline'),
+    ('text/corpus.jsonl', 'is a file; name a folder'),
+  ],
+)
+def test_a_pipeline_harms_nothing(command, tmp_path, workdir, message):
+  for name, file, text in (
+    ('text', 'corpus.jsonl', '{}'),
+    ('model', 'config.json', '{"model_type": "bert"}'),
+    ('training', 'dprjax.json', '{"format": "dprjax.training"}'),
+  ):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / file).write_text(text)
+  before = {path: path.is_file() and path.read_text() for path in tmp_path.rglob('*')}
+  flags = [LOCAL, f'--workdir={tmp_path}/{workdir}', f'--config.data.dir={tmp_path}/text']
+  status, err = command(pipeline, *flags)
+  assert status == 2 and message in err.splitlines()[-1], err
+  assert {path: path.is_file() and path.read_text() for path in tmp_path.rglob('*')} == before
+
+
+@pytest.mark.slow
+def test_interrupted_in_a_stage_it_says_so_once(tmp_path):
+  for everyone in (True, False):
+    child = subprocess.Popen(
+      command_line(tmp_path / 'work'),
+      cwd=ROOT,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+      start_new_session=True,
+    )
+    for line in child.stdout:
+      if line.startswith('$ '):
+        break
+    time.sleep(0.5)
+    (os.killpg if everyone else os.kill)(child.pid, signal.SIGINT)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 130 and 'Traceback' not in err, err
+    assert err.count('dprjax: error: interrupted') == err.count('dprjax: error') == 1

@@ -164,3 +164,21 @@ def test_the_whole_comparison_twice(tmp_path):
   )
   assert other.returncode == 2
   assert other.stderr.splitlines()[-1].startswith('dprjax: error: ')
+
+
+@pytest.mark.parametrize(
+  ('out', 'message'),
+  [
+    ('text', 'is an input, --data='),
+    ('text/out', 'lies in an input, --data='),
+    ('model', 'holds something else than a comparison of dprjax.quickstart'),
+  ],
+)
+def test_a_comparison_harms_nothing(command, tmp_path, out, message):
+  write_beir(tmp_path / 'text')
+  (tmp_path / 'model').mkdir()
+  (tmp_path / 'model' / 'config.json').write_text('{}')
+  before = {path: path.is_file() and path.read_text() for path in tmp_path.rglob('*')}
+  status, err = command(quickstart, f'--data={tmp_path}/text', f'--out={tmp_path}/{out}')
+  assert status == 2 and message in err.splitlines()[-1], err
+  assert {path: path.is_file() and path.read_text() for path in tmp_path.rglob('*')} == before

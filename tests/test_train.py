@@ -613,3 +613,21 @@ def test_two_trainings_at_once(command, trained):
       command(train, f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={trained}'),
       'another command is writing it now',
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('seconds', [0.3, 1.0, 3.0, None])
+def test_interrupted_from_the_keyboard(reuse, tmp_path, seconds):
+  flags = ['--config.steps=100000', '--config.eval.every=100000', *reuse]
+  process = child(tmp_path / 'run', *flags)
+  if seconds is not None:
+    time.sleep(seconds)
+  else:  # until it trains
+    for line in process.stderr:
+      if line.startswith('step 4/'):
+        break
+  process.send_signal(signal.SIGINT)
+  _, err = process.communicate(timeout=60)
+  lines = [line for line in err.splitlines() if line.startswith('dprjax: error')]
+  assert process.returncode == 130 and 'Traceback' not in err, err
+  assert lines == ['dprjax: error: interrupted; the same command goes on, or begins again']

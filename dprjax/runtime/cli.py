@@ -22,6 +22,7 @@ import rich.console
 import rich.table
 import rich.text
 
+import dprjax
 from dprjax.base.errors import InputError, error_line, explain, mask, wants_traceback
 
 _LISTED = 5  # ids in a message
@@ -218,6 +219,8 @@ def run(
   sys.unraisablehook = _keep_interrupt
   trace = wants_traceback()
   try:
+    if signal.getsignal(signal.SIGINT) is dprjax.end_interrupted:  # all modules are imported
+      signal.signal(signal.SIGINT, signal.default_int_handler)
     args = parser.parse_args(argv)
     trace = trace or args.debug
     speak()

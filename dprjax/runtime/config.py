@@ -347,6 +347,7 @@ def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
     if config is None:
       raise InputError('--config is missing; for instance --config=configs/dptdr.py:local')
     if not isinstance(config, ml_collections.ConfigDict):
+      getattr(config, 'to_dict', None)  # of a file that is not there, it raises the reason
       raise InputError(f'--config: get_config gave {config!r:.60}; expected a ConfigDict')
     keys = _flat(config.to_dict())  # a file that cannot be loaded fails when it is first read
   except (InputError, KeyboardInterrupt, MemoryError):

@@ -1,3 +1,4 @@
+import contextlib
 import itertools
 import json
 import pathlib
@@ -175,3 +176,34 @@ def test_every_knob_has_a_range(name):
 )
 def test_values_that_would_mislead_are_refused(name, value):
   assert not KNOBS[name].fits(value)
+
+
+@pytest.mark.parametrize(
+  ('text', 'words'),
+  [
+    (
+      'def get_config(arg=""):\n  return 1 / 0',
+      r'c.py, line 2: ZeroDivisionError: division by zero',
+    ),
+    ('def get_config(:', r'c.py, line 1: SyntaxError'),
+    ('raise SystemExit(7)', r'c.py, line 1: SystemExit: 7'),
+    ('import a_package_that_nobody_has', r'c.py, line 1: ModuleNotFoundError'),
+    ('def get_config(arg=""):\n  return get_config()', r'c.py, line 2: RecursionError'),
+    ('class E(BaseException): pass\nraise E("x")', r'c.py, line 2: E: x'),
+    ('def get_config(arg=""): return 5', r'get_config gave 5; expected a ConfigDict'),
+    ('', r'get_config'),
+  ],
+)
+def test_a_config_file_that_raises_is_named_with_its_line(tmp_path, text, words):
+  (tmp_path / 'c.py').write_text(text)
+  with pytest.raises(InputError, match=words):
+    configs.parse([f'--config={tmp_path}/c.py'])
+
+
+def test_a_value_on_the_command_line_is_not_run(tmp_path):
+  value = f'__import__("os").mkdir("{tmp_path}/ran")'
+  root = pathlib.Path(configs.__file__).parent.parent.parent
+  for knob in ('trainable', 'task', 'optim.learning_rate', 'optim.weight_decay_rules'):
+    with contextlib.suppress(InputError):
+      configs.parse([f'--config={root}/configs/dptdr.py:local', f'--config.{knob}={value}'])
+  assert not (tmp_path / 'ran').exists()

@@ -1,5 +1,8 @@
 import json
 
+import pytest
+
+from dprjax.base.errors import InputError
 from dprjax.runtime import log
 
 
@@ -23,3 +26,14 @@ def test_only_the_first_process_writes(tmp_path):
   silent.write(1, {'loss': 1.0})
   silent.close()
   assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+  'line', ['{"step": 2, "lo', 'x', '[]', '{}', '{"step": "2"}', '{"step": -1}', '{"step": NaN}']
+)
+def test_a_damaged_line_is_named(tmp_path, line):
+  text = f'{{"step": 1}}\n{line}\n{{"step": 3}}\n'
+  (tmp_path / 'metrics.jsonl').write_text(text)
+  with pytest.raises(InputError, match=r'metrics.jsonl, line 2.*remove that line'):
+    log.MetricLog(tmp_path, 5)
+  assert (tmp_path / 'metrics.jsonl').read_text() == text

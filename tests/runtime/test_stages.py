@@ -95,3 +95,19 @@ def test_the_files_of_a_model_are_the_local_ones(tmp_path):
   prompt = epath.Path(tmp_path / 'prompt.npz')
   assert Model('').files == Model('package:some').files == []
   assert Model(str(tmp_path), prompt).files == [epath.Path(tmp_path), prompt]
+
+
+@pytest.mark.parametrize(
+  ('text', 'words'),
+  [
+    ('[]', 'expected a JSON object'),
+    ('{"a": 5}', "'a' is no object"),
+    ('{"a": null}', "'a' is no object"),
+    ('{', 'not JSON'),
+    ('[' * 5000, 'nested deeper'),
+  ],
+)
+def test_a_damaged_record(tmp_path, text, words):
+  (tmp_path / 'stages.json').write_text(text)
+  with pytest.raises(InputError, match=words):
+    stages(tmp_path)
