@@ -4,7 +4,6 @@
 """
 
 import importlib
-import os
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
@@ -35,21 +34,13 @@ def __getattr__(name: str) -> Any:
   return getattr(importlib.import_module(_HOMES[name]), name)
 
 
-def end_interrupted(*_: Any) -> None:
-  """Ends a command that is interrupted while it imports its modules, as ``cli.run`` does later.
+def _hear_interrupts() -> None:
+  """Lets a command that is interrupted while it imports its modules end as it does later."""
+  from dprjax.base import errors
 
-  An exception would be lost in some of them, or shown with its traceback.
-  """
-  from dprjax.base.errors import error_line, explain
-
-  status, line = explain(KeyboardInterrupt())
-  print(error_line(line), file=sys.stderr, flush=True)
-  os._exit(status)
+  if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, errors.end_interrupted)
 
 
-if (
-  sys.argv[:1] == ['-m']  # python -m dprjax.COMMAND
-  and any(word.startswith('dprjax.') for word in sys.orig_argv)
-  and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-):
-  signal.signal(signal.SIGINT, end_interrupted)
+if sys.argv[:1] == ['-m'] and any(word.startswith('dprjax.') for word in sys.orig_argv):
+  _hear_interrupts()  # python -m dprjax.COMMAND

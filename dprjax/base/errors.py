@@ -3,7 +3,9 @@
 import errno
 import os
 import re
+import sys
 import traceback
+from typing import Any
 
 _LONGEST = 500  # characters of an error line
 _HINTS = {
@@ -71,6 +73,16 @@ def place(error: BaseException) -> str:
   frames = traceback.extract_tb(error.__traceback__)
   at = f'{frames[-1].filename}, line {frames[-1].lineno}: ' if frames else ''
   return f'{at}{type(error).__name__}: {error}'
+
+
+def end_interrupted(*_: Any) -> None:
+  """Ends the process as ``cli.run`` does at an interrupt: a signal handler.
+
+  For the time before it: an exception would be lost in some imports, or shown with its traceback.
+  """
+  status, line = explain(KeyboardInterrupt())
+  print(error_line(line), file=sys.stderr, flush=True)
+  os._exit(status)
 
 
 def wants_traceback() -> bool:

@@ -22,8 +22,14 @@ import rich.console
 import rich.table
 import rich.text
 
-import dprjax
-from dprjax.base.errors import InputError, error_line, explain, mask, wants_traceback
+from dprjax.base.errors import (
+  InputError,
+  end_interrupted,
+  error_line,
+  explain,
+  mask,
+  wants_traceback,
+)
 
 _LISTED = 5  # ids in a message
 _DIGITS = 18  # of a number
@@ -219,7 +225,7 @@ def run(
   sys.unraisablehook = _keep_interrupt
   trace = wants_traceback()
   try:
-    if signal.getsignal(signal.SIGINT) is dprjax.end_interrupted:  # all modules are imported
+    if signal.getsignal(signal.SIGINT) is end_interrupted:  # all modules are imported
       signal.signal(signal.SIGINT, signal.default_int_handler)
     args = parser.parse_args(argv)
     trace = trace or args.debug
