@@ -11,6 +11,9 @@ make one table with their average. Their judgements are given one by one, or fou
     python -m dprjax.evaluate --beir=beir/scifact --beir=beir/fiqa \\
         --run=scifact=a.trec --run=fiqa=b.trec --out=metrics.json
 
+Measures are named as ir_measures names them; nAP@k is average precision over min(k, R), where R
+documents are relevant, as sentence-transformers and Topic-DPR have it.
+
 Open-domain question answering is measured by the answers in the passages, Answer@k, as DPR counts
 its top-k accuracy. A question's id is its id, _id or query_id, or its place in the file, from 1:
 
@@ -33,7 +36,7 @@ from etils import epath
 from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
 from dprjax.formats import trec
-from dprjax.formats.qrels import read_qrels
+from dprjax.formats.qrels import Qrels, read_qrels
 from dprjax.retrieval import answers, measures
 from dprjax.runtime import cli
 
@@ -60,7 +63,8 @@ def evaluate(
     answer_file: see ``retrieval.answers.read_answers``.
     corpus: the passages' texts; needed for answers, else searched for the judged documents' ids.
     names: measures of ir_measures.
-    drop_same_id: BEIR's rule: a document with the query's own id is taken out of the ranking.
+    drop_same_id: BEIR's rule: a document with the query's own id is taken out of the ranking, and
+      out of the judgements, since it cannot be found.
     strict: fail on a judged query or a question that is missing from the run, and on a document
       that is missing from the corpus.
     answer_k, match: see ``retrieval.answers.answer_recall``.
@@ -84,6 +88,7 @@ def evaluate(
   with_own_id = len(set(ranked.query_of_row()[same].tolist()))
   if drop_same_id:
     ranked = ranked.keep(~same)
+    judged = _without_own_id(judged, qrels)
   elif with_own_id:
     logger.info(
       '%s: for %d of %d queries a document of the same id was found; BEIR leaves it out: '
@@ -131,6 +136,19 @@ def evaluate(
     'counts': counts,
     'settings': {'drop_same_id': drop_same_id, **({'match': match} if answer_file else {})},
   }
+
+
+def _without_own_id(judged: Qrels, name: str | None) -> Qrels:
+  """The judgements without those of a query's own id."""
+  own = [query for query, documents in judged.items() if query in documents]
+  if not own:
+    return judged
+  logger.info('%s: judgements of the query itself are left out too: %d', name, len(own))
+  kept = {
+    query: {document: grade for document, grade in documents.items() if document != query}
+    for query, documents in judged.items()
+  }
+  return {query: documents for query, documents in kept.items() if documents}
 
 
 def combine(datasets: dict[str, dict[str, Any]]) -> dict[str, Any]:

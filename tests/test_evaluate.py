@@ -73,6 +73,17 @@ def test_a_document_with_the_querys_own_id(folder):
   assert found['settings'] == {'drop_same_id': True}
 
 
+def test_judgements_of_the_query_itself_are_left_out_with_it(folder):
+  (folder / 'own.trec').write_text('q1 Q0 q1 1 3.0 x\nq1 Q0 a 2 2.0 x\n')
+  (folder / 'own.tsv').write_text('q1\tq1\t1\nq1\ta\t1\n')
+  counted = run('--run=own.trec --qrels=own.tsv --measure nAP@10 R@10')
+  assert counted['mean'] == {'nAP@10': 1.0, 'R@10': 1.0}
+  dropped = run('--run=own.trec --qrels=own.tsv --measure nAP@10 R@10 --drop_same_id=true')
+  # Otherwise half of what is relevant could not be found.
+  assert dropped['mean'] == {'nAP@10': 1.0, 'R@10': 1.0}
+  assert dropped['counts']['relevant'] == 1
+
+
 def test_several_data_sets(folder, capsys):
   runs = '--run=two=run.trec --run=one=run.trec'
   found = run(f'{runs} --beir=beir/one --beir=beir/two/ --measure RR@10 R@1')

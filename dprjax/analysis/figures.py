@@ -117,6 +117,45 @@ def _panels(findings: 'Mapping[str, Findings]', foot: str, path: files.PathLike)
   _save(drawing, path)
 
 
+class TopicPanel(NamedTuple):
+  """One topic: its words, most probable first, and their probabilities in it and elsewhere."""
+
+  title: str
+  words: Sequence[str]
+  own: Sequence[float]
+  background: Sequence[float]
+
+
+def topics(panels: Sequence[TopicPanel], foot: str, path: files.PathLike) -> None:
+  """Words of topics: a panel each, a bar for each word and a dot for the background.
+
+  Args:
+    panels: the topics.
+    foot: a line in small print.
+    path: the file; its suffix (png, pdf, svg) decides the format.
+
+  Raises:
+    InputError: the suffix is of another format.
+  """
+  columns = min(len(panels), 5)
+  rows = -(-len(panels) // columns)
+  most = max(len(panel.words) for panel in panels)
+  drawing = _drawing(0.6 + 2.6 * columns, rows * (0.7 + 0.2 * most))
+  for number, panel in enumerate(panels):
+    axes = drawing.add_subplot(rows, columns, number + 1)
+    places = np.arange(len(panel.words))
+    axes.barh(places, panel.own, 0.8, **_fill(number, ''))
+    axes.plot(panel.background, places, 'o', color='#333333', markersize=3)
+    axes.set_yticks(places, panel.words, fontsize=8)
+    axes.set_ylim(most - 0.4, -0.6)
+    axes.locator_params(axis='x', nbins=4)
+    axes.tick_params(axis='x', labelsize=7)
+    axes.set_title(panel.title, fontsize=9)
+    _grid(axes, 'x')
+  _foot(drawing, foot)
+  _save(drawing, path)
+
+
 def _entropies(axes: Any, findings: 'Mapping[str, Findings]') -> None:
   deepest = 1
   for number, (name, found) in enumerate(findings.items()):

@@ -1,5 +1,6 @@
 """npz files of strangers: arrays alone, no larger than the file can hold, nothing unpickled."""
 
+import errno
 import math
 import zipfile
 import zlib
@@ -51,7 +52,10 @@ def read_arrays(path: PathLike, what: str) -> dict[str, np.ndarray]:
           raise ValueError(f'{member.filename!r:.60} is no array, or comes twice')
         with archive.open(member) as stream:
           arrays[name] = _read_array(stream, member.file_size)
-  except _UNREADABLE as error:
+  except (*_UNREADABLE, OSError) as error:
+    # An offset that is not true is a bad argument of a system call.
+    if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+      raise
     at = f', array {name!r:.60}' if name else ''
     raise InputError(
       f'{what} {found}{at}: cut off, damaged or not an npz file of arrays '

@@ -1,9 +1,14 @@
-"""Measures of a run, computed by ir_measures, and counts to read beside the means."""
+"""Measures of a run, computed by ir_measures, and counts to read beside the means.
+
+nAP@k is average precision as sentence-transformers and Topic-DPR have it: the mean of the precision
+at each relevant document among the first k, over min(k, R), so that it can reach 1 for a query of
+R relevant documents. ir_measures' AP@k divides by all R.
+"""
 
 import ast
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 import ir_measures
@@ -13,6 +18,8 @@ from dprjax.formats.qrels import Qrels
 from dprjax.formats.trec import Run
 
 DEFAULT_MEASURES = ('nDCG@10', 'RR@10', 'R@100', 'R@1000', 'AP', 'Success@1', 'Success@10')
+
+_NORMALIZED = ('nAP@', 'nAP(')
 
 # Queries given to ir_measures at a time: it takes dictionaries, some 200 bytes a row.
 _QUERIES_AT_ONCE = 500
@@ -40,7 +47,9 @@ def measure(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES) 
       judgements.
   """
   parsed = parse_measures(measures)
-  names = {kind: name for name, kind in parsed.items()}
+  names: dict[ir_measures.Measure, list[str]] = {}
+  for name, kind in parsed.items():
+    names.setdefault(kind, []).append(name)
   rows = {
     query_id: slice(start, stop)
     for query_id, start, stop in zip(
@@ -70,11 +79,14 @@ def measure(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES) 
     }
     judged = {query_id: qrels[query_id] for query_id in chunk}
     for metric in _computed(list(names), judged, rankings):
-      name = names[metric.measure]
-      if not math.isfinite(metric.value):
-        raise InputError(f'{name} of query {metric.query_id} is {metric.value}, no finite number')
-      aggregators[name].add(metric.value)
-      values[name][metric.query_id] = float(metric.value)
+      for name in names[metric.measure]:
+        value = metric.value
+        if not math.isfinite(value):
+          raise InputError(f'{name} of query {metric.query_id} is {value}, no finite number')
+        if name.startswith(_NORMALIZED):
+          value = _normalized(value, metric.measure, judged[metric.query_id])
+        aggregators[name].add(value)
+        values[name][metric.query_id] = float(value)
   counts = {
     'queries': len(qrels),
     'missing': len(qrels) - len(rows),
@@ -104,8 +116,15 @@ def _computed(
     ) from error
 
 
+def _normalized(value: float, kind: ir_measures.Measure, judged: Mapping[str, int]) -> float:
+  """nAP@k from AP@k, which is over all R relevant documents."""
+  relevant = sum(grade >= kind['rel'] for grade in judged.values())
+  # Rounding must not lead above 1.
+  return min(value * relevant / min(kind['cutoff'], relevant), 1.0) if relevant else 0.0
+
+
 def parse_measures(names: Sequence[str]) -> dict[str, ir_measures.Measure]:
-  """Measures by their names: ``nDCG@10``, ``AP(rel=2)@100``.
+  """Measures by their names: ``nDCG@10``, ``AP(rel=2)@100``; ``nAP@10`` is AP@10's, see the module.
 
   Not by ir_measures' own parser, which needs parts of Python that 3.14 removed.
 
@@ -114,8 +133,14 @@ def parse_measures(names: Sequence[str]) -> dict[str, ir_measures.Measure]:
   """
   parsed = {}
   for name in names:
-    match = re.fullmatch(r'(\w+)(?:\((.*)\))?(?:@([1-9]\d*))?', name.strip())
+    name = name.strip()
+    normalized = name.startswith(_NORMALIZED)
+    match = re.fullmatch(
+      r'(\w+)(?:\((.*)\))?(?:@([1-9]\d*))?', name[1:] if normalized else name, re.ASCII
+    )
     kind = ir_measures.measures.registry.get(match[1]) if match else None
+    if normalized and (match is None or not match[3]):
+      raise InputError(f'the measure {name!r} needs a cutoff, as nAP@10 has')
     if match is None or kind is None:
       raise InputError(
         f"unknown measure {name!r:.80}: give one of ir_measures', such as nDCG@10, RR@10, R@100, "
@@ -136,7 +161,7 @@ def parse_measures(names: Sequence[str]) -> dict[str, ir_measures.Measure]:
         raise ValueError('no installed provider computes it')
     except _NO_MEASURE as error:
       raise InputError(f'the measure {name!r:.80} cannot be computed: {error}') from error
-    parsed[str(wanted)] = wanted
+    parsed[f'n{wanted}' if normalized else str(wanted)] = wanted
   return parsed
 
 

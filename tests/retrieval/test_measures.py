@@ -100,6 +100,54 @@ def test_unknown_measures(name):
     parse_measures([name])
 
 
+def average_precision(ranked, relevant, k):
+  """As InformationRetrievalEvaluator of sentence-transformers has it."""
+  correct, total = 0, 0.0
+  for rank, document in enumerate(ranked[:k]):
+    if document in relevant:
+      correct += 1
+      total += correct / (rank + 1)
+  return total / min(k, len(relevant)) if relevant else 0.0
+
+
+def test_nap_is_average_precision_over_what_can_be_found():
+  rng = np.random.default_rng(1)
+  qrels = {
+    f'q{i}': {f'd{j}': int(rng.integers(-1, 3)) for j in rng.permutation(120)[: i % 100 + 1]}
+    for i in range(150)
+  }
+  ranked = {f'q{i}': [f'd{j}' for j in rng.permutation(120)[:60]] for i in range(140)}
+  run = run_from_dict(
+    {q: {d: 100.0 - rank for rank, d in enumerate(found)} for q, found in ranked.items()}
+  )
+  names = ['nAP@10', 'AP@10', 'nAP(rel=2)@50', 'nAP@1']
+  found = measure(run, qrels, names)
+  assert list(found['mean']) == names
+  for name, grade, k in (('nAP@10', 1, 10), ('nAP(rel=2)@50', 2, 50), ('nAP@1', 1, 1)):
+    expected = {
+      query: average_precision(
+        ranked.get(query, []), {d for d, judged in grades.items() if judged >= grade}, k
+      )
+      for query, grades in qrels.items()
+    }
+    assert found['per_query'][name] == pytest.approx(expected, abs=1e-12)
+    assert found['mean'][name] == pytest.approx(np.mean(list(expected.values())), abs=1e-12)
+  assert found['per_query']['AP@10'] != found['per_query']['nAP@10']
+
+
+@pytest.mark.parametrize('relevant', [3, 7, 90])
+def test_nap_reaches_exactly_1(relevant):
+  qrels = {'q': {f'd{i}': 1 for i in range(relevant)}}
+  run = run_from_dict({'q': {f'd{i}': -float(i) for i in range(relevant)}})
+  assert measure(run, qrels, ['nAP@10'])['mean'] == {'nAP@10': 1.0}
+
+
+@pytest.mark.parametrize('name', ['nAP', 'nAP(rel=2)', 'nAP@0', 'nAP(cutoff=10)'])
+def test_nap_needs_a_cutoff(name):
+  with pytest.raises(InputError, match='measure'):
+    parse_measures([name])
+
+
 def test_other_names_for_the_same():
   assert list(parse_measures(['MRR@10', 'RR@10', 'NDCG@10'])) == ['RR@10', 'nDCG@10']
 

@@ -1,0 +1,116 @@
+"""Papers: titles, abstracts and categories, of an arXiv jsonl or a BEIR corpus.
+
+| record | id | title | passage | categories |
+|---|---|---|---|---|
+| arXiv: `{id, title, abstract, categories}` | id | title | the abstract alone | categories |
+| BEIR: `{_id, title, text, categories}` | _id | title | title and text, as encoded | categories |
+
+A title that is the query is no part of its passage: the BEIR folder that `write_beir` makes of
+papers leaves titles empty. Categories are a list, or one text with spaces in between.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from etils import epath
+
+from dprjax.base import files
+from dprjax.base.errors import InputError
+from dprjax.formats import texts
+from dprjax.formats.fields import Record, UniqueIds
+from dprjax.formats.qrels import Qrels, write_qrels
+
+
+class Paper(NamedTuple):
+  """One paper. What its file lacks is empty."""
+
+  id: str
+  title: str
+  passage: str
+  categories: tuple[str, ...]
+
+
+def read_papers(path: files.PathLike) -> Iterator[Paper]:
+  """Reads an arXiv jsonl, a BEIR corpus.jsonl or, without categories, a tsv; perhaps compressed.
+
+  The first record of a jsonl says which of the two it is.
+
+  Raises:
+    InputError: a missing, empty or malformed file, a field of another type, or an id that comes
+      twice.
+  """
+  if not texts.is_json(path):
+    for found in texts.read_texts(path, 'passage'):
+      yield Paper(found.id, '', found.text, ())
+    return
+  ids = UniqueIds(path, 'paper')
+  arxiv: bool | None = None
+  for number, where, values in files.read_records(path, 'papers'):
+    if arxiv is None:
+      arxiv = 'abstract' in values
+    record = Record(values, where)
+    title, categories = record.text('title', '').strip(), record.labels('categories')
+    if arxiv:
+      paper = Paper(record.id('id'), title, record.text('abstract', '').strip(), categories)
+    else:
+      passage = f'{title} {record.text("text")}'.strip()
+      paper = Paper(record.id('_id'), title, passage, categories)
+    ids.add(paper.id, number)
+    yield paper
+  if arxiv is None:
+    raise InputError(f'{path}: no record in it')
+
+
+def draw(id_: str, seed: int) -> bytes:
+  """What papers are chosen by: it follows from the id and the seed alone."""
+  return hashlib.sha256(f'{seed}:{id_}'.encode()).digest()
+
+
+def write_beir(folder: files.PathLike, papers: Sequence[Paper], split: str, own: bool) -> Qrels:
+  """Writes papers as a BEIR folder: titles are queries, abstracts passages, without a title.
+
+  Args:
+    folder: to be made.
+    papers: with title, passage and categories.
+    split: of the judgements.
+    own: only a paper's own abstract is relevant to its title; else all abstracts with a common
+      category are, its own among them.
+
+  Returns:
+    The judgements.
+  """
+  root = epath.Path(folder)
+  (root / 'qrels').mkdir(parents=True)
+  _write_jsonl(
+    root / 'corpus.jsonl',
+    (
+      {'_id': paper.id, 'title': '', 'text': paper.passage, 'categories': list(paper.categories)}
+      for paper in papers
+    ),
+  )
+  _write_jsonl(root / 'queries.jsonl', ({'_id': paper.id, 'text': paper.title} for paper in papers))
+  qrels = {paper.id: {paper.id: 1} for paper in papers} if own else related(papers)
+  write_qrels(root / 'qrels' / f'{split}.tsv', qrels)
+  return qrels
+
+
+def related(papers: Sequence[Paper]) -> Qrels:
+  """Each paper's id -> the ids of those with a common category, in their order."""
+  members: dict[str, list[int]] = {}
+  for number, paper in enumerate(papers):
+    for category in paper.categories:
+      members.setdefault(category, []).append(number)
+  return {
+    paper.id: {
+      papers[number].id: 1
+      for number in sorted({i for category in paper.categories for i in members[category]})
+    }
+    for paper in papers
+  }
+
+
+def _write_jsonl(path: epath.Path, rows: Iterable[dict[str, Any]]) -> None:
+  with files.atomic_write(path) as file:
+    file.writelines(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)

@@ -1,0 +1,124 @@
+"""Makes BEIR folders of papers, for retrieval by their categories (Topic-DPR section 4.1).
+
+    python -m dprjax.papers --input=arxiv.jsonl.xz --out=papers --train=3000 --dev=500 --test=1000
+
+The input has id, title, abstract and categories on each line. Titles are queries, abstracts are
+passages; a passage has no title, which is its query. OUT/train, OUT/dev and OUT/test are apart, and
+a hash of a paper's id decides where it is. To train on, a title's own abstract alone is relevant
+(batches compare the categories themselves); in dev and test every abstract with a common category
+is. A paper without title, abstract or categories is counted and skipped.
+"""
+
+import argparse
+import logging
+from collections.abc import Sequence
+
+from dprjax.base import files, outputs
+from dprjax.base.errors import InputError
+from dprjax.base.progress import Progress
+from dprjax.formats.papers import Paper, draw, read_papers, write_beir
+from dprjax.formats.report import Report
+from dprjax.runtime import cli
+
+logger = logging.getLogger('dprjax')
+
+FORMAT = 'dprjax.papers'
+SPLITS = ('train', 'dev', 'test')
+_LACKS = 'papers without {}: skipped'
+
+
+def convert(path: str, out: str, sizes: dict[str, int], seed: int = 0) -> dict[str, int]:
+  """Writes a folder for each split that has papers; returns how many judgements each has.
+
+  Args:
+    path: see ``formats.papers``.
+    out: the folder.
+    sizes: papers of each split; 0: none, and of train: all that are left.
+    seed: of the hash.
+
+  Raises:
+    InputError: the file is malformed, or has too few papers.
+  """
+  report = Report()
+  whole = []
+  progress = Progress('papers', task=f'reading {path}')
+  for paper in read_papers(path):
+    lacks = [
+      name
+      for name, there in (
+        ('title', paper.title),
+        ('abstract', paper.passage),
+        ('categories', paper.categories),
+      )
+      if not there
+    ]
+    report.count('papers')
+    for name in lacks:
+      report.count(_LACKS.format(name), paper.id)
+    if not lacks:
+      whole.append(paper)
+    progress.advance()
+  logger.info('%s\n%s', path, report)
+  whole.sort(key=lambda paper: draw(paper.id, seed))
+  needed = sum(sizes.values()) + (not sizes['train'])
+  if len(whole) < needed:
+    raise InputError(
+      f'{path}: {len(whole):,} papers with title, abstract and categories; {needed:,} are asked '
+      'for with --train, --dev and --test'
+    )
+  # Test and dev first, so that they stay the same for more papers to train on.
+  parts: dict[str, list[Paper]] = {}
+  start = 0
+  for split in ('test', 'dev', 'train'):
+    stop = start + sizes[split] if sizes[split] or split != 'train' else len(whole)
+    parts[split] = whole[start:stop]
+    start = stop
+  judgements = {}
+  with files.atomic_path(out) as folder:
+    folder.mkdir(parents=True)
+    for split in SPLITS:
+      if parts[split]:
+        qrels = write_beir(folder / split, parts[split], split, own=split == 'train')
+        judgements[split] = sum(map(len, qrels.values()))
+    counts = {split: len(papers) for split, papers in parts.items()}
+    outputs.write_mark(folder, FORMAT, seed=seed, papers=counts)
+  for split, count in judgements.items():
+    logger.info(
+      '%s/%s: %s papers, %.1f relevant a title',
+      out,
+      split,
+      f'{len(parts[split]):,}',
+      count / len(parts[split]),
+    )
+  return judgements
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  parser = cli.Parser('papers', __doc__ or '')
+  flag = parser.add_argument
+  flag('--input', required=True, metavar='FILE', help='papers: an arXiv jsonl, perhaps compressed')
+  flag('--out', required=True, metavar='DIR', help='the folder that is made')
+  flag(
+    '--train',
+    type=cli.count,
+    default=0,
+    help='papers to train on (default: all that are not in dev or test)',
+  )
+  for split in ('dev', 'test'):
+    flag(f'--{split}', type=cli.count, default=0, help=f'papers of {split} (default: none)')
+  flag('--seed', type=cli.count, default=0, help='of the choice (default: 0)')
+  cli.run(parser, _command, argv)
+
+
+def _command(args: argparse.Namespace) -> None:
+  with outputs.claim_folder(
+    args.out,
+    {'--input': args.input},
+    what='papers of dprjax.papers',
+    ours=lambda folder: outputs.read_mark(folder).get('format') == FORMAT,
+  ):
+    convert(args.input, args.out, {split: getattr(args, split) for split in SPLITS}, args.seed)
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,95 @@
+"""Papers: what files say of them, and the BEIR folder that is made of them."""
+
+import json
+
+import pytest
+
+from dprjax.base.errors import InputError
+from dprjax.data import sources
+from dprjax.formats import papers
+from dprjax.formats.papers import Paper
+
+ARXIV = [
+  {'id': '1', 'title': ' On cats ', 'abstract': 'Cats\n sit.', 'categories': ['cs.CL', 'cs.CL']},
+  {'id': 2, 'title': None, 'abstract': 'Dogs.', 'categories': 'hep-th math.AG'},
+  {'id': '3', 'title': 'Fish'},
+]
+PAPERS = [
+  Paper('1', 'On cats', 'Cats\n sit.', ('cs.CL',)),
+  Paper('2', '', 'Dogs.', ('hep-th', 'math.AG')),
+  Paper('3', 'Fish', '', ()),
+]
+
+
+def write(path, rows):
+  path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  return path
+
+
+def test_arxiv(tmp_path):
+  assert list(papers.read_papers(write(tmp_path / 'a.jsonl', ARXIV))) == PAPERS
+  array = tmp_path / 'a.json'
+  array.write_text(json.dumps(ARXIV))
+  assert list(papers.read_papers(array)) == PAPERS
+
+
+def test_corpora(tmp_path):
+  rows = [{'_id': 'a', 'title': 'T', 'text': 'x', 'categories': ['k']}, {'_id': 'b', 'text': ''}]
+  read = list(papers.read_papers(write(tmp_path / 'corpus.jsonl', rows)))
+  assert read == [Paper('a', 'T', 'T x', ('k',)), Paper('b', '', '', ())]
+  (tmp_path / 'corpus.tsv').write_text('a\tx\nb\tT\ty\n')
+  read = list(papers.read_papers(tmp_path / 'corpus.tsv'))
+  assert read == [Paper('a', '', 'x', ()), Paper('b', '', 'T y', ())]
+
+
+@pytest.mark.parametrize(
+  'rows, message',
+  [
+    ([ARXIV[0], {'id': '7', 'title': 3}], "line 2: 'title' is 3; expected text"),
+    ([ARXIV[0], {'id': '7', 'abstract': ['x']}], "line 2: 'abstract' is"),
+    ([ARXIV[0], {'id': '7', 'categories': {'a': 1}}], "line 2: 'categories' is"),
+    ([ARXIV[0], {'title': 'no id', 'abstract': 'x'}], "line 2: 'id' is missing"),
+    ([ARXIV[0], ARXIV[0]], "paper id '1' is on line 1 and again on line 2"),
+    ([{'_id': '1', 'title': 'x'}], "line 1: 'text' is missing"),
+    ([], 'is empty'),
+  ],
+)
+def test_bad_papers_are_named(tmp_path, rows, message):
+  with pytest.raises(InputError, match=message):
+    list(papers.read_papers(write(tmp_path / 'a.jsonl', rows)))
+
+
+def test_an_array_without_entries(tmp_path):
+  (tmp_path / 'a.json').write_text('[]')
+  with pytest.raises(InputError, match='no record in it'):
+    list(papers.read_papers(tmp_path / 'a.json'))
+
+
+FOUR = [
+  Paper('a', 'on a', 'text a', ('x', 'y')),
+  Paper('b', 'on b', 'text b', ('y',)),
+  Paper('c', 'on c', 'text c', ('z',)),
+  Paper('d', 'on d', 'text d', ('z', 'x')),
+]
+
+
+def test_related():
+  assert {query: list(found) for query, found in papers.related(FOUR).items()} == {
+    'a': ['a', 'b', 'd'],
+    'b': ['a', 'b'],
+    'c': ['c', 'd'],
+    'd': ['a', 'c', 'd'],
+  }
+
+
+@pytest.mark.parametrize('own', [True, False])
+def test_the_beir_folder(tmp_path, own):
+  papers.write_beir(tmp_path / 'beir', FOUR, 'dev', own)
+  rows = [json.loads(line) for line in (tmp_path / 'beir/corpus.jsonl').open()]
+  assert rows[0] == {'_id': 'a', 'title': '', 'text': 'text a', 'categories': ['x', 'y']}
+  data = sources.load_dataset(sources.Source(str(tmp_path / 'beir'), split='dev'))
+  # The passage is the abstract alone: its title is the query.
+  assert [passage.text for passage in data.passages] == [f'text {p.id}' for p in FOUR]
+  assert [tuple(query) for query in data.queries] == [(p.id, p.title) for p in FOUR]
+  assert data.positives('c') == (['c'] if own else ['c', 'd'])
+  assert data.read_categories() == {paper.id: paper.categories for paper in FOUR}
