@@ -7,6 +7,7 @@ Words are stemmed and stop words left out. Beside the run, bm25.trec.json says h
 """
 
 import argparse
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from typing import Any
 import jax
 
 from dprjax.base import files, outputs
+from dprjax.base.errors import InputError
 from dprjax.formats import trec
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.texts import read_texts
@@ -72,14 +74,17 @@ def search(
   started = time.perf_counter()
   fingerprint = f'{corpus_sha256} {sorted(settings.items())}'
   index = bm25.load(index_dir, fingerprint) if index_dir else None
+  if index is not None:
+    # What a command left that was killed before it could; another one may hold it, or it is shared
+    # and cannot be written to.
+    with contextlib.suppress(InputError, OSError), _claim(index_dir, {}):
+      pass
   if index is None:
     passages = {passage.id: passage.text for passage in read_texts(corpus, 'passage')}
     index = bm25.build(list(passages), list(passages.values()), k1=k1, b=b, language=language)
     if index_dir:
       inputs = {'--corpus': corpus, '--queries': queries, '--qrels': qrels}
-      with outputs.claim_folder(
-        index_dir, inputs, what='a BM25 index', ours=bm25.is_index, flag='--index_dir'
-      ):
+      with _claim(index_dir, inputs):
         bm25.save(index, index_dir, fingerprint)
   indexed = time.perf_counter()
   found = index.search(list(texts.values()), k + drop_same_id)
@@ -104,6 +109,12 @@ def search(
     'queries_per_second': len(run) / seconds['search'],
     'corpus_sha256': corpus_sha256,
   }
+
+
+def _claim(index_dir: str | None, inputs: outputs.Inputs) -> Any:
+  return outputs.claim_folder(
+    index_dir or '', inputs, what='a BM25 index', ours=bm25.is_index, flag='--index_dir'
+  )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

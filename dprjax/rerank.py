@@ -10,6 +10,7 @@ OUT.json says how the run was made.
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import logging
@@ -115,6 +116,7 @@ def _rerank(
   done = _finished(out, settings)
   if done is not None and not (strict and done['unknown_queries'] + done['unknown_passages']):
     logger.info('%s is there already, of just these inputs', out)
+    _discard_parts(out, settings)
     return done
   query_texts = read_wanted(queries, 'query', set(kept.query_ids))
   known_queries = np.array([query_id in query_texts for query_id in kept.query_ids], bool)
@@ -163,7 +165,7 @@ def _rerank(
     'seconds': seconds,
   }
   outputs.write_report(out, report)
-  parts.folder.rmtree()
+  files.discard(parts.folder)
   return report
 
 
@@ -236,6 +238,15 @@ class _Parts:
 
   def _file(self, number: int) -> epath.Path:
     return self.folder / f'scores-{number:05d}.f32'
+
+
+def _discard_parts(out: str, settings: dict[str, Any]) -> None:
+  """Removes the parts of a finished run, which was killed before it could."""
+  folder = epath.Path(f'{out}.parts')
+  with contextlib.suppress(InputError):
+    sidecar = files.read_json_object(folder / _PARTS, 'scores')
+    if sidecar.get('format') == _PART_FORMAT and sidecar.get('settings') == settings:
+      files.discard(folder)
 
 
 def _score(

@@ -187,8 +187,14 @@ def test_a_killed_run_continues(go, folder, expected, monkeypatch):
     (folder / 'out.trec').unlink()
     (folder / 'kept').rename(parts)
   del scored[2:]
+  shutil.copytree(parts, folder / 'kept')
   assert go('--shard_pairs=3')[0] == 0 and scored[2:] == [3, 1]
   check(folder / 'out.trec', expected(RUN))
+  # Killed when all was written but the parts were there still, or in part.
+  (folder / 'kept').rename(parts)
+  (folder / '.out.trec.parts.0123abcd.tmp').mkdir()
+  assert 'is there already' in go('--shard_pairs=3')[1]
+  assert not parts.exists() and not list(folder.glob('.*'))
 
 
 def test_a_part_that_is_not_finite_is_scored_again(tmp_path):

@@ -475,6 +475,11 @@ def test_a_kept_index_is_apart_and_what_a_killed_command_left_of_it_is_cleared(g
   assert go('bm25', '--index_dir=index')[0] == 0
   whole = (folder / 'out.trec').read_bytes()
   assert not (folder / '.index.0123abcd.tmp').exists()
+  # Killed when it was complete.
+  (folder / '.index.89abcdef.tmp').mkdir()
+  (folder / '.index.lock').write_text('')
+  assert go('bm25', '--index_dir=index')[0] == 0
+  assert (folder / 'out.trec').read_bytes() == whole and not list(folder.glob('.*'))
   # By a link, the folder that it leads to is the index.
   (folder / 'link').symlink_to('inner')
   assert go('bm25', '--index_dir=link')[0] == 0

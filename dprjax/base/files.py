@@ -465,6 +465,13 @@ def remove(path: epath.Path) -> None:
     path.unlink()
 
 
+def discard(folder: epath.Path) -> None:
+  """Removes a folder of ours at once: what a kill leaves of it is cleared by the next command."""
+  if folder.exists():
+    aside = folder if is_remote(folder) else folder.rename(_beside(folder, 'tmp'))
+    aside.rmtree()
+
+
 def recover(final: epath.Path) -> None:
   """Puts back the folder that a killed command had renamed, or removes it where it is replaced.
 

@@ -180,16 +180,26 @@ def _is_plain(path: PathLike, text: bytes, delimiter: bytes, lines: int) -> bool
   """
   # Arrow takes a carriage return alone for the end of a line, columns for empty, and the other
   # delimiter for a part of an id.
-  plain = (
-    text.count(b'\r') == text.count(b'\r\n')
-    and len(text.translate(None, _CONTROLS)) == len(text)
-    and (b' ' if delimiter == b'\t' else b'\t') not in text
-    and not text.startswith(delimiter)
-    and not any(
-      odd in text
-      for odd in (delimiter * 2, b'\n' + delimiter, delimiter + b'\n', delimiter + b'\r')
+  other = b' ' if delimiter == b'\t' else b'\t'
+  if b'\r' in text:
+    odd = (delimiter * 2, b'\n' + delimiter, delimiter + b'\n', delimiter + b'\r', other)
+    plain = (
+      text.count(b'\r') == text.count(b'\r\n')
+      and len(text.translate(None, _CONTROLS)) == len(text)
+      and not text.startswith(delimiter)
+      and not any(part in text for part in odd)
     )
-  )
+  else:  # the same, several times as fast; blank lines are not plain
+    bytes_ = np.frombuffer(text, np.uint8)
+    blank = bytes_ <= ord(' ')
+    plain = (
+      other not in text
+      and b'\x7f' not in text
+      and not blank[0]
+      and not (blank[1:] & blank[:-1]).any()
+      and np.count_nonzero(bytes_ < ord(' '))
+      == np.count_nonzero((bytes_ == ord('\n')) | (bytes_ == ord('\t')))
+    )
   if text.isascii():
     return plain
   try:

@@ -8,7 +8,6 @@ same digest are copies: their titles and texts differ at most in white space.
 import codecs
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import itertools
 import pathlib
@@ -112,15 +111,20 @@ def index_corpus(
     new.clear()
 
   spool = contextlib.nullcontext() if plain else (folder / 'text').open('wb')
-  with files.open_bytes(found, 'corpus') as (file, fraction), files.no_room(folder), spool as copy:
+  number = 0
+  with (
+    files.open_bytes(found, 'corpus') as (file, fraction),
+    files.no_room(folder),
+    spool as copy,
+    files.decoding(str(path), lambda: f', line {number}'),
+  ):
     for number, line in enumerate(files.byte_lines(file), start=1):
       if copy:
         copy.write(line)
       if number == 1 and line.startswith(codecs.BOM_UTF8):
         offset = len(codecs.BOM_UTF8)
         line = line[offset:]
-      with files.decoding(str(path), functools.partial(', line {}'.format, number)):
-        text = files.sound_line(line.decode(), str(path), number)
+      text = files.sound_line(line.decode(), str(path), number)
       if text.strip():
         header = False
         if parse is None:
