@@ -30,7 +30,7 @@ from jaxtyping import Float
 from dprjax.analysis import figures
 from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
-from dprjax.formats.fields import Record, is_number
+from dprjax.formats.fields import Record, check_id, is_number
 from dprjax.runtime import cli
 
 logger = logging.getLogger('dprjax')
@@ -38,6 +38,7 @@ logger = logging.getLogger('dprjax')
 _DRAWS = 10_000
 _DRAWS_AT_ONCE = 500  # bounds the memory
 _SEED = 0
+_LARGEST = 1e15  # of a measure's values
 
 
 class Compared(NamedTuple):
@@ -159,7 +160,8 @@ def read_metrics(path: files.PathLike) -> dict[str, Any]:
 def _numbers(record: Record) -> list[str]:
   """The keys of an object that holds finite numbers alone."""
   for name in record.values:
-    record.number(name)
+    if abs(record.number(name)) > _LARGEST:
+      raise InputError(f'{record.where}: {name!r:.80} is above {_LARGEST:.0e}; no measure is')
   return list(record.values)
 
 
@@ -267,6 +269,7 @@ def _report_systems(args: argparse.Namespace) -> None:
   for name, path in args.metrics:
     if name in systems:
       raise InputError(f'--metrics: two systems are called {name}')
+    check_id(name, f'--metrics={name}={path}')
     systems[name] = read_metrics(path)
   first = next(iter(systems.values()))
   shared = [
@@ -298,6 +301,7 @@ def _backbones(args: argparse.Namespace) -> dict[str, tuple[str, str | None]]:
   for given, path in args.backbone:
     # The last part of a path, or the name in package:NAME.
     name = given or path.rstrip('/').rpartition('/')[2].removeprefix('package:')
+    check_id(name, f'--backbone={path}')
     if name in paths:
       raise InputError(f'--backbone: two are called {name}; name them, --backbone=NAME={path}')
     paths[name] = path

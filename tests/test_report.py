@@ -90,6 +90,9 @@ def test_tables_and_figure(tmp_path, capsys):
   )
   assert '+ prompt   0.3030*   0.5000               73,728' in capsys.readouterr().out
   assert (tmp_path / 'r.png').read_bytes().startswith(b'\x89PNG')
+  # Neither a formula nor letters that the font lacks stop it.
+  report.main([f'--metrics=猫={tmp_path}/a.json', f'--figure={tmp_path}/r.png'])
+  capsys.readouterr()
   report.main(
     [f'--metrics=$\\frac$={tmp_path}/a.json', '--measure', 'AP', f'--figure={tmp_path}/r.svg']
   )
@@ -131,9 +134,12 @@ def test_tables_and_figure(tmp_path, capsys):
         ('uneven', "uneven.json, 'datasets', 'a', 'mean': 'AP' is missing"),
         ('extra', "extra.json, 'extra': 'x' is {}; expected text or a number"),
         ('extra_list', "extra_list.json: 'extra' is [1]; expected an object"),
+        ('vast', "vast.json, 'mean': 'AP' is above 1e+15; no measure is"),
         ('deep', 'deep.json: JSON nested deeper than 64'),
       )
     ),
+    (['--metrics=a\nb=a.json'], r"the id 'a\nb' is empty, has white space around it or a control"),
+    (['--metrics=caf\udce9=a.json'], r"the id 'caf\udce9'"),
     (['--metrics=a=a.json', '--out='], "--out='': no file or folder can have this name"),
     (['--metrics=a=a.json', '--figure='], 'its name has to end in .png, .pdf, .svg'),
     (['--metrics=a=a.json', '--out=b.png', '--figure=b.png'], 'would overwrite each other'),
@@ -164,6 +170,7 @@ def test_bad_input(tmp_path, monkeypatch, error_line, arguments, message):
     'uneven': whole % ', "datasets": {"a": {"mean": {}, "per_query": {}}}',
     'extra': whole % ', "extra": {"x": {}}',
     'extra_list': whole % ', "extra": [1]',
+    'vast': whole.replace('0.5', '1e308') % '',
     'deep': whole % f', "extra": {"[" * 3000}',
   }.items():
     (tmp_path / f'{name}.json').write_text(text)

@@ -1,6 +1,7 @@
 """Figures of ``dprjax.report``: bars with intervals, and up to three panels about backbones."""
 
 import contextlib
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -312,5 +313,6 @@ def check_name(path: files.PathLike) -> str:
 
 def _save(drawing: Any, path: files.PathLike) -> None:
   kind = check_name(path)
-  with files.atomic_write(path, 'wb') as file:
+  with files.atomic_write(path, 'wb') as file, warnings.catch_warnings():
+    warnings.filterwarnings('ignore', 'Glyph .* missing')  # of a name in another script
     drawing.savefig(file, format=kind)
