@@ -212,7 +212,7 @@ def detect_format(path: files.PathLike) -> str:
         '.jsonl file in it'
       )
     found = candidates[0]
-  return examples.detect_format(found)
+  return examples.detect_format(files.regular_file(found, 'data'))  # it is read again
 
 
 def locate(source: Source) -> dict[str, epath.Path]:

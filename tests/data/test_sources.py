@@ -5,6 +5,7 @@ import gzip
 import json
 import lzma
 import math
+import os
 
 import pytest
 
@@ -468,3 +469,40 @@ def test_wanted_texts(tmp_path):
   jsonl(path, [*rows, {}])
   with pytest.raises(InputError, match='line 5'):
     list(read_texts(path, 'passage', {'a'}))
+
+
+@pytest.mark.parametrize(
+  ('negative', 'message'),
+  [
+    ('{"docid": "e", "text": "y", "rank": "1"}', "'rank' is '1'; expected a whole number"),
+    ('{"docid": "e", "text": "y", "rank": 1.5}', "'rank' is 1.5"),
+    ('{"docid": "e", "text": "y", "rank": true}', "'rank' is True"),
+    ('{"docid": "e", "text": "y", "score": "x"}', "'score' is 'x'; expected a finite number"),
+    ('{"docid": "e", "text": "y", "score": 1e999}', 'the number 1e999 is too large'),
+    ('{"docid": "e", "text": "y", "score": NaN}', 'NaN is not JSON'),
+    ('{"docid": "e", "text": "y", "score": 1' + '0' * 400 + '}', "'score' is 1000"),
+    ('{"docid": "e", "text": "y", "pools": [1]}', "'pools' is"),
+    ('{"docid": "e", "text": "y", "retriever": []}', "'retriever' is"),
+    ('{"docid": "e ", "text": "y"}', "the id 'e '"),
+    ('{"docid": "", "text": "y"}', "'docid' is ''"),
+    ('{"docid": {}, "text": "y"}', "'docid' is {}; expected text or a number"),
+    ('{"docid": "e", "text": null}', "'text' is missing"),
+    ('null', "'negative_passages' is .None."),
+  ],
+)
+def test_negatives_of_other_types(tmp_path, negative, message):
+  positive = '{"docid": "d", "title": "", "text": "x"}'
+  (tmp_path / 'train.jsonl').write_text(
+    f'\n{{"query_id": "q", "query": "a", "positive_passages": [{positive}], '
+    f'"negative_passages": [{negative}]}}\n'
+  )
+  with pytest.raises(InputError, match=rf'train\.jsonl, line 2: {message}'):
+    read(tmp_path)
+
+
+def test_pipes_are_not_opened(tmp_path):
+  """Each file is read more than once."""
+  os.mkfifo(tmp_path / 'train.jsonl')
+  for path in (tmp_path, tmp_path / 'train.jsonl'):
+    with pytest.raises(InputError, match=r'train\.jsonl is a pipe or a device'):
+      read(path)
