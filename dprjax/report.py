@@ -16,6 +16,11 @@ alignment and uniformity (Wang & Isola 2020) of unit vectors and of raw ones, th
 first token's attention (Condenser, section 5) and the distinction of Wikipedia sections (Ein Dor et
 al. 2018); see dprjax.analysis. The attention is measured on sections of --wikipedia, else on
 passages of --beir, else on the sentences of --sts.
+
+Where the passages of --beir have categories, or --topics gives them topics (Topic-DPR, section 5),
+there are also the cosines of a query with its own passage, Sim(q, p+), and with passages that have
+no category in common with it, Sim(q, p-), and the share of a passage's 10 nearest that have its
+topic or a category of it. --tsne draws the passages by both.
 """
 
 import argparse
@@ -260,7 +265,7 @@ def _inputs(args: argparse.Namespace) -> dict[str, list[str]]:
     f'--{name}': [path for _, path in getattr(args, name) or ()]
     for name in ('metrics', 'backbone', 'prompt')
   }
-  single = {f'--{name}': getattr(args, name) for name in ('sts', 'wikipedia', 'beir')}
+  single = {f'--{name}': getattr(args, name) for name in ('sts', 'wikipedia', 'beir', 'topics')}
   return given | {flag: [path] for flag, path in single.items() if path}
 
 
@@ -329,12 +334,14 @@ def _backbones(args: argparse.Namespace) -> dict[str, tuple[str, str | None]]:
 def _report_backbones(args: argparse.Namespace) -> None:
   # Imported here, so that --metrics does not wait for JAX.
   from dprjax.analysis import inspection
+  from dprjax.data.topics import load_topics
   from dprjax.inference.retriever import Retriever
   from dprjax.runtime import compiled
 
   compiled.keep()
 
   backbones = _backbones(args)
+  topic_model = load_topics(args.topics) if args.topics else None
   batch_size = args.batch_size or 64
 
   def load(path: str, prompt: str | None) -> Retriever:
@@ -353,10 +360,15 @@ def _report_backbones(args: argparse.Namespace) -> None:
     for path, prompt in backbones.values():
       load(path, prompt)
   texts = inspection.read_texts(
-    args.sts, args.wikipedia, args.beir, args.split or 'test', args.max_texts or 1000
+    args.sts, args.wikipedia, args.beir, args.split or 'test', args.max_texts or 1000, topic_model
   )
+  draw = args.tsne is not None
+  if draw and not texts.labels:
+    raise InputError(
+      f'--tsne: the passages of {args.beir} have no categories; give their topics, --topics'
+    )
   findings = {
-    name: inspection.inspect(name, load(path, prompt), texts, batch_size)
+    name: inspection.inspect(name, load(path, prompt), texts, batch_size, draw)
     for name, (path, prompt) in backbones.items()
   }
   columns, rows = inspection.table(findings)
@@ -365,6 +377,10 @@ def _report_backbones(args: argparse.Namespace) -> None:
   if args.figure is not None:
     foot = f'attention over {texts.named["attended"]}' if by_layer else ''
     figures.backbones(findings, foot, args.figure)
+  if args.tsne is not None:
+    points = {name: found.drawn for name, found in findings.items() if found.drawn is not None}
+    foot = f't-SNE of {texts.named["passages"]}'
+    figures.maps(points, texts.labels, texts.label_names, foot, args.tsne)
   if args.out is not None:
     with files.atomic_write(args.out) as file:
       file.write(markdown(columns, rows, '  \n'.join(lines)))  # two spaces break a Markdown line
@@ -381,6 +397,8 @@ _OF_BACKBONES = (
   'sts',
   'wikipedia',
   'beir',
+  'topics',
+  'tsne',
   'split',
   'prompt',
   'pooling',
@@ -439,7 +457,16 @@ def main(argv: Sequence[str] | None = None) -> None:
   inspected.add_argument(
     '--beir',
     metavar='DIR',
-    help='a retrieval data set: alignment of queries and positives, uniformity of passages',
+    help='a retrieval data set: alignment of queries and positives, uniformity of passages and '
+    'queries',
+  )
+  inspected.add_argument(
+    '--topics', metavar='topics.npz', help='of dprjax.topics: the topics of the passages of --beir'
+  )
+  inspected.add_argument(
+    '--tsne',
+    metavar='map.png',
+    help='the passages of --beir in two dimensions; needs scikit-learn (the extra tsne)',
   )
   inspected.add_argument('--split', help='of --beir, with judgements (default: test)')
   inspected.add_argument(
@@ -471,16 +498,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in wrong:
       if getattr(args, name) is not None:
         raise InputError(f'--{name} goes with {other}')
-    if args.figure is not None:
-      figures.check_name(args.figure)
+    for name in ('topics', 'tsne'):
+      if getattr(args, name) is not None and args.beir is None:
+        raise InputError(f'--{name} goes with --beir')
+    figure_flags = [name for name in ('figure', 'tsne') if getattr(args, name) is not None]
+    for name in figure_flags:
+      figures.check_name(getattr(args, name), f'--{name}')
     inputs = _inputs(args)
     with contextlib.ExitStack() as stack:
       if args.out is not None:
         stack.enter_context(outputs.claim(args.out, inputs, endings=('',)))
-      if args.figure is not None:
-        if args.out is not None:
-          outputs.check_outputs_apart({'--out': args.out, '--figure': args.figure})
-        stack.enter_context(outputs.claim(args.figure, inputs, flag='--figure', endings=('',)))
+      written = {f'--{name}': getattr(args, name) for name in figure_flags}
+      outputs.check_outputs_apart(written | ({} if args.out is None else {'--out': args.out}))
+      for name, path in written.items():
+        stack.enter_context(outputs.claim(path, inputs, flag=name, endings=('',)))
       if args.metrics:
         _report_systems(args)
       else:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from etils import epath
+from jaxtyping import Bool, Float
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
@@ -157,6 +158,62 @@ def topics(panels: Sequence[TopicPanel], foot: str, path: files.PathLike) -> Non
   _save(drawing, path)
 
 
+def maps(
+  points: Mapping[str, Float[np.ndarray, 'n 2']],
+  labels: Mapping[str, Bool[np.ndarray, 'n C']],
+  names: Mapping[str, Sequence[str]],
+  foot: str,
+  path: files.PathLike,
+) -> None:
+  """Passages in two dimensions: a row for each backbone, a column for each kind of label.
+
+  A passage has the colour of its most frequent label; all but the 8 most frequent are grey.
+
+  Args:
+    points: backbone -> where its passages lie.
+    labels: kind -> which passages have which label.
+    names: kind -> the labels' names.
+    foot: a line in small print.
+    path: the file; its suffix (png, pdf, svg) decides the format.
+
+  Raises:
+    InputError: the suffix is of another format.
+  """
+  drawing = _drawing(1.0 + 4.6 * len(labels), 0.8 + 3.6 * len(points))
+  panels = drawing.subplots(len(points), len(labels), squeeze=False)
+  for column, (kind, marked) in enumerate(labels.items()):
+    sizes = marked.sum(axis=0)
+    common = [int(i) for i in np.argsort(-sizes, kind='stable')[: len(_COLOURS)] if sizes[i]]
+    # The first of the most frequent labels that a passage has; none: the last number.
+    first = np.where(marked[:, common].any(axis=1), marked[:, common].argmax(axis=1), len(common))
+    for row, (name, where) in enumerate(points.items()):
+      axes = panels[row][column]
+      others = first == len(common)
+      axes.scatter(*where[others].T, s=5, color='#dddddd', linewidths=0)
+      for number, label in enumerate(common):
+        axes.scatter(
+          *where[first == number].T,
+          s=7,
+          color=_colour(number),
+          linewidths=0,
+          label=names[kind][label],
+        )
+      axes.set_xticks([])
+      axes.set_yticks([])
+      axes.set_title(f'{name}, by {kind}', fontsize=9)
+      if row == len(points) - 1:
+        axes.legend(
+          loc='upper center',
+          bbox_to_anchor=(0.5, -0.02),
+          ncols=2,
+          fontsize=7,
+          frameon=False,
+          markerscale=2,
+        )
+  _foot(drawing, foot)
+  _save(drawing, path)
+
+
 def _entropies(axes: Any, findings: 'Mapping[str, Findings]') -> None:
   deepest = 1
   for number, (name, found) in enumerate(findings.items()):
@@ -297,7 +354,7 @@ def _foot(drawing: Any, text: str) -> None:
   drawing.text(0.995, 0.005, text, ha='right', va='bottom', fontsize=7, color='#555555')
 
 
-def check_name(path: files.PathLike) -> str:
+def check_name(path: files.PathLike, flag: str = '--figure') -> str:
   """The format of a figure by its file name: 'png' for 'a.png'.
 
   Raises:
@@ -307,7 +364,7 @@ def check_name(path: files.PathLike) -> str:
 
   kind = epath.Path(path).suffix.removeprefix('.').lower()
   if kind not in matplotlib.backends.backend_agg.FigureCanvasAgg.get_supported_filetypes():
-    raise InputError(f'--figure={path}: its name has to end in .png, .pdf, .svg')
+    raise InputError(f'{flag}={path}: its name has to end in .png, .pdf, .svg')
   return kind
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from dprjax.analysis import statistics as analysis
 from dprjax.analysis.statistics import Triplet
@@ -19,7 +19,9 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
 from dprjax.data import similarity, sources
 from dprjax.data.similarity import Pair
+from dprjax.data.topics import Topics
 from dprjax.formats import mediawiki
+from dprjax.formats.texts import Passage, Query
 from dprjax.inference.embedder import Embedder, place
 from dprjax.inference.retriever import Retriever
 from dprjax.models import encoder
@@ -40,6 +42,11 @@ class Texts:
     triplets: for the distinction of sections.
     positives: (query, relevant passage), for alignment.
     passages: for uniformity.
+    queries: likewise.
+    pairs_of_own: (row of ``queries``, its own passage), where there are categories.
+    unrelated: which of the queries have no category in common with which of the passages.
+    labels: kind ('topic', 'category') -> which of the passages have which label of that kind.
+    label_names: kind -> the labels' names.
     attended: for the entropy of attention.
     named: attribute -> its number and source in words, for the note below the table.
   """
@@ -48,6 +55,11 @@ class Texts:
   triplets: list[Triplet] = dataclasses.field(default_factory=list)
   positives: list[tuple[str, str]] = dataclasses.field(default_factory=list)
   passages: list[str] = dataclasses.field(default_factory=list)
+  queries: list[str] = dataclasses.field(default_factory=list)
+  pairs_of_own: list[tuple[int, str]] = dataclasses.field(default_factory=list)
+  unrelated: Bool[np.ndarray, 'queries passages'] | None = None
+  labels: dict[str, Bool[np.ndarray, 'passages C']] = dataclasses.field(default_factory=dict)
+  label_names: dict[str, list[str]] = dataclasses.field(default_factory=dict)
   attended: list[str] = dataclasses.field(default_factory=list)
   named: dict[str, str] = dataclasses.field(default_factory=dict)
 
@@ -64,6 +76,11 @@ class Findings:
     uniformity: of passages, likewise.
     raw_alignment, raw_uniformity: the same of the vectors as they are (DPTDR Table 8).
     entropy: of the first token's attention, in nats, mean over texts.
+    query_uniformity: of queries, scaled to unit length.
+    own_cosine, unrelated_cosine: Sim(q, p+), of a query and its own passage, and Sim(q, p-), of
+      queries and passages without a common category (Topic-DPR Table 3).
+    near: kind of label -> the share of a passage's 10 nearest with a label in common.
+    drawn: the passages in two dimensions, by t-SNE.
   """
 
   settings: str
@@ -74,6 +91,11 @@ class Findings:
   raw_alignment: float | None = None
   raw_uniformity: float | None = None
   entropy: Float[np.ndarray, 'L N'] | None = None
+  query_uniformity: float | None = None
+  own_cosine: float | None = None
+  unrelated_cosine: float | None = None
+  near: dict[str, float] = dataclasses.field(default_factory=dict)
+  drawn: Float[np.ndarray, 'passages 2'] | None = None
 
   @property
   def scores(self) -> dict[str, float]:
@@ -88,6 +110,7 @@ def read_texts(
   beir: files.PathLike | None = None,
   split: str = 'test',
   most: int = 1000,
+  topic_model: Topics | None = None,
 ) -> Texts:
   """Reads the given sources and draws texts from them.
 
@@ -98,7 +121,8 @@ def read_texts(
       ``most`` articles.
     beir: a data set with judgements, see ``data.sources``.
     split: the split of the judgements.
-    most: the largest number of triplets, sections, positives and passages, at least 2.
+    most: the largest number of triplets, sections, positives, queries and passages, at least 2.
+    topic_model: the passages' topics are labels too.
 
   Raises:
     InputError: no source was given, one cannot be read, or one has nothing that can be used.
@@ -117,7 +141,7 @@ def read_texts(
   if wikipedia is not None:
     texts = _with_wikipedia(texts, wikipedia, most)
   if beir is not None:
-    texts = _with_retrieval(texts, beir, split, most)
+    texts = _with_retrieval(texts, beir, split, most, topic_model)
   if sts is not None:
     texts = _with_similarity(texts, sts, most)
   return texts
@@ -157,16 +181,22 @@ def _with_wikipedia(texts: Texts, path: files.PathLike, most: int) -> Texts:
   return dataclasses.replace(texts, triplets=triplets, attended=attended, named=texts.named | named)
 
 
-def _with_retrieval(texts: Texts, path: files.PathLike, split: str, most: int) -> Texts:
+def _with_retrieval(
+  texts: Texts, path: files.PathLike, split: str, most: int, topic_model: Topics | None
+) -> Texts:
   dataset = sources.load_dataset(sources.Source(str(path), split=split))
   rng = random.Random(_SEED)
   pairs = [
     (query.text, passage) for query in dataset.queries for passage in dataset.positives(query.id)
   ]
   pairs = rng.sample(pairs, min(most, len(pairs)))
+  # Drawn by themselves, so that the other draws do not depend on them.
+  queries = random.Random(_SEED).sample(dataset.queries, min(most, len(dataset.queries)))
   wanted = {passage for _, passage in pairs}
+  wanted.update(query.id for query in queries)
+  wanted.update(next(iter(dataset.positives(query.id))) for query in queries)
   texts_by_id: dict[str, str] = {}
-  kept: list[str] = []
+  kept: list[Passage] = []
   seen = 0
   for passage in _counted(dataset.passages, 'passages', path):
     if not passage.text:
@@ -176,9 +206,9 @@ def _with_retrieval(texts: Texts, path: files.PathLike, split: str, most: int) -
     # A reservoir: it holds every passage so far with the same chance (Vitter 1985, algorithm R).
     seen += 1
     if len(kept) < most:
-      kept.append(passage.text)
+      kept.append(passage)
     elif (place := rng.randrange(seen)) < most:
-      kept[place] = passage.text
+      kept[place] = passage
   positives = [(query, texts_by_id[id_]) for query, id_ in pairs if id_ in texts_by_id]
   if len(positives) < len(pairs):
     logger.info(
@@ -197,11 +227,78 @@ def _with_retrieval(texts: Texts, path: files.PathLike, split: str, most: int) -
     'positives': f'{len(positives):,} pairs of a query and a relevant passage of {name}',
     'passages': f'{len(kept):,} passages of {name}',
   }
+  named['queries'] = f'{len(queries):,} queries of {name}'
+  passages = [passage.text for passage in kept]
   attended = texts.attended
   if not attended:
-    attended, named['attended'] = kept, named['passages']
+    attended, named['attended'] = passages, named['passages']
+  texts = dataclasses.replace(
+    texts,
+    positives=positives,
+    passages=passages,
+    queries=[query.text for query in queries],
+    attended=attended,
+    named=texts.named | named,
+  )
+  if topic_model is not None:
+    topic_model.check_shares(passages, str(path))
+    texts.labels['topic'] = np.eye(len(topic_model), dtype=bool)[topic_model.assign(passages)]
+    texts.label_names['topic'] = [' '.join(words[:3]) for words in topic_model.names]
+    texts.named['topic'] = named['passages']
+  return _with_categories(texts, dataset, queries, [passage.id for passage in kept], texts_by_id)
+
+
+def _with_categories(
+  texts: Texts,
+  dataset: sources.Dataset,
+  queries: Sequence[Query],
+  passage_ids: Sequence[str],
+  texts_by_id: Mapping[str, str],
+) -> Texts:
+  """What categories of the corpus tell of queries and passages, if it has any."""
+  if dataset.format not in sources.WITH_CATEGORIES:
+    return texts
+  try:
+    categories = dataset.read_categories()
+  except InputError as error:  # another corpus may mean something else by the word
+    logger.info('%s; its categories are passed over', error)
+    return texts
+  # A query's own passage has its id, or is the one that is relevant to it.
+  own: dict[int, str] = {}
+  for number, query in enumerate(queries):
+    relevant = dataset.positives(query.id)
+    passage = query.id if query.id in relevant else relevant[0]
+    if passage in texts_by_id and (passage == query.id or len(relevant) == 1):
+      own[number] = passage
+  drawn = [*passage_ids, *own.values()]
+  names = list(dict.fromkeys(name for id_ in drawn for name in categories.get(id_, ())))
+  if not names:
+    return texts
+  numbers = {name: number for number, name in enumerate(names)}
+
+  def mark(ids: Sequence[str]) -> np.ndarray:
+    marked = np.zeros((len(ids), len(names)), bool)
+    for row, id_ in enumerate(ids):
+      marked[row, [numbers[name] for name in categories.get(id_, ())]] = True
+    return marked
+
+  of_passages, of_queries = mark(passage_ids), mark([own.get(i, '') for i in range(len(queries))])
+  common = of_queries.astype(np.float32) @ of_passages.astype(np.float32).T
+  known = np.outer(of_queries.any(axis=1), of_passages.any(axis=1))
+  unrelated = np.logical_and(known, common == 0)
+  named = {}
+  if own:
+    named['own'] = f'{len(own):,} {texts.named["queries"].partition(" ")[2]}'
+    named['unrelated'] = f'{np.count_nonzero(unrelated):,} pairs without a common category'
+  if of_passages.any():
+    texts.labels['category'] = of_passages
+    texts.label_names['category'] = names
+    named['category'] = texts.named['passages']
   return dataclasses.replace(
-    texts, positives=positives, passages=kept, attended=attended, named=texts.named | named
+    texts,
+    pairs_of_own=[(number, texts_by_id[id_]) for number, id_ in own.items()],
+    unrelated=unrelated,
+    named=texts.named | named,
   )
 
 
@@ -216,7 +313,9 @@ def _counted(items: Iterator[T], unit: str, path: files.PathLike) -> Iterator[T]
     progress.advance()
 
 
-def inspect(name: str, retriever: Retriever, texts: Texts, batch_size: int = 64) -> Findings:
+def inspect(
+  name: str, retriever: Retriever, texts: Texts, batch_size: int = 64, draw: bool = False
+) -> Findings:
   """Measures one backbone, with its prompt if it has one, on all of ``texts``.
 
   Sentences (of pairs and triplets) are encoded as queries, so that the queries' text prefix or
@@ -228,9 +327,10 @@ def inspect(name: str, retriever: Retriever, texts: Texts, batch_size: int = 64)
       the raw measures, which need a retriever that does not normalise.
     texts: see ``read_texts``.
     batch_size: texts at a time, over all local devices, for the attention.
+    draw: the passages, by t-SNE, which needs scikit-learn.
 
   Raises:
-    InputError: the backbone gives vectors that are not finite.
+    InputError: scikit-learn is missing; the backbone gives vectors that are not finite.
   """
 
   def encode(kind: str, what: str) -> analysis.Encode:
@@ -262,6 +362,20 @@ def inspect(name: str, retriever: Retriever, texts: Texts, batch_size: int = 64)
     if not retriever.encoder.entry().settings.normalize:
       found['raw_alignment'] = analysis.alignment(x, y)
       found['raw_uniformity'] = analysis.uniformity(others)
+    if len(texts.queries) > 1:
+      asked = encode('query', 'queries')(texts.queries)
+      found['query_uniformity'] = analysis.uniformity(analysis.unit(asked))
+      if texts.pairs_of_own:
+        own = encode('passage', 'own passages')([text for _, text in texts.pairs_of_own])
+        rows = [row for row, _ in texts.pairs_of_own]
+        found['own_cosine'] = float(analysis.cosine(asked[rows], own).mean())
+        if texts.unrelated is not None and texts.unrelated.any():
+          found['unrelated_cosine'] = analysis.mean_cosine(asked, others, texts.unrelated)
+    found['near'] = {
+      kind: analysis.near_share(others, labels) for kind, labels in texts.labels.items()
+    }
+    if draw:
+      found['drawn'] = analysis.tsne(others)
   if texts.attended:
     found['entropy'] = first_token_entropy(
       retriever,
@@ -315,6 +429,10 @@ def table(findings: Mapping[str, Findings]) -> tuple[list[str], list[list[str]]]
       **found.scores,
       'alignment': found.alignment,
       'uniformity': found.uniformity,
+      'uniformity of queries': found.query_uniformity,
+      'Sim(q, p+)': found.own_cosine,
+      'Sim(q, p-)': found.unrelated_cosine,
+      **{f'10 nearest: same {kind}': share for kind, share in found.near.items()},
       'raw alignment': found.raw_alignment,
       'raw uniformity': found.raw_uniformity,
       'CLS attention entropy': None if found.entropy is None else float(found.entropy.mean()),
@@ -355,6 +473,11 @@ def note(texts: Texts, findings: Mapping[str, Findings]) -> list[str]:
     'triplets': 'Section accuracy: {}; by chance 0.5.',
     'positives': 'Alignment (alpha = 2): {}; lower is nearer. Of unit vectors, and raw.',
     'passages': 'Uniformity (t = 2): {}; lower is more even. Of unit vectors, and raw.',
+    'queries': 'Uniformity of queries: {}.',
+    'own': 'Sim(q, p+): mean cosine of a query and its own passage, {}.',
+    'unrelated': 'Sim(q, p-): mean cosine, {}.',
+    'topic': 'The 10 nearest, by cosine, of {}, that have its topic by their words.',
+    'category': 'The 10 nearest, by cosine, of {}, that have a category in common with it.',
     'attended': 'CLS attention entropy: in nats, mean over heads and {}.',
   }
   lines = [line.format(texts.named[key]) for key, line in explained.items() if key in texts.named]

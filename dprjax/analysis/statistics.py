@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.special
 import scipy.stats
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
+from dprjax.base.errors import InputError
 from dprjax.data.similarity import Pair
 from dprjax.formats.documents import split_sentences
 from dprjax.formats.mediawiki import Article, Section
@@ -106,6 +107,70 @@ def uniformity(x: Float[np.ndarray, 'n H'], t: float = 2) -> float:
       if exponent.size:  # a last block may have one row
         total = np.logaddexp(total, scipy.special.logsumexp(exponent))
   return float(total - np.log(n * (n - 1) / 2))
+
+
+def mean_cosine(
+  x: Float[np.ndarray, 'n H'], y: Float[np.ndarray, 'm H'], pairs: Bool[np.ndarray, 'n m']
+) -> float:
+  """The mean cosine over some pairs: Sim(q, p-) of Topic-DPR Table 3; NaN where there are none."""
+  x, y = unit(x), unit(y)
+  total = sum(
+    float(np.sum((x[i : i + _BLOCK] @ y.T)[pairs[i : i + _BLOCK]]))
+    for i in range(0, len(x), _BLOCK)
+  )
+  count = int(np.count_nonzero(pairs))
+  return total / count if count else float('nan')
+
+
+def nearest(x: Float[np.ndarray, 'n H'], k: int) -> Int[np.ndarray, 'n k']:
+  """The rows of the k vectors with the highest cosine to each, itself left out.
+
+  Ties are in the order of rows; there are fewer than k where there are fewer vectors.
+  """
+  x = unit(x)
+  found = []
+  for start in range(0, len(x), _BLOCK):
+    scores = x[start : start + _BLOCK] @ x.T
+    own = np.arange(len(scores))
+    scores[own, start + own] = -np.inf
+    found.append(np.argsort(-scores, axis=1, kind='stable')[:, : min(k, len(x) - 1)])
+  return np.concatenate(found)
+
+
+def near_share(x: Float[np.ndarray, 'n H'], labels: Bool[np.ndarray, 'n C'], k: int = 10) -> float:
+  """The share of a vector's k nearest, by cosine, that have a label with it in common.
+
+  The mean over vectors that have labels. How well the labels stand apart: the number behind a
+  figure such as Topic-DPR's Figure 4.
+
+  Raises:
+    ValueError: fewer than two vectors, or none with a label.
+  """
+  labelled = labels.any(axis=1)
+  if len(x) < 2 or not labelled.any():
+    raise ValueError(f'{len(x)} vectors, {np.count_nonzero(labelled)} of them with labels')
+  rows = nearest(x, k)
+  # One of the nearest at a time, which bounds the memory.
+  common = [(labels & labels[column]).any(axis=1)[labelled].mean() for column in rows.T]
+  return float(np.mean(common))
+
+
+def tsne(x: Float[np.ndarray, 'n H'], seed: int = 0) -> Float[np.ndarray, 'n 2']:
+  """Vectors, scaled to unit length, in two dimensions (van der Maaten & Hinton 2008).
+
+  Raises:
+    InputError: scikit-learn is not installed.
+  """
+  try:
+    from sklearn import manifold
+  except ImportError as error:
+    raise InputError(
+      f"t-SNE needs scikit-learn ({error}); install it: pip install 'dprjax[tsne]'"
+    ) from error
+  # Its own default is 30, which must be less than the number of vectors.
+  perplexity = min(30.0, max((len(x) - 1) / 3, 1.0))
+  model = manifold.TSNE(perplexity=perplexity, init='random', random_state=seed)
+  return model.fit_transform(unit(x).astype(np.float32))
 
 
 def attention_entropy(weights: Float[Array, 'L B N S']) -> Float[Array, 'L B N']:

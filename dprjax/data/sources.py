@@ -27,6 +27,7 @@ from dprjax.formats.report import Report
 from dprjax.formats.texts import Passage, Query
 
 FORMATS = ('beir', 'msmarco', *examples.FORMATS)
+WITH_CATEGORIES = ('beir', 'arxiv')
 
 _EMPTY_PASSAGES = 'passages without text: kept, never a positive'
 _UNKNOWN_PASSAGES = 'judgements of a passage that is not in the corpus: ignored'

@@ -11,9 +11,10 @@ import scipy.stats
 from dprjax import Retriever, report
 from dprjax.analysis import inspection
 from dprjax.base.errors import InputError
-from dprjax.data import similarity
+from dprjax.data import similarity, topics
 from dprjax.data import text as texts_of
 from dprjax.formats import documents, mediawiki
+from dprjax.formats.papers import Paper, write_beir
 from dprjax.models import artifact, encoder, hub
 
 TOPICS = ('wool', 'iron', 'salt', 'milk')
@@ -256,8 +257,8 @@ def test_the_command(data, small, tmp_path, capsys):
   lines = (tmp_path / 'r.md').read_text().splitlines()
   assert (
     lines[0]
-    == '| backbone | STS Spearman | section accuracy | alignment | uniformity | raw alignment | '
-    'raw uniformity | CLS attention entropy | in the last layer |'
+    == '| backbone | STS Spearman | section accuracy | alignment | uniformity | uniformity of '
+    'queries | raw alignment | raw uniformity | CLS attention entropy | in the last layer |'
   )
   rows = [line.strip('| ').split(' | ') for line in lines[2:5]]
   assert [row[0] for row in rows] == ['deep2', 'deeper', 'prompted']
@@ -271,6 +272,7 @@ def test_the_command(data, small, tmp_path, capsys):
       found.accuracy,
       found.alignment,
       found.uniformity,
+      found.query_uniformity,
       found.raw_alignment,
       found.raw_uniformity,
       found.entropy.mean(),
@@ -279,7 +281,7 @@ def test_the_command(data, small, tmp_path, capsys):
     abs=1e-4,
   )
   assert rows[2][1:] != rows[0][1:]
-  notes = '\n'.join(lines[6:12])
+  notes = '\n'.join(lines[6:13])
   assert (
     '24 pairs of sts.csv' in notes
     and '24 triplets from 4 articles of dump.xml; by chance 0.5' in notes
@@ -298,6 +300,111 @@ def test_the_command(data, small, tmp_path, capsys):
   assert '24 triplets' in output.out and 'section accuracy' in output.out
   assert 'prompted: inspected in' in output.err
   assert (tmp_path / 'r.svg').read_text().count('<g id="axes_') == 4  # raw vectors have their own
+
+
+@pytest.fixture(scope='module')
+def papers(tmp_path_factory):
+  """A BEIR folder of 24 papers of three themes, and its topic model."""
+  folder = tmp_path_factory.mktemp('papers')
+  made = [
+    Paper(
+      f'p{i}',
+      f'about {TOPICS[i % 3]}',
+      sentence(TOPICS[i % 3], 1 + i % 2, i),
+      (f'{TOPICS[i % 3]}.X', *(['extra'] if i < 2 else [])),
+    )
+    for i in range(24)
+  ]
+  write_beir(folder / 'beir', made, 'test', own=False)
+  fitted = topics.fit(
+    [paper.passage for paper in made],
+    topics.Settings('lda', topics=2, sweeps=5, alpha=0.1, eta=0.1, gamma=1.0, seed=0),
+  )
+  topics.save_topics(folder / 'topics.npz', fitted.topics)
+  return folder, made, fitted.topics
+
+
+def test_categories_and_topics_of_passages(papers):
+  folder, made, model = papers
+  texts = inspection.read_texts(beir=folder / 'beir', topic_model=model)
+  assert sorted(texts.passages) == sorted(paper.passage for paper in made)
+  by_passage = {paper.passage: paper for paper in made}
+  of_query = {
+    row: next(paper for paper in made if paper.passage == own) for row, own in texts.pairs_of_own
+  }
+  assert len(of_query) == 24
+  for row, paper in of_query.items():
+    assert texts.queries[row] == paper.title
+    for column, passage in enumerate(texts.passages):
+      common = set(paper.categories) & set(by_passage[passage].categories)
+      assert texts.unrelated[row, column] == (not common)
+  for row, passage in enumerate(texts.passages):
+    own = {
+      texts.label_names['category'][label]
+      for label in np.flatnonzero(texts.labels['category'][row])
+    }
+    assert own == set(by_passage[passage].categories)
+  assert texts.labels['topic'].argmax(axis=1).tolist() == model.assign(texts.passages).tolist()
+  # What was drawn before there were categories is drawn as it was.
+  few = inspection.read_texts(beir=folder / 'beir', most=5)
+  assert (len(few.queries), len(few.passages), few.unrelated.shape) == (5, 5, (5, 5))
+
+
+def test_a_corpus_that_means_something_else_by_categories(papers, tmp_path, caplog):
+  caplog.set_level('INFO', logger='dprjax')
+  folder, made, _ = papers
+  write_beir(tmp_path / 'beir', made, 'test', own=False)
+  corpus = tmp_path / 'beir' / 'corpus.jsonl'
+  rows = [json.loads(line) | {'categories': 7} for line in corpus.open()]
+  corpus.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  texts = inspection.read_texts(beir=tmp_path / 'beir')
+  assert not texts.labels and texts.unrelated is None
+  assert "corpus.jsonl, line 1: 'categories' is 7" in caplog.text
+  assert texts.passages == inspection.read_texts(beir=folder / 'beir').passages
+
+
+@pytest.mark.slow
+def test_the_command_with_categories_and_topics(papers, small, tmp_path, capsys):
+  pytest.importorskip('sklearn', reason="pip install 'dprjax[tsne]'")
+  folder, made, model = papers
+  report.main(
+    [
+      f'--backbone={small}/deep2',
+      f'--beir={folder}/beir',
+      f'--topics={folder}/topics.npz',
+      f'--tsne={tmp_path}/map.svg',
+      f'--out={tmp_path}/r.md',
+      '--max_length=32',
+    ]
+  )
+  lines = (tmp_path / 'r.md').read_text().splitlines()
+  values = dict(
+    zip(
+      *([cell.strip() for cell in line.strip('|').split('|')] for line in (lines[0], lines[2])),
+      strict=True,
+    )
+  )
+  retriever = Retriever.load(small / 'deep2', query_max_length=32, passage_max_length=32)
+  x = unit(retriever.encode([paper.title for paper in made], 'query'))
+  y = unit(retriever.encode([paper.passage for paper in made], 'passage'))
+  cosines = x @ y.T
+  unrelated = np.array([[not set(a.categories) & set(b.categories) for b in made] for a in made])
+  assert float(values['Sim(q, p+)']) == pytest.approx(np.diag(cosines).mean(), abs=1e-4)
+  assert float(values['Sim(q, p-)']) == pytest.approx(cosines[unrelated].mean(), abs=1e-4)
+  pairs = [np.sum((x[i] - x[j]) ** 2) for i in range(24) for j in range(i)]
+  assert float(values['uniformity of queries']) == pytest.approx(
+    math.log(np.mean(np.exp(-2 * np.array(pairs)))), abs=1e-4
+  )
+  near = np.argsort(-(y @ y.T - 9 * np.eye(24)), axis=1, kind='stable')[:, :10]
+  topic = model.assign([paper.passage for paper in made])
+  for kind, same in (('topic', topic[:, None] == topic[None]), ('category', ~unrelated)):
+    share = np.mean([same[i, near[i]].mean() for i in range(24)])
+    # Passages of equal cosine may come in another order.
+    assert float(values[f'10 nearest: same {kind}']) == pytest.approx(share, abs=0.02)
+  drawn = (tmp_path / 'map.svg').read_text()
+  assert drawn.count('<g id="axes_') == 2
+  notes = '\n'.join(lines[4:])
+  assert 'Sim(q, p+): mean cosine of a query and its own passage, 24 queries of beir/test' in notes
 
 
 def test_columns_and_panels_are_those_with_texts(data, small, tmp_path, capsys):
@@ -411,6 +518,19 @@ def test_a_diverged_backbone(data, small, tmp_path, error_line):
     ),
     (['--backbone={small}/deep2', '--sts={data}/sts.csv', '--max_length=2'], 'no room for text'),
     (['--backbone=a=', '--sts={data}/sts.csv'], 'expected NAME=VALUE'),
+    (['--backbone={small}/deep2', '--sts={data}/sts.csv', '--tsne=a.png'], '--tsne goes with'),
+    (['--backbone={small}/deep2', '--sts={data}/sts.csv', '--topics=t.npz'], '--topics goes with'),
+    (['--backbone={small}/deep2', '--beir={data}/beir', '--topics=t.npz'], 'topics not found'),
+    (
+      ['--backbone={small}/deep2', '--beir={data}/beir', '--topics={small}/prompt.npz'],
+      'no array topics/meta, so this is no topic model',
+    ),
+    (
+      ['--backbone={small}/deep2', '--beir={data}/beir', '--tsne=a.png'],
+      'have no categories; give their topics, --topics',
+    ),
+    (['--backbone={small}/deep2', '--beir={data}/beir', '--tsne=a.txt'], '--tsne=a.txt: its name'),
+    (['--backbone={small}/deep2', '--beir={data}/beir', '--tsne=r.png'], 'overwrite each other'),
   ],
 )
 def test_bad_input(data, small, tmp_path, monkeypatch, error_line, arguments, message):
