@@ -111,7 +111,7 @@ def _encode(
   )
   process, processes = jax.process_index(), jax.process_count()
   with distributed.turn():
-    writer = embeddings.EmbeddingsWriter(out, meta, ids, shard_rows, process=process)
+    writer = embeddings.EmbeddingsWriter(out, meta, ids, shard_rows, process, source)
   pending = writer.pending()
   todo = sum(shard.stop - shard.start for shard in pending)
   if todo < len(ids):
@@ -125,10 +125,14 @@ def _encode(
   own = pending[process::processes]
   count = sum(shard.stop - shard.start for shard in own)
   progress = Progress('texts', count, 'encoding')
-  for shard in own:
-    part = [text.text for text in texts[shard.start : shard.stop]]
-    writer.write(shard, encoder.encode(part, kind, progress))
-    progress.advance(len(part))
+  try:
+    for shard in own:
+      part = [text.text for text in texts[shard.start : shard.stop]]
+      writer.write(shard, encoder.encode(part, kind, progress))
+      progress.advance(len(part))
+  except BaseException:
+    writer.discard()
+    raise
   distributed.barrier('encoded')
   writer.finish()
   if cut := encoder.truncated[kind]:

@@ -15,6 +15,7 @@ from etils import epath
 from dprjax import Retriever, encode, load_prompt
 from dprjax.base import outputs
 from dprjax.base.files import sha256_file
+from dprjax.inference import embedder
 from dprjax.inference.encoder import Encoder
 from dprjax.models import artifact
 from dprjax.retrieval import embeddings
@@ -412,3 +413,32 @@ def test_numbers_out_of_range(command, encoded, flag):
   status, err = command(encode, *_plain(encoded, 'new'), flag)
   assert status == 2 and f'argument {flag.partition("=")[0]}: expected a whole number' in err
   assert not (encoded / 'new').exists()
+
+
+@pytest.mark.parametrize(
+  ('flags', 'message'),
+  [
+    (['--max_length=2'], 'a maximum length of 2 tokens leaves no room'),
+    (['--max_length=513'], 'passage_max_length 513 exceeds'),
+    (['--batch_size=65536'], '65,536 texts of up to 32 tokens at a time need more than'),
+    (['--input=spaces.tsv'], "spaces.tsv, row 2: the id 'a b' is empty, or has white space"),
+  ],
+)
+def test_nothing_is_left_of_a_command_that_fails(
+  command, encoded, tmp_path, monkeypatch, flags, message
+):
+  monkeypatch.chdir(encoded)
+  monkeypatch.setattr(embedder, 'memory_bytes', lambda: 2**28)
+  (encoded / 'spaces.tsv').write_text('x\tone\na b\ttwo\n')
+  assert_bad(command(encode, *_plain(encoded, 'x'), f'--out={tmp_path}/a/b', *flags), message)
+  assert list(tmp_path.iterdir()) == []
+  # What an earlier command wrote stays.
+  shutil.copytree(encoded / 'interrupted', tmp_path / 'kept')
+  monkeypatch.setattr(embedder.Embedder, '__call__', _fail)
+  status, err = command(encode, *_plain(encoded, 'x'), f'--out={tmp_path}/kept')
+  assert status == 2 and 'not enough memory (no room)' in err
+  assert _content(tmp_path / 'kept').keys() == _content(encoded / 'interrupted').keys()
+
+
+def _fail(*_):
+  raise MemoryError('no room')

@@ -4,6 +4,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -161,6 +162,26 @@ def test_passages_that_come_twice(folder, command, write_embeddings, index):
   status, err = command(search, *flags)
   assert status == 2 and "the passages: the id 'a' is there twice" in err
   assert not (folder / 'run.trec').exists()
+
+
+def test_pipes_devices_and_links_stay_what_they_are(folder, command):
+  flags = ['--corpus=corpus', '--queries=queries', '--index=exact', '--k=20']
+  assert command(search, *flags, '--out=run.trec')[0] == 0
+  whole = (folder / 'run.trec').read_bytes()
+  (folder / 'link').symlink_to('target')
+  (folder / 'target').write_text('older')
+  os.mkfifo(folder / 'pipe')
+  got = []
+  reader = threading.Thread(target=lambda: got.append((folder / 'pipe').read_bytes()))
+  reader.start()
+  for out in ('pipe', 'link', '/dev/null'):
+    assert command(search, *flags, f'--out={out}')[0] == 0
+  reader.join()
+  assert (
+    got == [whole] and (folder / 'pipe').is_fifo() and pathlib.Path('/dev/null').is_char_device()
+  )
+  assert (folder / 'link').is_symlink() and (folder / 'target').read_bytes() == whole
+  assert not (folder / 'pipe.json').exists() and (folder / 'target.json').exists()
 
 
 BAD = [

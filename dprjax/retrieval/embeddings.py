@@ -285,8 +285,11 @@ class EmbeddingsWriter:
     ids: Sequence[str],
     shard_rows: int = 100_000,
     process: int = 0,
+    source: str = 'ids',
   ):
     """Opens or makes the folder, and verifies the shards of an earlier run.
+
+    ``source`` names where the ids are from, for messages.
 
     Raises:
       InputError: no ids; an id that is empty, repeated or has whitespace in it; or a folder that
@@ -296,7 +299,7 @@ class EmbeddingsWriter:
       raise InputError(
         f'embeddings cannot be stored as {meta.dtype}: choose {" or ".join(_DTYPES)}'
       )
-    _check_ids(ids)
+    _check_ids(ids, source)
     self.folder = epath.Path(folder)
     self.meta = meta
     self.ids = ids
@@ -410,6 +413,13 @@ class EmbeddingsWriter:
       *(sha256_file(self.folder / names[what]) for what in _FILES)
     )
     self._manifest.write(self.folder / self._progress)
+
+  def discard(self) -> None:
+    """Leaves nothing of a folder in which no shard is written yet; for a command that fails."""
+    if self._process or self._manifest.entries or any(self.folder.glob(_PROGRESS_OF_OTHERS)):
+      return
+    if not (self.folder / _MANIFEST).exists():
+      (self.folder / _PROGRESS).unlink(missing_ok=True)
 
   def finish(self) -> None:
     """Writes the manifest, on process 0. Raises RuntimeError while shards are pending."""
@@ -640,15 +650,16 @@ def _check_array(path: epath.Path, shape: tuple[int, int], dtype: np.dtype, ids:
   return offset
 
 
-def _check_ids(ids: Sequence[str]) -> None:
+def _check_ids(ids: Sequence[str], source: str) -> None:
   if not ids:
-    raise InputError('there is nothing to encode: no ids')
+    raise InputError(f'{source}: there is nothing to encode')
   seen: set[str] = set()
   for row, id_ in enumerate(ids, start=1):
     if not id_ or _BAD_IDS.search(id_) or '\n' in id_:
       raise InputError(
-        f'row {row}: the id {id_!r:.80} is empty, or has white space or a control character in it'
+        f'{source}, row {row}: the id {id_!r:.80} is empty, or has white space or a control '
+        'character in it'
       )
     if id_ in seen:
-      raise InputError(f'row {row}: the id {id_!r} is there twice; ids must be unique')
+      raise InputError(f'{source}, row {row}: the id {id_!r} is there twice; ids must be unique')
     seen.add(id_)

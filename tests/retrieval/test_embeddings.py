@@ -304,7 +304,7 @@ def test_a_folder_of_something_else_is_kept(tmp_path):
   'ids, message',
   [
     ([], 'nothing to encode'),
-    (['a', 'a'], "row 2: the id 'a' is there twice; ids must be unique"),
+    (['a', 'a'], "ids, row 2: the id 'a' is there twice; ids must be unique"),
     (['a', ''], "row 2: the id '' is empty"),
     (['a b'], "row 1: the id 'a b'"),
     (['a\u2028'], 'row 1'),
