@@ -120,8 +120,8 @@ def claim_folder(
     InputError: ``out`` is a file, holds something else, is an input, holds one or lies in one; or
       another command writes it.
   """
-  path, final = epath.Path(out), files.resolved(out)
   check_name(out, flag)
+  path, final = epath.Path(out), files.resolved(out)
   if path.exists() and not path.is_dir():
     raise InputError(f'{flag}={out} is a file; name a folder')
   check_apart(out, inputs, flag)

@@ -44,6 +44,12 @@ def test_an_error_is_one_line_of_500_characters():
     (OSError(errno.ENOSPC, 'No space left on device', 'a'), 2, 'a: No space left on device; free'),
     (PermissionError(errno.EACCES, 'Permission denied', 'a'), 2, 'a: Permission denied; give this'),
     (OSError('no number'), 2, 'no number'),
+    (
+      ImportError('Install s3fs to access S3'),
+      2,
+      'Install s3fs to access S3; or name a local path',
+    ),
+    (ImportError('No module named x'), 1, 'a fault of dprjax, ImportError'),
     (OSError(), 2, 'OSError'),
     (MemoryError('Unable to allocate 4 TiB'), 2, 'not enough memory (Unable to allocate 4 TiB); a'),
     (RuntimeError('RESOURCE_EXHAUSTED: Out of memory'), 2, 'not enough memory (RESOURCE_EX'),

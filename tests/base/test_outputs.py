@@ -67,6 +67,7 @@ def test_a_file_that_would_harm_an_input_is_refused(tmp_path, inputs, monkeypatc
 @pytest.mark.parametrize(
   ('out', 'message'),
   [
+    ('a\0b', 'no file or folder can have this name'),
     ('folder', 'is an input, --backbone='),
     ('folder_link', 'is an input, --backbone='),
     ('folder/inner', 'lies in an input, --backbone='),
