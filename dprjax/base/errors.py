@@ -24,7 +24,8 @@ _SECRETS = (
   (re.compile(r'(?<=://)([^/\s:@]*):(?!\d+/)\S+@'), r'\1:***@'),
   (re.compile(r'(?<=://)[^/\s:@]+@'), '***@'),
   (re.compile(r'(?<![\w/.])([\w.+-]+):(?!//|\d+/)[^\s@]+@(?=[\w\[])'), r'\1:***@'),
-  (re.compile(r'(--?\w*(?:token|password|secret|key)\w*\s+)[^\s-][^\s,]*', re.I), r'\1***'),
+  # argparse lists the words of a misspelt flag.
+  (re.compile(r'(arguments:.*--?\w*(?:token|pass|secret|key)\w*\s+)[^\s-]\S*', re.I), r'\1***'),
   (
     re.compile(
       r'((?:token|password|passwd|secret|api_?key|apikey|access_?key)\s*=\s*)[^\s&;,\'"]+', re.I

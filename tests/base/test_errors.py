@@ -22,6 +22,7 @@ from dprjax.base import errors
       'unrecognized arguments: --tokn me --tokens ***',
     ),
     ('run.trec:3: 5@7', 'run.trec:3: 5@7'),
+    ('--token is missing', '--token is missing'),
     ('gs://bucket/model@v1', 'gs://bucket/model@v1'),
     ('http://host:19530/user@home', 'http://host:19530/user@home'),
     ('query token 3 of the text', 'query token 3 of the text'),
