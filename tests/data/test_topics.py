@@ -174,6 +174,28 @@ def test_damaged_files_are_named(small, tmp_path, changes, message):
     topics.load_topics(path)
 
 
+def test_a_harmed_file_is_refused_or_read_as_it_was(small, tmp_path):
+  rng = np.random.default_rng(7)
+  path = tmp_path / 'topics.npz'
+  topics.save_topics(path, small)
+  whole, expected = path.read_bytes(), small.arrays()
+  refused = 0
+  for _ in range(300):
+    harmed = bytearray(whole)
+    for place in rng.integers(len(whole), size=rng.integers(1, 4)):
+      harmed[place] = rng.integers(256)
+    path.write_bytes(harmed)
+    try:
+      found = topics.load_topics(path).arrays()
+    except InputError as error:
+      refused += 1
+      assert str(path) in str(error)
+    else:
+      for name in topics.ARRAYS:
+        np.testing.assert_array_equal(found[name], expected[name])
+  assert refused > 200
+
+
 THEMES = {
   'sea': 'fish whale coral tide boat harbour wave salt reef sailor',
   'sky': 'star planet orbit comet galaxy moon rocket telescope nebula dust',

@@ -60,6 +60,11 @@ def write_texts(folder: pathlib.Path) -> None:
       ranked = rng.permutation(40)[:10]
       rows += [f'{query} Q0 d{d} {r} {10.5 - r} {name}\n' for r, d in enumerate(ranked, start=1)]
     (folder / f'{name}.trec').write_text(''.join(rows))
+  papers = (
+    {'id': f'p{i}', 'title': text(4), 'abstract': text(9), 'categories': [f'c{i % 3}', f'd{i % 2}']}
+    for i in range(12)
+  )
+  (folder / 'papers.jsonl').write_text(''.join(json.dumps(paper) + '\n' for paper in papers))
   for name in ('neighbour', '.hidden', 'config.json'):
     (folder / name).write_text(NEIGHBOUR)
 
@@ -76,11 +81,14 @@ def write_embeddings(folder: pathlib.Path) -> None:
     'pooling': 'mean',
     'normalize': True,
     'max_length': 32,
+    'arithmetic': 'float32',
     'input_sha256': 'i' * 64,
   }
   # Later versions of the format record more, all of it text.
   made |= {
-    name: field.type == 'str' and 'x' for name, field in _fields(Meta).items() if name not in made
+    name: 'x' if field.type is str else False
+    for name, field in _fields(Meta).items()
+    if name not in made
   }
   for kind, count in (('passage', 40), ('query', 8)):
     ids = [f'{"dq"[kind == "query"]}{number}' for number in range(count)]
@@ -179,6 +187,29 @@ def build(folder: pathlib.Path) -> dict[str, Scene]:
       ('in/metrics.json',),
       (),
       ('out/r.md',),
+    ),
+    Scene(
+      'papers',
+      ('papers', '--input=in/papers.jsonl', '--dev=3', '--test=4', '--out=out/papers'),
+      ('in/papers.jsonl',),
+      (),
+      ('out/papers',),
+    ),
+    Scene(
+      'topics',
+      (
+        'topics',
+        '--input=in/corpus.jsonl',
+        '--topics=2',
+        '--sweeps=3',
+        '--seed=1',
+        '--eta=0.2',
+        '--min_documents=3',
+        '--out=out/topics.npz',
+      ),
+      ('in/corpus.jsonl',),
+      (),
+      ('out/topics.npz', 'out/topics.npz.json'),
     ),
     Scene(
       'search',

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 COMMANDS = (
-  *('evaluate', 'bm25', 'mine', 'report', 'search'),
+  *('evaluate', 'bm25', 'mine', 'report', 'search', 'papers', 'topics'),
   *('encode', 'rerank', 'export', 'train', 'index'),
 )
 _MEMORY = 48 << 30  # bytes of addresses; XLA and ScaNN reserve more than they use
