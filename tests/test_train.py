@@ -605,6 +605,29 @@ def test_a_training_does_not_go_on_with_other_data(command, trained, folders):
   assert files_of(folders) == before
 
 
+def test_damaged_files_of_a_workdir(command, trained, tmp_path):
+  run = tmp_path / 'run'
+  shutil.copytree(trained, run)
+  flags = [f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={run}']
+  before = files_of(run)
+  (run / 'dev.tsv').write_text('junk')  # made of the data: written anew
+  assert command(train, *flags)[0] == 0
+  assert files_of(run)['dev.tsv'] == before['dev.tsv']
+  row = next(
+    path for path in (run / 'store' / 'train' / 'passages').iterdir() if 'record' in path.name
+  )
+  for path, words in (
+    (row, 'was changed or is damaged'),
+    (run / 'checkpoints' / '12' / 'metrics' / 'metrics', 'metrics/metrics is damaged'),
+    (run / 'metrics.jsonl', 'metrics.jsonl'),
+  ):
+    content = path.read_bytes()
+    path.write_bytes(content[:-3] + b'}\xff\n')
+    assert_bad(command(train, *flags), words)
+    path.write_bytes(content)
+  assert command(train, *flags)[0] == 0
+
+
 def test_two_trainings_at_once(command, trained):
   from dprjax.runtime import workdir
 

@@ -79,13 +79,13 @@ class Splits:
   def read_judgements(self) -> dict[str, dict[str, int]]:
     """Grades of the dev split by query and passage id.
 
-    The first call writes them to ``dev.tsv`` too, for evaluations after the training: only the
-    training knows which queries it held out.
+    They are written to ``dev.tsv`` too, for evaluations after the training: only the training knows
+    which queries it held out. A damaged file is written anew.
     """
     assert self.dev is not None
     judged = sources.load_dataset(self.dev).qrels
     path = self.workdir / 'dev.tsv'
-    if jax.process_index() == 0 and not path.exists():
+    if jax.process_index() == 0:
       write_qrels(path, judged)
     return judged
 
