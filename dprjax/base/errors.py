@@ -60,8 +60,11 @@ def explain(error: BaseException) -> tuple[int, str]:
   if isinstance(error, MemoryError) or 'RESOURCE_EXHAUSTED' in str(error):
     detail = str(error).partition('\n')[0]
     return 2, f'not enough memory{detail and f" ({detail})"}; a smaller batch or model needs less'
-  if isinstance(error, ImportError) and str(error).startswith('Install '):  # epath's, of s3://
-    return 2, f'{error}; or name a local path, or gs://'
+  # epath's, of s3:// and gs:// without their packages, and of an unknown kind of path.
+  if isinstance(error, ImportError) and re.match('(Please i|I)nstall ', str(error)):
+    return 2, f'{error}; or name a local path'
+  if isinstance(error, KeyError) and re.fullmatch(r"'\w+://'", str(error)):
+    return 2, f'{error}: no such kind of path; name a local path, gs:// or s3://'
   return 1, (
     f'a fault of dprjax, {type(error).__name__}: {error}; please report it with what '
     'DPRJAX_TRACEBACK=1 shows'

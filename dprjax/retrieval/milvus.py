@@ -42,6 +42,8 @@ INDEX_TYPES = ('auto', 'SCANN', *_LITE_TYPES)
 
 # pymilvus pings every ten seconds, and milvus-lite ends the connection for it.
 _LITE_OPTIONS = {'grpc.keepalive_time_ms': 2**31 - 1}
+_SCHEMES = ('http', 'https', 'tcp', 'unix')
+_EXPECTED_URI = 'expected a local name that ends in .db, or http://host:port (or https://)'
 _LITE_LOCK, _SUMS = 'LOCK', '.dprjax.json'
 _LITE_FILES = {_LITE_LOCK, 'collections', 'databases', 'aliases.json', 'database_properties.json'}
 _SPACE = 'dprjax.space'
@@ -75,11 +77,13 @@ def add_arguments(parser: argparse._ActionsContainer, required: bool) -> None:
 
 
 def _uri(text: str) -> str:
-  if is_local(text) and not text.endswith('.db'):
+  # pymilvus takes whatever ends in .db for a local folder.
+  scheme, remote, rest = text.partition('://')
+  local = text.endswith('.db')
+  fits = scheme in _SCHEMES and rest and not local if remote else local
+  if not fits:
     # Not printed: an address that lacks its http:// may hold a password.
-    raise argparse.ArgumentTypeError(
-      'expected a local name that ends in .db, or http://host:port, with http:// or https://'
-    )
+    raise argparse.ArgumentTypeError(_EXPECTED_URI)
   return text
 
 
@@ -159,9 +163,10 @@ class Server:
         "Milvus needs pymilvus, which is not installed: pip install 'dprjax[milvus]'"
       )
     self.lite = is_local(uri)
-    if self.lite and not uri.endswith('.db'):
-      # As above.
-      raise InputError('uri: expected a local name that ends in .db, or http://host:port')
+    try:
+      _uri(uri)
+    except argparse.ArgumentTypeError as error:
+      raise InputError(f'uri: {error}') from None
     if self.lite and importlib.util.find_spec('milvus_lite') is None:
       raise InputError(
         f'--uri={uri}: a local index needs milvus-lite, which is not installed: pip install '

@@ -197,7 +197,7 @@ def test_a_collection_of_another_program(server):
 @pytest.mark.parametrize(
   'uri, message',
   [
-    ('index', 'expected a local name that ends in .db, or http://host:port'),
+    ('index', 'uri: expected a local name that ends in .db, or http://host:port'),
     ('nowhere.db', 'local index not found: nowhere.db'),
     (
       'http://user:secret@127.0.0.1:1',
