@@ -34,7 +34,7 @@ PathLike = str | os.PathLike[str]
 
 _CHUNK = 1 << 20  # characters of a JSON array read at a time
 _MAX_ENTRY = 1 << 26  # a line or an entry longer than this means a broken file
-_MAX_JSON = 1 << 30  # characters of a whole JSON file
+_MAX_JSON = 1 << 28  # characters of a whole JSON file
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DEEPEST = 64  # levels of lists and objects in JSON
 _DESCRIPTOR = re.compile(r'/dev/(std(?:in|out|err))|/(?:dev|proc/self)/fd/([0-9]{1,9})')
@@ -49,6 +49,7 @@ def existing(path: PathLike, what: str) -> epath.Path:
   Raises:
     InputError: it is missing, or a file of zero bytes; the message begins with ``what``.
   """
+  check_scheme(path)
   found = epath.Path(path)
   if not is_name(path) or not found.exists():
     raise InputError(f'{what} not found: {found}')
@@ -61,6 +62,16 @@ def existing(path: PathLike, what: str) -> epath.Path:
 def is_name(path: PathLike) -> bool:
   """Whether a file can have this name."""
   return '\0' not in str(path) and all(len(part) < 256 for part in os.fsencode(path).split(b'/'))
+
+
+def check_scheme(path: PathLike) -> None:
+  """Raises InputError for an address that is none of an object store."""
+  scheme = re.match(r'([a-zA-Z][a-zA-Z0-9+.-]*)://', str(path))
+  if scheme and scheme[1] not in ('gs', 's3', 'az', 'hf'):
+    raise InputError(
+      f'{path}: {scheme[0]} is neither read nor written; fetch the file, or name gs://, s3:// or '
+      'az://'
+    )
 
 
 def is_remote(path: PathLike) -> bool:
@@ -450,6 +461,7 @@ def resolved(path: PathLike) -> epath.Path:
     InputError: the links lead in a circle.
   """
   if is_remote(path):
+    check_scheme(path)
     return epath.Path(path)
   final = os.path.realpath(path)
   if os.path.islink(final):

@@ -66,8 +66,8 @@ def claim(
     InputError: ``out`` is a folder or a socket, is an input or lies in one, or another command
       writes it.
   """
-  path = epath.Path(out)
   check_name(out, flag)
+  path = epath.Path(out)
   if path.is_dir():
     raise InputError(f'{flag}={out} is a folder; give the name of a file')
   endings = tuple(endings)
@@ -186,6 +186,7 @@ def read_mark(folder: PathLike) -> dict[str, Any]:
 def check_name(out: PathLike, flag: str) -> None:
   """Raises InputError for a name that no file can have, or one below a file."""
   name = str(out)
+  files.check_scheme(out)
   if not name.strip() or '\0' in name or epath.Path(out).name in ('', '.', '..'):
     raise InputError(f'{flag}={name!r}: no file or folder can have this name')
   parts = os.fsencode(name).split(b'/')

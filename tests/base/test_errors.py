@@ -59,6 +59,8 @@ def test_an_error_is_one_line_of_500_characters():
     (KeyError('foo://'), 2, "'foo://': no such kind of path; name a local path"),
     (KeyError('foo'), 1, 'a fault of dprjax, KeyError'),
     (KeyboardInterrupt(), 130, 'interrupted'),
+    (ImportError('Please install gcsfs to access'), 2, 'Please install gcsfs to access; or name'),
+    (ImportError("No module named 'x'"), 1, 'a fault of dprjax, ImportError'),
     (ZeroDivisionError('x'), 1, 'a fault of dprjax, ZeroDivisionError: x; please report it'),
   ],
 )

@@ -194,6 +194,14 @@ def test_names_that_no_file_has(name):
       read(name, 'text')
 
 
+@pytest.mark.parametrize('scheme', ['http', 'https', 'ftp', 'file', 'HTTP', 'a+b'])
+def test_addresses_are_neither_read_nor_written(scheme):
+  path = f'{scheme}://host/corpus.jsonl'
+  for use in (lambda: files.existing(path, 'text'), lambda: files.resolved(path)):
+    with pytest.raises(InputError, match=r'corpus\.jsonl: .*:// is neither read nor written'):
+      use()
+
+
 def test_links_in_a_circle(tmp_path):
   (tmp_path / 'a').symlink_to('b')
   (tmp_path / 'b').symlink_to('a')

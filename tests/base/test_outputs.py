@@ -51,6 +51,7 @@ def content(folder):
     ('folder/inner/deep/new', 'lies in an input, --backbone='),
     ('', 'no file or folder can have this name'),
     ('a\0b', 'no file or folder can have this name'),
+    ('http://host/a', 'http:// is neither read nor written'),
     ('a' * 300, 'the name is too long'),
     ('a/' * 1500 + 'a', 'the name is too long'),
     ('new/' * 1500 + 'a', 'the name is too long'),
