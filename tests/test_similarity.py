@@ -171,11 +171,12 @@ def test_pairs_that_cannot_be_used(go, tmp_path):
     'config.batch_size: an update of 80 pairs is more than the 64 there are',
   )
   assert_bad(go('--config.data.train_split=none.csv'), 'STS file not found', 'none.csv')
-  (tmp_path / 'wrong.jsonl').write_text(
+  (tmp_path / 'text').mkdir()
+  (tmp_path / 'text' / 'wrong.jsonl').write_text(
     json.dumps({'sentence1': 'One.', 'sentence2': 'Two.', 'score': 7}) + '\n'
   )
   assert_bad(
-    go(f'--config.data.dir={tmp_path}', '--config.data.train_split=wrong.jsonl'),
+    go(f'--config.data.dir={tmp_path}/text', '--config.data.train_split=wrong.jsonl'),
     'wrong.jsonl, line 1',
     'expected a number from 0 to 5',
   )
