@@ -74,7 +74,7 @@ def export(
     raise InputError(
       f'{backbone.path} is not the backbone that {workdir} was trained on (its sha256 has changed)'
     )
-  product = trained_by.export(config, backbone, trained)
+  product = trained_by.export(config, epath.Path(workdir), backbone, trained)
   check_ending(out, product)
   # In the order of the file's format.
   meta: dict[str, Any] = {

@@ -59,7 +59,7 @@ def info_nce(
     ), ()
 
   arrays = (queries, relevant, jnp.arange(len(queries), dtype=jnp.int32))
-  return map_chunks(score, arrays, None, _blocks(len(queries), rows, mesh), mesh)[0]
+  return map_chunks(score, arrays, None, row_blocks(len(queries), rows, mesh), mesh)[0]
 
 
 def nt_xent(
@@ -72,10 +72,10 @@ def nt_xent(
     return _metrics(nt_xent_scores(block[0], everything, temperature, block[1])), ()
 
   arrays = (texts, jnp.arange(len(texts), dtype=jnp.int32))
-  return map_chunks(score, arrays, None, _blocks(len(texts), rows, mesh), mesh)[0]
+  return map_chunks(score, arrays, None, row_blocks(len(texts), rows, mesh), mesh)[0]
 
 
-def _blocks(total: int, rows: int, mesh: Mesh) -> int:
+def row_blocks(total: int, rows: int, mesh: Mesh) -> int:
   """The fewest blocks of equal size, of at most ``rows``, that a device's queries split into."""
   own = total // meshes.batch_devices(mesh)
   return next(blocks for blocks in range(-(-own // rows), own + 1) if own % blocks == 0)

@@ -305,7 +305,7 @@ def _evaluation(
 
 
 def export(
-  config: ConfigDict, backbone: hub.Backbone, trained: Mapping[str, np.ndarray]
+  config: ConfigDict, _: epath.Path, backbone: hub.Backbone, trained: Mapping[str, np.ndarray]
 ) -> Product:
   """The encoder with its classifier, also where the head alone was trained.
 

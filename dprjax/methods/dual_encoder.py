@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from etils import epath
 from jaxtyping import Array, Bool, Float, Int
 from ml_collections import ConfigDict
 
@@ -127,7 +128,7 @@ def drop_prompt(
 
 
 def export(
-  config: ConfigDict, backbone: hub.Backbone, trained: Mapping[str, np.ndarray]
+  config: ConfigDict, _: epath.Path, backbone: hub.Backbone, trained: Mapping[str, np.ndarray]
 ) -> Product:
   """The encoders that were trained, with their sentence-transformers settings, and the prompt."""
   lengths = {kind: config.data[f'{kind}_max_length'] for kind in prompts.KINDS}

@@ -42,11 +42,13 @@ class Parts(NamedTuple):
     encoder: the backbone's parameters.
     heads: the heads in the backbone's directory, of those that ``Method.parts`` names.
     prompt: the file that ``config.prompt.init_from`` names.
+    text: what the text gives, ``Texts.parts``.
   """
 
   encoder: Params
   heads: Mapping[str, Head] = {}
   prompt: Prompt | None = None
+  text: Mapping[str, Any] = {}
 
 
 class Model(NamedTuple):
@@ -95,11 +97,13 @@ class Texts(NamedTuple):
     open: ``(tokenizer, model) -> Data``. Builds the token store in the workdir, or opens it.
     files: all files that decide what is trained and evaluated on, by role. A run that has begun
       does not go on when one of them changes.
+    parts: what initial parameters need of the text.
   """
 
   read: Callable[[], Iterator[str]]
   open: Callable[[Tokenizer, EncoderConfig], Data]
   files: Mapping[str, epath.Path] = types.MappingProxyType({})
+  parts: Mapping[str, Any] = types.MappingProxyType({})
 
 
 class Product(NamedTuple):
@@ -129,13 +133,14 @@ class Method(NamedTuple):
     build: ``(config, model, mesh, tokenizer) -> Model``.
     data: ``(section, config, workdir, mesh) -> Texts``. The section is ``config.data``, or another
       of its form: a method may open several data sets.
-    export: ``(config, backbone, trained) -> Product``, from the flat tree of trained parameters.
+    export: ``(config, workdir, backbone, trained) -> Product``, from the flat tree of trained
+      parameters.
     parts: heads that it reads from the backbone's directory, names of ``head_specs.HEADS``.
   """
 
   build: Callable[[ConfigDict, EncoderConfig, Mesh, Tokenizer], Model]
   data: Callable[[ConfigDict, ConfigDict, epath.Path, Mesh], Texts]
-  export: Callable[[ConfigDict, Backbone, Mapping[str, np.ndarray]], Product]
+  export: Callable[[ConfigDict, epath.Path, Backbone, Mapping[str, np.ndarray]], Product]
   parts: tuple[str, ...] = ()
 
 

@@ -370,7 +370,7 @@ def _open(
 
 
 def export(
-  config: ConfigDict, backbone: hub.Backbone, trained: Mapping[str, np.ndarray]
+  config: ConfigDict, _: epath.Path, backbone: hub.Backbone, trained: Mapping[str, np.ndarray]
 ) -> Product:
   """The encoder with its heads, so that pretraining can go on from it, or a prompt alone.
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import grain
@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
+from jaxtyping import Int32
 from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
@@ -23,6 +24,9 @@ from dprjax.models.encoder import EncoderConfig
 from dprjax.models.prompts import KINDS
 from dprjax.retrieval import exact, measures
 from dprjax.runtime import mesh, tree
+
+Assign = Callable[[sources.Source, store.Store], Mapping[str, Int32[np.ndarray, 'n']]]
+"""A split's store -> by kind, a number of each row, which the method gives its texts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,8 +147,19 @@ def find_splits(section: ConfigDict, workdir: epath.Path, seed: int) -> Splits:
   return Splits(section, workdir, train, dev)
 
 
-def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh) -> Texts:
+def find(
+  section: ConfigDict,
+  config: ConfigDict,
+  workdir: epath.Path,
+  devices: Mesh,
+  assign: Assign | None = None,
+) -> Texts:
   """Training data of a dual encoder; see ``Method.data``.
+
+  Args:
+    section, config, workdir, devices: as of ``Method.data``.
+    assign: numbers of texts. They come with a batch, `query_number` ``[B]`` and `passage_number`
+      ``[B, C]``, and go to ``Model.embed`` behind the mask.
 
   Raises:
     InputError: the format is unknown, or there are no such files.
@@ -153,12 +168,17 @@ def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: 
   if splits.dev is not None:
     dev_measures(config)
   return Texts(
-    splits.read_passages, functools.partial(_open, splits, config, devices), splits.files()
+    splits.read_passages, functools.partial(_open, splits, config, devices, assign), splits.files()
   )
 
 
 def _open(
-  splits: Splits, config: ConfigDict, devices: Mesh, tokenizer: Tokenizer, model: EncoderConfig
+  splits: Splits,
+  config: ConfigDict,
+  devices: Mesh,
+  assign: Assign | None,
+  tokenizer: Tokenizer,
+  model: EncoderConfig,
 ) -> Data:
   section = splits.section
   longest = model.max_tokens - (config.prompt.length if config.prompt.shift_positions else 0)
@@ -181,14 +201,22 @@ def _open(
     lengths = batch['query_tokens'].shape[1], batch['passage_tokens'].shape[2]
     return f'queries of {lengths[0]} and passages of {lengths[1]} tokens'
 
+  made = splits.make_batches(tokens, config, devices, mix=batches.Mix(**config.mix))
+  if assign is not None:
+    numbers = assign(splits.train, tokens)
+    made = made.map(
+      lambda batch: (
+        batch | {f'{kind}_number': numbers[kind][batch[f'{kind}_index']] for kind in KINDS}
+      )
+    )
   return Data(
-    batches=splits.make_batches(tokens, config, devices, mix=batches.Mix(**config.mix)),
+    batches=made,
     unit='pairs',
     description=f'{tokens.num_queries} training queries, {tokens.num_passages} passages; up to '
     f'{seen} negatives a query',
     ids=ids,
     shape=shape,
-    evaluation=functools.partial(_evaluation, splits, config, devices, tokenizer)
+    evaluation=functools.partial(_evaluation, splits, config, devices, assign, tokenizer)
     if splits.dev
     else None,
   )
@@ -207,7 +235,12 @@ def shorten(ids: Sequence[str]) -> str:
 
 
 def _evaluation(
-  splits: Splits, config: ConfigDict, devices: Mesh, tokenizer: Tokenizer, model: Model
+  splits: Splits,
+  config: ConfigDict,
+  devices: Mesh,
+  assign: Assign | None,
+  tokenizer: Tokenizer,
+  model: Model,
 ) -> Evaluate:
   """Exact search for the dev queries in the corpus, or in a sample of it."""
   assert splits.dev is not None
@@ -234,6 +267,10 @@ def _evaluation(
   def embed(kind: str, params: Any, *batch: jax.Array) -> jax.Array:
     return model.embed(tree.unflatten(params), kind, *batch)
 
+  columns: dict[str, tuple[np.ndarray, ...]] = dict.fromkeys(KINDS, ())
+  if assign is not None:
+    numbers = assign(splits.dev, tokens)
+    columns = {'query': (numbers['query'],), 'passage': (numbers['passage'][passages],)}
   embedders = {
     kind: Embedder(
       functools.partial(embed, kind),
@@ -246,7 +283,7 @@ def _evaluation(
   }
 
   def evaluate(params: Mapping[str, jax.Array]) -> dict[str, float]:
-    vectors = {kind: embedders[kind](params, rows[kind]) for kind in KINDS}
+    vectors = {kind: embedders[kind](params, rows[kind], columns=columns[kind]) for kind in KINDS}
     top = exact.search(vectors['query'], vectors['passage'], min(100, len(passage_ids)))
     run = trec.run_from_rows(query_ids, passage_ids, top.rows, top.scores)
     return measures.measure(run, qrels, wanted)['mean']

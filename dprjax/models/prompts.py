@@ -95,6 +95,42 @@ def expand_prompt(
   return {kind: expand_prefix(config, params[kind]) for kind in KINDS}
 
 
+def init_topics(config: EncoderConfig, key: Array, *, std: float = 0.02) -> dict[str, Any]:
+  """Parameters of the prompts of topics (Topic-DPR section 3.2), the same for all topics.
+
+  A residual MLP over the words' embeddings, V = e + W2 relu(W1 e + b1) + b2, and a matrix M from
+  H to L * 2 * H without bias. Initial values are N(0, std), biases 0: the paper leaves them open.
+  """
+  width = config.hidden_size
+  first, second, third = jax.random.split(key, 3)
+  return {
+    'hidden': _linear(first, width, width, std),
+    'residual': _linear(second, width, width, std),
+    'matrix': {
+      'kernel': std * jax.random.normal(third, (width, config.num_layers * 2 * width), jnp.float32)
+    },
+  }
+
+
+def expand_topics(
+  config: EncoderConfig, params: Mapping[str, Any], words: Float[Array, 'K P H']
+) -> Float[Array, 'K L 2 P N D']:
+  """The prefix of each topic.
+
+  Args:
+    config: the encoder's shape.
+    params: see `init_topics`.
+    words: embeddings of the first P tokens of each topic's words.
+  """
+  topics, length, width = words.shape
+  rows = words.reshape(topics * length, width)
+  rows = rows + _apply(params['residual'], jax.nn.relu(_apply(params['hidden'], rows)))
+  prefixes = rows @ params['matrix']['kernel']  # [K * P, L * 2 * H]
+  return prefixes.reshape(
+    topics, length, config.num_layers, 2, config.num_heads, config.head_dim
+  ).transpose(0, 2, 3, 1, 4, 5)
+
+
 def is_tied(params: Mapping[str, Any]) -> bool:
   return not set(KINDS) <= set(params)
 

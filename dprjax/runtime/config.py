@@ -241,6 +241,19 @@ def _knobs() -> types.SimpleNamespace:
   # the layer whose tokens the Condenser head sees; 0: L // 2
   c.pretrain.skip_from = whole(0, least=0, most=1000)
 
+  # for c.method = 'topic_dpr': the positives of a document are those of its categories
+  c.topics = types.SimpleNamespace()
+  # topics.npz of dprjax.topics, whose words make a prompt each; or 'hlda' or 'lda': topics of the
+  # training passages, found when the run begins; '': none
+  c.topics.path = text('')
+  c.topics.keep = whole(0, least=0, most=1000)  # of its topics, the largest ones; 0: all
+  # whose topic a training query has: that of its 'document', as published, or its 'own'
+  c.topics.query = choice('document', 'own')
+  c.topics.alpha = number(0.1, least=0, below=0.5)  # of the query-query and topic-topic losses
+  c.topics.margin = number(0.1, least=0, most=2)  # of the topic-topic loss
+  # rows of a batch that the topic-topic loss encodes under every prompt; 0: all
+  c.topics.batch = whole(0, least=0, most=2**20)
+
   # for c.method = 'cross_encoder'; each positive is compared with c.negatives passages
   c.cross_encoder = types.SimpleNamespace()
   # 'listwise': softmax cross-entropy of the positive among its negatives; 'pointwise': binary, of

@@ -1,0 +1,438 @@
+"""Topic-DPR: a prompt for every topic, and losses over documents that share a category.
+
+A document is a query (its title), a passage (its abstract) and a set of categories. Both its texts
+are encoded under the prompt of its topic. All passages of the batch whose categories intersect its
+own are its positives. No code was released; docs/topic-dpr.md says where the paper leaves a point
+open. Without ``config.topics.path`` the encoder has one ordinary prompt, or none: the paper's
+baselines, which it gives the same positives.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int
+from ml_collections import ConfigDict
+
+from dprjax.base.errors import InputError
+from dprjax.data import sources, store, topics
+from dprjax.data.text import Tokenizer, load_tokenizer
+from dprjax.methods import contrastive, dual_encoder, retrieval_data
+from dprjax.methods.grad_cache import map_chunks
+from dprjax.methods.method import Batch, Method, Model, Params, Parts, Product, Texts
+from dprjax.models import encoder, hub, prompts
+from dprjax.models.embed import embed_text
+from dprjax.runtime import mesh as meshes
+from dprjax.runtime import tree
+
+FITTED = ('hlda', 'lda')  # topics that the run finds itself
+_KEPT = 'topics.npz'  # in the workdir
+_NONE = -1e30  # a logit of no candidate; minus infinity has no gradient where there is no other
+
+
+def build(
+  config: ConfigDict, model: encoder.EncoderConfig, devices: Mesh, tokenizer: Tokenizer
+) -> Model:
+  """The losses of Eqs. 3 to 7.
+
+  Raises:
+    InputError: a knob has a value it cannot have.
+  """
+  check(config, devices)
+  knobs = config.topics
+  encoders = dual_encoder.build(config, model)
+  options = encoder.EncoderOptions.from_config(config.backbone)
+  chunks = config.grad_cache * config.accumulate
+
+  def init(parts: Parts, key: Array) -> dict[str, Any]:
+    if not knobs.path:
+      return encoders.init(parts, key)
+    found = parts.text['topics']
+    rows = word_tokens(found, tokenizer, config.prompt.length)
+    words = np.asarray(parts.encoder['embeddings']['word']['embedding'])[rows]
+    return {
+      'backbone': parts.encoder,
+      'prompt': prompts.init_topics(model, key, std=config.prompt.init_std),
+      # As they were before training, and never trained.
+      'topics': {'words': words.astype(np.float32)},
+    }
+
+  def expand(params: Params) -> Array | encoder.PromptBank | None:
+    if not knobs.path:
+      return prompts.expand_prompt(model, params.get('prompt'))['query']
+    words = params['topics']['words'].astype(jnp.float32)
+    prefixes = prompts.expand_topics(model, params['prompt'], words)
+    if len(words) == 1:  # a shared prompt is faster than a bank
+      return prefixes[0]
+    return encoder.PromptBank(prefixes, jnp.full(len(words), words.shape[1], jnp.int32))
+
+  def encode(
+    params: Params,
+    prompt: Array | encoder.PromptBank | None,
+    tokens: Int[Array, 'B T'],
+    mask: Array,
+    numbers: Int[Array, ' B'],
+    key: Array | None,
+  ) -> Float[Array, 'B H']:
+    dropout_key = None
+    if key is not None:
+      dropout_key, prompt_key = jax.random.split(key)
+      if isinstance(prompt, encoder.PromptBank):
+        rate = config.prompt.dropout
+        keep = jax.random.bernoulli(prompt_key, 1.0 - rate, prompt.prefixes.shape)
+        prompt = prompt._replace(prefixes=jnp.where(keep, prompt.prefixes / (1.0 - rate), 0.0))
+      else:
+        prompt = dual_encoder.drop_prompt(config, prompt, prompt_key, tokens.shape[0])
+    return embed_text(
+      model,
+      params['backbone'],
+      tokens,
+      mask,
+      pooling=config.pooling,
+      normalize=True,
+      prompt=prompt,
+      prompt_ids=numbers if isinstance(prompt, encoder.PromptBank) else None,
+      shift_positions=config.prompt.shift_positions,
+      options=options,
+      dropout_key=dropout_key,
+    )
+
+  def embed_chunked(
+    params: Params, prompt: Any, rows: tuple[Array, Array, Array], key: Array | None, repeat: int
+  ) -> Float[Array, 'B K H']:
+    """Vectors of the rows under their prompts, or under the first ``repeat`` ones if above 1."""
+
+    def embed_rows(rows: tuple[Array, Array, Array], key: Array | None) -> tuple[Array, tuple[()]]:
+      tokens, mask, numbers = rows
+      if repeat > 1:
+        numbers = jnp.tile(jnp.arange(repeat, dtype=jnp.int32), len(tokens))
+        tokens, mask = (jnp.repeat(array, repeat, axis=0) for array in (tokens, mask))
+      vectors = encode(params, prompt, tokens, mask, numbers, key)
+      return vectors.reshape(-1, repeat, vectors.shape[-1]), ()
+
+    return map_chunks(embed_rows, rows, key, chunks, devices)[0]
+
+  def loss(
+    params: Params, batch: Batch, key: Array | None
+  ) -> tuple[Float[Array, ''], dict[str, Array]]:
+    prompt = expand(params)
+    keys = (None,) * 3 if key is None else tuple(jax.random.split(key, 3))
+    passage_topic = batch['passage_number'][:, 0]
+    query_topic = passage_topic if knobs.query == 'document' else batch['query_number']
+    passage_rows = batch['passage_tokens'][:, 0], batch['passage_mask'][:, 0], passage_topic
+    query_rows = batch['query_tokens'], batch['query_mask'], query_topic
+    q = embed_chunked(params, prompt, query_rows, keys[0], 1)[:, 0]
+    p = embed_chunked(params, prompt, passage_rows, keys[1], 1)[:, 0]
+    qp, qq, accuracy = document_losses(
+      q, p, batch['categories'], devices, rows=config.loss_rows, temperature=config.temperature
+    )
+    query_passage, query_query = jnp.mean(qp), jnp.mean(qq)
+    topic_topic = jnp.zeros((), jnp.float32)
+    alpha, count = knobs.alpha, topic_count(prompt)
+    if alpha and count > 1:
+      # Every so many rows, so that all devices have as many of them.
+      every = len(q) // (knobs.batch or len(q))
+      vectors = embed_chunked(
+        params, prompt, jax.tree.map(lambda x: x[::every], passage_rows), keys[2], count
+      )
+      topic_topic = topic_topic_loss(vectors, devices, margin=knobs.margin)
+    value = (1 - 2 * alpha) * query_passage + alpha * query_query + alpha * topic_topic
+    return value, {
+      'loss': value,
+      'query_passage': query_passage,
+      'query_query': query_query,
+      'topic_topic': topic_topic,
+      'accuracy': jnp.mean(accuracy),
+    }
+
+  def embed(
+    params: Params, kind: str, tokens: Array, mask: Array, numbers: Array
+  ) -> Float[Array, 'B H']:
+    return encode(params, expand(params), tokens, mask, numbers, None)
+
+  shown = {'accuracy': 'in-batch accuracy', 'query_query': 'qq', 'topic_topic': 'tt'}
+  return Model(init, loss, embed, shown)
+
+
+def check(config: ConfigDict, devices: Mesh) -> None:
+  """Raises InputError for knobs that do not go together."""
+  knobs = config.topics
+  if not config.data.categories:
+    raise InputError(
+      'config.data.categories: topic_dpr needs the categories of its documents; set it to True'
+    )
+  for name, wanted in (('negatives', 0), ('normalize', True), ('in_batch', True)):
+    if config[name] != wanted:
+      raise InputError(f'config.{name}: topic_dpr takes {wanted}, not {config[name]}')
+  if config.backbone.two_encoders or not config.prompt.tied:
+    raise InputError(
+      'config.backbone.two_encoders, config.prompt.tied: topic_dpr has one encoder and one prompt '
+      'for titles and abstracts'
+    )
+  if knobs.path and not config.prompt.length:
+    raise InputError(
+      f'config.topics.path: {knobs.path} makes prompts, and config.prompt.length is 0: there are '
+      'none'
+    )
+  if knobs.path and (config.prompt.reparam != 'none' or config.prompt.init_from):
+    raise InputError(
+      'config.prompt.reparam, config.prompt.init_from: prompts of topics are made from their words'
+    )
+  update = config.batch_size * config.accumulate
+  parts = config.grad_cache * config.accumulate * meshes.batch_devices(devices)
+  if knobs.batch and (knobs.batch > update or update % knobs.batch or knobs.batch % parts):
+    raise InputError(
+      f'config.topics.batch: {knobs.batch} of {update} rows an update; it must divide them, and be '
+      f'a multiple of {parts} (devices by chunks)'
+    )
+
+
+def topic_count(prompt: Array | encoder.PromptBank | None) -> int:
+  """How many prompts there are to tell apart."""
+  return len(prompt.lengths) if isinstance(prompt, encoder.PromptBank) else 1
+
+
+def document_losses(
+  queries: Float[Array, 'N H'],
+  passages: Float[Array, 'N H'],
+  categories: Int[Array, 'N G'],
+  mesh: Mesh,
+  *,
+  rows: int,
+  temperature: float,
+) -> tuple[Float[Array, ' N'], Float[Array, ' N'], Float[Array, ' N']]:
+  """The query-passage and query-query losses of each document, over the global batch.
+
+  A document's own passage is a positive with weight 1. A positive is compared with the negatives
+  alone, and not with the other positives (Eqs. 3 and 4).
+
+  Args:
+    queries, passages: of unit length.
+    categories: of each document, -1 unused.
+    mesh: the devices.
+    rows: documents that a device scores at a time.
+    temperature: gamma.
+
+  Returns:
+    qp (Eq. 4), qq (Eq. 3; 0 without another positive), and whether the own passage ranks first.
+  """
+  # The loss needs everything on every device.
+  everything = [
+    jax.lax.with_sharding_constraint(array, NamedSharding(mesh, P()))
+    for array in (queries, passages, categories)
+  ]
+
+  def score(
+    block: tuple[Array, Array, Array], _: Array | None
+  ) -> tuple[tuple[Array, Array, Array], tuple[()]]:
+    own, own_categories, row = block
+    all_queries, all_passages, all_categories = everything
+    itself = row[:, None] == jnp.arange(len(all_queries), dtype=jnp.int32)[None, :]
+    weights = jnp.where(itself, 1.0, jaccard(own_categories, all_categories))
+    logits = contrastive.inner_products(own, all_passages) / temperature
+    qp = weighted_loss(logits, weights, weights > 0, weights == 0)
+    among = contrastive.inner_products(own, all_queries) / temperature
+    qq = weighted_loss(among, weights, (weights > 0) & ~itself, weights == 0)
+    target = jnp.take_along_axis(logits, row[:, None], axis=1)
+    first = jnp.all((logits < target) | itself, axis=1).astype(jnp.float32)
+    return (qp, qq, first), ()
+
+  arrays = (queries, categories, jnp.arange(len(queries), dtype=jnp.int32))
+  blocks = contrastive.row_blocks(len(queries), rows, mesh)
+  return map_chunks(score, arrays, None, blocks, mesh)[0]
+
+
+def jaccard(categories: Int[Array, 'b G'], others: Int[Array, 'N G']) -> Float[Array, 'b N']:
+  """|Ci n Cj| / |Ci u Cj| of sets of numbers, -1 unused (Eq. 6 as it is meant); 0 of empty ones."""
+
+  def count(shared: Float[Array, 'b N'], column: Int[Array, ' b']) -> tuple[Array, None]:
+    equal = (column[:, None, None] == others[None]) & (column >= 0)[:, None, None]
+    return shared + jnp.any(equal, axis=2).astype(jnp.float32), None
+
+  # One column at a time takes [b, N, G] of memory rather than [b, N, G, G].
+  shared, _ = jax.lax.scan(
+    count, jnp.zeros((len(categories), len(others)), jnp.float32), categories.T
+  )
+  sizes = [jnp.sum(array >= 0, axis=1).astype(jnp.float32) for array in (categories, others)]
+  union = sizes[0][:, None] + sizes[1][None, :] - shared
+  return shared / jnp.maximum(union, 1.0)
+
+
+def weighted_loss(
+  logits: Float[Array, 'b N'],
+  weights: Float[Array, 'b N'],
+  positive: Array,
+  negative: Array,
+) -> Float[Array, ' b']:
+  """-1/m sum_z w_z log(e^l_z / (e^l_z + sum_j e^l_j)): z the m positives, j the negatives."""
+  against = jax.nn.logsumexp(jnp.where(negative, logits, _NONE), axis=1)[:, None]
+  each = jnp.where(positive, weights * jax.nn.softplus(against - logits), 0.0)
+  count = jnp.sum(positive, axis=1).astype(jnp.float32)
+  return jnp.sum(each, axis=1) / jnp.maximum(count, 1.0)
+
+
+def topic_topic_loss(
+  vectors: Float[Array, 'n K H'], mesh: Mesh, *, margin: float
+) -> Float[Array, '']:
+  """Passages closer under one prompt than under two, by a hinge (Eq. 5), the mean over topics.
+
+  Args:
+    vectors: of n passages under all K prompts, of unit length.
+    mesh: the devices.
+    margin: of the hinge.
+  """
+  count, topics, _ = vectors.shape
+  everything = jax.lax.with_sharding_constraint(vectors, NamedSharding(mesh, P()))
+
+  # The scores of a topic at a time: [n, K n] and not [K n, K n].
+  @jax.checkpoint
+  def score(topic: Int[Array, '']) -> Float[Array, '']:
+    own = jnp.take(vectors, topic, axis=1)  # [n, H]
+    products = contrastive.inner_products(own, everything.reshape(count * topics, -1))
+    products = products.reshape(count, count, topics)  # s(p_i^k, p_j^z)
+    within = jnp.take(products, topic, axis=2)[:, :, None]
+    hinge = jax.nn.relu(margin - within + products)
+    others = (jnp.arange(topics, dtype=jnp.int32) != topic)[None, None, :]
+    return jnp.sum(jnp.where(others, hinge, 0.0)) / ((topics - 1) * count**2)
+
+  return jnp.mean(jax.lax.map(score, jnp.arange(topics, dtype=jnp.int32)))
+
+
+def word_tokens(found: topics.Topics, tokenizer: Tokenizer, length: int) -> Int[np.ndarray, 'K P']:
+  """The first P tokens of each topic's words, laid end to end.
+
+  Raises:
+    InputError: a topic's words have fewer tokens.
+  """
+  rows = []
+  for number, words in enumerate(found.names):
+    pieces, _ = tokenizer.encode([' '.join(words)], 10**6)
+    inner = [token for token in pieces[0].tolist() if token not in tokenizer.special_ids]
+    if len(inner) < length:
+      raise InputError(
+        f'config.prompt.length: topic {number} ({", ".join(words[:3])}, ...) has {len(inner)} '
+        f'tokens of words, and {length} are needed; give topics with more words, or a shorter '
+        'prompt'
+      )
+    rows.append(inner[:length])
+  return np.array(rows, np.int32)
+
+
+def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh) -> Texts:
+  """Titles, abstracts and categories; see ``Method.data``. Finds or reads the topics.
+
+  Raises:
+    InputError: as ``retrieval_data.find`` and ``data.topics.load_topics``.
+  """
+  if not config.topics.path:
+    return retrieval_data.find(section, config, workdir, devices, _no_topics)
+  splits = retrieval_data.find_splits(section, workdir, config.seed)
+  path = workdir / _KEPT
+  roles = {}
+  if config.topics.path in FITTED:
+    if path.exists():
+      found = topics.load_topics(path)
+    else:
+      settings = topics.Settings(kind=config.topics.path, seed=config.seed)
+      if config.topics.keep:
+        settings = settings._replace(topics=config.topics.keep)
+      found = topics.fit(list(splits.read_passages()), settings, where=section.dir).topics
+  else:
+    roles = {'config.topics.path': epath.Path(config.topics.path)}
+    found = topics.load_topics(config.topics.path)
+  found = keep(found, config.topics.keep)
+  found.check_shares(_some(splits.read_passages()), section.dir)
+  if jax.process_index() == 0 and not path.exists():
+    topics.save_topics(path, found)
+  assign = functools.partial(_assign, found)
+  texts = retrieval_data.find(section, config, workdir, devices, assign)
+  return texts._replace(files={**texts.files, **roles}, parts={'topics': found})
+
+
+def keep(found: topics.Topics, count: int) -> topics.Topics:
+  """The largest ``count`` topics; all where it is 0. Raises InputError where there are fewer."""
+  if not count or count == len(found):
+    return found
+  if count > len(found):
+    raise InputError(f'config.topics.keep: {count} topics, but there are only {len(found)}')
+  return dataclasses.replace(
+    found,
+    names=found.names[:count],
+    sizes=found.sizes[:count],
+    distributions=found.distributions[: 1 + count],
+  )
+
+
+def _some(texts: Iterator[str]) -> list[str]:
+  return [text for text, _ in zip(texts, range(1000), strict=False)]
+
+
+def _no_topics(_: sources.Source, tokens: store.Store) -> Mapping[str, np.ndarray]:
+  return {
+    'query': np.zeros(tokens.num_queries, np.int32),
+    'passage': np.zeros(tokens.num_passages, np.int32),
+  }
+
+
+def _assign(
+  found: topics.Topics, source: sources.Source, tokens: store.Store
+) -> Mapping[str, np.ndarray]:
+  """The topics of a split's queries and passages, each by its own words.
+
+  So a query's in every evaluation: its document's topic would tell of the answer.
+  """
+  dataset = sources.load_dataset(source)
+  numbers = {}
+  for kind, texts, ids in (
+    ('query', dataset.queries, tokens.query_ids(np.arange(tokens.num_queries))),
+    ('passage', dataset.passages, tokens.passage_ids(np.arange(tokens.num_passages))),
+  ):
+    by_id = {text.id: text.text for text in texts}
+    numbers[kind] = found.assign([by_id[id_] for id_ in ids])
+  return numbers
+
+
+def export(
+  config: ConfigDict,
+  workdir: epath.Path,
+  backbone: hub.Backbone,
+  trained: Mapping[str, np.ndarray],
+) -> Product:
+  """The encoder if it was trained, and the prompts of all topics with the topic model."""
+  product = dual_encoder.export(
+    config,
+    workdir,
+    backbone,
+    trained
+    if not config.topics.path
+    else {name: leaf for name, leaf in trained.items() if not name.startswith('prompt/')},
+  )
+  if not config.topics.path or not dual_encoder.trains(trained, 'prompt'):
+    return product
+  found = topics.load_topics(workdir / _KEPT)
+  rows = word_tokens(found, load_tokenizer(backbone.path), config.prompt.length)
+  words = np.asarray(backbone.params['embeddings']['word']['embedding'])[rows].astype(np.float32)
+  subtree = {name: leaf for name, leaf in trained.items() if name.startswith('prompt/')}
+  prefixes = prompts.expand_topics(backbone.config, tree.unflatten(subtree)['prompt'], words)
+  return product._replace(
+    prompt={'prefix': np.asarray(prefixes), **found.arrays()},
+    meta={
+      'kind': 'topic',
+      'pooling': config.pooling,
+      'normalize': True,
+      'temperature': float(config.temperature),
+      'shift_positions': bool(config.prompt.shift_positions),
+      **{f'{kind}_max_length': config.data[f'{kind}_max_length'] for kind in prompts.KINDS},
+      **{f'{kind}_prefix': config.data[f'{kind}_prefix'] for kind in prompts.KINDS},
+    },
+  )
+
+
+METHOD = Method(build, find, export)
