@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
-from jaxtyping import Float
+from jaxtyping import Float, Int32
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
-from dprjax.data import text
+from dprjax.data import text, topics
 from dprjax.inference.embedder import (
   Embedder,
   EmbedFn,
@@ -76,7 +76,8 @@ def resolve_settings(
 class _Group(NamedTuple):
   """Prompts whose texts share a batch."""
 
-  numbers: dict[str, int]  # the prompts' places in the group
+  numbers: dict[str, int]  # the prompts' places in the bank; that of the first topic's
+  size: int  # of the bank
   embedder: Embedder
   params: Any  # the embedder's
 
@@ -92,6 +93,7 @@ class Encoder:
     tokenizer: the backbones'.
     bank: the prompts and their settings, by name.
     mesh: the devices.
+    topics: the topic models of prompts of kind topic, by the prompt's name.
     truncated: how many texts were cut at the maximum length, by kind.
   """
 
@@ -110,6 +112,19 @@ class Encoder:
     self.mesh = local_mesh() if mesh is None else mesh
     self.truncated: collections.Counter[str] = collections.Counter()
     self._batch_size, self._dtype = batch_size, jnp.dtype(dtype)
+    self.topics = {
+      name: topics.Topics.from_arrays(entry.prompt.arrays, entry.prompt.path)
+      for name, entry in self.bank.items()
+      if entry.prompt is not None and entry.prompt.meta['kind'] == 'topic'
+    }
+    for name, found in self.topics.items():
+      prompt = self.bank[name].prompt
+      assert prompt is not None
+      if len(found) != len(prompt.prefixes('query')):
+        raise InputError(
+          f'{prompt.path}: {len(prompt.prefixes("query"))} prompts of {len(found)} topics; export '
+          'the prompt again'
+        )
     placed: dict[int, Any] = {}
     self._groups: dict[str, list[_Group]] = {}
     for kind in KINDS:
@@ -234,6 +249,7 @@ class Encoder:
     progress: ProgressFn | None = None,
     *,
     prompt: str | Sequence[str] | None = None,
+    topic: int | Sequence[int] | None = None,
   ) -> Float[np.ndarray, 'n H']:
     """Vectors of texts, float32 ``[n, H]``, in their order.
 
@@ -242,9 +258,11 @@ class Encoder:
       kind: 'query' or 'passage'. Maximum length, prefix text and prompt may depend on it.
       progress: called with the number of texts done.
       prompt: a name in ``bank``, or one for each text. Not needed where there is only one.
+      topic: of the texts, or one for each, where all their prompts are of kind topic; by default
+        each text's own, by its words.
 
     Raises:
-      InputError: an unknown kind or prompt; something that is no text; or too large a batch.
+      InputError: an unknown kind, prompt or topic; something that is no text; or too large a batch.
     """
     if kind not in KINDS:
       raise InputError(f"kind: expected 'query' or 'passage', not {kind!r}")
@@ -252,6 +270,7 @@ class Encoder:
       raise InputError('texts: expected a list of strings, not one string')
     names = self._names(prompt, len(texts))
     rows = self.tokenize(texts, kind, names)
+    own = self._assign(texts, names, topic)
     vectors = np.zeros((len(texts), self.backbones[kind].config.hidden_size), np.float32)
     done = 0
     for group in self._groups[kind]:
@@ -259,14 +278,36 @@ class Encoder:
       places = np.flatnonzero(numbers >= 0)
       if not len(places):
         continue
+      numbers = numbers + own
       vectors[places] = group.embedder(
         group.params,
         [rows[i] for i in places],
         count_from(done, progress),
-        (numbers[places],) if len(group.numbers) > 1 else (),
+        (numbers[places],) if group.size > 1 else (),
       )
       done += len(places)
     return vectors
+
+  def _assign(
+    self, texts: Sequence[str], names: Sequence[str], topic: int | Sequence[int] | None
+  ) -> Int32[np.ndarray, 'n']:
+    """Each text's topic, under the topic model of its prompt; 0 under a prompt of another kind."""
+    found = np.zeros(len(texts), np.int32)
+    if topic is not None:
+      given = np.broadcast_to(np.asarray(topic, np.int32), len(texts))
+      for name in dict.fromkeys(names):
+        own = given[[other == name for other in names]]
+        count = len(self.topics.get(name, ()))
+        if not count or own.min() < 0 or own.max() >= count:
+          whose = f'{count} topics, 0 to {count - 1}' if count else 'no topics'
+          raise InputError(
+            f'topic: the prompt {name!r} has {whose}; {own.min()} to {own.max()} are asked for'
+          )
+      return given.astype(np.int32)
+    for name, model in self.topics.items():
+      places = [i for i, other in enumerate(names) if other == name]
+      found[places] = model.assign([texts[i] for i in places])
+    return found
 
   def _names(self, prompt: str | Sequence[str] | None, count: int) -> list[str]:
     """The prompt's name for each text. Raises InputError."""
@@ -282,11 +323,17 @@ class Encoder:
 
   def _group(self, kind: str, names: list[str], backbone: Any) -> _Group:
     config = self.backbones[kind].config
-    entries = [self.bank[name] for name in names]
-    prompts, settings = [entry.prompt for entry in entries], [entry.settings for entry in entries]
-    prefix: Any = prompts[0] and prompts[0].prefix(kind)
-    if len(prompts) > 1:  # a shared prompt is faster than a bank
-      prefix = _stack(config, prompts, kind)
+    numbers: dict[str, int] = {}
+    prefixes: list[np.ndarray | None] = []
+    settings: list[Settings] = []
+    for name in names:
+      prompt, own_settings = self.bank[name]
+      own: Sequence[np.ndarray | None] = [None] if prompt is None else prompt.prefixes(kind)
+      numbers[name] = len(prefixes)
+      prefixes += own
+      settings += [own_settings] * len(own)
+    # A shared prompt is faster than a bank.
+    prefix: Any = _stack(config, prefixes) if len(prefixes) > 1 else prefixes[0]
     embed = _embed_fn(config, settings, self._dtype)
     max_length = max(one.max_length(kind) for one in settings)
     embedder = Embedder(
@@ -297,8 +344,7 @@ class Encoder:
       self.tokenizer.pad_id,
       encoder_row_bytes(config),
     )
-    numbers = {name: number for number, name in enumerate(names)}
-    return _Group(numbers, embedder, (backbone, place(self.mesh, prefix)))
+    return _Group(numbers, len(prefixes), embedder, (backbone, place(self.mesh, prefix)))
 
 
 def _text(value: Any, number: int) -> str:
@@ -327,7 +373,7 @@ def _check_length(name: str, entry: Entry, kind: str, backbone: hub.Backbone) ->
   prompt, settings = entry
   room = backbone.config.max_tokens
   if prompt is not None and settings.shift_positions:
-    room -= prompt.prefix(kind).shape[-3]
+    room -= prompt.prefixes(kind)[0].shape[-3]
   if settings.max_length(kind) > room:
     whose = f'prompt {name!r}: ' if name != UNNAMED else ''
     raise InputError(
@@ -366,11 +412,9 @@ def _embed_fn(model: models.EncoderConfig, settings: Sequence[Settings], dtype: 
   return embed
 
 
-def _stack(
-  config: models.EncoderConfig, prompts: Sequence[artifact.Prompt | None], kind: str
-) -> models.PromptBank:
+def _stack(config: models.EncoderConfig, given: Sequence[np.ndarray | None]) -> models.PromptBank:
   empty = np.zeros((config.num_layers, 2, 0, config.num_heads, config.head_dim), np.float32)
-  prefixes = [empty if prompt is None else prompt.prefix(kind) for prompt in prompts]
+  prefixes = [empty if prefix is None else prefix for prefix in given]
   lengths = np.array([prefix.shape[2] for prefix in prefixes], np.int32)
   longest = lengths.max()
   padded = [

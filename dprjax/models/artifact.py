@@ -96,6 +96,12 @@ class Prompt:
     """Whether queries and passages have one prompt."""
     return 'prefix' in self.arrays
 
+  def prefixes(self, kind: str) -> list[Float[np.ndarray, 'L 2 P N D']]:
+    """The key/value prefixes for texts of ``kind``: one of each topic, or one in all."""
+    if self.meta['kind'] == 'topic':
+      return list(self.arrays['prefix'])
+    return [self.prefix(kind)]
+
   def prefix(self, kind: str) -> Float[np.ndarray, 'L 2 P N D']:
     """The key/value prefix for texts of ``kind``: 'query' or 'passage'.
 

@@ -1,0 +1,100 @@
+"""configs/topic_dpr.py: trained, resumed, exported, encoded with."""
+
+import dataclasses
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+from dprjax import export, load_prompt, train
+from dprjax.base.errors import InputError
+from dprjax.data import topics
+from dprjax.inference.encoder import Encoder
+from tests.test_train import assert_same_bits, metrics_of, steps_of, trainable_of
+
+CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
+TEXTS = ['read a file of messages', 'the http server', 'zzz', 'an object of json and its errors']
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+  """The workdir of configs/topic_dpr.py:local."""
+  workdir = tmp_path_factory.mktemp('topic_dpr') / 'run'
+  train.main([f'--config={CONFIGS}/topic_dpr.py:local', f'--workdir={workdir}'])
+  return workdir
+
+
+def test_trains_resumes_and_changes_what_is_trainable_alone(run, command):
+  step, trainable = trainable_of(run)
+  assert step == 12 and {name.split('/')[0] for name in trainable} == {'prompt'}
+  rows = metrics_of(run)
+  assert all(row['topic_topic'] > 0 for row in rows if 'loss' in row)
+  # As if it had been killed after an earlier checkpoint.
+  kept = run.parent / 'killed'
+  shutil.copytree(run, kept)
+  earlier = max(step for step in steps_of(kept) if step < 12)
+  shutil.rmtree(kept / 'checkpoints' / '12')
+  status, err = command(train, f'--config={CONFIGS}/topic_dpr.py:local', f'--workdir={kept}')
+  assert status == 0 and f'resuming after step {earlier} of 12' in err, err
+  assert_same_bits(trainable_of(kept)[1], trainable)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('recipe', 'subtrees'),
+  [
+    ('topic,tuned,local', {'prompt', 'backbone'}),
+    ('dptdr,local', {'prompt'}),
+    ('dpr,local', {'backbone'}),
+  ],
+)
+def test_recipes(tmp_path, command, recipe, subtrees):
+  flags = (f'--config={CONFIGS}/topic_dpr.py:{recipe}', f'--workdir={tmp_path}/run')
+  status, err = command(train, *flags, '--config.steps=4')
+  assert status == 0, err
+  assert {name.split('/')[0] for name in trainable_of(tmp_path / 'run')[1]} == subtrees
+  out = tmp_path / ('prompt.npz' if subtrees == {'prompt'} else 'model')
+  status, err = command(export, f'--workdir={tmp_path}/run', f'--out={out}')
+  assert status == 0, err
+
+
+def test_what_is_exported_encodes_under_each_texts_topic(run, tmp_path):
+  out = export.export(run, tmp_path / 'prompt.npz')
+  prompt = load_prompt(out)
+  found = topics.Topics.from_arrays(prompt.arrays)
+  assert prompt.meta['kind'] == 'topic' and prompt.arrays['prefix'].shape[0] == len(found) == 3
+  encoder = Encoder.load(run / 'backbone', out, batch_size=8)
+  own = found.assign(TEXTS)
+  each = np.stack([encoder.encode(TEXTS, 'query', topic=k) for k in range(3)])
+  assert not np.allclose(each[0], each[1], atol=1e-4)
+  inferred = encoder.encode(TEXTS, 'query')
+  np.testing.assert_allclose(inferred, each[own, np.arange(len(TEXTS))], atol=1e-6)
+  np.testing.assert_array_equal(encoder.encode(TEXTS, 'query', topic=own.tolist()), inferred)
+  with pytest.raises(InputError, match='has 3 topics, 0 to 2; 3 to 3 are asked for'):
+    encoder.encode(TEXTS, 'query', topic=3)
+  # Beside a prompt of another kind, and the bare backbone.
+  both = Encoder.load(run / 'backbone', {'topics': out, 'bare': None}, batch_size=8)
+  names = ['topics', 'bare', 'topics', 'bare']
+  mixed = both.encode(TEXTS, 'query', prompt=names)
+  np.testing.assert_allclose(mixed[::2], inferred[::2], atol=1e-6)
+  with pytest.raises(InputError, match="the prompt 'bare' has no topics"):
+    both.encode(TEXTS, 'query', prompt=names, topic=0)
+
+
+def test_a_file_of_topics_goes_with_the_run(run, tmp_path, command):
+  path = tmp_path / 'topics.npz'
+  shutil.copy(run / 'topics.npz', path)
+  flags = (
+    f'--config={CONFIGS}/topic_dpr.py:local',
+    f'--workdir={tmp_path}/run',
+    f'--config.topics.path={path}',
+    '--config.steps=4',
+  )
+  status, err = command(train, *flags)
+  assert status == 0, err
+  assert trainable_of(tmp_path / 'run')[1].keys() == trainable_of(run)[1].keys()
+  found = topics.load_topics(path)
+  topics.save_topics(path, dataclasses.replace(found, names=found.names[::-1]))
+  status, err = command(train, *flags)
+  assert status == 2 and 'config.topics.path file' in err and 'was begun with' in err, err
