@@ -40,6 +40,7 @@ def encode(
   dtype: str = 'float32',
   shard_rows: int = 20_000,
   qrels: str | None = None,
+  topic: int | None = None,
 ) -> None:
   """Encodes a file of texts into ``out``; ``retrieval.embeddings`` describes the folder.
 
@@ -51,6 +52,8 @@ def encode(
     dtype: of the stored vectors, 'float32' or 'float16'.
     shard_rows: rows a file; an interruption loses at most one shard.
     qrels: encode only the queries that are judged in this file.
+    topic: under a prompt of kind topic, the topic of all texts; None: each text's own, by its
+      words.
 
   Raises:
     InputError: bad input; ``out`` holds something else, embeddings of other settings or texts, or
@@ -63,7 +66,7 @@ def encode(
     '--prompt': [prompt.path for prompt, _ in encoder.bank.values() if prompt is not None],
   }
   with claim(out, inputs, lock=not jax.process_index()):
-    _encode(encoder, kind, source, out, dtype, shard_rows, qrels)
+    _encode(encoder, kind, source, out, dtype, shard_rows, qrels, topic)
 
 
 def claim(
@@ -83,6 +86,7 @@ def _encode(
   dtype: str,
   shard_rows: int,
   qrels: str | None,
+  topic: int | None,
 ) -> None:
   texts = list(read_texts(source, kind))
   if qrels is not None:
@@ -92,6 +96,7 @@ def _encode(
       raise InputError(f'{source}: none of its queries is judged in {qrels}')
   ids = [text.id for text in texts]
   prompt, settings = encoder.entry()
+  encoder.check_topic(topic)
   max_length = settings.max_length(kind)
   meta = embeddings.Meta(
     dimension=encoder.backbones[kind].config.hidden_size,
@@ -108,6 +113,7 @@ def _encode(
     max_length=max_length,
     arithmetic=encoder.dtype,
     input_sha256=_digest(texts),
+    topic=('infer' if topic is None else str(topic)) if encoder.topics else '',
   )
   process, processes = jax.process_index(), jax.process_count()
   with distributed.turn():
@@ -128,7 +134,7 @@ def _encode(
   try:
     for shard in own:
       part = [text.text for text in texts[shard.start : shard.stop]]
-      writer.write(shard, encoder.encode(part, kind, progress))
+      writer.write(shard, encoder.encode(part, kind, progress, topic=topic))
       progress.advance(len(part))
   except BaseException:
     writer.discard()
@@ -169,6 +175,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     '--backbone', required=True, help='a Hugging Face directory, a hub id, or package:NAME'
   )
   parser.add_argument('--prompt', help='a prompt.npz for that backbone')
+  parser.add_argument(
+    '--topic',
+    type=cli.up_to(1000, least=0),
+    metavar='NUMBER',
+    help="under a prompt of kind topic: the topic of all texts (default: each text's own, by its "
+    'words)',
+  )
   parser.add_argument('--kind', required=True, choices=KINDS)
   parser.add_argument(
     '--input',
@@ -245,6 +258,7 @@ def _command(args: argparse.Namespace) -> None:
     dtype=args.store,
     shard_rows=args.shard_rows,
     qrels=args.qrels,
+    topic=args.topic,
   )
 
 

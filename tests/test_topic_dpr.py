@@ -7,10 +7,11 @@ import shutil
 import numpy as np
 import pytest
 
-from dprjax import export, load_prompt, train
+from dprjax import encode, export, load_prompt, train
 from dprjax.base.errors import InputError
 from dprjax.data import topics
 from dprjax.inference.encoder import Encoder
+from dprjax.retrieval.embeddings import load_embeddings
 from tests.test_train import assert_same_bits, metrics_of, steps_of, trainable_of
 
 CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
@@ -71,7 +72,9 @@ def test_what_is_exported_encodes_under_each_texts_topic(run, tmp_path):
   inferred = encoder.encode(TEXTS, 'query')
   np.testing.assert_allclose(inferred, each[own, np.arange(len(TEXTS))], atol=1e-6)
   np.testing.assert_array_equal(encoder.encode(TEXTS, 'query', topic=own.tolist()), inferred)
-  with pytest.raises(InputError, match='has 3 topics, 0 to 2; 3 to 3 are asked for'):
+  with pytest.raises(
+    InputError, match='topic: 3 is asked for, and the prompt has 3 topics, 0 to 2'
+  ):
     encoder.encode(TEXTS, 'query', topic=3)
   # Beside a prompt of another kind, and the bare backbone.
   both = Encoder.load(run / 'backbone', {'topics': out, 'bare': None}, batch_size=8)
@@ -80,6 +83,29 @@ def test_what_is_exported_encodes_under_each_texts_topic(run, tmp_path):
   np.testing.assert_allclose(mixed[::2], inferred[::2], atol=1e-6)
   with pytest.raises(InputError, match="the prompt 'bare' has no topics"):
     both.encode(TEXTS, 'query', prompt=names, topic=0)
+
+
+def test_embeddings_name_their_topic(run, tmp_path, command):
+  prompt = export.export(run, tmp_path / 'prompt.npz')
+  source = tmp_path / 'texts.tsv'
+  source.write_text(''.join(f'{i}\t{text}\n' for i, text in enumerate(TEXTS)))
+  flags = (f'--backbone={run}/backbone', f'--prompt={prompt}', '--kind=query', f'--input={source}')
+  expected = Encoder.load(run / 'backbone', prompt, batch_size=8)
+  for topic in (None, 2):
+    out = tmp_path / f'under-{topic}'
+    more = () if topic is None else (f'--topic={topic}',)
+    status, err = command(encode, *flags, *more, f'--out={out}')
+    assert status == 0, err
+    made = load_embeddings(out)
+    assert made.meta.topic == ('infer' if topic is None else '2')
+    np.testing.assert_allclose(
+      made.vectors(), expected.encode(TEXTS, 'query', topic=topic), atol=1e-6
+    )
+  status, err = command(encode, *flags, '--topic=1', f'--out={out}')
+  assert status == 2 and 'topic is 2 there, 1 here' in err, err
+  status, err = command(encode, *flags, '--topic=3', f'--out={tmp_path}/other')
+  assert status == 2 and '3 is asked for, and the prompt has 3 topics' in err, err
+  assert not (tmp_path / 'other').exists()
 
 
 def test_a_file_of_topics_goes_with_the_run(run, tmp_path, command):

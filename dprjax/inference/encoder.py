@@ -288,21 +288,24 @@ class Encoder:
       done += len(places)
     return vectors
 
+  def check_topic(self, topic: int | None, name: str | None = None) -> None:
+    """Raises InputError where the named prompt, or the only one, has no such topic."""
+    name = self._names(name, 1)[0]
+    if topic is not None and not 0 <= topic < (count := len(self.topics.get(name, ()))):
+      whose = f'{count} topics, 0 to {count - 1}' if count else 'no topics'
+      raise InputError(
+        f'topic: {topic} is asked for, and the prompt{f" {name!r}" if name else ""} has {whose}'
+      )
+
   def _assign(
     self, texts: Sequence[str], names: Sequence[str], topic: int | Sequence[int] | None
   ) -> Int32[np.ndarray, 'n']:
     """Each text's topic, under the topic model of its prompt; 0 under a prompt of another kind."""
     found = np.zeros(len(texts), np.int32)
     if topic is not None:
-      given = np.broadcast_to(np.asarray(topic, np.int32), len(texts))
-      for name in dict.fromkeys(names):
-        own = given[[other == name for other in names]]
-        count = len(self.topics.get(name, ()))
-        if not count or own.min() < 0 or own.max() >= count:
-          whose = f'{count} topics, 0 to {count - 1}' if count else 'no topics'
-          raise InputError(
-            f'topic: the prompt {name!r} has {whose}; {own.min()} to {own.max()} are asked for'
-          )
+      given = np.broadcast_to(np.asarray(topic, np.int64), len(texts))
+      for number, name in dict.fromkeys(zip(given.tolist(), names, strict=True)):
+        self.check_topic(number, name)
       return given.astype(np.int32)
     for name, model in self.topics.items():
       places = [i for i, other in enumerate(names) if other == name]

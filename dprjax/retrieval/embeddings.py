@@ -62,6 +62,8 @@ class Meta:
     max_length: tokens at which a text was cut.
     arithmetic: the dtype of matrix products, 'float32' or 'bfloat16'.
     input_sha256: of the ids and texts, which shows whether a text changed under its old id.
+    topic: under a prompt of kind topic, which topic's prompt: 'infer', each text's own, or a
+      topic's number. Else empty.
   """
 
   dimension: int
@@ -78,6 +80,7 @@ class Meta:
   max_length: int
   arithmetic: str
   input_sha256: str
+  topic: str = ''
 
   @classmethod
   def read(cls, record: Record) -> 'Meta':
@@ -97,6 +100,7 @@ class Meta:
       max_length=record.whole('max_length', 1, 2**31),
       arithmetic=record.choice('arithmetic', *_ARITHMETIC),
       input_sha256=record.text('input_sha256'),
+      topic=record.text('topic', ''),
     )
 
   def space(self) -> dict[str, Any]:

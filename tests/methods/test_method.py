@@ -96,7 +96,10 @@ def test_a_method_of_ones_own_trains_resumes_and_exports(tmp_path, monkeypatch, 
 
 
 def test_the_methods_there_are():
-  assert method.names() == ['cross_encoder', 'dpr', 'pretrain', 'sections', 'similarity']
+  assert method.names() == [
+    *('cross_encoder', 'dpr', 'pretrain'),
+    *('sections', 'similarity', 'topic_dpr'),
+  ]
   assert method.load('dpr') is dpr.METHOD
 
 
@@ -105,7 +108,8 @@ def test_the_methods_there_are():
 )
 def test_what_is_not_a_method(name):
   with pytest.raises(
-    InputError, match=r'use one of cross_encoder, dpr, pretrain, sections, similarity, or'
+    InputError,
+    match=r'use one of cross_encoder, dpr, pretrain, sections, similarity, topic_dpr, or',
   ):
     method.load(name)
 

@@ -268,6 +268,7 @@ OTHER = {
   'max_length': 255,
   'arithmetic': 'bfloat16',
   'input_sha256': 'x' * 64,
+  'topic': 'infer',
 }
 
 
