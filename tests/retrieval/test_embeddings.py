@@ -334,7 +334,7 @@ def test_space_is_what_queries_and_passages_share():
   for name, value in OTHER.items():
     shared = dataclasses.replace(META, **{name: value}).space() == META.space()
     assert shared == (
-      name in ('dtype', 'kind', 'prefix', 'max_length', 'arithmetic', 'input_sha256')
+      name in ('dtype', 'kind', 'prefix', 'max_length', 'arithmetic', 'input_sha256', 'topic')
     )
 
 
