@@ -194,3 +194,14 @@ def test_an_unknown_flag_ends_a_command_with_2_and_one_line(answers, command):
   assert status == 2
   assert errors.splitlines()[-1].startswith('dprjax: error: ')
   assert 'Traceback' not in errors
+
+
+def test_every_promise_names_a_test_that_there_is():
+  text = (ROOT / 'docs' / 'promises.md').read_text()
+  promises = [block for block in text.split('\n- ')[1:] if 'are Python, and run' not in block]
+  assert len(promises) >= 20
+  for promise in promises:
+    named = re.findall(r'`(tests/[\w/]+\.py)::(\w+)`', promise)
+    assert named, promise
+    for file, name in named:
+      assert f'def {name}(' in (ROOT / file).read_text(), (file, name)
