@@ -52,7 +52,7 @@ _GATHERED = 4096  # queries whose results are gathered from all processes at a t
 
 def search(
   corpus: embeddings.Embeddings,
-  queries: embeddings.Embeddings,
+  queries: embeddings.Embeddings | Sequence[embeddings.Embeddings],
   *,
   k: int = 1000,
   index: str = 'scann',
@@ -64,7 +64,8 @@ def search(
   """The best k passages for every query.
 
   Args:
-    corpus, queries: of one backbone, prompt, pooling and normalisation.
+    corpus, queries: of one backbone, prompt, pooling and normalisation. Several embeddings of the
+      same queries, as under the prompts of several topics: a passage's best score counts.
     k: passages a query.
     index: 'scann' or 'exact'.
     drop_same_id: BEIR's rule: a passage with the query's own id is not retrieved for it.
@@ -81,12 +82,19 @@ def search(
     InputError: embeddings that do not belong together, or bad vectors.
   """
   corpus.check_kind('passage', '--corpus')
-  queries.check_kind('query', '--queries')
-  inputs = {'--corpus': corpus.folder, '--queries': queries.folder}
-  embeddings.check_same_space('--corpus', corpus.meta.space(), '--queries', queries.meta.space())
+  several = [queries] if isinstance(queries, embeddings.Embeddings) else list(queries)
+  for each in several:
+    each.check_kind('query', '--queries')
+    embeddings.check_same_space('--corpus', corpus.meta.space(), '--queries', each.meta.space())
+    if each.ids != several[0].ids:
+      raise InputError(
+        f'--queries: {each.folder} and {several[0].folder} hold different queries; encode the same '
+        'file for each'
+      )
+  inputs = {'--corpus': corpus.folder, '--queries': [each.folder for each in several]}
   # One more, so that k are left when the query's own is dropped.
   depth = min(k + drop_same_id, len(corpus))
-  vectors = queries.vectors()
+  vectors = np.concatenate([each.vectors() for each in several])
   if index == 'scann' and not scann.available():
     logger.info(
       'ScaNN is not installed (it is for Linux and Python below 3.14): the search is exact'
@@ -116,11 +124,12 @@ def search(
     started = time.perf_counter()
     found = searcher.search(vectors, depth, settings)
   seconds['search'] = time.perf_counter() - started
+  found = exact.best_of(found, len(several))
   # Only the ids of documents that were found: all of them may exceed memory.
   rows = np.unique(found.rows[found.rows >= 0])
   places = np.where(found.rows >= 0, np.searchsorted(rows, found.rows), -1)
   run, report = _result(
-    queries.ids, corpus.ids_at(rows), places, found.scores, k, drop_same_id, len(corpus), seconds
+    several[0].ids, corpus.ids_at(rows), places, found.scores, k, drop_same_id, len(corpus), seconds
   )
   return run, {
     'index': index,
@@ -128,7 +137,7 @@ def search(
     **report,
     **corpus.meta.space(),
     'corpus_manifest_sha256': corpus.sha256,
-    'queries_manifest_sha256': queries.sha256,
+    'queries_manifest_sha256': '+'.join(each.sha256 for each in several),
   }
 
 
@@ -286,7 +295,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     '--corpus', metavar='DIR', help='embeddings of the passages; not with --index=milvus'
   )
   source = parser.add_mutually_exclusive_group(required=True)
-  source.add_argument('--queries', metavar='DIR', help='embeddings of the queries')
+  source.add_argument(
+    '--queries',
+    metavar='DIR',
+    action='append',
+    help='embeddings of the queries; repeated, of the same queries: the best score of a passage '
+    'counts',
+  )
   source.add_argument(
     '--like',
     metavar='IDS',
@@ -362,7 +377,9 @@ def _search(args: argparse.Namespace, process: int, processes: int) -> None:
       raise InputError(
         '--index=milvus searches what dprjax.index put at --uri=...; it takes no --corpus'
       )
-    queries = embeddings.load_embeddings(args.queries) if args.queries else read_ids(args.like)
+    if args.queries and len(args.queries) > 1:
+      raise InputError('--index=milvus takes one --queries')
+    queries = embeddings.load_embeddings(args.queries[0]) if args.queries else read_ids(args.like)
     with contextlib.closing(milvus.Server(args.uri, args.token)) as server:
       run, report = search_milvus(
         server.open(args.collection),
@@ -377,12 +394,13 @@ def _search(args: argparse.Namespace, process: int, processes: int) -> None:
         f'--index={args.index} needs --corpus and --queries; --uri and --like go with '
         '--index=milvus'
       )
-    folders = [
+    corpus, *several = [
       embeddings.load_embeddings(folder, process=process, processes=processes)
-      for folder in (args.corpus, args.queries)
+      for folder in (args.corpus, *args.queries)
     ]
     run, report = search(
-      *folders,
+      corpus,
+      several,
       k=args.k,
       index=args.index,
       drop_same_id=args.drop_same_id,

@@ -287,3 +287,30 @@ def test_tree_on_40000_clustered_passages(tmp_path, monkeypatch, write_embedding
     [len({f'd{row}' for row in rows} & set(found[f'q{i}'])) / 100 for i, rows in enumerate(best)]
   )
   assert recall >= 0.93 and report['recall']['recall@100'] == pytest.approx(recall, abs=0.02)
+
+
+@pytest.mark.parametrize('index', ['exact', 'scann'])
+def test_of_several_vectors_of_a_query_the_best_score_counts(
+  folder, command, write_embeddings, index
+):
+  if index == 'scann' and not scann.available():
+    pytest.skip('no ScaNN here')
+  others = -QUERIES[:, ::-1].copy()
+  write_embeddings('others', QUERY_IDS, others, kind='query')
+  status, err = command(
+    search,
+    *('--corpus=corpus', '--queries=queries', '--queries=others', '--k=20'),
+    *(f'--index={index}', '--out=run.trec'),
+  )
+  assert status == 0, err
+  scores = np.maximum(*(q.astype(float) @ PASSAGES.T.astype(float) for q in (QUERIES, others)))
+  for number, (query, ranking) in enumerate(read_run('run.trec')):
+    assert query == QUERY_IDS[number]
+    best = np.argsort(-scores[number])[:20]
+    assert [doc for doc, _ in ranking] == [PASSAGE_IDS[row] for row in best]
+    np.testing.assert_allclose([score for _, score in ranking], scores[number][best], rtol=1e-5)
+  write_embeddings('fewer', QUERY_IDS[:-1], QUERIES[:-1], kind='query')
+  status, err = command(
+    search, *('--corpus=corpus', '--queries=queries', '--queries=fewer', '--out=other.trec')
+  )
+  assert status == 2 and 'fewer and queries hold different queries' in err, err

@@ -36,6 +36,31 @@ class TopK(NamedTuple):
   rows: Int[np.ndarray, 'queries k']
 
 
+def best_of(found: TopK, count: int) -> TopK:
+  """The best k rows of each query, of which there are ``count`` vectors: all first ones, then all
+  second ones, and so on. A row counts once, with its best score.
+  """
+  if count == 1:
+    return found
+  queries, k = len(found.rows) // count, found.rows.shape[1]
+
+  def side_by_side(array: np.ndarray) -> np.ndarray:
+    return array.reshape(count, queries, k).swapaxes(0, 1).reshape(queries, count * k)
+
+  def ranked(scores: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    order = np.lexsort((rows, -scores), axis=1)
+    return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
+
+  scores, rows = ranked(side_by_side(found.scores), side_by_side(found.rows))
+  by_row = np.argsort(rows, axis=1, kind='stable')  # of equal rows the best stays first
+  sorted_rows = np.take_along_axis(rows, by_row, 1)
+  again = np.zeros(rows.shape, bool)
+  np.put_along_axis(again, by_row[:, 1:], sorted_rows[:, 1:] == sorted_rows[:, :-1], 1)
+  scores, rows = np.where(again, -np.inf, scores), np.where(again, -1, rows)
+  scores, rows = ranked(scores.astype(found.scores.dtype), rows.astype(found.rows.dtype))
+  return TopK(scores[:, :k], rows[:, :k])
+
+
 class Rows(Protocol):
   """Vectors in memory or elsewhere: an array, or `dprjax.retrieval.embeddings.Rows`.
 

@@ -159,3 +159,19 @@ def test_an_index_finds_the_same_bits_as_a_search():
     exact.Index(corpus[:0])
   with pytest.raises(InputError, match='vector of document 1'):
     exact.Index(np.array([[0], [np.nan]], np.float32))
+
+
+def test_the_best_of_several_vectors_as_by_loops():
+  rng = np.random.default_rng(5)
+  rows = np.stack([rng.permutation(9)[:4] for _ in range(6)]).astype(np.int32)
+  scores = -np.sort(-rng.integers(0, 5, (6, 4)), axis=1).astype(np.float32)
+  rows[4, 2:], scores[4, 2:] = -1, -np.inf  # as an index that finds fewer
+  found = exact.best_of(exact.TopK(scores, rows), 3)
+  for query in range(2):
+    best = {}
+    for part in (query, query + 2, query + 4):
+      for row, score in zip(rows[part].tolist(), scores[part].tolist(), strict=True):
+        if row >= 0:
+          best[row] = max(best.get(row, -np.inf), score)
+    ranked = sorted(best.items(), key=lambda item: (-item[1], item[0]))[:4]
+    assert list(zip(found.rows[query], found.scores[query], strict=True)) == ranked
