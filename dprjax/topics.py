@@ -18,9 +18,10 @@ numbers. The same documents, settings and seed give the same topics on the same 
 
 import argparse
 import contextlib
+import heapq
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,19 +51,23 @@ def read_documents(path: str, most: int, seed: int) -> tuple[list[str], dict[str
     InputError: the file is malformed, or no document has text.
   """
   report = Report()
-  found = []
   progress = Progress('documents', task=f'reading {path}')
-  for paper in read_papers(path):
-    report.count('documents')
-    if paper.passage:
-      found.append((draw(paper.id, seed), paper.passage))
-    else:
-      report.count('documents without text or abstract: skipped', paper.id)
-    progress.advance()
+
+  def drawn() -> Iterator[tuple[bytes, str]]:
+    for paper in read_papers(path):
+      report.count('documents')
+      if paper.passage:
+        yield draw(paper.id, seed), paper.passage
+      else:
+        report.count('documents without text or abstract: skipped', paper.id)
+      progress.advance()
+
+  # No more of them are held than are used.
+  found = heapq.nsmallest(most, drawn())
   logger.info('%s\n%s', path, report)
   if not found:
     raise InputError(f'{path}: no document has text')
-  return [text for _, text in sorted(found)[:most]], dict(report.counts)
+  return [text for _, text in found], dict(report.counts)
 
 
 def embed(backbone: str, texts: Sequence[str]) -> np.ndarray:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # it imports JAX, which bars do not need
 # Okabe and Ito's colours, the darker ones first, which everyone can distinguish, also with colour
 # blindness. Hatches distinguish the bars in print.
 _COLOURS = ('#0072B2', '#E69F00', '#009E73', '#CC79A7', '#56B4E9', '#D55E00', '#F0E442', '#999999')
+_COLOURED = 7  # labels of a map; the last colour is grey, as are the others
+_NAMED = 40  # characters of a label
 _HATCHES = ('', '//', '..', 'xx', '\\\\', 'oo', '++', '--')
 _MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
 
@@ -139,6 +141,11 @@ def topics(panels: Sequence[TopicPanel], foot: str, path: files.PathLike) -> Non
   Raises:
     InputError: the suffix is of another format.
   """
+  with _plain_text():
+    _topics(panels, foot, path)
+
+
+def _topics(panels: Sequence[TopicPanel], foot: str, path: files.PathLike) -> None:
   columns = min(len(panels), 5)
   rows = -(-len(panels) // columns)
   most = max(len(panel.words) for panel in panels)
@@ -167,7 +174,7 @@ def maps(
 ) -> None:
   """Passages in two dimensions: a row for each backbone, a column for each kind of label.
 
-  A passage has the colour of its most frequent label; all but the 8 most frequent are grey.
+  A passage has the colour of its most frequent label; all but the 7 most frequent are grey.
 
   Args:
     points: backbone -> where its passages lie.
@@ -179,11 +186,22 @@ def maps(
   Raises:
     InputError: the suffix is of another format.
   """
+  with _plain_text():
+    _maps(points, labels, names, foot, path)
+
+
+def _maps(
+  points: Mapping[str, Float[np.ndarray, 'n 2']],
+  labels: Mapping[str, Bool[np.ndarray, 'n C']],
+  names: Mapping[str, Sequence[str]],
+  foot: str,
+  path: files.PathLike,
+) -> None:
   drawing = _drawing(1.0 + 4.6 * len(labels), 0.8 + 3.6 * len(points))
   panels = drawing.subplots(len(points), len(labels), squeeze=False)
   for column, (kind, marked) in enumerate(labels.items()):
     sizes = marked.sum(axis=0)
-    common = [int(i) for i in np.argsort(-sizes, kind='stable')[: len(_COLOURS)] if sizes[i]]
+    common = [int(i) for i in np.argsort(-sizes, kind='stable')[:_COLOURED] if sizes[i]]
     # The first of the most frequent labels that a passage has; none: the last number.
     first = np.where(marked[:, common].any(axis=1), marked[:, common].argmax(axis=1), len(common))
     for row, (name, where) in enumerate(points.items()):
@@ -196,11 +214,11 @@ def maps(
           s=7,
           color=_colour(number),
           linewidths=0,
-          label=names[kind][label],
+          label=_short(names[kind][label]),
         )
       axes.set_xticks([])
       axes.set_yticks([])
-      axes.set_title(f'{name}, by {kind}', fontsize=9)
+      axes.set_title(f'{_short(name)}, by {kind}', fontsize=9)
       if row == len(points) - 1:
         axes.legend(
           loc='upper center',
@@ -212,6 +230,12 @@ def maps(
         )
   _foot(drawing, foot)
   _save(drawing, path)
+
+
+def _short(name: str) -> str:
+  """A name as a legend can hold it; one that begins with an underscore would be left out."""
+  name = ' '.join(name.split())
+  return (name if len(name) <= _NAMED else f'{name[: _NAMED - 3]}...').lstrip('_') or '?'
 
 
 def _entropies(axes: Any, findings: 'Mapping[str, Findings]') -> None:

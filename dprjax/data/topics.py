@@ -442,7 +442,12 @@ def _tomotopy() -> Any:
   with warnings.catch_warnings():
     # Its import warns, and takes a warning that is an error for a library that is missing.
     warnings.simplefilter('ignore')
-    import tomotopy
+    try:
+      import tomotopy
+    except ImportError as error:
+      raise InputError(
+        f'topics are found by tomotopy, which cannot be imported ({error}); pip install tomotopy'
+      ) from error
   return tomotopy
 
 

@@ -22,6 +22,8 @@ from dprjax.formats import texts
 from dprjax.formats.fields import Record, UniqueIds
 from dprjax.formats.qrels import Qrels, write_qrels
 
+_MOST_RELATED = 10**8
+
 
 class Paper(NamedTuple):
   """One paper. What its file lacks is empty."""
@@ -80,6 +82,9 @@ def write_beir(folder: files.PathLike, papers: Sequence[Paper], split: str, own:
 
   Returns:
     The judgements.
+
+  Raises:
+    InputError: they would be too many (`related`).
   """
   root = epath.Path(folder)
   (root / 'qrels').mkdir(parents=True)
@@ -97,11 +102,19 @@ def write_beir(folder: files.PathLike, papers: Sequence[Paper], split: str, own:
 
 
 def related(papers: Sequence[Paper]) -> Qrels:
-  """Each paper's id -> the ids of those with a common category, in their order."""
+  """Each paper's id -> the ids of those with a common category, in their order.
+
+  Raises InputError where there may be more than 100 million of them.
+  """
   members: dict[str, list[int]] = {}
   for number, paper in enumerate(papers):
     for category in paper.categories:
       members.setdefault(category, []).append(number)
+  if (most := sum(len(rows) ** 2 for rows in members.values())) > _MOST_RELATED:
+    raise InputError(
+      f'{len(papers):,} papers have up to {most:,} pairs with a common category, too many; '
+      'choose fewer papers to measure on'
+    )
   return {
     paper.id: {
       papers[number].id: 1

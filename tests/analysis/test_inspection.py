@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 
 from dprjax import Retriever, report
-from dprjax.analysis import inspection
+from dprjax.analysis import figures, inspection
 from dprjax.base.errors import InputError
 from dprjax.data import similarity, topics
 from dprjax.data import text as texts_of
@@ -405,6 +405,16 @@ def test_the_command_with_categories_and_topics(papers, small, tmp_path, capsys)
   assert drawn.count('<g id="axes_') == 2
   notes = '\n'.join(lines[4:])
   assert 'Sim(q, p+): mean cosine of a query and its own passage, 24 queries of beir/test' in notes
+
+
+def test_names_of_labels_are_no_formulas(tmp_path):
+  points = {'$x': np.zeros((4, 2)), 'b' * 99: np.eye(4)[:, :2]}
+  labels = {'category': np.eye(4, dtype=bool)}
+  names = {'category': ['$\\frac', '_hidden', 'a' * 300, '$$']}
+  figures.maps(points, labels, names, 'foot', tmp_path / 'map.svg')
+  drawn = (tmp_path / 'map.svg').read_text()
+  for name in ('$\\frac', 'hidden', 'a' * 37 + '...', '$x, by category'):
+    assert f'<!-- {name} -->' in drawn
 
 
 def test_columns_and_panels_are_those_with_texts(data, small, tmp_path, capsys):

@@ -236,6 +236,22 @@ def test_a_beir_folder(built):
   assert len(homes) > 20 and all(len(names) == 1 for names in homes.values())
 
 
+def test_categories_are_package_and_module(tmp_path):
+  docstrings.build(tmp_path / 'labelled', ['email', 'json'], categories=True)
+  docstrings.build(tmp_path / 'plain', ['email', 'json'])
+  rows, plain = (
+    [json.loads(line) for line in (tmp_path / name / 'corpus.jsonl').open()]
+    for name in ('labelled', 'plain')
+  )
+  for row, other in zip(rows, plain, strict=True):
+    package, module = row.pop('categories')
+    assert package == module.split('.')[0] and package in ('email', 'json')
+    assert row == other
+  for name in ('queries.jsonl', 'qrels/train.tsv'):
+    files = [(tmp_path / folder / name).read_bytes() for folder in ('labelled', 'plain')]
+    assert files[0] == files[1]
+
+
 def test_a_query_does_not_give_its_passage_away(tmp_path):
   (tmp_path / 'things.py').write_text(
     ''.join(

@@ -129,6 +129,12 @@ def test_the_file_is_read_without_tomotopy(small, tmp_path):
   assert done.stdout == '[1, 0]\n', done.stderr
 
 
+def test_finding_topics_without_tomotopy(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'tomotopy', None)
+  with pytest.raises(InputError, match='found by tomotopy, which cannot be imported'):
+    topics.fit(documents(60)[0], Settings(topics=2))
+
+
 def meta(**changes):
   return np.array(json.dumps(META | changes))
 

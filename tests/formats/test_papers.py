@@ -82,6 +82,12 @@ def test_related():
   }
 
 
+def test_too_many_judgements(monkeypatch):
+  monkeypatch.setattr(papers, '_MOST_RELATED', 11)  # x: 4, y: 4, z: 4
+  with pytest.raises(InputError, match='4 papers have up to 12 pairs with a common category'):
+    papers.related(FOUR)
+
+
 @pytest.mark.parametrize('own', [True, False])
 def test_the_beir_folder(tmp_path, own):
   papers.write_beir(tmp_path / 'beir', FOUR, 'dev', own)
