@@ -32,7 +32,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def ids(path):
-  return [json.loads(line)['_id'] for line in path.open()]
+  return [json.loads(line)['_id'] for line in path.read_text().splitlines()]
 
 
 def test_splits_are_apart_and_grow_at_the_end(folder, capsys):

@@ -355,7 +355,7 @@ def test_a_corpus_that_means_something_else_by_categories(papers, tmp_path, capl
   folder, made, _ = papers
   write_beir(tmp_path / 'beir', made, 'test', own=False)
   corpus = tmp_path / 'beir' / 'corpus.jsonl'
-  rows = [json.loads(line) | {'categories': 7} for line in corpus.open()]
+  rows = [json.loads(line) | {'categories': 7} for line in corpus.read_text().splitlines()]
   corpus.write_text(''.join(json.dumps(row) + '\n' for row in rows))
   texts = inspection.read_texts(beir=tmp_path / 'beir')
   assert not texts.labels and texts.unrelated is None

@@ -239,10 +239,7 @@ def test_a_beir_folder(built):
 def test_categories_are_package_and_module(tmp_path):
   docstrings.build(tmp_path / 'labelled', ['email', 'json'], categories=True)
   docstrings.build(tmp_path / 'plain', ['email', 'json'])
-  rows, plain = (
-    [json.loads(line) for line in (tmp_path / name / 'corpus.jsonl').open()]
-    for name in ('labelled', 'plain')
-  )
+  rows, plain = (list(read(tmp_path / name / 'corpus.jsonl')) for name in ('labelled', 'plain'))
   for row, other in zip(rows, plain, strict=True):
     package, module = row.pop('categories')
     assert package == module.split('.')[0] and package in ('email', 'json')

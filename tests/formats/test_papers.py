@@ -91,7 +91,7 @@ def test_too_many_judgements(monkeypatch):
 @pytest.mark.parametrize('own', [True, False])
 def test_the_beir_folder(tmp_path, own):
   papers.write_beir(tmp_path / 'beir', FOUR, 'dev', own)
-  rows = [json.loads(line) for line in (tmp_path / 'beir/corpus.jsonl').open()]
+  rows = [json.loads(line) for line in (tmp_path / 'beir/corpus.jsonl').read_text().splitlines()]
   assert rows[0] == {'_id': 'a', 'title': '', 'text': 'text a', 'categories': ['x', 'y']}
   data = sources.load_dataset(sources.Source(str(tmp_path / 'beir'), split='dev'))
   # The passage is the abstract alone: its title is the query.
