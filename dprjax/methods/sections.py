@@ -31,12 +31,11 @@ from dprjax.data.batches import process_rows, shuffle_rows, smallest_bucket
 from dprjax.data.text import Tokenizer, pad_flat
 from dprjax.formats.mediawiki import Article, read_articles
 from dprjax.formats.report import Report
-from dprjax.inference.embedder import Embedder
 from dprjax.methods import dual_encoder
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import Batch, Data, Evaluate, Method, Model, Params, Texts
 from dprjax.models import encoder, prompts
-from dprjax.runtime import mesh, tree
+from dprjax.runtime import mesh
 
 VIEWS = ('anchor', 'positive', 'negative')
 FORMAT_VERSION = 1
@@ -168,17 +167,7 @@ def _open(
   tokenizer: Tokenizer,
   model: encoder.EncoderConfig,
 ) -> Data:
-  length, buckets = section.query_max_length, sorted(section.query_buckets)
-  if length > model.max_tokens:
-    raise InputError(
-      f'config.data.query_max_length: {length} exceeds the {model.max_tokens} positions of '
-      f'{config.backbone.path}'
-    )
-  if not buckets or buckets[-1] < length:
-    raise InputError(
-      f'config.data.query_buckets: none of {buckets} holds config.data.query_max_length={length} '
-      'tokens'
-    )
+  length, buckets = dual_encoder.sentence_lengths(section, config, model)
   train, dev = _open_store(section, config, workdir, paths, tokenizer)
   update = config.batch_size * config.accumulate
   if len(train) < update:
@@ -318,10 +307,7 @@ def _evaluation(
   """``accuracy``: the fraction of held-out triplets whose positive is nearer than the negative."""
   rows = [[triplets.row(i, view) for i in range(len(triplets))] for view in range(len(VIEWS))]
 
-  def embed(params: Any, *batch: Array) -> Array:
-    return model.embed(tree.unflatten(params), 'query', *batch)
-
-  embedder = Embedder(embed, devices, config.eval.batch_size, length, tokenizer.pad_id)
+  embedder = dual_encoder.sentence_embedder(config, devices, model, length, tokenizer.pad_id)
 
   def evaluate(params: Mapping[str, Array]) -> dict[str, float]:
     anchors, positives, negatives = (np.float64(embedder(params, texts)) for texts in rows)

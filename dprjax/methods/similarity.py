@@ -22,13 +22,12 @@ from dprjax.data import similarity
 from dprjax.data.batches import process_rows, shuffle_rows, smallest_bucket
 from dprjax.data.similarity import Pair
 from dprjax.data.text import Tokenizer, pad_batch
-from dprjax.inference.embedder import Embedder
 from dprjax.methods import dual_encoder
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import Batch, Data, Evaluate, Method, Model, Params, Texts
 from dprjax.models import encoder, prompts
 from dprjax.models.embed import unit
-from dprjax.runtime import mesh, tree
+from dprjax.runtime import mesh
 
 VIEWS = ('first', 'second')
 
@@ -111,17 +110,7 @@ def _open(
   tokenizer: Tokenizer,
   model: encoder.EncoderConfig,
 ) -> Data:
-  length, buckets = section.query_max_length, sorted(section.query_buckets)
-  if length > model.max_tokens:
-    raise InputError(
-      f'config.data.query_max_length: {length} exceeds the {model.max_tokens} positions of '
-      f'{config.backbone.path}'
-    )
-  if not buckets or buckets[-1] < length:
-    raise InputError(
-      f'config.data.query_buckets: none of {buckets} holds config.data.query_max_length={length} '
-      'tokens'
-    )
+  length, buckets = dual_encoder.sentence_lengths(section, config, model)
   rows = {
     view: tokenizer.encode([getattr(pair, view) for pair in pairs], length)[0] for view in VIEWS
   }
@@ -176,10 +165,7 @@ def _evaluation(
   rows = [tokenizer.encode([getattr(pair, view) for pair in pairs], length)[0] for view in VIEWS]
   scores = np.array([pair.score for pair in pairs])
 
-  def embed(params: Any, *batch: Array) -> Array:
-    return model.embed(tree.unflatten(params), 'query', *batch)
-
-  embedder = Embedder(embed, devices, config.eval.batch_size, length, tokenizer.pad_id)
+  embedder = dual_encoder.sentence_embedder(config, devices, model, length, tokenizer.pad_id)
 
   def evaluate(params: Mapping[str, Array]) -> dict[str, float]:
     first, second = (embedder(params, texts) for texts in rows)
