@@ -51,7 +51,7 @@ def read_papers(path: files.PathLike) -> Iterator[Paper]:
   arxiv: bool | None = None
   for number, where, values in files.read_records(path, 'papers'):
     if arxiv is None:
-      arxiv = 'abstract' in values
+      arxiv = 'abstract' in values or ('id' in values and '_id' not in values)
     record = Record(values, where)
     title, categories = record.text('title', '').strip(), record.labels('categories')
     if arxiv:

@@ -465,6 +465,7 @@ def contents(root):
   described = json.loads(found.pop('store.json'))
   for stamp in described['files'].values():
     del stamp['read']
+  del described['own_sha256']  # of all that, the times too
   return found | {'store.json': described}
 
 

@@ -28,6 +28,9 @@ def write(path, rows):
 
 def test_arxiv(tmp_path):
   assert list(papers.read_papers(write(tmp_path / 'a.jsonl', ARXIV))) == PAPERS
+  # The first may be the one that lacks an abstract.
+  turned = write(tmp_path / 'b.jsonl', ARXIV[::-1])
+  assert list(papers.read_papers(turned)) == PAPERS[::-1]
   array = tmp_path / 'a.json'
   array.write_text(json.dumps(ARXIV))
   assert list(papers.read_papers(array)) == PAPERS
