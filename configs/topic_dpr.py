@@ -1,8 +1,8 @@
 """Topic-DPR: a prompt for every topic of a corpus (Xiao et al., 2023).
 
-    python -m dprjax.topics --input=papers.jsonl --out=topics.npz
+    python -m dprjax.topics --input=papers/corpus.jsonl --out=topics.npz
     python -m dprjax.train --config=configs/topic_dpr.py --workdir=runs/topics \\
-      --config.data.dir=papers.jsonl --config.topics.path=topics.npz
+      --config.data.dir=papers --config.topics.path=topics.npz
 
 Documents have a title (the query), an abstract (the passage) and categories. Arguments: `topic`
 (the default), or a baseline with the same positives, `dptdr` (one ordinary prompt) or `dpr` (none);
@@ -34,7 +34,7 @@ def get_config(arg: str = 'topic'):
   c.negatives = 0
   c.batch_size = 32
   c.epochs = 1.0
-  c.data.format, c.data.categories, c.data.hold_out = 'arxiv', True, 0.1
+  c.data.format, c.data.categories, c.data.hold_out = 'auto', True, 0.1
   c.data.query_max_length, c.data.passage_max_length = 16, 48
   c.eval.corpus_limit = 1000
   c.optim.learning_rate = 7e-3 if recipe == 'dptdr' else 1e-3

@@ -30,6 +30,8 @@ from dprjax.runtime import cli, compiled, distributed
 
 logger = logging.getLogger('dprjax')
 
+_INPUTS = ('backbone', 'prompt', 'input', 'qrels', 'documents')
+
 
 def encode(
   encoder: Encoder,
@@ -40,7 +42,8 @@ def encode(
   dtype: str = 'float32',
   shard_rows: int = 20_000,
   qrels: str | None = None,
-  topic: int | None = None,
+  topic: str = 'infer',
+  documents: str | None = None,
 ) -> None:
   """Encodes a file of texts into ``out``; ``retrieval.embeddings`` describes the folder.
 
@@ -52,8 +55,9 @@ def encode(
     dtype: of the stored vectors, 'float32' or 'float16'.
     shard_rows: rows a file; an interruption loses at most one shard.
     qrels: encode only the queries that are judged in this file.
-    topic: under a prompt of kind topic, the topic of all texts; None: each text's own, by its
-      words.
+    topic: under a prompt of kind topic: 'infer', each text's own, by its words; 'oracle', that of
+      the document with its id; or the number of the topic that all texts get.
+    documents: a corpus, for 'oracle'.
 
   Raises:
     InputError: bad input; ``out`` holds something else, embeddings of other settings or texts, or
@@ -62,11 +66,12 @@ def encode(
   inputs = {
     '--input': source,
     '--qrels': qrels,
+    '--documents': documents,
     '--backbone': [backbone.path for backbone in encoder.backbones.values()],
     '--prompt': [prompt.path for prompt, _ in encoder.bank.values() if prompt is not None],
   }
   with claim(out, inputs, lock=not jax.process_index()):
-    _encode(encoder, kind, source, out, dtype, shard_rows, qrels, topic)
+    _encode(encoder, kind, source, out, dtype, shard_rows, qrels, topic, documents)
 
 
 def claim(
@@ -86,7 +91,8 @@ def _encode(
   dtype: str,
   shard_rows: int,
   qrels: str | None,
-  topic: int | None,
+  topic: str,
+  documents: str | None,
 ) -> None:
   texts = list(read_texts(source, kind))
   if qrels is not None:
@@ -96,7 +102,7 @@ def _encode(
       raise InputError(f'{source}: none of its queries is judged in {qrels}')
   ids = [text.id for text in texts]
   prompt, settings = encoder.entry()
-  encoder.check_topic(topic)
+  numbers = _topics(encoder, texts, topic, documents)
   max_length = settings.max_length(kind)
   meta = embeddings.Meta(
     dimension=encoder.backbones[kind].config.hidden_size,
@@ -113,7 +119,7 @@ def _encode(
     max_length=max_length,
     arithmetic=encoder.dtype,
     input_sha256=_digest(texts),
-    topic=('infer' if topic is None else str(topic)) if encoder.topics else '',
+    topic=topic if encoder.topics else '',
   )
   process, processes = jax.process_index(), jax.process_count()
   with distributed.turn():
@@ -134,7 +140,8 @@ def _encode(
   try:
     for shard in own:
       part = [text.text for text in texts[shard.start : shard.stop]]
-      writer.write(shard, encoder.encode(part, kind, progress, topic=topic))
+      own_topics = None if numbers is None else numbers[shard.start : shard.stop]
+      writer.write(shard, encoder.encode(part, kind, progress, topic=own_topics))
       progress.advance(len(part))
   except BaseException:
     writer.discard()
@@ -160,6 +167,33 @@ def _encode(
   )
 
 
+def _topics(
+  encoder: Encoder, texts: Sequence[Text], topic: str, documents: str | None
+) -> list[int] | None:
+  """Each text's topic; None for its own. Raises InputError where there is no such topic."""
+  if topic == 'infer':
+    return None
+  if topic != 'oracle':
+    encoder.check_topic(int(topic))
+    return [int(topic)] * len(texts)
+  encoder.check_topic(0)
+  if documents is None:
+    raise InputError('--topic=oracle needs --documents=FILE, the corpus that has their topics')
+  found = {text.id: text.text for text in read_texts(documents, 'passage', {t.id for t in texts})}
+  if missing := [text.id for text in texts if text.id not in found]:
+    raise InputError(
+      f'--topic=oracle: {documents} has no document with the id {missing[0]!r} ({len(missing)} of '
+      f'{len(texts)} are missing); give --topic=infer'
+    )
+  (model,) = encoder.topics.values()
+  return model.assign([found[text.id] for text in texts]).tolist()
+
+
+def _topic(text: str) -> str:
+  """For argparse's ``type``."""
+  return text if text in ('infer', 'oracle') else str(cli.up_to(1000, least=0)(text))
+
+
 def _digest(texts: Sequence[Text]) -> str:
   """SHA-256 of ids and texts. Not of their file, which may be a pipe."""
   digest = hashlib.sha256()
@@ -177,11 +211,13 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument('--prompt', help='a prompt.npz for that backbone')
   parser.add_argument(
     '--topic',
-    type=cli.up_to(1000, least=0),
-    metavar='NUMBER',
-    help="under a prompt of kind topic: the topic of all texts (default: each text's own, by its "
-    'words)',
+    type=_topic,
+    default='infer',
+    metavar='infer|oracle|NUMBER',
+    help="under a prompt of kind topic: each text's own topic, by its words (the default); that of "
+    'the document with its id; or one for all texts',
   )
+  parser.add_argument('--documents', metavar='FILE', help='with --topic=oracle: the corpus')
   parser.add_argument('--kind', required=True, choices=KINDS)
   parser.add_argument(
     '--input',
@@ -231,9 +267,11 @@ def _command(args: argparse.Namespace) -> None:
   compiled.keep()
   # First, because loading the backbone takes a while.
   files.existing(args.input, 'input')
+  if args.topic == 'oracle' and args.documents is None:
+    raise InputError('--topic=oracle needs --documents=FILE, the corpus that has their topics')
   if args.qrels and args.kind != 'query':
     raise InputError('--qrels chooses queries: it goes with --kind=query')
-  inputs = {f'--{name}': getattr(args, name) for name in ('backbone', 'prompt', 'input', 'qrels')}
+  inputs = {f'--{name}': getattr(args, name) for name in _INPUTS}
   with claim(args.out, inputs, lock=False):
     pass
   encoder = Encoder.load(
@@ -259,6 +297,7 @@ def _command(args: argparse.Namespace) -> None:
     shard_rows=args.shard_rows,
     qrels=args.qrels,
     topic=args.topic,
+    documents=args.documents,
   )
 
 

@@ -106,6 +106,24 @@ def test_embeddings_name_their_topic(run, tmp_path, command):
   status, err = command(encode, *flags, '--topic=3', f'--out={tmp_path}/other')
   assert status == 2 and '3 is asked for, and the prompt has 3 topics' in err, err
   assert not (tmp_path / 'other').exists()
+  # As if each text were the title of the next one.
+  corpus = tmp_path / 'corpus.tsv'
+  abstracts = TEXTS[1:] + TEXTS[:1]
+  corpus.write_text(''.join(f'{i}\t{text}\n' for i, text in enumerate(abstracts)))
+  oracle = (*flags, '--topic=oracle', f'--out={tmp_path}/oracle')
+  status, err = command(encode, *oracle, f'--documents={corpus}')
+  assert status == 0, err
+  own = expected.topics[''].assign(abstracts)
+  np.testing.assert_allclose(
+    load_embeddings(tmp_path / 'oracle').vectors(),
+    expected.encode(TEXTS, 'query', topic=own.tolist()),
+    atol=1e-6,
+  )
+  corpus.write_text('1\ta text\n')
+  status, err = command(encode, *oracle[:-1], f'--documents={corpus}', f'--out={tmp_path}/other')
+  assert status == 2 and "no document with the id '0' (3 of 4 are missing)" in err, err
+  status, err = command(encode, *oracle)
+  assert status == 2 and 'needs --documents' in err, err
 
 
 def test_a_file_of_topics_goes_with_the_run(run, tmp_path, command):
