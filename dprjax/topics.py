@@ -38,7 +38,6 @@ from dprjax.runtime import cli
 
 logger = logging.getLogger('dprjax')
 
-_MOST = 3000  # documents
 _WORDS = 10  # of a topic, in a line
 
 
@@ -138,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   flag(
     '--max_documents',
     type=cli.positive,
-    default=_MOST,
+    default=topics.MOST_DOCUMENTS,
     metavar='N',
     help='that topics are found in (default: 3000)',
   )

@@ -19,13 +19,15 @@ The file holds arrays alone, under these names, which a prompt file of kind topi
 import collections
 import dataclasses
 import functools
+import hashlib
+import heapq
 import itertools
 import json
 import logging
 import re
 import unicodedata
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jaxtyping as jt
@@ -66,6 +68,9 @@ _DEPTH = 3  # levels of hLDA, the root among them
 _RESTARTS = 5  # of k-means
 
 logger = logging.getLogger('dprjax')
+
+MOST_DOCUMENTS = 3000
+"""That topics are found in, at most: the time grows with them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,6 +317,17 @@ class _Found(NamedTuple):
   counts: jt.Float64[np.ndarray, 'topics V']
   ranks: jt.Float64[np.ndarray, 'topics V']
   own: jt.Int64[np.ndarray, 'documents']
+
+
+def choose(texts: Iterable[str], most: int = MOST_DOCUMENTS) -> list[str]:
+  """All texts or, of more than ``most``, those that a hash of them decides, in its order."""
+  texts = iter(texts)
+  found = list(itertools.islice(texts, most + 1))
+  if len(found) <= most:
+    return found
+  return heapq.nsmallest(
+    most, itertools.chain(found, texts), key=lambda text: hashlib.sha256(text.encode()).digest()
+  )
 
 
 def fit(

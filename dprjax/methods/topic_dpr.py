@@ -343,7 +343,7 @@ def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: 
       settings = topics.Settings(kind=config.topics.path, seed=config.seed)
       if config.topics.keep:
         settings = settings._replace(topics=config.topics.keep)
-      found = topics.fit(list(splits.read_passages()), settings, where=section.dir).topics
+      found = topics.fit(topics.choose(splits.read_passages()), settings, where=section.dir).topics
   else:
     roles = {'config.topics.path': epath.Path(config.topics.path)}
     found = topics.load_topics(config.topics.path)

@@ -275,6 +275,14 @@ def test_too_little_is_said(texts, settings, message):
     topics.fit(texts, settings, where='papers.jsonl')
 
 
+def test_documents_are_chosen_by_a_hash():
+  texts = [f'text {i}' for i in range(50)]
+  assert topics.choose(iter(texts), 50) == texts
+  few = topics.choose(iter(texts), 20)
+  assert len(few) == 20 and set(few) < set(texts)
+  assert topics.choose(texts[::-1], 20) == few
+
+
 def test_clusters_of_equal_vectors():
   found = topics.cluster(np.ones((5, 3)), 2, seed=0)
   assert found.shape == (5,)
