@@ -7,7 +7,7 @@ hLDA of a growing number of documents, then of all with a growing number of swee
 For each: the seconds, how many topics there are under the root and how many have a fifteenth of the
 documents or more, the share of the largest one, and in which part of the documents the topic by
 their words is the method's own. Then texts a second, titles and abstracts, whose topic is inferred.
-Writes benchmarks/results/topics-DEVICE.json.
+Writes benchmarks/results/topics-DEVICE.json. A training step under topics is in topic_step.py.
 """
 
 import time
