@@ -249,7 +249,7 @@ class Checkpoints:
     # Items alone: orbax may still write beside them.
     lines = [
       f'{files.sha256_file(path)}  {path.relative_to(folder)}\n'
-      for item in folder.iterdir()
+      for item in sorted(folder.iterdir(), key=str)
       if item.is_dir()
       for path in _files(item)
     ]

@@ -244,7 +244,7 @@ def _read(path: epath.Path) -> dict[str, dict[str, Any]]:
 
 
 def _run(command: Sequence[str]) -> int:
-  """Runs a command; its status. An interrupt reaches the command too, which says so."""
+  """Runs a command; its status. An interrupt reaches the command too, which reports it."""
   with subprocess.Popen(command) as child:
     try:
       return child.wait()
@@ -254,8 +254,9 @@ def _run(command: Sequence[str]) -> int:
         child.wait(_GRACE_S)
       if child.poll() is None:
         child.send_signal(signal.SIGINT)
-      child.wait()
-      return 130
+      if child.wait() == 130:
+        return 130
+      raise  # it had ended already
 
 
 def config_file(config: str) -> str:

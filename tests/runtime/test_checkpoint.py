@@ -147,6 +147,14 @@ def _remove(folder):
   shutil.rmtree(folder / '2' / 'metrics')
 
 
+def _other_sum(path):
+  """Changes the sum of a file of the parameters."""
+  lines = path.read_text().splitlines()
+  number = next(i for i, line in enumerate(lines) if '  live/' in line)
+  lines[number] = '0' * 8 + lines[number][8:]
+  path.write_text('\n'.join(lines) + '\n')
+
+
 def _make_better(folder):
   shutil.copytree(folder / '2' / 'metrics', folder / '3' / 'metrics')
 
@@ -163,7 +171,7 @@ def _make_better(folder):
       lambda folder: (folder / '1' / 'SHA256SUMS').unlink(),
       '1 cannot be used: SHA256SUMS is missing',
     ),
-    (lambda folder: flipped(folder / '1' / 'SHA256SUMS'), '1 cannot be used|no checksum'),
+    (lambda folder: _other_sum(folder / '1' / 'SHA256SUMS'), '1 cannot be used: live/'),
     (lambda folder: (folder / '3' / 'SHA256SUMS').write_text('a  ../../x'), 'line 1: no checksum'),
     (lambda folder: shutil.rmtree(folder / '2'), 'by step 3, the best is step 2, which is missing'),
     (lambda folder: (folder / '999').mkdir(), '999 cannot be used: SHA256SUMS is missing'),
