@@ -314,6 +314,7 @@ def _content(folder):
   }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', STALE)
 def test_embeddings_of_other_settings_are_not_continued(command, encoded, tmp_path, name):
   change, flags, message = STALE[name]

@@ -189,6 +189,7 @@ def test_one_reader_of_ids(filled, tmp_path, monkeypatch, command, content, mess
   assert not list(filled.glob('run*'))
 
 
+@pytest.mark.slow
 def test_ids_with_a_byte_order_mark(filled, tmp_path, monkeypatch, command):
   monkeypatch.chdir(filled)
   for name, content in (('a', b'd1\nd2\n'), ('b', b'\xef\xbb\xbfd1\r\nd2\r\n')):
@@ -305,6 +306,7 @@ HARM = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('harm', HARM)
 def test_a_damaged_local_index_is_not_opened(folder, command, harm):
   assert command(index, '--uri=index.db', '--upsert=corpus')[0] == 0
@@ -330,6 +332,7 @@ def test_a_damaged_local_index_is_not_opened(folder, command, harm):
   assert status == 2 and 'no checksums of its files' in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('keep', [0, 100, 300])
 def test_an_index_file_that_a_killed_command_wrote_half_is_made_again(
   folder, command, monkeypatch, keep

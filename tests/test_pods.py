@@ -464,6 +464,7 @@ def test_the_launcher_passes_on_what_is_said_and_how_it_ends(tmp_path):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_the_launcher_leaves_no_orphans(tmp_path, number):
   script = tmp_path / 'script.py'
@@ -482,6 +483,7 @@ def test_the_launcher_leaves_no_orphans(tmp_path, number):
   wait_for(lambda: not any(pathlib.Path(f'/proc/{pid}').exists() for pid in pids), 10)
 
 
+@pytest.mark.slow
 def test_the_launcher_ends_those_that_go_on_after_one_ended_badly(tmp_path):
   script = tmp_path / 'script.py'
   script.write_text(

@@ -276,6 +276,7 @@ SOUND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('how', SOUND)
 @pytest.mark.parametrize(('name', 'flag'), INPUTS)
 def test_the_first_id_has_no_byte_order_mark(go, folder, name, flag, how):
@@ -513,6 +514,7 @@ def test_a_beir_folder_is_an_input(go, folder):
 GRADES = ['1', '1.0', '+1', '01']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('header', ['', 'query-id\tcorpus-id\tscore\n', 'q\td\tGrade\n'])
 @pytest.mark.parametrize('grade', GRADES)
 @pytest.mark.parametrize('name', ['bm25', 'mine', 'evaluate'])

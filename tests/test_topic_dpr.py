@@ -14,6 +14,7 @@ from dprjax.inference.encoder import Encoder
 from dprjax.retrieval.embeddings import load_embeddings
 from tests.test_train import assert_same_bits, metrics_of, steps_of, trainable_of
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('topic_dpr')]
 CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
 TEXTS = ['read a file of messages', 'the http server', 'zzz', 'an object of json and its errors']
 
@@ -41,7 +42,6 @@ def test_trains_resumes_and_changes_what_is_trainable_alone(run, command):
   assert_same_bits(trainable_of(kept)[1], trainable)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ('recipe', 'subtrees'),
   [

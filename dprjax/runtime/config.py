@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import sys
 import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -351,6 +352,8 @@ def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
   """
   for argument in arguments:
     _check_renamed(argument.partition('=')[0].removeprefix('--config.'))
+  # Where ml_collections loads config files: what an earlier one defined would still be there.
+  sys.modules.pop('config_config', None)
   values = flags.FlagValues()
   arguments = ['train', *arguments]
   config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=arguments)

@@ -175,6 +175,7 @@ def test_categories(labelled, tokenizer, tmp_path, caplog):
     assert table_file.read_bytes() == (built.path / 'passages' / table_file.name).read_bytes()
 
 
+@pytest.mark.slow
 def test_categories_are_the_same_for_any_number_of_processes(
   labelled, tokenizer, tmp_path, monkeypatch
 ):

@@ -27,6 +27,7 @@ def variant(prompt, tmp_path):
   return make
 
 
+@pytest.mark.slow
 def test_prompts_of_one_bank_equal_each_alone(trained, variant):
   paths = {
     'whole': variant('whole'),

@@ -47,6 +47,7 @@ def _fail(*_, **__):
   raise MemoryError('no room')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'corpus, harm, message',
   [

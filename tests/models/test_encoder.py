@@ -429,6 +429,7 @@ def test_dropout_needs_a_key_and_repeats_with_it(small, inputs):
     assert np.abs(encode(only, params, *inputs, dropout_key=jax.random.key(3)) - plain).max() > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'shape',
   [
@@ -475,6 +476,7 @@ def test_sharded_equals_one_device(small, shape):
   np.testing.assert_allclose(sharded[0], gradient, atol=5e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('unroll', [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_prompt_gradient_computes_no_weight_gradients(small, unroll):
   config = dataclasses.replace(small[0], hidden_size=128, intermediate_size=512)

@@ -117,6 +117,7 @@ def test_ids_are_strings_of_any_kind(server):
   assert 'strange' not in server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('index_type', ['HNSW', 'IVF_FLAT', 'AUTOINDEX'])
 def test_approximate_indexes(server, index_type):
   made = server.create('approximate', SPACE, index_type=index_type, rows=len(IDS))
@@ -219,6 +220,7 @@ def test_a_collection_of_an_older_dprjax(server):
   server.drop('old')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('schema', [False, True])
 def test_a_collection_that_was_made_half(server, schema):
   if schema:

@@ -108,6 +108,7 @@ def flipped(path):
   path.write_bytes(content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('item', ['live', 'opt_state', 'extra', 'metrics'])
 @pytest.mark.parametrize(
   ('harm', 'word'),
@@ -159,6 +160,7 @@ def _make_better(folder):
   shutil.copytree(folder / '2' / 'metrics', folder / '3' / 'metrics')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('harm', 'said'),
   [
@@ -217,6 +219,7 @@ saved.close()
 """
 
 
+@pytest.mark.slow
 def test_a_checkpoint_from_before_there_were_sums_is_restored(tmp_path):
   state = make_state(meshes.make_mesh({'data': 8}))
   with opened(tmp_path) as saved:
@@ -258,6 +261,7 @@ saved.close()
 """
 
 
+@pytest.mark.slow
 def test_no_room_names_the_last_good_checkpoint_and_leaves_it_whole(tmp_path):
   state = make_state(meshes.make_mesh({'data': 8}))
   saved = checkpoint.Checkpoints(tmp_path, SHA)

@@ -35,18 +35,22 @@ def run(do, *, redirect='', **environment):
   return done.returncode, done.stdout, done.stderr
 
 
+def slow(*values):
+  return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
   ('do', 'redirect', 'environment', 'status', 'message'),
   [
-    ('table', '>/dev/null', {}, 0, ''),
-    ('table', '>&-', {}, 0, ''),
-    ('table', '', {'PYTHONIOENCODING': 'ascii'}, 0, ''),
-    ('table', '', {'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0'}, 0, ''),
-    ('table', '>/dev/full', {}, 2, 'No space left on device'),
+    slow('table', '>/dev/null', {}, 0, ''),
+    slow('table', '>&-', {}, 0, ''),
+    slow('table', '', {'PYTHONIOENCODING': 'ascii'}, 0, ''),
+    slow('table', '', {'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0'}, 0, ''),
+    slow('table', '>/dev/full', {}, 2, 'No space left on device'),
     ('table', '> >(true)', {}, 2, 'Broken pipe'),
-    ('interrupt', '', {}, 130, 'interrupted'),
+    slow('interrupt', '', {}, 130, 'interrupted'),
     ('fault', '', {}, 1, 'a fault of dprjax, ZeroDivisionError: the fault; please report it'),
-    ('full', '', {}, 2, 'a: No space left on device; free some space'),
+    slow('full', '', {}, 2, 'a: No space left on device; free some space'),
   ],
 )
 def test_a_command_ends_in_one_line_whatever_happens(do, redirect, environment, status, message):
@@ -58,6 +62,7 @@ def test_a_command_ends_in_one_line_whatever_happens(do, redirect, environment, 
     assert lines[0].startswith('dprjax: error: ') and message in lines[0]
 
 
+@pytest.mark.slow
 def test_a_traceback_is_shown_to_whom_asks_for_it():
   status, _, err = run('fault', DPRJAX_TRACEBACK='1')
   assert status == 1 and 'Traceback' in err and err.splitlines()[-1].startswith('dprjax: error: a')

@@ -195,7 +195,11 @@ def test_values_that_would_mislead_are_refused(name, value):
   ],
 )
 def test_a_config_file_that_raises_is_named_with_its_line(tmp_path, text, words):
+  # What another file defined is not taken for this one's.
+  (tmp_path / 'before.py').write_text('def get_config(arg=""):\n  return 1 / 0')
   (tmp_path / 'c.py').write_text(text)
+  with pytest.raises(InputError, match=r'before\.py, line 2'):
+    configs.parse([f'--config={tmp_path}/before.py'])
   with pytest.raises(InputError, match=words):
     configs.parse([f'--config={tmp_path}/c.py'])
 
