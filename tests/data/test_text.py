@@ -129,7 +129,7 @@ def test_directories_without_a_usable_tokenizer(trained, tmp_path):
     ),
     ('tokenizer_config.json', '[]', 'expected a JSON object'),
     ('tokenizer_config.json', '{"a": NaN}', 'NaN is not JSON'),
-    ('tokenizer_config.json', '[' * 5000, 'nested deeper'),
+    ('tokenizer_config.json', '[' * 5000 + ']' * 5000, 'nested deeper'),
     ('tokenizer_config.json', '{"tokenizer_class": 5}', ''),
     ('tokenizer_config.json', '{"tokenizer_class": "os.system", "pad_token": 3}', ''),
     ('config.json', '{"model_type": 7, "auto_map": {"AutoTokenizer": "own.Own"}}', None),

@@ -265,7 +265,7 @@ def test_a_file_that_declares_what_it_has_not(tmp_path, members, message):
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    ({'text': '[' * 3000}, 'meta: JSON nested deeper than 64'),
+    ({'text': '[' * 3000 + ']' * 3000}, 'meta: JSON nested deeper than 64'),
     ({'text': '{"temperature": NaN}'}, 'meta: NaN is not JSON'),
     ({'text': '{"temperature": ' + '1' * 6000 + '}'}, 'meta: Exceeds the limit'),
     ({'text': r'{"task": "\ud800"}'}, 'meta: half of a surrogate pair'),

@@ -340,7 +340,7 @@ def test_architectures_of_another_type(write_checkpoint, architectures):
 @pytest.mark.parametrize(
   ('text', 'message'),
   [
-    ('[' * 3000, 'JSON nested deeper'),
+    ('[' * 3000 + ']' * 3000, 'JSON nested deeper'),
     ('{"vocab_size": NaN}', 'NaN is not JSON'),
     ('{"vocab_size": ' + '9' * 5000 + '}', 'config.json'),
     ('null', 'expected a JSON object, found NoneType'),

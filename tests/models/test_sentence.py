@@ -124,7 +124,7 @@ def test_default_prompt_and_longest_input(tmp_path):
     ({'modules': [{'path': '/etc', 'type': 'Transformer'}]}, 'is no name of a folder beside it'),
     ({'modules': [{'path': '..', 'type': 'Transformer'}]}, 'is no name of a folder beside it'),
     ({'modules': [{'path': 'a/../../b', 'type': 'Pooling'}]}, 'is no name of a folder beside it'),
-    ({'modules': '[' * 3000}, 'nested deeper'),
+    ({'modules': '[' * 3000 + ']' * 3000}, 'nested deeper'),
     ({'1_Pooling/config': {'pooling_mode': 5}}, 'pooling 5 is not supported'),
     ({'1_Pooling/config': {'pooling_mode': [[]]}}, 'is not supported'),
     ({'1_Pooling/config': {'pooling_mode': {'cls': 1}}}, 'is not supported'),

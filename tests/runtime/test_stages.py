@@ -104,7 +104,7 @@ def test_the_files_of_a_model_are_the_local_ones(tmp_path):
     ('{"a": 5}', "'a' is no object"),
     ('{"a": null}', "'a' is no object"),
     ('{', 'not JSON'),
-    ('[' * 5000, 'nested deeper'),
+    ('[' * 5000 + ']' * 5000, 'nested deeper'),
   ],
 )
 def test_a_damaged_record(tmp_path, text, words):
