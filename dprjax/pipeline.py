@@ -23,7 +23,7 @@ from dprjax.base.errors import InputError
 from dprjax.data import docstrings, sources
 from dprjax.inference import reranker as rerankers
 from dprjax.retrieval import measures
-from dprjax.runtime import cli
+from dprjax.runtime import cli, knobs
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
 from dprjax.runtime.stages import Model, Stages, Texts
@@ -32,9 +32,9 @@ from dprjax.runtime.stages import Model, Stages, Texts
 _OURS = ('seed', 'mix', 'data.dir', 'data.format', 'data.train', 'data.train_split', 'data.store')
 _MEASURES = ('nDCG@10', 'RR@10', 'R@100', 'R@1000')
 
-_POOL = configs.number(0.0, least=0, most=1)
-_TEXT = configs.text('')
-_TEXTS = configs.Knob(
+_POOL = knobs.number(0.0, least=0, most=1)
+_TEXT = knobs.text('')
+_TEXTS = knobs.Knob(
   (),
   lambda v: isinstance(v, tuple | list) and all(isinstance(one, str) for one in v),
   'a tuple of texts',
@@ -42,7 +42,7 @@ _TEXTS = configs.Knob(
 # The pipeline's own knobs, which configs/unm.py explains.
 _KNOBS = {
   'method': _TEXT,
-  'seed': configs.whole(42, least=0, most=2**31 - 1),
+  'seed': knobs.whole(42, least=0, most=2**31 - 1),
   'data.dir': _TEXT,
   'data.train_split': _TEXT,
   'data.test_split': _TEXT,
@@ -50,14 +50,14 @@ _KNOBS = {
   'reranker_recipe': _TEXT,
   'reranker_path': _TEXT,
   'runs': _TEXTS,
-  'depth': configs.whole(200, least=1, most=10**6),
-  'sample': configs.whole(30, least=1, most=10**6),
-  'threshold': configs.number(0.1, least=0, most=1),
+  'depth': knobs.whole(200, least=1, most=10**6),
+  'sample': knobs.whole(30, least=1, most=10**6),
+  'threshold': knobs.number(0.1, least=0, most=1),
   'mix.denoised': _POOL,
   'mix.undenoised': _POOL,
   'mix.random': _POOL,
-  'rounds': configs.whole(1, least=1, most=100),
-  'undenoised': configs.switch(True),
+  'rounds': knobs.whole(1, least=1, most=100),
+  'undenoised': knobs.switch(True),
   'measures': _TEXTS,
 }
 
@@ -200,9 +200,9 @@ class Pipeline:
     experiment, workdir = self.config.retriever, self.workdir / name
     prompted = bool(experiment.prompt.length)
     product = self.workdir / 'models' / (f'{name}.npz' if prompted else name)
-    knobs = [f'mix.{pool}={fraction}' for pool, fraction in mix.items()]
+    settings = [f'mix.{pool}={fraction}' for pool, fraction in mix.items()]
     recipe = self.config.retriever_recipe
-    self._experiment(name, recipe, experiment, mined, base, product, knobs)
+    self._experiment(name, recipe, experiment, mined, base, product, settings)
     base = configs.backbone_path(configs.load_workdir(workdir), workdir)
     return (Model(base, product) if prompted else Model(str(product))), base
 
@@ -221,7 +221,7 @@ class Pipeline:
     mined: epath.Path,
     base: str,
     product: epath.Path,
-    knobs: Sequence[str] = (),
+    settings: Sequence[str] = (),
   ) -> None:
     """Trains and exports.
 
@@ -230,16 +230,16 @@ class Pipeline:
     workdir, texts, backbone = self.workdir / name, self.texts, experiment.backbone.path
     if base and backbone.startswith('scratch:'):
       backbone = base
-    knobs = [
+    settings = [
       f'seed={self.config.seed}',
       'data.format=beir',
       f'data.dir={texts.folder}',
       f'data.train={mined}',
       f'data.train_split={self.config.data.train_split}',
       f'backbone.path={backbone}',
-      *knobs,
+      *settings,
     ]
-    flags = [*differences(recipe, experiment), *(f'--config.{knob}' for knob in knobs)]
+    flags = [*differences(recipe, experiment), *(f'--config.{setting}' for setting in settings)]
     reads = [texts.corpus, texts.queries, texts.qrels['train'], mined, *Model(backbone).files]
     self._stages.train(f'Train: {name}', recipe, flags, workdir, reads, restart=True)
     self._stages.export(f'Export: {name}', workdir, product)

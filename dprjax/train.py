@@ -396,7 +396,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser = cli.Parser('train', __doc__ or '', processes=True)
   parser.add_config(
     'an experiment, for instance configs/dptdr.py:local',
-    'override a knob, for instance --config.prompt.length=32; dprjax/runtime/config.py lists and '
+    'override a knob, for instance --config.prompt.length=32; dprjax/runtime/knobs.py lists and '
     'explains them all',
   )
   parser.add_argument(
