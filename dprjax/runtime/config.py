@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import sys
 import traceback
 import types
@@ -30,17 +31,27 @@ _FREE = ('checkpoint', 'log_every', 'eval.every', 'eval.batch_size', 'compilatio
 # Keys by their former names, which older workdirs hold.
 _RENAMED = {'system': 'method', 'data.form': 'data.format'}
 
+_TASK = re.compile(r'[A-Za-z][A-Za-z0-9_-]{0,63}')
+
 
 def default() -> ml_collections.ConfigDict:
   """Tuning of a dual encoder, or of a prompt for it, with the settings of DPTDR's released code."""
 
-  def values(section: types.SimpleNamespace) -> dict[str, Any]:
-    return {
-      name: values(item) if isinstance(item, types.SimpleNamespace) else item.value
-      for name, item in vars(section).items()
-    }
+  return ml_collections.ConfigDict(_values(knobs.table()))
 
-  return ml_collections.ConfigDict(values(knobs.table()))
+
+def task(**data: Any) -> ml_collections.ConfigDict:
+  """An entry of ``config.tasks``, with these values in its ``data``."""
+  entry = ml_collections.ConfigDict(_values(knobs.task_table()))
+  entry.data.update(data)
+  return entry
+
+
+def _values(section: types.SimpleNamespace) -> dict[str, Any]:
+  return {
+    name: _values(item) if isinstance(item, types.SimpleNamespace) else item.value
+    for name, item in vars(section).items()
+  }
 
 
 def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -133,11 +144,18 @@ def check(config: ml_collections.ConfigDict) -> None:
     raise InputError(
       'config.backbone.path is empty; name a Hugging Face directory, a hub id or scratch:tiny'
     )
-  if not config.data.dir and config.data.format != 'docstrings':
+  if config.tasks and config.data.dir:
     raise InputError(
-      'config.data.dir is empty; name the folder that holds the training text, '
-      '--config.data.dir=DIR'
+      f'config.data.dir: each of the tasks {", ".join(sorted(config.tasks))} names its own folder; '
+      'leave it empty'
     )
+  sections = {f'tasks.{name}.data': entry.data for name, entry in sorted(config.tasks.items())}
+  for name, section in (sections or {'data': config.data}).items():
+    if not section.dir and section.format != 'docstrings':
+      raise InputError(
+        f'config.{name}.dir is empty; name the folder that holds the training text, '
+        f'--config.{name}.dir=DIR'
+      )
   if not config.steps and not config.epochs:
     raise InputError('config.epochs: must be above 0 where config.steps is 0')
 
@@ -153,7 +171,7 @@ def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'confi
   Raises:
     InputError: naming the first knob that is wrong.
   """
-  known, given = _flat(vars(knobs.table())), _flat(config.to_dict())
+  known, given = _known(config, name), _flat(config.to_dict())
   if unknown := [key for key in given if key not in known and not key.startswith(own)]:
     raise InputError(
       f'{name}.{unknown[0]}: there is no such knob; dprjax/runtime/knobs.py lists them all'
@@ -163,6 +181,34 @@ def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'confi
   for key, knob in known.items():
     if not knob.fits(given[key]):
       raise InputError(f'{name}.{key}: expected {knob.expected}, not {given[key]!r:.60}')
+
+
+def _known(config: ml_collections.ConfigDict, name: str) -> dict[str, knobs.Knob]:
+  """The knobs of a config with these tasks. Raises InputError where its tasks are no entries."""
+  known, of_task = _flat(vars(knobs.table())), _flat(vars(knobs.task_table()))
+  tasks = config.get('tasks')
+  if tasks is None:
+    raise InputError(f'{name}.tasks is missing; begin a config file with default()')
+  if not isinstance(tasks, ml_collections.ConfigDict):
+    raise InputError(f'{name}.tasks: expected entries by name, not {tasks!r:.60}')
+  first: dict[str, str] = {}  # names are folders too, and some file systems ignore case
+  for task, entry in tasks.items():
+    if not isinstance(task, str) or not _TASK.fullmatch(task):
+      raise InputError(
+        f'{name}.tasks: {task!r:.60} is no name of a task; use up to 64 letters, digits, _ and -, '
+        'the first one a letter'
+      )
+    if not isinstance(entry, ml_collections.ConfigDict):
+      raise InputError(
+        f'{name}.tasks.{task}: expected an entry, as runtime.config.task() makes it, not '
+        f'{entry!r:.60}'
+      )
+    if first.setdefault(task.lower(), task) != task:
+      raise InputError(
+        f'{name}.tasks: {first[task.lower()]} and {task} are one name; give each task its own'
+      )
+    known |= {f'tasks.{task}.{key}': knob for key, knob in of_task.items()}
+  return known
 
 
 def split_argument(
@@ -255,7 +301,10 @@ def load_workdir(workdir: epath.PathLike) -> ml_collections.ConfigDict:
 
   Raises InputError where there is none, or a knob has a value that it cannot have.
   """
-  config = ml_collections.ConfigDict(_read(workdir))
+  try:
+    config = ml_collections.ConfigDict(_read(workdir))
+  except ValueError as error:  # a key with a dot
+    raise InputError(f'{workdir}/config.json: {error}') from error
   check_ranges(config, _own(config), f'{workdir}/config.json: config')
   return config
 
@@ -274,7 +323,8 @@ def backbone_path(config: ml_collections.ConfigDict, workdir: epath.PathLike) ->
 def _check_renamed(key: str) -> None:
   """Raises InputError for a key's former name, also within ``config.retriever`` and its like."""
   for old, new in _RENAMED.items():
-    if f'.{key}'.endswith(f'.{old}'):
+    # Tasks are younger than the renames, and may have any name.
+    if f'.{key}'.endswith(f'.{old}') and not key.startswith('tasks.'):
       raise InputError(f'config.{key} is now config.{key.removesuffix(old)}{new}')
 
 
@@ -289,11 +339,18 @@ def _read(workdir: epath.PathLike) -> dict[str, Any]:
       section = section.get(parent) if isinstance(section, dict) else None
     if isinstance(section, dict) and name in section:
       section[new.rpartition('.')[2]] = section.pop(name)
-  merged = json.loads(to_json(default()))
-  for key, value in stored.items():
-    nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
-    merged[key] = {**merged[key], **value} if nested else value
+  merged = _merge(json.loads(to_json(default())), stored)
+  if isinstance(merged['tasks'], dict):
+    entry = json.loads(to_json(task()))
+    merged['tasks'] = {name: _merge(entry, given) for name, given in merged['tasks'].items()}
   return merged
+
+
+def _merge(defaults: Any, given: Any) -> Any:
+  """What is given, and the defaults of what it lacks."""
+  if not (isinstance(defaults, dict) and isinstance(given, dict)):
+    return given
+  return defaults | {key: _merge(defaults.get(key), value) for key, value in given.items()}
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:

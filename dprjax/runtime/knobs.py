@@ -79,6 +79,21 @@ def lengths(*values: int) -> Knob:
   )
 
 
+TASK_DATA = (
+  'format',
+  'dir',
+  'train',
+  'train_split',
+  'dev_split',
+  'hold_out',
+  'max_queries',
+  'strict',
+  'query_prefix',
+  'passage_prefix',
+)
+"""Knobs of ``config.data`` that each entry of ``config.tasks`` has for itself."""
+
+
 def table() -> types.SimpleNamespace:
   """All knobs: a value to begin with, and what else it may be."""
   c = types.SimpleNamespace()
@@ -242,6 +257,17 @@ def table() -> types.SimpleNamespace:
   # the first ones of the dev split; 0: all
   c.cross_encoder.dev_queries = whole(500, least=0, most=10**9)
 
+  # several data sets in one run: NAME = an entry of `task_table`; then c.data.dir stays empty. A
+  # task's number is its place among the names in sorted order
+  c.tasks = types.SimpleNamespace()
+  # how batches are made of them (NIR-Prompt, Table 13): 'alternate', of one task each in turn;
+  # 'random_task', of one task each in a random order; 'balanced', as many rows of each task;
+  # 'random', rows of all tasks shuffled
+  c.arrangement = choice('alternate', 'random_task', 'balanced', 'random')
+  # examples of a task in an epoch: large sets go on in the next epoch, small ones begin again; 0:
+  # as many as the smallest set has
+  c.per_task = whole(0, least=0, most=10**9)
+
   # for c.method = 'sections'; c.data.dir then names dumps of a MediaWiki, separated by commas, and
   # c.data.hold_out is a fraction of their articles
   c.sections = types.SimpleNamespace()
@@ -276,3 +302,17 @@ def table() -> types.SimpleNamespace:
   # a folder that keeps compiled programs between runs; 'auto': below ~/.cache/dprjax; '': none
   c.compilation_cache = text('auto')
   return c
+
+
+def task_table() -> types.SimpleNamespace:
+  """The knobs of an entry of ``config.tasks``, as ``table``."""
+  t = types.SimpleNamespace()
+  # 'retrieval': queries and passages; 'pairs': two texts and a label
+  t.form = choice('retrieval', 'pairs')
+  # of its dev split: a ranking's, 'RR@10' or 'nDCG@10' for instance; of pairs 'accuracy' or 'F1'
+  t.measure = text('RR@10')
+  # as in c.data, whose other knobs are the same for all tasks; the two prefixes stand before each
+  # first and second text
+  shared = vars(table().data)
+  t.data = types.SimpleNamespace(**{name: shared[name] for name in TASK_DATA})
+  return t

@@ -71,7 +71,13 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
   """What a training reads, by flag; names of nothing local among them."""
   folder = config.data.dir
   scratch = config.backbone.path.startswith('scratch:')
-  return {
+  tasks = {
+    f'--config.tasks.{name}.data.{knob}': entry.data[knob]
+    for name, entry in config.tasks.items()
+    for knob in ('dir', 'train')
+    if knob == 'train' or entry.data.format != 'docstrings'
+  }
+  return tasks | {
     '--config.data.dir': []
     if config.data.format == 'docstrings'
     else [folder, *(part.strip() for part in folder.split(','))],

@@ -142,3 +142,76 @@ def test_a_value_on_the_command_line_is_not_run(tmp_path):
     with contextlib.suppress(InputError):
       configs.parse([f'--config={root}/configs/dptdr.py:local', f'--config.{knob}={value}'])
   assert not (tmp_path / 'ran').exists()
+
+
+def test_each_task_has_its_knobs():
+  config = configs.default()
+  config.method, config.backbone.path = 'dpr', 'scratch:tiny'
+  config.tasks.qa = configs.task(dir='questions', dev_split='dev')
+  config.tasks.data = configs.task(format='docstrings')
+  configs.check(config)
+  assert (config.tasks.qa.form, config.tasks.qa.data.train_split) == ('retrieval', 'train')
+
+
+@pytest.mark.parametrize(
+  'change, message',
+  [
+    ('c.tasks.qa.data.dir = ""', r'config.tasks.qa.data.dir is empty; .* --config.tasks.qa.data'),
+    ('c.data.dir = "there"', r'config.data.dir: each of the tasks qa names its own folder'),
+    ('c.tasks.qa.form = "triples"', r"config.tasks.qa.form: expected 'retrieval' or 'pairs', not"),
+    ('c.tasks.qa.data.hold_out = 1.0', r'config.tasks.qa.data.hold_out: expected a number from 0'),
+    ('c.tasks.qa.data.buckets = (3,)', r'config.tasks.qa.data.buckets: there is no such knob'),
+    ('c.tasks.QA = configs.task(dir="x")', r'config.tasks: QA and qa are one name'),
+    ('c.tasks["a b"] = configs.task(dir="x")', r"config.tasks: 'a b' is no name of a task"),
+    ('c.tasks["/x"] = configs.task(dir="x")', r"config.tasks: '/x' is no name of a task"),
+    ('c.tasks.pi = 3', r'config.tasks.pi: expected an entry, as runtime.config.task\(\) makes it'),
+    ('del c.tasks.qa.measure', r'config.tasks.qa.measure is missing'),
+    ('c.tasks = 3', r'config.tasks: expected entries by name, not 3'),
+    ('del c.tasks', r'config.tasks is missing'),
+    ('c.arrangement = "sorted"', r"config.arrangement: expected 'alternate' or 'random_task' or"),
+    ('c.per_task = -1', r'config.per_task: expected a whole number from 0'),
+  ],
+)
+def test_tasks_that_cannot_be(change, message):
+  c = configs.default()
+  c.backbone.path = 'scratch:tiny'
+  c.tasks.qa = configs.task(dir='questions')
+  with c.ignore_type():
+    exec(change, {'c': c, 'configs': configs})
+  with pytest.raises(InputError, match=message):
+    configs.check(c)
+
+
+def test_a_task_from_before_a_knob_has_its_default(tmp_path):
+  config = configs.default()
+  config.tasks.qa = configs.task(dir='questions')
+  configs.claim_workdir(config, tmp_path)
+  path = tmp_path / 'config.json'
+  written = json.loads(path.read_text())
+  del written['tasks']['qa']['measure'], written['tasks']['qa']['data']['strict']
+  path.write_text(json.dumps(written))
+  assert configs.to_json(configs.load_workdir(tmp_path)) == configs.to_json(config)
+
+
+def test_a_task_on_the_command_line(tmp_path):
+  path = tmp_path / 'two.py'
+  path.write_text(
+    'from dprjax.runtime import config as defaults\n\n\n'
+    'def get_config():\n'
+    '  c = defaults.default()\n'
+    '  c.tasks.qa, c.tasks.data = defaults.task(), defaults.task()\n'
+    '  return c\n'
+  )
+  config = configs.parse([f'--config={path}', '--config.tasks.qa.data.dir=here'])
+  assert (config.tasks.qa.data.dir, config.tasks.data.data.dir) == ('here', '')
+  with pytest.raises(InputError, match="'q'"):
+    configs.parse([f'--config={path}', '--config.tasks.q.data.dir=here'])
+
+
+def test_a_workdir_whose_tasks_have_odd_names(tmp_path):
+  config = configs.default()
+  configs.claim_workdir(config, tmp_path)
+  path = tmp_path / 'config.json'
+  path.write_text(json.dumps({**json.loads(path.read_text()), 'tasks': {'../x': {}}}))
+  with pytest.raises(InputError, match=r'config.json: .*\.\./x'):
+    configs.load_workdir(tmp_path)
