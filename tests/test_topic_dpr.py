@@ -48,6 +48,8 @@ def test_trains_resumes_and_changes_what_is_trainable_alone(run, command):
     ('topic,tuned,local', {'prompt', 'backbone'}),
     ('dptdr,local', {'prompt'}),
     ('dpr,local', {'backbone'}),
+    ('words,local', {'backbone'}),
+    ('random_words,local', {'backbone'}),
   ],
 )
 def test_recipes(tmp_path, command, recipe, subtrees):
@@ -58,6 +60,19 @@ def test_recipes(tmp_path, command, recipe, subtrees):
   out = tmp_path / ('prompt.npz' if subtrees == {'prompt'} else 'model')
   status, err = command(export, f'--workdir={tmp_path}/run', f'--out={out}')
   assert status == 0, err
+  if subtrees == {'backbone'}:  # of passages, and of the words before them
+    longest = 32 + (4 if 'words' in recipe else 0)
+    assert Encoder.load(out).entry().settings.passage_max_length == longest
+
+
+def test_topics_at_random_are_not_exported(tmp_path, command):
+  flags = (f'--config={CONFIGS}/topic_dpr.py:local', f'--workdir={tmp_path}/run')
+  status, err = command(
+    train, *flags, '--config.steps=1', '--config.topics.random_topics=True', '--config.eval.every=9'
+  )
+  assert status == 0, err
+  status, err = command(export, f'--workdir={tmp_path}/run', f'--out={tmp_path}/prompt.npz')
+  assert status == 2 and 'config.topics.random_topics: the topics of this run were dealt' in err
 
 
 def test_what_is_exported_encodes_under_each_texts_topic(run, tmp_path):

@@ -25,8 +25,9 @@ from dprjax.models.prompts import KINDS
 from dprjax.retrieval import exact, measures
 from dprjax.runtime import mesh, tree
 
-Assign = Callable[[sources.Source, store.Store], Mapping[str, Int32[np.ndarray, 'n']]]
-"""A split's store -> by kind, a number of each row, which the method gives its texts."""
+Assign = Callable[[sources.Source, store.Store, Tokenizer], Mapping[str, Int32[np.ndarray, 'n *w']]]
+"""A split's store -> by kind, a number of each row, or several, which the method gives its texts.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,8 +159,8 @@ def find(
 
   Args:
     section, config, workdir, devices: as of ``Method.data``.
-    assign: numbers of texts. They come with a batch, `query_number` ``[B]`` and `passage_number`
-      ``[B, C]``, and go to ``Model.embed`` behind the mask.
+    assign: numbers of texts. They come with a batch, `query_number` ``[B, ...]`` and
+      `passage_number` ``[B, C, ...]``, and go to ``Model.embed`` behind the mask.
 
   Raises:
     InputError: the format is unknown, or there are no such files.
@@ -203,7 +204,7 @@ def _open(
 
   made = splits.make_batches(tokens, config, devices, mix=batches.Mix(**config.mix))
   if assign is not None:
-    numbers = assign(splits.train, tokens)
+    numbers = assign(splits.train, tokens, tokenizer)
     made = made.map(
       lambda batch: (
         batch | {f'{kind}_number': numbers[kind][batch[f'{kind}_index']] for kind in KINDS}
@@ -269,7 +270,7 @@ def _evaluation(
 
   columns: dict[str, tuple[np.ndarray, ...]] = dict.fromkeys(KINDS, ())
   if assign is not None:
-    numbers = assign(splits.dev, tokens)
+    numbers = assign(splits.dev, tokens, tokenizer)
     columns = {'query': (numbers['query'],), 'passage': (numbers['passage'][passages],)}
   embedders = {
     kind: Embedder(

@@ -4,12 +4,13 @@ A document is a query (its title), a passage (its abstract) and a set of categor
 are encoded under the prompt of its topic. All passages of the batch whose categories intersect its
 own are its positives. No code was released; docs/topic-dpr.md says where the paper leaves a point
 open. Without ``config.topics.path`` the encoder has one ordinary prompt, or none: the paper's
-baselines, which it gives the same positives.
+baselines, which it gives the same positives. With ``config.topics.words`` the words of the topic
+stand before both texts, and there is no prompt (Table 2).
 """
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ from ml_collections import ConfigDict
 from dprjax.base.errors import InputError
 from dprjax.data import sources, store, topics
 from dprjax.data.text import Tokenizer, load_tokenizer
+from dprjax.formats import papers
 from dprjax.methods import contrastive, dual_encoder, retrieval_data
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import Batch, Method, Model, Params, Parts, Product, Texts
@@ -47,12 +49,15 @@ def build(
   """
   check(config, devices)
   knobs = config.topics
+  prompted = bool(knobs.path) and not knobs.words
+  if knobs.words:
+    check_room(config, model)
   encoders = dual_encoder.build(config, model)
   options = encoder.EncoderOptions.from_config(config.backbone)
   chunks = config.grad_cache * config.accumulate
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:
-    if not knobs.path:
+    if not prompted:
       return encoders.init(parts, key)
     found = parts.text['topics']
     rows = word_tokens(found, tokenizer, config.prompt.length)
@@ -65,7 +70,7 @@ def build(
     }
 
   def expand(params: Params) -> Array | encoder.PromptBank | None:
-    if not knobs.path:
+    if not prompted:
       return prompts.expand_prompt(model, params.get('prompt'))['query']
     words = params['topics']['words'].astype(jnp.float32)
     prefixes = prompts.expand_topics(model, params['prompt'], words)
@@ -78,9 +83,11 @@ def build(
     prompt: Array | encoder.PromptBank | None,
     tokens: Int[Array, 'B T'],
     mask: Array,
-    numbers: Int[Array, ' B'],
+    numbers: Int[Array, 'B *w'],
     key: Array | None,
   ) -> Float[Array, 'B H']:
+    if knobs.words:
+      tokens, mask = put_before(tokens, mask, numbers)
     dropout_key = None
     if key is not None:
       dropout_key, prompt_key = jax.random.split(key)
@@ -136,7 +143,7 @@ def build(
     query_passage, query_query = jnp.mean(qp), jnp.mean(qq)
     topic_topic = jnp.zeros((), jnp.float32)
     alpha, count = knobs.alpha, topic_count(prompt)
-    if alpha and count > 1:
+    if alpha and count > 1 and knobs.topic_topic:
       # Every so many rows, so that all devices have as many of them.
       every = len(q) // (knobs.batch or len(q))
       vectors = embed_chunked(
@@ -176,12 +183,23 @@ def check(config: ConfigDict, devices: Mesh) -> None:
       'config.backbone.two_encoders, config.prompt.tied: topic_dpr has one encoder and one prompt '
       'for titles and abstracts'
     )
-  if knobs.path and not config.prompt.length:
+  if knobs.words and (not knobs.path or config.prompt.length):
+    raise InputError(
+      f'config.topics.words: {knobs.words} tokens of words stand before a text in place of a '
+      'prompt; set config.topics.path, and config.prompt.length=0'
+    )
+  if knobs.random_words and not knobs.words:
+    raise InputError('config.topics.random_words: config.topics.words is 0: there are none')
+  if knobs.random_topics and (not knobs.path or knobs.random_words):
+    raise InputError('config.topics.random_topics: there are no topics; set config.topics.path')
+  if knobs.path and not config.prompt.length and not knobs.words:
     raise InputError(
       f'config.topics.path: {knobs.path} makes prompts, and config.prompt.length is 0: there are '
       'none'
     )
-  if knobs.path and (config.prompt.reparam != 'none' or config.prompt.init_from):
+  if (
+    knobs.path and not knobs.words and (config.prompt.reparam != 'none' or config.prompt.init_from)
+  ):
     raise InputError(
       'config.prompt.reparam, config.prompt.init_from: prompts of topics are made from their words'
     )
@@ -192,6 +210,27 @@ def check(config: ConfigDict, devices: Mesh) -> None:
       f'config.topics.batch: {knobs.batch} of {update} rows an update; it must divide them, and be '
       f'a multiple of {parts} (devices by chunks)'
     )
+
+
+def check_room(config: ConfigDict, model: encoder.EncoderConfig) -> None:
+  """Raises InputError where texts with words before them are longer than the encoder reads."""
+  for kind in prompts.KINDS:
+    if (length := config.data[f'{kind}_max_length'] + config.topics.words) > model.max_tokens:
+      raise InputError(
+        f'config.data.{kind}_max_length: with config.topics.words={config.topics.words}, a {kind} '
+        f'has {length} tokens, more than the {model.max_tokens} positions of '
+        f'{config.backbone.path}'
+      )
+
+
+def put_before(
+  tokens: Int[Array, 'B T'], mask: Array, words: Int[Array, 'B W']
+) -> tuple[Int[Array, 'B T+W'], Array]:
+  """Words before each text, behind its first special token: [TOPIC WORDS] [TEXT] of section 5.1."""
+  return (
+    jnp.concatenate([tokens[:, :1], words, tokens[:, 1:]], axis=1),
+    jnp.concatenate([mask[:, :1], jnp.ones(words.shape, mask.dtype), mask[:, 1:]], axis=1),
+  )
 
 
 def topic_count(prompt: Array | encoder.PromptBank | None) -> int:
@@ -305,11 +344,16 @@ def topic_topic_loss(
   return jnp.mean(jax.lax.map(score, jnp.arange(topics, dtype=jnp.int32)))
 
 
-def word_tokens(found: topics.Topics, tokenizer: Tokenizer, length: int) -> Int[np.ndarray, 'K P']:
+def word_tokens(
+  found: topics.Topics,
+  tokenizer: Tokenizer,
+  length: int,
+  knob: str = 'config.prompt.length',
+) -> Int[np.ndarray, 'K P']:
   """The first P tokens of each topic's words, laid end to end.
 
   Raises:
-    InputError: a topic's words have fewer tokens.
+    InputError: a topic's words have fewer tokens; ``knob`` is the length's name.
   """
   rows = []
   for number, words in enumerate(found.names):
@@ -317,9 +361,9 @@ def word_tokens(found: topics.Topics, tokenizer: Tokenizer, length: int) -> Int[
     inner = [token for token in pieces[0].tolist() if token not in tokenizer.special_ids]
     if len(inner) < length:
       raise InputError(
-        f'config.prompt.length: topic {number} ({", ".join(words[:3])}, ...) has {len(inner)} '
-        f'tokens of words, and {length} are needed; give topics with more words, or a shorter '
-        'prompt'
+        f'{knob}: topic {number} ({", ".join(words[:3])}, ...) has {len(inner)} '
+        f'tokens of words, and {length} are needed; give topics with more words, or a smaller '
+        f'{knob}'
       )
     rows.append(inner[:length])
   return np.array(rows, np.int32)
@@ -351,7 +395,7 @@ def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: 
   found.check_shares(_some(splits.read_passages()), section.dir)
   if jax.process_index() == 0 and not path.exists():
     topics.save_topics(path, found)
-  assign = functools.partial(_assign, found)
+  assign = functools.partial(_assign, found, config)
   texts = retrieval_data.find(section, config, workdir, devices, assign)
   return texts._replace(files={**texts.files, **roles}, parts={'topics': found})
 
@@ -374,7 +418,7 @@ def _some(texts: Iterator[str]) -> list[str]:
   return [text for text, _ in zip(texts, range(1000), strict=False)]
 
 
-def _no_topics(_: sources.Source, tokens: store.Store) -> Mapping[str, np.ndarray]:
+def _no_topics(_: sources.Source, tokens: store.Store, __: Tokenizer) -> Mapping[str, np.ndarray]:
   return {
     'query': np.zeros(tokens.num_queries, np.int32),
     'passage': np.zeros(tokens.num_passages, np.int32),
@@ -382,21 +426,66 @@ def _no_topics(_: sources.Source, tokens: store.Store) -> Mapping[str, np.ndarra
 
 
 def _assign(
-  found: topics.Topics, source: sources.Source, tokens: store.Store
+  found: topics.Topics,
+  config: ConfigDict,
+  source: sources.Source,
+  tokens: store.Store,
+  tokenizer: Tokenizer,
 ) -> Mapping[str, np.ndarray]:
-  """The topics of a split's queries and passages, each by its own words.
+  """The topics of a split's queries and passages, or the words before them.
 
-  So a query's in every evaluation: its document's topic would tell of the answer.
+  A topic is by the text's own words, so a query's in every evaluation: its document's would tell of
+  the answer. What is random follows from the id, so that a title and its abstract have the same.
   """
+  knobs = config.topics
   dataset = sources.load_dataset(source)
   numbers = {}
   for kind, texts, ids in (
     ('query', dataset.queries, tokens.query_ids(np.arange(tokens.num_queries))),
     ('passage', dataset.passages, tokens.passage_ids(np.arange(tokens.num_passages))),
   ):
-    by_id = {text.id: text.text for text in texts}
-    numbers[kind] = found.assign([by_id[id_] for id_ in ids])
+    if knobs.random_words:
+      numbers[kind] = random_words(found, tokenizer, knobs.words, ids, config.seed)
+      continue
+    if knobs.random_topics:
+      own = random_topics(found, ids, config.seed)
+    else:
+      by_id = {text.id: text.text for text in texts}
+      own = found.assign([by_id[id_] for id_ in ids])
+    if knobs.words:
+      own = word_tokens(found, tokenizer, knobs.words, 'config.topics.words')[own]
+    numbers[kind] = own
   return numbers
+
+
+def random_words(
+  found: topics.Topics, tokenizer: Tokenizer, length: int, ids: Sequence[str], seed: int
+) -> Int[np.ndarray, 'n W']:
+  """The first tokens of words that each document draws from the topics' vocabulary, by its id.
+
+  Raises:
+    InputError: the vocabulary has fewer tokens.
+  """
+  encoded = tokenizer.encode_bare(found.vocabulary)
+  pieces = [row for row in encoded.values() if len(row)]
+  if sum(map(len, pieces)) < length:
+    raise InputError(
+      f'config.topics.words: the vocabulary of the topics has {sum(map(len, pieces))} tokens, and '
+      f'{length} are needed'
+    )
+  rows = np.zeros((len(ids), length), np.int32)
+  for row, id_ in zip(rows, ids, strict=True):
+    rng = np.random.default_rng(int.from_bytes(papers.draw(id_, seed)))
+    drawn = rng.permutation(len(pieces))[:length].tolist()
+    row[:] = np.concatenate([pieces[i] for i in drawn])[:length]
+  return rows
+
+
+def random_topics(found: topics.Topics, ids: Sequence[str], seed: int) -> Int[np.ndarray, ' n']:
+  """A topic for each document, by its id, in the proportions of the topics' sizes."""
+  chances = np.array([int.from_bytes(papers.draw(id_, seed)[:8]) for id_ in ids]) / 2.0**64
+  shares = np.cumsum(found.sizes) / found.sizes.sum()
+  return np.searchsorted(shares[:-1], chances, side='right').astype(np.int32)
 
 
 def export(
@@ -405,15 +494,35 @@ def export(
   backbone: hub.Backbone,
   trained: Mapping[str, np.ndarray],
 ) -> Product:
-  """The encoder if it was trained, and the prompts of all topics with the topic model."""
+  """The encoder if it was trained, and the prompts of all topics with the topic model.
+
+  Raises:
+    InputError: the topics were dealt at random.
+  """
+  if config.topics.random_topics:
+    raise InputError(
+      'config.topics.random_topics: the topics of this run were dealt at random, which no text '
+      'tells of; it is a control, and not exported'
+    )
   product = dual_encoder.export(
     config,
     workdir,
     backbone,
     trained
-    if not config.topics.path
+    if not config.topics.path or config.topics.words
     else {name: leaf for name, leaf in trained.items() if not name.startswith('prompt/')},
   )
+  if config.topics.words:  # which come on top of the texts' own length
+    encoders = {
+      name: {
+        **made,
+        'sentence': dataclasses.replace(
+          made['sentence'], max_length=made['sentence'].max_length + config.topics.words
+        ),
+      }
+      for name, made in product.encoders.items()
+    }
+    return product._replace(encoders=encoders)
   if not config.topics.path or not dual_encoder.trains(trained, 'prompt'):
     return product
   found = topics.load_topics(workdir / _KEPT)

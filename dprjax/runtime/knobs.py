@@ -244,6 +244,13 @@ def table() -> types.SimpleNamespace:
   c.topics.margin = number(0.1, least=0, most=2)  # of the topic-topic loss
   # rows of a batch that the topic-topic loss encodes under every prompt; 0: all
   c.topics.batch = whole(0, least=0, most=2**20)
+  c.topics.topic_topic = switch(True)  # whether there is that loss at all
+  # tokens of the words of a text's topic that stand before it, in place of prompts; 0: none
+  c.topics.words = whole(0, least=0, most=512)
+  # controls: the words are any of the topics' vocabulary, drawn for each document; the topics are
+  # dealt to documents at random, as many of each
+  c.topics.random_words = switch(False)
+  c.topics.random_topics = switch(False)
 
   # for c.method = 'cross_encoder'; each positive is compared with c.negatives passages
   c.cross_encoder = types.SimpleNamespace()

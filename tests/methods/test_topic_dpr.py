@@ -246,6 +246,63 @@ def test_a_prompt_is_of_its_topics_words(shape, tokenizer, found):
   assert prefixes.shape == (TOPICS, 2, 2, LENGTH, 2, 4)
 
 
+def test_words_stand_behind_the_first_token_of_both_texts(shape, tokenizer, found):
+  config = make_config(topics__words=LENGTH, prompt__length=0, data__query_max_length=4,
+                       data__passage_max_length=6)  # fmt: skip
+  mesh = meshes.make_mesh({'data': 8})
+  batch = make_batch(shape.vocab_size)
+  words = topic_dpr.word_tokens(found, tokenizer, LENGTH)
+  own = words[batch['passage_number']]
+  rows = {'query': own[:, 0], 'passage': own}
+  params = make_params(topic_dpr.build(config, shape, mesh, tokenizer), shape, found)
+  assert {name.split('/')[0] for name in params} == {'backbone'}
+
+  def value(config, batch):
+    model = topic_dpr.build(config, shape, mesh, tokenizer)
+    placed = meshes.put_batch(mesh, batch)
+    return float(jax.jit(lambda p, b: model.loss(p, b, None)[0])(tree.unflatten(params), placed))
+
+  before = value(config, batch | {f'{kind}_number': row for kind, row in rows.items()})
+  # As if the texts began with the words: no topics, and longer texts.
+  longer = dict(batch)
+  for kind, row in rows.items():
+    for name, inserted in (('tokens', row), ('mask', np.ones(row.shape, bool))):
+      old = batch[f'{kind}_{name}']
+      longer[f'{kind}_{name}'] = np.concatenate([old[..., :1], inserted, old[..., 1:]], axis=-1)
+  plain = make_config(topics__path='', prompt__length=0)
+  assert np.isclose(before, value(plain, longer), 1e-6)
+  assert not np.isclose(before, value(plain, batch), 1e-3)
+
+
+def test_random_words_and_topics_follow_from_the_id(tokenizer, found):
+  ids = [f'paper {i}' for i in range(3000)]
+  words = topic_dpr.random_words(found, tokenizer, LENGTH, ids[:50], 0)
+  known = [tokenizer.encode_bare([word])[word][0] for word in WORDS]
+  assert words.shape == (50, LENGTH) and set(words.ravel().tolist()) == set(known)
+  assert all(len(set(row)) == LENGTH for row in words.tolist())
+  assert (topic_dpr.random_words(found, tokenizer, LENGTH, ids[7:8], 0) == words[7]).all()
+  assert (topic_dpr.random_words(found, tokenizer, LENGTH, ids[:50], 1) != words).any()
+  with pytest.raises(InputError, match='the vocabulary of the topics has 14 tokens, and 15 are n'):
+    topic_dpr.random_words(found, tokenizer, 15, ids[:1], 0)
+  topics = topic_dpr.random_topics(found, ids, 0)
+  # Sizes are 3, 2 and 1.
+  assert np.allclose(np.bincount(topics) / 3000, [3 / 6, 2 / 6, 1 / 6], atol=0.03)
+  assert topic_dpr.random_topics(found, ids[::-1], 0).tolist() == topics[::-1].tolist()
+
+
+def test_without_the_topic_topic_loss(shape, tokenizer, found):
+  mesh = meshes.make_mesh({'data': 8})
+  batch = make_batch(shape.vocab_size)
+
+  def metrics(**changes):
+    return value_and_gradient(make_config(**changes), shape, mesh, batch, tokenizer, found)[2]
+
+  without = metrics(topics__topic_topic=False)
+  assert float(without['topic_topic']) == 0
+  alpha, qp, qq = ALPHA, float(without['query_passage']), float(without['query_query'])
+  assert np.isclose(float(without['loss']), (1 - 2 * alpha) * qp + alpha * qq, 1e-6)
+
+
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
@@ -261,6 +318,16 @@ def test_a_prompt_is_of_its_topics_words(shape, tokenizer, found):
       r'config.topics.batch: 4 of 16 .* a multiple of 8 \(devices by chunks\)',
     ),
     ({'topics__batch': 32}, 'config.topics.batch: 32 of 16'),
+    ({'topics__words': 4}, 'config.topics.words: 4 tokens .* and config.prompt.length=0'),
+    ({'topics__random_words': True}, 'config.topics.random_words: config.topics.words is 0'),
+    (
+      {'topics__random_topics': True, 'topics__path': ''},
+      'config.topics.random_topics: there are no topics',
+    ),
+    (
+      {'topics__words': 4, 'prompt__length': 0, 'data__query_max_length': 9},
+      'config.data.query_max_length: with config.topics.words=4, a query has 13 tokens',
+    ),
   ],
 )
 def test_knobs_that_do_not_go_together(shape, tokenizer, changes, message):
