@@ -6,13 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from etils import epath
-from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
-from dprjax.inference.embedder import Embedder
-from dprjax.methods.method import Model, Params, Parts, Product
+from dprjax.methods.method import Params, Parts, Product
 from dprjax.models import encoder, hub, prompts
 from dprjax.models.embed import embed_text
 from dprjax.models.head_specs import Head
@@ -200,37 +198,14 @@ def export_heads(
   return {name: Head(head, {**settings, **fixed}.get(name, {})) for name, head in params.items()}
 
 
-def sentence_lengths(
-  section: ConfigDict, config: ConfigDict, model: encoder.EncoderConfig
-) -> tuple[int, list[int]]:
-  """The longest sentence and the padded lengths, of methods that encode sentences as queries.
+def check_length(config: ConfigDict, model: encoder.EncoderConfig, knob: str, length: int) -> None:
+  """Raises InputError where the encoder has fewer positions than texts of ``length`` tokens need.
 
-  Raises:
-    InputError: the encoder has fewer positions, or no padded length is long enough.
+  ``knob`` set the length. A prompt that shifts positions takes some of them.
   """
-  length, buckets = section.query_max_length, sorted(section.query_buckets)
-  if length > model.max_tokens:
-    raise InputError(
-      f'config.data.query_max_length: {length} exceeds the {model.max_tokens} positions of '
-      f'{config.backbone.path}'
-    )
-  if not buckets or buckets[-1] < length:
-    raise InputError(
-      f'config.data.query_buckets: none of {buckets} holds config.data.query_max_length={length} '
-      'tokens'
-    )
-  return length, buckets
-
-
-def sentence_embedder(
-  config: ConfigDict, devices: Mesh, model: Model, length: int, pad_id: int
-) -> Embedder:
-  """What embeds sentences in evaluations, under the flat tree of parameters."""
-
-  def embed(params: Any, *batch: Array) -> Array:
-    return model.embed(tree.unflatten(params), 'query', *batch)
-
-  return Embedder(embed, devices, config.eval.batch_size, length, pad_id)
+  longest = model.max_tokens - (config.prompt.length if config.prompt.shift_positions else 0)
+  if length > longest:
+    raise InputError(f'{knob}: {length} exceeds the {longest} positions of {config.backbone.path}')
 
 
 def trains(trained: Mapping[str, np.ndarray], subtree: str) -> bool:

@@ -323,12 +323,7 @@ def _open(
   model: encoder.EncoderConfig,
 ) -> Data:
   knobs = config.pretrain
-  longest = model.max_tokens - (config.prompt.length if config.prompt.shift_positions else 0)
-  if knobs.max_length > longest:
-    raise InputError(
-      f'config.pretrain.max_length: {knobs.max_length} exceeds the {longest} positions of '
-      f'{config.backbone.path}'
-    )
+  dual_encoder.check_length(config, model, 'config.pretrain.max_length', knobs.max_length)
   folder = epath.Path(section.store) if section.store else workdir / 'store'
   texts = documents.build_documents(
     paths,

@@ -19,6 +19,7 @@ from dprjax.data.text import Tokenizer
 from dprjax.formats import trec
 from dprjax.formats.qrels import write_qrels
 from dprjax.inference.embedder import Embedder
+from dprjax.methods import dual_encoder
 from dprjax.methods.method import Data, Evaluate, Model, Texts
 from dprjax.models.encoder import EncoderConfig
 from dprjax.models.prompts import KINDS
@@ -182,13 +183,9 @@ def _open(
   model: EncoderConfig,
 ) -> Data:
   section = splits.section
-  longest = model.max_tokens - (config.prompt.length if config.prompt.shift_positions else 0)
   for kind in KINDS:
-    if (length := section[f'{kind}_max_length']) > longest:
-      raise InputError(
-        f'config.data.{kind}_max_length: {length} exceeds the {longest} positions of '
-        f'{config.backbone.path}'
-      )
+    knob = f'{kind}_max_length'
+    dual_encoder.check_length(config, model, f'config.data.{knob}', section[knob])
   tokens = splits.open_store('train', splits.train, tokenizer)
   update = config.batch_size * config.accumulate
   seen = update * (1 + config.negatives) - 1 if config.in_batch else config.negatives

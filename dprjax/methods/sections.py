@@ -10,9 +10,7 @@ import functools
 import hashlib
 import random
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
-import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,15 +25,13 @@ from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
 from dprjax.data import fingerprint
-from dprjax.data.batches import process_rows, shuffle_rows, smallest_bucket
-from dprjax.data.text import Tokenizer, pad_flat
+from dprjax.data.text import Tokenizer
 from dprjax.formats.mediawiki import Article, read_articles
 from dprjax.formats.report import Report
-from dprjax.methods import dual_encoder
-from dprjax.methods.grad_cache import map_chunks
+from dprjax.methods import dual_encoder, sentences
 from dprjax.methods.method import Batch, Data, Evaluate, Method, Model, Params, Texts
-from dprjax.models import encoder, prompts
-from dprjax.runtime import mesh
+from dprjax.methods.sentences import Examples
+from dprjax.models import encoder
 
 VIEWS = ('anchor', 'positive', 'negative')
 FORMAT_VERSION = 1
@@ -51,23 +47,13 @@ def build(
     InputError: a knob has a value it cannot have.
   """
   encoders = dual_encoder.build(config, model)
-  chunks, margin = config.grad_cache * config.accumulate, config.sections.margin
+  encode = sentences.encode_views(encoders, VIEWS, config, model, devices)
+  margin = config.sections.margin
 
   def loss(
     params: Params, batch: Batch, key: Array | None
   ) -> tuple[Float[Array, ''], dict[str, Array]]:
-    prefix = prompts.expand_prompt(model, params.get('prompt'))['query']
-
-    def encode(rows: tuple[Array, Array], key: Array | None) -> tuple[Array, tuple[()]]:
-      return encoders.encode(params, prefix, 'query', *rows, key), ()
-
-    keys = (None,) * 3 if key is None else tuple(jax.random.split(key, 3))
-    anchor, positive, negative = (
-      map_chunks(
-        encode, (batch[f'{view}_tokens'], batch[f'{view}_mask']), view_key, chunks, devices
-      )[0]
-      for view, view_key in zip(VIEWS, keys, strict=True)
-    )
+    anchor, positive, negative = encode(params, batch, key)
     near, far = distance(anchor, positive), distance(anchor, negative)
     value = jnp.mean(jax.nn.relu(near - far + margin))
     return value, {'loss': value, 'accuracy': jnp.mean((near < far).astype(jnp.float32))}
@@ -167,27 +153,18 @@ def _open(
   tokenizer: Tokenizer,
   model: encoder.EncoderConfig,
 ) -> Data:
-  length, buckets = dual_encoder.sentence_lengths(section, config, model)
+  length, buckets = sentences.check_lengths(section, config, model)
   train, dev = _open_store(section, config, workdir, paths, tokenizer)
-  update = config.batch_size * config.accumulate
-  if len(train) < update:
-    raise InputError(
-      f'config.batch_size: an update of {update} triplets is more than the {len(train)} there are'
-    )
-  own = process_rows(update, *mesh.batch_rank(devices), 'triplets')
-  rows_of = shuffle_rows(np.arange(len(train), dtype=np.int32), update, [config.seed])
-
-  def make_batch(step: int, _: Any = None) -> dict[str, np.ndarray]:
-    _, chosen = rows_of(step)
-    batch = {'triplet_index': chosen[own]}
-    for number, view in enumerate(VIEWS):
-      # The bucket is that of the whole global batch, so that all processes agree.
-      width = smallest_bucket(train.lengths[chosen, number], buckets)
-      rows = [train.row(row, number) for row in chosen[own]]
-      batch[f'{view}_tokens'], batch[f'{view}_mask'] = pad_flat(
-        np.concatenate(rows), train.lengths[chosen[own], number], width, tokenizer.pad_id
-      )
-    return batch
+  batches = sentences.make_batches(
+    train,
+    VIEWS,
+    {'triplet_index': np.arange(len(train), dtype=np.int32)},
+    config,
+    devices,
+    unit='triplets',
+    buckets=buckets,
+    pad_id=tokenizer.pad_id,
+  )
 
   def ids(batch: Mapping[str, np.ndarray]) -> str:
     return f'triplets {", ".join(str(row) for row in batch["triplet_index"][:8])}'
@@ -197,7 +174,7 @@ def _open(
     return f'sentences of {", ".join(lengths[:-1])} and {lengths[-1]} tokens'
 
   return Data(
-    batches=grain.MapDataset.range(len(train) // update).map_with_index(make_batch),
+    batches=batches,
     unit='triplets',
     description=f'{len(train)} triplets of sentences, {len(dev)} of articles held out',
     ids=ids,
@@ -208,28 +185,13 @@ def _open(
   )
 
 
-class _Rows:
-  """Triplets as tokens: those of all sentences one after another, and ``lengths [n, 3]``."""
-
-  def __init__(self, tokens: np.ndarray, lengths: np.ndarray):
-    self.tokens, self.lengths = tokens, lengths
-    self._starts = (np.cumsum(lengths, dtype=np.int64) - lengths.ravel()).reshape(lengths.shape)
-
-  def __len__(self) -> int:
-    return len(self.lengths)
-
-  def row(self, triplet: int, view: int) -> np.ndarray:
-    start = self._starts[triplet, view]
-    return self.tokens[start : start + self.lengths[triplet, view]]
-
-
 def _open_store(
   section: ConfigDict,
   config: ConfigDict,
   workdir: epath.Path,
   paths: list[epath.Path],
   tokenizer: Tokenizer,
-) -> tuple[_Rows, _Rows]:
+) -> tuple[Examples, Examples]:
   """The triplets to train on and those held out; drawn once from the same dumps."""
   knobs = config.sections
   prefix = section.query_prefix
@@ -273,10 +235,9 @@ def _open_store(
     arrays = {}
     for name, some in zip(('train', 'dev'), triplets, strict=True):
       report.counts[f'{name} triplets'] = len(some)
-      sentences = [prefix + sentence for triplet in some for sentence in triplet]
-      rows = tokenizer.encode(sentences, section.query_max_length)[0] if sentences else []
-      arrays[f'{name}_tokens'] = np.concatenate([*rows, np.empty(0, np.int32)])
-      arrays[f'{name}_lengths'] = np.array([len(row) for row in rows], np.int32).reshape(-1, 3)
+      texts = [prefix + sentence for triplet in some for sentence in triplet]
+      examples = Examples.encode(tokenizer, texts, len(VIEWS), section.query_max_length)
+      arrays[f'{name}_tokens'], arrays[f'{name}_lengths'] = examples.tokens, examples.lengths
     return fingerprint.Built(arrays, report, {})
 
   folder = (epath.Path(section.store) if section.store else workdir / 'store') / 'sections'
@@ -291,7 +252,7 @@ def _open_store(
   )
   _, arrays = fingerprint.open_built(folder, 'sections', FORMAT_VERSION)
   train, dev = (
-    _Rows(arrays[f'{name}_tokens'], arrays[f'{name}_lengths']) for name in ('train', 'dev')
+    Examples(arrays[f'{name}_tokens'], arrays[f'{name}_lengths']) for name in ('train', 'dev')
   )
   return train, dev
 
@@ -299,15 +260,15 @@ def _open_store(
 def _evaluation(
   config: ConfigDict,
   devices: Mesh,
-  triplets: _Rows,
+  triplets: Examples,
   tokenizer: Tokenizer,
   length: int,
   model: Model,
 ) -> Evaluate:
   """``accuracy``: the fraction of held-out triplets whose positive is nearer than the negative."""
-  rows = [[triplets.row(i, view) for i in range(len(triplets))] for view in range(len(VIEWS))]
+  rows = [triplets.view(number) for number in range(len(VIEWS))]
 
-  embedder = dual_encoder.sentence_embedder(config, devices, model, length, tokenizer.pad_id)
+  embedder = sentences.make_embedder(config, devices, model, length, tokenizer.pad_id)
 
   def evaluate(params: Mapping[str, Array]) -> dict[str, float]:
     anchors, positives, negatives = (np.float64(embedder(params, texts)) for texts in rows)

@@ -5,9 +5,7 @@ Reimers and Gurevych 2019, section 3; Condenser section 4.2. Texts are encoded a
 
 import functools
 from collections.abc import Mapping
-from typing import Any
 
-import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,15 +17,12 @@ from ml_collections import ConfigDict
 from dprjax.analysis import statistics
 from dprjax.base.errors import InputError
 from dprjax.data import similarity
-from dprjax.data.batches import process_rows, shuffle_rows, smallest_bucket
 from dprjax.data.similarity import Pair
-from dprjax.data.text import Tokenizer, pad_batch
-from dprjax.methods import dual_encoder
-from dprjax.methods.grad_cache import map_chunks
+from dprjax.data.text import Tokenizer
+from dprjax.methods import dual_encoder, sentences
 from dprjax.methods.method import Batch, Data, Evaluate, Method, Model, Params, Texts
-from dprjax.models import encoder, prompts
+from dprjax.models import encoder
 from dprjax.models.embed import unit
-from dprjax.runtime import mesh
 
 VIEWS = ('first', 'second')
 
@@ -41,23 +36,12 @@ def build(
     InputError: a knob has a value it cannot have.
   """
   encoders = dual_encoder.build(config, model)
-  chunks = config.grad_cache * config.accumulate
+  encode = sentences.encode_views(encoders, VIEWS, config, model, devices, finish=unit)
 
   def loss(
     params: Params, batch: Batch, key: Array | None
   ) -> tuple[Float[Array, ''], dict[str, Array]]:
-    prefix = prompts.expand_prompt(model, params.get('prompt'))['query']
-
-    def encode(rows: tuple[Array, Array], key: Array | None) -> tuple[Array, tuple[()]]:
-      return unit(encoders.encode(params, prefix, 'query', *rows, key)), ()
-
-    keys = (None, None) if key is None else tuple(jax.random.split(key))
-    first, second = (
-      map_chunks(
-        encode, (batch[f'{view}_tokens'], batch[f'{view}_mask']), view_key, chunks, devices
-      )[0]
-      for view, view_key in zip(VIEWS, keys, strict=True)
-    )
+    first, second = encode(params, batch, key)
     cosine = jnp.einsum('bh,bh->b', first, second, precision=jax.lax.Precision.HIGHEST)
     error = cosine - batch['score']
     value = jnp.mean(jnp.square(error))
@@ -79,17 +63,14 @@ def find(
       for an update, or the measure is not Spearman's.
   """
   del workdir  # a few thousand pairs are kept in memory
-  folder, update = epath.Path(section.dir), config.batch_size * config.accumulate
+  folder = epath.Path(section.dir)
   pairs = similarity.read_pairs(folder / section.train_split)
   dev = similarity.read_pairs(folder / section.dev_split) if section.dev_split else None
   if dev and config.eval.measure != 'spearman':
     raise InputError(
       f"config.eval.measure: scored pairs are measured by 'spearman', not {config.eval.measure!r}"
     )
-  if len(pairs) < update:
-    raise InputError(
-      f'config.batch_size: an update of {update} pairs is more than the {len(pairs)} there are'
-    )
+  sentences.check_update(config, len(pairs), 'pairs')
   return Texts(
     lambda: (text for pair in pairs for text in pair[:2]),
     functools.partial(_open, section, config, devices, pairs, dev),
@@ -110,27 +91,20 @@ def _open(
   tokenizer: Tokenizer,
   model: encoder.EncoderConfig,
 ) -> Data:
-  length, buckets = dual_encoder.sentence_lengths(section, config, model)
-  rows = {
-    view: tokenizer.encode([getattr(pair, view) for pair in pairs], length)[0] for view in VIEWS
-  }
-  scores = np.array([pair.score / similarity.TOP_SCORE for pair in pairs], np.float32)
-  update = config.batch_size * config.accumulate
-  own = process_rows(update, *mesh.batch_rank(devices), 'pairs')
-  rows_of = shuffle_rows(np.arange(len(pairs), dtype=np.int32), update, [config.seed])
-
-  def make_batch(step: int, _: Any = None) -> dict[str, np.ndarray]:
-    _, chosen = rows_of(step)
-    batch = {'pair_index': chosen[own], 'score': scores[chosen[own]]}
-    for view in VIEWS:
-      # The bucket is that of the whole global batch, so that all processes agree.
-      lengths = np.array([len(rows[view][row]) for row in chosen])
-      batch[f'{view}_tokens'], batch[f'{view}_mask'] = pad_batch(
-        [rows[view][row] for row in chosen[own]],
-        smallest_bucket(lengths, buckets),
-        tokenizer.pad_id,
-      )
-    return batch
+  length, buckets = sentences.check_lengths(section, config, model)
+  batches = sentences.make_batches(
+    _encode(pairs, tokenizer, length),
+    VIEWS,
+    {
+      'pair_index': np.arange(len(pairs), dtype=np.int32),
+      'score': np.array([pair.score / similarity.TOP_SCORE for pair in pairs], np.float32),
+    },
+    config,
+    devices,
+    unit='pairs',
+    buckets=buckets,
+    pad_id=tokenizer.pad_id,
+  )
 
   def ids(batch: Mapping[str, np.ndarray]) -> str:
     return (
@@ -142,7 +116,7 @@ def _open(
     return ' and '.join(f'sentences of {length}' for length in lengths) + ' tokens'
 
   return Data(
-    batches=grain.MapDataset.range(len(pairs) // update).map_with_index(make_batch),
+    batches=batches,
     unit='pairs',
     description=f'{len(pairs)} scored pairs',
     ids=ids,
@@ -151,6 +125,11 @@ def _open(
     if dev
     else None,
   )
+
+
+def _encode(pairs: list[Pair], tokenizer: Tokenizer, length: int) -> sentences.Examples:
+  texts = [text for pair in pairs for text in pair[:2]]
+  return sentences.Examples.encode(tokenizer, texts, len(VIEWS), length)
 
 
 def _evaluation(
@@ -162,10 +141,11 @@ def _evaluation(
   model: Model,
 ) -> Evaluate:
   """``spearman``: the rank correlation of cosines and scores of the dev pairs."""
-  rows = [tokenizer.encode([getattr(pair, view) for pair in pairs], length)[0] for view in VIEWS]
+  examples = _encode(pairs, tokenizer, length)
+  rows = [examples.view(number) for number in range(len(VIEWS))]
   scores = np.array([pair.score for pair in pairs])
 
-  embedder = dual_encoder.sentence_embedder(config, devices, model, length, tokenizer.pad_id)
+  embedder = sentences.make_embedder(config, devices, model, length, tokenizer.pad_id)
 
   def evaluate(params: Mapping[str, Array]) -> dict[str, float]:
     first, second = (embedder(params, texts) for texts in rows)

@@ -263,6 +263,11 @@ def test_accuracy_of_the_held_out(start, bag):
       {'data__query_max_length': 33, 'data__query_buckets': (64,)},
       r'config.data.query_max_length: 33 exceeds the 32 positions',
     ),
+    (
+      # The prompt takes four of them.
+      {'data__query_max_length': 29, 'prompt__length': 4, 'prompt__shift_positions': True},
+      r'config.data.query_max_length: 29 exceeds the 28 positions',
+    ),
     ({'data__query_max_length': 32}, r'config.data.query_buckets: none of \[8, 16\] holds'),
     ({'data__hold_out': 0.999999}, r'40 articles give 0 triplets to train on and 160 to measure'),
   ],
