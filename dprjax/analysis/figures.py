@@ -2,7 +2,7 @@
 
 import contextlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -47,41 +47,34 @@ def bars(
   Raises:
     InputError: the suffix is of another format.
   """
-  with _plain_text():
-    _bars(values, ylabel, foot, path)
-
-
-def _bars(
-  values: Mapping[str, Mapping[str, Bar]], ylabel: str, foot: str, path: files.PathLike
-) -> None:
   names = list(next(iter(values.values())))
   width = 0.82 / len(names)
-  drawing = _drawing(max(6.4, 1.5 + len(values) * max(1.2, 0.42 * len(names))), 4.4)
-  axes = drawing.subplots()
-  for number, name in enumerate(names):
-    group = [by_name[name] for by_name in values.values()]
-    places = np.arange(len(values)) + (number - (len(names) - 1) / 2) * width
-    means, lows, highs = (np.array([bar[i] for bar in group]) for i in range(3))
-    spread = np.array([means - lows, highs - means]).clip(0)
-    axes.bar(
-      places,
-      means,
-      width * 0.92,
-      yerr=spread,
-      error_kw={'elinewidth': 1, 'capsize': 2, 'ecolor': '#333333'},
-      **_fill(number, name),
-    )
-    for place, bar in zip(places, group, strict=True):
-      _number(axes, place, bar.high, f'{bar.mean:.3f}{"*" if bar.starred else ""}')
-  top = max(bar.high for by_name in values.values() for bar in by_name.values())
-  axes.set_ylim(0, max(top, 0.05) * 1.18)  # space for the numbers above the bars
-  axes.set_xlim(-0.6, len(values) - 0.4)
-  axes.set_xticks(np.arange(len(values)), list(values))
-  axes.set_ylabel(ylabel)
-  _grid(axes, 'y')
-  _legend(drawing, names)
-  _foot(drawing, foot)
-  _save(drawing, path)
+  with _drawing(
+    max(6.4, 1.5 + len(values) * max(1.2, 0.42 * len(names))), 4.4, foot, path
+  ) as drawing:
+    axes = drawing.subplots()
+    for number, name in enumerate(names):
+      group = [by_name[name] for by_name in values.values()]
+      places = np.arange(len(values)) + (number - (len(names) - 1) / 2) * width
+      means, lows, highs = (np.array([bar[i] for bar in group]) for i in range(3))
+      spread = np.array([means - lows, highs - means]).clip(0)
+      axes.bar(
+        places,
+        means,
+        width * 0.92,
+        yerr=spread,
+        error_kw={'elinewidth': 1, 'capsize': 2, 'ecolor': '#333333'},
+        **_fill(number, name),
+      )
+      for place, bar in zip(places, group, strict=True):
+        _number(axes, place, bar.high, f'{bar.mean:.3f}{"*" if bar.starred else ""}')
+    top = max(bar.high for by_name in values.values() for bar in by_name.values())
+    axes.set_ylim(0, max(top, 0.05) * 1.18)  # space for the numbers above the bars
+    axes.set_xlim(-0.6, len(values) - 0.4)
+    axes.set_xticks(np.arange(len(values)), list(values))
+    axes.set_ylabel(ylabel)
+    _grid(axes, 'y')
+    _legend(drawing, names)
 
 
 def backbones(findings: 'Mapping[str, Findings]', foot: str, path: files.PathLike) -> None:
@@ -99,11 +92,6 @@ def backbones(findings: 'Mapping[str, Findings]', foot: str, path: files.PathLik
   Raises:
     InputError: the suffix is of another format.
   """
-  with _plain_text():
-    _panels(findings, foot, path)
-
-
-def _panels(findings: 'Mapping[str, Findings]', foot: str, path: files.PathLike) -> None:
   parts = []
   if any(found.entropy is not None for found in findings.values()):
     parts.append(_entropies)
@@ -113,12 +101,10 @@ def _panels(findings: 'Mapping[str, Findings]', foot: str, path: files.PathLike)
     parts.append(_raw_space)
   if any(found.scores for found in findings.values()):
     parts.append(_scores)
-  drawing = _drawing(1.0 + 3.9 * len(parts), 4.0)
-  for part, axes in zip(parts, drawing.subplots(1, len(parts), squeeze=False)[0], strict=True):
-    part(axes, findings)
-  _legend(drawing, list(findings))
-  _foot(drawing, foot)
-  _save(drawing, path)
+  with _drawing(1.0 + 3.9 * len(parts), 4.0, foot, path) as drawing:
+    for part, axes in zip(parts, drawing.subplots(1, len(parts), squeeze=False)[0], strict=True):
+      part(axes, findings)
+    _legend(drawing, list(findings))
 
 
 class TopicPanel(NamedTuple):
@@ -141,28 +127,21 @@ def topics(panels: Sequence[TopicPanel], foot: str, path: files.PathLike) -> Non
   Raises:
     InputError: the suffix is of another format.
   """
-  with _plain_text():
-    _topics(panels, foot, path)
-
-
-def _topics(panels: Sequence[TopicPanel], foot: str, path: files.PathLike) -> None:
   columns = min(len(panels), 5)
   rows = -(-len(panels) // columns)
   most = max(len(panel.words) for panel in panels)
-  drawing = _drawing(0.6 + 2.6 * columns, rows * (0.7 + 0.2 * most))
-  for number, panel in enumerate(panels):
-    axes = drawing.add_subplot(rows, columns, number + 1)
-    places = np.arange(len(panel.words))
-    axes.barh(places, panel.own, 0.8, **_fill(number, ''))
-    axes.plot(panel.background, places, 'o', color='#333333', markersize=3)
-    axes.set_yticks(places, panel.words, fontsize=8)
-    axes.set_ylim(most - 0.4, -0.6)
-    axes.locator_params(axis='x', nbins=4)
-    axes.tick_params(axis='x', labelsize=7)
-    axes.set_title(panel.title, fontsize=9)
-    _grid(axes, 'x')
-  _foot(drawing, foot)
-  _save(drawing, path)
+  with _drawing(0.6 + 2.6 * columns, rows * (0.7 + 0.2 * most), foot, path) as drawing:
+    for number, panel in enumerate(panels):
+      axes = drawing.add_subplot(rows, columns, number + 1)
+      places = np.arange(len(panel.words))
+      axes.barh(places, panel.own, 0.8, **_fill(number, ''))
+      axes.plot(panel.background, places, 'o', color='#333333', markersize=3)
+      axes.set_yticks(places, panel.words, fontsize=8)
+      axes.set_ylim(most - 0.4, -0.6)
+      axes.locator_params(axis='x', nbins=4)
+      axes.tick_params(axis='x', labelsize=7)
+      axes.set_title(panel.title, fontsize=9)
+      _grid(axes, 'x')
 
 
 def maps(
@@ -186,50 +165,37 @@ def maps(
   Raises:
     InputError: the suffix is of another format.
   """
-  with _plain_text():
-    _maps(points, labels, names, foot, path)
-
-
-def _maps(
-  points: Mapping[str, Float[np.ndarray, 'n 2']],
-  labels: Mapping[str, Bool[np.ndarray, 'n C']],
-  names: Mapping[str, Sequence[str]],
-  foot: str,
-  path: files.PathLike,
-) -> None:
-  drawing = _drawing(1.0 + 4.6 * len(labels), 0.8 + 3.6 * len(points))
-  panels = drawing.subplots(len(points), len(labels), squeeze=False)
-  for column, (kind, marked) in enumerate(labels.items()):
-    sizes = marked.sum(axis=0)
-    common = [int(i) for i in np.argsort(-sizes, kind='stable')[:_COLOURED] if sizes[i]]
-    # The first of the most frequent labels that a passage has; none: the last number.
-    first = np.where(marked[:, common].any(axis=1), marked[:, common].argmax(axis=1), len(common))
-    for row, (name, where) in enumerate(points.items()):
-      axes = panels[row][column]
-      others = first == len(common)
-      axes.scatter(*where[others].T, s=5, color='#dddddd', linewidths=0)
-      for number, label in enumerate(common):
-        axes.scatter(
-          *where[first == number].T,
-          s=7,
-          color=_colour(number),
-          linewidths=0,
-          label=_short(names[kind][label]),
-        )
-      axes.set_xticks([])
-      axes.set_yticks([])
-      axes.set_title(f'{_short(name)}, by {kind}', fontsize=9)
-      if row == len(points) - 1:
-        axes.legend(
-          loc='upper center',
-          bbox_to_anchor=(0.5, -0.02),
-          ncols=2,
-          fontsize=7,
-          frameon=False,
-          markerscale=2,
-        )
-  _foot(drawing, foot)
-  _save(drawing, path)
+  with _drawing(1.0 + 4.6 * len(labels), 0.8 + 3.6 * len(points), foot, path) as drawing:
+    panels = drawing.subplots(len(points), len(labels), squeeze=False)
+    for column, (kind, marked) in enumerate(labels.items()):
+      sizes = marked.sum(axis=0)
+      common = [int(i) for i in np.argsort(-sizes, kind='stable')[:_COLOURED] if sizes[i]]
+      # The first of the most frequent labels that a passage has; none: the last number.
+      first = np.where(marked[:, common].any(axis=1), marked[:, common].argmax(axis=1), len(common))
+      for row, (name, where) in enumerate(points.items()):
+        axes = panels[row][column]
+        others = first == len(common)
+        axes.scatter(*where[others].T, s=5, color='#dddddd', linewidths=0)
+        for number, label in enumerate(common):
+          axes.scatter(
+            *where[first == number].T,
+            s=7,
+            color=_colour(number),
+            linewidths=0,
+            label=_short(names[kind][label]),
+          )
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.set_title(f'{_short(name)}, by {kind}', fontsize=9)
+        if row == len(points) - 1:
+          axes.legend(
+            loc='upper center',
+            bbox_to_anchor=(0.5, -0.02),
+            ncols=2,
+            fontsize=7,
+            frameon=False,
+            markerscale=2,
+          )
 
 
 def _short(name: str) -> str:
@@ -297,21 +263,23 @@ def _scores(axes: Any, findings: 'Mapping[str, Findings]') -> None:
   _grid(axes, 'y')
 
 
-def _plain_text() -> contextlib.AbstractContextManager[None]:
-  """In it, a name such as '$x$' is no formula."""
-  import matplotlib
-
-  return matplotlib.rc_context({'text.parse_math': False})
-
-
-def _drawing(width: float, height: float) -> Any:
+@contextlib.contextmanager
+def _drawing(width: float, height: float, foot: str, path: files.PathLike) -> Iterator[Any]:
+  """A figure to draw into; at the end it gets its note and is written."""
   # Imported here: tables do not need it.
   import matplotlib.figure
   import matplotlib.layout_engine
 
-  # The strip at the bottom is for the note.
-  layout = matplotlib.layout_engine.ConstrainedLayoutEngine(rect=(0, 0.035, 1, 0.965), w_pad=0.12)
-  return matplotlib.figure.Figure(figsize=(width, height), dpi=150, layout=layout)
+  with matplotlib.rc_context({'text.parse_math': False}):  # a name such as '$x$' is no formula
+    # The strip at the bottom is for the note.
+    layout = matplotlib.layout_engine.ConstrainedLayoutEngine(rect=(0, 0.035, 1, 0.965), w_pad=0.12)
+    drawing = matplotlib.figure.Figure(figsize=(width, height), dpi=150, layout=layout)
+    yield drawing
+    drawing.text(0.995, 0.005, foot, ha='right', va='bottom', fontsize=7, color='#555555')
+    kind = check_name(path)
+    with files.atomic_write(path, 'wb') as file, warnings.catch_warnings():
+      warnings.filterwarnings('ignore', 'Glyph .* missing')  # of a name in another script
+      drawing.savefig(file, format=kind)
 
 
 def _colour(number: int) -> str:
@@ -374,10 +342,6 @@ def _legend(drawing: Any, names: Sequence[str]) -> None:
   )
 
 
-def _foot(drawing: Any, text: str) -> None:
-  drawing.text(0.995, 0.005, text, ha='right', va='bottom', fontsize=7, color='#555555')
-
-
 def check_name(path: files.PathLike, flag: str = '--figure') -> str:
   """The format of a figure by its file name: 'png' for 'a.png'.
 
@@ -390,10 +354,3 @@ def check_name(path: files.PathLike, flag: str = '--figure') -> str:
   if kind not in matplotlib.backends.backend_agg.FigureCanvasAgg.get_supported_filetypes():
     raise InputError(f'{flag}={path}: its name has to end in .png, .pdf, .svg')
   return kind
-
-
-def _save(drawing: Any, path: files.PathLike) -> None:
-  kind = check_name(path)
-  with files.atomic_write(path, 'wb') as file, warnings.catch_warnings():
-    warnings.filterwarnings('ignore', 'Glyph .* missing')  # of a name in another script
-    drawing.savefig(file, format=kind)
