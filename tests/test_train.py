@@ -17,7 +17,7 @@ import pytest
 from dprjax import train
 from dprjax.base import files
 from dprjax.models import hub
-from dprjax.runtime import checkpoint
+from dprjax.runtime import checkpoint, tree
 
 ROOT = pathlib.Path(__file__).parent.parent
 RECIPES = ('local', 'beir,local', 'scifact,local', 'medquad,local', 'msmarco,local', 'nq,local')
@@ -86,6 +86,15 @@ def assert_same_bits(one, other):
   assert one.keys() == other.keys()
   for name, leaf in one.items():
     assert leaf.dtype == other[name].dtype and leaf.tobytes() == other[name].tobytes(), name
+
+
+def assert_backbone_moved(trainable, backbone):
+  """Every parameter of the backbone that was trained differs from that of its directory."""
+  start = tree.flatten({'backbone': hub.load_backbone(str(backbone)).params})
+  for name, leaf in trainable.items():
+    if name.startswith('backbone/'):
+      # A key's bias adds the same to all scores of a query: softmax does not see it.
+      assert (leaf != start[name]).any() or name.endswith('attention/key/bias'), name
 
 
 def files_of(folder):
