@@ -75,7 +75,7 @@ def main() -> None:
     for name, case in timing.summary(seconds, f'{title}, shared').items():
       cases[name] |= case
   timing.show(cases, ['milliseconds', 'fastest_and_slowest', 'ratio', 'scratch_megabytes'])
-  record.write('bank', cases, vars(args), {'jax': jax.__version__}, jax.devices()[0].device_kind)
+  record.write_jax('bank', cases, vars(args))
 
 
 if __name__ == '__main__':

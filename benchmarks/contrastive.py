@@ -80,9 +80,7 @@ def main() -> None:
       flush=True,
     )
     cases[series] = found
-  record.write(
-    'contrastive', cases, vars(args), {'jax': jax.__version__}, jax.devices()[0].device_kind
-  )
+  record.write_jax('contrastive', cases, vars(args))
 
 
 def compiled(

@@ -86,16 +86,14 @@ def main() -> None:
   }
   settings.pop('data')
   versions = {
-    'jax': jax.__version__,
     'torch': torch.__version__,
     'sentence-transformers': sentence_transformers.__version__,
   }
-  record.write(
+  record.write_jax(
     'encode_' + args.backbone.replace(':', '_'),
     cases,
     settings,
     versions,
-    jax.devices()[0].device_kind,
   )
 
 

@@ -12,8 +12,6 @@ benchmarks/results/grad_cache_SIZE-DEVICE.json.
 
 from typing import Any
 
-import jax
-
 import made
 import options
 import record
@@ -58,13 +56,7 @@ def main() -> None:
       f'{method}, {args.size}',
     )
     cases[method] = found
-  record.write(
-    f'grad_cache_{args.size}',
-    cases,
-    vars(args),
-    {'jax': jax.__version__},
-    jax.devices()[0].device_kind,
-  )
+  record.write_jax(f'grad_cache_{args.size}', cases, vars(args))
 
 
 if __name__ == '__main__':

@@ -84,9 +84,7 @@ def main() -> None:
         flush=True,
       )
   settings = {name: value for name, value in vars(args).items() if name != 'case'}
-  record.write(
-    'large_batch', cases, settings, {'jax': jax.__version__}, jax.devices()[0].device_kind
-  )
+  record.write_jax('large_batch', cases, settings)
 
 
 def measure(args: argparse.Namespace, passages: int, chunks: int) -> dict[str, float]:

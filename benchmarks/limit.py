@@ -195,9 +195,7 @@ def main() -> None:
   )
   if args.run:
     cases |= measure(args, model, batch, config, cases)
-  record.write(
-    f'limit_{args.size}', cases, vars(args), {'jax': jax.__version__}, jax.devices()[0].device_kind
-  )
+  record.write_jax(f'limit_{args.size}', cases, vars(args))
 
 
 def measure(

@@ -73,7 +73,7 @@ def main() -> None:
     cases[name]['temporary_mib'] = round(timing.temporary_mib(way), 1)
   timing.show(cases, ['temporary_mib', 'milliseconds', 'fastest_and_slowest'])
   settings = vars(args) | {'masked_per_row': masked.positions.shape[1]}
-  record.write('mlm_head', cases, settings, {'jax': jax.__version__}, jax.devices()[0].device_kind)
+  record.write_jax('mlm_head', cases, settings)
 
 
 if __name__ == '__main__':

@@ -31,7 +31,7 @@ def write(
     cases: the measurements.
     settings: the options of the run.
     versions: of the packages that matter, besides Python.
-    device: ``jax.devices()[0].device_kind``; '' or 'cpu' is this machine's processor.
+    device: the accelerator's name; '' or 'cpu' is this machine's processor.
   """
   device = device if device not in ('', 'cpu') else _cpu()
   path = _RESULTS / f'{benchmark}-{re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")}.json'
@@ -49,6 +49,16 @@ def write(
     },
   )
   print(f'wrote {path}')
+
+
+def write_jax(
+  benchmark: str, cases: Any, settings: Mapping[str, Any], versions: Mapping[str, str] | None = None
+) -> None:
+  """``write`` for what ran in this process on JAX's first device."""
+  import jax
+
+  device = jax.devices()[0].device_kind
+  write(benchmark, cases, settings, {'jax': jax.__version__, **(versions or {})}, device)
 
 
 def _cpu() -> str:

@@ -107,10 +107,9 @@ def main() -> None:
         args, method, model, params, prompt if method == 'DPT' else None, batch, folder, device
       )
   versions = {
-    name: module.__version__
-    for name, module in (('jax', jax), ('torch', torch), ('transformers', transformers))
+    name: module.__version__ for name, module in (('torch', torch), ('transformers', transformers))
   }
-  record.write(f'step_{args.size}', cases, vars(args), versions, jax.devices()[0].device_kind)
+  record.write_jax(f'step_{args.size}', cases, vars(args), versions)
 
 
 def compare(

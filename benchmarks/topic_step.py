@@ -12,7 +12,6 @@ cache. Writes benchmarks/results/topic_step_SIZE-DEVICE.json.
 import types
 from typing import Any
 
-import jax
 import numpy as np
 
 import made
@@ -88,13 +87,7 @@ def main() -> None:
     ['milliseconds', 'fastest_and_slowest', 'ratio', 'predicted', 'memory_mib'],
     f'K = {args.topics}, {args.size}',
   )
-  record.write(
-    f'topic_step_{args.size}',
-    cases,
-    vars(args),
-    {'jax': jax.__version__},
-    jax.devices()[0].device_kind,
-  )
+  record.write_jax(f'topic_step_{args.size}', cases, vars(args))
 
 
 if __name__ == '__main__':
