@@ -6,7 +6,8 @@ allow_pickle=False)`` reads all of it, so a prompt file cannot run code. By meta
 - prefix: ``prefix`` [L, 2, P, N, D], or ``query/prefix`` and ``passage/prefix`` where untied
   (index 0 of axis 1: keys, 1: values)
 - topic: ``prefix`` [K, L, 2, P, N, D] and the arrays of the topic model
-- template: ``segments/NAME`` [P, H]; the template is in meta
+- template: ``segments/query/P1`` [P, H] and its like; the template and its words are in meta
+  (``TEMPLATE_META``). A template of words alone has no arrays
 """
 
 import collections
@@ -26,6 +27,7 @@ from jaxtyping import Float
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_write, existing, parse_json, regular_file
+from dprjax.models import segments
 from dprjax.models.embed import POOLINGS
 from dprjax.models.encoder import EncoderConfig
 from dprjax.models.hub import Backbone
@@ -56,6 +58,22 @@ _RANGES = {
   'query_max_length': (1, 2**20),
   'passage_max_length': (1, 2**20),
 }
+# The further keys of a template's meta: ``template`` has a form (see ``segments.parse``) for each
+# kind of input, ``words`` the text of each prompt segment that has no vectors, ``label_words`` the
+# words for yes and no.
+TEMPLATE_META: dict[str, tuple[type, ...]] = {
+  'template': (dict,),
+  'words': (dict,),
+  'fixed_layers': (int,),
+}
+PAIR_META: dict[str, tuple[type, ...]] = {
+  'label_words': (list,),
+  'score': (str,),
+  'head_sha256': (str,),
+}
+SCORES = ('logit', 'probability')
+_TEMPLATE_POOLINGS = ('mask', *POOLINGS)
+_LONGEST_WORDS = 1000  # characters of a segment
 # Other keys (task, metrics) are free.
 _OPTIONAL_META: dict[str, tuple[type, ...]] = {'query_prefix': (str,), 'passage_prefix': (str,)}
 
@@ -74,6 +92,8 @@ _UNREADABLE = (
   struct.error,
   tokenize.TokenError,
 )
+_SEGMENTS = 'segments/'
+_MOST_LAYERS = 1000
 _MOST_COMPRESSED = 20  # times; floats of a prompt hardly compress
 
 
@@ -90,6 +110,21 @@ class Prompt:
   meta: dict[str, Any]
   arrays: dict[str, np.ndarray]
   path: str = 'prompt'
+
+  @property
+  def spec(self) -> segments.Spec:
+    """The templates of a prompt of kind template."""
+    lengths = {name: len(array) for name, array in self.vectors.items()}
+    return segments.Spec(self.meta['template'], self.meta['words'], lengths)
+
+  @property
+  def vectors(self) -> dict[str, Float[np.ndarray, 'P H']]:
+    """The learned segments of a prompt of kind template, by names such as ``query/P1``."""
+    return {
+      name.removeprefix(_SEGMENTS): array
+      for name, array in self.arrays.items()
+      if name.startswith(_SEGMENTS)
+    }
 
   @property
   def tied(self) -> bool:
@@ -250,7 +285,7 @@ def check_prompt(
       f'{backbone_sha256}'
     )
   for name, array in prompt.arrays.items():
-    if name.startswith('segments/'):
+    if name.startswith(_SEGMENTS):
       shape: tuple[int, ...] = array.shape[1:]
       expected: tuple[int, ...] = (config.hidden_size,)
     elif name == 'prefix' or name.endswith('/prefix'):
@@ -276,6 +311,35 @@ def check_prompt(
     )
 
 
+def check_template(prompt: Prompt, kinds: Sequence[str], config: EncoderConfig) -> None:
+  """Checks that a prompt is a template for these kinds of input, and for this backbone's layers.
+
+  Raises:
+    InputError: it is of another kind, for other inputs, or fixes more layers than there are.
+  """
+  if prompt.meta['kind'] != 'template' or set(prompt.meta['template']) != set(kinds):
+    there = prompt.meta.get('template') if prompt.meta['kind'] == 'template' else None
+    found = ' and '.join(there) if there else f'kind {prompt.meta["kind"]!r}'
+    raise InputError(
+      f"{prompt.path}: a prompt of {found}; a prompt of kind 'template' for "
+      f'{" and ".join(kinds)} is needed here'
+    )
+  if prompt.meta['fixed_layers'] > config.num_layers:
+    raise InputError(
+      f'{prompt.path}: fixed_layers is {prompt.meta["fixed_layers"]}, and this backbone has '
+      f'{config.num_layers} layers; give the backbone that it was trained on'
+    )
+
+
+def check_head(prompt: Prompt, head_sha256: str) -> None:
+  """Raises InputError where a template's label words are read off another head than its own."""
+  if (recorded := prompt.meta['head_sha256']) != head_sha256:
+    raise InputError(
+      f'{prompt.path}: was made for a masked-LM head with SHA-256 {recorded}, this backbone has '
+      f'one with {head_sha256}; give the backbone that it was trained on'
+    )
+
+
 def _with_length(shape: tuple[int, ...]) -> str:
   axes = [str(size) for size in shape]
   return '[' + ', '.join([*axes[:-2], 'P', *axes[-2:]] if len(axes) > 1 else ['P', *axes]) + ']'
@@ -287,14 +351,7 @@ def _check(path: str, meta: Any, arrays: dict[str, np.ndarray]) -> None:
   names = sorted(arrays)
   kind = meta['kind']
   if kind == 'template':
-    if not meta.get('template'):
-      raise InputError(f"{path}: meta has no 'template', which a prompt of kind 'template' needs")
-    axes = {name: '[P, H]' for name in names if name.startswith('segments/')}
-    if not axes:
-      raise InputError(
-        f"{path}: no arrays segments/NAME, which a prompt of kind 'template' needs; found: "
-        f'{", ".join(names) or "none"}'
-      )
+    axes = dict.fromkeys(_check_template(path, meta, names), '[P, H]')
   elif kind == 'topic' or 'prefix' in arrays:
     axes = {'prefix': '[K, L, 2, P, N, D]' if kind == 'topic' else '[L, 2, P, N, D]'}
   else:
@@ -307,8 +364,8 @@ def _check(path: str, meta: Any, arrays: dict[str, np.ndarray]) -> None:
         f'{", ".join(names) or "no arrays"})'
       )
     _check_array(path, name, arrays[name], letters)
-  if kind == 'prefix' and (extra := sorted(set(names) - set(axes))):
-    raise InputError(f"{path}: unexpected arrays in a prompt of kind 'prefix': {', '.join(extra)}")
+  if kind != 'topic' and (extra := sorted(set(names) - set(axes))):
+    raise InputError(f'{path}: unexpected arrays in a prompt of kind {kind!r}: {", ".join(extra)}')
   for name in sorted(set(names) - set(axes)):
     if arrays[name].dtype.kind not in 'biufU':
       raise InputError(f'{path}, array {name}: cannot be of type {arrays[name].dtype}')
@@ -338,6 +395,70 @@ def _check_array(path: str, name: str, array: np.ndarray, letters: str) -> None:
     )
 
 
+def _check_template(path: str, meta: dict[str, Any], names: Sequence[str]) -> list[str]:
+  """The arrays that a template needs. Raises InputError where its meta does not describe one."""
+  forms = meta.get('template')
+  if not isinstance(forms, dict) or set(forms) not in ({'query', 'passage'}, {'pair'}):
+    raise InputError(
+      f"{path}: meta's template is {forms!r:.60}, expected forms for query and passage, or for pair"
+    )
+  _check_types(path, meta, TEMPLATE_META | (PAIR_META if 'pair' in forms else {}), needed=True)
+  pooling, words = meta['pooling'], meta['words']
+  if pooling not in (('mask',) if 'pair' in forms else _TEMPLATE_POOLINGS):
+    raise InputError(
+      f"{path}: meta's pooling is {pooling!r:.60}, expected one of: "
+      f'{", ".join(_TEMPLATE_POOLINGS)}; of a pair mask'
+    )
+  prompts: list[str] = []
+  for kind, form in forms.items():
+    if not isinstance(form, str):
+      raise InputError(f"{path}: meta's template of a {kind} is {form!r:.60}, expected a text")
+    where = f"{path}: meta's template of a {kind}"
+    segments.parse(form, kind, where, masked=pooling == 'mask')
+    prompts += segments.prompt_names(form, kind)
+  for name, value in words.items():
+    if name not in prompts or not isinstance(value, str) or len(value) > _LONGEST_WORDS:
+      raise InputError(
+        f"{path}: meta's words of {name!r:.40} are {value!r:.60}; expected a text of at most "
+        f'{_LONGEST_WORDS} characters for one of: {", ".join(prompts) or "no segment"}'
+      )
+  learned = [f'{_SEGMENTS}{name}' for name in prompts if name not in words]
+  if missing := [name for name in learned if name not in names]:
+    raise InputError(
+      f'{path}: the template has neither words nor an array for {missing[0]}; found: '
+      f'{", ".join(names) or "no arrays"}'
+    )
+  if not 0 <= meta['fixed_layers'] <= _MOST_LAYERS:
+    raise InputError(
+      f"{path}: meta's fixed_layers is {meta['fixed_layers']!r:.60}, expected 0 to {_MOST_LAYERS}"
+    )
+  if 'pair' in forms:
+    labels = meta['label_words']
+    if len(labels) != 2 or not all(isinstance(word, str) and word for word in labels):
+      raise InputError(f"{path}: meta's label_words are {labels!r:.60}, expected two words")
+    if meta['score'] not in SCORES:
+      raise InputError(
+        f"{path}: meta's score is {meta['score']!r:.60}, expected one of: {', '.join(SCORES)}"
+      )
+  return learned
+
+
+def _check_types(
+  path: str, meta: dict[str, Any], known: dict[str, tuple[type, ...]], needed: bool = False
+) -> None:
+  """Raises InputError for a key of meta of another type, or a needed one that is missing."""
+  if needed and (missing := [key for key in known if key not in meta]):
+    raise InputError(f'{path}: meta lacks {", ".join(missing)}; export the prompt again')
+  for key, types in known.items():
+    value = meta.get(key)
+    if key in meta and (
+      not isinstance(value, types) or (isinstance(value, bool) and bool not in types)
+    ):
+      raise InputError(
+        f"{path}: meta's {key} is {value!r:.60}, expected {' or '.join(t.__name__ for t in types)}"
+      )
+
+
 def _check_meta(path: str, meta: Any) -> None:
   if not isinstance(meta, dict):
     raise InputError(f'{path}: meta holds a JSON {type(meta).__name__}, expected an object')
@@ -354,16 +475,8 @@ def _check_meta(path: str, meta: Any) -> None:
     )
   if version != VERSION:
     raise InputError(f"{path}: meta's version is {version!r}, expected {VERSION}")
-  if missing := [key for key in META if key not in meta]:
-    raise InputError(f'{path}: meta lacks {", ".join(missing)}; export the prompt again')
-  for key, types in (META | _OPTIONAL_META).items():
-    value = meta.get(key)
-    if key in meta and (
-      not isinstance(value, types) or (isinstance(value, bool) and bool not in types)
-    ):
-      raise InputError(
-        f"{path}: meta's {key} is {value!r:.60}, expected {' or '.join(t.__name__ for t in types)}"
-      )
+  _check_types(path, meta, META, needed=True)
+  _check_types(path, meta, _OPTIONAL_META)
   for key, (least, most) in _RANGES.items():
     if not least <= meta[key] <= most:
       raise InputError(f"{path}: meta's {key} is {meta[key]!r:.60}, expected {least} to {most}")

@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 
 from dprjax.base.errors import InputError
-from dprjax.models.artifact import Prompt, check_prompt, load_prompt, save_prompt
+from dprjax.models.artifact import (
+  Prompt,
+  check_head,
+  check_prompt,
+  check_template,
+  load_prompt,
+  save_prompt,
+)
 from dprjax.models.encoder import EncoderConfig
 
 TOKENIZER = 'b' * 64
@@ -93,15 +100,81 @@ def test_topic_and_template(write):
   check_prompt(topic, CONFIG, 'a' * 64, TOKENIZER)
   with pytest.raises(InputError, match="kind 'topic' has no single prefix"):
     topic.prefix('query')
-  template = load_prompt(
-    write(
-      {'segments/P1': np.ones((6, 24), np.float32)},
-      kind='template',
-      template='[CLS] P1 text',
-      pooling='mask',
-    )
-  )
-  check_prompt(template, CONFIG, 'a' * 64, TOKENIZER)
+
+
+VECTORS = {'segments/query/P1': np.ones((6, 24), np.float32)}
+TEMPLATE = {
+  'kind': 'template',
+  'template': {'query': '[CLS] P1 text [MASK] [SEP]', 'passage': '[CLS] text P2 [MASK] [SEP]'},
+  'words': {'passage/P2': 'A passage:'},
+  'fixed_layers': 1,
+  'pooling': 'mask',
+}
+PAIR = TEMPLATE | {
+  'template': {'pair': '[CLS] first [SEP] second [SEP] P1 [MASK] [SEP]'},
+  'words': {'pair/P1': 'Do these two sentences match?'},
+  'label_words': ['yes', 'no'],
+  'score': 'logit',
+  'head_sha256': 'e' * 64,
+}
+
+
+def test_templates(write):
+  prompt = load_prompt(write(VECTORS, **TEMPLATE))
+  check_prompt(prompt, CONFIG, 'a' * 64, TOKENIZER)
+  check_template(prompt, ('query', 'passage'), CONFIG)
+  assert prompt.spec == (TEMPLATE['template'], TEMPLATE['words'], {'query/P1': 6})
+  np.testing.assert_array_equal(prompt.vectors['query/P1'], VECTORS['segments/query/P1'])
+  words = load_prompt(write({}, **PAIR))  # a template of words alone has no arrays
+  assert words.spec.lengths == {} and words.vectors == {}
+  check_prompt(words, CONFIG, 'a' * 64, TOKENIZER)
+  check_template(words, ('pair',), CONFIG)
+  check_head(words, 'e' * 64)
+  with pytest.raises(InputError, match=f'head with SHA-256 {"e" * 64}, this backbone has one with'):
+    check_head(words, 'f' * 64)
+  with pytest.raises(InputError, match=r'a prompt of pair; a prompt .* for query and passage is'):
+    check_template(words, ('query', 'passage'), CONFIG)
+  with pytest.raises(InputError, match="a prompt of kind 'prefix'; a prompt of kind 'template'"):
+    check_template(load_prompt(write()), ('pair',), CONFIG)
+  deep = load_prompt(write(VECTORS, **TEMPLATE | {'fixed_layers': 3}))
+  with pytest.raises(InputError, match='fixed_layers is 3, and this backbone has 2 layers'):
+    check_template(deep, ('query', 'passage'), CONFIG)
+
+
+def _forms(query):
+  return TEMPLATE | {'template': TEMPLATE['template'] | {'query': query}}
+
+
+@pytest.mark.parametrize(
+  ('arrays', 'change', 'message'),
+  [
+    (VECTORS, TEMPLATE | {'template': 'P1 text'}, "meta's template is 'P1 text', expected forms"),
+    (VECTORS, TEMPLATE | {'template': {'query': 'text'}}, 'expected forms for query and passage'),
+    (VECTORS, _forms(3), "meta's template of a query is 3, expected a text"),
+    (VECTORS, _forms('[CLS] P1 text [SEP]'), r'a query: a template has one \[MASK\], and'),
+    ({}, TEMPLATE, 'neither words nor an array for segments/query/P1; found: no arrays'),
+    ({'prefix': prefix()}, TEMPLATE, 'for segments/query/P1; found: prefix'),
+    (VECTORS | {'prefix': prefix()}, TEMPLATE, "arrays in a prompt of kind 'template': prefix"),
+    (
+      {'segments/query/P1': np.ones((6, 2, 24), np.float32)},
+      TEMPLATE,
+      r'array segments/query/P1: expected shape \[P, H\], found \[6, 2, 24\]',
+    ),
+    (VECTORS, TEMPLATE | {'words': {'query/P3': 'x'}}, "words of 'query/P3' are 'x'; expected a"),
+    (VECTORS, TEMPLATE | {'words': {'passage/P2': 7}}, "words of 'passage/P2' are 7; expected a"),
+    (VECTORS, TEMPLATE | {'fixed_layers': -1}, 'fixed_layers is -1, expected 0 to'),
+    (VECTORS, TEMPLATE | {'fixed_layers': True}, 'fixed_layers is True, expected int'),
+    (VECTORS, TEMPLATE | {'pooling': 'max'}, "pooling is 'max', expected one of: mask, cls, mean"),
+    (VECTORS, TEMPLATE | {'drop': ['words']}, 'meta lacks words; export the prompt again'),
+    ({}, PAIR | {'drop': ['head_sha256']}, 'meta lacks head_sha256; export the prompt again'),
+    ({}, PAIR | {'pooling': 'mean'}, "pooling is 'mean', expected one of: .*; of a pair mask"),
+    ({}, PAIR | {'label_words': ['yes']}, r"label_words are \['yes'\], expected two words"),
+    ({}, PAIR | {'score': 'odds'}, "score is 'odds', expected one of: logit, probability"),
+  ],
+)
+def test_bad_templates(write, arrays, change, message):
+  with pytest.raises(InputError, match=message):
+    load_prompt(write(arrays, **change))
 
 
 @pytest.mark.parametrize(
@@ -156,8 +229,6 @@ def test_topic_and_template(write):
       'array x: holds values that are not finite',
     ),
     ({'words': np.array('a')}, {'kind': 'topic'}, "kind 'topic' needs prefix; prefix is missing"),
-    ({'segments/P1': np.ones((6, 24), np.float32)}, {'kind': 'template'}, "meta has no 'template'"),
-    ({'prefix': prefix()}, {'kind': 'template', 'template': 'P1 text'}, 'no arrays segments/NAME'),
   ],
 )
 def test_bad_content(write, arrays, change, message):
@@ -318,10 +389,10 @@ def test_check_prompt_names_both_sides():
     ),
   ):
     check_prompt(prompt, other, 'a' * 64, TOKENIZER)
-  template = Prompt(META | {'kind': 'template'}, {'segments/P1': np.ones((6, 24), np.float32)})
+  template = Prompt(META | TEMPLATE, VECTORS)
   with pytest.raises(
     InputError,
-    match=re.escape('segments/P1 has shape [6, 24], but as [P, H] this backbone takes [P, 32]'),
+    match=re.escape('segments/query/P1 has shape [6, 24], but as [P, H] this backbone takes [P, '),
   ):
     check_prompt(template, other, 'a' * 64, TOKENIZER)
 

@@ -1,0 +1,87 @@
+"""Prompt encoders: the learned vectors of a template's segment (NIR-Prompt section 3.3.2, Eq. 2).
+
+Embedding(P, H) -> a bidirectional LSTM of two layers (H/2 each way) -> Linear -> ReLU -> Linear.
+Every segment has its own.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from dprjax.base.errors import InputError
+from dprjax.models.encoder import EncoderConfig
+
+LSTM_LAYERS = 2
+
+
+class PromptEncoder(nn.Module):
+  """The encoder of one segment of P vectors. It starts as PyTorch's modules start.
+
+  Attributes:
+    length: P.
+    width: H.
+  """
+
+  length: int
+  width: int
+
+  @nn.compact
+  def __call__(self) -> Float[Array, 'P H']:
+    half = self.width // 2
+    x: Any = self.param('embedding', nn.initializers.normal(1.0), (self.length, self.width))[None]
+    for layer in range(LSTM_LAYERS):
+      forward, backward = (
+        nn.RNN(_cell(half), name=f'{way}_{layer}') for way in ('forward', 'backward')
+      )
+      x = nn.Bidirectional(forward, backward)(x)  # type: ignore[arg-type]
+    x = nn.relu(_linear(self.width, 'hidden')(x))
+    return _linear(self.width, 'output')(x)[0]
+
+
+def init_prompt_encoder(config: EncoderConfig, key: Array, length: int) -> dict[str, Any]:
+  """Fresh parameters of the encoder of P = ``length`` vectors.
+
+  Raises:
+    InputError: the hidden size is odd, so that the two ways of an LSTM cannot share it.
+  """
+  if config.hidden_size % 2:
+    raise InputError(
+      f'a prompt encoder needs an even hidden size, this backbone has {config.hidden_size}'
+    )
+  return jax.jit(PromptEncoder(length, config.hidden_size).init)(key)['params']
+
+
+def encode_prompt(params: Mapping[str, Any]) -> Float[Array, 'P H']:
+  """The vectors that an encoder with these parameters gives."""
+  return PromptEncoder(*params['embedding'].shape).apply({'params': params})  # type: ignore[return-value]
+
+
+def _cell(width: int) -> nn.OptimizedLSTMCell:
+  init = _uniform(width)
+  # PyTorch has two biases, which it adds.
+  return nn.OptimizedLSTMCell(
+    width,
+    kernel_init=init,
+    recurrent_kernel_init=init,
+    bias_init=_uniform(width, terms=2),
+    parent=None,
+  )
+
+
+def _linear(width: int, name: str) -> nn.Dense:
+  return nn.Dense(width, kernel_init=_uniform(width), bias_init=_uniform(width), name=name)
+
+
+def _uniform(width: int, terms: int = 1) -> nn.initializers.Initializer:
+  """PyTorch's U(-1/sqrt(width), 1/sqrt(width)), or the sum of so many of these."""
+
+  def init(key: Array, shape: Any, dtype: Any = jnp.float32, out_sharding: Any = None) -> Array:
+    del out_sharding
+    drawn = jax.random.uniform(key, (terms, *shape), dtype, -1.0, 1.0)
+    return jnp.sum(drawn, axis=0) * width**-0.5
+
+  return init

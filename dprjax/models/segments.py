@@ -1,0 +1,311 @@
+"""Templates as data: forms such as ``[CLS] P1 text P2 [MASK] [SEP]``, for several tasks at once.
+
+A form is a line of these words:
+
+    [CLS], [SEP]            special tokens: at the beginning; between two parts, and at the end
+    P1, P2, ...             what describes a task: literal words, or P learned vectors
+    text, first, second     the text of a query or a passage; the texts of a pair
+    [MASK]                  where the model answers
+
+``TaskTemplates`` makes ``template.Template`` of the forms of all tasks, so that a batch may hold
+texts of several. The learned vectors are rows of one table, a range for each task. All token types
+are 0.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Self
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Int32
+
+from dprjax.base.errors import InputError
+from dprjax.models import embed
+from dprjax.models.template import Filled, Piece, Template, Text, fill
+
+# The texts of each kind of input.
+TEXTS = {'query': ('text',), 'passage': ('text',), 'pair': ('first', 'second')}
+_PROMPT = re.compile(r'P[1-9]')
+_LONGEST = 200  # characters of a form
+
+# NIR-Prompt, Tables 1 and 2: the words of P1, P2 (and P3) by task and kind of input.
+WORDS: dict[str, dict[str, tuple[str, ...]]] = {
+  'retrieval': {
+    'query': ('The query:', 'Representation for document retrieval is:'),
+    'passage': ('The passage:', 'Representation for document retrieval is:'),
+    'pair': (
+      'Query:',
+      'Passage:',
+      'Does the passage include the content that matches the query?',
+    ),
+  },
+  'qa': {
+    'query': ('The question:', 'Representation for question answering is:'),
+    'passage': ('The passage:', 'Representation for question answering is:'),
+    'pair': ('Question:', 'Passage:', 'Does the passage include the answer of the question?'),
+  },
+  'dialogue': {
+    'query': ('The first sentence:', 'Representation for retrieval-based dialogue is:'),
+    'passage': ('The second sentence:', 'Representation for retrieval-based dialogue is:'),
+    'pair': ('The first text:', 'The second text:', 'Can the second text reply to the first text?'),
+  },
+  'paraphrase': {
+    'pair': ('The first text:', 'The second text:', 'Do these two texts mean the same thing?'),
+  },
+  'inference': {
+    'pair': ('Premise:', 'Hypothesis:', 'Can the hypothesis be concluded from the premise?'),
+  },
+}
+# P3 of every task in the hybrid template (section 3.3.3).
+HYBRID = 'Do these two sentences match?'
+
+
+class Specials(NamedTuple):
+  """What [CLS], [SEP] (between parts, and at the end) and [MASK] stand for, as token ids."""
+
+  opening: tuple[int, ...]
+  middle: tuple[int, ...]
+  closing: tuple[int, ...]
+  mask_id: int | None
+
+
+class Spec(NamedTuple):
+  """The templates of one task.
+
+  Attributes:
+    forms: by kind of input.
+    words: of prompt segments, named ``query/P1``.
+    lengths: P of the other prompt segments.
+  """
+
+  forms: Mapping[str, str]
+  words: Mapping[str, str]
+  lengths: Mapping[str, int]
+
+
+def parse(form: str, kind: str, where: str, *, masked: bool = True) -> tuple[str, ...]:
+  """The segments of a form.
+
+  Args:
+    form: a line.
+    kind: 'query', 'passage' or 'pair'.
+    where: what named the form; messages begin with it.
+    masked: whether it needs a [MASK].
+
+  Raises:
+    InputError: a segment is unknown, missing, at the wrong place or there twice.
+  """
+  if len(form) > _LONGEST:
+    raise InputError(f'{where}: a form of {len(form):,} characters, of at most {_LONGEST}')
+  segments = tuple(form.split())
+  texts = TEXTS[kind]
+  known = ('[CLS]', '[SEP]', '[MASK]', *texts)
+  for segment in segments:
+    if segment not in known and not _PROMPT.fullmatch(segment):
+      raise InputError(
+        f'{where}: {segment!r:.40} is no segment of a template; use P1 to P9, {", ".join(known)}'
+      )
+  for name in (*texts, '[MASK]'):
+    count = segments.count(name)
+    if count > 1 or (count == 0 and (name != '[MASK]' or masked)):
+      raise InputError(
+        f'{where}: a template has one {name}, and {form!r:.80} has {count or "none"}'
+      )
+  if [name for name in segments if name in texts] != list(texts):
+    raise InputError(f'{where}: {form!r:.80} has its texts in another order than {texts}')
+  if twice := [name for name in segments if name[0] == 'P' and segments.count(name) > 1]:
+    raise InputError(f'{where}: {form!r:.80} has {twice[0]} twice')
+  if segments[0] != '[CLS]' or segments[-1] != '[SEP]' or segments.count('[CLS]') > 1:
+    raise InputError(f'{where}: a template begins with [CLS] and ends with [SEP], not {form!r:.80}')
+  return segments
+
+
+def prompt_names(form: str, kind: str) -> list[str]:
+  """The names of a form's prompt segments, as ``query/P1``, in their order."""
+  return [f'{kind}/{segment}' for segment in form.split() if _PROMPT.fullmatch(segment)]
+
+
+class TaskTemplates(NamedTuple):
+  """The templates of several tasks, numbered.
+
+  Attributes:
+    segments: of each kind of input, the same for all tasks.
+    templates: of each kind, by the tasks' numbers.
+    rows: the table's segments in their order: the task's number, the name, and P.
+    pad_id: the padding token.
+  """
+
+  segments: Mapping[str, tuple[str, ...]]
+  templates: Mapping[str, tuple[Template, ...]]
+  rows: tuple[tuple[int, str, int], ...]
+  pad_id: int
+
+  @classmethod
+  def make(
+    cls,
+    specs: Sequence[Spec],
+    specials: Specials,
+    tokenize: Callable[[list[str]], Mapping[str, Int32[np.ndarray, '_']]],
+    vocab_size: int,
+    pad_id: int,
+    where: str = 'the template',
+    masked: bool = True,
+  ) -> Self:
+    """The templates that the specs describe.
+
+    Args:
+      specs: of the tasks, in the order of their numbers.
+      specials: the tokenizer's special tokens.
+      tokenize: the token ids of each text, without special tokens.
+      vocab_size: of the encoder. Learned vectors are token ids from it on.
+      pad_id: the padding token.
+      where: what named the forms; messages begin with it.
+      masked: whether a form needs a [MASK].
+
+    Raises:
+      InputError: as ``parse``; the tasks have different forms, or the tokenizer has no mask token.
+    """
+    segments = {
+      kind: parse(form, kind, where, masked=masked) for kind, form in specs[0].forms.items()
+    }
+    pieces: dict[str, list[Template]] = {kind: [] for kind in segments}
+    rows: list[tuple[int, str, int]] = []
+    start = vocab_size
+    for number, spec in enumerate(specs):
+      if dict(spec.forms) != dict(specs[0].forms):
+        raise InputError(
+          f'{where}: tasks of one batch have templates of the same form, not '
+          f'{" and ".join(map(repr, sorted({*spec.forms.values(), *specs[0].forms.values()})))}'
+        )
+      tokens = tokenize(list(spec.words.values()))
+      for kind, names in segments.items():
+        made: list[Piece] = []
+        for place, segment in enumerate(names):
+          name = f'{kind}/{segment}'
+          if segment in TEXTS[kind]:
+            made.append(Piece(None))
+          elif segment == '[MASK]':
+            if specials.mask_id is None:
+              raise InputError(
+                f'{where}: the tokenizer has no mask token, which [MASK] stands for; choose '
+                'another backbone'
+              )
+            made.append(Piece((specials.mask_id,)))
+          elif segment == '[CLS]':
+            made.append(Piece(specials.opening))
+          elif segment == '[SEP]':
+            made.append(Piece(specials.closing if place == len(names) - 1 else specials.middle))
+          elif name in spec.words:
+            made.append(Piece(tuple(tokens[spec.words[name]].tolist())))
+          else:
+            length = spec.lengths[name]
+            made.append(Piece(tuple(range(start, start + length))))
+            rows.append((number, name, length))
+            start += length
+        pieces[kind].append(Template(tuple(made)))
+    return cls(segments, {kind: tuple(made) for kind, made in pieces.items()}, tuple(rows), pad_id)
+
+  def table(
+    self, vectors: Sequence[Mapping[str, Float[Array, 'P H']]]
+  ) -> Float[Array, 'E H'] | None:
+    """The vectors of all learned segments, each task's by their names; None where there are none.
+
+    Raises:
+      InputError: a segment has another number of vectors than the templates have places for.
+    """
+    for number, name, length in self.rows:
+      if (there := vectors[number][name].shape[0]) != length:
+        raise InputError(f'{name}: {there} vectors for the {length} places of the template')
+    if not self.rows:
+      return None
+    return jnp.concatenate([vectors[number][name] for number, name, _ in self.rows])
+
+  def extra(self, kind: str) -> int:
+    """The most tokens that a template puts around the texts."""
+    return max(template.num_tokens for template in self.templates[kind])
+
+  def fill(
+    self, kind: str, texts: Sequence[Text], length: int, numbers: Int[Array, ' B']
+  ) -> Filled:
+    """Fills the templates of one kind; see ``template.fill``.
+
+    Args:
+      kind: of input.
+      texts: of the examples.
+      length: T, at least that of the longest filled template.
+      numbers: the task of each example.
+    """
+    return fill(self.templates[kind], texts, length, self.pad_id, numbers)
+
+  def places(self, kind: str, filled: Filled, segment: str) -> Bool[Array, 'B T']:
+    """Where the tokens of one segment are."""
+    return filled.pieces == self.segments[kind].index(segment)
+
+
+def bare(tokens: Int[Array, 'B S'], mask: Bool[Array, 'B S'], opening: int, closing: int) -> Text:
+  """The texts of stored rows, ``[CLS] text [SEP]``, without their special tokens.
+
+  Args:
+    tokens, mask: the rows.
+    opening, closing: the number of special tokens before and behind a text.
+  """
+  return Text(tokens, jnp.sum(mask, axis=1, dtype=jnp.int32) - opening - closing, opening)
+
+
+def label_ids(
+  words: Sequence[str],
+  tokenize: Callable[[list[str]], Mapping[str, Int32[np.ndarray, '_']]],
+  special_ids: Sequence[int],
+  where: str,
+) -> tuple[int, int]:
+  """The token ids of the words for yes and no.
+
+  Raises:
+    InputError: there are not two different ones, or one is not a single token of the vocabulary.
+  """
+  if (
+    len(words) != 2
+    or not all(isinstance(word, str) and word for word in words)
+    or words[0] == words[1]
+  ):
+    raise InputError(f'{where}: expected two different words, for yes and no, not {words!r:.60}')
+  tokens = tokenize(list(words))
+  for word in words:
+    ids = tokens[word].tolist()
+    if len(ids) != 1 or ids[0] in special_ids:
+      raise InputError(
+        f'{where}: {word!r:.40} is '
+        + (f'{len(ids)} tokens' if len(ids) != 1 else 'not a word')
+        + " of the tokenizer's vocabulary; a label is one word of it"
+      )
+  return tokens[words[0]].item(), tokens[words[1]].item()
+
+
+def pool(
+  templates: TaskTemplates,
+  kind: str,
+  filled: Filled,
+  hidden: Float[Array, 'B T H'],
+  pooling: str,
+  normalize: bool = False,
+) -> Float[Array, 'B H']:
+  """One vector a row of a filled template.
+
+  Args:
+    templates: the tasks' templates.
+    kind: of input.
+    filled: the rows.
+    hidden: the last hidden states.
+    pooling: 'mask', the state at [MASK]; 'mean', the mean over the text's own tokens; 'cls'.
+    normalize: scale to unit length.
+
+  Raises:
+    InputError: ``pooling`` is another word.
+  """
+  if pooling == 'mask':
+    at = jnp.argmax(templates.places(kind, filled, '[MASK]'), axis=1)[:, None, None]
+    vectors = jnp.take_along_axis(hidden, at, axis=1)[:, 0]
+    return embed.unit(vectors) if normalize else vectors
+  counted = templates.places(kind, filled, 'text') if pooling == 'mean' else filled.mask
+  return embed.pool(hidden, counted, pooling, normalize)

@@ -1,0 +1,301 @@
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dprjax.base.errors import InputError
+from dprjax.models import encoder, hub, prompt_encoder, segments
+from dprjax.models.segments import Spec, Specials, TaskTemplates
+from tests.models.test_prompt_encoder import from_torch, stored
+
+FORM = '[CLS] P1 text P2 [MASK] [SEP]'
+PAIR = '[CLS] P1 first [SEP] P2 second [SEP] P3 [MASK] [SEP]'
+SPECIALS = Specials((1,), (2, 2), (2,), 4)
+VOCABULARY = 41
+WORDS = {'a query:': (20, 21), 'what is it?': (22, 23, 24), '': ()}
+
+
+def tokenize(texts):
+  return {text: np.array(WORDS[text], np.int32) for text in texts}
+
+
+def make(*specs, masked=True):
+  return TaskTemplates.make(
+    specs, SPECIALS, tokenize, VOCABULARY, 0, 'config.template.text', masked=masked
+  )
+
+
+def rows_of(*texts):
+  """Stored texts, ``[CLS] text [SEP]``, padded."""
+  rows = [[1, *text, 2] for text in texts]
+  length = max(map(len, rows))
+  tokens = np.array([row + [0] * (length - len(row)) for row in rows], np.int32)
+  return tokens, np.array([[1] * len(row) + [0] * (length - len(row)) for row in rows], bool)
+
+
+def test_tasks_of_one_batch_have_ranges_of_the_table():
+  made = make(
+    Spec(
+      {'query': FORM, 'passage': FORM},
+      {},
+      {
+        'query/P1': 1,
+        'query/P2': 2,
+        'passage/P1': 1,
+        'passage/P2': 1,
+      },
+    ),
+    Spec(
+      {'query': FORM, 'passage': FORM},
+      {'query/P1': 'a query:', 'passage/P2': ''},
+      {
+        'query/P2': 1,
+        'passage/P1': 2,
+      },
+    ),
+  )
+  assert made.rows == (
+    (0, 'query/P1', 1),
+    (0, 'query/P2', 2),
+    (0, 'passage/P1', 1),
+    (0, 'passage/P2', 1),
+    (1, 'query/P2', 1),
+    (1, 'passage/P1', 2),
+  )
+  tokens, mask = rows_of((7, 4, 8), (9,), (10, 11))
+  text = segments.bare(jnp.asarray(tokens), jnp.asarray(mask), 1, 1)
+  assert made.extra('query') == 6 and made.extra('passage') == 5
+  filled = made.fill('query', [text], 9, jnp.array([0, 1, 0], jnp.int32))
+  assert filled.tokens.tolist() == [
+    [1, 41, 7, 4, 8, 42, 43, 4, 2],
+    [1, 20, 21, 9, 46, 4, 2, 0, 0],
+    [1, 41, 10, 11, 42, 43, 4, 2, 0],
+  ]
+  # A [MASK] of the text is only text.
+  assert np.argmax(made.places('query', filled, '[MASK]'), axis=1).tolist() == [7, 5, 6]
+  assert made.places('query', filled, '[MASK]').sum(axis=1).tolist() == [1, 1, 1]
+  assert made.places('query', filled, 'text').sum(axis=1).tolist() == [3, 1, 2]
+  assert not filled.token_types.any()
+  filled = made.fill('passage', [text], 8, jnp.array([1, 1, 0], jnp.int32))
+  assert filled.tokens.tolist() == [
+    [1, 47, 48, 7, 4, 8, 4, 2],
+    [1, 47, 48, 9, 4, 2, 0, 0],
+    [1, 44, 10, 11, 45, 4, 2, 0],
+  ]
+  vectors = [
+    {
+      name: jnp.full((length, 3), 100.0 * number + place)
+      for place, (task, name, length) in enumerate(made.rows)
+      if task == number
+    }
+    for number in range(2)
+  ]
+  assert made.table(vectors)[:, 0].tolist() == [0, 1, 1, 2, 3, 104, 105, 105]
+  with pytest.raises(InputError, match='query/P1: 4 vectors for the 1 places of the template'):
+    made.table([vectors[0] | {'query/P1': jnp.zeros((4, 3), jnp.float32)}, vectors[1]])
+
+
+def test_pairs():
+  made = make(Spec({'pair': PAIR}, {'pair/P3': 'what is it?'}, {'pair/P1': 1, 'pair/P2': 2}))
+  texts = [
+    segments.bare(*map(jnp.asarray, rows_of(*rows)), 1, 1)
+    for rows in ([(7,), (8, 9)], [(10, 11), (12,)])
+  ]
+  filled = made.fill('pair', texts, 17, jnp.zeros(2, jnp.int32))
+  assert filled.tokens.tolist() == [
+    [1, 41, 7, 2, 2, 42, 43, 10, 11, 2, 2, 22, 23, 24, 4, 2, 0],
+    [1, 41, 8, 9, 2, 2, 42, 43, 12, 2, 2, 22, 23, 24, 4, 2, 0],
+  ]
+  assert not filled.token_types.any() and made.extra('pair') == 13
+  assert (
+    make(Spec({'pair': PAIR}, dict.fromkeys(('pair/P1', 'pair/P2', 'pair/P3'), ''), {})).table([{}])
+    is None
+  )
+
+
+@pytest.mark.parametrize('pooling', ['mask', 'mean', 'cls'])
+def test_pooling(pooling):
+  made = make(Spec({'query': FORM}, {'query/P1': 'a query:'}, {'query/P2': 1}))
+  tokens, mask = rows_of((7, 4, 8), (9,))
+  filled = made.fill(
+    'query',
+    [segments.bare(jnp.asarray(tokens), jnp.asarray(mask), 1, 1)],
+    9,
+    jnp.zeros(2, jnp.int32),
+  )
+  hidden = np.random.default_rng(0).standard_normal((2, 9, 5)).astype(np.float32)
+  expected = {
+    'mask': [hidden[0, 7], hidden[1, 5]],
+    'mean': [hidden[0, 3:6].mean(axis=0), hidden[1, 3]],
+    'cls': [hidden[0, 0], hidden[1, 0]],
+  }[pooling]
+  got = segments.pool(made, 'query', filled, jnp.asarray(hidden), pooling)
+  np.testing.assert_allclose(got, expected, rtol=1e-6)
+  got = segments.pool(made, 'query', filled, jnp.asarray(hidden), pooling, normalize=True)
+  np.testing.assert_allclose(got, [row / np.linalg.norm(row) for row in expected], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ('form', 'kind', 'message'),
+  [
+    ('[CLS] P1 text P2 [SEP]', 'query', 'a template has one [MASK], and .* has none'),
+    ('[CLS] text [MASK] [MASK] [SEP]', 'query', 'a template has one [MASK], and .* has 2'),
+    ('[CLS] P1 [MASK] [SEP]', 'passage', 'a template has one text, and .* has none'),
+    ('[CLS] text text [MASK] [SEP]', 'query', 'a template has one text, and .* has 2'),
+    ('[CLS] first [MASK] [SEP]', 'pair', 'a template has one second, and .* has none'),
+    ('[CLS] second first [MASK] [SEP]', 'pair', 'has its texts in another order'),
+    ('[CLS] text P2 P2 [MASK] [SEP]', 'query', 'has P2 twice'),
+    ('text [MASK] [SEP]', 'query', 'begins with [CLS] and ends with [SEP]'),
+    ('[CLS] text [MASK]', 'query', 'begins with [CLS] and ends with [SEP]'),
+    ('[CLS] first [MASK] [SEP]', 'query', "'first' is no segment of a template; use P1 to P9"),
+    ('', 'query', 'a template has one text, and .* has none'),
+    ('x' * 300, 'query', 'a form of 300 characters'),
+  ],
+)
+def test_bad_forms(form, kind, message):
+  with pytest.raises(InputError) as info:
+    segments.parse(form, kind, 'config.template.text')
+  assert re.search(re.escape(message).replace(r'\.\*', '.*').replace(r'\ ', ' '), str(info.value))
+  assert str(info.value).startswith('config.template.text: ')
+
+
+def test_a_form_without_mask_where_none_is_needed():
+  made = make(Spec({'query': '[CLS] text [SEP]'}, {}, {}), masked=False)
+  assert made.extra('query') == 2
+
+
+def test_forms_and_tokenizers_that_do_not_fit():
+  with pytest.raises(InputError, match='tasks of one batch have templates of the same form'):
+    make(
+      Spec({'query': '[CLS] text [MASK] [SEP]'}, {}, {}),
+      Spec({'query': '[CLS] [MASK] text [SEP]'}, {}, {}),
+    )
+  with pytest.raises(InputError, match=r'config.template.text: the tokenizer has no mask token'):
+    TaskTemplates.make(
+      [Spec({'query': '[CLS] text [MASK] [SEP]'}, {}, {})],
+      SPECIALS._replace(mask_id=None),
+      tokenize,
+      VOCABULARY,
+      0,
+      'config.template.text',
+    )
+
+
+@pytest.mark.parametrize(
+  ('words', 'message'),
+  [
+    (('yes', 'perhaps'), "'perhaps' is 2 tokens of the tokenizer's vocabulary"),
+    (('yes', 'zzz'), "'zzz' is not a word of the tokenizer's vocabulary"),
+    (('yes', 'yes'), 'expected two different words, for yes and no'),
+    (('yes',), 'expected two different words'),
+    (('yes', 3), 'expected two different words'),
+  ],
+)
+def test_label_words(words, message):
+  ids = {'yes': [7], 'no': [8], 'perhaps': [9, 10], 'zzz': [3]}
+
+  def look_up(texts):
+    return {text: np.array(ids[text], np.int32) for text in texts}
+
+  assert segments.label_ids(('no', 'yes'), look_up, [0, 3], 'here') == (8, 7)
+  with pytest.raises(InputError, match=re.escape(message)):
+    segments.label_ids(words, look_up, [0, 3], 'config.template.label_words')
+
+
+def test_the_papers_words():
+  kinds = [kind for task in segments.WORDS.values() for kind in task]
+  assert [kinds.count(kind) for kind in ('query', 'passage', 'pair')] == [3, 3, 5]
+  for task in segments.WORDS.values():
+    assert [len(words) for words in task.values()] == [3 if kind == 'pair' else 2 for kind in task]
+  assert not any('Dose' in words for task in segments.WORDS.values() for words in task['pair'])
+
+
+@pytest.mark.parametrize(
+  ('model_type', 'fixed_layers'),
+  [
+    ('bert', 1),
+    ('roberta', 0),
+    *(
+      pytest.param(*case, marks=pytest.mark.slow)
+      for case in (('bert', 0), ('bert', 2), ('roberta', 1), ('roberta', 2))
+    ),
+  ],
+)
+def test_two_tasks_in_a_batch_equal_pytorch(model_type, fixed_layers, golden, write_checkpoint):
+  arrays = golden('prompt_templates')
+  backbone = hub.load_backbone(write_checkpoint(model_type, 3))
+  config = backbone.config
+  names = {'dialogue': ('P1', 'P2'), 'qa': ('P1', 'P2')}
+  params = {
+    task: {f'query/{part}': from_torch(stored(arrays, f'weights/{task}/{part}/')) for part in parts}
+    for task, parts in names.items()
+  }
+  made = TaskTemplates.make(
+    [
+      Spec({'query': FORM}, {}, {name: len(leaf['embedding']) for name, leaf in of.items()})
+      for of in params.values()
+    ],
+    Specials((5,), (2,), (2,), 4),
+    tokenize,
+    config.vocab_size,
+    config.pad_token_id,
+  )
+  tokens, mask = rows_of((7, 8, 4, 9), (10, 11, 12), (13,), (14, 7))
+  text = segments.bare(jnp.asarray(tokens), jnp.asarray(mask), 1, 1)
+  numbers = jnp.array([0, 1, 1, 0], jnp.int32)
+  expected = arrays[f'{model_type}/mask']
+  filled = made.fill('query', [text], expected.shape[1], numbers)
+  np.testing.assert_array_equal(filled.mask, expected)
+
+  @jax.jit
+  def loss(params):
+    vectors = [
+      jax.tree.map(prompt_encoder.encode_prompt, of, is_leaf=is_encoder) for of in params.values()
+    ]
+    hidden = encoder.encode(
+      config,
+      backbone.params,
+      filled.tokens,
+      filled.mask,
+      token_types=filled.token_types,
+      vectors=made.table(vectors),
+      fixed_layers=fixed_layers,
+    )
+    weights = jnp.cos(jnp.arange(hidden.size, dtype=jnp.float32)).reshape(hidden.shape)
+    return jnp.sum(hidden * weights * expected[:, :, None].astype(np.float32)), hidden
+
+  def is_encoder(node):
+    return 'embedding' in node
+
+  gradients, hidden = jax.grad(loss, has_aux=True)(params)
+  case = f'{model_type}/{fixed_layers}'
+  np.testing.assert_allclose(
+    hidden[expected], arrays[f'{case}/hidden'][expected], rtol=0, atol=2e-5
+  )
+  checked = 0
+  for task, parts in names.items():
+    for part in parts:
+      gradient = gradients[task][f'query/{part}']
+      theirs = stored(arrays, f'{case}/gradient/{task}/{part}/')
+      scale = 2e-5 * max(1, *(np.abs(leaf).max() for leaf in theirs.values()))
+      if len(theirs) > 1:
+        # PyTorch's two biases have one gradient; from_torch adds them.
+        theirs = {
+          name: leaf / 2 if '.bias' in name and name.startswith('lstm') else leaf
+          for name, leaf in theirs.items()
+        }
+        for ours, other in zip(
+          jax.tree.leaves(gradient), jax.tree.leaves(from_torch(theirs)), strict=True
+        ):
+          np.testing.assert_allclose(ours, other, rtol=0, atol=scale)
+        checked += 1
+      else:
+        np.testing.assert_allclose(
+          gradient['embedding'], theirs['embedding.weight'], rtol=0, atol=scale
+        )
+  assert checked == (fixed_layers == 1)
+  # The cases differ by far more than the tolerance.
+  others = [arrays[f'{model_type}/{n}/hidden'] for n in range(3) if n != fixed_layers]
+  assert min(np.abs(hidden - other)[expected].max() for other in others) > 0.1
