@@ -2,6 +2,8 @@
 
 import errno
 import math
+import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -14,52 +16,76 @@ from dprjax.base.files import PathLike, atomic_write, regular_file
 
 _MOST_PACKED = 1100  # times that deflate can shrink bytes: 1,032, and a little room
 _KINDS = 'biufU'
+_AT_A_TIME = 1 << 20
+# Raised by zipfile and numpy for a damaged file.
 _UNREADABLE = (
   zipfile.BadZipFile,
   zlib.error,
   EOFError,
-  KeyError,
+  LookupError,
   ValueError,
-  NotImplementedError,
-  OverflowError,
-  RuntimeError,  # a member with a password
-  SyntaxError,
   TypeError,
+  SyntaxError,
+  RuntimeError,  # RecursionError, NotImplementedError, and an encrypted member's
+  ArithmeticError,
+  MemoryError,
+  struct.error,
+  tokenize.TokenError,
 )
 
 
-def read_arrays(path: PathLike, what: str) -> dict[str, np.ndarray]:
+class _Wrong(Exception):
+  """What is wrong with an npz, where these lines and not zipfile or numpy have found it."""
+
+
+def read_arrays(
+  path: PathLike, what: str, most_packed: int = _MOST_PACKED, remedy: str = 'make or fetch it again'
+) -> dict[str, np.ndarray]:
   """The arrays of an npz file, by name.
+
+  Args:
+    path: the file.
+    what: what it is, for messages, which begin with it.
+    most_packed: how many times larger than the file its arrays may be.
+    remedy: the end of a message about a damaged file.
 
   Raises:
     InputError: it is missing, a folder, a pipe, damaged or no npz; a member is no array of numbers
-      or texts, or says that it is larger than its bytes; the message begins with ``what``.
+      or texts, or says that it is larger than its bytes.
   """
   found = regular_file(path, what)
   arrays: dict[str, np.ndarray] = {}
   name = ''
   try:
-    with found.open('rb') as file, zipfile.ZipFile(file) as archive:
-      members = archive.infolist()
-      packed = sum(member.compress_size for member in members)
-      size = sum(member.file_size for member in members)
-      file.seek(0, 2)
-      if packed > file.tell() or size > _MOST_PACKED * packed:
-        raise ValueError(f'{size:,} bytes in a file of {file.tell():,}')
-      for member in members:
-        name = member.filename.removesuffix('.npy')
-        if name in arrays or not member.filename.endswith('.npy'):
-          raise ValueError(f'{member.filename!r:.60} is no array, or comes twice')
-        with archive.open(member) as stream:
-          arrays[name] = _read_array(stream, member.file_size)
-  except (*_UNREADABLE, OSError) as error:
+    with found.open('rb') as file:
+      if file.read(6) == np.lib.format.MAGIC_PREFIX:
+        raise _Wrong('a single array')
+      with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        packed = sum(member.compress_size for member in members)
+        size = sum(member.file_size for member in members)
+        stored = file.seek(0, 2)
+        if packed > stored or size > most_packed * packed + _AT_A_TIME:
+          raise _Wrong(f'{stored:,} bytes that declare to hold many times as much, {size:,}')
+        for member in members:
+          name = member.filename.removesuffix('.npy')
+          if name in arrays:
+            raise _Wrong(f'{member.filename!r:.80} is in it twice')
+          if not member.filename.endswith('.npy'):
+            raise _Wrong('is no array')
+          with archive.open(member) as stream:
+            arrays[name] = _read_array(stream, member.file_size)
+  except (*_UNREADABLE, _Wrong, OSError) as error:
     # An offset that is not true is a bad argument of a system call.
     if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
       raise
-    at = f', array {name!r:.60}' if name else ''
+    shown = name if name.isprintable() else ascii(name)
+    at = f'{what} {found}' + (f', array {shown:.80}' if name else '')
+    if isinstance(error, _Wrong):
+      raise InputError(f'{at}: {error}: damaged or not an npz file of arrays; {remedy}') from error
     raise InputError(
-      f'{what} {found}{at}: cut off, damaged or not an npz file of arrays '
-      f'({" ".join(str(error).split()):.200}); make or fetch it again'
+      f'{at}: cut off, damaged or not an npz file of arrays '
+      f'({" ".join(str(error).split()):.200}); {remedy}'
     ) from error
   return arrays
 
@@ -68,7 +94,7 @@ def _read_array(stream: IO[bytes], size: int) -> np.ndarray:
   """An array of a member of ``size`` bytes, of which the header says how many numbers there are."""
   version = np.lib.format.read_magic(stream)
   if version not in ((1, 0), (2, 0)):
-    raise ValueError(f'the array format {version} is not known')
+    raise _Wrong(f'the array format {version} is not known')
   read = (
     np.lib.format.read_array_header_1_0
     if version == (1, 0)
@@ -76,16 +102,25 @@ def _read_array(stream: IO[bytes], size: int) -> np.ndarray:
   )
   shape, fortran, dtype = read(stream)
   if dtype.hasobject:
-    raise ValueError('it holds pickled objects, which are never loaded')
+    raise _Wrong('holds pickled Python objects, which are never loaded')
   if dtype.kind not in _KINDS:
-    raise ValueError(f'it is of type {dtype}')
-  if any(side < 0 for side in shape) or stream.tell() + math.prod(shape) * dtype.itemsize != size:
-    raise ValueError(f'its header says {list(shape)} {dtype}, and it has {size:,} bytes')
-  values = np.frombuffer(stream.read(), dtype) if dtype.itemsize else np.empty(0, dtype)
-  if len(values) != math.prod(shape):
-    raise ValueError(f'its header says {list(shape)}, and it holds {len(values):,} values')
-  # A copy, which can be written to.
-  return values.reshape(shape, order='F' if fortran else 'C').copy()
+    raise _Wrong(f'is of type {dtype}')
+  count, there = math.prod(shape), size - stream.tell()
+  if any(side < 0 for side in shape) or count * dtype.itemsize != there:
+    raise _Wrong(
+      f'declares {count * dtype.itemsize:,} bytes, {list(shape)!s:.80} of {dtype}, and has '
+      f'{there:,}'
+    )
+  values = np.empty(count, dtype)
+  rest = values.view(np.uint8).data if dtype.itemsize else memoryview(b'')
+  while rest:
+    part = stream.read(min(len(rest), _AT_A_TIME))
+    if not part:
+      raise _Wrong(f'declares {count * dtype.itemsize:,} bytes, of which {len(rest):,} are missing')
+    rest[: len(part)] = part
+    rest = rest[len(part) :]
+  stream.read(1)  # its end, where the checksum is compared
+  return values.reshape(shape, order='F' if fortran else 'C')
 
 
 def write_arrays(path: PathLike, arrays: Mapping[str, Any]) -> None:

@@ -11,15 +11,12 @@ import hashlib
 import json
 import logging
 import time
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 from etils import epath
 
-from dprjax.base import files, outputs, stamps
+from dprjax.base import arrays, files, outputs, stamps
 from dprjax.base.errors import InputError
 from dprjax.formats.fields import Record
 from dprjax.formats.report import Report
@@ -116,8 +113,7 @@ def _build(
   parts = _parts_folder(folder, settings, stamped, process_count)
   with files.atomic_path(folder) as aside:
     built = build(aside, [parts / str(process) for process in range(1, process_count)])
-    with (aside / 'lengths.npz').open('wb') as file:
-      np.savez(file, **built.lengths)
+    arrays.write_arrays(aside / 'lengths.npz', built.lengths)
     described = {'settings': settings} | dict(built.description)
     described |= {
       'files': stamped,
@@ -146,13 +142,8 @@ def open_built(
     raise InputError(
       f'{folder}: a store of format {version}, expected {format_version}; build it again'
     )
-  try:
-    with (folder / 'lengths.npz').open('rb') as file, np.load(file) as arrays:
-      return written, dict(arrays)
-  except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-    raise InputError(
-      f'{folder}/lengths.npz is damaged ({error}); {_REMEDY.format(folder)}'
-    ) from error
+  lengths = arrays.read_arrays(folder / 'lengths.npz', 'store', remedy=_REMEDY.format(folder))
+  return written, lengths
 
 
 def _describe(folder: epath.Path, name: str) -> dict[str, Any]:

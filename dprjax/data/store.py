@@ -27,6 +27,7 @@ import jaxtyping as jt
 import numpy as np
 from etils import epath
 
+from dprjax.base import arrays as npz
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
@@ -212,8 +213,7 @@ def build_store(
 
   def build_part(aside: epath.Path) -> None:
     part = write_passages(aside, sources.load_dataset(source)).part
-    with (aside / _PART).open('wb') as file:
-      np.savez_compressed(file, **part._asdict())
+    npz.write_arrays(aside / _PART, part._asdict())
 
   built = fingerprint.build_once(
     path,
@@ -346,8 +346,7 @@ def _gather(
     fingerprint.wait_for(
       part.exists, wait_s, f'{folder}: process {number} has not tokenised its part of the passages'
     )
-    with (part / _PART).open('rb') as file, np.load(file) as arrays:
-      written.append(_Part(**arrays))
+    written.append(_Part(**npz.read_arrays(part / _PART, 'part of the store')))
     for path in part.iterdir():
       if path.name != _PART:
         path.copy(folder / path.name)

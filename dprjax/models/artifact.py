@@ -10,23 +10,17 @@ allow_pickle=False)`` reads all of it, so a prompt file cannot run code. By meta
   (``TEMPLATE_META``). A template of words alone has no arrays
 """
 
-import collections
 import dataclasses
-import io
 import json
-import math
-import struct
-import tokenize
-import zipfile
-import zlib
-from collections.abc import Iterator, Sequence
-from typing import IO, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
+from dprjax.base.arrays import read_arrays, write_arrays
 from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike, atomic_write, existing, parse_json, regular_file
+from dprjax.base.files import PathLike, parse_json
 from dprjax.models import segments
 from dprjax.models.embed import POOLINGS
 from dprjax.models.encoder import EncoderConfig
@@ -77,21 +71,6 @@ _LONGEST_WORDS = 1000  # characters of a segment
 # Other keys (task, metrics) are free.
 _OPTIONAL_META: dict[str, tuple[type, ...]] = {'query_prefix': (str,), 'passage_prefix': (str,)}
 
-# Raised by zipfile and numpy for a damaged file; ValueError also for pickled objects.
-_UNREADABLE = (
-  zipfile.BadZipFile,
-  zlib.error,
-  EOFError,
-  LookupError,
-  ValueError,
-  TypeError,
-  SyntaxError,
-  RuntimeError,  # RecursionError, NotImplementedError, and an encrypted member's
-  ArithmeticError,
-  MemoryError,
-  struct.error,
-  tokenize.TokenError,
-)
 _SEGMENTS = 'segments/'
 _MOST_LAYERS = 1000
 _MOST_COMPRESSED = 20  # times; floats of a prompt hardly compress
@@ -161,8 +140,8 @@ def save_prompt(path: PathLike, prompt: Prompt) -> None:
   """
   arrays = {name: np.asarray(array) for name, array in prompt.arrays.items()}
   _check(str(path), prompt.meta, arrays)
-  with atomic_write(path, 'wb') as file:
-    np.savez(file, meta=np.array(json.dumps(prompt.meta, ensure_ascii=False)), **arrays)  # type: ignore[arg-type]
+  meta = np.array(json.dumps(prompt.meta, ensure_ascii=False))
+  write_arrays(path, {'meta': meta, **arrays})
 
 
 def load_prompt(path: PathLike) -> Prompt:
@@ -172,88 +151,18 @@ def load_prompt(path: PathLike) -> Prompt:
     InputError: it is missing, damaged, no npz, of a newer version, or holds pickled objects; an
       array or a key of meta is missing, of the wrong shape or type, or not finite.
   """
-  file = existing(path, 'prompt')
-  if file.is_dir():
-    raise InputError(f'prompt is a folder, expected an npz file: {file}')
-  regular_file(path, 'prompt')
-  arrays: dict[str, np.ndarray] = {}
-  name = ''
-  try:
-    with file.open('rb') as stream:
-      for name in _check_members(stream, str(file)):  # noqa: B007 (for messages)
-        pass
-      name = ''
-      npz = np.load(stream, allow_pickle=False)
-      if not isinstance(npz, np.lib.npyio.NpzFile):
-        raise InputError(f'{file}: a single array, expected an npz prompt file')
-      for name in npz.files:
-        arrays[name] = npz[name]
-  except InputError:
-    raise
-  except _UNREADABLE as error:
-    at = f', array {name}' if name else ''
-    if 'allow_pickle' in str(error) and name:
-      raise InputError(
-        f'{file}{at}: holds pickled Python objects, which are never loaded; export the prompt again'
-      ) from error
-    raise InputError(
-      f'{file}{at}: cut off, damaged or not an npz file ({" ".join(str(error).split())}); export '
-      'or fetch it again'
-    ) from error
+  arrays = read_arrays(path, 'prompt', _MOST_COMPRESSED, 'export or fetch it again')
   if 'meta' not in arrays:
-    raise InputError(f'{file}: no meta inside, so this is not a dprjax prompt')
+    raise InputError(f'{path}: no meta inside, so this is not a dprjax prompt')
   text = arrays.pop('meta')
   if text.ndim or text.dtype.kind != 'U':
-    raise InputError(f'{file}: meta is not JSON in a single string; export the prompt again')
+    raise InputError(f'{path}: meta is not JSON in a single string; export the prompt again')
   try:
-    meta = parse_json(text.item(), f'{file}, meta')
+    meta = parse_json(text.item(), f'{path}, meta')
   except InputError as error:
     raise InputError(f'{error}; export the prompt again') from error
-  _check(str(file), meta, arrays)
-  return Prompt(meta, arrays, str(file))
-
-
-def _check_members(stream: IO[bytes], name: str) -> Iterator[str]:
-  """Compares what an npz file declares with what it has, before memory is allocated for it.
-
-  Yields the name of each member before it is looked at, for messages.
-
-  Raises:
-    InputError: a member is there twice, or is larger than the file can hold.
-    ValueError and its like: it is no npz file, or damaged.
-  """
-  if not zipfile.is_zipfile(stream):
-    stream.seek(0)
-    return  # what it is instead, numpy says
-  stored = stream.seek(0, io.SEEK_END)
-  with zipfile.ZipFile(stream) as archive:
-    members = archive.infolist()
-    if twice := [member.filename for member, count in _counts(members) if count > 1]:
-      raise InputError(f'{name}: {twice[0]!r:.80} is in it twice; export the prompt again')
-    if sum(member.file_size for member in members) > _MOST_COMPRESSED * stored + (1 << 20):
-      raise InputError(
-        f'{name}: {stored:,} bytes that declare to hold many times as much; export or fetch it '
-        'again'
-      )
-    for member in members:
-      yield member.filename.removesuffix('.npy')
-      with archive.open(member) as array:
-        if np.lib.format.read_magic(array) == (1, 0):
-          shape, _, dtype = np.lib.format.read_array_header_1_0(array)
-        else:
-          shape, _, dtype = np.lib.format.read_array_header_2_0(array)
-        nbytes = math.prod(shape) * dtype.itemsize
-        if not dtype.hasobject and nbytes > member.file_size:
-          raise InputError(
-            f'{name}, array {member.filename.removesuffix(".npy")}: declares {nbytes:,} bytes, of '
-            f'which the file has {member.file_size:,}; export or fetch it again'
-          )
-  stream.seek(0)
-
-
-def _counts(members: Sequence[zipfile.ZipInfo]) -> list[tuple[zipfile.ZipInfo, int]]:
-  counts = collections.Counter(member.filename.removesuffix('.npy') for member in members)
-  return [(member, counts[member.filename.removesuffix('.npy')]) for member in members]
+  _check(str(path), meta, arrays)
+  return Prompt(meta, arrays, str(path))
 
 
 def load_prompt_for(path: PathLike, tokenizer_sha256: str, *backbones: Backbone) -> Prompt:
