@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import grain
 import jaxtyping as jt
 import numpy as np
+from etils import epath
 
 from dprjax.base import outofcore
 from dprjax.base.errors import InputError
@@ -112,77 +113,192 @@ def make_batches(
       f'a batch of {batch_size:,} queries is more than the {store.num_queries:,} training queries '
       f'of {store.path}'
     )
-  if negatives + store.max_relevant > store.num_passages:
-    raise InputError(
-      f'{negatives} negatives a query are too many: {store.path} holds {store.num_passages:,} '
-      f'passages, and up to {store.max_relevant:,} are relevant to one query'
-    )
-  for kind, buckets, lengths in (
-    ('query', query_buckets, store.query_lengths),
-    ('passage', passage_buckets, store.passage_lengths),
-  ):
-    if not buckets or max(buckets) < lengths.max():
-      raise InputError(
-        f'{kind}_buckets {list(buckets)}: the longest {kind} of {store.path} has {lengths.max()} '
-        'tokens; add a bucket that holds it'
-      )
-  if negatives:
-    _check_mix(store, mix, negatives, seed)
-  elif mix not in (None, Mix()):
-    raise InputError(
-      'config.mix says what the hard negatives are, but config.negatives is 0: there are none'
-    )
+  feed = Feed(
+    store,
+    negatives=negatives,
+    query_buckets=query_buckets,
+    passage_buckets=passage_buckets,
+    seed=seed,
+    mix=mix,
+    positive=positive,
+    max_relevant=max_relevant,
+  )
   rows_of = shuffle_rows(np.arange(store.num_queries, dtype=np.int32), batch_size, [seed, _SHUFFLE])
-  most_relevant = min(max_relevant or store.max_relevant, store.max_relevant)
-  categories = store.categories
-  most_categories = 0 if categories is None else int(categories.counts.max())
+  rows = np.arange(batch_size)[own]
 
   def make(step: int, _: Any = None) -> Batch:
     epoch, queries = rows_of(step)
+    drawn = feed.draw(queries, epoch, random_passages(seed, step))
+    buckets = zip(feed.lengths(drawn), (query_buckets, passage_buckets), strict=True)
+    return feed.read(drawn, rows, *(smallest_bucket(*both) for both in buckets))
+
+  return grain.MapDataset.range(store.num_queries // batch_size).map_with_index(make)
+
+
+class Drawn(NamedTuple):
+  """Queries of a global batch, with their passages.
+
+  Attributes:
+    queries, passages: rows of the store; column 0 is the positive.
+    sources: what filled each slot, indices of `SLOT_SOURCES`; None without hard negatives.
+    tokens, relevant: columns of the queries, as the store keeps them.
+  """
+
+  queries: jt.Int32[np.ndarray, 'B']
+  passages: jt.Int32[np.ndarray, 'B C']
+  sources: jt.Int8[np.ndarray, 'B C-1'] | None
+  tokens: Sequence[bytes]
+  relevant: Sequence[bytes]
+
+
+class Feed:
+  """Draws the passages of queries and reads their tokens; the arguments are `make_batches`'.
+
+  Attributes:
+    size: the number of queries.
+    counts: how many rows there are to name, by the key of a batch that names them.
+    negatives: hard negatives a query.
+    max_relevant: R of `relevant`.
+
+  Raises:
+    InputError: sizes that the store or the buckets do not allow.
+  """
+
+  def __init__(
+    self,
+    store: Store,
+    *,
+    negatives: int,
+    query_buckets: Sequence[int],
+    passage_buckets: Sequence[int],
+    seed: int,
+    mix: Mix | None = None,
+    positive: str = 'rotate',
+    max_relevant: int | None = None,
+  ):
+    if negatives + store.max_relevant > store.num_passages:
+      raise InputError(
+        f'{negatives} negatives a query are too many: {store.path} holds {store.num_passages:,} '
+        f'passages, and up to {store.max_relevant:,} are relevant to one query'
+      )
+    for kind, buckets, lengths in (
+      ('query', query_buckets, store.query_lengths),
+      ('passage', passage_buckets, store.passage_lengths),
+    ):
+      check_buckets(buckets, lengths, kind, store.path)
+    if negatives:
+      _check_mix(store, mix, negatives, seed)
+    elif mix not in (None, Mix()):
+      raise InputError(
+        'config.mix says what the hard negatives are, but config.negatives is 0: there are none'
+      )
+    self._store, self._seed, self._mix, self._positive = store, seed, mix, positive
+    self.negatives, self.size = negatives, store.num_queries
+    self.counts = {
+      'query_index': store.num_queries,
+      'passage_index': store.num_passages,
+      'relevant': store.num_passages,
+    }
+    self.max_relevant = min(max_relevant or store.max_relevant, store.max_relevant)
+    categories = store.categories
+    self._most_categories = 0 if categories is None else int(categories.counts.max())
+
+  def draw(
+    self,
+    queries: jt.Int32[np.ndarray, 'B'],
+    epochs: int | jt.Int64[np.ndarray, 'B'],
+    random: np.random.Generator,
+  ) -> Drawn:
+    """The passages of queries, each in its epoch; ``random`` draws random passages."""
+    store, negatives = self._store, self.negatives
     tokens, *columns = store.queries.read(
       queries, ('tokens', 'positives', 'relevant', 'negatives', 'pools')
     )
     positives, relevant, hard, pools = map(table.lists, columns)
-    passages = np.empty((batch_size, 1 + negatives), np.int32)
-    turn = 0 if positive == 'first' else epoch % positives.counts
+    passages = np.empty((len(queries), 1 + negatives), np.int32)
+    turn = 0 if self._positive == 'first' else epochs % positives.counts
     passages[:, 0] = positives.flat[positives.starts + turn]
     sources = None
     if negatives:
-      bits = np.full_like(pools.flat, UNDENOISED) if mix is None else pools.flat
-      passages[:, 1:], sources = _pick_negatives(
-        queries, hard, bits, mix or Mix(), negatives, seed, epoch
+      bits = pools if self._mix else Lists(np.full_like(pools.flat, UNDENOISED), pools.counts)
+      sources = np.empty((len(queries), negatives), np.int8)
+      each = np.broadcast_to(np.asarray(epochs), len(queries))
+      for epoch in np.unique(each).tolist():
+        where = np.flatnonzero(each == epoch)
+        passages[where, 1:], sources[where] = _pick_negatives(
+          queries[where],
+          hard.take(where),
+          bits.take(where).flat,
+          self._mix or Mix(),
+          negatives,
+          self._seed,
+          epoch,
+        )
+      _fill_randomly(passages[:, 1:], relevant, store.num_passages, random)
+    return Drawn(queries, passages, sources, tokens, columns[1])
+
+  def lengths(self, drawn: Drawn) -> tuple[jt.Int32[np.ndarray, 'B'], jt.Int32[np.ndarray, 'B C']]:
+    """Tokens of the queries and of their passages."""
+    return self._store.query_lengths[drawn.queries], self._store.passage_lengths[drawn.passages]
+
+  def names(self, batch: Batch) -> list[str]:
+    """What queries and positives are called in messages."""
+    return [
+      f'{query} with {passage}'
+      for query, passage in zip(
+        self._store.query_ids(batch['query_index']),
+        self._store.passage_ids(batch['passage_index'][:, 0]),
+        strict=True,
       )
-      _fill_randomly(
-        passages[:, 1:], relevant, store.num_passages, np.random.default_rng([seed, _RANDOM, step])
-      )
+    ]
+
+  def read(
+    self, drawn: Drawn, rows: jt.Int[np.ndarray, 'own'], query_length: int, passage_length: int
+  ) -> Batch:
+    """Some rows of a batch, padded to these lengths."""
+    store, passages = self._store, drawn.passages[rows]
     query_tokens, query_mask = pad_flat(
-      *table.lists(tokens[own]),
-      smallest_bucket(store.query_lengths[queries], query_buckets),
-      store.pad_id,
+      *table.lists([drawn.tokens[row] for row in rows]), query_length, store.pad_id
     )
     passage_tokens, passage_mask = pad_flat(
-      *table.lists(store.passages.read(passages[own].ravel(), ('tokens',))[0]),
-      smallest_bucket(store.passage_lengths[passages], passage_buckets),
+      *table.lists(store.passages.read(passages.ravel(), ('tokens',))[0]),
+      passage_length,
       store.pad_id,
     )
-    shape = (*passages[own].shape, -1)
-    return {
+    shape = (*passages.shape, passage_length)
+    relevant = table.lists([drawn.relevant[row] for row in rows])
+    batch = {
       'query_tokens': query_tokens,
       'query_mask': query_mask,
       'passage_tokens': passage_tokens.reshape(shape),
       'passage_mask': passage_mask.reshape(shape),
-      'query_index': queries[own],
-      'passage_index': passages[own],
-      'relevant': _list_relevant(table.lists(columns[1][own]), passages, most_relevant),
-      **({} if mix is None or sources is None else {'negative_pool': sources[own]}),
-      **(
-        {}
-        if categories is None
-        else {'categories': pad_flat(*categories.take(passages[own, 0]), most_categories, -1)[0]}
-      ),
+      'query_index': drawn.queries[rows],
+      'passage_index': passages,
+      'relevant': _list_relevant(relevant, drawn.passages, self.max_relevant),
     }
+    if self._mix is not None and drawn.sources is not None:
+      batch['negative_pool'] = drawn.sources[rows]
+    if store.categories is not None:
+      batch['categories'] = pad_flat(
+        *store.categories.take(passages[:, 0]), self._most_categories, -1
+      )[0]
+    return batch
 
-  return grain.MapDataset.range(store.num_queries // batch_size).map_with_index(make)
+
+def random_passages(seed: int, *numbers: int) -> np.random.Generator:
+  """What draws random passages: of a step, or of a step and a task."""
+  return np.random.default_rng([seed, _RANDOM, *numbers])
+
+
+def check_buckets(
+  buckets: Sequence[int], lengths: jt.Int32[np.ndarray, 'rows'], kind: str, path: epath.Path
+) -> None:
+  """Raises InputError where a text of a store is longer than all padded lengths."""
+  if not buckets or max(buckets) < lengths.max():
+    raise InputError(
+      f'{kind}_buckets {list(buckets)}: the longest {kind} of {path} has {lengths.max()} '
+      'tokens; add a bucket that holds it'
+    )
 
 
 def open_batches(

@@ -227,12 +227,12 @@ def locate(source: Source) -> dict[str, epath.Path]:
       'qrels': f'qrels/{split}.tsv' if format == 'beir' else f'qrels.{split}.tsv',
     }
     found = {
-      role: epath.Path(given) if (given := getattr(source, role)) else _find(path, role, name)
+      role: epath.Path(given) if (given := getattr(source, role)) else find_file(path, role, name)
       for role, name in names.items()
     }
   else:
     if path.is_dir():
-      path = _find(path, format, f'{split}.jsonl', f'{split}.json')
+      path = find_file(path, format, f'{split}.jsonl', f'{split}.json')
     # These formats keep everything in one file.
     found = {'corpus': path, 'queries': path, 'qrels': path}
   if source.negatives:
@@ -252,7 +252,8 @@ def _variant(folder: epath.Path, *names: str) -> epath.Path | None:
   return next((path for path in candidates if path.exists()), None)
 
 
-def _find(folder: epath.Path, role: str, *names: str) -> epath.Path:
+def find_file(folder: epath.Path, role: str, *names: str) -> epath.Path:
+  """The first of these files that is there, plain or compressed. Raises InputError if none is."""
   if found := _variant(folder, *names):
     return found
   path = folder / names[0]
@@ -328,10 +329,10 @@ def _choose(
     )
   fraction, seed = source.hold_out or (0.0, 0)
   if source.hold_out is not None:
-    chosen = [query for query in chosen if (_draw(query.id, seed) < fraction) == source.held_out]
+    chosen = [query for query in chosen if (draw(query.id, seed) < fraction) == source.held_out]
   if source.max_queries is not None and len(chosen) > source.max_queries:
     # Other draws than hold_out's, which would all lie on one side of the fraction.
-    drawn = sorted(chosen, key=lambda query: _draw(query.id, seed + 1))[: source.max_queries]
+    drawn = sorted(chosen, key=lambda query: draw(query.id, seed + 1))[: source.max_queries]
     kept = {query.id for query in drawn}
     chosen = [query for query in chosen if query.id in kept]
   if not chosen:
@@ -343,9 +344,9 @@ def _choose(
   return chosen
 
 
-def _draw(query_id: str, seed: int) -> float:
+def draw(name: str, seed: int) -> float:
   """A number in [0, 1) that depends on the id and the seed alone."""
-  return int.from_bytes(hashlib.sha256(f'{seed}:{query_id}'.encode()).digest()[:7]) / 2**56
+  return int.from_bytes(hashlib.sha256(f'{seed}:{name}'.encode()).digest()[:7]) / 2**56
 
 
 def _without_positives(

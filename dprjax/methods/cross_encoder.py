@@ -10,9 +10,7 @@ batch is the mean over its queries, so ``grad_cache`` and ``accumulate`` both av
 of which memory holds one.
 """
 
-import dataclasses
 import functools
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,11 +23,9 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
-from dprjax.data import store, text
+from dprjax.data import text
 from dprjax.data.text import Tokenizer
-from dprjax.formats import trec
-from dprjax.inference.embedder import Embedder
-from dprjax.methods import dual_encoder
+from dprjax.methods import dual_encoder, pair_data, tasks
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import (
   Batch,
@@ -45,7 +41,6 @@ from dprjax.methods.method import (
 from dprjax.methods.retrieval_data import Splits, dev_measures, find_splits, shorten
 from dprjax.models import classifier, encoder, hub
 from dprjax.models.template import Template, Text, fill, unpack
-from dprjax.retrieval import measures
 from dprjax.runtime import tree
 
 LOSSES = ('listwise', 'pointwise')
@@ -79,7 +74,12 @@ def build(
       'config.prompt.length, config.backbone.two_encoders: a cross-encoder is one encoder without '
       'a prompt; set 0 and False'
     )
-  template = Template.pair(*tokenizer.pair_format)
+  if config.tasks and knobs.loss != 'pointwise':
+    raise InputError(
+      "config.cross_encoder.loss: labelled pairs of several tasks take 'pointwise', not "
+      f'{knobs.loss!r}'
+    )
+  (template,) = _templates(tokenizer)['pair']
   # Of a text alone.
   opening = len(tokenizer.pair_format.opening)
   specials = opening + len(tokenizer.closing)
@@ -115,6 +115,8 @@ def build(
   def loss(
     params: Params, batch: Batch, key: Array | None
   ) -> tuple[Float[Array, ''], dict[str, Array]]:
+    pairs = 'label' in batch
+
     def score(rows: Any, key: Array | None) -> tuple[Float[Array, 'B C'], tuple[()]]:
       query_tokens, query_mask, passage_tokens, passage_mask = rows
       size, candidates, _ = passage_tokens.shape
@@ -140,15 +142,22 @@ def build(
       )
       return scores.reshape(size, candidates), ()
 
-    rows = tuple(
-      batch[f'{kind}_{what}'] for kind in ('query', 'passage') for what in ('tokens', 'mask')
-    )
+    kinds = ('first', 'second') if pairs else ('query', 'passage')
+    rows = tuple(batch[f'{kind}_{what}'] for kind in kinds for what in ('tokens', 'mask'))
+    if pairs:
+      rows = (*rows[:2], *(array[:, None] for array in rows[2:]))
     scores = map_chunks(score, rows, key, chunks, devices)[0]  # [B, C]
+    if pairs:
+      matches = batch['label'] == 1
+      value = jnp.mean(jax.nn.softplus(jnp.where(matches, -scores[:, 0], scores[:, 0])))
+      accuracy = jnp.mean(((scores[:, 0] > 0) == matches).astype(jnp.float32))
+      return value, {'loss': value, 'accuracy': accuracy}
     value = jnp.mean(listwise(scores) if knobs.loss == 'listwise' else pointwise(scores))
     right = scores[:, 0] > jnp.max(scores[:, 1:], axis=1)
     return value, {'loss': value, 'accuracy': jnp.mean(right.astype(jnp.float32))}
 
-  return Model(init, loss, embed, {'accuracy': 'positive first'})
+  shown = 'accuracy' if config.tasks else 'positive first'
+  return Model(init, loss, embed, {'accuracy': shown})
 
 
 def listwise(scores: Float[Array, 'B C']) -> Float[Array, ' B']:
@@ -179,16 +188,18 @@ def find(
   Raises:
     InputError: the format is unknown, or there are no such files.
   """
-  splits = find_splits(section, workdir, config.seed)
-  if splits.dev is not None and splits.dev.held_out:
-    # Negatives were mined for the held-out queries too.
-    dev = dataclasses.replace(splits.dev, negatives=splits.train.negatives)
-    splits = dataclasses.replace(splits, dev=dev)
+  if config.tasks:
+    return tasks.find(section, config, workdir, devices, 'pairs', _templates, numbered=False)
+  splits = pair_data.with_negatives(find_splits(section, workdir, config.seed))
   if splits.dev is not None:
     dev_measures(config)
   return Texts(
     splits.read_passages, functools.partial(_open, splits, config, devices), splits.files()
   )
+
+
+def _templates(tokenizer: Tokenizer) -> dict[str, list[Template]]:
+  return {'pair': [Template.pair(*tokenizer.pair_format)]}
 
 
 def _open(
@@ -234,27 +245,6 @@ def _open(
   )
 
 
-def candidates(tokens: store.Store, queries: np.ndarray, count: int, seed: int) -> list[np.ndarray]:
-  """The passages to re-rank for each of these queries.
-
-  They are its relevant ones and its first ``count`` negatives. Random passages fill the rest. They
-  are drawn with replacement and each is taken once, so that a small corpus gives fewer; none is
-  relevant to the query.
-  """
-  chosen = []
-  for query, row in zip(queries.tolist(), tokens.query_rows(queries), strict=True):
-    negatives = row.negatives[:count]
-    if len(negatives) < count:
-      drawn = np.random.default_rng([seed, query]).integers(
-        0, tokens.num_passages, 2 * count + len(row.relevant), dtype=np.int32
-      )
-      drawn = drawn[~np.isin(drawn, np.concatenate([row.relevant, negatives]))]
-      _, first = np.unique(drawn, return_index=True)
-      negatives = np.concatenate([negatives, drawn[np.sort(first)][: count - len(negatives)]])
-    chosen.append(np.concatenate([row.relevant, negatives]))
-  return chosen
-
-
 def _evaluation(
   splits: Splits,
   config: ConfigDict,
@@ -263,45 +253,10 @@ def _evaluation(
   longest: int,
   model: Model,
 ) -> Evaluate:
-  """The ranking quality of the dev queries' candidates, re-ranked."""
-  knobs = config.cross_encoder
-  assert splits.dev is not None
+  (template,) = _templates(tokenizer)['pair']
+  scorer = pair_data.Scorer(model, config, devices, tokenizer, template, longest)
   wanted = dev_measures(config, 'nDCG@10', 'RR@10')
-  # Not the dual encoder's dev store, which has no negatives.
-  tokens = splits.open_store('dev_candidates', splits.dev, tokenizer)
-  queries = np.arange(min(tokens.num_queries, knobs.dev_queries or tokens.num_queries))
-  rows = tokens.query_rows(queries)
-  chosen = candidates(tokens, queries, knobs.candidates, config.seed)
-  flat = np.concatenate(chosen)
-  query_ids, passage_ids = tokens.query_ids(queries), tokens.passage_ids(flat)
-  counts = [len(passages) for passages in chosen]
-  ends = list(itertools.accumulate(counts))
-  qrels = splits.make_qrels(query_ids, rows, dict(zip(flat.tolist(), passage_ids, strict=True)))
-  opening, closing = len(tokenizer.pair_format.opening), len(tokenizer.closing)
-
-  def bare(row: np.ndarray) -> np.ndarray:
-    return row[opening : len(row) - closing]
-
-  texts = (
-    [bare(row.tokens) for row, count in zip(rows, counts, strict=True) for _ in range(count)],
-    [bare(row) for row in tokens.passage_tokens(flat)],
-  )
-  pairs = Template.pair(*tokenizer.pair_format).pack(texts, longest, tokenizer.pad_id)
-
-  def embed(params: Any, *batch: Array) -> Array:
-    return model.embed(tree.unflatten(params), 'pair', *batch)
-
-  embedder = Embedder(embed, devices, config.eval.batch_size, longest, tokenizer.pad_id)
-
-  def evaluate(params: Mapping[str, Array]) -> dict[str, float]:
-    scores = embedder(params, pairs.rows, columns=(pairs.lengths,))[:, 0].tolist()
-    rankings = {
-      query: dict(zip(passage_ids[end - count : end], scores[end - count : end], strict=True))
-      for query, count, end in zip(query_ids, counts, ends, strict=True)
-    }
-    return measures.measure(trec.run_from_dict(rankings), qrels, wanted)['mean']
-
-  return evaluate
+  return pair_data.ranking(splits, config, scorer, tokenizer, wanted)
 
 
 def export(

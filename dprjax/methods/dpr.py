@@ -5,6 +5,7 @@ The two differ only in what ``config.trainable`` names and in whether there is a
 
 import jax
 import jax.numpy as jnp
+from etils import epath
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
@@ -12,9 +13,9 @@ from ml_collections import ConfigDict
 from dprjax.base.errors import InputError
 from dprjax.data import batches
 from dprjax.data.text import Tokenizer
-from dprjax.methods import contrastive, dual_encoder, retrieval_data
+from dprjax.methods import contrastive, dual_encoder, retrieval_data, tasks
 from dprjax.methods.grad_cache import map_chunks
-from dprjax.methods.method import Batch, Method, Model, Params
+from dprjax.methods.method import Batch, Method, Model, Params, Texts
 from dprjax.models import encoder, prompts
 
 
@@ -97,4 +98,11 @@ def negative_pools(batch: Batch) -> dict[str, Float[Array, '']]:
   return fractions | {'negatives/queries_short_of_a_pool': fraction(short)}
 
 
-METHOD = Method(build, retrieval_data.find, dual_encoder.export)
+def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh) -> Texts:
+  """Queries and passages, of one data set or of several tasks; see ``Method.data``."""
+  if config.tasks:
+    return tasks.find(section, config, workdir, devices, numbered=False)
+  return retrieval_data.find(section, config, workdir, devices)
+
+
+METHOD = Method(build, find, dual_encoder.export)

@@ -33,12 +33,16 @@ Assign = Callable[[sources.Source, store.Store, Tokenizer], Mapping[str, Int32[n
 
 @dataclasses.dataclass(frozen=True)
 class Splits:
-  """A data set in a workdir: what to train on and, unless it is None, what to evaluate on."""
+  """A data set in a workdir: what to train on and, unless it is None, what to evaluate on.
+
+  ``task`` is its name, where the workdir has several.
+  """
 
   section: ConfigDict
   workdir: epath.Path
   train: sources.Source
   dev: sources.Source | None
+  task: str = ''
 
   def read_passages(self) -> Iterator[str]:
     """The texts of the passages, for a vocabulary."""
@@ -53,34 +57,31 @@ class Splits:
 
   def open_store(self, name: str, source: sources.Source, tokenizer: Tokenizer) -> store.Store:
     """The token store of a split. It is built if it is not there yet."""
-    parent = epath.Path(self.section.store) if self.section.store else self.workdir / 'store'
-    knobs = ('query_max_length', 'passage_max_length', 'query_prefix', 'passage_prefix')
-    return store.build_store(
-      source,
-      tokenizer,
-      parent / name,
-      process_index=jax.process_index(),
-      process_count=jax.process_count(),
-      **{knob: self.section[knob] for knob in knobs},
-    )
+    folder = store_folder(self.section, self.workdir, self.task) / name
+    return store.build_store(source, tokenizer, folder, **store_options(self.section))
 
   def make_batches(
     self, tokens: store.Store, config: ConfigDict, devices: Mesh, **kwargs: Any
   ) -> grain.MapDataset:
     """This process's rows of the batches; ``kwargs`` as for ``batches.make_batches``."""
     rank, count = mesh.batch_rank(devices)
-    knobs = ('query_buckets', 'passage_buckets', 'max_relevant')
     return batches.make_batches(
       tokens,
       batch_size=config.batch_size * config.accumulate,
-      negatives=config.negatives,
-      positive=config.positive,
-      seed=config.seed,
       process_index=rank,
       process_count=count,
-      **{knob: self.section[knob] for knob in knobs},
+      **self.feed_options(config),
       **kwargs,
     )
+
+  def feed_options(self, config: ConfigDict) -> dict[str, Any]:
+    """Arguments of ``batches.make_batches`` and ``batches.Feed``."""
+    return {
+      'negatives': config.negatives,
+      'positive': config.positive,
+      'seed': config.seed,
+      **{knob: self.section[knob] for knob in ('query_buckets', 'passage_buckets', 'max_relevant')},
+    }
 
   def read_judgements(self) -> dict[str, dict[str, int]]:
     """Grades of the dev split by query and passage id.
@@ -90,7 +91,7 @@ class Splits:
     """
     assert self.dev is not None
     judged = sources.load_dataset(self.dev).qrels
-    path = self.workdir / 'dev.tsv'
+    path = self.workdir / (f'dev-{self.task}.tsv' if self.task else 'dev.tsv')
     if jax.process_index() == 0:
       write_qrels(path, judged)
     return judged
@@ -118,14 +119,37 @@ class Splits:
     }
 
 
-def find_splits(section: ConfigDict, workdir: epath.Path, seed: int) -> Splits:
-  """The files to train on and to evaluate on. Raises InputError for an unknown format."""
+def store_folder(section: ConfigDict, workdir: epath.Path, task: str = '') -> epath.Path:
+  """The folder of token stores: of a task, where there are several."""
+  return (epath.Path(section.store) if section.store else workdir / 'store') / task
+
+
+def store_options(section: ConfigDict) -> dict[str, Any]:
+  """Arguments of ``store.build_store`` and ``pairs.build_pairs``."""
+  knobs = ('query_max_length', 'passage_max_length', 'query_prefix', 'passage_prefix')
+  return {
+    'process_index': jax.process_index(),
+    'process_count': jax.process_count(),
+    **{knob: section[knob] for knob in knobs},
+  }
+
+
+def find_splits(section: ConfigDict, workdir: epath.Path, seed: int, task: str = '') -> Splits:
+  """The files to train on and to evaluate on. Raises InputError for an unknown format.
+
+  Args:
+    section: ``config.data``, or that of a task.
+    workdir: of the run.
+    seed: decides which queries are held out.
+    task: its name, where the workdir has several.
+  """
   path, format = section.dir, section.format
   known = ('auto', 'docstrings', *sources.FORMATS)
   if format not in known:
-    raise InputError(f'config.data.format: expected one of {", ".join(known)}, not {format!r}')
+    where = f'config.tasks.{task}.data' if task else 'config.data'
+    raise InputError(f'{where}.format: expected one of {", ".join(known)}, not {format!r}')
   if format == 'docstrings':
-    path, format = str(workdir / 'data'), 'beir'
+    path, format = str(workdir / 'data' / task), 'beir'
     if not epath.Path(path).exists():
       docstrings.build(path, section.dir.split(','), categories=section.categories)
   hold_out = (section.hold_out, seed) if section.hold_out and not section.dev_split else None
@@ -146,7 +170,7 @@ def find_splits(section: ConfigDict, workdir: epath.Path, seed: int) -> Splits:
     )
   elif hold_out:
     dev = dataclasses.replace(train, negatives=None, held_out=True, max_queries=None)
-  return Splits(section, workdir, train, dev)
+  return Splits(section, workdir, train, dev, task)
 
 
 def find(
@@ -240,9 +264,46 @@ def _evaluation(
   tokenizer: Tokenizer,
   model: Model,
 ) -> Evaluate:
-  """Exact search for the dev queries in the corpus, or in a sample of it."""
+  return evaluation(
+    splits,
+    config,
+    make_embedders(splits.section, config, devices, tokenizer, model),
+    assign,
+    tokenizer,
+    dev_measures(config, 'nDCG@10', 'RR@10', 'R@100'),
+  )
+
+
+def make_embedders(
+  section: ConfigDict, config: ConfigDict, devices: Mesh, tokenizer: Tokenizer, model: Model
+) -> dict[str, Embedder]:
+  """What embeds texts in evaluations, by kind, under the flat tree of parameters."""
+
+  def embed(kind: str, params: Any, *batch: jax.Array) -> jax.Array:
+    return model.embed(tree.unflatten(params), kind, *batch)
+
+  return {
+    kind: Embedder(
+      functools.partial(embed, kind),
+      devices,
+      config.eval.batch_size,
+      section[f'{kind}_max_length'],
+      tokenizer.pad_id,
+    )
+    for kind in KINDS
+  }
+
+
+def evaluation(
+  splits: Splits,
+  config: ConfigDict,
+  embedders: Mapping[str, Embedder],
+  assign: Assign | None,
+  tokenizer: Tokenizer,
+  wanted: Sequence[str],
+) -> Evaluate:
+  """Exact search for the dev queries in the corpus, or in a sample of it, by these measures."""
   assert splits.dev is not None
-  wanted = dev_measures(config, 'nDCG@10', 'RR@10', 'R@100')
   tokens = splits.open_store('dev', splits.dev, tokenizer)
   queries = np.arange(tokens.num_queries)
   query_rows = tokens.query_rows(queries)
@@ -262,23 +323,10 @@ def _evaluation(
     'passage': tokens.passage_tokens(passages),
   }
 
-  def embed(kind: str, params: Any, *batch: jax.Array) -> jax.Array:
-    return model.embed(tree.unflatten(params), kind, *batch)
-
   columns: dict[str, tuple[np.ndarray, ...]] = dict.fromkeys(KINDS, ())
   if assign is not None:
     numbers = assign(splits.dev, tokens, tokenizer)
     columns = {'query': (numbers['query'],), 'passage': (numbers['passage'][passages],)}
-  embedders = {
-    kind: Embedder(
-      functools.partial(embed, kind),
-      devices,
-      config.eval.batch_size,
-      splits.section[f'{kind}_max_length'],
-      tokenizer.pad_id,
-    )
-    for kind in KINDS
-  }
 
   def evaluate(params: Mapping[str, jax.Array]) -> dict[str, float]:
     vectors = {kind: embedders[kind](params, rows[kind], columns=columns[kind]) for kind in KINDS}

@@ -1,0 +1,323 @@
+"""Labelled pairs: two texts and whether they match, and the store of their tokens.
+
+A split is a file SPLIT.jsonl, SPLIT.tsv or SPLIT.csv (``formats.columns``) with the columns
+`text1`, `text2` and `label`. A label is 1, true or yes, or 0, false or no.
+
+    DIR/pairs.json     what the store was made of
+    DIR/lengths.npz    tokens of both texts of every pair, and the labels
+    DIR/pairs/         TFDS data set, split 'pairs': id (the number of the line), first, second
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jaxtyping as jt
+import numpy as np
+from etils import epath
+
+from dprjax.base import files
+from dprjax.base.errors import InputError
+from dprjax.data import batches, docstrings, fingerprint, sources, table
+from dprjax.data.batches import Batch, Drawn, Feed
+from dprjax.data.text import Tokenizer, pad_flat
+from dprjax.formats import columns
+from dprjax.formats.report import Report
+
+FORMAT_VERSION = 1
+VIEWS = ('first', 'second')
+
+_COLUMNS = ('text1', 'text2', 'label')
+_LABELS = {'1': 1, 'true': 1, 'yes': 1, '0': 0, 'false': 0, 'no': 0}
+_CHUNK = 1024  # pairs tokenised at a time
+
+
+class Pair(NamedTuple):
+  """Two texts, whether they match (1) or not (0), and the line that they are from."""
+
+  first: str
+  second: str
+  label: int
+  line: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """Which pairs to read.
+
+  Attributes:
+    path: the folder of the splits.
+    split: the name of a file, without its ending.
+    hold_out, held_out, max_pairs: as in ``sources.Source``; a hash of both texts decides.
+  """
+
+  path: str
+  split: str = 'train'
+  hold_out: tuple[float, int] | None = None
+  held_out: bool = False
+  max_pairs: int | None = None
+
+
+def locate(source: Source) -> epath.Path:
+  """The file of a source. Raises InputError where it is not there."""
+  folder = files.existing(source.path, 'data')
+  names = [f'{source.split}.{ending}' for ending in ('jsonl', 'tsv', 'csv')]
+  return files.regular_file(sources.find_file(folder, 'pairs', *names), 'pairs file')
+
+
+def read_pairs(source: Source) -> list[Pair]:
+  """The pairs of a source, in the order of the file.
+
+  Raises:
+    InputError: a row is not two texts and a label, there is no pair, or all have the same label.
+  """
+  path = locate(source)
+  pairs = [
+    _make_pair(values, number, path)
+    for number, values in columns.read_rows(path, _COLUMNS, 'pairs file')
+  ]
+  if not pairs:
+    raise InputError(f'{path}: no pair in it')
+  if len({pair.label for pair in pairs}) == 1:
+    raise InputError(
+      f'{path}: the label of all {len(pairs):,} pairs is {pairs[0].label}; pairs of both labels '
+      'are needed'
+    )
+  fraction, seed = source.hold_out or (0.0, 0)
+  names = [f'{pair.first}\t{pair.second}' for pair in pairs]
+  chosen = list(range(len(pairs)))
+  if source.hold_out is not None:
+    chosen = [i for i in chosen if (sources.draw(names[i], seed) < fraction) == source.held_out]
+  if source.max_pairs is not None and len(chosen) > source.max_pairs:
+    # Other draws than hold_out's, which would all lie on one side of the fraction.
+    drawn = sorted(chosen, key=lambda i: sources.draw(names[i], seed + 1))[: source.max_pairs]
+    chosen = sorted(drawn)
+  if not chosen:
+    raise InputError(
+      f'{path}: hold_out={source.hold_out} and max_queries={source.max_pairs} leave no pair of '
+      f'{len(pairs):,}'
+    )
+  return [pairs[i] for i in chosen]
+
+
+def _make_pair(values: list[Any], line: int, path: epath.Path) -> Pair:
+  *texts, label = values
+  for name, text in zip(_COLUMNS, texts, strict=False):
+    if not isinstance(text, str) or not text.strip():
+      raise InputError(f'{path}, line {line}: {name} is {text!r:.40}; expected a text')
+  number = _LABELS.get(str(label).strip().lower()) if isinstance(label, str | int) else None
+  if number is None:
+    raise InputError(
+      f'{path}, line {line}: the label is {label!r:.40}; there are two, 1 (true, yes) and 0 '
+      '(false, no)'
+    )
+  return Pair(texts[0].strip(), texts[1].strip(), number, line)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs:
+  """An open store of pairs.
+
+  Attributes:
+    pad_id: of the tokenizer.
+    first_lengths, second_lengths: tokens of the texts, special tokens included.
+    labels: 1 where a pair matches, 0 where it does not.
+  """
+
+  path: epath.Path
+  pad_id: int
+  first_lengths: jt.Int32[np.ndarray, 'pairs']
+  second_lengths: jt.Int32[np.ndarray, 'pairs']
+  labels: jt.Int32[np.ndarray, 'pairs']
+  rows: table.Table
+
+  @property
+  def num_pairs(self) -> int:
+    return len(self.labels)
+
+  def tokens(self, rows: jt.Int[np.ndarray, 'B']) -> tuple[list[bytes], list[bytes]]:
+    """The first and the second texts of pairs, as `table.lists` takes them."""
+    first, second = self.rows.read(rows, VIEWS)
+    return first, second
+
+
+def build_pairs(
+  source: Source,
+  tokenizer: Tokenizer,
+  directory: files.PathLike,
+  *,
+  query_max_length: int,
+  passage_max_length: int,
+  query_prefix: str = '',
+  passage_prefix: str = '',
+  process_index: int = 0,
+  process_count: int = 1,
+  wait_s: float = 24 * 3600,
+) -> Pairs:
+  """The store at ``directory``, built unless it was built from the same.
+
+  Lengths and prefixes of queries are those of first texts, of passages those of second ones; the
+  rest is as for `store.build_store`.
+  """
+  path = epath.Path(directory)
+  lengths = (query_max_length, passage_max_length)
+  prefixes = (query_prefix, passage_prefix)
+  settings = {
+    'format_version': FORMAT_VERSION,
+    'source': {k: v for k, v in dataclasses.asdict(source).items() if k != 'path'},
+    'tokenizer_sha256': tokenizer.sha256,
+    'max_lengths': lengths,
+    'prefixes': prefixes,
+  }
+
+  def build(aside: epath.Path, _: list[epath.Path]) -> fingerprint.Built:
+    report, pairs = Report(), read_pairs(source)
+    report.counts['pairs'] = len(pairs)
+    report.counts['of them matching'] = sum(pair.label for pair in pairs)
+    counts: dict[str, list[int]] = {view: [] for view in VIEWS}
+    with table.TableWriter(aside / 'pairs', 'pairs', VIEWS) as writer:
+      for start in range(0, len(pairs), _CHUNK):
+        chunk = pairs[start : start + _CHUNK]
+        tokens = {}
+        for view, prefix, length in zip(VIEWS, prefixes, lengths, strict=True):
+          texts = [prefix + getattr(pair, view) for pair in chunk]
+          tokens[view], cut = tokenizer.encode(texts, length)
+          report.counts[f'{view} texts of more than {length} tokens: cut'] += cut
+          counts[view] += map(len, tokens[view])
+        for row, pair in enumerate(chunk):
+          writer.write(str(pair.line), {view: tokens[view][row] for view in VIEWS})
+    arrays = {f'{view}_lengths': np.array(counts[view], np.int32) for view in VIEWS}
+    arrays['labels'] = np.array([pair.label for pair in pairs], np.int32)
+    return fingerprint.Built(arrays, report, {'pad_id': tokenizer.pad_id})
+
+  fingerprint.build_once(
+    path,
+    'pairs',
+    settings,
+    {'pairs': locate(source)},
+    build,
+    process_index=process_index,
+    process_count=process_count,
+    wait_s=wait_s,
+  )
+  description, arrays = fingerprint.open_built(path, 'pairs', FORMAT_VERSION)
+  return Pairs(path, description['pad_id'], rows=table.Table(path / 'pairs', 'pairs'), **arrays)
+
+
+class PairFeed:
+  """Pairs of a store, as `mixture.Examples`."""
+
+  def __init__(self, store: Pairs, *, query_buckets: Any, passage_buckets: Any):
+    batches.check_buckets(query_buckets, store.first_lengths, 'query', store.path)
+    batches.check_buckets(passage_buckets, store.second_lengths, 'passage', store.path)
+    self._store = store
+    self.size = store.num_pairs
+    self.counts = {'first_index': store.num_pairs, 'second_index': store.num_pairs}
+
+  def draw(
+    self, rows: jt.Int32[np.ndarray, 'B'], epochs: Any, random: np.random.Generator
+  ) -> jt.Int32[np.ndarray, 'B']:
+    del epochs, random  # a pair has nothing to choose
+    return rows
+
+  def lengths(self, drawn: jt.Int32[np.ndarray, 'B']) -> tuple[np.ndarray, np.ndarray]:
+    return self._store.first_lengths[drawn], self._store.second_lengths[drawn]
+
+  def read(
+    self,
+    drawn: jt.Int32[np.ndarray, 'B'],
+    rows: jt.Int[np.ndarray, 'own'],
+    first_length: int,
+    second_length: int,
+  ) -> Batch:
+    own = drawn[rows]
+    first, second = map(table.lists, self._store.tokens(own))
+    arrays = (
+      *pad_flat(*first, first_length, self._store.pad_id),
+      *pad_flat(*second, second_length, self._store.pad_id),
+    )
+    names = (f'{view}_{what}' for view in VIEWS for what in ('tokens', 'mask'))
+    return {
+      **dict(zip(names, arrays, strict=True)),
+      'label': self._store.labels[own],
+      'first_index': own,
+      'second_index': own,
+    }
+
+  def names(self, batch: Batch) -> list[str]:
+    """What pairs are called in messages."""
+    return [f'line {name}' for name in self._store.rows.ids(batch['first_index'])]
+
+
+class QueryPairFeed:
+  """The queries of a feed as pairs: each with its positive, and with each of its negatives."""
+
+  def __init__(self, feed: Feed):
+    self._feed, self._columns = feed, 1 + feed.negatives
+    self.size = feed.size * self._columns
+    queries, passages = feed.counts['query_index'], feed.counts['passage_index']
+    self.counts = {'first_index': queries, 'second_index': passages}
+
+  def draw(
+    self, rows: jt.Int32[np.ndarray, 'B'], epochs: Any, random: np.random.Generator
+  ) -> tuple[Drawn, jt.Int32[np.ndarray, 'B']]:
+    queries, column = np.divmod(rows, np.int32(self._columns))
+    drawn = self._feed.draw(queries, epochs, random)
+    passages = np.take_along_axis(drawn.passages, column[:, None], axis=1)
+    return drawn._replace(passages=passages, sources=None), column
+
+  def lengths(self, drawn: tuple[Drawn, Any]) -> tuple[np.ndarray, np.ndarray]:
+    return self._feed.lengths(drawn[0])
+
+  def read(
+    self,
+    drawn: tuple[Drawn, jt.Int32[np.ndarray, 'B']],
+    rows: jt.Int[np.ndarray, 'own'],
+    first_length: int,
+    second_length: int,
+  ) -> Batch:
+    batch = self._feed.read(drawn[0], rows, first_length, second_length)
+    return {
+      'first_tokens': batch['query_tokens'],
+      'first_mask': batch['query_mask'],
+      'second_tokens': batch['passage_tokens'][:, 0],
+      'second_mask': batch['passage_mask'][:, 0],
+      'label': (drawn[1][rows] == 0).astype(np.int32),
+      'first_index': batch['query_index'],
+      'second_index': batch['passage_index'][:, 0],
+    }
+
+  def names(self, batch: Batch) -> list[str]:
+    """What pairs are called in messages."""
+    indices = {
+      'query_index': batch['first_index'],
+      'passage_index': batch['second_index'][:, None],
+    }
+    return self._feed.names(indices)
+
+
+def write_docstrings(folder: files.PathLike, packages: list[str]) -> None:
+  """Pairs of docstrings: train.jsonl, dev.jsonl and test.jsonl in a folder that is not there yet.
+
+  A summary and the rest of its docstring match; it and the rest of the next one do not.
+  """
+  with files.atomic_path(folder) as aside:
+    docstrings.build(aside / 'beir', packages)
+    for split in ('train', 'dev', 'test'):
+      dataset = sources.load_dataset(sources.Source(str(aside / 'beir'), 'beir', split))
+      texts = {passage.id: passage.text for passage in dataset.passages}
+      answers = [texts[dataset.positives(query.id)[0]] for query in dataset.queries]
+      rows = (
+        (query.text, answers[(i + shift) % len(answers)], label)
+        for i, query in enumerate(dataset.queries)
+        for shift, label in ((0, 1), (1, 0))
+      )
+      write_pairs(aside / f'{split}.jsonl', rows)
+
+
+def write_pairs(path: files.PathLike, pairs: Iterable[tuple[str, str, int]]) -> None:
+  """Writes a jsonl of pairs that `read_pairs` reads."""
+  with files.atomic_write(path) as file:
+    for pair in pairs:
+      file.write(json.dumps(dict(zip(_COLUMNS, pair, strict=True))) + '\n')

@@ -1,0 +1,143 @@
+"""What pair-reading models are evaluated on: candidates of dev queries, and labelled pairs."""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int32
+from ml_collections import ConfigDict
+
+from dprjax.data import store
+from dprjax.data.text import Tokenizer
+from dprjax.formats import trec
+from dprjax.inference.embedder import Embedder
+from dprjax.methods.method import Evaluate, Model
+from dprjax.methods.retrieval_data import Splits
+from dprjax.models.template import Packed, Template
+from dprjax.retrieval import measures
+from dprjax.runtime import tree
+
+
+class Scorer:
+  """Scores pairs of texts as stores keep them, each with its special tokens.
+
+  Args:
+    longest: tokens of a filled template.
+  """
+
+  def __init__(
+    self,
+    model: Model,
+    config: ConfigDict,
+    devices: Mesh,
+    tokenizer: Tokenizer,
+    template: Template,
+    longest: int,
+  ):
+    def embed(params: Any, *batch: Array) -> Array:
+      return model.embed(tree.unflatten(params), 'pair', *batch)
+
+    self._template, self._longest, self._pad_id = template, longest, tokenizer.pad_id
+    self._opening, self._closing = len(tokenizer.pair_format.opening), len(tokenizer.closing)
+    self._embedder = Embedder(embed, devices, config.eval.batch_size, longest, tokenizer.pad_id)
+
+  def pack(
+    self, first: Sequence[Int32[np.ndarray, '_']], second: Sequence[Int32[np.ndarray, '_']]
+  ) -> Packed:
+    """The texts of each pair in one row."""
+
+    def bare(row: np.ndarray) -> np.ndarray:
+      return row[self._opening : len(row) - self._closing]
+
+    texts = ([bare(row) for row in rows] for rows in (first, second))
+    return self._template.pack(list(texts), self._longest, self._pad_id)
+
+  def __call__(
+    self, params: Mapping[str, jax.Array], pairs: Packed, number: int | None = None
+  ) -> Float[np.ndarray, 'n']:
+    """The pairs' scores; ``number`` is that of their task, where the model wants one."""
+    columns = [pairs.lengths]
+    if number is not None:
+      columns.append(np.full(len(pairs.lengths), number, np.int32))
+    return self._embedder(params, pairs.rows, columns=columns)[:, 0]
+
+
+def with_negatives(splits: Splits) -> Splits:
+  """The same splits; held-out queries keep their mined negatives, as candidates."""
+  if splits.dev is None or not splits.dev.held_out:
+    return splits
+  dev = dataclasses.replace(splits.dev, negatives=splits.train.negatives)
+  return dataclasses.replace(splits, dev=dev)
+
+
+def candidates(tokens: store.Store, queries: np.ndarray, count: int, seed: int) -> list[np.ndarray]:
+  """The passages to re-rank for each of these queries.
+
+  They are its relevant ones and its first ``count`` negatives. Random passages fill the rest. They
+  are drawn with replacement and each is taken once, so that a small corpus gives fewer; none is
+  relevant to the query.
+  """
+  chosen = []
+  for query, row in zip(queries.tolist(), tokens.query_rows(queries), strict=True):
+    negatives = row.negatives[:count]
+    if len(negatives) < count:
+      drawn = np.random.default_rng([seed, query]).integers(
+        0, tokens.num_passages, 2 * count + len(row.relevant), dtype=np.int32
+      )
+      drawn = drawn[~np.isin(drawn, np.concatenate([row.relevant, negatives]))]
+      _, first = np.unique(drawn, return_index=True)
+      negatives = np.concatenate([negatives, drawn[np.sort(first)][: count - len(negatives)]])
+    chosen.append(np.concatenate([row.relevant, negatives]))
+  return chosen
+
+
+def ranking(
+  splits: Splits,
+  config: ConfigDict,
+  scorer: Scorer,
+  tokenizer: Tokenizer,
+  wanted: Sequence[str],
+  number: int | None = None,
+) -> Evaluate:
+  """The ranking quality of the dev queries' candidates, re-ranked, by these measures."""
+  knobs = config.cross_encoder
+  assert splits.dev is not None
+  # Not the dual encoder's dev store, which has no negatives.
+  tokens = splits.open_store('dev_candidates', splits.dev, tokenizer)
+  queries = np.arange(min(tokens.num_queries, knobs.dev_queries or tokens.num_queries))
+  rows = tokens.query_rows(queries)
+  chosen = candidates(tokens, queries, knobs.candidates, config.seed)
+  flat = np.concatenate(chosen)
+  query_ids, passage_ids = tokens.query_ids(queries), tokens.passage_ids(flat)
+  counts = [len(passages) for passages in chosen]
+  ends = list(itertools.accumulate(counts))
+  qrels = splits.make_qrels(query_ids, rows, dict(zip(flat.tolist(), passage_ids, strict=True)))
+  pairs = scorer.pack(
+    [row.tokens for row, count in zip(rows, counts, strict=True) for _ in range(count)],
+    tokens.passage_tokens(flat),
+  )
+
+  def evaluate(params: Mapping[str, Array]) -> dict[str, float]:
+    scores = scorer(params, pairs, number).tolist()
+    rankings = {
+      query: dict(zip(passage_ids[end - count : end], scores[end - count : end], strict=True))
+      for query, count, end in zip(query_ids, counts, ends, strict=True)
+    }
+    return measures.measure(trec.run_from_dict(rankings), qrels, wanted)['mean']
+
+  return evaluate
+
+
+def classify(scores: Float[np.ndarray, 'n'], labels: Int32[np.ndarray, 'n']) -> dict[str, float]:
+  """``accuracy``, and ``F1`` of the pairs that match: a score above 0 says so."""
+  said, true = scores > 0, labels == 1
+  right = int(np.count_nonzero(said & true))
+  either = int(np.count_nonzero(said)) + int(np.count_nonzero(true))
+  return {
+    'accuracy': float(np.mean(said == true)),
+    'F1': 2 * right / either if either else 0.0,
+  }

@@ -1,0 +1,359 @@
+"""Several data sets in one run, each an entry of ``config.tasks`` (NIR-Prompt).
+
+A method that retrieves takes queries and passages of each task; one that reads pairs takes labelled
+pairs, and of a retrieval task its queries with their positives and with their negatives. Each task
+has files, splits and a token store of its own; lengths, negatives and the seed are those of the
+config. Its dev split is scored by a measure of its own; the mean of all tasks picks the checkpoint.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+from jaxtyping import Array
+from ml_collections import ConfigDict, FrozenConfigDict
+
+from dprjax.base.errors import InputError
+from dprjax.data import batches, mixture, pairs
+from dprjax.data.text import Tokenizer
+from dprjax.methods import pair_data, retrieval_data
+from dprjax.methods.method import Data, Evaluate, Model, Texts
+from dprjax.models.encoder import EncoderConfig
+from dprjax.models.prompts import KINDS
+from dprjax.models.template import Piece, Template
+from dprjax.retrieval import measures
+from dprjax.runtime import mesh
+
+MEAN = 'mean'  # of the tasks' measures on their dev splits
+CLASSIFICATION = ('accuracy', 'F1')
+
+Templates = Callable[[Tokenizer], Mapping[str, Sequence[Template]]]
+"""What a method puts around texts: its templates by kind, 'query' and 'passage', or 'pair'."""
+
+
+class Task(NamedTuple):
+  """An entry of ``config.tasks``.
+
+  Attributes:
+    name, number: its name, and its place among the names in sorted order.
+    measure: of its dev split.
+    splits: its data, of either form.
+  """
+
+  name: str
+  number: int
+  measure: str
+  splits: 'retrieval_data.Splits | PairSplits'
+
+
+class PairSplits(NamedTuple):
+  """Labelled pairs in a workdir: what to train on and, unless it is None, what to evaluate on."""
+
+  section: ConfigDict
+  workdir: epath.Path
+  train: pairs.Source
+  dev: pairs.Source | None
+  task: str
+
+  def read_passages(self) -> Iterator[str]:
+    """All texts, for a vocabulary."""
+    return (text for pair in pairs.read_pairs(self.train) for text in pair[:2])
+
+  def files(self) -> dict[str, epath.Path]:
+    """The files of both splits, by role. Raises InputError for one that is not there."""
+    found = {'pairs': pairs.locate(self.train)}
+    if self.dev is not None and (dev := pairs.locate(self.dev)) != found['pairs']:
+      found['dev pairs'] = dev
+    return found
+
+  def open_store(self, name: str, source: pairs.Source, tokenizer: Tokenizer) -> pairs.Pairs:
+    """The token store of a split. It is built if it is not there yet."""
+    folder = retrieval_data.store_folder(self.section, self.workdir, self.task) / name
+    return pairs.build_pairs(
+      source, tokenizer, folder, **retrieval_data.store_options(self.section)
+    )
+
+
+def names(config: ConfigDict) -> list[str]:
+  """The tasks by number."""
+  return sorted(config.tasks)
+
+
+def find(
+  section: ConfigDict,
+  config: ConfigDict,
+  workdir: epath.Path,
+  devices: Mesh,
+  form: str = 'retrieval',
+  templates: Templates | None = None,
+  numbered: bool = True,
+) -> Texts:
+  """The data of all tasks; see ``Method.data``.
+
+  A batch has the key `task` ``[B]``. Beside it are, for ``form='retrieval'``, those of a dual
+  encoder, and for ``form='pairs'`` those of `pairs.PairFeed`. Numbers of rows are offset by task.
+
+  Args:
+    section: what all tasks share, ``config.data``.
+    config, workdir, devices: as of ``Method.data``.
+    form: what the method reads: 'retrieval' or 'pairs'.
+    templates: what it puts around texts; by default their special tokens alone.
+    numbered: whether ``Model.embed`` takes the number of each row's task as its last argument.
+
+  Raises:
+    InputError: a knob of a task, or of several, cannot be; there are no such files.
+  """
+  if not config.tasks:
+    raise InputError(
+      'config.tasks is empty; name each data set in the config file, as c.tasks.NAME = '
+      "defaults.task(dir='DIR')"
+    )
+  found = [_find_task(name, section, config, workdir, form) for name in names(config)]
+  with_dev = [task.splits.dev is not None for task in found]
+  if any(with_dev) and not all(with_dev):
+    bare = found[with_dev.index(False)].name
+    raise InputError(
+      f'config.tasks.{bare}.data.dev_split: {bare} has no dev split, and '
+      f'{found[with_dev.index(True)].name} has one; set it, or config.tasks.{bare}.data.hold_out'
+    )
+  if any(with_dev) and config.eval.measure != MEAN:
+    raise InputError(
+      f'config.eval.measure: several tasks are measured by {MEAN!r} of config.tasks.NAME.measure, '
+      f'not {config.eval.measure!r}'
+    )
+  return Texts(
+    lambda: itertools.chain.from_iterable(task.splits.read_passages() for task in found),
+    functools.partial(
+      _open, found, section, config, devices, form, templates or _plain_templates, numbered
+    ),
+    {f'{task.name} {role}': path for task in found for role, path in task.splits.files().items()},
+  )
+
+
+def _find_task(
+  name: str, shared: ConfigDict, config: ConfigDict, workdir: epath.Path, form: str
+) -> Task:
+  """A task's splits, after its knobs were checked."""
+  entry, key = config.tasks[name], f'config.tasks.{name}'
+  section = FrozenConfigDict({**shared.to_dict(), **entry.data.to_dict()})
+  if entry.form == 'pairs' and form == 'retrieval':
+    raise InputError(
+      f'{key}.form: {config.method} retrieves passages, which labelled pairs are not; use '
+      "'retrieval', or a method that re-ranks"
+    )
+  if entry.form == 'retrieval':
+    measures.parse_measures([entry.measure])  # before the training
+    splits = retrieval_data.find_splits(section, workdir, config.seed, name)
+    if form == 'pairs':
+      splits = pair_data.with_negatives(splits)
+      if not config.negatives:
+        raise InputError(
+          f'config.negatives: {name} needs pairs that do not match, a query with a negative; use 1 '
+          'or more'
+        )
+    return Task(name, names(config).index(name), entry.measure, splits)
+  if entry.measure not in CLASSIFICATION:
+    raise InputError(
+      f'{key}.measure: labelled pairs are measured by {" or ".join(CLASSIFICATION)}, not '
+      f'{entry.measure!r:.60}'
+    )
+  if section.train:
+    raise InputError(f'{key}.data.train: labelled pairs have no mined negatives; leave it empty')
+  folder = section.dir
+  if section.format == 'docstrings':
+    folder = str(workdir / 'data' / name)
+    if not epath.Path(folder).exists():
+      pairs.write_docstrings(folder, section.dir.split(','))
+  elif section.format != 'auto':
+    raise InputError(
+      f"{key}.data.format: labelled pairs are files SPLIT.jsonl, .tsv or .csv; use 'auto', not "
+      f'{section.format!r}'
+    )
+  hold_out = (section.hold_out, config.seed) if section.hold_out and not section.dev_split else None
+  train = pairs.Source(
+    folder, section.train_split, hold_out=hold_out, max_pairs=section.max_queries or None
+  )
+  dev = None
+  if section.dev_split:
+    dev = pairs.Source(folder, section.dev_split)
+  elif hold_out:
+    dev = pairs.Source(folder, section.train_split, hold_out=hold_out, held_out=True)
+  return Task(
+    name,
+    names(config).index(name),
+    entry.measure,
+    PairSplits(section, workdir, train, dev, name),
+  )
+
+
+def _plain_templates(tokenizer: Tokenizer) -> dict[str, list[Template]]:
+  form = tokenizer.pair_format
+  alone = Template((Piece(form.opening), Piece(None), Piece(tokenizer.closing)))
+  return {'query': [alone], 'passage': [alone], 'pair': [Template.pair(*form)]}
+
+
+def _open(
+  tasks: list[Task],
+  section: ConfigDict,
+  config: ConfigDict,
+  devices: Mesh,
+  form: str,
+  templates: Templates,
+  numbered: bool,
+  tokenizer: Tokenizer,
+  model: EncoderConfig,
+) -> Data:
+  # The longest template of each kind: what goes through all of them.
+  around = {
+    kind: max(of_kind, key=lambda template: template.num_tokens)
+    for kind, of_kind in templates(tokenizer).items()
+  }
+  longest = _check_lengths(section, config, form, around, tokenizer, model)
+  feeds = [_open_feed(task, config, form, tokenizer) for task in tasks]
+  # The same width of `relevant` in all batches: one program for all tasks.
+  listed = [feed for feed in feeds if isinstance(feed, batches.Feed)]
+  for feed in listed:
+    feed.max_relevant = max(other.max_relevant for other in listed)
+  rank, count = mesh.batch_rank(devices)
+  made = mixture.make_batches(
+    feeds,
+    arrangement=config.arrangement,
+    batch_size=config.batch_size * config.accumulate,
+    per_task=config.per_task,
+    buckets=(section.query_buckets, section.passage_buckets),
+    seed=config.seed,
+    process_index=rank,
+    process_count=count,
+  )
+
+  def ids(batch: Mapping[str, np.ndarray]) -> str:
+    return '; '.join(
+      f'{tasks[number].name}: {retrieval_data.shorten(feeds[number].names(rows))}'
+      for number, rows in mixture.split_rows(feeds, batch).items()
+    )
+
+  def shape(batch: Mapping[str, np.ndarray]) -> str:
+    kinds = ('query', 'passage') if form == 'retrieval' else pairs.VIEWS
+    lengths = [batch[f'{kind}_tokens'].shape[-1] for kind in kinds]
+    what = ('queries', 'passages') if form == 'retrieval' else ('first', 'second texts')
+    return f'{what[0]} of {lengths[0]} and {what[1]} of {lengths[1]} tokens'
+
+  sizes = ', '.join(f'{task.name} {feed.size:,}' for task, feed in zip(tasks, feeds, strict=True))
+  what = 'queries' if form == 'retrieval' else 'pairs'
+  evaluation = None
+  if tasks[0].splits.dev is not None:
+    evaluation = functools.partial(
+      _evaluation, tasks, section, config, devices, form, around, longest, numbered, tokenizer
+    )
+  return Data(
+    batches=made,
+    unit=what,
+    description=f'{len(tasks)} task{"s" if len(tasks) > 1 else ""}, {config.arrangement}; '
+    f'training {what}: {sizes}',
+    ids=ids,
+    shape=shape,
+    evaluation=evaluation,
+  )
+
+
+def _check_lengths(
+  section: ConfigDict,
+  config: ConfigDict,
+  form: str,
+  around: Mapping[str, Template],
+  tokenizer: Tokenizer,
+  model: EncoderConfig,
+) -> int:
+  """The tokens of the longest pair, or text, in its template.
+
+  Raises InputError where the encoder has fewer positions.
+  """
+  specials = len(tokenizer.pair_format.opening) + len(tokenizer.closing)
+  positions = model.max_tokens - (config.prompt.length if config.prompt.shift_positions else 0)
+  kinds = {kind: (kind,) for kind in KINDS} if form == 'retrieval' else {'pair': KINDS}
+  longest = 0
+  for kind, texts in kinds.items():
+    inner = sum(section[f'{text}_max_length'] - specials for text in texts)
+    longest = max(longest, total := inner + around[kind].num_tokens)
+    if total > positions:
+      knobs = ', '.join(f'config.data.{text}_max_length' for text in texts)
+      raise InputError(
+        f'{knobs}: {inner} tokens of text and the {around[kind].num_tokens} of the template around '
+        f'them exceed the {positions} positions of {config.backbone.path}'
+      )
+  return longest
+
+
+def _open_feed(
+  task: Task, config: ConfigDict, form: str, tokenizer: Tokenizer
+) -> batches.Feed | pairs.PairFeed | pairs.QueryPairFeed:
+  if isinstance(task.splits, PairSplits):
+    section = task.splits.section
+    return pairs.PairFeed(
+      task.splits.open_store('train', task.splits.train, tokenizer),
+      query_buckets=section.query_buckets,
+      passage_buckets=section.passage_buckets,
+    )
+  feed = batches.Feed(
+    task.splits.open_store('train', task.splits.train, tokenizer),
+    mix=batches.Mix(**config.mix),
+    **task.splits.feed_options(config),
+  )
+  return feed if form == 'retrieval' else pairs.QueryPairFeed(feed)
+
+
+def _evaluation(
+  tasks: list[Task],
+  section: ConfigDict,
+  config: ConfigDict,
+  devices: Mesh,
+  form: str,
+  around: Mapping[str, Template],
+  longest: int,
+  numbered: bool,
+  tokenizer: Tokenizer,
+  model: Model,
+) -> Evaluate:
+  """Each task by its measure, ``NAME/MEASURE``, and their mean."""
+  # One for all tasks, so that each length is compiled once.
+  shared: Any
+  if form == 'retrieval':
+    shared = retrieval_data.make_embedders(section, config, devices, tokenizer, model)
+  else:
+    shared = pair_data.Scorer(model, config, devices, tokenizer, around['pair'], longest)
+  of_task = [_evaluate_task(task, config, form, shared, numbered, tokenizer) for task in tasks]
+
+  def evaluate(params: Mapping[str, Array]) -> dict[str, float]:
+    values = {
+      f'{task.name}/{task.measure}': one(params)[task.measure]
+      for task, one in zip(tasks, of_task, strict=True)
+    }
+    return values | {MEAN: float(np.mean(list(values.values())))}
+
+  return evaluate
+
+
+def _evaluate_task(
+  task: Task, config: ConfigDict, form: str, shared: Any, numbered: bool, tokenizer: Tokenizer
+) -> Evaluate:
+  splits, number = task.splits, task.number if numbered else None
+  if isinstance(splits, PairSplits):
+    assert splits.dev is not None
+    tokens = splits.open_store('dev', splits.dev, tokenizer)
+    rows = tokens.tokens(np.arange(tokens.num_pairs))
+    packed = shared.pack(*([np.frombuffer(row, np.int32) for row in view] for view in rows))
+    return lambda params: pair_data.classify(shared(params, packed, number), tokens.labels)
+  if form == 'pairs':
+    return pair_data.ranking(splits, config, shared, tokenizer, [task.measure], number)
+
+  def assign(_: Any, tokens: Any, __: Any) -> dict[str, np.ndarray]:
+    counts = zip(KINDS, (tokens.num_queries, tokens.num_passages), strict=True)
+    return {kind: np.full(count, task.number, np.int32) for kind, count in counts}
+
+  return retrieval_data.evaluation(
+    splits, config, shared, assign if numbered else None, tokenizer, [task.measure]
+  )

@@ -1,0 +1,140 @@
+"""Labelled pairs: files as strangers write them, held-out ones, and the store of their tokens."""
+
+import json
+
+import numpy as np
+import pytest
+
+from dprjax.base.errors import InputError
+from dprjax.data import pairs, table, text
+from dprjax.data.pairs import Source
+
+ROWS = [('oak elm', 'oak', 1), ('ash', 'fir yew', 0), ('pine', 'pine', 1), ('larch', 'elm', 0)]
+
+
+@pytest.fixture(scope='module')
+def tokenizer(tmp_path_factory):
+  words = ['ash', 'elm', 'fir', 'larch', 'oak', 'pine', 'yew', 'duplicate', 'of']
+  return text.train_wordpiece(
+    [f'{word} {other} :' for word in words for other in words],
+    200,
+    tmp_path_factory.mktemp('words'),
+  )
+
+
+@pytest.mark.parametrize(
+  ('name', 'content'),
+  [
+    ('train.tsv', 'oak elm\toak\tyes\nash\tfir yew\tno\npine\tpine\t1\nlarch\telm\t0\n'),
+    ('train.tsv', 'Label\ttext1\ttext2\nTrue\toak elm\toak\nfalse\tash\tfir yew\n1\tpine\tpine\n'
+     'No\tlarch\telm\n'),
+    ('train.csv', 'text1,text2,label\n"oak elm",oak,1\nash,fir yew,0\npine,pine,1\nlarch,elm,0\n'),
+    ('train.jsonl', ''.join(
+      json.dumps({'text1': a, 'text2': b, 'label': label, 'more': 3}) + '\n'
+      for (a, b, _), label in zip(ROWS, (True, 0, 'yes', 'no'), strict=True))),
+  ],
+)  # fmt: skip
+def test_files_of_pairs(tmp_path, name, content):
+  (tmp_path / name).write_text(content)
+  assert [pair[:3] for pair in pairs.read_pairs(Source(str(tmp_path)))] == ROWS
+
+
+@pytest.mark.parametrize(
+  ('content', 'message'),
+  [
+    ('oak\telm\t1\nash\tyew\t2\n', r"train.tsv, line 2: the label is '2'; there are two, 1"),
+    ('oak\telm\tentails\n', r"line 1: the label is 'entails'"),
+    ('oak\telm\t\n', r"line 1: the label is ''"),
+    ('oak\t \t1\n', r"line 1: text2 is ' '; expected a text"),
+    ('oak\t1\n', r'line 1: 2 columns, expected 3: text1, text2, label'),
+    ('oak\telm\t1\nash\tyew\t1\n', r'the label of all 2 pairs is 1; pairs of both labels'),
+    ('', r'train.tsv'),
+  ],
+)
+def test_what_is_no_pair(tmp_path, content, message):
+  (tmp_path / 'train.tsv').write_text(content)
+  with pytest.raises(InputError, match=message):
+    pairs.read_pairs(Source(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+  ('record', 'message'),
+  [
+    ({'text1': 'oak', 'text2': 'elm'}, 'train.jsonl, line 1: label missing'),
+    ({'text1': 'oak', 'text2': 'elm', 'label': 1.0}, r'line 1: the label is 1.0'),
+    ({'text1': 'oak', 'text2': 'elm', 'label': None}, r'line 1: the label is None'),
+    ({'text1': 'oak', 'text2': 'elm', 'label': [1]}, r'line 1: the label is \[1\]'),
+    ({'text1': ['oak'], 'text2': 'elm', 'label': 1}, r"line 1: text1 is \['oak'\]"),
+  ],
+)
+def test_what_is_no_record(tmp_path, record, message):
+  (tmp_path / 'train.jsonl').write_text(json.dumps(record) + '\n')
+  with pytest.raises(InputError, match=message):
+    pairs.read_pairs(Source(str(tmp_path)))
+
+
+def test_a_split_that_is_not_there_names_what_is(tmp_path):
+  (tmp_path / 'training.tsv').write_text('oak\telm\t1\n')
+  with pytest.raises(InputError, match=r'pairs file not found: .*train.jsonl.*: training.tsv'):
+    pairs.read_pairs(Source(str(tmp_path)))
+
+
+def test_pairs_are_held_out_by_their_texts(tmp_path):
+  rows = [(f'a{i}', f'b{i}', i % 2) for i in range(200)] + [('a7', 'b7', 1)]
+  pairs.write_pairs(tmp_path / 'train.jsonl', rows)
+  whole = Source(str(tmp_path))
+  train, dev = (
+    pairs.read_pairs(Source(str(tmp_path), hold_out=(0.2, 5), held_out=held)) for held in (0, 1)
+  )
+  assert sorted([*train, *dev], key=lambda pair: pair.line) == pairs.read_pairs(whole)
+  assert 20 < len(dev) < 60 and not {p[:2] for p in train} & {p[:2] for p in dev}
+  few = pairs.read_pairs(Source(str(tmp_path), hold_out=(0.2, 5), max_pairs=30))
+  assert len(few) == 30 and set(few) < set(train) and few == sorted(few, key=lambda p: p.line)
+  # Added rows do not move the others.
+  pairs.write_pairs(tmp_path / 'train.jsonl', [('new', 'row', 1), *rows])
+  again = pairs.read_pairs(Source(str(tmp_path), hold_out=(0.2, 5), held_out=True))
+  assert {p[:2] for p in dev} <= {p[:2] for p in again} <= {p[:2] for p in dev} | {('new', 'row')}
+
+
+def test_the_store_of_pairs(tmp_path, tokenizer):
+  pairs.write_pairs(tmp_path / 'train.jsonl', [*ROWS, ('oak elm fir', 'yew ash pine oak', 1)])
+  options = {
+    'query_max_length': 6,
+    'passage_max_length': 5,
+    'query_prefix': 'duplicate : ',
+  }
+  source = Source(str(tmp_path))
+  made = pairs.build_pairs(source, tokenizer, tmp_path / 'store', **options)
+  assert (made.num_pairs, made.labels.tolist()) == (5, [1, 0, 1, 0, 1])
+  first, second = (list(map(table.integers, rows)) for rows in made.tokens(np.arange(5)))
+  expected = [*(row[:2] for row in ROWS), ('oak elm fir', 'yew ash pine oak')]
+  for i, (one, other) in enumerate(expected):
+    np.testing.assert_array_equal(first[i], tokenizer.encode([f'duplicate : {one}'], 6)[0][0])
+    np.testing.assert_array_equal(second[i], tokenizer.encode([other], 5)[0][0])
+  assert made.first_lengths.tolist() == [len(row) for row in first] and max(map(len, first)) == 6
+  assert made.second_lengths.tolist() == [len(row) for row in second]
+  assert made.rows.ids(np.array([4])) == ['5']
+
+  # It is built again only when something differs.
+  before = (tmp_path / 'store' / 'pairs.json').stat().st_mtime_ns
+  pairs.build_pairs(source, tokenizer, tmp_path / 'store', **options)
+  assert (tmp_path / 'store' / 'pairs.json').stat().st_mtime_ns == before
+  pairs.write_pairs(tmp_path / 'train.jsonl', ROWS)
+  assert pairs.build_pairs(source, tokenizer, tmp_path / 'store', **options).num_pairs == 4
+  options['passage_max_length'] = 3
+  made = pairs.build_pairs(source, tokenizer, tmp_path / 'store', **options)
+  assert made.second_lengths.max() == 3
+
+  with pytest.raises(
+    InputError, match=r'query_buckets \[4\]: the longest query of .* has 6 tokens'
+  ):
+    pairs.PairFeed(made, query_buckets=[4], passage_buckets=[8])
+
+
+def test_pairs_of_docstrings(tmp_path):
+  pairs.write_docstrings(tmp_path / 'docs', ['json', 'email'])
+  for split in ('train', 'dev', 'test'):
+    found = pairs.read_pairs(Source(str(tmp_path / 'docs'), split))
+    assert [pair.label for pair in found] == [1, 0] * (len(found) // 2)
+    for right, wrong in zip(found[::2], found[1::2], strict=True):
+      assert right.first == wrong.first and right.second != wrong.second
