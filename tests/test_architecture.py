@@ -19,6 +19,7 @@ LEVELS = (
   {'formats'},
   {'models', 'data', 'retrieval', 'runtime'},
   {'inference', 'mining'},
+  {'serving'},
   {'analysis'},
   {'methods'},
 )

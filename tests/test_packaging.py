@@ -38,7 +38,7 @@ EXTRAS = {
 }
 
 # Extras whose packages are imported where they are needed.
-OPTIONAL = [*EXTRAS['milvus'], *EXTRAS['tsne']]
+OPTIONAL = [*EXTRAS['milvus'], *EXTRAS['serve'], *EXTRAS['tsne']]
 
 
 def pins(path):
@@ -150,7 +150,9 @@ def test_only_benchmarks_need_heavy_packages():
     assert extra == 'bench' or names.isdisjoint({'torch', 'tensorflow', 'sentence-transformers'}), (
       extra
     )
-  assert EXTRAS.keys() == {*('cuda', 'tpu', 'quickstart', 'milvus', 'tsne', 'test', 'dev', 'bench')}
+  assert EXTRAS.keys() == {
+    *('cuda', 'tpu', 'quickstart', 'milvus', 'serve', 'tsne', 'test', 'dev', 'bench')
+  }
 
 
 def test_the_version_is_in_one_place():

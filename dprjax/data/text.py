@@ -105,12 +105,15 @@ class Tokenizer:
     encoded = [
       np.array(encoding.ids, np.int32) for encoding in self.backend.encode_batch_fast(list(texts))
     ]
-    closing = np.array(self.closing, np.int32)
-    kept = max_length - len(closing)
-    cut = [
-      ids if len(ids) <= max_length else np.concatenate([ids[:kept], closing]) for ids in encoded
-    ]
+    cut = [self.cut(ids, max_length) for ids in encoded]
     return cut, sum(len(ids) > max_length for ids in encoded)
+
+  def cut(self, ids: jt.Int32[np.ndarray, '_'], max_length: int) -> jt.Int32[np.ndarray, 'T']:
+    """Ids of at most ``max_length`` tokens, which still end with the closing special tokens."""
+    if len(ids) <= max_length:
+      return ids
+    closing = np.array(self.closing, np.int32)
+    return np.concatenate([ids[: max_length - len(closing)], closing])
 
   @functools.cached_property
   def pair_format(self) -> PairFormat:

@@ -130,7 +130,7 @@ class Encoder:
     for kind in KINDS:
       backbone = backbones[kind]
       for name, entry in self.bank.items():
-        _check_length(name, entry, kind, backbone)
+        check_length(name, entry, kind, backbone)
       if id(backbone) not in placed:
         placed[id(backbone)] = place(self.mesh, backbone.params)
       # A compiled batch counts positions in one way.
@@ -215,7 +215,7 @@ class Encoder:
   @property
   def config_sha256(self) -> str:
     """Names the shape of the backbone, or of both: what else than tensors decides a vector."""
-    return '+'.join(dict.fromkeys(_config_sha256(self.backbones[kind].config) for kind in KINDS))
+    return '+'.join(dict.fromkeys(config_sha256(self.backbones[kind].config) for kind in KINDS))
 
   @property
   def dtype(self) -> str:
@@ -235,7 +235,7 @@ class Encoder:
     for name in dict.fromkeys(names):
       settings = self.bank[name].settings
       places = [i for i, other in enumerate(names) if other == name]
-      prefixed = [settings.prefix(kind) + _text(texts[i], i) for i in places]
+      prefixed = [settings.prefix(kind) + check_text(texts[i], i) for i in places]
       encoded, cut = self.tokenizer.encode(prefixed, settings.max_length(kind))
       self.truncated[kind] += cut
       for i, row in zip(places, encoded, strict=True):
@@ -350,7 +350,7 @@ class Encoder:
     return _Group(numbers, len(prefixes), embedder, (backbone, place(self.mesh, prefix)))
 
 
-def _text(value: Any, number: int) -> str:
+def check_text(value: Any, number: int) -> str:
   """The text; raises InputError for what a tokenizer does not take."""
   if not isinstance(value, str):
     raise InputError(f'texts: number {number} is {value!r:.40}; expected a string')
@@ -364,15 +364,16 @@ def _text(value: Any, number: int) -> str:
   return value
 
 
-def _config_sha256(config: models.EncoderConfig) -> str:
-  """Of the fields that count once a model is trained."""
+def config_sha256(config: models.EncoderConfig) -> str:
+  """Names an encoder's shape: of the fields that count once a model is trained."""
   values = dataclasses.asdict(config)
   for name in ('hidden_dropout', 'attention_dropout', 'initializer_range'):
     del values[name]
   return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def _check_length(name: str, entry: Entry, kind: str, backbone: hub.Backbone) -> None:
+def check_length(name: str, entry: Entry, kind: str, backbone: hub.Backbone) -> None:
+  """Raises InputError where the longest texts of a kind exceed the backbone's positions."""
   prompt, settings = entry
   room = backbone.config.max_tokens
   if prompt is not None and settings.shift_positions:

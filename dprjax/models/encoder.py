@@ -8,7 +8,7 @@ computes no gradient of a weight. docs/architecture.md has the shape letters.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import flax.linen as nn
@@ -161,6 +161,20 @@ class PromptBank(NamedTuple):
 
   prefixes: Float[Array, 'K L 2 P N D']
   lengths: Int[Array, ' K']
+
+
+class LayeredBank(NamedTuple):
+  """A ``PromptBank`` with the layers' axis first, as they use it, and each prompt's own shift.
+
+  Attributes:
+    prefixes: key/value vectors, padded with finite numbers to the longest.
+    lengths: prompt k has the first ``lengths[k]`` of them.
+    shifts: the position of the first token under prompt k, in place of ``shift_positions``.
+  """
+
+  prefixes: Float[Array, 'L K 2 P N D']
+  lengths: Int[Array, ' K']
+  shifts: Int[Array, ' K']
 
 
 def kernel_init(config: EncoderConfig) -> nn.initializers.Initializer:
@@ -400,7 +414,7 @@ def _place(
   config: EncoderConfig,
   tokens: Array,
   mask: Array,
-  prompt: Array | PromptBank | None,
+  prompt: Array | PromptBank | LayeredBank | None,
   prompt_ids: Array | None,
   shift_positions: bool,
 ) -> tuple[Array | None, Array, Array]:
@@ -411,23 +425,30 @@ def _place(
   batch, length = tokens.shape
   shift: int | Array = 0
   seen = mask
-  if isinstance(prompt, PromptBank):
+  if isinstance(prompt, PromptBank | LayeredBank):
     if prompt_ids is None:
       raise InputError('a PromptBank needs prompt_ids, the number of the prompt of each example')
-    _check_prompt_shape(config, prompt.prefixes, prompt_ids, batch)
+    axis = int(isinstance(prompt, LayeredBank))  # of the prompts
+    shape = list(prompt.prefixes.shape)
+    _check_prompt_shape(config, [shape.pop(axis), *shape], prompt_ids, batch)
     # Before the axes are moved: moving those of a whole bank costs memory and time.
     lengths = jnp.take(prompt.lengths, prompt_ids, axis=0)[:, None]  # [B, 1]
-    prompt = jnp.take(prompt.prefixes, prompt_ids, axis=0)
+    if isinstance(prompt, LayeredBank):
+      shift = jnp.take(prompt.shifts, prompt_ids, axis=0)[:, None]
+    elif shift_positions:
+      shift = lengths
+    prompt = jnp.take(prompt.prefixes, prompt_ids, axis=axis)
     used = jnp.arange(prompt.shape[-3], dtype=jnp.int32)[None, :] < lengths
     seen = jnp.concatenate([used, mask], axis=1)
-    shift = lengths if shift_positions else 0
+    if not axis:
+      prompt = jnp.moveaxis(prompt, 0, 1)  # [L, B, 2, P, N, D]
   elif prompt is not None:
     if prompt_ids is not None:
       raise InputError('prompt_ids choose from a PromptBank; the prompt is an array')
-    _check_prompt_shape(config, prompt, None, batch)
+    _check_prompt_shape(config, prompt.shape, None, batch)
     shift = prompt.shape[-3] if shift_positions else 0
-  if prompt is not None and prompt.ndim == 6:
-    prompt = jnp.moveaxis(prompt, 0, 1)  # [L, B, 2, P, N, D]
+    if prompt.ndim == 6:
+      prompt = jnp.moveaxis(prompt, 0, 1)
   if prompt is not None and prompt.shape[-3] == 0:
     prompt = None
   known = shift if isinstance(shift, int) else 0
@@ -441,10 +462,10 @@ def _place(
 
 
 def _check_prompt_shape(
-  config: EncoderConfig, prompt: Array, prompt_ids: Array | None, batch: int
+  config: EncoderConfig, axes: Sequence[int], prompt_ids: Array | None, batch: int
 ) -> None:
   """Raises InputError for a prompt of another shape than ``encode`` takes."""
-  shape = tuple(prompt.shape)
+  shape = tuple(axes)
   core = shape[-5:]
   fits = (
     len(core) == 5
@@ -476,7 +497,7 @@ def _run(
   mask: Array,
   cuts: tuple[int, ...],
   *,
-  prompt: Array | PromptBank | None = None,
+  prompt: Array | PromptBank | LayeredBank | None = None,
   prompt_ids: Array | None = None,
   token_types: Array | None = None,
   vectors: Array | None = None,
@@ -562,7 +583,7 @@ def encode(
   tokens: Int[Array, 'B T'],
   mask: Bool[Array, 'B T'],
   *,
-  prompt: Float[Array, '*B L 2 P N D'] | PromptBank | None = None,
+  prompt: Float[Array, '*B L 2 P N D'] | PromptBank | LayeredBank | None = None,
   prompt_ids: Int[Array, ' B'] | None = None,
   token_types: Int[Array, 'B T'] | None = None,
   vectors: Float[Array, 'E H'] | None = None,

@@ -10,7 +10,14 @@ from jax.sharding import PartitionSpec as P
 
 from dprjax.base.errors import InputError
 from dprjax.models import embed, encoder, hub
-from dprjax.models.encoder import ACTIVATIONS, EncoderConfig, EncoderOptions, PromptBank, erf_gelu
+from dprjax.models.encoder import (
+  ACTIVATIONS,
+  EncoderConfig,
+  EncoderOptions,
+  LayeredBank,
+  PromptBank,
+  erf_gelu,
+)
 from tests import reference
 
 LENGTHS = np.array([7, 4, 1, 6])
@@ -179,6 +186,11 @@ def test_a_bank_of_different_lengths_equals_one_prompt_at_a_time(small, inputs, 
   bare = encode(config, params, tokens, mask)
   np.testing.assert_allclose(hidden[2][mask[2]], bare[2][mask[2]], atol=1e-6, rtol=0)
   assert np.abs(hidden - bare)[jnp.array([0, 1, 3])].max() > 0.1
+  layered = LayeredBank(
+    jnp.moveaxis(bank.prefixes, 0, 1), bank.lengths, bank.lengths * jnp.int32(shift)
+  )
+  again = encode(config, params, tokens, mask, prompt=layered, prompt_ids=ids)
+  np.testing.assert_allclose(again[mask], hidden[mask], atol=1e-6, rtol=0)
 
 
 def test_a_bank_shifts_padding_alone_beyond_the_positions(small):

@@ -1,0 +1,247 @@
+"""One backbone, many prompts, without a network: texts in, vectors out, from any number of threads.
+
+tokeniser threads -> bounded queue -> one device thread (`batcher`) -> futures
+
+engine = Engine.load('backbone', 'prompts')
+engine.ready.result()
+engine.submit('qa', 'query', ['a question']).result()     # float32 [1, H]
+"""
+
+import concurrent.futures
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import NamedTuple, Self
+
+import jax
+import numpy as np
+from etils import epath
+
+from dprjax.base.errors import InputError
+from dprjax.base.files import PathLike
+from dprjax.data import text
+from dprjax.inference.encoder import check_text, config_sha256
+from dprjax.models import hub
+from dprjax.models.prompts import KINDS
+from dprjax.serving.bank import Bank, Shapes
+from dprjax.serving.batcher import Batcher, Text
+from dprjax.serving.library import Library, Version
+from dprjax.serving.metrics import Metrics
+
+Ids = Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """How a server batches, and what it keeps.
+
+  Attributes:
+    rows, lengths: the shapes of batches: row counts and padded lengths. A longest length above the
+      backbone's positions is cut to them.
+    budget: padded tokens of a batch, at most.
+    deadline: seconds that a text waits for others.
+    most_queued: texts that may wait.
+    slots: prompts on the device, and one slot for none.
+    prompt_length: vectors of a slot; None: as many as the folder's longest prompt, at least 16.
+    host_bytes: memory of the host for prompts.
+    threads: that tokenise.
+    dtype: 'float32' or 'bfloat16', of the arithmetic.
+  """
+
+  rows: tuple[int, ...] = (1, 4, 16, 64)
+  lengths: tuple[int, ...] = (32, 64, 128, 256, 512)
+  budget: int = 8192
+  deadline: float = 0.003
+  most_queued: int = 4096
+  slots: int = 256
+  prompt_length: int | None = None
+  host_bytes: int = 2 << 30
+  threads: int = 2
+  dtype: str = 'float32'
+
+
+class Tokens(NamedTuple):
+  """The texts of a request, ready to be queued.
+
+  Attributes:
+    version: of the prompt.
+    texts: token ids and prompts.
+    truncated: numbers of the texts that were cut.
+    total: of all tokens, special ones included.
+  """
+
+  version: Version
+  texts: list[Text]
+  truncated: list[int]
+  total: int
+
+
+class Engine:
+  """A backbone and the prompts of a folder.
+
+  Attributes:
+    backbone, tokenizer: of all prompts.
+    library: the prompts.
+    metrics: counts and times.
+    options: as given, with the lengths that the backbone takes.
+    ready: done when every shape is compiled; an exception where that failed.
+  """
+
+  def __init__(
+    self,
+    backbone: hub.Backbone,
+    tokenizer: text.Tokenizer,
+    prompts: PathLike,
+    name: str,
+    options: Options = Options(),
+    device: jax.Device | None = None,
+  ):
+    """See ``load``."""
+    room = backbone.config.max_tokens
+    lengths = tuple(sorted({min(length, room) for length in options.lengths}))
+    self.options = options = dataclasses.replace(
+      options, rows=tuple(sorted(set(options.rows))), lengths=lengths
+    )
+    self.backbone, self.tokenizer, self.metrics = backbone, tokenizer, Metrics()
+    self.library = Library(
+      prompts,
+      backbone,
+      tokenizer,
+      name=name,
+      most_vectors=options.prompt_length,
+      most_tokens=lengths[-1],
+      host_bytes=options.host_bytes,
+      metrics=self.metrics,
+    )
+    self._bank = Bank(
+      backbone.config,
+      backbone.params,
+      slots=options.slots,
+      length=self.library.most_vectors,
+      shapes=Shapes(options.rows, lengths, options.budget),
+      pad_id=tokenizer.pad_id,
+      metrics=self.metrics,
+      dtype=options.dtype,
+      device=device,
+    )
+    self._batcher = Batcher(
+      self._bank,
+      backbone.config.hidden_size,
+      deadline=options.deadline,
+      most_queued=options.most_queued,
+      metrics=self.metrics,
+    )
+    self.ready = self._batcher.ready
+    self.pool = concurrent.futures.ThreadPoolExecutor(options.threads, 'tokenise')
+
+  @classmethod
+  def load(
+    cls,
+    backbone: PathLike,
+    prompts: PathLike,
+    *,
+    name: str | None = None,
+    options: Options = Options(),
+    device: jax.Device | None = None,
+  ) -> Self:
+    """Loads a backbone; compiling goes on in the background, see ``ready``.
+
+    Args:
+      backbone: a Hugging Face directory, a hub id, or ``package:NAME``.
+      prompts: a folder of ``NAME.npz``, made if it is missing.
+      name: of the backbone without a prompt; by default its folder's, or the package's.
+      options: see `Options`.
+      device: the first local one by default.
+
+    Raises:
+      InputError: something cannot be read, two encoders, or an option out of range.
+    """
+    folder = epath.Path(hub.package_path(str(backbone)))
+    if all((folder / kind / 'config.json').exists() for kind in KINDS):
+      raise InputError(
+        f'{backbone}: two encoders, one for queries and one for passages; a server has one backbone'
+      )
+    loaded = hub.load_backbone(backbone)
+    tokenizer = text.load_tokenizer(loaded.path)
+    hub.check_vocabulary(loaded, tokenizer.vocab_size, loaded.path)
+    name = name or str(backbone).rstrip('/').rpartition('/')[2].removeprefix('package:')
+    return cls(loaded, tokenizer, prompts, name, options, device)
+
+  @property
+  def config_sha256(self) -> str:
+    """Names the shape of the backbone."""
+    return config_sha256(self.backbone.config)
+
+  @property
+  def bank_bytes(self) -> int:
+    """Device memory of all slots."""
+    return self._bank.prompt_bytes * self._bank.slots
+
+  def tokenize(self, name: str, kind: str, texts: Sequence[str] | Sequence[Ids]) -> Tokens:
+    """Token ids under the prompt's settings, and the prompt.
+
+    Args:
+      name: of a prompt, or the backbone's.
+      kind: 'query' or 'passage'.
+      texts: at least one; or token ids as the tokenizer gives them, special ones included, which
+        are taken as they are.
+
+    Raises:
+      UnknownPrompt, InputError: as ``Library.get``; or a text that is no text, an id that is no
+        token's, or ids under a prompt of kind topic.
+    """
+    started = time.monotonic()
+    version = self.library.get(name)
+    settings = version.settings
+    longest = settings.max_length(kind)
+    if isinstance(texts[0], str):
+      prefixed = [
+        settings.prefix(kind) + check_text(one, number) for number, one in enumerate(texts)
+      ]
+      encodings = self.tokenizer.backend.encode_batch_fast(prefixed)
+      rows = [np.array(encoding.ids, np.int32) for encoding in encodings]
+      prefixes = version.choose([str(one) for one in texts], kind)
+    else:
+      if version.topic_model is not None:
+        raise InputError(
+          f'input: prompt {name} chooses a topic by the words of a text; give texts, not token ids'
+        )
+      rows = [self._check_ids(one, number) for number, one in enumerate(texts)]
+      prefixes = version.choose([''] * len(rows), kind)
+    truncated = [number for number, row in enumerate(rows) if len(row) > longest]
+    rows = [self.tokenizer.cut(row, longest) for row in rows]
+    self.metrics.stage_seconds.labels('tokenise').observe(time.monotonic() - started)
+    return Tokens(
+      version,
+      [Text(row, prefix) for row, prefix in zip(rows, prefixes, strict=True)],
+      truncated,
+      sum(map(len, rows)),
+    )
+
+  def queue(self, tokens: Tokens) -> concurrent.futures.Future:
+    """Queues what ``tokenize`` gave. The future's result is float32 ``[n, H]``.
+
+    Raises:
+      Busy: as ``Batcher.submit``.
+    """
+    return self._batcher.submit(tokens.texts)
+
+  def submit(self, name: str, kind: str, texts: Sequence[str]) -> concurrent.futures.Future:
+    """``tokenize`` and ``queue``."""
+    return self.queue(self.tokenize(name, kind, texts))
+
+  def close(self) -> None:
+    """Ends the threads once all that is queued is done."""
+    self._batcher.close()
+    self.pool.shutdown()
+
+  def _check_ids(self, ids: object, number: int) -> np.ndarray:
+    rows = self.backbone.config.vocab_size
+    if (
+      isinstance(ids, str)
+      or not isinstance(ids, Sequence)
+      or not ids
+      or not all(isinstance(one, int) and 0 <= one < rows for one in ids)
+    ):
+      raise InputError(f'input: number {number} is no list of token ids from 0 to {rows - 1}')
+    return np.array(ids, np.int32)

@@ -1,0 +1,393 @@
+"""A folder of prompt files, ``NAME.npz``, that changes while it is served.
+
+The folder is the truth: every request looks at its file's time and size, so a prompt that another
+server (or a copy command) put there is served from the next request on. Files that were read stay
+in host memory, the least recently used going first.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import os
+import pathlib
+import re
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from dprjax.base.errors import InputError
+from dprjax.base.files import PathLike, sha256_file
+from dprjax.data import text, topics
+from dprjax.inference.encoder import Entry, Settings, check_length, resolve_settings
+from dprjax.models import artifact, hub
+from dprjax.models.prompts import KINDS
+from dprjax.serving.bank import Prefix
+from dprjax.serving.metrics import Metrics
+
+NAME = re.compile(r'[A-Za-z0-9._-]{1,64}')
+_LEFT = re.compile(r'\.[A-Za-z0-9._-]{1,64}\.npz\.[0-9a-f]{8}\.tmp')
+_LEFT_S = 3600  # the age at which an unfinished upload is a dead server's
+
+_Signature = tuple[int, int, int]
+
+
+class UnknownPrompt(Exception):
+  """No prompt has this name."""
+
+
+class NameTaken(Exception):
+  """The backbone has this name."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Version:
+  """One content of a prompt's file, or the bare backbone.
+
+  Attributes:
+    name: it is served under.
+    sha256: of the file; '' of the bare backbone.
+    settings: how texts become vectors.
+    meta: of the file.
+    lengths: of its prefixes of queries and passages (all topics' are equal).
+    prefixes: by kind, one of each topic or a single one.
+    topic_model: under kind topic.
+  """
+
+  name: str
+  sha256: str
+  settings: Settings
+  meta: dict[str, Any]
+  lengths: dict[str, int]
+  prefixes: dict[str, list[Prefix]]
+  topic_model: topics.Topics | None = None
+
+  @property
+  def nbytes(self) -> int:
+    arrays = {id(one.vectors): one.vectors for own in self.prefixes.values() for one in own}
+    return sum(array.nbytes for array in arrays.values() if array is not None)
+
+  def choose(self, texts: Sequence[str], kind: str) -> list[Prefix]:
+    """The prefix of each text."""
+    own = self.prefixes[kind]
+    if self.topic_model is None:
+      return own * len(texts)
+    return [own[number] for number in self.topic_model.assign(texts).tolist()]
+
+
+@dataclasses.dataclass(frozen=True)
+class About:
+  """What is known of a prompt whose vectors may be on disk alone.
+
+  Attributes:
+    sha256, meta, lengths, settings: as of `Version`; empty where ``refused``.
+    nbytes: of its vectors.
+    refused: why its file cannot be served; '' where it can.
+  """
+
+  sha256: str = ''
+  meta: dict[str, Any] = dataclasses.field(default_factory=dict)
+  lengths: dict[str, int] = dataclasses.field(default_factory=dict)
+  settings: Settings = dataclasses.field(default_factory=Settings)
+  nbytes: int = 0
+  refused: str = ''
+
+
+class Library:
+  """The prompts of a folder for one backbone, by name."""
+
+  def __init__(
+    self,
+    folder: PathLike,
+    backbone: hub.Backbone,
+    tokenizer: text.Tokenizer,
+    *,
+    name: str,
+    most_vectors: int | None,
+    most_tokens: int,
+    host_bytes: int,
+    metrics: Metrics,
+  ):
+    """Reads every file once; those that cannot be served are listed with the reason.
+
+    Args:
+      folder: made if it is missing.
+      backbone: that the prompts are for.
+      tokenizer: the backbone's.
+      name: of the backbone without a prompt, which no prompt can have.
+      most_vectors: of a prompt, P; by default those of the folder's longest, at least 16.
+      most_tokens: the longest text.
+      host_bytes: memory for vectors; the latest one read stays in any case.
+      metrics: where loads and evictions are counted.
+
+    Raises:
+      InputError: the name is none, the backbone's own settings ask for longer texts, or the folder
+        is a file.
+    """
+    if not NAME.fullmatch(name):
+      raise InputError(f'--name={name}: expected 1 to 64 of A-Z a-z 0-9 . _ -')
+    self.folder = pathlib.Path(folder)
+    self.name = name
+    self._backbone, self._tokenizer = backbone, tokenizer
+    self._most_tokens, self._host_bytes, self._metrics = most_tokens, host_bytes, metrics
+    self._lock = threading.Lock()
+    self._reading: dict[str, threading.Lock] = {}
+    self._kept: collections.OrderedDict[str, tuple[_Signature, Version]] = collections.OrderedDict()
+    self._about: dict[str, tuple[_Signature, About]] = {}
+    self._bytes = 0
+    sentence = backbone.sentence
+    settings = resolve_settings(
+      dataclasses.replace(sentence, max_length=min(sentence.max_length, most_tokens)), None
+    )
+    bare = Prefix(None, None, 0, settings.pooling, settings.normalize)
+    self.bare = Version(
+      name, '', settings, {}, dict.fromkeys(KINDS, 0), {kind: [bare] for kind in KINDS}
+    )
+    if self.folder.exists() and not self.folder.is_dir():
+      raise InputError(f'--prompts={folder} is a file; give a folder of prompt files')
+    self.folder.mkdir(parents=True, exist_ok=True)
+    self._clear()
+    self.most_vectors = most_vectors or 2**31
+    found = [about for _, about in self.listing()]
+    longest = max([max(about.lengths.values()) for about in found if not about.refused], default=0)
+    self.most_vectors = most_vectors or max(16, longest)
+
+  def get(self, name: str) -> Version:
+    """The prompt as its file is now; the backbone without a prompt under its own name.
+
+    Raises:
+      UnknownPrompt: there is no such file.
+      InputError: the file cannot be served.
+    """
+    if name == self.name:
+      return self.bare
+    signature = self._signature(name)
+    with self._lock:
+      kept = self._kept.get(name)
+      if kept is not None and kept[0] == signature:
+        self._kept.move_to_end(name)
+        return kept[1]
+      about = self._about.get(name)
+      if about is not None and about[0] == signature and about[1].refused:
+        raise InputError(about[1].refused)
+      reading = self._reading.setdefault(name, threading.Lock())
+    with reading:
+      with self._lock:
+        kept = self._kept.get(name)
+        if kept is not None and kept[0] == signature:
+          return kept[1]
+      return self._read(name, signature)
+
+  def about(self, name: str) -> About:
+    """What is known of a prompt. Raises UnknownPrompt."""
+    signature = self._signature(name)
+    with self._lock:
+      about = self._about.get(name)
+    if about is None or about[0] != signature:
+      with contextlib.suppress(InputError):
+        self.get(name)
+      with self._lock:
+        about = self._about.get(name)
+    if about is None:
+      raise UnknownPrompt(name)
+    return about[1]
+
+  def listing(self) -> list[tuple[str, About]]:
+    """All prompts of the folder, by name."""
+    found = []
+    for name in sorted(self._names()):
+      with contextlib.suppress(UnknownPrompt):
+        found.append((name, self.about(name)))
+    return found
+
+  def put(self, name: str, content: bytes) -> tuple[Version, bool]:
+    """Adds or replaces a prompt; what was there stays until the new one is checked and on disk.
+
+    Returns the prompt, and whether the name is new.
+
+    Raises:
+      NameTaken: it is the backbone's name.
+      InputError: the file is no prompt, or one of another backbone, tokenizer or size.
+    """
+    if name == self.name:
+      raise NameTaken(name)
+    final = self._path(name)
+    aside = final.with_name(f'.{final.name}.{uuid.uuid4().hex[:8]}.tmp')
+    try:
+      with aside.open('wb') as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+      version = self._check(name, aside)
+      new = not final.exists()
+      aside.replace(final)
+      _sync_folder(self.folder)
+    finally:
+      aside.unlink(missing_ok=True)
+    with contextlib.suppress(UnknownPrompt):
+      self._keep(name, self._signature(name), version)
+    return version, new
+
+  def content(self, name: str) -> bytes:
+    """The file of a prompt. Raises UnknownPrompt."""
+    try:
+      return self._path(name).read_bytes()
+    except (FileNotFoundError, IsADirectoryError):
+      raise UnknownPrompt(name) from None
+
+  def delete(self, name: str) -> None:
+    """Removes a prompt's file. Texts that are queued under it are still answered.
+
+    Raises:
+      UnknownPrompt: there is none.
+    """
+    try:
+      self._path(name).unlink()
+    except (FileNotFoundError, IsADirectoryError):
+      raise UnknownPrompt(name) from None
+    _sync_folder(self.folder)
+    with self._lock:
+      self._forget(name)
+      self._about.pop(name, None)
+
+  def _path(self, name: str) -> pathlib.Path:
+    if not NAME.fullmatch(name):
+      raise UnknownPrompt(name)
+    return self.folder / f'{name}.npz'
+
+  def _signature(self, name: str) -> _Signature:
+    try:
+      stat = os.stat(self._path(name))
+    except (FileNotFoundError, NotADirectoryError):
+      with self._lock:
+        self._forget(name)
+        self._about.pop(name, None)
+      raise UnknownPrompt(name) from None
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+  def _names(self) -> Iterator[str]:
+    for entry in os.scandir(self.folder):
+      name = entry.name.removesuffix('.npz')
+      if entry.name.endswith('.npz') and NAME.fullmatch(name) and name != self.name:
+        yield name
+
+  def _read(self, name: str, signature: _Signature) -> Version:
+    path = self._path(name)
+    try:
+      if not path.is_file():
+        raise InputError(f'{name}: not a file')
+      version = self._check(name, path)
+    except FileNotFoundError:
+      raise UnknownPrompt(name) from None
+    except InputError as error:
+      with self._lock:
+        self._forget(name)
+        self._about[name] = signature, About(refused=str(error))
+      raise
+    self._keep(name, signature, version)
+    return version
+
+  def _check(self, name: str, path: pathlib.Path) -> Version:
+    """The prompt in a file; errors name the prompt, not the folder."""
+    try:
+      while True:
+        sha256 = sha256_file(path)
+        prompt = artifact.load_prompt_for(path, self._tokenizer.sha256, self._backbone)
+        if sha256_file(path) == sha256:  # another server may replace it meanwhile
+          break
+      return self._version(name, dataclasses.replace(prompt, path=f'prompt {name}'), sha256)
+    except InputError as error:
+      raise InputError(str(error).replace(str(path), f'prompt {name}')) from error
+
+  def _version(self, name: str, prompt: artifact.Prompt, sha256: str) -> Version:
+    if prompt.meta['kind'] not in ('prefix', 'topic'):
+      raise InputError(
+        f'prompt {name}: of kind {prompt.meta["kind"]!r}, which gives no vectors of texts; prefix '
+        'and topic are served'
+      )
+    made_for = prompt.meta['backbone_sha256']
+    if isinstance(made_for, dict) and len(set(made_for.values())) > 1:
+      raise InputError(
+        f'prompt {name}: of two encoders, one for queries and one for passages; a server has one'
+      )
+    settings = resolve_settings(self._backbone.sentence, prompt)
+    model, lengths, prefixes = None, {}, {}
+    if prompt.meta['kind'] == 'topic':
+      model = topics.Topics.from_arrays(prompt.arrays, prompt.path)
+      if len(model) != len(prompt.prefixes('query')):
+        raise InputError(
+          f'prompt {name}: {len(prompt.prefixes("query"))} prompts of {len(model)} topics; export '
+          'the prompt again'
+        )
+    for kind in KINDS:
+      check_length(name, Entry(prompt, settings), kind, self._backbone)
+      longest = settings.max_length(kind)
+      if longest < 2 + len(self._tokenizer.closing):
+        raise InputError(
+          f'prompt {name}: its {kind}_max_length {longest} leaves no room for text beside the '
+          'special tokens'
+        )
+      if longest > self._most_tokens:
+        raise InputError(
+          f'prompt {name}: its {kind}_max_length is {longest}, and this server takes '
+          f'{self._most_tokens} tokens: start it with a longer one of --lengths'
+        )
+      own = prompt.prefixes(kind)
+      lengths[kind] = own[0].shape[2]
+      if lengths[kind] > self.most_vectors:
+        raise InputError(
+          f'prompt {name}: {lengths[kind]} vectors a layer, and the slots of this server hold '
+          f'{self.most_vectors}: start it with --prompt_length={lengths[kind]}'
+        )
+      shift = lengths[kind] if settings.shift_positions else 0
+      side = kind if prompt.meta['kind'] == 'prefix' and not prompt.tied else ''
+      prefixes[kind] = [
+        Prefix(
+          (sha256, side, number),
+          np.ascontiguousarray(vectors),
+          shift,
+          settings.pooling,
+          settings.normalize,
+        )
+        for number, vectors in enumerate(own)
+      ]
+    if prompt.meta['kind'] == 'topic' or prompt.tied:
+      prefixes['passage'] = prefixes['query']
+    return Version(name, sha256, settings, prompt.meta, lengths, prefixes, model)
+
+  def _keep(self, name: str, signature: _Signature, version: Version) -> None:
+    about = About(version.sha256, version.meta, version.lengths, version.settings, version.nbytes)
+    with self._lock:
+      self._forget(name)
+      self._about[name] = signature, about
+      self._kept[name] = signature, version
+      self._bytes += version.nbytes
+      self._metrics.loads.labels('host').inc()
+      while self._bytes > self._host_bytes and len(self._kept) > 1:
+        self._forget(next(iter(self._kept)))
+        self._metrics.evictions.labels('host').inc()
+      self._metrics.resident.labels('host').set(len(self._kept))
+
+  def _forget(self, name: str) -> None:
+    kept = self._kept.pop(name, None)
+    if kept is not None:
+      self._bytes -= kept[1].nbytes
+
+  def _clear(self) -> None:
+    """Removes what killed servers left of uploads."""
+    for path in self.folder.iterdir():
+      with contextlib.suppress(OSError):
+        if _LEFT.fullmatch(path.name) and path.stat().st_mtime < time.time() - _LEFT_S:
+          path.unlink()
+
+
+def _sync_folder(folder: pathlib.Path) -> None:
+  """Puts a rename or a removal on disk."""
+  descriptor = os.open(folder, os.O_RDONLY)
+  try:
+    os.fsync(descriptor)
+  finally:
+    os.close(descriptor)

@@ -1,0 +1,211 @@
+import concurrent.futures
+import random
+import re
+import shutil
+import time
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
+
+from dprjax.base.errors import InputError
+from dprjax.inference.encoder import Encoder
+from dprjax.serving.batcher import Busy, NotFinite
+from dprjax.serving.engine import Engine, Options
+from dprjax.serving.library import NameTaken, UnknownPrompt
+
+pytestmark = pytest.mark.xdist_group('serving')
+WORDS = ['json', 'decodes', 'a', 'string', 'into', 'objects', 'an', 'http', 'server', 'xml']
+PROMPTS = {
+  'tied': {'length': 3},
+  'cls': {'length': 1, 'pooling': 'cls', 'normalize': False},
+  'untied': {'length': 2, 'passage': 5, 'normalize': False, 'query_prefix': 'http '},
+  'shifted': {'length': 4, 'shift_positions': True, 'query_max_length': 9},
+  'long': {'length': 5, 'passage_max_length': 43},
+}
+OPTIONS = Options(rows=(1, 4), lengths=(16, 64), budget=4 * 48, slots=5, prompt_length=5)
+
+
+@pytest.fixture(scope='module')
+def folder(small, tmp_path_factory):
+  folder = tmp_path_factory.mktemp('prompts')
+  for name, given in PROMPTS.items():
+    small.write(folder, name, **given)
+  return folder
+
+
+@pytest.fixture(scope='module')
+def alone(small, folder):
+  """``alone(name, kind, *texts)``: what an Encoder of that prompt alone gives."""
+  paths = {name: folder / f'{name}.npz' for name in PROMPTS} | {'model': None}
+  encoders = {name: Encoder.load(small.path, path, batch_size=8) for name, path in paths.items()}
+  return lambda name, kind, *texts: encoders[name].encode(texts, kind)
+
+
+@pytest.fixture(scope='module')
+def engine(small, folder):
+  engine = Engine.load(small.path, folder, options=OPTIONS)
+  engine.ready.result(60)
+  yield engine
+  engine.close()
+
+
+def texts_of(rng, count):
+  return [' '.join(rng.choices(WORDS, k=rng.choice((1, 3, 12, 50)))) for _ in range(count)]
+
+
+def test_every_vector_is_the_encoders_own_in_any_company(engine, alone):
+  # Five prompts and the bare backbone share five slots, one of them empty: prompts come and go.
+  assert engine.options.lengths == (16, 48)
+
+  def client(seed):
+    rng = random.Random(seed)
+    asked = []
+    for _ in range(6):
+      name, kind = rng.choice([*PROMPTS, 'model']), rng.choice(('query', 'passage'))
+      texts = texts_of(rng, rng.choice((1, 1, 2, 7)))
+      asked.append((name, kind, texts, engine.submit(name, kind, texts)))
+      time.sleep(rng.choice((0, 0.001, 0.004)))
+    return [(name, kind, texts, f.result(60)) for name, kind, texts, f in asked]
+
+  compiled = []
+  jax.monitoring.register_event_duration_secs_listener(
+    lambda event, *_, **__: compiled.append(event) if 'compile' in event else None
+  )
+  with concurrent.futures.ThreadPoolExecutor(6) as pool:
+    answers = [answer for done in pool.map(client, range(6)) for answer in done]
+  assert compiled == []
+  for name, kind in {answer[:2] for answer in answers}:
+    own = [answer[2:] for answer in answers if answer[:2] == (name, kind)]
+    expected = alone(name, kind, *(text for texts, _ in own for text in texts))
+    vectors = np.concatenate([vectors for _, vectors in own])
+    np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-5)
+  metrics = engine.metrics.text().decode()
+  evictions = metrics.split('dprjax_prompt_evictions_total{place="device"} ')[1].split('\n')[0]
+  assert float(evictions) > 0
+
+
+def test_a_prompt_that_overflows_harms_no_other_row(engine, small, folder, alone):
+  small.write(folder, 'huge', 2, scale=5e37)
+  texts = ['json', 'xml tree']
+  for _ in range(3):
+    bad = engine.submit('huge', 'query', texts)
+    good = {name: engine.submit(name, 'query', texts) for name in (*PROMPTS, 'model')}
+    with pytest.raises(NotFinite, match='text 0 is not finite'):
+      bad.result(60)
+    for name, future in good.items():
+      np.testing.assert_allclose(future.result(60), alone(name, 'query', *texts), rtol=0, atol=1e-5)
+
+
+def test_a_replaced_prompt_counts_from_the_next_request_on(engine, small, folder, tmp_path, alone):
+  text = 'a string'
+
+  def vector(name):
+    return engine.submit(name, 'query', [text]).result(60)[0]
+
+  shutil.copy(folder / 'tied.npz', folder / 'new.npz')  # as another server would put it there
+  np.testing.assert_array_equal(vector('new'), vector('tied'))
+  version, new = engine.library.put('new', (folder / 'cls.npz').read_bytes())
+  assert not new and version.sha256 == engine.library.get('cls').sha256
+  np.testing.assert_allclose(vector('new'), alone('cls', 'query', text)[0], rtol=0, atol=1e-5)
+  queued = engine.submit('new', 'query', [text])
+  engine.library.delete('new')
+  queued.result(60)
+  for name in ('new', '../tied', 'a/b', '', 'x' * 65):
+    with pytest.raises(UnknownPrompt):
+      engine.submit(name, 'query', [text])
+  with pytest.raises(NameTaken):
+    engine.library.put('model', b'')
+  assert [name for name, _ in engine.library.listing()] == sorted([*PROMPTS, 'huge'])
+  assert not list(folder.glob('.*'))
+
+
+@pytest.mark.parametrize(
+  ('changes', 'reason'),
+  [
+    ({'backbone_sha256': 'a' * 64}, 'prompt p: was made for backbone small'),
+    ({'tokenizer_sha256': 'a' * 64}, 'prompt p: was made with a tokenizer'),
+    ({'backbone_sha256': {'query': 'a', 'passage': 'b'}}, 'prompt p: was made for backbone'),
+    ({'length': 6}, 'prompt p: 6 vectors a layer, .* hold 5: start it with --prompt_length=6'),
+    ({'query_max_length': 49}, 'query_max_length 49 exceeds the 48 positions'),
+    ({'query_max_length': 2}, 'query_max_length 2 leaves no room'),
+  ],
+)
+def test_a_prompt_that_does_not_fit_is_refused(engine, small, folder, tmp_path, changes, reason):
+  content = small.write(tmp_path, 'p', **({'length': 2} | changes)).read_bytes()
+  with pytest.raises(InputError, match=reason):
+    engine.library.put('p', content)
+  assert not list(folder.glob('*p.npz*'))
+  # So it is where it comes by another way.
+  (folder / 'p.npz').write_bytes(content)
+  try:
+    for _ in range(2):
+      with pytest.raises(InputError, match=reason):
+        engine.submit('p', 'query', ['json'])
+    assert re.search(reason, engine.library.about('p').refused)
+  finally:
+    (folder / 'p.npz').unlink()
+
+
+def test_a_damaged_prompt_is_refused(engine, folder):
+  content = (folder / 'tied.npz').read_bytes()
+  for damaged in (b'', b'x', content[:-100]):
+    with pytest.raises(InputError, match='prompt p'):
+      engine.library.put('p', damaged)
+  assert not list(folder.glob('*p.npz*'))
+
+
+def test_token_ids_are_taken_as_they_are(engine, small, alone):
+  ids = small.tokenizer.encode(['http json'], 16)[0][0].tolist()
+  tokens = engine.tokenize('untied', 'query', [ids])
+  assert tokens.total == len(ids) and tokens.truncated == []
+  vector = engine.queue(tokens).result(60)[0]
+  np.testing.assert_allclose(vector, alone('untied', 'query', 'json')[0], rtol=0, atol=1e-5)
+  cut = engine.tokenize('shifted', 'query', [[5] * 9, [5] * 10])
+  assert cut.truncated == [1] and [len(text.ids) for text in cut.texts] == [9, 9]
+  assert cut.texts[1].ids[-1] == small.tokenizer.sep_id
+  for wrong in ([], [-1], [10**6], ['a'], [None]):
+    with pytest.raises(InputError, match='input: number 0 is no list of token ids'):
+      engine.tokenize('tied', 'query', [wrong])
+
+
+def test_a_full_queue_is_busy_and_cancelled_texts_make_room(small, folder):
+  options = Options(rows=(1, 2), lengths=(48,), slots=4, deadline=60, most_queued=3)
+  engine = Engine.load(small.path, folder, options=options)
+  engine.ready.result(60)
+  waiting = engine.submit('tied', 'query', ['json'])
+  with pytest.raises(Busy) as busy:
+    engine.submit('tied', 'query', ['a', 'b', 'c'])
+  assert busy.value.seconds >= 1
+  assert waiting.cancel()
+  # Two texts make a full batch, though the deadline is far away.
+  assert engine.submit('tied', 'query', ['a', 'b']).result(60).shape == (2, 16)
+  last = engine.submit('cls', 'query', ['json'])
+  engine.close()  # what is queued is still answered
+  assert last.result(0).shape == (1, 16)
+  with pytest.raises(Busy):
+    engine.submit('tied', 'query', ['json'])
+  assert 'dprjax_dropped_texts_total 1.0' in engine.metrics.text().decode()
+
+
+def test_prompts_beyond_the_memory_of_the_host_are_read_again(small, folder):
+  options = Options(rows=(1,), lengths=(48,), slots=2, host_bytes=1)
+  engine = Engine.load(small.path, folder, options=options)
+  first = {name: engine.submit(name, 'query', ['json']).result(60) for name in PROMPTS}
+  again = {name: engine.submit(name, 'query', ['json']).result(60) for name in PROMPTS}
+  for name in PROMPTS:
+    np.testing.assert_array_equal(first[name], again[name])
+  assert 'dprjax_prompts_resident{place="host"} 1.0' in engine.metrics.text().decode()
+  engine.close()
+
+
+def test_options_that_do_not_fit(small, folder, tmp_path):
+  with pytest.raises(InputError, match='--slots=4 holds fewer prompts than a batch of 4 rows'):
+    Engine.load(small.path, folder, options=Options(rows=(4,), lengths=(48,), slots=4))
+  with pytest.raises(InputError, match='--name=a b: expected 1 to 64'):
+    Engine.load(small.path, folder, name='a b')
+  (tmp_path / 'file').write_text('x')
+  with pytest.raises(InputError, match='is a file; give a folder'):
+    Engine.load(small.path, tmp_path / 'file', options=OPTIONS)
