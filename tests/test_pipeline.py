@@ -1,5 +1,6 @@
 """Unified negative mining: its knobs, and all of it at a tiny scale."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -9,8 +10,10 @@ import sys
 import time
 
 import pytest
+from etils import epath
 
 from dprjax import pipeline
+from dprjax.base import outputs
 from dprjax.base.errors import InputError
 from dprjax.runtime import config as configs
 
@@ -43,8 +46,17 @@ def test_the_whole_pipeline_killed_midway_and_then_with_a_second_round(tmp_path)
   while not (work / 'first' / 'metrics.jsonl').exists():
     assert child.poll() is None and time.monotonic() < deadline
     time.sleep(0.1)
-  os.killpg(child.pid, signal.SIGKILL)
+  # It dies alone: its stage lives, here stopped, and nobody else may begin in the folder.
+  os.killpg(child.pid, signal.SIGSTOP)
+  child.kill()
   child.wait()
+  second = run(work, *few)
+  assert second.returncode == 2 and 'another command is writing it now' in second.stderr
+  os.killpg(child.pid, signal.SIGKILL)
+  while True:
+    with contextlib.suppress(InputError), outputs.hold(epath.Path(work / '.lock'), 'work'):
+      break
+    assert time.monotonic() < deadline
 
   whole = run(work, *few)
   assert whole.returncode == 0, whole.stderr

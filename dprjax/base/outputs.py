@@ -5,9 +5,9 @@ kind that the command writes, no other command writes it at the same time, and w
 left beside it is gone.
 
 The lock is ``.NAME.lock`` beside the output, or ``.lock`` in a folder that grows over several runs.
-It ends with its process, however that ends. On NFS and its like it holds between hosts as far as
-the file system's own locks do; where there are none (``gs://``, some network file systems) nothing
-is locked.
+It ends with its process, however that ends, or with the stage that it ran, if that lives longer. On
+NFS and its like it holds between hosts as far as the file system's own locks do; where there are
+none (``gs://``, some network file systems) nothing is locked.
 """
 
 import contextlib
@@ -36,6 +36,7 @@ LOCK = '.lock'
 MARK = 'dprjax.json'  # says which kind of folder of ours it is in
 _LONGEST_NAME = 255  # bytes
 _DEEPEST = 200  # folders
+_held: set[int] = set()  # descriptors of the locks that this process holds
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EROFS)
 
 
@@ -302,15 +303,27 @@ def hold(place: epath.Path, what: str) -> Iterator[None]:
   descriptor = -1
   try:
     descriptor = _locked(place, what)
+    if descriptor >= 0:
+      _held.add(descriptor)
     yield
   finally:
     if descriptor >= 0:
+      _held.discard(descriptor)
       # While it is still locked: whoever waits for it looks again whether it is there.
       place.unlink(missing_ok=True)
       os.close(descriptor)
     for folder in missing:  # where nothing was written, nothing is left
       with contextlib.suppress(OSError):
         os.rmdir(folder)
+
+
+def held() -> tuple[int, ...]:
+  """The open lock files of this process.
+
+  A lock that a child inherits is held until the child has ended too, so that a killed process
+  whose child goes on does not free what the child writes.
+  """
+  return tuple(_held)
 
 
 def _locked(place: epath.Path, what: str) -> int:

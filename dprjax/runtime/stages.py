@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import ml_collections
 from etils import epath
 
-from dprjax.base import files
+from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
 
 _RECORD = 'stages.json'
@@ -245,7 +245,9 @@ def _read(path: epath.Path) -> dict[str, dict[str, Any]]:
 
 def _run(command: Sequence[str]) -> int:
   """Runs a command; its status. An interrupt reaches the command too, which reports it."""
-  with subprocess.Popen(command) as child:
+  # With the locks of this process: where it is killed, its folder stays locked until the command
+  # has ended.
+  with subprocess.Popen(command, pass_fds=outputs.held()) as child:
     try:
       return child.wait()
     except KeyboardInterrupt:

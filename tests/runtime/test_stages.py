@@ -1,10 +1,15 @@
 """A stage runs once, and again when its input changes."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 from etils import epath
 
+from dprjax.base import outputs
 from dprjax.base.errors import InputError
 from dprjax.runtime.stages import Model, Stages, config_file
 
@@ -74,6 +79,36 @@ def test_stages_with_one_title_differ_by_what_they_make(tmp_path, scored):
   # A stage that runs every time leaves no record.
   stages(tmp_path).run('Measure', [*command, f'--out={tmp_path / "unnamed.json"}'])
   assert json.loads((tmp_path / 'stages.json').read_text()).keys() == {str(out), str(other)}
+
+
+# Holds a lock and runs a command that sleeps, as a pipeline holds its folder and runs a stage.
+HOLD_AND_RUN = """
+import sys
+from etils import epath
+from dprjax.base import outputs
+from dprjax.runtime import stages
+with outputs.hold(epath.Path(sys.argv[1]), 'a folder'):
+  stages._run([sys.executable, '-c', 'import time; print("runs", flush=True); time.sleep(600)'])
+"""
+
+
+def test_a_command_whose_parent_was_killed_keeps_the_folder_locked(tmp_path):
+  lock = epath.Path(tmp_path / '.lock')
+  with subprocess.Popen(
+    [sys.executable, '-c', HOLD_AND_RUN, lock], stdout=subprocess.PIPE, start_new_session=True
+  ) as parent:
+    assert parent.stdout.readline() == b'runs\n'
+    parent.kill()
+    parent.wait()
+    try:
+      with pytest.raises(InputError, match='another command'), outputs.hold(lock, 'a folder'):
+        pass
+    finally:
+      os.killpg(parent.pid, signal.SIGKILL)
+    assert parent.stdout.read() == b''  # the command has ended
+  with outputs.hold(lock, 'a folder'):
+    assert outputs.held()
+  assert not outputs.held()
 
 
 def test_the_checksum_of_a_folder_covers_all_its_content(tmp_path):
