@@ -4,10 +4,13 @@ A checkpoint holds the trainable parameters, the optimiser state, the data posit
 early stopping and the SHA-256 of the frozen backbone, but not the backbone. SHA256SUMS beside them
 names every file (``sha256sum -c`` reads it); it is written last, before the folder gets its name.
 The sums are compared before anything is read: those of the scores before the best is chosen.
+orbax's own ``_CHECKPOINT_METADATA`` has no sum: it is written again after SHA256SUMS. Of what it
+holds, nothing is used that decides what is restored.
 """
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +25,7 @@ from dprjax.runtime import tree
 
 SCORE = 'score'
 SUMS = 'SHA256SUMS'
+_METADATA = '_CHECKPOINT_METADATA'
 _SUM = re.compile(r'([0-9a-f]{64})  ([^/].*)')
 _PARAMS = 'live'  # the trainable parameters' folder; its name is part of the format
 
@@ -43,7 +47,7 @@ class Checkpoints:
     read_only: nothing is written, and what another process is just saving is left alone.
 
   Raises:
-    InputError: the scores of a checkpoint are damaged or missing.
+    InputError: the scores or the metadata of a checkpoint are damaged, or the scores missing.
   """
 
   def __init__(
@@ -62,7 +66,7 @@ class Checkpoints:
       for path in self.folder.iterdir():
         if path.name.isdecimal():
           self._check_sums(int(path.name), 'metrics', 'extra')
-    with files.no_room(self.folder):
+    with files.no_room(self.folder), _readable(self.folder):
       self._manager = ocp.CheckpointManager(
         self.folder.absolute() if not str(self.folder).startswith('gs://') else self.folder,
         # Named here so that a fresh process can ask for the shapes of saved arrays.
@@ -329,11 +333,21 @@ class Checkpoints:
 
   def _last_good(self) -> str:
     whole = [
-      int(p.name)
-      for p in self.folder.iterdir()
-      if p.name.isdecimal() and (p / '_CHECKPOINT_METADATA').exists()
+      int(p.name) for p in self.folder.iterdir() if p.name.isdecimal() and (p / _METADATA).exists()
     ]
     return str(max(whole)) if whole else 'none'
+
+
+@contextlib.contextmanager
+def _readable(folder: epath.Path) -> Iterator[None]:
+  """In it, metadata that orbax cannot read are an InputError."""
+  try:
+    yield
+  except (ValueError, TypeError, RecursionError) as error:
+    raise InputError(
+      f'{folder}: the {_METADATA} of a checkpoint is damaged ({_line(error)}); remove that file, '
+      'which nothing else depends on'
+    ) from error
 
 
 def _files(folder: epath.Path) -> list[epath.Path]:
