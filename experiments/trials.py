@@ -25,7 +25,9 @@ def once(path, work):
     path.parent.mkdir(parents=True, exist_ok=True)
     values = work()
     path.write_text(json.dumps(values) + '\n')
-    shown = ', '.join(f'{key} {value:.4f}' for key, value in values.items())
+    shown = ', '.join(
+      f'{key} {value:.4f}' for key, value in values.items() if isinstance(value, float)
+    )
     say(f'{path}: {shown}  {time.monotonic() - began:.0f} s')
   return json.loads(path.read_text())
 

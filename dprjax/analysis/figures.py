@@ -144,6 +144,37 @@ def topics(panels: Sequence[TopicPanel], foot: str, path: files.PathLike) -> Non
       _grid(axes, 'x')
 
 
+def paths(
+  panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
+  xlabel: str,
+  foot: str,
+  path: files.PathLike,
+) -> None:
+  """Lines through points in their order, as of a training's checkpoints: a panel for each measure.
+
+  Args:
+    panels: label of the y axis -> system -> its points.
+    xlabel: the label of the x axis.
+    foot: a line in small print.
+    path: the file; its suffix (png, pdf, svg) decides the format.
+
+  Raises:
+    InputError: the suffix is of another format.
+  """
+  names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
+  with _drawing(1.0 + 3.9 * len(panels), 4.0, foot, path) as drawing:
+    for (ylabel, lines), axes in zip(
+      panels.items(), drawing.subplots(1, len(panels), squeeze=False)[0], strict=True
+    ):
+      for name, points in lines.items():
+        number = names.index(name)
+        axes.plot(*zip(*points, strict=True), label=name, markersize=5, **_line(number))
+      axes.set_xlabel(xlabel)
+      axes.set_ylabel(ylabel)
+      _grid(axes, 'both')
+    _legend(drawing, names)
+
+
 def maps(
   points: Mapping[str, Float[np.ndarray, 'n 2']],
   labels: Mapping[str, Bool[np.ndarray, 'n C']],
