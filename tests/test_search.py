@@ -14,6 +14,7 @@ from dprjax import search
 from dprjax.base import outputs
 from dprjax.formats.trec import read_run
 from dprjax.retrieval import scann
+from tests.platforms import needs_scann
 
 RNG = np.random.default_rng(0)
 PASSAGES, QUERIES = (RNG.standard_normal((count, 16), np.float32) for count in (500, 12))
@@ -114,7 +115,7 @@ def test_k_beyond_the_corpus_and_without_the_querys_own_id(folder):
   )
 
 
-@pytest.mark.skipif(not scann.available(), reason='ScaNN is for Linux and Python below 3.14')
+@needs_scann
 def test_index_is_kept_and_rebuilt_for_other_vectors(folder, write_embeddings):
   arguments = ['--queries=queries', '--index_dir=index', '--k=20']
   search.main(['--corpus=corpus', '--out=a.trec', *arguments])
@@ -127,7 +128,7 @@ def test_index_is_kept_and_rebuilt_for_other_vectors(folder, write_embeddings):
   assert documents('c.trec') != documents('a.trec')
 
 
-@pytest.mark.skipif(not scann.available(), reason='ScaNN is for Linux and Python below 3.14')
+@needs_scann
 def test_one_command_writes_an_index_and_any_number_read_it(folder, command):
   flags = ['--corpus=corpus', '--queries=queries', '--index_dir=index', '--k=20']
   with outputs.hold(epath.Path('.index.lock'), 'a test'):
@@ -260,7 +261,7 @@ def test_as_a_command(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not scann.available(), reason='ScaNN is for Linux and Python below 3.14')
+@needs_scann
 def test_tree_on_40000_clustered_passages(tmp_path, monkeypatch, write_embeddings):
   monkeypatch.chdir(tmp_path)
   centres = RNG.standard_normal((400, 16), np.float32)
@@ -289,12 +290,10 @@ def test_tree_on_40000_clustered_passages(tmp_path, monkeypatch, write_embedding
   assert recall >= 0.93 and report['recall']['recall@100'] == pytest.approx(recall, abs=0.02)
 
 
-@pytest.mark.parametrize('index', ['exact', 'scann'])
+@pytest.mark.parametrize('index', ['exact', pytest.param('scann', marks=needs_scann)])
 def test_of_several_vectors_of_a_query_the_best_score_counts(
   folder, command, write_embeddings, index
 ):
-  if index == 'scann' and not scann.available():
-    pytest.skip('no ScaNN here')
   others = -QUERIES[:, ::-1].copy()
   write_embeddings('others', QUERY_IDS, others, kind='query')
   status, err = command(

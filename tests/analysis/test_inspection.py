@@ -365,7 +365,6 @@ def test_a_corpus_that_means_something_else_by_categories(papers, tmp_path, capl
 
 @pytest.mark.slow
 def test_the_command_with_categories_and_topics(papers, small, tmp_path, capsys):
-  pytest.importorskip('sklearn', reason="pip install 'dprjax[tsne]'")
   folder, made, model = papers
   report.main(
     [

@@ -88,9 +88,7 @@ def test_labels_that_stand_apart():
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_tsne_keeps_neighbours():
-  pytest.importorskip('sklearn', reason="pip install 'dprjax[tsne]'")
   own = np.repeat(np.eye(3, dtype=bool), 20, axis=0)
   x = np.repeat(np.eye(3), 20, axis=0) + 0.1 * random_units(60, 3)
   drawn = analysis.tsne(x)

@@ -320,7 +320,6 @@ def test_what_cannot_be_built_says_so_and_leaves_what_was(tmp_path):
 
 @pytest.mark.slow
 def test_the_whole_corpus_is_the_size_the_documentation_says(tmp_path):
-  pytest.importorskip('scipy')
   counts = docstrings.build(tmp_path)
   assert 5500 < sum(counts['passages'].values()) < 7500
   assert counts['passages'].keys() == set(docstrings.PACKAGES)

@@ -8,9 +8,9 @@ import pytest
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.retrieval import exact, scann
+from tests.platforms import needs_scann
 
-if not scann.available():
-  pytest.skip('ScaNN is for Linux and Python below 3.14', allow_module_level=True)
+pytestmark = needs_scann
 
 
 def clustered(count, seed, dimension=64, clusters=400):
