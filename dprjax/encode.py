@@ -143,7 +143,7 @@ def _encode(
       own_topics = None if numbers is None else numbers[shard.start : shard.stop]
       writer.write(shard, encoder.encode(part, kind, progress, topic=own_topics))
       progress.advance(len(part))
-  except BaseException:
+  except BaseException:  # an interrupt leaves no half of a shard either
     writer.discard()
     raise
   distributed.barrier('encoded')

@@ -268,7 +268,7 @@ def _train(
       + ('prompt.npz' if config.prompt.length else 'DIR')
     )
     return Result(step, best, best_step)
-  except BaseException as error:
+  except BaseException as error:  # whatever ends this process ends the others, before it waits
     distributed.leave(error)
     raise
   finally:

@@ -17,8 +17,8 @@ from dprjax.base.files import PathLike, atomic_write, regular_file
 _MOST_PACKED = 1100  # times that deflate can shrink bytes: 1,032, and a little room
 _KINDS = 'biufU'
 _AT_A_TIME = 1 << 20
-# Raised by zipfile and numpy for a damaged file.
-_UNREADABLE = (
+# Raised by zipfile and numpy, which parses a header as Python, for a damaged file.
+UNREADABLE = (
   zipfile.BadZipFile,
   zlib.error,
   EOFError,
@@ -75,7 +75,7 @@ def read_arrays(
             raise _Wrong('is no array')
           with archive.open(member) as stream:
             arrays[name] = _read_array(stream, member.file_size)
-  except (*_UNREADABLE, _Wrong, OSError) as error:
+  except (*UNREADABLE, _Wrong, OSError) as error:
     # An offset that is not true is a bad argument of a system call.
     if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
       raise
@@ -92,15 +92,7 @@ def read_arrays(
 
 def _read_array(stream: IO[bytes], size: int) -> np.ndarray:
   """An array of a member of ``size`` bytes, of which the header says how many numbers there are."""
-  version = np.lib.format.read_magic(stream)
-  if version not in ((1, 0), (2, 0)):
-    raise _Wrong(f'the array format {version} is not known')
-  read = (
-    np.lib.format.read_array_header_1_0
-    if version == (1, 0)
-    else np.lib.format.read_array_header_2_0
-  )
-  shape, fortran, dtype = read(stream)
+  shape, fortran, dtype = read_header(stream)
   if dtype.hasobject:
     raise _Wrong('holds pickled Python objects, which are never loaded')
   if dtype.kind not in _KINDS:
@@ -121,6 +113,20 @@ def _read_array(stream: IO[bytes], size: int) -> np.ndarray:
     rest = rest[len(part) :]
   stream.read(1)  # its end, where the checksum is compared
   return values.reshape(shape, order='F' if fortran else 'C')
+
+
+def read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+  """The shape of an npy file, whether it goes by columns, and its type.
+
+  Raises:
+    UNREADABLE: one of these, where the header is damaged.
+  """
+  version = np.lib.format.read_magic(stream)
+  if version == (1, 0):
+    return np.lib.format.read_array_header_1_0(stream)
+  if version == (2, 0):
+    return np.lib.format.read_array_header_2_0(stream)
+  raise ValueError(f'the array format {version} is not known')
 
 
 def write_arrays(path: PathLike, arrays: Mapping[str, Any]) -> None:

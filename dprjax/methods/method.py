@@ -160,6 +160,8 @@ def load(name: str) -> Method:
       if error.name is None or not f'{path}.'.startswith(f'{error.name}.'):
         # The method is there; something that it imports is not.
         raise InputError(f'config.method: {name!r} cannot be imported ({place(error)})') from error
+    except MemoryError:
+      raise
     except Exception as error:  # of code that is not ours
       raise InputError(f'config.method: {name!r} cannot be imported ({place(error)})') from error
   method = getattr(module, 'METHOD', None)

@@ -388,6 +388,8 @@ def _fetch(path_or_hub_id: PathLike) -> epath.Path:
         name, allow_patterns=['*.json', '*.safetensors', '*.txt', '*.model']
       )
     )
+  except MemoryError:
+    raise
   except Exception as error:  # of the client, the network or the file system
     reason = ' '.join(str(error).split()) or type(error).__name__
     raise InputError(

@@ -161,7 +161,7 @@ def load(folder: PathLike, fingerprint: str) -> Bm25 | None:
     ids = list(unique.lines)
     index = _bm25s().BM25.load(root, show_progress=False)
     _check(index, len(ids), count)
-  except InputError:
+  except (InputError, MemoryError):
     raise
   except Exception as error:  # bm25s does not look at what it loads
     raise InputError(

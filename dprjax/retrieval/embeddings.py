@@ -23,7 +23,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float, Int
 
-from dprjax.base import files, outputs
+from dprjax.base import arrays, files, outputs
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_write, sha256_file, write_json
 from dprjax.formats.fields import Record
@@ -634,12 +634,8 @@ def _check_array(path: epath.Path, shape: tuple[int, int], dtype: np.dtype, ids:
   broken = f'{path} is not a whole .npy file'
   with path.open('rb') as file:
     try:
-      if np.lib.format.read_magic(file) != (1, 0):
-        raise ValueError('unexpected version')
-      found, by_columns, kind = np.lib.format.read_array_header_1_0(file)
-    except OSError:
-      raise
-    except Exception as error:  # numpy parses the header as Python
+      found, by_columns, kind = arrays.read_header(file)
+    except arrays.UNREADABLE as error:
       raise InputError(f'{broken} ({" ".join(str(error).split())}): encode again') from error
     offset = file.tell()
     size = file.seek(0, io.SEEK_END)

@@ -109,6 +109,8 @@ def _computed(
 ) -> list[ir_measures.Metric]:
   try:
     return list(ir_measures.iter_calc(list(kinds), judged, rankings))
+  except MemoryError:
+    raise
   except Exception as error:  # of a provider, which does not check what it is given
     raise InputError(
       f'the measures {", ".join(map(str, kinds)):.200} cannot be computed of these judgements: '

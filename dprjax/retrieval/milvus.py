@@ -253,8 +253,8 @@ class Server:
   def _load(self, name: str) -> None:
     try:
       self.client.load_collection(name)
-    except Exception:
-      # milvus-lite writes these files in place, so that a killed command leaves half of one, and
+    except Exception:  # of milvus-lite; raised again unless it can be mended
+      # It writes these files in place, so that a killed command leaves half of one, and
       # makes them again from the vectors.
       pattern = f'collections/{name}/partitions/*/indexes/*.idx'
       broken = list(self._folder.glob(pattern)) if self._folder is not None else []

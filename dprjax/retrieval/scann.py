@@ -218,6 +218,8 @@ def load(folder: PathLike, fingerprint: str) -> Index | None:
 
   try:
     searcher = scann_ops_pybind.load_searcher(os.fspath(root))
+  except MemoryError:
+    raise
   except Exception as error:  # of protocol buffers, numpy and ScaNN
     raise InputError(
       f'{root} is not a whole ScaNN index ({type(error).__name__}: {error}); remove it and search '

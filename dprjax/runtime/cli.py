@@ -235,7 +235,7 @@ def run(
     sys.stdout.flush()
   except SystemExit:
     raise
-  except BaseException as error:
+  except BaseException as error:  # here all errors end: each in one line, with its status
     if trace:
       print(mask(traceback.format_exc()), file=sys.stderr)
     if isinstance(error, OSError):

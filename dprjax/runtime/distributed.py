@@ -70,7 +70,7 @@ def together(command: Command) -> Command:
     try:
       command(args)
       barrier('end')
-    except BaseException as error:
+    except BaseException as error:  # whatever ends this process ends the others
       leave(error, trace=args.debug)
     _finish()
 

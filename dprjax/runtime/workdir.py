@@ -59,7 +59,7 @@ def claim(
       outputs.write_mark(path, kind)
     try:
       yield path
-    except BaseException:
+    except BaseException:  # an interrupt leaves nothing either
       ours_alone = {outputs.MARK, outputs.LOCK, 'config.json'}
       if fresh and {item.name for item in path.iterdir()} <= ours_alone:
         for name in (outputs.MARK, 'config.json'):

@@ -139,7 +139,7 @@ def _run(folder: str, argv: list[str], out: pathlib.Path, err: pathlib.Path) -> 
     status = 130
   except SystemExit as end:
     status = end.code if isinstance(end.code, int) else int(end.code is not None)
-  except BaseException:
+  except BaseException:  # as Python itself ends a process
     traceback.print_exc()
   finally:
     with contextlib.suppress(BaseException):
