@@ -21,7 +21,7 @@ from typing import Any
 
 from etils import epath
 
-from dprjax.base import files
+from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.base.progress import duration, size
 from dprjax.data import docstrings, sources
@@ -222,7 +222,7 @@ def claim(out: epath.Path, data: str, parts: Mapping[str, epath.Path], split: st
     f'qrels of {split}' if part == 'qrels' else part: files.sha256_file(file)
     for part, file in parts.items()
   }
-  before = files.read_json_object(path, 'record of the text') if path.exists() else {}
+  before = reading.read_json_object(path, 'record of the text') if path.exists() else {}
   differ = [part for part in now if part in before and before[part] != now[part]]
   if differ:
     raise InputError(

@@ -33,7 +33,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dprjax.analysis import figures
-from dprjax.base import files, outputs
+from dprjax.base import files, outputs, reading
 from dprjax.base.errors import InputError
 from dprjax.formats.fields import Record, check_id, is_number
 from dprjax.runtime import cli
@@ -141,7 +141,7 @@ def read_metrics(path: files.PathLike) -> dict[str, Any]:
     InputError: the file is something else; a value is no finite number; a measure has no queries,
       or is not of every data set.
   """
-  record = Record(files.read_json_object(path, 'metrics'), str(path))
+  record = Record(reading.read_json_object(path, 'metrics'), str(path))
   names = _numbers(record.record('mean'))
   if 'datasets' in record.values:
     datasets = record.record('datasets')

@@ -22,7 +22,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float
 
-from dprjax.base import files, outputs
+from dprjax.base import files, outputs, reading, sidecars
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
 from dprjax.formats import trec
@@ -199,10 +199,12 @@ class _Parts:
     ]
     self._fingerprint = json.dumps([settings, pairs])
     what = 'set of scores of dprjax.rerank'
-    if files.read_sidecar(self.folder, _PARTS, _PART_FORMAT, what, self._fingerprint) is not None:
+    if (
+      sidecars.read_sidecar(self.folder, _PARTS, _PART_FORMAT, what, self._fingerprint) is not None
+    ):
       return
     if self.folder.exists() and any(self.folder.glob('scores-*')):
-      sidecar = files.read_json_object(self.folder / _PARTS, what)
+      sidecar = reading.read_json_object(self.folder / _PARTS, what)
       before = sidecar.get('settings')
       before = before if isinstance(before, dict) else {}
       other = [name for name, value in settings.items() if before.get(name) != value]
@@ -213,7 +215,7 @@ class _Parts:
       )
     with files.atomic_path(self.folder) as aside:
       aside.mkdir(parents=True)
-      files.write_sidecar(aside, _PARTS, _PART_FORMAT, self._fingerprint, settings=settings)
+      sidecars.write_sidecar(aside, _PARTS, _PART_FORMAT, self._fingerprint, settings=settings)
 
   def load(self, number: int) -> Float[np.ndarray, ' n'] | None:
     """A shard's scores; None where there are none yet, or their file is damaged."""
@@ -244,7 +246,7 @@ def _discard_parts(out: str, settings: dict[str, Any]) -> None:
   """Removes the parts of a finished run, which was killed before it could."""
   folder = epath.Path(f'{out}.parts')
   with contextlib.suppress(InputError):
-    sidecar = files.read_json_object(folder / _PARTS, 'scores')
+    sidecar = reading.read_json_object(folder / _PARTS, 'scores')
     if sidecar.get('format') == _PART_FORMAT and sidecar.get('settings') == settings:
       files.discard(folder)
 
@@ -302,7 +304,7 @@ def _finished(out: str, settings: dict[str, Any]) -> dict[str, Any] | None:
   if not (epath.Path(out).exists() and epath.Path(f'{out}.json').exists()):
     return None
   try:
-    report = Record(files.read_json_object(f'{out}.json', 'report of a run'), f'{out}.json')
+    report = Record(reading.read_json_object(f'{out}.json', 'report of a run'), f'{out}.json')
     for count in ('queries', 'pairs', 'unknown_queries', 'unknown_passages'):
       report.whole(count, 0, 2**63)
   except InputError:  # cut off, or not of this command: it is written anew

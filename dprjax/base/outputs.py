@@ -20,7 +20,7 @@ from typing import Any
 
 from etils import epath
 
-from dprjax.base import files, version
+from dprjax.base import files, reading, version
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 
@@ -179,7 +179,7 @@ def read_mark(folder: PathLike) -> dict[str, Any]:
   if not path.exists() or files.is_special(path):
     return {}
   try:
-    return files.read_json_object(path, 'mark')
+    return reading.read_json_object(path, 'mark')
   except (InputError, OSError):  # somebody else's file of that name
     return {}
 

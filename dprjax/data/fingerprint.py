@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from dprjax.base import arrays, files, outputs, stamps
+from dprjax.base import arrays, files, outputs, reading, sidecars, stamps
 from dprjax.base.errors import InputError
 from dprjax.formats.fields import Record
 from dprjax.formats.report import Report
@@ -87,7 +87,7 @@ def build_once(
       f'{folder}: process 0 has not built the store',
     )
   if not changed and not process_index:
-    files.check_sums(folder, _describe(folder, name).get('sha256'), _REMEDY.format(folder))
+    sidecars.check_sums(folder, _describe(folder, name).get('sha256'), _REMEDY.format(folder))
   if process_index or not changed:
     return False
   if folder.exists() and any(folder.iterdir()) and not _is_ours(folder, name):
@@ -118,7 +118,7 @@ def _build(
     described |= {
       'files': stamped,
       'report': dict(built.report.counts),
-      'sha256': files.sums(aside),
+      'sha256': sidecars.sums(aside),
     }
     files.write_json(aside / f'{name}.json', described | {'own_sha256': _digest(described)})
   # Those that interrupted jobs left for other files or settings as well.
@@ -151,7 +151,7 @@ def _describe(folder: epath.Path, name: str) -> dict[str, Any]:
   path = folder / f'{name}.json'
   remedy = _REMEDY.format(folder)
   try:
-    written = files.read_json_object(path, 'store')
+    written = reading.read_json_object(path, 'store')
   except InputError as error:
     raise InputError(f'{error}; {remedy}') from error
   own = written.pop('own_sha256', None)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from dprjax.base import files
+from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.formats import examples, texts
 from dprjax.formats.examples import Negative
@@ -142,7 +142,7 @@ class Dataset:
   def total_passages(self) -> int:
     """How many passages to expect, for a progress bar: lines are counted, not parsed."""
     if self.format in ('beir', 'msmarco', 'arxiv'):
-      return sum(1 for _ in files.read_lines(self.files['corpus'], 'corpus file'))
+      return sum(1 for _ in reading.read_lines(self.files['corpus'], 'corpus file'))
     return sum(1 for _ in _read_passages(self.format, self.files['corpus']))
 
   def positives(self, query_id: str) -> list[str]:
@@ -248,7 +248,9 @@ def _format_of(source: Source) -> str:
 
 def _variant(folder: epath.Path, *names: str) -> epath.Path | None:
   """The first of these files that is there, plain or compressed."""
-  candidates = (folder / f'{name}{ending}' for name in names for ending in ('', *files.COMPRESSED))
+  candidates = (
+    folder / f'{name}{ending}' for name in names for ending in ('', *reading.COMPRESSED)
+  )
   return next((path for path in candidates if path.exists()), None)
 
 
@@ -259,7 +261,7 @@ def find_file(folder: epath.Path, role: str, *names: str) -> epath.Path:
   path = folder / names[0]
   beside = sorted(child.name for child in path.parent.iterdir()) if path.parent.is_dir() else []
   raise InputError(
-    f'{role} file not found: {path} (or {", ".join(files.COMPRESSED)}); in that folder: '
+    f'{role} file not found: {path} (or {", ".join(reading.COMPRESSED)}); in that folder: '
     f'{", ".join(beside[:10]) or "nothing"}'
   )
 

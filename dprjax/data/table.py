@@ -16,7 +16,7 @@ from array_record.python import array_record_module
 from etils import epath
 from tensorflow_datasets.proto import tf_example_pb2, tf_feature_pb2
 
-from dprjax.base import files
+from dprjax.base import reading
 
 Integers = jt.Int32[np.ndarray, '_']
 
@@ -150,7 +150,7 @@ class Table:
 
   def __init__(self, folder: epath.Path, split: str):
     # Read without TFDS, which would log several lines about its own description.
-    (described,) = files.read_json(folder / 'dataset_info.json', 'table')['splits']
+    (described,) = reading.read_json(folder / 'dataset_info.json', 'table')['splits']
     lengths = [int(length) for length in described['shardLengths']]
     paths = _files(folder, split)
     self._starts = np.cumsum([0, *lengths])

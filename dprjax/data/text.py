@@ -17,7 +17,7 @@ import sentencepiece
 import tokenizers
 from etils import epath
 
-from dprjax.base import files
+from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 
 # Any one of these makes a directory a tokenizer's.
@@ -208,7 +208,7 @@ def _check_settings(folder: epath.Path) -> None:
   files.refuse_special(folder)
   for name in ('tokenizer_config.json', 'config.json', 'special_tokens_map.json'):
     path = folder / name
-    settings = files.read_json_object(path, name) if path.exists() else {}
+    settings = reading.read_json_object(path, name) if path.exists() else {}
     if 'auto_map' in settings and name == 'tokenizer_config.json':
       raise InputError(
         f'{path}: auto_map names Python code, which is never run; save the tokenizer with its '

@@ -34,7 +34,7 @@ import jaxtyping as jt
 import numpy as np
 
 from dprjax.base import arrays as npz
-from dprjax.base import files, version
+from dprjax.base import files, reading, version
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
 
@@ -251,7 +251,7 @@ def _read_meta(array: np.ndarray, where: str) -> dict[str, Any]:
     text = array.item() if array.ndim == 0 and array.dtype.kind == 'U' else ''
   except ValueError:  # a code that is no character
     text = ''
-  meta = files.parse_object(text, place)
+  meta = reading.parse_object(text, place)
   if meta.get('format') != FORMAT:
     raise InputError(f'{place}: the format is {meta.get("format")!r:.40}, expected {FORMAT!r}')
   if meta.get('version') != VERSION or isinstance(meta.get('version'), bool):

@@ -16,7 +16,7 @@ from typing import Any
 
 from etils import epath
 
-from dprjax.base import files
+from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 
 
@@ -30,7 +30,7 @@ def read_rows(
       anything in a record.
   """
   file = files.existing(path, what)
-  ending = files.plain_name(file).rpartition('.')[2].lower()
+  ending = reading.plain_name(file).rpartition('.')[2].lower()
   if ending in ('jsonl', 'json'):
     return _read_records(file, names, what)
   return _read_table(file, names, what, '\t' if ending == 'tsv' else ',')
@@ -39,7 +39,7 @@ def read_rows(
 def _read_records(
   path: epath.Path, names: Sequence[str], what: str
 ) -> Iterator[tuple[int, list[Any]]]:
-  for number, record in files.read_jsonl(path, what):
+  for number, record in reading.read_jsonl(path, what):
     absent = [name for name in names if name not in record]
     if absent:
       raise InputError(
@@ -55,7 +55,7 @@ def _read_table(
 
   def lines() -> Iterator[str]:
     nonlocal start
-    for number, line in files.read_lines(path, what):
+    for number, line in reading.read_lines(path, what):
       start = start or number
       yield line + '\n'
 

@@ -26,7 +26,7 @@ from typing import IO, NamedTuple
 import sentencex
 from etils import epath
 
-from dprjax.base import files
+from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.formats import mediawiki, texts
 from dprjax.formats.fields import Record, check_id
@@ -34,7 +34,7 @@ from dprjax.formats.report import Report
 
 _KINDS = ('.jsonl', '.tsv', '.txt', '.xml', '.zip')
 _EXPECTED = '.jsonl, .tsv, .txt, .zip or .xml (MediaWiki), perhaps with ' + ', '.join(
-  files.COMPRESSED
+  reading.COMPRESSED
 )
 # Characters; a longer text file is split into several documents, so that memory need not hold it.
 _PART = 1 << 20
@@ -117,7 +117,7 @@ def _walk(folder: epath.Path, report: Report, above: tuple[str, ...] = ()) -> It
     return
   above = (*above, str(files.resolved(folder)))
   for name in ('corpus.jsonl', 'collection.tsv'):
-    for ending in ('', *files.COMPRESSED):
+    for ending in ('', *reading.COMPRESSED):
       if (corpus := folder / f'{name}{ending}').exists():
         yield corpus
         return
@@ -137,7 +137,7 @@ def _walk(folder: epath.Path, report: Report, above: tuple[str, ...] = ()) -> It
 
 
 def _kind(path: epath.Path) -> str | None:
-  name = files.plain_name(path)
+  name = reading.plain_name(path)
   kind = epath.Path(name).suffix
   return kind if kind in _KINDS and (kind != '.zip' or name == path.name) else None
 
@@ -150,7 +150,7 @@ def _read(path: epath.Path) -> Iterator[Document]:
       for _, entry in texts.read_corpus(path, 'msmarco'):
         yield Document(entry.id, entry.joined)
     case '.txt':
-      with files.open_text(path, 'text') as file:
+      with reading.open_text(path, 'text') as file:
         yield from _read_text(file, path.name, str(path))
     case '.zip':
       yield from _read_zip(path)
@@ -160,7 +160,7 @@ def _read(path: epath.Path) -> Iterator[Document]:
 
 
 def _read_records(path: epath.Path) -> Iterator[Document]:
-  for number, values in files.read_jsonl(path, 'text'):
+  for number, values in reading.read_jsonl(path, 'text'):
     record = Record(values, f'{path}, line {number}')
     title = record.text('title', '')
     if not any(isinstance(values.get(key), str) for key in ('text', 'abstract')):
@@ -191,7 +191,7 @@ def _read_zip(path: epath.Path) -> Iterator[Document]:
         )
       for member in members:
         name = member.filename
-        with archive.open(member) as inside, files.decoded(inside) as lines:
+        with archive.open(member) as inside, reading.decoded(inside) as lines:
           yield from _read_text(lines, f'{path.name}/{name}', f'{path}, {name}')
     except InputError:
       raise
@@ -212,7 +212,7 @@ def _read_text(lines: IO[str], identifier: str, name: str) -> Iterator[Document]
   """One document, or several of about ``_PART`` characters, split between paragraphs."""
   part: list[str] = []
   size = number = 0
-  for paragraph in _paragraphs(files.number_lines(lines, name)):
+  for paragraph in _paragraphs(reading.number_lines(lines, name)):
     part.append(paragraph)
     size += len(paragraph)
     if size > _PART:

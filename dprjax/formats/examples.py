@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from etils import epath
 
-from dprjax.base import files
+from dprjax.base import reading
 from dprjax.base.errors import InputError
 from dprjax.formats.fields import Record
 from dprjax.formats.texts import Passage, Query
@@ -64,7 +64,7 @@ def read_examples(format: str, path: epath.Path) -> Iterator[tuple[int, Example]
       id_ = f'{id_}~{digest}'
     return Passage(id_, text)
 
-  for number, where, values in files.read_records(path, 'data file'):
+  for number, where, values in reading.read_records(path, 'data file'):
     yield number, parse(Record(values, where), str(number), passage)
 
 
@@ -80,14 +80,14 @@ def read_passages(format: str, path: epath.Path) -> Iterator[tuple[int, Passage]
 
 def read_categories(path: epath.Path) -> Iterator[tuple[int, str, tuple[str, ...]]]:
   """Yields (number, id, categories) of the papers of an arXiv file."""
-  for number, where, values in files.read_records(path, 'data file'):
+  for number, where, values in reading.read_records(path, 'data file'):
     record = Record(values, where)
     yield number, record.id('id'), record.labels('categories')
 
 
 def detect_format(path: epath.Path) -> str:
   """The format of a file, by its first record's keys. Raises InputError if none fits."""
-  for _, _, values in files.read_records(path, 'data file'):
+  for _, _, values in reading.read_records(path, 'data file'):
     for format, (_, key) in _FORMATS.items():
       if key in values:
         return format
@@ -100,7 +100,7 @@ def detect_format(path: epath.Path) -> str:
 
 def read_mined(path: epath.Path) -> Iterator[tuple[int, str, list[Negative]]]:
   """Yields (line number, query id, negatives) of a tevatron jsonl whose texts are in a corpus."""
-  for number, values in files.read_jsonl(path, 'negatives file'):
+  for number, values in reading.read_jsonl(path, 'negatives file'):
     record = Record(values, f'{path}, line {number}')
     entries = record.records('negative_passages', _PASSAGES)
     yield number, record.id('query_id'), [_negative(entry.id('docid'), entry) for entry in entries]

@@ -5,7 +5,8 @@ import re
 from typing import Any, NamedTuple
 
 from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike, read_lines
+from dprjax.base.files import PathLike
+from dprjax.base.reading import read_lines
 
 # Control characters, and the separators of lines that Python's splitlines and editors know; a
 # byte-order mark within a file comes from files that were joined, half of a surrogate pair from

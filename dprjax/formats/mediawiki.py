@@ -9,7 +9,7 @@ import mwparserfromhell
 from mwparserfromhell import nodes
 from mwparserfromhell.wikicode import Wikicode
 
-from dprjax.base import files
+from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 
 # The content of these tags is not running text: notes, tables, pictures, formulas, code.
@@ -57,7 +57,7 @@ def read_articles(path: files.PathLike) -> Iterator[Article]:
   Raises:
     InputError: the file is missing, empty, broken, not UTF-8, or not a MediaWiki dump.
   """
-  with files.open_text(path, 'dump') as file:
+  with reading.open_text(path, 'dump') as file:
     try:
       for title, text, hidden in _pages(file, path):
         yield Article(title, _sections(text, hidden))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from dprjax.base import files
+from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.formats import texts
 from dprjax.formats.fields import Record, UniqueIds
@@ -49,7 +49,7 @@ def read_papers(path: files.PathLike) -> Iterator[Paper]:
     return
   ids = UniqueIds(path, 'paper')
   arxiv: bool | None = None
-  for number, where, values in files.read_records(path, 'papers'):
+  for number, where, values in reading.read_records(path, 'papers'):
     if arxiv is None:
       arxiv = 'abstract' in values or ('id' in values and '_id' not in values)
     record = Record(values, where)

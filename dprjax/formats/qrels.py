@@ -9,7 +9,7 @@ column is called score, relevance, rel, label or grade is a header.
 import re
 from collections.abc import Mapping
 
-from dprjax.base import files
+from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.formats.fields import check_id
 
@@ -30,7 +30,7 @@ def read_qrels(path: files.PathLike) -> Qrels:
   """
   qrels: Qrels = {}
   width, delimiter = 0, None
-  for number, line in files.read_lines(path, 'qrels'):
+  for number, line in reading.read_lines(path, 'qrels'):
     where = f'{path}, line {number}'
     if not width:
       delimiter = '\t' if '\t' in line else None

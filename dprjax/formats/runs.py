@@ -19,7 +19,8 @@ from pyarrow import csv
 
 from dprjax.base import outofcore
 from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike, open_bytes
+from dprjax.base.files import PathLike
+from dprjax.base.reading import open_bytes
 from dprjax.formats.fields import check_id
 
 _BLOCK = 1 << 23  # bytes

@@ -15,7 +15,7 @@ import csv
 from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
-from dprjax.base import files
+from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.formats.fields import Record, UniqueIds, check_id
 
@@ -49,7 +49,7 @@ Parse = Callable[[str, str], Entry]
 
 
 def is_json(path: files.PathLike) -> bool:
-  return files.plain_name(path).endswith(('.json', '.jsonl'))
+  return reading.plain_name(path).endswith(('.json', '.jsonl'))
 
 
 def format_of(path: files.PathLike) -> str:
@@ -76,7 +76,7 @@ def read_corpus(path: files.PathLike, format: str = '') -> Iterator[tuple[int, E
 def read_entries(path: files.PathLike, format: str = '') -> Iterator[tuple[int, Entry, bool]]:
   """`read_corpus`, and whether the corpus is DPR's, with the quotes of CSV."""
   parse: Parse | None = None
-  for number, line in files.read_lines(path, 'corpus file'):
+  for number, line in reading.read_lines(path, 'corpus file'):
     if parse is None:
       parse, header = corpus_parser(format or format_of(path), line)
       if header:
@@ -87,7 +87,7 @@ def read_entries(path: files.PathLike, format: str = '') -> Iterator[tuple[int, 
 def read_queries(path: files.PathLike, format: str = '') -> Iterator[tuple[int, Query]]:
   """Yields (line number, query) of a file, whose format is `format_of` its path by default."""
   columns = (format or format_of(path)) != 'beir'
-  for number, line in files.read_lines(path, 'queries file'):
+  for number, line in reading.read_lines(path, 'queries file'):
     where = f'{path}, line {number}'
     if columns:
       parts = line.split('\t')
@@ -95,7 +95,7 @@ def read_queries(path: files.PathLike, format: str = '') -> Iterator[tuple[int, 
         raise InputError(f'{where}: {len(parts)} columns between tabs; expected 2, id and text')
       yield number, Query(check_id(parts[0], where), parts[1].strip())
     else:
-      record = Record(files.parse_object(line, where), where)
+      record = Record(reading.parse_object(line, where), where)
       yield number, Query(record.id('_id'), record.text('text').strip())
 
 
@@ -132,13 +132,13 @@ def read_texts(
 
 def read_categories(path: files.PathLike) -> Iterator[tuple[int, str, tuple[str, ...]]]:
   """Yields (line number, id, categories) of a BEIR corpus.jsonl."""
-  for number, values in files.read_jsonl(path, 'corpus file'):
+  for number, values in reading.read_jsonl(path, 'corpus file'):
     record = Record(values, f'{path}, line {number}')
     yield number, record.id('_id'), record.labels('categories')
 
 
 def _parse_record(line: str, where: str) -> Entry:
-  record = Record(files.parse_object(line, where), where)
+  record = Record(reading.parse_object(line, where), where)
   title, text = record.text('title', ''), record.text('text')
   return Entry(record.id('_id'), title, text)
 

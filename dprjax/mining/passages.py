@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from jaxtyping import Int64, UInt64
 
-from dprjax.base import files, outofcore
+from dprjax.base import files, outofcore, reading
 from dprjax.base.errors import InputError
 from dprjax.formats import texts
 
@@ -98,7 +98,7 @@ def index_corpus(
   """
   found = files.regular_file(path, 'corpus')
   index = outofcore.Buckets(folder / 'index', _ENTRY)
-  plain = found.suffix not in files.COMPRESSED and '://' not in str(found)
+  plain = found.suffix not in reading.COMPRESSED and '://' not in str(found)
   parse: texts.Parse | None = None
   new: list[tuple[str, int, int]] = []
   count = offset = 0
@@ -113,18 +113,18 @@ def index_corpus(
   spool = contextlib.nullcontext() if plain else (folder / 'text').open('wb')
   number = 0
   with (
-    files.open_bytes(found, 'corpus') as (file, fraction),
+    reading.open_bytes(found, 'corpus') as (file, fraction),
     files.no_room(folder),
     spool as copy,
-    files.decoding(str(path), lambda: f', line {number}'),
+    reading.decoding(str(path), lambda: f', line {number}'),
   ):
-    for number, line in enumerate(files.byte_lines(file), start=1):
+    for number, line in enumerate(reading.byte_lines(file), start=1):
       if copy:
         copy.write(line)
       if number == 1 and line.startswith(codecs.BOM_UTF8):
         offset = len(codecs.BOM_UTF8)
         line = line[offset:]
-      text = files.sound_line(line.decode(), str(path), number)
+      text = reading.sound_line(line.decode(), str(path), number)
       if text.strip():
         header = False
         if parse is None:
@@ -172,7 +172,7 @@ def _part(keys: UInt64[np.ndarray, 'n']) -> Int64[np.ndarray, 'n']:
 def _line_at(path: files.PathLike, offset: int) -> str:
   """'line 7 ({"_id": "d12"...)', for a message."""
   number, line = 0, b''
-  with files.open_bytes(path) as (file, _):
+  with reading.open_bytes(path) as (file, _):
     while offset >= 0:
       line = file.readline()
       number, offset = number + 1, offset - len(line)

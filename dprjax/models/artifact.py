@@ -20,7 +20,8 @@ from jaxtyping import Float
 
 from dprjax.base.arrays import read_arrays, write_arrays
 from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike, parse_json
+from dprjax.base.files import PathLike
+from dprjax.base.reading import parse_json
 from dprjax.models import segments
 from dprjax.models.embed import POOLINGS
 from dprjax.models.encoder import EncoderConfig

@@ -19,9 +19,10 @@ import safetensors.numpy
 from etils import epath
 from jaxtyping import Array
 
-from dprjax.base import files, outputs
+from dprjax.base import files, outputs, sidecars
 from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike, atomic_path, read_json_object, write_json
+from dprjax.base.files import PathLike, atomic_path, write_json
+from dprjax.base.reading import read_json_object
 from dprjax.models import checkpoint_names as names
 from dprjax.models import weights
 from dprjax.models.encoder import MODEL_TYPES, EncoderConfig, init_encoder
@@ -254,7 +255,7 @@ def claim_model(
 def mark(folder: epath.Path) -> None:
   """Marks a folder as a model of ours: its files and their SHA-256."""
   (folder / outputs.MARK).unlink(missing_ok=True)
-  outputs.write_mark(folder, FORMAT, files=files.sums(folder))
+  outputs.write_mark(folder, FORMAT, files=sidecars.sums(folder))
 
 
 def is_ours(folder: epath.Path) -> bool:

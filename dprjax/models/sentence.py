@@ -12,7 +12,8 @@ import re
 from etils import epath
 
 from dprjax.base.errors import InputError
-from dprjax.base.files import read_json, read_json_object, refuse_special, write_json
+from dprjax.base.files import refuse_special, write_json
+from dprjax.base.reading import read_json, read_json_object
 from dprjax.formats.fields import Record
 from dprjax.models.embed import POOLINGS
 from dprjax.models.encoder import EncoderConfig

@@ -14,7 +14,8 @@ import safetensors
 from etils import epath
 
 from dprjax.base.errors import InputError
-from dprjax.base.files import is_special, read_json_object
+from dprjax.base.files import is_special
+from dprjax.base.reading import read_json_object
 from dprjax.models import checkpoint_names as names
 from dprjax.models.encoder import EncoderConfig
 

@@ -16,7 +16,8 @@ from typing import Any
 import regex
 
 from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike, plain_name, read_lines, read_records
+from dprjax.base.files import PathLike
+from dprjax.base.reading import plain_name, read_lines, read_records
 from dprjax.formats.fields import Record, UniqueIds
 from dprjax.formats.texts import read_entries
 from dprjax.formats.trec import Run

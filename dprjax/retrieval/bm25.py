@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from dprjax.base import files
+from dprjax.base import reading
 from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike, atomic_path, atomic_write, read_sidecar, write_sidecar
+from dprjax.base.files import PathLike, atomic_path, atomic_write
+from dprjax.base.sidecars import read_sidecar, write_sidecar
 from dprjax.formats.fields import Record, UniqueIds, check_id
 from dprjax.retrieval.exact import TopK
 
@@ -126,7 +127,7 @@ def check_settings(k1: float, b: float, language: str) -> None:
 def is_index(folder: epath.Path) -> bool:
   """Whether a folder is an index of this module."""
   try:
-    return files.read_json_object(folder / _SIDECAR, 'BM25 index').get('format') == _FORMAT
+    return reading.read_json_object(folder / _SIDECAR, 'BM25 index').get('format') == _FORMAT
   except InputError:
     return False
 

@@ -23,7 +23,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float, Int
 
-from dprjax.base import arrays, files, outputs
+from dprjax.base import arrays, files, outputs, reading
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_write, sha256_file, write_json
 from dprjax.formats.fields import Record
@@ -223,7 +223,7 @@ class _Manifest:
     """Raises InputError for anything that `write` does not write."""
     what = 'embeddings manifest'
     files.regular_file(path, what)
-    record = Record(files.read_json_object(path, what), f'{what} {path}')
+    record = Record(reading.read_json_object(path, what), f'{what} {path}')
     if record.values.get('format') != _FORMAT:
       raise InputError(f'{path} is not a {_FORMAT} manifest')
     version = record.values.get('version')
@@ -265,7 +265,7 @@ def is_embeddings(folder: epath.Path) -> bool:
   for name in (_MANIFEST, _PROGRESS):
     if (folder / name).exists():
       files.regular_file(folder / name, 'embeddings manifest')
-      manifest = files.read_json_object(folder / name, 'embeddings manifest')
+      manifest = reading.read_json_object(folder / name, 'embeddings manifest')
       return manifest.get('format') == _FORMAT
   return False
 

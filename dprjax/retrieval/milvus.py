@@ -30,7 +30,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float, Int
 
-from dprjax.base import files, outputs
+from dprjax.base import files, outputs, reading, sidecars
 from dprjax.base.errors import InputError
 from dprjax.formats.fields import Record
 from dprjax.retrieval.embeddings import SPACE, check_same_space
@@ -239,7 +239,7 @@ class Server:
       self._load(name)
     try:
       text = described['properties'].get(_SPACE) or described['description']
-      space = Record(files.parse_object(text, 'collection'), 'collection').record(_SPACE)
+      space = Record(reading.parse_object(text, 'collection'), 'collection').record(_SPACE)
       space.whole('dimension', 1, 2**20)
     except (InputError, KeyError, TypeError, AttributeError):
       raise InputError(
@@ -577,12 +577,12 @@ class _Kept:
     self._seen = self._files()
     if not self._path.exists():
       return
-    record = files.read_json_object(files.regular_file(self._path, 'checksums'), 'checksums')
+    record = reading.read_json_object(files.regular_file(self._path, 'checksums'), 'checksums')
     remedy = (
       f'remove {self._folder} and fill it again; or {self._path}, if another program changed it '
       'on purpose'
     )
-    files.check_sums(self._folder, record.get('sha256'), remedy)
+    sidecars.check_sums(self._folder, record.get('sha256'), remedy)
     self._sums = record['sha256']
     if added := self._seen.keys() - self._sums.keys():
       raise InputError(f'{self._folder / min(added)} was added; {remedy}')

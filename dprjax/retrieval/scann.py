@@ -16,14 +16,9 @@ from etils import epath
 from jaxtyping import Float, Int
 
 from dprjax.base.errors import InputError
-from dprjax.base.files import (
-  PathLike,
-  atomic_path,
-  read_json_object,
-  read_sidecar,
-  regular_file,
-  write_sidecar,
-)
+from dprjax.base.files import PathLike, atomic_path, regular_file
+from dprjax.base.reading import read_json_object
+from dprjax.base.sidecars import read_sidecar, write_sidecar
 from dprjax.formats.fields import Record
 from dprjax.retrieval.exact import TopK, check_finite
 

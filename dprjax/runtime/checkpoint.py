@@ -19,7 +19,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 
-from dprjax.base import files, outputs
+from dprjax.base import files, outputs, reading
 from dprjax.base.errors import InputError
 from dprjax.runtime import tree
 
@@ -255,7 +255,7 @@ class Checkpoints:
       f'{files.sha256_file(path)}  {path.relative_to(folder)}\n'
       for item in sorted(folder.iterdir(), key=str)
       if item.is_dir()
-      for path in _files(item)
+      for path in sorted(files.below(item), key=str)
     ]
     (folder / SUMS).write_text(''.join(lines))
 
@@ -270,7 +270,7 @@ class Checkpoints:
       wrong = [f'{SUMS} is missing']
     else:
       sums = {}
-      for number, line in files.read_lines(folder / SUMS, 'checksums'):
+      for number, line in reading.read_lines(folder / SUMS, 'checksums'):
         match = _SUM.fullmatch(line)
         if match is None:
           raise InputError(
@@ -282,7 +282,7 @@ class Checkpoints:
         str(path.relative_to(folder))
         for item in folder.iterdir()
         if item.is_dir()
-        for path in _files(item)
+        for path in files.below(item)
       }
       wrong = []
       for name in sorted(sums.keys() | found):
@@ -348,14 +348,6 @@ def _readable(folder: epath.Path) -> Iterator[None]:
       f'{folder}: the {_METADATA} of a checkpoint is damaged ({_line(error)}); remove that file, '
       'which nothing else depends on'
     ) from error
-
-
-def _files(folder: epath.Path) -> list[epath.Path]:
-  """All files below a folder. (epath has no rglob for gs://.)"""
-  found = []
-  for path in sorted(folder.iterdir(), key=str):
-    found += _files(path) if path.is_dir() else [path]
-  return found
 
 
 def _line(error: Exception) -> str:

@@ -20,7 +20,7 @@ from absl import flags
 from etils import epath
 from ml_collections import config_flags
 
-from dprjax.base import files
+from dprjax.base import files, reading
 from dprjax.base.errors import InputError, place
 from dprjax.runtime import knobs
 
@@ -331,7 +331,7 @@ def _check_renamed(key: str) -> None:
 def _read(workdir: epath.PathLike) -> dict[str, Any]:
   """A workdir's config.json; knobs that are younger than the file have their defaults."""
   path = epath.Path(workdir) / 'config.json'
-  stored = files.read_json_object(path, 'config.json of the workdir')
+  stored = reading.read_json_object(path, 'config.json of the workdir')
   for old, new in _RENAMED.items():
     *parents, name = old.split('.')
     section: Any = stored

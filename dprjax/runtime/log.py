@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import tensorboardX
 from etils import epath
 
-from dprjax.base import files
+from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.formats.fields import Record
 
@@ -19,11 +19,11 @@ def _until(path: epath.Path, step: int) -> list[str]:
   """
   kept: list[str] = []
   if not files.is_empty(path):
-    with files.open_text(path, 'metrics') as file, files.decoding(str(path)):
+    with reading.open_text(path, 'metrics') as file, reading.decoding(str(path)):
       for number, line in enumerate(file, start=1):
         where = f'{path}, line {number}'
         try:
-          row = Record(files.parse_object(line, where), where)
+          row = Record(reading.parse_object(line, where), where)
           if row.whole('step', 0, 10**12) <= step:
             kept.append(line.rstrip('\n') + '\n')
         except InputError as error:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import ml_collections
 from etils import epath
 
-from dprjax.base import files, outputs
+from dprjax.base import files, outputs, reading
 from dprjax.base.errors import InputError
 
 _RECORD = 'stages.json'
@@ -234,7 +234,7 @@ class Stages:
 
 def _read(path: epath.Path) -> dict[str, dict[str, Any]]:
   """The record of the stages. Raises InputError where it is none."""
-  stages = files.read_json_object(path, 'record of the stages')
+  stages = reading.read_json_object(path, 'record of the stages')
   for made, stage in stages.items():
     if not isinstance(stage, dict):
       raise InputError(

@@ -11,7 +11,7 @@ from typing import Any
 import ml_collections
 from etils import epath
 
-from dprjax.base import files, outputs, stamps
+from dprjax.base import files, outputs, reading, stamps
 from dprjax.base.errors import InputError
 
 TRAINING, PIPELINE, QUICKSTART = 'dprjax.training', 'dprjax.pipeline', 'dprjax.quickstart'
@@ -146,7 +146,7 @@ def _config(folder: epath.Path) -> dict[str, Any]:
   if not path.exists() or files.is_special(path):
     return {}
   try:
-    return files.read_json_object(path)
+    return reading.read_json_object(path)
   except (InputError, OSError):
     return {}
 

@@ -5,7 +5,7 @@ import pathlib
 import random
 from typing import Any
 
-from dprjax.base import files
+from dprjax.base import reading
 
 EVIL: tuple[Any, ...] = (
   None,
@@ -202,4 +202,4 @@ def neutral(rng: random.Random, path: pathlib.Path) -> str:
 
 
 def is_text(path: pathlib.Path) -> bool:
-  return files.plain_name(path).endswith(('.jsonl', '.tsv', '.trec', '.txt', '.csv', '.json'))
+  return reading.plain_name(path).endswith(('.jsonl', '.tsv', '.trec', '.txt', '.csv', '.json'))

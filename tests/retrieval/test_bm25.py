@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dprjax.base.errors import InputError
-from dprjax.base.files import write_sidecar
+from dprjax.base.sidecars import write_sidecar
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.trec import run_from_rows
 from dprjax.retrieval import bm25

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from dprjax.base import files
+from dprjax.base import sidecars
 from dprjax.base.errors import InputError
 from dprjax.retrieval import exact, scann
 from tests.platforms import needs_scann
@@ -86,7 +86,7 @@ def _edit(folder, **changes):
   file = folder / 'dprjax_index.json'
   edited = json.loads(file.read_text()) | changes
   # As somebody would who means harm: its own checksum is right.
-  file.write_text(json.dumps(edited | {'sha256_of_this': files._own_sum(edited)}))
+  file.write_text(json.dumps(edited | {'sha256_of_this': sidecars._own_sum(edited)}))
 
 
 def _flip(file, place):
