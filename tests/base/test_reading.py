@@ -56,7 +56,7 @@ def _read_bytes(path):
   ],
 )
 def test_records_are_lines_or_entries_of_an_array(tmp_path, monkeypatch, text, records):
-  monkeypatch.setattr(files, '_CHUNK', 8)
+  monkeypatch.setattr(reading, '_CHUNK', 8)
   path = tmp_path / 'a.json'
   path.write_text(text)
   assert [(number, values) for number, _, values in reading.read_records(path)] == records
@@ -122,7 +122,7 @@ def test_errors_name_file_and_line(tmp_path, read, name, content, message):
 )
 @pytest.mark.parametrize('start', [b'', b'\xef\xbb\xbf'])
 def test_lines_that_no_text_has(tmp_path, monkeypatch, content, message, start):
-  monkeypatch.setattr(files, '_MAX_ENTRY', 100)
+  monkeypatch.setattr(reading, '_MAX_ENTRY', 100)
   (tmp_path / 'a').write_bytes(start + content)
   with pytest.raises(InputError, match=message):
     list((reading.read_jsonl if b'{' in content else reading.read_lines)(tmp_path / 'a'))
@@ -134,7 +134,7 @@ def test_a_newline_alone_ends_a_line(tmp_path):
 
 
 def test_json_is_not_read_without_end(tmp_path, monkeypatch):
-  monkeypatch.setattr(files, '_MAX_JSON', 100)
+  monkeypatch.setattr(reading, '_MAX_JSON', 100)
   (tmp_path / 'a').write_text('[' + '1, ' * 100 + '1]')
   with pytest.raises(InputError, match=r'file .*a: longer than 100 characters'):
     reading.read_json(tmp_path / 'a')

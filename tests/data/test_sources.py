@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from dprjax.base import files
+from dprjax.base import reading
 from dprjax.base.errors import InputError
 from dprjax.data.sources import Source, detect_format, load_dataset
 from dprjax.formats.texts import read_texts
@@ -123,7 +123,7 @@ DPR = [
   ids=['array', 'indented', 'jsonl'],
 )
 def test_dpr(tmp_path, text, monkeypatch):
-  monkeypatch.setattr(files, '_CHUNK', 40)  # an entry then spans several reads
+  monkeypatch.setattr(reading, '_CHUNK', 40)  # an entry then spans several reads
   (tmp_path / 'train.json').write_text(text)
   data, passages = read(tmp_path)
   assert data.format == 'dpr'
