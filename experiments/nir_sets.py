@@ -1,0 +1,402 @@
+"""The data of experiments/nir_prompt.py: ../shared/data's sets as BEIR folders and files of pairs.
+
+    SETS/train/TASK        what a task trains on: BEIR (train and dev judgements, mined negatives of
+                           BM25), or pairs (train.jsonl, dev.jsonl)
+    SETS/test/NAME         a test set: BEIR (test judgements), or test.jsonl
+    SETS/text/*.txt        text for masked language modelling
+    SETS/counts.json       how many of what, and what was taken out
+
+The corpora of test sets hold what is judged and random passages, 600 in all; those of Cranfield and
+ClariQ, which are out of domain, are whole. Test texts that stand in the training data are taken
+out.
+"""
+
+import csv
+import io
+import itertools
+import json
+import re
+import zipfile
+
+import numpy as np
+
+from dprjax.base import files
+from dprjax.data import pairs
+from dprjax.data.sources import Source, load_dataset
+from dprjax.formats.qrels import write_qrels
+from dprjax.mining import mined
+from dprjax.retrieval import bm25
+
+RETRIEVAL = ('dialogue', 'qa', 'retrieval')
+PAIRS = ('inference', 'paraphrase')
+# The test sets of a task: in its domain, and others.
+IN_DOMAIN = {
+  'retrieval': 'scifact',
+  'qa': 'medquad',
+  'dialogue': 'dailydialog',
+  'paraphrase': 'msrp',
+  'inference': 'sick',
+}
+OUT_OF_DOMAIN = {
+  'retrieval': ('cranfield',),
+  'qa': ('qnli',),
+  'dialogue': ('clariq',),
+  'paraphrase': ('stsb',),
+  'inference': ('snli', 'mnli_matched'),
+}
+PASSAGES = 600  # of a test set's corpus
+TRAIN, TEST, DEV = 1500, 300, 100  # queries of a task at most
+PAIR_TEST = 500
+DEPTH = 20  # BM25's passages that negatives are taken from
+
+
+def prepare(data, out, seed=0):
+  """Writes all sets, unless they are there; returns the counts."""
+  known = out / 'counts.json'
+  if not known.exists():
+    counts = {}
+    for make in (scifact, cranfield, medquad, qnli, dailydialog, clariq, msrp, sick, stsb, nli):
+      counts |= make(data, out, np.random.default_rng([seed, len(make.__name__)]))
+    counts['text'] = texts(data, out / 'text')
+    files.write_json(known, counts)
+  return json.loads(known.read_text())
+
+
+# Retrieval.
+
+
+def scifact(data, out, random):
+  train = load_dataset(Source(str(data / 'scifact'), 'beir', 'train'))
+  passages = {passage.id: passage.text for passage in train.passages}
+  order = random.permutation(len(train.queries))
+  held = {train.queries[i].id for i in order[: len(order) // 10]}
+  test = load_dataset(Source(str(data / 'scifact'), 'beir', 'test'))
+  return {
+    'retrieval': write_training(
+      out,
+      'retrieval',
+      passages,
+      [query for query in train.queries if query.id not in held],
+      [query for query in train.queries if query.id in held][:DEV],
+      {query.id: train.positives(query.id) for query in train.queries},
+      random,
+    ),
+    'scifact': write_test(out, 'scifact', passages, test.queries[:TEST], test.qrels, random),
+  }
+
+
+def cranfield(data, out, random):
+  return {'cranfield': whole(data / 'cranfield', out, 'cranfield', ('test',), random)}
+
+
+def clariq(data, out, random):
+  return {'clariq': whole(data / 'clariq', out, 'clariq', ('train', 'dev', 'test'), random)}
+
+
+def whole(folder, out, name, splits, random):
+  """A set that nothing is trained on: all its queries and passages."""
+  parts = [load_dataset(Source(str(folder), 'beir', split)) for split in splits]
+  queries = [query for part in parts for query in part.queries]
+  qrels = {query: grades for part in parts for query, grades in part.qrels.items()}
+  passages = {passage.id: passage.text for passage in parts[0].passages}
+  return write_test(out, name, passages, queries, qrels, random, size=len(passages))
+
+
+def medquad(data, out, random):
+  splits = {
+    name: load_dataset(Source(str(data / 'medquad'), 'beir', name))
+    for name in ('train', 'dev', 'test')
+  }
+  passages = {passage.id: passage.text for passage in splits['train'].passages}
+  chosen = {
+    name: draw(splits[name].queries, count, random)
+    for name, count in (('train', TRAIN), ('dev', DEV), ('test', TEST))
+  }
+  positives = {
+    query.id: splits[name].positives(query.id) for name in chosen for query in chosen[name]
+  }
+  return {
+    'qa': write_training(out, 'qa', passages, chosen['train'], chosen['dev'], positives, random),
+    'medquad': write_test(out, 'medquad', passages, chosen['test'], splits['test'].qrels, random),
+  }
+
+
+def qnli(data, out, random):
+  """Questions that their sentence answers, among sentences of other questions."""
+  rows = list(read_tsv(data / 'qnli' / 'raw' / 'dev.tsv'))[1:]
+  passages = {text: f's{i}' for i, text in enumerate(dict.fromkeys(row[2] for row in rows))}
+  answered = [row for row in rows if row[3] == 'entailment']
+  queries = [Text(f'q{row[0]}', row[1]) for row in draw(answered, TEST, random)]
+  texts = {row[0]: row[2] for row in answered}
+  qrels = {query.id: {passages[texts[query.id[1:]]]: 1} for query in queries}
+  by_id = {name: text for text, name in passages.items()}
+  return {'qnli': write_test(out, 'qnli', by_id, queries, qrels, random)}
+
+
+def dailydialog(data, out, random):
+  """Two turns that follow one another, of each dialogue's first three."""
+  turns = {
+    split: [
+      tuple(turn.strip() for turn in line.split('__eou__') if turn.strip())
+      for line in archived(data / 'dailydialog' / 'raw' / f'{name}.zip', f'dialogues_{name}.txt')
+    ]
+    for split, name in (('train', 'train'), ('dev', 'validation'), ('test', 'test'))
+  }
+
+  def adjacent(dialogues, most=None):
+    return [pair for turns in dialogues for pair in itertools.pairwise(turns[:most])]
+
+  known = set(adjacent(turns['train']))
+  every = set(adjacent(turns['test']))
+  taken_out = len(every & known)
+  chosen = {'train': draw(unique(adjacent(turns['train'], 3)), TRAIN, random)}
+  for split, count in (('dev', DEV), ('test', TEST)):
+    fresh = [pair for pair in unique(adjacent(turns[split], 3)) if pair not in known]
+    chosen[split] = draw(fresh, count, random)
+  replies = [turn for split in turns for dialogue in turns[split] for turn in dialogue[1:3]]
+  ids = {text: f'r{i}' for i, text in enumerate(dict.fromkeys(replies))}
+  passages = {name: text for text, name in ids.items()}
+  queries = {
+    split: [Text(f'{split}{i}', first) for i, (first, _) in enumerate(some)]
+    for split, some in chosen.items()
+  }
+  positives = {
+    query.id: [ids[second]]
+    for split, some in chosen.items()
+    for query, (_, second) in zip(queries[split], some, strict=True)
+  }
+  qrels = {query.id: {positives[query.id][0]: 1} for query in queries['test']}
+  found = {
+    'dialogue': write_training(
+      out,
+      'dialogue',
+      passages,
+      queries['train'],
+      queries['dev'],
+      positives,
+      random,
+      mine=False,  # BM25 finds replies to the same words, which may be right as well
+    ),
+    'dailydialog': write_test(out, 'dailydialog', passages, queries['test'], qrels, random),
+  }
+  found['dailydialog'] |= {'different test pairs': len(every), 'of them in train': taken_out}
+  return found
+
+
+class Text:
+  """A query."""
+
+  def __init__(self, name, text):
+    self.id, self.text = name, text
+
+
+def write_training(out, task, passages, train, dev, positives, random, mine=True):
+  """A BEIR folder with the judged passages of both splits and random others; mined.jsonl."""
+  folder = out / 'train' / task
+  judged = unique(row for query in (*train, *dev) for row in positives[query.id])
+  kept = fill_up(judged, passages, len(judged) + PASSAGES, random)
+  for split, queries in (('train', train), ('dev', dev)):
+    write_judgements(
+      folder, split, {query.id: dict.fromkeys(positives[query.id], 1) for query in queries}
+    )
+  write_texts(folder / 'queries.jsonl', [(query.id, query.text) for query in (*train, *dev)])
+  write_texts(folder / 'corpus.jsonl', [(row, passages[row]) for row in kept])
+  negatives = 0
+  if mine:
+    index = bm25.build(kept, [passages[row] for row in kept])
+    top = index.search([query.text for query in train], DEPTH).rows
+    with files.atomic_write(folder / 'mined.jsonl', 'wb') as file:
+      for query, rows in zip(train, top, strict=True):
+        wrong = [kept[row] for row in rows if row >= 0 and kept[row] not in positives[query.id]]
+        negatives += len(wrong)
+        places = [
+          f'{{"docid": {mined.to_json(name)}'
+          + mined.origin([('"bm25"', rank, 1.0)], True, False, float('nan'))
+          for rank, name in enumerate(wrong, 1)
+        ]
+        right = [f'{{"docid": {mined.to_json(name)}}}' for name in positives[query.id]]
+        file.write(mined.line(query.id, query.text, right, places))
+  return {'train': len(train), 'dev': len(dev), 'passages': len(kept), 'negatives': negatives}
+
+
+def write_test(out, name, passages, queries, qrels, random, size=PASSAGES):
+  """A BEIR folder of a test set, with ``size`` passages or as many as are judged."""
+  folder = out / 'test' / name
+  known = {
+    query.id: {k: v for k, v in qrels[query.id].items() if k in passages} for query in queries
+  }
+  judged = unique(row for grades in known.values() for row in grades)
+  kept = fill_up(judged, passages, size, random)
+  write_judgements(folder, 'test', known)
+  write_texts(folder / 'queries.jsonl', [(query.id, query.text) for query in queries])
+  write_texts(folder / 'corpus.jsonl', [(row, passages[row]) for row in kept])
+  return {'test': len(queries), 'passages': len(kept), 'judged': len(judged)}
+
+
+def write_judgements(folder, split, qrels):
+  (folder / 'qrels').mkdir(parents=True, exist_ok=True)
+  write_qrels(folder / 'qrels' / f'{split}.tsv', qrels)
+
+
+def write_texts(path, rows):
+  with files.atomic_write(path) as file:
+    file.writelines(json.dumps({'_id': name, 'text': text}) + '\n' for name, text in rows)
+
+
+def fill_up(judged, passages, size, random):
+  """The judged passages and random others, in the order of the corpus; no text comes twice."""
+  kept, seen = set(judged), {passages[row] for row in judged}
+  names = list(passages)
+  for place in random.permutation(len(names)):
+    if len(kept) >= size:
+      break
+    text = passages[names[place]]
+    if text.strip() and text not in seen:
+      kept.add(names[place])
+      seen.add(text)
+  return [name for name in names if name in kept]
+
+
+# Pairs.
+
+
+def msrp(data, out, random):
+  splits = {
+    name: [
+      (row[3], row[4], int(row[0]))
+      for row in list(read_tsv(data / 'msrp' / 'raw' / f'msr-para-{part}.tsv'))[1:]
+    ]
+    for name, part in (('train', 'train'), ('dev', 'val'), ('test', 'test'))
+  }
+  return write_pair_sets(out, 'paraphrase', 'msrp', splits, random)
+
+
+def sick(data, out, random):
+  splits = {
+    name: [
+      (row[1], row[2], int(row[4] == 'ENTAILMENT'))
+      for row in list(read_tsv(data / 'sick' / 'raw' / f'SICK_{part}.txt'))[1:]
+    ]
+    for name, part in (('train', 'train'), ('dev', 'trial'), ('test', 'test_annotated'))
+  }
+  return write_pair_sets(out, 'inference', 'sick', splits, random)
+
+
+def write_pair_sets(out, task, name, splits, random):
+  # In either order.
+  known = {frozenset(pair[:2]) for split in ('train', 'dev') for pair in splits[split]}
+  fresh = [pair for pair in splits['test'] if frozenset(pair[:2]) not in known]
+  in_train = {pair[:2] for pair in splits['train']} & {pair[:2] for pair in splits['test']}
+  chosen = {
+    'train': splits['train'],
+    'dev': draw(splits['dev'], 2 * DEV, random),
+    'test': draw(fresh, PAIR_TEST, random),
+  }
+  for split in ('train', 'dev'):
+    write_pair_file(out / 'train' / task / f'{split}.jsonl', chosen[split])
+  write_pair_file(out / 'test' / name / 'test.jsonl', chosen['test'])
+  return {
+    task: {split: len(chosen[split]) for split in ('train', 'dev')},
+    name: {
+      'test': len(chosen['test']),
+      'pairs in both train and test': len(in_train),
+      'taken out': len(splits['test']) - len(fresh),
+    },
+  }
+
+
+def stsb(data, out, random):
+  """Pairs of score 4 and more against pairs of 2 and less."""
+  sentences = {
+    sentence
+    for part in ('train', 'val', 'test')
+    for row in list(read_tsv(data / 'msrp' / 'raw' / f'msr-para-{part}.tsv'))[1:]
+    for sentence in row[3:5]
+  }
+  with (data / 'stsb' / 'raw' / 'stsb-en-test.csv').open(encoding='utf-8', newline='') as file:
+    rows = [(first, second, float(score)) for first, second, score in csv.reader(file)]
+  shared = [row for row in rows if sentences & {row[0], row[1]}]
+  clear = [
+    (first, second, int(score >= 4))
+    for first, second, score in rows
+    if not sentences & {first, second} and (score >= 4 or score <= 2)
+  ]
+  write_pair_file(out / 'test' / 'stsb' / 'test.jsonl', draw(clear, PAIR_TEST, random))
+  return {
+    'stsb': {
+      'test': min(len(clear), PAIR_TEST),
+      'of': len(rows),
+      'with a sentence of msrp': len(shared),
+    }
+  }
+
+
+def nli(data, out, random):
+  """SNLI and MultiNLI, matched: whether the first entails the second. mnli.tsv is not read: it is
+  mnli_mismatched once more, with numbers for labels.
+  """
+  counts = {}
+  for name in ('snli', 'mnli_matched'):
+    rows = [
+      (first, second, int(label == 'entailment'))
+      for label, first, second in read_tsv(data / 'nli-sample' / 'raw' / f'{name}.tsv')
+    ]
+    write_pair_file(out / 'test' / name / 'test.jsonl', draw(rows, PAIR_TEST, random))
+    counts[name] = {'test': min(len(rows), PAIR_TEST)}
+  return counts
+
+
+def write_pair_file(path, rows):
+  path.parent.mkdir(parents=True, exist_ok=True)
+  pairs.write_pairs(path, rows)
+
+
+# Text.
+
+
+def texts(data, out):
+  """WikiText-2, Wikipedia and Brown; tags and gaps are taken out of the first and the last."""
+  out.mkdir(parents=True, exist_ok=True)
+  wiki = '\n'.join(
+    (data / 'text' / 'wikitext-2' / f'{name}.txt').read_text(encoding='utf-8')
+    for name in ('valid', 'test')
+  )
+  wiki = re.sub(r' @(.)@ ', r'\1', wiki.replace('<unk>', '')).replace(' \n', '\n\n')
+  with zipfile.ZipFile(data / 'text' / 'nltk' / 'brown.zip') as archive:
+    names = sorted(name for name in archive.namelist() if re.fullmatch(r'brown/c[a-r]\d\d', name))
+    tagged = '\n\n'.join(archive.read(name).decode() for name in names)
+  brown = re.sub(r'(\S+)/[^\s/]+', r'\1', tagged)
+  brown = re.sub(r"``|''", '"', brown)
+  for name, text in (('wikitext', wiki), ('brown', brown)):
+    with files.atomic_write(out / f'{name}.txt') as file:
+      file.write(re.sub(r'[ \t]+', ' ', text))
+  return {'wikitext': len(wiki.split()), 'brown': len(brown.split())}
+
+
+def text_inputs(data, out):
+  """What masked language modelling reads."""
+  return [out / 'text' / 'wikitext.txt', out / 'text' / 'brown.txt', data / 'text' / 'enwiki']
+
+
+def read_tsv(path):
+  """Rows between tabs, in which quotes are text."""
+  with path.open(encoding='utf-8-sig', newline='') as file:
+    yield from csv.reader(file, delimiter='\t', quoting=csv.QUOTE_NONE)
+
+
+def archived(path, name):
+  """The lines of a file in a zip."""
+  with zipfile.ZipFile(path) as archive:
+    (inside,) = (one for one in archive.namelist() if one.endswith(name))
+    return list(io.TextIOWrapper(archive.open(inside), encoding='utf-8'))
+
+
+def unique(rows):
+  return list(dict.fromkeys(rows))
+
+
+def draw(rows, count, random):
+  """``count`` of the rows at random, in their order."""
+  if len(rows) <= count:
+    return list(rows)
+  return [rows[i] for i in sorted(random.permutation(len(rows))[:count])]
