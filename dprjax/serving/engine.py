@@ -177,6 +177,11 @@ class Engine:
     """Device memory of all slots."""
     return self._bank.prompt_bytes * self._bank.slots
 
+  @property
+  def backbone_bytes(self) -> int:
+    """Memory of one copy of the backbone's parameters."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(self.backbone.params))
+
   def tokenize(self, name: str, kind: str, texts: Sequence[str] | Sequence[Ids]) -> Tokens:
     """Token ids under the prompt's settings, and the prompt.
 

@@ -85,6 +85,7 @@ class About:
   Attributes:
     sha256, meta, lengths, settings: as of `Version`; empty where ``refused``.
     nbytes: of its vectors.
+    modified: when its file was written, in seconds.
     refused: why its file cannot be served; '' where it can.
   """
 
@@ -93,6 +94,7 @@ class About:
   lengths: dict[str, int] = dataclasses.field(default_factory=dict)
   settings: Settings = dataclasses.field(default_factory=Settings)
   nbytes: int = 0
+  modified: float = 0
   refused: str = ''
 
 
@@ -285,7 +287,7 @@ class Library:
     except InputError as error:
       with self._lock:
         self._forget(name)
-        self._about[name] = signature, About(refused=str(error))
+        self._about[name] = signature, About(modified=signature[2] / 1e9, refused=str(error))
       raise
     self._keep(name, signature, version)
     return version
@@ -359,7 +361,14 @@ class Library:
     return Version(name, sha256, settings, prompt.meta, lengths, prefixes, model)
 
   def _keep(self, name: str, signature: _Signature, version: Version) -> None:
-    about = About(version.sha256, version.meta, version.lengths, version.settings, version.nbytes)
+    about = About(
+      version.sha256,
+      version.meta,
+      version.lengths,
+      version.settings,
+      version.nbytes,
+      signature[2] / 1e9,
+    )
     with self._lock:
       self._forget(name)
       self._about[name] = signature, about

@@ -1,0 +1,520 @@
+"""The HTTP interface: OpenAI's embeddings and models, Cohere's rerank, prompts, search, health.
+
+A request is read (msgspec), tokenised in a thread, queued, awaited and written (orjson). Nothing of
+a request's body and no key is logged.
+"""
+
+import asyncio
+import base64
+import concurrent.futures
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from dprjax.base.errors import InputError
+from dprjax.models.prompts import KINDS
+from dprjax.serving import keys, messages
+from dprjax.serving.batcher import Busy, NotFinite
+from dprjax.serving.engine import Engine, Tokens
+from dprjax.serving.indexes import Index, Reranker
+from dprjax.serving.library import NAME, About, NameTaken, UnknownPrompt
+
+logger = logging.getLogger('dprjax')
+
+_T = TypeVar('_T')
+_Handler = Callable[[Request], Awaitable[Response]]
+_OCTETS = 'application/octet-stream'
+_LEFT = 499  # nginx's status of a client that left; nobody receives it
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """What a request may ask for.
+
+  Attributes:
+    bytes, prompt_bytes: of a body, and of a prompt's file.
+    inputs: texts of a request; queries and documents too.
+    tokens: of all texts of a request, after each was cut.
+    requests: answered at a time.
+    seconds: for a request to arrive, and again to be answered.
+  """
+
+  bytes: int = 8 << 20
+  prompt_bytes: int = 256 << 20
+  inputs: int = 2048
+  tokens: int = 300_000
+  requests: int = 512
+  seconds: float = 60
+
+
+class _Failure(Exception):
+  """An answer that is no success."""
+
+  def __init__(
+    self, status: int, message: str, *, param: str | None = None, code: str | None = None
+  ):
+    super().__init__(message)
+    self.status, self.message, self.param, self.code = status, message, param, code
+    self.headers: dict[str, str] = {}
+
+
+class _Left(Exception):
+  """The client closed the connection."""
+
+
+class _Answer(NamedTuple):
+  """Vectors of a request's texts."""
+
+  tokens: Tokens
+  vectors: np.ndarray
+
+
+class App:
+  """One server: an engine, and the indexes and rerankers beside it.
+
+  Attributes:
+    asgi: the ASGI application.
+    ready: set once everything is compiled.
+    failed: what went wrong while it was compiled.
+  """
+
+  def __init__(
+    self,
+    engine: Engine,
+    indexes: Sequence[Index] = (),
+    rerankers: Sequence[Reranker] = (),
+    allowed: keys.Keys | None = None,
+    limits: Limits | None = None,
+  ):
+    self._engine, self._keys, self._limits = engine, allowed, limits or Limits()
+    self._indexes = {index.name: index for index in indexes}
+    self._rerankers = {reranker.name: reranker for reranker in rerankers}
+    self._started, self._active = int(time.time()), 0
+    # Each uses the devices beside the batcher, one request at a time.
+    self._side = concurrent.futures.ThreadPoolExecutor(1, 'search')
+    self._files = concurrent.futures.ThreadPoolExecutor(2, 'files')
+    self.ready, self.failed = threading.Event(), ''
+    self._draining = False
+    self._document = orjson.dumps(messages.openapi(self._limits.bytes, self._limits.prompt_bytes))
+    route = self._route
+    self.asgi = Starlette(
+      routes=[
+        Route('/healthz', self._healthz),
+        Route('/readyz', self._readyz),
+        Route('/openapi.json', self._openapi),
+        route('/metrics', self._metrics, keys.READ),
+        route('/v1/embeddings', self._embeddings, keys.READ, 'POST'),
+        route('/v1/search', self._search, keys.READ, 'POST'),
+        route('/v1/rerank', self._rerank, keys.READ, 'POST'),
+        route('/v1/models', self._models, keys.READ),
+        route('/v1/models/{name}', self._model, keys.READ),
+        route('/v1/prompts', self._prompts, keys.READ),
+        route('/v1/prompts/{name}', self._prompt, keys.READ),
+        route('/v1/prompts/{name}', self._put, keys.ADMIN, 'PUT'),
+        route('/v1/prompts/{name}', self._delete, keys.ADMIN, 'DELETE'),
+      ],
+      exception_handlers={404: _no_such_path, 405: _no_such_method},
+    )
+    self.asgi.router.redirect_slashes = False
+
+  def compile(self) -> None:
+    """Waits for the engine's shapes and compiles the others; then ``ready`` is set."""
+    try:
+      self._engine.ready.result()
+      for index in self._indexes.values():
+        index.compile()
+      for reranker in self._rerankers.values():
+        reranker.compile()
+    except Exception as error:
+      self.failed = f'{type(error).__name__}: {error}'
+      logger.error('the server cannot become ready: %s', self.failed.partition('\n')[0])
+      return
+    self.ready.set()
+
+  def drain(self) -> None:
+    """From now on ``/readyz`` says no; requests are still answered."""
+    self._draining = True
+
+  def close(self) -> None:
+    """Ends the threads once all that was asked is done."""
+    self._side.shutdown()
+    self._files.shutdown()
+    self._engine.close()
+
+  # What all requests share.
+
+  def _route(self, path: str, handler: _Handler, role: str, method: str = 'GET') -> Route:
+    """A route with keys, limits, metrics, and errors in OpenAI's form."""
+    metrics = self._engine.metrics
+
+    async def answer(request: Request) -> Response:
+      started = time.monotonic()
+      request.state.model = ''
+      self._active += 1
+      try:
+        self._check_key(request, role)
+        if method == 'POST':
+          if not self.ready.is_set():
+            raise _Failure(503, self.failed or 'still compiling; ask /readyz')
+          if self._active > self._limits.requests:
+            raise Busy(1)
+        response = await handler(request)
+      except (_Left, ClientDisconnect):
+        response = Response(status_code=_LEFT)
+      except Exception as error:
+        response = _failed(error, path)
+      finally:
+        self._active -= 1
+      seconds = time.monotonic() - started
+      response.headers['server-timing'] = f'total;dur={1000 * seconds:.1f}'
+      metrics.requests.labels(f'{method} {path}', request.state.model, response.status_code).inc()
+      metrics.request_seconds.labels(f'{method} {path}').observe(seconds)
+      return response
+
+    return Route(path, answer, methods=[method])
+
+  def _check_key(self, request: Request, role: str) -> None:
+    if self._keys is None:
+      return
+    allowed = self._keys.allow(role, request.headers.get('authorization', ''))
+    if allowed is None:
+      failure = _Failure(401, 'give a known key: Authorization: Bearer KEY', code='invalid_api_key')
+      failure.headers['www-authenticate'] = 'Bearer'
+      raise failure
+    if not allowed:
+      raise _Failure(403, "this needs an administrator's key")
+
+  async def _body(self, request: Request, most: int) -> bytes:
+    declared = request.headers.get('content-length', '')
+    too_large = _Failure(413, f'the body is larger than {most:,} bytes')
+    if declared.isdecimal() and len(declared) < 18 and int(declared) > most:
+      raise too_large
+    content = bytearray()
+    try:
+      async with asyncio.timeout(self._limits.seconds):
+        async for chunk in request.stream():
+          content += chunk
+          if len(content) > most:
+            raise too_large
+    except TimeoutError:
+      raise _Failure(408, 'the request did not arrive in time') from None
+    return bytes(content)
+
+  async def _read(self, request: Request, kind: type[_T]) -> _T:
+    content = await self._body(request, self._limits.bytes)
+    try:
+      return msgspec.json.decode(content, type=kind)
+    except msgspec.ValidationError as error:
+      raise _Failure(
+        400, str(error), param=str(error).rpartition('$.')[2].strip('`') or None
+      ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+      raise _Failure(400, f'the body is not JSON: {error}') from error
+    except RecursionError as error:
+      raise _Failure(400, 'the body is too deep') from error
+
+  async def _wait(self, request: Request, future: concurrent.futures.Future) -> Any:
+    """The result, unless the client leaves or the time is over: then it is not needed any more."""
+    asked = asyncio.wrap_future(future)
+    # All of the body was read: what is received next is the end of the connection.
+    left = asyncio.ensure_future(request.receive())
+    try:
+      await asyncio.wait(
+        {asked, left}, timeout=self._limits.seconds, return_when=asyncio.FIRST_COMPLETED
+      )
+      if asked.done():
+        return asked.result()
+      future.cancel()
+      if left.done():
+        raise _Left
+      raise _Failure(504, f'no answer within {self._limits.seconds:g} seconds')
+    finally:
+      left.cancel()
+      asked.cancel()
+
+  async def _embed(
+    self, request: Request, name: str, kind: str, texts: Sequence[Any], param: str
+  ) -> _Answer:
+    if len(texts) > self._limits.inputs:
+      raise _Failure(413, f'{len(texts)} texts; {self._limits.inputs} at most', param=param)
+    engine = self._engine
+    tokens = await asyncio.get_running_loop().run_in_executor(
+      engine.pool, engine.tokenize, name, kind, texts
+    )
+    request.state.model = name
+    if tokens.total > self._limits.tokens:
+      raise _Failure(413, f'{tokens.total} tokens; {self._limits.tokens} at most', param=param)
+    return _Answer(tokens, await self._wait(request, engine.queue(tokens)))
+
+  def _headers(self, tokens: Tokens) -> dict[str, str]:
+    return {
+      'x-dprjax-backbone-sha256': self._engine.backbone.sha256,
+      'x-dprjax-prompt-sha256': tokens.version.sha256,
+      'x-dprjax-truncated': str(len(tokens.truncated)),
+    }
+
+  # Vectors.
+
+  async def _embeddings(self, request: Request) -> Response:
+    asked = await self._read(request, messages.EmbeddingRequest)
+    name, kind = _split(asked.model, 'passage')
+    dimension = self._engine.backbone.config.hidden_size
+    if asked.dimensions not in (None, dimension):
+      raise _Failure(
+        400, f'this model gives {dimension} dimensions and no other number', param='dimensions'
+      )
+    tokens, vectors = await self._embed(request, name, kind, _inputs(asked.input), 'input')
+    values: Any = vectors
+    if asked.encoding_format == 'base64':
+      values = [base64.b64encode(vector.astype('<f4').tobytes()).decode() for vector in vectors]
+    content = {
+      'object': 'list',
+      'data': [
+        {'object': 'embedding', 'index': index, 'embedding': value}
+        for index, value in enumerate(values)
+      ],
+      'model': asked.model,
+      'usage': {'prompt_tokens': tokens.total, 'total_tokens': tokens.total},
+      'truncated': tokens.truncated,
+    }
+    return _json(content, headers=self._headers(tokens))
+
+  async def _search(self, request: Request) -> Response:
+    asked = await self._read(request, messages.SearchRequest)
+    name, kind = _split(asked.model, 'query')
+    queries = [asked.query] if isinstance(asked.query, str) else asked.query
+    index = await self._on_files(lambda: self._choose_index(name, asked.index))
+    if asked.k > index.most:
+      raise _Failure(413, f'k is {asked.k}; {index.most} at most', param='k')
+    tokens, vectors = await self._embed(request, name, kind, queries, 'query')
+    index.check(tokens.version, self._engine)
+    found = await self._wait(request, self._side.submit(index.search, vectors, asked.k))
+    content = {
+      'object': 'list',
+      'model': asked.model,
+      'index': index.name,
+      'results': [[hit._asdict() for hit in hits] for hits in found],
+      'usage': {'prompt_tokens': tokens.total, 'total_tokens': tokens.total},
+      'truncated': tokens.truncated,
+    }
+    return _json(content, headers=self._headers(tokens))
+
+  def _choose_index(self, name: str, asked: str | None) -> Index:
+    """The one asked for; else the one that the prompt names, the one of its name, the only one."""
+    if asked is None:
+      named = self._engine.library.get(name).meta.get('index')
+      names = [one for one in (named, name) if isinstance(one, str) and one in self._indexes]
+      names += list(self._indexes) if len(self._indexes) == 1 else []
+      if not names:
+        known = ', '.join(self._indexes) or 'none'
+        raise _Failure(404, f'say which index to search; there are: {known}', param='index')
+      asked = names[0]
+    if asked not in self._indexes:
+      raise _Failure(404, 'there is no such index', param='index', code='index_not_found')
+    return self._indexes[asked]
+
+  async def _rerank(self, request: Request) -> Response:
+    asked = await self._read(request, messages.RerankRequest)
+    name = asked.model or next(iter(self._rerankers), '')
+    if name not in self._rerankers:
+      raise _Failure(404, 'there is no such reranker', param='model', code='model_not_found')
+    request.state.model = name
+    if len(asked.documents) > self._limits.inputs:
+      raise _Failure(
+        413, f'{len(asked.documents)} documents; {self._limits.inputs} at most', param='documents'
+      )
+    texts = [one if isinstance(one, str) else one.text for one in asked.documents]
+    score = self._rerankers[name].score
+    scores = await self._wait(request, self._side.submit(score, asked.query, texts))
+    order = np.argsort(-scores, kind='stable')[: asked.top_n]
+    results = [{'index': int(i), 'relevance_score': float(scores[i])} for i in order]
+    return _json({'model': name, 'results': results})
+
+  # Prompts.
+
+  async def _on_files(self, work: Callable[[], _T]) -> _T:
+    return await asyncio.get_running_loop().run_in_executor(self._files, work)
+
+  def _card(self, name: str, about: About) -> dict[str, Any]:
+    settings, index = about.settings, about.meta.get('index')
+    return {
+      'name': name,
+      'sha256': about.sha256,
+      'kind': about.meta.get('kind', ''),
+      'lengths': about.lengths,
+      'pooling': settings.pooling,
+      'normalize': settings.normalize,
+      'shift_positions': settings.shift_positions,
+      'query_max_length': settings.query_max_length,
+      'passage_max_length': settings.passage_max_length,
+      'bytes': about.nbytes,
+      'modified': about.modified,
+      'index': index if isinstance(index, str) else None,
+      'task': about.meta.get('task'),
+      'metrics': about.meta.get('metrics'),
+      'refused': about.refused,
+    }
+
+  def _model_card(self, name: str, created: float) -> dict[str, Any]:
+    return {'id': name, 'object': 'model', 'created': int(created), 'owned_by': 'dprjax'}
+
+  async def _models(self, request: Request) -> Response:
+    library = self._engine.library
+    found = [
+      self._model_card(name, about.modified)
+      for name, about in await self._on_files(library.listing)
+      if not about.refused
+    ]
+    backbone = self._model_card(library.name, self._started)
+    return _json({'object': 'list', 'data': [backbone, *found]})
+
+  async def _model(self, request: Request) -> Response:
+    asked = request.path_params['name']
+    name, _ = _split(asked, 'passage')
+    library = self._engine.library
+    if name == library.name:
+      return _json(self._model_card(asked, self._started))
+    about = await self._on_files(lambda: library.about(name))
+    if about.refused:
+      raise InputError(about.refused)
+    return _json(self._model_card(asked, about.modified))
+
+  async def _prompts(self, request: Request) -> Response:
+    engine = self._engine
+    found = await self._on_files(engine.library.listing)
+    return _json(
+      {
+        'backbone': engine.library.name,
+        'backbone_sha256': engine.backbone.sha256,
+        'tokenizer_sha256': engine.tokenizer.sha256,
+        'backbone_bytes': engine.backbone_bytes,
+        'prompts': [self._card(name, about) for name, about in found],
+        'indexes': {name: len(index) for name, index in self._indexes.items()},
+        'rerankers': list(self._rerankers),
+      }
+    )
+
+  async def _prompt(self, request: Request) -> Response:
+    name, library = request.path_params['name'], self._engine.library
+    if request.headers.get('accept', '') == _OCTETS:
+      return Response(await self._on_files(lambda: library.content(name)), media_type=_OCTETS)
+    return _json(self._card(name, await self._on_files(lambda: library.about(name))))
+
+  async def _put(self, request: Request) -> Response:
+    name, library = request.path_params['name'], self._engine.library
+    if not NAME.fullmatch(name):
+      raise _Failure(400, "a prompt's name has 1 to 64 of A-Z a-z 0-9 . _ -", param='name')
+    content = await self._body(request, self._limits.prompt_bytes)
+    _, new = await self._on_files(lambda: library.put(name, content))
+    logger.info('prompt %s %s', name, 'added' if new else 'replaced')
+    about = await self._on_files(lambda: library.about(name))
+    return _json(self._card(name, about), 201 if new else 200)
+
+  async def _delete(self, request: Request) -> Response:
+    name = request.path_params['name']
+    await self._on_files(lambda: self._engine.library.delete(name))
+    logger.info('prompt %s removed', name)
+    return Response(status_code=204)
+
+  # Operation.
+
+  async def _healthz(self, request: Request) -> Response:
+    return PlainTextResponse('ok\n')
+
+  async def _readyz(self, request: Request) -> Response:
+    if self.ready.is_set() and not self._draining:
+      return PlainTextResponse('ready\n')
+    reason = 'draining' if self._draining else 'failed' if self.failed else 'compiling'
+    return PlainTextResponse(f'{reason}\n', 503)
+
+  async def _metrics(self, request: Request) -> Response:
+    content = await self._on_files(self._engine.metrics.text)
+    return Response(content, media_type='text/plain; version=0.0.4; charset=utf-8')
+
+  async def _openapi(self, request: Request) -> Response:
+    return Response(self._document, media_type='application/json')
+
+
+def _split(model: str, default: str) -> tuple[str, str]:
+  """'qa:query' -> 'qa', 'query'."""
+  name, colon, kind = model.rpartition(':')
+  if not colon:
+    return model, default
+  if kind not in KINDS:
+    raise UnknownPrompt(model)
+  return name, kind
+
+
+def _inputs(given: str | list[Any]) -> list[Any]:
+  """A list of texts or of lists of token ids."""
+  if isinstance(given, str):
+    return [given]
+  kinds = {type(one) for one in given}
+  if len(kinds) > 1:
+    raise _Failure(
+      400, 'expected a text, a list of texts, token ids, or a list of these', param='input'
+    )
+  return [given] if kinds == {int} else given
+
+
+def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+  # A number that is none, which JSON does not have, would become null: none gets here.
+  return Response(
+    orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY),
+    status,
+    headers,
+    media_type='application/json',
+  )
+
+
+def _error(
+  status: int, message: str, param: str | None = None, code: str | None = None
+) -> Response:
+  kind = 'server_error' if status >= 500 else 'invalid_request_error'
+  if status == 429:
+    kind = 'rate_limit_error'
+  # Half of a surrogate pair, which a message may repeat, has no bytes.
+  message = message.encode(errors='backslashreplace').decode()
+  return _json({'error': {'message': message, 'type': kind, 'param': param, 'code': code}}, status)
+
+
+def _failed(error: Exception, path: str) -> Response:
+  """The answer to a request that failed."""
+  if isinstance(error, _Failure):
+    response = _error(error.status, error.message, error.param, error.code)
+    response.headers.update(error.headers)
+    return response
+  if isinstance(error, UnknownPrompt):
+    return _error(404, 'there is no such model or prompt', 'model', 'model_not_found')
+  if isinstance(error, NameTaken):
+    return _error(409, "this is the backbone's name; choose another", 'name')
+  if isinstance(error, Busy):
+    response = _error(429, str(error), code='rate_limit_exceeded')
+    response.headers['retry-after'] = str(int(np.ceil(error.seconds)))
+    return response
+  if isinstance(error, InputError | NotFinite):
+    return _error(422, str(error))
+  # Its message may repeat what was asked.
+  logger.error('a fault of dprjax in %s: %s', path, type(error).__name__)
+  return _error(500, 'a fault of the server')
+
+
+async def _no_such_path(request: Request, error: Exception) -> Response:
+  return _error(404, 'there is no such path; see /openapi.json')
+
+
+async def _no_such_method(request: Request, error: Exception) -> Response:
+  response = _error(405, 'this path does not take this method; see /openapi.json')
+  response.headers.update(getattr(error, 'headers', None) or {})
+  return response

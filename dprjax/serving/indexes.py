@@ -1,0 +1,140 @@
+"""Passages to search, and a cross-encoder to order documents with; both compile before use."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from dprjax.base.errors import InputError
+from dprjax.base.files import PathLike
+from dprjax.formats.texts import read_texts
+from dprjax.inference import embedder
+from dprjax.inference.reranker import CrossEncoder
+from dprjax.retrieval import embeddings, exact
+from dprjax.serving.engine import Engine
+from dprjax.serving.library import Version
+
+# Queries searched at a time: few shapes, all compiled beforehand.
+_QUERIES = (1, 16, 64)
+_WORD = 'a '
+
+
+class Hit(NamedTuple):
+  """One retrieved passage; its text where the texts were given."""
+
+  id: str
+  score: float
+  text: str | None
+
+
+class Index:
+  """Embeddings of passages on the devices, under a name.
+
+  Attributes:
+    name: of the index.
+    meta: what made its vectors.
+    most: hits of a query, at most.
+  """
+
+  def __init__(self, name: str, folder: PathLike, most: int = 100, texts: PathLike | None = None):
+    """Reads a folder of dprjax.encode.
+
+    Args:
+      name: of the index.
+      folder: with embeddings of passages.
+      most: hits of a query, at most.
+      texts: the corpus.jsonl that they were made of, to answer with.
+
+    Raises:
+      InputError: it cannot be read, or holds queries.
+    """
+    found = embeddings.load_embeddings(folder)
+    found.check_kind('passage', f'--index={name}={folder}')
+    self.name, self.meta, self.most = name, found.meta, most
+    self._ids = found.ids
+    self._texts: dict[str, str] = {}
+    if texts is not None:
+      own = set(self._ids)
+      self._texts = {one.id: one.text for one in read_texts(texts, 'passage', own)}
+    self._vectors = exact.Index(found.shards)
+
+  def __len__(self) -> int:
+    return len(self._ids)
+
+  def compile(self) -> None:
+    """Searches once in every shape."""
+    for count in _QUERIES:
+      self.search(np.zeros((count, self.meta.dimension), np.float32), 1)
+
+  def check(self, version: Version, engine: Engine) -> None:
+    """Raises InputError where queries under this prompt cannot be compared with the passages.
+
+    A prompt whose meta names this index is for queries alone: its passages may have been encoded
+    under another prompt, or none. All else must agree.
+    """
+    space = self.meta.space()
+    own: dict[str, Any] = {
+      'dimension': engine.backbone.config.hidden_size,
+      'backbone_sha256': engine.backbone.sha256,
+      'config_sha256': engine.config_sha256,
+      'tokenizer_sha256': engine.tokenizer.sha256,
+      'prompt_sha256': version.sha256 or None,
+      'shift_positions': version.settings.shift_positions,
+      'pooling': version.settings.pooling,
+      'normalize': version.settings.normalize,
+    }
+    if version.meta.get('index') == self.name:
+      for field in ('prompt_sha256', 'shift_positions'):
+        own[field] = space[field]
+    embeddings.check_same_space(f'index {self.name}', space, f'prompt {version.name}', own)
+
+  def search(self, queries: Float[np.ndarray, 'n H'], k: int) -> list[list[Hit]]:
+    """The best k passages of each query, at most ``most``, best first, by exact inner product."""
+    hits = []
+    for start in range(0, len(queries), _QUERIES[-1]):
+      block = queries[start : start + _QUERIES[-1]]
+      count = next(n for n in _QUERIES if n >= len(block))
+      padded = np.zeros((count, block.shape[1]), np.float32)
+      padded[: len(block)] = block
+      found = self._vectors.search(padded, self.most, block_queries=count)
+      hits += [
+        [
+          Hit(self._ids[row], score, self._texts.get(self._ids[row]))
+          for score, row in zip(scores[:k].tolist(), rows[:k].tolist(), strict=True)
+        ]
+        for scores, rows in zip(found.scores[: len(block)], found.rows, strict=False)
+      ]
+    return hits
+
+
+class Reranker:
+  """A cross-encoder, under a name."""
+
+  def __init__(
+    self, name: str, path: PathLike, max_length: int | None = None, dtype: str = 'float32'
+  ):
+    """Loads the model. Raises InputError as ``CrossEncoder.load``."""
+    self.name = name
+    self._model = CrossEncoder.load(path, max_length=max_length, batch_size=16, dtype=dtype)
+
+  def compile(self) -> None:
+    """Scores a pair of every padded length."""
+    longest = self._model.max_length
+    specials = self._model.tokenizer.pair_format.specials
+    for length in [*(n for n in embedder.BUCKETS if n < longest), longest]:
+      words = max(1, length - specials - 1)
+      self._model.score([(_WORD, _WORD * words)])
+
+  def score(self, query: str, documents: Sequence[str]) -> Float[np.ndarray, ' n']:
+    """The probability that each document is relevant.
+
+    Raises:
+      InputError: a score is not finite.
+    """
+    scores = self._model.score([(query, document) for document in documents])
+    if not np.isfinite(scores).all():
+      raise InputError(f'reranker {self.name}: a score is not finite; its weights are damaged')
+    # Large negative logits would overflow in exp(-x).
+    small = np.exp(-np.abs(scores.astype(np.float64)))
+    return np.where(scores >= 0, 1 / (1 + small), small / (1 + small))

@@ -1,0 +1,373 @@
+"""The HTTP interface, asked over a socket by the clients that people use."""
+
+import base64
+import contextlib
+import hashlib
+import json
+import socket
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip('starlette', reason="pip install 'dprjax[serve]'")
+pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
+
+from dprjax import encode, serve
+from dprjax.base.errors import InputError
+from dprjax.inference.encoder import Encoder
+from dprjax.inference.reranker import CrossEncoder
+from dprjax.serving.app import App, Limits
+from dprjax.serving.engine import Engine, Options
+from dprjax.serving.indexes import Index, Reranker
+from dprjax.serving.keys import Keys
+
+httpx = pytest.importorskip('httpx', reason="pip install 'dprjax[dev]'")
+openai = pytest.importorskip('openai', reason="pip install 'dprjax[dev]'")
+
+pytestmark = pytest.mark.xdist_group('serving')
+OPTIONS = Options(rows=(1, 4), lengths=(16, 48), slots=6, deadline=0.001, prompt_length=4)
+PASSAGES = {'d1': 'json decodes a string', 'd2': 'an http server sends', 'd3': 'parse the xml tree'}
+
+
+@pytest.fixture(scope='module')
+def folder(small, tmp_path_factory):
+  folder = tmp_path_factory.mktemp('served') / 'prompts'
+  small.write(folder, 'qa', 2)
+  small.write(folder, 'chat', 3, passage=1, pooling='cls', normalize=False)
+  small.write(folder, 'asks', 1, index='qa')
+  return folder
+
+
+@pytest.fixture(scope='module')
+def corpus(folder):
+  file = folder.parent / 'corpus.jsonl'
+  file.write_text(''.join(json.dumps({'_id': i, 'text': t}) + '\n' for i, t in PASSAGES.items()))
+  return file
+
+
+@pytest.fixture(scope='module')
+def engine(small, folder):
+  return Engine.load(small.path, folder, options=OPTIONS)
+
+
+@contextlib.contextmanager
+def running(app):
+  """The address of a server in a thread."""
+  listening = serve.listen('127.0.0.1', 0)
+  server = serve.make_server(app, 5)
+  thread = threading.Thread(target=server.run, kwargs={'sockets': [listening]})
+  thread.start()
+  try:
+    assert app.ready.wait(120), app.failed
+    yield f'http://127.0.0.1:{listening.getsockname()[1]}'
+  finally:
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture(scope='module')
+def client(small, engine, folder, corpus):
+  out = folder.parent / 'embeddings'
+  encode.main(
+    [
+      *(f'--backbone={small.path}', f'--prompt={folder / "qa.npz"}', f'--input={corpus}'),
+      *('--kind=passage', f'--out={out}', '--batch_size=8'),
+    ]
+  )
+  app = App(
+    engine,
+    [Index('qa', out, texts=corpus)],
+    [Reranker('cross', small.path)],
+    limits=Limits(bytes=10_000, prompt_bytes=100_000, inputs=8, tokens=90, seconds=20),
+  )
+  with running(app) as address, httpx.Client(base_url=address, timeout=60) as client:
+    yield client
+  app.close()
+
+
+@pytest.fixture(scope='module')
+def compiled():
+  """What was compiled since."""
+  events = []
+  jax.monitoring.register_event_duration_secs_listener(
+    lambda event, *_, **__: events.append(event) if 'compile' in event else None
+  )
+  return events
+
+
+@pytest.fixture
+def ask(client, compiled):
+  """``ask(path, **body)``: the answer to a POST, for which nothing is compiled."""
+
+  def post(path, **body):
+    before = len(compiled)
+    answer = client.post(path, json=body)
+    assert len(compiled) == before
+    return answer
+
+  return post
+
+
+@pytest.fixture(scope='module')
+def alone(small, folder):
+  paths = {name: folder / f'{name}.npz' for name in ('qa', 'chat', 'asks')} | {'model': None}
+  encoders = {name: Encoder.load(small.path, path, batch_size=8) for name, path in paths.items()}
+  return lambda name, kind, *texts: encoders[name].encode(texts, kind)
+
+
+def test_openais_client(client, alone):
+  texts = ['json', 'an http server']
+  with openai.OpenAI(base_url=f'{client.base_url}/v1', api_key='none') as ai:
+    assert [model.id for model in ai.models.list()] == ['model', 'asks', 'chat', 'qa']
+    assert ai.models.retrieve('qa').owned_by == 'dprjax'
+    for model, name, kind in (
+      ('qa:query', 'qa', 'query'),
+      ('chat:query', 'chat', 'query'),
+      ('chat:passage', 'chat', 'passage'),
+      ('chat', 'chat', 'passage'),
+      ('model', 'model', 'passage'),
+    ):
+      for form in ({}, {'encoding_format': 'float'}, {'encoding_format': 'base64'}):
+        answer = ai.embeddings.create(model=model, input=texts, **form)
+        vectors = [one.embedding for one in answer.data]
+        if form.get('encoding_format') == 'base64':
+          vectors = [np.frombuffer(base64.b64decode(one), '<f4') for one in vectors]
+        np.testing.assert_allclose(vectors, alone(name, kind, *texts), rtol=0, atol=1e-5)
+        assert answer.model == model and answer.usage.total_tokens > 4
+    assert (
+      len(ai.embeddings.create(model='qa', input='json', dimensions=16).data[0].embedding) == 16
+    )
+    for model in ('nonesuch', 'qa:question', 'QA', ''):
+      with pytest.raises(openai.NotFoundError, match='no such model'):
+        ai.embeddings.create(model=model, input=texts)
+    with pytest.raises(openai.BadRequestError, match='16 dimensions'):
+      ai.embeddings.create(model='qa', input=texts, dimensions=8)
+
+
+def test_token_ids_truncation_and_what_made_a_vector(ask, small, folder, alone):
+  rows = [row.tolist() for row in small.tokenizer.encode(['json', 'http'], 16)[0]]
+  answer = ask('/v1/embeddings', model='qa:query', input=rows)
+  vectors = [one['embedding'] for one in answer.json()['data']]
+  np.testing.assert_allclose(vectors, alone('qa', 'query', 'json', 'http'), rtol=0, atol=1e-5)
+  answer = ask('/v1/embeddings', model='qa:query', input=rows[0])
+  np.testing.assert_allclose(answer.json()['data'][0]['embedding'], vectors[0], rtol=0, atol=1e-5)
+  assert answer.headers['x-dprjax-truncated'] == '0'
+  assert answer.headers['x-dprjax-prompt-sha256'] == sha256(folder / 'qa.npz')
+  assert answer.headers['x-dprjax-backbone-sha256'] == small.meta['backbone_sha256']
+  long = ask('/v1/embeddings', model='qa', input=['json', 'http ' * 30])
+  assert long.json()['truncated'] == [1] and long.headers['x-dprjax-truncated'] == '1'
+  assert ask('/v1/embeddings', model='model', input='x').headers['x-dprjax-prompt-sha256'] == ''
+
+
+def sha256(path):
+  return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+  ('status', 'body', 'says'),
+  [
+    (400, {'model': 'qa'}, 'missing required field `input`'),
+    (400, {'model': 'qa', 'input': []}, 'length >= 1'),
+    (400, {'model': 'qa', 'input': ['a', 1]}, 'expected a text, a list'),
+    (400, {'model': 'qa', 'input': 'a', 'encoding_format': 'hex'}, 'encoding_format'),
+    (400, {'model': 1, 'input': 'a'}, 'Expected `str`'),
+    (422, {'model': 'qa', 'input': [[]]}, 'no list of token ids'),
+    (422, {'model': 'qa', 'input': [10**9]}, 'no list of token ids from 0 to'),
+    (413, {'model': 'qa', 'input': ['a'] * 9}, '9 texts; 8 at most'),
+    (413, {'model': 'qa', 'input': ['a ' * 99] * 8}, '128 tokens; 90 at most'),
+    (413, {'model': 'qa', 'input': 'a' * 10_000}, 'larger than 10,000 bytes'),
+  ],
+)
+def test_requests_that_are_refused(ask, status, body, says):
+  answer = ask('/v1/embeddings', **body)
+  assert answer.status_code == status
+  assert says in answer.json()['error']['message']
+  assert answer.json()['error']['type'] == 'invalid_request_error'
+
+
+def test_bodies_that_are_no_json(client):
+  for body in (b'', b'{', b'[' * 9000, b'\xff', b'{"model": "qa", "input": "\\ud800"}', b'null'):
+    assert client.post('/v1/embeddings', content=body).status_code in (400, 422), body
+  chunks = client.post('/v1/embeddings', content=(b'x' * 1000 for _ in range(20)))
+  assert chunks.status_code == 413
+  assert client.get('/v1/embeddings').status_code == 405
+  assert client.get('/nonesuch').status_code == 404
+
+
+def test_prompts_come_and_go_while_it_runs(client, ask, small, folder, tmp_path, alone):
+  content = small.write(tmp_path, 'new', 4, task='toys').read_bytes()
+  query = {'model': 'new:query', 'input': 'json'}
+  assert ask('/v1/embeddings', **query).status_code == 404
+  put = client.put('/v1/prompts/new', content=content)
+  assert put.status_code == 201
+  card = put.json()
+  assert card == client.get('/v1/prompts/new').json()
+  assert card['sha256'] == sha256(tmp_path / 'new.npz') and card['task'] == 'toys'
+  assert card['lengths'] == {'query': 4, 'passage': 4} and card['refused'] == ''
+  octets = {'accept': 'application/octet-stream'}
+  assert client.get('/v1/prompts/new', headers=octets).content == content
+  first = ask('/v1/embeddings', **query).json()['data'][0]['embedding']
+  assert client.put('/v1/prompts/new', content=(folder / 'qa.npz').read_bytes()).status_code == 200
+  second = ask('/v1/embeddings', **query).json()['data'][0]['embedding']
+  np.testing.assert_allclose(second, alone('qa', 'query', 'json')[0], rtol=0, atol=1e-5)
+  assert np.abs(np.subtract(first, second)).max() > 0.01
+  listed = client.get('/v1/prompts').json()
+  assert [one['name'] for one in listed['prompts']] == ['asks', 'chat', 'new', 'qa']
+  assert listed['indexes'] == {'qa': 3} and listed['rerankers'] == ['cross']
+  assert client.delete('/v1/prompts/new').status_code == 204
+  assert ask('/v1/embeddings', **query).status_code == 404
+  for method in (client.get, client.delete):
+    assert method('/v1/prompts/new').status_code == 404
+  other = small.write(tmp_path, 'other', 2, backbone_sha256='a' * 64).read_bytes()
+  for name, body, status, says in (
+    ('new', other, 422, 'prompt new: was made for backbone small'),
+    ('new', b'x', 422, 'not an npz file'),
+    ('new', b'', 422, 'empty'),
+    ('new', content * 50, 413, 'larger than 100,000 bytes'),
+    ('model', content, 409, "backbone's name"),
+    ('a b', content, 400, '1 to 64 of'),
+    ('a' * 65, content, 400, '1 to 64 of'),
+  ):
+    answer = client.put(f'/v1/prompts/{name}', content=body)
+    assert answer.status_code == status and says in answer.json()['error']['message']
+    assert str(folder) not in answer.text
+  for name in ('..%2Fcorpus', '..', '%2e%2e%2f', 'x%00'):
+    assert client.put(f'/v1/prompts/{name}', content=content).status_code in (400, 404, 405)
+  assert sorted(path.name for path in folder.iterdir()) == ['asks.npz', 'chat.npz', 'qa.npz']
+  assert sorted(path.name for path in folder.parent.iterdir()) == [
+    'corpus.jsonl',
+    'embeddings',
+    'prompts',
+  ]
+
+
+def test_search(ask, alone):
+  queries = ['json string', 'a tree']
+  answer = ask('/v1/search', model='qa', query=queries, k=2).json()
+  scores = alone('qa', 'query', *queries) @ alone('qa', 'passage', *PASSAGES.values()).T
+  for hits, own in zip(answer['results'], scores, strict=True):
+    order = np.argsort(-own)[:2]
+    assert [hit['id'] for hit in hits] == [list(PASSAGES)[i] for i in order]
+    np.testing.assert_allclose([hit['score'] for hit in hits], own[order], atol=1e-5)
+    assert all(hit['text'] == PASSAGES[hit['id']] for hit in hits)
+  assert answer['index'] == 'qa'
+  # Its meta names the index: a prompt for queries alone.
+  asked = ask('/v1/search', model='asks', query='json', k=3)
+  assert asked.status_code == 200 and len(asked.json()['results'][0]) == 3
+  for status, body, says in (
+    (422, {'model': 'chat'}, 'do not belong together: prompt_sha256'),
+    (422, {'model': 'model'}, 'do not belong together: prompt_sha256'),
+    (404, {'model': 'qa', 'index': 'x'}, 'no such index'),
+    (404, {'model': 'x'}, 'no such model'),
+    (413, {'model': 'qa', 'k': 101}, 'k is 101; 100 at most'),
+    (400, {'model': 'qa', 'k': 0}, '>= 1'),
+  ):
+    refused = ask('/v1/search', query='json', **body)
+    assert refused.status_code == status and says in refused.json()['error']['message']
+
+
+def test_rerank(ask, small):
+  documents = [*PASSAGES.values(), 'json ' * 40, '']
+  scores = CrossEncoder.load(small.path, batch_size=8).score([('json', one) for one in documents])
+  answer = ask(
+    '/v1/rerank', query='json', documents=[*documents[:-1], {'text': ''}], top_n=4
+  ).json()
+  assert [one['index'] for one in answer['results']] == np.argsort(-scores)[:4].tolist()
+  np.testing.assert_allclose(
+    [one['relevance_score'] for one in answer['results']],
+    1 / (1 + np.exp(-np.sort(scores)[::-1][:4])),
+    atol=1e-5,
+  )
+  assert ask('/v1/rerank', query='x', documents=['a'], model='qa').status_code == 404
+  assert ask('/v1/rerank', query='x', documents=['a'] * 9).status_code == 413
+
+
+def test_health_and_metrics(client, ask):
+  ask('/v1/embeddings', model='qa:query', input='json')
+  assert client.get('/healthz').text == 'ok\n' and client.get('/readyz').text == 'ready\n'
+  text = client.get('/metrics').text
+  for line in (
+    'dprjax_requests_total{model="qa",route="POST /v1/embeddings",status="200"}',
+    'dprjax_stage_seconds_count{stage="tokenise"}',
+    'dprjax_stage_seconds_count{stage="queue"}',
+    'dprjax_stage_seconds_count{stage="device"}',
+    'dprjax_queued_texts 0.0',
+    'dprjax_batch_tokens_total',
+    'dprjax_prompts_resident{place="device"}',
+  ):
+    assert line in text
+  paths = client.get('/openapi.json').json()['paths']
+  assert '/v1/embeddings' in paths and 'put' in paths['/v1/prompts/{name}']
+
+
+def test_a_client_that_leaves_and_one_that_waits_too_long(small, folder):
+  # Alone, a text waits for a minute.
+  options = Options(rows=(1, 2), lengths=(48,), slots=4, deadline=60, most_queued=2)
+  engine = Engine.load(small.path, folder, options=options)
+  app = App(engine, limits=Limits(seconds=1))
+  body = {'model': 'qa', 'input': 'json'}
+  with running(app) as address, httpx.Client(base_url=address, timeout=60) as client:
+    with socket.create_connection(('127.0.0.1', int(address.rpartition(':')[2]))) as one:
+      content = json.dumps(body).encode()
+      one.sendall(
+        b'POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s'
+        % (len(content), content)
+      )
+      wait_for(client, 'dprjax_queued_texts 1.0')
+      full = client.post('/v1/embeddings', json=body | {'input': ['a', 'b']})
+      assert full.status_code == 429 and int(full.headers['retry-after']) >= 1
+    wait_for(client, 'status="499"')
+    late = client.post('/v1/embeddings', json=body)
+    assert late.status_code == 504
+    both = client.post('/v1/embeddings', json=body | {'input': ['a', 'b']})
+    assert both.status_code == 200
+    assert 'dprjax_dropped_texts_total 2.0' in client.get('/metrics').text
+    app.drain()
+    assert client.get('/readyz').status_code == 503
+  app.close()
+
+
+def wait_for(client, line):
+  for _ in range(200):
+    if line in client.get('/metrics').text:
+      return
+    time.sleep(0.05)
+  raise AssertionError(f'no {line}')
+
+
+def test_keys(engine, tmp_path, folder):
+  file = tmp_path / 'keys'
+  digest = {key: hashlib.sha256(key.encode()).hexdigest() for key in ('reader', 'boss')}
+  file.write_text(f'# ours\nread {digest["reader"]} a team\n\nadmin {digest["boss"]}\n')
+  content = (folder / 'qa.npz').read_bytes()
+  with running(App(engine, allowed=Keys.load(file))) as address, httpx.Client() as client:
+
+    def status(method, path, key=None, scheme='Bearer', **more):
+      headers = {} if key is None else {'authorization': f'{scheme} {key}'}
+      return client.request(method, address + path, headers=headers, **more).status_code
+
+    ask = {'json': {'model': 'qa', 'input': 'json'}}
+    for path in ('/v1/models', '/v1/prompts', '/v1/prompts/qa', '/metrics'):
+      found = [status('GET', path, key) for key in (None, 'x', 'reader', 'boss')]
+      assert found == [401, 401, 200, 200]
+    assert status('POST', '/v1/embeddings', 'reader', **ask) == 200
+    assert status('POST', '/v1/embeddings', 'reader', 'Basic', **ask) == 401
+    assert status('POST', '/v1/embeddings', digest['boss'], **ask) == 401
+    assert status('PUT', '/v1/prompts/mine', 'reader', content=content) == 403
+    assert status('DELETE', '/v1/prompts/qa', 'reader') == 403
+    assert status('PUT', '/v1/prompts/mine', 'boss', content=content) == 201
+    assert status('DELETE', '/v1/prompts/mine', 'boss') == 204
+    for path in ('/healthz', '/readyz', '/openapi.json'):
+      assert status('GET', path) == 200
+  for text, says in (
+    ('', 'is empty'),
+    ('# none\n', 'no keys in it'),
+    ('write ' + digest['boss'], 'line 1: expected read or admin'),
+    (f'read {digest["boss"]}\nread abc', 'line 2: expected read or admin'),
+  ):
+    file.write_text(text)
+    with pytest.raises(InputError, match=says):
+      Keys.load(file)

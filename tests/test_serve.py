@@ -1,0 +1,165 @@
+"""The command: its flags, its end, and several processes that share a folder of prompts."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+
+pytest.importorskip('starlette', reason="pip install 'dprjax[serve]'")
+pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
+
+from dprjax import serve
+from dprjax.inference.encoder import Encoder
+from dprjax.serving.library import Library  # noqa: F401 (its packages are there)
+from tests.serving.conftest import small  # noqa: F401 (a fixture)
+
+pytestmark = pytest.mark.xdist_group('serving')
+SMALL = ('--rows=1,4', '--lengths=16', '--slots=5', '--prompt_length=4')
+
+
+def test_flags_that_are_refused(command, make_cross_encoder, tmp_path):
+  required = (f'--backbone={make_cross_encoder()}', f'--prompts={tmp_path / "prompts"}')
+  with socket.create_server(('127.0.0.1', 0)) as taken:
+    port = taken.getsockname()[1]
+    for flags, says in (
+      (('--host=0.0.0.0',), '--host=0.0.0.0 is open to others; give --keys'),
+      ((f'--keys={tmp_path / "none"}',), 'keys not found'),
+      (('--rows=0',), 'from 1 to 4096'),
+      (('--index=a',), 'expected NAME=VALUE'),
+      (('--index=a=x', '--index=a=y'), '--index=a=... is there twice'),
+      (('--texts=a=x',), '--texts=a=...: there is no --index of this name'),
+      (('--slots=2', '--rows=4'), '--slots=2 holds fewer prompts'),
+      ((f'--port={port}', *SMALL), f'--port={port}: Address already in use'),
+    ):
+      status, err = command(serve, *required, *flags)
+      assert status == 2 and says in err.splitlines()[-1], err
+
+
+def test_loopback_addresses():
+  assert all(map(serve.is_loopback, ('127.0.0.1', '127.1.2.3', '::1', 'localhost')))
+  assert not any(map(serve.is_loopback, ('0.0.0.0', '::', '10.0.0.1', 'example.org', '')))
+
+
+class Server:
+  """A server's process."""
+
+  def __init__(self, backbone, prompts, log, *flags):
+    self.log = log.open('w+')
+    self.process = subprocess.Popen(
+      [
+        *(sys.executable, '-m', 'dprjax.serve', '--port=0', f'--backbone={backbone}'),
+        *(f'--prompts={prompts}', *SMALL, *flags),
+      ],
+      stderr=self.log,
+      env=os.environ | {'XLA_FLAGS': '', 'PYTHONWARNINGS': ''},
+    )
+    self.address = ''
+
+  def said(self):
+    self.log.seek(0)
+    return self.log.read()
+
+  def wait(self):
+    for _ in range(1200):
+      assert self.process.poll() is None, self.said()
+      if not self.address and 'listening on ' in self.said():
+        self.address = self.said().partition('listening on ')[2].split()[0]
+      if self.address and self.ask('GET', '/readyz')[0] == 200:
+        return
+      time.sleep(0.1)
+    raise AssertionError(self.said())
+
+  def ask(self, method, path, body=None):
+    """Status and content."""
+    if isinstance(body, dict):
+      body = json.dumps(body).encode()
+    request = urllib.request.Request(self.address + path, body, method=method)
+    try:
+      with urllib.request.urlopen(request, timeout=60) as answer:
+        return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+      return error.code, error.read()
+
+  def vector(self, model, text='json'):
+    status, content = self.ask('POST', '/v1/embeddings', {'model': model, 'input': text})
+    assert status == 200, content
+    return json.loads(content)['data'][0]['embedding']
+
+
+@pytest.fixture
+def start(small, tmp_path):  # noqa: F811
+  """``start(*flags)``: a server's process; all share a folder of prompts."""
+  with contextlib.ExitStack() as stack:
+
+    def run(*flags):
+      log = tmp_path / f'log-{len(list(tmp_path.glob("log-*")))}'
+      server = Server(small.path, tmp_path / 'prompts', log, *flags)
+      stack.callback(server.log.close)
+      stack.callback(server.process.wait)
+      stack.callback(server.process.kill)
+      return server
+
+    yield run
+
+
+@pytest.mark.slow
+def test_servers_share_a_folder_survive_a_kill_and_drain(start, small, tmp_path):  # noqa: F811
+  one, two = start(), start('--deadline=1000')
+  one.wait()
+  two.wait()
+  contents = {
+    name: small.write(tmp_path / 'made', name, 2).read_bytes() for name in ('a', 'b', 'c')
+  }
+  expected = {
+    name: Encoder.load(small.path, tmp_path / 'made' / f'{name}.npz').encode(['json'])[0]
+    for name in contents
+  }
+  # What one is given, the other serves at once: added, replaced, removed.
+  for name in contents:
+    assert one.ask('PUT', '/v1/prompts/x', contents[name])[0] in (200, 201)
+    for server in (one, two):
+      np.testing.assert_allclose(server.vector('x'), expected[name], rtol=0, atol=1e-5)
+  assert two.ask('DELETE', '/v1/prompts/x')[0] == 204
+  assert one.ask('POST', '/v1/embeddings', {'model': 'x', 'input': 'json'})[0] == 404
+  # Killed between and during uploads: what was answered is there, whole.
+  done = []
+
+  def upload():
+    with contextlib.suppress(OSError):
+      for number in range(10_000):
+        name = list(contents)[number % 3]
+        one.ask('PUT', f'/v1/prompts/p{number}', contents[name])
+        done.append((f'p{number}', name))
+
+  thread = threading.Thread(target=upload)
+  thread.start()
+  while len(done) < 20:
+    time.sleep(0.01)
+  one.process.send_signal(signal.SIGKILL)
+  thread.join()
+  again = start()
+  again.wait()
+  for name, like in done:
+    np.testing.assert_allclose(again.vector(name), expected[like], rtol=0, atol=1e-5)
+  assert 'not served' not in again.said()
+  # Asked to end while a request waits for its batch, it answers first.
+  answers = []
+  thread = threading.Thread(target=lambda: answers.append(two.vector('p0')))
+  thread.start()
+  while b'dprjax_queued_texts 1.0' not in two.ask('GET', '/metrics')[1]:
+    time.sleep(0.01)
+  two.process.send_signal(signal.SIGTERM)
+  thread.join()
+  np.testing.assert_allclose(answers[0], expected['a'], rtol=0, atol=1e-5)
+  assert two.process.wait(60) == 0
+  assert 'all requests are answered' in two.said()
