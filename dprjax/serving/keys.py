@@ -7,7 +7,7 @@ import hmac
 import re
 from typing import NamedTuple
 
-from dprjax.base import files
+from dprjax.base import reading
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 
@@ -28,7 +28,7 @@ class Keys(NamedTuple):
       InputError: it cannot be read, has a line of another form, or no key.
     """
     digests = []
-    for number, line in files.read_lines(path, 'keys'):
+    for number, line in reading.read_lines(path, 'keys'):
       if line.lstrip().startswith('#'):
         continue
       found = _LINE.fullmatch(line.rstrip('\r'))
