@@ -86,7 +86,7 @@ def export(
     'tokenizer_sha256': text.load_tokenizer(backbone.path).sha256,
     **product.meta,
     'dprjax_version': version.__version__,
-    'task': config.task,
+    'task': product.meta.get('task', config.task),
     'metrics': {f'dev/{config.eval.measure}': extra['best']}
     if extra.get('best') is not None and extra['best_step'] == step
     else {},
@@ -108,9 +108,13 @@ def export(
         **arguments,
       )
       sha256[name] = hub.load_backbone(str(folder / name)).sha256
+    meta['backbone_sha256'] = sha256.get('') or sha256
     if product.prompt:
-      meta['backbone_sha256'] = sha256.get('') or sha256
       artifact.save_prompt(folder / 'prompt.npz', artifact.Prompt(meta, dict(product.prompt)))
+    for name, (arrays, own) in product.prompts.items():
+      path = folder / 'prompts' / f'{name}.npz'
+      path.parent.mkdir(exist_ok=True)
+      artifact.save_prompt(path, artifact.Prompt({**meta, **own}, dict(arrays)))
     hub.mark(folder)
   logger.info('%s: step %d, %s parameters', out, step, size(tree.count(trained)))
   return out

@@ -123,7 +123,7 @@ def _train(
   prompt = None
   if config.prompt.init_from:
     prompt = artifact.load_prompt_for(config.prompt.init_from, tokenizer.sha256, backbone)
-  parts = methods.Parts(backbone.params, backbone.heads, prompt, texts.parts)
+  parts = methods.Parts(backbone.params, backbone.heads, prompt, texts.parts, backbone.sha256)
   params = tree.flatten(model.init(parts, jax.random.fold_in(key, 0)))
   names = tree.trainable_names(config.trainable, list(params))
   optim.match_rules(config.optim, names)

@@ -112,12 +112,8 @@ def mlm_loss(config, head, embedding, hidden, positions, targets, weights):
   """
   total, count, right = 0.0, 0.0, 0.0
   for row, place in np.ndindex(*positions.shape):
-    x = (
-      hidden[row, positions[row, place]].astype(np.float64) @ head['dense']['kernel']
-      + head['dense']['bias']
-    )
-    x = _norm(x * 0.5 * (1 + _erf(x / np.sqrt(2))), head['norm'], config.layer_norm_eps)
-    logits = embedding @ x + head['bias']
+    state = hidden[row, positions[row, place]].astype(np.float64)
+    logits = mlm_logits(config, head, embedding, state)
     entropy = (
       np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[targets[row, place]]
     )
@@ -178,3 +174,65 @@ def ranking_loss(scores, kind):
       p = 1 / (1 + np.exp(-row))
       total -= (np.log(p[0]) + np.log(1 - p[1:]).sum()) / len(row)
   return total / len(scores)
+
+
+def prompt_encoder(params):
+  """NIR-Prompt Eq. 2: Embedding, two layers of an LSTM in both directions, and an MLP, [P, H]."""
+
+  def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+  x = params['embedding']
+  for layer in (0, 1):
+    ways = []
+    for way in ('forward', 'backward'):
+      cell = params[f'{way}_{layer}']['cell']
+      h = c = np.zeros(x.shape[1] // 2)
+      states = []
+      for row in x if way == 'forward' else x[::-1]:
+        i, f, g, o = (
+          row @ cell[f'i{gate}']['kernel']
+          + h @ cell[f'h{gate}']['kernel']
+          + cell[f'h{gate}']['bias']
+          for gate in 'ifgo'
+        )
+        c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+        h = sigmoid(o) * np.tanh(c)
+        states.append(h)
+      ways.append(np.array(states if way == 'forward' else states[::-1]))
+    x = np.concatenate(ways, axis=1)
+  x = np.maximum(x @ params['hidden']['kernel'] + params['hidden']['bias'], 0)
+  return x @ params['output']['kernel'] + params['output']['bias']
+
+
+def encode_template(config, params, row, fixed_layers):
+  """The last states [T, H] of one input of word ids and of vectors, which the first layers see as
+  they are.
+  """
+  e = params['embeddings']
+  words = np.array([e['word']['embedding'][x] if np.ndim(x) == 0 else x for x in row])
+  x = words + e['position']['embedding'][: len(row)] + e['token_type']['embedding'][0]
+  x = _norm(x, e['norm'], config.layer_norm_eps)
+  layer_params = params['layers']
+  for layer in range(config.num_layers):
+    for place, token in enumerate(row):
+      if layer < fixed_layers and np.ndim(token):
+        x[place] = token
+    one = _slice(layer_params, layer)
+    x = layers(config, one, x[None], np.ones((1, len(row)), bool))[-1][0]
+  return x
+
+
+def _slice(tree, layer):
+  if isinstance(tree, dict):
+    return {name: _slice(leaf, layer) for name, leaf in tree.items()}
+  return tree[layer : layer + 1]
+
+
+def mlm_logits(config, head, embedding, state):
+  """A logit for every word, of one token's last state."""
+  x = state @ head['dense']['kernel'] + head['dense']['bias']
+  return (
+    embedding @ _norm(x * 0.5 * (1 + _erf(x / np.sqrt(2))), head['norm'], config.layer_norm_eps)
+    + (head['bias'])
+  )

@@ -3,6 +3,8 @@
 The two differ only in what ``config.trainable`` names and in whether there is a prompt.
 """
 
+from collections.abc import Callable, Sequence
+
 import jax
 import jax.numpy as jnp
 from etils import epath
@@ -30,52 +32,75 @@ def build(
   if config.temperature <= 0:
     raise InputError(f'config.temperature: must be above 0, not {config.temperature}')
   encoders = dual_encoder.build(config, model)
-  chunks = config.grad_cache * config.accumulate
-
-  def embed_chunked(
-    params: Params,
-    prefix: Array | None,
-    kind: str,
-    tokens: Array,
-    mask: Array,
-    key: Array | None,
-  ) -> Float[Array, 'B C H']:
-    candidates, length = tokens.shape[1:]
-
-    def encode(rows: tuple[Array, Array], key: Array | None) -> tuple[Array, tuple[()]]:
-      tokens, mask = (array.reshape(-1, length) for array in rows)
-      vectors = encoders.encode(params, prefix, kind, tokens, mask, key)
-      return vectors.reshape(-1, candidates, vectors.shape[-1]), ()
-
-    return map_chunks(encode, (tokens, mask), key, chunks, devices)[0]
 
   def loss(
     params: Params, batch: Batch, key: Array | None
   ) -> tuple[Float[Array, ''], dict[str, Array]]:
     prefixes = prompts.expand_prompt(model, params.get('prompt'))
-    query_key, passage_key = (None, None) if key is None else tuple(jax.random.split(key))
-    tokens, mask = (batch[f'query_{name}'][:, None] for name in ('tokens', 'mask'))
-    q = embed_chunked(params, prefixes['query'], 'query', tokens, mask, query_key)[:, 0]
-    tokens, mask = batch['passage_tokens'], batch['passage_mask']
-    p = embed_chunked(params, prefixes['passage'], 'passage', tokens, mask, passage_key)
-    metrics = contrastive.info_nce(
-      q,
-      p,
-      batch['passage_index'],
-      batch['relevant'],
-      devices,
-      rows=config.loss_rows,
-      temperature=config.temperature,
-      in_batch=config.in_batch,
-    )
-    value = jnp.mean(metrics.loss)
-    return value, negative_pools(batch) | {
-      'loss': value,
-      'accuracy': jnp.mean(metrics.accuracy),
-      'negatives': jnp.mean(metrics.negatives),
-    }
+
+    def encode(kind: str, rows: Sequence[Array], key: Array | None) -> Float[Array, 'n H']:
+      tokens, mask = rows
+      return encoders.encode(params, prefixes[kind], kind, tokens, mask, key)
+
+    return contrast(config, devices, encode, batch, key)
 
   return Model(encoders.init, loss, encoders.embed, {'accuracy': 'in-batch accuracy'})
+
+
+def contrast(
+  config: ConfigDict,
+  devices: Mesh,
+  encode: Callable[[str, Sequence[Array], Array | None], Float[Array, 'n H']],
+  batch: Batch,
+  key: Array | None,
+  columns: Sequence[str] = (),
+) -> tuple[Float[Array, ''], dict[str, Array]]:
+  """InfoNCE over the global batch, which is encoded in chunks, and its metrics.
+
+  Args:
+    config: the experiment.
+    devices: the mesh.
+    encode: ``(kind, (tokens [n, T], mask [n, T], *columns [n]), key) -> vectors``.
+    batch: of queries and passages.
+    key: for dropout, or None.
+    columns: keys of the batch with a number for each row, which its texts are encoded with.
+  """
+  chunks = config.grad_cache * config.accumulate
+
+  def embed_chunked(
+    kind: str, tokens: Array, mask: Array, key: Array | None
+  ) -> Float[Array, 'B C H']:
+    candidates, length = tokens.shape[1:]
+
+    def encode_rows(rows: tuple[Array, ...], key: Array | None) -> tuple[Array, tuple[()]]:
+      texts = [array.reshape(-1, length) for array in rows[:2]]
+      numbers = [jnp.repeat(array, candidates) for array in rows[2:]]
+      vectors = encode(kind, (*texts, *numbers), key)
+      return vectors.reshape(-1, candidates, vectors.shape[-1]), ()
+
+    rows = (tokens, mask, *(batch[name] for name in columns))
+    return map_chunks(encode_rows, rows, key, chunks, devices)[0]
+
+  query_key, passage_key = (None, None) if key is None else tuple(jax.random.split(key))
+  tokens, mask = (batch[f'query_{name}'][:, None] for name in ('tokens', 'mask'))
+  q = embed_chunked('query', tokens, mask, query_key)[:, 0]
+  p = embed_chunked('passage', batch['passage_tokens'], batch['passage_mask'], passage_key)
+  metrics = contrastive.info_nce(
+    q,
+    p,
+    batch['passage_index'],
+    batch['relevant'],
+    devices,
+    rows=config.loss_rows,
+    temperature=config.temperature,
+    in_batch=config.in_batch,
+  )
+  value = jnp.mean(metrics.loss)
+  return value, negative_pools(batch) | {
+    'loss': value,
+    'accuracy': jnp.mean(metrics.accuracy),
+    'negatives': jnp.mean(metrics.negatives),
+  }
 
 
 def negative_pools(batch: Batch) -> dict[str, Float[Array, '']]:

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from dprjax.base.errors import InputError
 from dprjax.methods.method import Params, Parts, Product
 from dprjax.models import encoder, hub, prompts
-from dprjax.models.embed import embed_text
+from dprjax.models.embed import POOLINGS, embed_text
 from dprjax.models.head_specs import Head
 from dprjax.runtime import tree
 
@@ -46,6 +46,7 @@ def build(config: ConfigDict, model: encoder.EncoderConfig) -> DualEncoder:
       "config.prompt.dropout_scope: expected 'example' or 'batch', not "
       f'{config.prompt.dropout_scope!r}'
     )
+  check_pooling(config)
   options = encoder.EncoderOptions.from_config(config.backbone)
   two = config.backbone.two_encoders
 
@@ -78,6 +79,15 @@ def build(config: ConfigDict, model: encoder.EncoderConfig) -> DualEncoder:
     return encode(params, prefix, kind, tokens, mask, None)
 
   return DualEncoder(init, encode, embed)
+
+
+def check_pooling(config: ConfigDict) -> None:
+  """Raises InputError for a pooling that only templates have."""
+  if config.pooling not in POOLINGS:
+    raise InputError(
+      f'config.pooling: {config.pooling!r} is for templates, which {config.method} has none of; '
+      f'use {" or ".join(map(repr, POOLINGS))}'
+    )
 
 
 def init_prompt(

@@ -43,12 +43,14 @@ class Parts(NamedTuple):
     heads: the heads in the backbone's directory, of those that ``Method.parts`` names.
     prompt: the file that ``config.prompt.init_from`` names.
     text: what the text gives, ``Texts.parts``.
+    sha256: of the backbone.
   """
 
   encoder: Params
   heads: Mapping[str, Head] = {}
   prompt: Prompt | None = None
   text: Mapping[str, Any] = {}
+  sha256: str = ''
 
 
 class Model(NamedTuple):
@@ -115,12 +117,16 @@ class Product(NamedTuple):
     prompt: arrays of the prompt file; empty where no prompt was trained.
     meta: the prompt file's meta, as far as the method decides it.
     noun: what the encoders are, for messages.
+    prompts: arrays and meta of the prompt files beside the encoders, by the names of their tasks.
   """
 
   encoders: Mapping[str, Mapping[str, Any]]
   prompt: Mapping[str, np.ndarray]
   meta: Mapping[str, Any]
   noun: str = 'the backbone'
+  prompts: Mapping[str, tuple[Mapping[str, np.ndarray], Mapping[str, Any]]] = (
+    types.MappingProxyType({})
+  )
 
 
 class Method(NamedTuple):

@@ -110,6 +110,7 @@ def build(
       'config.backbone.two_encoders, config.prompt.tied: pretraining has one encoder and one '
       'prompt for all texts'
     )
+  dual_encoder.check_pooling(config)
   if tokenizer.mask_id is None:
     raise InputError(
       'the tokenizer has no mask token; masked language modelling needs one: choose another '

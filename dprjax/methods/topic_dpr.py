@@ -48,6 +48,7 @@ def build(
     InputError: a knob has a value it cannot have.
   """
   check(config, devices)
+  dual_encoder.check_pooling(config)
   knobs = config.topics
   prompted = bool(knobs.path) and not knobs.words
   if knobs.words:

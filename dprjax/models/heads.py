@@ -91,6 +91,23 @@ def mlm_loss(
   return jnp.sum(entropy * weights), jnp.sum(weights), jnp.sum(right * weights)
 
 
+def answer_score(
+  logits: Float[Array, 'B V'], yes: int, no: int, kind: str = 'logit'
+) -> Float[Array, ' B']:
+  """How much the word for yes is preferred to that for no (NIR-Prompt, section 3.5).
+
+  Args:
+    logits: as ``mlm_logits`` gives them.
+    yes, no: token ids.
+    kind: 'logit', the difference of the logits, whose sigmoid is P(yes | yes or no);
+      'probability', that of the probabilities among all words. Their signs are the same.
+  """
+  if kind == 'logit':
+    return logits[:, yes] - logits[:, no]
+  total = jax.nn.logsumexp(logits, axis=1)
+  return jnp.exp(logits[:, yes] - total) - jnp.exp(logits[:, no] - total)
+
+
 def init_condenser_head(config: EncoderConfig, key: Array, num_layers: int = 2) -> dict[str, Any]:
   """Fresh parameters of Condenser's head: stacked layers like the encoder's (Condenser, 3.4).
 

@@ -60,6 +60,22 @@ def encode_prompt(params: Mapping[str, Any]) -> Float[Array, 'P H']:
   return PromptEncoder(*params['embedding'].shape).apply({'params': params})  # type: ignore[return-value]
 
 
+def encode_prompts(
+  several: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Float[Array, 'P H']]:
+  """The vectors of several encoders, by name. Those of equal length are computed as one.
+
+  An LSTM is four loops, and compiling so many for each encoder would take most of a start.
+  """
+  vectors: dict[str, Array] = {}
+  for length in sorted({params['embedding'].shape[0] for params in several.values()}):
+    names = [name for name, params in several.items() if params['embedding'].shape[0] == length]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(several[name] for name in names))
+    rows = jax.vmap(encode_prompt)(stacked)
+    vectors |= {name: rows[place] for place, name in enumerate(names)}
+  return vectors
+
+
 def _cell(width: int) -> nn.OptimizedLSTMCell:
   init = _uniform(width)
   # PyTorch has two biases, which it adds.

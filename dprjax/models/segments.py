@@ -250,7 +250,8 @@ def bare(tokens: Int[Array, 'B S'], mask: Bool[Array, 'B S'], opening: int, clos
     tokens, mask: the rows.
     opening, closing: the number of special tokens before and behind a text.
   """
-  return Text(tokens, jnp.sum(mask, axis=1, dtype=jnp.int32) - opening - closing, opening)
+  lengths = jnp.sum(mask, axis=1, dtype=jnp.int32) - opening - closing
+  return Text(tokens, jnp.maximum(lengths, 0), opening)
 
 
 def label_ids(

@@ -65,6 +65,19 @@ def several(*values: Any) -> Knob:
   return Knob(values, lambda v: isinstance(v, tuple | list) and len(v) > 0, 'a tuple')
 
 
+def phrases(*values: str) -> Knob:
+  """A tuple of texts, which may be empty."""
+  return Knob(
+    values,
+    lambda v: (
+      isinstance(v, tuple | list)
+      and len(v) <= 9
+      and all(isinstance(text, str) and text.isprintable() and len(text) <= 1000 for text in v)
+    ),
+    'a tuple of at most 9 texts on one line',
+  )
+
+
 def lengths(*values: int) -> Knob:
   """Ascending lengths in tokens."""
   return Knob(
@@ -139,7 +152,8 @@ def table() -> types.SimpleNamespace:
   c.prompt.shift_positions = switch(False)  # tokens count from P, as the released prompts expect
 
   c.trainable = several('prompt/.*')  # whole-name regular expressions; everything else is frozen
-  c.pooling = choice('cls', 'mean')  # 'cls' or 'mean'
+  # 'cls' or 'mean'; of nir_retriever also 'mask', and 'mean' is over the text's own tokens
+  c.pooling = choice('cls', 'mean', 'mask')
   c.normalize = switch(False)  # unit length, so that scores are cosines
   c.temperature = number(1.0, above=0, most=1e4)  # scores are divided by it
   c.in_batch = switch(True)  # other rows' passages are negatives too, over all devices
@@ -275,6 +289,30 @@ def table() -> types.SimpleNamespace:
   # as many as the smallest set has
   c.per_task = whole(0, least=0, most=10**9)
 
+  # for c.method = 'nir_retriever' and 'nir_reranker' (NIR-Prompt): what stands around each text
+  c.template = types.SimpleNamespace()
+  # what the segments P1, P2, P3 are: 'continuous', learned vectors; 'manual', the words of
+  # c.tasks.NAME.words; 'hybrid', of pairs, with P3 in words; 'none', nothing
+  c.template.kind = choice('continuous', 'manual', 'hybrid', 'none')
+  c.template.text = text('[CLS] P1 text P2 [MASK] [SEP]')  # a query's form, and a passage's
+  c.template.pair = text('[CLS] P1 first [SEP] P2 second [SEP] P3 [MASK] [SEP]')
+  c.template.lengths = several(6, 6, 7)  # of P1, P2, P3, in vectors
+  # layers whose inputs hold the learned vectors unchanged; 0: none; -1: all but the last
+  c.template.fixed_layers = whole(-1, least=0, most=1000, also=-1)
+  c.template.label_words = several('yes', 'no')  # the answers at [MASK] of a pair; one token each
+  # a pair's score: 'logit', logit(yes) - logit(no), as in the released code; 'probability',
+  # P(yes) - P(no), as in the paper
+  c.template.score = choice('logit', 'probability')
+
+  # for the same methods and a task that is new: its prompt is a weighted sum of trained ones
+  c.adapt = types.SimpleNamespace()
+  c.adapt.fusion = switch(False)  # False: its own prompt encoders, or its prompt's file
+  # the trained tasks' prompt files or folders of them, separated by commas; '': the folder prompts
+  # beside the backbone
+  c.adapt.prompts = text('')
+  # whether the recipes of new tasks train the backbone too
+  c.adapt.backbone = switch(True)
+
   # for c.method = 'sections'; c.data.dir then names dumps of a MediaWiki, separated by commas, and
   # c.data.hold_out is a fraction of their articles
   c.sections = types.SimpleNamespace()
@@ -316,6 +354,12 @@ def task_table() -> types.SimpleNamespace:
   t = types.SimpleNamespace()
   # 'retrieval': queries and passages; 'pairs': two texts and a label
   t.form = choice('retrieval', 'pairs')
+  # for 'nir_retriever' and 'nir_reranker': the prompt file of the task, which stays as it is; '': a
+  # new prompt, which is trained
+  t.prompt = text('')
+  # and the words of P1, P2, ... around each kind of text, for c.template.kind = 'manual'
+  t.words = types.SimpleNamespace()
+  t.words.query, t.words.passage, t.words.pair = phrases(), phrases(), phrases()
   # of its dev split: a ranking's, 'RR@10' or 'nDCG@10' for instance; of pairs 'accuracy' or 'F1'
   t.measure = text('RR@10')
   # as in c.data, whose other knobs are the same for all tasks; the two prefixes stand before each

@@ -29,7 +29,7 @@ RULES: tuple[tuple[str, P], ...] = (
   (r'(backbone|head)/.*mlp/up/bias', P(None, 'model')),
   (r'(backbone|head)/.*mlp/down/kernel', P(None, 'model', 'fsdp')),
   (r'backbone/.*embeddings/word/embedding', P(None, 'fsdp')),
-  (r'(backbone|prompt|head|topics)/.*', P()),
+  (r'(backbone|prompt|head|topics|sources)/.*', P()),
 )
 
 

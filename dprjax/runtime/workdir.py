@@ -77,14 +77,20 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
     for knob in ('dir', 'train')
     if knob == 'train' or entry.data.format != 'docstrings'
   }
-  return tasks | {
-    '--config.data.dir': []
-    if config.data.format == 'docstrings'
-    else [folder, *(part.strip() for part in folder.split(','))],
-    '--config.data.train': config.data.train,
-    '--config.prompt.init_from': config.prompt.init_from,
-    '--config.backbone.path': None if scratch else config.backbone.path,
-  }
+  prompts = {f'--config.tasks.{name}.prompt': entry.prompt for name, entry in config.tasks.items()}
+  return (
+    tasks
+    | prompts
+    | {
+      '--config.adapt.prompts': [part.strip() for part in config.adapt.prompts.split(',')],
+      '--config.data.dir': []
+      if config.data.format == 'docstrings'
+      else [folder, *(part.strip() for part in folder.split(','))],
+      '--config.data.train': config.data.train,
+      '--config.prompt.init_from': config.prompt.init_from,
+      '--config.backbone.path': None if scratch else config.backbone.path,
+    }
+  )
 
 
 def check_folders(config: ml_collections.ConfigDict, inputs: outputs.Inputs) -> None:

@@ -1,0 +1,507 @@
+"""What both stages of NIR-Prompt share: the tasks' templates, their prompts, and the export.
+
+A task is an entry of ``config.tasks``. Its prompt is one of
+
+- fresh prompt encoders, which are trained (the matching description module)
+- the vectors of a prompt file, ``config.tasks.NAME.prompt`` (the essential matching module)
+- a weighted sum of the prompts of other tasks (``config.adapt.fusion``: a new task)
+- words alone, or nothing
+
+Parameters are ``prompt/NAME/query/P1/...`` of each task and segment, ``prompt/NAME/weights`` of a
+sum, and ``sources/NAME/...``, the prompts that are added and never trained.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+from jaxtyping import Array, Float
+from ml_collections import ConfigDict
+
+from dprjax.base import files
+from dprjax.base.errors import InputError
+from dprjax.data.text import Tokenizer
+from dprjax.methods import dual_encoder, tasks
+from dprjax.methods.method import Data, Params, Parts, Product, Texts
+from dprjax.models import artifact, encoder, head_specs, hub, prompt_encoder, prompts, segments
+from dprjax.models.artifact import Prompt
+from dprjax.models.segments import Spec, TaskTemplates
+from dprjax.models.template import Template
+from dprjax.runtime import tree
+
+_KEPT = 'prompts'  # the folder in the workdir
+
+
+class Files(NamedTuple):
+  """The prompts of tasks that files hold, by name.
+
+  Attributes:
+    own: of the tasks that are trained on.
+    sources: those that the prompt of a new task is the sum of.
+  """
+
+  own: Mapping[str, Prompt]
+  sources: Mapping[str, Prompt]
+
+
+class Prompts(NamedTuple):
+  """The prompts of a run.
+
+  Attributes:
+    names: the tasks in the order of their numbers.
+    templates: theirs.
+    fixed_layers: n.
+    init: ``(parts, key) -> params``, the subtrees ``prompt`` and ``sources``.
+    table: ``params -> [E, H]``, the learned vectors of all tasks; None where there are none.
+    weights: ``params -> metrics``, the weights of a sum.
+    sources: the tasks whose prompts are added.
+  """
+
+  names: tuple[str, ...]
+  templates: TaskTemplates
+  fixed_layers: int
+  init: Callable[[Parts, Array], dict[str, Any]]
+  table: Callable[[Params], Float[Array, 'E H'] | None]
+  weights: Callable[[Params], dict[str, Array]]
+  sources: tuple[str, ...]
+
+
+def read_files(config: ConfigDict) -> Files:
+  """The prompt files that the config names.
+
+  Raises:
+    InputError: there is none, it is damaged, or two hold a task of one name.
+  """
+  own = {
+    name: artifact.load_prompt(config.tasks[name].prompt)
+    for name in sorted(config.tasks)
+    if config.tasks[name].prompt
+  }
+  return Files(own, _sources(config) if config.adapt.fusion else {})
+
+
+def _sources(config: ConfigDict) -> dict[str, Prompt]:
+  named = config.adapt.prompts or f'{hub.package_path(config.backbone.path)}/prompts'
+  key = f'config.adapt.prompts: {named}'
+  found: dict[str, Prompt] = {}
+  for part in named.split(','):
+    path = files.existing(part.strip(), 'prompts')
+    for file in sorted(path.glob('*.npz'), key=str) if path.is_dir() else [path]:
+      if file.stem in found:
+        raise InputError(f'{key}: two prompts are called {file.stem}')
+      found[file.stem] = artifact.load_prompt(file)
+  if not found:
+    raise InputError(f'{key}: no prompts (NAME.npz) are there; name those of trained tasks')
+  if taken := sorted(found.keys() & set(config.tasks)):
+    raise InputError(
+      f'{key}: there is a prompt of {taken[0]} already, which is to be the new task; name '
+      'the files of the others'
+    )
+  return dict(sorted(found.items()))
+
+
+def layers_fixed(config: ConfigDict, model: encoder.EncoderConfig) -> int:
+  """``config.template.fixed_layers`` as a number of layers. Raises InputError for too many."""
+  count = config.template.fixed_layers
+  if count > model.num_layers:
+    raise InputError(
+      f'config.template.fixed_layers: {count}, and {config.backbone.path} has {model.num_layers} '
+      'layers'
+    )
+  return model.num_layers - 1 if count == -1 else count
+
+
+def specs(config: ConfigDict, kinds: Sequence[str], found: Files) -> list[Spec]:
+  """The templates of the tasks, in the order of their numbers.
+
+  Raises:
+    InputError: words or lengths are missing, or a file holds another template.
+  """
+  knobs = config.template
+  if not config.tasks:
+    raise InputError(f'config.tasks is empty: {config.method} needs a task')
+  if knobs.kind == 'hybrid' and 'pair' not in kinds:
+    raise InputError(
+      "config.template.kind: 'hybrid' is a template of pairs; a retriever takes 'continuous' or "
+      "'manual'"
+    )
+  forms = {kind: knobs.pair if kind == 'pair' else knobs.text for kind in kinds}
+  for kind, form in forms.items():
+    segments.parse(form, kind, _knob(kind), masked=_masked(config, kinds))
+  names = [name for kind in kinds for name in segments.prompt_names(forms[kind], kind)]
+  made = []
+  for task in sorted(config.tasks):
+    entry, key = config.tasks[task], f'config.tasks.{task}'
+    if (task in found.own or found.sources) and knobs.kind in ('manual', 'none'):
+      raise InputError(
+        f'{key}.prompt, config.adapt.fusion: a template of kind {knobs.kind!r} has no learned '
+        'prompt; leave them out'
+      )
+    if task in found.own:
+      made.append(_spec_of(found.own[task], kinds, forms))
+    elif found.sources:
+      several = [_spec_of(prompt, kinds, forms) for prompt in found.sources.values()]
+      for prompt, spec in zip(found.sources.values(), several, strict=True):
+        if spec != several[0] or not spec.lengths:
+          raise InputError(
+            f'{prompt.path}: its segments are {_described(spec)}, and {_described(several[0])} in '
+            f'{next(iter(found.sources.values())).path}; only like prompts of vectors can be added'
+          )
+      made.append(several[0])
+    else:
+      words = _words(knobs.kind, names, entry, key)
+      lengths = {name: _length(knobs, name) for name in names if name not in words}
+      made.append(Spec(forms, words, lengths))
+  return made
+
+
+def _knob(kind: str) -> str:
+  return f'config.template.{"pair" if kind == "pair" else "text"}'
+
+
+def _masked(config: ConfigDict, kinds: Sequence[str]) -> bool:
+  """Whether the model reads something off [MASK]."""
+  return 'pair' in kinds or config.pooling == 'mask'
+
+
+def _words(kind: str, names: Sequence[str], entry: ConfigDict, key: str) -> dict[str, str]:
+  if kind == 'continuous':
+    return {}
+  if kind == 'none':
+    return dict.fromkeys(names, '')
+  if kind == 'hybrid':
+    return {name: segments.HYBRID for name in names if name == 'pair/P3'}
+  words = {}
+  for name in names:
+    side, segment = name.split('/')
+    given = tuple(entry.words[side])
+    place = int(segment[1:]) - 1
+    if place >= len(given):
+      raise InputError(
+        f"{key}.words.{side}: a template of kind 'manual' needs the words of {segment}; "
+        f'{given!r:.60} has none'
+      )
+    words[name] = given[place]
+  return words
+
+
+def _length(knobs: ConfigDict, name: str) -> int:
+  place = int(name.rpartition('P')[2]) - 1
+  lengths = tuple(knobs.lengths)
+  if place >= len(lengths) or not (
+    isinstance(lengths[place], int) and not isinstance(lengths[place], bool) and lengths[place] > 0
+  ):
+    raise InputError(
+      f'config.template.lengths: {lengths!r:.60} has no length of P{place + 1}; give a whole '
+      'number above 0 for each segment'
+    )
+  return lengths[place]
+
+
+def _spec_of(prompt: Prompt, kinds: Sequence[str], forms: Mapping[str, str]) -> Spec:
+  if prompt.meta['kind'] != 'template' or prompt.meta['template'] != forms:
+    there = prompt.meta.get('template', f'a prompt of kind {prompt.meta["kind"]!r}')
+    raise InputError(
+      f'{prompt.path}: the template is {there!r:.200}, and '
+      f'{" and ".join(sorted({_knob(kind) for kind in kinds}))} is {forms!r:.200}'
+    )
+  return prompt.spec
+
+
+def _described(spec: Spec) -> str:
+  return ', '.join(
+    [f'{name} [{length}, H]' for name, length in spec.lengths.items()]
+    + [f'{name} {words!r:.40}' for name, words in spec.words.items()]
+  )
+
+
+def specials(tokenizer: Tokenizer) -> segments.Specials:
+  """What the segments [CLS], [SEP] and [MASK] stand for."""
+  form = tokenizer.pair_format
+  return segments.Specials(form.opening, form.middle, form.closing, tokenizer.mask_id)
+
+
+def task_templates(
+  config: ConfigDict, kinds: Sequence[str], found: Files, tokenizer: Tokenizer, vocab_size: int
+) -> TaskTemplates:
+  """The templates of all tasks. Raises what `specs` and `TaskTemplates.make` raise."""
+  return TaskTemplates.make(
+    specs(config, kinds, found),
+    specials(tokenizer),
+    tokenizer.encode_bare,
+    vocab_size,
+    tokenizer.pad_id,
+    _knob(kinds[0]),
+    masked=_masked(config, kinds),
+  )
+
+
+def around(
+  config: ConfigDict, kinds: Sequence[str], found: Files, tokenizer: Tokenizer
+) -> dict[str, list[Template]]:
+  """The tasks' templates by kind, before there is a model: for their lengths."""
+  made = task_templates(config, kinds, found, tokenizer, tokenizer.vocab_size)
+  return {kind: list(of_kind) for kind, of_kind in made.templates.items()}
+
+
+def build(
+  config: ConfigDict, model: encoder.EncoderConfig, tokenizer: Tokenizer, kinds: Sequence[str]
+) -> Prompts:
+  """The prompts that the config describes.
+
+  Raises:
+    InputError: a knob has a value it cannot have, or a prompt file does not fit.
+  """
+  if config.prompt.length or config.backbone.two_encoders:
+    raise InputError(
+      f'config.prompt.length, config.backbone.two_encoders: {config.method} is one encoder, whose '
+      'prompts are tokens of the template; set 0 and False'
+    )
+  found = read_files(config)
+  count = layers_fixed(config, model)
+  templates = task_templates(config, kinds, found, tokenizer, model.vocab_size)
+  names = tuple(sorted(config.tasks))
+  learned = {
+    task: [name for number, name, _ in templates.rows if number == index]
+    for index, task in enumerate(names)
+  }
+  lengths = {(number, name): length for number, name, length in templates.rows}
+
+  def init(parts: Parts, key: Array) -> dict[str, Any]:
+    for prompt in (*found.own.values(), *found.sources.values()):
+      check(prompt, config, model, parts, tokenizer, kinds)
+    params: dict[str, Any] = {}
+    for number, task in enumerate(names):
+      if found.sources:
+        of_task: dict[str, Any] = {
+          'weights': np.full(len(found.sources), 1 / len(found.sources), np.float32)
+        }
+      elif task in found.own:
+        of_task = {name: {'vectors': vectors} for name, vectors in found.own[task].vectors.items()}
+      else:
+        of_task = {
+          name: prompt_encoder.init_prompt_encoder(
+            model, jax.random.fold_in(jax.random.fold_in(key, number), place), lengths[number, name]
+          )
+          for place, name in enumerate(learned[task])
+        }
+      params |= {f'{task}/{name}': leaf for name, leaf in of_task.items()}
+    made = {'prompt': tree.unflatten(params)} if params else {}
+    if found.sources:
+      made['sources'] = tree.unflatten(
+        {
+          f'{task}/{name}': vectors
+          for task, prompt in found.sources.items()
+          for name, vectors in prompt.vectors.items()
+        }
+      )
+    return made
+
+  def table(params: Params) -> Float[Array, 'E H'] | None:
+    if not templates.rows:
+      return None
+    vectors = expand(params, learned)
+    return templates.table([vectors[task] for task in names])
+
+  def weights(params: Params) -> dict[str, Array]:
+    return {
+      f'weight/{task}/{source}': params['prompt'][task]['weights'][place]
+      for task in names
+      for place, source in enumerate(found.sources)
+    }
+
+  return Prompts(names, templates, count, init, table, weights, tuple(found.sources))
+
+
+def expand(
+  params: Params, learned: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, Float[Array, 'P H']]]:
+  """Each task's vectors by the names of its learned segments, whatever they are made from."""
+  vectors: dict[str, dict[str, Any]] = {task: {} for task in learned}
+  fresh = {}
+  for task, names in learned.items():
+    own = params['prompt'][task] if names else {}
+    for name in names:
+      kind, segment = name.split('/')
+      if 'weights' in own:
+        # In the order of their names, as the weights are.
+        each = [params['sources'][source][kind][segment] for source in sorted(params['sources'])]
+        vectors[task][name] = jnp.sum(own['weights'][:, None, None] * jnp.stack(each), axis=0)
+      elif 'vectors' in own[kind][segment]:
+        vectors[task][name] = own[kind][segment]['vectors']
+      else:
+        fresh[f'{task}/{name}'] = own[kind][segment]
+  for name, array in prompt_encoder.encode_prompts(fresh).items():
+    task, _, segment = name.partition('/')
+    vectors[task][segment] = array
+  return vectors
+
+
+def check(
+  prompt: Prompt,
+  config: ConfigDict,
+  model: encoder.EncoderConfig,
+  parts: Parts,
+  tokenizer: Tokenizer,
+  kinds: Sequence[str],
+) -> None:
+  """Raises InputError where a prompt was made for something else than this run's backbone."""
+  artifact.check_prompt(prompt, model, parts.sha256, tokenizer.sha256)
+  artifact.check_template(prompt, kinds, model)
+  if 'pair' in kinds:
+    artifact.check_head(prompt, head_specs.sha256('mlm', model, parts.heads['mlm']))
+  if (there := prompt.meta['fixed_layers']) != (here := layers_fixed(config, model)):
+    raise InputError(
+      f'{prompt.path}: was trained with {there} fixed layers, and config.template.fixed_layers is '
+      f'{here}'
+    )
+
+
+def check_trained(config: ConfigDict, params: Params) -> None:
+  """Raises InputError where a fresh prompt would stay so, or several were trained on their own."""
+  names = list(tree.flatten(params))
+  trained = tree.trainable_names(config.trainable, names)
+  for name in names:
+    top, task, *_, last = name.split('/')
+    if top == 'sources' and name in trained:
+      raise InputError(
+        f'config.trainable: {name} is the prompt of a trained task, which is added and stays as it '
+        'is; leave it out'
+      )
+    if top == 'prompt' and last == 'vectors' and name in trained:
+      raise InputError(
+        f'config.trainable: {name} is of the file config.tasks.{task}.prompt, which stays as it '
+        'is; leave it out'
+      )
+    if top == 'prompt' and last not in ('vectors', 'weights') and name not in trained:
+      raise InputError(
+        f'config.trainable: {name} starts at random and would stay so; name the file of a trained '
+        f"prompt, config.tasks.{task}.prompt, or train it: 'prompt/.*'"
+      )
+  several = sorted({name.split('/')[1] for name in trained if name.startswith('prompt/')})
+  if len(several) > 1 and not any(name.startswith('backbone/') for name in trained):
+    raise InputError(
+      f'config.tasks: prompts are trained a task at a time, not those of {" and ".join(several)}; '
+      'leave one (mdm=NAME), or train the backbone too'
+    )
+
+
+def shown(prompts: Prompts) -> dict[str, str]:
+  """The metrics of the console's line: the weights of a sum."""
+  return {f'weight/{task}/{source}': source for task in prompts.names for source in prompts.sources}
+
+
+def find(
+  section: ConfigDict,
+  config: ConfigDict,
+  workdir: epath.Path,
+  devices: Mesh,
+  form: str,
+  kinds: Sequence[str],
+) -> Texts:
+  """The data of the tasks, and their prompts' files; see ``tasks.find``."""
+  found = read_files(config)
+  # Before the data are read.
+  specs(config, kinds, found)
+  texts = tasks.find(
+    section, config, workdir, devices, form, functools.partial(around, config, kinds, found)
+  )
+  return _keep(texts, workdir, found)
+
+
+def _keep(texts: Texts, workdir: epath.Path, found: Files) -> Texts:
+  """Data whose run keeps the prompt files it began with, in its workdir, for the export."""
+
+  def open_kept(tokenizer: Tokenizer, model: encoder.EncoderConfig) -> Data:
+    if jax.process_index() == 0:
+      for folder, several in found._asdict().items():
+        for name, prompt in several.items():
+          path = workdir / _KEPT / folder / f'{name}.npz'
+          if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            artifact.save_prompt(path, prompt)
+    return texts.open(tokenizer, model)
+
+  named = {
+    f'{folder} {name}': epath.Path(prompt.path)
+    for folder, several in found._asdict().items()
+    for name, prompt in several.items()
+  }
+  return texts._replace(open=open_kept, files={**texts.files, **named})
+
+
+def _kept(workdir: epath.Path, folder: str) -> dict[str, Prompt]:
+  return {
+    path.stem: artifact.load_prompt(path)
+    for path in sorted((workdir / _KEPT / folder).glob('*.npz'), key=str)
+  }
+
+
+def export(
+  config: ConfigDict,
+  workdir: epath.Path,
+  backbone: hub.Backbone,
+  trained: Mapping[str, np.ndarray],
+  kinds: Sequence[str],
+) -> Product:
+  """The trained prompt of a task, or the encoder with its head and the prompts of all tasks."""
+  found = Files(_kept(workdir, 'own'), _kept(workdir, 'sources'))
+  of_tasks = dict(zip(sorted(config.tasks), specs(config, kinds, found), strict=True))
+  sources = {
+    f'sources/{task}/{name}': vectors
+    for task, prompt in found.sources.items()
+    for name, vectors in prompt.vectors.items()
+  }
+  stored = {
+    f'prompt/{task}/{name}/vectors': vectors
+    for task, prompt in found.own.items()
+    for name, vectors in prompt.vectors.items()
+  }
+  params = tree.unflatten({**sources, **stored, **trained})
+  heads = dual_encoder.export_heads(backbone, trained, {})
+  shared = {
+    'kind': 'template',
+    'pooling': 'mask' if 'pair' in kinds else config.pooling,
+    'normalize': bool(config.normalize),
+    'temperature': float(config.temperature),
+    'shift_positions': False,
+    'fixed_layers': layers_fixed(config, backbone.config),
+  }
+  if 'pair' in kinds:
+    shared |= {
+      'label_words': list(config.template.label_words),
+      'score': config.template.score,
+      'head_sha256': head_specs.sha256('mlm', backbone.config, heads['mlm']),
+    }
+  written = {}
+  expanded = expand(params, {task: list(spec.lengths) for task, spec in of_tasks.items()})
+  for task, spec in of_tasks.items():
+    section = {**config.data.to_dict(), **config.tasks[task].data.to_dict()}
+    meta = shared | {
+      'template': dict(spec.forms),
+      'words': dict(spec.words),
+      'task': task,
+      **{f'{kind}_max_length': section[f'{kind}_max_length'] for kind in prompts.KINDS},
+      **{f'{kind}_prefix': section[f'{kind}_prefix'] for kind in prompts.KINDS},
+    }
+    if found.sources:
+      values = params['prompt'][task]['weights'].tolist()
+      meta['weights'] = dict(zip(found.sources, values, strict=True))
+    written[task] = (
+      {f'segments/{name}': np.asarray(array, np.float32) for name, array in expanded[task].items()},
+      meta,
+    )
+  if not dual_encoder.trains(trained, 'backbone') and not dual_encoder.trains(trained, 'head'):
+    (only,) = [task for task in written if dual_encoder.trains(trained, f'prompt/{task}')]
+    return Product({}, *written[only])
+  checkpoint = {
+    'params': dual_encoder.encoder_params(backbone, trained),
+    'heads': heads,
+    'max_length': backbone.config.max_tokens,
+  }
+  return Product({'': checkpoint}, {}, {}, prompts=written)

@@ -1,0 +1,147 @@
+"""Reranker-Prompt: pairs of many tasks, judged by the word at [MASK] (NIR-Prompt, section 3.5).
+
+``[CLS] P1 first [SEP] P2 second [SEP] P3 [MASK] [SEP]``. The masked-LM head predicts the word of
+the pair's label, yes or no, among the whole vocabulary. A pair's score is logit(yes) - logit(no),
+as in the released code: its sigmoid is P(yes | yes or no). ``config.template.score='probability'``
+is the paper's P(yes) - P(no). Both are above 0 where yes is the likelier.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+from jaxtyping import Array, Float
+from ml_collections import ConfigDict
+
+from dprjax.base.errors import InputError
+from dprjax.data.text import Tokenizer
+from dprjax.methods import nir_prompt
+from dprjax.methods.grad_cache import map_chunks
+from dprjax.methods.method import Batch, Method, Model, Params, Parts, Product, Texts
+from dprjax.models import encoder, heads, hub, segments
+from dprjax.models.template import Text, unpack
+
+KINDS = ('pair',)
+
+
+def build(
+  config: ConfigDict, model: encoder.EncoderConfig, devices: Mesh, tokenizer: Tokenizer
+) -> Model:
+  """Cross-entropy of the label's word at [MASK].
+
+  Raises:
+    InputError: a knob has a value it cannot have, or a prompt file does not fit.
+  """
+  prompts = nir_prompt.build(config, model, tokenizer, KINDS)
+  templates = prompts.templates
+  yes, no = segments.label_ids(
+    config.template.label_words,
+    tokenizer.encode_bare,
+    tokenizer.special_ids,
+    'config.template.label_words',
+  )
+  options = encoder.EncoderOptions.from_config(config.backbone)
+  around = len(tokenizer.pair_format.opening), len(tokenizer.closing)
+  chunks = config.grad_cache * config.accumulate
+
+  def init(parts: Parts, key: Array) -> dict[str, Any]:
+    if 'mlm' not in parts.heads:
+      raise InputError(
+        f'config.backbone.path: {config.backbone.path} has no masked-LM head, which answers at '
+        '[MASK]; train one with --config=configs/condenser.py:mlm'
+      )
+    head = {'mlm': parts.heads['mlm'].params}
+    params = {'backbone': parts.encoder, 'head': head, **prompts.init(parts, key)}
+    nir_prompt.check_trained(config, params)
+    return params
+
+  def logits(
+    params: Params,
+    table: Float[Array, 'E H'] | None,
+    texts: Sequence[Text],
+    length: int,
+    numbers: Array,
+    key: Array | None,
+  ) -> Float[Array, 'n V']:
+    filled = templates.fill('pair', texts, length, numbers)
+    hidden = encoder.encode(
+      model,
+      params['backbone'],
+      filled.tokens,
+      filled.mask,
+      vectors=table,
+      fixed_layers=prompts.fixed_layers,
+      options=options,
+      dropout_key=key,
+    )
+    states = segments.pool(templates, 'pair', filled, hidden, 'mask')
+    words = params['backbone']['embeddings']['word']['embedding']
+    return heads.mlm_logits(model, params['head']['mlm'], words, states, options.dtype)
+
+  def score(logits: Float[Array, 'n V']) -> Float[Array, ' n']:
+    return heads.answer_score(logits, yes, no, config.template.score)
+
+  def loss(
+    params: Params, batch: Batch, key: Array | None
+  ) -> tuple[Float[Array, ''], dict[str, Array]]:
+    table = prompts.table(params)
+
+    def judge(rows: Any, key: Array | None) -> tuple[tuple[Array, Array, Array], tuple[()]]:
+      tokens, masks, numbers, labels = rows[:2], rows[2:4], rows[4], rows[5]
+      texts = [segments.bare(*text, *around) for text in zip(tokens, masks, strict=True)]
+      length = sum(text.shape[1] - sum(around) for text in tokens) + templates.extra('pair')
+      found = logits(params, table, texts, length, numbers, key)
+      total = jax.nn.logsumexp(found, axis=1)
+      answers = jnp.stack([found[:, no], found[:, yes]], axis=1) - total[:, None]  # log P
+      entropy = -jnp.take_along_axis(answers, labels[:, None], axis=1)[:, 0]
+      right = (score(found) > 0) == (labels == 1)
+      return (entropy, right.astype(jnp.float32), jnp.sum(jnp.exp(answers), axis=1)), ()
+
+    names = ('first_tokens', 'second_tokens', 'first_mask', 'second_mask', 'task', 'label')
+    rows = tuple(batch[name] for name in names)
+    entropy, right, mass = map_chunks(judge, rows, key, chunks, devices)[0]
+    value = jnp.mean(entropy)
+    return value, {
+      'loss': value,
+      'accuracy': jnp.mean(right),
+      # How much of the probability the two words have.
+      'yes_or_no': jnp.mean(mass),
+      **prompts.weights(params),
+    }
+
+  def embed(
+    params: Params, kind: str, rows: Array, mask: Array, lengths: Array, numbers: Array
+  ) -> Float[Array, 'B 1']:
+    del kind, mask  # only pairs, of packed texts
+    texts = unpack(rows, lengths)
+    found = logits(params, prompts.table(params), texts, rows.shape[1], numbers, None)
+    return score(found)[:, None]
+
+  shown = {'accuracy': 'accuracy', 'yes_or_no': 'P(yes or no)'} | nir_prompt.shown(prompts)
+  return Model(init, loss, embed, shown)
+
+
+def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh) -> Texts:
+  """Labelled pairs of the tasks; see ``tasks.find``.
+
+  Raises:
+    InputError: as ``tasks.find``; a prompt file is missing or damaged.
+  """
+  return nir_prompt.find(section, config, workdir, devices, 'pairs', KINDS)
+
+
+def export(
+  config: ConfigDict,
+  workdir: epath.Path,
+  backbone: hub.Backbone,
+  trained: Mapping[str, np.ndarray],
+) -> Product:
+  """See ``nir_prompt.export``."""
+  return nir_prompt.export(config, workdir, backbone, trained, KINDS)
+
+
+METHOD = Method(build, find, export, parts=('mlm',))

@@ -1,0 +1,102 @@
+"""Retriever-Prompt: dual encoders of many tasks, told apart by a template (NIR-Prompt, Eq. 1).
+
+``[CLS] P1 text P2 [MASK] [SEP]``, with P1 and P2 of their own for queries and for passages; the
+vector is the state at [MASK]. The loss is the in-batch InfoNCE of ``dpr``.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+from jaxtyping import Array, Float
+from ml_collections import ConfigDict
+
+from dprjax.base.errors import InputError
+from dprjax.data.text import Tokenizer
+from dprjax.methods import dpr, nir_prompt
+from dprjax.methods.method import Batch, Method, Model, Params, Parts, Product, Texts
+from dprjax.models import encoder, hub, segments
+from dprjax.models.prompts import KINDS
+
+
+def build(
+  config: ConfigDict, model: encoder.EncoderConfig, devices: Mesh, tokenizer: Tokenizer
+) -> Model:
+  """InfoNCE over the global batch, of texts in their tasks' templates.
+
+  Raises:
+    InputError: a knob has a value it cannot have, or a prompt file does not fit.
+  """
+  if config.temperature <= 0:
+    raise InputError(f'config.temperature: must be above 0, not {config.temperature}')
+  prompts = nir_prompt.build(config, model, tokenizer, KINDS)
+  templates = prompts.templates
+  options = encoder.EncoderOptions.from_config(config.backbone)
+  around = len(tokenizer.pair_format.opening), len(tokenizer.closing)
+
+  def init(parts: Parts, key: Array) -> dict[str, Any]:
+    params = {'backbone': parts.encoder, **prompts.init(parts, key)}
+    nir_prompt.check_trained(config, params)
+    return params
+
+  def encode(
+    params: Params,
+    table: Float[Array, 'E H'] | None,
+    kind: str,
+    rows: Sequence[Array],
+    key: Array | None,
+  ) -> Float[Array, 'n H']:
+    tokens, mask, numbers = rows
+    length = tokens.shape[1] - sum(around) + templates.extra(kind)
+    filled = templates.fill(kind, [segments.bare(tokens, mask, *around)], length, numbers)
+    hidden = encoder.encode(
+      model,
+      params['backbone'],
+      filled.tokens,
+      filled.mask,
+      vectors=table,
+      fixed_layers=prompts.fixed_layers,
+      options=options,
+      dropout_key=key,
+    )
+    return segments.pool(templates, kind, filled, hidden, config.pooling, config.normalize)
+
+  def loss(
+    params: Params, batch: Batch, key: Array | None
+  ) -> tuple[Float[Array, ''], dict[str, Array]]:
+    encode_rows = functools.partial(encode, params, prompts.table(params))
+    value, metrics = dpr.contrast(config, devices, encode_rows, batch, key, ('task',))
+    return value, metrics | prompts.weights(params)
+
+  def embed(
+    params: Params, kind: str, tokens: Array, mask: Array, numbers: Array
+  ) -> Float[Array, 'B H']:
+    return encode(params, prompts.table(params), kind, (tokens, mask, numbers), None)
+
+  shown = {'accuracy': 'in-batch accuracy'} | nir_prompt.shown(prompts)
+  return Model(init, loss, embed, shown)
+
+
+def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh) -> Texts:
+  """Queries and passages of the tasks; see ``tasks.find``.
+
+  Raises:
+    InputError: as ``tasks.find``; a prompt file is missing or damaged.
+  """
+  return nir_prompt.find(section, config, workdir, devices, 'retrieval', KINDS)
+
+
+def export(
+  config: ConfigDict,
+  workdir: epath.Path,
+  backbone: hub.Backbone,
+  trained: Mapping[str, np.ndarray],
+) -> Product:
+  """See ``nir_prompt.export``."""
+  return nir_prompt.export(config, workdir, backbone, trained, KINDS)
+
+
+METHOD = Method(build, find, export)

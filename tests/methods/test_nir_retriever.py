@@ -1,0 +1,265 @@
+"""Retriever-Prompt: loss and gradients as numpy has them by loops, on any mesh and in any chunks;
+what a run declares trainable, and prompt files that do not fit.
+"""
+
+import jax
+import numpy as np
+import pytest
+
+from dprjax.base.errors import InputError
+from dprjax.methods import nir_prompt, nir_retriever
+from dprjax.models.prompts import KINDS
+from dprjax.runtime import mesh as meshes
+from dprjax.runtime import tree
+from tests import reference
+from tests.methods import nir
+from tests.methods.conftest import WORDS
+
+ROWS, CANDIDATES = 16, 2
+
+
+@pytest.fixture(scope='module')
+def model(tokenizer):
+  return nir.shape_of(tokenizer)
+
+
+@pytest.fixture(scope='module')
+def parts(model):
+  return nir.make_parts(model)
+
+
+@pytest.fixture(scope='module')
+def batch(tokenizer):
+  rng = np.random.default_rng(1)
+  q = nir.texts(rng, ROWS, 5, 7, tokenizer, WORDS)
+  p = nir.texts(rng, ROWS * CANDIDATES, 7, 9, tokenizer, WORDS)
+  index = rng.integers(0, 3 * ROWS, size=(ROWS, CANDIDATES)).astype(np.int32)
+  return {
+    'query_tokens': q[0],
+    'query_mask': q[1],
+    'passage_tokens': p[0].reshape(ROWS, CANDIDATES, -1),
+    'passage_mask': p[1].reshape(ROWS, CANDIDATES, -1),
+    'passage_index': index,
+    'relevant': np.stack([index[:, 0], rng.integers(0, 3 * ROWS, ROWS)], axis=1).astype(np.int32),
+    'task': rng.integers(0, 2, ROWS).astype(np.int32),
+  }
+
+
+def reference_loss(config, model, tokenizer, params, batch):
+  params = tree.unflatten({name: np.asarray(leaf, np.float64) for name, leaf in params.items()})
+  fixed = config.template.fixed_layers if config.template.fixed_layers >= 0 else 2
+  names = sorted(config.tasks)
+  vectors = {}
+  for kind in KINDS:
+    tokens, mask = batch[f'{kind}_tokens'], batch[f'{kind}_mask']
+    rows = []
+    for place in np.ndindex(mask.shape[:-1]):
+      task = names[batch['task'][place[0]]]
+      text = nir.bare(tokens[place], mask[place])
+      first, second = (
+        nir.segment(config, params, tokenizer, task, f'{kind}/P{number}') for number in (1, 2)
+      )
+      row = [tokenizer.cls_id, *first, *text, *second, tokenizer.mask_id, tokenizer.sep_id]
+      states = reference.encode_template(model, params['backbone'], row, fixed)
+      start = 1 + len(first)
+      vector = {
+        'mask': states[-2],
+        'cls': states[0],
+        'mean': states[start : start + len(text)].sum(axis=0) / max(len(text), 1),
+      }[config.pooling]
+      rows.append(vector / (np.linalg.norm(vector) or 1) if config.normalize else vector)
+    vectors[kind] = np.array(rows).reshape(*mask.shape[:-1], -1)
+  return reference.loss(
+    vectors['query'],
+    vectors['passage'],
+    batch['passage_index'],
+    batch['relevant'],
+    config.temperature,
+    config.in_batch,
+  )
+
+
+def slow(*values):
+  return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'sizes'),
+  [
+    ({}, {'data': 8}),
+    ({'pooling': 'mean', 'normalize': True, 'temperature': 0.1, 'grad_cache': 4}, {'data': 1}),
+    slow({}, {'data': 1}),
+    slow({'grad_cache': 2}, {'data': 8}),
+    slow({'accumulate': 2, 'batch_size': 8}, {'data': 1}),
+    slow({'template__fixed_layers': 0}, {'data': 1}),
+    slow({'template__fixed_layers': 1, 'pooling': 'cls'}, {'data': 1}),
+    slow({'template__kind': 'manual', 'trainable': ('backbone/.*',)}, {'data': 1}),
+    slow({'template__kind': 'none', 'trainable': ('backbone/.*',)}, {'data': 1}),
+  ],
+)
+def test_loss_and_gradient_equal_loops_in_float64(changes, sizes, tokenizer, model, parts, batch):
+  config = nir.make_config('nir_retriever', **changes)
+  params, value, metrics, gradient = nir.value_and_gradient(
+    nir_retriever.build, config, model, tokenizer, parts, batch, sizes
+  )
+
+  def loss(params):
+    return reference_loss(config, model, tokenizer, params, batch)
+
+  expected = loss(params)
+  np.testing.assert_allclose(
+    [value, float(metrics['accuracy']), float(metrics['negatives'])], expected, rtol=2e-5
+  )
+  nir.assert_slope(lambda params: loss(params)[0], params, gradient)
+
+
+def write_files(config, folder, model, tokenizer, **kwargs):
+  for seed, task in enumerate(config.tasks):
+    path = folder / f'{task}.npz'
+    nir.write_prompt(path, model, tokenizer, config, KINDS, seed=seed, **kwargs)
+    config.tasks[task].prompt = str(path)
+
+
+def test_prompts_of_files_stay_and_the_backbone_moves(tokenizer, model, parts, batch, tmp_path):
+  config = nir.make_config('nir_retriever', trainable=('backbone/.*',))
+  write_files(config, tmp_path, model, tokenizer)
+  params, value, _, gradient = nir.value_and_gradient(
+    nir_retriever.build, config, model, tokenizer, parts, batch, {'data': 1}
+  )
+  assert all(name.startswith('backbone/') for name in gradient)
+  expected = reference_loss(config, model, tokenizer, params, batch)[0]
+  np.testing.assert_allclose(value, expected, rtol=2e-5)
+
+
+def test_a_new_task_has_the_weighted_sum_of_trained_prompts(
+  tokenizer, model, parts, batch, tmp_path
+):
+  config = nir.make_config(
+    'nir_retriever',
+    tasks=('new',),
+    adapt__fusion=True,
+    adapt__prompts=str(tmp_path),
+    trainable=('prompt/.*',),
+  )
+  sources = {
+    name: nir.write_prompt(tmp_path / f'{name}.npz', model, tokenizer, config, KINDS, seed=seed)
+    for seed, name in enumerate(('qa', 'dr', 'rd'))
+  }
+  batch = batch | {'task': np.zeros(ROWS, np.int32)}
+  params, value, metrics, gradient = nir.value_and_gradient(
+    nir_retriever.build, config, model, tokenizer, parts, batch, {'data': 1}
+  )
+  assert list(gradient) == ['prompt/new/weights']
+  np.testing.assert_array_equal(params['prompt/new/weights'], np.full(3, 1 / 3, np.float32))
+  np.testing.assert_array_equal(params['sources/dr/query/P2'], sources['dr']['query/P2'])
+  assert {name: float(metrics[name]) for name in metrics if name.startswith('weight')} == {
+    f'weight/new/{name}': float(np.float32(1 / 3)) for name in ('dr', 'qa', 'rd')
+  }
+  loss = lambda params: reference_loss(config, model, tokenizer, params, batch)[0]  # noqa: E731
+  np.testing.assert_allclose(value, loss(params), rtol=2e-5)
+  nir.assert_slope(loss, params, gradient)
+
+
+def test_evaluation_and_training_give_the_same_vectors(tokenizer, model, parts, batch, devices):
+  config = nir.make_config('nir_retriever')
+  method = nir_retriever.build(config, model, devices, tokenizer)
+  params = method.init(parts, jax.random.key(3))
+  embed = jax.jit(method.embed, static_argnums=1)
+  short = embed(params, 'query', batch['query_tokens'], batch['query_mask'], batch['task'])
+  tokens, mask = (np.pad(batch[f'query_{name}'], ((0, 0), (0, 5))) for name in ('tokens', 'mask'))
+  padded = embed(params, 'query', tokens, mask, batch['task'])
+  np.testing.assert_allclose(short, padded, rtol=2e-5, atol=2e-6)
+  other = embed(params, 'query', tokens, mask, 1 - batch['task'])
+  assert np.abs(np.asarray(other) - padded).max() > 0.1
+
+
+def init(config, tokenizer, model, parts):
+  devices = meshes.make_mesh({'data': 1}, jax.devices()[:1])
+  nir_prompt.specs(config, KINDS, nir_prompt.read_files(config))
+  method = nir_retriever.build(config, model, devices, tokenizer)
+  return method.init(parts, jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'prompt__length': 4}, 'config.prompt.length, config.backbone.two_encoders: nir_retriever is'),
+    ({'template__kind': 'hybrid'}, "config.template.kind: 'hybrid' is a template of pairs"),
+    ({'template__text': '[CLS] P1 text [SEP]'}, r'config.template.text: a template has one \[MASK'),
+    ({'template__lengths': (6,)}, r'config.template.lengths: \(6,\) has no length of P2'),
+    ({'template__lengths': (6, -1)}, r'config.template.lengths: \(6, -1\) has no length of P2'),
+    ({'template__fixed_layers': 4}, 'config.template.fixed_layers: 4, and BACKBONE has 3 layers'),
+    ({'tasks': ()}, 'config.tasks is empty: nir_retriever needs a task'),
+    ({'trainable': ('backbone/.*',)}, 'prompt/dialogue/.* starts at random and would stay so'),
+    (
+      {'trainable': ('prompt/.*',)},
+      'config.tasks: prompts are trained a task at a time, not those of dialogue and qa',
+    ),
+    ({'adapt__fusion': True, 'adapt__prompts': '/no/where'}, 'not found: /no/where'),
+  ],
+)
+def test_bad_knobs(changes, message, tokenizer, model, parts):
+  with pytest.raises(InputError, match=message) as info:
+    init(nir.make_config('nir_retriever', **changes), tokenizer, model, parts)
+  assert '\n' not in str(info.value)
+
+
+def test_words_that_are_missing(tokenizer, model, parts):
+  config = nir.make_config('nir_retriever', template__kind='manual', trainable=('backbone/.*',))
+  config.tasks.qa.words.passage = ('fir',)
+  with pytest.raises(InputError, match=r"config.tasks.qa.words.passage: .* 'manual' needs .* P2"):
+    init(config, tokenizer, model, parts)
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    ({'backbone_sha256': 'c' * 64}, 'was made for backbone BACKBONE with SHA-256 ccc'),
+    ({'tokenizer_sha256': 'c' * 64}, 'was made with a tokenizer with SHA-256 ccc'),
+    ({'fixed_layers': 1}, 'was trained with 1 fixed layers, and config.template.fixed_layers is 2'),
+    (
+      {
+        'template': {
+          'query': '[CLS] P1 text P2 [MASK] [SEP]',
+          'passage': '[CLS] P1 P2 text [MASK] [SEP]',
+        }
+      },
+      'the template is .*, and config.template.text is ',
+    ),
+  ],
+)
+def test_prompt_files_of_something_else(change, message, tokenizer, model, parts, tmp_path):
+  config = nir.make_config('nir_retriever', trainable=('backbone/.*',))
+  write_files(config, tmp_path, model, tokenizer, **change)
+  with pytest.raises(InputError, match=message):
+    init(config, tokenizer, model, parts)
+
+
+def test_files_that_are_not_to_be_trained_or_added(tokenizer, model, parts, tmp_path):
+  config = nir.make_config('nir_retriever')
+  write_files(config, tmp_path, model, tokenizer)
+  with pytest.raises(InputError, match=r'prompt/dialogue/.*vectors is of the file config.tasks'):
+    init(config, tokenizer, model, parts)
+  config.template.kind = 'manual'
+  with pytest.raises(InputError, match="a template of kind 'manual' has no learned prompt"):
+    init(config, tokenizer, model, parts)
+  config = nir.make_config(
+    'nir_retriever', tasks=('new',), adapt__fusion=True, adapt__prompts=str(tmp_path)
+  )
+  with pytest.raises(InputError, match=r'config.trainable: sources/.* is the prompt of a trained'):
+    config.trainable = ('prompt/.*', 'sources/.*')
+    init(config, tokenizer, model, parts)
+  config.trainable = ('prompt/.*',)
+  nir.write_prompt(tmp_path / 'third.npz', model, tokenizer, config, KINDS, (4, 3), seed=3)
+  with pytest.raises(InputError, match=r'third.npz: its segments are query/P1 \[4, H\], .* like'):
+    init(config, tokenizer, model, parts)
+  (tmp_path / 'third.npz').rename(tmp_path / 'new.npz')
+  with pytest.raises(InputError, match='there is a prompt of new already'):
+    init(config, tokenizer, model, parts)
+  (tmp_path / 'other').mkdir()
+  config.adapt.prompts = f'{tmp_path}/qa.npz,{tmp_path / "other"},{tmp_path}/qa.npz'
+  with pytest.raises(InputError, match='two prompts are called qa'):
+    init(config, tokenizer, model, parts)
+  config.adapt.prompts = str(tmp_path / 'other')
+  with pytest.raises(InputError, match='no prompts'):
+    init(config, tokenizer, model, parts)
