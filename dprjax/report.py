@@ -27,231 +27,15 @@ import argparse
 import contextlib
 import logging
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-from jaxtyping import Float
-
-from dprjax.analysis import figures
-from dprjax.base import files, outputs, reading
+from dprjax.analysis import comparison, figures
+from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
-from dprjax.formats.fields import Record, check_id, is_number
+from dprjax.formats.fields import check_id
 from dprjax.runtime import cli
 
 logger = logging.getLogger('dprjax')
-
-_DRAWS = 10_000
-_DRAWS_AT_ONCE = 500  # bounds the memory
-_SEED = 0
-_LARGEST = 1e15  # of a measure's values
-
-
-class Compared(NamedTuple):
-  """One system under one measure.
-
-  Attributes:
-    mean: over queries; with several data sets, the mean of their means.
-    low, high: the 95 % interval of the mean.
-    difference: from the first system, over the queries that both have; None for the first.
-    difference_low, difference_high: the 95 % interval of the difference.
-  """
-
-  mean: float
-  low: float
-  high: float
-  difference: float | None = None
-  difference_low: float | None = None
-  difference_high: float | None = None
-
-  @property
-  def significant(self) -> bool:
-    return (
-      self.difference_low is not None
-      and self.difference_high is not None
-      and not self.difference_low <= 0 <= self.difference_high
-    )
-
-
-def compare(systems: dict[str, dict[str, Any]], measure: str) -> dict[str, Compared]:
-  """Compares every system with the first under one measure.
-
-  Args:
-    systems: name -> metrics as ``evaluate`` writes them; the first is the baseline.
-    measure: one that all of them have.
-
-  Raises:
-    InputError: a system shares no query with the first.
-  """
-  result: dict[str, Compared] = {}
-  baseline: dict[str, dict[str, float]] = {}
-  for name, metrics in systems.items():
-    parts = _per_dataset(metrics, measure)
-    low, high = np.quantile(
-      _bootstrap([np.array(list(part.values())) for part in parts.values()]), [0.025, 0.975]
-    )
-    mean = float(metrics['mean'][measure])
-    if not baseline:
-      baseline = parts
-      result[name] = Compared(mean, low, high)
-      continue
-    pairs = []
-    for dataset, part in parts.items():
-      both = [query_id for query_id in baseline.get(dataset, {}) if query_id in part]
-      if both:
-        pairs.append(np.array([part[query_id] - baseline[dataset][query_id] for query_id in both]))
-    if not pairs:
-      raise InputError(
-        f'{name} and {next(iter(systems))} have no query in common: they cannot be compared'
-      )
-    differences = _bootstrap(pairs)
-    result[name] = Compared(
-      mean,
-      low,
-      high,
-      float(np.mean([pair.mean() for pair in pairs])),
-      *np.quantile(differences, [0.025, 0.975]),
-    )
-  return result
-
-
-def _per_dataset(metrics: dict[str, Any], measure: str) -> dict[str, dict[str, float]]:
-  datasets = metrics.get('datasets', {'': metrics})
-  return {name: part['per_query'][measure] for name, part in datasets.items()}
-
-
-def _bootstrap(parts: Sequence[Float[np.ndarray, 'queries']]) -> Float[np.ndarray, 'draws']:
-  """Means of the parts' means over queries drawn with replacement.
-
-  Parts of the same sizes get the same draws.
-  """
-  rng = np.random.default_rng(_SEED)
-  total = np.zeros(_DRAWS)
-  for part in parts:
-    for start in range(0, _DRAWS, _DRAWS_AT_ONCE):
-      total[start : start + _DRAWS_AT_ONCE] += part[
-        rng.integers(0, len(part), (_DRAWS_AT_ONCE, len(part)))
-      ].mean(axis=1)
-  return total / len(parts)
-
-
-def read_metrics(path: files.PathLike) -> dict[str, Any]:
-  """Reads a metrics.json of dprjax.evaluate.
-
-  Raises:
-    InputError: the file is something else; a value is no finite number; a measure has no queries,
-      or is not of every data set.
-  """
-  record = Record(reading.read_json_object(path, 'metrics'), str(path))
-  names = _numbers(record.record('mean'))
-  if 'datasets' in record.values:
-    datasets = record.record('datasets')
-    parts = [datasets.record(name) for name in datasets.values]
-  else:
-    parts = [record]
-  if not parts or not names:
-    raise InputError(f'{path} is not a metrics.json of dprjax.evaluate: no mean of any measure')
-  for part in [*parts, *([record] if parts != [record] else [])]:
-    mean, per_query = part.record('mean'), part.record('per_query')
-    for name in names:
-      mean.number(name)
-      if not _numbers(per_query.record(name)):
-        raise InputError(f'{per_query.where}: {name!r} is of no query')
-  for name, value in record.values.get('extra', {}) and record.record('extra').values.items():
-    if not isinstance(value, str | bool) and value is not None and not is_number(value):
-      raise InputError(f"{path}, 'extra': {name!r} is {value!r:.40}; expected text or a number")
-  return record.values
-
-
-def _numbers(record: Record) -> list[str]:
-  """The keys of an object that holds finite numbers alone."""
-  for name in record.values:
-    if abs(record.number(name)) > _LARGEST:
-      raise InputError(f'{record.where}: {name!r:.80} is above {_LARGEST:.0e}; no measure is')
-  return list(record.values)
-
-
-def table(
-  systems: dict[str, dict[str, Any]], measures: Sequence[str]
-) -> tuple[list[str], list[list[str]]]:
-  """Column titles and rows: system, data set if there are several, measures, extra columns.
-
-  A * marks significant differences.
-  """
-  compared = {measure: compare(systems, measure) for measure in measures}
-  extra = list(
-    dict.fromkeys(key for metrics in systems.values() for key in metrics.get('extra', {}))
-  )
-  several = any('datasets' in metrics for metrics in systems.values())
-  rows = []
-  for name, metrics in systems.items():
-    extras = [_shown(metrics.get('extra', {}).get(key)) for key in extra]
-    for label, part in metrics.get('datasets', {}).items():
-      values = [f'{part["mean"][measure]:.4f}' for measure in measures]
-      rows.append([name, label, *values, *[''] * len(extra)])
-    values = [
-      f'{compared[measure][name].mean:.4f}{"*" if compared[measure][name].significant else ""}'
-      for measure in measures
-    ]
-    rows.append(
-      [name, *(['average' if 'datasets' in metrics else ''] if several else []), *values, *extras]
-    )
-  return ['system', *(['data set'] if several else []), *measures, *extra], rows
-
-
-def _shown(value: Any) -> str:
-  if value is None:
-    return ''
-  if isinstance(value, str) and value.isdecimal():
-    value = int(value)
-  if isinstance(value, int) and not isinstance(value, bool):
-    return f'{value:,}'
-  return f'{value:.4g}' if isinstance(value, float) else str(value)
-
-
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str) -> str:
-  """The table and a note below it."""
-
-  def line(cells: Sequence[str]) -> str:
-    cells = [' '.join(cell.splitlines()).replace('|', '\\|') for cell in cells]
-    return f'| {" | ".join(cells)} |'
-
-  left = 2 if 'data set' in columns else 1
-  rule = line(['---'] * left + ['---:'] * (len(columns) - left))
-  return '\n'.join([line(columns), rule, *map(line, rows), '', note, ''])
-
-
-def note(systems: dict[str, dict[str, Any]], measures: Sequence[str]) -> str:
-  """The number of queries, and what * means."""
-  first, *others = systems
-  sizes = {name: len(metrics['per_query'][measures[0]]) for name, metrics in systems.items()}
-  counted = ', '.join(f'{name}: {size:,} queries' for name, size in sizes.items())
-  if len(set(sizes.values())) == 1:
-    counted = f'{sizes[first]:,} queries'
-  if not others:
-    return f'{counted}.'
-  return (
-    f'{counted}. *: differs from {first}; paired bootstrap over queries, {_DRAWS:,} draws, 95 '
-    '% interval of the difference without 0.'
-  )
-
-
-def figure(
-  systems: dict[str, dict[str, Any]], measures: Sequence[str], path: files.PathLike
-) -> None:
-  """Bars grouped by measure, one for each system, with 95 % intervals."""
-  values = {
-    measure: {
-      name: figures.Bar(*result[:3], result.significant)
-      for name, result in compare(systems, measure).items()
-    }
-    for measure in measures
-  }
-  foot = 'whiskers: 95 % bootstrap intervals' + (
-    ';  * differs from the first system (paired)' if len(systems) > 1 else ''
-  )
-  several = any('datasets' in metrics for metrics in systems.values())
-  ylabel = f'mean over {"data sets" if several else "queries"}'
-  figures.bars(values, ylabel, foot, path)
 
 
 def _named(text: str) -> tuple[str | None, str]:
@@ -275,7 +59,7 @@ def _report_systems(args: argparse.Namespace) -> None:
     if name in systems:
       raise InputError(f'--metrics: two systems are called {name}')
     check_id(name, f'--metrics={name}={path}')
-    systems[name] = read_metrics(path)
+    systems[name] = comparison.read_metrics(path)
   first = next(iter(systems.values()))
   shared = [
     measure
@@ -289,13 +73,13 @@ def _report_systems(args: argparse.Namespace) -> None:
       f'not every system has {", ".join(absent) or "a measure that the others have"}; all have '
       f'{", ".join(shared) or "none"}'
     )
-  columns, rows = table(systems, measures)
-  text = note(systems, measures)
+  columns, rows = comparison.table(systems, measures)
+  text = comparison.note(systems, measures)
   if args.figure is not None:
-    figure(systems, measures, args.figure)
+    comparison.figure(systems, measures, args.figure)
   if args.out is not None:
     with files.atomic_write(args.out) as file:
-      file.write(markdown(columns, rows, text))
+      file.write(comparison.markdown(columns, rows, text))
   cli.print_table(columns, rows)
   print(text)
 
@@ -383,9 +167,11 @@ def _report_backbones(args: argparse.Namespace) -> None:
     figures.maps(points, texts.labels, texts.label_names, foot, args.tsne)
   if args.out is not None:
     with files.atomic_write(args.out) as file:
-      file.write(markdown(columns, rows, '  \n'.join(lines)))  # two spaces break a Markdown line
+      file.write(
+        comparison.markdown(columns, rows, '  \n'.join(lines))
+      )  # two spaces break a Markdown line
       if by_layer:
-        file.write('\n' + markdown(layers, by_layer, ''))
+        file.write('\n' + comparison.markdown(layers, by_layer, ''))
   cli.print_table(columns, rows)
   if by_layer:
     cli.print_table(layers, by_layer)
