@@ -24,7 +24,7 @@ import numpy as np
 
 import options
 import record
-from dprjax.retrieval import embeddings
+from dprjax.retrieval import embeddings, manifest
 
 CASES = [(100_000, 384, 1), (400_000, 384, 1), (1_600_000, 384, 1), (400_000, 384, 2)]
 READS = ('streamed', 'mapped', 'loaded')
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def write(folder: pathlib.Path, passages: int, dimension: int) -> None:
-  meta = embeddings.Meta(
+  meta = manifest.Meta(
     dimension=dimension,
     dtype='float32',
     kind='passage',

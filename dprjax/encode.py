@@ -25,7 +25,7 @@ from dprjax.formats.qrels import read_qrels
 from dprjax.formats.texts import Text, read_texts
 from dprjax.inference.encoder import Encoder
 from dprjax.models.prompts import KINDS
-from dprjax.retrieval import embeddings
+from dprjax.retrieval import embeddings, manifest
 from dprjax.runtime import cli, compiled, distributed
 
 logger = logging.getLogger('dprjax')
@@ -79,7 +79,7 @@ def claim(
 ) -> contextlib.AbstractContextManager[epath.Path]:
   """Claims a folder of embeddings, which may be an unfinished one."""
   return outputs.claim_folder(
-    out, inputs, what='embeddings', ours=embeddings.is_embeddings, grows=True, lock=lock
+    out, inputs, what='embeddings', ours=manifest.is_embeddings, grows=True, lock=lock
   )
 
 
@@ -104,7 +104,7 @@ def _encode(
   prompt, settings = encoder.entry()
   numbers = _topics(encoder, texts, topic, documents)
   max_length = settings.max_length(kind)
-  meta = embeddings.Meta(
+  meta = manifest.Meta(
     dimension=encoder.backbones[kind].config.hidden_size,
     dtype=dtype,
     kind=kind,

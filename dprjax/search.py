@@ -41,7 +41,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
 from dprjax.formats import trec
 from dprjax.formats.fields import read_ids
-from dprjax.retrieval import embeddings, exact, milvus, scann
+from dprjax.retrieval import embeddings, exact, manifest, milvus, scann
 from dprjax.runtime import cli, compiled, distributed
 
 logger = logging.getLogger('dprjax')
@@ -85,7 +85,7 @@ def search(
   several = [queries] if isinstance(queries, embeddings.Embeddings) else list(queries)
   for each in several:
     each.check_kind('query', '--queries')
-    embeddings.check_same_space('--corpus', corpus.meta.space(), '--queries', each.meta.space())
+    manifest.check_same_space('--corpus', corpus.meta.space(), '--queries', each.meta.space())
     if each.ids != several[0].ids:
       raise InputError(
         f'--queries: {each.folder} and {several[0].folder} hold different queries; encode the same '

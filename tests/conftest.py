@@ -97,7 +97,8 @@ def prompt(trained, tmp_path_factory):
 @pytest.fixture(scope='session')
 def write_embeddings():
   """``write(folder, ids, vectors, **meta)`` writes embeddings with these changes of their meta."""
-  from dprjax.retrieval.embeddings import EmbeddingsWriter, Meta
+  from dprjax.retrieval.embeddings import EmbeddingsWriter
+  from dprjax.retrieval.manifest import Meta
 
   meta = {
     'dtype': 'float32',

@@ -18,7 +18,7 @@ from dprjax.base.files import sha256_file
 from dprjax.inference import embedder
 from dprjax.inference.encoder import Encoder
 from dprjax.models import artifact
-from dprjax.retrieval import embeddings
+from dprjax.retrieval import embeddings, manifest
 from dprjax.runtime import mesh
 
 TEXTS = {
@@ -101,7 +101,7 @@ def test_equals_the_retriever(run, vectors, corpus, tmp_path, prompt):
   assert found.ids == list(TEXTS)
   np.testing.assert_allclose(values, vectors, atol=1e-6)
   np.testing.assert_allclose(np.linalg.norm(values, axis=1), 1, atol=1e-5)
-  assert found.meta == embeddings.Meta(
+  assert found.meta == manifest.Meta(
     dimension=128,
     dtype='float32',
     kind='passage',

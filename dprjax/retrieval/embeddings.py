@@ -16,258 +16,35 @@ import hashlib
 import io
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from etils import epath
 from jaxtyping import Float, Int
 
-from dprjax.base import arrays, files, outputs, reading
+from dprjax.base import arrays, files, outputs
 from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike, atomic_write, sha256_file, write_json
-from dprjax.formats.fields import Record
-
-_FORMAT = 'dprjax.embeddings'
-_VERSION = 2
-_MANIFEST, _PROGRESS, _PROGRESS_OF_OTHERS = 'manifest.json', 'progress.json', 'progress-*.json'
-_DTYPES = ('float32', 'float16')
-_ARITHMETIC = ('float32', 'bfloat16')
-# A shard's files, as its entry in the manifest names them, and their suffixes.
-_FILES = {'embeddings': 'npy', 'ids': 'txt'}
-# What a killed run leaves of a file that it was writing.
-_LEFT = re.compile(r'\.(embeddings-|ids-|manifest|progress).*\.[0-9a-f]{8}\.tmp')
-_MOST_ROWS, _MOST_DIMENSIONS = 2**31 - 1, 2**20  # search numbers rows in int32
-_SHA256 = re.compile('[0-9a-f]{64}')
-# White space and control characters separate the columns and lines of a run.
-_BAD_IDS = re.compile(r'^\n|\n\n|[^\S\n]|[\x00-\x09\x0b-\x1f\x7f]')
-
-
-@dataclasses.dataclass(frozen=True)
-class Meta:
-  """What made the vectors: all that decides them. A folder holds vectors of one `Meta`.
-
-  Attributes:
-    dimension: H.
-    dtype: of the stored vectors, 'float32' or 'float16'.
-    kind: 'query' or 'passage'.
-    backbone_sha256: of the encoder's tensors.
-    config_sha256: of the encoder's shape: heads, activation, epsilon and so on.
-    tokenizer_sha256: of the tokenizer.
-    prompt_sha256: of the prompt's file; None without a prompt.
-    shift_positions: whether tokens count their positions from the prompt's length.
-    pooling: 'cls', 'mean', ...
-    normalize: whether the vectors were scaled to length 1.
-    prefix: what was put before every text of this kind.
-    max_length: tokens at which a text was cut.
-    arithmetic: the dtype of matrix products, 'float32' or 'bfloat16'.
-    input_sha256: of the ids and texts, which shows whether a text changed under its old id.
-    topic: under a prompt of kind topic, which topic's prompt: 'infer', each text's own, or a
-      topic's number. Else empty.
-  """
-
-  dimension: int
-  dtype: str
-  kind: str
-  backbone_sha256: str
-  config_sha256: str
-  tokenizer_sha256: str
-  prompt_sha256: str | None
-  shift_positions: bool
-  pooling: str
-  normalize: bool
-  prefix: str
-  max_length: int
-  arithmetic: str
-  input_sha256: str
-  topic: str = ''
-
-  @classmethod
-  def read(cls, record: Record) -> 'Meta':
-    """From a manifest. Raises InputError for a key that is missing or of another type."""
-    return cls(
-      dimension=record.whole('dimension', 1, _MOST_DIMENSIONS),
-      dtype=record.choice('dtype', *_DTYPES),
-      kind=record.choice('kind', 'query', 'passage'),
-      backbone_sha256=record.text('backbone_sha256'),
-      config_sha256=record.text('config_sha256'),
-      tokenizer_sha256=record.text('tokenizer_sha256'),
-      prompt_sha256=record.optional_text('prompt_sha256'),
-      shift_positions=record.boolean('shift_positions'),
-      pooling=record.text('pooling'),
-      normalize=record.boolean('normalize'),
-      prefix=record.text('prefix'),
-      max_length=record.whole('max_length', 1, 2**31),
-      arithmetic=record.choice('arithmetic', *_ARITHMETIC),
-      input_sha256=record.text('input_sha256'),
-      topic=record.text('topic', ''),
-    )
-
-  def space(self) -> dict[str, Any]:
-    """The fields that queries and passages must share for their inner product to mean anything."""
-    return {name: getattr(self, name) for name in SPACE}
-
-
-SPACE = (
-  'dimension',
-  'backbone_sha256',
-  'config_sha256',
-  'tokenizer_sha256',
-  'prompt_sha256',
-  'shift_positions',
-  'pooling',
-  'normalize',
+from dprjax.base.files import PathLike, atomic_write, sha256_file
+from dprjax.retrieval.manifest import (
+  DTYPES,
+  FILES,
+  MANIFEST,
+  PROGRESS,
+  PROGRESS_OF_OTHERS,
+  Entry,
+  Manifest,
+  Meta,
+  Shard,
+  cut_shards,
+  shard_names,
+  shown,
 )
 
-
-def check_same_space(
-  name: str, space: Mapping[str, Any], other_name: str, other: Mapping[str, Any]
-) -> None:
-  """Raises InputError where two spaces (`Meta.space`) differ, and says in what."""
-
-  differences = '; '.join(
-    f'{field} {_short(space.get(field))} and {_short(value)}'
-    for field, value in other.items()
-    if space.get(field) != value
-  )
-  if differences:
-    raise InputError(
-      f'{name} and {other_name} do not belong together: {differences}; encode both with the same '
-      'backbone, prompt and settings'
-    )
-
-
-def _short(value: Any) -> str:
-  if not isinstance(value, str) or value.isalnum():
-    text = str(value)
-    return text if len(text) <= 20 else f'{text[:12]}...'
-  return repr(value if len(value) <= 20 else f'{value[:12]}...')  # a prefix text
-
-
-class Shard(NamedTuple):
-  """The rows of one file: ``ids[start:stop]``."""
-
-  number: int
-  start: int
-  stop: int
-
-
-def _shards(rows: int, shard_rows: int) -> list[Shard]:
-  starts = range(0, rows, shard_rows)
-  return [
-    Shard(number, start, min(start + shard_rows, rows)) for number, start in enumerate(starts)
-  ]
-
-
-def _names(number: int, count: int) -> dict[str, str]:
-  """The files of shard ``number`` of ``count``."""
-  return {what: f'{what}-{number:05d}-of-{count:05d}.{suffix}' for what, suffix in _FILES.items()}
-
-
-class _Entry(NamedTuple):
-  """A shard in the manifest: its files' checksums."""
-
-  embeddings_sha256: str
-  ids_sha256: str
-
-
-@dataclasses.dataclass(frozen=True)
-class _Manifest:
-  """A manifest, or the progress of a folder that is not finished.
-
-  Attributes:
-    ids_sha256: of all ids, a line each.
-    entries: by the shard's number.
-  """
-
-  meta: Meta
-  rows: int
-  shard_rows: int
-  ids_sha256: str
-  entries: dict[int, _Entry]
-
-  def shards(self) -> list[Shard]:
-    return _shards(self.rows, self.shard_rows)
-
-  def header(self) -> dict[str, Any]:
-    """All but the shards."""
-    return {
-      'format': _FORMAT,
-      'version': _VERSION,
-      'rows': self.rows,
-      'shard_rows': self.shard_rows,
-      'ids_sha256': self.ids_sha256,
-      **dataclasses.asdict(self.meta),
-    }
-
-  def write(self, path: epath.Path) -> None:
-    shards = self.shards()
-    write_json(
-      path,
-      self.header()
-      | {
-        'shards': [
-          {
-            'index': number,
-            'rows': shards[number].stop - shards[number].start,
-            **_names(number, len(shards)),
-            **self.entries[number]._asdict(),
-          }
-          for number in sorted(self.entries)
-        ]
-      },
-    )
-
-  @classmethod
-  def read(cls, path: epath.Path) -> '_Manifest':
-    """Raises InputError for anything that `write` does not write."""
-    what = 'embeddings manifest'
-    files.regular_file(path, what)
-    record = Record(reading.read_json_object(path, what), f'{what} {path}')
-    if record.values.get('format') != _FORMAT:
-      raise InputError(f'{path} is not a {_FORMAT} manifest')
-    version = record.values.get('version')
-    if version != _VERSION or not isinstance(version, int):
-      raise InputError(
-        f'{path} is of version {version!r:.20}, expected {_VERSION}: another dprjax made these '
-        'embeddings; encode again, into another folder'
-      )
-    try:
-      rows, shard_rows = (record.whole(key, 1, _MOST_ROWS) for key in ('rows', 'shard_rows'))
-      count = -(-rows // shard_rows)
-      entries: dict[int, _Entry] = {}
-      number = -1
-      for shard in record.records('shards', 'a list of objects'):
-        number = shard.whole('index', number + 1, count - 1)
-        size = min(shard_rows, rows - number * shard_rows)
-        shard.whole('rows', size, size)
-        for key, name in _names(number, count).items():
-          shard.choice(key, name)
-        entries[number] = _Entry(*(_sha256(shard, f'{what}_sha256') for what in _FILES))
-      return cls(Meta.read(record), rows, shard_rows, _sha256(record, 'ids_sha256'), entries)
-    except InputError as error:
-      raise InputError(f'{error}; encode again, into another folder') from error
-
-
-def _sha256(record: Record, key: str) -> str:
-  value = record.text(key)
-  if not _SHA256.fullmatch(value):
-    raise InputError(f'{record.where}: {key!r} is {value!r:.40}; expected a SHA-256')
-  return value
-
-
-def is_embeddings(folder: epath.Path) -> bool:
-  """Whether a folder is one of embeddings, finished or not, of any version.
-
-  Raises:
-    InputError: its manifest cannot be read.
-  """
-  for name in (_MANIFEST, _PROGRESS):
-    if (folder / name).exists():
-      files.regular_file(folder / name, 'embeddings manifest')
-      manifest = reading.read_json_object(folder / name, 'embeddings manifest')
-      return manifest.get('format') == _FORMAT
-  return False
+# What a killed run leaves of a file that it was writing.
+_LEFT = re.compile(r'\.(embeddings-|ids-|manifest|progress).*\.[0-9a-f]{8}\.tmp')
+# White space and control characters separate the columns and lines of a run.
+_BAD_IDS = re.compile(r'^\n|\n\n|[^\S\n]|[\x00-\x09\x0b-\x1f\x7f]')
 
 
 class EmbeddingsWriter:
@@ -299,36 +76,34 @@ class EmbeddingsWriter:
       InputError: no ids; an id that is empty, repeated or has whitespace in it; or a folder that
         holds other embeddings (another model, text or shard size) or something else.
     """
-    if meta.dtype not in _DTYPES:
-      raise InputError(
-        f'embeddings cannot be stored as {meta.dtype}: choose {" or ".join(_DTYPES)}'
-      )
+    if meta.dtype not in DTYPES:
+      raise InputError(f'embeddings cannot be stored as {meta.dtype}: choose {" or ".join(DTYPES)}')
     _check_ids(ids, source)
     self.folder = epath.Path(folder)
     self.meta = meta
     self.ids = ids
     self._process = process
-    self._progress = _PROGRESS if process == 0 else f'progress-{process:05d}.json'
-    self._shards = _shards(len(ids), shard_rows)
+    self._progress = PROGRESS if process == 0 else f'progress-{process:05d}.json'
+    self._shards = cut_shards(len(ids), shard_rows)
     ids_sha256 = hashlib.sha256(''.join(f'{id_}\n' for id_ in ids).encode()).hexdigest()
-    self._manifest = _Manifest(meta, len(ids), shard_rows, ids_sha256, {})
+    self._manifest = Manifest(meta, len(ids), shard_rows, ids_sha256, {})
     self._manifest.entries.update(self._resume())
 
-  def _resume(self) -> dict[int, _Entry]:
+  def _resume(self) -> dict[int, Entry]:
     """The manifest's entries, by shard, of the shards that are there and undamaged."""
     if self.folder.exists() and not self.folder.is_dir():
       raise InputError(f'{self.folder} is a file; embeddings need a folder')
     names = {path.name for path in self.folder.iterdir()} if self.folder.exists() else set()
-    stored = next((name for name in (_MANIFEST, _PROGRESS) if name in names), None)
+    stored = next((name for name in (MANIFEST, PROGRESS) if name in names), None)
     if stored is None:
       if names and not outputs.is_vacant(self.folder):
         raise InputError(
           f'{self.folder} is not empty and holds no embeddings; choose another folder'
         )
       self._clear()
-      self._manifest.write(self.folder / _PROGRESS)
+      self._manifest.write(self.folder / PROGRESS)
       return {}
-    manifest = _Manifest.read(self.folder / stored)
+    manifest = Manifest.read(self.folder / stored)
     if different := self._differences(manifest):
       raise InputError(
         f"{self.folder} holds other embeddings: {'; '.join(different)}; repeat the first command's "
@@ -343,10 +118,10 @@ class EmbeddingsWriter:
       if self._intact(number, entry)
     }
     # A finished folder with a damaged shard is unfinished again.
-    if stored == _PROGRESS or len(done) < len(self._shards):
-      dataclasses.replace(self._manifest, entries=done).write(self.folder / _PROGRESS)
-      (self.folder / _MANIFEST).unlink(missing_ok=True)
-    for path in self.folder.glob(_PROGRESS_OF_OTHERS):
+    if stored == PROGRESS or len(done) < len(self._shards):
+      dataclasses.replace(self._manifest, entries=done).write(self.folder / PROGRESS)
+      (self.folder / MANIFEST).unlink(missing_ok=True)
+    for path in self.folder.glob(PROGRESS_OF_OTHERS):
       path.unlink()
     return done
 
@@ -356,30 +131,30 @@ class EmbeddingsWriter:
       if _LEFT.fullmatch(path.name):
         path.unlink()
 
-  def _intact(self, number: int, entry: _Entry) -> bool:
-    names = _names(number, len(self._shards))
+  def _intact(self, number: int, entry: Entry) -> bool:
+    names = shard_names(number, len(self._shards))
     return all(
       path.exists()
       and not path.is_dir()
       and not files.is_special(path)
       and sha256_file(path) == digest
-      for path, digest in zip((self.folder / names[what] for what in _FILES), entry, strict=True)
+      for path, digest in zip((self.folder / names[what] for what in FILES), entry, strict=True)
     )
 
-  def _differences(self, manifest: _Manifest) -> list[str]:
+  def _differences(self, manifest: Manifest) -> list[str]:
     """What differs: 'arithmetic is float32 there, bfloat16 here'."""
     there = manifest.header()
     return [
-      f'{key} is {_short(there[key])} there, {_short(value)} here'
+      f'{key} is {shown(there[key])} there, {shown(value)} here'
       for key, value in self._manifest.header().items()
       if there[key] != value
     ]
 
-  def _others(self) -> dict[int, _Entry]:
+  def _others(self) -> dict[int, Entry]:
     """The entries of the shards that other processes wrote."""
-    entries: dict[int, _Entry] = {}
-    for path in self.folder.glob(_PROGRESS_OF_OTHERS):
-      progress = _Manifest.read(path)
+    entries: dict[int, Entry] = {}
+    for path in self.folder.glob(PROGRESS_OF_OTHERS):
+      progress = Manifest.read(path)
       if not self._differences(progress):
         entries |= progress.entries
     return entries
@@ -408,22 +183,22 @@ class EmbeddingsWriter:
         f'the embedding of {self.ids[shard.start + bad[0]]!r} is not finite as {self.meta.dtype} '
         f'({bad.size} of {count} rows)'
       )
-    names = _names(shard.number, len(self._shards))
+    names = shard_names(shard.number, len(self._shards))
     with atomic_write(self.folder / names['embeddings'], 'wb') as file:
       np.save(file, vectors, allow_pickle=False)
     with atomic_write(self.folder / names['ids']) as file:
       file.writelines(f'{id_}\n' for id_ in self.ids[shard.start : shard.stop])
-    self._manifest.entries[shard.number] = _Entry(
-      *(sha256_file(self.folder / names[what]) for what in _FILES)
+    self._manifest.entries[shard.number] = Entry(
+      *(sha256_file(self.folder / names[what]) for what in FILES)
     )
     self._manifest.write(self.folder / self._progress)
 
   def discard(self) -> None:
     """Leaves nothing of a folder in which no shard is written yet; for a command that fails."""
-    if self._process or self._manifest.entries or any(self.folder.glob(_PROGRESS_OF_OTHERS)):
+    if self._process or self._manifest.entries or any(self.folder.glob(PROGRESS_OF_OTHERS)):
       return
-    if not (self.folder / _MANIFEST).exists():
-      (self.folder / _PROGRESS).unlink(missing_ok=True)
+    if not (self.folder / MANIFEST).exists():
+      (self.folder / PROGRESS).unlink(missing_ok=True)
 
   def finish(self) -> None:
     """Writes the manifest, on process 0. Raises RuntimeError while shards are pending."""
@@ -432,8 +207,8 @@ class EmbeddingsWriter:
     self._manifest.entries.update(self._others())
     if pending := self.pending():
       raise RuntimeError(f'{len(pending)} of {len(self._shards)} shards are not written')
-    self._manifest.write(self.folder / _MANIFEST)
-    for path in (self.folder / _PROGRESS, *self.folder.glob(_PROGRESS_OF_OTHERS)):
+    self._manifest.write(self.folder / MANIFEST)
+    for path in (self.folder / PROGRESS, *self.folder.glob(PROGRESS_OF_OTHERS)):
       path.unlink(missing_ok=True)
 
 
@@ -564,17 +339,17 @@ def load_embeddings(
       disagree.
   """
   root = files.existing(folder, 'embeddings')
-  path = root / _MANIFEST
+  path = root / MANIFEST
   if not path.exists():
-    if (root / _PROGRESS).exists():
+    if (root / PROGRESS).exists():
       raise InputError(
         f'{root} is unfinished: run the dprjax.encode command that began it again; it continues '
         'where it stopped'
       )
     raise InputError(
-      f'{root} holds no embeddings ({_MANIFEST} not found): make them with dprjax.encode'
+      f'{root} holds no embeddings ({MANIFEST} not found): make them with dprjax.encode'
     )
-  manifest = _Manifest.read(path)
+  manifest = Manifest.read(path)
   meta, all_shards = manifest.meta, -(-manifest.rows // manifest.shard_rows)
   if len(manifest.entries) < all_shards:
     raise InputError(
@@ -582,15 +357,15 @@ def load_embeddings(
     )
   shards, id_files, digest = [], [], hashlib.sha256()
   for shard in manifest.shards():
-    names = _names(shard.number, all_shards)
-    vectors_file, ids_file = (root / names[what] for what in _FILES)
+    names = shard_names(shard.number, all_shards)
+    vectors_file, ids_file = (root / names[what] for what in FILES)
     for file, expected in zip(
       (vectors_file, ids_file), manifest.entries[shard.number], strict=True
     ):
       files.regular_file(file, 'embeddings shard')
       if verify and shard.number % processes == process and sha256_file(file) != expected:
         raise InputError(
-          f'{file} was changed or damaged since it was written (SHA-256 differs from {_MANIFEST}): '
+          f'{file} was changed or damaged since it was written (SHA-256 differs from {MANIFEST}): '
           'encode again'
         )
     ids, content = _read_ids(ids_file)
@@ -600,7 +375,7 @@ def load_embeddings(
     shards.append(Rows(vectors_file, shape, np.dtype(meta.dtype), offset))
     id_files.append(ids_file)
   if digest.hexdigest() != manifest.ids_sha256:
-    raise InputError(f'{root}: the ids are not those of {_MANIFEST}: encode again')
+    raise InputError(f'{root}: the ids are not those of {MANIFEST}: encode again')
   return Embeddings(shards, meta, sha256_file(path), id_files)
 
 
@@ -643,7 +418,7 @@ def _check_array(path: epath.Path, shape: tuple[int, int], dtype: np.dtype, ids:
     raise InputError(f'{broken} of numbers: encode again')
   if found != shape or kind != dtype or by_columns or ids != shape[0]:
     raise InputError(
-      f'{path}: {kind} {found} with {ids} ids, but {_MANIFEST} says {dtype} {shape}: encode again'
+      f'{path}: {kind} {found} with {ids} ids, but {MANIFEST} says {dtype} {shape}: encode again'
     )
   if size != offset + math.prod(shape) * dtype.itemsize:
     raise InputError(f'{broken} ({size:,} bytes): encode again')

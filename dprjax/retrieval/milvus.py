@@ -3,7 +3,7 @@
 The same code serves milvus-lite, which runs in this process on a local folder (``index.db``), and a
 server or cluster (``http://host:19530``). Both need ``pip install 'dprjax[milvus]'``.
 
-A collection records what made its vectors (`dprjax.retrieval.embeddings.Meta.space`), and refuses
+A collection records what made its vectors (`dprjax.retrieval.manifest.Meta.space`), and refuses
 documents and queries of another backbone or prompt. Scores are inner products.
 
     server = Server('index.db', new=True)
@@ -33,8 +33,8 @@ from jaxtyping import Float, Int
 from dprjax.base import files, outputs, reading, sidecars
 from dprjax.base.errors import InputError
 from dprjax.formats.fields import Record
-from dprjax.retrieval.embeddings import SPACE, check_same_space
 from dprjax.retrieval.exact import check_finite
+from dprjax.retrieval.manifest import SPACE, check_same_space
 
 MAX_K = 16_384  # the most that Milvus returns for a query
 _LITE_TYPES = ('FLAT', 'AUTOINDEX', 'HNSW', 'IVF_FLAT', 'IVF_SQ8')
@@ -272,7 +272,7 @@ class Server:
 
     Args:
       name: letters, digits and underscores.
-      space: of its vectors, `embeddings.Meta.space`.
+      space: of its vectors, `manifest.Meta.space`.
       index_type: one of INDEX_TYPES. 'auto' is SCANN; on milvus-lite, which lacks it, FLAT (exact).
       rows: about how many there will be, which sets the number of lists of SCANN and IVF.
 
@@ -340,7 +340,7 @@ class Collection:
 
   Attributes:
     server, name: where it is.
-    space: what made the vectors, as in `embeddings.Meta.space`.
+    space: what made the vectors, as in `manifest.Meta.space`.
     index_type: the server's name for it.
   """
 

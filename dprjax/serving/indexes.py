@@ -11,7 +11,7 @@ from dprjax.base.files import PathLike
 from dprjax.formats.texts import read_texts
 from dprjax.inference import embedder
 from dprjax.inference.reranker import CrossEncoder
-from dprjax.retrieval import embeddings, exact
+from dprjax.retrieval import embeddings, exact, manifest
 from dprjax.serving.engine import Engine
 from dprjax.serving.library import Version
 
@@ -87,7 +87,7 @@ class Index:
     if version.meta.get('index') == self.name:
       for field in ('prompt_sha256', 'shift_positions'):
         own[field] = space[field]
-    embeddings.check_same_space(f'index {self.name}', space, f'prompt {version.name}', own)
+    manifest.check_same_space(f'index {self.name}', space, f'prompt {version.name}', own)
 
   def search(self, queries: Float[np.ndarray, 'n H'], k: int) -> list[list[Hit]]:
     """The best k passages of each query, at most ``most``, best first, by exact inner product."""

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from dprjax.base.errors import InputError
-from dprjax.retrieval import embeddings
-from dprjax.retrieval.embeddings import EmbeddingsWriter, Meta, load_embeddings
+from dprjax.retrieval import manifest
+from dprjax.retrieval.embeddings import EmbeddingsWriter, load_embeddings
+from dprjax.retrieval.manifest import Meta
 
 META = Meta(
   dimension=3,
@@ -274,7 +275,7 @@ OTHER = {
 
 def test_every_field_is_compared():
   assert list(OTHER) == [field.name for field in dataclasses.fields(Meta)]
-  assert set(embeddings.SPACE) < set(OTHER)
+  assert set(manifest.SPACE) < set(OTHER)
 
 
 @pytest.mark.parametrize(
