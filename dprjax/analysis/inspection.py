@@ -400,25 +400,38 @@ def first_token_entropy(
 ) -> Float[np.ndarray, 'L N']:
   """``attention_entropy``, the mean over texts, which are encoded as passages.
 
-  The first token attends to the vectors of a prompt too.
+  The first token attends to the vectors of a prompt too; under a prompt of kind topic, to those of
+  the text's own topic.
   """
   prompt, settings = retriever.encoder.entry()
   backbone = retriever.encoder.backbones['passage']
   config = backbone.config
 
-  def embed(params: Any, tokens: jax.Array, mask: jax.Array) -> jax.Array:
+  given: Any = None
+  columns: tuple[np.ndarray, ...] = ()
+  if prompt is not None and retriever.encoder.topics:
+    (topic_model,) = retriever.encoder.topics.values()
+    given, columns = np.stack(prompt.prefixes('passage')), (topic_model.assign(texts),)
+  elif prompt is not None:
+    given = prompt.prefix('passage')
+
+  def embed(
+    params: Any, tokens: jax.Array, mask: jax.Array, numbers: jax.Array | None = None
+  ) -> jax.Array:
+    prefix = params[1] if numbers is None else params[1][numbers]  # [B, L, 2, P, N, D]
     weights = encoder.first_token_attention(
-      config, params[0], tokens, mask, prompt=params[1], shift_positions=settings.shift_positions
+      config, params[0], tokens, mask, prompt=prefix, shift_positions=settings.shift_positions
     )
     entropy = analysis.attention_entropy(weights)  # [L, B, N]
     return entropy.swapaxes(0, 1).reshape(entropy.shape[1], -1)
 
   mesh = retriever.encoder.mesh
-  placed = place(mesh, (backbone.params, None if prompt is None else prompt.prefix('passage')))
+  placed = place(mesh, (backbone.params, given))
   embedder = Embedder(
     embed, mesh, batch_size, settings.passage_max_length, retriever.encoder.tokenizer.pad_id
   )
-  values = embedder(placed, retriever.encoder.tokenize(texts, 'passage'), progress)
+  rows = retriever.encoder.tokenize(texts, 'passage')
+  values = embedder(placed, rows, progress, columns)
   return values.mean(axis=0, dtype=np.float64).reshape(config.num_layers, config.num_heads)
 
 

@@ -324,6 +324,31 @@ def papers(tmp_path_factory):
   return folder, made, fitted.topics
 
 
+def test_attention_under_a_prompt_of_topics(papers, small, tmp_path):
+  _, made, model = papers
+  prefixes = np.random.default_rng(1).normal(size=(2, 2, 2, 3, 4, 8)).astype(np.float32)
+  plain = artifact.load_prompt(small / 'prompt.npz')
+  files = {}
+  for name, meta, arrays in (
+    ('topics', {'kind': 'topic'}, {'prefix': prefixes, **model.arrays()}),
+    *((k, {}, {'prefix': prefixes[k]}) for k in range(2)),
+  ):
+    files[name] = tmp_path / f'{name}.npz'
+    artifact.save_prompt(files[name], artifact.Prompt(plain.meta | meta, arrays))
+  passages = [paper.passage for paper in made]
+  own = model.assign(passages)
+  assert set(own.tolist()) == {0, 1}
+
+  def entropy(name, chosen):
+    retriever = Retriever.load(small / 'deep2', files[name], batch_size=8)
+    return inspection.first_token_entropy(retriever, chosen, batch_size=8)
+
+  each = [entropy(k, [passages[i] for i in np.flatnonzero(own == k)]) for k in range(2)]
+  expected = sum(each[k] * np.mean(own == k) for k in range(2))
+  np.testing.assert_allclose(entropy('topics', passages), expected, atol=1e-5)
+  assert not np.allclose(each[0], each[1], atol=1e-3)
+
+
 def test_categories_and_topics_of_passages(papers):
   folder, made, model = papers
   texts = inspection.read_texts(beir=folder / 'beir', topic_model=model)
