@@ -110,6 +110,7 @@ setuptools.setup(
   ],
   python_requires='>=3.11,<3.14',
   packages=setuptools.find_packages(include=['dprjax', 'dprjax.*']),
+  package_data={'dprjax.serving': ['page.html']},
   install_requires=REQUIRES,
   extras_require=EXTRAS,
 )

@@ -67,6 +67,7 @@ def make_server(app: Any, drain_seconds: int) -> Any:
     # Bodies are limited by the application; heads by this.
     h11_max_incomplete_event_size=1 << 16,
     backlog=2048,
+    timeout_keep_alive=75,  # longer than a balancer keeps an idle connection
   )
   logging.getLogger('uvicorn').setLevel(logging.ERROR)
   threading.Thread(target=app.compile, name='compile', daemon=True).start()

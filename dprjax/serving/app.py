@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from dprjax.base.errors import InputError
 from dprjax.models.prompts import KINDS
-from dprjax.serving import keys, messages
+from dprjax.serving import keys, messages, page
 from dprjax.serving.batcher import Busy, NotFinite
 from dprjax.serving.engine import Engine, Tokens
 from dprjax.serving.indexes import Index, Reranker
@@ -107,9 +107,11 @@ class App:
     self.ready, self.failed = threading.Event(), ''
     self._draining = False
     self._document = orjson.dumps(messages.openapi(self._limits.bytes, self._limits.prompt_bytes))
+    self._page_content = page.read()
     route = self._route
     self.asgi = Starlette(
       routes=[
+        Route('/', self._page),
         Route('/healthz', self._healthz),
         Route('/readyz', self._readyz),
         Route('/openapi.json', self._openapi),
@@ -136,7 +138,7 @@ class App:
         index.compile()
       for reranker in self._rerankers.values():
         reranker.compile()
-    except Exception as error:
+    except Exception as error:  # /readyz says it
       self.failed = f'{type(error).__name__}: {error}'
       logger.error('the server cannot become ready: %s', self.failed.partition('\n')[0])
       return
@@ -172,7 +174,7 @@ class App:
         response = await handler(request)
       except (_Left, ClientDisconnect):
         response = Response(status_code=_LEFT)
-      except Exception as error:
+      except Exception as error:  # one request's fault ends no server
         response = _failed(error, path)
       finally:
         self._active -= 1
@@ -428,6 +430,10 @@ class App:
     return Response(status_code=204)
 
   # Operation.
+
+  async def _page(self, request: Request) -> Response:
+    content, headers = self._page_content
+    return Response(content, headers=headers, media_type='text/html')
 
   async def _healthz(self, request: Request) -> Response:
     return PlainTextResponse('ok\n')

@@ -140,7 +140,7 @@ class Batcher:
   def _run(self) -> None:
     try:
       self._bank.compile()
-    except BaseException as error:
+    except BaseException as error:  # whoever waits must hear of it
       self.ready.set_exception(error)
       return
     self.ready.set_result(None)
@@ -238,7 +238,7 @@ class Batcher:
       prefixes = [row.text.prefix for row in rows]
       leases = self._bank.assign(prefixes, self._wanted)
       vectors = self._bank.run([row.text.ids for row in rows], prefixes, leases, count, length)
-    except Exception as error:
+    except Exception as error:  # the requests fail, and the thread goes on
       self._fail(rows, error)
       return None
     tokens = sum(len(row.text.ids) for row in rows)
@@ -253,7 +253,7 @@ class Batcher:
     """Waits for a batch, and hands its vectors to the requests."""
     try:
       vectors = np.asarray(flight.vectors)
-    except Exception as error:
+    except Exception as error:  # likewise
       self._fail(flight.rows, error)
       return
     seconds = time.monotonic() - flight.sent

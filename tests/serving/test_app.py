@@ -2,9 +2,13 @@
 
 import base64
 import contextlib
+import functools
 import hashlib
 import json
+import re
+import shutil
 import socket
+import subprocess
 import threading
 import time
 
@@ -371,3 +375,93 @@ def test_keys(engine, tmp_path, folder):
     file.write_text(text)
     with pytest.raises(InputError, match=says):
       Keys.load(file)
+
+
+@contextlib.contextmanager
+def browser():
+  """``call(method, path, **body)`` of a headless Chromium's WebDriver session."""
+  driver, chromium = shutil.which('chromedriver'), shutil.which('chromium')
+  if not (driver and chromium):
+    pytest.skip('apt-get install chromium chromium-driver')
+  process = subprocess.Popen([driver, '--port=0'], stdout=subprocess.PIPE, text=True)
+  try:
+    port = next(
+      line.split()[-1].rstrip('.') for line in process.stdout if 'successfully on' in line
+    )
+    with httpx.Client(base_url=f'http://127.0.0.1:{port}', timeout=120) as http:
+      options = {'binary': chromium, 'args': ['--headless=new', '--no-sandbox', '--disable-gpu']}
+      logs = {'browser': 'ALL'}
+      match = {'goog:chromeOptions': options, 'goog:loggingPrefs': logs}
+      session = http.post('/session', json={'capabilities': {'alwaysMatch': match}})
+      session = f'/session/{session.json()["value"]["sessionId"]}'
+
+      def call(method, path, **body):
+        answer = http.request(method, session + path, json=body if method == 'POST' else None)
+        assert answer.status_code == 200, answer.text
+        return answer.json()['value']
+
+      yield call
+      http.delete(session)
+  finally:
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+@pytest.mark.slow
+def test_the_page_in_a_browser(client, small, tmp_path):
+  content = small.write(tmp_path, '<b>', 2, task='<img src=x>').read_bytes()
+  assert client.put('/v1/prompts/late', content=content).status_code == 201
+  with browser() as call:
+    run = functools.partial(call, 'POST', '/execute/sync', args=[])
+
+    def until(script):
+      for _ in range(200):
+        if found := run(script=f'return {script}'):
+          return found
+        time.sleep(0.05)
+      raise AssertionError(run(script='return document.body.innerText'))
+
+    call('POST', '/url', url=f'{client.base_url}/')
+    options = "[...document.querySelectorAll('#first option')].map(one => one.value)"
+    assert until(f'{options}.length && {options}') == ['asks', 'chat', 'late', 'qa', 'model']
+    assert '<img src=x>' in run(script="return document.querySelector('#prompts').innerText")
+    # By keyboard alone: two prompts, a query, Enter.
+    choose = "document.querySelector('#%s').value = '%s'"
+    run(script=f'{choose % ("first", "qa")}; {choose % ("second", "asks")}; document.body.focus()')
+    run(script='document.activeElement.blur()')
+    keys = [{'type': what, 'value': key} for key in '/json\ue007' for what in ('keyDown', 'keyUp')]
+    call('POST', '/actions', actions=[{'type': 'key', 'id': 'k', 'actions': keys}])
+    until("document.querySelectorAll('#results li').length === 6")
+    shown = run(
+      script="return [...document.querySelectorAll('#results section')].map(s => s.innerText)"
+    )
+    for name, column in zip(('qa', 'asks'), shown, strict=True):
+      body = {'model': name, 'query': 'json', 'k': 3}
+      hits = client.post('/v1/search', json=body).json()['results'][0]
+      assert column.startswith(name) and ' ms' in column
+      places = [column.index(hit['id']) for hit in hits]
+      assert places == sorted(places)
+      assert all(PASSAGES[hit['id']] in column for hit in hits)
+      assert all(f'{hit["score"]:.3f}' in column for hit in hits)
+      assert 'same place' in column or '▲' in column
+    # A prompt that cannot search the index says so, in its own column.
+    run(script=f'{choose % ("second", "chat")}; document.querySelector("form").requestSubmit()')
+    until(
+      "document.querySelector('#results .problem')?.innerText.includes('do not belong together')"
+    )
+    # Nothing is cut off on a phone, and nothing was refused or failed.
+    call('POST', '/window/rect', width=400, height=800)
+    assert until('document.documentElement.scrollWidth <= window.innerWidth + 1')
+    logs = [
+      line for line in call('POST', '/se/log', type='browser') if '422' not in line['message']
+    ]
+    assert logs == []
+  assert client.delete('/v1/prompts/late').status_code == 204
+
+
+def test_the_page_loads_nothing_from_elsewhere(client):
+  page = client.get('/')
+  assert page.headers['content-type'] == 'text/html; charset=utf-8'
+  assert "default-src 'none'" in page.headers['content-security-policy']
+  assert not re.findall(r'(?:src|href)="(?!/|data:,)', page.text)
