@@ -33,6 +33,7 @@ from dprjax.data import text
 from dprjax.data.batches import open_batches
 from dprjax.methods import method as methods
 from dprjax.models import artifact, hub
+from dprjax.models.head_specs import HEADS, Head
 from dprjax.runtime import checkpoint, cli, compiled, distributed, log, mesh, optim, stopping, tree
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
@@ -114,7 +115,7 @@ def _train(
       hub.check_readable(path)
     if main:
       configs.claim_workdir(config, workdir)
-    make_backbone(config, workdir, texts.read)
+    make_backbone(config, workdir, texts.read, method.needs)
   backbone = hub.load_backbone(path, heads=method.parts)
   tokenizer = text.load_tokenizer(backbone.path)
   hub.check_vocabulary(backbone, tokenizer.vocab_size, backbone.path)
@@ -279,11 +280,15 @@ def _train(
 
 
 def make_backbone(
-  config: ml_collections.FrozenConfigDict, workdir: epath.Path, read: Callable[[], Iterator[str]]
+  config: ml_collections.FrozenConfigDict,
+  workdir: epath.Path,
+  read: Callable[[], Iterator[str]],
+  needs: Sequence[str] = (),
 ) -> None:
   """Makes a backbone from scratch in the workdir, if the config asks for one.
 
-  Its vocabulary is trained on the texts that ``read`` streams.
+  Its vocabulary is trained on the texts that ``read`` streams. It has the heads that ``needs``
+  names, of ``head_specs.HEADS``.
   """
   path = configs.backbone_path(config, workdir)
   if config.backbone.path.startswith('scratch:') and not epath.Path(path).exists():
@@ -297,7 +302,11 @@ def make_backbone(
         pad_token_id=tokenizer.pad_id,
       )
       params = hub.init_params(model, jax.random.key(config.seed))
-      hub.save_backbone(path, model, params, source=folder)
+      heads = {
+        name: Head(jax.device_get(HEADS[name].init(model, jax.random.key(config.seed))))
+        for name in needs
+      }
+      hub.save_backbone(path, model, params, source=folder, heads=heads)
 
 
 def init_optimizer(

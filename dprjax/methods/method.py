@@ -142,12 +142,14 @@ class Method(NamedTuple):
     export: ``(config, workdir, backbone, trained) -> Product``, from the flat tree of trained
       parameters.
     parts: heads that it reads from the backbone's directory, names of ``head_specs.HEADS``.
+    needs: those of them without which it cannot begin; a backbone from scratch is made with them.
   """
 
   build: Callable[[ConfigDict, EncoderConfig, Mesh, Tokenizer], Model]
   data: Callable[[ConfigDict, ConfigDict, epath.Path, Mesh], Texts]
   export: Callable[[ConfigDict, epath.Path, Backbone, Mapping[str, np.ndarray]], Product]
   parts: tuple[str, ...] = ()
+  needs: tuple[str, ...] = ()
 
 
 def load(name: str) -> Method:

@@ -179,7 +179,8 @@ def _words(kind: str, names: Sequence[str], entry: ConfigDict, key: str) -> dict
   words = {}
   for name in names:
     side, segment = name.split('/')
-    given = tuple(entry.words[side])
+    task = key.rpartition('.')[2]
+    given = tuple(entry.words[side]) or segments.WORDS.get(task, {}).get(side, ())
     place = int(segment[1:]) - 1
     if place >= len(given):
       raise InputError(

@@ -144,4 +144,4 @@ def export(
   return nir_prompt.export(config, workdir, backbone, trained, KINDS)
 
 
-METHOD = Method(build, find, export, parts=('mlm',))
+METHOD = Method(build, find, export, parts=('mlm',), needs=('mlm',))

@@ -310,8 +310,6 @@ def table() -> types.SimpleNamespace:
   # the trained tasks' prompt files or folders of them, separated by commas; '': the folder prompts
   # beside the backbone
   c.adapt.prompts = text('')
-  # whether the recipes of new tasks train the backbone too
-  c.adapt.backbone = switch(True)
 
   # for c.method = 'sections'; c.data.dir then names dumps of a MediaWiki, separated by commas, and
   # c.data.hold_out is a fraction of their articles
@@ -357,7 +355,8 @@ def task_table() -> types.SimpleNamespace:
   # for 'nir_retriever' and 'nir_reranker': the prompt file of the task, which stays as it is; '': a
   # new prompt, which is trained
   t.prompt = text('')
-  # and the words of P1, P2, ... around each kind of text, for c.template.kind = 'manual'
+  # and the words of P1, P2, ... around each kind of text, for c.template.kind = 'manual'; (): those
+  # of the paper's tables, for 'retrieval', 'qa', 'dialogue', 'paraphrase' and 'inference'
   t.words = types.SimpleNamespace()
   t.words.query, t.words.passage, t.words.pair = phrases(), phrases(), phrases()
   # of its dev split: a ranking's, 'RR@10' or 'nDCG@10' for instance; of pairs 'accuracy' or 'F1'

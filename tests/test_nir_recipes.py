@@ -1,0 +1,240 @@
+"""The recipes of NIR-Prompt: what their arguments set, and trainings of each kind, also resumed and
+killed between tasks.
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dprjax import train
+from dprjax.base.errors import InputError
+from dprjax.runtime import config as configs
+from tests.test_train import assert_same_bits, metrics_of, steps_of, trainable_of
+
+ROOT = pathlib.Path(__file__).parent.parent
+RETRIEVER = ('dialogue', 'qa', 'retrieval')
+RERANKER = ('dialogue', 'inference', 'paraphrase', 'qa', 'retrieval')
+
+
+def parse(recipe):
+  return configs.parse([f'--config={ROOT}/configs/nir_{recipe}'])
+
+
+@pytest.mark.parametrize(
+  ('recipe', 'tasks', 'expected'),
+  [
+    (
+      'retriever.py',
+      RETRIEVER,
+      ('nir_retriever', 'continuous', 'mask', 'alternate', 16, ('backbone',)),
+    ),
+    (
+      'retriever.py:mdm=qa',
+      ('qa',),
+      ('nir_retriever', 'continuous', 'mask', 'alternate', 16, ('prompt',)),
+    ),
+    (
+      'retriever.py:emm=qa+legal,manual',
+      ('legal', 'qa'),
+      ('nir_retriever', 'manual', 'mask', 'alternate', 16, ('backbone',)),
+    ),
+    (
+      'retriever.py:adapt=qa',
+      ('qa',),
+      ('nir_retriever', 'continuous', 'mask', 'alternate', 16, ('backbone', 'prompt')),
+    ),
+    (
+      'retriever.py:adapt=qa,frozen',
+      ('qa',),
+      ('nir_retriever', 'continuous', 'mask', 'alternate', 16, ('prompt',)),
+    ),
+    ('retriever.py:ft', RETRIEVER, ('dpr', 'none', 'cls', 'alternate', 16, ('backbone',))),
+    (
+      'retriever.py:ft=qa,mask',
+      ('qa',),
+      ('nir_retriever', 'none', 'mask', 'alternate', 16, ('backbone',)),
+    ),
+    (
+      'reranker.py',
+      RERANKER,
+      ('nir_reranker', 'continuous', 'cls', 'balanced', 20, ('backbone', 'head')),
+    ),
+    (
+      'reranker.py:mdm=inference,hybrid',
+      ('inference',),
+      ('nir_reranker', 'hybrid', 'cls', 'balanced', 16, ('prompt',)),
+    ),
+    (
+      'reranker.py:adapt=inference',
+      ('inference',),
+      ('nir_reranker', 'continuous', 'cls', 'balanced', 16, ('backbone', 'prompt', 'head')),
+    ),
+    (
+      'reranker.py:ft=qa+inference',
+      ('inference', 'qa'),
+      ('cross_encoder', 'none', 'cls', 'balanced', 8, ('backbone', 'head')),
+    ),
+  ],
+)
+def test_what_an_argument_sets(recipe, tasks, expected):
+  c = parse(recipe)
+  assert tuple(sorted(c.tasks)) == tasks
+  trained = tuple(name.split('/')[0] for name in c.trainable)
+  template = c.template.kind
+  assert (c.method, template, c.pooling, c.arrangement, c.batch_size, trained) == expected
+  for name, entry in c.tasks.items():
+    assert entry.form == ('pairs' if name in ('paraphrase', 'inference') else 'retrieval')
+    assert entry.measure == ('accuracy' if entry.form == 'pairs' else 'RR@10')
+    entry.data.dir = 'x'
+  assert c.adapt.fusion == ('adapt' in recipe)
+  configs.check(c)
+  # The word embeddings stay as they are.
+  for pattern in c.trainable:
+    assert not re.fullmatch(pattern, 'backbone/embeddings/word/embedding')
+    if pattern.startswith('backbone'):
+      for name in ('embeddings/position/embedding', 'layers/attention/query/kernel'):
+        assert re.fullmatch(pattern, f'backbone/{name}')
+
+
+def test_settings_of_the_released_code():
+  for recipe in ('retriever.py:emm,paper', 'reranker.py:mdm=qa,paper'):
+    c = parse(recipe)
+    assert (c.backbone.path, c.optim.learning_rate, c.batch_size, c.per_task) == (
+      'bert-base-uncased',
+      1e-5,
+      16 if 'mdm' in recipe or 'retriever' in recipe else 15,
+      40_000,
+    )
+    assert (c.optim.decay, c.optim.warmup, c.eval.patience) == ('none', 0.0, 3)
+    assert c.template.lengths == (6, 6, 7) and c.template.fixed_layers == -1
+
+
+def test_marks():
+  c = parse('retriever.py:ft=qa+dialogue,mark')
+  assert c.tasks.qa.data.query_prefix == c.tasks.qa.data.passage_prefix == 'qa: '
+  assert parse('retriever.py:ft').tasks.qa.data.query_prefix == ''
+
+
+@pytest.mark.parametrize(
+  ('recipe', 'message'),
+  [
+    ('retriever.py:mdm', 'name one task, as mdm=retrieval'),
+    ('retriever.py:mdm=qa+dialogue', 'name one task'),
+    ('retriever.py:adapt', 'name one task, as adapt=retrieval'),
+    ('retriever.py:emm=qa+qa', r'name each task once, as emm=retrieval\+qa'),
+    ('retriever.py:emm=', 'name each task once'),
+    ('retriever.py:tune', 'begin with mdm=TASK, emm, adapt=TASK, ft or local'),
+    ('retriever.py:emm,hybrid', 'hybrid. only continuous, manual, paper and local may follow emm'),
+    ('retriever.py:emm,mark', 'mark. only continuous'),
+    ('retriever.py:ft,manual', 'manual. only mark, mask, paper and local may follow ft'),
+    ('retriever.py:mdm=qa,manual', 'a manual template has nothing to train before emm'),
+    ('reranker.py:emm,hybrid,manual', 'choose one template of continuous, hybrid, manual'),
+    ('reranker.py:ft,mask', r'mask. a classifier is at \[CLS\]'),
+  ],
+)
+def test_arguments_that_cannot_be(recipe, message):
+  with pytest.raises(InputError, match=message):
+    parse(recipe)
+
+
+@pytest.fixture(scope='module')
+def go(tmp_path_factory):
+  """``go(recipe, *flags, again=False)`` -> the workdir of a short training of a `local` recipe."""
+
+  def run(recipe, *flags, workdir=None):
+    workdir = workdir or tmp_path_factory.mktemp('nir') / 'run'
+    train.train(configs.parse([f'--config={ROOT}/configs/nir_{recipe}', *short(), *flags]), workdir)
+    return workdir
+
+  return run
+
+
+def short():
+  """As short as it may be: six updates, two checkpoints, docstrings of small packages."""
+  return [
+    '--config.steps=6',
+    '--config.eval.every=6',
+    '--config.checkpoint.every=2',
+    '--config.checkpoint.keep=5',
+    '--config.eval.corpus_limit=20',
+    '--config.cross_encoder.dev_queries=4',
+    '--config.log_every=1',
+  ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('recipe', 'tasks', 'trained'),
+  [
+    ('retriever.py:local', ('qa',), {'prompt'}),
+    ('retriever.py:emm,manual,local', RETRIEVER, {'backbone'}),
+    ('retriever.py:ft,local', RETRIEVER, {'backbone'}),
+    ('reranker.py:mdm=paraphrase,local', ('paraphrase',), {'prompt'}),
+    ('reranker.py:emm,manual,local', RERANKER, {'backbone', 'head'}),
+    ('reranker.py:ft,mark,local', RERANKER, {'backbone', 'head'}),
+  ],
+)
+def test_each_kind_trains_and_goes_on_with_the_same_bits(go, recipe, tasks, trained):
+  workdir = go(recipe)
+  step, params = trainable_of(workdir)
+  rows = metrics_of(workdir)
+  assert step == 6 and {name.split('/')[0] for name in params} == trained
+  assert not any('embeddings/word' in name for name in params)
+  dev = [row for row in rows if 'dev/mean' in row]
+  assert [row['step'] for row in dev] == [6]
+  measured = {key.split('/')[1] for key in dev[0] if key.startswith('dev/')}
+  assert measured == {*tasks, 'mean'}
+  assert all((workdir / 'store' / name / 'train').is_dir() for name in tasks)
+  # As if it had been killed after an earlier checkpoint, between two tasks.
+  assert steps_of(workdir)[-1] == 6
+  for one in steps_of(workdir):
+    if one > 2:
+      shutil.rmtree(workdir / 'checkpoints' / str(one))
+  go(recipe, workdir=workdir)
+  assert_same_bits(trainable_of(workdir)[1], params)
+  assert metrics_of(workdir) == rows
+
+
+@pytest.mark.slow
+def test_killed_between_tasks_it_ends_with_the_same_bits(tmp_path):
+  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
+
+  def child(workdir):
+    return subprocess.Popen(
+      [
+        sys.executable,
+        '-m',
+        'dprjax.train',
+        f'--config={ROOT}/configs/nir_retriever.py:ft,local',
+        f'--workdir={workdir}',
+        *short(),
+        '--config.steps=12',
+        '--config.eval.every=5',
+      ],
+      env={**os.environ, 'PYTHONPATH': str(ROOT)},
+      cwd=tmp_path,
+      stdout=subprocess.DEVNULL,
+      stderr=subprocess.PIPE,
+      text=True,
+    )
+
+  _, err = (process := child(whole)).communicate()
+  assert process.returncode == 0, err
+  log = killed / 'metrics.jsonl'
+  for rows in (2, 8):  # of tasks 2 and 1
+    process = child(killed)
+    while process.poll() is None and not (log.exists() and len(log.read_text().split()) >= rows):
+      time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+  _, err = (process := child(killed)).communicate()
+  assert process.returncode == 0 and 'done at step 12' in err, err
+  assert_same_bits(trainable_of(killed)[1], trainable_of(whole)[1])
+  assert metrics_of(killed) == metrics_of(whole)
