@@ -277,21 +277,18 @@ def build(
     for prompt in (*found.own.values(), *found.sources.values()):
       check(prompt, config, model, parts, tokenizer, kinds)
     params: dict[str, Any] = {}
+    fresh: dict[str, int] = {}
     for number, task in enumerate(names):
       if found.sources:
-        of_task: dict[str, Any] = {
-          'weights': np.full(len(found.sources), 1 / len(found.sources), np.float32)
-        }
+        count = len(found.sources)
+        params[f'{task}/weights'] = np.full(count, 1 / count, np.float32)
       elif task in found.own:
-        of_task = {name: {'vectors': vectors} for name, vectors in found.own[task].vectors.items()}
+        for name, vectors in found.own[task].vectors.items():
+          params[f'{task}/{name}'] = {'vectors': vectors}
       else:
-        of_task = {
-          name: prompt_encoder.init_prompt_encoder(
-            model, jax.random.fold_in(jax.random.fold_in(key, number), place), lengths[number, name]
-          )
-          for place, name in enumerate(learned[task])
-        }
-      params |= {f'{task}/{name}': leaf for name, leaf in of_task.items()}
+        fresh |= {f'{task}/{name}': lengths[number, name] for name in learned[task]}
+    keys = {name: jax.random.fold_in(key, place) for place, name in enumerate(sorted(fresh))}
+    params |= prompt_encoder.init_prompt_encoders(model, keys, fresh)
     made = {'prompt': tree.unflatten(params)} if params else {}
     if found.sources:
       made['sources'] = tree.unflatten(
@@ -464,6 +461,9 @@ def export(
     for name, vectors in prompt.vectors.items()
   }
   params = tree.unflatten({**sources, **stored, **trained})
+  learned = {task: list(spec.lengths) for task, spec in of_tasks.items()}
+  prompt = {name: params[name] for name in ('prompt', 'sources') if name in params}
+  expanded = jax.device_get(jax.jit(functools.partial(expand, learned=learned))(prompt))
   heads = dual_encoder.export_heads(backbone, trained, {})
   shared = {
     'kind': 'template',
@@ -480,7 +480,6 @@ def export(
       'head_sha256': head_specs.sha256('mlm', backbone.config, heads['mlm']),
     }
   written = {}
-  expanded = expand(params, {task: list(spec.lengths) for task, spec in of_tasks.items()})
   for task, spec in of_tasks.items():
     section = {**config.data.to_dict(), **config.tasks[task].data.to_dict()}
     meta = shared | {

@@ -42,8 +42,15 @@ class PromptEncoder(nn.Module):
     return _linear(self.width, 'output')(x)[0]
 
 
-def init_prompt_encoder(config: EncoderConfig, key: Array, length: int) -> dict[str, Any]:
-  """Fresh parameters of the encoder of P = ``length`` vectors.
+def init_prompt_encoders(
+  config: EncoderConfig, keys: Mapping[str, Array], lengths: Mapping[str, int]
+) -> dict[str, dict[str, Any]]:
+  """Fresh parameters of several encoders, by name.
+
+  Args:
+    config: the backbone's shape.
+    keys: of each encoder.
+    lengths: P of each.
 
   Raises:
     InputError: the hidden size is odd, so that the two ways of an LSTM cannot share it.
@@ -52,7 +59,16 @@ def init_prompt_encoder(config: EncoderConfig, key: Array, length: int) -> dict[
     raise InputError(
       f'a prompt encoder needs an even hidden size, this backbone has {config.hidden_size}'
     )
-  return jax.jit(PromptEncoder(length, config.hidden_size).init)(key)['params']
+  made: dict[str, dict[str, Any]] = {}
+  for length in sorted(set(lengths.values())):
+    names = [name for name in lengths if lengths[name] == length]
+    init = jax.jit(jax.vmap(PromptEncoder(length, config.hidden_size).init))
+    several = jax.device_get(init(jnp.stack([keys[name] for name in names]))['params'])
+    made |= {
+      name: jax.tree.map(lambda leaf, place=place: leaf[place], several)
+      for place, name in enumerate(names)
+    }
+  return made
 
 
 def encode_prompt(params: Mapping[str, Any]) -> Float[Array, 'P H']:

@@ -91,7 +91,7 @@ def slow(*values):
   ('changes', 'sizes'),
   [
     ({'grad_cache': 2}, {'data': 8}),
-    slow({}, {'data': 1}),
+    slow({'template__lengths': (2, 3, 1)}, {'data': 1}),
     slow({'grad_cache': 4}, {'data': 1}),
     slow({'accumulate': 2, 'batch_size': 8, 'template__fixed_layers': 0}, {'data': 1}),
     slow({'template__kind': 'hybrid'}, {'data': 1}),
@@ -114,6 +114,7 @@ def test_loss_and_gradient_equal_loops_in_float64(changes, sizes, tokenizer, mod
   nir.assert_slope(lambda params: loss(params)[0], params, gradient)
 
 
+@pytest.mark.slow
 def test_scores_of_packed_pairs(tokenizer, model, parts, batch, devices):
   config = nir.make_config('nir_reranker', trainable=TRAINED)
   scores = {}

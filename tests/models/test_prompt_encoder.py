@@ -14,6 +14,13 @@ def config(width=WIDTH):
   return EncoderConfig('bert', 50, width, 1, 1, 40)
 
 
+def init(width, length, seed=0):
+  """Fresh parameters of one encoder."""
+  return prompt_encoder.init_prompt_encoders(
+    config(width), {'P1': jax.random.key(seed)}, {'P1': length}
+  )['P1']
+
+
 def from_torch(state):
   """PyTorch's parameters of Embedding, nn.LSTM and the MLP in our layout."""
   half = state['lstm.weight_hh_l0'].shape[1]
@@ -42,19 +49,29 @@ def stored(arrays, start):
   }
 
 
-@pytest.mark.parametrize('name', ['qa/P1', 'qa/P2', 'dialogue/P1', 'dialogue/P2'])
-def test_vectors_equal_pytorch(name, golden):
+def test_vectors_equal_pytorch(golden):
   arrays = golden('prompt_templates')
-  params = from_torch(stored(arrays, f'weights/{name}/'))
-  fresh = prompt_encoder.init_prompt_encoder(config(), jax.random.key(0), len(params['embedding']))
-  assert jax.tree.map(np.shape, fresh) == jax.tree.map(np.shape, params)
-  vectors = jax.jit(prompt_encoder.encode_prompt)(params)
-  np.testing.assert_allclose(vectors, arrays[f'vectors/{name}'], rtol=0, atol=2e-5)
+  names = ['qa/P1', 'qa/P2', 'dialogue/P1', 'dialogue/P2']
+  params = {name: from_torch(stored(arrays, f'weights/{name}/')) for name in names}
+  fresh = init(WIDTH, len(params['qa/P2']['embedding']))
+  assert jax.tree.map(np.shape, fresh) == jax.tree.map(np.shape, params['qa/P2'])
+  vectors = jax.jit(prompt_encoder.encode_prompts)(params)
+  for name in names:
+    np.testing.assert_allclose(vectors[name], arrays[f'vectors/{name}'], rtol=0, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_encoders_are_independent():
+  keys = {name: jax.random.key(seed) for seed, name in enumerate('abc')}
+  several = prompt_encoder.init_prompt_encoders(config(8), keys, {'a': 2, 'b': 2, 'c': 1})
+  alone = prompt_encoder.init_prompt_encoders(config(8), {'b': keys['b']}, {'b': 2})
+  jax.tree.map(np.testing.assert_array_equal, several['b'], alone['b'])
+  assert not np.array_equal(several['a']['output']['kernel'], several['b']['output']['kernel'])
 
 
 def test_parameters_start_as_in_pytorch():
   width = 64
-  params = prompt_encoder.init_prompt_encoder(config(width), jax.random.key(1), 300)
+  params = init(width, 300, seed=1)
   flat = tree.flatten(params)
   # Embedding(P, H), 2 layers x 2 ways x 4 gates of (H + H/2 + 1) x H/2, and two Linears. PyTorch
   # has a second bias, which is added to the first.
@@ -76,4 +93,4 @@ def test_parameters_start_as_in_pytorch():
 
 def test_odd_hidden_sizes_are_refused():
   with pytest.raises(InputError, match='needs an even hidden size, this backbone has 25'):
-    prompt_encoder.init_prompt_encoder(config(25), jax.random.key(0), 6)
+    init(25, 6)
