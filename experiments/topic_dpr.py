@@ -20,7 +20,6 @@ import json
 import logging
 import pathlib
 import shutil
-import subprocess
 import sys
 import time
 from typing import NamedTuple
@@ -293,22 +292,7 @@ class Experiment:
   def measure(self, name, seed, work):
     """``work`` unless it was done, and a line of the ledger."""
     folder = self.out / 'runs' / f'{name}-{seed}'
-
-    def made():
-      began = time.monotonic()
-      found = work(folder) or {}
-      line = {
-        'run': name,
-        'seed': seed,
-        'seconds': round(time.monotonic() - began),
-        'commit': commit(),
-        **found,
-      }
-      with (self.out / 'ledger.jsonl').open('a') as file:
-        file.write(json.dumps(line) + '\n')
-      return line
-
-    trials.once(folder / 'done.json', made)
+    trials.measure(self.out, name, seed, functools.partial(work, folder))
 
   def encode_bare(self, run):
     """all-MiniLM-L6-v2 as it is."""
@@ -422,13 +406,6 @@ class Experiment:
       self.args.docs if maps else None,
       maps,
     )
-
-
-def commit():
-  """The commit of the code, with a + where files differ from it."""
-  git = functools.partial(subprocess.run, cwd=ROOT, capture_output=True, text=True, check=False)
-  changed = git(['git', 'status', '--porcelain']).stdout.strip()
-  return git(['git', 'rev-parse', '--short', 'HEAD']).stdout.strip() + ('+' if changed else '')
 
 
 if __name__ == '__main__':

@@ -221,7 +221,7 @@ class Results:
         return None
       values.append(a[0] - b[0])
       draws.append(a[1] - b[1])
-    return verdict(values, np.mean(draws, axis=0), sign) if values else None
+    return trials.verdict(values, np.mean(draws, axis=0), sign) if values else None
 
   def path_of(self, name, way, measure, seeds):
     """Values ``[seeds, steps]`` and draws ``[seeds, steps, D]``, from MiniLM as it is on."""
@@ -272,7 +272,7 @@ class Results:
     means = [path[1].mean(axis=0) for pair in paths for path in pair]  # [steps, D]
     draws = np.array([difference(*(mean[:, i] for mean in means)) for i in range(DRAWS)])
     point = difference(*(path[0].mean(axis=0) for pair in paths for path in pair))
-    found = verdict(values, draws, sign)
+    found = trials.verdict(values, draws, sign)
     return (point, *found[1:])
 
 
@@ -285,23 +285,6 @@ def first_at(target, x, y):
   width = x[at] - x[at - 1]
   share = (target - x[at - 1]) / width if width > 0 else 1.0
   return y[at - 1] + min(share, 1.0) * (y[at] - y[at - 1])
-
-
-def verdict(values, draws, sign):
-  """The mean difference, its 95 % interval, and whether the claim is held."""
-  low, high = np.quantile(draws, [0.025, 0.975])
-  signs = {np.sign(value) for value in values}
-  said = 'undecided'
-  if len(signs) == 1 and (low > 0 or high < 0) and np.sign(low) == signs.copy().pop():
-    said = 'held' if np.sign(low) == sign else 'not'
-  return float(np.mean(values)), float(low), float(high), said
-
-
-def shown(found):
-  if found is None:
-    return ''
-  mean, low, high, said = found
-  return f'{mean:+.3f} [{low:+.3f}, {high:+.3f}] **{said}**'
 
 
 def write(out, documents, topics, last, docs=None, maps=True):
@@ -518,7 +501,7 @@ def apart(results):
   ):  # fmt: skip
     found = results.compare('topic', 'oracle', other, measure, 1, other_measure)
     if found:
-      rows.append([text, shown(found)])
+      rows.append([text, trials.shown(found)])
   if not rows:
     return ''
   made = '**Topics stand apart** (Figure 4): 10 nearest passages, frozen Topic-DPR:\n\n'

@@ -1,11 +1,15 @@
 """Shared by the experiments: commands, measurements that are made once, tables over seeds."""
 
+import functools
 import json
+import pathlib
 import subprocess
 import sys
 import time
 
 import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def say(line):
@@ -42,6 +46,51 @@ def claim(folder, settings):
       '--out'
     )
   known.write_text(json.dumps(settings) + '\n')
+
+
+def measure(out, name, seed, work):
+  """``work`` unless it was done, and a line of OUT/ledger.jsonl: its values, time and commit."""
+
+  def made():
+    began = time.monotonic()
+    found = work() or {}
+    line = {
+      'run': name,
+      'seed': seed,
+      'seconds': round(time.monotonic() - began),
+      'commit': commit(),
+      **found,
+    }
+    with (out / 'ledger.jsonl').open('a') as file:
+      file.write(json.dumps(line) + '\n')
+    return line
+
+  once(out / 'runs' / f'{name}-{seed}' / 'done.json', made)
+
+
+def commit():
+  """The commit of the code, with a + where files differ from it."""
+  git = functools.partial(subprocess.run, cwd=ROOT, capture_output=True, text=True, check=False)
+  changed = git(['git', 'status', '--porcelain']).stdout.strip()
+  return git(['git', 'rev-parse', '--short', 'HEAD']).stdout.strip() + ('+' if changed else '')
+
+
+def verdict(values, draws, sign):
+  """The mean difference, its 95 % interval, and whether the claim is held."""
+  low, high = np.quantile(draws, [0.025, 0.975])
+  signs = {np.sign(value) for value in values}
+  said = 'undecided'
+  if len(signs) == 1 and (low > 0 or high < 0) and np.sign(low) == signs.copy().pop():
+    said = 'held' if np.sign(low) == sign else 'not'
+  return float(np.mean(values)), float(low), float(high), said
+
+
+def shown(found):
+  """A verdict in words."""
+  if found is None:
+    return ''
+  mean, low, high, said = found
+  return f'{mean:+.3f} [{low:+.3f}, {high:+.3f}] **{said}**'
 
 
 def cell(values):

@@ -1,0 +1,251 @@
+"""Tables, verdicts and figures of experiments/nir_prompt.py, of whatever runs there are."""
+
+import collections
+import json
+import pathlib
+
+import numpy as np
+
+import nir_sets
+import trials
+from dprjax.analysis import figures
+
+DRAWS = 5000
+STAGES = ('retriever', 'reranker')
+# Systems by row. One of a run for each task has their names with * for the task.
+ROWS = {
+  'bm25': 'BM25',
+  'zero-mean': 'MiniLM as it is, mean',
+  'zero-cls': 'MiniLM as it is, [CLS]',
+  'zero-mask': 'MiniLM as it is, [MASK]',
+  'ft-*': 'FT, a task each',
+  'ft-mask-*': 'FT, a task each, at [MASK]',
+  'ft': 'FT',
+  'ft-mark': 'FT with marks',
+  'ft-mask': 'FT at [MASK]',
+  'manual': 'NIR-Prompt, manual',
+  'emm-hybrid': 'NIR-Prompt, hybrid',
+  'emm': 'NIR-Prompt, continuous',
+  'emm-free': 'n = 0',
+  'emm-random_task': 'batches of a random task',
+  'emm-balanced': 'balanced batches',
+  'emm-random': 'mixed batches',
+}
+NEW_TASK = {
+  'few-ft-*': 'FT',
+  'few-ft-after-*': 'FT after the other tasks',
+  'few-unfused-*': 'NIR-Prompt, fresh prompt',
+  'few-frozen-*': 'NIR-Prompt, fusion alone, frozen backbone',
+  'few-fused-*': 'NIR-Prompt, fusion',
+}
+# What the paper claims: the first system above the second.
+CLAIMS = (
+  ('FT of a task each above FT of all (Table 8)', 'ft-*', 'ft', 'in'),
+  ('the same at [MASK]', 'ft-mask-*', 'ft-mask', 'in'),
+  ('NIR-Prompt above FT of all (8)', 'emm', 'ft', 'in'),
+  ('NIR-Prompt above FT of a task each (8)', 'emm', 'ft-*', 'in'),
+  ('NIR-Prompt above FT with marks', 'emm', 'ft-mark', 'in'),
+  ('NIR-Prompt above FT at [MASK], so that prompts explain it', 'emm', 'ft-mask', 'in'),
+  ('NIR-Prompt above FT of all (9)', 'emm', 'ft', 'out'),
+  ('NIR-Prompt above FT of a task each (9)', 'emm', 'ft-*', 'out'),
+  ('NIR-Prompt above FT at [MASK]', 'emm', 'ft-mask', 'out'),
+  ('fusion above FT alone on a new task (10)', 'few-fused-*', 'few-ft-*', 'in'),
+  ('fusion above FT after the others (10)', 'few-fused-*', 'few-ft-after-*', 'in'),
+  ('fusion above a fresh prompt (10)', 'few-fused-*', 'few-unfused-*', 'in'),
+  ('fixing the prompts above n = 0 (Figures 8, 9)', 'emm', 'emm-free', 'in'),
+  ('alternate above random tasks (13)', 'emm', 'emm-random_task', 'in'),
+  ('alternate above balanced batches (13)', 'emm', 'emm-balanced', 'in'),
+  ('the arrangement of the stage above mixed batches (13)', 'emm', 'emm-random', 'in'),
+)
+
+
+class Results:
+  """Scores of each query by system, seed, and set with measure."""
+
+  def __init__(self, out):
+    self.out = pathlib.Path(out)
+    self.found = collections.defaultdict(dict)
+    for path in sorted((self.out / 'scores').glob('*/*.npz')):
+      name, _, seed = path.stem.rpartition('-')
+      with np.load(path) as arrays:
+        self.found[path.parent.name, name][int(seed)] = dict(arrays)
+    self._counts = {}
+
+  def system(self, stage, name):
+    """{seed: {set/measure: scores}} of a row; a seed has all runs of the row, or is left out."""
+    if '*' not in name:
+      return self.found.get((stage, name), {})
+    tasks = nir_sets.RETRIEVAL if stage == 'retriever' else nir_sets.RETRIEVAL + nir_sets.PAIRS
+    parts = [self.found.get((stage, name.replace('*', task)), {}) for task in tasks]
+    seeds = set.intersection(*(set(part) for part in parts))
+    return {
+      seed: {key: scores for part in parts for key, scores in part[seed].items()}
+      for seed in sorted(seeds)
+    }
+
+  def keys(self, stage, domain):
+    """The sets of a domain, with their measures."""
+    tasks = nir_sets.RETRIEVAL if stage == 'retriever' else nir_sets.RETRIEVAL + nir_sets.PAIRS
+    return [
+      f'{name}/{"RR@10" if task in nir_sets.RETRIEVAL else "accuracy"}'
+      for task in tasks
+      for name in ((nir_sets.IN_DOMAIN[task],) if domain == 'in' else nir_sets.OUT_OF_DOMAIN[task])
+    ]
+
+  def mean(self, stage, name, keys):
+    """By seed, the mean over the sets; nothing where one is missing."""
+    return [
+      float(np.mean([scores[key].mean() for key in keys]))
+      for scores in self.system(stage, name).values()
+      if all(key in scores for key in keys)
+    ]
+
+  def counts(self, n):
+    """How often each query is drawn: the same draws for all systems."""
+    if n not in self._counts:
+      rng = np.random.default_rng(n)
+      self._counts[n] = rng.multinomial(n, np.full(n, 1 / n), DRAWS).astype(np.float64)
+    return self._counts[n]
+
+  def compare(self, stage, name, other, keys):
+    """A verdict on the first system being above the second; None where there are no such runs."""
+    ours, theirs = self.system(stage, name), self.system(stage, other)
+    values, draws = [], []
+    for seed in sorted(ours.keys() & theirs.keys()):
+      if not all(key in ours[seed] and key in theirs[seed] for key in keys):
+        continue
+      gaps = [ours[seed][key] - theirs[seed][key] for key in keys]
+      values.append(float(np.mean([gap.mean() for gap in gaps])))
+      draws.append(np.mean([self.counts(len(gap)) @ gap / len(gap) for gap in gaps], axis=0))
+    return trials.verdict(values, np.mean(draws, axis=0), 1) if values else None
+
+
+def write(out):
+  """OUT/results.md and the figures."""
+  results = Results(out)
+  parts = [counts_table(out)]
+  for stage in STAGES:
+    parts += [main_table(results, stage), claims_table(results, stage)]
+    draw(results, stage)
+  parts += [new_task_table(results), apart_table(results), weights_table(out), ledger(out)]
+  made = '\n'.join(part for part in parts if part)
+  (results.out / 'results.md').write_text(made + '\n')
+  print(made)
+
+
+def counts_table(out):
+  path = pathlib.Path(out) / 'sets' / 'counts.json'
+  counts = json.loads(path.read_text())
+  rows = [
+    [name, ', '.join(f'{key} {n:,}' for key, n in some.items())] for name, some in counts.items()
+  ]
+  return '### Sets\n\n' + trials.table(['set', 'how many'], rows)
+
+
+def main_table(results, stage):
+  """Tables 8 and 9: every set, in domain and out of it, and the means."""
+  inside, outside = results.keys(stage, 'in'), results.keys(stage, 'out')
+  columns = [*([key] for key in inside), inside, *([key] for key in outside), outside]
+  rows = [
+    [label, *(trials.cell(results.mean(stage, name, keys)) for keys in columns)]
+    for name, label in ROWS.items()
+    if results.system(stage, name)
+  ]
+  names = [key.replace('/RR@10', '').replace('/accuracy', '') for key in (*inside, 'in domain')]
+  names += [
+    key.replace('/RR@10', '').replace('/accuracy', '') for key in (*outside, 'out of domain')
+  ]
+  return f'### {stage}\n\n' + trials.table(['', *names], rows) if rows else ''
+
+
+def claims_table(results, stage):
+  rows = []
+  for claim, name, other, domain in CLAIMS:
+    if found := results.compare(stage, name, other, results.keys(stage, domain)):
+      rows.append([claim, {'in': 'in domain', 'out': 'out of domain'}[domain], trials.shown(found)])
+  return trials.table(['claim', 'sets', 'difference, interval, verdict'], rows) if rows else ''
+
+
+def new_task_table(results):
+  """Table 10: each task as the new one."""
+  keys = results.keys('retriever', 'in')
+  rows = [
+    [
+      label,
+      *(
+        trials.cell(results.mean('retriever', name, some)) for some in (*([k] for k in keys), keys)
+      ),
+    ]
+    for name, label in NEW_TASK.items()
+    if results.system('retriever', name)
+  ]
+  head = ['a new task, 32 queries', *(key.partition('/')[0] for key in keys), 'mean']
+  return '### A new task\n\n' + trials.table(head, rows) if rows else ''
+
+
+def apart_table(results):
+  """Table 11: whether QA and paraphrase are told apart."""
+  keys = ['apart/qa', 'apart/paraphrase']
+  rows = [
+    [label, *(trials.cell(results.mean('reranker', name, [key])) for key in keys)]
+    for name, label in ROWS.items()
+    if results.mean('reranker', name, keys)
+  ]
+  head = ['', 'QA: the passage that answers wins', 'paraphrase: the question wins']
+  return '### QA against paraphrase\n\n' + trials.table(head, rows) if rows else ''
+
+
+def weights_table(out):
+  """The weights of a new task's prompt after its training."""
+  rows = []
+  for path in sorted(pathlib.Path(out).glob('runs/*/few-fused-*/training/metrics.jsonl')):
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    last = [line for line in lines if any(key.startswith('weight/') for key in line)][-1:]
+    for line in last:
+      shares = {key.split('/')[2]: v for key, v in line.items() if key.startswith('weight/')}
+      rows.append([path.parts[-3], ', '.join(f'{key} {v:.3f}' for key, v in shares.items())])
+  return '### Weights of fused prompts\n\n' + trials.table(['run', 'weights'], rows) if rows else ''
+
+
+def draw(results, stage):
+  """Bars of the means."""
+  keys = {'in domain': results.keys(stage, 'in'), 'out of domain': results.keys(stage, 'out')}
+  systems = {
+    label: name
+    for name, label in ROWS.items()
+    if all(results.mean(stage, name, some) for some in keys.values())
+  }
+  if not systems:
+    return
+  values = {
+    title: {
+      label: figures.Bar(float(np.mean(means)), min(means), max(means), False)
+      for label, means in (
+        (label, results.mean(stage, name, some)) for label, name in systems.items()
+      )
+    }
+    for title, some in keys.items()
+  }
+  foot = 'means over test sets; whiskers: the range over seeds'
+  measure = 'RR@10' if stage == 'retriever' else 'RR@10 and accuracy'
+  figures.bars(values, measure, foot, results.out / f'nir-{stage}.png')
+
+
+def ledger(out):
+  path = pathlib.Path(out) / 'ledger.jsonl'
+  if not path.exists():
+    return ''
+  lines = [json.loads(line) for line in path.read_text().splitlines()]
+  rows = [
+    [
+      line['run'],
+      str(line['seed']),
+      str(line['seconds']),
+      '' if line.get('best') is None else f'{line["best"]:.3f} at {line["best_step"]}',
+      f'{line["mlm_accuracy"]:.3f}' if 'mlm_accuracy' in line else '',
+      line['commit'],
+    ]
+    for line in lines
+  ]
+  head = ['run', 'seed', 's', 'best dev mean', 'masked tokens right', 'commit']
+  return '### Runs\n\n' + trials.table(head, rows)
