@@ -105,6 +105,11 @@ def is_loopback(host: str) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+  cli.run(make_parser(), _command, argv)
+
+
+def make_parser() -> cli.Parser:
+  """Of the command's flags."""
   parser = cli.Parser('serve', __doc__ or '')
   parser.add_argument(
     '--backbone',
@@ -197,7 +202,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     default='float32',
     help='of the arithmetic (default: float32)',
   )
-  cli.run(parser, _command, argv)
+  return parser
 
 
 def _numbers(most: int) -> Callable[[str], tuple[int, ...]]:

@@ -426,6 +426,7 @@ def test_the_page_in_a_browser(client, small, tmp_path):
     options = "[...document.querySelectorAll('#first option')].map(one => one.value)"
     assert until(f'{options}.length && {options}') == ['asks', 'chat', 'late', 'qa', 'model']
     assert '<img src=x>' in run(script="return document.querySelector('#prompts').innerText")
+    assert run(script="return document.querySelector('#locked').offsetHeight") == 0  # no keys here
     # By keyboard alone: two prompts, a query, Enter.
     choose = "document.querySelector('#%s').value = '%s'"
     run(script=f'{choose % ("first", "qa")}; {choose % ("second", "asks")}; document.body.focus()')
