@@ -31,6 +31,7 @@ from dprjax.runtime import cli, compiled, distributed
 logger = logging.getLogger('dprjax')
 
 _INPUTS = ('backbone', 'prompt', 'input', 'qrels', 'documents')
+_CHECKED = 1000  # texts of a corpus, for a word that the topics know
 
 
 def encode(
@@ -102,7 +103,7 @@ def _encode(
       raise InputError(f'{source}: none of its queries is judged in {qrels}')
   ids = [text.id for text in texts]
   prompt, settings = encoder.entry()
-  numbers = _topics(encoder, texts, topic, documents)
+  numbers = _topics(encoder, kind, source, texts, topic, documents)
   max_length = settings.max_length(kind)
   meta = manifest.Meta(
     dimension=encoder.backbones[kind].config.hidden_size,
@@ -168,10 +169,22 @@ def _encode(
 
 
 def _topics(
-  encoder: Encoder, texts: Sequence[Text], topic: str, documents: str | None
+  encoder: Encoder,
+  kind: str,
+  source: str,
+  texts: Sequence[Text],
+  topic: str,
+  documents: str | None,
 ) -> list[int] | None:
-  """Each text's topic; None for its own. Raises InputError where there is no such topic."""
+  """Each text's topic; None for its own.
+
+  Raises:
+    InputError: there is no such topic, or the corpus has no word that the topics know.
+  """
   if topic == 'infer':
+    if kind == 'passage':
+      for model in encoder.topics.values():
+        model.check_shares([text.text for text in texts[:_CHECKED]], source)
     return None
   if topic != 'oracle':
     encoder.check_topic(int(topic))

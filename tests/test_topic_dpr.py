@@ -134,6 +134,11 @@ def test_embeddings_name_their_topic(run, tmp_path, command):
     expected.encode(TEXTS, 'query', topic=own.tolist()),
     atol=1e-6,
   )
+  corpus.write_text('1\tzzz\n2\tzzzz\n')
+  of_corpus = (*flags[:2], '--kind=passage', f'--input={corpus}', f'--out={tmp_path}/other')
+  status, err = command(encode, *of_corpus)
+  assert status == 2 and 'none of its 2 texts has a word that the topics know' in err, err
+  assert not (tmp_path / 'other').exists()
   corpus.write_text('1\ta text\n')
   status, err = command(encode, *oracle[:-1], f'--documents={corpus}', f'--out={tmp_path}/other')
   assert status == 2 and "no document with the id '0' (3 of 4 are missing)" in err, err
