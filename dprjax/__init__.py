@@ -10,17 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
   from dprjax.base.errors import InputError
-  from dprjax.inference.reranker import CrossEncoder
+  from dprjax.inference.reranker import CrossEncoder, PromptReranker
   from dprjax.inference.retriever import Hit, Retriever
   from dprjax.models.artifact import load_prompt
   from dprjax.models.hub import load_backbone
 
-__all__ = ['CrossEncoder', 'Hit', 'InputError', 'Retriever', 'load_backbone', 'load_prompt']
+__all__ = [
+  'CrossEncoder',
+  'Hit',
+  'InputError',
+  'PromptReranker',
+  'Retriever',
+  'load_backbone',
+  'load_prompt',
+]
 
 _HOMES = {
   'CrossEncoder': 'dprjax.inference.reranker',
   'Hit': 'dprjax.inference.retriever',
   'InputError': 'dprjax.base.errors',
+  'PromptReranker': 'dprjax.inference.reranker',
   'Retriever': 'dprjax.inference.retriever',
   'load_backbone': 'dprjax.models.hub',
   'load_prompt': 'dprjax.models.artifact',

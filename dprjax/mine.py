@@ -92,6 +92,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     help='negatives a query of each pool (default: %(default)s)',
   )
   flag('--reranker', metavar='DIR', help='a cross-encoder that scores for the denoised pool')
+  flag(
+    '--reranker_prompt',
+    metavar='prompt.npz',
+    help='a prompt of pairs; --reranker is then its backbone, with a masked-LM head. Scores '
+    'here are differences of logits, whatever its meta says',
+  )
   flag('--reranked', metavar='run.trec', help="in its place, a run with a reranker's logits")
   flag(
     '--threshold',
@@ -103,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   flag(
     '--max_length',
     type=cli.positive,
-    help="tokens of a pair, for --reranker (default: the cross-encoder's)",
+    help="tokens of a pair, for --reranker (default: the cross-encoder's, or the prompt's)",
   )
   flag(
     '--batch_size',
@@ -145,6 +151,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _command(args: argparse.Namespace) -> None:
   if not 0 < args.threshold < 1:  # nor NaN
     raise InputError(f'--threshold={args.threshold}: a probability between 0 and 1 is needed')
+  if args.reranker_prompt and not args.reranker:
+    raise InputError(
+      f'--reranker_prompt={args.reranker_prompt} needs --reranker=DIR, the backbone that it was '
+      'trained on'
+    )
   for path, what in ((args.queries, 'queries'), (args.qrels, 'qrels')):
     files.existing_file(path, what)
   files.regular_file(args.corpus, 'corpus')
@@ -155,6 +166,7 @@ def _command(args: argparse.Namespace) -> None:
     '--qrels': args.qrels,
     '--run': retrievers.values(),
     '--reranker': args.reranker,
+    '--reranker_prompt': args.reranker_prompt,
     '--reranked': args.reranked,
   }
   if args.tmp_dir is not None:
@@ -168,13 +180,14 @@ def _mine(args: argparse.Namespace, retrievers: dict[str, str]) -> None:
   score = None
   if args.reranker:
     # JAX and a model take seconds to load.
-    from dprjax.inference.reranker import CrossEncoder
+    from dprjax.inference import reranker
     from dprjax.runtime import compiled
 
     compiled.keep()
-    score = CrossEncoder.load(
-      args.reranker, max_length=args.max_length, batch_size=args.batch_size
-    ).score
+    options = {'max_length': args.max_length, 'batch_size': args.batch_size}
+    if args.reranker_prompt:
+      options['score'] = 'logit'  # its sigmoid is compared with the threshold
+    score = reranker.load(args.reranker, args.reranker_prompt, **options).score
   report = mining.mine(
     queries=args.queries,
     corpus=args.corpus,
@@ -194,6 +207,8 @@ def _mine(args: argparse.Namespace, retrievers: dict[str, str]) -> None:
       scratch=args.tmp_dir,
     ),
   )
+  if args.reranker_prompt:
+    report = {**report, 'reranker_prompt': args.reranker_prompt}
   outputs.write_report(args.out, report | {'reranker': args.reranker})
 
 

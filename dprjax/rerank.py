@@ -1,10 +1,11 @@
-"""Rescores the best passages of a run with a cross-encoder.
+"""Rescores the best passages of a run with a cross-encoder, or with a prompt that judges pairs.
 
-    python -m dprjax.rerank --backbone=DIR --run=bm25.trec --queries=queries.jsonl
-    --corpus=corpus.jsonl --out=reranked.trec
+    python -m dprjax.rerank --backbone=DIR [--prompt=qa.npz] --run=bm25.trec
+    --queries=queries.jsonl --corpus=corpus.jsonl --out=reranked.trec
 
 The new run holds each query's first --depth passages of the old one, ordered by their new scores.
-A score's sigmoid is the probability of relevance. OUT.parts keeps the scores that are computed, so
+A score's sigmoid is the probability of relevance (of a prompt whose meta's score is probability,
+the score is P(yes) - P(no)). OUT.parts keeps the scores that are computed, so
 that the same command continues after an interruption; another command does not replace them.
 OUT.json says how the run was made.
 """
@@ -28,7 +29,8 @@ from dprjax.base.progress import Progress, duration
 from dprjax.formats import trec
 from dprjax.formats.fields import Record
 from dprjax.formats.texts import read_texts
-from dprjax.inference.reranker import CrossEncoder
+from dprjax.inference import reranker as rerankers
+from dprjax.inference.reranker import Reranker
 from dprjax.runtime import cli, compiled
 
 logger = logging.getLogger('dprjax')
@@ -40,7 +42,7 @@ _DIGEST = hashlib.sha256().digest_size  # bytes
 
 
 def rerank(
-  reranker: CrossEncoder,
+  reranker: Reranker,
   run: str,
   queries: Sequence[str],
   corpus: Sequence[str],
@@ -53,7 +55,7 @@ def rerank(
   """Rescores ``run`` into ``out``; returns what is written to ``out``.json.
 
   Args:
-    reranker: the cross-encoder.
+    reranker: the cross-encoder, or the backbone with its prompt.
     run: a TREC run.
     queries, corpus: files of texts, see ``formats.texts.read_texts``. Only the passages that are
       scored are held in memory.
@@ -70,7 +72,7 @@ def rerank(
     '--run': run,
     '--queries': queries,
     '--corpus': corpus,
-    '--backbone': reranker.backbone.path,
+    '--backbone, --prompt': reranker.files,
   }
   if files.is_stream(out):
     raise InputError(
@@ -92,7 +94,7 @@ def check_inputs(run: str, queries: Sequence[str], corpus: Sequence[str]) -> Non
 
 
 def _rerank(
-  reranker: CrossEncoder,
+  reranker: Reranker,
   run: str,
   queries: Sequence[str],
   corpus: Sequence[str],
@@ -104,9 +106,7 @@ def _rerank(
   kept = trec.read_run(run).top(depth)
   settings = {
     'format': _FORMAT,
-    'reranker_sha256': reranker.sha256,
-    'max_length': reranker.max_length,
-    'dtype': reranker.dtype,
+    **reranker.settings,
     'depth': depth,
     'shard_pairs': shard_pairs,
     'run_sha256': files.sha256_file(run),
@@ -252,7 +252,7 @@ def _discard_parts(out: str, settings: dict[str, Any]) -> None:
 
 
 def _score(
-  reranker: CrossEncoder,
+  reranker: Reranker,
   run: trec.Run,
   query_texts: dict[str, str],
   doc_texts: dict[str, str],
@@ -319,8 +319,10 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument(
     '--backbone',
     required=True,
-    help='the cross-encoder: a Hugging Face directory, a hub id, or package:NAME',
+    help='the cross-encoder: a Hugging Face directory, a hub id, or package:NAME; with --prompt, '
+    'a backbone with a masked-LM head',
   )
+  parser.add_argument('--prompt', help='a prompt.npz of pairs for that backbone')
   parser.add_argument('--run', required=True, metavar='run.trec', help="a retriever's run")
   parser.add_argument(
     '--queries',
@@ -351,7 +353,8 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument(
     '--max_length',
     type=cli.positive,
-    help="tokens of a pair, the passage is cut first; default: the tokenizer's, at most 512",
+    help="tokens of a pair, the passage is cut first; default: the tokenizer's, at most 512; with "
+    '--prompt, each text is cut as in training',
   )
   parser.add_argument(
     '--batch_size',
@@ -382,9 +385,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _command(args: argparse.Namespace) -> None:
   # First, because loading the model takes a while.
   check_inputs(args.run, args.queries, args.corpus)
+  if args.prompt is not None:
+    files.existing_file(args.prompt, 'prompt')
   compiled.keep()
-  reranker = CrossEncoder.load(
-    args.backbone, max_length=args.max_length, batch_size=args.batch_size, dtype=args.dtype
+  reranker = rerankers.load(
+    args.backbone,
+    args.prompt,
+    max_length=args.max_length,
+    batch_size=args.batch_size,
+    dtype=args.dtype,
   )
   report = rerank(
     reranker,

@@ -189,6 +189,47 @@ def small_cross_encoder(make_cross_encoder):
   return CrossEncoder.load(make_cross_encoder(), batch_size=8)
 
 
+@pytest.fixture(scope='session')
+def templates(tmp_path_factory):
+  """A small backbone with a masked-LM head, and prompts of kind template for it.
+
+  A folder with ``backbone``, and of retrievers ``qa.npz``, ``chat.npz`` (of other lengths) and
+  ``words.npz`` (no arrays), of rerankers ``pairs.npz``.
+  """
+  from dprjax.data import text
+  from dprjax.models import artifact, head_specs, hub
+  from dprjax.models.prompts import KINDS
+  from tests.methods import nir
+  from tests.methods.conftest import WORDS
+
+  folder = tmp_path_factory.mktemp('templates')
+  sentences = [f'{word} {other}.' for word in WORDS for other in WORDS]
+  tokenizer = text.train_wordpiece(sentences, 200, folder / 'tokenizer')
+  model = nir.shape_of(tokenizer)
+  parts = nir.make_parts(model)
+  hub.save_backbone(
+    folder / 'backbone', model, parts.encoder, source=folder / 'tokenizer', heads=parts.heads
+  )
+  config = nir.make_config('nir_retriever')
+  change = {
+    'backbone_sha256': hub.backbone_sha256(model, parts.encoder),
+    'head_sha256': head_specs.sha256('mlm', model, parts.heads['mlm']),
+    'query_prefix': 'ash ',
+  }
+
+  def write(name, kinds, lengths, seed, **more):
+    path = folder / f'{name}.npz'
+    nir.write_prompt(path, model, tokenizer, config, kinds, lengths, seed, **change, **more)
+    return artifact.load_prompt(path)
+
+  write('qa', KINDS, (2, 3), 0)
+  write('pairs', ('pair',), (2, 3, 1), 2)
+  chat = write('chat', KINDS, (1, 1), 1)
+  words = {'query/P1': 'oak elm', 'query/P2': 'ash', 'passage/P1': 'fir', 'passage/P2': ''}
+  artifact.save_prompt(folder / 'words.npz', artifact.Prompt(chat.meta | {'words': words}, {}))
+  return folder
+
+
 @pytest.fixture
 def command(capsys):
   """``command(module, *arguments)`` -> (exit status, standard error), run in this process."""

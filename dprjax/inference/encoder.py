@@ -2,9 +2,10 @@
 
 import collections
 import dataclasses
+import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -17,6 +18,7 @@ from jaxtyping import Float, Int32
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.data import text, topics
+from dprjax.inference import templates
 from dprjax.inference.embedder import (
   Embedder,
   EmbedFn,
@@ -26,7 +28,7 @@ from dprjax.inference.embedder import (
   local_mesh,
   place,
 )
-from dprjax.models import artifact, hub
+from dprjax.models import artifact, hub, segments
 from dprjax.models import encoder as models
 from dprjax.models.embed import POOLINGS, pool
 from dprjax.models.prompts import KINDS
@@ -86,7 +88,7 @@ class Encoder:
   """A backbone, or one for queries and one for passages, and any number of prompts by name.
 
       encoder = Encoder.load('backbone', {'qa': 'qa.npz', 'chat': 'chat.npz'})
-      encoder.encode(['a question', 'hello'], 'query', prompt=['qa', 'chat'])    # float32 [2, H]
+      encoder.encode(['a question', 'hello'], 'query', task=['qa', 'chat'])    # float32 [2, H]
 
   Attributes:
     backbones: by kind, 'query' and 'passage'; the same object where they share it.
@@ -133,10 +135,10 @@ class Encoder:
         check_length(name, entry, kind, backbone)
       if id(backbone) not in placed:
         placed[id(backbone)] = place(self.mesh, backbone.params)
-      # A compiled batch counts positions in one way.
-      names: dict[bool, list[str]] = {}
+      # A compiled batch counts positions in one way, and has one form.
+      names: dict[Any, list[str]] = {}
       for name, entry in self.bank.items():
-        names.setdefault(entry.settings.shift_positions, []).append(name)
+        names.setdefault(_form(entry), []).append(name)
       self._groups[kind] = [
         self._group(kind, group, placed[id(backbone)]) for group in names.values()
       ]
@@ -162,10 +164,10 @@ class Encoder:
         and ``passage/``, one encoder for each.
       prompt: a ``prompt.npz``, or several by name; None is the bare backbone.
       pooling: 'cls' or 'mean', instead of what the prompt or the backbone says. So are the next
-        three; all of them hold for every prompt.
+        three; all of them hold for every prompt. Under a template 'mean' is that of the text alone.
       normalize: whether vectors have unit length.
-      query_max_length: tokens, special ones included.
-      passage_max_length: tokens, special ones included.
+      query_max_length: tokens, special ones included; a template comes on top.
+      passage_max_length: likewise.
       mesh: the devices; all local ones by default.
       batch_size: texts encoded at a time, over all devices.
       dtype: 'float32' or 'bfloat16', of the arithmetic.
@@ -196,6 +198,9 @@ class Encoder:
       loaded = None
       if path is not None:
         loaded = artifact.load_prompt_for(path, tokenizer.sha256, *backbones.values())
+        if loaded.meta['kind'] == 'template':
+          for one in backbones.values():
+            artifact.check_template(loaded, KINDS, one.config)
       settings = resolve_settings(
         backbones['query'].sentence,
         loaded,
@@ -249,6 +254,7 @@ class Encoder:
     progress: ProgressFn | None = None,
     *,
     prompt: str | Sequence[str] | None = None,
+    task: str | Sequence[str] | None = None,
     topic: int | Sequence[int] | None = None,
   ) -> Float[np.ndarray, 'n H']:
     """Vectors of texts, float32 ``[n, H]``, in their order.
@@ -258,6 +264,7 @@ class Encoder:
       kind: 'query' or 'passage'. Maximum length, prefix text and prompt may depend on it.
       progress: called with the number of texts done.
       prompt: a name in ``bank``, or one for each text. Not needed where there is only one.
+      task: the same, where prompts are named after their tasks.
       topic: of the texts, or one for each, where all their prompts are of kind topic; by default
         each text's own, by its words.
 
@@ -268,7 +275,7 @@ class Encoder:
       raise InputError(f"kind: expected 'query' or 'passage', not {kind!r}")
     if isinstance(texts, str):
       raise InputError('texts: expected a list of strings, not one string')
-    names = self._names(prompt, len(texts))
+    names = self._names(either(prompt, task), len(texts))
     rows = self.tokenize(texts, kind, names)
     own = self._assign(texts, names, topic)
     vectors = np.zeros((len(texts), self.backbones[kind].config.hidden_size), np.float32)
@@ -325,6 +332,8 @@ class Encoder:
     return [name for name in names if name is not None]
 
   def _group(self, kind: str, names: list[str], backbone: Any) -> _Group:
+    if _is_template(self.bank[names[0]]):
+      return self._template_group(kind, names, backbone)
     config = self.backbones[kind].config
     numbers: dict[str, int] = {}
     prefixes: list[np.ndarray | None] = []
@@ -348,6 +357,44 @@ class Encoder:
       encoder_row_bytes(config),
     )
     return _Group(numbers, len(prefixes), embedder, (backbone, place(self.mesh, prefix)))
+
+  def _template_group(self, kind: str, names: list[str], backbone: Any) -> _Group:
+    whole = self.backbones[kind]
+    entries = [self.bank[name] for name in names]
+    prompts = [prompt for prompt, _ in entries if prompt is not None]
+    settings = [own for _, own in entries]
+    made, table = templates.of_prompts(prompts, self.tokenizer, whole.config)
+    lengths = []
+    for prompt, own, template in zip(prompts, settings, made.templates[kind], strict=True):
+      length = own.max_length(kind)
+      tokens = templates.text_tokens(prompt, kind, length, self.tokenizer)
+      templates.check_positions(
+        prompt, f'{kind}_max_length {length}', tokens, template.num_tokens, whole.config, whole.path
+      )
+      lengths.append(tokens + template.num_tokens)
+    around = templates.around(self.tokenizer)
+    # The longest template need not be that of the longest texts.
+    most, more = max(lengths), made.extra(kind) - sum(around)
+    row_bytes = encoder_row_bytes(whole.config)
+    embedder = Embedder(
+      _template_fn(whole.config, made, kind, prompts, settings, around, most, self._dtype),
+      self.mesh,
+      self._batch_size,
+      max(one.max_length(kind) for one in settings),
+      self.tokenizer.pad_id,
+      lambda length: row_bytes(min(length + more, most)),
+    )
+    numbers = {name: place for place, name in enumerate(names)}
+    return _Group(numbers, len(names), embedder, (backbone, place(self.mesh, table)))
+
+
+def either(
+  prompt: str | Sequence[str] | None, task: str | Sequence[str] | None
+) -> str | Sequence[str] | None:
+  """The names of prompts, by either word. Raises InputError where both are given."""
+  if prompt is not None and task is not None:
+    raise InputError('prompt, task: both name the prompt of a text; give one of them')
+  return task if prompt is None else prompt
 
 
 def check_text(value: Any, number: int) -> str:
@@ -376,6 +423,8 @@ def check_length(name: str, entry: Entry, kind: str, backbone: hub.Backbone) -> 
   """Raises InputError where the longest texts of a kind exceed the backbone's positions."""
   prompt, settings = entry
   room = backbone.config.max_tokens
+  if _is_template(entry):  # whose length its tokenizer decides
+    return
   if prompt is not None and settings.shift_positions:
     room -= prompt.prefixes(kind)[0].shape[-3]
   if settings.max_length(kind) > room:
@@ -386,10 +435,20 @@ def check_length(name: str, entry: Entry, kind: str, backbone: hub.Backbone) -> 
     )
 
 
+def _is_template(entry: Entry) -> bool:
+  return entry.prompt is not None and entry.prompt.meta['kind'] == 'template'
+
+
+def _form(entry: Entry) -> Any:
+  """What the prompts of one compiled batch have in common."""
+  if entry.prompt is None or not _is_template(entry):
+    return entry.settings.shift_positions
+  meta = entry.prompt.meta
+  return *sorted(meta['template'].items()), meta['fixed_layers']
+
+
 def _embed_fn(model: models.EncoderConfig, settings: Sequence[Settings], dtype: Any) -> EmbedFn:
   """The settings of one prompt, or those of a bank's prompts in the bank's order."""
-  ways = [(one.pooling, one.normalize) for one in settings]
-  distinct = list(dict.fromkeys(ways))
   shift_positions = settings[0].shift_positions
 
   def embed(
@@ -406,14 +465,59 @@ def _embed_fn(model: models.EncoderConfig, settings: Sequence[Settings], dtype: 
       shift_positions=shift_positions,
       options=models.EncoderOptions(dtype),
     )
-    vectors = [pool(hidden, mask, pooling, normalize) for pooling, normalize in distinct]
-    if len(distinct) == 1 or prompt_ids is None:
-      return vectors[0]
-    way_of_prompt = jnp.array([distinct.index(way) for way in ways])
-    way = jnp.take(way_of_prompt, prompt_ids)[None, :, None]
-    return jnp.take_along_axis(jnp.stack(vectors), way, axis=0)[0]
+    return _pool(settings, prompt_ids, functools.partial(pool, hidden, mask))
 
   return embed
+
+
+def _template_fn(
+  model: models.EncoderConfig,
+  made: segments.TaskTemplates,
+  kind: str,
+  prompts: Sequence[artifact.Prompt],
+  settings: Sequence[Settings],
+  around: tuple[int, int],
+  most: int,
+  dtype: Any,
+) -> EmbedFn:
+  """Rows ``[CLS] text [SEP]`` go into templates, which are then of at most ``most`` tokens."""
+
+  def embed(
+    params: Any, tokens: jax.Array, mask: jax.Array, prompt_ids: jax.Array | None = None
+  ) -> jax.Array:
+    backbone, table = params
+    numbers = jnp.zeros(tokens.shape[0], jnp.int32) if prompt_ids is None else prompt_ids
+    filled, hidden = segments.encode(
+      model,
+      backbone,
+      made,
+      kind,
+      [segments.bare(tokens, mask, *around)],
+      min(tokens.shape[1] - sum(around) + made.extra(kind), most),
+      numbers,
+      vectors=table,
+      fixed_layers=prompts[0].meta['fixed_layers'],
+      options=models.EncoderOptions(dtype),
+    )
+    return _pool(settings, prompt_ids, functools.partial(segments.pool, made, kind, filled, hidden))
+
+  return embed
+
+
+def _pool(
+  settings: Sequence[Settings],
+  prompt_ids: jax.Array | None,
+  pool_all: Callable[[str, bool], jax.Array],
+) -> jax.Array:
+  """Each row pooled as the settings of its prompt say."""
+  ways = [(one.pooling, one.normalize) for one in settings]
+  distinct = list(dict.fromkeys(ways))
+  vectors = [pool_all(*way) for way in distinct]
+  if len(distinct) == 1 or prompt_ids is None:
+    return vectors[0]
+  way_of_prompt = jnp.array([distinct.index(way) for way in ways])
+  way = jnp.take(way_of_prompt, prompt_ids)[None, :, None]
+  return jnp.take_along_axis(jnp.stack(vectors), way, axis=0)[0]
 
 
 def _stack(config: models.EncoderConfig, given: Sequence[np.ndarray | None]) -> models.PromptBank:

@@ -1,5 +1,10 @@
-"""A cross-encoder, which reads a query and a passage together and scores them."""
+"""Models that read a query and a passage together and score them.
 
+``CrossEncoder`` is a sequence classifier; ``PromptReranker`` a masked language model that answers
+yes or no under a prompt (NIR-Prompt's Reranker-Prompt). ``load`` takes either.
+"""
+
+import itertools
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -11,18 +16,21 @@ from jax.sharding import Mesh
 from jaxtyping import Float
 
 from dprjax.base.errors import InputError
-from dprjax.base.files import PathLike
+from dprjax.base.files import PathLike, sha256_file
 from dprjax.data import text
+from dprjax.inference import templates
 from dprjax.inference.embedder import (
   Embedder,
+  EmbedFn,
   ProgressFn,
   count_from,
   encoder_row_bytes,
   local_mesh,
   place,
 )
-from dprjax.models import classifier, encoder, head_specs, hub, sentence
-from dprjax.models.template import Template, fill, unpack
+from dprjax.models import artifact, classifier, encoder, head_specs, heads, hub, segments, sentence
+from dprjax.models.prompts import KINDS
+from dprjax.models.template import Packed, Template, fill, unpack
 
 # A pair's cost grows faster than its length.
 DEFAULT_LENGTH = 512
@@ -30,7 +38,103 @@ DEFAULT_LENGTH = 512
 _BLOCK = 1 << 15
 
 
-class CrossEncoder:
+class Reranker:
+  """Scores pairs on all local devices.
+
+  Attributes:
+    backbone, tokenizer: the model's.
+    max_length: the most tokens of a pair.
+    dtype: of the arithmetic.
+    truncated: how many pairs lost tokens.
+  """
+
+  def __init__(
+    self,
+    backbone: hub.Backbone,
+    tokenizer: text.Tokenizer,
+    template: Template,
+    max_length: int,
+    embed: EmbedFn,
+    params: Any,
+    *,
+    mesh: Mesh | None,
+    batch_size: int,
+    dtype: str,
+  ):
+    """For subclasses: ``embed(params, rows, mask, lengths) -> [B, 1]`` scores ``Packed.rows``.
+
+    Raises:
+      InputError: the backbone has fewer positions than ``max_length``.
+    """
+    config = backbone.config
+    if max_length > config.max_tokens:
+      raise InputError(
+        f'max_length {max_length} exceeds the {config.max_tokens} positions of {backbone.path}'
+      )
+    self.backbone, self.tokenizer, self.max_length, self.dtype = (
+      backbone,
+      tokenizer,
+      max_length,
+      dtype,
+    )
+    self.truncated = 0
+    mesh = local_mesh() if mesh is None else mesh
+    self._params = place(mesh, params)
+    self._template = template
+    self._embedder = Embedder(
+      embed, mesh, batch_size, max_length, tokenizer.pad_id, encoder_row_bytes(config)
+    )
+
+  @property
+  def sha256(self) -> str:
+    """Names the encoder's tensors, the head's and the tokenizer, which decide a score."""
+    return '+'.join((self.backbone.sha256, self._head_sha256, self.tokenizer.sha256))
+
+  @property
+  def settings(self) -> dict[str, Any]:
+    """All that decides a score, as JSON."""
+    return {'reranker_sha256': self.sha256, 'max_length': self.max_length, 'dtype': self.dtype}
+
+  @property
+  def files(self) -> list[str]:
+    """The folder and the files that it was loaded from."""
+    return [self.backbone.path]
+
+  @property
+  def specials(self) -> int:
+    """The tokens of a pair that are not its texts'."""
+    return self._template.num_tokens
+
+  @property
+  def _head_sha256(self) -> str:
+    raise NotImplementedError
+
+  def score(
+    self, pairs: Sequence[tuple[str, str]], progress: ProgressFn | None = None
+  ) -> Float[np.ndarray, ' n']:
+    """Scores of (query, passage) pairs, float32, in their order.
+
+    Args:
+      pairs: any number; a passage is its title, a space, its text.
+      progress: called with the number of pairs done.
+    """
+    scores = np.zeros(len(pairs), np.float32)
+    for start in range(0, len(pairs), _BLOCK):
+      block = pairs[start : start + _BLOCK]
+      packed = self._pack(block)
+      self.truncated += packed.cut
+      scores[start : start + len(block)] = self._embedder(
+        self._params, packed.rows, count_from(start, progress), (packed.lengths,)
+      )[:, 0]
+    return scores
+
+  def _pack(self, pairs: Sequence[tuple[str, str]]) -> Packed:
+    tokens = self.tokenizer.encode_bare(text for pair in pairs for text in pair)
+    texts = [[tokens[pair[i]] for pair in pairs] for i in range(2)]
+    return self._template.pack(texts, self.max_length, self.tokenizer.pad_id)
+
+
+class CrossEncoder(Reranker):
   """A sequence classifier of 1 or 2 labels with its tokenizer, on all local devices.
 
   The sigmoid of a score is the probability of relevance. The score is the logit, or of two labels
@@ -58,25 +162,12 @@ class CrossEncoder:
     """
     head = _check_head(backbone.heads.get('classifier'), backbone.path).params
     model = backbone.config
-    if max_length > model.max_tokens:
-      raise InputError(
-        f'max_length {max_length} exceeds the {model.max_tokens} positions of {backbone.path}'
-      )
-    self.backbone, self.tokenizer, self.max_length, self.dtype = (
-      backbone,
-      tokenizer,
-      max_length,
-      dtype,
-    )
     self.labels = head['output']['bias'].shape[0]
-    self.truncated = 0  # pairs that lost tokens
-    mesh = local_mesh() if mesh is None else mesh
-    self._params = place(mesh, (backbone.params, head))
-    self._template = Template.pair(*tokenizer.pair_format)
+    template = Template.pair(*tokenizer.pair_format)
 
     def embed(params: Any, rows: jax.Array, _: jax.Array, lengths: jax.Array) -> jax.Array:
       backbone, head = params
-      pair = fill([self._template], unpack(rows, lengths), rows.shape[1], tokenizer.pad_id)
+      pair = fill([template], unpack(rows, lengths), rows.shape[1], tokenizer.pad_id)
       return classifier.score_pairs(
         model,
         backbone,
@@ -87,8 +178,16 @@ class CrossEncoder:
         options=encoder.EncoderOptions(jnp.dtype(dtype)),
       )[:, None]
 
-    self._embedder = Embedder(
-      embed, mesh, batch_size, max_length, tokenizer.pad_id, encoder_row_bytes(model)
+    super().__init__(
+      backbone,
+      tokenizer,
+      template,
+      max_length,
+      embed,
+      (backbone.params, head),
+      mesh=mesh,
+      batch_size=batch_size,
+      dtype=dtype,
     )
 
   @classmethod
@@ -123,32 +222,184 @@ class CrossEncoder:
     return cls(backbone, tokenizer, max_length, batch_size=batch_size, dtype=dtype)
 
   @property
-  def sha256(self) -> str:
-    """Names the encoder's tensors, the head's and the tokenizer, which decide a score."""
-    classifier = self.backbone.heads['classifier']
-    head = head_specs.sha256('classifier', self.backbone.config, classifier)
-    return '+'.join((self.backbone.sha256, head, self.tokenizer.sha256))
+  def _head_sha256(self) -> str:
+    head = self.backbone.heads['classifier']
+    return head_specs.sha256('classifier', self.backbone.config, head)
 
-  def score(
-    self, pairs: Sequence[tuple[str, str]], progress: ProgressFn | None = None
-  ) -> Float[np.ndarray, ' n']:
-    """Scores of (query, passage) pairs, float32, in their order.
+
+class PromptReranker(Reranker):
+  """A masked language model with a prompt of pairs: its answer at [MASK] is yes or no.
+
+  A score is logit(yes) - logit(no), whose sigmoid is P(yes | yes or no); or, where the prompt's
+  meta says ``probability``, P(yes) - P(no) among all words. Above 0 the pair matches.
+
+      reranker = PromptReranker.load('backbone', 'qa.npz')
+      reranker.score([('how do planes fly', 'The lift of a swept wing ...')])   # float32 [1]
+
+  Attributes:
+    prompt: the prompt.
+    score_kind: 'logit' or 'probability'.
+  """
+
+  def __init__(
+    self,
+    backbone: hub.Backbone,
+    tokenizer: text.Tokenizer,
+    prompt: artifact.Prompt,
+    max_length: int | None = None,
+    *,
+    score: str | None = None,
+    mesh: Mesh | None = None,
+    batch_size: int = 64,
+    dtype: str = 'float32',
+  ):
+    """See ``load``. The prompt was made for the backbone (``artifact.load_prompt_for``).
+
+    Raises:
+      InputError: the backbone has no masked-LM head, or another one than the prompt was made for;
+        the prompt is none of pairs, or its label words are no words; it and its texts exceed the
+        positions.
+    """
+    config = backbone.config
+    artifact.check_template(prompt, ('pair',), config)
+    if (found := backbone.heads.get('mlm')) is None:
+      raise InputError(
+        f'{backbone.path}: no masked-LM head, which answers at [MASK]; give the backbone that '
+        f'{prompt.path} was trained on (such a head is trained with --config=configs/condenser.py:'
+        'mlm)'
+      )
+    artifact.check_head(prompt, head_specs.sha256('mlm', config, found))
+    yes, no = segments.label_ids(
+      prompt.meta['label_words'],
+      tokenizer.encode_bare,
+      tokenizer.special_ids,
+      f"{prompt.path}: meta's label_words",
+    )
+    made, table = templates.of_prompts([prompt], tokenizer, config)
+    (template,) = made.templates['pair']
+    self.prompt, self.score_kind = prompt, score or prompt.meta['score']
+    self._most: list[int] | None = None  # tokens of each text
+    if max_length is None:
+      lengths = [prompt.meta[f'{kind}_max_length'] for kind in KINDS]
+      self._most = [
+        templates.text_tokens(prompt, kind, length, tokenizer)
+        for kind, length in zip(KINDS, lengths, strict=True)
+      ]
+      knobs = f'query_max_length {lengths[0]}, passage_max_length {lengths[1]}'
+      max_length = sum(self._most) + template.num_tokens
+      templates.check_positions(
+        prompt, knobs, sum(self._most), template.num_tokens, config, backbone.path
+      )
+    template.cut(np.zeros((0, 2), np.int32), max_length)  # is there room for texts?
+
+    def embed(params: Any, rows: jax.Array, _: jax.Array, lengths: jax.Array) -> jax.Array:
+      backbone, head, table = params
+      logits = segments.answer(
+        config,
+        backbone,
+        head,
+        made,
+        unpack(rows, lengths),
+        rows.shape[1],
+        jnp.zeros(rows.shape[0], jnp.int32),
+        vectors=table,
+        fixed_layers=prompt.meta['fixed_layers'],
+        options=encoder.EncoderOptions(jnp.dtype(dtype)),
+      )
+      return heads.answer_score(logits, yes, no, self.score_kind)[:, None]
+
+    super().__init__(
+      backbone,
+      tokenizer,
+      template,
+      max_length,
+      embed,
+      (backbone.params, found.params, table),
+      mesh=mesh,
+      batch_size=batch_size,
+      dtype=dtype,
+    )
+
+  @classmethod
+  def load(
+    cls,
+    path: PathLike,
+    prompt: PathLike,
+    *,
+    max_length: int | None = None,
+    score: str | None = None,
+    batch_size: int = 64,
+    dtype: str = 'float32',
+  ) -> Self:
+    """Loads a masked language model and a prompt of pairs for it.
 
     Args:
-      pairs: any number; a passage is its title, a space, its text.
-      progress: called with the number of pairs done.
+      path: a Hugging Face directory with a masked-LM head, a hub id, or ``package:NAME``.
+      prompt: the prompt file.
+      max_length: tokens of a pair, the template's included, of which the passage is cut first; by
+        default each text is cut at its maximum length in the prompt's meta.
+      score: 'logit' or 'probability', instead of what the prompt says.
+      batch_size: pairs scored at a time, over all devices.
+      dtype: 'float32' or 'bfloat16', of the arithmetic.
+
+    Raises:
+      InputError: something cannot be read, or the prompt was made for another backbone, head or
+        tokenizer.
     """
-    scores = np.zeros(len(pairs), np.float32)
-    for start in range(0, len(pairs), _BLOCK):
-      block = pairs[start : start + _BLOCK]
-      tokens = self.tokenizer.encode_bare(text for pair in block for text in pair)
-      texts = [[tokens[pair[i]] for pair in block] for i in range(2)]
-      packed = self._template.pack(texts, self.max_length, self.tokenizer.pad_id)
-      self.truncated += packed.cut
-      scores[start : start + len(block)] = self._embedder(
-        self._params, packed.rows, count_from(start, progress), (packed.lengths,)
-      )[:, 0]
-    return scores
+    if score not in (None, *artifact.SCORES):
+      raise InputError(f'score: expected one of {", ".join(artifact.SCORES)}, not {score!r}')
+    artifact.load_prompt(prompt)  # first, because loading the backbone takes a while
+    backbone = hub.load_backbone(path, ('mlm',))
+    tokenizer = text.load_tokenizer(backbone.path)
+    hub.check_vocabulary(backbone, tokenizer.vocab_size, backbone.path)
+    loaded = artifact.load_prompt_for(prompt, tokenizer.sha256, backbone)
+    return cls(
+      backbone,
+      tokenizer,
+      loaded,
+      max_length,
+      score=score,
+      batch_size=batch_size,
+      dtype=dtype,
+    )
+
+  @property
+  def settings(self) -> dict[str, Any]:
+    return super().settings | {
+      'prompt_sha256': sha256_file(self.prompt.path),
+      'score': self.score_kind,
+      'text_tokens': self._most,
+    }
+
+  @property
+  def files(self) -> list[str]:
+    return [*super().files, self.prompt.path]
+
+  @property
+  def _head_sha256(self) -> str:
+    return head_specs.sha256('mlm', self.backbone.config, self.backbone.heads['mlm'])
+
+  def _pack(self, pairs: Sequence[tuple[str, str]]) -> Packed:
+    prefixes = [self.prompt.meta.get(f'{kind}_prefix', '') for kind in KINDS]
+    texts = [[prefix + pair[i] for pair in pairs] for i, prefix in enumerate(prefixes)]
+    tokens = self.tokenizer.encode_bare(itertools.chain(*texts))
+    rows = [[tokens[text] for text in of_side] for of_side in texts]
+    if self._most is None:
+      return self._template.pack(rows, self.max_length, self.tokenizer.pad_id)
+    kept = [[row[:most] for row in of_side] for of_side, most in zip(rows, self._most, strict=True)]
+    cut = sum(
+      any(len(row) > most for row, most in zip(pair, self._most, strict=True))
+      for pair in zip(*rows, strict=True)
+    )
+    packed = self._template.pack(kept, self.max_length, self.tokenizer.pad_id)
+    return packed._replace(cut=cut)  # where both texts fit, no more is cut
+
+
+def load(path: PathLike, prompt: PathLike | None = None, **options: Any) -> Reranker:
+  """``PromptReranker.load`` where there is a prompt, else ``CrossEncoder.load``."""
+  if prompt is None:
+    return CrossEncoder.load(path, **options)
+  return PromptReranker.load(path, prompt, **options)
 
 
 def check(path: PathLike) -> None:

@@ -11,7 +11,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.formats.texts import read_texts
 from dprjax.inference.embedder import ProgressFn
-from dprjax.inference.encoder import Encoder
+from dprjax.inference.encoder import Encoder, either
 from dprjax.retrieval import exact
 
 
@@ -47,7 +47,10 @@ class Retriever:
   Where there are several prompts, a call names the one to use:
 
       retriever = Retriever.load('backbone', prompt={'qa': 'qa.npz', 'chat': 'chat.npz'})
-      retriever.index(corpus, prompt='qa')
+      retriever.index(corpus, task='qa')
+      retriever.encode(['a question', 'hello'], 'query', task=['qa', 'chat'])
+
+  ``task`` and ``prompt`` both mean that name.
 
   Attributes:
     encoder: makes the vectors.
@@ -85,19 +88,24 @@ class Retriever:
     progress: ProgressFn | None = None,
     *,
     prompt: str | Sequence[str] | None = None,
+    task: str | Sequence[str] | None = None,
   ) -> Float[np.ndarray, 'n H']:
     """Vectors of texts, float32 ``[n, H]``, in their order; see ``Encoder.encode``."""
-    return self.encoder.encode(texts, kind, progress, prompt=prompt)
+    return self.encoder.encode(texts, kind, progress, prompt=prompt, task=task)
 
   def index(
-    self, corpus: Iterable[str] | Mapping[str, str] | PathLike, *, prompt: str | None = None
+    self,
+    corpus: Iterable[str] | Mapping[str, str] | PathLike,
+    *,
+    prompt: str | None = None,
+    task: str | None = None,
   ) -> None:
     """Encodes a corpus and keeps it on the devices for ``search``.
 
     Args:
       corpus: texts (their ids are '0', '1', ...), a mapping of id to text, or the path of a
         ``corpus.jsonl``.
-      prompt: its name, where there are several.
+      prompt, task: its name, where there are several.
 
     Raises:
       InputError: the corpus is empty or cannot be read. What was indexed before stays.
@@ -111,19 +119,26 @@ class Retriever:
     if not passages:
       raise InputError('the corpus is empty: there is nothing to index')
     texts = list(passages.values())
-    vectors = self.encode(texts, 'passage', prompt=prompt)
+    vectors = self.encode(texts, 'passage', prompt=prompt, task=task)
+    name = task if prompt is None else prompt
     devices = list(self.encoder.mesh.devices.flat)
-    self._indexed = _Indexed(list(passages), texts, exact.Index(vectors, devices=devices), prompt)
+    self._indexed = _Indexed(list(passages), texts, exact.Index(vectors, devices=devices), name)
 
   def search(
-    self, queries: Sequence[str], k: int = 10, *, prompt: str | Sequence[str] | None = None
+    self,
+    queries: Sequence[str],
+    k: int = 10,
+    *,
+    prompt: str | Sequence[str] | None = None,
+    task: str | Sequence[str] | None = None,
   ) -> list[list[Hit]]:
     """The k best passages of each query, best first, by exact inner product.
 
     Args:
       queries: their texts.
       k: passages a query, at most.
-      prompt: a name, or one for each query; by default the one that the corpus was indexed with.
+      prompt, task: a name, or one for each query; by default the one that the corpus was indexed
+        with.
 
     Raises:
       InputError: ``index`` was not called.
@@ -131,7 +146,8 @@ class Retriever:
     if self._indexed is None:
       raise InputError('nothing is indexed yet: call index(corpus) before search')
     ids, texts, vectors, default = self._indexed
-    encoded = self.encode(queries, 'query', prompt=default if prompt is None else prompt)
+    named = either(prompt, task)
+    encoded = self.encode(queries, 'query', prompt=default if named is None else named)
     found = vectors.search(encoded, k)
     return [
       [Hit(ids[row], float(score), texts[row]) for score, row in zip(scores, rows, strict=True)]

@@ -26,6 +26,7 @@ from ml_collections import ConfigDict
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.data.text import Tokenizer
+from dprjax.inference.templates import specials
 from dprjax.methods import dual_encoder, tasks
 from dprjax.methods.method import Data, Params, Parts, Product, Texts
 from dprjax.models import artifact, encoder, head_specs, hub, prompt_encoder, prompts, segments
@@ -219,12 +220,6 @@ def _described(spec: Spec) -> str:
     [f'{name} [{length}, H]' for name, length in spec.lengths.items()]
     + [f'{name} {words!r:.40}' for name, words in spec.words.items()]
   )
-
-
-def specials(tokenizer: Tokenizer) -> segments.Specials:
-  """What the segments [CLS], [SEP] and [MASK] stand for."""
-  form = tokenizer.pair_format
-  return segments.Specials(form.opening, form.middle, form.closing, tokenizer.mask_id)
 
 
 def task_templates(

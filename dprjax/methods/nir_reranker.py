@@ -67,20 +67,19 @@ def build(
     numbers: Array,
     key: Array | None,
   ) -> Float[Array, 'n V']:
-    filled = templates.fill('pair', texts, length, numbers)
-    hidden = encoder.encode(
+    return segments.answer(
       model,
       params['backbone'],
-      filled.tokens,
-      filled.mask,
+      params['head']['mlm'],
+      templates,
+      texts,
+      length,
+      numbers,
       vectors=table,
       fixed_layers=prompts.fixed_layers,
       options=options,
       dropout_key=key,
     )
-    states = segments.pool(templates, 'pair', filled, hidden, 'mask')
-    words = params['backbone']['embeddings']['word']['embedding']
-    return heads.mlm_logits(model, params['head']['mlm'], words, states, options.dtype)
 
   def score(logits: Float[Array, 'n V']) -> Float[Array, ' n']:
     return heads.answer_score(logits, yes, no, config.template.score)

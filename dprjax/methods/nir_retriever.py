@@ -51,12 +51,14 @@ def build(
   ) -> Float[Array, 'n H']:
     tokens, mask, numbers = rows
     length = tokens.shape[1] - sum(around) + templates.extra(kind)
-    filled = templates.fill(kind, [segments.bare(tokens, mask, *around)], length, numbers)
-    hidden = encoder.encode(
+    filled, hidden = segments.encode(
       model,
       params['backbone'],
-      filled.tokens,
-      filled.mask,
+      templates,
+      kind,
+      [segments.bare(tokens, mask, *around)],
+      length,
+      numbers,
       vectors=table,
       fixed_layers=prompts.fixed_layers,
       options=options,

@@ -338,6 +338,8 @@ def _check_template(path: str, meta: dict[str, Any], names: Sequence[str]) -> li
       f'{path}: the template has neither words nor an array for {missing[0]}; found: '
       f'{", ".join(names) or "no arrays"}'
     )
+  if meta['shift_positions']:
+    raise InputError(f"{path}: meta's shift_positions is true, which no template takes")
   if not 0 <= meta['fixed_layers'] <= _MOST_LAYERS:
     raise InputError(
       f"{path}: meta's fixed_layers is {meta['fixed_layers']!r:.60}, expected 0 to {_MOST_LAYERS}"

@@ -14,14 +14,14 @@ are 0.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32
 
 from dprjax.base.errors import InputError
-from dprjax.models import embed
+from dprjax.models import embed, encoder, heads
 from dprjax.models.template import Filled, Piece, Template, Text, fill
 
 # The texts of each kind of input.
@@ -281,6 +281,58 @@ def label_ids(
         + " of the tokenizer's vocabulary; a label is one word of it"
       )
   return tokens[words[0]].item(), tokens[words[1]].item()
+
+
+def encode(
+  config: encoder.EncoderConfig,
+  params: Mapping[str, Any],
+  templates: TaskTemplates,
+  kind: str,
+  texts: Sequence[Text],
+  length: int,
+  numbers: Int[Array, ' B'],
+  **kwargs: Any,
+) -> tuple[Filled, Float[Array, 'B T H']]:
+  """Fills templates and encodes them.
+
+  Args:
+    config, params: of the encoder.
+    templates: the tasks' templates.
+    kind, texts, length, numbers: as for ``TaskTemplates.fill``.
+    kwargs: as for ``encoder.encode``: vectors, fixed_layers, options, dropout_key.
+
+  Returns:
+    The rows, and the last hidden states.
+  """
+  filled = templates.fill(kind, texts, length, numbers)
+  return filled, encoder.encode(config, params, filled.tokens, filled.mask, **kwargs)
+
+
+def answer(
+  config: encoder.EncoderConfig,
+  params: Mapping[str, Any],
+  head: Mapping[str, Any],
+  templates: TaskTemplates,
+  texts: Sequence[Text],
+  length: int,
+  numbers: Int[Array, ' B'],
+  *,
+  options: encoder.EncoderOptions,
+  **kwargs: Any,
+) -> Float[Array, 'B V']:
+  """The logits at [MASK] of filled templates of pairs.
+
+  Args:
+    head: the masked-LM head.
+    options: of the encoder; the head's products have its dtype too.
+    config, params, templates, texts, length, numbers, kwargs: as for ``encode``.
+  """
+  filled, hidden = encode(
+    config, params, templates, 'pair', texts, length, numbers, options=options, **kwargs
+  )
+  states = pool(templates, 'pair', filled, hidden, 'mask')
+  words = params['embeddings']['word']['embedding']
+  return heads.mlm_logits(config, head, words, states, options.dtype)
 
 
 def pool(

@@ -307,8 +307,9 @@ class Library:
   def _version(self, name: str, prompt: artifact.Prompt, sha256: str) -> Version:
     if prompt.meta['kind'] not in ('prefix', 'topic'):
       raise InputError(
-        f'prompt {name}: of kind {prompt.meta["kind"]!r}, which gives no vectors of texts; prefix '
-        'and topic are served'
+        f'prompt {name}: of kind {prompt.meta["kind"]!r}, whose vectors stand among the tokens; a '
+        'server keeps prompts of kind prefix and topic, which stand beside them: encode with '
+        'dprjax.encode --prompt'
       )
     made_for = prompt.meta['backbone_sha256']
     if isinstance(made_for, dict) and len(set(made_for.values())) > 1:

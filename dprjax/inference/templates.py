@@ -1,0 +1,85 @@
+"""Prompt files of kind template, as the templates of a batch and the table of their vectors."""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from dprjax.base.errors import InputError
+from dprjax.data.text import Tokenizer
+from dprjax.models import segments
+from dprjax.models.artifact import Prompt
+from dprjax.models.encoder import EncoderConfig
+from dprjax.models.segments import TaskTemplates
+
+
+def specials(tokenizer: Tokenizer) -> segments.Specials:
+  """What the segments [CLS], [SEP] and [MASK] stand for."""
+  form = tokenizer.pair_format
+  return segments.Specials(form.opening, form.middle, form.closing, tokenizer.mask_id)
+
+
+def of_prompts(
+  prompts: Sequence[Prompt], tokenizer: Tokenizer, config: EncoderConfig
+) -> tuple[TaskTemplates, Float[Array, 'E H'] | None]:
+  """The templates of these prompts in their order, and all their vectors side by side.
+
+  Args:
+    prompts: of kind template, of the same forms.
+    tokenizer: the backbone's.
+    config: the backbone's shape.
+
+  Raises:
+    InputError: the forms differ, or the tokenizer has no mask token.
+  """
+  made = TaskTemplates.make(
+    [prompt.spec for prompt in prompts],
+    specials(tokenizer),
+    tokenizer.encode_bare,
+    config.vocab_size,
+    tokenizer.pad_id,
+    prompts[0].path,
+    masked=False,  # the file was checked when it was read
+  )
+  vectors = [
+    {name: jnp.asarray(array) for name, array in prompt.vectors.items()} for prompt in prompts
+  ]
+  return made, made.table(vectors)
+
+
+def around(tokenizer: Tokenizer) -> tuple[int, int]:
+  """How many special tokens are before and behind a text that stands alone."""
+  return len(tokenizer.pair_format.opening), len(tokenizer.closing)
+
+
+def text_tokens(prompt: Prompt, kind: str, max_length: int, tokenizer: Tokenizer) -> int:
+  """The most tokens of a text's own, of a maximum length that counts its special tokens.
+
+  Raises:
+    InputError: there is room for none.
+  """
+  if (count := max_length - sum(around(tokenizer))) < 1:
+    raise InputError(
+      f'{prompt.path}: a {kind}_max_length of {max_length} leaves no room for text beside the '
+      'special tokens'
+    )
+  return count
+
+
+def check_positions(
+  prompt: Prompt, knobs: str, texts: int, template: int, config: EncoderConfig, backbone: str
+) -> None:
+  """Raises InputError where texts and the template around them exceed the positions.
+
+  Args:
+    prompt: whose template it is.
+    knobs: what decides the length of the texts.
+    texts, template: tokens.
+    config: the backbone's shape.
+    backbone: its path.
+  """
+  if texts + template > config.max_tokens:
+    raise InputError(
+      f'{prompt.path}: {knobs}: {texts} tokens of text and the {template} of the template around '
+      f'them exceed the {config.max_tokens} positions of {backbone}'
+    )
