@@ -56,6 +56,8 @@ def export(
     '--workdir': workdir,
     'config.backbone.path': path,
     'config.prompt.init_from': config.prompt.init_from,
+    'config.adapt.prompts': [part.strip() for part in config.adapt.prompts.split(',')],
+    **{f'config.tasks.{name}.prompt': entry.prompt for name, entry in config.tasks.items()},
   }
   check_out(out, inputs)
   backbone = hub.load_backbone(path, heads=trained_by.parts)

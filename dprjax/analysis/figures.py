@@ -229,6 +229,54 @@ def maps(
           )
 
 
+class Matrix(NamedTuple):
+  """A panel of numbers: its title, the names of rows and columns, and the values; NaN: none."""
+
+  title: str
+  rows: tuple[str, ...]
+  columns: tuple[str, ...]
+  values: Float[np.ndarray, 'R C']
+
+
+def matrices(panels: Sequence[Matrix], foot: str, path: files.PathLike) -> None:
+  """Matrices of numbers, coloured by their values, side by side.
+
+  Args:
+    panels: one or more.
+    foot: a line in small print.
+    path: the file; its suffix (png, pdf, svg) decides the format.
+
+  Raises:
+    InputError: the suffix is of another format.
+  """
+  columns = [len(panel.columns) for panel in panels]
+  height = max(2.4, 1.4 + 0.5 * max(len(panel.rows) for panel in panels))
+  with _drawing(sum(1.8 + 0.7 * count for count in columns), height, foot, path) as drawing:
+    for axes, panel in zip(
+      drawing.subplots(1, len(panels), squeeze=False, width_ratios=columns)[0], panels, strict=True
+    ):
+      # Around 0, so that a sign is a colour.
+      largest = float(np.nanmax(np.abs(panel.values), initial=0.05))
+      axes.imshow(panel.values, cmap='RdBu', vmin=-largest, vmax=largest, aspect='auto')
+      for (row, column), value in np.ndenumerate(panel.values):
+        if np.isfinite(value):
+          dark = abs(value) > 0.7 * largest
+          axes.text(
+            column,
+            row,
+            f'{value:.2f}',
+            ha='center',
+            va='center',
+            fontsize=7.5,
+            color='white' if dark else '#222222',
+          )
+      axes.set_xticks(
+        np.arange(len(panel.columns)), [_short(name) for name in panel.columns], rotation=30
+      )
+      axes.set_yticks(np.arange(len(panel.rows)), [_short(name) for name in panel.rows])
+      axes.set_title(panel.title, fontsize=9)
+
+
 def _short(name: str) -> str:
   """A name as a legend can hold it; one that begins with an underscore would be left out."""
   name = ' '.join(name.split())

@@ -421,8 +421,8 @@ def _keep(texts: Texts, workdir: epath.Path, found: Files) -> Texts:
     return texts.open(tokenizer, model)
 
   named = {
-    f'{folder} {name}': epath.Path(prompt.path)
-    for folder, several in found._asdict().items()
+    f'{role} {name}': epath.Path(prompt.path)
+    for role, several in (('prompt of', found.own), ('added prompt of', found.sources))
     for name, prompt in several.items()
   }
   return texts._replace(open=open_kept, files={**texts.files, **named})

@@ -1,0 +1,50 @@
+import numpy as np
+import pytest
+
+from dprjax.analysis import prompt_cosines
+from dprjax.base.errors import InputError
+from dprjax.models.artifact import Prompt
+
+
+def prompt(first, second, **meta):
+  arrays = {'segments/query/P1': first, 'segments/passage/P1': second}
+  return Prompt(
+    {'kind': 'template', **meta},
+    {name: np.array(rows, np.float32) for name, rows in arrays.items()},
+    'task.npz',
+  )
+
+
+PROMPTS = {
+  'qa': prompt([[1, 0]], [[0, 2]]),
+  'dr': prompt([[-2, 0]], [[0, -4]]),
+  'rd': prompt([[0, 3]], [[0, 0]]),
+  'new': prompt([[1, 0]], [[0, 0]], weights={'qa': 0.5, 'dr': -0.25}),
+}
+
+
+def test_cosines_and_weights():
+  expected = [
+    [1, -1, 0, 5**-0.5],
+    [-1, 1, 0, -(5**-0.5)],
+    [0, 0, 1, 0],
+    [5**-0.5, -(5**-0.5), 0, 1],
+  ]
+  np.testing.assert_allclose(prompt_cosines.cosines(PROMPTS), expected, atol=1e-6)
+  assert prompt_cosines.weights(PROMPTS) == {'new': {'qa': 0.5, 'dr': -0.25}}
+
+
+def test_prompts_of_two_templates_are_not_compared():
+  longer = prompt([[1, 0], [1, 0]], [[0, 2]])
+  with pytest.raises(InputError, match=r'task.npz: its learned segments are .* and those of qa'):
+    prompt_cosines.cosines(PROMPTS | {'longer': longer})
+  with pytest.raises(InputError, match='its learned segments are none'):
+    prompt_cosines.cosines({'words': Prompt({'kind': 'template'}, {}, 'words.npz')})
+
+
+def test_both_are_drawn(tmp_path):
+  prompt_cosines.draw(PROMPTS, tmp_path / 'prompts.svg', 'foot')
+  drawn = (tmp_path / 'prompts.svg').read_text()
+  assert drawn.count('<image') == 2
+  prompt_cosines.draw({name: PROMPTS[name] for name in ('qa', 'dr')}, tmp_path / 'two.svg')
+  assert (tmp_path / 'two.svg').read_text().count('<image') == 1

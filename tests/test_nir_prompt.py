@@ -1,0 +1,98 @@
+"""NIR-Prompt by the commands: a prompt a task, the backbone on all of them, and a new task."""
+
+import pathlib
+
+import numpy as np
+import pytest
+
+from dprjax import export, load_prompt, train
+from dprjax.models import head_specs, hub
+from dprjax.runtime import tree
+from tests.test_train import trainable_of
+
+pytestmark = pytest.mark.slow
+ROOT = pathlib.Path(__file__).parent.parent
+SHORT = ['--config.steps=2', '--config.eval.every=2', '--config.checkpoint.every=2']
+SHORT += ['--config.eval.corpus_limit=20', '--config.cross_encoder.dev_queries=4']
+OF = {'retriever': ('qa', 'retrieval', 'dialogue'), 'reranker': ('qa', 'paraphrase', 'inference')}
+
+
+def load(folder):
+  """The parameters of an encoder and its head, by name, and the encoder's SHA-256."""
+  found = hub.load_backbone(str(folder), heads=('mlm',))
+  heads = {name: head.params for name, head in found.heads.items()}
+  return tree.flatten({'backbone': found.params, 'head': heads}), found
+
+
+@pytest.mark.parametrize('stage', ['retriever', 'reranker'])
+def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
+  first, second, new = OF[stage]
+
+  def go(recipe, name, *flags):
+    return command(
+      train,
+      f'--config={ROOT}/configs/nir_{stage}.py:{recipe},local',
+      f'--workdir={tmp_path}/{name}',
+      *SHORT,
+      *flags,
+    )
+
+  def made(recipe, name, *flags, out):
+    status, err = go(recipe, name, *flags)
+    assert status == 0, err
+    status, err = command(export, f'--workdir={tmp_path}/{name}', f'--out={tmp_path}/{out}')
+    assert status == 0, err
+    return tmp_path / out
+
+  # A prompt each, on the same frozen backbone.
+  files = {first: made(f'mdm={first}', 'first', out=f'{first}.npz')}
+  backbone = tmp_path / 'first' / 'backbone'
+  on = f'--config.backbone.path={backbone}'
+  files[second] = made(f'mdm={second}', 'second', on, out=f'{second}.npz')
+  start, before = load(backbone)
+  prompts = {task: load_prompt(file) for task, file in files.items()}
+  for task, prompt in prompts.items():
+    assert prompt.meta['task'] == task and prompt.meta['backbone_sha256'] == before.sha256
+    assert len(prompt.vectors) == (4 if stage == 'retriever' else 3)
+
+  # The backbone on both tasks, under these prompts.
+  named = [f'--config.tasks.{task}.prompt={file}' for task, file in files.items()]
+  model = made(f'emm={first}+{second}', 'both', on, *named, out='model')
+  _, trained = trainable_of(tmp_path / 'both')
+  ends, after = load(model)
+  moved = {name for name in ends if name in start and (ends[name] != start[name]).any()}
+  # A key's bias adds the same to all scores of a query: softmax does not see it.
+  assert moved >= {name for name in trained if not name.endswith('attention/key/bias')}
+  assert moved <= set(trained)
+  assert 'backbone/embeddings/word/embedding' in start.keys() - moved
+  assert ('mlm' in after.heads) == (stage == 'reranker')
+  for task, prompt in prompts.items():
+    own = load_prompt(model / 'prompts' / f'{task}.npz')
+    assert own.meta['backbone_sha256'] == after.sha256 != before.sha256
+    assert own.meta['template'] == prompt.meta['template']
+    for name, vectors in prompt.vectors.items():
+      assert own.vectors[name].tobytes() == vectors.tobytes()
+    if stage == 'reranker':
+      digest = head_specs.sha256('mlm', after.config, after.heads['mlm'])
+      assert own.meta['head_sha256'] == digest != prompt.meta['head_sha256']
+
+  # Those prompts are not this backbone's.
+  status, err = go(f'emm={first}', 'refused', f'--config.backbone.path={model}', named[0])
+  assert status == 2 and f'{files[first]}: was made for backbone' in err, err
+
+  # A new task, whose prompt is a sum of theirs.
+  one = f'--config.backbone.path={model}'
+  prompt = load_prompt(made(f'adapt={new},frozen', 'frozen', one, out='new.npz'))
+  _, trained = trainable_of(tmp_path / 'frozen')
+  (weights,) = trained.values()
+  assert list(trained) == [f'prompt/{new}/weights'] and not np.allclose(weights, 0.5, atol=1e-6)
+  assert list(prompt.meta['weights']) == sorted(files)
+  for name, vectors in prompt.vectors.items():
+    expected = sum(
+      weight * prompts[task].vectors[name]
+      for weight, task in zip(weights, sorted(files), strict=True)
+    )
+    np.testing.assert_allclose(vectors, expected, rtol=1e-5, atol=1e-6)
+  out = made(f'adapt={new}', 'adapted', one, out='adapted')
+  assert [file.name for file in (out / 'prompts').iterdir()] == [f'{new}.npz']
+  assert load_prompt(out / 'prompts' / f'{new}.npz').meta['backbone_sha256'] == load(out)[1].sha256
