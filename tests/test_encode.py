@@ -119,6 +119,7 @@ def test_equals_the_retriever(run, vectors, corpus, tmp_path, prompt):
   )
 
 
+@pytest.mark.slow
 def test_batch_and_order_change_no_vector(run, corpus, vectors, tmp_path):
   lines = corpus.read_text().splitlines()
   corpus.write_text('\n'.join(reversed(lines)) + '\n')

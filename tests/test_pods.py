@@ -62,6 +62,20 @@ STEADY = [
 ]
 
 
+STARTED = []
+
+
+@pytest.fixture(autouse=True)
+def ended():
+  """Ends the pods that a failed or interrupted test has left; the launcher ends its processes."""
+  yield
+  while STARTED:
+    pod = STARTED.pop()
+    if pod.process.poll() is None:
+      pod.process.terminate()
+      pod.end()
+
+
 class Pod:
   """A command in several processes, running."""
 
@@ -84,6 +98,7 @@ class Pod:
     )
     self._reader = threading.Thread(target=self._read)
     self._reader.start()
+    STARTED.append(self)
 
   def _read(self):
     with self.process.stdout as lines:

@@ -175,9 +175,9 @@ def slow(*values):
 @pytest.mark.parametrize(
   ('devices', 'categories', 'changes'),
   [
-    slow(1, 'some', {}),
+    (1, 'some', {}),
     slow(8, 'some', {'topics__batch': 8}),
-    (8, 'some', {'grad_cache': 2, 'loss_rows': 1}),
+    slow(8, 'some', {'grad_cache': 2, 'loss_rows': 1}),
     slow(1, 'none shared', {'topics__batch': 4, 'grad_cache': 4}),
     slow(8, 'none shared', {'topics__query': 'own'}),
     slow(1, 'all shared', {}),

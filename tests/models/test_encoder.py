@@ -143,7 +143,10 @@ def test_shared_per_example_and_bank_agree(small, inputs):
 
 @pytest.mark.parametrize(
   ('model_type', 'shift'),
-  [('bert', True), ('roberta', True), pytest.param('bert', False, marks=pytest.mark.slow)],
+  [
+    ('bert', True),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in [('roberta', True), ('bert', False)]),
+  ],
 )
 def test_a_bank_of_different_lengths_equals_one_prompt_at_a_time(small, inputs, model_type, shift):
   config, params = small
