@@ -391,7 +391,7 @@ def claims(results, cases, measures_, sign=1):
   for text, name, way, other in cases:
     found = [results.compare(name, way, other, measure, sign) for measure in measures_.values()]
     if any(found):
-      rows.append([text, *map(shown, found)])
+      rows.append([text, *map(trials.shown, found)])
   return rows and trials.table(['', *measures_], rows)
 
 
@@ -456,7 +456,7 @@ def uniform(results):
         results.compare_at_equal(name, way, other, measure, -1) for measure in lower.values()
       ]
       if any(at_equal):
-        rows.append([text, *map(shown, at_equal)])
+        rows.append([text, *map(trials.shown, at_equal)])
   made = f'**More uniform, lower Sim(q, p-)** (Table 3), after all updates:\n\n{found}'
   if rows:
     made += '\nWhere both have the same nAP@10:\n\n' + trials.table(['', *lower], rows)

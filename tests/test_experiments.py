@@ -1,0 +1,151 @@
+"""The verdicts and tables of experiments/topic_dpr.py, of vectors that are made here."""
+
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from dprjax.analysis import statistics
+
+ROOT = pathlib.Path(__file__).parent.parent
+DOCUMENTS, LAST = 12, 3
+
+
+class Documents(NamedTuple):
+  ids: list
+  titles: list
+  abstracts: list
+  categories: list
+
+
+class Topics:
+  """Two topics, by the number of the document."""
+
+  names = (['one'], ['two'])
+
+  def __len__(self):
+    return 2
+
+  def assign(self, texts):
+    return np.array([int(text) % 2 for text in texts])
+
+
+@pytest.fixture
+def tables(monkeypatch):
+  monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
+  import topic_dpr_tables
+
+  monkeypatch.setattr(topic_dpr_tables, 'DRAWS', 30)
+  return topic_dpr_tables
+
+
+@pytest.fixture
+def out(tmp_path):
+  """Two seeds of DPTDR and of Topic-DPR, whose titles lie nearer to their abstracts."""
+  rng = np.random.default_rng(0)
+  (tmp_path / 'vectors').mkdir()
+
+  def save(name, step, **arrays):
+    arrays = {key: x / np.linalg.norm(x, axis=-1, keepdims=True) for key, x in arrays.items()}
+    arrays = {key: x.astype(np.float32) for key, x in arrays.items()}
+    np.savez(tmp_path / 'vectors' / f'{name}-test-{step}.npz', **arrays)
+
+  passages = rng.normal(size=(DOCUMENTS, 8))
+  noise = rng.normal(size=(DOCUMENTS, 8))
+  save('minilm-0', 0, passages=passages, plain=passages + 3 * noise)
+  for seed in (0, 1):
+    for step in (1, 2, 3):
+      near = noise / step
+      save(f'dptdr-{seed}', step, passages=passages, plain=passages + 2 * near)
+      ways = {'oracle': passages + 0.1 * near, 'infer': passages + near}
+      if step == LAST:
+        ways['all'] = np.stack([passages + near, passages + 0.5 * near])
+      save(f'topic-{seed}', step, passages=passages, **ways)
+  return tmp_path
+
+
+@pytest.fixture
+def documents():
+  numbers = [str(i) for i in range(DOCUMENTS)]
+  # Four of each of three categories; one has a category of its own.
+  categories = [(f'c{i % 3}',) for i in range(DOCUMENTS - 1)] + [('own',)]
+  return Documents(numbers, numbers, numbers, categories)
+
+
+def test_values_and_draws(tables, out, documents):
+  results = tables.Results(out, documents, Topics(), LAST)
+  vectors = np.load(out / 'vectors' / 'topic-1-test-3.npz')
+  p, q = vectors['passages'].astype(np.float64), vectors['infer'].astype(np.float64)
+  counts = results.counts(DOCUMENTS)
+  drawn = np.repeat(np.arange(DOCUMENTS), counts[5].astype(int))
+  assert len(drawn) == DOCUMENTS
+
+  def uniformity(rows):
+    pairs = [(i, j) for i in rows for j in rows if i != j]
+    return np.log(np.mean([np.exp(-2 * np.sum((p[i] - p[j]) ** 2)) for i, j in pairs]))
+
+  value, draws = results.stat('topic', 1, 'infer', 'Uniform(p)')
+  assert np.isclose(value, uniformity(range(DOCUMENTS))) and len(draws) == 30
+  assert np.isclose(draws[5], uniformity(drawn), rtol=1e-4)
+
+  unrelated = [
+    [j for j in range(DOCUMENTS) if not set(documents.categories[i]) & set(documents.categories[j])]
+    for i in range(DOCUMENTS)
+  ]
+  value, draws = results.stat('topic', 1, 'infer', 'Sim(q, p-)')
+  cosines = [[q[i] @ p[j] for j in unrelated[i]] for i in range(DOCUMENTS)]
+  assert np.isclose(value, np.mean(np.concatenate(cosines)))
+  assert np.isclose(draws[5], np.mean(np.concatenate([cosines[i] for i in drawn])), rtol=1e-4)
+
+  # The one that has no other with its category is left out with its own abstract.
+  scores = tables.scores(out, 'topic-1-test-3', documents, 101)
+  assert len(scores['infer/counted/nAP@10']) == DOCUMENTS
+  assert len(scores['infer/left out/nAP@10']) == DOCUMENTS - 1
+  first = np.argsort(-q @ p.T, axis=1)[:, 0] == np.arange(DOCUMENTS)
+  related = [j for j in np.argsort(-q[0] @ p.T)[:10] if j not in unrelated[0]]
+  assert scores['infer/counted/Success@1'][first].all() and related
+  value, _ = results.stat('topic', 1, 'infer', 'near topic')
+  nearest = statistics.nearest(p, 10)
+  assert np.isclose(value, np.mean(nearest % 2 == np.arange(DOCUMENTS)[:, None] % 2))
+
+
+@pytest.mark.parametrize(
+  ('values', 'draws', 'sign', 'said'),
+  [
+    ([0.1, 0.2], [0.1, 0.2], 1, 'held'),
+    ([0.1, 0.2], [0.1, 0.2], -1, 'not'),
+    ([-0.1, -0.2], [-0.1, -0.2], -1, 'held'),
+    ([0.1, 0.2], [-0.1, 0.4], 1, 'undecided'),
+    ([0.3, -0.1], [0.05, 0.2], 1, 'undecided'),
+    ([0.0, 0.2], [0.05, 0.2], 1, 'undecided'),
+  ],
+)
+def test_verdicts(tables, values, draws, sign, said):
+  found = tables.trials.verdict(values, np.array(draws), sign)
+  assert found[3] == said and np.isclose(found[0], np.mean(values))
+
+
+def test_compared_where_both_have_the_same(tables, out, documents):
+  x, y = np.array([0.1, 0.3, 0.5]), np.array([0.0, -1.0, -3.0])
+  assert np.isclose(tables.first_at(0.4, x, y), -2) and tables.first_at(0.05, x, y) == 0
+  assert tables.first_at(0.5, x, y) == -3
+  results = tables.Results(out, documents, Topics(), LAST)
+  mean, low, high, _ = results.compare_at_equal('topic', 'infer', 'topic', 'Uniform(q)', -1)
+  assert (mean, low, high) == (0, 0, 0)
+  assert results.compare_at_equal('topic', 'infer', 'one', 'Uniform(q)', -1) is None
+
+
+@pytest.mark.slow
+def test_tables_of_what_there_is(tables, out, documents, tmp_path):
+  docs = tmp_path / 'docs'
+  docs.mkdir()
+  page = docs / 'results.md'
+  page.write_text(f'before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n')
+  tables.write(out, documents, Topics(), LAST, docs, maps=False)
+  made = page.read_text()
+  assert made.startswith('before\n') and made.endswith('after\n') and 'old' not in made
+  assert (docs / 'topic-dpr-path.png').exists() and (docs / 'topic-dpr-bars.png').exists()
+  assert '| Topic-DPR, frozen, `all` | 2 |' in made and 'tuned' not in made
+  row = next(line for line in made.splitlines() if '`oracle`, against DPTDR' in line)
+  assert row.count('[') == 2 and row.count('**') == 4
