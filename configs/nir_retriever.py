@@ -145,7 +145,7 @@ def finish(c, rest):
   c = defaults.local(c)
   c.data.format, c.data.dir = 'auto', ''
   c.data.query_buckets, c.data.passage_buckets = (16,), (32,)
-  c.batch_size = 16 if c.arrangement != 'balanced' else 4 * len(c.tasks)
+  c.batch_size = 16 if c.arrangement != 'balanced' else 8 * len(c.tasks)
   c.grad_cache, c.eval.corpus_limit = 1, 60
   c.template.lengths = (2, 2, 3)
   c.template.label_words = ('true', 'false')  # words of docstrings
