@@ -1,0 +1,94 @@
+"""Encoding texts in templates, with and without fixed layers, against plain encoding.
+
+    python benchmarks/templates.py [--rows=32] [--tokens=48] [--tasks=3] [--prompt=6] [--runs=9]
+
+Random weights of all-MiniLM-L6-v2's shape; two segments of learned vectors, and rows of several
+tasks. ``text``: the texts alone; ``as long``: plain texts of the templates' length; ``n = 0`` and
+``n = L - 1``: templates filled on the device, the vectors being those of a table. Predicted: the
+tokens' ratio of ``text`` to ``as long``, and templates under 3 % more than ``as long``. Forward
+pass, and the gradient of the table. Writes benchmarks/results/templates-DEVICE.json.
+"""
+
+import argparse
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import made
+import record
+import timing
+from dprjax.models import encoder, hub, segments
+from dprjax.models.segments import Spec, Specials, TaskTemplates
+
+MODEL = made.SHAPES['minilm']
+FORM = '[CLS] P1 text P2 [MASK] [SEP]'
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__)
+  for name, default in (('rows', 32), ('tokens', 48), ('tasks', 3), ('prompt', 6), ('runs', 9)):
+    parser.add_argument(f'--{name}', type=int, default=default)
+  args = parser.parse_args()
+  params = jax.device_put(hub.init_params(MODEL, jax.random.key(0)))
+  lengths = {f'query/{name}': args.prompt for name in ('P1', 'P2')}
+  templates = TaskTemplates.make(
+    [Spec({'query': FORM}, {}, lengths)] * args.tasks,
+    Specials((1,), (2,), (2,), 3),
+    lambda texts: {},
+    MODEL.vocab_size,
+    MODEL.pad_token_id,
+  )
+  around = 2  # special tokens of a text alone
+  longer = args.tokens - around + templates.extra('query')
+  rng = np.random.default_rng(0)
+  numbers = jnp.asarray(rng.integers(args.tasks, size=args.rows), jnp.int32)
+  table = jnp.asarray(
+    rng.normal(size=(args.tasks * 2 * args.prompt, MODEL.hidden_size)), jnp.float32
+  )
+
+  def texts(length: int) -> tuple[jax.Array, jax.Array]:
+    batch = made.batch(MODEL, args.rows, 1, length)
+    return jnp.asarray(batch['passage_tokens'][:, 0]), jnp.asarray(batch['passage_mask'][:, 0])
+
+  def plain(table, params, tokens, mask):
+    return encoder.encode(MODEL, params, tokens, mask)[:, 0].sum() + table.sum()
+
+  def filled(fixed_layers):
+    def run(table, params, tokens, mask):
+      text = segments.bare(tokens, mask, 1, 1)
+      inputs = templates.fill('query', [text], longer, numbers)
+      hidden = encoder.encode(
+        MODEL, params, inputs.tokens, inputs.mask, vectors=table, fixed_layers=fixed_layers
+      )
+      return segments.pool(templates, 'query', inputs, hidden, 'mask').sum()
+
+    return run
+
+  short, long = texts(args.tokens), texts(longer)
+  ways = {
+    'text': (plain, short),
+    'as long': (plain, long),
+    'n = 0': (filled(0), short),
+    'n = L - 1': (filled(MODEL.num_layers - 1), short),
+  }
+  cases = {}
+  # Plain encoding has no table, so its gradient would be nothing to compare with.
+  for title, chosen in (('forward', ways), ('gradient', ('n = 0', 'n = L - 1'))):
+    programs = {}
+    for name in chosen:
+      function, inputs = ways[name]
+      function = jax.jit(jax.grad(function) if title == 'gradient' else function)
+      program = function.lower(table, params, *inputs).compile()
+      programs[f'{title}, {name}'] = lambda run=program, inputs=inputs: jax.block_until_ready(
+        run(table, params, *inputs)
+      )
+    base = 'forward, as long' if title == 'forward' else 'gradient, n = 0'
+    cases |= timing.summary(timing.take_turns(programs, args.runs), base)
+  cases['forward, text']['predicted'] = round(args.tokens / longer, 3)
+  timing.show(cases, ['milliseconds', 'fastest_and_slowest', 'ratio', 'predicted'])
+  record.write_jax('templates', cases, vars(args))
+
+
+if __name__ == '__main__':
+  main()
