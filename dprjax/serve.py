@@ -144,6 +144,14 @@ def make_parser() -> cli.Parser:
     metavar='NAME=DIR',
     help='a cross-encoder; may be repeated',
   )
+  parser.add_argument(
+    '--reranker_prompt',
+    type=cli.named,
+    action='append',
+    default=[],
+    metavar='NAME=FILE',
+    help='a prompt of pairs for the --reranker of this name, which is then its backbone',
+  )
   group = parser.add_argument_group('network')
   group.add_argument(
     '--host', default='127.0.0.1', help='the address to listen on (default: 127.0.0.1)'
@@ -244,14 +252,20 @@ def make_app(args: argparse.Namespace) -> Any:
   compiled.keep()
   allowed = keys.Keys.load(args.keys) if args.keys else None
   texts = dict(args.texts)
-  for flag in ('index', 'texts', 'reranker'):
+  for flag in ('index', 'texts', 'reranker', 'reranker_prompt'):
     names = [name for name, _ in getattr(args, flag)]
     if twice := [name for name in names if names.count(name) > 1]:
       raise InputError(f'--{flag}={twice[0]}=... is there twice')
   if unknown := set(texts) - {name for name, _ in args.index}:
     raise InputError(f'--texts={unknown.pop()}=...: there is no --index of this name')
   found = [indexes.Index(name, folder, texts=texts.get(name)) for name, folder in args.index]
-  rerankers = [indexes.Reranker(name, folder, dtype=args.dtype) for name, folder in args.reranker]
+  prompts = dict(args.reranker_prompt)
+  if unknown := set(prompts) - {name for name, _ in args.reranker}:
+    raise InputError(f'--reranker_prompt={unknown.pop()}=...: there is no --reranker of this name')
+  rerankers = [
+    indexes.Reranker(name, folder, dtype=args.dtype, prompt=prompts.get(name))
+    for name, folder in args.reranker
+  ]
   engine = Engine.load(
     args.backbone,
     args.prompts,

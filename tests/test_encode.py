@@ -444,3 +444,25 @@ def test_nothing_is_left_of_a_command_that_fails(
 
 def _fail(*_):
   raise MemoryError('no room')
+
+
+def test_a_template_decides_the_vectors(command, templates, tmp_path):
+  texts = {'d1': 'oak elm', 'd2': 'fir [MASK] yew'}
+  (tmp_path / 'corpus.tsv').write_text(''.join(f'{id_}\t{one}\n' for id_, one in texts.items()))
+  out = tmp_path / 'out'
+  status, err = command(
+    encode,
+    f'--backbone={templates}/backbone',
+    f'--prompt={templates}/qa.npz',
+    '--kind=passage',
+    f'--input={tmp_path}/corpus.tsv',
+    f'--out={out}',
+    '--batch_size=8',
+  )
+  assert status == 0, err
+  found = embeddings.load_embeddings(out)
+  alone = Retriever.load(templates / 'backbone', {'qa': templates / 'qa.npz'}, batch_size=8)
+  expected = alone.encode(list(texts.values()), 'passage', task='qa')
+  np.testing.assert_allclose(found.vectors(), expected, rtol=0, atol=1e-5)
+  assert found.meta.pooling == 'mask' and found.meta.max_length == 9
+  assert found.meta.prompt_sha256 == sha256_file(templates / 'qa.npz')

@@ -80,6 +80,7 @@ def test_names_of_retrievers(world):
     (['--tmp_dir='], "--tmp_dir='': no file or folder can have this name"),
     (['--sample=0'], "expected a whole number above 0, not '0'"),
     (['--reranked=lost.trec'], 'run not found: lost.trec'),
+    (['--reranker_prompt=qa.npz'], '--reranker_prompt=qa.npz needs --reranker=DIR'),
     (['--corpus=lost.jsonl'], 'corpus not found: lost.jsonl'),
   ],
 )
@@ -88,6 +89,28 @@ def test_bad_flags(world, command, flags, message):
   status, errors = command(mine, *arguments(world), f'--run={world.folder}/bm25.trec', *flags)
   assert status == 2 and message in errors and errors.count('dprjax: error: ') == 1
   assert not (world.folder / 'out.jsonl').exists() and not list(world.folder.glob('.*'))
+
+
+def test_a_prompt_of_pairs_scores(world, command, templates, tmp_path):
+  from dprjax import PromptReranker
+  from dprjax.models import artifact
+
+  prompt = artifact.load_prompt(templates / 'pairs.npz')
+  path = tmp_path / 'probability.npz'
+  artifact.save_prompt(path, artifact.Prompt(prompt.meta | {'score': 'probability'}, prompt.arrays))
+  source = [f'--reranker={templates}/backbone', f'--reranker_prompt={path}', '--batch_size=8']
+  flags = [f'--run={world.folder}/bm25.trec', '--depth=2', '--sample=2', '--texts=false']
+  status, errors = command(mine, *arguments(world), *flags, *source, '--threshold=0.5')
+  assert status == 0, errors
+  # Differences of logits, whatever the file's own score is.
+  reranker = PromptReranker.load(templates / 'backbone', templates / 'pairs.npz', batch_size=8)
+  records = [json.loads(line) for line in (world.folder / 'out.jsonl').read_text().splitlines()]
+  found = [(record, one) for record in records for one in record['negative_passages']]
+  pairs = [(record['query'], world.corpus[one['docid']]) for record, one in found]
+  scores = [one['reranker_score'] for _, one in found]
+  np.testing.assert_allclose(scores, reranker.score(pairs), rtol=0, atol=1e-4)
+  report = json.loads((world.folder / 'out.jsonl.json').read_text())
+  assert report['reranker_prompt'] == str(path)
 
 
 @pytest.mark.slow

@@ -310,3 +310,36 @@ def test_ties_are_ordered_as_trec_eval_does(go, folder, make_cross_encoder, tmp_
   assert go(f'--backbone={path}')[0] == 0
   ranking = dict(trec.read_run(folder / 'out.trec'))['q1']
   assert [doc for doc, _ in ranking] == ['e1', 'd5', 'd3', 'd1', 'd0']
+
+
+def test_a_prompt_of_pairs_judges(command, folder, templates):
+  from dprjax import PromptReranker
+
+  flags = [
+    f'--backbone={templates}/backbone',
+    f'--run={folder}/run.trec',
+    f'--queries={folder}/queries.jsonl',
+    f'--corpus={folder}/corpus.jsonl',
+    f'--out={folder}/out.trec',
+    '--batch_size=8',
+  ]
+  status, err = command(rerank, *flags, f'--prompt={templates}/pairs.npz')
+  assert status == 0, err
+  pairs = [(query, doc) for query, docs in RUN.items() for doc in docs]
+  scores = PromptReranker.load(templates / 'backbone', templates / 'pairs.npz', batch_size=8).score(
+    [(QUERIES[query], ' '.join(CORPUS[doc]).strip()) for query, doc in pairs]
+  )
+  expected = dict(zip(pairs, scores.tolist(), strict=True))
+  lines = [line.split() for line in (folder / 'out.trec').read_text().splitlines()]
+  assert {(line[0], line[2]) for line in lines} == set(expected)
+  for query, _, doc, _, score, _ in lines:
+    assert float(score) == pytest.approx(expected[query, doc], abs=1e-5)
+  settings = json.loads((folder / 'out.trec.json').read_text())['settings']
+  assert settings['prompt_sha256'] == files.sha256_file(templates / 'pairs.npz')
+  assert settings['score'] == 'logit' and settings['text_tokens'] == [5, 7]
+  for name, message in (
+    ('qa', "a prompt of query and passage; a prompt of kind 'template' for pair is needed here"),
+    ('lost', 'prompt not found'),
+  ):
+    status, err = command(rerank, *flags, f'--prompt={templates}/{name}.npz')
+    assert status == 2 and message in err

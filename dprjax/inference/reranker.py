@@ -20,6 +20,7 @@ from dprjax.base.files import PathLike, sha256_file
 from dprjax.data import text
 from dprjax.inference import templates
 from dprjax.inference.embedder import (
+  BUCKETS,
   Embedder,
   EmbedFn,
   ProgressFn,
@@ -104,6 +105,13 @@ class Reranker:
   def specials(self) -> int:
     """The tokens of a pair that are not its texts'."""
     return self._template.num_tokens
+
+  def compile(self) -> None:
+    """Compiles the program of every padded length, for which the first such pair would wait."""
+    lengths = [*(n for n in BUCKETS if self.specials <= n < self.max_length), self.max_length]
+    empty = np.zeros((len(lengths), 2), np.int32)
+    rows = [np.full(length, self.tokenizer.pad_id, np.int32) for length in lengths]
+    self._embedder(self._params, rows, columns=(empty,))
 
   @property
   def _head_sha256(self) -> str:

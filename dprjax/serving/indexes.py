@@ -1,4 +1,4 @@
-"""Passages to search, and a cross-encoder to order documents with; both compile before use."""
+"""Passages to search, and what orders documents; both compile before use."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,15 +9,13 @@ from jaxtyping import Float
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.formats.texts import read_texts
-from dprjax.inference import embedder
-from dprjax.inference.reranker import CrossEncoder
+from dprjax.inference import reranker
 from dprjax.retrieval import embeddings, exact, manifest
 from dprjax.serving.engine import Engine
 from dprjax.serving.library import Version
 
 # Queries searched at a time: few shapes, all compiled beforehand.
 _QUERIES = (1, 16, 64)
-_WORD = 'a '
 
 
 class Hit(NamedTuple):
@@ -109,22 +107,26 @@ class Index:
 
 
 class Reranker:
-  """A cross-encoder, under a name."""
+  """A cross-encoder, or a backbone with a prompt of pairs, under a name."""
 
   def __init__(
-    self, name: str, path: PathLike, max_length: int | None = None, dtype: str = 'float32'
+    self,
+    name: str,
+    path: PathLike,
+    max_length: int | None = None,
+    dtype: str = 'float32',
+    prompt: PathLike | None = None,
   ):
-    """Loads the model. Raises InputError as ``CrossEncoder.load``."""
+    """Loads the model. Raises InputError as ``inference.reranker.load``."""
     self.name = name
-    self._model = CrossEncoder.load(path, max_length=max_length, batch_size=16, dtype=dtype)
+    options: dict[str, Any] = {'max_length': max_length, 'batch_size': 16, 'dtype': dtype}
+    if prompt is not None:
+      options['score'] = 'logit'  # its sigmoid is the probability
+    self._model = reranker.load(path, prompt, **options)
 
   def compile(self) -> None:
-    """Scores a pair of every padded length."""
-    longest = self._model.max_length
-    specials = self._model.tokenizer.pair_format.specials
-    for length in [*(n for n in embedder.BUCKETS if n < longest), longest]:
-      words = max(1, length - specials - 1)
-      self._model.score([(_WORD, _WORD * words)])
+    """Compiles the program of every padded length."""
+    self._model.compile()
 
   def score(self, query: str, documents: Sequence[str]) -> Float[np.ndarray, ' n']:
     """The probability that each document is relevant.
