@@ -38,6 +38,7 @@ def test_flags_that_are_refused(command, make_cross_encoder, tmp_path):
       (('--index=a',), 'expected NAME=VALUE'),
       (('--index=a=x', '--index=a=y'), '--index=a=... is there twice'),
       (('--texts=a=x',), '--texts=a=...: there is no --index of this name'),
+      (('--reranker_prompt=a=x',), '--reranker_prompt=a=...: there is no --reranker of this name'),
       (('--slots=2', '--rows=4'), '--slots=2 holds fewer prompts'),
       ((f'--port={port}', *SMALL), f'--port={port}: Address already in use'),
     ):
