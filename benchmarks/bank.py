@@ -3,8 +3,9 @@
     python benchmarks/bank.py [--rows=32] [--tokens=64] [--prompt=16] [--runs=9]
 
 Random weights of all-MiniLM-L6-v2's shape. ``none``: the bare encoder; ``shared``: one prompt;
-``bank K``: K prompts of one length; ``lengths``: ten, with 0 to ``--prompt`` vectors. Forward pass,
-and with the gradient of the prompts. Writes benchmarks/results/bank-DEVICE.json.
+``bank K``: K prompts of one length; ``lengths``: ten, with 0 to ``--prompt`` vectors; ``layers
+first``: the bank of a server. Forward pass, and with the gradient of the prompts. Writes
+benchmarks/results/bank-DEVICE.json.
 """
 
 import argparse
@@ -43,13 +44,20 @@ def main() -> None:
   prompts = {'none': (None, None), 'shared': (shared, None)}
   prompts |= {f'bank {count:,}': bank_of(count, args.prompt) for count in BANKS}
   prompts['lengths'] = bank_of(10, 0)
+  large, ids = prompts[f'bank {BANKS[-1]:,}']
+  prompts[f'layers first {BANKS[-1]:,}'] = (
+    encoder.LayeredBank(
+      jnp.moveaxis(large.prefixes, 0, 1), large.lengths, jnp.zeros_like(large.lengths)
+    ),
+    ids,
+  )
 
   @jax.jit
   def forward(params, prompt, ids):
     return encoder.encode(MODEL, params, tokens, mask, prompt=prompt, prompt_ids=ids)[:, 0].sum()
 
   def gradient_of(prefixes, params, prompt, ids):
-    if isinstance(prompt, encoder.PromptBank):
+    if isinstance(prompt, encoder.PromptBank | encoder.LayeredBank):
       prefixes = prompt._replace(prefixes=prefixes)
     return forward(params, prefixes, ids)
 

@@ -7,7 +7,9 @@ words under a prompt drawn at random. ``N prompts``: a closed loop, throughput w
 in turns; ``at P %``: an open loop with Poisson arrivals, at a part of the throughput with 1,000;
 ``encode``, ``server``: 64 texts at a time through ``Encoder.encode`` and through the server;
 ``one server``, ``4 servers``: four tasks of which one has 70 % of the traffic, in one process or in
-one each. Writes benchmarks/results/serve-DEVICE.json.
+one each. Throughput is
+given by the clock and by the server's processor time, which other work on the machine does not
+lengthen. Writes benchmarks/results/serve-DEVICE.json.
 """
 
 import argparse
@@ -22,6 +24,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -47,7 +50,7 @@ def texts_of(rng: random.Random, count: int) -> list[str]:
 def write_prompts(folder: pathlib.Path, count: int) -> int:
   """Writes p0.npz, p1.npz and so on; returns the bytes of one's vectors."""
   backbone = hub.load_backbone(BACKBONE)
-  meta = {
+  meta: dict[str, Any] = {
     'format': artifact.FORMAT,
     'version': artifact.VERSION,
     'kind': 'prefix',
@@ -74,12 +77,13 @@ def write_prompts(folder: pathlib.Path, count: int) -> int:
 class Server:
   """A server's process, ready to be asked."""
 
-  def __init__(self, prompts: pathlib.Path, slots: int):
+  def __init__(self, prompts: pathlib.Path, slots: int, flags: Sequence[str] = ()):
     self._log = tempfile.NamedTemporaryFile('w+')  # noqa: SIM115 (as long as the process)
     self._process = subprocess.Popen(
       [
         *(sys.executable, '-m', 'dprjax.serve', f'--backbone={BACKBONE}', f'--prompts={prompts}'),
         *('--port=0', '--name=minilm', '--lengths=32,64', f'--slots={slots}'),
+        *flags,
       ],
       stderr=self._log,
     )
@@ -110,6 +114,15 @@ class Server:
     status = pathlib.Path(f'/proc/{self._process.pid}/status').read_text()
     return int(status.partition('VmRSS:')[2].split()[0]) / 1e3
 
+  def cpu_seconds(self) -> float:
+    """Of the processor, which other work on the machine does not lengthen."""
+    fields = pathlib.Path(f'/proc/{self._process.pid}/stat').read_text().rpartition(')')[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf('SC_CLK_TCK')
+
+  def kill(self) -> None:
+    self._process.kill()
+    self._process.wait()
+
   def end(self) -> None:
     self._process.terminate()
     self._process.wait()
@@ -119,6 +132,10 @@ def request(model: str, texts: str | list[str]) -> bytes:
   body = json.dumps({'model': model, 'input': texts, 'encoding_format': 'base64'}).encode()
   head = f'POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n'
   return head.encode() + body
+
+
+class Refused(Exception):
+  """An answer that is no success."""
 
 
 class Connection:
@@ -132,9 +149,11 @@ class Connection:
     reader, writer = self._streams[port]
     writer.write(content)
     head = await reader.readuntil(b'\r\n\r\n')
-    assert head.startswith(b'HTTP/1.1 200'), head
     size = int(head.lower().partition(b'content-length:')[2].split(b'\r\n')[0])
-    return await reader.readexactly(size)
+    content = await reader.readexactly(size)
+    if not head.startswith(b'HTTP/1.1 200'):
+      raise Refused(content.decode())
+    return content
 
 
 async def closed_loop(asks: list[tuple[int, bytes]], connections: int, seconds: float) -> float:
@@ -183,6 +202,10 @@ def ask_each(server: Server, count: int, texts: list[str]) -> list[tuple[int, by
   ]
 
 
+def _median_ratio(ones: list[float], others: list[float]) -> float:
+  return round(float(np.median([a / b for a, b in zip(ones, others, strict=True)])), 3)
+
+
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   for name, default in (('seconds', 8), ('rounds', 5), ('connections', 64)):
@@ -196,19 +219,24 @@ def main() -> None:
     server = Server(folder, MIXES[-1] + 25)
     asks = {count: ask_each(server, count, texts) for count in MIXES}
     rates: dict[int, list[float]] = {count: [] for count in MIXES}
+    costs: dict[int, list[float]] = {count: [] for count in MIXES}
     asyncio.run(closed_loop(asks[MIXES[-1]], args.connections, args.seconds))
     before = server.metrics()
     for _ in range(args.rounds):
       for count in MIXES:
+        started, texts_before = server.cpu_seconds(), server.metrics()['dprjax_batch_rows_total']
         rate = asyncio.run(closed_loop(asks[count], args.connections, args.seconds))
+        texts_done = server.metrics()['dprjax_batch_rows_total'] - texts_before
         rates[count].append(rate)
-        print(f'{count} prompts: {rate:.1f} texts a second', flush=True)
+        costs[count].append(1e3 * (server.cpu_seconds() - started) / texts_done)
+        print(f'{count} prompts: {rate:.1f} a second, {costs[count][-1]:.2f} ms each', flush=True)
     after = server.metrics()
     for count in MIXES:
-      ratios = [own / one for own, one in zip(rates[count], rates[1], strict=True)]
       cases[f'{count} prompts'] = {
         'texts_a_second': round(float(np.median(rates[count])), 1),
-        'of_one_prompt': round(float(np.median(ratios)), 3),
+        'cpu_ms_a_text': round(float(np.median(costs[count])), 2),
+        'of_one_prompt': _median_ratio(rates[count], rates[1]),
+        'of_one_prompt_by_cpu': _median_ratio(costs[1], costs[count]),
       }
     grown = {name: after[name] - before.get(name, 0) for name in after}
     cases['batches'] = {
@@ -235,6 +263,15 @@ def main() -> None:
       warm=2,
     )
     cases |= timing.summary(seconds, 'encode')
+    for name, clock in (('encode', time.process_time), ('server', server.cpu_seconds)):
+      started = clock()
+      for _ in range(2 * args.rounds):
+        if name == 'encode':
+          encoder.encode(block, 'query')
+        else:
+          loop.run_until_complete(connection.ask(server.port, content))
+      cases[name]['cpu_ms'] = round(1e3 * (clock() - started) / (2 * args.rounds))
+    print({name: cases[name] for name in ('encode', 'server')}, flush=True)
     parameters = jax.tree.leaves(encoder.backbones['query'].params)
     cases['memory'] = {
       'a_prompt_megabytes': round(prompt_bytes / 1e6, 3),

@@ -251,9 +251,7 @@ class App:
     if len(texts) > self._limits.inputs:
       raise _Failure(413, f'{len(texts)} texts; {self._limits.inputs} at most', param=param)
     engine = self._engine
-    tokens = await asyncio.get_running_loop().run_in_executor(
-      engine.pool, engine.tokenize, name, kind, texts
-    )
+    tokens = await self._wait(request, engine.pool.submit(engine.tokenize, name, kind, texts))
     request.state.model = name
     if tokens.total > self._limits.tokens:
       raise _Failure(413, f'{tokens.total} tokens; {self._limits.tokens} at most', param=param)
@@ -511,6 +509,9 @@ def _failed(error: Exception, path: str) -> Response:
     return response
   if isinstance(error, InputError | NotFinite):
     return _error(422, str(error))
+  if isinstance(error, OSError):
+    logger.error('%s: %s', path, error)
+    return _error(503, f"the server's files: {error.strerror or 'they cannot be used'}")
   # Its message may repeat what was asked.
   logger.error('a fault of dprjax in %s: %s', path, type(error).__name__)
   return _error(500, 'a fault of the server')

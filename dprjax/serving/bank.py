@@ -74,13 +74,13 @@ class Shapes:
   def choose_rows(self, waiting: int, length: int) -> int:
     """The rows of a batch for so many waiting texts.
 
-    A batch that would be more than half empty is cut to the next smaller one: what is left follows
-    at once.
+    A batch that would be more than a quarter empty is cut to the next smaller one: what is left
+    follows at once.
     """
     fitting = [rows for rows in self.rows if rows <= self.most_rows(length)]
     larger = next((rows for rows in fitting if rows >= waiting), fitting[-1])
     smaller = max([rows for rows in fitting if rows <= waiting], default=fitting[0])
-    return larger if waiting * 2 >= larger else smaller
+    return larger if waiting * 4 >= larger * 3 else smaller
 
 
 class Bank:

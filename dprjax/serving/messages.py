@@ -161,7 +161,7 @@ _ERRORS = {
   '413': 'too large: the body, the number of inputs or of tokens',
   '422': 'it cannot be used: the message says why',
   '429': 'the queue is full; Retry-After says when to come again',
-  '503': 'not ready yet',
+  '503': 'not ready yet, or its files cannot be used',
   '504': 'no answer in time',
 }
 _NAME = {'name': 'name', 'in': 'path', 'required': True, 'schema': {'type': 'string'}}

@@ -12,6 +12,7 @@ pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 
 from dprjax.base.errors import InputError
 from dprjax.inference.encoder import Encoder
+from dprjax.serving.bank import Shapes
 from dprjax.serving.batcher import Busy, NotFinite
 from dprjax.serving.engine import Engine, Options
 from dprjax.serving.library import NameTaken, UnknownPrompt
@@ -209,3 +210,13 @@ def test_options_that_do_not_fit(small, folder, tmp_path):
   (tmp_path / 'file').write_text('x')
   with pytest.raises(InputError, match='is a file; give a folder'):
     Engine.load(small.path, tmp_path / 'file', options=OPTIONS)
+
+
+def test_the_rows_of_a_batch():
+  shapes = Shapes((1, 4, 16, 64), (32, 256), 4096)
+  assert list(shapes) == [(1, 32), (1, 256), (4, 32), (4, 256), (16, 32), (16, 256), (64, 32)]
+  waiting = (1, 2, 3, 5, 11, 12, 16, 32, 47, 48, 64, 999)
+  rows = [shapes.choose_rows(count, 32) for count in waiting]
+  assert rows == [1, 1, 4, 4, 4, 16, 16, 16, 16, 64, 64, 64]
+  assert shapes.choose_rows(999, 256) == 16
+  assert [shapes.bucket(tokens) for tokens in (1, 32, 33, 256)] == [32, 32, 256, 256]

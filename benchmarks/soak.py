@@ -1,0 +1,185 @@
+"""A server in bad company for some minutes: does its memory grow, is anything lost, or wrong?
+
+    python benchmarks/soak.py [--seconds=600] [--prompts=1000]
+
+Twelve clients ask under prompts drawn at random, of which 40 fit on the device and 200 in the
+host's memory, and compare every vector with the one that an ``Encoder`` of that prompt alone gave
+(to 1e-5). One more uploads prompts under new and old names and removes others; one leaves before it
+is answered. In the middle the server is killed (SIGKILL) and started again: all that it had
+accepted must be there. Prints the slope of its memory (RSS) over the second half of each life, in
+megabytes an hour. Writes benchmarks/results/soak-DEVICE.json.
+"""
+
+import argparse
+import asyncio
+import base64
+import json
+import pathlib
+import random
+import tempfile
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+import record
+import serve
+from dprjax.inference.encoder import Encoder
+from dprjax.models import artifact
+
+TEXTS = 4  # whose vectors are known under every prompt
+KINDS = 24  # different prompts; files of one kind hold the same vectors, and no two the same bytes
+
+
+class Soak:
+  """What the clients share."""
+
+  def __init__(self, vectors: np.ndarray, texts: list[str], kinds: pathlib.Path, prompts: int):
+    self.vectors, self.texts = vectors, texts
+    self._kinds = [artifact.load_prompt(kinds / f'p{kind}.npz') for kind in range(KINDS)]
+    self._aside, self._made = kinds / 'made.npz', 0
+    self.kind_of = {f'p{i}': i % KINDS for i in range(prompts)}
+    self.busy: set[str] = set()  # names that are being replaced
+    self.counts = dict.fromkeys(('answers', 'uploads', 'removals', 'left', 'wrong', 'refused'), 0)
+    self.worst = 0.0
+
+  def content(self, kind: int) -> bytes:
+    """A file of this kind, like no other."""
+    prompt, self._made = self._kinds[kind], self._made + 1
+    meta = prompt.meta | {'task': f'number {self._made}'}
+    artifact.save_prompt(self._aside, artifact.Prompt(meta, prompt.arrays))
+    return self._aside.read_bytes()
+
+  def draw(self, rng: random.Random) -> str:
+    """A name; some are asked for more often than others."""
+    names = list(self.kind_of)
+    return rng.choice(names[:100] if rng.random() < 0.7 else names)
+
+  async def ask(self, port: int, rng: random.Random, end: float) -> None:
+    connection = serve.Connection()
+    while time.monotonic() < end:
+      name = self.draw(rng)
+      if name in self.busy:
+        continue
+      kind, number = self.kind_of[name], rng.randrange(TEXTS)
+      try:
+        answer = await connection.ask(port, serve.request(f'{name}:query', self.texts[number]))
+      except serve.Refused:
+        self.counts['refused'] += name not in self.busy and self.kind_of.get(name) == kind
+        continue
+      if name in self.busy or self.kind_of.get(name) != kind:
+        continue  # it was replaced meanwhile: either vector is right
+      content = base64.b64decode(json.loads(answer)['data'][0]['embedding'])
+      found = np.frombuffer(content, '<f4')
+      off = float(np.abs(found - self.vectors[kind, number]).max())
+      self.worst = max(self.worst, off)
+      self.counts['answers'] += 1
+      self.counts['wrong'] += off > 1e-5
+
+  async def change(self, port: int, rng: random.Random, end: float) -> None:
+    number = len(self.kind_of)
+    while time.monotonic() < end:
+      kind = rng.randrange(KINDS)
+      name = rng.choice(list(self.kind_of)) if rng.random() < 0.5 else f'n{number}-{kind}'
+      number += 1
+      self.busy.add(name)
+      await asyncio.sleep(0.5)  # requests under it are answered
+      if name in self.kind_of and rng.random() < 0.3 and len(self.kind_of) > 500:
+        await self.send(port, 'DELETE', name, b'')
+        del self.kind_of[name]
+        self.counts['removals'] += 1
+      else:
+        await self.send(port, 'PUT', name, self.content(kind))
+        self.kind_of[name] = kind
+        self.counts['uploads'] += 1
+      self.busy.discard(name)
+
+  async def send(self, port: int, method: str, name: str, content: bytes) -> None:
+    reader, writer = await asyncio.open_connection('127.0.0.1', port)
+    head = f'{method} /v1/prompts/{name} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n'
+    writer.write(f'{head}Content-Length: {len(content)}\r\n\r\n'.encode() + content)
+    status = (await reader.readline()).split()[1]
+    self.counts['refused'] += status not in (b'200', b'201', b'204')
+    writer.close()
+
+  async def leave(self, port: int, rng: random.Random, end: float) -> None:
+    while time.monotonic() < end:
+      _, writer = await asyncio.open_connection('127.0.0.1', port)
+      whole = serve.request('p0:query', self.texts * 8)
+      writer.write(whole[: rng.randrange(20, 2 * len(whole))])
+      await asyncio.sleep(rng.random() / 20)
+      writer.close()
+      self.counts['left'] += 1
+      await asyncio.sleep(0.1)
+
+  async def live(self, server: serve.Server, seconds: float) -> list[tuple[float, float]]:
+    """All of them for some time; returns seconds and megabytes."""
+    end, sizes = time.monotonic() + seconds, []
+    began = time.monotonic()
+
+    async def weigh() -> None:
+      while time.monotonic() < end:
+        sizes.append((time.monotonic() - began, server.megabytes()))
+        await asyncio.sleep(1)
+
+    port = server.port
+    clients = [self.ask(port, random.Random(i), end) for i in range(12)]
+    clients += [self.change(port, random.Random(90), end), self.leave(port, random.Random(91), end)]
+    await asyncio.gather(weigh(), *clients)
+    return sizes
+
+  async def check_all(self, server: serve.Server) -> int:
+    """Asks under every name; returns how many were lost or wrong."""
+    connection, bad = serve.Connection(), 0
+    for name, kind in self.kind_of.items():
+      answer = await connection.ask(server.port, serve.request(f'{name}:query', self.texts[0]))
+      content = base64.b64decode(json.loads(answer)['data'][0]['embedding'])
+      off = np.abs(np.frombuffer(content, '<f4') - self.vectors[kind, 0]).max()
+      bad += bool(off > 1e-5)
+    return bad
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__)
+  for name, default in (('seconds', 600), ('prompts', 1000)):
+    parser.add_argument(f'--{name}', type=int, default=default)
+  args = parser.parse_args()
+  texts = serve.texts_of(random.Random(1), TEXTS)
+  with tempfile.TemporaryDirectory() as made:
+    folder, kinds = pathlib.Path(made, 'prompts'), pathlib.Path(made, 'kinds')
+    folder.mkdir()
+    kinds.mkdir()
+    size = serve.write_prompts(kinds, KINDS)
+    paths = {str(kind): kinds / f'p{kind}.npz' for kind in range(KINDS)}
+    encoder = Encoder.load(serve.BACKBONE, paths, batch_size=8)
+    vectors = np.stack([encoder.encode(texts, 'query', prompt=str(kind)) for kind in range(KINDS)])
+    soak = Soak(vectors, texts, kinds, args.prompts)
+    for name, kind in soak.kind_of.items():
+      (folder / f'{name}.npz').write_bytes(soak.content(kind))
+    flags = ('--rows=1,4,16', '--queue=4096', f'--host_memory={max(1, 200 * size >> 20)}')
+    cases: dict[str, Any] = {}
+    for life in ('first', 'second'):
+      server = serve.Server(folder, 41, flags)
+      bad = asyncio.run(soak.check_all(server))
+      sizes = np.array(asyncio.run(soak.live(server, args.seconds / 2)))
+      late = sizes[len(sizes) // 2 :]
+      slope = np.polyfit(late[:, 0], late[:, 1], 1)[0] * 3600
+      cases[f'{life} life'] = {
+        'lost_or_wrong_at_the_start': bad,
+        'megabytes': [round(float(x), 1) for x in (sizes[0, 1], late[0, 1], late[-1, 1])],
+        'megabytes_an_hour': round(float(slope), 1),
+      }
+      print(life, cases[f'{life} life'], soak.counts, flush=True)
+      if life == 'first':
+        server.kill()
+      else:
+        server.end()
+    cases['all'] = {**soak.counts, 'largest_difference': soak.worst}
+  for name, case in cases.items():
+    print(name, case)
+  record.write('soak', cases, vars(args), {'jax': jax.__version__}, jax.devices()[0].device_kind)
+
+
+if __name__ == '__main__':
+  main()
