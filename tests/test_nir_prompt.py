@@ -93,6 +93,6 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
       for weight, task in zip(weights, sorted(files), strict=True)
     )
     np.testing.assert_allclose(vectors, expected, rtol=1e-5, atol=1e-6)
-  out = made(f'adapt={new}', 'adapted', one, out='adapted')
+  out = made(f'adapt={new}', 'adapted', one, out='new')
   assert [file.name for file in (out / 'prompts').iterdir()] == [f'{new}.npz']
   assert load_prompt(out / 'prompts' / f'{new}.npz').meta['backbone_sha256'] == load(out)[1].sha256
