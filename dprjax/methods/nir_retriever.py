@@ -5,11 +5,9 @@ vector is the state at [MASK]. The loss is the in-batch InfoNCE of ``dpr``.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from etils import epath
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
@@ -17,8 +15,8 @@ from ml_collections import ConfigDict
 from dprjax.base.errors import InputError
 from dprjax.data.text import Tokenizer
 from dprjax.methods import dpr, nir_prompt
-from dprjax.methods.method import Batch, Method, Model, Params, Parts, Product, Texts
-from dprjax.models import encoder, hub, segments
+from dprjax.methods.method import Batch, Model, Params, Parts
+from dprjax.models import encoder, segments
 from dprjax.models.prompts import KINDS
 
 
@@ -82,23 +80,4 @@ def build(
   return Model(init, loss, embed, shown)
 
 
-def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh) -> Texts:
-  """Queries and passages of the tasks; see ``tasks.find``.
-
-  Raises:
-    InputError: as ``tasks.find``; a prompt file is missing or damaged.
-  """
-  return nir_prompt.find(section, config, workdir, devices, 'retrieval', KINDS)
-
-
-def export(
-  config: ConfigDict,
-  workdir: epath.Path,
-  backbone: hub.Backbone,
-  trained: Mapping[str, np.ndarray],
-) -> Product:
-  """See ``nir_prompt.export``."""
-  return nir_prompt.export(config, workdir, backbone, trained, KINDS)
-
-
-METHOD = Method(build, find, export)
+METHOD = nir_prompt.method(build, 'retrieval', KINDS)

@@ -80,6 +80,27 @@ def randomize(model, rng):
   return {name: tensor.numpy().astype(np.float16) for name, tensor in state.items()}
 
 
+def load_encoder(model_type, layers):
+  """The encoder whose weights encoder_*.npz holds, frozen, and what else that file holds."""
+  with np.load(HERE / f'encoder_{model_type}.npz') as golden:
+    stored = dict(golden)
+  settings = json.loads(stored[f'{layers}/config'].item())
+  config = transformers.AutoConfig.for_model(
+    settings.pop('model_type'), **settings, attn_implementation='eager'
+  )
+  model = transformers.AutoModel.from_config(config, add_pooling_layer=False).eval()
+  model.requires_grad_(False)
+  start = f'{layers}/weights/'
+  weights = {
+    name.removeprefix(start): torch.from_numpy(value.astype(np.float32))
+    for name, value in stored.items()
+    if name.startswith(start)
+  }
+  missing, unexpected = model.load_state_dict(weights, strict=False)
+  assert not unexpected and all(not name.endswith(('weight', 'bias')) for name in missing)
+  return model, stored
+
+
 def loss_weights(hidden):
   """The gradient's scalar is sum(hidden * these) over real tokens; the tests compute the same."""
   return (

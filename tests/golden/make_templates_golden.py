@@ -11,13 +11,11 @@ prompt encoders' gradients. Where n is above 0, hooks overwrite the inputs of th
 the prompts' places.
 """
 
-import json
 import pathlib
 
 import numpy as np
 import torch
-import transformers
-from make_encoder_golden import half, loss_weights
+from make_encoder_golden import half, load_encoder, loss_weights
 
 HERE = pathlib.Path(__file__).parent
 LAYERS, WIDTH = 3, 24
@@ -39,26 +37,6 @@ class PromptEncoder(torch.nn.Module):
 
   def forward(self):
     return self.mlp(self.lstm(self.embedding.weight[None])[0])[0]
-
-
-def load_encoder(model_type):
-  with np.load(HERE / f'encoder_{model_type}.npz') as golden:
-    stored = dict(golden)
-  settings = json.loads(stored[f'{LAYERS}/config'].item())
-  config = transformers.AutoConfig.for_model(
-    settings.pop('model_type'), **settings, attn_implementation='eager'
-  )
-  model = transformers.AutoModel.from_config(config, add_pooling_layer=False).eval()
-  model.requires_grad_(False)
-  start = f'{LAYERS}/weights/'
-  weights = {
-    name.removeprefix(start): torch.from_numpy(value.astype(np.float32))
-    for name, value in stored.items()
-    if name.startswith(start)
-  }
-  missing, unexpected = model.load_state_dict(weights, strict=False)
-  assert not unexpected and all(not name.endswith(('weight', 'bias')) for name in missing)
-  return model
 
 
 def run(model, encoders, fixed_layers):
@@ -115,7 +93,7 @@ def main():
       arrays[f'weights/{name}/{key}'] = tensor.numpy().astype(np.float16)
     arrays[f'vectors/{name}'] = encoders[name]().detach().numpy()
   for model_type in ('bert', 'roberta'):
-    model = load_encoder(model_type)
+    model, _ = load_encoder(model_type, LAYERS)
     for fixed_layers in (0, LAYERS // 2, LAYERS - 1):
       hidden, mask = run(model, encoders, fixed_layers)
       loss = (hidden * torch.from_numpy(loss_weights(hidden) * mask.numpy()[:, :, None])).sum()

@@ -9,13 +9,11 @@ states and the table's gradients. Where n is above 0, hooks overwrite the inputs
 layers at these tokens.
 """
 
-import json
 import pathlib
 
 import numpy as np
 import torch
-import transformers
-from make_encoder_golden import half, loss_weights
+from make_encoder_golden import half, load_encoder, loss_weights
 
 HERE = pathlib.Path(__file__).parent
 VECTORS, LAYERS = 7, 3
@@ -52,22 +50,8 @@ def run(model, config, tokens, mask, types, table, fixed_layers):
 
 def make(model_type, seed):
   rng = np.random.default_rng(seed)
-  with np.load(HERE / f'encoder_{model_type}.npz') as golden:
-    stored = dict(golden)
-  settings = json.loads(stored[f'{LAYERS}/config'].item())
-  config = transformers.AutoConfig.for_model(
-    settings.pop('model_type'), **settings, attn_implementation='eager'
-  )
-  model = transformers.AutoModel.from_config(config, add_pooling_layer=False).eval()
-  model.requires_grad_(False)
-  start = f'{LAYERS}/weights/'
-  weights = {
-    name.removeprefix(start): torch.from_numpy(value.astype(np.float32))
-    for name, value in stored.items()
-    if name.startswith(start)
-  }
-  missing, unexpected = model.load_state_dict(weights, strict=False)
-  assert not unexpected and all(not name.endswith(('weight', 'bias')) for name in missing)
+  model, stored = load_encoder(model_type, LAYERS)
+  config = model.config
   # In each row vectors before, between and behind words; the rows use different ranges.
   tokens, mask, types = stored['tokens'].copy(), stored['mask'], stored['token_types']
   tokens[0, [1, 2, 6, 8]] = config.vocab_size + np.array([0, 1, 2, 0])
