@@ -10,7 +10,7 @@ import pytest
 from dprjax import CrossEncoder, export, train
 from dprjax.data import sources, store
 from dprjax.formats import trec
-from dprjax.methods import cross_encoder as method
+from dprjax.methods import pair_data
 from dprjax.models import hub
 from dprjax.retrieval import measures
 from dprjax.runtime import tree
@@ -187,7 +187,7 @@ def test_exported_scored_and_trained_on(go, command, trained, first_run, tmp_pat
     {query.id: query.text for query in dataset.queries},
     {passage.id: passage.text for passage in dataset.passages},
   )
-  chosen = method.candidates(tokens, queries, 5, 42)
+  chosen = pair_data.candidates(tokens, queries, 5, 42)
   run = {}
   for query, rows in zip(tokens.query_ids(queries), chosen, strict=True):
     ids = tokens.passage_ids(rows)
@@ -254,7 +254,7 @@ def test_mined_negatives_are_used(go, trained, tmp_path):
   tokens = store.open_store(tmp_path / 'store' / 'dev_candidates')
   assert (tokens.negative_counts >= 5).all()
   for row, chosen in zip(
-    tokens.query_rows(np.arange(4)), method.candidates(tokens, np.arange(4), 5, 0), strict=True
+    tokens.query_rows(np.arange(4)), pair_data.candidates(tokens, np.arange(4), 5, 0), strict=True
   ):
     assert chosen.tolist() == [*row.relevant, *row.negatives[:5]]
 
@@ -262,14 +262,14 @@ def test_mined_negatives_are_used(go, trained, tmp_path):
 def test_candidates_without_negatives_are_random_and_not_relevant(first_run):
   tokens = store.open_store(first_run.parent / 'store' / 'dev_candidates')
   queries = np.arange(tokens.num_queries)
-  chosen = method.candidates(tokens, queries, 20, 1)
+  chosen = pair_data.candidates(tokens, queries, 20, 1)
   for row, rows in zip(tokens.query_rows(queries), chosen, strict=True):
     assert rows[: len(row.relevant)].tolist() == row.relevant.tolist()
     others = rows[len(row.relevant) :].tolist()
     assert len(set(others)) == len(others) == 20 and not set(others) & set(row.relevant.tolist())
   again, other = (
-    method.candidates(tokens, queries, 20, 1),
-    method.candidates(tokens, queries, 20, 2),
+    pair_data.candidates(tokens, queries, 20, 1),
+    pair_data.candidates(tokens, queries, 20, 2),
   )
   assert all((a == b).all() for a, b in zip(chosen, again, strict=True)) and any(
     set(a) != set(b) for a, b in zip(chosen, other, strict=True)

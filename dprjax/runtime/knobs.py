@@ -261,10 +261,9 @@ def table() -> types.SimpleNamespace:
   c.topics.topic_topic = switch(True)  # whether there is that loss at all
   # tokens of the words of a text's topic that stand before it, in place of prompts; 0: none
   c.topics.words = whole(0, least=0, most=512)
-  # controls: the words are any of the topics' vocabulary, drawn for each document; the topics are
-  # dealt to documents at random, as many of each
+  # controls: the words are any of the topics' vocabulary, drawn for each document
   c.topics.random_words = switch(False)
-  c.topics.random_topics = switch(False)
+  c.topics.random_topics = switch(False)  # topics dealt to documents, as many of each
 
   # for c.method = 'cross_encoder'; each positive is compared with c.negatives passages
   c.cross_encoder = types.SimpleNamespace()
@@ -295,6 +294,7 @@ def table() -> types.SimpleNamespace:
   # c.tasks.NAME.words; 'hybrid', of pairs, with P3 in words; 'none', nothing
   c.template.kind = choice('continuous', 'manual', 'hybrid', 'none')
   c.template.text = text('[CLS] P1 text P2 [MASK] [SEP]')  # a query's form, and a passage's
+  # a pair's form
   c.template.pair = text('[CLS] P1 first [SEP] P2 second [SEP] P3 [MASK] [SEP]')
   c.template.lengths = several(6, 6, 7)  # of P1, P2, P3, in vectors
   # layers whose inputs hold the learned vectors unchanged; 0: none; -1: all but the last

@@ -212,7 +212,9 @@ def flops(config, sizes, batch, model):
   mesh = make_mesh(sizes)
   method = dpr.build(config, model, mesh)
   params = tree.flatten(
-    jax.eval_shape(method.init, Parts(hub.init_params(model, jax.random.key(0))), jax.random.key(0))
+    jax.eval_shape(
+      lambda key: method.init(Parts(hub.init_params(model, key)), key), jax.random.key(0)
+    )
   )
   shardings = meshes.param_shardings(mesh, params)
   shapes = {

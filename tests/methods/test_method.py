@@ -97,8 +97,8 @@ def test_a_method_of_ones_own_trains_resumes_and_exports(tmp_path, monkeypatch, 
 
 def test_the_methods_there_are():
   assert method.names() == [
-    *('cross_encoder', 'dpr', 'pretrain'),
-    *('sections', 'similarity', 'topic_dpr'),
+    *('cross_encoder', 'dpr', 'nir_reranker', 'nir_retriever'),
+    *('pretrain', 'sections', 'similarity', 'topic_dpr'),
   ]
   assert method.load('dpr') is dpr.METHOD
 
@@ -109,7 +109,8 @@ def test_the_methods_there_are():
 def test_what_is_not_a_method(name):
   with pytest.raises(
     InputError,
-    match=r'use one of cross_encoder, dpr, pretrain, sections, similarity, topic_dpr, or',
+    match=r'use one of cross_encoder, dpr, nir_reranker, nir_retriever, pretrain, sections, '
+    r'similarity, topic_dpr, or',
   ):
     method.load(name)
 
