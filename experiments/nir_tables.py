@@ -8,7 +8,8 @@ import numpy as np
 
 import nir_sets
 import trials
-from dprjax.analysis import figures
+from dprjax.analysis import figures, prompt_cosines
+from dprjax.models import artifact
 
 DRAWS = 5000
 STAGES = ('retriever', 'reranker')
@@ -18,6 +19,7 @@ ROWS = {
   'zero-mean': 'MiniLM as it is, mean',
   'zero-cls': 'MiniLM as it is, [CLS]',
   'zero-mask': 'MiniLM as it is, [MASK]',
+  'untrained': 'manual template, untrained',
   'ft-*': 'FT, a task each',
   'ft-mask-*': 'FT, a task each, at [MASK]',
   'ft': 'FT',
@@ -120,17 +122,19 @@ class Results:
     return trials.verdict(values, np.mean(draws, axis=0), 1) if values else None
 
 
-def write(out):
-  """OUT/results.md and the figures."""
+def write(out, docs=None):
+  """OUT/results.md and the figures; into ``docs`` too, if it is given."""
   results = Results(out)
   parts = [counts_table(out)]
   for stage in STAGES:
     parts += [main_table(results, stage), claims_table(results, stage)]
-    draw(results, stage)
-  parts += [new_task_table(results), apart_table(results), weights_table(out), ledger(out)]
+  parts += [new_task_table(results), apart_table(results), weights_table(out)]
+  parts += [*(draw(results, stage) for stage in STAGES), *draw_prompts(results), ledger(out)]
   made = '\n'.join(part for part in parts if part)
   (results.out / 'results.md').write_text(made + '\n')
   print(made)
+  if docs:
+    trials.publish(docs, 'nir_prompt', made, sorted(results.out.glob('nir-*.png')))
 
 
 def counts_table(out):
@@ -208,7 +212,7 @@ def weights_table(out):
 
 
 def draw(results, stage):
-  """Bars of the means."""
+  """Bars of the means; the line that shows them."""
   keys = {'in domain': results.keys(stage, 'in'), 'out of domain': results.keys(stage, 'out')}
   systems = {
     label: name
@@ -216,7 +220,7 @@ def draw(results, stage):
     if all(results.mean(stage, name, some) for some in keys.values())
   }
   if not systems:
-    return
+    return ''
   values = {
     title: {
       label: figures.Bar(float(np.mean(means)), min(means), max(means), False)
@@ -229,6 +233,35 @@ def draw(results, stage):
   foot = 'means over test sets; whiskers: the range over seeds'
   measure = 'RR@10' if stage == 'retriever' else 'RR@10 and accuracy'
   figures.bars(values, measure, foot, results.out / f'nir-{stage}.png')
+  return f'![The {stage}: means over test sets](nir-{stage}.png)\n'
+
+
+def draw_prompts(results):
+  """Cosines of the tasks' prompts by stage, and the weights of new ones; the lines that show them.
+
+  A new prompt is a sum of these and stays comparable: they are vectors at the input.
+  """
+  lines = []
+  for stage in STAGES:
+    runs = results.out / 'runs' / stage
+    found = {
+      path.parent.name.removeprefix('mdm-').removesuffix('-0'): artifact.load_prompt(path)
+      for path in sorted(runs.glob('mdm-*-0/prompt.npz'))
+    }
+    new = {
+      f'{name}, {word}': artifact.load_prompt(path)
+      for name in nir_sets.RETRIEVAL
+      for word, pattern in (
+        ('new', f'few-fused-{name}-0/export/prompts/{name}.npz'),
+        ('new, frozen', f'few-frozen-{name}-0/prompt.npz'),
+      )
+      for path in runs.glob(pattern)
+    }
+    if len(found) > 1:
+      foot = 'seed 0; learned vectors of all segments end to end'
+      prompt_cosines.draw(found | new, results.out / f'nir-{stage}-prompts.png', foot)
+      lines.append(f'![The {stage}: how alike prompts are](nir-{stage}-prompts.png)\n')
+  return lines
 
 
 def ledger(out):
@@ -243,9 +276,10 @@ def ledger(out):
       str(line['seconds']),
       '' if line.get('best') is None else f'{line["best"]:.3f} at {line["best_step"]}',
       f'{line["mlm_accuracy"]:.3f}' if 'mlm_accuracy' in line else '',
+      f'{line["P(yes)"]:.1e}, {line["P(no)"]:.1e}' if 'P(yes)' in line else '',
       line['commit'],
     ]
     for line in lines
   ]
-  head = ['run', 'seed', 's', 'best dev mean', 'masked tokens right', 'commit']
+  head = ['run', 'seed', 's', 'best dev mean', 'masked tokens right', 'P(yes), P(no)', 'commit']
   return '### Runs\n\n' + trials.table(head, rows)

@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import shutil
 
 import numpy as np
 
@@ -38,7 +37,6 @@ LABELS = {
 }
 FROZEN = ('dptdr', 'one', 'topic', 'own', 'without-tt', 'random-topics', 'ten', 'lda')
 TUNED = ('dpr', 'dptdr-tuned', 'topic-tuned', 'words', 'random-words')
-BEGIN, END = '<!-- experiments/topic_dpr.py: from here -->', '<!-- to here -->'
 FIGURES = ('topic-dpr-map.png', 'topic-dpr-path.png', 'topic-dpr-bars.png')
 
 
@@ -309,14 +307,7 @@ def write(out, documents, topics, last, docs=None, maps=True):
   )
   (results.out / 'results.md').write_text(made)
   if docs:
-    page = pathlib.Path(docs) / 'results.md'
-    before, _, rest = page.read_text().partition(BEGIN)
-    if END not in rest:
-      raise SystemExit(f'{page}: no lines {BEGIN} and {END}')
-    page.write_text(f'{before}{BEGIN}\n\n{made}\n{END}{rest.partition(END)[2]}')
-    for name in FIGURES:
-      if (results.out / name).exists():
-        shutil.copyfile(results.out / name, pathlib.Path(docs) / name)
+    trials.publish(docs, 'topic_dpr', made, [results.out / name for name in FIGURES])
 
 
 def chosen_table(results):

@@ -4,6 +4,7 @@ import functools
 import json
 import logging
 import pathlib
+import shutil
 import subprocess
 import sys
 import time
@@ -119,3 +120,16 @@ def cell(values):
 def table(head, rows):
   """A Markdown table."""
   return ''.join(f'| {" | ".join(row)} |\n' for row in (head, ['---'] * len(head), *rows))
+
+
+def publish(docs, experiment, made, figures):
+  """Puts what an experiment made between its lines of DOCS/results.md, and its figures beside."""
+  page = pathlib.Path(docs) / 'results.md'
+  begin, end = f'<!-- experiments/{experiment}.py: from here -->', '<!-- to here -->'
+  before, _, rest = page.read_text().partition(begin)
+  if end not in rest:
+    raise SystemExit(f'{page}: no lines {begin} and {end}')
+  page.write_text(f'{before}{begin}\n\n{made}\n{end}{rest.partition(end)[2]}')
+  for path in figures:
+    if path.exists():
+      shutil.copyfile(path, pathlib.Path(docs) / path.name)

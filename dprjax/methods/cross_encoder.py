@@ -275,4 +275,4 @@ def export(
   return Product({'': checkpoint}, {}, {}, noun='a cross-encoder')
 
 
-METHOD = Method(build, find, export, parts=('classifier',))
+METHOD = Method(build, find, export, parts=('classifier',), tasks=True)

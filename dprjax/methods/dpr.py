@@ -130,4 +130,4 @@ def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: 
   return retrieval_data.find(section, config, workdir, devices)
 
 
-METHOD = Method(build, find, dual_encoder.export)
+METHOD = Method(build, find, dual_encoder.export, tasks=True)

@@ -143,6 +143,7 @@ class Method(NamedTuple):
       parameters.
     parts: heads that it reads from the backbone's directory, names of ``head_specs.HEADS``.
     needs: those of them without which it cannot begin; a backbone from scratch is made with them.
+    tasks: whether it takes several data sets, the entries of ``config.tasks``.
   """
 
   build: Callable[[ConfigDict, EncoderConfig, Mesh, Tokenizer], Model]
@@ -150,6 +151,7 @@ class Method(NamedTuple):
   export: Callable[[ConfigDict, epath.Path, Backbone, Mapping[str, np.ndarray]], Product]
   parts: tuple[str, ...] = ()
   needs: tuple[str, ...] = ()
+  tasks: bool = False
 
 
 def load(name: str) -> Method:

@@ -401,6 +401,7 @@ def method(build: Callable[..., Model], form: str, kinds: Sequence[str], **more:
     build,
     functools.partial(find, form=form, kinds=kinds),
     functools.partial(export, kinds=kinds),
+    tasks=True,
     **more,
   )
 

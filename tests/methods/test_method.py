@@ -7,6 +7,8 @@ from dprjax import export, load_prompt, train
 from dprjax.base.errors import InputError
 from dprjax.methods import dpr, method
 from dprjax.runtime import checkpoint
+from dprjax.runtime import config as configs
+from tests.knobs import with_knobs
 
 TOY = '''
 """A toy: the prompt learns to make each query's vector like its passage's."""
@@ -101,6 +103,14 @@ def test_the_methods_there_are():
     *('pretrain', 'sections', 'similarity', 'topic_dpr'),
   ]
   assert method.load('dpr') is dpr.METHOD
+
+
+@pytest.mark.parametrize('name', ['pretrain', 'sections', 'similarity', 'topic_dpr'])
+def test_a_method_of_one_data_set_refuses_tasks(name, tmp_path):
+  config = with_knobs(method=name, backbone__path='x', tasks__qa=configs.task(dir='x'))
+  with pytest.raises(InputError, match=f'config.tasks: qa, and {name} takes one data set'):
+    train.train(config, tmp_path / 'run')
+  assert not (tmp_path / 'run').exists()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 
 from dprjax.base.errors import InputError
 from dprjax.inference.encoder import Encoder
+from dprjax.models import artifact
 from dprjax.serving.bank import Shapes
 from dprjax.serving.batcher import Busy, NotFinite
 from dprjax.serving.engine import Engine, Options
@@ -150,6 +151,19 @@ def test_a_prompt_that_does_not_fit_is_refused(engine, small, folder, tmp_path, 
     assert re.search(reason, engine.library.about('p').refused)
   finally:
     (folder / 'p.npz').unlink()
+
+
+def test_a_prompt_among_the_tokens_is_refused(engine, folder, small, tmp_path):
+  vectors = np.ones((2, 16), np.float32)
+  more = {'kind': 'template', 'pooling': 'mask', 'fixed_layers': 1, 'words': {}}
+  template = {kind: '[CLS] P1 text [MASK] [SEP]' for kind in ('query', 'passage')}
+  arrays = {f'segments/{kind}/P1': vectors for kind in template}
+  artifact.save_prompt(
+    tmp_path / 'p.npz', artifact.Prompt(small.meta | more | {'template': template}, arrays)
+  )
+  with pytest.raises(InputError, match="prompt p: of kind 'template', .* dprjax.encode --prompt"):
+    engine.library.put('p', (tmp_path / 'p.npz').read_bytes())
+  assert not list(folder.glob('*p.npz*'))
 
 
 def test_a_damaged_prompt_is_refused(engine, folder):
