@@ -1,5 +1,6 @@
 """Strict numerics, eight fake CPU devices, and shared fixtures."""
 
+import gc
 import logging
 import os
 import pathlib
@@ -35,6 +36,11 @@ import pytest
 
 jax.config.update('jax_numpy_dtype_promotion', 'strict')
 jax.config.update('jax_numpy_rank_promotion', 'raise')
+
+# JAX keeps what it has traced: a worker's heap grows to a gigabyte of objects. With Python's own
+# thresholds they are looked through again and again, for up to four fifths of a test's time.
+gc.freeze()
+gc.set_threshold(100_000, 20, 100)
 
 ROOT = pathlib.Path(__file__).parent.parent
 

@@ -181,11 +181,9 @@ def short():
   ('recipe', 'tasks', 'trained'),
   [
     ('retriever.py:local', ('qa',), {'prompt'}),
-    ('retriever.py:emm,manual,local', RETRIEVER, {'backbone'}),
     ('retriever.py:ft,local', RETRIEVER, {'backbone'}),
     ('reranker.py:mdm=paraphrase,local', ('paraphrase',), {'prompt'}),
     ('reranker.py:emm,manual,local', RERANKER, {'backbone', 'head'}),
-    ('reranker.py:ft,mark,local', RERANKER, {'backbone', 'head'}),
   ],
 )
 def test_each_kind_trains_and_goes_on_with_the_same_bits(go, recipe, tasks, trained):

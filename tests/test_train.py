@@ -28,6 +28,8 @@ EVERY = [
   for name in ('dptdr', 'ft')
   for recipe in (*RECIPES, *(['msmarco,round2,local'] if name == 'ft' else []))
 ]
+# The other recipes differ from these in numbers alone.
+RESUMED = ('dptdr.py:local', 'dptdr.py:msmarco,local', 'ft.py:local', 'ft.py:msmarco,round2,local')
 
 
 @pytest.fixture(scope='session')
@@ -150,12 +152,13 @@ def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_pat
       # A key's bias adds the same to all scores of a query: softmax does not see it.
       assert (leaf != there).any() or name.endswith('attention/key/bias'), name
 
+  earlier = max(step for step in steps_of(run) if step < 12)
+  before = trainable_of(run, earlier)[1]
+  assert any((leaf != before[name]).any() for name, leaf in trainable.items())
+  if config not in RESUMED:
+    return
   # As if it had been killed after an earlier checkpoint.
   rows = metrics_of(run)
-  earlier = max(step for step in steps_of(run) if step < 12)
-  assert any(
-    (leaf != trainable_of(run, earlier)[1][name]).any() for name, leaf in trainable.items()
-  )
   shutil.rmtree(run / 'checkpoints' / '12')
   status, err = go(config)
   assert status == 0 and f'resuming after step {earlier} of 12' in err, err
@@ -314,12 +317,12 @@ def test_killed_at_any_point_it_ends_with_the_same_bits(tmp_path):
   def rows():
     return len(log.read_text().splitlines()) if log.exists() else 0
 
-  # While the store is built or the program starts; in the midst of steps, evaluations and saves;
-  # one is asked rather than killed.
+  # While the program starts; while the store is built; in the midst of steps, evaluations and
+  # saves, and there once asked rather than killed.
   ends = [
     ('time', signal.SIGKILL),
     ('folder', signal.SIGKILL),
-    *[('rows', signal.SIGKILL)] * 3,
+    ('rows', signal.SIGKILL),
     ('rows', signal.SIGTERM),
   ]
   for moment, number in ends:

@@ -200,6 +200,10 @@ class _Formatter(logging.Formatter):
     return mask(super().format(record))
 
 
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+  return not (record.exc_info and isinstance(record.exc_info[1], KeyboardInterrupt))
+
+
 def speak() -> None:
   """Logs dprjax's messages to standard error, as bare lines.
 
@@ -210,8 +214,9 @@ def speak() -> None:
   handler.setFormatter(_Formatter('%(message)s'))
   logger.handlers, logger.propagate = [handler], False
   logger.setLevel(logging.INFO)
-  # orbax warns about every save without a score.
+  # orbax warns about every save without a score, and shows where it was interrupted.
   logging.getLogger('absl').setLevel(logging.ERROR)
+  logging.getLogger('absl').addFilter(_is_no_interrupt)
 
 
 def run(

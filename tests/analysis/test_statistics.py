@@ -127,6 +127,7 @@ def test_attention_entropy_known_by_hand():
   )
 
 
+@pytest.mark.slow
 def test_attention_entropy_of_an_encoder_that_attends_evenly():
   config = encoder.EncoderConfig('bert', 30, 16, 2, 4, 32, max_positions=12)
   params = encoder.init_encoder(config, jax.random.key(0))

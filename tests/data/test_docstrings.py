@@ -289,6 +289,7 @@ def test_a_query_does_not_give_its_passage_away(tmp_path):
   assert len(read(tmp_path / 'out' / 'corpus.jsonl')) == 7
 
 
+@pytest.mark.slow
 def test_the_same_packages_give_the_same_bytes_and_limit_takes_whole_pages(built, tmp_path):
   folder, _, page = built
   docstrings.build(tmp_path / 'again', FEW)

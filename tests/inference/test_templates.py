@@ -58,6 +58,7 @@ def test_vectors_of_several_tasks_equal_the_training_code(bank, templates):
   assert bank.encoder.truncated['query'] == 3
 
 
+@pytest.mark.slow
 def test_a_bank_of_several_kinds_equals_each_alone(bank, templates, tmp_path):
   chat = artifact.load_prompt(templates / 'chat.npz')
   longer = {'pooling': 'mean', 'normalize': True, 'query_max_length': 9}
@@ -90,6 +91,7 @@ def test_search_under_a_task(bank):
 PAIRS = [(first, second) for first in TEXTS[:4] for second in TEXTS]
 
 
+@pytest.mark.slow
 def test_scores_of_pairs_equal_the_training_code(templates):
   made, params, tokenizer = trained(nir_reranker.build, 'nir_reranker', templates, ('pairs',))
   loaded = PromptReranker.load(templates / 'backbone', templates / 'pairs.npz', batch_size=8)

@@ -75,9 +75,8 @@ def embedded(config, model, tokenizer, devices, params, tokens, mask):
   return np.asarray(embed(params, 'pair', rows, seen, pairs.lengths, numbers))
 
 
-@pytest.mark.parametrize(
-  'name', ['nir_retriever', pytest.param('nir_reranker', marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['nir_retriever', 'nir_reranker'])
 def test_a_prompt_that_was_trained_is_the_prompt_of_its_file(
   name, tokenizer, model, parts, backbone, devices, tmp_path
 ):

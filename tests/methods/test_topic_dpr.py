@@ -246,6 +246,7 @@ def test_a_prompt_is_of_its_topics_words(shape, tokenizer, found):
   assert prefixes.shape == (TOPICS, 2, 2, LENGTH, 2, 4)
 
 
+@pytest.mark.slow
 def test_words_stand_behind_the_first_token_of_both_texts(shape, tokenizer, found):
   config = make_config(topics__words=LENGTH, prompt__length=0, data__query_max_length=4,
                        data__passage_max_length=6)  # fmt: skip
@@ -290,6 +291,7 @@ def test_random_words_and_topics_follow_from_the_id(tokenizer, found):
   assert topic_dpr.random_topics(found, ids[::-1], 0).tolist() == topics[::-1].tolist()
 
 
+@pytest.mark.slow
 def test_without_the_topic_topic_loss(shape, tokenizer, found):
   mesh = meshes.make_mesh({'data': 8})
   batch = make_batch(shape.vocab_size)

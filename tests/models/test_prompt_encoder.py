@@ -69,6 +69,7 @@ def test_encoders_are_independent():
   assert not np.array_equal(several['a']['output']['kernel'], several['b']['output']['kernel'])
 
 
+@pytest.mark.slow
 def test_parameters_start_as_in_pytorch():
   width = 64
   params = init(width, 300, seed=1)

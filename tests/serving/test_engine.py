@@ -156,12 +156,12 @@ def test_a_prompt_that_does_not_fit_is_refused(engine, small, folder, tmp_path, 
 def test_a_prompt_among_the_tokens_is_refused(engine, folder, small, tmp_path):
   vectors = np.ones((2, 16), np.float32)
   more = {'kind': 'template', 'pooling': 'mask', 'fixed_layers': 1, 'words': {}}
-  template = {kind: '[CLS] P1 text [MASK] [SEP]' for kind in ('query', 'passage')}
+  template = dict.fromkeys(('query', 'passage'), '[CLS] P1 text [MASK] [SEP]')
   arrays = {f'segments/{kind}/P1': vectors for kind in template}
   artifact.save_prompt(
     tmp_path / 'p.npz', artifact.Prompt(small.meta | more | {'template': template}, arrays)
   )
-  with pytest.raises(InputError, match="prompt p: of kind 'template', .* dprjax.encode --prompt"):
+  with pytest.raises(InputError, match=r"prompt p: of kind 'template', .* dprjax.encode --prompt"):
     engine.library.put('p', (tmp_path / 'p.npz').read_bytes())
   assert not list(folder.glob('*p.npz*'))
 
