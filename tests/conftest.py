@@ -17,6 +17,9 @@ os.environ['XLA_FLAGS'] = (
   '--xla_cpu_parallel_codegen_split_count=1'
   + (' --xla_cpu_use_fusion_emitters=false' if metadata.version('jaxlib') < '0.12' else '')
 )
+# XLA's threads. Those of the eight devices wait in collectives, and where others are left none to
+# start on they wait for ever: XLA ends the process after a minute.
+os.environ.setdefault('NPROC', '32')
 # Compiled programs are kept in the clone (`make clean` removes them): for pytest-xdist workers, for
 # commands run as processes, and for the next run.
 os.environ.setdefault(
