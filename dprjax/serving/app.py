@@ -106,12 +106,14 @@ class App:
     self._files = concurrent.futures.ThreadPoolExecutor(2, 'files')
     self.ready, self.failed = threading.Event(), ''
     self._draining = False
-    self._document = orjson.dumps(messages.openapi(self._limits.bytes, self._limits.prompt_bytes))
-    self._page_content = page.read()
+    document = messages.openapi(self._limits.bytes, self._limits.prompt_bytes)
+    self._document = orjson.dumps(document)
+    self._pages = {'/': page.read(), '/docs': page.reference(document)}
     route = self._route
     self.asgi = Starlette(
       routes=[
         Route('/', self._page),
+        Route('/docs', self._page),
         Route('/healthz', self._healthz),
         Route('/readyz', self._readyz),
         Route('/openapi.json', self._openapi),
@@ -430,7 +432,7 @@ class App:
   # Operation.
 
   async def _page(self, request: Request) -> Response:
-    content, headers = self._page_content
+    content, headers = self._pages[request.url.path]
     return Response(content, headers=headers, media_type='text/html')
 
   async def _healthz(self, request: Request) -> Response:

@@ -303,8 +303,19 @@ def test_health_and_metrics(client, ask):
     'dprjax_prompts_resident{place="device"}',
   ):
     assert line in text
-  paths = client.get('/openapi.json').json()['paths']
+  document = client.get('/openapi.json').json()
+  paths = document['paths']
   assert '/v1/embeddings' in paths and 'put' in paths['/v1/prompts/{name}']
+  page = client.get('/docs')
+  assert page.headers['content-type'].startswith('text/html')
+  assert 'script-src' not in page.headers['content-security-policy']
+  for path, operations in paths.items():
+    for method in operations.keys() - {'parameters'}:
+      assert f'<code>{method.upper()} {path}</code>' in page.text
+  names = set(re.findall('id="(.*?)"', page.text))
+  assert names == set(document['components']['schemas'])
+  assert set(re.findall('href="#(.*?)"', page.text)) <= names
+  assert '<td><code>encoding_format</code></td><td><code>&quot;base64&quot;</code> or' in page.text
 
 
 def test_a_client_that_leaves_and_one_that_waits_too_long(small, folder):
@@ -364,7 +375,7 @@ def test_keys(engine, tmp_path, folder):
     assert status('DELETE', '/v1/prompts/qa', 'reader') == 403
     assert status('PUT', '/v1/prompts/mine', 'boss', content=content) == 201
     assert status('DELETE', '/v1/prompts/mine', 'boss') == 204
-    for path in ('/healthz', '/readyz', '/openapi.json'):
+    for path in ('/healthz', '/readyz', '/docs', '/openapi.json'):
       assert status('GET', path) == 200
   for text, says in (
     ('', 'is empty'),
