@@ -19,7 +19,7 @@ os.environ['XLA_FLAGS'] = (
 )
 # XLA's threads. Those of the eight devices wait in collectives, and where others are left none to
 # start on they wait for ever: XLA ends the process after a minute.
-os.environ.setdefault('NPROC', '32')
+os.environ.setdefault('NPROC', '16')
 # Compiled programs are kept in the clone (`make clean` removes them): for pytest-xdist workers, for
 # commands run as processes, and for the next run.
 os.environ.setdefault(
@@ -78,6 +78,15 @@ def restored_loggers():
   for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
     logger.handlers[:], logger.propagate = handlers, propagate
     logger.setLevel(level)
+
+
+@pytest.fixture(scope='module')
+def one_device():
+  """The module's trainings run on one device."""
+  from tests import devices  # which imports dprjax
+
+  with devices.one():
+    yield
 
 
 @pytest.fixture(scope='session')

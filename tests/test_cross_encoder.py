@@ -41,8 +41,8 @@ def flags_of(trained, data_store):
   ]
 
 
-@pytest.fixture(scope='session')
-def first_run(trained, tmp_path_factory):
+@pytest.fixture(scope='module')
+def first_run(one_device, trained, tmp_path_factory):
   """The workdir of a whole run, its store beside it."""
   folder = tmp_path_factory.mktemp('cross_encoder')
   train.main(

@@ -141,7 +141,8 @@ def test_tables_of_what_there_is(tables, out, documents, tmp_path):
   docs = tmp_path / 'docs'
   docs.mkdir()
   page = docs / 'results.md'
-  page.write_text(f'before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n')
+  begin, end = '<!-- experiments/topic_dpr.py: from here -->', '<!-- to here -->'
+  page.write_text(f'before\n{begin}\nold\n{end}\nafter\n')
   tables.write(out, documents, Topics(), LAST, docs, maps=False)
   made = page.read_text()
   assert made.startswith('before\n') and made.endswith('after\n') and 'old' not in made

@@ -5,12 +5,13 @@ import pathlib
 import numpy as np
 import pytest
 
-from dprjax import export, load_prompt, train
+from dprjax import encode, export, load_prompt, train
 from dprjax.models import head_specs, hub
+from dprjax.retrieval.embeddings import load_embeddings
 from dprjax.runtime import tree
 from tests.test_train import trainable_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
 ROOT = pathlib.Path(__file__).parent.parent
 SHORT = ['--config.steps=2', '--config.eval.every=2', '--config.checkpoint.every=2']
 SHORT += ['--config.eval.corpus_limit=20', '--config.cross_encoder.dev_queries=4']
@@ -76,10 +77,25 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
       digest = head_specs.sha256('mlm', after.config, after.heads['mlm'])
       assert own.meta['head_sha256'] == digest != prompt.meta['head_sha256']
 
+  if stage == 'retriever':  # and encoded with, each task for itself
+    (tmp_path / 'queries.tsv').write_text('a\thow is a list sorted\nb\tread a file\n')
+    vectors = []
+    for task in files:
+      flags = (f'--prompt={model}/prompts/{task}.npz', f'--out={tmp_path}/vectors-{task}')
+      status, err = command(
+        *(encode, f'--backbone={model}', '--kind=query', f'--input={tmp_path}/queries.tsv'), *flags
+      )
+      assert status == 0, err
+      vectors.append(load_embeddings(tmp_path / f'vectors-{task}').vectors())
+    assert vectors[0].shape == vectors[1].shape == (2, after.config.hidden_size)
+    assert np.abs(vectors[0] - vectors[1]).max() > 1e-3
+
   # Those prompts are not this backbone's.
   status, err = go(f'emm={first}', 'refused', f'--config.backbone.path={model}', named[0])
   assert status == 2 and f'{files[first]}: was made for backbone' in err, err
 
+  if stage == 'reranker':
+    return  # the same code adapts both
   # A new task, whose prompt is a sum of theirs.
   one = f'--config.backbone.path={model}'
   prompt = load_prompt(made(f'adapt={new},frozen', 'frozen', one, out='new.npz'))

@@ -152,7 +152,7 @@ def test_arguments_that_cannot_be(recipe, message):
 
 
 @pytest.fixture(scope='module')
-def go(tmp_path_factory):
+def go(one_device, tmp_path_factory):
   """``go(recipe, *flags, again=False)`` -> the workdir of a short training of a `local` recipe."""
 
   def run(recipe, *flags, workdir=None):

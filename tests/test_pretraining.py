@@ -33,16 +33,11 @@ CONFIGS = {
   'condenser.py:mlm,local': {'backbone', 'head/mlm'},
 }
 # The other recipes differ from these in data and numbers alone.
-RESUMED = (
-  'rip.py:local',
-  'rip.py:prompt,local',
-  'condenser.py:local',
-  'condenser.py:cocondenser,local',
-)
+RESUMED = ('rip.py:local', 'rip.py:prompt,local', 'condenser.py:cocondenser,local')
 
 
 @pytest.fixture
-def go(command, trained, tmp_path):
+def go(command, one_device, trained, tmp_path):
   """``go(config, *flags, workdir='run')`` -> (exit status, standard error), on the text and the
   backbone that the tests share.
   """
@@ -106,7 +101,7 @@ def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_pat
 
 @pytest.mark.slow
 def test_what_is_exported_is_what_was_trained_and_can_be_trained_on(go, command, trained, tmp_path):
-  assert go('condenser.py:cocondenser,local')[0] == 0
+  assert go('condenser.py:local')[0] == 0
   trainable = trainable_of(tmp_path / 'run')[1]
   out = tmp_path / 'out'
   status, err = command(export, f'--workdir={tmp_path}/run', f'--out={out}')
@@ -130,7 +125,7 @@ def test_what_is_exported_is_what_was_trained_and_can_be_trained_on(go, command,
   assert backbone.sentence == hub.SentenceSettings() and not (out / 'modules.json').exists()
   # At a learning rate of 0 the heads that the next run starts from are those of the directory.
   status, err = go(
-    'condenser.py:cocondenser,local',
+    'condenser.py:local',
     f'--config.backbone.path={out}',
     '--config.optim.learning_rate=0.0',
     '--config.steps=1',

@@ -27,6 +27,7 @@ TUNED = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('one_device')
 @pytest.mark.parametrize('tuned', TUNED)
 def test_trains_resumes_exports_and_changes_what_is_trainable_alone(
   command,

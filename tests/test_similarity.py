@@ -66,7 +66,7 @@ def pairs(tmp_path_factory):
 
 
 @pytest.fixture
-def go(command, trained, pairs, tmp_path):
+def go(command, one_device, trained, pairs, tmp_path):
   """``go(*flags, workdir='run')`` -> (exit status, standard error), on these pairs and the backbone
   that the tests share.
   """

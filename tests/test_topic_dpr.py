@@ -14,13 +14,17 @@ from dprjax.inference.encoder import Encoder
 from dprjax.retrieval.embeddings import load_embeddings
 from tests.test_train import assert_same_bits, metrics_of, steps_of, trainable_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('topic_dpr')]
+pytestmark = [
+  pytest.mark.slow,
+  pytest.mark.xdist_group('topic_dpr'),
+  pytest.mark.usefixtures('one_device'),
+]
 CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
 TEXTS = ['read a file of messages', 'the http server', 'zzz', 'an object of json and its errors']
 
 
 @pytest.fixture(scope='module')
-def run(tmp_path_factory):
+def run(one_device, tmp_path_factory):
   """The workdir of configs/topic_dpr.py:local."""
   workdir = tmp_path_factory.mktemp('topic_dpr') / 'run'
   train.main([f'--config={CONFIGS}/topic_dpr.py:local', f'--workdir={workdir}'])

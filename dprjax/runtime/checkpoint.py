@@ -9,6 +9,8 @@ holds, nothing is used that decides what is restored.
 """
 
 import contextlib
+import functools
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -28,14 +30,8 @@ SUMS = 'SHA256SUMS'
 _METADATA = '_CHECKPOINT_METADATA'
 _SUM = re.compile(r'([0-9a-f]{64})  ([^/].*)')
 _PARAMS = 'live'  # the trainable parameters' folder; its name is part of the format
-
-# orbax cuts every array that several devices hold into a slice a device, however small: with eight
-# devices and the 320 arrays of a prompt encoder that takes 3 s a save.
-ocp.type_handlers.register_type_handler(
-  jax.Array,
-  ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=1 << 20),
-  override=True,
-)
+# Old checkpoints are moved there, since a removal that a kill cuts short leaves half of one.
+_REMOVED = 'removed'
 
 
 class Restored(NamedTuple):
@@ -65,8 +61,9 @@ class Checkpoints:
     keep: int = 2,
     read_only: bool = False,
   ):
+    _write_small_arrays_once()
     self.folder = epath.Path(workdir) / 'checkpoints'
-    self._sha256 = backbone_sha256
+    self._sha256, self._removes = backbone_sha256, jax.process_index() == 0 and not read_only
     self._saving = -1
     # Of an earlier version, if there is no mark; then there may be no sums.
     self._summed = bool(outputs.read_mark(workdir))
@@ -87,6 +84,7 @@ class Checkpoints:
           async_options=ocp.AsyncOptions(post_finalization_callback=self._write_sums),
           # A killed run leaves a half-written folder under a temporary name.
           cleanup_tmp_directories=not read_only,
+          todelete_subdir=None if read_only else _REMOVED,
           create=not read_only,
           read_only=read_only,
           # Without it, orbax does not read the scores of checkpoints from an earlier process.
@@ -163,6 +161,8 @@ class Checkpoints:
   def wait(self) -> None:
     """Blocks until the current save is complete on disk."""
     self._guard(self._manager.wait_until_finished)
+    if self._removes:
+      (self.folder / _REMOVED).rmtree(missing_ok=True)
 
   def restore(
     self, step: int, trainable: Mapping[str, jax.ShapeDtypeStruct], opt_state: Any
@@ -344,6 +344,25 @@ class Checkpoints:
       int(p.name) for p in self.folder.iterdir() if p.name.isdecimal() and (p / _METADATA).exists()
     ]
     return str(max(whole)) if whole else 'none'
+
+
+@functools.cache
+def _write_small_arrays_once() -> None:
+  """Keeps orbax from cutting them into a slice for each device that holds them.
+
+  With eight devices, a prompt encoder's 320 arrays would take seconds a save.
+  """
+  logger = logging.getLogger('absl')
+  level = logger.level
+  logger.setLevel(logging.ERROR)  # it warns that it is told otherwise
+  try:
+    ocp.type_handlers.register_type_handler(
+      jax.Array,
+      ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=1 << 20),
+      override=True,
+    )
+  finally:
+    logger.setLevel(level)
 
 
 @contextlib.contextmanager

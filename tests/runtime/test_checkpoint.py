@@ -101,6 +101,24 @@ def test_a_half_written_checkpoint_is_not_one(tmp_path):
     assert again.latest() == 1
 
 
+def test_a_removal_that_was_cut_short_harms_nothing(tmp_path):
+  state = make_state(meshes.make_mesh({'data': 8}))
+  saved = checkpoint.Checkpoints(tmp_path, SHA, keep=1)
+  for step in (1, 2):
+    saved.save(step, *state, {})
+  saved.close()
+  folder = tmp_path / 'checkpoints'
+  assert [path.name for path in folder.iterdir()] == ['2']
+  # Half of an old one, where old ones are moved before they are removed.
+  (folder / 'removed' / '1' / 'extra').mkdir(parents=True)
+  with opened(tmp_path) as again:
+    assert again.steps() == [2]
+  again = checkpoint.Checkpoints(tmp_path, SHA, keep=1)
+  again.save(3, *state, {})
+  again.close()
+  assert [path.name for path in folder.iterdir()] == ['3']
+
+
 def flipped(path):
   """One bit in the middle of the file: what no format's own checks need notice."""
   content = bytearray(path.read_bytes())

@@ -337,6 +337,7 @@ def test_a_client_that_leaves_and_one_that_waits_too_long(small, folder):
     wait_for(client, 'status="499"')
     late = client.post('/v1/embeddings', json=body)
     assert late.status_code == 504
+    wait_for(client, 'dprjax_queued_texts 0.0')
     both = client.post('/v1/embeddings', json=body | {'input': ['a', 'b']})
     assert both.status_code == 200
     assert 'dprjax_dropped_texts_total 2.0' in client.get('/metrics').text

@@ -1,0 +1,21 @@
+"""Trainings on one device, as on a laptop."""
+
+import contextlib
+
+import jax
+import pytest
+
+from dprjax.runtime import mesh
+
+
+@contextlib.contextmanager
+def one():
+  """In it, `train` has one device: it takes three quarters of the time of eight on two cores."""
+  make = mesh.make_mesh
+
+  def make_small(sizes, devices=None):
+    return make(sizes, jax.devices()[:1] if devices is None else devices)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(mesh, 'make_mesh', make_small)
+    yield
