@@ -6,7 +6,7 @@ import html
 import json
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _FILE = pathlib.Path(__file__).with_name('page.html')
@@ -109,7 +109,7 @@ def _type(schema: Mapping[str, Any]) -> str:
   return html.escape(str(schema.get('type', 'any')))
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
   if not rows:
     return ''
   lines = [''.join(f'<th>{cell}</th>' for cell in head)]
