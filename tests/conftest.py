@@ -27,6 +27,8 @@ os.environ.setdefault(
   str(pathlib.Path(__file__).parent.parent / '.cache' / 'compiled-for-tests'),
 )
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
+# So are compiled modules: without them each command run as a process starts a second later.
+os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 # So are tokenizers.
 os.environ.setdefault('XDG_CACHE_HOME', str(pathlib.Path(__file__).parent.parent / '.cache'))
 # No test may access a hub.
