@@ -1,6 +1,7 @@
-"""Trainings on one device, as on a laptop."""
+"""Trainings and processes on one device, as on a laptop."""
 
 import contextlib
+import os
 
 import jax
 import pytest
@@ -19,3 +20,9 @@ def one():
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(mesh, 'make_mesh', make_small)
     yield
+
+
+def environment(**variables):
+  """Of a process with one device, and with conftest.py's settings of the compiler."""
+  flags = os.environ.get('XLA_FLAGS', '').replace('device_count=8', 'device_count=1')
+  return os.environ | {'XLA_FLAGS': flags} | variables

@@ -330,6 +330,7 @@ def test_embeddings_of_other_settings_are_not_continued(command, encoded, tmp_pa
   assert _content(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_embeddings_of_the_same_settings_are(command, encoded, tmp_path):
   shutil.copytree(encoded, tmp_path, dirs_exist_ok=True)
   # What training alone reads does not matter.
@@ -347,6 +348,7 @@ def test_embeddings_of_the_same_settings_are(command, encoded, tmp_path):
   assert whole == _content(tmp_path / 'interrupted') == _content(tmp_path / 'killed')
 
 
+@pytest.mark.slow
 def test_a_pipe_is_read_once(command, encoded, tmp_path):
   shutil.copytree(encoded, tmp_path, dirs_exist_ok=True)
   os.mkfifo(tmp_path / 'pipe.tsv')

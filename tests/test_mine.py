@@ -91,6 +91,7 @@ def test_bad_flags(world, command, flags, message):
   assert not (world.folder / 'out.jsonl').exists() and not list(world.folder.glob('.*'))
 
 
+@pytest.mark.slow
 def test_a_prompt_of_pairs_scores(world, command, templates, tmp_path):
   from dprjax import PromptReranker
   from dprjax.models import artifact

@@ -3,7 +3,6 @@ killed between tasks.
 """
 
 import json
-import os
 import pathlib
 import re
 import shutil
@@ -17,6 +16,7 @@ import pytest
 from dprjax import train
 from dprjax.base.errors import InputError
 from dprjax.runtime import config as configs
+from tests import devices
 from tests.test_train import assert_same_bits, steps_of, trainable_of
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -223,7 +223,7 @@ def test_killed_between_tasks_it_ends_with_the_same_bits(tmp_path):
         '--config.steps=12',
         '--config.eval.every=5',
       ],
-      env={**os.environ, 'PYTHONPATH': str(ROOT)},
+      env=devices.environment(PYTHONPATH=str(ROOT)),
       cwd=tmp_path,
       stdout=subprocess.DEVNULL,
       stderr=subprocess.PIPE,

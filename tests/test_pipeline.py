@@ -16,6 +16,7 @@ from dprjax import pipeline
 from dprjax.base import outputs
 from dprjax.base.errors import InputError
 from dprjax.runtime import config as configs
+from tests import devices
 
 ROOT = pathlib.Path(__file__).parent.parent
 LOCAL = f'--config={ROOT}/configs/unm.py:local'
@@ -27,7 +28,9 @@ def command_line(workdir, *flags):
 
 
 def run(*args):
-  return subprocess.run(command_line(*args), cwd=ROOT, capture_output=True, text=True)
+  return subprocess.run(
+    command_line(*args), cwd=ROOT, env=devices.environment(), capture_output=True, text=True
+  )
 
 
 @pytest.mark.slow
@@ -38,6 +41,7 @@ def test_the_whole_pipeline_killed_midway_and_then_with_a_second_round(tmp_path)
   child = subprocess.Popen(
     command_line(work, *few),
     cwd=ROOT,
+    env=devices.environment(),
     stdout=subprocess.DEVNULL,
     stderr=subprocess.DEVNULL,
     start_new_session=True,
@@ -230,6 +234,7 @@ def test_interrupted_in_a_stage_it_says_so_once(tmp_path):
     child = subprocess.Popen(
       command_line(tmp_path / 'work'),
       cwd=ROOT,
+      env=devices.environment(),
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       text=True,

@@ -16,6 +16,7 @@ from dprjax.base.errors import InputError
 from dprjax.inference.retriever import Hit
 from dprjax.models import artifact
 from dprjax.runtime.stages import Model
+from tests import devices
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -130,7 +131,8 @@ def test_the_whole_comparison_twice(tmp_path):
     '--config.backbone.vocab_size=1000',
     '--search=how are messages parsed?',
   ]
-  first = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  how = {'cwd': ROOT, 'env': devices.environment(), 'capture_output': True, 'text': True}
+  first = subprocess.run(command, **how)
   assert first.returncode == 0, first.stderr
   # Layers, keys and values, length, heads, head size.
   assert artifact.load_prompt(out / 'prompt.npz').arrays['prefix'].shape == (2, 2, 4, 2, 64)
@@ -153,15 +155,13 @@ def test_the_whole_comparison_twice(tmp_path):
     file: file.stat().st_mtime_ns
     for file in (out / 'prompt.npz', out / 'frozen.test.trec', *out.glob('embeddings/*/*'))
   }
-  second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  second = subprocess.run(command, **how)
   assert second.returncode == 0, second.stderr
   assert second.stdout.count('done before') == 12  # everything but the report
   assert {file: file.stat().st_mtime_ns for file in times} == times
   assert 'how are messages parsed?' in second.stdout
 
-  other = subprocess.run(
-    [*command, '--data=docstrings:email'], cwd=ROOT, capture_output=True, text=True
-  )
+  other = subprocess.run([*command, '--data=docstrings:email'], **how)
   assert other.returncode == 2
   assert other.stderr.splitlines()[-1].startswith('dprjax: error: ')
 

@@ -290,7 +290,6 @@ def test_sigterm_saves_and_the_next_run_goes_on(go, tmp_path):
 
 
 def child(workdir, *flags):
-  environment = os.environ | {'XLA_FLAGS': '', 'PYTHONPATH': str(ROOT)}
   return subprocess.Popen(
     [
       sys.executable,
@@ -303,7 +302,7 @@ def child(workdir, *flags):
       '--config.prompt.dropout=0.2',
       *flags,
     ],
-    env=environment,
+    env=devices.environment(PYTHONPATH=str(ROOT)),
     cwd=workdir.parent,
     stdout=subprocess.DEVNULL,
     stderr=subprocess.PIPE,
@@ -357,6 +356,7 @@ def test_killed_at_any_point_it_ends_with_the_same_bits(tmp_path):
   assert metrics_of(killed) == metrics_of(whole)
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_ends_the_run(go, trained, tmp_path, monkeypatch):
   monkeypatch.setattr('dprjax.runtime.config.check', lambda config: None)  # of ranges
   # The first step's learning rate is 0, so that there is a good checkpoint; the second's update has

@@ -310,9 +310,10 @@ class Server:
     # milvus-lite keeps properties but not descriptions; servers of any version keep descriptions.
     properties = {'properties': {_SPACE: record}} if self.lite else {}
     with self.errors(f'{self.uri}: collection {name!r} with index {index_type}'):
-      client.create_collection(
-        name, schema=schema, index_params=index, consistency_level='Strong', **properties
-      )
+      client.create_collection(name, schema=schema, consistency_level='Strong', **properties)
+      # pymilvus waits half a second before it asks whether the index of no vectors is there.
+      client.create_index(name, index, sync=not self.lite)
+      client.load_collection(name)
     return self.open(name)
 
   def recover(self, name: str) -> None:

@@ -324,6 +324,7 @@ def papers(tmp_path_factory):
   return folder, made, fitted.topics
 
 
+@pytest.mark.slow
 def test_attention_under_a_prompt_of_topics(papers, small, tmp_path):
   _, made, model = papers
   prefixes = np.random.default_rng(1).normal(size=(2, 2, 2, 3, 4, 8)).astype(np.float32)
@@ -441,6 +442,7 @@ def test_names_of_labels_are_no_formulas(tmp_path):
     assert f'<!-- {name} -->' in drawn
 
 
+@pytest.mark.slow
 def test_columns_and_panels_are_those_with_texts(data, small, tmp_path, capsys):
   report.main(
     [

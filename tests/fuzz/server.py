@@ -20,6 +20,8 @@ import traceback
 import warnings
 from typing import Any, NamedTuple
 
+from tests import devices
+
 ROOT = pathlib.Path(__file__).parent.parent.parent
 COMMANDS = (
   *('evaluate', 'bm25', 'mine', 'report', 'search', 'papers', 'topics'),
@@ -54,7 +56,7 @@ class Server:
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
       text=True,
-      env=os.environ | {'PYTHONPATH': str(ROOT)},
+      env=devices.environment(PYTHONPATH=str(ROOT)),
     )
     return self
 

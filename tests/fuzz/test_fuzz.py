@@ -55,7 +55,7 @@ def fuzz(server, template, scene, seed, count):
   return sum(verdict.reply.status == 0 for verdict in verdicts)
 
 
-@pytest.mark.parametrize('name', ('evaluate', 'report'))
+@pytest.mark.parametrize('name', [pytest.param('evaluate', marks=pytest.mark.slow), 'report'])
 def test_some_harmed_inputs(server, template, texts, name):
   assert fuzz(server, template, texts[name], 0, SAMPLE) < SAMPLE
 

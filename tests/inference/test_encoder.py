@@ -78,6 +78,7 @@ def test_shifted_positions_need_room(trained, variant):
     )
 
 
+@pytest.mark.slow
 def test_kinds_differ_where_their_settings_do(trained, prompt, variant):
   path = variant('prefixed', query_prefix='query: ', query_max_length=8)
   prefixed = Encoder.load(trained / 'backbone', path)

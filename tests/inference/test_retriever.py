@@ -102,6 +102,7 @@ def test_ids_come_from_the_mapping_or_the_file(small, tmp_path):
   assert {hit.id for hit in small.search(['json'])[0]} == {'0', '1'}
 
 
+@pytest.mark.slow
 def test_several_prompts_by_name(trained, prompt, small):
   both = Retriever.load(trained / 'backbone', prompt={'trained': prompt, 'bare': None})
   both.index(TEXTS, prompt='trained')

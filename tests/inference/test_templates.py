@@ -42,6 +42,7 @@ def trained(build, method, templates, tasks):
   return made, made.init(parts, jax.random.key(0)), tokenizer
 
 
+@pytest.mark.slow
 def test_vectors_of_several_tasks_equal_the_training_code(bank, templates):
   made, params, tokenizer = trained(nir_retriever.build, 'nir_retriever', templates, TASKS)
   embed = jax.jit(made.embed, static_argnums=1)

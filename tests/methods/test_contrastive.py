@@ -38,11 +38,19 @@ def numeric_gradient(f, x, eps=1e-6):
 
 
 @pytest.mark.parametrize(
-  'sizes', [{'data': 1}, {'data': 8}, {'data': 4, 'model': 2}], ids=['1', '8', '4x2']
+  'sizes',
+  [{'data': 1}, {'data': 8}, pytest.param({'data': 4, 'model': 2}, marks=pytest.mark.slow)],
+  ids=['1', '8', '4x2'],
 )
 @pytest.mark.parametrize(
   ('temperature', 'in_batch', 'at_a_time'),
-  [(1.0, True, 99), (0.1, True, 1), (0.1, True, 3), (1.0, False, 2)],
+  [
+    (0.1, True, 3),
+    *(
+      pytest.param(*case, marks=pytest.mark.slow)
+      for case in [(1.0, True, 99), (0.1, True, 1), (1.0, False, 2)]
+    ),
+  ],
 )
 def test_loss_and_gradient_equal_numpy(sizes, temperature, in_batch, at_a_time):
   q, p, index, relevant = make_batch()
@@ -144,6 +152,7 @@ def test_scores_of_bfloat16_vectors_are_float32(loss):
   np.testing.assert_allclose(contrastive.cross_entropy(found), entropy - positive, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_memory_grows_with_the_passages_not_with_their_square():
   mesh = meshes.make_mesh({'data': 1}, jax.devices()[:1])
 

@@ -193,8 +193,8 @@ def init(config, tokenizer, model, parts):
     ({'template__lengths': (6, -1)}, r'config.template.lengths: \(6, -1\) has no length of P2'),
     ({'template__fixed_layers': 4}, 'config.template.fixed_layers: 4, and BACKBONE has 3 layers'),
     ({'tasks': ()}, 'config.tasks is empty: nir_retriever needs a task'),
-    ({'trainable': ('backbone/.*',)}, 'prompt/dialogue/.* starts at random and would stay so'),
-    (
+    slow({'trainable': ('backbone/.*',)}, 'prompt/dialogue/.* starts at random and would stay so'),
+    slow(
       {'trainable': ('prompt/.*',)},
       'config.tasks: prompts are trained a task at a time, not those of dialogue and qa',
     ),

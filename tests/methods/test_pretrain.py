@@ -205,10 +205,6 @@ def reference_metrics(config, tokenizer, params, batch, masked):
   return expected
 
 
-def slow(*values):
-  return pytest.param(*values, marks=pytest.mark.slow)
-
-
 ONE, EIGHT, MESH = {'data': 1}, {'data': 8}, {'data': 2, 'fsdp': 2, 'model': 2}
 CASES = [(method, sizes, chunks) for method in METHODS for sizes, chunks in ((ONE, 1), (EIGHT, 3))]
 # Whatever differs between methods differs in these two: siblings and the Condenser head, prompts.
@@ -219,9 +215,10 @@ CASES += [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('method', 'sizes', 'chunks'),
-  [case if case == ('rip', ONE, 1) else slow(*case) for case in CASES],
+  CASES,
   ids=str,
 )
 def test_loss_and_gradient_equal_numpy(tokenizer, method, sizes, chunks):

@@ -66,7 +66,7 @@ PROMPT = {'prompt__length': 3, 'trainable': ('prompt/.*',)}
   ('count', 'changes'),
   [
     slow(8, {'grad_cache': 4}),
-    (1, {}),
+    slow(1, {}),
     slow(8, {}),
     slow(1, {'grad_cache': 4}),
     slow(8, {'grad_cache': 2, 'accumulate': 2, 'batch_size': ROWS // 2}),

@@ -175,7 +175,7 @@ def slow(*values):
 @pytest.mark.parametrize(
   ('devices', 'categories', 'changes'),
   [
-    (1, 'some', {}),
+    slow(1, 'some', {}),
     slow(8, 'some', {'topics__batch': 8}),
     slow(8, 'some', {'grad_cache': 2, 'loss_rows': 1}),
     slow(1, 'none shared', {'topics__batch': 4, 'grad_cache': 4}),
@@ -214,6 +214,7 @@ def test_loss_and_gradient_equal_loops(shape, tokenizer, found, devices, categor
   assert np.isclose((at(1e-5) - at(-1e-5)) / 2e-5, norm, rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_with_a_category_for_each_document_it_is_the_loss_of_dpr(shape, tokenizer):
   config = make_config(topics__path='', topics__alpha=0.0)
   mesh = meshes.make_mesh({'data': 8})

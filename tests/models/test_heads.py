@@ -138,6 +138,7 @@ def test_mlm_loss_equals_numpy_and_adds_up_over_chunks(small, masked):
   )
 
 
+@pytest.mark.slow
 def test_mlm_loss_of_known_logits():
   # Embeddings 0: the logits are the bias, ln of the probabilities .5, .25, .25.
   config = encoder.EncoderConfig('bert', 3, 4, 1, 1, 4)
@@ -179,6 +180,7 @@ def test_nothing_is_as_large_as_all_tokens_times_the_vocabulary(small, masked):
   assert 8 * 3 * config.vocab_size in sizes and max(sizes) < 8 * 7 * config.vocab_size
 
 
+@pytest.mark.slow
 def test_mlm_loss_over_eight_devices(small, masked):
   config, (embedding, arrays) = small[0], masked
   head = random_head(config)
@@ -202,6 +204,7 @@ def test_mlm_loss_over_eight_devices(small, masked):
   assert 'all-gather' not in run.lower(placed[0], whole, *placed[1:]).compile().as_text()
 
 
+@pytest.mark.slow
 def test_bfloat16_logits_are_float32_and_close(small, masked):
   config, (embedding, arrays) = small[0], masked
   exact, rounded = (

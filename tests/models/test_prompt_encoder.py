@@ -49,6 +49,7 @@ def stored(arrays, start):
   }
 
 
+@pytest.mark.slow
 def test_vectors_equal_pytorch(golden):
   arrays = golden('prompt_templates')
   names = ['qa/P1', 'qa/P2', 'dialogue/P1', 'dialogue/P2']

@@ -35,6 +35,7 @@ def rows_of(*texts):
   return tokens, np.array([[1] * len(row) + [0] * (length - len(row)) for row in rows], bool)
 
 
+@pytest.mark.slow
 def test_tasks_of_one_batch_have_ranges_of_the_table():
   made = make(
     Spec(
@@ -115,7 +116,9 @@ def test_pairs():
   )
 
 
-@pytest.mark.parametrize('pooling', ['mask', 'mean', 'cls'])
+@pytest.mark.parametrize(
+  'pooling', ['mask', *(pytest.param(name, marks=pytest.mark.slow) for name in ('mean', 'cls'))]
+)
 def test_pooling(pooling):
   made = make(Spec({'query': FORM}, {'query/P1': 'a query:'}, {'query/P2': 1}))
   tokens, mask = rows_of((7, 4, 8), (9,))
@@ -212,16 +215,9 @@ def test_the_papers_words():
   assert not any('Dose' in words for task in segments.WORDS.values() for words in task['pair'])
 
 
-@pytest.mark.parametrize(
-  ('model_type', 'fixed_layers'),
-  [
-    ('bert', 1),
-    *(
-      pytest.param(*case, marks=pytest.mark.slow)
-      for case in (('bert', 0), ('bert', 2), *(('roberta', n) for n in range(3)))
-    ),
-  ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('fixed_layers', range(3))
+@pytest.mark.parametrize('model_type', ['bert', 'roberta'])
 def test_two_tasks_in_a_batch_equal_pytorch(model_type, fixed_layers, golden, write_checkpoint):
   arrays = golden('prompt_templates')
   backbone = hub.load_backbone(write_checkpoint(model_type, 3))

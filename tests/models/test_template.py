@@ -77,6 +77,7 @@ def test_packed_texts_are_filled_in(template):
     assert_filled(filled, template, texts, row, length)
 
 
+@pytest.mark.slow
 def test_texts_with_their_own_special_tokens_are_filled_in():
   texts = texts_of(LENGTHS[2])
   arrays = []
@@ -92,6 +93,7 @@ def test_texts_with_their_own_special_tokens_are_filled_in():
       assert_filled(filled, template, texts, row, length)
 
 
+@pytest.mark.slow
 def test_texts_of_several_tasks_in_a_batch():
   texts = texts_of(LENGTHS[1])
   packed = VECTORS.pack(texts, 12, PAD)

@@ -122,6 +122,7 @@ def alone(small, folder):
   return lambda name, kind, *texts: encoders[name].encode(texts, kind)
 
 
+@pytest.mark.slow
 def test_openais_client(client, alone):
   texts = ['json', 'an http server']
   with openai.OpenAI(base_url=f'{client.base_url}/v1', api_key='none') as ai:
@@ -318,6 +319,7 @@ def test_health_and_metrics(client, ask):
   assert '<td><code>encoding_format</code></td><td><code>&quot;base64&quot;</code> or' in page.text
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_and_one_that_waits_too_long(small, folder):
   # Alone, a text waits for a minute.
   options = Options(rows=(1, 2), lengths=(48,), slots=4, deadline=60, most_queued=2)

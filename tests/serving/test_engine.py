@@ -58,6 +58,7 @@ def texts_of(rng, count):
   return [' '.join(rng.choices(WORDS, k=rng.choice((1, 3, 12, 50)))) for _ in range(count)]
 
 
+@pytest.mark.slow
 def test_every_vector_is_the_encoders_own_in_any_company(engine, alone):
   # Five prompts and the bare backbone share five slots, one of them empty: prompts come and go.
   assert engine.options.lengths == (16, 48)

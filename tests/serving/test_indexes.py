@@ -1,11 +1,13 @@
 """A prompt of pairs as a served reranker."""
 
 import numpy as np
+import pytest
 
 from dprjax import PromptReranker
 from dprjax.serving.indexes import Reranker
 
 
+@pytest.mark.slow
 def test_a_prompt_of_pairs_gives_probabilities_and_compiles_first(templates):
   paths = templates / 'backbone', templates / 'pairs.npz'
   served = Reranker('qa', paths[0], prompt=paths[1])
