@@ -7,6 +7,9 @@ Uses all local devices, and sorts texts by length to compute little padding. Aft
 the same command continues with the next shard. On several hosts, run the same command on each:
 every process encodes other shards. All hosts must see the folder, which ends up the same as from
 one process.
+
+--store=float16, int8 and binary make the folder 2, 4 and 32 times smaller, and --dimensions=128 as
+much as it cuts: docs/smaller.md says what that costs.
 """
 
 import argparse
@@ -16,6 +19,7 @@ import logging
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 from etils import epath
 
 from dprjax.base import files, outputs
@@ -25,12 +29,13 @@ from dprjax.formats.qrels import read_qrels
 from dprjax.formats.texts import Text, read_texts
 from dprjax.inference.encoder import Encoder
 from dprjax.models.prompts import KINDS
-from dprjax.retrieval import embeddings, manifest
+from dprjax.retrieval import codes, embeddings, manifest
 from dprjax.runtime import cli, compiled, distributed
 
 logger = logging.getLogger('dprjax')
 
 _INPUTS = ('backbone', 'prompt', 'input', 'qrels', 'documents')
+_CODED = tuple(codes.LEVELS)
 _CHECKED = 1000  # texts of a corpus, for a word that the topics know
 
 
@@ -45,6 +50,7 @@ def encode(
   qrels: str | None = None,
   topic: str = 'infer',
   documents: str | None = None,
+  calibrate: int = 1024,
 ) -> None:
   """Encodes a file of texts into ``out``; ``retrieval.embeddings`` describes the folder.
 
@@ -53,12 +59,14 @@ def encode(
     kind: 'query' or 'passage'.
     source: a BEIR jsonl (``_id``, ``title``, ``text``) or a tsv of ids and texts.
     out: the folder.
-    dtype: of the stored vectors, 'float32' or 'float16'.
+    dtype: of the stored vectors, one of ``manifest.DTYPES``.
     shard_rows: rows a file; an interruption loses at most one shard.
     qrels: encode only the queries that are judged in this file.
     topic: under a prompt of kind topic: 'infer', each text's own, by its words; 'oracle', that of
       the document with its id; or the number of the topic that all texts get.
     documents: a corpus, for 'oracle'.
+    calibrate: texts that the ranges of codes are measured on, at most; a folder that was begun
+      keeps its ranges.
 
   Raises:
     InputError: bad input; ``out`` holds something else, embeddings of other settings or texts, or
@@ -72,7 +80,7 @@ def encode(
     '--prompt': [prompt.path for prompt, _ in encoder.bank.values() if prompt is not None],
   }
   with claim(out, inputs, lock=not jax.process_index()):
-    _encode(encoder, kind, source, out, dtype, shard_rows, qrels, topic, documents)
+    _encode(encoder, kind, source, out, dtype, shard_rows, qrels, topic, documents, calibrate)
 
 
 def claim(
@@ -94,6 +102,7 @@ def _encode(
   qrels: str | None,
   topic: str,
   documents: str | None,
+  calibrate: int,
 ) -> None:
   texts = list(read_texts(source, kind))
   if qrels is not None:
@@ -106,7 +115,7 @@ def _encode(
   numbers = _topics(encoder, kind, source, texts, topic, documents)
   max_length = settings.max_length(kind)
   meta = manifest.Meta(
-    dimension=encoder.backbones[kind].config.hidden_size,
+    dimension=encoder.dimension,
     dtype=dtype,
     kind=kind,
     backbone_sha256=encoder.space_sha256,
@@ -125,6 +134,12 @@ def _encode(
   process, processes = jax.process_index(), jax.process_count()
   with distributed.turn():
     writer = embeddings.EmbeddingsWriter(out, meta, ids, shard_rows, process, source)
+    if writer.needs_ranges:
+      try:
+        _calibrate(writer, encoder, kind, [text.text for text in texts], numbers, calibrate)
+      except BaseException:  # as below
+        writer.discard()
+        raise
   pending = writer.pending()
   todo = sum(shard.stop - shard.start for shard in pending)
   if todo < len(ids):
@@ -166,6 +181,27 @@ def _encode(
     duration(seconds),
     todo / max(seconds, 1e-9),
   )
+
+
+def _calibrate(
+  writer: embeddings.EmbeddingsWriter,
+  encoder: Encoder,
+  kind: str,
+  texts: Sequence[str],
+  topics: Sequence[int] | None,
+  count: int,
+) -> None:
+  """Measures the ranges of codes on texts from all over the corpus."""
+  places = np.unique(np.linspace(0, len(texts) - 1, min(count, len(texts))).astype(np.int64))
+  before = encoder.truncated[kind]
+  writer.calibrate(
+    encoder.encode(
+      [texts[place] for place in places],
+      kind,
+      topic=None if topics is None else [topics[place] for place in places],
+    )
+  )
+  encoder.truncated[kind] = before  # they are encoded again
 
 
 def _topics(
@@ -263,9 +299,23 @@ def main(argv: Sequence[str] | None = None) -> None:
   )
   parser.add_argument(
     '--store',
-    choices=('float32', 'float16'),
+    choices=manifest.DTYPES,
     default='float32',
-    help='of the stored vectors (default: float32)',
+    help='of the stored vectors; int8 and binary (1 bit) are for passages (default: float32)',
+  )
+  parser.add_argument(
+    '--dimensions',
+    type=cli.up_to(2**20),
+    help='the first numbers of every vector alone, for a model that was trained for it '
+    '(default: all)',
+  )
+  parser.add_argument(
+    '--calibrate',
+    type=cli.up_to(10**7),
+    default=1024,
+    metavar='TEXTS',
+    help='with --store=int8 or binary: texts that the ranges of the codes are measured on '
+    '(default: 1024)',
   )
   parser.add_argument(
     '--shard_rows',
@@ -284,6 +334,11 @@ def _command(args: argparse.Namespace) -> None:
     raise InputError('--topic=oracle needs --documents=FILE, the corpus that has their topics')
   if args.qrels and args.kind != 'query':
     raise InputError('--qrels chooses queries: it goes with --kind=query')
+  if args.store in _CODED and args.kind == 'query':
+    raise InputError(
+      f'--store={args.store} is for passages; queries stay float32 or float16, and their scores '
+      'with the codes are exact'
+    )
   inputs = {f'--{name}': getattr(args, name) for name in _INPUTS}
   with claim(args.out, inputs, lock=False):
     pass
@@ -294,6 +349,7 @@ def _command(args: argparse.Namespace) -> None:
     normalize=args.normalize,
     batch_size=args.batch_size,
     dtype=args.dtype,
+    dimensions=args.dimensions,
     **{f'{args.kind}_max_length': args.max_length},
   )
   if args.store == 'float16' and not encoder.entry().settings.normalize:
@@ -301,6 +357,7 @@ def _command(args: argparse.Namespace) -> None:
       '--store=float16 needs vectors of unit length (--normalize=true): raw inner products can '
       'exceed its range'
     )
+  _check_trained(encoder)
   encode(
     encoder,
     args.kind,
@@ -311,7 +368,21 @@ def _command(args: argparse.Namespace) -> None:
     qrels=args.qrels,
     topic=args.topic,
     documents=args.documents,
+    calibrate=args.calibrate,
   )
+
+
+def _check_trained(encoder: Encoder) -> None:
+  """Says where vectors are cut to a length that the prompt was not trained for."""
+  prompt = encoder.entry().prompt
+  trained = [] if prompt is None else prompt.meta.get('matryoshka', [])
+  whole = encoder.backbones['passage'].config.hidden_size
+  if encoder.dimension < whole and encoder.dimension not in (*trained, whole):
+    logger.info(
+      '--dimensions=%d: %s',
+      encoder.dimension,
+      'no prompt says that it was trained for this (config.matryoshka): measure what is lost',
+    )
 
 
 if __name__ == '__main__':

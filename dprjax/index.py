@@ -54,6 +54,14 @@ def upsert(
       )
   else:
     collection = server.create(name, space, index_type=index_type or 'auto', rows=len(corpus))
+  if corpus.meta.dtype != 'float32':
+    logger.info(
+      '%s: the %s vectors of %s are stored as float32 values; --index_type=IVF_SQ8 makes an index '
+      'of 8 bits a number',
+      server.uri,
+      corpus.meta.dtype,
+      corpus.folder,
+    )
   progress = Progress('passages', len(corpus), 'writing')
   for ids, vectors in corpus.blocks(_BLOCK):
     collection.upsert(ids, vectors, progress)

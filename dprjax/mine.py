@@ -134,6 +134,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     help="BEIR's rule: a passage with the query's own id is no negative of it (default: false)",
   )
   flag(
+    '--score_positives',
+    type=cli.boolean,
+    metavar='true|false',
+    default=False,
+    help='true: the file has scores of the positives too, as config.distillation needs them; with '
+    '--reranker or --reranked (default: false)',
+  )
+  flag(
     '--strict',
     action='store_true',
     help='fail if an id is unknown, a rank comes twice or a query has no candidate; otherwise they '
@@ -156,6 +164,8 @@ def _command(args: argparse.Namespace) -> None:
       f'--reranker_prompt={args.reranker_prompt} needs --reranker=DIR, the backbone that it was '
       'trained on'
     )
+  if args.score_positives and not (args.reranker or args.reranked):
+    raise InputError('--score_positives=true needs scores: give --reranker=DIR or --reranked=FILE')
   for path, what in ((args.queries, 'queries'), (args.qrels, 'qrels')):
     files.existing_file(path, what)
   files.regular_file(args.corpus, 'corpus')
@@ -203,6 +213,7 @@ def _mine(args: argparse.Namespace, retrievers: dict[str, str]) -> None:
       seed=args.seed,
       texts=args.texts,
       drop_same_id=args.drop_same_id,
+      score_positives=args.score_positives,
       strict=args.strict,
       scratch=args.tmp_dir,
     ),

@@ -20,6 +20,10 @@ Milvus searches passages that dprjax.index put into a local folder or on a serve
 
 The second command searches for the neighbours of stored passages. A passage is not its own
 neighbour.
+
+--dimensions=128 compares the first numbers of the vectors alone. --rescore=DIR takes the best
+passages that were found so, or in int8 or binary codes, and orders them by the vectors of another
+folder of the same passages; these stay on disk.
 """
 
 import argparse
@@ -41,7 +45,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
 from dprjax.formats import trec
 from dprjax.formats.fields import read_ids
-from dprjax.retrieval import embeddings, exact, manifest, milvus, scann
+from dprjax.retrieval import codes, embeddings, exact, manifest, milvus, scann
 from dprjax.runtime import cli, compiled, distributed
 
 logger = logging.getLogger('dprjax')
@@ -60,6 +64,9 @@ def search(
   index_dir: str | None = None,
   recall: float = 0.95,
   recall_queries: int = 200,
+  dimensions: int | None = None,
+  rescore: embeddings.Embeddings | None = None,
+  rescore_factor: int = 4,
 ) -> tuple[trec.Run, dict[str, Any]]:
   """The best k passages for every query.
 
@@ -74,6 +81,10 @@ def search(
     recall: the part of the exact best k that ScaNN should find.
     recall_queries: the number of queries to measure it on; 0: not measured, and ScaNN keeps its
       first settings.
+    dimensions: compare the first numbers of the vectors alone.
+    rescore: other vectors of the same passages, in the queries' own space. The best are ordered
+      by them.
+    rescore_factor: how many times k are rescored.
 
   Returns:
     The run, and the report that is written beside it.
@@ -82,7 +93,11 @@ def search(
     InputError: embeddings that do not belong together, or bad vectors.
   """
   corpus.check_kind('passage', '--corpus')
-  several = [queries] if isinstance(queries, embeddings.Embeddings) else list(queries)
+  whole = [queries] if isinstance(queries, embeddings.Embeddings) else list(queries)
+  if rescore is not None:
+    _check_rescore(corpus, rescore, whole)
+  corpus = corpus.cut(dimensions, '--corpus')
+  several = [each.cut(dimensions, '--queries') for each in whole]
   for each in several:
     each.check_kind('query', '--queries')
     manifest.check_same_space('--corpus', corpus.meta.space(), '--queries', each.meta.space())
@@ -93,7 +108,8 @@ def search(
       )
   inputs = {'--corpus': corpus.folder, '--queries': [each.folder for each in several]}
   # One more, so that k are left when the query's own is dropped.
-  depth = min(k + drop_same_id, len(corpus))
+  wanted = min(k + drop_same_id, len(corpus))
+  depth = wanted if rescore is None else min(wanted * rescore_factor, len(corpus))
   vectors = np.concatenate([each.vectors() for each in several])
   if index == 'scann' and not scann.available():
     logger.info(
@@ -123,8 +139,12 @@ def search(
     details['settings'] = dataclasses.asdict(settings)
     started = time.perf_counter()
     found = searcher.search(vectors, depth, settings)
-  seconds['search'] = time.perf_counter() - started
   found = exact.best_of(found, len(several))
+  if rescore is not None:
+    scores = [exact.rescore(each.vectors(), found.rows, rescore.take) for each in whole]
+    found = exact.order(exact.TopK(np.max(scores, axis=0), found.rows), wanted)
+    details['rescored'] = {'candidates': depth, 'manifest_sha256': rescore.sha256}
+  seconds['search'] = time.perf_counter() - started
   # Only the ids of documents that were found: all of them may exceed memory.
   rows = np.unique(found.rows[found.rows >= 0])
   places = np.where(found.rows >= 0, np.searchsorted(rows, found.rows), -1)
@@ -136,9 +156,34 @@ def search(
     **details,
     **report,
     **corpus.meta.space(),
+    **({'stored': corpus.meta.dtype} if corpus.meta.dtype in codes.LEVELS else {}),
     'corpus_manifest_sha256': corpus.sha256,
     'queries_manifest_sha256': '+'.join(each.sha256 for each in several),
   }
+
+
+def _check_rescore(
+  corpus: embeddings.Embeddings,
+  rescore: embeddings.Embeddings,
+  queries: Sequence[embeddings.Embeddings],
+) -> None:
+  """Raises InputError where ``rescore`` cannot order what is found in ``corpus``."""
+  rescore.check_kind('passage', '--rescore')
+  if rescore.meta.input_sha256 != corpus.meta.input_sha256 or len(rescore) != len(corpus):
+    raise InputError(
+      f'--rescore: {rescore.folder} holds other passages than --corpus={corpus.folder}, or in '
+      'another order; encode the same file for both'
+    )
+  if rescore.meta.dtype == 'binary':
+    raise InputError(
+      f'--rescore: {rescore.folder} holds codes of 1 bit; encode the passages with '
+      '--store=float16, float32 or int8'
+    )
+  for each in queries:
+    manifest.check_same_space('--rescore', rescore.meta.space(), '--queries', each.meta.space())
+  # Those of --corpus may have been cut.
+  space = corpus.meta.space() | {'dimension': rescore.meta.dimension}
+  manifest.check_same_space('--corpus', space, '--rescore', rescore.meta.space())
 
 
 def search_milvus(
@@ -235,7 +280,7 @@ def _scann_index(
   corpus: embeddings.Embeddings, k: int, index_dir: str | None, inputs: outputs.Inputs
 ) -> scann.Index:
   if not index_dir:
-    return scann.build(corpus.vectors(), k)
+    return scann.build(corpus.vectors(), k)  # of codes their values: ScaNN has codes of its own
   # Any number of commands may read an index; one writes it.
   searcher = _kept_index(corpus, index_dir)
   if searcher is not None:
@@ -245,12 +290,12 @@ def _scann_index(
     searcher = _kept_index(corpus, index_dir)  # another command may just have written it
     if searcher is None:
       searcher = scann.build(corpus.vectors(), k)
-      scann.save(searcher, index_dir, corpus.sha256)
+      scann.save(searcher, index_dir, corpus.fingerprint)
   return searcher
 
 
 def _kept_index(corpus: embeddings.Embeddings, index_dir: str) -> scann.Index | None:
-  searcher = scann.load(index_dir, corpus.sha256)
+  searcher = scann.load(index_dir, corpus.fingerprint)
   if searcher is not None:
     if searcher.count != len(corpus):
       raise InputError(
@@ -340,6 +385,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     default=200,
     help='queries to measure the recall on, 0: do not measure (default: 200)',
   )
+  parser.add_argument(
+    '--dimensions',
+    type=cli.up_to(2**20),
+    help='compare the first numbers of the vectors alone (default: all)',
+  )
+  parser.add_argument(
+    '--rescore',
+    metavar='DIR',
+    help='order the best passages by these embeddings of them, in float or int8',
+  )
+  parser.add_argument(
+    '--rescore_factor',
+    type=cli.up_to(1000),
+    default=4,
+    help='with --rescore: how many times --k passages are ordered (default: 4)',
+  )
   group = parser.add_argument_group('with --index=milvus')
   milvus.add_arguments(group, required=False)
   group.add_argument(
@@ -359,7 +420,7 @@ def _command(args: argparse.Namespace) -> None:
     raise InputError(
       f'--index={args.index} searches in one process; {processes} of them search with --index=exact'
     )
-  inputs = {f'--{name}': getattr(args, name) for name in ('corpus', 'queries', 'like')}
+  inputs = {f'--{name}': getattr(args, name) for name in ('corpus', 'queries', 'like', 'rescore')}
   if args.uri and milvus.is_local(args.uri):
     inputs['--uri'] = args.uri
   with outputs.claim(args.out, inputs, lock=not process):
@@ -379,7 +440,15 @@ def _search(args: argparse.Namespace, process: int, processes: int) -> None:
       )
     if args.queries and len(args.queries) > 1:
       raise InputError('--index=milvus takes one --queries')
-    queries = embeddings.load_embeddings(args.queries[0]) if args.queries else read_ids(args.like)
+    if args.rescore:
+      raise InputError(
+        '--rescore orders what --index=scann or exact finds; Milvus orders by what it holds'
+      )
+    if args.like and args.dimensions:
+      raise InputError('--dimensions cuts --queries; --like searches with the stored vectors')
+    queries: Any = read_ids(args.like) if args.like else None
+    if args.queries:
+      queries = embeddings.load_embeddings(args.queries[0]).cut(args.dimensions, '--queries')
     with contextlib.closing(milvus.Server(args.uri, args.token)) as server:
       run, report = search_milvus(
         server.open(args.collection),
@@ -396,8 +465,9 @@ def _search(args: argparse.Namespace, process: int, processes: int) -> None:
       )
     corpus, *several = [
       embeddings.load_embeddings(folder, process=process, processes=processes)
-      for folder in (args.corpus, *args.queries)
+      for folder in (args.corpus, *args.queries, *([args.rescore] if args.rescore else []))
     ]
+    rescore = several.pop() if args.rescore else None
     run, report = search(
       corpus,
       several,
@@ -407,6 +477,9 @@ def _search(args: argparse.Namespace, process: int, processes: int) -> None:
       index_dir=args.index_dir,
       recall=args.recall,
       recall_queries=args.recall_queries,
+      dimensions=args.dimensions,
+      rescore=rescore,
+      rescore_factor=args.rescore_factor,
     )
   if process:
     return

@@ -80,11 +80,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   main = jax.process_index() == 0
   method = methods.load(config.method)
   configs.check(config)
-  if config.tasks and not method.tasks:
-    raise InputError(
-      f'config.tasks: {", ".join(sorted(config.tasks))}, and {config.method} takes one data set, '
-      'config.data; leave the tasks out, or choose another config.method'
-    )
+  method.check(config)
   devices = mesh.make_mesh(config.mesh)
   update_size = config.batch_size * config.accumulate
   mesh.check_batch(devices, update_size, config.grad_cache * config.accumulate)

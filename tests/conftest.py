@@ -141,6 +141,8 @@ def write_embeddings():
   def write(folder, ids, vectors, *, shard_rows=20, finish=True, **changes):
     made_by = Meta(dimension=vectors.shape[1], **(meta | changes))
     writer = EmbeddingsWriter(folder, made_by, ids, shard_rows)
+    if writer.needs_ranges:
+      writer.calibrate(vectors)
     for shard in writer.pending():
       writer.write(shard, vectors[shard.start : shard.stop])
     if finish:

@@ -106,6 +106,32 @@ def loss(q, p, passage_index, relevant, temperature=1.0, in_batch=True):
   return total / rows, correct / rows, seen / rows
 
 
+def over_lengths(loss, lengths, normalize, *vectors):
+  """Matryoshka: the mean of a loss over vectors cut to these lengths, and over whole ones."""
+  values = [loss(*vectors)]
+  for length in lengths:
+    if length < vectors[0].shape[-1]:
+      short = [x[..., :length] for x in vectors]
+      if normalize:
+        short = [x / np.linalg.norm(x, axis=-1, keepdims=True) for x in short]
+      values.append(loss(*short))
+  return sum(values) / len(values)
+
+
+def distillation_loss(scores, teacher, kind):
+  """Of [B, C] scores, the positive in column 0, a query at a time; NaN where there is no score."""
+  values = []
+  for own, wanted in zip(scores, teacher, strict=True):
+    known = np.flatnonzero(~np.isnan(wanted))
+    if kind == 'margin_mse':
+      pairs = [c for c in known if c > 0 and 0 in known]
+      values += [((own[0] - own[c]) - (wanted[0] - wanted[c])) ** 2 for c in pairs]
+    elif len(known) > 1:
+      p, q = (np.exp(x[known]) / np.exp(x[known]).sum() for x in (wanted, own))
+      values.append(np.sum(p * np.log(p / q)))
+  return np.mean(values)
+
+
 def mlm_loss(config, head, embedding, hidden, positions, targets, weights):
   """BERT's masked-LM head, a masked token at a time: the sums of cross-entropies, of weights, and
   of what is predicted right.

@@ -18,7 +18,7 @@ from dprjax.base.files import sha256_file
 from dprjax.inference import embedder
 from dprjax.inference.encoder import Encoder
 from dprjax.models import artifact
-from dprjax.retrieval import embeddings, manifest
+from dprjax.retrieval import codes, embeddings, manifest
 from dprjax.runtime import mesh
 
 TEXTS = {
@@ -184,6 +184,33 @@ def test_half_precision_needs_unit_length(run, vectors, tmp_path):
   _, values = read(tmp_path / 'out')
   assert values.dtype == np.float16
   np.testing.assert_allclose(values.astype(np.float32), vectors, atol=1e-3)
+
+
+@pytest.mark.parametrize('stored', codes.LEVELS)
+def test_codes(run, vectors, tmp_path, stored):
+  flags = [f'--store={stored}', '--shard_rows=20', '--calibrate=30']
+  assert_bad(run(*flags, kind='query'), f'--store={stored} is for passages')
+  assert run(*flags)[0] == 0
+  found, values = read(tmp_path / 'out')
+  sample = vectors[np.linspace(0, 49, 30).astype(int)]
+  code = codes.Code(stored, codes.calibrate(sample, stored))
+  np.testing.assert_allclose(found.shards[0].code.ranges, code.ranges, atol=1e-5)
+  np.testing.assert_allclose(values, codes.decode(codes.encode(vectors, code), code), atol=0.02)
+  # A damaged shard is written again in the same ranges, whatever sample is asked for.
+  content = {path.name: path.read_bytes() for path in (tmp_path / 'out').iterdir()}
+  (tmp_path / 'out' / 'embeddings-00001-of-00003.npy').write_bytes(b'')
+  assert run(*flags, '--calibrate=5')[0] == 0
+  assert {path.name: path.read_bytes() for path in (tmp_path / 'out').iterdir()} == content
+
+
+def test_the_first_numbers_alone(run, vectors, tmp_path):
+  status, err = run('--dimensions=6')
+  assert status == 0 and '--dimensions=6: no prompt says that it was trained for this' in err
+  found, values = read(tmp_path / 'out')
+  assert found.meta.dimension == values.shape[1] == 6
+  np.testing.assert_allclose(values, codes.cut(vectors, 6, True), atol=1e-5)
+  assert_bad(run('--dimensions=5'), 'dimension is 6 there, 5 here')
+  assert_bad(run(f'--dimensions={vectors.shape[1] + 1}'), 'are asked for, and the vectors of')
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from dprjax import bm25, mine, train
+from dprjax import bm25, export, load_prompt, mine, train
 from dprjax.base.errors import InputError
 from dprjax.data import docstrings
 from tests.mining.test_negatives import World, trec_lines
@@ -151,6 +151,32 @@ def test_a_cross_encoder_and_a_run_that_it_rescored_denoise_alike(tmp_path, comm
   assert len(pools) > 1
 
 
+def test_scores_of_positives(world, command):
+  """Of the reranked run, where it has them; the rest of the file is the same."""
+  folder = world.folder
+  flags = [*arguments(world, reranked='reranked.trec'), f'--run={folder}/bm25.trec', '--sample=5']
+  assert command(mine, *flags)[0] == 0
+  plain = [json.loads(line) for line in (folder / 'out.jsonl').read_text().splitlines()]
+  given = {
+    tuple(line.split()[::2][:2]): float(line.split()[4])
+    for line in (folder / 'reranked.trec').read_text().splitlines()
+  }
+  own = plain[0]['query_id'], plain[0]['positive_passages'][0]['docid']
+  with (folder / 'reranked.trec').open('a') as file:
+    file.write('' if own in given else f'{own[0]} Q0 {own[1]} 100000 -77.5 ce\n')
+  given.setdefault(own, -77.5)
+  assert command(mine, *flags, '--score_positives=true')[0] == 0
+  scored = [json.loads(line) for line in (folder / 'out.jsonl').read_text().splitlines()]
+  assert scored[0]['positive_passages'][0]['reranker_score'] == given[own]
+  for line in scored:
+    for passage in line['positive_passages']:
+      passage.pop('reranker_score', None)
+  assert scored == plain
+  status, err = command(mine, *arguments(world), f'--run={folder}/bm25.trec',
+                        '--score_positives=true')  # fmt: skip
+  assert status == 2 and '--score_positives=true needs scores' in err
+
+
 @pytest.mark.slow
 def test_training_on_a_mined_file(tmp_path, command):
   """BM25's negatives of docstrings, denoised by made-up scores: metrics have the pools' shares."""
@@ -169,7 +195,8 @@ def test_training_on_a_mined_file(tmp_path, command):
   reranked = tmp_path / 'reranked.trec'
   reranked.write_text('\n'.join(trec_lines(rankings, 'ce')))
   files = [f'--run={run}', f'--reranked={reranked}', f'--out={tmp_path}/mined.jsonl']
-  status, errors = command(mine, *texts, *files, '--sample=10', '--texts=false')
+  flags = ['--sample=10', '--texts=false', '--score_positives=true']
+  status, errors = command(mine, *texts, *files, *flags)
   assert status == 0, errors
   shares = {'denoised': 0.5, 'undenoised': 0.25, 'random': 0.25}
   train.main(
@@ -182,12 +209,19 @@ def test_training_on_a_mined_file(tmp_path, command):
       '--config.negatives=4',
       *(f'--config.mix.{pool}={share}' for pool, share in shares.items()),
       '--config.steps=4',
+      '--config.distillation.loss=margin_mse',
+      '--config.distillation.weight=0.5',
+      '--config.matryoshka=(32, 16)',
     ]
   )
+  prompt = export.export(tmp_path / 'run', tmp_path / 'prompt.npz')
+  assert load_prompt(prompt).meta['matryoshka'] == [32, 16]
   lines = (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()
   rows = [row for row in map(json.loads, lines) if 'loss' in row]
   assert len(rows) == 2
   for row in rows:
+    mean = (row['info_nce'] + row['distillation']) / 2
+    assert row['distillation'] > 0 and row['loss'] == pytest.approx(mean, rel=1e-4)
     found = {name: row.get(f'negatives/{name}', 0.0) for name in (*shares, 'random_for_denoised')}
     assert sum(found.values()) == pytest.approx(1)
     # A denoised negative that is missing is replaced by a random one.

@@ -13,7 +13,7 @@ from etils import epath
 from dprjax import search
 from dprjax.base import outputs
 from dprjax.formats.trec import read_run
-from dprjax.retrieval import scann
+from dprjax.retrieval import codes, scann
 from tests.platforms import needs_scann
 
 RNG = np.random.default_rng(0)
@@ -38,6 +38,13 @@ def embeddings(tmp_path_factory, write_embeddings):
   ):
     write_embeddings(folder / name, QUERY_IDS, QUERIES, kind='query', **changes)
   write_embeddings(folder / 'dimension', QUERY_IDS, QUERIES[:, :8], kind='query')
+  for name, changes in (
+    ('int8', {'dtype': 'int8'}),
+    ('binary', {'dtype': 'binary'}),
+    ('other texts', {'input_sha256': 'j' * 64}),
+  ):
+    write_embeddings(folder / name, PASSAGE_IDS, PASSAGES, shard_rows=200, **changes)
+  write_embeddings(folder / 'short', PASSAGE_IDS, codes.cut(PASSAGES, 8, True), shard_rows=200)
   write_embeddings(folder / 'unfinished', ['a', 'b'], PASSAGES[:2], finish=False)
   (folder / 'empty').mkdir()
   with (folder / 'damaged' / 'embeddings-00001-of-00003.npy').open('r+b') as file:
@@ -92,6 +99,31 @@ def test_equals_numpy(folder, index):
     assert report['recall'] == {'queries': 12, 'target': 0.95, 'recall@10': 1.0, 'recall@20': 1.0}
   else:
     assert report['index'] == 'exact' and 'recall' not in report
+
+
+@pytest.mark.parametrize('index', ['exact', pytest.param('scann', marks=needs_scann)])
+@pytest.mark.parametrize('stored', ['int8', 'binary', 'short'])
+def test_rescoring_finds_what_smaller_vectors_nearly_do(folder, command, stored, index):
+  """A first search in few bytes, and its best in the order of float vectors."""
+  flags = [f'--corpus={stored}', '--queries=queries', '--out=run.trec', f'--index={index}']
+  flags += ['--k=5', *(['--dimensions=8'] if stored == 'short' else [])]
+  assert command(search, *flags)[0] == 0
+  alone = documents()
+  report = json.loads((folder / 'run.trec.json').read_text())
+  assert report.get('stored') == (None if stored == 'short' else stored)
+  assert report['dimension'] == (8 if stored == 'short' else 16) and 'rescored' not in report
+  again = ['--rescore=corpus', '--rescore_factor=100']
+  assert command(search, *flags, *again)[0] == 0
+  assert documents() == expected(5)  # all passages were candidates
+  report = json.loads((folder / 'run.trec.json').read_text())
+  assert report['rescored']['candidates'] == 500
+
+  def shared(found):
+    return np.mean([len({*found[q]} & {*best}) / 5 for q, best in expected(5).items()])
+
+  assert command(search, *flags, '--rescore=corpus')[0] == 0
+  least = {'int8': 0.9, 'binary': 0.1, 'short': 0.05}[stored]
+  assert least < shared(alone) <= shared(documents())
 
 
 def test_without_scann_the_search_is_exact(folder, monkeypatch, capsys):
@@ -198,6 +230,14 @@ BAD = [
   ),
   (['--queries=prompt'], 'do not belong together: prompt_sha256 pppppppppppp... and None'),
   (['--queries=dimension'], 'do not belong together: dimension 16 and 8'),
+  (['--queries=dimension'], 'search with --dimensions=8'),
+  (['--dimensions=17'], 'has vectors of 16 dimensions, and --dimensions=17 asks for more'),
+  (['--rescore=short'], '--rescore and --queries do not belong together: dimension 8 and 16'),
+  (['--rescore=binary'], '--rescore: binary holds codes of 1 bit'),
+  (['--rescore=other texts'], 'holds other passages than --corpus=corpus'),
+  (['--rescore=queries'], '--rescore holds embeddings of kind query'),
+  (['--rescore=corpus', '--out=corpus/run.trec'], 'lies in an input'),
+  (['--rescore_factor=0'], 'argument --rescore_factor'),
   (['--queries=tokenizer'], 'do not belong together: tokenizer_sha256 tttttttttttt... and uuuu'),
   (['--queries=config'], 'do not belong together: config_sha256 cccccccccccc... and dddd'),
   (['--queries=shifted'], 'do not belong together: shift_positions False and True'),

@@ -106,6 +106,25 @@ def read_mined(path: epath.Path) -> Iterator[tuple[int, str, list[Negative]]]:
     yield number, record.id('query_id'), [_negative(entry.id('docid'), entry) for entry in entries]
 
 
+def read_reranker_scores(path: epath.Path) -> Iterator[tuple[str, list[tuple[str, float]]]]:
+  """Yields (query id, (passage id, its ``reranker_score``)) of a tevatron jsonl that has scores."""
+  for number, values in reading.read_jsonl(path, 'teacher scores'):
+    record = Record(values, f'{path}, line {number}')
+    entries = [
+      entry
+      for key in ('positive_passages', 'negative_passages')
+      for entry in record.records(key, _PASSAGES, optional=True)
+    ]
+    yield (
+      record.id('query_id'),
+      [
+        (entry.id('docid'), entry.number('reranker_score'))
+        for entry in entries
+        if entry.values.get('reranker_score') is not None
+      ],
+    )
+
+
 _MakePassage = Callable[[str | None, str, str], Passage]
 
 

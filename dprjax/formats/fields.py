@@ -126,6 +126,13 @@ class Record(NamedTuple):
       raise self._wrong(key, 'a finite number')
     return float(value)  # type: ignore[arg-type]
 
+  def numbers(self, key: str, count: int) -> list[float]:
+    """The list of ``count`` finite numbers under ``key``."""
+    values = self.values.get(key)
+    if not isinstance(values, list) or len(values) != count or not all(map(is_number, values)):
+      raise self._wrong(key, f'a list of {count} finite numbers')
+    return [float(value) for value in values]
+
   def _list(self, key: str, kind: type, expected: str, optional: bool) -> list[Any]:
     values = self.values.get(key, [] if optional else None)
     if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):

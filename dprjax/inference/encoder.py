@@ -32,6 +32,7 @@ from dprjax.models import artifact, hub, segments
 from dprjax.models import encoder as models
 from dprjax.models.embed import POOLINGS, pool
 from dprjax.models.prompts import KINDS
+from dprjax.retrieval import codes
 
 # The name of a prompt that is given without one, and of a backbone without a prompt.
 UNNAMED = ''
@@ -95,6 +96,7 @@ class Encoder:
     tokenizer: the backbones'.
     bank: the prompts and their settings, by name.
     mesh: the devices.
+    dimension: numbers of a vector.
     topics: the topic models of prompts of kind topic, by the prompt's name.
     truncated: how many texts were cut at the maximum length, by kind.
   """
@@ -108,9 +110,17 @@ class Encoder:
     mesh: Mesh | None = None,
     batch_size: int = 64,
     dtype: str = 'float32',
+    dimensions: int | None = None,
   ):
     """See ``load``."""
     self.backbones, self.tokenizer, self.bank = backbones, tokenizer, dict(bank)
+    whole = min(backbone.config.hidden_size for backbone in backbones.values())
+    self.dimension = whole if dimensions is None else dimensions
+    if not 1 <= self.dimension <= whole:
+      raise InputError(
+        f'dimensions: {dimensions} are asked for, and the vectors of {backbones["query"].path} '
+        f'have {whole}'
+      )
     self.mesh = local_mesh() if mesh is None else mesh
     self.truncated: collections.Counter[str] = collections.Counter()
     self._batch_size, self._dtype = batch_size, jnp.dtype(dtype)
@@ -156,6 +166,7 @@ class Encoder:
     mesh: Mesh | None = None,
     batch_size: int = 64,
     dtype: str = 'float32',
+    dimensions: int | None = None,
   ) -> Self:
     """Loads a backbone and the prompts for it.
 
@@ -171,6 +182,8 @@ class Encoder:
       mesh: the devices; all local ones by default.
       batch_size: texts encoded at a time, over all devices.
       dtype: 'float32' or 'bfloat16', of the arithmetic.
+      dimensions: the first numbers of every vector alone, scaled to unit length again where the
+        vectors have it; for models that were trained for it (``config.matryoshka``).
 
     Raises:
       InputError: something cannot be read, or a prompt was made for another backbone.
@@ -210,7 +223,8 @@ class Encoder:
         passage_max_length=passage_max_length,
       )
       bank[name] = Entry(loaded, settings)
-    return cls(backbones, tokenizer, bank, mesh=mesh, batch_size=batch_size, dtype=dtype)
+    options: dict[str, Any] = {'batch_size': batch_size, 'dtype': dtype, 'dimensions': dimensions}
+    return cls(backbones, tokenizer, bank, mesh=mesh, **options)
 
   @property
   def space_sha256(self) -> str:
@@ -257,7 +271,7 @@ class Encoder:
     task: str | Sequence[str] | None = None,
     topic: int | Sequence[int] | None = None,
   ) -> Float[np.ndarray, 'n H']:
-    """Vectors of texts, float32 ``[n, H]``, in their order.
+    """Vectors of texts, float32 ``[n, dimension]``, in their order.
 
     Args:
       texts: any number of strings.
@@ -293,7 +307,7 @@ class Encoder:
         (numbers[places],) if group.size > 1 else (),
       )
       done += len(places)
-    return vectors
+    return codes.cut(vectors, self.dimension, [self.bank[n].settings.normalize for n in names])
 
   def check_topic(self, topic: int | None, name: str | None = None) -> None:
     """Raises InputError where the named prompt, or the only one, has no such topic."""

@@ -73,8 +73,8 @@ class Retriever:
       backbone: a Hugging Face directory, a hub id, ``package:NAME``, or a folder with ``query/``
         and ``passage/``, one encoder for each.
       prompt: a ``prompt.npz``, or several by name.
-      options: pooling, normalize, query_max_length, passage_max_length, batch_size, dtype and mesh;
-        see ``Encoder.load``.
+      options: pooling, normalize, query_max_length, passage_max_length, batch_size, dtype,
+        dimensions and mesh; see ``Encoder.load``.
 
     Raises:
       InputError: something cannot be read, or a prompt was made for another backbone.

@@ -7,7 +7,8 @@ queries at a time and scores them again for the gradient: its memory grows with 
 passages, not with its square.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
+from dprjax.base.errors import InputError
 from dprjax.methods.grad_cache import map_chunks
+from dprjax.models.embed import unit
 from dprjax.runtime import mesh as meshes
 
 
@@ -83,6 +86,47 @@ def row_blocks(total: int, rows: int, mesh: Mesh) -> int:
 
 def _metrics(scores: Scores) -> ContrastiveMetrics:
   return ContrastiveMetrics(cross_entropy(scores), accuracy(scores), negatives_seen(scores))
+
+
+def check_lengths(lengths: Sequence[int], hidden_size: int) -> None:
+  """Raises InputError where ``config.matryoshka`` is longer than the model's vectors."""
+  if lengths and max(lengths) > hidden_size:
+    raise InputError(
+      f'config.matryoshka: {max(lengths)} dimensions, and the vectors of this backbone have '
+      f'{hidden_size}; leave out what is longer'
+    )
+
+
+def over_lengths(
+  lengths: Sequence[int],
+  normalize: bool,
+  score: Callable[..., tuple[Any, Any]],
+  *vectors: Float[Array, '... H'],
+) -> tuple[Any, Any]:
+  """Losses of vectors, each the mean over all lengths that the vectors are cut to.
+
+  Matryoshka representation learning (Kusupati et al. 2022, Eq. 1, with equal weights): the first
+  numbers of a vector are to be a vector themselves.
+
+  Args:
+    lengths: ``config.matryoshka``; H is always one of them.
+    normalize: whether shortened vectors have unit length, as the whole ones then have.
+    score: ``(*vectors) -> (losses, others)``.
+    vectors: all of length H.
+
+  Returns:
+    The mean losses, and the others of whole vectors.
+  """
+  losses, others = score(*vectors)
+  shorter = [length for length in lengths if length < vectors[0].shape[-1]]
+  if not shorter:
+    return losses, others
+
+  def cut(x: Array, length: int) -> Array:
+    return unit(x[..., :length]) if normalize else x[..., :length]
+
+  found = [score(*(cut(x, length) for x in vectors))[0] for length in shorter]
+  return jax.tree.map(lambda *each: sum(each) / len(each), losses, *found), others
 
 
 def false_negatives(

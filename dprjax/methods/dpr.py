@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from dprjax.base.errors import InputError
 from dprjax.data import batches
 from dprjax.data.text import Tokenizer
-from dprjax.methods import contrastive, dual_encoder, retrieval_data, tasks
+from dprjax.methods import contrastive, distillation, dual_encoder, retrieval_data, tasks
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import Batch, Method, Model, Params, Texts
 from dprjax.models import encoder, prompts
@@ -31,6 +31,7 @@ def build(
   """
   if config.temperature <= 0:
     raise InputError(f'config.temperature: must be above 0, not {config.temperature}')
+  contrastive.check_lengths(config.matryoshka, model.hidden_size)
   encoders = dual_encoder.build(config, model)
 
   def loss(
@@ -44,7 +45,8 @@ def build(
 
     return contrast(config, devices, encode, batch, key)
 
-  return Model(encoders.init, loss, encoders.embed, {'accuracy': 'in-batch accuracy'})
+  shown = {'accuracy': 'in-batch accuracy'} | distillation.shown(config)
+  return Model(encoders.init, loss, encoders.embed, shown)
 
 
 def contrast(
@@ -85,19 +87,22 @@ def contrast(
   tokens, mask = (batch[f'query_{name}'][:, None] for name in ('tokens', 'mask'))
   q = embed_chunked('query', tokens, mask, query_key)[:, 0]
   p = embed_chunked('passage', batch['passage_tokens'], batch['passage_mask'], passage_key)
-  metrics = contrastive.info_nce(
-    q,
-    p,
-    batch['passage_index'],
-    batch['relevant'],
-    devices,
-    rows=config.loss_rows,
-    temperature=config.temperature,
-    in_batch=config.in_batch,
-  )
-  value = jnp.mean(metrics.loss)
-  return value, negative_pools(batch) | {
-    'loss': value,
+
+  def score(q: Array, p: Array) -> tuple[dict[str, Array], contrastive.ContrastiveMetrics]:
+    metrics = contrastive.info_nce(
+      q,
+      p,
+      batch['passage_index'],
+      batch['relevant'],
+      devices,
+      rows=config.loss_rows,
+      temperature=config.temperature,
+      in_batch=config.in_batch,
+    )
+    return distillation.add(config, jnp.mean(metrics.loss), q, p, batch), metrics
+
+  losses, metrics = contrastive.over_lengths(config.matryoshka, config.normalize, score, q, p)
+  return losses['loss'], negative_pools(batch) | losses | {
     'accuracy': jnp.mean(metrics.accuracy),
     'negatives': jnp.mean(metrics.negatives),
   }
@@ -125,9 +130,10 @@ def negative_pools(batch: Batch) -> dict[str, Float[Array, '']]:
 
 def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh) -> Texts:
   """Queries and passages, of one data set or of several tasks; see ``Method.data``."""
+  distillation.check(config)
   if config.tasks:
     return tasks.find(section, config, workdir, devices, numbered=False)
   return retrieval_data.find(section, config, workdir, devices)
 
 
-METHOD = Method(build, find, dual_encoder.export, tasks=True)
+METHOD = Method(build, find, dual_encoder.export, tasks=True, matryoshka=True, distillation=True)

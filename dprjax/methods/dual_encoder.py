@@ -184,10 +184,16 @@ def export_prompt(
     'shift_positions': bool(config.prompt.shift_positions),
     **{f'{kind}_max_length': length for kind, length in lengths.items()},
     **prefixes,
+    **matryoshka_meta(config),
   }
   if config.prompt.tied:
     return {'prefix': arrays['query']}, meta
   return {f'{kind}/prefix': array for kind, array in arrays.items()}, meta
+
+
+def matryoshka_meta(config: ConfigDict) -> dict[str, Any]:
+  """What a prompt's meta says of the lengths that its vectors may be cut to; nothing without."""
+  return {'matryoshka': list(config.matryoshka)} if config.matryoshka else {}
 
 
 def export_heads(

@@ -144,6 +144,8 @@ class Method(NamedTuple):
     parts: heads that it reads from the backbone's directory, names of ``head_specs.HEADS``.
     needs: those of them without which it cannot begin; a backbone from scratch is made with them.
     tasks: whether it takes several data sets, the entries of ``config.tasks``.
+    matryoshka: whether its loss is also of shortened vectors, ``config.matryoshka``.
+    distillation: whether it learns from a teacher's scores, ``config.distillation``.
   """
 
   build: Callable[[ConfigDict, EncoderConfig, Mesh, Tokenizer], Model]
@@ -152,6 +154,25 @@ class Method(NamedTuple):
   parts: tuple[str, ...] = ()
   needs: tuple[str, ...] = ()
   tasks: bool = False
+  matryoshka: bool = False
+  distillation: bool = False
+
+  def check(self, config: ConfigDict) -> None:
+    """Raises InputError where the config asks for what the method does not do."""
+    if config.tasks and not self.tasks:
+      raise InputError(
+        f'config.tasks: {", ".join(sorted(config.tasks))}, and {config.method} takes one data set, '
+        'config.data; leave the tasks out, or choose another config.method'
+      )
+    if config.matryoshka and not self.matryoshka:
+      raise InputError(
+        f'config.matryoshka: {config.method} trains no vectors that could be cut; leave it empty'
+      )
+    if config.distillation.loss != 'none' and not self.distillation:
+      raise InputError(
+        f"config.distillation.loss: {config.method} learns from no teacher's scores; the method "
+        "dpr does, or leave it at 'none'"
+      )
 
 
 def load(name: str) -> Method:

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
 from dprjax.data.text import Tokenizer
-from dprjax.methods import dpr, nir_prompt
+from dprjax.methods import contrastive, dpr, nir_prompt
 from dprjax.methods.method import Batch, Model, Params, Parts
 from dprjax.models import encoder, segments
 from dprjax.models.prompts import KINDS
@@ -30,6 +30,7 @@ def build(
   """
   if config.temperature <= 0:
     raise InputError(f'config.temperature: must be above 0, not {config.temperature}')
+  contrastive.check_lengths(config.matryoshka, model.hidden_size)
   prompts = nir_prompt.build(config, model, tokenizer, KINDS)
   templates = prompts.templates
   options = encoder.EncoderOptions.from_config(config.backbone)
@@ -80,4 +81,4 @@ def build(
   return Model(init, loss, embed, shown)
 
 
-METHOD = nir_prompt.method(build, 'retrieval', KINDS)
+METHOD = nir_prompt.method(build, 'retrieval', KINDS, matryoshka=True)

@@ -111,6 +111,12 @@ def build(
       'prompt for all texts'
     )
   dual_encoder.check_pooling(config)
+  contrastive.check_lengths(config.matryoshka, model.hidden_size)
+  if config.matryoshka and not contrasted:
+    raise InputError(
+      'config.matryoshka: without a contrastive loss (config.pretrain.views, contrast_weight) no '
+      'vectors are trained; leave it empty'
+    )
   if tokenizer.mask_id is None:
     raise InputError(
       'the tokenizer has no mask token; masked language modelling needs one: choose another '
@@ -243,23 +249,20 @@ def build(
         metrics['condenser'] = total.head / masked_tokens
         value += knobs.mlm_weight * metrics['condenser']
     if contrasted:
-      if knobs.views == 'siblings':
-        texts = contrastive.interleave(vectors['first'], vectors['second'])
-        contrast = contrastive.nt_xent(
-          texts, devices, rows=config.loss_rows, temperature=config.temperature
-        )
-      else:
-        index = batch['passage_index'][:, None]
-        contrast = contrastive.info_nce(
-          vectors['first'],
-          vectors['second'][:, None],
-          index,
-          jnp.full_like(index, -1),
-          devices,
-          rows=config.loss_rows,
-          temperature=config.temperature,
-        )
-      metrics |= {'contrast': jnp.mean(contrast.loss), 'accuracy': jnp.mean(contrast.accuracy)}
+
+      def contrast(first: Array, second: Array) -> tuple[Array, Array]:
+        sizes: dict[str, Any] = {'rows': config.loss_rows, 'temperature': config.temperature}
+        if knobs.views == 'siblings':
+          found = contrastive.nt_xent(contrastive.interleave(first, second), devices, **sizes)
+        else:
+          index = batch['passage_index'][:, None]
+          unused = jnp.full_like(index, -1)
+          found = contrastive.info_nce(first, second[:, None], index, unused, devices, **sizes)
+        return jnp.mean(found.loss), jnp.mean(found.accuracy)
+
+      metrics['contrast'], metrics['accuracy'] = contrastive.over_lengths(
+        config.matryoshka, config.normalize, contrast, vectors['first'], vectors['second']
+      )
       value += knobs.contrast_weight * metrics['contrast']
     return value, {'loss': value, **metrics}
 
@@ -396,4 +399,4 @@ def export(
   return Product({'': checkpoint}, *prompt)
 
 
-METHOD = Method(build, find, export, parts=('mlm', 'condenser'))
+METHOD = Method(build, find, export, parts=('mlm', 'condenser'), matryoshka=True)

@@ -14,12 +14,12 @@ from jaxtyping import Int32
 from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
-from dprjax.data import batches, docstrings, sources, store
+from dprjax.data import batches, docstrings, sources, store, teacher
 from dprjax.data.text import Tokenizer
 from dprjax.formats import trec
 from dprjax.formats.qrels import write_qrels
 from dprjax.inference.embedder import Embedder
-from dprjax.methods import dual_encoder
+from dprjax.methods import distillation, dual_encoder
 from dprjax.methods.method import Data, Evaluate, Model, Texts
 from dprjax.models.encoder import EncoderConfig
 from dprjax.models.prompts import KINDS
@@ -193,8 +193,11 @@ def find(
   splits = find_splits(section, workdir, config.seed)
   if splits.dev is not None:
     dev_measures(config)
+  found = splits.files()
+  if config.distillation.loss != 'none':
+    found['teacher scores'] = distillation.scores_file(section, config)
   return Texts(
-    splits.read_passages, functools.partial(_open, splits, config, devices, assign), splits.files()
+    splits.read_passages, functools.partial(_open, splits, config, devices, assign), found
   )
 
 
@@ -229,6 +232,13 @@ def _open(
     made = made.map(
       lambda batch: (
         batch | {f'{kind}_number': numbers[kind][batch[f'{kind}_index']] for kind in KINDS}
+      )
+    )
+  if config.distillation.loss != 'none':
+    known = teacher.Teacher(distillation.scores_file(section, config), tokens)
+    made = made.map(
+      lambda batch: (
+        batch | {distillation.KEY: known.scores(batch['query_index'], batch['passage_index'])}
       )
     )
   return Data(

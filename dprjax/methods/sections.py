@@ -28,7 +28,7 @@ from dprjax.data import fingerprint
 from dprjax.data.text import Tokenizer
 from dprjax.formats.mediawiki import Article, read_articles
 from dprjax.formats.report import Report
-from dprjax.methods import dual_encoder, sentences
+from dprjax.methods import contrastive, dual_encoder, sentences
 from dprjax.methods.method import Batch, Data, Evaluate, Method, Model, Params, Texts
 from dprjax.methods.sentences import Examples
 from dprjax.models import encoder
@@ -46,6 +46,7 @@ def build(
   Raises:
     InputError: a knob has a value it cannot have.
   """
+  contrastive.check_lengths(config.matryoshka, model.hidden_size)
   encoders = dual_encoder.build(config, model)
   encode = sentences.encode_views(encoders, VIEWS, config, model, devices)
   margin = config.sections.margin
@@ -53,10 +54,15 @@ def build(
   def loss(
     params: Params, batch: Batch, key: Array | None
   ) -> tuple[Float[Array, ''], dict[str, Array]]:
-    anchor, positive, negative = encode(params, batch, key)
-    near, far = distance(anchor, positive), distance(anchor, negative)
-    value = jnp.mean(jax.nn.relu(near - far + margin))
-    return value, {'loss': value, 'accuracy': jnp.mean((near < far).astype(jnp.float32))}
+    def score(anchor: Array, positive: Array, negative: Array) -> tuple[Array, Array]:
+      near, far = distance(anchor, positive), distance(anchor, negative)
+      value = jnp.mean(jax.nn.relu(near - far + margin))
+      return value, jnp.mean((near < far).astype(jnp.float32))
+
+    value, accuracy = contrastive.over_lengths(
+      config.matryoshka, config.normalize, score, *encode(params, batch, key)
+    )
+    return value, {'loss': value, 'accuracy': accuracy}
 
   return Model(encoders.init, loss, encoders.embed, {'accuracy': 'accuracy'})
 
@@ -278,4 +284,4 @@ def _evaluation(
   return evaluate
 
 
-METHOD = Method(build, find, dual_encoder.export)
+METHOD = Method(build, find, dual_encoder.export, matryoshka=True)

@@ -19,7 +19,7 @@ from dprjax.base.errors import InputError
 from dprjax.data import similarity
 from dprjax.data.similarity import Pair
 from dprjax.data.text import Tokenizer
-from dprjax.methods import dual_encoder, sentences
+from dprjax.methods import contrastive, dual_encoder, sentences
 from dprjax.methods.method import Batch, Data, Evaluate, Method, Model, Params, Texts
 from dprjax.models import encoder
 from dprjax.models.embed import unit
@@ -35,17 +35,22 @@ def build(
   Raises:
     InputError: a knob has a value it cannot have.
   """
+  contrastive.check_lengths(config.matryoshka, model.hidden_size)
   encoders = dual_encoder.build(config, model)
   encode = sentences.encode_views(encoders, VIEWS, config, model, devices, finish=unit)
 
   def loss(
     params: Params, batch: Batch, key: Array | None
   ) -> tuple[Float[Array, ''], dict[str, Array]]:
-    first, second = encode(params, batch, key)
-    cosine = jnp.einsum('bh,bh->b', first, second, precision=jax.lax.Precision.HIGHEST)
-    error = cosine - batch['score']
-    value = jnp.mean(jnp.square(error))
-    return value, {'loss': value, 'error': jnp.mean(jnp.abs(error))}
+    def score(first: Array, second: Array) -> tuple[Array, Array]:
+      cosine = jnp.einsum('bh,bh->b', first, second, precision=jax.lax.Precision.HIGHEST)
+      error = cosine - batch['score']
+      return jnp.mean(jnp.square(error)), jnp.mean(jnp.abs(error))
+
+    value, error = contrastive.over_lengths(
+      config.matryoshka, True, score, *encode(params, batch, key)
+    )
+    return value, {'loss': value, 'error': error}
 
   return Model(encoders.init, loss, encoders.embed, {'error': 'mean error'})
 
@@ -156,4 +161,4 @@ def _evaluation(
   return evaluate
 
 
-METHOD = Method(build, find, dual_encoder.export)
+METHOD = Method(build, find, dual_encoder.export, matryoshka=True)

@@ -49,6 +49,7 @@ def build(
   """
   check(config, devices)
   dual_encoder.check_pooling(config)
+  contrastive.check_lengths(config.matryoshka, model.hidden_size)
   knobs = config.topics
   prompted = bool(knobs.path) and not knobs.words
   if knobs.words:
@@ -138,19 +139,26 @@ def build(
     query_rows = batch['query_tokens'], batch['query_mask'], query_topic
     q = embed_chunked(params, prompt, query_rows, keys[0], 1)[:, 0]
     p = embed_chunked(params, prompt, passage_rows, keys[1], 1)[:, 0]
-    qp, qq, accuracy = document_losses(
-      q, p, batch['categories'], devices, rows=config.loss_rows, temperature=config.temperature
-    )
-    query_passage, query_query = jnp.mean(qp), jnp.mean(qq)
-    topic_topic = jnp.zeros((), jnp.float32)
     alpha, count = knobs.alpha, topic_count(prompt)
+    under_all = []
     if alpha and count > 1 and knobs.topic_topic:
       # Every so many rows, so that all devices have as many of them.
       every = len(q) // (knobs.batch or len(q))
-      vectors = embed_chunked(
-        params, prompt, jax.tree.map(lambda x: x[::every], passage_rows), keys[2], count
+      some = jax.tree.map(lambda x: x[::every], passage_rows)
+      under_all = [embed_chunked(params, prompt, some, keys[2], count)]
+
+    def score(q: Array, p: Array, *under_all: Array) -> tuple[tuple[Array, ...], Array]:
+      qp, qq, accuracy = document_losses(
+        q, p, batch['categories'], devices, rows=config.loss_rows, temperature=config.temperature
       )
-      topic_topic = topic_topic_loss(vectors, devices, margin=knobs.margin)
+      apart = jnp.zeros((), jnp.float32)
+      for vectors in under_all:
+        apart = topic_topic_loss(vectors, devices, margin=knobs.margin)
+      return (jnp.mean(qp), jnp.mean(qq), apart), accuracy
+
+    (query_passage, query_query, topic_topic), accuracy = contrastive.over_lengths(
+      config.matryoshka, True, score, q, p, *under_all
+    )
     value = (1 - 2 * alpha) * query_passage + alpha * query_query + alpha * topic_topic
     return value, {
       'loss': value,
@@ -541,8 +549,9 @@ def export(
       'shift_positions': bool(config.prompt.shift_positions),
       **{f'{kind}_max_length': config.data[f'{kind}_max_length'] for kind in prompts.KINDS},
       **{f'{kind}_prefix': config.data[f'{kind}_prefix'] for kind in prompts.KINDS},
+      **dual_encoder.matryoshka_meta(config),
     },
   )
 
 
-METHOD = Method(build, find, export)
+METHOD = Method(build, find, export, matryoshka=True)

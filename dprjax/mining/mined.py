@@ -11,6 +11,8 @@ then needs a corpus beside the file: ``config.data.train``). A negative has more
 | `pools`                     | `["undenoised"]`, `["denoised"]` or both                           |
 | `reranker_score`            | the reranker's logit; absent if it was not scored                  |
 
+With ``--score_positives`` a positive has a `reranker_score` too.
+
 `dprjax.formats.examples` reads it.
 """
 
@@ -44,9 +46,13 @@ def origin(
   )
   inside = zip(POOLS, (undenoised, denoised), strict=True)
   pools = ', '.join(f'"{pool}"' for pool, member in inside if member)
-  scored = '' if math.isnan(logit) else f', "reranker_score": {logit!r}'
   also = f', "also": [{", ".join(f"{{{other}}}" for other in others)}]' if others else ''
-  return f', {first}, "pools": [{pools}]{scored}{also}}}'
+  return f', {first}, "pools": [{pools}]{scored(logit)}{also}}}'
+
+
+def scored(logit: float) -> str:
+  """The reranker's score of a passage; nothing for nan."""
+  return '' if math.isnan(logit) else f', "reranker_score": {logit!r}'
 
 
 def line(query_id: str, query: str, positives: Sequence[str], negatives: Sequence[str]) -> bytes:

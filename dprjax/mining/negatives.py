@@ -60,6 +60,7 @@ class Options:
     seed: of the samples.
     texts: whether the file holds the passages' titles and texts, or their ids alone.
     drop_same_id: BEIR's rule: a passage with the query's own id is no candidate.
+    score_positives: whether the file holds the reranker's scores of the positives too.
     strict: whether an unknown id, a rank given twice or a query without a candidate is an error;
       otherwise they are counted and listed.
     scratch: the folder for temporary files; the output's by default. They are in a folder of its
@@ -72,6 +73,7 @@ class Options:
   seed: int = 0
   texts: bool = True
   drop_same_id: bool = False
+  score_positives: bool = False
   strict: bool = False
   scratch: str | None = None
 
@@ -397,12 +399,19 @@ class _Miner:
     if self.score:
       logits = self._score_in_rounds(pool, loader, self.score)
     else:
-      logits = pools.join_scores(pool, given, given_text)
+      logits = pools.join_scores(pool.query, pool.text, given, given_text)
     chosen = pools.select(pool, expit(logits), options.sample, options.threshold)
     self._count_pool(first, stop, rows, pool, chosen, logits)
     known &= asked.positive_own[own]
     positives = asked.positive_query[own][known], asked.positive_key[own][known]
-    yield from self._lines(range(first, stop), *positives, pool, chosen, logits, loader)
+    of_positives = np.full(len(positives[0]), np.nan)
+    if options.score_positives and self.score:
+      loader.read(np.unique(positives[1]))
+      of_positives = self._score_pairs(*positives, loader, self.score)
+    elif options.score_positives:
+      of_positives = pools.join_scores(positives[0], positive_text[known], given, given_text)
+    scores = of_positives, logits
+    yield from self._lines(range(first, stop), *positives, pool, chosen, scores, loader)
 
   def _lines(
     self,
@@ -411,9 +420,10 @@ class _Miner:
     positive_key: UInt64[np.ndarray, 'positives'],
     pool: Pool,
     chosen: pools.Selection,
-    logits: Float64[np.ndarray, 'candidates'],
+    scores: tuple[Float64[np.ndarray, 'positives'], Float64[np.ndarray, 'candidates']],
     loader: Loader,
   ) -> Iterator[bytes]:
+    of_positives, logits = scores
     kept = np.flatnonzero(chosen.kept)
     keys = np.unique(np.concatenate([positive_key, pool.doc[kept]]))
     loader.read(keys)
@@ -421,8 +431,10 @@ class _Miner:
       key: mined.passage(loader.passages[key], self.options.texts) for key in keys.tolist()
     }
     positives: dict[int, list[str]] = collections.defaultdict(list)
-    for query, key in zip(positive_query.tolist(), positive_key.tolist(), strict=True):
-      positives[query].append(passage[key] + '}')
+    for query, key, logit in zip(
+      positive_query.tolist(), positive_key.tolist(), of_positives.tolist(), strict=True
+    ):
+      positives[query].append(passage[key] + mined.scored(logit) + '}')
     negatives: dict[int, list[str]] = collections.defaultdict(list)
     names = [mined.to_json(run.name) for run in self.ranked]
     run, rank, score = pool.run.tolist(), pool.rows['rank'].tolist(), pool.rows['score'].tolist()
@@ -481,21 +493,33 @@ class _Miner:
       in_round = (pool.place >= scored) & (pool.place < scored + sample)
       rows = np.flatnonzero(unfinished[pool.query] & in_round)
       loader.read(pool.doc[rows])
-      pairs = [
-        (self.asked.texts[query], loader.passages[key].joined)
-        for query, key in zip(pool.query[rows].tolist(), pool.doc[rows].tolist(), strict=True)
-      ]
-      for start in range(0, len(pairs), _PAIRS):
-        scores = np.asarray(score(pairs[start : start + _PAIRS]), np.float64)
-        if not np.isfinite(scores).all():
-          query, text = pairs[start + int(np.flatnonzero(~np.isfinite(scores))[0])]
-          raise InputError(
-            f'the reranker gives no finite score for the query {query!r:.80} and the passage '
-            f'{text!r:.80}'
-          )
-        logits[rows[start : start + _PAIRS]] = scores
+      logits[rows] = self._score_pairs(pool.query[rows], pool.doc[rows], loader, score)
       denoised = np.bincount(pool.query[expit(logits) < threshold], minlength=size)
       unfinished = denoised < sample
+    return logits
+
+  def _score_pairs(
+    self,
+    queries: Int64[np.ndarray, 'n'],
+    passages: UInt64[np.ndarray, 'n'],
+    loader: Loader,
+    score: Score,
+  ) -> Float64[np.ndarray, 'n']:
+    """The reranker's scores of queries and passages, which ``loader`` has read."""
+    pairs = [
+      (self.asked.texts[query], loader.passages[key].joined)
+      for query, key in zip(queries.tolist(), passages.tolist(), strict=True)
+    ]
+    logits = np.empty(len(pairs))
+    for start in range(0, len(pairs), _PAIRS):
+      scores = np.asarray(score(pairs[start : start + _PAIRS]), np.float64)
+      if not np.isfinite(scores).all():
+        query, text = pairs[start + int(np.flatnonzero(~np.isfinite(scores))[0])]
+        raise InputError(
+          f'the reranker gives no finite score for the query {query!r:.80} and the passage '
+          f'{text!r:.80}'
+        )
+      logits[start : start + _PAIRS] = scores
     return logits
 
   def _count_positives(

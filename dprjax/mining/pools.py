@@ -185,16 +185,19 @@ def select(
 
 
 def join_scores(
-  pool: Pool, rows: Shaped[np.ndarray, 'rows'], texts: Int64[np.ndarray, 'rows']
+  query: Int64[np.ndarray, 'candidates'],
+  text: Int64[np.ndarray, 'candidates'],
+  rows: Shaped[np.ndarray, 'rows'],
+  texts: Int64[np.ndarray, 'rows'],
 ) -> Float64[np.ndarray, 'candidates']:
   """The candidates' scores in a run: the highest of those for a candidate's text; nan if there is
-  none. ``texts`` has codes of the rows' texts, as in `make_pool`.
+  none. ``text`` and ``texts`` have codes of the candidates' and the rows' texts, as in `make_pool`.
   """
   rows, texts = rows[texts >= 0], texts[texts >= 0]
-  span = max(int(texts.max(initial=0)), int(pool.text.max(initial=0))) + 1
+  span = max(int(texts.max(initial=0)), int(text.max(initial=0))) + 1
   pairs = rows['query'].astype(np.int64) * span + texts
   order = np.lexsort((-rows['score'], pairs))
-  places = outofcore.find(pairs[order], pool.query * span + pool.text)
+  places = outofcore.find(pairs[order], query * span + text)
   scores = np.full(len(places), np.nan)
   scores[places >= 0] = rows['score'][order[places[places >= 0]]]
   return scores

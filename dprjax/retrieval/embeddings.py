@@ -1,6 +1,6 @@
 """A folder of embeddings: vectors, their ids, and what made them.
 
-    embeddings-00000-of-00003.npy   [rows, H] float32 or float16
+    embeddings-00000-of-00003.npy   [rows, H] float32, float16 or codes (``codes.py``)
     ids-00000-of-00003.txt          one id a line, in the rows' order
     manifest.json                   counts, what made the vectors (``Meta``), SHA-256 of every file
 
@@ -21,11 +21,12 @@ from typing import Any
 
 import numpy as np
 from etils import epath
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 
 from dprjax.base import arrays, files, outputs
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_write, sha256_file
+from dprjax.retrieval import codes
 from dprjax.retrieval.manifest import (
   DTYPES,
   FILES,
@@ -87,7 +88,8 @@ class EmbeddingsWriter:
     self._shards = cut_shards(len(ids), shard_rows)
     ids_sha256 = hashlib.sha256(''.join(f'{id_}\n' for id_ in ids).encode()).hexdigest()
     self._manifest = Manifest(meta, len(ids), shard_rows, ids_sha256, {})
-    self._manifest.entries.update(self._resume())
+    done = self._resume()
+    self._manifest.entries.update(done)
 
   def _resume(self) -> dict[int, Entry]:
     """The manifest's entries, by shard, of the shards that are there and undamaged."""
@@ -109,6 +111,8 @@ class EmbeddingsWriter:
         f"{self.folder} holds other embeddings: {'; '.join(different)}; repeat the first command's "
         'settings, or choose another folder'
       )
+    # What is written in addition must mean the same.
+    self._manifest = dataclasses.replace(self._manifest, ranges=manifest.ranges)
     if self._process:  # process 0 has verified them
       return manifest.entries
     self._clear()
@@ -159,6 +163,22 @@ class EmbeddingsWriter:
         entries |= progress.entries
     return entries
 
+  @property
+  def needs_ranges(self) -> bool:
+    """Whether vectors are stored as codes whose ranges are not known yet."""
+    return self.meta.dtype in codes.LEVELS and self._manifest.ranges is None
+
+  def calibrate(self, sample: Float[np.ndarray, 'n H']) -> None:
+    """Takes the ranges of codes from a sample of the vectors; before any are written.
+
+    Raises InputError for NaN or infinity.
+    """
+    if not np.isfinite(sample).all():
+      raise InputError(f'{self.folder}: the embedding of a text is not finite: check the backbone')
+    ranges = codes.calibrate(sample, self.meta.dtype)
+    self._manifest = dataclasses.replace(self._manifest, ranges=ranges)
+    self._manifest.write(self.folder / self._progress)
+
   def pending(self) -> list[Shard]:
     """The shards still to be written, in order."""
     return [shard for shard in self._shards if shard.number not in self._manifest.entries]
@@ -175,14 +195,20 @@ class EmbeddingsWriter:
         f'shard {shard.number} of {self.folder}: vectors of shape {vectors.shape}, expected '
         f'{expected}'
       )
+    if self.needs_ranges:
+      raise RuntimeError('calibrate comes before the first shard')
+    ranges = self._manifest.ranges
+    dtype = self.meta.dtype if ranges is None else 'float32'
     with np.errstate(over='ignore'):  # a value too large for float16 becomes infinite
-      vectors = np.ascontiguousarray(vectors, dtype=self.meta.dtype)
+      vectors = np.ascontiguousarray(vectors, dtype=dtype)
     bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if bad.size:
       raise InputError(
-        f'the embedding of {self.ids[shard.start + bad[0]]!r} is not finite as {self.meta.dtype} '
+        f'the embedding of {self.ids[shard.start + bad[0]]!r} is not finite as {dtype} '
         f'({bad.size} of {count} rows)'
       )
+    if ranges is not None:
+      vectors = codes.encode(vectors, codes.Code(self.meta.dtype, ranges))
     names = shard_names(shard.number, len(self._shards))
     with atomic_write(self.folder / names['embeddings'], 'wb') as file:
       np.save(file, vectors, allow_pickle=False)
@@ -215,44 +241,93 @@ class EmbeddingsWriter:
 class Rows:
   """Vectors of one file, on disk. So is a slice of them; ``np.asarray`` of either reads it.
 
-  A local file is mapped, until that array is released.
+  A local file is mapped, until that array is released; codes are decoded.
 
   Args:
     path: a .npy file that was checked (`_check_array`).
-    shape: ``(rows, H)``.
-    dtype: of the vectors.
+    count: the rows.
+    columns: of the file.
+    dtype: of the file's numbers.
     offset: the first row's byte in the file.
+    code: what the numbers stand for; None: themselves.
+    dimension: numbers of a vector that are used, the first ones; None: all.
+    normalize: whether vectors that are cut get unit length again.
   """
 
-  def __init__(self, path: epath.Path, shape: tuple[int, int], dtype: np.dtype, offset: int):
-    self._path, self.shape, self.dtype, self._offset = path, shape, dtype, offset
+  def __init__(
+    self,
+    path: epath.Path,
+    count: int,
+    columns: int,
+    dtype: np.dtype,
+    offset: int,
+    code: codes.Code | None = None,
+    dimension: int | None = None,
+    normalize: bool = False,
+  ):
+    self._path, self._count, self._columns, self._offset = path, count, columns, offset
+    self.dtype, self._code, self._dimension, self._normalize = dtype, code, dimension, normalize
+
+  @property
+  def shape(self) -> tuple[int, int]:
+    """``(rows, H)`` of the vectors."""
+    whole = self._columns if self._code is None else len(self._code.ranges.low)
+    return self._count, self._dimension or whole
+
+  @property
+  def code(self) -> codes.Code | None:
+    """How ``stored`` is read; None where that is not these vectors' codes."""
+    return self._code if self._dimension is None else None
+
+  @property
+  def stored(self) -> 'Rows':
+    """The same rows as they are stored."""
+    return Rows(self._path, self._count, self._columns, self.dtype, self._offset)
+
+  def cut(self, dimension: int, normalize: bool) -> 'Rows':
+    """The same rows with their first numbers alone."""
+    return self._like(self._count, self._offset, dimension, normalize)
+
+  def take(self, rows: Int[np.ndarray, 'n']) -> Float[np.ndarray, 'n H']:
+    """The vectors of these rows, float32, without the others where the file is local."""
+    return np.asarray(self._vectors(self._read()[rows]), np.float32)
 
   def __len__(self) -> int:
-    return self.shape[0]
+    return self._count
 
   def __getitem__(self, rows: slice) -> 'Rows':
     start, stop, _ = rows.indices(len(self))
-    offset = self._offset + start * self.shape[1] * self.dtype.itemsize
-    return Rows(self._path, (max(stop - start, 0), self.shape[1]), self.dtype, offset)
+    offset = self._offset + start * self._columns * self.dtype.itemsize
+    return self._like(max(stop - start, 0), offset, self._dimension, self._normalize)
 
   def __array__(self, dtype: Any = None, copy: bool | None = None) -> Float[np.ndarray, 'rows H']:
-    values = self._read()
+    values = self._vectors(self._read())
     return (
       values if dtype in (None, values.dtype) and not copy else values.astype(dtype or values.dtype)
     )
 
-  def _read(self) -> Float[np.ndarray, 'rows H']:
+  def _like(self, count: int, offset: int, dimension: int | None, normalize: bool) -> 'Rows':
+    kept = self._columns, self.dtype, offset, self._code
+    return Rows(self._path, count, *kept, dimension, normalize)
+
+  def _vectors(self, values: Shaped[np.ndarray, 'n W']) -> Float[np.ndarray, 'n H']:
+    if self._code is not None:
+      values = codes.decode(values, self._code)
+    return values if not self._dimension else codes.cut(values, self._dimension, self._normalize)
+
+  def _read(self) -> Shaped[np.ndarray, 'rows W']:
+    shape = self._count, self._columns
     if not len(self):
-      return np.empty(self.shape, self.dtype)
+      return np.empty(shape, self.dtype)
     if not files.is_remote(self._path):
       try:
-        return np.memmap(self._path, self.dtype, 'r', self._offset, self.shape)
+        return np.memmap(self._path, self.dtype, 'r', self._offset, shape)
       except ValueError as error:  # it has become shorter
         raise InputError(f'{self._path} was changed while it is read ({error})') from error
     with self._path.open('rb') as file:
       file.seek(self._offset)
-      content = file.read(math.prod(self.shape) * self.dtype.itemsize)
-    return np.frombuffer(content, self.dtype).reshape(self.shape)
+      content = file.read(math.prod(shape) * self.dtype.itemsize)
+    return np.frombuffer(content, self.dtype).reshape(shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,12 +338,14 @@ class Embeddings:
     shards: files of rows that follow one another.
     meta: what made them.
     sha256: of the manifest, and so of everything in the folder.
+    is_cut: whether these are the first numbers of its vectors alone.
   """
 
   shards: list[Rows]
   meta: Meta
   sha256: str
   _id_files: list[epath.Path]
+  is_cut: bool = False
 
   def __len__(self) -> int:
     return sum(len(shard) for shard in self.shards)
@@ -276,6 +353,32 @@ class Embeddings:
   @property
   def folder(self) -> epath.Path:
     return self._id_files[0].parent
+
+  @property
+  def fingerprint(self) -> str:
+    """Names the vectors: the manifest's SHA-256 where they are whole."""
+    if not self.is_cut:
+      return self.sha256
+    return hashlib.sha256(f'{self.sha256} {self.meta.dimension}'.encode()).hexdigest()
+
+  def cut(self, dimension: int | None, flag: str) -> 'Embeddings':
+    """The same vectors with their first numbers alone; all of them for None.
+
+    Raises InputError, which begins with the flag that named the folder, where they have fewer.
+    """
+    if dimension is None or dimension == self.meta.dimension:
+      return self
+    if dimension > self.meta.dimension:
+      raise InputError(
+        f'{flag}: {self.folder} has vectors of {self.meta.dimension} dimensions, and '
+        f'--dimensions={dimension} asks for more; encode again, or ask for fewer'
+      )
+    return dataclasses.replace(
+      self,
+      shards=[shard.cut(dimension, self.meta.normalize) for shard in self.shards],
+      meta=dataclasses.replace(self.meta, dimension=dimension),
+      is_cut=True,
+    )
 
   def check_kind(self, kind: str, flag: str) -> None:
     """Raises InputError, which begins with the flag that named the folder, for another kind."""
@@ -306,6 +409,18 @@ class Embeddings:
         ids, _ = _read_ids(file)
         ids_at += [ids[row] for row in wanted.tolist()]
     return ids_at
+
+  def take(self, rows: Int[np.ndarray, 'n']) -> Float[np.ndarray, 'n H']:
+    """The vectors of these rows, which must ascend, float32; without the others."""
+    starts = np.cumsum([0, *(len(shard) for shard in self.shards)])
+    bounds = np.searchsorted(rows, starts)
+    vectors = np.empty((len(rows), self.meta.dimension), np.float32)
+    for shard, start, first, stop in zip(
+      self.shards, starts, bounds[:-1], bounds[1:], strict=False
+    ):
+      if stop > first:
+        vectors[first:stop] = shard.take(rows[first:stop] - start)
+    return vectors
 
   def vectors(self) -> Float[np.ndarray, 'n H']:
     """All rows in memory, float32."""
@@ -355,6 +470,12 @@ def load_embeddings(
     raise InputError(
       f'{path} lists {len(manifest.entries):,} of {all_shards:,} shards: encode again'
     )
+  code = None
+  if meta.dtype in codes.LEVELS:
+    if manifest.ranges is None:
+      raise InputError(f"{path}: 'ranges' of {meta.dtype} are missing: encode again")
+    code = codes.Code(meta.dtype, manifest.ranges)
+  dtype, columns = codes.stored(meta.dtype), codes.width(meta.dimension, meta.dtype)
   shards, id_files, digest = [], [], hashlib.sha256()
   for shard in manifest.shards():
     names = shard_names(shard.number, all_shards)
@@ -370,9 +491,9 @@ def load_embeddings(
         )
     ids, content = _read_ids(ids_file)
     digest.update(content)
-    shape = (shard.stop - shard.start, meta.dimension)
-    offset = _check_array(vectors_file, shape, np.dtype(meta.dtype), len(ids))
-    shards.append(Rows(vectors_file, shape, np.dtype(meta.dtype), offset))
+    shape = (shard.stop - shard.start, columns)
+    offset = _check_array(vectors_file, shape, dtype, len(ids))
+    shards.append(Rows(vectors_file, *shape, dtype, offset, code))
     id_files.append(ids_file)
   if digest.hexdigest() != manifest.ids_sha256:
     raise InputError(f'{root}: the ids are not those of {MANIFEST}: encode again')

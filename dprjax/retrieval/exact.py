@@ -9,16 +9,17 @@ devices.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from dprjax.base.errors import InputError
+from dprjax.retrieval import codes
 
 _AXIS = 'corpus'
 # Rows on a device at a time. For fewer, CPUs use other kernels, which round differently: a search
@@ -80,7 +81,7 @@ class _Block(NamedTuple):
 
   offset: int
   used: int
-  rows: Float[Array, 'rows H']
+  rows: Shaped[Array, 'rows W']
 
 
 class Index:
@@ -105,12 +106,18 @@ class Index:
     Raises:
       InputError: no vectors (with ``keep``), or NaN or infinity among them.
     """
-    self._shards: Sequence[Rows] = [corpus] if isinstance(corpus, np.ndarray) else corpus
-    self._dimensions = sorted({shard.shape[1] for shard in self._shards})
-    self._count = sum(len(shard) for shard in self._shards)
+    shards: Sequence[Any] = [corpus] if isinstance(corpus, np.ndarray) else corpus
+    self._dimensions = sorted({shard.shape[1] for shard in shards})
+    self._count = sum(len(shard) for shard in shards)
+    # Codes go to the devices as they are; each decodes a block when it scores it.
+    code = getattr(shards[0], 'code', None) if shards else None
+    self._shards: Sequence[Rows] = shards if code is None else [shard.stored for shard in shards]
+    self._dtype = np.dtype(np.float32) if code is None else codes.stored(code.dtype)
     devices = jax.local_devices() if devices is None else list(devices)
     self._mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
     self._split = NamedSharding(self._mesh, PartitionSpec(_AXIS))
+    everywhere = NamedSharding(self._mesh, PartitionSpec())
+    self._ranges = () if code is None else jax.device_put(tuple(code.ranges), everywhere)
     # Powers of two, so that a growing corpus seldom compiles anew.
     device_rows = min(
       _power_of_two(-(-rows // len(devices))) for rows in (max(self._count, 1), block_rows)
@@ -158,7 +165,7 @@ class Index:
         # Not more than one block ahead of the devices, or the blocks pile up on them.
         jax.block_until_ready(best)
       best = [
-        _step(self._mesh, part, rows, used, offset, *state)
+        _step(self._mesh, part, rows, used, offset, *state, self._ranges)
         for part, state in zip(parts, best, strict=True)
       ]
     merged = [jax.device_get(_merge(*state)) for state in best]
@@ -166,8 +173,9 @@ class Index:
     return TopK(scores, found)
 
   def _read(self) -> Iterator[_Block]:
-    for offset, used, block in _blocks(self._shards, self._block_rows, self._dimensions[0]):
-      check_finite(block, 'document', offset)
+    for offset, used, block in _blocks(self._shards, self._block_rows, self._dtype):
+      if not self._ranges:
+        check_finite(block, 'document', offset)
       yield _Block(offset, used, jax.device_put(block, self._split))
 
 
@@ -222,20 +230,23 @@ def merge(
 def _step(
   mesh: Mesh,
   queries: Float[Array, 'Q H'],
-  block: Float[Array, 'rows H'],
+  block: Shaped[Array, 'rows W'],
   used: Int[Array, ''],
   offset: Int[Array, ''],
   scores: Float[Array, 'devices Q k'],
   rows: Int[Array, 'devices Q k'],
+  ranges: tuple[Float[Array, ' H'], ...],
 ) -> tuple[Float[Array, 'devices Q k'], Int[Array, 'devices Q k']]:
   """Merges one block into every device's list.
 
   The first ``used`` rows of the block are real, and row 0 is the corpus's row ``offset``.
+  ``ranges`` are those of codes; empty for float32.
   """
 
-  def local(queries, block, used, offset, scores, rows):
+  def local(queries, block, used, offset, scores, rows, ranges):
     k = scores.shape[-1]
-    similar = jnp.einsum('qh,rh->qr', queries, block, precision=jax.lax.Precision.HIGHEST)
+    vectors = _decode(block, *ranges) if ranges else block
+    similar = jnp.einsum('qh,rh->qr', queries, vectors, precision=jax.lax.Precision.HIGHEST)
     row = jax.lax.axis_index(_AXIS) * block.shape[0] + jnp.arange(block.shape[0], dtype=jnp.int32)
     similar = jnp.where((row < used)[None, :], similar, -jnp.inf)
     # top_k takes the first of equal scores: the list's rows are earlier than the block's.
@@ -248,8 +259,24 @@ def _step(
 
   each, whole = PartitionSpec(_AXIS), PartitionSpec()
   return jax.shard_map(
-    local, mesh=mesh, in_specs=(whole, each, whole, whole, each, each), out_specs=(each, each)
-  )(queries, block, used, offset, scores, rows)
+    local,
+    mesh=mesh,
+    in_specs=(whole, each, whole, whole, each, each, whole),
+    out_specs=(each, each),
+  )(queries, block, used, offset, scores, rows, ranges)
+
+
+def _decode(
+  block: Shaped[Array, 'rows W'], low: Float[Array, ' H'], high: Float[Array, ' H']
+) -> Float[Array, 'rows H']:
+  """``codes.decode`` on a device."""
+  if block.dtype == jnp.uint8:
+    places = jnp.arange(7, -1, -1, dtype=jnp.uint8)[None, None, :]
+    bits = (block[:, :, None] >> places) & jnp.uint8(1)
+    bits = bits.reshape(len(block), -1)[:, : len(low)]
+    return jnp.where(bits == 1, high[None, :], low[None, :])
+  step = (high - low) / (codes.LEVELS['int8'] - 1)
+  return low[None, :] + (block.astype(jnp.float32) + 128.0) * step[None, :]
 
 
 @jax.jit
@@ -264,14 +291,15 @@ def _merge(
 
 
 def _blocks(
-  shards: Sequence[Rows], rows: int, dimension: int
-) -> Iterator[tuple[int, int, Float[np.ndarray, 'rows H']]]:
-  """Yields (number of the first row, count of rows used, a new float32 array of ``rows`` rows).
+  shards: Sequence[Rows], rows: int, dtype: np.dtype
+) -> Iterator[tuple[int, int, Shaped[np.ndarray, 'rows W']]]:
+  """Yields (number of the first row, count of rows used, a new array of ``rows`` rows).
 
   Blocks cross the shards' ends. The last block's unused rows are 0.
   """
   offset = used = 0
-  block = np.zeros((rows, dimension), np.float32)
+  shape = rows, shards[0].shape[1] if shards else 0
+  block = np.zeros(shape, dtype)
   for shard in shards:
     start = 0
     while start < len(shard):
@@ -281,9 +309,40 @@ def _blocks(
       if used == rows:
         yield offset, used, block
         # A new array, because the devices may still be reading this one.
-        offset, used, block = offset + rows, 0, np.zeros((rows, dimension), np.float32)
+        offset, used, block = offset + rows, 0, np.zeros(shape, dtype)
   if used:
     yield offset, used, block
+
+
+def rescore(
+  queries: Float[np.ndarray, 'queries H'],
+  rows: Int[np.ndarray, 'queries n'],
+  take: Callable[[Int[np.ndarray, 'm']], Float[np.ndarray, 'm H']],
+  block_bytes: int = 1 << 26,
+) -> Float[np.ndarray, 'queries n']:
+  """The inner products of queries with some rows each; -inf where a row is -1.
+
+  Args:
+    queries: float32.
+    rows: of each query.
+    take: gives the vectors of ascending rows, as ``embeddings.Embeddings.take``.
+    block_bytes: of vectors in memory at a time, about.
+  """
+  scores = np.full(rows.shape, -np.inf, np.float32)
+  size = max(1, block_bytes // (4 * max(rows.shape[1] * queries.shape[1], 1)))
+  for start in range(0, len(queries), size):
+    part = slice(start, start + size)
+    wanted, places = np.unique(np.maximum(rows[part], 0), return_inverse=True)
+    vectors = take(wanted)[places.reshape(rows[part].shape)]
+    products = np.matmul(vectors, queries[part].astype(np.float32)[:, :, None])[:, :, 0]
+    scores[part] = np.where(rows[part] >= 0, products, -np.inf)
+  return scores
+
+
+def order(found: TopK, k: int) -> TopK:
+  """The k best of rows in any order: by falling score, then row."""
+  places = np.lexsort((found.rows, -found.scores), axis=1)[:, :k]
+  return TopK(*(np.take_along_axis(array, places, axis=1) for array in found))
 
 
 def _padded(array: np.ndarray, rows: int) -> np.ndarray:

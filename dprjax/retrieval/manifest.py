@@ -8,17 +8,19 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 from etils import epath
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.base.files import write_json
 from dprjax.formats.fields import Record
+from dprjax.retrieval import codes
 
 _FORMAT = 'dprjax.embeddings'
 _VERSION = 2
 MANIFEST, PROGRESS, PROGRESS_OF_OTHERS = 'manifest.json', 'progress.json', 'progress-*.json'
-DTYPES = ('float32', 'float16')
+DTYPES = ('float32', 'float16', *codes.LEVELS)
 _ARITHMETIC = ('float32', 'bfloat16')
 # A shard's files, as its entry in the manifest names them, and their suffixes.
 FILES = {'embeddings': 'npy', 'ids': 'txt'}
@@ -31,8 +33,8 @@ class Meta:
   """What made the vectors: all that decides them. A folder holds vectors of one `Meta`.
 
   Attributes:
-    dimension: H.
-    dtype: of the stored vectors, 'float32' or 'float16'.
+    dimension: numbers of a vector: H, or fewer where it was cut.
+    dtype: of the stored vectors, one of ``DTYPES``.
     kind: 'query' or 'passage'.
     backbone_sha256: of the encoder's tensors.
     config_sha256: of the encoder's shape: heads, activation, epsilon and so on.
@@ -108,15 +110,18 @@ def check_same_space(
 ) -> None:
   """Raises InputError where two spaces (`Meta.space`) differ, and says in what."""
 
-  differences = '; '.join(
-    f'{field} {shown(space.get(field))} and {shown(value)}'
+  differences = {
+    field: f'{field} {shown(space.get(field))} and {shown(value)}'
     for field, value in other.items()
     if space.get(field) != value
-  )
+  }
   if differences:
+    remedy = 'encode both with the same backbone, prompt and settings'
+    if [*differences] == ['dimension']:
+      shorter = min(space['dimension'], other['dimension'])
+      remedy = f'encode both with the same --dimensions, or search with --dimensions={shorter}'
     raise InputError(
-      f'{name} and {other_name} do not belong together: {differences}; encode both with the same '
-      'backbone, prompt and settings'
+      f'{name} and {other_name} do not belong together: {"; ".join(differences.values())}; {remedy}'
     )
 
 
@@ -161,6 +166,7 @@ class Manifest:
   Attributes:
     ids_sha256: of all ids, a line each.
     entries: by the shard's number.
+    ranges: of codes; None where vectors are stored as they are, or there are none yet.
   """
 
   meta: Meta
@@ -168,12 +174,13 @@ class Manifest:
   shard_rows: int
   ids_sha256: str
   entries: dict[int, Entry]
+  ranges: codes.Ranges | None = None
 
   def shards(self) -> list[Shard]:
     return cut_shards(self.rows, self.shard_rows)
 
   def header(self) -> dict[str, Any]:
-    """All but the shards."""
+    """All but the shards and what was measured."""
     return {
       'format': _FORMAT,
       'version': _VERSION,
@@ -185,9 +192,11 @@ class Manifest:
 
   def write(self, path: epath.Path) -> None:
     shards = self.shards()
+    ranges = self.ranges and {name: x.tolist() for name, x in self.ranges._asdict().items()}
     write_json(
       path,
       self.header()
+      | ({'ranges': ranges} if ranges else {})
       | {
         'shards': [
           {
@@ -227,9 +236,27 @@ class Manifest:
         for key, name in shard_names(number, count).items():
           shard.choice(key, name)
         entries[number] = Entry(*(_sha256(shard, f'{what}_sha256') for what in FILES))
-      return cls(Meta.read(record), rows, shard_rows, _sha256(record, 'ids_sha256'), entries)
+      meta = Meta.read(record)
+      ranges = _ranges(record, meta)
+      return cls(meta, rows, shard_rows, _sha256(record, 'ids_sha256'), entries, ranges)
     except InputError as error:
       raise InputError(f'{error}; encode again, into another folder') from error
+
+
+def _ranges(record: Record, meta: Meta) -> codes.Ranges | None:
+  """The ranges of codes. Raises InputError where they are no ranges, or shards have none."""
+  if meta.dtype not in codes.LEVELS:
+    return None
+  if 'ranges' not in record.values and not record.values.get('shards'):
+    return None  # the command was interrupted before it had measured them
+  inside = record.record('ranges')
+  with np.errstate(over='ignore'):
+    ranges = codes.Ranges(
+      *(np.array(inside.numbers(key, meta.dimension), np.float32) for key in codes.Ranges._fields)
+    )
+  if not (np.isfinite(ranges).all() and (ranges.low <= ranges.high).all()):
+    raise InputError(f'{inside.where}: a low value is above its high one, or beyond float32')
+  return ranges
 
 
 def _sha256(record: Record, key: str) -> str:

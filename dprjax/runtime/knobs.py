@@ -92,6 +92,19 @@ def lengths(*values: int) -> Knob:
   )
 
 
+def descending(*values: int) -> Knob:
+  """Descending numbers of dimensions; there may be none."""
+  return Knob(
+    values,
+    lambda v: (
+      isinstance(v, tuple | list)
+      and all(isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= 2**20 for n in v)
+      and list(v) == sorted(set(v), reverse=True)
+    ),
+    'descending whole numbers from 1 to 1048576, or ()',
+  )
+
+
 TASK_DATA = (
   'format',
   'dir',
@@ -159,6 +172,9 @@ def table() -> types.SimpleNamespace:
   c.in_batch = switch(True)  # other rows' passages are negatives too, over all devices
   # queries (in pretraining: texts) that a device scores at a time; it bounds the loss's memory
   c.loss_rows = whole(1024, least=1, most=2**20)
+  # Matryoshka: lengths that vectors can be cut to afterwards, (384, 256, 128, 64) say; the loss is
+  # the mean over them and the whole vector. (): it is of whole vectors alone
+  c.matryoshka = descending()
   # which of a query's positives: 'rotate', the next one in each epoch; 'first', always the first
   c.positive = choice('rotate', 'first')
   c.negatives = whole(1, least=0, most=4096)  # hard negatives per query; 0: in-batch negatives only
@@ -168,6 +184,15 @@ def table() -> types.SimpleNamespace:
   # of all mined negatives, and of those in a file that names no pools
   c.mix.undenoised = number(1.0, least=0, most=1)
   c.mix.random = number(0.0, least=0, most=1)  # of passages drawn from the whole corpus
+
+  # for c.method = 'dpr': scores of a cross-encoder to learn from, of each query's own passages
+  c.distillation = types.SimpleNamespace()
+  # 'margin_mse', on the positive's score less each negative's; 'kl', on the softmax over the list
+  c.distillation.loss = choice('none', 'margin_mse', 'kl')
+  # a run of dprjax.rerank, or a jsonl of dprjax.mine with scores; '': c.data.train
+  c.distillation.scores = text('')
+  c.distillation.weight = number(1.0, above=0, most=1)  # of this loss; the rest is InfoNCE's
+  c.distillation.temperature = number(1.0, above=0, most=1e4)  # the teacher's scores by it
 
   c.batch_size = whole(64, least=1, most=2**20)  # queries per batch, over all devices
   # batches per update: the loss sees the negatives of all of them, memory holds one

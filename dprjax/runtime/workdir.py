@@ -87,6 +87,7 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
       if config.data.format == 'docstrings'
       else [folder, *(part.strip() for part in folder.split(','))],
       '--config.data.train': config.data.train,
+      '--config.distillation.scores': config.distillation.scores,
       '--config.prompt.init_from': config.prompt.init_from,
       '--config.backbone.path': None if scratch else config.backbone.path,
     }

@@ -10,7 +10,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.formats.texts import read_texts
 from dprjax.inference import reranker
-from dprjax.retrieval import embeddings, exact, manifest
+from dprjax.retrieval import codes, embeddings, exact, manifest
 from dprjax.serving.engine import Engine
 from dprjax.serving.library import Version
 
@@ -73,7 +73,8 @@ class Index:
     """
     space = self.meta.space()
     own: dict[str, Any] = {
-      'dimension': engine.backbone.config.hidden_size,
+      # Queries are cut to what the index has.
+      'dimension': min(engine.backbone.config.hidden_size, self.meta.dimension),
       'backbone_sha256': engine.backbone.sha256,
       'config_sha256': engine.config_sha256,
       'tokenizer_sha256': engine.tokenizer.sha256,
@@ -90,6 +91,7 @@ class Index:
   def search(self, queries: Float[np.ndarray, 'n H'], k: int) -> list[list[Hit]]:
     """The best k passages of each query, at most ``most``, best first, by exact inner product."""
     hits = []
+    queries = codes.cut(queries, self.meta.dimension, self.meta.normalize)
     for start in range(0, len(queries), _QUERIES[-1]):
       block = queries[start : start + _QUERIES[-1]]
       count = next(n for n in _QUERIES if n >= len(block))

@@ -7,9 +7,10 @@ import pytest
 
 from dprjax import train
 from dprjax.base.errors import InputError
-from dprjax.methods import dpr
+from dprjax.methods import distillation, dpr
 from dprjax.methods.method import Parts
 from dprjax.models import encoder, hub
+from dprjax.runtime import config as configs
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import optim, tree
 from tests import reference
@@ -39,6 +40,9 @@ def make_batch(
   q, p = tokens(rows, query_length), tokens(rows, candidates, passage_length)
   index = rng.integers(0, 3 * rows, size=(rows, candidates)).astype(np.int32)
   relevant = np.stack([index[:, 0], rng.integers(0, 3 * rows, size=rows)], axis=1).astype(np.int32)
+  teacher = np.random.default_rng(seed).normal(size=index.shape).astype(np.float32)
+  teacher[1::4, -1] = np.nan  # not every passage was scored
+  teacher[2::8, 0] = np.nan
   return {
     'query_tokens': q[0],
     'query_mask': q[1],
@@ -47,6 +51,7 @@ def make_batch(
     'query_index': np.arange(rows, dtype=np.int32),
     'passage_index': index,
     'relevant': relevant,
+    'teacher_scores': teacher,
   }
 
 
@@ -100,14 +105,22 @@ def reference_loss(config, params, batch):
     vectors[kind] = reference.pool(hidden, flat[1], config.pooling, config.normalize).reshape(
       *t.shape[:-1], -1
     )
-  return reference.loss(
-    vectors['query'],
-    vectors['passage'],
-    batch['passage_index'],
-    batch['relevant'],
-    config.temperature,
-    config.in_batch,
-  )[0]
+
+  def loss(q, p):
+    value = reference.loss(
+      q, p, batch['passage_index'], batch['relevant'], config.temperature, config.in_batch
+    )[0]
+    knobs = config.distillation
+    if knobs.loss == 'none':
+      return value
+    scores = np.einsum('bh,bch->bc', q, p) / config.temperature
+    teacher = np.float64(batch['teacher_scores']) / knobs.temperature
+    distilled = reference.distillation_loss(scores, teacher, knobs.loss)
+    return knobs.weight * distilled + (1 - knobs.weight) * value
+
+  return reference.over_lengths(
+    loss, config.matryoshka, config.normalize, vectors['query'], vectors['passage']
+  )
 
 
 def slope(config, params, batch, direction, eps=1e-6):
@@ -132,6 +145,9 @@ OTHERS = [
   {'backbone__remat': True, 'backbone__unroll': 0},
   {'in_batch': False},
 ]
+SHORTER = {'matryoshka': (6, 3)}
+MARGINS = {'distillation__loss': 'margin_mse', 'distillation__weight': 0.75}
+LISTS = {'distillation__loss': 'kl', 'distillation__temperature': 2.0, 'temperature': 0.5}
 
 
 def slow(*values):
@@ -141,8 +157,14 @@ def slow(*values):
 @pytest.mark.parametrize(
   ('sizes', 'knobs'),
   [
-    ({'data': 8}, CHUNKED[1]),
+    ({'data': 8}, CHUNKED[1] | SHORTER | MARGINS),
+    slow({'data': 8}, CHUNKED[1]),
     slow({'data': 1}, {}),
+    slow({'data': 1}, SHORTER | {'normalize': True, 'temperature': 0.1}),
+    slow({'data': 8}, SHORTER),
+    slow({'data': 1}, MARGINS | {'grad_cache': 4}),
+    slow({'data': 8}, LISTS),
+    slow({'data': 1}, LISTS | SHORTER | {'grad_cache': 2}),
     *(slow({'data': 8}, knobs) for knobs in [CHUNKED[0], *CHUNKED[2:], *OTHERS]),
     *(slow({'data': 1}, knobs) for knobs in CHUNKED[1:]),
     *(slow({'data': 4, 'model': 2}, knobs) for knobs in CHUNKED),
@@ -379,11 +401,38 @@ def test_bfloat16_stays_close_to_float32():
 
 @pytest.mark.parametrize(
   ('knob', 'value'),
-  [('temperature', 0.0), ('backbone__dtype', 'float16'), ('prompt__dropout_scope', 'row')],
+  [
+    ('temperature', 0.0),
+    ('backbone__dtype', 'float16'),
+    ('prompt__dropout_scope', 'row'),
+    ('matryoshka', (16, 8)),
+  ],
 )
 def test_a_knob_that_cannot_be_is_named(knob, value):
   with pytest.raises(InputError, match='config.' + knob.replace('__', '.')):
     dpr.build(make_config(**{knob: value}), MODEL, make_mesh({'data': 1}))
+
+
+@pytest.mark.parametrize(
+  ('knobs', 'message'),
+  [
+    ({'negatives': 0}, 'config.negatives is 0'),
+    ({}, 'config.distillation.scores is empty; name a run'),
+    ({'distillation__scores': 'lost.trec'}, 'teacher scores not found: lost.trec'),
+    ({'tasks__qa': configs.task(dir='x')}, 'leave config.tasks out'),
+  ],
+)
+def test_what_distillation_needs(tmp_path, knobs, message):
+  config = make_config(distillation__loss='kl', **knobs)
+  with pytest.raises(InputError, match=message):
+    dpr.find(config.data, config, tmp_path, make_mesh({'data': 1}))
+
+
+def test_without_a_teacher_the_losses_are_zero():
+  scores, unknown = jnp.ones((2, 3), jnp.float32), jnp.full((2, 3), jnp.nan, jnp.float32)
+  for loss in (distillation.margin_mse, distillation.list_kl):
+    value, gradient = jax.value_and_grad(loss)(scores, unknown.at[0, 1].set(2.0))
+    assert value == 0 and not gradient.any()
 
 
 def test_a_batch_may_tell_what_its_negatives_are():

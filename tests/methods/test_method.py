@@ -114,6 +114,19 @@ def test_a_method_of_one_data_set_refuses_tasks(name, tmp_path):
 
 
 @pytest.mark.parametrize(
+  ('name', 'knobs', 'message'),
+  [
+    ('cross_encoder', {'matryoshka': (64, 32)}, 'config.matryoshka: cross_encoder trains no vect'),
+    ('nir_reranker', {'matryoshka': (64,)}, 'config.matryoshka: nir_reranker trains no vectors'),
+    ('pretrain', {'distillation__loss': 'kl'}, 'config.distillation.loss: pretrain learns from no'),
+  ],
+)
+def test_what_a_method_does_not_do(name, knobs, message):
+  with pytest.raises(InputError, match=message):
+    method.load(name).check(with_knobs(method=name, **knobs))
+
+
+@pytest.mark.parametrize(
   'name', ['dpt', 'contrastive', '', 'json', 'no.such.module', '../dpr', 'a b']
 )
 def test_what_is_not_a_method(name):

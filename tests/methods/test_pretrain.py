@@ -47,6 +47,7 @@ METHODS = {
     'temperature': 0.2,
     'normalize': True,
     'pooling': 'mean',
+    'matryoshka': (5, 3),
   },
   'ict': {'pretrain__views': 'ict', 'pretrain__mlm_weight': 0.0, 'trainable': ('backbone/.*',)},
   'ict with mlm': {'pretrain__views': 'ict'},
@@ -192,8 +193,12 @@ def reference_metrics(config, tokenizer, params, batch, masked):
       expected.get('mlm', 0.0) + expected.get('condenser', 0.0)
     )
   if knobs.views == 'siblings':
-    expected['contrast'], expected['accuracy'] = reference.sibling_loss(
-      *vectors, config.temperature
+    expected['accuracy'] = reference.sibling_loss(*vectors, config.temperature)[1]
+    expected['contrast'] = reference.over_lengths(
+      lambda *texts: reference.sibling_loss(*texts, config.temperature)[0],
+      config.matryoshka,
+      config.normalize,
+      *vectors,
     )
   elif knobs.views == 'ict':
     index = batch['passage_index'][:, None]

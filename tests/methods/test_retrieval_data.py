@@ -7,6 +7,7 @@ import json
 import math
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from dprjax.base.errors import InputError
@@ -126,6 +127,21 @@ def test_an_update_of_several_batches(start, batches_of):
 
 def test_goes_on_where_it_stopped(start, batches_of):
   assert_goes_on(start, batches_of, 3, 3)
+
+
+def test_a_teachers_scores_come_with_the_batch(start, batches_of, tmp_path, knobs, devices):
+  run = tmp_path / 'run.trec'
+  run.write_text(''.join(f'q{i} Q0 d{j} 1 {i - j} ce\n' for i in range(10) for j in range(20)))
+  distillation = {'distillation__loss': 'kl', 'distillation__scores': str(run)}
+  batch = next(batches_of(start(**distillation)))
+  assert batch['teacher_scores'].shape == batch['passage_index'].shape == (4, 3)
+  # Passages are rows in the order of the file; dev's, from the twentieth on, have no scores.
+  expected = batch['query_index'][:, None] - batch['passage_index'].astype(np.float32)
+  known = batch['passage_index'] < 20
+  np.testing.assert_array_equal(batch['teacher_scores'], np.where(known, expected, np.nan))
+  config = knobs(data__dir=str(tmp_path / 'beir'), data__format='beir', **distillation)
+  found = find(retrieval, config, tmp_path / 'run', devices)
+  assert found.files['teacher scores'] == run
 
 
 def test_the_text_for_a_vocabulary(folder, tmp_path, knobs, devices):

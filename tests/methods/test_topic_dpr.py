@@ -125,6 +125,22 @@ def expected(config, shape, params, batch):
   ]
   p = [embed(*row, k) for row, k in zip(passages, topic, strict=True)]
   sets = [{c for c in row if c >= 0} for row in batch['categories'].tolist()]
+  alpha, under = config.topics.alpha, []
+  n = config.topics.batch or ROWS
+  if alpha and len(prefixes) > 1:
+    chosen = passages[:: ROWS // n]
+    under = [[embed(*row, k) for row in chosen] for k in range(len(prefixes))]
+
+  def losses(q, p, *under):
+    qp, qq, tt = loop_losses(q, p, sets, under, n)
+    return (1 - 2 * alpha) * qp + alpha * qq + alpha * tt
+
+  stacked = [np.array(vectors) for vectors in (q, p, *under)]
+  return reference.over_lengths(losses, config.matryoshka, True, *stacked)
+
+
+def loop_losses(q, p, sets, under, n):
+  """The three losses of unit vectors; ``under`` has those of ``n`` passages under each prompt."""
   qp = qq = 0.0
   for i in range(ROWS):
     rho = [1.0 if i == j else len(sets[i] & sets[j]) / len(sets[i] | sets[j]) for j in range(ROWS)]
@@ -135,20 +151,15 @@ def expected(config, shape, params, batch):
       terms = [-rho[z] * np.log(e[z] / (e[z] + against)) for z in positives]
       value = sum(terms) / len(terms) if terms else 0.0
       qp, qq = (qp + value / ROWS, qq) if itself else (qp, qq + value / ROWS)
-  tt, count = 0.0, len(prefixes)
-  if config.topics.alpha and count > 1:
-    n = config.topics.batch or ROWS
-    chosen = passages[:: ROWS // n]
-    under = [[embed(*row, k) for row in chosen] for k in range(count)]
-    for k in range(count):
-      for z in range(count):
-        for i in range(n):
-          for j in range(n):
-            if z != k:
-              own, other = under[k][i] @ under[k][j], under[k][i] @ under[z][j]
-              tt += max(MARGIN - own + other, 0) / ((count - 1) * n**2) / count
-  alpha = config.topics.alpha
-  return (1 - 2 * alpha) * qp + alpha * qq + alpha * tt
+  tt, count = 0.0, len(under)
+  for k in range(count):
+    for z in range(count):
+      for i in range(n):
+        for j in range(n):
+          if z != k:
+            own, other = under[k][i] @ under[k][j], under[k][i] @ under[z][j]
+            tt += max(MARGIN - own + other, 0) / ((count - 1) * n**2) / count
+  return qp, qq, tt
 
 
 def value_and_gradient(config, shape, mesh, batch, tokenizer, found, trainable=('prompt/.*',)):
@@ -178,6 +189,7 @@ def slow(*values):
     slow(1, 'some', {}),
     slow(8, 'some', {'topics__batch': 8}),
     slow(8, 'some', {'grad_cache': 2, 'loss_rows': 1}),
+    slow(8, 'some', {'grad_cache': 2, 'topics__batch': 8, 'matryoshka': (5,)}),
     slow(1, 'none shared', {'topics__batch': 4, 'grad_cache': 4}),
     slow(8, 'none shared', {'topics__query': 'own'}),
     slow(1, 'all shared', {}),

@@ -141,11 +141,13 @@ def test_scores_of_a_reranked_run_are_joined_by_text():
     (0, 1, 2.0, 10), (0, 2, -1.0, 13), (0, 3, -3.0, 11), (1, 1, 4.0, 12), (0, 4, -9.0, 50)
   )
   # 13 has the text of 11; 50 is unknown.
-  scores = pools.join_scores(pool, reranked, np.array([0, 1, 1, 2, -1]))
+  scores = pools.join_scores(pool.query, pool.text, reranked, np.array([0, 1, 1, 2, -1]))
   joined = dict(zip(listed(pool), scores.tolist(), strict=True))
   assert joined[0, 10] == 2.0 and joined[0, 11] == -1.0
   assert np.isnan(joined[0, 12]) and np.isnan(joined[2, 10])
-  assert np.isnan(pools.join_scores(pool, reranked[:0], np.empty(0, np.int64))).all()
+  assert np.isnan(
+    pools.join_scores(pool.query, pool.text, reranked[:0], np.empty(0, np.int64))
+  ).all()
 
 
 def test_nothing_at_all():

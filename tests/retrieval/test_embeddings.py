@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dprjax.base.errors import InputError
-from dprjax.retrieval import manifest
+from dprjax.retrieval import codes, manifest
 from dprjax.retrieval.embeddings import EmbeddingsWriter, load_embeddings
 from dprjax.retrieval.manifest import Meta
 
@@ -82,6 +82,81 @@ def test_float16(tmp_path):
   writer = EmbeddingsWriter(tmp_path / 'large', meta, ['a'])
   with pytest.raises(InputError, match=r"embedding of 'a' is not finite as float16"):
     writer.write(writer.pending()[0], np.full((1, 3), 1e5, np.float32))
+
+
+@pytest.mark.parametrize('dtype', codes.LEVELS)
+def test_codes(tmp_path, dtype):
+  """Stored with their ranges, read as the values that they stand for; another process's and a
+  continued run's have the same ranges.
+  """
+  meta = dataclasses.replace(META, dtype=dtype)
+  writer = EmbeddingsWriter(tmp_path, meta, IDS, 2)
+  with pytest.raises(RuntimeError, match='calibrate'):
+    writer.write(writer.pending()[0], VECTORS[:2])
+  with pytest.raises(InputError, match='not finite'):
+    writer.calibrate(np.full((2, 3), np.nan, np.float32))
+  again = EmbeddingsWriter(tmp_path, meta, IDS, 2)
+  assert again.needs_ranges
+  again.calibrate(VECTORS[:4])
+  code = codes.Code(dtype, codes.calibrate(VECTORS[:4], dtype))
+  for process in (1, 0):
+    other = EmbeddingsWriter(tmp_path, meta, IDS, 2, process)
+    assert not other.needs_ranges
+    shard = other.pending()[process]
+    other.write(shard, VECTORS[shard.start : shard.stop])
+  last = EmbeddingsWriter(tmp_path, meta, IDS, 2)
+  (shard,) = last.pending()
+  last.write(shard, VECTORS[shard.start : shard.stop])
+  last.finish()
+  found = load_embeddings(tmp_path)
+  stored = codes.encode(VECTORS, code)
+  np.testing.assert_array_equal(np.concatenate([s.stored for s in found.shards]), stored)
+  expected = codes.decode(stored, code)
+  np.testing.assert_array_equal(found.vectors(), expected)
+  np.testing.assert_array_equal(found.shards[1][1:], expected[3:4])
+  np.testing.assert_array_equal(found.take(np.array([0, 1, 4])), expected[[0, 1, 4]])
+  assert found.shards[0].code is not None and found.shards[0].shape == (2, 3)
+  short = found.cut(2, '--corpus')
+  assert short.shards[0].code is None and short.shards[0][:1].shape == (1, 2)
+  np.testing.assert_array_equal(short.vectors(), codes.cut(expected, 2, True))
+  np.testing.assert_array_equal(short.take(np.array([3])), codes.cut(expected, 2, True)[3:4])
+
+
+def test_the_first_numbers_alone(tmp_path):
+  fill(tmp_path)
+  found = load_embeddings(tmp_path)
+  assert found.cut(None, '--corpus') is found.cut(3, '--corpus') is found
+  short = found.cut(2, '--corpus')
+  assert short.meta.dimension == 2 and short.ids == found.ids
+  assert short.fingerprint != found.fingerprint == found.sha256 == short.sha256
+  np.testing.assert_array_equal(short.vectors(), codes.cut(VECTORS, 2, True))
+  with pytest.raises(InputError, match=r'--corpus: .* vectors of 3 dimensions, and --dimensions=4'):
+    found.cut(4, '--corpus')
+
+
+RANGES = [
+  (lambda m: m.pop('ranges'), "'ranges' is missing"),
+  (lambda m: m['ranges']['low'].pop(), "'low' is .*; expected a list of 3 finite numbers"),
+  (lambda m: m['ranges'].update(high=[0, 0, None]), "'high' is .*; expected a list of 3"),
+  (lambda m: m['ranges'].update(low=[1e300, 0, 0]), 'above its high one, or beyond float32'),
+  (lambda m: m['ranges'].update(low=[0, 99, 0]), 'a low value is above its high one'),
+  (lambda m: m.update(ranges=[1, 2]), "'ranges' is .*; expected an object"),
+]
+
+
+@pytest.mark.parametrize(('change', 'message'), RANGES)
+def test_ranges_that_are_none(tmp_path, change, message):
+  meta = dataclasses.replace(META, dtype='int8')
+  writer = EmbeddingsWriter(tmp_path, meta, IDS, 5)
+  writer.calibrate(VECTORS)
+  writer.write(writer.pending()[0], VECTORS)
+  writer.finish()
+  content = json.loads((tmp_path / 'manifest.json').read_text())
+  change(content)
+  (tmp_path / 'manifest.json').write_text(json.dumps(content))
+  for use in (load_embeddings, lambda folder: EmbeddingsWriter(folder, meta, IDS, 5)):
+    with pytest.raises(InputError, match=message):
+      use(tmp_path)
 
 
 def test_continues_where_it_stopped(tmp_path):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dprjax.base.errors import InputError
-from dprjax.retrieval import exact
+from dprjax.retrieval import codes, embeddings, exact
 
 
 def reference(queries, corpus, k):
@@ -68,6 +68,51 @@ def test_float16_shards_from_disk(tmp_path):
   queries = rng.standard_normal((3, 16)).astype(np.float16)
   found = exact.search(queries, shards, 20, block_rows=64)
   np.testing.assert_array_equal(found.rows, reference(queries, corpus, 20)[1])
+
+
+@pytest.mark.parametrize('dtype', codes.LEVELS)
+@pytest.mark.parametrize('devices', [1, 8])
+def test_codes_from_disk(tmp_path, write_embeddings, dtype, devices):
+  """Scores are those of the values that codes stand for; codes are what the devices hold."""
+  rng = np.random.default_rng(4)
+  corpus, queries = rng.standard_normal((500, 13), np.float32), rng.standard_normal((3, 13))
+  write_embeddings(
+    tmp_path, [f'd{i}' for i in range(500)], corpus, shard_rows=123, dtype=dtype, normalize=False
+  )
+  found = embeddings.load_embeddings(tmp_path)
+  queries = queries.astype(np.float32)
+  scores, rows = reference(queries, found.vectors(), 20)
+  index = exact.Index(found.shards, devices=jax.devices()[:devices], block_rows=64)
+  assert {block.rows.dtype for block in index._kept} == {codes.stored(dtype)}
+  np.testing.assert_allclose(index.search(queries, 20).scores, scores, rtol=1e-5, atol=1e-5)
+  if dtype == 'int8':  # of few values, scores tie
+    np.testing.assert_array_equal(index.search(queries, 20).rows, rows)
+  best = reference(queries, corpus, 20)[1]
+  shared = np.mean([np.isin(some, others) for some, others in zip(rows, best, strict=True)])
+  assert shared > {'int8': 0.9, 'binary': 0.2}[dtype]
+  # A part of it, and the first numbers alone.
+  part = exact.search_part(queries, found.shards, 5, 1, 3)
+  assert (part.rows >= 166).all() and (part.rows < 333).all()
+  short = found.cut(6, '--corpus')
+  expected = reference(queries[:, :6], short.vectors(), 5)[0]
+  again = exact.search(queries[:, :6], short.shards, 5, block_rows=64)
+  np.testing.assert_allclose(again.scores, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_rescoring():
+  rng = np.random.default_rng(5)
+  queries, corpus = (rng.standard_normal((count, 8), np.float32) for count in (7, 50))
+  rows = np.stack([rng.choice(50, 12, replace=False) for _ in queries]).astype(np.int32)
+  rows[2, -3:] = -1
+  everything = queries.astype(np.float64) @ corpus.T
+  for block_bytes in (1, 1 << 26):
+    scores = exact.rescore(queries, rows, lambda wanted: corpus[wanted], block_bytes)
+    best = exact.order(exact.TopK(scores, rows), 5)
+    for query, (found, products) in enumerate(zip(best.rows, everything, strict=True)):
+      candidates = rows[query][rows[query] >= 0]
+      expected = candidates[np.argsort(-products[candidates])][:5]
+      np.testing.assert_array_equal(found, expected)
+      np.testing.assert_allclose(best.scores[query], products[expected], rtol=1e-5)
 
 
 def test_compiles_once_for_corpora_of_about_a_size():

@@ -1,0 +1,104 @@
+"""A teacher's scores of queries and passages, for batches of a store.
+
+They come from a TREC run, as dprjax.rerank writes it, or from the `reranker_score` of a jsonl that
+dprjax.mine wrote.
+"""
+
+import logging
+from collections.abc import Iterator
+
+import jaxtyping as jt
+import numpy as np
+from etils import epath
+
+from dprjax.base import outofcore
+from dprjax.base.errors import InputError
+from dprjax.data.store import Store
+from dprjax.formats import examples, runs, texts
+
+_ROWS = 1 << 16  # whose ids are in memory at a time
+_MOST = 1e6  # of a score; a logit is far below
+_log = logging.getLogger(__name__)
+
+_Pairs = tuple[jt.UInt64[np.ndarray, 'n'], jt.UInt64[np.ndarray, 'n'], jt.Float64[np.ndarray, 'n']]
+
+
+class Teacher:
+  """Scores by query and passage, both as rows of a store."""
+
+  def __init__(self, path: epath.Path, store: Store):
+    """Reads the scores of all pairs of the store's queries and passages that a file holds.
+
+    Raises:
+      InputError: it cannot be read, a score is too large, or no query has two scores.
+    """
+    queries, passages = (
+      _Ids(read, count)
+      for read, count in (
+        (store.query_ids, store.num_queries),
+        (store.passage_ids, store.num_passages),
+      )
+    )
+    found, values = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
+    for query_keys, passage_keys, scores in _read(path):
+      rows, columns = queries.rows(query_keys), passages.rows(passage_keys)
+      there = (rows >= 0) & (columns >= 0)
+      if (np.abs(scores[there]) > _MOST).any():
+        raise InputError(f'{path}: a score is above {_MOST:,.0f} or below its negative')
+      found.append(rows[there] << 32 | columns[there])
+      values.append(scores[there].astype(np.float32))
+    # Of a pair that comes twice, the first.
+    self._pairs, first = np.unique(np.concatenate(found), return_index=True)
+    self._scores = np.concatenate(values)[first]
+    _, counts = np.unique(self._pairs >> 32, return_counts=True)
+    usable = int(np.count_nonzero(counts > 1))
+    _log.info(
+      "%s: a teacher's scores of %s pairs; %s of %s training queries have two or more",
+      path,
+      f'{len(self._pairs):,}',
+      f'{usable:,}',
+      f'{store.num_queries:,}',
+    )
+    if not usable:
+      raise InputError(
+        f'{path}: no training query has scores of two passages in {store.path}; use a run of '
+        'dprjax.rerank, or mine with --reranker or --reranked and --score_positives=true'
+      )
+
+  def scores(
+    self, queries: jt.Int32[np.ndarray, 'B'], passages: jt.Int32[np.ndarray, 'B C']
+  ) -> jt.Float32[np.ndarray, 'B C']:
+    """The scores of each query's passages; NaN where there is none."""
+    wanted = queries[:, None].astype(np.int64) << 32 | passages
+    places = outofcore.find(self._pairs, wanted.ravel()).reshape(wanted.shape)
+    return np.where(places >= 0, self._scores[places], np.float32(np.nan))
+
+
+class _Ids:
+  """Rows of a store by the keys of their ids."""
+
+  def __init__(self, read, count: int):
+    keys = np.concatenate(
+      [
+        outofcore.keys_of(read(np.arange(start, min(start + _ROWS, count))))
+        for start in range(0, count, _ROWS)
+      ]
+    )
+    self._order = np.argsort(keys, kind='stable')
+    self._keys = keys[self._order]
+
+  def rows(self, keys: jt.UInt64[np.ndarray, 'n']) -> jt.Int64[np.ndarray, 'n']:
+    """Their rows; -1 where there is no such id."""
+    places = outofcore.find(self._keys, keys)
+    return np.where(places >= 0, self._order[places], -1)
+
+
+def _read(path: epath.Path) -> Iterator[_Pairs]:
+  """Keys of queries and passages, and their scores."""
+  if not texts.is_json(path):
+    for block in runs.read_blocks(path, ranks=False):
+      yield runs.keys(block.query_ids), runs.keys(block.doc_ids), block.scores
+    return
+  for query, scores in examples.read_reranker_scores(path):
+    keys = outofcore.keys_of([query, *(passage for passage, _ in scores)])
+    yield np.repeat(keys[:1], len(scores)), keys[1:], np.array([one for _, one in scores], float)
