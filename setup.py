@@ -68,6 +68,10 @@ EXTRAS = {
     'starlette>=1.10',
     'uvicorn>=0.54',
   ],
+  # Data sets by their ids: --config.data.dir=irds:ID
+  'irds': ['ir_datasets>=0.6'],
+  # dprjax.mteb and evaluate --mteb. It brings PyTorch, which nothing else of dprjax needs.
+  'mteb': ['datasets>=5.0', 'mteb>=2.26'],
   # pytest-xdist 3.8 no longer sees the groups of tests under pytest 9.2.
   'test': ['filelock>=3.20', 'pytest>=9.0,<9.2', 'pytest-xdist>=3.8', 'packaging>=26.3'],
   # openai, httpx and schemathesis ask the server; the last three check launch/.

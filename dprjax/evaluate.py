@@ -20,9 +20,15 @@ its top-k accuracy. A question's id is its id, _id or query_id, or its place in 
     python -m dprjax.evaluate --run=nq.trec --answers=nq-test.qas.csv --corpus=psgs_w100.tsv \\
         --out=metrics.json
 
+A model is measured by mteb's tasks, or on folders as tasks of mteb; mteb brings PyTorch and keeps
+its own results (pip install 'dprjax[mteb]'):
+
+    python -m dprjax.evaluate --mteb=SciFact,NFCorpus --backbone=B --prompt=qa.npz --out=mteb.json
+
 metrics.json: {"mean": {measure: value}, "per_query": {measure: {query: value}}, "counts": {...},
 "settings": {...}}. With several data sets these are the averages over the sets, the queries as
-SET/query and the sums, and "datasets" has each set.
+SET/query and the sums, and "datasets" has each set. Of mteb: {"mean": {task: main score,
+"average": value}, "tasks": {task: {"main_score": name, "scores": {split: [...]}}}, "model": {...}}.
 """
 
 import argparse
@@ -41,6 +47,8 @@ from dprjax.retrieval import answers, measures
 from dprjax.runtime import cli
 
 logger = logging.getLogger('dprjax')
+
+_OF_MTEB = ('backbone', 'prompt', 'training_datasets', 'adapted_from')
 
 
 def evaluate(
@@ -184,8 +192,8 @@ def main(argv: Sequence[str] | None = None) -> None:
   named: dict[str, Any] = {'action': 'append', 'metavar': '[NAME=]FILE', 'default': []}
   flag(
     '--run',
-    required=True,
     action='append',
+    default=[],
     metavar='[NAME=]run.trec',
     help='a TREC run; with NAME= for several data sets',
   )
@@ -253,10 +261,31 @@ def main(argv: Sequence[str] | None = None) -> None:
     help='a fact to keep with the metrics, such as the number of trained parameters: a column of '
     'dprjax.report',
   )
+  flag(
+    '--mteb',
+    metavar='TASK,...',
+    help="instead of runs: mteb's names of tasks, and folders of data, for --backbone and --prompt",
+  )
+  flag('--backbone', metavar='DIR', help='with --mteb: a Hugging Face directory, or package:NAME')
+  flag('--prompt', metavar='prompt.npz', help='with --mteb: the prompt; none: the bare backbone')
+  flag(
+    '--training_datasets',
+    metavar='NAME,...',
+    help="with --mteb: what the prompt was trained on, by mteb's names; without it that is unknown",
+  )
+  flag('--adapted_from', metavar='NAME', help="with --mteb: the backbone's name there")
   cli.run(parser, _command, argv)
 
 
 def _command(args: argparse.Namespace) -> None:
+  if args.mteb is not None:
+    _measure_by_mteb(args)
+    return
+  for flag in _OF_MTEB:
+    if getattr(args, flag) is not None:
+      raise InputError(f'--{flag} goes with --mteb=TASK,...; a run was made with a model already')
+  if not args.run:
+    raise InputError('give --run=run.trec, or --mteb=TASK,... and a --backbone')
   several = len(args.run) > 1 or bool(args.beir)
   runs, qrels, answer_files, corpora = (
     _by_name(flag, getattr(args, flag), several) for flag in ('run', 'qrels', 'answers', 'corpus')
@@ -285,6 +314,44 @@ def _command(args: argparse.Namespace) -> None:
     if args.out is not None:
       stack.enter_context(outputs.claim(args.out, inputs | {'--beir': args.beir}, endings=('',)))
     _measure(args, runs, qrels, answer_files, corpora, several)
+
+
+def _measure_by_mteb(args: argparse.Namespace) -> None:
+  for flag in ('run', 'qrels', 'beir', 'answers', 'corpus', 'measure'):
+    if getattr(args, flag):
+      raise InputError(f'--{flag} does not go with --mteb: its tasks have their own')
+  if args.backbone is None:
+    raise InputError('--mteb needs --backbone, and a --prompt where one was trained')
+  names = [name.strip() for name in args.mteb.split(',') if name.strip()]
+  if not names:
+    raise InputError(f'--mteb={args.mteb} names no task')
+  # Imported here: JAX, and PyTorch by mteb.
+  from dprjax import mteb
+  from dprjax.runtime import compiled
+
+  compiled.keep()
+  given = args.training_datasets
+  inputs: dict[str, Any] = {
+    '--mteb': [name for name in names if epath.Path(name).is_dir()],
+    '--backbone': args.backbone,
+    '--prompt': args.prompt,
+  }
+  with contextlib.ExitStack() as stack:
+    if args.out is not None:
+      stack.enter_context(outputs.claim(args.out, inputs, endings=('',)))
+    model = mteb.load(
+      args.backbone,
+      args.prompt,
+      training_datasets=None if given is None else [part for part in given.split(',') if part],
+      adapted_from=args.adapted_from,
+    )
+    metrics = mteb.measure(model, names, args.split)
+    if args.extra:
+      metrics['extra'] = dict(args.extra)
+    if args.out is not None:
+      files.write_json(args.out, metrics)
+  rows = [[name, f'{value:.4f}'] for name, value in metrics['mean'].items()]
+  cli.print_table(['task', 'main score'], rows)
 
 
 def _measure(

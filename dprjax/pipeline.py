@@ -21,6 +21,7 @@ from etils import epath
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.data import docstrings, sources
+from dprjax.formats import irds
 from dprjax.inference import reranker as rerankers
 from dprjax.retrieval import measures
 from dprjax.runtime import cli, knobs
@@ -141,12 +142,14 @@ class Pipeline:
     return metrics
 
   def _folder(self) -> epath.Path:
-    """The BEIR folder; collects docstrings into the workdir, once."""
-    if not self.config.data.dir.startswith('docstrings:'):
-      return epath.Path(self.config.data.dir)
-    folder = self.workdir / 'data'
+    """The BEIR folder; what is not one is written into the workdir, once."""
+    folder, data = self.workdir / 'data', self.config.data
+    if data.dir.startswith(irds.PREFIX):
+      return irds.folder_of(data.dir, folder, [data.train_split, data.test_split])
+    if not data.dir.startswith('docstrings:'):
+      return epath.Path(data.dir)
     if not folder.exists():
-      docstrings.build(folder, self.config.data.dir.partition(':')[2].split(','))
+      docstrings.build(folder, data.dir.partition(':')[2].split(','))
     return folder
 
   def _depth(self, split: str) -> int:
@@ -310,7 +313,7 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
   """What a pipeline reads, by flag."""
   folder = config.data.dir
   return {
-    '--config.data.dir': None if folder.startswith('docstrings:') else folder,
+    '--config.data.dir': None if folder.startswith(('docstrings:', irds.PREFIX)) else folder,
     '--config.runs': [run.partition('=')[2] or run for run in config.runs],
     '--config.reranker_path': config.reranker_path,
     **{

@@ -19,7 +19,7 @@ LEVELS = (
   {'formats'},
   {'models', 'data', 'retrieval', 'runtime'},
   {'inference', 'mining'},
-  {'serving'},
+  {'mteb', 'serving'},
   {'analysis'},
   {'methods'},
 )

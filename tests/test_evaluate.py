@@ -172,6 +172,11 @@ BAD = [
   ('--run=one=run.trec --run=two=run.trec --beir=beir/one', 'nothing to measure run.trec by'),
   (f'{JUDGED} --out=beir', 'beir is a folder'),
   (f'{JUDGED} --unknown=1', 'unrecognized arguments: --unknown=1'),
+  ('--qrels=qrels.tsv', 'give --run=run.trec, or --mteb=TASK,... and a --backbone'),
+  (f'{JUDGED} --backbone=b', '--backbone goes with --mteb=TASK,...'),
+  (f'{JUDGED} --mteb=SciFact', '--run does not go with --mteb'),
+  ('--mteb=SciFact', '--mteb needs --backbone'),
+  ('--mteb=, --backbone=b', '--mteb=, names no task'),
 ]
 
 

@@ -38,7 +38,11 @@ EXTRAS = {
 }
 
 # Extras whose packages are imported where they are needed.
-OPTIONAL = [*EXTRAS['milvus'], *EXTRAS['serve'], *EXTRAS['tsne']]
+OPTIONAL = [
+  requirement
+  for extra in ('milvus', 'serve', 'tsne', 'irds', 'mteb')
+  for requirement in EXTRAS[extra]
+]
 
 
 def pins(path):
@@ -151,7 +155,19 @@ def test_only_benchmarks_need_heavy_packages():
       extra
     )
   assert EXTRAS.keys() == {
-    *('cuda', 'tpu', 'quickstart', 'milvus', 'serve', 'tsne', 'test', 'dev', 'bench')
+    *(
+      'cuda',
+      'tpu',
+      'quickstart',
+      'milvus',
+      'serve',
+      'tsne',
+      'irds',
+      'mteb',
+      'test',
+      'dev',
+      'bench',
+    )
   }
 
 

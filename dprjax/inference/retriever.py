@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
-from dprjax.formats.texts import read_texts
+from dprjax.formats.texts import Entry, read_texts
 from dprjax.inference.embedder import ProgressFn
 from dprjax.inference.encoder import Encoder, either
 from dprjax.retrieval import exact
@@ -92,6 +92,31 @@ class Retriever:
   ) -> Float[np.ndarray, 'n H']:
     """Vectors of texts, float32 ``[n, H]``, in their order; see ``Encoder.encode``."""
     return self.encoder.encode(texts, kind, progress, prompt=prompt, task=task)
+
+  def encode_queries(self, queries: Sequence[str], *_: Any, **__: Any) -> Float[np.ndarray, 'n H']:
+    """``encode(queries, 'query')``, as BEIR calls it; the batch size is that of ``load``."""
+    return self.encode(queries, 'query')
+
+  def encode_corpus(
+    self,
+    corpus: Sequence[Mapping[str, str]] | Mapping[str, Sequence[str]],
+    *_: Any,
+    **__: Any,
+  ) -> Float[np.ndarray, 'n H']:
+    """Vectors of passages with ``title`` and ``text``, as BEIR calls it.
+
+    Args:
+      corpus: passages, or the columns ``title`` and ``text``; titles may be missing.
+
+    Raises:
+      InputError: something that is no text.
+    """
+    if isinstance(corpus, Mapping):
+      titles = corpus.get('title') or [''] * len(corpus['text'])
+      entries = [Entry('', *pair) for pair in zip(titles, corpus['text'], strict=True)]
+    else:
+      entries = [Entry('', passage.get('title') or '', passage['text']) for passage in corpus]
+    return self.encode([entry.joined for entry in entries], 'passage')
 
   def index(
     self,

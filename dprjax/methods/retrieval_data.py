@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from dprjax.base.errors import InputError
 from dprjax.data import batches, docstrings, sources, store, teacher
 from dprjax.data.text import Tokenizer
-from dprjax.formats import trec
+from dprjax.formats import irds, trec
 from dprjax.formats.qrels import write_qrels
 from dprjax.inference.embedder import Embedder
 from dprjax.methods import distillation, dual_encoder
@@ -145,13 +145,18 @@ def find_splits(section: ConfigDict, workdir: epath.Path, seed: int, task: str =
   """
   path, format = section.dir, section.format
   known = ('auto', 'docstrings', *sources.FORMATS)
+  where = f'config.tasks.{task}.data' if task else 'config.data'
   if format not in known:
-    where = f'config.tasks.{task}.data' if task else 'config.data'
     raise InputError(f'{where}.format: expected one of {", ".join(known)}, not {format!r}')
   if format == 'docstrings':
     path, format = str(workdir / 'data' / task), 'beir'
     if not epath.Path(path).exists():
       docstrings.build(path, section.dir.split(','), categories=section.categories)
+  elif path.startswith(irds.PREFIX):
+    if format not in ('auto', 'beir'):
+      raise InputError(f"{where}.format: {path} is read as 'beir', not as {format!r}; leave it out")
+    splits = [split for split in (section.train_split, section.dev_split) if split]
+    path, format = str(irds.folder_of(path, workdir / 'data' / task, splits)), 'beir'
   hold_out = (section.hold_out, seed) if section.hold_out and not section.dev_split else None
   train = sources.Source(
     path,

@@ -219,7 +219,8 @@ def table() -> types.SimpleNamespace:
   c.data = types.SimpleNamespace()
   # beir, msmarco, dpr, tevatron, flagembedding, arxiv, docstrings, or auto: detect it
   c.data.format = text('auto')
-  # the folder (or file) of the training text; for docstrings: packages, separated by commas
+  # the folder (or file) of the training text, or irds:ID, a data set of ir_datasets; for
+  # docstrings: packages, separated by commas
   c.data.dir = text('')
   # a training jsonl with mined negatives, in Tevatron's format, for queries of data.dir
   c.data.train = text('')

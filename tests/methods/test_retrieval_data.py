@@ -5,6 +5,7 @@ worked out by hand.
 import itertools
 import json
 import math
+import shutil
 
 import jax.numpy as jnp
 import numpy as np
@@ -216,3 +217,18 @@ def test_what_cannot_be(start, bag, changes, message):
   with pytest.raises(InputError, match=message):
     data = start(**changes)
     data.evaluation(bag)
+
+
+def test_a_data_set_of_ir_datasets(folder, tmp_path, knobs, devices):
+  """It is read from the workdir, once it is written there."""
+  (folder / 'irds.json').write_text('{"id": "lab/toy", "splits": ["train", "dev"]}')
+  shutil.copytree(folder, tmp_path / 'run' / 'data')
+  options = {'data__dir': 'irds:lab/toy', 'data__dev_split': 'dev'}
+  splits = retrieval.find_splits(knobs(**options).data, tmp_path / 'run', 0)
+  assert splits.files()['dev qrels'] == tmp_path / 'run' / 'data' / 'qrels' / 'dev.tsv'
+  with pytest.raises(InputError, match='does not hold irds:lab/other'):
+    retrieval.find_splits(
+      knobs(**options | {'data__dir': 'irds:lab/other'}).data, tmp_path / 'run', 0
+    )
+  with pytest.raises(InputError, match=r"config\.data\.format: irds:lab/toy is read as 'beir'"):
+    retrieval.find_splits(knobs(**options, data__format='dpr').data, tmp_path / 'run', 0)

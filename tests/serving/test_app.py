@@ -11,6 +11,7 @@ import socket
 import subprocess
 import threading
 import time
+import warnings
 
 import jax
 import numpy as np
@@ -150,6 +151,24 @@ def test_openais_client(client, alone):
         ai.embeddings.create(model=model, input=texts)
     with pytest.raises(openai.BadRequestError, match='16 dimensions'):
       ai.embeddings.create(model='qa', input=texts, dimensions=8)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore')
+def test_mtebs_client(client, alone):
+  with warnings.catch_warnings():
+    warnings.simplefilter('ignore')
+    mteb = pytest.importorskip('mteb', reason="pip install 'dprjax[mteb]' (it brings PyTorch)")
+  texts = ['json', 'an http server']
+  task = mteb.get_task('SciFact').metadata
+  for name, kind in (('qa', 'query'), ('qa', 'passage'), ('model', 'passage')):
+    wrapper = mteb.models.OpenAIAPIEncodeWrapper(
+      str(client.base_url), f'{name}:{kind}', use_chat_template=False, modalities=['text']
+    )
+    found = wrapper.encode(
+      [{'text': texts}], task_metadata=task, hf_split='test', hf_subset='default'
+    )
+    np.testing.assert_allclose(found, alone(name, kind, *texts), rtol=0, atol=1e-5)
 
 
 def test_token_ids_truncation_and_what_made_a_vector(ask, small, folder, alone):

@@ -1,0 +1,178 @@
+"""Data sets of ir_datasets by their ids, written as BEIR folders.
+
+ir_datasets reads what is below ``IR_DATASETS_HOME`` (``~/.ir_datasets``), and fetches there what is
+missing. Its copies of corpora may be pickles, which can run code: name no folder of a stranger.
+"""
+
+import difflib
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from etils import epath
+
+from dprjax.base import files
+from dprjax.base.errors import InputError, place
+from dprjax.base.reading import read_json_object
+from dprjax.formats.fields import UniqueIds, check_id
+from dprjax.formats.qrels import Qrels, write_qrels
+
+PREFIX = 'irds:'  # of ids, where a folder may be given as well
+TRAIN = 'train'  # the split that an id stands for which has judgements itself
+
+_MARK = 'irds.json'
+_log = logging.getLogger(__name__)
+
+
+def folder_of(name: str, folder: files.PathLike, splits: Sequence[str]) -> epath.Path:
+  """The BEIR folder of an id with its prefix; it is written unless it is there already.
+
+  Raises:
+    InputError: as ``write``; the folder was made for other splits or another id.
+  """
+  out, id_ = epath.Path(folder), name.removeprefix(PREFIX)
+  wanted = {'id': id_, 'splits': list(dict.fromkeys(splits))}
+  if out.exists():
+    found = read_json_object(out / _MARK, 'data set') if (out / _MARK).exists() else {}
+    if found != wanted:
+      raise InputError(
+        f'{out} does not hold {name} with the splits {", ".join(splits)}; remove it, or name '
+        'another workdir'
+      )
+  else:
+    write(id_, splits, out)
+  return out
+
+
+def write(id_: str, splits: Sequence[str], folder: files.PathLike) -> None:
+  """Writes corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv.
+
+  The judgements of a split are those of the data set ``ID/SPLIT``; of the split 'train' they are
+  the data set's own where there is no ``ID/train``. ``ID/SPLIT`` itself stands for its split, too.
+
+  Args:
+    id_: of a data set with documents.
+    splits: their queries and judgements are written.
+    folder: to make; it is there whole or not at all.
+
+  Raises:
+    InputError: ir_datasets is not installed, has no such data set or split, or cannot read it; an
+      id or a text that files cannot hold.
+  """
+  datasets = {split: _find(id_, split) for split in dict.fromkeys(splits)}
+  main = _registered(id_) or next(iter(datasets.values()))
+  if not main.has_docs():
+    raise InputError(f'{PREFIX}{id_} has no documents')
+  with files.atomic_path(folder) as out:
+    (out / 'qrels').mkdir(parents=True)
+    passages = _write_lines(
+      out / 'corpus.jsonl', (_passage(id_, doc) for doc in _iterate(id_, main.docs_iter))
+    )
+    queries: dict[str, str] = {}
+    for split, dataset in datasets.items():
+      for query in _iterate(id_, dataset.queries_iter):
+        text = _text(id_, query)
+        if queries.setdefault(query.query_id, text) != text:
+          raise InputError(f'{PREFIX}{id_}: two queries have the id {query.query_id!r:.80}')
+      judged = _judgements(id_, dataset)
+      if not judged:
+        raise InputError(f'{PREFIX}{id_} has no judgements of the split {split}')
+      write_qrels(out / 'qrels' / f'{split}.tsv', judged)
+    _write_lines(
+      out / 'queries.jsonl',
+      ({'_id': check_id(key, f'{PREFIX}{id_}'), 'text': text} for key, text in queries.items()),
+    )
+    files.write_json(out / _MARK, {'id': id_, 'splits': list(datasets)})
+  _log.info('%s%s: %s passages, %s queries', PREFIX, id_, f'{passages:,}', f'{len(queries):,}')
+
+
+def _find(id_: str, split: str) -> Any:
+  """The data set with a split's judgements."""
+  names = [f'{id_}/{split}']
+  if split == TRAIN or id_.endswith(f'/{split}'):
+    names.append(id_)
+  for name in names:
+    found = _registered(name)
+    if found is not None and found.has_qrels() and found.has_queries():
+      return found
+  import ir_datasets
+
+  known = [str(name) for name in ir_datasets.registry]
+  below = [name.removeprefix(f'{id_}/') for name in known if name.startswith(f'{id_}/')]
+  if id_ not in known and not below:
+    near = difflib.get_close_matches(id_, known, 3)
+    raise InputError(
+      f'ir_datasets has no data set {id_!r:.80}' + (f'; near it: {", ".join(near)}' if near else '')
+    )
+  raise InputError(
+    f'{PREFIX}{id_} has no queries and judgements of a split {split!r:.80}; it has '
+    f'{", ".join(below[:20]) or "no splits"}'
+  )
+
+
+def _registered(name: str) -> Any | None:
+  try:
+    import ir_datasets
+  except ImportError as error:
+    raise InputError(
+      f'{PREFIX}{name} needs ir_datasets, which cannot be imported ({error}): '
+      "pip install 'dprjax[irds]'"
+    ) from error
+  try:
+    return ir_datasets.load(name)
+  except KeyError:
+    return None
+
+
+def _iterate(id_: str, records: Any) -> Iterator[Any]:
+  """The records of a method such as ``docs_iter``, with errors that name the data set."""
+  try:
+    yield from records()
+  except Exception as error:  # whatever third parties' readers and downloads raise
+    raise InputError(
+      f'{PREFIX}{id_}: ir_datasets cannot read it ({place(error)}); it looks for its files below '
+      'IR_DATASETS_HOME, or ~/.ir_datasets'
+    ) from error
+
+
+def _passage(id_: str, doc: Any) -> dict[str, str]:
+  title, text = getattr(doc, 'title', None), getattr(doc, 'text', None)
+  key = {'_id': check_id(doc.doc_id, f'{PREFIX}{id_}')}
+  if isinstance(title, str) and isinstance(text, str):
+    return key | {'title': title, 'text': text}
+  return key | {'text': _text(id_, doc)}
+
+
+def _text(id_: str, record: Any) -> str:
+  """What ir_datasets itself gives to a retriever."""
+  if not hasattr(record, 'default_text'):
+    raise InputError(f'{PREFIX}{id_}: its {type(record).__name__} has no text')
+  text = record.default_text()
+  return text if isinstance(text, str) else str(text or '')
+
+
+def _judgements(id_: str, dataset: Any) -> Qrels:
+  """The higher grade counts where a passage is judged twice."""
+  judged: Qrels = {}
+  for entry in _iterate(id_, dataset.qrels_iter):
+    if not isinstance(grade := getattr(entry, 'relevance', None), int):
+      raise InputError(f'{PREFIX}{id_}: its judgements have no grades')
+    own = judged.setdefault(check_id(entry.query_id, f'{PREFIX}{id_}'), {})
+    key = check_id(entry.doc_id, f'{PREFIX}{id_}')
+    own[key] = max(grade, own.get(key, grade))
+  return judged
+
+
+def _write_lines(path: epath.Path, records: Iterator[dict[str, str]]) -> int:
+  """Writes JSON lines; returns how many. Ids must be unique."""
+  ids = UniqueIds(path.name, 'the')
+  count = 0
+  with files.no_room(path), path.open('wb') as file:
+    for count, record in enumerate(records, 1):
+      ids.add(record['_id'], count)
+      try:
+        file.write(json.dumps(record, ensure_ascii=False).encode() + b'\n')
+      except UnicodeEncodeError as error:
+        raise InputError(f'{record["_id"]!r:.80} holds half of a surrogate pair') from error
+  return count

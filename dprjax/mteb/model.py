@@ -1,0 +1,235 @@
+"""An encoder under the protocol that ``mteb.evaluate`` asks of a model."""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import pathlib
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from dprjax.base import files
+from dprjax.base.errors import InputError
+from dprjax.base.files import PathLike
+from dprjax.inference.encoder import UNNAMED, Encoder
+from dprjax.models.prompts import KINDS
+
+DEFAULT = 'default'  # the name of the prompt for tasks that no other is named after
+
+_log = logging.getLogger(__name__)
+
+Prompts = PathLike | Mapping[str, PathLike | None] | None
+
+
+class Model:
+  """What ``mteb.evaluate`` takes; see ``load``.
+
+  Attributes:
+    encoder: makes the vectors.
+    mteb_model_meta: mteb's ``ModelMeta``.
+  """
+
+  def __init__(self, encoder: Encoder, meta: Any = None):
+    self.encoder, self.mteb_model_meta = encoder, meta
+
+  def encode(
+    self,
+    inputs: Iterable[Mapping[str, Any]],
+    *,
+    task_metadata: Any,
+    hf_split: str = '',
+    hf_subset: str = '',
+    prompt_type: Any = None,
+    **_: Any,
+  ) -> Float[np.ndarray, 'n H']:
+    """Vectors of texts, float32 ``[n, H]``.
+
+    Args:
+      inputs: batches of mteb; each has ``text``, a list. Its sizes do not matter here: the
+        encoder makes its own batches.
+      task_metadata: of the task; its name or type may choose the prompt.
+      hf_split, hf_subset: not used.
+      prompt_type: mteb's: ``query`` or ``document``. Texts of tasks that have neither are encoded
+        as passages.
+
+    Raises:
+      InputError: inputs without text, or no prompt for such a task.
+    """
+    texts: list[str] = []
+    for batch in inputs:
+      if 'text' not in batch:
+        raise InputError(
+          f'{task_metadata.name}: inputs of {", ".join(batch) or "nothing"} and no text; a '
+          'backbone of dprjax encodes text alone'
+        )
+      texts += batch['text']
+    kind = 'query' if getattr(prompt_type, 'value', prompt_type) == 'query' else 'passage'
+    return self.encoder.encode(texts, kind, prompt=self._prompt(task_metadata))
+
+  def _prompt(self, task: Any) -> str | None:
+    """The name of a task's prompt, where there are several."""
+    names = self.encoder.bank
+    if set(names) == {UNNAMED}:
+      return None
+    found = next((name for name in (task.name, task.type, DEFAULT) if name in names), None)
+    if found is None:
+      raise InputError(
+        f'no prompt is called {task.name!r}, after the task, or {task.type!r}, after its type, and '
+        f'none {DEFAULT!r}; there are {", ".join(map(repr, names))}'
+      )
+    return found
+
+  def similarity(self, embeddings1: Any, embeddings2: Any) -> Float[np.ndarray, 'n m']:
+    """Inner products of all with all."""
+    return np.asarray(embeddings1) @ np.asarray(embeddings2).T
+
+  def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Float[np.ndarray, 'n']:
+    """Inner products of each with its partner."""
+    return (np.asarray(embeddings1) * np.asarray(embeddings2)).sum(-1)
+
+
+def load(
+  backbone: PathLike,
+  prompt: Prompts = None,
+  *,
+  name: str | None = None,
+  training_datasets: Collection[str] | None = None,
+  adapted_from: str | None = None,
+  meta: Mapping[str, Any] | None = None,
+  **options: Any,
+) -> Model:
+  """A backbone and its prompts as a model of mteb.
+
+  Args:
+    backbone: as for ``Encoder.load``.
+    prompt: a ``prompt.npz``; or several, by the names of tasks or of their types, such as
+      'SciFact' and 'Retrieval', and one called 'default' for the others. None is the bare backbone.
+    name: of the model, ``ORGANISATION/NAME``; by default 'dprjax/' and the prompt's or backbone's
+      file name.
+    training_datasets: mteb's names of all that the prompts were trained on; an empty list: nothing
+      that mteb has. None is unknown.
+    adapted_from: the backbone's name in mteb, which adds what the backbone was trained on. Where
+      either is unknown, so is the whole, and mteb calls no task zero-shot.
+    meta: other fields of ``ModelMeta``, such as license and languages; they replace ours.
+    options: pooling, normalize and the like; see ``Encoder.load``.
+
+  Raises:
+    InputError: mteb is not installed or refuses a field; as ``Encoder.load``.
+  """
+  mteb = require()
+  encoder = Encoder.load(backbone, prompt, **options)
+  fields = describe(encoder, backbone, prompt) | {
+    'training_datasets': _training_datasets(mteb, training_datasets, adapted_from),
+    'adapted_from': adapted_from,
+    # mteb loads a model by these where it is given the meta alone.
+    'loader': _load,
+    'loader_kwargs': {
+      'backbone': str(backbone),
+      'prompt': _paths(prompt),
+      **{key: value for key, value in options.items() if key != 'mesh'},
+    },
+  }
+  fields |= {'name': name} if name else {}
+  try:
+    made = mteb.models.ModelMeta(**fields | dict(meta or {}))
+  except ValueError as error:  # pydantic's
+    raise InputError(f'mteb refuses what is said of the model: {error}') from error
+  return Model(encoder, made)
+
+
+def _load(
+  model_name: str, revision: str | None = None, device: str | None = None, **kw: Any
+) -> Model:
+  """For ``ModelMeta.load_model``, which sets the meta itself. JAX knows its devices."""
+  return Model(Encoder.load(**kw))
+
+
+def _training_datasets(
+  mteb: Any, own: Collection[str] | None, adapted_from: str | None
+) -> set[str] | None:
+  """What the prompts saw, if it is known what the backbone saw, which mteb adds by itself."""
+  if own is None:
+    return None
+  try:
+    backbone = adapted_from and mteb.get_model_meta(adapted_from, fetch_from_hf=False)
+  except (KeyError, ValueError) as error:
+    raise InputError(f'adapted_from: mteb has no model {adapted_from!r:.80}') from error
+  if not backbone or backbone.get_training_datasets() is None:
+    _log.info(
+      'what the backbone was trained on is unknown, so mteb takes no task for zero-shot; '
+      "adapted_from is the backbone's name in mteb"
+    )
+    return None
+  return set(own)
+
+
+def describe(encoder: Encoder, backbone: PathLike, prompt: Prompts) -> dict[str, Any]:
+  """The fields of ``ModelMeta`` that follow from the model itself; what is unknown is None."""
+  settings = [entry.settings for entry in encoder.bank.values()]
+  arrays = {
+    id(leaf): leaf
+    for kind in KINDS
+    for leaf in jax.tree_util.tree_leaves(encoder.backbones[kind].params)
+  }
+  leaves = [*arrays.values()]
+  for entry in encoder.bank.values():
+    leaves += entry.prompt.arrays.values() if entry.prompt is not None else []
+  whole = pathlib.PurePath(str(backbone).removeprefix('package:')).name
+  own = pathlib.PurePath(str(prompt)).stem if isinstance(prompt, str | os.PathLike) else whole
+  return {
+    'name': f'dprjax/{own}',
+    'revision': revision(encoder),
+    'release_date': None,
+    'languages': None,
+    'n_parameters': sum(int(leaf.size) for leaf in leaves),
+    'memory_usage_mb': sum(int(leaf.nbytes) for leaf in leaves) / 2**20,
+    'max_tokens': max(one.max_length(kind) for one in settings for kind in KINDS),
+    'embed_dim': encoder.backbones['query'].config.hidden_size,
+    'license': None,
+    'open_weights': None,
+    'public_training_code': None,
+    'public_training_data': None,
+    'framework': ['JAX'],
+    'similarity_fn_name': 'cosine' if all(one.normalize for one in settings) else 'dot',
+    'use_instructions': any(one.prefix(kind) != '' for one in settings for kind in KINDS),
+  }
+
+
+def revision(encoder: Encoder) -> str:
+  """A digest of all that decides a vector: mteb keeps results by it."""
+  bank = {
+    name: [
+      None if entry.prompt is None else files.sha256_file(entry.prompt.path),
+      dataclasses.asdict(entry.settings),
+    ]
+    for name, entry in encoder.bank.items()
+  }
+  decisive = [
+    encoder.space_sha256,
+    encoder.config_sha256,
+    encoder.tokenizer.sha256,
+    encoder.dtype,
+    bank,
+  ]
+  return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:40]
+
+
+def require() -> Any:
+  """The package mteb. Raises InputError where it is not installed."""
+  try:
+    import mteb
+  except ImportError as error:
+    raise InputError(f"mteb cannot be imported ({error}): pip install 'dprjax[mteb]'") from error
+  return mteb
+
+
+def _paths(prompt: Prompts) -> Any:
+  """The same, as JSON can hold it."""
+  if isinstance(prompt, Mapping):
+    return {name: None if path is None else str(path) for name, path in prompt.items()}
+  return None if prompt is None else str(prompt)

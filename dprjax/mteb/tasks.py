@@ -1,0 +1,124 @@
+"""Tasks of mteb: retrieval in a folder of one's own, and the scores of several tasks."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from etils import epath
+
+from dprjax.base import files
+from dprjax.base.errors import InputError
+from dprjax.base.files import PathLike
+from dprjax.data import sources
+from dprjax.mteb.model import Model, require
+
+
+def folder_task(
+  path: PathLike, split: str = 'test', *, name: str = '', language: str = 'eng-Latn'
+) -> Any:
+  """Retrieval in a data set on disk, as a task of mteb, measured by nDCG@10.
+
+  Args:
+    path: a folder or file of any format that ``data.sources`` reads.
+    split: whose judgements count.
+    name: of the task; by default the folder's.
+    language: of its texts, as mteb writes it.
+
+  Raises:
+    InputError: mteb is not installed, the data cannot be read, or mteb refuses the language.
+  """
+  require()
+  from datasets import Dataset
+  from mteb.abstasks.retrieval import AbsTaskRetrieval
+  from mteb.abstasks.task_metadata import TaskMetadata
+  from mteb.languages import check_language_code
+
+  data = sources.load_dataset(sources.Source(os.fspath(path), split=split))
+  # mteb keeps results by the revision: other files are another one.
+  digests = sorted(files.sha256_file(file) for file in set(data.files.values()))
+  try:
+    check_language_code(language)
+    described = TaskMetadata(
+      name=name or epath.Path(path).name,
+      description=f'Retrieval in {epath.Path(path).name}.',
+      dataset={
+        'path': os.fspath(path),
+        'revision': hashlib.sha256(''.join(digests).encode()).hexdigest()[:40],
+      },
+      type='Retrieval',
+      category='t2t',
+      eval_splits=[split],
+      eval_langs=[language],
+      main_score='ndcg_at_10',
+    )
+  except ValueError as error:  # pydantic's
+    raise InputError(f'mteb refuses what is said of {path}: {error}') from error
+
+  class FolderTask(AbsTaskRetrieval):  # type: ignore[misc]
+    metadata = described
+    data_loaded: bool
+
+    def load_data(self, *_: Any, **__: Any) -> None:
+      if self.data_loaded:
+        return
+      passages = [{'id': passage.id, 'text': passage.text} for passage in data.passages]
+      queries = [{'id': query.id, 'text': query.text} for query in data.queries]
+      found = {
+        'corpus': Dataset.from_list(passages),
+        'queries': Dataset.from_list(queries),
+        'relevant_docs': {query.id: dict(data.qrels[query.id]) for query in data.queries},
+        'top_ranked': None,
+      }
+      self.dataset = {'default': {split: found}}
+      self.data_loaded = True
+
+  return FolderTask()
+
+
+def measure(model: Model, names: Sequence[str], split: str = 'test') -> dict[str, Any]:
+  """The model's scores on tasks.
+
+  mteb keeps results, below ``MTEB_CACHE`` or ``~/.cache/mteb``, and does not compute them again.
+
+  Args:
+    model: of ``load``.
+    names: mteb's names of tasks, and folders (``folder_task``).
+    split: of the folders.
+
+  Returns:
+    ``mean``, each task's main score and the ``average``; ``tasks``, all scores by task, split and
+    subset; ``model``, what mteb knows of it.
+
+  Raises:
+    InputError: mteb knows no such task, or a folder cannot be read.
+  """
+  mteb = require()
+  tasks = []
+  for name in names:
+    if epath.Path(name).is_dir():
+      tasks.append(folder_task(name, split))
+      continue
+    try:
+      tasks.append(mteb.get_task(name))
+    except (KeyError, ValueError) as error:
+      reason = error.args[0] if error.args else error
+      raise InputError(f'{name} is neither a task of mteb nor a folder: {reason}') from error
+  given = [task.metadata.name for task in tasks]
+  if twice := next((name for name in given if given.count(name) > 1), None):
+    raise InputError(f'the task {twice} is given twice')
+  results = mteb.evaluate(model, tasks)
+  mean = {result.task_name: float(result.get_score()) for result in results.task_results}
+  return {
+    'mean': mean | {'average': sum(mean.values()) / len(mean)},
+    'tasks': {
+      result.task_name: {'main_score': task.metadata.main_score, 'scores': result.scores}
+      for task, result in zip(tasks, results.task_results, strict=True)
+    },
+    'model': {
+      key: value
+      for key, value in model.mteb_model_meta.to_dict().items()
+      if key in ('name', 'revision', 'training_datasets', 'adapted_from', 'n_parameters')
+    },
+    'mteb_version': mteb.__version__,
+  }

@@ -1,0 +1,176 @@
+"""What mteb asks of a model; its types have stand-ins, since mteb needs PyTorch. The last tests ask
+mteb itself, where it is installed.
+"""
+
+import sys
+import warnings
+
+import numpy as np
+import pytest
+
+import dprjax.mteb
+from dprjax import Retriever
+from dprjax.base.errors import InputError
+from dprjax.inference.encoder import Encoder
+from dprjax.mteb import model as models
+from tests.mteb.conftest import PromptType, Task
+
+TEXTS = ['json decodes', 'an http server', 'parse the xml tree']
+BATCHES = [{'id': ['1', '2'], 'text': TEXTS[:2]}, {'id': ['3'], 'text': TEXTS[2:]}]
+
+
+@pytest.fixture(scope='module')
+def prompts(small, tmp_path_factory):
+  folder = tmp_path_factory.mktemp('prompts')
+  return {
+    'qa': small.write(folder, 'qa', 2, passage=1),
+    'chat': small.write(folder, 'chat', 3, normalize=False, query_prefix='query: '),
+  }
+
+
+@pytest.fixture(scope='module')
+def encoder(small, prompts):
+  return Encoder.load(small.path, prompts['qa'], batch_size=8)
+
+
+@pytest.mark.parametrize(
+  ('prompt_type', 'kind'),
+  [
+    (PromptType.query, 'query'),
+    (PromptType.document, 'passage'),
+    (None, 'passage'),
+  ],
+)
+def test_texts_of_batches_by_kind(encoder, prompt_type, kind):
+  found = models.Model(encoder).encode(
+    BATCHES,
+    task_metadata=Task(),
+    hf_split='test',
+    hf_subset='default',
+    prompt_type=prompt_type,
+    batch_size=2,
+    show_progress_bar=False,
+  )
+  assert found.dtype == np.float32
+  np.testing.assert_array_equal(found, encoder.encode(TEXTS, kind))
+
+
+def test_a_task_has_the_prompt_of_its_name_its_type_or_the_default(small, prompts):
+  bank = {'Toy': prompts['qa'], 'STS': prompts['chat'], 'default': None}
+  model = models.Model(Encoder.load(small.path, bank, batch_size=8))
+  for task, prompt in (
+    (Task('Toy', 'STS'), 'Toy'),
+    (Task('Other', 'STS'), 'STS'),
+    (Task('Other', 'Retrieval'), 'default'),
+  ):
+    np.testing.assert_array_equal(
+      model.encode(BATCHES, task_metadata=task),
+      model.encoder.encode(TEXTS, 'passage', prompt=prompt),
+    )
+  one = models.Model(Encoder.load(small.path, {'Toy': prompts['qa']}, batch_size=8))
+  with pytest.raises(InputError, match=r"no prompt is called 'Other'.* there are 'Toy'"):
+    one.encode(BATCHES, task_metadata=Task('Other', 'STS'))
+
+
+def test_inputs_without_text(encoder):
+  with pytest.raises(InputError, match='Toy: inputs of image and no text'):
+    models.Model(encoder).encode([{'image': [None]}], task_metadata=Task())
+
+
+def test_similarities_are_inner_products(encoder):
+  one, other = np.array([[1.0, 2.0], [0.0, 1.0]]), np.array([[3.0, 1.0], [2.0, 2.0]])
+  model = models.Model(encoder)
+  assert model.similarity(one, other).tolist() == [[5, 6], [1, 2]]
+  assert model.similarity_pairwise(one, other).tolist() == [5, 2]
+
+
+def test_what_is_said_of_a_model(small, prompts, encoder):
+  said = models.describe(encoder, small.path, prompts['qa'])
+  bare = models.describe(Encoder.load(small.path), f'package:{small.path.name}', None)
+  # Keys and values of 2 + 1 vectors, 16 wide, in 2 layers.
+  assert said['n_parameters'] - bare['n_parameters'] == 2 * 2 * 3 * 16
+  assert bare['memory_usage_mb'] == bare['n_parameters'] * 4 / 2**20
+  assert (said['name'], bare['name']) == ('dprjax/qa', f'dprjax/{small.path.name}')
+  assert (said['max_tokens'], said['embed_dim']) == (16, 16)
+  assert (said['similarity_fn_name'], said['use_instructions']) == ('cosine', False)
+  other = models.describe(Encoder.load(small.path, prompts['chat']), small.path, prompts['chat'])
+  assert (other['similarity_fn_name'], other['use_instructions']) == ('dot', True)
+  unknown = ('license', 'open_weights', 'public_training_data', 'languages', 'release_date')
+  assert [said[key] for key in unknown] == [None] * len(unknown)
+
+
+def test_a_revision_is_of_all_that_decides_a_vector(small, prompts, encoder):
+  again = Encoder.load(small.path, prompts['qa'], batch_size=2)
+  assert models.revision(again) == models.revision(encoder)
+  others = [
+    Encoder.load(small.path),
+    Encoder.load(small.path, prompts['chat']),
+    Encoder.load(small.path, {'default': prompts['qa']}),
+    Encoder.load(small.path, prompts['qa'], pooling='cls'),
+    Encoder.load(small.path, prompts['qa'], query_max_length=8),
+    Encoder.load(small.path, prompts['qa'], dtype='bfloat16'),
+  ]
+  assert len({models.revision(one) for one in (encoder, *others)}) == 7
+
+
+def test_without_mteb(small, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'mteb', None)
+  with pytest.raises(InputError, match=r"pip install 'dprjax\[mteb\]'"):
+    dprjax.mteb.load(small.path)
+  with pytest.raises(InputError, match=r"pip install 'dprjax\[mteb\]'"):
+    dprjax.mteb.folder_task('nowhere')
+
+
+def test_beir_asks_for_queries_and_a_corpus(small, prompts):
+  retriever = Retriever.load(small.path, prompts['qa'], batch_size=8)
+  np.testing.assert_array_equal(
+    retriever.encode_queries(TEXTS, batch_size=2, show_progress_bar=False, convert_to_tensor=True),
+    retriever.encode(TEXTS, 'query'),
+  )
+  expected = retriever.encode(['json decodes a string', 'xml'], 'passage')
+  rows = [{'title': 'json', 'text': 'decodes a string'}, {'text': 'xml'}]
+  columns = {'title': ['json', ''], 'text': ['decodes a string', 'xml']}
+  for corpus in (rows, columns):
+    np.testing.assert_array_equal(retriever.encode_corpus(corpus, batch_size=2), expected)
+  with pytest.raises(InputError, match='texts: number 0 is None'):
+    retriever.encode_queries([None])
+
+
+@pytest.fixture(scope='module')
+def mteb(tmp_path_factory):
+  with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+    warnings.simplefilter('ignore')
+    patch.setenv('MTEB_CACHE', str(tmp_path_factory.mktemp('mteb')))
+    patch.setenv('HF_DATASETS_OFFLINE', '1')
+    yield pytest.importorskip('mteb', reason="pip install 'dprjax[mteb]' (it brings PyTorch)")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore')
+def test_mteb_takes_the_model(mteb, small, prompts):
+  backbone = 'sentence-transformers/all-MiniLM-L6-v2'
+  own = {'training_datasets': ['SciFact'], 'batch_size': 8}
+  model = dprjax.mteb.load(
+    small.path, prompts['qa'], adapted_from=backbone, name='me/qa', meta={'license': 'mit'}, **own
+  )
+  assert isinstance(model, mteb.models.EncoderProtocol)
+  assert not isinstance(model, mteb.models.SearchProtocol)
+  meta = model.mteb_model_meta
+  assert (meta.name, meta.training_datasets, meta.license) == ('me/qa', {'SciFact'}, 'mit')
+  known = mteb.get_model_meta(backbone).get_training_datasets()
+  assert known and meta.get_training_datasets() >= known | {'SciFact'}
+  assert meta.is_zero_shot_on(['SciFact']) is False
+  loaded = meta.load_model()
+  np.testing.assert_array_equal(
+    loaded.encode(BATCHES, task_metadata=Task()), model.encode(BATCHES, task_metadata=Task())
+  )
+  # What is known of the prompt alone, or of the backbone alone, says nothing of both.
+  for given in ({'adapted_from': backbone}, own):
+    unknown = dprjax.mteb.load(small.path, prompts['qa'], **given).mteb_model_meta
+    assert unknown.training_datasets is None and unknown.is_zero_shot_on(['SciFact']) is None
+  with pytest.raises(InputError, match="mteb has no model 'me/nonesuch'"):
+    dprjax.mteb.load(small.path, adapted_from='me/nonesuch', training_datasets=[])
+  with pytest.raises(InputError, match='mteb refuses what is said of the model'):
+    dprjax.mteb.load(small.path, name='noslash')
+  report = mteb.mock_run(model)
+  assert report.all_passed, report.to_markdown()
