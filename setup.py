@@ -115,7 +115,7 @@ setuptools.setup(
   ],
   python_requires='>=3.11,<3.14',
   packages=setuptools.find_packages(include=['dprjax', 'dprjax.*']),
-  package_data={'dprjax.serving': ['page.html']},
+  package_data={'dprjax.models': ['dprjax_prompt.py.txt'], 'dprjax.serving': ['page.html']},
   install_requires=REQUIRES,
   extras_require=EXTRAS,
 )

@@ -5,7 +5,7 @@
 This trains a prompt on any BEIR folder with a train split. Arguments: `beir` (the default),
 `scifact` and `medquad` (tuned on real data, see docs/results.md), `msmarco` and `nq` (the paper's),
 and `local` in place of or after any of them (`configs/dptdr.py:nq,local`): seconds on a CPU, with
-nothing to download.
+nothing to download. `peft` after one of them trains a prompt that PEFT can express.
 """
 
 import os
@@ -17,7 +17,7 @@ DATA = os.environ.get('DPRJAX_DATA', '../shared/data')
 
 def get_config(arg: str = 'beir'):
   recipes = ('beir', 'scifact', 'medquad', 'msmarco', 'nq', 'local')
-  recipe, rest = defaults.split_argument(__file__, arg, recipes)
+  recipe, rest = defaults.split_argument(__file__, arg, recipes, ('peft', 'local'))
   c = defaults.default()
   c.task = recipe
   c.trainable = ('prompt/.*',)
@@ -76,4 +76,6 @@ def get_config(arg: str = 'beir'):
     c.data.format = 'dpr'
     c.data.dev_split = 'dev'
     c.eval.corpus_limit = 100_000
+  if 'peft' in rest:
+    c.prompt.shift_positions = True  # PEFT counts a text's positions from the prompt's length
   return defaults.local(c) if 'local' in (recipe, *rest) else c

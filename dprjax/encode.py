@@ -257,7 +257,9 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument(
     '--backbone', required=True, help='a Hugging Face directory, a hub id, or package:NAME'
   )
-  parser.add_argument('--prompt', help='a prompt.npz for that backbone')
+  parser.add_argument(
+    '--prompt', help='a prompt.npz for that backbone, or USER/NAME[@COMMIT] on the hub'
+  )
   parser.add_argument(
     '--topic',
     type=_topic,

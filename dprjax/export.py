@@ -3,26 +3,75 @@
     python -m dprjax.export --workdir=runs/mine --out=prompt.npz
 
 A run that trained the backbone writes a directory instead, which `transformers` and
-`sentence-transformers` load.
+`sentence-transformers` load. A prompt becomes a folder of PEFT's or of sentence-transformers', with
+a model card, and goes to the Hugging Face hub:
+
+    python -m dprjax.export --workdir=runs/mine --out=adapter --format=peft
+    python -m dprjax.export --workdir=runs/mine --out=model --format=sentence-transformers \\
+        --base_model=sentence-transformers/all-MiniLM-L6-v2 --push=USER/NAME
+
+--from takes what was exported before, or a prefix adapter of PEFT's, in place of a workdir:
+
+    python -m dprjax.export --from=adapter --backbone=DIR --out=prompt.npz
 """
 
 import argparse
 import logging
-from collections.abc import Sequence
-from typing import Any
+import re
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from etils import epath
 
-from dprjax.base import files, outputs, version
+from dprjax.analysis import card, comparison
+from dprjax.base import files, outputs, repository, version
 from dprjax.base.errors import InputError
 from dprjax.base.progress import size
 from dprjax.data import text
 from dprjax.methods import method as methods
-from dprjax.models import artifact, hub
+from dprjax.models import artifact, hub, peft, prompted
+from dprjax.models.embed import POOLINGS
 from dprjax.runtime import checkpoint, cli, tree
 from dprjax.runtime import config as configs
 
 logger = logging.getLogger('dprjax')
+
+FORMATS = ('npz', 'peft', 'sentence-transformers')
+_SETTINGS = ('pooling', 'normalize', 'query_max_length', 'passage_max_length')
+
+
+class Options(NamedTuple):
+  """In which form something is written, and what is said of it.
+
+  Attributes:
+    format: one of ``FORMATS``; None is an npz file or, where an encoder was trained, its directory.
+    base_model: the backbone's name on the hub.
+    copy_backbone: whether a sentence-transformers folder holds the backbone's files; else it names
+      ``base_model``, which is pinned.
+    card: whether a folder gets a model card.
+    licence: of what was trained, as the hub calls it.
+    metrics: files of ``dprjax.evaluate`` for the card, by the name of what was measured.
+    name: the repository that the card is for.
+  """
+
+  format: str | None = None
+  base_model: repository.Reference | None = None
+  copy_backbone: bool = True
+  card: bool = False
+  licence: str | None = None
+  metrics: Mapping[str, str] = types.MappingProxyType({})
+  name: str | None = None
+
+
+class _Made(NamedTuple):
+  """What is written."""
+
+  product: methods.Product
+  meta: dict[str, Any]
+  backbone: hub.Backbone
+  done: str  # for the log
+  training: card.Training | None = None
 
 
 def export(
@@ -30,6 +79,7 @@ def export(
   out: epath.PathLike,
   step: int | None = None,
   method: str | None = None,
+  options: Options = Options(),  # noqa: B008 (immutable)
 ) -> epath.Path:
   """Writes the trained parameters of ``workdir`` to ``out``, whole or not at all.
 
@@ -37,29 +87,32 @@ def export(
     workdir: of the training run.
     out: a file name ending in ``.npz`` where only a prompt was trained; a directory where an
       encoder was (with ``query/`` and ``passage/`` in it where each has its own, and ``prompt.npz``
-      where there is a prompt too).
+      where there is a prompt too), and for another format or a card.
     step: the checkpoint's step; by default the best on the dev split, else the latest.
     method: the module of the run's method, where that is none of this package. A workdir alone does
       not decide which code is imported.
+    options: the format, and what a card says.
 
   Returns:
     The path of what was written.
 
   Raises:
     InputError: there is no run or no checkpoint; ``out`` does not fit what was trained, lies in the
-      workdir or another input, or holds anything but an earlier export.
+      workdir or another input, or holds anything but an earlier export; the format cannot express
+      what was trained.
   """
   config = configs.load_workdir(workdir)
   trained_by = methods.load_named(config.method, method)
   out, path = epath.Path(out), configs.backbone_path(config, workdir)
   inputs = {
     '--workdir': workdir,
+    '--metrics': list(options.metrics.values()),
     'config.backbone.path': path,
     'config.prompt.init_from': config.prompt.init_from,
     'config.adapt.prompts': [part.strip() for part in config.adapt.prompts.split(',')],
     **{f'config.tasks.{name}.prompt': entry.prompt for name, entry in config.tasks.items()},
   }
-  check_out(out, inputs)
+  check_out(out, inputs, options)
   backbone = hub.load_backbone(path, heads=trained_by.parts)
   saved = checkpoint.Checkpoints(workdir, backbone.sha256, read_only=True)
   try:
@@ -77,7 +130,6 @@ def export(
       f'{backbone.path} is not the backbone that {workdir} was trained on (its sha256 has changed)'
     )
   product = trained_by.export(config, epath.Path(workdir), backbone, trained)
-  check_ending(out, product)
   # In the order of the file's format.
   meta: dict[str, Any] = {
     'format': artifact.FORMAT,
@@ -93,37 +145,199 @@ def export(
     if extra.get('best') is not None and extra['best_step'] == step
     else {},
   }
-  if not product.encoders:
+  stamped = outputs.read_mark(workdir).get('inputs')
+  began_with = stamped if isinstance(stamped, dict) else None
+  training = card.Training(config.method, config.to_dict(), step, began_with, meta['metrics'])
+  values = size(tree.count(trained))
+  done = f'step {step}, {values} {"parameters" if product.encoders else "values"}'
+  return _write(out, inputs, _Made(product, meta, backbone, done, training), options)
+
+
+def convert(
+  source: epath.PathLike,
+  out: epath.PathLike,
+  backbone: str | None = None,
+  settings: Mapping[str, Any] = types.MappingProxyType({}),
+  options: Options = Options(),  # noqa: B008 (immutable)
+) -> epath.Path:
+  """Writes a prompt that was exported before, or a PEFT prefix adapter, in another format.
+
+  Args:
+    source: a prompt.npz, a folder with one or with an adapter, or a repository of the hub with
+      either, USER/NAME or USER/NAME@REVISION.
+    out: as for `export`.
+    backbone: the frozen encoder; by default the one that ``source`` names.
+    settings: pooling, normalize, query_max_length and passage_max_length of an adapter that PEFT
+      made, which does not say; None is the backbone's own.
+    options: the format, and what a card says.
+
+  Raises:
+    InputError: as `export`; the source cannot be read or is of another backbone.
+  """
+  out, found = epath.Path(out), _find(source)
+  inputs = {
+    '--from': found,
+    '--backbone': backbone,
+    '--metrics': list(options.metrics.values()),
+  }
+  check_out(out, inputs, options)
+  prompt = None if found.is_dir() else artifact.load_prompt(found)
+  if prompt is not None and (
+    given := [key for key, value in settings.items() if value is not None]
+  ):
+    raise InputError(
+      f'--{given[0]}: {source} says itself how it was trained; leave out --{given[0]}'
+    )
+  named = prompt.meta['backbone'] if prompt else peft.base_model(found)
+  name = backbone or named
+  if name is None:
+    raise InputError(f'{source} names no backbone; give the one it was trained for, --backbone=DIR')
+  loaded = hub.load_backbone(name)
+  tokenizer = text.load_tokenizer(loaded.path).sha256
+  if prompt is None:
+    prompt = peft.read_prompt(found, loaded, tokenizer, named or name, dict(settings))
+  else:
+    artifact.check_prompt(prompt, loaded.config, loaded.sha256, tokenizer)
+  product = methods.Product({}, prompt.arrays, prompt.meta)
+  done = f'of {found}'
+  return _write(out, inputs, _Made(product, prompt.meta, loaded, done), options)
+
+
+def _find(source: epath.PathLike) -> epath.Path:
+  """A prompt file, or a folder with an adapter."""
+  found, reference = epath.Path(source), repository.parse(source)
+  names = (artifact.FILE, outputs.MARK, peft.CONFIG, peft.WEIGHTS)
+  if not found.exists() and found.suffix != '.npz' and reference is not None:
+    patterns = [f'{folder}{name}' for folder in ('', '*/') for name in names]
+    found = repository.fetch(reference, patterns, '--from')
+  if found.is_dir() and not (found / artifact.FILE).exists() and peft.is_adapter(found):
+    return found
+  return artifact.locate(found)
+
+
+def _write(out: epath.Path, inputs: outputs.Inputs, made: _Made, options: Options) -> epath.Path:
+  """Writes a product in the format that is asked for."""
+  if options.base_model is not None:  # which others can find, unlike a path of this machine
+    made = made._replace(meta=made.meta | {'backbone': str(options.base_model)})
+  product, meta = made.product, made.meta
+  check_ending(out, product, options)
+  if out.suffix == '.npz':
     with outputs.claim(out, inputs, endings=('',)):
       artifact.save_prompt(out, artifact.Prompt(meta, dict(product.prompt)))
     stored = '' if files.is_special(out) else f', {size(out.stat().length, "B")}'
-    logger.info('%s: step %d, %s values%s', out, step, size(tree.count(trained)), stored)
+    logger.info('%s: %s%s', out, made.done, stored)
     return out
+  metrics = {
+    name: (
+      comparison.read_metrics(files.regular_file(path, '--metrics')),
+      files.sha256_file(path),
+    )
+    for name, path in options.metrics.items()
+  }
   with hub.claim_model(out, inputs), files.atomic_path(out) as folder:
-    sha256 = {}
-    for name, arguments in product.encoders.items():
-      hub.save_backbone(
-        folder / name,
-        backbone.config,
-        source=backbone.path,
-        hf_config=backbone.hf_config,
-        **arguments,
-      )
-      sha256[name] = hub.load_backbone(str(folder / name)).sha256
-    meta['backbone_sha256'] = sha256.get('') or sha256
-    if product.prompt:
-      artifact.save_prompt(folder / 'prompt.npz', artifact.Prompt(meta, dict(product.prompt)))
-    for name, (arrays, own) in product.prompts.items():
-      path = folder / 'prompts' / f'{name}.npz'
-      path.parent.mkdir(exist_ok=True)
-      artifact.save_prompt(path, artifact.Prompt({**meta, **own}, dict(arrays)))
+    if product.encoders:
+      _write_encoders(folder, made, options)
+    else:
+      _write_prompt(folder, made, options)
+    if options.card:
+      with files.atomic_write(folder / card.FILE) as file:
+        file.write(card.write(_card(made, options, metrics), _subject(made)))
     hub.mark(folder)
-  logger.info('%s: step %d, %s parameters', out, step, size(tree.count(trained)))
+  logger.info('%s: %s', out, made.done)
   return out
 
 
-def check_out(out: epath.Path, inputs: outputs.Inputs) -> None:
+def _card(
+  made: _Made, options: Options, metrics: Mapping[str, tuple[dict[str, Any], str]]
+) -> card.Card:
+  return card.Card(
+    options.format, options.base_model, options.licence, metrics, made.training, options.name
+  )
+
+
+def _subject(made: _Made) -> card.Subject:
+  return card.Subject(
+    made.meta,
+    {name: array.shape for name, array in made.product.prompt.items()},
+    tuple(made.product.encoders),
+    all(one.get('sentence') is not None for one in made.product.encoders.values()),
+    epath.Path(made.backbone.path),
+  )
+
+
+def _write_prompt(folder: epath.Path, made: _Made, options: Options) -> None:
+  """A prompt alone: as it is, as PEFT's adapter, or over the frozen backbone."""
+  folder.mkdir(parents=True)
+  prompt = artifact.Prompt(made.meta, dict(made.product.prompt))
+  if options.format == 'peft':
+    name = options.base_model.name if options.base_model else card.hub_name(made.meta['backbone'])
+    peft.write_adapters(folder, prompt, name)
+  elif options.format == 'sentence-transformers':
+    reference = None if options.copy_backbone else _checked(options.base_model, made.backbone)
+    prompted.write_folder(folder, prompt, made.backbone, reference)
+  else:
+    artifact.save_prompt(folder / artifact.FILE, prompt)
+
+
+def _checked(
+  reference: repository.Reference | None, backbone: hub.Backbone
+) -> repository.Reference:
+  """The reference, if it is pinned and what it names is this backbone."""
+  if reference is None or not reference.pinned:
+    raise InputError(
+      '--backbone_files=false needs the name and the commit of the backbone on the hub: '
+      '--base_model=USER/NAME@COMMIT, with the 40 digits that the hub shows'
+    )
+  named = hub.load_backbone(str(reference))
+  if named.sha256 != backbone.sha256:
+    raise InputError(
+      f'--base_model={reference} has SHA-256 {named.sha256}, the backbone of this prompt has '
+      f'{backbone.sha256}; name the one that it was trained on'
+    )
+  if repository.commit_of(named.path) != reference.revision:
+    raise InputError(
+      f'--base_model={reference} keeps its encoder in a folder of its own, which cannot be named; '
+      'copy it: --backbone_files=true'
+    )
+  return reference
+
+
+def _write_encoders(folder: epath.Path, made: _Made, options: Options) -> None:
+  """The encoders that were trained, and the prompts beside them."""
+  product, meta, backbone = made.product, made.meta, made.backbone
+  sha256 = {}
+  for name, arguments in product.encoders.items():
+    hub.save_backbone(
+      folder / name,
+      backbone.config,
+      source=backbone.path,
+      hf_config=backbone.hf_config,
+      **arguments,
+    )
+    sha256[name] = hub.load_backbone(str(folder / name)).sha256
+  meta['backbone_sha256'] = sha256.get('') or sha256
+  if product.prompt:
+    prompt = artifact.Prompt(meta, dict(product.prompt))
+    if options.format == 'sentence-transformers':
+      prompted.add_prompt(folder, prompt)
+    else:
+      artifact.save_prompt(folder / artifact.FILE, prompt)
+  for name, (arrays, own) in product.prompts.items():
+    path = folder / 'prompts' / f'{name}.npz'
+    path.parent.mkdir(exist_ok=True)
+    artifact.save_prompt(path, artifact.Prompt({**meta, **own}, dict(arrays)))
+
+
+def check_out(out: epath.Path, inputs: outputs.Inputs, options: Options) -> None:
   """Raises InputError where ``out`` would harm something; before anything is read."""
+  if out.suffix == '.npz' and options.card:
+    raise InputError(
+      f'--out={out}: a card needs a folder; name one, and the prompt is {artifact.FILE} in it'
+    )
+  if out.suffix == '.npz' and options.format not in (None, 'npz'):
+    raise InputError(
+      f'--out={out}: --format={options.format} is a folder; name one, not an npz file'
+    )
   claim = (
     outputs.claim(out, inputs, endings=('',), lock=False)
     if out.suffix == '.npz'
@@ -133,37 +347,197 @@ def check_out(out: epath.Path, inputs: outputs.Inputs) -> None:
     pass
 
 
-def check_ending(out: epath.Path, product: methods.Product) -> None:
-  """Raises InputError where ``out`` is of the wrong type."""
-  if not product.encoders and out.suffix != '.npz':
-    raise InputError(f'--out={out}: this run trained a prompt alone; name a file that ends in .npz')
-  if product.encoders and out.suffix == '.npz':
+def check_ending(out: epath.Path, product: methods.Product, options: Options) -> None:
+  """Raises InputError where ``out`` or the format is of the wrong type."""
+  if not product.encoders:
+    if out.suffix != '.npz' and options.format is None and not options.card:
+      raise InputError(
+        f'--out={out}: this run trained a prompt alone; name a file that ends in .npz, or say '
+        f'--format={", ".join(FORMATS[:-1])} or {FORMATS[-1]}'
+      )
+    return
+  if out.suffix == '.npz':
     raise InputError(
       f'--out={out}: this run trained {product.noun}; name a directory, not an npz file'
+    )
+  if options.format in ('npz', 'peft'):
+    raise InputError(
+      f'--format={options.format} is for a prompt alone, and this run trained {product.noun}; '
+      'leave the format out, or say --format=sentence-transformers'
+    )
+  if not options.copy_backbone:
+    raise InputError(
+      f'--backbone_files=false: this run trained {product.noun}, which no repository has yet'
+    )
+  if options.format and (product.prompts or (product.prompt and '' not in product.encoders)):
+    raise InputError(
+      f'--format={options.format} cannot express several prompts or encoders of one model; leave '
+      'the format out, and dprjax reads them all'
     )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
   parser = cli.Parser('export', __doc__ or '')
-  parser.add_argument('--workdir', required=True, help='of the training run')
-  parser.add_argument(
-    '--out', required=True, help='prompt.npz; a directory where the backbone was trained'
+  flag = parser.add_argument
+  source = parser.add_mutually_exclusive_group(required=True)
+  source.add_argument('--workdir', help='of the training run')
+  source.add_argument(
+    '--from',
+    dest='source',
+    metavar='PATH|USER/NAME',
+    help='in place of a workdir: a prompt.npz, or the folder or repository of one or of a prefix '
+    "adapter of PEFT's",
   )
-  parser.add_argument(
+  flag(
+    '--out',
+    required=True,
+    help='prompt.npz; a directory where the backbone was trained, and for --format and --card',
+  )
+  flag(
+    '--format', choices=FORMATS, help='default: npz; where an encoder was trained, its directory'
+  )
+  flag(
     '--step',
     type=cli.positive,
     help='which checkpoint; default: the best on the dev split, else the latest',
   )
-  parser.add_argument(
+  flag(
     '--method',
     help="the module of the run's method, where it is one of your own (lab.toy): a workdir alone "
     'does not decide which code is imported',
   )
+  flag('--backbone', help='with --from: the frozen encoder; default: the one that it names')
+  for name, kind, given_text in (
+    ('pooling', None, "cls or mean; default: the backbone's"),
+    ('normalize', cli.boolean, "whether vectors have unit length; default: the backbone's"),
+    ('query_max_length', cli.positive, 'tokens; default: as many as the backbone takes'),
+    ('passage_max_length', cli.positive, 'likewise'),
+  ):
+    flag(
+      f'--{name}',
+      type=kind or str,
+      choices=POOLINGS if kind is None else None,
+      metavar='true|false' if kind is cli.boolean else None,
+      help=f'with --from, of an adapter that PEFT made: {given_text}',
+    )
+  flag(
+    '--base_model',
+    type=_reference,
+    metavar='USER/NAME[@COMMIT]',
+    help='the backbone on the hub, for the card and for adapters',
+  )
+  flag(
+    '--backbone_files',
+    type=cli.boolean,
+    default=True,
+    metavar='true|false',
+    help='whether a sentence-transformers folder holds those of a frozen backbone; else it names '
+    '--base_model=USER/NAME@COMMIT (default: true)',
+  )
+  flag(
+    '--card',
+    type=cli.boolean,
+    metavar='true|false',
+    help='whether to write a model card, README.md (default: true with --push)',
+  )
+  flag('--license', type=_licence, metavar='ID', help='for the card, such as apache-2.0')
+  flag(
+    '--metrics',
+    type=cli.named,
+    action='append',
+    default=[],
+    metavar='NAME=metrics.json',
+    help='of dprjax.evaluate, for the card; may be repeated',
+  )
+  flag(
+    '--push',
+    metavar='USER/NAME',
+    help='puts the folder into this repository of the Hugging Face hub',
+  )
+  flag(
+    '--private',
+    type=cli.boolean,
+    default=True,
+    metavar='true|false',
+    help='whether nobody else sees the repository (default: true)',
+  )
+  flag(
+    '--dry_run',
+    type=cli.boolean,
+    default=False,
+    metavar='true|false',
+    help='shows what --push would send, and sends nothing (default: false)',
+  )
+  cli.run(parser, _command, argv)
 
-  def command(args: argparse.Namespace) -> None:
-    export(args.workdir, args.out, args.step, args.method)
 
-  cli.run(parser, command, argv)
+def _command(args: argparse.Namespace) -> None:
+  pushed = args.push is not None
+  if pushed:
+    repository.check_owned(args.push, '--push')
+  options = Options(
+    args.format,
+    args.base_model,
+    args.backbone_files,
+    pushed if args.card is None else args.card,
+    args.license,
+    _by_name(args.metrics),
+    args.push,
+  )
+  if pushed and epath.Path(args.out).suffix == '.npz':
+    raise InputError(f'--out={args.out}: --push sends a folder; name one, not an npz file')
+  if not options.card and (options.licence or options.metrics):
+    raise InputError('--license and --metrics are for a card; say --card=true')
+  settings = {name: getattr(args, name) for name in _SETTINGS}
+  if args.source is None:
+    if given := [name for name in ('backbone', *_SETTINGS) if getattr(args, name) is not None]:
+      raise InputError(f'--{given[0]} goes with --from; a workdir knows it')
+    out = export(args.workdir, args.out, args.step, args.method, options)
+  else:
+    if given := [name for name in ('step', 'method') if getattr(args, name) is not None]:
+      raise InputError(f'--{given[0]} goes with --workdir')
+    out = convert(args.source, args.out, args.backbone, settings, options)
+  if pushed:
+    _push(out, args.push, args.private, args.dry_run)
+
+
+def _push(out: epath.Path, name: str, private: bool, dry: bool) -> None:
+  found = repository.entries(out)
+  who = 'private' if private else 'public'
+  verb = 'would go' if dry else 'goes'
+  for entry in found:
+    logger.info('  %s  %s  %s', entry.sha256[:12], size(entry.bytes, 'B'), entry.name)
+  total = size(sum(entry.bytes for entry in found), 'B')
+  logger.info('%s: %d files, %s, %s to %s, %s', out, len(found), total, verb, name, who)
+  if dry:
+    return
+  message = f'dprjax {version.__version__}: {len(found)} files'
+  commit = repository.push(out, name, message, private=private)
+  logger.info('%s is at commit %s', name, commit)
+
+
+def _by_name(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+  named = dict(pairs)
+  if len(named) < len(pairs):
+    raise InputError('--metrics: two files have one name; give each its own')
+  return named
+
+
+def _reference(given_text: str) -> repository.Reference:
+  found = repository.parse(given_text)
+  if found is None:
+    raise argparse.ArgumentTypeError(
+      f'expected USER/NAME or USER/NAME@COMMIT, not {given_text!r:.80}'
+    )
+  return found
+
+
+def _licence(given_text: str) -> str:
+  if not re.fullmatch(r'[a-z0-9][a-z0-9.+-]{0,63}', given_text):
+    raise argparse.ArgumentTypeError(
+      f"expected a licence's name on the hub, such as apache-2.0 or other, not {given_text!r:.80}"
+    )
+  return given_text
 
 
 if __name__ == '__main__':

@@ -31,6 +31,7 @@ from dprjax.formats.fields import Record
 from dprjax.formats.texts import read_texts
 from dprjax.inference import reranker as rerankers
 from dprjax.inference.reranker import Reranker
+from dprjax.models import artifact
 from dprjax.runtime import cli, compiled
 
 logger = logging.getLogger('dprjax')
@@ -322,7 +323,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     help='the cross-encoder: a Hugging Face directory, a hub id, or package:NAME; with --prompt, '
     'a backbone with a masked-LM head',
   )
-  parser.add_argument('--prompt', help='a prompt.npz of pairs for that backbone')
+  parser.add_argument(
+    '--prompt', help='a prompt.npz of pairs for that backbone, or USER/NAME[@COMMIT] on the hub'
+  )
   parser.add_argument('--run', required=True, metavar='run.trec', help="a retriever's run")
   parser.add_argument(
     '--queries',
@@ -385,12 +388,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _command(args: argparse.Namespace) -> None:
   # First, because loading the model takes a while.
   check_inputs(args.run, args.queries, args.corpus)
-  if args.prompt is not None:
-    files.existing_file(args.prompt, 'prompt')
+  prompt = args.prompt
+  if prompt is not None:
+    prompt = files.existing_file(artifact.locate(prompt), 'prompt')
   compiled.keep()
   reranker = rerankers.load(
     args.backbone,
-    args.prompt,
+    prompt,
     max_length=args.max_length,
     batch_size=args.batch_size,
     dtype=args.dtype,

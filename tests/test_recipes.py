@@ -12,7 +12,7 @@ from dprjax.runtime import optim
 
 ROOT = pathlib.Path(__file__).parent.parent
 RECIPES = [
-  *(f'dptdr.py:{name}' for name in ('beir', 'scifact', 'medquad', 'msmarco', 'nq')),
+  *(f'dptdr.py:{name}' for name in ('beir', 'scifact', 'medquad', 'msmarco', 'nq', 'beir,peft')),
   *(f'ft.py:{name}' for name in ('beir', 'scifact', 'medquad', 'msmarco', 'msmarco,round2', 'nq')),
   *(f'rip.py:{name}' for name in ('sentence', 'span', 'prompt', 'msmarco', 'nq', 'prompt,nq')),
   *(f'condenser.py:{name}' for name in ('condenser', 'cocondenser', 'cocondenser,sentence')),
@@ -64,6 +64,8 @@ def test_every_recipe_has_knobs_in_range_and_chooses_on_other_queries_than_it_re
         'data.passage_max_length': 128,
       },
     ),
+    ('dptdr.py:beir', {'prompt.shift_positions': False}),
+    ('dptdr.py:beir,peft', {'prompt.shift_positions': True}),
     (
       'dptdr.py:nq',
       {
@@ -174,7 +176,7 @@ def test_rip_on_prompts_trains_the_head_at_the_rate_of_whole_models():
 @pytest.mark.parametrize(
   ('recipe', 'words'),
   [
-    ('ft.py:nq,round2', 'round2? only local may follow nq'),
+    ('ft.py:nq,round2', 'round2? only peft and local may follow nq'),
     ('ft.py:round2', 'configs/dptdr.py:round2: choose beir'),
     ('condenser.py:ict,sentence', 'sentence may follow cocondenser alone'),
   ],

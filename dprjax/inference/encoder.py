@@ -173,7 +173,8 @@ class Encoder:
     Args:
       backbone: a Hugging Face directory, a hub id, ``package:NAME``, or a folder with ``query/``
         and ``passage/``, one encoder for each.
-      prompt: a ``prompt.npz``, or several by name; None is the bare backbone.
+      prompt: a ``prompt.npz``, a folder or ``USER/NAME@COMMIT`` on the hub with one, or several by
+        name; None is the bare backbone.
       pooling: 'cls' or 'mean', instead of what the prompt or the backbone says. So are the next
         three; all of them hold for every prompt. Under a template 'mean' is that of the text alone.
       normalize: whether vectors have unit length.

@@ -72,7 +72,8 @@ class Retriever:
     Args:
       backbone: a Hugging Face directory, a hub id, ``package:NAME``, or a folder with ``query/``
         and ``passage/``, one encoder for each.
-      prompt: a ``prompt.npz``, or several by name.
+      prompt: a ``prompt.npz``, a folder or ``USER/NAME@COMMIT`` on the hub with one, or several by
+        name.
       options: pooling, normalize, query_max_length, passage_max_length, batch_size, dtype,
         dimensions and mesh; see ``Encoder.load``.
 

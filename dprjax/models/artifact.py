@@ -16,8 +16,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from etils import epath
 from jaxtyping import Float
 
+from dprjax.base import repository
 from dprjax.base.arrays import read_arrays, write_arrays
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
@@ -28,6 +30,7 @@ from dprjax.models.encoder import EncoderConfig
 from dprjax.models.hub import Backbone
 
 FORMAT = 'dprjax.prompt'
+FILE = 'prompt.npz'  # its name in a folder
 VERSION = 1
 KINDS = ('prefix', 'topic', 'template')
 
@@ -145,13 +148,22 @@ def save_prompt(path: PathLike, prompt: Prompt) -> None:
   write_arrays(path, {'meta': meta, **arrays})
 
 
+def check_content(prompt: Prompt) -> None:
+  """Raises InputError, as ``load_prompt``, where arrays or meta are not those of a prompt."""
+  _check(prompt.path, prompt.meta, prompt.arrays)
+
+
 def load_prompt(path: PathLike) -> Prompt:
   """Reads a prompt file. To encode with it, use ``load_prompt_for``.
+
+  Args:
+    path: of the file; or what `locate` takes.
 
   Raises:
     InputError: it is missing, damaged, no npz, of a newer version, or holds pickled objects; an
       array or a key of meta is missing, of the wrong shape or type, or not finite.
   """
+  path = locate(path)
   arrays = read_arrays(path, 'prompt', _MOST_COMPRESSED, 'export or fetch it again')
   if 'meta' not in arrays:
     raise InputError(f'{path}: no meta inside, so this is not a dprjax prompt')
@@ -164,6 +176,37 @@ def load_prompt(path: PathLike) -> Prompt:
     raise InputError(f'{error}; export the prompt again') from error
   _check(str(path), meta, arrays)
   return Prompt(meta, arrays, str(path))
+
+
+def locate(path: PathLike) -> epath.Path:
+  """The prompt file: ``path`` itself, or prompt.npz in a folder or in a repository of the hub.
+
+  A repository is USER/NAME or USER/NAME@REVISION. The file that is read says which commit it is of
+  (`repository.commit_of` of its folder).
+
+  Raises:
+    InputError: as `repository.locate`.
+  """
+  return repository.locate(path, FILE, 'prompt')
+
+
+def check_prefix(prompt: Prompt, tool: str) -> dict[str, Float[np.ndarray, 'L 2 P N D']]:
+  """The prefixes of a prompt for a tool that knows nothing else, by the names of their arrays.
+
+  Raises:
+    InputError: the prompt is not of kind prefix.
+  """
+  kind = prompt.meta['kind']
+  if kind != 'prefix':
+    why = {
+      'topic': 'a prompt for each topic, of which a topic model chooses',
+      'template': 'a template of words and vectors in the input',
+    }[kind]
+    raise InputError(
+      f'{prompt.path}: {tool} cannot express a prompt of kind {kind!r}, {why}; only dprjax reads '
+      'it: --format=npz'
+    )
+  return dict(prompt.arrays)
 
 
 def load_prompt_for(path: PathLike, tokenizer_sha256: str, *backbones: Backbone) -> Prompt:

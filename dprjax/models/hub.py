@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import importlib.machinery
 import os
-import re
 import sys
 import types
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +18,7 @@ import safetensors.numpy
 from etils import epath
 from jaxtyping import Array
 
-from dprjax.base import files, outputs, sidecars
+from dprjax.base import files, outputs, repository, sidecars
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path, write_json
 from dprjax.base.reading import read_json_object
@@ -50,6 +49,8 @@ _TOKENIZER_FILES = (
   'sentencepiece.bpe.model',
   'tokenizer.model',
 )
+
+_LICENCES = ('LICENSE', 'LICENSE.txt', 'LICENSE.md', 'NOTICE')
 
 # config.json's keys and ours, in the order in which they are written.
 _HF_NAMES = {
@@ -238,6 +239,18 @@ def save_backbone(
     mark(aside)
 
 
+def copy_files(backbone: Backbone, folder: epath.Path) -> None:
+  """Copies a backbone's own files into a folder: shape, weights, tokenizer, licence."""
+  source = epath.Path(backbone.path)
+  for file in (
+    source / 'config.json',
+    *weights.weight_files(source),
+    *_tokenizer_files(source),
+    *(source / name for name in _LICENCES if (source / name).exists()),
+  ):
+    file.copy(folder / file.name)
+
+
 def _tokenizer_files(source: PathLike | None) -> list[epath.Path]:
   if source is None:
     return []
@@ -378,25 +391,11 @@ def _fetch(path_or_hub_id: PathLike) -> epath.Path:
     raise InputError(
       f'{folder} is a file; a backbone is a directory with config.json and {weights.WEIGHTS}'
     )
-  if not re.fullmatch(r'\w[\w.-]*(/\w[\w.-]*)?', name):
+  reference = repository.parse(name)
+  if reference is None:
     raise InputError(f'backbone not found: {folder}')
-  import huggingface_hub  # slow to import
-
-  try:
-    # Only what is read: no pickles, no ONNX.
-    return epath.Path(
-      huggingface_hub.snapshot_download(
-        name, allow_patterns=['*.json', '*.safetensors', '*.txt', '*.model']
-      )
-    )
-  except MemoryError:
-    raise
-  except Exception as error:  # of the client, the network or the file system
-    reason = ' '.join(str(error).split()) or type(error).__name__
-    raise InputError(
-      f'backbone not found: {name} is no directory here, and could not be fetched from the Hugging '
-      f'Face hub ({reason})'
-    ) from error
+  # Only what is read: no pickles, no ONNX.
+  return repository.fetch(reference, ['*.json', '*.safetensors', '*.txt', '*.model'], 'backbone')
 
 
 def _encoder_config(hf_config: dict[str, Any], path: epath.Path) -> EncoderConfig:

@@ -31,6 +31,8 @@ _TRANSFORMER_CONFIGS = (
   'sentence_roberta_config.json',
   'sentence_xlm-roberta_config.json',
 )
+PROMPTED = 'PromptedTransformer'  # the class of `prompted`: a transformer under a prompt of ours
+_TRANSFORMERS = ('Transformer', PROMPTED)
 # The first one present counts, as in SentenceTransformer.encode_query and encode_document.
 _PROMPT_NAMES = {'query': ('query',), 'passage': ('document', 'passage', 'corpus')}
 
@@ -49,7 +51,7 @@ class SentenceSettings:
 def transformer_folder(root: epath.Path) -> epath.Path:
   """The model's folder: ``root``, or one in it in old sentence-transformers directories."""
   for module in _modules(root):
-    if module['type'] == 'Transformer' and (root / module['path'] / 'config.json').exists():
+    if module['type'] in _TRANSFORMERS and (root / module['path'] / 'config.json').exists():
       return root / module['path']
   return root
 
@@ -66,7 +68,7 @@ def read_sentence_settings(root: epath.Path, config: EncoderConfig) -> SentenceS
   if unknown := [
     module['type']
     for module in modules
-    if module['type'] not in ('Transformer', 'Pooling', 'Normalize')
+    if module['type'] not in (*_TRANSFORMERS, 'Pooling', 'Normalize')
   ]:
     raise InputError(
       f'{root / "modules.json"}: {", ".join(unknown)} after the encoder is not supported; remove '
@@ -129,6 +131,7 @@ def write_sentence_settings(
     {
       'prompts': {'query': sentence.query_prefix, 'document': sentence.passage_prefix},
       'default_prompt_name': None,
+      'similarity_fn_name': 'cosine' if sentence.normalize else 'dot',
     },
   )
 

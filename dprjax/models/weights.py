@@ -186,6 +186,16 @@ def read_head(
   return params
 
 
+def weight_files(folder: epath.Path) -> list[epath.Path]:
+  """The index and the shards of a model's weights, or their one file.
+
+  Raises:
+    InputError: there are none, or one is missing.
+  """
+  found = _weight_files(folder, str(folder), 'AutoModel')
+  return found if found == [folder / WEIGHTS] else [folder / _INDEX, *found]
+
+
 def _weight_files(folder: epath.Path, name: str, class_name: str) -> list[epath.Path]:
   """A model's weight files. The user calls the model ``name``; transformers' class converts it."""
   if (folder / WEIGHTS).exists():

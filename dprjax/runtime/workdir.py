@@ -11,7 +11,7 @@ from typing import Any
 import ml_collections
 from etils import epath
 
-from dprjax.base import files, outputs, reading, stamps
+from dprjax.base import files, outputs, reading, repository, stamps
 from dprjax.base.errors import InputError
 
 TRAINING, PIPELINE, QUICKSTART = 'dprjax.training', 'dprjax.pipeline', 'dprjax.quickstart'
@@ -117,7 +117,9 @@ def model_files(config: ml_collections.ConfigDict, folder: str) -> dict[str, epa
     if path.suffix in ('.json', '.safetensors', '.txt', '.model') and not path.is_dir()
   }
   if config.prompt.init_from:
-    found['config.prompt.init_from'] = epath.Path(config.prompt.init_from)
+    found['config.prompt.init_from'] = repository.locate(
+      config.prompt.init_from, 'prompt.npz', 'config.prompt.init_from'
+    )
   return found
 
 

@@ -312,6 +312,21 @@ def add_models(
       steps,
       ('out/prompt.npz',),
     ),
+    Scene(
+      'convert',
+      (
+        'export',
+        '--from=in/prompt.npz',
+        '--backbone=in/backbone',
+        '--format=sentence-transformers',
+        '--card=true',
+        '--metrics=test=in/metrics.json',
+        '--out=out/model',
+      ),
+      ('in/prompt.npz', 'in/metrics.json', *models['backbone']),
+      tuple(name for name in models['backbone'] if name.endswith('model.safetensors')),
+      ('out/model',),
+    ),
   )
   return {scene.name: scene for scene in scenes}
 

@@ -15,7 +15,7 @@ from tests.fuzz.server import Server
 pytestmark = pytest.mark.xdist_group('fuzz')  # one warm process
 
 FAST = ('evaluate', 'mine', 'report', 'search', 'papers', 'topics')
-SLOW = ('bm25', 'encode', 'rerank', 'export')
+SLOW = ('bm25', 'encode', 'rerank', 'export', 'convert')
 SAMPLE = 6  # cases in the quick tests
 
 
@@ -76,6 +76,7 @@ KILLED = {
   'encode': 3,
   'rerank': 3,
   'export': 3,
+  'convert': 3,
   'scann': 3,
   'index': 3,
   'train': 3,

@@ -1,0 +1,334 @@
+"""Model cards: the README.md of what is published, as the Hugging Face hub reads it."""
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from etils import epath
+
+from dprjax.analysis import comparison
+from dprjax.base import files, reading, repository, version
+from dprjax.base.errors import InputError
+from dprjax.models.prompts import KINDS
+
+FILE = 'README.md'
+_MOST = 60  # knobs, data files and measures that are listed
+_HEAD = 1 << 16  # characters of a backbone's card that are read
+
+
+class Training(NamedTuple):
+  """What a workdir knows of its training.
+
+  Attributes:
+    method: its name.
+    config: the experiment.
+    step: of the checkpoint that is published.
+    inputs: the files that the training began with, by role, as ``stamps`` has them; None where the
+      workdir is older.
+    metrics: the dev split's, of this step.
+  """
+
+  method: str
+  config: Mapping[str, Any]
+  step: int
+  inputs: Mapping[str, Any] | None
+  metrics: Mapping[str, float]
+
+
+class Card(NamedTuple):
+  """What a card says, beside what the files say themselves.
+
+  Attributes:
+    format: 'npz', 'peft' or 'sentence-transformers'; None is an encoder's directory.
+    base_model: the backbone on the hub.
+    licence: as the hub calls it.
+    metrics: of ``dprjax.evaluate``, by the name of what was measured, and the SHA-256 of each file.
+    training: None where the workdir is not at hand.
+    name: the repository that it goes to.
+  """
+
+  format: str | None
+  base_model: repository.Reference | None
+  licence: str | None
+  metrics: Mapping[str, tuple[dict[str, Any], str]]
+  training: Training | None
+  name: str | None = None
+
+
+class Subject(NamedTuple):
+  """What the card is about.
+
+  Attributes:
+    meta: of the prompt, or of the encoder as far as it has one.
+    prompt: the shapes of the prompt's arrays, by name; empty for an encoder alone.
+    encoders: the folders of trained encoders; empty where the backbone is frozen.
+    embeds: whether texts become vectors; False of cross-encoders and of backbones to be tuned.
+    backbone: the folder of the backbone that the training began with.
+  """
+
+  meta: Mapping[str, Any]
+  prompt: Mapping[str, tuple[int, ...]]
+  encoders: tuple[str, ...]
+  embeds: bool
+  backbone: epath.Path
+
+
+def hub_name(backbone: str) -> str | None:
+  """The repository that a backbone's name means; None for a local path or a package."""
+  reference = repository.parse(backbone)
+  if reference is None or '/' not in reference.name or epath.Path(backbone).exists():
+    return None
+  return reference.name
+
+
+def write(card: Card, subject: Subject) -> str:
+  """The card: YAML for the hub, then Markdown for people."""
+  base = card.base_model.name if card.base_model else hub_name(str(subject.meta['backbone']))
+  head: dict[str, Any] = {
+    'base_model': base,
+    'base_model_relation': ('finetune' if subject.encoders else 'adapter') if base else None,
+    'library_name': _library(card, subject),
+    'license': card.licence,
+    'pipeline_tag': 'sentence-similarity' if subject.embeds else None,
+    'tags': ['dprjax', 'dense-retrieval'] + (['prefix-tuning'] if subject.prompt else []),
+  }
+  yaml = [f'{key}: {_quoted(value)}' for key, value in head.items() if value is not None]
+  parts = [
+    '\n'.join(['---', *yaml, '---']),
+    f'# {_plain(card.name or subject.meta.get("task") or "A prompt")}',
+    _about(subject, base),
+    '## How to use it\n\n' + '\n\n'.join(_usage(card, subject, base)),
+    '## What it was trained on\n\n' + '\n'.join(_data(card.training)),
+    *(['## How it was trained\n\n' + _training(card.training)] if card.training else []),
+    '## How good it is\n\n' + '\n'.join(_metrics(card)),
+    '## Limits\n\n' + '\n'.join(_limits(subject)),
+    '## Licence\n\n' + _licence(card, subject),
+    f'Written by dprjax {version.__version__}.',
+  ]
+  return '\n\n'.join(parts) + '\n'
+
+
+def _library(card: Card, subject: Subject) -> str:
+  if card.format == 'npz':
+    return 'dprjax'
+  return card.format or ('sentence-transformers' if subject.embeds else 'transformers')
+
+
+def _about(subject: Subject, base: str | None) -> str:
+  local = str(subject.meta['backbone']).rstrip('/').rpartition('/')[2]
+  name = f'[{base}](https://huggingface.co/{base})' if base else _code(local)
+  digest = subject.meta['backbone_sha256']
+  tensors = (
+    f'Its encoder has the SHA-256 {_code(digest)}.'
+    if isinstance(digest, str)
+    else ' '.join(
+      f'The encoder of {kind} has the SHA-256 {_code(d)}.' for kind, d in digest.items()
+    )
+  )
+  if subject.encoders:
+    return f'{name}, fine-tuned for retrieval. {tensors}'
+  shapes = ', '.join(f'{_code(name)} {list(shape)}' for name, shape in subject.prompt.items())
+  return (
+    f'A deep prompt for {name}: key and value vectors that every layer attends to beside those of '
+    f'the text. The backbone is unchanged. {tensors} The prompt: {shapes or "a template of words"},'
+    ' float32; of a prefix `[layers, 2, length, heads, head size]`, keys before values.'
+  )
+
+
+def _usage(card: Card, subject: Subject, base: str | None) -> Iterator[str]:
+  here = card.name or 'DIR'
+  if card.format == 'peft':
+    sides = sorted(name.partition('/')[0] for name in subject.prompt if '/' in name)
+    pooled = 'the mean of its states' if subject.meta['pooling'] == 'mean' else 'its first state'
+    scaled = ', scaled to length 1' if subject.meta['normalize'] else ''
+    yield f"With `transformers` and `peft`. A text's vector is {pooled}{scaled}."
+    for place in [f"'{here}', subfolder='{side}'" for side in sides] or [f"'{here}'"]:
+      yield _block(
+        'python',
+        'from peft import PeftModel\nfrom transformers import AutoModel\n\n'
+        f'backbone = AutoModel.from_pretrained({base or "BACKBONE"!r})\n'
+        f'model = PeftModel.from_pretrained(backbone, {place}).eval()',
+      )
+  elif not subject.embeds:
+    yield 'With `transformers`, as any model of its class; `dprjax` reads the folder as well.'
+    return
+  elif card.format != 'npz' and set(subject.encoders) <= {''}:
+    trust = ', trust_remote_code=True' if subject.prompt and card.format else ''
+    code = ' This runs `dprjax_prompt.py`, which is short: read it first.' if trust else ''
+    yield f'With `sentence-transformers` 6 or newer.{code}'
+    yield _block(
+      'python',
+      'from sentence_transformers import SentenceTransformer\n\n'
+      f"model = SentenceTransformer('{here}'{trust})\n"
+      "queries = model.encode_query(['a question'])\n"
+      "passages = model.encode_document(['a passage'])\n"
+      'scores = model.similarity(queries, passages)',
+    )
+  if card.format != 'peft':
+    if subject.encoders:
+      arguments = f"'{here}'" + (f", prompt='{here}/prompt.npz'" if subject.prompt else '')
+    else:
+      arguments = f"{base or 'BACKBONE'!r}, prompt='{here}'"
+    yield 'With `dprjax`:'
+    yield _block(
+      'python',
+      'from dprjax import Retriever\n\n'
+      f'retriever = Retriever.load({arguments})\n'
+      "queries = retriever.encode(['a question'], kind='query')\n"
+      "passages = retriever.encode(['a passage'], kind='passage')",
+    )
+  else:
+    yield 'With `dprjax`, first:'
+    yield _block(
+      'sh',
+      f'python -m dprjax.export --from={here} --backbone={base or "BACKBONE"} --out=prompt.npz',
+    )
+
+
+def _data(training: Training | None) -> Iterator[str]:
+  if training is None:
+    yield 'Not known here: this was made from an exported prompt, without its training.'
+    return
+  data = training.config.get('data') or {}
+  tasks = (training.config.get('tasks') or {}).values()
+  names = [data.get('dir') or data.get('format') or '', *(task['data']['dir'] for task in tasks)]
+  shown = ', '.join(_code(name.rstrip('/').rpartition('/')[2]) for name in names if name)
+  yield f'Data: {shown or "not named"}. The files that the training began with:'
+  yield ''
+  stamped = {
+    role: entry
+    for role, entry in (training.inputs or {}).items()
+    if isinstance(entry, dict) and not role.startswith('backbone (')
+  }
+  if not stamped:
+    yield 'The workdir has no record of them.'
+    return
+  yield '| role | file | bytes | SHA-256 |'
+  yield '| --- | --- | ---: | --- |'
+  for role, entry in list(stamped.items())[:_MOST]:
+    yield (
+      f'| {_plain(role)} | {_code(entry.get("name", ""))} | {_plain(entry.get("bytes", ""))} | '
+      f'{_code(entry.get("sha256", ""))} |'
+    )
+  if len(stamped) > _MOST:
+    yield ''
+    yield f'And {len(stamped) - _MOST} more.'
+
+
+def _metrics(card: Card) -> Iterator[str]:
+  training = card.training
+  for name, (metrics, digest) in card.metrics.items():
+    counts = {measure: len(values) for measure, values in metrics['per_query'].items()}
+    yield f'{_plain(name)}, means over queries with their 95 % bootstrap intervals:'
+    yield ''
+    yield '| measure | mean | 95 % interval | queries |'
+    yield '| --- | ---: | ---: | ---: |'
+    for measure in list(metrics['mean'])[:_MOST]:
+      found = comparison.compare({name: metrics}, measure)[name]
+      yield (
+        f'| {_plain(measure)} | {found.mean:.4f} | {found.low:.4f} to {found.high:.4f} | '
+        f'{counts[measure]:,} |'
+      )
+    yield ''
+    yield f'Made by `python -m dprjax.evaluate`; its file has the SHA-256 {_code(digest)}.'
+    yield ''
+  if training is not None:
+    for measure, value in training.metrics.items():
+      yield (
+        f'On the dev split, which chose the checkpoint: {_plain(measure)} {value:.4f}. The '
+        'training keeps no scores of single queries, so there is no interval.'
+      )
+  if not card.metrics and not (training and training.metrics):
+    yield 'Not measured here.'
+
+
+def _training(training: Training) -> str:
+  settings = json.dumps(_public(training.config), indent=1, sort_keys=True, default=list)
+  return (
+    f'By `python -m dprjax.train`, method {_code(training.method)}, up to step {training.step}, '
+    f'with these settings:\n\n{_block("json", settings)}'
+  )
+
+
+def _limits(subject: Subject) -> Iterator[str]:
+  meta = subject.meta
+  if subject.prompt and not subject.encoders:
+    yield (
+      '- It fits this backbone alone, by the SHA-256 above. Under another one, even another '
+      'version of the same model, its vectors mean nothing.'
+    )
+  if 'query_max_length' in meta:
+    yield (
+      f'- Queries are cut at {meta["query_max_length"]} tokens, passages at '
+      f'{meta["passage_max_length"]}.'
+    )
+  if meta.get('query_prefix') or meta.get('passage_prefix'):
+    yield (
+      f'- Queries begin with {_code(repr(meta.get("query_prefix", "")))}, passages with '
+      f'{_code(repr(meta.get("passage_prefix", "")))}.'
+    )
+  if 'normalize' in meta:
+    yield f'- Vectors are compared by {"cosine" if meta["normalize"] else "inner product"}.'
+  if subject.prompt:
+    alone = [kind for kind in KINDS if set(subject.prompt) == {f'{kind}/prefix'}]
+    yield (
+      '- Queries and passages are both embedded under it.'
+      if not alone
+      else '- It is for queries alone: passages are embedded by the bare backbone.'
+    )
+  yield (
+    '- It is good at text like that of its training. On other text it may be worse than the '
+    'backbone that it began with: measure before use.'
+  )
+
+
+def _licence(card: Card, subject: Subject) -> str:
+  own = f'{_code(card.licence)}.' if card.licence else 'Not stated by whoever trained it.'
+  base = backbone_licence(subject.backbone)
+  return own + (f' The card of the backbone says {_code(base)}.' if base else '')
+
+
+def backbone_licence(folder: epath.Path) -> str | None:
+  """What the card in a backbone's folder says; None where it says nothing that can be read."""
+  path = folder / FILE
+  if not path.exists() or files.is_special(path):
+    return None
+  with contextlib.suppress(InputError, OSError), reading.open_text(path, 'card') as file:
+    front = re.match(r'---\n(.*?)\n---\n', file.read(_HEAD), re.DOTALL)
+    line = r'^license: *["\']?([\w.+-]{1,64})["\']? *$'
+    found = re.search(line, front[1], re.MULTILINE) if front else None
+    return found[1] if found else None
+  return None
+
+
+def _public(config: Mapping[str, Any]) -> dict[str, Any]:
+  """The config without paths of the machine that it ran on."""
+  shown: dict[str, Any] = {}
+  for key, value in config.items():
+    if isinstance(value, Mapping):
+      shown[key] = _public(value)
+    elif isinstance(value, str) and '/' in value and hub_name(value) is None:
+      shown[key] = value.rstrip('/').rpartition('/')[2]
+    else:
+      shown[key] = value
+  return shown
+
+
+def _quoted(value: Any) -> str:
+  # JSON is YAML.
+  return json.dumps(value, ensure_ascii=False)
+
+
+def _plain(value: Any) -> str:
+  """A text in a line of Markdown, a cell of a table among them."""
+  return re.sub(r'([\\`*_<>|\[\]#])', r'\\\1', ' '.join(str(value).split())[:200])
+
+
+def _code(value: Any) -> str:
+  return '`' + ' '.join(str(value).split()).replace('`', "'").replace('|', '/')[:200] + '`'
+
+
+def _block(language: str, text: str) -> str:
+  return f'```{language}\n{text}\n```'

@@ -1,0 +1,208 @@
+"""Repositories of the Hugging Face hub: fetched at a revision, and filled.
+
+The client's own settings hold: HF_TOKEN or the token of `hf auth login`, HF_ENDPOINT, HF_HOME,
+HF_HUB_OFFLINE. No token is read here.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from etils import epath
+
+from dprjax.base import files, outputs
+from dprjax.base.errors import InputError
+from dprjax.base.files import PathLike
+
+logger = logging.getLogger('dprjax')
+
+_NAME = re.compile(r'(\w[\w.-]*(?:/\w[\w.-]*)?)(?:@([\w.-]+))?')
+_OWNED = re.compile(r'\w[\w.-]{0,95}/\w[\w.-]{0,95}')
+_COMMIT = re.compile(r'[0-9a-f]{40}')
+
+
+class Reference(NamedTuple):
+  """A repository, and a commit, tag or branch of it.
+
+  Attributes:
+    name: USER/NAME.
+    revision: None is the newest.
+  """
+
+  name: str
+  revision: str | None = None
+
+  @property
+  def pinned(self) -> bool:
+    """Whether the revision is a commit, which cannot change."""
+    return self.revision is not None and _COMMIT.fullmatch(self.revision) is not None
+
+  def __str__(self) -> str:
+    return self.name if self.revision is None else f'{self.name}@{self.revision}'
+
+
+class Entry(NamedTuple):
+  """A file that goes into a repository."""
+
+  name: str
+  bytes: int
+  sha256: str
+
+
+def parse(text: PathLike) -> Reference | None:
+  """What ``USER/NAME`` or ``USER/NAME@REVISION`` refers to; None where it is no such name."""
+  found = _NAME.fullmatch(os.fspath(text))
+  return Reference(found[1], found[2]) if found else None
+
+
+def fetch(reference: Reference, patterns: Sequence[str], what: str) -> epath.Path:
+  """The folder of a repository's files, from the hub's cache or the hub.
+
+  Args:
+    reference: the repository.
+    patterns: of the names of the files that are read; no others are fetched.
+    what: it is, for messages, which begin with it.
+
+  Raises:
+    InputError: it is neither in the cache nor can be fetched.
+  """
+  import huggingface_hub  # slow to import
+
+  try:
+    return epath.Path(
+      huggingface_hub.snapshot_download(
+        reference.name, revision=reference.revision, allow_patterns=list(patterns)
+      )
+    )
+  except MemoryError:
+    raise
+  except Exception as error:  # of the client, the network or the file system
+    raise InputError(
+      f'{what} not found: {reference} is no directory here, and could not be fetched from the '
+      f'Hugging Face hub ({_reason(error)})'
+    ) from error
+
+
+def commit_of(folder: PathLike) -> str | None:
+  """The commit that a folder of the hub's cache holds."""
+  path = epath.Path(folder)
+  return path.name if path.parent.name == 'snapshots' and _COMMIT.fullmatch(path.name) else None
+
+
+def locate(path: PathLike, name: str, what: str) -> epath.Path:
+  """The file that a path means: itself, ``name`` in a folder, or ``name`` in a repository.
+
+  In a folder that dprjax wrote, the file is as it was written. A path that is neither is returned
+  as it is, for whoever reads it.
+
+  Args:
+    path: of a file or a folder, or USER/NAME, perhaps with @REVISION.
+    name: of the file.
+    what: it is, for messages, which begin with it.
+
+  Raises:
+    InputError: a folder or repository without this file, or in which it was changed.
+  """
+  files.check_scheme(path)
+  found = epath.Path(path)
+  if found.is_dir():
+    return _inside(found, name, what, str(path))
+  reference = parse(path)
+  if (
+    reference is None
+    or not _OWNED.fullmatch(reference.name)
+    or found.suffix == epath.Path(name).suffix
+    or found.exists()
+  ):
+    return found
+  folder = fetch(reference, [name, outputs.MARK], what)
+  if not reference.pinned and (commit := commit_of(folder)):
+    logger.info(
+      '%s %s is commit %s; to stay with it: %s@%s',
+      what,
+      reference,
+      commit[:12],
+      reference.name,
+      commit,
+    )
+  return _inside(folder, name, what, str(reference))
+
+
+def _inside(folder: epath.Path, name: str, what: str, given: str) -> epath.Path:
+  file = folder / name
+  if not file.exists():
+    raise InputError(f'{what}: {given} holds no {name}; name a file, or a folder that has one')
+  digests = outputs.read_mark(folder).get('files')
+  if (
+    isinstance(digests, dict)
+    and name in digests
+    and files.sha256_file(files.regular_file(file, what)) != digests[name]
+  ):
+    raise InputError(
+      f'{what}: {file} was changed or is damaged (its SHA-256 is not that of {outputs.MARK}); '
+      'export or fetch it again'
+    )
+  return file
+
+
+def check_owned(name: str, flag: str) -> str:
+  """The name, where it is USER/NAME; else InputError."""
+  if not _OWNED.fullmatch(name):
+    raise InputError(f'{flag}={name:.80}: expected USER/NAME, a repository of the Hugging Face hub')
+  return name
+
+
+def entries(folder: PathLike) -> list[Entry]:
+  """The files below a folder, as they go into a repository."""
+  root = epath.Path(folder)
+  return [
+    Entry(str(path.relative_to(root)), path.stat().length, files.sha256_file(path))
+    for path in sorted(files.below(root), key=str)
+  ]
+
+
+def push(folder: PathLike, name: str, message: str, *, private: bool = True) -> str:
+  """Puts the files of a folder into a repository, in one commit, and makes it if it is missing.
+
+  Other files of the repository stay.
+
+  Args:
+    folder: what `entries` lists goes there.
+    name: USER/NAME.
+    message: of the commit.
+    private: whether others can see it. A repository that others see is not taken for a private one.
+
+  Returns:
+    The commit's hash.
+
+  Raises:
+    InputError: the hub refuses it or cannot be reached, or the repository is public.
+  """
+  import huggingface_hub
+
+  root = epath.Path(folder)
+  try:
+    api = huggingface_hub.HfApi()
+    api.create_repo(name, private=private, exist_ok=True)
+    if private and not api.repo_info(name).private:
+      raise InputError(
+        f'--push={name}: this repository is public; choose another one, or say --private=false'
+      )
+    operations = [
+      huggingface_hub.CommitOperationAdd(entry.name, os.fspath(root / entry.name))
+      for entry in entries(root)
+    ]
+    return str(api.create_commit(name, operations, commit_message=message).oid)
+  except (InputError, MemoryError):
+    raise
+  except Exception as error:  # of the client, the network or the file system
+    raise InputError(
+      f'--push={name}: the Hugging Face hub did not take it ({_reason(error)}); log in with '
+      '`hf auth login`, or set HF_TOKEN, and run the same command again'
+    ) from error
+
+
+def _reason(error: Exception) -> str:
+  return ' '.join(str(error).split()) or type(error).__name__

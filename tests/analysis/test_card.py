@@ -1,0 +1,126 @@
+"""Model cards: YAML that the hub reads, and what is said."""
+
+import pytest
+import yaml
+from etils import epath
+
+from dprjax.analysis import card
+from dprjax.base import repository
+
+META = {
+  'backbone': '/home/me/models/secret-backbone',
+  'backbone_sha256': 'a' * 64,
+  'pooling': 'mean',
+  'normalize': True,
+  'query_max_length': 32,
+  'passage_max_length': 128,
+  'task': 'my | *task*',
+}
+TRAINING = card.Training(
+  'dpr',
+  {'data': {'dir': '/home/me/data/scifact', 'format': 'beir'}, 'tasks': {}, 'batch_size': 32},
+  60,
+  {
+    'train corpus': {'name': 'corpus.jsonl', 'bytes': 12, 'sha256': 'c' * 64, 'mtime': 1.0},
+    'backbone (config.json)': {'name': 'config.json', 'bytes': 1, 'sha256': 'd' * 64},
+  },
+  {'dev/nDCG@10': 0.51234},
+)
+METRICS = {
+  'mean': {'nDCG@10': 0.5},
+  'per_query': {'nDCG@10': {'q1': 0.25, 'q2': 0.75}},
+  'counts': {},
+  'settings': {},
+}
+
+
+def subject(tmp_path, meta=META, encoders=(), embeds=True, **prompt):
+  shapes = prompt or {'prefix': (6, 2, 16, 12, 32)}
+  return card.Subject(meta, {} if encoders else shapes, encoders, embeds, epath.Path(tmp_path))
+
+
+def parts(text):
+  """The YAML, and the rest."""
+  _, front, rest = text.split('---\n', 2)
+  return yaml.safe_load(front), rest
+
+
+def test_a_card_of_a_prompt(tmp_path):
+  (tmp_path / 'README.md').write_text('---\nlanguage: en\nlicense: apache-2.0\n---\n# x\n')
+  reference = repository.parse('somebody/minilm@v1')
+  made = card.Card(
+    'sentence-transformers',
+    reference,
+    'mit',
+    {'test split': (METRICS, 'e' * 64)},
+    TRAINING,
+    'me/it',
+  )
+  text = card.write(made, subject(tmp_path))
+  front, rest = parts(text)
+  assert front == {
+    'base_model': 'somebody/minilm',
+    'base_model_relation': 'adapter',
+    'library_name': 'sentence-transformers',
+    'license': 'mit',
+    'pipeline_tag': 'sentence-similarity',
+    'tags': ['dprjax', 'dense-retrieval', 'prefix-tuning'],
+  }
+  for words in (
+    '# me/it',
+    "SentenceTransformer('me/it', trust_remote_code=True)",
+    "Retriever.load('somebody/minilm', prompt='me/it')",
+    '`scifact`',
+    f'| train corpus | `corpus.jsonl` | 12 | `{"c" * 64}` |',
+    # Of two queries a quarter of the draws are of one alone.
+    '| nDCG@10 | 0.5000 | 0.2500 to 0.7500 | 2 |',
+    f'its file has the SHA-256 `{"e" * 64}`',
+    'dev/nDCG@10 0.5123',
+    'python -m dprjax.train',
+    'cut at 32 tokens, passages at 128',
+    f'SHA-256 `{"a" * 64}`',
+    '`mit`. The card of the backbone says `apache-2.0`.',
+  ):
+    assert words in rest, words
+  assert '/home/me' not in text and 'd' * 64 not in text
+
+
+SENTENCE = 'sentence-transformers'
+
+
+@pytest.mark.parametrize(
+  ('format', 'encoders', 'embeds', 'library', 'words', 'absent'),
+  [
+    ('npz', (), True, 'dprjax', 'Retriever.load', 'SentenceTransformer'),
+    ('peft', (), True, 'peft', "PeftModel.from_pretrained(backbone, 'DIR')", 'Retriever'),
+    (None, ('',), True, SENTENCE, "SentenceTransformer('DIR')", 'trust_remote'),
+    (None, ('query', 'passage'), True, SENTENCE, 'Retriever', 'SentenceTransformer'),
+    (None, ('',), False, 'transformers', 'With `transformers`', 'Retriever'),
+  ],
+)
+def test_every_format(tmp_path, format, encoders, embeds, library, words, absent):
+  made = card.Card(format, repository.parse('somebody/minilm'), None, {}, None)
+  front, rest = parts(card.write(made, subject(tmp_path, encoders=encoders, embeds=embeds)))
+  assert front['library_name'] == library
+  assert front['base_model_relation'] == ('finetune' if encoders else 'adapter')
+  assert 'license' not in front and 'Not stated by whoever trained it.' in rest
+  assert words in rest and absent not in rest
+  assert 'Not known here' in rest and 'Not measured here.' in rest
+
+
+def test_what_a_stranger_wrote_stays_text(tmp_path):
+  (tmp_path / 'README.md').write_bytes(b'---\nlicense: \xff\n---\n')
+  meta = META | {'task': 'a\n---\nlicense: x', 'query_prefix': '`|\n# loud', 'backbone': 'x\n# y'}
+  made = card.Card('npz', None, None, {}, TRAINING._replace(inputs=None))
+  front, rest = parts(card.write(made, subject(tmp_path, meta)))
+  assert front.keys() == {'library_name', 'pipeline_tag', 'tags'}
+  headings = [line for line in rest.splitlines() if line.startswith('#')]
+  assert len(headings) == 7 and not any('loud' in line or line == '# y' for line in headings)
+  assert 'The workdir has no record of them.' in rest
+
+
+def test_a_prompt_for_queries_alone(tmp_path):
+  made = card.Card('peft', repository.parse('a/b'), None, {}, None)
+  text = card.write(made, subject(tmp_path, **{'query/prefix': (2, 2, 3, 2, 8)}))
+  assert "from_pretrained(backbone, 'DIR', subfolder='query')" in text
+  assert 'for queries alone' in text

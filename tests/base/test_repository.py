@@ -1,0 +1,149 @@
+"""Repositories of a hub on loopback."""
+
+import json
+
+import pytest
+from huggingface_hub import constants
+
+from dprjax.base import files, outputs, repository, sidecars
+from dprjax.base.errors import InputError
+from tests import fake_hub
+
+COMMIT = 'a' * 40
+
+
+@pytest.fixture
+def hub(tmp_path):
+  with fake_hub.serve(tmp_path / 'cache') as running:
+    yield running
+
+
+@pytest.mark.parametrize(
+  ('text', 'expected'),
+  [
+    ('user/name', ('user/name', None)),
+    ('user/na.me-2@v1.0', ('user/na.me-2', 'v1.0')),
+    (f'user/name@{COMMIT}', ('user/name', COMMIT)),
+    ('roberta-large', ('roberta-large', None)),
+    ('a/b/c', None),
+    ('../name', None),
+    ('/abs/path', None),
+    ('user/name@', None),
+    ('user/name@../x', None),
+    ('', None),
+  ],
+)
+def test_names(text, expected):
+  assert repository.parse(text) == (None if expected is None else repository.Reference(*expected))
+
+
+def test_only_a_commit_pins():
+  assert repository.Reference('a/b', COMMIT).pinned
+  assert not repository.Reference('a/b', 'v1').pinned and not repository.Reference('a/b').pinned
+  assert str(repository.Reference('a/b', 'v1')) == 'a/b@v1'
+
+
+@pytest.fixture
+def folder(tmp_path):
+  made = tmp_path / 'made'
+  (made / 'sub').mkdir(parents=True)
+  (made / 'prompt.npz').write_bytes(b'a prompt')
+  (made / 'README.md').write_text('---\ntags: ["x"]\n---\n')
+  (made / 'sub' / 'more.json').write_text('{}')
+  outputs.write_mark(made, 'dprjax.model', files=sidecars.sums(made))
+  return made
+
+
+def test_a_push_is_one_private_commit_of_what_is_listed(hub, folder):
+  entries = repository.entries(folder)
+  assert [entry.name for entry in entries] == [
+    'README.md',
+    'dprjax.json',
+    'prompt.npz',
+    'sub/more.json',
+  ]
+  assert entries[2] == ('prompt.npz', 8, files.sha256_file(folder / 'prompt.npz'))
+  commit = repository.push(folder, 'me/mine', 'first')
+  made = hub.repositories['me/mine']
+  assert made['private'] and list(made['commits']) == [commit]
+  assert made['commits'][commit] == {
+    entry.name: (folder / entry.name).read_bytes() for entry in entries
+  }
+  # Again, changed: a second commit.
+  (folder / 'README.md').write_text('---\ntags: ["y"]\n---\n')
+  later = repository.push(folder, 'me/mine', 'second')
+  assert list(made['commits']) == [commit, later]
+
+
+def test_a_public_repository_is_not_taken_for_a_private_one(hub, folder):
+  hub.add('me/open', {})
+  before = dict(hub.repositories['me/open']['commits'])
+  with pytest.raises(InputError, match=r'--push=me/open: this repository is public'):
+    repository.push(folder, 'me/open', 'x')
+  assert hub.repositories['me/open']['commits'] == before
+  repository.push(folder, 'me/open', 'x', private=False)
+  assert len(hub.repositories['me/open']['commits']) == 2
+
+
+def test_whom_the_hub_does_not_know(hub, folder, monkeypatch):
+  monkeypatch.setenv('HF_TOKEN', 'hf_wrong')
+  with pytest.raises(
+    InputError, match=r'--push=me/mine: the Hugging Face hub did not take it .*401'
+  ) as e:
+    repository.push(folder, 'me/mine', 'x')
+  assert 'hf_wrong' not in str(e.value) and not hub.repositories
+
+
+def test_a_file_of_a_repository_is_checked_and_kept(hub, folder, tmp_path, caplog):
+  commit = repository.push(folder, 'me/mine', 'first')
+  caplog.set_level('INFO', 'dprjax')
+  found = repository.locate('me/mine', 'prompt.npz', 'prompt')
+  assert found.read_bytes() == b'a prompt' and repository.commit_of(found.parent) == commit
+  assert f'to stay with it: me/mine@{commit}' in caplog.text
+  # No more than is read.
+  assert sorted(path.name for path in found.parent.iterdir()) == ['dprjax.json', 'prompt.npz']
+  # A later commit does not change what is pinned, which needs no hub either.
+  later = hub.add('me/mine', {'prompt.npz': b'another'})
+  hub.asked.clear()
+  constants.HF_HUB_OFFLINE = True
+  assert repository.locate(f'me/mine@{commit}', 'prompt.npz', 'prompt') == found
+  assert hub.asked == []
+  constants.HF_HUB_OFFLINE = False
+  with pytest.raises(InputError, match=r'prompt\.npz was changed or is damaged .* not that of dpr'):
+    repository.locate(f'me/mine@{later}', 'prompt.npz', 'prompt')
+
+
+@pytest.mark.parametrize(
+  ('name', 'message'),
+  [
+    ('me/none', 'prompt not found: me/none is no directory here, and could not be fetched'),
+    (f'me/other@{COMMIT}', f'prompt not found: me/other@{COMMIT} is no directory here'),
+    ('me/other', r'prompt: me/other holds no prompt\.npz'),
+  ],
+)
+def test_repositories_without_it(hub, name, message):
+  hub.add('me/other', {'config.json': b'{}'})
+  with pytest.raises(InputError, match=message):
+    repository.locate(name, 'prompt.npz', 'prompt')
+
+
+def test_paths_come_first(tmp_path, monkeypatch):
+  # Without a hub: whatever is here, or looks like a file, is not asked for.
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'me').mkdir()
+  (tmp_path / 'me' / 'file').write_text('x')
+  for name in ('me/file', 'me/absent.npz', 'absent', 'a/b/c', str(tmp_path / 'no')):
+    assert str(repository.locate(name, 'prompt.npz', 'prompt')) == name
+  (tmp_path / 'me' / 'folder').mkdir()
+  with pytest.raises(InputError, match=r'prompt: me/folder holds no prompt\.npz'):
+    repository.locate('me/folder', 'prompt.npz', 'prompt')
+  (tmp_path / 'me' / 'folder' / 'prompt.npz').write_text('x')
+  (tmp_path / 'me' / 'folder' / 'dprjax.json').write_text(
+    json.dumps({'files': {'prompt.npz': 'y'}})
+  )
+  with pytest.raises(InputError, match='was changed or is damaged'):
+    repository.locate('me/folder', 'prompt.npz', 'prompt')
+  (tmp_path / 'me' / 'folder' / 'dprjax.json').unlink()
+  assert repository.locate('me/folder', 'prompt.npz', 'prompt').read_text() == 'x'
+  with pytest.raises(InputError, match='ftp:// is neither read nor written'):
+    repository.locate('ftp://host/prompt.npz', 'prompt.npz', 'prompt')

@@ -1,0 +1,115 @@
+"""PEFT's layout, and adapters of strangers."""
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from dprjax.base.errors import InputError
+from dprjax.models import hub, peft
+from dprjax.models.encoder import EncoderConfig
+
+CONFIG = EncoderConfig('bert', 50, 24, 2, 3, 40)
+ADAPTER = {'peft_type': 'PREFIX_TUNING', 'num_virtual_tokens': 4, 'num_layers': 2, 'token_dim': 24}
+META = {
+  'pooling': 'mean',
+  'normalize': True,
+  'temperature': 0.05,
+  'query_max_length': 8,
+  'passage_max_length': 16,
+  'dprjax_version': '0.1.0',
+}
+
+
+def stored(**change):
+  return {'dprjax': json.dumps(META | change)}
+
+
+def test_a_position_has_keys_then_values_of_every_layer():
+  prefix = np.arange(2 * 2 * 4 * 3 * 8, dtype=np.float32).reshape(2, 2, 4, 3, 8)
+  flat = peft.flatten(prefix)
+  assert flat.shape == (4, 2 * 2 * 24)
+  # The third position's values of the first layer: the second quarter of its row.
+  np.testing.assert_array_equal(flat[2, 24:48], prefix[0, 1, 2].ravel())
+  np.testing.assert_array_equal(flat[2, 48:72], prefix[1, 0, 2].ravel())
+  np.testing.assert_array_equal(peft.unflatten(flat, CONFIG), prefix)
+
+
+@pytest.fixture
+def read(tmp_path):
+  """Writes an adapter and reads it; a value of None leaves a file out."""
+  backbone = hub.Backbone(CONFIG, {}, 'a' * 64, str(tmp_path), hub.SentenceSettings(), {})
+
+  def read(config=None, tensors=None, metadata=None, raw=None):
+    if config is None or isinstance(config, dict):
+      config = json.dumps(ADAPTER | (config or {}))
+    (tmp_path / 'adapter_config.json').write_text(config)
+    if tensors is None:
+      tensors = {'prompt_embeddings': np.ones((4, 96), np.float32)}
+    content = safetensors.numpy.save(tensors, metadata) if raw is None else raw
+    (tmp_path / 'adapter_model.safetensors').write_bytes(content)
+    return peft.read_prompt(tmp_path, backbone, 'b' * 64, 'tiny', {})
+
+  return read
+
+
+def test_an_adapter_alone_says_little(read):
+  prompt = read()
+  assert prompt.arrays['prefix'].shape == (2, 2, 4, 3, 8)
+  assert prompt.meta['shift_positions'] and prompt.meta['pooling'] == 'cls'
+  assert prompt.meta['query_max_length'] == 508  # of 512 positions, 4 are the prompt's
+  half = read(tensors={'prompt_embeddings': np.ones((4, 96), np.float16)})
+  assert half.arrays['prefix'].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    ({'config': '{'}, 'adapter_config.json: not JSON'),
+    ({'config': '[]'}, 'expected a JSON object'),
+    ({'config': {'peft_type': 'LORA'}}, "peft_type is 'LORA'; only PREFIX_TUNING"),
+    ({'config': {'peft_type': ['PREFIX_TUNING']}}, 'only PREFIX_TUNING'),
+    ({'config': {'num_virtual_tokens': 0}}, "'num_virtual_tokens' is 0"),
+    ({'config': {'num_virtual_tokens': 2**70}}, "'num_virtual_tokens' is 1180591620717411303424"),
+    ({'config': {'num_virtual_tokens': '4'}}, "'num_virtual_tokens' is '4'"),
+    ({'config': {'num_virtual_tokens': 5}}, r'has shape \[4, 96\], by adapter_config.json'),
+    ({'config': {'num_layers': 3}}, 'num_layers is 3, and the backbone has 2'),
+    ({'config': {'token_dim': 32}}, 'token_dim is 32, and the backbone has 24'),
+    ({'config': {'num_transformer_submodules': 2}}, 'num_transformer_submodules is 2'),
+    ({'raw': b'no safetensors'}, 'cut off, damaged or not a safetensors file'),
+    ({'raw': b''}, 'cut off, damaged or not a safetensors file'),
+    ({'tensors': {'other': np.ones(2, np.float32)}}, 'holds other; expected prompt_embeddings'),
+    (
+      {'tensors': {'prompt_embeddings': np.ones((4, 96), np.float32), 'score': np.ones(1)}},
+      'a prompt has no place for other trained parts',
+    ),
+    ({'tensors': {'prompt_embeddings': np.ones((4, 96), np.int32)}}, 'is of type I32'),
+    (
+      {'tensors': {'prompt_embeddings': np.full((4, 96), np.nan, np.float32)}},
+      '384 of its values are not finite',
+    ),
+    ({'metadata': {'dprjax': '{'}}, 'metadata: not JSON'),
+    ({'metadata': {'dprjax': '[]'}}, 'is no object'),
+    ({'metadata': {'dprjax': '{"pooling": "mean"}'}}, 'meta lacks normalize, temperature'),
+    ({'metadata': stored(pooling='max')}, "pooling is 'max'"),
+    ({'metadata': stored(temperature='hot')}, "temperature is 'hot'"),
+    (
+      {'metadata': stored(backbone_sha256='c' * 64)},
+      'was made for backbone tiny with SHA-256 c',
+    ),
+    ({'metadata': stored(tokenizer_sha256='x')}, 'tokenizer with SHA-256 x'),
+  ],
+)
+def test_adapters_that_cannot_be_read(read, change, message):
+  with pytest.raises(InputError, match=message):
+    read(**change)
+
+
+def test_pickles_are_not_loaded(tmp_path, read):
+  read()
+  (tmp_path / 'adapter_model.safetensors').unlink()
+  (tmp_path / 'adapter_model.bin').write_bytes(b'x')
+  backbone = hub.Backbone(CONFIG, {}, 'a' * 64, str(tmp_path), hub.SentenceSettings(), {})
+  with pytest.raises(InputError, match=r'only adapter_model\.bin; pickled weights can run code'):
+    peft.read_prompt(tmp_path, backbone, 'b' * 64, 'tiny', {})

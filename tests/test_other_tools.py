@@ -1,0 +1,295 @@
+"""Prompts in PEFT and sentence-transformers: what these make of them is in a golden file."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from dprjax import Retriever, export, load_backbone, load_prompt
+from dprjax.base import files
+from dprjax.base.errors import InputError
+from dprjax.models import peft
+from dprjax.models.prompts import KINDS
+from dprjax.runtime import mesh
+from tests import fake_hub, other_tools
+
+GOLDEN = pathlib.Path(__file__).parent / 'golden' / 'other_tools.npz'
+
+
+def one_device():
+  return mesh.make_mesh({'data': 1}, jax.devices()[:1])
+
+
+@pytest.fixture(scope='module')
+def golden():
+  with np.load(GOLDEN, allow_pickle=False) as arrays:
+    return dict(arrays)
+
+
+@pytest.fixture(scope='module')
+def material(tmp_path_factory):
+  """A folder for each model."""
+  folder = tmp_path_factory.mktemp('other_tools')
+  return {name: other_tools.write(folder, name) for name in other_tools.MODELS}
+
+
+@pytest.mark.parametrize('model_type', ['bert', pytest.param('roberta', marks=pytest.mark.slow)])
+def test_vectors_are_those_of_the_other_tools(golden, material, model_type):
+  root = material[model_type]
+  retriever = Retriever.load(
+    root / 'backbone',
+    {name: root / f'{name}.npz' for name in other_tools.CASES},
+    batch_size=12,
+    mesh=one_device(),
+  )
+  seen = 0
+  for kind, texts in other_tools.TEXTS.items():
+    names = [name for name in other_tools.CASES for _ in texts]
+    vectors = retriever.encode(texts * len(other_tools.CASES), kind, prompt=names)
+    for number, name in enumerate(other_tools.CASES):
+      own = vectors[number * len(texts) : (number + 1) * len(texts)]
+      for tool in ('peft', 'sentence-transformers'):
+        expected = golden.get(f'{model_type}/{name}/{tool}/{kind}')
+        assert (expected is None) == (
+          tool == 'peft' and 'shift_positions' not in other_tools.CASES[name]
+        )
+        if expected is not None:
+          np.testing.assert_allclose(own, expected, atol=1e-5, err_msg=f'{name} {tool} {kind}')
+          seen += 1
+  assert seen == 12
+
+
+@pytest.mark.parametrize('name', ['tied', 'sides'])
+def test_an_adapter_holds_what_peft_read(golden, material, command, tmp_path, name):
+  for model_type, root in material.items():
+    out = tmp_path / model_type
+    status, err = command(
+      export, f'--from={root}/{name}.npz', f'--backbone={root}/backbone', f'--out={out}',
+      '--format=peft', '--base_model=somebody/tiny',
+    )  # fmt: skip
+    assert status == 0, err
+    for kind in KINDS:
+      place = out if name == 'tied' else out / kind
+      np.testing.assert_array_equal(
+        safetensors.numpy.load_file(place / peft.WEIGHTS)['prompt_embeddings'],
+        golden[f'{model_type}/{name}/peft/{kind}/embeddings'],
+      )
+      assert json.loads((place / peft.CONFIG).read_text()) == {
+        'base_model_name_or_path': 'somebody/tiny',
+        'encoder_hidden_size': 16,
+        'inference_mode': True,
+        'num_attention_heads': 2,
+        'num_layers': 2,
+        'num_transformer_submodules': 1,
+        'num_virtual_tokens': 3 if name == 'tied' else other_tools.LENGTHS[kind],
+        'peft_type': 'PREFIX_TUNING',
+        'prefix_projection': False,
+        'task_type': 'FEATURE_EXTRACTION',
+        'token_dim': 16,
+      }
+    # And back: the same prompt, byte by byte but for the backbone's name.
+    back = tmp_path / f'{model_type}.npz'
+    status, err = command(export, f'--from={out}', f'--backbone={root}/backbone', f'--out={back}')
+    assert status == 0, err
+    before, after = load_prompt(root / f'{name}.npz'), load_prompt(back)
+    assert after.meta == before.meta and after.arrays.keys() == before.arrays.keys()
+    for key, array in before.arrays.items():
+      np.testing.assert_array_equal(after.arrays[key], array)
+
+
+def test_an_adapter_that_peft_made_becomes_a_prompt(golden, material, command, tmp_path):
+  for model_type, root in material.items():
+    theirs = tmp_path / f'{model_type}-theirs'
+    theirs.mkdir()
+    for file in (peft.CONFIG, peft.WEIGHTS):
+      (theirs / file).write_bytes(golden[f'{model_type}/theirs/{file}'].tobytes())
+    out = tmp_path / f'{model_type}.npz'
+    flags = (f'--from={theirs}', f'--out={out}', '--pooling=mean', '--normalize=false')
+    status, err = command(export, *flags)
+    assert status == 2 and 'names no backbone; give the one it was trained for' in err
+    status, err = command(export, *flags, f'--backbone={root}/backbone', '--passage_max_length=12')
+    assert status == 0, err
+    prompt = load_prompt(out)
+    assert prompt.meta['shift_positions'] and prompt.prefix('query').shape == (2, 2, 4, 2, 8)
+    # As many tokens as there are positions for, less the prompt.
+    room = {'bert': 37, 'roberta': 36}[model_type]
+    assert [prompt.meta[f'{kind}_max_length'] for kind in KINDS] == [room, 12]
+  # Both kinds have one prompt; one program is enough to compare.
+  retriever = Retriever.load(root / 'backbone', out, batch_size=3, mesh=one_device())
+  vectors = retriever.encode(other_tools.TEXTS['passage'])
+  np.testing.assert_allclose(vectors, golden[f'{model_type}/theirs/passage'], atol=1e-5)
+
+
+def test_a_sentence_transformers_folder(material, command, tmp_path):
+  root, out = material['bert'], tmp_path / 'model'
+  flags = (f'--from={root}/unlike.npz', f'--backbone={root}/backbone', f'--out={out}')
+  status, err = command(export, *flags, '--format=sentence-transformers')
+  assert status == 0, err
+  assert sorted(str(path.relative_to(out)) for path in out.rglob('*') if path.is_file()) == [
+    '1_Pooling/config.json',
+    'config.json',
+    'config_sentence_transformers.json',
+    'dprjax.json',
+    'dprjax_prompt.py',
+    'model.safetensors',
+    'modules.json',
+    'prompt.npz',
+    'sentence_bert_config.json',
+    'tokenizer_config.json',
+    'vocab.txt',
+  ]
+  for name in ('config.json', 'model.safetensors', 'vocab.txt', 'tokenizer_config.json'):
+    assert (out / name).read_bytes() == (root / 'backbone' / name).read_bytes()
+  assert (out / 'prompt.npz').read_bytes() == (root / 'unlike.npz').read_bytes()
+  compile((out / 'dprjax_prompt.py').read_text(), 'dprjax_prompt.py', 'exec')
+  modules = json.loads((out / 'modules.json').read_text())
+  assert [module['type'].rpartition('.')[2] for module in modules] == [
+    'PromptedTransformer',
+    'Pooling',
+  ]
+  settings = json.loads((out / 'config_sentence_transformers.json').read_text())
+  assert settings['prompts'] == {'query': '', 'document': 'a '}
+  assert settings['similarity_fn_name'] == 'dot'
+  # dprjax reads the folder as a backbone and as a prompt; the same command replaces it.
+  backbone = load_backbone(out)
+  assert backbone.sha256 == load_backbone(root / 'backbone').sha256
+  assert load_prompt(out).path == f'{out}/prompt.npz'
+  assert command(export, *flags, '--format=sentence-transformers')[0] == 0
+  assert [path.name for path in tmp_path.iterdir()] == ['model']
+  (out / 'prompt.npz').write_bytes((root / 'sides.npz').read_bytes())
+  with pytest.raises(InputError, match=r'prompt\.npz was changed or is damaged'):
+    load_prompt(out)
+
+
+@pytest.mark.parametrize(
+  ('flags', 'words'),
+  [
+    (('--format=peft', '--out=o'), ('PEFT counts the positions', 'prompt.shift_positions=True')),
+    (('--format=peft', '--out=o.npz'), ('--format=peft is a folder',)),
+    (('--card=true', '--out=o.npz'), ('a card needs a folder',)),
+    (('--out=o',), ('name a file that ends in .npz, or say --format=npz, peft or',)),
+    (('--out=o.npz', '--step=3'), ('--step goes with --workdir',)),
+    (('--out=o.npz', '--pooling=cls'), ('says itself how it was trained',)),
+    (('--out=o.npz', '--license=mit'), ('are for a card',)),
+    (('--out=o', '--card=true', '--license=no such thing'), ("expected a licence's name",)),
+    (('--out=o.npz', '--push=a/b'), ('--push sends a folder',)),
+    (('--out=o', '--push=b'), ('expected USER/NAME',)),
+    (('--out=o', '--push=a/../b'), ('expected USER/NAME',)),
+    (('--out=o', '--base_model=a b'), ('expected USER/NAME or USER/NAME@COMMIT',)),
+    (
+      ('--out=o', '--format=sentence-transformers', '--backbone_files=false'),
+      ('--base_model=USER/NAME@COMMIT',),
+    ),
+    (
+      (
+        '--out=o',
+        '--format=sentence-transformers',
+        '--backbone_files=false',
+        '--base_model=a/b@v1',
+      ),
+      ('--base_model=USER/NAME@COMMIT',),
+    ),
+  ],
+)  # fmt: skip
+def test_refused_in_one_line(material, command, tmp_path, monkeypatch, flags, words):
+  monkeypatch.chdir(tmp_path)
+  root = material['bert']
+  status, err = command(export, f'--from={root}/plain.npz', f'--backbone={root}/backbone', *flags)
+  last = err.splitlines()[-1]
+  assert status == 2 and last.startswith('dprjax: error: ') and 'Traceback' not in err
+  for word in words:
+    assert word in last
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_prompts_that_no_other_tool_can_express(templates, command, tmp_path):
+  for name, tool in (('qa', 'peft'), ('qa', 'sentence-transformers'), ('pairs', 'peft')):
+    status, err = command(
+      export, f'--from={templates}/{name}.npz', f'--backbone={templates}/backbone',
+      f'--out={tmp_path}/out', f'--format={tool}',
+    )  # fmt: skip
+    last = err.splitlines()[-1]
+    assert status == 2 and "cannot express a prompt of kind 'template'" in last, err
+    assert '--format=npz' in last
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_a_workdir_in_every_format(trained, command, tmp_path):
+  status, err = command(
+    export, f'--workdir={trained}', f'--out={tmp_path}/model', '--format=sentence-transformers'
+  )
+  assert status == 0, err
+  assert load_prompt(tmp_path / 'model').meta['task'] == 'local'
+  assert load_backbone(tmp_path / 'model').sha256 == load_backbone(trained / 'backbone').sha256
+  status, err = command(
+    export, f'--workdir={trained}', f'--out={tmp_path}/adapter', '--format=peft'
+  )
+  assert status == 2 and 'this prompt was trained with positions from 0' in err
+  status, err = command(
+    export, f'--workdir={trained}', f'--out={tmp_path}/p.npz', '--backbone=elsewhere'
+  )
+  assert status == 2 and '--backbone goes with --from' in err
+  assert [path.name for path in tmp_path.iterdir()] == ['model']
+
+
+@pytest.fixture
+def hub(tmp_path):
+  with fake_hub.serve(tmp_path / 'cache') as running:
+    yield running
+
+
+def test_a_push_and_a_dry_run(material, hub, command, tmp_path):
+  root, out = material['bert'], tmp_path / 'model'
+  metrics = {'mean': {'RR': 0.5}, 'per_query': {'RR': {'q': 0.5}}, 'counts': {}, 'settings': {}}
+  (tmp_path / 'metrics.json').write_text(json.dumps(metrics))
+  flags = [
+    f'--from={root}/plain.npz', f'--backbone={root}/backbone', f'--out={out}', '--format=npz',
+    '--base_model=somebody/tiny', '--license=mit', f'--metrics=test={tmp_path}/metrics.json',
+    '--push=me/mine',
+  ]  # fmt: skip
+  status, err = command(export, *flags, '--dry_run=true')
+  assert status == 0 and 'would go to me/mine, private' in err and hub.asked == [], err
+  sent = sorted(path.name for path in out.iterdir())
+  assert sent == ['README.md', 'dprjax.json', 'prompt.npz']
+  for name in sent:
+    assert files.sha256_file(out / name)[:12] in err and f'  {name}\n' in err
+  assert '| RR | 0.5000 | 0.5000 to 0.5000 | 1 |' in (out / 'README.md').read_text()
+  status, err = command(export, *flags)
+  assert status == 0, err
+  made = hub.repositories['me/mine']
+  [(commit, there)] = made['commits'].items()
+  assert made['private'] and f'me/mine is at commit {commit}' in err
+  assert there == {path.name: path.read_bytes() for path in out.iterdir()}
+  # And from there: to dprjax, and into another format.
+  prompt = load_prompt(f'me/mine@{commit}')
+  assert prompt.meta['backbone'] == 'somebody/tiny'
+  again = f'--out={tmp_path}/again', '--format=sentence-transformers'
+  status, err = command(export, '--from=me/mine', f'--backbone={root}/backbone', *again)
+  assert status == 0 and load_prompt(tmp_path / 'again').meta == prompt.meta, err
+
+
+def test_a_folder_that_names_its_backbone_on_the_hub(material, hub, command, tmp_path):
+  root = material['bert']
+  tiny = {path.name: path.read_bytes() for path in (root / 'backbone').iterdir()}
+  commit = hub.add('somebody/tiny', tiny)
+  changed = hub.add('somebody/tiny', {'model.safetensors': _other_weights(root)})
+  flags = (
+    f'--from={root}/plain.npz', f'--backbone={root}/backbone', '--backbone_files=false',
+    '--format=sentence-transformers', f'--out={tmp_path}/model',
+  )  # fmt: skip
+  status, err = command(export, *flags, f'--base_model=somebody/tiny@{changed}')
+  assert status == 2 and f'somebody/tiny@{changed} has SHA-256' in err.splitlines()[-1]
+  assert not (tmp_path / 'model').exists()
+  status, err = command(export, *flags, f'--base_model=somebody/tiny@{commit}')
+  assert status == 0, err
+  named = json.loads((tmp_path / 'model' / 'backbone.json').read_text())
+  assert named == {'repository': 'somebody/tiny', 'revision': commit}
+  assert not (tmp_path / 'model' / 'model.safetensors').exists()
+
+
+def _other_weights(root):
+  tensors = safetensors.numpy.load_file(root / 'backbone' / 'model.safetensors')
+  return safetensors.numpy.save({name: array + 1 for name, array in tensors.items()})
