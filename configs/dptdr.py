@@ -5,7 +5,9 @@
 This trains a prompt on any BEIR folder with a train split. Arguments: `beir` (the default),
 `scifact` and `medquad` (tuned on real data, see docs/results.md), `msmarco` and `nq` (the paper's),
 and `local` in place of or after any of them (`configs/dptdr.py:nq,local`): seconds on a CPU, with
-nothing to download. `peft` after one of them trains a prompt that PEFT can express.
+nothing to download. `peft` after one of them trains a prompt that PEFT can express, and `query`
+(`configs/dptdr.py:beir,query`) one for queries alone: passages are encoded once, under the bare
+backbone (docs/query-only.md).
 """
 
 import os
@@ -17,7 +19,8 @@ DATA = os.environ.get('DPRJAX_DATA', '../shared/data')
 
 def get_config(arg: str = 'beir'):
   recipes = ('beir', 'scifact', 'medquad', 'msmarco', 'nq', 'local')
-  recipe, rest = defaults.split_argument(__file__, arg, recipes, ('peft', 'local'))
+  options = ('query', 'peft', 'local')
+  recipe, rest = defaults.split_argument(__file__, arg, recipes, options)
   c = defaults.default()
   c.task = recipe
   c.trainable = ('prompt/.*',)
@@ -78,4 +81,8 @@ def get_config(arg: str = 'beir'):
     c.eval.corpus_limit = 100_000
   if 'peft' in rest:
     c.prompt.shift_positions = True  # PEFT counts a text's positions from the prompt's length
+  if 'query' in rest:
+    c.prompt.sides = 'query'
+    if recipe in ('beir', 'scifact'):
+      c.data.passage_max_length = 256  # all that the encoder reads, since it reads them once
   return defaults.local(c) if 'local' in (recipe, *rest) else c

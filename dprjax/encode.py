@@ -14,25 +14,20 @@ much as it cuts: docs/smaller.md says what that costs.
 
 import argparse
 import contextlib
-import hashlib
-import logging
 from collections.abc import Sequence
 
 import jax
-import numpy as np
 from etils import epath
 
 from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
-from dprjax.base.progress import Progress, duration
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.texts import Text, read_texts
+from dprjax.inference import folders
 from dprjax.inference.encoder import Encoder
 from dprjax.models.prompts import KINDS
-from dprjax.retrieval import codes, embeddings, manifest
+from dprjax.retrieval import codes, manifest
 from dprjax.runtime import cli, compiled, distributed
-
-logger = logging.getLogger('dprjax')
 
 _INPUTS = ('backbone', 'prompt', 'input', 'qrels', 'documents')
 _CODED = tuple(codes.LEVELS)
@@ -110,98 +105,19 @@ def _encode(
     texts = [text for text in texts if text.id in judged]
     if not texts:
       raise InputError(f'{source}: none of its queries is judged in {qrels}')
-  ids = [text.id for text in texts]
-  prompt, settings = encoder.entry()
   numbers = _topics(encoder, kind, source, texts, topic, documents)
-  max_length = settings.max_length(kind)
-  meta = manifest.Meta(
-    dimension=encoder.dimension,
-    dtype=dtype,
-    kind=kind,
-    backbone_sha256=encoder.space_sha256,
-    config_sha256=encoder.config_sha256,
-    tokenizer_sha256=encoder.tokenizer.sha256,
-    prompt_sha256=None if prompt is None else files.sha256_file(prompt.path),
-    shift_positions=settings.shift_positions,
-    pooling=settings.pooling,
-    normalize=settings.normalize,
-    prefix=settings.prefix(kind),
-    max_length=max_length,
-    arithmetic=encoder.dtype,
-    input_sha256=_digest(texts),
-    topic=topic if encoder.topics else '',
-  )
-  process, processes = jax.process_index(), jax.process_count()
-  with distributed.turn():
-    writer = embeddings.EmbeddingsWriter(out, meta, ids, shard_rows, process, source)
-    if writer.needs_ranges:
-      try:
-        _calibrate(writer, encoder, kind, [text.text for text in texts], numbers, calibrate)
-      except BaseException:  # as below
-        writer.discard()
-        raise
-  pending = writer.pending()
-  todo = sum(shard.stop - shard.start for shard in pending)
-  if todo < len(ids):
-    logger.info(
-      '%s: %s of %s texts are there already', out, f'{len(ids) - todo:,}', f'{len(ids):,}'
-    )
-  if 0 < len(pending) < processes:
-    logger.info(
-      '%d shards cannot occupy %d processes: give a smaller --shard_rows', len(pending), processes
-    )
-  own = pending[process::processes]
-  count = sum(shard.stop - shard.start for shard in own)
-  progress = Progress('texts', count, 'encoding')
-  try:
-    for shard in own:
-      part = [text.text for text in texts[shard.start : shard.stop]]
-      own_topics = None if numbers is None else numbers[shard.start : shard.stop]
-      writer.write(shard, encoder.encode(part, kind, progress, topic=own_topics))
-      progress.advance(len(part))
-  except BaseException:  # an interrupt leaves no half of a shard either
-    writer.discard()
-    raise
-  distributed.barrier('encoded')
-  writer.finish()
-  if cut := encoder.truncated[kind]:
-    logger.info(
-      '%s of %s texts%s were longer than %d tokens and were cut there',
-      f'{cut:,}',
-      f'{count:,}',
-      ' of process 0' if processes > 1 else '',
-      max_length,
-    )
-  seconds = progress.seconds
-  logger.info(
-    '%s: %s %s vectors in %s (%.0f a second)',
-    out,
-    f'{len(ids):,}',
+  folders.fill_folder(
+    encoder,
     kind,
-    duration(seconds),
-    todo / max(seconds, 1e-9),
+    texts,
+    out,
+    source=source,
+    dtype=dtype,
+    shard_rows=shard_rows,
+    topic=topic,
+    numbers=numbers,
+    calibrate=calibrate,
   )
-
-
-def _calibrate(
-  writer: embeddings.EmbeddingsWriter,
-  encoder: Encoder,
-  kind: str,
-  texts: Sequence[str],
-  topics: Sequence[int] | None,
-  count: int,
-) -> None:
-  """Measures the ranges of codes on texts from all over the corpus."""
-  places = np.unique(np.linspace(0, len(texts) - 1, min(count, len(texts))).astype(np.int64))
-  before = encoder.truncated[kind]
-  writer.calibrate(
-    encoder.encode(
-      [texts[place] for place in places],
-      kind,
-      topic=None if topics is None else [topics[place] for place in places],
-    )
-  )
-  encoder.truncated[kind] = before  # they are encoded again
 
 
 def _topics(
@@ -241,15 +157,6 @@ def _topics(
 def _topic(text: str) -> str:
   """For argparse's ``type``."""
   return text if text in ('infer', 'oracle') else str(cli.up_to(1000, least=0)(text))
-
-
-def _digest(texts: Sequence[Text]) -> str:
-  """SHA-256 of ids and texts. Not of their file, which may be a pipe."""
-  digest = hashlib.sha256()
-  for text in texts:
-    for part in (text.id.encode(), text.text.encode()):
-      digest.update(len(part).to_bytes(8, 'big') + part)
-  return digest.hexdigest()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

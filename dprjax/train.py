@@ -32,6 +32,7 @@ from dprjax.base.progress import Progress, duration, size
 from dprjax.data import text
 from dprjax.data.batches import open_batches
 from dprjax.methods import method as methods
+from dprjax.methods import query_only
 from dprjax.models import artifact, hub
 from dprjax.models.head_specs import HEADS, Head
 from dprjax.runtime import checkpoint, cli, compiled, distributed, log, mesh, optim, stopping, tree
@@ -82,6 +83,7 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   configs.check(config)
   method.check(config)
   devices = mesh.make_mesh(config.mesh)
+  query_only.check(config, devices)
   update_size = config.batch_size * config.accumulate
   mesh.check_batch(devices, update_size, config.grad_cache * config.accumulate)
   if distributed.agree(configs.to_json(config)) != configs.to_json(config):
@@ -151,6 +153,9 @@ def _train(
   schedule = optim.make_schedule(config.optim, total)
   opt_state = init_optimizer(optimizer, trainable, list(frozen), shardings, devices)
   update = make_update(model, optimizer, list(frozen))
+  constants = frozen | {
+    name: mesh.put(array, mesh.replicated(devices)) for name, array in data.arrays.items()
+  }
 
   # Where an earlier run of this command stopped.
   batches = open_batches(data.batches, config.data.threads)
@@ -229,7 +234,7 @@ def _train(
       if (shape := data.shape(batch)) not in shapes:
         shapes.add(shape)
         say(f'step {step + 1}: compiling for {shape}')
-      state, metrics = update(state, frozen, mesh.put_batch(devices, batch), key, step + 1)
+      state, metrics = update(state, constants, mesh.put_batch(devices, batch), key, step + 1)
       step += 1
       indices = {name: rows for name, rows in batch.items() if name.endswith('_index')}
       unread.append((step, metrics, indices))

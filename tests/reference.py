@@ -81,9 +81,9 @@ def pool(hidden, mask, pooling, normalize):
   return x / np.linalg.norm(x, axis=1, keepdims=True) if normalize else x
 
 
-def loss(q, p, passage_index, relevant, temperature=1.0, in_batch=True):
+def loss(q, p, passage_index, relevant, temperature=1.0, in_batch=True, corpus=((), ())):
   """DPTDR Eq. 3 over the whole batch, a query at a time: -log softmax of the positive among what
-  may be contrasted.
+  may be contrasted. ``corpus`` has the vectors and numbers of more passages.
   """
   rows, candidates, _ = p.shape
   passage_index, relevant = np.asarray(passage_index).tolist(), np.asarray(relevant).tolist()
@@ -99,6 +99,9 @@ def loss(q, p, passage_index, relevant, temperature=1.0, in_batch=True):
         if passage_index[j][c] in relevant[i] or passage_index[j][c] == passage_index[i][0]:
           continue
         negatives.append(all_scores[i, j, c])
+    for vector, number in zip(*corpus, strict=True):
+      if number not in relevant[i] and number != passage_index[i][0]:
+        negatives.append(q[i] @ vector / temperature)
     scores = np.array([positive, *negatives])
     total += np.log(np.exp(scores - scores.max()).sum()) + scores.max() - positive
     correct += positive > max(negatives, default=-np.inf)

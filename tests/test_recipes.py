@@ -13,6 +13,7 @@ from dprjax.runtime import optim
 ROOT = pathlib.Path(__file__).parent.parent
 RECIPES = [
   *(f'dptdr.py:{name}' for name in ('beir', 'scifact', 'medquad', 'msmarco', 'nq', 'beir,peft')),
+  *(f'dptdr.py:{name}' for name in ('beir,query', 'scifact,query,peft', 'medquad,query')),
   *(f'ft.py:{name}' for name in ('beir', 'scifact', 'medquad', 'msmarco', 'msmarco,round2', 'nq')),
   *(f'rip.py:{name}' for name in ('sentence', 'span', 'prompt', 'msmarco', 'nq', 'prompt,nq')),
   *(f'condenser.py:{name}' for name in ('condenser', 'cocondenser', 'cocondenser,sentence')),
@@ -176,7 +177,7 @@ def test_rip_on_prompts_trains_the_head_at_the_rate_of_whole_models():
 @pytest.mark.parametrize(
   ('recipe', 'words'),
   [
-    ('ft.py:nq,round2', 'round2? only peft and local may follow nq'),
+    ('ft.py:nq,round2', 'round2? only query and peft and local may follow nq'),
     ('ft.py:round2', 'configs/dptdr.py:round2: choose beir'),
     ('condenser.py:ict,sentence', 'sentence may follow cocondenser alone'),
   ],

@@ -411,7 +411,7 @@ def first_token_entropy(
   columns: tuple[np.ndarray, ...] = ()
   if prompt is not None and retriever.encoder.topics:
     (topic_model,) = retriever.encoder.topics.values()
-    given, columns = np.stack(prompt.prefixes('passage')), (topic_model.assign(texts),)
+    given, columns = prompt.arrays['prefix'], (topic_model.assign(texts),)
   elif prompt is not None:
     given = prompt.prefix('passage')
 

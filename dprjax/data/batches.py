@@ -47,8 +47,12 @@ SLOT_SOURCES = (
 STAND_INS = 3
 
 # What a random number is for, so that no two uses share a stream.
-_SHUFFLE, _RANDOM, _ORDER, _MIX = range(4)
+_SHUFFLE, _RANDOM, _ORDER, _MIX, _SAMPLE = range(5)
 _log = logging.getLogger(__name__)
+
+
+Vectors = Callable[[jt.Int32[np.ndarray, '*n']], jt.Float32[np.ndarray, '*n H']]
+"""Rows of a store's passages -> their vectors."""
 
 
 class Mix(NamedTuple):
@@ -78,6 +82,8 @@ def make_batches(
   process_index: int = 0,
   process_count: int = 1,
   max_relevant: int | None = None,
+  vectors: Vectors | None = None,
+  sample: int = 0,
 ) -> grain.MapDataset[Batch]:
   """This process's rows of the global batch of any step (keys: docs/architecture.md, 'A batch').
 
@@ -103,6 +109,10 @@ def make_batches(
       whole global batch is taken.
     max_relevant: the largest R of `relevant`; by default what the store's queries need. If a query
       has more, those in the global batch come first: they must not be taken for negatives.
+    vectors: gives the passages' vectors, which a batch then has in place of their tokens:
+      `passage_vectors` ``[B, C, H]``.
+    sample: passages besides, which are drawn for each batch from all that it does not hold:
+      `corpus_vectors` ``[S, H]`` and `corpus_index` ``[S]``. It needs ``vectors``.
 
   Raises:
     InputError: sizes that the store, the buckets or the processes do not allow.
@@ -122,7 +132,15 @@ def make_batches(
     mix=mix,
     positive=positive,
     max_relevant=max_relevant,
+    vectors=vectors,
   )
+  own_sample = process_rows(sample, process_index, process_count, 'passages')
+  most = store.num_passages - batch_size * (1 + negatives)
+  if sample > max(most, 0):
+    raise InputError(
+      f'config.corpus_negatives: {sample:,} passages cannot be drawn beside those of a batch: '
+      f'{store.path} holds {store.num_passages:,}; use at most {max(most, 0):,}, or -1 for all'
+    )
   rows_of = shuffle_rows(np.arange(store.num_queries, dtype=np.int32), batch_size, [seed, _SHUFFLE])
   rows = np.arange(batch_size)[own]
 
@@ -130,7 +148,13 @@ def make_batches(
     epoch, queries = rows_of(step)
     drawn = feed.draw(queries, epoch, random_passages(seed, step))
     buckets = zip(feed.lengths(drawn), (query_buckets, passage_buckets), strict=True)
-    return feed.read(drawn, rows, *(smallest_bucket(*both) for both in buckets))
+    batch = feed.read(drawn, rows, *(smallest_bucket(*both) for both in buckets))
+    if sample:
+      random = np.random.default_rng([seed, _SAMPLE, step])
+      index = sample_others(drawn.passages, store.num_passages, sample, random)[own_sample]
+      assert vectors is not None
+      batch |= {'corpus_index': index, 'corpus_vectors': vectors(index)}
+    return batch
 
   return grain.MapDataset.range(store.num_queries // batch_size).map_with_index(make)
 
@@ -175,6 +199,7 @@ class Feed:
     mix: Mix | None = None,
     positive: str = 'rotate',
     max_relevant: int | None = None,
+    vectors: Vectors | None = None,
   ):
     if negatives + store.max_relevant > store.num_passages:
       raise InputError(
@@ -193,6 +218,7 @@ class Feed:
         'config.mix says what the hard negatives are, but config.negatives is 0: there are none'
       )
     self._store, self._seed, self._mix, self._positive = store, seed, mix, positive
+    self._vectors = vectors
     self.negatives, self.size = negatives, store.num_queries
     self.counts = {
       'query_index': store.num_queries,
@@ -260,18 +286,24 @@ class Feed:
     query_tokens, query_mask = pad_flat(
       *table.lists([drawn.tokens[row] for row in rows]), query_length, store.pad_id
     )
-    passage_tokens, passage_mask = pad_flat(
-      *table.lists(store.passages.read(passages.ravel(), ('tokens',))[0]),
-      passage_length,
-      store.pad_id,
-    )
-    shape = (*passages.shape, passage_length)
+    if self._vectors is not None:
+      texts = {'passage_vectors': self._vectors(passages)}
+    else:
+      passage_tokens, passage_mask = pad_flat(
+        *table.lists(store.passages.read(passages.ravel(), ('tokens',))[0]),
+        passage_length,
+        store.pad_id,
+      )
+      shape = (*passages.shape, passage_length)
+      texts = {
+        'passage_tokens': passage_tokens.reshape(shape),
+        'passage_mask': passage_mask.reshape(shape),
+      }
     relevant = table.lists([drawn.relevant[row] for row in rows])
     batch = {
       'query_tokens': query_tokens,
       'query_mask': query_mask,
-      'passage_tokens': passage_tokens.reshape(shape),
-      'passage_mask': passage_mask.reshape(shape),
+      **texts,
       'query_index': drawn.queries[rows],
       'passage_index': passages,
       'relevant': _list_relevant(relevant, drawn.passages, self.max_relevant),
@@ -288,6 +320,17 @@ class Feed:
 def random_passages(seed: int, *numbers: int) -> np.random.Generator:
   """What draws random passages: of a step, or of a step and a task."""
   return np.random.default_rng([seed, _RANDOM, *numbers])
+
+
+def sample_others(
+  passages: jt.Int32[np.ndarray, 'B C'], total: int, count: int, random: np.random.Generator
+) -> jt.Int32[np.ndarray, 'count']:
+  """Distinct rows of a store of ``total`` passages, none of them in the batch."""
+  held = np.unique(passages)
+  drawn = random.choice(total - len(held), count, replace=False, shuffle=False)
+  # The n-th row that is not held: as many held ones come before it as have at most n others first.
+  free_before = held - np.arange(len(held))
+  return (drawn + np.searchsorted(free_before, drawn, side='right')).astype(np.int32)
 
 
 def check_buckets(

@@ -319,6 +319,31 @@ class Encoder:
         f'topic: {topic} is asked for, and the prompt{f" {name!r}" if name else ""} has {whose}'
       )
 
+  def check_comparable(self, queries: Sequence[str], passages: str | None) -> None:
+    """Checks that queries under these prompts can be compared with passages under that one.
+
+    They can under the same prompt, and where passages are the bare backbone's under both.
+
+    Raises:
+      InputError: they cannot.
+    """
+
+    def space(name: str) -> tuple[Any, ...]:
+      prompt, settings = self.bank[name]
+      bare = prompt is None or (
+        prompt.meta['kind'] == 'prefix' and prompt.prefix('passage') is None
+      )
+      return None if bare else name, settings.pooling, settings.normalize
+
+    (own,) = self._names(passages, 1)
+    for name in dict.fromkeys(self._names(queries, len(queries))):
+      if space(name) != space(own):
+        raise InputError(
+          f'prompt: queries under {name!r} cannot be compared with passages under {own!r}: either '
+          'one prompt for both, or prompts for queries alone (or none) of one pooling and '
+          'normalisation'
+        )
+
   def _assign(
     self, texts: Sequence[str], names: Sequence[str], topic: int | Sequence[int] | None
   ) -> Int32[np.ndarray, 'n']:
@@ -359,8 +384,10 @@ class Encoder:
       numbers[name] = len(prefixes)
       prefixes += own
       settings += [own_settings] * len(own)
-    # A shared prompt is faster than a bank.
-    prefix: Any = _stack(config, prefixes) if len(prefixes) > 1 else prefixes[0]
+    # A shared prompt is faster than a bank, and none is faster than empty ones.
+    prefix: Any = None
+    if any(one is not None for one in prefixes):
+      prefix = _stack(config, prefixes) if len(prefixes) > 1 else prefixes[0]
     embed = _embed_fn(config, settings, self._dtype)
     max_length = max(one.max_length(kind) for one in settings)
     embedder = Embedder(
@@ -440,8 +467,9 @@ def check_length(name: str, entry: Entry, kind: str, backbone: hub.Backbone) -> 
   room = backbone.config.max_tokens
   if _is_template(entry):  # whose length its tokenizer decides
     return
-  if prompt is not None and settings.shift_positions:
-    room -= prompt.prefixes(kind)[0].shape[-3]
+  prefix = None if prompt is None else prompt.prefixes(kind)[0]
+  if prefix is not None and settings.shift_positions:
+    room -= prefix.shape[-3]
   if settings.max_length(kind) > room:
     whose = f'prompt {name!r}: ' if name != UNNAMED else ''
     raise InputError(
@@ -476,7 +504,7 @@ def _embed_fn(model: models.EncoderConfig, settings: Sequence[Settings], dtype: 
       tokens,
       mask,
       prompt=prompt,
-      prompt_ids=prompt_ids,
+      prompt_ids=prompt_ids if isinstance(prompt, models.PromptBank) else None,
       shift_positions=shift_positions,
       options=models.EncoderOptions(dtype),
     )

@@ -164,15 +164,18 @@ class Retriever:
       queries: their texts.
       k: passages a query, at most.
       prompt, task: a name, or one for each query; by default the one that the corpus was indexed
-        with.
+        with. Under prompts for queries alone, one index serves all of them.
 
     Raises:
-      InputError: ``index`` was not called.
+      InputError: ``index`` was not called, or the corpus was indexed under a prompt whose passages
+        cannot be compared with these queries.
     """
     if self._indexed is None:
       raise InputError('nothing is indexed yet: call index(corpus) before search')
     ids, texts, vectors, default = self._indexed
     named = either(prompt, task)
+    if named is not None:
+      self.encoder.check_comparable([named] if isinstance(named, str) else named, default)
     encoded = self.encode(queries, 'query', prompt=default if named is None else named)
     found = vectors.search(encoded, k)
     return [

@@ -30,6 +30,18 @@ class Scores(NamedTuple):
   allowed: Bool[Array, 'B M']
 
 
+class Corpus(NamedTuple):
+  """Passages that are negatives of every query beside the batch's, which are none of them.
+
+  Attributes:
+    vectors: of these passages.
+    rows: of the store.
+  """
+
+  vectors: Float[Array, 'S H']
+  rows: Int[Array, 'S']
+
+
 class ContrastiveMetrics(NamedTuple):
   """Of each query or text: its loss, whether its positive ranks first, its number of negatives."""
 
@@ -48,17 +60,20 @@ def info_nce(
   rows: int,
   temperature: float = 1.0,
   in_batch: bool = True,
+  corpus: Corpus | None = None,
 ) -> ContrastiveMetrics:
   """``info_nce_scores`` over the global batch, at most ``rows`` queries of a device at a time."""
   # The loss needs every passage on every device: the one gather of the step.
-  passages = jax.lax.with_sharding_constraint(passages, NamedSharding(mesh, P()))
+  passages, corpus = jax.lax.with_sharding_constraint((passages, corpus), NamedSharding(mesh, P()))
 
   def score(
     block: tuple[Array, Array, Array], _: Array | None
   ) -> tuple[ContrastiveMetrics, tuple[()]]:
     queries, relevant, row = block
     return _metrics(
-      info_nce_scores(queries, passages, passage_index, relevant, temperature, in_batch, row)
+      info_nce_scores(
+        queries, passages, passage_index, relevant, temperature, in_batch, row, corpus
+      )
     ), ()
 
   arrays = (queries, relevant, jnp.arange(len(queries), dtype=jnp.int32))
@@ -140,15 +155,25 @@ def false_negatives(
       counts as relevant even where the list was cut off before it.
     row: the queries' rows in the batch; None: all of them.
   """
-  flat = passage_index.reshape(-1)  # [M]
+  return _among(passage_index.reshape(-1), _known(passage_index, relevant, row))
+
+
+def _known(
+  passage_index: Int[Array, 'B C'], relevant: Int[Array, 'b R'], row: Int[Array, 'b'] | None
+) -> Int[Array, 'b _']:
+  """The passages that are relevant to each query, its own positive among them."""
   own = passage_index[:, 0] if row is None else jnp.take(passage_index[:, 0], row)
-  known = jnp.concatenate([relevant, own[:, None]], axis=1)  # [b, R + 1]
+  return jnp.concatenate([relevant, own[:, None]], axis=1)
+
+
+def _among(index: Int[Array, 'M'], known: Int[Array, 'b _']) -> Bool[Array, 'b M']:
+  """Which of these passages each query knows to be relevant."""
 
   # One column of the list at a time takes [b, M] of memory rather than [b, M, R].
   def mark(marked: Bool[Array, 'b M'], column: Int[Array, 'b']) -> tuple[Bool[Array, 'b M'], None]:
-    return marked | ((column[:, None] == flat[None, :]) & (column >= 0)[:, None]), None
+    return marked | ((column[:, None] == index[None, :]) & (column >= 0)[:, None]), None
 
-  return jax.lax.scan(mark, jnp.zeros((known.shape[0], flat.shape[0]), bool), known.T)[0]
+  return jax.lax.scan(mark, jnp.zeros((known.shape[0], index.shape[0]), bool), known.T)[0]
 
 
 def info_nce_scores(
@@ -159,6 +184,7 @@ def info_nce_scores(
   temperature: float = 1.0,
   in_batch: bool = True,
   row: Int[Array, 'b'] | None = None,
+  corpus: Corpus | None = None,
 ) -> Scores:
   """Scores every query against the passages of the whole batch (DPTDR Eq. 2; DPR section 3.2).
 
@@ -169,6 +195,7 @@ def info_nce_scores(
   Args:
     in_batch: False leaves each query its own hard negatives only (DPTDR Eq. 3 read literally).
     row: the queries' rows in the batch; None: all of them.
+    corpus: more negatives of every query; those relevant to it are left out.
   """
   batch, candidates, _ = passages.shape
   everything = passages.reshape(batch * candidates, -1)  # [M, H]
@@ -180,6 +207,11 @@ def info_nce_scores(
   allowed = is_target | ~false_negatives(passage_index, relevant, row)
   if not in_batch:
     allowed &= column // candidates == row[:, None]
+  if corpus is not None:
+    more = inner_products(queries, corpus.vectors) / temperature  # [b, S]
+    relevant_too = _among(corpus.rows, _known(passage_index, relevant, row))
+    logits = jnp.concatenate([logits, more], axis=1)
+    allowed = jnp.concatenate([allowed, ~relevant_too], axis=1)
   return Scores(jnp.where(allowed, logits, -jnp.inf), target, allowed)
 
 

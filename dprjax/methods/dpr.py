@@ -15,7 +15,14 @@ from ml_collections import ConfigDict
 from dprjax.base.errors import InputError
 from dprjax.data import batches
 from dprjax.data.text import Tokenizer
-from dprjax.methods import contrastive, distillation, dual_encoder, retrieval_data, tasks
+from dprjax.methods import (
+  contrastive,
+  distillation,
+  dual_encoder,
+  query_only,
+  retrieval_data,
+  tasks,
+)
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import Batch, Method, Model, Params, Texts
 from dprjax.models import encoder, prompts
@@ -43,7 +50,7 @@ def build(
       tokens, mask = rows
       return encoders.encode(params, prefixes[kind], kind, tokens, mask, key)
 
-    return contrast(config, devices, encode, batch, key)
+    return contrast(config, devices, encode, batch, key, corpus=query_only.corpus(params, batch))
 
   shown = {'accuracy': 'in-batch accuracy'} | distillation.shown(config)
   return Model(encoders.init, loss, encoders.embed, shown)
@@ -56,6 +63,7 @@ def contrast(
   batch: Batch,
   key: Array | None,
   columns: Sequence[str] = (),
+  corpus: contrastive.Corpus | None = None,
 ) -> tuple[Float[Array, ''], dict[str, Array]]:
   """InfoNCE over the global batch, which is encoded in chunks, and its metrics.
 
@@ -63,9 +71,10 @@ def contrast(
     config: the experiment.
     devices: the mesh.
     encode: ``(kind, (tokens [n, T], mask [n, T], *columns [n]), key) -> vectors``.
-    batch: of queries and passages.
+    batch: of queries and passages; of these tokens, or the vectors of the bare backbone.
     key: for dropout, or None.
     columns: keys of the batch with a number for each row, which its texts are encoded with.
+    corpus: more negatives.
   """
   chunks = config.grad_cache * config.accumulate
 
@@ -86,9 +95,14 @@ def contrast(
   query_key, passage_key = (None, None) if key is None else tuple(jax.random.split(key))
   tokens, mask = (batch[f'query_{name}'][:, None] for name in ('tokens', 'mask'))
   q = embed_chunked('query', tokens, mask, query_key)[:, 0]
-  p = embed_chunked('passage', batch['passage_tokens'], batch['passage_mask'], passage_key)
+  if 'passage_vectors' in batch:
+    p = batch['passage_vectors']
+  else:
+    p = embed_chunked('passage', batch['passage_tokens'], batch['passage_mask'], passage_key)
 
-  def score(q: Array, p: Array) -> tuple[dict[str, Array], contrastive.ContrastiveMetrics]:
+  def score(
+    q: Array, p: Array, *more: Array
+  ) -> tuple[dict[str, Array], contrastive.ContrastiveMetrics]:
     metrics = contrastive.info_nce(
       q,
       p,
@@ -97,11 +111,14 @@ def contrast(
       devices,
       rows=config.loss_rows,
       temperature=config.temperature,
-      in_batch=config.in_batch,
+      # The whole corpus holds the batch's passages.
+      in_batch=config.in_batch and config.corpus_negatives >= 0,
+      corpus=None if corpus is None else corpus._replace(vectors=more[0]),
     )
     return distillation.add(config, jnp.mean(metrics.loss), q, p, batch), metrics
 
-  losses, metrics = contrastive.over_lengths(config.matryoshka, config.normalize, score, q, p)
+  vectors = (q, p) if corpus is None else (q, p, corpus.vectors)
+  losses, metrics = contrastive.over_lengths(config.matryoshka, config.normalize, score, *vectors)
   return losses['loss'], negative_pools(batch) | losses | {
     'accuracy': jnp.mean(metrics.accuracy),
     'negatives': jnp.mean(metrics.negatives),
@@ -136,4 +153,12 @@ def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: 
   return retrieval_data.find(section, config, workdir, devices)
 
 
-METHOD = Method(build, find, dual_encoder.export, tasks=True, matryoshka=True, distillation=True)
+METHOD = Method(
+  build,
+  find,
+  dual_encoder.export,
+  tasks=True,
+  matryoshka=True,
+  distillation=True,
+  query_only=True,
+)

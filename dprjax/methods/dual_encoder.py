@@ -1,6 +1,6 @@
 """The encoder of queries and passages with their prompts, shared by the methods that train it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -52,7 +52,15 @@ def build(config: ConfigDict, model: encoder.EncoderConfig) -> DualEncoder:
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:
     backbone = dict.fromkeys(prompts.KINDS, parts.encoder) if two else parts.encoder
-    return {'backbone': backbone} | init_prompt(config, model, parts, key)
+    params = {'backbone': backbone} | init_prompt(config, model, parts, key)
+    if config.prompt.sides == 'query':
+      names = list(tree.flatten(params))
+      if trains(tree.trainable_names(config.trainable, names), 'backbone'):
+        raise InputError(
+          'config.trainable: names parameters of the backbone, and the passages of '
+          "config.prompt.sides='query' are encoded once; train the prompt alone"
+        )
+    return params
 
   def encode(
     params: Params, prefix: Array | None, kind: str, tokens: Array, mask: Array, key: Array | None
@@ -106,6 +114,7 @@ def init_prompt(
     key,
     knobs.length,
     tied=knobs.tied,
+    sides=knobs.sides,
     reparam=knobs.reparam,
     hidden=knobs.reparam_hidden,
     std=knobs.init_std,
@@ -114,6 +123,13 @@ def init_prompt(
     return {'prompt': params}
   sides = {kind: {'prefix': parts.prompt.prefix(kind)} for kind in prompts.KINDS}
   start: dict[str, Any] = sides['query'] if knobs.tied else sides
+  if knobs.sides == 'query':
+    start = {'query': sides['query']}
+  elif parts.prompt.query_only and not knobs.tied:
+    raise InputError(
+      f'config.prompt.init_from: {knobs.init_from} is for queries alone; set config.prompt.tied, '
+      "or config.prompt.sides='query'"
+    )
   shapes, wanted = (
     {name: leaf.shape for name, leaf in tree.flatten({'prompt': some}).items()}
     for some in (start, params)
@@ -175,7 +191,7 @@ def export_prompt(
     return {}, {}
   subtree = {name: leaf for name, leaf in trained.items() if name.startswith('prompt/')}
   expanded = prompts.expand_prompt(backbone.config, tree.unflatten(subtree)['prompt'])
-  arrays = {kind: np.asarray(expanded[kind]) for kind in prompts.KINDS}
+  arrays = {kind: np.asarray(prefix) for kind, prefix in expanded.items() if prefix is not None}
   meta = {
     'kind': 'prefix',
     'pooling': config.pooling,
@@ -186,6 +202,8 @@ def export_prompt(
     **prefixes,
     **matryoshka_meta(config),
   }
+  if config.prompt.sides == 'query':
+    return {'query/prefix': arrays['query']}, meta | {'sides': 'query'}
   if config.prompt.tied:
     return {'prefix': arrays['query']}, meta
   return {f'{kind}/prefix': array for kind, array in arrays.items()}, meta
@@ -224,8 +242,8 @@ def check_length(config: ConfigDict, model: encoder.EncoderConfig, knob: str, le
     raise InputError(f'{knob}: {length} exceeds the {longest} positions of {config.backbone.path}')
 
 
-def trains(trained: Mapping[str, np.ndarray], subtree: str) -> bool:
-  """Whether any parameter of a top-level subtree was trained."""
+def trains(trained: Iterable[str], subtree: str) -> bool:
+  """Whether any of these names of trained parameters is in a top-level subtree."""
   return any(name.startswith(f'{subtree}/') for name in trained)
 
 

@@ -81,6 +81,8 @@ class Data(NamedTuple):
     ids: names what a batch holds, for the message when its loss is not finite.
     shape: a batch's padded lengths, in words.
     evaluation: makes the evaluation on the dev split; None where there is no such split.
+    arrays: what the loss takes as parameters that are never trained, by their flat names. They are
+      float32 and whole on every device.
   """
 
   batches: grain.MapDataset
@@ -89,6 +91,7 @@ class Data(NamedTuple):
   ids: Callable[[Mapping[str, np.ndarray]], str]
   shape: Callable[[Mapping[str, np.ndarray]], str]
   evaluation: Callable[[Model], Evaluate] | None
+  arrays: Mapping[str, np.ndarray] = types.MappingProxyType({})
 
 
 class Texts(NamedTuple):
@@ -146,6 +149,7 @@ class Method(NamedTuple):
     tasks: whether it takes several data sets, the entries of ``config.tasks``.
     matryoshka: whether its loss is also of shortened vectors, ``config.matryoshka``.
     distillation: whether it learns from a teacher's scores, ``config.distillation``.
+    query_only: whether it can train a prompt for queries alone, ``config.prompt.sides``.
   """
 
   build: Callable[[ConfigDict, EncoderConfig, Mesh, Tokenizer], Model]
@@ -156,6 +160,7 @@ class Method(NamedTuple):
   tasks: bool = False
   matryoshka: bool = False
   distillation: bool = False
+  query_only: bool = False
 
   def check(self, config: ConfigDict) -> None:
     """Raises InputError where the config asks for what the method does not do."""
@@ -172,6 +177,10 @@ class Method(NamedTuple):
       raise InputError(
         f"config.distillation.loss: {config.method} learns from no teacher's scores; the method "
         "dpr does, or leave it at 'none'"
+      )
+    if config.prompt.sides == 'query' and not self.query_only:
+      raise InputError(
+        f"config.prompt.sides: 'query' is not for {config.method}; use config.method=dpr, or 'both'"
       )
 
 

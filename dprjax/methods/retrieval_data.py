@@ -19,7 +19,7 @@ from dprjax.data.text import Tokenizer
 from dprjax.formats import irds, trec
 from dprjax.formats.qrels import write_qrels
 from dprjax.inference.embedder import Embedder
-from dprjax.methods import distillation, dual_encoder
+from dprjax.methods import distillation, dual_encoder, query_only
 from dprjax.methods.method import Data, Evaluate, Model, Texts
 from dprjax.models.encoder import EncoderConfig
 from dprjax.models.prompts import KINDS
@@ -80,7 +80,9 @@ class Splits:
       'negatives': config.negatives,
       'positive': config.positive,
       'seed': config.seed,
-      **{knob: self.section[knob] for knob in ('query_buckets', 'passage_buckets', 'max_relevant')},
+      **{knob: self.section[knob] for knob in ('query_buckets', 'passage_buckets')},
+      # A list that was cut short would leave relevant passages among the corpus's negatives.
+      'max_relevant': None if config.corpus_negatives else self.section.max_relevant,
     }
 
   def read_judgements(self) -> dict[str, dict[str, int]]:
@@ -202,7 +204,9 @@ def find(
   if config.distillation.loss != 'none':
     found['teacher scores'] = distillation.scores_file(section, config)
   return Texts(
-    splits.read_passages, functools.partial(_open, splits, config, devices, assign), found
+    splits.read_passages,
+    functools.partial(_open, splits, config, devices, assign),
+    found | query_only.files(config),
   )
 
 
@@ -219,8 +223,12 @@ def _open(
     knob = f'{kind}_max_length'
     dual_encoder.check_length(config, model, f'config.data.{knob}', section[knob])
   tokens = splits.open_store('train', splits.train, tokenizer)
+  passages = None
+  if config.prompt.sides == 'query':
+    passages = query_only.open_passages(splits.train, tokens, config, splits.workdir, tokenizer)
   update = config.batch_size * config.accumulate
   seen = update * (1 + config.negatives) - 1 if config.in_batch else config.negatives
+  seen = tokens.num_passages - 1 if config.corpus_negatives < 0 else seen + config.corpus_negatives
 
   def ids(batch: Mapping[str, np.ndarray]) -> str:
     queries = tokens.query_ids(batch['query_index'])
@@ -228,10 +236,19 @@ def _open(
     return f'queries {shorten(queries)}, positives {shorten(passages)}'
 
   def shape(batch: Mapping[str, np.ndarray]) -> str:
+    if passages is not None:
+      return f'queries of {batch["query_tokens"].shape[1]} tokens'
     lengths = batch['query_tokens'].shape[1], batch['passage_tokens'].shape[2]
     return f'queries of {lengths[0]} and passages of {lengths[1]} tokens'
 
-  made = splits.make_batches(tokens, config, devices, mix=batches.Mix(**config.mix))
+  made = splits.make_batches(
+    tokens,
+    config,
+    devices,
+    mix=batches.Mix(**config.mix),
+    vectors=None if passages is None else passages.take,
+    sample=max(config.corpus_negatives, 0),
+  )
   if assign is not None:
     numbers = assign(splits.train, tokens, tokenizer)
     made = made.map(
@@ -253,9 +270,10 @@ def _open(
     f'{seen} negatives a query',
     ids=ids,
     shape=shape,
-    evaluation=functools.partial(_evaluation, splits, config, devices, assign, tokenizer)
+    evaluation=functools.partial(_evaluation, splits, config, devices, assign, tokenizer, passages)
     if splits.dev
     else None,
+    arrays=query_only.arrays(config, passages, tokens.num_passages),
   )
 
 
@@ -277,6 +295,7 @@ def _evaluation(
   devices: Mesh,
   assign: Assign | None,
   tokenizer: Tokenizer,
+  passages: query_only.Passages | None,
   model: Model,
 ) -> Evaluate:
   return evaluation(
@@ -286,6 +305,7 @@ def _evaluation(
     assign,
     tokenizer,
     dev_measures(config, 'nDCG@10', 'RR@10', 'R@100'),
+    passages,
   )
 
 
@@ -316,8 +336,12 @@ def evaluation(
   assign: Assign | None,
   tokenizer: Tokenizer,
   wanted: Sequence[str],
+  known: query_only.Passages | None = None,
 ) -> Evaluate:
-  """Exact search for the dev queries in the corpus, or in a sample of it, by these measures."""
+  """Exact search for the dev queries in the corpus, or in a sample of it, by these measures.
+
+  Under a prompt for queries alone, ``known`` has the passages of the training split.
+  """
   assert splits.dev is not None
   tokens = splits.open_store('dev', splits.dev, tokenizer)
   queries = np.arange(tokens.num_queries)
@@ -343,8 +367,19 @@ def evaluation(
     numbers = assign(splits.dev, tokens, tokenizer)
     columns = {'query': (numbers['query'],), 'passage': (numbers['passage'][passages],)}
 
+  fixed: dict[str, np.ndarray] = {}  # vectors that no step changes
+  corpus = sources.locate(splits.dev)['corpus']
+  if known is not None and sources.locate(splits.train)['corpus'] == corpus:
+    fixed['passage'] = known.of_ids(passage_ids)
+
   def evaluate(params: Mapping[str, jax.Array]) -> dict[str, float]:
-    vectors = {kind: embedders[kind](params, rows[kind], columns=columns[kind]) for kind in KINDS}
+    vectors = fixed | {
+      kind: embedders[kind](params, rows[kind], columns=columns[kind])
+      for kind in KINDS
+      if kind not in fixed
+    }
+    if known is not None:
+      fixed['passage'] = vectors['passage']
     top = exact.search(vectors['query'], vectors['passage'], min(100, len(passage_ids)))
     run = trec.run_from_rows(query_ids, passage_ids, top.rows, top.scores)
     return measures.measure(run, qrels, wanted)['mean']

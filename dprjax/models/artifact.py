@@ -4,7 +4,8 @@
 allow_pickle=False)`` reads all of it, so a prompt file cannot run code. By meta's kind it holds:
 
 - prefix: ``prefix`` [L, 2, P, N, D], or ``query/prefix`` and ``passage/prefix`` where untied
-  (index 0 of axis 1: keys, 1: values)
+  (index 0 of axis 1: keys, 1: values). Where meta's ``sides`` is 'query', ``query/prefix`` alone:
+  passages are the bare backbone's
 - topic: ``prefix`` [K, L, 2, P, N, D] and the arrays of the topic model
 - template: ``segments/query/P1`` [P, H] and its like; the template and its words are in meta
   (``TEMPLATE_META``). A template of words alone has no arrays
@@ -73,7 +74,11 @@ SCORES = ('logit', 'probability')
 _TEMPLATE_POOLINGS = ('mask', *POOLINGS)
 _LONGEST_WORDS = 1000  # characters of a segment
 # Other keys (task, metrics) are free.
-_OPTIONAL_META: dict[str, tuple[type, ...]] = {'query_prefix': (str,), 'passage_prefix': (str,)}
+_OPTIONAL_META: dict[str, tuple[type, ...]] = {
+  'query_prefix': (str,),
+  'passage_prefix': (str,),
+  'sides': (str,),
+}
 
 _SEGMENTS = 'segments/'
 _MOST_LAYERS = 1000
@@ -114,14 +119,19 @@ class Prompt:
     """Whether queries and passages have one prompt."""
     return 'prefix' in self.arrays
 
-  def prefixes(self, kind: str) -> list[Float[np.ndarray, 'L 2 P N D']]:
+  @property
+  def query_only(self) -> bool:
+    """Whether passages have no prompt."""
+    return self.meta.get('sides') == 'query'
+
+  def prefixes(self, kind: str) -> list[Float[np.ndarray, 'L 2 P N D'] | None]:
     """The key/value prefixes for texts of ``kind``: one of each topic, or one in all."""
     if self.meta['kind'] == 'topic':
       return list(self.arrays['prefix'])
     return [self.prefix(kind)]
 
-  def prefix(self, kind: str) -> Float[np.ndarray, 'L 2 P N D']:
-    """The key/value prefix for texts of ``kind``: 'query' or 'passage'.
+  def prefix(self, kind: str) -> Float[np.ndarray, 'L 2 P N D'] | None:
+    """The key/value prefix for texts of ``kind``, 'query' or 'passage'; None: the bare backbone.
 
     Raises:
       InputError: an unknown ``kind``, or not a prompt of kind prefix.
@@ -133,6 +143,8 @@ class Prompt:
         f'{self.path}: a prompt of kind {self.meta["kind"]!r} has no single prefix; a prompt of '
         "kind 'prefix' is needed here"
       )
+    if self.query_only and kind == 'passage':
+      return None
     return self.arrays['prefix' if self.tied else f'{kind}/prefix']
 
 
@@ -305,6 +317,8 @@ def _check(path: str, meta: Any, arrays: dict[str, np.ndarray]) -> None:
   kind = meta['kind']
   if kind == 'template':
     axes = dict.fromkeys(_check_template(path, meta, names), '[P, H]')
+  elif meta.get('sides') == 'query':
+    axes = {'query/prefix': '[L, 2, P, N, D]'}
   elif kind == 'topic' or 'prefix' in arrays:
     axes = {'prefix': '[K, L, 2, P, N, D]' if kind == 'topic' else '[L, 2, P, N, D]'}
   else:
@@ -312,6 +326,7 @@ def _check(path: str, meta: Any, arrays: dict[str, np.ndarray]) -> None:
   for name, letters in axes.items():
     if name not in arrays:
       needed = 'prefix' if kind == 'topic' else 'prefix, or query/prefix and passage/prefix'
+      needed = name if len(axes) == 1 and name != 'prefix' else needed
       raise InputError(
         f'{path}: a prompt of kind {kind!r} needs {needed}; {name} is missing (found: '
         f'{", ".join(names) or "no arrays"})'
@@ -442,6 +457,13 @@ def _check_meta(path: str, meta: Any) -> None:
   if meta['kind'] not in KINDS:
     raise InputError(
       f"{path}: meta's kind is {meta['kind']!r}, expected one of: {', '.join(KINDS)}"
+    )
+  if meta.get('sides', 'both') not in (
+    ('both', 'query') if meta['kind'] == 'prefix' else ('both',)
+  ):
+    raise InputError(
+      f"{path}: meta's sides is {meta['sides']!r:.60}; a prompt of kind {meta['kind']!r} has 'both'"
+      + (" or 'query'" if meta['kind'] == 'prefix' else '')
     )
   if meta['kind'] != 'template' and meta['pooling'] not in POOLINGS:
     raise InputError(

@@ -73,9 +73,20 @@ def expand_prefix(config: EncoderConfig, params: Mapping[str, Any]) -> Float[Arr
 
 
 def init_prompt(
-  config: EncoderConfig, key: Array, length: int, *, tied: bool = True, **kwargs: Any
+  config: EncoderConfig,
+  key: Array,
+  length: int,
+  *,
+  tied: bool = True,
+  sides: str = 'both',
+  **kwargs: Any,
 ) -> dict[str, Any]:
-  """The ``prompt`` subtree: one prompt where tied, else ``{'query': ..., 'passage': ...}``."""
+  """The ``prompt`` subtree: one prompt where tied, else ``{'query': ..., 'passage': ...}``.
+
+  For queries alone, ``sides='query'``, it is ``{'query': ...}``.
+  """
+  if sides == 'query':
+    return {'query': init_prefix(config, key, length, **kwargs)}
   if tied:
     return init_prefix(config, key, length, **kwargs)
   return {
@@ -87,12 +98,12 @@ def init_prompt(
 def expand_prompt(
   config: EncoderConfig, params: Mapping[str, Any] | None
 ) -> dict[str, Float[Array, 'L 2 P N D'] | None]:
-  """The prefixes of queries and passages: one array where tied, None without a prompt."""
+  """The prefixes of queries and passages: one array where tied, None where there is no prompt."""
   if params is None:
     return dict.fromkeys(KINDS)
   if is_tied(params):
     return dict.fromkeys(KINDS, expand_prefix(config, params))
-  return {kind: expand_prefix(config, params[kind]) for kind in KINDS}
+  return {kind: expand_prefix(config, params[kind]) if kind in params else None for kind in KINDS}
 
 
 def init_topics(config: EncoderConfig, key: Array, *, std: float = 0.02) -> dict[str, Any]:
@@ -132,7 +143,8 @@ def expand_topics(
 
 
 def is_tied(params: Mapping[str, Any]) -> bool:
-  return not set(KINDS) <= set(params)
+  """Whether queries and passages have one prompt."""
+  return not set(KINDS) & set(params)
 
 
 def drop(

@@ -500,6 +500,38 @@ def load_embeddings(
   return Embeddings(shards, meta, sha256_file(path), id_files)
 
 
+def open_array(path: PathLike, rows: int) -> Rows:
+  """The vectors of a .npy file that others made, one a row.
+
+  Raises:
+    InputError: it is no whole .npy file of float32 or float16 of this many rows.
+  """
+  found = files.regular_file(path, 'vectors')
+  with found.open('rb') as file:
+    try:
+      shape, by_columns, dtype = arrays.read_header(file)
+    except arrays.UNREADABLE as error:
+      raise InputError(
+        f'{found} is not a whole .npy file ({" ".join(str(error).split()):.200}); save it again'
+      ) from error
+    offset = file.tell()
+    size = file.seek(0, io.SEEK_END)
+  if (
+    dtype.name not in ('float32', 'float16')
+    or by_columns
+    or len(shape) != 2
+    or shape[0] != rows
+    or shape[1] < 1
+  ):
+    raise InputError(
+      f'{found}: {dtype} {list(shape)!s:.60}, expected float32 or float16 [{rows}, H], rows one '
+      'after the other: a vector for each id'
+    )
+  if size != offset + math.prod(shape) * dtype.itemsize:
+    raise InputError(f'{found} is not a whole .npy file ({size:,} bytes); save it again')
+  return Rows(found, shape[0], shape[1], dtype, offset)
+
+
 def check_unique(ids: Sequence[str], where: str) -> None:
   """Raises InputError, which begins with ``where``, for an id that comes twice."""
   if len(set(ids)) < len(ids):

@@ -39,8 +39,10 @@ class Meta:
     backbone_sha256: of the encoder's tensors.
     config_sha256: of the encoder's shape: heads, activation, epsilon and so on.
     tokenizer_sha256: of the tokenizer.
-    prompt_sha256: of the prompt's file; None without a prompt.
-    shift_positions: whether tokens count their positions from the prompt's length.
+    prompt_sha256: of the prompt's file; None without a prompt, and under one for queries alone.
+    query_prompt_sha256: of the file of a prompt for queries alone, where these are queries.
+    shift_positions: whether tokens count their positions from the prompt's length; False under a
+      prompt for queries alone.
     pooling: 'cls', 'mean', ...
     normalize: whether the vectors were scaled to length 1.
     prefix: what was put before every text of this kind.
@@ -66,6 +68,7 @@ class Meta:
   arithmetic: str
   input_sha256: str
   topic: str = ''
+  query_prompt_sha256: str | None = None
 
   @classmethod
   def read(cls, record: Record) -> 'Meta':
@@ -86,6 +89,10 @@ class Meta:
       arithmetic=record.choice('arithmetic', *_ARITHMETIC),
       input_sha256=record.text('input_sha256'),
       topic=record.text('topic', ''),
+      # Younger than the format's version.
+      query_prompt_sha256=record.optional_text('query_prompt_sha256')
+      if 'query_prompt_sha256' in record.values
+      else None,
     )
 
   def space(self) -> dict[str, Any]:

@@ -152,6 +152,8 @@ def table() -> types.SimpleNamespace:
   c.prompt = types.SimpleNamespace()
   # P: key/value vectors per layer; 0: none (full fine-tuning)
   c.prompt.length = whole(0, least=0, most=4096)
+  # 'query': passages are the bare backbone's, encoded once; then `tied` says nothing
+  c.prompt.sides = choice('both', 'query')
   c.prompt.tied = switch(True)  # one prompt for queries and passages, or one each
   # 'none': the prompt itself is trained; 'mlp': Embedding -> Linear -> Tanh -> Linear (Table 5)
   c.prompt.reparam = choice('none', 'mlp')
@@ -178,6 +180,9 @@ def table() -> types.SimpleNamespace:
   # which of a query's positives: 'rotate', the next one in each epoch; 'first', always the first
   c.positive = choice('rotate', 'first')
   c.negatives = whole(1, least=0, most=4096)  # hard negatives per query; 0: in-batch negatives only
+  # where c.prompt.sides is 'query', more negatives of every query: 0: none; a number: passages that
+  # are drawn for each update; -1: the whole corpus, which is kept on every device
+  c.corpus_negatives = whole(0, least=0, most=2**20, also=-1)
   # the fraction of hard negatives from each pool; they add up to 1
   c.mix = types.SimpleNamespace()
   c.mix.denoised = number(0.0, least=0, most=1)  # of mined negatives that a reranker passed
@@ -244,6 +249,9 @@ def table() -> types.SimpleNamespace:
   # relevant passages listed per query, to mask false negatives
   c.data.max_relevant = whole(32, least=1, most=10**5)
   c.data.store = text('')  # the folder of tokenised text; '': workdir/store
+  # where c.prompt.sides is 'query': embeddings of the passages by the bare backbone, a folder of
+  # dprjax.encode, or NAME.npy with an id a line in NAME.txt; '': they are made in workdir/passages
+  c.data.passage_embeddings = text('')
   c.data.threads = whole(2, least=0, most=256)  # that prepare batches ahead
 
   # for c.method = 'pretrain'; c.data.dir then lists files and folders, separated by commas

@@ -88,6 +88,7 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
       else [folder, *(part.strip() for part in folder.split(','))],
       '--config.data.train': config.data.train,
       '--config.distillation.scores': config.distillation.scores,
+      '--config.data.passage_embeddings': config.data.passage_embeddings,
       '--config.prompt.init_from': config.prompt.init_from,
       '--config.backbone.path': None if scratch else config.backbone.path,
     }

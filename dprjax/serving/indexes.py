@@ -68,9 +68,11 @@ class Index:
   def check(self, version: Version, engine: Engine) -> None:
     """Raises InputError where queries under this prompt cannot be compared with the passages.
 
-    A prompt whose meta names this index is for queries alone: its passages may have been encoded
-    under another prompt, or none. All else must agree.
+    The passages of a prompt for queries alone are the bare backbone's. A prompt whose meta names
+    this index is taken as one too: its passages may have been encoded under another prompt, or
+    none. All else must agree.
     """
+    query_only = version.meta.get('sides') == 'query'
     space = self.meta.space()
     own: dict[str, Any] = {
       # Queries are cut to what the index has.
@@ -78,8 +80,8 @@ class Index:
       'backbone_sha256': engine.backbone.sha256,
       'config_sha256': engine.config_sha256,
       'tokenizer_sha256': engine.tokenizer.sha256,
-      'prompt_sha256': version.sha256 or None,
-      'shift_positions': version.settings.shift_positions,
+      'prompt_sha256': None if query_only else version.sha256 or None,
+      'shift_positions': version.settings.shift_positions and not query_only,
       'pooling': version.settings.pooling,
       'normalize': version.settings.normalize,
     }

@@ -339,7 +339,7 @@ class Library:
           f'{self._most_tokens} tokens: start it with a longer one of --lengths'
         )
       own = prompt.prefixes(kind)
-      lengths[kind] = own[0].shape[2]
+      lengths[kind] = 0 if own[0] is None else own[0].shape[2]
       if lengths[kind] > self.most_vectors:
         raise InputError(
           f'prompt {name}: {lengths[kind]} vectors a layer, and the slots of this server hold '
@@ -347,10 +347,11 @@ class Library:
         )
       shift = lengths[kind] if settings.shift_positions else 0
       side = kind if prompt.meta['kind'] == 'prefix' and not prompt.tied else ''
+      # None is the bare backbone: passages of a prompt for queries alone take no slot.
       prefixes[kind] = [
         Prefix(
-          (sha256, side, number),
-          np.ascontiguousarray(vectors),
+          None if vectors is None else (sha256, side, number),
+          None if vectors is None else np.ascontiguousarray(vectors),
           shift,
           settings.pooling,
           settings.normalize,

@@ -21,6 +21,55 @@ BUCKETS = {'query_buckets': [6, 8, 10], 'passage_buckets': [12, 16, 20]}
 COLUMNS = ('tokens', 'positives', 'relevant', 'negatives', 'pools')
 
 
+def test_a_sample_has_what_the_batch_does_not_hold():
+  held = np.array([[0, 3], [9, 3], [4, 19]], np.int32)
+  drawn = [batches.sample_others(held, 20, 10, np.random.default_rng(i)) for i in range(50)]
+  for rows in drawn:
+    assert len(set(rows.tolist())) == 10 and not np.isin(rows, held).any()
+    assert rows.dtype == np.int32
+  counts = np.bincount(np.concatenate(drawn), minlength=20)
+  free = np.setdiff1d(np.arange(20), held)
+  assert len(free) == 15 and (abs(counts[free] - 500 / 15) < 25).all()
+  everything = batches.sample_others(held, 20, 15, np.random.default_rng(0))
+  np.testing.assert_array_equal(np.sort(everything), free)
+
+
+def test_vectors_come_in_place_of_tokens(made):
+  def vectors(rows):
+    return np.stack([rows, -rows], axis=-1).astype(np.float32)
+
+  def make(**options):
+    return batches.make_batches(
+      made[0],
+      batch_size=BATCH,
+      negatives=1,
+      seed=3,
+      max_relevant=None,
+      **BUCKETS,
+      **options,
+    )
+
+  whole, halves = (
+    [make(vectors=vectors, sample=6, process_index=i, process_count=n)[4] for i in range(n)]
+    for n in (1, 2)
+  )
+  (batch,), plain = whole, make()[4]
+  # The same queries and passages as without.
+  shared = plain.keys() & batch.keys()
+  assert shared == plain.keys() - {'passage_tokens', 'passage_mask'}
+  for name in shared:
+    np.testing.assert_array_equal(batch[name], plain[name])
+  np.testing.assert_array_equal(batch['passage_vectors'], vectors(batch['passage_index']))
+  np.testing.assert_array_equal(batch['corpus_vectors'], vectors(batch['corpus_index']))
+  assert not np.isin(batch['corpus_index'], batch['passage_index']).any()
+  for name, rows in batch.items():
+    np.testing.assert_array_equal(np.concatenate([half[name] for half in halves]), rows)
+  other = make(vectors=vectors, sample=6)[5]
+  assert set(other['corpus_index']) != set(batch['corpus_index'])
+  with pytest.raises(InputError, match=r'config.corpus_negatives: 45 .* use at most 44, or -1'):
+    make(vectors=vectors, sample=45)
+
+
 def write_queries(folder, rows):
   with table.TableWriter(folder / 'queries', 'queries', COLUMNS) as writer:
     for i, row in enumerate(rows):

@@ -91,6 +91,33 @@ def test_untied(tmp_path):
     prompt.prefix('title')
 
 
+def test_for_queries_alone(tmp_path):
+  path = tmp_path / 'p.npz'
+  save_prompt(path, Prompt(META | {'sides': 'query'}, {'query/prefix': prefix()}))
+  prompt = load_prompt(path)
+  assert prompt.query_only and not prompt.tied
+  np.testing.assert_array_equal(prompt.prefix('query'), prefix())
+  assert prompt.prefix('passage') is None and prompt.prefixes('passage') == [None]
+  check_prompt(prompt, CONFIG, 'a' * 64, TOKENIZER)
+  assert not Prompt(META, {'prefix': prefix()}).query_only
+
+
+@pytest.mark.parametrize(
+  'arrays, meta, message',
+  [
+    (('query/prefix',), {}, 'passage/prefix is missing'),
+    (('prefix',), {'sides': 'query'}, 'needs query/prefix; query/prefix is missing'),
+    (('query/prefix', 'passage/prefix'), {'sides': 'query'}, 'unexpected arrays .* passage/prefix'),
+    (('query/prefix',), {'sides': 'passage'}, "sides is 'passage'; .* has 'both' or 'query'"),
+    (('prefix',), {'sides': 1}, 'sides is 1, expected str'),
+    (('prefix',), {'sides': 'query', 'kind': 'topic'}, "kind 'topic' has 'both'"),
+  ],
+)
+def test_sides_and_arrays_agree(tmp_path, arrays, meta, message):
+  with pytest.raises(InputError, match=message):
+    save_prompt(tmp_path / 'p.npz', Prompt(META | meta, dict.fromkeys(arrays, prefix())))
+
+
 def test_topic_and_template(write):
   topic = load_prompt(
     write(

@@ -1,0 +1,169 @@
+"""Texts encoded into a folder of embeddings, by one process or by several."""
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from dprjax.base import files
+from dprjax.base.progress import Progress, duration
+from dprjax.formats.texts import Text
+from dprjax.inference.encoder import Encoder
+from dprjax.retrieval import embeddings, manifest
+from dprjax.runtime import distributed
+
+logger = logging.getLogger('dprjax')
+
+
+def fill_folder(
+  encoder: Encoder,
+  kind: str,
+  texts: Sequence[Text],
+  out: files.PathLike,
+  *,
+  source: str,
+  dtype: str = 'float32',
+  shard_rows: int = 20_000,
+  topic: str = 'infer',
+  numbers: Sequence[int] | None = None,
+  calibrate: int = 1024,
+  vectors: Callable[[slice], Float[np.ndarray, 'n H']] | None = None,
+) -> None:
+  """Encodes texts into a folder, which the caller has claimed; see ``retrieval.embeddings``.
+
+  Shards that are there already are kept. All processes call this; each encodes other shards.
+
+  Args:
+    encoder: a backbone with one prompt or none.
+    kind: 'query' or 'passage'.
+    texts: at least one.
+    out: the folder.
+    source: where the texts are from, for messages.
+    dtype: of the stored vectors.
+    shard_rows: rows a file.
+    topic, numbers: under a prompt of kind topic, what chose the topics, and the topic of each text;
+      None: its own.
+    calibrate: texts that the ranges of codes are measured on, at most; a folder that was begun
+      keeps its ranges.
+    vectors: gives those of some texts that are encoded already.
+
+  Raises:
+    InputError: bad ids, or ``out`` holds embeddings of other settings or texts.
+  """
+  ids = [text.id for text in texts]
+  meta = describe(encoder, kind, dtype, digest(texts), topic)
+  process, processes = jax.process_index(), jax.process_count()
+  with distributed.turn():
+    writer = embeddings.EmbeddingsWriter(out, meta, ids, shard_rows, process, source)
+    if writer.needs_ranges:
+      try:
+        _calibrate(writer, encoder, kind, [text.text for text in texts], numbers, calibrate)
+      except BaseException:  # as below
+        writer.discard()
+        raise
+  pending = writer.pending()
+  todo = sum(shard.stop - shard.start for shard in pending)
+  if todo < len(ids):
+    logger.info(
+      '%s: %s of %s texts are there already', out, f'{len(ids) - todo:,}', f'{len(ids):,}'
+    )
+  if 0 < len(pending) < processes:
+    logger.info(
+      '%d shards cannot occupy %d processes: give a smaller --shard_rows', len(pending), processes
+    )
+  own = pending[process::processes]
+  count = sum(shard.stop - shard.start for shard in own)
+  progress = Progress('texts', count, 'encoding')
+  try:
+    for shard in own:
+      part = [text.text for text in texts[shard.start : shard.stop]]
+      if vectors is None:
+        own_topics = None if numbers is None else numbers[shard.start : shard.stop]
+        made = encoder.encode(part, kind, progress, topic=own_topics)
+      else:
+        made = vectors(slice(shard.start, shard.stop))
+      writer.write(shard, made)
+      progress.advance(len(part))
+  except BaseException:  # an interrupt leaves no half of a shard either
+    writer.discard()
+    raise
+  distributed.barrier('encoded')
+  writer.finish()
+  if cut := encoder.truncated[kind]:
+    logger.info(
+      '%s of %s texts%s were longer than %d tokens and were cut there',
+      f'{cut:,}',
+      f'{count:,}',
+      ' of process 0' if processes > 1 else '',
+      meta.max_length,
+    )
+  seconds = progress.seconds
+  logger.info(
+    '%s: %s %s vectors in %s (%.0f a second)',
+    out,
+    f'{len(ids):,}',
+    kind,
+    duration(seconds),
+    todo / max(seconds, 1e-9),
+  )
+
+
+def _calibrate(
+  writer: embeddings.EmbeddingsWriter,
+  encoder: Encoder,
+  kind: str,
+  texts: Sequence[str],
+  topics: Sequence[int] | None,
+  count: int,
+) -> None:
+  """Measures the ranges of codes on texts from all over the corpus."""
+  places = np.unique(np.linspace(0, len(texts) - 1, min(count, len(texts))).astype(np.int64))
+  before = encoder.truncated[kind]
+  writer.calibrate(
+    encoder.encode(
+      [texts[place] for place in places],
+      kind,
+      topic=None if topics is None else [topics[place] for place in places],
+    )
+  )
+  encoder.truncated[kind] = before  # they are encoded again
+
+
+def describe(
+  encoder: Encoder, kind: str, dtype: str, input_sha256: str, topic: str = 'infer'
+) -> manifest.Meta:
+  """What a manifest says of vectors of an encoder with one prompt or none."""
+  prompt, settings = encoder.entry()
+  sha256 = None if prompt is None else files.sha256_file(prompt.path)
+  query_only = prompt is not None and prompt.query_only
+  return manifest.Meta(
+    dimension=encoder.dimension,
+    dtype=dtype,
+    kind=kind,
+    backbone_sha256=encoder.space_sha256,
+    config_sha256=encoder.config_sha256,
+    tokenizer_sha256=encoder.tokenizer.sha256,
+    prompt_sha256=None if query_only else sha256,
+    query_prompt_sha256=sha256 if query_only and kind == 'query' else None,
+    # Of a prompt for queries alone the SHA-256 says it too, and passages do not share it.
+    shift_positions=settings.shift_positions and not query_only,
+    pooling=settings.pooling,
+    normalize=settings.normalize,
+    prefix=settings.prefix(kind),
+    max_length=settings.max_length(kind),
+    arithmetic=encoder.dtype,
+    input_sha256=input_sha256,
+    topic=topic if encoder.topics else '',
+  )
+
+
+def digest(texts: Iterable[Text]) -> str:
+  """SHA-256 of ids and texts. Not of their file, which may be a pipe."""
+  found = hashlib.sha256()
+  for text in texts:
+    for part in (text.id.encode(), text.text.encode()):
+      found.update(len(part).to_bytes(8, 'big') + part)
+  return found.hexdigest()

@@ -1,0 +1,41 @@
+"""A linear map of the query's vector, which embedding adapters train: a matrix [H, H] and no more.
+
+Passages are the bare backbone's, as under a prompt for queries alone, of which it has all but the
+prompt (``config.prompt.length`` is not read).
+"""
+
+import jax.numpy as jnp
+
+from dprjax.methods import dpr, dual_encoder, query_only
+from dprjax.methods.method import Model
+from dprjax.models.embed import unit
+
+
+def build(config, model, devices, _=None):
+  encoders = dual_encoder.build(config, model)
+
+  def init(parts, key):
+    kernel = jnp.eye(model.hidden_size, dtype=jnp.float32)
+    return {'backbone': parts.encoder, 'head': {'map': {'kernel': kernel}}}
+
+  def encode(params, kind, tokens, mask, key):
+    vectors = encoders.encode(params, None, kind, tokens, mask, key)
+    if kind == 'passage':
+      return vectors
+    vectors = vectors @ params['head']['map']['kernel']
+    return unit(vectors) if config.normalize else vectors
+
+  def loss(params, batch, key):
+    def encode_rows(kind, rows, key):
+      return encode(params, kind, *rows, key)
+
+    corpus = query_only.corpus(params, batch)
+    return dpr.contrast(config, devices, encode_rows, batch, key, corpus=corpus)
+
+  def embed(params, kind, tokens, mask):
+    return encode(params, kind, tokens, mask, None)
+
+  return Model(init, loss, embed, {'accuracy': 'in-batch accuracy'})
+
+
+METHOD = dpr.METHOD._replace(build=build)

@@ -1,0 +1,190 @@
+"""Prompts for queries alone: the loss, where passages' vectors come from, and what is refused."""
+
+import jax
+import numpy as np
+import pytest
+
+from dprjax.base.errors import InputError
+from dprjax.methods import dpr, query_only, similarity
+from dprjax.methods.method import Parts
+from dprjax.models import artifact, hub
+from dprjax.retrieval import embeddings
+from dprjax.runtime import mesh as meshes
+from dprjax.runtime import tree
+from tests import reference
+from tests.knobs import with_knobs
+from tests.methods import test_dpr as shared
+
+ROWS, TOTAL, WIDTH = 16, 64, 8
+CORPUS = np.random.default_rng(0).normal(size=(TOTAL, WIDTH)).astype(np.float32)
+
+
+def make_config(**changes):
+  return shared.make_config(
+    **{'prompt__sides': 'query', 'batch_size': ROWS, 'temperature': 0.5} | changes
+  )
+
+
+def make_batch(candidates, sample):
+  """Passages are rows of CORPUS; the sample has none of the batch's, but some relevant ones."""
+  batch = shared.make_batch(ROWS, candidates)
+  index = np.random.default_rng(2).integers(0, 48, size=(ROWS, candidates)).astype(np.int32)
+  relevant = np.stack([index[:, 0], np.arange(ROWS) + 44], axis=1).astype(np.int32)
+  batch |= {'passage_index': index, 'relevant': relevant, 'passage_vectors': CORPUS[index]}
+  if sample:
+    rows = np.arange(48, 48 + sample, dtype=np.int32)
+    batch |= {'corpus_index': rows, 'corpus_vectors': CORPUS[rows]}
+  del batch['passage_tokens'], batch['passage_mask']
+  return batch
+
+
+def expected(config, params, batch):
+  """The loss in float64 numpy."""
+  params = tree.unflatten({name: np.asarray(leaf, np.float64) for name, leaf in params.items()})
+  hidden = reference.encode(
+    shared.MODEL,
+    params['backbone'],
+    batch['query_tokens'],
+    batch['query_mask'],
+    params['prompt']['query']['prefix'],
+  )
+  q = reference.pool(hidden, batch['query_mask'], config.pooling, config.normalize)
+  more, whole = ((), ()), config.corpus_negatives < 0
+  if 'corpus_index' in batch:
+    more = batch['corpus_vectors'].astype(np.float64), batch['corpus_index']
+  elif whole:
+    more = CORPUS.astype(np.float64), range(TOTAL)
+  p = batch['passage_vectors'].astype(np.float64)
+  known = batch['passage_index'], batch['relevant']
+  return reference.loss(q, p, *known, config.temperature, config.in_batch and not whole, more)
+
+
+@pytest.mark.parametrize(
+  'devices, knobs',
+  [
+    (8, {'negatives': 1, 'corpus_negatives': 16, 'grad_cache': 2, 'loss_rows': 1}),
+    (1, {'negatives': 0, 'corpus_negatives': -1}),
+    *(
+      pytest.param(devices, knobs, marks=pytest.mark.slow)
+      for devices, knobs in [
+        (1, {'negatives': 1, 'corpus_negatives': 16, 'grad_cache': 2, 'loss_rows': 3}),
+        (8, {'negatives': 0, 'corpus_negatives': -1, 'accumulate': 2, 'batch_size': 8}),
+        (8, {'negatives': 1}),
+        (1, {'negatives': 1, 'corpus_negatives': 8, 'in_batch': False}),
+        (1, {'negatives': 1, 'grad_cache': 2}),
+      ]
+    ),
+  ],
+  ids=str,
+)
+def test_loss_and_gradient_equal_numpy(devices, knobs):
+  config = make_config(**knobs)
+  mesh = shared.make_mesh({'data': devices})
+  method = dpr.build(config, shared.MODEL, mesh)
+  params = shared.make_params(method)
+  assert [name for name in params if name.startswith('prompt/')] == ['prompt/query/prefix']
+  batch = make_batch(1 + config.negatives, max(config.corpus_negatives, 0))
+  constants = {} if config.corpus_negatives >= 0 else {'corpus/vectors': CORPUS}
+  placed = meshes.put(params, meshes.param_shardings(mesh, params))
+
+  def loss(prompt, rest, batch):
+    return method.loss(tree.unflatten({**rest, 'prompt/query/prefix': prompt}), batch, None)
+
+  prompt = placed.pop('prompt/query/prefix')
+  (value, metrics), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(
+    prompt,
+    placed | meshes.put(constants, dict.fromkeys(constants, meshes.replicated(mesh))),
+    meshes.put_batch(mesh, batch),
+  )
+  want, accuracy, negatives = expected(config, params, batch)
+  assert float(value) == pytest.approx(want, rel=1e-5)
+  assert float(metrics['negatives']) == pytest.approx(negatives)
+  assert float(metrics['accuracy']) == pytest.approx(accuracy)
+  # Along the gradient, by central differences.
+  gradient = np.asarray(gradient, np.float64)
+  norm, eps = np.linalg.norm(gradient), 1e-5
+  up, down = (
+    expected(
+      config,
+      params | {'prompt/query/prefix': params['prompt/query/prefix'] + step * gradient / norm},
+      batch,
+    )[0]
+    for step in (eps, -eps)
+  )
+  assert (up - down) / (2 * eps) == pytest.approx(norm, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+  'knobs, message',
+  [
+    ({'prompt__length': 0}, r'config.prompt.sides: .* config.prompt.length is 0'),
+    ({'backbone__two_encoders': True}, 'config.prompt.sides: .* config.backbone.two_encoders'),
+    (
+      {'corpus_negatives': -1, 'negatives': 2},
+      'config.negatives: 2, and .* set config.negatives=0',
+    ),
+    ({'corpus_negatives': 12}, 'config.corpus_negatives: 12 .* 8 devices; use a multiple of 8'),
+    ({'prompt__sides': 'both', 'corpus_negatives': 8}, "corpus_negatives: 8 goes with .*'query'"),
+    ({'prompt__sides': 'both', 'data__passage_embeddings': 'x'}, "passage_embeddings: 'x' goes"),
+  ],
+  ids=str,
+)
+def test_knobs_that_do_not_go_together(knobs, message):
+  config = with_knobs(**{'prompt__sides': 'query', 'prompt__length': 3} | knobs)
+  with pytest.raises(InputError, match=message):
+    query_only.check(config, shared.make_mesh({'data': 8}))
+
+
+def test_another_method_has_none():
+  config = make_config(method='similarity')
+  with pytest.raises(InputError, match=r"config.prompt.sides: 'query' is not for similarity"):
+    similarity.METHOD.check(config)
+
+
+def test_the_backbone_stays_frozen():
+  config = make_config(trainable=('prompt/.*', 'backbone/.*'))
+  method = dpr.build(config, shared.MODEL, shared.make_mesh({'data': 1}))
+  start = hub.init_params(shared.MODEL, jax.random.key(0))
+  with pytest.raises(InputError, match=r'config.trainable: .* train the prompt alone'):
+    method.init(Parts(start), jax.random.key(0))
+
+
+def test_it_starts_from_any_prompt_and_no_other_from_it():
+  """``config.prompt.init_from``: the queries' prompt is taken."""
+  shape = (2, 2, 3, 2, 4)
+  arrays = {
+    f'{kind}/prefix': np.full(shape, value, np.float32)
+    for kind, value in (('query', 1), ('passage', 2))
+  }
+  both = artifact.Prompt({'kind': 'prefix'}, arrays)
+  alone = artifact.Prompt(
+    {'kind': 'prefix', 'sides': 'query'}, {'query/prefix': arrays['query/prefix']}
+  )
+  start = hub.init_params(shared.MODEL, jax.random.key(0))
+
+  def init(prompt, **knobs):
+    config = shared.make_config(**knobs)
+    method = dpr.build(config, shared.MODEL, shared.make_mesh({'data': 1}))
+    return tree.flatten(method.init(Parts(start, prompt=prompt), jax.random.key(0))['prompt'])
+
+  for prompt in (both, alone):
+    ((name, array),) = init(prompt, prompt__sides='query').items()
+    assert name == 'query/prefix'
+    np.testing.assert_array_equal(array, arrays['query/prefix'])
+  np.testing.assert_array_equal(init(alone)['prefix'], arrays['query/prefix'])
+  with pytest.raises(InputError, match=r'init_from: .* is for queries alone'):
+    init(alone, prompt__tied=False)
+
+
+def test_vectors_are_found_by_id(tmp_path, write_embeddings):
+  ids = [f'p{i}' for i in range(TOTAL)]
+  write_embeddings(tmp_path / 'passages', ids, CORPUS, shard_rows=10, dtype='float16')
+  found = embeddings.load_embeddings(tmp_path / 'passages')
+  order = np.random.default_rng(3).permutation(TOTAL)[:40]
+  passages = query_only.Passages(found, [ids[i] for i in order])
+  rows = np.array([[0, 39, 3], [3, 5, 7]])
+  half = CORPUS.astype(np.float16).astype(np.float32)
+  np.testing.assert_array_equal(passages.take(rows), half[order][rows])
+  np.testing.assert_array_equal(passages.of_ids(['p63', 'p0']), half[[63, 0]])
+  with pytest.raises(InputError, match=r"has no passage 'q' \(1 of 2 are missing\)"):
+    query_only.Passages(found, ['p1', 'q'])

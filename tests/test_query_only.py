@@ -1,0 +1,264 @@
+"""A prompt for queries alone, from the training command to the search."""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+from etils import epath
+
+from dprjax import Retriever, encode, export, load_prompt, search, train
+from dprjax.base.errors import InputError
+from dprjax.base.files import sha256_file
+from dprjax.data import sources, store, text
+from dprjax.formats.trec import read_run
+from dprjax.methods import query_only
+from dprjax.retrieval import embeddings
+from dprjax.runtime import config as configs
+from tests import devices
+from tests.test_train import assert_bad, assert_same_bits, files_of, metrics_of, trainable_of
+
+ROOT = pathlib.Path(__file__).parent.parent
+pytestmark = pytest.mark.xdist_group('query_only')  # one worker makes what they share
+
+
+@pytest.fixture(scope='module')
+def flags(trained):
+  """Backbone, text and token store of the run that all tests share."""
+  return [
+    f'--config={ROOT}/configs/dptdr.py:local,query',
+    f'--config.backbone.path={trained}/backbone',
+    '--config.data.format=beir',
+    f'--config.data.dir={trained}/data',
+    f'--config.data.store={trained}/store',
+  ]
+
+
+@pytest.fixture(scope='module')
+def folder(flags, trained, tmp_path_factory):
+  """``run``, a workdir with 64 negatives of the corpus for each update, and ``query.npz``."""
+  folder = tmp_path_factory.mktemp('query_only')
+  with devices.one():
+    train.main([*flags, f'--workdir={folder}/run', '--config.corpus_negatives=64'])
+  export.export(folder / 'run', folder / 'query.npz')
+  return folder
+
+
+@pytest.fixture
+def go(command, flags):
+  """``go(workdir, *flags)`` -> (exit status, standard error)."""
+
+  def run(workdir, *more):
+    with devices.one():
+      return command(train, *flags, f'--workdir={workdir}', *more)
+
+  return run
+
+
+def test_the_prompt_alone_is_trained(folder, trained):
+  step, trainable = trainable_of(folder / 'run')
+  assert step == 12 and list(trainable) == ['prompt/query/prefix']
+  assert (trainable_of(folder / 'run', 8)[1]['prompt/query/prefix'] != trainable.popitem()[1]).any()
+  rows = [row for row in metrics_of(folder / 'run') if 'loss' in row]
+  # 16 rows of one positive each, and the sample; relevant ones may be among them.
+  assert all(70 < row['negatives'] <= 15 + 64 for row in rows)
+  prompt = load_prompt(folder / 'query.npz')
+  assert list(prompt.arrays) == ['query/prefix'] and prompt.meta['sides'] == 'query'
+
+
+def test_a_resumed_run_ends_with_the_same_bits(folder, go, tmp_path):
+  shutil.copytree(folder / 'run', tmp_path / 'run')
+  _, trainable = trainable_of(tmp_path / 'run')
+  rows, before = metrics_of(tmp_path / 'run'), files_of(tmp_path / 'run' / 'passages')
+  shutil.rmtree(tmp_path / 'run' / 'checkpoints' / '12')
+  status, err = go(tmp_path / 'run', '--config.corpus_negatives=64')
+  assert status == 0 and 'resuming after step 8 of 12' in err, err
+  assert 'texts are there already' in err
+  assert_same_bits(trainable_of(tmp_path / 'run')[1], trainable)
+  assert metrics_of(tmp_path / 'run') == rows
+  assert files_of(tmp_path / 'run' / 'passages') == before
+
+
+def test_passages_are_those_of_the_bare_backbone(folder, trained):
+  """The folder is what ``dprjax.encode`` makes of the corpus, with all its ids."""
+  found = embeddings.load_embeddings(folder / 'run' / 'passages')
+  lines = (trained / 'data' / 'corpus.jsonl').read_text().splitlines()
+  records = [json.loads(line) for line in lines]
+  assert found.ids == [record['_id'] for record in records]
+  bare = Retriever.load(trained / 'backbone', pooling='mean', normalize=True, passage_max_length=32)
+  texts = [f'{record.get("title", "")} {record["text"]}'.strip() for record in records[:40]]
+  np.testing.assert_allclose(found.vectors()[:40], bare.encode(texts), atol=1e-5)
+  meta = found.meta
+  assert (meta.prompt_sha256, meta.query_prompt_sha256, meta.max_length) == (None, None, 32)
+
+
+def encode_queries(command, trained, prompt, out, *flags):
+  paths = [f'--backbone={trained}/backbone', f'--prompt={prompt}', f'--out={out}', '--kind=query']
+  data = trained / 'data'
+  result = command(
+    encode, *paths, f'--input={data}/queries.jsonl', f'--qrels={data}/qrels/dev.tsv', *flags
+  )
+  assert result[0] == 0, result
+
+
+def test_one_index_serves_any_such_prompt(folder, command, trained, prompt, tmp_path):
+  corpus = folder / 'run' / 'passages'
+  encode_queries(command, trained, folder / 'query.npz', tmp_path / 'queries')
+  flags = f'--corpus={corpus}', f'--out={tmp_path}/run.trec', '--index=exact', '--k=5'
+  assert command(search, f'--queries={tmp_path}/queries', *flags)[0] == 0
+  meta = embeddings.load_embeddings(tmp_path / 'queries').meta
+  assert meta.prompt_sha256 is None and meta.query_prompt_sha256 == sha256_file(
+    folder / 'query.npz'
+  )
+  # The same from Python, where passages under the prompt are the bare backbone's too.
+  records = [
+    json.loads(line) for line in (trained / 'data' / 'corpus.jsonl').read_text().splitlines()
+  ]
+  texts = {one['_id']: f'{one.get("title", "")} {one["text"]}'.strip() for one in records}
+  retriever = Retriever.load(
+    trained / 'backbone',
+    {'mine': folder / 'query.npz', 'both': prompt, 'bare': None},
+    pooling='mean',
+    normalize=True,
+    query_max_length=16,
+    passage_max_length=32,
+  )
+  retriever.index(texts, prompt='bare')
+  queries = {
+    one['_id']: one['text']
+    for one in map(json.loads, (trained / 'data' / 'queries.jsonl').read_text().splitlines())
+  }
+  run = dict(read_run(tmp_path / 'run.trec'))
+  chosen = list(run)[:8]
+  hits = retriever.search([queries[id_] for id_ in chosen], k=5, prompt='mine')
+  for id_, found in zip(chosen, hits, strict=True):
+    np.testing.assert_allclose(
+      [score for _, score in run[id_]], [hit.score for hit in found], atol=1e-5
+    )
+  passages = list(texts.values())[:9]
+  np.testing.assert_allclose(
+    retriever.encode(passages, prompt='mine'), retriever.encode(passages, prompt='bare'), atol=1e-6
+  )
+  assert not np.allclose(
+    *(retriever.encode(passages, 'query', prompt=name) for name in ('mine', 'bare')), atol=1e-3
+  )
+  # What cannot be compared.
+  with pytest.raises(
+    InputError, match="under 'both' cannot be compared with passages under 'bare'"
+  ):
+    retriever.search(['json'], prompt=['both'])
+  encode_queries(command, trained, prompt, tmp_path / 'both')
+  assert_bad(command(search, f'--queries={tmp_path}/both', *flags), 'prompt_sha256', 'None')
+  encode_queries(command, trained, folder / 'query.npz', tmp_path / 'cls', '--pooling=cls')
+  assert_bad(command(search, f'--queries={tmp_path}/cls', *flags), 'pooling mean and cls')
+
+
+@pytest.mark.slow
+def test_embeddings_that_are_there_train_the_same_prompt(folder, go, tmp_path):
+  status, err = go(
+    tmp_path / 'run',
+    '--config.corpus_negatives=64',
+    f'--config.data.passage_embeddings={folder}/run/passages',
+  )
+  assert status == 0, err
+  assert not (tmp_path / 'run' / 'passages').exists()
+  assert_same_bits(trainable_of(tmp_path / 'run')[1], trainable_of(folder / 'run')[1])
+  assert metrics_of(tmp_path / 'run') == metrics_of(folder / 'run')
+
+
+@pytest.mark.slow
+def test_the_whole_corpus_may_be_the_negatives(folder, go, trained, tmp_path):
+  shutil.copytree(folder / 'run' / 'passages', tmp_path / 'passages')
+  status, err = go(
+    tmp_path / 'run',
+    '--config.corpus_negatives=-1',
+    '--config.negatives=0',
+    '--config.loss_rows=5',
+    '--config.eval.corpus_limit=0',
+    f'--config.data.passage_embeddings={tmp_path}/passages',
+  )
+  assert status == 0, err
+  total = len(embeddings.load_embeddings(tmp_path / 'passages'))
+  rows = [row for row in metrics_of(tmp_path / 'run') if 'loss' in row]
+  assert all(0.9 * total < row['negatives'] < total for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'changes, words',
+  [
+    ({'pooling': 'cls'}, ('passage_embeddings', 'pooling cls and mean')),
+    ({'kind': 'query'}, ('passage_embeddings', 'kind query, expected passage')),
+    ({'prompt_sha256': 'p' * 64}, ('prompt_sha256', 'and None')),
+    ({'backbone_sha256': 'b' * 64}, ('backbone_sha256 bbb',)),
+    ({'input_sha256': 'i' * 64}, ('made of other texts',)),
+    ({'drop': 1}, ('has no passage', '1 of')),
+  ],
+  ids=str,
+)
+def test_embeddings_of_something_else_are_refused(
+  folder, go, tmp_path, write_embeddings, changes, words
+):
+  found = embeddings.load_embeddings(folder / 'run' / 'passages')
+  meta = {name: getattr(found.meta, name) for name in found.meta.__dataclass_fields__}
+  del meta['dimension']
+  rows = len(found) - changes.pop('drop', 0)
+  write_embeddings(
+    tmp_path / 'given', found.ids[:rows], found.vectors()[:rows], shard_rows=500, **meta | changes
+  )
+  result = go(tmp_path / 'run', f'--config.data.passage_embeddings={tmp_path}/given')
+  assert_bad(result, *words)
+
+
+@pytest.mark.parametrize(
+  'more, words',
+  [
+    (['--config.data.passage_embeddings=nowhere'], ('embeddings not found: nowhere',)),
+    (['--config.prompt.sides=passage'], ("config.prompt.sides: expected 'both' or 'query'",)),
+    (['--config.method=similarity'], ("'query' is not for similarity",)),
+    (['--config.corpus_negatives=100000'], ('cannot be drawn beside', 'or -1 for all')),
+  ],
+  ids=str,
+)
+def test_bad_settings_end_in_one_line(go, tmp_path, more, words):
+  assert_bad(go(tmp_path / 'run', *more), *words)
+
+
+def test_vectors_of_another_program(folder, flags, trained, tmp_path):
+  """A .npy with ids, in another order: the same folder in the workdir, and others are refused."""
+  found = embeddings.load_embeddings(folder / 'run' / 'passages')
+  order = np.random.default_rng(0).permutation(len(found))
+  config = configs.parse([*flags, f'--config.data.passage_embeddings={tmp_path}/v.npy'])
+  source = sources.Source(str(trained / 'data'), 'beir')
+  tokens = store.open_store(trained / 'store' / 'train')
+  tokenizer = text.load_tokenizer(str(trained / 'backbone'))
+
+  def open_passages(vectors, ids, workdir='run'):
+    np.save(tmp_path / 'v.npy', vectors)
+    (tmp_path / 'v.txt').write_text(''.join(f'{id_}\n' for id_ in ids))
+    assert set(query_only.files(config)) == {'passage embeddings', 'ids of the passage embeddings'}
+    (tmp_path / workdir).mkdir(exist_ok=True)
+    return query_only.open_passages(
+      source, tokens, config, epath.Path(tmp_path / workdir), tokenizer
+    )
+
+  vectors, ids = found.vectors()[order], [found.ids[i] for i in order]
+  open_passages(vectors, ids)
+  made = embeddings.load_embeddings(tmp_path / 'run' / 'passages')
+  np.testing.assert_array_equal(made.vectors(), found.vectors())
+  assert (made.ids, made.meta) == (found.ids, found.meta)
+  for wrong, some, message in (
+    (vectors[::-1], ids, 'holds other vectors than the backbone gives: that of .* config.pooling'),
+    (vectors, [*ids[:-1], 'x'], r"v.txt has no passage '.*' \(1 of "),
+    (vectors[:-1], ids, r'float32 \[\d+, 128\], expected float32 or float16 \[\d+, H\]'),
+    (vectors.astype(np.float64), ids, 'float64'),
+    (vectors[:, :64].copy(), ids, 'has vectors of 64, and the backbone of 128'),
+    (np.asfortranarray(vectors), ids, 'rows one after the other'),
+  ):
+    with pytest.raises(InputError, match=message):
+      open_passages(wrong, some, 'other')
+  np.save(tmp_path / 'v.npy', vectors)
+  (tmp_path / 'v.npy').write_bytes((tmp_path / 'v.npy').read_bytes()[:-1])
+  with pytest.raises(InputError, match=r'is not a whole .npy file'):
+    embeddings.open_array(tmp_path / 'v.npy', len(ids))
