@@ -56,6 +56,38 @@ def test_prompts_of_one_bank_equal_each_alone(trained, variant):
   assert (np.abs(lengths[~unit] - 1) > 1e-2).all()
 
 
+def test_passages_of_prompts_for_queries_alone_are_the_bare_encoders(trained, prompt, tmp_path):
+  loaded = artifact.load_prompt(prompt)
+  paths = {}
+  for name, length, more in (('a', 4, {}), ('b', 2, {'shift_positions': True}), ('c', 1, {})):
+    paths[name] = tmp_path / f'{name}.npz'
+    arrays = {'query/prefix': loaded.arrays['prefix'][:, :, :length]}
+    meta = loaded.meta | {'sides': 'query'} | more
+    artifact.save_prompt(paths[name], artifact.Prompt(meta, arrays))
+  bank = Encoder.load(trained / 'backbone', paths | {'bare': None, 'tied': prompt})
+  names = ['a', 'b', 'c', 'bare', 'a'] * 2
+  settings = {name: getattr(bank.entry('a').settings, name) for name in ('pooling', 'normalize')}
+  bare = Encoder.load(trained / 'backbone', passage_max_length=32, **settings)
+  alone = Encoder.load(trained / 'backbone', {name: paths[name] for name in 'ac'})
+  np.testing.assert_allclose(
+    bank.encode(TEXTS * 2, prompt=names)[[0, 1, 2, 4]],
+    bare.encode(TEXTS)[[0, 1, 2, 4]],
+    rtol=0,
+    atol=1e-5,
+  )
+  np.testing.assert_allclose(
+    alone.encode(TEXTS, prompt=['a', 'c', 'a', 'c', 'a']), bare.encode(TEXTS), rtol=0, atol=1e-5
+  )
+  queries = bank.encode(TEXTS, 'query', prompt='a')
+  np.testing.assert_allclose(alone.encode(TEXTS, 'query', prompt='a'), queries, rtol=0, atol=1e-5)
+  assert np.abs(queries - bare.encode(TEXTS, 'query')).max() > 1e-3
+  bank.check_comparable(['a', 'b', 'c'], 'b')
+  bank.check_comparable(['tied'], 'tied')
+  for wrong in (['a', 'tied'], ['tied']):
+    with pytest.raises(InputError, match=r"queries under 'tied' cannot be compared with .* 'b'"):
+      bank.check_comparable(wrong, 'b')
+
+
 def test_a_prompt_is_named_where_there_are_several(trained, variant):
   bank = Encoder.load(trained / 'backbone', {'a': variant('a'), 'b': None})
   for prompt in (None, 'c', ['a', 'c']):

@@ -40,7 +40,7 @@ def small(make_cross_encoder):
       values = scale * rng.standard_normal((layers, two, count, heads, size))
       return values.astype(np.float32)
 
-    arrays = {'prefix': prefix(length)}
+    arrays = {'query/prefix' if changes.get('sides') == 'query' else 'prefix': prefix(length)}
     if passage is not None:
       arrays = {'query/prefix': prefix(length), 'passage/prefix': prefix(passage)}
     folder.mkdir(exist_ok=True)

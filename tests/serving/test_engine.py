@@ -11,11 +11,13 @@ import pytest
 pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 
 from dprjax.base.errors import InputError
+from dprjax.inference import folders
 from dprjax.inference.encoder import Encoder
 from dprjax.models import artifact
 from dprjax.serving.bank import Shapes
 from dprjax.serving.batcher import Busy, NotFinite
 from dprjax.serving.engine import Engine, Options
+from dprjax.serving.indexes import Index
 from dprjax.serving.library import NameTaken, UnknownPrompt
 
 pytestmark = pytest.mark.xdist_group('serving')
@@ -26,6 +28,7 @@ PROMPTS = {
   'untied': {'length': 2, 'passage': 5, 'normalize': False, 'query_prefix': 'http '},
   'shifted': {'length': 4, 'shift_positions': True, 'query_max_length': 9},
   'long': {'length': 5, 'passage_max_length': 43},
+  'queries': {'length': 4, 'sides': 'query', 'shift_positions': True},
 }
 OPTIONS = Options(rows=(1, 4), lengths=(16, 64), budget=4 * 48, slots=5, prompt_length=5)
 
@@ -60,7 +63,7 @@ def texts_of(rng, count):
 
 @pytest.mark.slow
 def test_every_vector_is_the_encoders_own_in_any_company(engine, alone):
-  # Five prompts and the bare backbone share five slots, one of them empty: prompts come and go.
+  # Six prompts and the bare backbone share five slots, one of them empty: prompts come and go.
   assert engine.options.lengths == (16, 48)
 
   def client(seed):
@@ -165,6 +168,32 @@ def test_a_prompt_among_the_tokens_is_refused(engine, folder, small, tmp_path):
   with pytest.raises(InputError, match=r"prompt p: of kind 'template', .* dprjax.encode --prompt"):
     engine.library.put('p', (tmp_path / 'p.npz').read_bytes())
   assert not list(folder.glob('*p.npz*'))
+
+
+def test_a_prompt_for_queries_alone_searches_an_index_of_the_bare_backbone(
+  engine, small, alone, tmp_path, write_embeddings
+):
+  texts = ['json decodes a string', 'xml']
+  passages = engine.submit('queries', 'passage', texts).result(60)
+  bare = Encoder.load(
+    small.path, pooling='mean', normalize=True, query_max_length=16, passage_max_length=16
+  )
+  np.testing.assert_allclose(passages, bare.encode(texts), rtol=0, atol=1e-5)
+  queries = engine.submit('queries', 'query', texts).result(60)
+  np.testing.assert_allclose(queries, alone('queries', 'query', *texts), rtol=0, atol=1e-5)
+  assert np.abs(queries - passages).max() > 1e-2
+  assert engine.library.about('queries').lengths == {'query': 4, 'passage': 0}
+  space = folders.describe(bare, 'passage', 'float32', 'i' * 64).space()
+  del space['dimension']
+  write_embeddings(tmp_path / 'bare', ['a', 'b'], passages, **space)
+  index = Index('bare', tmp_path / 'bare')
+  index.check(engine.library.get('queries'), engine)
+  for name, what in (('tied', 'prompt_sha256'), ('cls', 'pooling'), ('shifted', 'shift_positions')):
+    with pytest.raises(InputError, match=f'index bare and prompt {name} .*{what}'):
+      index.check(engine.library.get(name), engine)
+  write_embeddings(tmp_path / 'tied', ['a', 'b'], passages, **space | {'prompt_sha256': 'p' * 64})
+  with pytest.raises(InputError, match=r'do not belong together: prompt_sha256 .* and None'):
+    Index('tied', tmp_path / 'tied').check(engine.library.get('queries'), engine)
 
 
 def test_a_damaged_prompt_is_refused(engine, folder):
