@@ -345,6 +345,7 @@ OTHER = {
   'arithmetic': 'bfloat16',
   'input_sha256': 'x' * 64,
   'topic': 'infer',
+  'query_prompt_sha256': 'x' * 64,
 }
 
 
