@@ -14,6 +14,7 @@ much as it cuts: docs/smaller.md says what that costs.
 
 import argparse
 import contextlib
+import logging
 from collections.abc import Sequence
 
 import jax
@@ -28,6 +29,8 @@ from dprjax.inference.encoder import Encoder
 from dprjax.models.prompts import KINDS
 from dprjax.retrieval import codes, manifest
 from dprjax.runtime import cli, compiled, distributed
+
+logger = logging.getLogger('dprjax')
 
 _INPUTS = ('backbone', 'prompt', 'input', 'qrels', 'documents')
 _CODED = tuple(codes.LEVELS)

@@ -408,11 +408,11 @@ def test_bad_vectors(tmp_path):
 
 
 def test_space_is_what_queries_and_passages_share():
+  own = {'dtype', 'kind', 'prefix', 'max_length', 'arithmetic', 'input_sha256', 'topic'}
+  assert set(OTHER) - set(manifest.SPACE) == own | {'query_prompt_sha256'}
   for name, value in OTHER.items():
     shared = dataclasses.replace(META, **{name: value}).space() == META.space()
-    assert shared == (
-      name in ('dtype', 'kind', 'prefix', 'max_length', 'arithmetic', 'input_sha256', 'topic')
-    )
+    assert shared == (name not in manifest.SPACE)
 
 
 def test_several_processes_fill_one_folder(tmp_path):
