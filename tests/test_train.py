@@ -432,7 +432,8 @@ def test_unknown_key(go, tmp_path):
 def test_unknown_recipe(go, tmp_path):
   assert_bad(go('dptdr.py:trec'), 'configs/dptdr.py:trec: choose beir, scifact')
   assert_bad(
-    go('ft.py:nq,lcoal'), 'configs/dptdr.py:nq,lcoal: lcoal? only query and peft and local may follow'
+    go('ft.py:nq,lcoal'),
+    'configs/dptdr.py:nq,lcoal: lcoal? only query and peft and local may follow',
   )
   assert not (tmp_path / 'run').exists()
 
