@@ -1,8 +1,9 @@
 """Tasks of mteb: retrieval in a folder of one's own, and the scores of several tasks."""
 
 import hashlib
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -22,7 +23,7 @@ def folder_task(
   Args:
     path: a folder or file of any format that ``data.sources`` reads.
     split: whose judgements count.
-    name: of the task; by default the folder's.
+    name: of the task, by default the folder's. Eight digits follow that name the files' content.
     language: of its texts, as mteb writes it.
 
   Raises:
@@ -35,17 +36,15 @@ def folder_task(
   from mteb.languages import check_language_code
 
   data = sources.load_dataset(sources.Source(os.fspath(path), split=split))
-  # mteb keeps results by the revision: other files are another one.
   digests = sorted(files.sha256_file(file) for file in set(data.files.values()))
+  revision = hashlib.sha256(''.join(digests).encode()).hexdigest()
   try:
     check_language_code(language)
     described = TaskMetadata(
-      name=name or epath.Path(path).name,
+      # mteb keeps results by the task's name, and does not ask for the revision of whole ones.
+      name=f'{name or epath.Path(path).name}-{revision[:8]}',
       description=f'Retrieval in {epath.Path(path).name}.',
-      dataset={
-        'path': os.fspath(path),
-        'revision': hashlib.sha256(''.join(digests).encode()).hexdigest()[:40],
-      },
+      dataset={'path': os.fspath(path), 'revision': revision[:40]},
       type='Retrieval',
       category='t2t',
       eval_splits=[split],
@@ -88,7 +87,7 @@ def measure(model: Model, names: Sequence[str], split: str = 'test') -> dict[str
 
   Returns:
     ``mean``, each task's main score and the ``average``; ``tasks``, all scores by task, split and
-    subset; ``model``, what mteb knows of it.
+    subset (None: mteb has no number); ``model``, what mteb knows of it.
 
   Raises:
     InputError: mteb knows no such task, or a folder cannot be read.
@@ -112,7 +111,7 @@ def measure(model: Model, names: Sequence[str], split: str = 'test') -> dict[str
   return {
     'mean': mean | {'average': sum(mean.values()) / len(mean)},
     'tasks': {
-      result.task_name: {'main_score': task.metadata.main_score, 'scores': result.scores}
+      result.task_name: {'main_score': task.metadata.main_score, 'scores': _finite(result.scores)}
       for task, result in zip(tasks, results.task_results, strict=True)
     },
     'model': {
@@ -122,3 +121,12 @@ def measure(model: Model, names: Sequence[str], split: str = 'test') -> dict[str
     },
     'mteb_version': mteb.__version__,
   }
+
+
+def _finite(value: Any) -> Any:
+  """The same with None in place of NaN, which JSON does not have."""
+  if isinstance(value, Mapping):
+    return {key: _finite(one) for key, one in value.items()}
+  if isinstance(value, list | tuple):
+    return [_finite(one) for one in value]
+  return None if isinstance(value, float) and not math.isfinite(value) else value
