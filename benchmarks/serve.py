@@ -7,14 +7,16 @@ words under a prompt drawn at random. ``N prompts``: a closed loop, throughput w
 in turns; ``at P %``: an open loop with Poisson arrivals, at a part of the throughput with 1,000;
 ``encode``, ``server``: 64 texts at a time through ``Encoder.encode`` and through the server;
 ``one server``, ``4 servers``: four tasks of which one has 70 % of the traffic, in one process or in
-one each. Throughput is
-given by the clock and by the server's processor time, which other work on the machine does not
-lengthen. Writes benchmarks/results/serve-DEVICE.json.
+one each; ``sentence-transformers``: one model behind the same HTTP libraries, in turns with the
+prompts (serve_peer.py; left out where it is not installed). Throughput is given by the clock and by
+the server's processor time, which other work on the machine does not lengthen. Writes
+benchmarks/results/serve-DEVICE.json.
 """
 
 import argparse
 import asyncio
 import atexit
+import importlib.util
 import json
 import os
 import pathlib
@@ -77,15 +79,10 @@ def write_prompts(folder: pathlib.Path, count: int) -> int:
 class Server:
   """A server's process, ready to be asked."""
 
-  def __init__(self, prompts: pathlib.Path, slots: int, flags: Sequence[str] = ()):
+  def __init__(self, command: Sequence[str]):
     self._log = tempfile.NamedTemporaryFile('w+')  # noqa: SIM115 (as long as the process)
     self._process = subprocess.Popen(
-      [
-        *(sys.executable, '-m', 'dprjax.serve', f'--backbone={BACKBONE}', f'--prompts={prompts}'),
-        *('--port=0', '--name=minilm', '--lengths=32,64', f'--slots={slots}'),
-        *flags,
-      ],
-      stderr=self._log,
+      [sys.executable, *command, '--port=0'], stdout=self._log, stderr=self._log
     )
     atexit.register(self.end)
     self.port = 0
@@ -126,6 +123,23 @@ class Server:
   def end(self) -> None:
     self._process.terminate()
     self._process.wait()
+
+
+def start(prompts: pathlib.Path, slots: int, flags: Sequence[str] = ()) -> Server:
+  """dprjax.serve."""
+  return Server(
+    [
+      *('-m', 'dprjax.serve', f'--backbone={BACKBONE}', f'--prompts={prompts}'),
+      *('--name=minilm', '--lengths=32,64', f'--slots={slots}'),
+      *flags,
+    ]
+  )
+
+
+def start_peer() -> Server:
+  """sentence-transformers with the same backbone."""
+  script = pathlib.Path(__file__).with_name('serve_peer.py')
+  return Server([str(script), f'--backbone={hub.load_backbone(BACKBONE).path}'])
 
 
 def request(model: str, texts: str | list[str]) -> bytes:
@@ -216,28 +230,38 @@ def main() -> None:
   with tempfile.TemporaryDirectory() as made:
     folder = pathlib.Path(made)
     prompt_bytes = write_prompts(folder, MIXES[-1])
-    server = Server(folder, MIXES[-1] + 25)
-    asks = {count: ask_each(server, count, texts) for count in MIXES}
-    rates: dict[int, list[float]] = {count: [] for count in MIXES}
-    costs: dict[int, list[float]] = {count: [] for count in MIXES}
-    asyncio.run(closed_loop(asks[MIXES[-1]], args.connections, args.seconds))
+    server = start(folder, MIXES[-1] + 25)
+    asks = {f'{count} prompts': ask_each(server, count, texts) for count in MIXES}
+    first, *_, last = asks
+    asked = dict.fromkeys(asks, server)
+    if importlib.util.find_spec('sentence_transformers'):
+      name, peer = 'sentence-transformers', start_peer()
+      asks[name], asked[name] = ask_each(peer, 1, texts), peer
+    rates: dict[str, list[float]] = {name: [] for name in asks}
+    costs: dict[str, list[float]] = {name: [] for name in asks}
+    for name in dict.fromkeys((last, list(asks)[-1])):
+      asyncio.run(closed_loop(asks[name], args.connections, args.seconds))
     before = server.metrics()
     for _ in range(args.rounds):
-      for count in MIXES:
-        started, texts_before = server.cpu_seconds(), server.metrics()['dprjax_batch_rows_total']
-        rate = asyncio.run(closed_loop(asks[count], args.connections, args.seconds))
-        texts_done = server.metrics()['dprjax_batch_rows_total'] - texts_before
-        rates[count].append(rate)
-        costs[count].append(1e3 * (server.cpu_seconds() - started) / texts_done)
-        print(f'{count} prompts: {rate:.1f} a second, {costs[count][-1]:.2f} ms each', flush=True)
+      for name, own in asks.items():
+        of = asked[name]
+        started, texts_before = of.cpu_seconds(), of.metrics()['dprjax_batch_rows_total']
+        rate = asyncio.run(closed_loop(own, args.connections, args.seconds))
+        texts_done = of.metrics()['dprjax_batch_rows_total'] - texts_before
+        rates[name].append(rate)
+        costs[name].append(1e3 * (of.cpu_seconds() - started) / texts_done)
+        print(f'{name}: {rate:.1f} a second, {costs[name][-1]:.2f} ms each', flush=True)
     after = server.metrics()
-    for count in MIXES:
-      cases[f'{count} prompts'] = {
-        'texts_a_second': round(float(np.median(rates[count])), 1),
-        'cpu_ms_a_text': round(float(np.median(costs[count])), 2),
-        'of_one_prompt': _median_ratio(rates[count], rates[1]),
-        'of_one_prompt_by_cpu': _median_ratio(costs[1], costs[count]),
+    for name, of in asked.items():
+      cases[name] = {
+        'texts_a_second': round(float(np.median(rates[name])), 1),
+        'cpu_ms_a_text': round(float(np.median(costs[name])), 2),
+        'of_one_prompt': _median_ratio(rates[name], rates[first]),
+        'of_one_prompt_by_cpu': _median_ratio(costs[first], costs[name]),
       }
+      if of is not server:
+        cases[name]['server_megabytes'] = round(of.megabytes())
+        of.end()
     grown = {name: after[name] - before.get(name, 0) for name in after}
     cases['batches'] = {
       'fill': round(grown['dprjax_batch_rows_total'] / grown['dprjax_batch_row_places_total'], 3),
@@ -245,10 +269,10 @@ def main() -> None:
         1 - grown['dprjax_batch_tokens_total'] / grown['dprjax_batch_token_places_total'], 3
       ),
     }
-    capacity = float(np.median(rates[MIXES[-1]]))
+    capacity = float(np.median(rates[last]))
     for part in PARTS:
       cases[f'at {part} %'] = asyncio.run(
-        open_loop(asks[MIXES[-1]], capacity * part / 100, 2 * args.seconds)
+        open_loop(asks[last], capacity * part / 100, 2 * args.seconds)
       )
 
     encoder = Encoder.load(BACKBONE, folder / 'p0.npz', batch_size=64)
@@ -284,7 +308,7 @@ def main() -> None:
     four.mkdir()
     for number in range(len(SKEW)):
       os.link(folder / f'p{number}.npz', four / f'p{number}.npz')
-    servers = [Server(four, 65) for _ in range(1 + len(SKEW))]
+    servers = [start(four, 65) for _ in range(1 + len(SKEW))]
     one, each = servers[0], servers[1:]
     rng = random.Random(0)
     drawn = rng.choices(range(len(SKEW)), SKEW, k=500)

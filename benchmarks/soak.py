@@ -160,7 +160,7 @@ def main() -> None:
     flags = ('--rows=1,4,16', '--queue=4096', f'--host_memory={max(1, 200 * size >> 20)}')
     cases: dict[str, Any] = {}
     for life in ('first', 'second'):
-      server = serve.Server(folder, 41, flags)
+      server = serve.start(folder, 41, flags)
       bad = asyncio.run(soak.check_all(server))
       sizes = np.array(asyncio.run(soak.live(server, args.seconds / 2)))
       late = sizes[len(sizes) // 2 :]
