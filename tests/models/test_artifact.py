@@ -287,8 +287,9 @@ def test_bad_files(write, tmp_path):
   assert 'is empty' in message(b'')
   with pytest.raises(InputError, match='prompt not found'):
     load_prompt(tmp_path / 'absent.npz')
-  with pytest.raises(InputError, match='is a folder'):
-    load_prompt(tmp_path)
+  (tmp_path / 'folder').mkdir()
+  with pytest.raises(InputError, match=r'folder holds no prompt\.npz; name a file, or a folder'):
+    load_prompt(tmp_path / 'folder')
   np.save(tmp_path / 'array.npy', prefix())
   with pytest.raises(InputError, match='a single array'):
     load_prompt(tmp_path / 'array.npy')
