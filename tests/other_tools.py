@@ -39,6 +39,7 @@ CASES = {
   'sides': {'shift_positions': True, 'pooling': 'cls', 'normalize': False},
   'plain': {'query_prefix': 'query : ', 'pooling': 'cls', 'normalize': True},
   'unlike': {'passage_prefix': 'a ', 'normalize': False},
+  'alone': {'sides': 'query', 'shift_positions': True},
 }
 LENGTHS = {'query': 3, 'passage': 5}  # of the prompts of 'sides' and 'unlike'
 
@@ -86,6 +87,8 @@ def write(folder: pathlib.Path, model_type: str) -> pathlib.Path:
     }
     if name in ('tied', 'plain'):
       arrays = {'prefix': arrays['query/prefix']}
+    if name == 'alone':
+      del arrays['passage/prefix']
     artifact.save_prompt(root / f'{name}.npz', artifact.Prompt(meta | change, arrays))
   return root
 

@@ -187,7 +187,7 @@ def test_pages_name_only_what_exists(page):
   assert {'quickstart', 'test', 'test-quick', 'lint', 'clean'} <= targets
   modules = re.findall(r'python -m (dprjax\.[\w.]+)', text)
   assert [name for name in modules if not (ROOT / f'{name.replace(".", "/")}.py').is_file()] == []
-  links = re.findall(r'\]\(([^):#]+)(?:#[^)]*)?\)', text) + re.findall(
+  links = re.findall(r'\]\(([^):]+)\)', text) + re.findall(
     r'`((?:docs|configs|tests|dprjax|constraints)/[\w/]+\.\w+)', text
   )
   files = [link.partition('#')[0] for link in links if 'NAME' not in link]

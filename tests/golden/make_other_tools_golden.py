@@ -58,8 +58,8 @@ def main(folder):
     for kind, own in texts.items():
       where = f'{root.name}/{name}'
       adapter = root / f'{name}-peft'
+      adapter = adapter if (adapter / ADAPTER[0]).exists() else adapter / kind
       if adapter.exists():
-        adapter = adapter if (adapter / ADAPTER[0]).exists() else adapter / kind
         model, tokenizer = load(root)
         model = peft.PeftModel.from_pretrained(model, adapter).eval()
         arrays[f'{where}/peft/{kind}'] = embed(model, tokenizer, own, meta, kind)
