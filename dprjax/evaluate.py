@@ -48,7 +48,7 @@ from dprjax.runtime import cli
 
 logger = logging.getLogger('dprjax')
 
-_OF_MTEB = ('backbone', 'prompt', 'training_datasets', 'adapted_from')
+_OF_MTEB = ('backbone', 'prompt', 'dimensions', 'training_datasets', 'adapted_from')
 
 
 def evaluate(
@@ -268,6 +268,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   )
   flag('--backbone', metavar='DIR', help='with --mteb: a Hugging Face directory, or package:NAME')
   flag('--prompt', metavar='prompt.npz', help='with --mteb: the prompt; none: the bare backbone')
+  flag('--dimensions', type=cli.positive, help='with --mteb: the first numbers of a vector alone')
   flag(
     '--training_datasets',
     metavar='NAME,...',
@@ -344,6 +345,7 @@ def _measure_by_mteb(args: argparse.Namespace) -> None:
       args.prompt,
       training_datasets=None if given is None else [part for part in given.split(',') if part],
       adapted_from=args.adapted_from,
+      dimensions=args.dimensions,
     )
     metrics = mteb.measure(model, names, args.split)
     if args.extra:

@@ -13,7 +13,7 @@ from typing import Any
 from etils import epath
 
 from dprjax.base import files
-from dprjax.base.errors import InputError, place
+from dprjax.base.errors import InputError
 from dprjax.base.reading import read_json_object
 from dprjax.formats.fields import UniqueIds, check_id
 from dprjax.formats.qrels import Qrels, write_qrels
@@ -131,8 +131,8 @@ def _iterate(id_: str, records: Any) -> Iterator[Any]:
     yield from records()
   except Exception as error:  # whatever third parties' readers and downloads raise
     raise InputError(
-      f'{PREFIX}{id_}: ir_datasets cannot read it ({place(error)}); it looks for its files below '
-      'IR_DATASETS_HOME, or ~/.ir_datasets'
+      f'{PREFIX}{id_}: ir_datasets cannot read it ({type(error).__name__}: {error}); it looks for '
+      'its files below IR_DATASETS_HOME, or ~/.ir_datasets'
     ) from error
 
 

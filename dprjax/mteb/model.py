@@ -4,16 +4,15 @@ import dataclasses
 import hashlib
 import json
 import logging
-import os
-import pathlib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 from jaxtyping import Float
 
-from dprjax.base import files
+from dprjax.base import files, repository
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.inference.encoder import UNNAMED, Encoder
@@ -107,10 +106,10 @@ def load(
 
   Args:
     backbone: as for ``Encoder.load``.
-    prompt: a ``prompt.npz``; or several, by the names of tasks or of their types, such as
+    prompt: as for ``Encoder.load``; or several, by the names of tasks or of their types, such as
       'SciFact' and 'Retrieval', and one called 'default' for the others. None is the bare backbone.
-    name: of the model, ``ORGANISATION/NAME``; by default 'dprjax/' and the prompt's or backbone's
-      file name.
+    name: of the model, ``ORGANISATION/NAME``; by default the prompt's repository, or 'dprjax/' and
+      the prompt's or backbone's file name.
     training_datasets: mteb's names of all that the prompts were trained on; an empty list: nothing
       that mteb has. None is unknown.
     adapted_from: the backbone's name in mteb, which adds what the backbone was trained on. Where
@@ -179,17 +178,15 @@ def describe(encoder: Encoder, backbone: PathLike, prompt: Prompts) -> dict[str,
   leaves = [*arrays.values()]
   for entry in encoder.bank.values():
     leaves += entry.prompt.arrays.values() if entry.prompt is not None else []
-  whole = pathlib.PurePath(str(backbone).removeprefix('package:')).name
-  own = pathlib.PurePath(str(prompt)).stem if isinstance(prompt, str | os.PathLike) else whole
   return {
-    'name': f'dprjax/{own}',
+    'name': _name(backbone, prompt),
     'revision': revision(encoder),
     'release_date': None,
     'languages': None,
     'n_parameters': sum(int(leaf.size) for leaf in leaves),
     'memory_usage_mb': sum(int(leaf.nbytes) for leaf in leaves) / 2**20,
     'max_tokens': max(one.max_length(kind) for one in settings for kind in KINDS),
-    'embed_dim': encoder.backbones['query'].config.hidden_size,
+    'embed_dim': encoder.dimension,
     'license': None,
     'open_weights': None,
     'public_training_code': None,
@@ -198,6 +195,16 @@ def describe(encoder: Encoder, backbone: PathLike, prompt: Prompts) -> dict[str,
     'similarity_fn_name': 'cosine' if all(one.normalize for one in settings) else 'dot',
     'use_instructions': any(one.prefix(kind) != '' for one in settings for kind in KINDS),
   }
+
+
+def _name(backbone: PathLike, prompt: Prompts) -> str:
+  """The prompt's repository, or 'dprjax/' and the name of its file, or of the backbone's folder."""
+  if prompt is None or isinstance(prompt, Mapping):
+    return f'dprjax/{epath.Path(str(backbone).removeprefix("package:")).name.partition("@")[0]}'
+  found = repository.parse(prompt)
+  if found is not None and '/' in found.name and not epath.Path(prompt).exists():
+    return found.name
+  return f'dprjax/{epath.Path(prompt).name.removesuffix(".npz")}'
 
 
 def revision(encoder: Encoder) -> str:
@@ -214,6 +221,7 @@ def revision(encoder: Encoder) -> str:
     encoder.config_sha256,
     encoder.tokenizer.sha256,
     encoder.dtype,
+    encoder.dimension,
     bank,
   ]
   return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:40]

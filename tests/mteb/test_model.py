@@ -93,6 +93,13 @@ def test_what_is_said_of_a_model(small, prompts, encoder):
   assert (said['name'], bare['name']) == ('dprjax/qa', f'dprjax/{small.path.name}')
   assert (said['max_tokens'], said['embed_dim']) == (16, 16)
   assert (said['similarity_fn_name'], said['use_instructions']) == ('cosine', False)
+  for given, name in (
+    ('me/qa@1a2b', 'me/qa'),
+    (prompts['qa'], 'dprjax/qa'),
+    ({'default': prompts['qa']}, f'dprjax/{small.path.name}'),
+  ):
+    assert models.describe(encoder, small.path, given)['name'] == name
+  assert models.describe(Encoder.load(small.path, dimensions=8), small.path, None)['embed_dim'] == 8
   other = models.describe(Encoder.load(small.path, prompts['chat']), small.path, prompts['chat'])
   assert (other['similarity_fn_name'], other['use_instructions']) == ('dot', True)
   unknown = ('license', 'open_weights', 'public_training_data', 'languages', 'release_date')
@@ -109,8 +116,9 @@ def test_a_revision_is_of_all_that_decides_a_vector(small, prompts, encoder):
     Encoder.load(small.path, prompts['qa'], pooling='cls'),
     Encoder.load(small.path, prompts['qa'], query_max_length=8),
     Encoder.load(small.path, prompts['qa'], dtype='bfloat16'),
+    Encoder.load(small.path, prompts['qa'], dimensions=8),
   ]
-  assert len({models.revision(one) for one in (encoder, *others)}) == 7
+  assert len({models.revision(one) for one in (encoder, *others)}) == 8
 
 
 def test_without_mteb(small, monkeypatch):
