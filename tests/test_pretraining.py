@@ -24,11 +24,9 @@ ROOT = pathlib.Path(__file__).parent.parent
 CONFIGS = {
   'rip.py:local': {'backbone', 'head/mlm'},
   'rip.py:span,local': {'backbone', 'head/mlm'},
-  'rip.py:nq,local': {'backbone', 'head/mlm'},
   'rip.py:prompt,local': {'prompt', 'head/mlm'},
   'condenser.py:local': {'backbone', 'head/mlm', 'head/condenser'},
   'condenser.py:cocondenser,local': {'backbone', 'head/mlm', 'head/condenser'},
-  'condenser.py:cocondenser,sentence,local': {'backbone', 'head/mlm', 'head/condenser'},
   'condenser.py:ict,local': {'backbone'},
   'condenser.py:mlm,local': {'backbone', 'head/mlm'},
 }
@@ -48,6 +46,7 @@ def go(command, one_device, trained, tmp_path):
       '--config.data.format=corpus',
       f'--config.data.dir={trained}/data/corpus.jsonl',
       f'--config.data.store={trained}/store',
+      '--config.batch_size=8',
       '--config.steps=6',
       '--config.checkpoint.every=2',
     ]

@@ -22,16 +22,9 @@ from dprjax.runtime import checkpoint, tree
 from tests import devices
 
 ROOT = pathlib.Path(__file__).parent.parent
-RECIPES = ('local', 'beir,local', 'scifact,local', 'medquad,local', 'msmarco,local', 'nq,local')
-EVERY = [
-  pytest.param(
-    f'{name}.py:{recipe}', marks=() if (name, recipe) == ('dptdr', 'local') else pytest.mark.slow
-  )
-  for name in ('dptdr', 'ft')
-  for recipe in (*RECIPES, *(['msmarco,round2,local'] if name == 'ft' else []))
-]
-# The other recipes differ from these in numbers alone.
+# Other recipes differ from these in data and numbers alone (tests/test_recipes.py).
 RESUMED = ('dptdr.py:local', 'ft.py:local', 'ft.py:msmarco,local')
+EVERY = (*RESUMED, 'dptdr.py:msmarco,local', 'ft.py:nq,local')
 
 
 @pytest.fixture(scope='session')
@@ -122,7 +115,9 @@ def assert_bad(result, *words):
 # What trains, and what does not.
 
 
-@pytest.mark.parametrize('config', EVERY)
+@pytest.mark.parametrize(
+  'config', [EVERY[0], *(pytest.param(config, marks=pytest.mark.slow) for config in EVERY[1:])]
+)
 def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_path, config):
   def begin():
     # One recipe on eight devices.
