@@ -102,6 +102,7 @@ def encode_queries(command, trained, prompt, out, *flags):
   assert result[0] == 0, result
 
 
+@pytest.mark.slow
 def test_one_index_serves_any_such_prompt(folder, command, trained, prompt, tmp_path):
   corpus = folder / 'run' / 'passages'
   encode_queries(command, trained, folder / 'query.npz', tmp_path / 'queries')

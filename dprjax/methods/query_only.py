@@ -29,11 +29,13 @@ from dprjax.models import hub
 from dprjax.models.prompts import KINDS
 from dprjax.retrieval import embeddings, manifest
 from dprjax.runtime import config as configs
+from dprjax.runtime import distributed
 from dprjax.runtime import mesh as meshes
 
 FOLDER = 'passages'  # of the workdir
 _CORPUS, _VECTORS = 'corpus', 'vectors'
 _KNOB = 'config.data.passage_embeddings'
+_SHARD_ROWS = 5000  # an interruption loses at most so many
 _COMPARED = 16  # texts that are encoded to compare vectors without a manifest
 _MOST_APART = 0.05  # of their length: float16 and another library's rounding are far below it
 
@@ -173,8 +175,10 @@ def open_passages(
       texts,
       folder,
       source=str(dataset.files['corpus']),
+      shard_rows=_SHARD_ROWS,
       vectors=_vectors_of(given, texts, encoder) if given else None,
     )
+    distributed.barrier('passages')  # process 0 has finished the folder
   found = embeddings.load_embeddings(folder, process=process, processes=processes)
   if not made:
     found.check_kind('passage', _KNOB)

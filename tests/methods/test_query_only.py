@@ -56,22 +56,27 @@ def expected(config, params, batch):
     more = CORPUS.astype(np.float64), range(TOTAL)
   p = batch['passage_vectors'].astype(np.float64)
   known = batch['passage_index'], batch['relevant']
-  return reference.loss(q, p, *known, config.temperature, config.in_batch and not whole, more)
+  found = []
+  for length in (WIDTH, *config.matryoshka):
+    cut = q[:, :length], p[..., :length]
+    others = [np.asarray(vector)[:length] for vector in more[0]], more[1]
+    rest = config.temperature, config.in_batch and not whole, others
+    found.append(reference.loss(*cut, *known, *rest))
+  return np.mean([loss for loss, _, _ in found]), *found[0][1:]
 
 
 @pytest.mark.parametrize(
   'devices, knobs',
   [
     (8, {'negatives': 1, 'corpus_negatives': 16, 'grad_cache': 2, 'loss_rows': 1}),
-    (1, {'negatives': 0, 'corpus_negatives': -1}),
     *(
       pytest.param(devices, knobs, marks=pytest.mark.slow)
       for devices, knobs in [
+        (1, {'negatives': 0, 'corpus_negatives': -1}),
         (1, {'negatives': 1, 'corpus_negatives': 16, 'grad_cache': 2, 'loss_rows': 3}),
         (8, {'negatives': 0, 'corpus_negatives': -1, 'accumulate': 2, 'batch_size': 8}),
-        (8, {'negatives': 1}),
+        (8, {'negatives': 1, 'matryoshka': (4,), 'corpus_negatives': 8}),
         (1, {'negatives': 1, 'corpus_negatives': 8, 'in_batch': False}),
-        (1, {'negatives': 1, 'grad_cache': 2}),
       ]
     ),
   ],
