@@ -318,7 +318,7 @@ def _command(args: argparse.Namespace) -> None:
 
 
 def _measure_by_mteb(args: argparse.Namespace) -> None:
-  for flag in ('run', 'qrels', 'beir', 'answers', 'corpus', 'measure'):
+  for flag in ('run', 'qrels', 'beir', 'answers', 'corpus', 'measure', 'drop_same_id', 'strict'):
     if getattr(args, flag):
       raise InputError(f'--{flag} does not go with --mteb: its tasks have their own')
   if args.backbone is None:

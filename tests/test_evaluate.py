@@ -175,6 +175,7 @@ BAD = [
   ('--qrels=qrels.tsv', 'give --run=run.trec, or --mteb=TASK,... and a --backbone'),
   (f'{JUDGED} --backbone=b', '--backbone goes with --mteb=TASK,...'),
   (f'{JUDGED} --mteb=SciFact', '--run does not go with --mteb'),
+  ('--mteb=SciFact --drop_same_id=true', '--drop_same_id does not go with --mteb'),
   ('--mteb=SciFact', '--mteb needs --backbone'),
   ('--mteb=, --backbone=b', '--mteb=, names no task'),
 ]
