@@ -15,7 +15,7 @@ from tests.fuzz.server import Server
 pytestmark = pytest.mark.xdist_group('fuzz')  # one warm process
 
 FAST = ('evaluate', 'mine', 'report', 'search', 'papers', 'topics')
-SLOW = ('bm25', 'encode', 'rerank', 'export', 'convert')
+SLOW = ('bm25', 'encode', 'rerank', 'export')
 SAMPLE = 6  # cases in the quick tests
 
 
