@@ -180,7 +180,7 @@ def _usage(card: Card, subject: Subject, base: str | None) -> Iterator[str]:
       "passages = retriever.encode(['a passage'], kind='passage')",
     )
   else:
-    yield 'With `dprjax`, first:'
+    yield 'For `dprjax` it becomes a prompt file:'
     yield _block(
       'sh',
       f'python -m dprjax.export --from={here} --backbone={base or "BACKBONE"} --out=prompt.npz',
@@ -247,8 +247,8 @@ def _metrics(card: Card) -> Iterator[str]:
 def _training(training: Training) -> str:
   settings = json.dumps(_public(training.config), indent=1, sort_keys=True, default=list)
   return (
-    f'By `python -m dprjax.train`, method {_code(training.method)}, up to step {training.step}, '
-    f'with these settings:\n\n{_block("json", settings)}'
+    f'By `python -m dprjax.train`, method {_code(training.method)}, up to step {training.step}.\n\n'
+    f'<details><summary>All settings</summary>\n\n{_block("json", settings)}\n\n</details>'
   )
 
 
