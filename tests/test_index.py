@@ -20,7 +20,7 @@ from etils import epath
 from dprjax import index, search
 from dprjax.base import outputs
 from dprjax.formats.trec import read_run
-from dprjax.retrieval import exact, milvus
+from dprjax.retrieval import codes, exact, milvus
 from dprjax.retrieval.embeddings import load_embeddings
 
 RNG = np.random.default_rng(0)
@@ -48,6 +48,35 @@ def documents(path='run.trec'):
 
 def expected(queries, vectors, ids, k):
   return [[ids[row] for row in rows] for rows in exact.search(queries, vectors, k).rows]
+
+
+def test_codes_are_stored_as_their_values(folder, command, write_embeddings):
+  for name, vectors, changes in (
+    ('int8', PASSAGES, {'dtype': 'int8'}),
+    ('short', codes.cut(PASSAGES, 4, True), {}),
+  ):
+    write_embeddings(name, IDS, vectors, **changes)
+    status, said = command(index, '--uri=index.db', f'--collection={name}', f'--upsert={name}')
+    assert status == 0
+    assert ('the int8 vectors of int8 are stored as float32 values' in said) == (name == 'int8')
+
+  def search_in(name, *flags):
+    flags = (f'--collection={name}', '--uri=index.db', '--out=run.trec', '--k=10', *flags)
+    return command(search, '--index=milvus', *flags)
+
+  assert search_in('int8', '--queries=queries')[0] == 0
+  values = load_embeddings('int8').vectors()
+  assert list(documents().values()) == expected(QUERIES, values, IDS, 10)
+  status, said = search_in('short', '--queries=queries')
+  assert status == 2 and 'dimension 4 and 8; encode both with the same --dimensions, or' in said
+  assert search_in('short', '--queries=queries', '--dimensions=4')[0] == 0
+  short = [codes.cut(vectors, 4, True) for vectors in (QUERIES, PASSAGES)]
+  assert list(documents().values()) == expected(*short, IDS, 10)
+  status, said = search_in('int8', '--queries=queries', '--rescore=corpus')
+  assert status == 2 and '--rescore orders what --index=scann or exact finds' in said
+  (folder / 'ids.txt').write_text('d3\n')
+  status, said = search_in('int8', '--like=ids.txt', '--dimensions=4')
+  assert status == 2 and '--dimensions cuts --queries' in said
 
 
 def test_fill_search_change(folder, command, write_embeddings):

@@ -308,6 +308,8 @@ class Encoder:
         (numbers[places],) if group.size > 1 else (),
       )
       done += len(places)
+    if self.dimension == vectors.shape[1]:
+      return vectors
     return codes.cut(vectors, self.dimension, [self.bank[n].settings.normalize for n in names])
 
   def check_topic(self, topic: int | None, name: str | None = None) -> None:

@@ -23,7 +23,7 @@ from dprjax.methods import distillation, dual_encoder, query_only
 from dprjax.methods.method import Data, Evaluate, Model, Texts
 from dprjax.models.encoder import EncoderConfig
 from dprjax.models.prompts import KINDS
-from dprjax.retrieval import exact, measures
+from dprjax.retrieval import codes, exact, measures
 from dprjax.runtime import mesh, tree
 
 Assign = Callable[[sources.Source, store.Store, Tokenizer], Mapping[str, Int32[np.ndarray, 'n *w']]]
@@ -380,8 +380,17 @@ def evaluation(
     }
     if known is not None:
       fixed['passage'] = vectors['passage']
-    top = exact.search(vectors['query'], vectors['passage'], min(100, len(passage_ids)))
-    run = trec.run_from_rows(query_ids, passage_ids, top.rows, top.scores)
-    return measures.measure(run, qrels, wanted)['mean']
+
+    def measure(query: np.ndarray, passage: np.ndarray, names: Sequence[str]) -> dict[str, float]:
+      top = exact.search(query, passage, min(100, len(passage_ids)))
+      run = trec.run_from_rows(query_ids, passage_ids, top.rows, top.scores)
+      return measures.measure(run, qrels, names)['mean']
+
+    found = measure(vectors['query'], vectors['passage'], wanted)
+    for length in config.matryoshka:
+      if length < vectors['query'].shape[1]:
+        query, passage = (codes.cut(vectors[kind], length, config.normalize) for kind in KINDS)
+        found[f'{wanted[0]}/{length}'] = measure(query, passage, wanted[:1])[wanted[0]]
+    return found
 
   return evaluate

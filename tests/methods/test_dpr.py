@@ -161,7 +161,6 @@ def slow(*values):
     slow({'data': 8}, CHUNKED[1]),
     slow({'data': 1}, {}),
     slow({'data': 1}, SHORTER | {'normalize': True, 'temperature': 0.1}),
-    slow({'data': 8}, SHORTER),
     slow({'data': 1}, MARGINS | {'grad_cache': 4}),
     slow({'data': 8}, LISTS),
     slow({'data': 1}, LISTS | SHORTER | {'grad_cache': 2}),

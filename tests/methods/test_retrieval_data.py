@@ -167,6 +167,14 @@ def test_the_dev_split_is_measured(start, bag, tmp_path, limit):
   ).read_text() == 'query-id\tcorpus-id\tscore\noak\te1\t1\nyew\te3\t1\n'
 
 
+def test_shortened_vectors_are_measured_too(start, bag):
+  data = start(data__dev_split='dev', eval__measure='RR@10', matryoshka=(10_000, 3, 1))
+  found = data.evaluation(bag)(WEIGHTS)
+  # The first places of these vectors are those of special tokens, which count nothing: all tie.
+  assert {*found} == {'RR@10', 'nDCG@10', 'R@100', 'RR@10/3', 'RR@10/1'}
+  assert found['RR@10'] == 0.75 and found['RR@10/3'] < 0.75
+
+
 def test_the_dev_split_is_measured_by_its_grades(start, bag, folder):
   # Ranked e2, e3 for yew: grades 1 and 3 in the wrong order.
   (folder / 'qrels' / 'dev.tsv').write_text('query-id\tcorpus-id\tscore\nyew\te2\t1\nyew\te3\t3\n')

@@ -2,12 +2,18 @@
 worked out by hand.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from dprjax.base.errors import InputError
 from dprjax.methods import similarity
+from dprjax.models import encoder, hub
+from dprjax.runtime import mesh as meshes
+from dprjax.runtime import tree
+from tests import reference
+from tests.knobs import with_knobs
 from tests.methods.conftest import assert_goes_on
 
 TRAIN = [
@@ -29,6 +35,59 @@ DEV = [
 WEIGHTS = {
   'query/weight': jnp.float32(3)
 }  # cosines do not change by it, and there is none for passages
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('count', 'changes'),
+  [
+    (1, {'grad_cache': 4, 'matryoshka': (6, 3)}),
+    (8, {'matryoshka': (6, 3)}),
+  ],
+  ids=str,
+)
+def test_loss_and_gradient_equal_numpy(count, changes):
+  rows, shape = 16, encoder.EncoderConfig('bert', 40, 8, 1, 2, 16, max_positions=12)
+  config = with_knobs(batch_size=rows, backbone__dropout=0.0, **changes)
+  mesh, rng = meshes.make_mesh({'data': count}, jax.devices()[:count]), np.random.default_rng(0)
+  batch = {'score': rng.random(rows).astype(np.float32)}
+  for view in similarity.VIEWS:
+    batch[f'{view}_mask'] = np.arange(6) < rng.integers(2, 7, size=(rows, 1))
+    tokens = rng.integers(1, 40, size=(rows, 6))
+    batch[f'{view}_tokens'] = np.where(batch[f'{view}_mask'], tokens, 0).astype(np.int32)
+  model = similarity.build(config, shape, mesh)
+  params = {
+    name: np.asarray(leaf) * (25 if name.endswith(('kernel', 'embedding')) else 1)
+    for name, leaf in tree.flatten(hub.init_params(shape, jax.random.key(0))).items()
+  }
+
+  def loss(params, batch):
+    return model.loss({'backbone': tree.unflatten(params)}, batch, None)[0]
+
+  def expected(params):
+    backbone = tree.unflatten(params)
+    vectors = [
+      reference.encode(shape, backbone, batch[f'{view}_tokens'], batch[f'{view}_mask'])[:, 0]
+      for view in similarity.VIEWS
+    ]
+    units = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in vectors]
+    return reference.over_lengths(
+      lambda x, y: np.mean((np.sum(x * y, axis=1) - batch['score']) ** 2),
+      config.matryoshka,
+      True,
+      *units,
+    )
+
+  value, gradient = jax.jit(jax.value_and_grad(loss))(params, meshes.put_batch(mesh, batch))
+  exact = {name: leaf.astype(np.float64) for name, leaf in params.items()}
+  assert float(value) == pytest.approx(expected(exact), rel=1e-5)
+  gradient = {name: np.asarray(g, np.float64) for name, g in gradient.items()}
+  norm = np.sqrt(sum(np.sum(g**2) for g in gradient.values()))
+
+  def at(t):
+    return expected({name: leaf + t * gradient[name] / norm for name, leaf in exact.items()})
+
+  assert (at(1e-6) - at(-1e-6)) / 2e-6 == pytest.approx(norm, rel=1e-4)
 
 
 def find(method, config, workdir, devices):

@@ -187,10 +187,9 @@ def slow(*values):
   ('devices', 'categories', 'changes'),
   [
     slow(1, 'some', {}),
-    slow(8, 'some', {'topics__batch': 8}),
+    slow(8, 'some', {'topics__batch': 8, 'matryoshka': (5,)}),
     slow(8, 'some', {'grad_cache': 2, 'loss_rows': 1}),
-    slow(8, 'some', {'grad_cache': 2, 'topics__batch': 8, 'matryoshka': (5,)}),
-    slow(1, 'none shared', {'topics__batch': 4, 'grad_cache': 4}),
+    slow(1, 'none shared', {'topics__batch': 4, 'grad_cache': 4, 'matryoshka': (6, 4)}),
     slow(8, 'none shared', {'topics__query': 'own'}),
     slow(1, 'all shared', {}),
     slow(8, 'all shared', {'topics__batch': 8, 'accumulate': 1}),

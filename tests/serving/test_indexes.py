@@ -1,10 +1,31 @@
-"""A prompt of pairs as a served reranker."""
+"""Served indexes of smaller vectors, and a prompt of pairs as a served reranker."""
 
 import numpy as np
 import pytest
 
 from dprjax import PromptReranker
-from dprjax.serving.indexes import Reranker
+from dprjax.retrieval import codes, exact
+from dprjax.serving.indexes import Index, Reranker
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'int8', 'binary'])
+def test_queries_are_cut_to_what_an_index_has(tmp_path, write_embeddings, dtype):
+  rng = np.random.default_rng(0)
+  passages, queries = (rng.standard_normal((count, 12), np.float32) for count in (40, 3))
+  short = codes.cut(passages, 9, True)
+  write_embeddings(tmp_path / 'x', [f'd{i}' for i in range(40)], short, dtype=dtype)
+  index = Index('x', tmp_path / 'x', most=5)
+  if dtype != 'float32':
+    code = codes.Code(dtype, codes.calibrate(short, dtype))
+    short = codes.decode(codes.encode(short, code), code)
+  best = exact.search(codes.cut(queries, 9, True), short, 4)
+  found = index.search(queries, 4)
+  scores = [[hit.score for hit in hits] for hits in found]
+  np.testing.assert_allclose(scores, best.scores, rtol=1e-5)
+  if dtype != 'binary':  # whose scores tie
+    assert [[hit.id for hit in hits] for hits in found] == [
+      [f'd{row}' for row in rows] for rows in best.rows
+    ]
 
 
 @pytest.mark.slow
