@@ -72,8 +72,9 @@ def test_float16_shards_from_disk(tmp_path):
 
 @pytest.mark.parametrize('dtype', codes.LEVELS)
 @pytest.mark.parametrize('devices', [1, 8])
-def test_codes_from_disk(tmp_path, write_embeddings, dtype, devices):
+def test_codes_from_disk(tmp_path, write_embeddings, monkeypatch, dtype, devices):
   """Scores are those of the values that codes stand for; codes are what the devices hold."""
+  monkeypatch.setattr(exact, '_DECODED', 32)  # several pieces of a block
   rng = np.random.default_rng(4)
   corpus, queries = rng.standard_normal((500, 13), np.float32), rng.standard_normal((3, 13))
   write_embeddings(
