@@ -85,9 +85,9 @@ def write_embeddings(folder: pathlib.Path) -> None:
     'arithmetic': 'float32',
     'input_sha256': 'i' * 64,
   }
-  # Later versions of the format record more, all of it text.
+  # Later versions of the format record more.
   made |= {
-    name: 'x' if field.type is str else False
+    name: {str: 'x', bool: False}.get(field.type)
     for name, field in _fields(Meta).items()
     if name not in made
   }
