@@ -484,6 +484,7 @@ def export(
     'temperature': float(config.temperature),
     'shift_positions': False,
     'fixed_layers': layers_fixed(config, backbone.config),
+    **dual_encoder.matryoshka_meta(config),
   }
   if 'pair' in kinds:
     shared |= {

@@ -78,6 +78,7 @@ _OPTIONAL_META: dict[str, tuple[type, ...]] = {
   'query_prefix': (str,),
   'passage_prefix': (str,),
   'sides': (str,),
+  'matryoshka': (list,),
 }
 
 _SEGMENTS = 'segments/'
@@ -465,6 +466,11 @@ def _check_meta(path: str, meta: Any) -> None:
       f"{path}: meta's sides is {meta['sides']!r:.60}; a prompt of kind {meta['kind']!r} has 'both'"
       + (" or 'query'" if meta['kind'] == 'prefix' else '')
     )
+  for length in meta.get('matryoshka', ()):
+    if isinstance(length, bool) or not isinstance(length, int) or length < 1:
+      raise InputError(
+        f"{path}: meta's matryoshka holds {length!r:.60}, expected whole numbers of dimensions"
+      )
   if meta['kind'] != 'template' and meta['pooling'] not in POOLINGS:
     raise InputError(
       f"{path}: meta's pooling is {meta['pooling']!r}, expected one of: {', '.join(POOLINGS)}"

@@ -24,6 +24,7 @@ from starlette.routing import Route
 
 from dprjax.base.errors import InputError
 from dprjax.models.prompts import KINDS
+from dprjax.retrieval import codes
 from dprjax.serving import keys, messages, page
 from dprjax.serving.batcher import Busy, NotFinite
 from dprjax.serving.engine import Engine, Tokens
@@ -248,7 +249,13 @@ class App:
       asked.cancel()
 
   async def _embed(
-    self, request: Request, name: str, kind: str, texts: Sequence[Any], param: str
+    self,
+    request: Request,
+    name: str,
+    kind: str,
+    texts: Sequence[Any],
+    param: str,
+    dimensions: int | None = None,
   ) -> _Answer:
     if len(texts) > self._limits.inputs:
       raise _Failure(413, f'{len(texts)} texts; {self._limits.inputs} at most', param=param)
@@ -257,7 +264,17 @@ class App:
     request.state.model = name
     if tokens.total > self._limits.tokens:
       raise _Failure(413, f'{tokens.total} tokens; {self._limits.tokens} at most', param=param)
-    return _Answer(tokens, await self._wait(request, engine.queue(tokens)))
+    whole, version = engine.backbone.config.hidden_size, tokens.version
+    shorter = {length for length in version.meta.get('matryoshka', ()) if length < whole}
+    given = sorted({*shorter, whole}, reverse=True)
+    if dimensions not in (None, *given):
+      raise _Failure(
+        400,
+        f'this model gives {" or ".join(map(str, given))} dimensions and no other number',
+        param='dimensions',
+      )
+    vectors = await self._wait(request, engine.queue(tokens))
+    return _Answer(tokens, codes.cut(vectors, dimensions or whole, version.settings.normalize))
 
   def _headers(self, tokens: Tokens) -> dict[str, str]:
     return {
@@ -271,12 +288,9 @@ class App:
   async def _embeddings(self, request: Request) -> Response:
     asked = await self._read(request, messages.EmbeddingRequest)
     name, kind = _split(asked.model, 'passage')
-    dimension = self._engine.backbone.config.hidden_size
-    if asked.dimensions not in (None, dimension):
-      raise _Failure(
-        400, f'this model gives {dimension} dimensions and no other number', param='dimensions'
-      )
-    tokens, vectors = await self._embed(request, name, kind, _inputs(asked.input), 'input')
+    tokens, vectors = await self._embed(
+      request, name, kind, _inputs(asked.input), 'input', asked.dimensions
+    )
     values: Any = vectors
     if asked.encoding_format == 'base64':
       values = [base64.b64encode(vector.astype('<f4').tobytes()).decode() for vector in vectors]

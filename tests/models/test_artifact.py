@@ -111,6 +111,9 @@ def test_for_queries_alone(tmp_path):
     (('query/prefix',), {'sides': 'passage'}, "sides is 'passage'; .* has 'both' or 'query'"),
     (('prefix',), {'sides': 1}, 'sides is 1, expected str'),
     (('prefix',), {'sides': 'query', 'kind': 'topic'}, "kind 'topic' has 'both'"),
+    (('prefix',), {'matryoshka': 8}, 'matryoshka is 8, expected list'),
+    (('prefix',), {'matryoshka': [8, 0]}, 'matryoshka holds 0, expected whole numbers'),
+    (('prefix',), {'matryoshka': ['8']}, "matryoshka holds '8', expected whole numbers"),
   ],
 )
 def test_sides_and_arrays_agree(tmp_path, arrays, meta, message):

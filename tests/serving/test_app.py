@@ -42,7 +42,7 @@ def folder(small, tmp_path_factory):
   folder = tmp_path_factory.mktemp('served') / 'prompts'
   small.write(folder, 'qa', 2)
   small.write(folder, 'chat', 3, passage=1, pooling='cls', normalize=False)
-  small.write(folder, 'asks', 1, index='qa')
+  small.write(folder, 'asks', 1, index='qa', matryoshka=[16, 8])
   return folder
 
 
@@ -149,8 +149,15 @@ def test_openais_client(client, alone):
     for model in ('nonesuch', 'qa:question', 'QA', ''):
       with pytest.raises(openai.NotFoundError, match='no such model'):
         ai.embeddings.create(model=model, input=texts)
-    with pytest.raises(openai.BadRequestError, match='16 dimensions'):
-      ai.embeddings.create(model='qa', input=texts, dimensions=8)
+    for model, size, gives in (('qa', 8, '16'), ('asks:query', 4, '16 or 8'), ('model', 8, '16')):
+      with pytest.raises(openai.BadRequestError, match=f'this model gives {gives} dimensions'):
+        ai.embeddings.create(model=model, input=texts, dimensions=size)
+    # 'asks' was trained for 8 numbers, which are scaled to unit length as its whole vectors are.
+    short = ai.embeddings.create(model='asks:query', input=texts, dimensions=8)
+    expected = alone('asks', 'query', *texts)[:, :8]
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    vectors = np.array([entry.embedding for entry in short.data])
+    np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow
