@@ -32,7 +32,6 @@ from dprjax.base.progress import Progress, duration, size
 from dprjax.data import text
 from dprjax.data.batches import open_batches
 from dprjax.methods import method as methods
-from dprjax.methods import query_only
 from dprjax.models import artifact, hub
 from dprjax.models.head_specs import HEADS, Head
 from dprjax.runtime import checkpoint, cli, compiled, distributed, log, mesh, optim, stopping, tree
@@ -83,7 +82,6 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   configs.check(config)
   method.check(config)
   devices = mesh.make_mesh(config.mesh)
-  query_only.check(config, devices)
   update_size = config.batch_size * config.accumulate
   mesh.check_batch(devices, update_size, config.grad_cache * config.accumulate)
   if distributed.agree(configs.to_json(config)) != configs.to_json(config):

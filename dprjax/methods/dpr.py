@@ -148,6 +148,7 @@ def negative_pools(batch: Batch) -> dict[str, Float[Array, '']]:
 def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh) -> Texts:
   """Queries and passages, of one data set or of several tasks; see ``Method.data``."""
   distillation.check(config)
+  query_only.check(config, devices)
   if config.tasks:
     return tasks.find(section, config, workdir, devices, numbered=False)
   return retrieval_data.find(section, config, workdir, devices)

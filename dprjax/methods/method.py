@@ -178,10 +178,22 @@ class Method(NamedTuple):
         f"config.distillation.loss: {config.method} learns from no teacher's scores; the method "
         "dpr does, or leave it at 'none'"
       )
-    if config.prompt.sides == 'query' and not self.query_only:
-      raise InputError(
-        f"config.prompt.sides: 'query' is not for {config.method}; use config.method=dpr, or 'both'"
-      )
+    if config.prompt.sides == 'query':
+      if not self.query_only:
+        raise InputError(
+          f"config.prompt.sides: 'query' is not for {config.method}; use config.method=dpr, or "
+          "'both'"
+        )
+    else:
+      for name, value, off in (
+        ('corpus_negatives', config.corpus_negatives, 0),
+        ('data.passage_embeddings', config.data.passage_embeddings, ''),
+      ):
+        if value != off:
+          raise InputError(
+            f"config.{name}: {value!r:.60} goes with config.prompt.sides='query', where passages "
+            'are encoded once'
+          )
 
 
 def load(name: str) -> Method:

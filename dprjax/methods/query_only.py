@@ -94,17 +94,8 @@ class Passages:
 
 
 def check(config: ConfigDict, devices: Mesh) -> None:
-  """Raises InputError for knobs that do not go together."""
+  """Raises InputError for knobs that do not go with a prompt for queries alone."""
   if config.prompt.sides != 'query':
-    for name, value, off in (
-      ('corpus_negatives', config.corpus_negatives, 0),
-      ('data.passage_embeddings', config.data.passage_embeddings, ''),
-    ):
-      if value != off:
-        raise InputError(
-          f"config.{name}: {value!r:.60} goes with config.prompt.sides='query', where passages are "
-          'encoded once'
-        )
     return
   knob = "config.prompt.sides: 'query'"
   if not config.prompt.length:

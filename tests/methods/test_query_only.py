@@ -137,6 +137,7 @@ def test_loss_and_gradient_equal_numpy(devices, knobs):
 def test_knobs_that_do_not_go_together(knobs, message):
   config = with_knobs(**{'prompt__sides': 'query', 'prompt__length': 3} | knobs)
   with pytest.raises(InputError, match=message):
+    dpr.METHOD.check(config)
     query_only.check(config, shared.make_mesh({'data': 8}))
 
 
