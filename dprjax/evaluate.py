@@ -26,8 +26,8 @@ its own results (pip install 'dprjax[mteb]'):
     python -m dprjax.evaluate --mteb=SciFact,NFCorpus --backbone=B --prompt=qa.npz --out=mteb.json
 
 metrics.json: {"mean": {measure: value}, "per_query": {measure: {query: value}}, "counts": {...},
-"settings": {...}}. With several data sets these are the averages over the sets, the queries as
-SET/query and the sums, and "datasets" has each set. Of mteb: {"mean": {task: main score,
+"settings": {...}, "command": text}. With several data sets these are the averages over the sets, the
+queries as SET/query and the sums, and "datasets" has each set. Of mteb: {"mean": {task: main score,
 "average": value}, "tasks": {task: {"main_score": name, "scores": {split: [...]}}}, "model": {...}}.
 """
 
@@ -379,6 +379,7 @@ def _measure(
     for name, run in runs.items()
   }
   metrics = combine(datasets) if several else datasets['']
+  metrics['command'] = _shown(args, runs, qrels, answer_files, corpora)
   if args.extra:
     metrics['extra'] = dict(args.extra)
   if args.out is not None:
@@ -395,6 +396,19 @@ def _measure(
   if len(datasets) > 1:
     rows.append(row('average', metrics['mean'], ''))
   cli.print_table(['data set' if several else 'run', *columns, 'queries'], rows)
+
+
+def _shown(args: argparse.Namespace, *files_by_name: dict[str, str]) -> str:
+  """The command, for a model card: files by their names alone, since folders are a person's own."""
+  words = ['python -m dprjax.evaluate']
+  for flag, by_name in zip(('run', 'qrels', 'answers', 'corpus'), files_by_name, strict=True):
+    for name, path in by_name.items():
+      words.append(f'--{flag}={f"{name}=" if name else ""}{epath.Path(path).name}')
+  if args.measure:
+    words.append(f'--measure {" ".join(args.measure)}')
+  if args.drop_same_id:
+    words.append('--drop_same_id=true')
+  return ' '.join(words)
 
 
 def _check_pipes(paths: Iterable[str]) -> None:

@@ -64,6 +64,9 @@ def test_known_by_hand(folder, capsys):
     'queries_with_own_id': 1,
   }
   assert found['settings'] == {'drop_same_id': False} and found['extra'] == {'trained': '12'}
+  assert found['command'] == (
+    'python -m dprjax.evaluate --run=run.trec --qrels=qrels.tsv --measure nDCG@10 RR@10 AP'
+  )
   assert '0.5000' in capsys.readouterr().out
 
 

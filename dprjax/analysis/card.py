@@ -232,7 +232,8 @@ def _metrics(card: Card) -> Iterator[str]:
         f'{counts[measure]:,} |'
       )
     yield ''
-    yield f'Made by `python -m dprjax.evaluate`; its file has the SHA-256 {_code(digest)}.'
+    command = metrics.get('command', 'python -m dprjax.evaluate')  # of older files its name alone
+    yield f'Made by {_code(command)}; its file has the SHA-256 {_code(digest)}.'
     yield ''
   if training is not None:
     for measure, value in training.metrics.items():

@@ -127,6 +127,8 @@ def read_metrics(path: files.PathLike) -> dict[str, Any]:
       mean.number(name)
       if not _numbers(per_query.record(name)):
         raise InputError(f'{per_query.where}: {name!r} is of no query')
+  if 'command' in record.values:
+    record.text('command')
   for name, value in record.values.get('extra', {}) and record.record('extra').values.items():
     if not isinstance(value, str | bool) and value is not None and not is_number(value):
       raise InputError(f"{path}, 'extra': {name!r} is {value!r:.40}; expected text or a number")
