@@ -26,9 +26,10 @@ its own results (pip install 'dprjax[mteb]'):
     python -m dprjax.evaluate --mteb=SciFact,NFCorpus --backbone=B --prompt=qa.npz --out=mteb.json
 
 metrics.json: {"mean": {measure: value}, "per_query": {measure: {query: value}}, "counts": {...},
-"settings": {...}, "command": text}. With several data sets these are the averages over the sets, the
-queries as SET/query and the sums, and "datasets" has each set. Of mteb: {"mean": {task: main score,
-"average": value}, "tasks": {task: {"main_score": name, "scores": {split: [...]}}}, "model": {...}}.
+"settings": {...}, "command": text}. With several data sets these are the averages over the sets,
+the queries as SET/query and the sums, and "datasets" has each set. Of mteb: {"mean":
+{task: main score, "average": value}, "tasks": {task: {"main_score": name, "scores":
+{split: [...]}}}, "model": {...}}.
 """
 
 import argparse
