@@ -16,9 +16,9 @@ def settings(**knobs):
 
 
 PARAMS = {
-  'backbone/kernel': jnp.full(3, 2.0),
-  'prompt/bias': jnp.full(2, 3.0),
-  'prompt/prefix': jnp.full(2, 5.0),
+  'backbone/kernel': np.full(3, 2.0, np.float32),
+  'prompt/bias': np.full(2, 3.0, np.float32),
+  'prompt/prefix': np.full(2, 5.0, np.float32),
 }
 TRAINABLE = {'prompt/bias', 'prompt/prefix'}
 
