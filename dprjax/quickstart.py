@@ -12,7 +12,6 @@ goes on where it stopped. --config.KEY=VALUE is passed on to dprjax.train.
 
 import argparse
 import itertools
-import pathlib
 import resource
 import textwrap
 import time
@@ -64,8 +63,7 @@ def quickstart(
   Args:
     data: a BEIR folder; or 'docstrings', or 'docstrings:json,email' for those of some packages.
     out: the folder that everything is written to.
-    config: of dprjax.train, a path with or without ':recipe'; by default configs/quickstart.py of
-      the checkout.
+    config: of dprjax.train, a path with or without ':recipe'; by default configs/quickstart.py.
     backbone: replaces the config's.
     split: whose judgements to measure on.
     overrides: '--config.KEY=VALUE' for dprjax.train.
@@ -78,7 +76,7 @@ def quickstart(
   Raises:
     InputError: bad input; ``out`` holds a comparison on other text, or something else.
   """
-  config = config or default_config()
+  config = configs.find(config or 'configs/quickstart.py')
   files.existing(config_file(config), '--config')
   inputs = {'--data': None if data.split(':')[0] == DOCSTRINGS else data, '--backbone': backbone}
   with workdirs.claim(out, workdirs.QUICKSTART, inputs, flag='--out'):
@@ -164,20 +162,6 @@ def _compare(
     print(f'    frozen    {", ".join(hit.id for hit in frozen)}')
   print('\n' + next_steps(out, product, models['trained'], data, split), flush=True)
   return stages.seconds
-
-
-def default_config() -> str:
-  """configs/quickstart.py of the checkout that this file is part of.
-
-  Raises InputError where it is part of none.
-  """
-  file = pathlib.Path(__file__).parent.parent / 'configs' / 'quickstart.py'
-  if not file.is_file():
-    raise InputError(
-      f'{file} is not there: dprjax is installed without its configs; run this from a checkout '
-      '(pip install -e .), or name a config, --config=FILE'
-    )
-  return str(file)
 
 
 def prepare(data: str, out: epath.Path, split: str) -> tuple[Texts, list[str]]:

@@ -1,4 +1,4 @@
-"""The one training loop: every system trains here.
+"""Trains a prompt, a backbone or a reranker: one loop for all methods.
 
     python -m dprjax.train --config=configs/dptdr.py:beir --workdir=runs/mine --config.data.dir=DIR
 

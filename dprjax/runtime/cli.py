@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
 
   def __init__(self, module: str, description: str, processes: bool = False):
     super().__init__(
-      prog=f'python -m dprjax.{module}',
+      prog=_program(module),
       description=description,
       allow_abbrev=False,
       formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -94,6 +94,12 @@ class Parser(argparse.ArgumentParser):
 
   def error(self, message: str) -> NoReturn:
     fail(f'{message} (see {self.prog} --help)')
+
+
+def _program(module: str) -> str:
+  """How the command was started: as ``python -m dprjax.train`` or ``dprjax train``."""
+  started = f'dprjax.{module}'
+  return f'python -m {started}' if started in sys.orig_argv else f'dprjax {module}'
 
 
 def split_config(

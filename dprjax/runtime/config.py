@@ -81,10 +81,34 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   return c
 
 
+def shipped() -> pathlib.Path:
+  """The folder of the experiments that come with dprjax.
+
+  setup.py copies configs/ into a wheel, beside this module; elsewhere it is that of the checkout.
+  """
+  here = pathlib.Path(__file__)
+  inside = here.parent / 'configs'
+  return inside if inside.is_dir() else here.parents[2] / 'configs'
+
+
+def find(config: str) -> str:
+  """``FILE[:RECIPE]`` as it is, or of the file that comes with dprjax.
+
+  That is for a ``configs/NAME.py`` that is not in the working folder, so that the same command runs
+  everywhere.
+  """
+  path, colon, recipe = config.partition(':')
+  if not re.fullmatch(r'configs/\w+\.py', path) or os.path.exists(path):
+    return config
+  ours = shipped() / path.removeprefix('configs/')
+  return f'{ours}{colon}{recipe}' if ours.is_file() else config
+
+
 def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
   """Reads ``--config=FILE[:recipe] --config.key=value ...``.
 
-  The file is Python code, and runs. Values on the command line are literals, and do not.
+  The file is Python code, and runs. Values on the command line are literals, and do not. A
+  ``configs/NAME.py`` that is not in the working folder is the one that comes with dprjax.
 
   Raises:
     InputError: the file cannot be loaded, or a key is unknown or has a new name.
@@ -94,7 +118,11 @@ def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
   # Where ml_collections loads config files: what an earlier one defined would still be there.
   sys.modules.pop('config_config', None)
   values = flags.FlagValues()
-  arguments = ['train', *arguments]
+  flag = '--config='
+  arguments = [
+    'train',
+    *(flag + find(a.removeprefix(flag)) if a.startswith(flag) else a for a in arguments),
+  ]
   config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=arguments)
   try:
     values(arguments)

@@ -1,0 +1,139 @@
+"""Builds the site of the documentation: `make docs`.
+
+    python docs/site/build.py --out=build/site
+
+The pages are README.md, CONTRIBUTING.md, CHANGELOG.md and docs/*.md as they stand, laid out as in
+the checkout, so that a link leads to the same place here and on the forge. A file of another kind
+that a page links to, such as a config, becomes a page that shows it. Zensical renders them, and
+mkdocstrings the docstrings that docs/reference.md names, without importing dprjax or asking the
+network. A link or an anchor that leads nowhere, and anything that a page would load from elsewhere,
+is an error.
+"""
+
+import argparse
+import html.parser
+import pathlib
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+import urllib.parse
+from collections.abc import Sequence
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGES = ('README.md', 'CONTRIBUTING.md', 'CHANGELOG.md')
+_LANGUAGES = {'.py': 'python', '.toml': 'toml', '.cff': 'yaml', '.yaml': 'yaml', '.sh': 'bash'}
+# A command in docs/reference.md, of which the docstring alone is shown.
+_COMMAND = re.compile(r'^::: dprjax\.\w+$', re.MULTILINE)
+_LINK = re.compile(r'(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)')
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+  parser.add_argument('--out', type=pathlib.Path, default=ROOT / 'build' / 'site')
+  out = parser.parse_args(argv).out.resolve()
+  shutil.rmtree(out, ignore_errors=True)
+  stage(out)
+  command = [sys.executable, '-m', 'zensical', 'build', '--clean', '--strict']
+  if status := subprocess.run(command, cwd=out).returncode:
+    sys.exit(status)
+  if wrong := check(out / 'html'):
+    sys.exit('\n'.join(['the site is wrong:', *wrong]))
+  print(f'{out / "html"}: python -m http.server -d {out / "html"} shows it')
+
+
+def stage(out: pathlib.Path) -> None:
+  """Lays the pages, the figures and the site's shape into ``out``."""
+  config = (ROOT / 'docs' / 'site' / 'zensical.toml').read_text(encoding='utf-8')
+  (out / 'pages' / 'docs').mkdir(parents=True)
+  (out / 'zensical.toml').write_text(config.replace('@ROOT@', ROOT.as_posix()), encoding='utf-8')
+  for figure in (ROOT / 'docs').glob('*.png'):
+    shutil.copy(figure, out / 'pages' / 'docs')
+  shutil.copytree(ROOT / 'docs' / 'site' / 'assets', out / 'pages' / 'assets')
+  for page in [ROOT / name for name in PAGES] + sorted((ROOT / 'docs').glob('*.md')):
+    where = page.relative_to(ROOT).as_posix()
+    text, shown = with_sources(page.read_text(encoding='utf-8'), where)
+    text = _COMMAND.sub(r'\g<0>\n    options:\n      members: false', text)
+    (out / 'pages' / where).write_text(text, encoding='utf-8')
+    for name in shown:
+      show(out / 'pages', name)
+
+
+def with_sources(text: str, page: str) -> tuple[str, set[str]]:
+  """The text with its links to files other than pages led to pages that show them, and these files.
+
+  Args:
+    text: of a page.
+    page: its path from the checkout on.
+  """
+  shown = set()
+
+  def lead(match: re.Match[str]) -> str:
+    path = match['target'].partition('#')[0]
+    name = posixpath.normpath(posixpath.join(posixpath.dirname(page), path))
+    if not path or ':' in path or path.endswith(('.md', '.png')) or not (ROOT / name).is_file():
+      return match[0]
+    shown.add(name)
+    return f'[{match["text"]}]({path}.md)'
+
+  return _LINK.sub(lead, text), shown
+
+
+def show(pages: pathlib.Path, name: str) -> None:
+  """Makes the page ``name.md``, which shows the file ``name`` of the checkout."""
+  page = pages / f'{name}.md'
+  page.parent.mkdir(parents=True, exist_ok=True)
+  language = _LANGUAGES.get(posixpath.splitext(name)[1], 'text')
+  code = (ROOT / name).read_text(encoding='utf-8')
+  fence = '`' * (3 + max(map(len, re.findall('`{3,}', code)), default=0))
+  page.write_text(f'# {name}\n\n{fence}{language}\n{code}\n{fence}\n', encoding='utf-8')
+
+
+class _Page(html.parser.HTMLParser):
+  """The anchors of a page, where it links to, and what it loads."""
+
+  def __init__(self, text: str):
+    super().__init__()
+    self.anchors: set[str] = set()
+    self.links: set[str] = set()
+    self.loads: set[str] = set()
+    self.feed(text)
+
+  def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    values = {name: value for name, value in attrs if value is not None}
+    self.anchors |= {values[name] for name in ('id', 'name') if name in values}
+    if tag == 'a' and 'href' in values:
+      self.links.add(values['href'])
+    elif tag == 'link' and values.get('rel') not in ('canonical', 'prev', 'next'):
+      self.loads.add(values.get('href', ''))
+    self.loads |= {values[name] for name in ('src', 'data') if name in values and tag != 'a'}
+
+
+def check(site: pathlib.Path) -> list[str]:
+  """What is wrong with the links of a built site; nothing where all is well."""
+  pages = {path: _Page(path.read_text(encoding='utf-8')) for path in sorted(site.rglob('*.html'))}
+  wrong = []
+  for path, page in pages.items():
+    if path.name == '404.html':  # its links are those of the site's root
+      continue
+    at = path.relative_to(site)
+    for link in sorted(page.links | page.loads):
+      parts = urllib.parse.urlsplit(link)
+      if parts.scheme or parts.netloc:
+        if link in page.loads and parts.scheme != 'data':
+          wrong.append(f'{at} loads {link}')
+        continue
+      target = (path.parent / urllib.parse.unquote(parts.path)).resolve() if parts.path else path
+      if target.is_dir():
+        target /= 'index.html'
+      anchor = urllib.parse.unquote(parts.fragment)
+      if not target.is_file():
+        wrong.append(f'{at} leads to {link}, which is not there')
+      elif anchor and target in pages and anchor not in pages[target].anchors:
+        wrong.append(f'{at} leads to {link}; there is no such anchor')
+  return wrong
+
+
+if __name__ == '__main__':
+  main()

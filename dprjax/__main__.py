@@ -1,0 +1,107 @@
+"""``dprjax COMMAND``: the commands under one name, each the same as ``python -m dprjax.COMMAND``.
+
+dprjax --help
+dprjax train --config=configs/dptdr.py:beir,query --workdir=runs/mine --config.data.dir=mytext
+"""
+
+import ast
+import difflib
+import importlib.metadata
+import pathlib
+import platform
+import re
+import runpy
+import sys
+import textwrap
+from collections.abc import Sequence
+
+from dprjax.base import errors, version
+
+_PACKAGE = pathlib.Path(__file__).parent
+_BESIDE = ('jax', 'flax')  # whose versions a report of a fault needs
+_COLUMNS = 100
+_LONGEST = 60  # letters of a word that are compared
+
+
+def commands() -> dict[str, str]:
+  """What each command does, by its name: the first sentence of its module.
+
+  Nothing is imported: that would take seconds.
+  """
+  return {name: _sentence(_PACKAGE / f'{name}.py') for name in _names()}
+
+
+def _names() -> list[str]:
+  return sorted(path.stem for path in _PACKAGE.glob('[!_]*.py'))
+
+
+def _sentence(path: pathlib.Path) -> str:
+  text = ast.get_docstring(ast.parse(path.read_bytes())) or ''
+  first = ' '.join(text.partition('\n\n')[0].split())
+  return re.split(r'(?<=\.)\s', first)[0]
+
+
+def usage() -> str:
+  """What ``dprjax --help`` prints."""
+  known = commands()
+  width = max(map(len, known))
+  lines = [
+    'usage: dprjax COMMAND ...',
+    '       dprjax COMMAND --help',
+    '       dprjax --version',
+    '',
+    'Dense passage retrieval by deep prompt tuning, in JAX.',
+    '',
+  ]
+  for name, sentence in known.items():
+    lines += textwrap.wrap(
+      sentence,
+      _COLUMNS,
+      initial_indent=f'  {name:{width}}  ',
+      subsequent_indent=' ' * (width + 4),
+    )
+  return '\n'.join([*lines, '', '`python -m dprjax.COMMAND` is the same command.'])
+
+
+def versions() -> str:
+  """What ``dprjax --version`` prints: the version, and those that a report of a fault needs."""
+  beside = [f'Python {platform.python_version()}']
+  for name in _BESIDE:
+    try:
+      beside.append(f'{name} {importlib.metadata.version(name)}')
+    except importlib.metadata.PackageNotFoundError:
+      beside.append(f'no {name}')
+  return f'dprjax {version.__version__} ({", ".join(beside)})'
+
+
+def _fail(message: str) -> None:
+  print(errors.error_line(message), file=sys.stderr, flush=True)
+  sys.exit(2)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Runs the command that the first word names, as ``python -m`` would.
+
+  Args:
+    argv: the command and its arguments; the process's own by default.
+  """
+  words = list(sys.argv[1:] if argv is None else argv)
+  if words[:1] in (['-h'], ['--help'], ['help']):
+    print(usage())
+  elif words[:1] in (['-V'], ['--version']):
+    print(versions())
+  elif not words or words[0].startswith('-'):
+    _fail('name a command first, as in dprjax train (dprjax --help lists them)')
+  elif words[0] not in (known := _names()):
+    near = difflib.get_close_matches(words[0][:_LONGEST], known, n=1, cutoff=0)
+    _fail(
+      f'there is no command {words[0]!r:.60}; did you mean {near[0]}? (dprjax --help lists them)'
+    )
+  else:
+    errors.hear_interrupts()
+    sys.argv = words
+    runpy.run_module(f'dprjax.{words[0]}', run_name='__main__', alter_sys=True)
+
+
+if __name__ == '__main__':
+  main()

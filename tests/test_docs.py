@@ -1,0 +1,207 @@
+"""The pages: their links, on the forge and on the site, and the commands that they name."""
+
+import ast
+import importlib
+import importlib.util
+import pathlib
+import re
+import shlex
+import tomllib
+
+import pytest
+
+import dprjax
+from dprjax.data import sources
+from dprjax.runtime import cli
+from dprjax.runtime import config as configs
+
+ROOT = pathlib.Path(__file__).parent.parent
+PACKAGE = pathlib.Path(dprjax.__file__).parent
+PAGES = sorted([*ROOT.glob('*.md'), *ROOT.glob('docs/*.md')])
+IDS = [path.relative_to(ROOT).as_posix() for path in PAGES]
+COMMANDS = {path.stem: path.read_text() for path in PACKAGE.glob('[!_]*.py')}
+SHARED = (PACKAGE / 'runtime' / 'cli.py').read_text()  # flags that several commands have
+
+
+@pytest.fixture(scope='module')
+def build():
+  """docs/site/build.py."""
+  spec = importlib.util.spec_from_file_location('build_site', ROOT / 'docs' / 'site' / 'build.py')
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+def without_code(text):
+  """The text of a page without its blocks of code, whose comments look like headings."""
+  text = re.sub(r'^```.*?^```$', '', text, flags=re.MULTILINE | re.DOTALL)
+  return re.sub(r'^ {4}.*$', '', text, flags=re.MULTILINE)
+
+
+def anchors(path):
+  """The anchors that the forge gives to a page's headings."""
+  headings = re.findall(r'^#+ (.+)$', without_code(path.read_text()), re.MULTILINE)
+  plain = [re.sub(r'\[([^\]]*)\]\([^)]*\)', r'\1', heading).lower() for heading in headings]
+  return [re.sub(r'[^\w\- ]', '', heading).strip().replace(' ', '-') for heading in plain]
+
+
+@pytest.mark.parametrize('path', PAGES, ids=IDS)
+def test_every_link_leads_somewhere(path):
+  wrong = []
+  for target in re.findall(r'\]\(([^)\s]+)\)', without_code(path.read_text())):
+    if re.match(r'[a-z]+:', target):
+      continue
+    name, _, anchor = target.partition('#')
+    to = (path.parent / name).resolve() if name else path
+    if to.is_relative_to(ROOT / 'dprjax'):
+      to = PACKAGE.parent / to.relative_to(ROOT)
+    if not to.is_file() or (anchor and anchor not in anchors(to)):
+      wrong.append(target)
+  assert wrong == []
+
+
+def test_the_site_has_every_page_once():
+  shape = tomllib.loads((ROOT / 'docs' / 'site' / 'zensical.toml').read_text())['project']
+
+  def pages(entries):
+    for entry in entries:
+      for value in entry.values():
+        yield from pages(value) if isinstance(value, list) else [value]
+
+  assert sorted(pages(shape['nav'])) == sorted(IDS)
+  assert shape['theme']['font'] is False
+  # Built from a checkout alone: nothing of it names a host.
+  assert '://' not in (ROOT / 'docs' / 'site' / 'zensical.toml').read_text()
+
+
+@pytest.mark.parametrize('path', PAGES, ids=IDS)
+def test_commands_on_a_page_have_the_flags_that_it_gives_them(path):
+  text = re.sub(r'\\\n\s*', ' ', path.read_text())
+  wrong = []
+  for name, rest in re.findall(
+    r'^ {4}(?:python -m dprjax\.|dprjax )(\w+)(.*)$', text, re.MULTILINE
+  ):
+    if name not in COMMANDS:
+      wrong.append(name)
+      continue
+    rest = re.sub(r'(^|\s)#.*', '', rest)
+    for flag in re.findall(r'(?<=\s)--([a-z_]\w*)', re.sub(r'[\[\]]', ' ', rest)):
+      source = COMMANDS[name] + SHARED
+      if flag != 'config' and f"'--{flag}'" not in source and f"'{flag}'" not in source:
+        wrong.append(f'{name} --{flag}')
+    for recipe in re.findall(r'--config=(configs/\S+)', rest):
+      if not (ROOT / recipe.partition(':')[0]).is_file():
+        wrong.append(recipe)
+  assert wrong == []
+
+
+# Pages whose commands their own parsers read, too.
+PARSED = ('no-labels.md', 'own-data.md', 'publishing.md', 'query-only.md', 'smaller.md')
+
+
+def commands(page):
+  """The words of each command of a page, its module's name first."""
+  text = (ROOT / 'docs' / page).read_text().replace('\\\n', ' ')
+  found = re.findall(r'^ {4}(?:python -m dprjax\.|dprjax )(\w.*)$', text, re.MULTILINE)
+  return [(page, shlex.split(words)) for words in found]
+
+
+class Parsed(Exception):
+  """Raised in place of running the command."""
+
+
+@pytest.mark.parametrize(
+  ('page', 'words'),
+  [case for page in PARSED for case in commands(page)],
+  ids=lambda value: ' '.join(value)[:60],
+)
+def test_every_command_is_taken(page, words, monkeypatch):
+  def run(parser, command, argv=None):
+    raise Parsed(parser.parse_args(argv))
+
+  monkeypatch.setattr(cli, 'run', run)
+  monkeypatch.chdir(ROOT)
+  name, *arguments = words
+  with pytest.raises(Parsed):
+    importlib.import_module(f'dprjax.{name}').main(arguments)
+  knobs = [word for word in arguments if word.startswith('--config')]
+  if knobs:
+    configs.check(configs.parse(knobs))
+
+
+def test_the_pages_have_commands():
+  for page, least in zip(PARSED, (12, 12, 3, 4, 5), strict=True):
+    assert len(commands(page)) >= least, page
+
+
+def test_the_reference_names_every_command_and_every_public_name():
+  text = (ROOT / 'docs' / 'reference.md').read_text()
+  named = re.findall(r'^::: dprjax\.([\w.]+)$', text, re.MULTILINE)
+  assert {name for name in named if '.' not in name} == set(COMMANDS)
+  assert set(dprjax.__all__) <= {name.rpartition('.')[2] for name in named}
+  for name in named:
+    module, _, what = name.rpartition('.')
+    if module:
+      tree = ast.parse((PACKAGE / f'{module.replace(".", "/")}.py').read_bytes())
+      assert what in {getattr(node, 'name', '') for node in tree.body}, name
+
+
+def test_every_recipe_in_the_pages_can_be_read(monkeypatch):
+  monkeypatch.chdir(ROOT)
+  pages = '\n'.join(path.read_text() for path in PAGES)
+  recipes = set(re.findall(r'--config=(configs/\w+\.py(?::[\w,=+]+)?)(?=[\s`"\'])', pages))
+  assert len(recipes) > 10
+  for recipe in sorted(recipes - {'configs/NAME.py'}):
+    assert configs.parse([f'--config={recipe}']).method
+
+
+def test_pairs_become_a_folder_as_the_page_says(tmp_path, monkeypatch):
+  page = (ROOT / 'docs' / 'own-data.md').read_text()
+  [block] = re.findall(r'^```python\n(import json\n.*?)^```$', page, re.MULTILINE | re.DOTALL)
+  before, pairs, after = re.split(r'(?s)(pairs = \[.*?^\]$)', block, flags=re.MULTILINE)
+  assert pairs
+  monkeypatch.chdir(tmp_path)
+  made = [(f'question {number}?', f'passage {number // 2}') for number in range(10)]
+  exec(before + f'pairs = {made!r}' + after, {})
+  train = sources.load_dataset(sources.Source('mytext', split='train'))
+  test = sources.load_dataset(sources.Source('mytext', split='test'))
+  assert [query.text for query in test.queries] == ['question 0?', 'question 5?']
+  assert (len(train.queries), len(list(train.passages))) == (8, 5)
+  assert train.positives('q3') == ['d1']
+  exec(block, {})  # as it stands, in a folder of the first ones
+
+
+@pytest.mark.parametrize(
+  ('page', 'text', 'led', 'shown'),
+  [
+    ('docs/a.md', '[x](../configs/dptdr.py)', '[x](../configs/dptdr.py.md)', {'configs/dptdr.py'}),
+    ('README.md', '[x](LICENSE)', '[x](LICENSE.md)', {'LICENSE'}),
+    ('README.md', '[x](docs/own-data.md#train)', None, set()),
+    ('README.md', '![x](docs/quickstart.png)', None, set()),
+    ('docs/a.md', '[x](#here) [y](https://a.b/c.py) [z](nonesuch.py)', None, set()),
+  ],
+)
+def test_links_to_code_lead_to_pages_that_show_it(build, page, text, led, shown):
+  assert build.with_sources(text, page) == (led or text, shown)
+
+
+def test_a_site_with_a_wrong_link_is_refused(build, tmp_path):
+  (tmp_path / 'a').mkdir()
+  (tmp_path / 'index.html').write_text(
+    '<h1 id="here">x</h1><a href="a/b.html#there">1</a><a href="#here">2</a>'
+    '<a href="https://elsewhere/">3</a><img src="data:image/png;base64,AA==">'
+  )
+  (tmp_path / 'a' / 'b.html').write_text('<p id="there">x</p><a href="../index.html">1</a>')
+  assert build.check(tmp_path) == []
+  (tmp_path / 'a' / 'b.html').write_text(
+    '<a href="../index.html#gone">1</a><a href="c.html">2</a><script src="https://cdn/x.js"></script>'
+    '<link rel="stylesheet" href="//fonts/x.css"><img src="no.png">'
+  )
+  assert build.check(tmp_path) == [
+    'a/b.html leads to ../index.html#gone; there is no such anchor',
+    'a/b.html loads //fonts/x.css',
+    'a/b.html leads to c.html, which is not there',
+    'a/b.html loads https://cdn/x.js',
+    'a/b.html leads to no.png, which is not there',
+    'index.html leads to a/b.html#there; there is no such anchor',
+  ]

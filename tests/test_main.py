@@ -1,0 +1,126 @@
+"""The console command, `dprjax COMMAND`, and the experiments that come with it."""
+
+import importlib.metadata
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from dprjax import __main__ as console
+from dprjax import configs as command
+from dprjax.base import version
+from dprjax.runtime import config as configs
+
+ROOT = pathlib.Path(__file__).parent.parent
+PACKAGE = pathlib.Path(console.__file__).parent
+
+# What pip's script does, and what it imported.
+SCRIPT = """
+import sys
+from dprjax.__main__ import main
+try:
+  main()
+finally:
+  print(sorted({'jax', 'numpy', 'rich', 'absl'} & set(sys.modules)), file=sys.stderr)
+"""
+
+
+def run(*words, **options):
+  return subprocess.run(
+    [sys.executable, '-c', SCRIPT, *words],
+    capture_output=True,
+    text=True,
+    env=os.environ | {'PYTHONPATH': str(PACKAGE.parent)},
+    timeout=120,
+    **options,
+  )
+
+
+def test_help_lists_every_command_at_once():
+  began = os.times()
+  done = run('--help')
+  assert (done.returncode, done.stderr) == (0, '[]\n')  # nothing slow was imported
+  ended = os.times()
+  used = [ended[i] - began[i] for i in (2, 3)]  # by children, as user and in the kernel
+  assert sum(used) < 0.7
+  listed = [line.split()[0] for line in done.stdout.splitlines() if line.startswith('  ')]
+  names = {path.stem for path in PACKAGE.glob('*.py') if not path.stem.startswith('_')}
+  assert names >= {'train', 'encode', 'configs', 'quickstart'}
+  assert names <= set(listed)
+  assert all(line.endswith('.') for line in console.commands().values())
+  assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+def test_versions_are_those_that_a_report_needs(capsys):
+  console.main(['--version'])
+  said = capsys.readouterr().out
+  assert said.startswith(f'dprjax {version.__version__} (Python 3.')
+  assert f'jax {importlib.metadata.version("jax")}, flax ' in said
+
+
+@pytest.mark.parametrize(
+  ('words', 'message'),
+  [
+    ([], 'name a command first'),
+    (['--config=x', 'train'], 'name a command first'),
+    (['trian'], "there is no command 'trian'; did you mean train?"),
+    (['enocde', '--help'], "there is no command 'enocde'; did you mean encode?"),
+    (['__init__'], "there is no command '__init__'"),
+    (['__main__'], "there is no command '__main__'"),
+    (['base/files'], "there is no command 'base/files'"),
+    (['../setup'], "there is no command '../setup'"),
+    (['x' * 9999], 'there is no command'),
+    (['a\nb'], 'there is no command'),
+  ],
+)
+def test_an_unknown_command_ends_in_one_line(capsys, words, message):
+  with pytest.raises(SystemExit) as end:
+    console.main(words)
+  said = capsys.readouterr().err
+  assert end.value.code == 2
+  assert said.startswith('dprjax: error: ') and message in said
+  assert said.count('\n') == 1 and len(said) <= 520
+
+
+def test_a_command_runs_as_by_its_module_and_names_itself():
+  """Arguments, output, the error line and its status."""
+  done = run('evaluate', '--nonesuch=1')
+  assert done.returncode == 2
+  assert 'dprjax: error: ' in done.stderr and '(see dprjax evaluate --help)' in done.stderr
+  other = subprocess.run(
+    [sys.executable, '-m', 'dprjax.evaluate', '--nonesuch=1'],
+    capture_output=True,
+    text=True,
+    env=os.environ | {'PYTHONPATH': str(PACKAGE.parent)},
+  )
+  assert other.returncode == 2
+  assert '(see python -m dprjax.evaluate --help)' in other.stderr
+  assert done.stderr.splitlines()[0].partition(' (see')[0] == other.stderr.partition(' (see')[0]
+
+
+def test_experiments_are_found_from_every_folder(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  ours = configs.shipped() / 'dptdr.py'
+  assert ours.read_bytes() == (ROOT / 'configs' / 'dptdr.py').read_bytes()
+  assert configs.find('configs/dptdr.py:beir,query') == f'{ours}:beir,query'
+  config = configs.parse(['--config=configs/dptdr.py:beir,query', '--config.prompt.length=3'])
+  assert (config.prompt.sides, config.prompt.length) == ('query', 3)
+  # Anything else is left as it is, above all a file that is there.
+  for name in ('configs/nonesuch.py', 'configs/../setup.py', 'dptdr.py', '/configs/dptdr.py', ''):
+    assert configs.find(name) == name
+  (tmp_path / 'configs').mkdir()
+  (tmp_path / 'configs' / 'dptdr.py').write_text('')
+  assert configs.find('configs/dptdr.py:nq') == 'configs/dptdr.py:nq'
+
+
+def test_experiments_are_listed(capsys):
+  command.main([])
+  said = capsys.readouterr().out
+  names = sorted(path.name for path in (ROOT / 'configs').glob('*.py'))
+  assert [line.split()[0] for line in said.splitlines() if line.startswith('configs/')] == [
+    f'configs/{name}' for name in names
+  ]
+  assert 'DPTDR: deep prompt tuning for dense retrieval' in said
+  assert f'in {configs.shipped()}' in said
