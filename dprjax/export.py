@@ -29,6 +29,7 @@ from dprjax.base import files, outputs, repository, version
 from dprjax.base.errors import InputError
 from dprjax.base.progress import size
 from dprjax.data import text
+from dprjax.methods import baseline
 from dprjax.methods import method as methods
 from dprjax.models import artifact, hub, peft, prompted
 from dprjax.models.embed import POOLINGS
@@ -80,6 +81,7 @@ def export(
   step: int | None = None,
   method: str | None = None,
   options: Options = Options(),  # noqa: B008 (immutable)
+  force: bool = False,
 ) -> epath.Path:
   """Writes the trained parameters of ``workdir`` to ``out``, whole or not at all.
 
@@ -92,14 +94,15 @@ def export(
     method: the module of the run's method, where that is none of this package. A workdir alone does
       not decide which code is imported.
     options: the format, and what a card says.
+    force: also where no checkpoint is better on the dev split than what the training began with.
 
   Returns:
     The path of what was written.
 
   Raises:
-    InputError: there is no run or no checkpoint; ``out`` does not fit what was trained, lies in the
-      workdir or another input, or holds anything but an earlier export; the format cannot express
-      what was trained.
+    InputError: there is no run or no checkpoint, or without ``force`` none that is a gain; ``out``
+      does not fit what was trained, lies in the workdir or another input, or holds anything but an
+      earlier export; the format cannot express what was trained.
   """
   config = configs.load_workdir(workdir)
   trained_by = methods.load_named(config.method, method)
@@ -122,6 +125,7 @@ def export(
         f'{workdir} holds no checkpoint yet; train first: python -m dprjax.train '
         f'--workdir={workdir} ...'
       )
+    check_gain(saved, workdir, force)
     trained, extra = saved.restore_trainable(step), saved.extra(step)
   finally:
     saved.close()
@@ -130,6 +134,7 @@ def export(
       f'{backbone.path} is not the backbone that {workdir} was trained on (its sha256 has changed)'
     )
   product = trained_by.export(config, epath.Path(workdir), backbone, trained)
+  scored = extra.get('best') is not None and extra['best_step'] == step
   # In the order of the file's format.
   meta: dict[str, Any] = {
     'format': artifact.FORMAT,
@@ -141,16 +146,35 @@ def export(
     **product.meta,
     'dprjax_version': version.__version__,
     'task': product.meta.get('task', config.task),
-    'metrics': {f'dev/{config.eval.measure}': extra['best']}
-    if extra.get('best') is not None and extra['best_step'] == step
-    else {},
+    'metrics': {f'dev/{config.eval.measure}': extra['best']} if scored else {},
   }
+  if scored and (gain := baseline.Gain.read(extra.get('gain'), f'{saved.folder}/{step}')):
+    meta['gain'] = gain._asdict()
   stamped = outputs.read_mark(workdir).get('inputs')
   began_with = stamped if isinstance(stamped, dict) else None
   training = card.Training(config.method, config.to_dict(), step, began_with, meta['metrics'])
   values = size(tree.count(trained))
   done = f'step {step}, {values} {"parameters" if product.encoders else "values"}'
   return _write(out, inputs, _Made(product, meta, backbone, done, training), options)
+
+
+def check_gain(saved: checkpoint.Checkpoints, workdir: epath.PathLike, force: bool) -> None:
+  """Raises InputError where, by the latest checkpoint, none beats the baseline; or warns.
+
+  A gain whose interval has 0 in it is one, with a warning.
+  """
+  latest = saved.latest()
+  if latest is None:
+    return
+  gain = baseline.Gain.read(saved.extra(latest).get('gain'), f'{saved.folder}/{latest}')
+  if gain is None:
+    return
+  if not gain.better and not force:
+    raise InputError(
+      f'{workdir}: {gain.verdict}; train otherwise, or say --force to export it all the same'
+    )
+  if not gain.better or (gain.low is not None and gain.low <= 0):
+    logger.warning('%s', gain.verdict)
 
 
 def convert(
@@ -406,6 +430,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     help="the module of the run's method, where it is one of your own (lab.toy): a workdir alone "
     'does not decide which code is imported',
   )
+  flag(
+    '--force',
+    action='store_true',
+    help='exports also where no checkpoint is better on the dev split than what the training began '
+    'with',
+  )
   flag('--backbone', help='with --from: the frozen encoder; default: the one that it names')
   for name, kind, given_text in (
     ('pooling', None, "cls or mean; default: the backbone's"),
@@ -492,9 +522,10 @@ def _command(args: argparse.Namespace) -> None:
   if args.source is None:
     if given := [name for name in ('backbone', *_SETTINGS) if getattr(args, name) is not None]:
       raise InputError(f'--{given[0]} goes with --from; a workdir knows it')
-    out = export(args.workdir, args.out, args.step, args.method, options)
+    out = export(args.workdir, args.out, args.step, args.method, options, args.force)
   else:
-    if given := [name for name in ('step', 'method') if getattr(args, name) is not None]:
+    given = [name for name in ('step', 'method') if getattr(args, name) is not None]
+    if given := given + ['force'] * args.force:
       raise InputError(f'--{given[0]} goes with --workdir')
     out = convert(args.source, args.out, args.backbone, settings, options)
   if pushed:

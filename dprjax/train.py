@@ -31,6 +31,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration, size
 from dprjax.data import text
 from dprjax.data.batches import open_batches
+from dprjax.methods import baseline, query_only
 from dprjax.methods import method as methods
 from dprjax.models import artifact, hub
 from dprjax.models.head_specs import HEADS, Head
@@ -55,12 +56,14 @@ class Result(NamedTuple):
     best: the best score on the dev split; None where there is no such split.
     best_step: its step.
     done: False where the run was stopped before its end.
+    gain: the best score beside that before the first step.
   """
 
   step: int
   best: float | None
   best_step: int | None
   done: bool = True
+  gain: baseline.Gain | None = None
 
 
 class State(NamedTuple):
@@ -160,6 +163,7 @@ def _train(
   saved = checkpoint.Checkpoints(workdir, backbone.sha256, config.checkpoint.keep)
   state, step = State(trainable, opt_state), 0
   best, best_step, stale, stopped = None, None, 0, False
+  gain: baseline.Gain | None = None  # of the best
   latest = saved.latest()
   if latest is not None:
     target = jax.tree.map(
@@ -171,12 +175,14 @@ def _train(
     best, best_step, stale, stopped = (
       restored.extra[name] for name in ('best', 'best_step', 'stale', 'stopped')
     )
+    gain = baseline.Gain.read(restored.extra.get('gain'), f'{saved.folder}/{step}')
 
   describe(config, say, state, frozen, devices, data, total)
   if step:
     say(f'resuming after step {step} of {total}')
   evaluate = data.evaluation(model) if data.evaluation else None
-  metric_log = log.MetricLog(workdir, step, active=main)
+  # Without a checkpoint the baseline's row, that of step 0, is written again too.
+  metric_log = log.MetricLog(workdir, -1 if latest is None else step, active=main)
   progress = Progress('steps', total, skip_first=True)
   stop = stopping.Stop(devices)
   # A step's loss is read while the next step runs, and always before anything is saved.
@@ -221,12 +227,26 @@ def _train(
       'best_step': best_step,
       'stale': stale,
       'stopped': stopped,
+      'gain': None if gain is None else gain._asdict(),
       'seed': config.seed,
     }
     saved.save(step, state.trainable, state.opt_state, extra, score)
 
   try:
     shapes: set[str] = set()
+    if evaluate is not None:
+      began = time.monotonic()
+      start = baseline.scores(
+        workdir,
+        config.eval.measure,
+        lambda: evaluate(model.baseline({**frozen, **trainable})),
+      )
+      if latest is None:
+        metric_log.write(0, baseline.metrics(start))
+      say(
+        f'step 0/{total}  dev {shown_scores(start)}  (before the training)  '
+        f'{duration(time.monotonic() - began)}'
+      )
     while step < total and not stopped:
       batch = next(batches)
       if (shape := data.shape(batch)) not in shapes:
@@ -242,19 +262,23 @@ def _train(
       if evaluate is not None and (step % every == 0 or step == total):
         began = time.monotonic()
         read_all()
+        found = evaluate({**frozen, **state.trainable})
+        compared = baseline.compare(config.eval.measure, start, found)
         # Process 0's scores, so that all stop at the same step, however their hardware rounds.
-        scores = distributed.agree(evaluate({**frozen, **state.trainable}))
-        score = scores[config.eval.measure]
+        means, numbers = distributed.agree([dict(found.means), compared._asdict()])
+        found, compared = found._replace(means=means), baseline.Gain(**numbers)
+        score = means[config.eval.measure]
         better = best is None or score > best
         best, best_step, stale = (score, step, 0) if better else (best, best_step, stale + 1)
+        gain = compared if better else gain
         stopped = bool(config.eval.patience) and stale >= config.eval.patience
         progress.pause(time.monotonic() - began)
-        metric_log.write(step, {f'dev/{name}': value for name, value in scores.items()})
+        metric_log.write(step, baseline.metrics(found, compared))
         say(
-          f'step {step}/{total}  dev '
-          + '  '.join(f'{name} {value:.4f}' for name, value in scores.items())
+          f'step {step}/{total}  dev {shown_scores(found)}'
           + ('  (best so far)' if better else f'  (best {best:.4f} at step {best_step})')
-          + f'  {duration(time.monotonic() - began)}'
+          + f'  {compared.shown} on {compared.baseline:.4f} before  '
+          + duration(time.monotonic() - began)
         )
       if step % save_every == 0 or step == total or score is not None or stopped:
         save(score)
@@ -262,17 +286,16 @@ def _train(
         save(score)
         saved.wait()
         say(f'asked to stop (SIGTERM): saved step {step}; run the same command to go on')
-        return Result(step, best, best_step, done=step == total or stopped)
+        return Result(step, best, best_step, step == total or stopped, gain)
     read_all()
     saved.wait()
     say(
       (f'stopped early: no gain in the last {stale} evaluations; ' if stopped else '')
       + f'done at step {step}'
       + (f'; best dev {config.eval.measure} {best:.4f} at step {best_step}' if best_step else '')
-      + f'. Next: python -m dprjax.export --workdir={workdir} --out='
-      + ('prompt.npz' if config.prompt.length else 'DIR')
+      + f'. {what_next(config, workdir, gain)}'
     )
-    return Result(step, best, best_step)
+    return Result(step, best, best_step, gain=gain)
   except BaseException as error:  # whatever ends this process ends the others, before it waits
     distributed.leave(error)
     raise
@@ -281,6 +304,24 @@ def _train(
     metric_log.close()
     batches.close()
     saved.close()
+
+
+def shown_scores(scores: methods.Scores) -> str:
+  """An evaluation for the console."""
+  return '  '.join(f'{name} {value:.4f}' for name, value in scores.means.items())
+
+
+def what_next(
+  config: ml_collections.FrozenConfigDict, workdir: epath.Path, gain: baseline.Gain | None
+) -> str:
+  """How good a finished run is beside its start, and what to do with it."""
+  out = 'prompt.npz' if config.prompt.length else 'DIR'
+  command = f'python -m dprjax.export --workdir={workdir} --out={out}'
+  if gain is None:
+    return f'Next: {command}'
+  if not gain.better:
+    return f'{gain.verdict}. Better use none of them; to export one all the same: {command} --force'
+  return f'{gain.verdict}. Next: {command}'
 
 
 def make_backbone(

@@ -300,7 +300,7 @@ class Experiment:
     if run.kept:
       out = folder / ('prompt.npz' if run.kept == 'prompt' else 'export')
       if not out.exists():
-        export.export(workdir, out)
+        export.export(workdir, out, force=True)
       if run.kept == 'prompts':
         (out / 'model.safetensors').unlink()
     if run.tested:

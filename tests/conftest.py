@@ -113,7 +113,7 @@ def prompt(trained, tmp_path_factory):
   """The exported prompt of ``trained``."""
   from dprjax import export
 
-  return export.export(trained, tmp_path_factory.mktemp('prompt') / 'prompt.npz')
+  return export.export(trained, tmp_path_factory.mktemp('prompt') / 'prompt.npz', force=True)
 
 
 @pytest.fixture(scope='session')

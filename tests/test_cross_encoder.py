@@ -106,7 +106,7 @@ def test_trains_and_resumes_bit_for_bit(go, trained, first_run, tmp_path, flags)
   assert_backbone_moved(trainable, trained / 'backbone')
   rows = metrics_of(run)
   assert [row['step'] for row in rows if 'loss' in row] == [2, 4, 6, 8, 10, 12]
-  assert [row['step'] for row in rows if 'dev/RR@10' in row and 'dev/nDCG@10' in row] == [6, 12]
+  assert [row['step'] for row in rows if 'dev/RR@10' in row and 'dev/nDCG@10' in row] == [0, 6, 12]
 
   earlier = max(step for step in steps_of(run) if step < 12)
   shutil.rmtree(run / 'checkpoints' / '12')
@@ -156,11 +156,11 @@ def test_chunks_make_the_same_update(go, tmp_path):
 def test_exported_scored_and_trained_on(go, command, trained, first_run, tmp_path):
   out = tmp_path / 'model'
   assert_bad(
-    command(export, f'--workdir={first_run}', f'--out={tmp_path}/x.npz'),
+    command(export, '--force', f'--workdir={first_run}', f'--out={tmp_path}/x.npz'),
     'x.npz',
     'this run trained a cross-encoder; name a directory',
   )
-  status, err = command(export, f'--workdir={first_run}', f'--out={out}', '--step=12')
+  status, err = command(export, '--force', f'--workdir={first_run}', f'--out={out}', '--step=12')
   assert status == 0, err
   trainable = trainable_of(first_run)[1]
   loaded = hub.load_backbone(out, ('classifier',))
@@ -214,7 +214,10 @@ def test_exported_scored_and_trained_on(go, command, trained, first_run, tmp_pat
   more = trainable_of(tmp_path / 'more')[1]
   assert more.keys() == {name for name in trainable if name.startswith('head/')}
   assert (
-    command(export, f'--workdir={tmp_path}/more', f'--out={tmp_path}/tuned', '--step=12')[0] == 0
+    command(
+      export, '--force', f'--workdir={tmp_path}/more', f'--out={tmp_path}/tuned', '--step=12'
+    )[0]
+    == 0
   )
   tuned = hub.load_backbone(tmp_path / 'tuned', ('classifier',))
   assert tuned.sha256 == loaded.sha256
@@ -313,7 +316,7 @@ def test_transformers_scores_an_exported_run_alike(command, first_run, tmp_path)
   )
   import transformers
 
-  assert command(export, f'--workdir={first_run}', f'--out={tmp_path}/model')[0] == 0
+  assert command(export, '--force', f'--workdir={first_run}', f'--out={tmp_path}/model')[0] == 0
   model, info = transformers.AutoModelForSequenceClassification.from_pretrained(
     tmp_path / 'model', output_loading_info=True
   )

@@ -11,6 +11,7 @@ from jax import tree
 
 from dprjax import export, load_backbone, load_prompt, train
 from dprjax.data import text
+from dprjax.methods import baseline
 from dprjax.models import hub
 from dprjax.runtime import checkpoint
 from dprjax.runtime import tree as trees
@@ -69,7 +70,7 @@ def assert_bad(result, *words):
 
 
 def test_a_prompt(command, trained, tmp_path):
-  status, err = command(export, f'--workdir={trained}', f'--out={tmp_path}/prompt.npz')
+  status, err = command(export, '--force', f'--workdir={trained}', f'--out={tmp_path}/prompt.npz')
   assert status == 0
   saved = checkpoints(trained, trained / 'backbone')
   best, extra = saved.best(), saved.extra(saved.best())
@@ -100,6 +101,7 @@ def test_a_prompt(command, trained, tmp_path):
     'dprjax_version': meta['dprjax_version'],
     'task': config['task'],
     'metrics': {'dev/nDCG@10': extra['best']},
+    'gain': extra['gain'],
   }
   assert load_prompt(tmp_path / 'prompt.npz').meta == meta
 
@@ -107,7 +109,10 @@ def test_a_prompt(command, trained, tmp_path):
 def test_the_step_that_was_asked_for(command, trained, tmp_path):
   (tmp_path / 'prompt.npz').write_text('an older one')
   assert (
-    command(export, f'--workdir={trained}', f'--out={tmp_path}/prompt.npz', '--step=12')[0] == 0
+    command(export, '--force', f'--workdir={trained}', f'--out={tmp_path}/prompt.npz', '--step=12')[
+      0
+    ]
+    == 0
   )
   expected = trainable_of(trained, trained / 'backbone', 12)['prompt/prefix']
   np.testing.assert_array_equal(load_prompt(tmp_path / 'prompt.npz').prefix('query'), expected)
@@ -131,10 +136,37 @@ def test_the_best_is_kept_and_chosen_over_the_latest(command, trained, tmp_path)
     )
   assert saved.best() == 2
   saved.close()
-  assert command(export, f'--workdir={tmp_path}/run', f'--out={tmp_path}/prompt.npz')[0] == 0
+  assert (
+    command(export, '--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/prompt.npz')[0] == 0
+  )
   prompt = load_prompt(tmp_path / 'prompt.npz')
   np.testing.assert_array_equal(prompt.prefix('query'), trainable['prompt/prefix'] + 2)
   assert prompt.meta['metrics'] == {'dev/nDCG@10': 0.7}
+
+
+def test_what_gains_nothing_is_exported_by_force_alone(command, trained, tmp_path):
+  shutil.copytree(trained, tmp_path / 'run')
+  trainable = trainable_of(trained, trained / 'backbone', 12)
+  worse = baseline.Gain('nDCG@10', 0.5, 0.4, -0.1, -0.2, 0.0, 26, False)
+  flags = f'--workdir={tmp_path}/run', f'--out={tmp_path}/p.npz'
+  for step, gain in (
+    (13, worse),
+    (14, worse._replace(best=0.6, difference=0.1, high=0.3, better=True)),
+    (15, worse._replace(best=0.7, difference=0.2, low=0.1, high=0.3, better=True)),
+  ):
+    saved = checkpoints(tmp_path / 'run', trained / 'backbone')
+    extra = {'best': gain.best, 'best_step': step, 'gain': gain._asdict()}
+    saved.save(step, trainable, {'count': np.zeros(1)}, extra, gain.best)
+    saved.close()
+    status, err = command(export, *flags)
+    if step == 13:
+      assert_bad((status, err), 'Nothing was gained', '0.4000 against 0.5000', '--force')
+      assert not (tmp_path / 'p.npz').exists()
+      status, err = command(export, *flags, '--force')
+      assert 'Nothing was gained' in err
+    assert status == 0 and ('may be chance' in err) == (step == 14)
+    assert load_prompt(tmp_path / 'p.npz').meta['gain'] == gain._asdict()
+  assert_bad(command(export, f'--from={tmp_path}/p.npz', '--force', flags[1]), '--force goes with')
 
 
 @pytest.mark.slow
@@ -145,7 +177,7 @@ def test_a_reparametrised_prompt_is_expanded(command, run_of, trained, tmp_path)
     '--config.prompt.reparam_hidden=24',
     '--config.prompt.tied=False',
   )
-  assert command(export, f'--workdir={workdir}', f'--out={tmp_path}/prompt.npz')[0] == 0
+  assert command(export, '--force', f'--workdir={workdir}', f'--out={tmp_path}/prompt.npz')[0] == 0
   prompt = load_prompt(tmp_path / 'prompt.npz')
   assert sorted(prompt.arrays) == ['passage/prefix', 'query/prefix']
   params = trees.unflatten(trainable_of(workdir, trained / 'backbone', 3))['prompt']
@@ -170,7 +202,7 @@ def test_a_trained_part_of_the_backbone(command, run_of, trained, tmp_path):
     '--config.optim.learning_rate=1e-3',
   )
   out = tmp_path / 'model'
-  assert command(export, f'--workdir={workdir}', f'--out={out}')[0] == 0
+  assert command(export, '--force', f'--workdir={workdir}', f'--out={out}')[0] == 0
   before, after = load_backbone(trained / 'backbone'), load_backbone(out)
   assert after.sha256 != before.sha256 and after.config == before.config
   assert after.sentence == hub.SentenceSettings(pooling='cls', normalize=True, max_length=32)
@@ -187,18 +219,20 @@ def test_a_trained_part_of_the_backbone(command, run_of, trained, tmp_path):
   )
   # A second export takes the place of the first, whole.
   inode = out.stat().st_ino
-  assert command(export, f'--workdir={workdir}', f'--out={out}', '--step=3')[0] == 0
+  assert command(export, '--force', f'--workdir={workdir}', f'--out={out}', '--step=3')[0] == 0
   assert out.stat().st_ino != inode and load_backbone(out).sha256 == after.sha256
   assert [path.name for path in tmp_path.iterdir()] == ['model']
   assert_bad(
-    command(export, f'--workdir={workdir}', f'--out={tmp_path}/model.npz'),
+    command(export, '--force', f'--workdir={workdir}', f'--out={tmp_path}/model.npz'),
     'model.npz',
     'name a directory',
   )
   # A folder of something else is not thrown away.
   (tmp_path / 'thesis').mkdir()
   (tmp_path / 'thesis' / 'chapter').write_text('1')
-  assert_bad(command(export, f'--workdir={workdir}', f'--out={tmp_path}/thesis'), 'thesis')
+  assert_bad(
+    command(export, '--force', f'--workdir={workdir}', f'--out={tmp_path}/thesis'), 'thesis'
+  )
   assert (tmp_path / 'thesis' / 'chapter').read_text() == '1'
 
 
@@ -212,7 +246,7 @@ def test_two_encoders_with_a_prompt(command, run_of, trained, tmp_path):
     '--config.prompt.tied=False',
     "--config.trainable=('prompt/.*', 'backbone/.*')",
   )
-  assert command(export, f'--workdir={workdir}', f'--out={tmp_path}/model')[0] == 0
+  assert command(export, '--force', f'--workdir={workdir}', f'--out={tmp_path}/model')[0] == 0
   assert sorted(path.name for path in (tmp_path / 'model').iterdir()) == [
     'dprjax.json',
     'passage',
@@ -220,7 +254,7 @@ def test_two_encoders_with_a_prompt(command, run_of, trained, tmp_path):
     'query',
   ]
   before = {path: path.read_bytes() for path in (tmp_path / 'model').rglob('*') if path.is_file()}
-  assert command(export, f'--workdir={workdir}', f'--out={tmp_path}/model')[0] == 0
+  assert command(export, '--force', f'--workdir={workdir}', f'--out={tmp_path}/model')[0] == 0
   assert before == {path: path.read_bytes() for path in before}
   shas = {kind: load_backbone(tmp_path / 'model' / kind).sha256 for kind in ('query', 'passage')}
   assert len({*shas.values(), load_backbone(trained / 'backbone').sha256}) == 3
@@ -236,7 +270,7 @@ def test_two_encoders_with_a_prompt(command, run_of, trained, tmp_path):
 @pytest.mark.slow
 def test_two_frozen_encoders_share_the_backbone(command, run_of, trained, tmp_path):
   workdir = run_of('dptdr.py:local', '--config.backbone.two_encoders=True')
-  assert command(export, f'--workdir={workdir}', f'--out={tmp_path}/prompt.npz')[0] == 0
+  assert command(export, '--force', f'--workdir={workdir}', f'--out={tmp_path}/prompt.npz')[0] == 0
   assert (
     load_prompt(tmp_path / 'prompt.npz').meta['backbone_sha256']
     == load_backbone(trained / 'backbone').sha256
@@ -245,18 +279,22 @@ def test_two_frozen_encoders_share_the_backbone(command, run_of, trained, tmp_pa
 
 def test_what_cannot_be_exported(command, trained, tmp_path):
   assert_bad(
-    command(export, f'--workdir={trained}', f'--out={tmp_path}/folder'), 'folder', 'ends in .npz'
+    command(export, '--force', f'--workdir={trained}', f'--out={tmp_path}/folder'),
+    'folder',
+    'ends in .npz',
   )
   assert_bad(
-    command(export, f'--workdir={trained}', f'--out={tmp_path}/p.npz', '--step=99'),
+    command(export, '--force', f'--workdir={trained}', f'--out={tmp_path}/p.npz', '--step=99'),
     'has no step 99',
     '12',
   )
   assert_bad(
-    command(export, f'--workdir={trained}', f'--out={tmp_path}/p.npz', '--step=0'), '--step', "'0'"
+    command(export, '--force', f'--workdir={trained}', f'--out={tmp_path}/p.npz', '--step=0'),
+    '--step',
+    "'0'",
   )
   assert_bad(
-    command(export, f'--workdir={tmp_path}/none', f'--out={tmp_path}/p.npz'),
+    command(export, '--force', f'--workdir={tmp_path}/none', f'--out={tmp_path}/p.npz'),
     'config.json of the workdir not found',
     'none',
   )
@@ -266,7 +304,7 @@ def test_what_cannot_be_exported(command, trained, tmp_path):
 def test_a_run_without_a_checkpoint(command, trained, tmp_path):
   shutil.copytree(trained, tmp_path / 'run', ignore=shutil.ignore_patterns('checkpoints'))
   assert_bad(
-    command(export, f'--workdir={tmp_path}/run', f'--out={tmp_path}/p.npz'),
+    command(export, '--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/p.npz'),
     'holds no checkpoint yet',
   )
   assert not (tmp_path / 'p.npz').exists()
@@ -278,7 +316,7 @@ def test_a_backbone_that_was_changed_since(command, trained, tmp_path):
   changed = tree.map(lambda leaf: leaf + np.float32(1), backbone.params)
   hub.save_backbone(tmp_path / 'run' / 'backbone', backbone.config, changed, source=backbone.path)
   assert_bad(
-    command(export, f'--workdir={tmp_path}/run', f'--out={tmp_path}/p.npz'),
+    command(export, '--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/p.npz'),
     'is not the backbone that',
     'sha256',
   )
@@ -345,7 +383,7 @@ def test_a_training_that_goes_on_is_not_harmed_by_an_export(command, trained, tm
   shutil.copytree(trained, tmp_path / 'run')
   saving = tmp_path / 'run' / 'checkpoints' / '16.orbax-checkpoint-tmp-7'
   saving.mkdir()
-  assert command(export, f'--workdir={tmp_path}/run', f'--out={tmp_path}/p.npz')[0] == 0
+  assert command(export, '--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/p.npz')[0] == 0
   assert saving.exists()
 
 
@@ -389,4 +427,6 @@ def test_a_workdir_with_another_config(command, trained, tmp_path, key, value, w
   config = json.loads((trained / 'config.json').read_text())
   config[key] = {**config[key], **value} if isinstance(value, dict) else value
   (tmp_path / 'run' / 'config.json').write_text(json.dumps(config))
-  assert_bad(command(export, f'--workdir={tmp_path}/run', f'--out={tmp_path}/p.npz'), words)
+  assert_bad(
+    command(export, '--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/p.npz'), words
+  )

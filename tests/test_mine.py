@@ -214,7 +214,7 @@ def test_training_on_a_mined_file(tmp_path, command):
       '--config.matryoshka=(32, 16)',
     ]
   )
-  prompt = export.export(tmp_path / 'run', tmp_path / 'prompt.npz')
+  prompt = export.export(tmp_path / 'run', tmp_path / 'prompt.npz', force=True)
   assert load_prompt(prompt).meta['matryoshka'] == [32, 16]
   lines = (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()
   rows = [row for row in map(json.loads, lines) if 'loss' in row]

@@ -254,7 +254,7 @@ def test_a_checkpoint_of_two_processes_is_restored_by_one_and_by_four_bit_for_bi
 
 @pytest.mark.slow
 def test_encode_and_exact_search_write_the_files_of_one_process(trained, command, tmp_path):
-  prompt = export.export(trained, tmp_path / 'prompt.npz')
+  prompt = export.export(trained, tmp_path / 'prompt.npz', force=True)
   data = {'passage': trained / 'data' / 'corpus.jsonl', 'query': trained / 'data' / 'queries.jsonl'}
 
   def commands(folder):

@@ -103,7 +103,7 @@ def test_what_is_exported_is_what_was_trained_and_can_be_trained_on(go, command,
   assert go('condenser.py:local')[0] == 0
   trainable = trainable_of(tmp_path / 'run')[1]
   out = tmp_path / 'out'
-  status, err = command(export, f'--workdir={tmp_path}/run', f'--out={out}')
+  status, err = command(export, '--force', f'--workdir={tmp_path}/run', f'--out={out}')
   assert status == 0, err
   backbone = hub.load_backbone(out, ('mlm', 'condenser'))
   assert backbone.heads['condenser'].settings['split'] == 1
@@ -137,7 +137,9 @@ def test_what_is_exported_is_what_was_trained_and_can_be_trained_on(go, command,
 @pytest.mark.slow
 def test_a_pretrained_prompt_starts_a_prompt(go, command, trained, tmp_path):
   assert go('rip.py:prompt,local')[0] == 0
-  status, err = command(export, f'--workdir={tmp_path}/run', f'--out={tmp_path}/prompt.npz')
+  status, err = command(
+    export, '--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/prompt.npz'
+  )
   assert status == 0, err
   prompt = load_prompt(tmp_path / 'prompt.npz')
   np.testing.assert_array_equal(
@@ -183,7 +185,7 @@ def test_from_scratch_with_a_sentencepiece_vocabulary(command, trained, tmp_path
     '--config.steps=2',
   )
   assert status == 0 and 'done at step 2' in err, err
-  status, err = command(export, f'--workdir={tmp_path}/run', f'--out={tmp_path}/out')
+  status, err = command(export, '--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/out')
   assert status == 0, err
   backbone, tokenizer = (
     hub.load_backbone(tmp_path / 'out', ('mlm', 'condenser')),

@@ -41,7 +41,7 @@ def folder(flags, trained, tmp_path_factory):
   folder = tmp_path_factory.mktemp('query_only')
   with devices.one():
     train.main([*flags, f'--workdir={folder}/run', '--config.corpus_negatives=64'])
-  export.export(folder / 'run', folder / 'query.npz')
+  export.export(folder / 'run', folder / 'query.npz', force=True)
   return folder
 
 

@@ -62,7 +62,7 @@ def test_recipes(tmp_path, command, recipe, subtrees):
   assert status == 0, err
   assert {name.split('/')[0] for name in trainable_of(tmp_path / 'run')[1]} == subtrees
   out = tmp_path / ('prompt.npz' if subtrees == {'prompt'} else 'model')
-  status, err = command(export, f'--workdir={tmp_path}/run', f'--out={out}')
+  status, err = command(export, '--force', f'--workdir={tmp_path}/run', f'--out={out}')
   assert status == 0, err
   if subtrees == {'backbone'}:  # of passages, and of the words before them
     longest = 32 + (4 if 'words' in recipe else 0)
@@ -75,12 +75,14 @@ def test_topics_at_random_are_not_exported(tmp_path, command):
     train, *flags, '--config.steps=1', '--config.topics.random_topics=True', '--config.eval.every=9'
   )
   assert status == 0, err
-  status, err = command(export, f'--workdir={tmp_path}/run', f'--out={tmp_path}/prompt.npz')
+  status, err = command(
+    export, '--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/prompt.npz'
+  )
   assert status == 2 and 'config.topics.random_topics: the topics of this run were dealt' in err
 
 
 def test_what_is_exported_encodes_under_each_texts_topic(run, tmp_path):
-  out = export.export(run, tmp_path / 'prompt.npz')
+  out = export.export(run, tmp_path / 'prompt.npz', force=True)
   prompt = load_prompt(out)
   found = topics.Topics.from_arrays(prompt.arrays)
   assert prompt.meta['kind'] == 'topic' and prompt.arrays['prefix'].shape[0] == len(found) == 3
@@ -105,7 +107,7 @@ def test_what_is_exported_encodes_under_each_texts_topic(run, tmp_path):
 
 
 def test_embeddings_name_their_topic(run, tmp_path, command):
-  prompt = export.export(run, tmp_path / 'prompt.npz')
+  prompt = export.export(run, tmp_path / 'prompt.npz', force=True)
   source = tmp_path / 'texts.tsv'
   source.write_text(''.join(f'{i}\t{text}\n' for i, text in enumerate(TEXTS)))
   flags = (f'--backbone={run}/backbone', f'--prompt={prompt}', '--kind=query', f'--input={source}')

@@ -136,7 +136,18 @@ def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_pat
     name.startswith('prompt/' if tuned else 'backbone/') for name in trainable
   )
   assert [row['step'] for row in metrics_of(run) if 'loss' in row] == [2, 4, 6, 8, 10, 12]
-  assert [row['step'] for row in metrics_of(run) if 'dev/nDCG@10' in row] == [6, 12]
+  assert [row['step'] for row in metrics_of(run) if 'dev/nDCG@10' in row] == [0, 6, 12]
+  # The frozen encoder is measured before the first step, and what follows is compared with it.
+  rows = {row['step']: row for row in metrics_of(run) if 'dev/nDCG@10' in row}
+  kept = json.loads((run / 'baseline.json').read_text())
+  assert {f'dev/{name}': value for name, value in kept['means'].items()} == {
+    name: value for name, value in rows[0].items() if name != 'step'
+  }
+  for number in (6, 12):
+    difference = rows[number]['dev/nDCG@10'] - rows[0]['dev/nDCG@10']
+    assert rows[number]['dev/gain'] == difference
+    assert rows[number]['dev/gain_low'] <= difference <= rows[number]['dev/gain_high']
+  assert ('Nothing was gained' in err) == (max(rows[6]['dev/gain'], rows[12]['dev/gain']) <= 0)
   # What was trained three times (itself and Adam's two moments), and the format's own files.
   size = sum(
     path.stat().st_size for path in (run / 'checkpoints' / '12').rglob('*') if path.is_file()
@@ -281,7 +292,8 @@ def test_sigterm_saves_and_the_next_run_goes_on(go, tmp_path):
     if len(saved) == 2:
       assert f'resuming after step {saved[0]} of 1000000' in err
   assert saved[1] > saved[0] > 0
-  assert [row['step'] for row in metrics_of(tmp_path / 'run')] == list(range(2, saved[1] + 1, 2))
+  steps = [row['step'] for row in metrics_of(tmp_path / 'run')]
+  assert steps == list(range(0, saved[1] + 1, 2))
 
 
 def child(workdir, *flags):
@@ -400,7 +412,7 @@ def test_starts_from_a_prompt(go, trained, tmp_path):
   from dprjax import export
   from dprjax.models import artifact
 
-  export.export(trained, tmp_path / 'start.npz')
+  export.export(trained, tmp_path / 'start.npz', force=True)
   assert (
     go(
       'dptdr.py:local',
@@ -491,7 +503,7 @@ def test_a_prompt_of_another_backbone(go, trained, tmp_path):
   from dprjax import export
   from dprjax.models import artifact
 
-  prompt = artifact.load_prompt(export.export(trained, tmp_path / 'right.npz'))
+  prompt = artifact.load_prompt(export.export(trained, tmp_path / 'right.npz', force=True))
   artifact.save_prompt(
     tmp_path / 'wrong.npz',
     artifact.Prompt(prompt.meta | {'backbone_sha256': 'a' * 64}, prompt.arrays),

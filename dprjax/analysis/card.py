@@ -102,7 +102,7 @@ def write(card: Card, subject: Subject) -> str:
     '## How to use it\n\n' + '\n\n'.join(_usage(card, subject, base)),
     '## What it was trained on\n\n' + '\n'.join(_data(card.training)),
     *(['## How it was trained\n\n' + _training(card.training)] if card.training else []),
-    '## How good it is\n\n' + '\n'.join(_metrics(card)),
+    '## How good it is\n\n' + '\n'.join(_metrics(card, subject)),
     '## Limits\n\n' + '\n'.join(_limits(subject)),
     '## Licence\n\n' + _licence(card, subject),
     f'Written by dprjax {version.__version__}.',
@@ -217,7 +217,7 @@ def _data(training: Training | None) -> Iterator[str]:
     yield f'And {len(stamped) - _MOST} more.'
 
 
-def _metrics(card: Card) -> Iterator[str]:
+def _metrics(card: Card, subject: Subject) -> Iterator[str]:
   training = card.training
   for name, (metrics, digest) in card.metrics.items():
     counts = {measure: len(values) for measure, values in metrics['per_query'].items()}
@@ -235,14 +235,38 @@ def _metrics(card: Card) -> Iterator[str]:
     command = metrics.get('command', 'python -m dprjax.evaluate')  # of older files its name alone
     yield f'Made by {_code(command)}; its file has the SHA-256 {_code(digest)}.'
     yield ''
-  if training is not None:
+  gain = subject.meta.get('gain')
+  if gain is not None:
+    yield from _gain(gain)
+  elif training is not None:
     for measure, value in training.metrics.items():
       yield (
-        f'On the dev split, which chose the checkpoint: {_plain(measure)} {value:.4f}. The '
-        'training keeps no scores of single queries, so there is no interval.'
+        f'On the dev split, which chose the checkpoint: {_plain(measure)} {value:.4f}. It was not '
+        'compared with the model that the training began with.'
       )
-  if not card.metrics and not (training and training.metrics):
+  if not card.metrics and gain is None and not (training and training.metrics):
     yield 'Not measured here.'
+
+
+def _gain(gain: Mapping[str, Any]) -> Iterator[str]:
+  """Meta's ``gain``, as `artifact.check_gain` has checked it."""
+  interval = ''
+  if gain['low'] is not None:
+    interval = (
+      f'; 95 % interval {gain["low"]:+.4f} to {gain["high"]:+.4f}, paired bootstrap over '
+      f'{gain["queries"]:,} queries'
+    )
+  yield (
+    f'On the dev split, which chose the checkpoint and so flatters it: {_plain(gain["measure"])} '
+    f'{gain["best"]:.4f}, against {gain["baseline"]:.4f} before the training (difference '
+    f'{gain["difference"]:+.4f}{interval}).'
+  )
+  if not gain['better']:
+    yield ''
+    yield '**It is no better than what the training began with.**'
+  elif gain['low'] is not None and gain['low'] <= 0:
+    yield ''
+    yield 'The interval has 0 in it: the gain may be chance.'
 
 
 def _training(training: Training) -> str:

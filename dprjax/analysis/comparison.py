@@ -43,6 +43,25 @@ class Compared(NamedTuple):
     )
 
 
+class Difference(NamedTuple):
+  """The mean of paired differences, and its 95 % interval by a bootstrap over the pairs."""
+
+  mean: float
+  low: float
+  high: float
+
+
+def difference(pairs: Sequence[Float[np.ndarray, 'queries']]) -> Difference:
+  """The paired bootstrap.
+
+  Args:
+    pairs: of each data set, the differences of two systems on its queries. Of several data sets it
+      is the mean of their means.
+  """
+  low, high = np.quantile(_bootstrap(pairs), [0.025, 0.975]).tolist()
+  return Difference(float(np.mean([pair.mean() for pair in pairs])), low, high)
+
+
 def compare(systems: dict[str, dict[str, Any]], measure: str) -> dict[str, Compared]:
   """Compares every system with the first under one measure.
 
@@ -74,14 +93,7 @@ def compare(systems: dict[str, dict[str, Any]], measure: str) -> dict[str, Compa
       raise InputError(
         f'{name} and {next(iter(systems))} have no query in common: they cannot be compared'
       )
-    differences = _bootstrap(pairs)
-    result[name] = Compared(
-      mean,
-      low,
-      high,
-      float(np.mean([pair.mean() for pair in pairs])),
-      *np.quantile(differences, [0.025, 0.975]),
-    )
+    result[name] = Compared(mean, low, high, *difference(pairs))
   return result
 
 

@@ -192,6 +192,22 @@ def spearman(x: Float[np.ndarray, ' n'], y: Float[np.ndarray, ' n']) -> float:
   return float(scipy.stats.spearmanr(x, y).statistic)
 
 
+def spearman_values(
+  x: Float[np.ndarray, ' n'], y: Float[np.ndarray, ' n']
+) -> Float[np.ndarray, ' n']:
+  """``spearman`` plus each pair's influence on it; their mean is ``spearman``.
+
+  The correlation is no mean over pairs, but near the sample it is linear in the pairs' weights, so
+  that a bootstrap of these values gives its interval (infinitesimal jackknife, Efron 1982; with the
+  ranks of the whole sample). Both must vary.
+  """
+  zx, zy = (
+    (ranks - ranks.mean()) / ranks.std() for ranks in (scipy.stats.rankdata(v) for v in (x, y))
+  )
+  correlation = float(np.mean(zx * zy))
+  return correlation + zx * zy - correlation * (zx**2 + zy**2) / 2
+
+
 def sts(pairs: Sequence[Pair], encode: Encode) -> float:
   """Spearman's correlation of cosines with human scores (Reimers & Gurevych 2019, section 4.1)."""
   vectors = encode([sentence for pair in pairs for sentence in (pair.first, pair.second)])

@@ -53,7 +53,7 @@ def build(
     return contrast(config, devices, encode, batch, key, corpus=query_only.corpus(params, batch))
 
   shown = {'accuracy': 'in-batch accuracy'} | distillation.shown(config)
-  return Model(encoders.init, loss, encoders.embed, shown)
+  return Model(encoders.init, loss, encoders.embed, shown, dual_encoder.without_prompt)
 
 
 def contrast(

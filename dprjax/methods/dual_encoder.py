@@ -153,6 +153,11 @@ def drop_prompt(
   return prompts.drop(prefix, key, config.prompt.dropout, examples if each else None)
 
 
+def without_prompt(params: Mapping[str, Array]) -> dict[str, Array]:
+  """``Model.baseline``: parameters by flat names, of the encoder as it is without a prompt."""
+  return {name: leaf for name, leaf in params.items() if not trains([name], 'prompt')}
+
+
 def export(
   config: ConfigDict, _: epath.Path, backbone: hub.Backbone, trained: Mapping[str, np.ndarray]
 ) -> Product:

@@ -32,7 +32,29 @@ _PACKAGE = 'dprjax.methods'
 
 Params = Mapping[str, Any]
 Batch = Mapping[str, Array]
-Evaluate = Callable[[Mapping[str, Array]], dict[str, float]]
+
+
+class Scores(NamedTuple):
+  """What an evaluation on the dev split finds.
+
+  Attributes:
+    means: by measure.
+    values: of ``config.eval.measure``, one of each dev example in an order that does not change, by
+      data set ('' where there is one). Their mean, and over data sets the mean of these means, is
+      the measure. One that is no such mean (F1, a correlation) gives its linearisation: the measure
+      plus each example's influence on it. Without values there are no intervals.
+  """
+
+  means: Mapping[str, float]
+  values: Mapping[str, Float[np.ndarray, '_']] = types.MappingProxyType({})
+
+
+Evaluate = Callable[[Mapping[str, Array]], Scores]
+
+
+def as_it_begins(params: Mapping[str, Array]) -> Mapping[str, Array]:
+  """``Model.baseline`` of a method whose start is a model of its own."""
+  return params
 
 
 class Parts(NamedTuple):
@@ -62,12 +84,15 @@ class Model(NamedTuple):
     embed: ``(params, kind, tokens, mask) -> [B, H]`` without dropout, for evaluation. That of a
       cross-encoder takes where each second text starts as well, and gives scores ``[B, 1]``.
     shown: the metrics of the console's line, beside the loss, and their labels.
+    baseline: ``params -> params`` by flat names, from those before the first step to those that a
+      training has to beat on the dev split. Of a prompt it leaves the frozen encoder.
   """
 
   init: Callable[[Parts, Array], dict[str, Any]]
   loss: Callable[[Params, Batch, Array | None], tuple[Float[Array, ''], dict[str, Array]]]
   embed: Callable[..., Float[Array, 'B H']]
   shown: Mapping[str, str]
+  baseline: Callable[[Mapping[str, Array]], Mapping[str, Array]] = as_it_begins
 
 
 class Data(NamedTuple):

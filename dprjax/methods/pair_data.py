@@ -15,8 +15,8 @@ from dprjax.data import store
 from dprjax.data.text import Tokenizer
 from dprjax.formats import trec
 from dprjax.inference.embedder import Embedder
-from dprjax.methods.method import Evaluate, Model
-from dprjax.methods.retrieval_data import Splits
+from dprjax.methods.method import Evaluate, Model, Scores
+from dprjax.methods.retrieval_data import Splits, of_queries
 from dprjax.models.template import Packed, Template
 from dprjax.retrieval import measures
 from dprjax.runtime import tree
@@ -121,23 +121,34 @@ def ranking(
     tokens.passage_tokens(flat),
   )
 
-  def evaluate(params: Mapping[str, Array]) -> dict[str, float]:
+  def evaluate(params: Mapping[str, Array]) -> Scores:
     scores = scorer(params, pairs, number).tolist()
     rankings = {
       query: dict(zip(passage_ids[end - count : end], scores[end - count : end], strict=True))
       for query, count, end in zip(query_ids, counts, ends, strict=True)
     }
-    return measures.measure(trec.run_from_dict(rankings), qrels, wanted)['mean']
+    found = measures.measure(trec.run_from_dict(rankings), qrels, wanted)
+    return Scores(found['mean'], of_queries(found, wanted[0]))
 
   return evaluate
 
 
-def classify(scores: Float[np.ndarray, 'n'], labels: Int32[np.ndarray, 'n']) -> dict[str, float]:
-  """``accuracy``, and ``F1`` of the pairs that match: a score above 0 says so."""
+def classify(
+  scores: Float[np.ndarray, 'n'], labels: Int32[np.ndarray, 'n'], measure: str
+) -> Scores:
+  """``accuracy``, and ``F1`` of the pairs that match: a score above 0 says so.
+
+  The values are those of ``measure``, one of the two.
+  """
   said, true = scores > 0, labels == 1
   right = int(np.count_nonzero(said & true))
   either = int(np.count_nonzero(said)) + int(np.count_nonzero(true))
-  return {
+  means = {
     'accuracy': float(np.mean(said == true)),
     'F1': 2 * right / either if either else 0.0,
   }
+  values = (said == true).astype(np.float64)
+  if measure == 'F1':  # 2 a / b of two means, linear in both
+    each = 2.0 * (said & true) - means['F1'] * (said.astype(np.float64) + true)
+    values = means['F1'] + each * (len(scores) / max(either, 1))
+  return Scores(means, {'': values})

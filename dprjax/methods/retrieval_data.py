@@ -20,7 +20,7 @@ from dprjax.formats import irds, trec
 from dprjax.formats.qrels import write_qrels
 from dprjax.inference.embedder import Embedder
 from dprjax.methods import distillation, dual_encoder, query_only
-from dprjax.methods.method import Data, Evaluate, Model, Texts
+from dprjax.methods.method import Data, Evaluate, Model, Scores, Texts
 from dprjax.models.encoder import EncoderConfig
 from dprjax.models.prompts import KINDS
 from dprjax.retrieval import codes, exact, measures
@@ -284,6 +284,11 @@ def dev_measures(config: ConfigDict, *others: str) -> list[str]:
   return names
 
 
+def of_queries(metrics: measures.Metrics, measure: str) -> dict[str, np.ndarray]:
+  """``Scores.values`` of a ranking: the measure's value of each query."""
+  return {'': np.array(list(metrics['per_query'][measure].values()))}
+
+
 def shorten(ids: Sequence[str]) -> str:
   """The first of many ids."""
   return ', '.join(ids[:8]) + ('...' if len(ids) > 8 else '')
@@ -372,7 +377,7 @@ def evaluation(
   if known is not None and sources.locate(splits.train)['corpus'] == corpus:
     fixed['passage'] = known.of_ids(passage_ids)
 
-  def evaluate(params: Mapping[str, jax.Array]) -> dict[str, float]:
+  def evaluate(params: Mapping[str, jax.Array]) -> Scores:
     vectors = fixed | {
       kind: embedders[kind](params, rows[kind], columns=columns[kind])
       for kind in KINDS
@@ -381,16 +386,18 @@ def evaluation(
     if known is not None:
       fixed['passage'] = vectors['passage']
 
-    def measure(query: np.ndarray, passage: np.ndarray, names: Sequence[str]) -> dict[str, float]:
+    def measure(query: np.ndarray, passage: np.ndarray, names: Sequence[str]) -> measures.Metrics:
       top = exact.search(query, passage, min(100, len(passage_ids)))
       run = trec.run_from_rows(query_ids, passage_ids, top.rows, top.scores)
-      return measures.measure(run, qrels, names)['mean']
+      return measures.measure(run, qrels, names)
 
-    found = measure(vectors['query'], vectors['passage'], wanted)
+    whole = measure(vectors['query'], vectors['passage'], wanted)
+    found = dict(whole['mean'])
     for length in config.matryoshka:
       if length < vectors['query'].shape[1]:
         query, passage = (codes.cut(vectors[kind], length, config.normalize) for kind in KINDS)
-        found[f'{wanted[0]}/{length}'] = measure(query, passage, wanted[:1])[wanted[0]]
-    return found
+        cut = measure(query, passage, wanted[:1])['mean']
+        found[f'{wanted[0]}/{length}'] = cut[wanted[0]]
+    return Scores(found, of_queries(whole, wanted[0]))
 
   return evaluate

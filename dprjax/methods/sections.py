@@ -29,7 +29,7 @@ from dprjax.data.text import Tokenizer
 from dprjax.formats.mediawiki import Article, read_articles
 from dprjax.formats.report import Report
 from dprjax.methods import contrastive, dual_encoder, sentences
-from dprjax.methods.method import Batch, Data, Evaluate, Method, Model, Params, Texts
+from dprjax.methods.method import Batch, Data, Evaluate, Method, Model, Params, Scores, Texts
 from dprjax.methods.sentences import Examples
 from dprjax.models import encoder
 
@@ -64,7 +64,8 @@ def build(
     )
     return value, {'loss': value, 'accuracy': accuracy}
 
-  return Model(encoders.init, loss, encoders.embed, {'accuracy': 'accuracy'})
+  shown = {'accuracy': 'accuracy'}
+  return Model(encoders.init, loss, encoders.embed, shown, dual_encoder.without_prompt)
 
 
 def distance(x: Float[Array, 'B H'], y: Float[Array, 'B H']) -> Float[Array, ' B']:
@@ -276,10 +277,10 @@ def _evaluation(
 
   embedder = sentences.make_embedder(config, devices, model, length, tokenizer.pad_id)
 
-  def evaluate(params: Mapping[str, Array]) -> dict[str, float]:
+  def evaluate(params: Mapping[str, Array]) -> Scores:
     anchors, positives, negatives = (np.float64(embedder(params, texts)) for texts in rows)
     near, far = (np.linalg.norm(anchors - others, axis=1) for others in (positives, negatives))
-    return {'accuracy': float(np.mean(near < far))}
+    return Scores({'accuracy': float(np.mean(near < far))}, {'': (near < far).astype(np.float64)})
 
   return evaluate
 

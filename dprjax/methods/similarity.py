@@ -20,7 +20,7 @@ from dprjax.data import similarity
 from dprjax.data.similarity import Pair
 from dprjax.data.text import Tokenizer
 from dprjax.methods import contrastive, dual_encoder, sentences
-from dprjax.methods.method import Batch, Data, Evaluate, Method, Model, Params, Texts
+from dprjax.methods.method import Batch, Data, Evaluate, Method, Model, Params, Scores, Texts
 from dprjax.models import encoder
 from dprjax.models.embed import unit
 
@@ -52,7 +52,8 @@ def build(
     )
     return value, {'loss': value, 'error': error}
 
-  return Model(encoders.init, loss, encoders.embed, {'error': 'mean error'})
+  shown = {'error': 'mean error'}
+  return Model(encoders.init, loss, encoders.embed, shown, dual_encoder.without_prompt)
 
 
 def find(
@@ -152,11 +153,15 @@ def _evaluation(
 
   embedder = sentences.make_embedder(config, devices, model, length, tokenizer.pad_id)
 
-  def evaluate(params: Mapping[str, Array]) -> dict[str, float]:
+  def evaluate(params: Mapping[str, Array]) -> Scores:
     first, second = (embedder(params, texts) for texts in rows)
-    correlation = statistics.spearman(statistics.cosine(first, second), scores)
-    # Undefined where all cosines are equal; any number is better than that.
-    return {'spearman': -1.0 if np.isnan(correlation) else correlation}
+    cosines = statistics.cosine(first, second)
+    correlation = statistics.spearman(cosines, scores)
+    if np.isnan(correlation):
+      # Undefined where all cosines are equal; any number is better than that.
+      return Scores({'spearman': -1.0}, {'': np.full(len(scores), -1.0)})
+    values = statistics.spearman_values(cosines, scores)
+    return Scores({'spearman': correlation}, {'': values})
 
   return evaluate
 

@@ -21,7 +21,7 @@ from dprjax.base.errors import InputError
 from dprjax.data import batches, mixture, pairs
 from dprjax.data.text import Tokenizer
 from dprjax.methods import pair_data, retrieval_data
-from dprjax.methods.method import Data, Evaluate, Model, Texts
+from dprjax.methods.method import Data, Evaluate, Model, Scores, Texts
 from dprjax.models.encoder import EncoderConfig
 from dprjax.models.prompts import KINDS
 from dprjax.models.template import Piece, Template
@@ -327,12 +327,16 @@ def _evaluation(
     shared = pair_data.Scorer(model, config, devices, tokenizer, around['pair'], longest)
   of_task = [_evaluate_task(task, config, form, shared, numbered, tokenizer) for task in tasks]
 
-  def evaluate(params: Mapping[str, Array]) -> dict[str, float]:
-    values = {
-      f'{task.name}/{task.measure}': one(params)[task.measure]
-      for task, one in zip(tasks, of_task, strict=True)
+  def evaluate(params: Mapping[str, Array]) -> Scores:
+    found = [one(params) for one in of_task]
+    means = {
+      f'{task.name}/{task.measure}': scores.means[task.measure]
+      for task, scores in zip(tasks, found, strict=True)
     }
-    return values | {MEAN: float(np.mean(list(values.values())))}
+    return Scores(
+      means | {MEAN: float(np.mean(list(means.values())))},
+      {task.name: scores.values[''] for task, scores in zip(tasks, found, strict=True)},
+    )
 
   return evaluate
 
@@ -346,7 +350,9 @@ def _evaluate_task(
     tokens = splits.open_store('dev', splits.dev, tokenizer)
     rows = tokens.tokens(np.arange(tokens.num_pairs))
     packed = shared.pack(*([np.frombuffer(row, np.int32) for row in view] for view in rows))
-    return lambda params: pair_data.classify(shared(params, packed, number), tokens.labels)
+    return lambda params: pair_data.classify(
+      shared(params, packed, number), tokens.labels, task.measure
+    )
   if form == 'pairs':
     return pair_data.ranking(splits, config, shared, tokenizer, [task.measure], number)
 

@@ -72,7 +72,7 @@ def build(
     }
 
   def expand(params: Params) -> Array | encoder.PromptBank | None:
-    if not prompted:
+    if not prompted or 'prompt' not in params:
       return prompts.expand_prompt(model, params.get('prompt'))['query']
     words = params['topics']['words'].astype(jnp.float32)
     prefixes = prompts.expand_topics(model, params['prompt'], words)
@@ -174,7 +174,7 @@ def build(
     return encode(params, expand(params), tokens, mask, numbers, None)
 
   shown = {'accuracy': 'in-batch accuracy', 'query_query': 'qq', 'topic_topic': 'tt'}
-  return Model(init, loss, embed, shown)
+  return Model(init, loss, embed, shown, dual_encoder.without_prompt)
 
 
 def check(config: ConfigDict, devices: Mesh) -> None:

@@ -79,10 +79,23 @@ _OPTIONAL_META: dict[str, tuple[type, ...]] = {
   'passage_prefix': (str,),
   'sides': (str,),
   'matryoshka': (list,),
+  'gain': (dict,),
+}
+# The keys of meta's ``gain``: how the prompt scores on the dev split beside what it began with.
+_GAIN: dict[str, tuple[type, ...]] = {
+  'measure': (str,),
+  'baseline': (int, float),
+  'best': (int, float),
+  'difference': (int, float),
+  'low': (int, float, type(None)),
+  'high': (int, float, type(None)),
+  'queries': (int,),
+  'better': (bool,),
 }
 
 _SEGMENTS = 'segments/'
 _MOST_LAYERS = 1000
+_LARGEST_SCORE = 1e15
 _MOST_COMPRESSED = 20  # times; floats of a prompt hardly compress
 
 
@@ -164,6 +177,32 @@ def save_prompt(path: PathLike, prompt: Prompt) -> None:
 def check_content(prompt: Prompt) -> None:
   """Raises InputError, as ``load_prompt``, where arrays or meta are not those of a prompt."""
   _check(prompt.path, prompt.meta, prompt.arrays)
+
+
+def check_gain(where: str, gain: Any) -> None:
+  """Checks meta's ``gain``: the score on the dev split beside that before the training.
+
+  Raises:
+    InputError: a key is missing or unknown, of another type or range, or they contradict each
+      other.
+  """
+  if not isinstance(gain, dict) or set(gain) != set(_GAIN):
+    raise InputError(f'{where}: gain is {gain!r:.60}, expected an object of {", ".join(_GAIN)}')
+  for key, types in _GAIN.items():
+    value = gain[key]
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+      expected = ' or '.join('null' if kind is type(None) else kind.__name__ for kind in types)
+      raise InputError(f"{where}: gain's {key} is {value!r:.60}, expected {expected}")
+    if isinstance(value, int | float) and not abs(value) <= _LARGEST_SCORE:
+      raise InputError(f"{where}: gain's {key} is {value!r:.60}, no score")
+  low, high = gain['low'], gain['high']
+  if (low is None) != (high is None) or (low is not None and low > high):
+    raise InputError(f"{where}: gain's low and high are {low!r} and {high!r}, no interval")
+  if gain['better'] != (gain['best'] > gain['baseline']) or gain['queries'] < 0:
+    raise InputError(
+      f"{where}: gain's better is {gain['better']}, with best {gain['best']}, baseline "
+      f'{gain["baseline"]} and {gain["queries"]} queries'
+    )
 
 
 def load_prompt(path: PathLike) -> Prompt:
@@ -448,6 +487,8 @@ def _check_meta(path: str, meta: Any) -> None:
     raise InputError(f"{path}: meta's version is {version!r}, expected {VERSION}")
   _check_types(path, meta, META, needed=True)
   _check_types(path, meta, _OPTIONAL_META)
+  if 'gain' in meta:
+    check_gain(f'{path}: meta', meta['gain'])
   for key, (least, most) in _RANGES.items():
     if not least <= meta[key] <= most:
       raise InputError(f"{path}: meta's {key} is {meta[key]!r:.60}, expected {least} to {most}")

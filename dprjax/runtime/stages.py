@@ -94,7 +94,8 @@ class Stages:
     )
 
   def export(self, title: str, workdir: epath.Path, out: epath.Path) -> None:
-    command = ['export', f'--workdir={workdir}', f'--out={out}']
+    # What no training improves is seen in the last stage's comparison.
+    command = ['export', f'--workdir={workdir}', f'--out={out}', '--force']
     self.run(title, command, out, [workdir / 'metrics.jsonl'])
 
   def encode(

@@ -14,6 +14,7 @@ from etils import epath
 from dprjax.base import files, outputs, reading, repository, stamps
 from dprjax.base.errors import InputError
 
+BASELINE = 'baseline.json'  # the dev split's scores before the first step
 TRAINING, PIPELINE, QUICKSTART = 'dprjax.training', 'dprjax.pipeline', 'dprjax.quickstart'
 _NAMES = {
   TRAINING: "a training of dprjax.train's",
@@ -136,6 +137,7 @@ def begin(workdir: epath.Path, sources: Mapping[str, epath.Path]) -> None:
   checkpoints = workdir / 'checkpoints'
   if not (checkpoints.is_dir() and any(path.name.isdecimal() for path in checkpoints.iterdir())):
     if before is None or stamps.changes(before, sources):
+      (workdir / BASELINE).unlink(missing_ok=True)  # measured on other files
       outputs.write_mark(workdir, TRAINING, inputs=stamps.stamp(sources))
     return
   if not isinstance(before, dict):

@@ -85,6 +85,34 @@ def test_a_card_of_a_prompt(tmp_path):
   assert '/home/me' not in text and 'd' * 64 not in text
 
 
+GAIN = {
+  'measure': 'nDCG@10',
+  'baseline': 0.5,
+  'best': 0.53,
+  'difference': 0.03,
+  'low': -0.01,
+  'high': 0.07,
+  'queries': 40,
+  'better': True,
+}
+
+
+@pytest.mark.parametrize(
+  ('change', 'words', 'absent'),
+  [
+    ({}, 'The interval has 0 in it', 'no better'),
+    ({'low': 0.01}, '95 % interval +0.0100 to +0.0700, paired bootstrap over 40 queries', 'chance'),
+    ({'low': None, 'high': None}, '(difference +0.0300).', 'interval'),
+    ({'best': 0.4, 'better': False}, '**It is no better than what the training began', 'chance'),
+  ],
+)
+def test_what_was_gained(tmp_path, change, words, absent):
+  made = card.Card('npz', None, None, {}, TRAINING)
+  _, rest = parts(card.write(made, subject(tmp_path, META | {'gain': GAIN | change})))
+  said = rest.partition('## How good it is')[2].partition('## Limits')[0]
+  assert words in said and absent not in said and 'against 0.5000 before the training' in said
+
+
 SENTENCE = 'sentence-transformers'
 
 

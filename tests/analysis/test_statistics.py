@@ -146,6 +146,18 @@ def test_attention_entropy_of_an_encoder_that_attends_evenly():
   )
 
 
+def test_values_of_spearman():
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=300)
+  y = np.round(x + rng.normal(size=300), 1)  # with ties
+  values = statistics.spearman_values(x, y)
+  assert values.mean() == pytest.approx(statistics.spearman(x, y), abs=1e-12)
+  # Their standard error is that of the bootstrap of the correlation itself.
+  draws = [rng.integers(0, 300, 300) for _ in range(1000)]
+  again = [statistics.spearman(x[draw], y[draw]) for draw in draws]
+  assert values.std() / 300**0.5 == pytest.approx(np.std(again), rel=0.15)
+
+
 def test_spearman():
   x = np.array([1.0, 2.0, 3.0])
   assert analysis.spearman(x, np.array([10.0, 1e5, 2e5])) == pytest.approx(1)

@@ -12,10 +12,10 @@ def make(folder: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path, pathlib.Path
   workdir = folder / 'workdir'
   train.main([f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={workdir}'])
   prompt = folder / 'prompt.npz'
-  export.export(workdir, prompt)
+  export.export(workdir, prompt, force=True)
   reranker = folder / 'reranker'
   train.main(
     [f'--config={ROOT}/configs/cross_encoder.py:local', f'--workdir={reranker}', '--config.steps=2']
   )
-  export.export(reranker, folder / 'cross_encoder')
+  export.export(reranker, folder / 'cross_encoder', force=True)
   return workdir, prompt, folder / 'cross_encoder'

@@ -303,7 +303,7 @@ def add_models(
     ),
     Scene(
       'export',
-      ('export', '--workdir=in/workdir', f'--step={latest}', '--out=out/prompt.npz'),
+      ('export', '--force', '--workdir=in/workdir', f'--step={latest}', '--out=out/prompt.npz'),
       (
         'in/workdir/config.json',
         *steps,
@@ -366,7 +366,7 @@ def more(scenes: dict[str, Scene]) -> dict[str, Scene]:
       (),
       ('out/prompt.npz',),
       keeps=True,
-      then=(('export', '--workdir=out/run', '--step=3', '--out=out/prompt.npz'),),
+      then=(('export', '--force', '--workdir=out/run', '--step=3', '--out=out/prompt.npz'),),
     ),
   )
   return {scene.name: scene for scene in extra}

@@ -153,7 +153,7 @@ def test_the_text_for_a_vocabulary(folder, tmp_path, knobs, devices):
 @pytest.mark.parametrize('limit', [0, 2])
 def test_the_dev_split_is_measured(start, bag, tmp_path, limit):
   data = start(data__dev_split='dev', eval__measure='P@1', eval__corpus_limit=limit)
-  found = data.evaluation(bag)(WEIGHTS)
+  found = data.evaluation(bag)(WEIGHTS).means
   if limit:
     # Only what is relevant is searched: e2 is not there.
     assert found == {'P@1': 1.0, 'nDCG@10': 1.0, 'RR@10': 1.0, 'R@100': 1.0}
@@ -169,7 +169,7 @@ def test_the_dev_split_is_measured(start, bag, tmp_path, limit):
 
 def test_shortened_vectors_are_measured_too(start, bag):
   data = start(data__dev_split='dev', eval__measure='RR@10', matryoshka=(10_000, 3, 1))
-  found = data.evaluation(bag)(WEIGHTS)
+  found = data.evaluation(bag)(WEIGHTS).means
   # The first places of these vectors are those of special tokens, which count nothing: all tie.
   assert {*found} == {'RR@10', 'nDCG@10', 'R@100', 'RR@10/3', 'RR@10/1'}
   assert found['RR@10'] == 0.75 and found['RR@10/3'] < 0.75
@@ -178,7 +178,7 @@ def test_shortened_vectors_are_measured_too(start, bag):
 def test_the_dev_split_is_measured_by_its_grades(start, bag, folder):
   # Ranked e2, e3 for yew: grades 1 and 3 in the wrong order.
   (folder / 'qrels' / 'dev.tsv').write_text('query-id\tcorpus-id\tscore\nyew\te2\t1\nyew\te3\t3\n')
-  found = start(data__dev_split='dev').evaluation(bag)(WEIGHTS)
+  found = start(data__dev_split='dev').evaluation(bag)(WEIGHTS).means
   assert found['nDCG@10'] == pytest.approx((1 + 3 / math.log2(3)) / (3 + 1 / math.log2(3)))
 
 
@@ -193,7 +193,7 @@ def test_queries_that_are_held_out_are_the_dev_split(start, bag, tmp_path, batch
     .split(', positives ')[0]
     .split(', ')
   }
-  found = data.evaluation(bag)(WEIGHTS)
+  found = data.evaluation(bag)(WEIGHTS).means
   rows = [line.split('\t') for line in (tmp_path / 'run' / 'dev.tsv').read_text().splitlines()[1:]]
   held_out = {query for query, _, _ in rows}
   assert held_out and seen and not held_out & seen and held_out | seen <= QUERIES.keys()

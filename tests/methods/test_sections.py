@@ -257,9 +257,11 @@ def test_accuracy_of_the_held_out(start, bag):
   a, p, n = ([count(getattr(one, view)) for one in held_out] for view in sections.VIEWS)
   near, far = (np.linalg.norm(np.float64(a) - np.float64(others), axis=1) for others in (p, n))
   evaluate = data.evaluation(bag)
-  assert evaluate({'query/weight': jnp.float32(2)}) == {'accuracy': np.mean(near < far)}
+  found = evaluate({'query/weight': jnp.float32(2)})
+  assert found.means == {'accuracy': np.mean(near < far)}
+  np.testing.assert_array_equal(found.values[''], near < far)
   # Equal vectors: a tie is a miss.
-  assert evaluate({'query/weight': jnp.float32(0)}) == {'accuracy': 0.0}
+  assert evaluate({'query/weight': jnp.float32(0)}).means == {'accuracy': 0.0}
   assert start('none held out', data__hold_out=0.0).evaluation is None
 
 

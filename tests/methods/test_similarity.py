@@ -204,9 +204,11 @@ def test_the_dev_pairs_are_ranked(start, bag):
   data = start(data__dev_split='dev.csv')
   # Ranks of the cosines 4 2 3 1, of the scores 3 4 2 1: rho = 1 - 6 (1 + 4 + 1 + 0) / (4 * 15).
   evaluate = data.evaluation(bag)
-  assert evaluate(WEIGHTS) == {'spearman': pytest.approx(0.4)}
+  found = evaluate(WEIGHTS)
+  assert found.means == {'spearman': pytest.approx(0.4)}
+  assert found.values[''].shape == (4,) and found.values[''].mean() == pytest.approx(0.4)
   # Where all vectors are 0 there is no order: worse than any.
-  assert evaluate({'query/weight': jnp.float32(0)}) == {'spearman': -1.0}
+  assert evaluate({'query/weight': jnp.float32(0)}).means == {'spearman': -1.0}
 
 
 def test_the_text_for_a_vocabulary(folder, knobs, devices):

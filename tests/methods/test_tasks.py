@@ -207,11 +207,12 @@ def test_each_dev_split_by_its_measure(start, bag, tmp_path):
   data = start('qa', 'dr', tasks__dr__measure='nDCG@10')
   found = data.evaluation(bag._replace(embed=embed))(WEIGHTS)
   # qa: oak at 1, pine at 2 behind the passage that has it twice.
-  assert found == pytest.approx({'dr/nDCG@10': 1.0, 'qa/RR@10': 0.75, 'mean': 0.875})
+  assert found.means == pytest.approx({'dr/nDCG@10': 1.0, 'qa/RR@10': 0.75, 'mean': 0.875})
+  assert {name: values.mean() for name, values in found.values.items()} == {'dr': 1.0, 'qa': 0.75}
   assert {kind for kind, _ in numbers} == {'query', 'passage'}
   assert (tmp_path / 'run' / 'dev-qa.tsv').exists()
   plain = start('qa', 'dr', numbered=False).evaluation(bag)(WEIGHTS)
-  assert plain == pytest.approx({'dr/RR@10': 1.0, 'qa/RR@10': 0.75, 'mean': 0.875})
+  assert plain.means == pytest.approx({'dr/RR@10': 1.0, 'qa/RR@10': 0.75, 'mean': 0.875})
   assert start('qa', 'dr', dev='').evaluation is None
 
 
@@ -219,14 +220,15 @@ def test_pairs_are_classified_and_candidates_ranked(start, pairs_bag):
   data = start('qa', 'dr', 'pi', form='pairs', batch_size=6)
   evaluate = data.evaluation(pairs_bag)
   # Scores of pi: 2, 1, 0, 1, of which 1, 0, 1, 1 match.
-  assert evaluate({'less': jnp.zeros(3)}) == pytest.approx(
+  assert evaluate({'less': jnp.zeros(3)}).means == pytest.approx(
     {'dr/RR@10': 1.0, 'pi/accuracy': 0.5, 'qa/RR@10': 0.75, 'mean': 0.75}
   )
-  assert evaluate({'less': jnp.array([0.0, 1.0, 0.0])})['pi/accuracy'] == 0.5  # 1, -, -, -
-  assert evaluate({'less': jnp.array([0.0, 3.0, 9.0])})['pi/accuracy'] == 0.25
+  assert evaluate({'less': jnp.array([0.0, 1.0, 0.0])}).means['pi/accuracy'] == 0.5  # 1, -, -, -
+  assert evaluate({'less': jnp.array([0.0, 3.0, 9.0])}).means['pi/accuracy'] == 0.25
   data = start('qa', 'pi', form='pairs', tasks__pi__measure='F1')
   # Said to match: the first, second and fourth. Two of them do, and two of three are said.
-  assert data.evaluation(pairs_bag)({'less': jnp.zeros(2)})['pi/F1'] == pytest.approx(4 / 6)
+  found = data.evaluation(pairs_bag)({'less': jnp.zeros(2)})
+  assert found.means['pi/F1'] == found.values['pi'].mean() == pytest.approx(4 / 6)
 
 
 LONG = {'query': [Template((Piece((5,) * 26), Piece(None)))]}
@@ -344,7 +346,7 @@ def test_the_dual_encoder_and_the_cross_encoder_train_on_the_feed(
       '/'.join(key.key for key in path): leaf
       for path, leaf in jax.tree_util.tree_leaves_with_path(params)
     }
-    scores = data.evaluation(model)(flat)
+    scores = data.evaluation(model)(flat).means
     assert len(scores) == 3 and 0 < scores['mean'] <= 1
   # The loss of pairs is the cross-entropy of each label.
   rows = [batch[f'{view}_{what}'] for view in pairs.VIEWS for what in ('tokens', 'mask')]

@@ -41,6 +41,18 @@ META = {
 }
 
 
+GAIN = {
+  'measure': 'nDCG@10',
+  'baseline': 0.5,
+  'best': 0.53,
+  'difference': 0.03,
+  'low': -0.01,
+  'high': 0.07,
+  'queries': 40,
+  'better': True,
+}
+
+
 def prefix(*leading, length=5, seed=0):
   return (
     np.random.default_rng(seed).standard_normal((*leading, 2, 2, length, 3, 8)).astype(np.float32)
@@ -266,6 +278,36 @@ def test_bad_content(write, arrays, change, message):
   with pytest.raises(InputError, match=message) as info:
     load_prompt(path)
   assert str(path) in str(info.value) and '\n' not in str(info.value)
+
+
+def test_a_gain(write):
+  for change in (
+    {},
+    {'low': None, 'high': None},
+    {'best': 0.4, 'difference': -0.1, 'better': False},
+  ):
+    assert load_prompt(write(gain=GAIN | change)).meta['gain'] == GAIN | change
+
+
+@pytest.mark.parametrize(
+  ('gain', 'message'),
+  [
+    ([], 'gain is \\[\\], expected dict'),
+    ({'best': 1.0}, 'expected an object of measure, baseline'),
+    (GAIN | {'more': 1}, 'expected an object of measure, baseline'),
+    (GAIN | {'baseline': '1'}, "gain's baseline is '1', expected int or float"),
+    (GAIN | {'queries': True}, "gain's queries is True, expected int"),
+    (GAIN | {'better': 1}, "gain's better is 1, expected bool"),
+    (GAIN | {'low': None}, "gain's low and high are None and 0.07, no interval"),
+    (GAIN | {'low': 0.2}, "gain's low and high are 0.2 and 0.07, no interval"),
+    (GAIN | {'best': float('nan')}, "gain's best is nan, no score"),
+    (GAIN | {'better': False}, "gain's better is False, with best 0.53"),
+    (GAIN | {'queries': -1}, 'and -1 queries'),
+  ],
+)
+def test_a_gain_that_cannot_be(write, gain, message):
+  with pytest.raises(InputError, match=message):
+    load_prompt(write(gain=gain))
 
 
 def test_bad_files(write, tmp_path):

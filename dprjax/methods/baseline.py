@@ -1,0 +1,149 @@
+"""What a training has to beat: the dev split's scores before the first step.
+
+They are measured once and kept in the workdir, so that a resumed run compares with the same numbers
+as one without interruption. A checkpoint *beats* the baseline where its mean of
+``config.eval.measure`` is above the baseline's. The interval of the difference says how far that
+can be trusted; it decides nothing.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from etils import epath
+
+from dprjax.analysis import comparison
+from dprjax.base import files, reading
+from dprjax.base.errors import InputError
+from dprjax.formats.fields import Record, is_number
+from dprjax.methods.method import Scores
+from dprjax.models import artifact
+from dprjax.runtime import distributed, workdir
+
+_FORMAT = 'dprjax.baseline'
+
+
+class Gain(NamedTuple):
+  """A model's score on the dev split beside the baseline's; in a prompt file's meta as well.
+
+  Attributes:
+    measure: of the scores, ``config.eval.measure``.
+    baseline: the score before the first step.
+    best: the model's.
+    difference: of the two.
+    low, high: its 95 % interval by the paired bootstrap over dev queries; None where the evaluation
+      gives no values of single queries.
+    queries: how many there are of these; 0 where they are not known.
+    better: whether the model beats the baseline.
+  """
+
+  measure: str
+  baseline: float
+  best: float
+  difference: float
+  low: float | None
+  high: float | None
+  queries: int
+  better: bool
+
+  @classmethod
+  def read(cls, value: Any, where: str) -> 'Gain | None':
+    """What ``_asdict`` gave, from a file; None stays None. Raises InputError for anything else."""
+    if value is None:
+      return None
+    artifact.check_gain(where, value)
+    return cls(**{name: value[name] for name in cls._fields})
+
+  @property
+  def shown(self) -> str:
+    """The difference and its interval, ``+0.0123 [-0.0010, +0.0250]``."""
+    if self.low is None or self.high is None:
+      return f'{self.difference:+.4f}'
+    return f'{self.difference:+.4f} [{self.low:+.4f}, {self.high:+.4f}]'
+
+  @property
+  def verdict(self) -> str:
+    """What it means for whoever would use the model, as sentences."""
+    interval = ''
+    if self.low is not None and self.high is not None:
+      interval = f', 95 % interval {self.low:+.4f} to {self.high:+.4f} over {self.queries} queries'
+    numbers = (
+      f'{self.measure} {self.best:.4f} against {self.baseline:.4f} before the training '
+      f'({self.difference:+.4f}{interval})'
+    )
+    if not self.better:
+      return f'Nothing was gained: no checkpoint is better on the dev split, {numbers}'
+    if self.low is not None and self.low <= 0:
+      return f'A gain that may be chance: {numbers}'
+    return f'A gain: {numbers}'
+
+
+def compare(measure: str, baseline: Scores, found: Scores) -> Gain:
+  """Compares two evaluations on the same dev split under one measure."""
+  before, now = baseline.means[measure], found.means[measure]
+  pairs = [
+    values - baseline.values[name]
+    for name, values in found.values.items()
+    if name in baseline.values and len(baseline.values[name]) == len(values) > 0
+  ]
+  interval: tuple[float | None, float | None] = (None, None)
+  if pairs and len(pairs) == len(found.values):
+    interval = comparison.difference(pairs)[1:]
+  else:
+    pairs = []
+  return Gain(measure, before, now, now - before, *interval, sum(map(len, pairs)), now > before)
+
+
+def scores(folder: epath.Path, measure: str, evaluate: Callable[[], Scores]) -> Scores:
+  """The baseline of a run: kept in its workdir, or measured and then kept. All processes call it.
+
+  The means are process 0's on all of them; the values may be there alone.
+
+  Args:
+    folder: the workdir.
+    measure: ``config.eval.measure``.
+    evaluate: measures it.
+
+  Raises:
+    InputError: what is kept there cannot be read.
+  """
+  path, main = folder / workdir.BASELINE, jax.process_index() == 0
+  found = _read(path, measure) if main and path.exists() else None
+  if not distributed.agree(found is not None):
+    found = evaluate()
+    if main:
+      values = {name: each.tolist() for name, each in found.values.items()}
+      files.write_json(path, {'format': _FORMAT, 'means': dict(found.means), 'values': values})
+  return Scores(
+    distributed.agree(None if found is None else dict(found.means)),
+    {} if found is None else found.values,
+  )
+
+
+def _read(path: epath.Path, measure: str) -> Scores:
+  """The file of `scores`. Raises InputError where it is something else."""
+  try:
+    record = Record(reading.read_json_object(path, 'baseline'), str(path))
+    record.choice('format', _FORMAT)
+    means, values = record.record('means'), record.record('values')
+    means.number(measure)
+    for name, each in values.values.items():
+      if not isinstance(each, list) or not all(map(is_number, each)):
+        raise InputError(f'{values.where}: {name!r:.40} is no list of finite numbers')
+    return Scores(
+      {name: means.number(name) for name in means.values},
+      {name: np.array(each, np.float64) for name, each in values.values.items()},
+    )
+  except InputError as error:
+    raise InputError(f'{error}; remove that file, and it is measured again') from error
+
+
+def metrics(scores: Scores, gain: Gain | None = None) -> Mapping[str, float]:
+  """An evaluation's row of metrics.jsonl."""
+  found = {f'dev/{name}': value for name, value in scores.means.items()}
+  if gain is not None:
+    found['dev/gain'] = gain.difference
+    if gain.low is not None and gain.high is not None:
+      found |= {'dev/gain_low': gain.low, 'dev/gain_high': gain.high}
+  return found

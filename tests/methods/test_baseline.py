@@ -1,0 +1,121 @@
+"""What a training has to beat: measured once, kept, and compared by a paired bootstrap."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from dprjax.analysis import comparison
+from dprjax.base.errors import InputError
+from dprjax.methods import baseline, dpr
+from dprjax.methods.baseline import Gain
+from dprjax.methods.method import Parts, Scores
+from dprjax.models import encoder, hub
+from dprjax.runtime import tree
+from tests import reference
+from tests.knobs import with_knobs
+
+BEFORE = {'a': np.array([0.0, 0.5, 1.0, 0.25]), 'b': np.array([0.5, 0.5])}
+
+
+def scores_of(values):
+  return Scores({'mean': float(np.mean([each.mean() for each in values.values()]))}, values)
+
+
+def test_the_interval_is_that_of_the_paired_bootstrap():
+  rng = np.random.default_rng(0)
+  after = {name: values + rng.normal(0.1, 0.1, values.shape) for name, values in BEFORE.items()}
+  gain = baseline.compare('mean', scores_of(BEFORE), scores_of(after))
+  datasets = [
+    {
+      'mean': {'x': scores_of(values).means['mean']},
+      'datasets': {
+        name: {'per_query': {'x': dict(enumerate(each))}} for name, each in values.items()
+      },
+    }
+    for values in (BEFORE, after)
+  ]
+  expected = comparison.compare(dict(zip(('before', 'after'), datasets, strict=True)), 'x')['after']
+  assert (gain.difference, gain.low, gain.high) == pytest.approx(expected[3:])
+  assert gain.queries == 6 and gain.better and gain.low < gain.difference < gain.high
+  assert gain.best - gain.baseline == gain.difference
+
+
+@pytest.mark.parametrize(
+  ('now', 'better', 'words'),
+  [
+    (0.5, False, 'Nothing was gained: no checkpoint is better on the dev split, mean 0.5000'),
+    (0.25, False, '(-0.2500, 95 % interval -0.2500 to -0.2500 over 8 queries)'),
+    (0.75, True, 'A gain: mean 0.7500 against 0.5000 before the training (+0.2500, 95 %'),
+  ],
+)
+def test_only_a_higher_mean_beats_it(now, better, words):
+  gain = baseline.compare(
+    'mean', scores_of({'': np.full(8, 0.5)}), scores_of({'': np.full(8, now)})
+  )
+  assert gain.better == better and words in gain.verdict
+  assert Gain.read(json.loads(json.dumps(gain._asdict())), 'x') == gain
+
+
+def test_a_gain_that_may_be_chance_and_one_without_an_interval():
+  before, now = scores_of({'': np.zeros(4)}), scores_of({'': np.array([1.0, -1.0, 1.0, 0.0])})
+  gain = baseline.compare('mean', before, now)
+  assert gain.better and gain.low < 0 and gain.verdict.startswith('A gain that may be chance')
+  bare = baseline.compare('mean', Scores({'mean': 0.25}), now)
+  assert bare == Gain('mean', 0.25, 0.25, 0.0, None, None, 0, False) and bare.shown == '+0.0000'
+  assert baseline.metrics(now, bare) == {'dev/mean': 0.25, 'dev/gain': 0.0}
+  assert baseline.metrics(now, gain).keys() == {
+    'dev/mean',
+    'dev/gain',
+    'dev/gain_low',
+    'dev/gain_high',
+  }
+
+
+def test_it_is_measured_once(tmp_path):
+  calls = []
+
+  def evaluate():
+    calls.append(1)
+    return scores_of({'a': np.array([0.1, 1 / 3]), 'b': np.array([2 / 3])})
+
+  first, second = (baseline.scores(tmp_path, 'mean', evaluate) for _ in range(2))
+  assert len(calls) == 1 and first.means == second.means
+  for name, values in first.values.items():
+    np.testing.assert_array_equal(second.values[name], values)
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    ({'format': 'other'}, "'format' is 'other'"),
+    ({'means': {'other': 1.0}}, "'mean' is missing; expected a finite number"),
+    ({'means': {'mean': 'high'}}, "'mean' is 'high'"),
+    ({'values': {'': [1.0, None]}}, "'' is no list of finite numbers"),
+    ({'values': {'': 1.0}}, "'' is no list of finite numbers"),
+    ({'values': []}, "'values' is"),
+  ],
+)
+def test_a_file_that_is_something_else(tmp_path, change, message):
+  path = tmp_path / 'baseline.json'
+  content = {'format': 'dprjax.baseline', 'means': {'mean': 1.0}, 'values': {'': [1.0]}}
+  path.write_text(json.dumps(content | change))
+  with pytest.raises(InputError, match='remove that file, and it is measured again') as info:
+    baseline.scores(tmp_path, 'mean', lambda: scores_of(BEFORE))
+  assert message in str(info.value) and str(path) in str(info.value)
+
+
+def test_the_baseline_of_a_prompt_is_the_frozen_encoder(devices):
+  model = encoder.EncoderConfig('bert', 40, 8, 2, 2, 16, max_positions=12)
+  config = with_knobs(prompt__length=3, normalize=True, pooling='mean')
+  method = dpr.build(config, model, devices)
+  start = hub.init_params(model, jax.random.key(0))
+  params = tree.flatten(method.init(Parts(start), jax.random.key(1)))
+  tokens, mask = np.array([[3, 5, 7], [2, 9, 0]], np.int32), np.array([[1, 1, 1], [1, 1, 0]], bool)
+  bare = tree.unflatten(method.baseline(params))
+  assert 'prompt' not in bare
+  found = jax.jit(lambda params: method.embed(params, 'query', tokens, mask))(bare)
+  hidden = reference.encode(model, start, tokens, mask, None)
+  expected = reference.pool(hidden, mask, 'mean', True)
+  np.testing.assert_allclose(found, expected, atol=1e-5)
