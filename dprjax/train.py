@@ -67,10 +67,35 @@ class Result(NamedTuple):
 
 
 class State(NamedTuple):
-  """What a step changes."""
+  """What a step changes.
+
+  Attributes:
+    trainable: the trained parameters.
+    opt_state: the optimiser's.
+    average: of the trained parameters over the steps, with ``config.ema``.
+  """
 
   trainable: dict[str, jax.Array]
   opt_state: Any
+  average: dict[str, jax.Array] | None = None
+
+  @property
+  def model(self) -> dict[str, jax.Array]:
+    """The trained parameters as they are scored, kept and exported."""
+    return self.trainable if self.average is None else self.average
+
+  @property
+  def rest(self) -> Any:
+    """What a checkpoint holds beside ``model``."""
+    if self.average is None:
+      return self.opt_state
+    return {'optimizer': self.opt_state, 'trainable': self.trainable}
+
+  def restored(self, model: dict[str, jax.Array], rest: Any) -> 'State':
+    """The state of which these were ``model`` and ``rest``."""
+    if self.average is None:
+      return State(model, rest)
+    return State(rest['trainable'], rest['optimizer'], model)
 
 
 def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
@@ -153,7 +178,7 @@ def _train(
   optimizer = optim.make_optimizer(config.optim, list(params), names, total)
   schedule = optim.make_schedule(config.optim, total)
   opt_state = init_optimizer(optimizer, trainable, list(frozen), shardings, devices)
-  update = make_update(model, optimizer, list(frozen))
+  update = make_update(model, optimizer, list(frozen), config.ema)
   constants = frozen | {
     name: mesh.put(array, mesh.replicated(devices)) for name, array in data.arrays.items()
   }
@@ -161,7 +186,9 @@ def _train(
   # Where an earlier run of this command stopped.
   batches = open_batches(data.batches, config.data.threads)
   saved = checkpoint.Checkpoints(workdir, backbone.sha256, config.checkpoint.keep)
-  state, step = State(trainable, opt_state), 0
+  # In memory of its own, since a step reuses that of the state.
+  average = {name: place(name, 'float32') for name in trainable} if config.ema else None
+  state, step = State(trainable, opt_state, average), 0
   best, best_step, stale, stopped = None, None, 0, False
   gain: baseline.Gain | None = None  # of the best
   latest = saved.latest()
@@ -169,8 +196,8 @@ def _train(
     target = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
     )
-    restored = saved.restore(latest, *target)
-    step, state = restored.step, State(restored.trainable, restored.opt_state)
+    restored = saved.restore(latest, target.model, target.rest)
+    step, state = restored.step, state.restored(restored.trainable, restored.opt_state)
     batches.set_state(restored.extra['data'])
     best, best_step, stale, stopped = (
       restored.extra[name] for name in ('best', 'best_step', 'stale', 'stopped')
@@ -230,7 +257,7 @@ def _train(
       'gain': None if gain is None else gain._asdict(),
       'seed': config.seed,
     }
-    saved.save(step, state.trainable, state.opt_state, extra, score)
+    saved.save(step, state.model, state.rest, extra, score)
 
   try:
     shapes: set[str] = set()
@@ -262,7 +289,7 @@ def _train(
       if evaluate is not None and (step % every == 0 or step == total):
         began = time.monotonic()
         read_all()
-        found = evaluate({**frozen, **state.trainable})
+        found = evaluate({**frozen, **state.model})
         compared = baseline.compare(config.eval.measure, start, found)
         # Process 0's scores, so that all stop at the same step, however their hardware rounds.
         means, numbers = distributed.agree([dict(found.means), compared._asdict()])
@@ -377,11 +404,14 @@ def init_optimizer(
 
 
 def make_update(
-  model: methods.Model, optimizer: optax.GradientTransformation, frozen_names: Sequence[str]
+  model: methods.Model,
+  optimizer: optax.GradientTransformation,
+  frozen_names: Sequence[str],
+  ema: float = 0.0,
 ) -> Any:
   """The jitted step: ``(state, frozen, batch, key, number) -> (state, metrics)``.
 
-  The state's memory is reused.
+  The state's memory is reused. With ``ema`` the state has an average, of that decay.
   """
 
   def update(
@@ -406,7 +436,13 @@ def make_update(
     trainable = optax.apply_updates(
       state.trainable, {name: updates[name] for name in state.trainable}
     )
-    return State(trainable, opt_state), metrics | {
+    average = state.average
+    if average is not None:
+      # In the first steps it forgets faster, or it would stay near the start.
+      past = jnp.asarray(number, jnp.float32)
+      decay = jnp.minimum(ema, (1 + past) / (10 + past))
+      average = {name: decay * average[name] + (1 - decay) * new for name, new in trainable.items()}
+    return State(trainable, opt_state, average), metrics | {
       'gradient_norm': optax.tree.norm(gradient),
       'update_norm': optax.tree.norm({name: updates[name] for name in state.trainable}),
     }

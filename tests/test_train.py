@@ -12,14 +12,18 @@ import sys
 import threading
 import time
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from dprjax import train
 from dprjax.base import files
+from dprjax.methods import method as methods
 from dprjax.models import hub
-from dprjax.runtime import checkpoint, tree
+from dprjax.runtime import checkpoint, optim, tree
 from tests import devices
+from tests.knobs import with_knobs
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Other recipes differ from these in data and numbers alone (tests/test_recipes.py).
@@ -405,6 +409,46 @@ def test_early_stopping_is_remembered(go, tmp_path):
   assert (
     status == 0 and 'stopped early' in err and 'done at step 6' in err and 'compiling' not in err
   )
+
+
+def test_the_average_equals_numpy():
+  def loss(params, batch, key):
+    value = jnp.sum(jnp.square(params['w'] - batch['x']))
+    return value, {'loss': value}
+
+  optimizer = optim.make_optimizer(with_knobs(optim__warmup=0.0).optim, ['w'], {'w'}, 20)
+  start = {'w': jnp.array([0.5, -2.0], jnp.float32)}
+  state = train.State(start, optimizer.init(start), jax.tree.map(jnp.copy, start))
+  update = train.make_update(methods.Model(None, loss, None, {}), optimizer, [], ema=0.4)
+  average = np.asarray(start['w'], np.float64)
+  for step in range(1, 13):
+    state, _ = update(state, {}, {'x': jnp.ones(2, jnp.float32)}, jax.random.key(0), step)
+    decay = min(0.4, (1 + step) / (10 + step))  # 0.4 from step 5 on
+    average = decay * average + (1 - decay) * np.asarray(state.trainable['w'], np.float64)
+    np.testing.assert_allclose(state.average['w'], average, rtol=1e-6)
+  assert state.model is state.average and (state.average['w'] != state.trainable['w']).all()
+
+
+@pytest.mark.slow
+def test_the_average_is_scored_kept_and_resumed(go, tmp_path):
+  flags = '--config.ema=0.9', '--config.eval.every=4'
+  assert go('dptdr.py:local', *flags)[0] == 0
+  run = tmp_path / 'run'
+  rows, (_, average) = metrics_of(run), trainable_of(run)
+  shutil.rmtree(run / 'checkpoints' / '12')
+  status, err = go('dptdr.py:local', *flags)
+  assert status == 0 and 'resuming after step 8 of 12' in err, err
+  assert_same_bits(trainable_of(run)[1], average)
+  assert metrics_of(run) == rows
+  # The trained parameters themselves went on from step to step.
+  assert go('dptdr.py:local', '--config.eval.every=4', workdir='plain')[0] == 0
+  plain = metrics_of(tmp_path / 'plain')
+  for one, other in zip(rows, plain, strict=True):
+    if 'loss' in one:
+      assert one['loss'] == pytest.approx(other['loss'], rel=1e-4)
+  assert [row['dev/gain'] for row in rows if 'dev/gain' in row] != [
+    row['dev/gain'] for row in plain if 'dev/gain' in row
+  ]
 
 
 @pytest.mark.slow

@@ -50,20 +50,38 @@ def build(
       tokens, mask = rows
       return encoders.encode(params, prefixes[kind], kind, tokens, mask, key)
 
-    return contrast(config, devices, encode, batch, key, corpus=query_only.corpus(params, batch))
+    def frozen(kind: str, rows: Sequence[Array], _: Array | None) -> Float[Array, 'n H']:
+      tokens, mask = rows
+      return encoders.encode(params, None, kind, tokens, mask, None)
+
+    return contrast(
+      config,
+      devices,
+      encode,
+      batch,
+      key,
+      corpus=query_only.corpus(params, batch),
+      frozen=frozen if config.prompt.anchor else None,
+    )
 
   shown = {'accuracy': 'in-batch accuracy'} | distillation.shown(config)
+  if config.prompt.anchor:
+    shown['anchor'] = 'from the frozen'
   return Model(encoders.init, loss, encoders.embed, shown, dual_encoder.without_prompt)
+
+
+Encode = Callable[[str, Sequence[Array], Array | None], Float[Array, 'n H']]
 
 
 def contrast(
   config: ConfigDict,
   devices: Mesh,
-  encode: Callable[[str, Sequence[Array], Array | None], Float[Array, 'n H']],
+  encode: Encode,
   batch: Batch,
   key: Array | None,
   columns: Sequence[str] = (),
   corpus: contrastive.Corpus | None = None,
+  frozen: Encode | None = None,
 ) -> tuple[Float[Array, ''], dict[str, Array]]:
   """InfoNCE over the global batch, which is encoded in chunks, and its metrics.
 
@@ -75,11 +93,12 @@ def contrast(
     key: for dropout, or None.
     columns: keys of the batch with a number for each row, which its texts are encoded with.
     corpus: more negatives.
+    frozen: as ``encode``, of the frozen encoder, to which ``config.prompt.anchor`` holds.
   """
   chunks = config.grad_cache * config.accumulate
 
   def embed_chunked(
-    kind: str, tokens: Array, mask: Array, key: Array | None
+    encode: Encode, kind: str, tokens: Array, mask: Array, key: Array | None
   ) -> Float[Array, 'B C H']:
     candidates, length = tokens.shape[1:]
 
@@ -94,11 +113,13 @@ def contrast(
 
   query_key, passage_key = (None, None) if key is None else tuple(jax.random.split(key))
   tokens, mask = (batch[f'query_{name}'][:, None] for name in ('tokens', 'mask'))
-  q = embed_chunked('query', tokens, mask, query_key)[:, 0]
-  if 'passage_vectors' in batch:
-    p = batch['passage_vectors']
-  else:
-    p = embed_chunked('passage', batch['passage_tokens'], batch['passage_mask'], passage_key)
+  texts = {'query': (tokens, mask)}
+  if 'passage_vectors' not in batch:
+    texts['passage'] = batch['passage_tokens'], batch['passage_mask']
+  keys = {'query': query_key, 'passage': passage_key}
+  made = {kind: embed_chunked(encode, kind, *rows, keys[kind]) for kind, rows in texts.items()}
+  q = made['query'][:, 0]
+  p = made['passage'] if 'passage' in made else batch['passage_vectors']
 
   def score(
     q: Array, p: Array, *more: Array
@@ -119,10 +140,26 @@ def contrast(
 
   vectors = (q, p) if corpus is None else (q, p, corpus.vectors)
   losses, metrics = contrastive.over_lengths(config.matryoshka, config.normalize, score, *vectors)
+  if frozen is not None:
+    # Another forward pass, without dropout, that nothing is differentiated through.
+    distances = [
+      squared_distance(made[kind], embed_chunked(frozen, kind, *rows, None))
+      for kind, rows in texts.items()
+    ]
+    apart = jnp.mean(jnp.stack(distances))
+    losses |= {'loss': losses['loss'] + config.prompt.anchor * apart, 'anchor': apart}
   return losses['loss'], negative_pools(batch) | losses | {
     'accuracy': jnp.mean(metrics.accuracy),
     'negatives': jnp.mean(metrics.negatives),
   }
+
+
+def squared_distance(
+  vectors: Float[Array, 'B C H'], frozen: Float[Array, 'B C H']
+) -> Float[Array, '']:
+  """The mean over texts of the squared distance from the frozen encoder's vectors."""
+  apart = vectors.astype(jnp.float32) - jax.lax.stop_gradient(frozen).astype(jnp.float32)
+  return jnp.mean(jnp.sum(jnp.square(apart), axis=-1))
 
 
 def negative_pools(batch: Batch) -> dict[str, Float[Array, '']]:
@@ -162,4 +199,5 @@ METHOD = Method(
   matryoshka=True,
   distillation=True,
   query_only=True,
+  anchor=True,
 )

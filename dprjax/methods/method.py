@@ -175,6 +175,7 @@ class Method(NamedTuple):
     matryoshka: whether its loss is also of shortened vectors, ``config.matryoshka``.
     distillation: whether it learns from a teacher's scores, ``config.distillation``.
     query_only: whether it can train a prompt for queries alone, ``config.prompt.sides``.
+    anchor: whether it can hold vectors near the frozen encoder's, ``config.prompt.anchor``.
   """
 
   build: Callable[[ConfigDict, EncoderConfig, Mesh, Tokenizer], Model]
@@ -186,6 +187,7 @@ class Method(NamedTuple):
   matryoshka: bool = False
   distillation: bool = False
   query_only: bool = False
+  anchor: bool = False
 
   def check(self, config: ConfigDict) -> None:
     """Raises InputError where the config asks for what the method does not do."""
@@ -219,6 +221,11 @@ class Method(NamedTuple):
             f"config.{name}: {value!r:.60} goes with config.prompt.sides='query', where passages "
             'are encoded once'
           )
+    if config.prompt.anchor and not self.anchor:
+      raise InputError(
+        f'config.prompt.anchor: {config.prompt.anchor} is not for {config.method}, which does not '
+        'compare with the frozen encoder; use config.method=dpr, or 0'
+      )
 
 
 def load(name: str) -> Method:

@@ -161,6 +161,9 @@ def table() -> types.SimpleNamespace:
   # N(0, std) for the initial values of the prompt, or of its embedding and the MLP's kernels
   c.prompt.init_std = number(0.02, least=0, most=10)
   c.prompt.init_from = text('')  # start from this prompt.npz instead (Table 6)
+  # a trust region: the weight in the loss of the mean squared distance of a text's vector under the
+  # prompt from the frozen encoder's; 0: none. It costs another forward pass
+  c.prompt.anchor = number(0.0, least=0, most=1e6)
   c.prompt.dropout = number(0.1, least=0, below=1)  # on the expanded prompt, in training
   # 'example': a mask for each, as in the released code; 'batch': one mask, less memory
   c.prompt.dropout_scope = choice('example', 'batch')
@@ -206,6 +209,10 @@ def table() -> types.SimpleNamespace:
   c.grad_cache = whole(1, least=1, most=2**16)
   c.epochs = number(10.0, least=0, most=1e6)  # passes over the training queries
   c.steps = whole(0, least=0, most=10**9)  # updates; if above 0, it replaces epochs
+
+  # decay a step of an exponential moving average of the trained parameters, which is what is scored
+  # on the dev split and exported; step t has at most (1 + t) / (10 + t). 0: no average
+  c.ema = number(0.0, least=0, below=1)
 
   c.optim = types.SimpleNamespace()
   c.optim.learning_rate = number(7e-3, least=0, most=100)

@@ -7,7 +7,7 @@ import pytest
 
 from dprjax import train
 from dprjax.base.errors import InputError
-from dprjax.methods import distillation, dpr
+from dprjax.methods import distillation, dpr, similarity
 from dprjax.methods.method import Parts
 from dprjax.models import encoder, hub
 from dprjax.runtime import config as configs
@@ -93,7 +93,7 @@ def value_and_gradient(config, mesh, batch, trainable=('prompt/.*',)):
 def reference_loss(config, params, batch):
   """The loss in float64 numpy; ``params`` is the flat tree."""
   params = tree.unflatten({name: np.asarray(leaf, np.float64) for name, leaf in params.items()})
-  vectors = {}
+  vectors, apart = {}, []
   for kind in ('query', 'passage'):
     prompt = params.get('prompt')
     if prompt is not None and not config.prompt.tied:
@@ -105,6 +105,11 @@ def reference_loss(config, params, batch):
     vectors[kind] = reference.pool(hidden, flat[1], config.pooling, config.normalize).reshape(
       *t.shape[:-1], -1
     )
+    if config.prompt.anchor:
+      bare = reference.encode(MODEL, backbone, *flat, None)
+      bare = reference.pool(bare, flat[1], config.pooling, config.normalize)
+      far = vectors[kind].reshape(bare.shape) - bare
+      apart.append(np.mean(np.sum(far**2, axis=1)))
 
   def loss(q, p):
     value = reference.loss(
@@ -118,9 +123,10 @@ def reference_loss(config, params, batch):
     distilled = reference.distillation_loss(scores, teacher, knobs.loss)
     return knobs.weight * distilled + (1 - knobs.weight) * value
 
-  return reference.over_lengths(
+  value = reference.over_lengths(
     loss, config.matryoshka, config.normalize, vectors['query'], vectors['passage']
   )
+  return value + config.prompt.anchor * np.mean(apart) if apart else value
 
 
 def slope(config, params, batch, direction, eps=1e-6):
@@ -145,6 +151,7 @@ OTHERS = [
   {'backbone__remat': True, 'backbone__unroll': 0},
   {'in_batch': False},
 ]
+ANCHOR = {'prompt__anchor': 0.5}
 SHORTER = {'matryoshka': (6, 3)}
 MARGINS = {'distillation__loss': 'margin_mse', 'distillation__weight': 0.75}
 LISTS = {'distillation__loss': 'kl', 'distillation__temperature': 2.0, 'temperature': 0.5}
@@ -157,8 +164,9 @@ def slow(*values):
 @pytest.mark.parametrize(
   ('sizes', 'knobs'),
   [
-    ({'data': 8}, CHUNKED[1] | SHORTER | MARGINS),
+    ({'data': 8}, CHUNKED[1] | SHORTER | MARGINS | ANCHOR),
     slow({'data': 8}, CHUNKED[1]),
+    slow({'data': 1}, ANCHOR | {'prompt__tied': False, 'normalize': True, 'pooling': 'mean'}),
     slow({'data': 1}, {}),
     slow({'data': 1}, SHORTER | {'normalize': True, 'temperature': 0.1}),
     slow({'data': 1}, MARGINS | {'grad_cache': 4}),
@@ -450,3 +458,14 @@ def test_a_batch_may_tell_what_its_negatives_are():
     'random_for_denoised': 1 / 8,
     'queries_short_of_a_pool': 1 / 2,
   }
+
+
+def test_an_anchor_needs_a_prompt_on_a_frozen_backbone():
+  with pytest.raises(InputError, match=r'config.prompt.anchor: 0.5 is not for similarity'):
+    similarity.METHOD.check(make_config(method='similarity', **ANCHOR))
+  mesh = make_mesh({'data': 1})
+  for knobs in ({'prompt__length': 0, 'trainable': ('.*',)}, {'trainable': ('.*',)}):
+    config = make_config(**ANCHOR, **knobs)
+    dpr.METHOD.check(config)
+    with pytest.raises(InputError, match=r'config.prompt.anchor: 0.5 holds a prompt near'):
+      make_params(dpr.build(config, MODEL, mesh))

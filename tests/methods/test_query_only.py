@@ -54,6 +54,13 @@ def expected(config, params, batch):
     more = batch['corpus_vectors'].astype(np.float64), batch['corpus_index']
   elif whole:
     more = CORPUS.astype(np.float64), range(TOTAL)
+  apart = 0.0
+  if config.prompt.anchor:
+    bare = reference.encode(
+      shared.MODEL, params['backbone'], batch['query_tokens'], batch['query_mask'], None
+    )
+    bare = reference.pool(bare, batch['query_mask'], config.pooling, config.normalize)
+    apart = config.prompt.anchor * np.mean(np.sum((q - bare) ** 2, axis=1))
   p = batch['passage_vectors'].astype(np.float64)
   known = batch['passage_index'], batch['relevant']
   found = []
@@ -62,13 +69,22 @@ def expected(config, params, batch):
     others = [np.asarray(vector)[:length] for vector in more[0]], more[1]
     rest = config.temperature, config.in_batch and not whole, others
     found.append(reference.loss(*cut, *known, *rest))
-  return np.mean([loss for loss, _, _ in found]), *found[0][1:]
+  return np.mean([loss for loss, _, _ in found]) + apart, *found[0][1:]
 
 
 @pytest.mark.parametrize(
   'devices, knobs',
   [
-    (8, {'negatives': 1, 'corpus_negatives': 16, 'grad_cache': 2, 'loss_rows': 1}),
+    (
+      8,
+      {
+        'negatives': 1,
+        'corpus_negatives': 16,
+        'grad_cache': 2,
+        'loss_rows': 1,
+        'prompt__anchor': 0.5,
+      },
+    ),
     *(
       pytest.param(devices, knobs, marks=pytest.mark.slow)
       for devices, knobs in [
