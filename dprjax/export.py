@@ -148,7 +148,8 @@ def export(
     'task': product.meta.get('task', config.task),
     'metrics': {f'dev/{config.eval.measure}': extra['best']} if scored else {},
   }
-  if scored and (gain := baseline.Gain.read(extra.get('gain'), f'{saved.folder}/{step}')):
+  gain = baseline.Gain.read(extra.get('gain'), f'{saved.folder}/{step}')
+  if gain is not None and (scored or gain.folds):
     meta['gain'] = gain._asdict()
   stamped = outputs.read_mark(workdir).get('inputs')
   began_with = stamped if isinstance(stamped, dict) else None

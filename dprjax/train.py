@@ -11,6 +11,7 @@ says over how many devices the batch ('data'), the weights ('model') or both ('f
 """
 
 import argparse
+import functools
 import logging
 import signal
 import sys
@@ -31,7 +32,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration, size
 from dprjax.data import text
 from dprjax.data.batches import open_batches
-from dprjax.methods import baseline, query_only
+from dprjax.methods import baseline, folds, query_only
 from dprjax.methods import method as methods
 from dprjax.models import artifact, hub
 from dprjax.models.head_specs import HEADS, Head
@@ -163,7 +164,15 @@ def _train(
   # Token arrays.
   data = texts.open(tokenizer, backbone.config)
   epoch = len(data.batches)
-  total = config.steps or max(round(config.epochs * epoch), 1)
+  schedule_steps = total = config.steps or max(round(config.epochs * epoch), 1)
+  plan = None
+  if texts.folds is not None:
+    plan = folds.find(
+      config, workdir, texts.folds, functools.partial(train_fold, method, devices, say)
+    )
+    if plan is None:
+      return Result(0, None, None, done=False)
+    schedule_steps, total = plan.schedule, plan.steps
   every = config.eval.every or epoch
   save_every = config.checkpoint.every or epoch
 
@@ -175,8 +184,8 @@ def _train(
 
   trainable = {name: place(name, 'float32') for name in params if name in names}
   frozen = {name: place(name, config.backbone.frozen_dtype) for name in params if name not in names}
-  optimizer = optim.make_optimizer(config.optim, list(params), names, total)
-  schedule = optim.make_schedule(config.optim, total)
+  optimizer = optim.make_optimizer(config.optim, list(params), names, schedule_steps)
+  schedule = optim.make_schedule(config.optim, schedule_steps)
   opt_state = init_optimizer(optimizer, trainable, list(frozen), shardings, devices)
   update = make_update(model, optimizer, list(frozen), config.ema)
   constants = frozen | {
@@ -190,7 +199,7 @@ def _train(
   average = {name: place(name, 'float32') for name in trainable} if config.ema else None
   state, step = State(trainable, opt_state, average), 0
   best, best_step, stale, stopped = None, None, 0, False
-  gain: baseline.Gain | None = None  # of the best
+  gain = None if plan is None else plan.gain  # of the best, or of the folds
   latest = saved.latest()
   if latest is not None:
     target = jax.tree.map(
@@ -261,6 +270,14 @@ def _train(
 
   try:
     shapes: set[str] = set()
+    if plan is not None:
+      if latest is None:
+        metric_log.write(0, folds.metrics(plan))
+      best_steps = ', '.join(map(str, plan.best_steps))
+      say(
+        f'folds: best after {best_steps} updates; {plan.gain.shown} on {plan.gain.baseline:.4f} '
+        f'before; now {total} updates of {schedule_steps} on all queries'
+      )
     if evaluate is not None:
       began = time.monotonic()
       start = baseline.scores(
@@ -301,6 +318,8 @@ def _train(
         stopped = bool(config.eval.patience) and stale >= config.eval.patience
         progress.pause(time.monotonic() - began)
         metric_log.write(step, baseline.metrics(found, compared))
+        if config.data.fold and main:
+          baseline.write(workdir, found, step)
         say(
           f'step {step}/{total}  dev {shown_scores(found)}'
           + ('  (best so far)' if better else f'  (best {best:.4f} at step {best_step})')
@@ -331,6 +350,25 @@ def _train(
     metric_log.close()
     batches.close()
     saved.close()
+
+
+def train_fold(
+  method: methods.Method,
+  devices: jax.sharding.Mesh,
+  say: Callable[[str], None],
+  config: ml_collections.ConfigDict,
+  folder: epath.Path,
+  number: int,
+) -> int | None:
+  """Trains with one part of the queries held out; returns what ``folds.find`` asks of ``train``."""
+  say(f'fold {number} of {config.data.folds}: {folder}')
+  inputs = workdirs.inputs(config)
+  lock = jax.process_index() == 0
+  with workdirs.claim(folder, workdirs.TRAINING, inputs, lock=lock) as claimed:
+    result = _train(ml_collections.FrozenConfigDict(config), claimed, method, devices)
+  if not result.done:
+    return None
+  return result.best_step if result.gain is not None and result.gain.better else 0
 
 
 def shown_scores(scores: methods.Scores) -> str:

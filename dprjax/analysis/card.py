@@ -256,10 +256,12 @@ def _gain(gain: Mapping[str, Any]) -> Iterator[str]:
       f'; 95 % interval {gain["low"]:+.4f} to {gain["high"]:+.4f}, paired bootstrap over '
       f'{gain["queries"]:,} queries'
     )
+  where = 'On the dev split, which chose the checkpoint and so flatters it'
+  if gain['folds']:
+    where = f'In cross-validation over {gain["folds"]} parts of the training queries'
   yield (
-    f'On the dev split, which chose the checkpoint and so flatters it: {_plain(gain["measure"])} '
-    f'{gain["best"]:.4f}, against {gain["baseline"]:.4f} before the training (difference '
-    f'{gain["difference"]:+.4f}{interval}).'
+    f'{where}: {_plain(gain["measure"])} {gain["best"]:.4f}, against {gain["baseline"]:.4f} before '
+    f'the training (difference {gain["difference"]:+.4f}{interval}).'
   )
   if not gain['better']:
     yield ''

@@ -52,9 +52,11 @@ class Source:
       `rank`, `score` and `pools`.
     hold_out: (fraction, seed): leave out this fraction of the split's queries, chosen by a hash of
       their ids.
-    held_out: read only the queries that `hold_out` leaves out: a development set cut from the
-      training queries.
+    held_out: read only the queries that `hold_out` or `fold` leaves out: a development set cut from
+      the training queries.
     max_queries: at most this many queries, chosen by hash too.
+    fold: (number, count, seed): leave out one of ``count`` equal parts of the split's queries, the
+      first of which is 0; a hash of their ids deals them out. Of `max_queries` those that are read.
     strict: fail on an unknown id instead of counting it.
     categories: the passages' categories are read too (beir, arxiv), and a passage without any is
       never a positive.
@@ -72,6 +74,7 @@ class Source:
   max_queries: int | None = None
   strict: bool = False
   categories: bool = False
+  fold: tuple[int, int, int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +165,7 @@ def load_dataset(source: Source) -> Dataset:
     raise InputError(f'no format of data is called {format!r}; there are {", ".join(FORMATS)}')
   if source.hold_out is not None and not 0 < source.hold_out[0] < 1:
     raise InputError(f'hold_out: a fraction between 0 and 1 is needed, not {source.hold_out[0]}')
-  if source.held_out and source.hold_out is None:
+  if source.held_out and source.hold_out is None and source.fold is None:
     raise InputError(
       'held_out asks for the queries that hold_out leaves out, and hold_out is not set'
     )
@@ -337,10 +340,15 @@ def _choose(
     drawn = sorted(chosen, key=lambda query: draw(query.id, seed + 1))[: source.max_queries]
     kept = {query.id for query in drawn}
     chosen = [query for query in chosen if query.id in kept]
+  if source.fold is not None:
+    number, count, seed = source.fold
+    dealt = sorted(chosen, key=lambda query: draw(query.id, seed))
+    part = {query.id for query in dealt[number::count]}
+    chosen = [query for query in chosen if (query.id in part) == source.held_out]
   if not chosen:
     raise InputError(
-      f'hold_out={source.hold_out} and max_queries={source.max_queries} leave no query of '
-      f'{len(queries):,}'
+      f'hold_out={source.hold_out}, max_queries={source.max_queries} and fold={source.fold} leave '
+      f'no query of {len(queries):,}'
     )
   report.counts['queries'] = len(chosen)
   return chosen

@@ -174,7 +174,7 @@ def build_store(
       key: value
       for key, value in dataclasses.asdict(source).items()
       if key not in ('path', 'corpus', 'queries', 'qrels', 'negatives', 'strict')
-      and (key != 'categories' or value)  # a store without them stays as it was
+      and (key not in ('categories', 'fold') or value)  # a store without them stays as it was
     },
     'tokenizer_sha256': tokenizer.sha256,
     'query_max_length': query_max_length,

@@ -21,7 +21,8 @@ from dprjax.methods.method import Scores
 from dprjax.models import artifact
 from dprjax.runtime import distributed, workdir
 
-_FORMAT = 'dprjax.baseline'
+_FORMAT = 'dprjax.scores'
+_LATER = 'dev'  # the folder of a fold's evaluations
 
 
 class Gain(NamedTuple):
@@ -36,6 +37,8 @@ class Gain(NamedTuple):
       gives no values of single queries.
     queries: how many there are of these; 0 where they are not known.
     better: whether the model beats the baseline.
+    folds: over how many parts of the training queries it was cross-validated; 0: it is of the model
+      itself, on the dev split.
   """
 
   measure: str
@@ -46,6 +49,7 @@ class Gain(NamedTuple):
   high: float | None
   queries: int
   better: bool
+  folds: int = 0
 
   @classmethod
   def read(cls, value: Any, where: str) -> 'Gain | None':
@@ -72,11 +76,12 @@ class Gain(NamedTuple):
       f'{self.measure} {self.best:.4f} against {self.baseline:.4f} before the training '
       f'({self.difference:+.4f}{interval})'
     )
+    where = f'in cross-validation over {self.folds} folds' if self.folds else 'on the dev split'
     if not self.better:
-      return f'Nothing was gained: no checkpoint is better on the dev split, {numbers}'
+      return f'Nothing was gained: no checkpoint is better {where}, {numbers}'
     if self.low is not None and self.low <= 0:
-      return f'A gain that may be chance: {numbers}'
-    return f'A gain: {numbers}'
+      return f'A gain {where} that may be chance: {numbers}'
+    return f'A gain {where}: {numbers}'
 
 
 def compare(measure: str, baseline: Scores, found: Scores) -> Gain:
@@ -108,23 +113,41 @@ def scores(folder: epath.Path, measure: str, evaluate: Callable[[], Scores]) -> 
   Raises:
     InputError: what is kept there cannot be read.
   """
-  path, main = folder / workdir.BASELINE, jax.process_index() == 0
-  found = _read(path, measure) if main and path.exists() else None
+  main = jax.process_index() == 0
+  found = read(folder, measure) if main and _path(folder, 0).exists() else None
   if not distributed.agree(found is not None):
     found = evaluate()
     if main:
-      values = {name: each.tolist() for name, each in found.values.items()}
-      files.write_json(path, {'format': _FORMAT, 'means': dict(found.means), 'values': values})
+      write(folder, found)
   return Scores(
     distributed.agree(None if found is None else dict(found.means)),
     {} if found is None else found.values,
   )
 
 
-def _read(path: epath.Path, measure: str) -> Scores:
-  """The file of `scores`. Raises InputError where it is something else."""
+def write(folder: epath.Path, scores: Scores, step: int = 0) -> None:
+  """Keeps an evaluation in a workdir: the baseline, or that after a step."""
+  path = _path(folder, step)
+  path.parent.mkdir(exist_ok=True)
+  values = {name: each.tolist() for name, each in scores.values.items()}
+  files.write_json(path, {'format': _FORMAT, 'means': dict(scores.means), 'values': values})
+
+
+def measured(folder: epath.Path) -> list[int]:
+  """The steps whose evaluations a workdir keeps, with 0 for the baseline."""
+  later = [path.stem for path in (folder / _LATER).glob('*.json')]
+  return [0, *sorted(int(name) for name in later if name.isdecimal())]
+
+
+def _path(folder: epath.Path, step: int) -> epath.Path:
+  return folder / _LATER / f'{step}.json' if step else folder / workdir.BASELINE
+
+
+def read(folder: epath.Path, measure: str, step: int = 0) -> Scores:
+  """What `write` kept. Raises InputError where it is something else."""
+  path = _path(folder, step)
   try:
-    record = Record(reading.read_json_object(path, 'baseline'), str(path))
+    record = Record(reading.read_json_object(path, 'scores'), str(path))
     record.choice('format', _FORMAT)
     means, values = record.record('means'), record.record('values')
     means.number(measure)

@@ -191,10 +191,13 @@ def find(
   if config.tasks:
     return tasks.find(section, config, workdir, devices, 'pairs', _templates, numbered=False)
   splits = pair_data.with_negatives(find_splits(section, workdir, config.seed))
-  if splits.dev is not None:
+  if splits.dev is not None or splits.folds is not None:
     dev_measures(config)
   return Texts(
-    splits.read_passages, functools.partial(_open, splits, config, devices), splits.files()
+    splits.read_passages,
+    functools.partial(_open, splits, config, devices),
+    splits.files(),
+    folds=splits.folds,
   )
 
 
@@ -275,4 +278,4 @@ def export(
   return Product({'': checkpoint}, {}, {}, noun='a cross-encoder')
 
 
-METHOD = Method(build, find, export, parts=('classifier',), tasks=True)
+METHOD = Method(build, find, export, parts=('classifier',), tasks=True, folds=True)

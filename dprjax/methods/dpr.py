@@ -200,4 +200,5 @@ METHOD = Method(
   distillation=True,
   query_only=True,
   anchor=True,
+  folds=True,
 )

@@ -119,6 +119,18 @@ class Data(NamedTuple):
   arrays: Mapping[str, np.ndarray] = types.MappingProxyType({})
 
 
+class Folds(NamedTuple):
+  """Training queries in equal parts, of which each is held out once.
+
+  Attributes:
+    count: of the parts.
+    queries: to train on where the largest part is held out.
+  """
+
+  count: int
+  queries: int
+
+
 class Texts(NamedTuple):
   """Training text that was located but not tokenised.
 
@@ -128,12 +140,14 @@ class Texts(NamedTuple):
     files: all files that decide what is trained and evaluated on, by role. A run that has begun
       does not go on when one of them changes.
     parts: what initial parameters need of the text.
+    folds: how to find the number of updates, where there are too few queries to hold some out.
   """
 
   read: Callable[[], Iterator[str]]
   open: Callable[[Tokenizer, EncoderConfig], Data]
   files: Mapping[str, epath.Path] = types.MappingProxyType({})
   parts: Mapping[str, Any] = types.MappingProxyType({})
+  folds: Folds | None = None
 
 
 class Product(NamedTuple):
@@ -176,6 +190,7 @@ class Method(NamedTuple):
     distillation: whether it learns from a teacher's scores, ``config.distillation``.
     query_only: whether it can train a prompt for queries alone, ``config.prompt.sides``.
     anchor: whether it can hold vectors near the frozen encoder's, ``config.prompt.anchor``.
+    folds: whether its queries can be held out in turns, ``config.data.folds``.
   """
 
   build: Callable[[ConfigDict, EncoderConfig, Mesh, Tokenizer], Model]
@@ -188,6 +203,7 @@ class Method(NamedTuple):
   distillation: bool = False
   query_only: bool = False
   anchor: bool = False
+  folds: bool = False
 
   def check(self, config: ConfigDict) -> None:
     """Raises InputError where the config asks for what the method does not do."""
@@ -221,6 +237,16 @@ class Method(NamedTuple):
             f"config.{name}: {value!r:.60} goes with config.prompt.sides='query', where passages "
             'are encoded once'
           )
+    if config.data.folds and (not self.folds or config.tasks):
+      raise InputError(
+        f'config.data.folds: {config.method} does not hold its '
+        f'{"tasks" if config.tasks else "examples"} out in turns; set 0'
+      )
+    if config.data.fold > config.data.folds:
+      raise InputError(
+        f'config.data.fold: {config.data.fold} of config.data.folds={config.data.folds}; leave it '
+        'at 0, a training sets it for itself'
+      )
     if config.prompt.anchor and not self.anchor:
       raise InputError(
         f'config.prompt.anchor: {config.prompt.anchor} is not for {config.method}, which does not '

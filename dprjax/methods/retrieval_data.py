@@ -20,7 +20,7 @@ from dprjax.formats import irds, trec
 from dprjax.formats.qrels import write_qrels
 from dprjax.inference.embedder import Embedder
 from dprjax.methods import distillation, dual_encoder, query_only
-from dprjax.methods.method import Data, Evaluate, Model, Scores, Texts
+from dprjax.methods.method import Data, Evaluate, Folds, Model, Scores, Texts
 from dprjax.models.encoder import EncoderConfig
 from dprjax.models.prompts import KINDS
 from dprjax.retrieval import codes, exact, measures
@@ -35,7 +35,7 @@ Assign = Callable[[sources.Source, store.Store, Tokenizer], Mapping[str, Int32[n
 class Splits:
   """A data set in a workdir: what to train on and, unless it is None, what to evaluate on.
 
-  ``task`` is its name, where the workdir has several.
+  ``task`` is its name, where the workdir has several. ``folds`` says how to do without the latter.
   """
 
   section: ConfigDict
@@ -43,6 +43,7 @@ class Splits:
   train: sources.Source
   dev: sources.Source | None
   task: str = ''
+  folds: Folds | None = None
 
   def read_passages(self) -> Iterator[str]:
     """The texts of the passages, for a vocabulary."""
@@ -165,11 +166,19 @@ def find_splits(section: ConfigDict, workdir: epath.Path, seed: int, task: str =
     format,
     section.train_split,
     negatives=section.train or None,
-    hold_out=hold_out,
     max_queries=section.max_queries or None,
     strict=section.strict,
     categories=section.categories,
   )
+  fold = folds = None
+  if hold_out and section.folds and not task:
+    if section.fold:
+      hold_out, fold = None, (section.fold - 1, section.folds, seed)
+    else:
+      queries = len(sources.load_dataset(dataclasses.replace(train, negatives=None)).queries)
+      if section.folds <= queries < section.folds_below:
+        hold_out, folds = None, Folds(section.folds, queries - -(-queries // section.folds))
+  train = dataclasses.replace(train, hold_out=hold_out, fold=fold)
   dev = None
   if section.dev_split:
     dev = sources.Source(
@@ -177,7 +186,9 @@ def find_splits(section: ConfigDict, workdir: epath.Path, seed: int, task: str =
     )
   elif hold_out:
     dev = dataclasses.replace(train, negatives=None, held_out=True, max_queries=None)
-  return Splits(section, workdir, train, dev, task)
+  elif fold:  # of the queries that are used
+    dev = dataclasses.replace(train, negatives=None, held_out=True)
+  return Splits(section, workdir, train, dev, task, folds)
 
 
 def find(
@@ -198,7 +209,7 @@ def find(
     InputError: the format is unknown, or there are no such files.
   """
   splits = find_splits(section, workdir, config.seed)
-  if splits.dev is not None:
+  if splits.dev is not None or splits.folds is not None:
     dev_measures(config)
   found = splits.files()
   if config.distillation.loss != 'none':
@@ -207,6 +218,7 @@ def find(
     splits.read_passages,
     functools.partial(_open, splits, config, devices, assign),
     found | query_only.files(config),
+    folds=splits.folds,
   )
 
 

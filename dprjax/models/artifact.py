@@ -91,6 +91,7 @@ _GAIN: dict[str, tuple[type, ...]] = {
   'high': (int, float, type(None)),
   'queries': (int,),
   'better': (bool,),
+  'folds': (int,),
 }
 
 _SEGMENTS = 'segments/'
@@ -198,11 +199,14 @@ def check_gain(where: str, gain: Any) -> None:
   low, high = gain['low'], gain['high']
   if (low is None) != (high is None) or (low is not None and low > high):
     raise InputError(f"{where}: gain's low and high are {low!r} and {high!r}, no interval")
-  if gain['better'] != (gain['best'] > gain['baseline']) or gain['queries'] < 0:
+  if gain['better'] != (gain['best'] > gain['baseline']):
     raise InputError(
-      f"{where}: gain's better is {gain['better']}, with best {gain['best']}, baseline "
-      f'{gain["baseline"]} and {gain["queries"]} queries'
+      f"{where}: gain's better is {gain['better']}, with best {gain['best']} and baseline "
+      f'{gain["baseline"]}'
     )
+  for key in ('queries', 'folds'):
+    if gain[key] < 0:
+      raise InputError(f"{where}: gain's {key} is {gain[key]}, expected 0 or more")
 
 
 def load_prompt(path: PathLike) -> Prompt:

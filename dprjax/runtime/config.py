@@ -72,6 +72,7 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     '',
   )
   c.data.train_split, c.data.dev_split, c.data.hold_out = 'train', 'dev', 0.0
+  c.data.folds = 0
   c.data.query_max_length, c.data.passage_max_length = 16, 32
   c.pretrain.max_length, c.pretrain.span_length, c.pretrain.passage_length = 32, 16, 64
   c.cross_encoder.candidates, c.cross_encoder.dev_queries = 5, 32
@@ -290,7 +291,7 @@ def check_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) ->
     InputError: the workdir holds another experiment; the keys that differ are named.
   """
   path = epath.Path(workdir) / 'config.json'
-  made = any((path.parent / name).exists() for name in ('checkpoints', 'backbone'))
+  made = any((path.parent / name).exists() for name in ('checkpoints', 'backbone', 'folds'))
   if not (path.exists() and made):
     return False
   stored, given = _flat(_read(workdir)), _flat(json.loads(to_json(config)))

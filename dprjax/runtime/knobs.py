@@ -241,6 +241,13 @@ def table() -> types.SimpleNamespace:
   # fraction of the training queries held out as the dev split, by a hash of their ids (of
   # articles, by their titles, where the method is 'sections')
   c.data.hold_out = number(0.0, least=0, below=1)
+  # where hold_out would leave too few to choose by: the training is run once for each of so many
+  # parts of the training queries, which is held out and measured on, and then on all of them for as
+  # many updates as were best in the mean; 0: never
+  c.data.folds = whole(0, least=2, most=100, also=0)
+  c.data.folds_below = whole(200, least=1, most=10**9)  # training queries, for folds to be made
+  # the part that is held out, from 1; such trainings set it for themselves; 0: none
+  c.data.fold = whole(0, least=0, most=100)
   # training queries used, chosen by a hash of their ids; 0: all
   c.data.max_queries = whole(0, least=0, most=10**12)
   # the passages' categories come with the batch (beir, arxiv, docstrings); one without any is never

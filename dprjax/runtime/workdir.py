@@ -15,6 +15,8 @@ from dprjax.base import files, outputs, reading, repository, stamps
 from dprjax.base.errors import InputError
 
 BASELINE = 'baseline.json'  # the dev split's scores before the first step
+FOLDS = 'folds.json'  # what a cross-validation found
+MEASURED = (BASELINE, FOLDS)
 TRAINING, PIPELINE, QUICKSTART = 'dprjax.training', 'dprjax.pipeline', 'dprjax.quickstart'
 _NAMES = {
   TRAINING: "a training of dprjax.train's",
@@ -137,7 +139,8 @@ def begin(workdir: epath.Path, sources: Mapping[str, epath.Path]) -> None:
   checkpoints = workdir / 'checkpoints'
   if not (checkpoints.is_dir() and any(path.name.isdecimal() for path in checkpoints.iterdir())):
     if before is None or stamps.changes(before, sources):
-      (workdir / BASELINE).unlink(missing_ok=True)  # measured on other files
+      for name in MEASURED:  # on other files
+        (workdir / name).unlink(missing_ok=True)
       outputs.write_mark(workdir, TRAINING, inputs=stamps.stamp(sources))
     return
   if not isinstance(before, dict):

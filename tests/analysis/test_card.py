@@ -94,6 +94,7 @@ GAIN = {
   'high': 0.07,
   'queries': 40,
   'better': True,
+  'folds': 0,
 }
 
 
@@ -102,6 +103,7 @@ GAIN = {
   [
     ({}, 'The interval has 0 in it', 'no better'),
     ({'low': 0.01}, '95 % interval +0.0100 to +0.0700, paired bootstrap over 40 queries', 'chance'),
+    ({'folds': 5}, 'In cross-validation over 5 parts of the training queries: nDCG', 'dev split'),
     ({'low': None, 'high': None}, '(difference +0.0300).', 'interval'),
     ({'best': 0.4, 'better': False}, '**It is no better than what the training began', 'chance'),
   ],

@@ -150,11 +150,11 @@ def test_values_of_spearman():
   rng = np.random.default_rng(0)
   x = rng.normal(size=300)
   y = np.round(x + rng.normal(size=300), 1)  # with ties
-  values = statistics.spearman_values(x, y)
-  assert values.mean() == pytest.approx(statistics.spearman(x, y), abs=1e-12)
+  values = analysis.spearman_values(x, y)
+  assert values.mean() == pytest.approx(analysis.spearman(x, y), abs=1e-12)
   # Their standard error is that of the bootstrap of the correlation itself.
   draws = [rng.integers(0, 300, 300) for _ in range(1000)]
-  again = [statistics.spearman(x[draw], y[draw]) for draw in draws]
+  again = [analysis.spearman(x[draw], y[draw]) for draw in draws]
   assert values.std() / 300**0.5 == pytest.approx(np.std(again), rel=0.15)
 
 

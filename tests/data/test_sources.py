@@ -386,6 +386,21 @@ def test_held_out_queries_are_a_stable_fraction(tmp_path):
   assert set(names(path, hold_out=(0.2, 0), held_out=True)) & set(everything) == kept
 
 
+def test_folds_are_equal_parts(tmp_path):
+  path = papers(tmp_path / 'papers.jsonl', range(53))
+  everything = names(path, max_queries=33)
+  parts = []
+  for number in range(5):
+    fold = {'fold': (number, 5, 1), 'max_queries': 33}
+    train, dev = names(path, **fold), names(path, **fold, held_out=True)
+    assert sorted(train + dev) == sorted(everything) and not set(train) & set(dev)
+    assert train == [name for name in everything if name in set(train)]  # the file's order
+    parts += [dev]
+  assert sorted(map(len, parts)) == [6, 6, 7, 7, 7]
+  assert sorted(name for part in parts for name in part) == sorted(everything)
+  assert names(path, fold=(0, 5, 2), max_queries=33, held_out=True) != parts[0]
+
+
 def test_max_queries(tmp_path):
   path = papers(tmp_path / 'papers.jsonl', range(200))
   few, more = names(path, max_queries=10), names(path, max_queries=20)

@@ -47,7 +47,11 @@ def test_the_interval_is_that_of_the_paired_bootstrap():
   [
     (0.5, False, 'Nothing was gained: no checkpoint is better on the dev split, mean 0.5000'),
     (0.25, False, '(-0.2500, 95 % interval -0.2500 to -0.2500 over 8 queries)'),
-    (0.75, True, 'A gain: mean 0.7500 against 0.5000 before the training (+0.2500, 95 %'),
+    (
+      0.75,
+      True,
+      'A gain on the dev split: mean 0.7500 against 0.5000 before the training (+0.2500, 95 %',
+    ),
   ],
 )
 def test_only_a_higher_mean_beats_it(now, better, words):
@@ -61,7 +65,11 @@ def test_only_a_higher_mean_beats_it(now, better, words):
 def test_a_gain_that_may_be_chance_and_one_without_an_interval():
   before, now = scores_of({'': np.zeros(4)}), scores_of({'': np.array([1.0, -1.0, 1.0, 0.0])})
   gain = baseline.compare('mean', before, now)
-  assert gain.better and gain.low < 0 and gain.verdict.startswith('A gain that may be chance')
+  assert (
+    gain.better
+    and gain.low < 0
+    and gain.verdict.startswith('A gain on the dev split that may be chance')
+  )
   bare = baseline.compare('mean', Scores({'mean': 0.25}), now)
   assert bare == Gain('mean', 0.25, 0.25, 0.0, None, None, 0, False) and bare.shown == '+0.0000'
   assert baseline.metrics(now, bare) == {'dev/mean': 0.25, 'dev/gain': 0.0}
@@ -99,7 +107,7 @@ def test_it_is_measured_once(tmp_path):
 )
 def test_a_file_that_is_something_else(tmp_path, change, message):
   path = tmp_path / 'baseline.json'
-  content = {'format': 'dprjax.baseline', 'means': {'mean': 1.0}, 'values': {'': [1.0]}}
+  content = {'format': 'dprjax.scores', 'means': {'mean': 1.0}, 'values': {'': [1.0]}}
   path.write_text(json.dumps(content | change))
   with pytest.raises(InputError, match='remove that file, and it is measured again') as info:
     baseline.scores(tmp_path, 'mean', lambda: scores_of(BEFORE))

@@ -13,6 +13,7 @@ import pytest
 
 from dprjax.base.errors import InputError
 from dprjax.methods import retrieval_data as retrieval
+from dprjax.methods.method import Folds
 from tests.methods.conftest import WORDS, assert_goes_on
 
 PASSAGES = {
@@ -180,6 +181,25 @@ def test_the_dev_split_is_measured_by_its_grades(start, bag, folder):
   (folder / 'qrels' / 'dev.tsv').write_text('query-id\tcorpus-id\tscore\nyew\te2\t1\nyew\te3\t3\n')
   found = start(data__dev_split='dev').evaluation(bag)(WEIGHTS).means
   assert found['nDCG@10'] == pytest.approx((1 + 3 / math.log2(3)) / (3 + 1 / math.log2(3)))
+
+
+def test_few_queries_are_held_out_in_turns(start, bag, folder, tmp_path, knobs, devices):
+  few = {'data__hold_out': 0.5, 'data__folds': 2, 'batch_size': 2}
+  data = start(**few, data__folds_below=10)  # as many as there are
+  assert data.evaluation is not None and not data.description.startswith('10 ')
+  data = start(**few, data__folds_below=11)
+  assert data.evaluation is None and data.description.startswith('10 training queries')
+  config = knobs(data__dir=str(folder), data__format='beir', **few)
+  assert find(retrieval, config, tmp_path / 'run', devices).folds == Folds(2, 5)
+  held_out = []
+  for fold in (1, 2):
+    data = start(**few, data__fold=fold)
+    assert data.description.startswith('5 training queries')
+    data.evaluation(bag)
+    rows = (tmp_path / 'run' / 'dev.tsv').read_text().splitlines()[1:]
+    held_out.append({row.split('\t')[0] for row in rows})
+  assert held_out[0] | held_out[1] == {f'q{i}' for i in range(10)}
+  assert len(held_out[0]) == len(held_out[1]) == 5
 
 
 def test_queries_that_are_held_out_are_the_dev_split(start, bag, tmp_path, batches_of):

@@ -50,6 +50,7 @@ GAIN = {
   'high': 0.07,
   'queries': 40,
   'better': True,
+  'folds': 0,
 }
 
 
@@ -300,9 +301,9 @@ def test_a_gain(write):
     (GAIN | {'better': 1}, "gain's better is 1, expected bool"),
     (GAIN | {'low': None}, "gain's low and high are None and 0.07, no interval"),
     (GAIN | {'low': 0.2}, "gain's low and high are 0.2 and 0.07, no interval"),
-    (GAIN | {'best': float('nan')}, "gain's best is nan, no score"),
+    (GAIN | {'best': 1e300}, "gain's best is 1e\\+300, no score"),
     (GAIN | {'better': False}, "gain's better is False, with best 0.53"),
-    (GAIN | {'queries': -1}, 'and -1 queries'),
+    (GAIN | {'queries': -1}, "gain's queries is -1, expected 0 or more"),
   ],
 )
 def test_a_gain_that_cannot_be(write, gain, message):

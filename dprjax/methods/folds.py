@@ -1,0 +1,162 @@
+"""The number of updates by cross-validation, where too few queries are there to hold some out.
+
+Each part of the training queries is held out once, in a training of its own below ``folds`` in the
+workdir. The mean of these trainings' best steps is the number of updates of the training on all
+queries; its learning rate falls as theirs did. Where nothing was better than before the first step,
+that fold's best step is 0.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import ml_collections
+import numpy as np
+from etils import epath
+
+from dprjax.base import files, reading
+from dprjax.base.errors import InputError
+from dprjax.formats.fields import Record
+from dprjax.methods import baseline, query_only
+from dprjax.methods.method import Folds, Scores
+from dprjax.runtime import config as configs
+from dprjax.runtime import distributed
+from dprjax.runtime import workdir as workdirs
+
+FOLDER = 'folds'  # of the workdir
+_FORMAT = 'dprjax.folds'
+
+
+class Plan(NamedTuple):
+  """What the folds found.
+
+  Attributes:
+    steps: updates of the training on all queries.
+    schedule: updates over which its learning rate falls.
+    best_steps: of the folds.
+    gain: over all queries, each measured by the training that had not seen it, after about as many
+      updates.
+  """
+
+  steps: int
+  schedule: int
+  best_steps: tuple[int, ...]
+  gain: baseline.Gain
+
+
+def config_of(
+  config: ml_collections.FrozenConfigDict, workdir: epath.Path, folds: Folds, number: int
+) -> ml_collections.ConfigDict:
+  """The experiment that holds out one part, counted from 1.
+
+  All have as many updates, are measured at the same ones, and share what the workdir has made: the
+  backbone and the vectors of passages that no training changes.
+  """
+  one = ml_collections.ConfigDict(config.to_dict())
+  epoch = max(folds.queries // (config.batch_size * config.accumulate), 1)
+  one.data.fold = number
+  one.steps = config.steps or max(round(config.epochs * epoch), 1)
+  one.eval.every = config.eval.every or epoch
+  if config.data.store:
+    one.data.store = str(epath.Path(config.data.store) / f'fold-{number}')
+  one.backbone.path = configs.backbone_path(config, workdir)
+  if config.prompt.sides == 'query' and not config.data.passage_embeddings:
+    one.data.passage_embeddings = str(workdir / query_only.FOLDER)
+  return one
+
+
+def find(
+  config: ml_collections.FrozenConfigDict,
+  workdir: epath.Path,
+  folds: Folds,
+  train: Callable[[ml_collections.ConfigDict, epath.Path, int], int | None],
+) -> Plan | None:
+  """The plan of a run: kept in its workdir, or found and then kept. All processes call it.
+
+  Args:
+    config: the experiment.
+    workdir: of the run.
+    folds: how many parts.
+    train: ``(config, workdir, number) -> best step``, a training in a workdir of its own, which
+      goes on where it stopped; None where it was asked to stop. A step that does not beat the
+      baseline is 0.
+
+  Returns:
+    None where a training was asked to stop.
+
+  Raises:
+    InputError: what is kept there cannot be read; whatever ``train`` raises.
+  """
+  path, main = workdir / workdirs.FOLDS, jax.process_index() == 0
+  plan = _read(path) if main and path.exists() else None
+  if not distributed.agree(plan is not None):
+    best_steps, folders = [], [workdir / FOLDER / str(n + 1) for n in range(folds.count)]
+    for number, folder in enumerate(folders, start=1):
+      best = train(config_of(config, workdir, folds, number), folder, number)
+      if best is None:
+        return None
+      best_steps.append(best)
+    schedule = config_of(config, workdir, folds, 1).steps
+    if main:
+      steps = max(round(float(np.mean(best_steps))), 1)
+      gain = pool(folders, config.eval.measure, steps)
+      plan = Plan(steps, schedule, tuple(best_steps), gain)
+      files.write_json(path, _asdict(plan))
+  told = None if plan is None else _asdict(plan)
+  return _plan(distributed.agree(told), str(path))
+
+
+def pool(folders: Sequence[epath.Path], measure: str, step: int) -> baseline.Gain:
+  """The gain over all folds' queries, of each fold's evaluation that is nearest to a step."""
+  before, after = [], []
+  for folder in folders:
+    steps = baseline.measured(folder)
+    near = min(steps, key=lambda there: (abs(there - step), there))
+    before.append(baseline.read(folder, measure))
+    after.append(baseline.read(folder, measure, near))
+  return baseline.compare(measure, _joined(before, measure), _joined(after, measure))._replace(
+    folds=len(folders)
+  )
+
+
+def metrics(plan: Plan) -> dict[str, float]:
+  """A plan's row of metrics.jsonl."""
+  found = {name: getattr(plan.gain, name) for name in ('baseline', 'best', 'low', 'high')}
+  found |= {'gain': plan.gain.difference, 'steps': plan.steps}
+  return {f'folds/{name}': float(value) for name, value in found.items() if value is not None}
+
+
+def _joined(parts: Sequence[Scores], measure: str) -> Scores:
+  """Evaluations on parts of one set of queries as one on all of them."""
+  values = np.concatenate([part.values[''] for part in parts])
+  return Scores({measure: float(values.mean())}, {'': values})
+
+
+def _asdict(plan: Plan) -> dict[str, Any]:
+  return {
+    'format': _FORMAT,
+    **plan._asdict(),
+    'best_steps': list(plan.best_steps),
+    'gain': plan.gain._asdict(),
+  }
+
+
+def _read(path: epath.Path) -> Plan:
+  """The file of `find`. Raises InputError where it is something else."""
+  try:
+    return _plan(reading.read_json_object(path, 'folds'), str(path))
+  except InputError as error:
+    raise InputError(f'{error}; remove that file, and the folds are looked at again') from error
+
+
+def _plan(value: dict[str, Any], where: str) -> Plan:
+  record = Record(value, where)
+  record.choice('format', _FORMAT)
+  most = 10**9
+  steps, schedule = (record.whole(name, 1, most) for name in ('steps', 'schedule'))
+  best = value.get('best_steps')
+  if not isinstance(best, list) or not all(type(n) is int and 0 <= n <= most for n in best):
+    raise InputError(f"{where}: 'best_steps' is {best!r:.40}; expected a list of steps")
+  gain = baseline.Gain.read(record.record('gain').values, where)
+  assert gain is not None
+  return Plan(steps, schedule, tuple(best), gain)
