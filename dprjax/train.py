@@ -32,7 +32,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration, size
 from dprjax.data import text
 from dprjax.data.batches import open_batches
-from dprjax.methods import baseline, folds, query_only
+from dprjax.methods import baseline, folds
 from dprjax.methods import method as methods
 from dprjax.models import artifact, hub
 from dprjax.models.head_specs import HEADS, Head

@@ -90,7 +90,7 @@ def find(
   path, main = workdir / workdirs.FOLDS, jax.process_index() == 0
   plan = _read(path) if main and path.exists() else None
   if not distributed.agree(plan is not None):
-    best_steps, folders = [], [workdir / FOLDER / str(n + 1) for n in range(folds.count)]
+    best_steps, folders = [], [workdir / FOLDER / str(n + 1) for n in range(folds.parts)]
     for number, folder in enumerate(folders, start=1):
       best = train(config_of(config, workdir, folds, number), folder, number)
       if best is None:

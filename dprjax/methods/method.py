@@ -123,11 +123,11 @@ class Folds(NamedTuple):
   """Training queries in equal parts, of which each is held out once.
 
   Attributes:
-    count: of the parts.
+    parts: how many.
     queries: to train on where the largest part is held out.
   """
 
-  count: int
+  parts: int
   queries: int
 
 
