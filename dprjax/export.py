@@ -266,17 +266,26 @@ def _write(out: epath.Path, inputs: outputs.Inputs, made: _Made, options: Option
       _write_prompt(folder, made, options)
     if options.card:
       with files.atomic_write(folder / card.FILE) as file:
-        file.write(card.write(_card(made, options, metrics), _subject(made)))
+        file.write(card.write(_card(out.name, made, options, metrics), _subject(made)))
     hub.mark(folder)
   logger.info('%s: %s', out, made.done)
   return out
 
 
 def _card(
-  made: _Made, options: Options, metrics: Mapping[str, tuple[dict[str, Any], str]]
+  folder: str,
+  made: _Made,
+  options: Options,
+  metrics: Mapping[str, tuple[dict[str, Any], str]],
 ) -> card.Card:
   return card.Card(
-    options.format, options.base_model, options.licence, metrics, made.training, options.name
+    options.format,
+    options.base_model,
+    options.licence,
+    metrics,
+    made.training,
+    options.name,
+    folder,
   )
 
 

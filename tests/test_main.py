@@ -11,6 +11,8 @@ import pytest
 from dprjax import __main__ as console
 from dprjax import configs as command
 from dprjax.base import version
+from dprjax.base.errors import InputError
+from dprjax.runtime import cli
 from dprjax.runtime import config as configs
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -113,6 +115,27 @@ def test_experiments_are_found_from_every_folder(tmp_path, monkeypatch):
   (tmp_path / 'configs').mkdir()
   (tmp_path / 'configs' / 'dptdr.py').write_text('')
   assert configs.find('configs/dptdr.py:nq') == 'configs/dptdr.py:nq'
+
+
+@pytest.mark.parametrize('name', ['configs/nonesuch.py', 'configs/nonesuch.py:beir', 'dptdr'])
+def test_an_experiment_that_is_not_there_is_named(name, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(InputError, match=f'no file {name.partition(":")[0]}; dprjax configs lists'):
+    configs.parse([f'--config={name}'])
+
+
+@pytest.mark.parametrize(
+  ('words', 'own', 'ours'),
+  [
+    (['--config', 'a.py:b', '--workdir', 'x'], ['--workdir', 'x'], ['--config=a.py:b']),
+    (['--config=a.py', '--config.steps', '3'], [], ['--config=a.py', '--config.steps=3']),
+    (['--config.in_batch', '--workdir=x'], ['--workdir=x'], ['--config.in_batch']),
+    (['--config=a.py', 'b', '--config'], ['b'], ['--config=a.py', '--config']),
+    (['--config', 'a.py', 'b'], ['b'], ['--config=a.py']),
+  ],
+)
+def test_a_value_may_stand_behind_its_flag(words, own, ours):
+  assert cli.split_config(words) == (own, ours)
 
 
 def test_experiments_are_listed(capsys):

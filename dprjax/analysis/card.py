@@ -47,6 +47,7 @@ class Card(NamedTuple):
     metrics: of ``dprjax.evaluate``, by the name of what was measured, and the SHA-256 of each file.
     training: None where the workdir is not at hand.
     name: the repository that it goes to.
+    folder: the name of the folder that is published; a title where there is no repository.
   """
 
   format: str | None
@@ -55,6 +56,7 @@ class Card(NamedTuple):
   metrics: Mapping[str, tuple[dict[str, Any], str]]
   training: Training | None
   name: str | None = None
+  folder: str | None = None
 
 
 class Subject(NamedTuple):
@@ -97,7 +99,7 @@ def write(card: Card, subject: Subject) -> str:
   yaml = [f'{key}: {_quoted(value)}' for key, value in head.items() if value is not None]
   parts = [
     '\n'.join(['---', *yaml, '---']),
-    f'# {_plain(card.name or subject.meta.get("task") or "A prompt")}',
+    f'# {_plain(card.name or card.folder or subject.meta.get("task") or "A prompt")}',
     _about(subject, base),
     '## How to use it\n\n' + '\n\n'.join(_usage(card, subject, base)),
     '## What it was trained on\n\n' + '\n'.join(_data(card.training)),

@@ -107,12 +107,21 @@ def split_config(
 ) -> tuple[list[str], list[str]]:
   """Splits a command line into the words for argparse and those that begin with ``prefix``.
 
-  argparse cannot know all knobs of a config. By default the process's own command line.
+  argparse cannot know all knobs of a config. By default the process's own command line. A value may
+  stand behind its flag, as everywhere: ``--config FILE`` is ``--config=FILE``.
   """
-  words = list(sys.argv[1:] if argv is None else argv)
-  return [word for word in words if not word.startswith(prefix)], [
-    word for word in words if word.startswith(prefix)
-  ]
+  own: list[str] = []
+  ours: list[str] = []
+  waits = False  # the flag before this word, for its value
+  for word in sys.argv[1:] if argv is None else argv:
+    if waits and not word.startswith('-'):
+      ours[-1] += f'={word}'
+      waits = False
+    else:
+      taken = word.startswith(prefix)
+      (ours if taken else own).append(word)
+      waits = taken and '=' not in word
+  return own, ours
 
 
 def boolean(text: str) -> bool:

@@ -105,6 +105,20 @@ def find(config: str) -> str:
   return f'{ours}{colon}{recipe}' if ours.is_file() else config
 
 
+def _located(argument: str) -> str:
+  """An argument as ``find`` completes it; raises InputError for a config file that is not there."""
+  flag, equals, value = argument.partition('=')
+  if flag != '--config' or not value:
+    return argument
+  found = find(value)
+  path = found.partition(':')[0] if '.py:' in found else found
+  if not os.path.exists(path):
+    raise InputError(
+      f'--config: there is no file {path}; dprjax configs lists those that come with dprjax'
+    )
+  return f'{flag}{equals}{found}'
+
+
 def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
   """Reads ``--config=FILE[:recipe] --config.key=value ...``.
 
@@ -119,11 +133,7 @@ def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
   # Where ml_collections loads config files: what an earlier one defined would still be there.
   sys.modules.pop('config_config', None)
   values = flags.FlagValues()
-  flag = '--config='
-  arguments = [
-    'train',
-    *(flag + find(a.removeprefix(flag)) if a.startswith(flag) else a for a in arguments),
-  ]
+  arguments = ['train', *map(_located, arguments)]
   config_flags.DEFINE_config_file('config', flag_values=values, sys_argv=arguments)
   try:
     values(arguments)
