@@ -50,7 +50,6 @@ def stage(out: pathlib.Path) -> None:
   (out / 'zensical.toml').write_text(config.replace('@ROOT@', ROOT.as_posix()), encoding='utf-8')
   for figure in (ROOT / 'docs').glob('*.png'):
     shutil.copy(figure, out / 'pages' / 'docs')
-  shutil.copytree(ROOT / 'docs' / 'site' / 'assets', out / 'pages' / 'assets')
   for page in [ROOT / name for name in PAGES] + sorted((ROOT / 'docs').glob('*.md')):
     where = page.relative_to(ROOT).as_posix()
     text, shown = with_sources(page.read_text(encoding='utf-8'), where)
