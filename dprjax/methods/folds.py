@@ -25,6 +25,7 @@ from dprjax.runtime import workdir as workdirs
 
 FOLDER = 'folds'  # of the workdir
 _FORMAT = 'dprjax.folds'
+_SEARCHED = 1000  # passages that a fold's queries are measured among, where all are encoded anew
 
 
 class Plan(NamedTuple):
@@ -50,7 +51,8 @@ def config_of(
   """The experiment that holds out one part, counted from 1.
 
   All have as many updates, are measured at the same ones, and share what the workdir has made: the
-  backbone and the vectors of passages that no training changes.
+  backbone and the vectors of passages that no training changes. Those that it changes would have to
+  be encoded for every evaluation: there are fewer.
   """
   one = ml_collections.ConfigDict(config.to_dict())
   epoch = max(folds.queries // (config.batch_size * config.accumulate), 1)
@@ -62,6 +64,8 @@ def config_of(
   one.backbone.path = configs.backbone_path(config, workdir)
   if config.prompt.sides == 'query' and not config.data.passage_embeddings:
     one.data.passage_embeddings = str(workdir / query_only.FOLDER)
+  if config.prompt.sides != 'query' and not 0 < config.eval.corpus_limit <= _SEARCHED:
+    one.eval.corpus_limit = _SEARCHED
   return one
 
 

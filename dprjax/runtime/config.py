@@ -77,7 +77,7 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   c.pretrain.max_length, c.pretrain.span_length, c.pretrain.passage_length = 32, 16, 64
   c.cross_encoder.candidates, c.cross_encoder.dev_queries = 5, 32
   c.eval.every, c.checkpoint.every, c.log_every = 6, 4, 2
-  c.eval.corpus_limit = 200
+  c.eval.corpus_limit = 64
   c.mesh = ml_collections.ConfigDict({'data': -1, 'fsdp': 1, 'model': 1})
   return c
 
