@@ -89,8 +89,14 @@ def find(
     None where a training was asked to stop.
 
   Raises:
-    InputError: what is kept there cannot be read; whatever ``train`` raises.
+    InputError: a fold leaves fewer queries than an update has; what is kept there cannot be read;
+      whatever ``train`` raises.
   """
+  if folds.queries < (update := config.batch_size * config.accumulate):
+    raise InputError(
+      f'config.batch_size: an update of {update} queries is more than the {folds.queries} that one '
+      f'of {folds.parts} folds leaves; use a smaller one, or config.data.folds=0'
+    )
   path, main = workdir / workdirs.FOLDS, jax.process_index() == 0
   plan = _read(path) if main and path.exists() else None
   if not distributed.agree(plan is not None):

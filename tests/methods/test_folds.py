@@ -95,6 +95,11 @@ def test_all_folds_have_one_schedule(tmp_path):
     assert (one.eval.corpus_limit, one.data.passage_embeddings) == (expected, '')
 
 
+def test_a_fold_that_leaves_too_few(tmp_path):
+  with pytest.raises(InputError, match='an update of 64 queries is more than the 63 that one of 3'):
+    folds.find(make_config(batch_size=32, accumulate=2), tmp_path, Folds(COUNT, 63), None)
+
+
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
