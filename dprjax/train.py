@@ -382,6 +382,8 @@ def what_next(
   """How good a finished run is beside its start, and what to do with it."""
   out = 'prompt.npz' if config.prompt.length else 'DIR'
   command = f'python -m dprjax.export --workdir={workdir} --out={out}'
+  if config.data.fold and gain is not None:  # which is no model to use
+    return f'{gain.verdict}.'
   if gain is None:
     return f'Next: {command}'
   if not gain.better:
