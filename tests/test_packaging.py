@@ -237,7 +237,9 @@ def test_the_changelog_and_the_citation_are_of_this_version():
 
 @pytest.fixture(scope='module')
 def built(tmp_path_factory):
-  """The names of the files in the sdist and, made from it, in the wheel."""
+  """The names of the files in the sdist and, made from it, in the wheel; its entry points."""
+  if not (ROOT / 'dprjax').is_dir():
+    pytest.skip('what was installed is tested, without its sources')
   pytest.importorskip('build', reason='pip install build')
   setuptools = pytest.importorskip('setuptools', reason='pip install setuptools')
   if Version(setuptools.__version__) < Version('77'):
@@ -272,10 +274,9 @@ def files_below(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group('built')
 def test_the_wheel_holds_what_runs_and_nothing_else(built):
   _, wheel, entry = built
-  if not (ROOT / 'dprjax').is_dir():
-    pytest.skip('runs where the sources are')
   names = {name for name in wheel if '.dist-info/' not in name}
   configs = {f'dprjax/runtime/{name}' for name in files_below('configs')}
   assert {'dprjax/runtime/configs/dptdr.py', 'dprjax/serving/page.html'} <= names
@@ -284,6 +285,7 @@ def test_the_wheel_holds_what_runs_and_nothing_else(built):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group('built')
 def test_the_sdist_holds_what_the_tests_need(built):
   source, _, _ = built
   wanted = {'Makefile', 'CHANGELOG.md', 'CITATION.cff', 'LICENSE', 'pyproject.toml', 'setup.py'}
