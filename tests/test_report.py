@@ -124,7 +124,7 @@ def test_bad_input(tmp_path, monkeypatch, error_line, arguments, message):
     'extra': whole % ', "extra": {"x": {}}',
     'extra_list': whole % ', "extra": [1]',
     'vast': whole.replace('0.5', '1e308') % '',
-    'deep': whole % f', "extra": {"[" * 3000}',
+    'deep': whole % f', "extra": {"[" * 3000}{"]" * 3000}',
   }.items():
     (tmp_path / f'{name}.json').write_text(text)
   before = sorted(tmp_path.iterdir())
