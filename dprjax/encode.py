@@ -1,7 +1,7 @@
 """Encodes texts into a folder of embeddings.
 
-    python -m dprjax.encode --backbone=DIR --prompt=prompt.npz --kind=passage --input=corpus.jsonl
-    --out=embeddings/corpus
+    python -m dprjax.encode --backbone=DIR --prompt=prompt.npz --kind=passage \\
+        --input=corpus.jsonl --out=embeddings/corpus
 
 Uses all local devices, and sorts texts by length to compute little padding. After an interruption
 the same command continues with the next shard. On several hosts, run the same command on each:

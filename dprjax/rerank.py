@@ -1,7 +1,7 @@
 """Rescores the best passages of a run with a cross-encoder, or with a prompt that judges pairs.
 
-    python -m dprjax.rerank --backbone=DIR [--prompt=qa.npz] --run=bm25.trec
-    --queries=queries.jsonl --corpus=corpus.jsonl --out=reranked.trec
+    python -m dprjax.rerank --backbone=DIR [--prompt=qa.npz] --run=bm25.trec \\
+        --queries=queries.jsonl --corpus=corpus.jsonl --out=reranked.trec
 
 The new run holds each query's first --depth passages of the old one, ordered by their new scores.
 A score's sigmoid is the probability of relevance (of a prompt whose meta's score is probability,
