@@ -18,6 +18,7 @@ import pytest
 
 from dprjax import train
 from dprjax.base import files
+from dprjax.base.errors import InputError
 from dprjax.methods import method as methods
 from dprjax.models import hub
 from dprjax.runtime import checkpoint, optim, tree
@@ -431,37 +432,48 @@ def test_the_average_equals_numpy():
 
 
 @pytest.mark.slow
-def test_few_queries_are_held_out_in_turns_also_after_a_kill(go, command, tmp_path):
+def test_few_queries_are_held_out_in_turns_also_after_an_interruption(
+  go, command, monkeypatch, tmp_path
+):
   from dprjax import export
 
-  flags = [
-    '--config.data.dev_split=',
-    '--config.data.hold_out=0.1',
-    '--config.data.folds=2',
-    '--config.steps=4',
-    '--config.eval.every=2',
-    f'--config.data.store={tmp_path}/store',
-  ]
-  run = tmp_path / 'run'
-  with devices.one():
-    status, err = go('dptdr.py:local', *flags)
-    assert status == 0 and 'fold 2 of 2' in err and 'in cross-validation over 2 folds' in err, err
-    plan = json.loads((run / 'folds.json').read_text())
-    assert f'done at step {plan["steps"]}' in err and plan['schedule'] == 4
-    assert steps_of(run)[-1] == plan['steps'] and plan['gain']['queries'] == 187
-    for number, best in enumerate(plan['best_steps'], start=1):
-      rows = [row for row in metrics_of(run / 'folds' / str(number)) if 'dev/nDCG@10' in row]
-      assert [row['step'] for row in rows] == [0, 2, 4]
-      assert best == max(rows, key=lambda row: row['dev/nDCG@10'])['step']  # the first of equals
-    whole = trainable_of(run)[1]
-    # As if it had been killed in the midst of the second fold.
-    shutil.rmtree(run / 'folds' / '2' / 'checkpoints' / '4')
-    shutil.rmtree(run / 'checkpoints')
-    (run / 'folds.json').unlink()
-    status, err = go('dptdr.py:local', *flags)
-    assert status == 0 and 'of 4\n' in err.partition('resuming after step ')[2], err
-  assert json.loads((run / 'folds.json').read_text()) == plan
-  assert_same_bits(trainable_of(run)[1], whole)
+  def begin(workdir):
+    flags = [
+      '--config.data.dev_split=',
+      '--config.data.hold_out=0.1',
+      '--config.data.folds=2',
+      '--config.steps=2',
+      '--config.eval.every=1',
+      f'--config.data.store={tmp_path}/store',
+    ]
+    with devices.one():
+      return go('dptdr.py:local', *flags, workdir=workdir)
+
+  run, save = tmp_path / 'run', checkpoint.Checkpoints.save
+
+  def fail_in_the_second_fold(self, step, *rest):
+    if self.folder.parent == run / 'folds' / '2' and step == 2:
+      raise InputError('no room')
+    save(self, step, *rest)
+
+  monkeypatch.setattr(checkpoint.Checkpoints, 'save', fail_in_the_second_fold)
+  assert_bad(begin('run'), 'no room')
+  assert steps_of(run / 'folds' / '2') == [1] and not (run / 'folds.json').exists()
+  monkeypatch.undo()
+  status, err = begin('run')
+  assert status == 0 and 'resuming after step 1 of 2' in err, err
+  plan = json.loads((run / 'folds.json').read_text())
+  assert f'done at step {plan["steps"]}' in err and 'in cross-validation over 2 folds' in err
+  assert steps_of(run)[-1] == plan['steps'] and plan['schedule'] == 2
+  assert plan['gain']['queries'] == 187 and not (run / 'folds' / '1' / 'checkpoints').exists()
+  for number, best in enumerate(plan['best_steps'], start=1):
+    rows = [row for row in metrics_of(run / 'folds' / str(number)) if 'dev/nDCG@10' in row]
+    assert [row['step'] for row in rows] == [0, 1, 2]
+    # The first of equals.
+    assert best == max(rows, key=lambda row: row['dev/nDCG@10'])['step']
+  assert begin('whole')[0] == 0
+  assert json.loads((tmp_path / 'whole' / 'folds.json').read_text()) == plan
+  assert_same_bits(trainable_of(tmp_path / 'whole')[1], trainable_of(run)[1])
   status, err = command(export, f'--workdir={run}', f'--out={tmp_path}/p.npz')
   assert status == (0 if plan['gain']['better'] else 2), err
 

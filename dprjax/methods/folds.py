@@ -19,8 +19,8 @@ from dprjax.base.errors import InputError
 from dprjax.formats.fields import Record
 from dprjax.methods import baseline, query_only
 from dprjax.methods.method import Folds, Scores
+from dprjax.runtime import checkpoint, distributed
 from dprjax.runtime import config as configs
-from dprjax.runtime import distributed
 from dprjax.runtime import workdir as workdirs
 
 FOLDER = 'folds'  # of the workdir
@@ -99,8 +99,9 @@ def find(
     )
   path, main = workdir / workdirs.FOLDS, jax.process_index() == 0
   plan = _read(path) if main and path.exists() else None
+  folders = [epath.Path(workdir) / FOLDER / str(n + 1) for n in range(folds.parts)]
   if not distributed.agree(plan is not None):
-    best_steps, folders = [], [workdir / FOLDER / str(n + 1) for n in range(folds.parts)]
+    best_steps = []
     for number, folder in enumerate(folders, start=1):
       best = train(config_of(config, workdir, folds, number), folder, number)
       if best is None:
@@ -112,6 +113,9 @@ def find(
       gain = pool(folders, config.eval.measure, steps)
       plan = Plan(steps, schedule, tuple(best_steps), gain)
       files.write_json(path, _asdict(plan))
+  if main:  # what was measured is all that is needed of them; encoders are large
+    for folder in folders:
+      (folder / checkpoint.FOLDER).rmtree(missing_ok=True)
   told = None if plan is None else _asdict(plan)
   return _plan(distributed.agree(told), str(path))
 

@@ -26,6 +26,7 @@ from dprjax.base import files, outputs, reading
 from dprjax.base.errors import InputError
 from dprjax.runtime import tree
 
+FOLDER = 'checkpoints'  # of the workdir
 SCORE = 'score'
 SUMS = 'SHA256SUMS'
 _METADATA = '_CHECKPOINT_METADATA'
@@ -64,7 +65,7 @@ class Checkpoints:
   ):
     _write_small_arrays_once()
     _pass_over_closed_loops()
-    self.folder = epath.Path(workdir) / 'checkpoints'
+    self.folder = epath.Path(workdir) / FOLDER
     self._sha256, self._removes = backbone_sha256, jax.process_index() == 0 and not read_only
     self._saving = -1
     # Of an earlier version, if there is no mark; then there may be no sums.
