@@ -6,8 +6,9 @@ Twelve clients ask under prompts drawn at random, of which 40 fit on the device 
 host's memory, and compare every vector with the one that an ``Encoder`` of that prompt alone gave
 (to 1e-5). One more uploads prompts under new and old names and removes others; one leaves before it
 is answered. In the middle the server is killed (SIGKILL) and started again: all that it had
-accepted must be there. Prints the slope of its memory (RSS) over the second half of each life, in
-megabytes an hour. Writes benchmarks/results/soak-DEVICE.json.
+accepted must be there. At the end, when the server's memory is warm, the clients do one thing at a
+time: ask, change prompts, leave. Prints the slope of the memory (RSS) over the second half of each
+part, in megabytes an hour. Writes benchmarks/results/soak-DEVICE.json.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import pathlib
 import random
 import tempfile
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -113,10 +115,12 @@ class Soak:
       self.counts['left'] += 1
       await asyncio.sleep(0.1)
 
-  async def live(self, server: serve.Server, seconds: float) -> list[tuple[float, float]]:
-    """All of them for some time; returns seconds and megabytes."""
-    end, sizes = time.monotonic() + seconds, []
-    began = time.monotonic()
+  async def live(
+    self, server: serve.Server, seconds: float, doing: Sequence[str] = ('ask', 'change', 'leave')
+  ) -> dict[str, Any]:
+    """The clients that do these things, for some time; returns the server's memory."""
+    began, sizes = time.monotonic(), []
+    end = began + seconds
 
     async def weigh() -> None:
       while time.monotonic() < end:
@@ -124,10 +128,18 @@ class Soak:
         await asyncio.sleep(1)
 
     port = server.port
-    clients = [self.ask(port, random.Random(i), end) for i in range(12)]
-    clients += [self.change(port, random.Random(90), end), self.leave(port, random.Random(91), end)]
+    clients = [
+      getattr(self, what)(port, random.Random(1000 * len(what) + i), end)
+      for what in doing
+      for i in range(12 if what == 'ask' else 1)
+    ]
     await asyncio.gather(weigh(), *clients)
-    return sizes
+    late = np.array(sizes)[len(sizes) // 2 :]
+    slope = np.polyfit(late[:, 0], late[:, 1], 1)[0] * 3600
+    return {
+      'megabytes': [round(float(x), 1) for x in (sizes[0][1], late[0, 1], late[-1, 1])],
+      'megabytes_an_hour': round(float(slope), 1),
+    }
 
   async def check_all(self, server: serve.Server) -> int:
     """Asks under every name; returns how many were lost or wrong."""
@@ -162,19 +174,15 @@ def main() -> None:
     for life in ('first', 'second'):
       server = serve.start(folder, 41, flags)
       bad = asyncio.run(soak.check_all(server))
-      sizes = np.array(asyncio.run(soak.live(server, args.seconds / 2)))
-      late = sizes[len(sizes) // 2 :]
-      slope = np.polyfit(late[:, 0], late[:, 1], 1)[0] * 3600
-      cases[f'{life} life'] = {
-        'lost_or_wrong_at_the_start': bad,
-        'megabytes': [round(float(x), 1) for x in (sizes[0, 1], late[0, 1], late[-1, 1])],
-        'megabytes_an_hour': round(float(slope), 1),
-      }
+      memory = asyncio.run(soak.live(server, args.seconds / 2))
+      cases[f'{life} life'] = {'lost_or_wrong_at_the_start': bad, **memory}
       print(life, cases[f'{life} life'], soak.counts, flush=True)
       if life == 'first':
         server.kill()
-      else:
-        server.end()
+    for doing in ('ask', 'change', 'leave'):
+      cases[f'{doing} alone'] = asyncio.run(soak.live(server, args.seconds / 6, [doing]))
+      print(doing, cases[f'{doing} alone'], flush=True)
+    server.end()
     cases['all'] = {**soak.counts, 'largest_difference': soak.worst}
   for name, case in cases.items():
     print(name, case)
