@@ -63,7 +63,7 @@ def test_some_harmed_inputs(server, template, texts, name):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', [*FAST, *SLOW])
 def test_many_harmed_inputs(server, template, built, name):
-  count = 20 if name in FAST else 10
+  count = 30 if name in FAST else 10
   assert 0 < fuzz(server, template, built[name], 1, count) < count
 
 

@@ -283,8 +283,10 @@ def test_masks_are_drawn_from_the_key(tokenizer):
 @pytest.mark.slow
 def test_each_of_eight_devices_does_an_eighth_of_the_work(tokenizer):
   model = encoder.EncoderConfig('bert', tokenizer.vocab_size, 64, 2, 2, 256, max_positions=64)
-  batch = make_batch(tokenizer, lengths={'first': 32, 'second': 32})
-  config = make_config(**METHODS['cocondenser'], grad_cache=3, backbone__unroll=0)
+  # So many that what does not depend on the batch is little.
+  rows = 2 * ROWS
+  batch = make_batch(tokenizer, rows, {'first': 32, 'second': 32})
+  config = make_config(**METHODS['cocondenser'], grad_cache=3, backbone__unroll=0, batch_size=rows)
 
   def flops(sizes):
     mesh = make_mesh(sizes)
