@@ -45,6 +45,9 @@ class Soak:
     self.busy: set[str] = set()  # names that are being replaced
     self.counts = dict.fromkeys(('answers', 'uploads', 'removals', 'left', 'wrong', 'refused'), 0)
     self.worst = 0.0
+    self.said: list[str] = []  # by the server, of what it refused
+    self.pause = 0.5  # seconds before a change, in which requests under the old prompt are answered
+    self._most = prompts + prompts // 10  # the number of prompts does not grow for ever
 
   def content(self, kind: int) -> bytes:
     """A file of this kind, like no other."""
@@ -67,8 +70,9 @@ class Soak:
       kind, number = self.kind_of[name], rng.randrange(TEXTS)
       try:
         answer = await connection.ask(port, serve.request(f'{name}:query', self.texts[number]))
-      except serve.Refused:
-        self.counts['refused'] += name not in self.busy and self.kind_of.get(name) == kind
+      except serve.Refused as error:
+        if name not in self.busy and self.kind_of.get(name) == kind:
+          self.refused(f'{name}: {error}')
         continue
       if name in self.busy or self.kind_of.get(name) != kind:
         continue  # it was replaced meanwhile: either vector is right
@@ -83,10 +87,11 @@ class Soak:
     number = len(self.kind_of)
     while time.monotonic() < end:
       kind = rng.randrange(KINDS)
-      name = rng.choice(list(self.kind_of)) if rng.random() < 0.5 else f'n{number}-{kind}'
+      old = rng.random() < 0.5 or len(self.kind_of) >= self._most
+      name = rng.choice(list(self.kind_of)) if old else f'n{number}-{kind}'
       number += 1
       self.busy.add(name)
-      await asyncio.sleep(0.5)  # requests under it are answered
+      await asyncio.sleep(self.pause)
       if name in self.kind_of and rng.random() < 0.3 and len(self.kind_of) > 500:
         await self.send(port, 'DELETE', name, b'')
         del self.kind_of[name]
@@ -101,9 +106,14 @@ class Soak:
     reader, writer = await asyncio.open_connection('127.0.0.1', port)
     head = f'{method} /v1/prompts/{name} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n'
     writer.write(f'{head}Content-Length: {len(content)}\r\n\r\n'.encode() + content)
-    status = (await reader.readline()).split()[1]
-    self.counts['refused'] += status not in (b'200', b'201', b'204')
+    said = (await reader.read()).decode(errors='replace')
+    if said.split()[1] not in ('200', '201', '204'):
+      self.refused(f'{method} {name}: {said}')
     writer.close()
+
+  def refused(self, said: str) -> None:
+    self.counts['refused'] += 1
+    self.said.append(said[-300:])
 
   async def leave(self, port: int, rng: random.Random, end: float) -> None:
     while time.monotonic() < end:
@@ -179,11 +189,12 @@ def main() -> None:
       print(life, cases[f'{life} life'], soak.counts, flush=True)
       if life == 'first':
         server.kill()
+    soak.pause = 0.0  # there is no request beside
     for doing in ('ask', 'change', 'leave'):
       cases[f'{doing} alone'] = asyncio.run(soak.live(server, args.seconds / 6, [doing]))
       print(doing, cases[f'{doing} alone'], flush=True)
     server.end()
-    cases['all'] = {**soak.counts, 'largest_difference': soak.worst}
+    cases['all'] = {**soak.counts, 'largest_difference': soak.worst, 'said': soak.said[:10]}
   for name, case in cases.items():
     print(name, case)
   record.write('soak', cases, vars(args), {'jax': jax.__version__}, jax.devices()[0].device_kind)

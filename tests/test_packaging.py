@@ -99,6 +99,7 @@ def distributions(names):
   return found
 
 
+@pytest.mark.slow
 def test_every_import_is_declared():
   declared = {canonicalize_name(requirement.name) for requirement in (*REQUIRES, *OPTIONAL)}
   assert (
@@ -109,6 +110,7 @@ def test_every_import_is_declared():
   )
 
 
+@pytest.mark.slow
 def test_everything_declared_is_imported():
   declared = {canonicalize_name(requirement.name) for requirement in REQUIRES}
   used = distributions(third_party_imports(PACKAGE) | third_party_imports(ROOT / 'configs'))

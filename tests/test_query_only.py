@@ -20,7 +20,8 @@ from tests import devices
 from tests.test_train import assert_bad, assert_same_bits, files_of, metrics_of, trainable_of
 
 ROOT = pathlib.Path(__file__).parent.parent
-pytestmark = pytest.mark.xdist_group('query_only')  # one worker makes what they share
+# One worker makes what they share, which takes a training.
+pytestmark = [pytest.mark.xdist_group('query_only'), pytest.mark.slow]
 
 
 @pytest.fixture(scope='module')

@@ -56,6 +56,7 @@ def test_prompts_of_one_bank_equal_each_alone(trained, variant):
   assert (np.abs(lengths[~unit] - 1) > 1e-2).all()
 
 
+@pytest.mark.slow
 def test_passages_of_prompts_for_queries_alone_are_the_bare_encoders(trained, prompt, tmp_path):
   loaded = artifact.load_prompt(prompt)
   paths = {}

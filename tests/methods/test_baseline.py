@@ -114,6 +114,7 @@ def test_a_file_that_is_something_else(tmp_path, change, message):
   assert message in str(info.value) and str(path) in str(info.value)
 
 
+@pytest.mark.slow
 def test_the_baseline_of_a_prompt_is_the_frozen_encoder(devices):
   model = encoder.EncoderConfig('bert', 40, 8, 2, 2, 16, max_positions=12)
   config = with_knobs(prompt__length=3, normalize=True, pooling='mean')

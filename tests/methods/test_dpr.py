@@ -435,6 +435,7 @@ def test_what_distillation_needs(tmp_path, knobs, message):
     dpr.find(config.data, config, tmp_path, make_mesh({'data': 1}))
 
 
+@pytest.mark.slow
 def test_without_a_teacher_the_losses_are_zero():
   scores, unknown = jnp.ones((2, 3), jnp.float32), jnp.full((2, 3), jnp.nan, jnp.float32)
   for loss in (distillation.margin_mse, distillation.list_kl):
@@ -460,6 +461,7 @@ def test_a_batch_may_tell_what_its_negatives_are():
   }
 
 
+@pytest.mark.slow
 def test_an_anchor_needs_a_prompt_on_a_frozen_backbone():
   with pytest.raises(InputError, match=r'config.prompt.anchor: 0.5 is not for similarity'):
     similarity.METHOD.check(make_config(method='similarity', **ANCHOR))

@@ -94,8 +94,8 @@ def slow(*values):
     slow({'template__fixed_layers': 0}, {'data': 1}),
     slow({'template__fixed_layers': 1, 'pooling': 'cls'}, {'data': 1}),
     # Without prompt encoders, which take seconds to compile.
-    ({'template__kind': 'manual', 'trainable': ('backbone/.*',)}, {'data': 8}),
-    slow({'template__kind': 'none', 'trainable': ('backbone/.*',)}, {'data': 1}),
+    slow({'template__kind': 'manual', 'trainable': ('backbone/.*',)}, {'data': 8}),
+    ({'template__kind': 'none', 'trainable': ('backbone/.*',)}, {'data': 1}),
   ],
 )
 def test_loss_and_gradient_equal_loops_in_float64(changes, sizes, tokenizer, model, parts, batch):
@@ -133,6 +133,7 @@ def test_prompts_of_files_stay_and_the_backbone_moves(tokenizer, model, parts, b
   np.testing.assert_allclose(value, expected, rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_new_task_has_the_weighted_sum_of_trained_prompts(
   tokenizer, model, parts, batch, tmp_path
 ):

@@ -123,6 +123,7 @@ def test_equals_transformers_on_minilm(golden, minilm):
       np.testing.assert_allclose(gradient, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_shared_per_example_and_bank_agree(small, inputs):
   config, params = small
   tokens, mask = inputs
