@@ -6,6 +6,7 @@ from etils import epath
 
 from dprjax.analysis import card
 from dprjax.base import repository
+from tests.models.test_artifact import GAIN
 
 META = {
   'backbone': '/home/me/models/secret-backbone',
@@ -83,19 +84,6 @@ def test_a_card_of_a_prompt(tmp_path):
   ):
     assert words in rest, words
   assert '/home/me' not in text and 'd' * 64 not in text
-
-
-GAIN = {
-  'measure': 'nDCG@10',
-  'baseline': 0.5,
-  'best': 0.53,
-  'difference': 0.03,
-  'low': -0.01,
-  'high': 0.07,
-  'queries': 40,
-  'better': True,
-  'folds': 0,
-}
 
 
 @pytest.mark.parametrize(

@@ -614,8 +614,8 @@ def test_minilm_on_the_benchmarks(data_dir, minilm):
 @pytest.mark.slow
 def test_sections_of_a_dump(data_dir, minilm):
   [dump] = (data_dir / 'text' / 'enwiki').glob('*.xml.bz2')
-  texts = inspection.read_texts(wikipedia=dump, most=100)
-  assert len(texts.triplets) == 100 and len(texts.attended) == 100
+  texts = inspection.read_texts(wikipedia=dump, most=200)
+  assert len(texts.triplets) == 200 and len(texts.attended) == 200
   places = {}
   for article in mediawiki.read_articles(dump):
     for number, section in enumerate(article.sections):

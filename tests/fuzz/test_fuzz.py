@@ -79,7 +79,7 @@ KILLED = {
   'convert': 3,
   'scann': 3,
   'index': 3,
-  'train': 2,
+  'train': 3,
 }
 
 

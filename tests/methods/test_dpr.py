@@ -173,8 +173,8 @@ def slow(*values):
     slow({'data': 8}, LISTS),
     slow({'data': 1}, LISTS | SHORTER | {'grad_cache': 2}),
     *(slow({'data': 8}, knobs) for knobs in [CHUNKED[0], *CHUNKED[2:], *OTHERS]),
-    slow({'data': 1}, CHUNKED[2]),
-    slow({'data': 4, 'model': 2}, OTHERS[0]),
+    *(slow({'data': 1}, knobs) for knobs in CHUNKED[1:]),
+    *(slow({'data': 4, 'model': 2}, knobs) for knobs in CHUNKED),
   ],
   ids=str,
 )

@@ -39,7 +39,7 @@ def test_no_request_is_a_fault_of_the_server(small, tmp_path, caplog):
       operation = result.ok()
 
       @hypothesis.settings(
-        max_examples=25,
+        max_examples=40,
         deadline=None,
         database=None,
         derandomize=True,
