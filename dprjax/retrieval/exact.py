@@ -6,6 +6,9 @@ anew each time. A device then holds two blocks, a matrix of similarities [querie
 of a block / devices], and k scores and rows per query; the host holds one more block. None of these
 grows with the corpus; benchmarks/exact_search.py measures that. ``Index`` keeps the blocks on the
 devices.
+
+Where the only device is the processor, numpy multiplies and `dprjax.retrieval.best` chooses: XLA
+takes half as long again for the products and four times as long to choose (docs/performance.md).
 """
 
 import functools
@@ -19,12 +22,14 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, Shaped
 
 from dprjax.base.errors import InputError
-from dprjax.retrieval import codes
+from dprjax.retrieval import best, codes
 
 _AXIS = 'corpus'
 # Rows on a device at a time. For fewer, CPUs use other kernels, which round differently: a search
-# in parts would not find the same bits.
+# in parts would not find the same bits. numpy's begin to differ at more rows than XLA's.
 _LEAST_ROWS = 128
+_LEAST_ROWS_OF_NUMPY = 4096
+_ROWS_OF_NUMPY = 8192  # at a time: their scores stay in a processor's cache until they are compared
 _DECODED = 1024  # rows of codes at a time, on a CPU; a power of two, as a device's rows are
 
 
@@ -78,11 +83,14 @@ class Rows(Protocol):
 
 
 class _Block(NamedTuple):
-  """``used`` rows of the corpus from row ``offset`` on, and padding, split over the devices."""
+  """``used`` rows of the corpus from row ``offset`` on, and padding.
+
+  They are split over the devices, or in numpy's memory where numpy multiplies.
+  """
 
   offset: int
   used: int
-  rows: Shaped[Array, 'rows W']
+  rows: Any  # [rows, W]
 
 
 class Index:
@@ -115,6 +123,7 @@ class Index:
     self._shards: Sequence[Rows] = shards if code is None else [shard.stored for shard in shards]
     self._dtype = np.dtype(np.float32) if code is None else codes.stored(code.dtype)
     devices = jax.local_devices() if devices is None else list(devices)
+    self._on_host = len(devices) == 1 and devices[0].platform == 'cpu'
     self._mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
     self._split = NamedSharding(self._mesh, PartitionSpec(_AXIS))
     everywhere = NamedSharding(self._mesh, PartitionSpec())
@@ -123,7 +132,8 @@ class Index:
     device_rows = min(
       _power_of_two(-(-rows // len(devices))) for rows in (max(self._count, 1), block_rows)
     )
-    self._block_rows = max(device_rows, _LEAST_ROWS) * len(devices)
+    least = _LEAST_ROWS_OF_NUMPY if self._on_host else _LEAST_ROWS
+    self._block_rows = max(device_rows, least) * len(devices)
     if keep and not self._count:
       raise InputError('nothing to index: no vectors')
     self._kept = list(self._read()) if keep else None
@@ -152,6 +162,9 @@ class Index:
       raise InputError(f'queries have {queries.shape[1]} dimensions, the corpus {self._dimensions}')
     check_finite(queries, 'query', 0)
     k = min(k, self._count)
+    blocks = self._read() if self._kept is None else iter(self._kept)
+    if self._on_host:
+      return self._search_on_host(np.asarray(queries, np.float32), k, block_queries, blocks)
     block_queries = min(block_queries, _power_of_two(len(queries)))
     everywhere = NamedSharding(self._mesh, PartitionSpec())
     parts = [
@@ -160,24 +173,48 @@ class Index:
     ]
     shape = (self._mesh.size, block_queries, k)
     empty = np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int32)
-    best = [jax.device_put(empty, self._split) for _ in parts]
-    for offset, used, rows in self._read() if self._kept is None else self._kept:
+    states = [jax.device_put(empty, self._split) for _ in parts]
+    for offset, used, rows in blocks:
       if self._kept is None:
         # Not more than one block ahead of the devices, or the blocks pile up on them.
-        jax.block_until_ready(best)
-      best = [
+        jax.block_until_ready(states)
+      states = [
         _step(self._mesh, part, rows, used, offset, *state, self._ranges)
-        for part, state in zip(parts, best, strict=True)
+        for part, state in zip(parts, states, strict=True)
       ]
-    merged = [jax.device_get(_merge(*state)) for state in best]
+    merged = [jax.device_get(_merge(*state)) for state in states]
     scores, found = (np.concatenate(arrays)[: len(queries)] for arrays in zip(*merged, strict=True))
     return TopK(scores, found)
+
+  def _search_on_host(
+    self,
+    queries: Float[np.ndarray, 'queries H'],
+    k: int,
+    block_queries: int,
+    blocks: Iterator[_Block],
+  ) -> TopK:
+    parts = [
+      queries[start : start + block_queries] for start in range(0, len(queries), block_queries)
+    ]
+    lists = [best.Best(len(part), k) for part in parts]
+    for offset, used, rows in blocks:
+      for part, found in zip(parts, lists, strict=True):
+        if self._ranges:
+          found.add(np.asarray(_coded_products(part, rows, self._ranges))[:, :used], offset)
+          continue
+        for start in range(0, used, _ROWS_OF_NUMPY):
+          similar = np.matmul(part, rows[start : start + _ROWS_OF_NUMPY].T)
+          found.add(similar[:, : used - start], offset + start)
+    scores, found_rows = zip(*(found.ranked() for found in lists), strict=True)
+    return TopK(np.concatenate(scores), np.concatenate(found_rows))
 
   def _read(self) -> Iterator[_Block]:
     for offset, used, block in _blocks(self._shards, self._block_rows, self._dtype):
       if not self._ranges:
-        check_finite(block, 'document', offset)
-      yield _Block(offset, used, jax.device_put(block, self._split))
+        check_finite(block[:used], 'document', offset)
+      if not self._on_host or self._ranges:
+        block = jax.device_put(block, self._split)
+      yield _Block(offset, used, block)
 
 
 def search(
@@ -247,11 +284,8 @@ def _step(
   def local(queries, block, used, offset, scores, rows, ranges):
     k = scores.shape[-1]
     if ranges:
-      # Decoded values that stay in a processor's cache: six times as fast for a single query.
       rows_at_once = _DECODED if mesh.devices.flat[0].platform == 'cpu' else len(block)
-      pieces = block.reshape(-1, min(rows_at_once, len(block)), block.shape[1])
-      similar = jax.lax.map(lambda piece: _products(queries, _decode(piece, *ranges)), pieces)
-      similar = jnp.moveaxis(similar, 0, 1).reshape(len(queries), -1)
+      similar = _products_of_codes(queries, block, ranges, rows_at_once)
     else:
       similar = _products(queries, block)
     row = jax.lax.axis_index(_AXIS) * block.shape[0] + jnp.arange(block.shape[0], dtype=jnp.int32)
@@ -275,6 +309,27 @@ def _step(
 
 def _products(queries: Float[Array, 'Q H'], rows: Float[Array, 'rows H']) -> Float[Array, 'Q rows']:
   return jnp.einsum('qh,rh->qr', queries, rows, precision=jax.lax.Precision.HIGHEST)
+
+
+def _products_of_codes(
+  queries: Float[Array, 'Q H'],
+  block: Shaped[Array, 'rows W'],
+  ranges: tuple[Float[Array, ' H'], ...],
+  rows_at_once: int,
+) -> Float[Array, 'Q rows']:
+  # Decoded values that stay in a processor's cache: six times as fast for a single query.
+  pieces = block.reshape(-1, min(rows_at_once, len(block)), block.shape[1])
+  similar = jax.lax.map(lambda piece: _products(queries, _decode(piece, *ranges)), pieces)
+  return jnp.moveaxis(similar, 0, 1).reshape(len(queries), -1)
+
+
+@jax.jit
+def _coded_products(
+  queries: Float[Array, 'Q H'],
+  block: Shaped[Array, 'rows W'],
+  ranges: tuple[Float[Array, ' H'], ...],
+) -> Float[Array, 'Q rows']:
+  return _products_of_codes(queries, block, ranges, _DECODED)
 
 
 def _decode(
@@ -304,9 +359,10 @@ def _merge(
 def _blocks(
   shards: Sequence[Rows], rows: int, dtype: np.dtype
 ) -> Iterator[tuple[int, int, Shaped[np.ndarray, 'rows W']]]:
-  """Yields (number of the first row, count of rows used, a new array of ``rows`` rows).
+  """Yields (number of the first row, count of rows used, an array of ``rows`` rows).
 
-  Blocks cross the shards' ends. The last block's unused rows are 0.
+  Blocks cross the shards' ends. The last block's unused rows are 0. A block that lies within an
+  array of this dtype in memory is a part of it; others are new.
   """
   offset = used = 0
   shape = rows, shards[0].shape[1] if shards else 0
@@ -315,6 +371,10 @@ def _blocks(
     start = 0
     while start < len(shard):
       taken = min(rows - used, len(shard) - start)
+      if taken == rows and type(shard) is np.ndarray and shard.dtype == dtype:
+        yield offset, rows, shard[start : start + rows]
+        offset, start = offset + rows, start + rows
+        continue
       block[used : used + taken] = shard[start : start + taken]
       start, used = start + taken, used + taken
       if used == rows:

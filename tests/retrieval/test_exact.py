@@ -84,6 +84,8 @@ def test_codes_from_disk(tmp_path, write_embeddings, monkeypatch, dtype, devices
   queries = queries.astype(np.float32)
   scores, rows = reference(queries, found.vectors(), 20)
   index = exact.Index(found.shards, devices=jax.devices()[:devices], block_rows=64)
+  if devices == 1:
+    assert index._block_rows == 4096  # numpy's least
   assert {block.rows.dtype for block in index._kept} == {codes.stored(dtype)}
   np.testing.assert_allclose(index.search(queries, 20).scores, scores, rtol=1e-5, atol=1e-5)
   if dtype == 'int8':  # of few values, scores tie
@@ -147,9 +149,16 @@ def merge_parts(queries, shards, k, parts):
 
 
 @pytest.mark.parametrize('parts', [2, 3, 7])
-def test_parts_of_the_corpus_merge_to_the_bits_of_the_whole(parts):
+@pytest.mark.parametrize('devices', [1, 8])
+def test_parts_of_the_corpus_merge_to_the_bits_of_the_whole(parts, devices, monkeypatch):
+  only = jax.devices()[:devices]
+  monkeypatch.setattr(jax, 'local_devices', lambda: only)
+  # numpy's kernels for few rows round differently, by the size of the product.
+  size, width = (5, 61), 16
+  if devices == 1:
+    size, width = (5, 9000), 100
   rng = np.random.default_rng(5)
-  queries, corpus = (rng.standard_normal((count, 16)).astype(np.float32) for count in (5, 61))
+  queries, corpus = (rng.standard_normal((count, width)).astype(np.float32) for count in size)
   corpus[40:50] = corpus[3]  # equal scores in several parts
   shards = [corpus[:9], corpus[9:9], corpus[9:]]
   whole = exact.search(queries, corpus, 20)
@@ -165,7 +174,8 @@ def test_more_parts_than_rows():
   assert merged.scores.tolist() == [[1.0, 0.0], [2.0, 0.0]]
 
 
-def test_a_shard_is_read_a_block_at_a_time_and_released():
+@pytest.mark.parametrize('devices', [1, 8])
+def test_a_shard_is_read_a_block_at_a_time_and_released(devices):
   """So that memory does not grow with the corpus; benchmarks/exact_search.py measures it."""
   read = []
 
@@ -183,22 +193,31 @@ def test_a_shard_is_read_a_block_at_a_time_and_released():
       return copy
 
   rng = np.random.default_rng(4)
-  queries, corpus = (rng.standard_normal((count, 8), np.float32) for count in (3, 8000))
+  # A block has at least 4,096 rows where numpy multiplies.
+  unit = {1: 4, 8: 1}[devices]
+  queries, corpus = (rng.standard_normal((count, 8), np.float32) for count in (3, 8000 * unit))
   found = exact.search(
-    queries, [Rows(part) for part in np.split(corpus, [2400, 5600])], 10, block_rows=1024
+    queries,
+    [Rows(part) for part in np.split(corpus, [2400 * unit, 5600 * unit])],
+    10,
+    block_rows=1024 * unit,
+    devices=jax.devices()[:devices],
   )
   np.testing.assert_array_equal(found.rows, reference(queries, corpus, 10)[1])
   # 2,400 is 2 * 1,024 + 352: the third block ends in the second shard.
-  assert [size for _, size in read] == [1024, 1024, 352, 672, 1024, 1024, 480, 544, 1024, 832]
+  sizes = [1024, 1024, 352, 672, 1024, 1024, 480, 544, 1024, 832]
+  assert [size for _, size in read] == [size * unit for size in sizes]
 
 
-def test_an_index_finds_the_same_bits_as_a_search():
+@pytest.mark.parametrize('devices', [1, 8])
+def test_an_index_finds_the_same_bits_as_a_search(devices):
   rng = np.random.default_rng(6)
   corpus = rng.standard_normal((1000, 24), np.float32)
-  index = exact.Index([corpus[:300], corpus[300:]], block_rows=256)
+  knobs = {'block_rows': 256, 'devices': jax.devices()[:devices]}
+  index = exact.Index([corpus[:300], corpus[300:]], **knobs)
   for count, k in ((7, 300), (1, 5), (7, 2000)):
     queries = rng.standard_normal((count, 24), np.float32)
-    found, expected = index.search(queries, k), exact.search(queries, corpus, k, block_rows=256)
+    found, expected = index.search(queries, k), exact.search(queries, corpus, k, **knobs)
     np.testing.assert_array_equal(found.rows, expected.rows)
     np.testing.assert_array_equal(found.scores, expected.scores)
   with pytest.raises(InputError, match='nothing to index: no vectors'):
