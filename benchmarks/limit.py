@@ -15,9 +15,8 @@ benchmarks/results/limit_SIZE-DEVICE.json.
 """
 
 import argparse
-import dataclasses
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -30,90 +29,10 @@ import record
 import timing
 import updates
 from dprjax.models import encoder
+from dprjax.planning import roofline, targets
 from dprjax.runtime import cli
 
 METHODS = ('encode', 'DPT', 'FT')
-
-# Published FLOP/s of dense bfloat16 products with float32 sums (T4: float16), and bytes/s of the
-# device's memory.
-PEAKS = {
-  'NVIDIA H200': (989.4e12, 4.8e12),
-  'NVIDIA H100 80GB HBM3': (989.4e12, 3.35e12),
-  'NVIDIA H100 PCIe': (756e12, 2.0e12),
-  'NVIDIA A100-SXM4-80GB': (312e12, 2.039e12),
-  'NVIDIA A100-SXM4-40GB': (312e12, 1.555e12),
-  'NVIDIA A100-PCIE-40GB': (312e12, 1.555e12),
-  'NVIDIA L4': (121e12, 0.3e12),
-  'Tesla T4': (65e12, 0.32e12),
-  'TPU v4': (275e12, 1.228e12),
-  'TPU v5 lite': (197e12, 0.819e12),
-  'TPU v5': (459e12, 2.765e12),
-  'TPU v6 lite': (918e12, 1.64e12),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Cost:
-  """What a method must compute and move for some sequences.
-
-  Attributes:
-    flops: of matrix products; a multiplication and an addition are two.
-    bytes: to and from the device's memory, if elementwise operations are fused into the products
-      and attention's scores stay on the chip.
-  """
-
-  flops: float
-  bytes: float
-
-
-def cost(
-  model: encoder.EncoderConfig,
-  method: str,
-  rows: Sequence[tuple[int, int]],
-  prompt: int,
-  width: int = 2,
-) -> Cost:
-  """FLOPs and bytes of a forward pass ('encode') or of an update by 'DPT' or 'FT'.
-
-  With T tokens, a prompt of P, S = P + T, and widths H and I, a sequence costs in the forward pass
-  of each layer
-
-      weights    8 T H^2 + 4 T H I     (queries, keys, values, output; up and down)
-      attention  4 T S H               (scores; sums of values)
-
-  The backward pass computes each product with a weight once for the gradient of its input, and once
-  for that of its weight, which DPT does not need. Attention has no weights, and the gradients of
-  both of its factors are always needed:
-
-      encode  weights + attention      DPT  2 weights + 3 attention      FT  3 weights + 3 attention
-
-  Pooling, the scores of the batch, LayerNorm, GELU, softmax and the optimiser are omitted: they are
-  below 1 % each for these shapes.
-
-  Bytes per token and layer: forward 14 H + 2 I (each product reads its input and writes its output,
-  with the residuals), and in training 2 H + I more that the backward pass needs; backward
-  24 H + 3 I, and for FT another 8 H + 2 I for the weights' gradients. Weights are read once in
-  every pass of each call of the encoder; FT's gradients are written once a call, and AdamW reads
-  and writes 7 float32 a weight.
-
-  Args:
-    rows: (sequences, length) of each call of the encoder: an update encodes queries and passages
-      separately.
-    width: bytes of a number, in activations and weights.
-  """
-  h, i, layers = model.hidden_size, model.intermediate_size, model.num_layers
-  through_weights, through_attention = {'encode': (1, 1), 'DPT': (2, 3), 'FT': (3, 3)}[method]
-  passes = {'encode': 1, 'DPT': 2, 'FT': 2}[method]
-  a_token = {'encode': 14 * h + 2 * i, 'DPT': 40 * h + 6 * i, 'FT': 48 * h + 8 * i}[method]
-  a_layer = 4 * h * h + 2 * h * i
-  flops, moved = 0.0, 28.0 * layers * a_layer if method == 'FT' else 0.0
-  for sequences, t in rows:
-    weights, attention = 8 * t * h * h + 4 * t * h * i, 4 * t * (prompt + t) * h
-    flops += sequences * layers * (through_weights * weights + through_attention * attention)
-    moved += width * layers * (sequences * t * a_token + passes * a_layer) + (
-      4 * layers * a_layer if method == 'FT' else 0
-    )
-  return Cost(flops, moved)
 
 
 def products(
@@ -138,7 +57,7 @@ def products(
 
 def peak(dtype: str) -> tuple[float, float] | None:
   """This accelerator's published FLOP/s and bytes/s; None for float32, processors and others."""
-  return PEAKS.get(jax.devices()[0].device_kind) if dtype == 'bfloat16' else None
+  return targets.PEAKS.get(jax.devices()[0].device_kind) if dtype == 'bfloat16' else None
 
 
 def main() -> None:
@@ -169,7 +88,7 @@ def main() -> None:
 
   cases: dict[str, dict[str, Any]] = {}
   for method in METHODS:
-    must = cost(model, method, rows[method], prompts[method], width)
+    must = roofline.cost(model, method, rows[method], prompts[method], width)
     cases[method] = {
       'gflop': _short(must.flops / 1e9),
       'gflop_a_sequence': _short(must.flops / 1e9 / sum(n for n, _ in rows[method])),

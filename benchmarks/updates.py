@@ -5,17 +5,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from dprjax import train
 from dprjax.methods import dpr
+from dprjax.methods import updates as trainings
 from dprjax.methods.method import Model, Parts
 from dprjax.models import encoder, hub
 from dprjax.runtime import config as configs
 from dprjax.runtime import mesh as meshes
-from dprjax.runtime import optim, tree
+from dprjax.runtime import tree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -72,28 +71,16 @@ class Update:
     mesh = one_device()
     params = tree.flatten(method.init(parts, jax.random.key(1)))
     names = tree.trainable_names(config.trainable, list(params))
-    shardings = meshes.param_shardings(mesh, params)
-    dtype = jnp.dtype(config.backbone.frozen_dtype)
+    layout = trainings.lay_out(config, params, names, mesh, 1000)
     # Copies: the step reuses the memory of trainable parameters.
-    trainable = {
-      name: meshes.put(np.array(leaf, np.float32), shardings[name])
-      for name, leaf in params.items()
-      if name in names
-    }
-    frozen = {
-      name: meshes.put(np.asarray(leaf).astype(dtype), shardings[name])
-      for name, leaf in params.items()
-      if name not in names
-    }
-    optimizer = optim.make_optimizer(config.optim, list(params), names, 1000)
-    self._state = train.State(
-      trainable, train.init_optimizer(optimizer, trainable, list(frozen), shardings, mesh)
+    self._state, frozen = layout.place(
+      {name: np.array(leaf) if name in names else leaf for name, leaf in params.items()}
     )
     self._rest = (frozen, meshes.put_batch(mesh, batch), jax.random.key(2))
     self._number = 0
     self.metrics: dict[str, jax.Array] = {}
     self.compiled = (
-      train.make_update(method, optimizer, list(frozen))
+      trainings.make_update(method, layout.optimizer, list(frozen))
       .lower(self._state, *self._rest, 1)
       .compile()
     )
@@ -136,30 +123,16 @@ def retrieval_flops(
   """
   config = config.copy_and_resolve_references()
   config.backbone.unroll = 0
-  method = dpr.build(config, model, one_device())
-
-  def place(leaf: Any, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, dtype)
-
+  mesh = one_device()
+  method = dpr.build(config, model, mesh)
   start = jax.eval_shape(lambda key: encoder.init_encoder(model, key), jax.random.key(0))
   params = tree.flatten(
     jax.eval_shape(lambda start: method.init(Parts(start), jax.random.key(1)), start)
   )
   names = tree.trainable_names(config.trainable, list(params))
-  trainable = {name: place(leaf) for name, leaf in params.items() if name in names}
-  frozen = {
-    name: place(leaf, jnp.dtype(config.backbone.frozen_dtype))
-    for name, leaf in params.items()
-    if name not in names
-  }
-  optimizer = optim.make_optimizer(config.optim, list(params), names, 1000)
-  opt_state = jax.eval_shape(
-    lambda trainable: optimizer.init(optim.with_placeholders(trainable, list(frozen))), trainable
-  )
+  layout = trainings.lay_out(config, params, names, mesh, 1000)
   shapes = {name: jax.ShapeDtypeStruct(rows.shape, rows.dtype) for name, rows in batch.items()}
-  return train.make_update(method, optimizer, list(frozen)).lower(
-    train.State(trainable, opt_state), frozen, shapes, jax.random.key(2), 1
-  )
+  return trainings.lower(config, method, layout, params, shapes)
 
 
 def parameters(model: encoder.EncoderConfig) -> dict[str, Any]:

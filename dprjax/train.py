@@ -22,17 +22,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 import numpy as np
-import optax
 from etils import epath
 
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration, size
 from dprjax.data import text
 from dprjax.data.batches import open_batches
-from dprjax.methods import baseline, folds
+from dprjax.methods import baseline, folds, updates
 from dprjax.methods import method as methods
 from dprjax.models import artifact, hub
 from dprjax.models.head_specs import HEADS, Head
@@ -65,38 +63,6 @@ class Result(NamedTuple):
   best_step: int | None
   done: bool = True
   gain: baseline.Gain | None = None
-
-
-class State(NamedTuple):
-  """What a step changes.
-
-  Attributes:
-    trainable: the trained parameters.
-    opt_state: the optimiser's.
-    average: of the trained parameters over the steps, with ``config.ema``.
-  """
-
-  trainable: dict[str, jax.Array]
-  opt_state: Any
-  average: dict[str, jax.Array] | None = None
-
-  @property
-  def model(self) -> dict[str, jax.Array]:
-    """The trained parameters as they are scored, kept and exported."""
-    return self.trainable if self.average is None else self.average
-
-  @property
-  def rest(self) -> Any:
-    """What a checkpoint holds beside ``model``."""
-    if self.average is None:
-      return self.opt_state
-    return {'optimizer': self.opt_state, 'trainable': self.trainable}
-
-  def restored(self, model: dict[str, jax.Array], rest: Any) -> 'State':
-    """The state of which these were ``model`` and ``rest``."""
-    if self.average is None:
-      return State(model, rest)
-    return State(rest['trainable'], rest['optimizer'], model)
 
 
 def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
@@ -177,17 +143,11 @@ def _train(
   save_every = config.checkpoint.every or epoch
 
   # The trainable parameters go to the optimiser, the frozen ones stay apart.
-  shardings = mesh.param_shardings(devices, params)
-
-  def place(name: str, dtype: str) -> jax.Array:
-    return mesh.put(np.asarray(params[name]).astype(jnp.dtype(dtype)), shardings[name])
-
-  trainable = {name: place(name, 'float32') for name in params if name in names}
-  frozen = {name: place(name, config.backbone.frozen_dtype) for name in params if name not in names}
-  optimizer = optim.make_optimizer(config.optim, list(params), names, schedule_steps)
+  layout = updates.lay_out(config, params, names, devices, schedule_steps)
+  state, frozen = layout.place(params)
+  untrained = {**frozen, **state.trainable}
   schedule = optim.make_schedule(config.optim, schedule_steps)
-  opt_state = init_optimizer(optimizer, trainable, list(frozen), shardings, devices)
-  update = make_update(model, optimizer, list(frozen), config.ema)
+  update = updates.make_update(model, layout.optimizer, list(frozen), config.ema)
   constants = frozen | {
     name: mesh.put(array, mesh.replicated(devices)) for name, array in data.arrays.items()
   }
@@ -195,9 +155,7 @@ def _train(
   # Where an earlier run of this command stopped.
   batches = open_batches(data.batches, config.data.threads)
   saved = checkpoint.Checkpoints(workdir, backbone.sha256, config.checkpoint.keep)
-  # In memory of its own, since a step reuses that of the state.
-  average = {name: place(name, 'float32') for name in trainable} if config.ema else None
-  state, step = State(trainable, opt_state, average), 0
+  step = 0
   best, best_step, stale, stopped = None, None, 0, False
   gain = None if plan is None else plan.gain  # of the best, or of the folds
   latest = saved.latest()
@@ -283,7 +241,7 @@ def _train(
       start = baseline.scores(
         workdir,
         config.eval.measure,
-        lambda: evaluate(model.baseline({**frozen, **trainable})),
+        lambda: evaluate(model.baseline(untrained)),
       )
       if latest is None:
         metric_log.write(0, baseline.metrics(start))
@@ -421,79 +379,10 @@ def make_backbone(
       hub.save_backbone(path, model, params, source=folder, heads=heads)
 
 
-def init_optimizer(
-  optimizer: optax.GradientTransformation,
-  trainable: dict[str, jax.Array],
-  frozen: Sequence[str],
-  shardings: dict[str, Any],
-  devices: jax.sharding.Mesh,
-) -> Any:
-  """The optimiser's state, its moments placed like the parameters they belong to."""
-  shapes = jax.eval_shape(
-    lambda trainable: optimizer.init(optim.with_placeholders(trainable, frozen)), trainable
-  )
-
-  def place(path: tuple[Any, ...], _: Any) -> Any:
-    names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
-    return shardings[names[-1]] if names and names[-1] in trainable else mesh.replicated(devices)
-
-  out = jax.tree_util.tree_map_with_path(place, shapes)
-  return jax.jit(
-    lambda trainable: optimizer.init(optim.with_placeholders(trainable, frozen)), out_shardings=out
-  )(trainable)
-
-
-def make_update(
-  model: methods.Model,
-  optimizer: optax.GradientTransformation,
-  frozen_names: Sequence[str],
-  ema: float = 0.0,
-) -> Any:
-  """The jitted step: ``(state, frozen, batch, key, number) -> (state, metrics)``.
-
-  The state's memory is reused. With ``ema`` the state has an average, of that decay.
-  """
-
-  def update(
-    state: State,
-    frozen: dict[str, jax.Array],
-    batch: dict[str, jax.Array],
-    key: jax.Array,
-    number: int,
-  ) -> tuple[State, dict[str, jax.Array]]:
-    step_key = jax.random.fold_in(key, number)
-
-    # Only these leaves are differentiated: the frozen weights' gradients are never computed.
-    def loss(trainable: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
-      return model.loss(tree.unflatten({**frozen, **trainable}), batch, step_key)
-
-    (_, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(state.trainable)
-    updates, opt_state = optimizer.update(
-      optim.with_placeholders(gradient, frozen_names),
-      state.opt_state,
-      optim.with_placeholders(state.trainable, frozen_names),
-    )
-    trainable = optax.apply_updates(
-      state.trainable, {name: updates[name] for name in state.trainable}
-    )
-    average = state.average
-    if average is not None:
-      # In the first steps it forgets faster, or it would stay near the start.
-      past = jnp.asarray(number, jnp.float32)
-      decay = jnp.minimum(ema, (1 + past) / (10 + past))
-      average = {name: decay * average[name] + (1 - decay) * new for name, new in trainable.items()}
-    return State(trainable, opt_state, average), metrics | {
-      'gradient_norm': optax.tree.norm(gradient),
-      'update_norm': optax.tree.norm({name: updates[name] for name in state.trainable}),
-    }
-
-  return jax.jit(update, donate_argnums=0)
-
-
 def describe(
   config: ml_collections.FrozenConfigDict,
   say: Callable[[str], None],
-  state: State,
+  state: updates.State,
   frozen: Mapping[str, Any],
   devices: jax.sharding.Mesh,
   data: methods.Data,

@@ -24,6 +24,7 @@ LEVELS = (
   {'mteb', 'serving'},
   {'analysis'},
   {'methods'},
+  {'planning'},
 )
 FORBIDDEN = {'tensorflow', 'torch'}
 

@@ -147,6 +147,7 @@ def test_constraints_pin_all_requirements(path):
   asked = [
     *REQUIRES,
     *OPTIONAL,
+    *EXTRAS['plan'],
     *EXTRAS['quickstart'],
     *EXTRAS['test'],
     *EXTRAS['docs'],
@@ -174,6 +175,7 @@ def test_only_benchmarks_need_heavy_packages():
     *(
       'cuda',
       'tpu',
+      'plan',
       'quickstart',
       'milvus',
       'serve',

@@ -20,6 +20,7 @@ from dprjax import train
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.methods import method as methods
+from dprjax.methods import updates
 from dprjax.models import hub
 from dprjax.runtime import checkpoint, optim, tree
 from tests import devices
@@ -421,8 +422,8 @@ def test_the_average_equals_numpy():
 
   optimizer = optim.make_optimizer(with_knobs(optim__warmup=0.0).optim, ['w'], {'w'}, 20)
   start = {'w': jnp.array([0.5, -2.0], jnp.float32)}
-  state = train.State(start, optimizer.init(start), jax.tree.map(jnp.copy, start))
-  update = train.make_update(methods.Model(None, loss, None, {}), optimizer, [], ema=0.4)
+  state = updates.State(start, optimizer.init(start), jax.tree.map(jnp.copy, start))
+  update = updates.make_update(methods.Model(None, loss, None, {}), optimizer, [], ema=0.4)
   average = np.asarray(start['w'], np.float64)
   for step in range(1, 13):
     state, _ = update(state, {}, {'x': jnp.ones(2, jnp.float32)}, jax.random.key(0), step)

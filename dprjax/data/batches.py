@@ -394,6 +394,18 @@ def smallest_bucket(lengths: jt.Int[np.ndarray, '...'], buckets: Sequence[int]) 
   return min(length for length in buckets if length >= lengths.max())
 
 
+def longest_bucket(length: int, buckets: Sequence[int], knob: str) -> int:
+  """The padded length of texts of at most ``length`` tokens, the longest that a batch can have.
+
+  Raises InputError, naming the knob, where there is no bucket for it.
+  """
+  if length > max(buckets):
+    raise InputError(
+      f'{knob} {list(buckets)}: a text may have {length} tokens; add a bucket that holds it'
+    )
+  return smallest_bucket(np.array([length]), buckets)
+
+
 def length_buckets(
   lengths: jt.Int[np.ndarray, 'rows'], buckets: Sequence[int], batch_size: int
 ) -> list[tuple[jt.Int[np.ndarray, 'rows'], int]]:

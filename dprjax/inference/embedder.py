@@ -39,6 +39,11 @@ def count_from(done: int, progress: ProgressFn | None) -> ProgressFn | None:
   return None if progress is None else lambda count: progress(done + count)
 
 
+def padded_lengths(max_length: int) -> list[int]:
+  """What rows of at most ``max_length`` tokens are padded to, ascending."""
+  return [length for length in BUCKETS if length < max_length] + [max_length]
+
+
 class Embedder:
   """Embeds rows of any length: sorted, padded to a few lengths, split over the mesh's devices.
 
@@ -63,13 +68,28 @@ class Embedder:
     # Every device gets whole rows.
     parts = meshes.batch_devices(mesh)
     self._batch_size = -(-batch_size // parts) * parts
-    self._buckets = [length for length in BUCKETS if length < max_length] + [max_length]
+    self._buckets = padded_lengths(max_length)
     self._embed = jax.jit(embed, out_shardings=meshes.replicated(mesh))
     self._pad_id = pad_id
     # The devices of other kinds say when their memory does not suffice. Of a host's own memory more
     # is given out than there is, and then the process is killed.
     self._row_bytes = row_bytes if mesh.devices.flat[0].platform == 'cpu' else None
     self._sharding = NamedSharding(mesh, P(meshes.BATCH))
+
+  def lower(self, params: Any, length: int, columns: Sequence[Any] = ()) -> jax.stages.Lowered:
+    """The program for rows of a length, from shapes.
+
+    Args:
+      params: shapes of the first argument of ``embed``, with their shardings.
+      length: one of ``padded_lengths``.
+      columns: types of the further arguments of ``embed``.
+    """
+
+    def rows(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
+      return jax.ShapeDtypeStruct((self._batch_size, *shape), dtype, sharding=self._sharding)
+
+    batch = (rows(np.int32, length), rows(np.bool_, length), *map(rows, columns))
+    return self._embed.lower(params, *batch)
 
   def __call__(
     self,

@@ -201,4 +201,5 @@ METHOD = Method(
   query_only=True,
   anchor=True,
   folds=True,
+  shapes=retrieval_data.batch_shapes,
 )

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import grain
+import jax
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
@@ -119,6 +120,22 @@ class Data(NamedTuple):
   arrays: Mapping[str, np.ndarray] = types.MappingProxyType({})
 
 
+class BatchShapes(NamedTuple):
+  """The longest batch of a training, without what it holds; see `dprjax.plan`.
+
+  Attributes:
+    arrays: of the global batch, by key: shapes and types.
+    calls: (texts, tokens) of each time that the loss encodes some of them.
+    texts: how many are encoded, by what they are, in the plural.
+    programs: how many lengths a training's batches may have; each is compiled when it first comes.
+  """
+
+  arrays: Mapping[str, jax.ShapeDtypeStruct]
+  calls: tuple[tuple[int, int], ...]
+  texts: Mapping[str, int]
+  programs: int
+
+
 class Folds(NamedTuple):
   """Training queries in equal parts, of which each is held out once.
 
@@ -191,6 +208,7 @@ class Method(NamedTuple):
     query_only: whether it can train a prompt for queries alone, ``config.prompt.sides``.
     anchor: whether it can hold vectors near the frozen encoder's, ``config.prompt.anchor``.
     folds: whether its queries can be held out in turns, ``config.data.folds``.
+    shapes: ``(config, model, tokenizer) -> BatchShapes``, for a plan; None: it cannot be planned.
   """
 
   build: Callable[[ConfigDict, EncoderConfig, Mesh, Tokenizer], Model]
@@ -204,6 +222,7 @@ class Method(NamedTuple):
   query_only: bool = False
   anchor: bool = False
   folds: bool = False
+  shapes: Callable[[ConfigDict, EncoderConfig, Tokenizer], BatchShapes] | None = None
 
   def check(self, config: ConfigDict) -> None:
     """Raises InputError where the config asks for what the method does not do."""

@@ -20,7 +20,7 @@ from dprjax.formats import irds, trec
 from dprjax.formats.qrels import write_qrels
 from dprjax.inference.embedder import Embedder
 from dprjax.methods import distillation, dual_encoder, query_only
-from dprjax.methods.method import Data, Evaluate, Folds, Model, Scores, Texts
+from dprjax.methods.method import BatchShapes, Data, Evaluate, Folds, Model, Scores, Texts
 from dprjax.models.encoder import EncoderConfig
 from dprjax.models.prompts import KINDS
 from dprjax.retrieval import codes, exact, measures
@@ -287,6 +287,57 @@ def _open(
     else None,
     arrays=query_only.arrays(config, passages, tokens.num_passages),
   )
+
+
+def batch_shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer | None) -> BatchShapes:
+  """The longest batch that ``batches.make_batches`` makes; see ``Method.shapes``.
+
+  Raises:
+    InputError: its shapes depend on the data.
+  """
+  if config.corpus_negatives < 0:
+    raise InputError(
+      'config.corpus_negatives: -1 keeps the whole corpus on every device, and its size is not '
+      'known without data; plan with a number of passages'
+    )
+  section = config.data
+  size, candidates = config.batch_size * config.accumulate, 1 + config.negatives
+  lengths = {
+    kind: batches.longest_bucket(
+      section[f'{kind}_max_length'], section[f'{kind}_buckets'], f'config.data.{kind}_buckets'
+    )
+    for kind in KINDS
+  }
+
+  def rows(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((size, *shape), dtype)
+
+  arrays = {
+    'query_tokens': rows(np.int32, lengths['query']),
+    'query_mask': rows(np.bool_, lengths['query']),
+    'query_index': rows(np.int32),
+    'passage_index': rows(np.int32, candidates),
+    'relevant': rows(np.int32, section.max_relevant),
+  }
+  calls, texts = [(size, lengths['query'])], {'queries': size}
+  if config.prompt.sides == 'query':
+    arrays['passage_vectors'] = rows(np.float32, candidates, model.hidden_size)
+  else:
+    arrays['passage_tokens'] = rows(np.int32, candidates, lengths['passage'])
+    arrays['passage_mask'] = rows(np.bool_, candidates, lengths['passage'])
+    calls.append((size * candidates, lengths['passage']))
+    texts['passages'] = size * candidates
+  if config.negatives:
+    arrays['negative_pool'] = rows(np.int8, config.negatives)
+  if config.distillation.loss != 'none':
+    arrays[distillation.KEY] = rows(np.float32, candidates)
+  if drawn := config.corpus_negatives:
+    arrays['corpus_vectors'] = jax.ShapeDtypeStruct((drawn, model.hidden_size), np.float32)
+    arrays['corpus_index'] = jax.ShapeDtypeStruct((drawn,), np.int32)
+  programs = 1
+  for kind in KINDS if len(calls) > 1 else KINDS[:1]:
+    programs *= sum(length <= lengths[kind] for length in section[f'{kind}_buckets'])
+  return BatchShapes(arrays, tuple(calls), texts, programs)
 
 
 def dev_measures(config: ConfigDict, *others: str) -> list[str]:

@@ -154,6 +154,18 @@ def check_readable(path_or_hub_id: PathLike) -> None:
     _open(path_or_hub_id, stack)
 
 
+def read_shape(folder: PathLike) -> EncoderConfig:
+  """The shape of the encoder in a folder, which may hold config.json alone.
+
+  Raises:
+    InputError: there is no config.json, or it is of an unsupported type.
+  """
+  root = epath.Path(folder)
+  files.refuse_special(root)
+  path = transformer_folder(root) / 'config.json'
+  return _encoder_config(read_json_object(path, 'config.json'), path)
+
+
 def check_vocabulary(backbone: Backbone, vocab_size: int, path: PathLike) -> None:
   """Raises InputError where the tokenizer at ``path`` has more tokens than the backbone."""
   rows = backbone.config.vocab_size

@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dprjax import train
 from dprjax.base.errors import InputError
-from dprjax.methods import distillation, dpr, similarity
+from dprjax.methods import distillation, dpr, similarity, updates
 from dprjax.methods.method import Parts
 from dprjax.models import encoder, hub
 from dprjax.runtime import config as configs
@@ -297,14 +296,14 @@ def test_an_update_of_the_prompt_costs_two_thirds_of_one_of_all_weights():
       {n: x for n, x in params.items() if (n in names) == wanted} for wanted in (True, False)
     )
     optimizer = optim.make_optimizer(config.optim, list(params), names, 10)
-    state = train.State(
+    state = updates.State(
       trainable,
       jax.eval_shape(
         lambda trainable: optimizer.init(optim.with_placeholders(trainable, list(frozen))),
         trainable,
       ),
     )
-    update = train.make_update(method, optimizer, list(frozen))
+    update = updates.make_update(method, optimizer, list(frozen))
     return (
       update.lower(state, frozen, batch, jax.random.key(0), 1).compile().cost_analysis()['flops']
     )
@@ -328,10 +327,10 @@ def run_steps(config, steps, mesh):
     {n: x for n, x in placed.items() if (n in names) == wanted} for wanted in (True, False)
   )
   optimizer = optim.make_optimizer(config.optim, list(params), names, steps)
-  state = train.State(
-    trainable, train.init_optimizer(optimizer, trainable, list(frozen), shardings, mesh)
+  state = updates.State(
+    trainable, updates.init_optimizer(optimizer, trainable, list(frozen), shardings, mesh)
   )
-  update = train.make_update(method, optimizer, list(frozen))
+  update = updates.make_update(method, optimizer, list(frozen))
   for step in range(steps):
     state, metrics = update(
       state, frozen, meshes.put_batch(mesh, make_batch(seed=step)), jax.random.key(0), step + 1

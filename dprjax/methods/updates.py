@@ -1,0 +1,248 @@
+"""A training's parameters on a mesh, and the update that changes them.
+
+`dprjax.train` places arrays and runs the update; `dprjax.planning` has their shapes alone and
+compiles it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from dprjax.methods import method as methods
+from dprjax.runtime import mesh, optim, tree
+
+
+class State(NamedTuple):
+  """What a step changes.
+
+  Attributes:
+    trainable: the trained parameters.
+    opt_state: the optimiser's.
+    average: of the trained parameters over the steps, with ``config.ema``.
+  """
+
+  trainable: dict[str, Any]
+  opt_state: Any
+  average: dict[str, Any] | None = None
+
+  @property
+  def model(self) -> dict[str, jax.Array]:
+    """The trained parameters as they are scored, kept and exported."""
+    return self.trainable if self.average is None else self.average
+
+  @property
+  def rest(self) -> Any:
+    """What a checkpoint holds beside ``model``."""
+    if self.average is None:
+      return self.opt_state
+    return {'optimizer': self.opt_state, 'trainable': self.trainable}
+
+  def restored(self, model: dict[str, jax.Array], rest: Any) -> 'State':
+    """The state of which these were ``model`` and ``rest``."""
+    if self.average is None:
+      return State(model, rest)
+    return State(rest['trainable'], rest['optimizer'], model)
+
+
+class Layout(NamedTuple):
+  """Which parameters are trained, and how all are placed.
+
+  Attributes:
+    dtypes: of all parameters, by name.
+    shardings: likewise.
+    trainable: the names that the optimiser has.
+    optimizer: for a tree of all names, see ``optim.make_optimizer``.
+    devices: the mesh.
+    average: whether the state has an average, ``config.ema``.
+  """
+
+  dtypes: Mapping[str, np.dtype]
+  shardings: Mapping[str, NamedSharding]
+  trainable: frozenset[str]
+  optimizer: optax.GradientTransformation
+  devices: Mesh
+  average: bool
+
+  def place(self, params: Mapping[str, Any]) -> tuple[State, dict[str, jax.Array]]:
+    """Host arrays by name -> the first state, and the frozen parameters."""
+
+    def put(name: str) -> jax.Array:
+      return mesh.put(np.asarray(params[name]).astype(self.dtypes[name]), self.shardings[name])
+
+    trainable = {name: put(name) for name in params if name in self.trainable}
+    frozen = {name: put(name) for name in params if name not in self.trainable}
+    opt_state = init_optimizer(
+      self.optimizer, trainable, list(frozen), self.shardings, self.devices
+    )
+    # In memory of its own, since a step reuses that of the state.
+    average = {name: put(name) for name in trainable} if self.average else None
+    return State(trainable, opt_state, average), frozen
+
+  def shapes(self, params: Mapping[str, Any]) -> tuple[State, dict[str, jax.ShapeDtypeStruct]]:
+    """``place`` of shapes: nothing is allocated, and the devices need not be there."""
+    named = {
+      name: jax.ShapeDtypeStruct(leaf.shape, self.dtypes[name], sharding=self.shardings[name])
+      for name, leaf in params.items()
+    }
+    trainable = {name: leaf for name, leaf in named.items() if name in self.trainable}
+    frozen = {name: leaf for name, leaf in named.items() if name not in self.trainable}
+    shapes, shardings = _optimizer_state(
+      self.optimizer, trainable, list(frozen), self.shardings, self.devices
+    )
+    opt_state = jax.tree.map(
+      lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+      shapes,
+      shardings,
+    )
+    return State(trainable, opt_state, dict(trainable) if self.average else None), frozen
+
+
+def lay_out(
+  config: ml_collections.FrozenConfigDict,
+  params: Mapping[str, Any],
+  trainable: Collection[str],
+  devices: Mesh,
+  steps: int,
+) -> Layout:
+  """How a training holds its parameters.
+
+  Args:
+    config: the experiment.
+    params: arrays or shapes by flat names.
+    trainable: the names that are trained.
+    devices: the mesh.
+    steps: the length of the schedule, in updates.
+
+  Raises:
+    InputError: a rule list leaves a name uncovered.
+  """
+  # A trained parameter is float32 whatever the arithmetic: small updates would be rounded away.
+  dtypes = {
+    name: jnp.dtype('float32' if name in trainable else config.backbone.frozen_dtype)
+    for name in params
+  }
+  return Layout(
+    dtypes,
+    mesh.param_shardings(devices, params),
+    frozenset(trainable),
+    optim.make_optimizer(config.optim, list(params), trainable, steps),
+    devices,
+    bool(config.ema),
+  )
+
+
+def init_optimizer(
+  optimizer: optax.GradientTransformation,
+  trainable: dict[str, jax.Array],
+  frozen: Sequence[str],
+  shardings: Mapping[str, Any],
+  devices: Mesh,
+) -> Any:
+  """The optimiser's state, its moments placed like the parameters they belong to."""
+  _, out = _optimizer_state(optimizer, trainable, frozen, shardings, devices)
+  return jax.jit(
+    lambda trainable: optimizer.init(optim.with_placeholders(trainable, frozen)), out_shardings=out
+  )(trainable)
+
+
+def _optimizer_state(
+  optimizer: optax.GradientTransformation,
+  trainable: Mapping[str, Any],
+  frozen: Sequence[str],
+  shardings: Mapping[str, Any],
+  devices: Mesh,
+) -> tuple[Any, Any]:
+  """The shapes of the optimiser's state, and where its leaves are placed."""
+  shapes = jax.eval_shape(
+    lambda trainable: optimizer.init(optim.with_placeholders(trainable, frozen)), trainable
+  )
+
+  def place(path: tuple[Any, ...], _: Any) -> Any:
+    names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+    return shardings[names[-1]] if names and names[-1] in trainable else mesh.replicated(devices)
+
+  return shapes, jax.tree_util.tree_map_with_path(place, shapes)
+
+
+def make_update(
+  model: methods.Model,
+  optimizer: optax.GradientTransformation,
+  frozen_names: Sequence[str],
+  ema: float = 0.0,
+) -> Any:
+  """The jitted step: ``(state, frozen, batch, key, number) -> (state, metrics)``.
+
+  The state's memory is reused. With ``ema`` the state has an average, of that decay.
+  """
+
+  def update(
+    state: State,
+    frozen: dict[str, jax.Array],
+    batch: dict[str, jax.Array],
+    key: jax.Array,
+    number: int,
+  ) -> tuple[State, dict[str, jax.Array]]:
+    step_key = jax.random.fold_in(key, number)
+
+    # Only these leaves are differentiated: the frozen weights' gradients are never computed.
+    def loss(trainable: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
+      return model.loss(tree.unflatten({**frozen, **trainable}), batch, step_key)
+
+    (_, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(state.trainable)
+    updates, opt_state = optimizer.update(
+      optim.with_placeholders(gradient, frozen_names),
+      state.opt_state,
+      optim.with_placeholders(state.trainable, frozen_names),
+    )
+    trainable = optax.apply_updates(
+      state.trainable, {name: updates[name] for name in state.trainable}
+    )
+    average = state.average
+    if average is not None:
+      # In the first steps it forgets faster, or it would stay near the start.
+      past = jnp.asarray(number, jnp.float32)
+      decay = jnp.minimum(ema, (1 + past) / (10 + past))
+      average = {name: decay * average[name] + (1 - decay) * new for name, new in trainable.items()}
+    return State(trainable, opt_state, average), metrics | {
+      'gradient_norm': optax.tree.norm(gradient),
+      'update_norm': optax.tree.norm({name: updates[name] for name in state.trainable}),
+    }
+
+  return jax.jit(update, donate_argnums=0)
+
+
+def lower(
+  config: ml_collections.FrozenConfigDict,
+  model: methods.Model,
+  layout: Layout,
+  params: Mapping[str, Any],
+  batch: Mapping[str, jax.ShapeDtypeStruct],
+) -> jax.stages.Lowered:
+  """The update as `dprjax.train` runs it, lowered from shapes.
+
+  Args:
+    config, model, layout: as of the training.
+    params: shapes by flat names.
+    batch: the global batch's shapes.
+  """
+  state, frozen = layout.shapes(params)
+  whole = mesh.replicated(layout.devices)
+  rows = NamedSharding(layout.devices, P(mesh.BATCH))
+  key = jax.eval_shape(lambda: jax.random.key(0))
+  return make_update(model, layout.optimizer, list(frozen), config.ema).lower(
+    state,
+    frozen,
+    {
+      name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rows)
+      for name, leaf in batch.items()
+    },
+    jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=whole),
+    jax.ShapeDtypeStruct((), jnp.int32, sharding=whole, weak_type=True),  # a Python number
+  )

@@ -1,0 +1,222 @@
+"""Says what an experiment needs on a machine, and how fast it can be there, without that machine.
+
+    python -m dprjax.plan --config=configs/dptdr.py:msmarco --target=v5e:2x4 --target=h100:8 \\
+        --config.backbone.dtype=bfloat16 --out=plan.md
+
+No data, weights or accelerator are needed, only the compiler of the target: `pip install -e
+'.[plan]'` for TPUs, `'.[cuda]'` for GPUs. The update that `dprjax.train` runs and the encoder's
+forward pass of each padded length are compiled for the target. A table says whether they fit, what
+they compute, move and send by formula and by the compiled program, and the rates that follow from
+the published limits of the chip. Where the update does not fit, the plan looks for the flags with
+which it does. Compiling for a large encoder takes minutes a program.
+
+Targets: TPUs with a topology (v4:2x2x1, v5e:2x4, v5p:2x2x1, v6e:2x4), GPUs with their number
+(h100:8, a100:8, l4:1), and cpu, this machine. docs/plans.md explains the rows.
+"""
+
+import argparse
+import contextlib
+import logging
+import pathlib
+from collections.abc import Callable, Sequence
+
+from dprjax.analysis import comparison
+from dprjax.base import files, outputs
+from dprjax.base.errors import InputError
+from dprjax.inference import embedder
+from dprjax.planning import backbones, compiling, programs, search, tables, targets
+from dprjax.runtime import cli
+
+logger = logging.getLogger('dprjax')
+
+Compile = Callable[[programs.Job], compiling.Program]
+
+
+def plan(
+  arguments: Sequence[str],
+  target: targets.Target,
+  compile_program: Compile,
+  *,
+  rows: int = 64,
+  examples: int | None = None,
+  share: float = 0.5,
+  find: bool = True,
+  forward: bool = True,
+  save: str = '',
+) -> tables.Plan:
+  """Compiles an experiment's programs for a target.
+
+  Args:
+    arguments: the config, as on the command line.
+    target: the machine.
+    compile_program: ``compiling.compile_program``, or one that remembers.
+    rows: of a forward pass, over all devices.
+    examples: training examples, for the hours.
+    share: of the bound, for rates.
+    find: look for flags where the update does not fit.
+    forward: compile the forward passes, too.
+    save: a folder for the compiled programs; '': none.
+
+  Raises:
+    InputError: the experiment or the target cannot be used.
+  """
+  config = programs.read_config(arguments)
+  batch = programs.batch_of(config, backbones.shape_of(config))
+
+  def job(more: Sequence[str] = (), length: int = 0) -> programs.Job:
+    name = f'{target.name}-{length or "update"}'.replace(':', '-')
+    path = str(pathlib.Path(save, f'{name}.xla').absolute()) if save else ''
+    return programs.Job(target.name, (*_without(arguments, more), *more), length, rows, path)
+
+  def update(more: Sequence[str]) -> compiling.Program:
+    logger.info('%s: compiling the update %s', target.name, ' '.join(more))
+    made = compile_program(job(more))
+    logger.info('%s: %s', target.name, tables.fits(made))
+    return made
+
+  found = {'update': update(())}
+  title = 'update' if found['update'].fits else ''
+  flags: tuple[str, ...] = ()
+  if not title and find and found['update'].fits is not None:
+    fit = search.fit(config, target.devices, found['update'], update)
+    if fit.program is not None:
+      title, flags = 'update that fits', fit.flags
+      found[title] = fit.program
+  for length in embedder.padded_lengths(config.data.passage_max_length) if forward else ():
+    logger.info('%s: compiling the forward pass of %d x %d tokens', target.name, rows, length)
+    found[f'encode {rows} x {length}'] = compile_program(job(flags, length))
+  return tables.Plan(target, config, batch, found, title, flags, examples, share)
+
+
+def _without(arguments: Sequence[str], more: Sequence[str]) -> list[str]:
+  """The arguments that others do not replace."""
+  keys = {flag.partition('=')[0] for flag in more}
+  return [argument for argument in arguments if argument.partition('=')[0] not in keys]
+
+
+def report(found: tables.Plan) -> str:
+  """A plan as Markdown."""
+  columns, rows = tables.table(found)
+  lines = '  \n'.join(tables.note(found))  # two spaces break a line
+  return f'## {found.title}\n\n{comparison.markdown(columns, rows, lines)}'
+
+
+def _share(text: str) -> float:
+  """A fraction above 0, for argparse's ``type``."""
+  with contextlib.suppress(ValueError):
+    if 0 < (value := float(text)) <= 1:
+      return value
+  raise argparse.ArgumentTypeError(f'expected a number above 0 and up to 1, not {text!r:.40}')
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  parser = cli.Parser('plan', __doc__ or '')
+  parser.add_config(
+    'an experiment, for instance configs/dptdr.py:msmarco',
+    'override a knob, for instance --config.batch_size=512; config.backbone.path may also be '
+    'bert-base, roberta-large and so on, or a config.json',
+  )
+  parser.add_argument(
+    '--target',
+    action='append',
+    metavar='NAME',
+    help='a machine: v5e:2x4, v5p:2x2x1, h100:8, cpu ...; may be given several times',
+  )
+  parser.add_argument('--out', metavar='plan.md', help='the tables as Markdown')
+  parser.add_argument(
+    '--examples',
+    type=cli.positive,
+    metavar='N',
+    help='training examples, for the hours of config.epochs',
+  )
+  parser.add_argument(
+    '--share',
+    type=_share,
+    default=0.5,
+    metavar='FRACTION',
+    help='of the bound, that rates are given at, too (default: 0.5)',
+  )
+  parser.add_argument(
+    '--batch_size',
+    type=cli.up_to(2**20),
+    default=64,
+    metavar='N',
+    help='texts of a forward pass, over all devices, as of dprjax.encode (default: 64)',
+  )
+  parser.add_argument(
+    '--forward',
+    type=cli.boolean,
+    default=True,
+    metavar='true|false',
+    help='compile the forward passes, too (default: true)',
+  )
+  parser.add_argument(
+    '--search',
+    type=cli.boolean,
+    default=True,
+    metavar='true|false',
+    help='look for flags with which an update fits (default: true)',
+  )
+  parser.add_argument(
+    '--timeout',
+    type=cli.up_to(24 * 3600),
+    default=1800,
+    metavar='SECONDS',
+    help='for a program to be compiled (default: 1800)',
+  )
+  parser.add_argument(
+    '--save',
+    metavar='DIR',
+    help='keep the compiled programs, as jax.experimental.serialize_executable has them, pickled',
+  )
+  own, experiment = cli.split_config(argv)
+
+  def command(args: argparse.Namespace) -> None:
+    if not args.target:
+      raise InputError('--target is missing; name a machine, for instance --target=v5e:2x4')
+    machines = [targets.parse(name) for name in dict.fromkeys(args.target)]
+    for machine in machines:
+      targets.check_installed(machine)
+    if args.save:
+      outputs.check_name(args.save, '--save')
+      pathlib.Path(args.save).mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+      if args.out is not None:
+        stack.enter_context(outputs.claim(args.out, {}, endings=('',)))
+      _plan(args, machines, experiment)
+
+  cli.run(parser, command, own)
+
+
+def _plan(
+  args: argparse.Namespace, machines: Sequence[targets.Target], experiment: Sequence[str]
+) -> None:
+  """Prints a table for each machine, and writes them all."""
+
+  def compile_program(job: programs.Job) -> compiling.Program:
+    return compiling.compile_program(job, args.timeout)
+
+  written = [f'# Plan\n\n    python -m dprjax.plan {" ".join(experiment)}\n']
+  for machine in machines:
+    found = plan(
+      experiment,
+      machine,
+      compile_program,
+      rows=args.batch_size,
+      examples=args.examples,
+      share=args.share,
+      find=args.search,
+      forward=args.forward,
+      save=args.save or '',
+    )
+    print(found.title)
+    cli.print_table(*tables.table(found))
+    print('\n'.join(tables.note(found)), flush=True)
+    written.append(report(found))
+  if args.out is not None:
+    with files.atomic_write(args.out) as file:
+      file.write('\n'.join(written))
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,130 @@
+"""Runs `programs` for a job in a process of its own, under a time limit."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from dprjax.base.errors import InputError
+from dprjax.planning import roofline, targets
+from dprjax.planning.programs import Job
+
+COMMAND = ('-m', 'dprjax.planning.programs')
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """A compiled program, or why there is none.
+
+  Attributes:
+    job: what was compiled.
+    answer: of `programs`; where it failed only a part of it.
+  """
+
+  job: Job
+  answer: Mapping[str, Any]
+
+  @property
+  def target(self) -> targets.Target:
+    return targets.parse(self.job.target)
+
+  @property
+  def failure(self) -> str:
+    """Why there is no program; ''."""
+    return str(self.answer.get('failed', {}).get('why', ''))
+
+  @property
+  def needs(self) -> float:
+    """Bytes on one device; NaN where the compiler does not say."""
+    if 'memory' in self.answer:
+      memory = self.answer['memory']
+      return float(memory['argument'] + memory['temp'] + memory['output'] - memory['alias'])
+    return float(self.answer['failed'].get('needs', float('nan')))
+
+  @property
+  def has(self) -> float:
+    """Bytes that a program may have on one device."""
+    return float(self.answer.get('failed', {}).get('has', self.target.memory))
+
+  @property
+  def fits(self) -> bool | None:
+    """Whether it fits into a device's memory; None where that is not known."""
+    if 'memory' in self.answer:
+      return self.needs <= self.has
+    return False if self.answer['failed'].get('memory') else None
+
+  def bound(self, dtype: str) -> roofline.Bound:
+    """The least seconds of a run."""
+    found = self.answer['xla']
+    sent = sum(one['sent'] for one in found['collectives'])
+    return roofline.bound(self.limits(dtype), found['flops'], found['bytes'], sent)
+
+  def limits(self, dtype: str) -> roofline.Limits:
+    """Of one device."""
+    if 'limits' in self.answer:
+      return roofline.Limits(*self.answer['limits'])
+    return roofline.limits(self.target, dtype)
+
+
+def compile_program(job: Job, limit: float) -> Program:
+  """Compiles in a process of its own.
+
+  Args:
+    job: what.
+    limit: in seconds; after it the process is ended.
+
+  Raises:
+    InputError: the experiment or the target cannot be used.
+  """
+  target = targets.parse(job.target)
+  targets.check_installed(target)
+  with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder, 'answer.json')
+    said = pathlib.Path(folder, 'said')
+    with said.open('wb') as log:
+      process = subprocess.Popen(
+        [sys.executable, *COMMAND, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=log,
+        env=targets.environment(target),
+        start_new_session=True,
+      )
+      try:
+        process.communicate(json.dumps(dataclasses.asdict(job)).encode(), timeout=limit)
+      except subprocess.TimeoutExpired:
+        return Program(job, {'failed': {'why': f'no program after {limit:g} s', 'memory': False}})
+      finally:
+        with contextlib.suppress(ProcessLookupError):
+          if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    try:
+      answer = json.loads(path.read_text())
+    except (OSError, ValueError):
+      return Program(job, {'failed': {'why': _crash(process.returncode, said), 'memory': False}})
+  if 'input_error' in answer:
+    raise InputError(answer['input_error'])
+  return Program(job, answer)
+
+
+def _crash(status: int, said: pathlib.Path) -> str:
+  """What is known of a compiler that ended its process."""
+  how = f'status {status}'
+  if status < 0:
+    with contextlib.suppress(ValueError):
+      how = signal.Signals(-status).name
+  lines = [
+    line.strip()
+    for line in said.read_text(errors='replace').splitlines()
+    if line.strip() and not line.startswith(('***', '@', 'PC:', ' ', '\t'))
+  ]
+  telling = [line for line in lines if 'Check failed' in line or line.startswith('F')] or lines
+  return f'the compiler ended with {how}' + (f': {telling[-1]:.200}' if telling else '')

@@ -1,0 +1,452 @@
+"""What a compiled program does, read from XLA's text of it: products, bytes, collectives.
+
+XLA's own count (``cost_analysis``) takes the body of a loop once. Here a body counts as often as
+its loop runs, so that a scan over layers or chunks has its whole cost.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+COLLECTIVES = ('all-gather', 'all-reduce', 'all-to-all', 'collective-permute', 'reduce-scatter')
+
+_BYTES = {
+  'pred': 1, 's2': 1, 'u2': 1, 's4': 1, 'u4': 1, 's8': 1, 'u8': 1, 's16': 2, 'u16': 2, 'bf16': 2,
+  'f16': 2, 's32': 4, 'u32': 4, 'f32': 4, 's64': 8, 'u64': 8, 'f64': 8, 'c64': 8, 'c128': 16,
+}  # fmt: skip
+
+# They move nothing: names for values, or bookkeeping of what runs at the same time.
+_FREE = (
+  *('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast', 'after-all', 'iota'),
+  *('partition-id', 'replica-id', 'opt-barrier', 'domain', 'add-dependency', 'async-update'),
+)
+_OUTER = ('while', 'call', 'conditional', 'async-start')  # what they call is counted
+
+_HEADER = re.compile(r'^(ENTRY )?%?([^\s(]+) \(.*\{$')
+_ARRAY = re.compile(r'([a-z]+\d*(?:e\dm\d\w*)?)\[([\d,]*)\](?:\{([^{}]*)\})?')
+_OPERAND = re.compile(r'%([\w.\-]+)')
+
+
+class Array(NamedTuple):
+  """An array's type, shape, and whether it stands in the device's main memory."""
+
+  dtype: str
+  shape: tuple[int, ...]
+  main: bool
+
+  @property
+  def size(self) -> int:
+    return math.prod(self.shape)
+
+  @property
+  def nbytes(self) -> int:
+    return self.size * _BYTES.get(self.dtype, 1 if self.dtype.startswith('f8') else 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+  """A line of a program.
+
+  Attributes:
+    name, opcode, operands: of it and of the values it takes.
+    type: its result's, as text.
+    attributes: what stands behind the operands.
+  """
+
+  name: str
+  type: str
+  opcode: str
+  operands: tuple[str, ...]
+  attributes: str
+  root: bool
+
+  @functools.cached_property
+  def arrays(self) -> list[Array]:
+    """Its result: one array, or those of a tuple."""
+    return [
+      Array(dtype, tuple(map(int, filter(None, shape.split(',')))), 'S(' not in layout)
+      for dtype, shape, layout in _ARRAY.findall(self.type)
+    ]
+
+  def called(self, *keys: str) -> Iterator[str]:
+    """The computations that it names under these keys."""
+    for key in keys:
+      found = re.search(rf'\b{key}=(?:%([\w.\-]+)|\{{([^}}]*)\}})', self.attributes)
+      if found:
+        yield from [found[1]] if found[1] else _OPERAND.findall(found[2])
+
+
+Computation = dict[str, Instruction]
+
+
+class Collective(NamedTuple):
+  """Collectives of a kind: how often in a run of the program, the bytes of their larger side on a
+  device, and the bytes that a ring sends over a device's links.
+  """
+
+  kind: str
+  times: int
+  bytes: int
+  sent: int
+
+
+class Cost(NamedTuple):
+  """What one run of a program does on one device.
+
+  Attributes:
+    flops: of matrix products and convolutions; a multiplication and an addition are two.
+    bytes: to and from the device's main memory.
+    collectives: by kind.
+    gathered: of each all-gather, the largest result's bytes; the largest first.
+  """
+
+  flops: int
+  bytes: int
+  collectives: tuple[Collective, ...]
+  gathered: tuple[int, ...]
+
+
+class Program:
+  """A program by its computations."""
+
+  def __init__(self, text: str, devices: int):
+    self._devices = devices
+    self.computations: dict[str, Computation] = {}
+    self._entry = ''
+    current: Computation | None = None
+    for line in text.splitlines():
+      if current is None:
+        if (header := _HEADER.match(line)) is not None:
+          current = self.computations[header[2]] = {}
+          self._entry = header[2] if header[1] else self._entry
+      elif line.startswith('}'):
+        current = None
+      elif (instruction := _parse(line)) is not None:
+        current[instruction.name] = instruction
+
+  def cost(self) -> Cost:
+    """Of the whole program."""
+    flops, moved = 0, 0
+    found: dict[str, tuple[str, int, int, int]] = {}
+    for name, times in self._runs(self._entry, 1):
+      computation = self.computations[name]
+      for one in computation.values():
+        flops += times * self._flops(computation, one)
+        moved += times * self._bytes(computation, one)
+        for inside, other in self._collectives(name, one):
+          # A TPU does one in pieces, beside the products of a loop that it does not depend on.
+          # The channel is the same, and it begins and ends outside of the loop.
+          key = f'{name} {one.name}'
+          if 'async' in one.name + inside:
+            key = (re.search(r'channel_id=\d+', other.attributes) or [key])[0]
+          if key not in found or times < found[key][-1]:
+            found[key] = (*self._sizes(inside, other), times)
+    collectives = []
+    for kind in sorted({one[0] for one in found.values()}):
+      own = [one[1:] for one in found.values() if one[0] == kind]
+      collectives.append(
+        Collective(
+          kind,
+          sum(times for _, _, times in own),
+          sum(size * times for size, _, times in own),
+          sum(sent * times for _, sent, times in own),
+        )
+      )
+    gathered = [
+      size for kind, size, _, times in found.values() if kind == 'all-gather' for _ in range(times)
+    ]
+    return Cost(flops, moved, tuple(collectives), tuple(sorted(gathered, reverse=True)))
+
+  def _runs(self, name: str, times: int) -> Iterator[tuple[str, int]]:
+    """The computations whose instructions run one by one, and how often. Not those of fusions."""
+    yield name, times
+    for one in self.computations[name].values():
+      if one.opcode == 'while':
+        for body in one.called('body'):
+          yield from self._runs(body, times * self._trips(one))
+      elif one.opcode in _OUTER:
+        # Of a conditional's branches all count: an upper bound.
+        keys = ('to_apply', 'calls', 'branch_computations', 'true_computation', 'false_computation')
+        for inner in one.called(*keys):
+          yield from self._runs(inner, times)
+
+  def _trips(self, loop: Instruction) -> int:
+    known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
+    if known:
+      return int(known[1])
+    for name in loop.called('condition'):
+      # A loop of jax counts from 0 up to a constant.
+      limits = [
+        int(value[1])
+        for one in self._inside(name)
+        if one.opcode == 'constant' and (value := re.search(r'\((\d+)\)', one.attributes))
+      ]
+      if limits:
+        return max(limits)
+    return 1
+
+  def _inside(self, name: str) -> Iterator[Instruction]:
+    """The instructions of a computation and of the fusions in it."""
+    for one in self.computations.get(name, {}).values():
+      yield one
+      if one.opcode in ('fusion', 'call'):
+        for inner in one.called('calls', 'to_apply'):
+          yield from self._inside(inner)
+
+  def _flops(self, computation: Computation, one: Instruction) -> int:
+    if one.opcode == 'fusion':
+      return sum(
+        self._flops(inner, other)
+        for name in one.called('calls')
+        if (inner := self.computations.get(name)) is not None
+        for other in inner.values()
+      )
+    if one.opcode == 'dot':
+      return _dot_flops(computation, one, _numbers(one.attributes, 'lhs_contracting_dims=\\{'))
+    if one.opcode == 'convolution':
+      return _convolution_flops(computation, one)
+    if one.opcode == 'custom-call' and 'dot_dimension_numbers' in one.attributes:  # cuBLAS
+      return _dot_flops(
+        computation, one, _numbers(one.attributes, '"lhs_contracting_dimensions":\\[')
+      )
+    if one.opcode == 'custom-call' and 'onednn$matmul' in one.attributes:
+      first = _operand(computation, one, 0)
+      return 2 * math.prod(one.arrays[0].shape) * first.shape[-1] if first and first.shape else 0
+    return 0
+
+  def _bytes(self, computation: Computation, one: Instruction) -> int:
+    """To and from main memory, if every value that an instruction takes is read from there once."""
+    if one.opcode in (*_FREE, *_OUTER) or one.opcode.endswith('-done'):
+      return 0
+    if one.opcode == 'custom-call' and 'AllocateBuffer' in one.attributes:
+      return 0
+    operands = [computation[name] for name in one.operands if name in computation]
+    if one.opcode in ('dynamic-slice', 'gather', 'slice'):
+      return 2 * _main(one.arrays)
+    if one.opcode in ('dynamic-update-slice', 'scatter'):
+      update = operands[-1 if one.opcode == 'scatter' else 1]
+      return 2 * _main(update.arrays)
+    if one.opcode == 'fusion':
+      name = next(iter(one.called('calls')), '')
+      return self._fusion_bytes(self.computations.get(name, {}), one, operands)
+    if one.opcode == 'slice-start':  # its result is the operand, the slice and a token
+      return one.arrays[1].nbytes + _main(one.arrays[1:2])
+    if one.opcode == 'copy-start':  # its result names the operand again
+      return _main(one.arrays[:1]) + sum(_main(operand.arrays) for operand in operands)
+    return _main(one.arrays) + sum(_main(operand.arrays) for operand in operands)
+
+  def _fusion_bytes(
+    self, inner: Computation, one: Instruction, operands: Sequence[Instruction]
+  ) -> int:
+    """A fusion reads of an operand what it slices from it, and writes what it updates."""
+    total = 0
+    for operand, parameter in zip(operands, _parameters(inner), strict=False):
+      for array in operand.arrays[:1] if operand.opcode != 'tuple' else ():
+        if array.main:
+          total += min(
+            array.nbytes, self._read(inner, parameter) * array.nbytes // max(array.size, 1)
+          )
+    written = _main(one.arrays)
+    roots = [other for other in inner.values() if other.root]
+    updated = sum(_written(inner, root) for root in roots)
+    return total + (min(written, updated) if updated and written else written)
+
+  def _read(self, inner: Computation, value: Instruction) -> int:
+    """How many elements a fusion reads of a value: all, unless it only takes slices of it."""
+    total = 0
+    for user in inner.values():
+      if value.name not in user.operands:
+        continue
+      if user.opcode in ('dynamic-slice', 'gather', 'slice'):
+        if user.operands[0] != value.name:
+          return value.arrays[0].size
+        total += user.arrays[0].size
+      elif user.opcode == 'dynamic-update-slice' and user.operands[0] == value.name:
+        continue  # updated in place
+      elif user.opcode in ('bitcast', 'reshape', 'convert', 'copy'):
+        total += self._read(inner, user)
+      elif user.opcode == 'fusion':
+        called = self.computations.get(next(iter(user.called('calls')), ''), {})
+        for number, name in enumerate(user.operands):
+          if name == value.name and number < len(parameters := _parameters(called)):
+            total += self._read(called, parameters[number])
+      else:
+        return value.arrays[0].size
+    return total
+
+  def _collectives(self, name: str, one: Instruction) -> Iterator[tuple[str, Instruction]]:
+    """The collectives that an instruction is or has fused, and the computations they are in."""
+    if one.opcode.removesuffix('-start') in COLLECTIVES:
+      yield name, one
+    elif one.opcode == 'fusion':
+      for called in one.called('calls'):
+        for inner in self.computations.get(called, {}).values():
+          yield from self._collectives(called, inner)
+
+  def _sizes(self, name: str, one: Instruction) -> tuple[str, int, int]:
+    """A collective's kind, the bytes of its larger side, and those that a ring sends."""
+    computation = self.computations[name]
+    kind = one.opcode.removesuffix('-start')
+    out = sum(array.nbytes for array in one.arrays)
+    taken = sum(
+      array.nbytes
+      for operand in one.operands
+      if operand in computation
+      for array in computation[operand].arrays
+    )
+    if one.opcode.endswith('-start') and kind != 'all-reduce':
+      out -= taken  # such a result names the operands, too
+    ways = _group_size(one.attributes, self._devices)
+    if kind == 'all-reduce' and (
+      'all-reduce-scatter' in name
+      or any(_slices(computation, other, one) for other in computation.values())
+    ):
+      kind = 'reduce-scatter'  # TPUs write it as an all-reduce and a slice of it, in a fusion
+    size = max(out, taken)
+    share = (ways - 1) / ways
+    factor = {'all-reduce': 2 * share, 'collective-permute': 1.0}.get(kind, share)
+    return kind, size, round(factor * size)
+
+
+def _parse(line: str) -> Instruction | None:
+  """A line of a computation; None where it is none."""
+  name, equals, rest = line.strip().partition(' = ')
+  if not equals:
+    return None
+  end = _matching(rest, 0) + 1 if rest.startswith('(') else rest.find(' ')
+  kind, rest = rest[:end], rest[end:].lstrip()
+  opcode, parenthesis, _ = rest.partition('(')
+  if not parenthesis:
+    return None
+  close = _matching(rest, len(opcode))
+  inside = rest[len(opcode) + 1 : close]
+  literal = opcode in ('constant', 'parameter')
+  return Instruction(
+    name.removeprefix('ROOT ').lstrip('%'),
+    kind,
+    opcode,
+    (inside,) if literal else tuple(_OPERAND.findall(inside)),
+    f'({inside}) {rest[close + 1 :]}' if literal else rest[close + 1 :],
+    name.startswith('ROOT '),
+  )
+
+
+def _matching(text: str, start: int) -> int:
+  """The place of the parenthesis that closes the one at ``start``."""
+  depth = 0
+  for place in re.finditer(r'[()]', text[start:]):
+    depth += 1 if place[0] == '(' else -1
+    if not depth:
+      return start + place.start()
+  return len(text)
+
+
+def _slices(computation: Computation, one: Instruction, reduced: Instruction) -> bool:
+  """Whether an instruction takes a device's part of what was reduced."""
+  if one.opcode != 'dynamic-slice':
+    return False
+  source: Instruction | None = computation.get(one.operands[0])
+  while source is not None and source.opcode in ('bitcast', 'get-tuple-element', 'reshape'):
+    source = computation.get(source.operands[0])
+  return source is reduced
+
+
+def _main(arrays: Sequence[Array]) -> int:
+  return sum(array.nbytes for array in arrays if array.main)
+
+
+def _parameters(computation: Computation) -> list[Instruction]:
+  """In the order in which a caller gives them."""
+  found = (one for one in computation.values() if one.opcode == 'parameter')
+  return sorted(found, key=lambda one: int(one.operands[0] or 0))
+
+
+def _written(inner: Computation, root: Instruction) -> int:
+  """The bytes that a fusion's root writes where it updates a part of an operand; 0: all."""
+  if root.opcode == 'bitcast' and root.operands[0] in inner:
+    return _written(inner, inner[root.operands[0]])
+  if root.opcode == 'dynamic-update-slice' and root.operands[1] in inner:
+    return sum(array.nbytes for array in inner[root.operands[1]].arrays)
+  if root.opcode == 'tuple':
+    parts = [inner[name] for name in root.operands if name in inner]
+    written = [_written(inner, part) for part in parts]
+    if any(written):
+      return sum(
+        some or sum(array.nbytes for array in part.arrays)
+        for some, part in zip(written, parts, strict=True)
+      )
+  return 0
+
+
+def _operand(computation: Computation, one: Instruction, number: int) -> Array | None:
+  if number < len(one.operands) and one.operands[number] in computation:
+    return next(iter(computation[one.operands[number]].arrays), None)
+  return None
+
+
+def _numbers(attributes: str, opening: str) -> list[int]:
+  """The numbers in the brackets that ``opening`` (a regular expression) begins."""
+  found = re.search(opening + r'([\d,"]*)', attributes)
+  return [int(number) for number in re.findall(r'\d+', found[1])] if found else []
+
+
+def _dot_flops(computation: Computation, one: Instruction, contracting: Sequence[int]) -> int:
+  first = _operand(computation, one, 0)
+  if first is None or not one.arrays:
+    return 0
+  return 2 * math.prod(one.arrays[0].shape) * math.prod(first.shape[axis] for axis in contracting)
+
+
+def _convolution_flops(computation: Computation, one: Instruction) -> int:
+  """As XLA counts them: a place of the window that meets padding or dilation costs nothing."""
+  labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', one.attributes)
+  image, kernel = (_operand(computation, one, number) for number in (0, 1))
+  if labels is None or image is None or kernel is None:
+    return 0
+  window = re.search(r'window=\{([^}]*)\}', one.attributes)
+  values = dict(re.findall(r'(\w+)=(\S+)', window[1])) if window else {}
+  rank = len(values.get('size', '').split('x')) if values.get('size') else 0
+
+  def each(key: str, default: str) -> list[str]:
+    return values[key].split('x') if key in values else [default] * rank
+
+  pairs = 1
+  spatial = zip(
+    each('size', '1'),
+    each('stride', '1'),
+    each('pad', '0_0'),
+    each('lhs_dilate', '1'),
+    each('rhs_dilate', '1'),
+    strict=True,
+  )
+  for axis, (size, stride, pad, dilate, spread) in enumerate(spatial):
+    length = image.shape[labels[1].index(str(axis))]
+    places = one.arrays[0].shape[labels[3].index(str(axis))]
+    low = int(pad.split('_')[0])
+    valid = 0
+    for place in range(places):
+      for number in range(int(size)):
+        at = place * int(stride) - low + number * int(spread)
+        valid += at % int(dilate) == 0 and 0 <= at // int(dilate) < length
+    pairs *= valid
+  out = one.arrays[0].shape
+  rows, features = out[labels[3].index('b')], out[labels[3].index('f')]
+  return 2 * pairs * rows * features * kernel.shape[labels[2].index('i')]
+
+
+def _group_size(attributes: str, devices: int) -> int:
+  """How many devices take part in a collective."""
+  if found := re.search(r'replica_groups=\[\d+,(\d+)\]<=', attributes):
+    return int(found[1])
+  if found := re.search(r'replica_groups=\{\{([\d,]+)\}', attributes):
+    return len(found[1].split(','))
+  if found := re.search(r'replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}', attributes):
+    sizes = dict(re.findall(r"'([^']+)'=(\d+)", found[1]))
+    ways = 1
+    for axis, part in re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", found[2]):
+      ways *= int(part or sizes.get(axis, 1))
+    return max(ways, 1)
+  return devices

@@ -1,0 +1,290 @@
+"""Compiles one program of an experiment for a machine that need not be there.
+
+A process of its own, which `compiling` starts, so that a compiler may fail as it likes:
+
+    python -m dprjax.planning.programs ANSWER.json < job.json
+"""
+
+import dataclasses
+import json
+import math
+import pathlib
+import pickle
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+from jax.experimental import serialize_executable, topologies
+
+from dprjax.base.errors import InputError, error_line
+from dprjax.inference.embedder import Embedder
+from dprjax.methods import method as methods
+from dprjax.methods import updates
+from dprjax.models import encoder
+from dprjax.models.head_specs import HEADS
+from dprjax.planning import backbones, hlo, roofline, targets
+from dprjax.runtime import config as configs
+from dprjax.runtime import mesh, tree
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """What to compile, for what.
+
+  Attributes:
+    target: a name, see ``targets.parse``.
+    config: of the experiment, as on the command line.
+    length: 0: the update; else the encoder's forward pass of rows so long.
+    rows: of that pass, over all devices.
+    save: a file for the compiled program; '': none.
+  """
+
+  target: str
+  config: tuple[str, ...]
+  length: int = 0
+  rows: int = 64
+  save: str = ''
+
+
+def read_config(arguments: Sequence[str]) -> ml_collections.ConfigDict:
+  """An experiment, checked as far as can be without its data.
+
+  Raises:
+    InputError: the config cannot be used, or its method cannot be planned.
+  """
+  config = configs.parse(arguments)
+  method = methods.load(config.method)
+  with config.unlocked():
+    # Where the text lies does not matter here; that it has to be named does later.
+    config.data.dir = config.data.dir or ('' if config.tasks else 'any')
+    for task in config.tasks.values():
+      task.data.dir = task.data.dir or 'any'
+  configs.check(config)
+  method.check(config)
+  if method.shapes is None:
+    raise InputError(
+      f'config.method: the shapes of the batches of {config.method!r} depend on the data; a plan '
+      'needs those that do not'
+    )
+  return config
+
+
+def batch_of(
+  config: ml_collections.ConfigDict, model: encoder.EncoderConfig
+) -> methods.BatchShapes:
+  """The longest batch of an experiment; see ``read_config``."""
+  shapes = methods.load(config.method).shapes
+  assert shapes is not None
+  return shapes(config, model, backbones.tokenizer())
+
+
+class Experiment:
+  """A method on the mesh of some devices, with its parameters' shapes.
+
+  Attributes:
+    config: the experiment.
+    shape: of its backbone.
+    devices: the mesh.
+    model: the method's functions.
+    params: shapes by flat names.
+    layout: how a training places them.
+  """
+
+  def __init__(self, config: ml_collections.ConfigDict, devices: Sequence[jax.Device]):
+    self.config = ml_collections.FrozenConfigDict(config)
+    self.shape = shape = backbones.shape_of(config)
+    method = methods.load(config.method)
+    self.devices = mesh.make_mesh(config.mesh, devices)
+    mesh.check_batch(
+      self.devices, config.batch_size * config.accumulate, config.grad_cache * config.accumulate
+    )
+    self.model = method.build(self.config, shape, self.devices, backbones.tokenizer())
+
+    def init(key: jax.Array) -> dict[str, Any]:
+      # A head that a method cannot begin without stands in the backbone's directory.
+      heads = {name: methods.Head(HEADS[name].init(shape, key)) for name in method.needs}
+      return self.model.init(methods.Parts(encoder.init_encoder(shape, key), heads), key)
+
+    self.params = tree.flatten(jax.eval_shape(init, jax.random.key(0)))
+    trainable = tree.trainable_names(config.trainable, list(self.params))
+    # The length of the schedule is a constant of the program.
+    self.layout = updates.lay_out(
+      self.config, self.params, trainable, self.devices, config.steps or 1000
+    )
+
+  def lower_update(self, batch: Mapping[str, jax.ShapeDtypeStruct]) -> jax.stages.Lowered:
+    """As `dprjax.train` runs it."""
+    return updates.lower(self.config, self.model, self.layout, self.params, batch)
+
+  def lower_forward(self, rows: int, length: int) -> jax.stages.Lowered:
+    """As `dprjax.encode` runs it for passages: float32 weights, whole on every device."""
+    everywhere = mesh.make_mesh({'data': -1}, self.devices.devices.ravel().tolist())
+    embedder = Embedder(
+      lambda params, *batch: self.model.embed(tree.unflatten(params), 'passage', *batch),
+      everywhere,
+      rows,
+      length,
+      0,
+    )
+    whole = mesh.replicated(everywhere)
+    params = {
+      name: jax.ShapeDtypeStruct(leaf.shape, jnp.float32, sharding=whole)
+      for name, leaf in self.params.items()
+    }
+    return embedder.lower(params, length)
+
+  def formula(self, batch: methods.BatchShapes, job: Job) -> roofline.Cost:
+    """What the job's program must cost on one device."""
+    config, trainable = self.config, self.layout.trainable
+    calls = batch.calls
+    if job.length:
+      method, calls, ways = 'encode', ((job.rows, job.length),), self.devices.size
+    else:
+      method = 'FT' if any(name.startswith('backbone/') for name in trainable) else 'DPT'
+      ways = mesh.batch_devices(self.devices)
+    return roofline.formula(
+      self.shape, method, calls, config.prompt.length, config.backbone.dtype, ways
+    )
+
+  def held(self) -> dict[str, int]:
+    """Bytes on one device of what a training keeps there between steps."""
+    state, frozen = self.layout.shapes(self.params)
+    return {
+      'trained': _on_one(state.trainable),
+      'frozen': _on_one(frozen),
+      'optimizer': _on_one(state.opt_state) + _on_one(state.average or {}),
+    }
+
+
+def _on_one(leaves: Any) -> int:
+  """Bytes of arrays on one device."""
+  return sum(
+    math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+    for leaf in jax.tree.leaves(leaves)
+  )
+
+
+def devices_of(target: targets.Target) -> Sequence[jax.Device]:
+  """Descriptions of a target's devices.
+
+  Raises:
+    InputError: there is no such topology.
+  """
+  if target.platform == 'cpu':
+    return jax.devices()
+  try:
+    if target.platform == 'tpu':
+      described = topologies.get_topology_desc(
+        platform='tpu', topology_name=target.topology, **_bounds(target)
+      )
+    else:
+      described = topologies.get_topology_desc(
+        platform='cuda', target_config=target.gpu_config(), topology=f'1x1x{target.devices}'
+      )
+  except Exception as error:
+    raise InputError(
+      f'--target={target.name}: the compiler knows no such machine ({error!s:.200})'
+    ) from error
+  return described.devices
+
+
+def _bounds(target: targets.Target) -> dict[str, Any]:
+  """A host has four or eight chips unless it is told to have one."""
+  return {'chips_per_host_bounds': (1, 1, 1)} if target.devices == 1 else {}
+
+
+def run(job: Job) -> dict[str, Any]:
+  """Compiles; returns what is to know of the program as JSON.
+
+  Raises:
+    InputError: the experiment or the target cannot be used.
+  """
+  target = targets.parse(job.target)
+  config = read_config(job.config)
+  experiment = Experiment(config, devices_of(target))
+  batch = batch_of(config, experiment.shape)
+  began = time.monotonic()
+  if job.length:
+    lowered = experiment.lower_forward(job.rows, job.length)
+  else:
+    lowered = experiment.lower_update(batch.arrays)
+  seconds = {'lower': time.monotonic() - began}
+  answer: dict[str, Any] = {
+    'held': experiment.held(),
+    'mesh': dict(experiment.devices.shape),
+    'trained': sum(
+      math.prod(experiment.params[name].shape) for name in experiment.layout.trainable
+    ),
+    'parameters': sum(math.prod(leaf.shape) for leaf in experiment.params.values()),
+    'formula': dataclasses.asdict(experiment.formula(batch, job)),
+  }
+  began = time.monotonic()
+  try:
+    compiled = lowered.compile()
+  except Exception as error:
+    return answer | {'failed': _failure(error, sum(answer['held'].values()))}
+  finally:
+    seconds['compile'] = time.monotonic() - began
+    answer['seconds'] = seconds
+  memory = compiled.memory_analysis()
+  answer['memory'] = {
+    name: int(getattr(memory, f'{name}_size_in_bytes'))
+    for name in ('argument', 'output', 'temp', 'alias', 'generated_code')
+  }
+  if target.platform == 'cpu':
+    answer['limits'] = roofline.measure_limits(target.devices, config.backbone.dtype)
+  cost = hlo.Program(compiled.as_text() or '', target.devices).cost()
+  answer['xla'] = {
+    'flops': cost.flops,
+    'bytes': cost.bytes,
+    'collectives': [one._asdict() for one in cost.collectives],
+    'gathered': cost.gathered[:16],
+  }
+  if job.save:
+    pathlib.Path(job.save).write_bytes(pickle.dumps(serialize_executable.serialize(compiled)))
+  return answer
+
+
+_SIZE = r'([\d.]+)([KMGT])'
+_UNITS = {'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
+
+
+def _failure(error: Exception, held: int) -> dict[str, Any]:
+  """Why a compiler gave up: for lack of memory, or for a reason of its own.
+
+  Args:
+    error: what it raised.
+    held: bytes that the program's arguments take.
+  """
+  text = ' '.join(str(error).split())
+  found: dict[str, Any] = {'why': text[:400], 'memory': 'RESOURCE_EXHAUSTED' in text}
+  # Two sentences of the same meaning; the second is of temporary arrays alone.
+  for pattern, more in (
+    (f'{_SIZE} of {_SIZE}', 0),
+    (rf'\({_SIZE}\) exceeds available HBM \({_SIZE}\)', held),
+  ):
+    if found['memory'] and (sizes := re.search(pattern, text)):
+      found['needs'] = float(sizes[1]) * _UNITS[sizes[2]] + more
+      found['has'] = float(sizes[3]) * _UNITS[sizes[4]]
+  return found
+
+
+def main() -> None:
+  answer: dict[str, Any]
+  try:
+    job = json.load(sys.stdin)
+    answer = run(Job(**{**job, 'config': tuple(job['config'])}))
+  except InputError as error:
+    answer = {'input_error': str(error)}
+  except Exception as error:
+    answer = {'failed': {'why': error_line(f'{type(error).__name__}: {error}'), 'memory': False}}
+  pathlib.Path(sys.argv[1]).write_text(json.dumps(answer))
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,158 @@
+"""What a program must compute and move, by formula, and how fast a machine can at most do it.
+
+The formulas are derived in docs/performance.md ("The limit").
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dprjax.models.encoder import EncoderConfig
+from dprjax.planning import targets
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+  """What a method must compute and move for some sequences.
+
+  Attributes:
+    flops: of matrix products; a multiplication and an addition are two.
+    bytes: to and from the device's memory, if elementwise operations are fused into the products
+      and attention's scores stay on the chip.
+  """
+
+  flops: float
+  bytes: float
+
+
+def cost(
+  model: EncoderConfig,
+  method: str,
+  rows: Sequence[tuple[float, int]],
+  prompt: int,
+  width: int = 2,
+) -> Cost:
+  """FLOPs and bytes of a forward pass ('encode') or of an update by 'DPT' or 'FT'.
+
+  With T tokens, a prompt of P, S = P + T, and widths H and I, a sequence costs in the forward pass
+  of each layer
+
+      weights    8 T H^2 + 4 T H I     (queries, keys, values, output; up and down)
+      attention  4 T S H               (scores; sums of values)
+
+  The backward pass computes each product with a weight once for the gradient of its input, and once
+  for that of its weight, which DPT does not need. Attention has no weights, and the gradients of
+  both of its factors are always needed:
+
+      encode  weights + attention      DPT  2 weights + 3 attention      FT  3 weights + 3 attention
+
+  Pooling, the scores of the batch, LayerNorm, GELU, softmax and the optimiser are omitted: they are
+  below 1 % each for these shapes.
+
+  Bytes per token and layer: forward 14 H + 2 I (each product reads its input and writes its output,
+  with the residuals), and in training 2 H + I more that the backward pass needs; backward
+  24 H + 3 I, and for FT another 8 H + 2 I for the weights' gradients. Weights are read once in
+  every pass of each call of the encoder; FT's gradients are written once a call, and AdamW reads
+  and writes 7 float32 a weight.
+
+  Args:
+    rows: (sequences, length) of each call of the encoder: an update encodes queries and passages
+      separately.
+    width: bytes of a number, in activations and weights.
+  """
+  h, i, layers = model.hidden_size, model.intermediate_size, model.num_layers
+  through_weights, through_attention = {'encode': (1, 1), 'DPT': (2, 3), 'FT': (3, 3)}[method]
+  passes = {'encode': 1, 'DPT': 2, 'FT': 2}[method]
+  a_token = {'encode': 14 * h + 2 * i, 'DPT': 40 * h + 6 * i, 'FT': 48 * h + 8 * i}[method]
+  a_layer = 4 * h * h + 2 * h * i
+  flops, moved = 0.0, 28.0 * layers * a_layer if method == 'FT' else 0.0
+  for sequences, t in rows:
+    weights, attention = 8 * t * h * h + 4 * t * h * i, 4 * t * (prompt + t) * h
+    flops += sequences * layers * (through_weights * weights + through_attention * attention)
+    moved += width * layers * (sequences * t * a_token + passes * a_layer) + (
+      4 * layers * a_layer if method == 'FT' else 0
+    )
+  return Cost(flops, moved)
+
+
+def formula(
+  model: EncoderConfig,
+  method: str,
+  calls: Sequence[tuple[int, int]],
+  prompt: int,
+  dtype: str,
+  devices: int,
+) -> Cost:
+  """``cost`` on one of the devices that share the rows. Each reads all weights.
+
+  It is of the encoder's layers alone: without heads and the scores of the loss.
+  """
+  shared = [(rows / devices, length) for rows, length in calls]
+  return cost(model, method, shared, prompt, jnp.dtype(dtype).itemsize)
+
+
+class Limits(NamedTuple):
+  """What a device can do at most, each in a second: FLOPs, bytes of memory, bytes to others."""
+
+  flops: float
+  bandwidth: float
+  links: float
+
+
+def limits(target: targets.Target, dtype: str) -> Limits:
+  """The published limits of a target's chip for arithmetic in ``dtype``."""
+  chip = targets.CHIPS[target.chip]
+  return Limits(chip.bfloat16 if dtype == 'bfloat16' else chip.float32, chip.bandwidth, chip.links)
+
+
+def measure_limits(devices: int, dtype: str) -> Limits:
+  """Those of one of the devices that share this machine's processor, by a large product and a copy.
+
+  The best of a few runs, a second in all.
+  """
+  size = 1024
+  x = jnp.ones((size, size), jnp.dtype(dtype))
+  product = jax.jit(lambda x: x @ x).lower(x).compile()
+  flops = 2 * size**3 / _fastest(lambda: jax.block_until_ready(product(x)))
+  block = np.ones(8 * 2**20, np.float64)
+  copy = np.empty_like(block)
+  moved = 2 * block.nbytes / _fastest(lambda: np.copyto(copy, block))
+  return Limits(flops / devices, moved / devices, moved / devices)
+
+
+def _fastest(run: Callable[[], Any], times: int = 7) -> float:
+  """The seconds of the fastest of some runs."""
+  seconds = []
+  for _ in range(times):
+    began = time.perf_counter()
+    run()
+    seconds.append(time.perf_counter() - began)
+  return min(seconds)
+
+
+class Bound(NamedTuple):
+  """The least seconds of a program on one device, by what takes them."""
+
+  flops: float
+  bytes: float
+  links: float
+
+  @property
+  def seconds(self) -> float:
+    """If products, memory and links are busy at the same time."""
+    return max(self)
+
+  @property
+  def what(self) -> str:
+    """What bounds it."""
+    return max(zip(self, ('products', 'memory', 'links'), strict=True))[1]
+
+
+def bound(most: Limits, flops: float, moved: float, sent: float = 0.0) -> Bound:
+  """The least time for these FLOPs, bytes of memory and bytes to other devices."""
+  return Bound(flops / most.flops, moved / most.bandwidth, sent / most.links)

@@ -1,0 +1,211 @@
+"""The machines that a plan is for, by name, and what they can do at most."""
+
+import importlib.util
+import math
+import os
+import re
+import sys
+from typing import NamedTuple
+
+from dprjax.base.errors import InputError
+from dprjax.inference.embedder import memory_bytes
+
+GIB = 2**30
+
+
+class Chip(NamedTuple):
+  """An accelerator's published limits.
+
+  Attributes:
+    kind: as jax names the device.
+    bfloat16: FLOP/s of dense products with bfloat16 inputs and float32 sums.
+    float32: FLOP/s of products of float32 as XLA computes them by default.
+    bandwidth: bytes/s of its main memory.
+    links: bytes/s that it sends to the other chips of its slice or host.
+    memory: bytes that a program may have.
+    source: of these numbers.
+  """
+
+  kind: str
+  bfloat16: float
+  float32: float
+  bandwidth: float
+  links: float
+  memory: float
+  source: str
+
+
+_TPU = 'cloud.google.com/tpu/docs'
+_NVIDIA = 'the data sheet, dense'
+# A TPU multiplies float32 as bfloat16 by default, a GPU of Ampere and later as tf32. A link's two
+# directions are counted once: what one chip can send. A TPU's memory is what its compiler gives to
+# programs, a GPU's three quarters of it, which is what jax takes by default.
+CHIPS = {
+  'v4': Chip('TPU v4', 275e12, 275e12, 1.228e12, 150e9, 30.75 * GIB, f'{_TPU}/v4'),
+  'v5e': Chip('TPU v5 lite', 197e12, 197e12, 0.819e12, 100e9, 15.75 * GIB, f'{_TPU}/v5e'),
+  'v5p': Chip('TPU v5', 459e12, 459e12, 2.765e12, 300e9, 95.74 * GIB, f'{_TPU}/v5p'),
+  'v6e': Chip('TPU v6 lite', 918e12, 918e12, 1.64e12, 224e9, 31.25 * GIB, f'{_TPU}/v6e'),
+  'h100': Chip(
+    'NVIDIA H100 80GB HBM3', 989.4e12, 494.7e12, 3.35e12, 450e9, 0.75 * 79.1 * GIB, _NVIDIA
+  ),
+  'a100': Chip(
+    'NVIDIA A100-SXM4-80GB', 312e12, 156e12, 2.039e12, 300e9, 0.75 * 79.2 * GIB, _NVIDIA
+  ),
+  'l4': Chip('NVIDIA L4', 121e12, 60e12, 0.3e12, 32e9, 0.75 * 22.0 * GIB, _NVIDIA),
+}
+
+# Published limits of further devices that benchmarks may run on: bfloat16 (T4: float16) FLOP/s and
+# bytes/s, see `Chip`.
+OTHERS = {
+  'NVIDIA H200': (989.4e12, 4.8e12),
+  'NVIDIA H100 PCIe': (756e12, 2.0e12),
+  'NVIDIA A100-SXM4-40GB': (312e12, 1.555e12),
+  'NVIDIA A100-PCIE-40GB': (312e12, 1.555e12),
+  'Tesla T4': (65e12, 0.32e12),
+}
+PEAKS = OTHERS | {chip.kind: (chip.bfloat16, chip.bandwidth) for chip in CHIPS.values()}
+"""By jax's name of a device, the two of its limits that bound a program on one device."""
+
+TPUS = ('v4', 'v5e', 'v5p', 'v6e')
+GPUS = ('h100', 'a100', 'l4')
+_MOST = 4096  # devices
+
+# What XLA's GPU compiler asks of a device that is not there (GpuTargetConfigProto), in the order
+# of `_GPU_FIELDS`.
+_GPU_FIELDS = (
+  'shared_memory_per_block',
+  'shared_memory_per_core',
+  'threads_per_core_limit',
+  'core_count',
+  'fpus_per_core',
+  'memory_bandwidth',
+  'l2_cache_size',
+  'clock_rate_ghz',
+  'device_memory_size',
+  'shared_memory_per_block_optin',
+)
+_GPU_VALUES = {
+  'h100': (49152, 233472, 2048, 132, 128, 3352320000000, 52428800, 1.98, 84942979072, 232448),
+  'a100': (49152, 167936, 2048, 108, 64, 2039000000000, 41943040, 1.41, 85040168960, 166912),
+  'l4': (49152, 102400, 1536, 58, 128, 300096000000, 50331648, 2.04, 23656071168, 101376),
+}
+_CAPABILITY = {'h100': (9, 0), 'a100': (8, 0), 'l4': (8, 9)}
+_SAME = """  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+"""
+
+
+class Target(NamedTuple):
+  """Some chips of one kind.
+
+  Attributes:
+    name: as the user gave it.
+    chip: a key of ``CHIPS``, or 'cpu'.
+    topology: of TPUs, as libtpu names it; '' of others.
+    devices: how many.
+  """
+
+  name: str
+  chip: str
+  topology: str
+  devices: int
+
+  @property
+  def platform(self) -> str:
+    """As jax names it."""
+    return 'tpu' if self.chip in TPUS else 'cuda' if self.chip in GPUS else 'cpu'
+
+  @property
+  def memory(self) -> float:
+    """Bytes that a program may have on one chip."""
+    return CHIPS[self.chip].memory if self.chip in CHIPS else memory_bytes() / self.devices
+
+  def gpu_config(self) -> str:
+    """What XLA's GPU compiler has to know of the device, as text."""
+    major, minor = _CAPABILITY[self.chip]
+    fields = zip(_GPU_FIELDS, _GPU_VALUES[self.chip], strict=True)
+    lines = ''.join(f'  {name}: {value}\n' for name, value in fields)
+    return (
+      f'gpu_device_info {{\n{_SAME}{lines}'
+      f'  cuda_compute_capability {{ major: {major} minor: {minor} }}\n}}\n'
+      'platform_name: "CUDA"\n'
+      'dnn_version_info { major: 9 minor: 10 }\n'
+      'runtime_version { major: 12 minor: 8 patch: 0 }\n'
+      f'device_description_str: "{CHIPS[self.chip].kind}"\n'
+    )
+
+
+def parse(name: str) -> Target:
+  """A target's name: ``v5e:2x4``, ``v4:2x2x1``, ``h100:8``, ``cpu`` or ``cpu:4``.
+
+  Raises:
+    InputError: it is none.
+  """
+  chip, colon, rest = name.strip().lower().partition(':')
+  if chip in TPUS:
+    flat = chip in ('v5e', 'v6e')
+    axes = 2 if flat else 3
+    if not re.fullmatch('x'.join([r'[1-9]\d{0,3}'] * axes), rest):
+      raise InputError(
+        f'--target={name!r:.60}: name the topology of TPUs behind a colon, for instance '
+        f'{chip}:{"2x4" if flat else "2x2x1"}'
+      )
+    count = math.prod(map(int, rest.split('x')))
+  elif chip in (*GPUS, 'cpu'):
+    if not (re.fullmatch(r'[1-9]\d{0,4}', rest) if colon else chip == 'cpu'):
+      raise InputError(
+        f'--target={name!r:.60}: name the number of devices behind a colon, as {chip}:8'
+      )
+    count = int(rest or 1)
+  else:
+    raise InputError(
+      f'--target={name!r:.60}: there is no such machine; TPUs {", ".join(TPUS)} with a topology '
+      f'(v5e:2x4, v5p:2x2x1), GPUs {", ".join(GPUS)} with a number (h100:8), or cpu'
+    )
+  if count > _MOST:
+    raise InputError(f'--target={name!r:.60}: {count:,} devices; at most {_MOST:,}')
+  return Target(f'{chip}{colon}{rest}', chip, f'{chip}:{rest}' if chip in TPUS else '', count)
+
+
+def check_installed(target: Target) -> None:
+  """Raises InputError where the compiler for a target is not installed."""
+  if target.platform == 'tpu' and importlib.util.find_spec('libtpu') is None:
+    raise InputError(
+      f'--target={target.name}: the compiler for TPUs is not installed; run: '
+      "pip install -e '.[plan]'"
+    )
+  if target.platform == 'cuda' and not any(
+    importlib.util.find_spec(name) for name in ('jax_cuda12_plugin', 'jax_cuda13_plugin')
+  ):
+    raise InputError(
+      f'--target={target.name}: the compiler for GPUs is not installed; run: '
+      "pip install -e '.[cuda]'"
+    )
+
+
+def environment(target: Target) -> dict[str, str]:
+  """The environment of a process that compiles for a target.
+
+  What this process was told about its own devices and compiler is left out.
+  """
+  own = ('XLA_FLAGS', 'LIBTPU_INIT_ARGS', 'JAX_PLATFORMS', 'JAX_COMPILATION_CACHE_DIR')
+  kept = {name: value for name, value in os.environ.items() if name not in own}
+  flags = {}
+  if target.platform == 'cpu':
+    flags = {'XLA_FLAGS': f'--xla_force_host_platform_device_count={target.devices}'}
+  path = os.pathsep.join(filter(None, sys.path))
+  return {
+    **kept,
+    **flags,
+    'PYTHONPATH': path,  # what this process can import, for instance a method of one's own
+    'JAX_PLATFORMS': 'cpu',
+    'TPU_SKIP_MDS_QUERY': '1',
+    'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
+    'TPU_MIN_LOG_LEVEL': '3',
+    'TF_CPP_MIN_LOG_LEVEL': '3',
+  }

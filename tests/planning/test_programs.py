@@ -1,0 +1,134 @@
+"""Tiny encoders compiled for TPUs that are not there."""
+
+import importlib.util
+import pathlib
+import re
+
+import pytest
+
+from dprjax.base.errors import InputError
+from dprjax.planning import backbones, compiling, programs
+from dprjax.runtime import config as configs
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+
+needs_libtpu = pytest.mark.skipif(
+  importlib.util.find_spec('libtpu') is None, reason="pip install -e '.[plan]' (libtpu)"
+)
+DPT = (f'--config={ROOT}/configs/dptdr.py:local', '--config.backbone.dtype=bfloat16')
+FT = (
+  f'--config={ROOT}/configs/ft.py:local',
+  '--config.backbone.dtype=bfloat16',
+  '--config.mesh.fsdp=4',
+)
+
+
+def compiled(target, config, **options):
+  made = compiling.compile_program(programs.Job(target, config, **options), 300)
+  assert made.failure == ''
+  return made
+
+
+def collectives(program):
+  return {one['kind']: one for one in program.answer['xla']['collectives']}
+
+
+@needs_libtpu
+@pytest.mark.slow
+@pytest.mark.parametrize(('target', 'chips'), [('v5e:2x2', 4), ('v5e:2x4', 8)])
+def test_a_prompt_on_a_slice_has_what_the_mesh_promises(target, chips):
+  made = compiled(target, DPT)
+  assert made.fits and 0 < made.needs < 2**28
+  found, formula = made.answer['xla'], made.answer['formula']
+  # The whole update's products: of 16 queries of 16 tokens and 16 passages of 32, with 4 vectors.
+  layers, hidden, prompt = 2, 128, 4
+  whole = sum(
+    16 * layers * (2 * 24 * length * hidden**2 + 12 * length * (prompt + length) * hidden)
+    for length in (16, 32)
+  )
+  assert formula['flops'] == pytest.approx(whole / chips)
+  assert found['flops'] == pytest.approx(whole / chips, rel=0.02)
+  # One gather of passages [16, 1, 128], and none of frozen weights.
+  assert collectives(made)['all-gather']['times'] == 1
+  assert found['gathered'] == [16 * hidden * 4]
+  held = made.answer['held']
+  assert held['trained'] == 2 * layers * prompt * hidden * 4
+  assert held['optimizer'] == pytest.approx(2 * held['trained'], abs=64)
+  assert made.answer['mesh'] == {'data': chips, 'fsdp': 1, 'model': 1}
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_a_forward_pass_moves_less_than_an_update_and_gathers_its_vectors():
+  made = compiled('v5e:2x4', DPT, length=32, rows=64)
+  found = made.answer['xla']
+  each = 8 * 2 * (24 * 32 * 128**2 + 4 * 32 * 36 * 128)
+  assert found['flops'] == pytest.approx(each, rel=0.02)
+  assert set(collectives(made)) <= {'all-gather'}
+
+
+def config(*flags):
+  return programs.read_config((DPT[0], *flags))
+
+
+@pytest.mark.parametrize(
+  ('flags', 'message'),
+  [
+    (['--config.nonesuch=1'], 'nonesuch'),
+    (['--config.batch_size=0'], 'config.batch_size'),
+    (['--config.method=nonesuch'], 'config.method'),
+    (['--config.prompt.sides=query', '--config.corpus_negatives=-1'], 'config.corpus_negatives'),
+    (['--config.data.query_max_length=600'], 'config.data.query_buckets'),
+  ],
+)
+def test_a_config_that_cannot_be_planned_is_refused(flags, message):
+  with pytest.raises(InputError, match=message):
+    made = config(*flags)
+    programs.batch_of(made, backbones.shape_of(made))
+
+
+def test_a_backbone_is_a_name_a_size_or_a_folder(tmp_path):
+  made = configs.default()
+  for path, layers in (('roberta-large', 24), ('bert-base', 12), ('scratch:mini', 4)):
+    made.backbone.path = path
+    assert backbones.shape_of(made).num_layers == layers
+  (tmp_path / 'config.json').write_text(
+    '{"model_type": "bert", "vocab_size": 99, "hidden_size": 8, "num_hidden_layers": 3, '
+    '"num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 32}'
+  )
+  for path in (tmp_path, tmp_path / 'config.json'):
+    made.backbone.path = str(path)
+    assert backbones.shape_of(made).num_layers == 3
+  made.backbone.path = 'nonesuch/model'
+  with pytest.raises(InputError, match=r"'nonesuch/model'.*roberta-large"):
+    backbones.shape_of(made)
+
+
+def test_the_batch_is_that_of_the_training():
+  made = config('--config.negatives=2', '--config.batch_size=8')
+  shapes = programs.batch_of(made, backbones.shape_of(made))
+  assert {name: (leaf.shape, leaf.dtype.name) for name, leaf in shapes.arrays.items()} == {
+    'query_tokens': ((8, 16), 'int32'),
+    'query_mask': ((8, 16), 'bool'),
+    'query_index': ((8,), 'int32'),
+    'passage_index': ((8, 3), 'int32'),
+    'relevant': ((8, 32), 'int32'),
+    'passage_tokens': ((8, 3, 32), 'int32'),
+    'passage_mask': ((8, 3, 32), 'bool'),
+    'negative_pool': ((8, 2), 'int8'),
+  }
+  assert shapes.calls == ((8, 16), (24, 32))
+  assert shapes.texts == {'queries': 8, 'passages': 24}
+
+
+def test_a_compiler_that_dies_is_no_traceback(monkeypatch):
+  """The process's program is one that ends itself by a signal, and one that never ends."""
+  job = programs.Job('cpu', DPT)
+  for code, limit, message in (
+    ('import os; print("F0101 Check failed: chips"); os.abort()', 60, 'SIGABRT.*Check failed'),
+    ('import time; time.sleep(60)', 0.5, 'no program after 0.5 s'),
+  ):
+    monkeypatch.setattr(compiling, 'COMMAND', ('-c', code))
+    made = compiling.compile_program(job, limit)
+    assert made.fits is None
+    assert re.search(message, made.failure)

@@ -1,0 +1,71 @@
+import importlib.util
+
+import pytest
+
+from dprjax.base.errors import InputError
+from dprjax.planning import targets
+
+
+@pytest.mark.parametrize(
+  ('name', 'chip', 'topology', 'count', 'platform'),
+  [
+    ('v5e:2x4', 'v5e', 'v5e:2x4', 8, 'tpu'),
+    ('V5P:2x2x1', 'v5p', 'v5p:2x2x1', 4, 'tpu'),
+    ('v4:4x4x4', 'v4', 'v4:4x4x4', 64, 'tpu'),
+    ('h100:8', 'h100', '', 8, 'cuda'),
+    ('l4:1', 'l4', '', 1, 'cuda'),
+    ('cpu', 'cpu', '', 1, 'cpu'),
+    ('cpu:4', 'cpu', '', 4, 'cpu'),
+  ],
+)
+def test_a_name_is_a_machine(name, chip, topology, count, platform):
+  target = targets.parse(name)
+  assert (target.chip, target.topology, target.devices) == (chip, topology, count)
+  assert target.platform == platform
+  assert target.memory > 2**30 / count
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    *('', 'v5e', 'v5e:', 'v5e:8', 'v5e:2x2x2', 'v5e:0x4', 'v5p:2x4', 'v5e:2x-4', 'v5e:9999x9999'),
+    *('h100', 'h100:', 'h100:0', 'h100:x', 'h100:1e3', 'a100:99999', 'tpu:8', 'cpu:', 'v5e:2x4:1'),
+  ],
+)
+def test_another_name_is_refused_in_a_line(name):
+  with pytest.raises(InputError, match='--target=') as error:
+    targets.parse(name)
+  assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(('name', 'extra'), [('v5e:2x4', 'plan'), ('h100:8', 'cuda')])
+def test_an_absent_compiler_is_named_with_what_to_install(name, extra, monkeypatch):
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda _: None)
+  with pytest.raises(InputError, match=rf"pip install -e '\.\[{extra}\]'"):
+    targets.check_installed(targets.parse(name))
+  targets.check_installed(targets.parse('cpu'))
+
+
+def test_a_process_that_compiles_does_not_see_this_ones_devices(monkeypatch):
+  monkeypatch.setenv('XLA_FLAGS', '--xla_force_host_platform_device_count=8')
+  monkeypatch.setenv('JAX_PLATFORMS', 'cuda')
+  monkeypatch.setenv('LIBTPU_INIT_ARGS', '--xla_tpu_foo=1')
+  for name, flags in (
+    ('v5e:2x4', None),
+    ('cpu:2', '--xla_force_host_platform_device_count=2'),
+  ):
+    environment = targets.environment(targets.parse(name))
+    assert environment.get('XLA_FLAGS') == flags
+    assert environment['JAX_PLATFORMS'] == 'cpu'
+    assert 'LIBTPU_INIT_ARGS' not in environment
+
+
+def test_every_chip_has_limits_and_every_gpu_a_description():
+  assert set(targets.CHIPS) == {*targets.TPUS, *targets.GPUS}
+  for chip in targets.CHIPS.values():
+    assert 1e13 < chip.float32 <= chip.bfloat16 < 1e15
+    assert 1e9 < chip.links < chip.bandwidth < 1e13
+  for name in targets.GPUS:
+    text = targets.parse(f'{name}:1').gpu_config()
+    assert text.count('{') == text.count('}')
+    assert targets.CHIPS[name].kind in text

@@ -1,0 +1,179 @@
+"""python -m dprjax.plan"""
+
+import pathlib
+
+import pytest
+
+from dprjax import plan
+from dprjax.base.errors import InputError
+from dprjax.planning import compiling, programs, tables, targets
+
+ROOT = pathlib.Path(__file__).parent.parent
+CONFIG = f'--config={ROOT}/configs/dptdr.py:local'
+GIB = 2**30
+
+
+def answer(needs, seconds=1.0, **more):
+  """Of an update whose parameters take a third of what it needs, on 8 chips."""
+  return {
+    'held': {'trained': round(needs * GIB / 3), 'frozen': 0, 'optimizer': 0},
+    'mesh': {'data': 8, 'fsdp': 1, 'model': 1},
+    'trained': 10**6,
+    'parameters': 10**8,
+    'formula': {'flops': 0.5 * seconds * 197e12, 'bytes': 1e9},
+    'seconds': {'lower': 1.0, 'compile': 60.0},
+    'memory': {
+      'argument': round(needs * GIB / 2),
+      'temp': round(needs * GIB / 2),
+      'output': 10**6,
+      'alias': 10**6,
+    },
+    'xla': {
+      'flops': 1e12,
+      'bytes': seconds * 819e9,
+      'collectives': [{'kind': 'all-gather', 'times': 1, 'bytes': 5 * 10**6, 'sent': 4 * 10**6}],
+      'gathered': [5 * 10**6],
+    },
+  } | more
+
+
+def compiler(job):
+  """An update that fits with two chunks, and forward passes of a second."""
+  if job.length:
+    return compiling.Program(job, answer(1.0, 0.5))
+  if '--config.grad_cache=2' in job.config:
+    return compiling.Program(job, answer(12.0, 2.0))
+  failed = {'why': 'RESOURCE_EXHAUSTED', 'memory': True, 'needs': 20.0 * GIB, 'has': 15.75 * GIB}
+  shown = {
+    name: answer(20.0)[name] for name in ('held', 'mesh', 'trained', 'parameters', 'formula')
+  }
+  return compiling.Program(job, {**shown, 'failed': failed})
+
+
+def test_a_plan_says_what_fits_and_how_fast_it_can_be():
+  arguments = [
+    CONFIG,
+    '--config.grad_cache=1',
+    '--config.backbone.dtype=bfloat16',
+    '--config.steps=0',
+    '--config.epochs=3',
+  ]
+  found = plan.plan(arguments, targets.parse('v5e:2x4'), compiler, examples=3600 * 16)
+  columns, rows = tables.table(found)
+  assert columns == ['a chip', 'update', 'update that fits', 'encode 64 x 16', 'encode 64 x 32']
+  cells = {row: dict(zip(columns[1:], values, strict=True)) for row, *values in rows}
+  assert cells['fits']['update'] == 'no, 4.25 GiB over 15.75'
+  assert cells['fits']['update that fits'] == 'yes, 12.00 of 15.75 GiB'
+  # Bound by memory: 2 s for 16 queries, half of them needed for the products by formula.
+  assert cells['bound by']['update that fits'] == 'memory'
+  assert cells['MFU at most']['update that fits'] == '50 %'
+  assert cells['queries a second']['update that fits'] == '8; 4'
+  assert cells['texts a second']['encode 64 x 32'] == '128; 64'
+  assert cells['hours']['update that fits'] == '6; 12'
+  assert cells['all-gather: times, MB']['update that fits'] == '1, 5'
+  assert cells['queries a second']['update'] == ''
+  assert found.flags == ('--config.grad_cache=2',)
+  assert any(line == 'It fits with --config.grad_cache=2' for line in tables.note(found))
+  text = plan.report(found)
+  assert text.startswith('## v5e:2x4: 8 x TPU v5 lite\n') and '| fits | no, 4.25' in text
+
+
+def test_hours_need_a_number_of_examples():
+  found = plan.plan(
+    [CONFIG, '--config.steps=0', '--config.epochs=3', '--config.grad_cache=2'],
+    targets.parse('v5e:2x4'),
+    compiler,
+    forward=False,
+  )
+  assert found.update == 'update' and found.flags == ()
+  assert 'hours' not in {row for row, *_ in tables.table(found)[1]}
+  assert any('--examples' in line for line in tables.note(found))
+
+
+def test_a_compiler_that_crashed_is_a_row():
+  def crashing(job):
+    return compiling.Program(job, {'failed': {'why': 'ended with SIGABRT', 'memory': False}})
+
+  found = plan.plan([CONFIG], targets.parse('v5e:2x4'), crashing, forward=False)
+  assert tables.table(found)[1] == [['fits', 'not known'], ['why not', 'ended with SIGABRT']]
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    ([], '--target is missing'),
+    (['--target=v5e'], 'topology'),
+    (['--target=h100'], 'number of devices'),
+    (['--target=cpu', '--share=2'], '--share'),
+    (['--target=cpu', '--timeout=0'], '--timeout'),
+    (['--target=cpu', '--config=nonesuch.py'], 'nonesuch.py'),
+    (['--target=cpu', '--config.backbone.path=nonesuch'], 'config.backbone.path'),
+    (['--target=cpu', '--config.nonesuch=1'], 'nonesuch'),
+    (['--target=cpu', '--out=.'], '--out'),
+  ],
+)
+def test_input_that_cannot_be_used_is_one_line(arguments, message, command, tmp_path):
+  given = [] if any(word.startswith('--config=') for word in arguments) else [CONFIG]
+  status, errors = command(plan, *given, *arguments)
+  assert status == 2
+  assert errors.splitlines()[-1].startswith('dprjax: error: ') and message in errors
+  assert 'Traceback' not in errors
+
+
+@pytest.mark.slow
+def test_this_machine_is_a_target(tmp_path, capsys):
+  """The processor's own compiler, the real command, and a program that is kept."""
+  plan.main(
+    [
+      CONFIG,
+      '--target=cpu:2',
+      '--forward=false',
+      f'--out={tmp_path / "plan.md"}',
+      f'--save={tmp_path / "programs"}',
+    ]
+  )
+  text = (tmp_path / 'plan.md').read_text()
+  assert '| fits | yes' in text and '| bound by |' in text
+  assert text.count('| products by formula') == 1
+  assert 'cpu:2: 2 of this processor' in capsys.readouterr().out
+  (kept,) = (tmp_path / 'programs').iterdir()
+  assert kept.name == 'cpu-2-update.xla' and kept.stat().st_size > 1000
+
+
+def test_the_update_that_is_planned_is_the_one_that_is_trained():
+  """From the same shapes, the same program as of `train`'s arrays."""
+  import jax
+  import numpy as np
+
+  from dprjax.methods import updates
+  from dprjax.runtime import mesh
+
+  experiment = programs.Experiment(programs.read_config([CONFIG]), jax.devices()[:2])
+  shapes = programs.batch_of(experiment.config, experiment.shape)
+  planned = experiment.lower_update(shapes.arrays).as_text()
+  zeros = {name: np.zeros(leaf.shape, np.float32) for name, leaf in experiment.params.items()}
+  state, frozen = experiment.layout.place(zeros)
+  batch = mesh.put_batch(
+    experiment.devices,
+    {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.arrays.items()},
+  )
+  update = updates.make_update(
+    experiment.model, experiment.layout.optimizer, list(frozen), experiment.config.ema
+  )
+  trained = update.lower(state, frozen, batch, jax.random.key(0), 1).as_text()
+
+  def body(text):
+    """Without what the placement of the key and the number is called."""
+    lines = text.splitlines()
+    return [line for line in lines if 'func.func public' not in line]
+
+  assert body(planned) == body(trained)
+
+
+def test_a_target_without_its_compiler_is_one_line(monkeypatch, command):
+  def absent(target):
+    raise InputError(f"--target={target.name}: run: pip install -e '.[plan]'")
+
+  monkeypatch.setattr(targets, 'check_installed', absent)
+  status, errors = command(plan, CONFIG, '--target=v5e:2x4')
+  assert status == 2 and '.[plan]' in errors
