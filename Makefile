@@ -2,6 +2,7 @@
 # make test         installs what the tests need and runs them all; make test-quick skips the slow ones
 # make lint         ruff and mypy
 # make docs         the documentation as a site, in build/site/html
+# make plans        docs/plans.md: compiles the recipes for machines that are not there, for hours
 # make dist         the sdist and the wheel, in dist
 # make clean        removes .venv and all that the commands above wrote
 #
@@ -11,7 +12,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: quickstart test test-quick lint docs dist clean
+.PHONY: quickstart test test-quick lint docs plans dist clean
 
 # pip does not compile modules: of those that are installed few are imported, and Python keeps these.
 unexport PYTHONDONTWRITEBYTECODE
@@ -33,6 +34,7 @@ PY := $(if $(PYTHON),$(shell '$(PYTHON)' -c "$(ASK)" 2>/dev/null))
 
 INSTALLED := $(VENV)/.installed-py$(PY)
 INSTALLED_DEV := $(INSTALLED)-dev
+INSTALLED_PLAN := $(INSTALLED)-plan
 PINNED := setup.py constraints/py$(PY).txt
 
 # $(call install,EXTRAS): VENV with this Python, its pinned versions, and the backbone without dependencies.
@@ -61,6 +63,9 @@ lint: $(INSTALLED_DEV)
 docs: $(INSTALLED_DEV)
 	'$(VENV)/bin/python' docs/site/build.py
 
+plans: $(INSTALLED_PLAN)
+	'$(VENV)/bin/python' experiments/plans.py
+
 dist: $(INSTALLED_DEV)
 	'$(VENV)/bin/python' -m build --no-isolation
 
@@ -72,6 +77,9 @@ $(INSTALLED): $(PINNED)
 
 $(INSTALLED_DEV): $(PINNED)
 	$(call install,$(EXTRAS)$(COMMA)dev)
+
+$(INSTALLED_PLAN): $(PINNED)
+	$(call install,$(EXTRAS)$(COMMA)plan)
 
 constraints/py.txt:
 	@echo "dprjax needs Python 3.11, 3.12 or 3.13 with its venv module; $(if $(PYTHON),$(PYTHON) is not one,none was found)." >&2
