@@ -64,7 +64,9 @@ def info_nce(
 ) -> ContrastiveMetrics:
   """``info_nce_scores`` over the global batch, at most ``rows`` queries of a device at a time."""
   # The loss needs every passage on every device: the one gather of the step.
-  passages, corpus = jax.lax.with_sharding_constraint((passages, corpus), NamedSharding(mesh, P()))
+  passages, passage_index, corpus = jax.lax.with_sharding_constraint(
+    (passages, passage_index, corpus), NamedSharding(mesh, P())
+  )
 
   def score(
     block: tuple[Array, Array, Array], _: Array | None

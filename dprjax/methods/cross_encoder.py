@@ -41,7 +41,7 @@ from dprjax.methods.method import (
 from dprjax.methods.retrieval_data import Splits, dev_measures, find_splits, shorten
 from dprjax.models import classifier, encoder, hub
 from dprjax.models.template import Template, Text, fill, unpack
-from dprjax.runtime import tree
+from dprjax.runtime import mesh, tree
 
 LOSSES = ('listwise', 'pointwise')
 
@@ -83,7 +83,7 @@ def build(
   # Of a text alone.
   opening = len(tokenizer.pair_format.opening)
   specials = opening + len(tokenizer.closing)
-  options = encoder.EncoderOptions.from_config(config.backbone)
+  options = encoder.EncoderOptions.from_config(config.backbone, mesh.activations(devices))
   longest = tokenizer.pair_length(config.data.query_max_length, config.data.passage_max_length)
   chunks = config.grad_cache * config.accumulate
 

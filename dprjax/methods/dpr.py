@@ -39,7 +39,7 @@ def build(
   if config.temperature <= 0:
     raise InputError(f'config.temperature: must be above 0, not {config.temperature}')
   contrastive.check_lengths(config.matryoshka, model.hidden_size)
-  encoders = dual_encoder.build(config, model)
+  encoders = dual_encoder.build(config, model, devices)
 
   def loss(
     params: Params, batch: Batch, key: Array | None

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from etils import epath
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 from ml_collections import ConfigDict
 
@@ -14,7 +15,7 @@ from dprjax.methods.method import Params, Parts, Product
 from dprjax.models import encoder, hub, prompts
 from dprjax.models.embed import POOLINGS, embed_text
 from dprjax.models.head_specs import Head
-from dprjax.runtime import tree
+from dprjax.runtime import mesh, tree
 
 
 class DualEncoder(NamedTuple):
@@ -35,8 +36,12 @@ class DualEncoder(NamedTuple):
   embed: Callable[[Params, str, Int[Array, 'B T'], Bool[Array, 'B T']], Float[Array, 'B H']]
 
 
-def build(config: ConfigDict, model: encoder.EncoderConfig) -> DualEncoder:
+def build(
+  config: ConfigDict, model: encoder.EncoderConfig, devices: Mesh | None = None
+) -> DualEncoder:
   """The dual encoder that ``config`` describes, for a backbone of the shape ``model``.
+
+  On a mesh that splits weights as the batch, it needs ``devices``, the mesh, to be fast.
 
   Raises:
     InputError: a knob has a value it cannot have.
@@ -47,7 +52,8 @@ def build(config: ConfigDict, model: encoder.EncoderConfig) -> DualEncoder:
       f'{config.prompt.dropout_scope!r}'
     )
   check_pooling(config)
-  options = encoder.EncoderOptions.from_config(config.backbone)
+  rows = None if devices is None else mesh.activations(devices)
+  options = encoder.EncoderOptions.from_config(config.backbone, rows)
   two = config.backbone.two_encoders
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import Batch, Model, Params, Parts
 from dprjax.models import encoder, heads, segments
 from dprjax.models.template import Text, unpack
+from dprjax.runtime import mesh
 
 KINDS = ('pair',)
 
@@ -42,7 +43,7 @@ def build(
     tokenizer.special_ids,
     'config.template.label_words',
   )
-  options = encoder.EncoderOptions.from_config(config.backbone)
+  options = encoder.EncoderOptions.from_config(config.backbone, mesh.activations(devices))
   around = len(tokenizer.pair_format.opening), len(tokenizer.closing)
   chunks = config.grad_cache * config.accumulate
 

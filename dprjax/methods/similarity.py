@@ -36,7 +36,7 @@ def build(
     InputError: a knob has a value it cannot have.
   """
   contrastive.check_lengths(config.matryoshka, model.hidden_size)
-  encoders = dual_encoder.build(config, model)
+  encoders = dual_encoder.build(config, model, devices)
   encode = sentences.encode_views(encoders, VIEWS, config, model, devices, finish=unit)
 
   def loss(

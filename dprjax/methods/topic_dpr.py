@@ -54,8 +54,8 @@ def build(
   prompted = bool(knobs.path) and not knobs.words
   if knobs.words:
     check_room(config, model)
-  encoders = dual_encoder.build(config, model)
-  options = encoder.EncoderOptions.from_config(config.backbone)
+  encoders = dual_encoder.build(config, model, devices)
+  options = encoder.EncoderOptions.from_config(config.backbone, meshes.activations(devices))
   chunks = config.grad_cache * config.accumulate
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:

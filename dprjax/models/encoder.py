@@ -8,12 +8,14 @@ computes no gradient of a weight. docs/architecture.md has the shape letters.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.base.errors import InputError
@@ -120,16 +122,18 @@ class EncoderOptions(NamedTuple):
     remat: recompute each layer in the backward pass.
     unroll: layers a step of the scan over layers; 0: all of them.
     dropout: the rate where a dropout key is given; None: the rates of the model's config.
+    rows: how activations are split by their first axis; None: as the compiler likes.
   """
 
   dtype: Any = jnp.float32
   remat: bool = False
   unroll: int = 1
   dropout: float | None = None
+  rows: NamedSharding | None = None
 
   @classmethod
-  def from_config(cls, backbone: Any) -> Self:
-    """The options in a training run's ``config.backbone``.
+  def from_config(cls, backbone: Any, rows: NamedSharding | None = None) -> Self:
+    """The options in a training run's ``config.backbone``, and where it splits activations.
 
     Raises:
       InputError: an unknown dtype.
@@ -139,7 +143,7 @@ class EncoderOptions(NamedTuple):
         f"config.backbone.dtype: expected 'float32' or 'bfloat16', not {backbone.dtype!r}"
       )
     dropout = backbone.dropout if backbone.dropout >= 0 else None
-    return cls(jnp.dtype(backbone.dtype), backbone.remat, backbone.unroll, dropout)
+    return cls(jnp.dtype(backbone.dtype), backbone.remat, backbone.unroll, dropout, rows)
 
   def apply_dropout(self, config: EncoderConfig) -> EncoderConfig:
     """``config`` with this dropout rate in place of its own."""
@@ -149,6 +153,17 @@ class EncoderOptions(NamedTuple):
 
 
 DEFAULT_OPTIONS = EncoderOptions()
+
+
+def split_rows(x: Float[Array, 'B ...'], rows: NamedSharding | None) -> Float[Array, 'B ...']:
+  """``x`` split by its first axis, where that can be divided so.
+
+  Without it the compiler takes over the split of weights for activations, which are then reduced
+  over the devices in every layer.
+  """
+  if rows is None or x.shape[0] % math.prod(rows.mesh.shape[axis] for axis in rows.spec[0]):
+    return x
+  return jax.lax.with_sharding_constraint(x, rows)
 
 
 class PromptBank(NamedTuple):
@@ -309,6 +324,7 @@ class Layer(nn.Module):
   config: EncoderConfig
   dtype: Any
   deterministic: bool
+  rows: NamedSharding | None = None
 
   @nn.compact
   def __call__(self, x, scanned: _Scanned, shared: _Shared):
@@ -316,8 +332,9 @@ class Layer(nn.Module):
       places, vectors = shared.fixed
       x = jnp.where(places & scanned.is_fixed, vectors, x)
     attention = Attention(self.config, self.dtype, self.deterministic, name='attention')
-    x = attention(x, shared.bias, scanned.prompt)
-    return MLP(self.config, self.dtype, self.deterministic, name='mlp')(x), None
+    x = split_rows(attention(split_rows(x, self.rows), shared.bias, scanned.prompt), self.rows)
+    x = MLP(self.config, self.dtype, self.deterministic, name='mlp')(x)
+    return split_rows(x, self.rows), None
 
 
 class Embeddings(nn.Module):
@@ -377,7 +394,7 @@ def _stack(
     length=num_layers,
     unroll=min(options.unroll or num_layers, num_layers),
   )
-  return scanned(options.apply_dropout(config), options.dtype, deterministic)
+  return scanned(options.apply_dropout(config), options.dtype, deterministic, options.rows)
 
 
 def init_layers(config: EncoderConfig, num_layers: int, key: Array) -> dict[str, Any]:

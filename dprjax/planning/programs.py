@@ -124,8 +124,10 @@ class Experiment:
   def lower_forward(self, rows: int, length: int) -> jax.stages.Lowered:
     """As `dprjax.encode` runs it for passages: float32 weights, whole on every device."""
     everywhere = mesh.make_mesh({'data': -1}, self.devices.devices.ravel().tolist())
+    method = methods.load(self.config.method)
+    model = method.build(self.config, self.shape, everywhere, backbones.tokenizer())
     embedder = Embedder(
-      lambda params, *batch: self.model.embed(tree.unflatten(params), 'passage', *batch),
+      lambda params, *batch: model.embed(tree.unflatten(params), 'passage', *batch),
       everywhere,
       rows,
       length,

@@ -136,6 +136,11 @@ def replicated(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, P())
 
 
+def activations(mesh: Mesh) -> NamedSharding | None:
+  """How an encoder splits its activations; None where no weights are split as the batch is."""
+  return NamedSharding(mesh, P(BATCH)) if mesh.shape['fsdp'] > 1 else None
+
+
 def put_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
   """This process's rows of a batch (see ``batch_rank``) -> global arrays split over the devices."""
   sharding = NamedSharding(mesh, P(BATCH))

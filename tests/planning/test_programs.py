@@ -48,13 +48,37 @@ def test_a_prompt_on_a_slice_has_what_the_mesh_promises(target, chips):
   )
   assert formula['flops'] == pytest.approx(whole / chips)
   assert found['flops'] == pytest.approx(whole / chips, rel=0.02)
-  # One gather of passages [16, 1, 128], and none of frozen weights.
+  # One gather of passages [16, 1, 128], and none of frozen weights. Reduced are the prompt's
+  # gradient (in each layer's loop or after it), that of the passages, and numbers.
+  assert collectives(made)['all-reduce']['times'] <= 8
   assert collectives(made)['all-gather']['times'] == 1
   assert found['gathered'] == [16 * hidden * 4]
   held = made.answer['held']
   assert held['trained'] == 2 * layers * prompt * hidden * 4
   assert held['optimizer'] == pytest.approx(2 * held['trained'], abs=64)
   assert made.answer['mesh'] == {'data': chips, 'fsdp': 1, 'model': 1}
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_split_weights_are_gathered_layer_by_layer_and_their_gradients_scattered():
+  """FT over 2 x 4: activations stay split by rows, and are never reduced over devices."""
+  made = compiled('v5e:2x4', FT)
+  layers, hidden = 2, 128
+  found, kinds = made.answer['xla'], collectives(made)
+  assert found['flops'] == pytest.approx(made.answer['formula']['flops'], rel=0.02)
+  weights = 2 * layers * 12 * hidden**2 * 2  # two calls of the encoder, two bytes
+  # Kernels before each pass; in the embeddings' gradient the rows of the batch, too.
+  gathers = 2 * 2 * layers * 6
+  assert gathers <= kinds['all-gather']['times'] <= gathers + 8
+  assert kinds['all-gather']['bytes'] == pytest.approx(2 * weights, rel=0.2)
+  assert weights <= kinds['reduce-scatter']['bytes'] <= 1.01 * weights
+  # The parts of the layers' gradients, and all of the embeddings', over the other axis.
+  assert kinds['all-reduce']['times'] <= 16
+  held = made.answer['held']
+  whole = 4 * sum(size for size in (8000 * hidden, layers * 12 * hidden**2))
+  assert held['trained'] < 0.5 * whole
+  assert held['optimizer'] == pytest.approx(2 * held['trained'], abs=64)
 
 
 @needs_libtpu
