@@ -9,11 +9,10 @@ Words are stemmed and stop words left out. Beside the run, bm25.trec.json says h
 import argparse
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
-
-import jax
 
 from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
@@ -197,5 +196,5 @@ def _command(args: argparse.Namespace) -> None:
 
 if __name__ == '__main__':
   # Importing bm25s starts JAX, which must not take the accelerator from another process.
-  jax.config.update('jax_platforms', 'cpu')
+  os.environ['JAX_PLATFORMS'] = 'cpu'
   main()

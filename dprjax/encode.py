@@ -12,23 +12,25 @@ one process.
 much as it cuts: docs/smaller.md says what that costs.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import jax
 from etils import epath
 
 from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
 from dprjax.formats.qrels import read_qrels
-from dprjax.formats.texts import Text, read_texts
-from dprjax.inference import folders
-from dprjax.inference.encoder import Encoder
-from dprjax.models.prompts import KINDS
+from dprjax.formats.texts import KINDS, Text, read_texts
 from dprjax.retrieval import codes, manifest
-from dprjax.runtime import cli, compiled, distributed
+from dprjax.runtime import cli, compiled
+
+if TYPE_CHECKING:
+  from dprjax.inference.encoder import Encoder
 
 logger = logging.getLogger('dprjax')
 
@@ -77,6 +79,8 @@ def encode(
     '--backbone': [backbone.path for backbone in encoder.backbones.values()],
     '--prompt': [prompt.path for prompt, _ in encoder.bank.values() if prompt is not None],
   }
+  import jax
+
   with claim(out, inputs, lock=not jax.process_index()):
     _encode(encoder, kind, source, out, dtype, shard_rows, qrels, topic, documents, calibrate)
 
@@ -108,6 +112,8 @@ def _encode(
     texts = [text for text in texts if text.id in judged]
     if not texts:
       raise InputError(f'{source}: none of its queries is judged in {qrels}')
+  from dprjax.inference import folders
+
   numbers = _topics(encoder, kind, source, texts, topic, documents)
   folders.fill_folder(
     encoder,
@@ -235,11 +241,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     default=20_000,
     help='vectors a file (default: 20000)',
   )
-  cli.run(parser, distributed.together(_command), argv)
+  cli.run(parser, _command, argv)
 
 
 def _command(args: argparse.Namespace) -> None:
-  compiled.keep()
   # First, because loading the backbone takes a while.
   files.existing(args.input, 'input')
   if args.topic == 'oracle' and args.documents is None:
@@ -254,6 +259,9 @@ def _command(args: argparse.Namespace) -> None:
   inputs = {f'--{name}': getattr(args, name) for name in _INPUTS}
   with claim(args.out, inputs, lock=False):
     pass
+  compiled.keep()
+  with cli.loading():
+    from dprjax.inference.encoder import Encoder
   encoder = Encoder.load(
     args.backbone,
     args.prompt,

@@ -25,10 +25,9 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import duration, size
 from dprjax.data import docstrings, sources
 from dprjax.formats.qrels import read_qrels
-from dprjax.formats.texts import read_texts
+from dprjax.formats.texts import KINDS, read_texts
 from dprjax.inference.retriever import Hit, Retriever
 from dprjax.models import artifact, hub
-from dprjax.models.prompts import KINDS
 from dprjax.retrieval import embeddings, exact
 from dprjax.runtime import cli, tree
 from dprjax.runtime import config as configs

@@ -10,6 +10,8 @@ that the same command continues after an interruption; another command does not 
 OUT.json says how the run was made.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import hashlib
@@ -17,7 +19,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from etils import epath
@@ -29,10 +31,10 @@ from dprjax.base.progress import Progress, duration
 from dprjax.formats import trec
 from dprjax.formats.fields import Record
 from dprjax.formats.texts import read_texts
-from dprjax.inference import reranker as rerankers
-from dprjax.inference.reranker import Reranker
-from dprjax.models import artifact
 from dprjax.runtime import cli, compiled
+
+if TYPE_CHECKING:
+  from dprjax.inference.reranker import Reranker
 
 logger = logging.getLogger('dprjax')
 
@@ -388,6 +390,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _command(args: argparse.Namespace) -> None:
   # First, because loading the model takes a while.
   check_inputs(args.run, args.queries, args.corpus)
+  with cli.loading():
+    from dprjax.inference import reranker as rerankers
+    from dprjax.models import artifact
   prompt = args.prompt
   if prompt is not None:
     prompt = files.existing_file(artifact.locate(prompt), 'prompt')

@@ -35,7 +35,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from etils import epath
 from jaxtyping import Float, Int
@@ -45,8 +44,8 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
 from dprjax.formats import trec
 from dprjax.formats.fields import read_ids
-from dprjax.retrieval import codes, embeddings, exact, manifest, milvus, scann
-from dprjax.runtime import cli, compiled, distributed
+from dprjax.retrieval import best, codes, embeddings, manifest, milvus, scann
+from dprjax.runtime import cli, compiled
 
 logger = logging.getLogger('dprjax')
 
@@ -139,10 +138,10 @@ def search(
     details['settings'] = dataclasses.asdict(settings)
     started = time.perf_counter()
     found = searcher.search(vectors, depth, settings)
-  found = exact.best_of(found, len(several))
+  found = best.best_of(found, len(several))
   if rescore is not None:
-    scores = [exact.rescore(each.vectors(), found.rows, rescore.take) for each in whole]
-    found = exact.order(exact.TopK(np.max(scores, axis=0), found.rows), wanted)
+    scores = [best.rescore(each.vectors(), found.rows, rescore.take) for each in whole]
+    found = best.order(best.TopK(np.max(scores, axis=0), found.rows), wanted)
     details['rescored'] = {'candidates': depth, 'manifest_sha256': rescore.sha256}
   seconds['search'] = time.perf_counter() - started
   # Only the ids of documents that were found: all of them may exceed memory.
@@ -261,19 +260,22 @@ def _result(
   }
 
 
-def _search_exact(queries: np.ndarray, corpus: embeddings.Embeddings, k: int) -> exact.TopK:
+def _search_exact(queries: np.ndarray, corpus: embeddings.Embeddings, k: int) -> best.TopK:
   """Every process searches its part of the corpus; all have the result."""
-  if jax.process_count() == 1:
+  with cli.loading():
+    import jax
+
+    from dprjax.retrieval import exact
+    from dprjax.runtime import distributed
+  process, processes = jax.process_index(), jax.process_count()
+  if processes == 1:
     return exact.search(queries, corpus.shards, k)
-  part = exact.search_part(queries, corpus.shards, k, jax.process_index(), jax.process_count())
+  part = exact.search_part(queries, corpus.shards, k, process, processes)
   merged = [
-    exact.merge(
-      distributed.gather(part.scores[start : start + _GATHERED]),
-      distributed.gather(part.rows[start : start + _GATHERED]),
-    )
+    exact.merge(*(distributed.gather(array[start : start + _GATHERED]) for array in part))
     for start in range(0, len(queries), _GATHERED)
   ]
-  return exact.TopK(*(np.concatenate(arrays) for arrays in zip(*merged, strict=True)))
+  return best.TopK(*(np.concatenate(arrays) for arrays in zip(*merged, strict=True)))
 
 
 def _scann_index(
@@ -324,6 +326,8 @@ def _tune(
 ) -> tuple[scann.Settings, dict[str, Any]]:
   """Settings that reach the target on a sample of the queries, and their recall at several cuts."""
   chosen = queries[np.sort(np.random.default_rng(0).permutation(len(queries))[:sample])]
+  with cli.loading():
+    from dprjax.retrieval import exact
   truth = exact.search(chosen, corpus.shards, k).rows
   settings, reached = searcher.tune(chosen, truth, target)
   rows = searcher.search(chosen, k, settings).rows
@@ -411,10 +415,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     metavar='NAME=NUMBER',
     help='how much of the index to search, for instance nprobe=64; may be repeated',
   )
-  cli.run(parser, distributed.together(_command), argv)
+  cli.run(parser, _command, argv)
 
 
 def _command(args: argparse.Namespace) -> None:
+  import jax
+
   process, processes = jax.process_index(), jax.process_count()
   if processes > 1 and args.index != 'exact':
     raise InputError(

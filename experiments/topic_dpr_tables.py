@@ -9,7 +9,7 @@ import trials
 from dprjax.analysis import figures, statistics
 from dprjax.base import files
 from dprjax.formats import papers, trec
-from dprjax.retrieval import exact, measures
+from dprjax.retrieval import best, exact, measures
 
 MEASURES = ('Success@1', 'Success@10', 'RR@100', 'nAP@10', 'nAP@50')
 COUNTED, LEFT_OUT = 'counted', 'left out'
@@ -57,19 +57,19 @@ def relevant(documents, own):
   return {query: found for query, found in others.items() if found}
 
 
-def ranked(vectors, way, ids, best):
+def ranked(vectors, way, ids, most):
   """The run of a file of vectors, or of BM25's rows."""
   if 'rows' in vectors:
-    found = exact.TopK(vectors['scores'], vectors['rows'])
+    found = best.TopK(vectors['scores'], vectors['rows'])
   else:
     queries = vectors[way]
     flat = queries.reshape(-1, queries.shape[-1])
-    top = exact.search(flat, vectors['passages'], min(best, len(ids)))
-    found = exact.best_of(top, len(queries) if queries.ndim == 3 else 1)
+    top = exact.search(flat, vectors['passages'], min(most, len(ids)))
+    found = best.best_of(top, len(queries) if queries.ndim == 3 else 1)
   return trec.run_from_rows(ids, ids, found.rows, found.scores)
 
 
-def scores(out, key, documents, best):
+def scores(out, key, documents, most):
   """Of each query, by way, own abstract counted or left out, and measure."""
   path = pathlib.Path(out) / 'scores' / f'{key}.npz'
   if path.exists():
@@ -78,10 +78,10 @@ def scores(out, key, documents, best):
   judged = {COUNTED: relevant(documents, True), LEFT_OUT: relevant(documents, False)}
   found = {}
   for way in ['plain'] if 'rows' in vectors else [way for way in WAYS if way in vectors]:
-    run = ranked(vectors, way, documents.ids, best)
+    run = ranked(vectors, way, documents.ids, most)
     runs = {COUNTED: run, LEFT_OUT: run.keep(~run.same_id())}
     for own, qrels in judged.items():
-      values = measures.measure(runs[own].top(best - 1), qrels, MEASURES)['per_query']
+      values = measures.measure(runs[own].top(most - 1), qrels, MEASURES)['per_query']
       for name in MEASURES:
         found[f'{way}/{own}/{name}'] = np.array(list(values[name].values()))
   _save(path, found)

@@ -223,8 +223,8 @@ def templates(tmp_path_factory):
   ``words.npz`` (no arrays), of rerankers ``pairs.npz``.
   """
   from dprjax.data import text
+  from dprjax.formats.texts import KINDS
   from dprjax.models import artifact, head_specs, hub
-  from dprjax.models.prompts import KINDS
   from tests.methods import nir
   from tests.methods.conftest import WORDS
 

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from dprjax.data import text
+from dprjax.formats.texts import KINDS
 from dprjax.models import artifact, encoder, hub
-from dprjax.models.prompts import KINDS
 
 MODELS = ('bert', 'roberta')
 SPECIAL = {

@@ -11,8 +11,8 @@ import safetensors.numpy
 from dprjax import Retriever, export, load_backbone, load_prompt
 from dprjax.base import files
 from dprjax.base.errors import InputError
+from dprjax.formats.texts import KINDS
 from dprjax.models import peft
-from dprjax.models.prompts import KINDS
 from dprjax.runtime import mesh
 from tests import fake_hub, other_tools
 

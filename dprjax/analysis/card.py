@@ -11,7 +11,7 @@ from etils import epath
 from dprjax.analysis import comparison
 from dprjax.base import files, reading, repository, version
 from dprjax.base.errors import InputError
-from dprjax.models.prompts import KINDS
+from dprjax.formats.texts import KINDS
 
 FILE = 'README.md'
 _MOST = 60  # knobs, data files and measures that are listed

@@ -19,6 +19,8 @@ from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.formats.fields import Record, UniqueIds, check_id
 
+KINDS = ('query', 'passage')
+
 
 class Text(NamedTuple):
   """A query, or a passage as it is encoded: its title, a space, its text."""

@@ -18,6 +18,7 @@ from jaxtyping import Float, Int32
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.data import text, topics
+from dprjax.formats.texts import KINDS
 from dprjax.inference import templates
 from dprjax.inference.embedder import (
   Embedder,
@@ -31,7 +32,6 @@ from dprjax.inference.embedder import (
 from dprjax.models import artifact, hub, segments
 from dprjax.models import encoder as models
 from dprjax.models.embed import POOLINGS, pool
-from dprjax.models.prompts import KINDS
 from dprjax.retrieval import codes
 
 # The name of a prompt that is given without one, and of a backbone without a prompt.

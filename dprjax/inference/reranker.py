@@ -18,6 +18,7 @@ from jaxtyping import Float
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, sha256_file
 from dprjax.data import text
+from dprjax.formats.texts import KINDS
 from dprjax.inference import templates
 from dprjax.inference.embedder import (
   BUCKETS,
@@ -30,7 +31,6 @@ from dprjax.inference.embedder import (
   place,
 )
 from dprjax.models import artifact, classifier, encoder, head_specs, heads, hub, segments, sentence
-from dprjax.models.prompts import KINDS
 from dprjax.models.template import Packed, Template, fill, unpack
 
 # A pair's cost grows faster than its length.

@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
+from dprjax.formats.texts import KINDS
 from dprjax.methods.method import Params, Parts, Product
 from dprjax.models import encoder, hub, prompts
 from dprjax.models.embed import POOLINGS, embed_text
@@ -57,7 +58,7 @@ def build(
   two = config.backbone.two_encoders
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:
-    backbone = dict.fromkeys(prompts.KINDS, parts.encoder) if two else parts.encoder
+    backbone = dict.fromkeys(KINDS, parts.encoder) if two else parts.encoder
     params = {'backbone': backbone} | init_prompt(config, model, parts, key)
     if config.prompt.sides == 'query':
       names = list(tree.flatten(params))
@@ -135,7 +136,7 @@ def init_prompt(
   )
   if parts.prompt is None:
     return {'prompt': params}
-  sides = {kind: {'prefix': parts.prompt.prefix(kind)} for kind in prompts.KINDS}
+  sides = {kind: {'prefix': parts.prompt.prefix(kind)} for kind in KINDS}
   start: dict[str, Any] = sides['query'] if knobs.tied else sides
   if knobs.sides == 'query':
     start = {'query': sides['query']}
@@ -176,8 +177,8 @@ def export(
   config: ConfigDict, _: epath.Path, backbone: hub.Backbone, trained: Mapping[str, np.ndarray]
 ) -> Product:
   """The encoders that were trained, with their sentence-transformers settings, and the prompt."""
-  lengths = {kind: config.data[f'{kind}_max_length'] for kind in prompts.KINDS}
-  prefixes = {f'{kind}_prefix': config.data[f'{kind}_prefix'] for kind in prompts.KINDS}
+  lengths = {kind: config.data[f'{kind}_max_length'] for kind in KINDS}
+  prefixes = {f'{kind}_prefix': config.data[f'{kind}_prefix'] for kind in KINDS}
   sentence = hub.SentenceSettings(
     pooling=config.pooling,
     normalize=bool(config.normalize),
@@ -186,7 +187,7 @@ def export(
   )
   encoders = {}
   if trains(trained, 'backbone'):
-    for kind in prompts.KINDS if config.backbone.two_encoders else ('',):
+    for kind in KINDS if config.backbone.two_encoders else ('',):
       params = encoder_params(backbone, trained, kind)
       encoders[kind] = {'params': params, 'sentence': sentence}
   return Product(encoders, *export_prompt(config, backbone, trained, lengths, prefixes))

@@ -26,10 +26,11 @@ from ml_collections import ConfigDict
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.data.text import Tokenizer
+from dprjax.formats.texts import KINDS
 from dprjax.inference.templates import specials
 from dprjax.methods import dual_encoder, tasks
 from dprjax.methods.method import Data, Method, Model, Params, Parts, Product, Texts
-from dprjax.models import artifact, encoder, head_specs, hub, prompt_encoder, prompts, segments
+from dprjax.models import artifact, encoder, head_specs, hub, prompt_encoder, segments
 from dprjax.models.artifact import Prompt
 from dprjax.models.segments import Spec, TaskTemplates
 from dprjax.models.template import Template
@@ -499,8 +500,8 @@ def export(
       'template': dict(spec.forms),
       'words': dict(spec.words),
       'task': task,
-      **{f'{kind}_max_length': section[f'{kind}_max_length'] for kind in prompts.KINDS},
-      **{f'{kind}_prefix': section[f'{kind}_prefix'] for kind in prompts.KINDS},
+      **{f'{kind}_max_length': section[f'{kind}_max_length'] for kind in KINDS},
+      **{f'{kind}_prefix': section[f'{kind}_prefix'] for kind in KINDS},
     }
     if found.sources:
       values = params['prompt'][task]['weights'].tolist()

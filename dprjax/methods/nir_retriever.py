@@ -14,10 +14,10 @@ from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
 from dprjax.data.text import Tokenizer
+from dprjax.formats.texts import KINDS
 from dprjax.methods import contrastive, dpr, nir_prompt
 from dprjax.methods.method import Batch, Model, Params, Parts
 from dprjax.models import encoder, segments
-from dprjax.models.prompts import KINDS
 from dprjax.runtime import mesh
 
 

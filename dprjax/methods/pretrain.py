@@ -31,6 +31,7 @@ from dprjax.data import docstrings, documents, views
 from dprjax.data.text import Tokenizer
 from dprjax.formats.documents import find_files, read_documents
 from dprjax.formats.report import Report
+from dprjax.formats.texts import KINDS
 from dprjax.methods import contrastive, dual_encoder
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import Batch, Data, Method, Model, Params, Parts, Product, Texts
@@ -376,8 +377,8 @@ def export(
   Heads that were not trained are those of the backbone. A head that was trained beside a prompt is
   not exported: the backbone has not changed.
   """
-  lengths = dict.fromkeys(prompts.KINDS, config.pretrain.max_length)
-  prefixes = {f'{kind}_prefix': config.data[f'{kind}_prefix'] for kind in prompts.KINDS}
+  lengths = dict.fromkeys(KINDS, config.pretrain.max_length)
+  prefixes = {f'{kind}_prefix': config.data[f'{kind}_prefix'] for kind in KINDS}
   prompt = dual_encoder.export_prompt(config, backbone, trained, lengths, prefixes)
   if dual_encoder.trains(trained, 'prompt') and not dual_encoder.trains(trained, 'backbone'):
     return Product({}, *prompt)

@@ -20,13 +20,12 @@ from dprjax.base.errors import InputError
 from dprjax.data import sources, store
 from dprjax.data.text import Tokenizer
 from dprjax.formats.fields import read_ids
-from dprjax.formats.texts import Text
+from dprjax.formats.texts import KINDS, Text
 from dprjax.inference import folders
 from dprjax.inference.encoder import UNNAMED, Encoder, Entry, Settings
 from dprjax.methods import contrastive
 from dprjax.methods.method import Batch, Params
 from dprjax.models import hub
-from dprjax.models.prompts import KINDS
 from dprjax.retrieval import embeddings, manifest
 from dprjax.runtime import config as configs
 from dprjax.runtime import distributed

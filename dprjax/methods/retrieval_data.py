@@ -18,11 +18,11 @@ from dprjax.data import batches, docstrings, sources, store, teacher
 from dprjax.data.text import Tokenizer
 from dprjax.formats import irds, trec
 from dprjax.formats.qrels import write_qrels
+from dprjax.formats.texts import KINDS
 from dprjax.inference.embedder import Embedder
 from dprjax.methods import distillation, dual_encoder, query_only
 from dprjax.methods.method import BatchShapes, Data, Evaluate, Folds, Model, Scores, Texts
 from dprjax.models.encoder import EncoderConfig
-from dprjax.models.prompts import KINDS
 from dprjax.retrieval import codes, exact, measures
 from dprjax.runtime import mesh, tree
 

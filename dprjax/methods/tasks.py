@@ -20,10 +20,10 @@ from ml_collections import ConfigDict, FrozenConfigDict
 from dprjax.base.errors import InputError
 from dprjax.data import batches, mixture, pairs
 from dprjax.data.text import Tokenizer
+from dprjax.formats.texts import KINDS
 from dprjax.methods import pair_data, retrieval_data
 from dprjax.methods.method import Data, Evaluate, Model, Scores, Texts
 from dprjax.models.encoder import EncoderConfig
-from dprjax.models.prompts import KINDS
 from dprjax.models.template import Piece, Template
 from dprjax.retrieval import measures
 from dprjax.runtime import mesh

@@ -26,6 +26,7 @@ from dprjax.base.errors import InputError
 from dprjax.data import sources, store, topics
 from dprjax.data.text import Tokenizer, load_tokenizer
 from dprjax.formats import papers
+from dprjax.formats.texts import KINDS
 from dprjax.methods import contrastive, dual_encoder, retrieval_data
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import Batch, Method, Model, Params, Parts, Product, Texts
@@ -223,7 +224,7 @@ def check(config: ConfigDict, devices: Mesh) -> None:
 
 def check_room(config: ConfigDict, model: encoder.EncoderConfig) -> None:
   """Raises InputError where texts with words before them are longer than the encoder reads."""
-  for kind in prompts.KINDS:
+  for kind in KINDS:
     if (length := config.data[f'{kind}_max_length'] + config.topics.words) > model.max_tokens:
       raise InputError(
         f'config.data.{kind}_max_length: with config.topics.words={config.topics.words}, a {kind} '
@@ -547,8 +548,8 @@ def export(
       'normalize': True,
       'temperature': float(config.temperature),
       'shift_positions': bool(config.prompt.shift_positions),
-      **{f'{kind}_max_length': config.data[f'{kind}_max_length'] for kind in prompts.KINDS},
-      **{f'{kind}_prefix': config.data[f'{kind}_prefix'] for kind in prompts.KINDS},
+      **{f'{kind}_max_length': config.data[f'{kind}_max_length'] for kind in KINDS},
+      **{f'{kind}_prefix': config.data[f'{kind}_prefix'] for kind in KINDS},
       **dual_encoder.matryoshka_meta(config),
     },
   )

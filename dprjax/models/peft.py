@@ -24,11 +24,11 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, write_json
 from dprjax.base.reading import parse_json, read_json_object
 from dprjax.formats.fields import Record
+from dprjax.formats.texts import KINDS
 from dprjax.models import artifact, weights
 from dprjax.models import checkpoint_names as names
 from dprjax.models.encoder import EncoderConfig
 from dprjax.models.hub import Backbone
-from dprjax.models.prompts import KINDS
 
 CONFIG = 'adapter_config.json'
 WEIGHTS = 'adapter_model.safetensors'

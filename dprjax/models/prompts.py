@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from dprjax.base.errors import InputError
+from dprjax.formats.texts import KINDS
 from dprjax.models.encoder import EncoderConfig
 
-KINDS = ('query', 'passage')
 REPARAMS = ('none', 'mlp')
 
 

@@ -15,8 +15,8 @@ from jaxtyping import Float
 from dprjax.base import files, repository
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
+from dprjax.formats.texts import KINDS
 from dprjax.inference.encoder import UNNAMED, Encoder
-from dprjax.models.prompts import KINDS
 
 DEFAULT = 'default'  # the name of the prompt for tasks that no other is named after
 

@@ -17,7 +17,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path, atomic_write
 from dprjax.base.sidecars import read_sidecar, write_sidecar
 from dprjax.formats.fields import Record, UniqueIds, check_id
-from dprjax.retrieval.exact import TopK
+from dprjax.retrieval.best import TopK
 
 _FORMAT = 'dprjax.bm25'
 _LARGEST_K1 = 1000  # beyond it, float32 has no scores

@@ -12,7 +12,7 @@ takes half as long again for the products and four times as long to choose (docs
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from dprjax.base.errors import InputError
 from dprjax.retrieval import best, codes
+from dprjax.retrieval.best import TopK, check_finite
 
 _AXIS = 'corpus'
 # Rows on a device at a time. For fewer, CPUs use other kernels, which round differently: a search
@@ -31,41 +32,6 @@ _LEAST_ROWS = 128
 _LEAST_ROWS_OF_NUMPY = 4096
 _ROWS_OF_NUMPY = 8192  # at a time: their scores stay in a processor's cache until they are compared
 _DECODED = 1024  # rows of codes at a time, on a CPU; a power of two, as a device's rows are
-
-
-class TopK(NamedTuple):
-  """The best k rows of the corpus for each query, best first; equal scores by row, ascending.
-
-  Where an index finds fewer than k, the rest has row -1 and score -inf.
-  """
-
-  scores: Float[np.ndarray, 'queries k']
-  rows: Int[np.ndarray, 'queries k']
-
-
-def best_of(found: TopK, count: int) -> TopK:
-  """The best k rows of each query, of which there are ``count`` vectors: all first ones, then all
-  second ones, and so on. A row counts once, with its best score.
-  """
-  if count == 1:
-    return found
-  queries, k = len(found.rows) // count, found.rows.shape[1]
-
-  def side_by_side(array: np.ndarray) -> np.ndarray:
-    return array.reshape(count, queries, k).swapaxes(0, 1).reshape(queries, count * k)
-
-  def ranked(scores: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    order = np.lexsort((rows, -scores), axis=1)
-    return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
-
-  scores, rows = ranked(side_by_side(found.scores), side_by_side(found.rows))
-  by_row = np.argsort(rows, axis=1, kind='stable')  # of equal rows the best stays first
-  sorted_rows = np.take_along_axis(rows, by_row, 1)
-  again = np.zeros(rows.shape, bool)
-  np.put_along_axis(again, by_row[:, 1:], sorted_rows[:, 1:] == sorted_rows[:, :-1], 1)
-  scores, rows = np.where(again, -np.inf, scores), np.where(again, -1, rows)
-  scores, rows = ranked(scores.astype(found.scores.dtype), rows.astype(found.rows.dtype))
-  return TopK(scores[:, :k], rows[:, :k])
 
 
 class Rows(Protocol):
@@ -205,8 +171,8 @@ class Index:
         for start in range(0, used, _ROWS_OF_NUMPY):
           similar = np.matmul(part, rows[start : start + _ROWS_OF_NUMPY].T)
           found.add(similar[:, : used - start], offset + start)
-    scores, found_rows = zip(*(found.ranked() for found in lists), strict=True)
-    return TopK(np.concatenate(scores), np.concatenate(found_rows))
+    ranked = zip(*(found.ranked() for found in lists), strict=True)
+    return TopK(*(np.concatenate(arrays) for arrays in ranked))
 
   def _read(self) -> Iterator[_Block]:
     for offset, used, block in _blocks(self._shards, self._block_rows, self._dtype):
@@ -385,37 +351,6 @@ def _blocks(
     yield offset, used, block
 
 
-def rescore(
-  queries: Float[np.ndarray, 'queries H'],
-  rows: Int[np.ndarray, 'queries n'],
-  take: Callable[[Int[np.ndarray, 'm']], Float[np.ndarray, 'm H']],
-  block_bytes: int = 1 << 26,
-) -> Float[np.ndarray, 'queries n']:
-  """The inner products of queries with some rows each; -inf where a row is -1.
-
-  Args:
-    queries: float32.
-    rows: of each query.
-    take: gives the vectors of ascending rows, as ``embeddings.Embeddings.take``.
-    block_bytes: of vectors in memory at a time, about.
-  """
-  scores = np.full(rows.shape, -np.inf, np.float32)
-  size = max(1, block_bytes // (4 * max(rows.shape[1] * queries.shape[1], 1)))
-  for start in range(0, len(queries), size):
-    part = slice(start, start + size)
-    wanted, places = np.unique(np.maximum(rows[part], 0), return_inverse=True)
-    vectors = take(wanted)[places.reshape(rows[part].shape)]
-    products = np.matmul(vectors, queries[part].astype(np.float32)[:, :, None])[:, :, 0]
-    scores[part] = np.where(rows[part] >= 0, products, -np.inf)
-  return scores
-
-
-def order(found: TopK, k: int) -> TopK:
-  """The k best of rows in any order: by falling score, then row."""
-  places = np.lexsort((found.rows, -found.scores), axis=1)[:, :k]
-  return TopK(*(np.take_along_axis(array, places, axis=1) for array in found))
-
-
 def _padded(array: np.ndarray, rows: int) -> np.ndarray:
   result = np.zeros((rows, array.shape[1]), np.float32)
   result[: len(array)] = array
@@ -424,15 +359,3 @@ def _padded(array: np.ndarray, rows: int) -> np.ndarray:
 
 def _power_of_two(number: int) -> int:
   return 1 << (number - 1).bit_length()
-
-
-def check_finite(vectors: Float[np.ndarray, 'rows H'], what: str, offset: int) -> None:
-  """Raises InputError for NaN or infinity; NaN would come first in every ranking.
-
-  ``offset`` is the first row's number.
-  """
-  bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
-  if bad.size:
-    raise InputError(
-      f'the vector of {what} {offset + bad[0]} (counted from 0) is not finite: encode again'
-    )

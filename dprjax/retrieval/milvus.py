@@ -33,7 +33,7 @@ from jaxtyping import Float, Int
 from dprjax.base import files, outputs, reading, sidecars
 from dprjax.base.errors import InputError
 from dprjax.formats.fields import Record
-from dprjax.retrieval.exact import check_finite
+from dprjax.retrieval.best import check_finite
 from dprjax.retrieval.manifest import SPACE, check_same_space
 
 MAX_K = 16_384  # the most that Milvus returns for a query

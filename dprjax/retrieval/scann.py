@@ -20,7 +20,7 @@ from dprjax.base.files import PathLike, atomic_path, regular_file
 from dprjax.base.reading import read_json_object
 from dprjax.base.sidecars import read_sidecar, write_sidecar
 from dprjax.formats.fields import Record
-from dprjax.retrieval.exact import TopK, check_finite
+from dprjax.retrieval.best import TopK, check_finite
 
 BRUTE_FORCE_BELOW = 20_000
 

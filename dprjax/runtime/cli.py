@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import rich.box
@@ -50,6 +50,7 @@ class Parser(argparse.ArgumentParser):
       allow_abbrev=False,
       formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    self.joins = processes
     self.add_argument('--debug', action='store_true', help='show the traceback of an error')
     if processes:
       group = self.add_argument_group(
@@ -239,16 +240,21 @@ def run(
 ) -> None:
   """Parses ``argv`` (default: the process's) and runs ``command``.
 
-  Whatever it raises ends in one line and a status (`base.errors.explain`).
+  With a parser of several ``processes``, it joins their job first. Whatever it raises ends in one
+  line and a status (`base.errors.explain`).
   """
   _prepare_streams()
   sys.unraisablehook = _keep_interrupt
   trace = wants_traceback()
   try:
-    if signal.getsignal(signal.SIGINT) is end_interrupted:  # all modules are imported
-      signal.signal(signal.SIGINT, signal.default_int_handler)
     args = parser.parse_args(argv)
     trace = trace or args.debug
+    if parser.joins:
+      from dprjax.runtime import distributed  # JAX, which --help need not wait for
+
+      command = distributed.together(command)
+    if signal.getsignal(signal.SIGINT) is end_interrupted:
+      signal.signal(signal.SIGINT, signal.default_int_handler)
     speak()
     logging.getLogger('jax').setLevel(logging.WARNING)  # below it, jax lists each missing backend
     command(args)
@@ -262,6 +268,23 @@ def run(
       _drop_stdout()
     status, message = explain(error)
     fail(message, status)
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+  """Around imports that take long and that ``--help`` and bad arguments do not need.
+
+  An interrupt ends the process meanwhile, as before ``run``.
+  """
+  ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+  if not ours or threading.current_thread() is not threading.main_thread():
+    yield
+    return
+  signal.signal(signal.SIGINT, end_interrupted)
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _keep_interrupt(unraisable: Any) -> None:

@@ -10,8 +10,6 @@ import os
 import pathlib
 import platform
 
-import jax
-
 AUTO = 'auto'
 _BYTES = 4 << 30  # at most; the least recently used programs go first
 _SECONDS = 0.3  # a program that compiles faster is not worth a file
@@ -25,6 +23,8 @@ def keep(folder: str = AUTO) -> None:
       ``JAX_COMPILATION_CACHE_DIR`` (if that is empty, nowhere), else one below the user's cache
       directory (``XDG_CACHE_HOME`` or ``~/.cache``), if that can be written.
   """
+  import jax  # not at the top: commands import this module before they read their arguments
+
   if folder == AUTO:
     if (variable := os.environ.get('JAX_COMPILATION_CACHE_DIR')) is not None:
       # JAX would take '' for the working directory.

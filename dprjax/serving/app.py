@@ -23,7 +23,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from dprjax.base.errors import InputError
-from dprjax.models.prompts import KINDS
+from dprjax.formats.texts import KINDS
 from dprjax.retrieval import codes
 from dprjax.serving import keys, messages, page
 from dprjax.serving.batcher import Busy, NotFinite

@@ -20,9 +20,9 @@ from etils import epath
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.data import text
+from dprjax.formats.texts import KINDS
 from dprjax.inference.encoder import check_text, config_sha256
 from dprjax.models import hub
-from dprjax.models.prompts import KINDS
 from dprjax.serving.bank import Bank, Shapes
 from dprjax.serving.batcher import Batcher, Text
 from dprjax.serving.library import Library, Version

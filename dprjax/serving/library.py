@@ -22,9 +22,9 @@ import numpy as np
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, sha256_file
 from dprjax.data import text, topics
+from dprjax.formats.texts import KINDS
 from dprjax.inference.encoder import Entry, Settings, check_length, resolve_settings
 from dprjax.models import artifact, hub
-from dprjax.models.prompts import KINDS
 from dprjax.serving.bank import Prefix
 from dprjax.serving.metrics import Metrics
 

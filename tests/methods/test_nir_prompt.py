@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from dprjax.data import text
+from dprjax.formats.texts import KINDS
 from dprjax.methods import nir_prompt, nir_reranker, nir_retriever, pretrain
 from dprjax.methods.method import Texts
 from dprjax.models import artifact, head_specs, hub, prompt_encoder
 from dprjax.models.artifact import Prompt
-from dprjax.models.prompts import KINDS
 from dprjax.models.sentence import SentenceSettings
 from dprjax.runtime import tree
 from tests.knobs import with_knobs

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from dprjax.base.errors import InputError
+from dprjax.formats.texts import KINDS
 from dprjax.methods import nir_prompt, nir_retriever
-from dprjax.models.prompts import KINDS
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 from tests import reference

@@ -49,3 +49,35 @@ def test_fewer_rows_than_k():
   assert rows.tolist() == [[6, 5, -1, -1], [5, 6, -1, -1]]
   assert scores.tolist() == [[3, 1, -np.inf, -np.inf], [2, 2, -np.inf, -np.inf]]
   assert (scores.dtype, rows.dtype) == (np.float32, np.int32)
+
+
+def test_the_best_of_several_vectors_as_by_loops():
+  rng = np.random.default_rng(5)
+  rows = np.stack([rng.permutation(9)[:4] for _ in range(6)]).astype(np.int32)
+  scores = -np.sort(-rng.integers(0, 5, (6, 4)), axis=1).astype(np.float32)
+  rows[4, 2:], scores[4, 2:] = -1, -np.inf  # as an index that finds fewer
+  found = best.best_of(best.TopK(scores, rows), 3)
+  for query in range(2):
+    top = {}
+    for part in (query, query + 2, query + 4):
+      for row, score in zip(rows[part].tolist(), scores[part].tolist(), strict=True):
+        if row >= 0:
+          top[row] = max(top.get(row, -np.inf), score)
+    ranked = sorted(top.items(), key=lambda item: (-item[1], item[0]))[:4]
+    assert list(zip(found.rows[query], found.scores[query], strict=True)) == ranked
+
+
+def test_rescoring():
+  rng = np.random.default_rng(5)
+  queries, corpus = (rng.standard_normal((count, 8), np.float32) for count in (7, 50))
+  rows = np.stack([rng.choice(50, 12, replace=False) for _ in queries]).astype(np.int32)
+  rows[2, -3:] = -1
+  everything = queries.astype(np.float64) @ corpus.T
+  for block_bytes in (1, 1 << 26):
+    scores = best.rescore(queries, rows, lambda wanted: corpus[wanted], block_bytes)
+    found = best.order(best.TopK(scores, rows), 5)
+    for query, (ordered, products) in enumerate(zip(found.rows, everything, strict=True)):
+      candidates = rows[query][rows[query] >= 0]
+      expected = candidates[np.argsort(-products[candidates])][:5]
+      np.testing.assert_array_equal(ordered, expected)
+      np.testing.assert_allclose(found.scores[query], products[expected], rtol=1e-5)

@@ -90,8 +90,8 @@ def test_codes_from_disk(tmp_path, write_embeddings, monkeypatch, dtype, devices
   np.testing.assert_allclose(index.search(queries, 20).scores, scores, rtol=1e-5, atol=1e-5)
   if dtype == 'int8':  # of few values, scores tie
     np.testing.assert_array_equal(index.search(queries, 20).rows, rows)
-  best = reference(queries, corpus, 20)[1]
-  shared = np.mean([np.isin(some, others) for some, others in zip(rows, best, strict=True)])
+  truth = reference(queries, corpus, 20)[1]
+  shared = np.mean([np.isin(some, others) for some, others in zip(rows, truth, strict=True)])
   assert shared > {'int8': 0.9, 'binary': 0.2}[dtype]
   # A part of it, and the first numbers alone.
   part = exact.search_part(queries, found.shards, 5, 1, 3)
@@ -100,22 +100,6 @@ def test_codes_from_disk(tmp_path, write_embeddings, monkeypatch, dtype, devices
   expected = reference(queries[:, :6], short.vectors(), 5)[0]
   again = exact.search(queries[:, :6], short.shards, 5, block_rows=64)
   np.testing.assert_allclose(again.scores, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_rescoring():
-  rng = np.random.default_rng(5)
-  queries, corpus = (rng.standard_normal((count, 8), np.float32) for count in (7, 50))
-  rows = np.stack([rng.choice(50, 12, replace=False) for _ in queries]).astype(np.int32)
-  rows[2, -3:] = -1
-  everything = queries.astype(np.float64) @ corpus.T
-  for block_bytes in (1, 1 << 26):
-    scores = exact.rescore(queries, rows, lambda wanted: corpus[wanted], block_bytes)
-    best = exact.order(exact.TopK(scores, rows), 5)
-    for query, (found, products) in enumerate(zip(best.rows, everything, strict=True)):
-      candidates = rows[query][rows[query] >= 0]
-      expected = candidates[np.argsort(-products[candidates])][:5]
-      np.testing.assert_array_equal(found, expected)
-      np.testing.assert_allclose(best.scores[query], products[expected], rtol=1e-5)
 
 
 def test_compiles_once_for_corpora_of_about_a_size():
@@ -224,19 +208,3 @@ def test_an_index_finds_the_same_bits_as_a_search(devices):
     exact.Index(corpus[:0])
   with pytest.raises(InputError, match='vector of document 1'):
     exact.Index(np.array([[0], [np.nan]], np.float32))
-
-
-def test_the_best_of_several_vectors_as_by_loops():
-  rng = np.random.default_rng(5)
-  rows = np.stack([rng.permutation(9)[:4] for _ in range(6)]).astype(np.int32)
-  scores = -np.sort(-rng.integers(0, 5, (6, 4)), axis=1).astype(np.float32)
-  rows[4, 2:], scores[4, 2:] = -1, -np.inf  # as an index that finds fewer
-  found = exact.best_of(exact.TopK(scores, rows), 3)
-  for query in range(2):
-    best = {}
-    for part in (query, query + 2, query + 4):
-      for row, score in zip(rows[part].tolist(), scores[part].tolist(), strict=True):
-        if row >= 0:
-          best[row] = max(best.get(row, -np.inf), score)
-    ranked = sorted(best.items(), key=lambda item: (-item[1], item[0]))[:4]
-    assert list(zip(found.rows[query], found.scores[query], strict=True)) == ranked
