@@ -69,10 +69,7 @@ def plan(
     return programs.Job(target.name, (*_without(arguments, more), *more), length, rows, path)
 
   def update(more: Sequence[str]) -> compiling.Program:
-    logger.info('%s: compiling the update %s', target.name, ' '.join(more))
-    made = compile_program(job(more))
-    logger.info('%s: %s', target.name, tables.fits(made))
-    return made
+    return compile_program(job(more))
 
   found = {'update': update(())}
   title = 'update' if found['update'].fits else ''
@@ -82,10 +79,19 @@ def plan(
     if fit.program is not None:
       title, flags = 'update that fits', fit.flags
       found[title] = fit.program
-  for length in embedder.padded_lengths(config.data.passage_max_length) if forward else ():
-    logger.info('%s: compiling the forward pass of %d x %d tokens', target.name, rows, length)
+  for length in embedder.padded_lengths(batch.longest) if forward else ():
     found[f'encode {rows} x {length}'] = compile_program(job(flags, length))
   return tables.Plan(target, config, batch, found, title, flags, examples, share)
+
+
+def compile_aloud(job: programs.Job, limit: float) -> compiling.Program:
+  """``compiling.compile_program``; logs what, and whether it fits."""
+  what = f'the forward pass of {job.rows} x {job.length} tokens' if job.length else 'the update'
+  flags = [flag.removeprefix('--config.') for flag in job.config if flag.startswith('--config.')]
+  logger.info('%s: compiling %s %s', job.target, what, ' '.join(flags))
+  made = compiling.compile_program(job, limit)
+  logger.info('%s: fits: %s', job.target, tables.fits(made))
+  return made
 
 
 def _without(arguments: Sequence[str], more: Sequence[str]) -> list[str]:
@@ -194,7 +200,7 @@ def _plan(
   """Prints a table for each machine, and writes them all."""
 
   def compile_program(job: programs.Job) -> compiling.Program:
-    return compiling.compile_program(job, args.timeout)
+    return compile_aloud(job, args.timeout)
 
   written = [f'# Plan\n\n    python -m dprjax.plan {" ".join(experiment)}\n']
   for machine in machines:

@@ -70,7 +70,7 @@ class Ledger:
     if entry is None:
       if not self._may_compile or time.monotonic() > self._deadline:
         raise Absent
-      made = compiling.compile_program(job, 3600)
+      made = plan.compile_aloud(job, 3600)
       entry = {'job': plain, 'versions': versions, 'answer': dict(made.answer)}
       self._known[self._key(plain, versions)] = entry
       with self._path.open('a') as file:

@@ -76,19 +76,21 @@ class Embedder:
     self._row_bytes = row_bytes if mesh.devices.flat[0].platform == 'cpu' else None
     self._sharding = NamedSharding(mesh, P(meshes.BATCH))
 
-  def lower(self, params: Any, length: int, columns: Sequence[Any] = ()) -> jax.stages.Lowered:
+  def lower(
+    self, params: Any, length: int, columns: Sequence[tuple[Any, ...]] = ()
+  ) -> jax.stages.Lowered:
     """The program for rows of a length, from shapes.
 
     Args:
       params: shapes of the first argument of ``embed``, with their shardings.
       length: one of ``padded_lengths``.
-      columns: types of the further arguments of ``embed``.
+      columns: ``(dtype, *shape)`` of a row of the further arguments of ``embed``.
     """
 
     def rows(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
       return jax.ShapeDtypeStruct((self._batch_size, *shape), dtype, sharding=self._sharding)
 
-    batch = (rows(np.int32, length), rows(np.bool_, length), *map(rows, columns))
+    batch = (rows(np.int32, length), rows(np.bool_, length), *(rows(*column) for column in columns))
     return self._embed.lower(params, *batch)
 
   def __call__(

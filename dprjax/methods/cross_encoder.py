@@ -25,10 +25,11 @@ from ml_collections import ConfigDict
 from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.data.text import Tokenizer
-from dprjax.methods import dual_encoder, pair_data, tasks
+from dprjax.methods import dual_encoder, pair_data, retrieval_data, tasks
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import (
   Batch,
+  BatchShapes,
   Data,
   Evaluate,
   Method,
@@ -278,4 +279,25 @@ def export(
   return Product({'': checkpoint}, {}, {}, noun='a cross-encoder')
 
 
-METHOD = Method(build, find, export, parts=('classifier',), tasks=True, folds=True)
+def shapes(config: ConfigDict, model: encoder.EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:
+  """See ``Method.shapes``. A query is encoded with each of its passages."""
+  if config.tasks:
+    raise InputError(
+      'config.tasks: the batches of labelled pairs depend on the data; plan with one data set'
+    )
+  made = retrieval_data.batch_shapes(config, model, tokenizer)
+  queries, candidates = made.arrays['passage_index'].shape
+  knobs = config.data
+  longest = tokenizer.pair_length(knobs.query_max_length, knobs.passage_max_length)
+  padded = (made.arrays[f'{kind}_tokens'].shape[-1] for kind in ('query', 'passage'))
+  pairs = queries * candidates
+  return made._replace(
+    arrays={name: leaf for name, leaf in made.arrays.items() if name != 'negative_pool'},
+    calls=((pairs, min(tokenizer.pair_length(*padded), longest)),),
+    texts={'queries': queries, 'pairs': pairs},
+    longest=longest,
+    columns=((np.int32, 2),),
+  )
+
+
+METHOD = Method(build, find, export, parts=('classifier',), tasks=True, folds=True, shapes=shapes)

@@ -128,12 +128,16 @@ class BatchShapes(NamedTuple):
     calls: (texts, tokens) of each time that the loss encodes some of them.
     texts: how many are encoded, by what they are, in the plural.
     programs: how many lengths a training's batches may have; each is compiled when it first comes.
+    longest: text that is embedded after the training, in tokens.
+    columns: what ``Model.embed`` takes behind the mask, ``(dtype, *shape)`` of a row.
   """
 
   arrays: Mapping[str, jax.ShapeDtypeStruct]
   calls: tuple[tuple[int, int], ...]
   texts: Mapping[str, int]
   programs: int
+  longest: int
+  columns: tuple[tuple[Any, ...], ...] = ()
 
 
 class Folds(NamedTuple):

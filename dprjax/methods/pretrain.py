@@ -28,13 +28,24 @@ from ml_collections import ConfigDict
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.data import docstrings, documents, views
+from dprjax.data.batches import longest_bucket
 from dprjax.data.text import Tokenizer
 from dprjax.formats.documents import find_files, read_documents
 from dprjax.formats.report import Report
 from dprjax.formats.texts import KINDS
 from dprjax.methods import contrastive, dual_encoder
 from dprjax.methods.grad_cache import map_chunks
-from dprjax.methods.method import Batch, Data, Method, Model, Params, Parts, Product, Texts
+from dprjax.methods.method import (
+  Batch,
+  BatchShapes,
+  Data,
+  Method,
+  Model,
+  Params,
+  Parts,
+  Product,
+  Texts,
+)
 from dprjax.methods.retrieval_data import shorten
 from dprjax.models import encoder, heads, hub, masking, prompts
 from dprjax.models.embed import pool
@@ -400,4 +411,22 @@ def export(
   return Product({'': checkpoint}, *prompt)
 
 
-METHOD = Method(build, find, export, parts=('mlm', 'condenser'), matryoshka=True)
+def shapes(config: ConfigDict, model: encoder.EncoderConfig, _: Tokenizer) -> BatchShapes:
+  """See ``Method.shapes``; of siblings that are spans, two special tokens beside each."""
+  del model
+  knobs = config.pretrain
+  size = config.batch_size * config.accumulate
+  spans = knobs.views == 'siblings' and knobs.unit == 'span'
+  longest = min(knobs.max_length, knobs.span_length + 2) if spans else knobs.max_length
+  padded = longest_bucket(longest, knobs.buckets, 'config.pretrain.buckets')
+  arrays = {'passage_index': jax.ShapeDtypeStruct((size,), np.int32)}
+  views = VIEWS[knobs.views]
+  for view in views:
+    for name, dtype in (('tokens', np.int32), ('mask', np.bool_), ('words', np.int32)):
+      arrays[f'{view}_{name}'] = jax.ShapeDtypeStruct((size, padded), dtype)
+  programs = sum(bucket <= padded for bucket in knobs.buckets) ** len(views)
+  texts = {'passages': size, 'texts': size * len(views)}
+  return BatchShapes(arrays, ((size, padded),) * len(views), texts, programs, knobs.max_length)
+
+
+METHOD = Method(build, find, export, parts=('mlm', 'condenser'), matryoshka=True, shapes=shapes)

@@ -337,7 +337,7 @@ def batch_shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer | None) 
   programs = 1
   for kind in KINDS if len(calls) > 1 else KINDS[:1]:
     programs *= sum(length <= lengths[kind] for length in section[f'{kind}_buckets'])
-  return BatchShapes(arrays, tuple(calls), texts, programs)
+  return BatchShapes(arrays, tuple(calls), texts, programs, section.passage_max_length)
 
 
 def dev_measures(config: ConfigDict, *others: str) -> list[str]:

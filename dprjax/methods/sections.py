@@ -29,7 +29,17 @@ from dprjax.data.text import Tokenizer
 from dprjax.formats.mediawiki import Article, read_articles
 from dprjax.formats.report import Report
 from dprjax.methods import contrastive, dual_encoder, sentences
-from dprjax.methods.method import Batch, Data, Evaluate, Method, Model, Params, Scores, Texts
+from dprjax.methods.method import (
+  Batch,
+  BatchShapes,
+  Data,
+  Evaluate,
+  Method,
+  Model,
+  Params,
+  Scores,
+  Texts,
+)
 from dprjax.methods.sentences import Examples
 from dprjax.models import encoder
 
@@ -285,4 +295,9 @@ def _evaluation(
   return evaluate
 
 
-METHOD = Method(build, find, dual_encoder.export, matryoshka=True)
+def shapes(config: ConfigDict, model: encoder.EncoderConfig, _: Tokenizer) -> BatchShapes:
+  """See ``Method.shapes``."""
+  return sentences.batch_shapes(VIEWS, {'triplet_index': np.int32}, config, model)
+
+
+METHOD = Method(build, find, dual_encoder.export, matryoshka=True, shapes=shapes)

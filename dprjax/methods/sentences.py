@@ -12,13 +12,13 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
-from dprjax.data.batches import process_rows, shuffle_rows, smallest_bucket
+from dprjax.data.batches import longest_bucket, process_rows, shuffle_rows, smallest_bucket
 from dprjax.data.text import Tokenizer, pad_batch
 from dprjax.inference.embedder import Embedder
 from dprjax.methods import dual_encoder
 from dprjax.methods.dual_encoder import DualEncoder
 from dprjax.methods.grad_cache import map_chunks
-from dprjax.methods.method import Batch, Model, Params
+from dprjax.methods.method import Batch, BatchShapes, Model, Params
 from dprjax.models import prompts
 from dprjax.models.encoder import EncoderConfig
 from dprjax.runtime import mesh, tree
@@ -76,6 +76,31 @@ def check_lengths(
       'tokens'
     )
   return length, buckets
+
+
+def batch_shapes(
+  views: Sequence[str],
+  columns: Mapping[str, Any],
+  config: ConfigDict,
+  model: EncoderConfig,
+) -> BatchShapes:
+  """The longest batch that ``make_batches`` makes; see ``Method.shapes``.
+
+  Args:
+    views: the sentences of an example.
+    columns: the types of the further keys of a batch.
+    config, model: as of the method.
+  """
+  length, buckets = check_lengths(config.data, config, model)
+  size = config.batch_size * config.accumulate
+  longest = longest_bucket(length, buckets, 'config.data.query_buckets')
+  arrays = {name: jax.ShapeDtypeStruct((size,), dtype) for name, dtype in columns.items()}
+  for view in views:
+    arrays[f'{view}_tokens'] = jax.ShapeDtypeStruct((size, longest), np.int32)
+    arrays[f'{view}_mask'] = jax.ShapeDtypeStruct((size, longest), np.bool_)
+  programs = sum(bucket <= longest for bucket in buckets) ** len(views)
+  texts = {'examples': size, 'sentences': size * len(views)}
+  return BatchShapes(arrays, ((size, longest),) * len(views), texts, programs, length)
 
 
 def check_update(config: ConfigDict, count: int, unit: str) -> int:

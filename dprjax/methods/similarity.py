@@ -20,7 +20,17 @@ from dprjax.data import similarity
 from dprjax.data.similarity import Pair
 from dprjax.data.text import Tokenizer
 from dprjax.methods import contrastive, dual_encoder, sentences
-from dprjax.methods.method import Batch, Data, Evaluate, Method, Model, Params, Scores, Texts
+from dprjax.methods.method import (
+  Batch,
+  BatchShapes,
+  Data,
+  Evaluate,
+  Method,
+  Model,
+  Params,
+  Scores,
+  Texts,
+)
 from dprjax.models import encoder
 from dprjax.models.embed import unit
 
@@ -166,4 +176,9 @@ def _evaluation(
   return evaluate
 
 
-METHOD = Method(build, find, dual_encoder.export, matryoshka=True)
+def shapes(config: ConfigDict, model: encoder.EncoderConfig, _: Tokenizer) -> BatchShapes:
+  """See ``Method.shapes``."""
+  return sentences.batch_shapes(VIEWS, {'pair_index': np.int32, 'score': np.float32}, config, model)
+
+
+METHOD = Method(build, find, dual_encoder.export, matryoshka=True, shapes=shapes)

@@ -121,7 +121,9 @@ class Experiment:
     """As `dprjax.train` runs it."""
     return updates.lower(self.config, self.model, self.layout, self.params, batch)
 
-  def lower_forward(self, rows: int, length: int) -> jax.stages.Lowered:
+  def lower_forward(
+    self, rows: int, length: int, columns: Sequence[tuple[Any, ...]] = ()
+  ) -> jax.stages.Lowered:
     """As `dprjax.encode` runs it for passages: float32 weights, whole on every device."""
     everywhere = mesh.make_mesh({'data': -1}, self.devices.devices.ravel().tolist())
     method = methods.load(self.config.method)
@@ -138,7 +140,7 @@ class Experiment:
       name: jax.ShapeDtypeStruct(leaf.shape, jnp.float32, sharding=whole)
       for name, leaf in self.params.items()
     }
-    return embedder.lower(params, length)
+    return embedder.lower(params, length, columns)
 
   def formula(self, batch: methods.BatchShapes, job: Job) -> roofline.Cost:
     """What the job's program must cost on one device."""
@@ -212,7 +214,7 @@ def run(job: Job) -> dict[str, Any]:
   batch = batch_of(config, experiment.shape)
   began = time.monotonic()
   if job.length:
-    lowered = experiment.lower_forward(job.rows, job.length)
+    lowered = experiment.lower_forward(job.rows, job.length, batch.columns)
   else:
     lowered = experiment.lower_update(batch.arrays)
   seconds = {'lower': time.monotonic() - began}

@@ -84,7 +84,8 @@ class Plan:
 def table(plan: Plan) -> tuple[list[str], list[list[str]]]:
   """Column titles, and a row for each figure that a program has."""
   columns = {title: _column(plan, title) for title in plan.programs}
-  order = [*_WORK, *(f'{unit} a second' for unit in (*plan.batch.texts, 'texts')), *_TIME]
+  units = dict.fromkeys((*plan.batch.texts, 'texts'))
+  order = [*_WORK, *(f'{unit} a second' for unit in units), *_TIME]
   cells = [
     [row, *(column.get(row, '') for column in columns.values())]
     for row in order

@@ -4,11 +4,14 @@ import importlib.util
 import pathlib
 import re
 
+import jax
+import numpy as np
 import pytest
 
 from dprjax.base.errors import InputError
 from dprjax.planning import backbones, compiling, programs
 from dprjax.runtime import config as configs
+from dprjax.runtime import tree
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
@@ -100,7 +103,6 @@ def config(*flags):
   [
     (['--config.nonesuch=1'], 'nonesuch'),
     (['--config.batch_size=0'], 'config.batch_size'),
-    (['--config.method=nonesuch'], 'config.method'),
     (['--config.prompt.sides=query', '--config.corpus_negatives=-1'], 'config.corpus_negatives'),
     (['--config.data.query_max_length=600'], 'config.data.query_buckets'),
   ],
@@ -143,6 +145,39 @@ def test_the_batch_is_that_of_the_training():
   }
   assert shapes.calls == ((8, 16), (24, 32))
   assert shapes.texts == {'queries': 8, 'passages': 24}
+
+
+@pytest.mark.parametrize(
+  'recipe',
+  [
+    *('dptdr.py:local', 'dptdr.py:local,query', 'rip.py:local', 'cross_encoder.py:local'),
+    *('condenser.py:cocondenser,local', 'sections.py:local', 'stsb.py:local'),
+  ],
+)
+def test_every_recipe_whose_batches_are_known_can_be_planned(recipe):
+  """Its loss and its embedding take what the plan takes for a batch."""
+  made = programs.read_config([f'--config={ROOT}/configs/{recipe}'])
+  experiment = programs.Experiment(made, jax.devices()[:1])
+  shapes = programs.batch_of(made, experiment.shape)
+  key = jax.eval_shape(lambda: jax.random.key(0))
+  params = tree.unflatten(experiment.params)
+  loss, metrics = jax.eval_shape(experiment.model.loss, params, shapes.arrays, key)
+  assert loss.shape == () and set(experiment.model.shown) <= set(metrics)
+  rows, length = shapes.calls[-1]
+  columns = [jax.ShapeDtypeStruct((rows, *shape), dtype) for dtype, *shape in shapes.columns]
+  tokens, mask = (jax.ShapeDtypeStruct((rows, length), kind) for kind in (np.int32, np.bool_))
+
+  def embed(params, *batch):
+    return experiment.model.embed(params, 'passage', *batch)
+
+  assert jax.eval_shape(embed, params, tokens, mask, *columns).shape[0] == rows
+  assert shapes.programs >= 1 and shapes.longest <= 512
+
+
+@pytest.mark.parametrize('recipe', ['topic_dpr.py:local', 'nir_retriever.py:local'])
+def test_a_recipe_whose_batches_depend_on_the_data_is_refused(recipe):
+  with pytest.raises(InputError, match=r'config\.method.*depend on the data'):
+    programs.read_config([f'--config={ROOT}/configs/{recipe}'])
 
 
 def test_a_compiler_that_dies_is_no_traceback(monkeypatch):
