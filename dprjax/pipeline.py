@@ -22,7 +22,6 @@ from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.data import docstrings, sources
 from dprjax.formats import irds
-from dprjax.inference import reranker as rerankers
 from dprjax.retrieval import measures
 from dprjax.runtime import cli, knobs
 from dprjax.runtime import config as configs
@@ -303,8 +302,10 @@ def check(config: ml_collections.ConfigDict) -> None:
   for run in config.runs:
     files.existing(run.partition('=')[2] or run, 'run in config.runs')
   if config.reranker_path:
+    with cli.loading():
+      from dprjax.inference import reranker
     try:
-      rerankers.check(config.reranker_path)
+      reranker.check(config.reranker_path)
     except InputError as error:
       raise InputError(f'config.reranker_path: {error}') from error
 

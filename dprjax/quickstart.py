@@ -10,13 +10,15 @@ of dprjax. They are printed as they run and write their files below --out; the s
 goes on where it stopped. --config.KEY=VALUE is passed on to dprjax.train.
 """
 
+from __future__ import annotations
+
 import argparse
 import itertools
 import resource
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
@@ -26,13 +28,14 @@ from dprjax.base.progress import duration, size
 from dprjax.data import docstrings, sources
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.texts import KINDS, read_texts
-from dprjax.inference.retriever import Hit, Retriever
-from dprjax.models import artifact, hub
-from dprjax.retrieval import embeddings, exact
-from dprjax.runtime import cli, tree
+from dprjax.retrieval import embeddings
+from dprjax.runtime import cli
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
 from dprjax.runtime.stages import Model, Stages, Texts, config_file
+
+if TYPE_CHECKING:
+  from dprjax.inference.retriever import Hit, Retriever
 
 DOCSTRINGS = 'docstrings'
 OUT = 'quickstart-out'
@@ -145,6 +148,8 @@ def _compare(
   }
   settings |= {'pooling': trained.pooling, 'normalize': bool(trained.normalize)}
   hits = {}
+  with cli.loading():
+    from dprjax.inference.retriever import Retriever
   for system, model in models.items():
     retriever = Retriever.load(**model.arguments, **settings)
     passages = out / 'embeddings' / f'{system}-passages'
@@ -218,6 +223,9 @@ def claim(out: epath.Path, data: str, parts: Mapping[str, epath.Path], split: st
 
 def weight(product: epath.Path) -> tuple[int, int]:
   """Parameters and bytes of a prompt.npz, or of the encoders in a directory."""
+  with cli.loading():
+    from dprjax.models import artifact, hub
+    from dprjax.runtime import tree
   if product.suffix == '.npz':
     arrays = artifact.load_prompt(product).arrays.values()
     return sum(array.size for array in arrays), product.stat().length
@@ -234,6 +242,9 @@ def search(
   retriever: Retriever, vectors: epath.Path, corpus: epath.Path, questions: Sequence[str]
 ) -> list[list[Hit]]:
   """The best passages for each question among embeddings on disk."""
+  from dprjax.inference.retriever import Hit
+  from dprjax.retrieval import exact
+
   passages = embeddings.load_embeddings(vectors)
   best = exact.search(retriever.encode(list(questions), 'query'), passages.shards, _SHOWN)
   ids = [[passages.ids[row] for row in rows] for rows in best.rows]

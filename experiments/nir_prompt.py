@@ -34,14 +34,14 @@ import numpy as np
 import nir_sets
 import nir_tables
 import trials
-from dprjax import export, train
+from dprjax import train
 from dprjax.base import files
 from dprjax.data import pairs as labelled
 from dprjax.data import sources, text
 from dprjax.formats import trec
 from dprjax.inference.embedder import place
+from dprjax.methods import exporting, nir_prompt, pair_data, retrieval_data
 from dprjax.methods import method as methods
-from dprjax.methods import nir_prompt, pair_data, retrieval_data
 from dprjax.methods.method import Parts
 from dprjax.models import hub
 from dprjax.models.template import Template
@@ -300,7 +300,7 @@ class Experiment:
     if run.kept:
       out = folder / ('prompt.npz' if run.kept == 'prompt' else 'export')
       if not out.exists():
-        export.export(workdir, out, force=True)
+        exporting.export(workdir, out, force=True)
       if run.kept == 'prompts':
         (out / 'model.safetensors').unlink()
     if run.tested:
@@ -341,7 +341,7 @@ class Experiment:
     workdir = folder / 'training'
     train.train(configs.parse(flags), workdir)
     if not alone and not (folder / 'export').exists():
-      export.export(workdir, folder / 'export')
+      exporting.export(workdir, folder / 'export')
     rows = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
     shutil.rmtree(workdir / 'checkpoints')
     accuracy = [row['mlm_accuracy'] for row in rows if 'mlm_accuracy' in row]

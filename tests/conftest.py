@@ -113,9 +113,9 @@ def trained(tmp_path_factory):
 @pytest.fixture(scope='session')
 def prompt(trained, tmp_path_factory):
   """The exported prompt of ``trained``."""
-  from dprjax import export
+  from dprjax.methods import exporting
 
-  return export.export(trained, tmp_path_factory.mktemp('prompt') / 'prompt.npz', force=True)
+  return exporting.export(trained, tmp_path_factory.mktemp('prompt') / 'prompt.npz', force=True)
 
 
 @pytest.fixture(scope='session')

@@ -94,7 +94,7 @@ def write(folder: pathlib.Path, model_type: str) -> pathlib.Path:
 
 
 def main(folder: pathlib.Path) -> None:
-  from dprjax import export
+  from dprjax.methods import exporting
 
   for model_type in MODELS:
     root = write(folder, model_type)
@@ -102,9 +102,9 @@ def main(folder: pathlib.Path) -> None:
       for tool in ('peft', 'sentence-transformers'):
         if tool == 'peft' and 'shift_positions' not in change:
           continue
-        options = export.Options(format=tool)
+        options = exporting.Options(format=tool)
         out = root / f'{name}-{tool}'
-        export.convert(root / f'{name}.npz', out, str(root / 'backbone'), options=options)
+        exporting.convert(root / f'{name}.npz', out, str(root / 'backbone'), options=options)
   (folder / 'texts.json').write_text(json.dumps(TEXTS))
   assert set(TEXTS) == set(KINDS)
 

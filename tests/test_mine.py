@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from dprjax import bm25, export, load_prompt, mine, train
+from dprjax import bm25, load_prompt, mine, train
 from dprjax.base.errors import InputError
 from dprjax.data import docstrings
+from dprjax.methods import exporting
 from tests.mining.test_negatives import World, trec_lines
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -214,7 +215,7 @@ def test_training_on_a_mined_file(tmp_path, command):
       '--config.matryoshka=(32, 16)',
     ]
   )
-  prompt = export.export(tmp_path / 'run', tmp_path / 'prompt.npz', force=True)
+  prompt = exporting.export(tmp_path / 'run', tmp_path / 'prompt.npz', force=True)
   assert load_prompt(prompt).meta['matryoshka'] == [32, 16]
   lines = (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()
   rows = [row for row in map(json.loads, lines) if 'loss' in row]

@@ -25,7 +25,8 @@ import jax
 import numpy as np
 import pytest
 
-from dprjax import encode, export, search
+from dprjax import encode, search
+from dprjax.methods import exporting
 from tests import pod_work
 from tests.test_train import assert_same_bits, metrics_of, steps_of, trainable_of
 
@@ -254,7 +255,7 @@ def test_a_checkpoint_of_two_processes_is_restored_by_one_and_by_four_bit_for_bi
 
 @pytest.mark.slow
 def test_encode_and_exact_search_write_the_files_of_one_process(trained, command, tmp_path):
-  prompt = export.export(trained, tmp_path / 'prompt.npz', force=True)
+  prompt = exporting.export(trained, tmp_path / 'prompt.npz', force=True)
   data = {'passage': trained / 'data' / 'corpus.jsonl', 'query': trained / 'data' / 'queries.jsonl'}
 
   def commands(folder):

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from etils import epath
 
-from dprjax import Retriever, encode, export, load_prompt, search, train
+from dprjax import Retriever, encode, load_prompt, search, train
 from dprjax.base.errors import InputError
 from dprjax.base.files import sha256_file
 from dprjax.data import sources, store, text
 from dprjax.formats.trec import read_run
-from dprjax.methods import query_only
+from dprjax.methods import exporting, query_only
 from dprjax.retrieval import embeddings
 from dprjax.runtime import config as configs
 from tests import devices
@@ -42,7 +42,7 @@ def folder(flags, trained, tmp_path_factory):
   folder = tmp_path_factory.mktemp('query_only')
   with devices.one():
     train.main([*flags, f'--workdir={folder}/run', '--config.corpus_negatives=64'])
-  export.export(folder / 'run', folder / 'query.npz', force=True)
+  exporting.export(folder / 'run', folder / 'query.npz', force=True)
   return folder
 
 

@@ -11,6 +11,7 @@ from dprjax import encode, export, load_prompt, train
 from dprjax.base.errors import InputError
 from dprjax.data import topics
 from dprjax.inference.encoder import Encoder
+from dprjax.methods import exporting
 from dprjax.retrieval.embeddings import load_embeddings
 from tests.test_train import assert_same_bits, metrics_of, steps_of, trainable_of
 
@@ -82,7 +83,7 @@ def test_topics_at_random_are_not_exported(tmp_path, command):
 
 
 def test_what_is_exported_encodes_under_each_texts_topic(run, tmp_path):
-  out = export.export(run, tmp_path / 'prompt.npz', force=True)
+  out = exporting.export(run, tmp_path / 'prompt.npz', force=True)
   prompt = load_prompt(out)
   found = topics.Topics.from_arrays(prompt.arrays)
   assert prompt.meta['kind'] == 'topic' and prompt.arrays['prefix'].shape[0] == len(found) == 3
@@ -107,7 +108,7 @@ def test_what_is_exported_encodes_under_each_texts_topic(run, tmp_path):
 
 
 def test_embeddings_name_their_topic(run, tmp_path, command):
-  prompt = export.export(run, tmp_path / 'prompt.npz', force=True)
+  prompt = exporting.export(run, tmp_path / 'prompt.npz', force=True)
   source = tmp_path / 'texts.tsv'
   source.write_text(''.join(f'{i}\t{text}\n' for i, text in enumerate(TEXTS)))
   flags = (f'--backbone={run}/backbone', f'--prompt={prompt}', '--kind=query', f'--input={source}')

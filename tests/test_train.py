@@ -508,10 +508,10 @@ def test_the_average_is_scored_kept_and_resumed(go, tmp_path):
 
 @pytest.mark.slow
 def test_starts_from_a_prompt(go, trained, tmp_path):
-  from dprjax import export
+  from dprjax.methods import exporting
   from dprjax.models import artifact
 
-  export.export(trained, tmp_path / 'start.npz', force=True)
+  exporting.export(trained, tmp_path / 'start.npz', force=True)
   assert (
     go(
       'dptdr.py:local',
@@ -599,10 +599,10 @@ def test_knobs_that_cannot_be(go, flags, words):
 
 
 def test_a_prompt_of_another_backbone(go, trained, tmp_path):
-  from dprjax import export
+  from dprjax.methods import exporting
   from dprjax.models import artifact
 
-  prompt = artifact.load_prompt(export.export(trained, tmp_path / 'right.npz', force=True))
+  prompt = artifact.load_prompt(exporting.export(trained, tmp_path / 'right.npz', force=True))
   artifact.save_prompt(
     tmp_path / 'wrong.npz',
     artifact.Prompt(prompt.meta | {'backbone_sha256': 'a' * 64}, prompt.arrays),

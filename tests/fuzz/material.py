@@ -7,15 +7,16 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 
 def make(folder: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path, pathlib.Path]:
   """A workdir, a prompt and a cross-encoder, below ``folder``."""
-  from dprjax import export, train
+  from dprjax import train
+  from dprjax.methods import exporting
 
   workdir = folder / 'workdir'
   train.main([f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={workdir}'])
   prompt = folder / 'prompt.npz'
-  export.export(workdir, prompt, force=True)
+  exporting.export(workdir, prompt, force=True)
   reranker = folder / 'reranker'
   train.main(
     [f'--config={ROOT}/configs/cross_encoder.py:local', f'--workdir={reranker}', '--config.steps=2']
   )
-  export.export(reranker, folder / 'cross_encoder', force=True)
+  exporting.export(reranker, folder / 'cross_encoder', force=True)
   return workdir, prompt, folder / 'cross_encoder'

@@ -1,0 +1,390 @@
+"""What a run trained, as files that others read: prompts, adapters and Hugging Face directories."""
+
+import logging
+import types
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from etils import epath
+
+from dprjax.analysis import card, comparison
+from dprjax.base import files, outputs, repository, version
+from dprjax.base.errors import InputError
+from dprjax.base.progress import size
+from dprjax.data import text
+from dprjax.methods import baseline
+from dprjax.methods import method as methods
+from dprjax.models import artifact, hub, peft, prompted
+from dprjax.runtime import checkpoint, tree
+from dprjax.runtime import config as configs
+
+logger = logging.getLogger('dprjax')
+
+
+class Options(NamedTuple):
+  """In which form something is written, and what is said of it.
+
+  Attributes:
+    format: 'npz', 'peft' or 'sentence-transformers'; None is an npz file or, where an encoder was
+      trained, its directory.
+    base_model: the backbone's name on the hub.
+    copy_backbone: whether a sentence-transformers folder holds the backbone's files; else it names
+      ``base_model``, which is pinned.
+    card: whether a folder gets a model card.
+    licence: of what was trained, as the hub calls it.
+    metrics: files of ``dprjax.evaluate`` for the card, by the name of what was measured.
+    name: the repository that the card is for.
+  """
+
+  format: str | None = None
+  base_model: repository.Reference | None = None
+  copy_backbone: bool = True
+  card: bool = False
+  licence: str | None = None
+  metrics: Mapping[str, str] = types.MappingProxyType({})
+  name: str | None = None
+
+
+class _Made(NamedTuple):
+  """What is written."""
+
+  product: methods.Product
+  meta: dict[str, Any]
+  backbone: hub.Backbone
+  done: str  # for the log
+  training: card.Training | None = None
+
+
+def export(
+  workdir: epath.PathLike,
+  out: epath.PathLike,
+  step: int | None = None,
+  method: str | None = None,
+  options: Options = Options(),  # noqa: B008 (immutable)
+  force: bool = False,
+) -> epath.Path:
+  """Writes the trained parameters of ``workdir`` to ``out``, whole or not at all.
+
+  Args:
+    workdir: of the training run.
+    out: a file name ending in ``.npz`` where only a prompt was trained; a directory where an
+      encoder was (with ``query/`` and ``passage/`` in it where each has its own, and ``prompt.npz``
+      where there is a prompt too), and for another format or a card.
+    step: the checkpoint's step; by default the best on the dev split, else the latest.
+    method: the module of the run's method, where that is none of this package. A workdir alone does
+      not decide which code is imported.
+    options: the format, and what a card says.
+    force: also where no checkpoint is better on the dev split than what the training began with.
+
+  Returns:
+    The path of what was written.
+
+  Raises:
+    InputError: there is no run or no checkpoint, or without ``force`` none that is a gain; ``out``
+      does not fit what was trained, lies in the workdir or another input, or holds anything but an
+      earlier export; the format cannot express what was trained.
+  """
+  config = configs.load_workdir(workdir)
+  trained_by = methods.load_named(config.method, method)
+  out, path = epath.Path(out), configs.backbone_path(config, workdir)
+  inputs = {
+    '--workdir': workdir,
+    '--metrics': list(options.metrics.values()),
+    'config.backbone.path': path,
+    'config.prompt.init_from': config.prompt.init_from,
+    'config.adapt.prompts': [part.strip() for part in config.adapt.prompts.split(',')],
+    **{f'config.tasks.{name}.prompt': entry.prompt for name, entry in config.tasks.items()},
+  }
+  check_out(out, inputs, options)
+  backbone = hub.load_backbone(path, heads=trained_by.parts)
+  saved = checkpoint.Checkpoints(workdir, backbone.sha256, read_only=True)
+  try:
+    step = saved.best() if step is None else step
+    if step is None:
+      raise InputError(
+        f'{workdir} holds no checkpoint yet; train first: python -m dprjax.train '
+        f'--workdir={workdir} ...'
+      )
+    check_gain(saved, workdir, force)
+    trained, extra = saved.restore_trainable(step), saved.extra(step)
+  finally:
+    saved.close()
+  if extra['backbone_sha256'] != backbone.sha256:
+    raise InputError(
+      f'{backbone.path} is not the backbone that {workdir} was trained on (its sha256 has changed)'
+    )
+  product = trained_by.export(config, epath.Path(workdir), backbone, trained)
+  scored = extra.get('best') is not None and extra['best_step'] == step
+  # In the order of the file's format.
+  meta: dict[str, Any] = {
+    'format': artifact.FORMAT,
+    'version': artifact.VERSION,
+    'kind': product.meta.get('kind'),
+    'backbone': config.backbone.path,
+    'backbone_sha256': backbone.sha256,
+    'tokenizer_sha256': text.load_tokenizer(backbone.path).sha256,
+    **product.meta,
+    'dprjax_version': version.__version__,
+    'task': product.meta.get('task', config.task),
+    'metrics': {f'dev/{config.eval.measure}': extra['best']} if scored else {},
+  }
+  gain = baseline.Gain.read(extra.get('gain'), f'{saved.folder}/{step}')
+  if gain is not None and (scored or gain.folds):
+    meta['gain'] = gain._asdict()
+  stamped = outputs.read_mark(workdir).get('inputs')
+  began_with = stamped if isinstance(stamped, dict) else None
+  training = card.Training(config.method, config.to_dict(), step, began_with, meta['metrics'])
+  values = size(tree.count(trained))
+  done = f'step {step}, {values} {"parameters" if product.encoders else "values"}'
+  return _write(out, inputs, _Made(product, meta, backbone, done, training), options)
+
+
+def check_gain(saved: checkpoint.Checkpoints, workdir: epath.PathLike, force: bool) -> None:
+  """Raises InputError where, by the latest checkpoint, none beats the baseline; or warns.
+
+  A gain whose interval has 0 in it is one, with a warning.
+  """
+  latest = saved.latest()
+  if latest is None:
+    return
+  gain = baseline.Gain.read(saved.extra(latest).get('gain'), f'{saved.folder}/{latest}')
+  if gain is None:
+    return
+  if not gain.better and not force:
+    raise InputError(
+      f'{workdir}: {gain.verdict}; train otherwise, or say --force to export it all the same'
+    )
+  if not gain.better or (gain.low is not None and gain.low <= 0):
+    logger.warning('%s', gain.verdict)
+
+
+def convert(
+  source: epath.PathLike,
+  out: epath.PathLike,
+  backbone: str | None = None,
+  settings: Mapping[str, Any] = types.MappingProxyType({}),
+  options: Options = Options(),  # noqa: B008 (immutable)
+) -> epath.Path:
+  """Writes a prompt that was exported before, or a PEFT prefix adapter, in another format.
+
+  Args:
+    source: a prompt.npz, a folder with one or with an adapter, or a repository of the hub with
+      either, USER/NAME or USER/NAME@REVISION.
+    out: as for `export`.
+    backbone: the frozen encoder; by default the one that ``source`` names.
+    settings: pooling, normalize, query_max_length and passage_max_length of an adapter that PEFT
+      made, which does not say; None is the backbone's own.
+    options: the format, and what a card says.
+
+  Raises:
+    InputError: as `export`; the source cannot be read or is of another backbone.
+  """
+  out, found = epath.Path(out), _find(source)
+  inputs = {
+    '--from': found,
+    '--backbone': backbone,
+    '--metrics': list(options.metrics.values()),
+  }
+  check_out(out, inputs, options)
+  prompt = None if found.is_dir() else artifact.load_prompt(found)
+  if prompt is not None and (
+    given := [key for key, value in settings.items() if value is not None]
+  ):
+    raise InputError(
+      f'--{given[0]}: {source} says itself how it was trained; leave out --{given[0]}'
+    )
+  named = prompt.meta['backbone'] if prompt else peft.base_model(found)
+  name = backbone or named
+  if name is None:
+    raise InputError(f'{source} names no backbone; give the one it was trained for, --backbone=DIR')
+  loaded = hub.load_backbone(name)
+  tokenizer = text.load_tokenizer(loaded.path).sha256
+  if prompt is None:
+    prompt = peft.read_prompt(found, loaded, tokenizer, named or name, dict(settings))
+  else:
+    artifact.check_prompt(prompt, loaded.config, loaded.sha256, tokenizer)
+  product = methods.Product({}, prompt.arrays, prompt.meta)
+  done = f'of {found}'
+  return _write(out, inputs, _Made(product, prompt.meta, loaded, done), options)
+
+
+def _find(source: epath.PathLike) -> epath.Path:
+  """A prompt file, or a folder with an adapter."""
+  found, reference = epath.Path(source), repository.parse(source)
+  names = (artifact.FILE, outputs.MARK, peft.CONFIG, peft.WEIGHTS)
+  if not found.exists() and found.suffix != '.npz' and reference is not None:
+    patterns = [f'{folder}{name}' for folder in ('', '*/') for name in names]
+    found = repository.fetch(reference, patterns, '--from')
+  if found.is_dir() and not (found / artifact.FILE).exists() and peft.is_adapter(found):
+    return found
+  return artifact.locate(found)
+
+
+def _write(out: epath.Path, inputs: outputs.Inputs, made: _Made, options: Options) -> epath.Path:
+  """Writes a product in the format that is asked for."""
+  if options.base_model is not None:  # which others can find, unlike a path of this machine
+    made = made._replace(meta=made.meta | {'backbone': str(options.base_model)})
+  product, meta = made.product, made.meta
+  check_ending(out, product, options)
+  if out.suffix == '.npz':
+    with outputs.claim(out, inputs, endings=('',)):
+      artifact.save_prompt(out, artifact.Prompt(meta, dict(product.prompt)))
+    stored = '' if files.is_special(out) else f', {size(out.stat().length, "B")}'
+    logger.info('%s: %s%s', out, made.done, stored)
+    return out
+  metrics = {
+    name: (
+      comparison.read_metrics(files.regular_file(path, '--metrics')),
+      files.sha256_file(path),
+    )
+    for name, path in options.metrics.items()
+  }
+  with hub.claim_model(out, inputs), files.atomic_path(out) as folder:
+    if product.encoders:
+      _write_encoders(folder, made, options)
+    else:
+      _write_prompt(folder, made, options)
+    if options.card:
+      with files.atomic_write(folder / card.FILE) as file:
+        file.write(card.write(_card(out.name, made, options, metrics), _subject(made)))
+    hub.mark(folder)
+  logger.info('%s: %s', out, made.done)
+  return out
+
+
+def _card(
+  folder: str,
+  made: _Made,
+  options: Options,
+  metrics: Mapping[str, tuple[dict[str, Any], str]],
+) -> card.Card:
+  return card.Card(
+    options.format,
+    options.base_model,
+    options.licence,
+    metrics,
+    made.training,
+    options.name,
+    folder,
+  )
+
+
+def _subject(made: _Made) -> card.Subject:
+  return card.Subject(
+    made.meta,
+    {name: array.shape for name, array in made.product.prompt.items()},
+    tuple(made.product.encoders),
+    all(one.get('sentence') is not None for one in made.product.encoders.values()),
+    epath.Path(made.backbone.path),
+  )
+
+
+def _write_prompt(folder: epath.Path, made: _Made, options: Options) -> None:
+  """A prompt alone: as it is, as PEFT's adapter, or over the frozen backbone."""
+  folder.mkdir(parents=True)
+  prompt = artifact.Prompt(made.meta, dict(made.product.prompt))
+  if options.format == 'peft':
+    name = options.base_model.name if options.base_model else card.hub_name(made.meta['backbone'])
+    peft.write_adapters(folder, prompt, name)
+  elif options.format == 'sentence-transformers':
+    reference = None if options.copy_backbone else _checked(options.base_model, made.backbone)
+    prompted.write_folder(folder, prompt, made.backbone, reference)
+  else:
+    artifact.save_prompt(folder / artifact.FILE, prompt)
+
+
+def _checked(
+  reference: repository.Reference | None, backbone: hub.Backbone
+) -> repository.Reference:
+  """The reference, if it is pinned and what it names is this backbone."""
+  if reference is None or not reference.pinned:
+    raise InputError(
+      '--backbone_files=false needs the name and the commit of the backbone on the hub: '
+      '--base_model=USER/NAME@COMMIT, with the 40 digits that the hub shows'
+    )
+  named = hub.load_backbone(str(reference))
+  if named.sha256 != backbone.sha256:
+    raise InputError(
+      f'--base_model={reference} has SHA-256 {named.sha256}, the backbone of this prompt has '
+      f'{backbone.sha256}; name the one that it was trained on'
+    )
+  if repository.commit_of(named.path) != reference.revision:
+    raise InputError(
+      f'--base_model={reference} keeps its encoder in a folder of its own, which cannot be named; '
+      'copy it: --backbone_files=true'
+    )
+  return reference
+
+
+def _write_encoders(folder: epath.Path, made: _Made, options: Options) -> None:
+  """The encoders that were trained, and the prompts beside them."""
+  product, meta, backbone = made.product, made.meta, made.backbone
+  sha256 = {}
+  for name, arguments in product.encoders.items():
+    hub.save_backbone(
+      folder / name,
+      backbone.config,
+      source=backbone.path,
+      hf_config=backbone.hf_config,
+      **arguments,
+    )
+    sha256[name] = hub.load_backbone(str(folder / name)).sha256
+  meta['backbone_sha256'] = sha256.get('') or sha256
+  if product.prompt:
+    prompt = artifact.Prompt(meta, dict(product.prompt))
+    if options.format == 'sentence-transformers':
+      prompted.add_prompt(folder, prompt)
+    else:
+      artifact.save_prompt(folder / artifact.FILE, prompt)
+  for name, (arrays, own) in product.prompts.items():
+    path = folder / 'prompts' / f'{name}.npz'
+    path.parent.mkdir(exist_ok=True)
+    artifact.save_prompt(path, artifact.Prompt({**meta, **own}, dict(arrays)))
+
+
+def check_out(out: epath.Path, inputs: outputs.Inputs, options: Options) -> None:
+  """Raises InputError where ``out`` would harm something; before anything is read."""
+  if out.suffix == '.npz' and options.card:
+    raise InputError(
+      f'--out={out}: a card needs a folder; name one, and the prompt is {artifact.FILE} in it'
+    )
+  if out.suffix == '.npz' and options.format not in (None, 'npz'):
+    raise InputError(
+      f'--out={out}: --format={options.format} is a folder; name one, not an npz file'
+    )
+  claim = (
+    outputs.claim(out, inputs, endings=('',), lock=False)
+    if out.suffix == '.npz'
+    else outputs.claim_folder(out, inputs, what=hub.OURS, ours=hub.is_ours, lock=False)
+  )
+  with claim:
+    pass
+
+
+def check_ending(out: epath.Path, product: methods.Product, options: Options) -> None:
+  """Raises InputError where ``out`` or the format is of the wrong type."""
+  if not product.encoders:
+    if out.suffix != '.npz' and options.format is None and not options.card:
+      raise InputError(
+        f'--out={out}: this run trained a prompt alone; name a file that ends in .npz, or say '
+        '--format=npz, peft or sentence-transformers'
+      )
+    return
+  if out.suffix == '.npz':
+    raise InputError(
+      f'--out={out}: this run trained {product.noun}; name a directory, not an npz file'
+    )
+  if options.format in ('npz', 'peft'):
+    raise InputError(
+      f'--format={options.format} is for a prompt alone, and this run trained {product.noun}; '
+      'leave the format out, or say --format=sentence-transformers'
+    )
+  if not options.copy_backbone:
+    raise InputError(
+      f'--backbone_files=false: this run trained {product.noun}, which no repository has yet'
+    )
+  if options.format and (product.prompts or (product.prompt and '' not in product.encoders)):
+    raise InputError(
+      f'--format={options.format} cannot express several prompts or encoders of one model; leave '
+      'the format out, and dprjax reads them all'
+    )
