@@ -7,8 +7,8 @@ Runs `python -m dprjax.train` (configs/dptdr.py, one step) and `python -m dprjax
 on random weights and made-up texts with an existing token store, and notes when they print certain
 lines. Until `compiling` is printed, train imports modules and reads the backbone and the data; the
 rest is compilation and the step. `cold` starts with an empty folder for compiled programs
-(JAX_COMPILATION_CACHE_DIR), `kept` with that of an earlier run. `imports` imports dprjax.train, and
-`JAX` compiles one addition: time that dprjax cannot save. All take turns. Writes
+(JAX_COMPILATION_CACHE_DIR), `kept` with that of an earlier run. `imports` imports the training
+loop, and `JAX` compiles one addition: time that dprjax cannot save. All take turns. Writes
 benchmarks/results/startup_SIZE-DEVICE.json.
 """
 
@@ -97,7 +97,7 @@ def measure(args: argparse.Namespace, scratch: pathlib.Path, bfloat16: bool) -> 
   kept, cold = scratch / 'kept', scratch / 'cold'
   until = {'train': ['step 1: compiling', 'step 1/1 '], 'encode': [' vectors in ']}
   commands = {
-    'imports': (['-c', 'import dprjax.train'], [], kept),
+    'imports': (['-c', 'import dprjax.methods.training'], [], kept),
     'JAX': (['-c', 'import jax; jax.jit(lambda x: x + 1)(1.0).block_until_ready()'], [], cold),
   }
   for name, folder in (('cold', cold), ('kept', kept)):

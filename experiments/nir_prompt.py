@@ -34,13 +34,12 @@ import numpy as np
 import nir_sets
 import nir_tables
 import trials
-from dprjax import train
 from dprjax.base import files
 from dprjax.data import pairs as labelled
 from dprjax.data import sources, text
 from dprjax.formats import trec
 from dprjax.inference.embedder import place
-from dprjax.methods import exporting, nir_prompt, pair_data, retrieval_data
+from dprjax.methods import exporting, nir_prompt, pair_data, retrieval_data, training
 from dprjax.methods import method as methods
 from dprjax.methods.method import Parts
 from dprjax.models import hub
@@ -292,7 +291,7 @@ class Experiment:
     config = configs.parse(flags)
     began = time.monotonic()
     workdir = folder / 'training'
-    result = train.train(config, workdir)
+    result = training.train(config, workdir)
     if not result.done:
       sys.exit('stopped; the same command goes on')
     trained_s = time.monotonic() - began
@@ -339,7 +338,7 @@ class Experiment:
       *(f'--config.{knob}={value}' for knob, value in knobs.items()),
     ]
     workdir = folder / 'training'
-    train.train(configs.parse(flags), workdir)
+    training.train(configs.parse(flags), workdir)
     if not alone and not (folder / 'export').exists():
       exporting.export(workdir, folder / 'export')
     rows = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]

@@ -24,7 +24,6 @@ import jax
 import numpy as np
 
 import trials
-from dprjax import train
 from dprjax.base import files
 from dprjax.data import text
 from dprjax.formats import papers, texts, trec
@@ -33,6 +32,7 @@ from dprjax.inference import folders
 from dprjax.inference.embedder import Embedder, place
 from dprjax.inference.encoder import Encoder
 from dprjax.methods import method as methods
+from dprjax.methods import training
 from dprjax.methods.method import Parts
 from dprjax.models import hub
 from dprjax.retrieval import embeddings, exact, measures
@@ -258,7 +258,7 @@ class Experiment:
 
     def work():
       began = time.monotonic()
-      result = train.train(self.config(name, way, rate, seed), workdir / 'run')
+      result = training.train(self.config(name, way, rate, seed), workdir / 'run')
       if not result.done:
         sys.exit('stopped; the same command goes on')
       return {'best': result.best, 'step': result.best_step, 'train_s': time.monotonic() - began}

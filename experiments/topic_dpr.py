@@ -28,12 +28,11 @@ import numpy as np
 import topic_dpr_tables
 import trials
 from dprjax import papers as papers_command
-from dprjax import train
 from dprjax.base import files
 from dprjax.data import text, topics
 from dprjax.formats import papers, texts
 from dprjax.inference.embedder import Embedder, place
-from dprjax.methods import topic_dpr
+from dprjax.methods import topic_dpr, training
 from dprjax.methods.method import Parts
 from dprjax.models import hub
 from dprjax.retrieval import bm25
@@ -251,7 +250,7 @@ class Experiment:
     def work(workdir):
       config = configs.parse(self.flags(row, seed, settings))
       began = time.monotonic()
-      if not train.train(config, workdir).done:
+      if not training.train(config, workdir).done:
         sys.exit('stopped; the same command goes on')
       trained_s = time.monotonic() - began
       last = self.args.updates

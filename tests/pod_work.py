@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import optax
 
-from dprjax import train
+from dprjax.methods import training
 from dprjax.runtime import checkpoint, cli, config, distributed
 from dprjax.runtime import mesh as meshes
 
@@ -61,7 +61,7 @@ def check_restored(workdir, sizes):
 def command(args):
   for line in json.loads(pathlib.Path(args.jobs).read_text()):
     if line['do'] == 'train':
-      train.train(config.parse(line['flags']), line['workdir'])
+      training.train(config.parse(line['flags']), line['workdir'])
     elif line['do'] == 'save':
       saved = checkpoint.Checkpoints(line['workdir'], SHA)
       saved.save(1, *state(meshes.make_mesh(line['mesh']), 0), {'data': {'position': 5}})

@@ -13,8 +13,8 @@ import time
 
 import pytest
 
-from dprjax import train
 from dprjax.base.errors import InputError
+from dprjax.methods import training
 from dprjax.runtime import config as configs
 from tests import devices
 from tests.test_train import assert_same_bits, steps_of, trainable_of
@@ -157,7 +157,9 @@ def go(one_device, tmp_path_factory):
 
   def run(recipe, *flags, workdir=None):
     workdir = workdir or tmp_path_factory.mktemp('nir') / 'run'
-    train.train(configs.parse([f'--config={ROOT}/configs/nir_{recipe}', *short(), *flags]), workdir)
+    training.train(
+      configs.parse([f'--config={ROOT}/configs/nir_{recipe}', *short(), *flags]), workdir
+    )
     return workdir
 
   return run

@@ -5,7 +5,7 @@ import pytest
 
 from dprjax import export, load_prompt, train
 from dprjax.base.errors import InputError
-from dprjax.methods import dpr, method
+from dprjax.methods import dpr, method, training
 from dprjax.runtime import checkpoint
 from dprjax.runtime import config as configs
 from tests.knobs import with_knobs
@@ -109,7 +109,7 @@ def test_the_methods_there_are():
 def test_a_method_of_one_data_set_refuses_tasks(name, tmp_path):
   config = with_knobs(method=name, backbone__path='x', tasks__qa=configs.task(dir='x'))
   with pytest.raises(InputError, match=f'config.tasks: qa, and {name} takes one data set'):
-    train.train(config, tmp_path / 'run')
+    training.train(config, tmp_path / 'run')
   assert not (tmp_path / 'run').exists()
 
 
