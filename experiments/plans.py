@@ -4,9 +4,9 @@
 
 `make plans` is the same. Every program is compiled once: what is known of it is a line of
 experiments/plans.jsonl, so that the command can be stopped at any time and goes on where it was.
-Without a line, its recipe is missing from the page. Versions of jax and of the compiler are part of
-a line; where one changes, or the code of models and methods does, remove the lines that should be
-compiled again. All of them take hours: minutes for an update of a large encoder.
+Without a line, its recipe is missing from the page. Where the code of models and methods changes,
+or jax or a compiler, remove the lines that should be compiled again. All of them take hours:
+minutes for an update of a large encoder.
 """
 
 import argparse
@@ -49,7 +49,7 @@ class Absent(Exception):
 
 
 class Ledger:
-  """What is known of compiled programs, by what was compiled and with what."""
+  """What is known of compiled programs, by what was compiled."""
 
   def __init__(self, path, deadline, may_compile):
     self._path, self._deadline, self._may_compile = path, deadline, may_compile
@@ -57,22 +57,29 @@ class Ledger:
     if path.exists():
       for line in path.read_text().splitlines():
         entry = json.loads(line)
-        self._known[self._key(entry['job'], entry['versions'])] = entry
+        self._known[json.dumps(entry['job'], sort_keys=True)] = entry
 
-  def _key(self, job, versions):
-    return json.dumps([job, versions], sort_keys=True)
+  @property
+  def versions(self):
+    """Of jax and the compilers that the programs were compiled with."""
+    used = {
+      f'{name} {version}'
+      for entry in self._known.values()
+      for name, version in entry['versions'].items()
+    }
+    return ', '.join(sorted(used))
 
   def compile_program(self, job):
     """As ``compiling.compile_program``; raises Absent where there is no time for it."""
-    plain = json.loads(json.dumps(dataclasses.asdict(job)))
-    versions = versions_of(targets.parse(job.target))
-    entry = self._known.get(self._key(plain, versions))
+    key = json.dumps(dataclasses.asdict(job), sort_keys=True)
+    entry = self._known.get(key)
     if entry is None:
       if not self._may_compile or time.monotonic() > self._deadline:
         raise Absent
+      versions = versions_of(targets.parse(job.target))
       made = plan.compile_aloud(job, 3600)
-      entry = {'job': plain, 'versions': versions, 'answer': dict(made.answer)}
-      self._known[self._key(plain, versions)] = entry
+      entry = {'job': json.loads(key), 'versions': versions, 'answer': dict(made.answer)}
+      self._known[key] = entry
       with self._path.open('a') as file:
         file.write(json.dumps(entry) + '\n')
     return compiling.Program(job, entry['answer'])
@@ -81,13 +88,8 @@ class Ledger:
 def versions_of(target):
   """Of jax and the compiler of a target."""
   names = {'tpu': ['jax', 'libtpu'], 'cuda': ['jax', 'jax-cuda12-plugin'], 'cpu': ['jax']}
-  found = {}
-  for name in names[target.platform]:
-    try:
-      found[name] = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-      raise Absent from None
-  return found
+  targets.check_installed(target)
+  return {name: importlib.metadata.version(name) for name in names[target.platform]}
 
 
 def make(recipe, backbone, machine, ledger):
@@ -131,7 +133,18 @@ def summary(made):
   ]
 
 
-def page(plans, missing):
+def listed(missing):
+  """The recipes and backbones, each with its machines."""
+  machines = {}
+  for recipe, backbone, machine in missing:
+    machines.setdefault((recipe, backbone), []).append(machine)
+  return '; '.join(
+    f'{recipe} {backbone} ({", ".join(names) if len(names) < len(MACHINES) else "all machines"})'
+    for (recipe, backbone), names in machines.items()
+  )
+
+
+def page(plans, missing, versions):
   """docs/plans.md."""
   columns = [
     'recipe',
@@ -153,6 +166,7 @@ def page(plans, missing):
     'without them; nothing here was measured on one. All are with',
     f'`{" ".join(ARITHMETIC)}`.',
     'The command compiles what is missing from `experiments/plans.jsonl`, and writes this page.',
+    f'Compiled with {versions}.',
     '',
     '## What to type on which machine',
     '',
@@ -161,7 +175,7 @@ def page(plans, missing):
     *(f'| {" | ".join(row)} |' for row in rows),
     '',
     f'{len(missing)} of {len(missing) + len(plans)} combinations are not compiled yet'
-    + (f': {", ".join(" ".join(one) for one in missing)}.' if missing else '.'),
+    + ('.' if not missing else ', of these recipes: ' + listed(missing) + '.'),
   ]
   for (recipe, backbone, machine), found in plans.items():
     body = plan.report(found).partition('\n')[2]
@@ -179,24 +193,24 @@ def main():
   args = parser.parse_args()
   cli.speak()
   deadline = time.monotonic() + 60 * args.minutes
-  plans, missing = {}, []
+  plans, missing, versions = {}, [], ''
   # The first recipe everywhere, then the next one.
   for backbone in BACKBONES:
     for recipe in RECIPES:
       for machine in MACHINES:
         name = (recipe, backbone, machine)
         wanted = re.search(args.only, ' '.join(name)) is not None
+        ledger = Ledger(LEDGER, deadline, args.compile and wanted)
         try:
-          plans[name] = make(*name, Ledger(LEDGER, deadline, args.compile and wanted))
+          plans[name] = make(*name, ledger)
         except (Absent, InputError) as error:
           if isinstance(error, InputError) and wanted:
             print(f'{" ".join(name)}: {error}', flush=True)
           missing.append(name)
         else:
-          with files.atomic_write(PAGE) as file:
-            file.write(page(plans, missing))
+          versions = ledger.versions
   with files.atomic_write(PAGE) as file:
-    file.write(page(plans, missing))
+    file.write(page(plans, missing, versions))
 
 
 if __name__ == '__main__':

@@ -176,6 +176,7 @@ def test_only_benchmarks_need_heavy_packages():
       'cuda',
       'tpu',
       'plan',
+      'plan-cuda',
       'quickstart',
       'milvus',
       'serve',

@@ -198,8 +198,9 @@ def devices_of(target: targets.Target) -> Sequence[jax.Device]:
 
 
 def _bounds(target: targets.Target) -> dict[str, Any]:
-  """A host has four or eight chips unless it is told to have one."""
-  return {'chips_per_host_bounds': (1, 1, 1)} if target.devices == 1 else {}
+  """What libtpu has to be told: that a host has one chip, and that a chip of v4 is one device."""
+  found: dict[str, Any] = {'chips_per_host_bounds': (1, 1, 1)} if target.devices == 1 else {}
+  return found | ({'chip_config_name': 'megacore'} if target.chip == 'v4' else {})
 
 
 def run(job: Job) -> dict[str, Any]:

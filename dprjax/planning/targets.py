@@ -8,7 +8,6 @@ import sys
 from typing import NamedTuple
 
 from dprjax.base.errors import InputError
-from dprjax.inference.embedder import memory_bytes
 
 GIB = 2**30
 
@@ -123,7 +122,11 @@ class Target(NamedTuple):
   @property
   def memory(self) -> float:
     """Bytes that a program may have on one chip."""
-    return CHIPS[self.chip].memory if self.chip in CHIPS else memory_bytes() / self.devices
+    if self.chip in CHIPS:
+      return CHIPS[self.chip].memory
+    from dprjax.inference.embedder import memory_bytes  # which imports JAX
+
+    return memory_bytes() / self.devices
 
   def gpu_config(self) -> str:
     """What XLA's GPU compiler has to know of the device, as text."""
@@ -184,7 +187,7 @@ def check_installed(target: Target) -> None:
   ):
     raise InputError(
       f'--target={target.name}: the compiler for GPUs is not installed; run: '
-      "pip install -e '.[cuda]'"
+      "pip install -e '.[plan-cuda]'"
     )
 
 

@@ -18,6 +18,10 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 needs_libtpu = pytest.mark.skipif(
   importlib.util.find_spec('libtpu') is None, reason="pip install -e '.[plan]' (libtpu)"
 )
+needs_cuda = pytest.mark.skipif(
+  importlib.util.find_spec('jax_cuda12_plugin') is None,
+  reason="pip install -e '.[plan-cuda]' (jax-cuda12-plugin)",
+)
 DPT = (f'--config={ROOT}/configs/dptdr.py:local', '--config.backbone.dtype=bfloat16')
 FT = (
   f'--config={ROOT}/configs/ft.py:local',
@@ -92,6 +96,16 @@ def test_a_forward_pass_moves_less_than_an_update_and_gathers_its_vectors():
   each = 8 * 2 * (24 * 32 * 128**2 + 4 * 32 * 36 * 128)
   assert found['flops'] == pytest.approx(each, rel=0.02)
   assert set(collectives(made)) <= {'all-gather'}
+
+
+@needs_cuda
+@pytest.mark.slow
+def test_gpus_that_are_not_there():
+  made = compiled('h100:8', DPT)
+  found = made.answer['xla']
+  assert made.fits
+  assert found['flops'] == pytest.approx(made.answer['formula']['flops'], rel=0.02)
+  assert collectives(made)['all-gather']['times'] == 1
 
 
 def config(*flags):
