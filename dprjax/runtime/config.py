@@ -4,6 +4,7 @@ A file in ``configs/`` starts from ``default()`` and sets what its experiment ne
 ``--config.a.b=value`` on the command line overrides a knob; one that does not exist is an error.
 """
 
+import difflib
 import importlib.util
 import json
 import os
@@ -31,6 +32,7 @@ _FREE = ('checkpoint', 'log_every', 'eval.every', 'eval.batch_size', 'compilatio
 # Keys by their former names, which older workdirs hold.
 _RENAMED = {'system': 'method', 'data.form': 'data.format'}
 
+_NO_KNOB = 'there is no such knob; dprjax/runtime/knobs.py lists them all'
 _TASK = re.compile(r'[A-Za-z][A-Za-z0-9_-]{0,63}')
 
 
@@ -147,10 +149,29 @@ def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
   except (InputError, KeyboardInterrupt, MemoryError):
     raise
   except BaseException as error:  # a config file is code, and may raise whatever it likes
-    raise InputError(f'--config: {_said(error, arguments)}') from error
+    raise InputError(_unknown(arguments[1:]) or f'--config: {_said(error, arguments)}') from error
   for key in keys:
     _check_renamed(key)
   return config
+
+
+def _unknown(arguments: Sequence[str]) -> str:
+  """Which knob on the command line the experiment does not have; '' where it has them all."""
+  named = [word for word in arguments if word.partition('=')[0] == '--config']
+  if len(named) == len(arguments):
+    return ''
+  try:
+    config = parse(named)
+  except InputError:
+    return ''
+  known = list(_flat(config.to_dict()))
+  for word in arguments:
+    key = word.partition('=')[0].removeprefix('--config').removeprefix('.')
+    if key and key not in known and not any(name.startswith(f'{key}.') for name in known):
+      near = difflib.get_close_matches(key, known, 1)
+      meant = f'; did you mean config.{near[0]}?' if near else ''
+      return f'config.{key}: {_NO_KNOB}{meant}'
+  return ''
 
 
 def _said(error: BaseException, arguments: Sequence[str]) -> str:
@@ -212,9 +233,7 @@ def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'confi
   """
   known, given = _known(config, name), _flat(config.to_dict())
   if unknown := [key for key in given if key not in known and not key.startswith(own)]:
-    raise InputError(
-      f'{name}.{unknown[0]}: there is no such knob; dprjax/runtime/knobs.py lists them all'
-    )
+    raise InputError(f'{name}.{unknown[0]}: {_NO_KNOB}')
   if missing := [key for key in known if key not in given]:
     raise InputError(f'{name}.{missing[0]} is missing; begin a config file with default()')
   for key, knob in known.items():

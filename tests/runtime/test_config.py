@@ -95,6 +95,20 @@ def test_a_workdir_from_before_a_renaming_still_reads(tmp_path):
   configs.claim_workdir(config, tmp_path)
 
 
+@pytest.mark.parametrize(
+  ('word', 'message'),
+  [
+    ('nope', 'config.nope: there is no such knob; dprjax/runtime/knobs.py lists them all$'),
+    ('data.dirr', r'config.data.dirr: .*; did you mean config.data.dir\?'),
+    ('prompt.lenght', r'config.prompt.lenght: .*; did you mean config.prompt.length\?'),
+    ('prompt.length.x', r'config.prompt.length.x: there is no such knob'),
+  ],
+)
+def test_unknown_knobs_of_the_command_line(word, message):
+  with pytest.raises(InputError, match=message):
+    configs.parse(['--config=configs/dptdr.py:local', f'--config.{word}=1'])
+
+
 def test_knobs_that_nobody_reads_are_refused_but_in_the_methods_own_section():
   config = configs.default()
   config.backbone.path = config.data.dir = 'x'
@@ -204,7 +218,7 @@ def test_a_task_on_the_command_line(tmp_path):
   )
   config = configs.parse([f'--config={path}', '--config.tasks.qa.data.dir=here'])
   assert (config.tasks.qa.data.dir, config.tasks.data.data.dir) == ('here', '')
-  with pytest.raises(InputError, match="'q'"):
+  with pytest.raises(InputError, match=r'config\.tasks\.q\.data\.dir: there is no such knob'):
     configs.parse([f'--config={path}', '--config.tasks.q.data.dir=here'])
 
 
