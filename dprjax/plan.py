@@ -1,7 +1,7 @@
 """Says what an experiment needs on a machine, and how fast it can be there, without that machine.
 
     python -m dprjax.plan --config=configs/dptdr.py:msmarco --target=v5e:2x4 --target=h100:8 \\
-        --config.backbone.dtype=bfloat16 --out=plan.md
+        --out=plan.md
 
 No data, weights or accelerator are needed, only the compiler of the target: `pip install -e
 '.[plan]'` for TPUs, `'.[plan-cuda]'` for GPUs. The update that `dprjax.train` runs and the
@@ -65,7 +65,7 @@ def plan(
   with cli.loading():
     from dprjax.inference import embedder
     from dprjax.planning import backbones, programs, search, tables
-  config = programs.read_config(arguments)
+  config = programs.read_config(arguments, target.platform)
   batch = programs.batch_of(config, backbones.shape_of(config))
 
   def job(more: Sequence[str] = (), length: int = 0) -> 'programs.Job':

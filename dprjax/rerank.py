@@ -369,9 +369,9 @@ def main(argv: Sequence[str] | None = None) -> None:
   )
   parser.add_argument(
     '--dtype',
-    choices=('float32', 'bfloat16'),
-    default='float32',
-    help='of the arithmetic (default: float32)',
+    choices=('auto', 'float32', 'bfloat16'),
+    default='auto',
+    help='of the arithmetic (default: auto, bfloat16 on accelerators and float32 on processors)',
   )
   parser.add_argument(
     '--shard_pairs',

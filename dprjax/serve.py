@@ -206,9 +206,9 @@ def make_parser() -> cli.Parser:
   )
   group.add_argument(
     '--dtype',
-    choices=('float32', 'bfloat16'),
-    default='float32',
-    help='of the arithmetic (default: float32)',
+    choices=('auto', 'float32', 'bfloat16'),
+    default='auto',
+    help='of the arithmetic (default: auto, bfloat16 on accelerators and float32 on processors)',
   )
   return parser
 

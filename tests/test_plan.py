@@ -148,7 +148,7 @@ def test_the_update_that_is_planned_is_the_one_that_is_trained():
   from dprjax.methods import updates
   from dprjax.runtime import mesh
 
-  experiment = programs.Experiment(programs.read_config([CONFIG]), jax.devices()[:2])
+  experiment = programs.Experiment(programs.read_config([CONFIG], 'cpu'), jax.devices()[:2])
   shapes = programs.batch_of(experiment.config, experiment.shape)
   planned = experiment.lower_update(shapes.arrays).as_text()
   zeros = {name: np.zeros(leaf.shape, np.float32) for name, leaf in experiment.params.items()}

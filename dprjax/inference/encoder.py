@@ -109,7 +109,7 @@ class Encoder:
     *,
     mesh: Mesh | None = None,
     batch_size: int = 64,
-    dtype: str = 'float32',
+    dtype: str = 'auto',
     dimensions: int | None = None,
   ):
     """See ``load``."""
@@ -123,7 +123,7 @@ class Encoder:
       )
     self.mesh = local_mesh() if mesh is None else mesh
     self.truncated: collections.Counter[str] = collections.Counter()
-    self._batch_size, self._dtype = batch_size, jnp.dtype(dtype)
+    self._batch_size, self._dtype = batch_size, models.arithmetic(dtype, 'dtype')
     self.topics = {
       name: topics.Topics.from_arrays(entry.prompt.arrays, entry.prompt.path)
       for name, entry in self.bank.items()
@@ -165,7 +165,7 @@ class Encoder:
     passage_max_length: int | None = None,
     mesh: Mesh | None = None,
     batch_size: int = 64,
-    dtype: str = 'float32',
+    dtype: str = 'auto',
     dimensions: int | None = None,
   ) -> Self:
     """Loads a backbone and the prompts for it.
@@ -182,7 +182,7 @@ class Encoder:
       passage_max_length: likewise.
       mesh: the devices; all local ones by default.
       batch_size: texts encoded at a time, over all devices.
-      dtype: 'float32' or 'bfloat16', of the arithmetic.
+      dtype: of the arithmetic, 'float32', 'bfloat16' or 'auto' (``models.encoder.arithmetic``).
       dimensions: the first numbers of every vector alone, scaled to unit length again where the
         vectors have it; for models that were trained for it (``config.matryoshka``).
 

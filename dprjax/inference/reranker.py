@@ -160,7 +160,7 @@ class CrossEncoder(Reranker):
     *,
     mesh: Mesh | None = None,
     batch_size: int = 64,
-    dtype: str = 'float32',
+    dtype: str = 'auto',
   ):
     """See ``load``.
 
@@ -172,6 +172,7 @@ class CrossEncoder(Reranker):
     model = backbone.config
     self.labels = head['output']['bias'].shape[0]
     template = Template.pair(*tokenizer.pair_format)
+    arithmetic = encoder.arithmetic(dtype, 'dtype')
 
     def embed(params: Any, rows: jax.Array, _: jax.Array, lengths: jax.Array) -> jax.Array:
       backbone, head = params
@@ -183,7 +184,7 @@ class CrossEncoder(Reranker):
         pair.tokens,
         pair.mask,
         pair.token_types,
-        options=encoder.EncoderOptions(jnp.dtype(dtype)),
+        options=encoder.EncoderOptions(arithmetic),
       )[:, None]
 
     super().__init__(
@@ -195,7 +196,7 @@ class CrossEncoder(Reranker):
       (backbone.params, head),
       mesh=mesh,
       batch_size=batch_size,
-      dtype=dtype,
+      dtype=arithmetic.name,
     )
 
   @classmethod
@@ -205,7 +206,7 @@ class CrossEncoder(Reranker):
     *,
     max_length: int | None = None,
     batch_size: int = 64,
-    dtype: str = 'float32',
+    dtype: str = 'auto',
   ) -> Self:
     """Loads a BERT, RoBERTa or XLM-R sequence classifier of 1 or 2 labels.
 
@@ -214,7 +215,7 @@ class CrossEncoder(Reranker):
       max_length: tokens of a pair; by default that of the tokenizer's files, at most 512. The
         passage is cut first, see ``Template.cut``.
       batch_size: pairs scored at a time, over all devices.
-      dtype: 'float32' or 'bfloat16', of the arithmetic.
+      dtype: of the arithmetic, 'float32', 'bfloat16' or 'auto' (``models.encoder.arithmetic``).
 
     Raises:
       InputError: something cannot be read, there is no such head, it has more labels, or the
@@ -259,7 +260,7 @@ class PromptReranker(Reranker):
     score: str | None = None,
     mesh: Mesh | None = None,
     batch_size: int = 64,
-    dtype: str = 'float32',
+    dtype: str = 'auto',
   ):
     """See ``load``. The prompt was made for the backbone (``artifact.load_prompt_for``).
 
@@ -299,6 +300,7 @@ class PromptReranker(Reranker):
         prompt, knobs, sum(self._most), template.num_tokens, config, backbone.path
       )
     template.cut(np.zeros((0, 2), np.int32), max_length)  # is there room for texts?
+    arithmetic = encoder.arithmetic(dtype, 'dtype')
 
     def embed(params: Any, rows: jax.Array, _: jax.Array, lengths: jax.Array) -> jax.Array:
       backbone, head, table = params
@@ -312,7 +314,7 @@ class PromptReranker(Reranker):
         jnp.zeros(rows.shape[0], jnp.int32),
         vectors=table,
         fixed_layers=prompt.meta['fixed_layers'],
-        options=encoder.EncoderOptions(jnp.dtype(dtype)),
+        options=encoder.EncoderOptions(arithmetic),
       )
       return heads.answer_score(logits, yes, no, self.score_kind)[:, None]
 
@@ -325,7 +327,7 @@ class PromptReranker(Reranker):
       (backbone.params, found.params, table),
       mesh=mesh,
       batch_size=batch_size,
-      dtype=dtype,
+      dtype=arithmetic.name,
     )
 
   @classmethod
@@ -337,7 +339,7 @@ class PromptReranker(Reranker):
     max_length: int | None = None,
     score: str | None = None,
     batch_size: int = 64,
-    dtype: str = 'float32',
+    dtype: str = 'auto',
   ) -> Self:
     """Loads a masked language model and a prompt of pairs for it.
 
@@ -348,7 +350,7 @@ class PromptReranker(Reranker):
         default each text is cut at its maximum length in the prompt's meta.
       score: 'logit' or 'probability', instead of what the prompt says.
       batch_size: pairs scored at a time, over all devices.
-      dtype: 'float32' or 'bfloat16', of the arithmetic.
+      dtype: of the arithmetic, 'float32', 'bfloat16' or 'auto' (``models.encoder.arithmetic``).
 
     Raises:
       InputError: something cannot be read, or the prompt was made for another backbone, head or

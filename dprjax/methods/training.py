@@ -84,10 +84,12 @@ def _train(
   devices: jax.sharding.Mesh,
 ) -> Result:
   """``train`` in a workdir that this command holds."""
+  given, platform = config, devices.devices.flat[0].platform
+  config = ml_collections.FrozenConfigDict(configs.settle(given, platform))
   main = jax.process_index() == 0
   say = logger.info if main else logger.debug
   update_size = config.batch_size * config.accumulate
-  configs.check_workdir(config, workdir)
+  configs.check_workdir(given, workdir)
   compiled.keep(config.compilation_cache)
 
   # Text, backbone, parameters: all that can be checked before anything is kept.
@@ -97,7 +99,7 @@ def _train(
     if path == config.backbone.path:
       hub.check_readable(path)
     if main:
-      configs.claim_workdir(config, workdir)
+      configs.claim_workdir(given, workdir)
     make_backbone(config, workdir, texts.read, method.needs)
   backbone = hub.load_backbone(path, heads=method.parts)
   tokenizer = text.load_tokenizer(backbone.path)

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dprjax.methods import method as methods
+from dprjax.models import encoder
 from dprjax.runtime import mesh, optim, tree
 
 
@@ -124,10 +125,8 @@ def lay_out(
     InputError: a rule list leaves a name uncovered.
   """
   # A trained parameter is float32 whatever the arithmetic: small updates would be rounded away.
-  dtypes = {
-    name: jnp.dtype('float32' if name in trainable else config.backbone.frozen_dtype)
-    for name in params
-  }
+  frozen = encoder.arithmetic(config.backbone.frozen_dtype, 'config.backbone.frozen_dtype')
+  dtypes = {name: jnp.dtype('float32') if name in trainable else frozen for name in params}
   return Layout(
     dtypes,
     mesh.param_shardings(devices, params),

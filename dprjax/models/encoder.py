@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int
 
@@ -138,12 +139,9 @@ class EncoderOptions(NamedTuple):
     Raises:
       InputError: an unknown dtype.
     """
-    if backbone.dtype not in ('float32', 'bfloat16'):
-      raise InputError(
-        f"config.backbone.dtype: expected 'float32' or 'bfloat16', not {backbone.dtype!r}"
-      )
     dropout = backbone.dropout if backbone.dropout >= 0 else None
-    return cls(jnp.dtype(backbone.dtype), backbone.remat, backbone.unroll, dropout, rows)
+    dtype = arithmetic(backbone.dtype, 'config.backbone.dtype')
+    return cls(dtype, backbone.remat, backbone.unroll, dropout, rows)
 
   def apply_dropout(self, config: EncoderConfig) -> EncoderConfig:
     """``config`` with this dropout rate in place of its own."""
@@ -153,6 +151,21 @@ class EncoderOptions(NamedTuple):
 
 
 DEFAULT_OPTIONS = EncoderOptions()
+
+
+def arithmetic(name: str, knob: str) -> np.dtype:
+  """The dtype of matrix products: 'float32', 'bfloat16' or 'auto'.
+
+  'auto' is bfloat16 on accelerators and float32 on processors, which multiply it faster.
+
+  Raises:
+    InputError: another word; ``knob`` says where it stands.
+  """
+  if name == 'auto':
+    return jnp.dtype('float32' if jax.default_backend() == 'cpu' else 'bfloat16')
+  if name not in ('float32', 'bfloat16'):
+    raise InputError(f"{knob}: expected 'auto', 'float32' or 'bfloat16', not {name!r:.60}")
+  return jnp.dtype(name)
 
 
 def split_rows(x: Float[Array, 'B ...'], rows: NamedSharding | None) -> Float[Array, 'B ...']:

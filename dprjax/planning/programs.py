@@ -51,8 +51,8 @@ class Job:
   save: str = ''
 
 
-def read_config(arguments: Sequence[str]) -> ml_collections.ConfigDict:
-  """An experiment, checked as far as can be without its data.
+def read_config(arguments: Sequence[str], platform: str) -> ml_collections.ConfigDict:
+  """An experiment on devices of a platform, checked as far as can be without its data.
 
   Raises:
     InputError: the config cannot be used, or its method cannot be planned.
@@ -71,7 +71,7 @@ def read_config(arguments: Sequence[str]) -> ml_collections.ConfigDict:
       f'config.method: the shapes of the batches of {config.method!r} depend on the data; a plan '
       'needs those that do not'
     )
-  return config
+  return configs.settle(config, platform)
 
 
 def batch_of(
@@ -210,7 +210,7 @@ def run(job: Job) -> dict[str, Any]:
     InputError: the experiment or the target cannot be used.
   """
   target = targets.parse(job.target)
-  config = read_config(job.config)
+  config = read_config(job.config, target.platform)
   experiment = Experiment(config, devices_of(target))
   batch = batch_of(config, experiment.shape)
   began = time.monotonic()

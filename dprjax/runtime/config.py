@@ -220,6 +220,15 @@ def check(config: ml_collections.ConfigDict) -> None:
     raise InputError('config.epochs: must be above 0 where config.steps is 0')
 
 
+def settle(config: ml_collections.ConfigDict, platform: str) -> ml_collections.ConfigDict:
+  """The experiment on devices of a platform ('cpu', 'gpu', 'tpu'): ``'auto'`` is decided."""
+  settled = config.copy_and_resolve_references()
+  for name in ('dtype', 'frozen_dtype'):
+    if config.backbone[name] == 'auto':
+      settled.backbone[name] = 'float32' if platform == 'cpu' else 'bfloat16'
+  return settled
+
+
 def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'config') -> None:
   """Checks that there are all knobs and no others, and that each has a value that it may have.
 

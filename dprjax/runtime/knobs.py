@@ -138,10 +138,11 @@ def table() -> types.SimpleNamespace:
   c.backbone.vocabulary = choice('wordpiece', 'sentencepiece')
   # one encoder each for queries and passages (DPR), or one for both
   c.backbone.two_encoders = switch(False)
-  # of the arithmetic: 'float32' or 'bfloat16'; scores and losses stay float32
-  c.backbone.dtype = choice('float32', 'bfloat16')
+  # of the arithmetic: 'float32' or 'bfloat16'; scores and losses stay float32. 'auto': bfloat16 on
+  # accelerators, float32 on processors, which multiply it faster
+  c.backbone.dtype = choice('auto', 'float32', 'bfloat16')
   # of frozen weights; trained ones are always float32
-  c.backbone.frozen_dtype = choice('float32', 'bfloat16')
+  c.backbone.frozen_dtype = choice('auto', 'float32', 'bfloat16')
   # hidden and attention dropout in training; -1: as in the backbone's config.json
   c.backbone.dropout = number(-1.0, least=0, below=1, also=-1)
   # recompute activations in the backward pass: less memory, a third more arithmetic

@@ -102,7 +102,7 @@ class Bank:
     shapes: Shapes,
     pad_id: int,
     metrics: Metrics,
-    dtype: str = 'float32',
+    dtype: str = 'auto',
     device: jax.Device | None = None,
   ):
     """Allocates the bank.
@@ -114,7 +114,7 @@ class Bank:
       shapes: of batches; the slots exceed the rows of the largest.
       pad_id: the padding token.
       metrics: where loads and evictions are counted.
-      dtype: 'float32' or 'bfloat16', of the arithmetic and of the bank.
+      dtype: of the arithmetic and of the bank, as an ``Encoder`` takes it.
       device: the first local one by default.
 
     Raises:
@@ -129,7 +129,7 @@ class Bank:
     self._config, self._pad_id, self._dtype, self._metrics = (
       config,
       pad_id,
-      jnp.dtype(dtype),
+      models.arithmetic(dtype, 'dtype'),
       metrics,
     )
     self._device = jax.local_devices()[0] if device is None else device

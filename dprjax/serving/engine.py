@@ -45,7 +45,7 @@ class Options:
     prompt_length: vectors of a slot; None: as many as the folder's longest prompt, at least 16.
     host_bytes: memory of the host for prompts.
     threads: that tokenise.
-    dtype: 'float32' or 'bfloat16', of the arithmetic.
+    dtype: of the arithmetic, as an ``Encoder`` takes it.
   """
 
   rows: tuple[int, ...] = (1, 4, 16, 64)
@@ -57,7 +57,7 @@ class Options:
   prompt_length: int | None = None
   host_bytes: int = 2 << 30
   threads: int = 2
-  dtype: str = 'float32'
+  dtype: str = 'auto'
 
 
 class Tokens(NamedTuple):

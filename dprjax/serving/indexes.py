@@ -118,7 +118,7 @@ class Reranker:
     name: str,
     path: PathLike,
     max_length: int | None = None,
-    dtype: str = 'float32',
+    dtype: str = 'auto',
     prompt: PathLike | None = None,
   ):
     """Loads the model. Raises InputError as ``inference.reranker.load``."""

@@ -759,3 +759,10 @@ def test_a_split_outside_the_layers(small, inputs, split):
     match=f'a split after {split} layers leaves no early or no late layer of 3; use 1 to 2',
   ):
     encoder.encode_early_late(*small, *inputs, split)
+
+
+def test_the_arithmetic_by_name():
+  assert encoder.arithmetic('auto', 'dtype') == np.float32  # on a processor
+  assert encoder.arithmetic('bfloat16', 'dtype') == jnp.bfloat16
+  with pytest.raises(InputError, match="--dtype: expected 'auto', 'float32' or 'bfloat16', not"):
+    encoder.arithmetic('float16', '--dtype')

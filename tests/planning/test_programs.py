@@ -109,7 +109,7 @@ def test_gpus_that_are_not_there():
 
 
 def config(*flags):
-  return programs.read_config((DPT[0], *flags))
+  return programs.read_config((DPT[0], *flags), 'cpu')
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_the_batch_is_that_of_the_training():
 )
 def test_every_recipe_whose_batches_are_known_can_be_planned(recipe):
   """Its loss and its embedding take what the plan takes for a batch."""
-  made = programs.read_config([f'--config={ROOT}/configs/{recipe}'])
+  made = programs.read_config([f'--config={ROOT}/configs/{recipe}'], 'cpu')
   experiment = programs.Experiment(made, jax.devices()[:1])
   shapes = programs.batch_of(made, experiment.shape)
   key = jax.eval_shape(lambda: jax.random.key(0))
@@ -191,7 +191,7 @@ def test_every_recipe_whose_batches_are_known_can_be_planned(recipe):
 @pytest.mark.parametrize('recipe', ['topic_dpr.py:local', 'nir_retriever.py:local'])
 def test_a_recipe_whose_batches_depend_on_the_data_is_refused(recipe):
   with pytest.raises(InputError, match=r'config\.method.*depend on the data'):
-    programs.read_config([f'--config={ROOT}/configs/{recipe}'])
+    programs.read_config([f'--config={ROOT}/configs/{recipe}'], 'cpu')
 
 
 def test_a_compiler_that_dies_is_no_traceback(monkeypatch):

@@ -229,3 +229,21 @@ def test_a_workdir_whose_tasks_have_odd_names(tmp_path):
   path.write_text(json.dumps({**json.loads(path.read_text()), 'tasks': {'../x': {}}}))
   with pytest.raises(InputError, match=r'config.json: .*\.\./x'):
     configs.load_workdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ('given', 'platform', 'expected'),
+  [
+    (('auto', 'auto'), 'cpu', ('float32', 'float32')),
+    (('auto', 'auto'), 'tpu', ('bfloat16', 'bfloat16')),
+    (('float32', 'auto'), 'gpu', ('float32', 'bfloat16')),
+    (('bfloat16', 'float32'), 'cpu', ('bfloat16', 'float32')),
+  ],
+)
+def test_the_arithmetic_is_settled_by_the_devices(given, platform, expected):
+  config = configs.default()
+  assert (config.backbone.dtype, config.backbone.frozen_dtype) == ('auto', 'auto')
+  config.backbone.dtype, config.backbone.frozen_dtype = given
+  settled = configs.settle(config, platform)
+  assert (settled.backbone.dtype, settled.backbone.frozen_dtype) == expected
+  assert (config.backbone.dtype, config.backbone.frozen_dtype) == given
