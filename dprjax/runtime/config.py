@@ -222,7 +222,7 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 def settle(config: ml_collections.ConfigDict, platform: str) -> ml_collections.ConfigDict:
   """The experiment on devices of a platform ('cpu', 'gpu', 'tpu'): ``'auto'`` is decided."""
-  settled = config.copy_and_resolve_references()
+  settled = ml_collections.ConfigDict(config.to_dict())  # a frozen one, too
   for name in ('dtype', 'frozen_dtype'):
     if config.backbone[name] == 'auto':
       settled.backbone[name] = 'float32' if platform == 'cpu' else 'bfloat16'

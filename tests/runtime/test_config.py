@@ -3,6 +3,7 @@ import json
 import pathlib
 import re
 
+import ml_collections
 import pytest
 
 from dprjax.base.errors import InputError
@@ -245,5 +246,8 @@ def test_the_arithmetic_is_settled_by_the_devices(given, platform, expected):
   assert (config.backbone.dtype, config.backbone.frozen_dtype) == ('auto', 'auto')
   config.backbone.dtype, config.backbone.frozen_dtype = given
   settled = configs.settle(config, platform)
+  assert configs.to_json(configs.settle(ml_collections.FrozenConfigDict(config), platform)) == (
+    configs.to_json(settled)
+  )
   assert (settled.backbone.dtype, settled.backbone.frozen_dtype) == expected
   assert (config.backbone.dtype, config.backbone.frozen_dtype) == given
