@@ -155,11 +155,23 @@ def main_table(results, stage):
     for name, label in ROWS.items()
     if results.system(stage, name)
   ]
+  if rows and stage == 'reranker':
+    floor = [larger_class(results.out, keys[0]) if len(keys) == 1 else '' for keys in columns]
+    rows.insert(0, ['the larger class for all', *floor])
   names = [key.replace('/RR@10', '').replace('/accuracy', '') for key in (*inside, 'in domain')]
   names += [
     key.replace('/RR@10', '').replace('/accuracy', '') for key in (*outside, 'out of domain')
   ]
   return f'### {stage}\n\n' + trials.table(['', *names], rows) if rows else ''
+
+
+def larger_class(out, key):
+  """The accuracy of one answer for all pairs of a set; '' for a set of retrieval."""
+  path = out / 'sets' / 'test' / key.partition('/')[0] / 'test.jsonl'
+  if not path.exists():
+    return ''
+  labels = [json.loads(line)['label'] for line in path.read_text().splitlines()]
+  return f'{max(np.mean(labels), 1 - np.mean(labels)):.3f}'
 
 
 def claims_table(results, stage):
