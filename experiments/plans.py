@@ -41,7 +41,6 @@ RECIPES = {
 }
 BACKBONES = ('roberta-large', 'bert-base')
 MACHINES = ('v5e:2x4', 'v5e:4x8', 'v6e:2x4', 'v5p:2x2x1', 'h100:8')
-ARITHMETIC = ('--config.backbone.dtype=bfloat16', '--config.backbone.frozen_dtype=bfloat16')
 
 
 class Absent(Exception):
@@ -97,7 +96,6 @@ def make(recipe, backbone, machine, ledger):
   arguments = [
     f'--config=configs/{recipe}',
     f'--config.backbone.path={backbone}',
-    *ARITHMETIC,
   ]
   return plan.plan(
     arguments,
@@ -150,7 +148,7 @@ def page(plans, missing, versions):
     'recipe',
     'backbone',
     'machine',
-    'type, beside bfloat16',
+    'type',
     'GiB a chip',
     'least ms a step, bound by',
     'a second at half the bound',
@@ -163,8 +161,8 @@ def page(plans, missing, versions):
     '    make plans',
     '',
     'What each recipe needs on machines that people rent, as [`dprjax.plan`](planning.md) finds it',
-    'without them; nothing here was measured on one. All are with',
-    f'`{" ".join(ARITHMETIC)}`.',
+    'without them; nothing here was measured on one. Arithmetic and frozen weights are bfloat16,',
+    'the default on accelerators.',
     'The command compiles what is missing from `experiments/plans.jsonl`, and writes this page.',
     f'Compiled with {versions}.',
     '',
