@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from dprjax.methods import training
-from dprjax.runtime import checkpoint, cli, config, distributed
+from dprjax.runtime import checkpoint, cli, config
 from dprjax.runtime import mesh as meshes
 
 SHA = 'a' * 64
@@ -73,4 +73,4 @@ def command(args):
 if __name__ == '__main__':
   parser = cli.Parser('pod_work', __doc__, processes=True)
   parser.add_argument('jobs')
-  cli.run(parser, distributed.together(command), sys.argv[1:])
+  cli.run(parser, command, sys.argv[1:])
