@@ -11,7 +11,7 @@ follow from the published limits of the chip. Where the update does not fit, the
 flags with which it does. Compiling for a large encoder takes minutes a program.
 
 Targets: TPUs with a topology (v4:2x2x1, v5e:2x4, v5p:2x2x1, v6e:2x4), GPUs with their number
-(h100:8, a100:8, l4:1), and cpu, this machine. docs/plans.md explains the rows.
+(h100:8, a100:8, l4:1), and cpu, this machine. docs/planning.md explains the rows.
 """
 
 import argparse

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import ml_collections
 from jax.experimental import serialize_executable, topologies
 
+from dprjax.base import files
 from dprjax.base.errors import InputError, error_line
 from dprjax.inference.embedder import Embedder
 from dprjax.methods import method as methods
@@ -251,7 +252,8 @@ def run(job: Job) -> dict[str, Any]:
     'gathered': cost.gathered[:16],
   }
   if job.save:
-    pathlib.Path(job.save).write_bytes(pickle.dumps(serialize_executable.serialize(compiled)))
+    with files.atomic_write(job.save, 'wb') as file:
+      file.write(pickle.dumps(serialize_executable.serialize(compiled)))
   return answer
 
 

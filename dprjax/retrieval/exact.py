@@ -166,7 +166,9 @@ class Index:
     for offset, used, rows in blocks:
       for part, found in zip(parts, lists, strict=True):
         if self._ranges:
-          found.add(np.asarray(_coded_products(part, rows, self._ranges))[:, :used], offset)
+          padded = _padded(part, _power_of_two(len(part)))  # few sizes to compile
+          similar = np.asarray(_coded_products(padded, rows, self._ranges))
+          found.add(similar[: len(part), :used], offset)
           continue
         for start in range(0, used, _ROWS_OF_NUMPY):
           similar = np.matmul(part, rows[start : start + _ROWS_OF_NUMPY].T)

@@ -93,6 +93,10 @@ def test_codes_from_disk(tmp_path, write_embeddings, monkeypatch, dtype, devices
   truth = reference(queries, corpus, 20)[1]
   shared = np.mean([np.isin(some, others) for some, others in zip(rows, truth, strict=True)])
   assert shared > {'int8': 0.9, 'binary': 0.2}[dtype]
+  # Queries of some other number need no other program.
+  before = exact._coded_products._cache_size()
+  index.search(np.tile(queries, (2, 1))[:4], 20)
+  assert exact._coded_products._cache_size() == before
   # A part of it, and the first numbers alone.
   part = exact.search_part(queries, found.shards, 5, 1, 3)
   assert (part.rows >= 166).all() and (part.rows < 333).all()
