@@ -11,7 +11,6 @@ import trials
 from dprjax.analysis import figures, prompt_cosines
 from dprjax.models import artifact
 
-DRAWS = 5000
 STAGES = ('retriever', 'reranker')
 # Systems by row. One of a run for each task has their names with * for the task.
 ROWS = {
@@ -71,7 +70,6 @@ class Results:
       name, _, seed = path.stem.rpartition('-')
       with np.load(path) as arrays:
         self.found[path.parent.name, name][int(seed)] = dict(arrays)
-    self._counts = {}
 
   def system(self, stage, name):
     """{seed: {set/measure: scores}} of a row; a seed has all runs of the row, or is left out."""
@@ -102,24 +100,9 @@ class Results:
       if all(key in scores for key in keys)
     ]
 
-  def counts(self, n):
-    """How often each query is drawn: the same draws for all systems."""
-    if n not in self._counts:
-      rng = np.random.default_rng(n)
-      self._counts[n] = rng.multinomial(n, np.full(n, 1 / n), DRAWS).astype(np.float64)
-    return self._counts[n]
-
   def compare(self, stage, name, other, keys):
     """A verdict on the first system being above the second; None where there are no such runs."""
-    ours, theirs = self.system(stage, name), self.system(stage, other)
-    values, draws = [], []
-    for seed in sorted(ours.keys() & theirs.keys()):
-      if not all(key in ours[seed] and key in theirs[seed] for key in keys):
-        continue
-      gaps = [ours[seed][key] - theirs[seed][key] for key in keys]
-      values.append(float(np.mean([gap.mean() for gap in gaps])))
-      draws.append(np.mean([self.counts(len(gap)) @ gap / len(gap) for gap in gaps], axis=0))
-    return trials.verdict(values, np.mean(draws, axis=0), 1) if values else None
+    return trials.compare(self.system(stage, name), self.system(stage, other), keys)
 
 
 def write(out, docs=None):

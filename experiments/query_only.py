@@ -2,15 +2,22 @@
 
     python experiments/query_only.py --data=../shared/data --out=runs/query-only
 
-On SciFact, MedQuAD, Cranfield and titles of arXiv (1,000 of them to test on, which find their own
-abstracts). All start from all-MiniLM-L6-v2 with the same updates of the same batches; each method
-has three learning rates, of which the dev queries choose one with seed 0, and the best of three
-checkpoints. The passages are encoded once for the methods that leave them as they are. Every run
-leaves a line in OUT/ledger.jsonl and the measures of each test query in OUT/scores, and the same
-command goes on where it stopped. `--part` names some of the sets; `--part=tables` makes the tables
-of what is there (OUT/results.md), and with `--docs=docs` puts them into docs/results.md.
+On SciFact, MedQuAD, Cranfield and titles of arXiv, which find their own abstracts. All start from
+all-MiniLM-L6-v2 and see the same batches. Each method has three learning rates, of which dev
+queries choose one with seed 0, and is trained until its dev nDCG@10 no longer rises (at the next of
+the scores, every 25 updates); its best checkpoint is tested. The passages are encoded once for the
+methods that leave them as they are. Every run leaves a line in OUT/ledger.jsonl, with the score of
+each test query, and the same command goes on where it stopped, on another machine too: runs of the
+same settings in experiments/ledgers/query_only.jsonl are taken over. `--part` names some of the
+sets; `--part=tables` makes the tables of what is there (OUT/results.md), and with `--docs=docs`
+puts them into docs/results.md and keeps the ledger.
+
+Verdicts follow rules that were fixed before the runs: the mean over seeds, averaged over the sets,
+with a paired bootstrap over each set's queries; a claim is *held* or *not* where the 95 % interval
+of the difference leaves out 0 and all seeds agree in its sign, else *undecided*.
 """
 
+import collections
 import functools
 import hashlib
 import json
@@ -50,10 +57,13 @@ def hashed(id_):
 
 
 class Set(NamedTuple):
-  """A data set: tokens of its queries and passages."""
+  """A data set: tokens of its queries and passages, and at most how many queries of each split."""
 
   query_length: int
   passage_length: int
+  train: int = 1500
+  dev: int = 200
+  test: int = 500
 
 
 class Way(NamedTuple):
@@ -71,6 +81,7 @@ PARTS = {
   'cranfield': Set(64, 256),
   'arxiv': Set(32, 256),
 }
+CHOSEN_BY = 40  # queries, at least, of which a learning rate is chosen
 QUERY = ('prompt.sides=query', 'prompt.length=16')
 WAYS = {
   'query': Way('a prompt for queries', PROMPT_RATES, False, QUERY),
@@ -93,15 +104,29 @@ WAYS = {
 }
 
 
+# What is claimed: the first above the second.
+CLAIMS = (
+  ('a prompt for queries gains', 'query', 'frozen'),
+  ('a prompt for queries above a linear map', 'query', 'linear'),
+  ('a prompt for both above one for queries', 'both', 'query'),
+  ('fine-tuning above a prompt for queries', 'ft', 'query'),
+  ('fine-tuning above a prompt for both', 'ft', 'both'),
+  ('the whole corpus as negatives helps', 'corpus', 'query'),
+)
+KEPT = trials.LEDGERS / 'query_only.jsonl'
+
+
 def main():
-  parser = trials.parser(__doc__, PARTS, '0,1,2')
+  parser = trials.parser(__doc__, PARTS, '0,1')
   parser.add_argument('--ways', default=','.join(WAYS), help='some methods, separated by commas')
-  parser.add_argument('--updates', type=int, default=60, help='of a training; a multiple of 3')
-  parser.add_argument('--batch', type=int, default=32, help='queries of an update')
+  parser.add_argument('--updates', type=int, default=150, help='of a training, at most')
+  parser.add_argument('--every', type=int, default=25, help='updates between two scores on dev')
+  parser.add_argument('--batch', type=int, default=16, help='queries of an update')
   parser.add_argument('--rates', type=int, default=3, help='learning rates to try')
-  parser.add_argument('--length', type=int, default=256, help='tokens of a passage, at most')
+  parser.add_argument('--length', type=int, default=64, help='tokens of a passage, at most')
+  parser.add_argument('--passages', type=int, default=2000, help='of a set, judged ones first')
   parser.add_argument(
-    '--passages', type=int, default=0, help='of a set, at most: judged ones first; 0: all'
+    '--products', default='same', help='bfloat16: faster on processors with AMX, for all methods'
   )
   args = trials.begin(parser, PARTS)
   experiment = Experiment(args)
@@ -117,8 +142,10 @@ class Experiment:
   def __init__(self, args):
     self.args = args
     self.out = pathlib.Path(args.out).resolve()
-    names = ('backbone', 'updates', 'batch', 'rates', 'length', 'passages')
-    trials.claim(self.out, {name: getattr(args, name) for name in names})
+    names = 'backbone', 'updates', 'every', 'batch', 'rates', 'length', 'passages', 'products'
+    self.settings = {name: getattr(args, name) for name in names}
+    trials.claim(self.out, self.settings)
+    trials.take_up(self.out, KEPT, self.settings)
     self.source = pathlib.Path(args.data).resolve()
     self.backbone = hub.load_backbone(args.backbone)
     self.tokenizer = text.load_tokenizer(self.backbone.path)
@@ -138,7 +165,10 @@ class Experiment:
         self.test(name, way, rate, seed)
 
   def split(self, name):
-    """A BEIR folder with judgements to train, to choose and to test on, by a hash of the query."""
+    """A BEIR folder with judgements to train, to choose and to test on, by a hash of the query.
+
+    A passage counts as judged where one of these queries finds it.
+    """
     folder, source = self.out / 'data' / name, self.source / name
     (folder / 'qrels').mkdir(parents=True, exist_ok=True)
     found = {path.stem: read_qrels(path) for path in (source / 'qrels').glob('*.tsv')}
@@ -150,9 +180,12 @@ class Experiment:
       found['test'] = {query: whole[query] for query in order[half:]}
     if 'dev' not in found:
       order = sorted(found['train'], key=hashed)
-      fifth = len(order) // 5
-      found['dev'] = {query: found['train'][query] for query in order[:fifth]}
-      found['train'] = {query: found['train'][query] for query in order[fifth:]}
+      part = max(len(order) // 5, CHOSEN_BY)
+      found['dev'] = {query: found['train'][query] for query in order[:part]}
+      found['train'] = {query: found['train'][query] for query in order[part:]}
+    for split in ('train', 'dev', 'test'):
+      order = sorted(found[split], key=hashed)[: getattr(PARTS[name], split)]
+      found[split] = {query: found[split][query] for query in order}
     judged = {doc for split in found.values() for docs in split.values() for doc in docs}
     self.write_corpus(folder, list(texts.read_corpus(source / 'corpus.jsonl')), judged)
     shutil.copyfile(source / 'queries.jsonl', folder / 'queries.jsonl')
@@ -160,7 +193,7 @@ class Experiment:
       write_qrels(folder / 'qrels' / f'{split}.tsv', found[split])
 
   def make_arxiv(self, name):
-    """Titles that find their own abstracts: 3,000 to train on, 500 and 1,000."""
+    """Titles that find their own abstracts: two ninths to test on, one to choose by."""
     folder = self.out / 'data' / name
     (folder / 'qrels').mkdir(parents=True, exist_ok=True)
     source = next((self.source / name).glob('*.jsonl*'))
@@ -230,9 +263,11 @@ class Experiment:
       f'batch_size={self.args.batch}',
       'epochs=0.0',
       f'steps={self.args.updates}',
-      f'eval.every={self.args.updates // 3}',
-      f'checkpoint.every={self.args.updates // 3}',
-      'eval.corpus_limit=2000',
+      f'eval.every={self.args.every}',
+      'eval.patience=1',
+      f'checkpoint.every={self.args.every}',
+      'eval.corpus_limit=500',
+      f'backbone.products={self.args.products}',
       f'optim.learning_rate={rate}',
       f'seed={seed}',
       *WAYS[way].knobs,
@@ -261,26 +296,41 @@ class Experiment:
       result = training.train(self.config(name, way, rate, seed), workdir / 'run')
       if not result.done:
         sys.exit('stopped; the same command goes on')
-      return {'best': result.best, 'step': result.best_step, 'train_s': time.monotonic() - began}
+      return {
+        'best': result.best,
+        'best_step': result.best_step,
+        'steps': result.step,
+        'train_s': round(time.monotonic() - began),
+      }
 
-    return trials.once(workdir / 'trained.json', work)
+    return trials.measure(self.out, f'{name}-{way}@{rate:g}', seed, work)
 
   def test(self, name, way, rate, seed):
     """Measures a run on the test split, and forgets its checkpoints."""
     workdir = self.workdir(name, way, rate, seed)
 
     def work():
+      ran = self.run(name, way, rate, seed)
+      if not workdir.exists():  # its line came from another machine
+        raise SystemExit(
+          f'{workdir} is not here: take the line of {ran["run"]}, seed {seed}, out of '
+          f'{self.out / trials.LEDGER} and run the command again'
+        )
       config = self.config(name, way, rate, seed)
       saved = checkpoint.Checkpoints(workdir / 'run', self.backbone.sha256, read_only=True)
       try:
-        trained = saved.restore_trainable(saved.best())
+        trained = saved.restore_trainable(ran['best_step'])
       finally:
         saved.close()
-      found = self.search(name, way, config, trained, f'{name}-{way}-{seed}')
+      found = self.search(name, way, config, trained)
       shutil.rmtree(workdir / 'run' / 'checkpoints')
-      size = sum(leaf.nbytes for leaf in trained.values())
-      ran = self.run(name, way, rate, seed)
-      return found | {'set': name, 'way': way, 'rate': rate, 'bytes': size} | ran
+      return found | {
+        'set': name,
+        'way': way,
+        'rate': rate,
+        'bytes': sum(leaf.nbytes for leaf in trained.values()),
+        **{key: ran[key] for key in ('best', 'best_step', 'steps', 'train_s')},
+      }
 
     trials.measure(self.out, f'{name}-{way}', seed, work)
 
@@ -291,15 +341,12 @@ class Experiment:
       config = self.config(name, 'query', 0.0, 0)
       config.prompt.length = 0
       config.prompt.sides = 'both'
-      return self.search(name, 'query', config, {}, f'{name}-frozen-0') | {
-        'set': name,
-        'way': 'frozen',
-      }
+      return self.search(name, 'query', config, {}) | {'set': name, 'way': 'frozen'}
 
     trials.measure(self.out, f'{name}-frozen', 0, work)
 
-  def search(self, name, way, config, trained, key):
-    """The test queries among all passages; keeps the measures of each query."""
+  def search(self, name, way, config, trained):
+    """The test queries among all passages: means, and nDCG@10 of each query."""
     model = methods.load(config.method).build(config, self.backbone.config, self.devices, None)
     params = tree.flatten(model.init(Parts(self.backbone.params), jax.random.key(0))) | trained
     params = place(self.devices, params)
@@ -329,47 +376,75 @@ class Experiment:
     top = exact.search(embed('query', queries), passages, min(100, len(ids)))
     run = trec.run_from_rows([one.id for one in queries], ids, top.rows, top.scores)
     values = measures.measure(run, qrels, MEASURES)
-    path = self.out / 'scores' / f'{key}.json'
-    path.parent.mkdir(exist_ok=True)
-    files.write_json(path, values['per_query'])
-    return values['mean'] | {'reencode_s': seconds if WAYS[way].both else 0.0}
+    per_query = values['per_query']['nDCG@10']
+    return values['mean'] | {
+      'reencode_s': round(seconds, 1) if WAYS[way].both else 0.0,
+      'scores': {'nDCG@10': [per_query[query] for query in sorted(per_query)]},
+    }
 
   def tables(self, docs):
-    """Means and half ranges over the seeds so far."""
-    lines = []
-    ledger = self.out / 'ledger.jsonl'
-    if ledger.exists():
-      lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+    """Means and half ranges over the seeds so far, and verdicts."""
+    lines = [line for line in trials.ledger(self.out) if 'scores' in line]
     made = ''
     for name in PARTS:
-      rows = []
-      for way in ('frozen', *WAYS):
-        own = [line for line in lines if line.get('set') == name and line.get('way') == way]
-        if not own:
-          continue
-        both = way in WAYS and WAYS[way].both
-        passages = self.encode_passages(name)['passages']
-        rows.append(
-          [
-            'frozen' if way == 'frozen' else WAYS[way].label,
-            *(trials.cell(line[measure] for line in own) for measure in MEASURES),
-            '' if way == 'frozen' else f'{own[0]["rate"]:g}',
-            '' if way == 'frozen' else f'{np.mean([line["train_s"] for line in own]):.0f}',
-            '' if way == 'frozen' else f'{own[0]["bytes"] / 1e3:,.0f} kB',
-            f'{passages:,}, {own[0]["reencode_s"]:.0f} s' if both else 'none',
-          ]
-        )
+      rows = [
+        self.row(way, own)
+        for way in ('frozen', *WAYS)
+        if (own := [line for line in lines if (line['set'], line['way']) == (name, way)])
+      ]
       if rows:
-        head = ['', *MEASURES, 'rate', 'training, s', 'trained', 'passages to embed again']
+        head = ['', *MEASURES, 'rate', 'queries seen', 'training, s', 'trained', 'encoded again']
+        queries = len(next(line for line in lines if line['set'] == name)['scores']['nDCG@10'])
         once = self.encode_passages(name)
         made += (
-          f'### {name}\n\n{trials.table(head, rows)}\n{once["passages"]:,} passages, encoded once '
-          f'in {once["encode_s"]:.0f} s.\n\n'
+          f'### {name}\n\n{trials.table(head, rows)}\n{queries:,} queries to test on; '
+          f'{once["passages"]:,} passages, encoded once in {once["encode_s"]:.0f} s.\n\n'
         )
+    made += self.verdicts(lines)
+    commits = ', '.join(dict.fromkeys(line['commit'] for line in trials.ledger(self.out)))
+    made += f'\n{len(trials.ledger(self.out))} runs; commit {commits}.\n'
     (self.out / 'results.md').write_text(made)
     print(made)
     if docs:
-      trials.publish(docs, 'query_only', made.rstrip() + '\n', [])
+      trials.publish(docs, 'query_only', made, [])
+      trials.keep(self.out, KEPT, self.settings)
+
+  def row(self, way, own):
+    """A line of a set's table, of the lines of its seeds."""
+    measured = [trials.cell(line[measure] for line in own) for measure in MEASURES]
+    if way == 'frozen':
+      return ['frozen', *measured, '', '', '', '', '']
+    # A score that still rose at the last update would rise on.
+    rising = any(line['best_step'] == self.args.updates for line in own)
+    seen = ', '.join(f'{line["best_step"] * self.args.batch:,}' for line in own)
+    return [
+      WAYS[way].label,
+      *measured,
+      f'{own[0]["rate"]:g}',
+      seen + (', rising' if rising else ''),
+      f'{np.mean([line["train_s"] for line in own]):.0f}',
+      f'{own[0]["bytes"] / 1e3:,.0f} kB',
+      f'all, {own[0]["reencode_s"]:.0f} s' if WAYS[way].both else 'none',
+    ]
+
+  def verdicts(self, lines):
+    """Of all sets together that have both systems."""
+    found = collections.defaultdict(lambda: collections.defaultdict(dict))
+    for line in lines:
+      for seed in self.seeds if line['way'] == 'frozen' else [line['seed']]:
+        found[line['way']][seed][line['set']] = np.array(line['scores']['nDCG@10'])
+    rows = []
+    for claim, ours, theirs in CLAIMS:
+      names = [
+        name
+        for name in PARTS
+        if all(name in found[way][seed] for way in (ours, theirs) for seed in self.seeds)
+      ]
+      if names:
+        said = trials.compare(found[ours], found[theirs], names)
+        rows.append([claim, ', '.join(names), trials.shown(said)])
+    head = ['claim', 'sets', 'difference in nDCG@10, interval, verdict']
+    return '### Verdicts\n\n' + trials.table(head, rows) if rows else ''
 
 
 if __name__ == '__main__':

@@ -12,9 +12,13 @@ import time
 
 import numpy as np
 
+from dprjax.base import files
 from dprjax.runtime import compiled
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+LEDGER = 'ledger.jsonl'
+DRAWS = 5000  # of a bootstrap
+LEDGERS = ROOT / 'experiments' / 'ledgers'
 
 
 def say(line):
@@ -82,23 +86,60 @@ def claim(folder, settings):
 
 
 def measure(out, name, seed, work):
-  """``work`` unless it was done, and a line of OUT/ledger.jsonl: its values, time and commit."""
+  """The line of OUT/ledger.jsonl of a run; without one, ``work`` makes it.
 
-  def made():
-    began = time.monotonic()
-    found = work() or {}
-    line = {
-      'run': name,
-      'seed': seed,
-      'seconds': round(time.monotonic() - began),
-      'commit': commit(),
-      **found,
+  A line has the run's values, seconds and commit. 'scores' in it is {set or measure: the score of
+  each query}, which are rounded to four digits.
+  """
+  for line in ledger(out):
+    if (line['run'], line['seed']) == (name, seed):
+      return line
+  began = time.monotonic()
+  found = work() or {}
+  line = {
+    'run': name,
+    'seed': seed,
+    'seconds': round(time.monotonic() - began),
+    'commit': commit(),
+    **found,
+  }
+  if 'scores' in found:
+    line['scores'] = {
+      key: [round(float(score), 4) for score in scores] for key, scores in found['scores'].items()
     }
-    with (out / 'ledger.jsonl').open('a') as file:
-      file.write(json.dumps(line) + '\n')
-    return line
+  write_ledger(out / LEDGER, [*ledger(out), line])
+  shown = (f'{key} {value:.4f}' for key, value in line.items() if isinstance(value, float))
+  say(f'{name}, seed {seed}: {", ".join(shown)}  {line["seconds"]} s')
+  return line
 
-  once(out / 'runs' / f'{name}-{seed}' / 'done.json', made)
+
+def ledger(out):
+  """The lines of OUT/ledger.jsonl."""
+  path = out / LEDGER
+  return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def write_ledger(path, lines):
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with files.atomic_write(path) as file:
+    file.writelines(json.dumps(line) + '\n' for line in lines)
+
+
+def take_up(out, kept, settings):
+  """Begins OUT with the runs of a ledger that is kept, if they were made with these settings."""
+  if (out / LEDGER).exists() or not kept.exists():
+    return
+  first, *lines = (json.loads(line) for line in kept.read_text().splitlines())
+  if first != json.loads(json.dumps(settings)):
+    say(f'{kept} has runs of other settings, which are made anew: {json.dumps(first)}')
+    return
+  write_ledger(out / LEDGER, lines)
+  say(f'{len(lines)} runs from {kept}')
+
+
+def keep(out, kept, settings):
+  """Keeps the ledger of OUT, with the settings in its first line, for other machines to go on."""
+  write_ledger(kept, [settings, *ledger(out)])
 
 
 def commit():
@@ -106,6 +147,29 @@ def commit():
   git = functools.partial(subprocess.run, cwd=ROOT, capture_output=True, text=True, check=False)
   changed = git(['git', 'status', '--porcelain']).stdout.strip()
   return git(['git', 'rev-parse', '--short', 'HEAD']).stdout.strip() + ('+' if changed else '')
+
+
+@functools.cache
+def counts(n):
+  """How often each of n queries is drawn: the same draws for all systems."""
+  rng = np.random.default_rng(n)
+  return rng.multinomial(n, np.full(n, 1 / n), DRAWS).astype(np.float64)
+
+
+def compare(ours, theirs, keys):
+  """A verdict on the first system being above the second; None where there are no such runs.
+
+  A system is {seed: {set: the score of each query}}; the difference is averaged over the sets
+  ``keys`` and over the seeds that both have.
+  """
+  values, draws = [], []
+  for seed in sorted(ours.keys() & theirs.keys()):
+    if not all(key in ours[seed] and key in theirs[seed] for key in keys):
+      continue
+    gaps = [ours[seed][key] - theirs[seed][key] for key in keys]
+    values.append(float(np.mean([gap.mean() for gap in gaps])))
+    draws.append(np.mean([counts(len(gap)) @ gap / len(gap) for gap in gaps], axis=0))
+  return verdict(values, np.mean(draws, axis=0), 1) if values else None
 
 
 def verdict(values, draws, sign):

@@ -15,7 +15,10 @@ def tables(monkeypatch):
   monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
   import nir_tables
 
-  monkeypatch.setattr(nir_tables, 'DRAWS', 200)
+  import trials
+
+  trials.counts.cache_clear()
+  monkeypatch.setattr(trials, 'DRAWS', 200)
   return nir_tables
 
 

@@ -346,6 +346,57 @@ def test_remat_and_unroll_change_nothing(small, inputs, options):
   np.testing.assert_allclose(other_gradient, gradient, atol=2e-5, rtol=1e-5)
 
 
+def test_rounded_products(small, inputs):
+  # By hand: every kernel's product has rounded factors, and so do its gradients.
+  config, params = small
+  tokens, mask = inputs
+  prompt = prompts(config, 1)[0]
+
+  def run(options):
+    def loss(prompt, params):
+      hidden = encode(config, params, tokens, mask, prompt=prompt, options=options)
+      return golden_loss(hidden, mask), hidden
+
+    program = jax.grad(loss, argnums=(0, 1), has_aux=True)
+    return jax.jit(program)(prompt, params), jax.make_jaxpr(program)(prompt, params)
+
+  (exact, hidden), _ = run(EncoderOptions())
+  (rounded, other), program = run(EncoderOptions(products=jnp.dtype('bfloat16')))
+  assert other.dtype == jnp.float32
+  assert 1e-4 < np.abs(other - hidden).max() < 0.05
+  for ours, theirs in zip(jax.tree.leaves(rounded), jax.tree.leaves(exact), strict=True):
+    assert ours.dtype == jnp.float32
+    assert np.linalg.norm(ours - theirs) < 0.03 * np.linalg.norm(theirs) + 1e-6
+  # Six dense layers forward, and two gradients of each; the rest, attention's, stays float32.
+  products = list(products_of(program.jaxpr))
+  inputs_of = [{str(var.aval.dtype) for var in one.invars} for one in products]
+  assert inputs_of.count({'bfloat16'}) == 18
+  assert {str(one.outvars[0].aval.dtype) for one in products} == {'float32'}
+  # Where the arithmetic is bfloat16 already there is nothing to round.
+  (half, _), _ = run(EncoderOptions(jnp.bfloat16))
+  (same, _), _ = run(EncoderOptions(jnp.bfloat16, products=jnp.dtype('bfloat16')))
+  jax.tree.map(np.testing.assert_array_equal, half, same)
+
+
+@pytest.mark.parametrize('shape', [(5, 7), (3, 5, 7)])
+def test_a_rounded_product_and_its_gradients(shape):
+  draw = np.random.default_rng(0)
+  x, kernel = (draw.normal(size=size).astype(np.float32) for size in (shape, (7, 4)))
+  weights = draw.normal(size=(*shape[:-1], 4)).astype(np.float32)
+
+  def round_(array):
+    return np.asarray(jnp.asarray(array, jnp.bfloat16), np.float64)
+
+  def loss(x, kernel):
+    return jnp.sum(encoder._round_and_multiply(jnp.dtype('bfloat16'), x, kernel) * weights)
+
+  value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(x, kernel)
+  np.testing.assert_allclose(value, np.sum(round_(x) @ round_(kernel) * weights), rtol=1e-5)
+  np.testing.assert_allclose(gradients[0], round_(weights) @ round_(kernel).T, rtol=1e-5, atol=1e-5)
+  flat = round_(x).reshape(-1, 7).T @ round_(weights).reshape(-1, 4)
+  np.testing.assert_allclose(gradients[1], flat, rtol=1e-5, atol=1e-5)
+
+
 def products_of(jaxpr):
   """The matrix products of a program, those of its loops too."""
   for equation in jaxpr.eqns:
