@@ -10,9 +10,10 @@ language modelling, 20 updates a task of 20 pairs. `experiments/nir_sets.py` say
 of which set. all-MiniLM-L6-v2 has seen SQuAD, MS MARCO, SNLI and MultiNLI when it was made.
 
 All runs are made in this process, in the order of `PARTS`; `--part` makes some of them. Every run
-leaves the score of each test query in OUT/scores and a line in OUT/ledger.jsonl, and the same
-command goes on where it stopped. `--part=tables` makes tables, verdicts and figures of what is
-there (OUT/results.md, OUT/*.png), and with `--docs=docs` puts them into docs/results.md.
+leaves a line in OUT/ledger.jsonl, with the score of each test query, and the same command goes on
+where it stopped. `--part=tables` makes tables, verdicts and figures of what is there
+(OUT/results.md, OUT/*.png), and with `--docs=docs` puts those sections into docs/results.md whose
+runs are all there.
 `--quick` is a dry run: 2 updates each, a few queries.
 
 Verdicts follow rules that were fixed before the runs: the mean over seeds, averaged over test sets,
@@ -34,7 +35,6 @@ import numpy as np
 import nir_sets
 import nir_tables
 import trials
-from dprjax.base import files
 from dprjax.data import pairs as labelled
 from dprjax.data import sources, text
 from dprjax.formats import trec
@@ -161,6 +161,7 @@ PARTS = {
   'new-task': tuple(name for name in RUNS if 'without' in name or 'few-' in name),
   'mlm': ('reranker/mlm', 'reranker/head-alone'),
   'reranker': (
+    'reranker/bm25',
     'reranker/untrained',
     *(name for name, run in RUNS.items() if run.stage == 'reranker'),
   ),
@@ -213,7 +214,7 @@ class Experiment:
     for seed in self.seeds[:count] if run else [0]:
       folder = self.out / 'runs' / f'{name}-{seed}'
       if name.endswith('bm25'):
-        work = self.rank_words
+        work = functools.partial(self.rank_words, name)
       elif 'zero' in name:
         work = functools.partial(self.zero_shot, name)
       elif name in PARTS['mlm']:
@@ -303,8 +304,7 @@ class Experiment:
       if run.kept == 'prompts':
         (out / 'model.safetensors').unlink()
     if run.tested:
-      scores = self.test(config, workdir, result.best_step)
-      save(self.out / 'scores' / f'{name}-{seed}.npz', scores)
+      found['scores'] = self.test(config, workdir, result.best_step)
     shutil.rmtree(workdir / 'checkpoints')
     return found | {
       'train_s': round(trained_s),
@@ -405,8 +405,7 @@ class Experiment:
     config = configs.parse([*self.flags(run, 0), f'--config.pooling={pooling}'])
     method = methods.load(config.method)
     backbone = hub.load_backbone(self.args.backbone)
-    save(self.out / 'scores' / f'{name}-0.npz', self.scores(config, method, backbone, {}))
-    return {}
+    return {'scores': self.scores(config, method, backbone, {})}
 
   def untrained(self, folder):
     """The manual templates before any training, and how likely yes and no are in them."""
@@ -425,28 +424,32 @@ class Experiment:
         ]
       ).astype(np.float64)
       if way == 'logit':
-        save(self.out / 'scores' / 'reranker/untrained-0.npz', tester.measure())
+        scores = tester.measure()
     # From log P(yes) / P(no) and P(yes) - P(no).
     ratio = np.exp(found['logit'])
     no = found['probability'] / (ratio - 1)
-    return {'P(yes)': float(np.mean(no * ratio)), 'P(no)': float(np.mean(no))}
+    return {
+      'P(yes)': float(np.mean(no * ratio)),
+      'P(no)': float(np.mean(no)),
+      'scores': scores,
+    }
 
-  def rank_words(self, folder):
-    """BM25, whole corpora; and of the reranker's candidates."""
-    found, few = {}, {}
-    for name in [
+  def rank_words(self, name, folder):
+    """BM25: of whole corpora, or of the reranker's candidates."""
+    found = {}
+    for test_set in [
       *(nir_sets.IN_DOMAIN[task] for task in nir_sets.RETRIEVAL),
-      *(name for task in nir_sets.RETRIEVAL for name in nir_sets.OUT_OF_DOMAIN[task]),
+      *(some for task in nir_sets.RETRIEVAL for some in nir_sets.OUT_OF_DOMAIN[task]),
     ]:
-      queries, passages, qrels = self.retrieval_set(name)
-      index = bm25.build(list(passages), list(passages.values()))
-      top = index.search(list(queries.values()), 10)
-      found[f'{name}/RR@10'] = reciprocal_ranks(list(queries), list(passages), top, qrels)
-      queries, ids, top, qrels = self.candidates(name)
-      few[f'{name}/RR@10'] = reciprocal_ranks(list(queries), ids, top, qrels)
-    save(self.out / 'scores' / 'retriever/bm25-0.npz', found)
-    save(self.out / 'scores' / 'reranker/bm25-0.npz', few)
-    return {}
+      if name.startswith('reranker'):
+        queries, ids, top, qrels = self.candidates(test_set)
+      else:
+        queries, passages, qrels = self.retrieval_set(test_set)
+        ids = list(passages)
+        index = bm25.build(ids, list(passages.values()))
+        top = index.search(list(queries.values()), 10)
+      found[f'{test_set}/RR@10'] = reciprocal_ranks(list(queries), ids, top, qrels)
+    return {'scores': found}
 
 
 class Tester:
@@ -568,12 +571,6 @@ def ranks(rankings, qrels):
     trec.run_from_dict({query: rows for query, rows in rankings.items() if rows}), qrels, ['RR@10']
   )
   return np.array([found['per_query']['RR@10'][query] for query in qrels])
-
-
-def save(path, arrays):
-  path.parent.mkdir(parents=True, exist_ok=True)
-  with files.atomic_write(path, 'wb') as file:
-    np.savez(file, **arrays)
 
 
 if __name__ == '__main__':

@@ -11,7 +11,6 @@ import trials
 from dprjax.analysis import figures, prompt_cosines
 from dprjax.models import artifact
 
-STAGES = ('retriever', 'reranker')
 # Systems by row. One of a run for each task has their names with * for the task.
 ROWS = {
   'bm25': 'BM25',
@@ -32,6 +31,19 @@ ROWS = {
   'emm-balanced': 'balanced batches',
   'emm-random': 'mixed batches',
 }
+
+
+def _rows(*names):
+  return {name: ROWS[name] for name in names}
+
+
+_FT = 'ft-*', 'ft-mask-*', 'ft', 'ft-mark', 'ft-mask'
+RETRIEVER = _rows('bm25', 'zero-mean', 'zero-cls', 'zero-mask', *_FT, 'emm')
+VARIANTS = _rows('emm', 'manual', 'emm-free', 'emm-random_task', 'emm-balanced', 'emm-random')
+RERANKER = _rows(
+  *('bm25', 'untrained', 'ft-*', 'ft', 'ft-mark'),
+  *('manual', 'emm-hybrid', 'emm', 'emm-free', 'emm-random'),
+)
 NEW_TASK = {
   'few-ft-*': 'FT',
   'few-ft-after-*': 'FT after the other tasks',
@@ -39,6 +51,10 @@ NEW_TASK = {
   'few-frozen-*': 'NIR-Prompt, fusion alone, frozen backbone',
   'few-fused-*': 'NIR-Prompt, fusion',
 }
+# Runs of the retriever that are in sections of their own.
+NOT_OF_RETRIEVER = tuple(
+  f'retriever/{name}' for name in ('manual', 'free', 'emm-', 'few', 'ft-without')
+)
 # What the paper claims: the first system above the second.
 CLAIMS = (
   ('FT of a task each above FT of all (Table 8)', 'ft-*', 'ft', 'in'),
@@ -61,15 +77,18 @@ CLAIMS = (
 
 
 class Results:
-  """Scores of each query by system, seed, and set with measure."""
+  """Scores of each query by system, seed, and set with measure; and the ledger they are from."""
 
   def __init__(self, out):
     self.out = pathlib.Path(out)
+    self.lines = trials.ledger(self.out)
     self.found = collections.defaultdict(dict)
-    for path in sorted((self.out / 'scores').glob('*/*.npz')):
-      name, _, seed = path.stem.rpartition('-')
-      with np.load(path) as arrays:
-        self.found[path.parent.name, name][int(seed)] = dict(arrays)
+    for line in self.lines:
+      stage, _, name = line['run'].partition('/')
+      if 'scores' in line:
+        self.found[stage, name][line['seed']] = {
+          key: np.array(scores) for key, scores in line['scores'].items()
+        }
 
   def system(self, stage, name):
     """{seed: {set/measure: scores}} of a row; a seed has all runs of the row, or is left out."""
@@ -106,18 +125,92 @@ class Results:
 
 
 def write(out, docs=None):
-  """OUT/results.md and the figures; into ``docs`` too, if it is given."""
+  """OUT/results.md and the figures; with ``docs`` its sections whose rows are all there."""
   results = Results(out)
-  parts = [counts_table(out)]
-  for stage in STAGES:
-    parts += [main_table(results, stage), claims_table(results, stage)]
-  parts += [new_task_table(results), apart_table(results), weights_table(out)]
-  parts += [*(draw(results, stage) for stage in STAGES), *draw_prompts(results), ledger(out)]
-  made = '\n'.join(part for part in parts if part)
-  (results.out / 'results.md').write_text(made + '\n')
-  print(made)
-  if docs:
-    trials.publish(docs, 'nir_prompt', made, sorted(results.out.glob('nir-*.png')))
+  made = {name: make(results) for name, make in SECTIONS.items()}
+  whole = '\n'.join(text for text, _ in made.values() if text)
+  (results.out / 'results.md').write_text(whole + '\n')
+  print(whole)
+  for name, (text, complete) in made.items():
+    if docs and complete:
+      trials.publish(docs, 'nir_prompt', text, sorted(results.out.glob('nir-*.png')), name)
+
+
+def section(results, stage, rows, domains, *more):
+  """Tables of some systems, the claims about them, what else there is, and their runs.
+
+  Returns the text, and whether all systems were measured.
+  """
+  measured = {name: label for name, label in rows.items() if results.system(stage, name)}
+  if len(measured) < 2:
+    return '', False
+  parts = [
+    main_table(results, stage, measured, domains),
+    claims_table(results, stage, measured),
+    *(one(results) for one in more),
+  ]
+  return '\n'.join(part for part in parts if part), len(measured) == len(rows)
+
+
+def sets_section(results):
+  return counts_table(results.out), True
+
+
+def retriever_section(results):
+  text, complete = section(
+    results,
+    'retriever',
+    RETRIEVER,
+    ('in', 'out'),
+    lambda results: draw(results, 'retriever', RETRIEVER),
+    lambda results: draw_prompts(results, 'retriever'),
+    lambda results: runs_table(results, 'retriever/', NOT_OF_RETRIEVER),
+  )
+  return text, complete and len(results.system('retriever', 'emm')) > 1
+
+
+def variants_section(results):
+  return section(
+    results,
+    'retriever',
+    VARIANTS,
+    ('in', 'out'),
+    lambda results: runs_table(results, ('retriever/manual', 'retriever/emm', 'retriever/free')),
+  )
+
+
+def new_task_section(results):
+  return section(
+    results,
+    'retriever',
+    NEW_TASK,
+    ('in',),
+    lambda results: weights_table(results.out),
+    lambda results: draw_prompts(results, 'new'),
+    lambda results: runs_table(results, ('retriever/few', 'retriever/ft-without')),
+  )
+
+
+def reranker_section(results):
+  return section(
+    results,
+    'reranker',
+    RERANKER,
+    ('in', 'out'),
+    apart_table,
+    lambda results: draw(results, 'reranker', RERANKER),
+    lambda results: draw_prompts(results, 'reranker'),
+    lambda results: runs_table(results, 'reranker/'),
+  )
+
+
+SECTIONS = {
+  'sets': sets_section,
+  'retriever': retriever_section,
+  'variants': variants_section,
+  'new task': new_task_section,
+  'reranker': reranker_section,
+}
 
 
 def counts_table(out):
@@ -126,26 +219,25 @@ def counts_table(out):
   rows = [
     [name, ', '.join(f'{key} {n:,}' for key, n in some.items())] for name, some in counts.items()
   ]
-  return '### Sets\n\n' + trials.table(['set', 'how many'], rows)
+  return trials.table(['set', 'how many'], rows)
 
 
-def main_table(results, stage):
+def main_table(results, stage, systems, domains):
   """Tables 8 and 9: every set, in domain and out of it, and the means."""
-  inside, outside = results.keys(stage, 'in'), results.keys(stage, 'out')
-  columns = [*([key] for key in inside), inside, *([key] for key in outside), outside]
+  head, columns = [], []
+  for domain in domains:
+    keys = results.keys(stage, domain)
+    columns += [*([key] for key in keys), keys]
+    head += [key.partition('/')[0] for key in keys]
+    head.append({'in': 'in domain', 'out': 'out of domain'}[domain])
   rows = [
     [label, *(trials.cell(results.mean(stage, name, keys)) for keys in columns)]
-    for name, label in ROWS.items()
-    if results.system(stage, name)
+    for name, label in systems.items()
   ]
-  if rows and stage == 'reranker':
+  if stage == 'reranker':
     floor = [larger_class(results.out, keys[0]) if len(keys) == 1 else '' for keys in columns]
     rows.insert(0, ['the larger class for all', *floor])
-  names = [key.replace('/RR@10', '').replace('/accuracy', '') for key in (*inside, 'in domain')]
-  names += [
-    key.replace('/RR@10', '').replace('/accuracy', '') for key in (*outside, 'out of domain')
-  ]
-  return f'### {stage}\n\n' + trials.table(['', *names], rows) if rows else ''
+  return trials.table(['', *head], rows)
 
 
 def larger_class(out, key):
@@ -157,29 +249,15 @@ def larger_class(out, key):
   return f'{max(np.mean(labels), 1 - np.mean(labels)):.3f}'
 
 
-def claims_table(results, stage):
+def claims_table(results, stage, systems):
+  """The claims about two of the systems."""
   rows = []
   for claim, name, other, domain in CLAIMS:
+    if name not in systems or other not in systems:
+      continue
     if found := results.compare(stage, name, other, results.keys(stage, domain)):
       rows.append([claim, {'in': 'in domain', 'out': 'out of domain'}[domain], trials.shown(found)])
   return trials.table(['claim', 'sets', 'difference, interval, verdict'], rows) if rows else ''
-
-
-def new_task_table(results):
-  """Table 10: each task as the new one."""
-  keys = results.keys('retriever', 'in')
-  rows = [
-    [
-      label,
-      *(
-        trials.cell(results.mean('retriever', name, some)) for some in (*([k] for k in keys), keys)
-      ),
-    ]
-    for name, label in NEW_TASK.items()
-    if results.system('retriever', name)
-  ]
-  head = ['a new task, 32 queries', *(key.partition('/')[0] for key in keys), 'mean']
-  return '### A new task\n\n' + trials.table(head, rows) if rows else ''
 
 
 def apart_table(results):
@@ -187,11 +265,11 @@ def apart_table(results):
   keys = ['apart/qa', 'apart/paraphrase']
   rows = [
     [label, *(trials.cell(results.mean('reranker', name, [key])) for key in keys)]
-    for name, label in ROWS.items()
+    for name, label in RERANKER.items()
     if results.mean('reranker', name, keys)
   ]
   head = ['', 'QA: the passage that answers wins', 'paraphrase: the question wins']
-  return '### QA against paraphrase\n\n' + trials.table(head, rows) if rows else ''
+  return '#### QA against paraphrase\n\n' + trials.table(head, rows) if rows else ''
 
 
 def weights_table(out):
@@ -203,15 +281,17 @@ def weights_table(out):
     for line in last:
       shares = {key.split('/')[2]: v for key, v in line.items() if key.startswith('weight/')}
       rows.append([path.parts[-3], ', '.join(f'{key} {v:.3f}' for key, v in shares.items())])
-  return '### Weights of fused prompts\n\n' + trials.table(['run', 'weights'], rows) if rows else ''
+  return (
+    '#### Weights of fused prompts\n\n' + trials.table(['run', 'weights'], rows) if rows else ''
+  )
 
 
-def draw(results, stage):
+def draw(results, stage, rows):
   """Bars of the means; the line that shows them."""
   keys = {'in domain': results.keys(stage, 'in'), 'out of domain': results.keys(stage, 'out')}
   systems = {
     label: name
-    for name, label in ROWS.items()
+    for name, label in rows.items()
     if all(results.mean(stage, name, some) for some in keys.values())
   }
   if not systems:
@@ -231,39 +311,36 @@ def draw(results, stage):
   return f'![The {stage}: means over test sets](nir-{stage}.png)\n'
 
 
-def draw_prompts(results):
-  """Cosines of the tasks' prompts by stage, and the weights of new ones; the lines that show them.
+def draw_prompts(results, which):
+  """Cosines of the prompts of the tasks of a stage, or of the retriever's and 'new' ones; the line
+  that shows them.
 
   A new prompt is a sum of these and stays comparable: they are vectors at the input.
   """
-  lines = []
-  for stage in STAGES:
-    runs = results.out / 'runs' / stage
-    found = {
-      path.parent.name.removeprefix('mdm-').removesuffix('-0'): artifact.load_prompt(path)
-      for path in sorted(runs.glob('mdm-*-0/prompt.npz'))
-    }
-    new = {
-      f'{name}, {word}': artifact.load_prompt(path)
-      for name in nir_sets.RETRIEVAL
-      for word, pattern in (
-        ('new', f'few-fused-{name}-0/export/prompts/{name}.npz'),
-        ('new, frozen', f'few-frozen-{name}-0/prompt.npz'),
-      )
-      for path in runs.glob(pattern)
-    }
-    if len(found) > 1:
-      foot = 'seed 0; learned vectors of all segments end to end'
-      prompt_cosines.draw(found | new, results.out / f'nir-{stage}-prompts.png', foot)
-      lines.append(f'![The {stage}: how alike prompts are](nir-{stage}-prompts.png)\n')
-  return lines
-
-
-def ledger(out):
-  path = pathlib.Path(out) / 'ledger.jsonl'
-  if not path.exists():
+  runs = results.out / 'runs' / ('reranker' if which == 'reranker' else 'retriever')
+  found = {
+    path.parent.name.removeprefix('mdm-').removesuffix('-0'): artifact.load_prompt(path)
+    for path in sorted(runs.glob('mdm-*-0/prompt.npz'))
+  }
+  new = {
+    f'{name}, {word}': artifact.load_prompt(path)
+    for name in nir_sets.RETRIEVAL
+    for word, pattern in (
+      ('new', f'few-fused-{name}-0/export/prompts/{name}.npz'),
+      ('new, frozen', f'few-frozen-{name}-0/prompt.npz'),
+    )
+    for path in runs.glob(pattern)
+  }
+  if (which == 'new' and not new) or len(found) < 2:
     return ''
-  lines = [json.loads(line) for line in path.read_text().splitlines()]
+  file = f'nir-{which}-prompts.png'
+  foot = 'seed 0; learned vectors of all segments end to end'
+  prompt_cosines.draw(found | (new if which == 'new' else {}), results.out / file, foot)
+  return f'![How alike prompts are]({file})\n'
+
+
+def runs_table(results, starts, but=()):
+  """The runs whose names begin so."""
   rows = [
     [
       line['run'],
@@ -274,7 +351,11 @@ def ledger(out):
       f'{line["P(yes)"]:.1e}, {line["P(no)"]:.1e}' if 'P(yes)' in line else '',
       line['commit'],
     ]
-    for line in lines
+    for line in results.lines
+    if line['run'].startswith(starts) and not (but and line['run'].startswith(but))
   ]
   head = ['run', 'seed', 's', 'best dev mean', 'masked tokens right', 'P(yes), P(no)', 'commit']
-  return '### Runs\n\n' + trials.table(head, rows)
+  used = [i for i in range(len(head)) if any(row[i] for row in rows)]
+  return '#### Runs\n\n' + trials.table(
+    [head[i] for i in used], [[row[i] for i in used] for row in rows]
+  )

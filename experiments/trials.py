@@ -203,10 +203,11 @@ def table(head, rows):
   return ''.join(f'| {" | ".join(row)} |\n' for row in (head, ['---'] * len(head), *rows))
 
 
-def publish(docs, experiment, made, figures):
+def publish(docs, experiment, made, figures, section=''):
   """Puts what an experiment made between its lines of DOCS/results.md, and its figures beside."""
   page = pathlib.Path(docs) / 'results.md'
-  begin, end = f'<!-- experiments/{experiment}.py: from here -->', '<!-- to here -->'
+  named = f'{experiment}.py, {section}' if section else f'{experiment}.py'
+  begin, end = f'<!-- experiments/{named}: from here -->', '<!-- to here -->'
   before, _, rest = page.read_text().partition(begin)
   if end not in rest:
     raise SystemExit(f'{page}: no lines {begin} and {end}')

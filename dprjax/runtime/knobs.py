@@ -141,7 +141,7 @@ def table() -> types.SimpleNamespace:
   # of the arithmetic: 'float32' or 'bfloat16'; scores and losses stay float32. 'auto': bfloat16 on
   # accelerators, float32 on processors, which multiply it faster
   c.backbone.dtype = choice('auto', 'float32', 'bfloat16')
-  # what dense layers multiply where the arithmetic is float32: 'bfloat16' rounds the factors and adds
+  # what dense layers multiply where the arithmetic is float32: 'bfloat16' rounds factors and adds
   # up in float32, which is faster on processors with AMX; 'same': float32
   c.backbone.products = choice('same', 'bfloat16')
   # of frozen weights; trained ones are always float32
