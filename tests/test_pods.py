@@ -35,6 +35,11 @@ ROOT = pathlib.Path(__file__).parent.parent
 # Name -> its config and flags. A later method joins by a line.
 METHODS = {
   'DPT': ['dptdr.py:local', '--config.optim.learning_rate=10.0'],  # its gradient is small
+  'DPT of queries': [
+    'dptdr.py:local,query',
+    '--config.corpus_negatives=-1',
+    '--config.optim.learning_rate=10.0',
+  ],
   'FT': ['ft.py:local', '--config.data.dev_split='],
   'RIP': ['rip.py:local'],
   'Condenser': ['condenser.py:local'],
@@ -45,7 +50,7 @@ PODS = {'2 x 2': (2, 2), '4 x 1': (4, 1), '1 x 4': (1, 4)}  # processes x device
 ALONE = '1 x 1'
 # Each of four processes compiles for itself: there, the smallest program.
 CHOSEN = {
-  '2 x 2': ('FT', 'coCondenser'),
+  '2 x 2': ('FT', 'coCondenser', 'DPT of queries'),
   '4 x 1': ('DPT',),
   '1 x 4': (),
 }
