@@ -211,9 +211,10 @@ def main(argv: Sequence[str] | None = None) -> None:
   )
   parser.add_argument(
     '--dtype',
-    choices=('auto', 'float32', 'bfloat16'),
+    choices=('auto', 'float32', 'bfloat16', 'mixed'),
     default='auto',
-    help='of the arithmetic (default: auto, bfloat16 on accelerators and float32 on processors)',
+    help='of the arithmetic (default: auto, bfloat16 on accelerators and float32 on processors); '
+    'mixed is faster on processors with AMX',
   )
   parser.add_argument(
     '--store',

@@ -206,9 +206,10 @@ def make_parser() -> cli.Parser:
   )
   group.add_argument(
     '--dtype',
-    choices=('auto', 'float32', 'bfloat16'),
+    choices=('auto', 'float32', 'bfloat16', 'mixed'),
     default='auto',
-    help='of the arithmetic (default: auto, bfloat16 on accelerators and float32 on processors)',
+    help='of the arithmetic (default: auto, bfloat16 on accelerators and float32 on processors); '
+    'mixed is faster on processors with AMX',
   )
   return parser
 

@@ -3,6 +3,7 @@
 import collections
 import json
 import pathlib
+import re
 
 import numpy as np
 
@@ -133,7 +134,8 @@ def write(out, docs=None):
   print(whole)
   for name, (text, complete) in made.items():
     if docs and complete:
-      trials.publish(docs, 'nir_prompt', text, sorted(results.out.glob('nir-*.png')), name)
+      drawn = [results.out / file for file in re.findall(r'!\[.*\]\((.*)\)', text)]
+      trials.publish(docs, 'nir_prompt', text, drawn, name)
 
 
 def section(results, stage, rows, domains, *more):
@@ -175,7 +177,9 @@ def variants_section(results):
     'retriever',
     VARIANTS,
     ('in', 'out'),
-    lambda results: runs_table(results, ('retriever/manual', 'retriever/emm', 'retriever/free')),
+    lambda results: runs_table(
+      results, ('retriever/manual', 'retriever/emm', 'retriever/free'), 'retriever/emm-without'
+    ),
   )
 
 
@@ -187,7 +191,9 @@ def new_task_section(results):
     ('in',),
     lambda results: weights_table(results.out),
     lambda results: draw_prompts(results, 'new'),
-    lambda results: runs_table(results, ('retriever/few', 'retriever/ft-without')),
+    lambda results: runs_table(
+      results, ('retriever/few', 'retriever/ft-without', 'retriever/emm-without')
+    ),
   )
 
 

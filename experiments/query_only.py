@@ -126,7 +126,7 @@ def main():
   parser.add_argument('--length', type=int, default=64, help='tokens of a passage, at most')
   parser.add_argument('--passages', type=int, default=2000, help='of a set, judged ones first')
   parser.add_argument(
-    '--products', default='same', help='bfloat16: faster on processors with AMX, for all methods'
+    '--dtype', default='auto', help='of the arithmetic; mixed: faster on processors with AMX'
   )
   args = trials.begin(parser, PARTS)
   experiment = Experiment(args)
@@ -142,7 +142,7 @@ class Experiment:
   def __init__(self, args):
     self.args = args
     self.out = pathlib.Path(args.out).resolve()
-    names = 'backbone', 'updates', 'every', 'batch', 'rates', 'length', 'passages', 'products'
+    names = 'backbone', 'updates', 'every', 'batch', 'rates', 'length', 'passages', 'dtype'
     self.settings = {name: getattr(args, name) for name in names}
     trials.claim(self.out, self.settings)
     trials.take_up(self.out, KEPT, self.settings)
@@ -267,7 +267,7 @@ class Experiment:
       'eval.patience=1',
       f'checkpoint.every={self.args.every}',
       'eval.corpus_limit=500',
-      f'backbone.products={self.args.products}',
+      f'backbone.dtype={self.args.dtype}',
       f'optim.learning_rate={rate}',
       f'seed={seed}',
       *WAYS[way].knobs,

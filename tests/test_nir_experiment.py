@@ -85,11 +85,7 @@ def test_only_sections_whose_rows_are_all_there_are_published(tables, out, tmp_p
     for name in tables.SECTIONS
   )
   page.write_text(f'before\n{marks}after\n')
-  keys = [
-    key
-    for domain in ('in', 'out')
-    for key in tables.Results(out).keys('retriever', domain)
-  ]
+  keys = [key for domain in ('in', 'out') for key in tables.Results(out).keys('retriever', domain)]
   scores = {key: [0.25, 0.75] * 20 for key in keys}
   names = [name for name in tables.VARIANTS if name != 'emm']
   write(out, [line(f'retriever/{name}', 0, scores) for name in names[1:]])

@@ -123,7 +123,7 @@ class Encoder:
       )
     self.mesh = local_mesh() if mesh is None else mesh
     self.truncated: collections.Counter[str] = collections.Counter()
-    self._batch_size, self._dtype = batch_size, models.arithmetic(dtype, 'dtype')
+    self._batch_size, self._arithmetic = batch_size, models.arithmetic(dtype, 'dtype')
     self.topics = {
       name: topics.Topics.from_arrays(entry.prompt.arrays, entry.prompt.path)
       for name, entry in self.bank.items()
@@ -182,7 +182,7 @@ class Encoder:
       passage_max_length: likewise.
       mesh: the devices; all local ones by default.
       batch_size: texts encoded at a time, over all devices.
-      dtype: of the arithmetic, 'float32', 'bfloat16' or 'auto' (``models.encoder.arithmetic``).
+      dtype: of the arithmetic, a name that ``models.encoder.arithmetic`` takes.
       dimensions: the first numbers of every vector alone, scaled to unit length again where the
         vectors have it; for models that were trained for it (``config.matryoshka``).
 
@@ -239,8 +239,8 @@ class Encoder:
 
   @property
   def dtype(self) -> str:
-    """Of the arithmetic: 'float32' or 'bfloat16'."""
-    return self._dtype.name
+    """Of the arithmetic: 'float32', 'bfloat16' or 'mixed'."""
+    return self._arithmetic.name
 
   def entry(self, name: str | None = None) -> Entry:
     """The named prompt; without a name, the only one. Raises InputError for an unknown name."""
@@ -390,7 +390,7 @@ class Encoder:
     prefix: Any = None
     if any(one is not None for one in prefixes):
       prefix = _stack(config, prefixes) if len(prefixes) > 1 else prefixes[0]
-    embed = _embed_fn(config, settings, self._dtype)
+    embed = _embed_fn(config, settings, self._arithmetic)
     max_length = max(one.max_length(kind) for one in settings)
     embedder = Embedder(
       embed,
@@ -421,7 +421,7 @@ class Encoder:
     most, more = max(lengths), made.extra(kind) - sum(around)
     row_bytes = encoder_row_bytes(whole.config)
     embedder = Embedder(
-      _template_fn(whole.config, made, kind, prompts, settings, around, most, self._dtype),
+      _template_fn(whole.config, made, kind, prompts, settings, around, most, self._arithmetic),
       self.mesh,
       self._batch_size,
       max(one.max_length(kind) for one in settings),
@@ -492,7 +492,9 @@ def _form(entry: Entry) -> Any:
   return *sorted(meta['template'].items()), meta['fixed_layers']
 
 
-def _embed_fn(model: models.EncoderConfig, settings: Sequence[Settings], dtype: Any) -> EmbedFn:
+def _embed_fn(
+  model: models.EncoderConfig, settings: Sequence[Settings], arithmetic: models.Arithmetic
+) -> EmbedFn:
   """The settings of one prompt, or those of a bank's prompts in the bank's order."""
   shift_positions = settings[0].shift_positions
 
@@ -508,7 +510,7 @@ def _embed_fn(model: models.EncoderConfig, settings: Sequence[Settings], dtype: 
       prompt=prompt,
       prompt_ids=prompt_ids if isinstance(prompt, models.PromptBank) else None,
       shift_positions=shift_positions,
-      options=models.EncoderOptions(dtype),
+      options=models.EncoderOptions.of(arithmetic),
     )
     return _pool(settings, prompt_ids, functools.partial(pool, hidden, mask))
 
@@ -523,7 +525,7 @@ def _template_fn(
   settings: Sequence[Settings],
   around: tuple[int, int],
   most: int,
-  dtype: Any,
+  arithmetic: models.Arithmetic,
 ) -> EmbedFn:
   """Rows ``[CLS] text [SEP]`` go into templates, which are then of at most ``most`` tokens."""
 
@@ -542,7 +544,7 @@ def _template_fn(
       numbers,
       vectors=table,
       fixed_layers=prompts[0].meta['fixed_layers'],
-      options=models.EncoderOptions(dtype),
+      options=models.EncoderOptions.of(arithmetic),
     )
     return _pool(settings, prompt_ids, functools.partial(segments.pool, made, kind, filled, hidden))
 

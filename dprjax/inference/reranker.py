@@ -184,7 +184,7 @@ class CrossEncoder(Reranker):
         pair.tokens,
         pair.mask,
         pair.token_types,
-        options=encoder.EncoderOptions(arithmetic),
+        options=encoder.EncoderOptions.of(arithmetic),
       )[:, None]
 
     super().__init__(
@@ -215,7 +215,7 @@ class CrossEncoder(Reranker):
       max_length: tokens of a pair; by default that of the tokenizer's files, at most 512. The
         passage is cut first, see ``Template.cut``.
       batch_size: pairs scored at a time, over all devices.
-      dtype: of the arithmetic, 'float32', 'bfloat16' or 'auto' (``models.encoder.arithmetic``).
+      dtype: of the arithmetic, a name that ``models.encoder.arithmetic`` takes.
 
     Raises:
       InputError: something cannot be read, there is no such head, it has more labels, or the
@@ -314,7 +314,7 @@ class PromptReranker(Reranker):
         jnp.zeros(rows.shape[0], jnp.int32),
         vectors=table,
         fixed_layers=prompt.meta['fixed_layers'],
-        options=encoder.EncoderOptions(arithmetic),
+        options=encoder.EncoderOptions.of(arithmetic),
       )
       return heads.answer_score(logits, yes, no, self.score_kind)[:, None]
 
@@ -350,7 +350,7 @@ class PromptReranker(Reranker):
         default each text is cut at its maximum length in the prompt's meta.
       score: 'logit' or 'probability', instead of what the prompt says.
       batch_size: pairs scored at a time, over all devices.
-      dtype: of the arithmetic, 'float32', 'bfloat16' or 'auto' (``models.encoder.arithmetic``).
+      dtype: of the arithmetic, a name that ``models.encoder.arithmetic`` takes.
 
     Raises:
       InputError: something cannot be read, or the prompt was made for another backbone, head or

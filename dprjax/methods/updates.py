@@ -125,7 +125,9 @@ def lay_out(
     InputError: a rule list leaves a name uncovered.
   """
   # A trained parameter is float32 whatever the arithmetic: small updates would be rounded away.
-  frozen = encoder.arithmetic(config.backbone.frozen_dtype, 'config.backbone.frozen_dtype')
+  frozen = encoder.arithmetic(
+    config.backbone.frozen_dtype, 'config.backbone.frozen_dtype'
+  ).activations
   dtypes = {name: jnp.dtype('float32') if name in trainable else frozen for name in params}
   return Layout(
     dtypes,

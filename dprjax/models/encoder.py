@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, Self
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int
 
@@ -116,6 +115,31 @@ class EncoderConfig:
     return self.max_positions - self.first_position
 
 
+class Arithmetic(NamedTuple):
+  """What an encoder computes in.
+
+  Attributes:
+    name: 'float32', 'bfloat16', or 'mixed': dense layers round what they multiply to bfloat16 and
+      add up in float32, all else is float32.
+    activations: their dtype.
+    products: that of what dense layers multiply; None: the activations'.
+  """
+
+  name: str
+  activations: Any
+  products: Any = None
+
+
+_ARITHMETICS = {
+  found.name: found
+  for found in (
+    Arithmetic('float32', jnp.dtype('float32')),
+    Arithmetic('bfloat16', jnp.dtype('bfloat16')),
+    Arithmetic('mixed', jnp.dtype('float32'), jnp.dtype('bfloat16')),
+  )
+}
+
+
 class EncoderOptions(NamedTuple):
   """How an encoder computes. Hashable, so it can be a static argument of ``jax.jit``.
 
@@ -144,9 +168,13 @@ class EncoderOptions(NamedTuple):
       InputError: an unknown dtype.
     """
     dropout = backbone.dropout if backbone.dropout >= 0 else None
-    dtype = arithmetic(backbone.dtype, 'config.backbone.dtype')
-    products = None if backbone.products == 'same' else jnp.dtype(backbone.products)
+    _, dtype, products = arithmetic(backbone.dtype, 'config.backbone.dtype')
     return cls(dtype, backbone.remat, backbone.unroll, dropout, rows, products)
+
+  @classmethod
+  def of(cls, arithmetic: Arithmetic) -> Self:
+    """Those of an arithmetic, without dropout or what saves memory."""
+    return cls(arithmetic.activations, products=arithmetic.products)
 
   def apply_dropout(self, config: EncoderConfig) -> EncoderConfig:
     """``config`` with this dropout rate in place of its own."""
@@ -158,19 +186,21 @@ class EncoderOptions(NamedTuple):
 DEFAULT_OPTIONS = EncoderOptions()
 
 
-def arithmetic(name: str, knob: str) -> np.dtype:
-  """The dtype of matrix products: 'float32', 'bfloat16' or 'auto'.
+def arithmetic(name: str, knob: str) -> Arithmetic:
+  """The arithmetic of a name: 'float32', 'bfloat16', 'mixed' or 'auto'.
 
-  'auto' is bfloat16 on accelerators and float32 on processors, which multiply it faster.
+  'auto' is bfloat16 on accelerators and float32 on processors. 'mixed' is faster than both on
+  processors that multiply bfloat16 (AMX): docs/performance.md.
 
   Raises:
     InputError: another word; ``knob`` says where it stands.
   """
   if name == 'auto':
-    return jnp.dtype('float32' if jax.default_backend() == 'cpu' else 'bfloat16')
-  if name not in ('float32', 'bfloat16'):
-    raise InputError(f"{knob}: expected 'auto', 'float32' or 'bfloat16', not {name!r:.60}")
-  return jnp.dtype(name)
+    name = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
+  if name not in _ARITHMETICS:
+    known = ', '.join(map(repr, _ARITHMETICS))
+    raise InputError(f"{knob}: expected 'auto' or one of {known}, not {name!r:.60}")
+  return _ARITHMETICS[name]
 
 
 def split_rows(x: Float[Array, 'B ...'], rows: NamedSharding | None) -> Float[Array, 'B ...']:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dprjax.models import encoder
 from dprjax.models.encoder import EncoderConfig
 from dprjax.planning import targets
 
@@ -93,7 +94,8 @@ def formula(
   It is of the encoder's layers alone: without heads and the scores of the loss.
   """
   shared = [(rows / devices, length) for rows, length in calls]
-  return cost(model, method, shared, prompt, jnp.dtype(dtype).itemsize)
+  width = encoder.arithmetic(dtype, 'dtype').activations.itemsize
+  return cost(model, method, shared, prompt, width)
 
 
 class Limits(NamedTuple):
@@ -107,7 +109,8 @@ class Limits(NamedTuple):
 def limits(target: targets.Target, dtype: str) -> Limits:
   """The published limits of a target's chip for arithmetic in ``dtype``."""
   chip = targets.CHIPS[target.chip]
-  return Limits(chip.bfloat16 if dtype == 'bfloat16' else chip.float32, chip.bandwidth, chip.links)
+  rate = chip.float32 if dtype == 'float32' else chip.bfloat16
+  return Limits(rate, chip.bandwidth, chip.links)
 
 
 def measure_limits(devices: int, dtype: str) -> Limits:
@@ -116,8 +119,11 @@ def measure_limits(devices: int, dtype: str) -> Limits:
   The best of a few runs, a second in all.
   """
   size = 1024
-  x = jnp.ones((size, size), jnp.dtype(dtype))
-  product = jax.jit(lambda x: x @ x).lower(x).compile()
+  _, activations, products = encoder.arithmetic(dtype, 'dtype')
+  x = jnp.ones((size, size), products or activations)
+  product = (
+    jax.jit(lambda x: jnp.matmul(x, x, preferred_element_type=activations)).lower(x).compile()
+  )
   flops = 2 * size**3 / _fastest(lambda: jax.block_until_ready(product(x)))
   block = np.ones(8 * 2**20, np.float64)
   copy = np.empty_like(block)

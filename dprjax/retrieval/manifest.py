@@ -21,7 +21,7 @@ _FORMAT = 'dprjax.embeddings'
 _VERSION = 2
 MANIFEST, PROGRESS, PROGRESS_OF_OTHERS = 'manifest.json', 'progress.json', 'progress-*.json'
 DTYPES = ('float32', 'float16', *codes.LEVELS)
-_ARITHMETIC = ('float32', 'bfloat16')
+_ARITHMETIC = ('float32', 'bfloat16', 'mixed')
 # A shard's files, as its entry in the manifest names them, and their suffixes.
 FILES = {'embeddings': 'npy', 'ids': 'txt'}
 _MOST_ROWS, _MOST_DIMENSIONS = 2**31 - 1, 2**20  # search numbers rows in int32
@@ -47,7 +47,7 @@ class Meta:
     normalize: whether the vectors were scaled to length 1.
     prefix: what was put before every text of this kind.
     max_length: tokens at which a text was cut.
-    arithmetic: the dtype of matrix products, 'float32' or 'bfloat16'.
+    arithmetic: 'float32', 'bfloat16' or 'mixed' (``models.encoder.Arithmetic``).
     input_sha256: of the ids and texts, which shows whether a text changed under its old id.
     topic: under a prompt of kind topic, which topic's prompt: 'infer', each text's own, or a
       topic's number. Else empty.

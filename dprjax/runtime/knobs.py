@@ -139,11 +139,9 @@ def table() -> types.SimpleNamespace:
   # one encoder each for queries and passages (DPR), or one for both
   c.backbone.two_encoders = switch(False)
   # of the arithmetic: 'float32' or 'bfloat16'; scores and losses stay float32. 'auto': bfloat16 on
-  # accelerators, float32 on processors, which multiply it faster
-  c.backbone.dtype = choice('auto', 'float32', 'bfloat16')
-  # what dense layers multiply where the arithmetic is float32: 'bfloat16' rounds factors and adds
-  # up in float32, which is faster on processors with AMX; 'same': float32
-  c.backbone.products = choice('same', 'bfloat16')
+  # accelerators, float32 on processors. 'mixed': float32, but dense layers multiply factors rounded
+  # to bfloat16: faster on processors with AMX
+  c.backbone.dtype = choice('auto', 'float32', 'bfloat16', 'mixed')
   # of frozen weights; trained ones are always float32
   c.backbone.frozen_dtype = choice('auto', 'float32', 'bfloat16')
   # hidden and attention dropout in training; -1: as in the backbone's config.json

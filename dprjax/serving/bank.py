@@ -126,7 +126,7 @@ class Bank:
         f'and one slot stays empty; give at least {max(shapes.rows) + 1}'
       )
     self.slots, self.length, self.shapes = slots, length, shapes
-    self._config, self._pad_id, self._dtype, self._metrics = (
+    self._config, self._pad_id, self._arithmetic, self._metrics = (
       config,
       pad_id,
       models.arithmetic(dtype, 'dtype'),
@@ -139,7 +139,7 @@ class Bank:
     @jax.jit
     def allocate() -> models.LayeredBank:
       return models.LayeredBank(
-        jnp.zeros(self._shape, self._dtype),
+        jnp.zeros(self._shape, self._arithmetic.activations),
         jnp.zeros(slots, jnp.int32),
         jnp.zeros(slots, jnp.int32),
       )
@@ -155,7 +155,7 @@ class Bank:
   @property
   def prompt_bytes(self) -> int:
     """Device memory that one slot takes."""
-    return int(np.prod(self._shape)) // self.slots * self._dtype.itemsize
+    return int(np.prod(self._shape)) // self.slots * self._arithmetic.activations.itemsize
 
   def compile(self) -> None:
     """Compiles the program of every shape, and the one that writes a slot."""
@@ -244,7 +244,7 @@ class Bank:
       mask,
       prompt=bank,
       prompt_ids=numbers[:, SLOT],
-      options=models.EncoderOptions(self._dtype),
+      options=models.EncoderOptions.of(self._arithmetic),
     )
     vectors = jnp.where(
       numbers[:, MEAN, None] == 1, pool(hidden, mask, 'mean'), pool(hidden, mask, 'cls')

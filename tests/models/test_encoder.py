@@ -361,7 +361,7 @@ def test_rounded_products(small, inputs):
     return jax.jit(program)(prompt, params), jax.make_jaxpr(program)(prompt, params)
 
   (exact, hidden), _ = run(EncoderOptions())
-  (rounded, other), program = run(EncoderOptions(products=jnp.dtype('bfloat16')))
+  (rounded, other), program = run(EncoderOptions.of(encoder.arithmetic('mixed', 'dtype')))
   assert other.dtype == jnp.float32
   assert 1e-4 < np.abs(other - hidden).max() < 0.05
   for ours, theirs in zip(jax.tree.leaves(rounded), jax.tree.leaves(exact), strict=True):
@@ -813,7 +813,11 @@ def test_a_split_outside_the_layers(small, inputs, split):
 
 
 def test_the_arithmetic_by_name():
-  assert encoder.arithmetic('auto', 'dtype') == np.float32  # on a processor
-  assert encoder.arithmetic('bfloat16', 'dtype') == jnp.bfloat16
-  with pytest.raises(InputError, match="--dtype: expected 'auto', 'float32' or 'bfloat16', not"):
+  assert encoder.arithmetic('auto', 'dtype') == ('float32', np.float32, None)  # on a processor
+  assert encoder.arithmetic('bfloat16', 'dtype') == ('bfloat16', jnp.bfloat16, None)
+  assert encoder.arithmetic('mixed', 'dtype') == ('mixed', np.float32, jnp.bfloat16)
+  with pytest.raises(
+    InputError,
+    match="--dtype: expected 'auto' or one of 'float32', 'bfloat16', 'mixed', not 'float16'",
+  ):
     encoder.arithmetic('float16', '--dtype')
