@@ -124,7 +124,7 @@ def main():
   parser.add_argument('--batch', type=int, default=16, help='queries of an update')
   parser.add_argument('--rates', type=int, default=3, help='learning rates to try')
   parser.add_argument('--length', type=int, default=64, help='tokens of a passage, at most')
-  parser.add_argument('--passages', type=int, default=2000, help='of a set, judged ones first')
+  parser.add_argument('--passages', type=int, default=2000, help='of a set, but all judged ones')
   parser.add_argument(
     '--dtype', default='auto', help='of the arithmetic; mixed: faster on processors with AMX'
   )
@@ -154,8 +154,7 @@ class Experiment:
 
   def make(self, name):
     """All runs of a set."""
-    if not (self.out / 'data' / name / 'qrels' / 'test.tsv').exists():
-      {'arxiv': self.make_arxiv}.get(name, self.split)(name)
+    self.prepare(name)
     self.encode_passages(name)
     self.measure_frozen(name)
     for way in self.args.ways.split(','):
@@ -163,6 +162,11 @@ class Experiment:
       for seed in self.seeds:
         self.run(name, way, rate, seed)
         self.test(name, way, rate, seed)
+
+  def prepare(self, name):
+    """The data set, unless it was made."""
+    if not (self.out / 'data' / name / 'qrels' / 'test.tsv').exists():
+      {'arxiv': self.make_arxiv}.get(name, self.split)(name)
 
   def split(self, name):
     """A BEIR folder with judgements to train, to choose and to test on, by a hash of the query.
@@ -214,9 +218,9 @@ class Experiment:
       write_qrels(folder / 'qrels' / f'{split}.tsv', judged)
 
   def write_corpus(self, folder, entries, judged):
-    """All passages, or as many as --passages says, the judged ones first."""
-    if limit := self.args.passages:
-      entries = sorted(entries, key=lambda one: one[1].id not in judged)[:limit]
+    """The judged passages, and others up to --passages of them all."""
+    entries = sorted(entries, key=lambda one: one[1].id not in judged)
+    entries = entries[: max(self.args.passages, len(judged))]
     with files.atomic_write(folder / 'corpus.jsonl') as file:
       for _, entry in entries:
         row = {'_id': entry.id, 'title': entry.title, 'text': entry.text}
@@ -387,17 +391,21 @@ class Experiment:
     lines = [line for line in trials.ledger(self.out) if 'scores' in line]
     made = ''
     for name in PARTS:
+      if any(line['set'] == name for line in lines):
+        self.prepare(name)
       rows = [
-        self.row(way, own)
+        self.row(name, way, own)
         for way in ('frozen', *WAYS)
         if (own := [line for line in lines if (line['set'], line['way']) == (name, way)])
       ]
       if rows:
-        head = ['', *MEASURES, 'rate', 'queries seen', 'training, s', 'trained', 'encoded again']
-        queries = len(next(line for line in lines if line['set'] == name)['scores']['nDCG@10'])
+        head = ['', *MEASURES, 'nDCG@10, answers not seen']
+        head += ['rate', 'queries seen', 'training, s', 'trained', 'encoded again']
+        unseen = self.unseen(name)
         once = self.encode_passages(name)
         made += (
-          f'### {name}\n\n{trials.table(head, rows)}\n{queries:,} queries to test on; '
+          f'### {name}\n\n{trials.table(head, rows)}\n{len(unseen):,} queries to test on, '
+          f'{sum(unseen):,} of them with answers that answer no training query; '
           f'{once["passages"]:,} passages, encoded once in {once["encode_s"]:.0f} s.\n\n'
         )
     made += self.verdicts(lines)
@@ -409,9 +417,28 @@ class Experiment:
       trials.publish(docs, 'query_only', made, [])
       trials.keep(self.out, KEPT, self.settings)
 
-  def row(self, way, own):
+  @functools.cache  # noqa: B019
+  def unseen(self, name):
+    """Of each test query, whether no passage relevant to it is so to a training query."""
+    train, test = (
+      {
+        query: {doc for doc, grade in docs.items() if grade > 0}
+        for query, docs in read_qrels(self.out / 'data' / name / 'qrels' / f'{split}.tsv').items()
+      }
+      for split in ('train', 'test')
+    )
+    seen = set().union(*train.values())
+    return np.array([not docs & seen for _, docs in sorted(test.items())])
+
+  def row(self, name, way, own):
     """A line of a set's table, of the lines of its seeds."""
     measured = [trials.cell(line[measure] for line in own) for measure in MEASURES]
+    unseen = self.unseen(name)
+    if unseen.any():
+      scores = [np.array(line['scores']['nDCG@10'])[unseen].mean() for line in own]
+      measured.append(trials.cell(scores))
+    else:
+      measured.append('')
     if way == 'frozen':
       return ['frozen', *measured, '', '', '', '', '']
     # A score that still rose at the last update would rise on.
