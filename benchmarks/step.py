@@ -13,7 +13,8 @@ is measured for FT, with all of its loop, on ready-made tokens. Before anything 
 must agree in float32 (1e-4), and so must the loss and the gradient's norm of the first steps, as
 far as the precision allows.
 
---variant also measures dprjax with other knobs (KEY=VALUE, separated by commas). On a GPU,
+--variant also measures dprjax with other knobs (KEY=VALUE, separated by commas); with
+backbone.dtype=mixed among them, PyTorch under bfloat16 autocast too. On a GPU,
 --size=large, --prompt=128 and 128 tokens are the defaults. Writes
 benchmarks/results/step_SIZE-DEVICE.json; ratios are to plain PyTorch (above 1: slower).
 """
@@ -43,6 +44,7 @@ import updates
 from dprjax.methods import dpr
 from dprjax.methods.method import Parts
 from dprjax.models import hub
+from dprjax.planning import roofline
 from dprjax.runtime import cli, tree
 
 TEMPERATURE, CLIP, LEARNING_RATE = 0.05, 1.0, 1e-5
@@ -136,6 +138,13 @@ def compare(
     ways['PyTorch, bfloat16 weights'] = Torch(
       folder, prompt, batch, device, args.dtype, held='bfloat16'
     )
+  if args.dtype == 'float32' and any('=mixed' in variant for variant in args.variant):
+    # The peer of products of rounded factors.
+    ways['PyTorch, autocast'] = Torch(folder, prompt, batch, device, 'bfloat16')
+    if args.compile:
+      ways['PyTorch, autocast, compiled'] = Torch(
+        folder, prompt, batch, device, 'bfloat16', compiled=True
+      )
   if args.compile:
     ways['PyTorch, compiled'] = Torch(folder, prompt, batch, device, args.dtype, compiled=True)
   if method == 'FT' and (trainer := SentenceTransformers.make(folder, batch, device, args.dtype)):
@@ -160,13 +169,13 @@ def compare(
     try:
       loss, norm_here = ways[name].first_step()
     except Exception as error:  # torch.compile fails in as many ways as it has parts
-      if name != 'PyTorch, compiled':
+      if not name.endswith('compiled'):
         raise
       print(f'torch.compile does not run here: {" ".join(str(error).split())[:200]}', flush=True)
       del ways[name]
       continue
     norm = norm_here if norm is None else norm
-    rough = args.dtype == 'bfloat16'
+    rough = args.dtype == 'bfloat16' or 'autocast' in name or '=mixed' in name
     assert np.isclose(loss, expected, rtol=2e-2 if rough else 1e-4), (
       f'{method}: the loss is {loss} by {name}, {expected} by PyTorch in float32'
     )
@@ -184,7 +193,7 @@ def compare(
   )
   cases = timing.summary(seconds, 'PyTorch', args.steps)
   rows = [(args.queries, args.query_length), (args.queries * args.candidates, args.passage_length)]
-  must = limit.cost(
+  must = roofline.cost(
     model, method, rows, args.prompt if method == 'DPT' else 0, jnp.dtype(args.dtype).itemsize
   ).flops
   peak = limit.peak(args.dtype)

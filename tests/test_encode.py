@@ -288,6 +288,7 @@ STALE = {
     "prefix is '' there, 'about ' here",
   ),
   'arithmetic': (None, ['--dtype=bfloat16'], 'arithmetic is float32 there, bfloat16 here'),
+  'rounding': (None, ['--dtype=mixed'], 'arithmetic is float32 there, mixed here'),
   'pooling': (None, ['--pooling=cls'], 'pooling is mean there, cls here'),
   'normalize': (None, ['--normalize=false'], 'normalize is True there, False here'),
   'length': (None, ['--max_length=16'], 'max_length is 32 there, 16 here'),
