@@ -150,3 +150,53 @@ def test_tables_of_what_there_is(tables, out, documents, tmp_path):
   assert '| Topic-DPR, frozen, `all` | 2 |' in made and 'tuned' not in made
   row = next(line for line in made.splitlines() if '`oracle`, against DPTDR' in line)
   assert row.count('[') == 2 and row.count('**') == 4
+
+
+def test_a_ledger_is_taken_up_where_settings_are_the_same(monkeypatch, tmp_path, capsys):
+  monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
+  import trials
+
+  done = []
+
+  def work():
+    done.append(1)
+    return {'best': 0.5, 'scores': {'nDCG@10': np.array([1.0, 1 / 3])}}
+
+  out, kept, settings = tmp_path / 'out', tmp_path / 'kept.jsonl', {'batch': 16, 'sets': ('a',)}
+  out.mkdir()
+  line = trials.measure(out, 'a-ft', 1, work)
+  assert line['scores'] == {'nDCG@10': [1.0, 0.3333]} and line['best'] == 0.5
+  assert trials.measure(out, 'a-ft', 1, work) == trials.ledger(out)[0] and len(done) == 1
+  trials.measure(out, 'a-ft', 2, work)
+  assert len(done) == 2
+  trials.keep(out, kept, settings)
+  # On another machine: the same settings, then others.
+  other = tmp_path / 'other'
+  trials.take_up(other, kept, settings)
+  assert trials.ledger(other) == trials.ledger(out)
+  trials.measure(other, 'a-ft', 2, work)
+  assert len(done) == 2
+  trials.take_up(tmp_path / 'third', kept, settings | {'batch': 32})
+  assert trials.ledger(tmp_path / 'third') == []
+  assert 'other settings' in capsys.readouterr().out
+
+
+def test_a_verdict_needs_an_interval_without_zero_and_seeds_that_agree(monkeypatch):
+  monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
+  import trials
+
+  rng = np.random.default_rng(0)
+  base = {seed: {'a': rng.uniform(size=80), 'b': rng.uniform(size=30)} for seed in (0, 1)}
+
+  def moved(by, *more):
+    return {
+      seed: {key: scores + by * (1, *more)[min(seed, len(more))] for key, scores in found.items()}
+      for seed, found in base.items()
+    }
+
+  mean, low, high, said = trials.compare(moved(0.1), base, ['a', 'b'])
+  assert said == 'held' and mean == pytest.approx(0.1)
+  assert low == pytest.approx(0.1) and high == pytest.approx(0.1)
+  assert trials.compare(moved(-0.1), base, ['a', 'b'])[3] == 'not'
+  assert trials.compare(moved(0.1, -0.2), base, ['a'])[3] == 'undecided'
+  assert trials.compare({0: {}}, base, ['a']) is None
