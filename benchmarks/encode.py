@@ -142,7 +142,7 @@ def compare(args: argparse.Namespace, backbone: str, texts: list[str]) -> dict[s
   cases = timing.summary(timing.take_turns(ways, args.runs, warm=0), 'sentence-transformers')
   lengths = [len(row) for row in ours.encoder.tokenize(texts, 'passage')]
   must = roofline.cost(
-    ours.backbones['passage'].config, 'encode', [(1, length) for length in lengths], 0
+    ours.encoder.backbones['passage'].config, 'encode', [(1, length) for length in lengths], 0
   ).flops
   peak = limit.peak(args.dtype)
   for name, case in cases.items():
