@@ -540,17 +540,23 @@ def test_sharded_equals_one_device(small, shape):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('unroll', [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_prompt_gradient_computes_no_weight_gradients(small, unroll):
+@pytest.mark.parametrize(
+  'options',
+  [
+    EncoderOptions(),
+    EncoderOptions(unroll=3),
+    EncoderOptions.of(encoder.arithmetic('mixed', 'dtype')),
+  ],
+  ids=('scanned', 'unrolled', 'mixed'),
+)
+def test_prompt_gradient_computes_no_weight_gradients(small, options):
   config = dataclasses.replace(small[0], hidden_size=128, intermediate_size=512)
   params = hub.init_params(config, jax.random.key(0))
   tokens = jnp.ones((8, 16), jnp.int32)
   prompt = prompts(config, 1)[0]
 
   def loss(prompt, params):
-    return encode(
-      config, params, tokens, tokens > 0, prompt=prompt, options=EncoderOptions(unroll=unroll)
-    ).var()
+    return encode(config, params, tokens, tokens > 0, prompt=prompt, options=options).var()
 
   def flops(argnums):
     return (
