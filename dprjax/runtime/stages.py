@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -244,12 +245,34 @@ def _read(path: epath.Path) -> dict[str, dict[str, Any]]:
   return stages
 
 
+class _Child(subprocess.Popen[bytes]):
+  """A command, and whether an interrupt came while it was started."""
+
+  interrupted = False
+
+
+def _start(command: Sequence[str]) -> _Child:
+  """Starts a command. An interrupt meanwhile would lose it, and both would report the interrupt."""
+  heard: list[int] = []
+  if threading.current_thread() is not threading.main_thread():
+    return _Child(command, pass_fds=outputs.held())
+  before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+  try:
+    child = _Child(command, pass_fds=outputs.held())
+  finally:
+    signal.signal(signal.SIGINT, before)
+  child.interrupted = bool(heard)
+  return child
+
+
 def _run(command: Sequence[str]) -> int:
   """Runs a command; its status. An interrupt reaches the command too, which reports it."""
   # With the locks of this process: where it is killed, its folder stays locked until the command
   # has ended.
-  with subprocess.Popen(command, pass_fds=outputs.held()) as child:
+  with _start(command) as child:
     try:
+      if child.interrupted:
+        raise KeyboardInterrupt
       return child.wait()
     except KeyboardInterrupt:
       # From the keyboard it went to both; from elsewhere, to this process alone.

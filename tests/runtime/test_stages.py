@@ -11,6 +11,7 @@ from etils import epath
 
 from dprjax.base import outputs
 from dprjax.base.errors import InputError
+from dprjax.runtime import stages as running
 from dprjax.runtime.stages import Model, Stages, config_file
 
 
@@ -146,3 +147,24 @@ def test_a_damaged_record(tmp_path, text, words):
   (tmp_path / 'stages.json').write_text(text)
   with pytest.raises(InputError, match=words):
     stages(tmp_path)
+
+
+def test_an_interrupt_while_a_command_starts_is_the_commands_to_report(monkeypatch, tmp_path):
+  class Child(running._Child):
+    def __init__(self, *args, **options):
+      super().__init__(*args, **options)
+      while not (tmp_path / 'ready').exists():
+        assert self.poll() is None
+      os.kill(os.getpid(), signal.SIGINT)
+
+  monkeypatch.setattr(running, '_Child', Child)
+  monkeypatch.setattr(running, '_GRACE_S', 0.1)
+  program = (
+    'import pathlib, signal, sys, time\n'
+    'signal.signal(signal.SIGINT, lambda *_: sys.exit(130))\n'
+    f'pathlib.Path({str(tmp_path / "ready")!r}).touch()\n'
+    'time.sleep(60)'
+  )
+  before = signal.getsignal(signal.SIGINT)
+  assert running._run([sys.executable, '-c', program]) == 130
+  assert signal.getsignal(signal.SIGINT) is before
