@@ -594,10 +594,9 @@ def draw_paths(results):
 
 
 def ledger(results):
-  path = results.out / 'ledger.jsonl'
-  if not path.exists():
+  lines = trials.ledger(results.out)
+  if not lines:
     return ''
-  lines = [json.loads(line) for line in path.read_text().splitlines()]
   commits = ', '.join(dict.fromkeys(line['commit'] for line in lines))
   hours = sum(line['seconds'] for line in lines) / 3600
   return f'{len(lines)} runs, {hours:.1f} hours in all; commit {commits}.\n'
