@@ -70,7 +70,7 @@ def make_server(app: Any, drain_seconds: int) -> Any:
     timeout_keep_alive=75,  # longer than a balancer keeps an idle connection
   )
   logging.getLogger('uvicorn').setLevel(logging.ERROR)
-  threading.Thread(target=app.compile, name='compile', daemon=True).start()
+  app.start()
   return Server(config)
 
 

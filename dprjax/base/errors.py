@@ -1,12 +1,13 @@
 """Errors as people see them: one line, a status, and no secret in it."""
 
+import contextlib
 import errno
 import os
 import re
 import signal
 import sys
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 _LONGEST = 500  # characters of an error line
 _HINTS = {
@@ -82,14 +83,25 @@ def place(error: BaseException) -> str:
   return f'{at}{type(error).__name__}: {error}'
 
 
+def end(status: int, message: str) -> NoReturn:
+  """Prints the one error line and ends the process at once.
+
+  For where an ordinary exit would wait for other processes, or would take away what threads of XLA
+  still use: an interrupted compilation goes on in one, and crashes then.
+  """
+  for stream, text in ((sys.stderr, error_line(message) + '\n'), (sys.stdout, '')):
+    with contextlib.suppress(OSError, ValueError):  # closed, or full
+      stream.write(text)
+      stream.flush()
+  os._exit(status)
+
+
 def end_interrupted(*_: Any) -> None:
   """Ends the process as ``cli.run`` does at an interrupt: a signal handler.
 
   For the time before it: an exception would be lost in some imports, or shown with its traceback.
   """
-  status, line = explain(KeyboardInterrupt())
-  print(error_line(line), file=sys.stderr, flush=True)
-  os._exit(status)
+  end(*explain(KeyboardInterrupt()))
 
 
 def hear_interrupts() -> None:

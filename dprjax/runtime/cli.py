@@ -24,6 +24,7 @@ import rich.text
 
 from dprjax.base.errors import (
   InputError,
+  end,
   end_interrupted,
   error_line,
   explain,
@@ -267,6 +268,8 @@ def run(
     if isinstance(error, OSError):
       _drop_stdout()
     status, message = explain(error)
+    if isinstance(error, KeyboardInterrupt):
+      end(status, message)
     fail(message, status)
 
 

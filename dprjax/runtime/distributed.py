@@ -20,12 +20,11 @@ import json
 import logging
 import os
 import socket
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,7 +32,7 @@ from jax._src import cloud_tpu_init
 from jax._src import distributed as internals  # no public name for the client; orbax does the same
 from jax.experimental import multihost_utils
 
-from dprjax.base.errors import InputError, error_line, explain, wants_traceback
+from dprjax.base.errors import InputError, end, explain, wants_traceback
 from dprjax.runtime import lastwords, watch
 
 FLAGS = ('coordinator', 'processes', 'process')
@@ -117,7 +116,7 @@ def start(
   # jax aborts when not all processes join; explain that before it does.
   late = threading.Timer(
     join_timeout,
-    lambda: _exit(
+    lambda: end(
       2,
       f'not all processes of this job joined within {join_timeout:g} s (--join_timeout): look at '
       'the output of the others, and check that all have the same '
@@ -265,15 +264,7 @@ def leave(error: BaseException, trace: bool = False) -> None:
   if trace or wants_traceback():
     traceback.print_exception(error)
   _watch.report(status, line)
-  _exit(status, line)
-
-
-def _exit(status: int, line: str) -> NoReturn:
-  # On an ordinary exit, jax's shutdown would wait for the others.
-  print(error_line(line), file=sys.stderr)
-  sys.stdout.flush()
-  sys.stderr.flush()
-  os._exit(status)
+  end(status, line)
 
 
 def _finish() -> None:

@@ -106,6 +106,7 @@ class App:
     self._side = concurrent.futures.ThreadPoolExecutor(1, 'search')
     self._files = concurrent.futures.ThreadPoolExecutor(2, 'files')
     self.ready, self.failed = threading.Event(), ''
+    self._compiling: threading.Thread | None = None
     self._draining = False
     document = messages.openapi(self._limits.bytes, self._limits.prompt_bytes)
     self._document = orjson.dumps(document)
@@ -133,14 +134,19 @@ class App:
     )
     self.asgi.router.redirect_slashes = False
 
+  def start(self) -> None:
+    """Compiles in a thread of its own."""
+    self._compiling = threading.Thread(target=self.compile, name='compile', daemon=True)
+    self._compiling.start()
+
   def compile(self) -> None:
     """Waits for the engine's shapes and compiles the others; then ``ready`` is set."""
     try:
       self._engine.ready.result()
-      for index in self._indexes.values():
-        index.compile()
-      for reranker in self._rerankers.values():
-        reranker.compile()
+      for part in (*self._indexes.values(), *self._rerankers.values()):
+        if self._draining:
+          return
+        part.compile()
     except Exception as error:  # /readyz says it
       self.failed = f'{type(error).__name__}: {error}'
       logger.error('the server cannot become ready: %s', self.failed.partition('\n')[0])
@@ -153,6 +159,8 @@ class App:
 
   def close(self) -> None:
     """Ends the threads once all that was asked is done."""
+    if self._compiling is not None:  # a process that ends while XLA compiles crashes
+      self._compiling.join()
     self._side.shutdown()
     self._files.shutdown()
     self._engine.close()
