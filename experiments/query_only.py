@@ -19,7 +19,6 @@ of the difference leaves out 0 and all seeds agree in its sign, else *undecided*
 
 import collections
 import functools
-import hashlib
 import json
 import pathlib
 import shutil
@@ -27,33 +26,22 @@ import sys
 import time
 from typing import NamedTuple
 
-import jax
+import evaluation
+import gain_sets
 import numpy as np
 
 import trials
 from dprjax.base import files
 from dprjax.data import text
-from dprjax.formats import papers, texts, trec
+from dprjax.formats import papers, texts
 from dprjax.formats.qrels import read_qrels, write_qrels
-from dprjax.inference import folders
-from dprjax.inference.embedder import Embedder, place
-from dprjax.inference.encoder import Encoder
-from dprjax.methods import method as methods
 from dprjax.methods import training
-from dprjax.methods.method import Parts
 from dprjax.models import hub
-from dprjax.retrieval import embeddings, exact, measures
-from dprjax.runtime import checkpoint, mesh, tree
+from dprjax.runtime import checkpoint, mesh
 from dprjax.runtime import config as configs
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MEASURES = ('nDCG@10', 'RR@10', 'R@100')
 PROMPT_RATES = (2e-3, 7e-3, 2e-2)
-
-
-def hashed(id_):
-  """What decides the split of a query."""
-  return hashlib.blake2b(id_.encode()).digest()
 
 
 class Set(NamedTuple):
@@ -178,17 +166,17 @@ class Experiment:
     found = {path.stem: read_qrels(path) for path in (source / 'qrels').glob('*.tsv')}
     if 'train' not in found:  # Cranfield: half of the queries to test on
       whole = found.pop('test')
-      order = sorted(whole, key=hashed)
+      order = sorted(whole, key=gain_sets.hashed)
       half = len(order) // 2
       found['train'] = {query: whole[query] for query in order[:half]}
       found['test'] = {query: whole[query] for query in order[half:]}
     if 'dev' not in found:
-      order = sorted(found['train'], key=hashed)
+      order = sorted(found['train'], key=gain_sets.hashed)
       part = max(len(order) // 5, CHOSEN_BY)
       found['dev'] = {query: found['train'][query] for query in order[:part]}
       found['train'] = {query: found['train'][query] for query in order[part:]}
     for split in ('train', 'dev', 'test'):
-      order = sorted(found[split], key=hashed)[: getattr(PARTS[name], split)]
+      order = sorted(found[split], key=gain_sets.hashed)[: getattr(PARTS[name], split)]
       found[split] = {query: found[split][query] for query in order}
     judged = {doc for split in found.values() for docs in split.values() for doc in docs}
     self.write_corpus(folder, list(texts.read_corpus(source / 'corpus.jsonl')), judged)
@@ -203,7 +191,7 @@ class Experiment:
     source = next((self.source / name).glob('*.jsonl*'))
     whole = sorted(
       (paper for paper in papers.read_papers(source) if paper.title and paper.passage),
-      key=lambda paper: hashed(paper.id),
+      key=lambda paper: gain_sets.hashed(paper.id),
     )[:4500]
     entries = [(0, texts.Entry(paper.id, '', paper.passage)) for paper in whole]
     self.write_corpus(folder, entries, set())
@@ -233,25 +221,15 @@ class Experiment:
 
   def encode_passages(self, name):
     """The bare backbone's, once for all methods that leave them as they are."""
-
-    def work():
-      began = time.monotonic()
-      query_length, passage_length = self.lengths(name)
-      encoder = Encoder.load(
+    return trials.once(
+      self.out / 'runs' / f'{name}-passages' / 'done.json',
+      lambda: evaluation.encode_passages(
         self.args.backbone,
-        pooling='mean',
-        normalize=True,
-        query_max_length=query_length,
-        passage_max_length=passage_length,
-      )
-      corpus = self.out / 'data' / name / 'corpus.jsonl'
-      found = list(texts.read_texts(corpus, 'passage'))
-      folders.fill_folder(
-        encoder, 'passage', found, self.out / 'passages' / name, source=str(corpus)
-      )
-      return {'encode_s': time.monotonic() - began, 'passages': len(found)}
-
-    return trials.once(self.out / 'runs' / f'{name}-passages' / 'done.json', work)
+        self.out / 'data' / name,
+        self.out / 'passages' / name,
+        *self.lengths(name),
+      ),
+    )
 
   def config(self, name, way, rate, seed):
     """What a run is trained with."""
@@ -351,40 +329,15 @@ class Experiment:
 
   def search(self, name, way, config, trained):
     """The test queries among all passages: means, and nDCG@10 of each query."""
-    model = methods.load(config.method).build(config, self.backbone.config, self.devices, None)
-    params = tree.flatten(model.init(Parts(self.backbone.params), jax.random.key(0))) | trained
-    params = place(self.devices, params)
-    folder = self.out / 'data' / name
-    qrels = read_qrels(folder / 'qrels' / 'test.tsv')
-    queries = [
-      one for one in texts.read_texts(folder / 'queries.jsonl', 'query') if one.id in qrels
-    ]
-
-    def embed(kind, some):
-      length = config.data[f'{kind}_max_length']
-      rows = self.tokenizer.encode([one.text for one in some], length)[0]
-
-      def run(params, *batch):
-        return model.embed(tree.unflatten(params), kind, *batch)
-
-      return Embedder(run, self.devices, 64, length, self.tokenizer.pad_id)(params, rows)
-
-    began = time.monotonic()
-    if WAYS[way].both:
-      found = list(texts.read_texts(folder / 'corpus.jsonl', 'passage'))
-      ids, passages = [one.id for one in found], embed('passage', found)
-    else:
-      stored = embeddings.load_embeddings(self.out / 'passages' / name)
-      ids, passages = stored.ids, stored.vectors()
-    seconds = time.monotonic() - began
-    top = exact.search(embed('query', queries), passages, min(100, len(ids)))
-    run = trec.run_from_rows([one.id for one in queries], ids, top.rows, top.scores)
-    values = measures.measure(run, qrels, MEASURES)
-    per_query = values['per_query']['nDCG@10']
-    return values['mean'] | {
-      'reencode_s': round(seconds, 1) if WAYS[way].both else 0.0,
-      'scores': {'nDCG@10': [per_query[query] for query in sorted(per_query)]},
-    }
+    return evaluation.search(
+      self.backbone,
+      self.tokenizer,
+      self.devices,
+      config,
+      trained,
+      self.out / 'data' / name,
+      None if WAYS[way].both else self.out / 'passages' / name,
+    )
 
   def tables(self, docs):
     """Means and half ranges over the seeds so far, and verdicts."""
@@ -399,7 +352,7 @@ class Experiment:
         if (own := [line for line in lines if (line['set'], line['way']) == (name, way)])
       ]
       if rows:
-        head = ['', *MEASURES, 'nDCG@10, answers not seen']
+        head = ['', *evaluation.MEASURES, 'nDCG@10, answers not seen']
         head += ['rate', 'queries seen', 'training, s', 'trained', 'encoded again']
         unseen = self.unseen(name)
         once = self.encode_passages(name)
@@ -417,22 +370,13 @@ class Experiment:
       trials.publish(docs, 'query_only', made, [])
       trials.keep(self.out, KEPT, self.settings)
 
-  @functools.cache  # noqa: B019
   def unseen(self, name):
-    """Of each test query, whether no passage relevant to it is so to a training query."""
-    train, test = (
-      {
-        query: {doc for doc, grade in docs.items() if grade > 0}
-        for query, docs in read_qrels(self.out / 'data' / name / 'qrels' / f'{split}.tsv').items()
-      }
-      for split in ('train', 'test')
-    )
-    seen = set().union(*train.values())
-    return np.array([not docs & seen for _, docs in sorted(test.items())])
+    """Of each test query, whether its answers are none of the training queries'."""
+    return evaluation.unseen(self.out / 'data' / name)
 
   def row(self, name, way, own):
     """A line of a set's table, of the lines of its seeds."""
-    measured = [trials.cell(line[measure] for line in own) for measure in MEASURES]
+    measured = [trials.cell(line[measure] for line in own) for measure in evaluation.MEASURES]
     unseen = self.unseen(name)
     if unseen.any():
       scores = [np.array(line['scores']['nDCG@10'])[unseen].mean() for line in own]

@@ -77,6 +77,46 @@ def bars(
     _legend(drawing, names)
 
 
+def differences(
+  values: Mapping[str, Mapping[str, Bar]], xlabel: str, foot: str, path: files.PathLike
+) -> None:
+  """Differences from zero with their intervals: a row for each group, a point for each system.
+
+  Args:
+    values: group -> system -> its point and the ends of its whisker. A group may lack systems.
+    xlabel: the label of the x axis.
+    foot: a line in small print.
+    path: the file; its suffix (png, pdf, svg) decides the format.
+
+  Raises:
+    InputError: the suffix is of another format.
+  """
+  names = list(dict.fromkeys(name for by_name in values.values() for name in by_name))
+  height = 1.2 + len(values) * (0.12 + 0.11 * len(names))
+  with _drawing(7.2, height, foot, path) as drawing:
+    axes = drawing.subplots()
+    for number, name in enumerate(names):
+      rows = [row for row, by_name in enumerate(values.values()) if name in by_name]
+      group = [by_name[name] for by_name in values.values() if name in by_name]
+      means, lows, highs = (np.array([bar[i] for bar in group]) for i in range(3))
+      axes.errorbar(
+        means,
+        np.array(rows) + (number - (len(names) - 1) / 2) * 0.8 / len(names),
+        xerr=np.array([means - lows, highs - means]).clip(0),
+        label=name,
+        linestyle='',
+        markersize=4,
+        elinewidth=1,
+        **_line(number),
+      )
+    axes.axvline(0, color='#333333', linewidth=0.8)
+    axes.set_yticks(np.arange(len(values)), [_short(name) for name in values])
+    axes.set_ylim(len(values) - 0.4, -0.6)
+    axes.set_xlabel(xlabel)
+    _grid(axes, 'x')
+    _legend(drawing, names)
+
+
 def backbones(findings: 'Mapping[str, Findings]', foot: str, path: files.PathLike) -> None:
   """Panels of attention entropy by layer, alignment against uniformity, and scores on sentences.
 

@@ -1,0 +1,113 @@
+"""Shared by experiments on BEIR folders: passages encoded once, and scores of the test queries."""
+
+import time
+
+import jax
+import numpy as np
+
+from dprjax.formats import texts, trec
+from dprjax.formats.qrels import read_qrels
+from dprjax.inference import folders
+from dprjax.inference.embedder import Embedder, place
+from dprjax.inference.encoder import Encoder
+from dprjax.methods import method as methods
+from dprjax.methods.method import Parts
+from dprjax.retrieval import bm25, embeddings, exact, measures
+from dprjax.runtime import tree
+
+MEASURES = ('nDCG@10', 'RR@10', 'R@100')
+DEPTH = 100
+
+
+def encode_passages(path, folder, out, query_length, passage_length):
+  """The corpus of a BEIR folder under the bare backbone: seconds and passages."""
+  began = time.monotonic()
+  encoder = Encoder.load(
+    path,
+    pooling='mean',
+    normalize=True,
+    query_max_length=query_length,
+    passage_max_length=passage_length,
+  )
+  corpus = folder / 'corpus.jsonl'
+  found = list(texts.read_texts(corpus, 'passage'))
+  folders.fill_folder(encoder, 'passage', found, out, source=str(corpus))
+  return {'encode_s': time.monotonic() - began, 'passages': len(found)}
+
+
+def search(backbone, tokenizer, devices, config, trained, folder, passages=None):
+  """The test queries of a BEIR folder among all its passages.
+
+  Args:
+    backbone, tokenizer, devices, config: of the model.
+    trained: its trained parameters, by name.
+    folder: the BEIR folder.
+    passages: a folder of embeddings; None: the model encodes them.
+
+  Returns:
+    Means, nDCG@10 of each query as 'scores', and the seconds of encoding passages again.
+  """
+  model = methods.load(config.method).build(config, backbone.config, devices, None)
+  params = tree.flatten(model.init(Parts(backbone.params), jax.random.key(0))) | trained
+  params = place(devices, params)
+  qrels, queries = tested(folder)
+
+  def embed(kind, some):
+    length = config.data[f'{kind}_max_length']
+    rows = tokenizer.encode([one.text for one in some], length)[0]
+
+    def run(params, *batch):
+      return model.embed(tree.unflatten(params), kind, *batch)
+
+    return Embedder(run, devices, 64, length, tokenizer.pad_id)(params, rows)
+
+  began = time.monotonic()
+  if passages is None:
+    found = list(texts.read_texts(folder / 'corpus.jsonl', 'passage'))
+    ids, vectors = [one.id for one in found], embed('passage', found)
+  else:
+    stored = embeddings.load_embeddings(passages)
+    ids, vectors = stored.ids, stored.vectors()
+  seconds = time.monotonic() - began
+  top = exact.search(embed('query', queries), vectors, min(DEPTH, len(ids)))
+  measured = score(qrels, queries, ids, top)
+  return measured | {'reencode_s': round(seconds, 1) if passages is None else 0.0}
+
+
+def search_words(folder):
+  """As ``search``, by BM25."""
+  qrels, queries = tested(folder)
+  found = list(texts.read_texts(folder / 'corpus.jsonl', 'passage'))
+  index = bm25.build([one.id for one in found], [one.text for one in found])
+  top = index.search([one.text for one in queries], min(DEPTH, len(found)))
+  return score(qrels, queries, [one.id for one in found], top)
+
+
+def tested(folder):
+  """The judgements of a BEIR folder to test on, and their queries."""
+  qrels = read_qrels(folder / 'qrels' / 'test.tsv')
+  queries = texts.read_texts(folder / 'queries.jsonl', 'query')
+  return qrels, [one for one in queries if one.id in qrels]
+
+
+def score(qrels, queries, ids, top):
+  """Means of what was found, and nDCG@10 of each query, in the order of their ids."""
+  run = trec.run_from_rows([one.id for one in queries], ids, top.rows, top.scores)
+  values = measures.measure(run, qrels, MEASURES)
+  per_query = values['per_query']['nDCG@10']
+  return values['mean'] | {
+    'scores': {'nDCG@10': [per_query[query] for query in sorted(per_query)]},
+  }
+
+
+def unseen(folder):
+  """Of each test query, by id, whether no passage relevant to it is so to a training query."""
+  train, test = (
+    {
+      query: {doc for doc, grade in docs.items() if grade > 0}
+      for query, docs in read_qrels(folder / 'qrels' / f'{split}.tsv').items()
+    }
+    for split in ('train', 'test')
+  )
+  seen = set().union(*train.values())
+  return np.array([not docs & seen for _, docs in sorted(test.items())])

@@ -1,0 +1,202 @@
+"""The settings of experiments/gain.py: sets of ../shared/data and of docstrings as BEIR folders.
+
+A setting is a source and what of its training queries is used. All settings of a source share its
+corpus and its test queries; a corpus has all judged passages of the queries here and others, by a
+hash, up to 2,000 (ClariQ: 4,000, all). Queries are split by a hash of their ids where a source has
+no splits of its own. Texts are never changed.
+"""
+
+import functools
+import hashlib
+import json
+import pathlib
+import tempfile
+from typing import NamedTuple
+
+from dprjax.base import files
+from dprjax.data import docstrings
+from dprjax.formats import papers, texts
+from dprjax.formats.qrels import read_qrels, write_qrels
+
+PASSAGES = 2000  # of a corpus, but all judged ones
+WRONG = 0.2  # of the positives, where labels are degraded so
+JUDGED = 40  # passages of a query of TREC, at most
+
+
+class Setting(NamedTuple):
+  """What is trained on.
+
+  Attributes:
+    source: of the corpus and of the test queries.
+    train: training queries, at most.
+    degraded: '', or 'one': one of a query's positives is kept; 'wrong': a fifth of the queries have
+      another passage as their positive.
+  """
+
+  source: str
+  train: int
+  degraded: str = ''
+
+
+SETTINGS = {
+  'scifact': Setting('scifact', 809),
+  'cranfield': Setting('cranfield', 112),
+  'clariq': Setting('clariq', 187),
+  'msmarco-dl': Setting('msmarco-dl', 43),
+  'arxiv-300': Setting('arxiv', 300),
+  'qnli-300': Setting('qnli', 300),
+  'medquad-50': Setting('medquad', 50),
+  'medquad-100': Setting('medquad', 100),
+  'medquad-300': Setting('medquad', 300),
+  'medquad-1000': Setting('medquad', 1000),
+  'docstrings-50': Setting('docstrings', 50),
+  'docstrings-100': Setting('docstrings', 100),
+  'docstrings-300': Setting('docstrings', 300),
+  'docstrings-1000': Setting('docstrings', 1000),
+  'clariq-one': Setting('clariq', 187, 'one'),
+  'medquad-300-wrong': Setting('medquad', 300, 'wrong'),
+}
+
+
+class Source(NamedTuple):
+  """Entries of a corpus, texts of queries, and judgements to train and to test on."""
+
+  entries: list[texts.Entry]
+  queries: dict[str, str]
+  train: dict[str, dict[str, int]]
+  test: dict[str, dict[str, int]]
+
+
+def hashed(id_):
+  """What decides where a query or passage belongs."""
+  return hashlib.blake2b(id_.encode()).digest()
+
+
+def first(judgements, count):
+  """So many queries, by the hash."""
+  return {query: judgements[query] for query in sorted(judgements, key=hashed)[:count]}
+
+
+def prepare(data, out, name):
+  """The folder OUT/NAME of a setting, unless it is there; returns it."""
+  folder = out / name
+  if not (folder / 'qrels' / 'test.tsv').exists():
+    setting = SETTINGS[name]
+    source = read(data, setting.source)
+    (folder / 'qrels').mkdir(parents=True, exist_ok=True)
+    ids = [entry.id for entry in source.entries]
+    train = degrade(first(source.train, setting.train), ids, setting.degraded)
+    with files.atomic_write(folder / 'corpus.jsonl') as file:
+      for entry in source.entries:
+        file.write(json.dumps({'_id': entry.id, 'title': entry.title, 'text': entry.text}) + '\n')
+    with files.atomic_write(folder / 'queries.jsonl') as file:
+      for query in (*train, *source.test):
+        file.write(json.dumps({'_id': query, 'text': source.queries[query]}) + '\n')
+    write_qrels(folder / 'qrels' / 'train.tsv', train)
+    write_qrels(folder / 'qrels' / 'test.tsv', source.test)  # last: the folder is whole
+  return folder
+
+
+def cut(docs, count):
+  """So many of a query's judged passages, by the hash."""
+  return {doc: docs[doc] for doc in sorted(docs, key=hashed)[:count]}
+
+
+def degrade(judgements, ids, how):
+  """Training judgements with worse labels."""
+  if how == 'one':
+    return {
+      query: {max(found, key=lambda doc: (found[doc], hashed(query + doc))): 1}
+      for query, docs in judgements.items()
+      if (found := {doc: grade for doc, grade in docs.items() if grade > 0})
+    }
+  if how == 'wrong':
+    changed = set(first(judgements, round(WRONG * len(judgements))))
+    return {
+      query: {min(ids, key=lambda doc: hashed(query + doc)): 1} if query in changed else docs
+      for query, docs in judgements.items()
+    }
+  return judgements
+
+
+@functools.cache
+def read(data, name):
+  """A source."""
+  source = {
+    'arxiv': read_arxiv,
+    'qnli': read_qnli,
+    'docstrings': read_docstrings,
+  }.get(name, read_beir)(data, name)
+  judged = {doc for split in source[2:] for docs in split.values() for doc in docs}
+  most = max(4000 if name == 'clariq' else PASSAGES, len(judged))
+  entries = sorted(source.entries, key=lambda entry: (entry.id not in judged, hashed(entry.id)))
+  return source._replace(entries=entries[:most])
+
+
+def read_beir(data, name):
+  """One of the sets in BEIR's form."""
+  folder = data / name
+  found = {path.stem: read_qrels(path) for path in (folder / 'qrels').glob('*.tsv')}
+  if name == 'cranfield':  # one split: half of it to train on
+    half = first(found['test'], len(found['test']) // 2)
+    train, test = half, {query: found['test'][query] for query in found['test'].keys() - half}
+  elif name == 'msmarco-dl':  # a year to train on, the next one to test on
+    train, test = (
+      {query: cut(docs, JUDGED) for query, docs in found[year].items()} for year in ('dl19', 'dl20')
+    )
+  elif name == 'clariq':  # 111 queries in place of 61
+    train, test = found['train'], found['dev'] | found['test']
+  else:
+    train, test = found['train'], found['test']
+  return from_beir(folder, first(train, 1000), first(test, 300))
+
+
+def from_beir(folder, train, test):
+  """A source whose texts are in a BEIR folder."""
+  entries = [entry for _, entry in texts.read_corpus(folder / 'corpus.jsonl')]
+  queries = {one.id: one.text for one in texts.read_texts(folder / 'queries.jsonl', 'query')}
+  return Source(entries, queries, train, test)
+
+
+def read_arxiv(data, name):
+  """Titles that find their own abstracts."""
+  whole = sorted(
+    (
+      paper
+      for paper in papers.read_papers(next((data / name).glob('*.jsonl*')))
+      if paper.title and paper.passage
+    ),
+    key=lambda paper: hashed(paper.id),
+  )[:PASSAGES]
+  own = {paper.id: {paper.id: 1} for paper in whole}
+  test = first(own, 300)
+  return Source(
+    [texts.Entry(paper.id, '', paper.passage) for paper in whole],
+    {paper.id: paper.title for paper in whole},
+    first({query: docs for query, docs in own.items() if query not in test}, 1000),
+    test,
+  )
+
+
+def read_qnli(data, name):
+  """Questions that find the sentence with their answer; no sentence is in both splits."""
+  lines = (data / name / 'raw' / 'dev.tsv').read_text().splitlines()[1:]
+  rows = [line.split('\t') for line in lines]
+  numbers = {sentence: f's{n}' for n, sentence in enumerate(dict.fromkeys(row[2] for row in rows))}
+  queries = {f'q{row[0]}': row[1] for row in rows if row[3] == 'entailment'}
+  answers = {f'q{row[0]}': {numbers[row[2]]: 1} for row in rows if row[3] == 'entailment'}
+  order = sorted(answers, key=lambda query: hashed(next(iter(answers[query]))))
+  tested = {doc for query in order[:300] for doc in answers[query]}
+  test = {query: docs for query, docs in answers.items() if docs.keys() & tested}
+  train = {query: docs for query, docs in answers.items() if query not in test}
+  entries = [texts.Entry(id_, '', sentence) for sentence, id_ in numbers.items()]
+  return Source(entries, queries, first(train, 1000), first(test, 300))
+
+
+def read_docstrings(data, name):
+  """Summaries that find the rest of their docstring, in the installed packages; split by page."""
+  with tempfile.TemporaryDirectory() as folder:
+    folder = pathlib.Path(folder)
+    docstrings.build(folder, limit=8000)
+    found = {split: read_qrels(folder / 'qrels' / f'{split}.tsv') for split in ('train', 'test')}
+    return from_beir(folder, first(found['train'], 1000), first(found['test'], 300))
