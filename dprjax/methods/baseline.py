@@ -2,8 +2,10 @@
 
 They are measured once and kept in the workdir, so that a resumed run compares with the same numbers
 as one without interruption. A checkpoint *beats* the baseline where its mean of
-``config.eval.measure`` is above the baseline's. The interval of the difference says how far that
-can be trusted; it decides nothing.
+``config.eval.measure`` is above the baseline's by more than the standard error of the difference
+(as by the one-standard-error rule of Breiman et al., Classification and Regression Trees, 1984): of
+trainings that gain nothing, the best of some checkpoints is above the baseline more often than
+not.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,7 +38,7 @@ class Gain(NamedTuple):
     low, high: its 95 % interval by the paired bootstrap over dev queries; None where the evaluation
       gives no values of single queries.
     queries: how many there are of these; 0 where they are not known.
-    better: whether the model beats the baseline.
+    better: whether the model beats the baseline, see the module's docstring.
     folds: over how many parts of the training queries it was cross-validated; 0: it is of the model
       itself, on the dev split.
   """
@@ -77,8 +79,10 @@ class Gain(NamedTuple):
       f'({self.difference:+.4f}{interval})'
     )
     where = f'in cross-validation over {self.folds} folds' if self.folds else 'on the dev split'
-    if not self.better:
+    if self.difference <= 0:
       return f'Nothing was gained: no checkpoint is better {where}, {numbers}'
+    if not self.better:
+      return f'No gain {where} beyond its standard error: {numbers}'
     if self.low is not None and self.low <= 0:
       return f'A gain {where} that may be chance: {numbers}'
     return f'A gain {where}: {numbers}'
@@ -93,11 +97,14 @@ def compare(measure: str, baseline: Scores, found: Scores) -> Gain:
     if name in baseline.values and len(baseline.values[name]) == len(values) > 0
   ]
   interval: tuple[float | None, float | None] = (None, None)
+  error = 0.0
   if pairs and len(pairs) == len(found.values):
     interval = comparison.difference(pairs)[1:]
+    error = float(np.sqrt(sum(np.var(gap) / len(gap) for gap in pairs))) / len(pairs)
   else:
     pairs = []
-  return Gain(measure, before, now, now - before, *interval, sum(map(len, pairs)), now > before)
+  better = now - before > error
+  return Gain(measure, before, now, now - before, *interval, sum(map(len, pairs)), better)
 
 
 def scores(folder: epath.Path, measure: str, evaluate: Callable[[], Scores]) -> Scores:

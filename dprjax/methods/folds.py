@@ -1,9 +1,10 @@
 """The number of updates by cross-validation, where too few queries are there to hold some out.
 
 Each part of the training queries is held out once, in a training of its own below ``folds`` in the
-workdir. The mean of these trainings' best steps is the number of updates of the training on all
-queries; its learning rate falls as theirs did. Where nothing was better than before the first step,
-that fold's best step is 0.
+workdir. All are measured after the same numbers of updates. The number that is best over all
+queries, each measured by the training that had not seen it, is that of the training on all queries;
+its learning rate falls as theirs did. (A fold alone has too few queries to say what is best. Where
+nothing in it was better than before the first step, its best step is 0.)
 """
 
 from collections.abc import Callable, Sequence
@@ -34,8 +35,8 @@ class Plan(NamedTuple):
   Attributes:
     steps: updates of the training on all queries.
     schedule: updates over which its learning rate falls.
-    best_steps: of the folds.
-    gain: over all queries, each measured by the training that had not seen it, after about as many
+    best_steps: of the folds alone.
+    gain: over all queries, each measured by the training that had not seen it, after as many
       updates.
   """
 
@@ -109,8 +110,7 @@ def find(
       best_steps.append(best)
     schedule = config_of(config, workdir, folds, 1).steps
     if main:
-      steps = max(round(float(np.mean(best_steps))), 1)
-      gain = pool(folders, config.eval.measure, steps)
+      steps, gain = best_of(folders, config.eval.measure)
       plan = Plan(steps, schedule, tuple(best_steps), gain)
       files.write_json(path, _asdict(plan))
   if main:  # what was measured is all that is needed of them; encoders are large
@@ -120,17 +120,20 @@ def find(
   return _plan(distributed.agree(told), str(path))
 
 
-def pool(folders: Sequence[epath.Path], measure: str, step: int) -> baseline.Gain:
-  """The gain over all folds' queries, of each fold's evaluation that is nearest to a step."""
-  before, after = [], []
-  for folder in folders:
-    steps = baseline.measured(folder)
-    near = min(steps, key=lambda there: (abs(there - step), there))
-    before.append(baseline.read(folder, measure))
-    after.append(baseline.read(folder, measure, near))
-  return baseline.compare(measure, _joined(before, measure), _joined(after, measure))._replace(
-    folds=len(folders)
-  )
+def best_of(folders: Sequence[epath.Path], measure: str) -> tuple[int, baseline.Gain]:
+  """The number of updates that is best over all folds' queries, and the gain there.
+
+  Of equal ones the smallest. A fold that stopped early has fewer evaluations; only those that all
+  have are compared.
+  """
+  common = set.intersection(*(set(baseline.measured(folder)) for folder in folders))
+  before = _joined([baseline.read(folder, measure) for folder in folders], measure)
+  after = {
+    step: _joined([baseline.read(folder, measure, step) for folder in folders], measure)
+    for step in sorted(common - {0})
+  }
+  best = max(after, key=lambda step: after[step].means[measure])
+  return best, baseline.compare(measure, before, after[best])._replace(folds=len(folders))
 
 
 def metrics(plan: Plan) -> dict[str, float]:

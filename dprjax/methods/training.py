@@ -222,8 +222,9 @@ def _train(
         metric_log.write(0, folds.metrics(plan))
       best_steps = ', '.join(map(str, plan.best_steps))
       say(
-        f'folds: best after {best_steps} updates; {plan.gain.shown} on {plan.gain.baseline:.4f} '
-        f'before; now {total} updates of {schedule_steps} on all queries'
+        f'folds: best after {total} updates (of single ones after {best_steps}), '
+        f'{plan.gain.shown} on {plan.gain.baseline:.4f} before; now {total} of {schedule_steps} on '
+        'all queries'
       )
     if evaluate is not None:
       began = time.monotonic()
@@ -315,7 +316,7 @@ def train_fold(
     result = _train(ml_collections.FrozenConfigDict(config), claimed, method, devices)
   if not result.done:
     return None
-  return result.best_step if result.gain is not None and result.gain.better else 0
+  return result.best_step if result.gain is not None and result.gain.difference > 0 else 0
 
 
 def shown_scores(scores: methods.Scores) -> str:

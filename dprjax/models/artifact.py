@@ -199,7 +199,7 @@ def check_gain(where: str, gain: Any) -> None:
   low, high = gain['low'], gain['high']
   if (low is None) != (high is None) or (low is not None and low > high):
     raise InputError(f"{where}: gain's low and high are {low!r} and {high!r}, no interval")
-  if gain['better'] != (gain['best'] > gain['baseline']):
+  if gain['better'] and gain['best'] <= gain['baseline']:
     raise InputError(
       f"{where}: gain's better is {gain['better']}, with best {gain['best']} and baseline "
       f'{gain["baseline"]}'

@@ -48,19 +48,26 @@ class Trainings:
     return BEST[number - 1]
 
 
-def test_the_mean_of_the_best_steps(config, tmp_path):
+def test_the_step_that_is_best_over_all_queries(config, tmp_path):
   train, parts = Trainings(), Folds(COUNT, 100)
   plan = folds.find(config, tmp_path, parts, train)
   assert plan.best_steps == (4, 0, 6) and plan.schedule == 6
-  # 10 / 3; the gain is that of all queries after 4 updates, the nearest evaluation.
-  assert plan.steps == 3 and plan.gain.folds == COUNT and plan.gain.queries == 5
-  before, after = (np.mean([value for fold in VALUES for value in fold[step]]) for step in (0, 2))
+  # After 2, 4 and 6 updates the five queries' mean is .35, .55 and .55.
+  assert plan.steps == 4 and plan.gain.folds == COUNT and plan.gain.queries == 5
+  before, after = (np.mean([n for fold in VALUES for n in fold[step]]) for step in (0, 4))
   assert (plan.gain.baseline, plan.gain.best) == pytest.approx((before, after))
   assert plan.gain.low < after - before < plan.gain.high
   assert 'in cross-validation over 3 folds' in plan.gain.verdict
   assert folds.metrics(plan)['folds/gain'] == pytest.approx(after - before)
   # The next time nothing is trained.
   assert folds.find(config, tmp_path, parts, None) == plan
+
+
+def test_a_fold_that_stopped_early(config, tmp_path, monkeypatch):
+  for step in (4, 6):
+    monkeypatch.delitem(VALUES[1], step)
+  plan = folds.find(config, tmp_path, Folds(COUNT, 100), Trainings())
+  assert plan.steps == 2  # the only number that all have
 
 
 def test_it_goes_on_where_it_was_asked_to_stop(config, tmp_path):

@@ -302,7 +302,7 @@ def test_a_gain(write):
     (GAIN | {'low': None}, "gain's low and high are None and 0.07, no interval"),
     (GAIN | {'low': 0.2}, "gain's low and high are 0.2 and 0.07, no interval"),
     (GAIN | {'best': 1e300}, "gain's best is 1e\\+300, no score"),
-    (GAIN | {'better': False}, "gain's better is False, with best 0.53"),
+    (GAIN | {'best': 0.5}, "gain's better is True, with best 0.5"),
     (GAIN | {'queries': -1}, "gain's queries is -1, expected 0 or more"),
   ],
 )
