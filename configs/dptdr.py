@@ -84,6 +84,7 @@ def get_config(arg: str = 'beir'):
     c.prompt.sides = 'query'
     if recipe in ('beir', 'scifact', 'medquad'):
       c.corpus_negatives = -1
+      c.prompt.anchor, c.prompt.anchor_to = 0.5, 'scores'
       c.batch_size = 16
       c.optim.learning_rate = 0.1
     if recipe in ('beir', 'scifact'):

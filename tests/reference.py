@@ -85,10 +85,35 @@ def loss(q, p, passage_index, relevant, temperature=1.0, in_batch=True, corpus=(
   """DPTDR Eq. 3 over the whole batch, a query at a time: -log softmax of the positive among what
   may be contrasted. ``corpus`` has the vectors and numbers of more passages.
   """
+  lists, correct, seen = candidate_scores(
+    q, p, passage_index, relevant, temperature, in_batch, corpus
+  )
+  total = sum(-log_softmax(scores)[0] for scores in lists)
+  return total / len(lists), correct / len(lists), seen / len(lists)
+
+
+def log_softmax(scores):
+  shifted = scores - scores.max()
+  return shifted - np.log(np.exp(shifted).sum())
+
+
+def divergence(teacher, student):
+  """The mean over queries of KL(teacher || student), of lists as `candidate_scores` gives them."""
+  found = []
+  for wanted, scores in zip(teacher, student, strict=True):
+    wanted, scores = log_softmax(wanted), log_softmax(scores)
+    found.append(np.sum(np.exp(wanted) * (wanted - scores)))
+  return np.mean(found)
+
+
+def candidate_scores(q, p, passage_index, relevant, temperature, in_batch, corpus=((), ())):
+  """Of each query, the scores of its positive and its negatives; how many positives are first, and
+  how many negatives there are in all.
+  """
   rows, candidates, _ = p.shape
   passage_index, relevant = np.asarray(passage_index).tolist(), np.asarray(relevant).tolist()
   all_scores = np.einsum('ih,jch->ijc', q, p) / temperature
-  total, correct, seen = 0.0, 0, 0
+  lists, correct, seen = [], 0, 0
   for i in range(rows):
     positive = all_scores[i, i, 0]
     negatives = []
@@ -102,11 +127,10 @@ def loss(q, p, passage_index, relevant, temperature=1.0, in_batch=True, corpus=(
     for vector, number in zip(*corpus, strict=True):
       if number not in relevant[i] and number != passage_index[i][0]:
         negatives.append(q[i] @ vector / temperature)
-    scores = np.array([positive, *negatives])
-    total += np.log(np.exp(scores - scores.max()).sum()) + scores.max() - positive
+    lists.append(np.array([positive, *negatives]))
     correct += positive > max(negatives, default=-np.inf)
     seen += len(negatives)
-  return total / rows, correct / rows, seen / rows
+  return lists, correct, seen
 
 
 def over_lengths(loss, lengths, normalize, *vectors):

@@ -43,11 +43,15 @@ class Corpus(NamedTuple):
 
 
 class ContrastiveMetrics(NamedTuple):
-  """Of each query or text: its loss, whether its positive ranks first, its number of negatives."""
+  """Of each query or text: its loss, whether its positive ranks first, its number of negatives.
+
+  And its divergence from a teacher's scores, where there is one.
+  """
 
   loss: Float[Array, 'B']
   accuracy: Float[Array, 'B']
   negatives: Float[Array, 'B']
+  divergence: Float[Array, 'B'] | None = None
 
 
 def info_nce(
@@ -61,24 +65,36 @@ def info_nce(
   temperature: float = 1.0,
   in_batch: bool = True,
   corpus: Corpus | None = None,
+  teacher: tuple[Float[Array, 'B H'], Float[Array, 'B C H']] | None = None,
 ) -> ContrastiveMetrics:
-  """``info_nce_scores`` over the global batch, at most ``rows`` queries of a device at a time."""
+  """``info_nce_scores`` over the global batch, at most ``rows`` queries of a device at a time.
+
+  ``teacher``: other vectors of the same queries and passages, whose scores are to be kept.
+  """
   # The loss needs every passage on every device: the one gather of the step.
   passages, passage_index, corpus = jax.lax.with_sharding_constraint(
     (passages, passage_index, corpus), NamedSharding(mesh, P())
   )
+  if teacher is not None:
+    theirs = jax.lax.with_sharding_constraint(teacher[1], NamedSharding(mesh, P()))
 
-  def score(
-    block: tuple[Array, Array, Array], _: Array | None
-  ) -> tuple[ContrastiveMetrics, tuple[()]]:
-    queries, relevant, row = block
-    return _metrics(
-      info_nce_scores(
+  def score(block: tuple[Array, ...], _: Array | None) -> tuple[ContrastiveMetrics, tuple[()]]:
+    queries, relevant, row, *bare = block
+
+    def scores(queries: Array, passages: Array) -> Scores:
+      return info_nce_scores(
         queries, passages, passage_index, relevant, temperature, in_batch, row, corpus
       )
-    ), ()
+
+    own = scores(queries, passages)
+    metrics = _metrics(own)
+    if bare:
+      metrics = metrics._replace(divergence=divergence(scores(bare[0], theirs), own))
+    return metrics, ()
 
   arrays = (queries, relevant, jnp.arange(len(queries), dtype=jnp.int32))
+  if teacher is not None:
+    arrays = (*arrays, teacher[0])
   return map_chunks(score, arrays, None, row_blocks(len(queries), rows, mesh), mesh)[0]
 
 
@@ -266,6 +282,19 @@ def cross_entropy(scores: Scores) -> Float[Array, 'B']:
   """Negative log-likelihood of each query's positive (DPTDR Eq. 3; DPR Eq. 2)."""
   positive = jnp.take_along_axis(scores.logits, scores.target[:, None], axis=1)[:, 0]
   return jax.nn.logsumexp(scores.logits, axis=1) - positive
+
+
+def divergence(teacher: Scores, student: Scores) -> Float[Array, 'B']:
+  """The Kullback-Leibler divergence of each query's softmax from the teacher's, in nats.
+
+  Nothing is differentiated through the teacher. Both allow the same candidates.
+  """
+  allowed = student.allowed
+  wanted = jax.nn.log_softmax(jax.lax.stop_gradient(teacher.logits), axis=1)
+  found = jax.nn.log_softmax(student.logits, axis=1)
+  # Minus infinity less minus infinity is no number, nor is its gradient.
+  gap = jnp.where(allowed, wanted, 0.0) - jnp.where(allowed, found, 0.0)
+  return jnp.sum(jnp.exp(wanted) * gap, axis=1)
 
 
 def accuracy(scores: Scores) -> Float[Array, 'B']:

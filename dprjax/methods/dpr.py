@@ -121,6 +121,12 @@ def contrast(
   q = made['query'][:, 0]
   p = made['passage'] if 'passage' in made else batch['passage_vectors']
 
+  # Another forward pass, without dropout, that nothing is differentiated through.
+  bare = {}
+  if frozen is not None:
+    bare = {kind: embed_chunked(frozen, kind, *rows, None) for kind, rows in texts.items()}
+  held = frozen is not None and config.prompt.anchor_to == 'scores'
+
   def score(
     q: Array, p: Array, *more: Array
   ) -> tuple[dict[str, Array], contrastive.ContrastiveMetrics]:
@@ -134,20 +140,25 @@ def contrast(
       temperature=config.temperature,
       # The whole corpus holds the batch's passages.
       in_batch=config.in_batch and config.corpus_negatives >= 0,
-      corpus=None if corpus is None else corpus._replace(vectors=more[0]),
+      corpus=None if corpus is None else corpus._replace(vectors=more[-1]),
+      teacher=(more[0], more[1]) if held else None,
     )
-    return distillation.add(config, jnp.mean(metrics.loss), q, p, batch), metrics
+    losses = distillation.add(config, jnp.mean(metrics.loss), q, p, batch)
+    if metrics.divergence is not None:
+      losses |= {'anchor': jnp.mean(metrics.divergence)}
+    return losses, metrics
 
-  vectors = (q, p) if corpus is None else (q, p, corpus.vectors)
+  vectors = (q, p)
+  if held:
+    vectors += (bare['query'][:, 0], bare.get('passage', p))
+  if corpus is not None:
+    vectors += (corpus.vectors,)
   losses, metrics = contrastive.over_lengths(config.matryoshka, config.normalize, score, *vectors)
   if frozen is not None:
-    # Another forward pass, without dropout, that nothing is differentiated through.
-    distances = [
-      squared_distance(made[kind], embed_chunked(frozen, kind, *rows, None))
-      for kind, rows in texts.items()
-    ]
-    apart = jnp.mean(jnp.stack(distances))
-    losses |= {'loss': losses['loss'] + config.prompt.anchor * apart, 'anchor': apart}
+    if not held:
+      distances = [squared_distance(made[kind], bare[kind]) for kind in texts]
+      losses |= {'anchor': jnp.mean(jnp.stack(distances))}
+    losses |= {'loss': losses['loss'] + config.prompt.anchor * losses['anchor']}
   return losses['loss'], negative_pools(batch) | losses | {
     'accuracy': jnp.mean(metrics.accuracy),
     'negatives': jnp.mean(metrics.negatives),

@@ -163,9 +163,12 @@ def table() -> types.SimpleNamespace:
   # N(0, std) for the initial values of the prompt, or of its embedding and the MLP's kernels
   c.prompt.init_std = number(0.02, least=0, most=10)
   c.prompt.init_from = text('')  # start from this prompt.npz instead (Table 6)
-  # a trust region: the weight in the loss of the mean squared distance of a text's vector under the
-  # prompt from the frozen encoder's; 0: none. It costs another forward pass
+  # a trust region around the frozen encoder: the weight in the loss of how far the prompt leads away
+  # from it; 0: none. It costs another forward pass
   c.prompt.anchor = number(0.0, least=0, most=1e6)
+  # of what: 'vectors', their mean squared distance; 'scores', the divergence of a query's softmax
+  # over its positive and negatives from the frozen encoder's
+  c.prompt.anchor_to = choice('vectors', 'scores')
   c.prompt.dropout = number(0.1, least=0, below=1)  # on the expanded prompt, in training
   # 'example': a mask for each, as in the released code; 'batch': one mask, less memory
   c.prompt.dropout_scope = choice('example', 'batch')

@@ -92,7 +92,7 @@ def value_and_gradient(config, mesh, batch, trainable=('prompt/.*',)):
 def reference_loss(config, params, batch):
   """The loss in float64 numpy; ``params`` is the flat tree."""
   params = tree.unflatten({name: np.asarray(leaf, np.float64) for name, leaf in params.items()})
-  vectors, apart = {}, []
+  vectors, frozen, apart = {}, {}, []
   for kind in ('query', 'passage'):
     prompt = params.get('prompt')
     if prompt is not None and not config.prompt.tied:
@@ -107,13 +107,12 @@ def reference_loss(config, params, batch):
     if config.prompt.anchor:
       bare = reference.encode(MODEL, backbone, *flat, None)
       bare = reference.pool(bare, flat[1], config.pooling, config.normalize)
-      far = vectors[kind].reshape(bare.shape) - bare
-      apart.append(np.mean(np.sum(far**2, axis=1)))
+      frozen[kind] = bare.reshape(vectors[kind].shape)
+      apart.append(np.mean(np.sum((vectors[kind].reshape(bare.shape) - bare) ** 2, axis=1)))
+  rest = batch['passage_index'], batch['relevant'], config.temperature, config.in_batch
 
   def loss(q, p):
-    value = reference.loss(
-      q, p, batch['passage_index'], batch['relevant'], config.temperature, config.in_batch
-    )[0]
+    value = reference.loss(q, p, *rest)[0]
     knobs = config.distillation
     if knobs.loss == 'none':
       return value
@@ -125,7 +124,21 @@ def reference_loss(config, params, batch):
   value = reference.over_lengths(
     loss, config.matryoshka, config.normalize, vectors['query'], vectors['passage']
   )
-  return value + config.prompt.anchor * np.mean(apart) if apart else value
+  if not apart:
+    return value
+  if config.prompt.anchor_to == 'scores':
+
+    def far(q, p, bare_q, bare_p):
+      both = (bare_q, bare_p), (q, p)
+      return reference.divergence(*(reference.candidate_scores(*two, *rest)[0] for two in both))
+
+    apart = reference.over_lengths(
+      far,
+      config.matryoshka,
+      config.normalize,
+      *(found[kind] for found in (vectors, frozen) for kind in ('query', 'passage')),
+    )
+  return value + config.prompt.anchor * np.mean(apart)
 
 
 def slope(config, params, batch, direction, eps=1e-6):
@@ -151,6 +164,7 @@ OTHERS = [
   {'in_batch': False},
 ]
 ANCHOR = {'prompt__anchor': 0.5}
+SCORES = ANCHOR | {'prompt__anchor_to': 'scores'}
 SHORTER = {'matryoshka': (6, 3)}
 MARGINS = {'distillation__loss': 'margin_mse', 'distillation__weight': 0.75}
 LISTS = {'distillation__loss': 'kl', 'distillation__temperature': 2.0, 'temperature': 0.5}
@@ -164,7 +178,8 @@ def slow(*values):
   ('sizes', 'knobs'),
   [
     ({'data': 8}, CHUNKED[1] | SHORTER | MARGINS | ANCHOR),
-    slow({'data': 8}, CHUNKED[1]),
+    slow({'data': 8}, CHUNKED[1] | SHORTER | SCORES),
+    slow({'data': 1}, SCORES | {'normalize': True, 'pooling': 'mean', 'in_batch': False}),
     slow({'data': 1}, ANCHOR | {'prompt__tied': False, 'normalize': True, 'pooling': 'mean'}),
     slow({'data': 1}, {}),
     slow({'data': 1}, SHORTER | {'normalize': True, 'temperature': 0.1}),

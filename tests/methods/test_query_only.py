@@ -54,22 +54,33 @@ def expected(config, params, batch):
     more = batch['corpus_vectors'].astype(np.float64), batch['corpus_index']
   elif whole:
     more = CORPUS.astype(np.float64), range(TOTAL)
-  apart = 0.0
+  bare, to = None, config.prompt.anchor_to
   if config.prompt.anchor:
     bare = reference.encode(
       shared.MODEL, params['backbone'], batch['query_tokens'], batch['query_mask'], None
     )
     bare = reference.pool(bare, batch['query_mask'], config.pooling, config.normalize)
-    apart = config.prompt.anchor * np.mean(np.sum((q - bare) ** 2, axis=1))
   p = batch['passage_vectors'].astype(np.float64)
   known = batch['passage_index'], batch['relevant']
-  found = []
+  found, apart = [], []
   for length in (WIDTH, *config.matryoshka):
     cut = q[:, :length], p[..., :length]
     others = [np.asarray(vector)[:length] for vector in more[0]], more[1]
     rest = config.temperature, config.in_batch and not whole, others
     found.append(reference.loss(*cut, *known, *rest))
-  return np.mean([loss for loss, _, _ in found]) + apart, *found[0][1:]
+    if bare is not None and to == 'scores':
+      lists = (
+        reference.candidate_scores(vectors[:, :length], cut[1], *known, *rest)[0]
+        for vectors in (bare, q)
+      )
+      apart.append(reference.divergence(*lists))
+  if bare is not None and to == 'vectors':
+    apart.append(np.mean(np.sum((q - bare) ** 2, axis=1)))
+  held = config.prompt.anchor * np.mean(apart) if apart else 0.0
+  return np.mean([loss for loss, _, _ in found]) + held, *found[0][1:]
+
+
+SCORES = {'prompt__anchor': 0.5, 'prompt__anchor_to': 'scores'}
 
 
 @pytest.mark.parametrize(
@@ -82,16 +93,17 @@ def expected(config, params, batch):
         'corpus_negatives': 16,
         'grad_cache': 2,
         'loss_rows': 1,
-        'prompt__anchor': 0.5,
+        **SCORES,
       },
     ),
     *(
       pytest.param(devices, knobs, marks=pytest.mark.slow)
       for devices, knobs in [
-        (1, {'negatives': 0, 'corpus_negatives': -1}),
+        (1, {'negatives': 0, 'corpus_negatives': -1, 'prompt__anchor': 0.5}),
         (1, {'negatives': 1, 'corpus_negatives': 16, 'grad_cache': 2, 'loss_rows': 3}),
         (8, {'negatives': 0, 'corpus_negatives': -1, 'accumulate': 2, 'batch_size': 8}),
-        (8, {'negatives': 1, 'matryoshka': (4,), 'corpus_negatives': 8}),
+        (8, {'negatives': 1, 'matryoshka': (4,), 'corpus_negatives': 8, **SCORES}),
+        (1, {'negatives': 0, 'corpus_negatives': -1, 'accumulate': 2, 'batch_size': 8, **SCORES}),
         (1, {'negatives': 1, 'corpus_negatives': 8, 'in_batch': False}),
       ]
     ),
