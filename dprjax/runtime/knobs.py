@@ -163,8 +163,8 @@ def table() -> types.SimpleNamespace:
   # N(0, std) for the initial values of the prompt, or of its embedding and the MLP's kernels
   c.prompt.init_std = number(0.02, least=0, most=10)
   c.prompt.init_from = text('')  # start from this prompt.npz instead (Table 6)
-  # a trust region around the frozen encoder: the weight in the loss of how far the prompt leads away
-  # from it; 0: none. It costs another forward pass
+  # a trust region around the frozen encoder: the weight in the loss of how far the prompt leads
+  # away from it; 0: none. It costs another forward pass
   c.prompt.anchor = number(0.0, least=0, most=1e6)
   # of what: 'vectors', their mean squared distance; 'scores', the divergence of a query's softmax
   # over its positive and negatives from the frozen encoder's
