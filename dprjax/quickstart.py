@@ -45,7 +45,7 @@ QUESTIONS = (
   'which words of a list are closest to a misspelled one?',
   'stop gradients from exploding',
 )
-_COMMANDS = 13  # of the whole comparison
+_COMMANDS = 13  # of the whole comparison, of which two encode passages
 _DEPTH = 100  # passages a query in the runs
 _SHOWN = 3  # passages a search
 
@@ -96,7 +96,9 @@ def _compare(
 ) -> dict[str, float]:
   """``quickstart`` in a folder that this command holds."""
   texts, asked = prepare(data, out, split)
-  stages = Stages(out, _COMMANDS)
+  wanted = configs.parse([f'--config={config}', *overrides]).prompt
+  shared = bool(wanted.length) and wanted.sides == 'query'
+  stages = Stages(out, _COMMANDS - 2 * shared)
 
   def measure(name: str, run: epath.Path, extra: Sequence[str] = ()) -> epath.Path:
     title, path = f'Measure: {name}', run.with_suffix('.json')
@@ -122,18 +124,25 @@ def _compare(
     'frozen': Model(base),
     'trained': Model(base, product) if prompted else Model(str(product)),
   }
+  # A prompt for queries alone is trained on the frozen backbone's passages, which both search.
+  passages = {
+    system: workdir / 'passages' if shared else out / 'embeddings' / f'{system}-passages'
+    for system in models
+  }
   for system, name, extra in (
     ('frozen', 'frozen backbone', ['trained parameters=0']),
     ('trained', trained_name, [f'trained parameters={count}', f'file size={size(nbytes, "B")}']),
   ):
     # The frozen backbone reads as much of a text as the trained one does.
     corpus, queries = (
-      stages.encode(
+      passages[system]
+      if shared and which is None
+      else stages.encode(
         f'Encode the {"queries" if which else "passages"}: {name}',
         models[system],
         texts,
         which,
-        out / 'embeddings' / f'{system}-{which or "passages"}',
+        passages[system] if which is None else out / 'embeddings' / f'{system}-{which}',
         trained,
       )
       for which in (None, split)
@@ -152,8 +161,7 @@ def _compare(
     from dprjax.inference.retriever import Retriever
   for system, model in models.items():
     retriever = Retriever.load(**model.arguments, **settings)
-    passages = out / 'embeddings' / f'{system}-passages'
-    hits[system] = search(retriever, passages, texts.corpus, questions)
+    hits[system] = search(retriever, passages[system], texts.corpus, questions)
   print(
     'Searches: the best passages '
     f'{"with the prompt" if prompted else "of the fine-tuned backbone"}, and what the frozen '

@@ -102,7 +102,7 @@ WAYS = {
     'a linear map',
     'dptdr.py:beir',
     (3e-4, 1e-3, 3e-3),
-    (*TUNED, 'method=lab.linear_map', "trainable=('head/.*',)"),
+    (*TUNED, 'method=lab.linear_map', "trainable=('head/.*',)", 'prompt.anchor=0.0'),
     both=False,
   ),
 }
@@ -253,7 +253,7 @@ class Experiment:
     """The test queries among all passages; without trained parameters, by the encoder as it is."""
     config = self.config(name, way, rate, seed)
     if not trained:
-      config.prompt.length, config.prompt.sides = 0, 'both'
+      config.prompt.length, config.prompt.sides, config.prompt.anchor = 0, 'both', 0.0
     return evaluation.search(
       self.backbone,
       self.tokenizer,

@@ -128,7 +128,11 @@ def test_the_whole_comparison_twice(tmp_path):
   first = subprocess.run(command, **how)
   assert first.returncode == 0, first.stderr
   # Layers, keys and values, length, heads, head size.
-  assert artifact.load_prompt(out / 'prompt.npz').arrays['prefix'].shape == (2, 2, 4, 2, 64)
+  prompt = artifact.load_prompt(out / 'prompt.npz')
+  assert prompt.query_only and prompt.prefix('query').shape == (2, 2, 4, 2, 64)
+  # The passages were encoded once, by the training, for both systems.
+  assert (out / 'training' / 'passages').is_dir()
+  assert not list(out.glob('embeddings/*passages'))
   assert (out / 'report.png').read_bytes().startswith(b'\x89PNG')
   table = (out / 'report.md').read_text()
   assert '| BM25 |' in table
@@ -150,9 +154,19 @@ def test_the_whole_comparison_twice(tmp_path):
   }
   second = subprocess.run(command, **how)
   assert second.returncode == 0, second.stderr
-  assert second.stdout.count('done before') == 12  # everything but the report
+  assert second.stdout.count('done before') == 10  # everything but the report
   assert {file: file.stat().st_mtime_ns for file in times} == times
   assert 'how are messages parsed?' in second.stdout
+
+  # A prompt for both encodes them under itself too.
+  both = '--config.prompt.sides=both', '--config.corpus_negatives=0', '--config.prompt.anchor=0.0'
+  again = [*command, *both, f'--out={tmp_path}/both']
+  third = subprocess.run(again, **how)
+  assert third.returncode == 0, third.stderr
+  assert '[13/13]' in third.stdout
+  assert artifact.load_prompt(tmp_path / 'both' / 'prompt.npz').arrays['prefix'].shape[2] == 4
+  made = (tmp_path / 'both' / 'embeddings').glob('*-passages')
+  assert {path.name for path in made} == {'frozen-passages', 'trained-passages'}
 
   other = subprocess.run([*command, '--data=docstrings:email'], **how)
   assert other.returncode == 2
