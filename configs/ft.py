@@ -19,10 +19,11 @@ from dprjax.runtime import config as defaults
 
 
 def get_config(arg: str = 'beir'):
-  words = (arg or 'beir').split(',')
-  second = words[:1] == ['msmarco'] and 'round2' in words
-  recipe = ','.join(word for word in words if not (second and word == 'round2'))
-  c = defaults.sibling(__file__, 'dptdr').get_config(f'{recipe},both')
+  recipes = ('beir', 'scifact', 'medquad', 'msmarco', 'nq', 'local')
+  options = ('round2', 'local') if (arg or '').startswith('msmarco') else ('local',)
+  recipe, words = defaults.split_argument(__file__, arg, recipes, options)
+  second, local = 'round2' in words, 'local' in (recipe, *words)
+  c = defaults.sibling(__file__, 'dptdr').get_config(f'{recipe},both' + ',local' * local)
   c.trainable = ('backbone/.*',)
   c.prompt.length = 0
   c.optim.learning_rate = 2e-5
@@ -40,4 +41,4 @@ def get_config(arg: str = 'beir'):
     c.data.passage_max_length = 156
     c.backbone.two_encoders = True
     c.epochs = 40.0
-  return defaults.local(c) if 'local' in words else c
+  return defaults.local(c) if local else c

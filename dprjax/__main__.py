@@ -1,7 +1,7 @@
 """``dprjax COMMAND``: the commands under one name, each the same as ``python -m dprjax.COMMAND``.
 
 dprjax --help
-dprjax train --config=configs/dptdr.py:beir,query --workdir=runs/mine --config.data.dir=mytext
+dprjax train --config=configs/dptdr.py:beir --workdir=runs/mine --config.data.dir=mytext
 """
 
 import ast

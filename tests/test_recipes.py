@@ -181,8 +181,9 @@ def test_rip_on_prompts_trains_the_head_at_the_rate_of_whole_models():
 @pytest.mark.parametrize(
   ('recipe', 'words'),
   [
-    ('ft.py:nq,round2', 'round2? only query and both and peft and local may follow nq'),
-    ('ft.py:round2', 'configs/dptdr.py:round2: choose beir'),
+    ('ft.py:nq,round2', 'round2? only local may follow nq'),
+    ('ft.py:round2', 'configs/ft.py:round2: choose beir'),
+    ('dptdr.py:nq,round2', 'round2? only query and both and peft and local may follow nq'),
     ('condenser.py:ict,sentence', 'sentence may follow cocondenser alone'),
   ],
 )

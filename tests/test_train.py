@@ -539,7 +539,7 @@ def test_unknown_recipe(go, tmp_path):
   assert_bad(go('dptdr.py:trec'), 'configs/dptdr.py:trec: choose beir, scifact')
   assert_bad(
     go('ft.py:nq,lcoal'),
-    'configs/dptdr.py:nq,lcoal: lcoal? only query and peft and local may follow',
+    'configs/ft.py:nq,lcoal: lcoal? only local may follow nq',
   )
   assert not (tmp_path / 'run').exists()
 
