@@ -37,7 +37,7 @@ def get_config(arg: str = 'beir'):
     c.negatives = 0
     c.batch_size = 32
     c.epochs, c.ema = 10.0, 0.9
-    c.optim.learning_rate = 3e-2
+    c.optim.learning_rate = 0.1
     c.data.format = 'beir'
     c.data.query_max_length, c.data.passage_max_length = 64, 128
     c.data.hold_out = 0.2
@@ -86,7 +86,6 @@ def get_config(arg: str = 'beir'):
       c.corpus_negatives = -1
       c.prompt.anchor, c.prompt.anchor_to = 0.5, 'scores'
       c.batch_size = 16
-      c.optim.learning_rate = 0.1
     if recipe in ('beir', 'scifact'):
       c.data.passage_max_length = 256  # all that the encoder reads, since it reads them once
   return defaults.local(c) if 'local' in (recipe, *rest) else c

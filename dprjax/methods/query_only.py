@@ -36,6 +36,7 @@ _CORPUS, _VECTORS = 'corpus', 'vectors'
 _KNOB = 'config.data.passage_embeddings'
 _SHARD_ROWS = 5000  # an interruption loses at most so many
 _COMPARED = 16  # texts that are encoded to compare vectors without a manifest
+MOST_BYTES = 4 << 30  # of a corpus that is all queries' negatives
 _MOST_APART = 0.05  # of their length: float16 and another library's rounding are far below it
 
 
@@ -44,6 +45,7 @@ class Passages:
 
   Attributes:
     folder: that they are in.
+    width: H.
   """
 
   def __init__(self, found: embeddings.Embeddings, ids: Sequence[str]):
@@ -61,13 +63,13 @@ class Passages:
     remote = base_files.is_remote(found.folder)
     self._files = [np.asarray(shard) if remote else shard for shard in found.shards]
     self._starts = np.cumsum([0, *map(len, self._files)])
-    self._width = found.meta.dimension
+    self.width = found.meta.dimension
     self._place_of = {id_: place for place, id_ in enumerate(found.ids)}
     self._places = self._find(ids)
 
   def take(self, rows: jt.Int[np.ndarray, '*n']) -> jt.Float32[np.ndarray, '*n H']:
     """The vectors of the passages with these numbers."""
-    return self._read(self._places[rows.ravel()]).reshape(*rows.shape, self._width)
+    return self._read(self._places[rows.ravel()]).reshape(*rows.shape, self.width)
 
   def of_ids(self, ids: Sequence[str]) -> jt.Float32[np.ndarray, 'n H']:
     """The vectors of these passages. Raises InputError where one is not there."""
@@ -83,7 +85,7 @@ class Passages:
     return places
 
   def _read(self, places: jt.Int64[np.ndarray, 'n']) -> jt.Float32[np.ndarray, 'n H']:
-    vectors = np.empty((len(places), self._width), np.float32)
+    vectors = np.empty((len(places), self.width), np.float32)
     files = np.searchsorted(self._starts, places, side='right') - 1
     for number in np.unique(files):
       where, file = np.flatnonzero(files == number), self._files[number]
@@ -195,9 +197,19 @@ def open_passages(
 def arrays(
   config: ConfigDict, passages: Passages | None, total: int
 ) -> dict[str, jt.Float32[np.ndarray, 'M H']]:
-  """The whole corpus as ``Data.arrays``, where it is all queries' negatives."""
+  """The whole corpus as ``Data.arrays``, where it is all queries' negatives.
+
+  Raises:
+    InputError: it is too large to lie on every device.
+  """
   if passages is None or config.corpus_negatives >= 0:
     return {}
+  if (size := total * passages.width * 4) > MOST_BYTES:
+    raise InputError(
+      f'config.corpus_negatives: -1 keeps all {total:,} passages on every device, '
+      f'{size / 2**30:.1f} GiB, and {MOST_BYTES / 2**30:g} are the most; set how many are drawn for '
+      'each update, --config.corpus_negatives=65536 say'
+    )
   return {f'{_CORPUS}/{_VECTORS}': passages.take(np.arange(total))}
 
 

@@ -222,3 +222,17 @@ def test_vectors_are_found_by_id(tmp_path, write_embeddings):
   np.testing.assert_array_equal(passages.of_ids(['p63', 'p0']), half[[63, 0]])
   with pytest.raises(InputError, match=r"has no passage 'q' \(1 of 2 are missing\)"):
     query_only.Passages(found, ['p1', 'q'])
+
+
+def test_a_corpus_too_large_for_every_device(monkeypatch):
+  class Passages:
+    width = WIDTH
+
+    def take(self, rows):
+      return CORPUS[rows]
+
+  config = make_config(negatives=0, corpus_negatives=-1)
+  assert query_only.arrays(config, Passages(), TOTAL)['corpus/vectors'].shape == CORPUS.shape
+  monkeypatch.setattr(query_only, 'MOST_BYTES', TOTAL * WIDTH * 4 - 1)
+  with pytest.raises(InputError, match=f'all {TOTAL} passages on every device'):
+    query_only.arrays(config, Passages(), TOTAL)
