@@ -16,8 +16,10 @@ The recipes find their number of updates as they do for anyone: on held-out trai
 cross-validation. Where a recipe says that nothing was gained, its user keeps the encoder as it is;
 so does the table, which counts these runs. Every run leaves a line in OUT/ledger.jsonl, and the
 same command goes on where it stopped, on another machine too (experiments/ledgers/gain.jsonl).
-`--part` names some settings, `--ways` some systems; `--part=tables` makes tables and figures
-of what is there, and with `--docs=docs` puts them into docs/results.md and keeps the ledger.
+`--part` names some settings, `--ways` some systems, or variants of the recipe with one thing
+changed (`--ways=free,batch`; they are made only where they are named, and have their own table).
+`--part=tables` makes tables and figures of what is there, and with `--docs=docs` puts them into
+docs/results.md and keeps the ledger.
 
 Verdicts follow the rules of trials.py, over all settings and their test queries.
 """
@@ -83,6 +85,7 @@ WAYS = {
     knobs=(
       'optim.learning_rate=7e-3',
       'prompt.dropout=0.0',
+      'ema=0.0',
       'data.hold_out=0.1',
       'data.folds_below=200',
     ),
@@ -106,6 +109,31 @@ WAYS = {
     both=False,
   ),
 }
+# The recipe with one thing changed, each: what the parts are for.
+CHANGED = {
+  'rate=0.007': ('optim.learning_rate=7e-3',),
+  'rate=0.03': ('optim.learning_rate=3e-2',),
+  'rate=0.3': ('optim.learning_rate=0.3',),
+  'length=4': ('prompt.length=4',),
+  'length=64': ('prompt.length=64',),
+  'batch': ('corpus_negatives=0', 'batch_size=32'),
+  'free': ('prompt.anchor=0.0',),
+  'anchor=2': ('prompt.anchor=2.0',),
+  'vectors': ("prompt.anchor_to='vectors'", 'prompt.anchor=3.0'),
+  'dropout=0': ('prompt.dropout=0.0',),
+  'ema=0': ('ema=0.0',),
+  'temperature=0.02': ('temperature=0.02',),
+}
+LABELS = {
+  'batch': 'negatives of the batch (32 queries)',
+  'free': 'no trust region',
+  'vectors': 'trust region of vectors, 3',
+}
+VARIANTS = {
+  way: Way(LABELS.get(way, way), 'dptdr.py:beir', knobs=knobs, both=False)
+  for way, knobs in CHANGED.items()
+}
+EVERY = WAYS | VARIANTS
 FLOORS = {'bm25': 'BM25', 'frozen': 'frozen'}
 CLAIMS = (
   ('the recipe gains', 'new', 'frozen'),
@@ -185,20 +213,20 @@ class Experiment:
       f'data.query_max_length={QUERY_LENGTH}',
       f'data.passage_max_length={self.args.length}',
       f'seed={seed}',
-      *WAYS[way].knobs,
+      *EVERY[way].knobs,
     ]
     if rate:
       knobs.append(f'optim.learning_rate={rate}')
-    if not WAYS[way].both:
+    if not EVERY[way].both:
       knobs.append(f'data.passage_embeddings={self.passages(name)}')
-    config = f'--config={trials.ROOT}/configs/{WAYS[way].recipe}'
+    config = f'--config={trials.ROOT}/configs/{EVERY[way].recipe}'
     return configs.parse([config, *(f'--config.{knob}' for knob in knobs)])
 
   @functools.cache  # noqa: B019
   def choose(self, name, way):
     """The learning rate that is best on held-out queries with the first seed; 0: the recipe's."""
     seed = self.seeds[0]
-    tried = {rate: self.run(name, way, rate, seed)['best'] for rate in WAYS[way].rates}
+    tried = {rate: self.run(name, way, rate, seed)['best'] for rate in EVERY[way].rates}
     return max(tried, key=tried.get) if tried else 0
 
   def workdir(self, name, way, rate, seed):
@@ -261,7 +289,7 @@ class Experiment:
       config,
       trained,
       self.folder(name),
-      None if WAYS[way].both else self.passages(name),
+      None if EVERY[way].both else self.passages(name),
     )
 
   def tables(self, docs):
@@ -270,7 +298,8 @@ class Experiment:
     names = [name for name in gain_sets.SETTINGS if name in found]
     if not names:
       return
-    made = self.scores(found, names) + self.unseen(found, names) + self.verdicts(found, names)
+    made = self.scores(found, names) + self.unseen(found, names) + self.variants(found, names)
+    made += self.verdicts(found, names)
     lines = trials.ledger(self.out)
     commits = ', '.join(dict.fromkeys(line['commit'] for line in lines))
     made += f'\n{len(lines)} runs; commit {commits}.\n'
@@ -286,7 +315,7 @@ class Experiment:
     found = collections.defaultdict(lambda: collections.defaultdict(dict))
     for line in trials.ledger(self.out):
       name, _, way = line['run'].partition('/')
-      if way in WAYS:
+      if way in EVERY:
         found[name][way][line['seed']] = line
     for line in trials.ledger(self.out):
       source, _, way = line['run'].partition('/')
@@ -333,6 +362,25 @@ class Experiment:
     labels = {**FLOORS, **{key: way.label for key, way in WAYS.items()}}
     head = ['setting', 'test queries', *(labels[way] for way in systems)]
     return f'### nDCG@10\n\n{trials.table(head, rows)}\n' + self.costs(found, names)
+
+  def variants(self, found, names):
+    """The recipe with one thing changed: its gain less the recipe's, with the same seeds."""
+    rows = []
+    for way, one in VARIANTS.items():
+      row, differences = [one.label], []
+      for name in names:
+        seeds = sorted(found[name][way].keys() & found[name]['new'].keys())
+        ours, theirs = (
+          [self.used(found, name, key, seed).mean() for seed in seeds] for key in (way, 'new')
+        )
+        row.append(f'{np.mean(ours) - np.mean(theirs):+.3f}' if seeds else '')
+        differences += [np.mean(ours) - np.mean(theirs)] if seeds else []
+      if differences:
+        rows.append([*row, f'{np.mean(differences):+.3f}'])
+    if not rows:
+      return ''
+    made = trials.table(['the recipe with', *names, 'mean'], rows)
+    return f'### One thing changed\n\nDifferences from the recipe in nDCG@10.\n\n{made}\n'
 
   def costs(self, found, names):
     """Learning rate, updates, seconds and bytes of each system: medians over settings and seeds."""
