@@ -165,9 +165,8 @@ def test_the_update_that_is_planned_is_the_one_that_is_trained():
   def body(text):
     """Without what the placement of the key and the number is called."""
     lines = text.splitlines()
-    return [
-      line for line in lines if 'func.func public' not in line and 'sdy.mesh @empty_mesh' not in line
-    ]
+    named = 'func.func public', 'sdy.mesh @empty_mesh'
+    return [line for line in lines if not any(name in line for name in named)]
 
   assert body(planned) == body(trained)
 

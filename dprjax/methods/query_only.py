@@ -207,8 +207,8 @@ def arrays(
   if (size := total * passages.width * 4) > MOST_BYTES:
     raise InputError(
       f'config.corpus_negatives: -1 keeps all {total:,} passages on every device, '
-      f'{size / 2**30:.1f} GiB, and {MOST_BYTES / 2**30:g} are the most; set how many are drawn for '
-      'each update, --config.corpus_negatives=65536 say'
+      f'{size / 2**30:.1f} GiB, and {MOST_BYTES / 2**30:g} are the most; set how many are drawn '
+      'for each update, --config.corpus_negatives=65536 say'
     )
   return {f'{_CORPUS}/{_VECTORS}': passages.take(np.arange(total))}
 
