@@ -92,9 +92,9 @@ def info_nce(
       metrics = metrics._replace(divergence=divergence(scores(bare[0], theirs), own))
     return metrics, ()
 
-  arrays = (queries, relevant, jnp.arange(len(queries), dtype=jnp.int32))
+  arrays: tuple[Array, ...] = queries, relevant, jnp.arange(len(queries), dtype=jnp.int32)
   if teacher is not None:
-    arrays = (*arrays, teacher[0])
+    arrays += (teacher[0],)
   return map_chunks(score, arrays, None, row_blocks(len(queries), rows, mesh), mesh)[0]
 
 

@@ -148,7 +148,7 @@ def contrast(
       losses |= {'anchor': jnp.mean(metrics.divergence)}
     return losses, metrics
 
-  vectors = (q, p)
+  vectors: tuple[Array, ...] = q, p
   if held:
     vectors += (bare['query'][:, 0], bare.get('passage', p))
   if corpus is not None:

@@ -143,10 +143,12 @@ class App:
     """Waits for the engine's shapes and compiles the others; then ``ready`` is set."""
     try:
       self._engine.ready.result()
-      for part in (*self._indexes.values(), *self._rerankers.values()):
+      compiles = [part.compile for part in self._indexes.values()]
+      compiles += [part.compile for part in self._rerankers.values()]
+      for compile in compiles:
         if self._draining:
           return
-        part.compile()
+        compile()
     except Exception as error:  # /readyz says it
       self.failed = f'{type(error).__name__}: {error}'
       logger.error('the server cannot become ready: %s', self.failed.partition('\n')[0])
