@@ -54,6 +54,7 @@ SETTINGS = {
   'docstrings-300': Setting('docstrings', 300),
   'docstrings-1000': Setting('docstrings', 1000),
   'clariq-one': Setting('clariq', 187, 'one'),
+  'cranfield-one': Setting('cranfield', 112, 'one'),
   'medquad-300-wrong': Setting('medquad', 300, 'wrong'),
 }
 

@@ -151,7 +151,7 @@ def start(
     state.num_processes,
     str(state.coordinator_address),
     peer_timeout,
-    _exit,
+    end,
   )
   if state.process_id:
     logging.getLogger('dprjax').setLevel(logging.WARNING)  # process 0 logs for all
