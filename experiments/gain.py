@@ -77,10 +77,10 @@ TUNED = (
   'eval.patience=2',
 )
 WAYS = {
-  'new': Way('`:beir`', 'dptdr.py:beir', both=False),
-  'both': Way('`:beir,both`', 'dptdr.py:beir,both'),
+  'new': Way(':beir', 'dptdr.py:beir', both=False),
+  'both': Way(':beir,both', 'dptdr.py:beir,both'),
   'old': Way(
-    '`:beir` before',
+    ':beir before',
     'dptdr.py:beir,both',
     knobs=(
       'optim.learning_rate=7e-3',
