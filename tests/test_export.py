@@ -376,7 +376,7 @@ def folders(trained, tmp_path):
 )
 def test_an_export_harms_nothing(command, folders, monkeypatch, out, message):
   monkeypatch.chdir(folders)
-  assert_bad(command(export, '--workdir=run', f'--out={out}'), message)
+  assert_bad(command(export, '--force', '--workdir=run', f'--out={out}'), message)
 
 
 def test_a_training_that_goes_on_is_not_harmed_by_an_export(command, trained, tmp_path):
