@@ -32,17 +32,17 @@ import sys
 import time
 from typing import NamedTuple
 
-import evaluation
-import gain_sets
 import numpy as np
 
+import evaluation
+import gain_sets
 import trials
 from dprjax.analysis import figures
 from dprjax.data import text
 from dprjax.methods import training
 from dprjax.models import hub
-from dprjax.runtime import checkpoint, mesh
 from dprjax.runtime import config as configs
+from dprjax.runtime import mesh
 
 KEPT = trials.LEDGERS / 'gain.jsonl'
 QUERY_LENGTH = 64  # tokens, as in the recipes
@@ -257,16 +257,8 @@ class Experiment:
 
     def work():
       ran = self.run(name, way, rate, seed)
-      if not workdir.exists():  # its line came from another machine
-        raise SystemExit(
-          f'{workdir} is not here: take the line of {ran["run"]}, seed {seed}, out of '
-          f'{self.out / trials.LEDGER} and run the command again'
-        )
-      saved = checkpoint.Checkpoints(workdir, self.backbone.sha256, read_only=True)
-      try:
-        trained = saved.restore_trainable(ran['step'])
-      finally:
-        saved.close()
+      trials.check_here(self.out, ran, workdir)
+      trained = trials.restore(workdir, self.backbone, ran['step'])
       found = self.search(name, way, rate, seed, trained)
       shutil.rmtree(workdir)
       return found | {

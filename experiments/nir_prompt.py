@@ -45,8 +45,8 @@ from dprjax.methods.method import Parts
 from dprjax.models import hub
 from dprjax.models.template import Template
 from dprjax.retrieval import bm25, exact, measures
-from dprjax.runtime import checkpoint, mesh, tree
 from dprjax.runtime import config as configs
+from dprjax.runtime import mesh, tree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LENGTHS = 24, 48  # tokens of a first and of a second text
@@ -304,7 +304,7 @@ class Experiment:
       if run.kept == 'prompts':
         (out / 'model.safetensors').unlink()
     if run.tested:
-      found['scores'] = self.test(config, workdir, result.best_step)
+      found['scores'] = self.test(config, workdir, result.best_step or result.step)
     shutil.rmtree(workdir / 'checkpoints')
     return found | {
       'train_s': round(trained_s),
@@ -379,11 +379,7 @@ class Experiment:
     """The scores of every query and pair, by set and measure."""
     method = methods.load(config.method)
     backbone = hub.load_backbone(str(configs.backbone_path(config, workdir)), heads=method.parts)
-    saved = checkpoint.Checkpoints(workdir, backbone.sha256, read_only=True)
-    try:
-      trained = saved.restore_trainable(step or saved.latest())
-    finally:
-      saved.close()
+    trained = trials.restore(workdir, backbone, step)
     return self.scores(config, method, backbone, trained)
 
   def scores(self, config, method, backbone, trained):

@@ -26,10 +26,10 @@ import sys
 import time
 from typing import NamedTuple
 
-import evaluation
-import gain_sets
 import numpy as np
 
+import evaluation
+import gain_sets
 import trials
 from dprjax.base import files
 from dprjax.data import text
@@ -37,8 +37,8 @@ from dprjax.formats import papers, texts
 from dprjax.formats.qrels import read_qrels, write_qrels
 from dprjax.methods import training
 from dprjax.models import hub
-from dprjax.runtime import checkpoint, mesh
 from dprjax.runtime import config as configs
+from dprjax.runtime import mesh
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROMPT_RATES = (2e-3, 7e-3, 2e-2)
@@ -293,18 +293,9 @@ class Experiment:
 
     def work():
       ran = self.run(name, way, rate, seed)
-      if not workdir.exists():  # its line came from another machine
-        raise SystemExit(
-          f'{workdir} is not here: take the line of {ran["run"]}, seed {seed}, out of '
-          f'{self.out / trials.LEDGER} and run the command again'
-        )
-      config = self.config(name, way, rate, seed)
-      saved = checkpoint.Checkpoints(workdir / 'run', self.backbone.sha256, read_only=True)
-      try:
-        trained = saved.restore_trainable(ran['best_step'])
-      finally:
-        saved.close()
-      found = self.search(name, way, config, trained)
+      trials.check_here(self.out, ran, workdir)
+      trained = trials.restore(workdir / 'run', self.backbone, ran['best_step'])
+      found = self.search(name, way, self.config(name, way, rate, seed), trained)
       shutil.rmtree(workdir / 'run' / 'checkpoints')
       return found | {
         'set': name,

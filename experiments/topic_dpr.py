@@ -36,8 +36,8 @@ from dprjax.methods import topic_dpr, training
 from dprjax.methods.method import Parts
 from dprjax.models import hub
 from dprjax.retrieval import bm25
-from dprjax.runtime import checkpoint, mesh, tree
 from dprjax.runtime import config as configs
+from dprjax.runtime import mesh, tree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RATES = {'topic': (1e-3, 5e-3), 'dptdr': (7e-3, 2e-2)}
@@ -254,13 +254,9 @@ class Experiment:
         sys.exit('stopped; the same command goes on')
       trained_s = time.monotonic() - began
       last = self.args.updates
-      saved = checkpoint.Checkpoints(workdir, self.backbone.sha256, read_only=True)
-      try:
-        for step in [last // 3, last * 2 // 3, last] if row.steps else [last]:
-          trained = saved.restore_trainable(step)
-          self.encode(f'{name}-{seed}', row, config, trained, split, step, step == last)
-      finally:
-        saved.close()
+      for step in [last // 3, last * 2 // 3, last] if row.steps else [last]:
+        trained = trials.restore(workdir, self.backbone, step)
+        self.encode(f'{name}-{seed}', row, config, trained, split, step, step == last)
       shutil.rmtree(workdir / 'checkpoints')
       return {
         'train_s': round(trained_s),

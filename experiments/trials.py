@@ -13,7 +13,7 @@ import time
 import numpy as np
 
 from dprjax.base import files
-from dprjax.runtime import compiled
+from dprjax.runtime import checkpoint, compiled
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LEDGER = 'ledger.jsonl'
@@ -123,6 +123,24 @@ def write_ledger(path, lines):
   path.parent.mkdir(parents=True, exist_ok=True)
   with files.atomic_write(path) as file:
     file.writelines(json.dumps(line) + '\n' for line in lines)
+
+
+def restore(workdir, backbone, step):
+  """The trained parameters of a run, by name, after so many updates."""
+  saved = checkpoint.Checkpoints(workdir, backbone.sha256, read_only=True)
+  try:
+    return saved.restore_trainable(step)
+  finally:
+    saved.close()
+
+
+def check_here(out, ran, workdir):
+  """Exits where the line of a run that is to be tested came from another machine."""
+  if not workdir.exists():
+    raise SystemExit(
+      f'{workdir} is not here: take the line of {ran["run"]}, seed {ran["seed"]}, out of '
+      f'{out / LEDGER} and run the command again'
+    )
 
 
 def take_up(out, kept, settings):
