@@ -12,10 +12,14 @@ from dprjax import Retriever, encode, load_prompt, search, train
 from dprjax.base.errors import InputError
 from dprjax.base.files import sha256_file
 from dprjax.data import sources, store, text
+from dprjax.formats.texts import read_texts
 from dprjax.formats.trec import read_run
-from dprjax.methods import exporting, query_only
+from dprjax.inference.encoder import Encoder
+from dprjax.methods import dpr, exporting, query_only
+from dprjax.models import hub
 from dprjax.retrieval import embeddings
 from dprjax.runtime import config as configs
+from dprjax.runtime import mesh
 from tests import devices
 from tests.test_train import assert_bad, assert_same_bits, files_of, metrics_of, trainable_of
 
@@ -184,6 +188,24 @@ def test_the_whole_corpus_may_be_the_negatives(folder, go, trained, tmp_path):
   total = len(embeddings.load_embeddings(tmp_path / 'passages'))
   rows = [row for row in metrics_of(tmp_path / 'run') if 'loss' in row]
   assert all(0.9 * total < row['negatives'] < total for row in rows)
+
+
+def test_the_frozen_encoders_vectors_come_with_a_batch(flags, trained, tmp_path):
+  config = configs.parse([*flags, '--config.prompt.anchor=0.5'])
+  backbone = hub.load_backbone(f'{trained}/backbone')
+  tokenizer = text.load_tokenizer(backbone.path)
+  with devices.one():
+    found = dpr.METHOD.data(config.data, config, epath.Path(tmp_path), mesh.make_mesh({'data': 1}))
+    data = found.open(tokenizer, backbone.config)
+    batch = data.batches[1]
+    encoder = Encoder.load(
+      backbone.path, pooling=config.pooling, normalize=config.normalize, query_max_length=16
+    )
+    queries = {one.id: one.text for one in read_texts(f'{trained}/data/queries.jsonl', 'query')}
+    ids = store.open_store(f'{trained}/store/train').query_ids(batch['query_index'])
+    want = encoder.encode([queries[id_] for id_ in ids], 'query')
+  assert len(set(ids)) == len(ids) == config.batch_size
+  np.testing.assert_allclose(batch[query_only.FROZEN], want, rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -121,10 +121,16 @@ def contrast(
   q = made['query'][:, 0]
   p = made['passage'] if 'passage' in made else batch['passage_vectors']
 
-  # Another forward pass, without dropout, that nothing is differentiated through.
   bare = {}
   if frozen is not None:
-    bare = {kind: embed_chunked(frozen, kind, *rows, None) for kind, rows in texts.items()}
+    if query_only.FROZEN in batch:
+      bare['query'] = batch[query_only.FROZEN][:, None]
+    # Another forward pass, without dropout, that nothing is differentiated through.
+    bare |= {
+      kind: embed_chunked(frozen, kind, *rows, None)
+      for kind, rows in texts.items()
+      if kind not in bare
+    }
   held = frozen is not None and config.prompt.anchor_to == 'scores'
 
   def score(

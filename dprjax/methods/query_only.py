@@ -32,6 +32,8 @@ from dprjax.runtime import distributed
 from dprjax.runtime import mesh as meshes
 
 FOLDER = 'passages'  # of the workdir
+FROZEN = 'frozen_query_vectors'  # of a batch, where there is a trust region
+_QUERIES = 'queries'  # the folder that they are from
 _CORPUS, _VECTORS = 'corpus', 'vectors'
 _KNOB = 'config.data.passage_embeddings'
 _SHARD_ROWS = 5000  # an interruption loses at most so many
@@ -40,8 +42,8 @@ MOST_BYTES = 4 << 30  # of a corpus that is all queries' negatives
 _MOST_APART = 0.05  # of their length: float16 and another library's rounding are far below it
 
 
-class Passages:
-  """Vectors of passages, on disk.
+class Vectors:
+  """Vectors of passages, or of queries, on disk.
 
   Attributes:
     folder: that they are in.
@@ -53,7 +55,7 @@ class Passages:
 
     Args:
       found: a folder of embeddings.
-      ids: of the passages that are asked for, in the order of the rows that name them.
+      ids: of the texts that are asked for, in the order of the rows that name them.
 
     Raises:
       InputError: one of these ids is not there.
@@ -68,11 +70,11 @@ class Passages:
     self._places = self._find(ids)
 
   def take(self, rows: jt.Int[np.ndarray, '*n']) -> jt.Float32[np.ndarray, '*n H']:
-    """The vectors of the passages with these numbers."""
+    """The vectors of the texts with these numbers."""
     return self._read(self._places[rows.ravel()]).reshape(*rows.shape, self.width)
 
   def of_ids(self, ids: Sequence[str]) -> jt.Float32[np.ndarray, 'n H']:
-    """The vectors of these passages. Raises InputError where one is not there."""
+    """The vectors of these texts. Raises InputError where one is not there."""
     return self._read(self._find(ids))
 
   def _find(self, ids: Sequence[str]) -> jt.Int64[np.ndarray, 'n']:
@@ -139,7 +141,7 @@ def open_passages(
   config: ConfigDict,
   workdir: epath.Path,
   tokenizer: Tokenizer,
-) -> Passages:
+) -> Vectors:
   """The vectors of a store's passages. All processes call this.
 
   Args:
@@ -180,7 +182,7 @@ def open_passages(
       'the backbone of this config',
       folders.describe(encoder, 'passage', found.meta.dtype, '').space(),
     )
-  passages = Passages(found, tokens.passage_ids(np.arange(tokens.num_passages)))
+  passages = Vectors(found, tokens.passage_ids(np.arange(tokens.num_passages)))
   # Of a larger folder it cannot be known whether the texts agree as the ids do.
   if (
     not made
@@ -194,8 +196,31 @@ def open_passages(
   return passages
 
 
+def open_queries(
+  source: sources.Source,
+  tokens: store.Store,
+  config: ConfigDict,
+  workdir: epath.Path,
+  tokenizer: Tokenizer,
+) -> Vectors:
+  """The frozen encoder's vectors of a store's queries, for a trust region; made in the workdir.
+
+  Nothing changes them in a training: made once, they spare every update a forward pass. All
+  processes call this; the arguments are `open_passages`'.
+  """
+  dataset, folder = sources.load_dataset(source), workdir / _QUERIES
+  encoder = _encoder(config, workdir, tokenizer)
+  texts = dataset.queries
+  named = str(dataset.files['queries'])
+  folders.fill_folder(encoder, 'query', texts, folder, source=named, shard_rows=_SHARD_ROWS)
+  distributed.barrier('queries')  # process 0 has finished the folder
+  process, processes = jax.process_index(), jax.process_count()
+  found = embeddings.load_embeddings(folder, process=process, processes=processes)
+  return Vectors(found, tokens.query_ids(np.arange(tokens.num_queries)))
+
+
 def arrays(
-  config: ConfigDict, passages: Passages | None, total: int
+  config: ConfigDict, passages: Vectors | None, total: int
 ) -> dict[str, jt.Float32[np.ndarray, 'M H']]:
   """The whole corpus as ``Data.arrays``, where it is all queries' negatives.
 

@@ -238,6 +238,9 @@ def _open(
   passages = None
   if config.prompt.sides == 'query':
     passages = query_only.open_passages(splits.train, tokens, config, splits.workdir, tokenizer)
+  frozen = None
+  if config.prompt.sides == 'query' and config.prompt.anchor:
+    frozen = query_only.open_queries(splits.train, tokens, config, splits.workdir, tokenizer)
   update = config.batch_size * config.accumulate
   seen = update * (1 + config.negatives) - 1 if config.in_batch else config.negatives
   seen = tokens.num_passages - 1 if config.corpus_negatives < 0 else seen + config.corpus_negatives
@@ -275,6 +278,8 @@ def _open(
         batch | {distillation.KEY: known.scores(batch['query_index'], batch['passage_index'])}
       )
     )
+  if frozen is not None:
+    made = made.map(lambda batch: batch | {query_only.FROZEN: frozen.take(batch['query_index'])})
   return Data(
     batches=made,
     unit='pairs',
@@ -322,6 +327,8 @@ def batch_shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer | None) 
   calls, texts = [(size, lengths['query'])], {'queries': size}
   if config.prompt.sides == 'query':
     arrays['passage_vectors'] = rows(np.float32, candidates, model.hidden_size)
+    if config.prompt.anchor:
+      arrays[query_only.FROZEN] = rows(np.float32, model.hidden_size)
   else:
     arrays['passage_tokens'] = rows(np.int32, candidates, lengths['passage'])
     arrays['passage_mask'] = rows(np.bool_, candidates, lengths['passage'])
@@ -363,7 +370,7 @@ def _evaluation(
   devices: Mesh,
   assign: Assign | None,
   tokenizer: Tokenizer,
-  passages: query_only.Passages | None,
+  passages: query_only.Vectors | None,
   model: Model,
 ) -> Evaluate:
   return evaluation(
@@ -404,7 +411,7 @@ def evaluation(
   assign: Assign | None,
   tokenizer: Tokenizer,
   wanted: Sequence[str],
-  known: query_only.Passages | None = None,
+  known: query_only.Vectors | None = None,
 ) -> Evaluate:
   """Exact search for the dev queries in the corpus, or in a sample of it, by these measures.
 

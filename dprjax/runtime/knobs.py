@@ -164,7 +164,7 @@ def table() -> types.SimpleNamespace:
   c.prompt.init_std = number(0.02, least=0, most=10)
   c.prompt.init_from = text('')  # start from this prompt.npz instead (Table 6)
   # a trust region around the frozen encoder: the weight in the loss of how far the prompt leads
-  # away from it; 0: none. It costs another forward pass
+  # away from it; 0: none. It costs another forward pass, but not where `sides` is 'query'
   c.prompt.anchor = number(0.0, least=0, most=1e6)
   # of what: 'vectors', their mean squared distance; 'scores', the divergence of a query's softmax
   # over its positive and negatives from the frozen encoder's

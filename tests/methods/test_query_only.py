@@ -55,7 +55,9 @@ def expected(config, params, batch):
   elif whole:
     more = CORPUS.astype(np.float64), range(TOTAL)
   bare, to = None, config.prompt.anchor_to
-  if config.prompt.anchor:
+  if config.prompt.anchor and query_only.FROZEN in batch:
+    bare = batch[query_only.FROZEN].astype(np.float64)
+  elif config.prompt.anchor:
     bare = reference.encode(
       shared.MODEL, params['backbone'], batch['query_tokens'], batch['query_mask'], None
     )
@@ -110,13 +112,17 @@ SCORES = {'prompt__anchor': 0.5, 'prompt__anchor_to': 'scores'}
   ],
   ids=str,
 )
-def test_loss_and_gradient_equal_numpy(devices, knobs):
+@pytest.mark.parametrize('known', [False, True], ids=['', 'frozen vectors come with the batch'])
+def test_loss_and_gradient_equal_numpy(devices, knobs, known):
   config = make_config(**knobs)
   mesh = shared.make_mesh({'data': devices})
   method = dpr.build(config, shared.MODEL, mesh)
   params = shared.make_params(method)
   assert [name for name in params if name.startswith('prompt/')] == ['prompt/query/prefix']
   batch = make_batch(1 + config.negatives, max(config.corpus_negatives, 0))
+  if known:
+    vectors = np.random.default_rng(2).normal(size=(len(batch['query_index']), WIDTH))
+    batch[query_only.FROZEN] = vectors.astype(np.float32)
   constants = {} if config.corpus_negatives >= 0 else {'corpus/vectors': CORPUS}
   placed = meshes.put(params, meshes.param_shardings(mesh, params))
 
