@@ -9,8 +9,9 @@ download.
 
 Three words may follow: `query` and `both` (`configs/dptdr.py:beir,both`) say what is encoded under
 the prompt, queries alone or passages too. For queries alone passages are encoded once, under the
-bare backbone, and all of them are every query's negatives (docs/query-only.md). That is how `beir`,
-`scifact` and `medquad` begin, the others with both. `peft` trains a prompt that PEFT can express.
+bare backbone, and all of them are every query's negatives (docs/query-only.md). Without such a word
+`beir`, `scifact` and `medquad` train both and keep the one that is better on held-out queries, the
+others train both sides. `peft` trains a prompt that PEFT can express.
 """
 
 import os
@@ -80,12 +81,28 @@ def get_config(arg: str = 'beir'):
     c.eval.corpus_limit = 100_000
   if 'peft' in rest:
     c.prompt.shift_positions = True  # PEFT counts a text's positions from the prompt's length
-  if 'query' in rest or (recipe in ('beir', 'scifact', 'medquad') and 'both' not in rest):
+  small = recipe in ('beir', 'scifact', 'medquad')
+  if small and not {'query', 'both'} & set(rest):
+    c.alternatives = {'query': {}, 'both': both_sides(c)}
+  if 'query' in rest or c.alternatives:
     c.prompt.sides = 'query'
-    if recipe in ('beir', 'scifact', 'medquad'):
-      c.corpus_negatives = -1
-      c.prompt.anchor, c.prompt.anchor_to = 0.5, 'scores'
-      c.batch_size = 16
-    if recipe in ('beir', 'scifact'):
+  if small and c.prompt.sides == 'query':
+    c.corpus_negatives = -1
+    c.prompt.anchor, c.prompt.anchor_to = 0.5, 'scores'
+    c.batch_size = 16
+    if recipe != 'medquad':
       c.data.passage_max_length = 256  # all that the encoder reads, since it reads them once
   return defaults.local(c) if 'local' in (recipe, *rest) else c
+
+
+def both_sides(c):
+  """What differs from a prompt for queries alone."""
+  return {
+    'prompt': {'sides': c.prompt.sides, 'anchor': c.prompt.anchor},
+    'batch_size': c.batch_size,
+    'corpus_negatives': c.corpus_negatives,
+    'data': {
+      'passage_max_length': c.data.passage_max_length,
+      'passage_embeddings': c.data.passage_embeddings,
+    },
+  }

@@ -1,4 +1,4 @@
-"""What `make quickstart` trains: a prompt for queries on docstrings, in two minutes on two cores.
+"""What `make quickstart` trains: a prompt for queries on docstrings.
 
     python -m dprjax.quickstart --data=DIR
 
@@ -10,7 +10,7 @@ from dprjax.runtime import config as defaults
 
 
 def get_config():
-  c = defaults.sibling(__file__, 'dptdr').get_config('beir')
+  c = defaults.sibling(__file__, 'dptdr').get_config('beir,query')
   c.task = 'quickstart'
   # Once over the docstrings' 4,400 training queries. Too short to overfit: no query is held out,
   # the last checkpoint is taken.

@@ -205,6 +205,7 @@ class Pipeline:
     settings = [f'mix.{pool}={fraction}' for pool, fraction in mix.items()]
     recipe = self.config.retriever_recipe
     self._experiment(name, recipe, experiment, mined, base, product, settings)
+    workdir = workdirs.trained(workdir)
     base = configs.backbone_path(configs.load_workdir(workdir), workdir)
     return (Model(base, product) if prompted else Model(str(product))), base
 

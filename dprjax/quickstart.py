@@ -96,8 +96,8 @@ def _compare(
 ) -> dict[str, float]:
   """``quickstart`` in a folder that this command holds."""
   texts, asked = prepare(data, out, split)
-  wanted = configs.parse([f'--config={config}', *overrides]).prompt
-  shared = bool(wanted.length) and wanted.sides == 'query'
+  wanted = configs.parse([f'--config={config}', *overrides])
+  shared = bool(wanted.prompt.length) and wanted.prompt.sides == 'query' and not wanted.alternatives
   stages = Stages(out, _COMMANDS - 2 * shared)
 
   def measure(name: str, run: epath.Path, extra: Sequence[str] = ()) -> epath.Path:
@@ -112,6 +112,7 @@ def _compare(
   flags += [f'--config.backbone.path={backbone}'] if backbone else []
   reads = [texts.corpus, texts.queries, texts.qrels['train'], *Model(backbone or '').files]
   stages.train('Train', config, [*flags, *overrides], workdir, reads)
+  workdir = workdirs.trained(workdir)
   trained = configs.load_workdir(workdir)
   prompted = bool(trained.prompt.length)
   product = out / ('prompt.npz' if prompted else 'model')

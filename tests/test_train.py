@@ -21,7 +21,7 @@ from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.methods import method as methods
 from dprjax.methods import updates
-from dprjax.models import hub
+from dprjax.models import artifact, hub
 from dprjax.runtime import checkpoint, optim, tree
 from tests import devices
 from tests.knobs import with_knobs
@@ -785,3 +785,69 @@ def test_interrupted_from_the_keyboard(reuse, tmp_path, moment, monkeypatch):
   lines = [line for line in err.splitlines() if line.startswith('dprjax: error')]
   assert process.returncode == 130 and 'Traceback' not in err, err
   assert lines == ['dprjax: error: interrupted; the same command goes on, or begins again']
+
+
+TWO_RATES = """
+from dprjax.runtime import config as defaults
+
+
+def get_config():
+  c = defaults.sibling({recipe!r}, 'dptdr').get_config('local')
+  c.alternatives = {{'slow': {{'optim': {{'learning_rate': 1e-5}}}}, 'fast': {{}}}}
+  c.optim.learning_rate = 0.05
+  return c
+"""
+
+
+@pytest.mark.slow
+def test_the_better_of_two_experiments_also_after_an_interruption(
+  command, reuse, monkeypatch, tmp_path
+):
+  from dprjax import export
+
+  config = tmp_path / 'two.py'
+  config.write_text(TWO_RATES.format(recipe=str(ROOT / 'configs' / 'x.py')))
+  run, save = tmp_path / 'run', checkpoint.Checkpoints.save
+
+  def begin():
+    with devices.one():
+      return command(
+        train,
+        f'--config={config}',
+        f'--workdir={run}',
+        *reuse,
+        f'--config.data.store={tmp_path}/store',
+      )
+
+  def fail_in_the_second(self, step, *rest):
+    if self.folder.parent == run / 'alternatives' / 'slow' and step == 8:
+      raise InputError('no room')
+    save(self, step, *rest)
+
+  monkeypatch.setattr(checkpoint.Checkpoints, 'save', fail_in_the_second)
+  assert_bad(begin(), 'no room')
+  assert_bad(command(export, f'--workdir={run}', f'--out={tmp_path}/p.npz'), 'no alternative is')
+  monkeypatch.undo()
+  before = trainable_of(run / 'alternatives' / 'fast')[1]
+  status, err = begin()
+  assert status == 0 and 'resuming after step 6 of 12' in err, err
+  found = json.loads((run / 'alternatives.json').read_text())
+  scores = {name: gain['best'] for name, gain in found['gains'].items()}
+  for name, best in scores.items():
+    rows = metrics_of(run / 'alternatives' / name)
+    assert best == max(row['dev/nDCG@10'] for row in rows if row.get('step') and 'dev/gain' in row)
+  assert found['chosen'] == max(scores, key=scores.get) and len(set(scores.values())) == 2
+  assert_same_bits(trainable_of(run / 'alternatives' / 'fast')[1], before)
+  chosen = run / 'alternatives' / found['chosen']
+  assert f'chosen: {found["chosen"]}' in err and f'--workdir={chosen}' in err
+  status, err = command(export, f'--workdir={run}', f'--out={tmp_path}/p.npz', '--force')
+  assert status == 0, err
+  status, err = command(export, f'--workdir={chosen}', f'--out={tmp_path}/q.npz', '--force')
+  assert status == 0, err
+  ours, same = (artifact.load_prompt(tmp_path / f'{name}.npz') for name in 'pq')
+  assert_same_bits(ours.arrays, same.arrays)
+  # An experiment without them is another one.
+  status, err = command(
+    train, f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={run}', *reuse
+  )
+  assert status == 2 and 'holds another experiment' in err, err

@@ -17,6 +17,7 @@ from dprjax.methods import method as methods
 from dprjax.models import artifact, hub, peft, prompted
 from dprjax.runtime import checkpoint, tree
 from dprjax.runtime import config as configs
+from dprjax.runtime import workdir as workdirs
 
 logger = logging.getLogger('dprjax')
 
@@ -84,6 +85,7 @@ def export(
       does not fit what was trained, lies in the workdir or another input, or holds anything but an
       earlier export; the format cannot express what was trained.
   """
+  workdir = workdirs.trained(workdir)
   config = configs.load_workdir(workdir)
   trained_by = methods.load_named(config.method, method)
   out, path = epath.Path(out), configs.backbone_path(config, workdir)

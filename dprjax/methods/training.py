@@ -17,7 +17,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration, size
 from dprjax.data import text
 from dprjax.data.batches import open_batches
-from dprjax.methods import baseline, folds, updates
+from dprjax.methods import alternatives, baseline, folds, updates
 from dprjax.methods import method as methods
 from dprjax.models import artifact, hub
 from dprjax.models.head_specs import HEADS, Head
@@ -60,12 +60,13 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
       finite.
   """
   main = jax.process_index() == 0
-  method = methods.load(config.method)
   configs.check(config)
-  method.check(config)
   devices = mesh.make_mesh(config.mesh)
-  update_size = config.batch_size * config.accumulate
-  mesh.check_batch(devices, update_size, config.grad_cache * config.accumulate)
+  for name, one in alternatives.resolve(config).items():
+    try:
+      method = check(one, devices)
+    except InputError as error:
+      raise InputError(f'alternative {name}: {error}' if name else str(error)) from error
   if distributed.agree(configs.to_json(config)) != configs.to_json(config):
     raise InputError(
       f'process {jax.process_index()} was started with another --config than process 0; give all '
@@ -74,7 +75,46 @@ def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
   inputs = workdirs.inputs(config)
   workdirs.check_folders(config, inputs)
   with workdirs.claim(workdir, workdirs.TRAINING, inputs, lock=main) as claimed:
+    if config.alternatives:
+      return _train_best(config, claimed, devices)
     return _train(ml_collections.FrozenConfigDict(config), claimed, method, devices)
+
+
+def check(config: ml_collections.ConfigDict, devices: jax.sharding.Mesh) -> methods.Method:
+  """The method of an experiment; raises InputError for knobs that do not go together."""
+  configs.check(config)
+  method = methods.load(config.method)
+  method.check(config)
+  update_size = config.batch_size * config.accumulate
+  mesh.check_batch(devices, update_size, config.grad_cache * config.accumulate)
+  return method
+
+
+def _train_best(
+  config: ml_collections.ConfigDict, workdir: epath.Path, devices: jax.sharding.Mesh
+) -> Result:
+  """``train`` with alternatives: all of them, then the best one to its end."""
+  configs.check_workdir(config, workdir)
+  main = jax.process_index() == 0
+  if main:
+    configs.claim_workdir(config, workdir)
+  results: list[Result] = []
+
+  def train_one(
+    one: ml_collections.ConfigDict, folder: epath.Path, whole: bool
+  ) -> tuple[bool, baseline.Gain | None]:
+    method, inputs = methods.load(one.method), workdirs.inputs(one)
+    with workdirs.claim(folder, workdirs.TRAINING, inputs, lock=main) as claimed:
+      frozen = ml_collections.FrozenConfigDict(one)
+      results.append(_train(frozen, claimed, method, devices, whole))
+    return results[-1].done, results[-1].gain
+
+  say = logger.info if main else logger.debug
+  best = alternatives.choose(config, workdir, train_one, say)
+  if best is not None:
+    one = alternatives.resolve(config)[best]
+    train_one(one, workdirs.alternative(workdir, best), True)
+  return results[-1]
 
 
 def _train(
@@ -82,8 +122,13 @@ def _train(
   workdir: epath.Path,
   method: methods.Method,
   devices: jax.sharding.Mesh,
+  whole: bool = True,
 ) -> Result:
-  """``train`` in a workdir that this command holds."""
+  """``train`` in a workdir that this command holds.
+
+  If it is not to be the ``whole`` of it, and the number of updates is found by folds, it ends where
+  that number is known.
+  """
   given, platform = config, devices.devices.flat[0].platform
   config = ml_collections.FrozenConfigDict(configs.settle(given, platform))
   main = jax.process_index() == 0
@@ -127,6 +172,8 @@ def _train(
     )
     if plan is None:
       return Result(0, None, None, done=False)
+    if not whole:
+      return Result(0, None, None, gain=plan.gain)
     schedule_steps, total = plan.schedule, plan.steps
   every = config.eval.every or epoch
   save_every = config.checkpoint.every or epoch
@@ -287,7 +334,7 @@ def _train(
       (f'stopped early: no gain in the last {stale} evaluations; ' if stopped else '')
       + f'done at step {step}'
       + (f'; best dev {config.eval.measure} {best:.4f} at step {best_step}' if best_step else '')
-      + f'. {what_next(config, workdir, gain)}'
+      + f'. {what_next(config, workdir, gain, whole)}'
     )
     return Result(step, best, best_step, gain=gain)
   except BaseException as error:  # whatever ends this process ends the others, before it waits
@@ -325,12 +372,15 @@ def shown_scores(scores: methods.Scores) -> str:
 
 
 def what_next(
-  config: ml_collections.FrozenConfigDict, workdir: epath.Path, gain: baseline.Gain | None
+  config: ml_collections.FrozenConfigDict,
+  workdir: epath.Path,
+  gain: baseline.Gain | None,
+  whole: bool,
 ) -> str:
   """How good a finished run is beside its start, and what to do with it."""
   out = 'prompt.npz' if config.prompt.length else 'DIR'
   command = f'python -m dprjax.export --workdir={workdir} --out={out}'
-  if config.data.fold and gain is not None:  # which is no model to use
+  if (config.data.fold or not whole) and gain is not None:  # which is no model to use, or not yet
     return f'{gain.verdict}.'
   if gain is None:
     return f'Next: {command}'

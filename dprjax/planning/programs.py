@@ -66,6 +66,11 @@ def read_config(arguments: Sequence[str], platform: str) -> ml_collections.Confi
     for task in config.tasks.values():
       task.data.dir = task.data.dir or 'any'
   configs.check(config)
+  if config.alternatives:
+    raise InputError(
+      f'config.alternatives: a plan is of one of {", ".join(config.alternatives)}; name the recipe '
+      'of that one, configs/dptdr.py:beir,both say'
+    )
   method.check(config)
   if method.shapes is None:
     raise InputError(

@@ -32,6 +32,9 @@ _FREE = ('checkpoint', 'log_every', 'eval.every', 'eval.batch_size', 'compilatio
 # Keys by their former names, which older workdirs hold.
 _RENAMED = {'system': 'method', 'data.form': 'data.format'}
 
+# Folders of a workdir in which something was made.
+_MADE = ('checkpoints', 'backbone', 'folds', 'alternatives')
+
 _NO_KNOB = 'there is no such knob; dprjax/runtime/knobs.py lists them all'
 _TASK = re.compile(r'[A-Za-z][A-Za-z0-9_-]{0,63}')
 
@@ -56,6 +59,15 @@ def _values(section: types.SimpleNamespace) -> dict[str, Any]:
   }
 
 
+def alternative(config: ml_collections.ConfigDict, name: str) -> ml_collections.ConfigDict:
+  """The experiment that one of ``config.alternatives`` is."""
+  one = ml_collections.ConfigDict(config.to_dict())  # of a frozen one, too
+  changes = one.alternatives[name].to_dict()
+  one.alternatives = {}
+  one.update(changes)
+  return one
+
+
 def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   """Shrinks any experiment to seconds on a CPU.
 
@@ -76,6 +88,7 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   )
   c.data.train_split, c.data.dev_split, c.data.hold_out = 'train', 'dev', 0.0
   c.data.folds = 0
+  c.alternatives = {}
   c.data.query_max_length, c.data.passage_max_length = 16, 32
   c.pretrain.max_length, c.pretrain.span_length, c.pretrain.passage_length = 32, 16, 64
   c.cross_encoder.candidates, c.cross_encoder.dev_queries = 5, 32
@@ -252,7 +265,10 @@ def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'confi
 
 
 def _known(config: ml_collections.ConfigDict, name: str) -> dict[str, knobs.Knob]:
-  """The knobs of a config with these tasks. Raises InputError where its tasks are no entries."""
+  """The knobs of a config with these tasks and alternatives.
+
+  Raises InputError where they are no entries.
+  """
   known, of_task = _flat(vars(knobs.table())), _flat(vars(knobs.task_table()))
   tasks = config.get('tasks')
   if tasks is None:
@@ -276,7 +292,19 @@ def _known(config: ml_collections.ConfigDict, name: str) -> dict[str, knobs.Knob
         f'{name}.tasks: {first[task.lower()]} and {task} are one name; give each task its own'
       )
     known |= {f'tasks.{task}.{key}': knob for key, knob in of_task.items()}
-  return known
+  alternatives = config.get('alternatives')
+  if not isinstance(alternatives, ml_collections.ConfigDict):
+    raise InputError(f'{name}.alternatives: expected knobs by name, not {alternatives!r:.60}')
+  changes: dict[str, knobs.Knob] = {}  # of these knobs, each has those that differ
+  for one, entry in alternatives.items():
+    if not _TASK.fullmatch(one) or not isinstance(entry, ml_collections.ConfigDict):
+      raise InputError(
+        f'{name}.alternatives: expected a name of letters, digits, _ and -, and the knobs that '
+        f'differ, not {one!r:.60}: {entry!r:.60}'
+      )
+    given = _flat(entry.to_dict())
+    changes |= {f'alternatives.{one}.{key}': known[key] for key in given if key in known}
+  return known | changes
 
 
 def split_argument(
@@ -330,7 +358,7 @@ def check_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) ->
     InputError: the workdir holds another experiment; the keys that differ are named.
   """
   path = epath.Path(workdir) / 'config.json'
-  made = any((path.parent / name).exists() for name in ('checkpoints', 'backbone', 'folds'))
+  made = any((path.parent / name).exists() for name in _MADE)
   if not (path.exists() and made):
     return False
   stored, given = _flat(_read(workdir)), _flat(json.loads(to_json(config)))

@@ -357,6 +357,9 @@ def table() -> types.SimpleNamespace:
   # P(yes) - P(no), as in the paper
   c.template.score = choice('logit', 'probability')
 
+  # experiments of which held-out queries choose one: NAME = the knobs that differ from these
+  c.alternatives = types.SimpleNamespace()
+
   # for the same methods and a task that is new: its prompt is a weighted sum of trained ones
   c.adapt = types.SimpleNamespace()
   c.adapt.fusion = switch(False)  # False: its own prompt encoders, or its prompt's file

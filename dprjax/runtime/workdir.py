@@ -13,10 +13,13 @@ from etils import epath
 
 from dprjax.base import files, outputs, reading, repository, stamps
 from dprjax.base.errors import InputError
+from dprjax.runtime import config as configs
 
 BASELINE = 'baseline.json'  # the dev split's scores before the first step
 FOLDS = 'folds.json'  # what a cross-validation found
 MEASURED = (BASELINE, FOLDS)
+ALTERNATIVES = 'alternatives.json'  # which of config.alternatives was chosen
+CHOICE = 'dprjax.alternatives'  # its format
 TRAINING, PIPELINE, QUICKSTART = 'dprjax.training', 'dprjax.pipeline', 'dprjax.quickstart'
 _NAMES = {
   TRAINING: "a training of dprjax.train's",
@@ -68,6 +71,46 @@ def claim(
         for name in (outputs.MARK, 'config.json'):
           (path / name).unlink(missing_ok=True)
       raise
+
+
+def alternative(workdir: epath.Path, name: str) -> epath.Path:
+  """The workdir of one of ``config.alternatives``."""
+  return workdir / 'alternatives' / name
+
+
+def chosen(workdir: epath.Path, config: ml_collections.ConfigDict) -> str | None:
+  """The name of the chosen one of ``config.alternatives``; None before there is one.
+
+  Raises InputError where the file that says so is something else.
+  """
+  path = workdir / ALTERNATIVES
+  if not path.exists():
+    return None
+  try:
+    found = reading.read_json_object(path, 'choice')
+    if found.get('format') != CHOICE or found.get('chosen') not in config.alternatives:
+      raise InputError(f'{path} does not name one of {", ".join(config.alternatives)}')
+  except InputError as error:
+    raise InputError(f'{error}; remove that file, and they are compared again') from error
+  return str(found['chosen'])
+
+
+def trained(workdir: files.PathLike) -> epath.Path:
+  """The workdir that has a run's checkpoints: itself, or that of the chosen alternative.
+
+  Raises:
+    InputError: there is no run, or none is chosen yet.
+  """
+  config, workdir = configs.load_workdir(workdir), epath.Path(workdir)
+  if not config.alternatives:
+    return workdir
+  best = chosen(workdir, config)
+  if best is None:
+    folders = ' or '.join(str(alternative(workdir, name)) for name in config.alternatives)
+    raise InputError(
+      f'{workdir}: no alternative is chosen yet; run its training to the end, or name {folders}'
+    )
+  return alternative(workdir, best)
 
 
 def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:

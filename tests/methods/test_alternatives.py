@@ -1,0 +1,119 @@
+"""Which of several experiments is chosen."""
+
+import json
+
+import pytest
+
+from dprjax.base.errors import InputError
+from dprjax.methods import alternatives, baseline
+from dprjax.runtime import config as configs
+from dprjax.runtime import workdir as workdirs
+from tests.knobs import with_knobs
+
+CHANGES = {'first': {}, 'second': {'batch_size': 8, 'data': {'hold_out': 0.3}}, 'third': {}}
+SCORES = {'first': 0.5, 'second': 0.75, 'third': 0.75}
+
+
+def make_config(changes=CHANGES, **more):
+  config = with_knobs(data__hold_out=0.1, data__dir='d', backbone__path='b', **more)
+  config.alternatives = changes
+  configs.check(config)
+  return config
+
+
+class Trainings:
+  """Stands for trainings, and keeps what they would be."""
+
+  def __init__(self, stop_at=None, gains=True):
+    self.made, self.stop_at, self.gains = [], stop_at, gains
+
+  def __call__(self, config, folder, whole):
+    self.made.append((folder.name, config, whole))
+    score = SCORES[folder.name]
+    gain = baseline.Gain('nDCG@10', 0.5, score, score - 0.5, None, None, 0, score > 0.5)
+    return folder.name != self.stop_at, gain if self.gains else None
+
+
+@pytest.fixture
+def lines():
+  return []
+
+
+def test_the_best_on_held_out_queries(tmp_path, lines):
+  config, train = make_config(data__store='store'), Trainings()
+  assert alternatives.choose(config, tmp_path, train, lines.append) == 'second'
+  assert [name for name, *_ in train.made] == ['first', 'second', 'third']
+  for name, one, whole in train.made:
+    changed = name == 'second'
+    assert (one.batch_size, one.data.hold_out) == ((8, 0.3) if changed else (64, 0.1))
+    assert not one.alternatives and one.data.store == f'store/{name}' and not whole
+  assert lines[-1].startswith('chosen: second, of nDCG@10 first 0.5000 (+0.0000), second 0.7500')
+  found = json.loads((tmp_path / 'alternatives.json').read_text())
+  assert {name: gain['best'] for name, gain in found['gains'].items()} == SCORES
+  # The next time nothing is trained.
+  assert alternatives.choose(config, tmp_path, None, lines.append) == 'second'
+
+
+def test_it_goes_on_where_it_was_asked_to_stop(tmp_path, lines):
+  config = make_config()
+  assert alternatives.choose(config, tmp_path, Trainings('second'), lines.append) is None
+  configs.claim_workdir(config, tmp_path)
+  with pytest.raises(InputError, match=r'no alternative is chosen yet; .*/alternatives/first or '):
+    workdirs.trained(tmp_path)
+  assert alternatives.choose(config, tmp_path, Trainings(), lines.append) == 'second'
+  assert workdirs.trained(tmp_path) == tmp_path / 'alternatives' / 'second'
+
+
+def test_without_alternatives_it_is_the_config(tmp_path):
+  config = make_config({})
+  assert alternatives.resolve(config) == {'': config}
+  configs.claim_workdir(config, tmp_path)
+  assert workdirs.trained(tmp_path) == tmp_path
+
+
+@pytest.mark.parametrize('text', ['{', '[]', '{"format": "x"}', '{"chosen": "fourth"}'])
+def test_a_damaged_record(tmp_path, lines, text):
+  (tmp_path / 'alternatives.json').write_text(text)
+  with pytest.raises(InputError, match=r'remove that file, and they are compared again'):
+    alternatives.choose(make_config(), tmp_path, None, lines.append)
+
+
+def test_a_method_that_measures_nothing(tmp_path, lines):
+  with pytest.raises(InputError, match='dpr measures nothing that first could win'):
+    alternatives.choose(make_config(), tmp_path, Trainings(gains=False), lines.append)
+
+
+@pytest.mark.parametrize(
+  'changes, more, message',
+  [
+    ({'first': {}}, {}, 'first is the only one'),
+    (CHANGES, {'data__hold_out': 0.0}, r'there are none; set config.data.hold_out=0.2'),
+  ],
+)
+def test_what_cannot_be_compared(changes, more, message):
+  config = make_config(changes)
+  for name, value in more.items():
+    section, _, knob = name.partition('__')
+    config[section][knob] = value
+  with pytest.raises(InputError, match=message):
+    alternatives.resolve(config)
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    ({'a': {'batch': 3}}, r'config.alternatives.a.batch: there is no such knob'),
+    ({'a': {'batch_size': 0}}, r'config.alternatives.a.batch_size: expected a whole number'),
+    ({'a b': {}}, r"config.alternatives: expected a name .* not 'a b'"),
+    ({'a': 3}, r"config.alternatives: expected a name .* not 'a': 3"),
+    ({'a': {'alternatives': {'b': {'batch_size': 4}}}}, 'there is no such knob'),
+    (3, 'config.alternatives: expected knobs by name, not 3'),
+  ],
+  ids=str,
+)
+def test_alternatives_that_cannot_be(changes, message):
+  config = with_knobs(data__dir='d', backbone__path='b')
+  with config.ignore_type():
+    config.alternatives = changes
+  with pytest.raises(InputError, match=message):
+    configs.check(config)
