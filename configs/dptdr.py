@@ -43,7 +43,8 @@ def get_config(arg: str = 'beir'):
     c.data.query_max_length, c.data.passage_max_length = 64, 128
     c.data.hold_out = 0.2
     # A fifth of fewer than 500 queries chooses by chance.
-    c.data.folds, c.data.folds_below = 5, 500
+    c.data.folds, c.data.folds_below = 3, 500
+    c.eval.epochs = 2.0  # passages that a prompt changes are encoded again for each
     c.eval.corpus_limit = 1000
     if recipe == 'scifact':
       c.data.dir = f'{DATA}/scifact'

@@ -6,15 +6,17 @@ All start from all-MiniLM-L6-v2. A setting (experiments/gain_sets.py) is a BEIR 
 and test judgements. On each, over seeds:
 
 - BM25, and the encoder as it is;
-- the recipe `dptdr.py:beir` as it is, a prompt for queries alone, and `dptdr.py:beir,both`, one for
-  both sides;
+- the recipes `dptdr.py:beir,query`, a prompt for queries alone, and `dptdr.py:beir,both`, one for
+  both sides; and `dptdr.py:beir`, which trains both and takes the one that is better on held-out
+  queries: its rows are made of theirs;
 - the recipe as it was before: a prompt for both sides at a lower rate;
 - fine-tuning, and a linear map of the query's vector: the best of three learning rates each on
   held-out training queries (with the first seed), trained until that score no longer rises.
 
 The recipes find their number of updates as they do for anyone: on held-out training queries or by
 cross-validation. Where a recipe says that nothing was gained, its user keeps the encoder as it is;
-so does the table, which counts these runs. Every run leaves a line in OUT/ledger.jsonl, and the
+so does the table, which counts these runs. (Fine-tuning and the linear map are what they are, also
+where they lose.) Every run leaves a line in OUT/ledger.jsonl, and the
 same command goes on where it stopped, on another machine too (experiments/ledgers/gain.jsonl).
 `--part` names some settings, `--ways` some systems, or variants of the recipe with one thing
 changed (`--ways=free,batch`; they are made only where they are named, and have their own table).
@@ -57,6 +59,8 @@ class Way(NamedTuple):
     rates: learning rates, of which held-out queries choose; (): the recipe's own.
     knobs: what differs from the recipe.
     both: whether it changes passages too.
+    keeps: when a user keeps the encoder as it is: where `train` says that nothing was gained
+      ('chance'), where no checkpoint was above it ('never above'), or ''.
   """
 
   label: str
@@ -64,6 +68,7 @@ class Way(NamedTuple):
   rates: tuple[float, ...] = ()
   knobs: tuple[str, ...] = ()
   both: bool = True
+  keeps: str = 'chance'
 
 
 # Trained until the score on held-out queries has not risen for two evaluations.
@@ -76,8 +81,10 @@ TUNED = (
   'eval.every=25',
   'eval.patience=2',
 )
+CHOSEN = 'new'  # of the two that follow
 WAYS = {
-  'new': Way(':beir', 'dptdr.py:beir', both=False),
+  CHOSEN: Way(':beir', 'dptdr.py:beir'),
+  'query': Way(':beir,query', 'dptdr.py:beir,query', both=False),
   'both': Way(':beir,both', 'dptdr.py:beir,both'),
   'old': Way(
     ':beir before',
@@ -87,8 +94,11 @@ WAYS = {
       'prompt.dropout=0.0',
       'ema=0.0',
       'data.hold_out=0.1',
+      'data.folds=5',
       'data.folds_below=200',
+      'eval.epochs=1.0',
     ),
+    keeps='never above',
   ),
   'ft': Way(
     'fine-tuned',
@@ -100,16 +110,19 @@ WAYS = {
       "trainable=('backbone/.*',)",
       'optim.weight_decay=0.01',
     ),
+    keeps='',
   ),
   'linear': Way(
     'a linear map',
-    'dptdr.py:beir',
+    'dptdr.py:beir,query',
     (3e-4, 1e-3, 3e-3),
     (*TUNED, 'method=lab.linear_map', "trainable=('head/.*',)", 'prompt.anchor=0.0'),
     both=False,
+    keeps='',
   ),
 }
-# The recipe with one thing changed, each: what the parts are for.
+# The recipe for queries with one thing changed, each: what the parts are for. (Negatives of the
+# batch are those of a larger batch, too.)
 CHANGED = {
   'rate=0.007': ('optim.learning_rate=7e-3',),
   'rate=0.03': ('optim.learning_rate=3e-2',),
@@ -130,15 +143,18 @@ LABELS = {
   'vectors': 'trust region of vectors, 3',
 }
 VARIANTS = {
-  way: Way(LABELS.get(way, way), 'dptdr.py:beir', knobs=knobs, both=False)
+  way: Way(LABELS.get(way, way), 'dptdr.py:beir,query', knobs=knobs, both=False)
   for way, knobs in CHANGED.items()
 }
 EVERY = WAYS | VARIANTS
+TRAINED = [way for way in WAYS if way != CHOSEN]
 FLOORS = {'bm25': 'BM25', 'frozen': 'frozen'}
 CLAIMS = (
   ('the recipe gains', 'new', 'frozen'),
   ('the recipe above the one before', 'new', 'old'),
-  ('a prompt for queries above one for both sides', 'new', 'both'),
+  ('the better of two above a prompt for queries', 'new', 'query'),
+  ('the better of two above a prompt for both sides', 'new', 'both'),
+  ('a prompt for queries above one for both sides', 'query', 'both'),
   ('fine-tuning above the recipe', 'ft', 'new'),
   ('fine-tuning above a prompt for both sides', 'ft', 'both'),
   ('a linear map above the recipe', 'linear', 'new'),
@@ -148,7 +164,7 @@ CURVES = ('medquad', 'docstrings')  # sources that have settings of many sizes
 
 def main():
   parser = trials.parser(__doc__, gain_sets.SETTINGS, '0,1,2')
-  parser.add_argument('--ways', default=','.join(WAYS), help='some systems, separated by commas')
+  parser.add_argument('--ways', default=','.join(TRAINED), help='some systems, separated by commas')
   parser.add_argument('--length', type=int, default=64, help='tokens of a passage, at most')
   parser.add_argument(
     '--dtype', default='auto', help='of the arithmetic; mixed: faster on processors with AMX'
@@ -182,7 +198,7 @@ class Experiment:
     self.passages(name)
     source = gain_sets.SETTINGS[name].source
     trials.measure(self.out, f'{source}/bm25', 0, lambda: evaluation.search_words(folder))
-    trials.measure(self.out, f'{source}/frozen', 0, lambda: self.search(name, 'new', 0, 0, {}))
+    trials.measure(self.out, f'{source}/frozen', 0, lambda: self.search(name, 'query', 0, 0, {}))
     for way in self.args.ways.split(','):
       rate = self.choose(name, way)
       for seed in self.seeds:
@@ -315,14 +331,27 @@ class Experiment:
         for name, systems in found.items():
           if gain_sets.SETTINGS[name].source == source:
             systems[way] = dict.fromkeys(self.seeds, line)
+    for systems in found.values():
+      for seed in sorted(systems['query'].keys() & systems['both'].keys()):
+        # As methods/alternatives.py chooses; the encoder as it is has one score for both.
+        systems[CHOSEN][seed] = max(
+          (systems[way][seed] for way in ('both', 'query')), key=lambda line: line['gain']
+        )
     return found
 
   def used(self, found, name, way, seed):
     """nDCG@10 of each test query, of what a user would use: see the module's docstring."""
     line = found[name][way][seed]
-    if not line.get('better', True):
+    if self.kept(way, line):
       line = found[name]['frozen'][seed]
     return np.array(line['scores']['nDCG@10'])
+
+  def kept(self, way, line):
+    """Whether a user keeps the encoder as it is."""
+    keeps = EVERY[way].keeps if way in EVERY else ''
+    return (keeps == 'chance' and not line['better']) or (
+      keeps == 'never above' and line['gain'] <= 0
+    )
 
   def mean(self, found, name, way):
     """The mean of each seed."""
@@ -339,7 +368,7 @@ class Experiment:
           row.append('')
           continue
         values = self.mean(found, name, way)
-        kept = sum(not line.get('better', True) for line in found[name][way].values())
+        kept = sum(self.kept(way, line) for line in found[name][way].values())
         row.append(
           (f'{values[0]:.3f}' if way in FLOORS else trials.cell(values))
           + (f' ({kept} kept)' if kept else '')
@@ -356,14 +385,14 @@ class Experiment:
     return f'### nDCG@10\n\n{trials.table(head, rows)}\n' + self.costs(found, names)
 
   def variants(self, found, names):
-    """The recipe with one thing changed: its gain less the recipe's, with the same seeds."""
+    """The recipe for queries with one thing changed: its gain less the recipe's, with the same seeds."""
     rows = []
     for way, one in VARIANTS.items():
       row, differences = [one.label], []
       for name in names:
-        seeds = sorted(found[name][way].keys() & found[name]['new'].keys())
+        seeds = sorted(found[name][way].keys() & found[name]['query'].keys())
         ours, theirs = (
-          [self.used(found, name, key, seed).mean() for seed in seeds] for key in (way, 'new')
+          [self.used(found, name, key, seed).mean() for seed in seeds] for key in (way, 'query')
         )
         row.append(f'{np.mean(ours) - np.mean(theirs):+.3f}' if seeds else '')
         differences += [np.mean(ours) - np.mean(theirs)] if seeds else []
@@ -371,13 +400,14 @@ class Experiment:
         rows.append([*row, f'{np.mean(differences):+.3f}'])
     if not rows:
       return ''
-    made = trials.table(['the recipe with', *names, 'mean'], rows)
-    return f'### One thing changed\n\nDifferences from the recipe in nDCG@10.\n\n{made}\n'
+    made = trials.table([':beir,query with', *names, 'mean'], rows)
+    return f'### One thing changed\n\nDifferences from `:beir,query` in nDCG@10.\n\n{made}\n'
 
   def costs(self, found, names):
     """Learning rate, updates, seconds and bytes of each system: medians over settings and seeds."""
     rows = []
-    for way, one in WAYS.items():
+    for way in TRAINED:
+      one = WAYS[way]
       lines = [line for name in names for line in found[name][way].values()]
       if lines:
         rates = collections.Counter(f'{line["rate"]:g}' for line in lines)

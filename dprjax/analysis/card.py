@@ -266,11 +266,9 @@ def _gain(gain: Mapping[str, Any]) -> Iterator[str]:
     f'the training (difference {gain["difference"]:+.4f}{interval}).'
   )
   if not gain['better']:
+    chance = ', or better by chance' if gain['difference'] > 0 else ''
     yield ''
-    yield '**It is no better than what the training began with.**'
-  elif gain['low'] is not None and gain['low'] <= 0:
-    yield ''
-    yield 'The interval has 0 in it: the gain may be chance.'
+    yield f'**It is no better than what the training began with{chance}.**'
 
 
 def _training(training: Training) -> str:

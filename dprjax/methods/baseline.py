@@ -1,11 +1,9 @@
 """What a training has to beat: the dev split's scores before the first step.
 
 They are measured once and kept in the workdir, so that a resumed run compares with the same numbers
-as one without interruption. A checkpoint *beats* the baseline where its mean of
-``config.eval.measure`` is above the baseline's by more than the standard error of the difference
-(as by the one-standard-error rule of Breiman et al., Classification and Regression Trees, 1984): of
-trainings that gain nothing, the best of some checkpoints is above the baseline more often than
-not.
+as one without interruption. A checkpoint *beats* the baseline where the 95 % interval of its
+difference in ``config.eval.measure`` lies above 0: of trainings that gain nothing, the best of some
+checkpoints is above the baseline more often than not.
 """
 
 from collections.abc import Callable, Mapping
@@ -82,8 +80,6 @@ class Gain(NamedTuple):
     if self.difference <= 0:
       return f'Nothing was gained: no checkpoint is better {where}, {numbers}'
     if not self.better:
-      return f'No gain {where} beyond its standard error: {numbers}'
-    if self.low is not None and self.low <= 0:
       return f'A gain {where} that may be chance: {numbers}'
     return f'A gain {where}: {numbers}'
 
@@ -97,13 +93,12 @@ def compare(measure: str, baseline: Scores, found: Scores) -> Gain:
     if name in baseline.values and len(baseline.values[name]) == len(values) > 0
   ]
   interval: tuple[float | None, float | None] = (None, None)
-  error = 0.0
+  better = now > before
   if pairs and len(pairs) == len(found.values):
-    interval = comparison.difference(pairs)[1:]
-    error = float(np.sqrt(sum(np.var(gap) / len(gap) for gap in pairs))) / len(pairs)
+    _, low, high = comparison.difference(pairs)
+    interval, better = (low, high), low > 0
   else:
     pairs = []
-  better = now - before > error
   return Gain(measure, before, now, now - before, *interval, sum(map(len, pairs)), better)
 
 

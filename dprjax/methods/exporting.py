@@ -142,22 +142,20 @@ def export(
 
 
 def check_gain(saved: checkpoint.Checkpoints, workdir: epath.PathLike, force: bool) -> None:
-  """Raises InputError where, by the latest checkpoint, none beats the baseline; or warns.
-
-  A gain whose interval has 0 in it is one, with a warning.
-  """
+  """Raises InputError, or by force warns, where by the latest checkpoint none is a gain."""
   latest = saved.latest()
   if latest is None:
     return
   gain = baseline.Gain.read(saved.extra(latest).get('gain'), f'{saved.folder}/{latest}')
   if gain is None:
     return
-  if not gain.better and not force:
+  if gain.better:
+    return
+  if not force:
     raise InputError(
       f'{workdir}: {gain.verdict}; train otherwise, or say --force to export it all the same'
     )
-  if not gain.better or (gain.low is not None and gain.low <= 0):
-    logger.warning('%s', gain.verdict)
+  logger.warning('%s', gain.verdict)
 
 
 def convert(

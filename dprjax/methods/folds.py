@@ -5,6 +5,10 @@ workdir. All are measured after the same numbers of updates. The number that is 
 queries, each measured by the training that had not seen it, is that of the training on all queries;
 its learning rate falls as theirs did. (A fold alone has too few queries to say what is best. Where
 nothing in it was better than before the first step, its best step is 0.)
+
+The best of some numbers of updates looks better than it is on the queries that chose it. So the
+gain that is told is cross-fitted: each part's queries are measured after the number of updates that
+is best on all others' queries.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,8 +40,8 @@ class Plan(NamedTuple):
     steps: updates of the training on all queries.
     schedule: updates over which its learning rate falls.
     best_steps: of the folds alone.
-    gain: over all queries, each measured by the training that had not seen it, after as many
-      updates.
+    gain: over all queries, each measured by the training that had not seen it, after the number
+      of updates that is best on other parts' queries.
   """
 
   steps: int
@@ -59,7 +63,7 @@ def config_of(
   epoch = max(folds.queries // (config.batch_size * config.accumulate), 1)
   one.data.fold = number
   one.steps = config.steps or max(round(config.epochs * epoch), 1)
-  one.eval.every = config.eval.every or epoch
+  one.eval.every = configs.evaluate_every(config, epoch)
   if config.data.store:
     one.data.store = str(epath.Path(config.data.store) / f'fold-{number}')
   one.backbone.path = configs.backbone_path(config, workdir)
@@ -121,19 +125,28 @@ def find(
 
 
 def best_of(folders: Sequence[epath.Path], measure: str) -> tuple[int, baseline.Gain]:
-  """The number of updates that is best over all folds' queries, and the gain there.
+  """The number of updates that is best over all folds' queries, and the cross-fitted gain.
 
   Of equal ones the smallest. A fold that stopped early has fewer evaluations; only those that all
   have are compared.
   """
   common = set.intersection(*(set(baseline.measured(folder)) for folder in folders))
-  before = _joined([baseline.read(folder, measure) for folder in folders], measure)
+  before = [baseline.read(folder, measure) for folder in folders]
   after = {
-    step: _joined([baseline.read(folder, measure, step) for folder in folders], measure)
+    step: [baseline.read(folder, measure, step) for folder in folders]
     for step in sorted(common - {0})
   }
-  best = max(after, key=lambda step: after[step].means[measure])
-  return best, baseline.compare(measure, before, after[best])._replace(folds=len(folders))
+
+  def best(without: int | None = None) -> int:
+    def score(step: int) -> float:
+      parts = [part for number, part in enumerate(after[step]) if number != without]
+      return _joined(parts, measure).means[measure]
+
+    return max(after, key=score)
+
+  fitted = [after[best(number)][number] for number in range(len(folders))]
+  gain = baseline.compare(measure, _joined(before, measure), _joined(fitted, measure))
+  return best(), gain._replace(folds=len(folders))
 
 
 def metrics(plan: Plan) -> dict[str, float]:

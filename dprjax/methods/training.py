@@ -175,7 +175,7 @@ def _train(
     if not whole:
       return Result(0, None, None, gain=plan.gain)
     schedule_steps, total = plan.schedule, plan.steps
-  every = config.eval.every or epoch
+  every = configs.evaluate_every(config, epoch)
   save_every = config.checkpoint.every or epoch
 
   # The trainable parameters go to the optimiser, the frozen ones stay apart.

@@ -27,7 +27,15 @@ from dprjax.runtime import knobs
 
 # Keys that may differ between two runs in one workdir: they change what is logged or kept, or where
 # it is computed, not the result. (Another mesh or number of processes rounds differently.)
-_FREE = ('checkpoint', 'log_every', 'eval.every', 'eval.batch_size', 'compilation_cache', 'mesh')
+_FREE = (
+  'checkpoint',
+  'log_every',
+  'eval.every',
+  'eval.epochs',
+  'eval.batch_size',
+  'compilation_cache',
+  'mesh',
+)
 
 # Keys by their former names, which older workdirs hold.
 _RENAMED = {'system': 'method', 'data.form': 'data.format'}
@@ -232,6 +240,11 @@ def check(config: ml_collections.ConfigDict) -> None:
       )
   if not config.steps and not config.epochs:
     raise InputError('config.epochs: must be above 0 where config.steps is 0')
+
+
+def evaluate_every(config: ml_collections.ConfigDict, epoch: int) -> int:
+  """The updates between evaluations, where an epoch has so many."""
+  return config.eval.every or max(round(config.eval.epochs * epoch), 1)
 
 
 def settle(config: ml_collections.ConfigDict, platform: str) -> ml_collections.ConfigDict:

@@ -384,8 +384,9 @@ def table() -> types.SimpleNamespace:
   c.mesh.model = whole(1, least=1, most=10**6, also=-1)
 
   c.eval = types.SimpleNamespace()
-  # updates between evaluations on the dev split; 0: once an epoch
+  # updates between evaluations on the dev split; 0: see c.eval.epochs
   c.eval.every = whole(0, least=0, most=10**9)
+  c.eval.epochs = number(1.0, above=0, most=1e6)  # epochs between evaluations
   c.eval.measure = text('nDCG@10')  # decides which checkpoint is best
   # passages searched: the dev queries' own and a sample up to this many; 0: all
   c.eval.corpus_limit = whole(0, least=0, most=10**12)

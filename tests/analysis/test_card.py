@@ -89,11 +89,15 @@ def test_a_card_of_a_prompt(tmp_path):
 @pytest.mark.parametrize(
   ('change', 'words', 'absent'),
   [
-    ({}, 'The interval has 0 in it', 'no better'),
+    ({'better': False}, 'than what the training began with, or better by chance.**', 'folds'),
     ({'low': 0.01}, '95 % interval +0.0100 to +0.0700, paired bootstrap over 40 queries', 'chance'),
     ({'folds': 5}, 'In cross-validation over 5 parts of the training queries: nDCG', 'dev split'),
     ({'low': None, 'high': None}, '(difference +0.0300).', 'interval'),
-    ({'best': 0.4, 'better': False}, '**It is no better than what the training began', 'chance'),
+    (
+      {'best': 0.4, 'difference': -0.1, 'better': False},
+      '**It is no better than what the training began with.**',
+      'chance',
+    ),
   ],
 )
 def test_what_was_gained(tmp_path, change, words, absent):

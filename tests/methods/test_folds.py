@@ -54,7 +54,9 @@ def test_the_step_that_is_best_over_all_queries(config, tmp_path):
   assert plan.best_steps == (4, 0, 6) and plan.schedule == 6
   # After 2, 4 and 6 updates the five queries' mean is .35, .55 and .55.
   assert plan.steps == 4 and plan.gain.folds == COUNT and plan.gain.queries == 5
-  before, after = (np.mean([n for fold in VALUES for n in fold[step]]) for step in (0, 4))
+  before = np.mean([n for fold in VALUES for n in fold[0]])
+  # The other two folds' queries choose 6, 4 and 4 updates.
+  after = np.mean([n for fold, step in zip(VALUES, (6, 4, 4), strict=True) for n in fold[step]])
   assert (plan.gain.baseline, plan.gain.best) == pytest.approx((before, after))
   assert plan.gain.low < after - before < plan.gain.high
   assert 'in cross-validation over 3 folds' in plan.gain.verdict
