@@ -385,7 +385,7 @@ class Experiment:
     return f'### nDCG@10\n\n{trials.table(head, rows)}\n' + self.costs(found, names)
 
   def variants(self, found, names):
-    """The recipe for queries with one thing changed: its gain less the recipe's, with the same seeds."""
+    """The recipe for queries with one thing changed: its gain less that recipe's, by seeds."""
     rows = []
     for way, one in VARIANTS.items():
       row, differences = [one.label], []

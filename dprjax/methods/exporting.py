@@ -138,6 +138,8 @@ def export(
   training = card.Training(config.method, config.to_dict(), step, began_with, meta['metrics'])
   values = size(tree.count(trained))
   done = f'step {step}, {values} {"parameters" if product.encoders else "values"}'
+  if product.meta.get('sides') == 'query':
+    done += ', for queries alone: passages are those of the bare backbone'
   return _write(out, inputs, _Made(product, meta, backbone, done, training), options)
 
 
