@@ -84,7 +84,7 @@ def build(
   # Of a text alone.
   opening = len(tokenizer.pair_format.opening)
   specials = opening + len(tokenizer.closing)
-  options = encoder.EncoderOptions.from_config(config.backbone, mesh.activations(devices))
+  options = encoder.EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
   longest = tokenizer.pair_length(config.data.query_max_length, config.data.passage_max_length)
   chunks = config.grad_cache * config.accumulate
 

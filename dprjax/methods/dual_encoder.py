@@ -53,8 +53,8 @@ def build(
       f'{config.prompt.dropout_scope!r}'
     )
   check_pooling(config)
-  rows = None if devices is None else mesh.activations(devices)
-  options = encoder.EncoderOptions.from_config(config.backbone, rows)
+  splits = () if devices is None else mesh.activations(devices)
+  options = encoder.EncoderOptions.from_config(config.backbone, *splits)
   two = config.backbone.two_encoders
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def build(
     tokenizer.special_ids,
     'config.template.label_words',
   )
-  options = encoder.EncoderOptions.from_config(config.backbone, mesh.activations(devices))
+  options = encoder.EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
   around = len(tokenizer.pair_format.opening), len(tokenizer.closing)
   chunks = config.grad_cache * config.accumulate
 

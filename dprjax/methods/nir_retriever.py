@@ -34,7 +34,7 @@ def build(
   contrastive.check_lengths(config.matryoshka, model.hidden_size)
   prompts = nir_prompt.build(config, model, tokenizer, KINDS)
   templates = prompts.templates
-  options = encoder.EncoderOptions.from_config(config.backbone, mesh.activations(devices))
+  options = encoder.EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
   around = len(tokenizer.pair_format.opening), len(tokenizer.closing)
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:

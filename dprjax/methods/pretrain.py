@@ -136,7 +136,7 @@ def build(
     )
   mask_id, everything = tokenizer.mask_id, np.arange(tokenizer.vocab_size, dtype=np.int32)
   ordinary = np.setdiff1d(everything, tokenizer.special_ids).astype(np.int32)
-  options = encoder.EncoderOptions.from_config(config.backbone, mesh.activations(devices))
+  options = encoder.EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
   chunks = config.grad_cache * config.accumulate
   names, late_mlm = VIEWS[knobs.views], mlm and knobs.late_mlm
 

@@ -56,7 +56,7 @@ def build(
   if knobs.words:
     check_room(config, model)
   encoders = dual_encoder.build(config, model, devices)
-  options = encoder.EncoderOptions.from_config(config.backbone, meshes.activations(devices))
+  options = encoder.EncoderOptions.from_config(config.backbone, *meshes.activations(devices))
   chunks = config.grad_cache * config.accumulate
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.base.errors import InputError
+from dprjax.models import fused_attention
 
 MODEL_TYPES = ('bert', 'roberta', 'xlm-roberta')
 
@@ -149,6 +150,10 @@ class EncoderOptions(NamedTuple):
     unroll: layers a step of the scan over layers; 0: all of them.
     dropout: the rate where a dropout key is given; None: the rates of the model's config.
     rows: how activations are split by their first axis; None: as the compiler likes.
+    heads: how a batch and the heads are split over the devices, for fused attention; None: one
+      device.
+    attention: 'plain', or 'fused': scores stay on the chip (`fused_attention`), but on a processor
+      that kernel is interpreted, which is slow.
     products: dense layers multiply in this dtype and add up in float32, where ``dtype`` is
       float32; None: in ``dtype``.
   """
@@ -158,23 +163,41 @@ class EncoderOptions(NamedTuple):
   unroll: int = 1
   dropout: float | None = None
   rows: NamedSharding | None = None
+  heads: NamedSharding | None = None
+  attention: str = 'plain'
   products: Any = None
 
   @classmethod
-  def from_config(cls, backbone: Any, rows: NamedSharding | None = None) -> Self:
+  def from_config(
+    cls, backbone: Any, rows: NamedSharding | None = None, heads: NamedSharding | None = None
+  ) -> Self:
     """The options in a training run's ``config.backbone``, and where it splits activations.
 
     Raises:
-      InputError: an unknown dtype.
+      InputError: an unknown dtype, or a kernel that the devices do not have.
     """
     dropout = backbone.dropout if backbone.dropout >= 0 else None
     _, dtype, products = arithmetic(backbone.dtype, 'config.backbone.dtype')
-    return cls(dtype, backbone.remat, backbone.unroll, dropout, rows, products)
+    attention, platform = backbone.attention, platform_of(heads)
+    if attention == 'auto':
+      attention = _attention(platform)
+    elif attention == 'fused' and platform not in ('tpu', 'cpu'):
+      raise InputError(
+        f"config.backbone.attention: 'fused' is for TPUs (and, slowly, processors), not for a "
+        f"{platform}; use 'auto' or 'plain'"
+      )
+    memory = backbone.remat, backbone.unroll
+    return cls(dtype, *memory, dropout, rows, heads, attention, products)
 
   @classmethod
-  def of(cls, arithmetic: Arithmetic) -> Self:
-    """Those of an arithmetic, without dropout or what saves memory."""
-    return cls(arithmetic.activations, products=arithmetic.products)
+  def of(cls, arithmetic: Arithmetic, heads: NamedSharding | None = None) -> Self:
+    """Those of an arithmetic on some devices, without dropout or what saves memory."""
+    return cls(
+      arithmetic.activations,
+      heads=heads,
+      attention=_attention(platform_of(heads)),
+      products=arithmetic.products,
+    )
 
   def apply_dropout(self, config: EncoderConfig) -> EncoderConfig:
     """``config`` with this dropout rate in place of its own."""
@@ -184,6 +207,16 @@ class EncoderOptions(NamedTuple):
 
 
 DEFAULT_OPTIONS = EncoderOptions()
+
+
+def platform_of(split: NamedSharding | None) -> str:
+  """That of the devices of a mesh, which need not be there; of none, the default one's."""
+  return jax.default_backend() if split is None else split.mesh.devices.flat[0].platform
+
+
+def _attention(platform: str) -> str:
+  """The attention of 'auto'."""
+  return 'fused' if platform == 'tpu' else 'plain'
 
 
 def arithmetic(name: str, knob: str) -> Arithmetic:
@@ -294,18 +327,50 @@ _round_and_multiply.defvjp(_round_and_multiply_fwd, _round_and_multiply_bwd)
 
 
 class LayerNorm(nn.Module):
-  """LayerNorm in float32, with PyTorch's two-pass variance."""
+  """LayerNorm in float32, with PyTorch's two-pass variance.
+
+  What the backward pass needs of its result is kept in ``dtype``, as activations are.
+  """
 
   epsilon: float
+  dtype: Any = jnp.float32
 
   @nn.compact
   def __call__(self, x: Float[Array, 'B T H']) -> Float[Array, 'B T H']:
     scale = self.param('scale', nn.initializers.ones, x.shape[-1:]).astype(jnp.float32)
     bias = self.param('bias', nn.initializers.zeros, x.shape[-1:]).astype(jnp.float32)
-    x = x.astype(jnp.float32)
-    x -= jnp.mean(x, axis=-1, keepdims=True)
-    x *= jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.epsilon)
-    return x * scale[None, None] + bias[None, None]
+    return _normalize((self.epsilon, self.dtype), x.astype(jnp.float32), scale, bias)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _normalize(
+  static: tuple[float, Any],
+  x: Float[Array, 'B T H'],
+  scale: Float[Array, ' H'],
+  bias: Float[Array, ' H'],
+) -> Float[Array, 'B T H']:
+  """LayerNorm. Autodiff would keep two float32 arrays of the size of ``x``; this keeps one."""
+  return _normalize_fwd(static, x, scale, bias)[0]
+
+
+def _normalize_fwd(static, x, scale, bias):
+  epsilon, dtype = static
+  x -= jnp.mean(x, axis=-1, keepdims=True)
+  factor = jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + epsilon)
+  x *= factor
+  return x * scale[None, None] + bias[None, None], (x.astype(dtype), factor, scale)
+
+
+def _normalize_bwd(_, kept, gradient):
+  unit, factor, scale = kept
+  unit = unit.astype(jnp.float32)
+  by_unit = gradient * scale[None, None]
+  along = jnp.mean(by_unit * unit, axis=-1, keepdims=True)
+  by_x = factor * (by_unit - jnp.mean(by_unit, axis=-1, keepdims=True) - unit * along)
+  return by_x, jnp.sum(gradient * unit, axis=(0, 1)), jnp.sum(gradient, axis=(0, 1))
+
+
+_normalize.defvjp(_normalize_fwd, _normalize_bwd)
 
 
 class Embed(nn.Module):
@@ -331,37 +396,94 @@ def attention_scores(
   return scores * scale
 
 
+def _pad_bias(bias: Float[Array, 'B 1 1 T'], keys: int) -> Float[Array, 'B 1 1 S']:
+  """A bias of the tokens alone masks no vector of the prompt before them."""
+  return jnp.pad(bias, ((0, 0), (0, 0), (0, 0), (keys - bias.shape[3], 0)))
+
+
 class Attention(nn.Module):
   """The attention half of a layer, over the prompt and the tokens, with residual and LayerNorm."""
 
   config: EncoderConfig
-  dtype: Any
+  options: EncoderOptions
   deterministic: bool
-  products: Any = None
 
   @nn.compact
   def __call__(
     self, x: Float[Array, 'B T H'], bias: Float[Array, 'B 1 1 S'], prompt: Array | None
   ) -> Array:
-    config = self.config
+    config, dtype = self.config, self.options.dtype
 
-    def heads(name):
-      y = dense(config, config.hidden_size, self.dtype, name, self.products)(x)
+    def project(x, name):
+      return dense(config, config.hidden_size, dtype, name, self.options.products)(x)
+
+    query, key, value = (project(x, name) for name in ('query', 'key', 'value'))
+    attend = self.fuse if self.options.attention == 'fused' else self.weigh
+    out = project(attend(query, key, value, bias, prompt), 'output')
+    out = nn.Dropout(config.hidden_dropout, deterministic=self.deterministic)(out)
+    return LayerNorm(config.layer_norm_eps, dtype, name='norm')(out + x).astype(dtype)
+
+  def fuse(
+    self,
+    query: Float[Array, 'B T H'],
+    key: Float[Array, 'B T H'],
+    value: Float[Array, 'B T H'],
+    bias: Float[Array, 'B 1 1 S'],
+    prompt: Array | None,
+  ) -> Float[Array, 'B T H']:
+    """The weighted means of values, by a kernel."""
+    shared = None
+    if prompt is not None:
+      prompt = prompt.astype(query.dtype).reshape(*prompt.shape[:-2], query.shape[2])
+      if prompt.ndim == 3:
+        shared = prompt
+      else:  # one for each example
+        key, value = (
+          jnp.concatenate([prompt[:, index], rows], axis=1)
+          for index, rows in enumerate((key, value))
+        )
+        bias = _pad_bias(bias, key.shape[1])
+    rate = 0.0 if self.deterministic else self.config.attention_dropout
+    return fused_attention.attend(
+      query,
+      key,
+      value,
+      bias,
+      shared,
+      num_heads=self.config.num_heads,
+      dropout=rate,
+      dropout_key=self.make_rng('dropout') if rate else None,
+      split=self.options.heads,
+      interpret=platform_of(self.options.heads) != 'tpu',
+    )
+
+  @nn.compact
+  def weigh(
+    self,
+    query: Float[Array, 'B T H'],
+    key: Float[Array, 'B T H'],
+    value: Float[Array, 'B T H'],
+    bias: Float[Array, 'B 1 1 S'],
+    prompt: Array | None,
+  ) -> Float[Array, 'B T H']:
+    """The weighted means of values."""
+    config, dtype, shape = self.config, self.options.dtype, query.shape
+
+    def heads(y):
       y = y.reshape(*y.shape[:2], config.num_heads, config.head_dim)
       return y.swapaxes(1, 2)  # [B, N, T, D]: 1.5x faster on a CPU than [B, T, N, D]
 
-    query, key, value = heads('query'), heads('key'), heads('value')
+    query, key, value = heads(query), heads(key), heads(value)
     if prompt is not None:
-      prompt = prompt.astype(self.dtype).swapaxes(-3, -2)
+      prompt = prompt.astype(dtype).swapaxes(-3, -2)
       # A copy of a shared prompt for each example is small next to the scores, and 10 % faster than
       # scoring prompt and tokens apart.
       prompt = jnp.broadcast_to(
-        prompt if prompt.ndim == 5 else prompt[None], (x.shape[0], *prompt.shape[-4:])
+        prompt if prompt.ndim == 5 else prompt[None], (shape[0], *prompt.shape[-4:])
       )
       key = jnp.concatenate([prompt[:, 0], key], axis=2)  # [B, N, P + T, D]
       value = jnp.concatenate([prompt[:, 1], value], axis=2)
-      # A bias of the tokens alone masks no vector of the prompt.
-      bias = jnp.pad(bias, ((0, 0), (0, 0), (0, 0), (key.shape[2] - bias.shape[3], 0)))
+      bias = _pad_bias(bias, key.shape[2])
     scores = attention_scores(query, key) + bias
     # The softmax's division comes after the product with the values: [B, N, T, D] is smaller than
     # the scores.
@@ -371,31 +493,26 @@ class Attention(nn.Module):
     self.sow('intermediates', 'first_token', weights[:, :, 0] / total[:, :, 0])
     weights = nn.Dropout(config.attention_dropout, deterministic=self.deterministic)(weights)
     context = jnp.einsum(
-      'bnts,bnsd->bntd', weights.astype(self.dtype), value, preferred_element_type=jnp.float32
+      'bnts,bnsd->bntd', weights.astype(dtype), value, preferred_element_type=jnp.float32
     )
-    context = (context / total).astype(self.dtype)
-    context = context.swapaxes(1, 2).reshape(x.shape)
-    out = dense(config, config.hidden_size, self.dtype, 'output', self.products)(context)
-    out = nn.Dropout(config.hidden_dropout, deterministic=self.deterministic)(out)
-    return LayerNorm(config.layer_norm_eps, name='norm')(out + x).astype(self.dtype)
+    return (context / total).astype(dtype).swapaxes(1, 2).reshape(shape)
 
 
 class MLP(nn.Module):
   """The feed-forward half of a layer, with residual and LayerNorm."""
 
   config: EncoderConfig
-  dtype: Any
+  options: EncoderOptions
   deterministic: bool
-  products: Any = None
 
   @nn.compact
   def __call__(self, x: Float[Array, 'B T H']) -> Float[Array, 'B T H']:
-    config = self.config
-    y = dense(config, config.intermediate_size, self.dtype, 'up', self.products)(x)
+    config, dtype, products = self.config, self.options.dtype, self.options.products
+    y = dense(config, config.intermediate_size, dtype, 'up', products)(x)
     y = ACTIVATIONS[config.hidden_act](y)
-    y = dense(config, config.hidden_size, self.dtype, 'down', self.products)(y)
+    y = dense(config, config.hidden_size, dtype, 'down', products)(y)
     y = nn.Dropout(config.hidden_dropout, deterministic=self.deterministic)(y)
-    return LayerNorm(config.layer_norm_eps, name='norm')(y + x).astype(self.dtype)
+    return LayerNorm(config.layer_norm_eps, dtype, name='norm')(y + x).astype(dtype)
 
 
 class _Scanned(NamedTuple):
@@ -416,21 +533,19 @@ class Layer(nn.Module):
   """One layer, as ``nn.scan`` wants it: ``(carry, scanned, broadcast) -> (carry, None)``."""
 
   config: EncoderConfig
-  dtype: Any
+  options: EncoderOptions
   deterministic: bool
-  rows: NamedSharding | None = None
-  products: Any = None
 
   @nn.compact
   def __call__(self, x, scanned: _Scanned, shared: _Shared):
+    how, rows = (self.config, self.options, self.deterministic), self.options.rows
     if shared.fixed is not None:
       places, vectors = shared.fixed
       x = jnp.where(places & scanned.is_fixed, vectors, x)
-    how = self.config, self.dtype, self.deterministic, self.products
     attention = Attention(*how, name='attention')
-    x = split_rows(attention(split_rows(x, self.rows), shared.bias, scanned.prompt), self.rows)
+    x = split_rows(attention(split_rows(x, rows), shared.bias, scanned.prompt), rows)
     x = MLP(*how, name='mlp')(x)
-    return split_rows(x, self.rows), None
+    return split_rows(x, rows), None
 
 
 class Embeddings(nn.Module):
@@ -490,9 +605,7 @@ def _stack(
     length=num_layers,
     unroll=min(options.unroll or num_layers, num_layers),
   )
-  return scanned(
-    options.apply_dropout(config), options.dtype, deterministic, options.rows, options.products
-  )
+  return scanned(options.apply_dropout(config), options, deterministic)
 
 
 def init_layers(config: EncoderConfig, num_layers: int, key: Array) -> dict[str, Any]:

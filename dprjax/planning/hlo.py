@@ -212,6 +212,9 @@ class Program:
       return _dot_flops(
         computation, one, _numbers(one.attributes, '"lhs_contracting_dimensions":\\[')
       )
+    if one.opcode == 'custom-call' and 'tpu_custom_call' in one.attributes:  # a Pallas kernel says
+      stated = re.search(r'"flops":"?(\d+)', one.attributes)
+      return int(stated[1]) if stated else 0
     if one.opcode == 'custom-call' and 'onednn$matmul' in one.attributes:
       first = _operand(computation, one, 0)
       return 2 * math.prod(one.arrays[0].shape) * first.shape[-1] if first and first.shape else 0

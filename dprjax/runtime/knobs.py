@@ -142,6 +142,9 @@ def table() -> types.SimpleNamespace:
   # accelerators, float32 on processors. 'mixed': float32, but dense layers multiply factors rounded
   # to bfloat16: faster on processors with AMX
   c.backbone.dtype = choice('auto', 'float32', 'bfloat16', 'mixed')
+  # 'fused': scores stay on the chip, by a kernel for TPUs, which a processor interprets, slowly;
+  # 'auto': fused on TPUs, else plain
+  c.backbone.attention = choice('auto', 'plain', 'fused')
   # of frozen weights; trained ones are always float32
   c.backbone.frozen_dtype = choice('auto', 'float32', 'bfloat16')
   # hidden and attention dropout in training; -1: as in the backbone's config.json

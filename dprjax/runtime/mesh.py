@@ -136,9 +136,13 @@ def replicated(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, P())
 
 
-def activations(mesh: Mesh) -> NamedSharding | None:
-  """How an encoder splits its activations; None where no weights are split as the batch is."""
-  return NamedSharding(mesh, P(BATCH)) if mesh.shape['fsdp'] > 1 else None
+def activations(mesh: Mesh) -> tuple[NamedSharding | None, NamedSharding]:
+  """How an encoder splits its activations by rows, and by rows and heads.
+
+  The first is None where no weights are split as the batch is.
+  """
+  rows = NamedSharding(mesh, P(BATCH)) if mesh.shape['fsdp'] > 1 else None
+  return rows, NamedSharding(mesh, P(BATCH, 'model'))
 
 
 def put_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import math
 
 import jax
@@ -18,7 +19,9 @@ from dprjax.models.encoder import (
   PromptBank,
   erf_gelu,
 )
+from dprjax.runtime import mesh as meshes
 from tests import reference
+from tests.knobs import with_knobs
 
 LENGTHS = np.array([7, 4, 1, 6])
 # Compiled once for each shape and set of options, over all tests.
@@ -344,6 +347,90 @@ def test_remat_and_unroll_change_nothing(small, inputs, options):
   other_gradient, other_hidden = run(EncoderOptions(**options))
   np.testing.assert_allclose(other_hidden, hidden, atol=2e-6, rtol=0)
   np.testing.assert_allclose(other_gradient, gradient, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize('how', ['shared', 'of each example', 'bank', 'none'])
+def test_fused_attention_equals_the_plain_one(small, inputs, how):
+  config, params = small
+  tokens, mask = inputs
+  some = prompts(config, len(tokens))
+  prompt = {'shared': some[0], 'of each example': some, 'bank': bank_of(some), 'none': None}[how]
+  ids = jnp.array([2, 0, 3, 1], jnp.int32) if how == 'bank' else None
+
+  def run(**options):
+    def loss(params, prompt):
+      hidden = encode(
+        config,
+        params,
+        tokens,
+        mask,
+        prompt=prompt,
+        prompt_ids=ids,
+        options=EncoderOptions(**options),
+      )
+      return golden_loss(hidden, mask), hidden
+
+    return jax.grad(loss, argnums=(0, 1), has_aux=True, allow_int=True)(params, prompt)
+
+  (gradients, hidden), (others, other) = run(), run(attention='fused')
+  np.testing.assert_allclose(np.asarray(other)[mask], np.asarray(hidden)[mask], atol=5e-6, rtol=0)
+  for ours, theirs in zip(jax.tree.leaves(others), jax.tree.leaves(gradients), strict=True):
+    if ours.dtype == jnp.float32:
+      np.testing.assert_allclose(ours, theirs, atol=5e-5 * max(1, np.abs(theirs).max()), rtol=0)
+
+
+def test_fused_attention_has_dropout(small, inputs):
+  config, params = small
+  options = EncoderOptions(attention='fused', dropout=0.3)
+
+  def run(key):
+    return encode(
+      config, params, *inputs, prompt=prompts(config, 1)[0], options=options, dropout_key=key
+    )
+
+  first, again, other = (run(jax.random.key(seed)) for seed in (0, 0, 1))
+  np.testing.assert_array_equal(first, again)
+  assert np.abs(first - other).max() > 0.01
+
+
+def test_which_attention_devices_have(monkeypatch):
+  heads = meshes.activations(meshes.make_mesh({'data': -1}))[1]
+  for platform, words in (('cpu', 'plain'), ('gpu', 'plain'), ('tpu', 'fused')):
+    monkeypatch.setattr(encoder, 'platform_of', lambda split, platform=platform: platform)
+    config = with_knobs()
+    assert EncoderOptions.from_config(config.backbone, None, heads).attention == words
+    arithmetic = encoder.arithmetic('float32', 'dtype')
+    assert EncoderOptions.of(arithmetic, heads).attention == words
+    config.backbone.attention = 'fused'
+    if platform == 'gpu':
+      with pytest.raises(InputError, match=r"config.backbone.attention: 'fused' is for TPUs"):
+        EncoderOptions.from_config(config.backbone, None, heads)
+    else:
+      assert EncoderOptions.from_config(config.backbone, None, heads).attention == 'fused'
+
+
+def test_what_layer_norm_keeps_gives_the_gradient_of_its_formula():
+  rng = np.random.default_rng(0)
+  x, scale, bias, weights = (
+    rng.normal(size=shape).astype(np.float32) for shape in ((2, 3, 8), (8,), (8,), (2, 3, 8))
+  )
+
+  def formula(x, scale, bias):
+    x = x - jnp.mean(x, axis=-1, keepdims=True)
+    x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + 1e-5)
+    return jnp.sum((x * scale[None, None] + bias[None, None]) * weights)
+
+  def ours(dtype, x, scale, bias):
+    norm = encoder.LayerNorm(1e-5, dtype)
+    return jnp.sum(norm.apply({'params': {'scale': scale, 'bias': bias}}, x) * weights)
+
+  for dtype, most in ((jnp.float32, 2e-6), (jnp.bfloat16, 0.03)):
+    found, wanted = (
+      jax.grad(one, argnums=(0, 1, 2))(x, scale, bias)
+      for one in (functools.partial(ours, dtype), formula)
+    )
+    for one, two in zip(found, wanted, strict=True):
+      np.testing.assert_allclose(one, two, rtol=0, atol=most)
 
 
 def test_rounded_products(small, inputs):

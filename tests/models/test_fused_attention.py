@@ -1,0 +1,164 @@
+"""The attention kernel, interpreted, against numpy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from dprjax.models import fused_attention
+from dprjax.runtime import mesh as meshes
+
+N, D, T = 4, 8, 6
+H = N * D
+
+
+def texts(batch, keys, seed=0):
+  """Queries, keys, values, biases, and a prompt of 3 vectors."""
+  rng = np.random.default_rng(seed)
+  lengths = rng.integers(1, keys + 1, batch)
+  bias = np.where(np.arange(keys) < lengths[:, None], 0.0, -1e9)[:, None, None]
+  shapes = (batch, T, H), (batch, keys, H), (batch, keys, H)
+  q, k, v = (rng.normal(size=shape) for shape in shapes)
+  return [x.astype(np.float32) for x in (q, k, v, bias, rng.normal(size=(2, 3, H)))]
+
+
+def heads(x):
+  """[..., S, H] -> [..., N, S, D]."""
+  return np.swapaxes(x.reshape(*x.shape[:-1], N, D), -3, -2)
+
+
+def kept(seeds, shape, rate):
+  """Which weights stay, by 32-bit numbers without a sign."""
+  rows, columns = np.indices(shape, np.uint32)
+  bits = np.asarray(seeds).view(np.uint32) + (rows * np.uint32(4096) + columns) * np.uint32(
+    2654435769
+  )
+  bits ^= bits >> 16
+  bits *= np.uint32(0x85EBCA6B)
+  bits ^= bits >> 13
+  bits *= np.uint32(0xC2B2AE35)
+  bits ^= bits >> 16
+  return (bits >> 8) >= round(rate * 2**24)
+
+
+def expected(q, k, v, bias, prompt=None, rate=0.0, seeds=None):
+  """In float64."""
+  q, k, v = (heads(np.asarray(x, np.float64)) for x in (q, k, v))
+  bias = np.asarray(bias, np.float64)
+  if prompt is not None:
+    own = np.broadcast_to(heads(np.asarray(prompt, np.float64))[:, None], (2, len(q), N, 3, D))
+    k, v = np.concatenate([own[0], k], axis=2), np.concatenate([own[1], v], axis=2)
+    bias = np.pad(bias, ((0, 0), (0, 0), (0, 0), (3, 0)))
+  scores = np.einsum('bntd,bnsd->bnts', q, k) / np.sqrt(D) + bias
+  weights = np.exp(scores - scores.max(-1, keepdims=True))
+  weights /= weights.sum(-1, keepdims=True)
+  if rate:
+    weights = np.where(kept(seeds, weights.shape[2:], rate), weights / (1 - rate), 0)
+  return np.swapaxes(np.einsum('bnts,bnsd->bntd', weights, v), 1, 2).reshape(len(q), T, H)
+
+
+@pytest.mark.parametrize(
+  ('devices', 'keys', 'prompt', 'rate'),
+  [
+    (None, 6, True, 0.25),
+    (None, 9, False, 0.0),  # vectors of each example's own stand before its tokens
+    ({'data': 2, 'fsdp': 2, 'model': 2}, 6, True, 0.25),
+    ({'data': 8}, 6, True, 0.0),  # which do not divide the examples
+  ],
+)
+def test_values_and_gradients_equal_numpy(devices, keys, prompt, rate):
+  given = texts(12 if devices and 'model' in devices else 4, keys)
+  given = given if prompt else [*given[:4], None]
+  split, key = None, jax.random.key(3)
+  if devices:
+    split = meshes.activations(meshes.make_mesh(devices))[1]
+  seeds = fused_attention._seeds(key, len(given[0]), N)
+  direction = np.cos(np.arange(given[0].size, dtype=np.float32)).reshape(given[0].shape)
+  trained = [0, 1, 2, 4] if prompt else [0, 1, 2]
+
+  @jax.jit
+  def run(arrays):
+    def loss(arrays):
+      q, k, v, bias, prompt = arrays
+      out = fused_attention.attend(
+        *(q, k, v, bias, prompt),
+        num_heads=N,
+        dropout=rate,
+        dropout_key=key,
+        split=split,
+        interpret=True,
+      )
+      return jnp.sum(out * direction), out
+
+    return jax.grad(loss, has_aux=True)(arrays)
+
+  gradients, out = run(given)
+  np.testing.assert_allclose(out, expected(*given, rate, seeds), rtol=0, atol=2e-6)
+  # Along all gradients together, by central differences.
+  steps = [None if x is None else np.asarray(x, np.float64) for x in gradients]
+  assert not steps[3].any()  # the bias
+  norm = np.sqrt(sum(np.sum(steps[i] ** 2) for i in trained))
+
+  def moved(eps):
+    arrays = [
+      x if x is None else np.asarray(x, np.float64) + eps * step / norm
+      for x, step in zip(given, steps, strict=True)
+    ]
+    return np.sum(expected(*arrays, rate, seeds) * direction)
+
+  eps = 1e-5
+  assert (moved(eps) - moved(-eps)) / (2 * eps) == pytest.approx(norm, rel=1e-5)
+  # Each by itself: a share of the slope that is missing would be seen.
+  for i in trained:
+    own = [x if x is None else np.asarray(x, np.float64) for x in given]
+    slope = []
+    for sign in (1, -1):
+      one = [*own]
+      one[i] = one[i] + sign * eps * steps[i] / norm
+      slope.append(np.sum(expected(*one, rate, seeds) * direction))
+    assert (slope[0] - slope[1]) / (2 * eps) == pytest.approx(
+      np.sum(steps[i] ** 2) / norm, rel=1e-4
+    )
+
+
+def test_dropout_leaves_out_its_share_whichever_device_computes_it():
+  seeds = np.asarray(fused_attention._seeds(jax.random.key(0), 2, N))
+  share = [
+    float(jnp.mean(fused_attention._kept(0.1, jnp.asarray(seeds[b, n]), (64, 96), 0)))
+    for b in range(2)
+    for n in range(N)
+  ]
+  assert np.mean(share) == pytest.approx(0.9, abs=0.005) and len(set(share)) > 4
+  whole = fused_attention._kept(0.1, jnp.asarray(seeds[0, 0]), (64, 96), 0)
+  np.testing.assert_array_equal(whole, kept(seeds[0, 0], (64, 96), 0.1))
+  part = fused_attention._kept(0.1, jnp.asarray(seeds[0, 0]), (64, 32), 64)
+  np.testing.assert_array_equal(whole[:, 64:], part)
+
+
+def test_without_a_key_nothing_is_left_out():
+  given = texts(2, 6)
+
+  def run(**options):
+    return fused_attention.attend(*given, num_heads=N, interpret=True, **options)
+
+  np.testing.assert_array_equal(run(dropout=0.5), run())
+
+
+def test_bfloat16_is_added_up_in_float32():
+  given = [jnp.asarray(x, jnp.bfloat16) if i != 3 else x for i, x in enumerate(texts(2, 6))]
+  out = fused_attention.attend(*given, num_heads=N, interpret=True)
+  assert out.dtype == jnp.bfloat16
+  exact = expected(*(np.asarray(x, np.float32) for x in given))
+  # The result is rounded once, and the weights before they are multiplied.
+  assert np.abs(np.asarray(out, np.float32) - exact).max() < 2**-8 * np.abs(exact).max() * 2
+
+
+def test_a_split_of_heads_that_does_not_divide_them_is_not_used():
+  mesh = meshes.make_mesh({'data': 1, 'model': 8})
+  given = texts(2, 6)
+  out = fused_attention.attend(
+    *given, num_heads=N, split=NamedSharding(mesh, P(meshes.BATCH, 'model')), interpret=True
+  )
+  np.testing.assert_allclose(out, expected(*given), rtol=0, atol=2e-6)
