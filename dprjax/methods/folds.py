@@ -50,6 +50,33 @@ class Plan(NamedTuple):
   gain: baseline.Gain
 
 
+def fit(
+  config: ml_collections.FrozenConfigDict, folds: Folds, parts: int
+) -> ml_collections.FrozenConfigDict:
+  """The experiment with batches that the queries of a fold's training can fill.
+
+  Args:
+    config: the experiment.
+    folds: how many queries a fold leaves.
+    parts: devices that split a batch.
+
+  Raises:
+    InputError: a fold leaves fewer queries than the devices need.
+  """
+  if folds.queries >= config.batch_size * config.accumulate:
+    return config
+  least = parts * config.grad_cache
+  if (size := folds.queries // (config.accumulate * least) * least) == 0:
+    raise InputError(
+      f'config.batch_size: an update of {config.accumulate * least} queries, one for each device '
+      f'and chunk, is more than the {folds.queries} that one of {folds.parts} folds leaves; use '
+      'config.data.folds=0, or fewer devices'
+    )
+  fitted = ml_collections.ConfigDict(config.to_dict())
+  fitted.batch_size = size
+  return ml_collections.FrozenConfigDict(fitted)
+
+
 def config_of(
   config: ml_collections.FrozenConfigDict, workdir: epath.Path, folds: Folds, number: int
 ) -> ml_collections.ConfigDict:
@@ -83,7 +110,7 @@ def find(
   """The plan of a run: kept in its workdir, or found and then kept. All processes call it.
 
   Args:
-    config: the experiment.
+    config: the experiment, with batches that `fit`.
     workdir: of the run.
     folds: how many parts.
     train: ``(config, workdir, number) -> best step``, a training in a workdir of its own, which
@@ -94,14 +121,8 @@ def find(
     None where a training was asked to stop.
 
   Raises:
-    InputError: a fold leaves fewer queries than an update has; what is kept there cannot be read;
-      whatever ``train`` raises.
+    InputError: what is kept there cannot be read; whatever ``train`` raises.
   """
-  if folds.queries < (update := config.batch_size * config.accumulate):
-    raise InputError(
-      f'config.batch_size: an update of {update} queries is more than the {folds.queries} that one '
-      f'of {folds.parts} folds leaves; use a smaller one, or config.data.folds=0'
-    )
   path, main = workdir / workdirs.FOLDS, jax.process_index() == 0
   plan = _read(path) if main and path.exists() else None
   folders = [epath.Path(workdir) / FOLDER / str(n + 1) for n in range(folds.parts)]

@@ -146,6 +146,11 @@ def _train(
     if main:
       configs.claim_workdir(given, workdir)
     make_backbone(config, workdir, texts.read, method.needs)
+  if texts.folds is not None:
+    config = folds.fit(config, texts.folds, mesh.batch_devices(devices))
+    if config.batch_size < given.batch_size:
+      say(f'a fold leaves {texts.folds.queries} queries: batches of {config.batch_size}')
+      update_size = config.batch_size * config.accumulate
   backbone = hub.load_backbone(path, heads=method.parts)
   tokenizer = text.load_tokenizer(backbone.path)
   hub.check_vocabulary(backbone, tokenizer.vocab_size, backbone.path)

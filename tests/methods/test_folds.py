@@ -104,9 +104,17 @@ def test_all_folds_have_one_schedule(tmp_path):
     assert (one.eval.corpus_limit, one.data.passage_embeddings) == (expected, '')
 
 
-def test_a_fold_that_leaves_too_few(tmp_path):
-  with pytest.raises(InputError, match='an update of 64 queries is more than the 63 that one of 3'):
-    folds.find(make_config(batch_size=32, accumulate=2), tmp_path, Folds(COUNT, 63), None)
+def test_batches_that_a_fold_can_fill():
+  config = make_config(batch_size=32, accumulate=2)
+  assert folds.fit(config, Folds(COUNT, 64), 8) is config
+  assert folds.fit(config, Folds(COUNT, 63), 1).batch_size == 31
+  assert folds.fit(config, Folds(COUNT, 63), 8).batch_size == 24
+  cached = make_config(batch_size=32, grad_cache=2)
+  assert folds.fit(cached, Folds(COUNT, 28), 4).batch_size == 24
+  with pytest.raises(
+    InputError, match=r'an update of 16 queries, .* more than the 15 that one of 3'
+  ):
+    folds.fit(cached, Folds(COUNT, 15), 8)
 
 
 @pytest.mark.parametrize(
