@@ -396,11 +396,6 @@ def attention_scores(
   return scores * scale
 
 
-def _pad_bias(bias: Float[Array, 'B 1 1 T'], keys: int) -> Float[Array, 'B 1 1 S']:
-  """A bias of the tokens alone masks no vector of the prompt before them."""
-  return jnp.pad(bias, ((0, 0), (0, 0), (0, 0), (keys - bias.shape[3], 0)))
-
-
 class Attention(nn.Module):
   """The attention half of a layer, over the prompt and the tokens, with residual and LayerNorm."""
 
@@ -432,24 +427,23 @@ class Attention(nn.Module):
     prompt: Array | None,
   ) -> Float[Array, 'B T H']:
     """The weighted means of values, by a kernel."""
-    shared = None
     if prompt is not None:
       prompt = prompt.astype(query.dtype).reshape(*prompt.shape[:-2], query.shape[2])
-      if prompt.ndim == 3:
-        shared = prompt
-      else:  # one for each example
+      if (
+        bias.shape[3] > key.shape[1]
+      ):  # it masks vectors of the prompt, which become keys as others
         key, value = (
           jnp.concatenate([prompt[:, index], rows], axis=1)
           for index, rows in enumerate((key, value))
         )
-        bias = _pad_bias(bias, key.shape[1])
+        prompt = None
     rate = 0.0 if self.deterministic else self.config.attention_dropout
     return fused_attention.attend(
       query,
       key,
       value,
       bias,
-      shared,
+      prompt,
       num_heads=self.config.num_heads,
       dropout=rate,
       dropout_key=self.make_rng('dropout') if rate else None,
@@ -483,7 +477,8 @@ class Attention(nn.Module):
       )
       key = jnp.concatenate([prompt[:, 0], key], axis=2)  # [B, N, P + T, D]
       value = jnp.concatenate([prompt[:, 1], value], axis=2)
-      bias = _pad_bias(bias, key.shape[2])
+      # A bias of the tokens alone masks no vector of the prompt.
+      bias = jnp.pad(bias, ((0, 0), (0, 0), (0, 0), (key.shape[2] - bias.shape[3], 0)))
     scores = attention_scores(query, key) + bias
     # The softmax's division comes after the product with the values: [B, N, T, D] is smaller than
     # the scores.

@@ -47,7 +47,7 @@ def attend(
   key: Float[Array, 'B S H'],
   value: Float[Array, 'B S H'],
   bias: Float[Array, 'B 1 1 S'],
-  prompt: Float[Array, '2 P H'] | None = None,
+  prompt: Float[Array, '*B 2 P H'] | None = None,
   *,
   num_heads: int,
   dropout: float = 0.0,
@@ -60,9 +60,9 @@ def attend(
   Heads lie side by side in H, as dense layers leave them: nothing is transposed.
 
   Args:
-    query, key, value: of the tokens; keys and values may begin with vectors of each example's own.
+    query, key, value: of the tokens; keys and values may begin with others that the bias masks.
     bias: added to the scores of the tokens; no gradient goes through it.
-    prompt: keys (index 0) and values of all examples, that nothing masks.
+    prompt: keys (index 0) and values that nothing masks, of all examples or of each.
     num_heads: N.
     dropout: the rate at which weights are left out, where there is a ``dropout_key``.
     dropout_key: of the masks, which are others than those of ``flax.linen.Dropout``.
@@ -82,10 +82,12 @@ def attend(
     for axes, count in zip(split.spec, (query.shape[0], num_heads), strict=True)
   )
   texts = P(rows, None, heads)
+  own = prompt is not None and prompt.ndim == 4
+  of_prompt = P(rows, None, None, heads) if own else P(None, None, heads)
   return jax.shard_map(
     run,
     mesh=split.mesh,
-    in_specs=(texts, texts, texts, P(rows), P(None, None, heads), P(rows, heads)),
+    in_specs=(texts, texts, texts, P(rows), of_prompt, P(rows, heads)),
     out_specs=texts,
     check_vma=False,
   )(*arrays)
@@ -108,12 +110,12 @@ def _attend(
   key: Float[Array, 'B S H'],
   value: Float[Array, 'B S H'],
   bias: Float[Array, 'B 1 S'],
-  prompt: Float[Array, '2 P H'] | None,
+  prompt: Float[Array, '*B 2 P H'] | None,
   seeds: Int32[Array, 'B N 1 1'] | None,
 ) -> Float[Array, 'B T H']:
   call = _Call.of(static, query, key, value, bias, prompt, seeds)
   return pl.pallas_call(
-    functools.partial(_forward, static, prompt is not None),
+    functools.partial(_forward, static, _prompts(prompt)),
     grid=call.grid,
     in_specs=call.blocks,
     out_specs=call.block(query),
@@ -134,11 +136,13 @@ def _attend_bwd(static, arrays, gradient):
   shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in (query, key, value)]
   outs = [call.block(one) for one in (query, key, value)]
   if prompt is not None:
-    # The examples are the inner axis of the grid: a block stays where it is and is added to.
-    shapes.append(jax.ShapeDtypeStruct(prompt.shape, jnp.float32))
+    # The examples are the inner axis of the grid: the block of a prompt that they share stays where
+    # it is and is added to.
+    dtype = prompt.dtype if _prompts(prompt) == 'own' else jnp.float32
+    shapes.append(jax.ShapeDtypeStruct(prompt.shape, dtype))
     outs.append(call.prompt_block(prompt))
   made = pl.pallas_call(
-    functools.partial(_backward, static, prompt is not None),
+    functools.partial(_backward, static, _prompts(prompt)),
     grid=call.grid,
     in_specs=[*call.blocks, call.block(gradient)],
     out_specs=outs,
@@ -153,6 +157,11 @@ def _attend_bwd(static, arrays, gradient):
 
 
 _attend.defvjp(_attend_fwd, _attend_bwd)
+
+
+def _prompts(prompt: Array | None) -> str:
+  """Whose the prompt is: 'shared', each example's 'own', or '': there is none."""
+  return '' if prompt is None else 'own' if prompt.ndim == 4 else 'shared'
 
 
 class _Call(NamedTuple):
@@ -185,7 +194,7 @@ class _Call(NamedTuple):
   ) -> Self:
     """Of arrays that lie on one device."""
     batch, length, size = query.shape
-    tokens, vectors = key.shape[1], 0 if prompt is None else prompt.shape[1]
+    tokens, vectors = key.shape[1], 0 if prompt is None else prompt.shape[-2]
     heads = size // static.width
     one = (3 * length + 4 * tokens + 2 * vectors) * static.width * query.dtype.itemsize
     # A block's last axis is whole, or fills registers.
@@ -214,7 +223,10 @@ class _Call(NamedTuple):
 
   def prompt_block(self, prompt: Any) -> pl.BlockSpec:
     """The same heads of the prompt."""
-    return pl.BlockSpec((2, prompt.shape[1], self.width), lambda n, b: (0, 0, n))
+    block = 2, prompt.shape[-2], self.width
+    if _prompts(prompt) == 'own':
+      return pl.BlockSpec((1, *block), lambda n, b: (b, 0, 0, n))
+    return pl.BlockSpec(block, lambda n, b: (0, 0, n))
 
   def cost(self, products: int, *written: Any) -> pl.CostEstimate:
     """For the compiler, of a kernel with so many products as large as the scores'."""
@@ -246,21 +258,26 @@ def _product(x: Array, y: Array, axes: tuple[int, int]) -> Array:
   )
 
 
-def _heads(ref: Any, index: int, width: int) -> list[Array]:
+def _heads(ref: Any, index: Any, width: int) -> list[Array]:
   """The heads ``[T, D]`` that lie side by side in a block."""
   whole = ref[index]
   return [whole[:, at : at + width] for at in range(0, whole.shape[1], width)]
 
 
-def _given(static: _Static, has_prompt: bool, refs: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+def _sides(prompts: str) -> list[Any]:
+  """Where keys and values are in a block of a prompt."""
+  return [(0, 0), (0, 1)] if prompts == 'own' else [0, 1]
+
+
+def _given(static: _Static, prompts: str, refs: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
   """Of each head what `_parts` takes."""
   query, key, value, bias, *more = refs
   read = [_heads(ref, 0, static.width) for ref in (query, key, value)]
-  prompts = [_heads(more[0], index, static.width) for index in range(2)] if has_prompt else []
+  sides = [_heads(more[0], side, static.width) for side in _sides(prompts)] if prompts else []
   for head in range(len(read[0])):
     pairs = [(read[1][head], read[2][head], bias[0])]
-    if has_prompt:
-      pairs.insert(0, (prompts[0][head], prompts[1][head], None))
+    if sides:
+      pairs.insert(0, (sides[0][head], sides[1][head], None))
     seed = more[-1][0, head] if static.dropout else None  # [1, 1]
     yield head, read[0][head], pairs, seed
 
@@ -283,11 +300,11 @@ def _parts(
   return parts, sum(jnp.sum(part.scores, axis=1, keepdims=True) for part in parts)
 
 
-def _forward(static: _Static, has_prompt: bool, *refs: Any) -> None:
+def _forward(static: _Static, prompts: str, *refs: Any) -> None:
   """Writes the weighted means of some heads of an example."""
   *given, out_ref = refs
   made = []
-  for _, query, pairs, seed in _given(static, has_prompt, given):
+  for _, query, pairs, seed in _given(static, prompts, given):
     parts, total = _parts(static, query, pairs, seed)
     means = sum(
       _product(_drop(static, part, part.scores).astype(part.values.dtype), part.values, (1, 0))
@@ -297,15 +314,15 @@ def _forward(static: _Static, has_prompt: bool, *refs: Any) -> None:
   out_ref[0] = jnp.concatenate(made, axis=1)
 
 
-def _backward(static: _Static, has_prompt: bool, *refs: Any) -> None:
-  """Writes the gradients of some heads of an example, and adds up those of the prompt."""
-  outs = 3 + has_prompt
+def _backward(static: _Static, prompts: str, *refs: Any) -> None:
+  """Writes the gradients of some heads of an example, and adds up those of a shared prompt."""
+  outs = 3 + bool(prompts)
   given, gradient_ref, out_refs = refs[: -outs - 1], refs[-outs - 1], refs[-outs:]
   gradients = _heads(gradient_ref, 0, static.width)
   dtype = gradient_ref.dtype
   by_text: list[list[Array]] = [[], [], []]  # queries, keys, values
   by_prompt: list[list[Array]] = [[], []]
-  for head, query, pairs, seed in _given(static, has_prompt, given):
+  for head, query, pairs, seed in _given(static, prompts, given):
     parts, total = _parts(static, query, pairs, seed)
     gradient = gradients[head]
     weights = [part.scores / total for part in parts]
@@ -325,14 +342,18 @@ def _backward(static: _Static, has_prompt: bool, *refs: Any) -> None:
     by_text[0].append(by_query)
   for ref, heads in zip(out_refs, by_text, strict=False):
     ref[0] = jnp.concatenate([one.astype(dtype) for one in heads], axis=1)
-  if has_prompt:
+  if not prompts:
+    return
+  ref = out_refs[3]
+  if prompts == 'shared':
 
     @pl.when(pl.program_id(1) == 0)
     def _():
-      out_refs[3][...] = jnp.zeros_like(out_refs[3])
+      ref[...] = jnp.zeros_like(ref)
 
-    for index, heads in enumerate(by_prompt):
-      out_refs[3][index] += jnp.concatenate(heads, axis=1)
+  for side, heads in zip(_sides(prompts), by_prompt, strict=True):
+    whole = jnp.concatenate(heads, axis=1)
+    ref[side] = whole + ref[side] if prompts == 'shared' else whole.astype(ref.dtype)
 
 
 def _drop(static: _Static, part: _Part, values: Array) -> Array:

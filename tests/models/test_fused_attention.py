@@ -48,8 +48,8 @@ def expected(q, k, v, bias, prompt=None, rate=0.0, seeds=None):
   q, k, v = (heads(np.asarray(x, np.float64)) for x in (q, k, v))
   bias = np.asarray(bias, np.float64)
   if prompt is not None:
-    own = np.broadcast_to(heads(np.asarray(prompt, np.float64))[:, None], (2, len(q), N, 3, D))
-    k, v = np.concatenate([own[0], k], axis=2), np.concatenate([own[1], v], axis=2)
+    own = np.broadcast_to(heads(np.asarray(prompt, np.float64)), (len(q), 2, N, 3, D))
+    k, v = (np.concatenate([own[:, i], x], axis=2) for i, x in enumerate((k, v)))
     bias = np.pad(bias, ((0, 0), (0, 0), (0, 0), (3, 0)))
   scores = np.einsum('bntd,bnsd->bnts', q, k) / np.sqrt(D) + bias
   weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -62,14 +62,18 @@ def expected(q, k, v, bias, prompt=None, rate=0.0, seeds=None):
 @pytest.mark.parametrize(
   ('devices', 'keys', 'prompt', 'rate'),
   [
-    (None, 6, True, 0.25),
-    (None, 9, False, 0.0),  # vectors of each example's own stand before its tokens
-    ({'data': 2, 'fsdp': 2, 'model': 2}, 6, True, 0.25),
-    ({'data': 8}, 6, True, 0.0),  # which do not divide the examples
+    (None, 6, 'shared', 0.25),
+    (None, 9, '', 0.0),  # the bias masks more than tokens
+    (None, 6, 'own', 0.25),
+    ({'data': 2, 'fsdp': 2, 'model': 2}, 6, 'shared', 0.25),
+    ({'data': 2, 'fsdp': 2, 'model': 2}, 6, 'own', 0.0),
+    ({'data': 8}, 6, 'shared', 0.0),  # which do not divide the examples
   ],
 )
 def test_values_and_gradients_equal_numpy(devices, keys, prompt, rate):
   given = texts(12 if devices and 'model' in devices else 4, keys)
+  if prompt == 'own':
+    given[4] = np.stack([np.sin(n + given[4]) for n in range(len(given[0]))])
   given = given if prompt else [*given[:4], None]
   split, key = None, jax.random.key(3)
   if devices:
