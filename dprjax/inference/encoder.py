@@ -33,6 +33,7 @@ from dprjax.models import artifact, hub, segments
 from dprjax.models import encoder as models
 from dprjax.models.embed import POOLINGS, pool
 from dprjax.retrieval import codes
+from dprjax.runtime import mesh as meshes
 
 # The name of a prompt that is given without one, and of a backbone without a prompt.
 UNNAMED = ''
@@ -124,6 +125,7 @@ class Encoder:
     self.mesh = local_mesh() if mesh is None else mesh
     self.truncated: collections.Counter[str] = collections.Counter()
     self._batch_size, self._arithmetic = batch_size, models.arithmetic(dtype, 'dtype')
+    self._options = models.EncoderOptions.of(self._arithmetic, meshes.activations(self.mesh)[1])
     self.topics = {
       name: topics.Topics.from_arrays(entry.prompt.arrays, entry.prompt.path)
       for name, entry in self.bank.items()
@@ -390,7 +392,7 @@ class Encoder:
     prefix: Any = None
     if any(one is not None for one in prefixes):
       prefix = _stack(config, prefixes) if len(prefixes) > 1 else prefixes[0]
-    embed = _embed_fn(config, settings, self._arithmetic)
+    embed = _embed_fn(config, settings, self._options)
     max_length = max(one.max_length(kind) for one in settings)
     embedder = Embedder(
       embed,
@@ -421,7 +423,7 @@ class Encoder:
     most, more = max(lengths), made.extra(kind) - sum(around)
     row_bytes = encoder_row_bytes(whole.config)
     embedder = Embedder(
-      _template_fn(whole.config, made, kind, prompts, settings, around, most, self._arithmetic),
+      _template_fn(whole.config, made, kind, prompts, settings, around, most, self._options),
       self.mesh,
       self._batch_size,
       max(one.max_length(kind) for one in settings),
@@ -493,7 +495,7 @@ def _form(entry: Entry) -> Any:
 
 
 def _embed_fn(
-  model: models.EncoderConfig, settings: Sequence[Settings], arithmetic: models.Arithmetic
+  model: models.EncoderConfig, settings: Sequence[Settings], options: models.EncoderOptions
 ) -> EmbedFn:
   """The settings of one prompt, or those of a bank's prompts in the bank's order."""
   shift_positions = settings[0].shift_positions
@@ -510,7 +512,7 @@ def _embed_fn(
       prompt=prompt,
       prompt_ids=prompt_ids if isinstance(prompt, models.PromptBank) else None,
       shift_positions=shift_positions,
-      options=models.EncoderOptions.of(arithmetic),
+      options=options,
     )
     return _pool(settings, prompt_ids, functools.partial(pool, hidden, mask))
 
@@ -525,7 +527,7 @@ def _template_fn(
   settings: Sequence[Settings],
   around: tuple[int, int],
   most: int,
-  arithmetic: models.Arithmetic,
+  options: models.EncoderOptions,
 ) -> EmbedFn:
   """Rows ``[CLS] text [SEP]`` go into templates, which are then of at most ``most`` tokens."""
 
@@ -544,7 +546,7 @@ def _template_fn(
       numbers,
       vectors=table,
       fixed_layers=prompts[0].meta['fixed_layers'],
-      options=models.EncoderOptions.of(arithmetic),
+      options=options,
     )
     return _pool(settings, prompt_ids, functools.partial(segments.pool, made, kind, filled, hidden))
 

@@ -32,6 +32,7 @@ from dprjax.inference.embedder import (
 )
 from dprjax.models import artifact, classifier, encoder, head_specs, heads, hub, segments, sentence
 from dprjax.models.template import Packed, Template, fill, unpack
+from dprjax.runtime import mesh as meshes
 
 # A pair's cost grows faster than its length.
 DEFAULT_LENGTH = 512
@@ -58,7 +59,7 @@ class Reranker:
     embed: EmbedFn,
     params: Any,
     *,
-    mesh: Mesh | None,
+    mesh: Mesh,
     batch_size: int,
     dtype: str,
   ):
@@ -79,7 +80,6 @@ class Reranker:
       dtype,
     )
     self.truncated = 0
-    mesh = local_mesh() if mesh is None else mesh
     self._params = place(mesh, params)
     self._template = template
     self._embedder = Embedder(
@@ -173,6 +173,8 @@ class CrossEncoder(Reranker):
     self.labels = head['output']['bias'].shape[0]
     template = Template.pair(*tokenizer.pair_format)
     arithmetic = encoder.arithmetic(dtype, 'dtype')
+    mesh = local_mesh() if mesh is None else mesh
+    options = encoder.EncoderOptions.of(arithmetic, meshes.activations(mesh)[1])
 
     def embed(params: Any, rows: jax.Array, _: jax.Array, lengths: jax.Array) -> jax.Array:
       backbone, head = params
@@ -184,7 +186,7 @@ class CrossEncoder(Reranker):
         pair.tokens,
         pair.mask,
         pair.token_types,
-        options=encoder.EncoderOptions.of(arithmetic),
+        options=options,
       )[:, None]
 
     super().__init__(
@@ -301,6 +303,8 @@ class PromptReranker(Reranker):
       )
     template.cut(np.zeros((0, 2), np.int32), max_length)  # is there room for texts?
     arithmetic = encoder.arithmetic(dtype, 'dtype')
+    mesh = local_mesh() if mesh is None else mesh
+    options = encoder.EncoderOptions.of(arithmetic, meshes.activations(mesh)[1])
 
     def embed(params: Any, rows: jax.Array, _: jax.Array, lengths: jax.Array) -> jax.Array:
       backbone, head, table = params
@@ -314,7 +318,7 @@ class PromptReranker(Reranker):
         jnp.zeros(rows.shape[0], jnp.int32),
         vectors=table,
         fixed_layers=prompt.meta['fixed_layers'],
-        options=encoder.EncoderOptions.of(arithmetic),
+        options=options,
       )
       return heads.answer_score(logits, yes, no, self.score_kind)[:, None]
 

@@ -297,7 +297,8 @@ def _parts(
     jnp.maximum, (jnp.max(part.scores, axis=1, keepdims=True) for part in parts)
   )
   parts = [part._replace(scores=jnp.exp(part.scores - highest)) for part in parts]
-  return parts, sum(jnp.sum(part.scores, axis=1, keepdims=True) for part in parts)
+  sums = (jnp.sum(part.scores, axis=1, keepdims=True) for part in parts)
+  return parts, functools.reduce(jnp.add, sums)
 
 
 def _forward(static: _Static, prompts: str, *refs: Any) -> None:
