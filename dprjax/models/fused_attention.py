@@ -21,9 +21,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int32
 
-_BLOCK_BYTES = (
-  4 << 20
-)  # of the heads that a step of the grid holds, of some 16 MB with their copies
+# Of what a step of the grid holds, on the chips with the least room for it (16 MB).
+_STEP_BYTES = 12 << 20
+_SCORES = 8  # arrays of a head's scores that the backward pass has at a time
 _MOST_HEADS = 8  # in a step: each has its own instructions, which take long to compile
 _LANES = 128  # numbers in a row of a register: a shorter last axis is filled up
 
@@ -196,10 +196,12 @@ class _Call(NamedTuple):
     batch, length, size = query.shape
     tokens, vectors = key.shape[1], 0 if prompt is None else prompt.shape[-2]
     heads = size // static.width
-    one = (3 * length + 4 * tokens + 2 * vectors) * static.width * query.dtype.itemsize
+    # A head's blocks, twice: the next ones are fetched while these are computed with.
+    one = 2 * (3 * length + 4 * tokens + 4 * vectors) * static.width * query.dtype.itemsize
+    room = _STEP_BYTES - 4 * _SCORES * length * (tokens + vectors)
     # A block's last axis is whole, or fills registers.
     fit = [n for n in range(1, heads + 1) if heads % n == 0 and n * static.width % _LANES == 0]
-    small = [n for n in fit if n * one <= _BLOCK_BYTES and n <= _MOST_HEADS]
+    small = [n for n in fit if n * one <= room and n <= _MOST_HEADS]
     together = max(small, default=min(fit, default=heads))
     flops = 2 * batch * length * (tokens + vectors) * size
     call = cls(
@@ -374,7 +376,7 @@ def _kept(rate: float, seed: Int32[Array, '1 1'], shape: tuple[int, ...], before
     before: keys that stand before these.
   """
   row, column = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
-  bits = seed + (row * 4096 + column + before) * np.int32(-1640531527)  # the golden ratio
+  bits = seed + (row * 8192 + column + before) * np.int32(-1640531527)  # the golden ratio
   for shift, factor in ((16, np.int32(-2048144789)), (13, np.int32(-1028477387)), (16, None)):
     bits = bits ^ jax.lax.shift_right_logical(bits, jnp.full(shape, shift, jnp.int32))
     bits = bits if factor is None else bits * factor

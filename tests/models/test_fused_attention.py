@@ -32,7 +32,7 @@ def heads(x):
 def kept(seeds, shape, rate):
   """Which weights stay, by 32-bit numbers without a sign."""
   rows, columns = np.indices(shape, np.uint32)
-  bits = np.asarray(seeds).view(np.uint32) + (rows * np.uint32(4096) + columns) * np.uint32(
+  bits = np.asarray(seeds).view(np.uint32) + (rows * np.uint32(8192) + columns) * np.uint32(
     2654435769
   )
   bits ^= bits >> 16
