@@ -97,7 +97,7 @@ def get_config(arg: str = 'beir'):
 
 
 def both_sides(c):
-  """What differs from a prompt for queries alone."""
+  """What differs from a prompt for queries alone; on the command line alternatives.both.KNOB."""
   return {
     'prompt': {'sides': c.prompt.sides, 'anchor': c.prompt.anchor},
     'batch_size': c.batch_size,
