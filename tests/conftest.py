@@ -4,7 +4,13 @@ import gc
 import logging
 import os
 import pathlib
+import signal
 from importlib import metadata
+
+# A shell lets what it starts in the background ignore interrupts, and so does whatever that starts.
+# The tests of interrupts would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+  signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before JAX is imported: the tests' meshes need eight devices.
 os.environ['JAX_PLATFORMS'] = 'cpu'
