@@ -491,7 +491,9 @@ class Experiment:
       if lines:
         curves[f'gain in nDCG@10 on {source}'] = lines
     if curves:
-      figures.paths(curves, 'training queries', f'means of {len(self.seeds)} seeds', drawn[1])
+      count = len(self.seeds)
+      foot = 'one seed' if count == 1 else f'means of {count} seeds'
+      figures.paths(curves, 'training queries', foot, drawn[1])
     return drawn
 
 
