@@ -335,7 +335,8 @@ class Experiment:
       for seed in sorted(systems['query'].keys() & systems['both'].keys()):
         # As methods/alternatives.py chooses; the encoder as it is has one score for both.
         systems[CHOSEN][seed] = max(
-          (systems[way][seed] for way in ('both', 'query')), key=lambda line: line['gain']
+          (systems[way][seed] for way in ('both', 'query')),
+          key=lambda line: (line['better'], line['gain']),
         )
     return found
 

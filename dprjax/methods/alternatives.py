@@ -1,9 +1,9 @@
 """Which of several experiments is best, where ``config.alternatives`` has some.
 
-Each is a training in a workdir of its own below ``alternatives``. The one whose best score on
-held-out queries is highest is chosen; on how many updates, and whether that is a gain over the
-encoder as it is, each decides as it does alone. Where the number of updates is found by folds, only
-the chosen one is then trained on all queries.
+Each is a training in a workdir of its own below ``alternatives``. On how many updates, and whether
+that is a gain over what it began with, each decides as it does alone. Of those that are a gain, or
+of all where none is, the one with the highest score on held-out queries is chosen. Where the number
+of updates is found by folds, only that one is then trained on all queries.
 """
 
 from collections.abc import Callable
@@ -80,7 +80,7 @@ def choose(
     if gain is None:
       raise InputError(f'config.alternatives: {one.method} measures nothing that {name} could win')
     gains[name] = gain
-  best = distributed.agree(max(gains, key=lambda name: gains[name].best))
+  best = distributed.agree(max(gains, key=lambda name: (gains[name].better, gains[name].best)))
   if main:
     record = {name: gain._asdict() for name, gain in gains.items()}
     files.write_json(path, {'format': workdirs.CHOICE, 'chosen': best, 'gains': record})

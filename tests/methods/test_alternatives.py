@@ -24,13 +24,14 @@ def make_config(changes=CHANGES, **more):
 class Trainings:
   """Stands for trainings, and keeps what they would be."""
 
-  def __init__(self, stop_at=None, gains=True):
-    self.made, self.stop_at, self.gains = [], stop_at, gains
+  def __init__(self, stop_at=None, gains=True, chance=()):
+    self.made, self.stop_at, self.gains, self.chance = [], stop_at, gains, chance
 
   def __call__(self, config, folder, whole):
     self.made.append((folder.name, config, whole))
     score = SCORES[folder.name]
-    gain = baseline.Gain('nDCG@10', 0.5, score, score - 0.5, None, None, 0, score > 0.5)
+    better = score > 0.5 and folder.name not in self.chance
+    gain = baseline.Gain('nDCG@10', 0.5, score, score - 0.5, None, None, 0, better)
     return folder.name != self.stop_at, gain if self.gains else None
 
 
@@ -52,6 +53,14 @@ def test_the_best_on_held_out_queries(tmp_path, lines):
   assert {name: gain['best'] for name, gain in found['gains'].items()} == SCORES
   # The next time nothing is trained.
   assert alternatives.choose(config, tmp_path, None, lines.append) == 'second'
+
+
+def test_a_gain_before_a_higher_score_that_may_be_chance(tmp_path, lines, monkeypatch):
+  monkeypatch.setitem(SCORES, 'first', 0.6)
+  train = Trainings(chance=('second', 'third'))
+  assert alternatives.choose(make_config(), tmp_path / 'one', train, lines.append) == 'first'
+  train = Trainings(chance=SCORES)  # none is a gain
+  assert alternatives.choose(make_config(), tmp_path / 'none', train, lines.append) == 'second'
 
 
 def test_it_goes_on_where_it_was_asked_to_stop(tmp_path, lines):
