@@ -94,10 +94,8 @@ def _train_best(
   config: ml_collections.ConfigDict, workdir: epath.Path, devices: jax.sharding.Mesh
 ) -> Result:
   """``train`` with alternatives: all of them, then the best one to its end."""
-  configs.check_workdir(config, workdir)
   main = jax.process_index() == 0
-  if main:
-    configs.claim_workdir(config, workdir)
+  (configs.claim_workdir if main else configs.check_workdir)(config, workdir)
   results: list[Result] = []
 
   def train_one(
@@ -274,7 +272,7 @@ def _train(
         metric_log.write(0, folds.metrics(plan))
       best_steps = ', '.join(map(str, plan.best_steps))
       say(
-        f'folds: best after {total} updates (of single ones after {best_steps}), '
+        f'folds: best after {total} updates (of single ones after {best_steps}); cross-fitted gain '
         f'{plan.gain.shown} on {plan.gain.baseline:.4f} before; now {total} of {schedule_steps} on '
         'all queries'
       )

@@ -413,12 +413,12 @@ class Attention(nn.Module):
       return dense(config, config.hidden_size, dtype, name, self.options.products)(x)
 
     query, key, value = (project(x, name) for name in ('query', 'key', 'value'))
-    attend = self.fuse if self.options.attention == 'fused' else self.weigh
+    attend = self.fused if self.options.attention == 'fused' else self.plain
     out = project(attend(query, key, value, bias, prompt), 'output')
     out = nn.Dropout(config.hidden_dropout, deterministic=self.deterministic)(out)
     return LayerNorm(config.layer_norm_eps, dtype, name='norm')(out + x).astype(dtype)
 
-  def fuse(
+  def fused(
     self,
     query: Float[Array, 'B T H'],
     key: Float[Array, 'B T H'],
@@ -452,7 +452,7 @@ class Attention(nn.Module):
     )
 
   @nn.compact
-  def weigh(
+  def plain(
     self,
     query: Float[Array, 'B T H'],
     key: Float[Array, 'B T H'],
