@@ -80,6 +80,7 @@ TUNED = (
   'steps=300',
   'eval.every=25',
   'eval.patience=2',
+  'interpolate=1.0',
 )
 CHOSEN = 'new'  # of the two that follow
 WAYS = {
@@ -93,6 +94,7 @@ WAYS = {
       'optim.learning_rate=7e-3',
       'prompt.dropout=0.0',
       'ema=0.0',
+      'interpolate=1.0',
       'data.hold_out=0.1',
       'data.folds=5',
       'data.folds_below=200',
@@ -135,6 +137,8 @@ CHANGED = {
   'vectors': ("prompt.anchor_to='vectors'", 'prompt.anchor=3.0'),
   'dropout=0': ('prompt.dropout=0.0',),
   'ema=0': ('ema=0.0',),
+  'interpolate=1': ('interpolate=1.0',),
+  'interpolate=0.5': ('interpolate=0.5',),
   'temperature=0.02': ('temperature=0.02',),
 }
 LABELS = {

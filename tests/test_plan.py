@@ -157,8 +157,9 @@ def test_the_update_that_is_planned_is_the_one_that_is_trained():
     experiment.devices,
     {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in shapes.arrays.items()},
   )
+  layout = experiment.layout
   update = updates.make_update(
-    experiment.model, experiment.layout.optimizer, list(frozen), experiment.config.ema
+    experiment.model, layout.optimizer, list(frozen), layout.ema, layout.interpolate
   )
   trained = update.lower(state, frozen, batch, jax.random.key(0), 1).as_text()
 

@@ -415,21 +415,25 @@ def test_early_stopping_is_remembered(go, tmp_path):
   )
 
 
-def test_the_average_equals_numpy():
+@pytest.mark.parametrize(('ema', 'interpolate'), [(0.4, 1.0), (0.4, 0.75), (0.0, 0.75)])
+def test_the_average_equals_numpy(ema, interpolate):
   def loss(params, batch, key):
     value = jnp.sum(jnp.square(params['w'] - batch['x']))
     return value, {'loss': value}
 
   optimizer = optim.make_optimizer(with_knobs(optim__warmup=0.0).optim, ['w'], {'w'}, 20)
   start = {'w': jnp.array([0.5, -2.0], jnp.float32)}
-  state = updates.State(start, optimizer.init(start), jax.tree.map(jnp.copy, start))
-  update = updates.make_update(methods.Model(None, loss, None, {}), optimizer, [], ema=0.4)
-  average = np.asarray(start['w'], np.float64)
+  kept = jax.tree.map(jnp.copy, start) if interpolate < 1 else None
+  state = updates.State(start, optimizer.init(start), jax.tree.map(jnp.copy, start), kept)
+  method = methods.Model(None, loss, None, {})
+  update = updates.make_update(method, optimizer, [], ema, interpolate)
+  begin = average = np.array([0.5, -2.0])
   for step in range(1, 13):
     state, _ = update(state, {}, {'x': jnp.ones(2, jnp.float32)}, jax.random.key(0), step)
-    decay = min(0.4, (1 + step) / (10 + step))  # 0.4 from step 5 on
+    decay = min(ema, (1 + step) / (10 + step))  # 0.4 from step 5 on
     average = decay * average + (1 - decay) * np.asarray(state.trainable['w'], np.float64)
-    np.testing.assert_allclose(state.average['w'], average, rtol=1e-6)
+    scored = (1 - interpolate) * begin + interpolate * average
+    np.testing.assert_allclose(state.average['w'], scored, rtol=1e-6)
   assert state.model is state.average and (state.average['w'] != state.trainable['w']).all()
 
 
@@ -484,7 +488,7 @@ def test_few_queries_are_held_out_in_turns_also_after_an_interruption(
 def test_the_average_is_scored_kept_and_resumed(go, tmp_path):
   # So many passages that scores of near parameters differ.
   often = '--config.eval.every=4', '--config.eval.corpus_limit=1000'
-  flags = '--config.ema=0.9', *often
+  flags = '--config.ema=0.9', '--config.interpolate=0.75', *often
   assert go('dptdr.py:local', *flags)[0] == 0
   run = tmp_path / 'run'
   rows, (_, average) = metrics_of(run), trainable_of(run)

@@ -186,7 +186,9 @@ def _train(
   state, frozen = layout.place(params)
   untrained = {**frozen, **state.trainable}
   schedule = optim.make_schedule(config.optim, schedule_steps)
-  update = updates.make_update(model, layout.optimizer, list(frozen), config.ema)
+  update = updates.make_update(
+    model, layout.optimizer, list(frozen), layout.ema, layout.interpolate
+  )
   constants = frozen | {
     name: mesh.put(array, mesh.replicated(devices)) for name, array in data.arrays.items()
   }

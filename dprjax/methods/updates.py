@@ -26,12 +26,15 @@ class State(NamedTuple):
   Attributes:
     trainable: the trained parameters.
     opt_state: the optimiser's.
-    average: of the trained parameters over the steps, with ``config.ema``.
+    average: of the trained parameters over the steps and with their start, with ``config.ema`` or
+      ``config.interpolate``.
+    start: the trained parameters before the first step, with ``config.interpolate``.
   """
 
   trainable: dict[str, Any]
   opt_state: Any
   average: dict[str, Any] | None = None
+  start: dict[str, Any] | None = None
 
   @property
   def model(self) -> dict[str, jax.Array]:
@@ -43,13 +46,14 @@ class State(NamedTuple):
     """What a checkpoint holds beside ``model``."""
     if self.average is None:
       return self.opt_state
-    return {'optimizer': self.opt_state, 'trainable': self.trainable}
+    found = {'optimizer': self.opt_state, 'trainable': self.trainable}
+    return found if self.start is None else found | {'start': self.start}
 
   def restored(self, model: dict[str, jax.Array], rest: Any) -> 'State':
     """The state of which these were ``model`` and ``rest``."""
     if self.average is None:
       return State(model, rest)
-    return State(rest['trainable'], rest['optimizer'], model)
+    return State(rest['trainable'], rest['optimizer'], model, rest.get('start'))
 
 
 class Layout(NamedTuple):
@@ -61,7 +65,8 @@ class Layout(NamedTuple):
     trainable: the names that the optimiser has.
     optimizer: for a tree of all names, see ``optim.make_optimizer``.
     devices: the mesh.
-    average: whether the state has an average, ``config.ema``.
+    ema: ``config.ema``.
+    interpolate: ``config.interpolate``.
   """
 
   dtypes: Mapping[str, np.dtype]
@@ -69,7 +74,18 @@ class Layout(NamedTuple):
   trainable: frozenset[str]
   optimizer: optax.GradientTransformation
   devices: Mesh
-  average: bool
+  ema: float
+  interpolate: float
+
+  @property
+  def average(self) -> bool:
+    """Whether what is scored is not what is trained."""
+    return bool(self.ema) or self.start
+
+  @property
+  def start(self) -> bool:
+    """Whether the state keeps where it began."""
+    return self.interpolate < 1
 
   def place(self, params: Mapping[str, Any]) -> tuple[State, dict[str, jax.Array]]:
     """Host arrays by name -> the first state, and the frozen parameters."""
@@ -83,8 +99,10 @@ class Layout(NamedTuple):
       self.optimizer, trainable, list(frozen), self.shardings, self.devices
     )
     # In memory of its own, since a step reuses that of the state.
-    average = {name: put(name) for name in trainable} if self.average else None
-    return State(trainable, opt_state, average), frozen
+    average, start = (
+      {name: put(name) for name in trainable} if has else None for has in (self.average, self.start)
+    )
+    return State(trainable, opt_state, average, start), frozen
 
   def shapes(self, params: Mapping[str, Any]) -> tuple[State, dict[str, jax.ShapeDtypeStruct]]:
     """``place`` of shapes: nothing is allocated, and the devices need not be there."""
@@ -102,7 +120,8 @@ class Layout(NamedTuple):
       shapes,
       shardings,
     )
-    return State(trainable, opt_state, dict(trainable) if self.average else None), frozen
+    average, start = (dict(trainable) if has else None for has in (self.average, self.start))
+    return State(trainable, opt_state, average, start), frozen
 
 
 def lay_out(
@@ -135,7 +154,8 @@ def lay_out(
     frozenset(trainable),
     optim.make_optimizer(config.optim, list(params), trainable, steps),
     devices,
-    bool(config.ema),
+    config.ema,
+    config.interpolate,
   )
 
 
@@ -177,10 +197,12 @@ def make_update(
   optimizer: optax.GradientTransformation,
   frozen_names: Sequence[str],
   ema: float = 0.0,
+  interpolate: float = 1.0,
 ) -> Any:
   """The jitted step: ``(state, frozen, batch, key, number) -> (state, metrics)``.
 
-  The state's memory is reused. With ``ema`` the state has an average, of that decay.
+  The state's memory is reused. Where the state has an average, it is one of decay ``ema``, taken as
+  far from the start as ``interpolate`` says: WiSE-FT (Wortsman et al., 2022, equation 1).
   """
 
   def update(
@@ -210,8 +232,14 @@ def make_update(
       # In the first steps it forgets faster, or it would stay near the start.
       past = jnp.asarray(number, jnp.float32)
       decay = jnp.minimum(ema, (1 + past) / (10 + past))
-      average = {name: decay * average[name] + (1 - decay) * new for name, new in trainable.items()}
-    return State(trainable, opt_state, average), metrics | {
+      scored = trainable
+      if state.start is not None:
+        scored = {
+          name: start + interpolate * (trainable[name] - start)
+          for name, start in state.start.items()
+        }
+      average = {name: decay * average[name] + (1 - decay) * new for name, new in scored.items()}
+    return State(trainable, opt_state, average, state.start), metrics | {
       'gradient_norm': optax.tree.norm(gradient),
       'update_norm': optax.tree.norm({name: updates[name] for name in state.trainable}),
     }
@@ -237,7 +265,7 @@ def lower(
   whole = mesh.replicated(layout.devices)
   rows = NamedSharding(layout.devices, P(mesh.BATCH))
   key = jax.eval_shape(lambda: jax.random.key(0))
-  return make_update(model, layout.optimizer, list(frozen), config.ema).lower(
+  return make_update(model, layout.optimizer, list(frozen), layout.ema, layout.interpolate).lower(
     state,
     frozen,
     {

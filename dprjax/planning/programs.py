@@ -167,7 +167,7 @@ class Experiment:
     return {
       'trained': _on_one(state.trainable),
       'frozen': _on_one(frozen),
-      'optimizer': _on_one(state.opt_state) + _on_one(state.average or {}),
+      'optimizer': _on_one((state.opt_state, state.average, state.start)),
     }
 
 
