@@ -511,6 +511,37 @@ def test_the_average_is_scored_kept_and_resumed(go, tmp_path):
 
 
 @pytest.mark.slow
+def test_an_experiment_that_falls_behind_is_stopped(command, reuse, tmp_path):
+  config = tmp_path / 'two.py'
+  config.write_text(
+    TWO_RATES.format(recipe=str(ROOT / 'configs' / 'x.py'))
+    .replace("'slow'", "'wild'")
+    .replace('1e-5', '50.0')
+  )
+
+  def begin():
+    with devices.one():
+      return command(
+        train,
+        f'--config={config}',
+        f'--workdir={tmp_path}/run',
+        '--config.steps=24',
+        *reuse,
+        f'--config.data.store={tmp_path}/store',
+      )
+
+  status, err = begin()
+  assert status == 0 and 'stopped early: behind fast; done at step 12' in err, err
+  run = tmp_path / 'run' / 'alternatives'
+  assert json.loads((tmp_path / 'run' / 'alternatives.json').read_text())['chosen'] == 'fast'
+  assert steps_of(run / 'fast')[-1] == 24 and steps_of(run / 'wild')[-1] == 12
+  # It does not go on when what was chosen is lost.
+  (tmp_path / 'run' / 'alternatives.json').unlink()
+  status, err = begin()
+  assert status == 0 and 'stopped early: behind fast; done at step 12' in err, err
+
+
+@pytest.mark.slow
 def test_starts_from_a_prompt(go, trained, tmp_path):
   from dprjax.methods import exporting
   from dprjax.models import artifact

@@ -22,7 +22,7 @@ from dprjax.models import artifact
 from dprjax.runtime import distributed, workdir
 
 _FORMAT = 'dprjax.scores'
-_LATER = 'dev'  # the folder of a fold's evaluations
+_LATER = 'dev'  # the folder of later evaluations, of a fold or an alternative
 
 
 class Gain(NamedTuple):
@@ -115,16 +115,27 @@ def scores(folder: epath.Path, measure: str, evaluate: Callable[[], Scores]) -> 
   Raises:
     InputError: what is kept there cannot be read.
   """
-  main = jax.process_index() == 0
-  found = read(folder, measure) if main and _path(folder, 0).exists() else None
-  if not distributed.agree(found is not None):
+  found = kept(folder, measure)
+  if found is None:
     found = evaluate()
-    if main:
+    if jax.process_index() == 0:
       write(folder, found)
-  return Scores(
-    distributed.agree(None if found is None else dict(found.means)),
-    {} if found is None else found.values,
-  )
+    found = found._replace(means=distributed.agree(dict(found.means)))
+  return found
+
+
+def kept(folder: epath.Path, measure: str, step: int = 0) -> Scores | None:
+  """What `write` kept, if it did: the means on all processes, the values on process 0.
+
+  All processes call it.
+
+  Raises:
+    InputError: it cannot be read.
+  """
+  main = jax.process_index() == 0
+  found = read(folder, measure, step) if main and _path(folder, step).exists() else None
+  means = distributed.agree(None if found is None else dict(found.means))
+  return None if means is None else Scores(means, {} if found is None else found.values)
 
 
 def write(folder: epath.Path, scores: Scores, step: int = 0) -> None:

@@ -99,13 +99,18 @@ def _train_best(
   results: list[Result] = []
 
   def train_one(
-    one: ml_collections.ConfigDict, folder: epath.Path, whole: bool
-  ) -> tuple[bool, baseline.Gain | None]:
+    one: ml_collections.ConfigDict,
+    folder: epath.Path,
+    whole: bool,
+    rival: alternatives.Rival | None = None,
+  ) -> alternatives.Trained:
     method, inputs = methods.load(one.method), workdirs.inputs(one)
     with workdirs.claim(folder, workdirs.TRAINING, inputs, lock=main) as claimed:
       frozen = ml_collections.FrozenConfigDict(one)
-      results.append(_train(frozen, claimed, method, devices, whole))
-    return results[-1].done, results[-1].gain
+      results.append(_train(frozen, claimed, method, devices, whole, rival))
+    done, gain, step = results[-1].done, results[-1].gain, results[-1].best_step
+    scores = baseline.kept(folder, one.eval.measure, step) if step else None
+    return alternatives.Trained(done, gain, scores)
 
   say = logger.info if main else logger.debug
   best = alternatives.choose(config, workdir, train_one, say)
@@ -121,11 +126,13 @@ def _train(
   method: methods.Method,
   devices: jax.sharding.Mesh,
   whole: bool = True,
+  rival: alternatives.Rival | None = None,
 ) -> Result:
   """``train`` in a workdir that this command holds.
 
-  If it is not to be the ``whole`` of it, and the number of updates is found by folds, it ends where
-  that number is known.
+  If it is not to be the ``whole`` of it, it is one of some alternatives. Where the number of
+  updates is found by folds, it then ends where that is known; elsewhere, where the ``rival`` beats
+  it.
   """
   given, platform = config, devices.devices.flat[0].platform
   config = ml_collections.FrozenConfigDict(configs.settle(given, platform))
@@ -197,7 +204,7 @@ def _train(
   batches = open_batches(data.batches, config.data.threads)
   saved = checkpoint.Checkpoints(workdir, backbone.sha256, config.checkpoint.keep)
   step = 0
-  best, best_step, stale, stopped = None, None, 0, False
+  best, best_step, stale, stopped, beaten = None, None, 0, False, ''
   gain = None if plan is None else plan.gain  # of the best, or of the folds
   latest = saved.latest()
   if latest is not None:
@@ -211,6 +218,7 @@ def _train(
       restored.extra[name] for name in ('best', 'best_step', 'stale', 'stopped')
     )
     gain = baseline.Gain.read(restored.extra.get('gain'), f'{saved.folder}/{step}')
+    beaten = restored.extra.get('beaten', '')
 
   describe(config, say, state, frozen, devices, data, total)
   if step:
@@ -262,6 +270,7 @@ def _train(
       'best_step': best_step,
       'stale': stale,
       'stopped': stopped,
+      'beaten': beaten,
       'gain': None if gain is None else gain._asdict(),
       'seed': config.seed,
     }
@@ -315,10 +324,12 @@ def _train(
         better = best is None or score > best
         best, best_step, stale = (score, step, 0) if better else (best, best_step, stale + 1)
         gain = compared if better else gain
-        stopped = bool(config.eval.patience) and stale >= config.eval.patience
+        if rival is not None and rival.beats(config.eval.measure, found, step, total):
+          beaten = rival.name
+        stopped = bool(beaten) or 0 < config.eval.patience <= stale
         progress.pause(time.monotonic() - began)
         metric_log.write(step, baseline.metrics(found, compared))
-        if config.data.fold and main:
+        if main and (config.data.fold or not whole):
           baseline.write(workdir, found, step)
         say(
           f'step {step}/{total}  dev {shown_scores(found)}'
@@ -335,8 +346,9 @@ def _train(
         return Result(step, best, best_step, step == total or stopped, gain)
     read_all()
     saved.wait()
+    reason = f'behind {beaten}' if beaten else f'no gain in the last {stale} evaluations'
     say(
-      (f'stopped early: no gain in the last {stale} evaluations; ' if stopped else '')
+      (f'stopped early: {reason}; ' if stopped else '')
       + f'done at step {step}'
       + (f'; best dev {config.eval.measure} {best:.4f} at step {best_step}' if best_step else '')
       + f'. {what_next(config, workdir, gain, whole)}'

@@ -2,10 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from dprjax.base.errors import InputError
 from dprjax.methods import alternatives, baseline
+from dprjax.methods.method import Scores
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
 from tests.knobs import with_knobs
@@ -24,15 +26,18 @@ def make_config(changes=CHANGES, **more):
 class Trainings:
   """Stands for trainings, and keeps what they would be."""
 
-  def __init__(self, stop_at=None, gains=True, chance=()):
+  def __init__(self, stop_at=None, gains=True, chance=(), folded=()):
     self.made, self.stop_at, self.gains, self.chance = [], stop_at, gains, chance
+    self.folded, self.rivals = folded, {}
 
-  def __call__(self, config, folder, whole):
+  def __call__(self, config, folder, whole, rival):
     self.made.append((folder.name, config, whole))
+    self.rivals[folder.name] = rival and rival.name
     score = SCORES[folder.name]
     better = score > 0.5 and folder.name not in self.chance
     gain = baseline.Gain('nDCG@10', 0.5, score, score - 0.5, None, None, 0, better)
-    return folder.name != self.stop_at, gain if self.gains else None
+    scores = None if folder.name in self.folded else Scores({'nDCG@10': score}, {})
+    return alternatives.Trained(folder.name != self.stop_at, gain if self.gains else None, scores)
 
 
 @pytest.fixture
@@ -61,6 +66,40 @@ def test_a_gain_before_a_higher_score_that_may_be_chance(tmp_path, lines, monkey
   assert alternatives.choose(make_config(), tmp_path / 'one', train, lines.append) == 'first'
   train = Trainings(chance=SCORES)  # none is a gain
   assert alternatives.choose(make_config(), tmp_path / 'none', train, lines.append) == 'second'
+
+
+def test_each_races_with_the_best_before_it(tmp_path, lines, monkeypatch):
+  train = Trainings()
+  alternatives.choose(make_config(), tmp_path / 'one', train, lines.append)
+  assert train.rivals == {'first': None, 'second': 'first', 'third': 'second'}
+  monkeypatch.setitem(SCORES, 'third', 0.9)
+  train = Trainings(folded=('first', 'second'))  # the folds' queries are others'
+  assert alternatives.choose(make_config(), tmp_path / 'two', train, lines.append) == 'third'
+  assert train.rivals == dict.fromkeys(SCORES)
+
+
+def test_prompts_for_queries_are_first():
+  changes = {'a': {}, 'b': {'prompt': {'sides': 'query'}}, 'c': {}}
+  assert list(alternatives.resolve(make_config(changes))) == ['b', 'a', 'c']
+
+
+def test_one_is_beaten_by_a_lead_that_is_not_chance():
+  rng = np.random.default_rng(0)
+  behind = rng.uniform(0, 0.5, 40)
+
+  def scores(values):
+    return Scores({'nDCG@10': float(np.mean(values))}, {'': values})
+
+  def beats(lead, step, found=behind):
+    rival = alternatives.Rival('first', scores(behind + lead))
+    return rival.beats('nDCG@10', scores(found), step, 12)
+
+  noise = rng.normal(0, 0.2, 40)
+  assert beats(0.1 + 0.1 * noise, 4) and beats(0.1, 12)
+  assert not beats(0.1, 3)  # too early
+  assert not beats(noise - noise.mean() + 0.01, 6)  # by chance
+  assert not beats(-0.1, 6)
+  assert not beats(0.1, 6, behind[:-1])  # of other queries
 
 
 def test_it_goes_on_where_it_was_asked_to_stop(tmp_path, lines):
