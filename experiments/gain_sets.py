@@ -1,9 +1,9 @@
-"""The settings of experiments/gain.py: sets of ../shared/data and of docstrings as BEIR folders.
+"""Settings of experiments: sets of ../shared/data and of docstrings as BEIR folders.
 
 A setting is a source and what of its training queries is used. All settings of a source share its
 corpus and its test queries; a corpus has all judged passages of the queries here and others, by a
-hash, up to 2,000 (ClariQ: 4,000, all). Queries are split by a hash of their ids where a source has
-no splits of its own. Texts are never changed.
+hash, up to 2,000 (ClariQ, which has no more, and the larger MedQuAD: 4,000). Queries are split by a
+hash of their ids where a source has no splits of its own. Texts are never changed.
 """
 
 import functools
@@ -19,6 +19,7 @@ from dprjax.formats import papers, texts
 from dprjax.formats.qrels import read_qrels, write_qrels
 
 PASSAGES = 2000  # of a corpus, but all judged ones
+LARGE = ('clariq', 'medquad-large')  # twice as many
 WRONG = 0.2  # of the positives, where labels are degraded so
 JUDGED = 40  # passages of a query of TREC, at most
 
@@ -78,11 +79,10 @@ def first(judgements, count):
   return {query: judgements[query] for query in sorted(judgements, key=hashed)[:count]}
 
 
-def prepare(data, out, name):
+def prepare(data, out, name, setting):
   """The folder OUT/NAME of a setting, unless it is there; returns it."""
   folder = out / name
   if not (folder / 'qrels' / 'test.tsv').exists():
-    setting = SETTINGS[name]
     source = read(data, setting.source)
     (folder / 'qrels').mkdir(parents=True, exist_ok=True)
     ids = [entry.id for entry in source.entries]
@@ -127,14 +127,15 @@ def read(data, name):
     'arxiv': read_arxiv,
     'qnli': read_qnli,
     'docstrings': read_docstrings,
+    'medquad-large': lambda data, _: read_beir(data, 'medquad', 2000),
   }.get(name, read_beir)(data, name)
   judged = {doc for split in source[2:] for docs in split.values() for doc in docs}
-  most = max(4000 if name == 'clariq' else PASSAGES, len(judged))
+  most = max(2 * PASSAGES if name in LARGE else PASSAGES, len(judged))
   entries = sorted(source.entries, key=lambda entry: (entry.id not in judged, hashed(entry.id)))
   return source._replace(entries=entries[:most])
 
 
-def read_beir(data, name):
+def read_beir(data, name, most=1000):
   """One of the sets in BEIR's form."""
   folder = data / name
   found = {path.stem: read_qrels(path) for path in (folder / 'qrels').glob('*.tsv')}
@@ -149,7 +150,7 @@ def read_beir(data, name):
     train, test = found['train'], found['dev'] | found['test']
   else:
     train, test = found['train'], found['test']
-  return from_beir(folder, first(train, 1000), first(test, 300))
+  return from_beir(folder, first(train, most), first(test, 300))
 
 
 def from_beir(folder, train, test):

@@ -200,3 +200,51 @@ def test_a_verdict_needs_an_interval_without_zero_and_seeds_that_agree(monkeypat
   assert trials.compare(moved(-0.1), base, ['a', 'b'])[3] == 'not'
   assert trials.compare(moved(0.1, -0.2), base, ['a'])[3] == 'undecided'
   assert trials.compare({0: {}}, base, ['a']) is None
+
+
+def test_scores_are_near_where_all_intervals_are(monkeypatch):
+  monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
+  import prompt_tuning
+
+  def gaps(*intervals):
+    return [(sum(one) / 2, *one, '') for one in intervals]
+
+  assert prompt_tuning.near(gaps((-0.009, 0.004), (0.0, 0.009))) == 'held'
+  assert prompt_tuning.near(gaps((-0.011, 0.004), (0.0, 0.009))) == 'undecided'
+  assert prompt_tuning.near(gaps((-0.009, 0.004), (0.011, 0.019))) == 'not'
+  assert prompt_tuning.near(gaps((-0.009, 0.004), (-0.019, -0.011))) == 'not'
+
+
+def test_a_system_that_is_no_gain_has_the_scores_of_the_encoder_as_it_is(monkeypatch, tmp_path):
+  monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
+  import gain
+  import trials
+
+  def line(run, scores, seed=0, **more):
+    return {'run': run, 'seed': seed, 'commit': 'c', 'scores': {'nDCG@10': scores}, **more}
+
+  made = {'rate': 0, 'bytes': 1000, 'step': 4, 'train_s': 60, 'reencode_s': 1.0}
+  lines = [
+    line('cranfield/frozen', [0.5, 0.5]),
+    line('cranfield/bm25', [0.25, 0.25]),
+    line('cranfield/query', [0.75, 0.75], better=True, gain=0.25, **made),
+    line('cranfield/both', [1.0, 1.0], better=False, gain=0.5, **made),
+    line('cranfield-one/query', [0.25, 0.25], better=False, gain=0.1, **made),
+    line('cranfield-one/both', [0.0, 0.5], better=False, gain=0.2, **made),
+    line('cranfield-one/ft', [0.25, 0.5], better=False, gain=0.0, **made),
+  ]
+  experiment = object.__new__(gain.Experiment)  # without a backbone
+  experiment.out, experiment.seeds = tmp_path, [0]
+  trials.write_ledger(tmp_path / trials.LEDGER, lines)
+  found = experiment.found()
+
+  def used(name, way):
+    return experiment.used(found, name, way, 0).mean()
+
+  assert used('cranfield', 'query') == 0.75 and used('cranfield', 'both') == 0.5
+  # The one that is a gain; where none is, the encoder as it is.
+  assert used('cranfield', 'new') == 0.75 and used('cranfield-one', 'new') == 0.5
+  assert used('cranfield-one', 'ft') == 0.375  # fine-tuning is what it is
+  rows = experiment.scores(found, ['cranfield', 'cranfield-one']).splitlines()
+  assert rows[4] == '| cranfield | 2 | 0.250 | 0.500 | 0.750 | 0.750 | 0.500 (1 kept) |  |  |  |'
+  assert '| mean gain |  | -0.250 | +0.000 | +0.125 | +0.125 | +0.000 |  |  |  |' in rows

@@ -1,0 +1,371 @@
+"""Shared by experiments that train systems on settings: learning rates, seeds, scores of queries.
+
+A system (`Way`) is a recipe with knobs and learning rates, of which held-out queries choose one
+with the first seed. A setting (`gain_sets.Setting`) is a BEIR folder. `Runs` trains every system on
+every setting with every seed and measures each test query; what was made is a line of
+OUT/ledger.jsonl.
+"""
+
+import collections
+import functools
+import pathlib
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+import evaluation
+import gain_sets
+import trials
+from dprjax.analysis import figures
+from dprjax.data import text
+from dprjax.methods import training
+from dprjax.models import hub
+from dprjax.runtime import config as configs
+from dprjax.runtime import mesh
+
+QUERY_LENGTH = 64  # tokens, as in the recipes
+FLOORS = {'bm25': 'BM25', 'frozen': 'frozen'}  # what nothing trains
+
+# Knobs of a training until the score on held-out queries has not risen for two evaluations.
+TUNED = (
+  'data.folds=0',
+  'data.hold_out=0.2',
+  'batch_size=16',
+  'epochs=0.0',
+  'steps=300',
+  'eval.every=25',
+  'eval.patience=2',
+  'interpolate=1.0',
+)
+
+
+class Way(NamedTuple):
+  """A system.
+
+  Attributes:
+    label: in the tables.
+    recipe: of configs/.
+    rates: learning rates, of which held-out queries choose; (): the recipe's own.
+    knobs: what differs from the recipe.
+    both: whether it changes passages too.
+    keeps: when a user keeps the encoder as it is: where `train` says that nothing was gained
+      ('chance'), where no checkpoint was above it ('never above'), or ''.
+  """
+
+  label: str
+  recipe: str
+  rates: tuple[float, ...] = ()
+  knobs: tuple[str, ...] = ()
+  both: bool = True
+  keeps: str = 'chance'
+
+
+def parser(doc, settings, seeds, ways):
+  """A parser of what every such experiment takes."""
+  made = trials.parser(doc, settings, seeds)
+  made.add_argument('--ways', default=','.join(ways), help='some systems, separated by commas')
+  made.add_argument('--length', type=int, default=64, help='tokens of a passage, at most')
+  made.add_argument(
+    '--dtype', default='auto', help='of the arithmetic; mixed: faster on processors with AMX'
+  )
+  return made
+
+
+class Runs:
+  """All runs, each in its own folder, and what was measured of them.
+
+  Attributes:
+    name: of the experiment.
+    sets: the settings, by name.
+    ways: the systems, by name.
+    columns: those of the tables; with systems that others are made of.
+    claims: (claim, system, the one that it is above).
+  """
+
+  name: str
+  sets: Mapping[str, gain_sets.Setting]
+  ways: Mapping[str, Way]
+  columns: Sequence[str]
+  claims: Sequence[tuple[str, str, str]]
+
+  def __init__(self, args):
+    self.args = args
+    self.out = pathlib.Path(args.out).resolve()
+    self.settings = {name: getattr(args, name) for name in ('backbone', 'length', 'dtype')}
+    trials.claim(self.out, self.settings)
+    trials.take_up(self.out, self.ledger, self.settings)
+    self.source = pathlib.Path(args.data).resolve()
+    self.backbone = hub.load_backbone(args.backbone)
+    self.tokenizer = text.load_tokenizer(self.backbone.path)
+    self.devices = mesh.make_mesh({'data': -1})
+    self.seeds = [int(seed) for seed in args.seeds.split(',')]
+
+  def go(self):
+    """The parts of the command line, and what was found after each."""
+    for part in self.args.part.split(','):
+      if part in self.sets:
+        self.make(part)
+      self.tables(self.args.docs if part == 'tables' else None)
+
+  @property
+  def ledger(self):
+    """Where the project keeps what was made."""
+    return trials.LEDGERS / f'{self.name}.jsonl'
+
+  def tables(self, docs):
+    """Shows what is there; with ``docs``, puts it there and keeps the ledger."""
+    found = self.found()
+    names = [name for name in self.sets if name in found]
+    if not names:
+      return
+    lines = trials.ledger(self.out)
+    commits = ', '.join(dict.fromkeys(line['commit'] for line in lines))
+    made = self.page(found, names) + f'\n{len(lines)} runs; commit {commits}.\n'
+    (self.out / 'results.md').write_text(made)
+    print(made)
+    drawn = self.draw(found, names)
+    if docs:
+      trials.publish(docs, self.name, made, drawn)
+      trials.keep(self.out, self.ledger, self.settings)
+
+  def page(self, found, names):
+    """The tables and verdicts."""
+    return self.scores(found, names) + self.verdicts(found, names)
+
+  def draw(self, found, names):
+    """The figures' paths: gains with their intervals."""
+    drawn = self.out / f'{self.name}.png'
+    foot = 'whiskers: 95 % intervals by bootstrap over test queries'
+    gains = self.gains(found, names)
+    figures.differences(gains, 'gain in nDCG@10 over the frozen encoder', foot, drawn)
+    return [drawn]
+
+  def gains(self, found, names):
+    """{setting: {label: bar}} over the frozen encoder."""
+    gains = collections.defaultdict(dict)
+    for name in names:
+      for way in self.columns:
+        if seeds := sorted(found[name][way]):
+          pair = (
+            {seed: {name: self.used(found, name, key, seed)} for seed in seeds}
+            for key in (way, 'frozen')
+          )
+          mean, low, high, _ = trials.compare(*pair, [name])
+          gains[name][self.ways[way].label] = figures.Bar(mean, low, high, False)
+    return gains
+
+  def make(self, name):
+    """All runs of a setting."""
+    folder, source = self.folder(name), self.sets[name].source
+    self.passages(name)
+    trials.measure(self.out, f'{source}/bm25', 0, lambda: evaluation.search_words(folder))
+    trials.measure(self.out, f'{source}/frozen', 0, lambda: self.search(name, None, 0, 0, {}))
+    for way in self.args.ways.split(','):
+      rate = self.choose(name, way)
+      for seed in self.seeds:
+        self.test(name, way, rate, seed)
+
+  def folder(self, name):
+    return gain_sets.prepare(self.source, self.out / 'data', name, self.sets[name])
+
+  def passages(self, name):
+    """The folder of a source's passages under the bare backbone, which all its settings share."""
+    source = self.sets[name].source
+    out = self.out / 'passages' / source
+    trials.once(
+      self.out / 'passages' / f'{source}.json',
+      lambda: evaluation.encode_passages(
+        self.args.backbone, self.folder(name), out, QUERY_LENGTH, self.args.length
+      ),
+    )
+    return out
+
+  def config(self, name, way, rate, seed):
+    """What a run is trained with; the bare backbone without a system."""
+    one = self.ways[way] if way else Way('', 'dptdr.py:beir,both', knobs=('prompt.length=0',))
+    knobs = [
+      f'backbone.path={self.args.backbone}',
+      f'backbone.dtype={self.args.dtype}',
+      'backbone.unroll=0',
+      f'data.dir={self.folder(name)}',
+      f'data.query_max_length={QUERY_LENGTH}',
+      f'data.passage_max_length={self.args.length}',
+      f'seed={seed}',
+      *one.knobs,
+    ]
+    if rate:
+      knobs.append(f'optim.learning_rate={rate}')
+    if not one.both:
+      knobs.append(f'data.passage_embeddings={self.passages(name)}')
+    config = f'--config={trials.ROOT}/configs/{one.recipe}'
+    return configs.parse([config, *(f'--config.{knob}' for knob in knobs)])
+
+  @functools.cache  # noqa: B019
+  def choose(self, name, way):
+    """The learning rate that is best on held-out queries with the first seed; 0: the recipe's."""
+    seed = self.seeds[0]
+    tried = {rate: self.run(name, way, rate, seed)['best'] for rate in self.ways[way].rates}
+    return max(tried, key=tried.get) if tried else 0
+
+  def workdir(self, name, way, rate, seed):
+    return self.out / 'runs' / f'{name}-{way}-{rate:g}-{seed}'
+
+  def run(self, name, way, rate, seed):
+    """Trains, unless that was done: the steps, and the gain on held-out queries."""
+    workdir = self.workdir(name, way, rate, seed)
+
+    def work():
+      began = time.monotonic()
+      result = training.train(self.config(name, way, rate, seed), workdir)
+      if not result.done:
+        sys.exit('stopped; the same command goes on')
+      return {
+        'best': result.best,
+        'step': result.best_step or result.step,
+        'gain': result.gain.difference,
+        'better': result.gain.better,
+        'train_s': round(time.monotonic() - began),
+      }
+
+    return trials.measure(self.out, f'{name}/{way}@{rate:g}', seed, work)
+
+  def test(self, name, way, rate, seed):
+    """Measures a run on the test queries, and forgets its workdir."""
+    workdir = self.workdir(name, way, rate, seed)
+
+    def work():
+      ran = self.run(name, way, rate, seed)
+      trials.check_here(self.out, ran, workdir)
+      trained = trials.restore(workdir, self.backbone, ran['step'])
+      found = self.search(name, way, rate, seed, trained)
+      shutil.rmtree(workdir)
+      return found | {
+        'rate': rate,
+        'bytes': sum(leaf.nbytes for leaf in trained.values()),
+        **{key: ran[key] for key in ('step', 'gain', 'better', 'train_s')},
+      }
+
+    return trials.measure(self.out, f'{name}/{way}', seed, work)
+
+  def search(self, name, way, rate, seed, trained):
+    """The test queries among all passages."""
+    return evaluation.search(
+      self.backbone,
+      self.tokenizer,
+      self.devices,
+      self.config(name, way, rate, seed),
+      trained,
+      self.folder(name),
+      None if way and self.ways[way].both else self.passages(name),
+    )
+
+  def found(self):
+    """{setting: {system: {seed: line}}}; those that nothing trains have all seeds."""
+    found = collections.defaultdict(lambda: collections.defaultdict(dict))
+    for line in trials.ledger(self.out):
+      name, _, way = line['run'].partition('/')
+      if way in self.ways:
+        found[name][way][line['seed']] = line
+    for line in trials.ledger(self.out):
+      source, _, way = line['run'].partition('/')
+      if way in FLOORS:
+        for name, systems in found.items():
+          if self.sets[name].source == source:
+            systems[way] = dict.fromkeys(self.seeds, line)
+    return found
+
+  def used(self, found, name, way, seed):
+    """nDCG@10 of each test query, of what a user would use: see `Way.keeps`."""
+    line = found[name][way][seed]
+    if self.kept(way, line):
+      line = found[name]['frozen'][seed]
+    return np.array(line['scores']['nDCG@10'])
+
+  def kept(self, way, line):
+    """Whether a user keeps the encoder as it is."""
+    keeps = self.ways[way].keeps if way in self.ways else ''
+    return (keeps == 'chance' and not line['better']) or (
+      keeps == 'never above' and line['gain'] <= 0
+    )
+
+  def mean(self, found, name, way):
+    """The mean of each seed."""
+    return [self.used(found, name, way, seed).mean() for seed in sorted(found[name][way])]
+
+  def scores(self, found, names):
+    """All settings and systems."""
+    systems = [*FLOORS, *self.columns]
+    rows, gains = [], collections.defaultdict(list)
+    for name in names:
+      row = [name, f'{len(found[name]["frozen"][self.seeds[0]]["scores"]["nDCG@10"])}']
+      for way in systems:
+        if not found[name][way]:
+          row.append('')
+          continue
+        values = self.mean(found, name, way)
+        kept = sum(self.kept(way, line) for line in found[name][way].values())
+        row.append(
+          (f'{values[0]:.3f}' if way in FLOORS else trials.cell(values))
+          + (f' ({kept} kept)' if kept else '')
+        )
+        gains[way].append(np.mean(values) - np.mean(self.mean(found, name, 'frozen')))
+      rows.append(row)
+    whole = {way: values for way, values in gains.items() if len(values) == len(names)}
+    for label, of in (('mean gain', np.mean), ('smallest gain', np.min)):
+      rows.append(
+        [label, '', *(f'{of(whole[way]):+.3f}' if way in whole else '' for way in systems)]
+      )
+    labels = {**FLOORS, **{way: self.ways[way].label for way in self.columns}}
+    head = ['setting', 'test queries', *(labels[way] for way in systems)]
+    return f'### nDCG@10\n\n{trials.table(head, rows)}\n' + self.costs(found, names)
+
+  def costs(self, found, names):
+    """Learning rate, updates, seconds and bytes of each system: medians over settings and seeds."""
+    rows = []
+    for way in self.columns:
+      one = self.ways[way]
+      lines = [line for name in names for line in found[name][way].values()]
+      if lines and lines[0]['run'].endswith(f'/{way}'):
+        rates = collections.Counter(f'{line["rate"]:g}' for line in lines)
+        rows.append(
+          [
+            one.label,
+            ', '.join(f'{rate} ({count})' for rate, count in rates.items()) if one.rates else '',
+            f'{np.median([line["step"] for line in lines]):.0f}',
+            f'{np.median([line["train_s"] for line in lines]):.0f}',
+            f'{lines[0]["bytes"] / 1e3:,.0f} kB',
+            f'{np.median([line["reencode_s"] for line in lines]):.0f}' if one.both else 'none',
+          ]
+        )
+    head = ['', 'rate (runs)', 'updates', 'a training, s', 'trained', 'passages again, s']
+    return f'{trials.table(head, rows)}\n'
+
+  def verdicts(self, found, names):
+    """Of all settings that have both systems with all seeds."""
+    rows = []
+    for claim, ours, theirs in self.claims:
+      both = self.settled(found, names, ours, theirs)
+      if both:
+        verdict = trials.shown(self.difference(found, names, ours, theirs))
+        rows.append([claim, f'{len(both)}', verdict])
+    head = ['claim', 'settings', 'difference in nDCG@10, interval, verdict']
+    return f'### Verdicts\n\n{trials.table(head, rows)}' if rows else ''
+
+  def settled(self, found, names, *ways):
+    """The settings that have all these systems with all seeds."""
+    return [
+      name for name in names if all(seed in found[name][way] for way in ways for seed in self.seeds)
+    ]
+
+  def difference(self, found, names, ours, theirs):
+    """The verdict of trials.py on the first system being above the second; None without runs."""
+    both = self.settled(found, names, ours, theirs)
+    pair = (
+      {seed: {name: self.used(found, name, way, seed) for name in both} for seed in self.seeds}
+      for way in (ours, theirs)
+    )
+    return trials.compare(*pair, both) if both else None
