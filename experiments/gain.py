@@ -133,7 +133,21 @@ class Experiment(systems.Runs):
 
   def page(self, found, names):
     made = self.scores(found, names) + self.unseen(found, names) + self.variants(found, names)
-    return made + self.verdicts(found, names)
+    return made + self.verdicts(found, names) + self.share(found, names)
+
+  def share(self, found, names):
+    """The recipe's mean gain as a part of fine-tuning's, where both were trained."""
+    both = [name for name in names if found[name][CHOSEN] and found[name]['ft']]
+    if not both:
+      return ''
+    new, ft, before = (
+      np.mean([np.mean(self.mean(found, name, way)) for name in both])
+      for way in (CHOSEN, 'ft', 'frozen')
+    )
+    return (
+      f'\nOf the {len(both)} settings that were fine-tuned, `:beir` gains {new - before:+.3f} on '
+      f'the average, fine-tuning {ft - before:+.3f}: {(new - before) / (ft - before):.2f} of it.\n'
+    )
 
   def found(self):
     """As any experiment's, and the better of two prompts."""
