@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from dprjax.base.errors import InputError
 from dprjax.formats.texts import KINDS
 from dprjax.methods.method import Params, Parts, Product
-from dprjax.models import encoder, hub, prompts
+from dprjax.models import dropout, encoder, hub, prompts
 from dprjax.models.embed import POOLINGS, embed_text
 from dprjax.models.head_specs import Head
 from dprjax.runtime import mesh, tree
@@ -80,10 +80,10 @@ def build(
   def encode(
     params: Params, prefix: Array | None, kind: str, tokens: Array, mask: Array, key: Array | None
   ) -> Float[Array, 'B H']:
-    dropout_key = None
+    dropout_key, drawn = None, options
     if key is not None:
       dropout_key, prompt_key = jax.random.split(key)
-      prefix = drop_prompt(config, prefix, prompt_key, tokens.shape[0])
+      prefix, drawn = drop_prompt(config, prefix, prompt_key, options)
     return embed_text(
       model,
       params['backbone'][kind] if two else params['backbone'],
@@ -93,7 +93,7 @@ def build(
       normalize=config.normalize,
       prompt=prefix,
       shift_positions=config.prompt.shift_positions,
-      options=options,
+      options=drawn,
       dropout_key=dropout_key,
     )
 
@@ -159,13 +159,18 @@ def init_prompt(
 
 
 def drop_prompt(
-  config: ConfigDict, prefix: Array | None, key: Array, examples: int
-) -> Array | None:
-  """Dropout on an expanded prompt, with a mask for each example or one for the batch."""
-  if prefix is None or not config.prompt.dropout:
-    return prefix
-  each = config.prompt.dropout_scope == 'example'
-  return prompts.drop(prefix, key, config.prompt.dropout, examples if each else None)
+  config: ConfigDict, prefix: Array | None, key: Array, options: encoder.EncoderOptions
+) -> tuple[Array | None, encoder.EncoderOptions]:
+  """Dropout on an expanded prompt: the prompt and the options to encode with.
+
+  One mask for the batch is drawn here; one for each example is drawn by the encoder.
+  """
+  rate = config.prompt.dropout
+  if prefix is None or not rate:
+    return prefix, options
+  if config.prompt.dropout_scope == 'example':
+    return prefix, options._replace(prompt_dropout=rate)
+  return dropout.drop(prefix, rate, key), options
 
 
 def without_prompt(params: Mapping[str, Array]) -> dict[str, Array]:

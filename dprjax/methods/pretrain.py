@@ -171,13 +171,14 @@ def build(
   ) -> tuple[Array | None, Array]:
     """Early states, where Condenser's head needs them, and late states."""
     prefix, dropout_key = prompts.expand_prompt(model, params.get('prompt'))[kind], None
+    drawn = options
     if keys is not None:
       dropout_key, prompt_key = keys
-      prefix = dual_encoder.drop_prompt(config, prefix, prompt_key, tokens.shape[0])
+      prefix, drawn = dual_encoder.drop_prompt(config, prefix, prompt_key, options)
     shared: dict[str, Any] = {
       'prompt': prefix,
       'shift_positions': config.prompt.shift_positions,
-      'options': options,
+      'options': drawn,
       'dropout_key': dropout_key,
     }
     if condenser and keys is not None:  # not for an evaluation

@@ -30,7 +30,7 @@ from dprjax.formats.texts import KINDS
 from dprjax.methods import contrastive, dual_encoder, retrieval_data
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import Batch, Method, Model, Params, Parts, Product, Texts
-from dprjax.models import encoder, hub, prompts
+from dprjax.models import dropout, encoder, hub, prompts
 from dprjax.models.embed import embed_text
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
@@ -91,15 +91,14 @@ def build(
   ) -> Float[Array, 'B H']:
     if knobs.words:
       tokens, mask = put_before(tokens, mask, numbers)
-    dropout_key = None
+    dropout_key, drawn = None, options
     if key is not None:
       dropout_key, prompt_key = jax.random.split(key)
-      if isinstance(prompt, encoder.PromptBank):
-        rate = config.prompt.dropout
-        keep = jax.random.bernoulli(prompt_key, 1.0 - rate, prompt.prefixes.shape)
-        prompt = prompt._replace(prefixes=jnp.where(keep, prompt.prefixes / (1.0 - rate), 0.0))
-      else:
-        prompt = dual_encoder.drop_prompt(config, prompt, prompt_key, tokens.shape[0])
+      if not isinstance(prompt, encoder.PromptBank):
+        prompt, drawn = dual_encoder.drop_prompt(config, prompt, prompt_key, options)
+      elif config.prompt.dropout:
+        prefixes = dropout.drop(prompt.prefixes, config.prompt.dropout, prompt_key)
+        prompt = prompt._replace(prefixes=prefixes)
     return embed_text(
       model,
       params['backbone'],
@@ -110,7 +109,7 @@ def build(
       prompt=prompt,
       prompt_ids=numbers if isinstance(prompt, encoder.PromptBank) else None,
       shift_positions=config.prompt.shift_positions,
-      options=options,
+      options=drawn,
       dropout_key=dropout_key,
     )
 

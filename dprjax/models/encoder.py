@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.base.errors import InputError
 from dprjax.models import fused_attention
+from dprjax.models.dropout import Dropout
 
 MODEL_TYPES = ('bert', 'roberta', 'xlm-roberta')
 
@@ -156,6 +157,8 @@ class EncoderOptions(NamedTuple):
       that kernel is interpreted, which is slow.
     products: dense layers multiply in this dtype and add up in float32, where ``dtype`` is
       float32; None: in ``dtype``.
+    prompt_dropout: the rate at which numbers of a prompt are left out, others for each example,
+      where a dropout key is given.
   """
 
   dtype: Any = jnp.float32
@@ -166,6 +169,7 @@ class EncoderOptions(NamedTuple):
   heads: NamedSharding | None = None
   attention: str = 'plain'
   products: Any = None
+  prompt_dropout: float = 0.0
 
   @classmethod
   def from_config(
@@ -415,9 +419,10 @@ class Attention(nn.Module):
     query, key, value = (project(x, name) for name in ('query', 'key', 'value'))
     attend = self.fused if self.options.attention == 'fused' else self.plain
     out = project(attend(query, key, value, bias, prompt), 'output')
-    out = nn.Dropout(config.hidden_dropout, deterministic=self.deterministic)(out)
+    out = Dropout(config.hidden_dropout, deterministic=self.deterministic)(out)
     return LayerNorm(config.layer_norm_eps, dtype, name='norm')(out + x).astype(dtype)
 
+  @nn.compact
   def fused(
     self,
     query: Float[Array, 'B T H'],
@@ -427,8 +432,11 @@ class Attention(nn.Module):
     prompt: Array | None,
   ) -> Float[Array, 'B T H']:
     """The weighted means of values, by a kernel."""
+    prompt_rate = 0.0 if self.deterministic else self.options.prompt_dropout
     if prompt is not None:
       prompt = prompt.astype(query.dtype).reshape(*prompt.shape[:-2], query.shape[2])
+      if prompt.ndim == 4:  # each example's own; of a shared one the kernel makes no copies
+        prompt = Dropout(self.options.prompt_dropout, self.deterministic)(prompt)
       if (
         bias.shape[3] > key.shape[1]
       ):  # it masks vectors of the prompt, which become keys as others
@@ -447,6 +455,8 @@ class Attention(nn.Module):
       num_heads=self.config.num_heads,
       dropout=rate,
       dropout_key=self.make_rng('dropout') if rate else None,
+      prompt_dropout=prompt_rate,
+      prompt_key=self.make_rng('dropout') if prompt_rate else None,
       split=self.options.heads,
       interpret=platform_of(self.options.heads) != 'tpu',
     )
@@ -475,6 +485,7 @@ class Attention(nn.Module):
       prompt = jnp.broadcast_to(
         prompt if prompt.ndim == 5 else prompt[None], (shape[0], *prompt.shape[-4:])
       )
+      prompt = Dropout(self.options.prompt_dropout, self.deterministic)(prompt)
       key = jnp.concatenate([prompt[:, 0], key], axis=2)  # [B, N, P + T, D]
       value = jnp.concatenate([prompt[:, 1], value], axis=2)
       # A bias of the tokens alone masks no vector of the prompt.
@@ -486,7 +497,7 @@ class Attention(nn.Module):
     total = jnp.sum(weights, axis=-1, keepdims=True)
     # Kept only where the caller asks for intermediates.
     self.sow('intermediates', 'first_token', weights[:, :, 0] / total[:, :, 0])
-    weights = nn.Dropout(config.attention_dropout, deterministic=self.deterministic)(weights)
+    weights = Dropout(config.attention_dropout, deterministic=self.deterministic)(weights)
     context = jnp.einsum(
       'bnts,bnsd->bntd', weights.astype(dtype), value, preferred_element_type=jnp.float32
     )
@@ -506,7 +517,7 @@ class MLP(nn.Module):
     y = dense(config, config.intermediate_size, dtype, 'up', products)(x)
     y = ACTIVATIONS[config.hidden_act](y)
     y = dense(config, config.hidden_size, dtype, 'down', products)(y)
-    y = nn.Dropout(config.hidden_dropout, deterministic=self.deterministic)(y)
+    y = Dropout(config.hidden_dropout, deterministic=self.deterministic)(y)
     return LayerNorm(config.layer_norm_eps, dtype, name='norm')(y + x).astype(dtype)
 
 
@@ -576,7 +587,7 @@ class Embeddings(nn.Module):
     x = LayerNorm(config.layer_norm_eps, name='norm')(
       x + embed('position', config.max_positions, positions)
     )
-    return nn.Dropout(config.hidden_dropout, deterministic=self.deterministic)(x).astype(self.dtype)
+    return Dropout(config.hidden_dropout, deterministic=self.deterministic)(x).astype(self.dtype)
 
 
 def look_up(

@@ -21,6 +21,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int32
 
+from dprjax.models import dropout as masks
+
 # Of what a step of the grid holds, on the chips with the least room for it (16 MB).
 _STEP_BYTES = 12 << 20
 _SCORES = 8  # arrays of a head's scores that the backward pass has at a time
@@ -33,13 +35,15 @@ class _Static(NamedTuple):
 
   Attributes:
     width: D.
-    dropout: the rate; 0: none.
     interpret: run the kernel on any device, slowly.
+    dropout: the rate on weights; 0: none.
+    prompt_dropout: that on a prompt that examples share, for each of them.
   """
 
   width: int
-  dropout: float
   interpret: bool
+  dropout: float
+  prompt_dropout: float
 
 
 def attend(
@@ -52,6 +56,8 @@ def attend(
   num_heads: int,
   dropout: float = 0.0,
   dropout_key: Array | None = None,
+  prompt_dropout: float = 0.0,
+  prompt_key: Array | None = None,
   split: NamedSharding | None = None,
   interpret: bool = False,
 ) -> Float[Array, 'B T H']:
@@ -65,16 +71,27 @@ def attend(
     prompt: keys (index 0) and values that nothing masks, of all examples or of each.
     num_heads: N.
     dropout: the rate at which weights are left out, where there is a ``dropout_key``.
-    dropout_key: of the masks, which are others than those of ``flax.linen.Dropout``.
+    dropout_key: of the masks.
+    prompt_dropout: the rate at which numbers of a prompt that examples share are left out, others
+      for each example, where there is a ``prompt_key``. No copy of the prompt is made for that.
+    prompt_key: of these masks.
     split: of several devices, how they split the examples and the heads; None: one device.
     interpret: run the kernel on any device, slowly.
   """
-  seeds = None
-  if dropout and dropout_key is not None:
-    seeds = _seeds(dropout_key, query.shape[0], num_heads)
-  rate, width = (dropout if seeds is not None else 0.0), query.shape[2] // num_heads
-  run = functools.partial(_attend, _Static(width, rate, interpret))
-  arrays = query, key, value, bias[:, 0], prompt, seeds
+  if prompt is None or prompt.ndim == 4:
+    prompt_dropout = 0.0
+  # A seed for each head of each example, whichever device computes it.
+  places = query.shape[0], num_heads, 1, 1
+  seeds = [
+    masks.seeds(of, places) if rate and of is not None else None
+    for rate, of in ((dropout, dropout_key), (prompt_dropout, prompt_key))
+  ]
+  rates = (
+    rate if of is not None else 0.0
+    for rate, of in zip((dropout, prompt_dropout), seeds, strict=True)
+  )
+  run = functools.partial(_attend, _Static(query.shape[2] // num_heads, interpret, *rates))
+  arrays = query, key, value, bias[:, 0], prompt, *seeds
   if split is None or split.mesh.size == 1:
     return run(*arrays)
   rows, heads = (
@@ -87,7 +104,7 @@ def attend(
   return jax.shard_map(
     run,
     mesh=split.mesh,
-    in_specs=(texts, texts, texts, P(rows), of_prompt, P(rows, heads)),
+    in_specs=(texts, texts, texts, P(rows), of_prompt, P(rows, heads), P(rows, heads)),
     out_specs=texts,
     check_vma=False,
   )(*arrays)
@@ -95,12 +112,6 @@ def attend(
 
 def _names(axes: Any) -> tuple[str, ...]:
   return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
-
-
-def _seeds(key: Array, batch: int, heads: int) -> Int32[Array, 'B N 1 1']:
-  """A seed for each head of each example, whichever device computes it."""
-  bits = jax.random.bits(key, (batch, heads, 1, 1), jnp.uint32)
-  return jax.lax.bitcast_convert_type(bits, jnp.int32)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -111,7 +122,7 @@ def _attend(
   value: Float[Array, 'B S H'],
   bias: Float[Array, 'B 1 S'],
   prompt: Float[Array, '*B 2 P H'] | None,
-  seeds: Int32[Array, 'B N 1 1'] | None,
+  *seeds: Int32[Array, 'B N 1 1'] | None,
 ) -> Float[Array, 'B T H']:
   call = _Call.of(static, query, key, value, bias, prompt, seeds)
   return pl.pallas_call(
@@ -131,8 +142,8 @@ def _attend_fwd(static, *arrays):
 
 
 def _attend_bwd(static, arrays, gradient):
-  query, key, value, bias, prompt, seeds = arrays
-  call = _Call.of(static, *arrays)
+  query, key, value, bias, prompt, *seeds = arrays
+  call = _Call.of(static, query, key, value, bias, prompt, seeds)
   shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in (query, key, value)]
   outs = [call.block(one) for one in (query, key, value)]
   if prompt is not None:
@@ -152,8 +163,8 @@ def _attend_bwd(static, arrays, gradient):
     cost_estimate=call.cost(5, gradient, *shapes),
   )(*call.arrays, gradient)
   by_prompt = made[3].astype(prompt.dtype) if prompt is not None else None
-  no_seeds = None if seeds is None else np.zeros(seeds.shape, jax.dtypes.float0)
-  return *made[:3], jnp.zeros_like(bias), by_prompt, no_seeds
+  by_seed = (None if one is None else np.zeros(one.shape, jax.dtypes.float0) for one in seeds)
+  return *made[:3], jnp.zeros_like(bias), by_prompt, *by_seed
 
 
 _attend.defvjp(_attend_fwd, _attend_bwd)
@@ -190,7 +201,7 @@ class _Call(NamedTuple):
     value: Array,
     bias: Array,
     prompt: Array | None,
-    seeds: Array | None,
+    seeds: Sequence[Array | None],
   ) -> Self:
     """Of arrays that lie on one device."""
     batch, length, size = query.shape
@@ -213,10 +224,10 @@ class _Call(NamedTuple):
     if prompt is not None:
       call.arrays.append(prompt)
       call.blocks.append(call.prompt_block(prompt))
-    if static.dropout:
-      assert seeds is not None
-      call.arrays.append(seeds)
-      call.blocks.append(pl.BlockSpec((1, together, 1, 1), lambda n, b: (b, n, 0, 0)))
+    for seed in seeds:
+      if seed is not None:
+        call.arrays.append(seed)
+        call.blocks.append(pl.BlockSpec((1, together, 1, 1), lambda n, b: (b, n, 0, 0)))
     return call
 
   def block(self, array: Any) -> pl.BlockSpec:
@@ -243,14 +254,18 @@ class _Part(NamedTuple):
 
   Attributes:
     keys, values: ``[S, D]``.
+    bias: ``[1, S]``, added to the scores; None: nothing is.
+    kept: which of the keys' and the values' numbers were not left out; None: all.
     scores: ``[T, S]``; then their exponentials.
-    kept: which weights are not left out; None: all.
+    weights_kept: which weights are not left out; None: all.
   """
 
   keys: Array
   values: Array
-  scores: Array
-  kept: Array | None
+  bias: Array | None = None
+  kept: tuple[Array, Array] | None = None
+  scores: Any = None
+  weights_kept: Array | None = None
 
 
 def _product(x: Array, y: Array, axes: tuple[int, int]) -> Array:
@@ -277,24 +292,38 @@ def _given(static: _Static, prompts: str, refs: Sequence[Any]) -> Iterator[tuple
   read = [_heads(ref, 0, static.width) for ref in (query, key, value)]
   sides = [_heads(more[0], side, static.width) for side in _sides(prompts)] if prompts else []
   for head in range(len(read[0])):
-    pairs = [(read[1][head], read[2][head], bias[0])]
+    parts = [_Part(read[1][head], read[2][head], bias[0])]
     if sides:
-      pairs.insert(0, (sides[0][head], sides[1][head], None))
-    seed = more[-1][0, head] if static.dropout else None  # [1, 1]
-    yield head, read[0][head], pairs, seed
+      own = _Part(sides[0][head], sides[1][head])
+      if static.prompt_dropout:
+        own = _drop_prompt(static, own, more[-1][0, head])
+      parts.insert(0, own)
+    seed = more[bool(prompts)][0, head] if static.dropout else None  # [1, 1]
+    yield head, read[0][head], parts, seed
+
+
+def _drop_prompt(static: _Static, part: _Part, seed: Int32[Array, '1 1']) -> _Part:
+  """A head's part of a prompt as one example sees it."""
+  rate, shape = static.prompt_dropout, part.keys.shape
+  # The values are places to the right of the keys.
+  kept = _kept(rate, seed, shape, 0), _kept(rate, seed, shape, shape[1])
+  keys, values = (
+    _drop(rate, mask, one) for mask, one in zip(kept, (part.keys, part.values), strict=True)
+  )
+  return part._replace(keys=keys, values=values, kept=kept)
 
 
 def _parts(
-  static: _Static, query: Array, pairs: Sequence[tuple[Array, Array, Any]], seed: Array | None
+  static: _Static, query: Array, given: Sequence[_Part], seed: Array | None
 ) -> tuple[list[_Part], Array]:
   """What a head's queries ``[T, D]`` attend to, and the sums of the exponentials ``[T, 1]``."""
   parts, before = [], 0
-  for keys, values, bias in pairs:
-    scores = _product(query, keys, (1, 1)) * static.width**-0.5
-    scores = scores if bias is None else scores + bias
+  for part in given:
+    scores = _product(query, part.keys, (1, 1)) * static.width**-0.5
+    scores = scores if part.bias is None else scores + part.bias
     kept = None if seed is None else _kept(static.dropout, seed, scores.shape, before)
-    parts.append(_Part(keys, values, scores, kept))
-    before += keys.shape[0]
+    parts.append(part._replace(scores=scores, weights_kept=kept))
+    before += part.keys.shape[0]
   highest = functools.reduce(
     jnp.maximum, (jnp.max(part.scores, axis=1, keepdims=True) for part in parts)
   )
@@ -307,10 +336,14 @@ def _forward(static: _Static, prompts: str, *refs: Any) -> None:
   """Writes the weighted means of some heads of an example."""
   *given, out_ref = refs
   made = []
-  for _, query, pairs, seed in _given(static, prompts, given):
-    parts, total = _parts(static, query, pairs, seed)
+  for _, query, whole, seed in _given(static, prompts, given):
+    parts, total = _parts(static, query, whole, seed)
     means = sum(
-      _product(_drop(static, part, part.scores).astype(part.values.dtype), part.values, (1, 0))
+      _product(
+        _drop(static.dropout, part.weights_kept, part.scores).astype(part.values.dtype),
+        part.values,
+        (1, 0),
+      )
       for part in parts
     )
     made.append((means / total).astype(out_ref.dtype))
@@ -325,11 +358,14 @@ def _backward(static: _Static, prompts: str, *refs: Any) -> None:
   dtype = gradient_ref.dtype
   by_text: list[list[Array]] = [[], [], []]  # queries, keys, values
   by_prompt: list[list[Array]] = [[], []]
-  for head, query, pairs, seed in _given(static, prompts, given):
-    parts, total = _parts(static, query, pairs, seed)
+  for head, query, whole, seed in _given(static, prompts, given):
+    parts, total = _parts(static, query, whole, seed)
     gradient = gradients[head]
     weights = [part.scores / total for part in parts]
-    by_weight = [_drop(static, part, _product(gradient, part.values, (1, 1))) for part in parts]
+    by_weight = [
+      _drop(static.dropout, part.weights_kept, _product(gradient, part.values, (1, 1)))
+      for part in parts
+    ]
     mean = sum(
       jnp.sum(weight * by, axis=1, keepdims=True)
       for weight, by in zip(weights, by_weight, strict=True)
@@ -340,8 +376,10 @@ def _backward(static: _Static, prompts: str, *refs: Any) -> None:
     for part, weight, by, (keys, values) in zip(parts, weights, by_weight, into, strict=True):
       by_score = (weight * (by - mean) * static.width**-0.5).astype(dtype)
       by_query += _product(by_score, part.keys, (1, 0))
-      keys.append(_product(by_score, query, (0, 0)))
-      values.append(_product(_drop(static, part, weight).astype(dtype), gradient, (0, 0)))
+      dropped = _drop(static.dropout, part.weights_kept, weight).astype(dtype)
+      made = _product(by_score, query, (0, 0)), _product(dropped, gradient, (0, 0))
+      for some, one, mask in zip((keys, values), made, part.kept or (None, None), strict=True):
+        some.append(_drop(static.prompt_dropout, mask, one))
     by_text[0].append(by_query)
   for ref, heads in zip(out_refs, by_text, strict=False):
     ref[0] = jnp.concatenate([one.astype(dtype) for one in heads], axis=1)
@@ -359,25 +397,19 @@ def _backward(static: _Static, prompts: str, *refs: Any) -> None:
     ref[side] = whole + ref[side] if prompts == 'shared' else whole.astype(ref.dtype)
 
 
-def _drop(static: _Static, part: _Part, values: Array) -> Array:
-  """Dropout on weights, or on their gradients."""
-  if part.kept is None:
-    return values
-  return jnp.where(part.kept, values / (1 - static.dropout), 0.0)
+def _drop(rate: float, kept: Array | None, values: Array) -> Array:
+  """Dropout on numbers, or on their gradients."""
+  return values if kept is None else jnp.where(kept, values / (1 - rate), jnp.zeros_like(values))
 
 
 def _kept(rate: float, seed: Int32[Array, '1 1'], shape: tuple[int, ...], before: int) -> Array:
-  """Which of a head's weights stay: bits of the place, mixed with the seed (MurmurHash3's fmix32).
+  """Which of a head's numbers stay.
 
   Args:
     rate: of those that do not.
     seed: of the head.
-    shape: queries and keys.
-    before: keys that stand before these.
+    shape: rows (of weights: queries), at most 8,192 columns (keys).
+    before: columns that stand before these.
   """
   row, column = (jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
-  bits = seed + (row * 8192 + column + before) * np.int32(-1640531527)  # the golden ratio
-  for shift, factor in ((16, np.int32(-2048144789)), (13, np.int32(-1028477387)), (16, None)):
-    bits = bits ^ jax.lax.shift_right_logical(bits, jnp.full(shape, shift, jnp.int32))
-    bits = bits if factor is None else bits * factor
-  return jax.lax.shift_right_logical(bits, jnp.full(shape, 8, jnp.int32)) >= round(rate * 2**24)
+  return masks.stays(rate, seed, row * 8192 + column + before)

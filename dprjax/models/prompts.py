@@ -147,15 +147,6 @@ def is_tied(params: Mapping[str, Any]) -> bool:
   return not set(KINDS) & set(params)
 
 
-def drop(
-  prefix: Float[Array, 'L 2 P N D'], key: Array, rate: float, examples: int | None = None
-) -> Float[Array, '*B L 2 P N D']:
-  """Dropout on an expanded prefix: one mask, or, with ``examples``, one for each."""
-  shape = prefix.shape if examples is None else (examples, *prefix.shape)
-  keep = jax.random.bernoulli(key, 1.0 - rate, shape)
-  return jnp.where(keep, jnp.broadcast_to(prefix, shape) / (1.0 - rate), 0.0)
-
-
 def _linear(key: Array, rows: int, columns: int, std: float) -> dict[str, Array]:
   return {
     'kernel': std * jax.random.normal(key, (rows, columns), jnp.float32),

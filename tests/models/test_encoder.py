@@ -393,6 +393,30 @@ def test_fused_attention_has_dropout(small, inputs):
   assert np.abs(first - other).max() > 0.01
 
 
+@pytest.mark.parametrize('attention', ['plain', 'fused'])
+def test_each_example_has_its_own_dropout_of_a_shared_prompt(small, inputs, attention):
+  config, params = small
+  tokens, mask = (jnp.repeat(rows[:1], 4, axis=0) for rows in inputs)
+  options = EncoderOptions(attention=attention, dropout=0.0, prompt_dropout=0.5)
+
+  def run(key, prompt=prompts(config, 1)[0]):
+    hidden = encode(config, params, tokens, mask, prompt=prompt, options=options, dropout_key=key)
+    return hidden[:, 0]
+
+  one, again, bare = (run(key) for key in (jax.random.key(0), jax.random.key(0), None))
+  np.testing.assert_array_equal(one, again)
+  apart = np.abs(one[:, None] - one[None]).max(-1)
+  assert (apart[~np.eye(4, dtype=bool)] > 0.01).all()
+  np.testing.assert_array_equal(bare, np.broadcast_to(bare[:1], bare.shape))
+  # On the average each sees the prompt as it is, to the first order.
+  keys = jax.random.split(jax.random.key(1), 64)
+  small_prompt = 0.05 * prompts(config, 1)[0]
+  mean = jnp.mean(jnp.stack([run(key, small_prompt) for key in keys]), axis=(0, 1))
+  gone = run(None, jnp.zeros_like(small_prompt))[0]
+  whole = run(None, small_prompt)[0]
+  assert np.abs(mean - whole).max() < 0.25 * np.abs(gone - whole).max()
+
+
 def test_which_attention_devices_have(monkeypatch):
   heads = meshes.activations(meshes.make_mesh({'data': -1}))[1]
   for platform, words in (('cpu', 'plain'), ('gpu', 'plain'), ('tpu', 'fused')):

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dprjax.models import fused_attention
+from dprjax.models import dropout, fused_attention
 from dprjax.runtime import mesh as meshes
 
 N, D, T = 4, 8, 6
@@ -43,12 +43,16 @@ def kept(seeds, shape, rate):
   return (bits >> 8) >= round(rate * 2**24)
 
 
-def expected(q, k, v, bias, prompt=None, rate=0.0, seeds=None):
+def expected(q, k, v, bias, prompt=None, rate=0.0, seeds=None, prompt_rate=0.0, prompt_seeds=None):
   """In float64."""
   q, k, v = (heads(np.asarray(x, np.float64)) for x in (q, k, v))
   bias = np.asarray(bias, np.float64)
   if prompt is not None:
     own = np.broadcast_to(heads(np.asarray(prompt, np.float64)), (len(q), 2, N, 3, D))
+    if prompt_rate:
+      stay = kept(prompt_seeds, (3, 2 * D), prompt_rate)  # [B, N, 3, keys and values]
+      stay = np.stack([stay[..., :D], stay[..., D:]], axis=1)
+      own = np.where(stay, own / (1 - prompt_rate), 0)
     k, v = (np.concatenate([own[:, i], x], axis=2) for i, x in enumerate((k, v)))
     bias = np.pad(bias, ((0, 0), (0, 0), (0, 0), (3, 0)))
   scores = np.einsum('bntd,bnsd->bnts', q, k) / np.sqrt(D) + bias
@@ -60,25 +64,28 @@ def expected(q, k, v, bias, prompt=None, rate=0.0, seeds=None):
 
 
 @pytest.mark.parametrize(
-  ('devices', 'keys', 'prompt', 'rate'),
+  ('devices', 'keys', 'prompt', 'rate', 'prompt_rate'),
   [
-    (None, 6, 'shared', 0.25),
-    (None, 9, '', 0.0),  # the bias masks more than tokens
-    (None, 6, 'own', 0.25),
-    ({'data': 2, 'fsdp': 2, 'model': 2}, 6, 'shared', 0.25),
-    ({'data': 2, 'fsdp': 2, 'model': 2}, 6, 'own', 0.0),
-    ({'data': 8}, 6, 'shared', 0.0),  # which do not divide the examples
+    (None, 6, 'shared', 0.25, 0.5),
+    (None, 6, 'shared', 0.0, 0.5),
+    (None, 9, '', 0.0, 0.5),  # the bias masks more than tokens
+    (None, 6, 'own', 0.25, 0.5),  # whose masks are the caller's
+    ({'data': 2, 'fsdp': 2, 'model': 2}, 6, 'shared', 0.25, 0.0),
+    ({'data': 2, 'fsdp': 2, 'model': 2}, 6, 'shared', 0.25, 0.5),
+    ({'data': 2, 'fsdp': 2, 'model': 2}, 6, 'own', 0.0, 0.0),
+    ({'data': 8}, 6, 'shared', 0.0, 0.5),  # which do not divide the examples
   ],
 )
-def test_values_and_gradients_equal_numpy(devices, keys, prompt, rate):
+def test_values_and_gradients_equal_numpy(devices, keys, prompt, rate, prompt_rate):
   given = texts(12 if devices and 'model' in devices else 4, keys)
   if prompt == 'own':
     given[4] = np.stack([np.sin(n + given[4]) for n in range(len(given[0]))])
   given = given if prompt else [*given[:4], None]
-  split, key = None, jax.random.key(3)
+  split, key, prompt_key = None, jax.random.key(3), jax.random.key(4)
   if devices:
     split = meshes.activations(meshes.make_mesh(devices))[1]
-  seeds = fused_attention._seeds(key, len(given[0]), N)
+  seeds, prompt_seeds = (dropout.seeds(one, (len(given[0]), N, 1, 1)) for one in (key, prompt_key))
+  rates = rate, seeds, prompt_rate if prompt == 'shared' else 0.0, prompt_seeds
   direction = np.cos(np.arange(given[0].size, dtype=np.float32)).reshape(given[0].shape)
   trained = [0, 1, 2, 4] if prompt else [0, 1, 2]
 
@@ -91,6 +98,8 @@ def test_values_and_gradients_equal_numpy(devices, keys, prompt, rate):
         num_heads=N,
         dropout=rate,
         dropout_key=key,
+        prompt_dropout=prompt_rate,
+        prompt_key=prompt_key,
         split=split,
         interpret=True,
       )
@@ -99,7 +108,7 @@ def test_values_and_gradients_equal_numpy(devices, keys, prompt, rate):
     return jax.grad(loss, has_aux=True)(arrays)
 
   gradients, out = run(given)
-  np.testing.assert_allclose(out, expected(*given, rate, seeds), rtol=0, atol=2e-6)
+  np.testing.assert_allclose(out, expected(*given, *rates), rtol=0, atol=2e-6)
   # Along all gradients together, by central differences.
   steps = [None if x is None else np.asarray(x, np.float64) for x in gradients]
   assert not steps[3].any()  # the bias
@@ -110,7 +119,7 @@ def test_values_and_gradients_equal_numpy(devices, keys, prompt, rate):
       x if x is None else np.asarray(x, np.float64) + eps * step / norm
       for x, step in zip(given, steps, strict=True)
     ]
-    return np.sum(expected(*arrays, rate, seeds) * direction)
+    return np.sum(expected(*arrays, *rates) * direction)
 
   eps = 1e-5
   assert (moved(eps) - moved(-eps)) / (2 * eps) == pytest.approx(norm, rel=1e-5)
@@ -121,14 +130,14 @@ def test_values_and_gradients_equal_numpy(devices, keys, prompt, rate):
     for sign in (1, -1):
       one = [*own]
       one[i] = one[i] + sign * eps * steps[i] / norm
-      slope.append(np.sum(expected(*one, rate, seeds) * direction))
+      slope.append(np.sum(expected(*one, *rates) * direction))
     assert (slope[0] - slope[1]) / (2 * eps) == pytest.approx(
       np.sum(steps[i] ** 2) / norm, rel=1e-4
     )
 
 
 def test_dropout_leaves_out_its_share_whichever_device_computes_it():
-  seeds = np.asarray(fused_attention._seeds(jax.random.key(0), 2, N))
+  seeds = np.asarray(dropout.seeds(jax.random.key(0), (2, N, 1, 1)))
   share = [
     float(jnp.mean(fused_attention._kept(0.1, jnp.asarray(seeds[b, n]), (64, 96), 0)))
     for b in range(2)
@@ -147,7 +156,7 @@ def test_without_a_key_nothing_is_left_out():
   def run(**options):
     return fused_attention.attend(*given, num_heads=N, interpret=True, **options)
 
-  np.testing.assert_array_equal(run(dropout=0.5), run())
+  np.testing.assert_array_equal(run(dropout=0.5, prompt_dropout=0.5), run())
 
 
 def test_bfloat16_is_added_up_in_float32():

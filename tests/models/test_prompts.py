@@ -104,28 +104,3 @@ def test_an_unknown_reparametrisation_is_named():
     InputError, match=r"config\.prompt\.reparam: expected one of none, mlp, not 'lstm'"
   ):
     prompts.init_prompt(CONFIG, KEY, 5, reparam='lstm')
-
-
-def test_dropout_keeps_the_mean_and_scales_what_is_left():
-  prefix = jnp.ones((3, 2, 50, 2, 6))
-  dropped = prompts.drop(prefix, KEY, 0.25)
-  assert dropped.shape == prefix.shape
-  np.testing.assert_array_equal(np.unique(dropped), np.array([0, 4 / 3], np.float32))
-  assert abs(float(jnp.mean(dropped)) - 1) < 0.05
-  assert abs(float(jnp.mean(dropped == 0)) - 0.25) < 0.03
-
-
-def test_dropout_with_a_mask_an_example():
-  prefix = jax.random.normal(KEY, SHAPE)
-  dropped = prompts.drop(prefix, KEY, 0.5, examples=4)
-  assert dropped.shape == (4, *SHAPE)
-  kept = np.asarray(dropped != 0)
-  assert not any((kept[i] == kept[j]).all() for i in range(4) for j in range(i))
-  for row, mask in zip(dropped, kept, strict=True):
-    np.testing.assert_allclose(np.asarray(row)[mask], 2 * np.asarray(prefix)[mask], rtol=1e-6)
-
-
-def test_dropout_repeats_with_its_key():
-  prefix = jnp.ones(SHAPE)
-  np.testing.assert_array_equal(prompts.drop(prefix, KEY, 0.5), prompts.drop(prefix, KEY, 0.5))
-  assert (prompts.drop(prefix, KEY, 0.5) != prompts.drop(prefix, jax.random.key(4), 0.5)).any()

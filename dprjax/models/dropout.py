@@ -1,0 +1,90 @@
+"""Dropout that keeps no masks: they are drawn from their places again, wherever they are needed.
+
+A mask that autodiff keeps for the backward pass is an array as large as what it masks, which is
+written to memory and read back. These are a hash of a seed and of the place, a few products that a
+compiler merges with their neighbours.
+"""
+
+import functools
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int32
+
+_GOLDEN = np.int32(-1640531527)  # 2**32 by the golden ratio
+
+
+def stays(rate: float, seed: Array, places: Int32[Array, '*s']) -> Array:
+  """Which numbers are not left out: bits of the place, mixed with the seed (MurmurHash3's fmix32).
+
+  Args:
+    rate: of those that are.
+    seed: int32, of an array with one axis for each of ``places``.
+    places: different numbers.
+  """
+  bits = seed + places * _GOLDEN
+  for shift, factor in ((16, np.int32(-2048144789)), (13, np.int32(-1028477387)), (16, None)):
+    bits = bits ^ jax.lax.shift_right_logical(bits, jnp.full(bits.shape, shift, jnp.int32))
+    bits = bits if factor is None else bits * factor
+  return jax.lax.shift_right_logical(bits, jnp.full(bits.shape, 8, jnp.int32)) >= round(
+    rate * 2**24
+  )
+
+
+def seeds(key: Array, shape: tuple[int, ...]) -> Int32[Array, '*s']:
+  """Random seeds for ``stays``."""
+  return jax.lax.bitcast_convert_type(jax.random.bits(key, shape, jnp.uint32), jnp.int32)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _drop(x: Array, rate: float, seed: Int32[Array, '']) -> Array:
+  places = jnp.zeros(x.shape, jnp.int32)
+  for axis in range(x.ndim):
+    after = math.prod(x.shape[axis + 1 :]) % 2**32  # of more than 2**32 numbers some share a place
+    stride = np.array(after, np.uint32).astype(np.int32)
+    places = places + jax.lax.broadcasted_iota(jnp.int32, x.shape, axis) * stride
+  seed = jnp.reshape(seed, (1,) * x.ndim)
+  return jnp.where(stays(rate, seed, places), x / (1 - rate), jnp.zeros_like(x))
+
+
+def _drop_fwd(x, rate, seed):
+  return _drop(x, rate, seed), seed
+
+
+def _drop_bwd(rate, seed, gradient):
+  return _drop(gradient, rate, seed), np.zeros((), jax.dtypes.float0)
+
+
+_drop.defvjp(_drop_fwd, _drop_bwd)
+
+
+def drop(x: Float[Array, '*s'], rate: float, key: Array) -> Float[Array, '*s']:
+  """``x`` with a share of its numbers left out, and the others divided by the share that stays.
+
+  Args:
+    x: of any shape.
+    rate: the share that is left out, below 1.
+    key: of the mask.
+  """
+  return _drop(x, rate, seeds(key, ()))
+
+
+class Dropout(nn.Module):
+  """``drop`` with a key of the module's stream 'dropout'.
+
+  Attributes:
+    rate: the share that is left out.
+    deterministic: leave out nothing.
+  """
+
+  rate: float
+  deterministic: bool
+
+  @nn.compact
+  def __call__(self, x: Array) -> Array:
+    if self.deterministic or not self.rate:
+      return x
+    return drop(x, self.rate, self.make_rng('dropout'))

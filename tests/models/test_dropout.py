@@ -1,0 +1,86 @@
+"""Dropout whose masks are drawn from their places."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dprjax.models import dropout
+from dprjax.runtime import mesh as meshes
+
+KEY = jax.random.key(0)
+
+
+def reference(x, rate, seed):
+  """By 32-bit numbers without a sign."""
+  bits = np.uint32(seed) + np.arange(x.size, dtype=np.uint32) * np.uint32(2654435769)
+  bits ^= bits >> 16
+  bits *= np.uint32(0x85EBCA6B)
+  bits ^= bits >> 13
+  bits *= np.uint32(0xC2B2AE35)
+  bits ^= bits >> 16
+  stay = (bits >> 8).reshape(x.shape) >= round(rate * 2**24)
+  return np.where(stay, x / (1 - rate), 0)
+
+
+@pytest.mark.parametrize('shape', [(4, 6, 32), (3, 5), (7,)])
+def test_values_and_gradients_equal_numpy(shape):
+  x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+  seed = np.asarray(dropout.seeds(KEY, ())).view(np.uint32)
+
+  def loss(x):
+    out = dropout.drop(x, 0.25, KEY)
+    return jnp.sum(out**2), out
+
+  gradient, out = jax.jit(jax.grad(loss, has_aux=True))(x)
+  want = reference(x, 0.25, seed)
+  np.testing.assert_allclose(out, want, rtol=1e-6)
+  np.testing.assert_allclose(gradient, 2 * want / 0.75, rtol=1e-6)
+
+
+def test_it_leaves_out_its_share_and_keeps_the_mean():
+  x = jnp.ones((64, 128, 96), jnp.bfloat16)
+  out = np.asarray(dropout.drop(x, 0.1, KEY), np.float32)
+  assert set(np.unique(out)) == {0, np.float32(jnp.bfloat16(1 / 0.9))}
+  left_out = out == 0
+  for axes in ((), (0, 1), (0, 2), (1, 2)):  # as a whole, and in every column, row and example
+    count = left_out.size / np.prod([out.shape[axis] for axis in {0, 1, 2} - set(axes)] or [1])
+    count = left_out.size if not axes else count
+    share = left_out.mean(axis=axes or None)
+    assert np.abs(share - 0.1).max() < 5 * (0.09 / count) ** 0.5
+  # Neighbours along every axis are independent of each other.
+  for axis in range(3):
+    one, two = (np.take(left_out, range(i, out.shape[axis] - 1 + i), axis) for i in (0, 1))
+    assert abs((one & two).mean() - 0.01) < 0.001
+
+
+def test_other_keys_give_other_masks():
+  x = jnp.ones((8, 50))
+  masks = [np.asarray(dropout.drop(x, 0.5, key)) for key in jax.random.split(KEY, 4)]
+  np.testing.assert_array_equal(masks[0], dropout.drop(x, 0.5, jax.random.split(KEY, 4)[0]))
+  for i, one in enumerate(masks):
+    assert all(0.3 < (one == other).mean() < 0.7 for other in masks[:i])
+
+
+def test_devices_that_split_an_array_draw_the_same_mask():
+  mesh = meshes.make_mesh({'data': 4, 'model': 2})
+  x = np.random.default_rng(0).normal(size=(8, 6, 4)).astype(np.float32)
+  split = jax.device_put(x, jax.NamedSharding(mesh, jax.P('data', None, 'model')))
+  run = jax.jit(dropout.drop, static_argnums=1)
+  out = run(split, 0.5, KEY)
+  assert len({shard.device for shard in out.addressable_shards}) == 8
+  np.testing.assert_array_equal(out, run(x, 0.5, KEY))
+
+
+def test_the_backward_pass_keeps_no_mask():
+  x = jnp.ones((8, 50))
+  _, pullback = jax.vjp(lambda x: dropout.drop(x, 0.5, KEY), x)
+  assert sum(leaf.size for leaf in jax.tree.leaves(pullback)) < 8
+
+
+def test_the_module_drops_where_it_is_to():
+  x = jnp.ones((4, 20))
+  rngs = {'dropout': KEY}
+  assert (dropout.Dropout(0.5, False).apply({}, x, rngs=rngs) == 0).any()
+  for rate, deterministic in ((0.5, True), (0.0, False)):
+    np.testing.assert_array_equal(dropout.Dropout(rate, deterministic).apply({}, x), x)
