@@ -173,7 +173,7 @@ def table() -> types.SimpleNamespace:
   # over its positive and negatives from the frozen encoder's
   c.prompt.anchor_to = choice('vectors', 'scores')
   c.prompt.dropout = number(0.1, least=0, below=1)  # on the expanded prompt, in training
-  # 'example': a mask for each, as in the released code; 'batch': one mask, less memory
+  # 'example': a mask for each, as in the released code; 'batch': one mask for all
   c.prompt.dropout_scope = choice('example', 'batch')
   c.prompt.shift_positions = switch(False)  # tokens count from P, as the released prompts expect
 
