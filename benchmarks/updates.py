@@ -26,9 +26,9 @@ def one_device() -> jax.sharding.Mesh:
 def knobs(
   method: str, prompt: int, dtype: str, overrides: Sequence[str] = ()
 ) -> ml_collections.ConfigDict:
-  """configs/dptdr.py ('DPT') or configs/ft.py ('FT'), with mean pooling of unit vectors.
+  """A prompt for both sides ('DPT') or configs/ft.py ('FT'), with mean pooling of unit vectors.
 
-  There is no dropout; the temperature is 0.05.
+  There is no dropout and no average; the temperature is 0.05.
 
   Args:
     method: 'DPT' or 'FT'.
@@ -36,12 +36,14 @@ def knobs(
     dtype: of the arithmetic and of frozen weights.
     overrides: ``KEY=VALUE`` of the config's knobs.
   """
-  file = {'DPT': 'dptdr', 'FT': 'ft'}[method]
+  recipe = {'DPT': 'dptdr.py:beir,both', 'FT': 'ft.py'}[method]
   settings = {
     'backbone.dtype': dtype,
     'backbone.frozen_dtype': dtype,
     'backbone.dropout': 0.0,
     'prompt.dropout': 0.0,
+    'ema': 0.0,
+    'interpolate': 1.0,
     'prompt.length': prompt if method == 'DPT' else 0,
     'pooling': 'mean',
     'normalize': 'true',
@@ -49,7 +51,7 @@ def knobs(
   }
   pairs = [f'{key}={value}' for key, value in settings.items()] + list(overrides)
   flags = [f'--config.{pair}' for pair in pairs]
-  return configs.parse([f'--config={ROOT}/configs/{file}.py', *flags])
+  return configs.parse([f'--config={ROOT}/configs/{recipe}', *flags])
 
 
 class Update:
