@@ -46,7 +46,7 @@ WAYS = {
       'optim.learning_rate=7e-3',
       'prompt.dropout=0.0',
       'ema=0.0',
-      'interpolate=1.0',
+      'shrink=0.0',
       'data.hold_out=0.1',
       'data.folds=5',
       'data.folds_below=200',
@@ -89,8 +89,8 @@ CHANGED = {
   'vectors': ("prompt.anchor_to='vectors'", 'prompt.anchor=3.0'),
   'dropout=0': ('prompt.dropout=0.0',),
   'ema=0': ('ema=0.0',),
-  'interpolate=1': ('interpolate=1.0',),
-  'interpolate=0.5': ('interpolate=0.5',),
+  'shrink=0': ('shrink=0.0',),
+  'shrink=200': ('shrink=200.0',),
   'temperature=0.02': ('temperature=0.02',),
 }
 LABELS = {

@@ -39,7 +39,7 @@ TUNED = (
   'steps=300',
   'eval.every=25',
   'eval.patience=2',
-  'interpolate=1.0',
+  'shrink=0.0',
 )
 
 

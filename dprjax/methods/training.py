@@ -189,7 +189,7 @@ def _train(
   save_every = config.checkpoint.every or epoch
 
   # The trainable parameters go to the optimiser, the frozen ones stay apart.
-  layout = updates.lay_out(config, params, names, devices, schedule_steps)
+  layout = updates.lay_out(config, params, names, devices, schedule_steps, epoch * update_size)
   state, frozen = layout.place(params)
   untrained = {**frozen, **state.trainable}
   schedule = optim.make_schedule(config.optim, schedule_steps)

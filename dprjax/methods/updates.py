@@ -27,8 +27,8 @@ class State(NamedTuple):
     trainable: the trained parameters.
     opt_state: the optimiser's.
     average: of the trained parameters over the steps and with their start, with ``config.ema`` or
-      ``config.interpolate``.
-    start: the trained parameters before the first step, with ``config.interpolate``.
+      ``config.shrink``.
+    start: the trained parameters before the first step, with ``config.shrink``.
   """
 
   trainable: dict[str, Any]
@@ -66,7 +66,7 @@ class Layout(NamedTuple):
     optimizer: for a tree of all names, see ``optim.make_optimizer``.
     devices: the mesh.
     ema: ``config.ema``.
-    interpolate: ``config.interpolate``.
+    interpolate: how far what is scored goes from the start to the trained parameters.
   """
 
   dtypes: Mapping[str, np.dtype]
@@ -130,6 +130,7 @@ def lay_out(
   trainable: Collection[str],
   devices: Mesh,
   steps: int,
+  examples: int = 1,
 ) -> Layout:
   """How a training holds its parameters.
 
@@ -139,6 +140,7 @@ def lay_out(
     trainable: the names that are trained.
     devices: the mesh.
     steps: the length of the schedule, in updates.
+    examples: those of an epoch's updates, for ``config.shrink``.
 
   Raises:
     InputError: a rule list leaves a name uncovered.
@@ -155,7 +157,7 @@ def lay_out(
     optim.make_optimizer(config.optim, list(params), trainable, steps),
     devices,
     config.ema,
-    config.interpolate,
+    examples / (examples + config.shrink),
   )
 
 

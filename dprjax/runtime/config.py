@@ -88,7 +88,7 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   c.batch_size = 16
   c.grad_cache = min(c.grad_cache, 2)
   c.epochs, c.steps = 0.0, 12
-  c.ema, c.interpolate = 0.0, 1.0  # twelve updates go nowhere near too far
+  c.ema, c.shrink = 0.0, 0.0  # twelve updates go nowhere near too far
   c.data.format, c.data.dir, c.data.train = (
     'docstrings',
     'email,http,json,logging,asyncio,unittest,xml',
