@@ -221,8 +221,8 @@ def table() -> types.SimpleNamespace:
   # decay a step of an exponential moving average of the trained parameters, which is what is scored
   # on the dev split and exported; step t has at most (1 + t) / (10 + t). 0: no average
   c.ema = number(0.0, least=0, below=1)
-  # training examples that the start of the trained parameters counts as: what is scored and exported
-  # lies n / (n + this) of the way from it to where they are, with n examples in an epoch's updates
+  # training examples that the start of the trained parameters counts as: what is scored and
+  # exported lies n / (n + this) of the way from it to where they are, with n in an epoch's updates
   c.shrink = number(0.0, least=0, most=1e9)
 
   c.optim = types.SimpleNamespace()

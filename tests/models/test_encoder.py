@@ -398,8 +398,9 @@ def test_each_example_has_its_own_dropout_of_a_shared_prompt(small, inputs, atte
   config, params = small
   tokens, mask = (jnp.repeat(rows[:1], 4, axis=0) for rows in inputs)
   options = EncoderOptions(attention=attention, dropout=0.0, prompt_dropout=0.5)
+  shared = prompts(config, 1)[0]
 
-  def run(key, prompt=prompts(config, 1)[0]):
+  def run(key, prompt=shared):
     hidden = encode(config, params, tokens, mask, prompt=prompt, options=options, dropout_key=key)
     return hidden[:, 0]
 
@@ -410,7 +411,7 @@ def test_each_example_has_its_own_dropout_of_a_shared_prompt(small, inputs, atte
   np.testing.assert_array_equal(bare, np.broadcast_to(bare[:1], bare.shape))
   # On the average each sees the prompt as it is, to the first order.
   keys = jax.random.split(jax.random.key(1), 64)
-  small_prompt = 0.05 * prompts(config, 1)[0]
+  small_prompt = 0.05 * shared
   mean = jnp.mean(jnp.stack([run(key, small_prompt) for key in keys]), axis=(0, 1))
   gone = run(None, jnp.zeros_like(small_prompt))[0]
   whole = run(None, small_prompt)[0]
