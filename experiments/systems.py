@@ -266,16 +266,18 @@ class Runs:
   def found(self):
     """{setting: {system: {seed: line}}}; those that nothing trains have all seeds."""
     found = collections.defaultdict(lambda: collections.defaultdict(dict))
-    for line in trials.ledger(self.out):
+    lines = trials.ledger(self.out)
+    seeds = {*self.seeds, *(line['seed'] for line in lines)}
+    for line in lines:
       name, _, way = line['run'].partition('/')
       if way in self.ways:
         found[name][way][line['seed']] = line
-    for line in trials.ledger(self.out):
+    for line in lines:
       source, _, way = line['run'].partition('/')
       if way in FLOORS:
         for name, systems in found.items():
           if self.sets[name].source == source:
-            systems[way] = dict.fromkeys(self.seeds, line)
+            systems[way] = dict.fromkeys(seeds, line)
     return found
 
   def used(self, found, name, way, seed):
