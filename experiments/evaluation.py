@@ -35,6 +35,24 @@ def encode_passages(path, folder, out, query_length, passage_length):
   return {'encode_s': time.monotonic() - began, 'passages': len(found)}
 
 
+def embedder(backbone, tokenizer, devices, config, trained):
+  """A function that embeds texts of a kind under a model; arguments as of ``search``."""
+  model = methods.load(config.method).build(config, backbone.config, devices, None)
+  params = tree.flatten(model.init(Parts(backbone.params), jax.random.key(0))) | trained
+  params = place(devices, params)
+
+  def embed(kind, texts):
+    length = config.data[f'{kind}_max_length']
+
+    def run(params, *batch):
+      return model.embed(tree.unflatten(params), kind, *batch)
+
+    rows = tokenizer.encode(texts, length)[0]
+    return Embedder(run, devices, 64, length, tokenizer.pad_id)(params, rows)
+
+  return embed
+
+
 def search(backbone, tokenizer, devices, config, trained, folder, passages=None):
   """The test queries of a BEIR folder among all its passages.
 
@@ -47,29 +65,18 @@ def search(backbone, tokenizer, devices, config, trained, folder, passages=None)
   Returns:
     Means, nDCG@10 of each query as 'scores', and the seconds of encoding passages again.
   """
-  model = methods.load(config.method).build(config, backbone.config, devices, None)
-  params = tree.flatten(model.init(Parts(backbone.params), jax.random.key(0))) | trained
-  params = place(devices, params)
+  embed = embedder(backbone, tokenizer, devices, config, trained)
   qrels, queries = tested(folder)
-
-  def embed(kind, some):
-    length = config.data[f'{kind}_max_length']
-    rows = tokenizer.encode([one.text for one in some], length)[0]
-
-    def run(params, *batch):
-      return model.embed(tree.unflatten(params), kind, *batch)
-
-    return Embedder(run, devices, 64, length, tokenizer.pad_id)(params, rows)
-
   began = time.monotonic()
   if passages is None:
     found = list(texts.read_texts(folder / 'corpus.jsonl', 'passage'))
-    ids, vectors = [one.id for one in found], embed('passage', found)
+    ids, vectors = [one.id for one in found], embed('passage', [one.text for one in found])
   else:
     stored = embeddings.load_embeddings(passages)
     ids, vectors = stored.ids, stored.vectors()
   seconds = time.monotonic() - began
-  top = exact.search(embed('query', queries), vectors, min(DEPTH, len(ids)))
+  asked = embed('query', [one.text for one in queries])
+  top = exact.search(asked, vectors, min(DEPTH, len(ids)))
   measured = score(qrels, queries, ids, top)
   return measured | {'reencode_s': round(seconds, 1) if passages is None else 0.0}
 

@@ -1,217 +1,277 @@
-"""Six ways to pretrain a backbone from scratch, compared by retrieval.
+"""Ways to pretrain a backbone from scratch, compared by what is trained from it.
 
-    python experiments/pretraining.py --data=../shared/data --out=runs/pretraining --size=mini \\
-        --steps=2000 --seeds=0,1,2
+    python experiments/pretraining.py --data=../shared/data --out=runs/pretraining
 
-DPTDR's Tables 6 to 8 and Condenser's Table 3 at a small size. For each seed, every method starts
-from the same vocabulary and weights: random ones after `--base_steps` updates of plain MLM, since
-the papers start from BERT or RoBERTa. (Directly from random weights, a contrastive loss over small
-batches only makes all vectors alike.) All take the same number of updates with about the same
-number of tokens (`--tokens`): methods with shorter texts get more passages. The rest is the same
-for all: zero-shot retrieval, a prompt (DPT) and fine-tuning (FT) on SciFact and MedQuAD, FT with
-100 and 1,000 queries, STS-b, alignment and uniformity. Finished stages are kept under `--out`: the
-same command goes on where it stopped, and commands with other `--seeds` can share the work. At the
-end, or with --table for the results so far, it prints the table and writes table.md, results.json
-and medquad.png.
+DPTDR's Tables 7 and 8 and Condenser's Tables 1 to 3 at a small size. For each seed all methods
+begin with the same vocabulary and weights, the *start*: random ones after `--base_steps` updates of
+plain masked LM, since the papers start from BERT or RoBERTa. All take the same number of updates
+with about the same number of tokens (`--tokens`): methods with shorter texts get more passages.
+
+- Unit and loss: RIP, coCondenser and masked LM alone, each on sentences and on spans.
+- Masked LM, Condenser and ICT on whole passages.
+
+The rest is the same for all. Vectors are the first token's (CLS) or the mean of all (mean), by
+cosine: zero-shot; a prompt (DPT) and fine-tuning (FT) on SciFact and on MedQuAD, with 100, 1,000
+and 2,000 queries; fine-tuning on 500 and 1,000 pairs of STS-b and on 1,000 triplets of Wikipedia's
+sections. Each training has three learning rates, of which held-out examples choose with the first
+seed, and goes on until their score no longer rises, at most 600 updates of 16. `--ways=cls` or
+`--ways=ft,mean` trains these alone, `--methods` names some of the backbones.
+
+Runs, seeds, the ledger (experiments/ledgers/pretraining.jsonl) and `--part` are as in
+experiments/gain.py. Verdicts were fixed before the runs: those of trials.py.
 """
 
-import argparse
+import bz2
+import dataclasses
+import functools
+import hashlib
 import json
-import pathlib
 import re
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
+import evaluation
+import gain_sets
+import systems
 import trials
 from dprjax import Retriever
-from dprjax.analysis import figures
-from dprjax.analysis import statistics as analysis
-from dprjax.data import documents, similarity, sources, text, views
-from dprjax.formats import trec
+from dprjax.analysis import figures, inspection, statistics
+from dprjax.base import files
+from dprjax.data import documents, similarity, text, views
+from dprjax.formats import mediawiki
 from dprjax.formats.documents import read_documents
 from dprjax.formats.report import Report
+from dprjax.methods import sections
 from dprjax.models import hub
-from dprjax.retrieval import exact, measures
-from dprjax.runtime import config as configs
+from dprjax.runtime import mesh
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-# The config file with its argument, and overrides.
+
+class Method(NamedTuple):
+  """How a backbone is pretrained: a label, a recipe of configs/ and what differs from it."""
+
+  label: str
+  recipe: str
+  knobs: tuple[str, ...] = ()
+
+
+ALONE = ('pretrain.contrast_weight=0.0',)
 METHODS = {
-  'MLM': ('condenser.py:mlm', []),
-  'Condenser': ('condenser.py:condenser', []),
-  # DPTDR's Table 7 compares these two.
-  'coCondenser': ('condenser.py:cocondenser', []),
-  'coCondenser, sentences': ('condenser.py:cocondenser,sentence', []),
-  'RIP, sentences': ('rip.py:sentence', []),
-  'RIP, spans': ('rip.py:span', []),
-  'ICT': ('condenser.py:ict', []),
+  'mlm': Method('masked LM', 'condenser.py:mlm'),
+  'mlm-sentence': Method('masked LM, sentences', 'rip.py:sentence', ALONE),
+  'mlm-span': Method('masked LM, spans', 'rip.py:span', ALONE),
+  'rip-sentence': Method('RIP, sentences', 'rip.py:sentence'),
+  'rip-span': Method('RIP, spans', 'rip.py:span'),
+  'cocondenser-sentence': Method('coCondenser, sentences', 'condenser.py:cocondenser,sentence'),
+  'cocondenser-span': Method('coCondenser, spans', 'condenser.py:cocondenser'),
+  'condenser': Method('Condenser', 'condenser.py:condenser'),
+  'ict': Method('ICT', 'condenser.py:ict'),
 }
-RANDOM, BASE = 'random weights', 'start'
-PROMPTS = 'RIP on prompts'  # Table 6: on the backbone of plain MLM
-SETS = ('scifact', 'medquad')
-QUERIES = (100, 1000, 0)  # 0: all
+START = 'start'
+LABELS = {START: 'start'} | {key: one.label for key, one in METHODS.items()}
+POOLINGS = ('cls', 'mean')
+RATES = (3e-4, 1e-3, 3e-3)  # of whole backbones; small ones need more than 1e-4
+PROMPT_RATES = (7e-3, 3e-2, 0.1)
+# Small encoders that know little rise late.
+LONGER = (*systems.TUNED, 'steps=600', 'eval.patience=4', 'ema=0.0')
+TUNED = {  # what is trained: learning rates, knobs
+  'zero': ((), ('prompt.length=0',)),
+  'dpt': (PROMPT_RATES, (*LONGER, 'prompt.dropout=0.0')),
+  'ft': (
+    RATES,
+    (
+      *LONGER,
+      'prompt.length=0',
+      "trainable=('backbone/.*',)",
+      'optim.weight_decay=0.01',
+    ),
+  ),
+}
+KINDS = {'zero': 'zero-shot', 'dpt': 'DPT', 'ft': 'FT'}
+SETS = {
+  'scifact': gain_sets.Setting('scifact', 809),
+  'medquad': gain_sets.Setting('medquad-large', 2000),
+  'medquad-100': gain_sets.Setting('medquad-large', 100),
+  'medquad-1000': gain_sets.Setting('medquad-large', 1000),
+  'stsb-500': gain_sets.Setting('stsb', 500),
+  'stsb-1000': gain_sets.Setting('stsb', 1000),
+  'sections-1000': gain_sets.Setting('sections', 1000),
+}
+WHOLE = ('scifact', 'medquad')  # also zero-shot and by a prompt
+SENTENCES = {'stsb': 'stsb.py', 'sections': 'sections.py'}  # sources that are not retrieval
+TESTED = 0.3  # of Wikipedia's articles
+LOOKED_AT = 2000  # texts, at most
+
+# (claim, its method, the one that it is above, what is trained, on which sets)
+LOW = ('medquad-100', 'medquad-1000')
+CLAIMS = (
+  (
+    'D6: sentences above spans, coCondenser',
+    'cocondenser-sentence',
+    'cocondenser-span',
+    'zero',
+    WHOLE,
+  ),
+  ('the same of RIP', 'rip-sentence', 'rip-span', 'zero', WHOLE),
+  ('D7: RIP above coCondenser, sentences', 'rip-sentence', 'cocondenser-sentence', 'dpt', WHOLE),
+  ('D7: RIP above coCondenser, spans', 'rip-span', 'cocondenser-span', 'dpt', WHOLE),
+  ('D7: RIP above masked LM, sentences', 'rip-sentence', 'mlm-sentence', 'dpt', WHOLE),
+  ('D7: coCondenser above masked LM, spans', 'cocondenser-span', 'mlm-span', 'dpt', WHOLE),
+  ('C1: Condenser above masked LM, 500 pairs', 'condenser', 'mlm', 'ft', ('stsb-500',)),
+  ('C1: Condenser above masked LM, 1,000 pairs', 'condenser', 'mlm', 'ft', ('stsb-1000',)),
+  ('C2: Condenser above masked LM, sections', 'condenser', 'mlm', 'ft', ('sections-1000',)),
+  ('C3: Condenser above masked LM, few queries', 'condenser', 'mlm', 'ft', LOW),
+  ('C3: Condenser above masked LM, all queries', 'condenser', 'mlm', 'ft', WHOLE),
+  ('C4: ICT above Condenser, few queries', 'ict', 'condenser', 'ft', LOW),
+  ('C4: ICT above Condenser, all queries', 'ict', 'condenser', 'ft', WHOLE),
+)
+
+
+def way(start, kind, pooling):
+  """The name of a system."""
+  return f'{start}.{kind}.{pooling}'
+
+
+def make(start, kind, pooling):
+  rates, knobs = TUNED[kind]
+  return systems.Way(
+    f'{LABELS[start]}, {KINDS[kind]}',
+    'dptdr.py:beir,both',
+    rates,
+    (*knobs, f'pooling={pooling}'),
+    keeps='',
+    start=start,
+    trained=kind != 'zero',
+  )
+
+
+WAYS = {
+  way(start, kind, pooling): make(start, kind, pooling)
+  for pooling in POOLINGS
+  for kind in TUNED
+  for start in LABELS
+}
 
 
 def main():
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  parser.add_argument(
-    '--data', required=True, help='the folder of data sets: arxiv, medquad, scifact, stsb, text'
-  )
-  parser.add_argument('--out', required=True)
-  parser.add_argument('--size', default='mini', choices=sorted(hub.SIZES))
-  parser.add_argument(
-    '--base_steps', type=int, default=2000, help='updates of plain MLM before all methods'
-  )
-  parser.add_argument('--base_learning_rate', type=float, default=1e-3, help='of these updates')
-  parser.add_argument('--steps', type=int, default=2000, help='updates of pretraining')
-  parser.add_argument('--tokens', type=int, default=8192, help='about how many in an update')
-  parser.add_argument(
-    '--tune_steps', type=int, default=150, help='updates of DPT and FT, of 32 queries'
-  )
-  parser.add_argument(
-    '--length', type=int, default=128, help='most tokens of a text in pretraining; spans have half'
-  )
-  parser.add_argument(
-    '--learning_rate',
-    type=float,
-    default=5e-4,
-    help='of pretraining; small models need more than 1e-4',
-  )
-  parser.add_argument(
-    '--read', type=int, default=128, help='tokens of a passage in DPT, FT and retrieval'
-  )
-  parser.add_argument('--seeds', default='0', help='separated by commas')
+  parser = systems.parser(__doc__, SETS, '0,1', (*KINDS, *POOLINGS))
+  parser.set_defaults(backbone='')
+  parser.add_argument('--methods', default=','.join(LABELS), help='separated by commas')
+  parser.add_argument('--size', default='tiny', choices=sorted(hub.SIZES), help='its width')
+  parser.add_argument('--layers', type=int, default=4)
   parser.add_argument('--vocab_size', type=int, default=8000)
-  parser.add_argument(
-    '--methods',
-    default='',
-    help='only these, by folder name, separated by commas: rip-sentences,ict',
-  )
+  parser.add_argument('--base_steps', type=int, default=4000, help='updates of the start')
+  parser.add_argument('--base_rate', type=float, default=2e-3, help='its learning rate')
+  parser.add_argument('--steps', type=int, default=1500, help='updates of each method')
+  parser.add_argument('--rate', type=float, default=5e-4, help='its learning rate')
+  parser.add_argument('--tokens', type=int, default=4096, help='about how many in an update')
+  parser.add_argument('--text_length', type=int, default=64, help='tokens of a text, at most')
   parser.add_argument('--grad_cache', type=int, default=1, help='chunks, to save memory')
-  parser.add_argument('--dtype', default='float32', choices=('float32', 'bfloat16'))
-  parser.add_argument('--table', action='store_true', help='only make the table')
-  args = parser.parse_args()
-  experiment = Experiment(args)
-  if not args.table:
-    for seed in map(int, args.seeds.split(',')):
-      for method in (BASE, *METHODS, PROMPTS, RANDOM):
-        if slug(method) in (args.methods.split(',') if args.methods else [slug(method)]):
-          experiment.run(method, seed)
-  experiment.table()
+  Experiment(trials.begin(parser, SETS)).go()
 
 
-def slug(method):
-  return re.sub(r'[^a-z]+', '-', method.lower())
+class Experiment(systems.Runs):
+  """Backbones, and what is trained from them."""
 
-
-class Experiment:
-  """All stages of all methods and seeds, each in its own folder."""
+  name = 'pretraining'
+  sets = SETS
+  ways = WAYS
+  columns = tuple(WAYS)
+  claims = CLAIMS
+  fixed = (
+    *systems.Runs.fixed,
+    'size',
+    'layers',
+    'vocab_size',
+    'base_steps',
+    'base_rate',
+    'steps',
+    'rate',
+    'tokens',
+    'text_length',
+  )
 
   def __init__(self, args):
-    self.args = args
-    self.data, self.out = (pathlib.Path(path).resolve() for path in (args.data, args.out))
+    super().__init__(args)
     # General, medical and scientific text. Of the test sets' corpora it has only MedQuAD's.
     self.corpus = [
-      self.data / 'arxiv',
-      self.data / 'medquad' / 'corpus.jsonl',
-      self.data / 'text' / 'enwiki',
-      self.data / 'text' / 'wikitext-2',
-      self.data / 'text' / 'gutenberg',
+      self.source / 'arxiv',
+      self.source / 'medquad' / 'corpus.jsonl',
+      *(self.source / 'text' / name for name in ('enwiki', 'wikitext-2', 'gutenberg')),
     ]
-    trials.claim(
-      self.out,
-      {
-        name: getattr(args, name)
-        for name in (
-          'size',
-          'base_steps',
-          'base_learning_rate',
-          'steps',
-          'tokens',
-          'length',
-          'learning_rate',
-          'tune_steps',
-          'read',
-          'vocab_size',
-        )
-      },
-    )
+    words = args.ways.split(',')
+    self.kinds = [kind for kind in KINDS if kind in words] or list(KINDS)
+    self.poolings = [one for one in POOLINGS if one in words] or list(POOLINGS)
+    self.methods = args.methods.split(',')
 
-  def run(self, method, seed):
-    """Everything for one method and seed, with a JSON file for each measurement."""
-    name = f'{slug(method)}-{seed}'
-    folder = self.out / name
-    start, base = self.start(seed), self.out / f'start-{seed}' / 'backbone'
-    rate = 7e-3 if method == PROMPTS else self.args.learning_rate
-    if method == RANDOM:
-      backbone, prompt = start, None
-    elif method == BASE:
-      backbone, prompt = base, None
-      self.pretrain(
-        'condenser.py:mlm',
-        [],
-        start,
-        folder,
-        seed,
-        backbone,
-        self.args.base_steps,
-        self.args.base_learning_rate,
-      )
-    elif method == PROMPTS:
-      backbone, prompt = self.out / f'mlm-{seed}' / 'backbone', folder / 'prompt.npz'
-      self.pretrain(
-        'rip.py:prompt',
-        ['--config.prompt.length=16'],
-        backbone,
-        folder,
-        seed,
-        prompt,
-        self.args.steps,
-        rate,
-      )
+  # Backbones.
+
+  @functools.cache  # noqa: B019
+  def backbone(self, way, seed):
+    """The folder of the backbone that a system starts from; made where it is not there."""
+    start = self.ways[way].start
+    out = self.out / 'backbones' / f'{start}-{seed}'
+    if not out.exists():
+      self.pretrain(start, seed, out)
+    return str(out)
+
+  def pretrain(self, start, seed, out):
+    args = self.args
+    if start == START:
+      method, steps, rate = METHODS['mlm'], args.base_steps, args.base_rate
+      begin = args.backbone or self.random(seed)
     else:
-      backbone, prompt = folder / 'backbone', None
-      config, overrides = METHODS[method]
-      self.pretrain(config, overrides, base, folder, seed, backbone, self.args.steps, rate)
-    results = folder / 'results'
-    results.mkdir(parents=True, exist_ok=True)
-    trials.once(results / 'looks.json', lambda: self.looks(backbone, prompt))
-    for name in SETS:
-      trials.once(
-        results / f'{name}-zero-shot.json', lambda name=name: self.evaluate(backbone, prompt, name)
-      )
-      self.tuned('dptdr', name, 0, backbone, prompt, folder, seed)
-      if method != PROMPTS:
-        for queries in QUERIES:
-          if not queries or queries < self.queries(name):
-            self.tuned('ft', name, queries, backbone, None, folder, seed)
+      method, steps, rate = METHODS[start], args.steps, args.rate
+      begin = self.backbone(way(START, 'zero', 'cls'), seed)
+    config = self.pretraining(method, begin, seed, steps, rate)
+    self.pretrained(f'backbones/{start}', seed, config, out)
 
-  def start(self, seed):
-    """Random weights, and the vocabulary of all methods."""
-    vocabulary, folder = self.out / 'vocabulary', self.out / f'random-{seed}'
+  def random(self, seed):
+    """Random weights with the vocabulary of all methods."""
+    vocabulary, folder = self.out / 'vocabulary', self.out / 'backbones' / f'random-{seed}'
     if not (vocabulary / 'tokenizer.json').exists():
       trials.say('training the vocabulary')
-      text.train_wordpiece(
-        (one.text for one in read_documents(self.corpus, Report())),
-        self.args.vocab_size,
-        vocabulary,
-      )
+      found = (one.text for one in read_documents(self.corpus, Report()))
+      text.train_wordpiece(found, self.args.vocab_size, vocabulary)
     if not folder.exists():
-      model = hub.scratch_config(self.args.size, text.load_tokenizer(vocabulary).vocab_size)
-      hub.save_backbone(
-        folder, model, hub.init_params(model, jax.random.key(seed)), source=vocabulary
-      )
+      size = text.load_tokenizer(vocabulary).vocab_size
+      shape = hub.scratch_config(self.args.size, size)
+      shape = dataclasses.replace(shape, num_layers=self.args.layers)
+      params = hub.init_params(shape, jax.random.key(seed))
+      hub.save_backbone(folder, shape, params, source=vocabulary)
     return folder
 
-  def passages(self, config):
-    """The measured number of passages of this method's views that hold --tokens tokens."""
+  def pretraining(self, method, start, seed, steps, rate):
+    """The config of a pretraining, with as many passages as hold --tokens tokens."""
+    length = self.args.text_length
+    knobs = [
+      f'backbone.path={start}',
+      f'backbone.dtype={self.args.dtype}',
+      'backbone.unroll=0',
+      f'data.dir={",".join(map(str, self.corpus))}',
+      f'data.store={self.out}/store',
+      f'pretrain.max_length={length}',
+      f'pretrain.span_length={length // 2 - 2}',
+      f'pretrain.buckets=({length // 2}, {length})',
+      'epochs=0.0',
+      f'steps={steps}',
+      f'seed={seed}',
+      f'grad_cache={self.args.grad_cache}',
+      f'optim.learning_rate={rate}',
+      'log_every=50',
+      'checkpoint.every=500',
+      *method.knobs,
+    ]
+    config = systems.parse(method.recipe, knobs)
+    return systems.parse(method.recipe, [*knobs, f'batch_size={self.passages_in(config, start)}'])
+
+  def passages_in(self, config, start):
+    """The measured number of passages of an update."""
     knobs = config.pretrain
     store = documents.build_documents(
       self.corpus,
-      text.load_tokenizer(self.out / 'vocabulary'),
+      text.load_tokenizer(start),
       self.out / 'store' / 'documents',
       passage_length=knobs.passage_length,
     )
@@ -231,182 +291,245 @@ class Experiment:
     )
     return max(16, round(self.args.tokens / real / 16) * 16)
 
-  def pretrain(self, config, overrides, start, folder, seed, out, steps, rate):
-    if out.exists():
-      return
-    flags = [
-      f'--config={ROOT}/configs/{config}',
-      f'--config.backbone.path={start}',
-      f'--config.data.dir={",".join(map(str, self.corpus))}',
-      f'--config.data.store={self.out}/store',
-      f'--config.pretrain.max_length={self.args.length}',
-      '--config.epochs=0.0',
-      f'--config.pretrain.span_length={self.args.length // 2 - 2}',
-      f'--config.pretrain.buckets=({self.args.length // 2}, {self.args.length})',
-      f'--config.seed={seed}',
-      f'--config.steps={steps}',
-      f'--config.grad_cache={self.args.grad_cache}',
-      f'--config.backbone.dtype={self.args.dtype}',
-      '--config.backbone.unroll=0',
-      '--config.log_every=50',
-      '--config.checkpoint.every=500',
-      f'--config.optim.learning_rate={rate}',
-      *overrides,
-    ]
-    flags.append(f'--config.batch_size={self.passages(configs.parse(flags))}')
-    trials.command('train', f'--workdir={folder}/pretrain', *flags)
-    trials.command('export', f'--workdir={folder}/pretrain', f'--out={out}')
+  # What is trained from them.
 
-  def tuned(self, kind, name, queries, backbone, prompt, folder, seed):
-    """Trains a prompt or the whole backbone on the queries of a set, and measures it."""
-    label = {'dptdr': 'DPT', 'ft': 'FT'}[kind] + (f'-{queries}' if queries else '')
-    workdir = folder / f'{name}-{label}'
-    out = folder / 'models' / (f'{name}-{label}' + ('.npz' if kind == 'dptdr' else ''))
+  def make(self, name):
+    """All runs of a setting, and how the vectors of each backbone look."""
+    for pooling in self.poolings:
+      for start in self.methods:
+        kinds = self.kinds if name in WHOLE else [kind for kind in self.kinds if kind == 'ft']
+        self.train(name, [way(start, kind, pooling) for kind in kinds])
+        for seed in self.seeds:
+          self.look(start, pooling, seed)
+
+  def look(self, start, pooling, seed):
+    """STS-b as it is, alignment and uniformity, and the entropy of attention."""
 
     def work():
-      flags = [
-        f'--config={ROOT}/configs/{kind}.py:beir',
-        f'--config.backbone.path={backbone}',
-        f'--config.data.dir={self.data}/{name}',
-        '--config.pooling=cls',
-        '--config.normalize=False',
-        '--config.temperature=1.0',
-        '--config.data.hold_out=0.0',
-        '--config.data.query_max_length=64',
-        f'--config.data.passage_max_length={self.args.read}',
-        f'--config.data.max_queries={queries}',
-        f'--config.data.store={self.out}/store/{name}-{queries}',
-        '--config.epochs=0.0',
-        f'--config.steps={self.args.tune_steps}',
-        f'--config.seed={seed}',
-        '--config.batch_size=32',
-        '--config.backbone.unroll=0',
-        '--config.log_every=50',
-      ]
-      # 1e-4 for small whole backbones, the paper's rate for prompts; the same for all methods.
-      flags.append(f'--config.optim.learning_rate={1e-4 if kind == "ft" else 7e-3}')
-      if prompt is not None:
-        flags.append(f'--config.prompt.init_from={prompt}')
-      if not out.exists():
-        trials.command('train', f'--workdir={workdir}', *flags)
-        trials.command('export', f'--workdir={workdir}', f'--out={out}')
-      return self.evaluate(
-        backbone if kind == 'dptdr' else out, out if kind == 'dptdr' else None, name
+      backbone = self.backbone(way(start, 'zero', pooling), seed)
+      retriever = Retriever.load(
+        backbone=backbone,
+        pooling=pooling,
+        normalize=False,
+        query_max_length=systems.QUERY_LENGTH,
+        passage_max_length=self.args.length,
       )
+      found = inspection.inspect(start, retriever, self.looked_at)
+      return {
+        'STS-b': found.spearman,
+        'alignment': found.alignment,
+        'uniformity': found.uniformity,
+        'raw alignment': found.raw_alignment,
+        'raw uniformity': found.raw_uniformity,
+        'entropy': [round(float(value), 4) for value in found.entropy.mean(axis=1)],
+      }
 
-    trials.once(folder / 'results' / f'{name}-{label}.json', work)
+    return trials.measure(self.out, f'looks/{start}.{pooling}', seed, work)
 
-  def queries(self, name):
-    return len(sources.load_dataset(sources.Source(str(self.data / name), 'beir', 'train')).queries)
+  @functools.cached_property
+  def looked_at(self):
+    pairs = self.source / 'stsb' / 'raw' / 'stsb-en-test.csv'
+    return inspection.read_texts(sts=pairs, beir=self.source / 'scifact', most=LOOKED_AT)
 
-  def evaluate(self, backbone, prompt, name):
-    """Exact search of the test queries in the whole corpus by the first token's inner product."""
-    dataset = sources.load_dataset(sources.Source(str(self.data / name), 'beir', 'test'))
-    retriever = Retriever.load(
-      backbone=str(backbone),
-      prompt=prompt and str(prompt),
-      pooling='cls',
-      normalize=False,
-      query_max_length=64,
-      passage_max_length=self.args.read,
-    )
-    passages = list(dataset.passages)
-    top = exact.search(
-      retriever.encode([q.text for q in dataset.queries], 'query'),
-      retriever.encode([p.text for p in passages]),
-      100,
-    )
-    run = trec.run_from_rows(
-      [q.id for q in dataset.queries], [p.id for p in passages], top.rows, top.scores
-    )
-    return measures.measure(run, dataset.qrels, ['nDCG@10', 'R@100'])['mean']
+  def folder(self, name):
+    source, count = self.sets[name].source, self.sets[name].train
+    folder = self.out / 'data' / name
+    if source == 'stsb':
+      return few_pairs(self.source / 'stsb' / 'raw', folder, count)
+    if source == 'sections':
+      dump = self.source / 'text' / 'enwiki' / 'enwiki-shortened.xml.bz2'
+      return split_dump(dump, self.out / 'data' / 'sections')
+    return super().folder(name)
 
-  def looks(self, backbone, prompt):
-    """STS-b (frozen); alignment and uniformity on SciFact's test pairs, of unit and raw vectors."""
-    retriever = Retriever.load(
-      backbone=str(backbone),
-      prompt=prompt and str(prompt),
-      pooling='cls',
-      normalize=False,
-      query_max_length=64,
-      passage_max_length=self.args.read,
-    )
-    pairs = similarity.read_pairs(self.data / 'stsb' / 'raw' / 'stsb-en-test.csv')
-    dataset = sources.load_dataset(sources.Source(str(self.data / 'scifact'), 'beir', 'test'))
-    texts = {passage.id: passage.text for passage in dataset.passages}
-    matched = [
-      (query.text, texts[passage_id])
-      for query in dataset.queries
-      for passage_id in dataset.positives(query.id)
+  def config(self, name, way, rate, seed):
+    source = self.sets[name].source
+    if source not in SENTENCES:
+      return super().config(name, way, rate, seed)
+    known = ('pooling', 'steps', 'epochs', 'batch_size', 'eval', 'optim.weight_decay', 'trainable')
+    knobs = [
+      f'backbone.path={self.backbone(way, seed)}',
+      f'backbone.dtype={self.args.dtype}',
+      'backbone.unroll=0',
+      f'data.query_max_length={self.args.length}',
+      f'seed={seed}',
+      *(knob for knob in self.ways[way].knobs if knob.startswith(known)),
+      f'optim.learning_rate={rate}',
     ]
-    queries = retriever.encode([query for query, _ in matched], 'query')
-    positives = retriever.encode([passage for _, passage in matched])
-    others = retriever.encode(list(texts.values())[:2000])
-    return {
-      'STS-b': analysis.sts(pairs, lambda batch: retriever.encode(list(batch), 'query')),
-      'alignment': analysis.alignment(analysis.unit(queries), analysis.unit(positives)),
-      'uniformity': analysis.uniformity(analysis.unit(others)),
-      'raw alignment': analysis.alignment(queries, positives),
-      'raw uniformity': analysis.uniformity(others),
+    if source == 'stsb':
+      knobs += [f'data.dir={self.folder(name)}', 'data.train_split=train.jsonl']
+      knobs += ['data.dev_split=dev.jsonl']
+    else:
+      knobs += [f'data.dir={self.folder(name) / "train.xml.bz2"}', 'data.hold_out=0.2']
+      knobs += [
+        f'data.max_queries={self.sets[name].train}',
+        'sections.per_article=0',
+        'sections.dev_triplets=1000',
+      ]
+    return systems.parse(SENTENCES[source], knobs)
+
+  def search(self, name, way, rate, seed, trained):
+    """The test queries, pairs or triplets."""
+    source = self.sets[name].source
+    if source not in SENTENCES:
+      return super().search(name, way, rate, seed, trained)
+    backbone = systems.load(self.backbone(way, seed))
+    embed = evaluation.embedder(
+      backbone,
+      text.load_tokenizer(backbone.path),
+      mesh.make_mesh({'data': -1}),
+      self.config(name, way, rate, seed),
+      trained,
+    )
+    measured = {'stsb': measure_pairs, 'sections': measure_sections}[source]
+    return measured(self.folder(name), lambda texts: embed('query', texts))
+
+  # What was found.
+
+  def page(self, found, names):
+    parts = [self.losses()]
+    for pooling in POOLINGS:
+      parts += [self.trained(found, names, pooling), self.verdicts_of(found, pooling)]
+    return '\n'.join(part for part in (*parts, self.looks()) if part)
+
+  def losses(self):
+    """The pretraining losses at the end."""
+    lines = [line for line in trials.ledger(self.out) if line['run'].startswith('backbones/')]
+    if not lines:
+      return ''
+    columns = {
+      'mlm': 'masked LM',
+      'condenser': "Condenser's head",
+      'contrast': 'contrast',
+      'accuracy': 'its accuracy',
     }
-
-  def table(self):
-    """The mean of all measurements so far, and over several seeds half their range."""
-    found = {}
-    for path in sorted(self.out.glob('*/results/*.json')):
-      method, seed = path.parts[-3].rsplit('-', 1)
-      for key, value in json.loads(path.read_text()).items():
-        what = key if path.stem == 'looks' else f'{path.stem} {key}'
-        found.setdefault(method, {}).setdefault(what, {})[seed] = value
-    columns = [
-      'scifact-zero-shot nDCG@10',
-      'scifact-DPT nDCG@10',
-      'scifact-FT-100 nDCG@10',
-      'scifact-FT nDCG@10',
-      'medquad-zero-shot nDCG@10',
-      'medquad-DPT nDCG@10',
-      'medquad-FT-100 nDCG@10',
-      'medquad-FT-1000 nDCG@10',
-      'medquad-FT nDCG@10',
-      'STS-b',
-      'alignment',
-      'uniformity',
-      'raw alignment',
-      'raw uniformity',
-    ]
     rows = []
-    for method in (RANDOM, BASE, *METHODS, PROMPTS):
-      cells = []
-      for column in columns:
-        cells.append(trials.cell(found.get(slug(method), {}).get(column, {}).values()))
-      rows.append([method, *cells])
-    names = [column.replace(' nDCG@10', '').replace('-', ' ') for column in columns]
-    made = trials.table(['', *names], rows)
-    (self.out / 'table.md').write_text(made)
-    (self.out / 'results.json').write_text(json.dumps(found, indent=2) + '\n')
-    print(made)
-    self.figure(found)
+    for start, label in LABELS.items():
+      own = [line for line in lines if line['run'] == f'backbones/{start}']
+      if own:
+        values = ([line[key] for line in own if key in line] for key in columns)
+        passages = ', '.join(sorted({f'{line["passages"]}' for line in own}))
+        rows.append([label, f'{len(own)}', passages, *(trials.cell(some) for some in values)])
+    head = ['', 'seeds', 'passages an update', *columns.values()]
+    return f'### Losses\n\n{trials.table(head, rows)}'
 
-  def figure(self, found):
-    """Bars of MedQuAD's columns, once all methods but prompts have them; whiskers span seeds."""
-    values = {}
-    for column in ('zero-shot', 'DPT', 'FT-100', 'FT-1000', 'FT'):
-      scores = {
-        method: list(found.get(slug(method), {}).get(f'medquad-{column} nDCG@10', {}).values())
-        for method in (RANDOM, BASE, *METHODS)
-      }
-      if not all(scores.values()):
-        return
-      values[column.replace('-', ' ')] = {
-        method: figures.Bar(float(np.mean(seeds)), min(seeds), max(seeds), False)
-        for method, seeds in scores.items()
-      }
-    figures.bars(
-      values,
-      'nDCG@10 on MedQuAD',
-      'FT 100: fine-tuned with 100 queries; whiskers: the range over seeds',
-      self.out / 'medquad.png',
-    )
+  def trained(self, found, names, pooling):
+    """Scores of all methods."""
+    columns = [
+      (name, kind)
+      for name in names
+      for kind in KINDS
+      if any(found[name][way(start, kind, pooling)] for start in LABELS)
+    ]
+    if not columns:
+      return ''
+    rows = []
+    for start, label in LABELS.items():
+      cells = [
+        trials.cell(self.mean(found, name, way(start, kind, pooling))) for name, kind in columns
+      ]
+      if any(cells):
+        rows.append([label, *cells])
+    head = ['', *(f'{name}, {KINDS[kind]}' for name, kind in columns)]
+    return f'### Vectors: {pooling}\n\n{trials.table(head, rows)}'
+
+  def verdicts_of(self, found, pooling):
+    rows = []
+    for claim, ours, theirs, kind, some in self.claims:
+      pair = [way(start, kind, pooling) for start in (ours, theirs)]
+      if set(self.settled(found, some, *pair)) == set(some):
+        verdict = trials.shown(self.difference(found, some, *pair))
+        rows.append([claim, KINDS[kind], ', '.join(some), verdict])
+    head = ['claim', 'trained', 'sets', 'difference, interval, verdict']
+    return trials.table(head, rows) if rows else ''
+
+  def looks(self):
+    """How vectors look without training."""
+    lines = [line for line in trials.ledger(self.out) if line['run'].startswith('looks/')]
+    if not lines:
+      return ''
+    columns = ('STS-b', 'alignment', 'uniformity', 'raw alignment', 'raw uniformity')
+    rows = []
+    for pooling in POOLINGS:
+      for start, label in LABELS.items():
+        own = [line for line in lines if line['run'] == f'looks/{start}.{pooling}']
+        if own:
+          entropy = np.mean([line['entropy'] for line in own], axis=0)
+          shown = ', '.join(f'{value:.2f}' for value in entropy)
+          cells = (trials.cell(line[key] for line in own) for key in columns)
+          rows.append([label, pooling, *cells, shown])
+    head = ['', 'vectors', *columns, 'entropy by layer']
+    return f'### Without training\n\n{trials.table(head, rows)}'
+
+  def draw(self, found, names):
+    """Differences from masked LM, for each pooling."""
+    drawn = []
+    for pooling in POOLINGS:
+      gains = {}
+      for name in names:
+        for kind in KINDS:
+          bars = {}
+          for start in METHODS:
+            pair = [way(one, kind, pooling) for one in (start, 'mlm')]
+            if start != 'mlm' and (compared := self.difference(found, [name], *pair)):
+              bars[LABELS[start]] = figures.Bar(*compared[:3], False)
+          if bars:
+            gains[f'{name}, {KINDS[kind]}'] = bars
+      if gains:
+        drawn.append(self.out / f'pretraining-{pooling}.png')
+        foot = f'vectors: {pooling}; whiskers: 95 % intervals by bootstrap over test queries'
+        figures.differences(gains, 'difference from plain masked LM', foot, drawn[-1])
+    return drawn
+
+
+def few_pairs(source, folder, count):
+  """A folder of so many training pairs, by a hash of their rows, and all dev and test pairs."""
+  if not (folder / 'test.jsonl').exists():
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in ('train', 'dev', 'test'):
+      pairs = similarity.read_pairs(source / f'stsb-en-{split}.csv')
+      if split == 'train':
+        pairs = sorted(pairs, key=lambda pair: gain_sets.hashed('\n'.join(pair[:2])))[:count]
+      with files.atomic_write(folder / f'{split}.jsonl') as file:
+        for first, second, score in pairs:
+          row = {'sentence1': first, 'sentence2': second, 'score': score}
+          file.write(json.dumps(row) + '\n')
+  return folder
+
+
+def split_dump(dump, folder):
+  """A folder of two dumps, train.xml.bz2 and test.xml.bz2, by a hash of the pages' titles."""
+  if not (folder / 'test.xml.bz2').exists():
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = bz2.decompress(dump.read_bytes()).decode()
+    head, tail = whole[: whole.index('<page>')], whole[whole.rindex('</page>') + len('</page>') :]
+    pages = {'train': [], 'test': []}
+    for page in re.findall(r'<page>.*?</page>', whole, re.DOTALL):
+      title = re.search(r'<title>(.*?)</title>', page, re.DOTALL)[1]
+      share = int.from_bytes(hashlib.sha256(title.encode()).digest()[:7]) / 2**56
+      pages['test' if share < TESTED else 'train'].append(page)
+    for split, some in pages.items():
+      with files.atomic_write(folder / f'{split}.xml.bz2', 'wb') as file:
+        file.write(bz2.compress(''.join((head, *some, tail)).encode()))
+  return folder
+
+
+def measure_pairs(folder, embed):
+  """Spearman's correlation of the test pairs, and each pair's influence on it as 'scores'."""
+  pairs = similarity.read_pairs(folder / 'test.jsonl')
+  first, second = (embed([pair[side] for pair in pairs]) for side in (0, 1))
+  cosines, people = statistics.cosine(first, second), np.array([pair.score for pair in pairs])
+  values = statistics.spearman_values(cosines, people)
+  return {'spearman': statistics.spearman(cosines, people), 'scores': {'spearman': values}}
+
+
+def measure_sections(folder, embed):
+  """Whether an anchor is nearer to its own section, of triplets of articles that none has seen."""
+  articles = mediawiki.read_articles(folder / 'test.xml.bz2')
+  triplets, _ = sections.draw_triplets(articles, 0, most=LOOKED_AT)
+  anchor, positive, negative = (embed([one[view] for one in triplets]) for view in range(3))
+  near, far = (np.linalg.norm(anchor - other, axis=1) for other in (positive, negative))
+  right = (near < far).astype(float)
+  return {'accuracy': float(right.mean()), 'scores': {'accuracy': right}}
 
 
 if __name__ == '__main__':

@@ -8,6 +8,7 @@ OUT/ledger.jsonl.
 
 import collections
 import functools
+import json
 import pathlib
 import shutil
 import sys
@@ -22,7 +23,7 @@ import gain_sets
 import trials
 from dprjax.analysis import figures
 from dprjax.data import text
-from dprjax.methods import training
+from dprjax.methods import exporting, training
 from dprjax.models import hub
 from dprjax.runtime import config as configs
 from dprjax.runtime import mesh
@@ -54,6 +55,8 @@ class Way(NamedTuple):
     both: whether it changes passages too.
     keeps: when a user keeps the encoder as it is: where `train` says that nothing was gained
       ('chance'), where no checkpoint was above it ('never above'), or ''.
+    start: what it starts from, as the experiment names its backbones; '': --backbone.
+    trained: whether it is; else it is measured as it is.
   """
 
   label: str
@@ -62,6 +65,11 @@ class Way(NamedTuple):
   knobs: tuple[str, ...] = ()
   both: bool = True
   keeps: str = 'chance'
+  start: str = ''
+  trained: bool = True
+
+
+load = functools.cache(hub.load_backbone)
 
 
 def parser(doc, settings, seeds, ways):
@@ -72,7 +80,18 @@ def parser(doc, settings, seeds, ways):
   made.add_argument(
     '--dtype', default='auto', help='of the arithmetic; mixed: faster on processors with AMX'
   )
+  made.add_argument(
+    '--again',
+    action='store_true',
+    help='make also what the project keeps (experiments/ledgers), and compare',
+  )
   return made
+
+
+def parse(recipe, knobs):
+  """The config of a recipe of configs/ with knobs."""
+  config = f'--config={trials.ROOT}/configs/{recipe}'
+  return configs.parse([config, *(f'--config.{knob}' for knob in knobs)])
 
 
 class Runs:
@@ -84,6 +103,7 @@ class Runs:
     ways: the systems, by name.
     columns: those of the tables; with systems that others are made of.
     claims: (claim, system, the one that it is above).
+    fixed: what is of all runs of an OUT: arguments of the command.
   """
 
   name: str
@@ -91,16 +111,16 @@ class Runs:
   ways: Mapping[str, Way]
   columns: Sequence[str]
   claims: Sequence[tuple[str, str, str]]
+  fixed: Sequence[str] = ('backbone', 'length', 'dtype')
 
   def __init__(self, args):
     self.args = args
     self.out = pathlib.Path(args.out).resolve()
-    self.settings = {name: getattr(args, name) for name in ('backbone', 'length', 'dtype')}
+    self.settings = {name: getattr(args, name) for name in self.fixed}
     trials.claim(self.out, self.settings)
-    trials.take_up(self.out, self.ledger, self.settings)
+    if not args.again:
+      trials.take_up(self.out, self.ledger, self.settings)
     self.source = pathlib.Path(args.data).resolve()
-    self.backbone = hub.load_backbone(args.backbone)
-    self.tokenizer = text.load_tokenizer(self.backbone.path)
     self.devices = mesh.make_mesh({'data': -1})
     self.seeds = [int(seed) for seed in args.seeds.split(',')]
 
@@ -109,6 +129,8 @@ class Runs:
     for part in self.args.part.split(','):
       if part in self.sets:
         self.make(part)
+        if self.args.again:
+          trials.compare_kept(self.out, self.ledger)
       self.tables(self.args.docs if part == 'tables' else None)
 
   @property
@@ -164,10 +186,24 @@ class Runs:
     self.passages(name)
     trials.measure(self.out, f'{source}/bm25', 0, lambda: evaluation.search_words(folder))
     trials.measure(self.out, f'{source}/frozen', 0, lambda: self.search(name, None, 0, 0, {}))
-    for way in self.args.ways.split(','):
+    self.train(name, self.args.ways.split(','))
+
+  def train(self, name, ways):
+    """The runs of some systems on a setting."""
+    for way in ways:
       rate = self.choose(name, way)
       for seed in self.seeds:
         self.test(name, way, rate, seed)
+
+  def backbone(self, way, seed):
+    """The folder or name of what a system starts from."""
+    del way, seed
+    return self.args.backbone
+
+  def more_knobs(self, way, seed):
+    """Knobs of a system that only the experiment knows."""
+    del way, seed
+    return ()
 
   def folder(self, name):
     return gain_sets.prepare(self.source, self.out / 'data', name, self.sets[name])
@@ -188,7 +224,7 @@ class Runs:
     """What a run is trained with; the bare backbone without a system."""
     one = self.ways[way] if way else Way('', 'dptdr.py:beir,both', knobs=('prompt.length=0',))
     knobs = [
-      f'backbone.path={self.args.backbone}',
+      f'backbone.path={self.backbone(way, seed)}',
       f'backbone.dtype={self.args.dtype}',
       'backbone.unroll=0',
       f'data.dir={self.folder(name)}',
@@ -196,13 +232,13 @@ class Runs:
       f'data.passage_max_length={self.args.length}',
       f'seed={seed}',
       *one.knobs,
+      *(self.more_knobs(way, seed) if way else ()),
     ]
     if rate:
       knobs.append(f'optim.learning_rate={rate}')
     if not one.both:
       knobs.append(f'data.passage_embeddings={self.passages(name)}')
-    config = f'--config={trials.ROOT}/configs/{one.recipe}'
-    return configs.parse([config, *(f'--config.{knob}' for knob in knobs)])
+    return parse(one.recipe, knobs)
 
   @functools.cache  # noqa: B019
   def choose(self, name, way):
@@ -238,9 +274,11 @@ class Runs:
     workdir = self.workdir(name, way, rate, seed)
 
     def work():
+      if not self.ways[way].trained:
+        return self.search(name, way, rate, seed, {})
       ran = self.run(name, way, rate, seed)
       trials.check_here(self.out, ran, workdir)
-      trained = trials.restore(workdir, self.backbone, ran['step'])
+      trained = trials.restore(workdir, load(self.backbone(way, seed)), ran['step'])
       found = self.search(name, way, rate, seed, trained)
       shutil.rmtree(workdir)
       return found | {
@@ -251,11 +289,34 @@ class Runs:
 
     return trials.measure(self.out, f'{name}/{way}', seed, work)
 
+  def pretrained(self, run, seed, config, out):
+    """Pretrains and exports to ``out``; the line has the losses, means over the last tenth."""
+    workdir = self.out / 'runs' / out.stem
+
+    def work():
+      if not training.train(config, workdir).done:
+        sys.exit('stopped; the same command goes on')
+      rows = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+      last = [row for row in rows if row['step'] > 0.9 * rows[-1]['step']]
+      names = [name for name in ('mlm', 'condenser', 'contrast', 'accuracy') if name in last[-1]]
+      exporting.export(workdir, out)
+      return {
+        'passages': config.batch_size,
+        **{name: float(np.mean([row[name] for row in last])) for name in names},
+      }
+
+    # What it made is gone, or was made on another machine: it is made again.
+    others = [one for one in trials.ledger(self.out) if (one['run'], one['seed']) != (run, seed)]
+    trials.write_ledger(self.out / trials.LEDGER, others)
+    trials.measure(self.out, run, seed, work)
+    shutil.rmtree(workdir)
+
   def search(self, name, way, rate, seed, trained):
     """The test queries among all passages."""
+    backbone = load(self.backbone(way, seed))
     return evaluation.search(
-      self.backbone,
-      self.tokenizer,
+      backbone,
+      text.load_tokenizer(backbone.path),
       self.devices,
       self.config(name, way, rate, seed),
       trained,
@@ -281,11 +342,13 @@ class Runs:
     return found
 
   def used(self, found, name, way, seed):
-    """nDCG@10 of each test query, of what a user would use: see `Way.keeps`."""
+    """nDCG@10, or the setting's own measure, of each test query: of what a user would use, see
+    `Way.keeps`.
+    """
     line = found[name][way][seed]
     if self.kept(way, line):
       line = found[name]['frozen'][seed]
-    return np.array(line['scores']['nDCG@10'])
+    return np.array(next(iter(line['scores'].values())))
 
   def kept(self, way, line):
     """Whether a user keeps the encoder as it is."""

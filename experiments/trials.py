@@ -155,6 +155,20 @@ def take_up(out, kept, settings):
   say(f'{len(lines)} runs from {kept}')
 
 
+def compare_kept(out, kept):
+  """Says of each run of OUT how its scores differ from those of a ledger that is kept."""
+  lines = [json.loads(line) for line in kept.read_text().splitlines()[1:]] if kept.exists() else []
+  theirs = {(line['run'], line['seed']): line for line in lines}
+  for line in ledger(out):
+    before = theirs.get((line['run'], line['seed']))
+    for name, scores in line.get('scores', {}).items() if before else ():
+      mean, kept_mean = np.mean(scores), np.mean(before['scores'][name])
+      say(
+        f'{line["run"]}, seed {line["seed"]}: {name} {mean:.4f}, kept {kept_mean:.4f} '
+        f'({mean - kept_mean:+.4f}; commit {before["commit"]})'
+      )
+
+
 def keep(out, kept, settings):
   """Keeps the ledger of OUT, with the settings in its first line, for other machines to go on."""
   write_ledger(kept, [settings, *ledger(out)])

@@ -1,12 +1,19 @@
-"""The verdicts and tables of experiments/topic_dpr.py, of vectors that are made here."""
+"""The verdicts, tables and sets of the experiments."""
 
+import bz2
+import os
 import pathlib
+import re
+import subprocess
+import sys
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from dprjax.analysis import statistics
+from dprjax.data import similarity
+from dprjax.formats import mediawiki
 
 ROOT = pathlib.Path(__file__).parent.parent
 DOCUMENTS, LAST = 12, 3
@@ -248,3 +255,110 @@ def test_a_system_that_is_no_gain_has_the_scores_of_the_encoder_as_it_is(monkeyp
   rows = experiment.scores(found, ['cranfield', 'cranfield-one']).splitlines()
   assert rows[4] == '| cranfield | 2 | 0.250 | 0.500 | 0.750 | 0.750 | 0.500 (1 kept) |  |  |  |'
   assert '| mean gain |  | -0.250 | +0.000 | +0.125 | +0.125 | +0.000 |  |  |  |' in rows
+
+  # With other seeds on the command line, those that were made before are still shown.
+  experiment.seeds = [2]
+  assert 'cranfield | 2 | 0.250' in experiment.scores(experiment.found(), ['cranfield'])
+
+
+@pytest.mark.slow
+def test_a_row_that_is_made_again_is_the_one_that_is_kept(data_dir, tmp_path):
+  """The smallest of experiments/gain.py, by its command: numerics differ between machines."""
+  flags = ('--part=msmarco-dl', '--ways=query', '--seeds=0', '--dtype=mixed', '--again')
+  folders = (f'--data={data_dir}', f'--out={tmp_path}/out')
+  done = subprocess.run(
+    [sys.executable, str(ROOT / 'experiments' / 'gain.py'), *flags, *folders],
+    env=os.environ | {'PYTHONPATH': str(ROOT)},
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr[-2000:]
+  found = dict(re.findall(r'(\S+), seed 0: nDCG@10 .*? \(([+-][.\d]+); commit', done.stdout))
+  assert found.keys() == {'msmarco-dl/bm25', 'msmarco-dl/frozen', 'msmarco-dl/query'}
+  differences = {run: abs(float(value)) for run, value in found.items()}
+  assert differences.pop('msmarco-dl/query') < 0.02
+  assert max(differences.values()) < 0.002
+
+
+def test_pairs_and_sections_of_the_pretraining_experiment(monkeypatch, tmp_path):
+  monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
+  import pretraining
+
+  source = tmp_path / 'raw'
+  source.mkdir()
+  for split in ('train', 'dev', 'test'):
+    rows = ''.join(f'"{split} {n}, one",two,{n % 6}\n' for n in range(20))
+    (source / f'stsb-en-{split}.csv').write_text(rows)
+  few, more = (
+    similarity.read_pairs(pretraining.few_pairs(source, tmp_path / f'{n}', n) / 'train.jsonl')
+    for n in (5, 10)
+  )
+  assert len(few) == 5 and more[:5] == few
+  pairs = similarity.read_pairs(tmp_path / '5' / 'test.jsonl')
+  people = {pair.first: float(pair.score) for pair in pairs}
+
+  def embed(texts):  # at an angle that grows as the score falls
+    angles = np.array([5 - people[text] if text in people else 0.0 for text in texts]) / 4
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+  measured = pretraining.measure_pairs(tmp_path / '5', embed)
+  assert measured['spearman'] == pytest.approx(1)
+  assert np.mean(measured['scores']['spearman']) == pytest.approx(1)
+
+  sentence = 'The {} of {} is what section {} says in sentence {}.'
+  pages = ''.join(
+    f'<page><title>T{n}</title><ns>0</ns><revision><text>lead\n'
+    + ''.join(
+      f'== {head} ==\n' + ' '.join(sentence.format(head, n, head, i) for i in range(3)) + '\n'
+      for head in ('alpha', 'beta')
+    )
+    + '</text></revision></page>\n'
+    for n in range(40)
+  )
+  dump = tmp_path / 'dump.xml.bz2'
+  dump.write_bytes(bz2.compress(f'<mediawiki>\n{pages}</mediawiki>\n'.encode()))
+  folder = pretraining.split_dump(dump, tmp_path / 'sections')
+  titles = [
+    [article.title for article in mediawiki.read_articles(folder / f'{split}.xml.bz2')]
+    for split in ('train', 'test')
+  ]
+  assert sorted([*titles[0], *titles[1]]) == sorted(f'T{n}' for n in range(40))
+  assert 4 < len(titles[1]) < 20
+
+  def themes(texts):
+    return np.array([[float('alpha' in text), 0.0] for text in texts])
+
+  assert pretraining.measure_sections(folder, themes)['accuracy'] == 1
+
+
+def test_tables_of_the_pretraining_experiment(monkeypatch, tmp_path):
+  monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
+  import pretraining
+  import trials
+
+  def line(run, seed, scores=None, **more):
+    scores = {} if scores is None else {'scores': {'nDCG@10': scores}}
+    return {'run': run, 'seed': seed, 'commit': 'c', **scores, **more}
+
+  rng, lines = np.random.default_rng(0), []
+  low = rng.uniform(0, 0.5, 30)
+  for seed in (0, 1):
+    lines += [
+      line('backbones/start', seed, passages=32, mlm=5.0 + seed),
+      line('backbones/rip-span', seed, passages=16, mlm=4.0, contrast=1.0, accuracy=0.5),
+    ]
+    for name in pretraining.WHOLE:
+      lines += [
+        line(f'{name}/rip-sentence.zero.cls', seed, list(low)),
+        line(f'{name}/rip-span.zero.cls', seed, list(low + 0.25)),
+      ]
+  experiment = object.__new__(pretraining.Experiment)  # without data
+  experiment.out, experiment.seeds = tmp_path, [0, 1]
+  trials.write_ledger(tmp_path / trials.LEDGER, lines)
+  found = experiment.found()
+  made = experiment.page(found, [name for name in experiment.sets if name in found])
+  assert '| start | 2 | 32 | 5.500 ±0.500 |' in made
+  verdict = next(row for row in made.splitlines() if row.startswith('| the same of RIP'))
+  assert '-0.250 [-0.250, -0.250] **not**' in verdict and 'scifact, medquad' in verdict
+  assert made.count('**') == 2  # nothing else can be said yet
