@@ -252,11 +252,14 @@ class Experiment:
       f'backbone.dtype={self.args.dtype}',
       f'optim.learning_rate={rate}',
       f'seed={seed}',
+      'prompt.dropout=0.0',
+      'ema=0.0',
+      'shrink=0.0',
       *WAYS[way].knobs,
     ]
     if not WAYS[way].both:
       knobs.append(f'data.passage_embeddings={self.out}/passages/{name}')
-    config = f'--config={ROOT}/configs/dptdr.py:beir'
+    config = f'--config={ROOT}/configs/dptdr.py:beir,both'
     return configs.parse([config, *(f'--config.{knob}' for knob in knobs)])
 
   @functools.cache  # noqa: B019

@@ -379,11 +379,13 @@ class Runs:
         )
         gains[way].append(np.mean(values) - np.mean(self.mean(found, name, 'frozen')))
       rows.append(row)
-    whole = {way: values for way, values in gains.items() if len(values) == len(names)}
-    for label, of in (('mean gain', np.mean), ('smallest gain', np.min)):
-      rows.append(
-        [label, '', *(f'{of(whole[way]):+.3f}' if way in whole else '' for way in systems)]
-      )
+    for label, of in (('mean gain (settings)', np.mean), ('smallest gain', np.min)):
+      count = label.endswith(')')
+      shown = {
+        way: f'{of(values):+.3f}' + (f' ({len(values)})' if count else '')
+        for way, values in gains.items()
+      }
+      rows.append([label, '', *(shown.get(way, '') for way in systems)])
     labels = {**FLOORS, **{way: self.ways[way].label for way in self.columns}}
     head = ['setting', 'test queries', *(labels[way] for way in systems)]
     return f'### nDCG@10\n\n{trials.table(head, rows)}\n' + self.costs(found, names)

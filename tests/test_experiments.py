@@ -254,7 +254,10 @@ def test_a_system_that_is_no_gain_has_the_scores_of_the_encoder_as_it_is(monkeyp
   assert used('cranfield-one', 'ft') == 0.375  # fine-tuning is what it is
   rows = experiment.scores(found, ['cranfield', 'cranfield-one']).splitlines()
   assert rows[4] == '| cranfield | 2 | 0.250 | 0.500 | 0.750 | 0.750 | 0.500 (1 kept) |  |  |  |'
-  assert '| mean gain |  | -0.250 | +0.000 | +0.125 | +0.125 | +0.000 |  |  |  |' in rows
+  assert (
+    '| mean gain (settings) |  | -0.250 (2) | +0.000 (2) | +0.125 (2) | +0.125 (2) | +0.000 (2) |  '
+    '| -0.125 (1) |  |'
+  ) in rows
 
   # With other seeds on the command line, those that were made before are still shown.
   experiment.seeds = [2]
