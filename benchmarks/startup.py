@@ -69,7 +69,7 @@ def measure(args: argparse.Namespace, scratch: pathlib.Path, bfloat16: bool) -> 
   train = [
     '-m',
     'dprjax.train',
-    f'--config={ROOT}/configs/dptdr.py',
+    f'--config={ROOT}/configs/dptdr.py:beir,both',
     f'--config.backbone.path={backbone}',
     f'--config.data.dir={data}',
     f'--config.data.store={scratch / "store"}',

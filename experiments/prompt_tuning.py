@@ -78,8 +78,8 @@ PRETRAINING = (
 
 def main():
   parser = systems.parser(__doc__, SETS, '0,1,2', WAYS)
-  parser.add_argument('--head_steps', type=int, default=600, help='updates of the masked-LM head')
-  parser.add_argument('--rip_steps', type=int, default=600, help='updates of RIP on the prompt')
+  parser.add_argument('--head_steps', type=int, default=400, help='updates of the masked-LM head')
+  parser.add_argument('--rip_steps', type=int, default=300, help='updates of RIP on the prompt')
   Experiment(trials.begin(parser, SETS)).go()
 
 
