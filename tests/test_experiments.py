@@ -1,7 +1,6 @@
 """The verdicts, tables and sets of the experiments."""
 
 import bz2
-import os
 import pathlib
 import re
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 from dprjax.analysis import statistics
 from dprjax.data import similarity
 from dprjax.formats import mediawiki
+from tests import devices
 
 ROOT = pathlib.Path(__file__).parent.parent
 DOCUMENTS, LAST = 12, 3
@@ -271,7 +271,7 @@ def test_a_row_that_is_made_again_is_the_one_that_is_kept(data_dir, tmp_path):
   folders = (f'--data={data_dir}', f'--out={tmp_path}/out')
   done = subprocess.run(
     [sys.executable, str(ROOT / 'experiments' / 'gain.py'), *flags, *folders],
-    env=os.environ | {'PYTHONPATH': str(ROOT)},
+    env=devices.environment(PYTHONPATH=str(ROOT)),
     capture_output=True,
     text=True,
     check=False,
