@@ -58,12 +58,7 @@ WAYS = {
     'fine-tuned',
     'dptdr.py:beir,both',
     (2e-5, 5e-5, 1e-4),
-    (
-      *systems.TUNED,
-      'prompt.length=0',
-      "trainable=('backbone/.*',)",
-      'optim.weight_decay=0.01',
-    ),
+    (*systems.TUNED, *systems.FINE_TUNED),
     keeps='',
   ),
   'linear': systems.Way(

@@ -2,8 +2,9 @@
 
 A setting is a source and what of its training queries is used. All settings of a source share its
 corpus and its test queries; a corpus has all judged passages of the queries here and others, by a
-hash, up to 2,000 (ClariQ, which has no more, and the larger MedQuAD: 4,000). Queries are split by a
-hash of their ids where a source has no splits of its own. Texts are never changed.
+hash, up to 2,000 (ClariQ, which has no more, and the larger MedQuAD: 4,000; the largest: 8,000).
+Queries are split by a hash of their ids where a source has no splits of its own. Texts are never
+changed.
 """
 
 import functools
@@ -19,7 +20,7 @@ from dprjax.formats import papers, texts
 from dprjax.formats.qrels import read_qrels, write_qrels
 
 PASSAGES = 2000  # of a corpus, but all judged ones
-LARGE = ('clariq', 'medquad-large')  # twice as many
+LARGER = {'clariq': 2, 'medquad-large': 2, 'medquad-8000': 4}  # times as many
 WRONG = 0.2  # of the positives, where labels are degraded so
 JUDGED = 40  # passages of a query of TREC, at most
 
@@ -128,9 +129,10 @@ def read(data, name):
     'qnli': read_qnli,
     'docstrings': read_docstrings,
     'medquad-large': lambda data, _: read_beir(data, 'medquad', 2000),
+    'medquad-8000': lambda data, _: read_beir(data, 'medquad', 2000),
   }.get(name, read_beir)(data, name)
   judged = {doc for split in source[2:] for docs in split.values() for doc in docs}
-  most = max(2 * PASSAGES if name in LARGE else PASSAGES, len(judged))
+  most = max(LARGER.get(name, 1) * PASSAGES, len(judged))
   entries = sorted(source.entries, key=lambda entry: (entry.id not in judged, hashed(entry.id)))
   return source._replace(entries=entries[:most])
 

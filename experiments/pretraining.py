@@ -74,18 +74,13 @@ POOLINGS = ('cls', 'mean')
 RATES = (3e-4, 1e-3, 3e-3)  # of whole backbones; small ones need more than 1e-4
 PROMPT_RATES = (7e-3, 3e-2, 0.1)
 # Small encoders that know little rise late.
-LONGER = (*systems.TUNED, 'steps=600', 'eval.patience=4', 'ema=0.0')
+LONGER = (*systems.PLAIN, 'steps=600', 'eval.patience=4')
 TUNED = {  # what is trained: learning rates, knobs
   'zero': ((), ('prompt.length=0',)),
-  'dpt': (PROMPT_RATES, (*LONGER, 'prompt.dropout=0.0')),
+  'dpt': (PROMPT_RATES, LONGER),
   'ft': (
     RATES,
-    (
-      *LONGER,
-      'prompt.length=0',
-      "trainable=('backbone/.*',)",
-      'optim.weight_decay=0.01',
-    ),
+    (*LONGER, *systems.FINE_TUNED),
   ),
 }
 KINDS = {'zero': 'zero-shot', 'dpt': 'DPT', 'ft': 'FT'}

@@ -22,6 +22,7 @@ lie within .01 of 0, not held where one lies outside of it, else undecided. (The
 P = 8 to 128 are .006 apart.)
 """
 
+import adapted
 import gain_sets
 import systems
 import trials
@@ -33,11 +34,10 @@ SETS = {
 }
 LENGTHS = (8, 16, 32, 64)
 NEAR = 0.01  # in nDCG@10
-PLAIN = (*systems.TUNED, 'prompt.dropout=0.0', 'ema=0.0')
 
 
 def prompt(label, *knobs, rates=(7e-3, 3e-2, 0.1, 0.3)):
-  return systems.Way(label, 'dptdr.py:beir,both', rates, (*PLAIN, *knobs), keeps='')
+  return systems.Way(label, 'dptdr.py:beir,both', rates, (*systems.PLAIN, *knobs), keeps='')
 
 
 WAYS = {
@@ -46,9 +46,7 @@ WAYS = {
   'rip': prompt('P = 32 from RIP', 'prompt.length=32'),
   'ft': prompt(
     'fine-tuned',
-    'prompt.length=0',
-    "trainable=('backbone/.*',)",
-    'optim.weight_decay=0.01',
+    *systems.FINE_TUNED,
     rates=(2e-5, 5e-5, 1e-4, 2e-4),
   ),
 }
@@ -60,30 +58,12 @@ CLAIMS = (
 )
 
 
-# Of RIP on prompts and of the head before it; the head's rate is that of whole models in both.
-TEXTS = ('scifact/corpus.jsonl', 'medquad/corpus.jsonl', 'arxiv')
-PRETRAINING = (
-  'pooling=mean',
-  'normalize=True',
-  'temperature=0.05',
-  'batch_size=64',
-  'grad_cache=1',
-  'epochs=0.0',
-  'backbone.unroll=0',
-  'pretrain.max_length=64',
-  'pretrain.buckets=(32, 64)',
-  'checkpoint.every=100',
-)
-
-
 def main():
-  parser = systems.parser(__doc__, SETS, '0,1,2', WAYS)
-  parser.add_argument('--head_steps', type=int, default=400, help='updates of the masked-LM head')
-  parser.add_argument('--rip_steps', type=int, default=300, help='updates of RIP on the prompt')
+  parser = adapted.parser(__doc__, SETS, '0,1,2', WAYS)
   Experiment(trials.begin(parser, SETS)).go()
 
 
-class Experiment(systems.Runs):
+class Experiment(adapted.Runs):
   """Prompts of some lengths, and what they are compared with."""
 
   name = 'prompt_tuning'
@@ -91,37 +71,11 @@ class Experiment(systems.Runs):
   ways = WAYS
   columns = tuple(WAYS)
   claims = CLAIMS
-  fixed = (*systems.Runs.fixed, 'head_steps', 'rip_steps')
 
-  def more_knobs(self, way, seed):
-    return (f'prompt.init_from={self.rip(seed)}',) if way == 'rip' else ()
-
-  def rip(self, seed):
-    """RIP's prompt on the frozen encoder, whose masked-LM head was trained for it."""
-    args = self.args
-    head, out = (self.out / 'pretrained' / f'{name}-{seed}' for name in ('head', 'rip'))
-    out = out.with_suffix('.npz')
-    if not out.exists():
-      mlm = ('condenser.py:mlm', args.backbone, args.head_steps, 1e-3, "trainable=('head/.*',)")
-      self.pretrained('pretrained/head', seed, self.pretraining(seed, *mlm), head)
-      prompt = ('rip.py:prompt', head, args.rip_steps, 7e-3, 'prompt.length=32')
-      self.pretrained('pretrained/rip', seed, self.pretraining(seed, *prompt), out)
-    return out
-
-  def pretraining(self, seed, recipe, backbone, steps, rate, knob):
-    """The config of a pretraining."""
-    knobs = [
-      f'backbone.path={backbone}',
-      f'backbone.dtype={self.args.dtype}',
-      f'data.dir={",".join(str(self.source / name) for name in TEXTS)}',
-      f'data.store={self.out}/store',
-      f'steps={steps}',
-      f'seed={seed}',
-      f'optim.learning_rate={rate}',
-      *PRETRAINING,
-      knob,
-    ]
-    return systems.parse(recipe, knobs)
+  def more_knobs(self, name, way, seed):
+    if way != 'rip':
+      return ()
+    return (f'prompt.init_from={self.rip(seed, "rip", "rip.py:prompt", 7e-3, "prompt.length=32")}',)
 
   def page(self, found, names):
     alike = {

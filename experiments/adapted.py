@@ -1,0 +1,66 @@
+"""Shared by experiments that pretrain a published encoder further, by RIP.
+
+Such an encoder comes without a masked-LM head, so one is trained first, on the frozen encoder.
+"""
+
+import systems
+
+# Of the head and of RIP. The head's rate is that of whole models in both.
+TEXTS = ('scifact/corpus.jsonl', 'medquad/corpus.jsonl', 'arxiv')
+KNOBS = (
+  'pooling=mean',
+  'normalize=True',
+  'temperature=0.05',
+  'batch_size=64',
+  'grad_cache=1',
+  'epochs=0.0',
+  'backbone.unroll=0',
+  'pretrain.max_length=64',
+  'pretrain.buckets=(32, 64)',
+  'checkpoint.every=100',
+)
+
+
+def parser(doc, settings, seeds, ways):
+  """``systems.parser`` with the lengths of these trainings."""
+  made = systems.parser(doc, settings, seeds, ways)
+  made.add_argument('--head_steps', type=int, default=400, help='updates of the masked-LM head')
+  made.add_argument('--rip_steps', type=int, default=300, help='updates of RIP')
+  return made
+
+
+class Runs(systems.Runs):
+  """Runs that may start from what RIP made."""
+
+  fixed = (*systems.Runs.fixed, 'head_steps', 'rip_steps')
+
+  def rip(self, seed, name, recipe, rate, *knobs):
+    """What RIP made of the encoder by a recipe: a prompt, or the encoder itself."""
+    out = self.out / 'pretrained' / f'{name}-{seed}'
+    if 'prompt' in recipe:
+      out = out.with_suffix('.npz')
+    if not out.exists():
+      args, head = self.args, self.out / 'pretrained' / f'head-{seed}'
+      if not head.exists():
+        mlm = ('condenser.py:mlm', args.backbone, args.head_steps, 1e-3, "trainable=('head/.*',)")
+        self.pretrained('pretrained/head', seed, self.pretraining(seed, *mlm), head)
+      config = self.pretraining(seed, recipe, head, args.rip_steps, rate, *knobs)
+      self.pretrained(f'pretrained/{name}', seed, config, out)
+    return out
+
+  def pretraining(self, seed, recipe, backbone, steps, rate, *knobs):
+    """The config of one of these trainings."""
+    return systems.parse(
+      recipe,
+      [
+        f'backbone.path={backbone}',
+        f'backbone.dtype={self.args.dtype}',
+        f'data.dir={",".join(str(self.source / name) for name in TEXTS)}',
+        f'data.store={self.out}/store',
+        f'steps={steps}',
+        f'seed={seed}',
+        f'optim.learning_rate={rate}',
+        *KNOBS,
+        *knobs,
+      ],
+    )
