@@ -1,6 +1,7 @@
 """The verdicts, tables and sets of the experiments."""
 
 import bz2
+import importlib
 import pathlib
 import re
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from dprjax.analysis import statistics
 from dprjax.data import similarity
 from dprjax.formats import mediawiki
+from dprjax.formats.qrels import read_qrels, write_qrels
 from tests import devices
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -365,3 +367,39 @@ def test_tables_of_the_pretraining_experiment(monkeypatch, tmp_path):
   verdict = next(row for row in made.splitlines() if row.startswith('| the same of RIP'))
   assert '-0.250 [-0.250, -0.250] **not**' in verdict and 'scifact, medquad' in verdict
   assert made.count('**') == 2  # nothing else can be said yet
+
+
+@pytest.mark.parametrize('name', ['gain', 'prompt_tuning', 'pretraining', 'unm'])
+def test_claims_are_of_systems_that_can_be_trained(monkeypatch, name):
+  """Their configs are read, and each claim is of two that there are."""
+  monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
+  module = importlib.import_module(name)
+  import systems
+
+  experiment = module.Experiment
+  for claim, ours, theirs, *rest in experiment.claims:
+    pair = (ours, theirs)
+    if rest:  # methods of pretraining, what is trained from them, and on what
+      kind, some = rest
+      pair = tuple(module.way(one, kind, 'cls') for one in pair)
+      assert set(some) <= experiment.sets.keys(), claim
+    assert set(pair) <= {*experiment.ways, *systems.FLOORS}, claim
+  for way, one in experiment.ways.items():
+    config = systems.parse(one.recipe, one.knobs)
+    assert bool(config.prompt.length) != ('ft' in way or 'zero' in way), way
+
+
+def test_each_half_of_the_queries_has_a_cross_encoder_of_the_other(monkeypatch, tmp_path):
+  monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
+  import unm
+
+  qrels = {f'q{n}': {f'd{n}': 1} for n in range(9)}
+  (tmp_path / 'qrels').mkdir()
+  (tmp_path / 'mined').mkdir()
+  write_qrels(tmp_path / 'qrels' / 'train.tsv', qrels)
+  experiment = object.__new__(unm.Experiment)  # without a backbone
+  experiment.out = tmp_path
+  monkeypatch.setattr(experiment, 'folder', lambda name: tmp_path)
+  halves = [read_qrels(experiment.half('set', number)) for number in unm.HALVES]
+  assert halves[0] | halves[1] == qrels and not halves[0].keys() & halves[1].keys()
+  assert [len(half) for half in halves] == [5, 4]
