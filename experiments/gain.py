@@ -212,8 +212,7 @@ class Experiment(systems.Runs):
       if lines:
         curves[f'gain in nDCG@10 on {source}'] = lines
     if curves:
-      count = len(self.seeds)
-      foot = 'one seed' if count == 1 else f'means of {count} seeds'
+      foot = 'means over the seeds of the table'
       drawn.append(self.out / 'gain-curves.png')
       figures.paths(curves, 'training queries', foot, drawn[-1])
     return drawn

@@ -106,6 +106,10 @@ class Experiment(adapted.Runs):
     pool = way.split('.')[1]
     return () if pool == 'batch' else (f'data.train={self.mined(name, pool)}',)
 
+  @property
+  def pair_length(self):
+    return f'--max_length={systems.QUERY_LENGTH + self.args.length}'
+
   # Mining, once for a set. What is there is not made again.
 
   def mined(self, name, pool):
@@ -122,7 +126,8 @@ class Experiment(adapted.Runs):
       for half in HALVES:
         parts.append(out.with_name(f'{name}-half-{half}.jsonl'))
         reranker = self.reranker(name, half)
-        self.mine(name, self.half(name, half), runs, parts[-1], f'--reranker={reranker}')
+        flags = (f'--reranker={reranker}', self.pair_length)
+        self.mine(name, self.half(name, half), runs, parts[-1], *flags)
       with files.atomic_write(out) as file:
         file.writelines(part.read_text() for part in parts)
     else:
@@ -211,7 +216,7 @@ class Experiment(adapted.Runs):
     folder, qrels = self.folder(name), read_qrels(self.half(name, half))
     given = (f'--{kind}={folder}/{kind}.jsonl' for kind in ('queries', 'corpus'))
     out = self.out / 'mined' / f'{name}-reranked-{half}.trec'
-    flags = (f'--run={self.words(name)}', '--depth=20', f'--out={out}')
+    flags = (f'--run={self.words(name)}', '--depth=20', self.pair_length, f'--out={out}')
     trials.command('rerank', f'--backbone={reranker}', *given, *flags)
     found = {}
     for label, path in (('BM25', self.words(name)), ('reranked', out)):
