@@ -171,7 +171,7 @@ class Runs:
 
   def draw(self, found, names):
     """The figures' paths: gains with their intervals."""
-    drawn = self.out / f'{self.name}.png'
+    drawn = self.out / f'{self.name.replace("_", "-")}.png'
     foot = 'whiskers: 95 % intervals by bootstrap over test queries'
     gains = self.gains(found, names)
     figures.differences(gains, 'gain in nDCG@10 over the frozen encoder', foot, drawn)
@@ -219,6 +219,11 @@ class Runs:
   def folder(self, name):
     return gain_sets.prepare(self.source, self.out / 'data', name, self.sets[name])
 
+  def lengths(self, name):
+    """Tokens of a query and of a passage, at most."""
+    del name
+    return QUERY_LENGTH, self.args.length
+
   def passages(self, name):
     """The folder of a source's passages under the bare backbone, which all its settings share."""
     source = self.sets[name].source
@@ -226,7 +231,7 @@ class Runs:
     trials.once(
       self.out / 'passages' / f'{source}.json',
       lambda: evaluation.encode_passages(
-        self.args.backbone, self.folder(name), out, QUERY_LENGTH, self.args.length
+        self.args.backbone, self.folder(name), out, *self.lengths(name)
       ),
     )
     return out
@@ -234,13 +239,14 @@ class Runs:
   def config(self, name, way, rate, seed):
     """What a run is trained with; the bare backbone without a system."""
     one = self.ways[way] if way else Way('', 'dptdr.py:beir,both', knobs=('prompt.length=0',))
+    query_length, passage_length = self.lengths(name)
     knobs = [
       f'backbone.path={self.backbone(way, seed)}',
       f'backbone.dtype={self.args.dtype}',
       'backbone.unroll=0',
       f'data.dir={self.folder(name)}',
-      f'data.query_max_length={QUERY_LENGTH}',
-      f'data.passage_max_length={self.args.length}',
+      f'data.query_max_length={query_length}',
+      f'data.passage_max_length={passage_length}',
       f'seed={seed}',
       *one.knobs,
       *(self.more_knobs(name, way, seed) if way else ()),
