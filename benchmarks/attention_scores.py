@@ -16,7 +16,8 @@ import numpy as np
 import made
 import options
 import timing
-from dprjax.models import encoder, hub
+from dprjax.models import encoder, hub, layers
+from dprjax.models.encoder_config import EncoderOptions
 
 MODEL = made.SHAPES['minilm']
 
@@ -34,7 +35,7 @@ def main():
   shape = (MODEL.num_layers, 2, args.prompt, MODEL.num_heads, MODEL.head_dim)
   prompt = jnp.asarray(0.02 * rng.normal(size=shape), jnp.float32)
   params = jax.device_put(hub.init_params(MODEL, jax.random.key(0)))
-  half = encoder.EncoderOptions(jnp.dtype('bfloat16'))
+  half = EncoderOptions(jnp.dtype('bfloat16'))
 
   def pooled(prompt, params):
     hidden = encoder.encode(MODEL, params, tokens, mask, prompt=prompt, options=half)
@@ -42,7 +43,7 @@ def main():
 
   for what, function in (('forward', pooled), ('prompt gradient', jax.grad(pooled))):
     ways = {}
-    for name, scores in (('rounded', rounded), ('float32', encoder.attention_scores)):
+    for name, scores in (('rounded', rounded), ('float32', layers.attention_scores)):
       with mock.patch.object(encoder, 'attention_scores', scores):
         compiled = jax.jit(function).lower(prompt, params).compile()
       ways[name] = functools.partial(

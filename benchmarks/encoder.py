@@ -17,6 +17,7 @@ import made
 import options
 import timing
 from dprjax.models import encoder, hub
+from dprjax.models.encoder_config import EncoderOptions
 
 MODEL = made.SHAPES['minilm']
 
@@ -28,7 +29,12 @@ def ours(tokens, mask, prompt, unroll):
   def pooled(prompt, params):
     return jnp.sum(
       encoder.encode(
-        MODEL, params, tokens, mask, prompt=prompt, options=encoder.EncoderOptions(unroll=unroll)
+        MODEL,
+        params,
+        tokens,
+        mask,
+        prompt=prompt,
+        options=EncoderOptions(unroll=unroll),
       )[:, 0]
     )
 

@@ -29,6 +29,7 @@ import record
 import timing
 import updates
 from dprjax.models import encoder
+from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.planning import roofline, targets
 from dprjax.runtime import cli
 
@@ -36,7 +37,7 @@ METHODS = ('encode', 'DPT', 'FT')
 
 
 def products(
-  model: encoder.EncoderConfig, rows: int, dtype: str
+  model: EncoderConfig, rows: int, dtype: str
 ) -> tuple[dict[str, Callable[[], Any]], float]:
   """The bare products of the encoder's MLP, up and down, and the FLOPs of one call."""
   rng = np.random.default_rng(0)
@@ -119,7 +120,7 @@ def main() -> None:
 
 def measure(
   args: argparse.Namespace,
-  model: encoder.EncoderConfig,
+  model: EncoderConfig,
   batch: Any,
   config: Any,
   counted: dict[str, dict[str, Any]],
@@ -160,7 +161,7 @@ def measure(
 
 
 def encode_way(
-  model: encoder.EncoderConfig, params: Any, batch: Any, prompt: int, dtype: str
+  model: EncoderConfig, params: Any, batch: Any, prompt: int, dtype: str
 ) -> Callable[[], Any]:
   """A forward pass over the batch's passages under a prompt."""
   tokens, mask = (jnp.asarray(batch[f'passage_{name}'][:, 0]) for name in ('tokens', 'mask'))
@@ -168,7 +169,12 @@ def encode_way(
   prefix = jnp.zeros((model.num_layers, 2, prompt, model.num_heads, model.head_dim), jnp.float32)
   encode = jax.jit(
     lambda params, prefix: encoder.encode(
-      model, params, tokens, mask, prompt=prefix, options=encoder.EncoderOptions(jnp.dtype(dtype))
+      model,
+      params,
+      tokens,
+      mask,
+      prompt=prefix,
+      options=EncoderOptions(jnp.dtype(dtype)),
     )[:, 0]
   )
   return lambda: jax.block_until_ready(encode(held, prefix))

@@ -7,22 +7,23 @@ import jax
 import numpy as np
 
 from dprjax.data import text
-from dprjax.models import encoder, hub
+from dprjax.models import hub
+from dprjax.models.encoder_config import EncoderConfig
 
 # From config.json of all-MiniLM-L6-v2, roberta-base and roberta-large, without dropout, so that
 # systems can be compared.
 _ROBERTA = {'max_positions': 514, 'type_vocab_size': 1, 'layer_norm_eps': 1e-5, 'pad_token_id': 1}
 _CALM = {'hidden_dropout': 0.0, 'attention_dropout': 0.0}
 SHAPES = {
-  'tiny': encoder.EncoderConfig('bert', 1000, 64, 2, 2, 256, max_positions=160, **_CALM),
-  'minilm': encoder.EncoderConfig('bert', 30522, 384, 6, 12, 1536, **_CALM),
-  'base': encoder.EncoderConfig('roberta', 50265, 768, 12, 12, 3072, **_ROBERTA, **_CALM),
-  'large': encoder.EncoderConfig('roberta', 50265, 1024, 24, 16, 4096, **_ROBERTA, **_CALM),
+  'tiny': EncoderConfig('bert', 1000, 64, 2, 2, 256, max_positions=160, **_CALM),
+  'minilm': EncoderConfig('bert', 30522, 384, 6, 12, 1536, **_CALM),
+  'base': EncoderConfig('roberta', 50265, 768, 12, 12, 3072, **_ROBERTA, **_CALM),
+  'large': EncoderConfig('roberta', 50265, 1024, 24, 16, 4096, **_ROBERTA, **_CALM),
 }
 
 
 def batch(
-  model: encoder.EncoderConfig,
+  model: EncoderConfig,
   queries: int,
   query_length: int,
   passage_length: int,
@@ -80,7 +81,9 @@ def beir_folder(folder: pathlib.Path, count: int = 20_000) -> pathlib.Path:
 
 
 def backbone_folder(
-  folder: pathlib.Path, model: encoder.EncoderConfig, sentence: hub.SentenceSettings | None = None
+  folder: pathlib.Path,
+  model: EncoderConfig,
+  sentence: hub.SentenceSettings | None = None,
 ) -> pathlib.Path:
   """A Hugging Face directory with random weights and a WordPiece vocabulary of the random words."""
   tokenizer_folder = folder.with_name(f'{folder.name}-tokenizer')

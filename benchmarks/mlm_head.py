@@ -16,14 +16,15 @@ import numpy as np
 import options
 import record
 import timing
-from dprjax.models import encoder, heads, masking
+from dprjax.models import heads, masking
+from dprjax.models.encoder_config import EncoderConfig
 
 
 def main() -> None:
   args = options.parser(
     __doc__, rows=32, tokens=128, vocabulary=30522, width=256, runs=5
   ).parse_args()
-  config = encoder.EncoderConfig('bert', args.vocabulary, args.width, 1, 1, args.width)
+  config = EncoderConfig('bert', args.vocabulary, args.width, 1, 1, args.width)
   keys = jax.random.split(jax.random.key(0), 4)
   head = heads.init_mlm_head(config, keys[0])
   embedding = 0.02 * jax.random.normal(keys[1], (args.vocabulary, args.width), jnp.float32)

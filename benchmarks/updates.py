@@ -12,6 +12,7 @@ from dprjax.methods import dpr
 from dprjax.methods import updates as trainings
 from dprjax.methods.method import Model, Parts
 from dprjax.models import encoder, hub
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import config as configs
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
@@ -108,7 +109,7 @@ class Update:
 
 def retrieval(
   config: ml_collections.ConfigDict,
-  model: encoder.EncoderConfig,
+  model: EncoderConfig,
   params: Mapping[str, Any],
   batch: Mapping[str, np.ndarray],
 ) -> Update:
@@ -117,7 +118,9 @@ def retrieval(
 
 
 def retrieval_flops(
-  config: ml_collections.ConfigDict, model: encoder.EncoderConfig, batch: Mapping[str, np.ndarray]
+  config: ml_collections.ConfigDict,
+  model: EncoderConfig,
+  batch: Mapping[str, np.ndarray],
 ) -> jax.stages.Lowered:
   """The same, lowered from shapes only, for ``cost_analysis``.
 
@@ -137,6 +140,6 @@ def retrieval_flops(
   return trainings.lower(config, method, layout, params, shapes)
 
 
-def parameters(model: encoder.EncoderConfig) -> dict[str, Any]:
+def parameters(model: EncoderConfig) -> dict[str, Any]:
   """Random parameters, numpy float32."""
   return hub.init_params(model, jax.random.key(0))

@@ -167,6 +167,7 @@ def make_cross_encoder(tmp_path_factory):
   """
   from dprjax.data import text
   from dprjax.models import classifier, encoder, hub
+  from dprjax.models.encoder_config import EncoderConfig
   from dprjax.models.head_specs import Head
 
   made = {}
@@ -183,7 +184,7 @@ def make_cross_encoder(tmp_path_factory):
         90,
         folder,
       )
-      config = encoder.EncoderConfig('bert', tokenizer.vocab_size, 16, 2, 2, 24, max_positions=48)
+      config = EncoderConfig('bert', tokenizer.vocab_size, 16, 2, 2, 24, max_positions=48)
       rng = np.random.default_rng(0)
       # Only shapes are needed: nothing is compiled.
       shapes = jax.eval_shape(

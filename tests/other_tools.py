@@ -15,6 +15,7 @@ import numpy as np
 from dprjax.data import text
 from dprjax.formats.texts import KINDS
 from dprjax.models import artifact, encoder, hub
+from dprjax.models.encoder_config import EncoderConfig
 
 MODELS = ('bert', 'roberta')
 SPECIAL = {
@@ -52,7 +53,7 @@ def write(folder: pathlib.Path, model_type: str) -> pathlib.Path:
   (root / 'tokenizer' / 'vocab.txt').write_text('\n'.join(vocabulary) + '\n')
   settings = {'tokenizer_class': 'BertTokenizer', 'do_lower_case': True, 'model_max_length': 40}
   (root / 'tokenizer' / 'tokenizer_config.json').write_text(json.dumps(settings | SPECIAL))
-  config = encoder.EncoderConfig(
+  config = EncoderConfig(
     model_type, len(vocabulary), 16, 2, 2, 24, max_positions=41, pad_token_id=0
   )
   rng = np.random.default_rng(MODELS.index(model_type))

@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from dprjax.base.errors import InputError
 from dprjax.data import batches, text
-from dprjax.models import encoder
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import mesh as meshes
 
 # Padded lengths. Each is compiled once.
@@ -153,7 +153,7 @@ class Embedder:
       )
 
 
-def encoder_row_bytes(config: encoder.EncoderConfig) -> Callable[[int], int]:
+def encoder_row_bytes(config: EncoderConfig) -> Callable[[int], int]:
   """The least memory of a row of T tokens: the scores of a layer's attention, or its MLP's."""
 
   def row_bytes(length: int) -> int:

@@ -29,9 +29,10 @@ from dprjax.inference.embedder import (
   local_mesh,
   place,
 )
-from dprjax.models import artifact, hub, segments
+from dprjax.models import artifact, encoder_config, hub, segments
 from dprjax.models import encoder as models
 from dprjax.models.embed import POOLINGS, pool
+from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.retrieval import codes
 from dprjax.runtime import mesh as meshes
 
@@ -124,8 +125,8 @@ class Encoder:
       )
     self.mesh = local_mesh() if mesh is None else mesh
     self.truncated: collections.Counter[str] = collections.Counter()
-    self._batch_size, self._arithmetic = batch_size, models.arithmetic(dtype, 'dtype')
-    self._options = models.EncoderOptions.of(self._arithmetic, meshes.activations(self.mesh)[1])
+    self._batch_size, self._arithmetic = batch_size, encoder_config.arithmetic(dtype, 'dtype')
+    self._options = EncoderOptions.of(self._arithmetic, meshes.activations(self.mesh)[1])
     self.topics = {
       name: topics.Topics.from_arrays(entry.prompt.arrays, entry.prompt.path)
       for name, entry in self.bank.items()
@@ -184,7 +185,7 @@ class Encoder:
       passage_max_length: likewise.
       mesh: the devices; all local ones by default.
       batch_size: texts encoded at a time, over all devices.
-      dtype: of the arithmetic, a name that ``models.encoder.arithmetic`` takes.
+      dtype: of the arithmetic, a name that ``models.encoder_config.arithmetic`` takes.
       dimensions: the first numbers of every vector alone, scaled to unit length again where the
         vectors have it; for models that were trained for it (``config.matryoshka``).
 
@@ -457,7 +458,7 @@ def check_text(value: Any, number: int) -> str:
   return value
 
 
-def config_sha256(config: models.EncoderConfig) -> str:
+def config_sha256(config: EncoderConfig) -> str:
   """Names an encoder's shape: of the fields that count once a model is trained."""
   values = dataclasses.asdict(config)
   for name in ('hidden_dropout', 'attention_dropout', 'initializer_range'):
@@ -495,7 +496,9 @@ def _form(entry: Entry) -> Any:
 
 
 def _embed_fn(
-  model: models.EncoderConfig, settings: Sequence[Settings], options: models.EncoderOptions
+  model: EncoderConfig,
+  settings: Sequence[Settings],
+  options: EncoderOptions,
 ) -> EmbedFn:
   """The settings of one prompt, or those of a bank's prompts in the bank's order."""
   shift_positions = settings[0].shift_positions
@@ -520,14 +523,14 @@ def _embed_fn(
 
 
 def _template_fn(
-  model: models.EncoderConfig,
+  model: EncoderConfig,
   made: segments.TaskTemplates,
   kind: str,
   prompts: Sequence[artifact.Prompt],
   settings: Sequence[Settings],
   around: tuple[int, int],
   most: int,
-  options: models.EncoderOptions,
+  options: EncoderOptions,
 ) -> EmbedFn:
   """Rows ``[CLS] text [SEP]`` go into templates, which are then of at most ``most`` tokens."""
 
@@ -569,7 +572,7 @@ def _pool(
   return jnp.take_along_axis(jnp.stack(vectors), way, axis=0)[0]
 
 
-def _stack(config: models.EncoderConfig, given: Sequence[np.ndarray | None]) -> models.PromptBank:
+def _stack(config: EncoderConfig, given: Sequence[np.ndarray | None]) -> models.PromptBank:
   empty = np.zeros((config.num_layers, 2, 0, config.num_heads, config.head_dim), np.float32)
   prefixes = [empty if prefix is None else prefix for prefix in given]
   lengths = np.array([prefix.shape[2] for prefix in prefixes], np.int32)

@@ -30,7 +30,17 @@ from dprjax.inference.embedder import (
   local_mesh,
   place,
 )
-from dprjax.models import artifact, classifier, encoder, head_specs, heads, hub, segments, sentence
+from dprjax.models import (
+  artifact,
+  classifier,
+  encoder_config,
+  head_specs,
+  heads,
+  hub,
+  segments,
+  sentence,
+)
+from dprjax.models.encoder_config import EncoderOptions
 from dprjax.models.template import Packed, Template, fill, unpack
 from dprjax.runtime import mesh as meshes
 
@@ -172,9 +182,9 @@ class CrossEncoder(Reranker):
     model = backbone.config
     self.labels = head['output']['bias'].shape[0]
     template = Template.pair(*tokenizer.pair_format)
-    arithmetic = encoder.arithmetic(dtype, 'dtype')
+    arithmetic = encoder_config.arithmetic(dtype, 'dtype')
     mesh = local_mesh() if mesh is None else mesh
-    options = encoder.EncoderOptions.of(arithmetic, meshes.activations(mesh)[1])
+    options = EncoderOptions.of(arithmetic, meshes.activations(mesh)[1])
 
     def embed(params: Any, rows: jax.Array, _: jax.Array, lengths: jax.Array) -> jax.Array:
       backbone, head = params
@@ -217,7 +227,7 @@ class CrossEncoder(Reranker):
       max_length: tokens of a pair; by default that of the tokenizer's files, at most 512. The
         passage is cut first, see ``Template.cut``.
       batch_size: pairs scored at a time, over all devices.
-      dtype: of the arithmetic, a name that ``models.encoder.arithmetic`` takes.
+      dtype: of the arithmetic, a name that ``models.encoder_config.arithmetic`` takes.
 
     Raises:
       InputError: something cannot be read, there is no such head, it has more labels, or the
@@ -302,9 +312,9 @@ class PromptReranker(Reranker):
         prompt, knobs, sum(self._most), template.num_tokens, config, backbone.path
       )
     template.cut(np.zeros((0, 2), np.int32), max_length)  # is there room for texts?
-    arithmetic = encoder.arithmetic(dtype, 'dtype')
+    arithmetic = encoder_config.arithmetic(dtype, 'dtype')
     mesh = local_mesh() if mesh is None else mesh
-    options = encoder.EncoderOptions.of(arithmetic, meshes.activations(mesh)[1])
+    options = EncoderOptions.of(arithmetic, meshes.activations(mesh)[1])
 
     def embed(params: Any, rows: jax.Array, _: jax.Array, lengths: jax.Array) -> jax.Array:
       backbone, head, table = params
@@ -354,7 +364,7 @@ class PromptReranker(Reranker):
         default each text is cut at its maximum length in the prompt's meta.
       score: 'logit' or 'probability', instead of what the prompt says.
       batch_size: pairs scored at a time, over all devices.
-      dtype: of the arithmetic, a name that ``models.encoder.arithmetic`` takes.
+      dtype: of the arithmetic, a name that ``models.encoder_config.arithmetic`` takes.
 
     Raises:
       InputError: something cannot be read, or the prompt was made for another backbone, head or

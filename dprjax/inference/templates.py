@@ -9,7 +9,7 @@ from dprjax.base.errors import InputError
 from dprjax.data.text import Tokenizer
 from dprjax.models import segments
 from dprjax.models.artifact import Prompt
-from dprjax.models.encoder import EncoderConfig
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.segments import TaskTemplates
 
 

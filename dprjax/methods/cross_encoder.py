@@ -40,7 +40,8 @@ from dprjax.methods.method import (
   Texts,
 )
 from dprjax.methods.retrieval_data import Splits, dev_measures, find_splits, shorten
-from dprjax.models import classifier, encoder, hub
+from dprjax.models import classifier, hub
+from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.template import Template, Text, fill, unpack
 from dprjax.runtime import mesh, tree
 
@@ -49,7 +50,7 @@ LOSSES = ('listwise', 'pointwise')
 
 def build(
   config: ConfigDict,
-  model: encoder.EncoderConfig,
+  model: EncoderConfig,
   devices: Mesh,
   tokenizer: Tokenizer,
 ) -> Model:
@@ -84,7 +85,7 @@ def build(
   # Of a text alone.
   opening = len(tokenizer.pair_format.opening)
   specials = opening + len(tokenizer.closing)
-  options = encoder.EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
+  options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
   longest = tokenizer.pair_length(config.data.query_max_length, config.data.passage_max_length)
   chunks = config.grad_cache * config.accumulate
 
@@ -211,7 +212,7 @@ def _open(
   config: ConfigDict,
   devices: Mesh,
   tokenizer: Tokenizer,
-  model: encoder.EncoderConfig,
+  model: EncoderConfig,
 ) -> Data:
   knobs = splits.section
   longest = tokenizer.pair_length(knobs.query_max_length, knobs.passage_max_length)
@@ -279,7 +280,7 @@ def export(
   return Product({'': checkpoint}, {}, {}, noun='a cross-encoder')
 
 
-def shapes(config: ConfigDict, model: encoder.EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:
+def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:
   """See ``Method.shapes``. A query is encoded with each of its passages."""
   if config.tasks:
     raise InputError(

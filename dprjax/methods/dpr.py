@@ -25,11 +25,12 @@ from dprjax.methods import (
 )
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import Batch, Method, Model, Params, Texts
-from dprjax.models import encoder, prompts
+from dprjax.models import prompts
+from dprjax.models.encoder_config import EncoderConfig
 
 
 def build(
-  config: ConfigDict, model: encoder.EncoderConfig, devices: Mesh, _: Tokenizer | None = None
+  config: ConfigDict, model: EncoderConfig, devices: Mesh, _: Tokenizer | None = None
 ) -> Model:
   """InfoNCE over the global batch.
 

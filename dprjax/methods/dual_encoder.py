@@ -13,8 +13,9 @@ from ml_collections import ConfigDict
 from dprjax.base.errors import InputError
 from dprjax.formats.texts import KINDS
 from dprjax.methods.method import Params, Parts, Product
-from dprjax.models import dropout, encoder, hub, prompts
+from dprjax.models import dropout, hub, prompts
 from dprjax.models.embed import POOLINGS, embed_text
+from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.head_specs import Head
 from dprjax.runtime import mesh, tree
 
@@ -37,9 +38,7 @@ class DualEncoder(NamedTuple):
   embed: Callable[[Params, str, Int[Array, 'B T'], Bool[Array, 'B T']], Float[Array, 'B H']]
 
 
-def build(
-  config: ConfigDict, model: encoder.EncoderConfig, devices: Mesh | None = None
-) -> DualEncoder:
+def build(config: ConfigDict, model: EncoderConfig, devices: Mesh | None = None) -> DualEncoder:
   """The dual encoder that ``config`` describes, for a backbone of the shape ``model``.
 
   On a mesh that splits weights as the batch, it needs ``devices``, the mesh, to be fast.
@@ -54,7 +53,7 @@ def build(
     )
   check_pooling(config)
   splits = () if devices is None else mesh.activations(devices)
-  options = encoder.EncoderOptions.from_config(config.backbone, *splits)
+  options = EncoderOptions.from_config(config.backbone, *splits)
   two = config.backbone.two_encoders
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:
@@ -114,7 +113,7 @@ def check_pooling(config: ConfigDict) -> None:
 
 
 def init_prompt(
-  config: ConfigDict, model: encoder.EncoderConfig, parts: Parts, key: Array
+  config: ConfigDict, model: EncoderConfig, parts: Parts, key: Array
 ) -> dict[str, Any]:
   """The ``prompt`` subtree, random or from ``config.prompt.init_from``; empty where P = 0.
 
@@ -159,8 +158,8 @@ def init_prompt(
 
 
 def drop_prompt(
-  config: ConfigDict, prefix: Array | None, key: Array, options: encoder.EncoderOptions
-) -> tuple[Array | None, encoder.EncoderOptions]:
+  config: ConfigDict, prefix: Array | None, key: Array, options: EncoderOptions
+) -> tuple[Array | None, EncoderOptions]:
   """Dropout on an expanded prompt: the prompt and the options to encode with.
 
   One mask for the batch is drawn here; one for each example is drawn by the encoder.
@@ -257,7 +256,7 @@ def export_heads(
   return {name: Head(head, {**settings, **fixed}.get(name, {})) for name, head in params.items()}
 
 
-def check_length(config: ConfigDict, model: encoder.EncoderConfig, knob: str, length: int) -> None:
+def check_length(config: ConfigDict, model: EncoderConfig, knob: str, length: int) -> None:
   """Raises InputError where the encoder has fewer positions than texts of ``length`` tokens need.
 
   ``knob`` set the length. A prompt that shifts positions takes some of them.

@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 from dprjax.base.errors import InputError, place
 from dprjax.data.text import Tokenizer
 from dprjax.models.artifact import Prompt
-from dprjax.models.encoder import EncoderConfig
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import Head
 from dprjax.models.hub import Backbone
 

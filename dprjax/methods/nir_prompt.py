@@ -30,8 +30,9 @@ from dprjax.formats.texts import KINDS
 from dprjax.inference.templates import specials
 from dprjax.methods import dual_encoder, tasks
 from dprjax.methods.method import Data, Method, Model, Params, Parts, Product, Texts
-from dprjax.models import artifact, encoder, head_specs, hub, prompt_encoder, segments
+from dprjax.models import artifact, head_specs, hub, prompt_encoder, segments
 from dprjax.models.artifact import Prompt
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.segments import Spec, TaskTemplates
 from dprjax.models.template import Template
 from dprjax.runtime import tree
@@ -107,7 +108,7 @@ def _sources(config: ConfigDict) -> dict[str, Prompt]:
   return dict(sorted(found.items()))
 
 
-def layers_fixed(config: ConfigDict, model: encoder.EncoderConfig) -> int:
+def layers_fixed(config: ConfigDict, model: EncoderConfig) -> int:
   """``config.template.fixed_layers`` as a number of layers. Raises InputError for too many."""
   count = config.template.fixed_layers
   if count > model.num_layers:
@@ -247,7 +248,10 @@ def around(
 
 
 def build(
-  config: ConfigDict, model: encoder.EncoderConfig, tokenizer: Tokenizer, kinds: Sequence[str]
+  config: ConfigDict,
+  model: EncoderConfig,
+  tokenizer: Tokenizer,
+  kinds: Sequence[str],
 ) -> Prompts:
   """The prompts that the config describes.
 
@@ -339,7 +343,7 @@ def expand(
 def check(
   prompt: Prompt,
   config: ConfigDict,
-  model: encoder.EncoderConfig,
+  model: EncoderConfig,
   parts: Parts,
   tokenizer: Tokenizer,
   kinds: Sequence[str],
@@ -428,7 +432,7 @@ def find(
 def _keep(texts: Texts, workdir: epath.Path, found: Files) -> Texts:
   """Data whose run keeps the prompt files it began with, in its workdir, for the export."""
 
-  def open_kept(tokenizer: Tokenizer, model: encoder.EncoderConfig) -> Data:
+  def open_kept(tokenizer: Tokenizer, model: EncoderConfig) -> Data:
     if jax.process_index() == 0:
       for folder, several in found._asdict().items():
         for name, prompt in several.items():

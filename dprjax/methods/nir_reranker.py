@@ -20,16 +20,15 @@ from dprjax.data.text import Tokenizer
 from dprjax.methods import nir_prompt
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import Batch, Model, Params, Parts
-from dprjax.models import encoder, heads, segments
+from dprjax.models import heads, segments
+from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.template import Text, unpack
 from dprjax.runtime import mesh
 
 KINDS = ('pair',)
 
 
-def build(
-  config: ConfigDict, model: encoder.EncoderConfig, devices: Mesh, tokenizer: Tokenizer
-) -> Model:
+def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
   """Cross-entropy of the label's word at [MASK].
 
   Raises:
@@ -43,7 +42,7 @@ def build(
     tokenizer.special_ids,
     'config.template.label_words',
   )
-  options = encoder.EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
+  options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
   around = len(tokenizer.pair_format.opening), len(tokenizer.closing)
   chunks = config.grad_cache * config.accumulate
 

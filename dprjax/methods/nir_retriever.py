@@ -17,13 +17,12 @@ from dprjax.data.text import Tokenizer
 from dprjax.formats.texts import KINDS
 from dprjax.methods import contrastive, dpr, nir_prompt
 from dprjax.methods.method import Batch, Model, Params, Parts
-from dprjax.models import encoder, segments
+from dprjax.models import segments
+from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.runtime import mesh
 
 
-def build(
-  config: ConfigDict, model: encoder.EncoderConfig, devices: Mesh, tokenizer: Tokenizer
-) -> Model:
+def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
   """InfoNCE over the global batch, of texts in their tasks' templates.
 
   Raises:
@@ -34,7 +33,7 @@ def build(
   contrastive.check_lengths(config.matryoshka, model.hidden_size)
   prompts = nir_prompt.build(config, model, tokenizer, KINDS)
   templates = prompts.templates
-  options = encoder.EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
+  options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
   around = len(tokenizer.pair_format.opening), len(tokenizer.closing)
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:

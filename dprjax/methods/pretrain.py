@@ -49,6 +49,7 @@ from dprjax.methods.method import (
 from dprjax.methods.retrieval_data import shorten
 from dprjax.models import encoder, heads, hub, masking, prompts
 from dprjax.models.embed import pool
+from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.runtime import mesh
 
 VIEWS = {'one': ('first',), 'siblings': ('first', 'second'), 'ict': ('first', 'second')}
@@ -72,7 +73,7 @@ class _Sums(NamedTuple):
 
 def build(
   config: ConfigDict,
-  model: encoder.EncoderConfig,
+  model: EncoderConfig,
   devices: Mesh,
   tokenizer: Tokenizer,
 ) -> Model:
@@ -136,7 +137,7 @@ def build(
     )
   mask_id, everything = tokenizer.mask_id, np.arange(tokenizer.vocab_size, dtype=np.int32)
   ordinary = np.setdiff1d(everything, tokenizer.special_ids).astype(np.int32)
-  options = encoder.EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
+  options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
   chunks = config.grad_cache * config.accumulate
   names, late_mlm = VIEWS[knobs.views], mlm and knobs.late_mlm
 
@@ -288,7 +289,7 @@ def build(
   return Model(init, loss, embed, shown)
 
 
-def _skip_from(config: ConfigDict, model: encoder.EncoderConfig) -> int:
+def _skip_from(config: ConfigDict, model: EncoderConfig) -> int:
   """The layer whose tokens the Condenser head sees."""
   return config.pretrain.skip_from or model.num_layers // 2
 
@@ -337,7 +338,7 @@ def _open(
   devices: Mesh,
   paths: list[epath.Path],
   tokenizer: Tokenizer,
-  model: encoder.EncoderConfig,
+  model: EncoderConfig,
 ) -> Data:
   knobs = config.pretrain
   dual_encoder.check_length(config, model, 'config.pretrain.max_length', knobs.max_length)
@@ -412,7 +413,7 @@ def export(
   return Product({'': checkpoint}, *prompt)
 
 
-def shapes(config: ConfigDict, model: encoder.EncoderConfig, _: Tokenizer) -> BatchShapes:
+def shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer) -> BatchShapes:
   """See ``Method.shapes``; of siblings that are spans, two special tokens beside each."""
   del model
   knobs = config.pretrain

@@ -22,7 +22,7 @@ from dprjax.formats.texts import KINDS
 from dprjax.inference.embedder import Embedder
 from dprjax.methods import distillation, dual_encoder, query_only
 from dprjax.methods.method import BatchShapes, Data, Evaluate, Folds, Model, Scores, Texts
-from dprjax.models.encoder import EncoderConfig
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.retrieval import codes, exact, measures
 from dprjax.runtime import mesh, tree
 

@@ -41,7 +41,7 @@ from dprjax.methods.method import (
   Texts,
 )
 from dprjax.methods.sentences import Examples
-from dprjax.models import encoder
+from dprjax.models.encoder_config import EncoderConfig
 
 VIEWS = ('anchor', 'positive', 'negative')
 FORMAT_VERSION = 1
@@ -49,7 +49,7 @@ _WAIT_S = 24 * 3600  # of processes for the one that draws the triplets
 
 
 def build(
-  config: ConfigDict, model: encoder.EncoderConfig, devices: Mesh, _: Tokenizer | None = None
+  config: ConfigDict, model: EncoderConfig, devices: Mesh, _: Tokenizer | None = None
 ) -> Model:
   """The triplet loss, the mean over the update.
 
@@ -168,7 +168,7 @@ def _open(
   devices: Mesh,
   paths: list[epath.Path],
   tokenizer: Tokenizer,
-  model: encoder.EncoderConfig,
+  model: EncoderConfig,
 ) -> Data:
   length, buckets = sentences.check_lengths(section, config, model)
   train, dev = _open_store(section, config, workdir, paths, tokenizer)
@@ -295,7 +295,7 @@ def _evaluation(
   return evaluate
 
 
-def shapes(config: ConfigDict, model: encoder.EncoderConfig, _: Tokenizer) -> BatchShapes:
+def shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer) -> BatchShapes:
   """See ``Method.shapes``."""
   return sentences.batch_shapes(VIEWS, {'triplet_index': np.int32}, config, model)
 

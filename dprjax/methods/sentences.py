@@ -20,7 +20,7 @@ from dprjax.methods.dual_encoder import DualEncoder
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import Batch, BatchShapes, Model, Params
 from dprjax.models import prompts
-from dprjax.models.encoder import EncoderConfig
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import mesh, tree
 
 

@@ -31,14 +31,14 @@ from dprjax.methods.method import (
   Scores,
   Texts,
 )
-from dprjax.models import encoder
 from dprjax.models.embed import unit
+from dprjax.models.encoder_config import EncoderConfig
 
 VIEWS = ('first', 'second')
 
 
 def build(
-  config: ConfigDict, model: encoder.EncoderConfig, devices: Mesh, _: Tokenizer | None = None
+  config: ConfigDict, model: EncoderConfig, devices: Mesh, _: Tokenizer | None = None
 ) -> Model:
   """The mean squared difference of cosine and score (0 to 1).
 
@@ -105,7 +105,7 @@ def _open(
   pairs: list[Pair],
   dev: list[Pair] | None,
   tokenizer: Tokenizer,
-  model: encoder.EncoderConfig,
+  model: EncoderConfig,
 ) -> Data:
   length, buckets = sentences.check_lengths(section, config, model)
   batches = sentences.make_batches(
@@ -176,7 +176,7 @@ def _evaluation(
   return evaluate
 
 
-def shapes(config: ConfigDict, model: encoder.EncoderConfig, _: Tokenizer) -> BatchShapes:
+def shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer) -> BatchShapes:
   """See ``Method.shapes``."""
   return sentences.batch_shapes(VIEWS, {'pair_index': np.int32, 'score': np.float32}, config, model)
 

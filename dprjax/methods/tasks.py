@@ -23,7 +23,7 @@ from dprjax.data.text import Tokenizer
 from dprjax.formats.texts import KINDS
 from dprjax.methods import pair_data, retrieval_data
 from dprjax.methods.method import Data, Evaluate, Model, Scores, Texts
-from dprjax.models.encoder import EncoderConfig
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.template import Piece, Template
 from dprjax.retrieval import measures
 from dprjax.runtime import mesh

@@ -32,6 +32,7 @@ from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import Batch, Method, Model, Params, Parts, Product, Texts
 from dprjax.models import dropout, encoder, hub, prompts
 from dprjax.models.embed import embed_text
+from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 
@@ -40,9 +41,7 @@ _KEPT = 'topics.npz'  # in the workdir
 _NONE = -1e30  # a logit of no candidate; minus infinity has no gradient where there is no other
 
 
-def build(
-  config: ConfigDict, model: encoder.EncoderConfig, devices: Mesh, tokenizer: Tokenizer
-) -> Model:
+def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: Tokenizer) -> Model:
   """The losses of Eqs. 3 to 7.
 
   Raises:
@@ -56,7 +55,7 @@ def build(
   if knobs.words:
     check_room(config, model)
   encoders = dual_encoder.build(config, model, devices)
-  options = encoder.EncoderOptions.from_config(config.backbone, *meshes.activations(devices))
+  options = EncoderOptions.from_config(config.backbone, *meshes.activations(devices))
   chunks = config.grad_cache * config.accumulate
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:
@@ -221,7 +220,7 @@ def check(config: ConfigDict, devices: Mesh) -> None:
     )
 
 
-def check_room(config: ConfigDict, model: encoder.EncoderConfig) -> None:
+def check_room(config: ConfigDict, model: EncoderConfig) -> None:
   """Raises InputError where texts with words before them are longer than the encoder reads."""
   for kind in KINDS:
     if (length := config.data[f'{kind}_max_length'] + config.topics.words) > model.max_tokens:

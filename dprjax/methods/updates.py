@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dprjax.methods import method as methods
-from dprjax.models import encoder
+from dprjax.models import encoder_config
 from dprjax.runtime import mesh, optim, tree
 
 
@@ -146,7 +146,7 @@ def lay_out(
     InputError: a rule list leaves a name uncovered.
   """
   # A trained parameter is float32 whatever the arithmetic: small updates would be rounded away.
-  frozen = encoder.arithmetic(
+  frozen = encoder_config.arithmetic(
     config.backbone.frozen_dtype, 'config.backbone.frozen_dtype'
   ).activations
   dtypes = {name: jnp.dtype('float32') if name in trainable else frozen for name in params}

@@ -27,7 +27,7 @@ from dprjax.base.files import PathLike
 from dprjax.base.reading import parse_json
 from dprjax.models import segments
 from dprjax.models.embed import POOLINGS
-from dprjax.models.encoder import EncoderConfig
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.hub import Backbone
 
 FORMAT = 'dprjax.prompt'

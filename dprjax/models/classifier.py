@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.base.errors import InputError
-from dprjax.models import encoder
-from dprjax.models.encoder import DEFAULT_OPTIONS, EncoderConfig, EncoderOptions
+from dprjax.models import encoder, layers
+from dprjax.models.encoder_config import DEFAULT_OPTIONS, EncoderConfig, EncoderOptions
 
 LABELS = (1, 2)
 
@@ -35,7 +35,7 @@ def init_classifier(config: EncoderConfig, key: Array, labels: int = 1) -> dict[
   width = config.hidden_size
   return {
     name: {
-      'kernel': encoder.kernel_init(config)(layer_key, (width, size), jnp.float32),
+      'kernel': layers.kernel_init(config)(layer_key, (width, size), jnp.float32),
       'bias': jnp.zeros(size, jnp.float32),
     }
     for name, size, layer_key in zip(

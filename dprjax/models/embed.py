@@ -9,12 +9,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.base.errors import InputError
 from dprjax.models import encoder
+from dprjax.models.encoder_config import EncoderConfig
 
 POOLINGS = ('cls', 'mean')
 
 
 def embed_text(
-  config: encoder.EncoderConfig,
+  config: EncoderConfig,
   params: Mapping[str, Any],
   tokens: Int[Array, 'B T'],
   mask: Bool[Array, 'B T'],

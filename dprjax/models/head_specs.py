@@ -18,7 +18,7 @@ import jax
 from dprjax.base.errors import InputError
 from dprjax.models import checkpoint_names as names
 from dprjax.models import classifier, heads, weights
-from dprjax.models.encoder import EncoderConfig
+from dprjax.models.encoder_config import EncoderConfig
 
 Params = dict[str, Any]
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.base.errors import InputError
-from dprjax.models import encoder
-from dprjax.models.encoder import EncoderConfig
+from dprjax.models import activations, encoder, layers
+from dprjax.models.encoder_config import EncoderConfig
 
 
 def init_mlm_head(config: EncoderConfig, key: Array) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def init_mlm_head(config: EncoderConfig, key: Array) -> dict[str, Any]:
   width = config.hidden_size
   shapes = {'dense': {'bias': width}, 'norm': {'bias': width}, 'bias': config.vocab_size}
   head: dict[str, Any] = jax.tree.map(lambda size: jnp.zeros(size, jnp.float32), shapes)
-  head['dense']['kernel'] = encoder.kernel_init(config)(key, (width, width), jnp.float32)
+  head['dense']['kernel'] = layers.kernel_init(config)(key, (width, width), jnp.float32)
   head['norm']['scale'] = jnp.ones(width, jnp.float32)
   return head
 
@@ -44,9 +44,9 @@ def mlm_logits(
     dtype: of the matrix products' inputs; LayerNorm and the logits are float32.
   """
   x: Any = hidden.reshape(1, -1, config.hidden_size)
-  x = encoder.dense(config, config.hidden_size, dtype).apply({'params': head['dense']}, x)
-  x = encoder.ACTIVATIONS[config.hidden_act if config.model_type == 'bert' else 'gelu'](x)
-  x = encoder.LayerNorm(config.layer_norm_eps).apply({'params': head['norm']}, x)
+  x = layers.dense(config, config.hidden_size, dtype).apply({'params': head['dense']}, x)
+  x = activations.ACTIVATIONS[config.hidden_act if config.model_type == 'bert' else 'gelu'](x)
+  x = layers.LayerNorm(config.layer_norm_eps).apply({'params': head['norm']}, x)
   x = x.astype(dtype).reshape(hidden.shape)
   logits = jnp.einsum(
     '...h,vh->...v', x, embedding.astype(dtype), preferred_element_type=jnp.float32

@@ -24,7 +24,8 @@ from dprjax.base.files import PathLike, atomic_path, write_json
 from dprjax.base.reading import read_json_object
 from dprjax.models import checkpoint_names as names
 from dprjax.models import weights
-from dprjax.models.encoder import MODEL_TYPES, EncoderConfig, init_encoder
+from dprjax.models.encoder import init_encoder
+from dprjax.models.encoder_config import MODEL_TYPES, EncoderConfig
 from dprjax.models.head_specs import HEADS, Head
 from dprjax.models.sentence import (
   SentenceSettings,

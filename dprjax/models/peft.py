@@ -27,7 +27,7 @@ from dprjax.formats.fields import Record
 from dprjax.formats.texts import KINDS
 from dprjax.models import artifact, weights
 from dprjax.models import checkpoint_names as names
-from dprjax.models.encoder import EncoderConfig
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.hub import Backbone
 
 CONFIG = 'adapter_config.json'

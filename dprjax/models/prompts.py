@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from dprjax.base.errors import InputError
 from dprjax.formats.texts import KINDS
-from dprjax.models.encoder import EncoderConfig
+from dprjax.models.encoder_config import EncoderConfig
 
 REPARAMS = ('none', 'mlp')
 

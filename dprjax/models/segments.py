@@ -22,6 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 
 from dprjax.base.errors import InputError
 from dprjax.models import embed, encoder, heads
+from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.template import Filled, Piece, Template, Text, fill
 
 # The texts of each kind of input.
@@ -284,7 +285,7 @@ def label_ids(
 
 
 def encode(
-  config: encoder.EncoderConfig,
+  config: EncoderConfig,
   params: Mapping[str, Any],
   templates: TaskTemplates,
   kind: str,
@@ -309,7 +310,7 @@ def encode(
 
 
 def answer(
-  config: encoder.EncoderConfig,
+  config: EncoderConfig,
   params: Mapping[str, Any],
   head: Mapping[str, Any],
   templates: TaskTemplates,
@@ -317,7 +318,7 @@ def answer(
   length: int,
   numbers: Int[Array, ' B'],
   *,
-  options: encoder.EncoderOptions,
+  options: EncoderOptions,
   **kwargs: Any,
 ) -> Float[Array, 'B V']:
   """The logits at [MASK] of filled templates of pairs.

@@ -16,7 +16,7 @@ from dprjax.base.files import refuse_special, write_json
 from dprjax.base.reading import read_json, read_json_object
 from dprjax.formats.fields import Record
 from dprjax.models.embed import POOLINGS
-from dprjax.models.encoder import EncoderConfig
+from dprjax.models.encoder_config import EncoderConfig
 
 _FLAGS = {
   'pooling_mode_cls_token': 'cls',

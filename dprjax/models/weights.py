@@ -17,7 +17,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import is_special
 from dprjax.base.reading import read_json_object
 from dprjax.models import checkpoint_names as names
-from dprjax.models.encoder import EncoderConfig
+from dprjax.models.encoder_config import EncoderConfig
 
 Params = dict[str, Any]
 

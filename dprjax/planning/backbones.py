@@ -9,7 +9,7 @@ from etils import epath
 from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.models import hub
-from dprjax.models.encoder import EncoderConfig
+from dprjax.models.encoder_config import EncoderConfig
 
 _ROBERTA: dict[str, Any] = {
   'max_positions': 514,

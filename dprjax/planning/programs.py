@@ -27,6 +27,7 @@ from dprjax.inference.embedder import Embedder
 from dprjax.methods import method as methods
 from dprjax.methods import updates
 from dprjax.models import encoder
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import HEADS
 from dprjax.planning import backbones, hlo, roofline, targets
 from dprjax.runtime import config as configs
@@ -80,9 +81,7 @@ def read_config(arguments: Sequence[str], platform: str) -> ml_collections.Confi
   return configs.settle(config, platform)
 
 
-def batch_of(
-  config: ml_collections.ConfigDict, model: encoder.EncoderConfig
-) -> methods.BatchShapes:
+def batch_of(config: ml_collections.ConfigDict, model: EncoderConfig) -> methods.BatchShapes:
   """The longest batch of an experiment; see ``read_config``."""
   shapes = methods.load(config.method).shapes
   assert shapes is not None

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dprjax.models import encoder
-from dprjax.models.encoder import EncoderConfig
+from dprjax.models import encoder_config
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.planning import targets
 
 
@@ -94,7 +94,7 @@ def formula(
   It is of the encoder's layers alone: without heads and the scores of the loss.
   """
   shared = [(rows / devices, length) for rows, length in calls]
-  width = encoder.arithmetic(dtype, 'dtype').activations.itemsize
+  width = encoder_config.arithmetic(dtype, 'dtype').activations.itemsize
   return cost(model, method, shared, prompt, width)
 
 
@@ -119,7 +119,7 @@ def measure_limits(devices: int, dtype: str) -> Limits:
   The best of a few runs, a second in all.
   """
   size = 1024
-  _, activations, products = encoder.arithmetic(dtype, 'dtype')
+  _, activations, products = encoder_config.arithmetic(dtype, 'dtype')
   x = jnp.ones((size, size), products or activations)
   product = (
     jax.jit(lambda x: jnp.matmul(x, x, preferred_element_type=activations)).lower(x).compile()

@@ -18,7 +18,9 @@ from jaxtyping import Array, Float, Int
 
 from dprjax.base.errors import InputError
 from dprjax.models import encoder as models
+from dprjax.models import encoder_config
 from dprjax.models.embed import pool, unit
+from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.serving.metrics import Metrics
 
 # Columns of a batch's numbers, one row a text: slot, tokens, and how they become a vector.
@@ -94,7 +96,7 @@ class Bank:
 
   def __init__(
     self,
-    config: models.EncoderConfig,
+    config: EncoderConfig,
     params: Any,
     *,
     slots: int,
@@ -129,7 +131,7 @@ class Bank:
     self._config, self._pad_id, self._arithmetic, self._metrics = (
       config,
       pad_id,
-      models.arithmetic(dtype, 'dtype'),
+      encoder_config.arithmetic(dtype, 'dtype'),
       metrics,
     )
     self._device = jax.local_devices()[0] if device is None else device
@@ -244,7 +246,7 @@ class Bank:
       mask,
       prompt=bank,
       prompt_ids=numbers[:, SLOT],
-      options=models.EncoderOptions.of(self._arithmetic),
+      options=EncoderOptions.of(self._arithmetic),
     )
     vectors = jnp.where(
       numbers[:, MEAN, None] == 1, pool(hidden, mask, 'mean'), pool(hidden, mask, 'cls')

@@ -16,6 +16,7 @@ from dprjax.data import text as texts_of
 from dprjax.formats import documents, mediawiki
 from dprjax.formats.papers import Paper, write_beir
 from dprjax.models import artifact, encoder, hub
+from dprjax.models.encoder_config import EncoderConfig
 
 TOPICS = ('wool', 'iron', 'salt', 'milk')
 pytestmark = pytest.mark.xdist_group('inspection')  # one worker makes what they share
@@ -83,9 +84,7 @@ def small(tmp_path_factory):
     [sentence(topic, 1, 2) + ' about a thing' for topic in TOPICS], 200, folder / 'tokenizer'
   )
   for number, layers in enumerate((2, 3)):
-    config = encoder.EncoderConfig(
-      'bert', tokenizer.vocab_size, 32, layers, 4, 64, max_positions=64
-    )
+    config = EncoderConfig('bert', tokenizer.vocab_size, 32, layers, 4, 64, max_positions=64)
     # Weights far larger than initial ones, so that attention is not even and texts differ.
     params = jax.tree.map(
       lambda leaf: 8 * leaf if leaf.ndim > 2 else leaf,

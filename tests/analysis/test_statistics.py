@@ -12,6 +12,7 @@ from dprjax.base.errors import InputError
 from dprjax.data.similarity import Pair
 from dprjax.formats.mediawiki import Article, Section
 from dprjax.models import encoder
+from dprjax.models.encoder_config import EncoderConfig
 
 
 def random_units(n, width, seed=0):
@@ -129,7 +130,7 @@ def test_attention_entropy_known_by_hand():
 
 @pytest.mark.slow
 def test_attention_entropy_of_an_encoder_that_attends_evenly():
-  config = encoder.EncoderConfig('bert', 30, 16, 2, 4, 32, max_positions=12)
+  config = EncoderConfig('bert', 30, 16, 2, 4, 32, max_positions=12)
   params = encoder.init_encoder(config, jax.random.key(0))
   for name in ('query', 'key'):
     params['layers']['attention'][name] = jax.tree.map(

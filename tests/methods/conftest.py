@@ -12,7 +12,7 @@ import pytest
 
 from dprjax.data import batches, text
 from dprjax.methods.method import Model
-from dprjax.models.encoder import EncoderConfig
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import mesh as meshes
 from tests.knobs import with_knobs
 

@@ -6,6 +6,7 @@ import numpy as np
 from dprjax.methods.method import Parts
 from dprjax.models import encoder, heads
 from dprjax.models.artifact import Prompt, save_prompt
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import Head
 from dprjax.runtime import config as configs
 from dprjax.runtime import mesh as meshes
@@ -22,7 +23,7 @@ WORDS = {
 
 
 def shape_of(tokenizer):
-  return encoder.EncoderConfig(
+  return EncoderConfig(
     'bert', tokenizer.vocab_size, 8, 3, 2, 16, max_positions=40, attention_dropout=0.0
   )
 

@@ -11,7 +11,8 @@ from dprjax.base.errors import InputError
 from dprjax.methods import baseline, dpr
 from dprjax.methods.baseline import Gain
 from dprjax.methods.method import Parts, Scores
-from dprjax.models import encoder, hub
+from dprjax.models import hub
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import tree
 from tests import reference
 from tests.knobs import with_knobs
@@ -114,7 +115,7 @@ def test_a_file_that_is_something_else(tmp_path, change, message):
 
 @pytest.mark.slow
 def test_the_baseline_of_a_prompt_is_the_frozen_encoder(devices):
-  model = encoder.EncoderConfig('bert', 40, 8, 2, 2, 16, max_positions=12)
+  model = EncoderConfig('bert', 40, 8, 2, 2, 16, max_positions=12)
   config = with_knobs(prompt__length=3, normalize=True, pooling='mean')
   method = dpr.build(config, model, devices)
   start = hub.init_params(model, jax.random.key(0))

@@ -11,6 +11,7 @@ from dprjax.data import text
 from dprjax.methods import cross_encoder
 from dprjax.methods.method import Parts
 from dprjax.models import encoder
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import Head
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
@@ -28,7 +29,7 @@ def tokenizer(tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def model(tokenizer):
-  return encoder.EncoderConfig('bert', tokenizer.vocab_size, 8, 2, 2, 16, max_positions=24)
+  return EncoderConfig('bert', tokenizer.vocab_size, 8, 2, 2, 16, max_positions=24)
 
 
 @pytest.fixture(scope='session')

@@ -9,13 +9,14 @@ from dprjax.base.errors import InputError
 from dprjax.methods import distillation, dpr, similarity, updates
 from dprjax.methods.method import Parts
 from dprjax.models import encoder, hub
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import config as configs
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import optim, tree
 from tests import reference
 from tests.knobs import with_knobs
 
-MODEL = encoder.EncoderConfig('bert', 40, 8, 2, 2, 16, max_positions=12)
+MODEL = EncoderConfig('bert', 40, 8, 2, 2, 16, max_positions=12)
 ROWS, CANDIDATES = 32, 2
 
 
@@ -283,7 +284,7 @@ def flops(config, sizes, batch, model):
 @pytest.mark.slow
 @pytest.mark.parametrize('cache', [1, 4])
 def test_each_of_eight_devices_does_an_eighth_of_the_work(cache):
-  model = encoder.EncoderConfig('bert', 100, 64, 2, 2, 256, max_positions=64)
+  model = EncoderConfig('bert', 100, 64, 2, 2, 256, max_positions=64)
   config, batch = make_config(grad_cache=cache, backbone__unroll=0), make_batch(passage_length=32)
   one, eight = (flops(config, {'data': n}, batch, model) for n in (1, 8))
   assert eight == pytest.approx(one / 8, rel=0.1)
@@ -294,7 +295,7 @@ def test_an_update_of_the_prompt_costs_two_thirds_of_one_of_all_weights():
   """The compiled update, clip, optimiser and the norms it reports included: any reader of the
   frozen weights' gradients would bring them back.
   """
-  model = encoder.EncoderConfig('bert', 50, 96, 2, 2, 384, max_positions=32)
+  model = EncoderConfig('bert', 50, 96, 2, 2, 384, max_positions=32)
   batch, mesh = make_batch(rows=8, passage_length=16), make_mesh({'data': 1})
 
   def flops(**knobs):

@@ -8,7 +8,8 @@ from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.methods import pretrain
 from dprjax.methods.method import Parts
-from dprjax.models import encoder, hub, masking
+from dprjax.models import hub, masking
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import Head
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
@@ -60,7 +61,7 @@ def tokenizer(tmp_path_factory):
 
 
 def model_of(tokenizer):
-  return encoder.EncoderConfig('bert', tokenizer.vocab_size, 8, 3, 2, 16, max_positions=16)
+  return EncoderConfig('bert', tokenizer.vocab_size, 8, 3, 2, 16, max_positions=16)
 
 
 def make_config(**changes):
@@ -282,7 +283,7 @@ def test_masks_are_drawn_from_the_key(tokenizer):
 
 @pytest.mark.slow
 def test_each_of_eight_devices_does_an_eighth_of_the_work(tokenizer):
-  model = encoder.EncoderConfig('bert', tokenizer.vocab_size, 64, 2, 2, 256, max_positions=64)
+  model = EncoderConfig('bert', tokenizer.vocab_size, 64, 2, 2, 256, max_positions=64)
   # So many that what does not depend on the batch is little.
   rows = 2 * ROWS
   batch = make_batch(tokenizer, rows, {'first': 32, 'second': 32})
@@ -310,7 +311,7 @@ def test_each_of_eight_devices_does_an_eighth_of_the_work(tokenizer):
 @pytest.mark.slow
 def test_memory_is_that_of_one_chunk(tokenizer):
   """Eight times the passages, same chunk size: only vectors, scores and the batch grow."""
-  model = encoder.EncoderConfig('bert', tokenizer.vocab_size, 64, 2, 2, 256, max_positions=64)
+  model = EncoderConfig('bert', tokenizer.vocab_size, 64, 2, 2, 256, max_positions=64)
   mesh, lengths = make_mesh({'data': 1}), {'first': 32, 'second': 32}
   params = make_params(
     pretrain.build(make_config(**METHODS['cocondenser']), model, mesh, tokenizer), model

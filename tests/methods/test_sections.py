@@ -11,14 +11,15 @@ from dprjax.base.errors import InputError
 from dprjax.formats.mediawiki import Article, Section
 from dprjax.methods import sections
 from dprjax.methods.method import Parts
-from dprjax.models import encoder, hub
+from dprjax.models import hub
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 from tests import reference
 from tests.knobs import with_knobs
 from tests.methods.conftest import WORDS, assert_goes_on
 
-MODEL = encoder.EncoderConfig('bert', 40, 8, 2, 2, 16, max_positions=12)
+MODEL = EncoderConfig('bert', 40, 8, 2, 2, 16, max_positions=12)
 ROWS = 32
 
 

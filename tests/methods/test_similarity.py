@@ -9,7 +9,8 @@ import pytest
 
 from dprjax.base.errors import InputError
 from dprjax.methods import similarity
-from dprjax.models import encoder, hub
+from dprjax.models import hub
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 from tests import reference
@@ -47,7 +48,7 @@ WEIGHTS = {
   ids=str,
 )
 def test_loss_and_gradient_equal_numpy(count, changes):
-  rows, shape = 16, encoder.EncoderConfig('bert', 40, 8, 1, 2, 16, max_positions=12)
+  rows, shape = 16, EncoderConfig('bert', 40, 8, 1, 2, 16, max_positions=12)
   config = with_knobs(batch_size=rows, backbone__dropout=0.0, **changes)
   mesh, rng = meshes.make_mesh({'data': count}, jax.devices()[:count]), np.random.default_rng(0)
   batch = {'score': rng.random(rows).astype(np.float32)}

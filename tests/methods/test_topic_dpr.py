@@ -8,7 +8,8 @@ from dprjax.base.errors import InputError
 from dprjax.data.topics import Topics
 from dprjax.methods import dpr, topic_dpr
 from dprjax.methods.method import Parts
-from dprjax.models import encoder, hub, prompts
+from dprjax.models import hub, prompts
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 from tests import reference
@@ -22,7 +23,7 @@ TEMPERATURE, ALPHA, MARGIN = 0.2, 0.2, 0.3
 
 @pytest.fixture(scope='module')
 def shape(tokenizer):
-  return encoder.EncoderConfig('bert', tokenizer.vocab_size, 8, 2, 2, 16, max_positions=12)
+  return EncoderConfig('bert', tokenizer.vocab_size, 8, 2, 2, 16, max_positions=12)
 
 
 @pytest.fixture(scope='module')

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dprjax.models import encoder, hub
+from dprjax.models import hub
+from dprjax.models.encoder_config import EncoderConfig
 
 GOLDEN = pathlib.Path(__file__).parent.parent / 'golden'
 
@@ -139,6 +140,6 @@ def write_classifier(golden, tmp_path):
 @pytest.fixture(scope='session')
 def small():
   """``(config, params)`` of a random BERT. Large kernels make every term matter."""
-  config = encoder.EncoderConfig('bert', 50, 32, 3, 4, 64, max_positions=24)
+  config = EncoderConfig('bert', 50, 32, 3, 4, 64, max_positions=24)
   params = hub.init_params(config, jax.random.key(0))
   return config, jax.tree.map(lambda x: x * 10 if x.ndim == 3 else x, params)

@@ -19,7 +19,7 @@ from dprjax.models.artifact import (
   load_prompt,
   save_prompt,
 )
-from dprjax.models.encoder import EncoderConfig
+from dprjax.models.encoder_config import EncoderConfig
 
 TOKENIZER = 'b' * 64
 CONFIG = EncoderConfig('bert', 50, 24, 2, 3, 40)

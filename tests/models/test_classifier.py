@@ -10,6 +10,7 @@ import safetensors
 
 from dprjax.base.errors import InputError
 from dprjax.models import classifier, encoder, head_specs, hub
+from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.head_specs import Head
 
 FAMILIES = ('bert', 'roberta', 'xlm-roberta')
@@ -67,10 +68,10 @@ def test_logits_equal_pytorch_without_types(golden, write_classifier, model_type
 
 
 def test_the_head_adds_up_in_float32_under_bfloat16():
-  config = encoder.EncoderConfig('bert', 50, 256, 1, 4, 64, max_positions=24)
+  config = EncoderConfig('bert', 50, 256, 1, 4, 64, max_positions=24)
   head = classifier.init_classifier(config, jax.random.key(0), 1)
   first = jax.random.normal(jax.random.key(1), (16, 256))
-  half = encoder.EncoderOptions(jnp.bfloat16)
+  half = EncoderOptions(jnp.bfloat16)
   found = classifier.classify(config, head, first, half)
   assert found.dtype == jnp.float32
   x, kernel = (
@@ -237,7 +238,7 @@ def test_pickled_weights_are_converted_with_their_head(write_classifier):
 
 @pytest.mark.slow
 def test_fresh_heads():
-  config = encoder.EncoderConfig('bert', 50, 32, 3, 4, 64)
+  config = EncoderConfig('bert', 50, 32, 3, 4, 64)
   head = classifier.init_classifier(config, jax.random.key(0), 2)
   assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype.name), head) == {
     'dense': {'kernel': ((32, 32), 'float32'), 'bias': ((32,), 'float32')},
@@ -252,7 +253,7 @@ def test_fresh_heads():
 
 @pytest.mark.slow
 def test_dropout_is_where_transformers_has_it():
-  config = encoder.EncoderConfig('bert', 50, 32, 3, 4, 64, hidden_dropout=0.5)
+  config = EncoderConfig('bert', 50, 32, 3, 4, 64, hidden_dropout=0.5)
   # A tanh of 1 everywhere: what is dropped can be counted in the last layer's sum.
   head = {
     'dense': {'kernel': jnp.eye(32), 'bias': jnp.zeros(32)},
@@ -267,7 +268,7 @@ def test_dropout_is_where_transformers_has_it():
     (dropped == dropped.round()).all() and abs(dropped.mean() - 16) < 0.5 and 6 < dropped.var() < 10
   )  # binomial: 32 / 4
   # RoBERTa's drops the features too, of which 0 gives tanh 0: a quarter is left.
-  config = encoder.EncoderConfig('roberta', 50, 32, 3, 4, 64, hidden_dropout=0.5)
+  config = EncoderConfig('roberta', 50, 32, 3, 4, 64, hidden_dropout=0.5)
   dropped = (
     np.asarray(classifier.classify(config, head, first, dropout_key=jax.random.key(1)))[:, 0] / 2
   )

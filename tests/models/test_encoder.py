@@ -1,6 +1,4 @@
 import dataclasses
-import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -10,18 +8,10 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dprjax.base.errors import InputError
-from dprjax.models import embed, encoder, hub
-from dprjax.models.encoder import (
-  ACTIVATIONS,
-  EncoderConfig,
-  EncoderOptions,
-  LayeredBank,
-  PromptBank,
-  erf_gelu,
-)
-from dprjax.runtime import mesh as meshes
+from dprjax.models import embed, encoder, encoder_config, hub, layers
+from dprjax.models.encoder import LayeredBank, PromptBank
+from dprjax.models.encoder_config import EncoderOptions
 from tests import reference
-from tests.knobs import with_knobs
 
 LENGTHS = np.array([7, 4, 1, 6])
 # Compiled once for each shape and set of options, over all tests.
@@ -418,46 +408,6 @@ def test_each_example_has_its_own_dropout_of_a_shared_prompt(small, inputs, atte
   assert np.abs(mean - whole).max() < 0.25 * np.abs(gone - whole).max()
 
 
-def test_which_attention_devices_have(monkeypatch):
-  heads = meshes.activations(meshes.make_mesh({'data': -1}))[1]
-  for platform, words in (('cpu', 'plain'), ('gpu', 'plain'), ('tpu', 'fused')):
-    monkeypatch.setattr(encoder, 'platform_of', lambda split, platform=platform: platform)
-    config = with_knobs()
-    assert EncoderOptions.from_config(config.backbone, None, heads).attention == words
-    arithmetic = encoder.arithmetic('float32', 'dtype')
-    assert EncoderOptions.of(arithmetic, heads).attention == words
-    config.backbone.attention = 'fused'
-    if platform == 'gpu':
-      with pytest.raises(InputError, match=r"config.backbone.attention: 'fused' is for TPUs"):
-        EncoderOptions.from_config(config.backbone, None, heads)
-    else:
-      assert EncoderOptions.from_config(config.backbone, None, heads).attention == 'fused'
-
-
-def test_what_layer_norm_keeps_gives_the_gradient_of_its_formula():
-  rng = np.random.default_rng(0)
-  x, scale, bias, weights = (
-    rng.normal(size=shape).astype(np.float32) for shape in ((2, 3, 8), (8,), (8,), (2, 3, 8))
-  )
-
-  def formula(x, scale, bias):
-    x = x - jnp.mean(x, axis=-1, keepdims=True)
-    x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + 1e-5)
-    return jnp.sum((x * scale[None, None] + bias[None, None]) * weights)
-
-  def ours(dtype, x, scale, bias):
-    norm = encoder.LayerNorm(1e-5, dtype)
-    return jnp.sum(norm.apply({'params': {'scale': scale, 'bias': bias}}, x) * weights)
-
-  for dtype, most in ((jnp.float32, 2e-6), (jnp.bfloat16, 0.03)):
-    found, wanted = (
-      jax.grad(one, argnums=(0, 1, 2))(x, scale, bias)
-      for one in (functools.partial(ours, dtype), formula)
-    )
-    for one, two in zip(found, wanted, strict=True):
-      np.testing.assert_allclose(one, two, rtol=0, atol=most)
-
-
 def test_rounded_products(small, inputs):
   # By hand: every kernel's product has rounded factors, and so do its gradients.
   config, params = small
@@ -473,7 +423,7 @@ def test_rounded_products(small, inputs):
     return jax.jit(program)(prompt, params), jax.make_jaxpr(program)(prompt, params)
 
   (exact, hidden), _ = run(EncoderOptions())
-  (rounded, other), program = run(EncoderOptions.of(encoder.arithmetic('mixed', 'dtype')))
+  (rounded, other), program = run(EncoderOptions.of(encoder_config.arithmetic('mixed', 'dtype')))
   assert other.dtype == jnp.float32
   assert 1e-4 < np.abs(other - hidden).max() < 0.05
   for ours, theirs in zip(jax.tree.leaves(rounded), jax.tree.leaves(exact), strict=True):
@@ -488,25 +438,6 @@ def test_rounded_products(small, inputs):
   (half, _), _ = run(EncoderOptions(jnp.bfloat16))
   (same, _), _ = run(EncoderOptions(jnp.bfloat16, products=jnp.dtype('bfloat16')))
   jax.tree.map(np.testing.assert_array_equal, half, same)
-
-
-@pytest.mark.parametrize('shape', [(5, 7), (3, 5, 7)])
-def test_a_rounded_product_and_its_gradients(shape):
-  draw = np.random.default_rng(0)
-  x, kernel = (draw.normal(size=size).astype(np.float32) for size in (shape, (7, 4)))
-  weights = draw.normal(size=(*shape[:-1], 4)).astype(np.float32)
-
-  def round_(array):
-    return np.asarray(jnp.asarray(array, jnp.bfloat16), np.float64)
-
-  def loss(x, kernel):
-    return jnp.sum(encoder._round_and_multiply(jnp.dtype('bfloat16'), x, kernel) * weights)
-
-  value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(x, kernel)
-  np.testing.assert_allclose(value, np.sum(round_(x) @ round_(kernel) * weights), rtol=1e-5)
-  np.testing.assert_allclose(gradients[0], round_(weights) @ round_(kernel).T, rtol=1e-5, atol=1e-5)
-  flat = round_(x).reshape(-1, 7).T @ round_(weights).reshape(-1, 4)
-  np.testing.assert_allclose(gradients[1], flat, rtol=1e-5, atol=1e-5)
 
 
 def products_of(jaxpr):
@@ -529,7 +460,7 @@ def test_attention_scores_are_float32_under_bfloat16(small, inputs):
   )
   exact = np.einsum('bntd,bnsd->bnts', np.asarray(query, np.float64), np.asarray(key, np.float64))
   exact /= 32**0.5  # of which no multiple is exact in bfloat16
-  found = encoder.attention_scores(query, key)
+  found = layers.attention_scores(query, key)
   assert found.dtype == jnp.float32
   assert np.abs(found - exact).max() < 1e-6 * np.abs(exact).max()
   assert np.abs(exact.astype(jnp.bfloat16).astype(np.float64) - exact).max() > 0.5
@@ -657,7 +588,7 @@ def test_sharded_equals_one_device(small, shape):
   [
     EncoderOptions(),
     EncoderOptions(unroll=3),
-    EncoderOptions.of(encoder.arithmetic('mixed', 'dtype')),
+    EncoderOptions.of(encoder_config.arithmetic('mixed', 'dtype')),
   ],
   ids=('scanned', 'unrolled', 'mixed'),
 )
@@ -730,52 +661,6 @@ def test_ids_out_of_range_are_noticed(small, inputs):
   bad = jnp.array([0, 1, 2, 3], jnp.int32)
   hidden = encode(config, params, tokens, mask, prompt=bank_of(prompts(config, 3)), prompt_ids=bad)
   assert np.isfinite(hidden[:3]).all() and np.isnan(hidden[3]).all()
-
-
-@pytest.mark.parametrize(
-  ('change', 'message'),
-  [
-    (
-      {'model_type': 't5'},
-      "model_type 't5' is not supported; use one of: bert, roberta, xlm-roberta",
-    ),
-    ({'hidden_act': 'xielu'}, "hidden_act 'xielu' is not supported; use one of: gelu"),
-    ({'num_heads': 5}, 'hidden_size 32 is not a multiple of num_attention_heads 5'),
-  ],
-)
-def test_config_errors(small, change, message):
-  with pytest.raises(InputError, match=message):
-    dataclasses.replace(small[0], **change)
-
-
-def test_gelu_and_its_derivative():
-  x = np.linspace(-6, 6, 49).astype(np.float32)
-  cdf = np.array([0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x])
-  pdf = np.exp(-0.5 * x.astype(np.float64) ** 2) / math.sqrt(2 * math.pi)
-  np.testing.assert_allclose(erf_gelu(x), x * cdf, atol=1e-6)
-  np.testing.assert_allclose(jax.vmap(jax.grad(erf_gelu))(x), cdf + x * pdf, atol=1e-6)
-
-
-def test_activations_at_known_points():
-  at_one = {name: float(function(jnp.float32(1))) for name, function in ACTIVATIONS.items()}
-  # 0.5 (1 + erf(1/sqrt 2)); 0.5 (1 + tanh(sqrt(2/pi) 1.044715)); 1 / (1 + e^-1.702); 1 / (1 +
-  # e^-1).
-  expected = {
-    'gelu': 0.8413447,
-    'gelu_new': 0.8411920,
-    'quick_gelu': 0.8457958,
-    'relu': 1.0,
-    'silu': 0.7310586,
-    'tanh': 0.7615942,
-  }
-  for name, value in expected.items():
-    assert at_one[name] == pytest.approx(value, abs=1e-6), name
-  assert float(ACTIVATIONS['relu'](jnp.float32(-1))) == 0
-
-
-def test_config_is_a_static_argument():
-  config = EncoderConfig('roberta', 50, 24, 1, 3, 40, pad_token_id=1)
-  assert hash(config) == hash(dataclasses.replace(config)) and config.head_dim == 8
 
 
 @pytest.mark.parametrize(
@@ -928,14 +813,3 @@ def test_a_split_outside_the_layers(small, inputs, split):
     match=f'a split after {split} layers leaves no early or no late layer of 3; use 1 to 2',
   ):
     encoder.encode_early_late(*small, *inputs, split)
-
-
-def test_the_arithmetic_by_name():
-  assert encoder.arithmetic('auto', 'dtype') == ('float32', np.float32, None)  # on a processor
-  assert encoder.arithmetic('bfloat16', 'dtype') == ('bfloat16', jnp.bfloat16, None)
-  assert encoder.arithmetic('mixed', 'dtype') == ('mixed', np.float32, jnp.bfloat16)
-  with pytest.raises(
-    InputError,
-    match="--dtype: expected 'auto' or one of 'float32', 'bfloat16', 'mixed', not 'float16'",
-  ):
-    encoder.arithmetic('float16', '--dtype')

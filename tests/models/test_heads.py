@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from dprjax.base.errors import InputError
 from dprjax.models import encoder, heads, hub
+from dprjax.models.encoder_config import EncoderConfig
 from tests import reference
 
 GOLDEN = [
@@ -141,7 +142,7 @@ def test_mlm_loss_equals_numpy_and_adds_up_over_chunks(small, masked):
 @pytest.mark.slow
 def test_mlm_loss_of_known_logits():
   # Embeddings 0: the logits are the bias, ln of the probabilities .5, .25, .25.
-  config = encoder.EncoderConfig('bert', 3, 4, 1, 1, 4)
+  config = EncoderConfig('bert', 3, 4, 1, 1, 4)
   head = heads.init_mlm_head(config, jax.random.key(0)) | {
     'bias': jnp.log(jnp.array([0.5, 0.25, 0.25]))
   }

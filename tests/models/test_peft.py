@@ -8,7 +8,7 @@ import safetensors.numpy
 
 from dprjax.base.errors import InputError
 from dprjax.models import hub, peft
-from dprjax.models.encoder import EncoderConfig
+from dprjax.models.encoder_config import EncoderConfig
 
 CONFIG = EncoderConfig('bert', 50, 24, 2, 3, 40)
 ADAPTER = {'peft_type': 'PREFIX_TUNING', 'num_virtual_tokens': 4, 'num_layers': 2, 'token_dim': 24}

@@ -4,7 +4,7 @@ import pytest
 
 from dprjax.base.errors import InputError
 from dprjax.models import prompt_encoder
-from dprjax.models.encoder import EncoderConfig
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import tree
 
 WIDTH = 24

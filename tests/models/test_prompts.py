@@ -5,7 +5,7 @@ import pytest
 
 from dprjax.base.errors import InputError
 from dprjax.models import prompts
-from dprjax.models.encoder import EncoderConfig
+from dprjax.models.encoder_config import EncoderConfig
 
 CONFIG = EncoderConfig('bert', 50, 12, 3, 2, 24, max_positions=24)  # L 3, N 2, D 6, H 12
 KEY = jax.random.key(3)

@@ -5,7 +5,7 @@ from etils import epath
 
 from dprjax.base.errors import InputError
 from dprjax.models import hub
-from dprjax.models.encoder import EncoderConfig
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.sentence import SentenceSettings, read_sentence_settings, write_sentence_settings
 
 CONFIG = EncoderConfig('bert', 50, 24, 1, 3, 40)

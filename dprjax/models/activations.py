@@ -1,0 +1,43 @@
+"""Activations of encoders, by the names of transformers' ACT2FN."""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+@jax.custom_jvp
+def erf_gelu(x: Float[Array, '...']) -> Float[Array, '...']:
+  """BERT's GELU, x * Phi(x)."""
+  return 0.5 * x * (1 + jax.lax.erf(x * 0.5**0.5))
+
+
+@erf_gelu.defjvp
+def _erf_gelu_jvp(primals, tangents):
+  # Autodiff would keep several arrays of [B, T, intermediate_size] a layer for the backward pass.
+  (x,), (dx,) = primals, tangents
+  cdf = 0.5 * (1 + jax.lax.erf(x * 0.5**0.5))
+  pdf = (2 * jnp.pi) ** -0.5 * jnp.exp(-0.5 * x * x)
+  return x * cdf, dx * (cdf + x * pdf)
+
+
+def _tanh_gelu(x):
+  return nn.gelu(x, approximate=True)
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+  'gelu': erf_gelu,
+  'gelu_python': erf_gelu,
+  'gelu_new': _tanh_gelu,
+  'gelu_fast': _tanh_gelu,
+  'gelu_accurate': _tanh_gelu,
+  'gelu_pytorch_tanh': _tanh_gelu,
+  'gelu_python_tanh': _tanh_gelu,
+  'quick_gelu': lambda x: x * nn.sigmoid(1.702 * x),
+  'relu': nn.relu,
+  'silu': nn.silu,
+  'swish': nn.silu,
+  'tanh': jnp.tanh,
+}

@@ -1,0 +1,188 @@
+"""The shape of an encoder, and how it computes."""
+
+import dataclasses
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from dprjax.base.errors import InputError
+from dprjax.models.activations import ACTIVATIONS
+
+MODEL_TYPES = ('bert', 'roberta', 'xlm-roberta')
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderConfig:
+  """The shape of an encoder; hashable, so it can be a static argument of ``jax.jit``.
+
+  Raises:
+    InputError: an unknown model type or activation, or heads that do not divide the hidden size.
+  """
+
+  model_type: str
+  vocab_size: int
+  hidden_size: int
+  num_layers: int
+  num_heads: int
+  intermediate_size: int
+  max_positions: int = 512
+  type_vocab_size: int = 2
+  layer_norm_eps: float = 1e-12
+  hidden_act: str = 'gelu'
+  pad_token_id: int = 0
+  hidden_dropout: float = 0.1
+  attention_dropout: float = 0.1
+  initializer_range: float = 0.02
+
+  def __post_init__(self):
+    if self.model_type not in MODEL_TYPES:
+      raise InputError(
+        f'model_type {self.model_type!r} is not supported; use one of: {", ".join(MODEL_TYPES)}'
+      )
+    if self.hidden_act not in ACTIVATIONS:
+      raise InputError(
+        f'hidden_act {self.hidden_act!r} is not supported; use one of: {", ".join(ACTIVATIONS)}'
+      )
+    if self.hidden_size % self.num_heads:
+      raise InputError(
+        f'hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_heads}'
+      )
+
+  @property
+  def head_dim(self) -> int:
+    return self.hidden_size // self.num_heads
+
+  @property
+  def first_position(self) -> int:
+    """The first token's row of the position table. RoBERTa reserves the rows before it."""
+    return 0 if self.model_type == 'bert' else self.pad_token_id + 1
+
+  @property
+  def max_tokens(self) -> int:
+    """The longest input, in tokens."""
+    return self.max_positions - self.first_position
+
+
+class Arithmetic(NamedTuple):
+  """What an encoder computes in.
+
+  Attributes:
+    name: 'float32', 'bfloat16', or 'mixed': dense layers round what they multiply to bfloat16 and
+      add up in float32, all else is float32.
+    activations: their dtype.
+    products: that of what dense layers multiply; None: the activations'.
+  """
+
+  name: str
+  activations: Any
+  products: Any = None
+
+
+_ARITHMETICS = {
+  found.name: found
+  for found in (
+    Arithmetic('float32', jnp.dtype('float32')),
+    Arithmetic('bfloat16', jnp.dtype('bfloat16')),
+    Arithmetic('mixed', jnp.dtype('float32'), jnp.dtype('bfloat16')),
+  )
+}
+
+
+class EncoderOptions(NamedTuple):
+  """How an encoder computes. Hashable, so it can be a static argument of ``jax.jit``.
+
+  Attributes:
+    dtype: of matrix products and activations between layers; softmax and LayerNorm stay float32.
+    remat: recompute each layer in the backward pass.
+    unroll: layers a step of the scan over layers; 0: all of them.
+    dropout: the rate where a dropout key is given; None: the rates of the model's config.
+    rows: how activations are split by their first axis; None: as the compiler likes.
+    heads: how a batch and the heads are split over the devices, for fused attention; None: one
+      device.
+    attention: 'plain', or 'fused': scores stay on the chip (`fused_attention`), but on a processor
+      that kernel is interpreted, which is slow.
+    products: dense layers multiply in this dtype and add up in float32, where ``dtype`` is
+      float32; None: in ``dtype``.
+    prompt_dropout: the rate at which numbers of a prompt are left out, others for each example,
+      where a dropout key is given.
+  """
+
+  dtype: Any = jnp.float32
+  remat: bool = False
+  unroll: int = 1
+  dropout: float | None = None
+  rows: NamedSharding | None = None
+  heads: NamedSharding | None = None
+  attention: str = 'plain'
+  products: Any = None
+  prompt_dropout: float = 0.0
+
+  @classmethod
+  def from_config(
+    cls, backbone: Any, rows: NamedSharding | None = None, heads: NamedSharding | None = None
+  ) -> Self:
+    """The options in a training run's ``config.backbone``, and where it splits activations.
+
+    Raises:
+      InputError: an unknown dtype, or a kernel that the devices do not have.
+    """
+    dropout = backbone.dropout if backbone.dropout >= 0 else None
+    _, dtype, products = arithmetic(backbone.dtype, 'config.backbone.dtype')
+    attention, platform = backbone.attention, platform_of(heads)
+    if attention == 'auto':
+      attention = _attention(platform)
+    elif attention == 'fused' and platform not in ('tpu', 'cpu'):
+      raise InputError(
+        f"config.backbone.attention: 'fused' is for TPUs (and, slowly, processors), not for a "
+        f"{platform}; use 'auto' or 'plain'"
+      )
+    memory = backbone.remat, backbone.unroll
+    return cls(dtype, *memory, dropout, rows, heads, attention, products)
+
+  @classmethod
+  def of(cls, arithmetic: Arithmetic, heads: NamedSharding | None = None) -> Self:
+    """Those of an arithmetic on some devices, without dropout or what saves memory."""
+    return cls(
+      arithmetic.activations,
+      heads=heads,
+      attention=_attention(platform_of(heads)),
+      products=arithmetic.products,
+    )
+
+  def apply_dropout(self, config: EncoderConfig) -> EncoderConfig:
+    """``config`` with this dropout rate in place of its own."""
+    if self.dropout is None:
+      return config
+    return dataclasses.replace(config, hidden_dropout=self.dropout, attention_dropout=self.dropout)
+
+
+DEFAULT_OPTIONS = EncoderOptions()
+
+
+def platform_of(split: NamedSharding | None) -> str:
+  """That of the devices of a mesh, which need not be there; of none, the default one's."""
+  return jax.default_backend() if split is None else split.mesh.devices.flat[0].platform
+
+
+def _attention(platform: str) -> str:
+  """The attention of 'auto'."""
+  return 'fused' if platform == 'tpu' else 'plain'
+
+
+def arithmetic(name: str, knob: str) -> Arithmetic:
+  """The arithmetic of a name: 'float32', 'bfloat16', 'mixed' or 'auto'.
+
+  'auto' is bfloat16 on accelerators and float32 on processors. 'mixed' is faster than both on
+  processors that multiply bfloat16 (AMX): docs/performance.md.
+
+  Raises:
+    InputError: another word; ``knob`` says where it stands.
+  """
+  if name == 'auto':
+    name = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
+  if name not in _ARITHMETICS:
+    known = ', '.join(map(repr, _ARITHMETICS))
+    raise InputError(f"{knob}: expected 'auto' or one of {known}, not {name!r:.60}")
+  return _ARITHMETICS[name]

@@ -1,0 +1,60 @@
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dprjax.base.errors import InputError
+from dprjax.models import encoder_config
+from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
+from dprjax.runtime import mesh as meshes
+from tests.knobs import with_knobs
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    (
+      {'model_type': 't5'},
+      "model_type 't5' is not supported; use one of: bert, roberta, xlm-roberta",
+    ),
+    ({'hidden_act': 'xielu'}, "hidden_act 'xielu' is not supported; use one of: gelu"),
+    ({'num_heads': 5}, 'hidden_size 32 is not a multiple of num_attention_heads 5'),
+  ],
+)
+def test_config_errors(small, change, message):
+  with pytest.raises(InputError, match=message):
+    dataclasses.replace(small[0], **change)
+
+
+def test_config_is_a_static_argument():
+  config = EncoderConfig('roberta', 50, 24, 1, 3, 40, pad_token_id=1)
+  assert hash(config) == hash(dataclasses.replace(config)) and config.head_dim == 8
+
+
+def test_the_arithmetic_by_name():
+  # On a processor.
+  assert encoder_config.arithmetic('auto', 'dtype') == ('float32', np.float32, None)
+  assert encoder_config.arithmetic('bfloat16', 'dtype') == ('bfloat16', jnp.bfloat16, None)
+  assert encoder_config.arithmetic('mixed', 'dtype') == ('mixed', np.float32, jnp.bfloat16)
+  with pytest.raises(
+    InputError,
+    match="--dtype: expected 'auto' or one of 'float32', 'bfloat16', 'mixed', not 'float16'",
+  ):
+    encoder_config.arithmetic('float16', '--dtype')
+
+
+def test_which_attention_devices_have(monkeypatch):
+  heads = meshes.activations(meshes.make_mesh({'data': -1}))[1]
+  for platform, words in (('cpu', 'plain'), ('gpu', 'plain'), ('tpu', 'fused')):
+    monkeypatch.setattr(encoder_config, 'platform_of', lambda split, platform=platform: platform)
+    config = with_knobs()
+    assert EncoderOptions.from_config(config.backbone, None, heads).attention == words
+    arithmetic = encoder_config.arithmetic('float32', 'dtype')
+    assert EncoderOptions.of(arithmetic, heads).attention == words
+    config.backbone.attention = 'fused'
+    if platform == 'gpu':
+      with pytest.raises(InputError, match=r"config.backbone.attention: 'fused' is for TPUs"):
+        EncoderOptions.from_config(config.backbone, None, heads)
+    else:
+      assert EncoderOptions.from_config(config.backbone, None, heads).attention == 'fused'
