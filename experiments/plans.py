@@ -28,7 +28,8 @@ LEDGER = ROOT / 'experiments' / 'plans.jsonl'
 PAGE = ROOT / 'docs' / 'plans.md'
 
 # What is trained, and its examples: MS MARCO's queries with judgements and its passages, NQ's
-# questions with an answer among the passages.
+# questions with an answer among the passages, arXiv's papers in docs/results.md, 40,000 of each of
+# NIR-Prompt's tasks.
 RECIPES = {
   'dptdr.py:msmarco': 502939,
   'dptdr.py:nq': 58880,
@@ -38,6 +39,9 @@ RECIPES = {
   'rip.py': 8841823,
   'condenser.py:cocondenser': 8841823,
   'condenser.py:ict': 8841823,
+  'topic_dpr.py:topic,tuned': 29431,
+  'nir_retriever.py:emm,manual,paper': 120000,
+  'nir_reranker.py:emm,manual,paper': 200000,
 }
 BACKBONES = ('roberta-large', 'bert-base')
 MACHINES = ('v5e:2x4', 'v5e:4x8', 'v6e:2x4', 'v5p:2x2x1', 'h100:8')

@@ -27,6 +27,7 @@ from dprjax.formats.report import Report
 
 FORMAT_VERSION = 1
 VIEWS = ('first', 'second')
+COLUMNS = ('label', 'first_index', 'second_index')  # numbers of a batch, one a pair
 
 _COLUMNS = ('text1', 'text2', 'label')
 _LABELS = {'1': 1, 'true': 1, 'yes': 1, '0': 0, 'false': 0, 'no': 0}

@@ -283,9 +283,7 @@ def export(
 def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:
   """See ``Method.shapes``. A query is encoded with each of its passages."""
   if config.tasks:
-    raise InputError(
-      'config.tasks: the batches of labelled pairs depend on the data; plan with one data set'
-    )
+    return tasks.batch_shapes(config, model, tokenizer, 'pairs', numbered=False)
   made = retrieval_data.batch_shapes(config, model, tokenizer)
   queries, candidates = made.arrays['passage_index'].shape
   knobs = config.data

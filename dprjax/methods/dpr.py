@@ -24,7 +24,7 @@ from dprjax.methods import (
   tasks,
 )
 from dprjax.methods.grad_cache import map_chunks
-from dprjax.methods.method import Batch, Method, Model, Params, Texts
+from dprjax.methods.method import Batch, BatchShapes, Method, Model, Params, Texts
 from dprjax.models import prompts
 from dprjax.models.encoder_config import EncoderConfig
 
@@ -209,6 +209,13 @@ def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: 
   return retrieval_data.find(section, config, workdir, devices)
 
 
+def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:
+  """See ``Method.shapes``."""
+  if config.tasks:
+    return tasks.batch_shapes(config, model, tokenizer, numbered=False)
+  return retrieval_data.batch_shapes(config, model, tokenizer)
+
+
 METHOD = Method(
   build,
   find,
@@ -219,5 +226,5 @@ METHOD = Method(
   query_only=True,
   anchor=True,
   folds=True,
-  shapes=retrieval_data.batch_shapes,
+  shapes=shapes,
 )

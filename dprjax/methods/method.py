@@ -66,7 +66,7 @@ class Parts(NamedTuple):
     heads: the heads in the backbone's directory, of those that ``Method.parts`` names.
     prompt: the file that ``config.prompt.init_from`` names.
     text: what the text gives, ``Texts.parts``.
-    sha256: of the backbone.
+    sha256: of the backbone; '': of a plan, which has no weights.
   """
 
   encoder: Params
@@ -130,6 +130,7 @@ class BatchShapes(NamedTuple):
     programs: how many lengths a training's batches may have; each is compiled when it first comes.
     longest: text that is embedded after the training, in tokens.
     columns: what ``Model.embed`` takes behind the mask, ``(dtype, *shape)`` of a row.
+    parts: in place of ``Texts.parts``, which are not known without the text.
   """
 
   arrays: Mapping[str, jax.ShapeDtypeStruct]
@@ -138,6 +139,7 @@ class BatchShapes(NamedTuple):
   programs: int
   longest: int
   columns: tuple[tuple[Any, ...], ...] = ()
+  parts: Mapping[str, Any] = {}
 
 
 class Folds(NamedTuple):

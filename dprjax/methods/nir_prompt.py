@@ -29,7 +29,16 @@ from dprjax.data.text import Tokenizer
 from dprjax.formats.texts import KINDS
 from dprjax.inference.templates import specials
 from dprjax.methods import dual_encoder, tasks
-from dprjax.methods.method import Data, Method, Model, Params, Parts, Product, Texts
+from dprjax.methods.method import (
+  BatchShapes,
+  Data,
+  Method,
+  Model,
+  Params,
+  Parts,
+  Product,
+  Texts,
+)
 from dprjax.models import artifact, head_specs, hub, prompt_encoder, segments
 from dprjax.models.artifact import Prompt
 from dprjax.models.encoder_config import EncoderConfig
@@ -274,7 +283,7 @@ def build(
   lengths = {(number, name): length for number, name, length in templates.rows}
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:
-    for prompt in (*found.own.values(), *found.sources.values()):
+    for prompt in (*found.own.values(), *found.sources.values()) if parts.sha256 else ():
       check(prompt, config, model, parts, tokenizer, kinds)
     params: dict[str, Any] = {}
     fresh: dict[str, int] = {}
@@ -407,8 +416,18 @@ def method(build: Callable[..., Model], form: str, kinds: Sequence[str], **more:
     functools.partial(find, form=form, kinds=kinds),
     functools.partial(export, kinds=kinds),
     tasks=True,
+    shapes=functools.partial(shapes, form=form, kinds=kinds),
     **more,
   )
+
+
+def shapes(
+  config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer, form: str, kinds: Sequence[str]
+) -> BatchShapes:
+  """See ``Method.shapes``; of texts in the longest template of their kind."""
+  templates = task_templates(config, kinds, read_files(config), tokenizer, model.vocab_size)
+  around = {kind: templates.extra(kind) for kind in kinds}
+  return tasks.batch_shapes(config, model, tokenizer, form, around)
 
 
 def find(

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
@@ -22,7 +23,7 @@ from dprjax.data import batches, mixture, pairs
 from dprjax.data.text import Tokenizer
 from dprjax.formats.texts import KINDS
 from dprjax.methods import pair_data, retrieval_data
-from dprjax.methods.method import Data, Evaluate, Model, Scores, Texts
+from dprjax.methods.method import BatchShapes, Data, Evaluate, Model, Scores, Texts
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.template import Piece, Template
 from dprjax.retrieval import measures
@@ -134,6 +135,55 @@ def find(
   )
 
 
+def batch_shapes(
+  config: ConfigDict,
+  model: EncoderConfig,
+  tokenizer: Tokenizer,
+  form: str = 'retrieval',
+  around: Mapping[str, int] | None = None,
+  numbered: bool = True,
+) -> BatchShapes:
+  """The longest batch of all tasks; see ``Method.shapes``.
+
+  Args:
+    config, model, tokenizer: as of ``Method.shapes``.
+    form, numbered: as of ``find``.
+    around: tokens that the longest template puts around the texts, by kind; by default those of
+      their special tokens alone.
+
+  Raises:
+    InputError: the texts in it are longer than the encoder reads.
+  """
+  if around is None:
+    plain = _plain_templates(tokenizer)
+    around = {kind: template.num_tokens for kind, (template,) in plain.items()}
+  made = retrieval_data.batch_shapes(config, model, tokenizer)
+  specials = len(tokenizer.pair_format.opening) + len(tokenizer.closing)
+  longest = _check_lengths(config.data, config, form, around, tokenizer, model)
+  size = config.batch_size * config.accumulate
+  task = {'task': jax.ShapeDtypeStruct((size,), np.int32)}
+  number = ((np.int32,),) if numbered else ()
+  if form == 'retrieval':
+    inner = zip(made.calls, KINDS, strict=True)
+    return made._replace(
+      arrays={**made.arrays, **task},
+      calls=tuple((rows, length - specials + around[kind]) for (rows, length), kind in inner),
+      columns=number,
+    )
+  padded = [made.arrays[f'{kind}_tokens'].shape[-1] for kind in KINDS]
+  arrays = {name: jax.ShapeDtypeStruct((size,), np.int32) for name in pairs.COLUMNS}
+  for view, length in zip(pairs.VIEWS, padded, strict=True):
+    arrays[f'{view}_tokens'] = jax.ShapeDtypeStruct((size, length), np.int32)
+    arrays[f'{view}_mask'] = jax.ShapeDtypeStruct((size, length), np.bool_)
+  return made._replace(
+    arrays={**arrays, **task},
+    calls=((size, sum(padded) - 2 * specials + around['pair']),),
+    texts={'pairs': size},
+    longest=longest,
+    columns=((np.int32, 2), *number),
+  )
+
+
 def _find_task(
   name: str, shared: ConfigDict, config: ConfigDict, workdir: epath.Path, form: str
 ) -> Task:
@@ -212,7 +262,8 @@ def _open(
     kind: max(of_kind, key=lambda template: template.num_tokens)
     for kind, of_kind in templates(tokenizer).items()
   }
-  longest = _check_lengths(section, config, form, around, tokenizer, model)
+  extra = {kind: template.num_tokens for kind, template in around.items()}
+  longest = _check_lengths(section, config, form, extra, tokenizer, model)
   feeds = [_open_feed(task, config, form, tokenizer) for task in tasks]
   # The same width of `relevant` in all batches: one program for all tasks.
   listed = [feed for feed in feeds if isinstance(feed, batches.Feed)]
@@ -264,7 +315,7 @@ def _check_lengths(
   section: ConfigDict,
   config: ConfigDict,
   form: str,
-  around: Mapping[str, Template],
+  around: Mapping[str, int],
   tokenizer: Tokenizer,
   model: EncoderConfig,
 ) -> int:
@@ -278,11 +329,11 @@ def _check_lengths(
   longest = 0
   for kind, texts in kinds.items():
     inner = sum(section[f'{text}_max_length'] - specials for text in texts)
-    longest = max(longest, total := inner + around[kind].num_tokens)
+    longest = max(longest, total := inner + around[kind])
     if total > positions:
       knobs = ', '.join(f'config.data.{text}_max_length' for text in texts)
       raise InputError(
-        f'{knobs}: {inner} tokens of text and the {around[kind].num_tokens} of the template around '
+        f'{knobs}: {inner} tokens of text and the {around[kind]} of the template around '
         f'them exceed the {positions} positions of {config.backbone.path}'
       )
   return longest

@@ -29,7 +29,16 @@ from dprjax.formats import papers
 from dprjax.formats.texts import KINDS
 from dprjax.methods import contrastive, dual_encoder, retrieval_data
 from dprjax.methods.grad_cache import map_chunks
-from dprjax.methods.method import Batch, Method, Model, Params, Parts, Product, Texts
+from dprjax.methods.method import (
+  Batch,
+  BatchShapes,
+  Method,
+  Model,
+  Params,
+  Parts,
+  Product,
+  Texts,
+)
 from dprjax.models import dropout, encoder, hub, prompts
 from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
@@ -38,6 +47,7 @@ from dprjax.runtime import tree
 
 FITTED = ('hlda', 'lda')  # topics that the run finds itself
 _KEPT = 'topics.npz'  # in the workdir
+_CATEGORIES = 8  # of a document, at most, in a plan; other numbers change its cost by little
 _NONE = -1e30  # a logit of no candidate; minus infinity has no gradient where there is no other
 
 
@@ -63,7 +73,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       return encoders.init(parts, key)
     found = parts.text['topics']
     rows = word_tokens(found, tokenizer, config.prompt.length)
-    words = np.asarray(parts.encoder['embeddings']['word']['embedding'])[rows]
+    words = parts.encoder['embeddings']['word']['embedding'][rows]
     return {
       'backbone': parts.encoder,
       'prompt': prompts.init_topics(model, key, std=config.prompt.init_std),
@@ -553,4 +563,43 @@ def export(
   )
 
 
-METHOD = Method(build, find, export, matryoshka=True)
+def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:
+  """See ``Method.shapes``. Topics that are found later are as many as are kept of them, at most.
+
+  Raises:
+    InputError: how many topics there are depends on a file that is not here.
+  """
+  knobs = config.topics
+  made = retrieval_data.batch_shapes(config, model, tokenizer)
+  size = config.batch_size * config.accumulate
+  width = (knobs.words,) if knobs.words else ()
+  numbers = {
+    'query_number': jax.ShapeDtypeStruct((size, *width), np.int32),
+    'passage_number': jax.ShapeDtypeStruct((size, 1, *width), np.int32),
+    'categories': jax.ShapeDtypeStruct((size, _CATEGORIES), np.int32),
+  }
+  made = made._replace(
+    arrays={**made.arrays, **numbers},
+    calls=tuple((rows, length + knobs.words) for rows, length in made.calls),
+    columns=((np.int32, *width),),
+  )
+  if not knobs.path or knobs.words:
+    return made
+  count = knobs.keep or topics.Settings().topics
+  if knobs.path not in FITTED:
+    count = len(keep(topics.load_topics(knobs.path), knobs.keep))
+  if count > 1 and knobs.alpha and knobs.topic_topic:
+    some = (knobs.batch or size) * count
+    made = made._replace(calls=(*made.calls, (some, made.calls[1][1])))
+  # Words that any tokenizer knows, as many as make a prompt.
+  found = topics.Topics(
+    {},
+    [['yes'] * config.prompt.length] * count,
+    np.ones(count, np.int64),
+    ['yes'],
+    np.ones((1 + count, 1), np.float32),
+  )
+  return made._replace(parts={'topics': found})
+
+
+METHOD = Method(build, find, export, matryoshka=True, shapes=shapes)

@@ -75,8 +75,8 @@ def read_config(arguments: Sequence[str], platform: str) -> ml_collections.Confi
   method.check(config)
   if method.shapes is None:
     raise InputError(
-      f'config.method: the shapes of the batches of {config.method!r} depend on the data; a plan '
-      'needs those that do not'
+      f'config.method: {config.method!r} does not say which shapes its batches have, '
+      '`Method.shapes`, which a plan needs'
     )
   return configs.settle(config, platform)
 
@@ -94,6 +94,7 @@ class Experiment:
   Attributes:
     config: the experiment.
     shape: of its backbone.
+    batch: the longest one of its training.
     devices: the mesh.
     model: the method's functions.
     params: shapes by flat names.
@@ -104,6 +105,7 @@ class Experiment:
     self.config = ml_collections.FrozenConfigDict(config)
     self.shape = shape = backbones.shape_of(config)
     method = methods.load(config.method)
+    self.batch = batch_of(config, shape)
     self.devices = mesh.make_mesh(config.mesh, devices)
     mesh.check_batch(
       self.devices, config.batch_size * config.accumulate, config.grad_cache * config.accumulate
@@ -113,7 +115,8 @@ class Experiment:
     def init(key: jax.Array) -> dict[str, Any]:
       # A head that a method cannot begin without stands in the backbone's directory.
       heads = {name: methods.Head(HEADS[name].init(shape, key)) for name in method.needs}
-      return self.model.init(methods.Parts(encoder.init_encoder(shape, key), heads), key)
+      weights = encoder.init_encoder(shape, key)
+      return self.model.init(methods.Parts(weights, heads, text=self.batch.parts), key)
 
     self.params = tree.flatten(jax.eval_shape(init, jax.random.key(0)))
     trainable = tree.trainable_names(config.trainable, list(self.params))
@@ -217,7 +220,7 @@ def run(job: Job) -> dict[str, Any]:
   target = targets.parse(job.target)
   config = read_config(job.config, target.platform)
   experiment = Experiment(config, devices_of(target))
-  batch = batch_of(config, experiment.shape)
+  batch = experiment.batch
   began = time.monotonic()
   if job.length:
     lowered = experiment.lower_forward(job.rows, job.length, batch.columns)

@@ -7,10 +7,15 @@ import re
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
 from dprjax.base.errors import InputError
+from dprjax.data import text
+from dprjax.methods import dpr
+from dprjax.methods import method as methods
 from dprjax.planning import backbones, compiling, programs
 from dprjax.runtime import config as configs
+from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -161,18 +166,24 @@ def test_the_batch_is_that_of_the_training():
   assert shapes.texts == {'queries': 8, 'passages': 24}
 
 
-@pytest.mark.parametrize(
-  'recipe',
-  [
-    *('dptdr.py:local', 'dptdr.py:local,query', 'rip.py:local', 'cross_encoder.py:local'),
-    *('condenser.py:cocondenser,local', 'sections.py:local', 'stsb.py:local'),
-  ],
+# Those whose examples the local recipes read from docstrings.
+TEXTS = ('dptdr', 'cross_encoder', 'topic_dpr', 'nir_retriever', 'nir_reranker')
+RECIPES = (
+  *('dptdr.py:local', 'dptdr.py:local,query', 'rip.py:local', 'cross_encoder.py:local'),
+  *('condenser.py:cocondenser,local', 'sections.py:local', 'stsb.py:local'),
+  *('topic_dpr.py:local', 'topic_dpr.py:dptdr,local', 'topic_dpr.py:words,local'),
+  *('nir_retriever.py:local', 'nir_retriever.py:emm,manual,local', 'nir_retriever.py:ft,local'),
+  *('nir_reranker.py:mdm=qa,local', 'nir_reranker.py:emm,manual,local'),
+  'nir_reranker.py:ft,local',
 )
-def test_every_recipe_whose_batches_are_known_can_be_planned(recipe):
+
+
+@pytest.mark.parametrize('recipe', RECIPES)
+def test_every_recipe_can_be_planned(recipe):
   """Its loss and its embedding take what the plan takes for a batch."""
   made = programs.read_config([f'--config={ROOT}/configs/{recipe}'], 'cpu')
   experiment = programs.Experiment(made, jax.devices()[:1])
-  shapes = programs.batch_of(made, experiment.shape)
+  shapes = experiment.batch
   key = jax.eval_shape(lambda: jax.random.key(0))
   params = tree.unflatten(experiment.params)
   loss, metrics = jax.eval_shape(experiment.model.loss, params, shapes.arrays, key)
@@ -188,10 +199,33 @@ def test_every_recipe_whose_batches_are_known_can_be_planned(recipe):
   assert shapes.programs >= 1 and shapes.longest <= 512
 
 
-@pytest.mark.parametrize('recipe', ['topic_dpr.py:local', 'nir_retriever.py:local'])
-def test_a_recipe_whose_batches_depend_on_the_data_is_refused(recipe):
-  with pytest.raises(InputError, match=r'config\.method.*depend on the data'):
-    programs.read_config([f'--config={ROOT}/configs/{recipe}'], 'cpu')
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'recipe',
+  # A prompt for queries alone needs a backbone's files: it encodes the passages first.
+  [one for one in RECIPES if one.partition('.')[0] in TEXTS and 'query' not in one],
+)
+def test_the_planned_batch_is_as_large_as_the_first_one_of_the_training(recipe, tmp_path):
+  made = programs.read_config([f'--config={ROOT}/configs/{recipe}'], 'cpu')
+  devices = meshes.make_mesh(made.mesh, jax.devices()[:1])
+  found = methods.load(made.method).data(made.data, made, epath.Path(tmp_path), devices)
+  tokenizer = text.train_wordpiece(found.read(), 2000, tmp_path / 'tokenizer')
+  model = backbones.shape_of(made)
+  batch = found.open(tokenizer, model).batches[0]
+  planned = programs.batch_of(made, model).arrays
+  assert set(batch) <= set(planned)
+  for name, leaf in batch.items():
+    assert leaf.dtype == planned[name].dtype and leaf.ndim == len(planned[name].shape), name
+    assert np.all(np.array(leaf.shape) <= planned[name].shape), name
+  # Docstrings are cut at the longest lengths, so nothing is planned larger than it comes.
+  tokens = [name for name in batch if name.endswith('_tokens')]
+  assert tokens and all(batch[name].shape == planned[name].shape for name in tokens)
+
+
+def test_a_method_that_says_no_shapes_is_refused(monkeypatch):
+  monkeypatch.setattr(dpr, 'METHOD', dpr.METHOD._replace(shapes=None))
+  with pytest.raises(InputError, match=r"config\.method: 'dpr' does not say.*Method\.shapes"):
+    config()
 
 
 def test_a_compiler_that_dies_is_no_traceback(monkeypatch):
