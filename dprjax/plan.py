@@ -52,7 +52,7 @@ def plan(
     arguments: the config, as on the command line.
     target: the machine.
     compile_program: ``compiling.compile_program``, or one that remembers.
-    rows: of a forward pass, over all devices.
+    rows: of a forward pass, over all devices, at most; see ``embedder.rows_at_once``.
     examples: training examples, for the hours.
     share: of the bound, for rates.
     find: look for flags where the update does not fit.
@@ -68,10 +68,15 @@ def plan(
   config = programs.read_config(arguments, target.platform)
   batch = programs.batch_of(config, backbones.shape_of(config))
 
+  def at_once(length: int) -> int:
+    return embedder.rows_at_once(target.platform, target.devices, rows, length)
+
   def job(more: Sequence[str] = (), length: int = 0) -> 'programs.Job':
     name = f'{target.name}-{length or "update"}'.replace(':', '-')
     path = str(pathlib.Path(save, f'{name}.xla').absolute()) if save else ''
-    return programs.Job(target.name, (*_without(arguments, more), *more), length, rows, path)
+    return programs.Job(
+      target.name, (*_without(arguments, more), *more), length, at_once(length or 1), path
+    )
 
   def update(more: Sequence[str]) -> 'compiling.Program':
     return compile_program(job(more))
@@ -85,7 +90,7 @@ def plan(
       title, flags = 'update that fits', fit.flags
       found[title] = fit.program
   for length in embedder.padded_lengths(batch.longest) if forward else ():
-    found[f'encode {rows} x {length}'] = compile_program(job(flags, length))
+    found[f'encode {at_once(length)} x {length}'] = compile_program(job(flags, length))
   return tables.Plan(target, config, batch, found, title, flags, examples, share)
 
 

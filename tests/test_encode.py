@@ -13,7 +13,7 @@ import pytest
 from etils import epath
 
 from dprjax import Retriever, encode, load_prompt
-from dprjax.base import outputs
+from dprjax.base import machine, outputs
 from dprjax.base.files import sha256_file
 from dprjax.inference import embedder
 from dprjax.inference.encoder import Encoder
@@ -452,7 +452,7 @@ def test_numbers_out_of_range(command, encoded, flag):
   [
     (['--max_length=2'], 'a maximum length of 2 tokens leaves no room'),
     (['--max_length=513'], 'passage_max_length 513 exceeds'),
-    (['--batch_size=65536'], '65,536 texts of up to 32 tokens at a time need more than'),
+    (['--batch_size=16'], '16 texts of up to 32 tokens at a time need more than'),
     (['--input=spaces.tsv'], "spaces.tsv, row 2: the id 'a b' is empty, or has white space"),
   ],
 )
@@ -460,7 +460,7 @@ def test_nothing_is_left_of_a_command_that_fails(
   command, encoded, tmp_path, monkeypatch, flags, message
 ):
   monkeypatch.chdir(encoded)
-  monkeypatch.setattr(embedder, 'memory_bytes', lambda: 2**28)
+  monkeypatch.setattr(machine, 'memory_bytes', lambda: 2**17)
   (encoded / 'spaces.tsv').write_text('x\tone\na b\ttwo\n')
   assert_bad(command(encode, *_plain(encoded, 'x'), f'--out={tmp_path}/a/b', *flags), message)
   assert list(tmp_path.iterdir()) == []

@@ -18,7 +18,7 @@ A data set of batches is indexed by the step and is as long as an epoch, so that
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import grain
@@ -407,9 +407,11 @@ def longest_bucket(length: int, buckets: Sequence[int], knob: str) -> int:
 
 
 def length_buckets(
-  lengths: jt.Int[np.ndarray, 'rows'], buckets: Sequence[int], batch_size: int
+  lengths: jt.Int[np.ndarray, 'rows'], buckets: Mapping[int, int]
 ) -> list[tuple[jt.Int[np.ndarray, 'rows'], int]]:
-  """Groups rows of similar length for encoding: (``batch_size`` row numbers, padded length).
+  """Groups rows of similar length for encoding: (row numbers, padded length).
+
+  ``buckets`` are the padded lengths, each with the rows of a group.
 
   The shortest come first, and every row is in one group. The last group of a bucket is filled up by
   repeating its last row, which keeps one shape a bucket: ``embeddings[rows] = encode(...)`` writes
@@ -418,16 +420,17 @@ def length_buckets(
   Raises:
     InputError: a row is longer than the longest bucket.
   """
-  ends = np.sort(np.asarray(buckets))
+  ends = np.array(sorted(buckets))
   if len(lengths) and (len(ends) == 0 or lengths.max() > ends[-1]):
     raise InputError(f'a text of {lengths.max()} tokens fits none of the buckets {list(buckets)}')
   order = np.argsort(lengths, kind='stable')
   groups = []
   borders = np.searchsorted(lengths[order], ends, side='right')
   for start, stop, end in zip([0, *borders], borders, ends, strict=False):
-    for i in range(start, stop, batch_size):
-      rows = order[i : min(i + batch_size, stop)]
-      groups.append((np.pad(rows, (0, batch_size - len(rows)), mode='edge'), int(end)))
+    size = buckets[int(end)]
+    for i in range(start, stop, size):
+      rows = order[i : min(i + size, stop)]
+      groups.append((np.pad(rows, (0, size - len(rows)), mode='edge'), int(end)))
   return groups
 
 

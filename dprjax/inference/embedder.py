@@ -1,8 +1,5 @@
 """Rows of tokens to vectors, on every device of a mesh."""
 
-import contextlib
-import os
-import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +9,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Float
 
+from dprjax.base import machine
 from dprjax.base.errors import InputError
 from dprjax.data import batches, text
 from dprjax.models.encoder_config import EncoderConfig
@@ -19,6 +17,9 @@ from dprjax.runtime import mesh as meshes
 
 # Padded lengths. Each is compiled once.
 BUCKETS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
+# Tokens of a step for each core of a processor, at most: what one layer gives the next stays in its
+# caches then (docs/performance.md).
+_CORE_TOKENS = 1024
 
 EmbedFn = Callable[..., jax.Array]
 ProgressFn = Callable[[int], None]
@@ -39,6 +40,15 @@ def count_from(done: int, progress: ProgressFn | None) -> ProgressFn | None:
   return None if progress is None else lambda count: progress(done + count)
 
 
+def rows_at_once(platform: str, devices: int, batch_size: int, length: int) -> int:
+  """How many rows of a length a step embeds, a whole number for each device: ``batch_size``, on a
+  processor at most as many as its caches hold.
+  """
+  if platform == 'cpu':
+    batch_size = min(batch_size, max(_CORE_TOKENS * machine.cores() // length, 1))
+  return -(-batch_size // devices) * devices
+
+
 def padded_lengths(max_length: int) -> list[int]:
   """What rows of at most ``max_length`` tokens are padded to, ascending."""
   return [length for length in BUCKETS if length < max_length] + [max_length]
@@ -50,7 +60,7 @@ class Embedder:
   Args:
     embed: ``(params, tokens [B, T], mask [B, T], *columns [B]) -> [B, H]``; it is jitted.
     mesh: the devices.
-    batch_size: rows per step, over all devices.
+    batch_size: rows per step, over all devices, at most; see ``rows_at_once``.
     max_length: the longest row, in tokens.
     pad_id: the padding token.
     row_bytes: the least memory that a row of so many tokens takes (`encoder_row_bytes`).
@@ -65,15 +75,16 @@ class Embedder:
     pad_id: int,
     row_bytes: Callable[[int], int] | None = None,
   ):
-    # Every device gets whole rows.
-    parts = meshes.batch_devices(mesh)
-    self._batch_size = -(-batch_size // parts) * parts
-    self._buckets = padded_lengths(max_length)
+    platform = mesh.devices.flat[0].platform
+    self._rows = {
+      length: rows_at_once(platform, meshes.batch_devices(mesh), batch_size, length)
+      for length in padded_lengths(max_length)
+    }
     self._embed = jax.jit(embed, out_shardings=meshes.replicated(mesh))
     self._pad_id = pad_id
     # The devices of other kinds say when their memory does not suffice. Of a host's own memory more
     # is given out than there is, and then the process is killed.
-    self._row_bytes = row_bytes if mesh.devices.flat[0].platform == 'cpu' else None
+    self._row_bytes = row_bytes if platform == 'cpu' else None
     self._sharding = NamedSharding(mesh, P(meshes.BATCH))
 
   def lower(
@@ -88,7 +99,7 @@ class Embedder:
     """
 
     def rows(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
-      return jax.ShapeDtypeStruct((self._batch_size, *shape), dtype, sharding=self._sharding)
+      return jax.ShapeDtypeStruct((self._rows[length], *shape), dtype, sharding=self._sharding)
 
     batch = (rows(np.int32, length), rows(np.bool_, length), *(rows(*column) for column in columns))
     return self._embed.lower(params, *batch)
@@ -129,9 +140,9 @@ class Embedder:
     # The device works on the next batch while the caller copies this one.
     waiting = None
     lengths = np.array([len(row) for row in rows], np.int32)
-    groups = batches.length_buckets(lengths, self._buckets, self._batch_size)
+    groups = batches.length_buckets(lengths, self._rows)
     if self._row_bytes is not None and groups:
-      self._check_memory(self._batch_size * self._row_bytes(groups[-1][1]), groups[-1][1])
+      self._check_memory(self._row_bytes, groups[-1][1])
     for indices, length in groups:
       batch = (
         *text.pad_batch([rows[i] for i in indices], length, self._pad_id),
@@ -144,10 +155,11 @@ class Embedder:
     if waiting is not None:
       yield waiting
 
-  def _check_memory(self, needed: int, length: int) -> None:
-    if needed > (there := memory_bytes()):
+  def _check_memory(self, row_bytes: Callable[[int], int], length: int) -> None:
+    needed = self._rows[length] * row_bytes(length)
+    if needed > (there := machine.memory_bytes()):
       raise InputError(
-        f'{self._batch_size:,} texts of up to {length} tokens at a time need more than '
+        f'{self._rows[length]:,} texts of up to {length} tokens at a time need more than '
         f'{needed / 2**30:,.0f} GiB of memory, and this machine has {there / 2**30:,.0f}; give a '
         'smaller batch size'
       )
@@ -160,12 +172,3 @@ def encoder_row_bytes(config: EncoderConfig) -> Callable[[int], int]:
     return length * max(4 * config.num_heads * length, 2 * config.intermediate_size)
 
   return row_bytes
-
-
-def memory_bytes() -> int:
-  """This machine's memory, or what its container may have of it."""
-  limits = [os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')]
-  for path in ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes'):
-    with contextlib.suppress(OSError, ValueError):  # no such file, or 'max'
-      limits.append(int(pathlib.Path(path).read_text()))
-  return min(limits)

@@ -7,6 +7,7 @@ import re
 import sys
 from typing import NamedTuple
 
+from dprjax.base import machine
 from dprjax.base.errors import InputError
 
 GIB = 2**30
@@ -124,9 +125,7 @@ class Target(NamedTuple):
     """Bytes that a program may have on one chip."""
     if self.chip in CHIPS:
       return CHIPS[self.chip].memory
-    from dprjax.inference.embedder import memory_bytes  # which imports JAX
-
-    return memory_bytes() / self.devices
+    return machine.memory_bytes() / self.devices
 
   def gpu_config(self) -> str:
     """What XLA's GPU compiler has to know of the device, as text."""

@@ -113,7 +113,10 @@ class Best:
 
   def _add(self, similar: np.ndarray, offset: int) -> None:
     queries, width = similar.shape
-    better = similar > self._least
+    if self._seen or width <= self._k:
+      better = similar > self._least
+    else:  # all are better than none: of these, those that may stay
+      better = similar >= _kth(similar, self._k)
     places = np.flatnonzero(better)
     if len(places) > _MANY * self._k * queries and width > max(_FIRST, 4 * self._k):
       # Scores that rise with the rows: the first half raises the k-th best for the second.
@@ -132,8 +135,7 @@ class Best:
     scores[:, : self._k], rows[:, : self._k] = self._scores, self._rows
     scores[query, within] = similar[query, column]
     rows[query, within] = column + offset
-    place = shape[1] - self._k
-    self._least = np.partition(scores, place, axis=1)[:, place : place + 1]
+    self._least = _kth(scores, self._k)
     kept = scores >= self._least
     # Of those that tie with the last, as many as there is room for: the first ones.
     for crowded in np.flatnonzero(np.count_nonzero(kept, axis=1) > self._k):
@@ -142,6 +144,12 @@ class Best:
       kept[crowded, last[-excess:]] = False
     self._scores = scores[kept].reshape(queries, self._k)
     self._rows = rows[kept].reshape(queries, self._k)
+
+
+def _kth(scores: np.ndarray, k: int) -> np.ndarray:
+  """The k-th best score of each row, ``[rows, 1]``."""
+  place = scores.shape[1] - k
+  return np.partition(scores, place, axis=1)[:, place : place + 1]
 
 
 def check_finite(vectors: Float[np.ndarray, 'rows H'], what: str, offset: int) -> None:

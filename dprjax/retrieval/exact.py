@@ -163,6 +163,7 @@ class Index:
       queries[start : start + block_queries] for start in range(0, len(queries), block_queries)
     ]
     lists = [best.Best(len(part), k) for part in parts]
+    scores = np.empty(len(parts[0]) * _ROWS_OF_NUMPY, np.float32)
     for offset, used, rows in blocks:
       for part, found in zip(parts, lists, strict=True):
         if self._ranges:
@@ -171,7 +172,10 @@ class Index:
           found.add(similar[: len(part), :used], offset)
           continue
         for start in range(0, used, _ROWS_OF_NUMPY):
-          similar = np.matmul(part, rows[start : start + _ROWS_OF_NUMPY].T)
+          some = rows[start : start + _ROWS_OF_NUMPY]
+          # One array for all products: memory that is new costs a fault a page.
+          similar = scores[: len(part) * len(some)].reshape(len(part), len(some))
+          np.matmul(part, some.T, out=similar)
           found.add(similar[:, : used - start], offset + start)
     ranked = zip(*(found.ranked() for found in lists), strict=True)
     return TopK(*(np.concatenate(arrays) for arrays in ranked))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dprjax import Retriever
+from dprjax.base import machine
 from dprjax.base.errors import InputError
 from dprjax.inference import embedder, retriever
 from dprjax.retrieval import exact
@@ -59,7 +60,7 @@ def _fail(*_, **__):
     (['a', 'b\ud800'], None, 'texts: number 1 holds half of a surrogate pair'),
     (['a'], (embedder.Embedder, '__call__'), 'no room'),
     (['a'], (exact, 'Index'), 'no room'),
-    (['a'], (embedder, 'memory_bytes'), 'no room'),
+    (['a'], (machine, 'memory_bytes'), 'no room'),
   ],
 )
 def test_an_index_that_fails_leaves_the_one_before(small, monkeypatch, corpus, harm, message):
@@ -73,7 +74,7 @@ def test_an_index_that_fails_leaves_the_one_before(small, monkeypatch, corpus, h
 
 
 def test_a_batch_beyond_memory(small, monkeypatch):
-  monkeypatch.setattr(embedder, 'memory_bytes', lambda: 2**19)
+  monkeypatch.setattr(machine, 'memory_bytes', lambda: 2**19)
   with pytest.raises(InputError, match=r'64 texts of up to 16 tokens .* give a smaller batch size'):
     small.encode(['json'])
 

@@ -1,0 +1,19 @@
+"""What this machine has, or what its container may have of it."""
+
+import contextlib
+import os
+import pathlib
+
+
+def cores() -> int:
+  """Processor cores that this process may use."""
+  return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+
+
+def memory_bytes() -> int:
+  """Main memory."""
+  limits = [os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')]
+  for path in ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes'):
+    with contextlib.suppress(OSError, ValueError):  # no such file, or 'max'
+      limits.append(int(pathlib.Path(path).read_text()))
+  return min(limits)
