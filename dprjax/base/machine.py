@@ -4,6 +4,8 @@ import contextlib
 import os
 import pathlib
 
+_LIMITS = '/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes'
+
 
 def cores() -> int:
   """Processor cores that this process may use."""
@@ -13,7 +15,7 @@ def cores() -> int:
 def memory_bytes() -> int:
   """Main memory."""
   limits = [os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')]
-  for path in ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory/memory.limit_in_bytes'):
+  for path in _LIMITS:
     with contextlib.suppress(OSError, ValueError):  # no such file, or 'max'
       limits.append(int(pathlib.Path(path).read_text()))
   return min(limits)

@@ -1,0 +1,49 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dprjax.base import machine
+from dprjax.inference import embedder
+from dprjax.runtime import mesh
+
+
+@pytest.mark.parametrize(
+  ('platform', 'devices', 'batch_size', 'length', 'rows'),
+  [
+    ('cpu', 1, 64, 256, 8),  # 2,048 tokens
+    ('cpu', 1, 64, 96, 21),
+    ('cpu', 1, 64, 16, 64),
+    ('cpu', 1, 4, 256, 4),
+    ('cpu', 1, 64, 4096, 1),
+    ('cpu', 8, 64, 512, 8),  # each device has one
+    ('tpu', 8, 64, 512, 64),
+    ('tpu', 8, 60, 512, 64),
+    ('gpu', 1, 60, 512, 60),
+  ],
+)
+def test_a_step_on_two_cores_has_as_many_rows_as_their_caches_hold(
+  monkeypatch, platform, devices, batch_size, length, rows
+):
+  monkeypatch.setattr(machine, 'cores', lambda: 2)
+  assert embedder.rows_at_once(platform, devices, batch_size, length) == rows
+
+
+def test_rows_of_a_length_come_in_steps_of_one_shape(monkeypatch):
+  monkeypatch.setattr(machine, 'cores', lambda: 1)
+  monkeypatch.setattr(embedder, '_CORE_TOKENS', 64)
+  shapes = set()
+
+  def embed(params, tokens, mask):
+    shapes.add(tokens.shape)
+    return params + jnp.where(mask, tokens, 0).sum(1, keepdims=True).astype(np.float32)
+
+  devices = mesh.make_mesh({'data': 1}, jax.devices()[:1])
+  run = embedder.Embedder(embed, devices, 16, 32, pad_id=0)
+  rng = np.random.default_rng(0)
+  rows = [rng.integers(1, 99, length).astype(np.int32) for length in rng.integers(1, 33, 50)]
+  seen = []
+  vectors = run(jnp.float32(1), rows, seen.append)
+  np.testing.assert_array_equal(vectors[:, 0], [1 + row.sum() for row in rows])
+  assert shapes == {(4, 16), (2, 32)}
+  assert seen[-1] == 50 and seen == sorted(seen)
