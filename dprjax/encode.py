@@ -207,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     '--batch_size',
     type=cli.up_to(2**16),
     default=64,
-    help='texts at a time over all devices (default: 64)',
+    help='texts at a time over all devices, at most (default: 64)',
   )
   parser.add_argument(
     '--dtype',

@@ -271,7 +271,9 @@ def main(argv: Sequence[str] | None = None) -> None:
   )
   inspected.add_argument('--max_length', type=cli.positive, help='most tokens of a text; likewise')
   inspected.add_argument(
-    '--batch_size', type=cli.positive, help='texts at a time over all devices (default: 64)'
+    '--batch_size',
+    type=cli.positive,
+    help='texts at a time over all devices, at most (default: 64)',
   )
 
   def command(args: argparse.Namespace) -> None:

@@ -365,7 +365,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     '--batch_size',
     type=cli.positive,
     default=64,
-    help='pairs at a time over all devices (default: 64)',
+    help='pairs at a time over all devices, at most (default: 64)',
   )
   parser.add_argument(
     '--dtype',

@@ -184,7 +184,7 @@ class Encoder:
       query_max_length: tokens, special ones included; a template comes on top.
       passage_max_length: likewise.
       mesh: the devices; all local ones by default.
-      batch_size: texts encoded at a time, over all devices.
+      batch_size: texts encoded at a time, over all devices, at most.
       dtype: of the arithmetic, a name that ``models.encoder_config.arithmetic`` takes.
       dimensions: the first numbers of every vector alone, scaled to unit length again where the
         vectors have it; for models that were trained for it (``config.matryoshka``).

@@ -226,7 +226,7 @@ class CrossEncoder(Reranker):
       path: a Hugging Face directory, a hub id, or ``package:NAME``.
       max_length: tokens of a pair; by default that of the tokenizer's files, at most 512. The
         passage is cut first, see ``Template.cut``.
-      batch_size: pairs scored at a time, over all devices.
+      batch_size: pairs scored at a time, over all devices, at most.
       dtype: of the arithmetic, a name that ``models.encoder_config.arithmetic`` takes.
 
     Raises:
@@ -363,7 +363,7 @@ class PromptReranker(Reranker):
       max_length: tokens of a pair, the template's included, of which the passage is cut first; by
         default each text is cut at its maximum length in the prompt's meta.
       score: 'logit' or 'probability', instead of what the prompt says.
-      batch_size: pairs scored at a time, over all devices.
+      batch_size: pairs scored at a time, over all devices, at most.
       dtype: of the arithmetic, a name that ``models.encoder_config.arithmetic`` takes.
 
     Raises:
