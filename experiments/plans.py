@@ -43,6 +43,13 @@ RECIPES = {
   'nir_retriever.py:emm,manual,paper': 120000,
   'nir_reranker.py:emm,manual,paper': 200000,
 }
+# Where the recipe's batch has fewer rows than a machine has chips.
+FLAGS = {
+  'cross_encoder.py:msmarco': ('--config.batch_size=32',),
+  'topic_dpr.py:topic,tuned': ('--config.batch_size=64', '--config.topics.batch=32'),
+  'nir_retriever.py:emm,manual,paper': ('--config.batch_size=64',),
+  'nir_reranker.py:emm,manual,paper': ('--config.batch_size=160',),
+}
 BACKBONES = ('roberta-large', 'bert-base')
 MACHINES = ('v5e:2x4', 'v5e:4x8', 'v6e:2x4', 'v5p:2x2x1', 'h100:8')
 
@@ -100,6 +107,7 @@ def make(recipe, backbone, machine, ledger):
   arguments = [
     f'--config=configs/{recipe}',
     f'--config.backbone.path={backbone}',
+    *FLAGS.get(recipe, ()),
   ]
   return plan.plan(
     arguments,
@@ -113,7 +121,9 @@ def make(recipe, backbone, machine, ledger):
 def summary(made):
   """A line of the first table."""
   (recipe, backbone, machine), found = made
-  flags = ' '.join(flag.removeprefix('--config.') for flag in found.flags)
+  flags = ' '.join(
+    flag.removeprefix('--config.') for flag in (*FLAGS.get(recipe, ()), *found.flags)
+  )
   cells = [f'`configs/{recipe}`', backbone, machine]
   if not found.update:
     return [
