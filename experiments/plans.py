@@ -186,8 +186,10 @@ def page(plans, missing, versions):
     f'|{"---|" * len(columns)}',
     *(f'| {" | ".join(row)} |' for row in rows),
     '',
-    f'{len(missing)} of {len(missing) + len(plans)} combinations are not compiled yet'
-    + ('.' if not missing else ', of these recipes: ' + listed(missing) + '.'),
+    f'{len(missing)} of {len(missing) + len(plans)} combinations are not compiled yet, of these '
+    f'recipes: {listed(missing)}.'
+    if missing
+    else f'All {len(plans)} combinations are compiled.',
   ]
   for (recipe, backbone, machine), found in plans.items():
     body = plan.report(found).partition('\n')[2]
