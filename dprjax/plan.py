@@ -68,15 +68,13 @@ def plan(
   config = programs.read_config(arguments, target.platform)
   batch = programs.batch_of(config, backbones.shape_of(config))
 
-  def at_once(length: int) -> int:
-    return embedder.rows_at_once(target.platform, target.devices, rows, length)
-
   def job(more: Sequence[str] = (), length: int = 0) -> 'programs.Job':
     name = f'{target.name}-{length or "update"}'.replace(':', '-')
     path = str(pathlib.Path(save, f'{name}.xla').absolute()) if save else ''
-    return programs.Job(
-      target.name, (*_without(arguments, more), *more), length, at_once(length or 1), path
-    )
+    at_once = rows
+    if length:
+      at_once = embedder.rows_at_once(target.platform, target.devices, rows, length)
+    return programs.Job(target.name, (*_without(arguments, more), *more), length, at_once, path)
 
   def update(more: Sequence[str]) -> 'compiling.Program':
     return compile_program(job(more))
@@ -90,7 +88,8 @@ def plan(
       title, flags = 'update that fits', fit.flags
       found[title] = fit.program
   for length in embedder.padded_lengths(batch.longest) if forward else ():
-    found[f'encode {at_once(length)} x {length}'] = compile_program(job(flags, length))
+    forward_pass = job(flags, length)
+    found[f'encode {forward_pass.rows} x {length}'] = compile_program(forward_pass)
   return tables.Plan(target, config, batch, found, title, flags, examples, share)
 
 

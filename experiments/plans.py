@@ -43,12 +43,12 @@ RECIPES = {
   'nir_retriever.py:emm,manual,paper': 120000,
   'nir_reranker.py:emm,manual,paper': 200000,
 }
-# Where the recipe's batch has fewer rows than a machine has chips.
-FLAGS = {
-  'cross_encoder.py:msmarco': ('--config.batch_size=32',),
-  'topic_dpr.py:topic,tuned': ('--config.batch_size=64', '--config.topics.batch=32'),
-  'nir_retriever.py:emm,manual,paper': ('--config.batch_size=64',),
-  'nir_reranker.py:emm,manual,paper': ('--config.batch_size=160',),
+# Where more chips than so many cannot share the recipe's batch, which has too few rows.
+LARGER = {
+  'cross_encoder.py:msmarco': (8, ('--config.batch_size=32',)),
+  'topic_dpr.py:topic,tuned': (4, ('--config.batch_size=64', '--config.topics.batch=32')),
+  'nir_retriever.py:emm,manual,paper': (16, ('--config.batch_size=64',)),
+  'nir_reranker.py:emm,manual,paper': (4, ('--config.batch_size=160',)),
 }
 BACKBONES = ('roberta-large', 'bert-base')
 MACHINES = ('v5e:2x4', 'v5e:4x8', 'v6e:2x4', 'v5p:2x2x1', 'h100:8')
@@ -102,12 +102,18 @@ def versions_of(target):
   return {name: importlib.metadata.version(name) for name in names[target.platform]}
 
 
+def larger(recipe, machine):
+  """Flags of a batch that the machine's chips can share, where the recipe's cannot be."""
+  most, flags = LARGER.get(recipe, (float('inf'), ()))
+  return flags if targets.parse(machine).devices > most else ()
+
+
 def make(recipe, backbone, machine, ledger):
   """A recipe's plan on a machine; Absent where a program of it is."""
   arguments = [
     f'--config=configs/{recipe}',
     f'--config.backbone.path={backbone}',
-    *FLAGS.get(recipe, ()),
+    *larger(recipe, machine),
   ]
   return plan.plan(
     arguments,
@@ -122,7 +128,7 @@ def summary(made):
   """A line of the first table."""
   (recipe, backbone, machine), found = made
   flags = ' '.join(
-    flag.removeprefix('--config.') for flag in (*FLAGS.get(recipe, ()), *found.flags)
+    flag.removeprefix('--config.') for flag in (*larger(recipe, machine), *found.flags)
   )
   cells = [f'`configs/{recipe}`', backbone, machine]
   if not found.update:
