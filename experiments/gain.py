@@ -18,8 +18,8 @@ cross-validation. Where a recipe says that nothing was gained, its user keeps th
 so does the table, which counts these runs. (Fine-tuning and the linear map are what they are, also
 where they lose.) Every run leaves a line in OUT/ledger.jsonl, and the
 same command goes on where it stopped, on another machine too (experiments/ledgers/gain.jsonl).
-`--part` names some settings, `--ways` some systems, or variants of the recipe with one thing
-changed (`--ways=free,batch`; they are made only where they are named, and have their own table).
+`--part` names some settings, `--ways` some systems, or variants of a recipe with one thing changed
+(`--ways=free,batch`; they are made only where they are named, and have their own table).
 `--part=tables` makes tables and figures of what is there, and with `--docs=docs` puts them into
 docs/results.md and keeps the ledger.
 
@@ -30,6 +30,7 @@ import numpy as np
 
 import evaluation
 import gain_sets
+import mining
 import systems
 import trials
 from dprjax.analysis import figures
@@ -70,34 +71,67 @@ WAYS = {
     keeps='',
   ),
 }
-# The recipe for queries with one thing changed, each: what the parts are for. (Negatives of the
-# batch are those of a larger batch, too.)
+# A recipe with one thing changed, each: what the parts are for. (Of the one for queries the
+# negatives of the batch are those of a larger batch, too.)
 CHANGED = {
-  'rate=0.007': ('optim.learning_rate=7e-3',),
-  'rate=0.03': ('optim.learning_rate=3e-2',),
-  'rate=0.3': ('optim.learning_rate=0.3',),
-  'length=4': ('prompt.length=4',),
-  'length=64': ('prompt.length=64',),
-  'batch': ('corpus_negatives=0', 'batch_size=32'),
-  'free': ('prompt.anchor=0.0',),
-  'anchor=2': ('prompt.anchor=2.0',),
-  'vectors': ("prompt.anchor_to='vectors'", 'prompt.anchor=3.0'),
-  'dropout=0': ('prompt.dropout=0.0',),
-  'ema=0': ('ema=0.0',),
-  'shrink=0': ('shrink=0.0',),
-  'shrink=200': ('shrink=200.0',),
-  'temperature=0.02': ('temperature=0.02',),
+  'query': {
+    'rate=0.007': ('optim.learning_rate=7e-3',),
+    'rate=0.03': ('optim.learning_rate=3e-2',),
+    'rate=0.3': ('optim.learning_rate=0.3',),
+    'length=4': ('prompt.length=4',),
+    'length=64': ('prompt.length=64',),
+    'batch': ('corpus_negatives=0', 'batch_size=32'),
+    'margin': ('method=lab.margin',),
+    'free': ('prompt.anchor=0.0',),
+    'anchor=2': ('prompt.anchor=2.0',),
+    'vectors': ("prompt.anchor_to='vectors'", 'prompt.anchor=3.0'),
+    'dropout=0': ('prompt.dropout=0.0',),
+    'ema=0': ('ema=0.0',),
+    'shrink=0': ('shrink=0.0',),
+    'shrink=200': ('shrink=200.0',),
+    'temperature=0.02': ('temperature=0.02',),
+    'learnt': (
+      'method=lab.learnt_temperature',
+      "trainable=('(prompt|head)/.*',)",
+      "optim.learning_rate_rules=(('head/.*', 0.1), ('.*', 1.0))",
+    ),
+  },
+  'both': {
+    'untied': ('prompt.tied=False',),
+    'mined': ('negatives=1',),
+  },
 }
 LABELS = {
   'batch': 'negatives of the batch (32 queries)',
+  'margin': 'no negatives that the frozen encoder ranks above the positive',
   'free': 'no trust region',
   'vectors': 'trust region of vectors, 3',
+  'learnt': 'a learnt temperature',
+  'untied': 'a prompt each for queries and passages',
+  'mined': "one of BM25's negatives for each query",
+  'gains': 'gains of LayerNorm in place of the prompt',
 }
+# Of which recipe each is a variant.
+BASES = {way: base for base, changed in CHANGED.items() for way in changed} | {'gains': 'query'}
 VARIANTS = {
-  way: systems.Way(LABELS.get(way, way), 'dptdr.py:beir,query', knobs=knobs, both=False)
-  for way, knobs in CHANGED.items()
+  way: systems.Way(LABELS.get(way, way), WAYS[base].recipe, knobs=knobs, both=WAYS[base].both)
+  for base, changed in CHANGED.items()
+  for way, knobs in changed.items()
+} | {
+  'gains': systems.Way(
+    LABELS['gains'],
+    'dptdr.py:beir,query',
+    (1e-3, 3e-3, 1e-2),
+    (
+      *systems.TUNED,
+      'method=lab.linear_map',
+      "trainable=('backbone/.*norm/scale',)",
+      'prompt.anchor=0.0',
+    ),
+    both=False,
+    keeps='',
+  )
 }
-EVERY = WAYS | VARIANTS
 TRAINED = [way for way in WAYS if way != CHOSEN]
 CLAIMS = (
   ('the recipe gains', 'new', 'frozen'),
@@ -156,24 +190,39 @@ class Experiment(systems.Runs):
         )
     return found
 
+  def more_knobs(self, name, way, seed):
+    del seed
+    if way != 'mined':
+      return ()
+    folder, out = self.folder(name), self.out / 'mined' / f'{name}.jsonl'
+    if not out.exists():
+      run = mining.words(folder, out.with_suffix('.trec'))
+      mining.mine(folder, folder / 'qrels' / 'train.tsv', [f'--run=bm25={run}'], out)
+    return (f'data.train={out}',)
+
   def variants(self, found, names):
-    """The recipe for queries with one thing changed: its gain less that recipe's, by seeds."""
+    """Recipes with one thing changed: their gain less that of the recipe, by seeds."""
     rows = []
-    for way, one in VARIANTS.items():
-      row, differences = [one.label], []
+    for way, base in BASES.items():
+      row, differences = [WAYS[base].label, VARIANTS[way].label], []
       for name in names:
-        seeds = sorted(found[name][way].keys() & found[name]['query'].keys())
+        seeds = sorted(found[name][way].keys() & found[name][base].keys())
         ours, theirs = (
-          [self.used(found, name, key, seed).mean() for seed in seeds] for key in (way, 'query')
+          [self.used(found, name, key, seed).mean() for seed in seeds] for key in (way, base)
         )
-        row.append(f'{np.mean(ours) - np.mean(theirs):+.3f}' if seeds else '')
-        differences += [np.mean(ours) - np.mean(theirs)] if seeds else []
-      if differences:
-        rows.append([*row, f'{np.mean(differences):+.3f}'])
+        differences.append(np.mean(ours) - np.mean(theirs) if seeds else None)
+      some = [value for value in differences if value is not None]
+      if some:
+        shown = ('' if value is None else f'{value:+.3f}' for value in differences)
+        rows.append([*row, *shown, f'{np.mean(some):+.3f}'])
     if not rows:
       return ''
-    made = trials.table([':beir,query with', *names, 'mean'], rows)
-    return f'### One thing changed\n\nDifferences from `:beir,query` in nDCG@10.\n\n{made}\n'
+    # Settings without any have no column.
+    empty = {i for i in range(len(rows[0])) if not any(row[i] for row in rows)}
+    rows = [[cell for i, cell in enumerate(row) if i not in empty] for row in rows]
+    head = ['recipe', 'with', *names, 'mean']
+    made = trials.table([cell for i, cell in enumerate(head) if i not in empty], rows)
+    return f'### One thing changed\n\nDifferences from the recipe in nDCG@10.\n\n{made}\n'
 
   def unseen(self, found, names):
     """Of the settings whose test queries have answers of both kinds."""

@@ -23,6 +23,7 @@ once for a set, with one seed. Runs, seeds, the ledger (experiments/ledgers/unm.
 
 import adapted
 import gain_sets
+import mining
 import systems
 import trials
 from dprjax.base import files
@@ -36,7 +37,7 @@ SETS = {
   'docstrings': gain_sets.Setting('docstrings', 1000),
   'medquad': gain_sets.Setting('medquad-8000', 2000),
 }
-DEPTH, NEGATIVES, HALVES = 100, 7, (0, 1)
+NEGATIVES, HALVES = 7, (0, 1)
 POOLS = {
   'batch': (),
   'bm25': (f'negatives={NEGATIVES}',),
@@ -136,21 +137,11 @@ class Experiment(adapted.Runs):
 
   def mine(self, name, qrels, runs, out, *flags):
     """A training file for the queries that are judged in a file."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    folder = self.folder(name)
-    given = (f'--{kind}={folder}/{kind}.jsonl' for kind in ('queries', 'corpus'))
-    settings = (f'--depth={DEPTH}', '--seed=0', '--texts=false', f'--qrels={qrels}')
-    trials.command('mine', *given, *settings, *runs, f'--out={out}', *flags)
+    mining.mine(self.folder(name), qrels, runs, out, *flags)
 
   def words(self, name):
     """BM25's run of the training queries."""
-    out, folder = self.out / 'mined' / f'{name}-bm25.trec', self.folder(name)
-    if not out.exists():
-      out.parent.mkdir(parents=True, exist_ok=True)
-      given = (f'--{kind}={folder}/{kind}.jsonl' for kind in ('queries', 'corpus'))
-      qrels = f'--qrels={folder}/qrels/train.tsv'
-      trials.command('bm25', *given, qrels, f'--k={DEPTH}', f'--out={out}')
-    return out
+    return mining.words(self.folder(name), self.out / 'mined' / f'{name}-bm25.trec')
 
   def first(self, name):
     """The first retriever's run of the training queries."""
@@ -170,7 +161,7 @@ class Experiment(adapted.Runs):
         vectors = f'--out={workdir}-{kind}'
         trials.command('encode', *model, f'--kind={kind}', *given, vectors)
       folders = (f'--corpus={workdir}-passage', f'--queries={workdir}-query')
-      trials.command('search', *folders, '--index=exact', f'--k={DEPTH}', f'--out={out}')
+      trials.command('search', *folders, '--index=exact', f'--k={mining.DEPTH}', f'--out={out}')
     return out
 
   def half(self, name, number):

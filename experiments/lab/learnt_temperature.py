@@ -1,0 +1,38 @@
+"""A prompt for queries alone whose temperature is learnt with it (as CLIP's, Radford et al. 2021).
+
+``config.temperature`` is where it starts. Only the loss knows it: it scales all scores of a query
+alike, so no ranking does. It comes as the length of the queries' vectors, the frozen ones' too, so
+that the trust region compares the two at the same temperature.
+"""
+
+import jax.numpy as jnp
+from jax import lax
+
+from dprjax.methods import dpr, dual_encoder, query_only
+from dprjax.models import prompts
+
+
+def build(config, model, devices, _=None):
+  plain = dpr.build(config, model, devices)
+  encoders = dual_encoder.build(config, model, devices)
+
+  def init(parts, key):
+    return plain.init(parts, key) | {'head': {'log_scale': jnp.zeros((), jnp.float32)}}
+
+  def loss(params, batch, key):
+    scale = jnp.exp(params['head']['log_scale'])
+    prefix = prompts.expand_prompt(model, params['prompt'])['query']
+
+    def encode(kind, rows, key):
+      return scale * encoders.encode(params, prefix, kind, *rows, key)
+
+    batch = batch | {query_only.FROZEN: lax.stop_gradient(scale) * batch[query_only.FROZEN]}
+    corpus = query_only.corpus(params, batch)
+    value, metrics = dpr.contrast(config, devices, encode, batch, key, corpus=corpus, frozen=encode)
+    return value, metrics | {'temperature': config.temperature / scale}
+
+  shown = {**plain.shown, 'temperature': 'temperature'}
+  return plain._replace(init=init, loss=loss, shown=shown)
+
+
+METHOD = dpr.METHOD._replace(build=build)

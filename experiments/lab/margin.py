@@ -1,0 +1,32 @@
+"""A prompt for queries alone that leaves out negatives which may be unlabelled positives.
+
+Those are the passages that the frozen encoder scores above the query's positive (RocketQA, Qu et
+al. 2021, with a cross-encoder; NV-Retriever, de Souza P. Moreira et al. 2024, by such a margin): at
+most ``MOST``, the highest.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from dprjax.methods import contrastive, dpr, query_only
+
+MOST = 100
+
+
+def build(config, model, devices, _=None):
+  plain = dpr.build(config, model, devices)
+
+  def loss(params, batch, key):
+    corpus = query_only.corpus(params, batch)
+    frozen = batch[query_only.FROZEN]
+    positive = jnp.sum(frozen * batch['passage_vectors'][:, 0], axis=1)
+    scores = contrastive.inner_products(frozen, corpus.vectors)
+    highest, places = jax.lax.top_k(scores, min(MOST, scores.shape[1]))
+    above = jnp.where(highest > positive[:, None], corpus.rows[places], -1)
+    relevant = jnp.concatenate([batch['relevant'], above], axis=1)
+    return plain.loss(params, batch | {'relevant': relevant}, key)
+
+  return plain._replace(loss=loss)
+
+
+METHOD = dpr.METHOD._replace(build=build)
