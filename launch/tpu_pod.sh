@@ -110,6 +110,7 @@ watch() {
       if grep -qx stopped <<<"$now"; then return 143; fi
       if grep -qx 2 <<<"$now"; then return 2; fi
       if grep -qx 143 <<<"$now"; then return 75; fi   # SIGTERM, but not by us: the slice is about to go
+      [[ $(state) == ACTIVE ]] || return 75           # taken away between a host's answer and another's
       return 1
     fi
   done

@@ -38,6 +38,7 @@ case $4 in
   delete) rm -rf state host0 host1 ;;
   scp | ssh)
     [ "$state" = ACTIVE ] || { echo 'ERROR: not reachable' >&2; exit 1; }
+    while [ -e connecting ]; do sleep 0.05; done
     [ "$(flag node "$@") $(flag worker "$@")" = 'all all' ] || exit 64
     for host in host0 host1; do
       if [ "$4" = scp ]; then cp "$5" "$host/"; else HOME=$CLOUD/$host HOST=$host bash -c "$(flag command "$@")" || exit; fi
@@ -50,7 +51,7 @@ COUNTING = """
 import os, pathlib, signal, sys, time
 total, file = int(sys.argv[1]), pathlib.Path(sys.argv[2]) / os.environ['HOST']
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-step = int(file.read_text()) if file.exists() else 0
+step = int(file.read_text() or 0) if file.exists() else 0
 print('after step', step, flush=True)
 while step < total:
   time.sleep(0.05)
@@ -136,11 +137,18 @@ def steps(pod):
 
 
 @pytest.mark.slow
-def test_a_preempted_slice_is_requested_again_and_the_run_goes_on(pod):
+@pytest.mark.parametrize('asked', [False, True], ids=['unreachable', 'empty'])
+def test_a_preempted_slice_is_requested_again_and_the_run_goes_on(pod, asked):
   process = pod('-c', COUNTING, 100, pod.bucket)
   until(lambda: len(steps(pod)) == 2 and min(steps(pod)) > 10)
+  if asked:  # the hosts go while the script connects to them: it finds them, but no process
+    (pod.cloud / 'connecting').touch()
+    before = len(calls(pod.cloud, 'ssh'))
+    until(lambda: len(calls(pod.cloud, 'ssh')) > before)
+    time.sleep(0.2)  # it has read that the slice is active
   (pod.cloud / 'state').write_text('SUSPENDED\n')  # first, so that no failure looks like a crash
   lose(pod.cloud)
+  (pod.cloud / 'connecting').unlink(missing_ok=True)
   before = steps(pod)
   out, _ = process.communicate(timeout=60)
   assert process.returncode == 0, out
