@@ -8,7 +8,6 @@ scores again. The kernels that come with JAX take a prefix only as a copy, and k
 """
 
 import functools
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -22,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int32
 
 from dprjax.models import dropout as masks
+from dprjax.models import splits
 
 # Of what a step of the grid holds, on the chips with the least room for it (16 MB).
 _STEP_BYTES = 12 << 20
@@ -94,9 +94,10 @@ def attend(
   arrays = query, key, value, bias[:, 0], prompt, *seeds
   if split is None or split.mesh.size == 1:
     return run(*arrays)
+  split = splits.inside(split)
   rows, heads = (
-    axes if count % math.prod(split.mesh.shape[axis] for axis in _names(axes)) == 0 else None
-    for axes, count in zip(split.spec, (query.shape[0], num_heads), strict=True)
+    None if count % splits.parts(split, axis) else split.spec[axis]
+    for axis, count in enumerate((query.shape[0], num_heads))
   )
   texts = P(rows, None, heads)
   own = prompt is not None and prompt.ndim == 4
@@ -108,10 +109,6 @@ def attend(
     out_specs=texts,
     check_vma=False,
   )(*arrays)
-
-
-def _names(axes: Any) -> tuple[str, ...]:
-  return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -4,30 +4,18 @@ docs/architecture.md has the shape letters.
 """
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int
 
 from dprjax.models import fused_attention
 from dprjax.models.activations import ACTIVATIONS
 from dprjax.models.dropout import Dropout
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions, platform_of
-
-
-def split_rows(x: Float[Array, 'B ...'], rows: NamedSharding | None) -> Float[Array, 'B ...']:
-  """``x`` split by its first axis, where that can be divided so.
-
-  Without it the compiler takes over the split of weights for activations, which are then reduced
-  over the devices in every layer.
-  """
-  if rows is None or x.shape[0] % math.prod(rows.mesh.shape[axis] for axis in rows.spec[0]):
-    return x
-  return jax.lax.with_sharding_constraint(x, rows)
+from dprjax.models.splits import split_rows
 
 
 def kernel_init(config: EncoderConfig) -> nn.initializers.Initializer:

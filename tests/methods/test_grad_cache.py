@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dprjax.methods.grad_cache import map_chunks
+from dprjax.planning import hlo
 from dprjax.runtime import mesh as meshes
 
 KEY = jax.random.key(7)
@@ -45,17 +46,47 @@ def test_values_sums_and_gradient_are_those_of_one_piece(mesh):
     )
 
 
-def test_each_piece_has_its_own_key(mesh):
+def test_each_piece_has_its_own_key_on_each_device(mesh):
   batch = meshes.put_batch(mesh, {'x': np.zeros(48, np.float32)})
 
   def one(rows, key):
     return rows['x'] + jax.random.uniform(key, (), jnp.float32), ()
 
   values, _ = jax.jit(lambda batch: map_chunks(one, batch, KEY, 3, mesh))(batch)
-  drawn = [float(jax.random.uniform(key, (), jnp.float32)) for key in jax.random.split(KEY, 3)]
-  assert len(set(drawn)) == 3
+  keys = jax.random.split(KEY, (3, mesh.size))
+  drawn = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (), jnp.float32)))(keys)
+  assert len(np.unique(drawn)) == 3 * mesh.size
   # Row i is of piece i mod 3, so that every device keeps its own rows.
-  np.testing.assert_allclose(values, drawn * 16)
+  own = np.repeat(np.asarray(drawn).T[:, None], 48 // mesh.size // 3, axis=1)
+  np.testing.assert_allclose(values, own.ravel())
+
+
+@pytest.mark.parametrize('sizes', [{'data': 8}, {'data': 4, 'fsdp': 2}, {'data': 1, 'fsdp': 8}])
+def test_gradients_are_summed_over_the_axis_data_once(sizes):
+  """Not once a piece: those of a large encoder on many chips would take longer than the rest."""
+  mesh = meshes.make_mesh(sizes)
+  layers, width, rows, pieces = 3, 16, 96, 6
+  rng = np.random.default_rng(0)
+  weights = rng.normal(size=(layers, width, width)).astype(np.float32)
+  x = rng.normal(size=(rows, width)).astype(np.float32)
+
+  def loss(weights, x, chunks):
+    def encode(rows, _):
+      y, _ = jax.lax.scan(lambda y, layer: (jnp.tanh(y @ layer), None), rows, weights)
+      return y, ()
+
+    return jnp.sum(map_chunks(encode, x, None, chunks, mesh)[0] ** 3)
+
+  whole = meshes.replicated(mesh)
+  run = jax.jit(jax.grad(loss), static_argnums=2, out_shardings=whole)
+  placed = jax.device_put(weights, whole), meshes.put_batch(mesh, {'x': x})['x']
+  program = run.lower(*placed, pieces).compile()
+  np.testing.assert_allclose(program(*placed), run(*placed, 1), rtol=0, atol=1e-4)
+  (sums,) = hlo.Program(program.as_text(), mesh.size).cost().collectives
+  size = layers * width**2 * 4
+  # Those of each piece and layer over `fsdp`, which splits weights, and of all over `data`.
+  each, once = pieces if sizes.get('fsdp') else 0, sizes['data'] > 1
+  assert sums[:3] == ('all-reduce', each * layers + once, (each + once) * size)
 
 
 def test_memory_is_that_of_one_piece():

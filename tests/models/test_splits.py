@@ -1,0 +1,72 @@
+"""Splits of activations, also of one part of an axis of the mesh."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from dprjax.models import fused_attention, splits
+from dprjax.runtime import mesh as meshes
+
+
+@pytest.fixture
+def mesh():
+  return meshes.make_mesh({'data': 2, 'fsdp': 2, 'model': 2})
+
+
+def test_a_part_of_an_axis_is_split_over_the_others(mesh):
+  split = NamedSharding(mesh, P(meshes.BATCH, 'model'))
+  assert splits.inside(split) == split and splits.parts(split, 0) == 4
+  with splits.part_of('data'):
+    inside = splits.inside(split)
+    assert inside == NamedSharding(mesh, P('fsdp', 'model'))
+    assert splits.parts(inside, 0) == splits.parts(inside, 1) == 2
+    assert splits.inside(NamedSharding(mesh, P('data'))).spec == P(None)
+  assert splits.inside(split) == split
+
+
+def test_rows_that_cannot_be_divided_are_not_split(mesh):
+  rows = meshes.activations(mesh)[0]
+
+  def spec(count):
+    return splits.split_rows(jnp.zeros((count, 3), jnp.float32), rows).sharding.spec
+
+  assert spec(8) == P(meshes.BATCH)
+  with splits.part_of('data'):
+    assert spec(6) == P('fsdp')
+    assert splits.split_rows(odd := jnp.zeros((5, 3), jnp.float32), rows) is odd
+
+
+def test_attention_by_parts_is_that_of_the_whole_batch(mesh):
+  """Values and gradients of texts and of a shared prompt, in pieces of the axis data."""
+  rng = np.random.default_rng(0)
+  heads, width, batch = 4, 8, 8
+  texts = [rng.normal(size=(batch, 6, heads * width)).astype(np.float32) for _ in 'qkv']
+  prompt = rng.normal(size=(2, 3, heads * width)).astype(np.float32)
+  bias = np.where(np.arange(6) < 4, 0, -1e9).astype(np.float32) * np.ones((batch, 1, 1, 1), 'f')
+  split = meshes.activations(mesh)[1]
+
+  def attend(q, k, v, bias, prompt):
+    how = {'num_heads': heads, 'split': split, 'interpret': True}
+    return jnp.sin(fused_attention.attend(q, k, v, bias, prompt, **how))
+
+  def whole(texts, prompt):
+    return jnp.sum(attend(*texts, bias, prompt) ** 2)
+
+  def by_parts(texts, prompt):
+    def cut(x):
+      return x.reshape(2, batch // 2, *x.shape[1:])
+
+    with splits.part_of('data'):
+      parts = jax.vmap(attend, (0, 0, 0, 0, None), spmd_axis_name='data')
+      return jnp.sum(parts(*map(cut, (*texts, bias)), prompt) ** 2)
+
+  value, gradients = jax.jit(jax.value_and_grad(whole, (0, 1)))(texts, prompt)
+  assert 1 < value < batch * 6 * heads * width
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-5),
+    jax.jit(jax.value_and_grad(by_parts, (0, 1)))(texts, prompt),
+    (value, gradients),
+  )
