@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from dprjax.models import splits
+from dprjax.runtime import mesh as meshes
 
 
 def map_chunks(
@@ -41,7 +42,7 @@ def map_chunks(
     # devices would compute every chunk whole.
     x = x.reshape(-1, chunks, *x.shape[1:]).swapaxes(0, 1)  # [n, B / n, ...]
     x = x.reshape(chunks, parts, -1, *x.shape[2:])
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(None, 'data', 'fsdp')))
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(None, *meshes.BATCH)))
 
   def join(x: Array) -> Array:
     x = x.reshape(chunks, -1, *x.shape[3:])
@@ -49,18 +50,31 @@ def map_chunks(
 
   rows = jax.tree.map(split, rows)
   keys = None if key is None else jax.random.split(key, (chunks, parts))
-  # What the gradient goes to has a copy on each part of the axis 'data', which adds up its own
-  # gradient over the chunks. These are summed over the devices once, not once a chunk.
-  with splits.part_of('data'):
-    encode, shared = jax.closure_convert(encode, *jax.tree.map(lambda x: x[0, 0], (rows, keys)))
-  copies = [_copy(x, parts, mesh) for x in shared]
-
-  def one(chunk: tuple[Any, Any]) -> tuple[Any, Any]:
-    run = jax.vmap(jax.checkpoint(encode), spmd_axis_name='data')
-    return run(*chunk, *copies)
-
-  values, sums = jax.lax.map(one, (rows, keys))
+  run = _by_parts(encode, jax.tree.map(lambda x: x[0], (rows, keys)), mesh)
+  values, sums = jax.lax.map(run, (rows, keys))
   return jax.tree.map(join, values), jax.tree.map(lambda x: jnp.sum(x, axis=(0, 1)), sums)
+
+
+def _by_parts(
+  encode: Callable[[Any, Array | None], tuple[Any, Any]], chunk: tuple[Any, Any], mesh: Mesh
+) -> Callable[[tuple[Any, Any]], tuple[Any, Any]]:
+  """``encode`` on each part of the axis 'data', for chunks like this one, split into these parts.
+
+  What the gradient goes to has a copy on each part, which adds up its own gradient over the chunks.
+  These are summed over the devices once, not once a chunk.
+  """
+
+  def part(chunk: Any, number: int) -> Any:
+    return jax.tree.map(lambda x: x[number], chunk)
+
+  parts = mesh.shape['data']
+  if parts == 1:  # a copy would take memory
+    return lambda chunk: jax.tree.map(lambda x: x[None], jax.checkpoint(encode)(*part(chunk, 0)))
+  with splits.part_of('data'):
+    converted, shared = jax.closure_convert(encode, *part(chunk, 0))
+  copies = [_copy(x, parts, mesh) for x in shared]
+  run = jax.vmap(jax.checkpoint(converted), spmd_axis_name='data')
+  return lambda chunk: run(*chunk, *copies)
 
 
 def _copy(x: Array, parts: int, mesh: Mesh) -> Array:
