@@ -201,28 +201,35 @@ class Experiment(systems.Runs):
     return (f'data.train={out}',)
 
   def variants(self, found, names):
-    """Recipes with one thing changed: their gain less that of the recipe, by seeds."""
+    """Recipes with one thing changed: their scores less those of the recipe, by seeds."""
     rows = []
     for way, base in BASES.items():
-      row, differences = [WAYS[base].label, VARIANTS[way].label], []
-      for name in names:
-        seeds = sorted(found[name][way].keys() & found[name][base].keys())
-        ours, theirs = (
-          [self.used(found, name, key, seed).mean() for seed in seeds] for key in (way, base)
-        )
-        differences.append(np.mean(ours) - np.mean(theirs) if seeds else None)
-      some = [value for value in differences if value is not None]
-      if some:
-        shown = ('' if value is None else f'{value:+.3f}' for value in differences)
-        rows.append([*row, *shown, f'{np.mean(some):+.3f}'])
+      pairs = {name: sorted(found[name][way].keys() & found[name][base].keys()) for name in names}
+      used, own = (
+        [
+          np.mean([of(found, name, way, seed) for seed in seeds])
+          - np.mean([of(found, name, base, seed) for seed in seeds])
+          for name, seeds in pairs.items()
+          if seeds
+        ]
+        for of in (self.used, self.own)
+      )
+      if used:
+        shown = iter(f'{one:+.3f} ({other:+.3f})' for one, other in zip(used, own, strict=True))
+        row = [next(shown) if seeds else '' for seeds in pairs.values()]
+        mean = f'{np.mean(used):+.3f} ({np.mean(own):+.3f})'
+        rows.append([WAYS[base].label, VARIANTS[way].label, *row, mean])
     if not rows:
       return ''
-    # Settings without any have no column.
-    empty = {i for i in range(len(rows[0])) if not any(row[i] for row in rows)}
-    rows = [[cell for i, cell in enumerate(row) if i not in empty] for row in rows]
     head = ['recipe', 'with', *names, 'mean']
-    made = trials.table([cell for i, cell in enumerate(head) if i not in empty], rows)
-    return f'### One thing changed\n\nDifferences from the recipe in nDCG@10.\n\n{made}\n'
+    # Settings without any have no column.
+    filled = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    head, *rows = ([row[i] for i in filled] for row in (head, *rows))
+    made = trials.table(head, rows)
+    return (
+      '### One thing changed\n\nDifferences from the recipe in nDCG@10, as their users would have '
+      f'them; in brackets, of the prompts themselves.\n\n{made}\n'
+    )
 
   def unseen(self, found, names):
     """Of the settings whose test queries have answers of both kinds."""

@@ -359,10 +359,12 @@ class Runs:
     """nDCG@10, or the setting's own measure, of each test query: of what a user would use, see
     `Way.keeps`.
     """
-    line = found[name][way][seed]
-    if self.kept(way, line):
-      line = found[name]['frozen'][seed]
-    return np.array(next(iter(line['scores'].values())))
+    way_used = 'frozen' if self.kept(way, found[name][way][seed]) else way
+    return self.own(found, name, way_used, seed)
+
+  def own(self, found, name, way, seed):
+    """The same of what was trained, also where nobody would use it."""
+    return np.array(next(iter(found[name][way][seed]['scores'].values())))
 
   def kept(self, way, line):
     """Whether a user keeps the encoder as it is."""
