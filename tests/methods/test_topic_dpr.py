@@ -6,7 +6,7 @@ import pytest
 
 from dprjax.base.errors import InputError
 from dprjax.data.topics import Topics
-from dprjax.methods import dpr, topic_dpr
+from dprjax.methods import dpr, topic_dpr, topic_losses
 from dprjax.methods.method import Parts
 from dprjax.models import hub, prompts
 from dprjax.models.encoder_config import EncoderConfig
@@ -241,7 +241,7 @@ def test_with_a_category_for_each_document_it_is_the_loss_of_dpr(shape, tokenize
 
 def test_weights_are_jaccard_overlaps():
   sets = np.array([[1, 2, -1], [2, 3, 4], [-1, -1, -1], [5, -1, -1]], np.int32)
-  found = np.asarray(topic_dpr.jaccard(sets, sets))
+  found = np.asarray(topic_losses.jaccard(sets, sets))
   assert np.allclose(found, [[1, 1 / 4, 0, 0], [1 / 4, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]])
 
 
