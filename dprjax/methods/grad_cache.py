@@ -35,14 +35,15 @@ def map_chunks(
   """
   if chunks == 1:
     return encode(rows, key)
-  parts = mesh.shape['data']
+  parts = _parts(mesh)
 
   def split(x: Array) -> Array:
     # Row i goes to chunk i mod n, so every device keeps its own rows. With reshape(n, -1, ...), all
     # devices would compute every chunk whole.
     x = x.reshape(-1, chunks, *x.shape[1:]).swapaxes(0, 1)  # [n, B / n, ...]
     x = x.reshape(chunks, parts, -1, *x.shape[2:])
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(None, *meshes.BATCH)))
+    axes = meshes.BATCH if parts > 1 else (None, meshes.BATCH)
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(None, *axes)))
 
   def join(x: Array) -> Array:
     x = x.reshape(chunks, -1, *x.shape[3:])
@@ -55,19 +56,29 @@ def map_chunks(
   return jax.tree.map(join, values), jax.tree.map(lambda x: jnp.sum(x, axis=(0, 1)), sums)
 
 
+def _parts(mesh: Mesh) -> int:
+  """How many copies there are of what the gradient goes to.
+
+  Where weights are split, each chunk's gradient has to be summed over the axis 'fsdp' at once. With
+  copies the compiler reduces it whole and takes a part of the sum. Over more than two parts that
+  sends more than to scatter the sum and to reduce the part over the axis 'data'.
+  """
+  return mesh.shape['data'] if mesh.shape['fsdp'] <= 2 else 1
+
+
 def _by_parts(
   encode: Callable[[Any, Array | None], tuple[Any, Any]], chunk: tuple[Any, Any], mesh: Mesh
 ) -> Callable[[tuple[Any, Any]], tuple[Any, Any]]:
   """``encode`` on each part of the axis 'data', for chunks like this one, split into these parts.
 
   What the gradient goes to has a copy on each part, which adds up its own gradient over the chunks.
-  These are summed over the devices once, not once a chunk.
+  These are summed over the devices once, and not, as the compiler would, once a chunk.
   """
 
   def part(chunk: Any, number: int) -> Any:
     return jax.tree.map(lambda x: x[number], chunk)
 
-  parts = mesh.shape['data']
+  parts = _parts(mesh)
   if parts == 1:  # a copy would take memory
     return lambda chunk: jax.tree.map(lambda x: x[None], jax.checkpoint(encode)(*part(chunk, 0)))
   with splits.part_of('data'):

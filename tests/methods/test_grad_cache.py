@@ -61,7 +61,9 @@ def test_each_piece_has_its_own_key_on_each_device(mesh):
   np.testing.assert_allclose(values, own.ravel())
 
 
-@pytest.mark.parametrize('sizes', [{'data': 8}, {'data': 4, 'fsdp': 2}, {'data': 1, 'fsdp': 8}])
+@pytest.mark.parametrize(
+  'sizes', [{'data': 8}, {'data': 4, 'fsdp': 2}, {'data': 2, 'fsdp': 4}, {'data': 1, 'fsdp': 8}]
+)
 def test_gradients_are_summed_over_the_axis_data_once(sizes):
   """Not once a piece: those of a large encoder on many chips would take longer than the rest."""
   mesh = meshes.make_mesh(sizes)
@@ -84,8 +86,8 @@ def test_gradients_are_summed_over_the_axis_data_once(sizes):
   np.testing.assert_allclose(program(*placed), run(*placed, 1), rtol=0, atol=1e-4)
   (sums,) = hlo.Program(program.as_text(), mesh.size).cost().collectives
   size = layers * width**2 * 4
-  # Those of each piece and layer over `fsdp`, which splits weights, and of all over `data`.
-  each, once = pieces if sizes.get('fsdp') else 0, sizes['data'] > 1
+  # Those of each piece and layer over `fsdp`, which splits weights, and of all over `data`, or both.
+  each, once = pieces if sizes.get('fsdp') else 0, sizes['data'] > 2
   assert sums[:3] == ('all-reduce', each * layers + once, (each + once) * size)
 
 
