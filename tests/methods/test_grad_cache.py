@@ -86,7 +86,8 @@ def test_gradients_are_summed_over_the_axis_data_once(sizes):
   np.testing.assert_allclose(program(*placed), run(*placed, 1), rtol=0, atol=1e-4)
   (sums,) = hlo.Program(program.as_text(), mesh.size).cost().collectives
   size = layers * width**2 * 4
-  # Those of each piece and layer over `fsdp`, which splits weights, and of all over `data`, or both.
+  # Those of each piece and layer over `fsdp`, which splits weights, and of all over `data`; with
+  # more than two parts of `fsdp` there are no copies.
   each, once = pieces if sizes.get('fsdp') else 0, sizes['data'] > 2
   assert sums[:3] == ('all-reduce', each * layers + once, (each + once) * size)
 
