@@ -26,7 +26,7 @@ def map_chunks(
     encode: ``(rows, key) -> (values per row, sums)``.
     rows: arrays with a leading axis of B, a multiple of ``chunks`` times the devices that split the
       batch.
-    key: for dropout; each chunk gets its own, on each part of the axis 'data'. None stays None.
+    key: for dropout; each chunk gets its own. None stays None.
     chunks: their number.
     mesh: the devices.
 
@@ -50,7 +50,7 @@ def map_chunks(
     return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
 
   rows = jax.tree.map(split, rows)
-  keys = None if key is None else jax.random.split(key, (chunks, parts))
+  keys = None if key is None else jax.random.split(key, chunks)
   run = _by_parts(encode, jax.tree.map(lambda x: x[0], (rows, keys)), mesh)
   values, sums = jax.lax.map(run, (rows, keys))
   return jax.tree.map(join, values), jax.tree.map(lambda x: jnp.sum(x, axis=(0, 1)), sums)
@@ -75,17 +75,24 @@ def _by_parts(
   These are summed over the devices once, and not, as the compiler would, once a chunk.
   """
 
-  def part(chunk: Any, number: int) -> Any:
-    return jax.tree.map(lambda x: x[number], chunk)
-
-  parts = _parts(mesh)
+  parts, rows = _parts(mesh), jax.tree.map(lambda x: x[0], chunk[0])
   if parts == 1:  # a copy would take memory
-    return lambda chunk: jax.tree.map(lambda x: x[None], jax.checkpoint(encode)(*part(chunk, 0)))
-  with splits.part_of('data'):
-    converted, shared = jax.closure_convert(encode, *part(chunk, 0))
+
+    def only(chunk: tuple[Any, Any]) -> tuple[Any, Any]:
+      found = jax.checkpoint(encode)(jax.tree.map(lambda x: x[0], chunk[0]), chunk[1])
+      return jax.tree.map(lambda x: x[None], found)
+
+    return only
+
+  def one(rows: Any, key: Array | None, number: Array) -> tuple[Any, Any]:
+    with splits.part_of('data', number, parts):
+      return encode(rows, key)
+
+  converted, shared = jax.closure_convert(one, rows, chunk[1], jnp.zeros((), jnp.int32))
   copies = [_copy(x, parts, mesh) for x in shared]
-  run = jax.vmap(jax.checkpoint(converted), spmd_axis_name='data')
-  return lambda chunk: run(*chunk, *copies)
+  axes = (0, None, 0, *(0 for _ in copies))
+  run = jax.vmap(jax.checkpoint(converted), axes, spmd_axis_name='data')
+  return lambda chunk: run(*chunk, jnp.arange(parts, dtype=jnp.int32), *copies)
 
 
 def _copy(x: Array, parts: int, mesh: Mesh) -> Array:

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int32
 
+from dprjax.models import splits
+
 _GOLDEN = np.int32(-1640531527)  # 2**32 by the golden ratio
 
 
@@ -39,6 +41,15 @@ def seeds(key: Array, shape: tuple[int, ...]) -> Int32[Array, '*s']:
   return jax.lax.bitcast_convert_type(jax.random.bits(key, shape, jnp.uint32), jnp.int32)
 
 
+def row_seeds(key: Array, shape: tuple[int, ...]) -> Int32[Array, '*s']:
+  """Random seeds of a batch's rows, the first axis: the same in whichever part they are."""
+  part = splits.part()
+  found = seeds(key, (part.parts * shape[0], *shape[1:]))
+  if part.parts == 1:
+    return found
+  return jax.lax.dynamic_slice_in_dim(found, part.number * shape[0], shape[0])
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _drop(x: Array, rate: float, seed: Int32[Array, '']) -> Array:
   places = jnp.zeros(x.shape, jnp.int32)
@@ -61,19 +72,25 @@ def _drop_bwd(rate, seed, gradient):
 _drop.defvjp(_drop_fwd, _drop_bwd)
 
 
-def drop(x: Float[Array, '*s'], rate: float, key: Array) -> Float[Array, '*s']:
+def drop(x: Float[Array, '*s'], rate: float, key: Array, rows: bool = False) -> Float[Array, '*s']:
   """``x`` with a share of its numbers left out, and the others divided by the share that stays.
 
   Args:
     x: of any shape.
     rate: the share that is left out, below 1.
     key: of the mask.
+    rows: the first axis has the batch's rows, which may be one part of them.
   """
-  return _drop(x, rate, seeds(key, ()))
+  seed = seeds(key, ())
+  if rows and (part := splits.part()).parts > 1:
+    # Places are counted from the first row of the first part: that adds the same to all bits.
+    before = np.array(x.size % 2**32, np.uint32).astype(np.int32) * jnp.asarray(part.number)
+    seed = seed + before * _GOLDEN
+  return _drop(x, rate, seed)
 
 
 class Dropout(nn.Module):
-  """``drop`` with a key of the module's stream 'dropout'.
+  """``drop`` of a batch's rows, with a key of the module's stream 'dropout'.
 
   Attributes:
     rate: the share that is left out.
@@ -87,4 +104,4 @@ class Dropout(nn.Module):
   def __call__(self, x: Array) -> Array:
     if self.deterministic or not self.rate:
       return x
-    return drop(x, self.rate, self.make_rng('dropout'))
+    return drop(x, self.rate, self.make_rng('dropout'), rows=True)

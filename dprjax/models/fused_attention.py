@@ -83,7 +83,7 @@ def attend(
   # A seed for each head of each example, whichever device computes it.
   places = query.shape[0], num_heads, 1, 1
   seeds = [
-    masks.seeds(of, places) if rate and of is not None else None
+    masks.row_seeds(of, places) if rate and of is not None else None
     for rate, of in ((dropout, dropout_key), (prompt_dropout, prompt_key))
   ]
   rates = (

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dprjax.methods.grad_cache import map_chunks
+from dprjax.models import dropout
 from dprjax.planning import hlo
 from dprjax.runtime import mesh as meshes
 
@@ -46,19 +47,41 @@ def test_values_sums_and_gradient_are_those_of_one_piece(mesh):
     )
 
 
-def test_each_piece_has_its_own_key_on_each_device(mesh):
+def test_each_piece_has_its_own_key(mesh):
   batch = meshes.put_batch(mesh, {'x': np.zeros(48, np.float32)})
 
   def one(rows, key):
     return rows['x'] + jax.random.uniform(key, (), jnp.float32), ()
 
   values, _ = jax.jit(lambda batch: map_chunks(one, batch, KEY, 3, mesh))(batch)
-  keys = jax.random.split(KEY, (3, mesh.size))
-  drawn = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (), jnp.float32)))(keys)
-  assert len(np.unique(drawn)) == 3 * mesh.size
+  drawn = [float(jax.random.uniform(key, (), jnp.float32)) for key in jax.random.split(KEY, 3)]
+  assert len(set(drawn)) == 3
   # Row i is of piece i mod 3, so that every device keeps its own rows.
-  own = np.repeat(np.asarray(drawn).T[:, None], 48 // mesh.size // 3, axis=1)
-  np.testing.assert_allclose(values, own.ravel())
+  np.testing.assert_allclose(values, drawn * 16)
+
+
+def test_dropout_leaves_out_the_same_on_any_mesh():
+  """Of each row, and of what rows share."""
+  x = np.ones((48, 5), np.float32)
+
+  def one(rows, key):
+    shared = dropout.drop(jnp.ones((3, 5), jnp.float32), 0.5, jax.random.fold_in(key, 1))
+    return dropout.drop(rows, 0.5, key, rows=True) + 10 * jnp.sum(shared, axis=0)[None], ()
+
+  def run(devices):
+    mesh = meshes.make_mesh({'data': devices}, jax.devices()[:devices])
+
+    def loss(x):
+      values, _ = map_chunks(one, x, KEY, 3, mesh)
+      return jnp.sum(values**2), values
+
+    # The gradient takes the same masks.
+    return jax.jit(jax.grad(loss, has_aux=True))(meshes.put_batch(mesh, {'x': x})['x'])
+
+  found = [run(devices) for devices in (1, 8)]
+  first = found[0][1] % 10
+  assert 0.3 < np.mean(first == 0) < 0.7 and len(np.unique(first, axis=0)) > 16
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), *found)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dprjax.models import fused_attention, splits
+from dprjax.models import dropout, fused_attention, splits
 from dprjax.runtime import mesh as meshes
 
 
@@ -19,7 +19,7 @@ def mesh():
 def test_a_part_of_an_axis_is_split_over_the_others(mesh):
   split = NamedSharding(mesh, P(meshes.BATCH, 'model'))
   assert splits.inside(split) == split and splits.parts(split, 0) == 4
-  with splits.part_of('data'):
+  with splits.part_of('data', 1, 2):
     inside = splits.inside(split)
     assert inside == NamedSharding(mesh, P('fsdp', 'model'))
     assert splits.parts(inside, 0) == splits.parts(inside, 1) == 2
@@ -34,12 +34,13 @@ def test_rows_that_cannot_be_divided_are_not_split(mesh):
     return splits.split_rows(jnp.zeros((count, 3), jnp.float32), rows).sharding.spec
 
   assert spec(8) == P(meshes.BATCH)
-  with splits.part_of('data'):
+  with splits.part_of('data', 1, 2):
     assert spec(6) == P('fsdp')
     assert splits.split_rows(odd := jnp.zeros((5, 3), jnp.float32), rows) is odd
 
 
-def test_attention_by_parts_is_that_of_the_whole_batch(mesh):
+@pytest.mark.parametrize('rate', [0.0, 0.25])
+def test_attention_by_parts_is_that_of_the_whole_batch(mesh, rate):
   """Values and gradients of texts and of a shared prompt, in pieces of the axis data."""
   rng = np.random.default_rng(0)
   heads, width, batch = 4, 8, 8
@@ -49,19 +50,31 @@ def test_attention_by_parts_is_that_of_the_whole_batch(mesh):
   split = meshes.activations(mesh)[1]
 
   def attend(q, k, v, bias, prompt):
-    how = {'num_heads': heads, 'split': split, 'interpret': True}
-    return jnp.sin(fused_attention.attend(q, k, v, bias, prompt, **how))
+    out = fused_attention.attend(
+      *(q, k, v, bias, prompt),
+      num_heads=heads,
+      dropout=rate,
+      dropout_key=jax.random.key(3),
+      prompt_dropout=rate,
+      prompt_key=jax.random.key(4),
+      split=split,
+      interpret=True,
+    )
+    return dropout.drop(jnp.sin(out), rate, jax.random.key(5), rows=True)
 
   def whole(texts, prompt):
     return jnp.sum(attend(*texts, bias, prompt) ** 2)
+
+  def one(number, prompt, *arrays):
+    with splits.part_of('data', number, 2):
+      return attend(*arrays, prompt)
 
   def by_parts(texts, prompt):
     def cut(x):
       return x.reshape(2, batch // 2, *x.shape[1:])
 
-    with splits.part_of('data'):
-      parts = jax.vmap(attend, (0, 0, 0, 0, None), spmd_axis_name='data')
-      return jnp.sum(parts(*map(cut, (*texts, bias)), prompt) ** 2)
+    run = jax.vmap(one, (0, None, 0, 0, 0, 0), spmd_axis_name='data')
+    return jnp.sum(run(jnp.arange(2), prompt, *map(cut, (*texts, bias))) ** 2)
 
   value, gradients = jax.jit(jax.value_and_grad(whole, (0, 1)))(texts, prompt)
   assert 1 < value < batch * 6 * heads * width
