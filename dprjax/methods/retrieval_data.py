@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import Int32
 from ml_collections import ConfigDict
 
+from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.data import batches, docstrings, sources, store, teacher
 from dprjax.data.text import Tokenizer
@@ -96,6 +97,7 @@ class Splits:
     judged = sources.load_dataset(self.dev).qrels
     path = self.workdir / (f'dev-{self.task}.tsv' if self.task else 'dev.tsv')
     if jax.process_index() == 0:
+      files.clear(path)  # what a killed run left of it
       write_qrels(path, judged)
     return judged
 
