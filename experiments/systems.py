@@ -359,8 +359,8 @@ class Runs:
     """nDCG@10, or the setting's own measure, of each test query: of what a user would use, see
     `Way.keeps`.
     """
-    way_used = 'frozen' if self.kept(way, found[name][way][seed]) else way
-    return self.own(found, name, way_used, seed)
+    kept = self.kept(way, found[name][way][seed])
+    return self.own(found, name, 'frozen' if kept else way, seed)
 
   def own(self, found, name, way, seed):
     """The same of what was trained, also where nobody would use it."""

@@ -110,8 +110,9 @@ def test_gradients_are_summed_over_the_axis_data_once(sizes):
   (sums,) = hlo.Program(program.as_text(), mesh.size).cost().collectives
   size = layers * width**2 * 4
   # Those of each piece and layer over `fsdp`, which splits weights, and of all over `data`; with
-  # more than two parts of `fsdp` there are no copies.
-  each, once = pieces if sizes.get('fsdp') else 0, sizes['data'] > 2
+  # more than two parts of `fsdp` those of each piece are over both.
+  fsdp = sizes.get('fsdp', 1)
+  each, once = pieces if fsdp > 1 else 0, fsdp <= 2
   assert sums[:3] == ('all-reduce', each * layers + once, (each + once) * size)
 
 
