@@ -8,7 +8,8 @@ No data, weights or accelerator are needed, only the compiler of the target: `pi
 encoder's forward pass of each padded length are compiled for the target. A table says whether they
 fit, what they compute, move and send by formula and by the compiled program, and the rates that
 follow from the published limits of the chip. Where the update does not fit, the plan looks for the
-flags with which it does. Compiling for a large encoder takes minutes a program.
+flags with which it does; --fastest=true looks for faster ones where it does. Compiling for a large
+encoder takes minutes a program.
 
 Targets: TPUs with a topology (v4:2x2x1, v5e:2x4, v5p:2x2x1, v6e:2x4), GPUs with their number
 (h100:8, a100:8, l4:1), and cpu, this machine. docs/planning.md explains the rows.
@@ -43,6 +44,7 @@ def plan(
   examples: int | None = None,
   share: float = 0.5,
   find: bool = True,
+  fastest: bool = False,
   forward: bool = True,
   save: str = '',
 ) -> 'tables.Plan':
@@ -56,6 +58,7 @@ def plan(
     examples: training examples, for the hours.
     share: of the bound, for rates.
     find: look for flags where the update does not fit.
+    fastest: look for fewer chunks where it does.
     forward: compile the forward passes, too.
     save: a folder for the compiled programs; '': none.
 
@@ -82,11 +85,14 @@ def plan(
   found = {'update': update(())}
   title = 'update' if found['update'].fits else ''
   flags: tuple[str, ...] = ()
-  if not title and find and found['update'].fits is not None:
+  fit = search.Fit((), None)
+  if title and fastest:
+    fit = search.fastest(config, target.devices, found['update'], update)
+  elif not title and find and found['update'].fits is not None:
     fit = search.fit(config, target.devices, found['update'], update)
-    if fit.program is not None:
-      title, flags = 'update that fits', fit.flags
-      found[title] = fit.program
+  if fit.program is not None and fit.flags:
+    title, flags = 'fastest update' if title else 'update that fits', fit.flags
+    found[title] = fit.program
   for length in embedder.padded_lengths(batch.longest) if forward else ():
     forward_pass = job(flags, length)
     found[f'encode {forward_pass.rows} x {length}'] = compile_program(forward_pass)
@@ -178,6 +184,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     help='look for flags with which an update fits (default: true)',
   )
   parser.add_argument(
+    '--fastest',
+    type=cli.boolean,
+    default=False,
+    metavar='true|false',
+    help='where it fits, try fewer chunks (config.grad_cache) and remat, too (default: false)',
+  )
+  parser.add_argument(
     '--timeout',
     type=cli.up_to(24 * 3600),
     default=1800,
@@ -228,6 +241,7 @@ def _plan(
       examples=args.examples,
       share=args.share,
       find=args.search,
+      fastest=args.fastest,
       forward=args.forward,
       save=args.save or '',
     )

@@ -78,6 +78,22 @@ def test_a_plan_says_what_fits_and_how_fast_it_can_be():
   assert text.startswith('## v5e:2x4: 8 x TPU v5 lite\n') and '| fits | no, 4.25' in text
 
 
+def test_fewer_chunks_are_looked_for_where_the_update_fits():
+  def chunked(job):
+    return compiling.Program(
+      job, answer(12.0, 1.0 if '--config.grad_cache=1' in job.config else 2.0)
+    )
+
+  arguments = [CONFIG, '--config.grad_cache=2', '--config.backbone.dtype=bfloat16']
+  target = targets.parse('v5e:2x4')
+  found = plan.plan(arguments, target, chunked, forward=False, fastest=True)
+  assert (found.update, found.flags) == ('fastest update', ('--config.grad_cache=1',))
+  assert list(found.programs) == ['update', 'fastest update']
+  assert any(line == 'It is faster with --config.grad_cache=1' for line in tables.note(found))
+  found = plan.plan(arguments, target, chunked, forward=False)
+  assert (found.update, found.flags, list(found.programs)) == ('update', (), ['update'])
+
+
 def test_hours_need_a_number_of_examples():
   found = plan.plan(
     [CONFIG, '--config.steps=0', '--config.epochs=3', '--config.grad_cache=2'],

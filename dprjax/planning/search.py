@@ -1,4 +1,4 @@
-"""Finds what an update needs to fit into memory: chunks, then remat, then sharded weights."""
+"""Finds what an update needs to fit into memory, and with what it is fastest."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -12,19 +12,24 @@ Attempt = Callable[[Sequence[str]], Program]
 
 
 class Fit(NamedTuple):
-  """Flags with which an update fits, and that update; () and None where none was found."""
+  """Flags with which an update fits, that update and its chunks; () and None where none does."""
 
   flags: tuple[str, ...]
   program: Program | None
+  chunks: int = 0
+
+  def seconds(self, dtype: str) -> float:
+    """The least that the update takes."""
+    return self.program.bound(dtype).seconds if self.program else float('inf')
 
 
 def fit(config: ml_collections.ConfigDict, devices: int, program: Program, attempt: Attempt) -> Fit:
   """The smallest ``grad_cache`` with which an update fits.
 
-  Where none is large enough, layers are computed again in the backward pass (``backbone.remat``);
-  where that does not suffice, weights are split over more and more devices (``mesh.fsdp``), each
-  time with the smallest ``grad_cache``. More chunks never need more memory, so the smallest number
-  is found by halving.
+  Where layers that are computed again in the backward pass (``backbone.remat``) need fewer chunks,
+  the one of the two whose bound is lower: each chunk reads the weights again. Where neither
+  suffices, weights are split over more and more devices (``mesh.fsdp``). More chunks never need
+  more memory, so the smallest number is found by halving.
 
   Args:
     config: the experiment, whose update does not fit.
@@ -41,21 +46,60 @@ def fit(config: ml_collections.ConfigDict, devices: int, program: Program, attem
     if held * first / fsdp > program.has:
       continue
     mesh = () if fsdp == first else (f'--config.mesh.fsdp={fsdp}', '--config.mesh.data=-1')
-    for remat in dict.fromkeys((config.backbone.remat, True)):
-      more = (*mesh, *(['--config.backbone.remat=true'] if remat else []))
-      # What was given was tried before.
-      new = sizes if more else [size for size in sizes if size > config.grad_cache]
-      if (found := _smallest(new, more, attempt)) is not None:
-        return found
+    # What was given was tried before.
+    new = sizes if mesh else [size for size in sizes if size > config.grad_cache]
+    if (best := _fewer(config, None, new, sizes, mesh, attempt)) is not None:
+      return best
   return Fit((), None)
 
 
-def chunks(config: ml_collections.ConfigDict, parts: int) -> list[int]:
-  """The numbers of chunks, from the given one on, that ``parts`` devices can share; ascending."""
-  rows = config.batch_size // parts
-  return [
-    size for size in range(config.grad_cache, rows + 1) if config.batch_size % (parts * size) == 0
-  ]
+def fastest(
+  config: ml_collections.ConfigDict, devices: int, program: Program, attempt: Attempt
+) -> Fit:
+  """As ``fit``, of an update that fits: fewer chunks or remat, where the bound is lower.
+
+  Each chunk reads the weights again. So of all numbers that fit the smallest is the fastest, as is
+  remat with fewer still, unless products are the bound; these two are compared.
+  """
+  model = config.mesh.model if config.mesh.model > 0 else 1
+  sizes = chunks(config, devices // model, least=1)
+  fewer = [size for size in sizes if size < config.grad_cache]
+  given = Fit((), program, config.grad_cache)
+  return _fewer(config, given, fewer, fewer, (), attempt) or given
+
+
+def chunks(config: ml_collections.ConfigDict, parts: int, least: int | None = None) -> list[int]:
+  """The numbers of chunks that ``parts`` devices can share, ascending; from the given one on."""
+  first, rows = least or config.grad_cache, config.batch_size // parts
+  return [size for size in range(first, rows + 1) if config.batch_size % (parts * size) == 0]
+
+
+def _fewer(
+  config: ml_collections.ConfigDict,
+  given: Fit | None,
+  plain: Sequence[int],
+  again: Sequence[int],
+  more: Sequence[str],
+  attempt: Attempt,
+) -> Fit | None:
+  """The fit with the lowest bound: the one given, the fewest chunks, or fewer still with remat.
+
+  Args:
+    config: the experiment.
+    given: what fits; None: nothing yet.
+    plain, again: numbers of chunks without and with remat.
+    more: other flags.
+    attempt: compiles an update.
+  """
+  best = given
+  remat = ('--config.backbone.remat=true',)
+  ways = [(again, remat)] if config.backbone.remat else [(plain, ()), (again, remat)]
+  for sizes, flags in ways:
+    fewer = [size for size in sizes if best is None or size < best.chunks]
+    found = _smallest(fewer, (*more, *flags), attempt)
+    both = [one for one in (best, found) if one is not None]
+    best = min(both, key=lambda one: one.seconds(config.backbone.dtype), default=None)
+  return best
 
 
 def _doublings(first: int, most: int) -> Iterator[int]:
@@ -75,7 +119,7 @@ def _smallest(sizes: Sequence[int], more: Sequence[str], attempt: Attempt) -> Fi
     flags = (f'--config.grad_cache={sizes[middle]}', *more)
     program = attempt(flags)
     if program.fits:
-      best, high = Fit(flags, program), middle - 1
+      best, high = Fit(flags, program, sizes[middle]), middle - 1
     elif best is None:
       return None  # with the most chunks
     else:

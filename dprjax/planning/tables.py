@@ -43,8 +43,8 @@ class Plan:
     config: the experiment.
     batch: its longest batch.
     programs: compiled, by the title of their column.
-    update: the title of the update that fits; '' where none does.
-    flags: with which it fits, beside those that were given.
+    update: the title of the update that fits, the fastest of them; '' where none does.
+    flags: with which it fits, or is faster, beside those that were given.
     examples: training examples; None: not known.
     share: of the bound, that rates are given at, too.
   """
@@ -124,7 +124,8 @@ def note(plan: Plan) -> list[str]:
   if not plan.update:
     lines.append('No update was found that fits.')
   elif plan.flags:
-    lines.append(f'It fits with {" ".join(plan.flags)}')
+    said = 'It fits with' if plan.programs['update'].fits is False else 'It is faster with'
+    lines.append(f'{said} {" ".join(plan.flags)}')
   return lines
 
 

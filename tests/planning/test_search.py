@@ -7,12 +7,15 @@ from dprjax.runtime import config as configs
 GIB = 2**30
 
 
-def update(needs, held=0.0):
-  """An update on a v5e, which has 15.75 GiB."""
+def update(needs, held=0.0, flops=0.0, moved=0.0):
+  """An update on a v5e, which has 15.75 GiB, 197 TFLOP/s in bfloat16 and 819 GB/s."""
   sizes = {'argument': round(needs * GIB), 'output': 0, 'temp': 0, 'alias': 0}
-  return compiling.Program(
-    Job('v5e:2x4', ()), {'memory': sizes, 'held': {'trained': round(held * GIB)}}
-  )
+  answer = {
+    'memory': sizes,
+    'held': {'trained': round(held * GIB)},
+    'xla': {'flops': flops, 'bytes': moved, 'collectives': ()},
+  }
+  return compiling.Program(Job('v5e:2x4', ()), answer)
 
 
 def knob(flags, name, default):
@@ -24,22 +27,27 @@ def knob(flags, name, default):
 def config(**changes):
   made = configs.default()
   made.batch_size = 64
+  made.backbone.dtype = 'bfloat16'
   for name, value in changes.items():
     made[name] = value
   return made
 
 
-def make(activations, weights=1.0):
-  """(attempt, what it was asked): memory as of a transformer, 60 % of it saved by remat."""
+def make(activations, weights=1.0, read=0.0):
+  """(attempt, what it was asked): an update as of a transformer.
+
+  Remat saves 60 % of the memory and takes a third more than 100 ms of products; each chunk reads
+  and writes so many ms of weights.
+  """
   asked = []
 
   def attempt(flags):
     asked.append(flags)
-    needs = activations / int(knob(flags, 'grad_cache', 1))
-    if knob(flags, 'backbone.remat', ''):
-      needs *= 0.4
+    chunks, remat = int(knob(flags, 'grad_cache', 1)), knob(flags, 'backbone.remat', '')
+    needs = activations / chunks * (0.4 if remat else 1)
     shared = weights / int(knob(flags, 'mesh.fsdp', 1))
-    return update(needs + shared, shared)
+    flops = 0.1 * 197e12 * (4 / 3 if remat else 1)
+    return update(needs + shared, shared, flops, read / 1e3 * chunks * 819e9)
 
   return attempt, asked
 
@@ -55,7 +63,7 @@ def make(activations, weights=1.0):
     (10000.0, 1.0, ()),
   ],
 )
-def test_the_fewest_chunks_then_remat_then_sharded_weights(activations, weights, flags):
+def test_the_fewest_chunks_or_remat_then_sharded_weights(activations, weights, flags):
   attempt, asked = make(activations, weights)
   found = search.fit(config(), 8, update(activations + weights, weights), attempt)
   assert found.flags == flags
@@ -63,6 +71,43 @@ def test_the_fewest_chunks_then_remat_then_sharded_weights(activations, weights,
   if flags:
     assert found.program.fits
   assert len(asked) == len(set(asked)) and all(flags for flags in asked)
+
+
+@pytest.mark.parametrize(
+  ('read', 'flags'),
+  [
+    (16.0, ('--config.grad_cache=8',)),  # 128 ms of memory, remat 133 of products
+    (17.0, ('--config.grad_cache=4', '--config.backbone.remat=true')),  # 136 of memory
+  ],
+)
+def test_remat_is_taken_where_its_fewer_chunks_take_less_time(read, flags):
+  attempt, asked = make(100.0, read=read)
+  found = search.fit(config(), 8, update(101.0, 1.0), attempt)
+  assert found.flags == flags and found.program.fits
+  assert ('--config.grad_cache=8', '--config.backbone.remat=true') not in asked
+
+
+@pytest.mark.parametrize(
+  ('activations', 'read', 'flags'),
+  [
+    (40.0, 20.0, ('--config.grad_cache=4',)),  # 2 and remat: 133 ms of products
+    (40.0, 50.0, ('--config.grad_cache=2', '--config.backbone.remat=true')),
+    (10.0, 50.0, ('--config.grad_cache=1',)),
+    (100.0, 5.0, ()),  # products are the bound
+  ],
+)
+def test_fewer_chunks_are_faster_where_memory_is_the_bound(activations, read, flags):
+  attempt, asked = make(activations, read=read)
+  given = config(grad_cache=8)
+  found = search.fastest(given, 8, attempt(('--config.grad_cache=8',)), attempt)
+  assert found.flags == flags and found.program.fits
+  assert len(asked) == len(set(asked))
+
+
+def test_what_has_one_chunk_and_fits_is_the_fastest():
+  attempt, asked = make(10.0)
+  found = search.fastest(config(), 8, update(11.0), attempt)
+  assert (found.flags, found.program, asked) == ((), update(11.0), [])
 
 
 def test_chunks_share_the_rows_of_all_devices():
