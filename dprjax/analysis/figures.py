@@ -390,8 +390,10 @@ def _drawing(width: float, height: float, foot: str, path: files.PathLike) -> It
   import matplotlib.layout_engine
 
   with matplotlib.rc_context({'text.parse_math': False}):  # a name such as '$x$' is no formula
-    # The strip at the bottom is for the note.
-    layout = matplotlib.layout_engine.ConstrainedLayoutEngine(rect=(0, 0.035, 1, 0.965), w_pad=0.12)
+    strip = 0.16 / height  # at the bottom, for the note
+    layout = matplotlib.layout_engine.ConstrainedLayoutEngine(
+      rect=(0, strip, 1, 1 - strip), w_pad=0.12
+    )
     drawing = matplotlib.figure.Figure(figsize=(width, height), dpi=150, layout=layout)
     yield drawing
     drawing.text(0.995, 0.005, foot, ha='right', va='bottom', fontsize=7, color='#555555')
