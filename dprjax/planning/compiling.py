@@ -96,9 +96,13 @@ def compile_program(job: Job, limit: float) -> Program:
         stderr=log,
         env=targets.environment(target),
         start_new_session=True,
+        bufsize=0,
       )
+      assert process.stdin is not None
       try:
-        process.communicate(json.dumps(dataclasses.asdict(job)).encode(), timeout=limit)
+        with contextlib.suppress(BrokenPipeError):  # it has ended already
+          process.stdin.write(json.dumps(dataclasses.asdict(job)).encode() + b'\n')
+        process.wait(limit)
       except subprocess.TimeoutExpired:
         return Program(job, {'failed': {'why': f'no program after {limit:g} s', 'memory': False}})
       finally:
@@ -106,6 +110,7 @@ def compile_program(job: Job, limit: float) -> Program:
           if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        process.stdin.close()  # not before: the process ends where it is closed
     try:
       answer = json.loads(path.read_text())
     except (OSError, ValueError):

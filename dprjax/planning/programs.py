@@ -1,17 +1,19 @@
 """Compiles one program of an experiment for a machine that need not be there.
 
-A process of its own, which `compiling` starts, so that a compiler may fail as it likes:
-
-    python -m dprjax.planning.programs ANSWER.json < job.json
+A process of its own, which `compiling` starts, so that a compiler may fail as it likes. It reads
+the job in a line of standard input, writes the file that its argument names, and ends early where
+standard input does.
 """
 
 import dataclasses
 import json
 import math
+import os
 import pathlib
 import pickle
 import re
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -288,10 +290,21 @@ def _failure(error: Exception, held: int) -> dict[str, Any]:
   return found
 
 
+def _end_with_parent() -> None:
+  """Ends this process once the other end of standard input is closed.
+
+  Where the process that started it was killed, nobody else would end it: a compiler can take hours,
+  and gigabytes.
+  """
+  os.read(0, 1)
+  os._exit(1)
+
+
 def main() -> None:
   answer: dict[str, Any]
   try:
-    job = json.load(sys.stdin)
+    job = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     answer = run(Job(**{**job, 'config': tuple(job['config'])}))
   except InputError as error:
     answer = {'input_error': str(error)}

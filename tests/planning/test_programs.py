@@ -1,8 +1,12 @@
 """Tiny encoders compiled for TPUs that are not there."""
 
+import dataclasses
 import importlib.util
+import json
 import pathlib
 import re
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -239,6 +243,17 @@ def test_a_method_that_says_no_shapes_is_refused(monkeypatch):
   monkeypatch.setattr(dpr, 'METHOD', dpr.METHOD._replace(shapes=None))
   with pytest.raises(InputError, match=r"config\.method: 'dpr' does not say.*Method\.shapes"):
     config()
+
+
+def test_a_compiler_ends_with_the_process_that_started_it(tmp_path):
+  """Which holds the other end of its standard input, however it ends."""
+  job = json.dumps(dataclasses.asdict(programs.Job('cpu', DPT)))
+  command = [sys.executable, *compiling.COMMAND, str(tmp_path / 'answer.json')]
+  with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as process:
+    process.stdin.write(f'{job}\n')
+    process.stdin.close()
+    assert process.wait(60) == 1
+  assert not (tmp_path / 'answer.json').exists()
 
 
 def test_a_compiler_that_dies_is_no_traceback(monkeypatch):
