@@ -290,6 +290,10 @@ def _failure(error: Exception, held: int) -> dict[str, Any]:
   return found
 
 
+ORPHANED = 3
+"""The exit status where standard input ended first."""
+
+
 def _end_with_parent() -> None:
   """Ends this process once the other end of standard input is closed.
 
@@ -297,7 +301,7 @@ def _end_with_parent() -> None:
   and gigabytes.
   """
   os.read(0, 1)
-  os._exit(1)
+  os._exit(ORPHANED)
 
 
 def main() -> None:

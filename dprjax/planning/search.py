@@ -58,8 +58,8 @@ def fastest(
 ) -> Fit:
   """As ``fit``, of an update that fits: fewer chunks or remat, where the bound is lower.
 
-  Each chunk reads the weights again. So of all numbers that fit the smallest is the fastest, as is
-  remat with fewer still, unless products are the bound; these two are compared.
+  Each chunk reads the weights again, so the smallest number of chunks that fits is the fastest. It
+  is compared with remat in fewer chunks, which may compute more.
   """
   model = config.mesh.model if config.mesh.model > 0 else 1
   sizes = chunks(config, devices // model, least=1)

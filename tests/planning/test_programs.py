@@ -252,7 +252,7 @@ def test_a_compiler_ends_with_the_process_that_started_it(tmp_path):
   with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as process:
     process.stdin.write(f'{job}\n')
     process.stdin.close()
-    assert process.wait(60) == 1
+    assert process.wait(60) == programs.ORPHANED
   assert not (tmp_path / 'answer.json').exists()
 
 
