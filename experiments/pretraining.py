@@ -17,16 +17,22 @@ sections. Each training has three learning rates, of which held-out examples cho
 seed, and goes on until their score no longer rises, at most 600 updates of 16. `--ways=cls` or
 `--ways=ft,mean` trains these alone, `--methods` names some of the backbones.
 
+Before training, sentence similarity, alignment, uniformity and the entropy of the first token's
+attention are measured; after fine-tuning on MedQuAD, how far that entropy moved, on 1,000 sections
+of Wikipedia (Condenser, section 5).
+
 Runs, seeds, the ledger (experiments/ledgers/pretraining.jsonl) and `--part` are as in
 experiments/gain.py. Verdicts were fixed before the runs: those of trials.py.
 """
 
 import bz2
+import collections
 import dataclasses
 import functools
 import hashlib
 import json
 import re
+import tempfile
 from typing import NamedTuple
 
 import jax
@@ -43,7 +49,7 @@ from dprjax.data import documents, similarity, text, views
 from dprjax.formats import mediawiki
 from dprjax.formats.documents import read_documents
 from dprjax.formats.report import Report
-from dprjax.methods import sections
+from dprjax.methods import exporting, sections
 from dprjax.models import hub
 from dprjax.runtime import mesh
 
@@ -96,7 +102,8 @@ SETS = {
 WHOLE = ('scifact', 'medquad')  # also zero-shot and by a prompt
 SENTENCES = {'stsb': 'stsb.py', 'sections': 'sections.py'}  # sources that are not retrieval
 TESTED = 0.3  # of Wikipedia's articles
-LOOKED_AT = 2000  # texts, at most
+LOOKED_AT = 1000  # texts, at most
+SHIFTED = 'medquad'  # the set whose fine-tuning is asked for what it does to attention
 
 # (claim, its method, the one that it is above, what is trained, on which sets)
 LOW = ('medquad-100', 'medquad-1000')
@@ -120,6 +127,22 @@ CLAIMS = (
   ('C3: Condenser above masked LM, all queries', 'condenser', 'mlm', 'ft', WHOLE),
   ('C4: ICT above Condenser, few queries', 'ict', 'condenser', 'ft', LOW),
   ('C4: ICT above Condenser, all queries', 'ict', 'condenser', 'ft', WHOLE),
+)
+# (claim, the method whose measure is higher, and lower, without training; see `Experiment.look`)
+UNITS = ('sentence', 'span')
+LOOKS = tuple(
+  (f'D8: {said}, {unit}s', f'{other}-{unit}', f'rip-{unit}', measure)
+  for said, other, measure in (
+    ('RIP better aligned than masked LM', 'mlm', 'raw alignment'),
+    ('RIP more uniform than masked LM', 'mlm', 'raw uniformity'),
+    ('RIP more uniform than coCondenser', 'cocondenser', 'raw uniformity'),
+  )
+  for unit in UNITS
+)
+# (claim, the method whose attention fine-tuning moves more, and less; see `Experiment.shift`)
+SHIFTS = (
+  ('C5: more after masked LM than after Condenser', 'mlm', 'condenser', 'shift'),
+  ('C5: more after masked LM than after ICT', 'mlm', 'ict', 'shift'),
 )
 
 
@@ -298,33 +321,68 @@ class Experiment(systems.Runs):
           self.look(start, pooling, seed)
 
   def look(self, start, pooling, seed):
-    """STS-b as it is, alignment and uniformity, and the entropy of attention."""
+    """STS-b and sections as they are, alignment and uniformity, and the entropy of attention."""
 
     def work():
       backbone = self.backbone(way(start, 'zero', pooling), seed)
-      retriever = Retriever.load(
-        backbone=backbone,
-        pooling=pooling,
-        normalize=False,
-        query_max_length=systems.QUERY_LENGTH,
-        passage_max_length=self.args.length,
+      retriever, texts = self.retriever(backbone, pooling), self.looked_at
+      found = inspection.inspect(start, retriever, texts)
+      queries, passages = (
+        retriever.encode([pair[side] for pair in texts.positives], kind)
+        for side, kind in enumerate(('query', 'passage'))
       )
-      found = inspection.inspect(start, retriever, self.looked_at)
       return {
         'STS-b': found.spearman,
+        'sections': found.accuracy,
         'alignment': found.alignment,
         'uniformity': found.uniformity,
         'raw alignment': found.raw_alignment,
         'raw uniformity': found.raw_uniformity,
-        'entropy': [round(float(value), 4) for value in found.entropy.mean(axis=1)],
+        'entropy': by_layer(found.entropy.T),
+        'scores': {
+          'raw alignment': np.sum((queries.astype(np.float64) - passages) ** 2, axis=1),
+          'raw uniformity': statistics.uniformity_values(retriever.encode(texts.passages)),
+        },
       }
 
     return trials.measure(self.out, f'looks/{start}.{pooling}', seed, work)
 
+  def retriever(self, backbone, pooling):
+    return Retriever.load(
+      backbone=backbone,
+      pooling=pooling,
+      normalize=False,
+      query_max_length=systems.QUERY_LENGTH,
+      passage_max_length=self.args.length,
+    )
+
   @functools.cached_property
   def looked_at(self):
-    pairs = self.source / 'stsb' / 'raw' / 'stsb-en-test.csv'
-    return inspection.read_texts(sts=pairs, beir=self.source / 'scifact', most=LOOKED_AT)
+    return inspection.read_texts(
+      sts=self.source / 'stsb' / 'raw' / 'stsb-en-test.csv',
+      wikipedia=self.dump,
+      beir=self.source / 'scifact',
+      most=LOOKED_AT,
+    )
+
+  @property
+  def dump(self):
+    return self.source / 'text' / 'enwiki' / 'enwiki-shortened.xml.bz2'
+
+  def shift(self, name, way, rate, seed):
+    """What fine-tuning did to the first token's attention: its entropy by layer, before and after,
+    and for each text how far it moved, the mean over layers.
+    """
+    pooling = way.rpartition('.')[2]
+    with tempfile.TemporaryDirectory() as folder:
+      tuned = exporting.export(self.workdir(name, way, rate, seed), f'{folder}/tuned', force=True)
+      before, after = (
+        inspection.first_token_entropies(
+          self.retriever(path, pooling), self.looked_at.attended
+        ).mean(axis=2)
+        for path in (self.backbone(way, seed), tuned)
+      )
+    return [by_layer(values) for values in (before, after)], np.abs(after - before).mean(axis=1)
 
   def folder(self, name):
     source, count = self.sets[name].source, self.sets[name].train
@@ -332,8 +390,7 @@ class Experiment(systems.Runs):
     if source == 'stsb':
       return few_pairs(self.source / 'stsb' / 'raw', folder, count)
     if source == 'sections':
-      dump = self.source / 'text' / 'enwiki' / 'enwiki-shortened.xml.bz2'
-      return split_dump(dump, self.out / 'data' / 'sections')
+      return split_dump(self.dump, self.out / 'data' / 'sections')
     return super().folder(name)
 
   def config(self, name, way, rate, seed):
@@ -366,7 +423,10 @@ class Experiment(systems.Runs):
     """The test queries, pairs or triplets."""
     source = self.sets[name].source
     if source not in SENTENCES:
-      return super().search(name, way, rate, seed, trained)
+      found = super().search(name, way, rate, seed, trained)
+      if name == SHIFTED and way and '.ft.' in way:
+        found['entropy'], found['scores']['shift'] = self.shift(name, way, rate, seed)
+      return found
     backbone = systems.load(self.backbone(way, seed))
     embed = evaluation.embedder(
       backbone,
@@ -384,7 +444,7 @@ class Experiment(systems.Runs):
     parts = [self.losses()]
     for pooling in POOLINGS:
       parts += [self.trained(found, names, pooling), self.verdicts_of(found, pooling)]
-    return '\n'.join(part for part in (*parts, self.looks()) if part)
+    return '\n'.join(part for part in (*parts, self.looks(), self.shifts(found)) if part)
 
   def losses(self):
     """The pretraining losses at the end."""
@@ -442,18 +502,56 @@ class Experiment(systems.Runs):
     lines = [line for line in trials.ledger(self.out) if line['run'].startswith('looks/')]
     if not lines:
       return ''
-    columns = ('STS-b', 'alignment', 'uniformity', 'raw alignment', 'raw uniformity')
+    columns = (
+      'STS-b',
+      'sections',
+      'alignment',
+      'uniformity',
+      'raw alignment',
+      'raw uniformity',
+    )
+    looks = collections.defaultdict(dict)
+    for line in lines:
+      looks[line['run']][line['seed']] = line
     rows = []
     for pooling in POOLINGS:
       for start, label in LABELS.items():
-        own = [line for line in lines if line['run'] == f'looks/{start}.{pooling}']
-        if own:
-          entropy = np.mean([line['entropy'] for line in own], axis=0)
-          shown = ', '.join(f'{value:.2f}' for value in entropy)
+        if own := looks[f'looks/{start}.{pooling}'].values():
           cells = (trials.cell(line[key] for line in own) for key in columns)
-          rows.append([label, pooling, *cells, shown])
+          entropy = np.mean([line['entropy'] for line in own], axis=0)
+          rows.append([label, pooling, *cells, listed(entropy)])
     head = ['', 'vectors', *columns, 'entropy by layer']
-    return f'### Without training\n\n{trials.table(head, rows)}'
+    verdicts = self.compared(LOOKS, lambda start, pooling: looks[f'looks/{start}.{pooling}'])
+    return f'### Without training\n\n{trials.table(head, rows)}{verdicts}'
+
+  def shifts(self, found):
+    """What fine-tuning does to attention."""
+    lines, rows = found[SHIFTED], []
+    for pooling in POOLINGS:
+      for start, label in LABELS.items():
+        if own := lines[way(start, 'ft', pooling)].values():
+          entropies = np.mean([line['entropy'] for line in own], axis=0)
+          moved = trials.cell(np.mean(line['scores']['shift']) for line in own)
+          rows.append([label, pooling, *map(listed, entropies), moved])
+    if not rows:
+      return ''
+    head = ['', 'vectors', 'entropy by layer', f'after FT on {SHIFTED}', 'moved']
+    verdicts = self.compared(SHIFTS, lambda start, pooling: lines[way(start, 'ft', pooling)])
+    return f'### Attention of the first token\n\n{trials.table(head, rows)}{verdicts}'
+
+  def compared(self, claims, lines_of):
+    """Verdicts on measures other than scores, of {seed: line} of a method and pooling."""
+    rows = []
+    for pooling in POOLINGS:
+      for claim, more, less, key in claims:
+        pair = [
+          {seed: {key: np.array(line['scores'][key])} for seed, line in found.items()}
+          for found in (lines_of(start, pooling) for start in (more, less))
+        ]
+        if all(seed in one for one in pair for seed in self.seeds):
+          rows.append([claim, pooling, trials.shown(trials.compare(*pair, [key]))])
+    head = ['claim', 'vectors', 'difference, interval, verdict']
+    return f'\n{trials.table(head, rows)}' if rows else ''
 
   def draw(self, found, names):
     """Differences from masked LM, for each pooling."""
@@ -474,6 +572,15 @@ class Experiment(systems.Runs):
         foot = f'vectors: {pooling}; whiskers: 95 % intervals by bootstrap over test queries'
         figures.differences(gains, 'difference from plain masked LM', foot, drawn[-1])
     return drawn
+
+
+def by_layer(entropies):
+  """Means over texts or heads, [n, L]."""
+  return [round(float(value), 4) for value in entropies.mean(axis=0)]
+
+
+def listed(values):
+  return ', '.join(f'{value:.2f}' for value in values)
 
 
 def few_pairs(source, folder, count):

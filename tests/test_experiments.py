@@ -360,7 +360,19 @@ def test_tables_of_the_pretraining_experiment(monkeypatch, tmp_path):
 
   rng, lines = np.random.default_rng(0), []
   low = rng.uniform(0, 0.5, 30)
+  columns = ('STS-b', 'sections', 'alignment', 'uniformity', 'raw alignment', 'raw uniformity')
   for seed in (0, 1):
+    for start, far in (('mlm-span', 2.0), ('rip-span', 0.5)):
+      look = dict.fromkeys(columns, far) | {
+        'entropy': [far, 1.0],
+        'scores': {key: [far, far + 1, far] for key in columns[-2:]},
+      }
+      lines.append(line(f'looks/{start}.mean', seed) | look)
+    for start, moved in (('mlm', 0.25), ('condenser', 0.5)):
+      entropy = {'entropy': [[2.0, 1.0], [2.0, 1.0 + moved]]}
+      tuned = line(f'medquad/{start}.ft.cls', seed, list(low), **entropy)
+      tuned['scores']['shift'] = [moved, moved, moved + 1]
+      lines.append(tuned)
     lines += [
       line('backbones/start', seed, passages=32, mlm=5.0 + seed),
       line('backbones/rip-span', seed, passages=16, mlm=4.0, contrast=1.0, accuracy=0.5),
@@ -378,7 +390,12 @@ def test_tables_of_the_pretraining_experiment(monkeypatch, tmp_path):
   assert '| start | 2 | 32 | 5.500 ±0.500 |' in made
   verdict = next(row for row in made.splitlines() if row.startswith('| the same of RIP'))
   assert '-0.250 [-0.250, -0.250] **not**' in verdict and 'scifact, medquad' in verdict
-  assert made.count('**') == 2  # nothing else can be said yet
+  assert '| RIP, spans | mean | 0.500 ±0.000 |' in made and '| 0.50, 1.00 |\n' in made
+  assert '| D8: RIP more uniform than masked LM, spans | mean | +1.500 [+1.500, +1.500]' in made
+  assert '| Condenser | cls | 2.00, 1.00 | 2.00, 1.50 | 0.833 ±0.000 |' in made
+  shift = 'C5: more after masked LM than after Condenser | cls | -0.250 [-0.250, -0.250] **not**'
+  assert shift in made
+  assert made.count('**') == 2 * 4  # nothing else can be said yet
 
 
 @pytest.mark.parametrize('name', ['gain', 'prompt_tuning', 'pretraining', 'unm'])

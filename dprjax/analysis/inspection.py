@@ -377,12 +377,12 @@ def inspect(
     if draw:
       found['drawn'] = analysis.tsne(others)
   if texts.attended:
-    found['entropy'] = first_token_entropy(
+    found['entropy'] = first_token_entropies(
       retriever,
       texts.attended,
       batch_size,
       Progress('texts', len(texts.attended), f'{name}: attention'),
-    )
+    ).mean(axis=0)
   settings = retriever.encoder.entry().settings
   lengths = dict.fromkeys((settings.query_max_length, settings.passage_max_length))
   logger.info('%s: inspected in %s', name, duration(time.monotonic() - began))
@@ -392,13 +392,13 @@ def inspect(
   )
 
 
-def first_token_entropy(
+def first_token_entropies(
   retriever: Retriever,
   texts: Sequence[str],
   batch_size: int = 64,
   progress: Callable[[int], None] | None = None,
-) -> Float[np.ndarray, 'L N']:
-  """``attention_entropy``, the mean over texts, which are encoded as passages.
+) -> Float[np.ndarray, 'texts L N']:
+  """``attention_entropy`` of each text, which are encoded as passages.
 
   The first token attends to the vectors of a prompt too; under a prompt of kind topic, to those of
   the text's own topic.
@@ -431,8 +431,8 @@ def first_token_entropy(
     embed, mesh, batch_size, settings.passage_max_length, retriever.encoder.tokenizer.pad_id
   )
   rows = retriever.encoder.tokenize(texts, 'passage')
-  values = embedder(placed, rows, progress, columns)
-  return values.mean(axis=0, dtype=np.float64).reshape(config.num_layers, config.num_heads)
+  values = embedder(placed, rows, progress, columns).astype(np.float64)
+  return values.reshape(len(texts), config.num_layers, config.num_heads)
 
 
 def table(findings: Mapping[str, Findings]) -> tuple[list[str], list[list[str]]]:

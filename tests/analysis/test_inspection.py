@@ -184,11 +184,9 @@ def test_inspect_equals_numpy(data, small, prompt):
     )[:, 0]  # [L, N, S]
     assert weights.shape == (2, 4, len(tokens) + (0 if prompt is None else 3))
     entropies.append(-np.sum(weights * np.log(np.maximum(weights, 1e-30)), axis=-1))
-  np.testing.assert_allclose(
-    inspection.first_token_entropy(retriever, two), np.mean(entropies, axis=0), rtol=1e-4
-  )
+  np.testing.assert_allclose(inspection.first_token_entropies(retriever, two), entropies, rtol=1e-4)
   np.testing.assert_array_equal(
-    found.entropy, inspection.first_token_entropy(retriever, texts.attended)
+    found.entropy, inspection.first_token_entropies(retriever, texts.attended).mean(axis=0)
   )
   assert found.entropy.std() > 0.01
 
@@ -341,7 +339,7 @@ def test_attention_under_a_prompt_of_topics(papers, small, tmp_path):
 
   def entropy(name, chosen):
     retriever = Retriever.load(small / 'deep2', files[name], batch_size=8)
-    return inspection.first_token_entropy(retriever, chosen, batch_size=8)
+    return inspection.first_token_entropies(retriever, chosen, batch_size=8).mean(axis=0)
 
   each = [entropy(k, [passages[i] for i in np.flatnonzero(own == k)]) for k in range(2)]
   expected = sum(each[k] * np.mean(own == k) for k in range(2))
