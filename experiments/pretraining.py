@@ -151,6 +151,12 @@ def way(start, kind, pooling):
   return f'{start}.{kind}.{pooling}'
 
 
+def alone(start):
+  """Masked LM alone on the texts of a method."""
+  unit = start.rpartition('-')[2]
+  return f'mlm-{unit}' if unit in UNITS else 'mlm'
+
+
 def make(start, kind, pooling):
   rates, knobs = TUNED[kind]
   return systems.Way(
@@ -554,7 +560,7 @@ class Experiment(systems.Runs):
     return f'\n{trials.table(head, rows)}' if rows else ''
 
   def draw(self, found, names):
-    """Differences from masked LM, for each pooling."""
+    """Differences from masked LM of the same texts, for each pooling."""
     drawn = []
     for pooling in POOLINGS:
       gains = {}
@@ -562,15 +568,16 @@ class Experiment(systems.Runs):
         for kind in KINDS:
           bars = {}
           for start in METHODS:
-            pair = [way(one, kind, pooling) for one in (start, 'mlm')]
-            if start != 'mlm' and (compared := self.difference(found, [name], *pair)):
+            pair = [way(one, kind, pooling) for one in (start, alone(start))]
+            if start != alone(start) and (compared := self.difference(found, [name], *pair)):
               bars[LABELS[start]] = figures.Bar(*compared[:3], False)
           if bars:
             gains[f'{name}, {KINDS[kind]}'] = bars
       if gains:
         drawn.append(self.out / f'pretraining-{pooling}.png')
         foot = f'vectors: {pooling}; whiskers: 95 % intervals by bootstrap over test queries'
-        figures.differences(gains, 'difference from plain masked LM', foot, drawn[-1])
+        what = 'difference from masked LM alone on the same texts'
+        figures.differences(gains, what, foot, drawn[-1])
     return drawn
 
 
