@@ -78,7 +78,7 @@ START = 'start'
 LABELS = {START: 'start'} | {key: one.label for key, one in METHODS.items()}
 POOLINGS = ('cls', 'mean')
 RATES = (1e-4, 3e-4, 1e-3)  # of whole backbones
-PROMPT_RATES = (7e-3, 3e-2, 0.1)
+PROMPT_RATES = (3e-2, 0.1, 0.3)
 # Small encoders that know little rise late.
 LONGER = (*systems.PLAIN, 'steps=600', 'eval.patience=4')
 TUNED = {  # what is trained: learning rates, knobs
