@@ -13,8 +13,11 @@ with about the same number of tokens (`--tokens`): methods with shorter texts ge
 The rest is the same for all. Vectors are the first token's (CLS) or the mean of all (mean), by
 cosine: zero-shot; a prompt (DPT) and fine-tuning (FT) on SciFact and on MedQuAD, with 100, 1,000
 and 2,000 queries; fine-tuning on 500 and 1,000 pairs of STS-b and on 1,000 triplets of Wikipedia's
-sections. Each training has three learning rates, of which held-out examples choose with the first
-seed, and goes on until their score no longer rises, at most 600 updates of 16. `--ways=cls` or
+sections. MedQuAD is also searched zero-shot with texts that all have as many tokens as spans
+(medquad-even): vectors that were trained at one length may tell lengths apart and little else.
+
+Each training has three learning rates, of which held-out examples choose with the first seed, and
+goes on until their score no longer rises, at most 600 updates of 16. `--ways=cls` or
 `--ways=ft,mean` trains these alone, `--methods` names some of the backbones.
 
 Before training, sentence similarity, alignment, uniformity and the entropy of the first token's
@@ -32,6 +35,7 @@ import functools
 import hashlib
 import json
 import re
+import shutil
 import tempfile
 from typing import NamedTuple
 
@@ -98,7 +102,9 @@ SETS = {
   'stsb-500': gain_sets.Setting('stsb', 500),
   'stsb-1000': gain_sets.Setting('stsb', 1000),
   'sections-1000': gain_sets.Setting('sections', 1000),
+  'medquad-even': gain_sets.Setting('medquad-even', 2000),
 }
+EVEN = 'medquad-even'  # all texts as long as spans; zero-shot alone
 WHOLE = ('scifact', 'medquad')  # also zero-shot and by a prompt
 SENTENCES = {'stsb': 'stsb.py', 'sections': 'sections.py'}  # sources that are not retrieval
 TESTED = 0.3  # of Wikipedia's articles
@@ -116,6 +122,8 @@ CLAIMS = (
     WHOLE,
   ),
   ('the same of RIP', 'rip-sentence', 'rip-span', 'zero', WHOLE),
+  ('D6, all texts of one length', 'cocondenser-sentence', 'cocondenser-span', 'zero', (EVEN,)),
+  ('the same of RIP', 'rip-sentence', 'rip-span', 'zero', (EVEN,)),
   ('D7: RIP above coCondenser, sentences', 'rip-sentence', 'cocondenser-sentence', 'dpt', WHOLE),
   ('D7: RIP above coCondenser, spans', 'rip-span', 'cocondenser-span', 'dpt', WHOLE),
   ('D7: RIP above masked LM, sentences', 'rip-sentence', 'mlm-sentence', 'dpt', WHOLE),
@@ -319,9 +327,10 @@ class Experiment(systems.Runs):
 
   def make(self, name):
     """All runs of a setting, and how the vectors of each backbone look."""
+    taken = KINDS if name in WHOLE else ('zero',) if name == EVEN else ('ft',)
+    kinds = [kind for kind in self.kinds if kind in taken]
     for pooling in self.poolings:
       for start in self.methods:
-        kinds = self.kinds if name in WHOLE else [kind for kind in self.kinds if kind == 'ft']
         self.train(name, [way(start, kind, pooling) for kind in kinds])
         for seed in self.seeds:
           self.look(start, pooling, seed)
@@ -397,7 +406,13 @@ class Experiment(systems.Runs):
       return few_pairs(self.source / 'stsb' / 'raw', folder, count)
     if source == 'sections':
       return split_dump(self.dump, self.out / 'data' / 'sections')
+    if name == EVEN:
+      return repeat_texts(super().folder('medquad'), folder, self.args.text_length // 2)
     return super().folder(name)
+
+  def lengths(self, name):
+    length = self.args.text_length // 2  # of a span, with its special tokens
+    return (length, length) if name == EVEN else super().lengths(name)
 
   def config(self, name, way, rate, seed):
     source = self.sets[name].source
@@ -588,6 +603,21 @@ def by_layer(entropies):
 
 def listed(values):
   return ', '.join(f'{value:.2f}' for value in values)
+
+
+def repeat_texts(source, folder, length):
+  """A folder with the queries and passages of another, each repeated until it has so many words."""
+  if not folder.exists():
+    with files.atomic_path(folder) as made:
+      shutil.copytree(source, made)
+      for path in (made / 'corpus.jsonl', made / 'queries.jsonl'):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        with path.open('w') as file:
+          for row in rows:
+            words = f'{row.pop("title", "")} {row["text"]}'.split()
+            times = -(-length // max(1, len(words)))
+            file.write(json.dumps(row | {'text': ' '.join(words * times)}) + '\n')
+  return folder
 
 
 def few_pairs(source, folder, count):

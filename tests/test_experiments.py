@@ -2,6 +2,7 @@
 
 import bz2
 import importlib
+import json
 import pathlib
 import re
 import subprocess
@@ -347,6 +348,16 @@ def test_pairs_and_sections_of_the_pretraining_experiment(monkeypatch, tmp_path)
     return np.array([[float('alpha' in text), 0.0] for text in texts])
 
   assert pretraining.measure_sections(folder, themes)['accuracy'] == 1
+
+  found = tmp_path / 'found'
+  (found / 'qrels').mkdir(parents=True)
+  (found / 'qrels' / 'test.tsv').write_text('query-id\tcorpus-id\tscore\nq\tp\t1\n')
+  (found / 'queries.jsonl').write_text('{"_id": "q", "text": "what is this"}\n')
+  (found / 'corpus.jsonl').write_text('{"_id": "p", "title": "this", "text": "is"}\n')
+  even = pretraining.repeat_texts(found, tmp_path / 'even', 6)
+  rows = [json.loads((even / f'{name}.jsonl').read_text()) for name in ('queries', 'corpus')]
+  assert [row['text'] for row in rows] == ['what is this what is this', 'this is this is this is']
+  assert (even / 'qrels' / 'test.tsv').read_text().endswith('q\tp\t1\n')
 
 
 def test_tables_of_the_pretraining_experiment(monkeypatch, tmp_path):
