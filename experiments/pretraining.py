@@ -97,12 +97,12 @@ KINDS = {'zero': 'zero-shot', 'dpt': 'DPT', 'ft': 'FT'}
 SETS = {
   'scifact': gain_sets.Setting('scifact', 809),
   'medquad': gain_sets.Setting('medquad-large', 2000),
+  'medquad-even': gain_sets.Setting('medquad-even', 2000),
   'medquad-100': gain_sets.Setting('medquad-large', 100),
   'medquad-1000': gain_sets.Setting('medquad-large', 1000),
   'stsb-500': gain_sets.Setting('stsb', 500),
   'stsb-1000': gain_sets.Setting('stsb', 1000),
   'sections-1000': gain_sets.Setting('sections', 1000),
-  'medquad-even': gain_sets.Setting('medquad-even', 2000),
 }
 EVEN = 'medquad-even'  # all texts as long as spans; zero-shot alone
 WHOLE = ('scifact', 'medquad')  # also zero-shot and by a prompt
@@ -121,9 +121,9 @@ CLAIMS = (
     'zero',
     WHOLE,
   ),
-  ('the same of RIP', 'rip-sentence', 'rip-span', 'zero', WHOLE),
-  ('D6, all texts of one length', 'cocondenser-sentence', 'cocondenser-span', 'zero', (EVEN,)),
-  ('the same of RIP', 'rip-sentence', 'rip-span', 'zero', (EVEN,)),
+  ('D6: sentences above spans, RIP', 'rip-sentence', 'rip-span', 'zero', WHOLE),
+  ('D6, one length: coCondenser', 'cocondenser-sentence', 'cocondenser-span', 'zero', (EVEN,)),
+  ('D6, one length: RIP', 'rip-sentence', 'rip-span', 'zero', (EVEN,)),
   ('D7: RIP above coCondenser, sentences', 'rip-sentence', 'cocondenser-sentence', 'dpt', WHOLE),
   ('D7: RIP above coCondenser, spans', 'rip-span', 'cocondenser-span', 'dpt', WHOLE),
   ('D7: RIP above masked LM, sentences', 'rip-sentence', 'mlm-sentence', 'dpt', WHOLE),
@@ -489,24 +489,20 @@ class Experiment(systems.Runs):
     return f'### Losses\n\n{trials.table(head, rows)}'
 
   def trained(self, found, names, pooling):
-    """Scores of all methods."""
-    columns = [
-      (name, kind)
-      for name in names
-      for kind in KINDS
-      if any(found[name][way(start, kind, pooling)] for start in LABELS)
-    ]
-    if not columns:
-      return ''
-    rows = []
-    for start, label in LABELS.items():
-      cells = [
-        trials.cell(self.mean(found, name, way(start, kind, pooling))) for name, kind in columns
-      ]
-      if any(cells):
-        rows.append([label, *cells])
-    head = ['', *(f'{name}, {KINDS[kind]}' for name, kind in columns)]
-    return f'### Vectors: {pooling}\n\n{trials.table(head, rows)}'
+    """Scores of all methods, a table for each kind of training."""
+    made = []
+    for kind, label in KINDS.items():
+      starts = {start: way(start, kind, pooling) for start in LABELS}
+      columns = [name for name in names if any(found[name][one] for one in starts.values())]
+      if not columns:
+        continue
+      rows = []
+      for start, one in starts.items():
+        cells = [trials.cell(self.mean(found, name, one)) for name in columns]
+        if any(cells):
+          rows.append([LABELS[start], *cells])
+      made.append(trials.table([f'{label}, {pooling}', *columns], rows))
+    return '\n'.join([f'### Vectors: {pooling}\n', *made]) if made else ''
 
   def verdicts_of(self, found, pooling):
     rows = []

@@ -399,7 +399,9 @@ def test_tables_of_the_pretraining_experiment(monkeypatch, tmp_path):
   found = experiment.found()
   made = experiment.page(found, [name for name in experiment.sets if name in found])
   assert '| start | 2 | 32 | 5.500 ±0.500 |' in made
-  verdict = next(row for row in made.splitlines() if row.startswith('| the same of RIP'))
+  verdict = next(
+    row for row in made.splitlines() if row.startswith('| D6: sentences above spans, RIP')
+  )
   assert '-0.250 [-0.250, -0.250] **not**' in verdict and 'scifact, medquad' in verdict
   assert '| RIP, spans | mean | 0.500 ±0.000 |' in made and '| 0.50, 1.00 |\n' in made
   assert '| D8: RIP more uniform than masked LM, spans | mean | +1.500 [+1.500, +1.500]' in made
