@@ -501,6 +501,13 @@ class Experiment(systems.Runs):
         cells = [trials.cell(self.mean(found, name, one)) for name in columns]
         if any(cells):
           rows.append([LABELS[start], *cells])
+      if TUNED[kind][0]:
+        rows.append(
+          [
+            'examples seen, repeats counted',
+            *(seen(found[name], starts.values()) for name in columns),
+          ]
+        )
       made.append(trials.table([f'{label}, {pooling}', *columns], rows))
     return '\n'.join([f'### Vectors: {pooling}\n', *made]) if made else ''
 
@@ -590,6 +597,12 @@ class Experiment(systems.Runs):
         what = 'difference from masked LM alone on the same texts'
         figures.differences(gains, what, foot, drawn[-1])
     return drawn
+
+
+def seen(systems, ways):
+  """From how many to how many training examples the chosen checkpoints of a setting have seen."""
+  steps = [line['step'] for one in ways for line in systems[one].values()]
+  return ' to '.join(f'{systems.BATCH * step:,}' for step in sorted({min(steps), max(steps)}))
 
 
 def by_layer(entropies):

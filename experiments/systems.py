@@ -31,11 +31,12 @@ from dprjax.runtime import mesh
 QUERY_LENGTH = 64  # tokens, as in the recipes
 FLOORS = {'bm25': 'BM25', 'frozen': 'frozen'}  # what nothing trains
 
+BATCH = 16
 # Knobs of a training until the score on held-out queries has not risen for two evaluations.
 TUNED = (
   'data.folds=0',
   'data.hold_out=0.2',
-  'batch_size=16',
+  f'batch_size={BATCH}',
   'epochs=0.0',
   'steps=300',
   'eval.every=25',

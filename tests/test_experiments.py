@@ -381,7 +381,7 @@ def test_tables_of_the_pretraining_experiment(monkeypatch, tmp_path):
       lines.append(line(f'looks/{start}.mean', seed) | look)
     for start, moved in (('mlm', 0.25), ('condenser', 0.5)):
       entropy = {'entropy': [[2.0, 1.0], [2.0, 1.0 + moved]]}
-      tuned = line(f'medquad/{start}.ft.cls', seed, list(low), **entropy)
+      tuned = line(f'medquad/{start}.ft.cls', seed, list(low), step=100 + seed, **entropy)
       tuned['scores']['shift'] = [moved, moved, moved + 1]
       lines.append(tuned)
     lines += [
@@ -399,6 +399,7 @@ def test_tables_of_the_pretraining_experiment(monkeypatch, tmp_path):
   found = experiment.found()
   made = experiment.page(found, [name for name in experiment.sets if name in found])
   assert '| start | 2 | 32 | 5.500 ±0.500 |' in made
+  assert '| examples seen, repeats counted | 1,600 to 1,616 |' in made
   verdict = next(
     row for row in made.splitlines() if row.startswith('| D6: sentences above spans, RIP')
   )
@@ -445,3 +446,23 @@ def test_each_half_of_the_queries_has_a_cross_encoder_of_the_other(monkeypatch, 
   halves = [read_qrels(experiment.half('set', number)) for number in unm.HALVES]
   assert halves[0] | halves[1] == qrels and not halves[0].keys() & halves[1].keys()
   assert [len(half) for half in halves] == [5, 4]
+
+
+def test_each_claim_has_a_command_that_names_what_is_there(monkeypatch):
+  monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
+  page = (ROOT / 'docs' / 'results.md').read_text()
+  claims, commands = page.partition('## SciFact')[0].split('| claims | command |')
+  named = []
+  for row in re.findall(r'^\| (.*) \|$', commands, re.MULTILINE):
+    whose, _, made = row.partition(' | ')
+    named += whose.split(', ')
+    for name, flags in re.findall(r'`python experiments/(\w+)\.py ([^`]*)`', made):
+      module = importlib.import_module(name)
+      known = {
+        'part': {*getattr(module, 'SETS', ()), *getattr(module, 'PARTS', ()), 'tables'},
+        'ways': {*getattr(module, 'WAYS', ()), *getattr(module, 'KINDS', ()), 'cls', 'mean'},
+        'methods': {*getattr(module, 'LABELS', ())},
+      }
+      for flag, values in re.findall(r'--(part|ways|methods)=(\S+)', flags):
+        assert set(values.split(',')) <= known[flag], (row, flag)
+  assert sorted(named) == sorted(re.findall(r'^\| ([DCTN]\d+) \|', claims, re.MULTILINE))
