@@ -599,9 +599,9 @@ class Experiment(systems.Runs):
     return drawn
 
 
-def seen(systems, ways):
+def seen(found, ways):
   """From how many to how many training examples the chosen checkpoints of a setting have seen."""
-  steps = [line['step'] for one in ways for line in systems[one].values()]
+  steps = [line['step'] for one in ways for line in found[one].values()]
   return ' to '.join(f'{systems.BATCH * step:,}' for step in sorted({min(steps), max(steps)}))
 
 
