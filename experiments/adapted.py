@@ -1,6 +1,7 @@
 """Shared by experiments that pretrain a published encoder further, by RIP.
 
-Such an encoder comes without a masked-LM head, so one is trained first, on the frozen encoder.
+Such an encoder comes without a masked-LM head, so one is trained first, on the frozen encoder:
+once for all seeds, as the encoder itself was.
 """
 
 import systems
@@ -40,10 +41,10 @@ class Runs(systems.Runs):
     if 'prompt' in recipe:
       out = out.with_suffix('.npz')
     if not out.exists():
-      args, head = self.args, self.out / 'pretrained' / f'head-{seed}'
+      args, head = self.args, self.out / 'pretrained' / 'head'
       if not head.exists():
         mlm = ('condenser.py:mlm', args.backbone, args.head_steps, 1e-3, "trainable=('head/.*',)")
-        self.pretrained('pretrained/head', seed, self.pretraining(seed, *mlm), head)
+        self.pretrained('pretrained/head', 0, self.pretraining(0, *mlm), head)
       config = self.pretraining(seed, recipe, head, args.rip_steps, rate, *knobs)
       self.pretrained(f'pretrained/{name}', seed, config, out)
     return out

@@ -8,7 +8,8 @@ queries, 4,000 passages) and docstrings:
 - prompts for both sides of 8, 16, 32 and 64 positions (Tables 3 and 4);
 - one of 16 that is made by an MLP (Table 5; after training the MLP is gone);
 - one of 32 that begins with RIP's (Table 6), pretrained on the texts of SciFact, MedQuAD and arXiv;
-  the frozen encoder's masked-LM head is trained first (`--head_steps`), since it comes without one;
+  the frozen encoder comes without a masked-LM head, so one is trained first (`--head_steps`), once
+  for all seeds, and RIP's prompt with each;
 - fine-tuning (Table 3).
 
 They are plain: no dropout, no average, no trust region. Each has four learning rates, of which
