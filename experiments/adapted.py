@@ -43,7 +43,7 @@ class Runs(systems.Runs):
     if not out.exists():
       args, head = self.args, self.out / 'pretrained' / 'head'
       if not head.exists():
-        mlm = ('condenser.py:mlm', args.backbone, args.head_steps, 1e-3, "trainable=('head/.*',)")
+        mlm = ('condenser.py:mlm', args.backbone, args.head_steps, 1e-2, "trainable=('head/.*',)")
         self.pretrained('pretrained/head', 0, self.pretraining(0, *mlm), head)
       config = self.pretraining(seed, recipe, head, args.rip_steps, rate, *knobs)
       self.pretrained(f'pretrained/{name}', seed, config, out)
