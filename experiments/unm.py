@@ -38,9 +38,10 @@ SETS = {
   'docstrings': gain_sets.Setting('docstrings', 1000),
   'medquad': gain_sets.Setting('medquad-8000', 1000),
 }
-NEGATIVES, HALVES = 7, (0, 1)
+NEGATIVES = 7
+HALF, HALVES = 'train-half-', (0, 1)  # splits of the training queries
 FEWER = (*systems.PLAIN, 'batch_size=8', 'steps=400', 'eval.every=50')  # of many passages each
-# Of a cross-encoder. With 7 mined negatives at 5e-5 it answers the prior for 150 updates.
+# Of a cross-encoder. With 7 negatives at 5e-5 it answers the prior for 150 updates.
 RERANKER = (
   'cross_encoder.loss=pointwise',
   'negatives=3',
@@ -175,10 +176,11 @@ class Experiment(adapted.Runs):
     return out
 
   def half(self, name, number):
-    """The judgements of half of the training queries, by the hash."""
-    out = self.out / 'mined' / f'{name}-{number}.tsv'
+    """The judgements of half of the training queries, by the hash: a split of the setting."""
+    judged = self.folder(name) / 'qrels'
+    out = judged / f'{HALF}{number}.tsv'
     if not out.exists():
-      qrels = read_qrels(self.folder(name) / 'qrels' / 'train.tsv')
+      qrels = read_qrels(judged / 'train.tsv')
       order = sorted(qrels, key=gain_sets.hashed)[number :: len(HALVES)]
       write_qrels(out, {query: qrels[query] for query in order})
     return out
@@ -191,12 +193,23 @@ class Experiment(adapted.Runs):
       negatives = out.with_suffix('.jsonl')
       runs = (f'--run=bm25={self.words(name)}', f'--run=first={self.first(name)}')
       self.mine(name, self.half(name, other), runs, negatives)
-      knobs = [
+      workdir = self.out / 'mined' / f'{name}-reranker-{half}-run'
+      systems.train(self.reranker_config(name, other, negatives), workdir)
+      exporting.export(workdir, out)
+    trials.measure(self.out, f'rerankers/{name}', half, lambda: self.judge(name, half, out))
+    return out
+
+  def reranker_config(self, name, half, negatives):
+    """What a cross-encoder is trained with, on half of the training queries."""
+    return systems.parse(
+      'cross_encoder.py:beir',
+      [
         f'backbone.path={self.args.backbone}',
         f'backbone.dtype={self.args.dtype}',
         'backbone.unroll=0',
         f'data.dir={self.folder(name)}',
         f'data.train={negatives}',
+        f'data.train_split={HALF}{half}',
         f'data.query_max_length={systems.QUERY_LENGTH}',
         f'data.passage_max_length={self.args.length}',
         'data.folds=0',
@@ -206,12 +219,8 @@ class Experiment(adapted.Runs):
         f'steps={self.args.reranker_steps}',
         'seed=0',
         *RERANKER,
-      ]
-      workdir = self.out / 'mined' / f'{name}-reranker-{half}-run'
-      systems.train(systems.parse('cross_encoder.py:beir', knobs), workdir)
-      exporting.export(workdir, out)
-    trials.measure(self.out, f'rerankers/{name}', half, lambda: self.judge(name, half, out))
-    return out
+      ],
+    )
 
   def judge(self, name, half, reranker):
     """How BM25 and a cross-encoder rank the queries that it has not seen."""

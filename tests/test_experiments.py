@@ -7,6 +7,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import types
 from typing import NamedTuple
 
 import numpy as np
@@ -438,14 +439,25 @@ def test_each_half_of_the_queries_has_a_cross_encoder_of_the_other(monkeypatch, 
 
   qrels = {f'q{n}': {f'd{n}': 1} for n in range(9)}
   (tmp_path / 'qrels').mkdir()
-  (tmp_path / 'mined').mkdir()
   write_qrels(tmp_path / 'qrels' / 'train.tsv', qrels)
   experiment = object.__new__(unm.Experiment)  # without a backbone
   experiment.out = tmp_path
+  experiment.args = types.SimpleNamespace(backbone='', dtype='auto', length=64, reranker_steps=1)
   monkeypatch.setattr(experiment, 'folder', lambda name: tmp_path)
   halves = [read_qrels(experiment.half('set', number)) for number in unm.HALVES]
   assert halves[0] | halves[1] == qrels and not halves[0].keys() & halves[1].keys()
   assert [len(half) for half in halves] == [5, 4]
+  trained = []
+  monkeypatch.setattr(experiment, 'mine', lambda *given: None)
+  monkeypatch.setattr(experiment, 'words', lambda name: 'bm25.trec')
+  monkeypatch.setattr(experiment, 'first', lambda name: 'first.trec')
+  monkeypatch.setattr(unm.systems, 'train', lambda config, workdir: trained.append(config))
+  monkeypatch.setattr(unm.exporting, 'export', lambda workdir, out: None)
+  monkeypatch.setattr(unm.trials, 'measure', lambda *given: None)
+  for number, seen in ((0, halves[1]), (1, halves[0])):
+    experiment.reranker('set', number)
+    split = trained.pop().data.train_split
+    assert read_qrels(tmp_path / 'qrels' / f'{split}.tsv') == seen, number
 
 
 def test_each_claim_has_a_command_that_names_what_is_there(monkeypatch):
