@@ -16,10 +16,10 @@ KNOBS = (
   'grad_cache=1',
   'epochs=0.0',
   'backbone.unroll=0',
-  'pretrain.max_length=64',
-  'pretrain.buckets=(32, 64)',
   'checkpoint.every=100',
 )
+# Tokens of a passage for the head, and of a sentence for RIP: 73 % have no more.
+HEAD_LENGTH, SENTENCE_LENGTH = 64, 32
 
 
 def parser(doc, settings, seeds, ways):
@@ -43,13 +43,14 @@ class Runs(systems.Runs):
     if not out.exists():
       args, head = self.args, self.out / 'pretrained' / 'head'
       if not head.exists():
-        mlm = ('condenser.py:mlm', args.backbone, args.head_steps, 1e-2, "trainable=('head/.*',)")
-        self.pretrained('pretrained/head', 0, self.pretraining(0, *mlm), head)
-      config = self.pretraining(seed, recipe, head, args.rip_steps, rate, *knobs)
+        mlm = ('condenser.py:mlm', args.backbone, HEAD_LENGTH, args.head_steps, 1e-2)
+        config = self.pretraining(0, *mlm, "trainable=('head/.*',)")
+        self.pretrained('pretrained/head', 0, config, head)
+      config = self.pretraining(seed, recipe, head, SENTENCE_LENGTH, args.rip_steps, rate, *knobs)
       self.pretrained(f'pretrained/{name}', seed, config, out)
     return out
 
-  def pretraining(self, seed, recipe, backbone, steps, rate, *knobs):
+  def pretraining(self, seed, recipe, backbone, length, steps, rate, *knobs):
     """The config of one of these trainings."""
     return systems.parse(
       recipe,
@@ -58,6 +59,8 @@ class Runs(systems.Runs):
         f'backbone.dtype={self.args.dtype}',
         f'data.dir={",".join(str(self.source / name) for name in TEXTS)}',
         f'data.store={self.out}/store',
+        f'pretrain.max_length={length}',
+        f'pretrain.buckets=({length},)',
         f'steps={steps}',
         f'seed={seed}',
         f'optim.learning_rate={rate}',
