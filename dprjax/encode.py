@@ -209,13 +209,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     default=64,
     help='texts at a time over all devices, at most (default: 64)',
   )
-  parser.add_argument(
-    '--dtype',
-    choices=('auto', 'float32', 'bfloat16', 'mixed'),
-    default='auto',
-    help='of the arithmetic (default: auto, bfloat16 on accelerators and float32 on processors); '
-    'mixed is faster on processors with AMX',
-  )
+  cli.add_dtype(parser)
   parser.add_argument(
     '--store',
     choices=manifest.DTYPES,

@@ -117,6 +117,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     default=64,
     help='pairs at a time, for --reranker (default: %(default)s)',
   )
+  cli.add_dtype(parser, ', for --reranker')
   flag('--seed', type=cli.count, default=default.seed, help='of the samples (default: %(default)s)')
   flag(
     '--texts',
@@ -194,7 +195,11 @@ def _mine(args: argparse.Namespace, retrievers: dict[str, str]) -> None:
     from dprjax.runtime import compiled
 
     compiled.keep()
-    options = {'max_length': args.max_length, 'batch_size': args.batch_size}
+    options = {
+      'max_length': args.max_length,
+      'batch_size': args.batch_size,
+      'dtype': args.dtype,
+    }
     if args.reranker_prompt:
       options['score'] = 'logit'  # its sigmoid is compared with the threshold
     score = reranker.load(args.reranker, args.reranker_prompt, **options).score

@@ -204,13 +204,7 @@ def make_parser() -> cli.Parser:
     type=cli.up_to(4096),
     help="vectors a layer of a slot (default: the folder's longest prompt's, at least 16)",
   )
-  group.add_argument(
-    '--dtype',
-    choices=('auto', 'float32', 'bfloat16', 'mixed'),
-    default='auto',
-    help='of the arithmetic (default: auto, bfloat16 on accelerators and float32 on processors); '
-    'mixed is faster on processors with AMX',
-  )
+  cli.add_dtype(group)
   return parser
 
 

@@ -98,6 +98,17 @@ class Parser(argparse.ArgumentParser):
     fail(f'{message} (see {self.prog} --help)')
 
 
+def add_dtype(group: argparse._ActionsContainer, use: str = '') -> None:
+  """Adds ``--dtype``, a name that ``models.encoder_config.arithmetic`` takes; ``use``: what for."""
+  group.add_argument(
+    '--dtype',
+    choices=('auto', 'float32', 'bfloat16', 'mixed'),
+    default='auto',
+    help=f'of the arithmetic{use} (default: auto, bfloat16 on accelerators and float32 on '
+    'processors); mixed is faster on processors with AMX',
+  )
+
+
 def _program(module: str) -> str:
   """How the command was started: as ``python -m dprjax.train`` or ``dprjax train``."""
   started = f'dprjax.{module}'
