@@ -123,6 +123,10 @@ class Experiment(adapted.Runs):
   def pair_length(self):
     return f'--max_length={systems.QUERY_LENGTH + self.args.length}'
 
+  @property
+  def arithmetic(self):
+    return f'--dtype={self.args.dtype}'
+
   def train(self, name, ways):
     if any('denoised' in way for way in ways):
       self.first(name)  # while the run that it is has not been tested and forgotten
@@ -144,7 +148,7 @@ class Experiment(adapted.Runs):
       for half in HALVES:
         parts.append(out.with_name(f'{name}-half-{half}.jsonl'))
         reranker = self.reranker(name, half)
-        flags = (f'--reranker={reranker}', self.pair_length)
+        flags = (f'--reranker={reranker}', self.pair_length, self.arithmetic)
         self.mine(name, self.half(name, half), runs, parts[-1], *flags)
       with files.atomic_write(out) as file:
         file.writelines(part.read_text() for part in parts)
@@ -175,7 +179,8 @@ class Experiment(adapted.Runs):
         'query': (f'--input={folder}/queries.jsonl', f'--qrels={folder}/qrels/train.tsv'),
       }
       for kind, given in inputs.items():
-        trials.command('encode', *model, f'--kind={kind}', *given, f'--out={vectors}-{kind}')
+        given = (*given, self.arithmetic, f'--out={vectors}-{kind}')
+        trials.command('encode', *model, f'--kind={kind}', *given)
       folders = (f'--corpus={vectors}-passage', f'--queries={vectors}-query')
       trials.command('search', *folders, '--index=exact', f'--k={mining.DEPTH}', f'--out={out}')
     return out
@@ -232,8 +237,8 @@ class Experiment(adapted.Runs):
     folder, qrels = self.folder(name), read_qrels(self.half(name, half))
     given = (f'--{kind}={folder}/{kind}.jsonl' for kind in ('queries', 'corpus'))
     out = self.out / 'mined' / f'{name}-reranked-{half}.trec'
-    flags = (f'--run={self.words(name)}', '--depth=20', self.pair_length, f'--out={out}')
-    trials.command('rerank', f'--backbone={reranker}', *given, *flags)
+    flags = (f'--run={self.words(name)}', '--depth=20', self.pair_length, self.arithmetic)
+    trials.command('rerank', f'--backbone={reranker}', *given, *flags, f'--out={out}')
     found = {}
     for label, path in (('BM25', self.words(name)), ('reranked', out)):
       run = trec.read_run(path)
