@@ -321,8 +321,9 @@ class Runs:
       }
 
     # What it made is gone, or was made on another machine: it is made again.
-    others = [one for one in trials.ledger(self.out) if (one['run'], one['seed']) != (run, seed)]
-    trials.write_ledger(self.out / trials.LEDGER, others)
+    with trials.changing(self.out):
+      others = [one for one in trials.ledger(self.out) if (one['run'], one['seed']) != (run, seed)]
+      trials.write_ledger(self.out / trials.LEDGER, others)
     trials.measure(self.out, run, seed, work)
     shutil.rmtree(workdir)
 

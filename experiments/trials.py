@@ -1,6 +1,8 @@
 """Shared by the experiments: commands, measurements that are made once, tables over seeds."""
 
 import argparse
+import contextlib
+import fcntl
 import functools
 import json
 import logging
@@ -107,7 +109,8 @@ def measure(out, name, seed, work):
     line['scores'] = {
       key: [round(float(score), 4) for score in scores] for key, scores in found['scores'].items()
     }
-  write_ledger(out / LEDGER, [*ledger(out), line])
+  with changing(out):
+    write_ledger(out / LEDGER, [*ledger(out), line])
   shown = (f'{key} {value:.4f}' for key, value in line.items() if isinstance(value, float))
   say(f'{name}, seed {seed}: {", ".join(shown)}  {line["seconds"]} s')
   return line
@@ -117,6 +120,14 @@ def ledger(out):
   """The lines of OUT/ledger.jsonl."""
   path = out / LEDGER
   return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@contextlib.contextmanager
+def changing(out):
+  """No other process changes OUT/ledger.jsonl meanwhile: two may share an OUT, with other runs."""
+  with (out / 'ledger.lock').open('w') as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    yield
 
 
 def write_ledger(path, lines):

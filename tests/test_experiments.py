@@ -192,6 +192,28 @@ def test_a_ledger_is_taken_up_where_settings_are_the_same(monkeypatch, tmp_path,
   assert 'other settings' in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_processes_that_share_an_out_lose_no_line(tmp_path):
+  program = (
+    'import pathlib, sys, trials\n'
+    'trials.commit, trials.say = str, str\n'  # no time between two lines
+    'for seed in range(200):\n'
+    '  trials.measure(pathlib.Path(sys.argv[1]), sys.argv[2], seed, dict)\n'
+  )
+  begun = [
+    subprocess.Popen(
+      [sys.executable, '-c', program, str(tmp_path), name],
+      env=devices.environment(PYTHONPATH=f'{ROOT}:{ROOT}/experiments'),
+    )
+    for name in ('a', 'b')
+  ]
+  assert [one.wait() for one in begun] == [0, 0]
+  lines = [json.loads(line) for line in (tmp_path / 'ledger.jsonl').read_text().splitlines()]
+  assert {(line['run'], line['seed']) for line in lines} == {
+    (name, seed) for name in ('a', 'b') for seed in range(200)
+  }
+
+
 def test_a_verdict_needs_an_interval_without_zero_and_seeds_that_agree(monkeypatch):
   monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
   import trials
