@@ -347,7 +347,7 @@ class Runs:
     seeds = {*self.seeds, *(line['seed'] for line in lines)}
     for line in lines:
       name, _, way = line['run'].partition('/')
-      if way in self.ways:
+      if name in self.sets and way in self.ways:
         found[name][way][line['seed']] = line
     for line in lines:
       source, _, way = line['run'].partition('/')

@@ -265,6 +265,7 @@ def test_a_system_that_is_no_gain_has_the_scores_of_the_encoder_as_it_is(monkeyp
     line('cranfield-one/query', [0.25, 0.25], better=False, gain=0.1, **made),
     line('cranfield-one/both', [0.0, 0.5], better=False, gain=0.2, **made),
     line('cranfield-one/ft', [0.25, 0.5], better=False, gain=0.0, **made),
+    line('pretrained/ft', [1.0, 1.0]),  # what some runs start from, which is no setting
   ]
   experiment = object.__new__(gain.Experiment)  # without a backbone
   experiment.out, experiment.seeds = tmp_path, [0]
