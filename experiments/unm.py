@@ -236,11 +236,16 @@ class Experiment(adapted.Runs):
     """How BM25 and a cross-encoder rank the queries that it has not seen."""
     folder, qrels = self.folder(name), read_qrels(self.half(name, half))
     given = (f'--{kind}={folder}/{kind}.jsonl' for kind in ('queries', 'corpus'))
-    out = self.out / 'mined' / f'{name}-reranked-{half}.trec'
-    flags = (f'--run={self.words(name)}', '--depth=20', self.pair_length, self.arithmetic)
+    words, out = (
+      self.out / 'mined' / f'{name}-{made}-{half}.trec' for made in ('bm25', 'reranked')
+    )
+    with files.atomic_write(words) as file:
+      rows = self.words(name).read_text().splitlines(keepends=True)
+      file.writelines(row for row in rows if row.split()[0] in qrels)
+    flags = (f'--run={words}', '--depth=20', self.pair_length, self.arithmetic)
     trials.command('rerank', f'--backbone={reranker}', *given, *flags, f'--out={out}')
     found = {}
-    for label, path in (('BM25', self.words(name)), ('reranked', out)):
+    for label, path in (('BM25', words), ('reranked', out)):
       run = trec.read_run(path)
       found[label] = measures.measure(run, qrels, ['nDCG@10'])['mean']['nDCG@10']
     return found
