@@ -13,14 +13,17 @@ see 8 queries in an update, as Condenser's on MS MARCO, whose negatives are thos
 - denoised: half as undenoised, half those of them that a cross-encoder finds irrelevant.
 
 The cross-encoder that judges a query has not seen it: two are trained, on half of the training
-queries each. The table says whether they rank held-out queries better than BM25 does. With the
-negatives of the batch and with denoised ones, both also start from the encoder after RIP (Table 3).
+queries each. A table says how they rank held-out queries, beside BM25 and a random order, which is
+that of one answer for all. With the negatives of the batch and with denoised ones, both also start
+from the encoder after RIP (Table 3).
 
 Each system has three learning rates, of which held-out training queries choose with the first seed,
 and is trained until their score no longer rises, at most 300 updates. Mining is done once for a
 set, and RIP once, with one seed. Runs, seeds, the ledger (experiments/ledgers/unm.jsonl), `--part`
 and `--ways` are as in experiments/gain.py. Verdicts were fixed before the runs: those of trials.py.
 """
+
+import numpy as np
 
 import adapted
 import gain_sets
@@ -42,6 +45,7 @@ NEGATIVES = 7
 HALF, HALVES = 'train-half-', (0, 1)  # splits of the training queries
 FEWER = (*systems.PLAIN, 'batch_size=8')  # queries, of many passages each
 FIRST_RATE = 3e-2  # of the first retriever
+JUDGED, ORDERS = 20, 10  # passages of a query that judge a cross-encoder; random orders of them
 # Of a cross-encoder. With 7 negatives at 5e-5 it answers the prior for 150 updates.
 RERANKER = (
   'cross_encoder.loss=pointwise',
@@ -248,35 +252,45 @@ class Experiment(adapted.Runs):
     with files.atomic_write(words) as file:
       rows = self.words(name).read_text().splitlines(keepends=True)
       file.writelines(row for row in rows if row.split()[0] in qrels)
-    flags = (f'--run={words}', '--depth=20', self.pair_length, self.arithmetic)
-    trials.command('rerank', f'--backbone={reranker}', *given, *flags, f'--out={out}')
-    found = {}
-    for label, path in (('BM25', words), ('reranked', out)):
-      run = trec.read_run(path)
-      found[label] = measures.measure(run, qrels, ['nDCG@10'])['mean']['nDCG@10']
-    return found
+    if not out.exists():
+      flags = (f'--run={words}', f'--depth={JUDGED}', self.pair_length, self.arithmetic)
+      trials.command('rerank', f'--backbone={reranker}', *given, *flags, f'--out={out}')
+    first, reranked = trec.read_run(words).top(JUDGED), trec.read_run(out)
+    rng = np.random.default_rng(0)
+    shuffled = (first.rescored(rng.random(len(first.docs))) for _ in range(ORDERS))
+    return {
+      'random': float(np.mean([ndcg(run, qrels) for run in shuffled])),
+      'BM25': ndcg(first, qrels),
+      'reranked': ndcg(reranked, qrels),
+    }
 
   def page(self, found, names):
     return super().page(found, names) + self.judged()
 
   def judged(self):
-    """Whether the cross-encoders have learnt anything."""
+    """Whether the cross-encoders have learnt anything: one that answers the same for all passages
+    ranks them at random.
+    """
     lines = [line for line in trials.ledger(self.out) if line['run'].startswith('rerankers/')]
     rows = [
       [
         name,
         *(
           trials.cell(line[label] for line in lines if line['run'] == f'rerankers/{name}')
-          for label in ('BM25', 'reranked')
+          for label in ('random', 'BM25', 'reranked')
         ),
       ]
       for name in dict.fromkeys(line['run'].partition('/')[2] for line in lines)
     ]
     if not rows:
       return ''
-    head = ['set', 'BM25', 'its first 20, reranked']
-    made = trials.table(head, rows)
-    return f'\n### Cross-encoders\n\nnDCG@10 of training queries that they have not seen.\n\n{made}'
+    head = ['set', 'in a random order', 'as BM25 ranks them', 'as the cross-encoder does']
+    about = f"nDCG@10 of BM25's first {JUDGED} passages, of training queries that it has not seen."
+    return f'\n### Cross-encoders\n\n{about}\n\n{trials.table(head, rows)}'
+
+
+def ndcg(run, qrels):
+  return measures.measure(run, qrels, ['nDCG@10'])['mean']['nDCG@10']
 
 
 if __name__ == '__main__':
