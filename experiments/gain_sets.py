@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import pathlib
+import re
 import tempfile
 from typing import NamedTuple
 
@@ -20,9 +21,14 @@ from dprjax.formats import papers, texts
 from dprjax.formats.qrels import read_qrels, write_qrels
 
 PASSAGES = 2000  # of a corpus, but all judged ones
-LARGER = {'clariq': 2, 'medquad-large': 2, 'medquad-8000': 4}  # times as many
+LARGER = {'clariq': 2, 'medquad-large': 2, 'medquad-8000': 4, 'medquad-cut': 4}  # times as many
 WRONG = 0.2  # of the positives, where labels are degraded so
 JUDGED = 40  # passages of a query of TREC, at most
+# Words of a question that say nothing of what it asks for.
+FUNCTION_WORDS = (
+  'a about an and are as at be being by can do does for from has have how in is it many much of on '
+  'or the there to what which who with you'
+)
 
 
 class Setting(NamedTuple):
@@ -130,6 +136,7 @@ def read(data, name):
     'docstrings': read_docstrings,
     'medquad-large': lambda data, _: read_beir(data, 'medquad', 2000),
     'medquad-8000': lambda data, _: read_beir(data, 'medquad', 2000),
+    'medquad-cut': lambda data, _: cut_questions(read_beir(data, 'medquad', 2000)),
   }.get(name, read_beir)(data, name)
   judged = {doc for split in source[2:] for docs in split.values() for doc in docs}
   most = max(LARGER.get(name, 1) * PASSAGES, len(judged))
@@ -153,6 +160,19 @@ def read_beir(data, name, most=1000):
   else:
     train, test = found['train'], found['test']
   return from_beir(folder, first(train, most), first(test, 300))
+
+
+def cut_questions(source):
+  """A source whose questions are keywords, one of which is missing: by the hash, where there are
+  more than two.
+  """
+  queries, left_out = {}, FUNCTION_WORDS.split()
+  for query, question in source.queries.items():
+    words = [word for word in re.findall(r"[\w'.-]+", question.lower()) if word not in left_out]
+    if len(words) > 2:
+      words.remove(min(words, key=lambda word: hashed(f'{query} {word}')))
+    queries[query] = ' '.join(words)
+  return source._replace(queries=queries)
 
 
 def from_beir(folder, train, test):

@@ -3,9 +3,9 @@
     python experiments/unm.py --data=../shared/data --out=runs/unm
 
 From all-MiniLM-L6-v2, on sets where BM25 leaves room: SciFact, MedQuAD with 8,000 passages, and
-docstrings (1,000 training queries each, or all). A prompt for both sides (DPT) and fine-tuning (FT)
-see 8 queries in an update, as Condenser's on MS MARCO, whose negatives are those of the batch, and
-7 for each query (Table 9):
+that with questions cut to keywords, one of which is missing (1,000 training queries each, or all).
+A prompt for both sides (DPT) and fine-tuning (FT) see 8 queries in an update, as Condenser's on MS
+MARCO, whose negatives are those of the batch, and 7 for each query (Table 9):
 
 - bm25: of the 100 passages that BM25 ranks first;
 - undenoised: of those, and of the 100 of a first retriever, a prompt trained on the negatives of
@@ -39,7 +39,7 @@ from dprjax.retrieval import measures
 SETS = {
   'scifact': gain_sets.Setting('scifact', 809),
   'medquad': gain_sets.Setting('medquad-8000', 1000),
-  'docstrings': gain_sets.Setting('docstrings', 1000),
+  'medquad-cut': gain_sets.Setting('medquad-cut', 1000),
 }
 NEGATIVES = 7
 HALF, HALVES = 'train-half-', (0, 1)  # splits of the training queries

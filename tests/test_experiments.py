@@ -456,6 +456,19 @@ def test_claims_are_of_systems_that_can_be_trained(monkeypatch, name):
     assert bool(config.prompt.length) != ('ft' in way or 'zero' in way), way
 
 
+def test_a_cut_question_has_keywords_of_which_one_is_missing(monkeypatch):
+  monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
+  import gain_sets
+
+  asked = {'q1': "What are the symptoms of Kufs' disease, type 2.1?", 'q2': 'What is (are) Fabry ?'}
+  source = gain_sets.Source([], asked, {}, {'q1': {'d': 1}})
+  made = gain_sets.cut_questions(source)
+  assert made._replace(queries=asked) == source and made.queries['q2'] == 'fabry'
+  whole, cut = ['symptoms', "kufs'", 'disease', 'type', '2.1'], made.queries['q1'].split()
+  assert cut in [whole[:n] + whole[n + 1 :] for n in range(5)]
+  assert gain_sets.cut_questions(source) == made
+
+
 def test_each_half_of_the_queries_has_a_cross_encoder_of_the_other(monkeypatch, tmp_path):
   monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
   import unm
