@@ -73,6 +73,7 @@ KINDS = {
   ),
 }
 AFTER_RIP = ('batch', 'denoised')
+REPORTED = ('dpt.denoised.rip', 'ft.denoised.rip')  # DPTDR's Table 3
 
 
 def make(kind, pool, start):
@@ -265,7 +266,35 @@ class Experiment(adapted.Runs):
     }
 
   def page(self, found, names):
-    return super().page(found, names) + self.judged()
+    return super().page(found, names) + self.apart(found, names) + self.judged()
+
+  def apart(self, found, names):
+    """FT and DPT, apart for test queries with a positive that training queries have too."""
+    rows = []
+    for name in self.settled(found, names, *REPORTED):
+      judged = self.folder(name) / 'qrels'
+      train, test = (read_qrels(judged / f'{split}.tsv') for split in ('train', 'test'))
+      seen = {passage for passages in train.values() for passage in passages}
+      # The order of the scores: see evaluation.score.
+      shared = np.array([not seen.isdisjoint(test[query]) for query in sorted(test)])
+      for label, chosen in (('trained on', shared), ('others', ~shared)):
+        if not chosen.any():
+          continue
+        scores = [
+          {seed: {name: self.used(found, name, way, seed)[chosen]} for seed in self.seeds}
+          for way in ('frozen', *REPORTED)
+        ]
+        means = [f'{np.mean([one[name].mean() for one in of.values()]):.3f}' for of in scores]
+        difference = trials.compare(scores[2], scores[1], [name])
+        rows.append([name, label, f'{chosen.sum()}', *means, trials.shown(difference)])
+    if not rows:
+      return ''
+    labels = (self.ways[way].label for way in REPORTED)
+    head = ['set', 'passage', 'test queries', 'frozen', *labels, 'FT above DPT']
+    about = (
+      'nDCG@10 of test queries whose passage is a positive of training queries, and of others.'
+    )
+    return f'\n### Passages that were trained on\n\n{about}\n\n{trials.table(head, rows)}'
 
   def judged(self):
     """Whether the cross-encoders have learnt anything: one that answers the same for all passages
