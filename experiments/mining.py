@@ -6,7 +6,7 @@ DEPTH = 100  # passages of a query that a retriever ranks first
 
 
 def mine(folder, qrels, runs, out, *flags):
-  """A training file for the queries of a BEIR folder that are judged in a file.
+  """A training file for the queries of a BEIR folder that are judged in a file, unless it is there.
 
   Args:
     folder: of the setting.
@@ -15,6 +15,8 @@ def mine(folder, qrels, runs, out, *flags):
     out: the file that is made.
     flags: more of them.
   """
+  if out.exists():
+    return
   out.parent.mkdir(parents=True, exist_ok=True)
   given = (f'--{kind}={folder}/{kind}.jsonl' for kind in ('queries', 'corpus'))
   settings = (f'--depth={DEPTH}', '--seed=0', '--texts=false', f'--qrels={qrels}')
