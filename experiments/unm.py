@@ -91,6 +91,9 @@ CLAIMS = (
   ('D2: FT above DPT, with RIP and UNM', 'ft.denoised.rip', 'dpt.denoised.rip'),
   ('D2: RIP and UNM help DPT', 'dpt.denoised.rip', 'dpt.batch'),
   ('RIP helps DPT', 'dpt.batch.rip', 'dpt.batch'),
+  # The two parts of what RIP and UNM help were added after the runs.
+  ('RIP helps DPT, with denoised negatives', 'dpt.denoised.rip', 'dpt.denoised'),
+  ('denoised negatives help DPT, without RIP', 'dpt.denoised', 'dpt.batch'),
   ("BM25's negatives help DPT", 'dpt.bm25', 'dpt.batch'),
   ("D9: several retrievers' negatives above BM25's, DPT", 'dpt.undenoised', 'dpt.bm25'),
   ('the same of FT', 'ft.undenoised', 'ft.bm25'),
