@@ -195,9 +195,8 @@ class Experiment(systems.Runs):
     if way != 'mined':
       return ()
     folder, out = self.folder(name), self.out / 'mined' / f'{name}.jsonl'
-    if not out.exists():
-      run = mining.words(folder, out.with_suffix('.trec'))
-      mining.mine(folder, folder / 'qrels' / 'train.tsv', [f'--run=bm25={run}'], out)
+    run = mining.words(folder, out.with_suffix('.trec'))
+    mining.mine(folder, folder / 'qrels' / 'train.tsv', [f'--run=bm25={run}'], out)
     return (f'data.train={out}',)
 
   def variants(self, found, names):
