@@ -1,4 +1,4 @@
-"""DPTDR's claims on mined negatives and on RIP, at equal tuning.
+"""DPTDR's and Condenser's claims on mined negatives, and DPTDR's on RIP, at equal tuning.
 
     python experiments/unm.py --data=../shared/data --out=runs/unm
 
@@ -96,9 +96,9 @@ CLAIMS = (
   ('denoised negatives help DPT, without RIP', 'dpt.denoised', 'dpt.batch'),
   ("BM25's negatives help DPT", 'dpt.bm25', 'dpt.batch'),
   ("D9: several retrievers' negatives above BM25's, DPT", 'dpt.undenoised', 'dpt.bm25'),
-  ('the same of FT', 'ft.undenoised', 'ft.bm25'),
+  ("C6: several retrievers' negatives above BM25's, FT", 'ft.undenoised', 'ft.bm25'),
   ('D10: denoised ones above un-denoised ones, DPT', 'dpt.denoised', 'dpt.undenoised'),
-  ('the same of FT', 'ft.denoised', 'ft.undenoised'),
+  ('denoised ones above un-denoised ones, FT', 'ft.denoised', 'ft.undenoised'),
 )
 
 
