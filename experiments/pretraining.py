@@ -112,31 +112,33 @@ LOOKED_AT = 1000  # texts, at most
 SHIFTED = 'medquad'  # the set whose fine-tuning is asked for what it does to attention
 
 # (claim, its method, the one that it is above, what is trained, on which sets)
+UNITS = ('sentence', 'span')
+CROSSED = (
+  *(
+    (f'D6: sentences above spans, {said}', f'{loss}-sentence', f'{loss}-span')
+    for said, loss in (('coCondenser', 'cocondenser'), ('RIP', 'rip'))
+  ),
+  *(
+    (f'D7: {said}, {unit}s', f'{ours}-{unit}', f'{theirs}-{unit}')
+    for said, ours, theirs in (
+      ('RIP above coCondenser', 'rip', 'cocondenser'),
+      ('RIP above masked LM', 'rip', 'mlm'),
+      ('coCondenser above masked LM', 'cocondenser', 'mlm'),
+    )
+    for unit in UNITS
+  ),
+)
 LOW = ('medquad-100', 'medquad-1000')
 CLAIMS = (
+  *((*one, kind, WHOLE) for kind in KINDS for one in CROSSED),
   (
-    'D6: sentences above spans, coCondenser',
+    'D6, one length: coCondenser',
     'cocondenser-sentence',
     'cocondenser-span',
     'zero',
-    WHOLE,
+    (EVEN,),
   ),
-  ('D6: sentences above spans, RIP', 'rip-sentence', 'rip-span', 'zero', WHOLE),
-  ('D6, one length: coCondenser', 'cocondenser-sentence', 'cocondenser-span', 'zero', (EVEN,)),
   ('D6, one length: RIP', 'rip-sentence', 'rip-span', 'zero', (EVEN,)),
-  ('D7: RIP above coCondenser, sentences', 'rip-sentence', 'cocondenser-sentence', 'dpt', WHOLE),
-  ('D7: RIP above coCondenser, spans', 'rip-span', 'cocondenser-span', 'dpt', WHOLE),
-  ('D7: RIP above masked LM, sentences', 'rip-sentence', 'mlm-sentence', 'dpt', WHOLE),
-  ('D7: coCondenser above masked LM, spans', 'cocondenser-span', 'mlm-span', 'dpt', WHOLE),
-  (
-    'D6: sentences above spans, coCondenser',
-    'cocondenser-sentence',
-    'cocondenser-span',
-    'ft',
-    WHOLE,
-  ),
-  ('D7: RIP above coCondenser, sentences', 'rip-sentence', 'cocondenser-sentence', 'ft', WHOLE),
-  ('D7: RIP above masked LM, sentences', 'rip-sentence', 'mlm-sentence', 'ft', WHOLE),
   ('C1: Condenser above masked LM, 500 pairs', 'condenser', 'mlm', 'ft', ('stsb-500',)),
   ('C1: Condenser above masked LM, 1,000 pairs', 'condenser', 'mlm', 'ft', ('stsb-1000',)),
   ('C2: Condenser above masked LM, sections', 'condenser', 'mlm', 'ft', ('sections-1000',)),
@@ -146,7 +148,6 @@ CLAIMS = (
   ('C4: ICT above Condenser, all queries', 'ict', 'condenser', 'ft', WHOLE),
 )
 # (claim, the method whose measure is higher, and lower, without training; see `Experiment.look`)
-UNITS = ('sentence', 'span')
 LOOKS = tuple(
   (f'D8: {said}, {unit}s', f'{other}-{unit}', f'rip-{unit}', measure)
   for said, other, measure in (
@@ -526,9 +527,18 @@ class Experiment(systems.Runs):
       pair = [way(start, kind, pooling) for start in (ours, theirs)]
       if set(self.settled(found, some, *pair)) == set(some):
         verdict = trials.shown(self.difference(found, some, *pair))
-        rows.append([claim, KINDS[kind], ', '.join(some), verdict])
+        rows.append([claim, KINDS[kind], self.each(found, some, pair), verdict])
     head = ['claim', 'trained', 'sets', 'difference, interval, verdict']
     return trials.table(head, rows) if rows else ''
+
+  def each(self, found, names, pair):
+    """The sets of a verdict; where they are several, with the difference on each."""
+    if len(names) == 1:
+      return names[0]
+    gaps = ((name, self.difference(found, [name], *pair)) for name in names)
+    return ', '.join(
+      f'{name} {mean:+.3f} [{low:+.3f}, {high:+.3f}]' for name, (mean, low, high, _) in gaps
+    )
 
   def looks(self):
     """How vectors look without training."""
