@@ -130,7 +130,7 @@ def write(out, docs=None):
   results = Results(out)
   made = {name: make(results) for name, make in SECTIONS.items()}
   whole = '\n'.join(text for text, _ in made.values() if text)
-  (results.out / 'results.md').write_text(whole + '\n')
+  trials.write(results.out / 'results.md', whole + '\n')
   print(whole)
   for name, (text, complete) in made.items():
     if docs and complete:

@@ -91,8 +91,8 @@ def main():
         )
   table = render(rows)
   print(table)
-  (out / 'smaller.md').write_text(table + '\n')
-  (out / 'smaller.json').write_text(json.dumps(rows, indent=2) + '\n')
+  trials.write(out / 'smaller.md', table + '\n')
+  trials.write(out / 'smaller.json', json.dumps(rows, indent=2) + '\n')
 
 
 def derive(passages, folder, length, store):
@@ -122,7 +122,7 @@ def measure(corpus, queries, qrels, length, results, options):
   first = results / 'best-ten.json'
   if not first.exists():  # the first one is float32 in all dimensions
     first.parent.mkdir(parents=True, exist_ok=True)
-    first.write_text(json.dumps(found))
+    trials.write(first, json.dumps(found))
   best = json.loads(first.read_text())
   shared = [len({*found.get(query, ())} & {*docs}) / len(docs) for query, docs in best.items()]
   size = codes.width(corpus.meta.dimension, corpus.meta.dtype)

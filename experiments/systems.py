@@ -159,7 +159,7 @@ class Runs:
     lines = trials.ledger(self.out)
     commits = ', '.join(dict.fromkeys(line['commit'] for line in lines))
     made = self.page(found, names) + f'\n{len(lines)} runs; commit {commits}.\n'
-    (self.out / 'results.md').write_text(made)
+    trials.write(self.out / 'results.md', made)
     print(made)
     drawn = self.draw(found, names)
     if docs:

@@ -206,7 +206,7 @@ class Experiment:
       for (rate, w), value in tried.items()
     ]
     path = self.out / f'chosen-{kind}.json'
-    path.write_text(json.dumps({'chosen': chosen, 'tried': found}, indent=2) + '\n')
+    trials.write(path, json.dumps({'chosen': chosen, 'tried': found}, indent=2) + '\n')
     return chosen
 
   def flags(self, row, seed, settings):

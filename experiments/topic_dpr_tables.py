@@ -305,7 +305,7 @@ def write(out, documents, topics, last, docs=None, maps=True):
     )
     if part
   )
-  (results.out / 'results.md').write_text(made)
+  trials.write(results.out / 'results.md', made)
   if docs:
     trials.publish(docs, 'topic_dpr', made, [results.out / name for name in FIGURES])
 

@@ -61,13 +61,19 @@ def command(name, *flags):
   subprocess.run([sys.executable, '-m', f'dprjax.{name}', *flags], check=True)
 
 
+def write(path, text):
+  """Writes a file aside, then renames it: another process reads the old one or the new one."""
+  with files.atomic_write(path) as file:
+    file.write(text)
+
+
 def once(path, work):
   """The measurement in ``path``; if it does not exist, ``work`` makes it."""
   if not path.exists():
     began = time.monotonic()
     path.parent.mkdir(parents=True, exist_ok=True)
     values = work()
-    path.write_text(json.dumps(values) + '\n')
+    write(path, json.dumps(values) + '\n')
     shown = ', '.join(
       f'{key} {value:.4f}' for key, value in values.items() if isinstance(value, float)
     )
@@ -84,7 +90,7 @@ def claim(folder, settings):
       f'{folder} holds results of other settings ({known.read_text().strip()}); choose another '
       '--out'
     )
-  known.write_text(json.dumps(settings) + '\n')
+  write(known, json.dumps(settings) + '\n')
 
 
 def measure(out, name, seed, work):
@@ -125,6 +131,7 @@ def ledger(out):
 @contextlib.contextmanager
 def changing(out):
   """No other process changes OUT/ledger.jsonl meanwhile: two may share an OUT, with other runs."""
+  out.mkdir(parents=True, exist_ok=True)
   with (out / 'ledger.lock').open('w') as file:
     fcntl.flock(file, fcntl.LOCK_EX)
     yield
@@ -132,8 +139,7 @@ def changing(out):
 
 def write_ledger(path, lines):
   path.parent.mkdir(parents=True, exist_ok=True)
-  with files.atomic_write(path) as file:
-    file.writelines(json.dumps(line) + '\n' for line in lines)
+  write(path, ''.join(json.dumps(line) + '\n' for line in lines))
 
 
 def restore(workdir, backbone, step):
@@ -156,13 +162,16 @@ def check_here(out, ran, workdir):
 
 def take_up(out, kept, settings):
   """Begins OUT with the runs of a ledger that is kept, if they were made with these settings."""
-  if (out / LEDGER).exists() or not kept.exists():
+  if not kept.exists():
     return
   first, *lines = (json.loads(line) for line in kept.read_text().splitlines())
-  if first != json.loads(json.dumps(settings)):
-    say(f'{kept} has runs of other settings, which are made anew: {json.dumps(first)}')
-    return
-  write_ledger(out / LEDGER, lines)
+  with changing(out):
+    if (out / LEDGER).exists():
+      return
+    if first != json.loads(json.dumps(settings)):
+      say(f'{kept} has runs of other settings, which are made anew: {json.dumps(first)}')
+      return
+    write_ledger(out / LEDGER, lines)
   say(f'{len(lines)} runs from {kept}')
 
 
@@ -254,7 +263,7 @@ def publish(docs, experiment, made, figures, section=''):
   before, _, rest = page.read_text().partition(begin)
   if end not in rest:
     raise SystemExit(f'{page}: no lines {begin} and {end}')
-  page.write_text(f'{before}{begin}\n\n{made}\n{end}{rest.partition(end)[2]}')
+  write(page, f'{before}{begin}\n\n{made}\n{end}{rest.partition(end)[2]}')
   for path in figures:
     if path.exists():
       shutil.copyfile(path, pathlib.Path(docs) / path.name)

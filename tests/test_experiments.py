@@ -197,21 +197,26 @@ def test_processes_that_share_an_out_lose_no_line(tmp_path):
   program = (
     'import pathlib, sys, trials\n'
     'trials.commit, trials.say = str, str\n'  # no time between two lines
+    'out, kept = map(pathlib.Path, sys.argv[1:3])\n'
     'for seed in range(200):\n'
-    '  trials.measure(pathlib.Path(sys.argv[1]), sys.argv[2], seed, dict)\n'
+    '  trials.claim(out, {"batch": 16})\n'  # as each does at its start
+    '  trials.take_up(out, kept, {"batch": 16})\n'
+    '  trials.measure(out, sys.argv[3], seed, dict)\n'
   )
+  out, kept = tmp_path / 'out', tmp_path / 'kept.jsonl'
+  kept.write_text('{"batch": 16}\n{"run": "a", "seed": 0}\n')
   begun = [
     subprocess.Popen(
-      [sys.executable, '-c', program, str(tmp_path), name],
+      [sys.executable, '-c', program, str(out), str(kept), name],
       env=devices.environment(PYTHONPATH=f'{ROOT}:{ROOT}/experiments'),
     )
     for name in ('a', 'b')
   ]
   assert [one.wait() for one in begun] == [0, 0]
-  lines = [json.loads(line) for line in (tmp_path / 'ledger.jsonl').read_text().splitlines()]
-  assert {(line['run'], line['seed']) for line in lines} == {
+  lines = [json.loads(line) for line in (out / 'ledger.jsonl').read_text().splitlines()]
+  assert sorted((line['run'], line['seed']) for line in lines) == [
     (name, seed) for name in ('a', 'b') for seed in range(200)
-  }
+  ]
 
 
 def test_a_verdict_needs_an_interval_without_zero_and_seeds_that_agree(monkeypatch):
