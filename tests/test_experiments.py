@@ -442,6 +442,22 @@ def test_tables_of_the_pretraining_experiment(monkeypatch, tmp_path):
   assert made.count('**') == 2 * 4  # nothing else can be said yet
 
 
+def test_longer_fine_tuning_differs_in_its_updates_alone(monkeypatch, tmp_path):
+  monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
+  import pretraining
+
+  experiment = object.__new__(pretraining.Experiment)
+  experiment.args = types.SimpleNamespace(dtype='float32', length=64, text_length=64)
+  monkeypatch.setattr(experiment, 'backbone', lambda way, seed: 'here', raising=False)
+  monkeypatch.setattr(experiment, 'folder', lambda name: tmp_path, raising=False)
+  way = pretraining.way('rip-span', 'ft', 'cls')
+  usual, longer = (experiment.config(name, way, 1e-3, 0) for name in ('scifact', pretraining.LONG))
+  assert (usual.steps, longer.steps) == (600, pretraining.UPDATES)
+  with longer.unlocked():
+    longer.steps = usual.steps
+  assert longer == usual
+
+
 @pytest.mark.parametrize('name', ['gain', 'prompt_tuning', 'pretraining', 'unm'])
 def test_claims_are_of_systems_that_can_be_trained(monkeypatch, name):
   """Their configs are read, and each claim is of two that there are."""
