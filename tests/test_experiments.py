@@ -452,9 +452,9 @@ def test_longer_fine_tuning_differs_in_its_updates_alone(monkeypatch, tmp_path):
   monkeypatch.setattr(experiment, 'folder', lambda name: tmp_path, raising=False)
   way = pretraining.way('rip-span', 'ft', 'cls')
   usual, longer = (experiment.config(name, way, 1e-3, 0) for name in ('scifact', pretraining.LONG))
-  assert (usual.steps, longer.steps) == (600, pretraining.UPDATES)
+  assert (usual.steps, longer.steps) == (600, pretraining.UPDATES) and longer.eval.patience == 0
   with longer.unlocked():
-    longer.steps = usual.steps
+    longer.steps, longer.eval.patience = usual.steps, usual.eval.patience
   assert longer == usual
 
 
