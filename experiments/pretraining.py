@@ -115,8 +115,8 @@ TESTED = 0.3  # of Wikipedia's articles
 LOOKED_AT = 1000  # texts, at most
 SHIFTED = 'medquad'  # the set whose fine-tuning is asked for what it does to attention
 
-# (claim, its method, the one that it is above, what is trained, on which sets)
 UNITS = ('sentence', 'span')
+# (claim, its method, the one that it is above), whatever is trained
 CROSSED = (
   *(
     (f'D6: sentences above spans, {said}', f'{loss}-sentence', f'{loss}-span')
@@ -133,6 +133,7 @@ CROSSED = (
   ),
 )
 LOW = ('medquad-100', 'medquad-1000')
+# (claim, its method, the one that it is above, what is trained, on which sets)
 CLAIMS = (
   *((*one, kind, WHOLE) for kind in KINDS for one in CROSSED),
   *((*one, 'ft', (LONG,)) for one in CROSSED),
