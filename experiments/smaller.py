@@ -20,6 +20,7 @@ import numpy as np
 
 import trials
 from dprjax import search
+from dprjax.base import files
 from dprjax.data import sources
 from dprjax.formats.qrels import read_qrels
 from dprjax.retrieval import codes, embeddings, manifest, measures
@@ -92,7 +93,7 @@ def main():
   table = render(rows)
   print(table)
   trials.write(out / 'smaller.md', table + '\n')
-  trials.write(out / 'smaller.json', json.dumps(rows, indent=2) + '\n')
+  files.write_json(out / 'smaller.json', rows)
 
 
 def derive(passages, folder, length, store):
@@ -122,7 +123,7 @@ def measure(corpus, queries, qrels, length, results, options):
   first = results / 'best-ten.json'
   if not first.exists():  # the first one is float32 in all dimensions
     first.parent.mkdir(parents=True, exist_ok=True)
-    trials.write(first, json.dumps(found))
+    files.write_json(first, found)
   best = json.loads(first.read_text())
   shared = [len({*found.get(query, ())} & {*docs}) / len(docs) for query, docs in best.items()]
   size = codes.width(corpus.meta.dimension, corpus.meta.dtype)

@@ -15,7 +15,6 @@ and all seeds agree in its sign, else *undecided*.
 """
 
 import functools
-import json
 import pathlib
 import shutil
 import sys
@@ -205,8 +204,7 @@ class Experiment:
       {'rate': rate, 'alpha': w[0], 'margin': w[1], 'nAP@10': value}
       for (rate, w), value in tried.items()
     ]
-    path = self.out / f'chosen-{kind}.json'
-    trials.write(path, json.dumps({'chosen': chosen, 'tried': found}, indent=2) + '\n')
+    files.write_json(self.out / f'chosen-{kind}.json', {'chosen': chosen, 'tried': found})
     return chosen
 
   def flags(self, row, seed, settings):
