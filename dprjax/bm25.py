@@ -3,7 +3,9 @@
     python -m dprjax.bm25 --corpus=corpus.jsonl --queries=queries.jsonl --qrels=qrels/test.tsv \\
         --out=bm25.trec
 
-Words are stemmed and stop words left out. Beside the run, bm25.trec.json says how it was made.
+Words are stemmed and stop words left out. Text may be in any script: where words have no spaces
+between them (Chinese, Japanese, Thai, ...), and in Korean, each letter and each two neighbours are
+words. Beside the run, bm25.trec.json says how it was made.
 """
 
 import argparse
@@ -71,7 +73,7 @@ def search(
   settings = {'k1': k1, 'b': b, 'language': language}
   corpus_sha256 = files.sha256_file(found_corpus)
   started = time.perf_counter()
-  fingerprint = f'{corpus_sha256} {sorted(settings.items())}'
+  fingerprint = f'{corpus_sha256} {sorted(settings.items())} words {bm25.WORDS}'
   index = bm25.load(index_dir, fingerprint) if index_dir else None
   if index is not None:
     # What a command left that was killed before it could; another one may hold it, or it is shared

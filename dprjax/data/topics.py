@@ -25,16 +25,17 @@ import itertools
 import json
 import logging
 import re
-import unicodedata
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jaxtyping as jt
 import numpy as np
+import regex
 
 from dprjax.base import arrays as npz
 from dprjax.base import files, reading, version
+from dprjax.base import words as scripts
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
 
@@ -46,6 +47,11 @@ ARRAYS = tuple(
 )
 
 _WORD = re.compile(r'[^\W\d_]{3,}')
+# The same for any script; of a dense one, each two neighbours are a word.
+_ANY_WORD = regex.compile(
+  rf'(?P<dense>(?:{scripts.DENSE}\p{{M}}*+)++)|[\p{{L}}--{scripts.DENSE}][\p{{L}}\p{{M}}--{scripts.DENSE}]{{2,}}+',
+  regex.V1,
+)
 _LONGEST_WORD = 40  # letters; longer ones are no words
 # NLTK's English list, what the words above find of it.
 _STOP_WORDS = frozenset(
@@ -179,8 +185,18 @@ class Topics:
 
 
 def words(text: str) -> list[str]:
-  """The text's words of three letters or more, in lower case, without stop words."""
-  found = _WORD.findall(unicodedata.normalize('NFC', text).lower())
+  """The text's words of three letters or more, in lower case, without stop words.
+
+  In scripts without spaces, and in Korean, each two neighbouring letters are a word
+  (`dprjax.base.words`).
+  """
+  text = scripts.normalise(text)
+  found: list[str] = []
+  if scripts.is_simple(text):
+    found = _WORD.findall(text)
+  else:
+    for match in _ANY_WORD.finditer(text):
+      found += scripts.pairs_of(match[0]) if match['dense'] else [match[0]]
   return [word for word in found if word not in _STOP_WORDS and len(word) <= _LONGEST_WORD]
 
 

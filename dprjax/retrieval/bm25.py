@@ -1,5 +1,6 @@
 """BM25 by bm25s: stemmed words without stop words, Lucene's variant of the formula.
 
+Words are those of `dprjax.base.words`, in any script.
 With bm25s's defaults, k1 = 1.5 and b = 0.75, and English stemming, nDCG@10 on SciFact is .686
 (published: .687).
 """
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from dprjax.base import reading
+from dprjax.base import reading, words
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path, atomic_write
 from dprjax.base.sidecars import read_sidecar, write_sidecar
@@ -20,6 +21,9 @@ from dprjax.formats.fields import Record, UniqueIds, check_id
 from dprjax.retrieval.best import TopK
 
 _FORMAT = 'dprjax.bm25'
+WORDS = 2
+"""Grows when texts have other words than before: an index that was kept is then made again."""
+
 _LARGEST_K1 = 1000  # beyond it, float32 has no scores
 _SIDECAR, _IDS = 'dprjax_index.json', 'ids.txt'
 
@@ -40,18 +44,24 @@ def _bm25s() -> Any:
   return bm25s
 
 
-def _words(texts: Sequence[str], language: str, as_ids: bool) -> Any:
+def _tokens(texts: Sequence[str], language: str, as_ids: bool) -> Any:
   """bm25s's tokens of the texts; ``language`` 'none' keeps every word as it is."""
   import Stemmer
 
   stemmer = None if language == 'none' else Stemmer.Stemmer(language)
-  tokenize = functools.partial(
-    _bm25s().tokenize, list(texts), stemmer=stemmer, return_ids=as_ids, show_progress=False
+  tokenizer = functools.partial(
+    _bm25s().tokenization.Tokenizer,
+    lower=False,
+    splitter=functools.partial(words.words, turkish=language == 'turkish'),
+    stemmer=stemmer,
   )
   try:
-    return tokenize(stopwords=None if language == 'none' else language)
+    made = tokenizer(stopwords=None if language == 'none' else language)
   except ValueError:  # some languages have a stemmer but no list of stop words
-    return tokenize(stopwords=None)
+    made = tokenizer(stopwords=None)
+  return made.tokenize(
+    list(texts), return_as='tuple' if as_ids else 'string', show_progress=False, allow_empty=False
+  )
 
 
 class Bm25(NamedTuple):
@@ -69,10 +79,10 @@ class Bm25(NamedTuple):
     k = min(k, len(self.ids))
     rows = np.full((len(queries), k), -1, np.int32)
     scores = np.full((len(queries), k), -np.inf, np.float32)
-    for number, words in enumerate(_words(queries, self.language, as_ids=False)):
-      if not words:
+    for number, tokens in enumerate(_tokens(queries, self.language, as_ids=False)):
+      if not tokens:
         continue
-      all_scores = self.index.get_scores(words)
+      all_scores = self.index.get_scores(tokens)
       best = np.flatnonzero(all_scores > 0)
       if len(best) > k:
         # Not bm25s's own selection: its argpartition does not order ties.
@@ -104,11 +114,11 @@ def build(
     InputError: an unknown language, k1 or b out of range, or no word in any passage.
   """
   check_settings(k1, b, language)
-  words = _words(texts, language, as_ids=True)
-  if not any(words.ids):
+  tokens = _tokens(texts, language, as_ids=True)
+  if not any(tokens.ids):
     raise InputError(f'nothing to index: not one word in {len(texts)} passages')
   index = _bm25s().BM25(k1=k1, b=b)
-  index.index(words, show_progress=False)
+  index.index(tokens, show_progress=False)
   return Bm25(index, list(ids), language)
 
 
@@ -177,8 +187,8 @@ def _check(index: Any, ids: int, count: int) -> None:
   if not ids == count == scores['num_docs']:
     raise ValueError(f'{ids} ids for {scores["num_docs"]} passages')
   data, rows, starts = (scores[name] for name in ('data', 'indices', 'indptr'))
-  words = [number for word, number in index.vocab_dict.items() if word]  # '' is in no passage
-  if not all(type(word) is int and 0 <= word < len(starts) - 1 for word in words):
+  numbers = [number for word, number in index.vocab_dict.items() if word]  # '' is in no passage
+  if not all(type(number) is int and 0 <= number < len(starts) - 1 for number in numbers):
     raise ValueError('words without passages')
   if (
     not np.isfinite(data).all()

@@ -58,6 +58,9 @@ def by_loops(model, text, steps=50):
     ('Über die Straße', ['über', 'die', 'straße']),
     ('u\u0308ber', ['über']),  # a mark of its own is joined to its letter
     ('a' * 41 + ' ' + 'b' * 40, ['b' * 40]),
+    ('भारत की राजधानी', ['भारत', 'राजधानी']),
+    ('北京是 iPhone手机2020', ['北京', '京是', 'iphone', '手机']),
+    ('x̄ cafe\u0301s', ['cafés']),
     ('', []),
   ],
 )

@@ -1,5 +1,7 @@
+# ruff: noqa: RUF001
 import json
 import math
+import unicodedata
 
 import numpy as np
 import pytest
@@ -51,6 +53,66 @@ def test_without_a_language_words_stay_as_they_are():
 def test_a_language_without_stop_words():
   index = bm25.build(['a'], ['talossa taloja'], language='finnish')
   assert index.search(['talo'], 1).rows.tolist() == [[0]]
+
+
+LANGUAGES = {
+  'Amharic': ('አዲስ አበባ የኢትዮጵያ ዋና ከተማ ናት', 'መጽሐፍ አነባለሁ', 'ዛሬ ይዘንባል'),
+  'Arabic': ('القَاهِرَةُ عَاصِمَةُ مِصْرَ', 'أنا أقرأ الكتاب', 'المطر ينزل اليوم'),
+  'Armenian': ('Երևանը Հայաստանի մայրաքաղաքն է', 'Ես գիրք եմ կարդում', 'Այսօր անձրև է'),
+  'Bengali': ('ঢাকা বাংলাদেশের রাজধানী', 'আমি বই পড়ি', 'বৃষ্টি হচ্ছে'),
+  'Burmese': ('နေပြည်တော်သည် မြို့တော်ဖြစ်သည်', 'ကျွန်တော် စာအုပ်ဖတ်တယ်', 'ဒီနေ့ မိုးရွာတယ်'),
+  'Chinese': ('北京是中国的首都', '我每天看书', '今天下大雨'),
+  'Dhivehi': ('މާލެއަކީ ވެރިރަށެވެ', 'އަހަރެން ފޮތް ކިޔަން', 'މިއަދު ވާރޭވެހޭ'),
+  'Georgian': ('თბილისი საქართველოს დედაქალაქია', 'მე წიგნს ვკითხულობ', 'დღეს წვიმს'),
+  'Greek': ('Η Αθήνα είναι η πρωτεύουσα', 'Διαβάζω ένα βιβλίο', 'Σήμερα βρέχει'),
+  'Gujarati': ('ગાંધીનગર ગુજરાતની રાજધાની છે', 'હું પુસ્તક વાંચું છું', 'વરસાદ પડે છે'),
+  'Hebrew': ('יְרוּשָׁלַיִם הִיא בִּירַת יִשְׂרָאֵל', 'אני קורא ספר', 'יורד גשם היום'),
+  'Hindi': ('दिल्ली भारत की राजधानी है', 'मैं किताब पढ़ता हूँ', 'आज बारिश हो रही है'),
+  'Japanese': ('東京は日本の首都です', '私は毎日本を読みます', 'コンピューターが壊れた'),
+  'Kannada': ('ಬೆಂಗಳೂರು ಕರ್ನಾಟಕದ ರಾಜಧಾನಿ', 'ನಾನು ಪುಸ್ತಕ ಓದುತ್ತೇನೆ', 'ಮಳೆ ಬರುತ್ತಿದೆ'),
+  'Khmer': ('ភ្នំពេញជារដ្ឋធានីនៃប្រទេសកម្ពុជា', 'ខ្ញុំអានសៀវភៅ', 'ថ្ងៃនេះភ្លៀង'),
+  'Korean': ('서울은 대한민국의 수도이다', '나는 책을 읽는다', '오늘은 비가 온다'),
+  'Lao': ('ວຽງຈັນແມ່ນນະຄອນຫຼວງຂອງລາວ', 'ຂ້ອຍອ່ານປຶ້ມ', 'ມື້ນີ້ຝົນຕົກ'),
+  'Malayalam': ('തിരുവനന്തപുരം കേരളത്തിന്റെ തലസ്ഥാനമാണ്', 'മഴ പെയ്യുന്നു', 'ഞാൻ പുസ്തകം വായിക്കുന്നു'),
+  'Nepali': ('काठमाडौं नेपालको राजधानी हो', 'हिमाल धेरै अग्लो छ', 'उनी किताब पढ्छिन्'),
+  'Odia': ('ଭୁବନେଶ୍ୱର ଓଡ଼ିଶାର ରାଜଧାନୀ', 'ମୁଁ ବହି ପଢ଼େ', 'ବର୍ଷା ହେଉଛି'),
+  'Persian': ('تهران پایتخت ایران است', 'من کتاب می‌خوانم', 'باران می‌بارد'),
+  'Punjabi': ('ਚੰਡੀਗੜ੍ਹ ਪੰਜਾਬ ਦੀ ਰਾਜਧਾਨੀ ਹੈ', 'ਮੈਂ ਕਿਤਾਬ ਪੜ੍ਹਦਾ ਹਾਂ', 'ਮੀਂਹ ਪੈ ਰਿਹਾ ਹੈ'),
+  'Russian': ('Москва столица России', 'Я читаю книгу', 'Сегодня идёт дождь'),
+  'Sinhala': ('කොළඹ ශ්‍රී ලංකාවේ විශාලතම නගරයයි', 'මම පොත කියවමි', 'වැස්ස වහිනවා'),
+  'Tamil': ('சென்னை தமிழ்நாட்டின் தலைநகரம்', 'அவன் புத்தகம் படிக்கிறான்', 'மழை பெய்கிறது'),
+  'Telugu': ('హైదరాబాద్ తెలంగాణ రాజధాని', 'నేను పుస్తకం చదువుతాను', 'వర్షం పడుతోంది'),
+  'Thai': ('กรุงเทพเป็นเมืองหลวงของประเทศไทย', 'ฉันอ่านหนังสือทุกวัน', 'วันนี้ฝนตกหนัก'),
+  'Tibetan': ('ལྷ་ས་ནི་བོད་ཀྱི་རྒྱལ་ས་ཡིན།', 'ང་དཔེ་ཆ་ཀློག་གི་ཡོད།', 'དེ་རིང་ཆར་པ་བབས་སོང་།'),
+  'Turkish': ('İstanbul en büyük şehirdir', 'Ilık kış günü', 'Kitap okuyorum'),
+  'Vietnamese': ('Hà Nội là thủ đô của Việt Nam', 'Tôi đọc sách mỗi ngày', 'Hôm nay trời mưa'),
+  'Yoruba': ('Ọjọ́ kẹ́rin ọ̀sẹ̀ ni', 'Mo ń ka ìwé', 'Òjò ń rọ̀'),
+}
+
+
+@pytest.mark.parametrize('language', ['english', 'none', 'arabic', 'hindi', 'turkish'])
+def test_a_query_that_is_a_passage_finds_it_in_every_language(language):
+  texts = [text for rows in LANGUAGES.values() for text in rows]
+  index = bm25.build([str(i) for i in range(len(texts))], texts, language=language)
+  for form in ('NFC', 'NFD'):
+    found = index.search([unicodedata.normalize(form, text) for text in texts], 2)
+    assert found.rows[:, 0].tolist() == list(range(len(texts)))
+    assert (found.scores[:, 0] > found.scores[:, 1]).all()
+
+
+@pytest.mark.parametrize(
+  ('query', 'text'),
+  [
+    ('القاهرة', 'القَاهِرَةُ عَاصِمَةُ مِصْرَ'),  # without the vowel signs
+    ('猫', '我的猫很可爱'),
+    ('학교', '학교에서 배운다'),  # without the particle
+    ('หนังสือ', 'ฉันอ่านหนังสือทุกวัน'),
+    ('abc', 'ＡＢＣ'),
+  ],
+)
+def test_a_part_of_a_passage_finds_it(query, text):
+  index = bm25.build(['a', 'b'], ['some other text', text])
+  assert index.search([query], 1).rows.tolist() == [[1]]
 
 
 def test_saved_and_loaded(tmp_path):
