@@ -23,7 +23,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, existing_file
 
 _CHUNK = 1 << 20  # characters of a JSON array read at a time
-_MAX_ENTRY = 1 << 26  # a line or an entry longer than this means a broken file
+MAX_ENTRY = 1 << 26  # a line or an entry longer than this means a broken file
 _MAX_JSON = 1 << 28  # characters of a whole JSON file
 _DEEPEST = 64  # levels of lists and objects in JSON
 
@@ -79,32 +79,36 @@ def plain_name(path: PathLike) -> str:
   return found.stem if found.suffix in COMPRESSED else found.name
 
 
-def read_lines(path: PathLike, what: str = 'file') -> Iterator[tuple[int, str]]:
-  """Yields (line number from 1, line without its newline); blank lines are left out.
+def read_lines(
+  path: PathLike, what: str = 'file', blank: bool = False
+) -> Iterator[tuple[int, str]]:
+  """Yields (line number from 1, line without its newline); ``blank``: also blank lines.
 
   Raises:
     InputError: as `open_text` and `sound_line`.
   """
   with open_text(path, what) as lines:
-    yield from number_lines(lines, str(path))
+    yield from number_lines(lines, str(path), blank=blank)
 
 
-def number_lines(file: IO[str], name: str, start: str = '') -> Iterator[tuple[int, str]]:
+def number_lines(
+  file: IO[str], name: str, start: str = '', blank: bool = False
+) -> Iterator[tuple[int, str]]:
   """`read_lines` of an open file, which errors call ``name``; ``start`` was read from it before."""
   number = 0
   with decoding(name, lambda: f', line {number + 1} or after it'):
-    begun = io.StringIO(start + file.readline(_MAX_ENTRY)) if start else io.StringIO()
+    begun = io.StringIO(start + file.readline(MAX_ENTRY)) if start else io.StringIO()
     for lines in (begun, file):
-      for line in iter(functools.partial(lines.readline, _MAX_ENTRY), ''):
+      for line in iter(functools.partial(lines.readline, MAX_ENTRY), ''):
         number += 1
         line = sound_line(line, name, number)
-        if line.strip():
+        if blank or line.strip():
           yield number, line
 
 
 def byte_lines(file: IO[bytes]) -> Iterator[bytes]:
   """The lines of an open file with their newlines; one that is too long for text comes in parts."""
-  return iter(functools.partial(file.readline, _MAX_ENTRY), b'')
+  return iter(functools.partial(file.readline, MAX_ENTRY), b'')
 
 
 def sound_line(line: str, name: str, number: int) -> str:
@@ -113,9 +117,9 @@ def sound_line(line: str, name: str, number: int) -> str:
   Raises:
     InputError: it has a null byte, or is as long as no line is.
   """
-  if len(line) >= _MAX_ENTRY:
+  if len(line) >= MAX_ENTRY:
     raise InputError(
-      f'{name}, line {number}: longer than {_MAX_ENTRY:,} characters; is this a text file?'
+      f'{name}, line {number}: longer than {MAX_ENTRY:,} characters; is this a text file?'
     )
   if '\0' in line:
     raise InputError(f'{name}, line {number}: a null byte in the text; the file is damaged')
@@ -188,7 +192,7 @@ def _read_entries(
     try:
       value, end = _DECODER.raw_decode(buffer)
     except json.JSONDecodeError as error:
-      more = file.read(max(_CHUNK, len(buffer))) if len(buffer) < _MAX_ENTRY else ''
+      more = file.read(max(_CHUNK, len(buffer))) if len(buffer) < MAX_ENTRY else ''
       if not more:
         raise InputError(
           f'{where}: not JSON, or cut off ({error.msg}); expected a list of objects'

@@ -2,22 +2,91 @@
 
 | ending | a row |
 |---|---|
-| .csv | values between commas; quoted where one holds a comma |
-| .tsv | values between tabs, nothing quoted |
+| .csv | values between commas; quoted where one holds a comma, a quote or a newline |
+| .tsv | values between tabs, nothing quoted; quoted as in .csv where the header is |
 | .jsonl | an object with the names as keys |
 
-A table may begin with a header, which then names the columns and may name others. Any file may be
-compressed.
+A table may begin with a header, which then names the columns and may name others. Every row has as
+many columns as the first. Any file may be compressed.
 """
 
 import csv
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from etils import epath
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
+
+# Of the whole process; the default, 131,072 characters, is less than long passages have.
+csv.field_size_limit(reading.MAX_ENTRY)
+
+
+def split_rows(
+  lines: Iterable[tuple[int, str]], name: str, delimiter: str = '\t', *, quoted: bool
+) -> Iterator[tuple[int, list[str]]]:
+  """(number of its first line, values) of every row; blank lines between rows are left out.
+
+  Lines are taken one by one: a row ends with the last one that was taken.
+
+  Args:
+    lines: numbers and lines without their newlines, blank lines too.
+    name: of the file, for messages.
+    delimiter: between values.
+    quoted: whether values may be in quotes, as Python's csv module writes them.
+
+  Raises:
+    InputError: with the number of the row's first line: quotes that the csv module does not write,
+      or another number of columns than the first row has.
+  """
+  width = first = 0
+  for number, cells in _quoted_rows(lines, name, delimiter) if quoted else _raw(lines, delimiter):
+    if not first:
+      first, width = number, len(cells)
+    if len(cells) != width:
+      raise InputError(
+        f'{name}, line {number}: {_counted(cells, delimiter)}; expected {width}, as in line {first}'
+      )
+    yield number, cells
+
+
+def _counted(cells: Sequence[str], delimiter: str) -> str:
+  between = 'tabs' if delimiter == '\t' else 'commas'
+  return f'{len(cells)} column{"s" * (len(cells) != 1)} between {between}'
+
+
+def _raw(lines: Iterable[tuple[int, str]], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+  return ((number, line.split(delimiter)) for number, line in lines if line.strip())
+
+
+def _quoted_rows(
+  lines: Iterable[tuple[int, str]], name: str, delimiter: str
+) -> Iterator[tuple[int, list[str]]]:
+  taken: list[tuple[int, str]] = []
+
+  def take() -> Iterator[str]:
+    for number, line in lines:
+      taken.append((number, line))
+      yield line + '\n'
+
+  try:
+    # Strict: a quote that is never closed is an error, not a value as long as the file.
+    for cells in csv.reader(take(), delimiter=delimiter, strict=True):
+      number = taken[0][0]
+      # Not so between commas, which many lines of text have.
+      tabs = min(line.count('\t') for _, line in taken)
+      if delimiter == '\t' and len(taken) > 1 and tabs >= len(cells) - 1 > 0:
+        raise csv.Error(f'its quotes hold {len(taken)} lines that look like rows')
+      taken.clear()
+      if ''.join(cells).strip():
+        yield number, cells
+  except csv.Error as error:
+    raise InputError(
+      f'{name}, line {taken[0][0]}: {error}; put a value with a quote, a newline or the delimiter '
+      'in quotes, and write each quote within them twice'
+    ) from error
 
 
 def read_rows(
@@ -51,39 +120,27 @@ def _read_records(
 def _read_table(
   path: epath.Path, expected: Sequence[str], what: str, delimiter: str
 ) -> Iterator[tuple[int, list[Any]]]:
-  start = 0
+  quoted = delimiter == ','
+  lines = reading.read_lines(path, what, blank=True)
+  for number, line in lines:
+    if line.strip():
+      quoted = quoted or ('"' in line and set(expected) <= set(names_of(line)))
+      lines = itertools.chain([(number, line)], lines)
+      break
+  places, header = list(range(len(expected))), False
+  for place, (number, cells) in enumerate(split_rows(lines, str(path), delimiter, quoted=quoted)):
+    names = [cell.strip().lower() for cell in cells]
+    if not place and set(expected) <= set(names):
+      places, header = [names.index(name) for name in expected], True
+    elif not header and len(cells) != len(expected):
+      raise InputError(
+        f'{path}, line {number}: {_counted(cells, delimiter)}; expected {len(expected)}: '
+        f'{", ".join(expected)}'
+      )
+    else:
+      yield number, [cells[place] for place in places]
 
-  def lines() -> Iterator[str]:
-    nonlocal start
-    for number, line in reading.read_lines(path, what):
-      start = start or number
-      yield line + '\n'
 
-  # Strict, so that a quote that is never closed is an error, not a sentence as long as the file.
-  rows = csv.reader(
-    lines(),
-    delimiter=delimiter,
-    strict=True,
-    quoting=csv.QUOTE_MINIMAL if delimiter == ',' else csv.QUOTE_NONE,
-  )
-  places, width, first = list(range(len(expected))), len(expected), True
-  try:
-    for cells in rows:
-      number, start = start, 0
-      names = [cell.strip().lower() for cell in cells]
-      if first and set(expected) <= set(names):
-        places, width = [names.index(name) for name in expected], len(cells)
-      elif len(cells) != width:
-        others = ' and others, as in the header' if width > len(expected) else ''
-        raise InputError(
-          f'{path}, line {number}: {len(cells)} columns, expected {width}: '
-          f'{", ".join(expected)}{others}'
-        )
-      else:
-        yield number, [cells[place] for place in places]
-      first = False
-  except csv.Error as error:
-    raise InputError(
-      f'{path}, line {start}: {error}; put a sentence with a comma or a quote in quotes, and write '
-      'each quote within them twice'
-    ) from error
+def names_of(line: str) -> list[str]:
+  """The names in a header between tabs, in lower case; perhaps quoted."""
+  return [name.strip().strip('"').strip().lower() for name in line.split('\t')]

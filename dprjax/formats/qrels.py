@@ -2,10 +2,12 @@
 without a header.
 
 A grade is a whole number, also written as 1.0; one above 0 is relevant, and one below 0, as TREC
-has for junk, is not. Ids of columns between tabs may have spaces in them. A first line whose last
-column is called score, relevance, rel, label or grade is a header.
+has for junk, is not. Ids of columns between tabs may have spaces in them, and are quoted as in CSV
+where they begin with a quote. A first line whose last column is called score, relevance, rel, label
+or grade is a header.
 """
 
+import csv
 import re
 from collections.abc import Mapping
 
@@ -34,7 +36,8 @@ def read_qrels(path: files.PathLike) -> Qrels:
     where = f'{path}, line {number}'
     if not width:
       delimiter = '\t' if '\t' in line else None
-    columns = line.split(delimiter)
+    # BEIR's are read, and here written, by Python's csv module.
+    columns = _unquoted(line, where) if delimiter and '"' in line else line.split(delimiter)
     if not width:
       width = len(columns)
       if width in (3, 4) and columns[-1].strip().lower() in _HEADER:
@@ -60,9 +63,19 @@ def read_qrels(path: files.PathLike) -> Qrels:
   return qrels
 
 
+def _unquoted(line: str, where: str) -> list[str]:
+  try:
+    return next(csv.reader([line], delimiter='\t', strict=True))
+  except csv.Error as error:
+    raise InputError(
+      f'{where}: {error}; put an id with a quote in quotes, and write each quote within them twice'
+    ) from error
+
+
 def write_qrels(path: files.PathLike, qrels: Mapping[str, Mapping[str, int]]) -> None:
   """Writes judgements as BEIR does."""
   with files.atomic_write(path) as file:
-    file.write('query-id\tcorpus-id\tscore\n')
+    rows = csv.writer(file, delimiter='\t', lineterminator='\n')
+    rows.writerow(('query-id', 'corpus-id', 'score'))
     for query_id, judged in qrels.items():
-      file.writelines(f'{query_id}\t{doc_id}\t{grade}\n' for doc_id, grade in judged.items())
+      rows.writerows((query_id, doc_id, grade) for doc_id, grade in judged.items())

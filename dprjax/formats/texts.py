@@ -1,22 +1,26 @@
-"""Queries and passages, one a line.
+"""Queries and passages, one a row.
 
 | file | queries | passages |
 |---|---|---|
 | .json, .jsonl (BEIR) | `{_id, text}` | `{_id, text, title, categories}`; two are optional |
 | other (MS MARCO) | id text | id text; id title text; or id url title body |
 
-Columns are separated by tabs. Three are those of the titled corpus that RocketQA and coCondenser
-use for MS MARCO. DPR's psgs_w100.tsv has another order and is recognized by its header,
-`id text title`; its columns are quoted as in CSV. A header `id title text` is known too. Any file
-may be compressed. Errors name file and line.
+Columns are separated by tabs, and every row has as many as the first. Three are those of the titled
+corpus that RocketQA and coCondenser use for MS MARCO. A header such as `id title text` is known.
+
+Columns are quoted, as Python's csv module writes them, under two headers: `id text title`, which is
+that of DPR's psgs_w100.tsv, and one that is in quotes itself. A quoted text may hold newlines. In
+other files a quote is a character like others. Any file may be compressed. Errors name the file and
+the first line of a row.
 """
 
-import csv
-from collections.abc import Callable, Container, Iterator
+import itertools
+from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
+from dprjax.formats import columns
 from dprjax.formats.fields import Record, UniqueIds, check_id
 
 KINDS = ('query', 'passage')
@@ -46,8 +50,73 @@ class Entry(NamedTuple):
     return f'{self.title} {self.text}'.strip()
 
 
-Parse = Callable[[str, str], Entry]
-"""(line, where for messages) -> the entry."""
+Row = str | list[str]
+"""A line of JSON, or columns."""
+
+
+class Layout(NamedTuple):
+  """How the rows of a corpus, or of queries, are written.
+
+  Attributes:
+    names: of the columns, in their order; empty for JSON lines.
+    quoted: whether columns are quoted as in CSV.
+    header: whether the first row is a header.
+  """
+
+  names: tuple[str, ...] = ()
+  quoted: bool = False
+  header: bool = False
+
+  def rows(self, lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[int, Row]]:
+    """(number of its first line, row) of every row; see `columns.split_rows`."""
+    if self.names:
+      return columns.split_rows(lines, name, quoted=self.quoted)
+    return ((number, line) for number, line in lines if line.strip())
+
+  def entry(self, row: Row, where: str) -> Entry:
+    """A row as a passage. Raises InputError, which begins with ``where``."""
+    if isinstance(row, str):
+      record = Record(reading.parse_object(row, where), where)
+      title, text = record.text('title', ''), record.text('text')
+      return Entry(record.id('_id'), title, text)
+    cells = self._cells(row, where)
+    return Entry(cells['id'], cells.get('title', ''), cells['text'])
+
+  def query(self, row: Row, where: str) -> Query:
+    """A row as a query. Raises InputError, which begins with ``where``."""
+    if isinstance(row, str):
+      record = Record(reading.parse_object(row, where), where)
+      return Query(record.id('_id'), record.text('text').strip())
+    if len(row) != 2:
+      raise InputError(f'{where}: {len(row)} columns between tabs; expected 2, id and text')
+    cells = self._cells(row, where)
+    return Query(cells['id'], cells['text'].strip())
+
+  def _cells(self, row: list[str], where: str) -> dict[str, str]:
+    cells = dict(zip(self.names, row, strict=True))
+    if not self.quoted and len(cells['id']) > 1 and cells['id'][0] == cells['id'][-1] == '"':
+      raise InputError(
+        f'{where}: the id {cells["id"]:.40} is in quotes; a file that is quoted as in CSV needs a '
+        'header, "id" "text" or "id" "text" "title", in quotes and between tabs'
+      )
+    if cells.get('url') and '://' not in cells['url']:
+      raise InputError(
+        f'{where}: 4 columns between tabs, id url title body, but {cells["url"]!r:.40} is no url; '
+        'replace tabs within a text by spaces'
+      )
+    check_id(cells['id'], where)
+    return cells
+
+
+_NAMES = {
+  2: ('id', 'text'),
+  3: ('id', 'title', 'text'),
+  4: ('id', 'url', 'title', 'text'),
+}
+_QUOTED = (('id', 'text'), ('id', 'text', 'title'))  # DPR's header
+_ALIASES = dict.fromkeys(('_id', 'docid', 'pid', 'qid'), 'id') | dict.fromkeys(
+  ('passage', 'query'), 'text'
+)
 
 
 def is_json(path: files.PathLike) -> bool:
@@ -59,14 +128,40 @@ def format_of(path: files.PathLike) -> str:
   return 'beir' if is_json(path) else 'msmarco'
 
 
-def corpus_parser(format: str, first_line: str) -> tuple[Parse, bool]:
-  """What parses the lines of a corpus, and whether its first line is a header."""
-  if format == 'beir':
-    return _parse_record, False
-  columns = first_line.split('\t')
-  if columns[:2] == ['id', 'text']:
-    return parse_quoted, True
-  return _parse_columns, columns == ['id', 'title', 'text']
+def open_rows(
+  lines: Iterator[tuple[int, str]], format: str, name: str
+) -> tuple[Layout, Iterator[tuple[int, Row]]]:
+  """How a file is written, by its first line, and its rows without the header.
+
+  Args:
+    lines: numbers and lines, blank ones too; they are taken as they are needed.
+    format: 'beir' or 'msmarco'.
+    name: of the file, for messages.
+
+  Raises:
+    InputError: two to four columns are expected; while rows are read, as `columns.split_rows`.
+  """
+  for number, line in lines:
+    if line.strip():
+      layout = Layout() if format == 'beir' else _layout(line, f'{name}, line {number}')
+      rows = layout.rows(itertools.chain([(number, line)], lines), name)
+      if layout.header:
+        next(rows)
+      return layout, rows
+  return Layout(), iter(())
+
+
+def _layout(first_line: str, where: str) -> Layout:
+  header = columns.names_of(first_line)
+  names = tuple(_ALIASES.get(name, name) for name in header)
+  if sorted(names) in (['id', 'text'], ['id', 'text', 'title']):
+    return Layout(names, '"' in first_line or tuple(header) in _QUOTED, header=True)
+  if len(names) not in _NAMES:
+    raise InputError(
+      f'{where}: {len(names)} column{"s" * (len(names) > 1)} between tabs; expected id text, id '
+      'title text, or id url title body'
+    )
+  return Layout(_NAMES[len(names)])
 
 
 def read_corpus(path: files.PathLike, format: str = '') -> Iterator[tuple[int, Entry]]:
@@ -76,29 +171,19 @@ def read_corpus(path: files.PathLike, format: str = '') -> Iterator[tuple[int, E
 
 
 def read_entries(path: files.PathLike, format: str = '') -> Iterator[tuple[int, Entry, bool]]:
-  """`read_corpus`, and whether the corpus is DPR's, with the quotes of CSV."""
-  parse: Parse | None = None
-  for number, line in reading.read_lines(path, 'corpus file'):
-    if parse is None:
-      parse, header = corpus_parser(format or format_of(path), line)
-      if header:
-        continue
-    yield number, parse(line, f'{path}, line {number}'), parse is parse_quoted
+  """`read_corpus`, and whether columns are quoted as in CSV."""
+  lines = reading.read_lines(path, 'corpus file', blank=True)
+  layout, rows = open_rows(lines, format or format_of(path), str(path))
+  for number, row in rows:
+    yield number, layout.entry(row, f'{path}, line {number}'), layout.quoted
 
 
 def read_queries(path: files.PathLike, format: str = '') -> Iterator[tuple[int, Query]]:
   """Yields (line number, query) of a file, whose format is `format_of` its path by default."""
-  columns = (format or format_of(path)) != 'beir'
-  for number, line in reading.read_lines(path, 'queries file'):
-    where = f'{path}, line {number}'
-    if columns:
-      parts = line.split('\t')
-      if len(parts) != 2:
-        raise InputError(f'{where}: {len(parts)} columns between tabs; expected 2, id and text')
-      yield number, Query(check_id(parts[0], where), parts[1].strip())
-    else:
-      record = Record(reading.parse_object(line, where), where)
-      yield number, Query(record.id('_id'), record.text('text').strip())
+  lines = reading.read_lines(path, 'queries file', blank=True)
+  layout, rows = open_rows(lines, format or format_of(path), str(path))
+  for number, row in rows:
+    yield number, layout.query(row, f'{path}, line {number}')
 
 
 def read_texts(
@@ -137,34 +222,3 @@ def read_categories(path: files.PathLike) -> Iterator[tuple[int, str, tuple[str,
   for number, values in reading.read_jsonl(path, 'corpus file'):
     record = Record(values, f'{path}, line {number}')
     yield number, record.id('_id'), record.labels('categories')
-
-
-def _parse_record(line: str, where: str) -> Entry:
-  record = Record(reading.parse_object(line, where), where)
-  title, text = record.text('title', ''), record.text('text')
-  return Entry(record.id('_id'), title, text)
-
-
-def parse_quoted(line: str, where: str) -> Entry:
-  """An entry of DPR's psgs_w100.tsv."""
-  try:
-    columns = next(csv.reader([line], delimiter='\t'))
-  except csv.Error as error:
-    raise InputError(f'{where}: {error}') from error
-  if len(columns) not in (2, 3):
-    raise InputError(f'{where}: {len(columns)} columns between tabs; expected id text title')
-  return Entry(check_id(columns[0], where), columns[2] if len(columns) == 3 else '', columns[1])
-
-
-def _parse_columns(line: str, where: str) -> Entry:
-  match line.split('\t'):
-    case [id_, text]:
-      title = ''
-    case [id_, title, text] | [id_, _, title, text]:
-      pass
-    case columns:
-      raise InputError(
-        f'{where}: {len(columns)} columns between tabs; expected id text, id title text, or id url '
-        'title body'
-      )
-  return Entry(check_id(id_, where), title, text)

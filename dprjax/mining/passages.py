@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator
+from typing import IO
 
 import numpy as np
 from jaxtyping import Int64, UInt64
@@ -31,7 +32,7 @@ class Passages:
 
   path: pathlib.Path
   name: str
-  parse: texts.Parse
+  layout: texts.Layout
   index: outofcore.Buckets
 
   def look_up(
@@ -56,7 +57,9 @@ class Passages:
     with self.path.open('rb') as file:
       for offset in offsets.tolist():
         file.seek(offset)
-        yield self.parse(file.readline().decode().rstrip('\r\n'), self.name)
+        lines = (line.decode().rstrip('\r\n') for line in reading.byte_lines(file))
+        _, row = next(self.layout.rows(enumerate(lines, start=1), self.name))
+        yield self.layout.entry(row, self.name)
 
 
 class Loader:
@@ -99,9 +102,9 @@ def index_corpus(
   found = files.regular_file(path, 'corpus')
   index = outofcore.Buckets(folder / 'index', _ENTRY)
   plain = found.suffix not in reading.COMPRESSED and '://' not in str(found)
-  parse: texts.Parse | None = None
   new: list[tuple[str, int, int]] = []
-  count = offset = 0
+  offsets: dict[int, int] = {}  # of the lines since the last row
+  count = 0
 
   def flush() -> None:
     entries = np.empty(len(new), _ENTRY)
@@ -109,6 +112,19 @@ def index_corpus(
     entries['key'] = outofcore.keys_of(ids)
     index.append(entries, _part(entries['key']))
     new.clear()
+
+  def read_lines(file: IO[bytes], copy: IO[bytes] | None) -> Iterator[tuple[int, str]]:
+    nonlocal number
+    offset = 0
+    for number, line in enumerate(reading.byte_lines(file), start=1):
+      if copy:
+        copy.write(line)
+      if number == 1 and line.startswith(codecs.BOM_UTF8):
+        offset = len(codecs.BOM_UTF8)
+        line = line[offset:]
+      offsets[number] = offset
+      yield number, reading.sound_line(line.decode(), str(path), number)
+      offset += len(line)
 
   spool = contextlib.nullcontext() if plain else (folder / 'text').open('wb')
   number = 0
@@ -118,27 +134,17 @@ def index_corpus(
     spool as copy,
     reading.decoding(str(path), lambda: f', line {number}'),
   ):
-    for number, line in enumerate(reading.byte_lines(file), start=1):
-      if copy:
-        copy.write(line)
-      if number == 1 and line.startswith(codecs.BOM_UTF8):
-        offset = len(codecs.BOM_UTF8)
-        line = line[offset:]
-      text = reading.sound_line(line.decode(), str(path), number)
-      if text.strip():
-        header = False
-        if parse is None:
-          parse, header = texts.corpus_parser(texts.format_of(found), text)
-        if not header:
-          passage = parse(text, f'{path}, line {number}')
-          new.append((passage.id, offset, digest(passage.joined)))
-          count += 1
-          if len(new) == _CHUNK:
-            flush()
-            if progress:
-              progress(count, fraction())
-      offset += len(line)
-  if parse is None or not count:
+    layout, rows = texts.open_rows(read_lines(file, copy), texts.format_of(found), str(path))
+    for first, row in rows:
+      passage = layout.entry(row, f'{path}, line {first}')
+      new.append((passage.id, offsets[first], digest(passage.joined)))
+      offsets.clear()
+      count += 1
+      if len(new) == _CHUNK:
+        flush()
+        if progress:
+          progress(count, fraction())
+  if not count:
     raise InputError(f'{path}: no passage in it')
   if new:
     flush()
@@ -153,7 +159,7 @@ def index_corpus(
         'id; ids must be unique'
       )
     index.append(entries, np.full(len(entries), part))
-  return Passages(pathlib.Path(found) if plain else folder / 'text', str(path), parse, index)
+  return Passages(pathlib.Path(found) if plain else folder / 'text', str(path), layout, index)
 
 
 def digest(text: str) -> int:

@@ -7,7 +7,6 @@ k if one of its first k passages is.
 """
 
 import ast
-import csv
 import math
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ import regex
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.base.reading import plain_name, read_lines, read_records
+from dprjax.formats.columns import split_rows
 from dprjax.formats.fields import Record, UniqueIds
 from dprjax.formats.texts import read_entries
 from dprjax.formats.trec import Run
@@ -25,10 +25,8 @@ from dprjax.retrieval.measures import Metrics
 
 MATCHES = ('string', 'regex')
 
-# Of csv and of Python's parser, also of what is nested too deep for it.
-_NO_LIST = (
-  *(csv.Error, IndexError, ValueError, SyntaxError, TypeError, RecursionError, MemoryError),
-)
+# Of Python's parser, also of what is nested too deep for it.
+_NO_LIST = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError)
 _LONGEST_S = 20.0  # for one expression in one passage
 _FLAGS = regex.IGNORECASE | regex.UNICODE | regex.MULTILINE
 # DPR's SimpleTokenizer: a run of letters, digits and marks, or any one character that is neither
@@ -169,11 +167,12 @@ def read_answers(path: PathLike) -> dict[str, list[str]]:
 
 
 def _read_table(path: PathLike) -> Iterator[tuple[int, str, dict[str, Any]]]:
-  for number, line in read_lines(path, 'answers'):
+  lines = read_lines(path, 'answers', blank=True)
+  for number, cells in split_rows(lines, str(path), quoted=True):
     where = f'{path}, line {number}'
     try:
-      columns = next(csv.reader([line], delimiter='\t'))
-      answers = ast.literal_eval(columns[1])
+      _, literal = cells
+      answers = ast.literal_eval(literal)
     except _NO_LIST as error:
       raise InputError(f"{where}: expected question TAB ['answer', ...] ({error})") from error
     yield number, where, {'answers': answers}

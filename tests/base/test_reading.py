@@ -122,7 +122,7 @@ def test_errors_name_file_and_line(tmp_path, read, name, content, message):
 )
 @pytest.mark.parametrize('start', [b'', b'\xef\xbb\xbf'])
 def test_lines_that_no_text_has(tmp_path, monkeypatch, content, message, start):
-  monkeypatch.setattr(reading, '_MAX_ENTRY', 100)
+  monkeypatch.setattr(reading, 'MAX_ENTRY', 100)
   (tmp_path / 'a').write_bytes(start + content)
   with pytest.raises(InputError, match=message):
     list((reading.read_jsonl if b'{' in content else reading.read_lines)(tmp_path / 'a'))

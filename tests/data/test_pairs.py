@@ -77,7 +77,7 @@ def test_harmed_files_are_read_or_refused_in_a_line(tmp_path, name):
     ('oak\telm\tentails\n', r"line 1: the label is 'entails'"),
     ('oak\telm\t\n', r"line 1: the label is ''"),
     ('oak\t \t1\n', r"line 1: text2 is ' '; expected a text"),
-    ('oak\t1\n', r'line 1: 2 columns, expected 3: text1, text2, label'),
+    ('oak\t1\n', r'line 1: 2 columns between tabs; expected 3: text1, text2, label'),
     ('oak\telm\t1\nash\tyew\t1\n', r'the label of all 2 pairs is 1; pairs of both labels'),
     ('', r'train.tsv'),
   ],

@@ -13,6 +13,7 @@ from dprjax.formats.qrels import read_qrels, write_qrels
     '\ufeffq1\t0\td1\t2\r\nq1\t0\td 2\t0\r\n\r\nq2\t0\td1\t-1',
     '\ufeffquery\tdocument\tGrade\nq1\td1\t2.0\nq1\td 2\t0.\nq2\td1\t-1.00\n',
     'q1\td1\t+2\nq1\td 2\t-0\nq2\td1\t-1 \n',
+    '"query-id"\t"corpus-id"\t"score"\n"q1"\t"d1"\t"2"\n"q1"\t"d 2"\t0\nq2\td1\t-1\n',
   ],
 )
 def test_columns_and_header(tmp_path, text):
@@ -30,6 +31,7 @@ def test_trec_qrels_with_spaces_and_a_repetition(tmp_path):
   [
     ('q 0 d 1\nq 0 d\n', 'line 2: 3 columns, expected 4'),
     ('q d\n', r'line 1: 2 columns, expected 3 \(query'),
+    ('q\td\t1\nq\t"d\t1\n', r'q\.tsv, line 2: '),
     ('q 0 d yes\n', "line 1: the relevance 'yes' is not a whole number"),
     ('query-id\tcorpus-id\tscore\nq\td\t0.5\n', "line 2: the relevance '0.5'"),
     ('q 0 d 1\nq 0 d 0\n', 'line 2: document d is judged 0 for query q, and 1 before'),
@@ -58,7 +60,7 @@ def test_bad_qrels(tmp_path, text, message):
 
 
 def test_written_and_read_again(tmp_path):
-  qrels = {'q1': {'d1': 2, 'd 2': 0}, 'q2': {'d1': -1}}
+  qrels = {'q1': {'d1': 2, 'd 2': 0}, 'q2': {'d1': -1}, '"q"': {'"d': 1, '5" d': 1}}
   write_qrels(tmp_path / 'q.tsv', qrels)
   assert (tmp_path / 'q.tsv').read_text().startswith('query-id\tcorpus-id\tscore\nq1\td1\t2\n')
   assert read_qrels(tmp_path / 'q.tsv') == qrels

@@ -58,6 +58,10 @@ def test_compressed(tmp_path, ending, compress):
   [
     ('d1\tthey purr\nd2\tthey bark\n', [('d1', '', 'they purr'), ('d2', '', 'they bark')]),
     ('id\ttext\ttitle\nd1\t"they ""purr"""\tCats\n', [('d1', 'Cats', 'they "purr"')]),
+    (
+      '"id"\t"text"\t"title"\n"d1"\t"they\n\npurr"\t"Cats"\n"d2"\t"bark"\t"Dogs"\n',
+      [('d1', 'Cats', 'they\n\npurr'), ('d2', 'Dogs', 'bark')],
+    ),
     ('d1\thttp://x\tCats\tthey purr\n', [('d1', 'Cats', 'they purr')]),
   ],
 )
@@ -96,7 +100,9 @@ def test_more_passages_than_a_chunk(tmp_path, monkeypatch):
     ('c.jsonl', b'[1]\n', 'line 1: expected a JSON object'),
     ('c.jsonl', b'{"_id": "a"}\n', "line 1: 'text' is missing"),
     ('c.jsonl', b'{"_id": "a", "text": "\xff"}\n', 'not UTF-8 text'),
-    ('c.tsv', b'a\n', 'line 1: 1 columns between tabs'),
+    ('c.tsv', b'a\n', 'line 1: 1 column between tabs'),
+    ('c.tsv', b'a\tb\nc\td\te\n', r'c\.tsv, line 2: 3 columns'),
+    ('c.tsv', b'id\ttext\ttitle\na\t"b\nc\tT\n', r'c\.tsv, line 2: unexpected end of data'),
     ('c.jsonl', b'\n', 'no passage in it'),
     ('c.jsonl', b'', 'corpus is empty'),
   ],

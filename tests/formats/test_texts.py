@@ -1,0 +1,109 @@
+"""Corpora and queries in columns, as their writers write them."""
+
+import csv
+import gzip
+
+import pytest
+
+from dprjax.base.errors import InputError
+from dprjax.formats import texts
+from dprjax.formats.texts import Entry
+
+DPR = 'id\ttext\ttitle\n'
+
+
+def entries(path):
+  return list(texts.read_corpus(path))
+
+
+@pytest.mark.parametrize('ending', ['\n', '\r\n'])
+@pytest.mark.parametrize('name', ['psgs.tsv', 'psgs.tsv.gz'])
+def test_what_the_csv_module_writes_is_read_as_it_was(tmp_path, ending, name):
+  rows = [
+    ('1', 'two\nlines', 'Aaron'),
+    ('2', 'a paragraph\n\nand "another"', '"Weird Al"'),
+    ('3', '"', 'a\ttab'),
+    ('4', 'x' * 300_000, ''),
+    ('5', 'plain', '5" pipe'),
+  ]
+  with (gzip.open if name.endswith('.gz') else open)(
+    tmp_path / name, 'wt', encoding='utf-8', newline=''
+  ) as file:
+    writer = csv.writer(file, delimiter='\t', lineterminator=ending)
+    writer.writerows([('id', 'text', 'title'), *rows])
+  assert entries(tmp_path / name) == [
+    (line, Entry(id_, title, text))
+    for line, (id_, text, title) in zip((2, 4, 7, 8, 9), rows, strict=True)
+  ]
+
+
+@pytest.mark.parametrize(
+  ('text', 'expected'),
+  [
+    ('"id"\t"text"\t"title"\n"1"\t"the text"\t"T"\n', Entry('1', 'T', 'the text')),
+    ('"id"\t"title"\t"text"\n"1"\t"T"\t"so ""it"" is"\n', Entry('1', 'T', 'so "it" is')),
+    ('\ufeff"Id"\t"Text"\n1\t"a\nb"\n', Entry('1', '', 'a\nb')),
+    ('id\ttitle\ttext\n1\tT\t"no quotes of CSV\n', Entry('1', 'T', '"no quotes of CSV')),
+    ('pid\tpassage\n1\t"wings"\n', Entry('1', '', '"wings"')),
+    ('1\t"Hello," she said\n', Entry('1', '', '"Hello," she said')),
+    ('1\thttps://a.org\tT\ttext\n', Entry('1', 'T', 'text')),
+    ('1\t\tT\ttext\n', Entry('1', 'T', 'text')),
+  ],
+)
+def test_headers_and_quotes(tmp_path, text, expected):
+  (tmp_path / 'c.tsv').write_text(text)
+  assert [entry for _, entry in entries(tmp_path / 'c.tsv')] == [expected]
+
+
+@pytest.mark.parametrize(
+  ('text', 'line'),
+  [
+    (f'{DPR}1\tok\tA\n2\t"open\tB\n3\tplain\tC\n', 3),
+    (f'{DPR}1\t"open\tA\n2\t"closed"\tB\n', 2),
+    (f'{DPR}1\t"open\tA\n2\tswallowed\tB\n3\tclosed"\tC\n', 2),
+    (f'{DPR}1\t"two\nlines"\tA\n2\t"open\tB\n', 4),
+    (f'{DPR}1\t"he" said\tA\n', 2),
+    (f'{DPR}1\tone\tA\n2\ttwo\n', 3),
+    (f'{DPR}1\tone\ttwo\tA\n', 2),
+    (f'{DPR}1\t"a\0b"\tA\n', 2),
+    ('0\tplain\n1\tfirst\tsecond\tthird\n', 2),
+    ('0\tplain\n1\tfirst\tsecond\n', 2),
+    ('0\tfirst\tsecond\n1\tplain\n', 2),
+    ('0\tfirst\tsecond\tthird\n', 1),
+    ('"1"\t"the text"\t"T"\n', 1),
+  ],
+)
+def test_a_bad_row_is_named_by_its_first_line(tmp_path, text, line):
+  (tmp_path / 'c.tsv').write_text(text)
+  with pytest.raises(InputError, match=rf'c\.tsv, line {line}: '):
+    entries(tmp_path / 'c.tsv')
+
+
+def test_queries(tmp_path):
+  path = tmp_path / 'queries.tsv'
+  for text, expected in (
+    ('q1\t"who" is it\n', '"who" is it'),
+    ('"id"\t"text"\nq1\t"""who""\nis it"\n', '"who"\nis it'),
+    ('qid\tquery\nq1\twho\n', 'who'),
+  ):
+    path.write_text(text)
+    assert list(texts.read_texts(path, 'query')) == [('q1', expected)]
+  for text, line in (('q1\twho\tis it\n', 1), ('q1\twho\nq2\tis\tit\n', 2), ('"q1"\twho\n', 1)):
+    path.write_text(text)
+    with pytest.raises(InputError, match=rf'queries\.tsv, line {line}: '):
+      list(texts.read_texts(path, 'query'))
+
+
+def test_null_titles_are_none_and_other_titles_refused(tmp_path):
+  path = tmp_path / 'c.jsonl'
+  path.write_text('{"_id": "a", "title": null, "text": "x"}\n')
+  assert entries(path) == [(1, Entry('a', '', 'x'))]
+  for record in (
+    '"title": 5, "text": "x"',
+    '"title": "x", "text": null',
+    '"text": 5',
+    '"text": NaN',
+  ):
+    path.write_text(f'{{"_id": "a", {record}}}\n')
+    with pytest.raises(InputError, match=r'c\.jsonl, line 1: '):
+      entries(path)
