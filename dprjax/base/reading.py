@@ -265,8 +265,8 @@ def _parsed(parse: Callable[[], Any], text: str, where: str, expected: str) -> A
       json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
       raise InputError(
-        f'{where}: half of a surrogate pair ({error.object[error.start]!a}) in a text; write the '
-        'file as UTF-8'
+        f'{where}: half of a surrogate pair ({error.object[error.start]!a}) in a text; write '
+        'the whole character, or leave it out'
       ) from error
   return value
 

@@ -34,7 +34,7 @@ import numpy as np
 import regex
 
 from dprjax.base import arrays as npz
-from dprjax.base import files, reading, version
+from dprjax.base import files, given, reading, version
 from dprjax.base import words as scripts
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
@@ -105,6 +105,7 @@ class Topics:
 
     It depends on the text alone. A text without a known word has that of the documents.
     """
+    texts = given.texts(texts)
     found = np.tile(self.sizes / self.sizes.sum(), (len(texts), 1))
     for start in range(0, len(texts), _CHUNK):
       rows, mixtures = self._fit_mixtures(texts[start : start + _CHUNK])
@@ -120,7 +121,9 @@ class Topics:
   def count_known(self, texts: Sequence[str]) -> jt.Int64[np.ndarray, 'n']:
     """How many of each text's words are known."""
     places = self._places
-    return np.array([sum(word in places for word in words(text)) for text in texts], np.int64)
+    return np.array(
+      [sum(word in places for word in words(text)) for text in given.texts(texts)], np.int64
+    )
 
   def check_shares(self, texts: Sequence[str], where: str) -> None:
     """Raises InputError, which names ``where``, if no text has a known word."""

@@ -149,7 +149,9 @@ def _text(id_: str, record: Any) -> str:
   if not hasattr(record, 'default_text'):
     raise InputError(f'{PREFIX}{id_}: its {type(record).__name__} has no text')
   text = record.default_text()
-  return text if isinstance(text, str) else str(text or '')
+  if not isinstance(text, str | None):
+    raise InputError(f'{PREFIX}{id_}: a text is {text!r:.40}; expected a string')
+  return text or ''
 
 
 def _judgements(id_: str, dataset: Any) -> Qrels:

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -15,6 +15,7 @@ from etils import epath
 from jax.sharding import Mesh
 from jaxtyping import Float, Int32
 
+from dprjax.base import given
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.data import text, topics
@@ -250,15 +251,16 @@ class Encoder:
     return self.bank[self._names(name, 1)[0]]
 
   def tokenize(
-    self, texts: Sequence[str], kind: str, prompt: str | Sequence[str] | None = None
+    self, texts: Iterable[str], kind: str, prompt: str | Sequence[str] | None = None
   ) -> list[np.ndarray]:
     """Token ids of texts of one kind: with its prefix text, cut at its maximum length."""
+    texts = given.texts(texts)
     names = self._names(prompt, len(texts))
     rows: list[np.ndarray] = [np.empty(0, np.int32)] * len(texts)
     for name in dict.fromkeys(names):
       settings = self.bank[name].settings
       places = [i for i, other in enumerate(names) if other == name]
-      prefixed = [settings.prefix(kind) + check_text(texts[i], i) for i in places]
+      prefixed = [settings.prefix(kind) + texts[i] for i in places]
       encoded, cut = self.tokenizer.encode(prefixed, settings.max_length(kind))
       self.truncated[kind] += cut
       for i, row in zip(places, encoded, strict=True):
@@ -267,7 +269,7 @@ class Encoder:
 
   def encode(
     self,
-    texts: Sequence[str],
+    texts: Iterable[str],
     kind: str = 'passage',
     progress: ProgressFn | None = None,
     *,
@@ -278,7 +280,8 @@ class Encoder:
     """Vectors of texts, float32 ``[n, dimension]``, in their order.
 
     Args:
-      texts: any number of strings.
+      texts: any number of strings: a list, another iterable, or a column of pandas, pyarrow, polars
+        or numpy.
       kind: 'query' or 'passage'. Maximum length, prefix text and prompt may depend on it.
       progress: called with the number of texts done.
       prompt: a name in ``bank``, or one for each text. Not needed where there is only one.
@@ -291,8 +294,7 @@ class Encoder:
     """
     if kind not in KINDS:
       raise InputError(f"kind: expected 'query' or 'passage', not {kind!r}")
-    if isinstance(texts, str):
-      raise InputError('texts: expected a list of strings, not one string')
+    texts = given.texts(texts)
     names = self._names(either(prompt, task), len(texts))
     rows = self.tokenize(texts, kind, names)
     own = self._assign(texts, names, topic)
@@ -355,10 +357,10 @@ class Encoder:
     """Each text's topic, under the topic model of its prompt; 0 under a prompt of another kind."""
     found = np.zeros(len(texts), np.int32)
     if topic is not None:
-      given = np.broadcast_to(np.asarray(topic, np.int64), len(texts))
-      for number, name in dict.fromkeys(zip(given.tolist(), names, strict=True)):
+      chosen = np.broadcast_to(np.asarray(topic, np.int64), len(texts))
+      for number, name in dict.fromkeys(zip(chosen.tolist(), names, strict=True)):
         self.check_topic(number, name)
-      return given.astype(np.int32)
+      return chosen.astype(np.int32)
     for name, model in self.topics.items():
       places = [i for i, other in enumerate(names) if other == name]
       found[places] = model.assign([texts[i] for i in places])
@@ -442,20 +444,6 @@ def either(
   if prompt is not None and task is not None:
     raise InputError('prompt, task: both name the prompt of a text; give one of them')
   return task if prompt is None else prompt
-
-
-def check_text(value: Any, number: int) -> str:
-  """The text; raises InputError for what a tokenizer does not take."""
-  if not isinstance(value, str):
-    raise InputError(f'texts: number {number} is {value!r:.40}; expected a string')
-  if not value.isascii():
-    try:
-      value.encode()
-    except UnicodeEncodeError as error:
-      raise InputError(
-        f'texts: number {number} holds half of a surrogate pair ({error.object[error.start]!a})'
-      ) from error
-  return value
 
 
 def config_sha256(config: EncoderConfig) -> str:

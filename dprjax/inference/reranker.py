@@ -5,7 +5,7 @@ yes or no under a prompt (NIR-Prompt's Reranker-Prompt). ``load`` takes either.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -15,6 +15,7 @@ from etils import epath
 from jax.sharding import Mesh
 from jaxtyping import Float
 
+from dprjax.base import given
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, sha256_file
 from dprjax.data import text
@@ -128,14 +129,18 @@ class Reranker:
     raise NotImplementedError
 
   def score(
-    self, pairs: Sequence[tuple[str, str]], progress: ProgressFn | None = None
+    self, pairs: Iterable[tuple[str, str]], progress: ProgressFn | None = None
   ) -> Float[np.ndarray, ' n']:
     """Scores of (query, passage) pairs, float32, in their order.
 
     Args:
       pairs: any number; a passage is its title, a space, its text.
       progress: called with the number of pairs done.
+
+    Raises:
+      InputError: something that is no pair of texts.
     """
+    pairs = _check_pairs(pairs)
     scores = np.zeros(len(pairs), np.float32)
     for start in range(0, len(pairs), _BLOCK):
       block = pairs[start : start + _BLOCK]
@@ -417,6 +422,27 @@ class PromptReranker(Reranker):
     )
     packed = self._template.pack(kept, self.max_length, self.tokenizer.pad_id)
     return packed._replace(cut=cut)  # where both texts fit, no more is cut
+
+
+def _check_pairs(pairs: Any) -> list[tuple[str, str]]:
+  """The pairs in a list; raises InputError for what is no pair of texts."""
+  if (
+    not isinstance(pairs, Iterable)
+    or isinstance(pairs, str | bytes | Mapping)
+    or given.table(pairs) is not None
+  ):
+    raise InputError(
+      f'pairs: expected pairs of query and passage, as zip(queries, passages) makes them, not '
+      f'{type(pairs).__name__}'
+    )
+  checked = []
+  for number, pair in enumerate(pairs):
+    texts = given.values(pair, f'pairs: number {number}')
+    if len(texts) != 2:
+      raise InputError(f'pairs: number {number} has {len(texts)} texts; expected query and passage')
+    query, passage = (given.check_text(text, number, 'pairs') for text in texts)
+    checked.append((query, passage))
+  return checked
 
 
 def load(path: PathLike, prompt: PathLike | None = None, **options: Any) -> Reranker:

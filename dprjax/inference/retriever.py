@@ -9,7 +9,8 @@ from jaxtyping import Float
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
-from dprjax.formats.texts import Entry, read_texts
+from dprjax.formats.texts import read_texts
+from dprjax.inference import corpora
 from dprjax.inference.embedder import ProgressFn
 from dprjax.inference.encoder import Encoder, either
 from dprjax.retrieval import exact
@@ -85,7 +86,7 @@ class Retriever:
 
   def encode(
     self,
-    texts: Sequence[str],
+    texts: Iterable[str],
     kind: str = 'passage',
     progress: ProgressFn | None = None,
     *,
@@ -95,34 +96,24 @@ class Retriever:
     """Vectors of texts, float32 ``[n, H]``, in their order; see ``Encoder.encode``."""
     return self.encoder.encode(texts, kind, progress, prompt=prompt, task=task)
 
-  def encode_queries(self, queries: Sequence[str], *_: Any, **__: Any) -> Float[np.ndarray, 'n H']:
+  def encode_queries(self, queries: Iterable[str], *_: Any, **__: Any) -> Float[np.ndarray, 'n H']:
     """``encode(queries, 'query')``, as BEIR calls it; the batch size is that of ``load``."""
     return self.encode(queries, 'query')
 
-  def encode_corpus(
-    self,
-    corpus: Sequence[Mapping[str, str]] | Mapping[str, Sequence[str]],
-    *_: Any,
-    **__: Any,
-  ) -> Float[np.ndarray, 'n H']:
+  def encode_corpus(self, corpus: corpora.Corpus, *_: Any, **__: Any) -> Float[np.ndarray, 'n H']:
     """Vectors of passages with ``title`` and ``text``, as BEIR calls it.
 
     Args:
-      corpus: passages, or the columns ``title`` and ``text``; titles may be missing.
+      corpus: passages, or the columns ``title`` and ``text``; see ``corpora.passages``.
 
     Raises:
       InputError: something that is no text.
     """
-    if isinstance(corpus, Mapping):
-      titles = corpus.get('title') or [''] * len(corpus['text'])
-      entries = [Entry('', *pair) for pair in zip(titles, corpus['text'], strict=True)]
-    else:
-      entries = [Entry('', passage.get('title') or '', passage['text']) for passage in corpus]
-    return self.encode([entry.joined for entry in entries], 'passage')
+    return self.encode(corpora.texts(corpus), 'passage')
 
   def index(
     self,
-    corpus: Iterable[str] | Mapping[str, str] | PathLike,
+    corpus: corpora.Corpus | PathLike,
     *,
     prompt: str | None = None,
     task: str | None = None,
@@ -130,7 +121,8 @@ class Retriever:
     """Encodes a corpus and keeps it on the devices for ``search``.
 
     Args:
-      corpus: texts (their ids are '0', '1', ...), a mapping of id to text, or the path of a
+      corpus: texts (their ids are '0', '1', ...), a mapping of id to text, passages or a table with
+        ``text`` and perhaps ``title`` and ``_id`` (see ``corpora.passages``), or the path of a
         ``corpus.jsonl``.
       prompt: its name, where there are several.
       task: the same.
@@ -139,22 +131,21 @@ class Retriever:
       InputError: the corpus is empty or cannot be read. What was indexed before stays.
     """
     if isinstance(corpus, str | os.PathLike):
-      passages = {passage.id: passage.text for passage in read_texts(corpus, 'passage')}
-    elif isinstance(corpus, Mapping):
-      passages = dict(corpus)
+      passages = list(read_texts(corpus, 'passage'))
     else:
-      passages = {str(i): text for i, text in enumerate(corpus)}
+      passages = corpora.passages(corpus)
     if not passages:
       raise InputError('the corpus is empty: there is nothing to index')
-    texts = list(passages.values())
+    texts = [passage.text for passage in passages]
     vectors = self.encode(texts, 'passage', prompt=prompt, task=task)
     name = task if prompt is None else prompt
     devices = list(self.encoder.mesh.devices.flat)
-    self._indexed = _Indexed(list(passages), texts, exact.Index(vectors, devices=devices), name)
+    ids = [passage.id for passage in passages]
+    self._indexed = _Indexed(ids, texts, exact.Index(vectors, devices=devices), name)
 
   def search(
     self,
-    queries: Sequence[str],
+    queries: Iterable[str],
     k: int = 10,
     *,
     prompt: str | Sequence[str] | None = None,

@@ -12,7 +12,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float
 
-from dprjax.base import files, repository
+from dprjax.base import files, given, repository
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.formats.texts import KINDS
@@ -66,7 +66,7 @@ class Model:
           f'{task_metadata.name}: inputs of {", ".join(batch) or "nothing"} and no text; a '
           'backbone of dprjax encodes text alone'
         )
-      texts += batch['text']
+      texts += given.values(batch['text'], 'text')
     kind = 'query' if getattr(prompt_type, 'value', prompt_type) == 'query' else 'passage'
     return self.encoder.encode(texts, kind, prompt=self._prompt(task_metadata))
 

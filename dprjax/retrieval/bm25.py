@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from dprjax.base import reading, words
+from dprjax.base import given, reading, words
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path, atomic_write
 from dprjax.base.sidecars import read_sidecar, write_sidecar
@@ -60,7 +60,10 @@ def _tokens(texts: Sequence[str], language: str, as_ids: bool) -> Any:
   except ValueError:  # some languages have a stemmer but no list of stop words
     made = tokenizer(stopwords=None)
   return made.tokenize(
-    list(texts), return_as='tuple' if as_ids else 'string', show_progress=False, allow_empty=False
+    given.texts(texts),
+    return_as='tuple' if as_ids else 'string',
+    show_progress=False,
+    allow_empty=False,
   )
 
 
@@ -76,6 +79,7 @@ class Bm25(NamedTuple):
 
     Equal scores are ordered by row. Unused places have row -1 and score -inf.
     """
+    queries = given.texts(queries, 'queries')
     k = min(k, len(self.ids))
     rows = np.full((len(queries), k), -1, np.int32)
     scores = np.full((len(queries), k), -np.inf, np.float32)

@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from dprjax.base import reading
 from dprjax.base.errors import InputError
 from dprjax.formats.texts import KINDS
 from dprjax.retrieval import codes
@@ -235,7 +236,7 @@ class App:
         400, str(error), param=str(error).rpartition('$.')[2].strip('`') or None
       ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-      raise _Failure(400, f'the body is not JSON: {error}') from error
+      raise _Failure(400, _why_no_json(content, error)) from error
     except RecursionError as error:
       raise _Failure(400, 'the body is too deep') from error
 
@@ -506,6 +507,17 @@ def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None
     headers,
     media_type='application/json',
   )
+
+
+def _why_no_json(content: bytes, error: Exception) -> str:
+  """What is wrong with a body; msgspec takes half of a surrogate pair for the end of the body."""
+  try:
+    reading.parse_json(content.decode(), 'the body')
+  except InputError as found:
+    return str(found)
+  except UnicodeDecodeError as found:
+    return f'the body is not UTF-8 text ({found.reason})'
+  return f'the body is not JSON: {error}'
 
 
 def _error(

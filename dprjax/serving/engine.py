@@ -17,11 +17,12 @@ import jax
 import numpy as np
 from etils import epath
 
+from dprjax.base import given
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.data import text
 from dprjax.formats.texts import KINDS
-from dprjax.inference.encoder import check_text, config_sha256
+from dprjax.inference.encoder import config_sha256
 from dprjax.models import hub
 from dprjax.serving.bank import Bank, Shapes
 from dprjax.serving.batcher import Batcher, Text
@@ -201,7 +202,7 @@ class Engine:
     longest = settings.max_length(kind)
     if isinstance(texts[0], str):
       prefixed = [
-        settings.prefix(kind) + check_text(one, number) for number, one in enumerate(texts)
+        settings.prefix(kind) + given.check_text(one, number) for number, one in enumerate(texts)
       ]
       encodings = self.tokenizer.backend.encode_batch_fast(prefixed)
       rows = [np.array(encoding.ids, np.int32) for encoding in encodings]

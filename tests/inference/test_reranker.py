@@ -5,6 +5,7 @@ import shutil
 
 import jax
 import numpy as np
+import pyarrow as pa
 import pytest
 import safetensors.numpy
 
@@ -80,6 +81,23 @@ def test_neither_order_nor_company_changes_a_score(small_cross_encoder, monkeypa
 
 
 @pytest.mark.slow
+def test_pairs_of_columns_and_what_is_no_pair(small_cross_encoder):
+  queries, passages = ['json', 'run'], ['Decode a JSON document.', 'Run a coroutine.']
+  expected = small_cross_encoder.score(list(zip(queries, passages, strict=True)))
+  for pairs in (
+    zip(queries, pa.array(passages).to_pylist(), strict=True),
+    np.array([queries, passages]).T,
+    [list(pair) for pair in zip(queries, passages, strict=True)],
+  ):
+    np.testing.assert_array_equal(small_cross_encoder.score(pairs), expected)
+  for bad in (
+    *('json', 5, {'json': 'x'}, ['json'], [('a',)], [('a', 'b', 'c')], [('a', None)]),
+    *([('a', float('nan'))], [(b'a', 'b')], [('a', 5)], pa.table({'query': queries})),
+  ):
+    with pytest.raises(InputError, match=r'^pairs: '):
+      small_cross_encoder.score(bad)
+
+
 def test_one_device_and_eight_give_the_same(small_cross_encoder):
   small = small_cross_encoder
   one = CrossEncoder(

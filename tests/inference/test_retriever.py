@@ -1,6 +1,7 @@
 import doctest
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from dprjax import Retriever
@@ -101,6 +102,45 @@ def test_ids_come_from_the_mapping_or_the_file(small, tmp_path):
   assert {hit.id for hit in found[0]} == {'a', 'b'}
   small.index(text for text in TEXTS[:2])  # any iterable
   assert {hit.id for hit in small.search(['json'])[0]} == {'0', '1'}
+
+
+def test_a_corpus_as_beir_gives_it(small):
+  plain = small.encode(['Run a coroutine.'])
+  titled = small.encode(['Tasks Run a coroutine.'])
+  for title, expected in ((None, plain), (float('nan'), plain), ('', plain), ('Tasks', titled)):
+    for corpus in (
+      [{'title': title, 'text': 'Run a coroutine.'}],
+      {'title': [title], 'text': ['Run a coroutine.']},
+      pa.table(
+        {'title': pa.array([title], pa.string(), from_pandas=True), 'text': ['Run a coroutine.']}
+      ),
+    ):
+      np.testing.assert_allclose(small.encode_corpus(corpus), expected, atol=1e-6)
+  np.testing.assert_allclose(small.encode_corpus([{'text': 'Run a coroutine.'}]), plain, atol=1e-6)
+  assert small.encode_corpus([]).shape == (0, 128)
+  for bad in (
+    [{'title': 5, 'text': 'x'}],
+    [{'title': 'x', 'text': None}],
+    {'title': [0], 'text': ['x']},
+  ):
+    with pytest.raises(InputError, match='number 0 is '):
+      small.encode_corpus(bad)
+
+
+def test_tables_columns_and_generators(small):
+  table = pa.table({'_id': ['a', 'b', 'c'], 'text': TEXTS[:3]})
+  small.index(table)
+  assert small.search(iter(['json']), k=1) == small.search(pa.array(['json']), k=1)
+  small.index({'a': TEXTS[0], 'b': TEXTS[1], 'c': TEXTS[2]})
+  assert {hit.id for hit in small.search(['json'])[0]} == {'a', 'b', 'c'}
+  pandas = pytest.importorskip('pandas')
+  column = table.to_pandas()['text'][1:]
+  np.testing.assert_array_equal(small.encode(column), small.encode(TEXTS[1:3]))
+  small.index(column)
+  assert {hit.text for hit in small.search(pandas.Series(['json']))[0]} == set(TEXTS[1:3])
+  for bad in (table, table.to_pandas(), {'a': 'x'}, 5):
+    with pytest.raises(InputError, match='texts: expected a list of strings'):
+      small.encode(bad)
 
 
 @pytest.mark.slow

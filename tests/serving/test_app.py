@@ -222,6 +222,14 @@ def test_requests_that_are_refused(ask, status, body, says):
 def test_bodies_that_are_no_json(client):
   for body in (b'', b'{', b'[' * 9000, b'\xff', b'{"model": "qa", "input": "\\ud800"}', b'null'):
     assert client.post('/v1/embeddings', content=body).status_code in (400, 422), body
+  for body, says in (
+    (b'{"model": "qa", "input": "a \\ud800 b"}', 'half of a surrogate pair'),
+    (b'{"model": "qa", "input": "\\udc00"}', 'half of a surrogate pair'),
+    (b'{"model": "qa", "input": "\xed\xa0\x80"}', 'not UTF-8'),
+    (b'{"model": "qa", "input": "a', 'not JSON'),
+  ):
+    answer = client.post('/v1/embeddings', content=body)
+    assert answer.status_code == 400 and says in answer.json()['error']['message']
   chunks = client.post('/v1/embeddings', content=(b'x' * 1000 for _ in range(20)))
   assert chunks.status_code == 413
   assert client.get('/v1/embeddings').status_code == 405

@@ -1,0 +1,99 @@
+"""Texts as a Python program gives them: lists, and columns of pandas, pyarrow, polars and numpy."""
+
+import numbers
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dprjax.base.errors import InputError
+
+
+def texts(given: Any, what: str = 'texts') -> list[str]:
+  """The texts, in their order.
+
+  Args:
+    given: a list, another iterable, or a column.
+    what: they are, for messages.
+
+  Raises:
+    InputError: it is no such thing, or one of them is no text.
+  """
+  return [check_text(value, number, what) for number, value in enumerate(values(given, what))]
+
+
+def titles(given: Any, what: str = 'title') -> list[str]:
+  """The same, where None and a missing value of pandas or numpy stand for an empty text."""
+  return [
+    '' if is_missing(value) else check_text(value, number, what)
+    for number, value in enumerate(values(given, what))
+  ]
+
+
+def values(given: Any, what: str) -> list[Any]:
+  """The values of a list, another iterable, or a column, as Python's own types where it can.
+
+  Raises:
+    InputError: it is one text, a mapping, a set or a table, or nothing to iterate over.
+  """
+  if isinstance(given, str | bytes):
+    raise InputError(f'{what}: expected a list of strings, not one string')
+  if (columns := table(given)) is not None:
+    raise InputError(
+      f'{what}: expected a list of strings or one column, not a table of {_names(columns)}'
+    )
+  if isinstance(given, Mapping | set | frozenset) or not isinstance(given, Iterable):
+    raise InputError(f'{what}: expected a list of strings, not {type(given).__name__}')
+  if getattr(given, 'ndim', 1) != 1:
+    raise InputError(f'{what}: expected a list of strings, not an array of {given.ndim} axes')
+  for convert in ('to_pylist', 'to_list', 'tolist'):  # pyarrow; pandas, polars; numpy
+    if hasattr(given, convert):
+      return list(getattr(given, convert)())
+  return list(given)
+
+
+def table(given: Any) -> dict[str, Any] | None:
+  """The columns by name of a table of pandas, pyarrow, polars or datasets; else None."""
+  names = getattr(given, 'column_names', None)  # pyarrow and datasets
+  if names is None:
+    names = getattr(given, 'columns', None)  # pandas and polars
+  if names is None or isinstance(given, Mapping):
+    return None
+  try:
+    return {str(name): given[name] for name in names}
+  except (KeyError, TypeError) as error:  # two columns of one name; a table that is not there yet
+    raise InputError(f'a {type(given).__name__} whose columns cannot be read ({error})') from error
+
+
+def identifier(value: Any, what: str) -> str:
+  """An id, text or a whole number, as text. Raises InputError for others."""
+  if isinstance(value, bool) or not isinstance(value, str | numbers.Integral):
+    raise InputError(f'{what} is {value!r:.40}; expected text or a whole number')
+  return str(value)
+
+
+def check_text(value: Any, number: int, what: str = 'texts') -> str:
+  """The text; raises InputError for what a tokenizer does not take."""
+  if not isinstance(value, str):
+    more = "; leave it out, or give ''" if is_missing(value) else ''
+    raise InputError(f'{what}: number {number} is {value!r:.40}; expected a string{more}')
+  if not value.isascii():
+    try:
+      value.encode()
+    except UnicodeEncodeError as error:
+      raise InputError(
+        f'{what}: number {number} holds half of a surrogate pair ({error.object[error.start]!a})'
+      ) from error
+  return value
+
+
+def is_missing(value: Any) -> bool:
+  """Whether it is None, NaN or NaT, or pandas' NA."""
+  if value is None or type(value).__name__ == 'NAType':
+    return True
+  try:
+    return bool(value != value)
+  except (TypeError, ValueError):  # an array, say
+    return False
+
+
+def _names(columns: Iterable[str]) -> str:
+  return ', '.join(columns) or 'no columns'

@@ -1,0 +1,72 @@
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dprjax.base import given
+from dprjax.base.errors import InputError
+
+TEXTS = ['one', 'zwei']
+
+
+@pytest.mark.parametrize(
+  'column',
+  [
+    tuple(TEXTS),
+    {'one': 1, 'zwei': 2}.keys(),
+    np.array(TEXTS),
+    np.array(TEXTS, object),
+    [np.str_(text) for text in TEXTS],
+    pa.array(TEXTS),
+    pa.chunked_array([['one'], ['zwei']], pa.large_string()),
+    pa.array(TEXTS).dictionary_encode(),
+  ],
+)
+def test_columns(column):
+  assert given.texts(column) == TEXTS
+  assert given.texts(iter(TEXTS)) == TEXTS
+
+
+def test_columns_of_pandas():
+  pandas = pytest.importorskip('pandas')
+  series = pandas.Series(['no', *TEXTS])
+  for column in (series[1:], series.astype('string')[1:], series.astype('category')[1:]):
+    assert given.texts(column) == TEXTS
+  table = pandas.DataFrame({'title': ['a', None, float('nan'), pandas.NaT]})
+  assert given.titles(table['title']) == ['a', '', '', '']
+  assert given.titles(table['title'].astype('string')) == ['a', '', '', '']
+  for value in (pandas.NA, pandas.NaT):
+    assert given.titles([value]) == ['']
+    with pytest.raises(InputError, match='texts: number 0 is '):
+      given.texts([value])
+  with pytest.raises(InputError, match='not a table of title'):
+    given.texts(table)
+  with pytest.raises(InputError, match='columns cannot be read'):
+    given.texts(pa.table([['a'], ['b']], names=['text', 'text']))
+
+
+@pytest.mark.parametrize('value', [None, float('nan'), np.float32('nan'), np.datetime64('NaT')])
+def test_what_is_missing_is_no_title_and_no_text(value):
+  assert given.titles(['a', value]) == ['a', '']
+  with pytest.raises(InputError, match='texts: number 1 is '):
+    given.texts(['a', value])
+
+
+@pytest.mark.parametrize('value', [5, 5.0, 0, False, b'x', ['x'], np.int64(3), '\ud800'])
+def test_what_is_no_text(value):
+  for read in (given.texts, given.titles):
+    with pytest.raises(InputError, match='number 1 '):
+      read(['a', value])
+
+
+@pytest.mark.parametrize(
+  'column',
+  [
+    *('one', b'one', 5, None, {'a': 'one'}, {'one'}),
+    np.array('one'),
+    np.array([TEXTS]),
+    pa.table({}),
+  ],
+)
+def test_what_is_no_column(column):
+  with pytest.raises(InputError, match='texts: expected a list of strings'):
+    given.texts(column)

@@ -1,0 +1,84 @@
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dprjax.base.errors import InputError
+from dprjax.inference import corpora
+
+COLUMNS = {'title': ['Wings', None], 'text': ['lift', 'drag']}
+ROWS = [{'title': 'Wings', 'text': 'lift'}, {'title': None, 'text': 'drag'}]
+JOINED = ['Wings lift', 'drag']
+
+
+@pytest.mark.parametrize(
+  'corpus',
+  [
+    COLUMNS,
+    {'text': np.array(['Wings lift', 'drag'])},
+    {'title': None, 'text': JOINED},
+    {'text': pa.array(['lift', 'drag']), 'title': pa.array(['Wings', None])},
+    pa.table(COLUMNS),
+    pa.RecordBatch.from_pydict(COLUMNS),
+    pa.array(ROWS),
+    ROWS,
+    iter(ROWS),
+    ['Wings lift', {'text': 'drag', 'title': float('nan')}],
+    JOINED,
+  ],
+)
+def test_passages(corpus):
+  assert corpora.passages(corpus) == [('0', 'Wings lift'), ('1', 'drag')]
+
+
+def test_passages_of_pandas():
+  pandas = pytest.importorskip('pandas')
+  table = pandas.DataFrame(
+    {'_id': [5, 6, 7], 'title': ['no', 'Wings', None], 'text': ['no', 'lift', 'drag']}
+  )[1:]
+  expected = [('6', 'Wings lift'), ('7', 'drag')]
+  for found in (table, table.convert_dtypes(), table.to_dict('records'), pa.table(table)):
+    assert corpora.passages(found) == expected
+  assert corpora.passages(table['text']) == [('0', 'lift'), ('1', 'drag')]
+
+
+@pytest.mark.parametrize(
+  'corpus',
+  [
+    {'a': 'Wings lift', 'b': 'drag'},
+    {'a': ROWS[0], 'b': ROWS[1]},
+    [{'_id': 'a', **ROWS[0]}, {'id': 'b', **ROWS[1]}],
+    pa.table({'_id': ['a', 'b'], **COLUMNS}),
+  ],
+)
+def test_ids(corpus):
+  assert corpora.passages(corpus) == [('a', 'Wings lift'), ('b', 'drag')]
+  assert corpora.texts(corpus) == JOINED
+
+
+def test_texts_alone_need_no_ids():
+  rows = [{'_id': float('nan'), 'text': 'lift'}] * 2
+  assert corpora.texts(rows) == ['lift', 'lift']
+  with pytest.raises(InputError, match='the id of passage 0 is nan'):
+    corpora.passages(rows)
+
+
+@pytest.mark.parametrize(
+  ('corpus', 'message'),
+  [
+    ([{'title': 'Wings'}], 'passage 0 has title; expected text'),
+    (pa.table({'body': ['lift']}), 'no column text in a table of body'),
+    ({'title': ['Wings'], 'text': JOINED}, '1 values of title for 2 of text'),
+    ({'title': 'Wings', 'text': 'lift'}, 'expected a list of passages, not one passage'),
+    ([{'title': 5, 'text': 'lift'}], 'title: number 0 is 5'),
+    ({'title': [b'x'], 'text': ['lift']}, "title: number 0 is b'x'"),
+    ([{'title': 'Wings', 'text': None}], 'texts: number 0 is None'),
+    ({'text': ['lift', float('nan')]}, 'text: number 1 is nan'),
+    ({'a': 5}, 'texts: number 0 is 5'),
+    ([{'_id': 'a', 'text': 'lift'}] * 2, "the id of passage 1 is 'a', as that of passage 0"),
+    (5, 'corpus: expected a list of strings, not int'),
+    (b'lift', 'corpus: expected a list of strings, not one string'),
+  ],
+)
+def test_what_is_no_corpus(corpus, message):
+  with pytest.raises(InputError, match=message):
+    corpora.passages(corpus)
