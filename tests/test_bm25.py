@@ -67,7 +67,7 @@ def test_tables_of_ids_and_texts(folder):
   assert documents() == {'10': ['1']}
 
 
-def test_index_is_kept_and_made_anew_for_other_passages(folder):
+def test_index_is_kept_and_made_anew_for_other_passages_and_words(folder, monkeypatch):
   arguments = [*ARGUMENTS, '--index_dir=index']
   bm25.main([*arguments, '--out=a.trec'])
   kept = (folder / 'index' / 'dprjax_index.json').stat().st_mtime_ns
@@ -78,6 +78,10 @@ def test_index_is_kept_and_made_anew_for_other_passages(folder):
     file.write('{"_id": "d9", "text": "galaxy"}\n')
   bm25.main([*arguments, '--out=c.trec'])
   assert documents('c.trec')['q3'] == ['d9']
+  made = (folder / 'index' / 'dprjax_index.json').read_bytes()
+  monkeypatch.setattr(bm25.bm25, 'WORDS', bm25.bm25.WORDS + 1)
+  bm25.main([*arguments, '--out=d.trec'])
+  assert (folder / 'index' / 'dprjax_index.json').read_bytes() != made
 
 
 BAD = [

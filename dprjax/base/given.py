@@ -42,8 +42,8 @@ def values(given: Any, what: str) -> list[Any]:
     )
   if isinstance(given, Mapping | set | frozenset) or not isinstance(given, Iterable):
     raise InputError(f'{what}: expected a list of strings, not {type(given).__name__}')
-  if getattr(given, 'ndim', 1) != 1:
-    raise InputError(f'{what}: expected a list of strings, not an array of {given.ndim} axes')
+  if (axes := getattr(given, 'ndim', 1)) != 1:
+    raise InputError(f'{what}: expected a list of strings, not an array of {axes} axes')
   for convert in ('to_pylist', 'to_list', 'tolist'):  # pyarrow; pandas, polars; numpy
     if hasattr(given, convert):
       return list(getattr(given, convert)())

@@ -366,7 +366,7 @@ def fit(
   Raises:
     InputError: too few words or documents, or fewer topics than asked for.
   """
-  tokens = [words(text) for text in texts]
+  tokens = [words(text) for text in given.texts(texts)]
   spread = collections.Counter(word for row in tokens for word in set(row))
   vocabulary = sorted(word for word, count in spread.items() if count >= settings.min_documents)
   if not vocabulary:

@@ -75,9 +75,7 @@ def _quoted_rows(
     # Strict: a quote that is never closed is an error, not a value as long as the file.
     for cells in csv.reader(take(), delimiter=delimiter, strict=True):
       number = taken[0][0]
-      # Not so between commas, which many lines of text have.
-      tabs = min(line.count('\t') for _, line in taken)
-      if delimiter == '\t' and len(taken) > 1 and tabs >= len(cells) - 1 > 0:
+      if len(taken) > 1 and all(_is_row(line, delimiter, len(cells)) for _, line in taken):
         raise csv.Error(f'its quotes hold {len(taken)} lines that look like rows')
       taken.clear()
       if ''.join(cells).strip():
@@ -87,6 +85,12 @@ def _quoted_rows(
       f'{name}, line {taken[0][0]}: {error}; put a value with a quote, a newline or the delimiter '
       'in quotes, and write each quote within them twice'
     ) from error
+
+
+def _is_row(line: str, delimiter: str, width: int) -> bool:
+  """Whether a line would be a row, with an id, but for a quote that is not closed before it."""
+  cells = line.split(delimiter)
+  return len(cells) == width > 1 and cells[0].split() == [cells[0]]
 
 
 def read_rows(

@@ -104,7 +104,7 @@ def index_corpus(
   plain = found.suffix not in reading.COMPRESSED and '://' not in str(found)
   new: list[tuple[str, int, int]] = []
   offsets: dict[int, int] = {}  # of the lines since the last row
-  count = 0
+  count = number = 0
 
   def flush() -> None:
     entries = np.empty(len(new), _ENTRY)
@@ -127,7 +127,6 @@ def index_corpus(
       offset += len(line)
 
   spool = contextlib.nullcontext() if plain else (folder / 'text').open('wb')
-  number = 0
   with (
     reading.open_bytes(found, 'corpus') as (file, fraction),
     files.no_room(folder),

@@ -25,6 +25,7 @@ def test_what_the_csv_module_writes_is_read_as_it_was(tmp_path, ending, name):
     ('3', '"', 'a\ttab'),
     ('4', 'x' * 300_000, ''),
     ('5', 'plain', '5" pipe'),
+    ('6', 'def f():\n\treturn 1\t# one', ''),
   ]
   with (gzip.open if name.endswith('.gz') else open)(
     tmp_path / name, 'wt', encoding='utf-8', newline=''
@@ -33,13 +34,14 @@ def test_what_the_csv_module_writes_is_read_as_it_was(tmp_path, ending, name):
     writer.writerows([('id', 'text', 'title'), *rows])
   assert entries(tmp_path / name) == [
     (line, Entry(id_, title, text))
-    for line, (id_, text, title) in zip((2, 4, 7, 8, 9), rows, strict=True)
+    for line, (id_, text, title) in zip((2, 4, 7, 8, 9, 10), rows, strict=True)
   ]
 
 
 @pytest.mark.parametrize(
   ('text', 'expected'),
   [
+    ('id\ttext\n1\t"all:\n\tmake\n\ttest"\n', Entry('1', '', 'all:\n\tmake\n\ttest')),
     ('"id"\t"text"\t"title"\n"1"\t"the text"\t"T"\n', Entry('1', 'T', 'the text')),
     ('"id"\t"title"\t"text"\n"1"\t"T"\t"so ""it"" is"\n', Entry('1', 'T', 'so "it" is')),
     ('\ufeff"Id"\t"Text"\n1\t"a\nb"\n', Entry('1', '', 'a\nb')),
@@ -61,6 +63,7 @@ def test_headers_and_quotes(tmp_path, text, expected):
     (f'{DPR}1\tok\tA\n2\t"open\tB\n3\tplain\tC\n', 3),
     (f'{DPR}1\t"open\tA\n2\t"closed"\tB\n', 2),
     (f'{DPR}1\t"open\tA\n2\tswallowed\tB\n3\tclosed"\tC\n', 2),
+    ('id\ttext\n1\t"open\n2\tclosed"\n', 2),
     (f'{DPR}1\t"two\nlines"\tA\n2\t"open\tB\n', 4),
     (f'{DPR}1\t"he" said\tA\n', 2),
     (f'{DPR}1\tone\tA\n2\ttwo\n', 3),
