@@ -1,10 +1,10 @@
 """Relevance judgements: BEIR's tsv with its header, TREC's and MS MARCO's four columns, or three
 without a header.
 
-A grade is a whole number, also written as 1.0; one above 0 is relevant, and one below 0, as TREC
-has for junk, is not. Ids of columns between tabs may have spaces in them, and are quoted as in CSV
-where they begin with a quote. A first line whose last column is called score, relevance, rel, label
-or grade is a header.
+A grade is a whole number of 32 bits, also written as 1.0; one above 0 is relevant, and one below 0,
+as TREC has for junk, is not. Ids of columns between tabs may have spaces in them, and are quoted as
+in CSV where they begin with a quote. A first line whose last column is called score, relevance,
+rel, label or grade is a header.
 """
 
 import csv
@@ -19,7 +19,7 @@ Qrels = dict[str, dict[str, int]]
 """Query id -> document id -> relevance (0: judged, not relevant)."""
 
 _HEADER = ('score', 'relevance', 'rel', 'label', 'grade')  # names of the last column
-_RELEVANCE = re.compile(r'([+-]?[0-9]{1,9})(\.0*)?')
+_RELEVANCE = re.compile(r'([+-]?[0-9]{1,10})(\.0*)?')
 
 
 def read_qrels(path: files.PathLike) -> Qrels:
@@ -49,9 +49,8 @@ def read_qrels(path: files.PathLike) -> Qrels:
       )
     query_id, doc_id, relevance = columns[0], columns[-2], columns[-1].strip()
     whole = _RELEVANCE.fullmatch(relevance)
-    if not whole:
-      raise InputError(f'{where}: the relevance {relevance!r:.40} is not a whole number')
-    grade = int(whole[1])
+    if not whole or not -(2**31) <= (grade := int(whole[1])) < 2**31:
+      raise InputError(f'{where}: the relevance {relevance!r:.40} is not a whole number of 32 bits')
     judged = qrels.setdefault(check_id(query_id, where), {})
     if judged.setdefault(check_id(doc_id, where), grade) != grade:
       raise InputError(

@@ -26,6 +26,7 @@ from dprjax.formats.fields import check_id
 _BLOCK = 1 << 23  # bytes
 _PARSED = 1 << 20  # bytes that one of Arrow's threads parses at a time
 _LONGEST_LINE = 1 << 20  # bytes
+_LARGEST = float(np.finfo(np.float32).max)  # score: trec_eval compares them as float32
 _WHOLE = re.compile(rb'[+-]?[0-9]{1,20}')
 _FLOAT = re.compile(rb'[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?')
 _CONTROLS = bytes({*range(32), 127} - {*b'\t\n\r'})
@@ -46,7 +47,7 @@ class Block(NamedTuple):
   Attributes:
     query_ids, doc_ids: bytes of UTF-8.
     ranks: as the file has them; empty unless they are read.
-    scores: finite.
+    scores: finite, also as float32.
     first_line, text: the number of the first line, and the lines.
     fraction: of the file that is read by now.
   """
@@ -76,7 +77,7 @@ def read_blocks(path: PathLike, block_bytes: int = _BLOCK, ranks: bool = True) -
 
   Raises:
     InputError: missing or empty; naming the line: not UTF-8, not six columns, a rank (if ranks are
-      read) that is no whole number, a score that is no finite number, an id that cannot be used.
+      read) that is no whole number, a score that is no finite float32, an id that cannot be used.
   """
   lines, rows = 0, 0
   with open_bytes(path, 'run') as (file, fraction):
@@ -158,7 +159,7 @@ def _block(
   if sound:
     try:
       table = _parse(text, delimiter, ranks)
-      sound = bool(np.isfinite(table['score'].to_numpy()).all())
+      sound = bool((np.abs(table['score'].to_numpy()) <= _LARGEST).all())
     except pa.ArrowInvalid:
       sound = False
   if not sound:
@@ -246,8 +247,10 @@ def _line_by_line(path: PathLike, text: bytes, lines: int, ranks: bool) -> bytes
     for column in (columns[0], columns[2]):
       check_id(column.decode(), where)
     rank, score = decode(columns[3]), _number(columns[4])
-    if not math.isfinite(score):
-      raise InputError(f'{where}: the score {decode(columns[4])!r:.40} is not a finite number')
+    if not abs(score) <= _LARGEST:
+      raise InputError(
+        f'{where}: the score {decode(columns[4])!r:.40} is not a finite number of 32 bits'
+      )
     if ranks:
       if not _WHOLE.fullmatch(columns[3]) or abs(int(rank)) >= 2**31:
         raise InputError(f'{where}: the rank {rank!r:.40} is not a whole number')

@@ -1,6 +1,6 @@
 """Runs, whole in memory, and the files of them that ``trec_eval`` and ``ir_measures`` read.
 
-A ranking is ordered as trec_eval orders it: by falling score, then by falling document id.
+A ranking has the order of `dprjax.base.ranking`.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Bool, Float, Int
 
+from dprjax.base import ranking
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_write
 from dprjax.formats import runs
@@ -24,7 +25,7 @@ class Run:
     doc_ids: the distinct documents, ascending.
     offsets: query i has the rows ``offsets[i]`` to ``offsets[i + 1]``.
     docs: index into ``doc_ids`` of each row.
-    scores: of each row, falling within a query.
+    scores: of each row, falling within a query as float32.
   """
 
   query_ids: list[str]
@@ -98,10 +99,10 @@ def run_from_dict(rankings: Mapping[str, Mapping[str, float]]) -> Run:
   place: dict[str, int] = {}
   docs: list[int] = []
   scores: list[float] = []
-  for ranking in rankings.values():
-    docs += [place.setdefault(doc_id, len(place)) for doc_id in ranking]
-    scores += ranking.values()
-  queries = np.repeat(np.arange(len(rankings)), [len(ranking) for ranking in rankings.values()])
+  for ranked in rankings.values():
+    docs += [place.setdefault(doc_id, len(place)) for doc_id in ranked]
+    scores += ranked.values()
+  queries = np.repeat(np.arange(len(rankings)), [len(ranked) for ranked in rankings.values()])
   return _ordered(
     list(rankings), queries, list(place), np.array(docs, np.int64), np.array(scores, np.float64)
   )
@@ -114,16 +115,13 @@ def _ordered(
   docs: np.ndarray,
   scores: np.ndarray,
 ) -> Run:
-  """Sorts the documents by id, and the rows by query, falling score, falling document id."""
-  by_id = sorted(range(len(doc_ids)), key=doc_ids.__getitem__)
-  place = np.empty(len(doc_ids), dtype=np.int32)
-  place[by_id] = np.arange(len(doc_ids), dtype=np.int32)
+  """Sorts the documents by id, and the rows by query and `dprjax.base.ranking`."""
+  place = ranking.places(doc_ids)
   docs, scores = place[docs], scores.astype(np.float64)
-  order = np.lexsort((-docs, -scores, queries))
+  order = ranking.order(queries, scores, docs)
   counts = np.bincount(queries, minlength=len(query_ids))
-  return Run(
-    query_ids, [doc_ids[number] for number in by_id], _offsets(counts), docs[order], scores[order]
-  )
+  by_id = [doc_ids[number] for number in np.argsort(place).tolist()]
+  return Run(query_ids, by_id, _offsets(counts), docs[order], scores[order])
 
 
 def _offsets(counts: np.ndarray) -> np.ndarray:
@@ -151,7 +149,9 @@ def read_run(path: PathLike) -> Run:
   query_ids, doc_ids = list(query_place), list(doc_place)
   order = np.argsort(queries, kind='stable')
   before, after = order[:-1], order[1:]
-  rises = (queries[after] == queries[before]) & (scores[after] > scores[before])
+  rises = (queries[after] == queries[before]) & (
+    scores[after].astype(np.float32) > scores[before].astype(np.float32)
+  )
   if rises.any():
     first = np.argmin(np.where(rises, after, len(queries)))
     last, row = before[first], after[first]
@@ -201,8 +201,8 @@ def write_run(path: PathLike, run: Run, tag: str) -> None:
         f'the id {id_!r} cannot be written to a TREC run: it is empty or has white space in it'
       )
   with atomic_write(path) as file:
-    for query_id, ranking in run:
+    for query_id, ranked in run:
       file.writelines(
         f'{query_id} Q0 {doc_id} {rank} {score!r} {tag}\n'
-        for rank, (doc_id, score) in enumerate(ranking, start=1)
+        for rank, (doc_id, score) in enumerate(ranked, start=1)
       )

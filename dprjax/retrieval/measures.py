@@ -1,5 +1,11 @@
 """Measures of a run, computed by ir_measures, and counts to read beside the means.
 
+The providers of ir_measures break ties by different rules, and some of them change ids. So they get
+the ranks of a ranking as its scores, and numbers as its ids: every measure then sees the order of
+`dprjax.formats.trec`. The native code of pytrec_eval fails on some grades: it allocates an array as
+long as the largest one, and crashes where the largest is negative. It gets 1 (relevant), 0 and -1
+(judged below 0), and nDCG, which needs the grades, is computed here.
+
 nAP@k is average precision as sentence-transformers and Topic-DPR have it: the mean of the precision
 at each relevant document among the first k, over min(k, R), so that it can reach 1 for a query of
 R relevant documents. ir_measures' AP@k divides by all R.
@@ -8,7 +14,7 @@ R relevant documents. ir_measures' AP@k divides by all R.
 import ast
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypedDict
 
 import ir_measures
@@ -24,6 +30,8 @@ _NORMALIZED = ('nAP@', 'nAP(')
 # Queries given to ir_measures at a time: it takes dictionaries, some 200 bytes a row.
 _QUERIES_AT_ONCE = 500
 _LARGEST = 10**9  # cutoff or grade
+_LARGEST_OF_GDEVAL = 4
+_RECALLS = frozenset(round(percent / 100, 2) for percent in range(101))  # pytrec_eval rounds others
 _NO_MEASURE = (ValueError, TypeError, SyntaxError, AssertionError, RecursionError, MemoryError)
 
 
@@ -68,25 +76,22 @@ def measure(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES) 
   for first in range(0, len(query_ids), _QUERIES_AT_ONCE):
     chunk = query_ids[first : first + _QUERIES_AT_ONCE]
     rankings = {
-      query_id: {
-        run.doc_ids[doc]: score
-        for doc, score in zip(
-          run.docs[rows[query_id]].tolist(), run.scores[rows[query_id]].tolist(), strict=True
-        )
-      }
+      query_id: [run.doc_ids[doc] for doc in run.docs[rows[query_id]].tolist()]
       for query_id in chunk
       if query_id in rows
     }
     judged = {query_id: qrels[query_id] for query_id in chunk}
-    for metric in _computed(list(names), judged, rankings):
-      for name in names[metric.measure]:
-        value = metric.value
-        if not math.isfinite(value):
-          raise InputError(f'{name} of query {metric.query_id} is {value}, no finite number')
-        if name.startswith(_NORMALIZED):
-          value = _normalized(value, metric.measure, judged[metric.query_id])
-        aggregators[name].add(value)
-        values[name][metric.query_id] = float(value)
+    for kind, query_id, value in _computed(list(names), judged, rankings):
+      if not math.isfinite(value):
+        raise InputError(f'{kind} of query {query_id} is {value}, no finite number')
+      for name in names[kind]:
+        normalized = name.startswith(_NORMALIZED)
+        values[name][query_id] = (
+          _normalized(value, kind, judged[query_id]) if normalized else float(value)
+        )
+  for name, kind in parsed.items():
+    for query_id in query_ids:  # Accuracy has no value for some
+      aggregators[name].add(values[name].setdefault(query_id, kind.DEFAULT))
   counts = {
     'queries': len(qrels),
     'missing': len(qrels) - len(rows),
@@ -105,17 +110,101 @@ def measure(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES) 
 
 
 def _computed(
-  kinds: Sequence[ir_measures.Measure], judged: Qrels, rankings: dict[str, dict[str, float]]
-) -> list[ir_measures.Metric]:
-  try:
-    return list(ir_measures.iter_calc(list(kinds), judged, rankings))
-  except MemoryError:
-    raise
-  except Exception as error:  # of a provider, which does not check what it is given
-    raise InputError(
-      f'the measures {", ".join(map(str, kinds)):.200} cannot be computed of these judgements: '
-      f'{type(error).__name__}: {error}'
-    ) from error
+  kinds: Sequence[ir_measures.Measure], judged: Qrels, rankings: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[ir_measures.Measure, str, float]]:
+  """Yields (measure, query id, value). ``rankings``: the documents of each query, best first."""
+  query_ids = list(judged)
+  ours = [kind for kind in kinds if kind.NAME == 'nDCG' and kind['dcg'] == 'log2']
+  for kind in ours:
+    for query_id in query_ids:
+      yield kind, query_id, _ndcg(kind, judged[query_id], rankings.get(query_id, ()))
+  places = {query_id: str(place) for place, query_id in enumerate(query_ids)}
+  numbers: dict[str, str] = {}
+
+  def number(doc_id: str) -> str:
+    return numbers.setdefault(doc_id, str(len(numbers)))
+
+  ranked = {
+    places[query_id]: {
+      number(doc_id): float(len(ranking) - place) for place, doc_id in enumerate(ranking)
+    }
+    for query_id, ranking in rankings.items()
+  }
+  graded = {
+    places[query_id]: {number(doc_id): grade for doc_id, grade in grades.items()}
+    for query_id, grades in judged.items()
+  }
+  by_level: dict[int | None, list[ir_measures.Measure]] = {}
+  for kind in kinds:
+    if kind not in ours:
+      by_level.setdefault(_level(kind), []).append(kind)
+  for level, some in by_level.items():
+    given = graded if level is None else _binary(graded, level)
+    # The grades are 0 and 1 now, so 1 is the level.
+    asked = {kind(rel=1) if level and 'rel' in kind.params else kind: kind for kind in some}
+    _check_grades(some, judged)
+    try:
+      metrics = list(ir_measures.iter_calc(list(asked), given, ranked))
+    except MemoryError:
+      raise
+    except Exception as error:  # of a provider, which does not check what it is given
+      raise InputError(
+        f'the measures {", ".join(map(str, some)):.200} cannot be computed of these judgements: '
+        f'{type(error).__name__}: {error}'
+      ) from error
+    for metric in metrics:
+      yield asked[metric.measure], query_ids[int(metric.query_id)], metric.value
+
+
+def _check_grades(kinds: Sequence[ir_measures.Measure], judged: Qrels) -> None:
+  """Raises InputError for a grade that gdeval does not take: it would print a line of its own."""
+  limited = [str(kind) for kind in kinds if ir_measures.gdeval.supports(kind)]
+  for query_id, grades in judged.items() if limited else ():
+    if max(grades.values()) > _LARGEST_OF_GDEVAL:
+      raise InputError(
+        f'{limited[0]} takes grades up to {_LARGEST_OF_GDEVAL}, and query {query_id} has '
+        f'{max(grades.values())}; leave the measure out, or map the grades'
+      )
+
+
+def _level(kind: ir_measures.Measure) -> int | None:
+  """The grade from which a document is relevant; None where a measure takes the grades."""
+  if not ir_measures.pytrec_eval.supports(kind):
+    return None
+  return kind.params.get('rel', 1)
+
+
+def _binary(graded: Qrels, level: int) -> Qrels:
+  """1 from the level on, else 0, and -1 below 0, which is judged and has no place among the rest.
+
+  A query without a grade from 0 on has 0: nothing is relevant, and trec_eval fails on -1 only.
+  """
+  return {
+    query: {
+      doc: int(grade >= level) if grade >= 0 or max(grades.values()) < 0 else -1
+      for doc, grade in grades.items()
+    }
+    for query, grades in graded.items()
+  }
+
+
+def _ndcg(kind: ir_measures.Measure, grades: Mapping[str, int], ranking: Sequence[str]) -> float:
+  """nDCG as trec_eval has it: a grade is its own gain, and one below 0 is not judged."""
+  given = kind.params.get('gains', {})
+  gains = {doc: given.get(grade, grade) for doc, grade in grades.items()}
+  if kind['judged_only']:
+    ranking = [doc for doc in ranking if gains.get(doc, -1) >= 0]
+  cutoff = kind.params.get('cutoff')
+  ideal = _dcg(sorted(gains.values(), reverse=True)[:cutoff])
+  return _dcg([gains.get(doc, 0) for doc in ranking[:cutoff]]) / ideal if ideal else 0.0
+
+
+def _dcg(gains: Sequence[float]) -> float:
+  total = 0.0  # not by sum(), which rounds otherwise from Python 3.12 on
+  for rank, gain in enumerate(gains, start=1):
+    if gain > 0:
+      total += gain / math.log2(rank + 1)
+  return total
 
 
 def _normalized(value: float, kind: ir_measures.Measure, judged: Mapping[str, int]) -> float:
@@ -157,6 +246,11 @@ def parse_measures(names: Sequence[str]) -> dict[str, ir_measures.Measure]:
         arguments[kind.AT_PARAM] = int(match[3])
       if any(isinstance(value, int) and abs(value) > _LARGEST for value in arguments.values()):
         raise ValueError(f'a number in it is above {_LARGEST:,}')
+      for least in ('cutoff', 'rel'):
+        if arguments.get(least, 1) < 1:
+          raise ValueError(f'{least} is 1 or more')
+      if arguments.get('recall', 0.5) not in _RECALLS:
+        raise ValueError('a recall is between 0 and 1, with two decimals')
       wanted = kind(**arguments) if arguments else kind
       wanted.validate_params()
       if not ir_measures.DefaultPipeline.supports(wanted):

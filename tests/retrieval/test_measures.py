@@ -40,29 +40,129 @@ def test_values_known_by_hand():
   }
 
 
-def test_equals_ir_measures_in_many_pieces():
-  """1,300 queries: three pieces, one of them without a single query in the run."""
+def by_rule(scores):
+  """As trec_eval ranks: by falling score, as a float of 32 bits, then by falling id."""
+  return sorted(scores, key=lambda doc: (np.float32(scores[doc]), doc.encode()), reverse=True)
+
+
+def tied_runs(queries):
+  """Few scores, some of them apart by less than float32 shows; grades from -1 to 3."""
   rng = np.random.default_rng(0)
+  docs = [f'd{j}' for j in range(45)] + ['é', 'Z', 'z#1', '\U0001f600', '\uffee']
   qrels = {
-    f'q{i}': {f'd{j}': int(rng.integers(0, 3)) for j in rng.choice(50, 5, replace=False)}
-    for i in range(1300)
+    f'q{i}': {docs[j]: int(rng.integers(-1, 4)) for j in rng.choice(50, 12, replace=False)}
+    for i in range(queries)
   }
   ranked = {
     f'q{i}': {
-      f'd{j}': float(s)
-      for j, s in zip(rng.permutation(50)[:30], rng.integers(0, 40, 30), strict=True)
+      docs[j]: int(rng.integers(-4, 4)) / 3 + int(rng.integers(0, 3)) * 1e-10
+      for j in rng.permutation(50)[:30]
     }
-    for i in range(1300)
+    for i in range(queries)
     if not 500 <= i < 1000
   }
-  found = measure(run_from_dict(ranked), qrels)
-  whole = ir_measures.calc(list(parse_measures(DEFAULT_MEASURES).values()), qrels, ranked)
+  return ranked, qrels
+
+
+def test_equals_pytrec_eval_in_many_pieces():
+  """1,300 queries: three pieces, one of them without a single query in the run."""
+  ranked, qrels = tied_runs(1300)
+  names = [
+    *(
+      'P@5',
+      'P(rel=3)@7',
+      'P(judged_only=True)@5',
+      'RR',
+      'RR(rel=2)',
+      'Rprec',
+      'AP',
+      'AP(rel=2)@9',
+    ),
+    *('nDCG', 'nDCG@10', 'nDCG(judged_only=True)@4', 'nDCG(gains={1:9})@10', 'R@5', 'R(rel=2)@10'),
+    *('Bpref', 'Bpref(rel=2)', 'infAP', 'infAP(rel=3)', 'SetAP', 'SetP', 'SetP(relative=True)'),
+    *('SetR(rel=2)', 'SetF', 'SetF(beta=0.5)', 'Success@1', 'IPrec(recall=0.3)', 'NumRet'),
+    *('NumRet(rel=2)', 'NumRel'),
+  ]
+  found = measure(run_from_dict(ranked), qrels, names)
+  kinds = parse_measures(names)
+  whole = ir_measures.pytrec_eval.calc(list(kinds.values()), qrels, ranked)
   assert found['mean'] == {
-    str(name): pytest.approx(value, abs=1e-12) for name, value in whole.aggregated.items()
+    str(kind): pytest.approx(value, abs=1e-12) for kind, value in whole.aggregated.items()
   }
   for metric in whole.per_query:
-    assert found['per_query'][str(metric.measure)][metric.query_id] == metric.value
+    value = found['per_query'][str(metric.measure)][metric.query_id]
+    assert value == pytest.approx(metric.value, abs=1e-12)
   assert found['counts']['missing'] == 500
+
+
+def test_measures_of_other_providers_break_ties_in_the_same_way():
+  ranked, qrels = tied_runs(40)
+  found = measure(
+    run_from_dict(ranked),
+    qrels,
+    ['RR@3', 'RR(rel=2)@10', 'Judged@7', 'Accuracy@9', 'ERR@5', 'nDCG(dcg="exp-log2")@5', 'Compat'],
+  )['per_query']
+  for query, scores in ranked.items():
+    judged = qrels[query]
+    order = by_rule(scores)
+    for name, least, cut in (('RR@3', 1, 3), ('RR(rel=2)@10', 2, 10)):
+      hits = [rank for rank, doc in enumerate(order[:cut], 1) if judged.get(doc, 0) >= least]
+      assert found[name][query] == (1 / hits[0] if hits else 0)
+    assert found['Judged@7'][query] == pytest.approx(sum(doc in judged for doc in order[:7]) / 7)
+    relevant = [judged.get(doc, 0) > 0 for doc in order[:9]]
+    above = [relevant[:place].count(False) for place, hit in enumerate(relevant) if hit]
+    misses = relevant.count(False)
+    accuracy = 1 - sum(above) / (misses * len(above)) if above else 0
+    assert found['Accuracy@9'][query] == pytest.approx(accuracy)
+    stop, err, gain = 1.0, 0.0, 0.0
+    for rank, doc in enumerate(order[:5], 1):
+      worth = 2 ** max(judged.get(doc, 0), 0) - 1
+      err, stop = err + stop * worth / 16 / rank, stop * (1 - worth / 16)
+      gain += worth / math.log2(rank + 1)
+    best = sorted((2 ** max(grade, 0) - 1 for grade in judged.values()), reverse=True)[:5]
+    ideal = sum(worth / math.log2(rank + 1) for rank, worth in enumerate(best, 1))
+    assert found['ERR@5'][query] == pytest.approx(err, abs=6e-6)  # of five decimals
+    assert found["nDCG(dcg='exp-log2')@5"][query] == pytest.approx(gain / ideal, abs=6e-6)
+  # Of documents with one score, the ideal ranking of Compat has the order of the run.
+  assert measure(run_from_dict({'q': {'a': 1.0, 'b': 1.0}}), {'q': {'a': 1, 'b': 1}}, ['Compat'])[
+    'mean'
+  ] == {'Compat': pytest.approx(1.0)}
+
+
+@pytest.mark.parametrize('lowest', [-1, -2, -(2**31)])
+@pytest.mark.parametrize('first', [True, False])
+def test_a_query_that_is_judged_below_0_scores_0(lowest, first):
+  junk = {'q2': {'a': lowest, 'b': lowest}}
+  qrels = {'q1': {'a': 1}} | junk if not first else junk | {'q1': {'a': 1}}
+  run = run_from_dict({'q1': {'a': 1.0}, 'q2': {'a': 2.0, 'b': 1.0}})
+  names = ['nDCG', 'Bpref', 'infAP', 'Rprec', 'P@1', 'RR@10', 'IPrec@0.1', 'ERR@5', 'SetF']
+  given = [name.replace('@0.1', '(recall=0.1)') for name in names]
+  found = measure(run, qrels, given)['per_query']
+  for name in names:
+    assert found[name]['q1'] > 0 and found[name]['q2'] == 0, name
+
+
+def test_grades_of_any_size():
+  qrels = {'q': {'a': 999_999_999, 'b': 3, 'c': -7}}
+  run = run_from_dict({'q': {'b': 2.0, 'c': 1.5, 'a': 1.0}})
+  found = measure(run, qrels, ['nDCG', 'AP(rel=1000)', 'Bpref(rel=1000000)', 'P(rel=4)@3'])['mean']
+  top = 999_999_999
+  assert found['nDCG'] == pytest.approx((3 + top / 2) / (top + 3 / math.log2(3)))
+  assert found['AP(rel=1000)'] == found['P(rel=4)@3'] == pytest.approx(1 / 3)
+  assert found['Bpref(rel=1000000)'] == 0  # b, judged below it, is ranked first
+  with pytest.raises(InputError, match=r'ERR@5 .* query q has 999999999'):
+    measure(run, qrels, ['ERR@5'])
+
+
+def test_ids_that_a_provider_would_change():
+  """gdeval takes a query's id from the last hyphen on, and columns between spaces."""
+  qrels = {'set-1': {'a b': 2}, 'other-1': {'#x': 1}, 'no query': {'c': 1}, 'no_query': {'d': 0}}
+  run = run_from_dict(
+    {'set-1': {'a b': 1.0}, 'other-1': {'y': 2.0, '#x': 1.0}, 'no query': {'c': 1.0}}
+  )
+  found = measure(run, qrels, ['ERR@5', 'RR'])['per_query']
+  assert found['RR'] == {'set-1': 1, 'other-1': 0.5, 'no query': 1, 'no_query': 0}
+  assert found['ERR@5'] == {'set-1': 3 / 16, 'other-1': 0.03125, 'no query': 0.0625, 'no_query': 0}
 
 
 def test_equals_ir_measures_on_published_bm25_runs(data_dir):
@@ -163,6 +263,7 @@ def test_no_common_query():
 @pytest.mark.parametrize(
   'name',
   [
+    *('P(cutoff=0)', 'AP@-1', 'AP(rel=0)', 'RR(rel=-5)@10', 'IPrec(recall=0.101)', 'IPrec@5'),
     *('nDCG@99999999999999999999', 'AP(rel=99999999999)', 'R@' + '9' * 5000, 'P(rel=[])@5', ''),
     *(
       'AP(rel=' + '(' * 5000 + ')',
