@@ -255,7 +255,9 @@ def search(
   from dprjax.retrieval import exact
 
   passages = embeddings.load_embeddings(vectors)
-  best = exact.search(retriever.encode(list(questions), 'query'), passages.shards, _SHOWN)
+  best = exact.search(
+    retriever.encode(list(questions), 'query'), passages.shards, _SHOWN, ids_at=passages.ids_at
+  )
   ids = [[passages.ids[row] for row in rows] for rows in best.rows]
   wanted = set(itertools.chain(*ids))
   read = read_texts(corpus, 'passage')

@@ -137,11 +137,11 @@ def search(
         )
     details['settings'] = dataclasses.asdict(settings)
     started = time.perf_counter()
-    found = searcher.search(vectors, depth, settings)
-  found = best.best_of(found, len(several))
+    found = searcher.search(vectors, depth, settings, corpus.ids_at)
+  found = best.best_of(found, len(several), depth, corpus.ids_at)
   if rescore is not None:
     scores = [best.rescore(each.vectors(), found.rows, rescore.take) for each in whole]
-    found = best.order(best.TopK(np.max(scores, axis=0), found.rows), wanted)
+    found = best.order(best.TopK(np.max(scores, axis=0), found.rows), wanted, corpus.ids_at)
     details['rescored'] = {'candidates': depth, 'manifest_sha256': rescore.sha256}
   seconds['search'] = time.perf_counter() - started
   # Only the ids of documents that were found: all of them may exceed memory.
@@ -269,10 +269,12 @@ def _search_exact(queries: np.ndarray, corpus: embeddings.Embeddings, k: int) ->
     from dprjax.runtime import distributed
   process, processes = jax.process_index(), jax.process_count()
   if processes == 1:
-    return exact.search(queries, corpus.shards, k)
-  part = exact.search_part(queries, corpus.shards, k, process, processes)
+    return exact.search(queries, corpus.shards, k, ids_at=corpus.ids_at)
+  part = exact.search_part(queries, corpus.shards, k, process, processes, corpus.ids_at)
   merged = [
-    exact.merge(*(distributed.gather(array[start : start + _GATHERED]) for array in part))
+    exact.merge(
+      *(distributed.gather(array[start : start + _GATHERED]) for array in part), corpus.ids_at
+    )
     for start in range(0, len(queries), _GATHERED)
   ]
   return best.TopK(*(np.concatenate(arrays) for arrays in zip(*merged, strict=True)))
@@ -328,7 +330,7 @@ def _tune(
   chosen = queries[np.sort(np.random.default_rng(0).permutation(len(queries))[:sample])]
   with cli.loading():
     from dprjax.retrieval import exact
-  truth = exact.search(chosen, corpus.shards, k).rows
+  truth = exact.search(chosen, corpus.shards, k, ids_at=corpus.ids_at).rows
   settings, reached = searcher.tune(chosen, truth, target)
   rows = searcher.search(chosen, k, settings).rows
   report: dict[str, Any] = {'queries': len(chosen), 'target': target}

@@ -499,7 +499,8 @@ class Tester:
       rows = self.tokens(list(texts.values()), kind, task)
       number = [np.full(len(rows), self.numbers[task], np.int32)] if self.numbered else []
       vectors[kind] = self.embedders[kind](self.params, rows, columns=number)
-    top = exact.search(vectors['query'], vectors['passage'], min(10, len(passages)))
+    k, ids_at = min(10, len(passages)), best.ids_of(list(passages))
+    top = exact.search(vectors['query'], vectors['passage'], k, ids_at=ids_at)
     return reciprocal_ranks(list(queries), list(passages), top, qrels)
 
   def pairs(self, first, second, task):

@@ -64,8 +64,9 @@ def ranked(vectors, way, ids, most):
   else:
     queries = vectors[way]
     flat = queries.reshape(-1, queries.shape[-1])
-    top = exact.search(flat, vectors['passages'], min(most, len(ids)))
-    found = best.best_of(top, len(queries) if queries.ndim == 3 else 1)
+    k, ids_at = min(most, len(ids)), best.ids_of(ids)
+    top = exact.search(flat, vectors['passages'], k, ids_at=ids_at)
+    found = best.best_of(top, len(queries) if queries.ndim == 3 else 1, k, ids_at)
   return trec.run_from_rows(ids, ids, found.rows, found.scores)
 
 

@@ -1,13 +1,17 @@
-"""Data larger than memory: rows in numbered buckets on disk, and 64-bit keys in place of ids.
+"""Data larger than memory: rows in numbered buckets on disk, ids in a file beside them, and 64-bit
+keys in place of ids.
 
 A key is a hash of an id's UTF-8 bytes. Ids of up to 8 bytes never share one. Longer ids do with a
 probability of n^2 / 2^65: two in a million for the 8.8 million passages of MS MARCO.
 """
 
+import mmap
 import pathlib
 from collections.abc import Sequence
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from jaxtyping import Int, Int64, Shaped, UInt8, UInt64
 
 from dprjax.base import files
@@ -50,6 +54,32 @@ class Buckets:
 
   def _path(self, bucket: int) -> pathlib.Path:
     return self._folder / f'{bucket:06d}'
+
+
+class Ids:
+  """Ids in a file, known by the places where they begin."""
+
+  def __init__(self, path: pathlib.Path):
+    """Begins an empty file."""
+    self._path, self._size = path, 0
+    path.touch()
+
+  def append(self, ids: pa.BinaryArray) -> Int64[np.ndarray, 'n']:
+    """Adds ids, none with a newline in it, and returns their places."""
+    text = pc.binary_join_element_wise(ids, b'', b'\n')
+    ends = self._size + np.cumsum(pc.binary_length(text).to_numpy().astype(np.int64))
+    places = np.concatenate([[self._size], ends[:-1]])[: len(ids)]
+    with files.no_room(self._path), self._path.open('ab') as file:
+      file.write(b''.join(text.to_pylist()))
+    self._size = int(ends[-1]) if len(ends) else self._size
+    return places
+
+  def at(self, places: Int64[np.ndarray, 'n']) -> list[bytes]:
+    """The ids at these places."""
+    if not len(places):
+      return []
+    with self._path.open('rb') as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as text:
+      return [text[place : text.find(b'\n', place)] for place in places.tolist()]
 
 
 def keys_of(ids: Sequence[str]) -> UInt64[np.ndarray, 'n']:

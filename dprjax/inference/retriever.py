@@ -13,7 +13,7 @@ from dprjax.formats.texts import read_texts
 from dprjax.inference import corpora
 from dprjax.inference.embedder import ProgressFn
 from dprjax.inference.encoder import Encoder, either
-from dprjax.retrieval import exact
+from dprjax.retrieval import best, exact
 
 
 class Hit(NamedTuple):
@@ -141,7 +141,8 @@ class Retriever:
     name = task if prompt is None else prompt
     devices = list(self.encoder.mesh.devices.flat)
     ids = [passage.id for passage in passages]
-    self._indexed = _Indexed(ids, texts, exact.Index(vectors, devices=devices), name)
+    searched = exact.Index(vectors, devices=devices, ids_at=best.ids_of(ids))
+    self._indexed = _Indexed(ids, texts, searched, name)
 
   def search(
     self,
@@ -151,7 +152,7 @@ class Retriever:
     prompt: str | Sequence[str] | None = None,
     task: str | Sequence[str] | None = None,
   ) -> list[list[Hit]]:
-    """The k best passages of each query, best first, by exact inner product.
+    """The k best passages of each query, best first, by exact inner product; equal ones by id.
 
     Args:
       queries: their texts.

@@ -24,7 +24,7 @@ from dprjax.inference.embedder import Embedder
 from dprjax.methods import distillation, dual_encoder, query_only
 from dprjax.methods.method import BatchShapes, Data, Evaluate, Folds, Model, Scores, Texts
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.retrieval import codes, exact, measures
+from dprjax.retrieval import best, codes, exact, measures
 from dprjax.runtime import mesh, tree
 
 Assign = Callable[[sources.Source, store.Store, Tokenizer], Mapping[str, Int32[np.ndarray, 'n *w']]]
@@ -459,7 +459,8 @@ def evaluation(
       fixed['passage'] = vectors['passage']
 
     def measure(query: np.ndarray, passage: np.ndarray, names: Sequence[str]) -> measures.Metrics:
-      top = exact.search(query, passage, min(100, len(passage_ids)))
+      k, ids_at = min(100, len(passage_ids)), best.ids_of(passage_ids)
+      top = exact.search(query, passage, k, ids_at=ids_at)
       run = trec.run_from_rows(query_ids, passage_ids, top.rows, top.scores)
       return measures.measure(run, qrels, names)
 

@@ -1,8 +1,9 @@
 """Unified negative mining (DPTDR section 3.3): makes a training file from runs, judgements and a
 corpus.
 
-Everything large is on disk. The rows of the runs (24 bytes each) are sorted into buckets of some
-thousand queries, and the corpus is an index of where each passage lies (`dprjax.mining.passages`).
+Everything large is on disk. The rows of the runs (32 bytes each, and an id) are sorted into buckets
+of some thousand queries, and the corpus is an index of where each passage lies
+(`dprjax.mining.passages`).
 One bucket after the other becomes pools (`dprjax.mining.pools`) and lines of the file. In memory
 are the queries, their judgements and one bucket. docs/mining.md describes the steps and the file.
 """
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from etils import epath
 from jaxtyping import Bool, Float64, Int64, Shaped, UInt64
 from scipy.special import expit
@@ -155,6 +157,7 @@ class _Sorted(NamedTuple):
   name: str
   path: str
   buckets: outofcore.Buckets
+  ids: outofcore.Ids
 
 
 def mine(
@@ -335,27 +338,29 @@ def _sort(
   block of the file shows it.
   """
   buckets = outofcore.Buckets(folder, pools.ROW)
+  ids = outofcore.Ids(folder / 'ids')
   progress, done = Progress('rows', task=f'reading {path}'), 0
   for block in runs.read_blocks(path):
     queries = runs.keys(block.query_ids)
     numbers = asked.numbers(queries)
     unknown = np.flatnonzero(numbers == _UNKNOWN)
     if len(unknown):
-      ids = list(
+      some = list(
         dict.fromkeys(runs.decode(block.query_ids[row].as_py()) for row in unknown[:1000].tolist())
       )
       what = f'rows of {name} of queries that are not in the queries: ignored'
-      report.count(what, len(unknown), ids)
+      report.count(what, len(unknown), some)
     keep = numbers >= 0
     if depth:
       keep &= pools.shallow(queries, block.scores, depth)
     rows = np.empty(np.count_nonzero(keep), pools.ROW)
     rows['query'], rows['rank'] = numbers[keep], block.ranks[keep]
     rows['score'], rows['doc'] = block.scores[keep], runs.keys(block.doc_ids)[keep]
+    rows['id'] = ids.append(block.doc_ids.filter(pa.array(keep)))
     buckets.append(rows, rows['query'] // width)
     done += len(keep)
     progress(done, block.fraction)
-  return _Sorted(name, path, buckets)
+  return _Sorted(name, path, buckets, ids)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -459,7 +464,7 @@ class _Miner:
     rows = run.buckets.pop(number)
     if self.options.drop_same_id:
       rows = rows[rows['doc'] != keys[rows['query']]]
-    ranking = pools.rank_rows(rows, depth or len(rows))
+    ranking = pools.rank_rows(rows, depth or len(rows), run.ids.at)
 
     def name(row: np.void, times: int) -> str:
       pair = int(keys[row['query']]), int(row['doc'])

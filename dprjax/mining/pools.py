@@ -7,23 +7,25 @@ lot), made from the seed, the query's id and the passage's, orders the candidate
 first few of them are a sample, whatever else is in the pool.
 """
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, Shaped, UInt64
 
-from dprjax.base import outofcore
+from dprjax.base import outofcore, ranking
 
-ROW = np.dtype([('query', '<i4'), ('rank', '<i4'), ('score', '<f8'), ('doc', '<u8')])
-"""A row of a run: the query's number, the file's rank and score, the document's key."""
+ROW = np.dtype([('query', '<i4'), ('rank', '<i4'), ('score', '<f8'), ('doc', '<u8'), ('id', '<i8')])
+"""A row of a run: the query's number, the file's rank and score, the document's key, and the place
+of its id (`dprjax.base.outofcore.Ids`)."""
 
 
 class Ranking(NamedTuple):
   """Rows of one run, best first, and what is wrong with them.
 
   Attributes:
-    rows: ordered by query, falling score, rank in the file, key; at most ``depth`` a query.
-      ``rank`` is the place in this order, from 1.
+    rows: ordered by query and `dprjax.base.ranking`; at most ``depth`` a query. ``rank`` is the
+      place in this order, from 1.
     tied: rows that share their rank with the row before them.
     contrary: rows with a lower score and a better rank than the row before them.
     repeated: rows whose document comes before for their query.
@@ -75,17 +77,28 @@ class Selection(NamedTuple):
   kept: Bool[np.ndarray, 'candidates']
 
 
-def rank_rows(rows: Shaped[np.ndarray, 'rows'], depth: int) -> Ranking:
-  """Puts a run's rows (`ROW`) in order: by score as in trec_eval, equal scores by rank."""
-  query, score, rank = rows['query'], rows['score'], rows['rank']
+def rank_rows(
+  rows: Shaped[np.ndarray, 'rows'],
+  depth: int,
+  ids_at: Callable[[Int64[np.ndarray, 'n']], Sequence[bytes]],
+) -> Ranking:
+  """Puts a run's rows (`ROW`) in order. ``ids_at``: the ids at some places, for equal scores."""
+  query, score, rank = rows['query'], rows['score'].astype(np.float32), rows['rank']
   lower = (score[1:] < score[:-1]) | ((score[1:] == score[:-1]) & (rank[1:] > rank[:-1]))
   # Most runs are in order already.
   if not ((query[1:] > query[:-1]) | (_same(query) & lower)).all():
     rows = rows[np.lexsort((rows['doc'], rank, -score, query))]
+    score = rows['score'].astype(np.float32)
   later = np.flatnonzero(_same(rows['query'])) + 1
   step = rows['rank'][later] - rows['rank'][later - 1]
   place = _places(rows['query'])
-  kept = rows[place < depth]
+  equal = _same(rows['query']) & _same(score)
+  tied = np.zeros(len(rows), bool)
+  tied[1:] |= equal
+  tied[:-1] |= equal
+  ids = np.zeros(len(rows), np.int32)
+  ids[tied] = ranking.places(ids_at(rows['id'][tied]))
+  kept = (rows[ranking.order(rows['query'], score, ids)] if tied.any() else rows)[place < depth]
   kept['rank'] = place[place < depth] + 1
   return Ranking(kept, rows[later[step == 0]], rows[later[step < 0]], _repeated(rows))
 
@@ -104,10 +117,11 @@ def shallow(
   """Which rows of a part of a run can be among the ``depth`` best of their query: all, if the part
   is not in order.
   """
+  scores = scores.astype(np.float32)
   if (scores[1:] > scores[:-1])[_same(queries)].any():
     return np.ones(len(queries), bool)
   places = _places(queries)
-  # A row with the score of the last row inside may be inside by its rank.
+  # A row with the score of the last row inside may be inside by its id.
   edge = np.minimum(np.arange(len(queries)), np.arange(len(queries)) - places + depth - 1)
   return (places < depth) | (scores == scores[edge])
 

@@ -1,19 +1,29 @@
-"""The best rows of a corpus for each query: lists of them, and how numpy chooses them."""
+"""The best rows of a corpus for each query: lists of them, and how numpy chooses them.
 
-from collections.abc import Callable
+Equal scores are ordered by the rows' ids (`dprjax.base.ranking`), which are looked up for those
+rows only: all ids of a corpus may exceed memory.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from dprjax.base import ranking
 from dprjax.base.errors import InputError
+
+Ids = Callable[[Int[np.ndarray, 'n']], Sequence[str]]
+"""The ids of ascending rows, as ``embeddings.Embeddings.ids_at``."""
 
 _FIRST = 1024  # columns that are sorted before there is a k-th best
 _MANY = 8  # times k: so many candidates of a query are looked at in smaller pieces
+_TIED = 1 << 22  # rows that tie with the last of some list, in memory at most, about
+_FOUND = 1 << 24  # results of a repeated search at a time
 
 
 class TopK(NamedTuple):
-  """The best k rows of the corpus for each query, best first; equal scores by row, ascending.
+  """The best k rows of the corpus for each query, best first; equal scores by falling id.
 
   Where an index finds fewer than k, the rest has row -1 and score -inf.
   """
@@ -22,29 +32,90 @@ class TopK(NamedTuple):
   rows: Int[np.ndarray, 'queries k']
 
 
-def best_of(found: TopK, count: int) -> TopK:
-  """The best k rows of each query, of which there are ``count`` vectors: all first ones, then all
+def ids_of(ids: Sequence[str]) -> Ids:
+  """Ids in memory, one a row."""
+  return lambda rows: [ids[row] for row in rows.tolist()]
+
+
+def numbers(rows: Int[np.ndarray, 'n']) -> list[str]:
+  """The ids of a corpus without any: the rows' numbers."""
+  return [str(row) for row in rows.tolist()]
+
+
+def order(found: TopK, k: int, ids_at: Ids) -> TopK:
+  """The k best of rows in any order."""
+  scores, rows = found
+  if (scores[:, 1:] > scores[:, :-1]).any():
+    by_score = np.argsort(-scores, axis=1)
+    scores, rows = (np.take_along_axis(array, by_score, 1) for array in (scores, rows))
+  # Ties behind the k-th score do not matter.
+  same = (scores[:, 1:] == scores[:, :-1]) & (rows[:, 1:] >= 0)
+  same &= scores[:, 1:] >= scores[:, min(k, scores.shape[1]) - 1, None]
+  crowded = np.flatnonzero(same.any(axis=1))
+  if len(crowded):
+    tied = np.zeros((len(crowded), rows.shape[1]), bool)
+    tied[:, 1:] |= same[crowded]
+    tied[:, :-1] |= same[crowded]
+    some, values = rows[crowded], scores[crowded]
+    wanted, inverse = np.unique(some[tied], return_inverse=True)
+    place = np.zeros(some.shape, np.int32)
+    place[tied] = ranking.places(ids_at(wanted))[inverse]
+    by_id = np.lexsort((-place, -values), axis=1)[:, :k]
+    scores, rows = scores[:, :k].copy(), rows[:, :k].copy()
+    scores[crowded] = np.take_along_axis(values, by_id, 1)
+    rows[crowded] = np.take_along_axis(some, by_id, 1)
+  return TopK(scores[:, :k], rows[:, :k])
+
+
+def best_of(found: TopK, count: int, k: int, ids_at: Ids) -> TopK:
+  """The k best rows of each query, of which there are ``count`` vectors: all first ones, then all
   second ones, and so on. A row counts once, with its best score.
   """
   if count == 1:
-    return found
-  queries, k = len(found.rows) // count, found.rows.shape[1]
+    return order(found, k, ids_at)
+  queries, width = len(found.rows) // count, found.rows.shape[1]
 
   def side_by_side(array: np.ndarray) -> np.ndarray:
-    return array.reshape(count, queries, k).swapaxes(0, 1).reshape(queries, count * k)
+    return array.reshape(count, queries, width).swapaxes(0, 1).reshape(queries, count * width)
 
-  def ranked(scores: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    order = np.lexsort((rows, -scores), axis=1)
-    return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
-
-  scores, rows = ranked(side_by_side(found.scores), side_by_side(found.rows))
-  by_row = np.argsort(rows, axis=1, kind='stable')  # of equal rows the best stays first
-  sorted_rows = np.take_along_axis(rows, by_row, 1)
+  scores, rows = side_by_side(found.scores), side_by_side(found.rows)
+  by_row = np.lexsort((-scores, rows), axis=1)  # of equal rows the best comes first
+  scores, rows = (np.take_along_axis(array, by_row, 1) for array in (scores, rows))
   again = np.zeros(rows.shape, bool)
-  np.put_along_axis(again, by_row[:, 1:], sorted_rows[:, 1:] == sorted_rows[:, :-1], 1)
-  scores, rows = np.where(again, -np.inf, scores), np.where(again, -1, rows)
-  scores, rows = ranked(scores.astype(found.scores.dtype), rows.astype(found.rows.dtype))
-  return TopK(scores[:, :k], rows[:, :k])
+  again[:, 1:] = rows[:, 1:] == rows[:, :-1]
+  scores = np.where(again, np.float32(-np.inf), scores)
+  rows = np.where(again, np.int32(-1), rows)
+  return order(TopK(scores, rows), k, ids_at)
+
+
+def whole_ties(
+  search: Callable[[Int[np.ndarray, 'some'], int], TopK],
+  queries: int,
+  k: int,
+  most: int,
+  ids_at: Ids,
+) -> TopK:
+  """The k best of an index that cuts ties anywhere.
+
+  ``search(queries, n)`` finds the n best of these queries. Where the k-th score goes on to the last
+  of them, it is asked for more, up to ``most``.
+  """
+  k = min(k, most)
+  scores, rows = np.full((queries, k), -np.inf, np.float32), np.full((queries, k), -1, np.int32)
+  pending, width = np.arange(queries), min(k + 1, most)
+  while len(pending):
+    open_ = []
+    size = max(1, _FOUND // width)
+    for some in np.split(pending, range(size, len(pending), size)):
+      found = search(some, width)
+      scores[some], rows[some] = order(found, k, ids_at)
+      goes_on = (found.rows[:, -1] >= 0) & (found.scores[:, -1] == found.scores[:, k - 1])
+      open_.append(some[goes_on])
+    pending = np.concatenate(open_)
+    if width == most:
+      break
+    width = min(4 * width, most)
+  return TopK(scores, rows)
 
 
 def rescore(
@@ -72,27 +143,23 @@ def rescore(
   return scores
 
 
-def order(found: TopK, k: int) -> TopK:
-  """The k best of rows in any order: by falling score, then row."""
-  places = np.lexsort((found.rows, -found.scores), axis=1)[:, :k]
-  return TopK(*(np.take_along_axis(array, places, axis=1) for array in found))
-
-
 class Best:
   """The best k rows so far, while blocks of scores arrive.
 
-  A score that does not exceed the k-th best so far cannot be among the best, and after some
-  thousand rows few do: a comparison of all scores, and a choice among those few, take the place of
-  a choice among all.
+  A score below the k-th best so far cannot be among the best, and after some thousand rows few are
+  not: a comparison of all scores, and a choice among those few, take the place of a choice among
+  all. Rows that tie with the k-th best and find no room wait beside the list, until the k-th best
+  rises or their ids decide.
   """
 
-  def __init__(self, queries: int, k: int):
+  def __init__(self, queries: int, k: int, ids_at: Ids = numbers):
     """Begins with nothing."""
-    self._k, self._seen = k, 0
-    # In the order of rows; k of each query, and -inf where fewer have come.
+    self._k, self._seen, self._ids_at = k, 0, ids_at
+    # k of each query, and -inf where fewer have come.
     self._scores = np.full((queries, k), -np.inf, np.float32)
     self._rows = np.full((queries, k), -1, np.int32)
     self._least = self._scores[:, :1]  # the k-th best of each query
+    self._tied_query, self._tied_row = np.empty(0, np.int64), np.empty(0, np.int32)
 
   def add(self, similar: Float[np.ndarray, 'queries n'], offset: int) -> None:
     """Takes the scores of the rows from ``offset`` on, which come after all earlier ones.
@@ -108,16 +175,16 @@ class Best:
 
   def ranked(self) -> TopK:
     """The list; where fewer than k rows have come, the rest has row -1 and score -inf."""
-    order = np.argsort(-self._scores, axis=1, kind='stable')  # of equal scores the first row
-    return TopK(*(np.take_along_axis(one, order, axis=1) for one in (self._scores, self._rows)))
+    self._settle()
+    return order(TopK(self._scores, self._rows), self._k, self._ids_at)
 
   def _add(self, similar: np.ndarray, offset: int) -> None:
     queries, width = similar.shape
     if self._seen or width <= self._k:
-      better = similar > self._least
+      good = similar >= self._least
     else:  # all are better than none: of these, those that may stay
-      better = similar >= _kth(similar, self._k)
-    places = np.flatnonzero(better)
+      good = similar >= _kth(similar, self._k)
+    places = np.flatnonzero(good)
     if len(places) > _MANY * self._k * queries and width > max(_FIRST, 4 * self._k):
       # Scores that rise with the rows: the first half raises the k-th best for the second.
       self._add(similar[:, : width // 2], offset)
@@ -135,15 +202,39 @@ class Best:
     scores[:, : self._k], rows[:, : self._k] = self._scores, self._rows
     scores[query, within] = similar[query, column]
     rows[query, within] = column + offset
-    self._least = _kth(scores, self._k)
+    before, self._least = self._least, _kth(scores, self._k)
     kept = scores >= self._least
-    # Of those that tie with the last, as many as there is room for: the first ones.
+    stays = (self._least == before)[self._tied_query, 0]
+    tied_query, tied_row = [self._tied_query[stays]], [self._tied_row[stays]]
+    # Of those that tie with the last, as many as there is room for.
     for crowded in np.flatnonzero(np.count_nonzero(kept, axis=1) > self._k):
       last = np.flatnonzero(scores[crowded] == self._least[crowded])
-      excess = np.count_nonzero(kept[crowded]) - self._k
-      kept[crowded, last[-excess:]] = False
+      out = last[self._k - np.count_nonzero(kept[crowded]) :]
+      kept[crowded, out] = False
+      if self._least[crowded] > -np.inf:
+        tied_query.append(np.full(len(out), crowded))
+        tied_row.append(rows[crowded, out])
     self._scores = scores[kept].reshape(queries, self._k)
     self._rows = rows[kept].reshape(queries, self._k)
+    self._tied_query, self._tied_row = np.concatenate(tied_query), np.concatenate(tied_row)
+    if len(self._tied_row) > _TIED:
+      self._settle()
+
+  def _settle(self) -> None:
+    """Gives the room of each list's last score to the best ids among all rows of that score."""
+    if not len(self._tied_row):
+      return
+    last = np.zeros(self._scores.shape, bool)
+    crowded = np.unique(self._tied_query)
+    last[crowded] = self._scores[crowded] == self._least[crowded]
+    query = np.concatenate([np.nonzero(last)[0], self._tied_query])
+    rows = np.concatenate([self._rows[last], self._tied_row])
+    wanted, inverse = np.unique(rows, return_inverse=True)
+    by_id = np.lexsort((-ranking.places(self._ids_at(wanted))[inverse], query))
+    query, rows = query[by_id], rows[by_id]
+    within = np.arange(len(query)) - np.searchsorted(query, query)
+    self._rows[last] = rows[within < np.count_nonzero(last, axis=1)[query]]
+    self._tied_query, self._tied_row = self._tied_query[:0], self._tied_row[:0]
 
 
 def _kth(scores: np.ndarray, k: int) -> np.ndarray:

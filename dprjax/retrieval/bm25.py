@@ -18,6 +18,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path, atomic_write
 from dprjax.base.sidecars import read_sidecar, write_sidecar
 from dprjax.formats.fields import Record, UniqueIds, check_id
+from dprjax.retrieval import best
 from dprjax.retrieval.best import TopK
 
 _FORMAT = 'dprjax.bm25'
@@ -77,7 +78,7 @@ class Bm25(NamedTuple):
   def search(self, queries: Sequence[str], k: int) -> TopK:
     """The best ``min(k, n)`` passages that share a word with the query.
 
-    Equal scores are ordered by row. Unused places have row -1 and score -inf.
+    Equal scores are ordered by id. Unused places have row -1 and score -inf.
     """
     queries = given.texts(queries, 'queries')
     k = min(k, len(self.ids))
@@ -87,14 +88,16 @@ class Bm25(NamedTuple):
       if not tokens:
         continue
       all_scores = self.index.get_scores(tokens)
-      best = np.flatnonzero(all_scores > 0)
-      if len(best) > k:
+      found = np.flatnonzero(all_scores > 0)
+      if len(found) > k:
         # Not bm25s's own selection: its argpartition does not order ties.
-        least = np.partition(all_scores[best], len(best) - k)[len(best) - k]
-        above = best[all_scores[best] > least]
-        best = np.concatenate([above, best[all_scores[best] == least][: k - len(above)]])
-      best = best[np.lexsort((best, -all_scores[best]))]
-      rows[number, : len(best)], scores[number, : len(best)] = best, all_scores[best]
+        least = np.partition(all_scores[found], len(found) - k)[len(found) - k]
+        found = found[all_scores[found] >= least]
+      if len(found):
+        alone = TopK(all_scores[None, found].astype(np.float32), found[None].astype(np.int32))
+        ranked = best.order(alone, k, best.ids_of(self.ids))
+        count = ranked.rows.shape[1]
+        rows[number, :count], scores[number, :count] = ranked.rows[0], ranked.scores[0]
     return TopK(scores, rows)
 
 

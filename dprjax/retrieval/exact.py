@@ -1,7 +1,9 @@
 """Exact inner-product search on all devices.
 
 The corpus goes over the devices a block at a time. Every device keeps, for every query, the best k
-of the rows that it has seen; at the end the devices' lists are merged. ``search`` reads the blocks
+of the rows that it has seen; at the end the devices' lists are merged. Where a list has no room for
+all rows of its last score, which is rare, the ids decide: the scores of these queries are taken
+again, and `dprjax.retrieval.best` chooses. ``search`` reads the blocks
 anew each time. A device then holds two blocks, a matrix of similarities [queries of a block, rows
 of a block / devices], and k scores and rows per query; the host holds one more block. None of these
 grows with the corpus; benchmarks/exact_search.py measures that. ``Index`` keeps the blocks on the
@@ -19,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from dprjax.base.errors import InputError
 from dprjax.retrieval import best, codes
@@ -69,6 +71,7 @@ class Index:
     devices: Sequence[jax.Device] | None = None,
     block_rows: int = 32_768,
     keep: bool = True,
+    ids_at: best.Ids = best.numbers,
   ):
     """Places a corpus on the devices.
 
@@ -77,11 +80,13 @@ class Index:
       devices: where to search; all local devices by default.
       block_rows: rows of the corpus at a time, on all devices together.
       keep: False reads the corpus anew for each search, a block at a time.
+      ids_at: the ids of rows, which order equal scores; by default a row's number is its id.
 
     Raises:
       InputError: no vectors (with ``keep``), or NaN or infinity among them.
     """
     shards: Sequence[Any] = [corpus] if isinstance(corpus, np.ndarray) else corpus
+    self._ids_at = ids_at
     self._dimensions = sorted({shard.shape[1] for shard in shards})
     self._count = sum(len(shard) for shard in shards)
     # Codes go to the devices as they are; each decodes a block when it scores it.
@@ -128,9 +133,8 @@ class Index:
       raise InputError(f'queries have {queries.shape[1]} dimensions, the corpus {self._dimensions}')
     check_finite(queries, 'query', 0)
     k = min(k, self._count)
-    blocks = self._read() if self._kept is None else iter(self._kept)
     if self._on_host:
-      return self._search_on_host(np.asarray(queries, np.float32), k, block_queries, blocks)
+      return self._search_on_host(np.asarray(queries, np.float32), k, block_queries)
     block_queries = min(block_queries, _power_of_two(len(queries)))
     everywhere = NamedSharding(self._mesh, PartitionSpec())
     parts = [
@@ -138,9 +142,10 @@ class Index:
       for start in range(0, len(queries), block_queries)
     ]
     shape = (self._mesh.size, block_queries, k)
-    empty = np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int32)
+    cut = np.zeros(shape[:2], bool)
+    empty = np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int32), cut
     states = [jax.device_put(empty, self._split) for _ in parts]
-    for offset, used, rows in blocks:
+    for offset, used, rows in self._each_block():
       if self._kept is None:
         # Not more than one block ahead of the devices, or the blocks pile up on them.
         jax.block_until_ready(states)
@@ -149,22 +154,34 @@ class Index:
         for part, state in zip(parts, states, strict=True)
       ]
     merged = [jax.device_get(_merge(*state)) for state in states]
-    scores, found = (np.concatenate(arrays)[: len(queries)] for arrays in zip(*merged, strict=True))
-    return TopK(scores, found)
+    scores, rows, cut = (
+      np.concatenate(arrays)[: len(queries)] for arrays in zip(*merged, strict=True)
+    )
+    for number, part in enumerate(parts):
+      start = number * block_queries
+      crowded = np.flatnonzero(cut[start : start + block_queries])
+      if len(crowded):
+        scores[start + crowded], rows[start + crowded] = self._again(part, crowded, k)
+    return best.order(TopK(scores, rows), k, self._ids_at)
+
+  def _again(self, part: Any, crowded: Int[np.ndarray, 'some'], k: int) -> TopK:
+    """The best k of some queries of a part, chosen on the host, where the ids are."""
+    found = best.Best(len(crowded), k, self._ids_at)
+    chosen = np.resize(crowded, _power_of_two(len(crowded)))  # few sizes to compile
+    for offset, used, rows in self._each_block():
+      similar = np.asarray(_similar(self._mesh, part, rows, self._ranges, chosen))
+      found.add(similar[: len(crowded), :used], offset)
+    return found.ranked()
 
   def _search_on_host(
-    self,
-    queries: Float[np.ndarray, 'queries H'],
-    k: int,
-    block_queries: int,
-    blocks: Iterator[_Block],
+    self, queries: Float[np.ndarray, 'queries H'], k: int, block_queries: int
   ) -> TopK:
     parts = [
       queries[start : start + block_queries] for start in range(0, len(queries), block_queries)
     ]
-    lists = [best.Best(len(part), k) for part in parts]
+    lists = [best.Best(len(part), k, self._ids_at) for part in parts]
     scores = np.empty(len(parts[0]) * _ROWS_OF_NUMPY, np.float32)
-    for offset, used, rows in blocks:
+    for offset, used, rows in self._each_block():
       for part, found in zip(parts, lists, strict=True):
         if self._ranges:
           padded = _padded(part, _power_of_two(len(part)))  # few sizes to compile
@@ -179,6 +196,9 @@ class Index:
           found.add(similar[:, : used - start], offset + start)
     ranked = zip(*(found.ranked() for found in lists), strict=True)
     return TopK(*(np.concatenate(arrays) for arrays in ranked))
+
+  def _each_block(self) -> Iterator[_Block]:
+    return self._read() if self._kept is None else iter(self._kept)
 
   def _read(self) -> Iterator[_Block]:
     for offset, used, block in _blocks(self._shards, self._block_rows, self._dtype):
@@ -197,14 +217,20 @@ def search(
   devices: Sequence[jax.Device] | None = None,
   block_rows: int = 32_768,
   block_queries: int = 512,
+  ids_at: best.Ids = best.numbers,
 ) -> TopK:
   """One search of a corpus that may exceed memory; see `Index` and `Index.search`."""
-  index = Index(corpus, devices=devices, block_rows=block_rows, keep=False)
+  index = Index(corpus, devices=devices, block_rows=block_rows, keep=False, ids_at=ids_at)
   return index.search(queries, k, block_queries=block_queries)
 
 
 def search_part(
-  queries: Float[np.ndarray, 'queries H'], corpus: Sequence[Rows], k: int, part: int, parts: int
+  queries: Float[np.ndarray, 'queries H'],
+  corpus: Sequence[Rows],
+  k: int,
+  part: int,
+  parts: int,
+  ids_at: best.Ids = best.numbers,
 ) -> TopK:
   """``search`` in part number ``part`` of ``parts`` equal parts of the corpus.
 
@@ -223,20 +249,24 @@ def search_part(
   shape = len(queries), min(k, count)
   scores, rows = np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int32)
   if stop > start:
-    found = search(queries, shards, min(k, stop - start))
+    found = search(queries, shards, min(k, stop - start), ids_at=lambda rows: ids_at(rows + start))
     width = found.rows.shape[1]
     scores[:, :width], rows[:, :width] = found.scores, found.rows + start
   return TopK(scores, rows)
 
 
 def merge(
-  scores: Float[np.ndarray, 'parts queries k'], rows: Int[np.ndarray, 'parts queries k']
+  scores: Float[np.ndarray, 'parts queries k'],
+  rows: Int[np.ndarray, 'parts queries k'],
+  ids_at: best.Ids = best.numbers,
 ) -> TopK:
   """The best k of all parts: what ``search`` finds in the whole corpus."""
-  return TopK(*jax.device_get(_merge(scores, rows)))
+  k = scores.shape[-1]
+  found = TopK(*(np.moveaxis(array, 0, 1).reshape(array.shape[1], -1) for array in (scores, rows)))
+  return best.order(found, k, ids_at)
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=(5, 6))
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=(5, 6, 7))
 def _step(
   mesh: Mesh,
   queries: Float[Array, 'Q H'],
@@ -245,38 +275,69 @@ def _step(
   offset: Int[Array, ''],
   scores: Float[Array, 'devices Q k'],
   rows: Int[Array, 'devices Q k'],
+  cut: Bool[Array, 'devices Q'],
   ranges: tuple[Float[Array, ' H'], ...],
-) -> tuple[Float[Array, 'devices Q k'], Int[Array, 'devices Q k']]:
+) -> tuple[Float[Array, 'devices Q k'], Int[Array, 'devices Q k'], Bool[Array, 'devices Q']]:
   """Merges one block into every device's list.
 
-  The first ``used`` rows of the block are real, and row 0 is the corpus's row ``offset``.
-  ``ranges`` are those of codes; empty for float32.
+  The first ``used`` rows of the block are real, and row 0 is the corpus's row ``offset``. ``cut``:
+  whether rows were left out that tie with the list's last. ``ranges`` are those of codes; empty for
+  float32.
   """
 
-  def local(queries, block, used, offset, scores, rows, ranges):
+  def local(queries, block, used, offset, scores, rows, cut, ranges):
     k = scores.shape[-1]
-    if ranges:
-      rows_at_once = _DECODED if mesh.devices.flat[0].platform == 'cpu' else len(block)
-      similar = _products_of_codes(queries, block, ranges, rows_at_once)
-    else:
-      similar = _products(queries, block)
+    similar = _of_block(mesh, queries, block, ranges)
     row = jax.lax.axis_index(_AXIS) * block.shape[0] + jnp.arange(block.shape[0], dtype=jnp.int32)
     similar = jnp.where((row < used)[None, :], similar, -jnp.inf)
-    # top_k takes the first of equal scores: the list's rows are earlier than the block's.
+    before = scores[0, :, -1]
     candidates = jnp.concatenate([scores[0], similar], axis=1)
     candidate_rows = jnp.concatenate(
       [rows[0], jnp.broadcast_to((row + offset)[None, :], similar.shape)], axis=1
     )
     scores, places = jax.lax.top_k(candidates, k)
-    return scores[None], jnp.take_along_axis(candidate_rows, places, axis=1)[None]
+    last = scores[:, -1]
+    crowded = jnp.count_nonzero(candidates >= last[:, None], axis=1) > k
+    cut = (last > -jnp.inf) & (crowded | (cut[0] & (last == before)))
+    return scores[None], jnp.take_along_axis(candidate_rows, places, axis=1)[None], cut[None]
 
   each, whole = PartitionSpec(_AXIS), PartitionSpec()
   return jax.shard_map(
     local,
     mesh=mesh,
-    in_specs=(whole, each, whole, whole, each, each, whole),
-    out_specs=(each, each),
-  )(queries, block, used, offset, scores, rows, ranges)
+    in_specs=(whole, each, whole, whole, each, each, each, whole),
+    out_specs=(each, each, each),
+  )(queries, block, used, offset, scores, rows, cut, ranges)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _similar(
+  mesh: Mesh,
+  queries: Float[Array, 'Q H'],
+  block: Shaped[Array, 'rows W'],
+  ranges: tuple[Float[Array, ' H'], ...],
+  chosen: Int[Array, 'some'],
+) -> Float[Array, 'some rows']:
+  """The scores of the chosen queries in a block, from the products of all, as in `_step`."""
+  each, whole = PartitionSpec(_AXIS), PartitionSpec()
+  return jax.shard_map(
+    lambda *arrays: _of_block(mesh, *arrays[:3])[arrays[3]],
+    mesh=mesh,
+    in_specs=(whole, each, whole, whole),
+    out_specs=PartitionSpec(None, _AXIS),
+  )(queries, block, ranges, chosen)
+
+
+def _of_block(
+  mesh: Mesh,
+  queries: Float[Array, 'Q H'],
+  block: Shaped[Array, 'rows W'],
+  ranges: tuple[Float[Array, ' H'], ...],
+) -> Float[Array, 'Q rows']:
+  if not ranges:
+    return _products(queries, block)
+  rows_at_once = _DECODED if mesh.devices.flat[0].platform == 'cpu' else len(block)
+  return _products_of_codes(queries, block, ranges, rows_at_once)
 
 
 def _products(queries: Float[Array, 'Q H'], rows: Float[Array, 'rows H']) -> Float[Array, 'Q rows']:
@@ -319,13 +380,18 @@ def _decode(
 
 @jax.jit
 def _merge(
-  scores: Float[Array, 'devices Q k'], rows: Int[Array, 'devices Q k']
-) -> tuple[Float[Array, 'Q k'], Int[Array, 'Q k']]:
-  """The best k of all lists, by falling score, then row: the same for any number of devices."""
+  scores: Float[Array, 'devices Q k'],
+  rows: Int[Array, 'devices Q k'],
+  cut: Bool[Array, 'devices Q'],
+) -> tuple[Float[Array, 'Q k'], Int[Array, 'Q k'], Bool[Array, ' Q']]:
+  """The best k of all lists, and whether rows were left out that tie with the last of them."""
   k = scores.shape[-1]
   together = [jnp.moveaxis(array, 0, 1).reshape(array.shape[1], -1) for array in (-scores, rows)]
   negated, rows = jax.lax.sort(together, num_keys=2)
-  return -negated[:, :k], rows[:, :k]
+  last = -negated[:, k - 1]
+  crowded = jnp.count_nonzero(-negated >= last[:, None], axis=1) > k
+  cut = (last > -jnp.inf) & (crowded | (cut & (scores[:, :, -1] == last[None])).any(axis=0))
+  return -negated[:, :k], rows[:, :k], cut
 
 
 def _blocks(

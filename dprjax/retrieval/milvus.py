@@ -33,6 +33,7 @@ from jaxtyping import Float, Int
 from dprjax.base import files, outputs, reading, sidecars
 from dprjax.base.errors import InputError
 from dprjax.formats.fields import Record
+from dprjax.retrieval import best
 from dprjax.retrieval.best import check_finite
 from dprjax.retrieval.manifest import SPACE, check_same_space
 
@@ -459,9 +460,37 @@ class Collection:
         f'nothing to search: {len(queries)} queries, and {count} documents in {self._where}'
       )
     k = min(k, count)
+    places: dict[str, int] = {}
+    done = 0
+
+    def found(some: Int[np.ndarray, 'some'], wanted: int) -> best.TopK:
+      nonlocal done
+      before, done = done, done + len(some)
+
+      def tell(count: int) -> None:
+        if progress is not None and before < len(queries):  # asked again, a query does not count
+          progress(before + count)
+
+      return self._search(queries[some], wanted, settings, places, tell)
+
+    def ids_at(some: Int[np.ndarray, 'some']) -> list[str]:
+      ids = list(places)
+      return [ids[row] for row in some.tolist()]
+
+    scores, rows = best.whole_ties(found, len(queries), k, min(count, MAX_K), ids_at)
+    return Found(list(places), rows, scores)
+
+  def _search(
+    self,
+    queries: Float[np.ndarray, 'queries H'],
+    k: int,
+    settings: Mapping[str, Any] | None,
+    places: dict[str, int],
+    progress: ProgressFn,
+  ) -> best.TopK:
+    """What the index finds; a row is a place in ``places``, to which ids are added."""
     parameters = {'metric_type': 'IP', 'params': self.settings(k) | dict(settings or {})}
     size = max(1, min(self._batch(queries.shape[1]), _ANSWER_ROWS // k))
-    places: dict[str, int] = {}
     rows = np.full((len(queries), k), -1, np.int32)
     scores = np.full((len(queries), k), -np.inf, np.float32)
     for part in _slices(len(queries), size, progress):
@@ -477,7 +506,7 @@ class Collection:
       for number, hits in enumerate(answers, start=part.start):
         rows[number, : len(hits)] = [places.setdefault(hit[_ID], len(places)) for hit in hits]
         scores[number, : len(hits)] = [hit['distance'] for hit in hits]
-    return Found(list(places), rows, scores)
+    return best.TopK(scores, rows)
 
   def like(
     self,

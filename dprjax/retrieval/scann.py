@@ -20,6 +20,7 @@ from dprjax.base.files import PathLike, atomic_path, regular_file
 from dprjax.base.reading import read_json_object
 from dprjax.base.sidecars import read_sidecar, write_sidecar
 from dprjax.formats.fields import Record
+from dprjax.retrieval import best
 from dprjax.retrieval.best import TopK, check_finite
 
 BRUTE_FORCE_BELOW = 20_000
@@ -71,10 +72,28 @@ class Index:
       min(self.count, max(4 * k, 100)),
     )
 
-  def search(self, queries: Float[np.ndarray, 'queries H'], k: int, settings: Settings) -> TopK:
-    """The best ``min(k, n)`` that ScaNN finds, on all cores; row -1 where the leaves hold fewer."""
+  def search(
+    self,
+    queries: Float[np.ndarray, 'queries H'],
+    k: int,
+    settings: Settings,
+    ids_at: best.Ids = best.numbers,
+  ) -> TopK:
+    """The best ``min(k, n)`` that ScaNN finds, on all cores; row -1 where the leaves hold fewer.
+
+    ``ids_at``: the ids of rows, which order equal scores, among what ScaNN scores exactly.
+    """
     check_finite(queries, 'query', 0)
-    k = min(k, self.count)
+    most = self.count if not self.leaves else max(k, settings.reorder)
+    return best.whole_ties(
+      lambda some, wanted: self._search(queries[some], wanted, settings),
+      len(queries),
+      min(k, self.count),
+      min(most, self.count),
+      ids_at,
+    )
+
+  def _search(self, queries: Float[np.ndarray, 'queries H'], k: int, settings: Settings) -> TopK:
     amount = (
       {'leaves_to_search': settings.leaves_to_search, 'pre_reorder_num_neighbors': settings.reorder}
       if self.leaves
@@ -92,7 +111,7 @@ class Index:
     missing = np.isnan(scores)
     rows = np.where(missing, -1, rows.astype(np.int64)).astype(np.int32)
     scores = np.where(missing, -np.inf, scores).astype(np.float32)
-    order = np.lexsort((rows, -scores), axis=1)
+    order = np.argsort(-scores, axis=1)
     return TopK(np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1))
 
   def tune(

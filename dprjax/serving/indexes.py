@@ -10,7 +10,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.formats.texts import read_texts
 from dprjax.inference import reranker
-from dprjax.retrieval import codes, embeddings, exact, manifest
+from dprjax.retrieval import best, codes, embeddings, exact, manifest
 from dprjax.serving.engine import Engine
 from dprjax.serving.library import Version
 
@@ -55,7 +55,7 @@ class Index:
     if texts is not None:
       own = set(self._ids)
       self._texts = {one.id: one.text for one in read_texts(texts, 'passage', own)}
-    self._vectors = exact.Index(found.shards)
+    self._vectors = exact.Index(found.shards, ids_at=best.ids_of(self._ids))
 
   def __len__(self) -> int:
     return len(self._ids)

@@ -8,16 +8,30 @@ from dprjax.mining import pools
 
 
 def rows(*values):
-  return np.array([(query, rank, score, doc) for query, rank, score, doc in values], pools.ROW)
+  """The key of a document is the place of its id too, and its id is the key as text."""
+  given = [(query, rank, score, doc, doc) for query, rank, score, doc in values]
+  return np.array(given, pools.ROW)
 
 
-def test_the_score_decides_and_the_rank_among_equal_scores():
+def rank_rows(rows, depth):
+  return pools.rank_rows(rows, depth, lambda places: [b'%d' % place for place in places])
+
+
+def test_the_score_decides_and_the_id_among_equal_scores():
   given = rows((1, 2, 5.0, 9), (0, 3, 1.0, 7), (0, 1, 3.0, 8), (1, 1, 5.0, 4), (0, 2, 1.0, 6))
-  ranked = pools.rank_rows(given, 2)
-  assert ranked.rows.tolist() == [(0, 1, 3.0, 8), (0, 2, 1.0, 6), (1, 1, 5.0, 4), (1, 2, 5.0, 9)]
+  ranked = rank_rows(given, 2)
+  assert ranked.rows[['query', 'rank', 'doc']].tolist() == [
+    (0, 1, 8),
+    (0, 2, 7),
+    (1, 1, 9),
+    (1, 2, 4),
+  ]
   assert not len(ranked.tied) and not len(ranked.contrary) and not len(ranked.repeated)
+  # Scores that are the same as float32; 10 comes before 9 as text, so after it in a ranking.
+  close = rank_rows(rows((0, 1, 1.00000002, 10), (0, 2, 1.00000001, 9), (0, 3, 1.0, 8)), 2)
+  assert close.rows['doc'].tolist() == [9, 8] and not len(close.contrary)
   # Ranks from 0, or with gaps, become places.
-  assert pools.rank_rows(rows((0, 0, 2.0, 1), (0, 10, 1.0, 2)), 5).rows['rank'].tolist() == [1, 2]
+  assert rank_rows(rows((0, 0, 2.0, 1), (0, 10, 1.0, 2)), 5).rows['rank'].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize('seed', range(5))
@@ -26,16 +40,16 @@ def test_the_order_of_the_lines_does_not_matter(seed):
   given = rows(
     *((query, rank, -rank // 2, 100 * query + rank) for query in range(5) for rank in range(20))
   )
-  ranked, shuffled = (pools.rank_rows(part, 7).rows for part in (given, rng.permutation(given)))
+  ranked, shuffled = (rank_rows(part, 7).rows for part in (given, rng.permutation(given)))
   assert np.array_equal(ranked, shuffled)
 
 
 def test_errors_of_a_run():
-  ranked = pools.rank_rows(rows((0, 1, 3.0, 1), (0, 1, 2.0, 2), (1, 1, 1.0, 1)), 5)
+  ranked = rank_rows(rows((0, 1, 3.0, 1), (0, 1, 2.0, 2), (1, 1, 1.0, 1)), 5)
   assert ranked.tied['doc'].tolist() == [2] and not len(ranked.contrary) and len(ranked.rows) == 3
-  distances = pools.rank_rows(rows((0, 1, 0.1, 1), (0, 2, 0.9, 2)), 5)
+  distances = rank_rows(rows((0, 1, 0.1, 1), (0, 2, 0.9, 2)), 5)
   assert len(distances.contrary) == 1
-  twice = pools.rank_rows(rows((0, 1, 3.0, 1), (0, 2, 2.0, 2), (0, 3, 1.0, 1), (1, 1, 1.0, 1)), 5)
+  twice = rank_rows(rows((0, 1, 3.0, 1), (0, 2, 2.0, 2), (0, 3, 1.0, 1), (1, 1, 1.0, 1)), 5)
   assert twice.repeated[['query', 'doc']].tolist() == [(0, 1)]
 
 
@@ -52,7 +66,7 @@ def test_a_part_of_a_run_is_cut_only_where_that_is_safe():
 
 
 def pool_of(runs, texts, positives=(), seed=0):
-  ranked = [pools.rank_rows(run, 100).rows for run in runs]
+  ranked = [rank_rows(run, 100).rows for run in runs]
   run = np.repeat(np.arange(len(runs)), [len(part) for part in ranked])
   joined = np.concatenate(ranked)
   codes = np.array([texts.get(doc, -1) for doc in joined['doc'].tolist()], np.int64)

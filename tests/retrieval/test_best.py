@@ -5,8 +5,11 @@ from dprjax.retrieval import best
 
 
 def loops(scores, k):
-  """By falling score, then row."""
-  rows = [sorted(range(len(row)), key=lambda i, row=row: (-row[i], i))[:k] for row in scores]
+  """By falling score, then falling id, which is the row's number as text."""
+  rows = [
+    sorted(range(len(row)), key=lambda i, row=row: (row[i], str(i)), reverse=True)[:k]
+    for row in scores
+  ]
   return np.array(rows), np.take_along_axis(scores, np.array(rows), axis=1)
 
 
@@ -30,7 +33,9 @@ def draw(kind, queries, n):
   'kind', ['random', 'ties', 'equal', 'rising', 'falling', 'one query has all']
 )
 @pytest.mark.parametrize('k', [1, 7, 300])
-def test_equals_loops(kind, k):
+@pytest.mark.parametrize('tied', [best._TIED, 20])
+def test_equals_loops(kind, k, tied, monkeypatch):
+  monkeypatch.setattr(best, '_TIED', tied)
   # Pieces of 1,024 columns and more, whole and cut; blocks of other sizes.
   scores = draw(kind, 3, 9000)
   rows, values = loops(scores, k)
@@ -46,7 +51,7 @@ def test_fewer_rows_than_k():
   found = best.Best(2, 4)
   found.add(np.array([[1, 3], [2, 2]], np.float32), 5)
   scores, rows = found.ranked()
-  assert rows.tolist() == [[6, 5, -1, -1], [5, 6, -1, -1]]
+  assert rows.tolist() == [[6, 5, -1, -1], [6, 5, -1, -1]]
   assert scores.tolist() == [[3, 1, -np.inf, -np.inf], [2, 2, -np.inf, -np.inf]]
   assert (scores.dtype, rows.dtype) == (np.float32, np.int32)
 
@@ -56,14 +61,14 @@ def test_the_best_of_several_vectors_as_by_loops():
   rows = np.stack([rng.permutation(9)[:4] for _ in range(6)]).astype(np.int32)
   scores = -np.sort(-rng.integers(0, 5, (6, 4)), axis=1).astype(np.float32)
   rows[4, 2:], scores[4, 2:] = -1, -np.inf  # as an index that finds fewer
-  found = best.best_of(best.TopK(scores, rows), 3)
+  found = best.best_of(best.TopK(scores, rows), 3, 4, best.numbers)
   for query in range(2):
     top = {}
     for part in (query, query + 2, query + 4):
       for row, score in zip(rows[part].tolist(), scores[part].tolist(), strict=True):
         if row >= 0:
           top[row] = max(top.get(row, -np.inf), score)
-    ranked = sorted(top.items(), key=lambda item: (-item[1], item[0]))[:4]
+    ranked = sorted(top.items(), key=lambda item: (item[1], str(item[0])), reverse=True)[:4]
     assert list(zip(found.rows[query], found.scores[query], strict=True)) == ranked
 
 
@@ -75,9 +80,44 @@ def test_rescoring():
   everything = queries.astype(np.float64) @ corpus.T
   for block_bytes in (1, 1 << 26):
     scores = best.rescore(queries, rows, lambda wanted: corpus[wanted], block_bytes)
-    found = best.order(best.TopK(scores, rows), 5)
+    found = best.order(best.TopK(scores, rows), 5, best.numbers)
     for query, (ordered, products) in enumerate(zip(found.rows, everything, strict=True)):
       candidates = rows[query][rows[query] >= 0]
       expected = candidates[np.argsort(-products[candidates])][:5]
       np.testing.assert_array_equal(ordered, expected)
       np.testing.assert_allclose(found.scores[query], products[expected], rtol=1e-5)
+
+
+@pytest.mark.parametrize('k', [1, 3, 12, 40])
+def test_an_order_by_ids(k):
+  rng = np.random.default_rng(k)
+  ids = [f'{"dé"[i % 2]}{i}' for i in range(40)]
+  rows = np.stack([rng.permutation(40)[:25] for _ in range(9)]).astype(np.int32)
+  scores = rng.integers(-2, 3, (9, 25)).astype(np.float32)
+  rows[3, 7:], scores[3, 7:] = -1, -np.inf
+  found = best.order(best.TopK(scores, rows), k, best.ids_of(ids))
+  for query in range(9):
+    some = [(s, ids[r], r) for s, r in zip(scores[query], rows[query], strict=True) if r >= 0]
+    ranked = sorted(some, key=lambda one: one[:2], reverse=True)[:k]
+    assert found.rows[query, : len(ranked)].tolist() == [row for _, _, row in ranked]
+    assert found.scores[query, : len(ranked)].tolist() == [score for score, _, _ in ranked]
+    assert (found.rows[query, len(ranked) :] == -1).all()
+
+
+def test_whole_ties_of_an_index_that_cuts_them():
+  scores = draw('ties', 6, 700)
+  rows, values = loops(scores, 30)
+  asked = []
+
+  def search(queries, n):
+    asked.append((len(queries), n))
+    first = np.argsort(-scores[queries], axis=1, kind='stable')[:, :n].astype(np.int32)
+    return best.TopK(np.take_along_axis(scores[queries], first, 1), first)
+
+  found = best.whole_ties(search, 6, 30, 700, best.numbers)
+  np.testing.assert_array_equal(found.rows, rows)
+  np.testing.assert_array_equal(found.scores, values)
+  assert asked[0] == (6, 31) and len(asked) > 1 and asked[-1][1] <= 700
+  # No more than the index can give, and no more than it has.
+  assert best.whole_ties(search, 6, 30, 35, best.numbers).rows.shape == (6, 30)
+  assert asked[-1][1] == 35

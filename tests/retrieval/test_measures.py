@@ -7,7 +7,7 @@ import pytest
 from dprjax.base.errors import InputError
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.trec import read_run, run_from_dict
-from dprjax.retrieval.measures import DEFAULT_MEASURES, measure, parse_measures
+from dprjax.retrieval.measures import measure, parse_measures
 
 QRELS = {'q1': {'a': 2, 'b': 1, 'x': 0}, 'q2': {'c': 1}, 'q3': {'d': 0}}
 # q1: b, x, a at ranks 1, 2, 3; q2 is missing; q3 has nothing relevant; q4 is not judged.
