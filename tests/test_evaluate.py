@@ -76,6 +76,30 @@ def test_a_document_with_the_querys_own_id(folder):
   assert found['settings'] == {'drop_same_id': True}
 
 
+def test_a_hint_only_where_queries_seem_to_be_passages(folder, capsys):
+  """An id that a query has by chance is seldom that of the passage ranked first."""
+  (folder / 'q.tsv').write_text('1\t9\t1\n2\t9\t1\n')
+  for first, second, told in (('1', '2', 1), ('8', '8', 0), ('8', '2', 0)):
+    (folder / 'o.trec').write_text(
+      f'1 Q0 {first} 1 3.0 x\n1 Q0 {"9" if first == "1" else "1"} 2 2.0 x\n'
+      f'2 Q0 {second} 1 3.0 x\n2 Q0 {"9" if second == "2" else "2"} 2 2.0 x\n'
+    )
+    found = run('--run=o.trec --qrels=q.tsv --measure=RR@10')
+    assert found['counts']['queries_with_own_id'] == 2
+    assert capsys.readouterr().err.count('--drop_same_id') == told
+
+
+@pytest.mark.parametrize('grade', ['-2', '-2147483648', '2147483647'])
+def test_grades_that_native_code_does_not_take(folder, command, grade):
+  (folder / 'g.tsv').write_text(f'q1 0 a 1\nq2 0 a {grade}\nq2 0 c {grade}\n')
+  found = run('--run=run.trec --qrels=g.tsv --measure AP RR@10 Bpref P@2')
+  right = [0.25, 0.5, 0.5, 0.5] if int(grade) > 0 else [0.0] * 4
+  assert [values['q2'] for values in found['per_query'].values()] == right
+  (folder / 'g.tsv').write_text(f'q1 0 a 1\nq2 0 a {int(grade) * 2**31}\n')
+  status, printed = command(evaluate, '--run=run.trec', '--qrels=g.tsv')
+  assert status == 2 and 'g.tsv, line 2' in printed and printed.count('\n') == 1
+
+
 def test_judgements_of_the_query_itself_are_left_out_with_it(folder):
   (folder / 'own.trec').write_text('q1 Q0 q1 1 3.0 x\nq1 Q0 a 2 2.0 x\n')
   (folder / 'own.tsv').write_text('q1\tq1\t1\nq1\ta\t1\n')
@@ -208,8 +232,8 @@ def test_as_a_command(folder):
   )
   assert good.returncode == 0 and 'nDCG@10' in good.stdout
   assert good.stderr.splitlines() == [
-    'run.trec: for 1 of 3 queries a document of the same id was found; BEIR leaves it out: '
-    '--drop_same_id=true',
+    'run.trec: for 1 of 3 queries the document of the same id was found, mostly ranked first; '
+    'where queries are passages of the corpus, --drop_same_id=true leaves it out, as BEIR does',
     'run.trec: nothing for 1 of 3 judged queries, which count as 0: q3',
   ]
 

@@ -102,6 +102,29 @@ def test_equals_numpy(folder, index):
 
 
 @pytest.mark.parametrize('index', ['exact', pytest.param('scann', marks=needs_scann)])
+@pytest.mark.parametrize('several', [False, True])
+def test_the_first_five_do_not_depend_on_k(folder, write_embeddings, index, several):
+  """Thirty passages of the same text, in three shards, and ids of one to three digits."""
+  ids = [str(i) for i in range(80, 120)]
+  vectors = np.concatenate([np.tile(PASSAGES[:1], (30, 1)), PASSAGES[:10]])
+  write_embeddings(folder / 'twins', ids, vectors, shard_rows=15)
+  flags = ['--corpus=twins', '--queries=queries', f'--index={index}']
+  flags += ['--queries=queries'] if several else []
+  for k in (1, 5, 29, 1000):
+    search.main([*flags, f'--out={k}.trec', f'--k={k}'])
+  whole = documents('1000.trec')
+  for k in (1, 5, 29):
+    assert documents(f'{k}.trec') == {query: found[:k] for query, found in whole.items()}
+  equal = sorted([*ids[:30], ids[30]], reverse=True)
+  assert equal[0] == '99' and all(
+    [doc for doc in found if doc in equal] == equal for found in whole.values()
+  )
+  lines = [line.split() for line in (folder / '5.trec').read_text().splitlines()]
+  ranked = sorted(lines, key=lambda line: (line[0], np.float32(line[4]), line[2]), reverse=True)
+  assert [line[3] for line in ranked] == ['1', '2', '3', '4', '5'] * 12
+
+
+@pytest.mark.parametrize('index', ['exact', pytest.param('scann', marks=needs_scann)])
 @pytest.mark.parametrize('stored', ['int8', 'binary', 'short'])
 def test_rescoring_finds_what_smaller_vectors_nearly_do(folder, command, stored, index):
   """A first search in few bytes, and its best in the order of float vectors."""

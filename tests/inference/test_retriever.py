@@ -45,6 +45,13 @@ def test_search_equals_numpy(small):
     np.testing.assert_allclose([hit.score for hit in hits], values, atol=1e-5)
 
 
+def test_equal_texts_go_by_falling_id(small):
+  small.index({str(i): 'the same text' for i in range(12)})
+  for k in (1, 5, 12):
+    (hits,) = small.search(['a text'], k=k)
+    assert [hit.id for hit in hits] == sorted(map(str, range(12)), reverse=True)[:k]
+
+
 def _fail(*_, **__):
   raise MemoryError('no room')
 

@@ -230,6 +230,22 @@ def test_a_reranker_scores_no_more_than_it_must_and_gives_the_same_pools(world):
   assert sum(asked) == scored < report['counts']['candidates'] / 2
 
 
+@pytest.mark.parametrize('depth', [1, 3, 7])
+def test_equal_scores_are_cut_by_id(world, depth):
+  """Ranks by the rows of an index, as other tools write them, do not count."""
+  docs = [doc for doc in world.corpus if doc not in ('d0', 'd1')]
+  for name in world.runs:
+    lines = []
+    for query in world.queries:
+      lines += [f'{query} Q0 {doc} {rank} 1.5 {name}' for rank, doc in enumerate(docs, 1)]
+    world.write(f'{name}.trec', lines)
+  _, lines = world.mine(depth=depth, sample=99)
+  best = sorted(docs, reverse=True)[:depth]
+  for line in lines:
+    for negative in line['negative_passages']:
+      assert best[negative['rank'] - 1] == negative['docid']
+
+
 @pytest.mark.parametrize('shuffled', ['lines', 'buckets', 'blocks'])
 def test_the_same_file_byte_for_byte(world, monkeypatch, shuffled):
   options = {'sample': 5, 'reranked': 'reranked.trec'}

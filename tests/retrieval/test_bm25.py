@@ -39,9 +39,12 @@ def test_k_above_the_number_of_passages():
   assert bm25.build(IDS, TEXTS).search(['cat'], 1000).rows.tolist() == [[1, 0, -1, -1]]
 
 
-def test_equal_scores_go_by_row():
-  index = bm25.build([str(i) for i in range(50)], ['some words'] * 49 + ['words words'])
-  assert index.search(['words'], 25).rows[0].tolist() == [49, *range(24)]
+def test_equal_scores_go_by_falling_id():
+  ids = [str(i) for i in range(50)]
+  index = bm25.build(ids, ['some words'] * 49 + ['words words'])
+  for k in (3, 25, 50):
+    expected = [49, *map(int, sorted(ids[:49], reverse=True))][:k]
+    assert index.search(['words'], k).rows[0].tolist() == expected
 
 
 def test_without_a_language_words_stay_as_they_are():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dprjax.base.errors import InputError
-from dprjax.retrieval import codes, embeddings, exact
+from dprjax.retrieval import best, codes, embeddings, exact
 
 
 def reference(queries, corpus, k):
@@ -131,10 +131,32 @@ def test_bad_input(queries, corpus, message):
     exact.search(queries.astype(np.float32), corpus.astype(np.float32), 1)
 
 
-def merge_parts(queries, shards, k, parts):
-  found = [exact.search_part(queries, shards, k, part, parts) for part in range(parts)]
+def merge_parts(queries, shards, k, parts, ids_at=best.numbers):
+  found = [exact.search_part(queries, shards, k, part, parts, ids_at) for part in range(parts)]
   scores, rows = (np.stack(arrays) for arrays in zip(*found, strict=True))
-  return exact.merge(scores, rows)
+  return exact.merge(scores, rows, ids_at)
+
+
+@pytest.mark.parametrize('devices', [1, 8])
+@pytest.mark.parametrize('kind', ['few values', 'all the same', 'the last rows'])
+def test_ties_at_every_cut(devices, kind, monkeypatch):
+  """Whatever k, blocks, devices, parts and queries: a prefix of the whole ranking by ids."""
+  only = jax.devices()[:devices]
+  monkeypatch.setattr(jax, 'local_devices', lambda: only)
+  rng = np.random.default_rng(7)
+  corpus = rng.integers(-1, 2, (9000, 6)).astype(np.float32)
+  if kind != 'few values':
+    corpus[5 if kind == 'all the same' else 8000 :] = 1
+  ids = [f'{place:x}' for place in rng.permutation(9000)]
+  queries = rng.integers(0, 2, (5, 6)).astype(np.float32)
+  scores = queries @ corpus.T
+  truth = [sorted(range(9000), key=lambda r, s=s: (s[r], ids[r]), reverse=True) for s in scores]
+  index = exact.Index(corpus, block_rows=512, ids_at=best.ids_of(ids))
+  for k in (1, 5, 100, 1500):
+    expected = [rows[:k] for rows in truth]
+    assert index.search(queries, k, block_queries=2).rows.tolist() == expected
+    merged = merge_parts(queries, [corpus[:10], corpus[10:]], k, 3, best.ids_of(ids))
+    assert merged.rows.tolist() == expected
 
 
 @pytest.mark.parametrize('parts', [2, 3, 7])

@@ -50,16 +50,31 @@ def rankings(found):
 
 
 def test_equals_exact_search(collection, monkeypatch):
-  monkeypatch.setattr(milvus, '_ANSWER_ROWS', 80)  # four queries a request
+  monkeypatch.setattr(
+    milvus, '_ANSWER_ROWS', 80
+  )  # three queries a request: 20 passages, and one to see a tie
   told = []
   found = collection.search(QUERIES, 20, progress=told.append)
   expected = exact.search(QUERIES, VECTORS, 20)
   assert rankings(found) == [[IDS[row] for row in rows] for rows in expected.rows]
   np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)
-  assert told == [4, 8, 10]
+  assert told == [3, 6, 9, 10]
   assert collection.index_type == 'FLAT' and len(collection) == 300
   for ranking in rankings(collection.search(QUERIES, 1000)):  # more than there are
     assert sorted(ranking) == sorted(IDS)
+
+
+def test_ties_at_the_cut(server):
+  """Of forty passages with one vector, the greatest ids, however many are asked for."""
+  made = server.create('ties', SPACE, rows=60)
+  vectors = np.concatenate([np.tile(VECTORS[:1], (40, 1)), VECTORS[100:120]])
+  made.upsert(IDS[:60], vectors)
+  equal = sorted(IDS[:40], reverse=True)
+  for k in (1, 5, 39, 60):
+    told = []
+    (ranking,) = rankings(made.search(4 * VECTORS[:1], k, progress=told.append))
+    assert ranking[:40] == equal[:k] and len(ranking) == k and told == [1]
+  server.drop('ties')
 
 
 def test_upsert_replaces_and_delete_deletes(collection, server, monkeypatch):

@@ -28,6 +28,15 @@ def test_queries_are_cut_to_what_an_index_has(tmp_path, write_embeddings, dtype)
     ]
 
 
+def test_equal_scores_go_by_falling_id(tmp_path, write_embeddings):
+  ids = [str(i) for i in range(30)]
+  write_embeddings(tmp_path / 'x', ids, np.ones((30, 4), np.float32))
+  index = Index('x', tmp_path / 'x', most=7)
+  for k in (1, 5, 7):
+    (hits,) = index.search(np.ones((1, 4), np.float32), k)
+    assert [hit.id for hit in hits] == ['9', '8', '7', '6', '5', '4', '3'][:k]
+
+
 @pytest.mark.slow
 def test_a_prompt_of_pairs_gives_probabilities_and_compiles_first(templates):
   paths = templates / 'backbone', templates / 'pairs.npz'
