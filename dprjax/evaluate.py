@@ -2,7 +2,8 @@
 
     python -m dprjax.evaluate --run=run.trec --qrels=qrels/test.tsv --out=metrics.json
 
-Every judged query counts; one without results in the run counts as 0. Several data sets in one call
+Every judged query counts; one without results in the run counts as 0. Equal scores are ranked by
+falling id, as trec_eval ranks them, in every measure. Several data sets in one call
 make one table with their average. Their judgements are given one by one, or found in BEIR folders
 (DIR/qrels/SPLIT.tsv, named as the folder is):
 

@@ -10,6 +10,8 @@ Below 20,000 passages, ScaNN compares a query with every passage. Above, it sear
 much of it as --recall asks for. Without ScaNN (it is for Linux and Python below 3.14) the search is
 exact.
 
+Equal scores are ranked by falling id, as trec_eval ranks them, also where k cuts between them.
+
 On several hosts, run the same command on each with --index=exact: every process searches a part of
 the corpus.
 
