@@ -333,8 +333,8 @@ def _tune(
   with cli.loading():
     from dprjax.retrieval import exact
   truth = exact.search(chosen, corpus.shards, k, ids_at=corpus.ids_at).rows
-  settings, reached = searcher.tune(chosen, truth, target)
-  rows = searcher.search(chosen, k, settings).rows
+  settings, reached = searcher.tune(chosen, truth, target, corpus.ids_at)
+  rows = searcher.search(chosen, k, settings, corpus.ids_at).rows
   report: dict[str, Any] = {'queries': len(chosen), 'target': target}
   for cut in _CUTS:
     if cut < k:

@@ -116,6 +116,9 @@ def test_the_first_five_do_not_depend_on_k(folder, write_embeddings, index, seve
   for k in (1, 5, 29):
     assert documents(f'{k}.trec') == {query: found[:k] for query, found in whole.items()}
   equal = sorted([*ids[:30], ids[30]], reverse=True)
+  if index == 'scann':
+    for k in (1, 5, 29):
+      assert json.loads((folder / f'{k}.trec.json').read_text())['recall'][f'recall@{k}'] == 1
   assert equal[0] == '99' and all(
     [doc for doc in found if doc in equal] == equal for found in whole.values()
   )

@@ -119,6 +119,7 @@ class Index:
     queries: Float[np.ndarray, 'queries H'],
     truth: Int[np.ndarray, 'queries k'],
     target: float,
+    ids_at: best.Ids = best.numbers,
   ) -> tuple[Settings, float]:
     """Doubles the search until recall@k reaches the target or it covers the whole index.
 
@@ -126,6 +127,7 @@ class Index:
       queries: a sample.
       truth: their exact best rows.
       target: the recall to reach, 0 to 1.
+      ids_at: as for ``search``.
 
     Returns:
       The settings, and their measured recall.
@@ -133,7 +135,7 @@ class Index:
     k = truth.shape[1]
     settings = self.settings(k)
     while True:
-      reached = recall(self.search(queries, k, settings).rows, truth)
+      reached = recall(self.search(queries, k, settings, ids_at).rows, truth)
       # Without a tree both are 0, and stay so.
       wider = Settings(
         min(self.leaves, 2 * settings.leaves_to_search), min(self.count, 2 * settings.reorder)
