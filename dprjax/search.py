@@ -275,7 +275,9 @@ def _search_exact(queries: np.ndarray, corpus: embeddings.Embeddings, k: int) ->
   part = exact.search_part(queries, corpus.shards, k, process, processes, corpus.ids_at)
   merged = [
     exact.merge(
-      *(distributed.gather(array[start : start + _GATHERED]) for array in part), corpus.ids_at
+      distributed.gather(part.scores[start : start + _GATHERED]),
+      distributed.gather(part.rows[start : start + _GATHERED]),
+      corpus.ids_at,
     )
     for start in range(0, len(queries), _GATHERED)
   ]

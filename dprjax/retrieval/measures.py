@@ -2,7 +2,7 @@
 
 The providers of ir_measures break ties by different rules, and some of them change ids. So they get
 the ranks of a ranking as its scores, and numbers as its ids: every measure then sees the order of
-`dprjax.formats.trec`. The native code of pytrec_eval fails on some grades: it allocates an array as
+`dprjax.base.ranking`. The native code of pytrec_eval fails on some grades: it allocates an array as
 long as the largest one, and crashes where the largest is negative. It gets 1 (relevant), 0 and -1
 (judged below 0), and nDCG, which needs the grades, is computed here.
 
@@ -175,14 +175,15 @@ def _level(kind: ir_measures.Measure) -> int | None:
 
 
 def _binary(graded: Qrels, level: int) -> Qrels:
-  """1 from the level on, else 0, and -1 below 0, which is judged and has no place among the rest.
+  """1 from the level on, else 0; -1 for a grade below 0, which Bpref and infAP leave out.
 
-  A query without a grade from 0 on has 0: nothing is relevant, and trec_eval fails on -1 only.
+  In a query without a grade from 0 on, 0 for all: nothing is relevant there, and the native code
+  fails on a query of -1 alone.
   """
+  junk = {query: -1 if max(grades.values()) >= 0 else 0 for query, grades in graded.items()}
   return {
     query: {
-      doc: int(grade >= level) if grade >= 0 or max(grades.values()) < 0 else -1
-      for doc, grade in grades.items()
+      doc: int(grade >= level) if grade >= 0 else junk[query] for doc, grade in grades.items()
     }
     for query, grades in graded.items()
   }
