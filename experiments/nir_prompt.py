@@ -44,7 +44,7 @@ from dprjax.methods import method as methods
 from dprjax.methods.method import Parts
 from dprjax.models import hub
 from dprjax.models.template import Template
-from dprjax.retrieval import bm25, exact, measures
+from dprjax.retrieval import best, bm25, exact, measures
 from dprjax.runtime import config as configs
 from dprjax.runtime import mesh, tree
 
