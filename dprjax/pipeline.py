@@ -361,6 +361,10 @@ def main(argv: Sequence[str] | None = None) -> None:
   def command(args: argparse.Namespace) -> None:
     if not args.workdir:
       raise InputError('--workdir is missing; name the folder that everything is kept in')
+    for key in sorted(configs.given(experiment)):
+      section, _, name = key.partition('.')
+      if section in ('retriever', 'reranker') and name.startswith(_OURS):
+        raise InputError(f'config.{key}: the pipeline sets it; leave it out')
     Pipeline(configs.parse(experiment), epath.Path(args.workdir)).run()
 
   cli.run(parser, command, own)

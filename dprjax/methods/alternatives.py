@@ -77,7 +77,7 @@ def resolve(config: ml_collections.ConfigDict) -> dict[str, ml_collections.Confi
   if len(config.alternatives) == 1:
     [name] = config.alternatives
     raise InputError(f'config.alternatives: {name} is the only one; name two or more, or none')
-  if not (config.data.hold_out or config.data.dev_split):
+  if not (config.data.hold_out or config.data.dev_split or config.data.folds):
     raise InputError(
       'config.alternatives: held-out queries choose one of '
       f'{", ".join(config.alternatives)}, and there are none; set config.data.hold_out=0.2, for '

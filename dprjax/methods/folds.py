@@ -30,7 +30,6 @@ from dprjax.runtime import workdir as workdirs
 
 FOLDER = 'folds'  # of the workdir
 _FORMAT = 'dprjax.folds'
-_SEARCHED = 1000  # passages that a fold's queries are measured among, where all are encoded anew
 
 
 class Plan(NamedTuple):
@@ -83,8 +82,7 @@ def config_of(
   """The experiment that holds out one part, counted from 1.
 
   All have as many updates, are measured at the same ones, and share what the workdir has made: the
-  backbone and the vectors of passages that no training changes. Those that it changes would have to
-  be encoded for every evaluation: there are fewer.
+  backbone and the vectors of passages that no training changes.
   """
   one = ml_collections.ConfigDict(config.to_dict())
   epoch = max(folds.queries // (config.batch_size * config.accumulate), 1)
@@ -96,8 +94,6 @@ def config_of(
   one.backbone.path = configs.backbone_path(config, workdir)
   if config.prompt.sides == 'query' and not config.data.passage_embeddings:
     one.data.passage_embeddings = str(workdir / query_only.FOLDER)
-  if config.prompt.sides != 'query' and not 0 < config.eval.corpus_limit <= _SEARCHED:
-    one.eval.corpus_limit = _SEARCHED
   return one
 
 

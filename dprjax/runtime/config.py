@@ -33,6 +33,7 @@ _FREE = (
   'eval.every',
   'eval.epochs',
   'eval.batch_size',
+  'eval.skip_saturated',
   'compilation_cache',
   'mesh',
 )
@@ -147,10 +148,12 @@ def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
   """Reads ``--config=FILE[:recipe] --config.key=value ...``.
 
   The file is Python code, and runs. Values on the command line are literals, and do not. A
-  ``configs/NAME.py`` that is not in the working folder is the one that comes with dprjax.
+  ``configs/NAME.py`` that is not in the working folder is the one that comes with dprjax. Where a
+  recipe and the command line exclude each other, the command line wins (`_prefer`).
 
   Raises:
-    InputError: the file cannot be loaded, or a key is unknown or has a new name.
+    InputError: the file cannot be loaded, a key is unknown or has a new name, or two settings of
+      the command line exclude each other.
   """
   for argument in arguments:
     _check_renamed(argument.partition('=')[0].removeprefix('--config.'))
@@ -174,6 +177,65 @@ def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
     raise InputError(_unknown(arguments[1:]) or f'--config: {_said(error, arguments)}') from error
   for key in keys:
     _check_renamed(key)
+  _prefer(config, given(arguments))
+  return config
+
+
+def given(arguments: Sequence[str]) -> set[str]:
+  """The knobs that a command line sets, ``data.hold_out`` for instance."""
+  keys = (word.partition('=')[0] for word in arguments)
+  return {key.removeprefix('--config.') for key in keys if key.startswith('--config.')}
+
+
+def _prefer(config: ml_collections.ConfigDict, given: set[str]) -> None:
+  """Takes back what a recipe says and the command line's settings would be overruled by.
+
+  Raises:
+    InputError: the command line itself says two things that exclude each other.
+  """
+  sections = {section for section, _, name in (key.rpartition('.') for key in given)}
+  for section in sorted(sections):
+    if section == 'data' or section.endswith('.data'):
+      _prefer_dev(_section(config, section), section, given)
+  for knob, over in (('epochs', 'steps'), ('eval.epochs', 'eval.every')):  # which replace them
+    if knob in given and over not in given:
+      section, _, name = over.rpartition('.')
+      _section(config, section)[name] = 0
+  alternatives = config.get('alternatives') or {}
+  for name, entry in alternatives.items():
+    for key in sorted(given & _flat(entry.to_dict()).keys()):
+      if key == 'prompt.sides':
+        raise InputError(
+          f'config.{key}: the alternatives {", ".join(alternatives)} differ in it; name a recipe '
+          'that trains one of them, configs/dptdr.py:beir,query or :beir,both for instance'
+        )
+      if key not in knobs.OF_QUERIES and f'alternatives.{name}.{key}' not in given:
+        section, _, knob = f'alternatives.{name}.{key}'.rpartition('.')
+        del _section(config, section)[knob]
+
+
+def _prefer_dev(data: ml_collections.ConfigDict, section: str, given: set[str]) -> None:
+  """Three settings give queries to measure on; that of the command line replaces the recipe's."""
+  ways = {'hold_out': 0.0, 'folds': 0, 'dev_split': ''}
+  asked = [name for name in ways if f'{section}.{name}' in given and data.get(name)]
+  if 'dev_split' in asked and len(asked) > 1:
+    raise InputError(
+      f'config.{section}.dev_split, config.{section}.{asked[0]}: two ways to have queries to '
+      'measure on; give one of them'
+    )
+  off = {'hold_out', 'folds'} if 'dev_split' in asked else {'dev_split'} if asked else set()
+  if f'{section}.hold_out' in given and 'folds' not in asked:
+    off.add('folds')
+  for name in off.intersection(data):
+    data[name] = ways[name]
+  if asked == ['folds'] and f'{section}.folds_below' not in given:
+    data.folds_below = 10**9
+
+
+def _section(config: ml_collections.ConfigDict, path: str) -> ml_collections.ConfigDict:
+  """A part of a config: of ``'data'``, ``config.data``; of ``''`` all of it."""
+  for name in path.split('.') if path else ():
+    config = config[name]
   return config
 
 

@@ -119,6 +119,9 @@ TASK_DATA = (
 )
 """Knobs of ``config.data`` that each entry of ``config.tasks`` has for itself."""
 
+OF_QUERIES = ('corpus_negatives', 'data.passage_embeddings')
+"""Knobs that go with ``config.prompt.sides='query'`` only."""
+
 
 def table() -> types.SimpleNamespace:
   """All knobs: a value to begin with, and what else it may be."""
@@ -254,9 +257,10 @@ def table() -> types.SimpleNamespace:
   c.data.hold_out = number(0.0, least=0, below=1)
   # where hold_out would leave too few to choose by: the training is run once for each of so many
   # parts of the training queries, which is held out and measured on, and then on all of them for as
-  # many updates as were best in the mean; 0: never
+  # many updates as were best in the mean; 0: never. A hold_out on the command line sets 0
   c.data.folds = whole(0, least=2, most=100, also=0)
-  c.data.folds_below = whole(200, least=1, most=10**9)  # training queries, for folds to be made
+  # training queries, for folds to be made; where the command line has folds alone, any number
+  c.data.folds_below = whole(200, least=1, most=10**9)
   # the part that is held out, from 1; such trainings set it for themselves; 0: none
   c.data.fold = whole(0, least=0, most=100)
   # training queries used, chosen by a hash of their ids; 0: all
@@ -397,6 +401,9 @@ def table() -> types.SimpleNamespace:
   # passages searched: the dev queries' own and a sample up to this many; 0: all
   c.eval.corpus_limit = whole(0, least=0, most=10**12)
   c.eval.batch_size = whole(64, least=1, most=2**20)  # texts encoded at a time
+  # nothing is trained where the score before the training is so high that no gain could be told
+  # from chance (docs/how-to-tune.md)
+  c.eval.skip_saturated = switch(True)
   # evaluations without a gain before the run stops; 0: never
   c.eval.patience = whole(0, least=0, most=10**9)
 
