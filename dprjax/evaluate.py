@@ -44,7 +44,7 @@ from etils import epath
 
 from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
-from dprjax.formats import trec
+from dprjax.formats import seen, trec
 from dprjax.formats.qrels import Qrels, read_qrels
 from dprjax.retrieval import answers, measures
 from dprjax.runtime import cli
@@ -120,6 +120,18 @@ def evaluate(
     cli.report_ids(sentence, missing, strict)
 
   retrieved_for = set(ranked.query_ids)
+  measured = judged.keys() | questions.keys()
+  trained = {role: sum(id_ in measured for id_ in ids) for role, ids in seen.of_run(run).items()}
+  for role, count in trained.items():
+    if count:
+      logger.warning(
+        '%s: the model %s %d of these %d queries (by the hashes of their texts); measure it on '
+        'others',
+        run,
+        seen.ROLES[role],
+        count,
+        len(measured),
+      )
   if qrels:
     parts.append(measures.measure(ranked, judged, names))
     tell_missing(judged, 'judged queries')
@@ -134,6 +146,7 @@ def evaluate(
     )
   counts = {name: count for part in parts for name, count in part['counts'].items()}
   counts['queries_with_own_id'] = with_own_id
+  counts |= {f'queries_seen_in_{role}': count for role, count in trained.items() if count}
   if qrels and corpus:
     unknown = sorted(documents - set(texts))
     counts['unknown_documents'] = len(unknown)

@@ -28,7 +28,7 @@ from jaxtyping import Float
 from dprjax.base import files, outputs, reading, sidecars
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
-from dprjax.formats import trec
+from dprjax.formats import seen, trec
 from dprjax.formats.fields import Record
 from dprjax.formats.texts import read_texts
 from dprjax.runtime import cli, compiled
@@ -158,6 +158,10 @@ def _rerank(
       f'{cut:,}',
       reranker.max_length,
     )
+  own = seen.read(epath.Path(reranker.backbone.path) / seen.FILE)
+  known = seen.of_run(run)
+  for role, ids in seen.ids([*query_texts.items()], own).items():
+    known[role] = sorted({*known.get(role, ()), *ids})
   report = {
     'settings': settings,
     'out_sha256': files.sha256_file(out),
@@ -166,6 +170,7 @@ def _rerank(
     'unknown_queries': len(unknown_queries),
     'unknown_passages': len(unknown_docs),
     'seconds': seconds,
+    **({'seen': known} if known else {}),
   }
   outputs.write_report(out, report)
   files.discard(parts.folder)

@@ -44,7 +44,7 @@ from jaxtyping import Float, Int
 from dprjax.base import outputs
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
-from dprjax.formats import trec
+from dprjax.formats import seen, trec
 from dprjax.formats.fields import read_ids
 from dprjax.retrieval import best, codes, embeddings, manifest, milvus, scann
 from dprjax.runtime import cli, compiled
@@ -157,6 +157,7 @@ def search(
     **details,
     **report,
     **corpus.meta.space(),
+    **_seen(several),
     **({'stored': corpus.meta.dtype} if corpus.meta.dtype in codes.LEVELS else {}),
     'corpus_manifest_sha256': corpus.sha256,
     'queries_manifest_sha256': '+'.join(each.sha256 for each in several),
@@ -215,12 +216,12 @@ def search_milvus(
   if isinstance(queries, embeddings.Embeddings):
     queries.check_kind('query', '--queries')
     collection.check_space(queries.meta.space(), '--queries')
-    ids, sha256 = queries.ids, queries.sha256
+    ids, sha256, known = queries.ids, queries.sha256, _seen([queries])
     found = collection.search(
       queries.vectors(), k + drop_same_id, settings=settings, progress=progress
     )
   else:
-    ids, sha256, drop_same_id = list(queries), None, True
+    ids, sha256, known, drop_same_id = list(queries), None, {}, True
     found = collection.like(ids, k, settings=settings, progress=progress)
   run, report = _result(ids, *found, k, drop_same_id, len(collection), {'search': progress.seconds})
   return run, {
@@ -231,9 +232,18 @@ def search_milvus(
     'collection': collection.name,
     'settings': collection.settings(min(k + drop_same_id, milvus.MAX_K)) | dict(settings or {}),
     **report,
+    **known,
     **collection.space,
     'queries_manifest_sha256': sha256,
   }
+
+
+def _seen(queries: Sequence[embeddings.Embeddings]) -> dict[str, dict[str, list[str]]]:
+  """The part of the report about queries that the model was trained on, or chosen by."""
+  known = {role: {id_ for one in queries for id_ in one.seen.get(role, ())} for role in seen.ROLES}
+  found = {role: [id_ for id_ in queries[0].ids if id_ in ids] for role, ids in known.items()}
+  found = {role: ids for role, ids in found.items() if ids}
+  return {'seen': found} if found else {}
 
 
 def _result(

@@ -10,6 +10,7 @@ from dprjax.analysis import figures
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.formats.fields import Record, is_number
+from dprjax.formats.seen import ROLES
 
 _DRAWS = 10_000
 _DRAWS_AT_ONCE = 500  # bounds the memory
@@ -206,17 +207,23 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], note: str) -
 
 
 def note(systems: dict[str, dict[str, Any]], measures: Sequence[str]) -> str:
-  """The number of queries, and what * means."""
+  """The number of queries, which of them a system was trained on, and what * means."""
   first, *others = systems
   sizes = {name: len(metrics['per_query'][measures[0]]) for name, metrics in systems.items()}
   counted = ', '.join(f'{name}: {size:,} queries' for name, size in sizes.items())
   if len(set(sizes.values())) == 1:
     counted = f'{sizes[first]:,} queries'
+  seen = ''.join(
+    f' {name} {what} {count:,} of them.'
+    for name, metrics in systems.items()
+    for role, what in ROLES.items()
+    if is_number(count := metrics.get('counts', {}).get(f'queries_seen_in_{role}', 0)) and count
+  )
   if not others:
-    return f'{counted}.'
+    return f'{counted}.{seen}'
   return (
-    f'{counted}. *: differs from {first}; paired bootstrap over queries, {_DRAWS:,} draws, 95 '
-    '% interval of the difference without 0.'
+    f'{counted}.{seen} *: differs from {first}; paired bootstrap over queries, {_DRAWS:,} draws, '
+    '95 % interval of the difference without 0.'
   )
 
 

@@ -19,6 +19,7 @@ from dprjax.base import given
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.data import text, topics
+from dprjax.formats import seen
 from dprjax.formats.texts import KINDS
 from dprjax.inference import templates
 from dprjax.inference.embedder import (
@@ -249,6 +250,13 @@ class Encoder:
   def entry(self, name: str | None = None) -> Entry:
     """The named prompt; without a name, the only one. Raises InputError for an unknown name."""
     return self.bank[self._names(name, 1)[0]]
+
+  def queries(self, name: str | None = None) -> seen.Seen:
+    """Hashes of the queries that backbone and named prompt were trained on, and chosen by."""
+    prompt = self.entry(name).prompt
+    folders = dict.fromkeys(backbone.path for backbone in self.backbones.values())
+    known = [seen.read(epath.Path(folder) / seen.FILE) for folder in folders]
+    return seen.join(*known, *([] if prompt is None else [prompt.queries]))
 
   def tokenize(
     self, texts: Iterable[str], kind: str, prompt: str | Sequence[str] | None = None

@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from dprjax.base import files
 from dprjax.base.progress import Progress, duration
+from dprjax.formats import seen
 from dprjax.formats.texts import Text
 from dprjax.inference.encoder import Encoder
 from dprjax.retrieval import embeddings, manifest
@@ -57,7 +58,8 @@ def fill_folder(
   meta = describe(encoder, kind, dtype, digest(texts), topic)
   process, processes = jax.process_index(), jax.process_count()
   with distributed.turn():
-    writer = embeddings.EmbeddingsWriter(out, meta, ids, shard_rows, process, source)
+    known = seen.ids(texts, encoder.queries()) if kind == 'query' else {}
+    writer = embeddings.EmbeddingsWriter(out, meta, ids, shard_rows, process, source, known)
     if writer.needs_ranges:
       try:
         _calibrate(writer, encoder, kind, [text.text for text in texts], numbers, calibrate)

@@ -1,7 +1,9 @@
 """The prompt file: a task's prompts and what they were made for, in one npz.
 
-``meta`` is JSON in a 0-d unicode array; the other members are float arrays. ``numpy.load(path,
-allow_pickle=False)`` reads all of it, so a prompt file cannot run code. By meta's kind it holds:
+``meta`` is JSON in a 0-d unicode array; ``queries/train`` and ``queries/dev`` are hashes
+(uint64) of the queries that the prompt was trained on and chosen by (``formats.seen``); the other
+members are float arrays. ``numpy.load(path, allow_pickle=False)`` reads all of it, so a prompt file
+cannot run code. By meta's kind it holds:
 
 - prefix: ``prefix`` [L, 2, P, N, D], or ``query/prefix`` and ``passage/prefix`` where untied
   (index 0 of axis 1: keys, 1: values). Where meta's ``sides`` is 'query', ``query/prefix`` alone:
@@ -25,6 +27,7 @@ from dprjax.base.arrays import read_arrays, write_arrays
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.base.reading import parse_json
+from dprjax.formats import seen
 from dprjax.models import segments
 from dprjax.models.embed import POOLINGS
 from dprjax.models.encoder_config import EncoderConfig
@@ -94,7 +97,7 @@ _GAIN: dict[str, tuple[type, ...]] = {
   'folds': (int,),
 }
 
-_SEGMENTS = 'segments/'
+_SEGMENTS, _QUERIES = 'segments/', 'queries/'
 _MOST_LAYERS = 1000
 _LARGEST_SCORE = 1e15
 _MOST_COMPRESSED = 20  # times; floats of a prompt hardly compress
@@ -108,11 +111,13 @@ class Prompt:
     meta: the JSON object; ``META`` has its keys.
     arrays: the other members, by name.
     path: the file; errors name it.
+    queries: hashes of the queries that it was trained on and chosen by.
   """
 
   meta: dict[str, Any]
   arrays: dict[str, np.ndarray]
   path: str = 'prompt'
+  queries: seen.Seen = dataclasses.field(default_factory=dict)
 
   @property
   def spec(self) -> segments.Spec:
@@ -172,7 +177,8 @@ def save_prompt(path: PathLike, prompt: Prompt) -> None:
   arrays = {name: np.asarray(array) for name, array in prompt.arrays.items()}
   _check(str(path), prompt.meta, arrays)
   meta = np.array(json.dumps(prompt.meta, ensure_ascii=False))
-  write_arrays(path, {'meta': meta, **arrays})
+  hashes = {f'{_QUERIES}{role}': values for role, values in prompt.queries.items()}
+  write_arrays(path, {'meta': meta, **arrays, **hashes})
 
 
 def check_content(prompt: Prompt) -> None:
@@ -230,8 +236,11 @@ def load_prompt(path: PathLike) -> Prompt:
     meta = parse_json(text.item(), f'{path}, meta')
   except InputError as error:
     raise InputError(f'{error}; export the prompt again') from error
+  hashes = {
+    name.removeprefix(_QUERIES): arrays.pop(name) for name in [*arrays] if name.startswith(_QUERIES)
+  }
   _check(str(path), meta, arrays)
-  return Prompt(meta, arrays, str(path))
+  return Prompt(meta, arrays, str(path), seen.check(hashes, f'{path}, {_QUERIES}'))
 
 
 def locate(path: PathLike) -> epath.Path:

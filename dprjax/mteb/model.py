@@ -15,6 +15,7 @@ from jaxtyping import Float
 from dprjax.base import files, given, repository
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
+from dprjax.formats import seen
 from dprjax.formats.texts import KINDS
 from dprjax.inference.encoder import UNNAMED, Encoder
 
@@ -30,11 +31,13 @@ class Model:
 
   Attributes:
     encoder: makes the vectors.
+    seen: by task and role (`formats.seen.ROLES`), how many of its queries the prompt has seen.
     mteb_model_meta: mteb's ``ModelMeta``.
   """
 
   def __init__(self, encoder: Encoder, meta: Any = None):
     self.encoder, self.mteb_model_meta = encoder, meta
+    self.seen: dict[str, dict[str, int]] = {}
 
   def encode(
     self,
@@ -68,7 +71,12 @@ class Model:
         )
       texts += given.values(batch['text'], 'text')
     kind = 'query' if getattr(prompt_type, 'value', prompt_type) == 'query' else 'passage'
-    return self.encoder.encode(texts, kind, prompt=self._prompt(task_metadata))
+    prompt = self._prompt(task_metadata)
+    if kind == 'query':
+      known = seen.ids([(text, text) for text in texts], self.encoder.queries(prompt))
+      counts = self.seen.setdefault(task_metadata.name, {})
+      counts |= {role: counts.get(role, 0) + len(ids) for role, ids in known.items()}
+    return self.encoder.encode(texts, kind, prompt=prompt)
 
   def _prompt(self, task: Any) -> str | None:
     """The name of a task's prompt, where there are several."""

@@ -1,6 +1,7 @@
 """Tasks of mteb: retrieval in a folder of one's own, and the scores of several tasks."""
 
 import hashlib
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,10 @@ from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.data import sources
+from dprjax.formats import seen
 from dprjax.mteb.model import Model, require
+
+_log = logging.getLogger(__name__)
 
 
 def folder_task(
@@ -87,7 +91,8 @@ def measure(model: Model, names: Sequence[str], split: str = 'test') -> dict[str
 
   Returns:
     ``mean``, each task's main score and the ``average``; ``tasks``, all scores by task, split and
-    subset (None: mteb has no number); ``model``, what mteb knows of it.
+    subset (None: mteb has no number); ``model``, what mteb knows of it; ``seen``, how many queries
+    of a task it was trained on or chosen by, of those that were encoded now.
 
   Raises:
     InputError: mteb knows no such task, or a folder cannot be read.
@@ -107,6 +112,10 @@ def measure(model: Model, names: Sequence[str], split: str = 'test') -> dict[str
   if twice := next((name for name in given if given.count(name) > 1), None):
     raise InputError(f'the task {twice} is given twice')
   results = mteb.evaluate(model, tasks)
+  known = {task: counts for task, counts in model.seen.items() if counts}
+  for task, counts in known.items():
+    for role, count in counts.items():
+      _log.warning('%s: the model %s %d of its queries', task, seen.ROLES[role], count)
   mean = {result.task_name: float(result.get_score()) for result in results.task_results}
   return {
     'mean': mean | {'average': sum(mean.values()) / len(mean)},
@@ -120,6 +129,7 @@ def measure(model: Model, names: Sequence[str], split: str = 'test') -> dict[str
       if key in ('name', 'revision', 'training_datasets', 'adapted_from', 'n_parameters')
     },
     'mteb_version': mteb.__version__,
+    **({'seen': known} if known else {}),
   }
 
 

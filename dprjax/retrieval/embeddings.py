@@ -16,7 +16,8 @@ import hashlib
 import io
 import math
 import re
-from collections.abc import Iterator, Sequence
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,10 +69,12 @@ class EmbeddingsWriter:
     shard_rows: int = 100_000,
     process: int = 0,
     source: str = 'ids',
+    seen: Mapping[str, Sequence[str]] = types.MappingProxyType({}),
   ):
     """Opens or makes the folder, and verifies the shards of an earlier run.
 
-    ``source`` names where the ids are from, for messages.
+    ``source`` names where the ids are from, for messages. ``seen`` has ids of queries that the
+    model has seen (`formats.seen.ids`).
 
     Raises:
       InputError: no ids; an id that is empty, repeated or has whitespace in it; or a folder that
@@ -87,7 +90,7 @@ class EmbeddingsWriter:
     self._progress = PROGRESS if process == 0 else f'progress-{process:05d}.json'
     self._shards = cut_shards(len(ids), shard_rows)
     ids_sha256 = hashlib.sha256(''.join(f'{id_}\n' for id_ in ids).encode()).hexdigest()
-    self._manifest = Manifest(meta, len(ids), shard_rows, ids_sha256, {})
+    self._manifest = Manifest(meta, len(ids), shard_rows, ids_sha256, {}, seen=seen)
     done = self._resume()
     self._manifest.entries.update(done)
 
@@ -339,6 +342,7 @@ class Embeddings:
     meta: what made them.
     sha256: of the manifest, and so of everything in the folder.
     is_cut: whether these are the first numbers of its vectors alone.
+    seen: ids of queries that the model was trained on, or chosen by (`formats.seen.ids`).
   """
 
   shards: list[Rows]
@@ -346,6 +350,7 @@ class Embeddings:
   sha256: str
   _id_files: list[epath.Path]
   is_cut: bool = False
+  seen: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
   def __len__(self) -> int:
     return sum(len(shard) for shard in self.shards)
@@ -497,7 +502,7 @@ def load_embeddings(
     id_files.append(ids_file)
   if digest.hexdigest() != manifest.ids_sha256:
     raise InputError(f'{root}: the ids are not those of {MANIFEST}: encode again')
-  return Embeddings(shards, meta, sha256_file(path), id_files)
+  return Embeddings(shards, meta, sha256_file(path), id_files, seen=manifest.seen)
 
 
 def open_array(path: PathLike, rows: int) -> Rows:

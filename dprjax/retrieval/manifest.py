@@ -5,7 +5,7 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from etils import epath
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.base.files import write_json
+from dprjax.formats import seen
 from dprjax.formats.fields import Record
 from dprjax.retrieval import codes
 
@@ -174,6 +175,7 @@ class Manifest:
     ids_sha256: of all ids, a line each.
     entries: by the shard's number.
     ranges: of codes; None where vectors are stored as they are, or there are none yet.
+    seen: ids of queries that the model was trained on, or chosen by (`formats.seen.ids`).
   """
 
   meta: Meta
@@ -182,6 +184,7 @@ class Manifest:
   ids_sha256: str
   entries: dict[int, Entry]
   ranges: codes.Ranges | None = None
+  seen: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
   def shards(self) -> list[Shard]:
     return cut_shards(self.rows, self.shard_rows)
@@ -204,6 +207,7 @@ class Manifest:
       path,
       self.header()
       | ({'ranges': ranges} if ranges else {})
+      | ({'seen': dict(self.seen)} if self.seen else {})
       | {
         'shards': [
           {
@@ -245,7 +249,8 @@ class Manifest:
         entries[number] = Entry(*(_sha256(shard, f'{what}_sha256') for what in FILES))
       meta = Meta.read(record)
       ranges = _ranges(record, meta)
-      return cls(meta, rows, shard_rows, _sha256(record, 'ids_sha256'), entries, ranges)
+      known = seen.of_json(record)
+      return cls(meta, rows, shard_rows, _sha256(record, 'ids_sha256'), entries, ranges, known)
     except InputError as error:
       raise InputError(f'{error}; encode again, into another folder') from error
 

@@ -1,0 +1,98 @@
+"""Which queries a model has seen: hashes of the queries that it was trained on, and chosen by.
+
+A model file keeps 8 bytes of each. So a measurement on the same queries, under whatever ids, can
+say so.
+"""
+
+import hashlib
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from etils import epath
+from jaxtyping import UInt64
+
+from dprjax.base import arrays, files, reading
+from dprjax.base.errors import InputError
+from dprjax.base.files import PathLike
+from dprjax.formats.fields import Record
+
+ROLES = {'train': 'was trained on', 'dev': 'was chosen by'}
+FILE = 'queries.npz'  # in a workdir, and beside an encoder
+
+Seen = Mapping[str, UInt64[np.ndarray, 'n']]
+"""By role, ascending hashes."""
+
+
+def hashes(texts: Iterable[str]) -> UInt64[np.ndarray, 'n']:
+  """Of each text the first 8 bytes of the SHA-256, without regard to case, form and white space."""
+  return np.unique(np.array([_hash(text) for text in texts], np.uint64))
+
+
+def _hash(text: str) -> int:
+  normal = ' '.join(unicodedata.normalize('NFKC', text).casefold().split())
+  return int.from_bytes(hashlib.sha256(normal.encode()).digest()[:8], 'big')
+
+
+def ids(texts: Sequence[tuple[str, str]], known: Seen) -> dict[str, list[str]]:
+  """By role, the ids of those of these (id, text) that are known; nothing of a role without any."""
+  if not known:
+    return {}
+  own = np.array([_hash(text) for _, text in texts], np.uint64)
+  found = {role: np.flatnonzero(np.isin(own, values)) for role, values in known.items()}
+  return {role: [texts[i][0] for i in rows] for role, rows in found.items() if rows.size}
+
+
+def of_json(record: Record) -> dict[str, list[str]]:
+  """What `ids` found, from the key ``seen`` of a file, which may lack it.
+
+  Raises InputError where that is something else.
+  """
+  if 'seen' not in record.values:
+    return {}
+  found = record.record('seen')
+  for role, names in found.values.items():
+    if role not in ROLES or not isinstance(names, list) or not all(type(n) is str for n in names):
+      raise InputError(
+        f'{found.where}: {role!r:.40} is not one of {", ".join(ROLES)}, a list of ids'
+      )
+  return found.values
+
+
+def of_run(run: PathLike) -> dict[str, list[str]]:
+  """The ids that the report beside a run names; nothing where there is none of dprjax."""
+  path = epath.Path(f'{files.resolved(run)}.json')
+  if files.is_special(run) or not path.exists() or files.is_special(path):
+    return {}
+  try:
+    return of_json(Record(reading.read_json_object(path, 'report of a run'), str(path)))
+  except InputError:  # of another tool
+    return {}
+
+
+def join(*several: Seen) -> dict[str, UInt64[np.ndarray, 'n']]:
+  """All that any of these models has seen."""
+  found = {role: [one[role] for one in several if role in one] for role in ROLES}
+  return {role: np.unique(np.concatenate(parts)) for role, parts in found.items() if parts}
+
+
+def write(path: PathLike, known: Seen) -> None:
+  """Writes a file of hashes, whole or not at all."""
+  arrays.write_arrays(path, dict(known))
+
+
+def read(path: epath.Path) -> dict[str, UInt64[np.ndarray, 'n']]:
+  """What `write` wrote; nothing where there is no such file. Raises InputError for another file."""
+  if not path.exists():
+    return {}
+  return check(arrays.read_arrays(path, 'hashes of queries'), str(path))
+
+
+def check(found: Mapping[str, np.ndarray], where: str) -> dict[str, UInt64[np.ndarray, 'n']]:
+  """The same arrays. Raises InputError where they are no hashes by role."""
+  for role, values in found.items():
+    if role not in ROLES:
+      raise InputError(f'{where}: unexpected array {role!r:.40}; expected {" and ".join(ROLES)}')
+    if values.dtype != np.uint64 or values.ndim != 1 or (values[1:] <= values[:-1]).any():
+      raise InputError(f'{where}, array {role}: expected ascending hashes (uint64)')
+  return dict(found)
