@@ -40,7 +40,8 @@ def get_config(arg: str = 'beir'):
     c.epochs, c.ema, c.shrink = 10.0, 0.9, 50.0
     c.optim.learning_rate = 0.1
     c.data.format = 'beir'
-    c.data.query_max_length, c.data.passage_max_length = 64, 128
+    # All that the encoder reads without a prompt.
+    c.data.query_max_length, c.data.passage_max_length = 256, 256
     c.data.hold_out = 0.2
     # A fifth of fewer than 500 queries chooses by chance.
     c.data.folds, c.data.folds_below = 3, 500
@@ -91,8 +92,6 @@ def get_config(arg: str = 'beir'):
     c.corpus_negatives = -1
     c.prompt.anchor, c.prompt.anchor_to = 0.5, 'scores'
     c.batch_size = 16
-    if recipe != 'medquad':
-      c.data.passage_max_length = 256  # all that the encoder reads, since it reads them once
   return defaults.local(c) if 'local' in (recipe, *rest) else c
 
 
@@ -102,8 +101,5 @@ def both_sides(c):
     'prompt': {'sides': c.prompt.sides, 'anchor': c.prompt.anchor},
     'batch_size': c.batch_size,
     'corpus_negatives': c.corpus_negatives,
-    'data': {
-      'passage_max_length': c.data.passage_max_length,
-      'passage_embeddings': c.data.passage_embeddings,
-    },
+    'data': {'passage_embeddings': c.data.passage_embeddings},
   }

@@ -95,6 +95,7 @@ def parser(doc, settings, seeds, ways):
 def parse(recipe, knobs):
   """The config of a recipe of configs/ with knobs."""
   config = f'--config={trials.ROOT}/configs/{recipe}'
+  knobs = ['eval.skip_saturated=False', *knobs]  # each is measured
   return configs.parse([config, *(f'--config.{knob}' for knob in knobs)])
 
 

@@ -21,6 +21,7 @@ import collections
 import dataclasses
 import hashlib
 import logging
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jaxtyping as jt
@@ -50,6 +51,10 @@ _COUNTS = (
   'undenoised_counts',
   'denoised_counts',
 )
+_CUT = {
+  'query': 'queries of more than {} tokens: cut',
+  'passage': 'passages of more than {} tokens: cut',
+}
 _PART = 'part.npz'
 _CHUNK = 1024  # texts tokenised at a time
 # Passages a shard: a number, so that the place of a row is known before it is tokenised.
@@ -78,6 +83,7 @@ class Store:
     negative_counts, relevant_counts: hard negatives and relevant passages of each query.
     undenoised_counts, denoised_counts: its negatives in each pool; one may be in both.
     categories: of each passage, as places in ``category_names``; None if they were not asked for.
+    cut: how many queries and passages were too long, by kind.
   """
 
   path: epath.Path
@@ -93,6 +99,7 @@ class Store:
   passages: table.Table
   categories: Lists | None = None
   category_names: tuple[str, ...] = ()
+  cut: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
   @property
   def num_queries(self) -> int:
@@ -139,6 +146,10 @@ def open_store(directory: files.PathLike) -> Store:
     pad_id=description['pad_id'],
     queries=table.Table(path / 'queries', 'queries'),
     passages=table.Table(path / 'passages', 'passages'),
+    cut={
+      kind: description['report'].get(_CUT[kind].format(description['settings'][length]), 0)
+      for kind, length in (('query', 'query_max_length'), ('passage', 'passage_max_length'))
+    },
     **lengths,
   )
 
@@ -208,7 +219,7 @@ def build_store(
       aside / 'queries', dataset, tokenizer, query_prefix, query_max_length, passages
     )
     lengths['passage_lengths'], cut = _gather(aside / 'passages', passages.part, parts, wait_s)
-    dataset.report.counts[f'passages of more than {passage_max_length} tokens: cut'] += cut
+    dataset.report.counts[_CUT['passage'].format(passage_max_length)] += cut
     return fingerprint.Built(lengths | categories, dataset.report, description)
 
   def build_part(aside: epath.Path) -> None:
@@ -381,7 +392,7 @@ def _write_queries(
     for start in range(0, len(dataset.queries), _CHUNK):
       chunk = dataset.queries[start : start + _CHUNK]
       tokens, cut = tokenizer.encode([prefix + query.text for query in chunk], limit)
-      report.counts[f'queries of more than {limit} tokens: cut'] += cut
+      report.counts[_CUT['query'].format(limit)] += cut
       for query, ids in zip(chunk, tokens, strict=True):
         positives = dict.fromkeys(row for row in positives_of(query) if row not in passages.empty)
         if not positives:

@@ -21,8 +21,11 @@ from dprjax.methods.method import Scores
 from dprjax.models import artifact
 from dprjax.runtime import distributed, workdir
 
-_FORMAT = 'dprjax.scores'
+_FORMAT, _WHOLE = 'dprjax.scores', 'dprjax.whole'
 _LATER = 'dev'  # the folder of later evaluations, of a fold or an alternative
+
+_HIGH = 0.95  # a score from which on there may be nothing left to gain
+_LIKELY = 0.25  # of what is missing to 1: more than a prompt gains (docs/results.md)
 
 
 class Gain(NamedTuple):
@@ -100,6 +103,51 @@ def compare(measure: str, baseline: Scores, found: Scores) -> Gain:
   else:
     pairs = []
   return Gain(measure, before, now, now - before, *interval, sum(map(len, pairs)), better)
+
+
+def saturated(measure: str, scores: Scores) -> str:
+  """Why no training could show a gain over these scores; '' where one could.
+
+  The score is .95 or more, and a quarter of what is missing to 1 lies within half of the 95 %
+  interval, by the bootstrap, of all that is missing.
+  """
+  mean, values = scores.means[measure], list(scores.values.values())
+  if not _HIGH <= mean <= 1 or not values or any(each.max() > 1 for each in values):
+    return ''
+  _, low, high = comparison.difference([1 - each for each in values])
+  likely, queries = _LIKELY * (1 - mean), sum(map(len, values))
+  if likely > (high - low) / 2:
+    return ''
+  return (
+    f'{measure} is {mean:.4f} on the {queries:,} dev queries before the training, and a gain of '
+    f'{likely:.4f}, a quarter of what is missing, could not be told from chance on them. Use the '
+    'encoder as it is; to train all the same: --config.eval.skip_saturated=False'
+  )
+
+
+def write_whole(folder: epath.Path, step: int, gain: Gain) -> None:
+  """Keeps the gain in the whole corpus after a step."""
+  record = {'format': _WHOLE, 'step': step, 'gain': gain._asdict()}
+  files.write_json(folder / workdir.WHOLE, record)
+
+
+def read_whole(folder: epath.Path, step: int) -> Gain | None:
+  """What `write_whole` kept of this step. Raises InputError where it is something else."""
+  path = folder / workdir.WHOLE
+  if not path.exists():
+    return None
+  try:
+    record = Record(reading.read_json_object(path, 'score'), str(path))
+    record.choice('format', _WHOLE)
+    gain = Gain.read(record.record('gain').values, str(path))
+    return gain if record.whole('step', 1, 10**12) == step else None
+  except InputError as error:
+    raise InputError(f'{error}; remove that file, and it is measured again') from error
+
+
+def metrics_of_whole(gain: Gain) -> dict[str, float]:
+  """The gain in the whole corpus as a row of metrics.jsonl, and in a prompt's meta."""
+  return {f'whole/{gain.measure}': gain.best, f'whole/{gain.measure} before': gain.baseline}
 
 
 def scores(folder: epath.Path, measure: str, evaluate: Callable[[], Scores]) -> Scores:

@@ -12,6 +12,7 @@ from dprjax.base import files, outputs, repository, version
 from dprjax.base.errors import InputError
 from dprjax.base.progress import size
 from dprjax.data import text
+from dprjax.formats import seen
 from dprjax.methods import baseline
 from dprjax.methods import method as methods
 from dprjax.models import artifact, hub, peft, prompted
@@ -53,6 +54,7 @@ class _Made(NamedTuple):
   meta: dict[str, Any]
   backbone: hub.Backbone
   done: str  # for the log
+  queries: seen.Seen = types.MappingProxyType({})
   training: card.Training | None = None
 
 
@@ -133,6 +135,8 @@ def export(
   gain = baseline.Gain.read(extra.get('gain'), f'{saved.folder}/{step}')
   if gain is not None and (scored or gain.folds):
     meta['gain'] = gain._asdict()
+  if (in_whole := baseline.read_whole(epath.Path(workdir), step)) is not None:
+    meta['metrics'] |= baseline.metrics_of_whole(in_whole)
   stamped = outputs.read_mark(workdir).get('inputs')
   began_with = stamped if isinstance(stamped, dict) else None
   training = card.Training(config.method, config.to_dict(), step, began_with, meta['metrics'])
@@ -140,7 +144,8 @@ def export(
   done = f'step {step}, {values} {"parameters" if product.encoders else "values"}'
   if product.meta.get('sides') == 'query':
     done += ', for queries alone: passages are those of the bare backbone'
-  return _write(out, inputs, _Made(product, meta, backbone, done, training), options)
+  known = workdirs.seen_queries(epath.Path(workdir))
+  return _write(out, inputs, _Made(product, meta, backbone, done, known, training), options)
 
 
 def check_gain(saved: checkpoint.Checkpoints, workdir: epath.PathLike, force: bool) -> None:
@@ -207,7 +212,7 @@ def convert(
     artifact.check_prompt(prompt, loaded.config, loaded.sha256, tokenizer)
   product = methods.Product({}, prompt.arrays, prompt.meta)
   done = f'of {found}'
-  return _write(out, inputs, _Made(product, prompt.meta, loaded, done), options)
+  return _write(out, inputs, _Made(product, prompt.meta, loaded, done, prompt.queries), options)
 
 
 def _find(source: epath.PathLike) -> epath.Path:
@@ -230,7 +235,7 @@ def _write(out: epath.Path, inputs: outputs.Inputs, made: _Made, options: Option
   check_ending(out, product, options)
   if out.suffix == '.npz':
     with outputs.claim(out, inputs, endings=('',)):
-      artifact.save_prompt(out, artifact.Prompt(meta, dict(product.prompt)))
+      artifact.save_prompt(out, artifact.Prompt(meta, dict(product.prompt), queries=made.queries))
     stored = '' if files.is_special(out) else f', {size(out.stat().length, "B")}'
     logger.info('%s: %s%s', out, made.done, stored)
     return out
@@ -284,7 +289,7 @@ def _subject(made: _Made) -> card.Subject:
 def _write_prompt(folder: epath.Path, made: _Made, options: Options) -> None:
   """A prompt alone: as it is, as PEFT's adapter, or over the frozen backbone."""
   folder.mkdir(parents=True)
-  prompt = artifact.Prompt(made.meta, dict(made.product.prompt))
+  prompt = artifact.Prompt(made.meta, dict(made.product.prompt), queries=made.queries)
   if options.format == 'peft':
     name = options.base_model.name if options.base_model else card.hub_name(made.meta['backbone'])
     peft.write_adapters(folder, prompt, name)
@@ -330,10 +335,12 @@ def _write_encoders(folder: epath.Path, made: _Made, options: Options) -> None:
       hf_config=backbone.hf_config,
       **arguments,
     )
+    if known := seen.join(seen.read(epath.Path(backbone.path) / seen.FILE), made.queries):
+      seen.write(folder / name / seen.FILE, known)
     sha256[name] = hub.load_backbone(str(folder / name)).sha256
   meta['backbone_sha256'] = sha256.get('') or sha256
   if product.prompt:
-    prompt = artifact.Prompt(meta, dict(product.prompt))
+    prompt = artifact.Prompt(meta, dict(product.prompt), queries=made.queries)
     if options.format == 'sentence-transformers':
       prompted.add_prompt(folder, prompt)
     else:
@@ -341,7 +348,8 @@ def _write_encoders(folder: epath.Path, made: _Made, options: Options) -> None:
   for name, (arrays, own) in product.prompts.items():
     path = folder / 'prompts' / f'{name}.npz'
     path.parent.mkdir(exist_ok=True)
-    artifact.save_prompt(path, artifact.Prompt({**meta, **own}, dict(arrays)))
+    prompt = artifact.Prompt({**meta, **own}, dict(arrays), queries=made.queries)
+    artifact.save_prompt(path, prompt)
 
 
 def check_out(out: epath.Path, inputs: outputs.Inputs, options: Options) -> None:

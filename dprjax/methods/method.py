@@ -107,6 +107,11 @@ class Data(NamedTuple):
     ids: names what a batch holds, for the message when its loss is not finite.
     shape: a batch's padded lengths, in words.
     evaluation: makes the evaluation on the dev split; None where there is no such split.
+    frozen: the scores to beat on the dev split, or with ``Texts.folds`` on all training queries:
+      those of the encoder as `dprjax.encode` runs it without a prompt. None: those of
+      ``Model.baseline``. All processes call it.
+    whole: ``(model, params, seconds) -> (scores to beat, scores)`` in the whole corpus, where the
+      evaluation searches a part of it; None where it would take longer.
     arrays: what the loss takes as parameters that are never trained, by their flat names. They are
       float32 and whole on every device.
   """
@@ -117,6 +122,8 @@ class Data(NamedTuple):
   ids: Callable[[Mapping[str, np.ndarray]], str]
   shape: Callable[[Mapping[str, np.ndarray]], str]
   evaluation: Callable[[Model], Evaluate] | None
+  frozen: Callable[[], Scores] | None = None
+  whole: Callable[[Model, Mapping[str, Array], float], tuple[Scores, Scores] | None] | None = None
   arrays: Mapping[str, np.ndarray] = types.MappingProxyType({})
 
 

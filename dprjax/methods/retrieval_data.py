@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,15 +19,19 @@ from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.data import batches, docstrings, sources, store, teacher
 from dprjax.data.text import Tokenizer
-from dprjax.formats import irds, trec
+from dprjax.formats import irds, seen, trec
 from dprjax.formats.qrels import write_qrels
 from dprjax.formats.texts import KINDS
 from dprjax.inference.embedder import Embedder
-from dprjax.methods import distillation, dual_encoder, query_only
+from dprjax.methods import distillation, dual_encoder, frozen, query_only
 from dprjax.methods.method import BatchShapes, Data, Evaluate, Folds, Model, Scores, Texts
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.retrieval import best, codes, exact, measures
-from dprjax.runtime import mesh, tree
+from dprjax.runtime import distributed, mesh, tree
+
+logger = logging.getLogger('dprjax')
+
+_TIMED = 4  # batches of passages that tell how long the whole corpus takes
 
 Assign = Callable[[sources.Source, store.Store, Tokenizer], Mapping[str, Int32[np.ndarray, 'n *w']]]
 """A split's store -> by kind, a number of each row, or several, which the method gives its texts.
@@ -58,9 +64,17 @@ class Splits:
     return found | {f'dev {role}': path for role, path in dev.items() if path != found.get(role)}
 
   def open_store(self, name: str, source: sources.Source, tokenizer: Tokenizer) -> store.Store:
-    """The token store of a split. It is built if it is not there yet."""
+    """The token store of a split, 'train' or 'dev'. It is built if it is not there yet.
+
+    Hashes of its queries are kept in the workdir, for the exporter.
+    """
     folder = store_folder(self.section, self.workdir, self.task) / name
-    return store.build_store(source, tokenizer, folder, **store_options(self.section))
+    found = store.build_store(source, tokenizer, folder, **store_options(self.section))
+    path = self.workdir / (f'queries-{self.task}.npz' if self.task else seen.FILE)
+    if jax.process_index() == 0 and name not in (known := seen.read(path)):
+      texts = (query.text for query in sources.load_dataset(source).queries)
+      seen.write(path, known | {name: seen.hashes(texts)})
+    return found
 
   def make_batches(
     self, tokens: store.Store, config: ConfigDict, devices: Mesh, **kwargs: Any
@@ -91,9 +105,11 @@ class Splits:
     """Grades of the dev split by query and passage id.
 
     They are written to ``dev.tsv`` too, for evaluations after the training: only the training knows
-    which queries it held out. A damaged file is written anew.
+    which queries it held out. A damaged file is written anew. Where folds are made, nothing is held
+    out: the grades are those of all training queries.
     """
-    assert self.dev is not None
+    if self.dev is None:
+      return sources.load_dataset(self.train).qrels
     judged = sources.load_dataset(self.dev).qrels
     path = self.workdir / (f'dev-{self.task}.tsv' if self.task else 'dev.tsv')
     if jax.process_index() == 0:
@@ -173,7 +189,7 @@ def find_splits(section: ConfigDict, workdir: epath.Path, seed: int, task: str =
     categories=section.categories,
   )
   fold = folds = None
-  if hold_out and section.folds and not task:
+  if section.folds and not section.dev_split and not task:
     if section.fold:
       hold_out, fold = None, (section.fold - 1, section.folds, seed)
     else:
@@ -240,12 +256,14 @@ def _open(
   passages = None
   if config.prompt.sides == 'query':
     passages = query_only.open_passages(splits.train, tokens, config, splits.workdir, tokenizer)
-  frozen = None
+  anchors = None
   if config.prompt.sides == 'query' and config.prompt.anchor:
-    frozen = query_only.open_queries(splits.train, tokens, config, splits.workdir, tokenizer)
+    anchors = query_only.open_queries(splits.train, tokens, config, splits.workdir, tokenizer)
   update = config.batch_size * config.accumulate
-  seen = update * (1 + config.negatives) - 1 if config.in_batch else config.negatives
-  seen = tokens.num_passages - 1 if config.corpus_negatives < 0 else seen + config.corpus_negatives
+  others = update * (1 + config.negatives) - 1 if config.in_batch else config.negatives
+  others += config.corpus_negatives
+  if config.corpus_negatives < 0:
+    others = tokens.num_passages - 1
 
   def ids(batch: Mapping[str, np.ndarray]) -> str:
     queries = tokens.query_ids(batch['query_index'])
@@ -280,17 +298,23 @@ def _open(
         batch | {distillation.KEY: known.scores(batch['query_index'], batch['passage_index'])}
       )
     )
-  if frozen is not None:
-    made = made.map(lambda batch: batch | {query_only.FROZEN: frozen.take(batch['query_index'])})
+  if anchors is not None:
+    made = made.map(lambda batch: batch | {query_only.FROZEN: anchors.take(batch['query_index'])})
   return Data(
     batches=made,
     unit='pairs',
     description=f'{tokens.num_queries} training queries, {tokens.num_passages} passages; up to '
-    f'{seen} negatives a query',
+    f'{others} negatives a query',
     ids=ids,
     shape=shape,
     evaluation=functools.partial(_evaluation, splits, config, devices, assign, tokenizer, passages)
     if splits.dev
+    else None,
+    frozen=functools.partial(_frozen, splits, config, tokens, tokenizer, passages)
+    if splits.dev or splits.folds
+    else None,
+    whole=functools.partial(_whole, splits, config, devices, assign, tokenizer, passages)
+    if splits.dev and 0 < config.eval.corpus_limit < tokens.num_passages
     else None,
     arrays=query_only.arrays(config, passages, tokens.num_passages),
   )
@@ -366,6 +390,9 @@ def shorten(ids: Sequence[str]) -> str:
   return ', '.join(ids[:8]) + ('...' if len(ids) > 8 else '')
 
 
+_MEASURES = ('nDCG@10', 'RR@10', 'R@100')
+
+
 def _evaluation(
   splits: Splits,
   config: ConfigDict,
@@ -375,15 +402,84 @@ def _evaluation(
   passages: query_only.Vectors | None,
   model: Model,
 ) -> Evaluate:
-  return evaluation(
-    splits,
-    config,
-    make_embedders(splits.section, config, devices, tokenizer, model),
-    assign,
-    tokenizer,
-    dev_measures(config, 'nDCG@10', 'RR@10', 'R@100'),
-    passages,
-  )
+  embedders = make_embedders(splits.section, config, devices, tokenizer, model)
+  wanted = dev_measures(config, *_MEASURES)
+  return evaluation(splits, config, embedders, assign, tokenizer, wanted, passages)
+
+
+def _frozen(
+  splits: Splits,
+  config: ConfigDict,
+  tokens: store.Store,
+  tokenizer: Tokenizer,
+  passages: query_only.Vectors | None,
+) -> Scores:
+  if jax.process_index() == 0 and not splits.section.fold:
+    sizes = {'query': tokens.num_queries, 'passage': tokens.num_passages}
+    cut = {kind: (tokens.cut[kind], size) for kind, size in sizes.items()}
+    for line in frozen.Frozen(config, splits.workdir, tokenizer).describe(cut):
+      logger.info('%s', line)
+  wanted = dev_measures(config, *_MEASURES)
+  return frozen_scores(Ranking(splits, config, tokenizer, wanted), tokenizer, passages)
+
+
+def frozen_scores(
+  ranking: 'Ranking', tokenizer: Tokenizer, known: query_only.Vectors | None = None
+) -> Scores:
+  """The scores of the encoder as `dprjax.encode` runs it without a prompt.
+
+  Process 0 measures them; the values of single queries are there alone.
+
+  Args:
+    ranking: of the dev split.
+    tokenizer: the backbone's.
+    known: the passages' vectors, where they were made for this training.
+  """
+  found = Scores({}, {})
+  if jax.process_index() == 0:
+    encoder = frozen.Frozen(ranking.config, ranking.splits.workdir, tokenizer)
+    texts = ranking.texts()
+    made = {} if encoder.differs('passage') else ranking.fixed(known)
+    vectors = {kind: encoder.vectors(kind, texts[kind], made.get(kind)) for kind in KINDS}
+    found = ranking.measure(vectors)
+  return found._replace(means=distributed.agree(dict(found.means)))
+
+
+def _whole(
+  splits: Splits,
+  config: ConfigDict,
+  devices: Mesh,
+  assign: Assign | None,
+  tokenizer: Tokenizer,
+  known: query_only.Vectors | None,
+  model: Model,
+  params: Mapping[str, jax.Array],
+  seconds: float,
+) -> tuple[Scores, Scores] | None:
+  """See ``Data.whole``."""
+  embedders = make_embedders(splits.section, config, devices, tokenizer, model)
+  ranking = Ranking(splits, config, tokenizer, dev_measures(config, *_MEASURES), whole=True)
+  columns, fixed = ranking.columns(assign), ranking.fixed(known)
+  # How many times passages are encoded: under the parameters, and by the frozen encoder.
+  encoder = frozen.Frozen(config, splits.workdir, tokenizer)
+  times = 0.0 if fixed else 1.0
+  if not fixed or encoder.differs('passage'):
+    longest = splits.section.passage_max_length
+    times += max(encoder.settings.max_length('passage') / longest, 1)
+  if times:
+    tokens = ranking.rows['passage']
+    some = np.unique(np.linspace(0, len(tokens) - 1, _TIMED * config.eval.batch_size).astype(int))
+    for _ in range(2):  # the first time compiles
+      began = time.monotonic()
+      embedders['passage'](
+        params, [tokens[i] for i in some], columns=[column[some] for column in columns['passage']]
+      )
+      took = time.monotonic() - began
+    estimate = times * took * len(tokens) / len(some)
+    if distributed.agree(estimate > seconds):
+      return None
+  vectors = ranking.embed(embedders, params, columns, fixed)
+  return frozen_scores(ranking, tokenizer, known), ranking.measure(vectors)
 
 
 def make_embedders(
@@ -419,51 +515,124 @@ def evaluation(
 
   Under a prompt for queries alone, ``known`` has the passages of the training split.
   """
-  assert splits.dev is not None
-  tokens = splits.open_store('dev', splits.dev, tokenizer)
-  queries = np.arange(tokens.num_queries)
-  query_rows = tokens.query_rows(queries)
-  passages = np.arange(tokens.num_passages)
-  if 0 < config.eval.corpus_limit < len(passages):
-    # The dev queries' own passages (which may exceed the limit) and others drawn at random.
-    own = np.unique(np.concatenate([row.relevant for row in query_rows]))
-    drawn = np.random.default_rng(config.seed).choice(
-      np.setdiff1d(passages, own), max(config.eval.corpus_limit - len(own), 0), replace=False
+  ranking = Ranking(splits, config, tokenizer, wanted)
+  if ranking.limited and jax.process_index() == 0:
+    logger.info(
+      'dev scores rank %s of %s passages, those of the dev queries and a sample '
+      '(config.eval.corpus_limit): in the whole corpus they are lower',
+      f'{len(ranking.passage_ids):,}',
+      f'{ranking.total:,}',
     )
-    passages = np.sort(np.concatenate([own, drawn]))
-  query_ids, passage_ids = tokens.query_ids(queries), tokens.passage_ids(passages)
-  names = dict(zip(passages.tolist(), passage_ids, strict=True))
-  qrels = splits.make_qrels(query_ids, query_rows, names)
-  rows = {
-    'query': [row.tokens for row in query_rows],
-    'passage': tokens.passage_tokens(passages),
-  }
-
-  columns: dict[str, tuple[np.ndarray, ...]] = dict.fromkeys(KINDS, ())
-  if assign is not None:
-    numbers = assign(splits.dev, tokens, tokenizer)
-    columns = {'query': (numbers['query'],), 'passage': (numbers['passage'][passages],)}
-
-  fixed: dict[str, np.ndarray] = {}  # vectors that no step changes
-  corpus = sources.locate(splits.dev)['corpus']
-  if known is not None and sources.locate(splits.train)['corpus'] == corpus:
-    fixed['passage'] = known.of_ids(passage_ids)
+  columns = ranking.columns(assign)
+  fixed = ranking.fixed(known)
 
   def evaluate(params: Mapping[str, jax.Array]) -> Scores:
-    vectors = fixed | {
-      kind: embedders[kind](params, rows[kind], columns=columns[kind])
+    vectors = ranking.embed(embedders, params, columns, fixed)
+    if known is not None:
+      fixed['passage'] = vectors['passage']
+    return ranking.measure(vectors)
+
+  return evaluate
+
+
+class Ranking:
+  """The dev queries, the passages that are searched for them, and what is measured.
+
+  Attributes:
+    query_ids, passage_ids: what is ranked.
+    rows: by kind, their tokens.
+    total: passages of the corpus.
+  """
+
+  def __init__(
+    self,
+    splits: Splits,
+    config: ConfigDict,
+    tokenizer: Tokenizer,
+    wanted: Sequence[str],
+    whole: bool = False,
+  ):
+    """Opens the dev split or, where folds are made, all training queries.
+
+    ``whole``: the whole corpus is searched, whatever ``config.eval.corpus_limit`` says.
+    """
+    self.splits, self.config, self._wanted, self._tokenizer = splits, config, wanted, tokenizer
+    self._source = splits.dev or splits.train
+    name = 'train' if splits.dev is None else 'dev'
+    self._tokens = tokens = splits.open_store(name, self._source, tokenizer)
+    queries, self.total = np.arange(tokens.num_queries), tokens.num_passages
+    query_rows = tokens.query_rows(queries)
+    passages = np.arange(tokens.num_passages)
+    if not whole and 0 < config.eval.corpus_limit < len(passages):
+      # The dev queries' own passages (which may exceed the limit) and others drawn at random.
+      own = np.unique(np.concatenate([row.relevant for row in query_rows]))
+      drawn = np.random.default_rng(config.seed).choice(
+        np.setdiff1d(passages, own), max(config.eval.corpus_limit - len(own), 0), replace=False
+      )
+      passages = np.sort(np.concatenate([own, drawn]))
+    self._passages = passages
+    self.query_ids, self.passage_ids = tokens.query_ids(queries), tokens.passage_ids(passages)
+    names = dict(zip(passages.tolist(), self.passage_ids, strict=True))
+    self._qrels = splits.make_qrels(self.query_ids, query_rows, names)
+    self.rows = {
+      'query': [row.tokens for row in query_rows],
+      'passage': tokens.passage_tokens(passages),
+    }
+
+  @property
+  def limited(self) -> bool:
+    """Whether a part of the corpus is searched."""
+    return len(self.passage_ids) < self.total
+
+  def texts(self) -> dict[str, list[str]]:
+    """The texts by kind."""
+    dataset = sources.load_dataset(self._source)
+    wanted = set(self.passage_ids)
+    queries = {query.id: query.text for query in dataset.queries}
+    passages = {text.id: text.text for text in dataset.passages if text.id in wanted}
+    return {
+      'query': [queries[id_] for id_ in self.query_ids],
+      'passage': [passages[id_] for id_ in self.passage_ids],
+    }
+
+  def columns(self, assign: Assign | None) -> dict[str, tuple[np.ndarray, ...]]:
+    """What an embedder takes beside tokens and mask."""
+    if assign is None:
+      return dict.fromkeys(KINDS, ())
+    numbers = assign(self._source, self._tokens, self._tokenizer)
+    return {'query': (numbers['query'],), 'passage': (numbers['passage'][self._passages],)}
+
+  def fixed(self, known: query_only.Vectors | None) -> dict[str, np.ndarray]:
+    """Vectors that no step changes."""
+    corpus = sources.locate(self._source)['corpus']
+    if known is None or sources.locate(self.splits.train)['corpus'] != corpus:
+      return {}
+    return {'passage': known.of_ids(self.passage_ids)}
+
+  def embed(
+    self,
+    embedders: Mapping[str, Embedder],
+    params: Mapping[str, jax.Array],
+    columns: Mapping[str, tuple[np.ndarray, ...]],
+    fixed: Mapping[str, np.ndarray],
+  ) -> dict[str, np.ndarray]:
+    """The vectors by kind."""
+    return dict(fixed) | {
+      kind: embedders[kind](params, self.rows[kind], columns=columns[kind])
       for kind in KINDS
       if kind not in fixed
     }
-    if known is not None:
-      fixed['passage'] = vectors['passage']
+
+  def measure(self, vectors: Mapping[str, np.ndarray]) -> Scores:
+    """The measures of an exact search."""
 
     def measure(query: np.ndarray, passage: np.ndarray, names: Sequence[str]) -> measures.Metrics:
-      k, ids_at = min(100, len(passage_ids)), best.ids_of(passage_ids)
+      k, ids_at = min(100, len(self.passage_ids)), best.ids_of(self.passage_ids)
       top = exact.search(query, passage, k, ids_at=ids_at)
-      run = trec.run_from_rows(query_ids, passage_ids, top.rows, top.scores)
-      return measures.measure(run, qrels, names)
+      run = trec.run_from_rows(self.query_ids, self.passage_ids, top.rows, top.scores)
+      return measures.measure(run, self._qrels, names)
 
+    config, wanted = self.config, self._wanted
     whole = measure(vectors['query'], vectors['passage'], wanted)
     found = dict(whole['mean'])
     for length in config.matryoshka:
@@ -472,5 +641,3 @@ def evaluation(
         cut = measure(query, passage, wanted[:1])['mean']
         found[f'{wanted[0]}/{length}'] = cut[wanted[0]]
     return Scores(found, of_queries(whole, wanted[0]))
-
-  return evaluate

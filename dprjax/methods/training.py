@@ -43,6 +43,7 @@ class Result(NamedTuple):
     best_step: its step.
     done: False where the run was stopped before its end.
     gain: the best score beside that before the first step.
+    saturated: whether nothing was trained, since no gain could be told from chance.
   """
 
   step: int
@@ -50,6 +51,7 @@ class Result(NamedTuple):
   best_step: int | None
   done: bool = True
   gain: baseline.Gain | None = None
+  saturated: bool = False
 
 
 def train(config: ml_collections.ConfigDict, workdir: epath.PathLike) -> Result:
@@ -108,15 +110,17 @@ def _train_best(
     with workdirs.claim(folder, workdirs.TRAINING, inputs, lock=main) as claimed:
       frozen = ml_collections.FrozenConfigDict(one)
       results.append(_train(frozen, claimed, method, devices, whole, rival))
-    done, gain, step = results[-1].done, results[-1].gain, results[-1].best_step
-    scores = baseline.kept(folder, one.eval.measure, step) if step else None
-    return alternatives.Trained(done, gain, scores)
+    last = results[-1]
+    scores = baseline.kept(folder, one.eval.measure, last.best_step) if last.best_step else None
+    return alternatives.Trained(last.done and not last.saturated, last.gain, scores)
 
   say = logger.info if main else logger.debug
   best = alternatives.choose(config, workdir, train_one, say)
   if best is not None:
     one = alternatives.resolve(config)[best]
     train_one(one, workdirs.alternative(workdir, best), True)
+  if main and results:
+    workdirs.show_held_out(workdir, config)
   return results[-1]
 
 
@@ -175,7 +179,11 @@ def _train(
   data = texts.open(tokenizer, backbone.config)
   epoch = len(data.batches)
   schedule_steps = total = config.steps or max(round(config.epochs * epoch), 1)
-  plan = None
+  plan = start = None
+  if data.frozen is not None:
+    start = baseline.scores(workdir, config.eval.measure, data.frozen)
+    if nothing_left(config, workdir, start, say):
+      return Result(0, None, None, saturated=True)
   if texts.folds is not None:
     plan = folds.find(
       config, workdir, texts.folds, functools.partial(train_fold, method, devices, say)
@@ -204,7 +212,7 @@ def _train(
   batches = open_batches(data.batches, config.data.threads)
   saved = checkpoint.Checkpoints(workdir, backbone.sha256, config.checkpoint.keep)
   step = 0
-  best, best_step, stale, stopped, beaten = None, None, 0, False, ''
+  best, best_step, stale, stopped, beaten, spent = None, None, 0, False, '', 0.0
   gain = None if plan is None else plan.gain  # of the best, or of the folds
   latest = saved.latest()
   if latest is not None:
@@ -218,7 +226,7 @@ def _train(
       restored.extra[name] for name in ('best', 'best_step', 'stale', 'stopped')
     )
     gain = baseline.Gain.read(restored.extra.get('gain'), f'{saved.folder}/{step}')
-    beaten = restored.extra.get('beaten', '')
+    beaten, spent = restored.extra.get('beaten', ''), restored.extra.get('seconds', 0.0)
 
   describe(config, say, state, frozen, devices, data, total)
   if step:
@@ -227,6 +235,7 @@ def _train(
   # Without a checkpoint the baseline's row, that of step 0, is written again too.
   metric_log = log.MetricLog(workdir, -1 if latest is None else step, active=main)
   progress = Progress('steps', total, skip_first=True)
+  began_at = time.monotonic() - spent
   stop = stopping.Stop(devices)
   # A step's loss is read while the next step runs, and always before anything is saved.
   unread: deque[tuple[int, Any, Any]] = deque()
@@ -272,6 +281,7 @@ def _train(
       'stopped': stopped,
       'beaten': beaten,
       'gain': None if gain is None else gain._asdict(),
+      'seconds': time.monotonic() - began_at,
       'seed': config.seed,
     }
     saved.save(step, state.model, state.rest, extra, score)
@@ -288,18 +298,16 @@ def _train(
         'all queries'
       )
     if evaluate is not None:
-      began = time.monotonic()
-      start = baseline.scores(
-        workdir,
-        config.eval.measure,
-        lambda: evaluate(model.baseline(untrained)),
-      )
+      whose = 'before the training' if start is None else 'dprjax encode without a prompt'
+      if start is None:
+        start = baseline.scores(
+          workdir, config.eval.measure, lambda: evaluate(model.baseline(untrained))
+        )
+        if nothing_left(config, workdir, start, say):
+          return Result(0, None, None, saturated=True)
       if latest is None:
         metric_log.write(0, baseline.metrics(start))
-      say(
-        f'step 0/{total}  dev {shown_scores(start)}  (before the training)  '
-        f'{duration(time.monotonic() - began)}'
-      )
+      say(f'step 0/{total}  dev {shown_scores(start)}  ({whose})')
     while step < total and not stopped:
       batch = next(batches)
       if (shape := data.shape(batch)) not in shapes:
@@ -346,6 +354,13 @@ def _train(
         return Result(step, best, best_step, step == total or stopped, gain)
     read_all()
     saved.wait()
+    spent = time.monotonic() - began_at if step != latest else spent
+    if data.whole is not None and best_step and whole and not config.data.fold:
+      chosen = layout.put(saved.restore_trainable(best_step))
+      score_whole = functools.partial(data.whole, model, {**frozen, **chosen}, spent / 10)
+      in_whole = whole_corpus(workdir, config.eval.measure, best_step, score_whole, say)
+      if in_whole is not None:
+        metric_log.write(step, baseline.metrics_of_whole(in_whole))
     reason = f'behind {beaten}' if beaten else f'no gain in the last {stale} evaluations'
     say(
       (f'stopped early: {reason}; ' if stopped else '')
@@ -362,6 +377,52 @@ def _train(
     metric_log.close()
     batches.close()
     saved.close()
+
+
+def nothing_left(
+  config: ml_collections.FrozenConfigDict,
+  workdir: epath.Path,
+  start: methods.Scores,
+  say: Callable[[str], None],
+) -> bool:
+  """Whether no gain over these scores could be told from chance; then a file says so, and a line.
+
+  A training that has begun goes on. All processes call this.
+  """
+  why = ''
+  if config.eval.skip_saturated and not config.data.fold and not workdirs.begun(workdir):
+    why = distributed.agree(baseline.saturated(config.eval.measure, start))
+  if jax.process_index() == 0:
+    workdirs.write_saturated(workdir, why)
+  if why:
+    say(f'nothing is trained: {why}')
+  return bool(why)
+
+
+def whole_corpus(
+  workdir: epath.Path,
+  measure: str,
+  step: int,
+  score: Callable[[], tuple[methods.Scores, methods.Scores] | None],
+  say: Callable[[str], None],
+) -> baseline.Gain | None:
+  """The gain in the whole corpus after a step: kept in the workdir, or measured and then kept."""
+  main = jax.process_index() == 0
+  gain = baseline.read_whole(workdir, step) if main else None
+  if not distributed.agree(gain is not None):
+    scores = score()
+    if scores is None:
+      say('the whole corpus is not searched: that would take more than a tenth of the training')
+      return None
+    if main:
+      gain = baseline.compare(measure, *scores)
+      baseline.write_whole(workdir, step, gain)
+  if gain is not None:
+    say(
+      f'in the whole corpus: {measure} {gain.best:.4f} after step {step}, {gain.shown} on '
+      f'{gain.baseline:.4f} before'
+    )
+  return gain
 
 
 def train_fold(

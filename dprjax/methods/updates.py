@@ -87,21 +87,23 @@ class Layout(NamedTuple):
     """Whether the state keeps where it began."""
     return self.interpolate < 1
 
+  def put(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Host arrays by name, on the mesh."""
+    return {
+      name: mesh.put(np.asarray(leaf).astype(self.dtypes[name]), self.shardings[name])
+      for name, leaf in params.items()
+    }
+
   def place(self, params: Mapping[str, Any]) -> tuple[State, dict[str, jax.Array]]:
     """Host arrays by name -> the first state, and the frozen parameters."""
-
-    def put(name: str) -> jax.Array:
-      return mesh.put(np.asarray(params[name]).astype(self.dtypes[name]), self.shardings[name])
-
-    trainable = {name: put(name) for name in params if name in self.trainable}
-    frozen = {name: put(name) for name in params if name not in self.trainable}
+    own = {name: leaf for name, leaf in params.items() if name in self.trainable}
+    trainable = self.put(own)
+    frozen = self.put({name: leaf for name, leaf in params.items() if name not in own})
     opt_state = init_optimizer(
       self.optimizer, trainable, list(frozen), self.shardings, self.devices
     )
     # In memory of its own, since a step reuses that of the state.
-    average, start = (
-      {name: put(name) for name in trainable} if has else None for has in (self.average, self.start)
-    )
+    average, start = (self.put(own) if has else None for has in (self.average, self.start))
     return State(trainable, opt_state, average, start), frozen
 
   def shapes(self, params: Mapping[str, Any]) -> tuple[State, dict[str, jax.ShapeDtypeStruct]]:

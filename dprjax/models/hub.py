@@ -155,6 +155,17 @@ def check_readable(path_or_hub_id: PathLike) -> None:
     _open(path_or_hub_id, stack)
 
 
+def load_sentence(path_or_hub_id: PathLike) -> SentenceSettings:
+  """How an encoder embeds a text, ``Backbone.sentence``; no tensor is read.
+
+  Raises:
+    InputError: as ``load_backbone``, except for tensors.
+  """
+  with contextlib.ExitStack() as stack:
+    root, checkpoint = _open(path_or_hub_id, stack)
+    return read_sentence_settings(root, checkpoint.config)
+
+
 def read_shape(folder: PathLike) -> EncoderConfig:
   """The shape of the encoder in a folder, which may hold config.json alone.
 

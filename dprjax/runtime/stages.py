@@ -86,9 +86,11 @@ class Stages:
     restart: bool = False,
   ) -> None:
     """Trains; with ``restart``, from the beginning in an empty workdir when the input changes."""
+    # Also where nothing is left to gain: the last stage's comparison needs a model.
+    command = ['train', f'--config={config}', f'--workdir={workdir}', *flags]
     self.run(
       title,
-      ['train', f'--config={config}', f'--workdir={workdir}', *flags],
+      [*command, '--config.eval.skip_saturated=False'],
       workdir / 'metrics.jsonl',
       [epath.Path(config_file(config)), *reads],
       workdir if restart else None,

@@ -13,11 +13,18 @@ from etils import epath
 
 from dprjax.base import files, outputs, reading, repository, stamps
 from dprjax.base.errors import InputError
+from dprjax.formats import seen
+from dprjax.formats.fields import Record
 from dprjax.runtime import config as configs
 
 BASELINE = 'baseline.json'  # the dev split's scores before the first step
 FOLDS = 'folds.json'  # what a cross-validation found
-MEASURED = (BASELINE, FOLDS)
+WHOLE = 'whole.json'  # the best checkpoint's score in the whole corpus
+SATURATED = 'saturated.json'  # why nothing was trained
+_SATURATED = 'dprjax.saturated'  # its format
+DEV = 'dev.tsv'  # judgements of the queries that were held out
+MEASURED = (BASELINE, FOLDS, WHOLE, SATURATED)
+_QUERIES = 'queries*.npz'  # hashes of the queries that are trained on, and chosen by
 ALTERNATIVES = 'alternatives.json'  # which of config.alternatives was chosen
 CHOICE = 'dprjax.alternatives'  # its format
 TRAINING, PIPELINE, QUICKSTART = 'dprjax.training', 'dprjax.pipeline', 'dprjax.quickstart'
@@ -73,6 +80,47 @@ def claim(
       raise
 
 
+def top(workdir: epath.Path) -> epath.Path:
+  """The workdir of the run that a fold or an alternative is trained for, or the workdir itself."""
+  while workdir.parent.name in ('folds', 'alternatives'):
+    above = workdir.parent.parent
+    if outputs.read_mark(above).get('format') != TRAINING:
+      break
+    workdir = above
+  return workdir
+
+
+def begun(workdir: epath.Path) -> bool:
+  """Whether a training in this workdir has a checkpoint, or folds."""
+  return _has_checkpoint(workdir) or (workdir / 'folds').exists()
+
+
+def _has_checkpoint(workdir: epath.Path) -> bool:
+  checkpoints = workdir / 'checkpoints'
+  return checkpoints.is_dir() and any(path.name.isdecimal() for path in checkpoints.iterdir())
+
+
+def write_saturated(workdir: epath.Path, why: str) -> None:
+  """Keeps why nothing was trained; without a reason removes what was kept."""
+  if why:
+    files.write_json(workdir / SATURATED, {'format': _SATURATED, 'why': why})
+  else:
+    (workdir / SATURATED).unlink(missing_ok=True)
+
+
+def show_held_out(workdir: epath.Path, config: ml_collections.ConfigDict) -> None:
+  """Copies the judgements of the held-out queries from the alternative that was chosen."""
+  best = chosen(workdir, config)
+  if best is not None and (found := alternative(workdir, best) / DEV).exists():
+    files.clear(workdir / DEV)
+    found.copy(workdir / DEV, overwrite=True)
+
+
+def seen_queries(workdir: epath.Path) -> seen.Seen:
+  """Hashes of the queries that a run was trained on, and chosen by."""
+  return seen.join(*map(seen.read, sorted(workdir.glob(_QUERIES), key=str)))
+
+
 def alternative(workdir: epath.Path, name: str) -> epath.Path:
   """The workdir of one of ``config.alternatives``."""
   return workdir / 'alternatives' / name
@@ -99,9 +147,14 @@ def trained(workdir: files.PathLike) -> epath.Path:
   """The workdir that has a run's checkpoints: itself, or that of the chosen alternative.
 
   Raises:
-    InputError: there is no run, or none is chosen yet.
+    InputError: there is no run, none is chosen yet, or nothing was trained.
   """
   config, workdir = configs.load_workdir(workdir), epath.Path(workdir)
+  for folder in (workdir, *(alternative(workdir, name) for name in config.alternatives)):
+    if (folder / SATURATED).exists():
+      record = Record(reading.read_json_object(folder / SATURATED, 'record'), str(folder))
+      record.choice('format', _SATURATED)
+      raise InputError(f'{workdir}: nothing was trained: {record.text("why")}')
   if not config.alternatives:
     return workdir
   best = chosen(workdir, config)
@@ -179,11 +232,10 @@ def begin(workdir: epath.Path, sources: Mapping[str, epath.Path]) -> None:
     InputError: the training has a checkpoint, and a file differs from what it was begun with.
   """
   before = outputs.read_mark(workdir).get('inputs')
-  checkpoints = workdir / 'checkpoints'
-  if not (checkpoints.is_dir() and any(path.name.isdecimal() for path in checkpoints.iterdir())):
+  if not _has_checkpoint(workdir):
     if before is None or stamps.changes(before, sources):
-      for name in MEASURED:  # on other files
-        (workdir / name).unlink(missing_ok=True)
+      for path in (*(workdir / name for name in MEASURED), *workdir.glob(_QUERIES)):
+        path.unlink(missing_ok=True)  # of other files
       outputs.write_mark(workdir, TRAINING, inputs=stamps.stamp(sources))
     return
   if not isinstance(before, dict):

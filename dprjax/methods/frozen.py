@@ -1,0 +1,135 @@
+"""The encoder that a training has to beat: as `dprjax.encode` runs it without a prompt.
+
+Lengths, pooling, normalisation and prefix texts are those of the backbone's folder, whatever the
+experiment trains with. So all alternatives and folds of a run are compared with one number, and it
+is the one that a user has without a training.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+
+import numpy as np
+from etils import epath
+from jaxtyping import Float
+from ml_collections import ConfigDict
+
+from dprjax.base import arrays
+from dprjax.data.text import Tokenizer
+from dprjax.formats.texts import KINDS
+from dprjax.inference import encoder as inference
+from dprjax.inference import folders
+from dprjax.models import hub
+from dprjax.runtime import config as configs
+from dprjax.runtime import workdir as workdirs
+
+FOLDER = 'frozen'  # of the run's workdir
+_MOST_KEPT = 100_000  # texts whose vectors are kept on disk
+
+
+class Frozen:
+  """The frozen encoder of a run.
+
+  Attributes:
+    settings: how `dprjax.encode` makes vectors of texts without a prompt.
+  """
+
+  def __init__(self, config: ConfigDict, workdir: epath.Path, tokenizer: Tokenizer):
+    self._config, self._tokenizer = config, tokenizer
+    self._path = configs.backbone_path(config, workdir)
+    self._folder = workdirs.top(workdir) / FOLDER
+    self.settings = inference.resolve_settings(hub.load_sentence(self._path), None)
+
+  def differs(self, kind: str) -> bool:
+    """Whether the experiment's texts of a kind become other vectors than the frozen encoder's."""
+    own, section = self.settings, self._config.data
+    return (
+      own.pooling,
+      own.normalize,
+      own.prefix(kind),
+      own.max_length(kind),
+    ) != (
+      self._config.pooling,
+      bool(self._config.normalize),
+      section[f'{kind}_prefix'],
+      section[f'{kind}_max_length'],
+    )
+
+  def describe(self, cut: dict[str, tuple[int, int]]) -> list[str]:
+    """Lines about what the training has otherwise.
+
+    Args:
+      cut: of each kind, how many texts the training cuts, and of how many.
+    """
+    own, config = self.settings, self._config
+    lines = []
+    for kind, plural in zip(KINDS, ('queries', 'passages'), strict=True):
+      count, of = cut[kind]
+      length = config.data[f'{kind}_max_length']
+      if count and length < own.max_length(kind):
+        lines.append(
+          f'{count:,} of {of:,} {plural} are cut at {length} tokens '
+          f'(config.data.{kind}_max_length); without a prompt, dprjax encode reads '
+          f'{own.max_length(kind)}, and the baseline is scored so'
+        )
+    named = [('pooling', config.pooling, own.pooling)]
+    named += [('normalize', bool(config.normalize), own.normalize)]
+    named += [
+      (f'data.{kind}_prefix', config.data[f'{kind}_prefix'], own.prefix(kind)) for kind in KINDS
+    ]
+    lines += [
+      f'config.{name} is {ours!r}; the baseline has {theirs!r}, as dprjax encode without a prompt'
+      for name, ours, theirs in named
+      if ours != theirs
+    ]
+    return lines
+
+  def vectors(
+    self, kind: str, texts: Sequence[str], made: Float[np.ndarray, 'n H'] | None = None
+  ) -> Float[np.ndarray, 'n H']:
+    """The texts' vectors. They are kept in the run's workdir, and not encoded twice.
+
+    Args:
+      kind: 'query' or 'passage'.
+      texts: of any number; of many the vectors are not kept.
+      made: their vectors, where they are encoded already.
+    """
+    if len(texts) > _MOST_KEPT:
+      return self._encoder.encode(texts, kind) if made is None else made
+    path, meta = self._folder / f'{kind}.npz', self._meta(kind)
+    known: dict[bytes, np.ndarray] = {}
+    if path.exists():
+      found = arrays.read_arrays(path, 'frozen vectors', remedy='remove it, and it is made again')
+      if str(found.get('meta')) == meta:
+        known = dict(zip(map(bytes, found['texts']), found['vectors'], strict=True))
+    keys = [hashlib.sha256(text.encode()).digest()[:16] for text in texts]
+    places = {key: place for place, key in enumerate(keys) if key not in known}
+    if places:
+      rows = [*places.values()]
+      new = self._encoder.encode([texts[i] for i in rows], kind) if made is None else made[rows]
+      known |= dict(zip(places, new, strict=True))
+      self._folder.mkdir(exist_ok=True)
+      content = {
+        'meta': np.array(meta),
+        'texts': np.array([list(key) for key in known], np.uint8),
+        'vectors': np.stack([*known.values()]),
+      }
+      arrays.write_arrays(path, content)
+    return np.stack([known[key] for key in keys])
+
+  @functools.cached_property
+  def _encoder(self) -> inference.Encoder:
+    return inference.Encoder(
+      dict.fromkeys(KINDS, hub.load_backbone(self._path)),
+      self._tokenizer,
+      {inference.UNNAMED: inference.Entry(None, self.settings)},
+      batch_size=self._config.eval.batch_size,
+      dtype=self._config.backbone.dtype,
+    )
+
+  def _meta(self, kind: str) -> str:
+    """All that decides a vector beside the text."""
+    found = folders.describe(self._encoder, kind, 'float32', '')
+    return json.dumps(dataclasses.asdict(found), sort_keys=True)
