@@ -146,7 +146,7 @@ def read_whole(folder: epath.Path, step: int) -> Gain | None:
 
 
 def metrics_of_whole(gain: Gain) -> dict[str, float]:
-  """The gain in the whole corpus as a row of metrics.jsonl, and in a prompt's meta."""
+  """The scores in the whole corpus, for a prompt's meta."""
   return {f'whole/{gain.measure}': gain.best, f'whole/{gain.measure} before': gain.baseline}
 
 

@@ -358,9 +358,7 @@ def _train(
     if data.whole is not None and best_step and whole and not config.data.fold:
       chosen = layout.put(saved.restore_trainable(best_step))
       score_whole = functools.partial(data.whole, model, {**frozen, **chosen}, spent / 10)
-      in_whole = whole_corpus(workdir, config.eval.measure, best_step, score_whole, say)
-      if in_whole is not None:
-        metric_log.write(step, baseline.metrics_of_whole(in_whole))
+      whole_corpus(workdir, config.eval.measure, best_step, score_whole, say)
     reason = f'behind {beaten}' if beaten else f'no gain in the last {stale} evaluations'
     say(
       (f'stopped early: {reason}; ' if stopped else '')
@@ -405,15 +403,15 @@ def whole_corpus(
   step: int,
   score: Callable[[], tuple[methods.Scores, methods.Scores] | None],
   say: Callable[[str], None],
-) -> baseline.Gain | None:
-  """The gain in the whole corpus after a step: kept in the workdir, or measured and then kept."""
+) -> None:
+  """Shows the gain in the whole corpus after a step: kept in the workdir, or measured now."""
   main = jax.process_index() == 0
   gain = baseline.read_whole(workdir, step) if main else None
   if not distributed.agree(gain is not None):
     scores = score()
     if scores is None:
       say('the whole corpus is not searched: that would take more than a tenth of the training')
-      return None
+      return
     if main:
       gain = baseline.compare(measure, *scores)
       baseline.write_whole(workdir, step, gain)
@@ -422,7 +420,6 @@ def whole_corpus(
       f'in the whole corpus: {measure} {gain.best:.4f} after step {step}, {gain.shown} on '
       f'{gain.baseline:.4f} before'
     )
-  return gain
 
 
 def train_fold(

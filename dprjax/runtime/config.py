@@ -211,7 +211,8 @@ def _prefer(config: ml_collections.ConfigDict, given: set[str]) -> None:
         )
       if key not in knobs.OF_QUERIES and f'alternatives.{name}.{key}' not in given:
         section, _, knob = f'alternatives.{name}.{key}'.rpartition('.')
-        del _section(config, section)[knob]
+        with _section(config, section).unlocked() as changes:
+          del changes[knob]
 
 
 def _prefer_dev(data: ml_collections.ConfigDict, section: str, given: set[str]) -> None:

@@ -80,6 +80,53 @@ def test_a_gain_that_may_be_chance_and_one_without_an_interval():
   }
 
 
+def short_of_one(queries, wrong, by=0.5):
+  values = np.ones(queries)
+  values[:wrong] -= by
+  return scores_of({'': values})
+
+
+@pytest.mark.parametrize(
+  'queries, wrong, expected',
+  [
+    (200, 8, True),  # .98: a quarter of the missing .02, within .0137, half of the interval
+    (200, 0, True),
+    (40, 4, True),  # .95
+    (40, 5, False),  # below .95
+    (
+      10_000,
+      400,
+      False,
+    ),  # .98 too, and half an interval is .0019
+    (10, 5, False),
+  ],
+)
+def test_nothing_is_left_to_gain_where_no_gain_could_be_shown(queries, wrong, expected):
+  why = baseline.saturated('mean', short_of_one(queries, wrong))
+  assert bool(why) == expected
+  if why:
+    assert f'mean is {1 - wrong / queries / 2:.4f} on the {queries:,} dev queries' in why
+    assert '--config.eval.skip_saturated=False' in why
+
+
+def test_what_is_no_score_below_one_is_never_saturated():
+  assert not baseline.saturated('mean', Scores({'mean': 0.99}))  # no values
+  assert not baseline.saturated('mean', scores_of({'': np.array([0.0, 1.98])}))
+  assert not baseline.saturated('mean', scores_of({'': np.array([3.0, 5.0])}))
+
+
+def test_the_score_in_the_whole_corpus_is_of_its_step(tmp_path):
+  assert baseline.read_whole(tmp_path, 4) is None
+  gain = baseline.compare('mean', short_of_one(8, 4), short_of_one(8, 2))
+  baseline.write_whole(tmp_path, 4, gain)
+  assert baseline.read_whole(tmp_path, 4) == gain and baseline.read_whole(tmp_path, 6) is None
+  assert baseline.metrics_of_whole(gain) == {'whole/mean': 0.875, 'whole/mean before': 0.75}
+  (tmp_path / 'whole.json').write_text('{"format": "dprjax.whole", "step": 4, "gain": {}}')
+  with pytest.raises(InputError, match='remove that file') as info:
+    baseline.read_whole(tmp_path, 4)
+  assert 'whole.json' in str(info.value)
+
+
 def test_it_is_measured_once(tmp_path):
   calls = []
 

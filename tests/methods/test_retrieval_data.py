@@ -7,13 +7,17 @@ import json
 import math
 import shutil
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
 
 from dprjax.base.errors import InputError
+from dprjax.formats import seen
 from dprjax.methods import retrieval_data as retrieval
 from dprjax.methods.method import Folds
+from dprjax.models import hub
 from tests.methods.conftest import WORDS, assert_goes_on
 
 PASSAGES = {
@@ -61,6 +65,17 @@ def folder(tmp_path):
       'query-id\tcorpus-id\tscore\n' + ''.join(f'{q}\t{d}\t1\n' for q, d in judged)
     )
   return path
+
+
+@pytest.fixture
+def backbone(tmp_path, tokenizer, model):
+  """A folder with the vocabulary of the tests."""
+  path = tmp_path / 'model'
+  (tmp_path / 'words').mkdir()
+  tokenizer.backend.save(str(tmp_path / 'words' / 'tokenizer.json'))
+  params = hub.init_params(model, jax.random.key(0))
+  hub.save_backbone(path, model, params, source=tmp_path / 'words')
+  return str(path)
 
 
 @pytest.fixture
@@ -166,6 +181,26 @@ def test_the_dev_split_is_measured(start, bag, tmp_path, limit):
   assert (
     tmp_path / 'run' / 'dev.tsv'
   ).read_text() == 'query-id\tcorpus-id\tscore\noak\te1\t1\nyew\te3\t1\n'
+
+
+def test_the_whole_corpus_where_the_dev_split_ranks_a_part(start, bag, backbone, caplog):
+  caplog.set_level('INFO', 'dprjax')
+  limited = {'data__dev_split': 'dev', 'eval__measure': 'P@1', 'eval__corpus_limit': 2}
+  data = start(**limited, backbone__path=backbone)
+  assert data.evaluation(bag)(WEIGHTS).means['P@1'] == 1.0
+  assert 'dev scores rank 2 of 28 passages' in caplog.text
+  before, found = data.whole(bag, WEIGHTS, math.inf)
+  assert found.means['P@1'] == 0.5
+  everything = start(**limited | {'eval__corpus_limit': 0}, backbone__path=backbone)
+  assert before.means == everything.frozen().means and everything.whole is None
+  assert data.whole(bag, WEIGHTS, 0.0) is None  # no time for it
+
+
+def test_hashes_of_the_queries_are_kept(start, bag, tmp_path):
+  start(data__dev_split='dev').evaluation(bag)
+  kept = seen.read(epath.Path(tmp_path / 'run' / 'queries.npz'))
+  asked = [*QUERIES.items(), ('oak', 'oak'), ('new', 'oak yew')]
+  assert seen.ids(asked, kept) == {'train': list(QUERIES), 'dev': ['oak']}
 
 
 def test_shortened_vectors_are_measured_too(start, bag):

@@ -251,3 +251,79 @@ def test_the_arithmetic_is_settled_by_the_devices(given, platform, expected):
   )
   assert (settled.backbone.dtype, settled.backbone.frozen_dtype) == expected
   assert (config.backbone.dtype, config.backbone.frozen_dtype) == given
+
+
+RECIPES = pathlib.Path(__file__).parents[2] / 'configs'
+
+
+def parse(recipe, *flags):
+  return configs.parse([f'--config={RECIPES}/{recipe}', *(f'--config.{flag}' for flag in flags)])
+
+
+@pytest.mark.parametrize(
+  'recipe, flags, expected',
+  [
+    # (hold_out, folds, folds_below, dev_split)
+    ('dptdr.py:beir', [], (0.2, 3, 500, '')),
+    ('dptdr.py:beir', ['data.hold_out=0.3'], (0.3, 0, 500, '')),
+    ('dptdr.py:beir,query', ['data.hold_out=0.3'], (0.3, 0, 500, '')),
+    ('dptdr.py:beir,both', ['data.hold_out=0.3'], (0.3, 0, 500, '')),
+    ('ft.py:beir', ['data.hold_out=0.3'], (0.3, 0, 500, '')),
+    ('dptdr.py:medquad', ['data.hold_out=0.3'], (0.3, 0, 500, '')),
+    ('dptdr.py:nq', ['data.hold_out=0.3'], (0.3, 0, 200, '')),
+    ('dptdr.py:beir', ['data.hold_out=0.0'], (0.0, 0, 500, '')),
+    ('dptdr.py:beir', ['data.dev_split=dev'], (0.0, 0, 500, 'dev')),
+    ('dptdr.py:beir', ['data.folds=5'], (0.2, 5, 10**9, '')),
+    ('dptdr.py:medquad', ['data.folds=5'], (0.0, 5, 10**9, '')),
+    ('dptdr.py:beir', ['data.folds=5', 'data.folds_below=50'], (0.2, 5, 50, '')),
+    ('dptdr.py:beir', ['data.folds=0'], (0.2, 0, 500, '')),
+    ('dptdr.py:beir', ['data.folds=4', 'data.hold_out=0.3'], (0.3, 4, 500, '')),
+  ],
+)
+def test_what_is_held_out_is_as_the_command_line_says(recipe, flags, expected):
+  data = parse(recipe, *flags).data
+  assert (data.hold_out, data.folds, data.folds_below, data.dev_split) == expected
+
+
+def test_the_dev_split_of_a_task_is_as_the_command_line_says():
+  config = parse('nir_retriever.py:emm', 'tasks.qa.data.dev_split=dev')
+  assert (config.tasks.qa.data.dev_split, config.tasks.qa.data.hold_out) == ('dev', 0.0)
+  assert config.tasks.dialogue.data.hold_out > 0
+
+
+def test_alternatives_differ_in_nothing_that_the_command_line_says():
+  def both(*flags):
+    config = parse('dptdr.py:beir', *flags)
+    return [configs.alternative(config, name) for name in ('query', 'both')]
+
+  assert [one.batch_size for one in both()] == [16, 32]
+  assert [one.batch_size for one in both('batch_size=64')] == [64, 64]
+  one_alone = both('batch_size=64', 'alternatives.both.batch_size=8')
+  assert [one.batch_size for one in one_alone] == [64, 8]
+  assert [one.prompt.anchor for one in both('prompt.anchor=1.0')] == [1.0, 1.0]
+  # Only a prompt for queries can have these.
+  given = both('data.passage_embeddings=emb', 'corpus_negatives=64')
+  assert [(one.data.passage_embeddings, one.corpus_negatives) for one in given] == [
+    ('emb', 64),
+    ('', 0),
+  ]
+
+
+def test_epochs_on_the_command_line_replace_the_steps_of_a_recipe():
+  config = parse('dptdr.py:local', 'epochs=2', 'eval.epochs=1')
+  assert (config.steps, config.epochs, config.eval.every) == (0, 2.0, 0)
+  config = parse('dptdr.py:local', 'epochs=2', 'steps=5')
+  assert (config.steps, config.epochs) == (5, 2.0)
+
+
+@pytest.mark.parametrize(
+  'flags, knob',
+  [
+    (['data.hold_out=0.3', 'data.dev_split=dev'], 'config.data.dev_split'),
+    (['data.folds=3', 'data.dev_split=dev'], 'config.data.dev_split'),
+    (['prompt.sides=query'], 'config.prompt.sides'),
+  ],
+)
+def test_a_command_line_that_contradicts_itself(flags, knob):
+  with pytest.raises(InputError, match=re.escape(knob)):
+    parse('dptdr.py:beir', *flags)
