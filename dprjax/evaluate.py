@@ -125,12 +125,12 @@ def evaluate(
   for role, count in trained.items():
     if count:
       logger.warning(
-        '%s: the model %s %d of these %d queries (by the hashes of their texts); measure it on '
-        'others',
+        '%s: the model %s %d of these %d queries (by hashes of their texts)%s',
         run,
         seen.ROLES[role],
         count,
         len(measured),
+        '; measure it on others' if role == 'train' else ', which flatters it a little',
       )
   if qrels:
     parts.append(measures.measure(ranked, judged, names))

@@ -151,6 +151,7 @@ def _compare(
     run = stages.search(f'Search: {name}', corpus, queries, out / f'{system}.{split}.trec', _DEPTH)
     metrics[name] = measure(name, run, extra)
   stages.report(metrics, (), out)
+  print(reads(trained, base), flush=True)
 
   questions = questions or (QUESTIONS if data == DOCSTRINGS else asked)
   settings: dict[str, Any] = {
@@ -175,6 +176,16 @@ def _compare(
     print(f'    frozen    {", ".join(hit.id for hit in frozen)}')
   print('\n' + next_steps(out, product, models['trained'], data, split), flush=True)
   return stages.seconds
+
+
+def reads(trained: Any, backbone: str) -> str:
+  """How much of a text both encoders were given, which may be less than the backbone reads."""
+  with cli.loading():
+    from dprjax.models import hub
+  query, passage = (trained.data[f'{kind}_max_length'] for kind in KINDS)
+  whole = hub.load_sentence(backbone).max_length
+  less = f'; dprjax encode without flags reads {whole}' if min(query, passage) < whole else ''
+  return f'Both encoders read up to {query} tokens of a query and {passage} of a passage{less}.\n'
 
 
 def prepare(data: str, out: epath.Path, split: str) -> tuple[Texts, list[str]]:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dprjax import evaluate
+from dprjax import encode, evaluate, report, search
 
 QRELS = 'query-id\tcorpus-id\tscore\nq1\ta\t2\nq1\tb\t1\nq2\tc\t1\nq3\td\t1\n'
 RUN = """q1 Q0 b 1 3.0 x
@@ -245,3 +245,61 @@ def test_errors_are_one_line_or_a_traceback(folder, command, capsys):
   status, errors = command(evaluate, *bad, '--debug')
   assert status == 2 and errors.startswith('Traceback')
   assert errors.endswith('dprjax: error: qrels not found: nowhere.tsv\n')
+
+
+def test_queries_that_the_model_has_seen(folder, capsys):
+  (folder / 'run.trec.json').write_text('{"seen": {"train": ["q1", "q3", "q9"], "dev": ["q2"]}}')
+  found = run('--run=run.trec --qrels=qrels.tsv --measure=RR@10')
+  assert found['counts']['queries_seen_in_train'] == 2
+  assert found['counts']['queries_seen_in_dev'] == 1
+  err = capsys.readouterr().err
+  assert 'run.trec: the model was trained on 2 of these 3 queries' in err
+  assert 'run.trec: the model was chosen by 1 of these 3 queries' in err
+  sums = run('--beir=beir/one --beir=beir/two --run=one=run.trec --run=two=run.trec')
+  assert sums['counts']['queries_seen_in_train'] == 2
+  assert sums['datasets']['two']['counts'].get('queries_seen_in_train') is None
+  (folder / 'report.md').unlink(missing_ok=True)
+  report.main(['--metrics=prompt=metrics.json', '--out=report.md'])
+  assert 'prompt was trained on 2 of them.' in (folder / 'report.md').read_text()
+
+
+@pytest.mark.slow
+def test_a_prompt_measured_on_the_queries_that_it_was_trained_on(
+  command, trained, prompt, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  data, base = trained / 'data', [f'--backbone={trained}/backbone']
+  under = [*base, f'--prompt={prompt}']
+  judged = {
+    split: (data / 'qrels' / f'{split}.tsv').read_text().splitlines()[1:]
+    for split in ('train', 'dev', 'test')
+  }
+  # Ten of each, under other ids.
+  some = {split: [row.split('\t')[0] for row in rows[:10]] for split, rows in judged.items()}
+  texts = {
+    record['_id']: record['text']
+    for record in map(json.loads, (data / 'queries.jsonl').read_text().splitlines())
+  }
+  renamed = [(f'{split}{i}', texts[id_]) for split in some for i, id_ in enumerate(some[split])]
+  (tmp_path / 'queries.jsonl').write_text(
+    ''.join(json.dumps({'_id': id_, 'text': text}) + '\n' for id_, text in renamed)
+  )
+  rows = [
+    f'{split}{i}\t{row.split()[1]}\t1\n'
+    for split in some
+    for i, row in enumerate(judged[split][:10])
+  ]
+  (tmp_path / 'qrels.tsv').write_text('query-id\tcorpus-id\tscore\n' + ''.join(rows))
+  for kind, file in (('query', 'queries.jsonl'), ('passage', data / 'corpus.jsonl')):
+    assert command(encode, *under, f'--kind={kind}', f'--input={file}', f'--out={kind}')[0] == 0
+  assert 'seen' not in json.loads((tmp_path / 'passage' / 'manifest.json').read_text())
+  flags = '--corpus=passage', '--queries=query', '--out=run.trec', '--index=exact'
+  assert command(search, *flags)[0] == 0
+  status, err = command(evaluate, '--run=run.trec', '--qrels=qrels.tsv', '--out=m.json')
+  assert status == 0 and 'the model was trained on 10 of these 30 queries' in err
+  assert 'the model was chosen by 10 of these 30 queries' in err
+  counts = json.loads((tmp_path / 'm.json').read_text())['counts']
+  assert (counts['queries_seen_in_train'], counts['queries_seen_in_dev']) == (10, 10)
+  # The bare backbone has seen none.
+  assert command(encode, *base, '--kind=query', '--input=queries.jsonl', '--out=bare')[0] == 0
+  assert 'seen' not in json.loads((tmp_path / 'bare' / 'manifest.json').read_text())

@@ -17,6 +17,7 @@ from dprjax.inference.retriever import Hit
 from dprjax.models import artifact
 from dprjax.runtime.stages import Model
 from tests import devices
+from tests.knobs import with_knobs
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -104,6 +105,14 @@ def test_next_steps_repeat_the_unusual_flags():
   assert '--data=mytext --out=runs/mine' in text
   assert "Retriever.load(backbone='b', prompt='runs/mine/prompt.npz')" in text
   assert '--split' not in text
+
+
+def test_what_both_encoders_read_is_said(minilm):
+  config = with_knobs(data__query_max_length=32, data__passage_max_length=96)
+  told = quickstart.reads(config, str(minilm))
+  assert '32 tokens of a query and 96 of a passage; dprjax encode without flags reads 256' in told
+  config.data.update({'query_max_length': 256, 'passage_max_length': 256})
+  assert 'without flags' not in quickstart.reads(config, str(minilm))
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ import pytest
 from dprjax import train
 from dprjax.base import files
 from dprjax.base.errors import InputError
+from dprjax.data import sources
 from dprjax.methods import method as methods
 from dprjax.methods import updates
 from dprjax.models import artifact, hub
@@ -886,3 +887,84 @@ def test_the_better_of_two_experiments_also_after_an_interruption(
     train, f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={run}', *reuse
   )
   assert status == 2 and 'holds another experiment' in err, err
+
+
+def write_found(folder, count):
+  """Queries that are their passages: every encoder finds them."""
+  (folder / 'qrels').mkdir(parents=True)
+  texts = {f'{i}': f'passage {i} about {i * i}' for i in range(count)}
+  for name in ('corpus', 'queries'):
+    lines = (json.dumps({'_id': id_, 'text': text}) + '\n' for id_, text in texts.items())
+    (folder / f'{name}.jsonl').write_text(''.join(lines))
+  rows = ''.join(f'{id_}\t{id_}\t1\n' for id_ in texts)
+  (folder / 'qrels' / 'train.tsv').write_text(f'query-id\tcorpus-id\tscore\n{rows}')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'recipe, flags',
+  [
+    ('beir', []),  # folds of two alternatives
+    ('beir', ['--config.data.hold_out=0.3']),
+    ('beir,both', []),
+    ('beir,query', ['--config.data.hold_out=0.3']),
+  ],
+)
+def test_nothing_is_trained_where_nothing_is_left_to_gain(
+  command, trained, tmp_path, recipe, flags
+):
+  from dprjax import export
+
+  write_found(tmp_path / 'text', 40)
+  run = tmp_path / 'run'
+  flags = [
+    f'--config={ROOT}/configs/dptdr.py:{recipe}',
+    f'--workdir={run}',
+    f'--config.backbone.path={trained}/backbone',
+    f'--config.data.dir={tmp_path}/text',
+    '--config.steps=1',
+    *flags,
+  ]
+  status, err = command(train, *flags)
+  assert status == 0
+  last = err.splitlines()[-1]
+  assert last.startswith('nothing is trained: nDCG@10 is 1.0000 on the ') and 'as it is' in last
+  assert not list(run.rglob('checkpoints'))
+  status, err = command(export, f'--workdir={run}', f'--out={tmp_path}/p.npz', '--force')
+  assert_bad((status, err), 'nothing was trained', '--config.eval.skip_saturated=False')
+  if recipe == 'beir,query':
+    status, err = command(train, *flags, '--config.eval.skip_saturated=False')
+    assert status == 0 and 'done at step 1' in err and not (run / 'saturated.json').exists()
+    assert steps_of(run) == [1]
+
+
+@pytest.mark.slow
+def test_what_the_command_line_holds_out_is_held_out(command, trained, tmp_path):
+  write_found(tmp_path / 'text', 40)
+  run = tmp_path / 'run'
+  status, err = command(
+    train,
+    f'--config={ROOT}/configs/dptdr.py:beir',
+    f'--workdir={run}',
+    f'--config.backbone.path={trained}/backbone',
+    f'--config.data.dir={tmp_path}/text',
+    '--config.data.hold_out=0.3',
+    '--config.batch_size=8',
+    '--config.steps=1',
+    '--config.eval.skip_saturated=False',
+  )
+  assert status == 0, err
+  held_out = {row.split('\t')[0] for row in (run / 'dev.tsv').read_text().splitlines()[1:]}
+  assert held_out == {str(i) for i in range(40) if sources.draw(str(i), 42) < 0.3}
+  for name in ('query', 'both'):
+    folder = run / 'alternatives' / name
+    assert (folder / 'dev.tsv').read_text() == (run / 'dev.tsv').read_text()
+    seen_queries = np.load(folder / 'queries.npz')
+    assert len(seen_queries['dev']) == len(held_out)
+    assert len(seen_queries['train']) == 40 - len(held_out)
+  assert not (run / 'folds').exists()
+  baselines = [
+    json.loads((run / 'alternatives' / name / 'baseline.json').read_text())
+    for name in ('query', 'both')
+  ]
+  assert baselines[0] == baselines[1]

@@ -11,6 +11,7 @@ from etils import epath
 from dprjax.analysis import comparison
 from dprjax.base import files, reading, repository, version
 from dprjax.base.errors import InputError
+from dprjax.formats.fields import is_number
 from dprjax.formats.texts import KINDS
 
 FILE = 'README.md'
@@ -240,6 +241,11 @@ def _metrics(card: Card, subject: Subject) -> Iterator[str]:
   gain = subject.meta.get('gain')
   if gain is not None:
     yield from _gain(gain)
+    found = subject.meta.get('metrics')
+    name = f'whole/{gain["measure"]}'
+    whole = [found.get(key) for key in (name, f'{name} before')] if isinstance(found, dict) else []
+    if whole and all(map(is_number, whole)):
+      yield f'In the whole corpus: {whole[0]:.4f}, against {whole[1]:.4f} before the training.'
   elif training is not None:
     for measure, value in training.metrics.items():
       yield (

@@ -39,8 +39,8 @@ def ids(texts: Sequence[tuple[str, str]], known: Seen) -> dict[str, list[str]]:
   if not known:
     return {}
   own = np.array([_hash(text) for _, text in texts], np.uint64)
-  found = {role: np.flatnonzero(np.isin(own, values)) for role, values in known.items()}
-  return {role: [texts[i][0] for i in rows] for role, rows in found.items() if rows.size}
+  found = {role: np.flatnonzero(np.isin(own, values)).tolist() for role, values in known.items()}
+  return {role: [texts[i][0] for i in rows] for role, rows in found.items() if rows}
 
 
 def of_json(record: Record) -> dict[str, list[str]]:

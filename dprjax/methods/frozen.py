@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -74,8 +75,10 @@ class Frozen:
           f'(config.data.{kind}_max_length); without a prompt, dprjax encode reads '
           f'{own.max_length(kind)}, and the baseline is scored so'
         )
-    named = [('pooling', config.pooling, own.pooling)]
-    named += [('normalize', bool(config.normalize), own.normalize)]
+    named: list[tuple[str, Any, Any]] = [
+      ('pooling', config.pooling, own.pooling),
+      ('normalize', bool(config.normalize), own.normalize),
+    ]
     named += [
       (f'data.{kind}_prefix', config.data[f'{kind}_prefix'], own.prefix(kind)) for kind in KINDS
     ]

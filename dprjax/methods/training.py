@@ -323,6 +323,7 @@ def _train(
       if evaluate is not None and (step % every == 0 or step == total):
         began = time.monotonic()
         read_all()
+        assert start is not None
         found = evaluate({**frozen, **state.model})
         compared = baseline.compare(config.eval.measure, start, found)
         # Process 0's scores, so that all stop at the same step, however their hardware rounds.
