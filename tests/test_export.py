@@ -11,6 +11,7 @@ from jax import tree
 
 from dprjax import export, load_backbone, load_prompt, train
 from dprjax.data import text
+from dprjax.formats import seen
 from dprjax.methods import baseline
 from dprjax.models import hub
 from dprjax.runtime import checkpoint
@@ -78,11 +79,13 @@ def test_a_prompt(command, trained, tmp_path):
   assert f'step {best}' in err and best == extra['best_step']
   prefix = trainable_of(trained, trained / 'backbone', best)['prompt/prefix']
   with np.load(tmp_path / 'prompt.npz', allow_pickle=False) as npz:
-    assert sorted(npz.files) == ['meta', 'prefix']
+    assert sorted(npz.files) == ['meta', 'prefix', 'queries/dev', 'queries/train']
     np.testing.assert_array_equal(npz['prefix'], prefix)
     assert npz['prefix'].shape == (2, 2, 4, 2, 64) and npz['prefix'].dtype == np.float32
     meta = json.loads(npz['meta'].item())
   config = json.loads((trained / 'config.json').read_text())
+  # That of the whole corpus is measured where there is time.
+  whole = {name: value for name, value in meta['metrics'].items() if name.startswith('whole/')}
   assert meta == {
     'format': 'dprjax.prompt',
     'version': 1,
@@ -100,10 +103,17 @@ def test_a_prompt(command, trained, tmp_path):
     'passage_prefix': '',
     'dprjax_version': meta['dprjax_version'],
     'task': config['task'],
-    'metrics': {'dev/nDCG@10': extra['best']},
+    'metrics': {'dev/nDCG@10': extra['best']} | whole,
     'gain': extra['gain'],
   }
-  assert load_prompt(tmp_path / 'prompt.npz').meta == meta
+  loaded = load_prompt(tmp_path / 'prompt.npz')
+  assert loaded.meta == meta and {*loaded.arrays} == {'prefix'}
+  for split in ('train', 'dev'):
+    rows = (trained / 'data' / 'qrels' / f'{split}.tsv').read_text().splitlines()[1:]
+    ids = {row.split('\t')[0] for row in rows}
+    lines = (trained / 'data' / 'queries.jsonl').read_text().splitlines()
+    texts = [one['text'] for one in map(json.loads, lines) if one['_id'] in ids]
+    np.testing.assert_array_equal(loaded.queries[split], seen.hashes(texts))
 
 
 def test_the_step_that_was_asked_for(command, trained, tmp_path):

@@ -31,7 +31,7 @@ from dprjax.runtime import distributed, mesh, tree
 
 logger = logging.getLogger('dprjax')
 
-_TIMED = 4  # batches of passages that tell how long the whole corpus takes
+_TIMED = 1  # batches of passages that tell how long the whole corpus takes
 
 Assign = Callable[[sources.Source, store.Store, Tokenizer], Mapping[str, Int32[np.ndarray, 'n *w']]]
 """A split's store -> by kind, a number of each row, or several, which the method gives its texts.
