@@ -64,16 +64,17 @@ class Splits:
     return found | {f'dev {role}': path for role, path in dev.items() if path != found.get(role)}
 
   def open_store(self, name: str, source: sources.Source, tokenizer: Tokenizer) -> store.Store:
-    """The token store of a split, 'train' or 'dev'. It is built if it is not there yet.
+    """The token store of a split, 'train', 'dev' or 'dev_...'. It is built if it is not there yet.
 
     Hashes of its queries are kept in the workdir, for the exporter.
     """
     folder = store_folder(self.section, self.workdir, self.task) / name
     found = store.build_store(source, tokenizer, folder, **store_options(self.section))
     path = self.workdir / (f'queries-{self.task}.npz' if self.task else seen.FILE)
-    if jax.process_index() == 0 and name not in (known := seen.read(path)):
+    role = name.partition('_')[0]
+    if jax.process_index() == 0 and role not in (known := seen.read(path)):
       texts = (query.text for query in sources.load_dataset(source).queries)
-      seen.write(path, known | {name: seen.hashes(texts)})
+      seen.write(path, known | {role: seen.hashes(texts)})
     return found
 
   def make_batches(

@@ -15,7 +15,6 @@ import jax
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
-from jaxtyping import Array
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from dprjax.base.errors import InputError
@@ -308,6 +307,10 @@ def _open(
     ids=ids,
     shape=shape,
     evaluation=evaluation,
+    # Under templates a task begins with a prompt of its own.
+    frozen=functools.partial(_frozen, tasks, config, tokenizer)
+    if evaluation and form == 'retrieval' and not numbered
+    else None,
   )
 
 
@@ -377,19 +380,33 @@ def _evaluation(
   else:
     shared = pair_data.Scorer(model, config, devices, tokenizer, around['pair'], longest)
   of_task = [_evaluate_task(task, config, form, shared, numbered, tokenizer) for task in tasks]
+  return lambda params: _together(tasks, [one(params) for one in of_task])
 
-  def evaluate(params: Mapping[str, Array]) -> Scores:
-    found = [one(params) for one in of_task]
-    means = {
-      f'{task.name}/{task.measure}': scores.means[task.measure]
+
+def _frozen(tasks: list[Task], config: ConfigDict, tokenizer: Tokenizer) -> Scores:
+  """See ``Data.frozen``."""
+  found = []
+  for task in tasks:
+    assert isinstance(task.splits, retrieval_data.Splits)
+    ranking = retrieval_data.Ranking(task.splits, config, tokenizer, [task.measure])
+    found.append(retrieval_data.frozen_scores(ranking, tokenizer))
+  return _together(tasks, found)
+
+
+def _together(tasks: list[Task], found: list[Scores]) -> Scores:
+  """The scores of all tasks, and their mean."""
+  means = {
+    f'{task.name}/{task.measure}': scores.means[task.measure]
+    for task, scores in zip(tasks, found, strict=True)
+  }
+  return Scores(
+    means | {MEAN: float(np.mean(list(means.values())))},
+    {
+      task.name: scores.values['']
       for task, scores in zip(tasks, found, strict=True)
-    }
-    return Scores(
-      means | {MEAN: float(np.mean(list(means.values())))},
-      {task.name: scores.values[''] for task, scores in zip(tasks, found, strict=True)},
-    )
-
-  return evaluate
+      if '' in scores.values
+    },
+  )
 
 
 def _evaluate_task(
