@@ -248,3 +248,13 @@ def test_interrupted_in_a_stage_it_says_so_once(tmp_path):
     _, err = child.communicate(timeout=300)
     assert child.returncode == 130 and 'Traceback' not in err, err
     assert err.count('dprjax: error: interrupted') == err.count('dprjax: error') == 1
+
+
+@pytest.mark.parametrize(
+  'knob', ['retriever.seed=1', 'reranker.data.train=x', 'retriever.mix.random=1.0']
+)
+def test_what_the_pipeline_sets_itself_is_refused(command, tmp_path, knob):
+  name = knob.partition('=')[0]
+  status, err = command(pipeline, LOCAL, f'--workdir={tmp_path}/work', f'--config.{knob}')
+  assert status == 2 and f'config.{name}' in err.splitlines()[-1]
+  assert not (tmp_path / 'work').exists()

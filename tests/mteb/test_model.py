@@ -11,7 +11,9 @@ import pytest
 import dprjax.mteb
 from dprjax import Retriever
 from dprjax.base.errors import InputError
+from dprjax.formats import seen
 from dprjax.inference.encoder import Encoder
+from dprjax.models.artifact import load_prompt, save_prompt
 from dprjax.mteb import model as models
 from tests.mteb.conftest import PromptType, Task
 
@@ -70,6 +72,16 @@ def test_a_task_has_the_prompt_of_its_name_its_type_or_the_default(small, prompt
   one = models.Model(Encoder.load(small.path, {'Toy': prompts['qa']}, batch_size=8))
   with pytest.raises(InputError, match=r"no prompt is called 'Other'.* there are 'Toy'"):
     one.encode(BATCHES, task_metadata=Task('Other', 'STS'))
+
+
+def test_queries_that_a_prompt_has_seen_are_counted(small, prompts, tmp_path):
+  known = load_prompt(prompts['qa'])
+  known.queries.update({'train': seen.hashes(['JSON decodes', 'other'])})
+  save_prompt(tmp_path / 'seen.npz', known)
+  model = models.Model(Encoder.load(small.path, tmp_path / 'seen.npz', batch_size=8))
+  for kind in (PromptType.query, PromptType.document):
+    model.encode(BATCHES, task_metadata=Task('Toy'), prompt_type=kind)
+  assert model.seen == {'Toy': {'train': 1}}
 
 
 def test_inputs_without_text(encoder):
