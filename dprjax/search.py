@@ -507,6 +507,8 @@ def _search(args: argparse.Namespace, process: int, processes: int) -> None:
     return
   trec.write_run(args.out, run, f'dprjax-{report["index"]}')
   outputs.write_report(args.out, report)
+  for role, ids in report.get('seen', {}).items():
+    logger.info('%s: the model %s %d of these queries', args.out, seen.ROLES[role], len(ids))
   recalls = ''.join(
     f', {name} {value:.4f}'
     for name, value in report.get('recall', {}).items()

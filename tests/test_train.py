@@ -20,6 +20,7 @@ from dprjax import train
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.data import sources
+from dprjax.formats import seen
 from dprjax.methods import method as methods
 from dprjax.methods import updates
 from dprjax.models import artifact, hub
@@ -547,7 +548,9 @@ def test_starts_from_a_prompt(go, trained, tmp_path):
   from dprjax.methods import exporting
   from dprjax.models import artifact
 
-  exporting.export(trained, tmp_path / 'start.npz', force=True)
+  start = artifact.load_prompt(exporting.export(trained, tmp_path / 'first.npz', force=True))
+  start.queries.update(seen.join(start.queries, {'train': seen.hashes(['an earlier query'])}))
+  artifact.save_prompt(tmp_path / 'start.npz', start)
   assert (
     go(
       'dptdr.py:local',
@@ -561,6 +564,9 @@ def test_starts_from_a_prompt(go, trained, tmp_path):
     trainable_of(tmp_path / 'run')[1]['prompt/prefix'],
     artifact.load_prompt(tmp_path / 'start.npz').prefix('query'),
   )
+  # What its start was trained on, it was trained on.
+  made = artifact.load_prompt(exporting.export(tmp_path / 'run', tmp_path / 'p.npz', force=True))
+  assert seen.ids([('1', 'An earlier query')], made.queries) == {'train': ['1']}
 
 
 # Bad input.

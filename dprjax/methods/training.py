@@ -17,6 +17,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration, size
 from dprjax.data import text
 from dprjax.data.batches import open_batches
+from dprjax.formats import seen
 from dprjax.methods import alternatives, baseline, folds, updates
 from dprjax.methods import method as methods
 from dprjax.models import artifact, hub
@@ -174,6 +175,8 @@ def _train(
   optim.match_rules(config.optim, names)
   if main:
     workdirs.begin(workdir, {**texts.files, **workdirs.model_files(config, backbone.path)})
+    if prompt is not None and prompt.queries:
+      seen.write(workdir / 'queries-init_from.npz', prompt.queries)
 
   # Token arrays.
   data = texts.open(tokenizer, backbone.config)
