@@ -151,7 +151,7 @@ def _compare(
     run = stages.search(f'Search: {name}', corpus, queries, out / f'{system}.{split}.trec', _DEPTH)
     metrics[name] = measure(name, run, extra)
   stages.report(metrics, (), out)
-  print(reads(trained, base), flush=True)
+  print(lengths(trained, base), flush=True)
 
   questions = questions or (QUESTIONS if data == DOCSTRINGS else asked)
   settings: dict[str, Any] = {
@@ -178,7 +178,7 @@ def _compare(
   return stages.seconds
 
 
-def reads(trained: Any, backbone: str) -> str:
+def lengths(trained: Any, backbone: str) -> str:
   """How much of a text both encoders were given, which may be less than the backbone reads."""
   with cli.loading():
     from dprjax.models import hub

@@ -109,10 +109,10 @@ def test_next_steps_repeat_the_unusual_flags():
 
 def test_what_both_encoders_read_is_said(minilm):
   config = with_knobs(data__query_max_length=32, data__passage_max_length=96)
-  told = quickstart.reads(config, str(minilm))
+  told = quickstart.lengths(config, str(minilm))
   assert '32 tokens of a query and 96 of a passage; dprjax encode without flags reads 256' in told
   config.data.update({'query_max_length': 256, 'passage_max_length': 256})
-  assert 'without flags' not in quickstart.reads(config, str(minilm))
+  assert 'without flags' not in quickstart.lengths(config, str(minilm))
 
 
 @pytest.mark.slow
@@ -146,12 +146,13 @@ def test_the_whole_comparison_twice(tmp_path):
   table = (out / 'report.md').read_text()
   assert '| BM25 |' in table
   assert re.search(r'\| frozen backbone \|.*\| 0 \|', table)
-  assert re.search(r'\| \+ prompt \|.*\| 2,048 \| 1[01]\.\d kB \|', table)
+  assert re.search(r'\| \+ prompt \|.*\| 2,048 \| 1[12]\.\d kB \|', table)
   assert set(json.loads((out / 'frozen.test.json').read_text())['mean']) == {
     'nDCG@10',
     'RR@10',
     'R@100',
   }
+  assert 'Both encoders read up to 32 tokens of a query and 32 of a passage;' in first.stdout
   assert 'how are messages parsed?' in first.stdout
   assert len(re.findall(r'^    [123]  -?\d\.\d{3}  \S', first.stdout, re.MULTILINE)) == 3
   assert f'--data=docstrings:email,http,json,logging,xml --out={out}' in first.stdout

@@ -241,9 +241,10 @@ def _metrics(card: Card, subject: Subject) -> Iterator[str]:
   gain = subject.meta.get('gain')
   if gain is not None:
     yield from _gain(gain)
-    found = subject.meta.get('metrics')
-    name = f'whole/{gain["measure"]}'
-    whole = [found.get(key) for key in (name, f'{name} before')] if isinstance(found, dict) else []
+    kept, name = subject.meta.get('metrics'), f'whole/{gain["measure"]}'
+    whole: list[Any] = []
+    if isinstance(kept, dict):
+      whole = [kept.get(key) for key in (name, f'{name} before')]
     if whole and all(map(is_number, whole)):
       yield f'In the whole corpus: {whole[0]:.4f}, against {whole[1]:.4f} before the training.'
   elif training is not None:
