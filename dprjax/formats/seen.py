@@ -31,7 +31,7 @@ def hashes(texts: Iterable[str]) -> UInt64[np.ndarray, 'n']:
 
 def _hash(text: str) -> int:
   normal = ' '.join(unicodedata.normalize('NFKC', text).casefold().split())
-  return int.from_bytes(hashlib.sha256(normal.encode()).digest()[:8], 'big')
+  return int.from_bytes(hashlib.sha256(normal.encode('utf-8', 'surrogatepass')).digest()[:8], 'big')
 
 
 def ids(texts: Sequence[tuple[str, str]], known: Seen) -> dict[str, list[str]]:

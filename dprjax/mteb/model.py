@@ -72,11 +72,12 @@ class Model:
       texts += given.values(batch['text'], 'text')
     kind = 'query' if getattr(prompt_type, 'value', prompt_type) == 'query' else 'passage'
     prompt = self._prompt(task_metadata)
+    vectors = self.encoder.encode(texts, kind, prompt=prompt)
     if kind == 'query':
       known = seen.ids([(text, text) for text in texts], self.encoder.queries(prompt))
       counts = self.seen.setdefault(task_metadata.name, {})
       counts |= {role: counts.get(role, 0) + len(ids) for role, ids in known.items()}
-    return self.encoder.encode(texts, kind, prompt=prompt)
+    return vectors
 
   def _prompt(self, task: Any) -> str | None:
     """The name of a task's prompt, where there are several."""
