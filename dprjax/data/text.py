@@ -20,6 +20,7 @@ from etils import epath
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.data import tokenizer_cache
+from dprjax.formats import sentence_files
 
 # Any one of these makes a directory a tokenizer's.
 _TOKENIZER_FILES = (
@@ -30,6 +31,14 @@ _TOKENIZER_FILES = (
   'spiece.model',
   'tokenizer.model',
 )
+
+# What transformers does at a call, and the backend by itself does not.
+_AT_A_CALL = {
+  'truncation_side': ('right', 'a text that is too long loses its end here'),
+  'padding_side': ('right', 'texts are padded behind their end here'),
+  'split_special_tokens': (False, 'special tokens written in a text are special here'),
+  'chat_template': (None, 'texts are no messages here'),
+}
 
 _SPECIAL = {
   'pad_token': '[PAD]',
@@ -159,11 +168,15 @@ class Tokenizer:
 def load_tokenizer(directory: files.PathLike) -> Tokenizer:
   """The fast tokenizer of a Hugging Face directory, read by transformers.
 
+  What sentence_bert_config.json says of it is applied too: ``do_lower_case``, and arguments of
+  ``AutoTokenizer``.
+
   What it reads is kept below ``~/.cache/dprjax`` (or ``XDG_CACHE_HOME``), so that the next command
   starts seconds sooner.
 
   Raises:
-    InputError: there is no tokenizer, it has no fast form, or no padding, first or last token.
+    InputError: there is no tokenizer, it has no fast form, or no padding, first or last token; or
+      it cuts, pads or splits texts otherwise than here.
   """
   folder = files.existing(directory, 'tokenizer directory')
   if not folder.is_dir() or not any((folder / name).exists() for name in _TOKENIZER_FILES):
@@ -172,17 +185,18 @@ def load_tokenizer(directory: files.PathLike) -> Tokenizer:
       'vocab.json and merges.txt'
     )
   _check_settings(folder)
+  settings = sentence_files.tokenizer_settings(folder)
   key = tokenizer_cache.key_of(folder)
   if (kept := tokenizer_cache.read(key)) is not None:
     backend = tokenizers.Tokenizer.from_str(kept.pop('backend'))
     return Tokenizer(backend, **{**kept, 'closing': tuple(kept['closing'])})
-  tokenizer = _load(folder)
+  tokenizer = _load(folder, settings)
   fields = {field.name: getattr(tokenizer, field.name) for field in dataclasses.fields(tokenizer)}
   tokenizer_cache.write(key, {**fields, 'backend': tokenizer.backend.to_str()})
   return tokenizer
 
 
-def _load(folder: epath.Path) -> Tokenizer:
+def _load(folder: epath.Path, settings: sentence_files.TokenizerSettings) -> Tokenizer:
   """What transformers makes of a folder's tokenizer."""
   # On its first import transformers advises to install PyTorch, which dprjax does not need.
   os.environ.setdefault('TRANSFORMERS_NO_ADVISORY_WARNINGS', '1')
@@ -190,7 +204,7 @@ def _load(folder: epath.Path) -> Tokenizer:
 
   try:
     wrapper = transformers.AutoTokenizer.from_pretrained(
-      str(folder), local_files_only=True, trust_remote_code=False
+      str(folder), local_files_only=True, trust_remote_code=False, **settings.arguments
     )
   except (KeyboardInterrupt, SystemExit, MemoryError):
     raise
@@ -203,12 +217,23 @@ def _load(folder: epath.Path) -> Tokenizer:
     raise InputError(
       f'{folder}: {type(wrapper).__name__} has no fast form; save it with its tokenizer.json'
     )
+  for name, (expected, why) in _AT_A_CALL.items():
+    value = getattr(wrapper, name, expected)
+    if (value.lower() if isinstance(value, str) else value) != expected:
+      raise InputError(
+        f'{folder}: {name} of the tokenizer is {value!r:.40}, and {why}; set it to {expected!r} in '
+        'tokenizer_config.json, tokenizer.json or sentence_bert_config.json'
+      )
   missing = [name for name in ('pad', 'cls', 'sep') if getattr(wrapper, f'{name}_token_id') is None]
   if missing:
     raise InputError(
       f'{folder}: the tokenizer has no {", ".join(missing)} token; dprjax needs a BERT-, RoBERTa- '
       'or XLM-R-like tokenizer'
     )
+  if settings.lower and not _lowers(backend.normalizer):
+    first = [tokenizers.normalizers.Lowercase()]
+    second = [] if backend.normalizer is None else [backend.normalizer]
+    backend.normalizer = tokenizers.normalizers.Sequence([*first, *second])
   return _freeze(
     backend,
     wrapper.pad_token_id,
@@ -217,6 +242,13 @@ def _load(folder: epath.Path) -> Tokenizer:
     wrapper.mask_token_id,
     'token_type_ids' in wrapper.model_input_names,
   )
+
+
+def _lowers(normalizer: tokenizers.normalizers.Normalizer | None) -> bool:
+  """Whether lower-case is part of a normalizer."""
+  if isinstance(normalizer, tokenizers.normalizers.Sequence):
+    return any(map(_lowers, normalizer))
+  return isinstance(normalizer, tokenizers.normalizers.Lowercase)
 
 
 def _check_settings(folder: epath.Path) -> None:

@@ -83,8 +83,11 @@ def init_encoder(config: EncoderConfig, key: Array) -> dict[str, Any]:
   return {'embeddings': embeddings, 'layers': init_layers(config, config.num_layers, layers_key)}
 
 
-def _positions(config: EncoderConfig, mask: Array, shift: int | Array) -> Array:
-  """Rows of the position table ``[B, T]``, as in transformers; ``shift`` is a number or [B, 1]."""
+def _positions(config: EncoderConfig, tokens: Array, mask: Array, shift: int | Array) -> Array:
+  """Rows of the position table ``[B, T]``, as in transformers; ``shift`` is a number or [B, 1].
+
+  RoBERTa counts no padding token, not even one that is written in a text.
+  """
   if config.model_type == 'bert':
     count = jnp.arange(mask.shape[1], dtype=jnp.int32)
     if isinstance(shift, int):
@@ -92,7 +95,7 @@ def _positions(config: EncoderConfig, mask: Array, shift: int | Array) -> Array:
     positions = count[None, :] + shift
     # The padding of a long batch may lie outside the table, which would give NaN.
     return jnp.where(mask, positions, jnp.minimum(positions, config.max_positions - 1))
-  real = mask.astype(jnp.int32)
+  real = (mask & (tokens != config.pad_token_id)).astype(jnp.int32)
   return (jnp.cumsum(real, axis=1) + shift) * real + config.pad_token_id
 
 
@@ -144,7 +147,7 @@ def _place(
       f'{length} tokens{shifted} exceed the {config.max_tokens} positions of this encoder; lower '
       'the maximum length'
     )
-  return prompt, seen, _positions(config, mask, shift)
+  return prompt, seen, _positions(config, tokens, mask, shift)
 
 
 def _check_prompt_shape(

@@ -30,6 +30,7 @@ from dprjax.models.head_specs import HEADS, Head
 from dprjax.models.sentence import (
   SentenceSettings,
   read_sentence_settings,
+  tokenizer_keys,
   transformer_folder,
   write_sentence_settings,
 )
@@ -234,8 +235,11 @@ def save_backbone(
   ):
     aside.mkdir(parents=True)
     write_json(aside / 'config.json', _hf_config(config, hf_config or {}, heads))
+    kept = tokenizer_keys(epath.Path(source)) if source is not None else {}
     if sentence is not None:
-      write_sentence_settings(aside, config, sentence)
+      write_sentence_settings(aside, config, sentence, kept)
+    elif kept:
+      write_json(aside / 'sentence_bert_config.json', kept)
     for file in _tokenizer_files(source):
       file.copy(aside / file.name)
     if max_length is not None:

@@ -18,7 +18,12 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import write_json
 from dprjax.base.reading import read_json
 from dprjax.models import artifact, hub
-from dprjax.models.sentence import PROMPTED, SentenceSettings, write_sentence_settings
+from dprjax.models.sentence import (
+  PROMPTED,
+  SentenceSettings,
+  tokenizer_keys,
+  write_sentence_settings,
+)
 
 CODE = 'dprjax_prompt.py'
 _TYPE = f'dprjax_prompt.{PROMPTED}'
@@ -57,7 +62,8 @@ def write_folder(
     )
   else:
     write_json(folder / _REFERENCE, {'repository': reference.name, 'revision': reference.revision})
-  write_sentence_settings(folder, backbone.config, settings(prompt))
+  kept = tokenizer_keys(epath.Path(backbone.path))
+  write_sentence_settings(folder, backbone.config, settings(prompt), kept)
   add_prompt(folder, prompt)
 
 

@@ -2,18 +2,25 @@
 
 modules.json                        Transformer, Pooling, and Normalize or not
 1_Pooling/config.json               which pooling: one flag each, or (since version 5.4) its name
-sentence_bert_config.json           the maximum length
-config_sentence_transformers.json   text to put before queries and passages
+sentence_bert_config.json           the maximum length, and how to tokenise
+config_sentence_transformers.json   text to put before queries and passages, and the similarity
+
+`formats.sentence_files` lists their keys. ``data.text.load_tokenizer`` applies those of the
+tokenizer.
 """
 
 import dataclasses
 import re
+import types
+from collections.abc import Mapping
+from typing import Any
 
 from etils import epath
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import refuse_special, write_json
 from dprjax.base.reading import read_json, read_json_object
+from dprjax.formats import sentence_files
 from dprjax.formats.fields import Record
 from dprjax.models.embed import POOLINGS
 from dprjax.models.encoder_config import EncoderConfig
@@ -26,14 +33,10 @@ _FLAGS = {
   'pooling_mode_weightedmean_tokens': 'weightedmean',
   'pooling_mode_lasttoken': 'lasttoken',
 }
-_TRANSFORMER_CONFIGS = (
-  'sentence_bert_config.json',
-  'sentence_roberta_config.json',
-  'sentence_xlm-roberta_config.json',
-)
 PROMPTED = 'PromptedTransformer'  # the class of `prompted`: a transformer under a prompt of ours
 _TRANSFORMERS = ('Transformer', PROMPTED)
-# The first one present counts, as in SentenceTransformer.encode_query and encode_document.
+_MODEL = 'config_sentence_transformers.json'
+# As the documentation of SentenceTransformer.encode_query and encode_document names them.
 _PROMPT_NAMES = {'query': ('query',), 'passage': ('document', 'passage', 'corpus')}
 
 
@@ -60,51 +63,79 @@ def read_sentence_settings(root: epath.Path, config: EncoderConfig) -> SentenceS
   """The directory's settings, or the defaults where it has no sentence-transformers files.
 
   Raises:
-    InputError: an unsupported pooling or module, or an unreadable file.
+    InputError: an unsupported module, key or value, or an unreadable file.
   """
+  folder = transformer_folder(root)
+  model = sentence_files.read(root / _MODEL, sentence_files.MODEL)
+  classifier = model.get('model_type') == 'CrossEncoder'
+  sentence_files.read(
+    sentence_files.transformer_file(folder),
+    sentence_files.CLASSIFIER if classifier else sentence_files.ENCODER,
+  )
+  if (folder / 'adapter_config.json').exists():
+    raise InputError(
+      f'{folder / "adapter_config.json"}: the adapter beside the weights is not applied; merge it '
+      'into them, or remove the file to use the bare encoder'
+    )
+  length = min(max_length(folder), config.max_tokens)
+  prompts = _prompts(root / _MODEL, model)
+  if classifier:
+    if any(prompts.values()):
+      raise InputError(f'{root / _MODEL}: prompts of a CrossEncoder are not supported')
+    return SentenceSettings(max_length=length)
   modules = _modules(root)
   if not modules:
-    return SentenceSettings(max_length=min(512, config.max_tokens))
-  if unknown := [
-    module['type']
-    for module in modules
-    if module['type'] not in (*_TRANSFORMERS, 'Pooling', 'Normalize')
-  ]:
-    raise InputError(
-      f'{root / "modules.json"}: {", ".join(unknown)} after the encoder is not supported; remove '
-      'the file to use the bare encoder'
-    )
-  prompts = _prompts(root)
-  pooling = 'cls'
+    if model:
+      raise InputError(
+        f'{root / _MODEL}: there is no modules.json beside it, which says the pooling; remove the '
+        'file to use the bare encoder'
+      )
+    return SentenceSettings(max_length=length)
+  _check_order(root / 'modules.json', [module['type'] for module in modules])
+  pooling = next(module['path'] for module in modules if module['type'] == 'Pooling')
   for module in modules:
-    if module['type'] == 'Pooling':
-      pooling = _pooling(root / module['path'] / 'config.json', any(prompts.values()))
+    if module['type'] == 'Normalize':
+      sentence_files.read(root / module['path'] / 'config.json', sentence_files.NORMALIZE)
+  _check_dimension(root / _MODEL, model, config)
   return SentenceSettings(
-    pooling,
-    any(module['type'] == 'Normalize' for module in modules),
-    min(max_length(transformer_folder(root)), config.max_tokens),
+    _pooling(root / pooling / 'config.json', any(prompts.values()), config),
+    # Inner products of unit vectors are cosines.
+    any(module['type'] == 'Normalize' for module in modules)
+    or model.get('similarity_fn_name') == 'cosine',
+    length,
     query_prefix=prompts['query'],
     passage_prefix=prompts['passage'],
   )
 
 
 def max_length(folder: epath.Path) -> int:
-  """The maximum length in a model's files, or 512. It may exceed the model's positions."""
-  for name, key in (
-    *((name, 'max_seq_length') for name in _TRANSFORMER_CONFIGS),
-    ('tokenizer_config.json', 'model_max_length'),
-  ):
-    if (folder / name).exists():
-      length = read_json_object(folder / name, name).get(key)
-      if isinstance(length, int) and not isinstance(length, bool) and length > 0:
-        return length
-  return 512
+  """The maximum length in a model's files, or 512. It may exceed the model's positions.
+
+  Raises:
+    InputError: it is no whole number from 1.
+  """
+  said = sentence_files.tokenizer_settings(folder).max_length
+  file = folder / 'tokenizer_config.json'
+  if said is None and file.exists():
+    value = read_json_object(file, file.name).get('model_max_length')
+    said = sentence_files.length(value, f'{file}: model_max_length')
+  return 512 if said is None else said
 
 
 def write_sentence_settings(
-  folder: epath.Path, config: EncoderConfig, sentence: SentenceSettings
+  folder: epath.Path,
+  config: EncoderConfig,
+  sentence: SentenceSettings,
+  tokenizer: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> None:
-  """Writes the files into a new model directory, in the format that every version reads."""
+  """Writes the files into a new model directory, in the format that every version reads.
+
+  Args:
+    folder: of the model.
+    config: its shape.
+    sentence: how it embeds a text.
+    tokenizer: keys of sentence_bert_config.json that the tokenizer needs (`tokenizer_keys`).
+  """
   modules = [('Transformer', ''), ('Pooling', '1_Pooling')] + (
     [('Normalize', '2_Normalize')] if sentence.normalize else []
   )
@@ -124,7 +155,7 @@ def write_sentence_settings(
   )
   write_json(
     folder / 'sentence_bert_config.json',
-    {'max_seq_length': sentence.max_length, 'do_lower_case': False},
+    {'max_seq_length': sentence.max_length, 'do_lower_case': False, **tokenizer},
   )
   write_json(
     folder / 'config_sentence_transformers.json',
@@ -136,6 +167,11 @@ def write_sentence_settings(
   )
 
 
+def tokenizer_keys(folder: epath.Path) -> dict[str, Any]:
+  """The keys of sentence_bert_config.json without which a folder's tokenizer is another one."""
+  return sentence_files.tokenizer_settings(folder).kept
+
+
 def _modules(root: epath.Path) -> list[dict[str, str]]:
   """``type`` (class name) and ``path`` of each module; empty without modules.json."""
   file = root / 'modules.json'
@@ -143,20 +179,61 @@ def _modules(root: epath.Path) -> list[dict[str, str]]:
     return []
   modules = read_json(file, 'modules.json')
   found = []
-  for module in modules if isinstance(modules, list) else [None]:
+  for module in modules if isinstance(modules, list) and modules else [None]:
     if not isinstance(module, dict):
       raise InputError(f'{file}: expected a list of objects with type and path')
     record = Record(module, f'{file}: expected a list of objects with type and path')
-    kind, path = record.text('type').rsplit('.', 1)[-1], record.text('path')
+    kind, path = record.text('type'), record.text('path')
     if path and not re.fullmatch(r'[\w-][\w.-]*', path):
       raise InputError(f'{file}: {path!r:.80} is no name of a folder beside it')
     refuse_special(root / path)
-    found.append({'type': kind, 'path': path})
+    sentence_files.check(module, sentence_files.MODULE, f'{file}: ')
+    package, _, name = kind.rpartition('.')
+    # A class of the same name in another package is someone's own.
+    own = package.startswith('sentence_transformers.') or kind == f'dprjax_prompt.{PROMPTED}'
+    found.append({'type': name if own else f"somebody's own {kind}", 'path': path})
   return found
 
 
-def _pooling(file: epath.Path, prefixed: bool) -> str:
+def _check_order(file: epath.Path, types: list[str]) -> None:
+  """Raises InputError where modules are not Transformer, Pooling, and Normalize or not."""
+  # Dropout does nothing outside training.
+  kept = [name for name in types if name != 'Dropout']
+  known = (*_TRANSFORMERS, 'Pooling', 'Normalize')
+  if unknown := [name for name in kept if name not in known]:
+    raise InputError(
+      f'{file}: {", ".join(unknown)} after the encoder is not supported; remove the file to use '
+      'the bare encoder'
+    )
+  if (
+    len(kept) < 2
+    or kept[0] not in _TRANSFORMERS
+    or kept[1] != 'Pooling'
+    or any(name != 'Normalize' for name in kept[2:])
+  ):
+    raise InputError(
+      f'{file}: the modules {", ".join(types)} are not supported in this order; expected '
+      'Transformer, Pooling, and Normalize or not'
+    )
+
+
+def _check_dimension(file: epath.Path, model: dict[str, Any], config: EncoderConfig) -> None:
+  dimension = sentence_files.length(model.get('truncate_dim'), f'{file}: truncate_dim')
+  if dimension is not None and dimension < config.hidden_size:
+    raise InputError(
+      f'{file}: truncate_dim {dimension} is not applied by itself; remove it, and ask for '
+      f'--dimensions={dimension}'
+    )
+
+
+def _pooling(file: epath.Path, prefixed: bool, config: EncoderConfig) -> str:
   settings = read_json_object(file, 'pooling')
+  sentence_files.check(settings, sentence_files.POOLING, f'{file}: ')
+  for key in ('embedding_dimension', 'word_embedding_dimension'):
+    if settings.get(key) not in (None, config.hidden_size):
+      raise InputError(
+        f'{file}: {key} is {settings[key]!r:.40}, and the encoder has {config.hidden_size}'
+      )
   modes = (
     settings.get('pooling_mode')
     or [mode for flag, mode in _FLAGS.items() if settings.get(flag)]
@@ -175,15 +252,27 @@ def _pooling(file: epath.Path, prefixed: bool) -> str:
   return modes[0]
 
 
-def _prompts(root: epath.Path) -> dict[str, str]:
-  file = root / 'config_sentence_transformers.json'
-  settings = read_json_object(file, file.name) if file.exists() else {}
-  texts = settings.get('prompts') or {}
-  if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+def _prompts(file: epath.Path, model: dict[str, Any]) -> dict[str, str]:
+  """The text before queries and before passages."""
+  texts = model.get('prompts', {})
+  if not isinstance(texts, dict) or not all(
+    isinstance(text, str | None) for text in texts.values()
+  ):
     raise InputError(f'{file}: prompts is not an object of strings')
-  default_name = settings.get('default_prompt_name')
-  default = texts.get(default_name, '') if isinstance(default_name, str) else ''
-  return {
-    kind: next((texts[name] for name in names if name in texts), default)
-    for kind, names in _PROMPT_NAMES.items()
-  }
+  texts = {name: text or '' for name, text in texts.items()}
+  default = model.get('default_prompt_name')
+  if default is not None and not (isinstance(default, str) and default in texts):
+    raise InputError(f'{file}: default_prompt_name {default!r:.80} is none of its prompts')
+  found = {}
+  for kind, (name, *others) in _PROMPT_NAMES.items():
+    # Its documentation says that they are used, and its code does not.
+    doubtful = [other for other in (*others, default) if other is not None and texts.get(other)]
+    if name not in texts and doubtful:
+      method = {'query': 'encode_query', 'passage': 'encode_document'}[kind]
+      raise InputError(
+        f'{file}: prompts has {doubtful[0]!r} and no {name!r}, and {method} of '
+        f'sentence-transformers then puts nothing before a text; add {name!r} to prompts, with '
+        "the text, or with '' for none"
+      )
+    found[kind] = texts.get(name, '')
+  return found

@@ -45,6 +45,16 @@ def golden_loss(hidden, mask):
   return jnp.sum(hidden * weights * mask[:, :, None].astype(np.float32))
 
 
+@pytest.mark.parametrize('model_type', ['bert', 'roberta', 'xlm-roberta'])
+def test_a_padding_token_in_a_text_is_as_in_transformers(model_type, golden, write_checkpoint):
+  arrays = golden('sentence_files')
+  backbone = hub.load_backbone(write_checkpoint(model_type, 3))
+  tokens = arrays[f'{model_type}/tokens']
+  assert (tokens[0] == backbone.config.pad_token_id).sum() == 3
+  hidden = encode(backbone.config, backbone.params, tokens, np.ones(tokens.shape, bool))
+  np.testing.assert_allclose(hidden, arrays[f'{model_type}/hidden'], rtol=0, atol=2e-5)
+
+
 @pytest.mark.parametrize(
   ('model_type', 'layers'),
   [

@@ -1,12 +1,19 @@
 import json
+import shutil
 
+import jax
+import numpy as np
 import pytest
 from etils import epath
 
 from dprjax.base.errors import InputError
+from dprjax.data.text import load_tokenizer
+from dprjax.formats import sentence_files
+from dprjax.inference.encoder import Encoder
 from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.sentence import SentenceSettings, read_sentence_settings, write_sentence_settings
+from dprjax.runtime.mesh import make_mesh
 
 CONFIG = EncoderConfig('bert', 50, 24, 1, 3, 40)
 OLD = 'sentence_transformers.models.'
@@ -46,7 +53,7 @@ def test_old_form(tmp_path):
     tmp_path,
     (OLD + 'Transformer', OLD + 'Pooling', OLD + 'Normalize'),
     sentence_bert_config={'max_seq_length': 256, 'do_lower_case': False},
-    config_sentence_transformers={'prompts': {'query': 'query: ', 'passage': 'passage: '}},
+    config_sentence_transformers={'prompts': {'query': 'query: ', 'document': 'passage: '}},
   )
   assert read(tmp_path) == SentenceSettings('mean', True, 256, 'query: ', 'passage: ')
   write(
@@ -59,7 +66,7 @@ def test_old_form(tmp_path):
 def test_new_form(tmp_path):
   write(
     tmp_path,
-    (NEW + 'transformer.Transformer', NEW + 'pooling.Pooling'),
+    ('sentence_transformers.base.modules.transformer.Transformer', NEW + 'pooling.Pooling'),
     **{
       '1_Pooling/config': {
         'embedding_dimension': 24,
@@ -70,7 +77,13 @@ def test_new_form(tmp_path):
         'prompts': {'query': 'Q: ', 'document': 'D: ', 'corpus': 'C: '},
         'default_prompt_name': None,
       },
-      'sentence_bert_config': {'transformer_task': 'feature-extraction'},
+      'sentence_bert_config': {
+        'transformer_task': 'feature-extraction',
+        'modality_config': {
+          'text': {'method': 'forward', 'method_output_name': 'last_hidden_state'}
+        },
+        'module_output_name': 'token_embeddings',
+      },
       'tokenizer_config': {'model_max_length': 300},
     },
   )
@@ -84,11 +97,11 @@ def test_default_prompt_and_longest_input(tmp_path):
     tmp_path,
     sentence_bert_config={'max_seq_length': 100_000},
     config_sentence_transformers={
-      'prompts': {'query': 'find: ', 'other': 'text: '},
+      'prompts': {'query': 'find: ', 'document': '', 'other': 'text: '},
       'default_prompt_name': 'other',
     },
   )
-  assert read(tmp_path) == SentenceSettings('mean', False, 512, 'find: ', 'text: ')
+  assert read(tmp_path) == SentenceSettings('mean', False, 512, 'find: ', '')
 
 
 @pytest.mark.parametrize(
@@ -144,10 +157,271 @@ def test_unsupported(tmp_path, files, message):
     read(tmp_path)
 
 
-def test_other_modules(tmp_path):
-  write(tmp_path, (OLD + 'Transformer', OLD + 'Pooling', OLD + 'Dense'))
-  with pytest.raises(InputError, match=r'modules\.json: Dense after the encoder is not supported'):
+# Of each key: values that are applied or change no vector, and values that are refused.
+@pytest.mark.parametrize(
+  ('file', 'key', 'taken', 'refused'),
+  [
+    ('sentence_bert_config', 'max_seq_length', [16, 1e30, None], [0, -1, 2.5, '16', True]),
+    ('sentence_bert_config', 'do_lower_case', [False, True, None], ['yes', 0]),
+    ('sentence_bert_config', 'transformer_task', ['feature-extraction'], ['fill-mask', 5]),
+    ('sentence_bert_config', 'module_output_name', ['token_embeddings'], ['sentence_embedding']),
+    (
+      'sentence_bert_config',
+      'modality_config',
+      [{'text': {'method': 'forward', 'method_output_name': 'last_hidden_state'}}],
+      [
+        {'text': {'method': 'get_text_features', 'method_output_name': 'pooler_output'}},
+        {'message': {'method': 'forward', 'method_output_name': 'last_hidden_state'}},
+        [],
+      ],
+    ),
+    (
+      'sentence_bert_config',
+      'processing_kwargs',
+      [{}, {'text': {}}],
+      [{'text': {'max_length': 8}}, {'chat_template': {'x': 1}}, 'text'],
+    ),
+    ('sentence_bert_config', 'unpad_inputs', [True, False, None], []),
+    ('sentence_bert_config', 'query_length', [None], [32]),
+    ('sentence_bert_config', 'document_length', [None], [32]),
+    ('sentence_bert_config', 'query_expansion', [None], [{'length': 32}]),
+    ('sentence_bert_config', 'tokenizer_name_or_path', [None], ['bert-base-uncased']),
+    ('sentence_bert_config', 'tokenizer_args', [{}, {'use_fast': True}], [{'subfolder': 'x'}, []]),
+    (
+      'sentence_bert_config',
+      'processor_kwargs',
+      [{'model_max_length': 16}, {'do_lower_case': True}],
+      [{'model_max_length': 0}, {'do_lower_case': 'x'}, {'max_length': 5}],
+    ),
+    (
+      'sentence_bert_config',
+      'model_args',
+      [{'torch_dtype': 'float16', 'attn_implementation': 'sdpa'}],
+      [{'quantization_config': {'bits': 4}}],
+    ),
+    ('sentence_bert_config', 'model_kwargs', [{'add_pooling_layer': False}], [{'x': 1}]),
+    ('sentence_bert_config', 'config_args', [{}], [{'num_hidden_layers': 2}]),
+    ('sentence_bert_config', 'config_kwargs', [{'x': None}], [{'hidden_act': 'relu'}]),
+    ('sentence_bert_config', 'unheard_of', [None], [False, 1, 'x']),
+    ('sentence_roberta_config', 'unheard_of', [None], [1]),
+    ('1_Pooling/config', 'embedding_dimension', [24, None], [25, '24']),
+    ('1_Pooling/config', 'word_embedding_dimension', [24, None], [384]),
+    ('1_Pooling/config', 'pooling_mode', ['mean', 'cls', ['mean']], ['max', ['cls', 'mean'], 1]),
+    ('1_Pooling/config', 'pooling_mode_max_tokens', [False, None], [True]),
+    ('1_Pooling/config', 'pooling_mode_mean_sqrt_len_tokens', [False], [True, 'yes']),
+    ('1_Pooling/config', 'pooling_mode_weightedmean_tokens', [False], [True]),
+    ('1_Pooling/config', 'pooling_mode_lasttoken', [False], [True]),
+    ('1_Pooling/config', 'include_prompt', [True, False], ['no', 0]),
+    ('1_Pooling/config', 'unheard_of', [None], [1]),
+    ('2_Normalize/config', 'module_input_name', ['sentence_embedding'], ['token_embeddings']),
+    ('2_Normalize/config', 'module_output_name', ['sentence_embedding'], ['other']),
+    ('2_Normalize/config', 'unheard_of', [None], [1]),
+    (
+      'config_sentence_transformers',
+      'model_type',
+      ['SentenceTransformer', None],
+      ['SparseEncoder', 'MultiVectorEncoder', 'CLIP'],
+    ),
+    ('config_sentence_transformers', '__version__', [{'pytorch': '1.8.1'}, None], []),
+    ('config_sentence_transformers', 'requirements', [{'transformers': '>=5'}], []),
+    (
+      'config_sentence_transformers',
+      'similarity_fn_name',
+      ['cosine', 'dot', None],
+      ['euclidean', 'manhattan', 'maxsim', 1],
+    ),
+    ('config_sentence_transformers', 'truncate_dim', [None, 24, 768], [8, 0, '24']),
+    ('config_sentence_transformers', 'default_prompt_name', [None], ['gone', ['query'], 5]),
+    (
+      'config_sentence_transformers',
+      'prompts',
+      [None, {}, {'query': 'q'}, {'query': None, 'document': None}, {'passage': ''}],
+      [{'query': 'q: ', 'passage': 'p: '}, {'corpus': 'c: '}, {'query': 5}, ['q']],
+    ),
+    ('config_sentence_transformers', 'unheard_of', [None], [1]),
+    ('modules', 'kwargs', [[], {}, None], [['task']]),
+    ('modules', 'unheard_of', [None], [1]),
+  ],
+)
+def test_every_key_is_applied_or_refused(tmp_path, file, key, taken, refused):
+  types = (OLD + 'Transformer', OLD + 'Pooling', OLD + 'Normalize')
+  for number, value in enumerate([*taken, *refused]):
+    folder = tmp_path / str(number)
+    folder.mkdir()
+    write(folder, types)
+    path = folder / f'{file}.json'
+    path.parent.mkdir(exist_ok=True)
+    if file == 'modules':
+      modules = json.loads(path.read_text())
+      modules[1][key] = value
+      path.write_text(json.dumps(modules))
+    else:
+      path.write_text(json.dumps({key: value}))
+    if number < len(taken):
+      read(folder)
+      continue
+    with pytest.raises(InputError) as raised:
+      read(folder)
+    # Flags of one pooling or several are told by its name.
+    expected = 'pooling' if key.startswith('pooling_mode') else key
+    assert path.name in str(raised.value) and expected in str(raised.value)
+
+
+def test_the_table_has_every_key_that_sentence_transformers_writes(golden):
+  tables = {
+    'modules.json': sentence_files.MODULE,
+    'sentence_bert_config.json': sentence_files.ENCODER,
+    '1_Pooling/config.json': sentence_files.POOLING,
+    '2_Normalize/config.json': sentence_files.NORMALIZE,
+    'config_sentence_transformers.json': sentence_files.MODEL,
+  }
+  written = json.loads(golden('sentence_files')['keys'].item())
+  assert written.keys() == tables.keys() and len(written['sentence_bert_config.json']) == 8
+  for file, keys in written.items():
+    assert set(keys) <= tables[file].keys(), file
+
+
+def test_every_module_is_applied_or_refused(tmp_path, golden):
+  taken = set()
+  for number, kind in enumerate(golden('sentence_files')['types'].tolist()):
+    folder = tmp_path / str(number)
+    folder.mkdir()
+    write(folder)
+    modules = json.loads((folder / 'modules.json').read_text())
+    modules.append({'idx': 2, 'name': '2', 'path': '2', 'type': kind})
+    (folder / 'modules.json').write_text(json.dumps(modules))
+    try:
+      read(folder)
+      taken.add(kind.rpartition('.')[2])
+    except InputError as error:
+      assert 'modules.json' in str(error) and kind.rpartition('.')[2] in str(error)
+  assert taken == {'Normalize', 'Dropout'}
+
+
+@pytest.mark.parametrize(
+  'types',
+  [
+    (OLD + 'Transformer',),
+    (OLD + 'Pooling', OLD + 'Transformer'),
+    (OLD + 'Transformer', OLD + 'Normalize', OLD + 'Pooling'),
+    (OLD + 'Transformer', OLD + 'Pooling', OLD + 'Pooling'),
+    (OLD + 'Transformer', OLD + 'Transformer', OLD + 'Pooling'),
+    (OLD + 'Transformer', OLD + 'Pooling', OLD + 'Dense'),
+    (OLD + 'Transformer', 'custom.Pooling'),
+    ('Transformer', 'Pooling'),
+    (),
+  ],
+  ids=' '.join,
+)
+def test_other_modules(tmp_path, types):
+  write(tmp_path, types)
+  with pytest.raises(InputError, match=r'modules\.json'):
     read(tmp_path)
+
+
+def test_cosine_is_an_inner_product_of_unit_vectors(tmp_path):
+  write(tmp_path, config_sentence_transformers={'similarity_fn_name': 'cosine'})
+  assert read(tmp_path).normalize
+  write(tmp_path, config_sentence_transformers={'similarity_fn_name': 'dot'})
+  assert not read(tmp_path).normalize
+  write(
+    tmp_path,
+    (OLD + 'Transformer', OLD + 'Pooling', OLD + 'Normalize'),
+    config_sentence_transformers={'similarity_fn_name': 'dot'},
+  )
+  assert read(tmp_path).normalize
+
+
+def test_a_bare_encoder_has_the_length_of_its_tokenizer(tmp_path):
+  (tmp_path / 'tokenizer_config.json').write_text('{"model_max_length": 77}')
+  assert read(tmp_path) == SentenceSettings(max_length=77)
+  (tmp_path / 'config_sentence_transformers.json').write_text('{"similarity_fn_name": "dot"}')
+  with pytest.raises(InputError, match=r'config_sentence_transformers\.json.*modules\.json'):
+    read(tmp_path)
+
+
+def test_an_adapter_beside_the_weights(tmp_path):
+  (tmp_path / 'adapter_config.json').write_text('{}')
+  with pytest.raises(InputError, match=r'adapter_config\.json'):
+    read(tmp_path)
+
+
+def test_cross_encoder_of_version_6(tmp_path):
+  write(
+    tmp_path,
+    (NEW + 'transformer.Transformer',),
+    sentence_bert_config={
+      'transformer_task': 'sequence-classification',
+      'modality_config': {'text': {'method': 'forward', 'method_output_name': 'logits'}},
+      'module_output_name': 'scores',
+      'max_seq_length': 99,
+    },
+    config_sentence_transformers={
+      'model_type': 'CrossEncoder',
+      'activation_fn': 'torch.nn.modules.activation.Sigmoid',
+      'prompts': {},
+    },
+  )
+  assert read(tmp_path) == SentenceSettings(max_length=99)
+  model = tmp_path / 'config_sentence_transformers.json'
+  model.write_text('{"model_type": "CrossEncoder", "prompts": {"query": "q: "}}')
+  with pytest.raises(InputError, match=r'config_sentence_transformers\.json: prompts'):
+    read(tmp_path)
+
+
+def variant(minilm, folder, files):
+  """MiniLM's folder with changed files, as `make_sentence_golden.py` writes it."""
+  shutil.copytree(minilm, folder)
+  for name, changes in files.items():
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    if isinstance(changes, list):
+      changes = [
+        {'idx': i, 'name': str(i), 'path': where, 'type': f'sentence_transformers.{kind}'}
+        for i, (where, kind) in enumerate(changes)
+      ]
+    elif path.exists():
+      changes = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps(changes))
+  return folder
+
+
+@pytest.mark.slow
+def test_vectors_are_those_of_sentence_transformers(minilm, golden, tmp_path):
+  one = make_mesh({'data': 1}, jax.devices()[:1])
+  arrays = golden('sentence_files')
+  texts = arrays['texts'].tolist()
+  for number, (name, files) in enumerate(json.loads(arrays['applied'].item()).items()):
+    folder = variant(minilm, tmp_path / str(number), files)
+    encoder = Encoder.load(folder, batch_size=4, mesh=one)
+    for kind in ('query', 'passage'):
+      stored = arrays[f'{name}/{kind}']
+      vectors = encoder.encode(texts, kind)[:, : stored.shape[1]]
+      scale = np.abs(stored).max()
+      np.testing.assert_allclose(vectors, stored, rtol=0, atol=2e-5 * scale, err_msg=name)
+
+
+def test_what_would_give_other_vectors_is_refused(minilm, golden, tmp_path):
+  for name, files in json.loads(golden('sentence_files')['refused'].item()).items():
+    with pytest.raises(InputError) as raised:
+      Encoder.load(variant(minilm, tmp_path / name, files))
+    assert next(iter(files)).rpartition('/')[2] in str(raised.value), name
+
+
+def test_a_saved_model_keeps_its_tokenizer(minilm, tmp_path):
+  cased = {'do_lower_case': True, 'tokenizer_args': {'strip_accents': False}}
+  source = variant(minilm, tmp_path / 'source', {'sentence_bert_config.json': cased})
+  backbone = hub.load_backbone(source)
+  for name, sentence in (('settings', backbone.sentence), ('bare', None)):
+    hub.save_backbone(
+      tmp_path / name,
+      backbone.config,
+      backbone.params,
+      source=source,
+      sentence=sentence,
+    )
+    kept = load_tokenizer(tmp_path / name)
+    assert kept.sha256 == load_tokenizer(source).sha256 != load_tokenizer(minilm).sha256
 
 
 @pytest.mark.parametrize(

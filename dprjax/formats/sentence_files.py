@@ -1,0 +1,204 @@
+"""The files that sentence-transformers writes into a model's folder, key by key.
+
+Every key is applied, changes no vector, or is refused. null stands for an absent key.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from etils import epath
+
+from dprjax.base.errors import InputError
+from dprjax.base.reading import read_json_object
+
+# Of a key: None where it is applied, or changes no vector; the values that are supported; or the
+# rules of the object under it.
+Rules = Mapping[str, Any]
+Rule = tuple[Any, ...] | Rules | None
+
+_FLAG = (True, False)
+
+# Arguments of transformers' classes, under their names of today and of before version 5.4.
+_OF_TOKENIZERS: Rules = {
+  # Taken by `AutoTokenizer`.
+  **dict.fromkeys(
+    ('do_lower_case', 'strip_accents', 'tokenize_chinese_chars', 'add_prefix_space'), _FLAG
+  ),
+  **dict.fromkeys(('truncation_side', 'padding_side', 'split_special_tokens')),
+  'model_max_length': None,
+  # These change no token.
+  **dict.fromkeys(('use_fast', 'clean_up_tokenization_spaces', 'trust_remote_code')),
+}
+_OF_MODELS: Rules = dict.fromkeys(
+  (
+    'dtype',
+    'torch_dtype',
+    'attn_implementation',
+    'add_pooling_layer',
+    'low_cpu_mem_usage',
+    'device_map',
+    'use_safetensors',
+    'trust_remote_code',
+  )
+)
+_ARGUMENTS: Rules = {
+  **dict.fromkeys(('processor_kwargs', 'tokenizer_args'), _OF_TOKENIZERS),
+  **dict.fromkeys(('model_kwargs', 'model_args'), _OF_MODELS),
+  **{key: {'trust_remote_code': None} for key in ('config_kwargs', 'config_args')},
+}
+
+MODULE: Rules = {'idx': None, 'name': None, 'path': None, 'type': None, 'kwargs': ([], {})}
+POOLING: Rules = {
+  'embedding_dimension': None,
+  'word_embedding_dimension': None,
+  'pooling_mode': None,
+  'pooling_mode_cls_token': _FLAG,
+  'pooling_mode_max_tokens': _FLAG,
+  'pooling_mode_mean_tokens': _FLAG,
+  'pooling_mode_mean_sqrt_len_tokens': _FLAG,
+  'pooling_mode_weightedmean_tokens': _FLAG,
+  'pooling_mode_lasttoken': _FLAG,
+  'include_prompt': _FLAG,
+}
+NORMALIZE: Rules = {
+  'module_input_name': ('sentence_embedding',),
+  'module_output_name': ('sentence_embedding',),
+}
+MODEL: Rules = {
+  'model_type': ('SentenceTransformer', 'CrossEncoder'),
+  '__version__': None,
+  'requirements': None,  # versions of packages
+  'prompts': None,
+  'default_prompt_name': None,
+  'similarity_fn_name': ('cosine', 'dot'),
+  'truncate_dim': None,
+  'activation_fn': None,  # of a cross-encoder's scores, which are logits here
+}
+_TRANSFORMER_FILES = tuple(
+  f'sentence_{name}_config.json'
+  for name in ('bert', 'roberta', 'distilbert', 'camembert', 'albert', 'xlm-roberta', 'xlnet')
+)
+
+
+_TRANSFORMER: Rules = {
+  'max_seq_length': None,
+  'do_lower_case': _FLAG,
+  'processing_kwargs': {key: {} for key in ('common', 'text', 'audio', 'image', 'video')},
+  'unpad_inputs': None,  # of speed
+  **dict.fromkeys(('query_length', 'document_length', 'query_expansion'), ()),
+  'tokenizer_name_or_path': (),
+  **_ARGUMENTS,
+}
+ENCODER: Rules = _TRANSFORMER | {
+  'transformer_task': ('feature-extraction',),
+  'modality_config': {
+    'text': {'method': ('forward',), 'method_output_name': ('last_hidden_state',)}
+  },
+  'module_output_name': ('token_embeddings',),
+}
+CLASSIFIER: Rules = _TRANSFORMER | {
+  'transformer_task': ('sequence-classification',),
+  'modality_config': {'text': {'method': ('forward',), 'method_output_name': ('logits',)}},
+  'module_output_name': ('scores',),
+}
+
+
+class TokenizerSettings(NamedTuple):
+  """What a folder says of its tokenizer beside the tokenizer's own files.
+
+  Attributes:
+    arguments: of ``AutoTokenizer``.
+    lower: texts are made lower case first.
+    max_length: of a text; None is not said.
+  """
+
+  arguments: dict[str, Any]
+  lower: bool
+  max_length: int | None
+
+  @property
+  def kept(self) -> dict[str, Any]:
+    """The keys of sentence_bert_config.json that say the same, but for the length."""
+    arguments = {key: self.arguments[key] for key in self.arguments if key != 'model_max_length'}
+    return ({'do_lower_case': True} if self.lower else {}) | (
+      {'tokenizer_args': arguments} if arguments else {}
+    )
+
+
+def read(file: epath.Path, rules: Rules) -> dict[str, Any]:
+  """The keys of a file that are not null; none where it is missing.
+
+  Raises:
+    InputError: a key that is not known, or a value that is not supported.
+  """
+  if not file.exists():
+    return {}
+  values = read_json_object(file, file.name)
+  check(values, rules, f'{file}: ')
+  return {key: value for key, value in values.items() if value is not None}
+
+
+def check(value: Any, rule: Rule, where: str) -> None:
+  """Raises InputError where a value is not what its rule takes. ``where`` names it."""
+  if rule is None or value is None:
+    return
+  if isinstance(rule, tuple):
+    if not any(type(value) is type(one) and value == one for one in rule):
+      expected = ' or '.join(map(repr, rule)) or 'no such key'
+      raise InputError(
+        f'{where.rstrip(": .")} is {value!r:.80}, which is not supported; expected {expected}'
+      )
+    return
+  if not isinstance(value, dict):
+    raise InputError(f'{where.rstrip(": .")} is {value!r:.80}; expected a JSON object')
+  for key, inner in value.items():
+    if key not in rule and inner is not None:
+      raise InputError(
+        f'{where}{key} is not known, so it cannot be applied; if it changes no vector, remove it'
+      )
+    check(inner, rule.get(key), f'{where}{key}.')
+
+
+def transformer_file(folder: epath.Path) -> epath.Path:
+  """The file of a transformer's settings, whatever its name; it need not exist."""
+  found = (folder / name for name in _TRANSFORMER_FILES)
+  return next((file for file in found if file.exists()), folder / _TRANSFORMER_FILES[0])
+
+
+def tokenizer_settings(folder: epath.Path) -> TokenizerSettings:
+  """What the settings of the transformer in a folder say of its tokenizer.
+
+  Raises:
+    InputError: they are malformed, or ask for what is not supported.
+  """
+  file = transformer_file(folder)
+  values = read_json_object(file, file.name) if file.exists() else {}
+  names = ('do_lower_case', 'tokenizer_name_or_path', 'processor_kwargs', 'tokenizer_args')
+  own = {key: value for key, value in values.items() if key in names}
+  check(own, _TRANSFORMER, f'{file}: ')
+  # sentence-transformers replaces the new name's arguments by those of the old one.
+  arguments = own.get('tokenizer_args') or own.get('processor_kwargs') or {}
+  named = 'tokenizer_args' if own.get('tokenizer_args') else 'processor_kwargs'
+  lengths = [
+    length(arguments.get('model_max_length'), f'{file}: {named}.model_max_length'),
+    length(values.get('max_seq_length'), f'{file}: max_seq_length'),
+  ]
+  return TokenizerSettings(
+    {
+      key: value
+      for key, value in arguments.items()
+      if value is not None and key not in ('use_fast', 'trust_remote_code')
+    },
+    bool(own.get('do_lower_case')),
+    next((one for one in lengths if one is not None), None),
+  )
+
+
+def length(value: Any, where: str) -> int | None:
+  """A number of tokens; None where it is null. Raises InputError for what is no such number."""
+  if value is None:
+    return None
+  # transformers writes 1e30, or its digits, where there is no limit.
+  if type(value) not in (int, float) or not 1 <= value < float('inf') or value != int(value):
+    raise InputError(f'{where} is {value!r:.40}; expected a whole number from 1')
+  return int(value)
