@@ -279,9 +279,6 @@ def make_app(args: argparse.Namespace) -> Any:
     ),
   )
   served = engine.library.listing()
-  for _, about in served:
-    if about.refused:
-      logger.warning('not served: %s', about.refused)
   logger.info(
     '%s: %d prompts; %d slots take %.1f MB, the backbone %.1f MB',
     engine.library.name,

@@ -91,6 +91,12 @@ class Tokenizer:
   closing: tuple[int, ...]
   typed: bool
 
+  @functools.cached_property
+  def opening(self) -> tuple[int, ...]:
+    """The special tokens that begin every text: ``(cls_id,)``, or empty."""
+    probe = self.backend.encode('a')
+    return tuple(probe.ids[: probe.special_tokens_mask.index(0)])
+
   @property
   def special_ids(self) -> list[int]:
     """The ids of special tokens, ascending."""

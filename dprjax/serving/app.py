@@ -9,6 +9,7 @@ import base64
 import concurrent.futures
 import dataclasses
 import logging
+import re
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -28,7 +29,7 @@ from dprjax.formats.texts import KINDS
 from dprjax.retrieval import codes
 from dprjax.serving import keys, messages, page
 from dprjax.serving.batcher import Busy, NotFinite
-from dprjax.serving.engine import Engine, Tokens
+from dprjax.serving.engine import Engine, ForeignIds, Tokens
 from dprjax.serving.indexes import Index, Reranker
 from dprjax.serving.library import NAME, About, NameTaken, UnknownPrompt
 
@@ -232,9 +233,7 @@ class App:
     try:
       return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:
-      raise _Failure(
-        400, str(error), param=str(error).rpartition('$.')[2].strip('`') or None
-      ) from error
+      raise _Failure(400, str(error), param=_field(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
       raise _Failure(400, _why_no_json(content, error)) from error
     except RecursionError as error:
@@ -322,11 +321,12 @@ class App:
     name, kind = _split(asked.model, 'query')
     queries = [asked.query] if isinstance(asked.query, str) else asked.query
     index = await self._on_files(lambda: self._choose_index(name, asked.index))
-    if asked.k > index.most:
-      raise _Failure(413, f'k is {asked.k}; {index.most} at most', param='k')
+    k = 10 if asked.k is None else asked.k
+    if k > index.most:
+      raise _Failure(413, f'k is {k}; {index.most} at most', param='k')
     tokens, vectors = await self._embed(request, name, kind, queries, 'query')
     index.check(tokens.version, self._engine)
-    found = await self._wait(request, self._side.submit(index.search, vectors, asked.k))
+    found = await self._wait(request, self._side.submit(index.search, vectors, k))
     content = {
       'object': 'list',
       'model': asked.model,
@@ -441,7 +441,9 @@ class App:
   async def _put(self, request: Request) -> Response:
     name, library = request.path_params['name'], self._engine.library
     if not NAME.fullmatch(name):
-      raise _Failure(400, "a prompt's name has 1 to 64 of A-Z a-z 0-9 . _ -", param='name')
+      raise _Failure(
+        400, "a new prompt's name has 1 to 64 of A-Z a-z 0-9 . _ -, no dot first", param='name'
+      )
     content = await self._body(request, self._limits.prompt_bytes)
     _, new = await self._on_files(lambda: library.put(name, content))
     logger.info('prompt %s %s', name, 'added' if new else 'replaced')
@@ -485,6 +487,12 @@ def _split(model: str, default: str) -> tuple[str, str]:
   if kind not in KINDS:
     raise UnknownPrompt(model)
   return name, kind
+
+
+def _field(message: str) -> str | None:
+  """The field of a request that msgspec's message is about."""
+  found = re.search(r'at `\$\.(\w+)', message) or re.search(r'field `(\w+)`', message)
+  return found and found[1]
 
 
 def _inputs(given: str | list[Any]) -> list[Any]:
@@ -546,7 +554,7 @@ def _failed(error: Exception, path: str) -> Response:
     response.headers['retry-after'] = str(int(np.ceil(error.seconds)))
     return response
   if isinstance(error, InputError | NotFinite):
-    return _error(422, str(error))
+    return _error(422, str(error), 'input' if isinstance(error, ForeignIds) else None)
   if isinstance(error, OSError):
     logger.error('%s: %s', path, error)
     return _error(503, f"the server's files: {error.strerror or 'they cannot be used'}")

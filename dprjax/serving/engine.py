@@ -30,6 +30,10 @@ from dprjax.serving.library import Library, Version
 from dprjax.serving.metrics import Metrics
 
 Ids = Sequence[int]
+_HINT = (
+  '; send texts, or ids of its own tokenizer (LangChain sends those of another one: '
+  'OpenAIEmbeddings(check_embedding_ctx_length=False) sends texts)'
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +63,10 @@ class Options:
   host_bytes: int = 2 << 30
   threads: int = 2
   dtype: str = 'auto'
+
+
+class ForeignIds(InputError):
+  """Token ids that the backbone's tokenizer does not give for any text."""
 
 
 class Tokens(NamedTuple):
@@ -193,8 +201,9 @@ class Engine:
         are taken as they are.
 
     Raises:
-      UnknownPrompt, InputError: as ``Library.get``; or a text that is no text, an id that is no
-        token's, or ids under a prompt of kind topic.
+      UnknownPrompt, InputError: as ``Library.get``; or a text that is no text, or ids under a
+        prompt of kind topic.
+      ForeignIds: ids that are no tokens, or do not begin and end as a text does.
     """
     started = time.monotonic()
     version = self.library.get(name)
@@ -242,12 +251,31 @@ class Engine:
     self.pool.shutdown()
 
   def _check_ids(self, ids: object, number: int) -> np.ndarray:
-    rows = self.backbone.config.vocab_size
+    """One text's ids. Clients send another tokenizer's too, whose vectors would mean nothing."""
+    rows = self.tokenizer.vocab_size
     if (
       isinstance(ids, str)
       or not isinstance(ids, Sequence)
       or not ids
-      or not all(isinstance(one, int) and 0 <= one < rows for one in ids)
+      or not all(type(one) is int and 0 <= one < rows for one in ids)
     ):
-      raise InputError(f'input: number {number} is no list of token ids from 0 to {rows - 1}')
+      raise ForeignIds(
+        f'input: number {number} is no list of token ids from 0 to {rows - 1}{_HINT}'
+      )
+    opening, closing = self.tokenizer.opening, self.tokenizer.closing
+    text = ids[len(opening) : len(ids) - len(closing)]
+    if (
+      len(ids) < len(opening) + len(closing)
+      or tuple(ids[: len(opening)]) != opening
+      or tuple(ids[len(ids) - len(closing) :]) != closing
+    ):
+      raise ForeignIds(
+        f'input: number {number} does not begin with {list(opening)} and end with {list(closing)}, '
+        f'the special tokens of this model{_HINT}'
+      )
+    if inside := {*opening, *closing, self.tokenizer.pad_id}.intersection(text):
+      raise ForeignIds(
+        f'input: number {number} holds the special token {min(inside)} inside; give each text as a '
+        f'list of its own, without padding{_HINT}'
+      )
     return np.array(ids, np.int32)

@@ -2,19 +2,23 @@
 
 The folder is the truth: every request looks at its file's time and size, so a prompt that another
 server (or a copy command) put there is served from the next request on. Files that were read stay
-in host memory, the least recently used going first.
+in host memory, the least recently used going first. A file that cannot be served is logged once.
+
+A name is that of the file in Unicode's composed form (NFC); on disk it may be decomposed.
 """
 
 import collections
 import contextlib
 import dataclasses
+import logging
 import os
 import pathlib
 import re
 import threading
 import time
+import unicodedata
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,9 +32,12 @@ from dprjax.models import artifact, hub
 from dprjax.serving.bank import Prefix
 from dprjax.serving.metrics import Metrics
 
-NAME = re.compile(r'[A-Za-z0-9._-]{1,64}')
+NAME = re.compile(r'[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}')  # of an upload, and of the backbone
+_ENDING = '.npz'
 _LEFT = re.compile(r'\.[A-Za-z0-9._-]{1,64}\.npz\.[0-9a-f]{8}\.tmp')
 _LEFT_S = 3600  # the age at which an unfinished upload is a dead server's
+
+logger = logging.getLogger('dprjax')
 
 _Signature = tuple[int, int, int]
 
@@ -130,7 +137,7 @@ class Library:
         is a file.
     """
     if not NAME.fullmatch(name):
-      raise InputError(f'--name={name}: expected 1 to 64 of A-Z a-z 0-9 . _ -')
+      raise InputError(f'--name={name}: expected 1 to 64 of A-Z a-z 0-9 . _ -, no dot first')
     self.folder = pathlib.Path(folder)
     self.name = name
     self._backbone, self._tokenizer = backbone, tokenizer
@@ -139,6 +146,7 @@ class Library:
     self._reading: dict[str, threading.Lock] = {}
     self._kept: collections.OrderedDict[str, tuple[_Signature, Version]] = collections.OrderedDict()
     self._about: dict[str, tuple[_Signature, About]] = {}
+    self._told: set[str] = set()  # why files are not served
     self._bytes = 0
     sentence = backbone.sentence
     settings = resolve_settings(
@@ -166,6 +174,7 @@ class Library:
     """
     if name == self.name:
       return self.bare
+    name = unicodedata.normalize('NFC', name)
     signature = self._signature(name)
     with self._lock:
       kept = self._kept.get(name)
@@ -185,7 +194,10 @@ class Library:
 
   def about(self, name: str) -> About:
     """What is known of a prompt. Raises UnknownPrompt."""
+    name = unicodedata.normalize('NFC', name)
     signature = self._signature(name)
+    if name == self.name:
+      return _refused(name, "has the backbone's own name; rename it, or give the backbone a --name")
     with self._lock:
       about = self._about.get(name)
     if about is None or about[0] != signature:
@@ -198,12 +210,22 @@ class Library:
     return about[1]
 
   def listing(self) -> list[tuple[str, About]]:
-    """All prompts of the folder, by name."""
+    """All prompts of the folder, by name, and other files of prompts with why they are none."""
     found = []
-    for name in sorted(self._names()):
-      with contextlib.suppress(UnknownPrompt):
-        found.append((name, self.about(name)))
-    return found
+    for entry in os.scandir(self.folder):
+      stem = entry.name.removesuffix(_ENDING)
+      name = unicodedata.normalize('NFC', stem)
+      if why := self._why_not(entry):
+        shown = entry.name.encode(errors='backslashreplace').decode()
+        found.append((shown, _refused(shown, why)))
+      elif entry.name.endswith(_ENDING):
+        with contextlib.suppress(UnknownPrompt):
+          found.append((name, self.about(name)))
+    for _, about in found:
+      if about.refused and about.refused not in self._told:
+        self._told.add(about.refused)
+        logger.warning('not served: %s', about.refused)
+    return sorted(found, key=lambda one: one[0])
 
   def put(self, name: str, content: bytes) -> tuple[Version, bool]:
     """Adds or replaces a prompt; what was there stays until the new one is checked and on disk.
@@ -235,6 +257,7 @@ class Library:
 
   def content(self, name: str) -> bytes:
     """The file of a prompt. Raises UnknownPrompt."""
+    name = unicodedata.normalize('NFC', name)
     try:
       return self._path(name).read_bytes()
     except (FileNotFoundError, IsADirectoryError):
@@ -246,6 +269,7 @@ class Library:
     Raises:
       UnknownPrompt: there is none.
     """
+    name = unicodedata.normalize('NFC', name)
     try:
       self._path(name).unlink()
     except (FileNotFoundError, IsADirectoryError):
@@ -256,9 +280,14 @@ class Library:
       self._about.pop(name, None)
 
   def _path(self, name: str) -> pathlib.Path:
-    if not NAME.fullmatch(name):
+    """The file of a name in composed form. Raises UnknownPrompt for what no file can be called."""
+    if _bad_name(name):
       raise UnknownPrompt(name)
-    return self.folder / f'{name}.npz'
+    composed, decomposed = (
+      self.folder / (unicodedata.normalize(form, name) + _ENDING) for form in ('NFC', 'NFD')
+    )
+    other = not name.isascii() and not os.path.exists(composed) and os.path.exists(decomposed)
+    return decomposed if other else composed
 
   def _signature(self, name: str) -> _Signature:
     try:
@@ -270,11 +299,22 @@ class Library:
       raise UnknownPrompt(name) from None
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
-  def _names(self) -> Iterator[str]:
-    for entry in os.scandir(self.folder):
-      name = entry.name.removesuffix('.npz')
-      if entry.name.endswith('.npz') and NAME.fullmatch(name) and name != self.name:
-        yield name
+  def _why_not(self, entry: os.DirEntry[str]) -> str:
+    """Why an entry of the folder is not served, though it looks like a prompt; '' otherwise."""
+    stem = entry.name.removesuffix(_ENDING)
+    if _LEFT.fullmatch(entry.name):
+      return ''
+    if stem == entry.name:
+      if entry.name.lower().endswith(_ENDING):
+        return f'has another ending than {_ENDING}; rename it'
+      return 'is a folder; put its prompts beside it' if _holds_prompts(entry) else ''
+    if why := _bad_name(stem):
+      return f'{why}; rename it'
+    if not os.path.exists(entry):
+      return 'is a link to a file that is not there'
+    if self._path(unicodedata.normalize('NFC', stem)).name != entry.name:
+      return "has another file's name in another normal form of Unicode; rename it"
+    return ''
 
   def _read(self, name: str, signature: _Signature) -> Version:
     path = self._path(name)
@@ -393,6 +433,33 @@ class Library:
       with contextlib.suppress(OSError):
         if _LEFT.fullmatch(path.name) and path.stat().st_mtime < time.time() - _LEFT_S:
           path.unlink()
+
+
+def _bad_name(name: str) -> str:
+  """Why a file of this name, without its ending, cannot be served; '' where it can."""
+  if not name or name.startswith('.'):
+    return 'is a hidden file'
+  if not name.isprintable() or '/' in name:
+    return 'has a character in its name that is not printable'
+  if ':' in name:
+    return 'has a colon in its name, which divides a name from query or passage'
+  if len(name.encode()) > 255 - len(_ENDING):
+    return 'has too long a name'
+  return ''
+
+
+def _holds_prompts(entry: os.DirEntry[str]) -> bool:
+  """Whether an entry is a folder with files of prompts, not a hidden one."""
+  if entry.name.startswith('.'):
+    return False
+  try:
+    return entry.is_dir() and any(name.endswith(_ENDING) for name in os.listdir(entry))
+  except OSError:
+    return False
+
+
+def _refused(name: str, why: str) -> About:
+  return About(refused=f'prompt {name!r}: {why}')
 
 
 def _sync_folder(folder: pathlib.Path) -> None:

@@ -17,22 +17,25 @@ Model = Annotated[
 
 
 class EmbeddingRequest(Struct):
-  """Texts, or token ids as the tokenizer gives them, special tokens included."""
+  """Texts, or token ids as the model's own tokenizer gives them, special tokens included.
+
+  `encoding_format` is `float` by default. null stands for an absent field.
+  """
 
   model: Model
   input: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
-  encoding_format: Literal['float', 'base64'] = 'float'
+  encoding_format: Literal['float', 'base64'] | None = None
   dimensions: Annotated[int, Meta(ge=1)] | None = None
   user: str | None = None
 
 
 class SearchRequest(Struct):
-  """Queries for an index; by default the prompt's own, or the only one."""
+  """Queries for an index; by default the prompt's own, or the only one. `k` is 10 by default."""
 
   model: Model
   query: str | Annotated[list[str], Meta(min_length=1)]
   index: str | None = None
-  k: Annotated[int, Meta(ge=1)] = 10
+  k: Annotated[int, Meta(ge=1)] | None = None
 
 
 class Document(Struct):

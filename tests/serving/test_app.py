@@ -205,7 +205,9 @@ def sha256(path):
     (400, {'model': 'qa', 'input': ['a', 1]}, 'expected a text, a list'),
     (400, {'model': 'qa', 'input': 'a', 'encoding_format': 'hex'}, 'encoding_format'),
     (400, {'model': 1, 'input': 'a'}, 'Expected `str`'),
-    (422, {'model': 'qa', 'input': [[]]}, 'no list of token ids'),
+    (422, {'model': 'qa', 'input': [[]]}, 'check_embedding_ctx_length=False'),
+    (422, {'model': 'qa', 'input': [[9906, 1917]]}, 'no list of token ids from 0 to'),
+    (422, {'model': 'qa', 'input': [9, 8]}, 'check_embedding_ctx_length=False'),
     (422, {'model': 'qa', 'input': [10**9]}, 'no list of token ids from 0 to'),
     (413, {'model': 'qa', 'input': ['a'] * 9}, '9 texts; 8 at most'),
     (413, {'model': 'qa', 'input': ['a ' * 99] * 8}, '128 tokens; 90 at most'),
@@ -217,6 +219,92 @@ def test_requests_that_are_refused(ask, status, body, says):
   assert answer.status_code == status
   assert says in answer.json()['error']['message']
   assert answer.json()['error']['type'] == 'invalid_request_error'
+
+
+@pytest.mark.parametrize(
+  ('path', 'body', 'param'),
+  [
+    ('embeddings', {'input': 'a'}, 'model'),
+    ('embeddings', {'model': None, 'input': 'a'}, 'model'),
+    ('embeddings', {'model': 'qa'}, 'input'),
+    ('embeddings', {'model': 'qa', 'input': None}, 'input'),
+    ('embeddings', {'model': 'qa', 'input': ['a', None]}, 'input'),
+    ('embeddings', {'model': 'qa', 'input': [[5, 'a']]}, 'input'),
+    ('embeddings', {'model': 'qa', 'input': [[5, 6]]}, 'input'),
+    ('embeddings', {'model': 'qa', 'input': 'a', 'dimensions': 0}, 'dimensions'),
+    ('embeddings', {'model': 'qa', 'input': 'a', 'dimensions': '16'}, 'dimensions'),
+    ('embeddings', {'model': 'qa', 'input': 'a', 'encoding_format': 'hex'}, 'encoding_format'),
+    ('embeddings', {'model': 'qa', 'input': 'a', 'user': 5}, 'user'),
+    ('search', {'query': 'a'}, 'model'),
+    ('search', {'model': 'qa'}, 'query'),
+    ('search', {'model': 'qa', 'query': 'a', 'k': 0}, 'k'),
+    ('search', {'model': 'qa', 'query': 'a', 'index': 5}, 'index'),
+    ('rerank', {'documents': ['a']}, 'query'),
+    ('rerank', {'query': 'a'}, 'documents'),
+    ('rerank', {'query': 'a', 'documents': [{}]}, 'documents'),
+    ('rerank', {'query': 'a', 'documents': [{'text': 5}]}, 'documents'),
+    ('rerank', {'query': 'a', 'documents': ['b'], 'top_n': 0}, 'top_n'),
+  ],
+)
+def test_an_error_names_the_field(ask, path, body, param):
+  error = ask(f'/v1/{path}', **body)
+  assert error.status_code in (400, 422) and error.json()['error']['param'] == param
+
+
+def test_null_is_as_absent(client, ask):
+  def same(path, body, *fields):
+    expected = ask(path, **body)
+    assert expected.status_code == 200
+    for nulls in (*((field,) for field in fields), fields):
+      answer = ask(path, **body, **dict.fromkeys(nulls))
+      assert answer.status_code == 200 and answer.json() == expected.json(), nulls
+
+  embeddings = {'model': 'qa', 'input': 'json'}
+  same('/v1/embeddings', embeddings, 'encoding_format', 'dimensions', 'user', 'unheard_of')
+  same('/v1/search', {'model': 'qa:query', 'query': 'json'}, 'index', 'k')
+  same('/v1/rerank', {'query': 'json', 'documents': ['a', 'json']}, 'model', 'top_n')
+  with openai.OpenAI(base_url=f'{client.base_url}/v1', api_key='none', max_retries=0) as ai:
+    nulls = {'dimensions': None, 'encoding_format': None, 'user': None}
+    vector = ai.embeddings.create(**embeddings, extra_body=nulls).data[0].embedding
+    assert vector == ask('/v1/embeddings', **embeddings).json()['data'][0]['embedding']
+    # As LangChain's OpenAIEmbeddings sends texts by default: tiktoken's ids.
+    with pytest.raises(openai.UnprocessableEntityError) as foreign:
+      ai.embeddings.create(model='qa', input=[[34, 12], [7, 8, 9]])
+    assert 'check_embedding_ctx_length=False' in foreign.value.message
+    assert foreign.value.param == 'input'
+    with pytest.raises(openai.BadRequestError) as missing:
+      ai.post('/embeddings', body={'input': 'json'}, cast_to=object)
+    assert missing.value.param == 'model'
+
+
+def test_half_of_a_surrogate_pair(client):
+  for path, body in (
+    ('embeddings', rb'{"model": "qa", "input": "a \ud800 b"}'),
+    ('search', rb'{"model": "qa", "query": ["\udc00"]}'),
+    ('rerank', rb'{"query": "a", "documents": ["\uD83D"]}'),
+  ):
+    answer = client.post(f'/v1/{path}', content=body)
+    assert answer.status_code == 400
+    assert 'half of a surrogate pair' in answer.json()['error']['message']
+
+
+def test_odd_names(client, ask, folder):
+  name = 'fragen über größe'
+  file = folder / f'{name}.npz'
+  shutil.copy(folder / 'qa.npz', file)
+  try:
+    expected = ask('/v1/embeddings', model='qa:query', input='json').json()['data']
+    with openai.OpenAI(base_url=f'{client.base_url}/v1', api_key='none') as ai:
+      assert name in [model.id for model in ai.models.list()]
+      assert ai.models.retrieve(f'{name}:query').id == f'{name}:query'
+    answer = ask('/v1/embeddings', model=f'{name}:query', input='json')
+    assert answer.json()['data'] == expected
+    assert client.get(f'/v1/prompts/{name}').json()['name'] == name
+    assert client.put(f'/v1/prompts/{name}', content=b'').status_code == 400
+    assert client.delete(f'/v1/prompts/{name}').status_code == 204
+  finally:
+    file.unlink(missing_ok=True)
+  assert client.put('/v1/prompts/.hidden', content=b'').status_code == 400
 
 
 def test_bodies_that_are_no_json(client):

@@ -1,8 +1,11 @@
 import concurrent.futures
+import logging
+import os
 import random
 import re
 import shutil
 import time
+import unicodedata
 
 import jax
 import numpy as np
@@ -16,7 +19,7 @@ from dprjax.inference.encoder import Encoder
 from dprjax.models import artifact
 from dprjax.serving.bank import Shapes
 from dprjax.serving.batcher import Busy, NotFinite
-from dprjax.serving.engine import Engine, Options
+from dprjax.serving.engine import Engine, ForeignIds, Options
 from dprjax.serving.indexes import Index
 from dprjax.serving.library import NameTaken, UnknownPrompt
 
@@ -210,12 +213,83 @@ def test_token_ids_are_taken_as_they_are(engine, small, alone):
   assert tokens.total == len(ids) and tokens.truncated == []
   vector = engine.queue(tokens).result(60)[0]
   np.testing.assert_allclose(vector, alone('untied', 'query', 'json')[0], rtol=0, atol=1e-5)
-  cut = engine.tokenize('shifted', 'query', [[5] * 9, [5] * 10])
+  cls, sep, pad = small.tokenizer.cls_id, small.tokenizer.sep_id, small.tokenizer.pad_id
+  rows = [[cls, *[5] * count, sep] for count in (7, 8)]
+  cut = engine.tokenize('shifted', 'query', rows)
   assert cut.truncated == [1] and [len(text.ids) for text in cut.texts] == [9, 9]
-  assert cut.texts[1].ids[-1] == small.tokenizer.sep_id
-  for wrong in ([], [-1], [10**6], ['a'], [None]):
-    with pytest.raises(InputError, match='input: number 0 is no list of token ids'):
-      engine.tokenize('tied', 'query', [wrong])
+  assert cut.texts[1].ids[-1] == sep
+  masked = [cls, small.tokenizer.mask_id, 5, sep]
+  assert engine.tokenize('tied', 'query', [[cls, sep], masked]).total == 6
+  most = small.tokenizer.vocab_size
+  for wrong in (
+    *([], [-1], [10**6], ['a'], [None], 'text', 5, [cls, True, sep], [cls, most, sep]),
+    *([5], [cls], [sep], [5, 6, 7], [cls, 5], [5, sep], [sep, 5, cls]),  # another tokenizer's
+    *([cls, 5, sep, pad], [pad, cls, 5, sep], [cls, 5, sep, 5, sep], [cls, cls, sep]),
+    [cls, pad, 5, sep],
+  ):
+    with pytest.raises(ForeignIds, match=r'input: number 1 .*check_embedding_ctx_length=False'):
+      engine.tokenize('tied', 'query', [rows[0], wrong])
+
+
+def test_any_name_of_a_file_is_served_or_told(small, tmp_path, caplog):
+  folder = tmp_path / 'prompts'
+  served = ['QA', 'a b', ' x ', 'fragen-über', 'ひらがな', 'a%2Fb', 'x.npz', 'n' * 251, '-', 'qa']
+  content = small.write(folder, 'qa', 1).read_bytes()
+  for name in served:
+    (folder / f'{name}.npz').write_bytes(content)
+  decomposed = unicodedata.normalize('NFD', 'größe')
+  refused = {
+    'base.npz': 'base',  # the backbone's
+    '.hidden.npz': '.hidden.npz',
+    '.npz': '.npz',
+    'a:query.npz': 'a:query.npz',
+    'line\nbreak.npz': 'line\nbreak.npz',
+    'ended.NPZ': 'ended.NPZ',
+    'sub': 'sub',
+    'folder.npz': 'folder',
+    'link.npz': 'link.npz',
+    unicodedata.normalize('NFD', 'fragen-über') + '.npz': (
+      unicodedata.normalize('NFD', 'fragen-über') + '.npz'
+    ),
+  }
+  for name in (*refused, f'{decomposed}.npz'):
+    if name in ('sub', 'folder.npz'):
+      (folder / name).mkdir()
+      (folder / name / 'inside.npz').write_bytes(content)
+    elif name == 'link.npz':
+      (folder / name).symlink_to(tmp_path / 'nowhere')
+    else:
+      (folder / name).write_bytes(content)
+  (folder / os.fsdecode(b'\xff.npz')).write_bytes(content)
+  (folder / 'notes.txt').write_text('none of these')
+  (folder / '.qa.npz.01234567.tmp').write_text('an upload')
+  with caplog.at_level(logging.WARNING, 'dprjax'):
+    engine = Engine.load(small.path, folder, name='base', options=OPTIONS)
+  listed = dict(engine.library.listing())
+  found = {name for name, about in listed.items() if not about.refused}
+  assert found == {*served, 'größe'}
+  assert listed.keys() - found == {*refused.values(), '\\udcff.npz'}
+  told = [record.getMessage() for record in caplog.records if 'not served' in record.getMessage()]
+  assert len(told) == len(refused) + 1 == len(set(told))
+  for name in refused:
+    assert any(repr(name.removesuffix('.npz'))[1:-1] in line for line in told), name
+  for name in (*found, decomposed):
+    assert engine.tokenize(name, 'query', ['json']).version.meta
+    assert engine.library.content(name)
+  for name in ('a/b', '../prompts/qa', '..', '', 'n' * 252, 'ü' * 200, 'a\0b', '\ud800', 'hidden'):
+    with pytest.raises(UnknownPrompt):
+      engine.library.get(name)
+  assert not engine.tokenize('base', 'query', ['json']).version.meta
+  with caplog.at_level(logging.WARNING, 'dprjax'):
+    caplog.clear()
+    engine.library.listing()
+    assert not caplog.records
+    (folder / 'late:.npz').write_bytes(content)
+    engine.library.listing()
+    assert 'late:' in caplog.text
+  engine.library.delete('größe')
+  assert not (folder / f'{decomposed}.npz').exists()
+  engine.close()
 
 
 def test_a_full_queue_is_busy_and_cancelled_texts_make_room(small, folder):
