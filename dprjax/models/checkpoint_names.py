@@ -1,8 +1,9 @@
 """The tensors of a Hugging Face checkpoint: their names and shapes, and their places in our tree.
 
 An encoder's tensor has its name in ``BertModel`` or ``RobertaModel``, without the prefix of a
-larger model (``bert.``, ``roberta.``). LayerNorm has ``weight`` and ``bias`` (old files:
-``gamma``, ``beta``). Heads have the names of the ForMaskedLM and ForSequenceClassification classes.
+larger model (``bert.``, ``roberta.``) or of a wrapper (``module.``). LayerNorm has ``weight`` and
+``bias`` (old files: ``gamma``, ``beta``). Heads have the names of the ForMaskedLM and
+ForSequenceClassification classes.
 """
 
 import re
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dprjax.base.errors import InputError
 from dprjax.models.encoder_config import EncoderConfig
 
 Params = dict[str, Any]
@@ -18,6 +20,11 @@ Params = dict[str, Any]
 # What larger models add to the encoder, and buffers that old versions of transformers stored.
 EXTRAS = re.compile(
   r'(pooler|cls|lm_head|classifier|qa_outputs)\.|embeddings\.(position_ids|token_type_ids)$'
+)
+# What PyTorch, sentence-transformers and training scripts put before names.
+_WRAPPERS = re.compile(
+  r'((module|model|auto_model|base_model|_orig_mod|_fsdp_wrapped_module|encoder|backbone|'
+  r'transformer|\d+)\.)*'
 )
 # numpy's names for the types of floats, and safetensors'.
 DTYPES = {'float32': 'F32', 'float16': 'F16', 'bfloat16': 'BF16', 'float64': 'F64'}
@@ -124,9 +131,34 @@ def prefix(config: EncoderConfig) -> str:
   return 'bert.' if config.model_type == 'bert' else 'roberta.'
 
 
-def canonical(config: EncoderConfig, name: str) -> str:
-  """A tensor's name as this module has it."""
-  name = name.removeprefix(prefix(config))
+def wrapper(config: EncoderConfig, stored: Iterable[str]) -> str:
+  """What a tool put before all names: ``module.``, ``0.auto_model.``; it may be empty.
+
+  It stands before the name of the word embeddings.
+
+  Raises:
+    InputError: it is of no known tool, or there are several.
+  """
+  word = 'embeddings.word_embeddings.weight'
+  before = {name.removesuffix(word) for name in stored if f'.{name}'.endswith(f'.{word}')}
+  found = sorted({name.removesuffix(prefix(config)) for name in before})
+  if len(found) > 1:
+    raise InputError(
+      'holds several encoders, whose names begin with '
+      f'{" and ".join(map(repr, found[:8]))}; keep one of them'
+    )
+  for name in found:
+    if not _WRAPPERS.fullmatch(name):
+      raise InputError(
+        f'all names begin with {name!r}, which is not part of a {config.model_type} encoder; save '
+        'the encoder itself, without what it is wrapped in'
+      )
+  return found[0] if found else ''
+
+
+def canonical(config: EncoderConfig, name: str, before: str = '') -> str:
+  """A tensor's name as this module has it; ``before`` is its `wrapper`."""
+  name = name.removeprefix(before).removeprefix(prefix(config))
   return re.sub(
     r'LayerNorm\.beta$', 'LayerNorm.bias', re.sub(r'LayerNorm\.gamma$', 'LayerNorm.weight', name)
   )

@@ -85,11 +85,18 @@ def open_checkpoint(
     if any(str(name).endswith('ForSequenceClassification') for name in classes)
     else ''
   )
-  tensors: dict[str, list[Stored]] = {}
+  stored: list[Stored] = []
   for file in _weight_files(folder, source, f'AutoModel{head}'):
     handle = open_file(file, stack)
-    for name in handle.keys():  # noqa: SIM118 (a handle cannot be iterated)
-      tensors.setdefault(names.canonical(config, name), []).append(Stored(handle, name))
+    stored += [Stored(handle, name) for name in handle.keys()]  # noqa: SIM118 (cannot be iterated)
+  try:
+    before = names.wrapper(config, (place.name for place in stored))
+  except InputError as error:
+    raise InputError(f'{folder}: the weights: {error}') from error
+  tensors: dict[str, list[Stored]] = {}
+  for place in stored:
+    name = names.canonical(config, place.name, before)
+    tensors.setdefault(name, []).append(place)
   # Names and shapes are listed for as many layers as config.json says.
   if config.num_layers > len(tensors):
     raise InputError(

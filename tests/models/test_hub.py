@@ -109,6 +109,39 @@ def test_every_class_of_checkpoint_is_the_same_backbone(write_checkpoint):
   assert prefixed.sha256 == roberta.sha256
 
 
+@pytest.mark.parametrize(
+  'wrapper',
+  [
+    *('model.', 'auto_model.', 'module.', '0.auto_model.', '_orig_mod.', '0.model.', 'encoder.'),
+    *('module._orig_mod.', 'base_model.model.', 'backbone.', '_orig_mod.module.0.auto_model.'),
+  ],
+)
+@pytest.mark.parametrize('model_type', ['bert', 'roberta', 'xlm-roberta'])
+def test_what_a_tool_puts_before_names_is_stripped(write_checkpoint, wrapper, model_type):
+  plain = hub.load_backbone(write_checkpoint(model_type, 1, folder='plain'))
+  family = 'bert.' if model_type == 'bert' else 'roberta.'
+  pooler = np.zeros((24, 24), np.float32)
+  for prefix in (wrapper, wrapper + family):
+    head = {f'{prefix}pooler.dense.weight': pooler, f'{wrapper}lm_head.bias': np.zeros(41)}
+    path = write_checkpoint(model_type, 1, prefix=prefix, tensors=head)
+    assert hub.load_backbone(path).sha256 == plain.sha256
+
+
+@pytest.mark.parametrize(
+  'wrapper', ['student.', 'roberta.', 'bert.roberta.', 'q.bert.', 'electra.']
+)
+def test_other_prefixes_are_named_first(write_checkpoint, wrapper):
+  text = error(write_checkpoint('bert', 1, prefix=wrapper))
+  assert repr(wrapper.removesuffix('bert.')) in text.split(';')[0] and 'missing' not in text
+
+
+def test_several_encoders_in_one_file(write_checkpoint):
+  word = np.zeros((41, 24), np.float32)
+  tensors = {'teacher.embeddings.word_embeddings.weight': word}
+  text = error(write_checkpoint('bert', 1, prefix='model.', tensors=tensors))
+  assert "'model.' and 'teacher.'" in text
+
+
 def test_shards(write_checkpoint):
   path = write_checkpoint('bert', 1)
   whole = hub.load_backbone(path)
