@@ -3,6 +3,7 @@
 import json
 import pathlib
 
+import huggingface_hub
 import jax
 import numpy as np
 import pytest
@@ -293,6 +294,48 @@ def test_a_folder_that_names_its_backbone_on_the_hub(material, hub, command, tmp
   named = json.loads((tmp_path / 'model' / 'backbone.json').read_text())
   assert named == {'repository': 'somebody/tiny', 'revision': commit}
   assert not (tmp_path / 'model' / 'model.safetensors').exists()
+
+
+def test_the_base_model_of_an_adapter_is_checked(material, hub, command, tmp_path):
+  root, other = material['bert'], material['roberta']
+  tiny = {path.name: path.read_bytes() for path in (root / 'backbone').iterdir()}
+  config = json.loads(tiny['config.json'])
+  hub.add('somebody/tiny', tiny)
+  hub.add('somebody/cousin', tiny | {'model.safetensors': _other_weights(root)})
+  hub.add('somebody/roberta', {p.name: p.read_bytes() for p in (other / 'backbone').iterdir()})
+  hub.add('somebody/eps', {'config.json': json.dumps(config | {'layer_norm_eps': 0.1}).encode()})
+  hub.add('somebody/gpt', {'config.json': b'{"model_type": "gpt2"}'})
+
+  def run(name, form='peft'):
+    out = tmp_path / f'{len(list(tmp_path.iterdir()))}'
+    status, err = command(
+      export, f'--from={root}/tied.npz', f'--backbone={root}/backbone', f'--out={out}',
+      f'--format={form}', f'--base_model={name}',
+    )  # fmt: skip
+    assert out.exists() == (status == 0)
+    return status, err
+
+  for name in ('roberta', 'eps', 'gpt'):
+    status, err = run(f'somebody/{name}')
+    assert status == 2 and ('--base_model' in err or 'gpt2' in err), err
+    # The config.json is in the cache now.
+    assert run(f'somebody/{name}', 'npz')[0] == 2
+  # Of these only small files are fetched.
+  for name in ('tiny', 'cousin'):
+    status, err = run(f'somebody/{name}')
+    assert status == 0 and 'not compared' in err, err
+    assert not any('safetensors' in asked for asked in hub.asked)
+  for name in ('tiny', 'cousin'):
+    huggingface_hub.snapshot_download(f'somebody/{name}')
+  status, err = run('somebody/tiny')
+  assert status == 0 and '--base_model' not in err, err
+  for form in ('peft', 'npz'):
+    status, err = run('somebody/cousin', form)
+    assert status == 2 and '--base_model=somebody/cousin has SHA-256' in err, err
+  status, err = run('nobody/nothing')
+  assert status == 0 and '--base_model=nobody/nothing could not be fetched' in err
+  status, err = run('nobody/nothing', 'npz')
+  assert status == 0 and '--base_model' not in err
 
 
 def _other_weights(root):

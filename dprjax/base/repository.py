@@ -57,13 +57,16 @@ def parse(text: PathLike) -> Reference | None:
   return Reference(found[1], found[2]) if found else None
 
 
-def fetch(reference: Reference, patterns: Sequence[str], what: str) -> epath.Path:
+def fetch(
+  reference: Reference, patterns: Sequence[str], what: str, cached: bool = False
+) -> epath.Path:
   """The folder of a repository's files, from the hub's cache or the hub.
 
   Args:
     reference: the repository.
     patterns: of the names of the files that are read; no others are fetched.
     what: it is, for messages, which begin with it.
+    cached: from the cache alone, which may lack some files.
 
   Raises:
     InputError: it is neither in the cache nor can be fetched.
@@ -73,7 +76,10 @@ def fetch(reference: Reference, patterns: Sequence[str], what: str) -> epath.Pat
   try:
     return epath.Path(
       huggingface_hub.snapshot_download(
-        reference.name, revision=reference.revision, allow_patterns=list(patterns)
+        reference.name,
+        revision=reference.revision,
+        allow_patterns=list(patterns),
+        local_files_only=cached,
       )
     )
   except MemoryError:

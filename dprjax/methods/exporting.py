@@ -1,5 +1,6 @@
 """What a run trained, as files that others read: prompts, adapters and Hugging Face directories."""
 
+import contextlib
 import logging
 import types
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.progress import size
 from dprjax.data import text
 from dprjax.formats import seen
+from dprjax.inference.encoder import config_sha256
 from dprjax.methods import baseline
 from dprjax.methods import method as methods
 from dprjax.models import artifact, hub, peft, prompted
@@ -230,6 +232,7 @@ def _find(source: epath.PathLike) -> epath.Path:
 def _write(out: epath.Path, inputs: outputs.Inputs, made: _Made, options: Options) -> epath.Path:
   """Writes a product in the format that is asked for."""
   if options.base_model is not None:  # which others can find, unlike a path of this machine
+    _check_base(options.base_model, made.backbone, options.format == 'peft')
     made = made._replace(meta=made.meta | {'backbone': str(options.base_model)})
   product, meta = made.product, made.meta
   check_ending(out, product, options)
@@ -300,6 +303,63 @@ def _write_prompt(folder: epath.Path, made: _Made, options: Options) -> None:
     artifact.save_prompt(folder / artifact.FILE, prompt)
 
 
+def _check_base(reference: repository.Reference, backbone: hub.Backbone, needed: bool) -> None:
+  """Checks that a name stands for this backbone, as far as its files are at hand.
+
+  Where the name is ``needed`` to load what is written, its config.json is fetched, and what could
+  not be checked is logged.
+
+  Raises:
+    InputError: it is another encoder.
+  """
+  folder = _base_folder(reference, needed)
+  if folder is None:
+    if needed:
+      logger.warning(
+        '--base_model=%s could not be fetched: whether it is the backbone of this prompt (SHA-256 '
+        '%s) was not checked',
+        reference,
+        backbone.sha256,
+      )
+    return
+  shape = hub.read_shape(folder)
+  if config_sha256(shape) != config_sha256(backbone.config):
+    raise InputError(
+      f'--base_model={reference} is another encoder than the backbone of this prompt, '
+      f'{backbone.path}: their config.json differ; name the one that it was trained on'
+    )
+  try:
+    named = hub.load_backbone(str(folder))
+  except InputError:
+    logger.warning(
+      '--base_model=%s has the shape of the backbone; its weights cannot be read here and were not '
+      'compared',
+      reference,
+    )
+    return
+  _check_same(reference, named, backbone)
+
+
+def _base_folder(reference: repository.Reference, needed: bool) -> epath.Path | None:
+  """A folder with the config.json of a repository, from the cache or, if it is needed, the hub."""
+  for cached in (True, False) if needed else (True,):
+    with contextlib.suppress(InputError):
+      folder = repository.fetch(reference, ['*config.json', 'modules.json'], 'backbone', cached)
+      if (hub.transformer_folder(folder) / 'config.json').exists():
+        return folder
+  return None
+
+
+def _check_same(
+  reference: repository.Reference, named: hub.Backbone, backbone: hub.Backbone
+) -> None:
+  if named.sha256 != backbone.sha256:
+    raise InputError(
+      f'--base_model={reference} has SHA-256 {named.sha256}, the backbone of this prompt has '
+      f'{backbone.sha256}; name the one that it was trained on'
+    )
+
+
 def _checked(
   reference: repository.Reference | None, backbone: hub.Backbone
 ) -> repository.Reference:
@@ -310,11 +370,7 @@ def _checked(
       '--base_model=USER/NAME@COMMIT, with the 40 digits that the hub shows'
     )
   named = hub.load_backbone(str(reference))
-  if named.sha256 != backbone.sha256:
-    raise InputError(
-      f'--base_model={reference} has SHA-256 {named.sha256}, the backbone of this prompt has '
-      f'{backbone.sha256}; name the one that it was trained on'
-    )
+  _check_same(reference, named, backbone)
   if repository.commit_of(named.path) != reference.revision:
     raise InputError(
       f'--base_model={reference} keeps its encoder in a folder of its own, which cannot be named; '
