@@ -49,6 +49,12 @@ def rows_at_once(platform: str, devices: int, batch_size: int, length: int) -> i
   return -(-batch_size // devices) * devices
 
 
+def check_size(name: str, value: Any, least: int = 1) -> None:
+  """Raises InputError where a size is no whole number, or less than ``least``."""
+  if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+    raise InputError(f'{name}: expected a whole number from {least}, not {value!r:.60}')
+
+
 def padded_lengths(max_length: int) -> list[int]:
   """What rows of at most ``max_length`` tokens are padded to, ascending."""
   return [length for length in BUCKETS if length < max_length] + [max_length]
@@ -64,6 +70,9 @@ class Embedder:
     max_length: the longest row, in tokens.
     pad_id: the padding token.
     row_bytes: the least memory that a row of so many tokens takes (`encoder_row_bytes`).
+
+  Raises:
+    InputError: ``batch_size`` or ``max_length`` is no whole number from 1.
   """
 
   def __init__(
@@ -75,6 +84,8 @@ class Embedder:
     pad_id: int,
     row_bytes: Callable[[int], int] | None = None,
   ):
+    check_size('batch_size', batch_size)
+    check_size('max_length', max_length)
     platform = mesh.devices.flat[0].platform
     self._rows = {
       length: rows_at_once(platform, meshes.batch_devices(mesh), batch_size, length)

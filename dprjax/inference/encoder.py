@@ -26,6 +26,7 @@ from dprjax.inference.embedder import (
   Embedder,
   EmbedFn,
   ProgressFn,
+  check_size,
   count_from,
   encoder_row_bytes,
   local_mesh,
@@ -120,7 +121,8 @@ class Encoder:
     self.backbones, self.tokenizer, self.bank = backbones, tokenizer, dict(bank)
     whole = min(backbone.config.hidden_size for backbone in backbones.values())
     self.dimension = whole if dimensions is None else dimensions
-    if not 1 <= self.dimension <= whole:
+    check_size('dimensions', self.dimension)
+    if self.dimension > whole:
       raise InputError(
         f'dimensions: {dimensions} are asked for, and the vectors of {backbones["query"].path} '
         f'have {whole}'
@@ -463,9 +465,12 @@ def config_sha256(config: EncoderConfig) -> str:
 
 
 def check_length(name: str, entry: Entry, kind: str, backbone: hub.Backbone) -> None:
-  """Raises InputError where the longest texts of a kind exceed the backbone's positions."""
+  """Raises InputError where the longest texts of a kind exceed the backbone's positions, or none
+  can be as long.
+  """
   prompt, settings = entry
   room = backbone.config.max_tokens
+  check_size(f'{kind}_max_length', settings.max_length(kind))
   if _is_template(entry):  # whose length its tokenizer decides
     return
   prefix = None if prompt is None else prompt.prefixes(kind)[0]

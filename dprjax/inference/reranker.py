@@ -26,6 +26,7 @@ from dprjax.inference.embedder import (
   Embedder,
   EmbedFn,
   ProgressFn,
+  check_size,
   count_from,
   encoder_row_bytes,
   local_mesh,
@@ -80,6 +81,7 @@ class Reranker:
       InputError: the backbone has fewer positions than ``max_length``.
     """
     config = backbone.config
+    check_size('max_length', max_length)
     if max_length > config.max_tokens:
       raise InputError(
         f'max_length {max_length} exceeds the {config.max_tokens} positions of {backbone.path}'
@@ -316,6 +318,7 @@ class PromptReranker(Reranker):
       templates.check_positions(
         prompt, knobs, sum(self._most), template.num_tokens, config, backbone.path
       )
+    check_size('max_length', max_length)
     template.cut(np.zeros((0, 2), np.int32), max_length)  # is there room for texts?
     arithmetic = encoder_config.arithmetic(dtype, 'dtype')
     mesh = local_mesh() if mesh is None else mesh

@@ -11,7 +11,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.formats.texts import read_texts
 from dprjax.inference import corpora
-from dprjax.inference.embedder import ProgressFn
+from dprjax.inference.embedder import ProgressFn, check_size
 from dprjax.inference.encoder import Encoder, either
 from dprjax.retrieval import best, exact
 
@@ -162,11 +162,12 @@ class Retriever:
       task: the same.
 
     Raises:
-      InputError: ``index`` was not called, or the corpus was indexed under a prompt whose passages
-        cannot be compared with these queries.
+      InputError: ``index`` was not called, ``k`` is no whole number from 1, or the corpus was
+        indexed under a prompt whose passages cannot be compared with these queries.
     """
     if self._indexed is None:
       raise InputError('nothing is indexed yet: call index(corpus) before search')
+    check_size('k', k)
     ids, texts, vectors, default = self._indexed
     named = either(prompt, task)
     if named is not None:

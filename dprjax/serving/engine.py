@@ -22,6 +22,7 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.data import text
 from dprjax.formats.texts import KINDS
+from dprjax.inference.embedder import check_size
 from dprjax.inference.encoder import config_sha256
 from dprjax.models import hub
 from dprjax.serving.bank import Bank, Shapes
@@ -106,6 +107,11 @@ class Engine:
     device: jax.Device | None = None,
   ):
     """See ``load``."""
+    for option, value in dataclasses.asdict(options).items():
+      if option in ('deadline', 'dtype') or value is None:
+        continue
+      for size in (value or (None,)) if isinstance(value, tuple) else (value,):
+        check_size(option, size)
     room = backbone.config.max_tokens
     lengths = tuple(sorted({min(length, room) for length in options.lengths}))
     self.options = options = dataclasses.replace(

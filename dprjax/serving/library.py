@@ -152,6 +152,8 @@ class Library:
     settings = resolve_settings(
       dataclasses.replace(sentence, max_length=min(sentence.max_length, most_tokens)), None
     )
+    for kind in KINDS:
+      self._check_room(f'backbone {name}', settings, kind)
     bare = Prefix(None, None, 0, settings.pooling, settings.normalize)
     self.bare = Version(
       name, '', settings, {}, dict.fromkeys(KINDS, 0), {kind: [bare] for kind in KINDS}
@@ -367,12 +369,8 @@ class Library:
         )
     for kind in KINDS:
       check_length(name, Entry(prompt, settings), kind, self._backbone)
+      self._check_room(f'prompt {name}', settings, kind)
       longest = settings.max_length(kind)
-      if longest < 2 + len(self._tokenizer.closing):
-        raise InputError(
-          f'prompt {name}: its {kind}_max_length {longest} leaves no room for text beside the '
-          'special tokens'
-        )
       if longest > self._most_tokens:
         raise InputError(
           f'prompt {name}: its {kind}_max_length is {longest}, and this server takes '
@@ -401,6 +399,14 @@ class Library:
     if prompt.meta['kind'] == 'topic' or prompt.tied:
       prefixes['passage'] = prefixes['query']
     return Version(name, sha256, settings, prompt.meta, lengths, prefixes, model)
+
+  def _check_room(self, whose: str, settings: Settings, kind: str) -> None:
+    longest = settings.max_length(kind)
+    if longest < 2 + len(self._tokenizer.closing):
+      raise InputError(
+        f'{whose}: its {kind}_max_length {longest} leaves no room for text beside the special '
+        'tokens'
+      )
 
   def _keep(self, name: str, signature: _Signature, version: Version) -> None:
     about = About(

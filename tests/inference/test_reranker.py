@@ -156,6 +156,13 @@ def edited(path, to, **tensors):
   return to
 
 
+@pytest.mark.parametrize('name', ['max_length', 'batch_size'])
+@pytest.mark.parametrize('value', [0, -1, 2.5, '8', True])
+def test_sizes_are_whole_numbers_from_1(make_cross_encoder, name, value):
+  with pytest.raises(InputError, match=f'^{name}: expected a whole number from 1, not {value!r}'):
+    CrossEncoder.load(make_cross_encoder(), **{name: value})
+
+
 def test_models_that_are_not_cross_encoders(make_cross_encoder, tmp_path):
   path = make_cross_encoder()
   reranker.check(path)

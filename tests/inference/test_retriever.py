@@ -87,6 +87,22 @@ def test_a_batch_beyond_memory(small, monkeypatch):
     small.encode(['json'])
 
 
+@pytest.mark.parametrize(
+  'name', ['query_max_length', 'passage_max_length', 'batch_size', 'dimensions']
+)
+@pytest.mark.parametrize('value', [0, -1, 2.5, '8', True])
+def test_sizes_are_whole_numbers_from_1(trained, name, value):
+  with pytest.raises(InputError, match=f'^{name}: expected a whole number from 1, not {value!r}'):
+    Retriever.load(trained / 'backbone', **{name: value})
+
+
+@pytest.mark.parametrize('k', [0, -1, 2.5, '8', True])
+def test_k_is_a_whole_number_from_1(small, k):
+  small.index(['one', 'two'])
+  with pytest.raises(InputError, match=r'^k: expected a whole number from 1'):
+    small.search(['one'], k)
+
+
 def test_k_beyond_the_corpus_gives_all(small):
   small.index(TEXTS[:3])
   [hits] = small.search(['json'], k=10)

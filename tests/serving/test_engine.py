@@ -330,6 +330,14 @@ def test_options_that_do_not_fit(small, folder, tmp_path):
   (tmp_path / 'file').write_text('x')
   with pytest.raises(InputError, match='is a file; give a folder'):
     Engine.load(small.path, tmp_path / 'file', options=OPTIONS)
+  for name, value in (
+    *(('rows', ()), ('rows', (0,)), ('lengths', ()), ('lengths', (-1,)), ('budget', 0)),
+    *(('most_queued', 0), ('slots', 0), ('prompt_length', 0), ('host_bytes', 0), ('threads', 2.5)),
+  ):
+    with pytest.raises(InputError, match=f'^{name}: expected a whole number from 1'):
+      Engine.load(small.path, folder, options=Options(**{name: value}))
+  with pytest.raises(InputError, match='max_length 2 leaves no room'):
+    Engine.load(small.path, tmp_path / 'new', options=Options(lengths=(2,)))
 
 
 def test_the_rows_of_a_batch():
