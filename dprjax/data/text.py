@@ -253,7 +253,7 @@ def _load(folder: epath.Path, settings: sentence_files.TokenizerSettings) -> Tok
 def _lowers(normalizer: tokenizers.normalizers.Normalizer | None) -> bool:
   """Whether lower-case is part of a normalizer."""
   if isinstance(normalizer, tokenizers.normalizers.Sequence):
-    return any(map(_lowers, normalizer))
+    return any(_lowers(one) for one in normalizer)  # type: ignore[attr-defined]  # by __getitem__
   return isinstance(normalizer, tokenizers.normalizers.Lowercase)
 
 

@@ -80,7 +80,7 @@ _TRANSFORMER_FILES = tuple(
 )
 
 
-_TRANSFORMER: Rules = {
+_TRANSFORMER: dict[str, Rule] = {
   'max_seq_length': None,
   'do_lower_case': _FLAG,
   'processing_kwargs': {key: {} for key in ('common', 'text', 'audio', 'image', 'video')},
@@ -89,14 +89,14 @@ _TRANSFORMER: Rules = {
   'tokenizer_name_or_path': (),
   **_ARGUMENTS,
 }
-ENCODER: Rules = _TRANSFORMER | {
+ENCODER: dict[str, Rule] = _TRANSFORMER | {
   'transformer_task': ('feature-extraction',),
   'modality_config': {
     'text': {'method': ('forward',), 'method_output_name': ('last_hidden_state',)}
   },
   'module_output_name': ('token_embeddings',),
 }
-CLASSIFIER: Rules = _TRANSFORMER | {
+CLASSIFIER: dict[str, Rule] = _TRANSFORMER | {
   'transformer_task': ('sequence-classification',),
   'modality_config': {'text': {'method': ('forward',), 'method_output_name': ('logits',)}},
   'module_output_name': ('scores',),
@@ -154,7 +154,8 @@ def check(value: Any, rule: Rule, where: str) -> None:
   for key, inner in value.items():
     if key not in rule and inner is not None:
       raise InputError(
-        f'{where}{key} is not known, so it cannot be applied; if it changes no vector, remove it'
+        f'{where}{key!r:.80} is not known, so it cannot be applied; if it changes no vector, remove '
+        'it'
       )
     check(inner, rule.get(key), f'{where}{key}.')
 

@@ -19,14 +19,13 @@ from dprjax.base.files import write_json
 from dprjax.base.reading import read_json
 from dprjax.models import artifact, hub
 from dprjax.models.sentence import (
-  PROMPTED,
+  PROMPTED_TYPE,
   SentenceSettings,
   tokenizer_keys,
   write_sentence_settings,
 )
 
 CODE = 'dprjax_prompt.py'
-_TYPE = f'dprjax_prompt.{PROMPTED}'
 _REFERENCE = 'backbone.json'
 
 
@@ -75,7 +74,7 @@ def add_prompt(folder: epath.Path, prompt: artifact.Prompt) -> None:
   """
   check(prompt)
   modules = read_json(folder / 'modules.json', 'modules.json')
-  modules[0]['type'] = _TYPE
+  modules[0]['type'] = PROMPTED_TYPE
   write_json(folder / 'modules.json', modules)
   (folder / CODE).write_text(_code())
   artifact.save_prompt(folder / artifact.FILE, prompt)

@@ -10,6 +10,7 @@ tokenizer.
 """
 
 import dataclasses
+import logging
 import re
 import types
 from collections.abc import Mapping
@@ -25,6 +26,8 @@ from dprjax.formats.fields import Record
 from dprjax.models.embed import POOLINGS
 from dprjax.models.encoder_config import EncoderConfig
 
+logger = logging.getLogger('dprjax')
+
 _FLAGS = {
   'pooling_mode_cls_token': 'cls',
   'pooling_mode_max_tokens': 'max',
@@ -34,6 +37,7 @@ _FLAGS = {
   'pooling_mode_lasttoken': 'lasttoken',
 }
 PROMPTED = 'PromptedTransformer'  # the class of `prompted`: a transformer under a prompt of ours
+PROMPTED_TYPE = f'dprjax_prompt.{PROMPTED}'
 _TRANSFORMERS = ('Transformer', PROMPTED)
 _MODEL = 'config_sentence_transformers.json'
 # As the documentation of SentenceTransformer.encode_query and encode_document names them.
@@ -68,10 +72,12 @@ def read_sentence_settings(root: epath.Path, config: EncoderConfig) -> SentenceS
   folder = transformer_folder(root)
   model = sentence_files.read(root / _MODEL, sentence_files.MODEL)
   classifier = model.get('model_type') == 'CrossEncoder'
-  sentence_files.read(
-    sentence_files.transformer_file(folder),
-    sentence_files.CLASSIFIER if classifier else sentence_files.ENCODER,
-  )
+  modules = _modules(root)
+  rules = sentence_files.CLASSIFIER if classifier else sentence_files.ENCODER
+  if any(module['type'] == PROMPTED for module in modules):
+    # The prompt's meta has them too.
+    rules = rules | {'query_length': None, 'document_length': None}
+  sentence_files.read(sentence_files.transformer_file(folder), rules)
   if (folder / 'adapter_config.json').exists():
     raise InputError(
       f'{folder / "adapter_config.json"}: the adapter beside the weights is not applied; merge it '
@@ -83,7 +89,6 @@ def read_sentence_settings(root: epath.Path, config: EncoderConfig) -> SentenceS
     if any(prompts.values()):
       raise InputError(f'{root / _MODEL}: prompts of a CrossEncoder are not supported')
     return SentenceSettings(max_length=length)
-  modules = _modules(root)
   if not modules:
     if model:
       raise InputError(
@@ -97,11 +102,17 @@ def read_sentence_settings(root: epath.Path, config: EncoderConfig) -> SentenceS
     if module['type'] == 'Normalize':
       sentence_files.read(root / module['path'] / 'config.json', sentence_files.NORMALIZE)
   _check_dimension(root / _MODEL, model, config)
+  normalize = any(module['type'] == 'Normalize' for module in modules)
+  similarity = model.get('similarity_fn_name')
+  if similarity is None and not normalize:
+    logger.warning(
+      '%s names no similarity: vectors are compared by their inner product as they are; for the '
+      'cosine, as sentence-transformers takes it then, say --normalize=true',
+      root,
+    )
   return SentenceSettings(
     _pooling(root / pooling / 'config.json', any(prompts.values()), config),
-    # Inner products of unit vectors are cosines.
-    any(module['type'] == 'Normalize' for module in modules)
-    or model.get('similarity_fn_name') == 'cosine',
+    normalize or similarity == 'cosine',  # the inner product of unit vectors
     length,
     query_prefix=prompts['query'],
     passage_prefix=prompts['passage'],
@@ -190,7 +201,7 @@ def _modules(root: epath.Path) -> list[dict[str, str]]:
     sentence_files.check(module, sentence_files.MODULE, f'{file}: ')
     package, _, name = kind.rpartition('.')
     # A class of the same name in another package is someone's own.
-    own = package.startswith('sentence_transformers.') or kind == f'dprjax_prompt.{PROMPTED}'
+    own = package.startswith('sentence_transformers.') or kind == PROMPTED_TYPE
     found.append({'type': name if own else f"somebody's own {kind}", 'path': path})
   return found
 

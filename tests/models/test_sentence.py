@@ -319,7 +319,7 @@ def test_other_modules(tmp_path, types):
     read(tmp_path)
 
 
-def test_cosine_is_an_inner_product_of_unit_vectors(tmp_path):
+def test_cosine_is_an_inner_product_of_unit_vectors(tmp_path, caplog):
   write(tmp_path, config_sentence_transformers={'similarity_fn_name': 'cosine'})
   assert read(tmp_path).normalize
   write(tmp_path, config_sentence_transformers={'similarity_fn_name': 'dot'})
@@ -329,7 +329,10 @@ def test_cosine_is_an_inner_product_of_unit_vectors(tmp_path):
     (OLD + 'Transformer', OLD + 'Pooling', OLD + 'Normalize'),
     config_sentence_transformers={'similarity_fn_name': 'dot'},
   )
-  assert read(tmp_path).normalize
+  assert read(tmp_path).normalize and not caplog.records
+  write(tmp_path, config_sentence_transformers={'similarity_fn_name': None})
+  assert not read(tmp_path).normalize
+  assert 'names no similarity' in caplog.text and '--normalize=true' in caplog.text
 
 
 def test_a_bare_encoder_has_the_length_of_its_tokenizer(tmp_path):
