@@ -227,7 +227,7 @@ def _load(folder: epath.Path, settings: sentence_files.TokenizerSettings) -> Tok
     value = getattr(wrapper, name, expected)
     if (value.lower() if isinstance(value, str) else value) != expected:
       raise InputError(
-        f'{folder}: {name} of the tokenizer is {value!r:.40}, and {why}; set it to {expected!r} in '
+        f'{folder}: {name} of the tokenizer is {value!r:.40}, and {why}; remove it from '
         'tokenizer_config.json, tokenizer.json or sentence_bert_config.json'
       )
   missing = [name for name in ('pad', 'cls', 'sep') if getattr(wrapper, f'{name}_token_id') is None]

@@ -154,8 +154,8 @@ def check(value: Any, rule: Rule, where: str) -> None:
   for key, inner in value.items():
     if key not in rule and inner is not None:
       raise InputError(
-        f'{where}{key!r:.80} is not known, so it cannot be applied; if it changes no vector, remove '
-        'it'
+        f'{where}{key!r:.80} is not known, so it cannot be applied; remove it if it changes no '
+        'vector'
       )
     check(inner, rule.get(key), f'{where}{key}.')
 

@@ -202,6 +202,8 @@ def _modules(root: epath.Path) -> list[dict[str, str]]:
     package, _, name = kind.rpartition('.')
     # A class of the same name in another package is someone's own.
     own = package.startswith('sentence_transformers.') or kind == PROMPTED_TYPE
+    if any(module.get('name') == one.get('name') is not None for one in modules[: len(found)]):
+      raise InputError(f'{file}: two modules have the name {module["name"]!r:.40}')
     found.append({'type': name if own else f"somebody's own {kind}", 'path': path})
   return found
 
@@ -245,15 +247,13 @@ def _pooling(file: epath.Path, prefixed: bool, config: EncoderConfig) -> str:
       raise InputError(
         f'{file}: {key} is {settings[key]!r:.40}, and the encoder has {config.hidden_size}'
       )
-  modes = (
-    settings.get('pooling_mode')
-    or [mode for flag, mode in _FLAGS.items() if settings.get(flag)]
-    or 'mean'
-  )
+  modes = settings.get('pooling_mode')
+  if modes is None:
+    modes = [mode for flag, mode in _FLAGS.items() if settings.get(flag)] or 'mean'
   modes = modes if isinstance(modes, list) else [modes]
   if len(modes) != 1 or modes[0] not in POOLINGS:
     raise InputError(
-      f'{file}: pooling {" + ".join(map(str, modes))} is not supported; use one of: '
+      f'{file}: pooling {" + ".join(map(str, modes)) or []} is not supported; use one of: '
       f'{", ".join(POOLINGS)}'
     )
   if prefixed and settings.get('include_prompt') is False:
