@@ -189,7 +189,7 @@ def _modules(root: epath.Path) -> list[dict[str, str]]:
   if not file.exists():
     return []
   modules = read_json(file, 'modules.json')
-  found = []
+  found: list[dict[str, str]] = []
   for module in modules if isinstance(modules, list) and modules else [None]:
     if not isinstance(module, dict):
       raise InputError(f'{file}: expected a list of objects with type and path')
