@@ -13,10 +13,10 @@ import argparse
 import logging
 from collections.abc import Sequence
 
-from dprjax.base import files, outputs
+from dprjax.base import draws, files, outputs
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
-from dprjax.formats.papers import Paper, draw, read_papers, write_beir
+from dprjax.formats.papers import Paper, read_papers, write_beir
 from dprjax.formats.report import Report
 from dprjax.runtime import cli
 
@@ -59,7 +59,7 @@ def convert(path: str, out: str, sizes: dict[str, int], seed: int = 0) -> dict[s
       whole.append(paper)
     progress.advance()
   logger.info('%s\n%s', path, report)
-  whole.sort(key=lambda paper: draw(paper.id, seed))
+  whole.sort(key=lambda paper: draws.draw(paper.id, seed, ''))
   needed = sum(sizes.values()) + (not sizes['train'])
   if len(whole) < needed:
     raise InputError(

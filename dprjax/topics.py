@@ -27,12 +27,12 @@ from typing import Any
 import numpy as np
 
 from dprjax.analysis import figures
-from dprjax.base import files, outputs
+from dprjax.base import draws, files, outputs
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
 from dprjax.data import topics
 from dprjax.data.topics import Fitted, Settings
-from dprjax.formats.papers import draw, read_papers
+from dprjax.formats.papers import read_papers
 from dprjax.formats.report import Report
 from dprjax.runtime import cli
 
@@ -52,11 +52,12 @@ def read_documents(path: str, most: int, seed: int) -> tuple[list[str], dict[str
   report = Report()
   progress = Progress('documents', task=f'reading {path}')
 
-  def drawn() -> Iterator[tuple[bytes, str]]:
+  def drawn() -> Iterator[tuple[bytes, bytes, str]]:
     for paper in read_papers(path):
       report.count('documents')
       if paper.passage:
-        yield draw(paper.id, seed), paper.passage
+        chosen, place = (draws.draw(paper.id, seed, choice) for choice in ('topics', ''))
+        yield chosen, place, paper.passage
       else:
         report.count('documents without text or abstract: skipped', paper.id)
       progress.advance()
@@ -66,7 +67,8 @@ def read_documents(path: str, most: int, seed: int) -> tuple[list[str], dict[str
   logger.info('%s\n%s', path, report)
   if not found:
     raise InputError(f'{path}: no document has text')
-  return [text for _, text in found], dict(report.counts)
+  found.sort(key=lambda document: document[1])  # another order gives other topics
+  return [text for *_, text in found], dict(report.counts)
 
 
 def embed(backbone: str, texts: Sequence[str]) -> np.ndarray:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from dprjax import topics
+from dprjax.base.draws import draw
 from dprjax.data import topics as models
-from dprjax.formats.papers import draw, read_papers
+from dprjax.formats.papers import read_papers
 from tests.data.test_topics import documents
 
 FEW = ['--topics=3', '--sweeps=60', '--eta=0.1', '--seed=1']
@@ -60,8 +61,10 @@ def test_one_topic_of_all_is_warned_of(folder, capsys):
 def test_documents_are_chosen_by_their_ids(folder):
   texts, _ = documents(90)
   found, counts = topics.read_documents('corpus.jsonl', 20, seed=4)
-  order = sorted(range(90), key=lambda i: draw(f'd{i}', 4))
-  assert found == [texts[i] for i in order[:20]]
+  chosen = sorted(range(90), key=lambda i: draw(f'd{i}', 4, 'topics'))[:20]
+  assert found == [texts[i] for i in sorted(chosen, key=lambda i: draw(f'd{i}', 4, ''))]
+  # Not those that dprjax.papers puts into its test split.
+  assert set(chosen) != set(sorted(range(90), key=lambda i: draw(f'd{i}', 4, ''))[:20])
   assert counts['documents'] == 91
 
 

@@ -17,7 +17,7 @@ import jaxtyping as jt
 import numpy as np
 from etils import epath
 
-from dprjax.base import files
+from dprjax.base import draws, files
 from dprjax.base.errors import InputError
 from dprjax.data import batches, docstrings, fingerprint, sources, table
 from dprjax.data.batches import Batch, Drawn, Feed
@@ -89,11 +89,11 @@ def read_pairs(source: Source) -> list[Pair]:
   names = [f'{pair.first}\t{pair.second}' for pair in pairs]
   chosen = list(range(len(pairs)))
   if source.hold_out is not None:
-    chosen = [i for i in chosen if (sources.draw(names[i], seed) < fraction) == source.held_out]
+    held_out = sources.held_out
+    chosen = [i for i in chosen if held_out(names[i], fraction, seed) == source.held_out]
   if source.max_pairs is not None and len(chosen) > source.max_pairs:
-    # Other draws than hold_out's, which would all lie on one side of the fraction.
-    drawn = sorted(chosen, key=lambda i: sources.draw(names[i], seed + 1))[: source.max_pairs]
-    chosen = sorted(drawn)
+    chosen.sort(key=lambda i: draws.draw(names[i], seed, 'max_queries'))
+    chosen = sorted(chosen[: source.max_pairs])
   if not chosen:
     raise InputError(
       f'{path}: hold_out={source.hold_out} and max_queries={source.max_pairs} leave no pair of '

@@ -12,12 +12,11 @@ and a passage without text stays but is never a positive.
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Iterator
 
 from etils import epath
 
-from dprjax.base import files, reading
+from dprjax.base import draws, files, reading
 from dprjax.base.errors import InputError
 from dprjax.formats import examples, texts
 from dprjax.formats.examples import Negative
@@ -334,15 +333,14 @@ def _choose(
     )
   fraction, seed = source.hold_out or (0.0, 0)
   if source.hold_out is not None:
-    chosen = [query for query in chosen if (draw(query.id, seed) < fraction) == source.held_out]
+    chosen = [query for query in chosen if held_out(query.id, fraction, seed) == source.held_out]
   if source.max_queries is not None and len(chosen) > source.max_queries:
-    # Other draws than hold_out's, which would all lie on one side of the fraction.
-    drawn = sorted(chosen, key=lambda query: draw(query.id, seed + 1))[: source.max_queries]
-    kept = {query.id for query in drawn}
+    drawn = sorted(chosen, key=lambda query: draws.draw(query.id, seed, 'max_queries'))
+    kept = {query.id for query in drawn[: source.max_queries]}
     chosen = [query for query in chosen if query.id in kept]
   if source.fold is not None:
     number, count, seed = source.fold
-    dealt = sorted(chosen, key=lambda query: draw(query.id, seed))
+    dealt = sorted(chosen, key=lambda query: draws.draw(query.id, seed, 'fold'))
     part = {query.id for query in dealt[number::count]}
     chosen = [query for query in chosen if (query.id in part) == source.held_out]
   if not chosen:
@@ -354,9 +352,9 @@ def _choose(
   return chosen
 
 
-def draw(name: str, seed: int) -> float:
-  """A number in [0, 1) that depends on the id and the seed alone."""
-  return int.from_bytes(hashlib.sha256(f'{seed}:{name}'.encode()).digest()[:7]) / 2**56
+def held_out(name: str, fraction: float, seed: int) -> bool:
+  """Whether a query or a pair is among the fraction that is held out."""
+  return draws.fraction(name, seed, 'hold_out') < fraction
 
 
 def _without_positives(

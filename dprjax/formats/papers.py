@@ -9,7 +9,6 @@ A title that is the query is no part of its passage: the BEIR folder that `write
 papers leaves titles empty. Categories are a list, or one text with spaces in between.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -63,11 +62,6 @@ def read_papers(path: files.PathLike) -> Iterator[Paper]:
     yield paper
   if arxiv is None:
     raise InputError(f'{path}: no record in it')
-
-
-def draw(id_: str, seed: int) -> bytes:
-  """What papers are chosen by: it follows from the id and the seed alone."""
-  return hashlib.sha256(f'{seed}:{id_}'.encode()).digest()
 
 
 def write_beir(folder: files.PathLike, papers: Sequence[Paper], split: str, own: bool) -> Qrels:

@@ -21,10 +21,10 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
+from dprjax.base import draws
 from dprjax.base.errors import InputError
 from dprjax.data import sources, store, topics
 from dprjax.data.text import Tokenizer, load_tokenizer
-from dprjax.formats import papers
 from dprjax.formats.texts import KINDS
 from dprjax.methods import contrastive, dual_encoder, retrieval_data, topic_losses
 from dprjax.methods.grad_cache import map_chunks
@@ -385,7 +385,7 @@ def random_words(
     )
   rows = np.zeros((len(ids), length), np.int32)
   for row, id_ in zip(rows, ids, strict=True):
-    rng = np.random.default_rng(int.from_bytes(papers.draw(id_, seed)))
+    rng = np.random.default_rng(int.from_bytes(draws.draw(id_, seed, 'random words')))
     drawn = rng.permutation(len(pieces))[:length].tolist()
     row[:] = np.concatenate([pieces[i] for i in drawn])[:length]
   return rows
@@ -393,7 +393,7 @@ def random_words(
 
 def random_topics(found: topics.Topics, ids: Sequence[str], seed: int) -> Int[np.ndarray, ' n']:
   """A topic for each document, by its id, in the proportions of the topics' sizes."""
-  chances = np.array([int.from_bytes(papers.draw(id_, seed)[:8]) for id_ in ids]) / 2.0**64
+  chances = np.array([draws.fraction(id_, seed, 'random topics') for id_ in ids])
   shares = np.cumsum(found.sizes) / found.sizes.sum()
   return np.searchsorted(shares[:-1], chances, side='right').astype(np.int32)
 

@@ -1,0 +1,24 @@
+"""Random choices that follow from an id."""
+
+import hashlib
+
+import numpy as np
+
+from dprjax.base import draws
+
+IDS = [f'2101.{i:05d}' for i in range(20_000)]
+
+
+def test_the_choice_is_hashed_with_seed_and_id():
+  digest = hashlib.sha256(b'hold_out7:a1').digest()
+  assert draws.draw('a1', 7, 'hold_out') == digest
+  assert draws.fraction('a1', 7, 'hold_out') == int.from_bytes(digest[:7]) / 2**56
+
+
+def test_choices_by_one_seed_are_independent():
+  for seed in (0, 1, 42):
+    split = np.array([draws.fraction(id_, seed, '') for id_ in IDS])
+    for choice in ('hold_out', 'max_queries', 'fold', 'topics', 'random topics', 'random words'):
+      other = np.array([draws.fraction(id_, seed, choice) for id_ in IDS])
+      # Four standard deviations of a correlation of independent numbers.
+      assert abs(np.corrcoef(split, other)[0, 1]) < 4 / len(IDS) ** 0.5
