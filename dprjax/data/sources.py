@@ -6,9 +6,10 @@
 | msmarco | collection.tsv, queries.SPLIT.tsv, qrels.SPLIT.tsv | likewise |
 | dpr, tevatron, flagembedding, arxiv | SPLIT.jsonl or SPLIT.json | see `formats.examples` |
 
-Any file may be compressed. These rules hold for every format: ids are unique, a query needs text
-and a positive, a grade above 0 makes a positive, an unknown id is counted (or refused, if strict),
-and a passage without text stays but is never a positive.
+A folder may hold a BEIR folder for each split instead, SPLIT/corpus.jsonl and its like, as those of
+``dprjax.papers`` do. Any file may be compressed. These rules hold for every format: ids are unique,
+a query needs text and a positive, a grade above 0 makes a positive, an unknown id is counted (or
+refused, if strict), and a passage without text stays but is never a positive.
 """
 
 import dataclasses
@@ -220,7 +221,7 @@ def detect_format(path: files.PathLike) -> str:
 
 def locate(source: Source) -> dict[str, epath.Path]:
   """The files of a source, by role. Raises InputError naming the one that is not there."""
-  path = files.existing(source.path, 'data')
+  path = _folder_of(source)
   format, split = _format_of(source), source.split
   if format in ('beir', 'msmarco'):
     names = {
@@ -245,7 +246,15 @@ def locate(source: Source) -> dict[str, epath.Path]:
 
 
 def _format_of(source: Source) -> str:
-  return detect_format(source.path) if source.format == 'auto' else source.format
+  return detect_format(_folder_of(source)) if source.format == 'auto' else source.format
+
+
+def _folder_of(source: Source) -> epath.Path:
+  """The path of a source, or the folder of its split in there. Raises InputError without any."""
+  path = files.existing(source.path, 'data')
+  own = path / source.split
+  split = source.format in ('auto', 'beir') and path.is_dir() and not _variant(path, 'corpus.jsonl')
+  return own if split and own.is_dir() and _variant(own, 'corpus.jsonl') else path
 
 
 def _variant(folder: epath.Path, *names: str) -> epath.Path | None:

@@ -20,7 +20,7 @@ from dprjax.base.errors import InputError
 from dprjax.data import batches, docstrings, sources, store, teacher
 from dprjax.data.text import Tokenizer
 from dprjax.formats import irds, seen, trec
-from dprjax.formats.qrels import write_qrels
+from dprjax.formats.qrels import Qrels, write_qrels
 from dprjax.formats.texts import KINDS
 from dprjax.inference.embedder import Embedder
 from dprjax.methods import distillation, dual_encoder, frozen, query_only
@@ -37,12 +37,18 @@ Assign = Callable[[sources.Source, store.Store, Tokenizer], Mapping[str, Int32[n
 """A split's store -> by kind, a number of each row, or several, which the method gives its texts.
 """
 
+Relate = Callable[[sources.Source, Qrels, Qrels, Sequence[str]], Qrels]
+"""The dev split, its judgements, what they find relevant among the passages that are searched, and
+the ids of these -> what is relevant by the method's objective.
+"""
+
 
 @dataclasses.dataclass(frozen=True)
 class Splits:
   """A data set in a workdir: what to train on and, unless it is None, what to evaluate on.
 
   ``task`` is its name, where the workdir has several. ``folds`` says how to do without the latter.
+  ``relate`` decides what is relevant in evaluations; None: the judgements do.
   """
 
   section: ConfigDict
@@ -51,6 +57,7 @@ class Splits:
   dev: sources.Source | None
   task: str = ''
   folds: Folds | None = None
+  relate: Relate | None = None
 
   def read_passages(self) -> Iterator[str]:
     """The texts of the passages, for a vocabulary."""
@@ -132,13 +139,16 @@ class Splits:
       names: passage ids by row.
     """
     judged = self.read_judgements()
-    return {
+    found = {
       query: {
         passage: max(judged[query].get(passage, 1), 1)
         for passage in (names[number] for number in row.relevant.tolist())
       }
       for query, row in zip(query_ids, rows, strict=True)
     }
+    if self.relate is None:
+      return found
+    return self.relate(self.dev or self.train, judged, found, list(names.values()))
 
 
 def store_folder(section: ConfigDict, workdir: epath.Path, task: str = '') -> epath.Path:
@@ -216,6 +226,7 @@ def find(
   workdir: epath.Path,
   devices: Mesh,
   assign: Assign | None = None,
+  relate: Relate | None = None,
 ) -> Texts:
   """Training data of a dual encoder; see ``Method.data``.
 
@@ -223,11 +234,12 @@ def find(
     section, config, workdir, devices: as of ``Method.data``.
     assign: numbers of texts. They come with a batch, `query_number` ``[B, ...]`` and
       `passage_number` ``[B, C, ...]``, and go to ``Model.embed`` behind the mask.
+    relate: what is relevant on the dev split; None: what is judged.
 
   Raises:
     InputError: the format is unknown, or there are no such files.
   """
-  splits = find_splits(section, workdir, config.seed)
+  splits = dataclasses.replace(find_splits(section, workdir, config.seed), relate=relate)
   if splits.dev is not None or splits.folds is not None:
     dev_measures(config)
   found = splits.files()

@@ -25,6 +25,7 @@ from dprjax.base import draws
 from dprjax.base.errors import InputError
 from dprjax.data import sources, store, topics
 from dprjax.data.text import Tokenizer, load_tokenizer
+from dprjax.formats.qrels import Qrels
 from dprjax.formats.texts import KINDS
 from dprjax.methods import contrastive, dual_encoder, retrieval_data, topic_losses
 from dprjax.methods.grad_cache import map_chunks
@@ -286,7 +287,7 @@ def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: 
     InputError: as ``retrieval_data.find`` and ``data.topics.load_topics``.
   """
   if not config.topics.path:
-    return retrieval_data.find(section, config, workdir, devices, _no_topics)
+    return retrieval_data.find(section, config, workdir, devices, _no_topics, relate)
   splits = retrieval_data.find_splits(section, workdir, config.seed)
   path = workdir / _KEPT
   roles = {}
@@ -306,7 +307,7 @@ def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: 
   if jax.process_index() == 0 and not path.exists():
     topics.save_topics(path, found)
   assign = functools.partial(_assign, found, config)
-  texts = retrieval_data.find(section, config, workdir, devices, assign)
+  texts = retrieval_data.find(section, config, workdir, devices, assign, relate)
   return texts._replace(files={**texts.files, **roles}, parts={'topics': found})
 
 
@@ -322,6 +323,32 @@ def keep(found: topics.Topics, count: int) -> topics.Topics:
     sizes=found.sizes[:count],
     distributions=found.distributions[: 1 + count],
   )
+
+
+def relate(
+  source: sources.Source, judged: Qrels, found: Qrels, passage_ids: Sequence[str]
+) -> Qrels:
+  """All passages that share a category with a query's document are relevant; see ``Relate``.
+
+  The document is the passage with the query's id, or else the only one that is judged relevant. A
+  query without a document has what is judged.
+  """
+  categories = sources.load_dataset(source).read_categories()
+  members: dict[str, list[str]] = {}
+  for id_ in passage_ids:
+    for category in categories[id_]:
+      members.setdefault(category, []).append(id_)
+  related = {}
+  for query, grades in found.items():
+    positives = [id_ for id_, grade in judged[query].items() if grade > 0 and id_ in categories]
+    own = [query] if query in positives else positives
+    others = (
+      (id_ for category in categories[own[0]] for id_ in members.get(category, ()))
+      if len(own) == 1
+      else ()
+    )
+    related[query] = dict.fromkeys(others, 1) | grades
+  return related
 
 
 def _some(texts: Iterator[str]) -> list[str]:

@@ -6,6 +6,7 @@ import json
 import lzma
 import math
 import os
+import shutil
 
 import pytest
 
@@ -367,6 +368,26 @@ def test_bad_arguments(beir):
       read(beir, **arguments)
   with pytest.raises(InputError, match='data not found'):
     detect_format(beir / 'nowhere')
+
+
+def test_a_beir_folder_for_each_split(beir, tmp_path):
+  beir.rename(tmp_path / 'train')
+  shutil.copytree(tmp_path / 'train', tmp_path / 'dev')
+  (tmp_path / 'dev/qrels/train.tsv').rename(tmp_path / 'dev/qrels/dev.tsv')
+  (tmp_path / 'dprjax.json').write_text('{}')  # as dprjax.papers leaves
+  for format in ('auto', 'beir'):
+    for split in ('train', 'dev'):
+      dataset = load_dataset(Source(str(tmp_path), format, split))
+      assert dataset.format == 'beir' and [query.id for query in dataset.queries] == ['q1', 'q2']
+      assert {path.parent for path in dataset.files.values()} == {
+        tmp_path / split,
+        tmp_path / split / 'qrels',
+      }
+  with pytest.raises(InputError, match='test'):
+    load_dataset(Source(str(tmp_path), 'beir', 'test'))
+  # A folder that is one itself is read as before.
+  shutil.copytree(tmp_path / 'train', tmp_path, dirs_exist_ok=True)
+  assert load_dataset(Source(str(tmp_path))).files['corpus'] == tmp_path / 'corpus.jsonl'
 
 
 def names(path, **kwargs):

@@ -1,12 +1,18 @@
 """The losses of Topic-DPR against plain loops, on any mesh, with and without gradient cache."""
 
+import dataclasses
+import json
+
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
+from dprjax import papers
 from dprjax.base.errors import InputError
+from dprjax.data import sources
 from dprjax.data.topics import Topics
-from dprjax.methods import dpr, topic_dpr, topic_losses
+from dprjax.methods import dpr, retrieval_data, topic_dpr, topic_losses
 from dprjax.methods.method import Parts
 from dprjax.models import hub, prompts
 from dprjax.models.encoder_config import EncoderConfig
@@ -302,6 +308,71 @@ def test_random_words_and_topics_follow_from_the_id(tokenizer, found):
   # Sizes are 3, 2 and 1.
   assert np.allclose(np.bincount(topics) / 3000, [3 / 6, 2 / 6, 1 / 6], atol=0.03)
   assert topic_dpr.random_topics(found, ids[::-1], 0).tolist() == topics[::-1].tolist()
+
+
+@pytest.mark.parametrize('seed', [0, 1, 42])
+def test_random_topics_do_not_know_of_the_split(found, tmp_path, seed):
+  rows = [
+    {'id': f'p{i}', 'title': f'title {i}', 'abstract': 'text', 'categories': 'c'}
+    for i in range(8000)
+  ]
+  path = tmp_path / 'arxiv.jsonl'
+  path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  sizes = {'train': 2000, 'dev': 40, 'test': 40}
+  papers.convert(str(path), str(tmp_path / 'papers'), sizes, seed)
+  train = sources.Source(str(tmp_path / 'papers'))
+  ids = [query.id for query in sources.load_dataset(train).queries]
+  topics = topic_dpr.random_topics(found, ids, seed)
+  assert np.allclose(np.bincount(topics, minlength=3) / 2000, [3 / 6, 2 / 6, 1 / 6], atol=0.04)
+  # Nor does the part of the training papers that is held out.
+  held_out = dataclasses.replace(train, hold_out=(0.1, seed), held_out=True)
+  assert 140 < len(sources.load_dataset(held_out).queries) < 260
+
+
+def make_folder(folder, split, qrels):
+  """Five documents with categories, and a BEIR folder of them for a split."""
+  root = folder / split
+  (root / 'qrels').mkdir(parents=True)
+  of = {'p0': ['a'], 'p1': ['a', 'b'], 'p2': ['b'], 'p3': ['c'], 'p4': []}
+  corpus = [
+    {'_id': id_, 'title': '', 'text': f'oak elm {word}', 'categories': categories}
+    for (id_, categories), word in zip(of.items(), WORDS, strict=False)
+  ]
+  queries = [{'_id': id_, 'text': f'fir {word}'} for id_, word in zip(qrels, WORDS, strict=False)]
+  for name, rows in (('corpus', corpus), ('queries', queries)):
+    (root / f'{name}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  lines = [f'{query}\t{id_}\t1\n' for query, ids in qrels.items() for id_ in ids]
+  (root / 'qrels' / f'{split}.tsv').write_text('query-id\tcorpus-id\tscore\n' + ''.join(lines))
+
+
+@pytest.mark.parametrize(
+  ('qrels', 'expected'),
+  [
+    # Own abstracts alone, as in the training split of dprjax.papers.
+    ({'p0': ['p0'], 'p1': ['p1'], 'p3': ['p3']}, ['p0 p1', 'p0 p1 p2', 'p3']),
+    # Its dev split, by category already: p0 does not get p1's other category.
+    ({'p0': ['p0', 'p1'], 'p2': ['p1', 'p2']}, ['p0 p1', 'p1 p2']),
+    # Other ids: the only judged passage is the document; of two nobody knows which.
+    ({'q0': ['p2'], 'q1': ['p0', 'p3']}, ['p1 p2', 'p0 p3']),
+  ],
+)
+def test_on_the_dev_split_a_common_category_is_relevant(tokenizer, tmp_path, qrels, expected):
+  make_folder(tmp_path, 'dev', qrels)
+  config = make_config(data__dir=str(tmp_path), data__dev_split='dev', data__train_split='dev')
+  splits = dataclasses.replace(
+    retrieval_data.find_splits(config.data, epath.Path(tmp_path), 0), relate=topic_dpr.relate
+  )
+  tokens = splits.open_store('dev', splits.dev, tokenizer)
+
+  def relevant(passages):
+    queries = np.arange(tokens.num_queries)
+    names = dict(zip(passages, tokens.passage_ids(np.array(passages)), strict=True))
+    made = splits.make_qrels(tokens.query_ids(queries), tokens.query_rows(queries), names)
+    return [' '.join(sorted(grades)) for grades in made.values()]
+
+  assert relevant(range(5)) == expected
+  if 'p1' in qrels:  # where fewer passages are searched, no others are relevant
+    assert relevant([0, 1, 3]) == ['p0 p1', 'p0 p1', 'p3']
 
 
 @pytest.mark.slow
