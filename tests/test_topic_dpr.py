@@ -4,14 +4,18 @@ import dataclasses
 import pathlib
 import shutil
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dprjax import encode, export, load_prompt, train
+from dprjax import Retriever, encode, export, load_prompt, train
 from dprjax.base.errors import InputError
 from dprjax.data import topics
+from dprjax.data.text import load_tokenizer, pad_batch
 from dprjax.inference.encoder import Encoder
-from dprjax.methods import exporting
+from dprjax.methods import exporting, topic_dpr
+from dprjax.models import hub
+from dprjax.models.embed import embed_text
 from dprjax.retrieval.embeddings import load_embeddings
 from tests.test_train import assert_same_bits, metrics_of, steps_of, trainable_of
 
@@ -68,6 +72,33 @@ def test_recipes(tmp_path, command, recipe, subtrees):
   if subtrees == {'backbone'}:  # of passages, and of the words before them
     longest = 32 + (4 if 'words' in recipe else 0)
     assert Encoder.load(out).entry().settings.passage_max_length == longest
+
+
+def test_words_before_a_text_by_hand_are_those_of_the_training(tmp_path, command):
+  flags = (f'--config={CONFIGS}/topic_dpr.py:words,local', f'--workdir={tmp_path}/run')
+  status, err = command(train, *flags, '--config.steps=2', '--config.data.passage_max_length=10')
+  assert status == 0, err
+  status, err = command(export, '--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/model')
+  assert status == 0, err
+  found = topics.load_topics(tmp_path / 'run' / 'topics.npz')
+  tokenizer = load_tokenizer(tmp_path / 'model')
+  # As docs/topic-dpr.md has it; the third text is cut.
+  rows = topic_dpr.word_tokens(found, tokenizer, 4)
+  words = [tokenizer.backend.decode(row) for row in rows.tolist()]
+  texts = [*TEXTS[:2], ' '.join(TEXTS)]
+  own = found.assign(texts)
+  retriever = Retriever.load(tmp_path / 'model', passage_max_length=14)
+  made = retriever.encode([f'{words[k]} {text}' for k, text in zip(own, texts, strict=True)])
+  # As the training puts tokens before tokens.
+  backbone = hub.load_backbone(tmp_path / 'model')
+  batch = pad_batch(tokenizer.encode(texts, 10)[0], 10, tokenizer.pad_id)
+  expected = embed_text(
+    *(backbone.config, backbone.params),
+    *topic_dpr.put_before(*map(jnp.asarray, batch), jnp.asarray(rows[own])),
+    pooling='mean',
+    normalize=True,
+  )
+  np.testing.assert_allclose(made, expected, atol=1e-5)
 
 
 def test_topics_at_random_are_not_exported(tmp_path, command):
