@@ -110,6 +110,7 @@ def recipe(what, names, rest):
   c.eval.measure, c.eval.patience = 'mean', 3
   c.data.query_max_length, c.data.passage_max_length = 64, 128
   c.eval.corpus_limit = 5000
+  c.eval.skip_saturated = what != 'mdm'  # a prompt is needed even where there is nothing to gain
   c.backbone.dropout = 0.0
   c.optim.learning_rate = 1e-3 if what == 'mdm' else 5e-5
   c.trainable = {

@@ -13,8 +13,10 @@ import time
 
 import pytest
 
+from dprjax import Retriever, load_prompt
 from dprjax.base.errors import InputError
-from dprjax.methods import training
+from dprjax.data import sources
+from dprjax.methods import exporting, training
 from dprjax.runtime import config as configs
 from tests import devices
 from tests.test_train import assert_same_bits, steps_of, trainable_of
@@ -207,6 +209,28 @@ def test_each_kind_trains_and_goes_on_with_the_same_bits(go, recipe, tasks, trai
   go(recipe, workdir=workdir)
   assert_same_bits(trainable_of(workdir)[1], params)
   assert metrics_of(workdir) == rows
+
+
+@pytest.mark.slow
+def test_a_tasks_prompt_is_compared_with_the_bare_encoder_and_exported(go, tmp_path, caplog):
+  workdir = go('retriever.py:mdm=qa,local', '--config.eval.corpus_limit=0')
+  found = metrics_of(workdir)[0]
+  # As dprjax.encode runs the backbone without a prompt, at its own lengths.
+  data = workdir / 'data' / 'qa'
+  dataset = sources.load_dataset(sources.Source(str(data), split='dev'))
+  retriever = Retriever.load(workdir / 'backbone')
+  retriever.index(data / 'corpus.jsonl')
+  hits = retriever.search([query.text for query in dataset.queries], k=10)
+  ranks = [
+    next((1 / (i + 1) for i, hit in enumerate(row) if hit.id in dataset.qrels[query.id]), 0)
+    for query, row in zip(dataset.queries, hits, strict=True)
+  ]
+  assert found['dev/qa/RR@10'] == pytest.approx(np.mean(ranks), abs=1e-6)
+  # Two updates are no gain, and other stages may use the prompt all the same.
+  out = exporting.export(workdir, tmp_path / 'qa.npz')
+  gain = load_prompt(out).meta['gain']
+  assert gain['baseline'] == found['dev/mean'] and not gain['better']
+  assert 'before the training' in caplog.text
 
 
 @pytest.mark.slow

@@ -79,7 +79,8 @@ def export(
     method: the module of the run's method, where that is none of this package. A workdir alone does
       not decide which code is imported.
     options: the format, and what a card says.
-    force: also where no checkpoint is better on the dev split than what the training began with.
+    force: also where no checkpoint is better on the dev split than what the training began with. An
+      intermediate stage (``Method.intermediate``) needs none.
 
   Returns:
     The path of what was written.
@@ -111,8 +112,8 @@ def export(
         f'{workdir} holds no checkpoint yet; train first: python -m dprjax.train '
         f'--workdir={workdir} ...'
       )
-    check_gain(saved, workdir, force)
     trained, extra = saved.restore_trainable(step), saved.extra(step)
+    check_gain(saved, workdir, force or trained_by.intermediate(config, trained))
   finally:
     saved.close()
   if extra['backbone_sha256'] != backbone.sha256:
@@ -151,7 +152,7 @@ def export(
 
 
 def check_gain(saved: checkpoint.Checkpoints, workdir: epath.PathLike, force: bool) -> None:
-  """Raises InputError, or by force warns, where by the latest checkpoint none is a gain."""
+  """Raises InputError, or with ``force`` warns, where by the latest checkpoint none is a gain."""
   latest = saved.latest()
   if latest is None:
     return

@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import grain
@@ -56,6 +56,11 @@ Evaluate = Callable[[Mapping[str, Array]], Scores]
 def as_it_begins(params: Mapping[str, Array]) -> Mapping[str, Array]:
   """``Model.baseline`` of a method whose start is a model of its own."""
   return params
+
+
+def never(_: ConfigDict, __: Collection[str]) -> bool:
+  """``Method.intermediate`` of most methods."""
+  return False
 
 
 class Parts(NamedTuple):
@@ -222,6 +227,8 @@ class Method(NamedTuple):
     anchor: whether it can hold vectors near the frozen encoder's, ``config.prompt.anchor``.
     folds: whether its queries can be held out in turns, ``config.data.folds``.
     shapes: ``(config, model, tokenizer) -> BatchShapes``, for a plan; None: it cannot be planned.
+    intermediate: ``(config, names of trained parameters) -> whether`` they are only the start of
+      another training. They are then exported whether or not they beat the baseline.
   """
 
   build: Callable[[ConfigDict, EncoderConfig, Mesh, Tokenizer], Model]
@@ -236,6 +243,7 @@ class Method(NamedTuple):
   anchor: bool = False
   folds: bool = False
   shapes: Callable[[ConfigDict, EncoderConfig, Tokenizer], BatchShapes] | None = None
+  intermediate: Callable[[ConfigDict, Collection[str]], bool] = never
 
   def check(self, config: ConfigDict) -> None:
     """Raises InputError where the config asks for what the method does not do."""

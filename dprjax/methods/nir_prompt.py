@@ -12,7 +12,7 @@ sum, and ``sources/NAME/...``, the prompts that are added and never trained.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -67,15 +67,18 @@ class Prompts(NamedTuple):
   Attributes:
     names: the tasks in the order of their numbers.
     templates: theirs.
+    bare: the same without prompt segments.
     fixed_layers: n.
     init: ``(parts, key) -> params``, the subtrees ``prompt`` and ``sources``.
-    table: ``params -> [E, H]``, the learned vectors of all tasks; None where there are none.
+    table: ``params -> [E, H]``, the learned vectors of all tasks; None where there are none, and
+      for parameters without prompts.
     weights: ``params -> metrics``, the weights of a sum.
     sources: the tasks whose prompts are added.
   """
 
   names: tuple[str, ...]
   templates: TaskTemplates
+  bare: TaskTemplates
   fixed_layers: int
   init: Callable[[Parts, Array], dict[str, Any]]
   table: Callable[[Params], Float[Array, 'E H'] | None]
@@ -310,7 +313,7 @@ def build(
     return made
 
   def table(params: Params) -> Float[Array, 'E H'] | None:
-    if not templates.rows:
+    if not templates.rows or 'prompt' not in params:
       return None
     vectors = expand(params, learned)
     return templates.table([vectors[task] for task in names])
@@ -322,7 +325,8 @@ def build(
       for place, source in enumerate(found.sources)
     }
 
-  return Prompts(names, templates, count, init, table, weights, tuple(found.sources))
+  bare = templates.without_prompts()
+  return Prompts(names, templates, bare, count, init, table, weights, tuple(found.sources))
 
 
 def expand(
@@ -417,8 +421,14 @@ def method(build: Callable[..., Model], form: str, kinds: Sequence[str], **more:
     functools.partial(export, kinds=kinds),
     tasks=True,
     shapes=functools.partial(shapes, form=form, kinds=kinds),
+    intermediate=describes_tasks,
     **more,
   )
+
+
+def describes_tasks(config: ConfigDict, trained: Collection[str]) -> bool:
+  """Whether a run is the matching description module, whose prompts are for the other one."""
+  return not config.adapt.fusion and all(name.startswith('prompt/') for name in trained)
 
 
 def shapes(

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
 from dprjax.data.text import Tokenizer
-from dprjax.methods import nir_prompt
+from dprjax.methods import dual_encoder, nir_prompt
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import Batch, Model, Params, Parts
 from dprjax.models import heads, segments
@@ -69,7 +69,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       model,
       params['backbone'],
       params['head']['mlm'],
-      templates,
+      prompts.bare if templates.rows and table is None else templates,
       texts,
       length,
       numbers,
@@ -119,7 +119,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     return score(found)[:, None]
 
   shown = {'accuracy': 'accuracy', 'yes_or_no': 'P(yes or no)'} | nir_prompt.shown(prompts)
-  return Model(init, loss, embed, shown)
+  return Model(init, loss, embed, shown, dual_encoder.without_prompt)
 
 
 METHOD = nir_prompt.method(build, 'pairs', KINDS, parts=('mlm',), needs=('mlm',))

@@ -555,6 +555,7 @@ class Ranking:
     query_ids, passage_ids: what is ranked.
     rows: by kind, their tokens.
     total: passages of the corpus.
+    cut: by kind, how many texts of the split are too long, and of how many.
   """
 
   def __init__(
@@ -574,6 +575,8 @@ class Ranking:
     name = 'train' if splits.dev is None else 'dev'
     self._tokens = tokens = splits.open_store(name, self._source, tokenizer)
     queries, self.total = np.arange(tokens.num_queries), tokens.num_passages
+    sizes = {'query': tokens.num_queries, 'passage': tokens.num_passages}
+    self.cut = {kind: (tokens.cut[kind], size) for kind, size in sizes.items()}
     query_rows = tokens.query_rows(queries)
     passages = np.arange(tokens.num_passages)
     if not whole and 0 < config.eval.corpus_limit < len(passages):

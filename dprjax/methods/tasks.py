@@ -8,6 +8,7 @@ config. Its dev split is scored by a measure of its own; the mean of all tasks p
 
 import functools
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,12 +22,14 @@ from dprjax.base.errors import InputError
 from dprjax.data import batches, mixture, pairs
 from dprjax.data.text import Tokenizer
 from dprjax.formats.texts import KINDS
-from dprjax.methods import pair_data, retrieval_data
+from dprjax.methods import frozen, pair_data, retrieval_data
 from dprjax.methods.method import BatchShapes, Data, Evaluate, Model, Scores, Texts
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.template import Piece, Template
 from dprjax.retrieval import measures
 from dprjax.runtime import mesh
+
+logger = logging.getLogger('dprjax')
 
 MEAN = 'mean'  # of the tasks' measures on their dev splits
 CLASSIFICATION = ('accuracy', 'F1')
@@ -307,9 +310,8 @@ def _open(
     ids=ids,
     shape=shape,
     evaluation=evaluation,
-    # Under templates a task begins with a prompt of its own.
     frozen=functools.partial(_frozen, tasks, config, tokenizer)
-    if evaluation and form == 'retrieval' and not numbered
+    if evaluation is not None and form == 'retrieval'
     else None,
   )
 
@@ -390,6 +392,9 @@ def _frozen(tasks: list[Task], config: ConfigDict, tokenizer: Tokenizer) -> Scor
     assert isinstance(task.splits, retrieval_data.Splits)
     ranking = retrieval_data.Ranking(task.splits, config, tokenizer, [task.measure])
     found.append(retrieval_data.frozen_scores(ranking, tokenizer))
+    encoder = frozen.Frozen(config, task.splits.workdir, tokenizer)
+    for line in encoder.describe(ranking.cut) if jax.process_index() == 0 else ():
+      logger.info('%s: %s', task.name, line)
   return _together(tasks, found)
 
 

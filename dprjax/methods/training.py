@@ -368,7 +368,7 @@ def _train(
       (f'stopped early: {reason}; ' if stopped else '')
       + f'done at step {step}'
       + (f'; best dev {config.eval.measure} {best:.4f} at step {best_step}' if best_step else '')
-      + f'. {what_next(config, workdir, gain, whole)}'
+      + f'. {what_next(config, workdir, gain, whole, method.intermediate(config, names))}'
     )
     return Result(step, best, best_step, gain=gain)
   except BaseException as error:  # whatever ends this process ends the others, before it waits
@@ -455,15 +455,16 @@ def what_next(
   workdir: epath.Path,
   gain: baseline.Gain | None,
   whole: bool,
+  intermediate: bool,
 ) -> str:
   """How good a finished run is beside its start, and what to do with it."""
-  out = 'prompt.npz' if config.prompt.length else 'DIR'
+  out = 'prompt.npz' if config.prompt.length or intermediate else 'DIR'
   command = f'python -m dprjax.export --workdir={workdir} --out={out}'
   if (config.data.fold or not whole) and gain is not None:  # which is no model to use, or not yet
     return f'{gain.verdict}.'
   if gain is None:
     return f'Next: {command}'
-  if not gain.better:
+  if not gain.better and not intermediate:
     return f'{gain.verdict}. Better use none of them; to export one all the same: {command} --force'
   return f'{gain.verdict}. Next: {command}'
 

@@ -222,6 +222,21 @@ class TaskTemplates(NamedTuple):
       return None
     return jnp.concatenate([vectors[number][name] for number, name, _ in self.rows])
 
+  def without_prompts(self) -> Self:
+    """The same templates, whose prompt segments are empty."""
+
+    def empty(kind: str, template: Template) -> Template:
+      pieces = zip(self.segments[kind], template.pieces, strict=True)
+      return Template(
+        tuple(Piece(()) if _PROMPT.fullmatch(name) else piece for name, piece in pieces)
+      )
+
+    templates = {
+      kind: tuple(empty(kind, template) for template in several)
+      for kind, several in self.templates.items()
+    }
+    return self._replace(templates=templates, rows=())
+
   def extra(self, kind: str) -> int:
     """The most tokens that a template puts around the texts."""
     return max(template.num_tokens for template in self.templates[kind])

@@ -158,6 +158,13 @@ def test_scores_of_packed_pairs(tokenizer, model, parts, batch, devices):
     each[:, yes] / (each[:, yes] + each[:, no]),
     rtol=2e-4,
   )
+  # The baseline: the backbone and its head in the template, without a prompt.
+  bare = tree.unflatten(method.baseline(flat))
+  found = method.embed(bare, 'pair', rows, rows > -1, pairs.lengths, batch['task'])
+  config.template.kind, config.template.score = 'none', 'logit'
+  logits = reference_logits(config, model, tokenizer, flat, batch)
+  each = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+  np.testing.assert_allclose(found[:, 0], each[:, yes] - each[:, no], rtol=2e-4, atol=2e-5)
 
 
 def init(config, tokenizer, model, parts, devices):
