@@ -92,6 +92,11 @@ def test_from_the_tasks_prompts_to_a_new_task(stage, command, tmp_path):
     assert vectors[0].shape == vectors[1].shape == (2, after.config.hidden_size)
     assert np.abs(vectors[0] - vectors[1]).max() > 1e-3
 
+  # A prompt goes with its own task.
+  other = f'--config.tasks.{first}.prompt={files[second]}'
+  status, err = go(f'emm={first}', 'mistaken', on, other)
+  assert status == 2 and f'config.tasks.{first}.prompt: {files[second]}' in err, err
+
   # Those prompts are not this backbone's.
   status, err = go(f'emm={first}', 'refused', f'--config.backbone.path={model}', named[0])
   assert status == 2 and f'{files[first]}: was made for backbone' in err, err

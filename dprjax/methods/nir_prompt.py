@@ -90,13 +90,19 @@ def read_files(config: ConfigDict) -> Files:
   """The prompt files that the config names.
 
   Raises:
-    InputError: there is none, it is damaged, or two hold a task of one name.
+    InputError: there is none, it is damaged, it is of another task, or two hold a task of one name.
   """
   own = {
     name: artifact.load_prompt(config.tasks[name].prompt)
     for name in sorted(config.tasks)
     if config.tasks[name].prompt
   }
+  for name, prompt in own.items():
+    if (task := prompt.meta.get('task') or name) != name:
+      raise InputError(
+        f'config.tasks.{name}.prompt: {prompt.path} is the prompt of the task {task}, not of '
+        f'{name}; name its file, or call the task {task}'
+      )
   return Files(own, _sources(config) if config.adapt.fusion else {})
 
 
@@ -112,7 +118,8 @@ def _sources(config: ConfigDict) -> dict[str, Prompt]:
       found[file.stem] = artifact.load_prompt(file)
   if not found:
     raise InputError(f'{key}: no prompts (NAME.npz) are there; name those of trained tasks')
-  if taken := sorted(found.keys() & set(config.tasks)):
+  of_files = {str(prompt.meta.get('task') or name) for name, prompt in found.items()}
+  if taken := sorted((found.keys() | of_files) & set(config.tasks)):
     raise InputError(
       f'{key}: there is a prompt of {taken[0]} already, which is to be the new task; name '
       'the files of the others'

@@ -239,6 +239,19 @@ def test_prompt_files_of_something_else(change, message, tokenizer, model, parts
     init(config, tokenizer, model, parts)
 
 
+def test_a_file_of_another_task(tokenizer, model, parts, tmp_path):
+  config = nir.make_config('nir_retriever', trainable=('backbone/.*',))
+  write_files(config, tmp_path, model, tokenizer, task='qa')
+  with pytest.raises(InputError, match=r'config.tasks.dialogue.prompt: .*dialogue.npz .* task qa'):
+    init(config, tokenizer, model, parts)
+  # Nor is it added for a new task of its name, whatever its file is called.
+  config = nir.make_config(
+    *('nir_retriever', ('qa',)), adapt__fusion=True, adapt__prompts=f'{tmp_path}/dialogue.npz'
+  )
+  with pytest.raises(InputError, match='there is a prompt of qa already'):
+    init(config, tokenizer, model, parts)
+
+
 def test_files_that_are_not_to_be_trained_or_added(tokenizer, model, parts, tmp_path):
   config = nir.make_config('nir_retriever')
   write_files(config, tmp_path, model, tokenizer)
