@@ -37,8 +37,6 @@ def get_config(arg: str = 'emm'):
     c.trainable = (*c.trainable, 'head/.*')
   for name in set(names) & set(PAIRS):
     c.tasks[name].form, c.tasks[name].measure = 'pairs', 'accuracy'
-    if what == 'adapt':
-      c.tasks[name].data.max_queries = 64  # about 32 of each label
   c.backbone.path = 'bert-base-uncased'
   # As many rows of each task; the other numbers are those of the retriever.
   c.arrangement = 'balanced'

@@ -12,7 +12,7 @@ The first argument says what is trained:
 - `mdm=TASK`: the prompt of a task, on a frozen backbone (the matching description module)
 - `emm` (the default): the backbone on all tasks, under the prompts that
   --config.tasks.TASK.prompt names; `emm=TASK+TASK` on these alone
-- `adapt=TASK`: a new task from 32 queries; its prompt is a weighted sum of those beside the
+- `adapt=TASK`: a new task from 32 + 32 examples; its prompt is a weighted sum of those beside the
   backbone, an export of `emm`
 - `ft`, `ft=TASK+TASK`: the baseline, fine-tuning without prompts and templates, of one task or
   several
@@ -125,6 +125,7 @@ def recipe(what, names, rest):
     c.optim.learning_rate_rules = ((r'prompt/.*', 20.0), (r'.*', 1.0))
     if 'frozen' in rest:
       c.trainable = ('prompt/.*',)
+    # 32 that match and 32 that do not: queries with a negative each, or pairs of each label.
     c.tasks[names[0]].data.max_queries = 32
     c.epochs = 10.0
   if 'paper' in rest:

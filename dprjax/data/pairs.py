@@ -50,7 +50,8 @@ class Source:
   Attributes:
     path: the folder of the splits.
     split: the name of a file, without its ending.
-    hold_out, held_out, max_pairs: as in ``sources.Source``; a hash of both texts decides.
+    hold_out, held_out: as in ``sources.Source``; a hash of both texts decides.
+    max_pairs: at most this many pairs, half of them of each label; a hash decides too.
   """
 
   path: str
@@ -91,9 +92,10 @@ def read_pairs(source: Source) -> list[Pair]:
   if source.hold_out is not None:
     held_out = sources.held_out
     chosen = [i for i in chosen if held_out(names[i], fraction, seed) == source.held_out]
-  if source.max_pairs is not None and len(chosen) > source.max_pairs:
+  if source.max_pairs is not None:
     chosen.sort(key=lambda i: draws.draw(names[i], seed, 'max_queries'))
-    chosen = sorted(chosen[: source.max_pairs])
+    of_label = [[i for i in chosen if pairs[i].label == label] for label in (0, 1)]
+    chosen = sorted(i for some in of_label for i in some[: source.max_pairs // 2])
   if not chosen:
     raise InputError(
       f'{path}: hold_out={source.hold_out} and max_queries={source.max_pairs} leave no pair of '

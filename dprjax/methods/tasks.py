@@ -6,6 +6,7 @@ has files, splits and a token store of its own; lengths, negatives and the seed 
 config. Its dev split is scored by a measure of its own; the mean of all tasks picks the checkpoint.
 """
 
+import dataclasses
 import functools
 import itertools
 import logging
@@ -19,7 +20,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from dprjax.base.errors import InputError
-from dprjax.data import batches, mixture, pairs
+from dprjax.data import batches, mixture, pairs, sources
 from dprjax.data.text import Tokenizer
 from dprjax.formats.texts import KINDS
 from dprjax.methods import frozen, pair_data, retrieval_data
@@ -199,7 +200,7 @@ def _find_task(
     )
   if entry.form == 'retrieval':
     measures.parse_measures([entry.measure])  # before the training
-    splits = retrieval_data.find_splits(section, workdir, config.seed, name)
+    splits = _limit_dev(retrieval_data.find_splits(section, workdir, config.seed, name))
     if form == 'pairs':
       splits = pair_data.with_negatives(splits)
       if not config.negatives:
@@ -226,20 +227,30 @@ def _find_task(
       f'{section.format!r}'
     )
   hold_out = (section.hold_out, config.seed) if section.hold_out and not section.dev_split else None
-  train = pairs.Source(
-    folder, section.train_split, hold_out=hold_out, max_pairs=section.max_queries or None
-  )
+  most = 2 * section.max_queries or None  # so many of each label
+  train = pairs.Source(folder, section.train_split, hold_out=hold_out, max_pairs=most)
+  if most:
+    most = max(len(pairs.read_pairs(train)), 2)
   dev = None
   if section.dev_split:
-    dev = pairs.Source(folder, section.dev_split)
+    dev = pairs.Source(folder, section.dev_split, max_pairs=most)
   elif hold_out:
-    dev = pairs.Source(folder, section.train_split, hold_out=hold_out, held_out=True)
+    dev = dataclasses.replace(train, held_out=True, max_pairs=most)
   return Task(
     name,
     names(config).index(name),
     entry.measure,
     PairSplits(section, workdir, train, dev, name),
   )
+
+
+def _limit_dev(splits: retrieval_data.Splits) -> retrieval_data.Splits:
+  """The same splits; the dev queries of a few-shot task are no more than its training queries."""
+  train, dev = splits.train, splits.dev
+  if dev is None or train.max_queries is None:
+    return splits
+  size = len(sources.load_dataset(dataclasses.replace(train, negatives=None)).queries)
+  return dataclasses.replace(splits, dev=dataclasses.replace(dev, max_queries=size))
 
 
 def _plain_templates(tokenizer: Tokenizer) -> dict[str, list[Template]]:

@@ -263,7 +263,8 @@ def table() -> types.SimpleNamespace:
   c.data.folds_below = whole(200, least=1, most=10**9)
   # the part that is held out, from 1; such trainings set it for themselves; 0: none
   c.data.fold = whole(0, least=0, most=100)
-  # training queries used, chosen by a hash of their ids; 0: all
+  # training queries used, chosen by a hash of their ids; 0: all. Of a task so many dev queries, at
+  # most, and of labelled pairs so many of each label
   c.data.max_queries = whole(0, least=0, most=10**12)
   # the passages' categories come with the batch (beir, arxiv, docstrings); one without any is never
   # a positive

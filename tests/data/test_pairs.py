@@ -127,6 +127,18 @@ def test_pairs_are_held_out_by_their_texts(tmp_path):
   assert {p[:2] for p in dev} <= {p[:2] for p in again} <= {p[:2] for p in dev} | {('new', 'row')}
 
 
+def test_few_pairs_are_half_of_each_label(tmp_path):
+  # As in SICK's training pairs, 14 % match.
+  pairs.write_pairs(
+    tmp_path / 'train.jsonl', [(f'a{i}', f'b{i}', int(i % 7 == 0)) for i in range(700)]
+  )
+  for most, expected in ((64, 32), (300, 100), (65, 32)):
+    found = pairs.read_pairs(Source(str(tmp_path), max_pairs=most))
+    assert [sum(p.label == label for p in found) for label in (0, 1)] == [most // 2, expected]
+  few, more = (set(pairs.read_pairs(Source(str(tmp_path), max_pairs=n))) for n in (20, 64))
+  assert few < more
+
+
 def test_the_store_of_pairs(tmp_path, tokenizer):
   pairs.write_pairs(tmp_path / 'train.jsonl', [*ROWS, ('oak elm fir', 'yew ash pine oak', 1)])
   options = {

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from dprjax.base.errors import InputError
-from dprjax.data import pairs
+from dprjax.data import fingerprint, pairs
+from dprjax.data.store import open_store
 from dprjax.methods import cross_encoder, dpr, tasks
 from dprjax.methods.method import Model, Parts
 from dprjax.models import hub
@@ -230,6 +231,35 @@ def test_pairs_are_classified_and_candidates_ranked(start, pairs_bag):
   found = data.evaluation(pairs_bag)({'less': jnp.zeros(2)})
   assert found.means['pi/F1'] == pytest.approx(4 / 6)
   assert found.values['pi'].mean() == pytest.approx(4 / 6)
+
+
+def test_a_few_shot_dev_split_is_no_larger_than_its_training_set(start, tmp_path):
+  (tmp_path / 'pi').mkdir()
+  rows = [(f'oak {i}', f'elm {i}', int(i % 7 == 0)) for i in range(140)]
+  for split in ('train', 'dev'):
+    pairs.write_pairs(tmp_path / 'pi' / f'{split}.jsonl', rows)
+  few = {
+    'tasks__pi__data__dir': str(tmp_path / 'pi'),
+    'tasks__pi__data__max_queries': 8,
+    'tasks__qa__data__max_queries': 1,
+  }
+  for name, hold_out in (('a', 0.0), ('b', 0.5)):
+    splits = {'tasks__pi__data__hold_out': hold_out, 'tasks__qa__data__hold_out': hold_out}
+    store = tmp_path / name
+    data = start(
+      *('qa', 'pi'),
+      form='pairs',
+      dev='' if hold_out else 'dev',
+      data__store=str(store),
+      **splits,
+      **few,
+    )
+    assert data.description.endswith('training pairs: pi 16, qa 2')  # 8 of each label
+    data.evaluation(Model(None, None, lambda *_: None, {}))
+    train, dev = (fingerprint.open_built(store / 'pi' / n, 'pairs', 1)[1] for n in ('train', 'dev'))
+    assert np.bincount(train['labels']).tolist() == [8, 8]
+    assert np.bincount(dev['labels']).tolist() == [8, 8]
+    assert open_store(store / 'qa' / 'dev_candidates').num_queries == 1
 
 
 LONG = {'query': [Template((Piece((5,) * 26), Piece(None)))]}
