@@ -26,7 +26,7 @@ follow
   prompts, and not at [CLS])
 - after `adapt`: `unfused` (a fresh prompt), `frozen` (the backbone is not trained)
 - `paper`: the settings of the paper, as far as it or the released code names them
-- `local`: seconds on a CPU, with nothing to download
+- `local`: a small trial with nothing to download
 """
 
 from dprjax.runtime import config as defaults
@@ -41,6 +41,9 @@ PACKAGES = {
   'paraphrase': 'email,json',
   'inference': 'http,logging',
 }
+# Of the weights of fused prompts. At 1e-3, the rate of prompts, the few updates of a new task leave
+# them at 1/K.
+WEIGHT_RATE = 0.05
 # All of a backbone but the word embeddings, to which the masked-LM head's output is tied.
 BACKBONE = r'backbone/(?!embeddings/word/).*'
 
@@ -121,8 +124,6 @@ def recipe(what, names, rest):
   }[what]
   if what == 'adapt':
     c.adapt.fusion = 'unfused' not in rest
-    # The weights, or the fresh prompt, at the rate of prompts.
-    c.optim.learning_rate_rules = ((r'prompt/.*', 20.0), (r'.*', 1.0))
     if 'frozen' in rest:
       c.trainable = ('prompt/.*',)
     # 32 that match and 32 that do not: queries with a negative each, or pairs of each label.
@@ -133,10 +134,18 @@ def recipe(what, names, rest):
     c.backbone.path = 'bert-base-uncased'
     c.backbone.dropout = -1.0
     c.optim.learning_rate = 1e-5
-    c.optim.learning_rate_rules = ((r'.*', 1.0),)
     c.optim.warmup, c.optim.decay, c.optim.clip = 0.0, 'none', 0.0
     c.per_task = 0 if what == 'adapt' else 40_000
     c.data.query_max_length, c.data.passage_max_length = 64, 256
+  if what == 'adapt':
+    rate = c.optim.learning_rate
+    # A fresh prompt at the rate of prompts; the weights of a sum, which start at 1/K, at their own.
+    fresh = rate if 'paper' in rest else 1e-3
+    c.optim.learning_rate_rules = (
+      (r'prompt/[^/]+/weights', WEIGHT_RATE / rate),
+      (r'prompt/.*', fresh / rate),
+      (r'.*', 1.0),
+    )
   return c
 
 
