@@ -44,7 +44,6 @@ def get_config(arg: str = 'msmarco'):
     c.batch_size = 16
     c.epochs = 3.0
     c.optim.learning_rate = 5e-5
-    c.data.format = 'beir'
     c.data.query_max_length, c.data.passage_max_length = 64, 192
     c.data.hold_out, c.data.folds = 0.1, 5
   return defaults.local(c) if 'local' in (recipe, *rest) else c

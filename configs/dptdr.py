@@ -39,7 +39,6 @@ def get_config(arg: str = 'beir'):
     c.batch_size = 32
     c.epochs, c.ema, c.shrink = 10.0, 0.9, 50.0
     c.optim.learning_rate = 0.1
-    c.data.format = 'beir'
     # All that the encoder reads without a prompt.
     c.data.query_max_length, c.data.passage_max_length = 256, 256
     c.data.hold_out = 0.2

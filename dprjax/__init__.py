@@ -42,6 +42,10 @@ def __getattr__(name: str) -> Any:
   return getattr(importlib.import_module(_HOMES[name]), name)
 
 
+def __dir__() -> list[str]:
+  return sorted({*globals(), *__all__})
+
+
 if sys.argv[:1] == ['-m'] and any(word.startswith('dprjax.') for word in sys.orig_argv):
   from dprjax.base import errors
 

@@ -7,6 +7,7 @@ dprjax train --config=configs/dptdr.py:beir --workdir=runs/mine --config.data.di
 import ast
 import difflib
 import importlib.metadata
+import os
 import pathlib
 import platform
 import re
@@ -93,13 +94,15 @@ def main(argv: Sequence[str] | None = None) -> None:
   elif not words or words[0].startswith('-'):
     _fail('name a command first, as in dprjax train (dprjax --help lists them)')
   elif words[0] not in (known := _names()):
-    near = difflib.get_close_matches(words[0][:_LONGEST], known, n=1, cutoff=0)
-    _fail(
-      f'there is no command {words[0]!r:.60}; did you mean {near[0]}? (dprjax --help lists them)'
-    )
+    near = difflib.get_close_matches(words[0][:_LONGEST], known, n=1)
+    meant = f'; did you mean {near[0]}?' if near else ''
+    _fail(f'there is no command {words[0]!r:.60}{meant} (dprjax --help lists them)')
   else:
     errors.hear_interrupts()
     sys.argv = words
+    # As `python -m` does: a method or a table of one's own may lie in the working folder.
+    if not sys.flags.safe_path and os.getcwd() not in sys.path:
+      sys.path.insert(0, os.getcwd())
     runpy.run_module(f'dprjax.{words[0]}', run_name='__main__', alter_sys=True)
 
 

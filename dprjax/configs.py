@@ -2,31 +2,99 @@
 
     python -m dprjax.configs
 
-They go by these names in every folder that has no `configs/` of its own. Copy one to change it: a
-config file is a few lines of Python, and `dprjax/runtime/knobs.py` explains every knob.
+They go by these names in every folder that has no `configs/` of its own. `--options` lists what a
+config sets, with its default and what it changes; `--options=WORD` only the options with that word.
+`--copy=DIR` writes the experiments, the pinned versions (`constraints/`) and the scripts for
+clusters and servers (`launch/`) to a folder. A config file is a few lines of Python: copy one to
+change it.
 """
 
 import argparse
 import ast
-from collections.abc import Sequence
+import inspect
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
 
-from dprjax.runtime import cli
+from etils import epath
+
+from dprjax.base import files
+from dprjax.base.errors import InputError
+from dprjax.runtime import cli, knobs
 from dprjax.runtime import config as configs
 
+FOLDERS = ('configs', 'constraints', 'launch')
+
 _WIDTH = 16
+_COLUMNS = 100
 _GAP = '\n\n'
+_OPTION = re.compile(r'c\.([\w.]+) = ([^#]*?)(?:  # (.*))?')
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  cli.run(cli.Parser('configs', __doc__ or ''), _command, argv)
+  parser = cli.Parser('configs', __doc__ or '')
+  chosen = parser.add_mutually_exclusive_group()
+  chosen.add_argument(
+    '--options', nargs='?', const='', metavar='WORD', help='list the options of a config'
+  )
+  chosen.add_argument('--copy', metavar='DIR', help='where the files are copied to')
+  cli.run(parser, _command, argv)
 
 
-def _command(_: argparse.Namespace) -> None:
-  folder = configs.shipped()
-  for path in sorted(folder.glob('*.py')):
-    text = ast.get_docstring(ast.parse(path.read_bytes())) or ''
-    print(f'configs/{path.name:{_WIDTH}}  {" ".join(text.partition(_GAP)[0].split())}')
-  print(f'\nin {folder}\nThe first lines of each name its recipes: configs/NAME.py:RECIPE')
+def _command(args: argparse.Namespace) -> None:
+  if args.options is not None:
+    _list_options(args.options)
+  elif args.copy is not None:
+    _copy(args.copy)
+  else:
+    folder = configs.shipped()
+    for path in sorted(folder.glob('*.py')):
+      text = ast.get_docstring(ast.parse(path.read_bytes())) or ''
+      print(f'configs/{path.name:{_WIDTH}}  {" ".join(text.partition(_GAP)[0].split())}')
+    print(f'\nin {folder}\nThe first lines of each name its recipes: configs/NAME.py:RECIPE')
+
+
+def options() -> Iterator[tuple[str, str]]:
+  """Every option of a config, as ``config.KEY = DEFAULT (what it may be)``, and what it changes."""
+  for prefix, table in (('', knobs.table), ('tasks.NAME.', knobs.task_table)):
+    known = configs.flat(vars(table()))
+    about: list[str] = []
+    for line in inspect.getsource(table).splitlines():
+      line = line.strip()
+      if line.startswith('# '):
+        about.append(line[2:])
+      elif (found := _OPTION.fullmatch(line)) and found[1] in known:
+        knob = known[found[1]]
+        text = re.sub(r'\bc\.(?=[a-z])', 'config.', ' '.join([*about, found[3] or '']).strip())
+        yield f'config.{prefix}{found[1]} = {knob.value!r} ({knob.expected})', text
+        about = []
+      else:  # a comment on a section stands before its first option
+        about = about if 'SimpleNamespace()' in line else []
+
+
+def _list_options(word: str) -> None:
+  found = [one for one in options() if word.lower() in ' '.join(one).lower()]
+  if not found:
+    raise InputError(f'--options={word!r:.60}: no option has that word; --options lists all')
+  for option, text in found:
+    print(option)
+    print(textwrap.indent(textwrap.fill(text, _COLUMNS - 4), '    '))
+
+
+def _copy(to: str) -> None:
+  folder = epath.Path(to)
+  if taken := [folder / name for name in FOLDERS if (folder / name).exists()]:
+    raise InputError(f'--copy={to}: {taken[0]} exists; name another folder')
+  for name in FOLDERS:
+    with files.atomic_path(folder / name) as aside:
+      shutil.copytree(
+        configs.shipped(name),
+        aside,
+        ignore=shutil.ignore_patterns('__pycache__'),
+        dirs_exist_ok=True,
+      )
+    print(folder / name)
 
 
 if __name__ == '__main__':

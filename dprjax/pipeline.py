@@ -284,7 +284,7 @@ def check(config: ml_collections.ConfigDict) -> None:
     )
   given = dict(_leaves({k: v for k, v in config.items() if k not in ('retriever', 'reranker')}))
   if unknown := sorted(given.keys() - _KNOBS.keys()):
-    raise InputError(f'config.{unknown[0]}: there is no such knob; configs/unm.py lists them all')
+    raise InputError(f'config.{unknown[0]}: there is no such option; configs/unm.py lists them all')
   for name, knob in _KNOBS.items():
     if name not in given:
       raise InputError(f'config.{name} is missing; begin with configs/unm.py')

@@ -3,13 +3,13 @@
     python -m dprjax.plan --config=configs/dptdr.py:msmarco --target=v5e:2x4 --target=h100:8 \\
         --out=plan.md
 
-No data, weights or accelerator are needed, only the compiler of the target: `pip install -e
-'.[plan]'` for TPUs, `'.[plan-cuda]'` for GPUs. The update that `dprjax.train` runs and the
-encoder's forward pass of each padded length are compiled for the target. A table says whether they
-fit, what they compute, move and send by formula and by the compiled program, and the rates that
-follow from the published limits of the chip. Where the update does not fit, the plan looks for the
-flags with which it does; --fastest=true looks for faster ones where it does. Compiling for a large
-encoder takes minutes a program.
+No data, weights or accelerator are needed, only the compiler of the target: `pip install
+'dprjax[plan]'` for TPUs, `'dprjax[plan-cuda]'` for GPUs. The update that `dprjax.train` runs and
+the encoder's forward pass of each padded length are compiled for the target. A table says whether
+they fit, what they compute, move and send by formula and by the compiled program, and the rates
+that follow from the published limits of the chip. Where the update does not fit, the plan looks for
+the flags with which it does; --fastest=true looks for faster ones where it does. Compiling for a
+large encoder takes minutes a program.
 
 Targets: TPUs with a topology (v4:2x2x1, v5e:2x4, v5p:2x2x1, v6e:2x4), GPUs with their number
 (h100:8, a100:8, l4:1), and cpu, this machine. docs/planning.md explains the rows.

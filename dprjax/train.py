@@ -24,8 +24,8 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser = cli.Parser('train', __doc__ or '', processes=True)
   parser.add_config(
     'an experiment, for instance configs/dptdr.py:local',
-    'override a knob, for instance --config.prompt.length=32; dprjax/runtime/knobs.py lists and '
-    'explains them all',
+    'override an option, for instance --config.prompt.length=32; dprjax configs --options lists '
+    'and explains them all',
   )
   parser.add_argument(
     '--workdir', help='where everything of this run is kept; the same command again resumes it'

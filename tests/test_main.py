@@ -155,3 +155,37 @@ def test_experiments_are_listed(capsys):
   ]
   assert 'DPTDR: deep prompt tuning for dense retrieval' in said
   assert f'in {configs.shipped()}' in said
+
+
+@pytest.mark.parametrize('where', ['.', 'elsewhere'])
+@pytest.mark.parametrize('name', ['mine', 'lab_here.mine'])
+def test_a_method_in_the_working_folder_or_beside_its_config_is_found(tmp_path, name, where):
+  (tmp_path / 'bin').mkdir()
+  (tmp_path / 'bin' / 'dprjax').write_text(SCRIPT)
+  folder = tmp_path / where
+  module = (folder / name.replace('.', '/')).with_suffix('.py')
+  module.parent.mkdir(parents=True, exist_ok=True)
+  module.write_text('raise ValueError("here it is")')
+  (folder / 'own.py').write_text(
+    'from dprjax.runtime import config\n\n\n'
+    "def get_config(arg=''):\n  c = config.local(config.default())\n"
+    f"  c.method = '{name}'\n  return c\n"
+  )
+  done = subprocess.run(
+    [sys.executable, 'bin/dprjax', 'train', f'--config={where}/own.py', '--workdir=w'],
+    capture_output=True,
+    text=True,
+    env=os.environ | {'PYTHONPATH': str(PACKAGE.parent)},
+    cwd=tmp_path,
+    timeout=120,
+  )
+  assert done.returncode == 2 and 'mine.py, line 1' in done.stderr and 'here it is' in done.stderr
+
+
+def test_public_names_are_listed_without_importing_them():
+  code = (
+    'import sys, dprjax; print(set(dprjax.__all__) <= set(dir(dprjax)), '
+    "sorted({'jax', 'numpy', 'dprjax.models'} & set(sys.modules)))"
+  )
+  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60)
+  assert (done.stdout, done.stderr) == ('True []\n', '')

@@ -38,9 +38,9 @@ def ids(path):
 def test_splits_are_apart_and_grow_at_the_end(folder, capsys):
   papers.main(['--input=papers.jsonl', '--out=out', '--dev=5', '--test=8'])
   log = capsys.readouterr().err
-  assert '1 papers without title: skipped (x1)' in log
-  assert '1 papers without abstract: skipped (x2)' in log
-  assert '1 papers without categories: skipped (x2)' in log
+  assert '1 paper without title: skipped (x1)' in log
+  assert '1 paper without abstract: skipped (x2)' in log
+  assert '1 paper without categories: skipped (x2)' in log
   found = {split: ids(folder / 'out' / split / 'corpus.jsonl') for split in papers.SPLITS}
   assert {split: len(part) for split, part in found.items()} == {'train': 17, 'dev': 5, 'test': 8}
   assert sorted(itertools.chain(*found.values())) == sorted(row['id'] for row in ROWS)

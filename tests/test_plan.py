@@ -190,7 +190,7 @@ def test_the_update_that_is_planned_is_the_one_that_is_trained():
 
 def test_a_target_without_its_compiler_is_one_line(monkeypatch, command):
   def absent(target):
-    raise InputError(f"--target={target.name}: run: pip install -e '.[plan]'")
+    raise InputError(f"--target={target.name}: run: pip install 'dprjax[plan]'")
 
   monkeypatch.setattr(targets, 'check_installed', absent)
   status, errors = command(plan, CONFIG, '--target=v5e:2x4')

@@ -43,7 +43,7 @@ def test_a_corpus(folder, capsys):
   assert f'{report["agreement"]:.1%} have the same topic by their words' in output.out
   assert report['agreement'] > 0.9 and report['sizes'][:3] == made.sizes.tolist()
   assert report['counts'] == {'documents': 91, 'documents without text or abstract: skipped': 1}
-  assert '1 documents without text or abstract: skipped (blank)' in output.err
+  assert '1 document without text or abstract: skipped (blank)' in output.err
   assert sum(topic['assigned'] for topic in report['topics']) == 90
   assert '<svg' in (folder / 'topics.svg').read_text()
   # Half of the documents are of one theme.

@@ -28,6 +28,7 @@ from etils import epath
 
 from dprjax.base import outofcore
 from dprjax.base.errors import InputError
+from dprjax.base.counts import counted
 from dprjax.data import table
 from dprjax.data.store import DENOISED, UNDENOISED, Store
 from dprjax.data.table import Integers, Lists
@@ -120,8 +121,9 @@ def make_batches(
   own = process_rows(batch_size, process_index, process_count, 'queries')
   if batch_size > store.num_queries:
     raise InputError(
-      f'a batch of {batch_size:,} queries is more than the {store.num_queries:,} training queries '
-      f'of {store.path}'
+      f'config.batch_size: an update of {counted(batch_size, "queries")} is more than '
+      f'{store.path} has, {counted(store.num_queries, "training queries")}; lower '
+      'config.batch_size (or config.accumulate)'
     )
   feed = Feed(
     store,
@@ -135,11 +137,12 @@ def make_batches(
     vectors=vectors,
   )
   own_sample = process_rows(sample, process_index, process_count, 'passages')
-  most = store.num_passages - batch_size * (1 + negatives)
+  distinct = store.distinct_passages()
+  most = len(distinct) - batch_size * (1 + negatives)
   if sample > max(most, 0):
     raise InputError(
       f'config.corpus_negatives: {sample:,} passages cannot be drawn beside those of a batch: '
-      f'{store.path} holds {store.num_passages:,}; use at most {max(most, 0):,}, or -1 for all'
+      f'{store.path} holds {len(distinct):,}; use at most {max(most, 0):,}, or -1 for all'
     )
   rows_of = shuffle_rows(np.arange(store.num_queries, dtype=np.int32), batch_size, [seed, _SHUFFLE])
   rows = np.arange(batch_size)[own]
@@ -151,7 +154,8 @@ def make_batches(
     batch = feed.read(drawn, rows, *(smallest_bucket(*both) for both in buckets))
     if sample:
       random = np.random.default_rng([seed, _SAMPLE, step])
-      index = sample_others(drawn.passages, store.num_passages, sample, random)[own_sample]
+      held = np.searchsorted(distinct, drawn.passages)
+      index = distinct[sample_others(held, len(distinct), sample, random)[own_sample]]
       assert vectors is not None
       batch |= {'corpus_index': index, 'corpus_vectors': vectors(index)}
     return batch
@@ -163,7 +167,7 @@ class Drawn(NamedTuple):
   """Queries of a global batch, with their passages.
 
   Attributes:
-    queries, passages: rows of the store; column 0 is the positive.
+    queries, passages: canonical rows of the store; column 0 is the positive.
     sources: what filled each slot, indices of `SLOT_SOURCES`; None without hard negatives.
     tokens, relevant: columns of the queries, as the store keeps them.
   """
@@ -201,10 +205,12 @@ class Feed:
     max_relevant: int | None = None,
     vectors: Vectors | None = None,
   ):
-    if negatives + store.max_relevant > store.num_passages:
+    self._distinct = store.distinct_passages()
+    if negatives + store.max_relevant > len(self._distinct):
       raise InputError(
-        f'{negatives} negatives a query are too many: {store.path} holds {store.num_passages:,} '
-        f'passages, and up to {store.max_relevant:,} are relevant to one query'
+        f'config.negatives: {negatives} a query are too many: {store.path} holds '
+        f'{counted(len(self._distinct), "passages of different text")}, and up to '
+        f'{store.max_relevant:,} are relevant to one query'
       )
     for kind, buckets, lengths in (
       ('query', query_buckets, store.query_lengths),
@@ -241,6 +247,7 @@ class Feed:
       queries, ('tokens', 'positives', 'relevant', 'negatives', 'pools')
     )
     positives, relevant, hard, pools = map(table.lists, columns)
+    relevant = relevant._replace(flat=store.canonical[relevant.flat])
     passages = np.empty((len(queries), 1 + negatives), np.int32)
     turn = 0 if self._positive == 'first' else epochs % positives.counts
     passages[:, 0] = positives.flat[positives.starts + turn]
@@ -260,7 +267,7 @@ class Feed:
           self._seed,
           epoch,
         )
-      _fill_randomly(passages[:, 1:], relevant, store.num_passages, random)
+      _fill_randomly(passages[:, 1:], relevant, self._distinct, random)
     return Drawn(queries, passages, sources, tokens, columns[1])
 
   def lengths(self, drawn: Drawn) -> tuple[jt.Int32[np.ndarray, 'B'], jt.Int32[np.ndarray, 'B C']]:
@@ -300,6 +307,7 @@ class Feed:
         'passage_mask': passage_mask.reshape(shape),
       }
     relevant = table.lists([drawn.relevant[row] for row in rows])
+    relevant = relevant._replace(flat=store.canonical[relevant.flat])
     batch = {
       'query_tokens': query_tokens,
       'query_mask': query_mask,
@@ -520,10 +528,14 @@ def _walk(
 def _fill_randomly(
   passages: jt.Int32[np.ndarray, 'B wanted'],
   relevant: Lists,
-  num_passages: int,
+  distinct: jt.Int32[np.ndarray, 'distinct'],
   random: np.random.Generator,
 ) -> None:
-  """Replaces -1 by random passages, not relevant to the query and none of them twice in a row."""
+  """Replaces -1 by random ones of the ``distinct`` passages, none of them twice in a row.
+
+  None is relevant to the query.
+  """
+  num_passages = int(distinct[-1]) + 1
   # Pairs of (row of the batch, passage), one number each, so that one sorted search compares all.
   rows = np.arange(len(passages))[:, None]
   forbidden = np.unique(relevant.owners * num_passages + relevant.flat)
@@ -531,7 +543,7 @@ def _fill_randomly(
   again = missing
   while again.any():
     count = np.count_nonzero(again)
-    passages[again] = random.integers(0, num_passages, size=count, dtype=np.int32)
+    passages[again] = distinct[random.integers(0, len(distinct), size=count, dtype=np.int32)]
     pairs = rows * num_passages + passages
     again = missing & (np.isin(pairs, forbidden) | _repeats(passages))
 

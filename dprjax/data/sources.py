@@ -206,7 +206,8 @@ def detect_format(path: files.PathLike) -> str:
   """
   found = files.existing(path, 'data')
   if found.is_dir():
-    for format, name in (('beir', 'corpus.jsonl'), ('msmarco', 'collection.tsv')):
+    known = (('beir', 'corpus.jsonl'), ('msmarco', 'collection.tsv'), ('beir', 'queries.jsonl'))
+    for format, name in known:
       if _variant(found, name):
         return format
     candidates = sorted(child for child in found.iterdir() if texts.is_json(child))
@@ -270,11 +271,19 @@ def find_file(folder: epath.Path, role: str, *names: str) -> epath.Path:
   if found := _variant(folder, *names):
     return found
   path = folder / names[0]
-  beside = sorted(child.name for child in path.parent.iterdir()) if path.parent.is_dir() else []
-  raise InputError(
-    f'{role} file not found: {path} (or {", ".join(reading.COMPRESSED)}); in that folder: '
-    f'{", ".join(beside[:10]) or "nothing"}'
-  )
+  if folder.exists() and not folder.is_dir():
+    raise InputError(f'{role} file: {folder} is a file; name the folder that holds {names[0]}')
+  said = f'{role} file not found: {path} (or {", ".join(reading.COMPRESSED)})'
+  where = next((place for place in path.parents if place.is_dir()), None)
+  if where is None:
+    raise InputError(said)
+  if where != path.parent:
+    said += f'; there is no folder {path.parent}'
+  beside = sorted(child.name + '/' * child.is_dir() for child in where.iterdir())
+  if not beside:
+    raise InputError(f'{said}; {where} is empty')
+  more = ', ...' if len(beside) > 10 else ''
+  raise InputError(f'{said}; {where} holds {", ".join(beside[:10])}{more}')
 
 
 def _read_passages(format: str, path: epath.Path) -> Iterator[Passage]:

@@ -1,10 +1,10 @@
 """The store: a data set's text tokenised once, in rows that batches are read from.
 
     DIR/store.json     what it was made of (files, tokenizer, lengths, prefixes), and the report
-    DIR/lengths.npz    tokens of every query and passage; how many passages are relevant to each
-                       query, and how many negatives it has, in all and in each pool; where they
-                       were asked for, the categories of every passage, as numbers of the names in
-                       store.json
+    DIR/lengths.npz    tokens of every query and passage; the first passage with the same tokens as
+                       each; how many passages are relevant to each query, and how many negatives it
+                       has, in all and in each pool; where they were asked for, the categories of
+                       every passage, as numbers of the names in store.json
     DIR/passages/      TFDS data set, split 'passages': id, tokens
     DIR/queries/       TFDS data set, split 'queries': id, tokens, rows of passages (positives,
                        relevant, negatives), and the negatives' pools
@@ -12,9 +12,12 @@
 Several processes may build it together: each tokenises every n-th shard of the passages, and
 process 0 puts all shards in place. The store is the same, bit for bit, for any number of them.
 
-The same text has one row, whatever its ids (the first is kept), so that a copy of a positive cannot
-become a negative. `relevant` holds the positives of every query with the same text, its own
-included; `positives` only its own, those with text.
+The same text has one row, whatever its ids (the first is kept). Texts with the same tokens (they
+differ after the cut, say) have rows of their own, because an evaluation asks for their ids. For a
+loss they are one passage, so that a copy of a positive cannot become a negative: `positives` and
+`negatives` name the first of these rows, and `Store.canonical` has it for any row. `relevant` holds
+the positives of every query with the same tokens, its own included; `positives` only its own, those
+with text.
 """
 
 import collections
@@ -39,7 +42,7 @@ from dprjax.data.text import Tokenizer
 from dprjax.formats import examples
 from dprjax.formats.texts import Passage, Query
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 UNDENOISED, DENOISED = 1, 2  # bits of a negative's pools
 
 _BITS = {examples.UNDENOISED: UNDENOISED, examples.DENOISED: DENOISED}
@@ -82,6 +85,8 @@ class Store:
     query_lengths, passage_lengths: tokens of each row, special tokens included.
     negative_counts, relevant_counts: hard negatives and relevant passages of each query.
     undenoised_counts, denoised_counts: its negatives in each pool; one may be in both.
+    canonical: the first row with the tokens of each passage.
+    comparable: whether any query has a positive that is not relevant to another query.
     categories: of each passage, as places in ``category_names``; None if they were not asked for.
     cut: how many queries and passages were too long, by kind.
   """
@@ -95,6 +100,8 @@ class Store:
   relevant_counts: jt.Int32[np.ndarray, 'queries']
   undenoised_counts: jt.Int32[np.ndarray, 'queries']
   denoised_counts: jt.Int32[np.ndarray, 'queries']
+  canonical: jt.Int32[np.ndarray, 'passages']
+  comparable: bool
   queries: table.Table
   passages: table.Table
   categories: Lists | None = None
@@ -112,6 +119,10 @@ class Store:
   @property
   def max_relevant(self) -> int:
     return int(self.relevant_counts.max())
+
+  def distinct_passages(self) -> jt.Int32[np.ndarray, 'distinct']:
+    """Rows of all passages with different tokens."""
+    return np.flatnonzero(self.canonical == np.arange(self.num_passages)).astype(np.int32)
 
   def passage_tokens(self, rows: jt.Int[np.ndarray, 'B']) -> list[Integers]:
     return list(map(table.integers, self.passages.read(rows, ('tokens',))[0]))
@@ -144,6 +155,7 @@ def open_store(directory: files.PathLike) -> Store:
     path=path,
     settings=description['settings'],
     pad_id=description['pad_id'],
+    comparable=description['comparable'],
     queries=table.Table(path / 'queries', 'queries'),
     passages=table.Table(path / 'passages', 'passages'),
     cut={
@@ -208,18 +220,24 @@ def build_store(
   def build(aside: epath.Path, parts: list[epath.Path]) -> fingerprint.Built:
     dataset = sources.load_dataset(source)
     passages = write_passages(aside / 'passages', dataset)
+    whole = _gather(aside / 'passages', passages.part, parts, wait_s)
+    dataset.report.counts[_CUT['passage'].format(passage_max_length)] += int(
+      whole.cut
+    )
+    canonical = _first_rows(whole.digests)
+    copies = int(np.count_nonzero(canonical != np.arange(len(canonical))))
+    dataset.report.counts['passages with the tokens of another: one passage for the loss'] += copies
     description: dict[str, Any] = {'pad_id': tokenizer.pad_id}
     categories: dict[str, np.ndarray] = {}
     if source.categories:
-      categories, description['categories'] = _number_categories(dataset, passages)
+      categories, description['categories'] = _number_categories(dataset, passages, canonical)
       # As a passage without text, one without categories is never a positive.
       bare = np.flatnonzero(categories['category_counts'] == 0)
       passages.empty.update(bare.tolist())
-    lengths = _write_queries(
-      aside / 'queries', dataset, tokenizer, query_prefix, query_max_length, passages
+    lengths, description['comparable'] = _write_queries(
+      aside / 'queries', dataset, tokenizer, query_prefix, query_max_length, passages, canonical
     )
-    lengths['passage_lengths'], cut = _gather(aside / 'passages', passages.part, parts, wait_s)
-    dataset.report.counts[_CUT['passage'].format(passage_max_length)] += cut
+    lengths |= {'passage_lengths': whole.lengths, 'canonical': canonical}
     return fingerprint.Built(lengths | categories, dataset.report, description)
 
   def build_part(aside: epath.Path) -> None:
@@ -254,11 +272,13 @@ class _Part(NamedTuple):
   Attributes:
     shards: (number, rows, bytes) of each of its shards.
     lengths: tokens of all passages, 0 in the rows of others.
+    digests: of the tokens, likewise.
     cut: how many of its passages were too long.
   """
 
   shards: jt.Int64[np.ndarray, 'shards 3']
   lengths: jt.Int32[np.ndarray, 'passages']
+  digests: jt.Int64[np.ndarray, 'passages']
   cut: jt.Int64[np.ndarray, '']
 
 
@@ -287,6 +307,7 @@ def _write_passages(
   row_of_text: dict[bytes, int] = {}
   empty: set[int] = set()
   lengths: dict[int, int] = {}
+  digests: list[bytes] = []
   cut = 0
   progress = Progress('passages', dataset.total_passages(), 'tokenising')
   with table.TableWriter(folder, 'passages', ('tokens',), part=True) as writer:
@@ -296,6 +317,7 @@ def _write_passages(
       for (row, passage), ids in zip(chunk, tokens, strict=True):
         writer.write(passage.id, {'tokens': ids}, row // _SHARD_ROWS)
         lengths[row] = len(ids)
+        digests.append(hashlib.blake2b(ids.tobytes(), digest_size=8).digest())
       return too_long
 
     chunk: list[tuple[int, Passage]] = []
@@ -317,40 +339,43 @@ def _write_passages(
     if chunk:
       cut += flush(chunk)
   all_lengths = np.zeros(len(row_of_text), np.int32)
+  all_digests = np.zeros(len(row_of_text), np.int64)
   all_lengths[list(lengths)] = list(lengths.values())
+  all_digests[list(lengths)] = np.frombuffer(b''.join(digests), np.int64)
   shards = np.array([(shard, *size) for shard, size in writer.sizes.items()], np.int64)
-  return _Passages(_Part(shards.reshape(-1, 3), all_lengths, np.array(cut)), rows, empty)
+  return _Passages(
+    _Part(shards.reshape(-1, 3), all_lengths, all_digests, np.array(cut)), rows, empty
+  )
 
 
 def _number_categories(
-  dataset: Dataset, passages: _Passages
+  dataset: Dataset, passages: _Passages, canonical: jt.Int32[np.ndarray, 'passages']
 ) -> tuple[dict[str, np.ndarray], list[str]]:
   """The categories of every row, for lengths.npz, and their names, by their first mention.
 
-  A text that has several ids has the categories of all of them.
+  Texts with the same tokens have the categories of all their ids.
   """
   numbers: dict[str, int] = {}
   of_row: list[dict[int, None]] = [{} for _ in passages.part.lengths]
   for id_, categories in dataset.read_categories().items():
     if not categories:
       dataset.report.count('passages without categories: kept, never a positive', id_)
-    own = of_row[passages.rows[id_]]
+    own = of_row[canonical[passages.rows[id_]]]
     own.update((numbers.setdefault(name, len(numbers)), None) for name in categories)
   if not numbers:
     raise InputError(
       f'{dataset.files["corpus"]}: no passage has categories, which config.data.categories asks for'
     )
+  of_row = [of_row[first] for first in canonical]
   counts = np.array([len(own) for own in of_row], np.int32)
   flat = np.array([number for own in of_row for number in own], np.int32)
   return {'category_flat': flat, 'category_counts': counts}, list(numbers)
 
 
-def _gather(
-  folder: epath.Path, own: _Part, parts: list[epath.Path], wait_s: float
-) -> tuple[jt.Int32[np.ndarray, 'passages'], int]:
+def _gather(folder: epath.Path, own: _Part, parts: list[epath.Path], wait_s: float) -> _Part:
   """Makes one table of all processes' shards, of which ``folder`` has this process's.
 
-  Returns the tokens of all rows, and how many texts were cut.
+  Returns what all of them have written together.
   """
   written = [own]
   for number, part in enumerate(parts, start=1):
@@ -364,7 +389,18 @@ def _gather(
   shards = np.concatenate([part.shards for part in written]).tolist()
   sizes = {number: table.ShardSize(rows, size) for number, rows, size in shards}
   table.describe(folder, 'passages', ('tokens',), sizes)
-  return np.sum([part.lengths for part in written], axis=0), sum(int(part.cut) for part in written)
+  first, *others = written
+  for part in others:  # the rows of others are 0
+    first = first._replace(
+      **{name: getattr(first, name) + getattr(part, name) for name in ('lengths', 'digests', 'cut')}
+    )
+  return first
+
+
+def _first_rows(digests: jt.Int64[np.ndarray, 'rows']) -> jt.Int32[np.ndarray, 'rows']:
+  """The first row with the same digest as each."""
+  _, first, same = np.unique(digests, return_index=True, return_inverse=True)
+  return first.astype(np.int32)[same]
 
 
 def _write_queries(
@@ -374,8 +410,12 @@ def _write_queries(
   prefix: str,
   limit: int,
   passages: _Passages,
-) -> dict[str, np.ndarray]:
-  """Writes the queries and their passages; returns the arrays of lengths.npz."""
+  canonical: jt.Int32[np.ndarray, 'passages'],
+) -> tuple[dict[str, np.ndarray], bool]:
+  """Writes the queries and their passages.
+
+  Returns arrays of lengths.npz, and `Store.comparable`.
+  """
   report, rows = dataset.report, passages.rows
   missing = 'neither text nor categories' if dataset.source.categories else 'no text'
   skipped = f'queries whose positives are unknown or have {missing}: skipped'
@@ -383,37 +423,50 @@ def _write_queries(
   def positives_of(query: Query) -> list[int]:
     return [rows[name] for name in dataset.positives(query.id) if name in rows]
 
+  tokens: list[bytes] = []
+  for start in range(0, len(dataset.queries), _CHUNK):
+    texts = [prefix + query.text for query in dataset.queries[start : start + _CHUNK]]
+    encoded, cut = tokenizer.encode(texts, limit)
+    report.counts[_CUT['query'].format(limit)] += cut
+    tokens += [ids.tobytes() for ids in encoded]
   # Dictionaries in place of sets keep the order of the files.
-  relevant: dict[str, dict[int, None]] = collections.defaultdict(dict)
-  for query in dataset.queries:
-    relevant[query.text] |= dict.fromkeys(positives_of(query))
+  relevant: dict[bytes, dict[int, None]] = collections.defaultdict(dict)
+  for query, ids in zip(dataset.queries, tokens, strict=True):
+    relevant[ids] |= dict.fromkeys(positives_of(query))
+  first = {row: int(canonical[row]) for known in relevant.values() for row in known}
   counts: list[tuple[int, ...]] = []
+  trained: dict[bytes, set[int]] = {}  # the relevant passages of the queries that are written
   with table.TableWriter(folder, 'queries', _QUERY_COLUMNS) as writer:
-    for start in range(0, len(dataset.queries), _CHUNK):
-      chunk = dataset.queries[start : start + _CHUNK]
-      tokens, cut = tokenizer.encode([prefix + query.text for query in chunk], limit)
-      report.counts[_CUT['query'].format(limit)] += cut
-      for query, ids in zip(chunk, tokens, strict=True):
-        positives = dict.fromkeys(row for row in positives_of(query) if row not in passages.empty)
-        if not positives:
-          report.count(skipped, query.id)
-          continue
-        pools: dict[int, int] = collections.defaultdict(int)
-        for negative in dataset.negatives.get(query.id, ()):
-          if negative.id in rows:
-            pools[rows[negative.id]] |= sum(_BITS[pool] for pool in set(negative.pools))
-        known = relevant[query.text]
-        ignored = pools.keys() & known.keys()
-        report.counts['negatives with the text of a relevant passage: ignored'] += len(ignored)
-        for row in ignored:
-          del pools[row]
-        columns = (positives, known, pools, pools.values())
-        values = (ids, *(np.array(list(column), np.int32) for column in columns))
-        writer.write(query.id, dict(zip(_QUERY_COLUMNS, values, strict=True)))
-        in_pools = (int(np.count_nonzero(values[-1] & bit)) for bit in (UNDENOISED, DENOISED))
-        counts.append((len(ids), len(pools), len(known), *in_pools))
+    for query, ids in zip(dataset.queries, tokens, strict=True):
+      positives = dict.fromkeys(
+        first[row] for row in positives_of(query) if row not in passages.empty
+      )
+      if not positives:
+        report.count(skipped, query.id)
+        continue
+      pools: dict[int, int] = collections.defaultdict(int)
+      for negative in dataset.negatives.get(query.id, ()):
+        if negative.id in rows:
+          row = int(canonical[rows[negative.id]])
+          pools[row] |= sum(_BITS[pool] for pool in set(negative.pools))
+      known = relevant[ids]
+      trained[ids] = {first[row] for row in known if row not in passages.empty}
+      ignored = pools.keys() & {first[row] for row in known}
+      report.counts['negatives with the text of a relevant passage: ignored'] += len(ignored)
+      for row in ignored:
+        del pools[row]
+      columns = (positives, known, pools, pools.values())
+      values = (
+        np.frombuffer(ids, np.int32),
+        *(np.array(list(column), np.int32) for column in columns),
+      )
+      writer.write(query.id, dict(zip(_QUERY_COLUMNS, values, strict=True)))
+      in_pools = (int(np.count_nonzero(values[-1] & bit)) for bit in (UNDENOISED, DENOISED))
+      counts.append((len(values[0]), len(pools), len(known), *in_pools))
   if not counts:
     raise InputError(
       f'{dataset.files["qrels"]}: no query is left whose positive is in the corpus and has text'
     )
-  return dict(zip(_COUNTS, np.array(counts, np.int32).T, strict=True))
+  everything = set().union(*trained.values())
+  comparable = any(len(known) < len(everything) for known in trained.values())
+  return dict(zip(_COUNTS, np.array(counts, np.int32).T, strict=True)), comparable

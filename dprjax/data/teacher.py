@@ -43,6 +43,7 @@ class Teacher:
     for query_keys, passage_keys, scores in _read(path):
       rows, columns = queries.rows(query_keys), passages.rows(passage_keys)
       there = (rows >= 0) & (columns >= 0)
+      columns = store.canonical[columns]
       if (np.abs(scores[there]) > _MOST).any():
         raise InputError(f'{path}: a score is above {_MOST:,.0f} or below its negative')
       found.append(rows[there] << 32 | columns[there])

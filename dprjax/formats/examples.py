@@ -93,7 +93,8 @@ def detect_format(path: epath.Path) -> str:
         return format
     raise InputError(
       f'{path}: the first record has {", ".join(map(repr, values)) or "no keys"}; expected '
-      'positive_passages (Tevatron), pos (FlagEmbedding), positive_ctxs (DPR) or abstract (arXiv)'
+      'positive_passages (Tevatron), pos (FlagEmbedding), positive_ctxs (DPR) or abstract (arXiv); '
+      'for a BEIR data set name its folder'
     )
   raise InputError(f'{path}: no record in it')
 

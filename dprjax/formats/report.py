@@ -5,6 +5,7 @@ import collections
 from etils import epath
 
 from dprjax.base.errors import InputError
+from dprjax.base.counts import counted
 
 _LISTED = 5  # examples shown of each count
 
@@ -30,7 +31,7 @@ class Report:
     """Raises InputError if anything was counted under ``what``."""
     if self.counts[what]:
       raise InputError(
-        f'{path}: {self.counts[what]:,} {what.split(":")[0]}, for instance '
+        f'{path}: {counted(self.counts[what], what.split(":")[0])}, for instance '
         f'{", ".join(self.examples[what])}; mend the file, or read it without strict'
       )
 
@@ -39,5 +40,7 @@ class Report:
     for what, count in self.counts.items():
       examples = ', '.join(self.examples.get(what, []) + ['...'] * (count > _LISTED))
       if count:
-        lines.append(f'  {count:,} {what}' + (f' ({examples})' if what in self.examples else ''))
+        lines.append(
+          f'  {counted(count, what)}' + (f' ({examples})' if what in self.examples else '')
+        )
     return '\n'.join(lines)

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
+from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
 from dprjax.methods.grad_cache import map_chunks
@@ -66,14 +68,15 @@ def info_nce(
   in_batch: bool = True,
   corpus: Corpus | None = None,
   teacher: tuple[Float[Array, 'B H'], Float[Array, 'B C H']] | None = None,
+  query_index: Int[Array, 'B'] | None = None,
 ) -> ContrastiveMetrics:
   """``info_nce_scores`` over the global batch, at most ``rows`` queries of a device at a time.
 
   ``teacher``: other vectors of the same queries and passages, whose scores are to be kept.
   """
   # The loss needs every passage on every device: the one gather of the step.
-  passages, passage_index, corpus = jax.lax.with_sharding_constraint(
-    (passages, passage_index, corpus), NamedSharding(mesh, P())
+  passages, passage_index, corpus, query_index = jax.lax.with_sharding_constraint(
+    (passages, passage_index, corpus, query_index), NamedSharding(mesh, P())
   )
   if teacher is not None:
     theirs = jax.lax.with_sharding_constraint(teacher[1], NamedSharding(mesh, P()))
@@ -83,7 +86,15 @@ def info_nce(
 
     def scores(queries: Array, passages: Array) -> Scores:
       return info_nce_scores(
-        queries, passages, passage_index, relevant, temperature, in_batch, row, corpus
+        queries,
+        passages,
+        passage_index,
+        relevant,
+        temperature,
+        in_batch,
+        row,
+        corpus,
+        query_index,
       )
 
     own = scores(queries, passages)
@@ -99,13 +110,18 @@ def info_nce(
 
 
 def nt_xent(
-  texts: Float[Array, 'M H'], mesh: Mesh, *, rows: int, temperature: float = 1.0
+  texts: Float[Array, 'M H'],
+  mesh: Mesh,
+  *,
+  rows: int,
+  temperature: float = 1.0,
+  keys: Int[Array, 'M'] | None = None,
 ) -> ContrastiveMetrics:
   """``nt_xent_scores`` over the global batch, at most ``rows`` texts of a device at a time."""
-  everything = jax.lax.with_sharding_constraint(texts, NamedSharding(mesh, P()))
+  everything, keys = jax.lax.with_sharding_constraint((texts, keys), NamedSharding(mesh, P()))
 
   def score(block: tuple[Array, Array], _: Array | None) -> tuple[ContrastiveMetrics, tuple[()]]:
-    return _metrics(nt_xent_scores(block[0], everything, temperature, block[1])), ()
+    return _metrics(nt_xent_scores(block[0], everything, temperature, block[1], keys)), ()
 
   arrays = (texts, jnp.arange(len(texts), dtype=jnp.int32))
   return map_chunks(score, arrays, None, row_blocks(len(texts), rows, mesh), mesh)[0]
@@ -119,6 +135,27 @@ def row_blocks(total: int, rows: int, mesh: Mesh) -> int:
 
 def _metrics(scores: Scores) -> ContrastiveMetrics:
   return ContrastiveMetrics(cross_entropy(scores), accuracy(scores), negatives_seen(scores))
+
+
+def check_negatives(config: ConfigDict) -> None:
+  """Raises InputError where no query of an update has a negative: the loss would be 0."""
+  if config.negatives or config.corpus_negatives:
+    return
+  if not config.in_batch:
+    raise InputError(
+      'config.in_batch: False leaves each query its own negatives, and config.negatives is 0: '
+      'there is nothing to learn from; set config.negatives=1 or more, or config.in_batch=True'
+    )
+  check_update(config, 'query')
+
+
+def check_update(config: ConfigDict, unit: str) -> None:
+  """Raises InputError where an update has one row and no negatives but those of its batch."""
+  if config.batch_size * config.accumulate == 1:
+    raise InputError(
+      f'config.batch_size: an update of one {unit} has no negatives in its batch, so there is '
+      'nothing to learn from; use 2 or more'
+    )
 
 
 def check_lengths(lengths: Sequence[int], hidden_size: int) -> None:
@@ -203,6 +240,7 @@ def info_nce_scores(
   in_batch: bool = True,
   row: Int[Array, 'b'] | None = None,
   corpus: Corpus | None = None,
+  query_index: Int[Array, 'B'] | None = None,
 ) -> Scores:
   """Scores every query against the passages of the whole batch (DPTDR Eq. 2; DPR section 3.2).
 
@@ -214,6 +252,7 @@ def info_nce_scores(
     in_batch: False leaves each query its own hard negatives only (DPTDR Eq. 3 read literally).
     row: the queries' rows in the batch; None: all of them.
     corpus: more negatives of every query; those relevant to it are left out.
+    query_index: numbers of the batch's queries: those with one number share their positives.
   """
   batch, candidates, _ = passages.shape
   everything = passages.reshape(batch * candidates, -1)  # [M, H]
@@ -223,6 +262,9 @@ def info_nce_scores(
   column = jnp.arange(batch * candidates, dtype=jnp.int32)[None, :]
   is_target = column == target[:, None]
   allowed = is_target | ~false_negatives(passage_index, relevant, row)
+  if query_index is not None:
+    same = jnp.take(query_index, row)[:, None] == jnp.repeat(query_index, candidates)[None, :]
+    allowed &= is_target | ~(same & (column % candidates == 0))
   if not in_batch:
     allowed &= column // candidates == row[:, None]
   if corpus is not None:
@@ -262,6 +304,7 @@ def nt_xent_scores(
   everything: Float[Array, 'M H'],
   temperature: float = 1.0,
   row: Int[Array, 'm'] | None = None,
+  keys: Int[Array, 'M'] | None = None,
 ) -> Scores:
   """Scores M = 2 B texts, two of each passage, with one another (DPTDR Eq. 4; coCondenser Eq. 6).
 
@@ -271,11 +314,30 @@ def nt_xent_scores(
     texts: in the order of ``interleave``.
     everything: all texts, gathered to all devices.
     row: the rows of ``texts`` in ``everything``; None: all of them.
+    keys: ``text_keys`` of all texts. A text is no negative of an equal one, of that one's sibling,
+      or of a text whose sibling equals it.
   """
   logits = inner_products(texts, everything) / temperature
   row = jnp.arange(texts.shape[0], dtype=jnp.int32) if row is None else row
-  allowed = row[:, None] != jnp.arange(everything.shape[0], dtype=jnp.int32)[None, :]
+  column = jnp.arange(everything.shape[0], dtype=jnp.int32)
+  allowed = row[:, None] != column[None, :]
+  if keys is not None:
+    own, sibling = (jnp.take(keys, place)[:, None] for place in (row, row ^ 1))
+    theirs = jnp.take(keys, column ^ 1)[None, :]
+    equal = (own == keys[None, :]) | (sibling == keys[None, :]) | (own == theirs)
+    allowed &= (column[None, :] == (row ^ 1)[:, None]) | ~equal
   return Scores(jnp.where(allowed, logits, -jnp.inf), row ^ 1, allowed)
+
+
+def text_keys(tokens: Int[Array, 'B T'], mask: Bool[Array, 'B T']) -> Int[Array, 'B']:
+  """A number of each text, from its tokens: two different texts share one in 2**31 times."""
+  places = jnp.arange(tokens.shape[1], dtype=jnp.uint32)[None, :]
+  bits = jnp.asarray(tokens, jnp.uint32) * np.uint32(2654435761) + places * np.uint32(2246822519)
+  for shift, factor in ((16, 2246822507), (13, 3266489909)):  # MurmurHash3's fmix32
+    bits = (bits ^ (bits >> np.uint32(shift))) * np.uint32(factor)
+  bits = bits ^ (bits >> np.uint32(16))
+  sums = jnp.sum(jnp.where(mask, bits, np.uint32(0)), axis=1, dtype=jnp.uint32)
+  return (sums >> np.uint32(1)).astype(jnp.int32)
 
 
 def cross_entropy(scores: Scores) -> Float[Array, 'B']:

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from dprjax.base.errors import InputError
 from dprjax.data import batches
 from dprjax.data.text import Tokenizer
+from dprjax.formats.texts import KINDS
 from dprjax.methods import (
   contrastive,
   distillation,
@@ -39,13 +40,18 @@ def build(
   """
   if config.temperature <= 0:
     raise InputError(f'config.temperature: must be above 0, not {config.temperature}')
+  contrastive.check_negatives(config)
   contrastive.check_lengths(config.matryoshka, model.hidden_size)
   encoders = dual_encoder.build(config, model, devices)
 
   def loss(
     params: Params, batch: Batch, key: Array | None
   ) -> tuple[Float[Array, ''], dict[str, Array]]:
-    prefixes = prompts.expand_prompt(model, params.get('prompt'))
+    keys = kind_keys(key)
+    prefixes = {
+      kind: dual_encoder.batch_dropout(config, prefix, keys[kind])
+      for kind, prefix in prompts.expand_prompt(model, params.get('prompt')).items()
+    }
 
     def encode(kind: str, rows: Sequence[Array], key: Array | None) -> Float[Array, 'n H']:
       tokens, mask = rows
@@ -112,12 +118,11 @@ def contrast(
     rows = (tokens, mask, *(batch[name] for name in columns))
     return map_chunks(encode_rows, rows, key, chunks, devices)[0]
 
-  query_key, passage_key = (None, None) if key is None else tuple(jax.random.split(key))
   tokens, mask = (batch[f'query_{name}'][:, None] for name in ('tokens', 'mask'))
   texts = {'query': (tokens, mask)}
   if 'passage_vectors' not in batch:
     texts['passage'] = batch['passage_tokens'], batch['passage_mask']
-  keys = {'query': query_key, 'passage': passage_key}
+  keys = kind_keys(key)
   made = {kind: embed_chunked(encode, kind, *rows, keys[kind]) for kind, rows in texts.items()}
   q = made['query'][:, 0]
   p = made['passage'] if 'passage' in made else batch['passage_vectors']
@@ -170,6 +175,12 @@ def contrast(
     'accuracy': jnp.mean(metrics.accuracy),
     'negatives': jnp.mean(metrics.negatives),
   }
+
+
+def kind_keys(key: Array | None) -> dict[str, Array | None]:
+  """The keys that queries and passages are encoded with in a step."""
+  keys = (None, None) if key is None else tuple(jax.random.split(key))
+  return dict(zip(KINDS, keys, strict=True))
 
 
 def squared_distance(

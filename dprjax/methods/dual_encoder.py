@@ -26,7 +26,7 @@ class DualEncoder(NamedTuple):
   Attributes:
     init: as of a ``Model``.
     encode: ``(params, prefix, kind, tokens, mask, key or None) -> [B, H]`` under an expanded
-      prompt. Without a key there is no dropout.
+      prompt, after ``batch_dropout``. Without a key there is no dropout.
     embed: as of a ``Model``.
   """
 
@@ -81,8 +81,8 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh | None = None)
   ) -> Float[Array, 'B H']:
     dropout_key, drawn = None, options
     if key is not None:
-      dropout_key, prompt_key = jax.random.split(key)
-      prefix, drawn = drop_prompt(config, prefix, prompt_key, options)
+      dropout_key, _ = jax.random.split(key)
+      drawn = example_dropout(config, prefix, options)
     return embed_text(
       model,
       params['backbone'][kind] if two else params['backbone'],
@@ -157,19 +157,24 @@ def init_prompt(
   return {'prompt': start}
 
 
-def drop_prompt(
-  config: ConfigDict, prefix: Array | None, key: Array, options: EncoderOptions
-) -> tuple[Array | None, EncoderOptions]:
-  """Dropout on an expanded prompt: the prompt and the options to encode with.
+def batch_dropout(config: ConfigDict, prefix: Array | None, key: Array | None) -> Array | None:
+  """An expanded prompt under one mask for the whole batch, if ``dropout_scope`` says so.
 
-  One mask for the batch is drawn here; one for each example is drawn by the encoder.
+  A loss calls this once, before it cuts the batch into chunks, with the key that it encodes with.
   """
   rate = config.prompt.dropout
-  if prefix is None or not rate:
-    return prefix, options
-  if config.prompt.dropout_scope == 'example':
-    return prefix, options._replace(prompt_dropout=rate)
-  return dropout.drop(prefix, rate, key), options
+  if prefix is None or key is None or not rate or config.prompt.dropout_scope != 'batch':
+    return prefix
+  return dropout.drop(prefix, rate, jax.random.split(key)[1])
+
+
+def example_dropout(
+  config: ConfigDict, prefix: Array | None, options: EncoderOptions
+) -> EncoderOptions:
+  """Options with which the encoder draws a mask of the prompt for each example."""
+  if prefix is None or config.prompt.dropout_scope != 'example':
+    return options
+  return options._replace(prompt_dropout=config.prompt.dropout)
 
 
 def without_prompt(params: Mapping[str, Array]) -> dict[str, Array]:

@@ -1,7 +1,8 @@
 """What a method is: one value, `METHOD`, in one module of this package.
 
     config.method = 'dpr'        dprjax/methods/dpr.py
-    config.method = 'lab.toy'    a module of your own, anywhere on Python's path
+    config.method = 'lab.toy'    a module of your own: lab/toy.py in the working folder, beside the
+                                 config file, or anywhere on Python's path
 
 The training loop and the exporter know a method only by this value. A new method often replaces one
 function of another: ``METHOD = dpr.METHOD._replace(build=build)``.
@@ -118,7 +119,7 @@ class Data(NamedTuple):
     whole: ``(model, params, seconds) -> (scores to beat, scores)`` in the whole corpus, where the
       evaluation searches a part of it; None where it would take longer.
     arrays: what the loss takes as parameters that are never trained, by their flat names. They are
-      float32 and whole on every device.
+      whole on every device.
   """
 
   batches: grain.MapDataset
@@ -301,7 +302,7 @@ def load(name: str) -> Method:
     InputError: there is no such module, it cannot be imported, or it is not a method; those of this
       package are listed.
   """
-  path = name if '.' in name else f'{_PACKAGE}.{name}'
+  path = name if outside(name) else f'{_PACKAGE}.{name}'
   module = None
   if re.fullmatch(r'\w+(\.\w+)*', path):
     try:
@@ -318,9 +319,16 @@ def load(name: str) -> Method:
   if not isinstance(method, Method):
     raise InputError(
       f'config.method: {name!r} is not a method; use one of {", ".join(names())}, or the full name '
-      'of a module with a METHOD'
+      'of a module with a METHOD, in the working folder, beside the config or on PYTHONPATH'
     )
   return method
+
+
+def outside(name: str) -> bool:
+  """Whether a method is a module outside this package, one of the user's own."""
+  package = importlib.import_module(_PACKAGE)
+  ours = {module.name for module in pkgutil.iter_modules(package.__path__)}
+  return name not in ours and not name.startswith(f'{_PACKAGE}.')
 
 
 def load_named(stored: str, named: str | None) -> Method:
@@ -335,7 +343,7 @@ def load_named(stored: str, named: str | None) -> Method:
   """
   if named is not None and named != stored:
     raise InputError(f'--method={named}: the run was trained by the method {stored!r}')
-  if '.' in str(stored) and not stored.startswith(f'{_PACKAGE}.') and named is None:
+  if named is None and outside(str(stored)):
     raise InputError(
       f'config.json of the workdir names the method {stored!r}, a module outside dprjax; where you '
       f'trust its code, name it too: --method={stored}'

@@ -30,6 +30,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   """
   if config.temperature <= 0:
     raise InputError(f'config.temperature: must be above 0, not {config.temperature}')
+  contrastive.check_negatives(config)
   contrastive.check_lengths(config.matryoshka, model.hidden_size)
   prompts = nir_prompt.build(config, model, tokenizer, KINDS)
   templates = prompts.templates

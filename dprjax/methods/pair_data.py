@@ -88,7 +88,9 @@ def candidates(tokens: store.Store, queries: np.ndarray, count: int, seed: int) 
       drawn = np.random.default_rng([seed, query]).integers(
         0, tokens.num_passages, 2 * count + len(row.relevant), dtype=np.int32
       )
-      drawn = drawn[~np.isin(drawn, np.concatenate([row.relevant, negatives]))]
+      drawn = tokens.canonical[drawn]
+      taken = tokens.canonical[np.concatenate([row.relevant, negatives])]
+      drawn = drawn[~np.isin(drawn, taken)]
       _, first = np.unique(drawn, return_index=True)
       negatives = np.concatenate([negatives, drawn[np.sort(first)][: count - len(negatives)]])
     chosen.append(np.concatenate([row.relevant, negatives]))

@@ -99,6 +99,8 @@ def build(
       'config.pretrain: nothing to learn; set mlm_weight above 0, or contrast_weight with '
       "views='siblings' or 'ict'"
     )
+  if contrasted:
+    contrastive.check_update(config, 'passage')
   if mlm and not 0 < knobs.mask_rate < 1:
     raise InputError(f'config.pretrain.mask_rate: must lie between 0 and 1, not {knobs.mask_rate}')
   condenser = knobs.head_layers > 0
@@ -167,22 +169,20 @@ def build(
       )
     return params
 
+  def expand(params: Params, kind: str) -> Array | None:
+    return prompts.expand_prompt(model, params.get('prompt'))[kind]
+
   def encode_tokens(
-    params: Params, kind: str, tokens: Array, mask: Array, keys: tuple[Array, Array] | None
+    params: Params, prefix: Array | None, tokens: Array, mask: Array, key: Array | None
   ) -> tuple[Array | None, Array]:
     """Early states, where Condenser's head needs them, and late states."""
-    prefix, dropout_key = prompts.expand_prompt(model, params.get('prompt'))[kind], None
-    drawn = options
-    if keys is not None:
-      dropout_key, prompt_key = keys
-      prefix, drawn = dual_encoder.drop_prompt(config, prefix, prompt_key, options)
     shared: dict[str, Any] = {
       'prompt': prefix,
       'shift_positions': config.prompt.shift_positions,
-      'options': drawn,
-      'dropout_key': dropout_key,
+      'options': options if key is None else dual_encoder.example_dropout(config, prefix, options),
+      'dropout_key': key,
     }
-    if condenser and keys is not None:  # not for an evaluation
+    if condenser and key is not None:  # not for an evaluation
       return encoder.encode_early_late(model, params['backbone'], tokens, mask, skip_from, **shared)
     return None, encoder.encode(model, params['backbone'], tokens, mask, **shared)
 
@@ -190,14 +190,16 @@ def build(
     return pool(hidden, mask, config.pooling, config.normalize)
 
   def embed(params: Params, kind: str, tokens: Array, mask: Array) -> Float[Array, 'B H']:
-    return vectors_of(encode_tokens(params, kind, tokens, mask, None)[1], mask)
+    return vectors_of(encode_tokens(params, expand(params, kind), tokens, mask, None)[1], mask)
 
-  def encode(params: Params, rows: Any, key: Array | None) -> tuple[Float[Array, 'B H'], _Sums]:
+  def encode(
+    params: Params, prefix: Array | None, rows: Any, key: Array | None
+  ) -> tuple[Float[Array, 'B H'], _Sums]:
     """One view's vectors, and its masked tokens' losses."""
     tokens, mask, masked = rows
     assert key is not None  # loss needs one
-    backbone_key, head_key, prompt_key = jax.random.split(key, 3)
-    early, late = encode_tokens(params, 'passage', tokens, mask, (backbone_key, prompt_key))
+    backbone_key, head_key, _ = jax.random.split(key, 3)
+    early, late = encode_tokens(params, prefix, tokens, mask, backbone_key)
     sums = _Sums(*(jnp.zeros((), jnp.float32),) * 4)
     if mlm:
       words = params['backbone']['embeddings']['word']['embedding']
@@ -232,10 +234,11 @@ def build(
   ) -> tuple[Float[Array, ''], dict[str, Array]]:
     if key is None:
       raise ValueError('a key is needed: the masks are drawn from it')
-    vectors, total = {}, _Sums(*(jnp.zeros((), jnp.float32),) * 4)
+    vectors, same, total = {}, {}, _Sums(*(jnp.zeros((), jnp.float32),) * 4)
     for number, view in enumerate(names):
       mask_key, encode_key = jax.random.split(jax.random.fold_in(key, number))
       tokens, mask, masked = batch[f'{view}_tokens'], batch[f'{view}_mask'], None
+      same[view] = contrastive.text_keys(tokens, mask)
       if mlm:
         # Before the batch is cut into chunks: their number does not change what is masked.
         masked = masking.mask_tokens(
@@ -247,8 +250,14 @@ def build(
           replacements=jnp.asarray(ordinary),
         )
         tokens = masked.tokens
+      prompt_key = jax.random.fold_in(encode_key, number)
+      prefix = dual_encoder.batch_dropout(config, expand(params, 'passage'), prompt_key)
       vectors[view], sums = map_chunks(
-        functools.partial(encode, params), (tokens, mask, masked), encode_key, chunks, devices
+        functools.partial(encode, params, prefix),
+        (tokens, mask, masked),
+        encode_key,
+        chunks,
+        devices,
       )
       total = _Sums(*(a + b for a, b in zip(total, sums, strict=True)))
     value = jnp.zeros((), jnp.float32)
@@ -267,11 +276,15 @@ def build(
       def contrast(first: Array, second: Array) -> tuple[Array, Array]:
         sizes: dict[str, Any] = {'rows': config.loss_rows, 'temperature': config.temperature}
         if knobs.views == 'siblings':
-          found = contrastive.nt_xent(contrastive.interleave(first, second), devices, **sizes)
+          texts = contrastive.interleave(first, second)
+          keys = jnp.stack([same['first'], same['second']], axis=1).reshape(-1)
+          found = contrastive.nt_xent(texts, devices, keys=keys, **sizes)
         else:
-          index = batch['passage_index'][:, None]
+          index = same['second'][:, None]
           unused = jnp.full_like(index, -1)
-          found = contrastive.info_nce(first, second[:, None], index, unused, devices, **sizes)
+          found = contrastive.info_nce(
+            first, second[:, None], index, unused, devices, query_index=same['first'], **sizes
+          )
         return jnp.mean(found.loss), jnp.mean(found.accuracy)
 
       metrics['contrast'], metrics['accuracy'] = contrastive.over_lengths(

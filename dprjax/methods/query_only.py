@@ -8,7 +8,6 @@ folder is searched under any such prompt of the backbone.
 from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
 import jaxtyping as jt
 import numpy as np
 from etils import epath
@@ -34,7 +33,7 @@ from dprjax.runtime import mesh as meshes
 FOLDER = 'passages'  # of the workdir
 FROZEN = 'frozen_query_vectors'  # of a batch, where there is a trust region
 _QUERIES = 'queries'  # the folder that they are from
-_CORPUS, _VECTORS = 'corpus', 'vectors'
+_CORPUS, _VECTORS, _ROWS = 'corpus', 'vectors', 'rows'
 _KNOB = 'config.data.passage_embeddings'
 _SHARD_ROWS = 5000  # an interruption loses at most so many
 _COMPARED = 16  # texts that are encoded to compare vectors without a manifest
@@ -220,22 +219,28 @@ def open_queries(
 
 
 def arrays(
-  config: ConfigDict, passages: Vectors | None, total: int
-) -> dict[str, jt.Float32[np.ndarray, 'M H']]:
+  config: ConfigDict, passages: Vectors | None, rows: jt.Int32[np.ndarray, 'M']
+) -> dict[str, np.ndarray]:
   """The whole corpus as ``Data.arrays``, where it is all queries' negatives.
+
+  Args:
+    config: the experiment.
+    passages: the vectors of all.
+    rows: of the passages with different tokens.
 
   Raises:
     InputError: it is too large to lie on every device.
   """
   if passages is None or config.corpus_negatives >= 0:
     return {}
+  total = len(rows)
   if (size := total * passages.width * 4) > MOST_BYTES:
     raise InputError(
       f'config.corpus_negatives: -1 keeps all {total:,} passages on every device, '
       f'{size / 2**30:.1f} GiB, and {MOST_BYTES / 2**30:g} are the most; set how many are drawn '
       'for each update, --config.corpus_negatives=65536 say'
     )
-  return {f'{_CORPUS}/{_VECTORS}': passages.take(np.arange(total))}
+  return {f'{_CORPUS}/{_VECTORS}': passages.take(rows), f'{_CORPUS}/{_ROWS}': rows}
 
 
 def corpus(params: Params, batch: Batch) -> contrastive.Corpus | None:
@@ -243,8 +248,7 @@ def corpus(params: Params, batch: Batch) -> contrastive.Corpus | None:
   if 'corpus_vectors' in batch:
     return contrastive.Corpus(batch['corpus_vectors'], batch['corpus_index'])
   if (whole := params.get(_CORPUS)) is not None:
-    vectors = whole[_VECTORS]
-    return contrastive.Corpus(vectors, jnp.arange(len(vectors), dtype=jnp.int32))
+    return contrastive.Corpus(whole[_VECTORS], whole[_ROWS])
   return None
 
 

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
+from dprjax.base.counts import counted
 from dprjax.data import batches, docstrings, sources, store, teacher
 from dprjax.data.text import Tokenizer
 from dprjax.formats import irds, seen, trec
@@ -220,6 +221,28 @@ def find_splits(section: ConfigDict, workdir: epath.Path, seed: int, task: str =
   return Splits(section, workdir, train, dev, task, folds)
 
 
+def check_comparable(config: ConfigDict, tokens: store.Store, alone: bool = True) -> None:
+  """Raises InputError where no update can have a negative of any query.
+
+  Args:
+    config: the experiment.
+    tokens: of the training split.
+    alone: whether a batch has no queries of another data set.
+  """
+  distinct = len(tokens.distinct_passages())
+  if config.corpus_negatives < 0 and distinct > tokens.relevant_counts.min():
+    return
+  if config.negatives or config.corpus_negatives > 0:  # which the batches check
+    return
+  if config.corpus_negatives < 0 or (alone and not tokens.comparable):
+    raise InputError(
+      f'{tokens.path}: every passage that a query could be compared with is relevant to it '
+      f'({counted(tokens.num_queries, "training queries")}, '
+      f'{counted(distinct, "passages of different text")}), so there is nothing to learn from; '
+      'judge other queries and passages too, or set config.negatives=1 or more'
+    )
+
+
 def find(
   section: ConfigDict,
   config: ConfigDict,
@@ -227,6 +250,7 @@ def find(
   devices: Mesh,
   assign: Assign | None = None,
   relate: Relate | None = None,
+  check: Callable[[ConfigDict, store.Store], None] = check_comparable,
 ) -> Texts:
   """Training data of a dual encoder; see ``Method.data``.
 
@@ -235,6 +259,7 @@ def find(
     assign: numbers of texts. They come with a batch, `query_number` ``[B, ...]`` and
       `passage_number` ``[B, C, ...]``, and go to ``Model.embed`` behind the mask.
     relate: what is relevant on the dev split; None: what is judged.
+    check: raises InputError where there is nothing to learn from the training split.
 
   Raises:
     InputError: the format is unknown, or there are no such files.
@@ -247,7 +272,7 @@ def find(
     found['teacher scores'] = distillation.scores_file(section, config)
   return Texts(
     splits.read_passages,
-    functools.partial(_open, splits, config, devices, assign),
+    functools.partial(_open, splits, config, devices, assign, check),
     found | query_only.files(config),
     folds=splits.folds,
   )
@@ -258,6 +283,7 @@ def _open(
   config: ConfigDict,
   devices: Mesh,
   assign: Assign | None,
+  check: Callable[[ConfigDict, store.Store], None],
   tokenizer: Tokenizer,
   model: EncoderConfig,
 ) -> Data:
@@ -266,6 +292,7 @@ def _open(
     knob = f'{kind}_max_length'
     dual_encoder.check_length(config, model, f'config.data.{knob}', section[knob])
   tokens = splits.open_store('train', splits.train, tokenizer)
+  check(config, tokens)
   passages = None
   if config.prompt.sides == 'query':
     passages = query_only.open_passages(splits.train, tokens, config, splits.workdir, tokenizer)
@@ -273,10 +300,11 @@ def _open(
   if config.prompt.sides == 'query' and config.prompt.anchor:
     anchors = query_only.open_queries(splits.train, tokens, config, splits.workdir, tokenizer)
   update = config.batch_size * config.accumulate
+  distinct = tokens.distinct_passages()
   others = update * (1 + config.negatives) - 1 if config.in_batch else config.negatives
   others += config.corpus_negatives
   if config.corpus_negatives < 0:
-    others = tokens.num_passages - 1
+    others = len(distinct) - 1
 
   def ids(batch: Mapping[str, np.ndarray]) -> str:
     queries = tokens.query_ids(batch['query_index'])
@@ -316,8 +344,8 @@ def _open(
   return Data(
     batches=made,
     unit='pairs',
-    description=f'{tokens.num_queries} training queries, {tokens.num_passages} passages; up to '
-    f'{others} negatives a query',
+    description=f'{counted(tokens.num_queries, "training queries")}, '
+    f'{counted(tokens.num_passages, "passages")}; up to {counted(others, "negatives")} a query',
     ids=ids,
     shape=shape,
     evaluation=functools.partial(_evaluation, splits, config, devices, assign, tokenizer, passages)
@@ -329,7 +357,7 @@ def _open(
     whole=functools.partial(_whole, splits, config, devices, assign, tokenizer, passages)
     if splits.dev and 0 < config.eval.corpus_limit < tokens.num_passages
     else None,
-    arrays=query_only.arrays(config, passages, tokens.num_passages),
+    arrays=query_only.arrays(config, passages, distinct),
   )
 
 

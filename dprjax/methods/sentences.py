@@ -170,18 +170,19 @@ def encode_views(
   chunks = config.grad_cache * config.accumulate
 
   def run(params: Params, batch: Batch, key: Array | None) -> list[Float[Array, 'B H']]:
-    prefix = prompts.expand_prompt(model, params.get('prompt'))['query']
+    whole = prompts.expand_prompt(model, params.get('prompt'))['query']
 
-    def encode(rows: tuple[Array, Array], key: Array | None) -> tuple[Array, tuple[()]]:
-      return finish(encoders.encode(params, prefix, 'query', *rows, key)), ()
+    def encode_view(view: str, key: Array | None) -> Float[Array, 'B H']:
+      prefix = dual_encoder.batch_dropout(config, whole, key)
+
+      def encode(rows: tuple[Array, Array], key: Array | None) -> tuple[Array, tuple[()]]:
+        return finish(encoders.encode(params, prefix, 'query', *rows, key)), ()
+
+      rows = batch[f'{view}_tokens'], batch[f'{view}_mask']
+      return map_chunks(encode, rows, key, chunks, devices)[0]
 
     keys = (None,) * len(views) if key is None else tuple(jax.random.split(key, len(views)))
-    return [
-      map_chunks(
-        encode, (batch[f'{view}_tokens'], batch[f'{view}_mask']), view_key, chunks, devices
-      )[0]
-      for view, view_key in zip(views, keys, strict=True)
-    ]
+    return [encode_view(view, key) for view, key in zip(views, keys, strict=True)]
 
   return run
 

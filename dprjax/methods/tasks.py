@@ -365,8 +365,13 @@ def _open_feed(
       query_buckets=section.query_buckets,
       passage_buckets=section.passage_buckets,
     )
+  tokens = task.splits.open_store('train', task.splits.train, tokenizer)
+  if form == 'retrieval':
+    # In these arrangements a batch is of several tasks, and so are its negatives.
+    mixed = config.arrangement in ('balanced', 'random') and len(config.tasks) > 1
+    retrieval_data.check_comparable(config, tokens, alone=not mixed)
   feed = batches.Feed(
-    task.splits.open_store('train', task.splits.train, tokenizer),
+    tokens,
     mix=batches.Mix(**config.mix),
     **task.splits.feed_options(config),
   )

@@ -10,6 +10,7 @@ stand before both texts, and there is no prompt (Table 2).
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -101,12 +102,9 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       tokens, mask = put_before(tokens, mask, numbers)
     dropout_key, drawn = None, options
     if key is not None:
-      dropout_key, prompt_key = jax.random.split(key)
+      dropout_key, _ = jax.random.split(key)
       if not isinstance(prompt, encoder.PromptBank):
-        prompt, drawn = dual_encoder.drop_prompt(config, prompt, prompt_key, options)
-      elif config.prompt.dropout:
-        prefixes = dropout.drop(prompt.prefixes, config.prompt.dropout, prompt_key)
-        prompt = prompt._replace(prefixes=prefixes)
+        drawn = dual_encoder.example_dropout(config, prompt, options)
     return embed_text(
       model,
       params['backbone'],
@@ -121,10 +119,22 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       dropout_key=dropout_key,
     )
 
+  def drop(
+    prompt: Array | encoder.PromptBank | None, key: Array | None
+  ) -> Array | encoder.PromptBank | None:
+    """Dropout that all texts share: of a bank a mask for each topic."""
+    if not isinstance(prompt, encoder.PromptBank):
+      return dual_encoder.batch_dropout(config, prompt, key)
+    if key is None or not config.prompt.dropout:
+      return prompt
+    mask_key = jax.random.split(key)[1]
+    return prompt._replace(prefixes=dropout.drop(prompt.prefixes, config.prompt.dropout, mask_key))
+
   def embed_chunked(
     params: Params, prompt: Any, rows: tuple[Array, Array, Array], key: Array | None, repeat: int
   ) -> Float[Array, 'B K H']:
     """Vectors of the rows under their prompts, or under the first ``repeat`` ones if above 1."""
+    prompt = drop(prompt, key)
 
     def embed_rows(rows: tuple[Array, Array, Array], key: Array | None) -> tuple[Array, tuple[()]]:
       tokens, mask, numbers = rows
@@ -157,7 +167,12 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
 
     def score(q: Array, p: Array, *under_all: Array) -> tuple[tuple[Array, ...], Array]:
       qp, qq, accuracy = topic_losses.document_losses(
-        q, p, batch['categories'], devices, rows=config.loss_rows, temperature=config.temperature
+        q,
+        p,
+        *(batch[name] for name in ('categories', 'passage_index', 'relevant')),
+        devices,
+        rows=config.loss_rows,
+        temperature=config.temperature,
       )
       apart = jnp.zeros((), jnp.float32)
       for vectors in under_all:
@@ -188,6 +203,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
 def check(config: ConfigDict, devices: Mesh) -> None:
   """Raises InputError for knobs that do not go together."""
   knobs = config.topics
+  contrastive.check_update(config, 'document')
   if not config.data.categories:
     raise InputError(
       'config.data.categories: topic_dpr needs the categories of its documents; set it to True'
@@ -287,7 +303,9 @@ def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: 
     InputError: as ``retrieval_data.find`` and ``data.topics.load_topics``.
   """
   if not config.topics.path:
-    return retrieval_data.find(section, config, workdir, devices, _no_topics, relate)
+    return retrieval_data.find(
+      section, config, workdir, devices, _no_topics, relate, check_categories
+    )
   splits = retrieval_data.find_splits(section, workdir, config.seed)
   path = workdir / _KEPT
   roles = {}
@@ -307,8 +325,20 @@ def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: 
   if jax.process_index() == 0 and not path.exists():
     topics.save_topics(path, found)
   assign = functools.partial(_assign, found, config)
-  texts = retrieval_data.find(section, config, workdir, devices, assign, relate)
+  texts = retrieval_data.find(section, config, workdir, devices, assign, relate, check_categories)
   return texts._replace(files={**texts.files, **roles}, parts={'topics': found})
+
+
+def check_categories(_: ConfigDict, tokens: store.Store) -> None:
+  """Raises InputError where any two documents share a category: then none has a negative."""
+  assert tokens.categories is not None
+  rows = np.split(tokens.categories.flat, tokens.categories.starts[1:])
+  different = {frozenset(row.tolist()) for row in rows} - {frozenset()}
+  if all(one & other for one, other in itertools.combinations(different, 2)):
+    raise InputError(
+      f'{tokens.path}: any two documents share a category, so none has a negative and there is '
+      'nothing to learn from; give documents of other categories too'
+    )
 
 
 def keep(found: topics.Topics, count: int) -> topics.Topics:

@@ -16,6 +16,8 @@ def document_losses(
   queries: Float[Array, 'N H'],
   passages: Float[Array, 'N H'],
   categories: Int[Array, 'N G'],
+  passage_index: Int[Array, 'N 1'],
+  relevant: Int[Array, 'N R'],
   mesh: Mesh,
   *,
   rows: int,
@@ -24,11 +26,13 @@ def document_losses(
   """The query-passage and query-query losses of each document, over the global batch.
 
   A document's own passage is a positive with weight 1. A positive is compared with the negatives
-  alone, and not with the other positives (Eqs. 3 and 4).
+  alone, and not with the other positives (Eqs. 3 and 4). A document whose passage is relevant to a
+  query (it has the same title, say) is not its negative, whatever the categories.
 
   Args:
     queries, passages: of unit length.
     categories: of each document, -1 unused.
+    passage_index, relevant: as of ``contrastive.info_nce``.
     mesh: the devices.
     rows: documents that a device scores at a time.
     temperature: gamma.
@@ -39,25 +43,26 @@ def document_losses(
   # The loss needs everything on every device.
   everything = [
     jax.lax.with_sharding_constraint(array, NamedSharding(mesh, P()))
-    for array in (queries, passages, categories)
+    for array in (queries, passages, categories, passage_index)
   ]
 
   def score(
-    block: tuple[Array, Array, Array], _: Array | None
+    block: tuple[Array, Array, Array, Array], _: Array | None
   ) -> tuple[tuple[Array, Array, Array], tuple[()]]:
-    own, own_categories, row = block
-    all_queries, all_passages, all_categories = everything
+    own, own_categories, own_relevant, row = block
+    all_queries, all_passages, all_categories, index = everything
     itself = row[:, None] == jnp.arange(len(all_queries), dtype=jnp.int32)[None, :]
     weights = jnp.where(itself, 1.0, jaccard(own_categories, all_categories))
+    negative = (weights == 0) & ~contrastive.false_negatives(index, own_relevant, row)
     logits = contrastive.inner_products(own, all_passages) / temperature
-    qp = weighted_loss(logits, weights, weights > 0, weights == 0)
+    qp = weighted_loss(logits, weights, weights > 0, negative)
     among = contrastive.inner_products(own, all_queries) / temperature
-    qq = weighted_loss(among, weights, (weights > 0) & ~itself, weights == 0)
+    qq = weighted_loss(among, weights, (weights > 0) & ~itself, negative)
     target = jnp.take_along_axis(logits, row[:, None], axis=1)
     first = jnp.all((logits < target) | itself, axis=1).astype(jnp.float32)
     return (qp, qq, first), ()
 
-  arrays = (queries, categories, jnp.arange(len(queries), dtype=jnp.int32))
+  arrays = (queries, categories, relevant, jnp.arange(len(queries), dtype=jnp.int32))
   blocks = contrastive.row_blocks(len(queries), rows, mesh)
   return map_chunks(score, arrays, None, blocks, mesh)[0]
 

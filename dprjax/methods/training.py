@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import shlex
 import tempfile
 import time
 from collections import deque
@@ -459,7 +460,9 @@ def what_next(
 ) -> str:
   """How good a finished run is beside its start, and what to do with it."""
   out = 'prompt.npz' if config.prompt.length or intermediate else 'DIR'
-  command = f'python -m dprjax.export --workdir={workdir} --out={out}'
+  command = f'python -m dprjax.export --workdir={shlex.quote(str(workdir))} --out={out}'
+  if methods.outside(config.method):
+    command += f' --method={config.method}'
   if (config.data.fold or not whole) and gain is not None:  # which is no model to use, or not yet
     return f'{gain.verdict}.'
   if gain is None:

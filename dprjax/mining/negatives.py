@@ -31,6 +31,7 @@ from scipy.special import expit
 from dprjax.base import files, outofcore, outputs
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
+from dprjax.base.counts import counted
 from dprjax.formats import runs
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.texts import read_texts
@@ -95,8 +96,8 @@ class Report:
     self._names[what] += names[: _LISTED - len(self._names[what])]
     if number and trouble and self._strict:
       raise InputError(
-        f'{self.counts[what]:,} {what}: {", ".join(self._examples(what))}; mend the files, or run '
-        'it without --strict'
+        f'{counted(self.counts[what], what)}: {", ".join(self._examples(what))}; mend the files, '
+        'or run it without --strict'
       )
 
   def count_rows(
@@ -117,7 +118,7 @@ class Report:
       if number:
         names = self._examples(what)
         more = ', ...' if number > len(names) else ''
-        yield f'  {number:,} {what}' + (f': {", ".join(names)}{more}' if names else '')
+        yield f'  {counted(number, what)}' + (f': {", ".join(names)}{more}' if names else '')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -348,7 +349,7 @@ def _sort(
       some = list(
         dict.fromkeys(runs.decode(block.query_ids[row].as_py()) for row in unknown[:1000].tolist())
       )
-      what = f'rows of {name} of queries that are not in the queries: ignored'
+      what = f'rows of {name} whose query is not in the queries: ignored'
       report.count(what, len(unknown), some)
     keep = numbers >= 0
     if depth:
@@ -562,7 +563,7 @@ class _Miner:
     for what, where in (
       ('queries that no run has: kept, without negatives', found == 0),
       (
-        'queries with no candidate left beside their positives: kept, without negatives',
+        'queries with no candidate but positives: kept, without negatives',
         (found > 0) & (candidates == 0),
       ),
     ):

@@ -179,14 +179,14 @@ def check_installed(target: Target) -> None:
   if target.platform == 'tpu' and importlib.util.find_spec('libtpu') is None:
     raise InputError(
       f'--target={target.name}: the compiler for TPUs is not installed; run: '
-      "pip install -e '.[plan]'"
+      "pip install 'dprjax[plan]'"
     )
   if target.platform == 'cuda' and not any(
     importlib.util.find_spec(name) for name in ('jax_cuda12_plugin', 'jax_cuda13_plugin')
   ):
     raise InputError(
       f'--target={target.name}: the compiler for GPUs is not installed; run: '
-      "pip install -e '.[plan-cuda]'"
+      "pip install 'dprjax[plan-cuda]'"
     )
 
 

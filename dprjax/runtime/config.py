@@ -44,7 +44,8 @@ _RENAMED = {'system': 'method', 'data.form': 'data.format'}
 # Folders of a workdir in which something was made.
 _MADE = ('checkpoints', 'backbone', 'folds', 'alternatives')
 
-_NO_KNOB = 'there is no such knob; dprjax/runtime/knobs.py lists them all'
+_NO_KNOB = 'there is no such option; dprjax configs --options lists them all'
+_LONGEST = 60  # letters of a name that are compared
 _TASK = re.compile(r'[A-Za-z][A-Za-z0-9_-]{0,63}')
 
 
@@ -107,14 +108,14 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   return c
 
 
-def shipped() -> pathlib.Path:
-  """The folder of the experiments that come with dprjax.
+def shipped(name: str = 'configs') -> pathlib.Path:
+  """The folder of the experiments that come with dprjax, or another one that does.
 
-  setup.py copies configs/ into a wheel, beside this module; elsewhere it is that of the checkout.
+  setup.py copies them into a wheel, beside this module; elsewhere they are those of the checkout.
   """
   here = pathlib.Path(__file__)
-  inside = here.parent / 'configs'
-  return inside if inside.is_dir() else here.parents[2] / 'configs'
+  inside = here.parent / name
+  return inside if inside.is_dir() else here.parents[2] / name
 
 
 def find(config: str) -> str:
@@ -141,6 +142,9 @@ def _located(argument: str) -> str:
     raise InputError(
       f'--config: there is no file {path}; dprjax configs lists those that come with dprjax'
     )
+  # A method of one's own may lie beside its config.
+  if found == value and (folder := os.path.dirname(os.path.abspath(path))) not in sys.path:
+    sys.path.append(folder)
   return f'{flag}{equals}{found}'
 
 
@@ -170,7 +174,7 @@ def parse(arguments: Sequence[str]) -> ml_collections.ConfigDict:
     if not isinstance(config, ml_collections.ConfigDict):
       getattr(config, 'to_dict', None)  # of a file that is not there, it raises the reason
       raise InputError(f'--config: get_config gave {config!r:.60}; expected a ConfigDict')
-    keys = _flat(config.to_dict())  # a file that cannot be loaded fails when it is first read
+    keys = flat(config.to_dict())  # a file that cannot be loaded fails when it is first read
   except (InputError, KeyboardInterrupt, MemoryError):
     raise
   except BaseException as error:  # a config file is code, and may raise whatever it likes
@@ -249,14 +253,35 @@ def _unknown(arguments: Sequence[str]) -> str:
     config = parse(named)
   except InputError:
     return ''
-  known = list(_flat(config.to_dict()))
+  known = list(flat(config.to_dict()))
   for word in arguments:
     key = word.partition('=')[0].removeprefix('--config').removeprefix('.')
     if key and key not in known and not any(name.startswith(f'{key}.') for name in known):
-      near = difflib.get_close_matches(key, known, 1)
-      meant = f'; did you mean config.{near[0]}?' if near else ''
+      near = ' or '.join(f'config.{name}' for name in _near(key, known))
+      meant = f'; did you mean {near}?' if near else ''
       return f'config.{key}: {_NO_KNOB}{meant}'
   return ''
+
+
+def _near(key: str, known: Sequence[str]) -> list[str]:
+  """The options that a misspelt one is likely to be.
+
+  Names in the same section come first. ``optim.lr`` is ``optim.learning_rate``: a name may be given
+  by its initials.
+  """
+  section, _, leaf = key.rpartition('.')
+  parts = [(name, *name.rpartition('.')[::2]) for name in known]
+  parts.sort(key=lambda part: part[1] != section)
+  if moved := [name for name, _, last in parts if last == leaf]:
+    return moved[:1]
+  short = [
+    part for part in parts if '_' in part[2] and leaf == ''.join(w[:1] for w in part[2].split('_'))
+  ]
+  if short:
+    return [name for name, where, _ in short if not section or where == short[0][1]][:2]
+  leaves = {last: name for name, _, last in reversed(parts)}
+  near = difflib.get_close_matches(leaf[:_LONGEST], leaves, 1, cutoff=0.82)
+  return [leaves[name] for name in near]
 
 
 def _said(error: BaseException, arguments: Sequence[str]) -> str:
@@ -330,7 +355,7 @@ def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'confi
   Raises:
     InputError: naming the first knob that is wrong.
   """
-  known, given = _known(config, name), _flat(config.to_dict())
+  known, given = _known(config, name), flat(config.to_dict())
   if unknown := [key for key in given if key not in known and not key.startswith(own)]:
     raise InputError(f'{name}.{unknown[0]}: {_NO_KNOB}')
   if missing := [key for key in known if key not in given]:
@@ -345,7 +370,7 @@ def _known(config: ml_collections.ConfigDict, name: str) -> dict[str, knobs.Knob
 
   Raises InputError where they are no entries.
   """
-  known, of_task = _flat(vars(knobs.table())), _flat(vars(knobs.task_table()))
+  known, of_task = flat(vars(knobs.table())), flat(vars(knobs.task_table()))
   tasks = config.get('tasks')
   if tasks is None:
     raise InputError(f'{name}.tasks is missing; begin a config file with default()')
@@ -378,7 +403,7 @@ def _known(config: ml_collections.ConfigDict, name: str) -> dict[str, knobs.Knob
         f'{name}.alternatives: expected a name of letters, digits, _ and -, and the knobs that '
         f'differ, not {one!r:.60}: {entry!r:.60}'
       )
-    given = _flat(entry.to_dict())
+    given = flat(entry.to_dict())
     changes |= {f'alternatives.{one}.{key}': known[key] for key in given if key in known}
   return known | changes
 
@@ -437,7 +462,7 @@ def check_workdir(config: ml_collections.ConfigDict, workdir: epath.PathLike) ->
   made = any((path.parent / name).exists() for name in _MADE)
   if not (path.exists() and made):
     return False
-  stored, given = _flat(_read(workdir)), _flat(json.loads(to_json(config)))
+  stored, given = flat(_read(workdir)), flat(json.loads(to_json(config)))
   differ = [
     key
     for key in sorted(stored.keys() | given.keys())
@@ -525,12 +550,13 @@ def _merge(defaults: Any, given: Any) -> Any:
   return defaults | {key: _merge(defaults.get(key), value) for key, value in given.items()}
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  flat: dict[str, Any] = {}
+def flat(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+  """The leaves of a config, or of the options' table, by their full names."""
+  found: dict[str, Any] = {}
   for key, value in tree.items():
     value = vars(value) if isinstance(value, types.SimpleNamespace) else value
     if isinstance(value, dict):
-      flat |= _flat(value, f'{prefix}{key}.')
+      found |= flat(value, f'{prefix}{key}.')
     else:
-      flat[prefix + key] = value
-  return flat
+      found[prefix + key] = value
+  return found

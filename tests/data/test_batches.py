@@ -116,6 +116,8 @@ def made(tmp_path_factory):
     relevant_counts=np.array([len(row['relevant']) for row in rows], np.int32),
     undenoised_counts=count('pools', store.UNDENOISED),
     denoised_counts=count('pools', store.DENOISED),
+    canonical=np.arange(PASSAGES, dtype=np.int32),
+    comparable=True,
     queries=write_queries(path, rows),
     passages=table.Table(path / 'passages', 'passages'),
   )
@@ -387,7 +389,7 @@ def test_relevant_passages_in_the_batch_come_first_when_there_is_no_room_for_all
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    ({'batch_size': 27}, r'a batch of 27 queries is more than the 26 training queries of '),
+    ({'batch_size': 27}, r'config\.batch_size: .* 27 queries .* 26 training queries'),
     ({'process_count': 3}, r'a batch of 8 queries cannot be divided among 3 processes'),
     (
       {'passage_buckets': [12, 16]},
@@ -396,7 +398,7 @@ def test_relevant_passages_in_the_batch_come_first_when_there_is_no_room_for_all
     ({'query_buckets': []}, r'query_buckets \[\]: the longest query of .* has 10 tokens'),
     (
       {'negatives': 58},
-      r'58 negatives a query are too many: .* holds 60 passages, and up to 4 are relevant',
+      r'config\.negatives: 58 .* holds 60 passages .* up to 4 are relevant',
     ),
     (
       {'mix': batches.Mix(0.5, 0.6, 0.0)},

@@ -142,7 +142,7 @@ def test_passages_are_whole_sentences(tmp_path, tokenizer, caplog):
     'passages': 4,
     'passages of one sentence': 3,
   }
-  assert '1 passages that came before: left out (d1#0)' in caplog.text
+  assert '1 passage that came before: left out (d1#0)' in caplog.text
   special = (tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
   assert (built.pad_id, built.cls_id, built.sep_id) == special
 

@@ -55,7 +55,7 @@ def test_beir(beir):
   assert data.total_passages() == 3
   counts = {'queries without a positive: skipped': 1, 'queries': 2, 'passages': 3}
   assert dict(data.report.counts) == counts
-  assert '1 queries without a positive: skipped (q3)' in str(data.report)
+  assert '1 query without a positive: skipped (q3)' in str(data.report)
   # A second pass counts afresh.
   assert sum(1 for _ in data.passages) == data.report.counts['passages'] == 3
 
@@ -211,7 +211,7 @@ def test_mined_negatives_join_a_folder(beir, tmp_path):
   ):
     assert data.report.counts[count] == 1
   with pytest.raises(
-    InputError, match=r'mined\.jsonl: 1 negatives that are not in the corpus, for instance q2 lost'
+    InputError, match=r'mined\.jsonl: 1 negative that is not in the corpus, for instance q2 lost'
   ):
     read(beir, negatives=str(path), strict=True)
 

@@ -15,7 +15,8 @@ import pytest
 import tensorflow_datasets as tfds
 
 from dprjax.base.errors import InputError
-from dprjax.data import store, table, text
+from dprjax.base.counts import counted
+from dprjax.data import batches, store, table, text
 from dprjax.data.sources import Source
 
 CORPUS = {
@@ -117,10 +118,10 @@ def test_rows(folder, tokenizer, caplog):
   assert built.negative_counts.tolist() == [1, 2, 0]
   assert built.relevant_counts.tolist() == [2, 2, 2] and built.max_relevant == 2
   for line in (
-    '1 passages with the text of another: one row for both (copy)',
-    '1 passages without text: kept, never a positive (blank)',
-    f'{cut} passages of more than 8 tokens: cut',
-    '1 queries whose positives are unknown or have no text: skipped (q4)',
+    '1 passage with the text of another: one row for both (copy)',
+    '1 passage without text: kept, never a positive (blank)',
+    counted(cut, 'passages of more than 8 tokens: cut'),
+    '1 query whose positives are unknown or have no text: skipped (q4)',
     '2 negatives with the text of a relevant passage: ignored',
     'store: built',
   ):
@@ -164,7 +165,7 @@ def test_categories(labelled, tokenizer, tmp_path, caplog):
   assert built.categories.flat.tolist() == [0, 1, 3, 0, 2, 4]
   # The twin's one positive, d4, has no categories.
   assert built.query_ids(np.arange(built.num_queries)) == ['q1', 'q2']
-  assert '1 passages without categories: kept, never a positive (d4)' in caplog.text
+  assert '1 passage without categories: kept, never a positive (d4)' in caplog.text
   assert '2 queries whose positives are unknown or have neither text nor categories: skipped' in (
     caplog.text
   )
@@ -263,9 +264,9 @@ def test_papers_without_title_abstract_or_categories_are_counted_and_skipped(
   assert built.query_ids(np.arange(built.num_queries)) == ['whole', 'old']
   assert built.category_names == ('cs.CL', 'hep-th')
   for line in (
-    '1 queries without text: skipped (no title)',
-    '1 passages without text: kept, never a positive (null abstract)',
-    '1 passages without categories: kept, never a positive (no categories)',
+    '1 query without text: skipped (no title)',
+    '1 passage without text: kept, never a positive (null abstract)',
+    '1 passage without categories: kept, never a positive (no categories)',
     '2 queries whose positives are unknown or have neither text nor categories: skipped '
     '(null abstract, no categories)',
   ):
@@ -536,8 +537,8 @@ def test_directories_that_are_no_store_are_left_alone(folder, tokenizer):
 def test_a_store_of_another_version(folder, tokenizer, monkeypatch):
   built = build(folder, tokenizer)
   first = made(built)
-  monkeypatch.setattr(store, 'FORMAT_VERSION', 3)
-  with pytest.raises(InputError, match='a store of format 2, expected 3; build it again'):
+  monkeypatch.setattr(store, 'FORMAT_VERSION', 4)
+  with pytest.raises(InputError, match='a store of format 3, expected 4; build it again'):
     store.open_store(built.path)
   assert made(build(folder, tokenizer)) != first
 
@@ -570,3 +571,61 @@ def test_real_medquad(data_dir, minilm, tmp_path):
   row = 12345
   (name,), (tokens,) = built.passage_ids(np.array([row])), built.passage_tokens(np.array([row]))
   assert tokens.tolist() == tokenizer.encode([texts[names.index(name)]], 128)[0][0].tolist()
+
+
+def test_texts_with_the_same_tokens_are_one_passage_for_the_loss(tmp_path, tokenizer):
+  """`long` and `longer` differ after the cut; so do the queries `a` and `b`."""
+  folder = tmp_path / 'data'
+  (folder / 'qrels').mkdir(parents=True)
+  same = ' '.join(['the cat sat'] * 4)
+  corpus = {'other': 'a dog', 'long': f'{same} here', 'longer': f'{same} there', 'last': 'the sea'}
+  queries = {'a': f'{same} one', 'b': f'{same} two', 'c': 'a dog'}
+  for name, texts in (('corpus', corpus), ('queries', queries)):
+    rows = ({'_id': id_, 'text': words} for id_, words in texts.items())
+    write_jsonl(folder / f'{name}.jsonl', rows)
+  judged = (('a', 'longer'), ('b', 'last'), ('c', 'other'))
+  (folder / 'qrels/train.tsv').write_text(''.join(f'{q}\t{p}\t1\n' for q, p in judged))
+  mined = [('a', ['long', 'other', 'last']), ('c', ['long', 'longer'])]
+  write_jsonl(
+    folder / 'mined.jsonl',
+    ({'query_id': q, 'negative_passages': [{'docid': p} for p in some]} for q, some in mined),
+  )
+  built = build(folder, tokenizer, query_max_length=8, passage_max_length=8)
+  assert built.passage_ids(np.arange(4)) == list(corpus)  # an evaluation asks for all ids
+  assert built.canonical.tolist() == [0, 1, 1, 3]
+  assert built.distinct_passages().tolist() == [0, 1, 3]
+  lists = [[values.tolist() for values in row[1:4]] for row in built.query_rows(np.arange(3))]
+  assert lists == [
+    # positives, relevant, negatives: `long` is the positive of `a`, `last` that of its equal `b`
+    [[1], [2, 3], [0]],
+    [[3], [2, 3], []],
+    [[0], [0], [1]],
+  ]
+  feed = {'query_buckets': [8], 'passage_buckets': [8], 'seed': 0, 'batch_size': 3}
+  for step in range(20):
+    batch = batches.make_batches(built, negatives=1, **feed)[step]
+    assert not (batch['passage_index'] == 2).any()
+    for passages, relevant in zip(batch['passage_index'], batch['relevant'], strict=True):
+      assert passages[0] in relevant and passages[1] not in relevant
+  with pytest.raises(InputError, match=r'config\.negatives'):  # of three passages, two are relevant
+    batches.make_batches(built, negatives=2, **feed)
+
+
+@pytest.mark.parametrize(
+  ('judged', 'comparable'),
+  [
+    ({'q1': ['d1'], 'q2': ['d2']}, True),
+    ({'q1': ['d1'], 'q2': ['copy']}, False),  # one text
+    ({'q1': ['d1'], 'twin': ['d2']}, False),  # the same query
+    ({'q1': ['d1', 'd2'], 'q2': ['d2']}, True),
+    ({'q1': ['d1', 'd2'], 'q2': ['d2', 'copy']}, False),
+    ({'q1': ['d1', 'blank']}, False),
+  ],
+)
+def test_whether_a_query_has_other_queries_positives_as_negatives(
+  folder, tokenizer, judged, comparable
+):
+  (folder / 'qrels/train.tsv').write_text(
+    ''.join(f'{query}\t{passage}\t1\n' for query, some in judged.items() for passage in some)
+  )
+  assert build(folder, tokenizer).comparable == comparable

@@ -7,9 +7,11 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from dprjax.base.errors import InputError
 from dprjax.methods import contrastive
 from dprjax.runtime import mesh as meshes
 from tests import reference
+from tests.knobs import with_knobs
 
 ROWS, CANDIDATES, WIDTH = 8, 3, 5
 
@@ -100,6 +102,70 @@ def test_unused_places_in_the_relevant_list_match_nothing():
     jnp.array([[0], [1]], jnp.int32), jnp.full((2, 3), -1, jnp.int32)
   )
   np.testing.assert_array_equal(found, np.eye(2, dtype=bool))
+
+
+def test_equal_texts_are_no_negatives_of_one_another():
+  rng = np.random.default_rng(0)
+  texts = rng.normal(size=(8, 4)).astype(np.float32)  # siblings: 0 1, 2 3, 4 5, 6 7
+  keys = jnp.array([1, 2, 3, 1, 5, 2, 7, 7])
+  allowed = np.asarray(contrastive.nt_xent_scores(texts, texts, keys=keys).allowed)
+  left_out = {
+    # itself; what equals it (3); what equals its sibling (5); what has an equal sibling (2)
+    0: {0, 3, 5, 2},
+    1: {1, 5, 3, 4},  # equal to 5; 3 equals its sibling 0; the sibling of 4, 5, equals it
+    2: {2, 0},  # 0 equals its sibling 3
+    3: {3, 0, 1},
+    4: {4, 1},
+    5: {5, 1, 0},
+    6: {6},  # its sibling says the same, and stays its target
+    7: {7},
+  }
+  for row, expected in left_out.items():
+    assert set(np.flatnonzero(~allowed[row]).tolist()) == expected, row
+  plain = np.asarray(contrastive.nt_xent_scores(texts, texts).allowed)
+  np.testing.assert_array_equal(plain, ~np.eye(8, dtype=bool))
+
+
+def test_equal_queries_share_their_positives():
+  rng = np.random.default_rng(0)
+  queries, passages = (rng.normal(size=shape).astype(np.float32) for shape in ((3, 4), (3, 2, 4)))
+  index = jnp.array([[0, 9], [1, 8], [2, 7]])
+  unused = jnp.full((3, 1), -1)
+  scores = contrastive.info_nce_scores(
+    queries, passages, index, unused, query_index=jnp.array([5, 6, 5])
+  )
+  assert np.asarray(scores.allowed).tolist() == [
+    [True, True, True, True, False, True],
+    [True] * 6,
+    [False, True, True, True, True, True],
+  ]
+
+
+def test_a_texts_key_is_of_its_tokens():
+  tokens = np.array([[5, 6, 0], [5, 6, 9], [6, 5, 0], [5, 6, 9], [5, 0, 0]], np.int32)
+  mask = np.array([[1, 1, 0], [1, 1, 0], [1, 1, 0], [1, 1, 1], [1, 0, 0]], bool)
+  keys = np.asarray(contrastive.text_keys(tokens, mask))
+  assert keys[0] == keys[1] and len(set(keys[1:].tolist())) == 4 and (keys >= 0).all()
+  wider = [np.pad(array, ((0, 0), (0, 5))) for array in (tokens, mask)]
+  np.testing.assert_array_equal(contrastive.text_keys(*wider), keys)  # of any padding
+  many = np.random.default_rng(0).integers(0, 30000, (20000, 8)).astype(np.int32)
+  assert len(np.unique(contrastive.text_keys(many, np.ones(many.shape, bool)))) > 19990
+
+
+@pytest.mark.parametrize(
+  ('knobs', 'named'),
+  [
+    ({'batch_size': 1}, 'config.batch_size'),
+    ({'batch_size': 8, 'in_batch': False}, 'config.in_batch'),
+    ({'batch_size': 1, 'in_batch': False}, 'config.in_batch'),
+  ],
+)
+def test_an_update_without_negatives_is_refused(knobs, named):
+  with pytest.raises(InputError, match=named):
+    contrastive.check_negatives(with_knobs(negatives=0, **knobs))
+  for enough in ({'negatives': 1}, {'corpus_negatives': 8}, {'corpus_negatives': -1}):
+    contrastive.check_negatives(with_knobs(**{'negatives': 0} | knobs | enough))
+  contrastive.check_negatives(with_knobs(negatives=0, batch_size=1, accumulate=2))
 
 
 def test_a_tie_is_not_counted_as_correct():

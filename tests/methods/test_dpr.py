@@ -410,6 +410,28 @@ def test_dropout_is_drawn_from_the_key_alone():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('sizes', [{'data': 1}, {'data': 8}], ids=str)
+def test_a_batch_has_one_mask_of_the_prompt_whatever_its_chunks(sizes):
+  mesh, batch, found = make_mesh(sizes), make_batch(), []
+  for chunks in CHUNKED:
+    config = make_config(prompt__dropout=0.3, prompt__dropout_scope='batch', **chunks)
+    method = dpr.build(config, MODEL, mesh)
+    params = tree.unflatten(make_params(method))
+    rows, key = meshes.put_batch(mesh, batch), jax.random.key(3)
+    run = jax.value_and_grad(
+      lambda prompt, params=params, method=method, rows=rows, key=key: method.loss(
+        {**params, 'prompt': prompt}, rows, key
+      )[0]
+    )
+    found.append(jax.jit(run)(params['prompt']))
+  (value, gradient), *others = found
+  assert value != pytest.approx(value_and_gradient(make_config(), mesh, batch)[1], rel=1e-3)
+  for other, slope in others:
+    assert float(other) == pytest.approx(float(value), rel=1e-6)
+    np.testing.assert_allclose(slope['prefix'], gradient['prefix'], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
 def test_bfloat16_stays_close_to_float32():
   batch, mesh = make_batch(), make_mesh({'data': 1})
   _, exact, gradient = value_and_gradient(make_config(), mesh, batch)

@@ -77,6 +77,7 @@ def test_a_method_of_ones_own_trains_resumes_and_exports(tmp_path, monkeypatch, 
 
   status, log = run('whole')
   assert status == 0 and '(0.' in log and 'distance' in log and 'done at step 4' in log
+  assert '--method=lab_of_mine.toy' in log  # in the command that it names next
   # Stopped after two steps, and gone on with: the same bits.
   assert run('resumed')[0] == 0
   (tmp_path / 'resumed' / 'checkpoints' / '4').rename(tmp_path / 'away')
@@ -128,7 +129,7 @@ def test_what_a_method_does_not_do(name, knobs, message):
 
 
 @pytest.mark.parametrize(
-  'name', ['dpt', 'contrastive', '', 'json', 'no.such.module', '../dpr', 'a b']
+  'name', ['dpt', 'contrastive', '', 'json', 'no.such.module', '../dpr', 'a b', 'dprjax.dpr']
 )
 def test_what_is_not_a_method(name):
   with pytest.raises(

@@ -317,11 +317,11 @@ def test_unknown_ids_are_counted_and_named(world, caplog):
   )
   report, _ = world.mine(sample=5)
   for message in (
-    '1 judged queries that are not in the queries: left out: q98',
-    '1 rows of bm25 of queries that are not in the queries: ignored: q99',
-    '1 rows of bm25 with a passage that is not in the corpus: ignored: line',
+    '1 judged query that is not in the queries: left out: q98',
+    '1 row of bm25 whose query is not in the queries: ignored: q99',
+    '1 row of bm25 with a passage that is not in the corpus: ignored: line',
     'query q0 document lost rank 2 score 1.0',
-    '1 positives that are not in the corpus: ignored: q5 missing',
+    '1 positive that is not in the corpus: ignored: q5 missing',
   ):
     assert message in caplog.text
   assert report['counts']['positives that are not in the corpus: ignored'] == 1
@@ -336,7 +336,7 @@ def without(lines, query):
   [
     (
       lambda lines: [*lines, 'q99 Q0 d1 1 6.0 bm25'],
-      'queries that are not in the queries: ignored: q99',
+      'whose query is not in the queries: ignored: q99',
     ),
     (
       lambda lines: [*lines, 'q0 Q0 lost 99 -6.0 bm25'],
@@ -344,7 +344,7 @@ def without(lines, query):
     ),
     (
       lambda lines: without(lines, 'q7'),
-      'queries that no run has: kept, without negatives: q7',
+      '1 query that no run has: kept, without negatives: q7',
     ),
     (
       lambda lines: [line.replace(' 25 ', ' 24 ') for line in lines],
@@ -376,7 +376,7 @@ def test_strict_refuses(world, change, message):
     (['q0 Q0 d1 1 3'], r'line 1: 5 columns'),
     (
       ['q0 Q0 lost 1 3 x'],
-      'no candidate is left for any of 20 queries.*1 rows of bm25 with a passage that is not in '
+      'no candidate is left for any of 20 queries.*1 row of bm25 with a passage that is not in '
       'the corpus',
     ),
   ],
@@ -402,7 +402,7 @@ def test_queries_without_candidates_are_kept_and_named(world, caplog):
   assert [line['query_id'] for line in lines] == list(world.queries)
   assert [len(line['negative_passages']) for line in lines[:3]] == [1, 0, 0]
   for message in (
-    '1 queries with no candidate left beside their positives: kept, without negatives: q1',
+    '1 query with no candidate but positives: kept, without negatives: q1',
     '18 queries that no run has: kept, without negatives: q2, q3, q4, q5, q6, ...',
   ):
     assert message in caplog.text

@@ -41,7 +41,7 @@ def test_another_name_is_refused_in_a_line(name):
 @pytest.mark.parametrize(('name', 'extra'), [('v5e:2x4', 'plan'), ('h100:8', 'plan-cuda')])
 def test_an_absent_compiler_is_named_with_what_to_install(name, extra, monkeypatch):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda _: None)
-  with pytest.raises(InputError, match=rf"pip install -e '\.\[{extra}\]'"):
+  with pytest.raises(InputError, match=rf"pip install 'dprjax\[{extra}\]'"):
     targets.check_installed(targets.parse(name))
   targets.check_installed(targets.parse('cpu'))
 

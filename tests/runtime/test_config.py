@@ -10,6 +10,25 @@ from dprjax.base.errors import InputError
 from dprjax.runtime import config as configs
 
 
+@pytest.mark.parametrize(
+  ('given', 'meant'),
+  [
+    ('optim.lr', ['optim.learning_rate']),
+    ('lr', ['loss_rows', 'optim.learning_rate']),
+    ('learning_rate', ['optim.learning_rate']),
+    ('optim.batchsize', ['batch_size']),
+    ('prompt.lenght', ['prompt.length']),
+    ('data.query_max_len', ['data.query_max_length']),
+    ('epoch', ['epochs']),
+    ('data.folder', []),
+    ('nonsense', []),
+    ('', []),
+  ],
+)
+def test_what_a_misspelt_option_is_likely_to_be(given, meant):
+  assert configs._near(given, list(configs.flat(configs.default().to_dict()))) == meant
+
+
 def test_a_fresh_workdir_is_claimed_and_the_same_experiment_may_come_back(tmp_path):
   config = configs.default()
   configs.claim_workdir(config, tmp_path)
@@ -99,10 +118,10 @@ def test_a_workdir_from_before_a_renaming_still_reads(tmp_path):
 @pytest.mark.parametrize(
   ('word', 'message'),
   [
-    ('nope', 'config.nope: there is no such knob; dprjax/runtime/knobs.py lists them all$'),
+    ('nope', 'config.nope: there is no such option'),
     ('data.dirr', r'config.data.dirr: .*; did you mean config.data.dir\?'),
     ('prompt.lenght', r'config.prompt.lenght: .*; did you mean config.prompt.length\?'),
-    ('prompt.length.x', r'config.prompt.length.x: there is no such knob'),
+    ('prompt.length.x', r'config.prompt.length.x: there is no such option'),
   ],
 )
 def test_unknown_knobs_of_the_command_line(word, message):
@@ -115,7 +134,7 @@ def test_knobs_that_nobody_reads_are_refused_but_in_the_methods_own_section():
   config.backbone.path = config.data.dir = 'x'
   configs.check(config)
   config.prompt.lenght = 3
-  with pytest.raises(InputError, match=r'config\.prompt\.lenght: there is no such knob'):
+  with pytest.raises(InputError, match=r'config\.prompt\.lenght: there is no such option'):
     configs.check(config)
   del config.prompt.lenght
   config.method = 'lab.toy'
@@ -175,7 +194,7 @@ def test_each_task_has_its_knobs():
     ('c.data.dir = "there"', r'config.data.dir: each of the tasks qa names its own folder'),
     ('c.tasks.qa.form = "triples"', r"config.tasks.qa.form: expected 'retrieval' or 'pairs', not"),
     ('c.tasks.qa.data.hold_out = 1.0', r'config.tasks.qa.data.hold_out: expected a number from 0'),
-    ('c.tasks.qa.data.buckets = (3,)', r'config.tasks.qa.data.buckets: there is no such knob'),
+    ('c.tasks.qa.data.buckets = (3,)', r'config.tasks.qa.data.buckets: there is no such option'),
     ('c.tasks.QA = configs.task(dir="x")', r'config.tasks: QA and qa are one name'),
     ('c.tasks["a b"] = configs.task(dir="x")', r"config.tasks: 'a b' is no name of a task"),
     ('c.tasks["/x"] = configs.task(dir="x")', r"config.tasks: '/x' is no name of a task"),
@@ -219,7 +238,7 @@ def test_a_task_on_the_command_line(tmp_path):
   )
   config = configs.parse([f'--config={path}', '--config.tasks.qa.data.dir=here'])
   assert (config.tasks.qa.data.dir, config.tasks.data.data.dir) == ('here', '')
-  with pytest.raises(InputError, match=r'config\.tasks\.q\.data\.dir: there is no such knob'):
+  with pytest.raises(InputError, match=r'config\.tasks\.q\.data\.dir: there is no such option'):
     configs.parse([f'--config={path}', '--config.tasks.q.data.dir=here'])
 
 

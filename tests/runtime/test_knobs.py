@@ -33,7 +33,7 @@ def test_every_knob_of_the_file_is_explained():
   }
 
 
-KNOBS = dict(configs._flat(vars(knobs.table())))
+KNOBS = dict(configs.flat(vars(knobs.table())))
 WRONG = (float('nan'), float('inf'), -5, 10**15, '', 'a\nb', None, (), (0,), (32, 16), True, 1.5)
 
 

@@ -1,0 +1,22 @@
+"""Numbers with their nouns."""
+
+import re
+
+# The first word that ends like a plural (queries, batches, passages), and a verb that goes with it.
+_NOUN = re.compile(r'\b(\w+?)(ies|(?<=[sx])es|(?<=[cs]h)es|(?<!s)s)\b')
+_VERB = re.compile(r'\bthat (are|were|have)\b')
+_SINGULAR = {'are': 'is', 'were': 'was', 'have': 'has'}
+
+
+def counted(count: int, what: str) -> str:
+  """The number of something whose name is given in the plural.
+
+  >>> counted(2000, 'queries that are not judged')
+  '2,000 queries that are not judged'
+  >>> counted(1, 'queries that are not judged')
+  '1 query that is not judged'
+  """
+  if count == 1:
+    what = _NOUN.sub(lambda word: word[1] + ('y' if word[2] == 'ies' else ''), what, count=1)
+    what = _VERB.sub(lambda verb: f'that {_SINGULAR[verb[1]]}', what, count=1)
+  return f'{count:,} {what}'
