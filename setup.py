@@ -1,5 +1,6 @@
 """Installs dprjax: `make quickstart`, or `pip install -c constraints/py312.txt -e .`."""
 
+import os
 import pathlib
 import re
 import shutil
@@ -13,6 +14,9 @@ VERSION = re.search(
   (ROOT / 'dprjax' / 'base' / 'version.py').read_text(encoding='utf-8'),
   re.MULTILINE,
 ).group(1)
+
+# The repository's web address, where it has one: DPRJAX_URL=https://HOST/OWNER/dprjax make dist
+URL = os.environ.get('DPRJAX_URL', '').rstrip('/')
 
 # Lower bounds are the oldest releases that the tests have run on; constraints/ pins versions for
 # each Python. tests/test_packaging.py checks that neither TensorFlow nor PyTorch is needed.
@@ -112,26 +116,41 @@ EXTRAS = {
 
 
 class BuildPy(build_py.build_py):
-  """Copies configs/ into the wheel, where `--config=configs/NAME.py` finds it in any folder.
+  """Copies configs/, constraints/ and launch/ into the wheel, where `dprjax configs` finds them.
 
-  configs/ is no package, and stays beside dprjax/ in a checkout: an editable installation reads it
+  They are no packages, and stay beside dprjax/ in a checkout: an editable installation reads them
   there.
   """
 
   def run(self):
     super().run()
     if not self.editable_mode:
-      target = pathlib.Path(self.build_lib, 'dprjax', 'runtime', 'configs')
-      shutil.rmtree(target, ignore_errors=True)
-      shutil.copytree(ROOT / 'configs', target, ignore=shutil.ignore_patterns('__pycache__'))
+      for name in ('configs', 'constraints', 'launch'):
+        target = pathlib.Path(self.build_lib, 'dprjax', 'runtime', name)
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(ROOT / name, target, ignore=shutil.ignore_patterns('__pycache__', '.*'))
+
+
+def describe(text, url):
+  """The README as a package index shows it, where a relative link leads nowhere.
+
+  With the repository's address links and pictures are absolute. Without it the pictures and the
+  targets of the links are left out.
+  """
+  if url:
+    text = re.sub(r'(!\[[^]]*\]\()(?!https?:|#)', rf'\1{url}/raw/HEAD/', text)
+    return re.sub(r'((?<!!)\[[^]]*\]\()(?!https?:|#)', rf'\1{url}/blob/HEAD/', text)
+  text = re.sub(r'!\[[^]]*\]\((?!https?:)[^)]*\)\n*', '', text)
+  return re.sub(r'(?<!!)\[([^]]*)\]\((?!https?:|#)[^)]*\)', r'\1', text)
 
 
 setuptools.setup(
   name='dprjax',
   version=VERSION,
   description='Dense passage retrieval by deep prompt tuning, in JAX',
-  long_description=(ROOT / 'README.md').read_text(encoding='utf-8'),
+  long_description=describe((ROOT / 'README.md').read_text(encoding='utf-8'), URL),
   long_description_content_type='text/markdown',
+  project_urls={'Source': URL, 'Documentation': f'{URL}/tree/HEAD/docs'} if URL else {},
   license='Apache-2.0',
   license_files=['LICENSE'],
   classifiers=[

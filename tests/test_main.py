@@ -182,6 +182,32 @@ def test_a_method_in_the_working_folder_or_beside_its_config_is_found(tmp_path, 
   assert done.returncode == 2 and 'mine.py, line 1' in done.stderr and 'here it is' in done.stderr
 
 
+def test_all_options_are_listed_with_what_they_change(capsys):
+  listed = dict(command.options())
+  names = [line.partition(' = ')[0] for line in listed]
+  known = [f'config.{name}' for name in configs.flat(configs.default().to_dict())]
+  assert set(known) <= set(names) and len(names) == len(set(names))
+  assert listed["config.prompt.sides = 'both' ('both' or 'query')"].startswith("'query':")
+  command.main(['--options=dropout_scope'])
+  assert capsys.readouterr().out.splitlines() == [
+    "config.prompt.dropout_scope = 'example' ('example' or 'batch')",
+    "    'example': a mask for each, as in the released code; 'batch': one mask for all",
+  ]
+  with pytest.raises(SystemExit) as end:
+    command.main(['--options=nonesuch'])
+  assert end.value.code == 2 and '--options' in capsys.readouterr().err
+
+
+def test_what_comes_with_dprjax_can_be_copied(tmp_path, capsys):
+  command.main([f'--copy={tmp_path}/here'])
+  for name in ('configs/dptdr.py', 'constraints/py312.txt', 'launch/serve/Containerfile'):
+    assert (tmp_path / 'here' / name).read_bytes() == (ROOT / name).read_bytes()
+  capsys.readouterr()
+  with pytest.raises(SystemExit) as end:
+    command.main([f'--copy={tmp_path}/here'])
+  assert end.value.code == 2 and 'configs exists' in capsys.readouterr().err
+
+
 def test_public_names_are_listed_without_importing_them():
   code = (
     'import sys, dprjax; print(set(dprjax.__all__) <= set(dir(dprjax)), '

@@ -242,7 +242,10 @@ def test_the_changelog_and_the_citation_are_of_this_version():
 
 @pytest.fixture(scope='module')
 def built(tmp_path_factory):
-  """The names of the files in the sdist and, made from it, in the wheel; its entry points."""
+  """The names of the files in the sdist and, made from it, in the wheel; two files of the latter.
+
+  These are its entry points and its METADATA.
+  """
   if not (ROOT / 'dprjax').is_dir():
     pytest.skip('what was installed is tested, without its sources')
   pytest.importorskip('build', reason='pip install build')
@@ -264,8 +267,10 @@ def built(tmp_path_factory):
   with tarfile.open(folder / f'{stem}.tar.gz') as archive:
     source = {name.removeprefix(f'{stem}/') for name in archive.getnames()}
   with zipfile.ZipFile(folder / f'{stem}-py3-none-any.whl') as archive:
-    entry = archive.read(f'{stem}.dist-info/entry_points.txt').decode()
-    return source, set(archive.namelist()), entry
+    entry, metadata = (
+      archive.read(f'{stem}.dist-info/{name}').decode() for name in ('entry_points.txt', 'METADATA')
+    )
+    return source, set(archive.namelist()), entry, metadata
 
 
 def files_below(folder):
@@ -281,23 +286,61 @@ def files_below(folder):
 @pytest.mark.slow
 @pytest.mark.xdist_group('built')
 def test_the_wheel_holds_what_runs_and_nothing_else(built):
-  _, wheel, entry = built
+  _, wheel, entry, _ = built
   names = {name for name in wheel if '.dist-info/' not in name}
-  configs = {f'dprjax/runtime/{name}' for name in files_below('configs')}
-  assert {'dprjax/runtime/configs/dptdr.py', 'dprjax/serving/page.html'} <= names
-  assert names == files_below('dprjax') | configs
+  copied = {
+    f'dprjax/runtime/{name}'
+    for folder in ('configs', 'constraints', 'launch')
+    for name in files_below(folder)
+  }
+  assert {
+    'dprjax/runtime/configs/dptdr.py',
+    'dprjax/runtime/constraints/py312.txt',
+    'dprjax/runtime/launch/slurm.sbatch',
+    'dprjax/runtime/launch/serve/Containerfile',
+    'dprjax/serving/page.html',
+  } <= names
+  assert names == files_below('dprjax') | copied
   assert 'dprjax = dprjax.__main__:main' in entry
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group('built')
 def test_the_sdist_holds_what_the_tests_need(built):
-  source, _, _ = built
+  source, *_ = built
   wanted = {'Makefile', 'CHANGELOG.md', 'CITATION.cff', 'LICENSE', 'pyproject.toml', 'setup.py'}
   for folder in ('tests', 'configs', 'docs', 'launch', 'experiments', 'constraints'):
     wanted |= files_below(folder)
   assert sorted(wanted - source) == []
   assert [name for name in source if name.endswith('.pyc') or name.startswith('runs')] == []
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group('built')
+def test_the_wheels_description_has_no_links_that_lead_nowhere(built):
+  *_, metadata = built
+  text = (ROOT / 'README.md').read_text()
+  assert '](docs/' in text and '![' in text
+  assert re.findall(r'\]\((?!https?:|#)[^)]*\)', metadata) == [] and '![' not in metadata
+  for words in ('deep prompt tuning', 'docs/own-data.md', 'pip install'):
+    assert words in metadata
+
+
+def test_links_of_the_description_are_absolute_where_there_is_an_address():
+  code = compile(ast.Module([describe_function()], []), 'setup.py', 'exec')
+  names = {'re': re}
+  exec(code, names)
+  text = '![a b](docs/x.png)\n\n[two\nlines](docs/y.md#z) [out](https://e.org) [here](#top)'
+  assert names['describe'](text, 'https://h/o') == (
+    '![a b](https://h/o/raw/HEAD/docs/x.png)\n\n[two\nlines](https://h/o/blob/HEAD/docs/y.md#z) '
+    '[out](https://e.org) [here](#top)'
+  )
+  assert names['describe'](text, '') == 'two\nlines [out](https://e.org) [here](#top)'
+
+
+def describe_function():
+  body = ast.parse((ROOT / 'setup.py').read_text()).body
+  return next(node for node in body if getattr(node, 'name', '') == 'describe')
 
 
 def test_make_names_the_pythons_that_it_needs(tmp_path):
