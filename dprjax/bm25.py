@@ -18,6 +18,7 @@ from typing import Any
 
 from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
+from dprjax.base.counts import counted, rate
 from dprjax.formats import trec
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.texts import read_texts
@@ -65,7 +66,7 @@ def search(
     judged = read_qrels(qrels)
     unknown = [query_id for query_id in judged if query_id not in texts]
     cli.report_ids(
-      f'{qrels}: {len(unknown)} of {len(judged)} queries are not in {queries}',
+      f'{qrels}: {len(unknown):,} of {counted(len(judged), "queries")} not in {queries}',
       unknown,
       strict or len(unknown) == len(judged),
     )
@@ -93,7 +94,9 @@ def search(
   run = trec.run_from_rows(list(texts), index.ids, found.rows, found.scores)
   empty = [query_id for query_id, ranking in run if not ranking]
   cli.report_ids(
-    f'{queries}: {len(empty)} of {len(run)} queries share no word with any passage', empty, False
+    f'{queries}: {len(empty):,} of {counted(len(run), "queries")} without a word of any passage',
+    empty,
+    False,
   )
   if drop_same_id:
     run = run.keep(~run.same_id()).top(k)
@@ -188,11 +191,11 @@ def _command(args: argparse.Namespace) -> None:
     trec.write_run(out, run, 'dprjax-bm25')
     outputs.write_report(out, report)
   logger.info(
-    '%s: %s passages for %s queries, %.0f queries a second',
+    '%s: %s for %s, %s queries a second',
     out,
-    f'{len(run.docs):,}',
-    f'{len(run):,}',
-    report['queries_per_second'],
+    counted(len(run.docs), 'passages'),
+    counted(len(run), 'queries'),
+    rate(report['queries_per_second']),
   )
 
 

@@ -25,6 +25,7 @@ from etils import epath
 from dprjax.base import repository, version
 from dprjax.base.errors import InputError
 from dprjax.base.progress import size
+from dprjax.base.counts import counted
 from dprjax.runtime import cli
 
 logger = logging.getLogger('dprjax')
@@ -178,10 +179,10 @@ def _push(out: epath.Path, name: str, private: bool, dry: bool) -> None:
   for entry in found:
     logger.info('  %s  %s  %s', entry.sha256[:12], size(entry.bytes, 'B'), entry.name)
   total = size(sum(entry.bytes for entry in found), 'B')
-  logger.info('%s: %d files, %s, %s to %s, %s', out, len(found), total, verb, name, who)
+  logger.info('%s: %s, %s, %s to %s, %s', out, counted(len(found), 'files'), total, verb, name, who)
   if dry:
     return
-  message = f'dprjax {version.__version__}: {len(found)} files'
+  message = f'dprjax {version.__version__}: {counted(len(found), "files")}'
   commit = repository.push(out, name, message, private=private)
   logger.info('%s is at commit %s', name, commit)
 

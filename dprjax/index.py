@@ -16,7 +16,8 @@ from collections.abc import Sequence
 
 from dprjax.base import outputs
 from dprjax.base.errors import InputError
-from dprjax.base.progress import Progress, duration
+from dprjax.base.progress import Progress, pace
+from dprjax.base.counts import counted
 from dprjax.formats.fields import read_ids
 from dprjax.retrieval import embeddings, milvus
 from dprjax.runtime import cli
@@ -68,12 +69,11 @@ def upsert(
     progress.advance(len(ids))
   collection.flush()
   logger.info(
-    '%s, collection %s: %s passages written in %s (%.0f a second); it has %s, index %s',
+    '%s, collection %s: %s written%s; it has %s, index %s',
     server.uri,
     name,
-    f'{len(corpus):,}',
-    duration(progress.seconds),
-    len(corpus) / max(progress.seconds, 1e-9),
+    counted(len(corpus), 'passages'),
+    pace(len(corpus), progress.seconds),
     f'{len(collection):,}',
     collection.index_type,
   )
@@ -83,12 +83,12 @@ def upsert(
 def delete(collection: milvus.Collection, ids: Sequence[str]) -> None:
   """Deletes passages, and logs which ids were not there."""
   missing = collection.delete(ids, Progress('passages', len(ids), 'deleting'))
-  cli.report_ids(f'{len(missing):,} ids were not there', missing, strict=False)
+  cli.report_ids(counted(len(missing), 'ids that were not there'), missing, strict=False)
   logger.info(
-    '%s, collection %s: %s passages deleted; it has %s',
+    '%s, collection %s: %s deleted; it has %s',
     collection.server.uri,
     collection.name,
-    f'{len(ids) - len(missing):,}',
+    counted(len(ids) - len(missing), 'passages'),
     f'{len(collection):,}',
   )
 

@@ -27,7 +27,8 @@ from jaxtyping import Float
 
 from dprjax.base import files, outputs, reading, sidecars
 from dprjax.base.errors import InputError
-from dprjax.base.progress import Progress, duration
+from dprjax.base.progress import Progress, pace
+from dprjax.base.counts import counted
 from dprjax.formats import seen, trec
 from dprjax.formats.fields import Record
 from dprjax.formats.texts import read_texts
@@ -125,7 +126,8 @@ def _rerank(
   known_queries = np.array([query_id in query_texts for query_id in kept.query_ids], bool)
   unknown_queries = [id_ for id_ in kept.query_ids if id_ not in query_texts]
   cli.report_ids(
-    f'{run}: {len(unknown_queries)} of {len(kept)} queries are not in {", ".join(queries)}',
+    f'{run}: {len(unknown_queries):,} of {counted(len(kept), "queries")} not in '
+    f'{", ".join(queries)}',
     unknown_queries,
     strict,
     'left out',
@@ -135,7 +137,7 @@ def _rerank(
   known_docs = np.array([doc_id in doc_texts for doc_id in kept.doc_ids], bool)
   unknown_docs = [id_ for id_ in doc_ids if id_ not in doc_texts]
   cli.report_ids(
-    f'{run}: {len(unknown_docs)} passages are not in {", ".join(corpus)}',
+    f'{run}: {counted(len(unknown_docs), "passages")} not in {", ".join(corpus)}',
     unknown_docs,
     strict,
     'left out',
@@ -296,13 +298,11 @@ def _score(
     parts.save(number, values)
     scores[shard.start : shard.stop] = values
     progress.advance(len(shard))
-  seconds = progress.seconds
   logger.info(
-    '%s pairs of %s queries in %s (%.0f a second)',
-    f'{todo:,}',
-    f'{len(run):,}',
-    duration(seconds),
-    todo / max(seconds, 1e-9),
+    '%s of %s scored%s',
+    counted(todo, 'pairs'),
+    counted(len(run), 'queries'),
+    pace(todo, progress.seconds),
   )
   return scores
 
@@ -415,7 +415,10 @@ def _command(args: argparse.Namespace) -> None:
     shard_pairs=args.shard_pairs,
   )
   logger.info(
-    '%s: %s passages for %s queries', args.out, f'{report["pairs"]:,}', f'{report["queries"]:,}'
+    '%s: %s for %s',
+    args.out,
+    counted(report['pairs'], 'passages'),
+    counted(report['queries'], 'queries'),
   )
 
 

@@ -44,6 +44,7 @@ from jaxtyping import Float, Int
 from dprjax.base import outputs
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
+from dprjax.base.counts import counted, rate
 from dprjax.formats import seen, trec
 from dprjax.formats.fields import read_ids
 from dprjax.retrieval import best, codes, embeddings, manifest, milvus, scann
@@ -320,7 +321,7 @@ def _kept_index(corpus: embeddings.Embeddings, index_dir: str) -> scann.Index | 
         f'--index_dir={index_dir} has {searcher.count:,} passages, the corpus {len(corpus):,}; '
         f'remove {index_dir}, and it is made again'
       )
-    logger.info('%s: index of %s passages', index_dir, f'{searcher.count:,}')
+    logger.info('%s: index of %s', index_dir, counted(searcher.count, 'passages'))
   return searcher
 
 
@@ -515,13 +516,13 @@ def _search(args: argparse.Namespace, process: int, processes: int) -> None:
     if name.startswith('recall@')
   )
   logger.info(
-    '%s: %s passages for %s queries (%s%s), %.0f queries a second',
+    '%s: %s for %s (%s%s), %s queries a second',
     args.out,
-    f'{len(run.docs):,}',
-    f'{len(run):,}',
+    counted(len(run.docs), 'passages'),
+    counted(len(run), 'queries'),
     report.get('kind', 'exact'),
     recalls,
-    report['queries_per_second'],
+    rate(report['queries_per_second']),
   )
 
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from dprjax.base.errors import InputError
+from dprjax.base.counts import counted
 from dprjax.runtime import cli, compiled
 
 logger = logging.getLogger('dprjax')
@@ -280,10 +281,10 @@ def make_app(args: argparse.Namespace) -> Any:
   )
   served = engine.library.listing()
   logger.info(
-    '%s: %d prompts; %d slots take %.1f MB, the backbone %.1f MB',
+    '%s: %s; %s on the device take %.1f MB, the backbone %.1f MB',
     engine.library.name,
-    sum(not about.refused for _, about in served),
-    args.slots,
+    counted(sum(not about.refused for _, about in served), 'prompts'),
+    counted(args.slots, 'slots for prompts'),
     engine.bank_bytes / 1e6,
     engine.backbone_bytes / 1e6,
   )

@@ -30,6 +30,7 @@ from dprjax.analysis import figures
 from dprjax.base import draws, files, outputs
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
+from dprjax.base.counts import counted
 from dprjax.data import topics
 from dprjax.data.topics import Fitted, Settings
 from dprjax.formats.papers import read_papers
@@ -220,7 +221,8 @@ def _find(args: argparse.Namespace, settings: Settings) -> None:
   )
   others = fitted.all_sizes[len(fitted.topics) :]
   print(
-    f'{len(fitted.all_sizes)} topics in {fitted.topics.meta["documents"]:,} documents'
+    f'{counted(len(fitted.all_sizes), "topics")} in '
+    f'{counted(fitted.topics.meta["documents"], "documents")}'
     + (f'; not kept: {", ".join(f"{size:,}" for size in others[:20])} documents' if others else '')
     + f'. Of the documents of kept topics, {fitted.agreement:.1%} have the same topic by their '
     f'words. {duration(seconds)}.'

@@ -16,6 +16,7 @@ import tempfile
 from typing import NamedTuple
 
 from dprjax.base import files
+from dprjax.base.errors import InputError
 from dprjax.data import docstrings
 from dprjax.formats import papers, texts
 from dprjax.formats.qrels import read_qrels, write_qrels
@@ -74,6 +75,15 @@ class Source(NamedTuple):
   queries: dict[str, str]
   train: dict[str, dict[str, int]]
   test: dict[str, dict[str, int]]
+
+
+def only(folder, pattern):
+  """The file of a data set. Raises InputError where it is not there."""
+  if found := sorted(folder.glob(pattern)):
+    return found[0]
+  raise InputError(
+    f'--data: there is no {folder / pattern}; name the folder that holds the data sets'
+  )
 
 
 def hashed(id_):
@@ -147,7 +157,9 @@ def read(data, name):
 def read_beir(data, name, most=1000):
   """One of the sets in BEIR's form."""
   folder = data / name
-  found = {path.stem: read_qrels(path) for path in (folder / 'qrels').glob('*.tsv')}
+  wanted = {'cranfield': ('test',), 'clariq': ('train', 'dev', 'test')}
+  splits = ('dl19', 'dl20') if name == 'msmarco-dl' else wanted.get(name, ('train', 'test'))
+  found = {split: read_qrels(only(folder / 'qrels', f'{split}.tsv')) for split in splits}
   if name == 'cranfield':  # one split: half of it to train on
     half = first(found['test'], len(found['test']) // 2)
     train, test = half, {query: found['test'][query] for query in found['test'].keys() - half}
@@ -187,7 +199,7 @@ def read_arxiv(data, name):
   whole = sorted(
     (
       paper
-      for paper in papers.read_papers(next((data / name).glob('*.jsonl*')))
+      for paper in papers.read_papers(only(data / name, '*.jsonl*'))
       if paper.title and paper.passage
     ),
     key=lambda paper: hashed(paper.id),
@@ -204,7 +216,7 @@ def read_arxiv(data, name):
 
 def read_qnli(data, name):
   """Questions that find the sentence with their answer; no sentence is in both splits."""
-  lines = (data / name / 'raw' / 'dev.tsv').read_text().splitlines()[1:]
+  lines = only(data / name / 'raw', 'dev.tsv').read_text().splitlines()[1:]
   rows = [line.split('\t') for line in lines]
   numbers = {sentence: f's{n}' for n, sentence in enumerate(dict.fromkeys(row[2] for row in rows))}
   queries = {f'q{row[0]}': row[1] for row in rows if row[3] == 'entailment'}

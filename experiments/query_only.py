@@ -135,6 +135,7 @@ class Experiment(systems.Runs):
     A passage counts as judged where one of these queries finds it.
     """
     source = self.source / name
+    gain_sets.only(source / 'qrels', 'test.tsv')
     found = {path.stem: read_qrels(path) for path in (source / 'qrels').glob('*.tsv')}
     if 'train' not in found:  # Cranfield: half of the queries to test on
       whole = found.pop('test')
@@ -158,7 +159,7 @@ class Experiment(systems.Runs):
 
   def make_arxiv(self, name, folder):
     """Titles that find their own abstracts: two ninths to test on, one to choose by."""
-    source = next((self.source / name).glob('*.jsonl*'))
+    source = gain_sets.only(self.source / name, '*.jsonl*')
     whole = sorted(
       (paper for paper in papers.read_papers(source) if paper.title and paper.passage),
       key=lambda paper: gain_sets.hashed(paper.id),

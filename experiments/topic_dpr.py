@@ -24,6 +24,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+import gain_sets
 import topic_dpr_tables
 import trials
 from dprjax import papers as papers_command
@@ -130,7 +131,7 @@ class Experiment:
     names = ('backbone', 'updates', 'train', 'dev', 'test')
     settings = {name: getattr(args, name) for name in names}
     trials.claim(self.out, settings)
-    source = next((pathlib.Path(args.data).resolve() / 'arxiv').glob('*.jsonl*'))
+    source = gain_sets.only(pathlib.Path(args.data).resolve() / 'arxiv', '*.jsonl*')
     self.papers = self.out / 'papers'
     if not self.papers.exists():
       sizes = {name: settings[name] for name in ('train', 'dev', 'test')}

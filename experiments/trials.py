@@ -14,7 +14,8 @@ import time
 
 import numpy as np
 
-from dprjax.base import files
+from dprjax.base import errors, files
+from dprjax.base.errors import InputError
 from dprjax.runtime import checkpoint, compiled
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -52,7 +53,16 @@ def begin(parser, parts):
   logging.getLogger('dprjax').setLevel(logging.INFO)
   logging.getLogger('absl').setLevel(logging.ERROR)
   compiled.keep()
+  sys.excepthook = _end
   return args
+
+
+def _end(kind, error, trace):
+  """Says in a line which file is missing or cannot be used; other errors keep their traceback."""
+  if isinstance(error, (InputError, OSError)) and not errors.wants_traceback():
+    print(errors.error_line(errors.explain(error)[1]), file=sys.stderr)
+  else:
+    sys.__excepthook__(kind, error, trace)
 
 
 def command(name, *flags):

@@ -57,7 +57,7 @@ def test_titles_count_and_ids_stay(folder):
 def test_only_judged_queries_and_not_their_own_id(folder, capsys):
   bm25.main([*ARGUMENTS, '--qrels=qrels.tsv', '--drop_same_id=true', '--k=1'])
   assert documents() == {'q2': ['d2'], 'q4': ['d3']}
-  assert 'qrels.tsv: 1 of 3 queries are not in queries.jsonl: q7' in capsys.readouterr().err
+  assert 'qrels.tsv: 1 of 3 queries not in queries.jsonl: q7' in capsys.readouterr().err
 
 
 def test_tables_of_ids_and_texts(folder):
@@ -91,12 +91,12 @@ BAD = [
   ('--corpus=twice.jsonl', "passage id 'd1' is on line 1 and again on line 2"),
   ('--queries=twice.jsonl', "query id 'd1' is on line 1 and again on line 2"),
   ('--qrels=missing.tsv', 'qrels not found'),
-  ('--qrels=qrels.tsv --strict', '1 of 3 queries are not in queries.jsonl: q7'),
-  ('--qrels=others.tsv', '1 of 1 queries are not in queries.jsonl: z'),
+  ('--qrels=qrels.tsv --strict', '1 of 3 queries not in queries.jsonl: q7'),
+  ('--qrels=others.tsv', '1 of 1 query not in queries.jsonl: z'),
   ('--language=klingon', "no stemmer for 'klingon'"),
   ('--k=0', 'argument --k'),
   ('--b=3', 'b between 0 and 1'),
-  ('--queries=nothing.jsonl', 'nothing was retrieved for any of 1 queries'),
+  ('--queries=nothing.jsonl', 'nothing was retrieved for 1 query'),
   ('--out=kept', 'kept is a folder'),
   ('--index_dir=kept', 'kept holds something else than a BM25 index'),
 ]
@@ -132,7 +132,7 @@ def test_as_a_command(folder):
   )
   assert good.returncode == 0 and good.stdout == ''
   empty, summary = good.stderr.splitlines()
-  assert empty == 'queries.jsonl: 1 of 4 queries share no word with any passage: q3'
+  assert empty == 'queries.jsonl: 1 of 4 queries without a word of any passage: q3'
   assert summary.startswith('run.trec: 5 passages for 4 queries, ')
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from dprjax.analysis import statistics
+from dprjax.base.errors import InputError
 from dprjax.data import similarity
 from dprjax.formats import mediawiki
 from dprjax.formats.qrels import read_qrels, write_qrels
@@ -476,6 +477,24 @@ def test_claims_are_of_systems_that_can_be_trained(monkeypatch, name):
   for way, one in experiment.ways.items():
     config = systems.parse(one.recipe, one.knobs)
     assert bool(config.prompt.length) != ('ft' in way or 'zero' in way), way
+
+
+def test_data_sets_that_are_not_there_are_named(monkeypatch, tmp_path):
+  done = subprocess.run(
+    [sys.executable, 'prompt_tuning.py', f'--data={tmp_path}', f'--out={tmp_path}/out'],
+    cwd=ROOT / 'experiments',
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert done.returncode == 1 and 'Traceback' not in done.stderr
+  assert f'{tmp_path}/scifact/qrels/train.tsv' in done.stderr and '--data' in done.stderr
+  monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
+  import gain_sets
+
+  for name in ('cranfield', 'msmarco-dl', 'clariq', 'arxiv', 'qnli', 'medquad-large'):
+    with pytest.raises(InputError, match='--data'):
+      gain_sets.read.__wrapped__(tmp_path, name)
 
 
 def test_a_cut_question_has_keywords_of_which_one_is_missing(monkeypatch):

@@ -235,11 +235,11 @@ def test_unknown_ids_are_counted_and_named(go, folder, expected):
   write_run(folder, {**RUN, 'q1': ['d0', 'x1', 'd3'], 'q9': ['d0'], 'q2': ['x2']})
   status, err = go()
   assert status == 0, err
-  assert '1 of 4 queries are not in' in err and ': q9; left out' in err
-  assert '2 passages are not in' in err and ': x1, x2; left out' in err
+  assert '1 of 4 queries not in' in err and ': q9; left out' in err
+  assert '2 passages not in' in err and ': x1, x2; left out' in err
   check(folder / 'out.trec', expected({'q1': ['d0', 'd3'], 'q3': RUN['q3']}))
   assert counts(folder) == (2, 5, 1, 2)
-  assert_bad(go('--strict'), '1 of 4 queries are not in', 'q9')
+  assert_bad(go('--strict'), '1 of 4 queries not in', 'q9')
   write_run(folder, {'q8': ['d0'], 'q1': ['x1']})
   assert_bad(go(), 'there is nothing to score')
 

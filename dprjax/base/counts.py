@@ -20,3 +20,8 @@ def counted(count: int, what: str) -> str:
     what = _NOUN.sub(lambda word: word[1] + ('y' if word[2] == 'ies' else ''), what, count=1)
     what = _VERB.sub(lambda verb: f'that {_SINGULAR[verb[1]]}', what, count=1)
   return f'{count:,} {what}'
+
+
+def rate(value: float) -> str:
+  """A number of things a second: ``1,234``, ``12`` or ``0.34``."""
+  return f'{value:,.0f}' if value >= 10 else f'{value:.2g}'

@@ -3,6 +3,8 @@
 import logging
 import time
 
+from dprjax.base.counts import counted, rate
+
 _EVERY_S = 5.0  # between two lines
 
 logger = logging.getLogger('dprjax')
@@ -15,6 +17,14 @@ def duration(seconds: float) -> str:
   if hours:
     return f'{hours}h{minutes:02}m'
   return f'{minutes}m{seconds:02}s' if minutes else f'{seconds}s'
+
+
+def pace(done: int, seconds: float) -> str:
+  """`` in 1m15s (12 a second)``; nothing where nothing was done."""
+  if not done:
+    return ''
+  took = duration(seconds) if seconds >= 1 else 'less than a second'
+  return f' in {took} ({rate(done / max(seconds, 1e-9))} a second)'
 
 
 def size(count: float, unit: str = '') -> str:
@@ -92,7 +102,8 @@ class Progress:
     return self.seconds * (1 / self._fraction - 1) if self._fraction else None
 
   def _line(self) -> str:
-    line = f'{self._task}{self._done:,}{f" of {self._total:,}" if self._total else ""} {self._unit}'
+    done = f'{self._done:,} of ' if self._total else ''
+    line = f'{self._task}{done}{counted(self._total or self._done, self._unit)}'
     line += f', {size(self.rate)}/s'
     if self._fraction and not self._total:
       line += f', {100 * self._fraction:.0f} %'

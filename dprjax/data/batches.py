@@ -587,9 +587,9 @@ def _check_mix(store: Store, mix: Mix | None, negatives: int, seed: int) -> None
   ):
     if short := np.count_nonzero(counts < asked):
       _log.info(
-        'negatives: %s of %s queries have fewer %snegatives than the first epoch asks for',
+        'negatives: %s of %s have fewer %snegatives than the first epoch asks for',
         f'{short:,}',
-        f'{store.num_queries:,}',
+        counted(store.num_queries, 'queries'),
         name,
       )
   if random.any():

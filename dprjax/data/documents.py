@@ -25,6 +25,7 @@ from etils import epath
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
+from dprjax.base.counts import counted
 from dprjax.data import fingerprint, table
 from dprjax.data.table import Integers
 from dprjax.data.text import Tokenizer
@@ -157,7 +158,9 @@ def build_documents(
   )
   documents = open_documents(path)
   if not built:
-    _log.info('documents: %s passages, built before, in %s', f'{documents.num_passages:,}', path)
+    _log.info(
+      'documents: %s, built before, in %s', counted(documents.num_passages, 'passages'), path
+    )
   return documents
 
 

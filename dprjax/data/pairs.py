@@ -19,6 +19,7 @@ from etils import epath
 
 from dprjax.base import draws, files
 from dprjax.base.errors import InputError
+from dprjax.base.counts import counted
 from dprjax.data import batches, docstrings, fingerprint, sources, table
 from dprjax.data.batches import Batch, Drawn, Feed
 from dprjax.data.text import Tokenizer, pad_flat
@@ -83,8 +84,8 @@ def read_pairs(source: Source) -> list[Pair]:
     raise InputError(f'{path}: no pair in it')
   if len({pair.label for pair in pairs}) == 1:
     raise InputError(
-      f'{path}: the label of all {len(pairs):,} pairs is {pairs[0].label}; pairs of both labels '
-      'are needed'
+      f'{path}: all labels are {pairs[0].label} ({counted(len(pairs), "pairs")}); pairs of both '
+      'labels are needed'
     )
   fraction, seed = source.hold_out or (0.0, 0)
   names = [f'{pair.first}\t{pair.second}' for pair in pairs]

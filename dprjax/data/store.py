@@ -35,6 +35,7 @@ from dprjax.base import arrays as npz
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
+from dprjax.base.counts import counted
 from dprjax.data import fingerprint, sources, table
 from dprjax.data.sources import Dataset, Source
 from dprjax.data.table import Integers, Lists
@@ -258,9 +259,9 @@ def build_store(
   store = open_store(path)
   if not built:
     _log.info(
-      'store: %s passages and %s queries, built before, in %s',
-      f'{store.num_passages:,}',
-      f'{store.num_queries:,}',
+      'store: %s and %s, built before, in %s',
+      counted(store.num_passages, 'passages'),
+      counted(store.num_queries, 'queries'),
       path,
     )
   return store

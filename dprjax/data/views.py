@@ -20,6 +20,7 @@ import jaxtyping as jt
 import numpy as np
 
 from dprjax.base.errors import InputError
+from dprjax.base.counts import counted
 from dprjax.data import documents, table
 from dprjax.data.batches import Batch, process_rows, shuffle_rows, smallest_bucket
 from dprjax.data.documents import Documents
@@ -113,12 +114,13 @@ def make_view_batches(
     )
   if skipped:
     _log.info(
-      '%s of %s passages have %s: skipped', f'{skipped:,}', f'{texts.num_passages:,}', lacking
+      '%s of %s have %s: skipped', f'{skipped:,}', counted(texts.num_passages, 'passages'), lacking
     )
   if batch_size > len(rows):
     raise InputError(
-      f'a batch of {batch_size:,} passages is more than the {len(rows):,} that can be used of '
-      f'{texts.path}'
+      f'config.batch_size: an update of {counted(batch_size, "passages")} is more than the '
+      f'{len(rows):,} that can be used of {texts.path}; lower config.batch_size (or '
+      'config.accumulate), or give more text'
     )
   rows_of = shuffle_rows(rows, batch_size, [seed, _SHUFFLE])
 

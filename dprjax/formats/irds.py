@@ -15,6 +15,7 @@ from etils import epath
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.base.reading import read_json_object
+from dprjax.base.counts import counted
 from dprjax.formats.fields import UniqueIds, check_id
 from dprjax.formats.qrels import Qrels, write_qrels
 
@@ -84,7 +85,9 @@ def write(id_: str, splits: Sequence[str], folder: files.PathLike) -> None:
       ({'_id': check_id(key, f'{PREFIX}{id_}'), 'text': text} for key, text in queries.items()),
     )
     files.write_json(out / _MARK, {'id': id_, 'splits': list(datasets)})
-  _log.info('%s%s: %s passages, %s queries', PREFIX, id_, f'{passages:,}', f'{len(queries):,}')
+  _log.info(
+    '%s%s: %s, %s', PREFIX, id_, counted(passages, 'passages'), counted(len(queries), 'queries')
+  )
 
 
 def _find(id_: str, split: str) -> Any:

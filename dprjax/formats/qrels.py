@@ -13,7 +13,8 @@ from collections.abc import Mapping
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
-from dprjax.formats.fields import check_id
+from dprjax.base.counts import counted
+from dprjax.formats.fields import check_id, other_delimiter
 
 Qrels = dict[str, dict[str, int]]
 """Query id -> document id -> relevance (0: judged, not relevant)."""
@@ -45,7 +46,9 @@ def read_qrels(path: files.PathLike) -> Qrels:
     if width not in (3, 4) or len(columns) != width:
       known = '3 (query, document, relevance) or 4 (query, 0, document, relevance)'
       raise InputError(
-        f'{where}: {len(columns)} columns, expected {width if width in (3, 4) else known}'
+        f'{where}: {counted(len(columns), "columns")}{other_delimiter(columns)}, expected '
+        f'{width if width in (3, 4) else known} between '
+        f'{"tabs" if delimiter else "tabs or spaces"}'
       )
     query_id, doc_id, relevance = columns[0], columns[-2], columns[-1].strip()
     whole = _RELEVANCE.fullmatch(relevance)

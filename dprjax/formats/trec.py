@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from dprjax.base import ranking
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_write
+from dprjax.base.counts import counted
 from dprjax.formats import runs
 
 
@@ -194,7 +195,8 @@ def write_run(path: PathLike, run: Run, tag: str) -> None:
     InputError: an empty run, or an id with white space; nothing is written then.
   """
   if not len(run.docs):
-    raise InputError(f'nothing was retrieved for any of {len(run)} queries: {path} is not written')
+    queries = counted(len(run), 'queries')
+    raise InputError(f'nothing was retrieved for {queries}: {path} is not written')
   for id_ in (*run.query_ids, *run.doc_ids, tag):
     if id_.split() != [id_]:
       raise InputError(

@@ -9,7 +9,8 @@ import numpy as np
 from jaxtyping import Float
 
 from dprjax.base import files
-from dprjax.base.progress import Progress, duration
+from dprjax.base.progress import Progress, pace
+from dprjax.base.counts import counted
 from dprjax.formats import seen
 from dprjax.formats.texts import Text
 from dprjax.inference.encoder import Encoder
@@ -70,11 +71,13 @@ def fill_folder(
   todo = sum(shard.stop - shard.start for shard in pending)
   if todo < len(ids):
     logger.info(
-      '%s: %s of %s texts are there already', out, f'{len(ids) - todo:,}', f'{len(ids):,}'
+      '%s: %s of %s are there already', out, f'{len(ids) - todo:,}', counted(len(ids), 'texts')
     )
   if 0 < len(pending) < processes:
     logger.info(
-      '%d shards cannot occupy %d processes: give a smaller --shard_rows', len(pending), processes
+      '%s for %d processes, so some have nothing to do: give a smaller --shard_rows',
+      counted(len(pending), 'shards'),
+      processes,
     )
   own = pending[process::processes]
   count = sum(shard.stop - shard.start for shard in own)
@@ -96,20 +99,17 @@ def fill_folder(
   writer.finish()
   if cut := encoder.truncated[kind]:
     logger.info(
-      '%s of %s texts%s were longer than %d tokens and were cut there',
+      '%s of %s%s longer than %d tokens: cut there',
       f'{cut:,}',
-      f'{count:,}',
+      counted(count, 'texts'),
       ' of process 0' if processes > 1 else '',
       meta.max_length,
     )
-  seconds = progress.seconds
   logger.info(
-    '%s: %s %s vectors in %s (%.0f a second)',
+    '%s: %s%s',
     out,
-    f'{len(ids):,}',
-    kind,
-    duration(seconds),
-    todo / max(seconds, 1e-9),
+    counted(len(ids), f'{kind} vectors'),
+    pace(todo, progress.seconds),
   )
 
 

@@ -133,5 +133,5 @@ def choose(
     record = {name: gain._asdict() for name, gain in gains.items()}
     files.write_json(path, {'format': workdirs.CHOICE, 'chosen': best, 'gains': record})
   scores = ', '.join(f'{name} {gain.best:.4f} ({gain.shown})' for name, gain in gains.items())
-  say(f'chosen: {best}, of {config.eval.measure} {scores}')
+  say(f'chosen: {best}, by {config.eval.measure} on held-out queries: {scores}')
   return best

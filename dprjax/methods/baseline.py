@@ -16,6 +16,7 @@ from etils import epath
 from dprjax.analysis import comparison
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
+from dprjax.base.counts import counted
 from dprjax.formats.fields import Record, is_number
 from dprjax.methods.method import Scores
 from dprjax.models import artifact
@@ -74,7 +75,8 @@ class Gain(NamedTuple):
     """What it means for whoever would use the model, as sentences."""
     interval = ''
     if self.low is not None and self.high is not None:
-      interval = f', 95 % interval {self.low:+.4f} to {self.high:+.4f} over {self.queries} queries'
+      queries = counted(self.queries, 'queries')
+      interval = f', 95 % interval {self.low:+.4f} to {self.high:+.4f} over {queries}'
     numbers = (
       f'{self.measure} {self.best:.4f} against {self.baseline:.4f} before the training '
       f'({self.difference:+.4f}{interval})'

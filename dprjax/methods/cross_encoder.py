@@ -23,6 +23,7 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
+from dprjax.base.counts import counted
 from dprjax.data import text
 from dprjax.data.text import Tokenizer
 from dprjax.methods import dual_encoder, pair_data, retrieval_data, tasks
@@ -240,8 +241,8 @@ def _open(
     # Random passages stand in where a query has too few negatives; make_batches counts them.
     batches=splits.make_batches(tokens, config, devices),
     unit='queries',
-    description=f'{tokens.num_queries} training queries, {tokens.num_passages} passages; '
-    f'{config.negatives} negatives a query',
+    description=f'{counted(tokens.num_queries, "training queries")}, '
+    f'{counted(tokens.num_passages, "passages")}; {counted(config.negatives, "negatives")} a query',
     ids=ids,
     shape=shape,
     evaluation=functools.partial(_evaluation, splits, config, devices, tokenizer, longest)

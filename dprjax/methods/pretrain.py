@@ -27,6 +27,7 @@ from ml_collections import ConfigDict
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
+from dprjax.base.counts import counted
 from dprjax.data import docstrings, documents, views
 from dprjax.data.batches import longest_bucket
 from dprjax.data.text import Tokenizer
@@ -388,10 +389,10 @@ def _open(
     ]
     return ' and '.join(f'texts of {length}' for length in lengths) + ' tokens'
 
-  description = f'{eligible} passages of {texts.num_passages}'
+  description = f'{eligible:,} of {counted(texts.num_passages, "passages")}'
   if knobs.views != 'one':
     negatives = 2 * update - 2 if knobs.views == 'siblings' else update - 1
-    description += f'; {negatives} negatives a text'
+    description += f'; up to {counted(negatives, "negatives")} a text'
   return Data(dataset, 'passages', description, ids, shape, evaluation=None)
 
 

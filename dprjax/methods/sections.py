@@ -24,6 +24,7 @@ from dprjax.analysis.statistics import Triplet
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
+from dprjax.base.counts import counted
 from dprjax.data import fingerprint
 from dprjax.data.text import Tokenizer
 from dprjax.formats.mediawiki import Article, read_articles
@@ -193,7 +194,8 @@ def _open(
   return Data(
     batches=batches,
     unit='triplets',
-    description=f'{len(train)} triplets of sentences, {len(dev)} of articles held out',
+    description=f'{counted(len(train), "triplets")} of sentences to train on, {len(dev):,} of '
+    'articles held out',
     ids=ids,
     shape=shape,
     evaluation=functools.partial(_evaluation, config, devices, dev, tokenizer, length)
@@ -244,9 +246,9 @@ def _open_store(
     names = ', '.join(str(path) for path in paths)
     if not triplets[0] or (section.hold_out and not triplets[1]):
       raise InputError(
-        f'{names}: {report.counts["articles"]:,} articles give {len(triplets[0])} triplets to '
-        f'train on and {len(triplets[1])} to measure on; a triplet needs an article of two '
-        'sections with sentences in them: take a larger dump, or another config.data.hold_out'
+        f'{names}: {counted(report.counts["articles"], "articles")} with {len(triplets[0])} '
+        f'triplets to train on and {len(triplets[1])} to measure on; a triplet needs an article of '
+        'two sections with sentences in them: take a larger dump, or another config.data.hold_out'
       )
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {}

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
+from dprjax.base.counts import counted
 from dprjax.data.batches import longest_bucket, process_rows, shuffle_rows, smallest_bucket
 from dprjax.data.text import Tokenizer, pad_batch
 from dprjax.inference.embedder import Embedder
@@ -108,7 +109,8 @@ def check_update(config: ConfigDict, count: int, unit: str) -> int:
   update = config.batch_size * config.accumulate
   if count < update:
     raise InputError(
-      f'config.batch_size: an update of {update} {unit} is more than the {count} there are'
+      f'config.batch_size: an update of {counted(update, unit)} is more than the {count:,} '
+      'there are; lower config.batch_size'
     )
   return update
 

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from dprjax.analysis import statistics
 from dprjax.base.errors import InputError
+from dprjax.base.counts import counted
 from dprjax.data import similarity
 from dprjax.data.similarity import Pair
 from dprjax.data.text import Tokenizer
@@ -134,7 +135,7 @@ def _open(
   return Data(
     batches=batches,
     unit='pairs',
-    description=f'{len(pairs)} scored pairs',
+    description=counted(len(pairs), 'scored pairs'),
     ids=ids,
     shape=shape,
     evaluation=functools.partial(_evaluation, config, devices, dev, tokenizer, length)

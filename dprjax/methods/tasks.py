@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from dprjax.base.errors import InputError
+from dprjax.base.counts import counted
 from dprjax.data import batches, mixture, pairs, sources
 from dprjax.data.text import Tokenizer
 from dprjax.formats.texts import KINDS
@@ -316,8 +317,7 @@ def _open(
   return Data(
     batches=made,
     unit=what,
-    description=f'{len(tasks)} task{"s" if len(tasks) > 1 else ""}, {config.arrangement}; '
-    f'training {what}: {sizes}',
+    description=f'{counted(len(tasks), "tasks")}, {config.arrangement}; training {what}: {sizes}',
     ids=ids,
     shape=shape,
     evaluation=evaluation,

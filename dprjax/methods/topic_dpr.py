@@ -24,6 +24,7 @@ from ml_collections import ConfigDict
 
 from dprjax.base import draws
 from dprjax.base.errors import InputError
+from dprjax.base.counts import counted
 from dprjax.data import sources, store, topics
 from dprjax.data.text import Tokenizer, load_tokenizer
 from dprjax.formats.qrels import Qrels
@@ -346,7 +347,9 @@ def keep(found: topics.Topics, count: int) -> topics.Topics:
   if not count or count == len(found):
     return found
   if count > len(found):
-    raise InputError(f'config.topics.keep: {count} topics, but there are only {len(found)}')
+    raise InputError(
+      f'config.topics.keep: {counted(count, "topics")}, but there are only {len(found)}'
+    )
   return dataclasses.replace(
     found,
     names=found.names[:count],

@@ -16,6 +16,7 @@ from etils import epath
 
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration, size
+from dprjax.base.counts import counted
 from dprjax.data import text
 from dprjax.data.batches import open_batches
 from dprjax.formats import seen
@@ -160,7 +161,10 @@ def _train(
   if texts.folds is not None:
     config = folds.fit(config, texts.folds, mesh.batch_devices(devices))
     if config.batch_size < given.batch_size:
-      say(f'a fold leaves {texts.folds.queries} queries: batches of {config.batch_size}')
+      say(
+        f'a fold leaves {counted(texts.folds.queries, "training queries")}: config.batch_size is '
+        f'{config.batch_size}'
+      )
       update_size = config.batch_size * config.accumulate
   backbone = hub.load_backbone(path, heads=method.parts)
   tokenizer = text.load_tokenizer(backbone.path)
@@ -234,7 +238,8 @@ def _train(
 
   describe(config, say, state, frozen, devices, data, total)
   if step:
-    say(f'resuming after step {step} of {total}')
+    done = ', the last one' if step == total else ', where training ended' if stopped else ''
+    say(f'resuming after step {step} of {total}{done}')
   evaluate = data.evaluation(model) if data.evaluation else None
   # Without a checkpoint the baseline's row, that of step 0, is written again too.
   metric_log = log.MetricLog(workdir, -1 if latest is None else step, active=main)
@@ -295,10 +300,11 @@ def _train(
     if plan is not None:
       if latest is None:
         metric_log.write(0, folds.metrics(plan))
-      best_steps = ', '.join(map(str, plan.best_steps))
+      alone = ', '.join(str(best) if best else 'no gain' for best in plan.best_steps)
       say(
-        f'folds: best after {total} updates (of single ones after {best_steps}); cross-fitted gain '
-        f'{plan.gain.shown} on {plan.gain.baseline:.4f} before; now {total} of {schedule_steps} on '
+        f'folds: {counted(total, "updates")} are best over all {len(plan.best_steps)} (by each '
+        f'alone: {alone}); gain {plan.gain.shown} on {plan.gain.baseline:.4f} before, where the '
+        f"number of updates is the other folds' choice; now {total} of {schedule_steps} updates on "
         'all queries'
       )
     if evaluate is not None:
@@ -311,7 +317,7 @@ def _train(
           return Result(0, None, None, saturated=True)
       if latest is None:
         metric_log.write(0, baseline.metrics(start))
-      say(f'step 0/{total}  dev {shown_scores(start)}  ({whose})')
+        say(f'step 0/{total}  dev {shown_scores(start)}  ({whose})')
     while step < total and not stopped:
       batch = next(batches)
       if (shape := data.shape(batch)) not in shapes:
@@ -344,11 +350,12 @@ def _train(
         metric_log.write(step, baseline.metrics(found, compared))
         if main and (config.data.fold or not whole):
           baseline.write(workdir, found, step)
+        standing = 'best so far' if better else f'best {best:.4f} at step {best_step}'
+        if best <= compared.baseline:
+          standing = 'none better than before'
         say(
-          f'step {step}/{total}  dev {shown_scores(found)}'
-          + ('  (best so far)' if better else f'  (best {best:.4f} at step {best_step})')
-          + f'  {compared.shown} on {compared.baseline:.4f} before  '
-          + duration(time.monotonic() - began)
+          f'step {step}/{total}  dev {shown_scores(found)}  ({standing})  {compared.shown} on '
+          f'{compared.baseline:.4f} before  {duration(time.monotonic() - began)}'
         )
       if step % save_every == 0 or step == total or score is not None or stopped:
         save(score)
@@ -364,7 +371,8 @@ def _train(
       chosen = layout.put(saved.restore_trainable(best_step))
       score_whole = functools.partial(data.whole, model, {**frozen, **chosen}, spent / 10)
       whole_corpus(workdir, config.eval.measure, best_step, score_whole, say)
-    reason = f'behind {beaten}' if beaten else f'no gain in the last {stale} evaluations'
+    waited = counted(stale, 'evaluations')
+    reason = f'behind {beaten}' if beaten else f'no gain in the last {waited}'
     say(
       (f'stopped early: {reason}; ' if stopped else '')
       + f'done at step {step}'
@@ -516,6 +524,8 @@ def describe(
   device = devices.devices.flat[0]
   axes = ' x '.join(f'{axis} {count}' for axis, count in devices.shape.items())
   processes = jax.process_count()
+  name = device.device_kind
+  kind = f'{device.platform} devices' + (f' ({name})' if name != device.platform else '')
   say(
     f'{config.method}{f" ({config.task})" if config.task else ""}: {size(trained)} trained '
     f'parameters ({100 * trained / (trained + held):.2f} %, '
@@ -523,12 +533,9 @@ def describe(
     f'{size(tree.nbytes(state.opt_state), "B")}), {size(held)} frozen '
     f'({size(tree.nbytes(frozen), "B")})'
   )
-  say(
-    f'mesh {axes} of {device.platform} {device.device_kind}, {processes} '
-    f'process{"es" if processes > 1 else ""}'
-  )
+  say(f'{counted(devices.size, kind)}, mesh {axes}, {counted(processes, "processes")}')
   say(
     f'{data.description}; {config.batch_size * config.accumulate} {data.unit} an update'
     + (f' ({config.accumulate} batches of {config.batch_size})' if config.accumulate > 1 else '')
-    + f', {len(data.batches)} updates an epoch, {total} in all'
+    + f', {counted(len(data.batches), "updates")} an epoch, {total} in all'
   )

@@ -226,11 +226,11 @@ def mine(
         progress(stop)
       if not report.counts['candidates']:
         raise InputError(
-          f'no candidate is left for any of {len(asked.ids):,} queries: {", ".join(report.lines())}'
+          f'no candidate is left for any query, of {len(asked.ids):,}: {", ".join(report.lines())}'
         )
   seconds = time.monotonic() - began
   counts = '\n'.join(report.lines())
-  logger.info('%s: %s queries, %s\n%s', out, f'{written:,}', duration(seconds), counts)
+  logger.info('%s: %s, %s\n%s', out, counted(written, 'queries'), duration(seconds), counts)
   return {
     'settings': dataclasses.asdict(options),
     'retrievers': dict(retrievers),

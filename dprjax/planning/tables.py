@@ -181,7 +181,7 @@ def _work(plan: Plan, program: Program) -> dict[str, str]:
     cells[f'{unit} a second'] = f'{_number(rate)}; {_number(plan.share * rate)}'
   if not program.job.length and plan.updates is not None:
     hours = plan.updates * bound.seconds / 3600
-    cells['hours'] = f'{_number(hours)}; {_number(hours / plan.share)}'
+    cells['hours'] = f'{_hours(hours)}; {_hours(hours / plan.share)}'
   return cells
 
 
@@ -198,8 +198,12 @@ def fits(program: Program) -> str:
   return f'no, {needs - has:.2f} GiB over {has:.2f}'
 
 
+def _hours(value: float) -> str:
+  return _number(value) if value >= 0.01 else '< 0.01'
+
+
 def _number(value: float) -> str:
   """Three digits."""
   if value >= 100:
     return f'{value:,.0f}'
-  return f'{value:.3g}'
+  return f'{value:.3g}' if value >= 1e-4 or not value else '< 0.0001'

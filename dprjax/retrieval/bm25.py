@@ -17,6 +17,7 @@ from dprjax.base import given, reading, words
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path, atomic_write
 from dprjax.base.sidecars import read_sidecar, write_sidecar
+from dprjax.base.counts import counted
 from dprjax.formats.fields import Record, UniqueIds, check_id
 from dprjax.retrieval import best
 from dprjax.retrieval.best import TopK
@@ -123,7 +124,7 @@ def build(
   check_settings(k1, b, language)
   tokens = _tokens(texts, language, as_ids=True)
   if not any(tokens.ids):
-    raise InputError(f'nothing to index: not one word in {len(texts)} passages')
+    raise InputError(f'nothing to index: not one word in {counted(len(texts), "passages")}')
   index = _bm25s().BM25(k1=k1, b=b)
   index.index(tokens, show_progress=False)
   return Bm25(index, list(ids), language)

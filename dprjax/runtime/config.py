@@ -44,7 +44,7 @@ _RENAMED = {'system': 'method', 'data.form': 'data.format'}
 # Folders of a workdir in which something was made.
 _MADE = ('checkpoints', 'backbone', 'folds', 'alternatives')
 
-_NO_KNOB = 'there is no such option; dprjax configs --options lists them all'
+_NO_OPTION, _ALL = 'there is no such option', '; dprjax configs --options lists them all'
 _LONGEST = 60  # letters of a name that are compared
 _TASK = re.compile(r'[A-Za-z][A-Za-z0-9_-]{0,63}')
 
@@ -259,7 +259,7 @@ def _unknown(arguments: Sequence[str]) -> str:
     if key and key not in known and not any(name.startswith(f'{key}.') for name in known):
       near = ' or '.join(f'config.{name}' for name in _near(key, known))
       meant = f'; did you mean {near}?' if near else ''
-      return f'config.{key}: {_NO_KNOB}{meant}'
+      return f'config.{key}: {_NO_OPTION}{meant or _ALL}'
   return ''
 
 
@@ -291,8 +291,9 @@ def _said(error: BaseException, arguments: Sequence[str]) -> str:
   text = text.splitlines()[-1] if 'Traceback' in text else ' '.join(text.split())
   if isinstance(error, SyntaxError):
     return place(error)
-  if text.startswith('configs/'):  # a recipe says what may stand behind its colon
-    return text
+  said = text.removeprefix('ValueError: ')
+  if said.startswith('configs/'):  # a recipe says what may stand behind its colon
+    return said
   named = [word.partition('=')[2] for word in arguments if word.startswith('--config=')]
   folders = {os.path.dirname(os.path.realpath(name)) for name in named}
   for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -357,7 +358,7 @@ def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'confi
   """
   known, given = _known(config, name), flat(config.to_dict())
   if unknown := [key for key in given if key not in known and not key.startswith(own)]:
-    raise InputError(f'{name}.{unknown[0]}: {_NO_KNOB}')
+    raise InputError(f'{name}.{unknown[0]}: {_NO_OPTION}{_ALL}')
   if missing := [key for key in known if key not in given]:
     raise InputError(f'{name}.{missing[0]} is missing; begin a config file with default()')
   for key, knob in known.items():
@@ -498,8 +499,16 @@ def load_workdir(workdir: epath.PathLike) -> ml_collections.ConfigDict:
 
   Raises InputError where there is none, or a knob has a value that it cannot have.
   """
+  folder = epath.Path(workdir)
+  if not (folder / 'config.json').exists():
+    lacks = 'has no config.json' if folder.is_dir() else 'is a file' if folder.exists() else ''
+    raise InputError(
+      f'{workdir} {lacks or "is not there"}; name the --workdir that dprjax train was given'
+    )
   try:
     config = ml_collections.ConfigDict(_read(workdir))
+  except InputError:
+    raise
   except ValueError as error:  # a key with a dot
     raise InputError(f'{workdir}/config.json: {error}') from error
   check_ranges(config, _own(config), f'{workdir}/config.json: config')

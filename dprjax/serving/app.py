@@ -344,8 +344,14 @@ class App:
       names = [one for one in (named, name) if isinstance(one, str) and one in self._indexes]
       names += list(self._indexes) if len(self._indexes) == 1 else []
       if not names:
-        known = ', '.join(self._indexes) or 'none'
-        raise _Failure(404, f'say which index to search; there are: {known}', param='index')
+        known = ', '.join(self._indexes)
+        raise _Failure(
+          404,
+          f'say which index to search: one of {known}'
+          if known
+          else 'this server has no index to search; start it with --index=NAME=DIR',
+          param='index',
+        )
       asked = names[0]
     if asked not in self._indexes:
       raise _Failure(404, 'there is no such index', param='index', code='index_not_found')

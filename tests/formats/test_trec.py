@@ -105,7 +105,7 @@ def test_no_run(tmp_path):
     ({'q 1': {'a': 1.0}}, "id 'q 1' cannot be written"),
     ({'q': {'a\tb': 1.0}}, 'cannot be written'),
     ({'q': {'': 1.0}}, "id '' cannot"),
-    ({'q': {}}, 'nothing was retrieved for any of 1 queries'),
+    ({'q': {}}, 'nothing was retrieved for 1 query'),
   ],
 )
 def test_unwritable_runs_leave_nothing_behind(tmp_path, run, message):

@@ -53,7 +53,9 @@ def test_the_best_on_held_out_queries(tmp_path, lines):
     changed = name == 'second'
     assert (one.batch_size, one.data.hold_out) == ((8, 0.3) if changed else (64, 0.1))
     assert not one.alternatives and one.data.store == f'store/{name}' and not whole
-  assert lines[-1].startswith('chosen: second, of nDCG@10 first 0.5000 (+0.0000), second 0.7500')
+  assert lines[-1].startswith(
+    'chosen: second, by nDCG@10 on held-out queries: first 0.5000 (+0.0000), second 0.7500'
+  )
   found = json.loads((tmp_path / 'alternatives.json').read_text())
   assert {name: gain['best'] for name, gain in found['gains'].items()} == SCORES
   # The next time nothing is trained.
@@ -150,11 +152,11 @@ def test_what_cannot_be_compared(changes, more, message):
 @pytest.mark.parametrize(
   'changes, message',
   [
-    ({'a': {'batch': 3}}, r'config.alternatives.a.batch: there is no such knob'),
+    ({'a': {'batch': 3}}, r'config.alternatives.a.batch: there is no such option'),
     ({'a': {'batch_size': 0}}, r'config.alternatives.a.batch_size: expected a whole number'),
     ({'a b': {}}, r"config.alternatives: expected a name .* not 'a b'"),
     ({'a': 3}, r"config.alternatives: expected a name .* not 'a': 3"),
-    ({'a': {'alternatives': {'b': {'batch_size': 4}}}}, 'there is no such knob'),
+    ({'a': {'alternatives': {'b': {'batch_size': 4}}}}, 'there is no such option'),
     (3, 'config.alternatives: expected knobs by name, not 3'),
   ],
   ids=str,

@@ -123,7 +123,9 @@ def test_loss_and_gradient_equal_numpy(devices, knobs, known):
   if known:
     vectors = np.random.default_rng(2).normal(size=(len(batch['query_index']), WIDTH))
     batch[query_only.FROZEN] = vectors.astype(np.float32)
-  constants = {} if config.corpus_negatives >= 0 else {'corpus/vectors': CORPUS}
+  rows = np.arange(TOTAL, dtype=np.int32)
+  whole = {'corpus/vectors': CORPUS, 'corpus/rows': rows}
+  constants = {} if config.corpus_negatives >= 0 else whole
   placed = meshes.put(params, meshes.param_shardings(mesh, params))
 
   def loss(prompt, rest, batch):
@@ -238,7 +240,9 @@ def test_a_corpus_too_large_for_every_device(monkeypatch):
       return CORPUS[rows]
 
   config = make_config(negatives=0, corpus_negatives=-1)
-  assert query_only.arrays(config, Passages(), TOTAL)['corpus/vectors'].shape == CORPUS.shape
+  assert (
+    query_only.arrays(config, Passages(), np.arange(TOTAL))['corpus/vectors'].shape == CORPUS.shape
+  )
   monkeypatch.setattr(query_only, 'MOST_BYTES', TOTAL * WIDTH * 4 - 1)
   with pytest.raises(InputError, match=f'all {TOTAL} passages on every device'):
-    query_only.arrays(config, Passages(), TOTAL)
+    query_only.arrays(config, Passages(), np.arange(TOTAL))

@@ -72,8 +72,11 @@ def test_a_knob_that_is_younger_than_the_workdir_has_its_default(tmp_path):
 
 
 def test_a_workdir_without_an_experiment_is_an_error(tmp_path):
-  with pytest.raises(InputError, match=r'config\.json of the workdir not found'):
-    configs.load_workdir(tmp_path)
+  (tmp_path / 'file').touch()
+  for name, said in (('', 'has no config.json'), ('none', 'is not there'), ('file', 'is a file')):
+    with pytest.raises(InputError, match=f'{tmp_path / name} {said}; name the --workdir') as error:
+      configs.load_workdir(tmp_path / name)
+    assert str(error.value).count(str(tmp_path)) == 1
 
 
 @pytest.mark.parametrize(
