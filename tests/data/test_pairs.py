@@ -78,7 +78,7 @@ def test_harmed_files_are_read_or_refused_in_a_line(tmp_path, name):
     ('oak\telm\t\n', r"line 1: the label is ''"),
     ('oak\t \t1\n', r"line 1: text2 is ' '; expected a text"),
     ('oak\t1\n', r'line 1: 2 columns between tabs; expected 3: text1, text2, label'),
-    ('oak\telm\t1\nash\tyew\t1\n', r'the label of all 2 pairs is 1; pairs of both labels'),
+    ('oak\telm\t1\nash\tyew\t1\n', r'all labels are 1 \(2 pairs\); pairs of both labels'),
     ('', r'train.tsv'),
   ],
 )
@@ -106,7 +106,7 @@ def test_what_is_no_record(tmp_path, record, message):
 
 def test_a_split_that_is_not_there_names_what_is(tmp_path):
   (tmp_path / 'training.tsv').write_text('oak\telm\t1\n')
-  with pytest.raises(InputError, match=r'pairs file not found: .*train.jsonl.*: training.tsv'):
+  with pytest.raises(InputError, match=r'pairs file not found: .*train.jsonl.* holds training.tsv'):
     pairs.read_pairs(Source(str(tmp_path)))
 
 

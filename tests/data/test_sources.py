@@ -227,7 +227,7 @@ def test_unknown_ids_are_counted_listed_or_refused(beir):
   assert line.count('q1 lost') == 5 and line.endswith(', ...)')
   with pytest.raises(
     InputError,
-    match=r'train\.tsv: 1 judgements of a query that is not in the queries, for instance nobody d1',
+    match=r'train\.tsv: 1 judgement of a query that is not in the queries, for instance nobody d1',
   ):
     read(beir, strict=True)
 
@@ -263,8 +263,8 @@ SPOILT = [  # file, number of the line that is replaced or appended (0: the only
     *('queries.jsonl', 4, '{"_id": "q2", "text": "again"}'),
     r"queries\.jsonl: query id 'q2' is on line 2 and again on line 4",
   ),
-  ('queries.jsonl', 0, None, r'queries file not found: .*: corpus\.jsonl, qrels'),
-  ('qrels/train.tsv', 0, None, r'qrels file not found: .*train\.tsv .*in that folder: nothing'),
+  ('queries.jsonl', 0, None, r'queries file not found: .* holds corpus\.jsonl, qrels/'),
+  ('qrels/train.tsv', 0, None, r'qrels file not found: .*train\.tsv .*qrels is empty'),
   ('qrels/train.tsv', 2, 'q1\td1', r'train\.tsv, line 2: 2 columns, expected 3'),
   ('qrels/train.tsv', 2, 'q1\td1\tyes', r"line 2: the relevance 'yes' is not a whole number"),
   (

@@ -450,11 +450,13 @@ def test_bfloat16_stays_close_to_float32():
     ('backbone__dtype', 'float16'),
     ('prompt__dropout_scope', 'row'),
     ('matryoshka', (16, 8)),
+    ('batch_size', 1),
+    ('in_batch', False),
   ],
 )
 def test_a_knob_that_cannot_be_is_named(knob, value):
   with pytest.raises(InputError, match='config.' + knob.replace('__', '.')):
-    dpr.build(make_config(**{knob: value}), MODEL, make_mesh({'data': 1}))
+    dpr.build(make_config(**{'negatives': 0, knob: value}), MODEL, make_mesh({'data': 1}))
 
 
 @pytest.mark.parametrize(

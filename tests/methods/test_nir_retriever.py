@@ -194,6 +194,7 @@ def init(config, tokenizer, model, parts):
     ({'template__lengths': (6, -1)}, r'config.template.lengths: \(6, -1\) has no length of P2'),
     ({'template__fixed_layers': 4}, 'config.template.fixed_layers: 4, and BACKBONE has 3 layers'),
     ({'tasks': ()}, 'config.tasks is empty: nir_retriever needs a task'),
+    ({'batch_size': 1, 'negatives': 0}, 'config.batch_size'),
     slow({'trainable': ('backbone/.*',)}, 'prompt/dialogue/.* starts at random and would stay so'),
     slow(
       {'trainable': ('prompt/.*',)},

@@ -391,6 +391,8 @@ def test_heads_that_are_there_are_taken(tokenizer):
     ),
     ({'prompt__tied': False}, r'one prompt for all texts'),
     ({'temperature': 0.0}, r'config.temperature'),
+    ({'pretrain__views': 'siblings', 'batch_size': 1}, r'config.batch_size'),
+    ({'pretrain__views': 'ict', 'batch_size': 1}, r'config.batch_size'),
   ],
 )
 def test_a_knob_that_cannot_be_is_named(tokenizer, knobs, words):

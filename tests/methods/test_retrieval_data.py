@@ -271,15 +271,33 @@ def test_queries_that_are_held_out_are_the_dev_split(start, bag, tmp_path, batch
       {'data__passage_max_length': 30, 'prompt__length': 3, 'prompt__shift_positions': True},
       r'config.data.passage_max_length: 30 exceeds the 29 positions',
     ),
-    ({'batch_size': 11}, r'a batch of 11 queries is more than the 10 training queries'),
+    ({'batch_size': 11}, r'config\.batch_size: .*11 queries .* 10 training queries'),
     ({'data__passage_buckets': (4,)}, r'passage_buckets \[4\]'),
-    ({'negatives': 28}, r'28 negatives a query are too many'),
+    ({'negatives': 28}, r'config\.negatives: 28'),
   ],
 )
 def test_what_cannot_be(start, bag, changes, message):
   with pytest.raises(InputError, match=message):
     data = start(**changes)
     data.evaluation(bag)
+
+
+@pytest.mark.parametrize(
+  ('judged', 'changes', 'refused'),
+  [
+    ('q0\td0\t1\n', {'batch_size': 1}, True),  # one query
+    ('q0\td0\t1\nq1\td0\t1\n', {'batch_size': 2}, True),  # one passage
+    ('q0\td0\t1\nq1\td0\t1\n', {'batch_size': 2, 'negatives': 1}, False),
+    ('q0\td0\t1\nq1\td0\t1\nq2\td1\t1\n', {'batch_size': 2}, False),
+  ],
+)
+def test_judgements_that_leave_no_negative_are_refused(start, folder, judged, changes, refused):
+  (folder / 'qrels' / 'train.tsv').write_text('query-id\tcorpus-id\tscore\n' + judged)
+  if refused:
+    with pytest.raises(InputError, match=r'store/train.* config\.negatives'):
+      start(**{'negatives': 0} | changes)
+  else:
+    start(**{'negatives': 0} | changes)
 
 
 def test_a_data_set_of_ir_datasets(folder, tmp_path, knobs, devices):

@@ -10,7 +10,7 @@ from etils import epath
 
 from dprjax import papers
 from dprjax.base.errors import InputError
-from dprjax.data import sources
+from dprjax.data import sources, table
 from dprjax.data.topics import Topics
 from dprjax.methods import dpr, retrieval_data, topic_dpr, topic_losses
 from dprjax.methods.method import Parts
@@ -245,6 +245,51 @@ def test_with_a_category_for_each_document_it_is_the_loss_of_dpr(shape, tokenize
   assert np.isclose(value, jax.jit(lambda p, b: other.loss(p, b, None)[0])(params, placed), 1e-6)
 
 
+def test_a_document_relevant_to_a_query_is_not_its_negative():
+  # Documents 0 and 1 have one title, so the abstract of each is relevant to both; 2 is another.
+  rng = np.random.default_rng(0)
+  vectors = rng.normal(size=(2, 3, 4)).astype(np.float32)
+  q, p = vectors / np.linalg.norm(vectors, axis=2, keepdims=True)
+  q[1] = q[0]
+  categories = np.array([[0], [1], [2]], np.int32)
+  relevant = np.array([[0, 1], [0, 1], [2, -1]], np.int32)
+  mesh = meshes.make_mesh({'data': 1}, jax.devices()[:1])
+  qp, _, _ = topic_losses.document_losses(
+    q, p, categories, np.arange(3, dtype=np.int32)[:, None], relevant, mesh, rows=3, temperature=0.5
+  )
+  e = np.exp(q.astype(np.float64) @ p.T / 0.5)
+  expected = [
+    -np.log(e[0, 0] / (e[0, 0] + e[0, 2])),
+    -np.log(e[1, 1] / (e[1, 1] + e[1, 2])),
+    -np.log(e[2, 2] / e[2].sum()),
+  ]
+  np.testing.assert_allclose(qp, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ('categories', 'refused'),
+  [
+    ([[0], [0, 1], [0]], True),
+    ([[0, 1], [1, 2], [0, 2]], True),  # any two share one
+    ([[0], []], True),
+    ([[0], [0, 1], [1]], False),
+  ],
+)
+def test_documents_of_one_category_have_no_negatives(categories, refused):
+  class Tokens:
+    path = 'store'
+
+  Tokens.categories = table.Lists(
+    np.array([n for row in categories for n in row], np.int32),
+    np.array([len(row) for row in categories], np.int32),
+  )
+  if refused:
+    with pytest.raises(InputError, match='share a category'):
+      topic_dpr.check_categories(None, Tokens())
+  else:
+    topic_dpr.check_categories(None, Tokens())
+
+
 def test_weights_are_jaccard_overlaps():
   sets = np.array([[1, 2, -1], [2, 3, 4], [-1, -1, -1], [5, -1, -1]], np.int32)
   found = np.asarray(topic_losses.jaccard(sets, sets))
@@ -394,6 +439,7 @@ def test_without_the_topic_topic_loss(shape, tokenizer, found):
   [
     ({'data__categories': False}, 'config.data.categories: topic_dpr needs the categories'),
     ({'negatives': 1}, 'config.negatives: topic_dpr takes 0, not 1'),
+    ({'batch_size': 1}, 'config.batch_size'),
     ({'normalize': False}, 'config.normalize: topic_dpr takes True'),
     ({'prompt__length': 0}, 'config.topics.path: topics.npz makes prompts, and config.prompt.l'),
     ({'prompt__reparam': 'mlp'}, 'config.prompt.reparam'),

@@ -376,7 +376,7 @@ def test_strict_refuses(world, change, message):
     (['q0 Q0 d1 1 3'], r'line 1: 5 columns'),
     (
       ['q0 Q0 lost 1 3 x'],
-      'no candidate is left for any of 20 queries.*1 row of bm25 with a passage that is not in '
+      'no candidate is left for any query, of 20.*1 row of bm25 with a passage that is not in '
       'the corpus',
     ),
   ],
