@@ -148,11 +148,11 @@ def test_continues_with_the_missing_shards(run, vectors, tmp_path):
   (out / 'manifest.json').unlink()
   (out / 'progress.json').write_text(json.dumps(manifest | {'shards': manifest['shards'][:1]}))
   status, err = run('--shard_rows=20')
-  assert status == 0 and '20 of 50 texts are there already' in err
+  assert status == 0 and '20 of 50 texts already there' in err
   assert first.stat().st_mtime_ns == before and not (out / 'progress.json').exists()
   np.testing.assert_allclose(read(out)[1], vectors, atol=1e-6)
   status, err = run('--shard_rows=20')
-  assert status == 0 and '50 of 50 texts are there already' in err
+  assert status == 0 and '50 of 50 texts already there' in err
   # Another text, another kind, other settings: not the same embeddings.
   assert_bad(run('--shard_rows=20', '--pooling=cls'), 'holds other embeddings', 'pooling')
   assert_bad(run('--shard_rows=20', kind='query'), 'holds other embeddings', 'kind')
@@ -364,9 +364,9 @@ def test_embeddings_of_the_same_settings_are(command, encoded, tmp_path):
   # What training alone reads does not matter.
   _edit_json(tmp_path / 'backbone' / 'config.json', hidden_dropout_prob=0.3, note='mine')
   status, err = command(encode, *_plain(tmp_path, 'out'))
-  assert status == 0 and '50 of 50 texts are there already' in err
+  assert status == 0 and '50 of 50 texts already there' in err
   status, err = command(encode, *_plain(tmp_path, 'interrupted'))
-  assert status == 0 and '20 of 50 texts are there already' in err
+  assert status == 0 and '20 of 50 texts already there' in err
   # Also where the first process was killed with a file half written, and its lock.
   (tmp_path / 'killed').mkdir()
   (tmp_path / 'killed' / '.progress.json.12345678.tmp').write_text('{')

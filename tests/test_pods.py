@@ -307,7 +307,7 @@ def test_encode_and_exact_search_write_the_files_of_one_process(trained, command
     next((tmp_path / 'three' / 'passage').glob(lost)).unlink()
   module, *arguments = next(commands(tmp_path / 'three'))
   said = run(3, jax.device_count(), '-m', module.__name__, *arguments)
-  assert re.search(r'\d+ of \d+ texts are there already', said), said
+  assert re.search(r'\d+ of \d+ texts already there', said), said
   assert contents(tmp_path / 'three') == one
 
 

@@ -71,7 +71,7 @@ def fill_folder(
   todo = sum(shard.stop - shard.start for shard in pending)
   if todo < len(ids):
     logger.info(
-      '%s: %s of %s are there already', out, f'{len(ids) - todo:,}', counted(len(ids), 'texts')
+      '%s: %s of %s already there', out, f'{len(ids) - todo:,}', counted(len(ids), 'texts')
     )
   if 0 < len(pending) < processes:
     logger.info(

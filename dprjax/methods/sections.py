@@ -229,14 +229,14 @@ def _open_store(
   def draw(folder: epath.Path, _: list[epath.Path]) -> fingerprint.Built:
     report, progress = Report(), Progress('articles', task='reading the dump')
 
-    def counted() -> Iterator[Article]:
+    def read() -> Iterator[Article]:
       for article in _articles(paths):
         report.count('articles')
         progress.advance()
         yield article
 
     triplets = draw_triplets(
-      counted(),
+      read(),
       config.seed,
       per_article=knobs.per_article,
       hold_out=section.hold_out,

@@ -170,7 +170,9 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       qp, qq, accuracy = topic_losses.document_losses(
         q,
         p,
-        *(batch[name] for name in ('categories', 'passage_index', 'relevant')),
+        batch['categories'],
+        batch['passage_index'],
+        batch['relevant'],
         devices,
         rows=config.loss_rows,
         temperature=config.temperature,

@@ -351,7 +351,7 @@ def _train(
         if main and (config.data.fold or not whole):
           baseline.write(workdir, found, step)
         standing = 'best so far' if better else f'best {best:.4f} at step {best_step}'
-        if best <= compared.baseline:
+        if gain is not None and gain.difference <= 0:
           standing = 'none better than before'
         say(
           f'step {step}/{total}  dev {shown_scores(found)}  ({standing})  {compared.shown} on '

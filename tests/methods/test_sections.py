@@ -226,7 +226,9 @@ def test_what_the_loop_is_given(start, batches_of, words_of):
   data = start()
   assert data.unit == 'triplets' and 'of articles held out' in data.description
   expected, held_out = sections.draw_triplets(ARTICLES, 42, per_article=4, hold_out=0.25)
-  assert data.description.startswith(f'{len(expected)} triplets of sentences, {len(held_out)} of')
+  assert data.description.startswith(
+    f'{len(expected)} triplets of sentences to train on, {len(held_out)} of'
+  )
   assert len(data.batches) == len(expected) // 8
   batch = next(batches_of(data))
   assert {key: (value.dtype.name, value.shape) for key, value in batch.items()} == {
@@ -272,7 +274,7 @@ def test_accuracy_of_the_held_out(start, bag):
     ({'data__format': 'beir'}, r"config.data.format: sections are .* 'mediawiki', not 'beir'"),
     ({'eval__measure': 'nDCG@10'}, r"config.eval.measure: .* 'accuracy', not 'nDCG@10'"),
     ({'data__dir': 'none.xml'}, r'dump not found: none.xml'),
-    ({'batch_size': 4096}, r'config.batch_size: an update of 4096 triplets is more than the'),
+    ({'batch_size': 4096}, r'config.batch_size: an update of 4,096 triplets is more than the'),
     (
       {'data__query_max_length': 33, 'data__query_buckets': (64,)},
       r'config.data.query_max_length: 33 exceeds the 32 positions',
@@ -283,7 +285,7 @@ def test_accuracy_of_the_held_out(start, bag):
       r'config.data.query_max_length: 29 exceeds the 28 positions',
     ),
     ({'data__query_max_length': 32}, r'config.data.query_buckets: none of \[8, 16\] holds'),
-    ({'data__hold_out': 0.999999}, r'40 articles give 0 triplets to train on and 160 to measure'),
+    ({'data__hold_out': 0.999999}, r'40 articles with 0 triplets to train on and 160 to measure'),
   ],
 )
 def test_what_cannot_be(start, changes, message):
