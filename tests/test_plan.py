@@ -194,4 +194,4 @@ def test_a_target_without_its_compiler_is_one_line(monkeypatch, command):
 
   monkeypatch.setattr(targets, 'check_installed', absent)
   status, errors = command(plan, CONFIG, '--target=v5e:2x4')
-  assert status == 2 and '.[plan]' in errors
+  assert status == 2 and 'dprjax[plan]' in errors
