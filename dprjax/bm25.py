@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dprjax.base import files, outputs
-from dprjax.base.errors import InputError
 from dprjax.base.counts import counted, rate
+from dprjax.base.errors import InputError
 from dprjax.formats import trec
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.texts import read_texts

@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from etils import epath
 
 from dprjax.base import repository, version
+from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import size
-from dprjax.base.counts import counted
 from dprjax.runtime import cli
 
 logger = logging.getLogger('dprjax')

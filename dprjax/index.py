@@ -15,9 +15,9 @@ import logging
 from collections.abc import Sequence
 
 from dprjax.base import outputs
+from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, pace
-from dprjax.base.counts import counted
 from dprjax.formats.fields import read_ids
 from dprjax.retrieval import embeddings, milvus
 from dprjax.runtime import cli

@@ -26,9 +26,9 @@ from etils import epath
 from jaxtyping import Float
 
 from dprjax.base import files, outputs, reading, sidecars
+from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, pace
-from dprjax.base.counts import counted
 from dprjax.formats import seen, trec
 from dprjax.formats.fields import Record
 from dprjax.formats.texts import read_texts

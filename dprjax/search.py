@@ -42,9 +42,9 @@ from etils import epath
 from jaxtyping import Float, Int
 
 from dprjax.base import outputs
+from dprjax.base.counts import counted, rate
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
-from dprjax.base.counts import counted, rate
 from dprjax.formats import seen, trec
 from dprjax.formats.fields import read_ids
 from dprjax.retrieval import best, codes, embeddings, manifest, milvus, scann

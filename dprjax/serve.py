@@ -21,8 +21,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from dprjax.base.errors import InputError
 from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
 from dprjax.runtime import cli, compiled
 
 logger = logging.getLogger('dprjax')

@@ -28,9 +28,9 @@ import numpy as np
 
 from dprjax.analysis import figures
 from dprjax.base import draws, files, outputs
+from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
-from dprjax.base.counts import counted
 from dprjax.data import topics
 from dprjax.data.topics import Fitted, Settings
 from dprjax.formats.papers import read_papers

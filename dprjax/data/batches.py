@@ -27,8 +27,8 @@ import numpy as np
 from etils import epath
 
 from dprjax.base import outofcore
-from dprjax.base.errors import InputError
 from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
 from dprjax.data import table
 from dprjax.data.store import DENOISED, UNDENOISED, Store
 from dprjax.data.table import Integers, Lists

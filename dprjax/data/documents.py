@@ -23,9 +23,9 @@ import tokenizers
 from etils import epath
 
 from dprjax.base import files
+from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
-from dprjax.base.counts import counted
 from dprjax.data import fingerprint, table
 from dprjax.data.table import Integers
 from dprjax.data.text import Tokenizer

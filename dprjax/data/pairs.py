@@ -18,8 +18,8 @@ import numpy as np
 from etils import epath
 
 from dprjax.base import draws, files
-from dprjax.base.errors import InputError
 from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
 from dprjax.data import batches, docstrings, fingerprint, sources, table
 from dprjax.data.batches import Batch, Drawn, Feed
 from dprjax.data.text import Tokenizer, pad_flat

@@ -33,9 +33,9 @@ from etils import epath
 
 from dprjax.base import arrays as npz
 from dprjax.base import files
+from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
-from dprjax.base.counts import counted
 from dprjax.data import fingerprint, sources, table
 from dprjax.data.sources import Dataset, Source
 from dprjax.data.table import Integers, Lists
@@ -222,9 +222,7 @@ def build_store(
     dataset = sources.load_dataset(source)
     passages = write_passages(aside / 'passages', dataset)
     whole = _gather(aside / 'passages', passages.part, parts, wait_s)
-    dataset.report.counts[_CUT['passage'].format(passage_max_length)] += int(
-      whole.cut
-    )
+    dataset.report.counts[_CUT['passage'].format(passage_max_length)] += int(whole.cut)
     canonical = _first_rows(whole.digests)
     copies = int(np.count_nonzero(canonical != np.arange(len(canonical))))
     dataset.report.counts['passages with the tokens of another: one passage for the loss'] += copies

@@ -19,8 +19,8 @@ import grain
 import jaxtyping as jt
 import numpy as np
 
-from dprjax.base.errors import InputError
 from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
 from dprjax.data import documents, table
 from dprjax.data.batches import Batch, process_rows, shuffle_rows, smallest_bucket
 from dprjax.data.documents import Documents

@@ -13,9 +13,9 @@ from typing import Any
 from etils import epath
 
 from dprjax.base import files
+from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.reading import read_json_object
-from dprjax.base.counts import counted
 from dprjax.formats.fields import UniqueIds, check_id
 from dprjax.formats.qrels import Qrels, write_qrels
 

@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping
 
 from dprjax.base import files, reading
-from dprjax.base.errors import InputError
 from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
 from dprjax.formats.fields import check_id, other_delimiter
 
 Qrels = dict[str, dict[str, int]]

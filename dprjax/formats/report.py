@@ -4,8 +4,8 @@ import collections
 
 from etils import epath
 
-from dprjax.base.errors import InputError
 from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
 
 _LISTED = 5  # examples shown of each count
 

@@ -18,10 +18,10 @@ from jaxtyping import Float64, Int32, UInt64
 from pyarrow import csv
 
 from dprjax.base import outofcore
+from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.base.reading import open_bytes
-from dprjax.base.counts import counted
 from dprjax.formats.fields import check_id, other_delimiter
 
 _BLOCK = 1 << 23  # bytes

@@ -11,9 +11,9 @@ import pyarrow as pa
 from jaxtyping import Bool, Float, Int
 
 from dprjax.base import ranking
+from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_write
-from dprjax.base.counts import counted
 from dprjax.formats import runs
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Float
 
 from dprjax.base import files
-from dprjax.base.progress import Progress, pace
 from dprjax.base.counts import counted
+from dprjax.base.progress import Progress, pace
 from dprjax.formats import seen
 from dprjax.formats.texts import Text
 from dprjax.inference.encoder import Encoder

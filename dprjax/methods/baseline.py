@@ -15,8 +15,8 @@ from etils import epath
 
 from dprjax.analysis import comparison
 from dprjax.base import files, reading
-from dprjax.base.errors import InputError
 from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
 from dprjax.formats.fields import Record, is_number
 from dprjax.methods.method import Scores
 from dprjax.models import artifact

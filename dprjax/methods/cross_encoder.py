@@ -22,8 +22,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
-from dprjax.base.errors import InputError
 from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.data.text import Tokenizer
 from dprjax.methods import dual_encoder, pair_data, retrieval_data, tasks

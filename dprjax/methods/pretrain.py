@@ -26,8 +26,8 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from dprjax.base import files
-from dprjax.base.errors import InputError
 from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
 from dprjax.data import docstrings, documents, views
 from dprjax.data.batches import longest_bucket
 from dprjax.data.text import Tokenizer

@@ -16,8 +16,8 @@ from jaxtyping import Int32
 from ml_collections import ConfigDict
 
 from dprjax.base import files
-from dprjax.base.errors import InputError
 from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
 from dprjax.data import batches, docstrings, sources, store, teacher
 from dprjax.data.text import Tokenizer
 from dprjax.formats import irds, seen, trec

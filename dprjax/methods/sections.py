@@ -22,9 +22,9 @@ from ml_collections import ConfigDict
 from dprjax.analysis import statistics
 from dprjax.analysis.statistics import Triplet
 from dprjax.base import files
+from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
-from dprjax.base.counts import counted
 from dprjax.data import fingerprint
 from dprjax.data.text import Tokenizer
 from dprjax.formats.mediawiki import Article, read_articles

@@ -11,8 +11,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
-from dprjax.base.errors import InputError
 from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
 from dprjax.data.batches import longest_bucket, process_rows, shuffle_rows, smallest_bucket
 from dprjax.data.text import Tokenizer, pad_batch
 from dprjax.inference.embedder import Embedder

@@ -15,8 +15,8 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from dprjax.analysis import statistics
-from dprjax.base.errors import InputError
 from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
 from dprjax.data import similarity
 from dprjax.data.similarity import Pair
 from dprjax.data.text import Tokenizer

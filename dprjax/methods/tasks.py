@@ -19,8 +19,8 @@ from etils import epath
 from jax.sharding import Mesh
 from ml_collections import ConfigDict, FrozenConfigDict
 
-from dprjax.base.errors import InputError
 from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
 from dprjax.data import batches, mixture, pairs, sources
 from dprjax.data.text import Tokenizer
 from dprjax.formats.texts import KINDS

@@ -23,8 +23,8 @@ from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
 from dprjax.base import draws
-from dprjax.base.errors import InputError
 from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
 from dprjax.data import sources, store, topics
 from dprjax.data.text import Tokenizer, load_tokenizer
 from dprjax.formats.qrels import Qrels

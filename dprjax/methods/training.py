@@ -14,9 +14,9 @@ import ml_collections
 import numpy as np
 from etils import epath
 
+from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration, size
-from dprjax.base.counts import counted
 from dprjax.data import text
 from dprjax.data.batches import open_batches
 from dprjax.formats import seen

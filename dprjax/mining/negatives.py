@@ -29,9 +29,9 @@ from jaxtyping import Bool, Float64, Int64, Shaped, UInt64
 from scipy.special import expit
 
 from dprjax.base import files, outofcore, outputs
+from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
-from dprjax.base.counts import counted
 from dprjax.formats import runs
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.texts import read_texts

@@ -14,10 +14,10 @@ import numpy as np
 from etils import epath
 
 from dprjax.base import given, reading, words
+from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path, atomic_write
 from dprjax.base.sidecars import read_sidecar, write_sidecar
-from dprjax.base.counts import counted
 from dprjax.formats.fields import Record, UniqueIds, check_id
 from dprjax.retrieval import best
 from dprjax.retrieval.best import TopK

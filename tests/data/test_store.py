@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from dprjax.base.errors import InputError
 from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
 from dprjax.data import batches, store, table, text
 from dprjax.data.sources import Source
 
