@@ -308,7 +308,7 @@ def test_what_cannot_be_exported(command, trained, tmp_path):
   )
   assert_bad(
     command(export, '--force', f'--workdir={tmp_path}/none', f'--out={tmp_path}/p.npz'),
-    'config.json of the workdir not found',
+    'none is not there',
     'none',
   )
   assert list(tmp_path.iterdir()) == []
