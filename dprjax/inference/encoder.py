@@ -458,9 +458,10 @@ def either(
 
 def config_sha256(config: EncoderConfig) -> str:
   """Names an encoder's shape: of the fields that count once a model is trained."""
-  values = dataclasses.asdict(config)
-  for name in ('hidden_dropout', 'attention_dropout', 'initializer_range'):
-    del values[name]
+  training = ('hidden_dropout', 'attention_dropout', 'initializer_range')
+  values = {
+    name: value for name, value in dataclasses.asdict(config).items() if name not in training
+  }
   return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
@@ -574,7 +575,7 @@ def _pool(
 
 
 def _stack(config: EncoderConfig, given: Sequence[np.ndarray | None]) -> models.PromptBank:
-  empty = np.zeros((config.num_layers, 2, 0, config.num_heads, config.head_dim), np.float32)
+  empty = np.zeros((config.num_layers, 2, 0, config.num_kv_heads, config.head_dim), np.float32)
   prefixes = [empty if prefix is None else prefix for prefix in given]
   lengths = np.array([prefix.shape[2] for prefix in prefixes], np.int32)
   longest = lengths.max()

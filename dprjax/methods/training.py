@@ -205,7 +205,15 @@ def _train(
   save_every = config.checkpoint.every or epoch
 
   # The trainable parameters go to the optimiser, the frozen ones stay apart.
-  layout = updates.lay_out(config, params, names, devices, schedule_steps, epoch * update_size)
+  layout = updates.lay_out(
+    config,
+    params,
+    names,
+    devices,
+    schedule_steps,
+    epoch * update_size,
+    backbone.config.family.sharding,
+  )
   state, frozen = layout.place(params)
   untrained = {**frozen, **state.trainable}
   schedule = optim.make_schedule(config.optim, schedule_steps)

@@ -133,6 +133,7 @@ def lay_out(
   devices: Mesh,
   steps: int,
   examples: int = 1,
+  sharding: Sequence[tuple[str, P]] = (),
 ) -> Layout:
   """How a training holds its parameters.
 
@@ -143,6 +144,7 @@ def lay_out(
     devices: the mesh.
     steps: the length of the schedule, in updates.
     examples: those of an epoch's updates, for ``config.shrink``.
+    sharding: rules of the backbone's family, before ``mesh.RULES``.
 
   Raises:
     InputError: a rule list leaves a name uncovered.
@@ -154,7 +156,7 @@ def lay_out(
   dtypes = {name: jnp.dtype('float32') if name in trainable else frozen for name in params}
   return Layout(
     dtypes,
-    mesh.param_shardings(devices, params),
+    mesh.param_shardings(devices, params, sharding),
     frozenset(trainable),
     optim.make_optimizer(config.optim, list(params), trainable, steps),
     devices,

@@ -309,7 +309,7 @@ def check_prompt(
     elif name == 'prefix' or name.endswith('/prefix'):
       *_, layers, two, _, heads, size = array.shape
       shape = layers, two, heads, size
-      expected = config.num_layers, 2, config.num_heads, config.head_dim
+      expected = config.num_layers, 2, config.num_kv_heads, config.head_dim
     else:
       continue
     if shape != expected:

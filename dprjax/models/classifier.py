@@ -63,7 +63,7 @@ def classify(
   """
   keys = (None, None) if dropout_key is None else tuple(jax.random.split(dropout_key))
   rate = options.apply_dropout(config).hidden_dropout
-  x = first if config.model_type == 'bert' else _drop(first, keys[0], rate)
+  x = _drop(first, keys[0], rate) if config.family.classifier_drops else first
   x = jnp.tanh(_dense(x.astype(options.dtype), head['dense']))
   x = _drop(x, keys[1], rate).astype(jnp.float32)
   return _dense(x, head['output'])

@@ -1,10 +1,11 @@
-"""BERT, RoBERTa and XLM-RoBERTa encoders whose deep prompt is an argument.
+"""Encoders whose deep prompt is an argument.
 
-The layers are those of ``transformers`` (post-LayerNorm). Their parameters are stacked on a leading
-layer axis; kernels are ``[in, out]``. A prompt gives each layer key and value vectors that every
-token attends to (prefix tuning, DPTDR section 3.1). It has no positions and does not change from
-layer to layer. It is no parameter of a module, so that a gradient with respect to the prompt alone
-computes no gradient of a weight. docs/architecture.md has the shape letters.
+Their family (`models.family`) gives the modules: the embeddings, a layer, and whatever comes behind
+the last one. The layers' parameters are stacked on a leading layer axis; kernels are ``[in, out]``.
+A prompt gives each layer key and value vectors that every token attends to (prefix tuning, DPTDR
+section 3.1). It has no positions and does not change from layer to layer. It is no parameter of a
+module, so that a gradient with respect to the prompt alone computes no gradient of a weight.
+docs/architecture.md has the shape letters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,10 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.base.errors import InputError
 from dprjax.models.encoder_config import DEFAULT_OPTIONS, EncoderConfig, EncoderOptions
-from dprjax.models.layers import Embeddings, Layer, Scanned, Shared, look_up
-
-# Added to the scores of masked keys. Finite, so that a row of padding alone does not give NaN.
-_MASKED = -1e9
+from dprjax.models.layers import Scanned, Shared, look_up
 
 
 class PromptBank(NamedTuple):
@@ -52,9 +50,11 @@ class LayeredBank(NamedTuple):
 def _stack(
   config: EncoderConfig, num_layers: int, options: EncoderOptions, deterministic: bool
 ) -> nn.Module:
-  """A scan of ``Layer`` over parameters stacked on a leading axis."""
-  # The compiler would merge the recomputed layers with the first ones where both are unrolled.
-  layer = nn.remat(Layer, prevent_cse=options.unroll != 1) if options.remat else Layer
+  """A scan of the family's layer over parameters stacked on a leading axis."""
+  layer = config.family.layer
+  if options.remat:
+    # The compiler would merge the recomputed layers with the first ones where both are unrolled.
+    layer = nn.remat(layer, prevent_cse=options.unroll != 1)
   scanned = nn.scan(
     layer,
     variable_axes={'params': 0, 'intermediates': 0},
@@ -69,34 +69,25 @@ def _stack(
 def init_layers(config: EncoderConfig, num_layers: int, key: Array) -> dict[str, Any]:
   """Fresh stacked layers: kernels N(0, ``initializer_range``), biases 0, LayerNorm's scale 1."""
   x, bias = jnp.zeros((1, 1, config.hidden_size), jnp.float32), jnp.zeros((1, 1, 1, 1), jnp.float32)
+  scanned = Scanned(number=jnp.arange(num_layers, dtype=jnp.int32))
+  shared = Shared(bias, positions=jnp.zeros((1, 1), jnp.int32))
   stack = _stack(config, num_layers, DEFAULT_OPTIONS, True)
-  return jax.jit(stack.init)(key, x, Scanned(), Shared(bias))['params']
+  return jax.jit(stack.init)(key, x, scanned, shared)['params']
 
 
 def init_encoder(config: EncoderConfig, key: Array) -> dict[str, Any]:
   """Fresh parameters of an encoder, see ``init_layers``."""
   embeddings_key, layers_key = jax.random.split(key)
   tokens = jnp.zeros((1, 1), jnp.int32)
-  embeddings = jax.jit(Embeddings(config, jnp.float32, True).init)(
+  family = config.family
+  embeddings = jax.jit(family.embeddings(config, jnp.float32, True).init)(
     embeddings_key, tokens, tokens, tokens
   )['params']
-  return {'embeddings': embeddings, 'layers': init_layers(config, config.num_layers, layers_key)}
-
-
-def _positions(config: EncoderConfig, tokens: Array, mask: Array, shift: int | Array) -> Array:
-  """Rows of the position table ``[B, T]``, as in transformers; ``shift`` is a number or [B, 1].
-
-  RoBERTa counts no padding token, not even one that is written in a text.
-  """
-  if config.model_type == 'bert':
-    count = jnp.arange(mask.shape[1], dtype=jnp.int32)
-    if isinstance(shift, int):
-      return jnp.broadcast_to(count + shift, mask.shape)
-    positions = count[None, :] + shift
-    # The padding of a long batch may lie outside the table, which would give NaN.
-    return jnp.where(mask, positions, jnp.minimum(positions, config.max_positions - 1))
-  real = (mask & (tokens != config.pad_token_id)).astype(jnp.int32)
-  return (jnp.cumsum(real, axis=1) + shift) * real + config.pad_token_id
+  params = {'embeddings': embeddings, 'layers': init_layers(config, config.num_layers, layers_key)}
+  if family.final is not None:
+    x = jnp.zeros((1, 1, config.hidden_size), jnp.float32)
+    params['final'] = jax.jit(family.final(config, jnp.float32).init)(embeddings_key, x)['params']
+  return params
 
 
 def _place(
@@ -147,7 +138,7 @@ def _place(
       f'{length} tokens{shifted} exceed the {config.max_tokens} positions of this encoder; lower '
       'the maximum length'
     )
-  return prompt, seen, _positions(config, tokens, mask, shift)
+  return prompt, seen, config.family.positions(config, tokens, mask, shift)
 
 
 def _check_prompt_shape(
@@ -159,9 +150,9 @@ def _check_prompt_shape(
   fits = (
     len(core) == 5
     and core[:2] == (config.num_layers, 2)
-    and core[3:] == (config.num_heads, config.head_dim)
+    and core[3:] == (config.num_kv_heads, config.head_dim)
   )
-  wanted = f'[{config.num_layers}, 2, P, {config.num_heads}, {config.head_dim}]'
+  wanted = f'[{config.num_layers}, 2, P, {config.num_kv_heads}, {config.head_dim}]'
   if not fits or len(shape) > 6:
     raise InputError(
       f'prompt has shape {list(shape)}; this encoder takes {wanted}, or that with a leading axis '
@@ -207,10 +198,13 @@ def _run(
   keys: list[Array | None] = [None] * (1 + len(cuts))
   if dropout_key is not None:
     keys = list(jax.random.split(dropout_key, 1 + len(cuts)))
-  x: Any = Embeddings(options.apply_dropout(config), options.dtype, dropout_key is None).apply(
+  family = config.family
+  embeddings = family.embeddings(options.apply_dropout(config), options.dtype, dropout_key is None)
+  x: Any = embeddings.apply(
     {'params': params['embeddings']}, tokens, positions, token_types, vectors, rngs=_rngs(keys[0])
   )
-  scanned, shared = Scanned(prefix), Shared(_bias(seen))
+  scanned = Scanned(prefix, number=jnp.arange(config.num_layers, dtype=jnp.int32))
+  shared = Shared(family.bias(config, seen, tokens.shape[1]), positions=positions)
   if vectors is not None and fixed_layers:
     places = (tokens >= config.vocab_size)[:, :, None]
     rows = look_up(config, tokens, vectors).astype(options.dtype)
@@ -224,6 +218,9 @@ def _run(
       stacked = jax.tree.map(lambda leaf, start=start, stop=stop: leaf[start:stop], stacked)
     x = _run_layers(config, *stacked, x, shared, options, key)
     states.append(x)
+  if family.final is not None and cuts[-1] == config.num_layers:
+    final = family.final(config, options.dtype)
+    states[-1] = final.apply({'params': params['final']}, states[-1])
   return states
 
 
@@ -254,12 +251,14 @@ def encode_layers(
   dropout_key: Array | None = None,
 ) -> Float[Array, 'B T H']:
   """Hidden states through stacked layers without a prompt, those of a head for instance."""
-  shared = Shared(_bias(mask))
-  return _run_layers(config, layers, Scanned(), hidden, shared, options, dropout_key)
-
-
-def _bias(seen: Array) -> Array:
-  return jnp.where(seen, 0.0, _MASKED)[:, None, None, :]
+  count = jax.tree.leaves(layers)[0].shape[0]
+  scanned = Scanned(number=jnp.arange(count, dtype=jnp.int32))
+  tokens = jnp.full(mask.shape, -1, jnp.int32)  # none of them is padding
+  shared = Shared(
+    config.family.bias(config, mask, hidden.shape[1]),
+    positions=config.family.positions(config, tokens, mask, 0),
+  )
+  return _run_layers(config, layers, scanned, hidden, shared, options, dropout_key)
 
 
 def _rngs(key: Array | None) -> dict[str, Array] | None:
@@ -374,14 +373,15 @@ def first_token_attention(
     InputError: as ``encode`` does.
   """
   prompt, seen, positions = _place(config, tokens, mask, prompt, None, shift_positions)
-  x = Embeddings(config, jnp.float32, True).apply(
+  family = config.family
+  x = family.embeddings(config, jnp.float32, True).apply(
     {'params': params['embeddings']}, tokens, positions, jnp.zeros_like(tokens)
   )
   _, kept = _stack(config, config.num_layers, DEFAULT_OPTIONS, True).apply(
     {'params': params['layers']},
     x,
-    Scanned(prompt),
-    Shared(_bias(seen)),
+    Scanned(prompt, number=jnp.arange(config.num_layers, dtype=jnp.int32)),
+    Shared(family.bias(config, seen, tokens.shape[1]), positions=positions),
     mutable=['intermediates'],
   )
   return kept['intermediates']['attention']['first_token'][0]

@@ -8,14 +8,19 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from dprjax.base.errors import InputError
+from dprjax.models import family as families
 from dprjax.models.activations import ACTIVATIONS
-
-MODEL_TYPES = ('bert', 'roberta', 'xlm-roberta')
 
 
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig:
-  """The shape of an encoder; hashable, so it can be a static argument of ``jax.jit``.
+  """The shape of an encoder with a table of positions, such as BERT.
+
+  Hashable, so it can be a static argument of ``jax.jit``. The shape of another family of backbones
+  is a frozen dataclass of its own, with ``vocab_size``, ``hidden_size``, ``num_layers``,
+  ``num_heads``, ``num_kv_heads``, ``head_dim``, ``intermediate_size``, ``type_vocab_size``,
+  ``max_tokens``, ``pad_token_id``, ``layer_norm_eps``, ``initializer_range``, the rates of dropout,
+  and ``family``.
 
   Raises:
     InputError: an unknown model type or activation, or heads that do not divide the hidden size.
@@ -37,10 +42,7 @@ class EncoderConfig:
   initializer_range: float = 0.02
 
   def __post_init__(self):
-    if self.model_type not in MODEL_TYPES:
-      raise InputError(
-        f'model_type {self.model_type!r} is not supported; use one of: {", ".join(MODEL_TYPES)}'
-      )
+    families.find(self.model_type)
     if self.hidden_act not in ACTIVATIONS:
       raise InputError(
         f'hidden_act {self.hidden_act!r} is not supported; use one of: {", ".join(ACTIVATIONS)}'
@@ -51,13 +53,23 @@ class EncoderConfig:
       )
 
   @property
+  def family(self) -> families.Family:
+    """The family of backbones that it belongs to."""
+    return families.find(self.model_type)
+
+  @property
   def head_dim(self) -> int:
     return self.hidden_size // self.num_heads
 
   @property
+  def num_kv_heads(self) -> int:
+    """Heads of keys and values, and so of a prompt."""
+    return self.num_heads
+
+  @property
   def first_position(self) -> int:
-    """The first token's row of the position table. RoBERTa reserves the rows before it."""
-    return 0 if self.model_type == 'bert' else self.pad_token_id + 1
+    """The first token's row of the position table."""
+    return self.family.first_position(self)
 
   @property
   def max_tokens(self) -> int:

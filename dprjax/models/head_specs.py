@@ -66,13 +66,13 @@ def sha256(name: str, config: EncoderConfig, head: Head) -> str:
 
 
 def _mlm_tensors(config: EncoderConfig, head: Head) -> Iterable[names.Tensor]:
-  return names.mlm_tensors(config)
+  return config.family.mlm_tensors(config)
 
 
 def _read_mlm(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack) -> Head | None:
-  config = checkpoint.config
+  config, family = checkpoint.config, checkpoint.config.family
   params = weights.read_head(
-    checkpoint, 'masked-LM head', names.mlm_tensors(config), names.decoder_tensors(config)
+    checkpoint, 'masked-LM head', family.mlm_tensors(config), family.mlm_copies(config)
   )
   return None if params is None else Head(params)
 
@@ -82,12 +82,12 @@ def _labels(head: Head) -> int:
 
 
 def _classifier_tensors(config: EncoderConfig, head: Head) -> Iterable[names.Tensor]:
-  return names.classifier_tensors(config, _labels(head))
+  return config.family.classifier_tensors(config, _labels(head))
 
 
 def _read_classifier(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack) -> Head | None:
-  stored = checkpoint.tensors
-  tensors = list(names.classifier_tensors(checkpoint.config, 1))
+  stored, config = checkpoint.tensors, checkpoint.config
+  tensors = list(config.family.classifier_tensors(config, 1))
   output = next(tensor.name for tensor in tensors if tensor.path == ('output', 'kernel'))
   if output in stored:
     shape = stored[output][0].shape
@@ -103,7 +103,7 @@ def _read_classifier(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack
         f'{checkpoint.folder}: {output} has {labels} label{"s" if labels > 1 else ""}, but the '
         f'id2label of config.json has {len(id2label)}'
       )
-    tensors = list(names.classifier_tensors(checkpoint.config, labels))
+    tensors = list(config.family.classifier_tensors(config, labels))
   elif not any(
     tensor.name in stored for tensor in tensors if tensor.name.startswith('classifier.')
   ):
@@ -137,7 +137,7 @@ def _condenser_tensors(config: EncoderConfig, head: Head) -> Iterable[names.Tens
       f"a Condenser head's split must be 1 to {config.num_layers - 1} of the encoder's layers, not "
       f'{split}'
     )
-  return names.layer_tensors(config, _num_layers(head))
+  return config.family.layer_tensors(config, _num_layers(head))
 
 
 def _read_condenser(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack) -> Head | None:
@@ -157,7 +157,7 @@ def _read_condenser(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack)
       f"{metadata.get('split')!r:.20}; expected 1 layer or more, and a split of the encoder's "
       f'{config.num_layers} layers'
     )
-  tensors = list(names.layer_tensors(config, layers))
+  tensors = list(config.family.layer_tensors(config, layers))
   problems = weights.find_problems(tensors, stored)
   expected = [tensor.name for tensor in tensors]
   for word, wrong in (

@@ -37,7 +37,7 @@ def mlm_logits(
   """A logit for every word of the vocabulary, float32.
 
   Args:
-    config: the encoder's. BERT's head has its ``hidden_act``; RoBERTa's and XLM-R's have GELU.
+    config: the encoder's; its family says which activation the head has.
     head: as ``init_mlm_head`` gives it.
     embedding: the encoder's word embeddings.
     hidden: states of any number of tokens.
@@ -45,7 +45,7 @@ def mlm_logits(
   """
   x: Any = hidden.reshape(1, -1, config.hidden_size)
   x = layers.dense(config, config.hidden_size, dtype).apply({'params': head['dense']}, x)
-  x = activations.ACTIVATIONS[config.hidden_act if config.model_type == 'bert' else 'gelu'](x)
+  x = activations.ACTIVATIONS[config.family.mlm_act(config)](x)
   x = layers.LayerNorm(config.layer_norm_eps).apply({'params': head['norm']}, x)
   x = x.astype(dtype).reshape(hidden.shape)
   logits = jnp.einsum(

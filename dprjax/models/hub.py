@@ -1,7 +1,7 @@
 """Reads and writes Hugging Face directories, without PyTorch.
 
 ``backbone_sha256`` is taken over the encoder's tensors as stored, under the names of
-``checkpoint_names``. Neither our own layout nor a head changes it.
+its family. Neither our own layout nor a head changes it.
 """
 
 import contextlib
@@ -23,9 +23,10 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path, write_json
 from dprjax.base.reading import read_json_object
 from dprjax.models import checkpoint_names as names
+from dprjax.models import family as families
 from dprjax.models import weights
 from dprjax.models.encoder import init_encoder
-from dprjax.models.encoder_config import MODEL_TYPES, EncoderConfig
+from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import HEADS, Head
 from dprjax.models.sentence import (
   SentenceSettings,
@@ -53,30 +54,6 @@ _TOKENIZER_FILES = (
 )
 
 _LICENCES = ('LICENSE', 'LICENSE.txt', 'LICENSE.md', 'NOTICE')
-
-# config.json's keys and ours, in the order in which they are written.
-_HF_NAMES = {
-  'vocab_size': 'vocab_size',
-  'hidden_size': 'hidden_size',
-  'num_hidden_layers': 'num_layers',
-  'num_attention_heads': 'num_heads',
-  'intermediate_size': 'intermediate_size',
-  'max_position_embeddings': 'max_positions',
-  'type_vocab_size': 'type_vocab_size',
-  'layer_norm_eps': 'layer_norm_eps',
-  'hidden_act': 'hidden_act',
-  'pad_token_id': 'pad_token_id',
-  'hidden_dropout_prob': 'hidden_dropout',
-  'attention_probs_dropout_prob': 'attention_dropout',
-  'initializer_range': 'initializer_range',
-}
-_LARGEST = {
-  'layer_norm_eps': 1,
-  'hidden_dropout_prob': 1,
-  'attention_probs_dropout_prob': 1,
-  'initializer_range': 1000,
-}
-_FIELDS: dict[str, Any] = {field.name: field for field in dataclasses.fields(EncoderConfig)}
 
 # Layers and hidden size, as in Turc et al. (2019), "Well-Read Students Learn Better". A head has 64
 # values, the MLP 4 H.
@@ -192,7 +169,7 @@ def check_vocabulary(backbone: Backbone, vocab_size: int, path: PathLike) -> Non
 
 def backbone_sha256(config: EncoderConfig, params: Mapping[str, Any]) -> str:
   """The SHA-256 of a float32 checkpoint with these parameters."""
-  return weights.sha256(sorted(names.export(names.encoder_tensors(config), params).items()))
+  return weights.sha256(sorted(names.export(config.family.tensors(config), params).items()))
 
 
 def save_backbone(
@@ -249,14 +226,14 @@ def save_backbone(
         (read_json_object(settings, 'tokenizer_config.json') if settings.exists() else {})
         | {'model_max_length': max_length},
       )
-    arrays = names.export(names.encoder_tensors(config), params)
+    arrays = names.export(config.family.tensors(config), params)
     for name, head in heads.items():
       spec, stored = HEADS[name], names.export(tensors[name], head.params)
       if spec.model_class:
         # The pooler is part of the encoder's model.
         pooler = {key for key in stored if key.startswith('pooler.')}
         arrays = {
-          (names.prefix(config) if key in pooler or key not in stored else '') + key: array
+          (config.family.prefix if key in pooler or key not in stored else '') + key: array
           for key, array in (arrays | stored).items()
         }
       else:
@@ -334,9 +311,9 @@ def scratch_config(
   Args:
     size: a key of ``SIZES``.
     vocab_size: of the tokenizer.
-    model_type: 'bert', 'roberta' or 'xlm-roberta'.
+    model_type: of a family whose shape is an `EncoderConfig`.
     max_tokens: the longest input.
-    pad_token_id: default 0 for BERT, 1 for RoBERTa.
+    pad_token_id: default: the family's.
 
   Raises:
     InputError: an unknown size or model type.
@@ -345,7 +322,7 @@ def scratch_config(
     raise InputError(f'size {size!r} is unknown; use one of: {", ".join(SIZES)}')
   layers, width = SIZES[size]
   if pad_token_id is None:
-    pad_token_id = 0 if model_type == 'bert' else 1
+    pad_token_id = families.find(model_type).pad_token_id
   # BERT's 0.02 suits a width of 768. In narrower models a layer would add almost nothing to its
   # input.
   config = EncoderConfig(
@@ -427,46 +404,8 @@ def _fetch(path_or_hub_id: PathLike) -> epath.Path:
 
 
 def _encoder_config(hf_config: dict[str, Any], path: epath.Path) -> EncoderConfig:
-  model_type = hf_config.get('model_type')
-  if model_type not in MODEL_TYPES:
-    raise InputError(
-      f'{path}: model_type {model_type!r} is not supported; use one of: {", ".join(MODEL_TYPES)}'
-    )
-  if hf_config.get('position_embedding_type', 'absolute') != 'absolute':
-    raise InputError(
-      f'{path}: position_embedding_type {hf_config["position_embedding_type"]!r} is not '
-      'supported, only absolute'
-    )
-  for key in ('is_decoder', 'add_cross_attention'):
-    if hf_config.get(key):
-      raise InputError(f'{path}: {key} is set; decoders are not supported')
-  values: dict[str, Any] = {
-    key: field.default
-    for key, name in _HF_NAMES.items()
-    if (field := _FIELDS[name]).default is not dataclasses.MISSING and name != 'max_positions'
-  }
-  values['pad_token_id'] = 0 if model_type == 'bert' else 1
-  values |= {key: value for key, value in hf_config.items() if value is not None}
-  for key, name in _HF_NAMES.items():
-    value = values.get(key)
-    number = isinstance(value, float | int) and not isinstance(value, bool)
-    # Sizes are compared with the tensors' own later.
-    if _FIELDS[name].type is int and not (
-      number and isinstance(value, int) and (key != 'pad_token_id') <= value < 2**31
-    ):
-      raise InputError(f'{path}: {key} is {value!r:.60}, expected a whole number')
-    if _FIELDS[name].type is float and not (
-      number and isinstance(value, float | int) and 0 <= value <= _LARGEST[key]
-    ):
-      raise InputError(
-        f'{path}: {key} is {value!r:.60}, expected a number from 0 to {_LARGEST[key]}'
-      )
-    if _FIELDS[name].type is str and not isinstance(value, str):
-      raise InputError(f'{path}: {key} is {value!r:.60}, expected a text')
   try:
-    return EncoderConfig(
-      model_type, **{name: _FIELDS[name].type(values[key]) for key, name in _HF_NAMES.items()}
-    )
+    return families.find(hf_config.get('model_type')).read_config(hf_config)
   except InputError as error:
     raise InputError(f'{path}: {error}') from error
 
@@ -475,7 +414,7 @@ def _hf_config(
   config: EncoderConfig, base: Mapping[str, Any], heads: Mapping[str, Head]
 ) -> dict[str, Any]:
   """``base`` with this encoder's shape and the class of its head."""
-  family = {'bert': 'Bert', 'roberta': 'Roberta', 'xlm-roberta': 'XLMRoberta'}[config.model_type]
+  family = config.family
   classes = [HEADS[name].model_class for name in heads if HEADS[name].model_class] or ['Model']
   if len(classes) > 1:
     raise ValueError(f'one checkpoint cannot be {" and ".join(classes)}')
@@ -488,9 +427,8 @@ def _hf_config(
   for name, head in heads.items():
     kept = HEADS[name].hf_config(kept, head)
   return kept | {
-    'architectures': [family + classes[0]],
-    'model_type': config.model_type,
-    **{key: getattr(config, field) for key, field in _HF_NAMES.items()},
-    'position_embedding_type': 'absolute',
+    'architectures': [family.class_name + classes[0]],
+    'model_type': family.model_type,
+    **family.write_config(config),
     'dtype': 'float32',
   }

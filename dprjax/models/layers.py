@@ -1,4 +1,4 @@
-"""Modules of encoders: those of ``transformers`` (post-LayerNorm), over a prompt and the tokens.
+"""Modules of encoders, over a prompt and the tokens: those of BERT, and parts for other families.
 
 docs/architecture.md has the shape letters.
 """
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.models import fused_attention
 from dprjax.models.activations import ACTIVATIONS
@@ -141,6 +141,34 @@ def attention_scores(
   return scores * scale
 
 
+# Added to the scores of masked keys. Finite, so that a row of padding alone does not give NaN.
+MASKED = -1e9
+
+
+def padding_bias(config: Any, seen: Bool[Array, 'B S'], length: int) -> Float[Array, 'B 1 1 S']:
+  """A mask of padding: every token sees every key that is there."""
+  return jnp.where(seen, 0.0, MASKED)[:, None, None, :]
+
+
+def window_bias(
+  seen: Bool[Array, 'B S'], length: int, before: int | None, after: int | None
+) -> Float[Array, 'B 1 T S']:
+  """A mask of padding and of distance.
+
+  A token sees the whole prompt, and of the T tokens those from ``before`` places before its own to
+  ``after`` places behind it; None: however far. A causal mask has ``after=0``.
+  """
+  place = jnp.arange(length, dtype=jnp.int32)
+  distance = place[None, :] - place[:, None]  # of a key from a query
+  near = jnp.ones((length, length), bool)
+  if before is not None:
+    near &= distance >= -before
+  if after is not None:
+    near &= distance <= after
+  near = jnp.pad(near, ((0, 0), (seen.shape[1] - length, 0)), constant_values=True)
+  return jnp.where(seen[:, None, :] & near[None], 0.0, MASKED)[:, None]
+
+
 class Attention(nn.Module):
   """The attention half of a layer, over the prompt and the tokens, with residual and LayerNorm."""
 
@@ -150,18 +178,37 @@ class Attention(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x: Float[Array, 'B T H'], bias: Float[Array, 'B 1 1 S'], prompt: Array | None
+    self, x: Float[Array, 'B T H'], bias: Float[Array, '_ 1 _ S'], prompt: Array | None
   ) -> Array:
     config, dtype = self.config, self.options.dtype
 
-    def project(x, name):
-      return dense(config, config.hidden_size, dtype, name, self.options.products)(x)
+    def project(x, name, features):
+      return dense(config, features, dtype, name, self.options.products)(x)
 
-    query, key, value = (project(x, name) for name in ('query', 'key', 'value'))
-    attend = self.fused if self.options.attention == 'fused' else self.plain
-    out = project(attend(query, key, value, bias, prompt), 'output')
+    query = project(x, 'query', config.num_heads * config.head_dim)
+    key, value = (
+      project(x, name, config.num_kv_heads * config.head_dim) for name in ('key', 'value')
+    )
+    out = project(self.attend(query, key, value, bias, prompt), 'output', config.hidden_size)
     out = Dropout(config.hidden_dropout, deterministic=self.deterministic)(out)
     return LayerNorm(config.layer_norm_eps, dtype, name='norm')(out + x).astype(dtype)
+
+  def attend(
+    self,
+    query: Float[Array, 'B T N*D'],
+    key: Float[Array, 'B T K*D'],
+    value: Float[Array, 'B T K*D'],
+    bias: Float[Array, '_ 1 _ S'],
+    prompt: Array | None,
+  ) -> Float[Array, 'B T N*D']:
+    """The weighted means of values.
+
+    The kernel of 'fused' masks keys for all tokens alike and pairs each head of queries with one of
+    keys; other attention is plain.
+    """
+    fits = bias.shape[2] == 1 and key.shape == query.shape
+    fused = self.options.attention == 'fused' and fits
+    return (self.fused if fused else self.plain)(query, key, value, bias, prompt)
 
   @nn.compact
   def fused(
@@ -205,17 +252,17 @@ class Attention(nn.Module):
   @nn.compact
   def plain(
     self,
-    query: Float[Array, 'B T H'],
-    key: Float[Array, 'B T H'],
-    value: Float[Array, 'B T H'],
-    bias: Float[Array, 'B 1 1 S'],
+    query: Float[Array, 'B T N*D'],
+    key: Float[Array, 'B T K*D'],
+    value: Float[Array, 'B T K*D'],
+    bias: Float[Array, '_ 1 _ S'],
     prompt: Array | None,
-  ) -> Float[Array, 'B T H']:
-    """The weighted means of values."""
+  ) -> Float[Array, 'B T N*D']:
+    """The weighted means of values, by products of whole arrays."""
     config, dtype, shape = self.config, self.options.dtype, query.shape
 
     def heads(y):
-      y = y.reshape(*y.shape[:2], config.num_heads, config.head_dim)
+      y = y.reshape(*y.shape[:2], -1, config.head_dim)
       return y.swapaxes(1, 2)  # [B, N, T, D]: 1.5x faster on a CPU than [B, T, N, D]
 
     query, key, value = heads(query), heads(key), heads(value)
@@ -231,6 +278,8 @@ class Attention(nn.Module):
       value = jnp.concatenate([prompt[:, 1], value], axis=2)
       # A bias of the tokens alone masks no vector of the prompt.
       bias = jnp.pad(bias, ((0, 0), (0, 0), (0, 0), (key.shape[2] - bias.shape[3], 0)))
+    if key.shape[1] < query.shape[1]:  # heads of queries share keys and values
+      key, value = (jnp.repeat(y, query.shape[1] // key.shape[1], axis=1) for y in (key, value))
     scores = attention_scores(query, key) + bias
     # The softmax's division comes after the product with the values: [B, N, T, D] is smaller than
     # the scores.
@@ -263,17 +312,31 @@ class MLP(nn.Module):
 
 
 class Scanned(NamedTuple):
-  """What layers take of their own, on a leading layer axis."""
+  """What layers take of their own, on a leading layer axis.
+
+  Attributes:
+    prompt: key/value vectors.
+    is_fixed: [L], whether the layer's input holds the fixed vectors.
+    number: [L], the layer's, from 0, for families whose layers differ.
+  """
 
   prompt: Array | None = None
-  is_fixed: Any = None  # [L], whether the layer's input holds the fixed vectors
+  is_fixed: Any = None
+  number: Any = None
 
 
 class Shared(NamedTuple):
-  """What all layers take."""
+  """What all layers take.
 
-  bias: Array  # [B, 1, 1, T], or P + T where vectors of the prompt are masked
-  fixed: tuple[Array, Array] | None = None  # places [B, T, 1], and vectors [B, T, H] at these
+  Attributes:
+    bias: [B or 1, 1, 1 or T, S], as `family.Family.bias` gives it.
+    fixed: places [B, T, 1], and vectors [B, T, H] at these.
+    positions: [B, T], for rotary embeddings.
+  """
+
+  bias: Array
+  fixed: tuple[Array, Array] | None = None
+  positions: Array | None = None
 
 
 class Layer(nn.Module):

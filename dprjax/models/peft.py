@@ -102,7 +102,7 @@ def unflatten(
   embeddings: Float[np.ndarray, 'P L*2*N*D'], config: EncoderConfig
 ) -> Float[np.ndarray, 'L 2 P N D']:
   """A prefix from PEFT's layout."""
-  shape = len(embeddings), config.num_layers, 2, config.num_heads, config.head_dim
+  shape = len(embeddings), config.num_layers, 2, config.num_kv_heads, config.head_dim
   return np.ascontiguousarray(embeddings.reshape(shape).transpose(1, 2, 0, 3, 4))
 
 
@@ -211,8 +211,8 @@ def _read(folder: epath.Path, config: EncoderConfig) -> tuple[np.ndarray, dict[s
   length = record.whole('num_virtual_tokens', 1, _LONGEST)
   expected = {
     'num_layers': config.num_layers,
-    'token_dim': config.hidden_size,
-    'num_attention_heads': config.num_heads,
+    'token_dim': config.num_kv_heads * config.head_dim,
+    'num_attention_heads': config.num_kv_heads,
     'num_transformer_submodules': 1,
   }
   for key, value in expected.items():
@@ -222,7 +222,7 @@ def _read(folder: epath.Path, config: EncoderConfig) -> tuple[np.ndarray, dict[s
         'that it was trained for, --backbone=DIR'
       )
   embeddings, meta = _read_weights(folder)
-  shape = [length, config.num_layers * 2 * config.hidden_size]
+  shape = [length, config.num_layers * 2 * config.num_kv_heads * config.head_dim]
   if list(embeddings.shape) != shape:
     raise InputError(
       f'{folder / WEIGHTS}: {_TENSOR} has shape {list(embeddings.shape)}, by {CONFIG} and the '

@@ -4,6 +4,7 @@ Every parametrisation gives a prefix ``[L, 2, P, N, D]`` float32 (index 0 of axi
 values), as the encoder takes it and ``export`` writes it.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,12 +43,10 @@ def init_prefix(
   Raises:
     InputError: an unknown ``reparam``.
   """
-  layers, heads, width = config.num_layers, config.num_heads, config.hidden_size
+  width = config.hidden_size
+  layers, two, heads, size = _vectors(config)
   if reparam == 'none':
-    return {
-      'prefix': std
-      * jax.random.normal(key, (layers, 2, length, heads, config.head_dim), jnp.float32)
-    }
+    return {'prefix': std * jax.random.normal(key, (layers, two, length, heads, size), jnp.float32)}
   if reparam != 'mlp':
     raise InputError(
       f'config.prompt.reparam: expected one of {", ".join(REPARAMS)}, not {reparam!r}'
@@ -56,7 +55,7 @@ def init_prefix(
   return {
     'embedding': std * jax.random.normal(embedding, (length, width), jnp.float32),
     'hidden': _linear(first, width, hidden, std),
-    'output': _linear(second, hidden, layers * 2 * width, std),
+    'output': _linear(second, hidden, math.prod(_vectors(config)), std),
   }
 
 
@@ -65,11 +64,13 @@ def expand_prefix(config: EncoderConfig, params: Mapping[str, Any]) -> Float[Arr
   if 'prefix' in params:
     return params['prefix']
   x = jnp.tanh(_apply(params['hidden'], params['embedding']))
-  x = _apply(params['output'], x)  # [P, L * 2 * H]
-  length = x.shape[0]
-  return x.reshape(length, config.num_layers, 2, config.num_heads, config.head_dim).transpose(
-    1, 2, 0, 3, 4
-  )
+  x = _apply(params['output'], x)  # [P, L * 2 * N * D]
+  return x.reshape(x.shape[0], *_vectors(config)).transpose(1, 2, 0, 3, 4)
+
+
+def _vectors(config: EncoderConfig) -> tuple[int, int, int, int]:
+  """The shape [L, 2, N, D] of one position of a prefix."""
+  return config.num_layers, 2, config.num_kv_heads, config.head_dim
 
 
 def init_prompt(
@@ -118,7 +119,7 @@ def init_topics(config: EncoderConfig, key: Array, *, std: float = 0.02) -> dict
     'hidden': _linear(first, width, width, std),
     'residual': _linear(second, width, width, std),
     'matrix': {
-      'kernel': std * jax.random.normal(third, (width, config.num_layers * 2 * width), jnp.float32)
+      'kernel': std * jax.random.normal(third, (width, math.prod(_vectors(config))), jnp.float32)
     },
   }
 
@@ -136,10 +137,8 @@ def expand_topics(
   topics, length, width = words.shape
   rows = words.reshape(topics * length, width)
   rows = rows + _apply(params['residual'], jax.nn.relu(_apply(params['hidden'], rows)))
-  prefixes = rows @ params['matrix']['kernel']  # [K * P, L * 2 * H]
-  return prefixes.reshape(
-    topics, length, config.num_layers, 2, config.num_heads, config.head_dim
-  ).transpose(0, 2, 3, 1, 4, 5)
+  prefixes = rows @ params['matrix']['kernel']  # [K * P, L * 2 * N * D]
+  return prefixes.reshape(topics, length, *_vectors(config)).transpose(0, 2, 3, 1, 4, 5)
 
 
 def is_tied(params: Mapping[str, Any]) -> bool:

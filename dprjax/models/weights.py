@@ -57,7 +57,7 @@ class Checkpoint(NamedTuple):
     folder: its path.
     config: the encoder's shape.
     hf_config: config.json.
-    tensors: by the names of ``checkpoint_names``; several where a tensor is stored twice.
+    tensors: by the names of its family; several where a tensor is stored twice.
   """
 
   folder: epath.Path
@@ -95,7 +95,7 @@ def open_checkpoint(
     raise InputError(f'{folder}: the weights: {error}') from error
   tensors: dict[str, list[Stored]] = {}
   for place in stored:
-    name = names.canonical(config, place.name, before)
+    name = config.family.canonical(place.name.removeprefix(before))
     tensors.setdefault(name, []).append(place)
   # Names and shapes are listed for as many layers as config.json says.
   if config.num_layers > len(tensors):
@@ -113,7 +113,7 @@ def read_encoder(checkpoint: Checkpoint) -> tuple[Params, str]:
     InputError: a tensor is missing, unknown, stored twice, or of another shape or type.
   """
   config, stored = checkpoint.config, checkpoint.tensors
-  encoder = {tensor.name: tensor for tensor in names.encoder_tensors(config)}
+  encoder = {tensor.name: tensor for tensor in config.family.tensors(config)}
   problems = find_problems(encoder.values(), stored)
   if missing := [name for name in encoder if name not in stored]:
     problems.append(f'missing {listed(missing)}')
@@ -121,7 +121,7 @@ def read_encoder(checkpoint: Checkpoint) -> tuple[Params, str]:
     place.name
     for name, places in stored.items()
     for place in places
-    if name not in encoder and not names.EXTRAS.match(name)
+    if name not in encoder and not config.family.extras.match(name)
   ]
   if unknown:
     problems.append(f'unknown {listed(unknown)}')
@@ -160,7 +160,8 @@ def read_head(
     InputError: the head is incomplete, stored twice, of other shapes or types, or a copy differs.
   """
   head = {tensor.name: tensor for tensor in tensors}
-  encoder = {tensor.name: tensor for tensor in names.encoder_tensors(checkpoint.config)}
+  config = checkpoint.config
+  encoder = {tensor.name: tensor for tensor in config.family.tensors(config)}
   expected = head | {
     copy: (head | encoder)[original]._replace(name=copy) for copy, original in copies.items()
   }

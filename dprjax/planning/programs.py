@@ -124,7 +124,12 @@ class Experiment:
     trainable = tree.trainable_names(config.trainable, list(self.params))
     # The length of the schedule is a constant of the program.
     self.layout = updates.lay_out(
-      self.config, self.params, trainable, self.devices, config.steps or 1000
+      self.config,
+      self.params,
+      trainable,
+      self.devices,
+      config.steps or 1000,
+      sharding=shape.family.sharding,
     )
 
   def lower_update(self, batch: Mapping[str, jax.ShapeDtypeStruct]) -> jax.stages.Lowered:

@@ -29,7 +29,10 @@ RULES: tuple[tuple[str, P], ...] = (
   (r'(backbone|head)/.*mlp/up/bias', P(None, 'model')),
   (r'(backbone|head)/.*mlp/down/kernel', P(None, 'model', 'fsdp')),
   (r'backbone/.*embeddings/word/embedding', P(None, 'fsdp')),
-  (r'(backbone|prompt|head|topics|sources)/.*', P()),
+  (r'head/(mlm|classifier)/(dense|output)/kernel', P()),
+  # No other kernel: one that is not split by mistake costs its memory on every device.
+  (r'(backbone|head)/.*(?<!/kernel)', P()),
+  (r'(prompt|topics|sources)/.*', P()),
 )
 
 
@@ -111,16 +114,16 @@ def check_batch(mesh: Mesh, batch_size: int, chunks: int) -> None:
 
 
 def param_shardings(
-  mesh: Mesh, params: Mapping[str, Any], rules: Sequence[tuple[str, P]] = RULES
+  mesh: Mesh, params: Mapping[str, Any], rules: Sequence[tuple[str, P]] = ()
 ) -> dict[str, NamedSharding]:
-  """A sharding for each leaf of a flat ``{name: array}`` tree.
+  """A sharding for each leaf of a flat ``{name: array}`` tree, by ``rules`` and then by ``RULES``.
 
   An axis that its mesh axis does not divide stays whole (an odd vocabulary, three heads).
 
   Raises:
     InputError: no rule covers a name.
   """
-  specs = tree.first_match(rules, params, 'the sharding rules')
+  specs = tree.first_match((*rules, *RULES), params, 'the sharding rules')
   shardings = {}
   for name, spec in specs.items():
     shape = np.shape(params[name])

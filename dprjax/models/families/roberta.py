@@ -1,0 +1,55 @@
+"""RoBERTa (Liu et al., 2019): BERT's layers, positions counted from behind the padding's id."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from dprjax.models.encoder_config import EncoderConfig
+from dprjax.models.families import bert
+
+
+def _positions(config: EncoderConfig, tokens: Array, mask: Array, shift: int | Array) -> Array:
+  # As in transformers, a padding token that is written in a text is not counted either.
+  real = (mask & (tokens != config.pad_token_id)).astype(jnp.int32)
+  return (jnp.cumsum(real, axis=1) + shift) * real + config.pad_token_id
+
+
+def shapes(model_type: str, vocab_size: int) -> dict[str, EncoderConfig]:
+  """The base and the large model of a type, by its name."""
+  rest: dict[str, Any] = {
+    'max_positions': 514,
+    'type_vocab_size': 1,
+    'layer_norm_eps': 1e-5,
+    'pad_token_id': 1,
+  }
+  sizes = {'base': (768, 12, 12, 3072), 'large': (1024, 24, 16, 4096)}
+  return {
+    f'{model_type}-{name}': EncoderConfig(model_type, vocab_size, *size, **rest)
+    for name, size in sizes.items()
+  }
+
+
+FAMILY = bert.FAMILY._replace(
+  model_type='roberta',
+  class_name='Roberta',
+  pad_token_id=1,
+  positions=_positions,
+  # The table's rows before it are reserved.
+  first_position=lambda config: config.pad_token_id + 1,
+  canonical=lambda name: bert.canonical('roberta.', name),
+  prefix='roberta.',
+  mlm_tensors=lambda config: bert.mlm_tensors(
+    config, 'lm_head.dense', 'lm_head.layer_norm', 'lm_head.bias'
+  ),
+  mlm_copies=lambda config: {
+    'lm_head.decoder.weight': 'embeddings.word_embeddings.weight',
+    'lm_head.decoder.bias': 'lm_head.bias',
+  },
+  mlm_act=lambda config: 'gelu',
+  classifier_tensors=lambda config, labels: bert.classifier_tensors(
+    config, labels, 'classifier.dense', 'classifier.out_proj'
+  ),
+  classifier_drops=True,
+  shapes=lambda: shapes('roberta', 50265),
+)

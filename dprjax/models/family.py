@@ -1,0 +1,135 @@
+"""What a family of backbones is: one value, `FAMILY`, in one module.
+
+    model_type 'xlm-roberta'    dprjax/models/families/xlm_roberta.py
+    DPRJAX_EXTENSIONS=lab.rms   a module of your own, anywhere on Python's path
+
+``model_type`` of config.json names a family. The encoder, the reader of checkpoints and the
+sharding rules know a family only by this value. A new family often replaces fields of another one:
+``FAMILY = bert.FAMILY._replace(model_type='rms-bert', layer=Layer)``.
+"""
+
+import functools
+import importlib
+import os
+import pkgutil
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+from jax.sharding import PartitionSpec
+from jaxtyping import Array
+
+from dprjax.base.errors import InputError, place
+from dprjax.models.checkpoint_names import Tensor
+
+EXTENSIONS = 'DPRJAX_EXTENSIONS'  # the environment's variable
+
+_PACKAGE = 'dprjax.models.families'
+
+# The shape of an encoder: an `EncoderConfig`, or another frozen dataclass that has its properties.
+Config = Any
+
+
+class Family(NamedTuple):
+  """A family of backbones.
+
+  The parameters of an encoder are ``embeddings`` (with ``word/embedding`` [V, H]), ``layers``, each
+  leaf with the layers' axis first, and ``final`` where there is such a module.
+
+  Attributes:
+    model_type: its name in config.json.
+    class_name: the start of the names of its classes in transformers, ``Bert`` of ``BertModel``.
+    read_config: ``(config.json) -> Config``. Raises InputError for a value that it cannot have.
+    write_config: ``Config -> keys of config.json``.
+    embeddings: the module of the first hidden states, as ``layers.Embeddings``.
+    layer: the module of one layer, as ``layers.Layer``; ``nn.scan`` stacks it.
+    positions: ``(config, tokens, mask, shift) -> [B, T]``, each token's position. ``shift`` is a number or
+      ``[B, 1]``.
+    first_position: ``config ->`` the first token's row of a table of positions.
+    tensors: ``config -> tensors`` of an encoder's checkpoint, and their places in our tree.
+    layer_tensors: ``(config, L) -> tensors`` of a stack of layers.
+    canonical: the name of a stored tensor, without what larger models put before it -> its name
+      among ``tensors``.
+    prefix: what classes with a head put before the encoder's names, ``bert.``.
+    extras: matches the names of what larger models add to the encoder.
+    mlm_tensors: ``config -> tensors`` of the masked-LM head.
+    mlm_copies: ``config -> names`` of its tensors that some files store twice, each with the name
+      that it copies.
+    mlm_act: ``config -> activation`` of the masked-LM head.
+    classifier_tensors: ``(config, labels) -> tensors`` of the sequence-classification head.
+    classifier_drops: whether dropout comes before the first layer of that head, too.
+    bias: ``(config, seen, T) -> [B or 1, 1, 1 or T, S]``, added to the scores of S keys, which are
+      those of the prompt and the T tokens; ``seen`` [B, S] is False at keys that no token may see.
+      For a causal or windowed mask.
+    final: the module behind the last layer, ``(config, dtype)``, such as a norm; None: nothing.
+    sharding: ``(regular expression, PartitionSpec)`` of parameter names that ``mesh.RULES`` lacks.
+    pad_token_id: where config.json has none.
+    shapes: ``() -> {name: Config}``, those of well-known models, for plans without their files.
+  """
+
+  model_type: str
+  class_name: str
+  read_config: Callable[[Mapping[str, Any]], Config]
+  write_config: Callable[[Config], dict[str, Any]]
+  embeddings: type[nn.Module]
+  layer: type[nn.Module]
+  positions: Callable[[Config, Array, Array, int | Array], Array]
+  first_position: Callable[[Config], int]
+  tensors: Callable[[Config], Iterable[Tensor]]
+  layer_tensors: Callable[[Config, int], Iterable[Tensor]]
+  canonical: Callable[[str], str]
+  prefix: str
+  extras: re.Pattern[str]
+  mlm_tensors: Callable[[Config], Iterable[Tensor]]
+  mlm_copies: Callable[[Config], Mapping[str, str]]
+  mlm_act: Callable[[Config], str]
+  classifier_tensors: Callable[[Config, int], Iterable[Tensor]]
+  classifier_drops: bool
+  bias: Callable[[Config, Array, int], Array]
+  final: Callable[[Config, Any], nn.Module] | None = None
+  sharding: tuple[tuple[str, PartitionSpec], ...] = ()
+  pad_token_id: int = 0
+  shapes: Callable[[], Mapping[str, Config]] = dict
+
+
+def find(model_type: Any) -> Family:
+  """The family that config.json names.
+
+  Raises:
+    InputError: there is none of that name; those that there are are listed.
+  """
+  families = every()
+  if not isinstance(model_type, str) or model_type not in families:
+    raise InputError(
+      f'model_type {model_type!r} is not supported; use one of: {", ".join(families)}'
+    )
+  return families[model_type]
+
+
+def every() -> dict[str, Family]:
+  """All families by name, those of the package first.
+
+  Raises:
+    InputError: a module that ``DPRJAX_EXTENSIONS`` names cannot be imported.
+  """
+  return _load(os.environ.get(EXTENSIONS, ''))
+
+
+@functools.cache
+def _load(extensions: str) -> dict[str, Family]:
+  package = importlib.import_module(_PACKAGE)
+  modules = [f'{_PACKAGE}.{module.name}' for module in pkgutil.iter_modules(package.__path__)]
+  found = [importlib.import_module(name).FAMILY for name in modules]
+  for name in filter(None, extensions.split(',')):
+    found += [value for value in [getattr(_extension(name), 'FAMILY', None)] if value is not None]
+  return {family.model_type: family for family in found}
+
+
+def _extension(name: str) -> Any:
+  try:
+    return importlib.import_module(name)
+  except MemoryError:
+    raise
+  except Exception as error:  # of code that is not ours
+    raise InputError(f'{EXTENSIONS}: {name!r:.80} cannot be imported ({place(error)})') from error

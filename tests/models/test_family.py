@@ -1,0 +1,234 @@
+"""A family of backbones of one's own, in one file outside the package."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from dprjax import encode, export, load_backbone, train
+from dprjax.base.errors import InputError
+from dprjax.formats.texts import read_texts
+from dprjax.models import encoder, family, hub, layers
+from dprjax.models.encoder_config import EncoderOptions
+from dprjax.retrieval.embeddings import load_embeddings
+from dprjax.runtime import checkpoint, tree
+from dprjax.runtime import mesh as meshes
+from tests.toys import rms
+
+TOY = 'tests.toys.rms'
+# Heads of 6 numbers, where the hidden size over the heads is 4.
+SHAPE = rms.Config(50, 16, 3, 4, 2, 6, 24)
+
+
+@pytest.fixture(autouse=True)
+def extension(monkeypatch):
+  monkeypatch.setenv(family.EXTENSIONS, TOY)
+
+
+def draw(config, seed=0):
+  rng = np.random.default_rng(seed)
+  shapes = jax.eval_shape(lambda key: encoder.init_encoder(config, key), jax.random.key(0))
+  return jax.tree.map(
+    lambda leaf: (0.4 * rng.standard_normal(leaf.shape) + (leaf.ndim == 1)).astype(np.float32),
+    shapes,
+  )
+
+
+def reference(config, params, tokens, prefix=None):
+  """The states of one text, in float64, from the definitions."""
+
+  def norm(x, scale):
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + config.layer_norm_eps) * scale
+
+  def turn(x):  # [T, n, D]
+    half = config.head_dim // 2
+    angle = np.outer(np.arange(len(x)), 100.0 ** -(np.arange(half) / half))
+    turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angle)[:, None]
+    return np.concatenate([turned.real, turned.imag], axis=-1)
+
+  x = params['embeddings']['word']['embedding'].astype(np.float64)[tokens]
+  share = config.num_heads // config.num_kv_heads
+  for number in range(config.num_layers):
+    layer = jax.tree.map(
+      lambda leaf, number=number: leaf[number].astype(np.float64), params['layers']
+    )
+
+    def dense(x, part, name, layer=layer):
+      return x @ layer[part][name]['kernel'] + layer[part][name]['bias']
+
+    y = norm(x, layer['before_attention']['scale'])
+    q, k, v = (
+      dense(y, 'attention', name).reshape(len(tokens), -1, config.head_dim)
+      for name in ('query', 'key', 'value')
+    )
+    q, k = turn(q), turn(k)
+    out = np.zeros_like(q)
+    for t in range(len(tokens)):
+      seen = slice(max(0, t - rms.WINDOW + 1), t + 1)
+      for head in range(config.num_heads):
+        keys, values = k[seen, head // share], v[seen, head // share]
+        if prefix is not None:
+          keys = np.concatenate([prefix[number, 0, :, head // share], keys])
+          values = np.concatenate([prefix[number, 1, :, head // share], values])
+        scores = keys @ q[t, head] / np.sqrt(config.head_dim)
+        weights = np.exp(scores - scores.max())
+        out[t, head] = weights @ values / weights.sum()
+    x = x + dense(out.reshape(len(tokens), -1), 'attention', 'output')
+    y = norm(x, layer['before_mlp']['scale'])
+    gate, up = dense(y, 'mlp', 'gate'), dense(y, 'mlp', 'up')
+    x = x + dense(gate / (1 + np.exp(-gate)) * up, 'mlp', 'down')
+  return norm(x, params['final']['scale'])
+
+
+@pytest.mark.parametrize('attention', ['plain', 'fused'])  # which has no kernel for such heads
+@pytest.mark.parametrize('length', [0, 3])
+@pytest.mark.parametrize('left', [False, True])
+def test_states_equal_numpy(length, left, attention):
+  params = draw(SHAPE)
+  rng = np.random.default_rng(1)
+  lengths, width = (11, 4, 1), 12
+  prefix = rng.standard_normal((3, 2, length, 2, 6)).astype(np.float32)
+  tokens = rng.integers(1, 50, (3, width)).astype(np.int32)
+  mask = np.arange(width)[None] < np.array(lengths)[:, None]
+  mask = mask[:, ::-1] if left else mask
+  found = encoder.encode(
+    SHAPE,
+    params,
+    jnp.asarray(tokens),
+    jnp.asarray(mask),
+    prompt=jnp.asarray(prefix),
+    options=EncoderOptions(attention=attention),
+  )
+  for row, there, states in zip(tokens, mask, np.asarray(found), strict=True):
+    expected = reference(SHAPE, params, row[there], prefix)
+    np.testing.assert_allclose(states[there], expected, atol=2e-5)
+
+
+def test_a_prompt_moved_by_its_own_length_is_another():
+  """Rotary positions are relative among tokens; a prompt without positions tells shifts apart."""
+  params, tokens = draw(SHAPE), jnp.ones((1, 4), jnp.int32)
+  prefix = np.random.default_rng(2).standard_normal((3, 2, 5, 2, 6)).astype(np.float32)
+  plain, moved = (
+    encoder.encode(
+      SHAPE, params, tokens, tokens > 0, prompt=jnp.asarray(prompt), shift_positions=shift
+    )
+    for prompt, shift in ((prefix, False), (prefix, True))
+  )
+  assert np.abs(np.asarray(plain - moved)).max() > 1e-3
+
+
+def test_early_states_have_no_final_norm():
+  params, tokens = draw(SHAPE), jnp.ones((1, 4), jnp.int32)
+  early, late = encoder.encode_early_late(SHAPE, params, tokens, tokens > 0, 1)
+  whole = encoder.encode(SHAPE, params, tokens, tokens > 0)
+  np.testing.assert_allclose(late, whole, atol=1e-6)
+  assert np.abs(np.mean(np.square(early), axis=2) - 1).max() > 0.1
+
+
+def test_a_window_hides_what_is_far_and_never_the_prompt():
+  seen = jnp.array([[False, True] + [True] * 4 + [False]])  # two of the prompt, five tokens
+  found = np.asarray(layers.window_bias(seen, 5, 1, 0))[0, 0] == 0
+  expected = [
+    [False, True, True, False, False, False, False],
+    [False, True, True, True, False, False, False],
+    [False, True, False, True, True, False, False],
+    [False, True, False, False, True, True, False],
+    [False, True, False, False, False, True, False],
+  ]
+  np.testing.assert_array_equal(found, expected)
+  both = np.asarray(layers.window_bias(seen, 5, None, None))[0, 0] == 0
+  np.testing.assert_array_equal(both, np.tile(np.asarray(seen), (5, 1)))
+
+
+def test_its_folder_round_trips(tmp_path):
+  params = draw(SHAPE)
+  hub.save_backbone(tmp_path / 'model', SHAPE, params)
+  loaded = load_backbone(tmp_path / 'model')
+  assert loaded.config == SHAPE
+  assert loaded.hf_config['model_type'] == 'rms' and loaded.hf_config['architectures'] == [
+    'RMSModel'
+  ]
+  for name, leaf in tree.flatten(params).items():
+    np.testing.assert_array_equal(tree.flatten(loaded.params)[name], leaf, err_msg=name)
+
+
+def test_a_family_is_known_where_it_is_named_alone(tmp_path, monkeypatch):
+  hub.save_backbone(tmp_path / 'model', SHAPE, draw(SHAPE))
+  monkeypatch.delenv(family.EXTENSIONS)
+  with pytest.raises(InputError, match=r'config\.json: .*bert, roberta, xlm-roberta$'):
+    load_backbone(tmp_path / 'model')
+  monkeypatch.setenv(family.EXTENSIONS, 'tests.toys.absent')
+  with pytest.raises(InputError, match=family.EXTENSIONS):
+    load_backbone(tmp_path / 'model')
+
+
+def test_a_kernel_that_no_rule_names_is_an_error():
+  devices = meshes.make_mesh({'data': 2, 'fsdp': 2, 'model': 2})
+  flat = tree.flatten({'backbone': draw(SHAPE)})
+  with pytest.raises(InputError, match='mlp/gate/kernel'):
+    meshes.param_shardings(devices, flat)
+  found = meshes.param_shardings(devices, flat, SHAPE.family.sharding)
+  assert found['backbone/layers/mlp/gate/kernel'].spec == P(None, 'fsdp', 'model')
+
+
+@pytest.mark.slow
+def test_it_trains_resumes_exports_encodes_and_serves(trained, tmp_path, command):
+  pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
+  from dprjax.serving.engine import Engine, Options
+
+  config = rms.Config(load_backbone(trained / 'backbone').config.vocab_size, 16, 2, 4, 2, 6, 24)
+  backbone = tmp_path / 'backbone'
+  hub.save_backbone(
+    backbone,
+    config,
+    hub.init_params(config, jax.random.key(0)),
+    source=trained / 'backbone',
+    sentence=hub.SentenceSettings('mean', True, 32),
+  )
+
+  def run(workdir, *more):
+    return command(
+      train,
+      f'--config={train.__file__.replace("dprjax/train.py", "configs/dptdr.py")}:local',
+      f'--workdir={tmp_path / workdir}',
+      f'--config.backbone.path={backbone}',
+      f'--config.data.dir={trained}/data',
+      '--config.data.format=beir',
+      *('--config.steps=4', '--config.checkpoint.every=2', '--config.eval.every=4'),
+      *more,
+    )
+
+  before = load_backbone(backbone).sha256
+  assert run('whole', '--config.mesh.fsdp=2')[0] == 0
+  assert run('resumed', '--config.mesh.fsdp=2')[0] == 0
+  (tmp_path / 'resumed' / 'checkpoints' / '4').rename(tmp_path / 'away')
+  status, log = run('resumed', '--config.mesh.fsdp=2')
+  assert status == 0 and 'step 2' in log
+  whole, resumed = (
+    checkpoint.Checkpoints(tmp_path / name, '').restore_trainable(4)
+    for name in ('whole', 'resumed')
+  )
+  assert whole['prompt/prefix'].shape[:2] == (2, 2) and whole['prompt/prefix'].shape[3:] == (2, 6)
+  np.testing.assert_array_equal(whole['prompt/prefix'], resumed['prompt/prefix'])
+  prompt = tmp_path / 'prompts' / 'toy.npz'
+  prompt.parent.mkdir()
+  assert command(export, f'--workdir={tmp_path}/whole', f'--out={prompt}', '--force')[0] == 0
+  assert load_backbone(backbone).sha256 == before
+  corpus = trained / 'data' / 'corpus.jsonl'
+  status, log = command(
+    encode,
+    *(f'--backbone={backbone}', f'--prompt={prompt}', '--kind=passage', '--batch_size=8'),
+    *(f'--input={corpus}', f'--out={tmp_path / "embeddings"}'),
+  )
+  assert status == 0, log
+  stored = load_embeddings(tmp_path / 'embeddings')
+  texts = {passage.id: passage.text for passage in read_texts(corpus, 'passage')}
+  options = Options(rows=(1, 4), lengths=(32,), budget=4 * 48, slots=6, prompt_length=32)
+  engine = Engine.load(backbone, prompt.parent, options=options)
+  try:
+    engine.ready.result(60)
+    served = engine.submit('toy', 'passage', [texts[id_] for id_ in stored.ids[:5]]).result(60)
+  finally:
+    engine.close()
+  np.testing.assert_allclose(served, stored.vectors()[:5], atol=1e-5)
