@@ -197,7 +197,9 @@ def main(argv: Sequence[str] | None = None) -> None:
   )
   parser.add_argument('--out', required=True, metavar='DIR', help='the folder of embeddings')
   parser.add_argument(
-    '--pooling', choices=('cls', 'mean'), help='default: what the prompt or the backbone says'
+    '--pooling',
+    metavar='NAME',
+    help='cls, mean, lasttoken, ...; default: what the prompt or the backbone says',
   )
   parser.add_argument(
     '--normalize', type=cli.boolean, metavar='true|false', help='unit length; same default'

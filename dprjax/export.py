@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   )
   flag('--backbone', help='with --from: the frozen encoder; default: the one that it names')
   for name, kind, given_text in (
-    ('pooling', None, "cls or mean; default: the backbone's"),
+    ('pooling', None, "cls, mean, lasttoken, ...; default: the backbone's"),
     ('normalize', cli.boolean, "whether vectors have unit length; default: the backbone's"),
     ('query_max_length', cli.positive, 'tokens; default: as many as the backbone takes'),
     ('passage_max_length', cli.positive, 'likewise'),
@@ -80,7 +80,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     flag(
       f'--{name}',
       type=kind or str,
-      choices=('cls', 'mean') if kind is None else None,
       metavar='true|false' if kind is cli.boolean else None,
       help=f'with --from, of an adapter that PEFT made: {given_text}',
     )

@@ -261,7 +261,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     help='most triplets, sections, passages, ...; all STS pairs are used (default: 1000)',
   )
   inspected.add_argument(
-    '--pooling', choices=('cls', 'mean'), help='default: that of the prompt or the backbone'
+    '--pooling', metavar='NAME', help='default: that of the prompt or the backbone'
   )
   inspected.add_argument(
     '--normalize',

@@ -13,6 +13,7 @@ from dprjax.base import files, reading, repository, version
 from dprjax.base.errors import InputError
 from dprjax.formats.fields import is_number
 from dprjax.formats.texts import KINDS
+from dprjax.models import pooling
 
 FILE = 'README.md'
 _MOST = 60  # knobs, data files and measures that are listed
@@ -144,7 +145,7 @@ def _usage(card: Card, subject: Subject, base: str | None) -> Iterator[str]:
   here = card.name or 'DIR'
   if card.format == 'peft':
     sides = sorted(name.partition('/')[0] for name in subject.prompt if '/' in name)
-    pooled = 'the mean of its states' if subject.meta['pooling'] == 'mean' else 'its first state'
+    pooled = pooling.find(subject.meta['pooling']).text
     scaled = ', scaled to length 1' if subject.meta['normalize'] else ''
     yield f"With `transformers` and `peft`. A text's vector is {pooled}{scaled}."
     for place in [f"'{here}', subfolder='{side}'" for side in sides] or [f"'{here}'"]:

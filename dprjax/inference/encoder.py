@@ -34,7 +34,8 @@ from dprjax.inference.embedder import (
 )
 from dprjax.models import artifact, encoder_config, hub, segments
 from dprjax.models import encoder as models
-from dprjax.models.embed import POOLINGS, pool
+from dprjax.models import pooling as poolings
+from dprjax.models.embed import pool
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.retrieval import codes
 from dprjax.runtime import mesh as meshes
@@ -182,8 +183,9 @@ class Encoder:
         and ``passage/``, one encoder for each.
       prompt: a ``prompt.npz``, a folder or ``USER/NAME@COMMIT`` on the hub with one, or several by
         name; None is the bare backbone.
-      pooling: 'cls' or 'mean', instead of what the prompt or the backbone says. So are the next
-        three; all of them hold for every prompt. Under a template 'mean' is that of the text alone.
+      pooling: a name of `models.pooling`, instead of what the prompt or the backbone says. So are
+        the next three; all of them hold for every prompt. Under a template 'mean' is that of the
+        text's own tokens.
       normalize: whether vectors have unit length.
       query_max_length: tokens, special ones included; a template comes on top.
       passage_max_length: likewise.
@@ -196,9 +198,8 @@ class Encoder:
     Raises:
       InputError: something cannot be read, or a prompt was made for another backbone.
     """
-    if pooling not in (None, *POOLINGS):
-      expected = ' or '.join(map(repr, POOLINGS))
-      raise InputError(f'pooling: expected {expected}, not {pooling!r}')
+    if pooling is not None:
+      poolings.find(pooling)
     folder = epath.Path(hub.package_path(str(backbone)))
     if all((folder / kind / 'config.json').exists() for kind in KINDS):
       backbones = {kind: hub.load_backbone(str(folder / kind)) for kind in KINDS}

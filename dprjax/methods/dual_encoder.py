@@ -14,7 +14,8 @@ from dprjax.base.errors import InputError
 from dprjax.formats.texts import KINDS
 from dprjax.methods.method import Params, Parts, Product
 from dprjax.models import dropout, hub, prompts
-from dprjax.models.embed import POOLINGS, embed_text
+from dprjax.models import pooling as poolings
+from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.head_specs import Head
 from dprjax.runtime import mesh, tree
@@ -105,11 +106,12 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh | None = None)
 
 def check_pooling(config: ConfigDict) -> None:
   """Raises InputError for a pooling that only templates have."""
-  if config.pooling not in POOLINGS:
+  if config.pooling == 'mask':
     raise InputError(
-      f'config.pooling: {config.pooling!r} is for templates, which {config.method} has none of; '
-      f'use {" or ".join(map(repr, POOLINGS))}'
+      f"config.pooling: 'mask' is for templates, which {config.method} has none of; use 'cls' or "
+      "'mean'"
     )
+  poolings.find(config.pooling, 'config.pooling')
 
 
 def init_prompt(

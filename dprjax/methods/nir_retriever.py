@@ -17,7 +17,7 @@ from dprjax.data.text import Tokenizer
 from dprjax.formats.texts import KINDS
 from dprjax.methods import contrastive, dpr, nir_prompt
 from dprjax.methods.method import Batch, Model, Params, Parts
-from dprjax.models import segments
+from dprjax.models import artifact, segments
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.runtime import mesh
 
@@ -32,6 +32,11 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     raise InputError(f'config.temperature: must be above 0, not {config.temperature}')
   contrastive.check_negatives(config)
   contrastive.check_lengths(config.matryoshka, model.hidden_size)
+  if config.pooling not in artifact.TEMPLATE_POOLINGS:
+    raise InputError(
+      f'config.pooling: expected one of {", ".join(artifact.TEMPLATE_POOLINGS)} under a template, '
+      f'not {config.pooling!r:.60}'
+    )
   prompts = nir_prompt.build(config, model, tokenizer, KINDS)
   templates = prompts.templates
   options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))

@@ -28,8 +28,8 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.base.reading import parse_json
 from dprjax.formats import seen
+from dprjax.models import pooling as poolings
 from dprjax.models import segments
-from dprjax.models.embed import POOLINGS
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.hub import Backbone
 
@@ -74,7 +74,7 @@ PAIR_META: dict[str, tuple[type, ...]] = {
   'head_sha256': (str,),
 }
 SCORES = ('logit', 'probability')
-_TEMPLATE_POOLINGS = ('mask', *POOLINGS)
+TEMPLATE_POOLINGS = ('mask', 'cls', 'mean')
 _LONGEST_WORDS = 1000  # characters of a segment
 # Other keys (task, metrics) are free.
 _OPTIONAL_META: dict[str, tuple[type, ...]] = {
@@ -425,10 +425,10 @@ def _check_template(path: str, meta: dict[str, Any], names: Sequence[str]) -> li
     )
   _check_types(path, meta, TEMPLATE_META | (PAIR_META if 'pair' in forms else {}), needed=True)
   pooling, words = meta['pooling'], meta['words']
-  if pooling not in (('mask',) if 'pair' in forms else _TEMPLATE_POOLINGS):
+  if pooling not in (('mask',) if 'pair' in forms else TEMPLATE_POOLINGS):
     raise InputError(
       f"{path}: meta's pooling is {pooling!r:.60}, expected one of: "
-      f'{", ".join(_TEMPLATE_POOLINGS)}; of a pair mask'
+      f'{", ".join(TEMPLATE_POOLINGS)}; of a pair mask'
     )
   prompts: list[str] = []
   for kind, form in forms.items():
@@ -525,7 +525,5 @@ def _check_meta(path: str, meta: Any) -> None:
       raise InputError(
         f"{path}: meta's matryoshka holds {length!r:.60}, expected whole numbers of dimensions"
       )
-  if meta['kind'] != 'template' and meta['pooling'] not in POOLINGS:
-    raise InputError(
-      f"{path}: meta's pooling is {meta['pooling']!r}, expected one of: {', '.join(POOLINGS)}"
-    )
+  if meta['kind'] != 'template':
+    poolings.find(meta['pooling'], f"{path}: meta's pooling")

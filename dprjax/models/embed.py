@@ -7,11 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from dprjax.base.errors import InputError
 from dprjax.models import encoder
+from dprjax.models import pooling as poolings
 from dprjax.models.encoder_config import EncoderConfig
-
-POOLINGS = ('cls', 'mean')
 
 
 def embed_text(
@@ -47,19 +45,13 @@ def pool(
   Args:
     hidden: the last hidden states.
     mask: True at real tokens.
-    pooling: 'cls', the first token's; 'mean', the mean over real tokens (0 where a row has none).
+    pooling: a name of `models.pooling`.
     normalize: scale to unit length.
 
   Raises:
     InputError: ``pooling`` is another word.
   """
-  if pooling == 'cls':
-    vectors = hidden[:, 0]
-  elif pooling == 'mean':
-    weights = mask.astype(hidden.dtype)[:, :, None]
-    vectors = jnp.sum(hidden * weights, axis=1) / jnp.maximum(jnp.sum(weights, axis=1), 1)
-  else:
-    raise InputError(f'pooling {pooling!r} is not supported; use one of: {", ".join(POOLINGS)}')
+  vectors = poolings.find(pooling).pool(hidden, mask)
   return unit(vectors) if normalize else vectors
 
 

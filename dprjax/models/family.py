@@ -1,7 +1,7 @@
 """What a family of backbones is: one value, `FAMILY`, in one module.
 
     model_type 'xlm-roberta'    dprjax/models/families/xlm_roberta.py
-    DPRJAX_EXTENSIONS=lab.rms   a module of your own, anywhere on Python's path
+    DPRJAX_EXTENSIONS=lab.rms   a module of your own (`base.extensions`)
 
 ``model_type`` of config.json names a family. The encoder, the reader of checkpoints and the
 sharding rules know a family only by this value. A new family often replaces fields of another one:
@@ -10,7 +10,6 @@ sharding rules know a family only by this value. A new family often replaces fie
 
 import functools
 import importlib
-import os
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -20,10 +19,9 @@ import flax.linen as nn
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from dprjax.base.errors import InputError, place
+from dprjax.base import extensions
+from dprjax.base.errors import InputError
 from dprjax.models.checkpoint_names import Tensor
-
-EXTENSIONS = 'DPRJAX_EXTENSIONS'  # the environment's variable
 
 _PACKAGE = 'dprjax.models.families'
 
@@ -111,25 +109,16 @@ def every() -> dict[str, Family]:
   """All families by name, those of the package first.
 
   Raises:
-    InputError: a module that ``DPRJAX_EXTENSIONS`` names cannot be imported.
+    InputError: a module of `base.extensions` cannot be imported.
   """
-  return _load(os.environ.get(EXTENSIONS, ''))
+  return _ours() | {family.model_type: family for family in extensions.values('FAMILY')}
 
 
 @functools.cache
-def _load(extensions: str) -> dict[str, Family]:
+def _ours() -> dict[str, Family]:
   package = importlib.import_module(_PACKAGE)
-  modules = [f'{_PACKAGE}.{module.name}' for module in pkgutil.iter_modules(package.__path__)]
-  found = [importlib.import_module(name).FAMILY for name in modules]
-  for name in filter(None, extensions.split(',')):
-    found += [value for value in [getattr(_extension(name), 'FAMILY', None)] if value is not None]
-  return {family.model_type: family for family in found}
-
-
-def _extension(name: str) -> Any:
-  try:
-    return importlib.import_module(name)
-  except MemoryError:
-    raise
-  except Exception as error:  # of code that is not ours
-    raise InputError(f'{EXTENSIONS}: {name!r:.80} cannot be imported ({place(error)})') from error
+  modules = (
+    importlib.import_module(f'{_PACKAGE}.{one.name}')
+    for one in pkgutil.iter_modules(package.__path__)
+  )
+  return {module.FAMILY.model_type: module.FAMILY for module in modules}

@@ -23,19 +23,11 @@ from dprjax.base.files import refuse_special, write_json
 from dprjax.base.reading import read_json, read_json_object
 from dprjax.formats import sentence_files
 from dprjax.formats.fields import Record
-from dprjax.models.embed import POOLINGS
+from dprjax.models import pooling as poolings
 from dprjax.models.encoder_config import EncoderConfig
 
 logger = logging.getLogger('dprjax')
 
-_FLAGS = {
-  'pooling_mode_cls_token': 'cls',
-  'pooling_mode_max_tokens': 'max',
-  'pooling_mode_mean_tokens': 'mean',
-  'pooling_mode_mean_sqrt_len_tokens': 'mean_sqrt_len_tokens',
-  'pooling_mode_weightedmean_tokens': 'weightedmean',
-  'pooling_mode_lasttoken': 'lasttoken',
-}
 PROMPTED = 'PromptedTransformer'  # the class of `prompted`: a transformer under a prompt of ours
 PROMPTED_TYPE = f'dprjax_prompt.{PROMPTED}'
 _TRANSFORMERS = ('Transformer', PROMPTED)
@@ -159,7 +151,7 @@ def write_sentence_settings(
   )
   for _, path in modules[1:]:
     (folder / path).mkdir()
-  flags = {flag: mode == sentence.pooling for flag, mode in _FLAGS.items()}
+  flags = {one.flag: one.name == sentence.pooling for one in poolings.every().values() if one.flag}
   write_json(
     folder / '1_Pooling' / 'config.json',
     {'word_embedding_dimension': config.hidden_size, **flags, 'include_prompt': True},
@@ -249,13 +241,15 @@ def _pooling(file: epath.Path, prefixed: bool, config: EncoderConfig) -> str:
       )
   modes = settings.get('pooling_mode')
   if modes is None:
-    modes = [mode for flag, mode in _FLAGS.items() if settings.get(flag)] or 'mean'
+    flagged = (one for one in poolings.every().values() if settings.get(one.flag))
+    modes = [one.name for one in flagged] or 'mean'
   modes = modes if isinstance(modes, list) else [modes]
-  if len(modes) != 1 or modes[0] not in POOLINGS:
+  if len(modes) != 1:
     raise InputError(
       f'{file}: pooling {" + ".join(map(str, modes)) or []} is not supported; use one of: '
-      f'{", ".join(POOLINGS)}'
+      f'{", ".join(poolings.every())}'
     )
+  poolings.find(modes[0], f'{file}: pooling')
   if prefixed and settings.get('include_prompt') is False:
     raise InputError(
       f'{file}: include_prompt false (the prefix text left out of the pooling) is not supported'

@@ -181,8 +181,9 @@ def table() -> types.SimpleNamespace:
   c.prompt.shift_positions = switch(False)  # tokens count from P, as the released prompts expect
 
   c.trainable = several('prompt/.*')  # whole-name regular expressions; everything else is frozen
-  # 'cls' or 'mean'; of nir_retriever also 'mask', and 'mean' is over the text's own tokens
-  c.pooling = choice('cls', 'mean', 'mask')
+  # 'cls', 'mean', 'lasttoken', or another one of `models.pooling`; of nir_retriever 'mask', 'cls',
+  # or 'mean', which is over the text's own tokens
+  c.pooling = text('cls')
   c.normalize = switch(False)  # unit length, so that scores are cosines
   c.temperature = number(1.0, above=0, most=1e4)  # scores are divided by it
   c.in_batch = switch(True)  # other rows' passages are negatives too, over all devices

@@ -19,12 +19,13 @@ from jaxtyping import Array, Float, Int
 from dprjax.base.errors import InputError
 from dprjax.models import encoder as models
 from dprjax.models import encoder_config
+from dprjax.models import pooling as poolings
 from dprjax.models.embed import pool, unit
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.serving.metrics import Metrics
 
 # Columns of a batch's numbers, one row a text: slot, tokens, and how they become a vector.
-SLOT, LENGTH, MEAN, UNIT = range(4)
+SLOT, LENGTH, POOLING, UNIT = range(4)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -134,6 +135,7 @@ class Bank:
       encoder_config.arithmetic(dtype, 'dtype'),
       metrics,
     )
+    self._poolings = list(poolings.every())
     self._device = jax.local_devices()[0] if device is None else device
     self._params = jax.device_put(params, self._device)
     self._shape = (config.num_layers, slots, 2, length, config.num_kv_heads, config.head_dim)
@@ -230,7 +232,8 @@ class Bank:
       if self.generations[lease.slot] != lease.generation:
         raise RuntimeError(f'slot {lease.slot} holds another prompt by now')
       tokens[i, : len(ids)] = ids
-      numbers[i] = lease.slot, len(ids), prefix.pooling == 'mean', prefix.normalize
+      pooling = self._poolings.index(prefix.pooling)
+      numbers[i] = lease.slot, len(ids), pooling, prefix.normalize
     program = self._programs[count, length]
     return program(self._params, self._bank, *jax.device_put((tokens, numbers), self._device))
 
@@ -248,9 +251,10 @@ class Bank:
       prompt_ids=numbers[:, SLOT],
       options=EncoderOptions.of(self._arithmetic),
     )
-    vectors = jnp.where(
-      numbers[:, MEAN, None] == 1, pool(hidden, mask, 'mean'), pool(hidden, mask, 'cls')
-    )
+    first, *others = (pool(hidden, mask, name) for name in self._poolings)
+    vectors = first
+    for number, other in enumerate(others, start=1):
+      vectors = jnp.where(numbers[:, POOLING, None] == number, other, vectors)
     return jnp.where(numbers[:, UNIT, None] == 1, unit(vectors), vectors)
 
   def _fill(self, slot: int, prefix: Prefix) -> None:

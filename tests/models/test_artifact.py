@@ -235,7 +235,7 @@ def test_bad_templates(write, arrays, change, message):
     ),
     (None, {'version': '1'}, "meta's version is '1', expected 1"),
     (None, {'kind': 'suffix'}, "meta's kind is 'suffix', expected one of: prefix, topic, template"),
-    (None, {'pooling': 'max'}, "meta's pooling is 'max', expected one of: cls, mean"),
+    (None, {'pooling': 'median'}, "meta's pooling: expected one of cls, mean, .*, not 'median'"),
     (None, {'normalize': 'yes'}, "meta's normalize is 'yes', expected bool"),
     (None, {'query_max_length': True}, "meta's query_max_length is True, expected int"),
     (None, {'query_prefix': 3}, "meta's query_prefix is 3, expected str"),

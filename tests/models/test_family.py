@@ -7,23 +7,24 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from dprjax import encode, export, load_backbone, train
+from dprjax.base import extensions
 from dprjax.base.errors import InputError
 from dprjax.formats.texts import read_texts
-from dprjax.models import encoder, family, hub, layers
+from dprjax.models import encoder, hub, layers
 from dprjax.models.encoder_config import EncoderOptions
 from dprjax.retrieval.embeddings import load_embeddings
 from dprjax.runtime import checkpoint, tree
 from dprjax.runtime import mesh as meshes
 from tests.toys import rms
 
-TOY = 'tests.toys.rms'
+TOYS = 'tests.toys.rms,tests.toys.spread'
 # Heads of 6 numbers, where the hidden size over the heads is 4.
 SHAPE = rms.Config(50, 16, 3, 4, 2, 6, 24)
 
 
 @pytest.fixture(autouse=True)
 def extension(monkeypatch):
-  monkeypatch.setenv(family.EXTENSIONS, TOY)
+  monkeypatch.setenv(extensions.VARIABLE, TOYS)
 
 
 def draw(config, seed=0):
@@ -155,11 +156,11 @@ def test_its_folder_round_trips(tmp_path):
 
 def test_a_family_is_known_where_it_is_named_alone(tmp_path, monkeypatch):
   hub.save_backbone(tmp_path / 'model', SHAPE, draw(SHAPE))
-  monkeypatch.delenv(family.EXTENSIONS)
+  monkeypatch.delenv(extensions.VARIABLE)
   with pytest.raises(InputError, match=r'config\.json: .*bert, roberta, xlm-roberta$'):
     load_backbone(tmp_path / 'model')
-  monkeypatch.setenv(family.EXTENSIONS, 'tests.toys.absent')
-  with pytest.raises(InputError, match=family.EXTENSIONS):
+  monkeypatch.setenv(extensions.VARIABLE, 'tests.toys.absent')
+  with pytest.raises(InputError, match=extensions.VARIABLE):
     load_backbone(tmp_path / 'model')
 
 
@@ -173,7 +174,7 @@ def test_a_kernel_that_no_rule_names_is_an_error():
 
 
 @pytest.mark.slow
-def test_it_trains_resumes_exports_encodes_and_serves(trained, tmp_path, command):
+def test_it_and_a_pooling_of_ones_own_are_trained_exported_and_served(trained, tmp_path, command):
   pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
   from dprjax.serving.engine import Engine, Options
 
@@ -195,6 +196,7 @@ def test_it_trains_resumes_exports_encodes_and_serves(trained, tmp_path, command
       f'--config.backbone.path={backbone}',
       f'--config.data.dir={trained}/data',
       '--config.data.format=beir',
+      '--config.pooling=spread',
       *('--config.steps=4', '--config.checkpoint.every=2', '--config.eval.every=4'),
       *more,
     )
@@ -223,6 +225,7 @@ def test_it_trains_resumes_exports_encodes_and_serves(trained, tmp_path, command
   )
   assert status == 0, log
   stored = load_embeddings(tmp_path / 'embeddings')
+  assert stored.meta.pooling == 'spread'
   texts = {passage.id: passage.text for passage in read_texts(corpus, 'passage')}
   options = Options(rows=(1, 4), lengths=(32,), budget=4 * 48, slots=6, prompt_length=32)
   engine = Engine.load(backbone, prompt.parent, options=options)

@@ -92,7 +92,7 @@ def test_an_adapter_alone_says_little(read):
     ({'metadata': {'dprjax': '{'}}, 'metadata: not JSON'),
     ({'metadata': {'dprjax': '[]'}}, 'is no object'),
     ({'metadata': {'dprjax': '{"pooling": "mean"}'}}, 'meta lacks normalize, temperature'),
-    ({'metadata': stored(pooling='max')}, "pooling is 'max'"),
+    ({'metadata': stored(pooling='median')}, "not 'median'"),
     ({'metadata': stored(temperature='hot')}, "temperature is 'hot'"),
     (
       {'metadata': stored(backbone_sha256='c' * 64)},

@@ -63,6 +63,16 @@ def test_old_form(tmp_path):
   assert read(tmp_path).pooling == 'cls' and not read(tmp_path).normalize
 
 
+@pytest.mark.parametrize('name', ['max', 'lasttoken', 'weightedmean', 'mean_sqrt_len_tokens'])
+def test_every_pooling_is_read_and_written(tmp_path, name):
+  (tmp_path / 'written').mkdir()
+  settings = SentenceSettings(name, True, 40)
+  write_sentence_settings(tmp_path / 'written', CONFIG, settings)
+  assert read(tmp_path / 'written') == settings
+  write(tmp_path, **{'1_Pooling/config': {'pooling_mode': name}})
+  assert read(tmp_path).pooling == name
+
+
 def test_new_form(tmp_path):
   write(
     tmp_path,
@@ -107,11 +117,7 @@ def test_default_prompt_and_longest_input(tmp_path):
 @pytest.mark.parametrize(
   ('files', 'message'),
   [
-    (
-      {'1_Pooling/config': {'pooling_mode_max_tokens': True}},
-      'pooling max is not supported; use one of: cls, mean',
-    ),
-    ({'1_Pooling/config': {'pooling_mode': 'lasttoken'}}, 'pooling lasttoken is not supported'),
+    ({'1_Pooling/config': {'pooling_mode': 'median'}}, r'1_Pooling/config\.json'),
     (
       {'1_Pooling/config': {'pooling_mode_cls_token': True, 'pooling_mode_mean_tokens': True}},
       r'pooling cls \+ mean is not supported',
@@ -138,9 +144,9 @@ def test_default_prompt_and_longest_input(tmp_path):
     ({'modules': [{'path': '..', 'type': 'Transformer'}]}, 'is no name of a folder beside it'),
     ({'modules': [{'path': 'a/../../b', 'type': 'Pooling'}]}, 'is no name of a folder beside it'),
     ({'modules': '[' * 3000 + ']' * 3000}, 'nested deeper'),
-    ({'1_Pooling/config': {'pooling_mode': 5}}, 'pooling 5 is not supported'),
-    ({'1_Pooling/config': {'pooling_mode': [[]]}}, 'is not supported'),
-    ({'1_Pooling/config': {'pooling_mode': {'cls': 1}}}, 'is not supported'),
+    ({'1_Pooling/config': {'pooling_mode': 5}}, r'1_Pooling/config\.json'),
+    ({'1_Pooling/config': {'pooling_mode': [[]]}}, r'1_Pooling/config\.json'),
+    ({'1_Pooling/config': {'pooling_mode': {'cls': 1}}}, r'1_Pooling/config\.json'),
     (
       {'1_Pooling/config': {'pooling_mode': ['cls', 'cls']}},
       r'pooling cls \+ cls is not supported',
