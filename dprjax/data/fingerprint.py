@@ -18,7 +18,6 @@ from etils import epath
 
 from dprjax.base import arrays, files, outputs, reading, sidecars, stamps
 from dprjax.base.errors import InputError
-from dprjax.formats.fields import Record
 from dprjax.formats.report import Report
 
 _REMEDY = 'remove {}, and it is built again'
@@ -87,7 +86,7 @@ def build_once(
       f'{folder}: process 0 has not built the store',
     )
   if not changed and not process_index:
-    sidecars.check_sums(folder, _describe(folder, name).get('sha256'), _REMEDY.format(folder))
+    sidecars.check_sums(folder, _describe(folder, name)['sha256'], _REMEDY.format(folder))
   if process_index or not changed:
     return False
   if folder.exists() and any(folder.iterdir()) and not _is_ours(folder, name):
@@ -154,14 +153,8 @@ def _describe(folder: epath.Path, name: str) -> dict[str, Any]:
     written = reading.read_json_object(path, 'store')
   except InputError as error:
     raise InputError(f'{error}; {remedy}') from error
-  own = written.pop('own_sha256', None)
-  if own is not None and own != _digest(written):
+  if written.pop('own_sha256', None) != _digest(written):
     raise InputError(f'{path} was changed or is damaged (its SHA-256 differs); {remedy}')
-  record = Record(written, f'store {path}')
-  for key in ('settings', 'files'):
-    record.record(key)
-  if own is None:  # of an earlier version
-    written.pop('sha256', None)
   return written
 
 
@@ -174,9 +167,7 @@ def _is_ours(folder: epath.Path, name: str) -> bool:
   """Whether a folder was built here, and nothing was put into it since."""
   if not (folder / f'{name}.json').exists():
     return False
-  sums = _describe(folder, name).get('sha256')
-  if not isinstance(sums, dict):
-    return True
+  sums = _describe(folder, name)['sha256']
   known = {f'{name}.json'} | {path.partition('/')[0] for path in sums}
   return all(path.name in known for path in folder.iterdir())
 
@@ -214,6 +205,4 @@ def _changed(
   written = _describe(folder, name)
   old = written['settings']
   changed = [key for key in old | settings if old.get(key, old) != settings.get(key, settings)]
-  changed = changed or stamps.changes(written['files'], sources)
-  # Those of earlier versions have no sums.
-  return changed or ([] if 'sha256' in written else ['checksums'])
+  return changed or stamps.changes(written['files'], sources)

@@ -8,7 +8,6 @@ orbax's own ``_CHECKPOINT_METADATA`` has no sum: it is written again after SHA25
 holds, nothing is used that decides what is restored.
 """
 
-import asyncio
 import contextlib
 import functools
 import logging
@@ -22,7 +21,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 
-from dprjax.base import files, outputs, reading
+from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.runtime import tree
 
@@ -64,12 +63,9 @@ class Checkpoints:
     read_only: bool = False,
   ):
     _write_small_arrays_once()
-    _pass_over_closed_loops()
     self.folder = epath.Path(workdir) / FOLDER
     self._sha256, self._removes = backbone_sha256, jax.process_index() == 0 and not read_only
     self._saving = -1
-    # Of an earlier version, if there is no mark; then there may be no sums.
-    self._summed = bool(outputs.read_mark(workdir))
     if jax.process_index() == 0 and self.folder.is_dir():
       for path in self.folder.iterdir():
         if path.name.isdecimal():
@@ -276,8 +272,6 @@ class Checkpoints:
     if not folder.is_dir():
       return  # it is not one of the steps, which orbax will say
     if not (folder / SUMS).exists():
-      if not self._summed:
-        return
       wrong = [f'{SUMS} is missing']
     else:
       sums = {}
@@ -366,20 +360,6 @@ def _write_small_arrays_once() -> None:
     )
   finally:
     logger.setLevel(level)
-
-
-@functools.cache
-def _pass_over_closed_loops() -> None:
-  """Keeps TensorStore's threads from printing tracebacks after a read that failed.
-
-  The first array that cannot be read ends orbax's event loop, to which the others still report.
-  """
-  before = asyncio.BaseEventLoop.call_soon_threadsafe
-
-  def call_soon_threadsafe(self: Any, *args: Any, **kwargs: Any) -> Any:
-    return None if self.is_closed() else before(self, *args, **kwargs)
-
-  asyncio.BaseEventLoop.call_soon_threadsafe = call_soon_threadsafe  # type: ignore[assignment,method-assign]
 
 
 @contextlib.contextmanager

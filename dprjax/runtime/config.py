@@ -38,7 +38,7 @@ _FREE = (
   'mesh',
 )
 
-# Keys by their former names, which older workdirs hold.
+# Keys by their former names, for an error that names the new one.
 _RENAMED = {'system': 'method', 'data.form': 'data.format'}
 
 # Folders of a workdir in which something was made.
@@ -538,13 +538,6 @@ def _read(workdir: epath.PathLike) -> dict[str, Any]:
   """A workdir's config.json; knobs that are younger than the file have their defaults."""
   path = epath.Path(workdir) / 'config.json'
   stored = reading.read_json_object(path, 'config.json of the workdir')
-  for old, new in _RENAMED.items():
-    *parents, name = old.split('.')
-    section: Any = stored
-    for parent in parents:
-      section = section.get(parent) if isinstance(section, dict) else None
-    if isinstance(section, dict) and name in section:
-      section[new.rpartition('.')[2]] = section.pop(name)
   merged = _merge(json.loads(to_json(default())), stored)
   if isinstance(merged['tasks'], dict):
     entry = json.loads(to_json(task()))

@@ -5,7 +5,7 @@ it was begun with (`begin`).
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ml_collections
@@ -59,7 +59,7 @@ def claim(
 
   def ours(folder: epath.Path) -> bool:
     marked = outputs.read_mark(folder).get('format')
-    return marked == kind or (marked is None and _OLD[kind](folder))
+    return marked == kind
 
   with outputs.claim_folder(
     workdir, inputs, what=_NAMES[kind], ours=ours, flag=flag, grows=True, lock=lock
@@ -226,8 +226,6 @@ def model_files(config: ml_collections.ConfigDict, folder: str) -> dict[str, epa
 def begin(workdir: epath.Path, sources: Mapping[str, epath.Path]) -> None:
   """Records what a training begins with; once it has a checkpoint, compares.
 
-  Workdirs of earlier versions have no record.
-
   Raises:
     InputError: the training has a checkpoint, and a file differs from what it was begun with.
   """
@@ -249,35 +247,3 @@ def begin(workdir: epath.Path, sources: Mapping[str, epath.Path]) -> None:
       f'the {what} that {workdir} was begun with, and the checkpoints there go with that one; put '
       'it back, or choose a fresh --workdir'
     )
-
-
-def _config(folder: epath.Path) -> dict[str, Any]:
-  path = folder / 'config.json'
-  if not path.exists() or files.is_special(path):
-    return {}
-  try:
-    return reading.read_json_object(path)
-  except (InputError, OSError):
-    return {}
-
-
-def _is_old_training(folder: epath.Path) -> bool:
-  config = _config(folder)
-  sections = ('backbone', 'prompt', 'optim', 'data', 'checkpoint')
-  return all(isinstance(config.get(name), dict) for name in sections) and 'retriever' not in config
-
-
-def _is_old_pipeline(folder: epath.Path) -> bool:
-  return _config(folder).get('method') == 'unm'
-
-
-def _is_old_quickstart(folder: epath.Path) -> bool:
-  return (folder / 'text.json').exists() and (folder / 'stages.json').exists()
-
-
-# How folders of versions without marks are known.
-_OLD: dict[str, Callable[[epath.Path], bool]] = {
-  TRAINING: _is_old_training,
-  PIPELINE: _is_old_pipeline,
-  QUICKSTART: _is_old_quickstart,
-}

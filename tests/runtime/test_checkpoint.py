@@ -238,45 +238,6 @@ def test_metadata_of_orbax_that_cannot_be_read(tmp_path):
         np.testing.assert_array_equal(leaf, state[0][name])
 
 
-# In a process of its own: orbax closes its event loop at the first file that it cannot read, and
-# what tensorstore still reads finds it closed.
-UNREADABLE = """
-import sys
-from dprjax.base import outputs
-from dprjax.base.errors import InputError
-from dprjax.runtime import checkpoint, mesh
-from tests.runtime.test_checkpoint import make_state, targets
-
-saved = checkpoint.Checkpoints(*sys.argv[1:])
-try:
-  saved.restore(1, *targets(*make_state(mesh.make_mesh({'data': 8}))))
-except InputError as error:
-  print(error)
-saved.close()
-"""
-
-
-@pytest.mark.slow
-def test_a_checkpoint_from_before_there_were_sums_is_restored(tmp_path):
-  state = make_state(meshes.make_mesh({'data': 8}))
-  with opened(tmp_path) as saved:
-    saved.save(1, *state, {})
-  (tmp_path / 'checkpoints' / '1' / 'SHA256SUMS').unlink()
-  with opened(tmp_path) as again:
-    assert again.restore(1, *targets(*state)).step == 1
-  for path in (tmp_path / 'checkpoints' / '1' / 'live').rglob('*'):
-    if path.is_file() and path.parent.name == 'd':
-      path.write_bytes(path.read_bytes()[:10])
-  done = subprocess.run(
-    [sys.executable, '-c', UNREADABLE, str(tmp_path), SHA], cwd=ROOT, capture_output=True, text=True
-  )
-  assert done.returncode == 0, done.stderr
-  assert re.match(r'\S*checkpoints/1 cannot be restored.*remove that folder', done.stdout), (
-    done.stdout,
-    done.stderr,
-  )
-
-
 # The limit is the kernel's own refusal, as on a full disk; in a process of its own, for it strikes
 # whatever else writes there.
 FULL = """

@@ -105,19 +105,6 @@ def test_a_config_file_with_a_renamed_key_names_its_new_one(tmp_path):
     configs.parse([f'--config={tmp_path}/mine.py'])
 
 
-def test_a_workdir_from_before_a_renaming_still_reads(tmp_path):
-  config = configs.default()
-  config.data.format = 'beir'
-  configs.claim_workdir(config, tmp_path)
-  (tmp_path / 'checkpoints').mkdir()
-  path = tmp_path / 'config.json'
-  stored = json.loads(path.read_text())
-  stored['system'], stored['data']['form'] = stored.pop('method'), stored['data'].pop('format')
-  path.write_text(json.dumps(stored))
-  assert configs.to_json(configs.load_workdir(tmp_path)) == configs.to_json(config)
-  configs.claim_workdir(config, tmp_path)
-
-
 @pytest.mark.parametrize(
   ('word', 'message'),
   [

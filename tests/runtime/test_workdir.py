@@ -1,7 +1,5 @@
 """The folders that runs are kept in: whose they are, and what the run was begun with."""
 
-import json
-
 import pytest
 from etils import epath
 
@@ -54,17 +52,6 @@ def test_a_folder_of_something_else_is_refused(tmp_path, kind, content):
   with pytest.raises(InputError, match='holds something else than a'):
     use(tmp_path, kind)
   assert {path.name: path.read_text() for path in tmp_path.iterdir()} == content
-
-
-def test_a_workdir_of_an_earlier_version_is_known_by_its_config(tmp_path):
-  for kind, name, value in (
-    (workdirs.TRAINING, 'train', json.loads(configs.to_json(configs.default()))),
-    (workdirs.PIPELINE, 'pipeline', {'method': 'unm', 'retriever': {}}),
-  ):
-    (tmp_path / name).mkdir()
-    (tmp_path / name / 'config.json').write_text(json.dumps(value))
-    use(tmp_path / name, kind)
-    assert json.loads((tmp_path / name / 'config.json').read_text()) == value
 
 
 def test_a_run_that_makes_nothing_leaves_nothing(tmp_path):
