@@ -42,8 +42,8 @@ class Family(NamedTuple):
     write_config: ``Config -> keys of config.json``.
     embeddings: the module of the first hidden states, as ``layers.Embeddings``.
     layer: the module of one layer, as ``layers.Layer``; ``nn.scan`` stacks it.
-    positions: ``(config, tokens, mask, shift) -> [B, T]``, each token's position. ``shift`` is a number or
-      ``[B, 1]``.
+    positions: ``(config, tokens, mask, shift) -> [B, T]``, each token's position. ``shift`` is a
+      number or ``[B, 1]``.
     first_position: ``config ->`` the first token's row of a table of positions.
     tensors: ``config -> tensors`` of an encoder's checkpoint, and their places in our tree.
     layer_tensors: ``(config, L) -> tensors`` of a stack of layers.
