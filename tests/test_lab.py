@@ -1,7 +1,6 @@
 """The methods of experiments/lab, against numpy."""
 
 import importlib
-import pathlib
 
 import jax
 import numpy as np
@@ -14,13 +13,10 @@ from tests import reference
 from tests.methods import test_dpr as shared
 from tests.methods import test_query_only as queries
 
-EXPERIMENTS = pathlib.Path(__file__).parent.parent / 'experiments'
-
 
 @pytest.fixture
-def build(monkeypatch):
+def build():
   """``build(name, devices, **knobs)`` gives the config, the method, its parameters and the loss."""
-  monkeypatch.syspath_prepend(str(EXPERIMENTS))
 
   def run(name, devices, **knobs):
     config = queries.make_config(negatives=0, corpus_negatives=-1, **knobs)
@@ -28,7 +24,7 @@ def build(monkeypatch):
     method = importlib.import_module(f'lab.{name}').build(config, shared.MODEL, mesh)
 
     def loss(params, batch):
-      params = meshes.put(params, meshes.param_shardings(mesh, params))
+      params = meshes.put(params, meshes.param_shardings(mesh, params, method.sharding))
       corpus = meshes.put(queries.CORPUS, meshes.replicated(mesh))
       return jax.jit(lambda params, batch: method.loss(tree.unflatten(params), batch, None))(
         params | {'corpus/vectors': corpus}, meshes.put_batch(mesh, batch)

@@ -19,7 +19,7 @@ import grain
 import jax
 import numpy as np
 from etils import epath
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
@@ -93,6 +93,7 @@ class Model(NamedTuple):
     shown: the metrics of the console's line, beside the loss, and their labels.
     baseline: ``params -> params`` by flat names, from those before the first step to those that a
       training has to beat on the dev split. Of a prompt it leaves the frozen encoder.
+    sharding: ``(regular expression, PartitionSpec)`` of parameter names that ``mesh.RULES`` lacks.
   """
 
   init: Callable[[Parts, Array], dict[str, Any]]
@@ -100,6 +101,7 @@ class Model(NamedTuple):
   embed: Callable[..., Float[Array, 'B H']]
   shown: Mapping[str, str]
   baseline: Callable[[Mapping[str, Array]], Mapping[str, Array]] = as_it_begins
+  sharding: tuple[tuple[str, PartitionSpec], ...] = ()
 
 
 class Data(NamedTuple):

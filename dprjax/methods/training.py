@@ -212,7 +212,7 @@ def _train(
     devices,
     schedule_steps,
     epoch * update_size,
-    backbone.config.family.sharding,
+    (*model.sharding, *backbone.config.family.sharding),
   )
   state, frozen = layout.place(params)
   untrained = {**frozen, **state.trainable}

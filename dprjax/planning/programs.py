@@ -129,7 +129,7 @@ class Experiment:
       trainable,
       self.devices,
       config.steps or 1000,
-      sharding=shape.family.sharding,
+      sharding=(*self.model.sharding, *shape.family.sharding),
     )
 
   def lower_update(self, batch: Mapping[str, jax.ShapeDtypeStruct]) -> jax.stages.Lowered:

@@ -5,6 +5,7 @@ prompt (``config.prompt.length`` is not read).
 """
 
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from dprjax.methods import dpr, dual_encoder, query_only
 from dprjax.methods.method import Model
@@ -35,7 +36,8 @@ def build(config, model, devices, _=None):
   def embed(params, kind, tokens, mask):
     return encode(params, kind, tokens, mask, None)
 
-  return Model(init, loss, embed, {'accuracy': 'in-batch accuracy'})
+  shown = {'accuracy': 'in-batch accuracy'}
+  return Model(init, loss, embed, shown, sharding=(('head/map/kernel', PartitionSpec()),))
 
 
 METHOD = dpr.METHOD._replace(build=build)
