@@ -55,9 +55,10 @@ from dprjax.data import documents, similarity, text, views
 from dprjax.formats import mediawiki
 from dprjax.formats.documents import read_documents
 from dprjax.formats.report import Report
-from dprjax.methods import exporting, sections
+from dprjax.methods import exporting
 from dprjax.models import hub
 from dprjax.runtime import mesh
+from lab import sections
 
 
 class Method(NamedTuple):
@@ -110,7 +111,11 @@ SETS = {
 EVEN = 'medquad-even'  # all texts as long as spans; zero-shot alone
 LONG, UPDATES = 'scifact-long', 1200  # fine-tuning of so many updates, whatever they gain
 WHOLE = ('scifact', 'medquad')  # also zero-shot and by a prompt
-SENTENCES = {'stsb': 'stsb.py', 'sections': 'sections.py'}  # sources that are not retrieval
+# Sources that are not retrieval.
+SENTENCES = {
+  name: trials.ROOT / 'experiments' / 'lab' / 'configs' / f'{name}.py'
+  for name in ('stsb', 'sections')
+}
 TESTED = 0.3  # of Wikipedia's articles
 LOOKED_AT = 1000  # texts, at most
 SHIFTED = 'medquad'  # the set whose fine-tuning is asked for what it does to attention

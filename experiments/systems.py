@@ -93,10 +93,10 @@ def parser(doc, settings, seeds, ways):
 
 
 def parse(recipe, knobs):
-  """The config of a recipe of configs/ with knobs."""
-  config = f'--config={trials.ROOT}/configs/{recipe}'
+  """The config of a recipe of configs/, or of a config file elsewhere, with knobs."""
+  path = trials.ROOT / 'configs' / recipe
   knobs = ['eval.skip_saturated=False', *knobs]  # each is measured
-  return configs.parse([config, *(f'--config.{knob}' for knob in knobs)])
+  return configs.parse([f'--config={path}', *(f'--config.{knob}' for knob in knobs)])
 
 
 def train(config, workdir):

@@ -89,7 +89,7 @@ def test_commands_on_a_page_have_the_flags_that_it_gives_them(path):
       source = COMMANDS[name] + SHARED
       if flag != 'config' and f"'--{flag}'" not in source and f"'{flag}'" not in source:
         wrong.append(f'{name} --{flag}')
-    for recipe in re.findall(r'--config=(configs/\S+)', rest):
+    for recipe in re.findall(r'--config=((?:\w+/)*configs/\S+)', rest):
       if not (ROOT / recipe.partition(':')[0]).is_file():
         wrong.append(recipe)
   assert wrong == []
@@ -149,7 +149,7 @@ def test_the_reference_names_every_command_and_every_public_name():
 def test_every_recipe_in_the_pages_can_be_read(monkeypatch):
   monkeypatch.chdir(ROOT)
   pages = '\n'.join(path.read_text() for path in PAGES)
-  recipes = set(re.findall(r'--config=(configs/\w+\.py(?::[\w,=+]+)?)(?=[\s`"\'])', pages))
+  recipes = set(re.findall(r'--config=((?:\w+/)*configs/\w+\.py(?::[\w,=+]+)?)(?=[\s`"\'])', pages))
   assert len(recipes) > 10
   for recipe in sorted(recipes - {'configs/NAME.py'}):
     assert configs.parse([f'--config={recipe}']).method

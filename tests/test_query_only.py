@@ -240,7 +240,7 @@ def test_embeddings_of_something_else_are_refused(
   [
     (['--config.data.passage_embeddings=nowhere'], ('embeddings not found: nowhere',)),
     (['--config.prompt.sides=passage'], ("config.prompt.sides: expected 'both' or 'query'",)),
-    (['--config.method=similarity'], ("'query' is not for similarity",)),
+    (['--config.method=pretrain'], ("'query' is not for pretrain",)),
     (['--config.corpus_negatives=100000'], ('cannot be drawn beside', 'or -1 for all')),
   ],
   ids=str,

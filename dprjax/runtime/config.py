@@ -305,7 +305,8 @@ def _said(error: BaseException, arguments: Sequence[str]) -> str:
 def check(config: ml_collections.ConfigDict) -> None:
   """Checks the knobs that every method has, before anything is read or written.
 
-  A method's own knobs may stand in a section named after it: ``config.toy`` of ``lab.toy``.
+  A method's own knobs may stand in a section named after it: ``config.toy`` of ``lab.toy``. The
+  method checks them by ``check_own``.
 
   Raises:
     InputError: a knob has a value that it cannot have, or is unknown.
@@ -357,13 +358,34 @@ def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'confi
     InputError: naming the first knob that is wrong.
   """
   known, given = _known(config, name), flat(config.to_dict())
-  if unknown := [key for key in given if key not in known and not key.startswith(own)]:
+  owns = (own, *(f'alternatives.{one}.{own}' for one in config.alternatives))
+  if unknown := [key for key in given if key not in known and not key.startswith(owns)]:
     raise InputError(f'{name}.{unknown[0]}: {_NO_OPTION}{_ALL}')
   if missing := [key for key in known if key not in given]:
     raise InputError(f'{name}.{missing[0]} is missing; begin a config file with default()')
   for key, knob in known.items():
     if not knob.fits(given[key]):
       raise InputError(f'{name}.{key}: expected {knob.expected}, not {given[key]!r:.60}')
+
+
+def check_own(config: ml_collections.ConfigDict, table: Mapping[str, knobs.Knob]) -> None:
+  """Checks a method's own knobs: ``config.toy`` of ``lab.toy`` has those of the table, in range.
+
+  Raises:
+    InputError: naming the first knob that is wrong.
+  """
+  section = _own(config).removesuffix('.')
+  own = config.get(section)
+  given = own.to_dict() if isinstance(own, ml_collections.ConfigDict) else {}
+  if unknown := sorted(given.keys() - table.keys()):
+    raise InputError(f'config.{section}.{unknown[0]}: {config.method} has no such knob')
+  for name, knob in table.items():
+    if name not in given:
+      raise InputError(f'config.{section}.{name} is missing; set it in the config file')
+    if not knob.fits(given[name]):
+      raise InputError(
+        f'config.{section}.{name}: expected {knob.expected}, not {given[name]!r:.60}'
+      )
 
 
 def _known(config: ml_collections.ConfigDict, name: str) -> dict[str, knobs.Knob]:

@@ -253,8 +253,7 @@ def table() -> types.SimpleNamespace:
   c.data.train = text('')
   c.data.train_split = text('train')  # qrels/NAME.tsv
   c.data.dev_split = text('')  # qrels/NAME.tsv for evaluation during training; '': see hold_out
-  # fraction of the training queries held out as the dev split, by a hash of their ids (of
-  # articles, by their titles, where the method is 'sections')
+  # fraction of the training queries held out as the dev split, by a hash of their ids
   c.data.hold_out = number(0.0, least=0, below=1)
   # where hold_out would leave too few to choose by: the training is run once for each of so many
   # parts of the training queries, which is held out and measured on, and then on all of them for as
@@ -378,16 +377,6 @@ def table() -> types.SimpleNamespace:
   # the trained tasks' prompt files or folders of them, separated by commas; '': the folder prompts
   # beside the backbone
   c.adapt.prompts = text('')
-
-  # for c.method = 'sections'; c.data.dir then names dumps of a MediaWiki, separated by commas, and
-  # c.data.hold_out is a fraction of their articles
-  c.sections = types.SimpleNamespace()
-  # how much farther than the positive the negative should be, in the vectors' own unit
-  c.sections.margin = number(1.0, above=0, most=1e6)
-  # triplets of an article, at most; 0: with each of its sentences as an anchor
-  c.sections.per_article = whole(4, least=0, most=10**6)
-  # of articles held out, to measure on
-  c.sections.dev_triplets = whole(200_000, least=1, most=10**9)
 
   # devices along each axis; -1: all remaining ones
   c.mesh = types.SimpleNamespace()

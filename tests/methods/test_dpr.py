@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dprjax.base.errors import InputError
-from dprjax.methods import distillation, dpr, similarity, updates
+from dprjax.methods import distillation, dpr, pretrain, updates
 from dprjax.methods.method import Parts
 from dprjax.models import encoder, hub
 from dprjax.models.encoder_config import EncoderConfig
@@ -502,8 +502,8 @@ def test_a_batch_may_tell_what_its_negatives_are():
 
 @pytest.mark.slow
 def test_an_anchor_needs_a_prompt_on_a_frozen_backbone():
-  with pytest.raises(InputError, match=r'config.prompt.anchor: 0.5 is not for similarity'):
-    similarity.METHOD.check(make_config(method='similarity', **ANCHOR))
+  with pytest.raises(InputError, match=r'config.prompt.anchor: 0.5 is not for pretrain'):
+    pretrain.METHOD.check(make_config(method='pretrain', **ANCHOR))
   mesh = make_mesh({'data': 1})
   for knobs in ({'prompt__length': 0, 'trainable': ('.*',)}, {'trainable': ('.*',)}):
     config = make_config(**ANCHOR, **knobs)

@@ -102,12 +102,12 @@ def test_a_method_of_ones_own_trains_resumes_and_exports(tmp_path, monkeypatch, 
 def test_the_methods_there_are():
   assert method.names() == [
     *('cross_encoder', 'dpr', 'nir_reranker', 'nir_retriever'),
-    *('pretrain', 'sections', 'similarity', 'topic_dpr'),
+    *('pretrain', 'topic_dpr'),
   ]
   assert method.load('dpr') is dpr.METHOD
 
 
-@pytest.mark.parametrize('name', ['pretrain', 'sections', 'similarity', 'topic_dpr'])
+@pytest.mark.parametrize('name', ['pretrain', 'topic_dpr', 'lab.sections', 'lab.similarity'])
 def test_a_method_of_one_data_set_refuses_tasks(name, tmp_path):
   config = with_knobs(method=name, backbone__path='x', tasks__qa=configs.task(dir='x'))
   with pytest.raises(InputError, match=f'config.tasks: qa, and {name} takes one data set'):
@@ -134,8 +134,7 @@ def test_what_a_method_does_not_do(name, knobs, message):
 def test_what_is_not_a_method(name):
   with pytest.raises(
     InputError,
-    match=r'use one of cross_encoder, dpr, nir_reranker, nir_retriever, pretrain, sections, '
-    r'similarity, topic_dpr, or',
+    match='use one of cross_encoder, dpr, nir_reranker, nir_retriever, pretrain, topic_dpr, or',
   ):
     method.load(name)
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dprjax.base.errors import InputError
-from dprjax.methods import dpr, query_only, similarity
+from dprjax.methods import dpr, pretrain, query_only
 from dprjax.methods.method import Parts
 from dprjax.models import artifact, hub
 from dprjax.retrieval import embeddings
@@ -178,9 +178,9 @@ def test_knobs_that_do_not_go_together(knobs, message):
 
 
 def test_another_method_has_none():
-  config = make_config(method='similarity')
-  with pytest.raises(InputError, match=r"config.prompt.sides: 'query' is not for similarity"):
-    similarity.METHOD.check(config)
+  config = make_config(method='pretrain')
+  with pytest.raises(InputError, match=r"config.prompt.sides: 'query' is not for pretrain"):
+    pretrain.METHOD.check(config)
 
 
 def test_the_backbone_stays_frozen():

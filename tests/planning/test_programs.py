@@ -187,7 +187,8 @@ def test_the_batch_is_that_of_the_training():
 TEXTS = ('dptdr', 'cross_encoder', 'topic_dpr', 'nir_retriever', 'nir_reranker')
 RECIPES = (
   *('dptdr.py:local', 'dptdr.py:local,query', 'rip.py:local', 'cross_encoder.py:local'),
-  *('condenser.py:cocondenser,local', 'sections.py:local', 'stsb.py:local'),
+  'condenser.py:cocondenser,local',
+  *(f'../experiments/lab/configs/{name}.py:local' for name in ('sections', 'stsb')),
   *('topic_dpr.py:local', 'topic_dpr.py:dptdr,local', 'topic_dpr.py:words,local'),
   *('nir_retriever.py:local', 'nir_retriever.py:emm,manual,local', 'nir_retriever.py:ft,local'),
   *('nir_reranker.py:mdm=qa,local', 'nir_reranker.py:emm,manual,local'),

@@ -8,6 +8,7 @@ import pytest
 
 from dprjax.base.errors import InputError
 from dprjax.runtime import config as configs
+from dprjax.runtime import knobs
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,33 @@ def test_knobs_that_nobody_reads_are_refused_but_in_the_methods_own_section():
   del config.prompt.lenght
   config.method = 'lab.toy'
   config.toy = {'margin': 0.1}
+  config.alternatives = {'wide': {'toy': {'margin': 0.5}}}
   configs.check(config)
+  configs.check_own(config, TOY)
+  assert configs.alternative(config, 'wide').toy.margin == 0.5
+
+
+TOY = {'margin': knobs.number(1.0, above=0, most=1)}
+
+
+@pytest.mark.parametrize(
+  ('own', 'key'),
+  [
+    ({'margin': 2.0}, 'toy.margin'),
+    ({'margin': 'wide'}, 'toy.margin'),
+    ({'margin': 1.0, 'margn': 1.0}, 'toy.margn'),
+    ({}, 'toy.margin'),
+    (None, 'toy.margin'),
+    (3, 'toy.margin'),
+  ],
+)
+def test_a_methods_own_knobs_are_those_of_its_table(own, key):
+  config = configs.default()
+  config.method = 'lab.toy'
+  if own is not None:
+    config.toy = own
+  with pytest.raises(InputError, match=rf'^config\.{key}'):
+    configs.check_own(config, TOY)
 
 
 @pytest.mark.parametrize(

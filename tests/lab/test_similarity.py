@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from dprjax.base.errors import InputError
-from dprjax.methods import similarity
 from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
+from lab import similarity
 from tests import reference
 from tests.knobs import with_knobs
 from tests.methods.conftest import assert_goes_on

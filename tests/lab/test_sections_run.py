@@ -9,7 +9,7 @@ import pytest
 
 from dprjax import export, load_prompt, train
 from dprjax.models import hub
-from tests.methods.test_sections import dump  # noqa: F401, a fixture
+from tests.lab.test_sections import dump  # noqa: F401, a fixture
 from tests.test_train import (
   assert_backbone_moved,
   assert_same_bits,
@@ -19,7 +19,7 @@ from tests.test_train import (
   trainable_of,
 )
 
-ROOT = pathlib.Path(__file__).parent.parent
+CONFIGS = pathlib.Path(__file__).parents[2] / 'experiments' / 'lab' / 'configs'
 TUNED = {
   'whole': [],
   'prompt': [r"--config.trainable=('prompt/.*',)", '--config.prompt.length=4'],
@@ -41,7 +41,7 @@ def test_trains_resumes_exports_and_changes_what_is_trainable_alone(
   def go():
     return command(
       train,
-      f'--config={ROOT}/configs/sections.py:local',
+      f'--config={CONFIGS}/sections.py:local',
       f'--workdir={run}',
       f'--config.backbone.path={trained}/backbone',
       f'--config.data.dir={dump}',
@@ -81,7 +81,10 @@ def test_trains_resumes_exports_and_changes_what_is_trainable_alone(
 
   best = max((6, 12), key=scores.__getitem__)
   out = tmp_path / ('prompt.npz' if tuned == 'prompt' else 'tuned')
-  status, err = command(export, '--force', f'--workdir={run}', f'--out={out}')
+  flags = ('--force', f'--workdir={run}', f'--out={out}')
+  status, err = command(export, *flags)
+  assert status == 2 and '--method=lab.sections' in err, err
+  status, err = command(export, *flags, '--method=lab.sections')
   assert status == 0, err
   if tuned == 'prompt':
     exported, there = load_prompt(out).prefix('query'), trainable_of(run, best)[1]['prompt/prefix']

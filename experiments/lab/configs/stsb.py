@@ -2,9 +2,10 @@
 
 It shows how much of a sentence a backbone's vector can be taught to hold.
 
-    python -m dprjax.train --config=configs/stsb.py --workdir=runs/stsb \\
+    export PYTHONPATH=experiments
+    python -m dprjax.train --config=experiments/lab/configs/stsb.py --workdir=runs/stsb \\
       --config.backbone.path=DIR --config.data.dir=FOLDER
-    python -m dprjax.export --workdir=runs/stsb --out=tuned
+    python -m dprjax.export --workdir=runs/stsb --method=lab.similarity --out=tuned
     python -m dprjax.report --backbone=tuned --sts=FOLDER/stsb-en-test.csv
 
 FOLDER holds the files named below, with two sentences and a score of 0 to 5 in each row. The
@@ -23,7 +24,7 @@ def get_config(arg: str = ''):
   if arg not in ('', 'local'):
     raise ValueError(f'configs/stsb.py:{arg}: there is only local')
   c = defaults.default()
-  c.method = 'similarity'
+  c.method = 'lab.similarity'
   c.task = 'stsb'
   c.backbone.path = 'bert-base-uncased'
   c.trainable = ('backbone/.*',)

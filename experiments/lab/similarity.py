@@ -1,6 +1,7 @@
 """Sentence similarity: regression of people's scores on the cosine of two sentences' vectors.
 
 Reimers and Gurevych 2019, section 3; Condenser section 4.2. Texts are encoded as queries are.
+The recipe is `configs/stsb.py` beside this file.
 """
 
 import functools
@@ -20,7 +21,7 @@ from dprjax.base.errors import InputError
 from dprjax.data import similarity
 from dprjax.data.similarity import Pair
 from dprjax.data.text import Tokenizer
-from dprjax.methods import contrastive, dual_encoder, sentences
+from dprjax.methods import contrastive, dual_encoder
 from dprjax.methods.method import (
   Batch,
   BatchShapes,
@@ -34,6 +35,7 @@ from dprjax.methods.method import (
 )
 from dprjax.models.embed import unit
 from dprjax.models.encoder_config import EncoderConfig
+from lab import sentences
 
 VIEWS = ('first', 'second')
 

@@ -21,7 +21,8 @@ from tests.test_train import (
   trainable_of,
 )
 
-ROOT = pathlib.Path(__file__).parent.parent
+CONFIGS = pathlib.Path(__file__).parents[2] / 'experiments' / 'lab' / 'configs'
+METHOD = '--method=lab.similarity'
 TUNED = {
   'whole': [],
   'prompt': [
@@ -74,7 +75,7 @@ def go(command, one_device, trained, pairs, tmp_path):
   def run(*flags, workdir='run'):
     return command(
       train,
-      f'--config={ROOT}/configs/stsb.py:local',
+      f'--config={CONFIGS}/stsb.py:local',
       f'--workdir={tmp_path / workdir}',
       f'--config.backbone.path={trained}/backbone',
       f'--config.data.dir={pairs}',
@@ -130,7 +131,9 @@ def test_what_is_learnt_is_exported(go, command, pairs, trained, tmp_path, capsy
   losses = [row['loss'] for row in rows if 'loss' in row]
   _, best = [row['dev/spearman'] for row in rows if 'dev/spearman' in row]
   assert np.mean(losses[-5:]) < 0.5 * np.mean(losses[:3]) and best > 0.7
-  status, err = command(export, '--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/tuned')
+  status, err = command(
+    export, '--force', METHOD, f'--workdir={tmp_path}/run', f'--out={tmp_path}/tuned'
+  )
   assert status == 0, err
   report.main([f'--backbone={tmp_path}/tuned', f'--sts={pairs}/dev.csv', f'--out={tmp_path}/r.md'])
   row = (tmp_path / 'r.md').read_text().splitlines()[2].split(' | ')
@@ -142,7 +145,7 @@ def test_what_is_learnt_is_exported(go, command, pairs, trained, tmp_path, capsy
 def test_a_prompt_for_similarity(go, command, trained, tmp_path):
   assert go(*TUNED['prompt'])[0] == 0
   status, err = command(
-    export, '--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/prompt.npz'
+    export, '--force', METHOD, f'--workdir={tmp_path}/run', f'--out={tmp_path}/prompt.npz'
   )
   assert status == 0, err
   prompt = load_prompt(tmp_path / 'prompt.npz')

@@ -3,7 +3,7 @@
 A triplet loss, max(|a - p| - |a - n| + margin, 0), of an anchor, another sentence of its section
 and a sentence of another section of the same article (Ein Dor et al. 2018; Reimers and Gurevych
 2019, sections 3 and 4.4; Condenser section 4.2). The triplets are drawn from a MediaWiki dump.
-Sentences are encoded as queries are.
+Sentences are encoded as queries are. The recipe is `configs/sections.py` beside this file.
 """
 
 import functools
@@ -29,7 +29,7 @@ from dprjax.data import fingerprint
 from dprjax.data.text import Tokenizer
 from dprjax.formats.mediawiki import Article, read_articles
 from dprjax.formats.report import Report
-from dprjax.methods import contrastive, dual_encoder, sentences
+from dprjax.methods import contrastive, dual_encoder
 from dprjax.methods.method import (
   Batch,
   BatchShapes,
@@ -41,11 +41,22 @@ from dprjax.methods.method import (
   Scores,
   Texts,
 )
-from dprjax.methods.sentences import Examples
 from dprjax.models.encoder_config import EncoderConfig
+from dprjax.runtime import config as configs
+from dprjax.runtime import knobs
+from lab import sentences
+from lab.sentences import Examples
 
 VIEWS = ('anchor', 'positive', 'negative')
 FORMAT_VERSION = 1
+KNOBS = {
+  # how much farther than the positive the negative should be, in the vectors' own unit
+  'margin': knobs.number(1.0, above=0, most=1e6),
+  # triplets of an article, at most; 0: with each of its sentences as an anchor
+  'per_article': knobs.whole(4, least=0, most=10**6),
+  # triplets of articles held out, to measure on
+  'dev_triplets': knobs.whole(200_000, least=1, most=10**9),
+}
 _WAIT_S = 24 * 3600  # of processes for the one that draws the triplets
 
 
@@ -57,6 +68,7 @@ def build(
   Raises:
     InputError: a knob has a value it cannot have.
   """
+  configs.check_own(config, KNOBS)
   contrastive.check_lengths(config.matryoshka, model.hidden_size)
   encoders = dual_encoder.build(config, model, devices)
   encode = sentences.encode_views(encoders, VIEWS, config, model, devices)
@@ -95,8 +107,10 @@ def find(
   """The dumps that ``config.data.dir`` names, separated by commas.
 
   Raises:
-    InputError: a dump is missing, or the format or the measure is another.
+    InputError: a dump is missing, the format or the measure is another, or a knob has a value it
+      cannot have.
   """
+  configs.check_own(config, KNOBS)
   if section.format not in ('auto', 'mediawiki'):
     raise InputError(
       f"config.data.format: sections are those of a dump, 'mediawiki', not {section.format!r}"
@@ -212,7 +226,7 @@ def _open_store(
   tokenizer: Tokenizer,
 ) -> tuple[Examples, Examples]:
   """The triplets to train on and those held out; drawn once from the same dumps."""
-  knobs = config.sections
+  own = config.sections
   prefix = section.query_prefix
   settings = {
     'format_version': FORMAT_VERSION,
@@ -220,10 +234,10 @@ def _open_store(
     'query_max_length': section.query_max_length,
     'query_prefix': prefix,
     'seed': config.seed,
-    'per_article': knobs.per_article,
+    'per_article': own.per_article,
     'hold_out': section.hold_out,
     'max_queries': section.max_queries,
-    'dev_triplets': knobs.dev_triplets,
+    'dev_triplets': own.dev_triplets,
   }
 
   def draw(folder: epath.Path, _: list[epath.Path]) -> fingerprint.Built:
@@ -238,10 +252,10 @@ def _open_store(
     triplets = draw_triplets(
       read(),
       config.seed,
-      per_article=knobs.per_article,
+      per_article=own.per_article,
       hold_out=section.hold_out,
       most=section.max_queries,
-      most_held_out=knobs.dev_triplets,
+      most_held_out=own.dev_triplets,
     )
     names = ', '.join(str(path) for path in paths)
     if not triplets[0] or (section.hold_out and not triplets[1]):

@@ -9,18 +9,19 @@ import pytest
 
 from dprjax.base.errors import InputError
 from dprjax.formats.mediawiki import Article, Section
-from dprjax.methods import sections
 from dprjax.methods.method import Parts
 from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
+from lab import sections
 from tests import reference
 from tests.knobs import with_knobs
 from tests.methods.conftest import WORDS, assert_goes_on
 
 MODEL = EncoderConfig('bert', 40, 8, 2, 2, 16, max_positions=12)
 ROWS = 32
+OWN = {name: knob.value for name, knob in sections.KNOBS.items()}
 
 
 def make_batch(seed=1):
@@ -89,8 +90,9 @@ PROMPT = {'prompt__length': 3, 'trainable': ('prompt/.*',)}
 def test_loss_and_gradient_equal_numpy(count, changes):
   config = with_knobs(
     **{
+      'method': 'lab.sections',
       'trainable': ('backbone/.*',),
-      'sections__margin': 0.5,
+      'sections': OWN | {'margin': 0.5},
       'prompt__dropout': 0.0,
       'backbone__dropout': 0.0,
       'batch_size': ROWS,
@@ -207,6 +209,8 @@ def dump(tmp_path):
 def start(dump, knobs, devices, tokenizer, model, tmp_path):
   def run(workdir='run', **changes):
     options = {
+      'method': 'lab.sections',
+      'sections': OWN,
       'data__dir': str(dump),
       'data__format': 'mediawiki',
       'data__hold_out': 0.25,
@@ -271,6 +275,8 @@ def test_accuracy_of_the_held_out(start, bag):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
+    ({'sections': OWN | {'margin': 0.0}}, r'config.sections.margin: expected a number above 0'),
+    ({'sections': {'margin': 1.0}}, r'config.sections.per_article is missing'),
     ({'data__format': 'beir'}, r"config.data.format: sections are .* 'mediawiki', not 'beir'"),
     ({'eval__measure': 'nDCG@10'}, r"config.eval.measure: .* 'accuracy', not 'nDCG@10'"),
     ({'data__dir': 'none.xml'}, r'dump not found: none.xml'),
