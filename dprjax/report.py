@@ -76,7 +76,7 @@ def _report_systems(args: argparse.Namespace) -> None:
   columns, rows = comparison.table(systems, measures)
   text = comparison.note(systems, measures)
   if args.figure is not None:
-    comparison.figure(systems, measures, args.figure)
+    figures.compared(systems, measures, args.figure)
   if args.out is not None:
     with files.atomic_write(args.out) as file:
       file.write(comparison.markdown(columns, rows, text))

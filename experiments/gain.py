@@ -28,12 +28,12 @@ Verdicts follow the rules of trials.py, over all settings and their test queries
 
 import numpy as np
 
+import charts
 import evaluation
 import gain_sets
 import mining
 import systems
 import trials
-from dprjax.analysis import figures
 
 CHOSEN = 'new'  # of the two that follow
 WAYS = {
@@ -269,7 +269,7 @@ class Experiment(systems.Runs):
     if curves:
       foot = 'means over the seeds of the table'
       drawn.append(self.out / 'gain-curves.png')
-      figures.paths(curves, 'training queries', foot, drawn[-1])
+      charts.paths(curves, 'training queries', foot, drawn[-1])
     return drawn
 
 

@@ -8,8 +8,9 @@ import re
 import numpy as np
 
 import nir_sets
+import prompt_cosines
 import trials
-from dprjax.analysis import figures, prompt_cosines
+from dprjax.analysis import figures
 from dprjax.models import artifact
 
 # Systems by row. One of a run for each task has their names with * for the task.

@@ -43,7 +43,9 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+import scipy.special
 
+import charts
 import evaluation
 import gain_sets
 import systems
@@ -59,6 +61,7 @@ from dprjax.methods import exporting
 from dprjax.models import hub
 from dprjax.runtime import mesh
 from lab import sections
+from lab.similarity import spearman_values
 
 
 class Method(NamedTuple):
@@ -377,7 +380,7 @@ class Experiment(systems.Runs):
         'entropy': by_layer(found.entropy.T),
         'scores': {
           'raw alignment': np.sum((queries.astype(np.float64) - passages) ** 2, axis=1),
-          'raw uniformity': statistics.uniformity_values(retriever.encode(texts.passages)),
+          'raw uniformity': uniformity_values(retriever.encode(texts.passages)),
         },
       }
 
@@ -629,7 +632,7 @@ class Experiment(systems.Runs):
         drawn.append(self.out / f'pretraining-{pooling}.png')
         foot = f'vectors: {pooling}; whiskers: 95 % intervals by bootstrap over test queries'
         what = 'difference from masked LM alone on the same texts'
-        figures.differences(gains, what, foot, drawn[-1])
+        charts.differences(gains, what, foot, drawn[-1])
     return drawn
 
 
@@ -642,6 +645,21 @@ def seen(found, ways):
 def by_layer(entropies):
   """Means over texts or heads, [n, L]."""
   return [round(float(value), 4) for value in entropies.mean(axis=0)]
+
+
+def uniformity_values(x, t=2):
+  """``statistics.uniformity`` plus each vector's influence on it, which is their mean.
+
+  A bootstrap of these values gives its interval, as of ``spearman_values``: a vector takes part in
+  n - 1 of the pairs (Hajek's projection of a U-statistic, by its logarithm). Holds n x n numbers.
+  """
+  x = np.asarray(x, np.float64)
+  square = np.sum(x**2, axis=1)
+  exponent = -t * (square[:, None] + square[None, :] - 2 * (x @ x.T)).clip(0)
+  np.fill_diagonal(exponent, -np.inf)
+  own = scipy.special.logsumexp(exponent, axis=1) - np.log(len(x) - 1)
+  value = scipy.special.logsumexp(own) - np.log(len(x))
+  return value + 2 * (np.exp(own - value) - 1)
 
 
 def listed(values):
@@ -700,7 +718,7 @@ def measure_pairs(folder, embed):
   pairs = similarity.read_pairs(folder / 'test.jsonl')
   first, second = (embed([pair[side] for pair in pairs]) for side in (0, 1))
   cosines, people = statistics.cosine(first, second), np.array([pair.score for pair in pairs])
-  values = statistics.spearman_values(cosines, people)
+  values = spearman_values(cosines, people)
   return {'spearman': statistics.spearman(cosines, people), 'scores': {'spearman': values}}
 
 

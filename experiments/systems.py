@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+import charts
 import evaluation
 import gain_sets
 import trials
@@ -176,7 +177,7 @@ class Runs:
     drawn = self.out / f'{self.name.replace("_", "-")}.png'
     foot = 'whiskers: 95 % intervals by bootstrap over test queries'
     gains = self.gains(found, names)
-    figures.differences(gains, 'gain in nDCG@10 over the frozen encoder', foot, drawn)
+    charts.differences(gains, 'gain in nDCG@10 over the frozen encoder', foot, drawn)
     return [drawn]
 
   def gains(self, found, names):

@@ -5,6 +5,7 @@ import pathlib
 
 import numpy as np
 
+import charts
 import trials
 from dprjax.analysis import figures, statistics
 from dprjax.base import files
@@ -590,7 +591,7 @@ def draw_paths(results):
   if not panels:
     return []
   foot = f'from MiniLM as it is; every {results.last // 3} updates; means over seeds'
-  figures.paths(panels, 'nAP@10, own abstract counted', foot, results.out / FIGURES[1])
+  charts.paths(panels, 'nAP@10, own abstract counted', foot, results.out / FIGURES[1])
   return [f'![Uniformity and Sim(q, p-) against nAP@10]({FIGURES[1]})']
 
 

@@ -118,8 +118,21 @@ def test_imports_are_of_lower_levels(path):
   assert wrong == []
 
 
+def test_a_training_needs_no_drawing_code():
+  found, waiting = set(), {f'dprjax.methods.{path.stem}' for path in PACKAGE.glob('methods/*.py')}
+  while waiting:
+    found.add(name := waiting.pop())
+    path = PACKAGE.parent.joinpath(*name.split('.')).with_suffix('.py')
+    if name.startswith('dprjax') and path.is_file():
+      waiting |= {name for _, name in imports(path)} - found
+  assert {'dprjax.methods.training', 'dprjax.analysis.comparison'} <= found
+  assert [name for name in sorted(found) if 'figures' in name or 'matplotlib' in name] == []
+
+
 @pytest.mark.parametrize(
-  'path', sorted((ROOT / 'configs').glob('*.py')), ids=lambda path: path.name
+  'path',
+  sorted([*ROOT.glob('configs/*.py'), *ROOT.glob('experiments/lab/configs/*.py')]),
+  ids=lambda path: path.name,
 )
 def test_configs_import_only_the_config_module(path):
   ours = {name for _, name in imports(path) if name.split('.')[0] in {'dprjax', *FORBIDDEN}}

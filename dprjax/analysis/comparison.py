@@ -1,4 +1,4 @@
-"""Systems compared by what dprjax.evaluate says of them: intervals, a table and a figure."""
+"""Systems compared by what dprjax.evaluate says of them: intervals and a table."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from dprjax.analysis import figures
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.formats.fields import Record, is_number
@@ -225,22 +224,3 @@ def note(systems: dict[str, dict[str, Any]], measures: Sequence[str]) -> str:
     f'{counted}.{seen} *: differs from {first}; paired bootstrap over queries, {_DRAWS:,} draws, '
     '95 % interval of the difference without 0.'
   )
-
-
-def figure(
-  systems: dict[str, dict[str, Any]], measures: Sequence[str], path: files.PathLike
-) -> None:
-  """Bars grouped by measure, one for each system, with 95 % intervals."""
-  values = {
-    measure: {
-      name: figures.Bar(*result[:3], result.significant)
-      for name, result in compare(systems, measure).items()
-    }
-    for measure in measures
-  }
-  foot = 'whiskers: 95 % bootstrap intervals' + (
-    ';  * differs from the first system (paired)' if len(systems) > 1 else ''
-  )
-  several = any('datasets' in metrics for metrics in systems.values())
-  ylabel = f'mean over {"data sets" if several else "queries"}'
-  figures.bars(values, ylabel, foot, path)

@@ -9,6 +9,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Bool, Float
 
+from dprjax.analysis import comparison
 from dprjax.base import files
 from dprjax.base.errors import InputError
 
@@ -49,7 +50,7 @@ def bars(
   """
   names = list(next(iter(values.values())))
   width = 0.82 / len(names)
-  with _drawing(
+  with canvas(
     max(6.4, 1.5 + len(values) * max(1.2, 0.42 * len(names))), 4.4, foot, path
   ) as drawing:
     axes = drawing.subplots()
@@ -73,48 +74,27 @@ def bars(
     axes.set_xlim(-0.6, len(values) - 0.4)
     axes.set_xticks(np.arange(len(values)), list(values))
     axes.set_ylabel(ylabel)
-    _grid(axes, 'y')
-    _legend(drawing, names)
+    grid(axes, 'y')
+    legend(drawing, names)
 
 
-def differences(
-  values: Mapping[str, Mapping[str, Bar]], xlabel: str, foot: str, path: files.PathLike
+def compared(
+  systems: dict[str, dict[str, Any]], measures: Sequence[str], path: files.PathLike
 ) -> None:
-  """Differences from zero with their intervals: a row for each group, a point for each system.
-
-  Args:
-    values: group -> system -> its point and the ends of its whisker. A group may lack systems.
-    xlabel: the label of the x axis.
-    foot: a line in small print.
-    path: the file; its suffix (png, pdf, svg) decides the format.
-
-  Raises:
-    InputError: the suffix is of another format.
-  """
-  names = list(dict.fromkeys(name for by_name in values.values() for name in by_name))
-  height = 1.2 + len(values) * (0.12 + 0.11 * len(names))
-  with _drawing(7.2, height, foot, path) as drawing:
-    axes = drawing.subplots()
-    for number, name in enumerate(names):
-      rows = [row for row, by_name in enumerate(values.values()) if name in by_name]
-      group = [by_name[name] for by_name in values.values() if name in by_name]
-      means, lows, highs = (np.array([bar[i] for bar in group]) for i in range(3))
-      axes.errorbar(
-        means,
-        np.array(rows) + (number - (len(names) - 1) / 2) * 0.8 / len(names),
-        xerr=np.array([means - lows, highs - means]).clip(0),
-        label=name,
-        linestyle='',
-        markersize=4,
-        elinewidth=1,
-        **_line(number),
-      )
-    axes.axvline(0, color='#333333', linewidth=0.8)
-    axes.set_yticks(np.arange(len(values)), [_short(name) for name in values])
-    axes.set_ylim(len(values) - 0.4, -0.6)
-    axes.set_xlabel(xlabel)
-    _grid(axes, 'x')
-    _legend(drawing, names)
+  """Bars of what ``comparison.compare`` finds, with 95 % intervals."""
+  values = {
+    measure: {
+      name: Bar(*result[:3], result.significant)
+      for name, result in comparison.compare(systems, measure).items()
+    }
+    for measure in measures
+  }
+  foot = 'whiskers: 95 % bootstrap intervals' + (
+    ';  * differs from the first system (paired)' if len(systems) > 1 else ''
+  )
+  several = any('datasets' in metrics for metrics in systems.values())
+  ylabel = f'mean over {"data sets" if several else "queries"}'
+  bars(values, ylabel, foot, path)
 
 
 def backbones(findings: 'Mapping[str, Findings]', foot: str, path: files.PathLike) -> None:
@@ -141,10 +121,10 @@ def backbones(findings: 'Mapping[str, Findings]', foot: str, path: files.PathLik
     parts.append(_raw_space)
   if any(found.scores for found in findings.values()):
     parts.append(_scores)
-  with _drawing(1.0 + 3.9 * len(parts), 4.0, foot, path) as drawing:
+  with canvas(1.0 + 3.9 * len(parts), 4.0, foot, path) as drawing:
     for part, axes in zip(parts, drawing.subplots(1, len(parts), squeeze=False)[0], strict=True):
       part(axes, findings)
-    _legend(drawing, list(findings))
+    legend(drawing, list(findings))
 
 
 class TopicPanel(NamedTuple):
@@ -170,7 +150,7 @@ def topics(panels: Sequence[TopicPanel], foot: str, path: files.PathLike) -> Non
   columns = min(len(panels), 5)
   rows = -(-len(panels) // columns)
   most = max(len(panel.words) for panel in panels)
-  with _drawing(0.6 + 2.6 * columns, rows * (0.7 + 0.2 * most), foot, path) as drawing:
+  with canvas(0.6 + 2.6 * columns, rows * (0.7 + 0.2 * most), foot, path) as drawing:
     for number, panel in enumerate(panels):
       axes = drawing.add_subplot(rows, columns, number + 1)
       places = np.arange(len(panel.words))
@@ -181,38 +161,7 @@ def topics(panels: Sequence[TopicPanel], foot: str, path: files.PathLike) -> Non
       axes.locator_params(axis='x', nbins=4)
       axes.tick_params(axis='x', labelsize=7)
       axes.set_title(panel.title, fontsize=9)
-      _grid(axes, 'x')
-
-
-def paths(
-  panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
-  xlabel: str,
-  foot: str,
-  path: files.PathLike,
-) -> None:
-  """Lines through points in their order, as of a training's checkpoints: a panel for each measure.
-
-  Args:
-    panels: label of the y axis -> system -> its points.
-    xlabel: the label of the x axis.
-    foot: a line in small print.
-    path: the file; its suffix (png, pdf, svg) decides the format.
-
-  Raises:
-    InputError: the suffix is of another format.
-  """
-  names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
-  with _drawing(1.0 + 3.9 * len(panels), 4.0, foot, path) as drawing:
-    for (ylabel, lines), axes in zip(
-      panels.items(), drawing.subplots(1, len(panels), squeeze=False)[0], strict=True
-    ):
-      for name, points in lines.items():
-        number = names.index(name)
-        axes.plot(*zip(*points, strict=True), label=name, markersize=5, **_line(number))
-      axes.set_xlabel(xlabel)
-      axes.set_ylabel(ylabel)
-      _grid(axes, 'both')
-    _legend(drawing, names)
+      grid(axes, 'x')
 
 
 def maps(
@@ -236,7 +185,7 @@ def maps(
   Raises:
     InputError: the suffix is of another format.
   """
-  with _drawing(1.0 + 4.6 * len(labels), 0.8 + 3.6 * len(points), foot, path) as drawing:
+  with canvas(1.0 + 4.6 * len(labels), 0.8 + 3.6 * len(points), foot, path) as drawing:
     panels = drawing.subplots(len(points), len(labels), squeeze=False)
     for column, (kind, marked) in enumerate(labels.items()):
       sizes = marked.sum(axis=0)
@@ -253,11 +202,11 @@ def maps(
             s=7,
             color=_colour(number),
             linewidths=0,
-            label=_short(names[kind][label]),
+            label=short(names[kind][label]),
           )
         axes.set_xticks([])
         axes.set_yticks([])
-        axes.set_title(f'{_short(name)}, by {kind}', fontsize=9)
+        axes.set_title(f'{short(name)}, by {kind}', fontsize=9)
         if row == len(points) - 1:
           axes.legend(
             loc='upper center',
@@ -269,55 +218,7 @@ def maps(
           )
 
 
-class Matrix(NamedTuple):
-  """A panel of numbers: its title, the names of rows and columns, and the values; NaN: none."""
-
-  title: str
-  rows: tuple[str, ...]
-  columns: tuple[str, ...]
-  values: Float[np.ndarray, 'R C']
-
-
-def matrices(panels: Sequence[Matrix], foot: str, path: files.PathLike) -> None:
-  """Matrices of numbers, coloured by their values, side by side.
-
-  Args:
-    panels: one or more.
-    foot: a line in small print.
-    path: the file; its suffix (png, pdf, svg) decides the format.
-
-  Raises:
-    InputError: the suffix is of another format.
-  """
-  columns = [len(panel.columns) for panel in panels]
-  height = max(2.4, 1.4 + 0.5 * max(len(panel.rows) for panel in panels))
-  with _drawing(sum(1.8 + 0.7 * count for count in columns), height, foot, path) as drawing:
-    for axes, panel in zip(
-      drawing.subplots(1, len(panels), squeeze=False, width_ratios=columns)[0], panels, strict=True
-    ):
-      # Around 0, so that a sign is a colour.
-      largest = float(np.nanmax(np.abs(panel.values), initial=0.05))
-      axes.imshow(panel.values, cmap='RdBu', vmin=-largest, vmax=largest, aspect='auto')
-      for (row, column), value in np.ndenumerate(panel.values):
-        if np.isfinite(value):
-          dark = abs(value) > 0.7 * largest
-          axes.text(
-            column,
-            row,
-            f'{value:.2f}',
-            ha='center',
-            va='center',
-            fontsize=7.5,
-            color='white' if dark else '#222222',
-          )
-      axes.set_xticks(
-        np.arange(len(panel.columns)), [_short(name) for name in panel.columns], rotation=30
-      )
-      axes.set_yticks(np.arange(len(panel.rows)), [_short(name) for name in panel.rows])
-      axes.set_title(panel.title, fontsize=9)
-
-
-def _short(name: str) -> str:
+def short(name: str) -> str:
   """A name as a legend can hold it; one that begins with an underscore would be left out."""
   name = ' '.join(name.split())
   return (name if len(name) <= _NAMED else f'{name[: _NAMED - 3]}...').lstrip('_') or '?'
@@ -331,13 +232,13 @@ def _entropies(axes: Any, findings: 'Mapping[str, Findings]') -> None:
       deepest = max(deepest, len(layers))
       band = entropy.min(axis=1), entropy.max(axis=1)
       axes.fill_between(layers, *band, color=_colour(number), alpha=0.15, linewidth=0)
-      axes.plot(layers, entropy.mean(axis=1), label=name, markersize=5, **_line(number))
+      axes.plot(layers, entropy.mean(axis=1), label=name, markersize=5, **line(number))
   axes.set_xticks(np.arange(1, deepest + 1, max(1, deepest // 8)))
   axes.set_ylim(bottom=0)
   axes.set_xlabel('layer')
   axes.set_ylabel('entropy of CLS attention (nats)')
   axes.set_title('attention: mean and range of the heads', fontsize=9)
-  _grid(axes, 'y')
+  grid(axes, 'y')
 
 
 def _hypersphere(axes: Any, findings: 'Mapping[str, Findings]') -> None:
@@ -355,12 +256,12 @@ def _scatter(
 ) -> None:
   for number, (name, (uniformity, alignment)) in enumerate(points.items()):
     if alignment is not None and uniformity is not None:
-      axes.plot([uniformity], [alignment], label=name, markersize=9, **_line(number))
+      axes.plot([uniformity], [alignment], label=name, markersize=9, **line(number))
   axes.margins(0.2)
   axes.set_xlabel('uniformity (more even to the left)')
   axes.set_ylabel('alignment (nearer further down)')
   axes.set_title(title, fontsize=9)
-  _grid(axes, 'both')
+  grid(axes, 'both')
 
 
 def _scores(axes: Any, findings: 'Mapping[str, Findings]') -> None:
@@ -379,11 +280,11 @@ def _scores(axes: Any, findings: 'Mapping[str, Findings]') -> None:
   axes.set_xticks(np.arange(len(titles)), titles)
   axes.set_ylim(lowest * 1.1, 1.1)
   axes.set_title('sentences', fontsize=9)
-  _grid(axes, 'y')
+  grid(axes, 'y')
 
 
 @contextlib.contextmanager
-def _drawing(width: float, height: float, foot: str, path: files.PathLike) -> Iterator[Any]:
+def canvas(width: float, height: float, foot: str, path: files.PathLike) -> Iterator[Any]:
   """A figure to draw into; at the end it gets its note and is written."""
   # Imported here: tables do not need it.
   import matplotlib.figure
@@ -418,7 +319,7 @@ def _fill(number: int, name: str) -> dict[str, Any]:
   }
 
 
-def _line(number: int) -> dict[str, Any]:
+def line(number: int) -> dict[str, Any]:
   return {
     'color': _colour(number),
     'marker': _MARKERS[(number + number // len(_COLOURS)) % len(_MARKERS)],
@@ -439,13 +340,13 @@ def _number(axes: Any, x: float, y: float, text: str) -> None:
   )
 
 
-def _grid(axes: Any, axis: str) -> None:
+def grid(axes: Any, axis: str) -> None:
   axes.spines[['top', 'right']].set_visible(False)
   axes.grid(True, axis=axis, color='#dddddd', linewidth=0.6)
   axes.set_axisbelow(True)
 
 
-def _legend(drawing: Any, names: Sequence[str]) -> None:
+def legend(drawing: Any, names: Sequence[str]) -> None:
   """One legend above all panels, with each name once."""
   handles: dict[str, Any] = {}
   for axes in drawing.axes:

@@ -109,21 +109,6 @@ def uniformity(x: Float[np.ndarray, 'n H'], t: float = 2) -> float:
   return float(total - np.log(n * (n - 1) / 2))
 
 
-def uniformity_values(x: Float[np.ndarray, 'n H'], t: float = 2) -> Float[np.ndarray, ' n']:
-  """``uniformity`` plus each vector's influence on it; their mean is ``uniformity``.
-
-  A bootstrap of these values gives its interval, as of ``spearman_values``: a vector takes part in
-  n - 1 of the pairs (Hajek's projection of a U-statistic, by its logarithm). Holds n x n numbers.
-  """
-  x = np.asarray(x, np.float64)
-  square = np.sum(x**2, axis=1)
-  exponent = -t * (square[:, None] + square[None, :] - 2 * (x @ x.T)).clip(0)
-  np.fill_diagonal(exponent, -np.inf)
-  own = scipy.special.logsumexp(exponent, axis=1) - np.log(len(x) - 1)
-  value = scipy.special.logsumexp(own) - np.log(len(x))
-  return value + 2 * (np.exp(own - value) - 1)
-
-
 def mean_cosine(
   x: Float[np.ndarray, 'n H'], y: Float[np.ndarray, 'm H'], pairs: Bool[np.ndarray, 'n m']
 ) -> float:
@@ -205,22 +190,6 @@ def spearman(x: Float[np.ndarray, ' n'], y: Float[np.ndarray, ' n']) -> float:
   if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
     return float('nan')
   return float(scipy.stats.spearmanr(x, y).statistic)
-
-
-def spearman_values(
-  x: Float[np.ndarray, ' n'], y: Float[np.ndarray, ' n']
-) -> Float[np.ndarray, ' n']:
-  """``spearman`` plus each pair's influence on it; their mean is ``spearman``.
-
-  The correlation is no mean over pairs, but near the sample it is linear in the pairs' weights, so
-  that a bootstrap of these values gives its interval (infinitesimal jackknife, Efron 1982; with the
-  ranks of the whole sample). Both must vary.
-  """
-  zx, zy = (
-    (ranks - ranks.mean()) / ranks.std() for ranks in (scipy.stats.rankdata(v) for v in (x, y))
-  )
-  correlation = float(np.mean(zx * zy))
-  return correlation + zx * zy - correlation * (zx**2 + zy**2) / 2
 
 
 def sts(pairs: Sequence[Pair], encode: Encode) -> float:

@@ -41,16 +41,6 @@ def test_uniformity_known_by_hand():
     analysis.uniformity(pole)
 
 
-def test_influences_on_uniformity_are_those_of_the_jackknife():
-  rng = np.random.default_rng(0)
-  x = rng.normal(size=(300, 8)) / 4
-  values, whole = analysis.uniformity_values(x), analysis.uniformity(x)
-  assert values.mean() == pytest.approx(whole, rel=1e-9)
-  without = np.array([analysis.uniformity(np.delete(x, i, axis=0)) for i in range(len(x))])
-  np.testing.assert_allclose(values, whole + (len(x) - 1) * (whole - without), atol=0.02)
-  assert values.std() > 0.3
-
-
 def test_uniformity_in_blocks_equals_the_pairs_one_by_one():
   x = random_units(2 * analysis._BLOCK + 3, 3).astype(np.float32)
   pairs = scipy.spatial.distance.pdist(x.astype(np.float64), 'sqeuclidean')
@@ -155,18 +145,6 @@ def test_attention_entropy_of_an_encoder_that_attends_evenly():
     np.broadcast_to(np.log(lengths)[None, :, None], (2, 3, 4)),
     rtol=1e-5,
   )
-
-
-def test_values_of_spearman():
-  rng = np.random.default_rng(0)
-  x = rng.normal(size=300)
-  y = np.round(x + rng.normal(size=300), 1)  # with ties
-  values = analysis.spearman_values(x, y)
-  assert values.mean() == pytest.approx(analysis.spearman(x, y), abs=1e-12)
-  # Their standard error is that of the bootstrap of the correlation itself.
-  draws = [rng.integers(0, 300, 300) for _ in range(1000)]
-  again = [analysis.spearman(x[draw], y[draw]) for draw in draws]
-  assert values.std() / 300**0.5 == pytest.approx(np.std(again), rel=0.15)
 
 
 def test_spearman():

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dprjax.analysis import statistics
 from dprjax.base.errors import InputError
 from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
@@ -89,6 +90,18 @@ def test_loss_and_gradient_equal_numpy(count, changes):
     return expected({name: leaf + t * gradient[name] / norm for name, leaf in exact.items()})
 
   assert (at(1e-6) - at(-1e-6)) / 2e-6 == pytest.approx(norm, rel=1e-4)
+
+
+def test_values_of_spearman():
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=300)
+  y = np.round(x + rng.normal(size=300), 1)  # with ties
+  values = similarity.spearman_values(x, y)
+  assert values.mean() == pytest.approx(statistics.spearman(x, y), abs=1e-12)
+  # Their standard error is that of the bootstrap of the correlation itself.
+  draws = [rng.integers(0, 300, 300) for _ in range(1000)]
+  again = [statistics.spearman(x[draw], y[draw]) for draw in draws]
+  assert values.std() / 300**0.5 == pytest.approx(np.std(again), rel=0.15)
 
 
 def find(method, config, workdir, devices):

@@ -1,9 +1,10 @@
-"""Figures that no command draws."""
+"""Figures of experiments."""
 
 import matplotlib.figure
 import numpy as np
 import pytest
 
+import charts
 from dprjax.analysis import figures
 from dprjax.base.errors import InputError
 
@@ -24,7 +25,7 @@ def test_differences_are_where_they_belong(tmp_path, monkeypatch):
     'savefig',
     lambda self, *args, **kwargs: (drawn.append(self), save(self, *args, **kwargs)),
   )
-  figures.differences(GAINS, 'gain', 'foot', tmp_path / 'gains.png')
+  charts.differences(GAINS, 'gain', 'foot', tmp_path / 'gains.png')
   assert (tmp_path / 'gains.png').read_bytes().startswith(b'\x89PNG')
   [axes] = drawn[0].axes
   assert [label.get_text() for label in axes.get_yticklabels()] == ['a set', 'another']
@@ -38,4 +39,4 @@ def test_differences_are_where_they_belong(tmp_path, monkeypatch):
   assert points == {one: [(0, 0.25)], two: [(0, -0.5), (1, 0.75)]}
   assert whiskers == {one: [[0.125, 0.5]], two: [[-1.0, 0.25], [0.5, 1.0]]}
   with pytest.raises(InputError, match=r'gains\.txt'):
-    figures.differences(GAINS, 'gain', 'foot', tmp_path / 'gains.txt')
+    charts.differences(GAINS, 'gain', 'foot', tmp_path / 'gains.txt')

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Float
 
-from dprjax.analysis import figures
+import charts
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.models.artifact import Prompt
@@ -54,11 +54,11 @@ def draw(prompts: Mapping[str, Prompt], path: files.PathLike, foot: str = '') ->
     InputError: as ``cosines``; the suffix of ``path`` is no format.
   """
   names = tuple(prompts)
-  panels = [figures.Matrix('cosines of prompts', names, names, cosines(prompts))]
+  panels = [charts.Matrix('cosines of prompts', names, names, cosines(prompts))]
   if sums := weights(prompts):
     sources = tuple(sorted({source for own in sums.values() for source in own}))
     values = [[own.get(source, np.nan) for source in sources] for own in sums.values()]
     panels.append(
-      figures.Matrix('weights of new prompts', tuple(sums), sources, np.array(values, np.float32))
+      charts.Matrix('weights of new prompts', tuple(sums), sources, np.array(values, np.float32))
     )
-  figures.matrices(panels, foot, path)
+  charts.matrices(panels, foot, path)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from dprjax.analysis import prompt_cosines
+import prompt_cosines
 from dprjax.base.errors import InputError
 from dprjax.models.artifact import Prompt
 
