@@ -25,9 +25,11 @@ def build():
 
     def loss(params, batch):
       params = meshes.put(params, meshes.param_shardings(mesh, params, method.sharding))
-      corpus = meshes.put(queries.CORPUS, meshes.replicated(mesh))
+      rows = np.arange(queries.TOTAL, dtype=np.int32)
+      whole = {'corpus/vectors': queries.CORPUS, 'corpus/rows': rows}
+      corpus = {name: meshes.put(x, meshes.replicated(mesh)) for name, x in whole.items()}
       return jax.jit(lambda params, batch: method.loss(tree.unflatten(params), batch, None))(
-        params | {'corpus/vectors': corpus}, meshes.put_batch(mesh, batch)
+        params | corpus, meshes.put_batch(mesh, batch)
       )
 
     return config, shared.make_params(method), loss

@@ -207,7 +207,7 @@ def _prefer(config: ml_collections.ConfigDict, given: set[str]) -> None:
       _section(config, section)[name] = 0
   alternatives = config.get('alternatives') or {}
   for name, entry in alternatives.items():
-    for key in sorted(given & _flat(entry.to_dict()).keys()):
+    for key in sorted(given & flat(entry.to_dict()).keys()):
       if key == 'prompt.sides':
         raise InputError(
           f'config.{key}: the alternatives {", ".join(alternatives)} differ in it; name a recipe '
