@@ -228,7 +228,7 @@ def parse_measures(names: Sequence[str]) -> dict[str, ir_measures.Measure]:
     name = name.strip()
     normalized = name.startswith(_NORMALIZED)
     match = re.fullmatch(
-      r'(\w+)(?:\((.*)\))?(?:@([1-9]\d*))?', name[1:] if normalized else name, re.ASCII
+      r'(\w+)(?:\((.*)\))?(?:@([\d.]+))?', name[1:] if normalized else name, re.ASCII
     )
     kind = ir_measures.measures.registry.get(match[1]) if match else None
     if normalized and (match is None or not match[3]):
@@ -239,12 +239,12 @@ def parse_measures(names: Sequence[str]) -> dict[str, ir_measures.Measure]:
         'AP, Success@5, P(rel=2)@10'
       )
     try:
-      arguments = {
-        key.strip(): ast.literal_eval(value.strip())
-        for key, value in (part.split('=') for part in (match[2] or '').split(',') if part)
-      }
+      call = ast.parse(f'_({match[2] or ""})', mode='eval').body
+      if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)) or call.args:
+        raise ValueError('parameters are written as name=value')
+      arguments = {part.arg or '**': ast.literal_eval(part.value) for part in call.keywords}
       if match[3]:
-        arguments[kind.AT_PARAM] = int(match[3])
+        arguments[kind.AT_PARAM] = ast.literal_eval(match[3])
       if any(isinstance(value, int) and abs(value) > _LARGEST for value in arguments.values()):
         raise ValueError(f'a number in it is above {_LARGEST:,}')
       for least in ('cutoff', 'rel'):
@@ -252,8 +252,14 @@ def parse_measures(names: Sequence[str]) -> dict[str, ir_measures.Measure]:
           raise ValueError(f'{least} is 1 or more')
       if arguments.get('recall', 0.5) not in _RECALLS:
         raise ValueError('a recall is between 0 and 1, with two decimals')
+      for needed, about in kind.SUPPORTED_PARAMS.items():
+        if about.required and needed not in arguments:
+          raise ValueError(f'it needs a value of {needed}')
       wanted = kind(**arguments) if arguments else kind
       wanted.validate_params()
+      gains = arguments.get('gains', {}).items()
+      if not all(type(number) in (int, float) for gain in gains for number in gain):
+        raise ValueError('gains is a mapping of grades to numbers, such as {1: 1, 2: 3}')
       if not ir_measures.DefaultPipeline.supports(wanted):
         raise ValueError('no installed provider computes it')
     except _NO_MEASURE as error:

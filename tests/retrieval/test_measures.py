@@ -271,6 +271,10 @@ def test_no_common_query():
       "AP(rel='a')",
       'AP(__import__=1)',
       'P@' * 300,
+      'P(rel=2)(rel=1)@5',
+      'P(2)@5',
+      'nDCG@1.5',
+      'nDCG(gains={1: [2]})@5',
     ),
   ],
 )
@@ -280,6 +284,16 @@ def test_measures_with_odd_numbers(name):
   ) as found:
     parse_measures([name])
   assert len(str(found.value)) < 400
+
+
+def test_measures_are_named_as_ir_measures_prints_them():
+  names = ['IPrec@0.1', 'IPrec(rel=2)@0.5', 'nDCG(gains={1:2,2:3})@5', "nDCG(dcg='exp-log2')@10"]
+  assert parse_measures(names) == {name: ir_measures.parse_measure(name) for name in names}
+
+
+def test_a_measure_without_a_value_that_it_needs():
+  with pytest.raises(InputError, match=r"measure 'Success' .* needs a value of cutoff"):
+    parse_measures(['Success'])
 
 
 def test_a_provider_that_fails():
