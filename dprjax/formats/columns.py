@@ -69,17 +69,21 @@ def _quoted_rows(
   def take() -> Iterator[str]:
     for number, line in lines:
       taken.append((number, line))
-      yield line + '\n'
+      # The csv module refuses a carriage return between quotes that are not there. No line has '\0'.
+      yield line.replace('\r', '\0') + '\n'
 
   try:
     # Strict: a quote that is never closed is an error, not a value as long as the file.
     for cells in csv.reader(take(), delimiter=delimiter, strict=True):
       number = taken[0][0]
       if len(taken) > 1 and all(_is_row(line, delimiter, len(cells)) for _, line in taken):
-        raise csv.Error(f'its quotes hold {len(taken)} lines that look like rows')
+        raise csv.Error(
+          f'its quotes hold {len(taken)} lines that look like rows; if they are one row, put all its '
+          'values in quotes'
+        )
       taken.clear()
       if ''.join(cells).strip():
-        yield number, cells
+        yield number, [cell.replace('\0', '\r') for cell in cells]
   except csv.Error as error:
     raise InputError(
       f'{name}, line {taken[0][0]}: {error}; put a value with a quote, a newline or the delimiter '
@@ -88,9 +92,9 @@ def _quoted_rows(
 
 
 def _is_row(line: str, delimiter: str, width: int) -> bool:
-  """Whether a line would be a row, with an id, but for a quote that is not closed before it."""
+  """Whether a line would be a row, with an id that is not quoted, but for a quote before it."""
   cells = line.split(delimiter)
-  return len(cells) == width > 1 and cells[0].split() == [cells[0]]
+  return len(cells) == width > 1 and cells[0].split() == [cells[0]] and cells[0][0] != '"'
 
 
 def read_rows(

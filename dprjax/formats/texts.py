@@ -115,7 +115,7 @@ _NAMES = {
 }
 _QUOTED = (('id', 'text'), ('id', 'text', 'title'))  # DPR's header
 _ALIASES = dict.fromkeys(('_id', 'docid', 'pid', 'qid'), 'id') | dict.fromkeys(
-  ('passage', 'query'), 'text'
+  ('passage', 'query', 'body'), 'text'
 )
 
 
@@ -154,7 +154,7 @@ def open_rows(
 def _layout(first_line: str, where: str) -> Layout:
   header = columns.names_of(first_line)
   names = tuple(_ALIASES.get(name, name) for name in header)
-  if sorted(names) in (['id', 'text'], ['id', 'text', 'title']):
+  if sorted(names) in (sorted(known) for known in _NAMES.values()):
     return Layout(names, '"' in first_line or tuple(header) in _QUOTED, header=True)
   if len(names) not in _NAMES:
     raise InputError(

@@ -50,6 +50,13 @@ def test_what_the_csv_module_writes_is_read_as_it_was(tmp_path, ending, name):
     ('1\t"Hello," she said\n', Entry('1', '', '"Hello," she said')),
     ('1\thttps://a.org\tT\ttext\n', Entry('1', 'T', 'text')),
     ('1\t\tT\ttext\n', Entry('1', 'T', 'text')),
+    ('docid\turl\ttitle\tbody\n1\thttps://a.org\tT\ttext\n', Entry('1', 'T', 'text')),
+    (f'{DPR}1\ta carriage\rreturn\tT\n', Entry('1', 'T', 'a carriage\rreturn')),
+    # In quotes throughout, these two lines cannot be two rows.
+    (
+      'id\ttext\n"1"\t"population:\nParis\t2,000,000"\n',
+      Entry('1', '', 'population:\nParis\t2,000,000'),
+    ),
   ],
 )
 def test_headers_and_quotes(tmp_path, text, expected):
