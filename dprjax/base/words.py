@@ -25,7 +25,7 @@ import regex
 
 DENSE = (
   r'[[\p{L}\p{Nl}]&&[\p{Ideographic}\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\p{Hangul}'
-  r'\p{Javanese}\p{Balinese}\p{Line_Break=SA}\u30fc]]'
+  r'\p{Yi}\p{Javanese}\p{Balinese}\p{Line_Break=SA}\u30fc]]'
 )
 """A letter of a dense script, as a set of `regex` (V1)."""
 

@@ -69,7 +69,7 @@ def _quoted_rows(
   def take() -> Iterator[str]:
     for number, line in lines:
       taken.append((number, line))
-      # The csv module refuses a carriage return between quotes that are not there. No line has '\0'.
+      # The csv module takes a carriage return in quotes alone. No line has a null byte.
       yield line.replace('\r', '\0') + '\n'
 
   try:
@@ -78,8 +78,8 @@ def _quoted_rows(
       number = taken[0][0]
       if len(taken) > 1 and all(_is_row(line, delimiter, len(cells)) for _, line in taken):
         raise csv.Error(
-          f'its quotes hold {len(taken)} lines that look like rows; if they are one row, put all its '
-          'values in quotes'
+          f'its quotes hold {len(taken)} lines that look like rows; if they are one row, put all '
+          'its values in quotes'
         )
       taken.clear()
       if ''.join(cells).strip():

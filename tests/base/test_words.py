@@ -34,6 +34,7 @@ from dprjax.base.words import words
     ('학교에 가', ['학', '교', '에', '학교', '교에', '가']),
     ('ភ្នំ\u200bពេញ', ['ភ្', 'នំ', 'ភ្នំ', 'ពេ', 'ញ', 'ពេញ']),
     ('ལྷ་ས་ནི', ['ལྷ', 'ས', 'ནི']),
+    ('ꊿꂷꃅ，ꌅ', ['ꊿ', 'ꂷ', 'ꃅ', 'ꊿꂷ', 'ꂷꃅ', 'ꌅ']),
     ('iPhone手机 東京2020', ['iphone', '手', '机', '手机', '東', '京', '東京', '2020']),
     ('ＡＢＣ１２ eﬃcient hy\u00adphen Windows™', ['abc12', 'efficient', 'hyphen', 'windows']),
     ('İSTANBUL Isparta ısı', ['istanbul', 'isparta', 'isi']),
