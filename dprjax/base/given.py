@@ -51,14 +51,20 @@ def values(given: Any, what: str) -> list[Any]:
 
 
 def table(given: Any) -> dict[str, Any] | None:
-  """The columns by name of a table of pandas, pyarrow, polars or datasets; else None."""
+  """The columns by name of a table of pandas, pyarrow, polars or datasets; else None.
+
+  Named levels of the index of pandas are columns too.
+  """
   names = getattr(given, 'column_names', None)  # pyarrow and datasets
   if names is None:
     names = getattr(given, 'columns', None)  # pandas and polars
   if names is None or isinstance(given, Mapping):
     return None
+  index = getattr(given, 'index', None)
+  levels = [name for name in getattr(index, 'names', ()) if name is not None]
   try:
-    return {str(name): given[name] for name in names}
+    found = {str(name): index.get_level_values(name) for name in levels}
+    return found | {str(name): given[name] for name in names}
   except (KeyError, TypeError) as error:  # two columns of one name; a table that is not there yet
     raise InputError(f'a {type(given).__name__} whose columns cannot be read ({error})') from error
 

@@ -38,6 +38,8 @@ def test_passages_of_pandas():
   expected = [('6', 'Wings lift'), ('7', 'drag')]
   for found in (table, table.convert_dtypes(), table.to_dict('records'), pa.table(table)):
     assert corpora.passages(found) == expected
+  for levels in ('_id', ['_id', 'title']):
+    assert corpora.passages(table.set_index(levels)) == expected
   assert corpora.passages(table['text']) == [('0', 'lift'), ('1', 'drag')]
 
 
