@@ -100,7 +100,7 @@ def evaluate(
   if drop_same_id:
     ranked = ranked.keep(~same)
     judged = _without_own_id(judged, qrels)
-  elif 2 * np.count_nonzero(same[ranked.offsets[:-1][np.diff(ranked.offsets) > 0]]) > with_own_id:
+  elif 2 * _first_with_own_id(ranked, same, judged) > with_own_id:
     # A passage that is its own query is ranked first. Ids that only look alike are seldom there.
     logger.info(
       '%s: for %d of %d queries the document of the same id was found, mostly ranked first; where '
@@ -161,6 +161,14 @@ def evaluate(
     'counts': counts,
     'settings': {'drop_same_id': drop_same_id, **({'match': match} if answer_file else {})},
   }
+
+
+def _first_with_own_id(ranked: trec.Run, same: np.ndarray, judged: Qrels) -> int:
+  """The queries whose first document has their id, and was not judged to be an answer to them."""
+  first = ranked.offsets[:-1][np.diff(ranked.offsets) > 0]
+  rows = ranked.query_of_row()[first[same[first]]].tolist()
+  ids = [ranked.query_ids[row] for row in rows]
+  return sum(judged.get(id_, {}).get(id_, 0) < 1 for id_ in ids)
 
 
 def _without_own_id(judged: Qrels, name: str | None) -> Qrels:
