@@ -3,7 +3,7 @@
 | format | files | records |
 |---|---|---|
 | beir | corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv | see `formats.texts`, `formats.qrels` |
-| msmarco | collection.tsv, queries.SPLIT.tsv, qrels.SPLIT.tsv | likewise |
+| msmarco | collection.tsv or psgs_w100.tsv, queries.SPLIT.tsv, qrels.SPLIT.tsv | likewise |
 | dpr, tevatron, flagembedding, arxiv | SPLIT.jsonl or SPLIT.json | see `formats.examples` |
 
 A folder may hold a BEIR folder for each split instead, SPLIT/corpus.jsonl and its like, as those of
@@ -28,6 +28,8 @@ from dprjax.formats.texts import Passage, Query
 
 FORMATS = ('beir', 'msmarco', *examples.FORMATS)
 WITH_CATEGORIES = ('beir', 'arxiv')
+
+_COLLECTIONS = ('collection.tsv', 'psgs_w100.tsv')
 
 _EMPTY_PASSAGES = 'passages without text: kept, never a positive'
 _UNKNOWN_PASSAGES = 'judgements of a passage that is not in the corpus: ignored'
@@ -206,9 +208,9 @@ def detect_format(path: files.PathLike) -> str:
   """
   found = files.existing(path, 'data')
   if found.is_dir():
-    known = (('beir', 'corpus.jsonl'), ('msmarco', 'collection.tsv'), ('beir', 'queries.jsonl'))
-    for format, name in known:
-      if _variant(found, name):
+    known = (('beir', 'corpus.jsonl'), ('msmarco', *_COLLECTIONS), ('beir', 'queries.jsonl'))
+    for format, *names in known:
+      if _variant(found, *names):
         return format
     candidates = sorted(child for child in found.iterdir() if texts.is_json(child))
     if not candidates:
@@ -225,14 +227,15 @@ def locate(source: Source) -> dict[str, epath.Path]:
   path = _folder_of(source)
   format, split = _format_of(source), source.split
   if format in ('beir', 'msmarco'):
+    beir = format == 'beir'
     names = {
-      'corpus': 'corpus.jsonl' if format == 'beir' else 'collection.tsv',
-      'queries': 'queries.jsonl' if format == 'beir' else f'queries.{split}.tsv',
-      'qrels': f'qrels/{split}.tsv' if format == 'beir' else f'qrels.{split}.tsv',
+      'corpus': ('corpus.jsonl',) if beir else _COLLECTIONS,
+      'queries': ('queries.jsonl' if beir else f'queries.{split}.tsv',),
+      'qrels': (f'qrels/{split}.tsv' if beir else f'qrels.{split}.tsv',),
     }
     found = {
-      role: epath.Path(given) if (given := getattr(source, role)) else find_file(path, role, name)
-      for role, name in names.items()
+      role: epath.Path(given) if (given := getattr(source, role)) else find_file(path, role, *some)
+      for role, some in names.items()
     }
   else:
     if path.is_dir():

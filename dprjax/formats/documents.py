@@ -116,7 +116,7 @@ def _walk(folder: epath.Path, report: Report, above: tuple[str, ...] = ()) -> It
     report.count('links to a folder above: skipped', folder.name)
     return
   above = (*above, str(files.resolved(folder)))
-  for name in ('corpus.jsonl', 'collection.tsv'):
+  for name in ('corpus.jsonl', 'collection.tsv', 'psgs_w100.tsv'):
     for ending in ('', *reading.COMPRESSED):
       if (corpus := folder / f'{name}{ending}').exists():
         yield corpus

@@ -99,6 +99,15 @@ def test_msmarco(tmp_path, collection, qrels):
   assert named.qrels == data.qrels
 
 
+def test_passages_of_dpr_under_their_own_name(tmp_path):
+  passages = gzip.compress(b'id\ttext\ttitle\np1\t"two\nlines"\tT\n')
+  (tmp_path / 'psgs_w100.tsv.gz').write_bytes(passages)
+  (tmp_path / 'queries.dev.tsv').write_text('q1\twho\n')
+  (tmp_path / 'qrels.dev.tsv').write_text('q1\t0\tp1\t1\n')
+  data, passages = read(tmp_path, split='dev')
+  assert data.format == 'msmarco' and passages == {'p1': 'T two\nlines'}
+
+
 CATS = {'title': 'Cats', 'text': 'purr', 'passage_id': '7'}
 FISH = {'title': 'Fish', 'text': 'swim', 'passage_id': '9'}
 DPR = [
