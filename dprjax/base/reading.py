@@ -252,8 +252,9 @@ def _parsed(parse: Callable[[], Any], text: str, where: str, expected: str) -> A
       raise RecursionError
   except json.JSONDecodeError as error:
     at = f'line {error.lineno}, ' if error.lineno > 1 else ''
+    what = error.msg.removesuffix(' at')
     raise InputError(
-      f'{where}: not JSON ({error.msg} at {at}column {error.colno}); expected {expected}'
+      f'{where}: not JSON ({what} at {at}column {error.colno}); expected {expected}'
     ) from error
   except RecursionError:
     raise InputError(f'{where}: JSON nested deeper than {_DEEPEST}; expected {expected}') from None
