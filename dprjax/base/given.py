@@ -60,7 +60,7 @@ def table(given: Any) -> dict[str, Any] | None:
     names = getattr(given, 'columns', None)  # pandas and polars
   if names is None or isinstance(given, Mapping):
     return None
-  index = getattr(given, 'index', None)
+  index: Any = getattr(given, 'index', None)
   levels = [name for name in getattr(index, 'names', ()) if name is not None]
   try:
     found = {str(name): index.get_level_values(name) for name in levels}

@@ -55,6 +55,7 @@ def measure(run: Run, qrels: Qrels, measures: Sequence[str] = DEFAULT_MEASURES) 
       judgements.
   """
   parsed = parse_measures(measures)
+  qrels = {query_id: judged for query_id, judged in qrels.items() if judged}
   names: dict[ir_measures.Measure, list[str]] = {}
   for name, kind in parsed.items():
     names.setdefault(kind, []).append(name)

@@ -252,6 +252,11 @@ def test_other_names_for_the_same():
   assert list(parse_measures(['MRR@10', 'RR@10', 'NDCG@10'])) == ['RR@10', 'nDCG@10']
 
 
+def test_a_query_without_judgements_is_not_judged():
+  found = measure(run_from_dict({'p': {'a': 1.0}, 'q': {'a': 1.0}}), {'p': {'a': 1}, 'q': {}})
+  assert found['counts']['queries'] == found['mean']['RR@10'] == 1
+
+
 def test_no_common_query():
   with pytest.raises(
     InputError,
