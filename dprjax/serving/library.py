@@ -314,15 +314,18 @@ class Library:
       return f'{why}; rename it'
     if not os.path.exists(entry):
       return 'is a link to a file that is not there'
-    if self._path(unicodedata.normalize('NFC', stem)).name != entry.name:
-      return "has another file's name in another normal form of Unicode; rename it"
+    path = self._path(unicodedata.normalize('NFC', stem))
+    if path.name != entry.name:
+      if os.path.exists(path):
+        return "has another file's name in another normal form of Unicode; rename it"
+      return 'has a name in no normal form of Unicode; rename it'
     return ''
 
   def _read(self, name: str, signature: _Signature) -> Version:
     path = self._path(name)
     try:
       if not path.is_file():
-        raise InputError(f'{name}: not a file')
+        raise InputError(f'prompt {name}: not a file')
       version = self._check(name, path)
     except FileNotFoundError:
       raise UnknownPrompt(name) from None
@@ -344,7 +347,8 @@ class Library:
           break
       return self._version(name, dataclasses.replace(prompt, path=f'prompt {name}'), sha256)
     except InputError as error:
-      raise InputError(str(error).replace(str(path), f'prompt {name}')) from error
+      found = str(error).replace(f'prompt {path}', str(path))
+      raise InputError(found.replace(str(path), f'prompt {name}')) from error
 
   def _version(self, name: str, prompt: artifact.Prompt, sha256: str) -> Version:
     if prompt.meta['kind'] not in ('prefix', 'topic'):
