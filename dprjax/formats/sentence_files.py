@@ -177,9 +177,9 @@ def tokenizer_settings(folder: epath.Path) -> TokenizerSettings:
   names = ('do_lower_case', 'tokenizer_name_or_path', 'processor_kwargs', 'tokenizer_args')
   own = {key: value for key, value in values.items() if key in names}
   check(own, _TRANSFORMER, f'{file}: ')
-  # sentence-transformers replaces the new name's arguments by those of the old one.
-  arguments = own.get('tokenizer_args') or own.get('processor_kwargs') or {}
-  named = 'tokenizer_args' if own.get('tokenizer_args') else 'processor_kwargs'
+  # sentence-transformers replaces the new name's arguments by those of the old one, even by none.
+  named = 'processor_kwargs' if own.get('tokenizer_args') is None else 'tokenizer_args'
+  arguments = own.get(named) or {}
   lengths = [
     length(arguments.get('model_max_length'), f'{file}: {named}.model_max_length'),
     length(values.get('max_seq_length'), f'{file}: max_seq_length'),

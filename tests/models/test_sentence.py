@@ -347,6 +347,16 @@ def test_cosine_is_an_inner_product_of_unit_vectors(tmp_path, caplog):
   assert 'names no similarity' in caplog.text and '--normalize=true' in caplog.text
 
 
+@pytest.mark.parametrize(
+  ('old', 'applied'), [(None, True), ({}, False), ({'strip_accents': True}, False)], ids=str
+)
+def test_old_names_of_arguments_replace_new_ones(tmp_path, old, applied):
+  keys = {'processor_kwargs': {'do_lower_case': True}, 'tokenizer_args': old}
+  write(tmp_path, sentence_bert_config=keys)
+  found = sentence_files.tokenizer_settings(epath.Path(tmp_path)).arguments
+  assert found == ({'do_lower_case': True} if applied else old)
+
+
 def test_a_bare_encoder_has_the_length_of_its_tokenizer(tmp_path):
   (tmp_path / 'tokenizer_config.json').write_text('{"model_max_length": 77}')
   assert read(tmp_path) == SentenceSettings(max_length=77)
