@@ -217,7 +217,8 @@ def _load(folder: epath.Path, settings: sentence_files.TokenizerSettings) -> Tok
   # transformers and tokenizers raise bare Exceptions where a file is malformed; a panic of the
   # latter is not even an Exception.
   except BaseException as error:
-    raise InputError(f'cannot read the tokenizer in {folder}: {error}') from error
+    why = ' '.join(str(error).split())
+    raise InputError(f'cannot read the tokenizer in {folder}: {why}') from error
   backend = getattr(wrapper, 'backend_tokenizer', None)
   if backend is None:
     raise InputError(

@@ -250,7 +250,8 @@ def _pooling(file: epath.Path, prefixed: bool, config: EncoderConfig) -> str:
       f'{", ".join(poolings.every())}'
     )
   poolings.find(modes[0], f'{file}: pooling')
-  if prefixed and settings.get('include_prompt') is False:
+  # null is false there, too.
+  if prefixed and not settings.get('include_prompt', True):
     raise InputError(
       f'{file}: include_prompt false (the prefix text left out of the pooling) is not supported'
     )

@@ -111,6 +111,12 @@ def test_directories_without_a_usable_tokenizer(trained, tmp_path):
   (tmp_path / 'broken' / 'tokenizer.json').write_text('{"version":')
   with pytest.raises(InputError, match=r'cannot read the tokenizer in .*broken'):
     text.load_tokenizer(tmp_path / 'broken')
+  shutil.copytree(trained[0], tmp_path / 'typed')
+  (tmp_path / 'typed' / 'config.json').write_text('{"model_type": "bert", "layer_norm_eps": null}')
+  with pytest.raises(
+    InputError, match=r'^cannot read the tokenizer in .*typed: .*layer_norm_eps.*$'
+  ):
+    text.load_tokenizer(tmp_path / 'typed')
   shutil.copytree(trained[0], tmp_path / 'bare')
   (tmp_path / 'bare' / 'tokenizer_config.json').write_text(
     '{"tokenizer_class": "PreTrainedTokenizerFast"}'

@@ -365,6 +365,11 @@ def test_a_config_that_its_weights_do_not_bear_out(write_checkpoint, change, mes
   assert time.monotonic() - began < 5
 
 
+def test_null_in_config_is_absent(write_checkpoint):
+  nulls = dict.fromkeys(('position_embedding_type', 'is_decoder', 'add_cross_attention'))
+  assert hub.read_shape(write_checkpoint(change=nulls)) == hub.read_shape(write_checkpoint())
+
+
 @pytest.mark.parametrize('architectures', [5, 'x', {'a': 1}, [None], None])
 def test_architectures_of_another_type(write_checkpoint, architectures):
   hub.load_backbone(write_checkpoint(change={'architectures': architectures}))

@@ -129,6 +129,13 @@ def test_default_prompt_and_longest_input(tmp_path):
       },
       'include_prompt false',
     ),
+    (
+      {
+        '1_Pooling/config': {'pooling_mode': 'mean', 'include_prompt': None},
+        'config_sentence_transformers': {'prompts': {'document': 'd'}},
+      },
+      'include_prompt false',
+    ),
     ({'1_Pooling/config': []}, 'expected a JSON object, found list'),
     ({'modules': [{'path': ''}]}, 'expected a list of objects with type and path'),
     ({'modules': '{'}, 'modules.json: not JSON'),

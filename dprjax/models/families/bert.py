@@ -51,7 +51,7 @@ def read_config(hf_config: Mapping[str, Any]) -> EncoderConfig:
       relative positions.
   """
   model_type = hf_config['model_type']
-  if hf_config.get('position_embedding_type', 'absolute') != 'absolute':
+  if hf_config.get('position_embedding_type') not in (None, 'absolute'):
     raise InputError(
       f'position_embedding_type {hf_config["position_embedding_type"]!r} is not supported, only '
       'absolute'
