@@ -223,15 +223,18 @@ class Encoder:
         if loaded.meta['kind'] == 'template':
           for one in backbones.values():
             artifact.check_template(loaded, KINDS, one.config)
-      settings = resolve_settings(
-        backbones['query'].sentence,
-        loaded,
-        pooling=pooling,
-        normalize=normalize,
-        query_max_length=query_max_length,
-        passage_max_length=passage_max_length,
-      )
-      bank[name] = Entry(loaded, settings)
+      both = {
+        kind: resolve_settings(
+          one.sentence,
+          loaded,
+          pooling=pooling,
+          normalize=normalize,
+          query_max_length=query_max_length,
+          passage_max_length=passage_max_length,
+        )
+        for kind, one in backbones.items()
+      }
+      bank[name] = Entry(loaded, _joined(both['query'], both['passage'], folder))
     options: dict[str, Any] = {'batch_size': batch_size, 'dtype': dtype, 'dimensions': dimensions}
     return cls(backbones, tokenizer, bank, mesh=mesh, **options)
 
@@ -455,6 +458,20 @@ def either(
   if prompt is not None and task is not None:
     raise InputError('prompt, task: both name the prompt of a text; give one of them')
   return task if prompt is None else prompt
+
+
+def _joined(query: Settings, passage: Settings, folder: epath.Path) -> Settings:
+  """The settings of an encoder of queries and one of passages, each with its length and prefix."""
+  for name in ('pooling', 'normalize'):
+    found = [getattr(settings, name) for settings in (query, passage)]
+    if found[0] != found[1]:
+      raise InputError(
+        f'{folder}: {name} of its two encoders differs ({found[0]!r} in query, {found[1]!r} in '
+        f'passage); say which with --{name}'
+      )
+  return dataclasses.replace(
+    query, passage_max_length=passage.passage_max_length, passage_prefix=passage.passage_prefix
+  )
 
 
 def config_sha256(config: EncoderConfig) -> str:

@@ -111,6 +111,27 @@ def test_shifted_positions_need_room(trained, variant):
     )
 
 
+def test_each_of_two_encoders_has_its_own_length_and_prefix(make_cross_encoder, tmp_path):
+  loaded = hub.load_backbone(make_cross_encoder())
+
+  def write(kind, **settings):
+    sentence = hub.SentenceSettings(**settings)
+    args = loaded.config, loaded.params
+    hub.save_backbone(tmp_path / kind, *args, source=loaded.path, sentence=sentence)
+
+  write('query', pooling='mean', max_length=8, query_prefix='q: ', passage_prefix='not this ')
+  write('passage', pooling='mean', max_length=12, query_prefix='nor this ', passage_prefix='p: ')
+  bare = Encoder.load(tmp_path).entry().settings
+  assert bare == Settings('mean', False, 8, 12, 'q: ', 'p: ')
+  write('passage', pooling='cls', normalize=True, max_length=12)
+  with pytest.raises(InputError, match=rf'{tmp_path}: pooling .* --pooling'):
+    Encoder.load(tmp_path)
+  with pytest.raises(InputError, match=rf'{tmp_path}: normalize .* --normalize'):
+    Encoder.load(tmp_path, pooling='max')
+  said = Encoder.load(tmp_path, pooling='max', normalize=True).entry().settings
+  assert said == Settings('max', True, 8, 12, 'q: ')
+
+
 @pytest.mark.slow
 def test_kinds_differ_where_their_settings_do(trained, prompt, variant):
   path = variant('prefixed', query_prefix='query: ', query_max_length=8)
