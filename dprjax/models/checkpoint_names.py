@@ -51,7 +51,8 @@ def wrapper(config: Any, stored: Iterable[str]) -> str:
   family = config.family
   word = next(one.name for one in family.tensors(config) if one.path[:2] == ('embeddings', 'word'))
   before = {name.removesuffix(word) for name in stored if f'.{name}'.endswith(f'.{word}')}
-  found = sorted({name.removesuffix(family.prefix) for name in before})
+  own = re.compile(rf'(?<![^.]){re.escape(family.prefix)}$')  # not the end of 'xlm_roberta.'
+  found = sorted({own.sub('', name) for name in before})
   if len(found) > 1:
     raise InputError(
       'holds several encoders, whose names begin with '
