@@ -41,9 +41,9 @@ PACKAGES = {
   'paraphrase': 'email,json',
   'inference': 'http,logging',
 }
-# Of the weights of fused prompts. At 1e-3, the rate of prompts, the few updates of a new task leave
-# them at 1/K.
-WEIGHT_RATE = 0.05
+# Of the weights of fused prompts; the dev split chooses one. At 1e-3, the rate of prompts, the few
+# updates of a new task leave the weights at 1/K.
+WEIGHT_RATES = {'rate01': 0.01, 'rate05': 0.05, 'rate20': 0.2}
 # All of a backbone but the word embeddings, to which the masked-LM head's output is tied.
 BACKBONE = r'backbone/(?!embeddings/word/).*'
 
@@ -141,11 +141,15 @@ def recipe(what, names, rest):
     rate = c.optim.learning_rate
     # A fresh prompt at the rate of prompts; the weights of a sum, which start at 1/K, at their own.
     fresh = rate if 'paper' in rest else 1e-3
-    c.optim.learning_rate_rules = (
-      (r'prompt/[^/]+/weights', WEIGHT_RATE / rate),
-      (r'prompt/.*', fresh / rate),
-      (r'.*', 1.0),
-    )
+    others = ((r'prompt/.*', fresh / rate), (r'.*', 1.0))
+    several = {
+      name: ((r'prompt/[^/]+/weights', own / rate), *others) for name, own in WEIGHT_RATES.items()
+    }
+    c.optim.learning_rate_rules = several['rate05'] if c.adapt.fusion else others
+    if c.adapt.fusion:
+      c.alternatives = {
+        name: {'optim': {'learning_rate_rules': rules}} for name, rules in several.items()
+      }
   return c
 
 

@@ -47,6 +47,7 @@ from dprjax.models.template import Template
 from dprjax.retrieval import best, bm25, exact, measures
 from dprjax.runtime import config as configs
 from dprjax.runtime import mesh, tree
+from dprjax.runtime import workdir as workdirs
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LENGTHS = 24, 48  # tokens of a first and of a second text
@@ -296,6 +297,7 @@ class Experiment:
     if not result.done:
       sys.exit('stopped; the same command goes on')
     trained_s = time.monotonic() - began
+    workdir = workdirs.trained(workdir)  # of weights of prompts the best rate
     found = {'best': result.best, 'best_step': result.best_step}
     if run.kept:
       out = folder / ('prompt.npz' if run.kept == 'prompt' else 'export')

@@ -18,7 +18,7 @@ import pytest
 from dprjax import Retriever, load_prompt
 from dprjax.base.errors import InputError
 from dprjax.data import sources
-from dprjax.methods import exporting, training
+from dprjax.methods import alternatives, exporting, training
 from dprjax.runtime import config as configs
 from dprjax.runtime import optim
 from tests import devices
@@ -35,8 +35,8 @@ def metrics_of(workdir):
   return [{k: v for k, v in row.items() if not k.endswith('_per_second')} for row in rows]
 
 
-def parse(recipe):
-  return configs.parse([f'--config={ROOT}/configs/nir_{recipe}'])
+def parse(recipe, *flags):
+  return configs.parse([f'--config={ROOT}/configs/nir_{recipe}', *flags])
 
 
 @pytest.mark.parametrize(
@@ -147,6 +147,33 @@ def test_the_weights_of_a_sum_move_in_sixteen_updates(stage, options):
   weights, fresh, backbone = (np.abs(moved[name] - params[name]).max() for name in params)
   # .05 an update, less what warms up and falls; nothing else moves as fast.
   assert 0.3 < weights <= 0.81 and fresh < 0.017 and backbone < 0.001
+
+
+@pytest.mark.parametrize('stage', ['retriever', 'reranker'])
+@pytest.mark.parametrize('options', ['', ',frozen', ',paper'])
+def test_the_dev_split_chooses_the_rate_of_the_weights(stage, options):
+  c = parse(f'{stage}.py:adapt=qa{options}')
+  c.tasks.qa.data.dir = 'x'
+  rates = []
+  for one in alternatives.resolve(c).values():
+    (own, factor), *others = one.optim.learning_rate_rules
+    assert (
+      re.fullmatch(own, 'prompt/qa/weights') and tuple(others) == (c.optim.learning_rate_rules[1:])
+    )
+    rates.append(factor * one.optim.learning_rate)
+  assert rates == pytest.approx([0.01, 0.05, 0.2])
+  # Of weights that are not there, and where the command line says which rate, there is no choice.
+  for recipe, *flags in (
+    (f'{stage}.py:adapt=qa,unfused{options}',),
+    (f'{stage}.py:adapt=qa{options}', "--config.optim.learning_rate_rules=(('.*', 1.0),)"),
+  ):
+    assert not parse(recipe, *flags).alternatives
+
+
+def test_a_rate_cannot_be_chosen_without_dev_queries():
+  c = parse('retriever.py:adapt=qa', '--config.tasks.qa.data.hold_out=0')
+  with pytest.raises(InputError, match=r'config\.tasks\.qa\.data\.hold_out'):
+    alternatives.resolve(c)
 
 
 def test_marks():

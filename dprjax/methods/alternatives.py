@@ -77,12 +77,14 @@ def resolve(config: ml_collections.ConfigDict) -> dict[str, ml_collections.Confi
   if len(config.alternatives) == 1:
     [name] = config.alternatives
     raise InputError(f'config.alternatives: {name} is the only one; name two or more, or none')
-  if not (config.data.hold_out or config.data.dev_split or config.data.folds):
-    raise InputError(
-      'config.alternatives: held-out queries choose one of '
-      f'{", ".join(config.alternatives)}, and there are none; set config.data.hold_out=0.2, for '
-      'instance'
-    )
+  sections = {f'tasks.{name}.data': entry.data for name, entry in config.tasks.items()}
+  for key, data in (sections or {'data': config.data}).items():
+    if not (data.hold_out or data.dev_split or data.get('folds')):
+      raise InputError(
+        'config.alternatives: held-out queries choose one of '
+        f'{", ".join(config.alternatives)}, and there are none; set config.{key}.hold_out=0.2, for '
+        'instance'
+      )
   found = {name: configs.alternative(config, name) for name in sorted(config.alternatives)}
   found = dict(sorted(found.items(), key=lambda item: item[1].prompt.sides != 'query'))
   if config.data.store:

@@ -70,9 +70,11 @@ def read_config(arguments: Sequence[str], platform: str) -> ml_collections.Confi
       task.data.dir = task.data.dir or 'any'
   configs.check(config)
   if config.alternatives:
+    entries = [configs.flat(entry.to_dict()) for entry in config.alternatives.values()]
     raise InputError(
       f'config.alternatives: a plan is of one of {", ".join(config.alternatives)}; name the recipe '
-      'of that one, configs/dptdr.py:beir,both say'
+      'of that one (configs/dptdr.py:beir,both), or set the options in which they differ: '
+      + ', '.join(f'--config.{key}' for key in sorted(set().union(*entries)))
     )
   method.check(config)
   if method.shapes is None:

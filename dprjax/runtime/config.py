@@ -217,6 +217,9 @@ def _prefer(config: ml_collections.ConfigDict, given: set[str]) -> None:
         section, _, knob = f'alternatives.{name}.{key}'.rpartition('.')
         with _section(config, section).unlocked() as changes:
           del changes[knob]
+  differ = [flat(entry.to_dict()) for entry in alternatives.values()]
+  if differ and all(changes == differ[0] for changes in differ):
+    config.alternatives = {}  # the command line says all that they differed in
 
 
 def _prefer_dev(data: ml_collections.ConfigDict, section: str, given: set[str]) -> None:

@@ -343,6 +343,9 @@ def test_alternatives_differ_in_nothing_that_the_command_line_says():
     ('emb', 64),
     ('', 0),
   ]
+  # Two that differ in nothing are no choice.
+  parsed = parse('nir_retriever.py:adapt=qa', "optim.learning_rate_rules=(('.*', 1.0),)")
+  assert not parsed.alternatives and parsed.optim.learning_rate_rules == (('.*', 1.0),)
 
 
 def test_epochs_on_the_command_line_replace_the_steps_of_a_recipe():
