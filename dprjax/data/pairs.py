@@ -97,10 +97,13 @@ def read_pairs(source: Source) -> list[Pair]:
     chosen.sort(key=lambda i: draws.draw(names[i], seed, 'max_queries'))
     of_label = [[i for i in chosen if pairs[i].label == label] for label in (0, 1)]
     chosen = sorted(i for some in of_label for i in some[: source.max_pairs // 2])
-  if not chosen:
+  labels = {pairs[i].label for i in chosen}
+  if len(labels) < 2:
+    left = f'only the label {labels.pop()}' if labels else 'no pair'
+    purpose = 'measure' if source.held_out else 'train'
     raise InputError(
-      f'{path}: hold_out={source.hold_out} and max_queries={source.max_pairs} leave no pair of '
-      f'{len(pairs):,}'
+      f'{path}: hold_out={fraction} of {counted(len(pairs), "pairs")} leaves {left} to {purpose} '
+      'on; pairs of both labels are needed'
     )
   return [pairs[i] for i in chosen]
 

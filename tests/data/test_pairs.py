@@ -127,6 +127,16 @@ def test_pairs_are_held_out_by_their_texts(tmp_path):
   assert {p[:2] for p in dev} <= {p[:2] for p in again} <= {p[:2] for p in dev} | {('new', 'row')}
 
 
+def test_one_label_is_nothing_to_train_or_measure_on(tmp_path):
+  rows = [('oak', 'elm', 1), *((f'a{i}', f'b{i}', 0) for i in range(30))]
+  pairs.write_pairs(tmp_path / 'train.jsonl', rows)
+  for seed, held in ((2, False), (1, True)):  # the pair that matches is not there
+    with pytest.raises(InputError, match=r'train\.jsonl: hold_out=0\.5 .* only the label 0'):
+      pairs.read_pairs(Source(str(tmp_path), hold_out=(0.5, seed), held_out=held))
+    other = pairs.read_pairs(Source(str(tmp_path), hold_out=(0.5, seed), held_out=not held))
+    assert {pair.label for pair in other} == {0, 1}
+
+
 def test_few_pairs_are_half_of_each_label(tmp_path):
   # As in SICK's training pairs, 14 % match.
   pairs.write_pairs(
