@@ -105,7 +105,7 @@ def test_hlda_of_real_papers(data_dir, tmp_path):
     ('--input=empty.jsonl', 'no document has text'),
     ('--input=broken.jsonl', "broken.jsonl, line 2: 'text' is 3"),
     ('--input=corpus.jsonl --topics=60 --sweeps=5', '60 are asked for; ask for fewer'),
-    ('--input=corpus.jsonl --min_documents=91', 'none is in 91 of the 90 documents'),
+    ('--input=corpus.jsonl --min_documents=91', 'is in 91 or more of the 90 documents'),
     ('--input=corpus.jsonl --kind=kmeans', 'needs --backbone'),
     ('--input=corpus.jsonl --kind=lda --gamma=1', '--gamma goes with --kind=hlda, not lda'),
     ('--input=corpus.jsonl --backbone=x', '--backbone goes with --kind=kmeans'),

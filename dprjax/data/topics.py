@@ -36,6 +36,7 @@ import regex
 from dprjax.base import arrays as npz
 from dprjax.base import files, given, reading, version
 from dprjax.base import words as scripts
+from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
 
@@ -371,8 +372,8 @@ def fit(
   vocabulary = sorted(word for word, count in spread.items() if count >= settings.min_documents)
   if not vocabulary:
     raise InputError(
-      f'{where}: of {len(spread):,} words none is in {settings.min_documents} of the '
-      f'{len(texts):,} documents or more; give more documents'
+      f'{where}: none of the {len(spread):,} words is in {settings.min_documents} or more of the '
+      f'{counted(len(texts), "documents")}; give more documents'
     )
   places = {word: number for number, word in enumerate(vocabulary)}
   rows = [[places[word] for word in row if word in places] for row in tokens]
@@ -396,8 +397,9 @@ def fit(
   alive = int(np.count_nonzero(sizes))
   if alive < settings.topics:
     raise InputError(
-      f'{where}: {settings.kind} finds {alive} topics, and {settings.topics} are asked for; ask '
-      'for fewer' + (', or raise gamma, which opens more topics' if settings.kind == 'hlda' else '')
+      f'{where}: {settings.kind} finds {counted(alive, "topics")}, and {settings.topics} are asked '
+      'for; ask for fewer'
+      + (', or raise gamma, which opens more topics' if settings.kind == 'hlda' else '')
     )
   best = order[: settings.topics]
   distributions = np.concatenate([found.background[None], found.counts[best]]) + settings.eta

@@ -267,10 +267,10 @@ def test_rare_words_and_documents_without_words():
   'texts, settings, message',
   [
     (documents(60)[0], Settings(topics=40, sweeps=5), r'hlda finds \d+ topics, and 40 are asked'),
-    (documents(4)[0], Settings(), 'none is in 5 of the 4 documents'),
-    ([''] * 9, Settings(), r'of 0 words none is in 5'),
+    (documents(4)[0], Settings(), 'is in 5 or more of the 4 documents'),
+    ([''] * 9, Settings(), 'none of the 0 words is in 5 or more of the 9 documents'),
     (['fish'] * 5, Settings('lda', topics=6), '5 documents with words for 6 topics'),
-    ([], Settings(), 'none is in 5'),
+    ([], Settings(), 'is in 5 or more of the 0 documents'),
   ],
 )
 def test_too_little_is_said(texts, settings, message):
