@@ -170,6 +170,20 @@ def test_the_dev_split_chooses_the_rate_of_the_weights(stage, options):
     assert not parse(recipe, *flags).alternatives
 
 
+@pytest.mark.parametrize(
+  ('recipe', 'out'),
+  [
+    ('mdm=qa', 'prompt.npz'),
+    ('adapt=qa,frozen', 'prompt.npz'),
+    ('adapt=qa', 'DIR'),
+    ('emm', 'DIR'),
+  ],
+)
+def test_the_export_that_a_run_names(recipe, out):
+  said = training.what_next(parse(f'retriever.py:{recipe}'), 'run', None, True, False)
+  assert said == f'Next: python -m dprjax.export --workdir=run --out={out}'
+
+
 def test_a_rate_cannot_be_chosen_without_dev_queries():
   c = parse('retriever.py:adapt=qa', '--config.tasks.qa.data.hold_out=0')
   with pytest.raises(InputError, match=r'config\.tasks\.qa\.data\.hold_out'):

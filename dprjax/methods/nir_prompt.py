@@ -98,7 +98,8 @@ def read_files(config: ConfigDict) -> Files:
     if config.tasks[name].prompt
   }
   for name, prompt in own.items():
-    if (task := prompt.meta.get('task') or name) != name:
+    task = prompt.meta.get('task') or name
+    if prompt.meta['kind'] == 'template' and task != name:  # other kinds are refused as such
       raise InputError(
         f'config.tasks.{name}.prompt: {prompt.path} is the prompt of the task {task}, not of '
         f'{name}; name its file, or call the task {task}'

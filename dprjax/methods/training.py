@@ -475,7 +475,8 @@ def what_next(
   intermediate: bool,
 ) -> str:
   """How good a finished run is beside its start, and what to do with it."""
-  out = 'prompt.npz' if config.prompt.length or intermediate else 'DIR'
+  prompts_alone = all(name.startswith('prompt/') for name in config.trainable)
+  out = 'prompt.npz' if config.prompt.length or prompts_alone else 'DIR'
   command = f'python -m dprjax.export --workdir={shlex.quote(str(workdir))} --out={out}'
   if methods.outside(config.method):
     command += f' --method={config.method}'

@@ -9,6 +9,7 @@ import pytest
 from dprjax.base.errors import InputError
 from dprjax.formats.texts import KINDS
 from dprjax.methods import nir_prompt, nir_retriever
+from dprjax.models import artifact
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 from tests import reference
@@ -250,6 +251,23 @@ def test_a_file_of_another_task(tokenizer, model, parts, tmp_path):
     *('nir_retriever', ('qa',)), adapt__fusion=True, adapt__prompts=f'{tmp_path}/dialogue.npz'
   )
   with pytest.raises(InputError, match='there is a prompt of qa already'):
+    init(config, tokenizer, model, parts)
+
+
+def test_a_file_of_another_kind(tokenizer, model, parts, tmp_path):
+  config = nir.make_config('nir_retriever', trainable=('backbone/.*',))
+  write_files(config, tmp_path, model, tokenizer)
+  path = config.tasks.qa.prompt
+  shared = {
+    name: value
+    for name, value in artifact.load_prompt(path).meta.items()
+    if name not in ('template', 'words', 'fixed_layers')
+  }
+  own = {'kind': 'prefix', 'shift_positions': False, 'pooling': 'mean', 'task': 'scifact'}
+  shape = (model.num_layers, 2, 3, model.num_heads, model.hidden_size // model.num_heads)
+  arrays = {'prefix': np.zeros(shape, np.float32)}
+  artifact.save_prompt(path, artifact.Prompt(shared | own, arrays))
+  with pytest.raises(InputError, match=r"qa.npz: the template is .a prompt of kind 'prefix'"):
     init(config, tokenizer, model, parts)
 
 
