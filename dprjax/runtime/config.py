@@ -201,10 +201,11 @@ def _prefer(config: ml_collections.ConfigDict, given: set[str]) -> None:
   for section in sorted(sections):
     if section == 'data' or section.endswith('.data'):
       _prefer_dev(_section(config, section), section, given)
-  for knob, over in (('epochs', 'steps'), ('eval.epochs', 'eval.every')):  # which replace them
-    if knob in given and over not in given:
-      section, _, name = over.rpartition('.')
-      _section(config, section)[name] = 0
+  for knob in sorted(key for key in given if key.rpartition('.')[2] == 'epochs'):
+    section, _, _ = knob.rpartition('.')
+    over = 'every' if section.endswith('eval') else 'steps'  # which replaces it
+    if over in _section(config, section):
+      _prefer_epochs(_section(config, section), knob, f'{section}.{over}'.lstrip('.'), given)
   alternatives = config.get('alternatives') or {}
   for name, entry in alternatives.items():
     for key in sorted(given & flat(entry.to_dict()).keys()):
@@ -226,18 +227,36 @@ def _prefer_dev(data: ml_collections.ConfigDict, section: str, given: set[str]) 
   """Three settings give queries to measure on; that of the command line replaces the recipe's."""
   ways = {'hold_out': 0.0, 'folds': 0, 'dev_split': ''}
   asked = [name for name in ways if f'{section}.{name}' in given and data.get(name)]
+  below = f'{section}.folds_below' in given
   if 'dev_split' in asked and len(asked) > 1:
     raise InputError(
       f'config.{section}.dev_split, config.{section}.{asked[0]}: two ways to have queries to '
       'measure on; give one of them'
     )
+  if asked == ['hold_out', 'folds'] and not below:
+    raise InputError(
+      f'config.{section}.folds, config.{section}.hold_out: two ways to have queries to measure on; '
+      f'give one of them, or say with config.{section}.folds_below below how many training queries '
+      'folds are made'
+    )
   off = {'hold_out', 'folds'} if 'dev_split' in asked else {'dev_split'} if asked else set()
-  if f'{section}.hold_out' in given and 'folds' not in asked:
+  if f'{section}.hold_out' in given and 'folds' not in asked and not below:
     off.add('folds')
   for name in off.intersection(data):
     data[name] = ways[name]
-  if asked == ['folds'] and f'{section}.folds_below' not in given:
+  if asked == ['folds'] and not below:
     data.folds_below = 10**9
+
+
+def _prefer_epochs(
+  section: ml_collections.ConfigDict, epochs: str, over: str, given: set[str]
+) -> None:
+  """A length in epochs on the command line replaces the recipe's in updates."""
+  name, leaf = epochs.rpartition('.')[2], over.rpartition('.')[2]
+  if over not in given:
+    section[leaf] = 0
+  elif section[name] and section[leaf]:
+    raise InputError(f'config.{epochs}, config.{over}: two ways to say one length; leave one out')
 
 
 def _section(config: ml_collections.ConfigDict, path: str) -> ml_collections.ConfigDict:

@@ -257,7 +257,8 @@ def table() -> types.SimpleNamespace:
   c.data.hold_out = number(0.0, least=0, below=1)
   # where hold_out would leave too few to choose by: the training is run once for each of so many
   # parts of the training queries, which is held out and measured on, and then on all of them for as
-  # many updates as were best in the mean; 0: never. A hold_out on the command line sets 0
+  # many updates as were best in the mean; 0: never. A hold_out on the command line sets 0,
+  # unless folds_below stands there too
   c.data.folds = whole(0, least=2, most=100, also=0)
   # training queries, for folds to be made; where the command line has folds alone, any number
   c.data.folds_below = whole(200, least=1, most=10**9)

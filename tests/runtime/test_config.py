@@ -313,7 +313,12 @@ def parse(recipe, *flags):
     ('dptdr.py:medquad', ['data.folds=5'], (0.0, 5, 10**9, '')),
     ('dptdr.py:beir', ['data.folds=5', 'data.folds_below=50'], (0.2, 5, 50, '')),
     ('dptdr.py:beir', ['data.folds=0'], (0.2, 0, 500, '')),
-    ('dptdr.py:beir', ['data.folds=4', 'data.hold_out=0.3'], (0.3, 4, 500, '')),
+    (
+      'dptdr.py:beir',
+      ['data.folds=4', 'data.hold_out=0.3', 'data.folds_below=90'],
+      (0.3, 4, 90, ''),
+    ),
+    ('dptdr.py:beir', ['data.hold_out=0.3', 'data.folds_below=90'], (0.3, 3, 90, '')),
   ],
 )
 def test_what_is_held_out_is_as_the_command_line_says(recipe, flags, expected):
@@ -351,8 +356,11 @@ def test_alternatives_differ_in_nothing_that_the_command_line_says():
 def test_epochs_on_the_command_line_replace_the_steps_of_a_recipe():
   config = parse('dptdr.py:local', 'epochs=2', 'eval.epochs=1')
   assert (config.steps, config.epochs, config.eval.every) == (0, 2.0, 0)
-  config = parse('dptdr.py:local', 'epochs=2', 'steps=5')
-  assert (config.steps, config.epochs) == (5, 2.0)
+  config = parse('dptdr.py:local', 'epochs=0', 'steps=5')
+  assert (config.steps, config.epochs) == (5, 0.0)
+  config = parse('unm.py:beir,local', 'retriever.epochs=2', 'retriever.eval.epochs=1')
+  assert (config.retriever.steps, config.retriever.eval.every) == (0, 0)
+  assert config.reranker.steps > 0
 
 
 @pytest.mark.parametrize(
@@ -360,6 +368,9 @@ def test_epochs_on_the_command_line_replace_the_steps_of_a_recipe():
   [
     (['data.hold_out=0.3', 'data.dev_split=dev'], 'config.data.dev_split'),
     (['data.folds=3', 'data.dev_split=dev'], 'config.data.dev_split'),
+    (['data.folds=3', 'data.hold_out=0.3'], 'config.data.hold_out'),
+    (['epochs=3', 'steps=5'], 'config.steps'),
+    (['eval.epochs=3', 'eval.every=5'], 'config.eval.every'),
     (['prompt.sides=query'], 'config.prompt.sides'),
   ],
 )
