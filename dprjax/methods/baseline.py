@@ -85,7 +85,7 @@ class Gain(NamedTuple):
     if self.difference <= 0:
       return f'Nothing was gained: no checkpoint is better {where}, {numbers}'
     if not self.better:
-      return f'A gain {where} that may be chance: {numbers}'
+      return f'No clear gain {where}, it may be chance: {numbers}'
     return f'A gain {where}: {numbers}'
 
 

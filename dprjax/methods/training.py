@@ -485,7 +485,10 @@ def what_next(
   if gain is None:
     return f'Next: {command}'
   if not gain.better and not intermediate:
-    return f'{gain.verdict}. Better use none of them; to export one all the same: {command} --force'
+    return (
+      f'{gain.verdict}. Better keep the model as it was before; to export this one all the same: '
+      f'{command} --force'
+    )
   return f'{gain.verdict}. Next: {command}'
 
 

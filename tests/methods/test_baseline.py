@@ -67,7 +67,7 @@ def test_a_gain_that_may_be_chance_and_one_without_an_interval():
   before, now = scores_of({'': np.zeros(4)}), scores_of({'': np.array([0.5, 0.0, 0.5, 0.0])})
   gain = baseline.compare('mean', before, now)
   assert not gain.better and gain.low == 0 < gain.difference
-  assert gain.verdict.startswith('A gain on the dev split that may be chance')
+  assert gain.verdict.startswith('No clear gain on the dev split')
   assert baseline.compare('mean', Scores({'mean': 0.0}, {}), now).better  # no values of queries
   bare = baseline.compare('mean', Scores({'mean': 0.25}), now)
   assert bare == Gain('mean', 0.25, 0.25, 0.0, None, None, 0, False) and bare.shown == '+0.0000'
