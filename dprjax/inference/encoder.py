@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -39,6 +40,8 @@ from dprjax.models.embed import pool
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.retrieval import codes
 from dprjax.runtime import mesh as meshes
+
+logger = logging.getLogger('dprjax')
 
 # The name of a prompt that is given without one, and of a backbone without a prompt.
 UNNAMED = ''
@@ -235,6 +238,12 @@ class Encoder:
         for kind, one in backbones.items()
       }
       bank[name] = Entry(loaded, _joined(both['query'], both['passage'], folder))
+    if prompt is None and (folder / artifact.FILE).exists():
+      logger.warning(
+        '%s holds a prompt, which is not applied; for vectors under it name it too, prompt=%s',
+        folder,
+        folder,
+      )
     options: dict[str, Any] = {'batch_size': batch_size, 'dtype': dtype, 'dimensions': dimensions}
     return cls(backbones, tokenizer, bank, mesh=mesh, **options)
 

@@ -8,6 +8,7 @@ from etils import epath
 from dprjax import load_backbone, load_prompt
 from dprjax.base import repository
 from dprjax.base.errors import InputError
+from dprjax.inference.encoder import Encoder
 from dprjax.models import artifact, hub, prompted
 from tests import other_tools
 
@@ -35,6 +36,15 @@ def test_a_trained_encoder_takes_a_prompt_too(material, tmp_path):
   assert after.sha256 == backbone.sha256
   assert after.sentence == hub.SentenceSettings('cls', True, 12, 'query : ', '')
   assert load_prompt(tmp_path / 'model').meta == prompt.meta
+
+
+def test_a_folder_that_is_read_without_its_prompt_says_so(material, tmp_path, caplog):
+  prompt, backbone = load_prompt(material / 'plain.npz'), load_backbone(material / 'backbone')
+  prompted.write_folder(epath.Path(tmp_path), prompt, backbone)
+  Encoder.load(tmp_path, tmp_path)
+  assert caplog.messages == []
+  Encoder.load(tmp_path)
+  assert [str(tmp_path) in message for message in caplog.messages] == [True]
 
 
 def test_a_sharded_backbone_is_copied_whole(material, tmp_path):
