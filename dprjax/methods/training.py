@@ -547,7 +547,7 @@ def describe(
   )
   say(f'{counted(devices.size, kind)}, mesh {axes}, {counted(processes, "processes")}')
   say(
-    f'{data.description}; {config.batch_size * config.accumulate} {data.unit} an update'
+    f'{data.description}; {counted(config.batch_size * config.accumulate, data.unit)} an update'
     + (f' ({config.accumulate} batches of {config.batch_size})' if config.accumulate > 1 else '')
     + f', {counted(len(data.batches), "updates")} an epoch, {total} in all'
   )

@@ -14,6 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Int
 
+from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.runtime import tree
 
@@ -107,7 +108,8 @@ def check_batch(mesh: Mesh, batch_size: int, chunks: int) -> None:
     each = parts * chunks
     near = max(each, batch_size // each * each)
     raise InputError(
-      f'config.batch_size: {batch_size} queries cannot be divided over {parts} devices'
+      f'config.batch_size: {counted(batch_size, "queries")} cannot be divided over '
+      + counted(parts, 'devices')
       + (f' in {chunks} gradient-cache chunks' if chunks > 1 else '')
       + f'; use a multiple of {each}, for instance {near}'
     )
