@@ -215,7 +215,9 @@ def test_a_trained_part_of_the_backbone(command, run_of, trained, tmp_path):
     '--config.optim.learning_rate=1e-3',
   )
   out = tmp_path / 'model'
-  assert command(export, '--force', f'--workdir={workdir}', f'--out={out}')[0] == 0
+  status, said = command(export, '--force', f'--workdir={workdir}', f'--out={out}')
+  # Queries of up to 16 tokens were scored.
+  assert status == 0 and '--kind=query --max_length=16' in said
   before, after = load_backbone(trained / 'backbone'), load_backbone(out)
   assert after.sha256 != before.sha256 and after.config == before.config
   assert after.sentence == hub.SentenceSettings(pooling='cls', normalize=True, max_length=32)

@@ -120,10 +120,13 @@ def saturated(measure: str, scores: Scores) -> str:
   likely, queries = _LIKELY * (1 - mean), sum(map(len, values))
   if likely > (high - low) / 2:
     return ''
+  small = (
+    f'a gain of {likely:.4f}, a quarter of what is missing, could not be told from chance on them'
+  )
   return (
-    f'{measure} is {mean:.4f} on the {queries:,} dev queries before the training, and a gain of '
-    f'{likely:.4f}, a quarter of what is missing, could not be told from chance on them. Use the '
-    'encoder as it is; to train all the same: --config.eval.skip_saturated=False'
+    f'{measure} is {mean:.4f} on the {queries:,} dev queries before the training, and '
+    f'{small if mean < 1 else "no score is higher"}. Use the encoder as it is; to train all the '
+    'same: --config.eval.skip_saturated=False'
   )
 
 

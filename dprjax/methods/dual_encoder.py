@@ -1,5 +1,6 @@
 """The encoder of queries and passages with their prompts, shared by the methods that train it."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.head_specs import Head
 from dprjax.runtime import mesh, tree
+
+logger = logging.getLogger('dprjax')
 
 
 class DualEncoder(NamedTuple):
@@ -201,6 +204,17 @@ def export(
     for kind in KINDS if config.backbone.two_encoders else ('',):
       params = encoder_params(backbone, trained, kind)
       encoders[kind] = {'params': params, 'sentence': sentence}
+    short = min(KINDS, key=lambda kind: lengths[kind])
+    if lengths[short] < sentence.max_length and not trains(trained, 'prompt'):
+      logger.warning(
+        '%s were scored with at most %d tokens, and the folder has one length, %d; for the same '
+        'vectors: dprjax encode --kind=%s --max_length=%d',
+        {'query': 'queries', 'passage': 'passages'}[short],
+        lengths[short],
+        sentence.max_length,
+        short,
+        lengths[short],
+      )
   return Product(encoders, *export_prompt(config, backbone, trained, lengths, prefixes))
 
 

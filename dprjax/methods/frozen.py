@@ -18,6 +18,7 @@ from jaxtyping import Float
 from ml_collections import ConfigDict
 
 from dprjax.base import arrays
+from dprjax.base.counts import counted
 from dprjax.data.text import Tokenizer
 from dprjax.formats.texts import KINDS
 from dprjax.inference import encoder as inference
@@ -71,7 +72,7 @@ class Frozen:
       length = config.data[f'{kind}_max_length']
       if count and length < own.max_length(kind):
         lines.append(
-          f'{count:,} of {of:,} {plural} are cut at {length} tokens '
+          f'{count:,} of {counted(of, plural)} cut at {length} tokens '
           f'(config.data.{kind}_max_length); without a prompt, dprjax encode reads '
           f'{own.max_length(kind)}, and the baseline is scored so'
         )

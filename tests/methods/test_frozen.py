@@ -125,8 +125,8 @@ def test_what_the_training_cuts_is_said(start, caplog):
   start(data__query_prefix='elm ').frozen()
   # Of the training queries, with one word and two special tokens more, and of all passages.
   lines = '\n'.join(caplog.messages)
-  assert 'of 10 queries are cut at 6 tokens (config.data.query_max_length)' in lines
-  assert 'of 40 passages are cut at 8 tokens (config.data.passage_max_length)' in lines
+  assert 'of 10 queries cut at 6 tokens (config.data.query_max_length)' in lines
+  assert 'of 40 passages cut at 8 tokens (config.data.passage_max_length)' in lines
   assert "config.pooling is 'cls'; the baseline has 'mean'" in lines
   assert "config.data.query_prefix is 'elm '; the baseline has 'oak '" in lines
   caplog.clear()
