@@ -1,5 +1,6 @@
 """The encoder of queries and passages with their prompts, shared by the methods that train it."""
 
+import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -203,9 +204,11 @@ def export(
   if trains(trained, 'backbone'):
     for kind in KINDS if config.backbone.two_encoders else ('',):
       params = encoder_params(backbone, trained, kind)
-      encoders[kind] = {'params': params, 'sentence': sentence}
+      own = dataclasses.replace(sentence, max_length=lengths.get(kind, sentence.max_length))
+      encoders[kind] = {'params': params, 'sentence': own}
     short = min(KINDS, key=lambda kind: lengths[kind])
-    if lengths[short] < sentence.max_length and not trains(trained, 'prompt'):
+    together = '' in encoders and not trains(trained, 'prompt')
+    if together and lengths[short] < sentence.max_length:
       logger.warning(
         '%s were scored with at most %d tokens, and the folder has one length, %d; for the same '
         'vectors: dprjax encode --kind=%s --max_length=%d',
