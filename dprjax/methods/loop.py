@@ -1,0 +1,392 @@
+"""One training's loop: what it is made of, what changes from step to step, and the steps."""
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Self
+
+import jax
+import ml_collections
+import numpy as np
+from etils import epath
+
+from dprjax.base.counts import counted
+from dprjax.base.errors import InputError
+from dprjax.base.progress import Progress, duration, size
+from dprjax.data.batches import open_batches
+from dprjax.methods import alternatives, baseline, updates
+from dprjax.methods import method as methods
+from dprjax.models import hub
+from dprjax.runtime import checkpoint, distributed, log, mesh, optim, stopping, tree
+from dprjax.runtime import config as configs
+
+
+class Setup(NamedTuple):
+  """What a training is made of, before its first step.
+
+  Attributes:
+    config: the experiment, settled for this machine and these queries.
+    workdir: its folder.
+    devices: the mesh.
+    backbone: the encoder that it starts from.
+    model: the method's functions.
+    params: the initial parameters by flat names.
+    trainable: the names that are trained.
+    data: the token arrays.
+    say: logs a line, on process 0 for the user.
+  """
+
+  config: ml_collections.FrozenConfigDict
+  workdir: epath.Path
+  devices: jax.sharding.Mesh
+  backbone: hub.Backbone
+  model: methods.Model
+  params: Mapping[str, Any]
+  trainable: set[str]
+  data: methods.Data
+  say: Callable[[str], None]
+
+  @property
+  def update_size(self) -> int:
+    """Rows of an update."""
+    return self.config.batch_size * self.config.accumulate
+
+
+@dataclasses.dataclass
+class Standing:
+  """How a training stands on the dev split. A checkpoint keeps it.
+
+  Attributes:
+    best, best_step: the highest score and its step.
+    gain: that score beside the baseline's; before any, that of the folds.
+    stale: evaluations since then.
+    beaten: the rival that this training is behind.
+    stopped: whether it ends early.
+    seconds: how long it has run, over all its processes in time.
+  """
+
+  best: float | None = None
+  best_step: int | None = None
+  gain: baseline.Gain | None = None
+  stale: int = 0
+  beaten: str = ''
+  stopped: bool = False
+  seconds: float = 0.0
+
+  @classmethod
+  def read(cls, extra: Mapping[str, Any], where: str) -> Self:
+    """From a checkpoint; ``where`` it is. Raises InputError for a gain that is none."""
+    gain = baseline.Gain.read(extra.get('gain'), where)
+    names = ('best', 'best_step', 'stale', 'beaten', 'stopped', 'seconds')
+    return cls(gain=gain, **{name: extra[name] for name in names if name in extra})
+
+  def write(self) -> dict[str, Any]:
+    """For a checkpoint."""
+    gain = None if self.gain is None else self.gain._asdict()
+    return dataclasses.asdict(self) | {'gain': gain}
+
+  def take(self, score: float, step: int, gain: baseline.Gain, patience: int, beaten: str) -> bool:
+    """Takes an evaluation; returns whether it is the best so far."""
+    better = self.best is None or score > self.best
+    if better:
+      self.best, self.best_step, self.gain, self.stale = score, step, gain, 0
+    else:
+      self.stale += 1
+    self.beaten = beaten or self.beaten
+    self.stopped = bool(self.beaten) or 0 < patience <= self.stale
+    return better
+
+
+class Loop:
+  """A training from its latest checkpoint, or its start, on.
+
+  Attributes:
+    step: the last one that was done.
+    total: how many there are.
+    standing: on the dev split.
+    resumed: whether there was a checkpoint.
+  """
+
+  def __init__(
+    self,
+    setup: Setup,
+    *,
+    total: int,
+    schedule_steps: int,
+    gain: baseline.Gain | None = None,
+    rival: alternatives.Rival | None = None,
+    keep_scores: bool = False,
+  ):
+    """Places the parameters, and restores the latest checkpoint.
+
+    Args:
+      setup: what is trained.
+      total: updates.
+      schedule_steps: the length of the schedule, in updates.
+      gain: of the folds, where they found ``total``.
+      rival: the alternative that ends this training where it is ahead.
+      keep_scores: whether the scores of every evaluation go to a file, for whoever compares.
+    """
+    config, data = setup.config, setup.data
+    self._setup, self._rival, self._keep_scores = setup, rival, keep_scores
+    self.total, self._schedule = total, optim.make_schedule(config.optim, schedule_steps)
+    self._main = jax.process_index() == 0
+    epoch = len(data.batches)
+    self._every = configs.evaluate_every(config, epoch)
+    self._save_every = config.checkpoint.every or epoch
+
+    # The trainable parameters go to the optimiser, the frozen ones stay apart.
+    self._layout = updates.lay_out(
+      config,
+      setup.params,
+      setup.trainable,
+      setup.devices,
+      schedule_steps,
+      epoch * setup.update_size,
+      (*setup.model.sharding, *setup.backbone.config.family.sharding),
+    )
+    self._state, self._frozen = self._layout.place(setup.params)
+    self._untrained = {**self._frozen, **self._state.trainable}
+    self._update = updates.make_update(
+      setup.model,
+      self._layout.optimizer,
+      list(self._frozen),
+      self._layout.ema,
+      self._layout.interpolate,
+    )
+    whole = mesh.replicated(setup.devices)
+    self._constants = self._frozen | {
+      name: mesh.put(array, whole) for name, array in data.arrays.items()
+    }
+    self._key = jax.random.key(config.seed)
+
+    self._batches = open_batches(data.batches, config.data.threads)
+    self._saved = checkpoint.Checkpoints(
+      setup.workdir, setup.backbone.sha256, config.checkpoint.keep
+    )
+    self.step, self.standing = 0, Standing(gain=gain)
+    self.resumed = self._restore()
+    self._began = self.step
+    self._began_at = time.monotonic() - self.standing.seconds
+    describe(setup, self._state, self._frozen, total)
+    if self.step:
+      done = ', the last one' if self.step == total else ''
+      done = done or (', where training ended' if self.standing.stopped else '')
+      setup.say(f'resuming after step {self.step} of {total}{done}')
+    self._evaluate = data.evaluation(setup.model) if data.evaluation else None
+    # Without a checkpoint the baseline's row, that of step 0, is written again too.
+    self.metrics = log.MetricLog(
+      setup.workdir, self.step if self.resumed else -1, active=self._main
+    )
+    self._progress = Progress('steps', total, skip_first=True)
+    self._stop = stopping.Stop(setup.devices)
+    self._shapes: set[str] = set()
+    # A step's loss is read while the next step runs, and always before anything is saved.
+    self._unread: deque[tuple[int, Any, Any]] = deque()
+
+  @property
+  def evaluates(self) -> bool:
+    """Whether there is a dev split."""
+    return self._evaluate is not None
+
+  @property
+  def goes_on(self) -> bool:
+    """Whether there is another step."""
+    return self.step < self.total and not self.standing.stopped
+
+  def baseline(self) -> methods.Scores:
+    """The dev split's scores of the model that this training has to beat, by its own evaluation."""
+    assert self._evaluate is not None
+    return self._evaluate(self._setup.model.baseline(self._untrained))
+
+  def advance(self) -> None:
+    """Runs one update.
+
+    Raises:
+      InputError: the loss of the step before is not finite.
+    """
+    batch = next(self._batches)
+    if (shape := self._setup.data.shape(batch)) not in self._shapes:
+      self._shapes.add(shape)
+      self._setup.say(f'step {self.step + 1}: compiling for {shape}')
+    placed = mesh.put_batch(self._setup.devices, batch)
+    self.step += 1
+    self._state, metrics = self._update(self._state, self._constants, placed, self._key, self.step)
+    indices = {name: rows for name, rows in batch.items() if name.endswith('_index')}
+    self._unread.append((self.step, metrics, indices))
+    if len(self._unread) > 1:
+      self._read_one()
+
+  def evaluate(self, start: methods.Scores | None) -> float | None:
+    """Scores the dev split where that is due, and compares with the baseline ``start``."""
+    if self._evaluate is None or (self.step % self._every and self.step != self.total):
+      return None
+    assert start is not None
+    config, began = self._setup.config, time.monotonic()
+    self._read_all()
+    found = self._evaluate({**self._frozen, **self._state.model})
+    gain = baseline.compare(config.eval.measure, start, found)
+    # Process 0's scores, so that all stop at the same step, however their hardware rounds.
+    means, numbers = distributed.agree([dict(found.means), gain._asdict()])
+    found, gain = found._replace(means=means), baseline.Gain(**numbers)
+    score = means[config.eval.measure]
+    beaten = ''
+    if self._rival is not None and self._rival.beats(
+      config.eval.measure, found, self.step, self.total
+    ):
+      beaten = self._rival.name
+    better = self.standing.take(score, self.step, gain, config.eval.patience, beaten)
+    self._progress.pause(time.monotonic() - began)
+    self.metrics.write(self.step, baseline.metrics(found, gain))
+    if self._main and self._keep_scores:
+      baseline.write(self._setup.workdir, found, self.step)
+    best = self.standing
+    words = 'best so far' if better else f'best {best.best:.4f} at step {best.best_step}'
+    if best.gain is not None and best.gain.difference <= 0:
+      words = 'none better than before'
+    self._setup.say(
+      f'step {self.step}/{self.total}  dev {shown_scores(found)}  ({words})  {gain.shown} on '
+      f'{gain.baseline:.4f} before  {duration(time.monotonic() - began)}'
+    )
+    return score
+
+  def save(self, score: float | None) -> bool:
+    """Saves where that is due or the process is asked to stop; returns the latter."""
+    due = self.step % self._save_every == 0 or self.step == self.total
+    if due or score is not None or self.standing.stopped:
+      self._save(score)
+    if not self._stop():
+      return False
+    self._save(score)
+    self._saved.wait()
+    self._setup.say(
+      f'asked to stop (SIGTERM): saved step {self.step}; run the same command to go on'
+    )
+    return True
+
+  def finish(self) -> None:
+    """Waits until everything is read and saved."""
+    self._read_all()
+    self._saved.wait()
+    if self.step != self._began:
+      self.standing.seconds = time.monotonic() - self._began_at
+
+  def whole_corpus(self) -> None:
+    """Shows the gain in the whole corpus of the best step: kept in the workdir, or measured now."""
+    data, step = self._setup.data, self.standing.best_step
+    if data.whole is None or not step:
+      return
+    measure, workdir = self._setup.config.eval.measure, self._setup.workdir
+    gain = baseline.read_whole(workdir, step) if self._main else None
+    if not distributed.agree(gain is not None):
+      chosen = self._layout.put(self._saved.restore_trainable(step))
+      scores = data.whole(self._setup.model, {**self._frozen, **chosen}, self.standing.seconds / 10)
+      if scores is None:
+        self._setup.say(
+          'the whole corpus is not searched: that would take more than a tenth of the training'
+        )
+        return
+      if self._main:
+        gain = baseline.compare(measure, *scores)
+        baseline.write_whole(workdir, step, gain)
+    if gain is not None:
+      self._setup.say(
+        f'in the whole corpus: {measure} {gain.best:.4f} after step {step}, {gain.shown} on '
+        f'{gain.baseline:.4f} before'
+      )
+
+  def close(self) -> None:
+    """Ends its threads and files, whatever happened."""
+    self._stop.restore()
+    self.metrics.close()
+    self._batches.close()
+    self._saved.close()
+
+  def _restore(self) -> bool:
+    """Goes back to the latest checkpoint; returns whether there is one."""
+    latest = self._saved.latest()
+    if latest is None:
+      return False
+    target = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self._state
+    )
+    restored = self._saved.restore(latest, target.model, target.rest)
+    self.step = restored.step
+    self._state = self._state.restored(restored.trainable, restored.opt_state)
+    self._batches.set_state(restored.extra['data'])
+    self.standing = Standing.read(restored.extra, f'{self._saved.folder}/{self.step}')
+    return True
+
+  def _save(self, score: float | None) -> None:
+    self._read_all()
+    self.standing.seconds = time.monotonic() - self._began_at
+    extra = {
+      'data': self._batches.get_state(),
+      'seed': self._setup.config.seed,
+      **self.standing.write(),
+    }
+    self._saved.save(self.step, self._state.model, self._state.rest, extra, score)
+
+  def _read_all(self) -> None:
+    while self._unread:
+      self._read_one()
+
+  def _read_one(self) -> None:
+    number, metrics, batch = self._unread.popleft()
+    setup, values = self._setup, {name: float(value) for name, value in metrics.items()}
+    wrong = [
+      name for name in ('loss', 'gradient_norm', 'update_norm') if not np.isfinite(values[name])
+    ]
+    if wrong:
+      self._saved.wait()
+      raise InputError(
+        f'step {number}: the {wrong[0].replace("_", " ").replace(" norm", "")} is not finite (loss '
+        f'{values["loss"]:g}, gradient norm {values["gradient_norm"]:g}); the last good checkpoint '
+        f'is step {self._saved.latest() or "none"} in {self._saved.folder}; lower '
+        f'config.optim.learning_rate, or look at these texts: {setup.data.ids(batch)}'
+      )
+    if number % setup.config.log_every and number != self.total:
+      return
+    self._progress.update(number)
+    rate, unit = self._progress.rate * setup.update_size, setup.data.unit
+    values |= {
+      'learning_rate': float(self._schedule(number - 1)),
+      f'{unit}_per_second': rate,
+    }
+    self.metrics.write(number, values)
+    setup.say(
+      f'step {number}/{self.total}  loss {values["loss"]:.4f}  '
+      + ''.join(f'{label} {values[name]:.3f}  ' for name, label in setup.model.shown.items())
+      + f'|gradient| {values["gradient_norm"]:.3g}  lr {values["learning_rate"]:.2e}'
+      + (f'  {rate:.0f} {unit}/s  {duration(self._progress.left or 0)} left' if rate else '')
+    )
+
+
+def shown_scores(scores: methods.Scores) -> str:
+  """An evaluation for the console."""
+  return '  '.join(f'{name} {value:.4f}' for name, value in scores.means.items())
+
+
+def describe(setup: Setup, state: updates.State, frozen: Mapping[str, Any], total: int) -> None:
+  """Logs what is trained, on what, before the first step."""
+  config, devices, say = setup.config, setup.devices, setup.say
+  trained, held = tree.count(state.trainable), tree.count(frozen)
+  device = devices.devices.flat[0]
+  axes = ' x '.join(f'{axis} {count}' for axis, count in devices.shape.items())
+  processes = jax.process_count()
+  name = device.device_kind
+  kind = f'{device.platform} devices' + (f' ({name})' if name != device.platform else '')
+  say(
+    f'{config.method}{f" ({config.task})" if config.task else ""}: {size(trained)} trained '
+    f'parameters ({100 * trained / (trained + held):.2f} %, '
+    f'{size(tree.nbytes(state.trainable), "B")}; optimiser '
+    f'{size(tree.nbytes(state.opt_state), "B")}), {size(held)} frozen '
+    f'({size(tree.nbytes(frozen), "B")})'
+  )
+  say(f'{counted(devices.size, kind)}, mesh {axes}, {counted(processes, "processes")}')
+  say(
+    f'{setup.data.description}; {counted(setup.update_size, setup.data.unit)} an update'
+    + (f' ({config.accumulate} batches of {config.batch_size})' if config.accumulate > 1 else '')
+    + f', {counted(len(setup.data.batches), "updates")} an epoch, {total} in all'
+  )
