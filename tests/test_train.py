@@ -614,7 +614,7 @@ def test_missing_arguments(command, tmp_path):
     (['--config.prompt.reparam=lstm'], ['config.prompt.reparam', 'lstm']),
     (['--config.prompt.dropout_scope=row'], ['config.prompt.dropout_scope']),
     (['--config.temperature=0.0'], ['config.temperature']),
-    (['--config.pooling=max'], ['pooling', 'max']),
+    (['--config.pooling=median'], ['pooling', 'median']),
     (['--config.backbone.dtype=float16'], ['config.backbone.dtype']),
     (['--config.optim.decay=step'], ['config.optim.decay']),
     (["--config.trainable=('promt/.*',)"], ['trainable', 'promt']),
