@@ -236,7 +236,7 @@ def test_missing_files_and_bad_flags(run, command, tmp_path, trained):
   assert_bad(run(f'--backbone={tmp_path}/none'), 'backbone not found', 'none')
   assert_bad(run('--max_length=5000'), 'passage_max_length 5000', '512')
   assert_bad(run('--kind=document'), '--kind', 'document')
-  assert_bad(run('--pooling=max'), '--pooling', 'max')
+  assert_bad(run('--pooling=median'), 'pooling', 'median')
   assert not (tmp_path / 'out').exists()
 
 
