@@ -51,7 +51,7 @@ class Difference(NamedTuple):
   high: float
 
 
-def difference(pairs: Sequence[Float[np.ndarray, 'queries']]) -> Difference:
+def difference(pairs: Sequence[Float[np.ndarray, ' queries']]) -> Difference:
   """The paired bootstrap.
 
   Args:
@@ -102,7 +102,7 @@ def _per_dataset(metrics: dict[str, Any], measure: str) -> dict[str, dict[str, f
   return {name: part['per_query'][measure] for name, part in datasets.items()}
 
 
-def _bootstrap(parts: Sequence[Float[np.ndarray, 'queries']]) -> Float[np.ndarray, 'draws']:
+def _bootstrap(parts: Sequence[Float[np.ndarray, ' queries']]) -> Float[np.ndarray, ' draws']:
   """Means of the parts' means over queries drawn with replacement.
 
   Parts of the same sizes get the same draws.

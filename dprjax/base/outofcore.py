@@ -29,7 +29,7 @@ class Buckets:
     folder.mkdir(parents=True)
     self._folder, self._dtype = folder, dtype
 
-  def append(self, rows: Shaped[np.ndarray, 'n'], buckets: Int[np.ndarray, 'n']) -> None:
+  def append(self, rows: Shaped[np.ndarray, ' n'], buckets: Int[np.ndarray, ' n']) -> None:
     """Adds rows to their buckets, in their order. Raises InputError where the disk is full."""
     if (buckets[1:] < buckets[:-1]).any():
       order = np.argsort(buckets, kind='stable')
@@ -41,12 +41,12 @@ class Buckets:
         with self._path(bucket).open('ab') as file:
           file.write(part.tobytes())
 
-  def read(self, bucket: int) -> Shaped[np.ndarray, 'n']:
+  def read(self, bucket: int) -> Shaped[np.ndarray, ' n']:
     """The rows of a bucket in the order in which they were added; none where it is empty."""
     path = self._path(bucket)
     return np.fromfile(path, self._dtype) if path.exists() else np.empty(0, self._dtype)
 
-  def pop(self, bucket: int) -> Shaped[np.ndarray, 'n']:
+  def pop(self, bucket: int) -> Shaped[np.ndarray, ' n']:
     """Reads a bucket and frees its disk."""
     rows = self.read(bucket)
     self._path(bucket).unlink(missing_ok=True)
@@ -64,7 +64,7 @@ class Ids:
     self._path, self._size = path, 0
     path.touch()
 
-  def append(self, ids: pa.BinaryArray) -> Int64[np.ndarray, 'n']:
+  def append(self, ids: pa.BinaryArray) -> Int64[np.ndarray, ' n']:
     """Adds ids, none with a newline in it, and returns their places."""
     text = pc.binary_join_element_wise(ids, b'', b'\n')
     ends = self._size + np.cumsum(pc.binary_length(text).to_numpy().astype(np.int64))
@@ -74,7 +74,7 @@ class Ids:
     self._size = int(ends[-1]) if len(ends) else self._size
     return places
 
-  def at(self, places: Int64[np.ndarray, 'n']) -> list[bytes]:
+  def at(self, places: Int64[np.ndarray, ' n']) -> list[bytes]:
     """The ids at these places."""
     if not len(places):
       return []
@@ -82,7 +82,7 @@ class Ids:
       return [text[place : text.find(b'\n', place)] for place in places.tolist()]
 
 
-def keys_of(ids: Sequence[str]) -> UInt64[np.ndarray, 'n']:
+def keys_of(ids: Sequence[str]) -> UInt64[np.ndarray, ' n']:
   """The key of every id."""
   encoded = [id_.encode('utf-8', 'surrogatepass') for id_ in ids]
   ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
@@ -90,8 +90,8 @@ def keys_of(ids: Sequence[str]) -> UInt64[np.ndarray, 'n']:
 
 
 def keys_at(
-  text: UInt8[np.ndarray, 'bytes'], starts: Int[np.ndarray, 'n'], ends: Int[np.ndarray, 'n']
-) -> UInt64[np.ndarray, 'n']:
+  text: UInt8[np.ndarray, 'bytes'], starts: Int[np.ndarray, ' n'], ends: Int[np.ndarray, ' n']
+) -> UInt64[np.ndarray, ' n']:
   """The keys of the ids that lie at these places of a text."""
   padded = np.concatenate([text, np.zeros(8, np.uint8)])
   # The eight bytes at every place, without a copy of the text for each of them.
@@ -115,8 +115,8 @@ def mix(bits: UInt64[np.ndarray, '...']) -> UInt64[np.ndarray, '...']:
 
 
 def find(
-  values: Shaped[np.ndarray, 'n'], wanted: Shaped[np.ndarray, 'm']
-) -> Int64[np.ndarray, 'm']:
+  values: Shaped[np.ndarray, ' n'], wanted: Shaped[np.ndarray, ' m']
+) -> Int64[np.ndarray, ' m']:
   """The first place of every wanted value among ``values``, which ascend; -1 where it is absent."""
   if not len(values):
     return np.full(len(wanted), -1, np.int64)

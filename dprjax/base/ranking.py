@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 
-def places(ids: Sequence[str] | Sequence[bytes]) -> Int[np.ndarray, 'n']:
+def places(ids: Sequence[str] | Sequence[bytes]) -> Int[np.ndarray, ' n']:
   """The place of each id among all, ascending, from 0."""
   by_id = sorted(range(len(ids)), key=ids.__getitem__)  # of str: by code point, as UTF-8 bytes
   found = np.empty(len(ids), np.int32)
@@ -20,10 +20,10 @@ def places(ids: Sequence[str] | Sequence[bytes]) -> Int[np.ndarray, 'n']:
 
 
 def order(
-  queries: Int[np.ndarray, 'rows'],
-  scores: Float[np.ndarray, 'rows'],
-  ids: Int[np.ndarray, 'rows'],
-) -> Int[np.ndarray, 'rows']:
+  queries: Int[np.ndarray, ' rows'],
+  scores: Float[np.ndarray, ' rows'],
+  ids: Int[np.ndarray, ' rows'],
+) -> Int[np.ndarray, ' rows']:
   """The rows by query, and best first within a query; ``ids``: their `places`."""
   with np.errstate(over='ignore'):
     return np.lexsort((-ids, -scores.astype(np.float32), queries))

@@ -172,7 +172,7 @@ class Drawn(NamedTuple):
     tokens, relevant: columns of the queries, as the store keeps them.
   """
 
-  queries: jt.Int32[np.ndarray, 'B']
+  queries: jt.Int32[np.ndarray, ' B']
   passages: jt.Int32[np.ndarray, 'B C']
   sources: jt.Int8[np.ndarray, 'B C-1'] | None
   tokens: Sequence[bytes]
@@ -237,8 +237,8 @@ class Feed:
 
   def draw(
     self,
-    queries: jt.Int32[np.ndarray, 'B'],
-    epochs: int | jt.Int64[np.ndarray, 'B'],
+    queries: jt.Int32[np.ndarray, ' B'],
+    epochs: int | jt.Int64[np.ndarray, ' B'],
     random: np.random.Generator,
   ) -> Drawn:
     """The passages of queries, each in its epoch; ``random`` draws random passages."""
@@ -270,7 +270,7 @@ class Feed:
       _fill_randomly(passages[:, 1:], relevant, self._distinct, random)
     return Drawn(queries, passages, sources, tokens, columns[1])
 
-  def lengths(self, drawn: Drawn) -> tuple[jt.Int32[np.ndarray, 'B'], jt.Int32[np.ndarray, 'B C']]:
+  def lengths(self, drawn: Drawn) -> tuple[jt.Int32[np.ndarray, ' B'], jt.Int32[np.ndarray, 'B C']]:
     """Tokens of the queries and of their passages."""
     return self._store.query_lengths[drawn.queries], self._store.passage_lengths[drawn.passages]
 
@@ -286,7 +286,7 @@ class Feed:
     ]
 
   def read(
-    self, drawn: Drawn, rows: jt.Int[np.ndarray, 'own'], query_length: int, passage_length: int
+    self, drawn: Drawn, rows: jt.Int[np.ndarray, ' own'], query_length: int, passage_length: int
   ) -> Batch:
     """Some rows of a batch, padded to these lengths."""
     store, passages = self._store, drawn.passages[rows]
@@ -332,7 +332,7 @@ def random_passages(seed: int, *numbers: int) -> np.random.Generator:
 
 def sample_others(
   passages: jt.Int32[np.ndarray, 'B C'], total: int, count: int, random: np.random.Generator
-) -> jt.Int32[np.ndarray, 'count']:
+) -> jt.Int32[np.ndarray, ' count']:
   """Distinct rows of a store of ``total`` passages, none of them in the batch."""
   held = np.unique(passages)
   drawn = random.choice(total - len(held), count, replace=False, shuffle=False)
@@ -342,7 +342,7 @@ def sample_others(
 
 
 def check_buckets(
-  buckets: Sequence[int], lengths: jt.Int32[np.ndarray, 'rows'], kind: str, path: epath.Path
+  buckets: Sequence[int], lengths: jt.Int32[np.ndarray, ' rows'], kind: str, path: epath.Path
 ) -> None:
   """Raises InputError where a text of a store is longer than all padded lengths."""
   if not buckets or max(buckets) < lengths.max():
@@ -415,8 +415,8 @@ def longest_bucket(length: int, buckets: Sequence[int], knob: str) -> int:
 
 
 def length_buckets(
-  lengths: jt.Int[np.ndarray, 'rows'], buckets: Mapping[int, int]
-) -> list[tuple[jt.Int[np.ndarray, 'rows'], int]]:
+  lengths: jt.Int[np.ndarray, ' rows'], buckets: Mapping[int, int]
+) -> list[tuple[jt.Int[np.ndarray, ' rows'], int]]:
   """Groups rows of similar length for encoding: (row numbers, padded length).
 
   ``buckets`` are the padded lengths, each with the rows of a group.
@@ -443,7 +443,7 @@ def length_buckets(
 
 
 def _pick_negatives(
-  queries: jt.Int32[np.ndarray, 'B'],
+  queries: jt.Int32[np.ndarray, ' B'],
   negatives: Lists,
   pools: Integers,
   mix: Mix,
@@ -488,7 +488,7 @@ def _pick_negatives(
 
 
 def _count_slots(
-  queries: jt.Int32[np.ndarray, 'B'], mix: Mix, wanted: int, seed: int, epoch: int
+  queries: jt.Int32[np.ndarray, ' B'], mix: Mix, wanted: int, seed: int, epoch: int
 ) -> tuple[jt.Int64[np.ndarray, '2 B'], jt.Int64[np.ndarray, '2 B']]:
   """How many slots draw the denoised and the un-denoised pool, in this epoch and in those before.
 
@@ -508,9 +508,9 @@ def _count_slots(
 
 def _walk(
   flat: Integers,
-  owners: jt.Int64[np.ndarray, '_'],
-  slots: jt.Int64[np.ndarray, 'B'],
-  past: jt.Int64[np.ndarray, 'B'],
+  owners: jt.Int64[np.ndarray, ' _'],
+  slots: jt.Int64[np.ndarray, ' B'],
+  past: jt.Int64[np.ndarray, ' B'],
   width: int,
 ) -> jt.Int32[np.ndarray, 'B width']:
   """The next members of each query's pool, -1 where it has fewer.
@@ -528,7 +528,7 @@ def _walk(
 def _fill_randomly(
   passages: jt.Int32[np.ndarray, 'B wanted'],
   relevant: Lists,
-  distinct: jt.Int32[np.ndarray, 'distinct'],
+  distinct: jt.Int32[np.ndarray, ' distinct'],
   random: np.random.Generator,
 ) -> None:
   """Replaces -1 by random ones of the ``distinct`` passages, none of them twice in a row.

@@ -59,15 +59,15 @@ class Documents:
   pad_id: int
   cls_id: int
   sep_id: int
-  num_tokens: jt.Int32[np.ndarray, 'passages']
-  num_sentences: jt.Int32[np.ndarray, 'passages']
+  num_tokens: jt.Int32[np.ndarray, ' passages']
+  num_sentences: jt.Int32[np.ndarray, ' passages']
   passages: table.Table
 
   @property
   def num_passages(self) -> int:
     return len(self.num_tokens)
 
-  def passage_ids(self, rows: jt.Int[np.ndarray, 'B']) -> list[str]:
+  def passage_ids(self, rows: jt.Int[np.ndarray, ' B']) -> list[str]:
     """``DOCUMENT#n``, where n counts the document's passages from 0."""
     return self.passages.ids(rows)
 
@@ -169,7 +169,7 @@ class _Sentences(NamedTuple):
 
   id: str
   tokens: Integers
-  begins: jt.Bool[np.ndarray, 'tokens']
+  begins: jt.Bool[np.ndarray, ' tokens']
   lengths: list[int]
 
 
@@ -268,7 +268,7 @@ def _join_short(lengths: Sequence[int]) -> list[int]:
 
 
 def _cut_long(
-  ends: jt.Int[np.ndarray, 'sentences'], begins: jt.Bool[np.ndarray, 'tokens'], limit: int
+  ends: jt.Int[np.ndarray, ' sentences'], begins: jt.Bool[np.ndarray, ' tokens'], limit: int
 ) -> list[int]:
   """The ends, with more between them, so that no sentence has more than ``limit`` tokens."""
   cut: list[int] = []

@@ -29,7 +29,7 @@ ARRANGEMENTS = ('alternate', 'random_task', 'balanced', 'random')
 # What a random number is for, beside the uses in `batches`.
 _STREAM, _ARRANGE = 10, 11
 
-Plan = Callable[[int], tuple[jt.Int32[np.ndarray, 'B'], jt.Int64[np.ndarray, 'B']]]
+Plan = Callable[[int], tuple[jt.Int32[np.ndarray, ' B'], jt.Int64[np.ndarray, ' B']]]
 """The number of a step -> the data set of each row of its batch, and the place in its stream."""
 
 
@@ -49,8 +49,8 @@ class Examples(Protocol):
 
   def draw(
     self,
-    rows: jt.Int32[np.ndarray, 'B'],
-    epochs: jt.Int64[np.ndarray, 'B'],
+    rows: jt.Int32[np.ndarray, ' B'],
+    epochs: jt.Int64[np.ndarray, ' B'],
     random: np.random.Generator,
   ) -> Any:
     """Examples, each in its own epoch, with what is chosen for them."""
@@ -59,7 +59,7 @@ class Examples(Protocol):
     """Tokens of the first and the second texts."""
 
   def read(
-    self, drawn: Any, rows: jt.Int[np.ndarray, 'own'], first_length: int, second_length: int
+    self, drawn: Any, rows: jt.Int[np.ndarray, ' own'], first_length: int, second_length: int
   ) -> Batch:
     """Some of the drawn examples, padded to these lengths."""
 
@@ -102,7 +102,7 @@ def make_batches(
   offsets = row_offsets(tasks)
 
   @functools.lru_cache(maxsize=4 * len(tasks))
-  def shuffled(task: int, epoch: int) -> jt.Int32[np.ndarray, 'n']:
+  def shuffled(task: int, epoch: int) -> jt.Int32[np.ndarray, ' n']:
     order = np.random.default_rng([seed, _STREAM, task, epoch])
     return order.permutation(tasks[task].size).astype(np.int32)
 
@@ -163,7 +163,7 @@ def arrange(
 
   # One permutation an epoch, as in `batches.shuffle_rows`.
   @functools.lru_cache(maxsize=2)
-  def shuffled(epoch: int, count: int) -> jt.Int64[np.ndarray, 'n']:
+  def shuffled(epoch: int, count: int) -> jt.Int64[np.ndarray, ' n']:
     return np.random.default_rng([seed, _ARRANGE, epoch]).permutation(count)
 
   def whole(task: int, turn: int) -> tuple[np.ndarray, np.ndarray]:
@@ -198,7 +198,7 @@ def arrange(
   return tasks * turns, {'alternate': alternate, 'random_task': random_task}[arrangement]
 
 
-def row_offsets(tasks: Sequence[Examples]) -> dict[str, jt.Int32[np.ndarray, 'tasks']]:
+def row_offsets(tasks: Sequence[Examples]) -> dict[str, jt.Int32[np.ndarray, ' tasks']]:
   """What is added to each data set's numbers of rows, by the key of a batch."""
   return {
     key: np.cumsum([0, *(task.counts[key] for task in tasks[:-1])]).astype(np.int32)

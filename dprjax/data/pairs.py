@@ -134,16 +134,16 @@ class Pairs:
 
   path: epath.Path
   pad_id: int
-  first_lengths: jt.Int32[np.ndarray, 'pairs']
-  second_lengths: jt.Int32[np.ndarray, 'pairs']
-  labels: jt.Int32[np.ndarray, 'pairs']
+  first_lengths: jt.Int32[np.ndarray, ' pairs']
+  second_lengths: jt.Int32[np.ndarray, ' pairs']
+  labels: jt.Int32[np.ndarray, ' pairs']
   rows: table.Table
 
   @property
   def num_pairs(self) -> int:
     return len(self.labels)
 
-  def tokens(self, rows: jt.Int[np.ndarray, 'B']) -> tuple[list[bytes], list[bytes]]:
+  def tokens(self, rows: jt.Int[np.ndarray, ' B']) -> tuple[list[bytes], list[bytes]]:
     """The first and the second texts of pairs, as `table.lists` takes them."""
     first, second = self.rows.read(rows, VIEWS)
     return first, second
@@ -223,18 +223,18 @@ class PairFeed:
     self.counts = {'first_index': store.num_pairs, 'second_index': store.num_pairs}
 
   def draw(
-    self, rows: jt.Int32[np.ndarray, 'B'], epochs: Any, random: np.random.Generator
-  ) -> jt.Int32[np.ndarray, 'B']:
+    self, rows: jt.Int32[np.ndarray, ' B'], epochs: Any, random: np.random.Generator
+  ) -> jt.Int32[np.ndarray, ' B']:
     del epochs, random  # a pair has nothing to choose
     return rows
 
-  def lengths(self, drawn: jt.Int32[np.ndarray, 'B']) -> tuple[np.ndarray, np.ndarray]:
+  def lengths(self, drawn: jt.Int32[np.ndarray, ' B']) -> tuple[np.ndarray, np.ndarray]:
     return self._store.first_lengths[drawn], self._store.second_lengths[drawn]
 
   def read(
     self,
-    drawn: jt.Int32[np.ndarray, 'B'],
-    rows: jt.Int[np.ndarray, 'own'],
+    drawn: jt.Int32[np.ndarray, ' B'],
+    rows: jt.Int[np.ndarray, ' own'],
     first_length: int,
     second_length: int,
   ) -> Batch:
@@ -267,8 +267,8 @@ class QueryPairFeed:
     self.counts = {'first_index': queries, 'second_index': passages}
 
   def draw(
-    self, rows: jt.Int32[np.ndarray, 'B'], epochs: Any, random: np.random.Generator
-  ) -> tuple[Drawn, jt.Int32[np.ndarray, 'B']]:
+    self, rows: jt.Int32[np.ndarray, ' B'], epochs: Any, random: np.random.Generator
+  ) -> tuple[Drawn, jt.Int32[np.ndarray, ' B']]:
     queries, column = np.divmod(rows, np.int32(self._columns))
     drawn = self._feed.draw(queries, epochs, random)
     passages = np.take_along_axis(drawn.passages, column[:, None], axis=1)
@@ -279,8 +279,8 @@ class QueryPairFeed:
 
   def read(
     self,
-    drawn: tuple[Drawn, jt.Int32[np.ndarray, 'B']],
-    rows: jt.Int[np.ndarray, 'own'],
+    drawn: tuple[Drawn, jt.Int32[np.ndarray, ' B']],
+    rows: jt.Int[np.ndarray, ' own'],
     first_length: int,
     second_length: int,
   ) -> Batch:

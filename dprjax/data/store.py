@@ -95,13 +95,13 @@ class Store:
   path: epath.Path
   settings: dict[str, Any]
   pad_id: int
-  query_lengths: jt.Int32[np.ndarray, 'queries']
-  passage_lengths: jt.Int32[np.ndarray, 'passages']
-  negative_counts: jt.Int32[np.ndarray, 'queries']
-  relevant_counts: jt.Int32[np.ndarray, 'queries']
-  undenoised_counts: jt.Int32[np.ndarray, 'queries']
-  denoised_counts: jt.Int32[np.ndarray, 'queries']
-  canonical: jt.Int32[np.ndarray, 'passages']
+  query_lengths: jt.Int32[np.ndarray, ' queries']
+  passage_lengths: jt.Int32[np.ndarray, ' passages']
+  negative_counts: jt.Int32[np.ndarray, ' queries']
+  relevant_counts: jt.Int32[np.ndarray, ' queries']
+  undenoised_counts: jt.Int32[np.ndarray, ' queries']
+  denoised_counts: jt.Int32[np.ndarray, ' queries']
+  canonical: jt.Int32[np.ndarray, ' passages']
   comparable: bool
   queries: table.Table
   passages: table.Table
@@ -121,24 +121,24 @@ class Store:
   def max_relevant(self) -> int:
     return int(self.relevant_counts.max())
 
-  def distinct_passages(self) -> jt.Int32[np.ndarray, 'distinct']:
+  def distinct_passages(self) -> jt.Int32[np.ndarray, ' distinct']:
     """Rows of all passages with different tokens."""
     return np.flatnonzero(self.canonical == np.arange(self.num_passages)).astype(np.int32)
 
-  def passage_tokens(self, rows: jt.Int[np.ndarray, 'B']) -> list[Integers]:
+  def passage_tokens(self, rows: jt.Int[np.ndarray, ' B']) -> list[Integers]:
     return list(map(table.integers, self.passages.read(rows, ('tokens',))[0]))
 
-  def query_tokens(self, rows: jt.Int[np.ndarray, 'B']) -> list[Integers]:
+  def query_tokens(self, rows: jt.Int[np.ndarray, ' B']) -> list[Integers]:
     return list(map(table.integers, self.queries.read(rows, ('tokens',))[0]))
 
-  def query_rows(self, rows: jt.Int[np.ndarray, 'B']) -> list[QueryRow]:
+  def query_rows(self, rows: jt.Int[np.ndarray, ' B']) -> list[QueryRow]:
     columns = self.queries.read(rows, _QUERY_COLUMNS)
     return [QueryRow(*map(table.integers, values)) for values in zip(*columns, strict=True)]
 
-  def passage_ids(self, rows: jt.Int[np.ndarray, 'B']) -> list[str]:
+  def passage_ids(self, rows: jt.Int[np.ndarray, ' B']) -> list[str]:
     return self.passages.ids(rows)
 
-  def query_ids(self, rows: jt.Int[np.ndarray, 'B']) -> list[str]:
+  def query_ids(self, rows: jt.Int[np.ndarray, ' B']) -> list[str]:
     return self.queries.ids(rows)
 
 
@@ -276,8 +276,8 @@ class _Part(NamedTuple):
   """
 
   shards: jt.Int64[np.ndarray, 'shards 3']
-  lengths: jt.Int32[np.ndarray, 'passages']
-  digests: jt.Int64[np.ndarray, 'passages']
+  lengths: jt.Int32[np.ndarray, ' passages']
+  digests: jt.Int64[np.ndarray, ' passages']
   cut: jt.Int64[np.ndarray, '']
 
 
@@ -348,7 +348,7 @@ def _write_passages(
 
 
 def _number_categories(
-  dataset: Dataset, passages: _Passages, canonical: jt.Int32[np.ndarray, 'passages']
+  dataset: Dataset, passages: _Passages, canonical: jt.Int32[np.ndarray, ' passages']
 ) -> tuple[dict[str, np.ndarray], list[str]]:
   """The categories of every row, for lengths.npz, and their names, by their first mention.
 
@@ -396,7 +396,7 @@ def _gather(folder: epath.Path, own: _Part, parts: list[epath.Path], wait_s: flo
   return first
 
 
-def _first_rows(digests: jt.Int64[np.ndarray, 'rows']) -> jt.Int32[np.ndarray, 'rows']:
+def _first_rows(digests: jt.Int64[np.ndarray, ' rows']) -> jt.Int32[np.ndarray, ' rows']:
   """The first row with the same digest as each."""
   _, first, same = np.unique(digests, return_index=True, return_inverse=True)
   return first.astype(np.int32)[same]
@@ -409,7 +409,7 @@ def _write_queries(
   prefix: str,
   limit: int,
   passages: _Passages,
-  canonical: jt.Int32[np.ndarray, 'passages'],
+  canonical: jt.Int32[np.ndarray, ' passages'],
 ) -> tuple[dict[str, np.ndarray], bool]:
   """Writes the queries and their passages.
 

@@ -37,15 +37,15 @@ class Lists(NamedTuple):
   counts: Integers
 
   @property
-  def starts(self) -> jt.Int64[np.ndarray, 'rows']:
+  def starts(self) -> jt.Int64[np.ndarray, ' rows']:
     return np.cumsum(self.counts) - self.counts
 
   @property
-  def owners(self) -> jt.Int64[np.ndarray, '_']:
+  def owners(self) -> jt.Int64[np.ndarray, ' _']:
     """The list that each entry of ``flat`` belongs to."""
     return np.repeat(np.arange(len(self.counts)), self.counts)
 
-  def take(self, rows: jt.Int[np.ndarray, 'n']) -> 'Lists':
+  def take(self, rows: jt.Int[np.ndarray, ' n']) -> 'Lists':
     """The lists of these rows."""
     counts = self.counts[rows]
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -20,7 +20,9 @@ _ROWS = 1 << 16  # whose ids are in memory at a time
 _MOST = 1e6  # of a score; a logit is far below
 _log = logging.getLogger(__name__)
 
-_Pairs = tuple[jt.UInt64[np.ndarray, 'n'], jt.UInt64[np.ndarray, 'n'], jt.Float64[np.ndarray, 'n']]
+_Pairs = tuple[
+  jt.UInt64[np.ndarray, ' n'], jt.UInt64[np.ndarray, ' n'], jt.Float64[np.ndarray, ' n']
+]
 
 
 class Teacher:
@@ -67,7 +69,7 @@ class Teacher:
       )
 
   def scores(
-    self, queries: jt.Int32[np.ndarray, 'B'], passages: jt.Int32[np.ndarray, 'B C']
+    self, queries: jt.Int32[np.ndarray, ' B'], passages: jt.Int32[np.ndarray, 'B C']
   ) -> jt.Float32[np.ndarray, 'B C']:
     """The scores of each query's passages; NaN where there is none."""
     wanted = queries[:, None].astype(np.int64) << 32 | passages
@@ -88,7 +90,7 @@ class _Ids:
     self._order = np.argsort(keys, kind='stable')
     self._keys = keys[self._order]
 
-  def rows(self, keys: jt.UInt64[np.ndarray, 'n']) -> jt.Int64[np.ndarray, 'n']:
+  def rows(self, keys: jt.UInt64[np.ndarray, ' n']) -> jt.Int64[np.ndarray, ' n']:
     """Their rows; -1 where there is no such id."""
     places = outofcore.find(self._keys, keys)
     return np.where(places >= 0, self._order[places], -1)

@@ -106,7 +106,7 @@ class Tokenizer:
 
   def encode(
     self, texts: Sequence[str], max_length: int
-  ) -> tuple[list[jt.Int32[np.ndarray, 'T']], int]:
+  ) -> tuple[list[jt.Int32[np.ndarray, ' T']], int]:
     """Token ids of each text, ``[CLS] text [SEP]``, and the number of cut texts.
 
     A text that is too long loses its end, but not the closing special token.
@@ -124,7 +124,7 @@ class Tokenizer:
     cut = [self.cut(ids, max_length) for ids in encoded]
     return cut, sum(len(ids) > max_length for ids in encoded)
 
-  def cut(self, ids: jt.Int32[np.ndarray, '_'], max_length: int) -> jt.Int32[np.ndarray, 'T']:
+  def cut(self, ids: jt.Int32[np.ndarray, ' _'], max_length: int) -> jt.Int32[np.ndarray, ' T']:
     """Ids of at most ``max_length`` tokens, which still end with the closing special tokens."""
     if len(ids) <= max_length:
       return ids
@@ -161,7 +161,7 @@ class Tokenizer:
     alone = len(self.pair_format.opening) + len(self.closing)
     return first + second - 2 * alone + self.pair_format.specials
 
-  def encode_bare(self, texts: Iterable[str]) -> dict[str, jt.Int32[np.ndarray, 'T']]:
+  def encode_bare(self, texts: Iterable[str]) -> dict[str, jt.Int32[np.ndarray, ' T']]:
     """Token ids of each distinct text, without special tokens and uncut."""
     distinct = list(dict.fromkeys(texts))
     encoded = self.backend.encode_batch_fast(distinct, add_special_tokens=False)
@@ -408,7 +408,7 @@ def train_sentencepiece(
 
 
 def pad_batch(
-  rows: Sequence[jt.Int32[np.ndarray, '_']], length: int, pad_id: int
+  rows: Sequence[jt.Int32[np.ndarray, ' _']], length: int, pad_id: int
 ) -> tuple[jt.Int32[np.ndarray, 'B T'], jt.Bool[np.ndarray, 'B T']]:
   """Rows of tokens padded on the right to ``length``, and the mask of real tokens.
 
@@ -425,7 +425,7 @@ def pad_batch(
 
 
 def pad_flat(
-  flat: jt.Int32[np.ndarray, '_'], lengths: jt.Int32[np.ndarray, 'B'], length: int, pad_id: int
+  flat: jt.Int32[np.ndarray, ' _'], lengths: jt.Int32[np.ndarray, ' B'], length: int, pad_id: int
 ) -> tuple[jt.Int32[np.ndarray, 'B T'], jt.Bool[np.ndarray, 'B T']]:
   """``pad_batch`` of rows concatenated to ``flat``."""
   if len(lengths) and lengths.max() > length:

@@ -94,7 +94,7 @@ class Topics:
 
   meta: dict[str, Any]
   names: list[list[str]]
-  sizes: jt.Int64[np.ndarray, 'Ks']
+  sizes: jt.Int64[np.ndarray, ' Ks']
   vocabulary: list[str]
   distributions: jt.Float32[np.ndarray, '1+Ks V']
 
@@ -115,11 +115,11 @@ class Topics:
       found[start + rows[sound]] = mixtures[sound, 1:] / own[sound]
     return found.astype(np.float32)
 
-  def assign(self, texts: Sequence[str]) -> jt.Int32[np.ndarray, 'n']:
+  def assign(self, texts: Sequence[str]) -> jt.Int32[np.ndarray, ' n']:
     """Each text's most probable topic: the largest one where no word is known."""
     return self.distribution(texts).argmax(axis=1).astype(np.int32)
 
-  def count_known(self, texts: Sequence[str]) -> jt.Int64[np.ndarray, 'n']:
+  def count_known(self, texts: Sequence[str]) -> jt.Int64[np.ndarray, ' n']:
     """How many of each text's words are known."""
     places = self._places
     return np.array(
@@ -163,7 +163,7 @@ class Topics:
 
   def _fit_mixtures(
     self, texts: Sequence[str]
-  ) -> tuple[jt.Int64[np.ndarray, 'm'], jt.Float64[np.ndarray, 'm 1+Ks']]:
+  ) -> tuple[jt.Int64[np.ndarray, ' m'], jt.Float64[np.ndarray, 'm 1+Ks']]:
     """The texts that have known words, and their mixtures of background and topics, by EM."""
     places = self._places
     counted = [
@@ -317,8 +317,8 @@ class Fitted(NamedTuple):
   """
 
   topics: Topics
-  own: jt.Int32[np.ndarray, 'documents']
-  assigned: jt.Int32[np.ndarray, 'documents']
+  own: jt.Int32[np.ndarray, ' documents']
+  assigned: jt.Int32[np.ndarray, ' documents']
   all_sizes: list[int]
 
   @property
@@ -333,10 +333,10 @@ class _Found(NamedTuple):
   each document's topic (-1: none).
   """
 
-  background: jt.Float64[np.ndarray, 'V']
+  background: jt.Float64[np.ndarray, ' V']
   counts: jt.Float64[np.ndarray, 'topics V']
   ranks: jt.Float64[np.ndarray, 'topics V']
-  own: jt.Int64[np.ndarray, 'documents']
+  own: jt.Int64[np.ndarray, ' documents']
 
 
 def choose(texts: Iterable[str], most: int = MOST_DOCUMENTS) -> list[str]:
@@ -426,8 +426,8 @@ def fit(
 
 
 def _shown(
-  ranks: jt.Float64[np.ndarray, 'V'],
-  counts: jt.Float64[np.ndarray, 'V'],
+  ranks: jt.Float64[np.ndarray, ' V'],
+  counts: jt.Float64[np.ndarray, ' V'],
   vocabulary: Sequence[str],
 ) -> list[str]:
   """A topic's words, most probable first; those of its descendants follow its own."""
@@ -490,7 +490,7 @@ def _tomotopy() -> Any:
 
 def _sample(
   model: Any, rows: Sequence[Sequence[int]], vocabulary: Sequence[str], settings: Settings
-) -> tuple[jt.Float64[np.ndarray, 'topics V'], list[jt.Int64[np.ndarray, '_']]]:
+) -> tuple[jt.Float64[np.ndarray, 'topics V'], list[jt.Int64[np.ndarray, ' _']]]:
   """Trains a model of tomotopy; returns the tokens of each topic, and each document's topics."""
   for row in rows:
     model.add_doc([vocabulary[word] for word in row])
@@ -529,7 +529,7 @@ def _find_kmeans(
 
 def cluster(
   vectors: jt.Float[np.ndarray, 'n H'], count: int, seed: int, steps: int = 100
-) -> jt.Int64[np.ndarray, 'n']:
+) -> jt.Int64[np.ndarray, ' n']:
   """k-means of vectors scaled to unit length, from k-means++'s centres: the best of 5 runs."""
   x = np.asarray(vectors, np.float64)
   x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.finfo(np.float64).tiny)
@@ -541,7 +541,7 @@ def cluster(
 
 def _cluster_once(
   x: jt.Float64[np.ndarray, 'n H'], count: int, rng: np.random.Generator, steps: int
-) -> tuple[float, jt.Int64[np.ndarray, 'n']]:
+) -> tuple[float, jt.Int64[np.ndarray, ' n']]:
   """The sum of squared distances, and each vector's cluster."""
   centres = x[rng.integers(len(x))][None]
   while len(centres) < count:

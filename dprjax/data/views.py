@@ -166,8 +166,8 @@ def make_view_batches(
 class _Piece(NamedTuple):
   """A stretch of each passage's tokens."""
 
-  starts: jt.Int[np.ndarray, 'B']
-  lengths: jt.Int[np.ndarray, 'B']
+  starts: jt.Int[np.ndarray, ' B']
+  lengths: jt.Int[np.ndarray, ' B']
 
   def limit(self, room: int) -> '_Piece':
     return _Piece(self.starts, np.minimum(self.lengths, room))
@@ -184,14 +184,14 @@ class _Passages(NamedTuple):
   sentences: Lists
   sizes: Integers
 
-  def sentence(self, number: jt.Int[np.ndarray, 'B']) -> _Piece:
+  def sentence(self, number: jt.Int[np.ndarray, ' B']) -> _Piece:
     """The n-th sentence of each passage."""
     at = self.sentences.starts + number
     starts = np.where(number > 0, self.sentences.flat[at - 1], 0)
     return _Piece(starts, self.sentences.flat[at] - starts)
 
 
-def _window(passages: _Passages, chances: jt.Float[np.ndarray, 'B'], room: int) -> _Piece:
+def _window(passages: _Passages, chances: jt.Float[np.ndarray, ' B'], room: int) -> _Piece:
   """The passage, or as much as there is room for from one of its sentences on.
 
   The last sentence to start from is the first one from which the rest fits: all text can be drawn,
@@ -233,7 +233,7 @@ def _two_spans(
 
 
 def _rest(
-  passages: _Passages, number: Integers, keep: jt.Bool[np.ndarray, 'B'], room: int
+  passages: _Passages, number: Integers, keep: jt.Bool[np.ndarray, ' B'], room: int
 ) -> list[_Piece]:
   """The text before and after a sentence or, where it is kept, up to its end and after it.
 

@@ -55,8 +55,8 @@ class Block(NamedTuple):
 
   query_ids: pa.BinaryArray
   doc_ids: pa.BinaryArray
-  ranks: Int32[np.ndarray, 'rows']
-  scores: Float64[np.ndarray, 'rows']
+  ranks: Int32[np.ndarray, ' rows']
+  scores: Float64[np.ndarray, ' rows']
   first_line: int
   text: bytes
   fraction: float
@@ -116,7 +116,7 @@ def read_tag(path: PathLike) -> str:
   raise InputError(f'{path}: no line in this run')
 
 
-def keys(ids: pa.BinaryArray) -> UInt64[np.ndarray, 'rows']:
+def keys(ids: pa.BinaryArray) -> UInt64[np.ndarray, ' rows']:
   """The keys of ids (`dprjax.base.outofcore`)."""
   if not len(ids):
     return np.empty(0, np.uint64)

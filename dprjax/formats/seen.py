@@ -20,11 +20,11 @@ from dprjax.formats.fields import Record
 ROLES = {'train': 'was trained on', 'dev': 'was chosen by'}
 FILE = 'queries.npz'  # in a workdir, and beside an encoder
 
-Seen = Mapping[str, UInt64[np.ndarray, 'n']]
+Seen = Mapping[str, UInt64[np.ndarray, ' n']]
 """By role, ascending hashes."""
 
 
-def hashes(texts: Iterable[str]) -> UInt64[np.ndarray, 'n']:
+def hashes(texts: Iterable[str]) -> UInt64[np.ndarray, ' n']:
   """Of each text the first 8 bytes of the SHA-256, without regard to case, form and white space."""
   return np.unique(np.array([_hash(text) for text in texts], np.uint64))
 
@@ -70,7 +70,7 @@ def of_run(run: PathLike) -> dict[str, list[str]]:
     return {}
 
 
-def join(*several: Seen) -> dict[str, UInt64[np.ndarray, 'n']]:
+def join(*several: Seen) -> dict[str, UInt64[np.ndarray, ' n']]:
   """All that any of these models has seen."""
   found = {role: [one[role] for one in several if role in one] for role in ROLES}
   return {role: np.unique(np.concatenate(parts)) for role, parts in found.items() if parts}
@@ -81,14 +81,14 @@ def write(path: PathLike, known: Seen) -> None:
   arrays.write_arrays(path, dict(known))
 
 
-def read(path: epath.Path) -> dict[str, UInt64[np.ndarray, 'n']]:
+def read(path: epath.Path) -> dict[str, UInt64[np.ndarray, ' n']]:
   """What `write` wrote; nothing where there is no such file. Raises InputError for another file."""
   if not path.exists():
     return {}
   return check(arrays.read_arrays(path, 'hashes of queries'), str(path))
 
 
-def check(found: Mapping[str, np.ndarray], where: str) -> dict[str, UInt64[np.ndarray, 'n']]:
+def check(found: Mapping[str, np.ndarray], where: str) -> dict[str, UInt64[np.ndarray, ' n']]:
   """The same arrays. Raises InputError where they are no hashes by role."""
   for role, values in found.items():
     if role not in ROLES:

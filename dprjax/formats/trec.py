@@ -31,9 +31,9 @@ class Run:
 
   query_ids: list[str]
   doc_ids: list[str]
-  offsets: Int[np.ndarray, 'queries_and_1']
-  docs: Int[np.ndarray, 'rows']
-  scores: Float[np.ndarray, 'rows']
+  offsets: Int[np.ndarray, ' queries_and_1']
+  docs: Int[np.ndarray, ' rows']
+  scores: Float[np.ndarray, ' rows']
 
   def __len__(self) -> int:
     """The number of queries."""
@@ -47,17 +47,17 @@ class Run:
       docs = [self.doc_ids[doc] for doc in self.docs[start:stop].tolist()]
       yield query_id, list(zip(docs, self.scores[start:stop].tolist(), strict=True))
 
-  def query_of_row(self) -> Int[np.ndarray, 'rows']:
+  def query_of_row(self) -> Int[np.ndarray, ' rows']:
     """The index into ``query_ids`` of each row."""
     return np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.offsets))
 
-  def same_id(self) -> Bool[np.ndarray, 'rows']:
+  def same_id(self) -> Bool[np.ndarray, ' rows']:
     """True where a document has the id of its query."""
     place = {id_: number for number, id_ in enumerate(self.doc_ids)}
     own = np.array([place.get(id_, -1) for id_ in self.query_ids], dtype=np.int64)
     return self.docs == own[self.query_of_row()]
 
-  def keep(self, rows: Bool[np.ndarray, 'rows']) -> 'Run':
+  def keep(self, rows: Bool[np.ndarray, ' rows']) -> 'Run':
     """The run without the rows that are False; queries stay, also without documents."""
     counts = np.bincount(self.query_of_row()[rows], minlength=len(self))
     return dataclasses.replace(
@@ -68,7 +68,7 @@ class Run:
     """The k best of every query."""
     return self.keep(np.arange(len(self.docs)) - self.offsets[self.query_of_row()] < k)
 
-  def rescored(self, scores: Float[np.ndarray, 'rows']) -> 'Run':
+  def rescored(self, scores: Float[np.ndarray, ' rows']) -> 'Run':
     """The same documents ranked by other scores."""
     return _ordered(self.query_ids, self.query_of_row(), self.doc_ids, self.docs, scores)
 
@@ -181,7 +181,7 @@ def _line(blocks: Sequence[Sequence[int]], row: int) -> int:
   raise IndexError(row)
 
 
-def _places(ids: pa.BinaryArray, places: dict[str, int]) -> Int[np.ndarray, 'rows']:
+def _places(ids: pa.BinaryArray, places: dict[str, int]) -> Int[np.ndarray, ' rows']:
   """The index of each id in ``places``, to which new ids are added."""
   encoded = ids.dictionary_encode()
   new = [places.setdefault(id_.decode(), len(places)) for id_ in encoded.dictionary.to_pylist()]

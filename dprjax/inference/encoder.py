@@ -376,7 +376,7 @@ class Encoder:
 
   def _assign(
     self, texts: Sequence[str], names: Sequence[str], topic: int | Sequence[int] | None
-  ) -> Int32[np.ndarray, 'n']:
+  ) -> Int32[np.ndarray, ' n']:
     """Each text's topic, under the topic model of its prompt; 0 under a prompt of another kind."""
     found = np.zeros(len(texts), np.int32)
     if topic is not None:

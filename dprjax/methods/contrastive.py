@@ -28,7 +28,7 @@ class Scores(NamedTuple):
   """Logits of each query against each candidate; minus infinity where it is not ``allowed``."""
 
   logits: Float[Array, 'B M']
-  target: Int[Array, 'B']
+  target: Int[Array, ' B']
   allowed: Bool[Array, 'B M']
 
 
@@ -41,7 +41,7 @@ class Corpus(NamedTuple):
   """
 
   vectors: Float[Array, 'S H']
-  rows: Int[Array, 'S']
+  rows: Int[Array, ' S']
 
 
 class ContrastiveMetrics(NamedTuple):
@@ -50,10 +50,10 @@ class ContrastiveMetrics(NamedTuple):
   And its divergence from a teacher's scores, where there is one.
   """
 
-  loss: Float[Array, 'B']
-  accuracy: Float[Array, 'B']
-  negatives: Float[Array, 'B']
-  divergence: Float[Array, 'B'] | None = None
+  loss: Float[Array, ' B']
+  accuracy: Float[Array, ' B']
+  negatives: Float[Array, ' B']
+  divergence: Float[Array, ' B'] | None = None
 
 
 def info_nce(
@@ -68,7 +68,7 @@ def info_nce(
   in_batch: bool = True,
   corpus: Corpus | None = None,
   teacher: tuple[Float[Array, 'B H'], Float[Array, 'B C H']] | None = None,
-  query_index: Int[Array, 'B'] | None = None,
+  query_index: Int[Array, ' B'] | None = None,
 ) -> ContrastiveMetrics:
   """``info_nce_scores`` over the global batch, at most ``rows`` queries of a device at a time.
 
@@ -115,7 +115,7 @@ def nt_xent(
   *,
   rows: int,
   temperature: float = 1.0,
-  keys: Int[Array, 'M'] | None = None,
+  keys: Int[Array, ' M'] | None = None,
 ) -> ContrastiveMetrics:
   """``nt_xent_scores`` over the global batch, at most ``rows`` texts of a device at a time."""
   everything, keys = jax.lax.with_sharding_constraint((texts, keys), NamedSharding(mesh, P()))
@@ -200,7 +200,7 @@ def over_lengths(
 
 
 def false_negatives(
-  passage_index: Int[Array, 'B C'], relevant: Int[Array, 'b R'], row: Int[Array, 'b'] | None = None
+  passage_index: Int[Array, 'B C'], relevant: Int[Array, 'b R'], row: Int[Array, ' b'] | None = None
 ) -> Bool[Array, 'b M']:
   """Which of the batch's M = B * C passages are relevant to which query.
 
@@ -214,18 +214,18 @@ def false_negatives(
 
 
 def _known(
-  passage_index: Int[Array, 'B C'], relevant: Int[Array, 'b R'], row: Int[Array, 'b'] | None
+  passage_index: Int[Array, 'B C'], relevant: Int[Array, 'b R'], row: Int[Array, ' b'] | None
 ) -> Int[Array, 'b _']:
   """The passages that are relevant to each query, its own positive among them."""
   own = passage_index[:, 0] if row is None else jnp.take(passage_index[:, 0], row)
   return jnp.concatenate([relevant, own[:, None]], axis=1)
 
 
-def _among(index: Int[Array, 'M'], known: Int[Array, 'b _']) -> Bool[Array, 'b M']:
+def _among(index: Int[Array, ' M'], known: Int[Array, 'b _']) -> Bool[Array, 'b M']:
   """Which of these passages each query knows to be relevant."""
 
   # One column of the list at a time takes [b, M] of memory rather than [b, M, R].
-  def mark(marked: Bool[Array, 'b M'], column: Int[Array, 'b']) -> tuple[Bool[Array, 'b M'], None]:
+  def mark(marked: Bool[Array, 'b M'], column: Int[Array, ' b']) -> tuple[Bool[Array, 'b M'], None]:
     return marked | ((column[:, None] == index[None, :]) & (column >= 0)[:, None]), None
 
   return jax.lax.scan(mark, jnp.zeros((known.shape[0], index.shape[0]), bool), known.T)[0]
@@ -238,9 +238,9 @@ def info_nce_scores(
   relevant: Int[Array, 'b R'],
   temperature: float = 1.0,
   in_batch: bool = True,
-  row: Int[Array, 'b'] | None = None,
+  row: Int[Array, ' b'] | None = None,
   corpus: Corpus | None = None,
-  query_index: Int[Array, 'B'] | None = None,
+  query_index: Int[Array, ' B'] | None = None,
 ) -> Scores:
   """Scores every query against the passages of the whole batch (DPTDR Eq. 2; DPR section 3.2).
 
@@ -303,8 +303,8 @@ def nt_xent_scores(
   texts: Float[Array, 'm H'],
   everything: Float[Array, 'M H'],
   temperature: float = 1.0,
-  row: Int[Array, 'm'] | None = None,
-  keys: Int[Array, 'M'] | None = None,
+  row: Int[Array, ' m'] | None = None,
+  keys: Int[Array, ' M'] | None = None,
 ) -> Scores:
   """Scores M = 2 B texts, two of each passage, with one another (DPTDR Eq. 4; coCondenser Eq. 6).
 
@@ -329,7 +329,7 @@ def nt_xent_scores(
   return Scores(jnp.where(allowed, logits, -jnp.inf), row ^ 1, allowed)
 
 
-def text_keys(tokens: Int[Array, 'B T'], mask: Bool[Array, 'B T']) -> Int[Array, 'B']:
+def text_keys(tokens: Int[Array, 'B T'], mask: Bool[Array, 'B T']) -> Int[Array, ' B']:
   """A number of each text, from its tokens: two different texts share one in 2**31 times."""
   places = jnp.arange(tokens.shape[1], dtype=jnp.uint32)[None, :]
   bits = jnp.asarray(tokens, jnp.uint32) * np.uint32(2654435761) + places * np.uint32(2246822519)
@@ -340,13 +340,13 @@ def text_keys(tokens: Int[Array, 'B T'], mask: Bool[Array, 'B T']) -> Int[Array,
   return (sums >> np.uint32(1)).astype(jnp.int32)
 
 
-def cross_entropy(scores: Scores) -> Float[Array, 'B']:
+def cross_entropy(scores: Scores) -> Float[Array, ' B']:
   """Negative log-likelihood of each query's positive (DPTDR Eq. 3; DPR Eq. 2)."""
   positive = jnp.take_along_axis(scores.logits, scores.target[:, None], axis=1)[:, 0]
   return jax.nn.logsumexp(scores.logits, axis=1) - positive
 
 
-def divergence(teacher: Scores, student: Scores) -> Float[Array, 'B']:
+def divergence(teacher: Scores, student: Scores) -> Float[Array, ' B']:
   """The Kullback-Leibler divergence of each query's softmax from the teacher's, in nats.
 
   Nothing is differentiated through the teacher. Both allow the same candidates.
@@ -359,13 +359,13 @@ def divergence(teacher: Scores, student: Scores) -> Float[Array, 'B']:
   return jnp.sum(jnp.exp(wanted) * gap, axis=1)
 
 
-def accuracy(scores: Scores) -> Float[Array, 'B']:
+def accuracy(scores: Scores) -> Float[Array, ' B']:
   """1 where the positive outscores every negative in the batch, else 0."""
   positive = jnp.take_along_axis(scores.logits, scores.target[:, None], axis=1)
   is_target = jnp.arange(scores.logits.shape[1], dtype=jnp.int32)[None, :] == scores.target[:, None]
   return jnp.all((scores.logits < positive) | is_target, axis=1).astype(jnp.float32)
 
 
-def negatives_seen(scores: Scores) -> Float[Array, 'B']:
+def negatives_seen(scores: Scores) -> Float[Array, ' B']:
   """Each query's number of negatives."""
   return jnp.sum(scores.allowed, axis=1, dtype=jnp.int32).astype(jnp.float32) - 1.0

@@ -48,7 +48,7 @@ class Scores(NamedTuple):
   """
 
   means: Mapping[str, float]
-  values: Mapping[str, Float[np.ndarray, '_']] = types.MappingProxyType({})
+  values: Mapping[str, Float[np.ndarray, ' _']] = types.MappingProxyType({})
 
 
 Evaluate = Callable[[Mapping[str, Array]], Scores]

@@ -46,7 +46,7 @@ class Scorer:
     self._embedder = Embedder(embed, devices, config.eval.batch_size, longest, tokenizer.pad_id)
 
   def pack(
-    self, first: Sequence[Int32[np.ndarray, '_']], second: Sequence[Int32[np.ndarray, '_']]
+    self, first: Sequence[Int32[np.ndarray, ' _']], second: Sequence[Int32[np.ndarray, ' _']]
   ) -> Packed:
     """The texts of each pair in one row."""
 
@@ -58,7 +58,7 @@ class Scorer:
 
   def __call__(
     self, params: Mapping[str, jax.Array], pairs: Packed, number: int | None = None
-  ) -> Float[np.ndarray, 'n']:
+  ) -> Float[np.ndarray, ' n']:
     """The pairs' scores; ``number`` is that of their task, where the model wants one."""
     columns = [pairs.lengths]
     if number is not None:
@@ -136,7 +136,7 @@ def ranking(
 
 
 def classify(
-  scores: Float[np.ndarray, 'n'], labels: Int32[np.ndarray, 'n'], measure: str
+  scores: Float[np.ndarray, ' n'], labels: Int32[np.ndarray, ' n'], measure: str
 ) -> Scores:
   """``accuracy``, and ``F1`` of the pairs that match: a score above 0 says so.
 

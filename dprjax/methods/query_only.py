@@ -76,7 +76,7 @@ class Vectors:
     """The vectors of these texts. Raises InputError where one is not there."""
     return self._read(self._find(ids))
 
-  def _find(self, ids: Sequence[str]) -> jt.Int64[np.ndarray, 'n']:
+  def _find(self, ids: Sequence[str]) -> jt.Int64[np.ndarray, ' n']:
     places = np.array([self._place_of.get(id_, -1) for id_ in ids], np.int64)
     if (missing := np.flatnonzero(places < 0)).size:
       raise InputError(
@@ -85,7 +85,7 @@ class Vectors:
       )
     return places
 
-  def _read(self, places: jt.Int64[np.ndarray, 'n']) -> jt.Float32[np.ndarray, 'n H']:
+  def _read(self, places: jt.Int64[np.ndarray, ' n']) -> jt.Float32[np.ndarray, 'n H']:
     vectors = np.empty((len(places), self.width), np.float32)
     files = np.searchsorted(self._starts, places, side='right') - 1
     for number in np.unique(files):
@@ -219,7 +219,7 @@ def open_queries(
 
 
 def arrays(
-  config: ConfigDict, passages: Vectors | None, rows: jt.Int32[np.ndarray, 'M']
+  config: ConfigDict, passages: Vectors | None, rows: jt.Int32[np.ndarray, ' M']
 ) -> dict[str, np.ndarray]:
   """The whole corpus as ``Data.arrays``, where it is all queries' negatives.
 

@@ -34,7 +34,9 @@ logger = logging.getLogger('dprjax')
 
 _TIMED = 1  # batches of passages that tell how long the whole corpus takes
 
-Assign = Callable[[sources.Source, store.Store, Tokenizer], Mapping[str, Int32[np.ndarray, 'n *w']]]
+Assign = Callable[
+  [sources.Source, store.Store, Tokenizer], Mapping[str, Int32[np.ndarray, 'n ...']]
+]
 """A split's store -> by kind, a number of each row, or several, which the method gives its texts.
 """
 

@@ -96,7 +96,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     prompt: Array | encoder.PromptBank | None,
     tokens: Int[Array, 'B T'],
     mask: Array,
-    numbers: Int[Array, 'B *w'],
+    numbers: Int[Array, 'B ...'],
     key: Array | None,
   ) -> Float[Array, 'B H']:
     if knobs.words:

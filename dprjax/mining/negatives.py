@@ -101,7 +101,7 @@ class Report:
       )
 
   def count_rows(
-    self, what: str, path: str, queries: UInt64[np.ndarray, 'n'], docs: UInt64[np.ndarray, 'n']
+    self, what: str, path: str, queries: UInt64[np.ndarray, ' n'], docs: UInt64[np.ndarray, ' n']
   ) -> None:
     """`count` of rows of a run by their keys; the names are read from the run when needed."""
     _, pairs = self._rows.setdefault(what, (path, []))
@@ -133,16 +133,16 @@ class _Queries:
 
   ids: list[str]
   texts: list[str]
-  keys: UInt64[np.ndarray, 'queries']
-  order: Int64[np.ndarray, 'queries']
-  ascending: UInt64[np.ndarray, 'queries']
-  skipped: UInt64[np.ndarray, 'skipped']
+  keys: UInt64[np.ndarray, ' queries']
+  order: Int64[np.ndarray, ' queries']
+  ascending: UInt64[np.ndarray, ' queries']
+  skipped: UInt64[np.ndarray, ' skipped']
   positive_ids: list[str]
-  positive_query: Int64[np.ndarray, 'positives']
-  positive_key: UInt64[np.ndarray, 'positives']
-  positive_own: Bool[np.ndarray, 'positives']
+  positive_query: Int64[np.ndarray, ' positives']
+  positive_key: UInt64[np.ndarray, ' positives']
+  positive_own: Bool[np.ndarray, ' positives']
 
-  def numbers(self, keys: UInt64[np.ndarray, 'n']) -> Int64[np.ndarray, 'n']:
+  def numbers(self, keys: UInt64[np.ndarray, ' n']) -> Int64[np.ndarray, ' n']:
     """The queries' numbers; _SKIPPED for one that is not mined for, _UNKNOWN for an unknown one."""
     # Most rows of a query are consecutive: one search for all of them.
     first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])
@@ -422,11 +422,11 @@ class _Miner:
   def _lines(
     self,
     queries: range,
-    positive_query: Int64[np.ndarray, 'positives'],
-    positive_key: UInt64[np.ndarray, 'positives'],
+    positive_query: Int64[np.ndarray, ' positives'],
+    positive_key: UInt64[np.ndarray, ' positives'],
     pool: Pool,
     chosen: pools.Selection,
-    scores: tuple[Float64[np.ndarray, 'positives'], Float64[np.ndarray, 'candidates']],
+    scores: tuple[Float64[np.ndarray, ' positives'], Float64[np.ndarray, ' candidates']],
     loader: Loader,
   ) -> Iterator[bytes]:
     of_positives, logits = scores
@@ -456,7 +456,7 @@ class _Miner:
         texts = self.asked.ids[query], self.asked.texts[query]
         yield mined.line(*texts, positives[query], negatives[query])
 
-  def _read(self, run: _Sorted, number: int, depth: int | None) -> Shaped[np.ndarray, 'rows']:
+  def _read(self, run: _Sorted, number: int, depth: int | None) -> Shaped[np.ndarray, ' rows']:
     """A run's rows of the bucket, in order.
 
     Raises InputError where rank and score contradict each other, or a document comes twice.
@@ -487,7 +487,7 @@ class _Miner:
 
   def _score_in_rounds(
     self, pool: Pool, loader: Loader, score: Score
-  ) -> Float64[np.ndarray, 'candidates']:
+  ) -> Float64[np.ndarray, ' candidates']:
     """Scores candidates in the order of their lots until every query has its denoised sample; the
     rest are in no sample.
     """
@@ -506,11 +506,11 @@ class _Miner:
 
   def _score_pairs(
     self,
-    queries: Int64[np.ndarray, 'n'],
-    passages: UInt64[np.ndarray, 'n'],
+    queries: Int64[np.ndarray, ' n'],
+    passages: UInt64[np.ndarray, ' n'],
     loader: Loader,
     score: Score,
-  ) -> Float64[np.ndarray, 'n']:
+  ) -> Float64[np.ndarray, ' n']:
     """The reranker's scores of queries and passages, which ``loader`` has read."""
     pairs = [
       (self.asked.texts[query], loader.passages[key].joined)
@@ -529,7 +529,7 @@ class _Miner:
     return logits
 
   def _count_positives(
-    self, own: slice, text: Int64[np.ndarray, 'positives'], offset: Int64[np.ndarray, 'positives']
+    self, own: slice, text: Int64[np.ndarray, ' positives'], offset: Int64[np.ndarray, ' positives']
   ) -> None:
     asked, count = self.asked, self.report.count
     query, is_own = asked.positive_query[own], asked.positive_own[own]
@@ -549,10 +549,10 @@ class _Miner:
     self,
     first: int,
     stop: int,
-    rows: Shaped[np.ndarray, 'rows'],
+    rows: Shaped[np.ndarray, ' rows'],
     pool: Pool,
     chosen: pools.Selection,
-    logits: Float64[np.ndarray, 'candidates'],
+    logits: Float64[np.ndarray, ' candidates'],
   ) -> None:
     report, asked, sample = self.report, self.asked, self.options.sample
 

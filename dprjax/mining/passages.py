@@ -36,8 +36,8 @@ class Passages:
   index: outofcore.Buckets
 
   def look_up(
-    self, keys: UInt64[np.ndarray, 'n']
-  ) -> tuple[Int64[np.ndarray, 'n'], UInt64[np.ndarray, 'n']]:
+    self, keys: UInt64[np.ndarray, ' n']
+  ) -> tuple[Int64[np.ndarray, ' n'], UInt64[np.ndarray, ' n']]:
     """The offsets of the passages with these keys, which ascend (-1: no such passage), and the
     digests of their texts.
     """
@@ -52,7 +52,7 @@ class Passages:
         digests[start + known] = entries['digest'][places[known]]
     return offsets, digests
 
-  def read(self, offsets: Int64[np.ndarray, 'n']) -> Iterator[texts.Entry]:
+  def read(self, offsets: Int64[np.ndarray, ' n']) -> Iterator[texts.Entry]:
     """The passages at these offsets; fastest if they ascend."""
     with self.path.open('rb') as file:
       for offset in offsets.tolist():
@@ -70,13 +70,13 @@ class Loader:
   """
 
   def __init__(
-    self, corpus: Passages, keys: UInt64[np.ndarray, 'n'], offsets: Int64[np.ndarray, 'n']
+    self, corpus: Passages, keys: UInt64[np.ndarray, ' n'], offsets: Int64[np.ndarray, ' n']
   ):
     """``keys`` ascend; ``offsets`` are those that `Passages.look_up` returns for them."""
     self._corpus, self._keys, self._offsets = corpus, keys, offsets
     self.passages: dict[int, texts.Entry] = {}
 
-  def read(self, keys: UInt64[np.ndarray, 'm']) -> None:
+  def read(self, keys: UInt64[np.ndarray, ' m']) -> None:
     new = [key for key in np.unique(keys).tolist() if key not in self.passages]
     offsets = self._offsets[np.searchsorted(self._keys, np.array(new, np.uint64))]
     order = np.argsort(offsets)
@@ -170,7 +170,7 @@ def digest(text: str) -> int:
 EMPTY = np.uint64(digest(''))
 
 
-def _part(keys: UInt64[np.ndarray, 'n']) -> Int64[np.ndarray, 'n']:
+def _part(keys: UInt64[np.ndarray, ' n']) -> Int64[np.ndarray, ' n']:
   return (keys >> np.uint64(56)).astype(np.int64)
 
 

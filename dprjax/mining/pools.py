@@ -31,10 +31,10 @@ class Ranking(NamedTuple):
     repeated: rows whose document comes before for their query.
   """
 
-  rows: Shaped[np.ndarray, 'kept']
-  tied: Shaped[np.ndarray, 'tied']
-  contrary: Shaped[np.ndarray, 'contrary']
-  repeated: Shaped[np.ndarray, 'repeated']
+  rows: Shaped[np.ndarray, ' kept']
+  tied: Shaped[np.ndarray, ' tied']
+  contrary: Shaped[np.ndarray, ' contrary']
+  repeated: Shaped[np.ndarray, ' repeated']
 
 
 class Pool(NamedTuple):
@@ -51,14 +51,14 @@ class Pool(NamedTuple):
     copies: how many were left out because the same run has the text before.
   """
 
-  query: Int64[np.ndarray, 'candidates']
-  doc: UInt64[np.ndarray, 'candidates']
-  text: Int64[np.ndarray, 'candidates']
-  place: Int64[np.ndarray, 'candidates']
-  start: Int64[np.ndarray, 'candidates']
-  stop: Int64[np.ndarray, 'candidates']
-  rows: Shaped[np.ndarray, 'rows']
-  run: Int64[np.ndarray, 'rows']
+  query: Int64[np.ndarray, ' candidates']
+  doc: UInt64[np.ndarray, ' candidates']
+  text: Int64[np.ndarray, ' candidates']
+  place: Int64[np.ndarray, ' candidates']
+  start: Int64[np.ndarray, ' candidates']
+  stop: Int64[np.ndarray, ' candidates']
+  rows: Shaped[np.ndarray, ' rows']
+  run: Int64[np.ndarray, ' rows']
   positives: int
   copies: int
 
@@ -72,15 +72,15 @@ class Selection(NamedTuple):
     kept: in the sample of either pool.
   """
 
-  undenoised: Bool[np.ndarray, 'candidates']
-  denoised: Bool[np.ndarray, 'candidates']
-  kept: Bool[np.ndarray, 'candidates']
+  undenoised: Bool[np.ndarray, ' candidates']
+  denoised: Bool[np.ndarray, ' candidates']
+  kept: Bool[np.ndarray, ' candidates']
 
 
 def rank_rows(
-  rows: Shaped[np.ndarray, 'rows'],
+  rows: Shaped[np.ndarray, ' rows'],
   depth: int,
-  ids_at: Callable[[Int64[np.ndarray, 'n']], Sequence[bytes]],
+  ids_at: Callable[[Int64[np.ndarray, ' n']], Sequence[bytes]],
 ) -> Ranking:
   """Puts a run's rows (`ROW`) in order. ``ids_at``: the ids at some places, for equal scores."""
   query, score, rank = rows['query'], rows['score'].astype(np.float32), rows['rank']
@@ -103,7 +103,7 @@ def rank_rows(
   return Ranking(kept, rows[later[step == 0]], rows[later[step < 0]], _repeated(rows))
 
 
-def _repeated(rows: Shaped[np.ndarray, 'rows']) -> Shaped[np.ndarray, 'repeated']:
+def _repeated(rows: Shaped[np.ndarray, ' rows']) -> Shaped[np.ndarray, ' repeated']:
   # Repetitions are rare, and this sort is several times as fast as that of the rows.
   if not _same(np.sort(rows['doc'] + rows['query'].astype(np.uint64) * outofcore.GOLDEN)).any():
     return rows[:0]
@@ -112,8 +112,8 @@ def _repeated(rows: Shaped[np.ndarray, 'rows']) -> Shaped[np.ndarray, 'repeated'
 
 
 def shallow(
-  queries: UInt64[np.ndarray, 'rows'], scores: Float64[np.ndarray, 'rows'], depth: int
-) -> Bool[np.ndarray, 'rows']:
+  queries: UInt64[np.ndarray, ' rows'], scores: Float64[np.ndarray, ' rows'], depth: int
+) -> Bool[np.ndarray, ' rows']:
   """Which rows of a part of a run can be among the ``depth`` best of their query: all, if the part
   is not in order.
   """
@@ -127,12 +127,12 @@ def shallow(
 
 
 def make_pool(
-  rows: Shaped[np.ndarray, 'rows'],
-  run: Int64[np.ndarray, 'rows'],
-  text: Int64[np.ndarray, 'rows'],
-  positive_query: Int64[np.ndarray, 'positives'],
-  positive_text: Int64[np.ndarray, 'positives'],
-  query_keys: UInt64[np.ndarray, 'queries'],
+  rows: Shaped[np.ndarray, ' rows'],
+  run: Int64[np.ndarray, ' rows'],
+  text: Int64[np.ndarray, ' rows'],
+  positive_query: Int64[np.ndarray, ' positives'],
+  positive_text: Int64[np.ndarray, ' positives'],
+  query_keys: UInt64[np.ndarray, ' queries'],
   seed: int,
 ) -> Pool:
   """The union of the runs' rows without the positives' texts, one candidate a text.
@@ -170,8 +170,8 @@ def make_pool(
 
 
 def _copies(
-  pair: Int64[np.ndarray, 'n'], run: Int64[np.ndarray, 'n'], doc: UInt64[np.ndarray, 'n']
-) -> Bool[np.ndarray, 'n']:
+  pair: Int64[np.ndarray, ' n'], run: Int64[np.ndarray, ' n'], doc: UInt64[np.ndarray, ' n']
+) -> Bool[np.ndarray, ' n']:
   """Which rows, ordered by candidate and rank, have a text that the same run ranks better under
   another id.
   """
@@ -185,7 +185,7 @@ def _copies(
 
 
 def select(
-  pool: Pool, probability: Float64[np.ndarray, 'candidates'], sample: int, threshold: float
+  pool: Pool, probability: Float64[np.ndarray, ' candidates'], sample: int, threshold: float
 ) -> Selection:
   """Selects the first ``sample`` candidates of every query, and the first ``sample`` of those with
   a probability below ``threshold`` (nan: not scored).
@@ -199,11 +199,11 @@ def select(
 
 
 def join_scores(
-  query: Int64[np.ndarray, 'candidates'],
-  text: Int64[np.ndarray, 'candidates'],
-  rows: Shaped[np.ndarray, 'rows'],
-  texts: Int64[np.ndarray, 'rows'],
-) -> Float64[np.ndarray, 'candidates']:
+  query: Int64[np.ndarray, ' candidates'],
+  text: Int64[np.ndarray, ' candidates'],
+  rows: Shaped[np.ndarray, ' rows'],
+  texts: Int64[np.ndarray, ' rows'],
+) -> Float64[np.ndarray, ' candidates']:
   """The candidates' scores in a run: the highest of those for a candidate's text; nan if there is
   none. ``text`` and ``texts`` have codes of the candidates' and the rows' texts, as in `make_pool`.
   """
@@ -217,12 +217,12 @@ def join_scores(
   return scores
 
 
-def _same(values: Shaped[np.ndarray, 'n']) -> Bool[np.ndarray, 'n_less_1']:
+def _same(values: Shaped[np.ndarray, ' n']) -> Bool[np.ndarray, ' n_less_1']:
   """Which values, from the second on, are the same as the one before."""
   return values[1:] == values[:-1]
 
 
-def _places(groups: Shaped[np.ndarray, 'n']) -> Int64[np.ndarray, 'n']:
+def _places(groups: Shaped[np.ndarray, ' n']) -> Int64[np.ndarray, ' n']:
   """The place of each entry in its group, from 0. A group's entries are consecutive."""
   numbers = np.arange(len(groups))
   first = np.append(True, ~_same(groups))[: len(groups)]

@@ -147,7 +147,7 @@ class TaskTemplates(NamedTuple):
     cls,
     specs: Sequence[Spec],
     specials: Specials,
-    tokenize: Callable[[list[str]], Mapping[str, Int32[np.ndarray, '_']]],
+    tokenize: Callable[[list[str]], Mapping[str, Int32[np.ndarray, ' _']]],
     vocab_size: int,
     pad_id: int,
     where: str = 'the template',
@@ -272,7 +272,7 @@ def bare(tokens: Int[Array, 'B S'], mask: Bool[Array, 'B S'], opening: int, clos
 
 def label_ids(
   words: Sequence[str],
-  tokenize: Callable[[list[str]], Mapping[str, Int32[np.ndarray, '_']]],
+  tokenize: Callable[[list[str]], Mapping[str, Int32[np.ndarray, ' _']]],
   special_ids: Sequence[int],
   where: str,
 ) -> tuple[int, int]:

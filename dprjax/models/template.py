@@ -57,7 +57,7 @@ class Packed(NamedTuple):
     cut: the number of examples that lost tokens.
   """
 
-  rows: list[Int32[np.ndarray, '_']]
+  rows: list[Int32[np.ndarray, ' _']]
   lengths: Int32[np.ndarray, 'n texts']
   cut: int
 
@@ -127,7 +127,7 @@ class Template:
     return np.stack([first, np.minimum(second, room - first)], axis=1)
 
   def pack(
-    self, texts: Sequence[Sequence[Int32[np.ndarray, '_']]], max_length: int, pad_id: int
+    self, texts: Sequence[Sequence[Int32[np.ndarray, ' _']]], max_length: int, pad_id: int
   ) -> Packed:
     """The texts of each example in one row.
 

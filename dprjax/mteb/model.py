@@ -96,7 +96,7 @@ class Model:
     """Inner products of all with all."""
     return np.asarray(embeddings1) @ np.asarray(embeddings2).T
 
-  def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Float[np.ndarray, 'n']:
+  def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Float[np.ndarray, ' n']:
     """Inner products of each with its partner."""
     return (np.asarray(embeddings1) * np.asarray(embeddings2)).sum(-1)
 

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from dprjax.base import ranking
 from dprjax.base.errors import InputError
 
-Ids = Callable[[Int[np.ndarray, 'n']], Sequence[str]]
+Ids = Callable[[Int[np.ndarray, ' n']], Sequence[str]]
 """The ids of ascending rows, as ``embeddings.Embeddings.ids_at``."""
 
 _FIRST = 1024  # columns that are sorted before there is a k-th best
@@ -37,7 +37,7 @@ def ids_of(ids: Sequence[str]) -> Ids:
   return lambda rows: [ids[row] for row in rows.tolist()]
 
 
-def numbers(rows: Int[np.ndarray, 'n']) -> list[str]:
+def numbers(rows: Int[np.ndarray, ' n']) -> list[str]:
   """The ids of a corpus without any: the rows' numbers."""
   return [str(row) for row in rows.tolist()]
 
@@ -89,7 +89,7 @@ def best_of(found: TopK, count: int, k: int, ids_at: Ids) -> TopK:
 
 
 def whole_ties(
-  search: Callable[[Int[np.ndarray, 'some'], int], TopK],
+  search: Callable[[Int[np.ndarray, ' some'], int], TopK],
   queries: int,
   k: int,
   most: int,
@@ -121,7 +121,7 @@ def whole_ties(
 def rescore(
   queries: Float[np.ndarray, 'queries H'],
   rows: Int[np.ndarray, 'queries n'],
-  take: Callable[[Int[np.ndarray, 'm']], Float[np.ndarray, 'm H']],
+  take: Callable[[Int[np.ndarray, ' m']], Float[np.ndarray, 'm H']],
   block_bytes: int = 1 << 26,
 ) -> Float[np.ndarray, 'queries n']:
   """The inner products of queries with some rows each; -inf where a row is -1.

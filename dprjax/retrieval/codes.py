@@ -18,8 +18,8 @@ LEVELS = {'int8': 256, 'binary': 2}
 class Ranges(NamedTuple):
   """What the first and the last code of every dimension stand for."""
 
-  low: Float32[np.ndarray, 'H']
-  high: Float32[np.ndarray, 'H']
+  low: Float32[np.ndarray, ' H']
+  high: Float32[np.ndarray, ' H']
 
 
 class Code(NamedTuple):
@@ -72,7 +72,7 @@ def decode(codes: Shaped[np.ndarray, 'n W'], code: Code) -> Float32[np.ndarray, 
 def cut(
   vectors: Float[np.ndarray, 'n H'],
   dimension: int,
-  normalize: bool | Sequence[bool] | Bool[np.ndarray, 'n'],
+  normalize: bool | Sequence[bool] | Bool[np.ndarray, ' n'],
 ) -> Float[np.ndarray, 'n d']:
   """The first numbers of vectors, scaled to unit length again where the whole ones have it."""
   if dimension == vectors.shape[1]:

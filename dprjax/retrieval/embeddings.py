@@ -291,7 +291,7 @@ class Rows:
     """The same rows with their first numbers alone."""
     return self._like(self._count, self._offset, dimension, normalize)
 
-  def take(self, rows: Int[np.ndarray, 'n']) -> Float[np.ndarray, 'n H']:
+  def take(self, rows: Int[np.ndarray, ' n']) -> Float[np.ndarray, 'n H']:
     """The vectors of these rows, float32, without the others where the file is local."""
     return np.asarray(self._vectors(self._read()[rows]), np.float32)
 
@@ -403,7 +403,7 @@ class Embeddings:
     check_unique(ids, str(self.folder))
     return ids
 
-  def ids_at(self, rows: Int[np.ndarray, 'n']) -> list[str]:
+  def ids_at(self, rows: Int[np.ndarray, ' n']) -> list[str]:
     """The ids of these rows, which must ascend; one file's ids are in memory at a time."""
     starts = np.cumsum([0, *(len(shard) for shard in self.shards)])
     bounds = np.searchsorted(rows, starts)
@@ -415,7 +415,7 @@ class Embeddings:
         ids_at += [ids[row] for row in wanted.tolist()]
     return ids_at
 
-  def take(self, rows: Int[np.ndarray, 'n']) -> Float[np.ndarray, 'n H']:
+  def take(self, rows: Int[np.ndarray, ' n']) -> Float[np.ndarray, 'n H']:
     """The vectors of these rows, which must ascend, float32; without the others."""
     starts = np.cumsum([0, *(len(shard) for shard in self.shards)])
     bounds = np.searchsorted(rows, starts)

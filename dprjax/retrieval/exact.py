@@ -164,7 +164,7 @@ class Index:
         scores[start + crowded], rows[start + crowded] = self._again(part, crowded, k)
     return best.order(TopK(scores, rows), k, self._ids_at)
 
-  def _again(self, part: Any, crowded: Int[np.ndarray, 'some'], k: int) -> TopK:
+  def _again(self, part: Any, crowded: Int[np.ndarray, ' some'], k: int) -> TopK:
     """The best k of some queries of a part, chosen on the host, where the ids are."""
     found = best.Best(len(crowded), k, self._ids_at)
     chosen = np.resize(crowded, _power_of_two(len(crowded)))  # few sizes to compile
@@ -316,7 +316,7 @@ def _similar(
   queries: Float[Array, 'Q H'],
   block: Shaped[Array, 'rows W'],
   ranges: tuple[Float[Array, ' H'], ...],
-  chosen: Int[Array, 'some'],
+  chosen: Int[Array, ' some'],
 ) -> Float[Array, 'some rows']:
   """The scores of the chosen queries in a block, from the products of all, as in `_step`."""
   each, whole = PartitionSpec(_AXIS), PartitionSpec()

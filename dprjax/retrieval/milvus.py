@@ -463,7 +463,7 @@ class Collection:
     places: dict[str, int] = {}
     done = 0
 
-    def found(some: Int[np.ndarray, 'some'], wanted: int) -> best.TopK:
+    def found(some: Int[np.ndarray, ' some'], wanted: int) -> best.TopK:
       nonlocal done
       before, done = done, done + len(some)
 
@@ -473,7 +473,7 @@ class Collection:
 
       return self._search(queries[some], wanted, settings, places, tell)
 
-    def ids_at(some: Int[np.ndarray, 'some']) -> list[str]:
+    def ids_at(some: Int[np.ndarray, ' some']) -> list[str]:
       ids = list(places)
       return [ids[row] for row in some.tolist()]
 

@@ -210,7 +210,7 @@ class Bank:
 
   def run(
     self,
-    rows: Sequence[Int[np.ndarray, 'T']],
+    rows: Sequence[Int[np.ndarray, ' T']],
     prefixes: Sequence[Prefix],
     leases: Sequence[Lease],
     count: int,

@@ -33,7 +33,7 @@ class Examples:
     lengths: how many tokens each sentence has.
   """
 
-  def __init__(self, tokens: jt.Int32[np.ndarray, '_'], lengths: jt.Int32[np.ndarray, 'n V']):
+  def __init__(self, tokens: jt.Int32[np.ndarray, ' _'], lengths: jt.Int32[np.ndarray, 'n V']):
     self.tokens, self.lengths = tokens, lengths
     self._starts = (np.cumsum(lengths, dtype=np.int64) - lengths.ravel()).reshape(lengths.shape)
 
@@ -51,12 +51,12 @@ class Examples:
   def __len__(self) -> int:
     return len(self.lengths)
 
-  def row(self, example: int, view: int) -> jt.Int32[np.ndarray, '_']:
+  def row(self, example: int, view: int) -> jt.Int32[np.ndarray, ' _']:
     """The tokens of one sentence."""
     start = self._starts[example, view]
     return self.tokens[start : start + self.lengths[example, view]]
 
-  def view(self, view: int) -> list[jt.Int32[np.ndarray, '_']]:
+  def view(self, view: int) -> list[jt.Int32[np.ndarray, ' _']]:
     """The tokens of one sentence of each example."""
     return [self.row(example, view) for example in range(len(self))]
 
