@@ -17,9 +17,8 @@ import numpy as np
 import pytest
 
 from dprjax import train
-from dprjax.base import files
+from dprjax.base import draws, files
 from dprjax.base.errors import InputError
-from dprjax.data import sources
 from dprjax.formats import seen
 from dprjax.methods import method as methods
 from dprjax.methods import updates
@@ -447,8 +446,6 @@ def test_few_queries_are_held_out_in_turns_also_after_an_interruption(
 
   def begin(workdir):
     flags = [
-      '--config.data.dev_split=',
-      '--config.data.hold_out=0.1',
       '--config.data.folds=2',
       '--config.steps=2',
       '--config.eval.every=1',
@@ -961,7 +958,7 @@ def test_what_the_command_line_holds_out_is_held_out(command, trained, tmp_path)
   )
   assert status == 0, err
   held_out = {row.split('\t')[0] for row in (run / 'dev.tsv').read_text().splitlines()[1:]}
-  assert held_out == {str(i) for i in range(40) if sources.draw(str(i), 42) < 0.3}
+  assert held_out == {str(i) for i in range(40) if draws.fraction(str(i), 42, 'hold_out') < 0.3}
   for name in ('query', 'both'):
     folder = run / 'alternatives' / name
     assert (folder / 'dev.tsv').read_text() == (run / 'dev.tsv').read_text()

@@ -139,6 +139,8 @@ def read_metrics(path: files.PathLike) -> dict[str, Any]:
       mean.number(name)
       if not _numbers(per_query.record(name)):
         raise InputError(f'{per_query.where}: {name!r} is of no query')
+  if 'counts' in record.values:
+    record.record('counts')
   if 'command' in record.values:
     record.text('command')
   for name, value in record.values.get('extra', {}) and record.record('extra').values.items():
