@@ -115,10 +115,12 @@ def _computed(
 ) -> Iterator[tuple[ir_measures.Measure, str, float]]:
   """Yields (measure, query id, value). ``rankings``: the documents of each query, best first."""
   query_ids = list(judged)
-  ours = [kind for kind in kinds if kind.NAME == 'nDCG' and kind['dcg'] == 'log2']
+  ours = [kind for kind in kinds if _is_ours(kind)]
   for kind in ours:
     for query_id in query_ids:
-      yield kind, query_id, _ndcg(kind, judged[query_id], rankings.get(query_id, ()))
+      ranking = rankings.get(query_id, ())
+      value = _ndcg(kind, judged[query_id], ranking) if kind.NAME == 'nDCG' else len(ranking)
+      yield kind, query_id, value
   places = {query_id: str(place) for place, query_id in enumerate(query_ids)}
   numbers: dict[str, str] = {}
 
@@ -155,6 +157,16 @@ def _computed(
       ) from error
     for metric in metrics:
       yield asked[metric.measure], query_ids[int(metric.query_id)], metric.value
+
+
+def _is_ours(kind: ir_measures.Measure) -> bool:
+  """Whether a measure is computed here: nDCG, and NumRet of all grades.
+
+  ir_measures 0.4 takes NumRet from any other measure, also from one that drops unjudged documents.
+  """
+  if kind.NAME == 'NumRet':
+    return 'rel' not in kind.params
+  return kind.NAME == 'nDCG' and kind['dcg'] == 'log2'
 
 
 def _check_grades(kinds: Sequence[ir_measures.Measure], judged: Qrels) -> None:

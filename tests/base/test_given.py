@@ -44,7 +44,9 @@ def test_columns_of_pandas():
     given.texts(pa.table([['a'], ['b']], names=['text', 'text']))
 
 
-@pytest.mark.parametrize('value', [None, float('nan'), np.float32('nan'), np.datetime64('NaT')])
+@pytest.mark.parametrize(
+  'value', [None, float('nan'), np.float32('nan'), np.datetime64('NaT', 's')]
+)
 def test_what_is_missing_is_no_title_and_no_text(value):
   assert given.titles(['a', value]) == ['a', '']
   with pytest.raises(InputError, match='texts: number 1 is '):
