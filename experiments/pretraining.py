@@ -325,14 +325,16 @@ class Experiment(systems.Runs):
   def passages_in(self, config, start):
     """The measured number of passages of an update."""
     knobs = config.pretrain
+    tokenizer = text.load_tokenizer(start)
     store = documents.build_documents(
       self.corpus,
-      text.load_tokenizer(start),
+      tokenizer,
       self.out / 'store' / 'documents',
       passage_length=knobs.passage_length,
     )
     batches, _ = views.make_view_batches(
       store,
+      tokenizer,
       batch_size=256,
       views=knobs.views,
       unit=knobs.unit,

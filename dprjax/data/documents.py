@@ -47,7 +47,6 @@ class Documents:
 
   Attributes:
     settings: what it was built from, as in documents.json.
-    pad_id, cls_id, sep_id: of the tokenizer, for batches.
     num_tokens: tokens of each passage, without special ones.
     num_sentences: sentences of each passage.
     passages: the rows. `tokens`; `words`, the number in the passage, from 0, of the word that each
@@ -56,9 +55,6 @@ class Documents:
 
   path: epath.Path
   settings: dict[str, Any]
-  pad_id: int
-  cls_id: int
-  sep_id: int
   num_tokens: jt.Int32[np.ndarray, ' passages']
   num_sentences: jt.Int32[np.ndarray, ' passages']
   passages: table.Table
@@ -83,7 +79,6 @@ def open_documents(directory: files.PathLike) -> Documents:
     path=path,
     settings=description['settings'],
     passages=table.Table(path / 'passages', 'passages'),
-    **description['special'],
     **lengths,
   )
 
@@ -144,8 +139,7 @@ def build_documents(
         'documents, all of them empty)'
       )
     columns = zip(('num_tokens', 'num_sentences'), np.array(sizes, np.int32).T, strict=True)
-    special = {'pad_id': tokenizer.pad_id, 'cls_id': tokenizer.cls_id, 'sep_id': tokenizer.sep_id}
-    return fingerprint.Built(dict(columns), report, {'special': special})
+    return fingerprint.Built(dict(columns), report, {})
 
   built = fingerprint.build_once(
     path,

@@ -32,14 +32,6 @@ _TOKENIZER_FILES = (
   'tokenizer.model',
 )
 
-# What transformers does at a call, and the backend by itself does not.
-_AT_A_CALL = {
-  'truncation_side': ('right', 'a text that is too long loses its end here'),
-  'padding_side': ('right', 'texts are padded behind their end here'),
-  'split_special_tokens': (False, 'special tokens written in a text are special here'),
-  'chat_template': (None, 'texts are no messages here'),
-}
-
 _SPECIAL = {
   'pad_token': '[PAD]',
   'unk_token': '[UNK]',
@@ -53,9 +45,9 @@ class PairFormat(NamedTuple):
   """A tokenizer's special tokens around two texts: ``opening first middle second closing``.
 
   Attributes:
-    opening, middle, closing: ``[CLS]``, ``[SEP]``, ``[SEP]`` (BERT), or ``<s>``, ``</s></s>``,
-      ``</s>`` (RoBERTa, XLM-R).
-    second_type: the token type of ``second closing``; 0 for RoBERTa and XLM-R.
+    opening, middle, closing: ``[CLS]``, ``[SEP]``, ``[SEP]`` (BERT); ``<s>``, ``</s></s>``,
+      ``</s>`` (RoBERTa, XLM-R); none, ``</s>``, ``</s>`` (T5).
+    second_type: the token type of ``second closing``; 0 where the model takes no token types.
   """
 
   opening: tuple[int, ...]
@@ -73,11 +65,14 @@ class PairFormat(NamedTuple):
 class Tokenizer:
   """Text to ids.
 
+  Special tokens are those of the tokenizer's own post-processor: an encoder's ``[CLS] text [SEP]``,
+  a decoder's ``<bos> text`` or ``text <eos>``.
+
   Attributes:
     backend: the ``tokenizers.Tokenizer``, without padding and truncation; do not change it.
     sha256: of the backend's JSON. Stores and prompts name their tokenizer by it.
+    pad_id: any token where the vocabulary has no padding token: padding is masked.
     mask_id: None where the vocabulary has no mask token.
-    closing: the special tokens that end every text, also a cut one: ``(sep_id,)``, or empty.
     typed: whether its model takes token types.
   """
 
@@ -85,17 +80,48 @@ class Tokenizer:
   sha256: str
   vocab_size: int
   pad_id: int
-  cls_id: int
-  sep_id: int
   mask_id: int | None
-  closing: tuple[int, ...]
   typed: bool
 
-  @functools.cached_property
+  @property
   def opening(self) -> tuple[int, ...]:
-    """The special tokens that begin every text: ``(cls_id,)``, or empty."""
-    probe = self.backend.encode('a')
-    return tuple(probe.ids[: probe.special_tokens_mask.index(0)])
+    """The special tokens that begin every text; may be empty."""
+    return self._around_one[0]
+
+  @property
+  def closing(self) -> tuple[int, ...]:
+    """The special tokens that end every text, also a cut one; may be empty."""
+    return self._around_one[1]
+
+  @property
+  def num_specials(self) -> int:
+    """The number of special tokens of a single text."""
+    return len(self.opening) + len(self.closing)
+
+  @functools.cached_property
+  def _around_one(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    probe = self._probe('a')
+    at = probe.special_tokens_mask.index(0)
+    return tuple(probe.ids[:at]), tuple(probe.ids[at + 1 :])
+
+  @functools.cached_property
+  def around_pair(self) -> PairFormat:
+    """The special tokens of a pair; ``middle`` may be empty."""
+    probe = self._probe('a', 'a')
+    first, second = (at for at, special in enumerate(probe.special_tokens_mask) if not special)
+    return PairFormat(
+      tuple(probe.ids[:first]),
+      tuple(probe.ids[first + 1 : second]),
+      tuple(probe.ids[second + 1 :]),
+      probe.type_ids[second] if self.typed else 0,
+    )
+
+  def _probe(self, *texts: str) -> tokenizers.Encoding:
+    """Texts of one token each between the special tokens, whatever the vocabulary."""
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({'a': 0}, unk_token='a'))
+    if self.backend.post_processor is not None:
+      backend.post_processor = self.backend.post_processor
+    return backend.encode(*texts)
 
   @property
   def special_ids(self) -> list[int]:
@@ -107,14 +133,14 @@ class Tokenizer:
   def encode(
     self, texts: Sequence[str], max_length: int
   ) -> tuple[list[jt.Int32[np.ndarray, ' T']], int]:
-    """Token ids of each text, ``[CLS] text [SEP]``, and the number of cut texts.
+    """Token ids of each text between the special tokens, and the number of cut texts.
 
-    A text that is too long loses its end, but not the closing special token.
+    A text that is too long loses its end, but not the closing special tokens.
 
     Raises:
       InputError: ``max_length`` leaves no room for a token of the text.
     """
-    if max_length < 2 + len(self.closing):
+    if max_length <= self.num_specials:
       raise InputError(
         f'a maximum length of {max_length} tokens leaves no room for text beside the special tokens'
       )
@@ -131,35 +157,18 @@ class Tokenizer:
     closing = np.array(self.closing, np.int32)
     return np.concatenate([ids[: max_length - len(closing)], closing])
 
-  @functools.cached_property
+  @property
   def pair_format(self) -> PairFormat:
-    """The special tokens of a pair. Raises InputError where nothing separates the texts."""
-    probe = self.backend.encode('a', 'a')
-    sequence = probe.sequence_ids  # 0 and 1 at the texts' tokens, None at special ones
-    first, second = sequence.index(0), sequence.index(1)
-    middle, end = first + sequence.count(0), second + sequence.count(1)
-    form = PairFormat(
-      tuple(probe.ids[:first]),
-      tuple(probe.ids[middle:second]),
-      tuple(probe.ids[end:]),
-      probe.type_ids[second] if self.typed else 0,
-    )
-    # A single text begins as a pair does, so that stored texts can be joined.
-    if (
-      not (form.opening and form.middle)
-      or tuple(self.backend.encode('a').ids[:first]) != form.opening
-    ):
+    """The special tokens of a pair. Raises InputError where none separates the texts."""
+    if not self.around_pair.middle:
       raise InputError(
-        'the tokenizer does not put special tokens before and between two texts; a cross-encoder '
-        'needs them, '
-        'as the tokenizers of BERT, RoBERTa and XLM-R give them'
+        'the tokenizer puts no special token between two texts, and a cross-encoder needs one'
       )
-    return form
+    return self.around_pair
 
   def pair_length(self, first: int, second: int) -> int:
     """Length of a pair of texts of these lengths; special tokens count in all of them."""
-    alone = len(self.pair_format.opening) + len(self.closing)
-    return first + second - 2 * alone + self.pair_format.specials
+    return first + second - 2 * self.num_specials + self.pair_format.specials
 
   def encode_bare(self, texts: Iterable[str]) -> dict[str, jt.Int32[np.ndarray, ' T']]:
     """Token ids of each distinct text, without special tokens and uncut."""
@@ -181,8 +190,8 @@ def load_tokenizer(directory: files.PathLike) -> Tokenizer:
   starts seconds sooner.
 
   Raises:
-    InputError: there is no tokenizer, it has no fast form, or no padding, first or last token; or
-      it cuts, pads or splits texts otherwise than here.
+    InputError: there is no tokenizer, it has no fast form, or it cuts or splits texts otherwise
+      than here.
   """
   folder = files.existing(directory, 'tokenizer directory')
   if not folder.is_dir() or not any((folder / name).exists() for name in _TOKENIZER_FILES):
@@ -190,12 +199,18 @@ def load_tokenizer(directory: files.PathLike) -> Tokenizer:
       f'no tokenizer in {folder}: expected a directory with tokenizer.json, or vocab.txt, or '
       'vocab.json and merges.txt'
     )
-  _check_settings(folder)
+  files.refuse_special(folder)
+  config = folder / 'tokenizer_config.json'
+  if config.exists() and 'auto_map' in reading.read_json_object(config, config.name):
+    raise InputError(
+      f'{config}: auto_map names Python code, which is never run; save the tokenizer with its '
+      'tokenizer.json, and remove that key'
+    )
   settings = sentence_files.tokenizer_settings(folder)
   key = tokenizer_cache.key_of(folder)
   if (kept := tokenizer_cache.read(key)) is not None:
     backend = tokenizers.Tokenizer.from_str(kept.pop('backend'))
-    return Tokenizer(backend, **{**kept, 'closing': tuple(kept['closing'])})
+    return Tokenizer(backend, **kept)
   tokenizer = _load(folder, settings)
   fields = {field.name: getattr(tokenizer, field.name) for field in dataclasses.fields(tokenizer)}
   tokenizer_cache.write(key, {**fields, 'backend': tokenizer.backend.to_str()})
@@ -224,30 +239,35 @@ def _load(folder: epath.Path, settings: sentence_files.TokenizerSettings) -> Tok
     raise InputError(
       f'{folder}: {type(wrapper).__name__} has no fast form; save it with its tokenizer.json'
     )
-  for name, (expected, why) in _AT_A_CALL.items():
-    value = getattr(wrapper, name, expected)
-    if (value.lower() if isinstance(value, str) else value) != expected:
-      raise InputError(
-        f'{folder}: {name} of the tokenizer is {value!r:.40}, and {why}; remove it from '
-        'tokenizer_config.json, tokenizer.json or sentence_bert_config.json'
-      )
-  missing = [name for name in ('pad', 'cls', 'sep') if getattr(wrapper, f'{name}_token_id') is None]
-  if missing:
+  if wrapper.truncation_side != 'right':
     raise InputError(
-      f'{folder}: the tokenizer has no {", ".join(missing)} token; dprjax needs a BERT-, RoBERTa- '
-      'or XLM-R-like tokenizer'
+      f'{folder}: truncation_side of the tokenizer is {wrapper.truncation_side!r:.40}, and a text '
+      'that is too long loses its end here; remove it from tokenizer_config.json'
+    )
+  if getattr(wrapper, 'split_special_tokens', False):
+    raise InputError(
+      f'{folder}: split_special_tokens of the tokenizer is set, and special tokens written in a '
+      'text are special here; remove it from tokenizer_config.json'
     )
   if settings.lower and not _lowers(backend.normalizer):
     first = [tokenizers.normalizers.Lowercase()]
     second = [] if backend.normalizer is None else [backend.normalizer]
     backend.normalizer = tokenizers.normalizers.Sequence([*first, *second])
-  return _freeze(
-    backend,
-    wrapper.pad_token_id,
-    wrapper.cls_token_id,
-    wrapper.sep_token_id,
-    wrapper.mask_token_id,
-    'token_type_ids' in wrapper.model_input_names,
+  backend = tokenizers.Tokenizer.from_str(backend.to_str())
+  backend.no_padding()
+  backend.no_truncation()
+  canonical = json.dumps(
+    json.loads(backend.to_str()), sort_keys=True, ensure_ascii=False, separators=(',', ':')
+  )
+  pads = (wrapper.pad_token_id, wrapper.eos_token_id, 0)
+  return Tokenizer(
+    backend=backend,
+    sha256=hashlib.sha256(canonical.encode()).hexdigest(),
+    # One more than the largest id: a stranger's vocabulary may have gaps.
+    vocab_size=max([backend.get_vocab_size(), *(n + 1 for n in backend.get_vocab().values())]),
+    pad_id=next(one for one in pads if one is not None),
+    mask_id=wrapper.mask_token_id,
+    typed='token_type_ids' in wrapper.model_input_names,
   )
 
 
@@ -256,51 +276,6 @@ def _lowers(normalizer: tokenizers.normalizers.Normalizer | None) -> bool:
   if isinstance(normalizer, tokenizers.normalizers.Sequence):
     return any(_lowers(one) for one in normalizer)  # type: ignore[attr-defined]  # by __getitem__
   return isinstance(normalizer, tokenizers.normalizers.Lowercase)
-
-
-def _check_settings(folder: epath.Path) -> None:
-  """Raises InputError for pipes, and for settings that are none or ask for code to be run."""
-  files.refuse_special(folder)
-  for name in ('tokenizer_config.json', 'config.json', 'special_tokens_map.json'):
-    path = folder / name
-    settings = reading.read_json_object(path, name) if path.exists() else {}
-    if 'auto_map' in settings and name == 'tokenizer_config.json':
-      raise InputError(
-        f'{path}: auto_map names Python code, which is never run; save the tokenizer with its '
-        'tokenizer.json, and remove that key'
-      )
-
-
-def _freeze(
-  backend: tokenizers.Tokenizer,
-  pad_id: int,
-  cls_id: int,
-  sep_id: int,
-  mask_id: int | None,
-  typed: bool,
-) -> Tokenizer:
-  backend = tokenizers.Tokenizer.from_str(backend.to_str())
-  backend.no_padding()
-  backend.no_truncation()
-  probe = backend.encode('a')
-  text_ends = max(
-    (i for i, special in enumerate(probe.special_tokens_mask, start=1) if not special), default=0
-  )
-  canonical = json.dumps(
-    json.loads(backend.to_str()), sort_keys=True, ensure_ascii=False, separators=(',', ':')
-  )
-  return Tokenizer(
-    backend=backend,
-    sha256=hashlib.sha256(canonical.encode()).hexdigest(),
-    # One more than the largest id: a stranger's vocabulary may have gaps.
-    vocab_size=max([backend.get_vocab_size(), *(n + 1 for n in backend.get_vocab().values())]),
-    pad_id=pad_id,
-    cls_id=cls_id,
-    sep_id=sep_id,
-    mask_id=mask_id,
-    closing=tuple(probe.ids[text_ends:]),
-    typed=typed,
-  )
 
 
 def train_wordpiece(

@@ -18,7 +18,7 @@ from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.base.reading import read_json_object
 
-_FORMAT = 'dprjax.tokenizer.2'
+_FORMAT = 'dprjax.tokenizer.3'
 _PACKAGES = ('transformers', 'tokenizers', 'sentencepiece')
 _MOST = 64  # are kept, the newest ones
 # Of what a tokenizer may be read from; weights are not.

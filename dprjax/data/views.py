@@ -25,6 +25,7 @@ from dprjax.data import documents, table
 from dprjax.data.batches import Batch, process_rows, shuffle_rows, smallest_bucket
 from dprjax.data.documents import Documents
 from dprjax.data.table import Integers, Lists
+from dprjax.data.text import Tokenizer
 
 # How often an ict passage keeps its sentence (Lee et al., 2019, section 9.2: 90 % removed).
 KEEP = 0.1
@@ -44,6 +45,7 @@ class Views(NamedTuple):
 
 def make_view_batches(
   texts: Documents,
+  tokenizer: Tokenizer,
   *,
   batch_size: int,
   views: str,
@@ -58,12 +60,14 @@ def make_view_batches(
   """This process's rows of the global batch of any step; `batches.open_batches` opens them.
 
   Each epoch shuffles the passages anew, leaves out those that do not fill a batch, and draws other
-  views. Keys: `first_tokens` [B, T] int32, `[CLS] text [SEP]`; `first_mask` [B, T] bool;
-  `first_words` [B, T] int32, the number of the word that a token belongs to, -1 at special tokens
-  and padding; likewise `second_...`, with a T of its own, unless views='one'; `passage_index` [B]
-  int32, rows of ``texts``.
+  views. Keys: `first_tokens` [B, T] int32, a text between its special tokens; `first_mask` [B, T]
+  bool; `first_words` [B, T] int32, the number of the word that a token belongs to, -1 at special
+  tokens and padding; likewise `second_...`, with a T of its own, unless views='one';
+  `passage_index` [B] int32, rows of ``texts``.
 
   Args:
+    texts: the passages.
+    tokenizer: that ``texts`` was made with.
     batch_size: passages of the global batch; process i has the i-th of ``process_count`` equal
       blocks.
     views: 'one', 'siblings' or 'ict'. Siblings and ict skip passages of one sentence, which are
@@ -79,22 +83,27 @@ def make_view_batches(
       taken.
 
   Raises:
-    InputError: no passage can be used; sizes that the passages, the buckets or the processes do not
-      allow; an unknown name.
+    InputError: no passage can be used; the tokenizer puts no token before a text; sizes that the
+      passages, the buckets or the processes do not allow; an unknown name.
   """
   if views not in ('one', 'siblings', 'ict') or unit not in ('sentence', 'span'):
     raise InputError(
       f"views {views!r} of unit {unit!r}: expected 'one', 'siblings' or 'ict', and 'sentence' or "
       "'span'"
     )
+  if not tokenizer.opening:
+    raise InputError(
+      'the tokenizer begins a text with no special token, and pretraining learns the state of one; '
+      'choose another backbone'
+    )
   spans = views == 'siblings' and unit == 'span'
-  room = max_length - 2
+  room = max_length - tokenizer.num_specials
   if room < 1 or (spans and min(span_length, room) < 1):
     raise InputError(
-      f'max_length {max_length} and span_length {span_length}: no room for text beside the two '
+      f'max_length {max_length} and span_length {span_length}: no room for text beside the '
       'special tokens'
     )
-  longest = min(max_length, int(texts.num_tokens.max()) + 2)
+  longest = min(max_length, int(texts.num_tokens.max()) + tokenizer.num_specials)
   if not buckets or max(buckets) < longest:
     raise InputError(
       f'buckets {list(buckets)}: a text has up to {longest} tokens; add a bucket that holds it'
@@ -154,9 +163,10 @@ def make_view_batches(
     own_words = words.flat[skipped : skipped + len(tokens.flat)]
     batch = {'passage_index': index[own]}
     for name, pieces in zip(('first', 'second'), draw(passages, words.flat, chances), strict=False):
-      width = smallest_bucket(np.sum([piece.lengths for piece in pieces], axis=0) + 2, buckets)
+      lengths = np.sum([piece.lengths for piece in pieces], axis=0) + tokenizer.num_specials
+      width = smallest_bucket(lengths, buckets)
       own_pieces = [_Piece(piece.starts[own], piece.lengths[own]) for piece in pieces]
-      text, numbers, mask = _assemble(texts, own_pieces, tokens, own_words, width)
+      text, numbers, mask = _assemble(tokenizer, own_pieces, tokens, own_words, width)
       batch |= {f'{name}_tokens': text, f'{name}_words': numbers, f'{name}_mask': mask}
     return batch
 
@@ -252,7 +262,7 @@ def _rest(
 
 
 def _assemble(
-  texts: Documents, pieces: list[_Piece], tokens: Lists, words: Integers, width: int
+  tokenizer: Tokenizer, pieces: list[_Piece], tokens: Lists, words: Integers, width: int
 ) -> tuple[
   jt.Int32[np.ndarray, 'B T'],
   jt.Int32[np.ndarray, 'B T'],
@@ -260,10 +270,11 @@ def _assemble(
 ]:
   """Tokens, words and mask of texts that are put together from pieces of passages."""
   rows = np.arange(len(tokens.counts))
-  text = np.full((len(rows), width), texts.pad_id, np.int32)
+  text = np.full((len(rows), width), tokenizer.pad_id, np.int32)
   numbers = np.full((len(rows), width), -1, np.int32)
-  text[:, 0] = texts.cls_id
-  filled = np.ones(len(rows), np.int64)
+  opening, closing = tokenizer.opening, tokenizer.closing
+  text[:, : len(opening)] = opening
+  filled = np.full(len(rows), len(opening), np.int64)
   for starts, lengths in pieces:
     row = np.repeat(rows, lengths)
     place = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -271,8 +282,8 @@ def _assemble(
     text[target] = tokens.flat[source]
     numbers[target] = words[source]
     filled += lengths
-  text[rows, filled] = texts.sep_id
-  return text, numbers, np.arange(width) <= filled[:, None]
+  text[rows[:, None], filled[:, None] + np.arange(len(closing))] = closing
+  return text, numbers, np.arange(width) < filled[:, None] + len(closing)
 
 
 def _around(ends: Integers, number: int, keep: bool, room: int) -> tuple[int, int]:

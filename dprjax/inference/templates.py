@@ -15,8 +15,8 @@ from dprjax.models.segments import TaskTemplates
 
 def specials(tokenizer: Tokenizer) -> segments.Specials:
   """What the segments [CLS], [SEP] and [MASK] stand for."""
-  form = tokenizer.pair_format
-  return segments.Specials(form.opening, form.middle, form.closing, tokenizer.mask_id)
+  middle = tokenizer.around_pair.middle
+  return segments.Specials(tokenizer.opening, middle, tokenizer.closing, tokenizer.mask_id)
 
 
 def of_prompts(
@@ -49,7 +49,7 @@ def of_prompts(
 
 def around(tokenizer: Tokenizer) -> tuple[int, int]:
   """How many special tokens are before and behind a text that stands alone."""
-  return len(tokenizer.pair_format.opening), len(tokenizer.closing)
+  return len(tokenizer.opening), len(tokenizer.closing)
 
 
 def text_tokens(prompt: Prompt, kind: str, max_length: int, tokenizer: Tokenizer) -> int:
@@ -58,7 +58,7 @@ def text_tokens(prompt: Prompt, kind: str, max_length: int, tokenizer: Tokenizer
   Raises:
     InputError: there is room for none.
   """
-  if (count := max_length - sum(around(tokenizer))) < 1:
+  if (count := max_length - tokenizer.num_specials) < 1:
     raise InputError(
       f'{prompt.path}: a {kind}_max_length of {max_length} leaves no room for text beside the '
       'special tokens'

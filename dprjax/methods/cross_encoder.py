@@ -83,9 +83,7 @@ def build(
       f'{knobs.loss!r}'
     )
   (template,) = _templates(tokenizer)['pair']
-  # Of a text alone.
-  opening = len(tokenizer.pair_format.opening)
-  specials = opening + len(tokenizer.closing)
+  opening, specials = len(tokenizer.opening), tokenizer.num_specials  # of a single text
   options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
   longest = tokenizer.pair_length(config.data.query_max_length, config.data.passage_max_length)
   chunks = config.grad_cache * config.accumulate

@@ -43,7 +43,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     'config.template.label_words',
   )
   options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
-  around = len(tokenizer.pair_format.opening), len(tokenizer.closing)
+  around = len(tokenizer.opening), len(tokenizer.closing)
   chunks = config.grad_cache * config.accumulate
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:

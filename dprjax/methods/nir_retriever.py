@@ -40,7 +40,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   prompts = nir_prompt.build(config, model, tokenizer, KINDS)
   templates = prompts.templates
   options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
-  around = len(tokenizer.pair_format.opening), len(tokenizer.closing)
+  around = len(tokenizer.opening), len(tokenizer.closing)
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:
     params = {'backbone': parts.encoder, **prompts.init(parts, key)}

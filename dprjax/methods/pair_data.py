@@ -42,7 +42,7 @@ class Scorer:
       return model.embed(tree.unflatten(params), 'pair', *batch)
 
     self._template, self._longest, self._pad_id = template, longest, tokenizer.pad_id
-    self._opening, self._closing = len(tokenizer.pair_format.opening), len(tokenizer.closing)
+    self._opening, self._closing = len(tokenizer.opening), len(tokenizer.closing)
     self._embedder = Embedder(embed, devices, config.eval.batch_size, longest, tokenizer.pad_id)
 
   def pack(

@@ -369,6 +369,7 @@ def _open(
   rank, count = mesh.batch_rank(devices)
   dataset, eligible = views.make_view_batches(
     texts,
+    tokenizer,
     batch_size=update,
     views=knobs.views,
     unit=knobs.unit,

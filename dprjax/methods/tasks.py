@@ -162,7 +162,7 @@ def batch_shapes(
     plain = _plain_templates(tokenizer)
     around = {kind: template.num_tokens for kind, (template,) in plain.items()}
   made = retrieval_data.batch_shapes(config, model, tokenizer)
-  specials = len(tokenizer.pair_format.opening) + len(tokenizer.closing)
+  specials = tokenizer.num_specials
   longest = _check_lengths(config.data, config, form, around, tokenizer, model)
   size = config.batch_size * config.accumulate
   task = {'task': jax.ShapeDtypeStruct((size,), np.int32)}
@@ -255,9 +255,8 @@ def _limit_dev(splits: retrieval_data.Splits) -> retrieval_data.Splits:
 
 
 def _plain_templates(tokenizer: Tokenizer) -> dict[str, list[Template]]:
-  form = tokenizer.pair_format
-  alone = Template((Piece(form.opening), Piece(None), Piece(tokenizer.closing)))
-  return {'query': [alone], 'passage': [alone], 'pair': [Template.pair(*form)]}
+  alone = Template((Piece(tokenizer.opening), Piece(None), Piece(tokenizer.closing)))
+  return {'query': [alone], 'passage': [alone], 'pair': [Template.pair(*tokenizer.around_pair)]}
 
 
 def _open(
@@ -339,7 +338,7 @@ def _check_lengths(
 
   Raises InputError where the encoder has fewer positions.
   """
-  specials = len(tokenizer.pair_format.opening) + len(tokenizer.closing)
+  specials = tokenizer.num_specials
   positions = model.max_tokens - (config.prompt.length if config.prompt.shift_positions else 0)
   kinds = {kind: (kind,) for kind in KINDS} if form == 'retrieval' else {'pair': KINDS}
   longest = 0

@@ -406,7 +406,7 @@ class Library:
 
   def _check_room(self, whose: str, settings: Settings, kind: str) -> None:
     longest = settings.max_length(kind)
-    if longest < 2 + len(self._tokenizer.closing):
+    if longest <= self._tokenizer.num_specials:
       raise InputError(
         f'{whose}: its {kind}_max_length {longest} leaves no room for text beside the special '
         'tokens'

@@ -30,11 +30,11 @@ def test_minilm_tokens_and_ids(minilm):
   # Ids of bert-base-uncased's published vocabulary: line numbers in vocab.txt.
   assert (
     tokenizer.pad_id,
-    tokenizer.cls_id,
-    tokenizer.sep_id,
+    tokenizer.opening,
+    tokenizer.closing,
     tokenizer.mask_id,
     tokenizer.vocab_size,
-  ) == (0, 101, 102, 103, 30522)
+  ) == (0, (101,), (102,), 103, 30522)
   rows, cut = tokenizer.encode(['Hello world', ''], 16)
   assert [row.tolist() for row in rows] == [[101, 7592, 2088, 102], [101, 102]]
   assert rows[0].dtype == np.int32 and cut == 0
@@ -52,7 +52,7 @@ def test_a_long_text_keeps_its_last_special_token(trained):
   whole, _ = tokenizer.encode([SENTENCES[0], 'cat'], 64)
   rows, cut = tokenizer.encode([SENTENCES[0], 'cat'], 5)
   assert cut == 1
-  assert rows[0].tolist() == [*whole[0][:4].tolist(), tokenizer.sep_id]
+  assert rows[0].tolist() == [*whole[0][:4].tolist(), tokenizer.closing[0]]
   assert rows[1].tolist() == whole[1].tolist()
   # A text that just fits is whole.
   exact, cut = tokenizer.encode([SENTENCES[0]], len(whole[0]))
@@ -70,7 +70,7 @@ def test_roberta_tokens(tmp_path):
   (tmp_path / 'tokenizer_config.json').write_text('{"tokenizer_class": "RobertaTokenizer"}')
   loaded = text.load_tokenizer(tmp_path)
   (row, short), cut = loaded.encode(['the cat sat on the mat', 'the'], 4)
-  assert (loaded.cls_id, loaded.pad_id, loaded.sep_id, loaded.closing) == (0, 1, 2, (2,))
+  assert (loaded.opening, loaded.pad_id, loaded.closing) == ((0,), 1, (2,))
   assert row[0] == 0 and row[-1] == 2 and len(row) == 4 and cut == 1
   assert short.tolist()[0] == 0 and short.tolist()[-1] == 2 and len(short) == 3
 
@@ -121,8 +121,9 @@ def test_directories_without_a_usable_tokenizer(trained, tmp_path):
   (tmp_path / 'bare' / 'tokenizer_config.json').write_text(
     '{"tokenizer_class": "PreTrainedTokenizerFast"}'
   )
-  with pytest.raises(InputError, match='no pad, cls, sep token'):
-    text.load_tokenizer(tmp_path / 'bare')
+  # A vocabulary without special tokens but in its post-processor is read too.
+  bare = text.load_tokenizer(tmp_path / 'bare')
+  assert bare.pad_id == 0 and bare.opening == trained[1].opening and bare.mask_id is None
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_directories_without_a_usable_tokenizer(trained, tmp_path):
     ('tokenizer_config.json', '{"tokenizer_class": 5}', ''),
     ('tokenizer_config.json', '{"tokenizer_class": "os.system", "pad_token": 3}', ''),
     ('config.json', '{"model_type": 7, "auto_map": {"AutoTokenizer": "own.Own"}}', None),
-    ('special_tokens_map.json', '"x"', 'expected a JSON object'),
+    ('special_tokens_map.json', '"x"', 'cannot read the tokenizer'),
     ('tokenizer.json', '{}', 'cannot read the tokenizer'),
     ('tokenizer.json', 'null', 'cannot read the tokenizer'),
     ('tokenizer.json', '[' * 5000, 'cannot read the tokenizer'),
@@ -185,10 +186,10 @@ def test_pad_batch():
 
 def test_a_sentencepiece_vocabulary_is_trained(tmp_path):
   one = text.train_sentencepiece(SENTENCES, 40, tmp_path / 'one')
-  assert (one.cls_id, one.pad_id, one.sep_id, one.special_ids) == (
-    0,
+  assert (one.opening, one.pad_id, one.closing, one.special_ids) == (
+    (0,),
     1,
-    2,
+    (2,),
     [0, 1, 2, 3, one.mask_id],
   )
   assert one.mask_id == one.vocab_size - 1 and 20 < one.vocab_size <= 40
@@ -202,42 +203,137 @@ def test_a_sentencepiece_vocabulary_is_trained(tmp_path):
   assert not (tmp_path / 'three').exists()
 
 
+FAMILIES = {
+  # opening, closing; middle of a pair
+  'bert': ('[CLS]', '[SEP]', '[SEP]'),
+  'roberta': ('<s>', '</s>', '</s></s>'),
+  'xlm-roberta': ('<s>', '</s>', '</s></s>'),
+  'qwen': ('', '<|endoftext|>', '<|endoftext|>'),
+  'llama': ('<s>', '', '<s>'),
+  't5': ('', '</s>', '</s>'),
+}
+
+
+def byte_level(special):
+  """A byte-level BPE, as Qwen's and Llama 3's, without a post-processor."""
+  backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+  backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+  trainer = tokenizers.trainers.BpeTrainer(
+    vocab_size=300,
+    special_tokens=special,
+    initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    show_progress=False,
+  )
+  backend.train_from_iterator(SENTENCES, trainer)
+  return backend
+
+
+def unigram(special):
+  """A sentencepiece vocabulary, as T5's, without a post-processor."""
+  backend = tokenizers.Tokenizer(tokenizers.models.Unigram())
+  backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+  trainer = tokenizers.trainers.UnigramTrainer(
+    vocab_size=60, special_tokens=special, unk_token='<unk>', show_progress=False
+  )
+  backend.train_from_iterator(SENTENCES, trainer)
+  return backend
+
+
+def write(folder, backend, single, pair, **settings):
+  """A tokenizer's folder, whose post-processor puts special tokens around texts."""
+  names = {word.partition(':')[0] for word in pair.split() if word[0] != '$'}
+  backend.post_processor = tokenizers.processors.Sequence(
+    [
+      tokenizers.processors.ByteLevel(trim_offsets=False),
+      tokenizers.processors.TemplateProcessing(
+        single=single,
+        pair=pair,
+        special_tokens=[(name, backend.token_to_id(name)) for name in names],
+      ),
+    ]
+  )
+  folder.mkdir()
+  backend.save(str(folder / 'tokenizer.json'))
+  (folder / 'tokenizer_config.json').write_text(json.dumps(settings))
+
+
 @pytest.fixture(scope='module')
 def families(trained, tmp_path_factory):
-  """A tokenizer of each family, ours and transformers' own: BERT's, RoBERTa's, XLM-R's."""
+  """A tokenizer of each family, ours and transformers' own."""
   import transformers
 
-  folders = {
-    'bert': trained[0],
-    'roberta': tmp_path_factory.mktemp('roberta'),
-    'xlm-roberta': tmp_path_factory.mktemp('xlm'),
-  }
+  root = tmp_path_factory.mktemp('families')
+  shutil.copytree(trained[0], root / 'bert')
+  (root / 'roberta').mkdir()
   backend = tokenizers.ByteLevelBPETokenizer()
   backend.train_from_iterator(
     SENTENCES, 300, special_tokens=['<s>', '<pad>', '</s>', '<unk>', '<mask>'], show_progress=False
   )
-  backend.save_model(str(folders['roberta']))
-  (folders['roberta'] / 'tokenizer_config.json').write_text(
-    '{"tokenizer_class": "RobertaTokenizer"}'
+  backend.save_model(str(root / 'roberta'))
+  (root / 'roberta' / 'tokenizer_config.json').write_text('{"tokenizer_class": "RobertaTokenizer"}')
+  text.train_sentencepiece(SENTENCES, 40, root / 'xlm-roberta')
+  write(
+    root / 'qwen',
+    byte_level(['<|endoftext|>']),
+    '$A <|endoftext|>',
+    '$A <|endoftext|> $B <|endoftext|>',
+    tokenizer_class='Qwen2Tokenizer',
+    eos_token='<|endoftext|>',
+    pad_token='<|endoftext|>',
+    padding_side='left',
+    chat_template='{{ messages }}',
   )
-  text.train_sentencepiece(SENTENCES, 40, folders['xlm-roberta'])
+  write(
+    root / 'llama',
+    byte_level(['<s>', '</s>']),
+    '<s> $A',
+    '<s> $A <s>:1 $B:1',
+    tokenizer_class='TokenizersBackend',
+    bos_token='<s>',
+    eos_token='</s>',  # no padding token
+  )
+  write(
+    root / 't5',
+    unigram(['<pad>', '</s>', '<unk>']),
+    '$A </s>',
+    '$A </s> $B </s>',
+    tokenizer_class='TokenizersBackend',
+    eos_token='</s>',
+    pad_token='<pad>',
+    unk_token='<unk>',
+  )
   return {
-    name: (text.load_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder))
-    for name, folder in folders.items()
+    name: (
+      text.load_tokenizer(root / name),
+      transformers.AutoTokenizer.from_pretrained(root / name),
+    )
+    for name in FAMILIES
   }
 
 
-@pytest.mark.parametrize('family', ['bert', 'roberta', 'xlm-roberta'])
+@pytest.mark.parametrize('family', FAMILIES)
+def test_texts_are_those_of_transformers(families, family):
+  tokenizer, theirs = families[family]
+  found = (tokenizer.opening, tokenizer.closing, tokenizer.around_pair.middle)
+  assert tuple(theirs.decode(ids).replace(' ', '') for ids in found) == FAMILIES[family]
+  assert tokenizer.num_specials == theirs.num_special_tokens_to_add()
+  texts = [*SENTENCES[:3], '', 'cat', 'Zebra!']
+  for max_length in (64, 5, tokenizer.num_specials + 1):
+    rows, cut = tokenizer.encode(texts, max_length)
+    expected = theirs(texts, truncation=True, max_length=max_length)['input_ids']
+    assert [row.tolist() for row in rows] == expected
+    assert cut == sum(len(one) > max_length for one in theirs(texts)['input_ids'])
+  with pytest.raises(InputError, match='maximum length'):
+    tokenizer.encode(texts, tokenizer.num_specials)
+
+
+@pytest.mark.parametrize('family', FAMILIES)
 def test_pairs_are_those_of_transformers(families, family):
   tokenizer, theirs = families[family]
   form = tokenizer.pair_format
-  assert (form.opening, form.middle, form.closing) == (
-    (tokenizer.cls_id,),
-    (tokenizer.sep_id,) * (1 if family == 'bert' else 2),
-    (tokenizer.sep_id,),
-  )
-  assert form.second_type == (family == 'bert') and form.specials == len(form.middle) + 2
-  assert tokenizer.pair_length(12, 40) == 12 + 40 - 4 + form.specials
+  assert form.second_type == (family == 'bert')
+  assert form.specials == theirs.num_special_tokens_to_add(pair=True)
+  assert tokenizer.pair_length(12, 40) == 52 - 2 * tokenizer.num_specials + form.specials
   template = Template.pair(*form)
   firsts = ['the cat', 'a dog met', '', 'the cat', 'mat']
   seconds = [
@@ -273,23 +369,12 @@ def test_pairs_are_those_of_transformers(families, family):
     assert packed.cut >= (max_length == 12)
 
 
-def test_a_tokenizer_without_pairs(trained, tmp_path):
-  shutil.copytree(trained[0], tmp_path / 'single')
-  file = tmp_path / 'single' / 'tokenizer.json'
-  value = json.loads(file.read_text()) | {'post_processor': None}
-  file.write_text(json.dumps(value))
-  (tmp_path / 'single' / 'tokenizer_config.json').write_text(
-    json.dumps(
-      {
-        'tokenizer_class': 'PreTrainedTokenizerFast',
-        'pad_token': '[PAD]',
-        'cls_token': '[CLS]',
-        'sep_token': '[SEP]',
-      }
-    )
-  )
-  with pytest.raises(InputError, match='does not put special tokens before and between two texts'):
-    _ = text.load_tokenizer(tmp_path / 'single').pair_format
+def test_a_tokenizer_without_pairs(tmp_path):
+  write(tmp_path / 'model', byte_level(['<eos>']), '$A <eos>', '$A $B <eos>', eos_token='<eos>')
+  tokenizer = text.load_tokenizer(tmp_path / 'model')
+  assert tokenizer.around_pair.middle == () and len(tokenizer.closing) == 1
+  with pytest.raises(InputError, match='between two texts'):
+    _ = tokenizer.pair_format
 
 
 def test_special_ids(minilm):

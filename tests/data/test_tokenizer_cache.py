@@ -23,7 +23,7 @@ def cache(tmp_path, monkeypatch):
 def assert_same(one, other):
   for left, right in zip(one.encode(TEXTS, 12)[0], other.encode(TEXTS, 12)[0], strict=True):
     np.testing.assert_array_equal(left, right)
-  for name in ('sha256', 'vocab_size', 'pad_id', 'cls_id', 'sep_id', 'mask_id', 'closing', 'typed'):
+  for name in ('sha256', 'vocab_size', 'pad_id', 'mask_id', 'opening', 'closing', 'typed'):
     assert getattr(one, name) == getattr(other, name)
   assert one.pair_format == other.pair_format and one.special_ids == other.special_ids
   assert one.backend.to_str() == other.backend.to_str()

@@ -4,15 +4,29 @@ import logging
 
 import numpy as np
 import pytest
+import tokenizers
 
 from dprjax.base.errors import InputError
 from dprjax.data import documents, table, views
 from dprjax.data.batches import open_batches
 from dprjax.data.documents import Documents
+from dprjax.data.text import Tokenizer
 
 PASSAGES, BATCH = 43, 8
 PAD, CLS, SEP = 0, 1, 2
 BUCKETS = [16, 32, 48, 64]
+
+
+def special(single):
+  """A tokenizer whose post-processor puts these tokens around a text, ``$A``."""
+  backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({'?': 0}, unk_token='?'))
+  backend.post_processor = tokenizers.processors.TemplateProcessing(
+    single=single, special_tokens=[('[CLS]', CLS), ('[SEP]', SEP)]
+  )
+  return Tokenizer(backend, '', 10**6, PAD, None, False)
+
+
+BERT = special('[CLS] $A [SEP]')
 
 
 def store(path, lengths, one_word=False):
@@ -37,7 +51,7 @@ def store(path, lengths, one_word=False):
         },
       )
   sizes = np.array([(sum(sentences), len(sentences)) for sentences in lengths], np.int32).T
-  return Documents(path, {}, PAD, CLS, SEP, *sizes, table.Table(path / 'passages', 'passages'))
+  return Documents(path, {}, *sizes, table.Table(path / 'passages', 'passages'))
 
 
 @pytest.fixture(scope='module')
@@ -48,7 +62,7 @@ def made(tmp_path_factory):
   return store(tmp_path_factory.mktemp('made'), lengths), lengths
 
 
-def start(texts, **changes):
+def start(texts, tokenizer=BERT, **changes):
   options = {
     'batch_size': BATCH,
     'views': 'one',
@@ -56,7 +70,7 @@ def start(texts, **changes):
     'buckets': BUCKETS,
     'seed': 0,
   } | changes
-  return views.make_view_batches(texts, **options)
+  return views.make_view_batches(texts, tokenizer, **options)
 
 
 def take(texts, count, **changes):
@@ -365,6 +379,29 @@ def test_what_cannot_be_asked_for(made, changes, message):
   texts, _ = made
   with pytest.raises(InputError, match=message):
     start(texts, **changes)
+
+
+@pytest.mark.parametrize(
+  ('single', 'opening', 'closing'),
+  [('[CLS] $A', [CLS], []), ('[CLS] [CLS] $A [SEP] [SEP]', [CLS, CLS], [SEP, SEP])],
+)
+def test_other_special_tokens(made, single, opening, closing):
+  texts, _ = made
+  (usual,) = take(texts, 1, max_length=32)
+  longest = 30 + len(opening) + len(closing)
+  (batch,) = take(texts, 1, tokenizer=special(single), max_length=longest)
+  for row, mask, old, seen in zip(
+    *(batch[f'first_{name}'] for name in ('tokens', 'mask')),
+    *(usual[f'first_{name}'] for name in ('tokens', 'mask')),
+    strict=True,
+  ):
+    assert row[mask].tolist() == [*opening, *old[seen][1:-1], *closing]
+    assert (row[~mask] == PAD).all()
+
+
+def test_a_first_token_is_needed(made):
+  with pytest.raises(InputError, match='begins a text with no special token'):
+    start(made[0], special('$A [SEP]'))
 
 
 def test_a_corpus_of_single_sentences(tmp_path):

@@ -113,7 +113,7 @@ def texts(rng, rows, longest, length, tokenizer, words):
   mask = np.zeros((rows, length), bool)
   for row in range(rows):
     count = rng.integers(0, longest + 1)
-    tokens[row, : count + 2] = [tokenizer.cls_id, *rng.choice(ids, count), tokenizer.sep_id]
+    tokens[row, : count + 2] = [tokenizer.opening[0], *rng.choice(ids, count), tokenizer.closing[0]]
     mask[row, : count + 2] = True
   return tokens, mask
 

@@ -57,8 +57,8 @@ def reference_logits(config, model, tokenizer, params, batch):
       nir.bare(batch[f'{side}_tokens'][place], batch[f'{side}_mask'][place])
       for side in ('first', 'second')
     )
-    sep = tokenizer.sep_id
-    row = [tokenizer.cls_id, *p1, *first, sep, *p2, *second, sep, *p3, tokenizer.mask_id, sep]
+    sep = tokenizer.closing[0]
+    row = [tokenizer.opening[0], *p1, *first, sep, *p2, *second, sep, *p3, tokenizer.mask_id, sep]
     state = reference.encode_template(model, params['backbone'], row, fixed)[-2]
     words = params['backbone']['embeddings']['word']['embedding']
     found.append(reference.mlm_logits(model, params['head']['mlm'], words, state))

@@ -60,7 +60,7 @@ def reference_loss(config, model, tokenizer, params, batch):
       first, second = (
         nir.segment(config, params, tokenizer, task, f'{kind}/P{number}') for number in (1, 2)
       )
-      row = [tokenizer.cls_id, *first, *text, *second, tokenizer.mask_id, tokenizer.sep_id]
+      row = [tokenizer.opening[0], *first, *text, *second, tokenizer.mask_id, tokenizer.closing[0]]
       states = reference.encode_template(model, params['backbone'], row, fixed)
       start = 1 + len(first)
       vector = {

@@ -87,8 +87,8 @@ def make_batch(tokenizer, rows=ROWS, lengths=LENGTHS, seed=1):
     tokens = np.where(
       mask, rng.integers(5, tokenizer.vocab_size, size=mask.shape), tokenizer.pad_id
     )
-    tokens[:, 0] = tokenizer.cls_id
-    tokens[np.arange(rows), real - 1] = tokenizer.sep_id
+    tokens[:, 0] = tokenizer.opening[0]
+    tokens[np.arange(rows), real - 1] = tokenizer.closing[0]
     inside = mask & (places > 0) & (places < real[:, None] - 1)
     words = np.where(inside, np.cumsum(rng.random(mask.shape) < 0.7, axis=1), -1)
     batch |= {

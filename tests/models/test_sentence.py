@@ -435,6 +435,8 @@ def test_vectors_are_those_of_sentence_transformers(minilm, golden, tmp_path):
 
 def test_what_would_give_other_vectors_is_refused(minilm, golden, tmp_path):
   for name, files in json.loads(golden('sentence_files')['refused'].item()).items():
+    if name == 'padding_side':  # a text's vector is that without padding, on whatever side
+      continue
     with pytest.raises(InputError) as raised:
       Encoder.load(variant(minilm, tmp_path / name, files))
     assert next(iter(files)).rpartition('/')[2] in str(raised.value), name

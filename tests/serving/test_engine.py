@@ -214,7 +214,7 @@ def test_token_ids_are_taken_as_they_are(engine, small, alone):
   assert tokens.total == len(ids) and tokens.truncated == []
   vector = engine.queue(tokens).result(60)[0]
   np.testing.assert_allclose(vector, alone('untied', 'query', 'json')[0], rtol=0, atol=1e-5)
-  cls, sep, pad = small.tokenizer.cls_id, small.tokenizer.sep_id, small.tokenizer.pad_id
+  cls, sep, pad = small.tokenizer.opening[0], small.tokenizer.closing[0], small.tokenizer.pad_id
   rows = [[cls, *[5] * count, sep] for count in (7, 8)]
   cut = engine.tokenize('shifted', 'query', rows)
   assert cut.truncated == [1] and [len(text.ids) for text in cut.texts] == [9, 9]
