@@ -116,12 +116,12 @@ class Tokenizer:
       probe.type_ids[second] if self.typed else 0,
     )
 
-  def _probe(self, *texts: str) -> tokenizers.Encoding:
+  def _probe(self, text: str, pair: str | None = None) -> tokenizers.Encoding:
     """Texts of one token each between the special tokens, whatever the vocabulary."""
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({'a': 0}, unk_token='a'))
     if self.backend.post_processor is not None:
       backend.post_processor = self.backend.post_processor
-    return backend.encode(*texts)
+    return backend.encode(text, pair)
 
   @property
   def special_ids(self) -> list[int]:
@@ -239,16 +239,15 @@ def _load(folder: epath.Path, settings: sentence_files.TokenizerSettings) -> Tok
     raise InputError(
       f'{folder}: {type(wrapper).__name__} has no fast form; save it with its tokenizer.json'
     )
-  if wrapper.truncation_side != 'right':
-    raise InputError(
-      f'{folder}: truncation_side of the tokenizer is {wrapper.truncation_side!r:.40}, and a text '
-      'that is too long loses its end here; remove it from tokenizer_config.json'
-    )
-  if getattr(wrapper, 'split_special_tokens', False):
-    raise InputError(
-      f'{folder}: split_special_tokens of the tokenizer is set, and special tokens written in a '
-      'text are special here; remove it from tokenizer_config.json'
-    )
+  for name, expected, why in (
+    ('truncation_side', 'right', 'a text that is too long loses its end'),
+    ('split_special_tokens', False, 'special tokens written in a text are special'),
+  ):
+    if (value := getattr(wrapper, name, expected)) != expected:
+      raise InputError(
+        f'{folder}: {name} of the tokenizer is {value!r:.40}, and here {why}; remove it from '
+        'tokenizer_config.json, tokenizer.json or sentence_bert_config.json'
+      )
   if settings.lower and not _lowers(backend.normalizer):
     first = [tokenizers.normalizers.Lowercase()]
     second = [] if backend.normalizer is None else [backend.normalizer]
