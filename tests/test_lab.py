@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from dprjax.methods import query_only
+from dprjax.methods import contrastive
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 from tests import reference
@@ -40,13 +40,13 @@ def build():
 @pytest.fixture
 def batch():
   vectors = np.random.default_rng(2).normal(size=(queries.ROWS, queries.WIDTH))
-  return queries.make_batch(1, 0) | {query_only.FROZEN: vectors.astype(np.float32)}
+  return queries.make_batch(1, 0) | {contrastive.FROZEN: vectors.astype(np.float32)}
 
 
 @pytest.mark.parametrize('devices', [1, 8])
 def test_negatives_above_the_positive_are_left_out(build, batch, devices):
   config, params, loss = build('margin', devices, **queries.SCORES)
-  frozen = batch[query_only.FROZEN] @ queries.CORPUS.T
+  frozen = batch[contrastive.FROZEN] @ queries.CORPUS.T
   above = [
     np.flatnonzero(scores > scores[positive])
     for scores, positive in zip(frozen, batch['passage_index'][:, 0], strict=True)

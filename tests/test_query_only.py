@@ -15,7 +15,7 @@ from dprjax.data import sources, store, text
 from dprjax.formats.texts import read_texts
 from dprjax.formats.trec import read_run
 from dprjax.inference.encoder import Encoder
-from dprjax.methods import dpr, exporting, query_only
+from dprjax.methods import contrastive, dpr, exporting, query_only
 from dprjax.models import hub
 from dprjax.retrieval import embeddings
 from dprjax.runtime import config as configs
@@ -205,7 +205,7 @@ def test_the_frozen_encoders_vectors_come_with_a_batch(flags, trained, tmp_path)
     ids = store.open_store(f'{trained}/store/train').query_ids(batch['query_index'])
     want = encoder.encode([queries[id_] for id_ in ids], 'query')
   assert len(set(ids)) == len(ids) == config.batch_size
-  np.testing.assert_allclose(batch[query_only.FROZEN], want, rtol=0, atol=1e-6)
+  np.testing.assert_allclose(batch[contrastive.FROZEN], want, rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The training command, run as a user would run it."""
 
+import collections
 import json
 import os
 import pathlib
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 from dprjax import train
-from dprjax.base import draws, files
+from dprjax.base import draws, files, reading
 from dprjax.base.errors import InputError
 from dprjax.formats import seen
 from dprjax.methods import method as methods
@@ -481,6 +482,34 @@ def test_few_queries_are_held_out_in_turns_also_after_an_interruption(
   assert_same_bits(trainable_of(tmp_path / 'whole')[1], trainable_of(run)[1])
   status, err = command(export, f'--workdir={run}', f'--out={tmp_path}/p.npz')
   assert status == (0 if plan['gain']['better'] else 2), err
+
+
+@pytest.mark.slow
+def test_text_is_read_once_for_all_alternatives_and_folds(
+  command, reuse, trained, monkeypatch, tmp_path
+):
+  config, data, opened = tmp_path / 'two.py', tmp_path / 'data', collections.Counter()
+  config.write_text(TWO_RATES.format(recipe=str(ROOT / 'configs' / 'x.py')))
+  shutil.copytree(trained / 'data', data)
+  open_bytes = reading.open_bytes
+
+  def counting(path, what='file'):
+    opened[pathlib.Path(path).name] += 1
+    return open_bytes(path, what)
+
+  monkeypatch.setattr(reading, 'open_bytes', counting)
+  flags = [
+    f'--config.data.dir={data}',
+    f'--config.data.store={tmp_path}/store',
+    '--config.data.folds=2',
+    '--config.prompt.sides=query',
+    '--config.trainable=("prompt/.*",)',
+    '--config.steps=1',
+  ]
+  with devices.one():
+    status, err = command(train, f'--config={config}', f'--workdir={tmp_path}/run', *reuse, *flags)
+  assert status == 0 and err.count('fold 2 of 2') == 2, err
+  assert opened['corpus.jsonl'] == opened['queries.jsonl'] == opened['train.tsv'] == 1
 
 
 @pytest.mark.slow

@@ -29,14 +29,20 @@ def stamp(sources: Mapping[str, epath.Path]) -> dict[str, Any]:
   return stamps
 
 
+def identity(path: epath.Path) -> tuple[int, ...]:
+  """What tells a file from another one, or from itself after a change, without reading it."""
+  if files.is_remote(path):
+    stat = path.stat()
+    return stat.length, int(stat.mtime)
+  found = os.stat(path)
+  return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
 def _sha256(path: epath.Path) -> str:
   """Of a file, which several stores and records are made of: a process reads it once."""
-  if files.is_remote(path):
-    return files.sha256_file(path)
-  stat = os.stat(path)
-  if stat.st_mtime > time.time() - _RACY_S:  # it may be written again at the same time
-    return files.sha256_file(path)
-  return _known_sha256(str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+  if files.is_remote(path) or os.stat(path).st_mtime > time.time() - _RACY_S:
+    return files.sha256_file(path)  # it may be written again at the same time
+  return _known_sha256(str(path), *identity(path))
 
 
 @functools.lru_cache(maxsize=256)

@@ -9,6 +9,7 @@ A split is a file SPLIT.jsonl, SPLIT.tsv or SPLIT.csv (``formats.columns``) with
 """
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ import jaxtyping as jt
 import numpy as np
 from etils import epath
 
-from dprjax.base import draws, files
+from dprjax.base import draws, files, stamps
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.data import batches, docstrings, fingerprint, sources, table
@@ -76,10 +77,7 @@ def read_pairs(source: Source) -> list[Pair]:
     InputError: a row is not two texts and a label, there is no pair, or all have the same label.
   """
   path = locate(source)
-  pairs = [
-    _make_pair(values, number, path)
-    for number, values in columns.read_rows(path, _COLUMNS, 'pairs file')
-  ]
+  pairs = _read_file(path, stamps.identity(path))
   if not pairs:
     raise InputError(f'{path}: no pair in it')
   if len({pair.label for pair in pairs}) == 1:
@@ -106,6 +104,12 @@ def read_pairs(source: Source) -> list[Pair]:
       'on; pairs of both labels are needed'
     )
   return [pairs[i] for i in chosen]
+
+
+@functools.lru_cache(maxsize=8)  # a training asks for them again for its dev split
+def _read_file(path: epath.Path, _: object) -> list[Pair]:
+  rows = columns.read_rows(path, _COLUMNS, 'pairs file')
+  return [_make_pair(values, number, path) for number, values in rows]
 
 
 def _make_pair(values: list[Any], line: int, path: epath.Path) -> Pair:

@@ -12,12 +12,15 @@ a query needs text and a positive, a grade above 0 makes a positive, an unknown 
 refused, if strict), and a passage without text stays but is never a positive.
 """
 
+import copy
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from etils import epath
 
-from dprjax.base import draws, files, reading
+from dprjax.base import draws, files, reading, stamps
 from dprjax.base.errors import InputError
 from dprjax.formats import examples, texts
 from dprjax.formats.examples import Negative
@@ -29,6 +32,8 @@ from dprjax.formats.texts import Passage, Query
 FORMATS = ('beir', 'msmarco', *examples.FORMATS)
 WITH_CATEGORIES = ('beir', 'arxiv')
 
+_KEPT_BYTES = 1 << 29  # of files that are read once and kept; longer ones are read each time
+_COMPRESSION = 4  # times that a compressed file may grow
 _COLLECTIONS = ('collection.tsv', 'psgs_w100.tsv')
 
 _EMPTY_PASSAGES = 'passages without text: kept, never a positive'
@@ -133,22 +138,19 @@ class Dataset:
 
     Raises InputError for a bad record, or a format that has no categories.
     """
-    if self.format == 'beir':
-      read = texts.read_categories(self.files['corpus'])
-    elif self.format == 'arxiv':
-      read = examples.read_categories(self.files['corpus'])
-    else:
+    if self.format not in WITH_CATEGORIES:
       raise InputError(
         f'{self.files["corpus"]}: the format {self.format} has no categories; config.data.'
         'categories needs beir or arxiv'
       )
-    return {id_: categories for _, id_, categories in read}
+    return _once(_read_categories, self.format, self.files['corpus'])
 
   def total_passages(self) -> int:
-    """How many passages to expect, for a progress bar: lines are counted, not parsed."""
-    if self.format in ('beir', 'msmarco', 'arxiv'):
-      return sum(1 for _ in reading.read_lines(self.files['corpus'], 'corpus file'))
-    return sum(1 for _ in _read_passages(self.format, self.files['corpus']))
+    """How many passages there are. Of a long file lines are counted, not parsed."""
+    path = self.files['corpus']
+    if self.format in ('beir', 'msmarco', 'arxiv') and not _fit(path):
+      return sum(1 for _ in reading.read_lines(path, 'corpus file'))
+    return sum(1 for _ in _read_passages(self.format, path))
 
   def positives(self, query_id: str) -> list[str]:
     """Ids of the passages whose grade is above 0, in the order of the file."""
@@ -171,18 +173,18 @@ def load_dataset(source: Source) -> Dataset:
     raise InputError(
       'held_out asks for the queries that hold_out leaves out, and hold_out is not set'
     )
-  report = Report()
   paths = locate(source)
-  if format in examples.FORMATS:
-    queries, qrels, negatives = _read_examples(format, paths['corpus'])
-  else:
-    found = texts.read_texts(paths['queries'], 'query', format=format)
-    queries, negatives = {query.id: query for query in found}, {}
-    qrels = _known(read_qrels(paths['qrels']), queries, report)
-    if source.strict:
-      report.refuse(_UNKNOWN_QUERIES, paths['qrels'])
+  queries, qrels, negatives, report = _once(_read_queries, format, paths['queries'], paths['qrels'])
+  report = copy.deepcopy(report)
   if 'negatives' in paths:
-    negatives = _read_mined(paths['negatives'], qrels, report)
+    negatives = {}
+    for query, mined in _once(_read_mined, format, paths['negatives']).items():
+      if query in qrels:
+        negatives[query] = mined
+      else:
+        report.count('queries with mined negatives that are not in this split: ignored')
+  if source.strict:
+    report.refuse(_UNKNOWN_QUERIES, paths['qrels'])
   judged = [query for query in queries.values() if query.id in qrels]
   chosen = _choose(judged, qrels, source, paths, report)
   return Dataset(
@@ -289,7 +291,59 @@ def find_file(folder: epath.Path, role: str, *names: str) -> epath.Path:
   raise InputError(f'{said}; {where} holds {", ".join(beside[:10])}{more}')
 
 
+class _Queries(NamedTuple):
+  queries: dict[str, Query]
+  qrels: Qrels
+  negatives: Negatives
+  report: Report
+
+
+def _read_queries(format: str, queries: epath.Path, judgements: epath.Path) -> _Queries:
+  if format in examples.FORMATS:
+    return _Queries(*_read_examples(format, queries), Report())
+  found = {query.id: query for query in texts.read_texts(queries, 'query', format=format)}
+  report = Report()
+  return _Queries(found, _known(read_qrels(judgements), found, report), {}, report)
+
+
 def _read_passages(format: str, path: epath.Path) -> Iterator[Passage]:
+  return iter(_once(_read_corpus, format, path)) if _fit(path) else _parse_passages(format, path)
+
+
+def _read_corpus(format: str, path: epath.Path) -> list[Passage]:
+  return list(_parse_passages(format, path))
+
+
+def _once(read: Callable[..., Any], format: str, *paths: epath.Path) -> Any:
+  """What ``read`` makes of files, from memory if it was asked for before, and they are not long.
+
+  A training asks for its files again for the dev split, the baseline and each fold.
+  """
+  if not _fit(*paths):
+    return read(format, *paths)
+  return _known_content(read, format, paths, tuple(map(stamps.identity, paths)))
+
+
+@functools.lru_cache(maxsize=16)
+def _known_content(read: Callable[..., Any], format: str, paths: Any, _: object) -> Any:
+  return read(format, *paths)
+
+
+def _fit(*paths: epath.Path) -> bool:
+  """Whether memory may hold what these files have."""
+  sizes = [
+    path.stat().length * (_COMPRESSION if path.suffix in reading.COMPRESSED else 1)
+    for path in paths
+  ]
+  return sum(sizes) <= _KEPT_BYTES
+
+
+def _read_categories(format: str, path: epath.Path) -> dict[str, tuple[str, ...]]:
+  read = texts.read_categories if format == 'beir' else examples.read_categories
+  return {id_: categories for _, id_, categories in read(path)}
+
+
+def _parse_passages(format: str, path: epath.Path) -> Iterator[Passage]:
   if format in examples.FORMATS:
     return (passage for _, passage in examples.read_passages(format, path))
   return texts.read_texts(path, 'passage', format=format)
@@ -319,15 +373,12 @@ def _known(qrels: Qrels, queries: dict[str, Query], report: Report) -> Qrels:
   return {query: grades for query, grades in qrels.items() if query in queries}
 
 
-def _read_mined(path: epath.Path, qrels: Qrels, report: Report) -> Negatives:
+def _read_mined(_: str, path: epath.Path) -> Negatives:
   mined: Negatives = {}
   ids = UniqueIds(path, 'query')
   for number, query, negatives in examples.read_mined(path):
     ids.add(query, number)
-    if query in qrels:
-      mined[query] = negatives
-    else:
-      report.count('queries with mined negatives that are not in this split: ignored')
+    mined[query] = negatives
   return mined
 
 

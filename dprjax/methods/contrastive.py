@@ -20,8 +20,12 @@ from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
 from dprjax.methods.grad_cache import map_chunks
+from dprjax.methods.method import Batch, Params
 from dprjax.models.embed import unit
 from dprjax.runtime import mesh as meshes
+
+FROZEN = 'frozen_query_vectors'  # of a batch, where there is a trust region
+VECTORS, ROWS = 'corpus/vectors', 'corpus/rows'  # parameters that no rule trains
 
 
 class Scores(NamedTuple):
@@ -33,7 +37,7 @@ class Scores(NamedTuple):
 
 
 class Corpus(NamedTuple):
-  """Passages that are negatives of every query beside the batch's, which are none of them.
+  """Extra negatives for every query, disjoint from the batch.
 
   Attributes:
     vectors: of these passages.
@@ -42,6 +46,14 @@ class Corpus(NamedTuple):
 
   vectors: Float[Array, 'S H']
   rows: Int[Array, ' S']
+
+
+def corpus(params: Params, batch: Batch) -> Corpus | None:
+  """The negatives of all queries: a sample that came with the batch, or the whole corpus."""
+  if 'corpus_vectors' in batch:
+    return Corpus(batch['corpus_vectors'], batch['corpus_index'])
+  whole = params.get('corpus')
+  return None if whole is None else Corpus(whole['vectors'], whole['rows'])
 
 
 class ContrastiveMetrics(NamedTuple):

@@ -3,7 +3,10 @@
 The two differ only in what ``config.trainable`` names and in whether there is a prompt.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -13,21 +16,15 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
-from dprjax.data import batches
-from dprjax.data.text import Tokenizer
 from dprjax.formats.texts import KINDS
-from dprjax.methods import (
-  contrastive,
-  distillation,
-  dual_encoder,
-  query_only,
-  retrieval_data,
-  tasks,
-)
+from dprjax.methods import contrastive, distillation, dual_encoder
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import Batch, BatchShapes, Method, Model, Params, Texts
 from dprjax.models import prompts
 from dprjax.models.encoder_config import EncoderConfig
+
+if TYPE_CHECKING:
+  from dprjax.data.text import Tokenizer
 
 
 def build(
@@ -67,7 +64,7 @@ def build(
       encode,
       batch,
       key,
-      corpus=query_only.corpus(params, batch),
+      corpus=contrastive.corpus(params, batch),
       frozen=frozen if config.prompt.anchor else None,
     )
 
@@ -129,8 +126,8 @@ def contrast(
 
   bare = {}
   if frozen is not None:
-    if query_only.FROZEN in batch:
-      bare['query'] = batch[query_only.FROZEN][:, None]
+    if contrastive.FROZEN in batch:
+      bare['query'] = batch[contrastive.FROZEN][:, None]
     # Another forward pass, without dropout, that nothing is differentiated through.
     bare |= {
       kind: embed_chunked(frozen, kind, *rows, None)
@@ -198,6 +195,8 @@ def negative_pools(batch: Batch) -> dict[str, Float[Array, '']]:
   """
   if 'negative_pool' not in batch:
     return {}
+  from dprjax.data import batches
+
   pools = batch['negative_pool']
 
   def fraction(where: Array) -> Float[Array, '']:
@@ -213,6 +212,9 @@ def negative_pools(batch: Batch) -> dict[str, Float[Array, '']]:
 
 def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: Mesh) -> Texts:
   """Queries and passages, of one data set or of several tasks; see ``Method.data``."""
+  # A loss can be read, and tested, without all that reads files.
+  from dprjax.methods import query_only, retrieval_data, tasks
+
   distillation.check(config)
   query_only.check(config, devices)
   if config.tasks:
@@ -222,6 +224,8 @@ def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: 
 
 def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:
   """See ``Method.shapes``."""
+  from dprjax.methods import retrieval_data, tasks
+
   if config.tasks:
     return tasks.batch_shapes(config, model, tokenizer, numbered=False)
   return retrieval_data.batch_shapes(config, model, tokenizer)

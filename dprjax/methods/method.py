@@ -8,12 +8,14 @@ The training loop and the exporter know a method only by this value. A new metho
 function of another: ``METHOD = dpr.METHOD._replace(build=build)``.
 """
 
+from __future__ import annotations
+
 import importlib
 import pkgutil
 import re
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grain
 import jax
@@ -24,11 +26,13 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError, place
-from dprjax.data.text import Tokenizer
-from dprjax.models.artifact import Prompt
-from dprjax.models.encoder_config import EncoderConfig
-from dprjax.models.head_specs import Head
-from dprjax.models.hub import Backbone
+
+if TYPE_CHECKING:
+  from dprjax.data.text import Tokenizer
+  from dprjax.models.artifact import Prompt
+  from dprjax.models.encoder_config import EncoderConfig
+  from dprjax.models.head_specs import Head
+  from dprjax.models.hub import Backbone
 
 _PACKAGE = 'dprjax.methods'
 

@@ -23,7 +23,6 @@ from dprjax.formats.texts import KINDS, Text
 from dprjax.inference import folders
 from dprjax.inference.encoder import UNNAMED, Encoder, Entry, Settings
 from dprjax.methods import contrastive
-from dprjax.methods.method import Batch, Params
 from dprjax.models import hub
 from dprjax.retrieval import embeddings, manifest
 from dprjax.runtime import config as configs
@@ -31,9 +30,7 @@ from dprjax.runtime import distributed
 from dprjax.runtime import mesh as meshes
 
 FOLDER = 'passages'  # of the workdir
-FROZEN = 'frozen_query_vectors'  # of a batch, where there is a trust region
 _QUERIES = 'queries'  # the folder that they are from
-_CORPUS, _VECTORS, _ROWS = 'corpus', 'vectors', 'rows'
 _KNOB = 'config.data.passage_embeddings'
 _SHARD_ROWS = 5000  # an interruption loses at most so many
 _COMPARED = 16  # texts that are encoded to compare vectors without a manifest
@@ -240,16 +237,7 @@ def arrays(
       f'{size / 2**30:.1f} GiB, and {MOST_BYTES / 2**30:g} are the most; set how many are drawn '
       'for each update, --config.corpus_negatives=65536 say'
     )
-  return {f'{_CORPUS}/{_VECTORS}': passages.take(rows), f'{_CORPUS}/{_ROWS}': rows}
-
-
-def corpus(params: Params, batch: Batch) -> contrastive.Corpus | None:
-  """The negatives of all queries: a sample that came with the batch, or the whole corpus."""
-  if 'corpus_vectors' in batch:
-    return contrastive.Corpus(batch['corpus_vectors'], batch['corpus_index'])
-  if (whole := params.get(_CORPUS)) is not None:
-    return contrastive.Corpus(whole[_VECTORS], whole[_ROWS])
-  return None
+  return {contrastive.VECTORS: passages.take(rows), contrastive.ROWS: rows}
 
 
 def _ids_of(path: str) -> str:

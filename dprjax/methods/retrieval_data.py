@@ -24,7 +24,7 @@ from dprjax.formats import irds, seen, trec
 from dprjax.formats.qrels import Qrels, write_qrels
 from dprjax.formats.texts import KINDS
 from dprjax.inference.embedder import Embedder
-from dprjax.methods import distillation, dual_encoder, frozen, query_only
+from dprjax.methods import contrastive, distillation, dual_encoder, frozen, query_only
 from dprjax.methods.method import BatchShapes, Data, Evaluate, Folds, Model, Scores, Texts
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.retrieval import best, codes, exact, measures
@@ -342,7 +342,7 @@ def _open(
       )
     )
   if anchors is not None:
-    made = made.map(lambda batch: batch | {query_only.FROZEN: anchors.take(batch['query_index'])})
+    made = made.map(lambda batch: batch | {contrastive.FROZEN: anchors.take(batch['query_index'])})
   return Data(
     batches=made,
     unit='pairs',
@@ -397,7 +397,7 @@ def batch_shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer | None) 
   if config.prompt.sides == 'query':
     arrays['passage_vectors'] = rows(np.float32, candidates, model.hidden_size)
     if config.prompt.anchor:
-      arrays[query_only.FROZEN] = rows(np.float32, model.hidden_size)
+      arrays[contrastive.FROZEN] = rows(np.float32, model.hidden_size)
   else:
     arrays['passage_tokens'] = rows(np.int32, candidates, lengths['passage'])
     arrays['passage_mask'] = rows(np.bool_, candidates, lengths['passage'])

@@ -30,7 +30,7 @@ from dprjax.methods import method as methods
 from dprjax.methods import updates
 from dprjax.models import encoder
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.models.head_specs import HEADS
+from dprjax.models.head_specs import HEADS, Head
 from dprjax.planning import backbones, hlo, roofline, targets
 from dprjax.runtime import config as configs
 from dprjax.runtime import mesh, tree
@@ -118,7 +118,7 @@ class Experiment:
 
     def init(key: jax.Array) -> dict[str, Any]:
       # A head that a method cannot begin without stands in the backbone's directory.
-      heads = {name: methods.Head(HEADS[name].init(shape, key)) for name in method.needs}
+      heads = {name: Head(HEADS[name].init(shape, key)) for name in method.needs}
       weights = encoder.init_encoder(shape, key)
       return self.model.init(methods.Parts(weights, heads, text=self.batch.parts), key)
 

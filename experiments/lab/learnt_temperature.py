@@ -8,7 +8,7 @@ that the trust region compares the two at the same temperature.
 import jax.numpy as jnp
 from jax import lax
 
-from dprjax.methods import dpr, dual_encoder, query_only
+from dprjax.methods import contrastive, dpr, dual_encoder
 from dprjax.models import prompts
 
 
@@ -26,8 +26,8 @@ def build(config, model, devices, _=None):
     def encode(kind, rows, key):
       return scale * encoders.encode(params, prefix, kind, *rows, key)
 
-    batch = batch | {query_only.FROZEN: lax.stop_gradient(scale) * batch[query_only.FROZEN]}
-    corpus = query_only.corpus(params, batch)
+    batch = batch | {contrastive.FROZEN: lax.stop_gradient(scale) * batch[contrastive.FROZEN]}
+    corpus = contrastive.corpus(params, batch)
     value, metrics = dpr.contrast(config, devices, encode, batch, key, corpus=corpus, frozen=encode)
     return value, metrics | {'temperature': config.temperature / scale}
 

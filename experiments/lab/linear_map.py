@@ -7,7 +7,7 @@ prompt (``config.prompt.length`` is not read).
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from dprjax.methods import dpr, dual_encoder, query_only
+from dprjax.methods import contrastive, dpr, dual_encoder
 from dprjax.methods.method import Model
 from dprjax.models.embed import unit
 
@@ -30,7 +30,7 @@ def build(config, model, devices, _=None):
     def encode_rows(kind, rows, key):
       return encode(params, kind, *rows, key)
 
-    corpus = query_only.corpus(params, batch)
+    corpus = contrastive.corpus(params, batch)
     return dpr.contrast(config, devices, encode_rows, batch, key, corpus=corpus)
 
   def embed(params, kind, tokens, mask):

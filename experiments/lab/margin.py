@@ -8,7 +8,7 @@ most ``MOST``, the highest.
 import jax
 import jax.numpy as jnp
 
-from dprjax.methods import contrastive, dpr, query_only
+from dprjax.methods import contrastive, dpr
 
 MOST = 100
 
@@ -17,8 +17,8 @@ def build(config, model, devices, _=None):
   plain = dpr.build(config, model, devices)
 
   def loss(params, batch, key):
-    corpus = query_only.corpus(params, batch)
-    frozen = batch[query_only.FROZEN]
+    corpus = contrastive.corpus(params, batch)
+    frozen = batch[contrastive.FROZEN]
     positive = jnp.sum(frozen * batch['passage_vectors'][:, 0], axis=1)
     scores = contrastive.inner_products(frozen, corpus.vectors)
     highest, places = jax.lax.top_k(scores, min(MOST, scores.shape[1]))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dprjax.base.errors import InputError
-from dprjax.methods import dpr, pretrain, query_only
+from dprjax.methods import contrastive, dpr, pretrain, query_only
 from dprjax.methods.method import Parts
 from dprjax.models import artifact, hub
 from dprjax.retrieval import embeddings
@@ -55,8 +55,8 @@ def expected(config, params, batch):
   elif whole:
     more = CORPUS.astype(np.float64), range(TOTAL)
   bare, to = None, config.prompt.anchor_to
-  if config.prompt.anchor and query_only.FROZEN in batch:
-    bare = batch[query_only.FROZEN].astype(np.float64)
+  if config.prompt.anchor and contrastive.FROZEN in batch:
+    bare = batch[contrastive.FROZEN].astype(np.float64)
   elif config.prompt.anchor:
     bare = reference.encode(
       shared.MODEL, params['backbone'], batch['query_tokens'], batch['query_mask'], None
@@ -122,7 +122,7 @@ def test_loss_and_gradient_equal_numpy(devices, knobs, known):
   batch = make_batch(1 + config.negatives, max(config.corpus_negatives, 0))
   if known:
     vectors = np.random.default_rng(2).normal(size=(len(batch['query_index']), WIDTH))
-    batch[query_only.FROZEN] = vectors.astype(np.float32)
+    batch[contrastive.FROZEN] = vectors.astype(np.float32)
   rows = np.arange(TOTAL, dtype=np.int32)
   whole = {'corpus/vectors': CORPUS, 'corpus/rows': rows}
   constants = {} if config.corpus_negatives >= 0 else whole
