@@ -33,6 +33,7 @@ REQUIRES = [
   'jaxtyping>=0.3.11',
   'matplotlib>=3.11',
   'ml-collections>=1.1',
+  'msgspec>=0.22',
   'mwparserfromhell>=0.7.2',
   'numpy>=2.4',
   'optax>=0.2.8',
@@ -72,7 +73,6 @@ EXTRAS = {
   'tsne': ['scikit-learn>=1.9'],
   # python -m dprjax.serve
   'serve': [
-    'msgspec>=0.22',
     'orjson>=3.13',
     'prometheus_client>=0.26',
     'starlette>=1.10',

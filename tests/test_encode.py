@@ -218,7 +218,7 @@ def test_the_first_numbers_alone(run, vectors, tmp_path):
   [
     ('', ['is empty']),
     ('{"_id": "a", "text": "x"}\n{"_id": "b", "text"\n', ['line 2', 'not JSON']),
-    ('["a"]\n', ['line 1', 'expected a JSON object']),
+    ('["a"]\n', ['line 1', 'Expected `object`']),
     ('{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n', ["'a'", 'line 2']),
     ('{"text": "x"}\n', ['line 1', '_id']),
     ('{"_id": "a"}\n', ['line 1', 'text']),

@@ -11,12 +11,11 @@ import gzip
 import io
 import json
 import lzma
-import math
-import re
 import zlib
 from collections.abc import Callable, Iterator
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
+import msgspec
 from etils import epath
 
 from dprjax.base.errors import InputError
@@ -25,7 +24,8 @@ from dprjax.base.files import PathLike, existing_file
 _CHUNK = 1 << 20  # characters of a JSON array read at a time
 MAX_ENTRY = 1 << 26  # a line or an entry longer than this means a broken file
 _MAX_JSON = 1 << 28  # characters of a whole JSON file
-_DEEPEST = 64  # levels of lists and objects in JSON
+
+T = TypeVar('T')
 
 
 @contextlib.contextmanager
@@ -147,34 +147,38 @@ def decoding(name: str, place: Callable[[], str] = str) -> Iterator[None]:
     ) from error
 
 
-def read_jsonl(path: PathLike, what: str = 'file') -> Iterator[tuple[int, dict[str, Any]]]:
-  """Yields (line number from 1, object) of a file with a JSON object on each line.
+def read_jsonl(path: PathLike, what: str, of: type[T]) -> Iterator[tuple[int, T]]:
+  """Yields (line number from 1, value) of a file with a JSON value of type ``of`` on each line.
 
   Raises:
-    InputError: as `open_text`; a line is not a JSON object.
+    InputError: as `open_text` and `parse`.
   """
   for number, line in read_lines(path, what):
-    yield number, parse_object(line, f'{path}, line {number}')
+    yield number, parse(line, f'{path}, line {number}', of)
 
 
-def read_records(path: PathLike, what: str = 'file') -> Iterator[tuple[int, str, dict[str, Any]]]:
-  """Yields (number, 'PATH, line NUMBER', object) of a jsonl file or the entries of a JSON array.
+def read_records(path: PathLike, what: str, of: type[T]) -> Iterator[tuple[int, str, T]]:
+  """Yields (number, 'PATH, line NUMBER', value) of a jsonl file or the entries of a JSON array.
 
   An array is read entry by entry: DPR's training files are larger than most memories.
   """
   with open_text(path, what) as file:
     start = file.read(64)
     if start.lstrip().startswith('['):
-      yield from _read_entries(file, start.lstrip()[1:], str(path))
+      entries = (
+        (number, f'{path}, entry {number}', text)
+        for number, text in _split_array(file, start.lstrip()[1:], str(path))
+      )
     else:
-      for number, line in number_lines(file, str(path), start):
-        where = f'{path}, line {number}'
-        yield number, where, parse_object(line, where)
+      entries = (
+        (number, f'{path}, line {number}', line)
+        for number, line in number_lines(file, str(path), start)
+      )
+    for number, where, text in entries:
+      yield number, where, parse(text, where, of)
 
 
-def _read_entries(
-  file: IO[str], buffer: str, name: str
-) -> Iterator[tuple[int, str, dict[str, Any]]]:
+def _split_array(file: IO[str], buffer: str, name: str) -> Iterator[tuple[int, str]]:
   """The entries of a JSON array whose first characters, after the bracket, are ``buffer``."""
   number = 0
   while True:
@@ -188,123 +192,56 @@ def _read_entries(
       if not buffer.startswith(','):
         raise InputError(f'{name}: no comma after entry {number}; expected a list of objects')
       buffer = buffer[1:].lstrip()
-    where = f'{name}, entry {number + 1}'
     try:
-      value, end = _DECODER.raw_decode(buffer)
-    except json.JSONDecodeError as error:
+      end = _SCANNER.raw_decode(buffer)[1]
+    except (json.JSONDecodeError, RecursionError) as error:
       more = file.read(max(_CHUNK, len(buffer))) if len(buffer) < MAX_ENTRY else ''
       if not more:
-        raise InputError(
-          f'{where}: not JSON, or cut off ({error.msg}); expected a list of objects'
-        ) from error
+        raise InputError(f'{name}, entry {number + 1}: not JSON, or cut off ({error})') from error
       buffer = ',' * (number > 0) + buffer + more
       continue
-    except (RecursionError, ValueError):
-      again = functools.partial(_DECODER.raw_decode, buffer)
-      _parsed(again, buffer, where, 'a list of objects')
-      raise
     number += 1
-    value = _parsed(functools.partial(_same, value), buffer[:end], where, 'a list of objects')
-    yield number, where, _object(value, where)
+    yield number, buffer[:end]
     buffer = buffer[end:]
 
 
-def parse_object(line: str, where: str) -> dict[str, Any]:
-  """The JSON object on a line of jsonl.
+# Finds where a value ends; `parse` then reads it.
+_SCANNER = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
+_decoder = functools.cache(msgspec.json.Decoder)
+
+
+def parse(text: str, where: str, of: type[T]) -> T:
+  """A JSON value of a type that msgspec knows, such as a ``msgspec.Struct``.
 
   Raises:
-    InputError: as `parse_json`, or it is no object; the message begins with ``where``.
+    InputError: no JSON, or another type. The message begins with ``where`` and names the key by its
+      path, as in ``Expected `int`, got `str` - at `$.a.b` ``.
   """
-  return _object(parse_json(line, where, 'one object a line'), where)
-
-
-def parse_json(text: str, where: str, expected: str = 'a JSON document') -> Any:
-  """A JSON value, of which other programs can make the same.
-
-  Raises:
-    InputError: not JSON; NaN or infinite; nested deeper than 64; an integer of thousands of digits;
-      half of a surrogate pair. The message begins with ``where``.
-  """
-  return _parsed(lambda: _DECODER.decode(text), text, where, expected)
-
-
-def _same(value: Any) -> Any:
-  return value
-
-
-def _no_constant(name: str) -> Any:
-  raise InputError(f'{name} is not JSON')
-
-
-def _finite(text: str) -> float:
-  if math.isinf(number := float(text)):
-    raise InputError(f'the number {text:.40} is too large')
-  return number
-
-
-_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
-
-
-def _parsed(parse: Callable[[], Any], text: str, where: str, expected: str) -> Any:
+  decoder: msgspec.json.Decoder[T] = _decoder(of)  # type: ignore[arg-type]
   try:
-    value = parse()
-    if text.count('[') + text.count('{') > _DEEPEST and _depth(value) > _DEEPEST:
-      raise RecursionError
-  except json.JSONDecodeError as error:
-    at = f'line {error.lineno}, ' if error.lineno > 1 else ''
-    what = error.msg.removesuffix(' at')
-    raise InputError(
-      f'{where}: not JSON ({what} at {at}column {error.colno}); expected {expected}'
-    ) from error
-  except RecursionError:
-    raise InputError(f'{where}: JSON nested deeper than {_DEEPEST}; expected {expected}') from None
-  except ValueError as error:  # an integer that is too long, or a constant
-    reason = str(error).partition(';')[0]
-    raise InputError(f'{where}: {reason}; expected {expected}') from error
-  if _SURROGATE.search(text):
-    try:
-      json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-      raise InputError(
-        f'{where}: half of a surrogate pair ({error.object[error.start]!a}) in a text; write '
-        'the whole character, or leave it out'
-      ) from error
-  return value
+    return decoder.decode(text)
+  except msgspec.ValidationError as error:
+    raise InputError(f'{where}: {error}') from error
+  except (msgspec.DecodeError, RecursionError) as error:
+    # msgspec takes half of a surrogate pair for the end of the text.
+    hint = ', or half of a surrogate pair' if 'truncated' in str(error) else ''
+    raise InputError(f'{where}: not JSON: {error}{hint}') from error
 
 
-_SURROGATE = re.compile(r'\\u[dD][89a-fA-F]')
+def parse_object(line: str, where: str) -> dict[str, Any]:
+  """`parse` of an object with any keys."""
+  return parse(line, where, dict[str, Any])
 
 
-def _depth(value: Any) -> int:
-  """How deep lists and objects are nested, up to one more than is allowed."""
-  depth, level = 0, [value]
-  while depth <= _DEEPEST and (
-    level := [child for child in level if isinstance(child, list | dict) and child]
-  ):
-    depth += 1
-    level = [
-      child
-      for parent in level
-      for child in (parent.values() if isinstance(parent, dict) else parent)
-    ]
-  return depth
-
-
-def _object(value: Any, where: str) -> dict[str, Any]:
-  if not isinstance(value, dict):
-    raise InputError(f'{where}: expected a JSON object, found {type(value).__name__}')
-  return value
-
-
-def read_json(path: PathLike, what: str = 'file') -> Any:
-  """A whole JSON file. Raises InputError where it is missing or empty, and as `parse_json` does."""
+def read(path: PathLike, what: str, of: type[T]) -> T:
+  """A whole JSON file. Raises InputError as `open_text` and `parse` do."""
   with open_text(path, what) as file:
     text = file.read(_MAX_JSON)
   if len(text) == _MAX_JSON:
     raise InputError(f'{what} {path}: longer than {_MAX_JSON:,} characters; is this a JSON file?')
-  return parse_json(text, f'{what} {path}')
+  return parse(text, f'{what} {path}', of)
 
 
 def read_json_object(path: PathLike, what: str = 'file') -> dict[str, Any]:
-  """`read_json`, and an object; else InputError."""
-  return _object(read_json(path, what), f'{what} {path}')
+  """`read` of an object with any keys."""
+  return read(path, what, dict[str, Any])

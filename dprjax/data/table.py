@@ -150,7 +150,7 @@ class Table:
 
   def __init__(self, folder: epath.Path, split: str):
     # Read without TFDS, which would log several lines about its own description.
-    (described,) = reading.read_json(folder / 'dataset_info.json', 'table')['splits']
+    (described,) = reading.read_json_object(folder / 'dataset_info.json', 'table')['splits']
     lengths = [int(length) for length in described['shardLengths']]
     paths = _files(folder, split)
     self._starts = np.cumsum([0, *lengths])

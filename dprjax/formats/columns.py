@@ -116,7 +116,7 @@ def read_rows(
 def _read_records(
   path: epath.Path, names: Sequence[str], what: str
 ) -> Iterator[tuple[int, list[Any]]]:
-  for number, record in reading.read_jsonl(path, what):
+  for number, record in reading.read_jsonl(path, what, dict[str, Any]):
     absent = [name for name in names if name not in record]
     if absent:
       raise InputError(

@@ -23,13 +23,14 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, NamedTuple
 
+import msgspec
 import sentencex
 from etils import epath
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.formats import mediawiki, texts
-from dprjax.formats.fields import Record, check_id
+from dprjax.formats.fields import Id, check_id
 from dprjax.formats.report import Report
 
 _KINDS = ('.jsonl', '.tsv', '.txt', '.xml', '.zip')
@@ -44,7 +45,6 @@ _BROKEN_ZIP = (
   *(zipfile.BadZipFile, RuntimeError, NotImplementedError, ValueError, OverflowError, EOFError),
   *(zlib.error, lzma.LZMAError, struct.error, OSError),
 )
-_IDS = ('_id', 'id', 'docid')
 
 
 class Document(NamedTuple):
@@ -159,19 +159,25 @@ def _read(path: epath.Path) -> Iterator[Document]:
         yield Document(article.title, '\n'.join(section.text for section in article.sections))
 
 
+class _Record(msgspec.Struct):
+  text: str | None = None
+  abstract: str | None = None
+  title: str | None = None
+  bare_id: Id | None = msgspec.field(default=None, name='id')
+  id: Id | None = msgspec.field(default=None, name='_id')
+  docid: Id | None = None
+
+
 def _read_records(path: epath.Path) -> Iterator[Document]:
-  for number, values in reading.read_jsonl(path, 'text'):
-    record = Record(values, f'{path}, line {number}')
-    title = record.text('title', '')
-    if not any(isinstance(values.get(key), str) for key in ('text', 'abstract')):
-      raise InputError(
-        f"{record.where}: keys {', '.join(map(repr, values)) or 'none'}; expected text, or arXiv's "
-        'abstract, and perhaps title, all three strings'
-      )
-    text = record.text('text' if 'text' in values else 'abstract')
-    id_ = record.first_id(*_IDS) or f'{path.name}:{number}'
+  for number, record in reading.read_jsonl(path, 'text', _Record):
+    where = f'{path}, line {number}'
+    text = record.abstract if record.text is None else record.text
+    if text is None:
+      raise InputError(f"{where}: expected the key text, or arXiv's abstract")
+    given = (id_ for id_ in (record.id, record.bare_id, record.docid) if id_ is not None)
+    id_ = check_id(next(given, f'{path.name}:{number}'), where)
     # A title without a text says nothing.
-    yield Document(id_, f'{title}\n{text}'.strip() if text.strip() else '')
+    yield Document(id_, f'{record.title or ""}\n{text}'.strip() if text.strip() else '')
 
 
 def _read_zip(path: epath.Path) -> Iterator[Document]:

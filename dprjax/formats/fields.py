@@ -14,7 +14,6 @@ from dprjax.base.reading import read_lines
 # bytes of a command line that are no UTF-8.
 _BAD_ID = re.compile(r'^\s|\s$|[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff]|^$')
 
-_LABELS = 'a list of texts that are not empty and have no spaces around them'
 _MOST_LABELS = 1000
 
 
@@ -31,18 +30,36 @@ def other_delimiter(columns: Sequence[str], expected: str = '\t ') -> str:
   return ''
 
 
-def check_id(id_: str, where: str) -> str:
-  """The id, if files and runs can hold it.
+Id = str | int
+"""An id as JSON has it."""
+
+Labels = str | list[str] | None
+"""Labels as JSON has them: a list, or one text with spaces in between."""
+
+
+def check_id(given: Id, where: str) -> str:
+  """The id as text, if files and runs can hold it.
 
   Raises:
     InputError: it is empty, or has white space around it or a control character in it.
   """
+  id_ = str(given)
   if _BAD_ID.search(id_):
     raise InputError(
       f'{where}: the id {id_!r:.80} is empty, has white space around it or a control character in '
       'it'
     )
   return id_
+
+
+def labels(given: Labels, where: str) -> tuple[str, ...]:
+  """The labels, each once. Raises InputError for one that is empty or for more than 1,000."""
+  names = given.split() if isinstance(given, str) else given or ()
+  if len(names) > _MOST_LABELS or not all(name.strip() == name != '' for name in names):
+    raise InputError(
+      f'{where}: expected at most {_MOST_LABELS:,} labels, none empty or with spaces around it'
+    )
+  return tuple(dict.fromkeys(names))
 
 
 class Record(NamedTuple):
@@ -111,21 +128,6 @@ class Record(NamedTuple):
   def texts(self, key: str, expected: str = 'a list of texts', optional: bool = False) -> list[str]:
     """The list of texts under ``key``; empty if it is ``optional`` and absent."""
     return self._list(key, str, expected, optional)
-
-  def labels(self, key: str) -> tuple[str, ...]:
-    """The labels under ``key``, each once: a list of them, or one text with spaces in between.
-
-    None, if the key is absent or null. There may be 1,000 at most.
-    """
-    value = self.values.get(key)
-    if value is None:
-      return ()
-    names = value.split() if isinstance(value, str) else self.texts(key, _LABELS)
-    if len(names) > _MOST_LABELS:
-      raise InputError(f'{self.where}: {key!r} has {len(names):,} labels; expected 1,000 at most')
-    if not all(name.strip() == name != '' for name in names):
-      raise self._wrong(key, _LABELS)
-    return tuple(dict.fromkeys(names))
 
   def records(self, key: str, expected: str, optional: bool = False) -> list['Record']:
     """The list of objects under ``key``; empty if it is ``optional`` and absent."""

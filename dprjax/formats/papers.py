@@ -13,12 +13,13 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 from etils import epath
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.formats import texts
-from dprjax.formats.fields import Record, UniqueIds
+from dprjax.formats.fields import Id, Labels, UniqueIds, check_id, labels
 from dprjax.formats.qrels import Qrels, write_qrels
 
 _MOST_RELATED = 10**8
@@ -31,6 +32,17 @@ class Paper(NamedTuple):
   title: str
   passage: str
   categories: tuple[str, ...]
+
+
+class _Record(msgspec.Struct):
+  """A line of arXiv, or of a BEIR corpus."""
+
+  bare_id: Id | None = msgspec.field(default=None, name='id')
+  id: Id | None = msgspec.field(default=None, name='_id')
+  title: str | None = None
+  abstract: str | None = None
+  text: str | None = None
+  categories: Labels = None
 
 
 def read_papers(path: files.PathLike) -> Iterator[Paper]:
@@ -48,18 +60,16 @@ def read_papers(path: files.PathLike) -> Iterator[Paper]:
     return
   ids = UniqueIds(path, 'paper')
   arxiv: bool | None = None
-  for number, where, values in reading.read_records(path, 'papers'):
+  for number, where, record in reading.read_records(path, 'papers', _Record):
     if arxiv is None:
-      arxiv = 'abstract' in values or ('id' in values and '_id' not in values)
-    record = Record(values, where)
-    title, categories = record.text('title', '').strip(), record.labels('categories')
-    if arxiv:
-      paper = Paper(record.id('id'), title, record.text('abstract', '').strip(), categories)
-    else:
-      passage = f'{title} {record.text("text")}'.strip()
-      paper = Paper(record.id('_id'), title, passage, categories)
-    ids.add(paper.id, number)
-    yield paper
+      arxiv = record.abstract is not None or (record.id is None and record.bare_id is not None)
+    given, text = (record.bare_id, record.abstract or '') if arxiv else (record.id, record.text)
+    if given is None or text is None:
+      raise InputError(f'{where}: {"id" if arxiv else "_id or text"} is missing')
+    id_, title = check_id(given, where), (record.title or '').strip()
+    ids.add(id_, number)
+    passage = text.strip() if arxiv else f'{title} {text}'.strip()
+    yield Paper(id_, title, passage, labels(record.categories, where))
   if arxiv is None:
     raise InputError(f'{path}: no record in it')
 

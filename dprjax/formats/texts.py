@@ -18,10 +18,12 @@ import itertools
 from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
 
+import msgspec
+
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.formats import columns
-from dprjax.formats.fields import Record, UniqueIds, check_id
+from dprjax.formats.fields import Id, Labels, UniqueIds, check_id, labels
 
 KINDS = ('query', 'passage')
 
@@ -50,6 +52,20 @@ class Entry(NamedTuple):
     return f'{self.title} {self.text}'.strip()
 
 
+class _BeirQuery(msgspec.Struct, kw_only=True):
+  id: Id = msgspec.field(name='_id')
+  text: str
+
+
+class _Beir(_BeirQuery, kw_only=True):
+  title: str | None = None
+
+
+class _BeirLabels(msgspec.Struct):
+  id: Id = msgspec.field(name='_id')
+  categories: Labels = None
+
+
 Row = str | list[str]
 """A line of JSON, or columns."""
 
@@ -76,17 +92,16 @@ class Layout(NamedTuple):
   def entry(self, row: Row, where: str) -> Entry:
     """A row as a passage. Raises InputError, which begins with ``where``."""
     if isinstance(row, str):
-      record = Record(reading.parse_object(row, where), where)
-      title, text = record.text('title', ''), record.text('text')
-      return Entry(record.id('_id'), title, text)
+      beir = reading.parse(row, where, _Beir)
+      return Entry(check_id(beir.id, where), beir.title or '', beir.text)
     cells = self._cells(row, where)
     return Entry(cells['id'], cells.get('title', ''), cells['text'])
 
   def query(self, row: Row, where: str) -> Query:
     """A row as a query. Raises InputError, which begins with ``where``."""
     if isinstance(row, str):
-      record = Record(reading.parse_object(row, where), where)
-      return Query(record.id('_id'), record.text('text').strip())
+      beir = reading.parse(row, where, _BeirQuery)
+      return Query(check_id(beir.id, where), beir.text.strip())
     if len(row) != 2:
       raise InputError(f'{where}: {len(row)} columns between tabs; expected 2, id and text')
     cells = self._cells(row, where)
@@ -219,6 +234,6 @@ def read_texts(
 
 def read_categories(path: files.PathLike) -> Iterator[tuple[int, str, tuple[str, ...]]]:
   """Yields (line number, id, categories) of a BEIR corpus.jsonl."""
-  for number, values in reading.read_jsonl(path, 'corpus file'):
-    record = Record(values, f'{path}, line {number}')
-    yield number, record.id('_id'), record.labels('categories')
+  for number, record in reading.read_jsonl(path, 'corpus file', _BeirLabels):
+    where = f'{path}, line {number}'
+    yield number, check_id(record.id, where), labels(record.categories, where)

@@ -26,7 +26,7 @@ from dprjax.base import repository
 from dprjax.base.arrays import read_arrays, write_arrays
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
-from dprjax.base.reading import parse_json
+from dprjax.base.reading import parse_object
 from dprjax.formats import seen
 from dprjax.models import pooling as poolings
 from dprjax.models import segments
@@ -233,7 +233,7 @@ def load_prompt(path: PathLike) -> Prompt:
   if text.ndim or text.dtype.kind != 'U':
     raise InputError(f'{path}: meta is not JSON in a single string; export the prompt again')
   try:
-    meta = parse_json(text.item(), f'{path}, meta')
+    meta = parse_object(text.item(), f'{path}, meta')
   except InputError as error:
     raise InputError(f'{error}; export the prompt again') from error
   hashes = {

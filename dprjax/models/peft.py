@@ -22,7 +22,7 @@ from jaxtyping import Float
 from dprjax.base import files, version
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, write_json
-from dprjax.base.reading import parse_json, read_json_object
+from dprjax.base.reading import parse_object, read_json_object
 from dprjax.formats.fields import Record
 from dprjax.formats.texts import KINDS
 from dprjax.models import artifact, weights
@@ -258,7 +258,4 @@ def _read_weights(folder: epath.Path) -> tuple[np.ndarray, dict[str, Any]]:
     embeddings = stored.read()
   if text is None:
     return embeddings, {}
-  meta = parse_json(text, f'{os.fspath(file)}, metadata', 'the meta of a prompt')
-  if not isinstance(meta, dict):
-    raise InputError(f'{file}: its metadata {_META!r} is no object; export the adapter again')
-  return embeddings, meta
+  return embeddings, parse_object(text, f'{os.fspath(file)}, metadata {_META!r}')

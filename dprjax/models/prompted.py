@@ -10,13 +10,13 @@ Loading such a folder runs its code: ``SentenceTransformer(DIR, trust_remote_cod
 """
 
 import pathlib
+from typing import Any
 
 from etils import epath
 
-from dprjax.base import repository
+from dprjax.base import reading, repository
 from dprjax.base.errors import InputError
 from dprjax.base.files import write_json
-from dprjax.base.reading import read_json
 from dprjax.models import artifact, hub
 from dprjax.models.sentence import (
   PROMPTED_TYPE,
@@ -73,7 +73,7 @@ def add_prompt(folder: epath.Path, prompt: artifact.Prompt) -> None:
     InputError: as `check`.
   """
   check(prompt)
-  modules = read_json(folder / 'modules.json', 'modules.json')
+  modules = reading.read(folder / 'modules.json', 'modules.json', list[dict[str, Any]])
   modules[0]['type'] = PROMPTED_TYPE
   write_json(folder / 'modules.json', modules)
   (folder / CODE).write_text(_code())

@@ -20,7 +20,7 @@ from etils import epath
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import refuse_special, write_json
-from dprjax.base.reading import read_json, read_json_object
+from dprjax.base.reading import read, read_json_object
 from dprjax.formats import sentence_files
 from dprjax.formats.fields import Record
 from dprjax.models import pooling as poolings
@@ -180,11 +180,11 @@ def _modules(root: epath.Path) -> list[dict[str, str]]:
   file = root / 'modules.json'
   if not file.exists():
     return []
-  modules = read_json(file, 'modules.json')
+  modules = read(file, 'modules.json', list[dict[str, Any]])
+  if not modules:
+    raise InputError(f'{file}: no module in it')
   found: list[dict[str, str]] = []
-  for module in modules if isinstance(modules, list) and modules else [None]:
-    if not isinstance(module, dict):
-      raise InputError(f'{file}: expected a list of objects with type and path')
+  for module in modules:
     record = Record(module, f'{file}: expected a list of objects with type and path')
     kind, path = record.text('type'), record.text('path')
     if path and not re.fullmatch(r'[\w-][\w.-]*', path):

@@ -10,15 +10,16 @@ import ast
 import math
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import regex
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.base.reading import plain_name, read_lines, read_records
 from dprjax.formats.columns import split_rows
-from dprjax.formats.fields import Record, UniqueIds
+from dprjax.formats.fields import Id, UniqueIds, check_id
 from dprjax.formats.texts import read_entries
 from dprjax.formats.trec import Run
 from dprjax.retrieval.measures import Metrics
@@ -154,28 +155,35 @@ def read_answers(path: PathLike) -> dict[str, list[str]]:
   table = plain_name(path).endswith(('.csv', '.tsv'))
   unique = UniqueIds(path, 'question')
   answers: dict[str, list[str]] = {}
-  for number, where, values in _read_table(path) if table else read_records(path, 'answers'):
-    record = Record(values, where)
-    id_ = record.first_id('_id', 'id', 'query_id') or str(number)
+  for number, where, question in (
+    _read_table(path) if table else read_records(path, 'answers', _Question)
+  ):
+    given = (id_ for id_ in (question.id, question.bare_id, question.query_id) if id_ is not None)
+    id_ = check_id(next(given, number), where)
     unique.add(id_, number)
-    answers[id_] = record.texts('answers')
-    if not answers[id_]:
-      raise InputError(f'{record.where}: an empty list of answers; expected one or more')
+    answers[id_] = question.answers
   if not answers:
     raise InputError(f'{path}: no question in it')
   return answers
 
 
-def _read_table(path: PathLike) -> Iterator[tuple[int, str, dict[str, Any]]]:
+class _Question(msgspec.Struct):
+  answers: Annotated[list[str], msgspec.Meta(min_length=1)]
+  bare_id: Id | None = msgspec.field(default=None, name='id')
+  id: Id | None = msgspec.field(default=None, name='_id')
+  query_id: Id | None = None
+
+
+def _read_table(path: PathLike) -> Iterator[tuple[int, str, _Question]]:
   lines = read_lines(path, 'answers', blank=True)
   for number, cells in split_rows(lines, str(path), quoted=True):
     where = f'{path}, line {number}'
     try:
       _, literal = cells
-      answers = ast.literal_eval(literal)
+      question = msgspec.convert({'answers': ast.literal_eval(literal)}, _Question)
     except _NO_LIST as error:
       raise InputError(f"{where}: expected question TAB ['answer', ...] ({error})") from error
-    yield number, where, {'answers': answers}
+    yield number, where, question
 
 
 def read_passages(path: PathLike, ids: set[str]) -> dict[str, str]:

@@ -526,7 +526,7 @@ def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None
 def _why_no_json(content: bytes, error: Exception) -> str:
   """What is wrong with a body; msgspec takes half of a surrogate pair for the end of the body."""
   try:
-    reading.parse_json(content.decode(), 'the body')
+    reading.parse_object(content.decode(), 'the body')
   except InputError as found:
     return str(found)
   except UnicodeDecodeError as found:

@@ -100,7 +100,7 @@ def test_an_open_file_is_written_to_where_it_is(tmp_path):
 
 def test_a_path_that_is_no_utf8_is_written_to_json(tmp_path):
   files.write_json(tmp_path / 'a.json', {'path': 'caf\udce9.trec'})
-  assert reading.read_json(tmp_path / 'a.json') == {'path': 'caf?.trec'}
+  assert reading.read_json_object(tmp_path / 'a.json') == {'path': 'caf?.trec'}
 
 
 def test_pipes_are_refused_where_one_reading_is_not_enough():

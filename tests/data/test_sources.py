@@ -256,18 +256,18 @@ def test_empty_texts(beir):
 
 SPOILT = [  # file, number of the line that is replaced or appended (0: the only one), line, message
   ('corpus.jsonl', 2, '{"_id": "d2", "text": ', r'corpus\.jsonl, line 2: not JSON'),
-  ('corpus.jsonl', 2, '["d2"]', r'corpus\.jsonl, line 2: expected a JSON object, found list'),
-  ('corpus.jsonl', 2, '{"text": "dogs"}', r"line 2: '_id' is missing; expected text or a number"),
-  ('corpus.jsonl', 2, '{"_id": true, "text": "dogs"}', r"line 2: '_id' is True; expected text or"),
+  ('corpus.jsonl', 2, '["d2"]', r'corpus\.jsonl, line 2: Expected `object`, got `array`'),
+  ('corpus.jsonl', 2, '{"text": "dogs"}', r'line 2: .*_id'),
+  ('corpus.jsonl', 2, '{"_id": true, "text": "dogs"}', r'line 2: .*_id'),
   ('corpus.jsonl', 2, '{"_id": "d2 ", "text": "dogs"}', r"line 2: the id 'd2 ' .* white space"),
-  ('corpus.jsonl', 2, '{"_id": "d2", "text": 5}', r"line 2: 'text' is 5; expected text"),
+  ('corpus.jsonl', 2, '{"_id": "d2", "text": 5}', r'line 2: .*text'),
   (
     *('corpus.jsonl', 4, '{"_id": "d1", "text": "again"}'),
     r"corpus\.jsonl: passage id 'd1' is on line 1 and again on line 4",
   ),
   ('corpus.jsonl', 0, '', r'corpus file is empty: .*corpus\.jsonl'),
   ('corpus.jsonl', 0, b'{"_id": "d1", "text": "\xff"}', r'corpus\.jsonl, line 1 or .*: not UTF-8'),
-  ('queries.jsonl', 2, '{"_id": "q2"}', r"queries\.jsonl, line 2: 'text' is missing"),
+  ('queries.jsonl', 2, '{"_id": "q2"}', r'queries\.jsonl, line 2: .*text'),
   (
     *('queries.jsonl', 4, '{"_id": "q2", "text": "again"}'),
     r"queries\.jsonl: query id 'q2' is on line 2 and again on line 4",
@@ -305,22 +305,22 @@ BAD_EXAMPLES = [
   (
     'a.jsonl',
     '{"query": "x", "pos": "cats"}',
-    r"line 1: 'pos' is 'cats'; expected a list of texts",
+    r'line 1: .*pos',
   ),
   (
     'a.jsonl',
     '{"query": "x", "pos": ["y"]}\n{"pos": ["y"]}',
-    r"a\.jsonl, line 2: 'query' is missing; expected text",
+    r'a\.jsonl, line 2: .*query',
   ),
   (
     'a.jsonl',
     '{"query_id": 1, "query": "x", "positive_passages": [{"docid": 1}]}',
-    r"a\.jsonl, line 1: 'text' is missing; expected text",
+    r'a\.jsonl, line 1: .*text',
   ),
   (
     'a.jsonl',
     '{"query_id": 1, "query": "x", "positive_passages": [1]}',
-    r"'positive_passages' is \[1\]; expected a list of {\"docid\"",
+    r'line 1: .*`\$\.positive_passages\[0\]`',
   ),
   ('a.jsonl', f'{EXAMPLE}\n{EXAMPLE}', "query id '1' is on line 1"),
   (
@@ -331,12 +331,12 @@ BAD_EXAMPLES = [
   (
     'a.json',
     '[{"question": "x", "positive_ctxs": []}, 5]',
-    r'a\.json, entry 2: expected a JSON object, found int',
+    r'a\.json, entry 2: Expected `object`, got `int`',
   ),
   (
     'a.json',
     '[{"question": "x", "positive_ctxs": []}, {"question": "x"}]',
-    r"a\.json, entry 2: 'positive_ctxs' is missing",
+    r'a\.json, entry 2: .*positive_ctxs',
   ),
   ('a.jsonl', '{"foo": 1}', r"the first record has 'foo'; expected positive_passages \(Tevatron\)"),
   (
@@ -499,7 +499,7 @@ def test_unknown_pools(beir, tmp_path, pools):
     tmp_path / 'mined.jsonl',
     [{'query_id': 'q1', 'negative_passages': [{'docid': 'd3', 'pools': pools}]}],
   )
-  with pytest.raises(InputError, match=r'mined\.jsonl, line 1: .*pools.*expected .*undenoised'):
+  with pytest.raises(InputError, match=r'mined\.jsonl, line 1: .*pools'):
     read(beir, negatives=str(mined))
 
 
@@ -521,20 +521,20 @@ def test_wanted_texts(tmp_path):
 @pytest.mark.parametrize(
   ('negative', 'message'),
   [
-    ('{"docid": "e", "text": "y", "rank": "1"}', "'rank' is '1'; expected a whole number"),
-    ('{"docid": "e", "text": "y", "rank": 1.5}', "'rank' is 1.5"),
-    ('{"docid": "e", "text": "y", "rank": true}', "'rank' is True"),
-    ('{"docid": "e", "text": "y", "score": "x"}', "'score' is 'x'; expected a finite number"),
-    ('{"docid": "e", "text": "y", "score": 1e999}', 'the number 1e999 is too large'),
-    ('{"docid": "e", "text": "y", "score": NaN}', 'NaN is not JSON'),
-    ('{"docid": "e", "text": "y", "score": 1' + '0' * 400 + '}', "'score' is 1000"),
-    ('{"docid": "e", "text": "y", "pools": [1]}', "'pools' is"),
-    ('{"docid": "e", "text": "y", "retriever": []}', "'retriever' is"),
+    ('{"docid": "e", "text": "y", "rank": "1"}', '.*rank'),
+    ('{"docid": "e", "text": "y", "rank": 1.5}', '.*rank'),
+    ('{"docid": "e", "text": "y", "rank": true}', '.*rank'),
+    ('{"docid": "e", "text": "y", "score": "x"}', '.*score'),
+    ('{"docid": "e", "text": "y", "score": 1e999}', 'Number out of range'),
+    ('{"docid": "e", "text": "y", "score": NaN}', 'not JSON'),
+    ('{"docid": "e", "text": "y", "score": 1' + '0' * 400 + '}', 'Number out of range'),
+    ('{"docid": "e", "text": "y", "pools": [1]}', '.*pools'),
+    ('{"docid": "e", "text": "y", "retriever": []}', '.*retriever'),
     ('{"docid": "e ", "text": "y"}', "the id 'e '"),
-    ('{"docid": "", "text": "y"}', "'docid' is ''"),
-    ('{"docid": {}, "text": "y"}', "'docid' is {}; expected text or a number"),
-    ('{"docid": "e", "text": null}', "'text' is missing"),
-    ('null', "'negative_passages' is .None."),
+    ('{"docid": "", "text": "y"}', "the id ''"),
+    ('{"docid": {}, "text": "y"}', '.*docid'),
+    ('{"docid": "e", "text": null}', '.*text'),
+    ('null', '.*negative_passages'),
   ],
 )
 def test_negatives_of_other_types(tmp_path, negative, message):

@@ -145,7 +145,7 @@ def meta(**changes):
 DAMAGED = {
   'no vocabulary': ({'topics/vocabulary': None}, 'no array topics/vocabulary'),
   'meta of numbers': ({'topics/meta': np.array(1)}, 'topics/meta: not JSON'),
-  'meta a list': ({'topics/meta': np.array('[1]')}, 'expected a JSON object'),
+  'meta a list': ({'topics/meta': np.array('[1]')}, 'Expected `object`'),
   'meta NaN': ({'topics/meta': np.array('{"a": NaN}')}, 'NaN'),
   'another format': ({'topics/meta': meta(format='x')}, "format is 'x'"),
   'a newer version': ({'topics/meta': meta(version=2)}, 'version 2'),

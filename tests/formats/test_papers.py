@@ -48,12 +48,12 @@ def test_corpora(tmp_path):
 @pytest.mark.parametrize(
   'rows, message',
   [
-    ([ARXIV[0], {'id': '7', 'title': 3}], "line 2: 'title' is 3; expected text"),
-    ([ARXIV[0], {'id': '7', 'abstract': ['x']}], "line 2: 'abstract' is"),
-    ([ARXIV[0], {'id': '7', 'categories': {'a': 1}}], "line 2: 'categories' is"),
-    ([ARXIV[0], {'title': 'no id', 'abstract': 'x'}], "line 2: 'id' is missing"),
+    ([ARXIV[0], {'id': '7', 'title': 3}], 'line 2: .*title'),
+    ([ARXIV[0], {'id': '7', 'abstract': ['x']}], 'line 2: .*abstract'),
+    ([ARXIV[0], {'id': '7', 'categories': {'a': 1}}], 'line 2: .*categories'),
+    ([ARXIV[0], {'title': 'no id', 'abstract': 'x'}], 'line 2: id'),
     ([ARXIV[0], ARXIV[0]], "paper id '1' is on line 1 and again on line 2"),
-    ([{'_id': '1', 'title': 'x'}], "line 1: 'text' is missing"),
+    ([{'_id': '1', 'title': 'x'}], 'line 1: .*text'),
     ([], 'is empty'),
   ],
 )

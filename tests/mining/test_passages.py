@@ -97,7 +97,7 @@ def test_more_passages_than_a_chunk(tmp_path, monkeypatch):
       r'line 1 \(\{"_id": "a", "text": "x"\}\.\.\.\) and line 3 \(.*\) have the same passage id',
     ),
     ('c.jsonl', b'{"_id": "a", "text": "x"}\n{"_id": broken\n', r'c\.jsonl, line 2: not JSON'),
-    ('c.jsonl', b'[1]\n', 'line 1: expected a JSON object'),
+    ('c.jsonl', b'[1]\n', 'line 1: Expected `object`'),
     ('c.jsonl', b'{"_id": "a"}\n', "line 1: 'text' is missing"),
     ('c.jsonl', b'{"_id": "a", "text": "\xff"}\n', 'not UTF-8 text'),
     ('c.tsv', b'a\n', 'line 1: 1 column between tabs'),

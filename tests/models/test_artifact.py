@@ -410,10 +410,10 @@ def test_a_file_that_declares_what_it_has_not(tmp_path, members, message):
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    ({'text': '[' * 3000 + ']' * 3000}, 'meta: JSON nested deeper than 64'),
-    ({'text': '{"temperature": NaN}'}, 'meta: NaN is not JSON'),
-    ({'text': '{"temperature": ' + '1' * 6000 + '}'}, 'meta: Exceeds the limit'),
-    ({'text': r'{"task": "\ud800"}'}, 'meta: half of a surrogate pair'),
+    ({'text': '[' * 3000 + ']' * 3000}, 'meta: Expected `object`'),
+    ({'text': '{"temperature": NaN}'}, 'meta: not JSON'),
+    ({'text': '{"temperature": ' + '1' * 6000 + '}'}, 'meta: Integer value out of range'),
+    ({'text': r'{"task": "\ud800"}'}, 'meta: .*surrogate pair'),
     ({'temperature': 0}, "meta's temperature is 0, expected"),
     ({'temperature': -1.5}, "meta's temperature is -1.5, expected"),
     ({'query_max_length': 10**12}, "meta's query_max_length is 1000000000000, expected"),

@@ -379,10 +379,10 @@ def test_architectures_of_another_type(write_checkpoint, architectures):
 @pytest.mark.parametrize(
   ('text', 'message'),
   [
-    ('[' * 3000 + ']' * 3000, 'JSON nested deeper'),
-    ('{"vocab_size": NaN}', 'NaN is not JSON'),
+    ('[' * 3000 + ']' * 3000, 'Expected `object`'),
+    ('{"vocab_size": NaN}', 'not JSON'),
     ('{"vocab_size": ' + '9' * 5000 + '}', 'config.json'),
-    ('null', 'expected a JSON object, found NoneType'),
+    ('null', 'Expected `object`, got `null`'),
   ],
 )
 def test_a_config_that_is_none(write_checkpoint, text, message):
@@ -426,7 +426,7 @@ def test_shards_outside_the_folder(write_checkpoint, name):
   assert 'is no name of a file beside it' in text or 'are missing' in text
   for index in ({'weight_map': []}, {'weight_map': {'a': 3}}, {}, [], None):
     (path / 'model.safetensors.index.json').write_text(json.dumps(index))
-    assert 'expected a' in error(path)
+    assert 'xpected' in error(path) and 'model.safetensors.index.json' in error(path)
 
 
 @pytest.mark.parametrize(
@@ -489,7 +489,7 @@ def test_paths_that_are_not_directories(tmp_path):
   (tmp_path / 'config.json').write_text('{')
   assert 'config.json: not JSON' in error(tmp_path)
   (tmp_path / 'config.json').write_text('[]')
-  assert 'expected a JSON object, found list' in error(tmp_path)
+  assert 'Expected `object`, got `array`' in error(tmp_path)
 
 
 def test_hub_id_offline():

@@ -161,7 +161,7 @@ def test_a_flipped_byte_in_any_file_is_noticed(tmp_path):
     ('vocab.index.json', '{"cat": null}', 'not a whole BM25 index'),
     ('vocab.index.json', '[' * 3000, 'not a whole BM25 index'),
     ('dprjax_index.json', '{"format": "dprjax.bm25", "fingerprint": "abc"}', 'no checksums'),
-    ('dprjax_index.json', '[]', 'expected a JSON object'),
+    ('dprjax_index.json', '[]', 'Expected `object`'),
     ('dprjax_index.json', '{"format": "dprjax.bm25", "fing', 'not JSON'),
   ],
 )

@@ -233,7 +233,7 @@ VECTORS_0, IDS_0 = 'embeddings-00000-of-00003.npy', 'ids-00000-of-00003.txt'
     (lambda f: header(f, all=("{'descr'", '(' * 30 + "{'descr'")), 'not a whole .npy file'),
     (lambda f: os.truncate(f / VECTORS_0, 140), r'not a whole .npy file \(140 bytes\)'),
     (lambda f: (f / 'manifest.json').write_text('{}'), 'is not a dprjax.embeddings manifest'),
-    (lambda f: (f / 'manifest.json').write_text('[]'), 'expected a JSON object, found list'),
+    (lambda f: (f / 'manifest.json').write_text('[]'), 'Expected `object`, got `array`'),
     (lambda f: (f / 'manifest.json').write_text('{"format": '), 'not JSON'),
     (lambda f: replace(f / 'manifest.json', os.mkfifo), 'is a pipe or a device'),
     (lambda f: (f / 'manifest.json').unlink(), 'holds no embeddings'),

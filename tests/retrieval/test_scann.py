@@ -125,7 +125,7 @@ def _flip(file, place):
     (lambda f: _edit(f, count='many'), "'count' is 'many'; expected a whole number", False),
     (lambda f: _edit(f, leaves=10**30), "'leaves' is 1000000", False),
     (lambda f: _edit(f, format='dprjax.bm25'), 'something else than a ScaNN index', True),
-    (lambda f: (f / 'dprjax_index.json').write_text('[]'), 'expected a JSON object', True),
+    (lambda f: (f / 'dprjax_index.json').write_text('[]'), 'Expected `object`', True),
     (lambda f: (f / 'dprjax_index.json').write_text('{'), 'not JSON', True),
     (lambda f: (f / 'dprjax_index.json').unlink(), 'something else than a ScaNN index', True),
     (lambda f: (f / 'thesis.tex').write_text('years of work'), 'also holds thesis.tex', True),

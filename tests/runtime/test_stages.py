@@ -136,11 +136,11 @@ def test_the_files_of_a_model_are_the_local_ones(tmp_path):
 @pytest.mark.parametrize(
   ('text', 'words'),
   [
-    ('[]', 'expected a JSON object'),
+    ('[]', 'Expected `object`'),
     ('{"a": 5}', "'a' is no object"),
     ('{"a": null}', "'a' is no object"),
     ('{', 'not JSON'),
-    ('[' * 5000 + ']' * 5000, 'nested deeper'),
+    ('[' * 5000 + ']' * 5000, 'Expected `object`'),
   ],
 )
 def test_a_damaged_record(tmp_path, text, words):
