@@ -10,10 +10,12 @@ Each file is written aside and renamed. A folder of another `Meta`, other ids or
 version is never continued.
 """
 
+import collections
 import dataclasses
 import functools
 import hashlib
 import io
+import itertools
 import math
 import re
 import types
@@ -241,94 +243,79 @@ class EmbeddingsWriter:
       path.unlink(missing_ok=True)
 
 
+@dataclasses.dataclass(frozen=True)
 class Rows:
   """Vectors of one file, on disk. So is a slice of them; ``np.asarray`` of either reads it.
 
   A local file is mapped, until that array is released; codes are decoded.
 
-  Args:
-    path: a .npy file that was checked (`_check_array`).
+  Attributes:
+    path: a .npy file that was checked (`_open_npy`).
     count: the rows.
     columns: of the file.
     dtype: of the file's numbers.
     offset: the first row's byte in the file.
-    code: what the numbers stand for; None: themselves.
+    stored_as: what the numbers stand for; None: themselves.
     dimension: numbers of a vector that are used, the first ones; None: all.
     normalize: whether vectors that are cut get unit length again.
   """
 
-  def __init__(
-    self,
-    path: epath.Path,
-    count: int,
-    columns: int,
-    dtype: np.dtype,
-    offset: int,
-    code: codes.Code | None = None,
-    dimension: int | None = None,
-    normalize: bool = False,
-  ):
-    self._path, self._count, self._columns, self._offset = path, count, columns, offset
-    self.dtype, self._code, self._dimension, self._normalize = dtype, code, dimension, normalize
+  path: epath.Path
+  count: int
+  columns: int
+  dtype: np.dtype
+  offset: int
+  stored_as: codes.Code | None = None
+  dimension: int | None = None
+  normalize: bool = False
 
   @property
   def shape(self) -> tuple[int, int]:
     """``(rows, H)`` of the vectors."""
-    whole = self._columns if self._code is None else len(self._code.ranges.low)
-    return self._count, self._dimension or whole
+    whole = self.columns if self.stored_as is None else len(self.stored_as.ranges.low)
+    return self.count, self.dimension or whole
 
   @property
   def code(self) -> codes.Code | None:
     """How ``stored`` is read; None where that is not these vectors' codes."""
-    return self._code if self._dimension is None else None
+    return self.stored_as if self.dimension is None else None
 
   @property
   def stored(self) -> 'Rows':
     """The same rows as they are stored."""
-    return Rows(self._path, self._count, self._columns, self.dtype, self._offset)
-
-  def cut(self, dimension: int, normalize: bool) -> 'Rows':
-    """The same rows with their first numbers alone."""
-    return self._like(self._count, self._offset, dimension, normalize)
+    return Rows(self.path, self.count, self.columns, self.dtype, self.offset)
 
   def take(self, rows: Int[np.ndarray, ' n']) -> Float[np.ndarray, 'n H']:
     """The vectors of these rows, float32, without the others where the file is local."""
     return np.asarray(self._vectors(self._read()[rows]), np.float32)
 
   def __len__(self) -> int:
-    return self._count
+    return self.count
 
   def __getitem__(self, rows: slice) -> 'Rows':
     start, stop, _ = rows.indices(len(self))
-    offset = self._offset + start * self._columns * self.dtype.itemsize
-    return self._like(max(stop - start, 0), offset, self._dimension, self._normalize)
+    offset = self.offset + start * self.columns * self.dtype.itemsize
+    return dataclasses.replace(self, count=max(stop - start, 0), offset=offset)
 
   def __array__(self, dtype: Any = None, copy: bool | None = None) -> Float[np.ndarray, 'rows H']:
-    values = self._vectors(self._read())
-    return (
-      values if dtype in (None, values.dtype) and not copy else values.astype(dtype or values.dtype)
-    )
-
-  def _like(self, count: int, offset: int, dimension: int | None, normalize: bool) -> 'Rows':
-    kept = self._columns, self.dtype, offset, self._code
-    return Rows(self._path, count, *kept, dimension, normalize)
+    return np.array(self._vectors(self._read()), dtype, copy=copy or None)
 
   def _vectors(self, values: Shaped[np.ndarray, 'n W']) -> Float[np.ndarray, 'n H']:
-    if self._code is not None:
-      values = codes.decode(values, self._code)
-    return values if not self._dimension else codes.cut(values, self._dimension, self._normalize)
+    if self.stored_as is not None:
+      values = codes.decode(values, self.stored_as)
+    return values if not self.dimension else codes.cut(values, self.dimension, self.normalize)
 
   def _read(self) -> Shaped[np.ndarray, 'rows W']:
-    shape = self._count, self._columns
-    if not len(self):
+    shape = self.count, self.columns
+    if not self.count:
       return np.empty(shape, self.dtype)
-    if not files.is_remote(self._path):
+    if not files.is_remote(self.path):
       try:
-        return np.memmap(self._path, self.dtype, 'r', self._offset, shape)
+        return np.memmap(self.path, self.dtype, 'r', self.offset, shape)
       except ValueError as error:  # it has become shorter
-        raise InputError(f'{self._path} was changed while it is read ({error})') from error
-    with self._path.open('rb') as file:
-      file.seek(self._offset)
+        raise InputError(f'{self.path} was changed while it is read ({error})') from error
+    with self.path.open('rb') as file:
+      file.seek(self.offset)
       content = file.read(math.prod(shape) * self.dtype.itemsize)
     return np.frombuffer(content, self.dtype).reshape(shape)
 
@@ -380,7 +367,10 @@ class Embeddings:
       )
     return dataclasses.replace(
       self,
-      shards=[shard.cut(dimension, self.meta.normalize) for shard in self.shards],
+      shards=[
+        dataclasses.replace(shard, dimension=dimension, normalize=self.meta.normalize)
+        for shard in self.shards
+      ],
       meta=dataclasses.replace(self.meta, dimension=dimension),
       is_cut=True,
     )
@@ -405,27 +395,24 @@ class Embeddings:
 
   def ids_at(self, rows: Int[np.ndarray, ' n']) -> list[str]:
     """The ids of these rows, which must ascend; one file's ids are in memory at a time."""
-    starts = np.cumsum([0, *(len(shard) for shard in self.shards)])
-    bounds = np.searchsorted(rows, starts)
-    ids_at: list[str] = []
-    for number, file in enumerate(self._id_files):
-      wanted = rows[bounds[number] : bounds[number + 1]] - starts[number]
-      if len(wanted):
-        ids, _ = _read_ids(file)
-        ids_at += [ids[row] for row in wanted.tolist()]
-    return ids_at
+    found: list[str] = []
+    for number, own in self._by_shard(rows):
+      ids, _ = _read_ids(self._id_files[number])
+      found += [ids[row] for row in own.tolist()]
+    return found
 
   def take(self, rows: Int[np.ndarray, ' n']) -> Float[np.ndarray, 'n H']:
     """The vectors of these rows, which must ascend, float32; without the others."""
+    parts = [self.shards[number].take(own) for number, own in self._by_shard(rows)]
+    return np.concatenate([np.empty((0, self.meta.dimension), np.float32), *parts])
+
+  def _by_shard(self, rows: Int[np.ndarray, ' n']) -> Iterator[tuple[int, Int[np.ndarray, ' m']]]:
+    """(number of a shard, which of its rows are among these), of shards that have any."""
     starts = np.cumsum([0, *(len(shard) for shard in self.shards)])
-    bounds = np.searchsorted(rows, starts)
-    vectors = np.empty((len(rows), self.meta.dimension), np.float32)
-    for shard, start, first, stop in zip(
-      self.shards, starts, bounds[:-1], bounds[1:], strict=False
-    ):
+    bounds = np.searchsorted(rows, starts).tolist()
+    for number, (first, stop) in enumerate(itertools.pairwise(bounds)):
       if stop > first:
-        vectors[first:stop] = shard.take(rows[first:stop] - start)
-    return vectors
+        yield number, rows[first:stop] - starts[number]
 
   def vectors(self) -> Float[np.ndarray, 'n H']:
     """All rows in memory, float32."""
@@ -497,7 +484,12 @@ def load_embeddings(
     ids, content = _read_ids(ids_file)
     digest.update(content)
     shape = (shard.stop - shard.start, columns)
-    offset = _check_array(vectors_file, shape, dtype, len(ids))
+    found, kind, offset = _open_npy(vectors_file, 'encode again')
+    if found != shape or kind != dtype or len(ids) != shape[0]:
+      raise InputError(
+        f'{vectors_file}: {kind} {found} with {len(ids)} ids, but {MANIFEST} says {dtype} {shape}: '
+        'encode again'
+      )
     shards.append(Rows(vectors_file, *shape, dtype, offset, code))
     id_files.append(ids_file)
   if digest.hexdigest() != manifest.ids_sha256:
@@ -512,36 +504,21 @@ def open_array(path: PathLike, rows: int) -> Rows:
     InputError: it is no whole .npy file of float32 or float16 of this many rows.
   """
   found = files.regular_file(path, 'vectors')
-  with found.open('rb') as file:
-    try:
-      shape, by_columns, dtype = arrays.read_header(file)
-    except arrays.UNREADABLE as error:
-      raise InputError(
-        f'{found} is not a whole .npy file ({" ".join(str(error).split()):.200}); save it again'
-      ) from error
-    offset = file.tell()
-    size = file.seek(0, io.SEEK_END)
+  shape, dtype, offset = _open_npy(found, 'save it again')
   if (
-    dtype.name not in ('float32', 'float16')
-    or by_columns
-    or len(shape) != 2
-    or shape[0] != rows
-    or shape[1] < 1
+    dtype.name not in ('float32', 'float16') or len(shape) != 2 or shape[0] != rows or not shape[1]
   ):
     raise InputError(
-      f'{found}: {dtype} {list(shape)!s:.60}, expected float32 or float16 [{rows}, H], rows one '
-      'after the other: a vector for each id'
+      f'{found}: {dtype} {list(shape)!s:.60}, expected float32 or float16 [{rows}, H], a row '
+      'for each id'
     )
-  if size != offset + math.prod(shape) * dtype.itemsize:
-    raise InputError(f'{found} is not a whole .npy file ({size:,} bytes); save it again')
   return Rows(found, shape[0], shape[1], dtype, offset)
 
 
 def check_unique(ids: Sequence[str], where: str) -> None:
   """Raises InputError, which begins with ``where``, for an id that comes twice."""
   if len(set(ids)) < len(ids):
-    seen: set[str] = set()
-    twice = next(id_ for id_ in ids if id_ in seen or seen.add(id_))  # type: ignore[func-returns-value]
+    twice = collections.Counter(ids).most_common(1)[0][0]
     raise InputError(f'{where}: the id {twice!r:.80} is there twice; ids must be unique')
 
 
@@ -557,42 +534,37 @@ def _read_ids(path: epath.Path) -> tuple[list[str], bytes]:
   return text[:-1].split('\n'), content
 
 
-def _check_array(path: epath.Path, shape: tuple[int, int], dtype: np.dtype, ids: int) -> int:
-  """The byte at which a .npy file's rows begin.
+def _open_npy(path: epath.Path, remedy: str) -> tuple[tuple[int, ...], np.dtype, int]:
+  """A .npy file's shape, type, and the byte at which its rows begin.
 
   Raises:
-    InputError: it is no such file; of another shape or type than the manifest's; or shorter or
-      longer than it says. Nothing of the declared size is allocated before.
+    InputError: it is no such file, or shorter or longer than it says. Nothing of the declared size
+      is allocated before.
   """
-  broken = f'{path} is not a whole .npy file'
   with path.open('rb') as file:
     try:
-      found, by_columns, kind = arrays.read_header(file)
+      shape, by_columns, dtype = arrays.read_header(file)
     except arrays.UNREADABLE as error:
-      raise InputError(f'{broken} ({" ".join(str(error).split())}): encode again') from error
+      reason = ' '.join(str(error).split())
+      raise InputError(f'{path} is not a whole .npy file ({reason:.200}): {remedy}') from error
     offset = file.tell()
     size = file.seek(0, io.SEEK_END)
-  if kind.hasobject:
-    raise InputError(f'{broken} of numbers: encode again')
-  if found != shape or kind != dtype or by_columns or ids != shape[0]:
+  whole = size == offset + math.prod(shape) * dtype.itemsize
+  if by_columns or dtype.hasobject or not whole:
     raise InputError(
-      f'{path}: {kind} {found} with {ids} ids, but {MANIFEST} says {dtype} {shape}: encode again'
+      f'{path} is not a whole .npy file of numbers by rows ({size:,} bytes, says {dtype} {shape}): '
+      f'{remedy}'
     )
-  if size != offset + math.prod(shape) * dtype.itemsize:
-    raise InputError(f'{broken} ({size:,} bytes): encode again')
-  return offset
+  return shape, dtype, offset
 
 
 def _check_ids(ids: Sequence[str], source: str) -> None:
   if not ids:
     raise InputError(f'{source}: there is nothing to encode')
-  seen: set[str] = set()
   for row, id_ in enumerate(ids, start=1):
     if not id_ or _BAD_IDS.search(id_) or '\n' in id_:
       raise InputError(
         f'{source}, row {row}: the id {id_!r:.80} is empty, or has white space or a control '
         'character in it'
       )
-    if id_ in seen:
-      raise InputError(f'{source}, row {row}: the id {id_!r} is there twice; ids must be unique')
-    seen.add(id_)
+  check_unique(ids, source)

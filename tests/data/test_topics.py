@@ -146,7 +146,7 @@ DAMAGED = {
   'no vocabulary': ({'topics/vocabulary': None}, 'no array topics/vocabulary'),
   'meta of numbers': ({'topics/meta': np.array(1)}, 'topics/meta: not JSON'),
   'meta a list': ({'topics/meta': np.array('[1]')}, 'Expected `object`'),
-  'meta NaN': ({'topics/meta': np.array('{"a": NaN}')}, 'NaN'),
+  'meta NaN': ({'topics/meta': np.array('{"a": NaN}')}, 'topics/meta: not JSON'),
   'another format': ({'topics/meta': meta(format='x')}, "format is 'x'"),
   'a newer version': ({'topics/meta': meta(version=2)}, 'version 2'),
   'a version of true': ({'topics/meta': meta(version=True)}, 'version True'),

@@ -226,7 +226,7 @@ def test_bad_templates(write, arrays, change, message):
     (None, {'drop': ['backbone', 'pooling']}, 'meta lacks backbone, pooling'),
     (None, {'text': 'not JSON'}, 'meta: not JSON'),
     (None, {'text': ['{}']}, 'meta is not JSON in a single string'),
-    (None, {'text': '[1]'}, 'meta holds a JSON list, expected an object'),
+    (None, {'text': '[1]'}, 'meta: Expected `object`, got `array`'),
     (None, {'format': 'other'}, "meta's format is 'other', expected 'dprjax.prompt'"),
     (
       None,

@@ -138,7 +138,7 @@ def test_default_prompt_and_longest_input(tmp_path):
     ),
     ({'1_Pooling/config': []}, 'Expected `object`, got `array`'),
     ({'modules': [{'path': ''}]}, 'expected a list of objects with type and path'),
-    ({'modules': '{'}, 'modules.json: not JSON'),
+    ({'modules': '['}, 'modules.json: not JSON'),
     ({'modules': {}}, 'modules.json: Expected `array`'),
     ({'modules': ['Pooling']}, 'modules.json: Expected `object`'),
     ({'modules': [{'path': 3, 'type': 'Pooling'}]}, "'path' is 3; expected text"),

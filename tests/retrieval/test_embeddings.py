@@ -231,7 +231,7 @@ VECTORS_0, IDS_0 = 'embeddings-00000-of-00003.npy', 'ids-00000-of-00003.txt'
     (lambda f: header(f, dtype=("'<f4'", "'|O'")), 'not a whole .npy file of numbers'),
     (lambda f: header(f, dtype=("'<f4'", '__import__("os")')), 'not a whole .npy file'),
     (lambda f: header(f, all=("{'descr'", '(' * 30 + "{'descr'")), 'not a whole .npy file'),
-    (lambda f: os.truncate(f / VECTORS_0, 140), r'not a whole .npy file \(140 bytes\)'),
+    (lambda f: os.truncate(f / VECTORS_0, 140), r'not a whole .npy file .*140 bytes'),
     (lambda f: (f / 'manifest.json').write_text('{}'), 'is not a dprjax.embeddings manifest'),
     (lambda f: (f / 'manifest.json').write_text('[]'), 'Expected `object`, got `array`'),
     (lambda f: (f / 'manifest.json').write_text('{"format": '), 'not JSON'),
@@ -382,7 +382,7 @@ def test_a_folder_of_something_else_is_kept(tmp_path):
   'ids, message',
   [
     ([], 'nothing to encode'),
-    (['a', 'a'], "ids, row 2: the id 'a' is there twice; ids must be unique"),
+    (['a', 'a'], "ids: the id 'a' is there twice"),
     (['a', ''], "row 2: the id '' is empty"),
     (['a b'], "row 1: the id 'a b'"),
     (['a\u2028'], 'row 1'),
