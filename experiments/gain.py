@@ -183,7 +183,7 @@ class Experiment(systems.Runs):
     found = super().found()
     for ways in found.values():
       for seed in sorted(ways['query'].keys() & ways['both'].keys()):
-        # As methods/alternatives.py chooses; the encoder as it is has one score for both.
+        # As methods/selection.py chooses; the encoder as it is has one score for both.
         ways[CHOSEN][seed] = max(
           (ways[way][seed] for way in ('both', 'query')),
           key=lambda line: (line['better'], line['gain']),

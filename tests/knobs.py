@@ -1,5 +1,6 @@
 """Configs for tests, from knobs given as keyword arguments."""
 
+from dprjax.methods import method as methods
 from dprjax.runtime import config as configs
 
 
@@ -13,3 +14,9 @@ def with_knobs(**knobs):
       node = node[parent]
     node[last] = value
   return config
+
+
+def check_knobs(config):
+  """Raises InputError for knobs out of range, or that do not go with others or the method."""
+  configs.check_ranges(config, '-')
+  methods.of(config)

@@ -464,24 +464,24 @@ def test_few_queries_are_held_out_in_turns_also_after_an_interruption(
 
   monkeypatch.setattr(checkpoint.Checkpoints, 'save', fail_in_the_second_fold)
   assert_bad(begin('run'), 'no room')
-  assert steps_of(run / 'folds' / '2') == [1] and not (run / 'folds.json').exists()
+  assert steps_of(run / 'folds' / '2') == [1] and not (run / 'selection.json').exists()
   monkeypatch.undo()
   status, err = begin('run')
   assert status == 0 and 'resuming after step 1 of 2' in err, err
-  plan = json.loads((run / 'folds.json').read_text())
+  plan = json.loads((run / 'selection.json').read_text())
   assert f'done at step {plan["steps"]}' in err and 'in cross-validation over 2 folds' in err
   assert steps_of(run)[-1] == plan['steps'] and plan['schedule'] == 2
-  assert plan['gain']['queries'] == 187 and not (run / 'folds' / '1' / 'checkpoints').exists()
+  assert plan['gains']['']['queries'] == 187 and not (run / 'folds' / '1' / 'checkpoints').exists()
   for number, best in enumerate(plan['best_steps'], start=1):
     rows = [row for row in metrics_of(run / 'folds' / str(number)) if 'dev/nDCG@10' in row]
     assert [row['step'] for row in rows] == [0, 1, 2]
     # The first of equals.
     assert best == max(rows, key=lambda row: row['dev/nDCG@10'])['step']
   assert begin('whole')[0] == 0
-  assert json.loads((tmp_path / 'whole' / 'folds.json').read_text()) == plan
+  assert json.loads((tmp_path / 'whole' / 'selection.json').read_text()) == plan
   assert_same_bits(trainable_of(tmp_path / 'whole')[1], trainable_of(run)[1])
   status, err = command(export, f'--workdir={run}', f'--out={tmp_path}/p.npz')
-  assert status == (0 if plan['gain']['better'] else 2), err
+  assert status == (0 if plan['gains']['']['better'] else 2), err
 
 
 @pytest.mark.slow
@@ -561,10 +561,10 @@ def test_an_experiment_that_falls_behind_is_stopped(command, reuse, tmp_path):
   status, err = begin()
   assert status == 0 and 'stopped early: behind fast; done at step 12' in err, err
   run = tmp_path / 'run' / 'alternatives'
-  assert json.loads((tmp_path / 'run' / 'alternatives.json').read_text())['chosen'] == 'fast'
+  assert json.loads((tmp_path / 'run' / 'selection.json').read_text())['chosen'] == 'fast'
   assert steps_of(run / 'fast')[-1] == 24 and steps_of(run / 'wild')[-1] == 12
   # It does not go on when what was chosen is lost.
-  (tmp_path / 'run' / 'alternatives.json').unlink()
+  (tmp_path / 'run' / 'selection.json').unlink()
   status, err = begin()
   assert status == 0 and 'stopped early: behind fast; done at step 12' in err, err
 
@@ -899,7 +899,7 @@ def test_the_better_of_two_experiments_also_after_an_interruption(
   before = trainable_of(run / 'alternatives' / 'fast')[1]
   status, err = begin()
   assert status == 0 and 'resuming after step 6 of 12' in err, err
-  found = json.loads((run / 'alternatives.json').read_text())
+  found = json.loads((run / 'selection.json').read_text())
   scores = {name: gain['best'] for name, gain in found['gains'].items()}
   for name, best in scores.items():
     rows = metrics_of(run / 'alternatives' / name)

@@ -45,8 +45,7 @@ from dprjax.models import classifier, hub
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.template import Template, Text, fill, unpack
 from dprjax.runtime import mesh, tree
-
-LOSSES = ('listwise', 'pointwise')
+from dprjax.runtime.knobs import SET
 
 
 def build(
@@ -61,22 +60,6 @@ def build(
     InputError: a knob has a value it cannot have.
   """
   knobs = config.cross_encoder
-  if knobs.loss not in LOSSES:
-    raise InputError(
-      f'config.cross_encoder.loss: expected one of {", ".join(LOSSES)}, not {knobs.loss!r}'
-    )
-  if knobs.labels not in classifier.LABELS:
-    raise InputError(f'config.cross_encoder.labels: expected 1 or 2, not {knobs.labels}')
-  if config.negatives < 1:
-    raise InputError(
-      'config.negatives: a cross-encoder learns from negatives, there are none in the batch '
-      'besides; use 1 or more'
-    )
-  if config.prompt.length or config.backbone.two_encoders:
-    raise InputError(
-      'config.prompt.length, config.backbone.two_encoders: a cross-encoder is one encoder without '
-      'a prompt; set 0 and False'
-    )
   if config.tasks and knobs.loss != 'pointwise':
     raise InputError(
       "config.cross_encoder.loss: labelled pairs of several tasks take 'pointwise', not "
@@ -298,4 +281,12 @@ def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> Ba
   )
 
 
-METHOD = Method(build, find, export, parts=('classifier',), tasks=True, folds=True, shapes=shapes)
+METHOD = Method(
+  build,
+  find,
+  export,
+  parts=('classifier',),
+  options=('data.folds', 'tasks'),
+  requires={'negatives': SET},  # there are none in the batch besides
+  shapes=shapes,
+)

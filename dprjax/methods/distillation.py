@@ -28,16 +28,6 @@ def check(config: ConfigDict) -> None:
   """Raises InputError where there are no scores to learn, or nothing that they are of."""
   if config.distillation.loss == 'none':
     return
-  if config.tasks:
-    raise InputError(
-      'config.distillation.loss: the scores are those of one data set; leave config.tasks out, or '
-      "set the loss to 'none'"
-    )
-  if not config.negatives:
-    raise InputError(
-      'config.distillation.loss: a query is compared with its own negatives, and config.negatives '
-      'is 0; use 1 or more'
-    )
   if not (config.distillation.scores or config.data.train):
     raise InputError(
       'config.distillation.scores is empty; name a run of dprjax.rerank or a file of dprjax.mine '

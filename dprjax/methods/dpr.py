@@ -15,7 +15,6 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
-from dprjax.base.errors import InputError
 from dprjax.formats.texts import KINDS
 from dprjax.methods import contrastive, distillation, dual_encoder
 from dprjax.methods.grad_cache import map_chunks
@@ -35,8 +34,6 @@ def build(
   Raises:
     InputError: a knob has a value it cannot have.
   """
-  if config.temperature <= 0:
-    raise InputError(f'config.temperature: must be above 0, not {config.temperature}')
   contrastive.check_negatives(config)
   contrastive.check_lengths(config.matryoshka, model.hidden_size)
   encoders = dual_encoder.build(config, model, devices)
@@ -235,11 +232,13 @@ METHOD = Method(
   build,
   find,
   dual_encoder.export,
-  tasks=True,
-  matryoshka=True,
-  distillation=True,
-  query_only=True,
-  anchor=True,
-  folds=True,
+  options=(
+    *dual_encoder.OPTIONS,
+    'distillation.loss',
+    'prompt.sides',
+    'prompt.anchor',
+    'data.folds',
+    'tasks',
+  ),
   shapes=shapes,
 )

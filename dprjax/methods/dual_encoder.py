@@ -24,6 +24,8 @@ from dprjax.runtime import mesh, tree
 
 logger = logging.getLogger('dprjax')
 
+OPTIONS = ('prompt.length', 'prompt.tied', 'backbone.two_encoders', 'matryoshka')
+
 
 class DualEncoder(NamedTuple):
   """A dual encoder.

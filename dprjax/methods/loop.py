@@ -15,8 +15,9 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration, size
 from dprjax.data.batches import open_batches
-from dprjax.methods import alternatives, baseline, updates
+from dprjax.methods import baseline, updates
 from dprjax.methods import method as methods
+from dprjax.methods.selection import Choice, Part, Result
 from dprjax.models import hub
 from dprjax.runtime import checkpoint, distributed, log, mesh, optim, stopping, tree
 from dprjax.runtime import config as configs
@@ -99,40 +100,30 @@ class Standing:
 
 
 class Loop:
-  """A training from its latest checkpoint, or its start, on.
+  """A training from its latest checkpoint, or its start, on; a context that closes its files.
 
   Attributes:
     step: the last one that was done.
     total: how many there are.
     standing: on the dev split.
-    resumed: whether there was a checkpoint.
   """
 
-  def __init__(
-    self,
-    setup: Setup,
-    *,
-    total: int,
-    schedule_steps: int,
-    gain: baseline.Gain | None = None,
-    rival: alternatives.Rival | None = None,
-    keep_scores: bool = False,
-  ):
+  def __init__(self, setup: Setup, part: Part, choice: Choice | None = None):
     """Places the parameters, and restores the latest checkpoint.
 
     Args:
       setup: what is trained.
-      total: updates.
-      schedule_steps: the length of the schedule, in updates.
-      gain: of the folds, where they found ``total``.
-      rival: the alternative that ends this training where it is ahead.
-      keep_scores: whether the scores of every evaluation go to a file, for whoever compares.
+      part: whether it is compared with other trainings.
+      choice: what folds have found.
     """
     config, data = setup.config, setup.data
-    self._setup, self._rival, self._keep_scores = setup, rival, keep_scores
-    self.total, self._schedule = total, optim.make_schedule(config.optim, schedule_steps)
+    self._setup, self._part, self._choice = setup, part, choice
     self._main = jax.process_index() == 0
     epoch = len(data.batches)
+    schedule_steps = self.total = config.steps or max(round(config.epochs * epoch), 1)
+    if choice is not None:
+      schedule_steps, self.total = choice.schedule, choice.steps
+    self._schedule = optim.make_schedule(config.optim, schedule_steps)
     self._every = configs.evaluate_every(config, epoch)
     self._save_every = config.checkpoint.every or epoch
 
@@ -165,25 +156,36 @@ class Loop:
     self._saved = checkpoint.Checkpoints(
       setup.workdir, setup.backbone.sha256, config.checkpoint.keep
     )
-    self.step, self.standing = 0, Standing(gain=gain)
-    self.resumed = self._restore()
+    self.step, self.standing = 0, Standing(gain=choice and choice.gain)
+    self._resumed = self._restore()
     self._began = self.step
     self._began_at = time.monotonic() - self.standing.seconds
-    describe(setup, self._state, self._frozen, total)
+    describe(setup, self._state, self._frozen, self.total)
     if self.step:
-      done = ', the last one' if self.step == total else ''
+      done = ', the last one' if self.step == self.total else ''
       done = done or (', where training ended' if self.standing.stopped else '')
-      setup.say(f'resuming after step {self.step} of {total}{done}')
+      setup.say(f'resuming after step {self.step} of {self.total}{done}')
     self._evaluate = data.evaluation(setup.model) if data.evaluation else None
     # Without a checkpoint the baseline's row, that of step 0, is written again too.
-    self.metrics = log.MetricLog(
-      setup.workdir, self.step if self.resumed else -1, active=self._main
+    self._metrics = log.MetricLog(
+      setup.workdir, self.step if self._resumed else -1, active=self._main
     )
-    self._progress = Progress('steps', total, skip_first=True)
+    self._progress = Progress('steps', self.total, skip_first=True)
     self._stop = stopping.Stop(setup.devices)
     self._shapes: set[str] = set()
     # A step's loss is read while the next step runs, and always before anything is saved.
     self._unread: deque[tuple[int, Any, Any]] = deque()
+
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
+    if error is not None:  # whatever ends this process ends the others, before it waits
+      distributed.leave(error)
+    self._stop.restore()
+    self._metrics.close()
+    self._batches.close()
+    self._saved.close()
 
   @property
   def evaluates(self) -> bool:
@@ -199,6 +201,22 @@ class Loop:
     """The dev split's scores of the model that this training has to beat, by its own evaluation."""
     assert self._evaluate is not None
     return self._evaluate(self._setup.model.baseline(self._untrained))
+
+  def begin(self, start: methods.Scores | None) -> None:
+    """Shows what the training has to beat: ``start``, where there is a dev split."""
+    self._start, say = start if self.evaluates else None, self._setup.say
+    if self._choice is not None:
+      if not self._resumed:
+        self._metrics.write(0, self._choice.metrics())
+      say(chosen_by_folds(self._choice))
+    if self._start is not None and not self._resumed:
+      self._metrics.write(0, baseline.metrics(self._start))
+      whose = (
+        'before the training'
+        if self._setup.data.frozen is None
+        else 'dprjax encode without a prompt'
+      )
+      say(f'step 0/{self.total}  dev {shown_scores(self._start)}  ({whose})')
 
   def advance(self) -> None:
     """Runs one update.
@@ -218,28 +236,26 @@ class Loop:
     if len(self._unread) > 1:
       self._read_one()
 
-  def evaluate(self, start: methods.Scores | None) -> float | None:
-    """Scores the dev split where that is due, and compares with the baseline ``start``."""
+  def evaluate(self) -> float | None:
+    """Scores the dev split where that is due, and compares with the baseline."""
     if self._evaluate is None or (self.step % self._every and self.step != self.total):
       return None
-    assert start is not None
+    assert self._start is not None
     config, began = self._setup.config, time.monotonic()
     self._read_all()
     found = self._evaluate({**self._frozen, **self._state.model})
-    gain = baseline.compare(config.eval.measure, start, found)
+    gain = baseline.compare(config.eval.measure, self._start, found)
     # Process 0's scores, so that all stop at the same step, however their hardware rounds.
     means, numbers = distributed.agree([dict(found.means), gain._asdict()])
     found, gain = found._replace(means=means), baseline.Gain(**numbers)
     score = means[config.eval.measure]
-    beaten = ''
-    if self._rival is not None and self._rival.beats(
-      config.eval.measure, found, self.step, self.total
-    ):
-      beaten = self._rival.name
+    beaten, rival = '', self._part.rival
+    if rival is not None and rival.beats(config.eval.measure, found, self.step, self.total):
+      beaten = rival.name
     better = self.standing.take(score, self.step, gain, config.eval.patience, beaten)
     self._progress.pause(time.monotonic() - began)
-    self.metrics.write(self.step, baseline.metrics(found, gain))
-    if self._main and self._keep_scores:
+    self._metrics.write(self.step, baseline.metrics(found, gain))
+    if self._main and not self._part.whole:  # for a comparison
       baseline.write(self._setup.workdir, found, self.step)
     best = self.standing
     words = 'best so far' if better else f'best {best.best:.4f} at step {best.best_step}'
@@ -265,14 +281,36 @@ class Loop:
     )
     return True
 
+  def result(self) -> Result:
+    """How it stands."""
+    standing = self.standing
+    done = self.step == self.total or standing.stopped
+    return Result(self.step, standing.best, standing.best_step, done, standing.gain)
+
+  @property
+  def ended(self) -> str:
+    """Where the training ended, why, and its best score."""
+    standing, words = self.standing, f'done at step {self.step}'
+    if standing.beaten:
+      words = f'stopped early: behind {standing.beaten}; {words}'
+    elif standing.stopped:
+      stale = counted(standing.stale, 'evaluations')
+      words = f'stopped early: no gain in the last {stale}; {words}'
+    if standing.best_step:
+      measure = self._setup.config.eval.measure
+      words += f'; best dev {measure} {standing.best:.4f} at step {standing.best_step}'
+    return words
+
   def finish(self) -> None:
-    """Waits until everything is read and saved."""
+    """Waits until everything is read and saved, and measures in the whole corpus."""
     self._read_all()
     self._saved.wait()
     if self.step != self._began:
       self.standing.seconds = time.monotonic() - self._began_at
+    if self._part.whole:
+      self._score_whole()
 
-  def whole_corpus(self) -> None:
+  def _score_whole(self) -> None:
     """Shows the gain in the whole corpus of the best step: kept in the workdir, or measured now."""
     data, step = self._setup.data, self.standing.best_step
     if data.whole is None or not step:
@@ -295,13 +333,6 @@ class Loop:
         f'in the whole corpus: {measure} {gain.best:.4f} after step {step}, {gain.shown} on '
         f'{gain.baseline:.4f} before'
       )
-
-  def close(self) -> None:
-    """Ends its threads and files, whatever happened."""
-    self._stop.restore()
-    self.metrics.close()
-    self._batches.close()
-    self._saved.close()
 
   def _restore(self) -> bool:
     """Goes back to the latest checkpoint; returns whether there is one."""
@@ -354,13 +385,23 @@ class Loop:
       'learning_rate': float(self._schedule(number - 1)),
       f'{unit}_per_second': rate,
     }
-    self.metrics.write(number, values)
+    self._metrics.write(number, values)
     setup.say(
       f'step {number}/{self.total}  loss {values["loss"]:.4f}  '
       + ''.join(f'{label} {values[name]:.3f}  ' for name, label in setup.model.shown.items())
       + f'|gradient| {values["gradient_norm"]:.3g}  lr {values["learning_rate"]:.2e}'
       + (f'  {rate:.0f} {unit}/s  {duration(self._progress.left or 0)} left' if rate else '')
     )
+
+
+def chosen_by_folds(choice: Choice) -> str:
+  """The number of updates that folds have found, and the gain that they tell."""
+  of_folds = ', '.join(str(best) if best else 'no gain' for best in choice.best_steps)
+  return (
+    f'folds: {counted(choice.steps, "updates")} are best over all {len(choice.best_steps)} (of '
+    f'each: {of_folds}); gain {choice.gain.shown} on {choice.gain.baseline:.4f} before, '
+    f'cross-fitted; now {choice.steps} of {choice.schedule} updates on all queries'
+  )
 
 
 def shown_scores(scores: methods.Scores) -> str:

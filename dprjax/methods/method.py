@@ -26,6 +26,7 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError, place
+from dprjax.runtime import config as configs
 
 if TYPE_CHECKING:
   from dprjax.data.text import Tokenizer
@@ -227,12 +228,9 @@ class Method(NamedTuple):
       parameters.
     parts: heads that it reads from the backbone's directory, names of ``head_specs.HEADS``.
     needs: those of them without which it cannot begin; a backbone from scratch is made with them.
-    tasks: whether it takes several data sets, the entries of ``config.tasks``.
-    matryoshka: whether its loss is also of shortened vectors, ``config.matryoshka``.
-    distillation: whether it learns from a teacher's scores, ``config.distillation``.
-    query_only: whether it can train a prompt for queries alone, ``config.prompt.sides``.
-    anchor: whether it can hold vectors near the frozen encoder's, ``config.prompt.anchor``.
-    folds: whether its queries can be held out in turns, ``config.data.folds``.
+    options: optional knobs that it has, by their full names, see `knobs.Knob`; 'tasks' where it
+      takes several data sets.
+    requires: what other options have to be, likewise.
     shapes: ``(config, model, tokenizer) -> BatchShapes``, for a plan; None: it cannot be planned.
     intermediate: ``(config, names of trained parameters) -> whether`` they are only the start of
       another training. They are then exported whether or not they beat the baseline.
@@ -243,62 +241,10 @@ class Method(NamedTuple):
   export: Callable[[ConfigDict, epath.Path, Backbone, Mapping[str, np.ndarray]], Product]
   parts: tuple[str, ...] = ()
   needs: tuple[str, ...] = ()
-  tasks: bool = False
-  matryoshka: bool = False
-  distillation: bool = False
-  query_only: bool = False
-  anchor: bool = False
-  folds: bool = False
+  options: tuple[str, ...] = ()
+  requires: Mapping[str, Any] = types.MappingProxyType({})
   shapes: Callable[[ConfigDict, EncoderConfig, Tokenizer], BatchShapes] | None = None
   intermediate: Callable[[ConfigDict, Collection[str]], bool] = never
-
-  def check(self, config: ConfigDict) -> None:
-    """Raises InputError where the config asks for what the method does not do."""
-    if config.tasks and not self.tasks:
-      raise InputError(
-        f'config.tasks: {", ".join(sorted(config.tasks))}, and {config.method} takes one data set, '
-        'config.data; leave the tasks out, or choose another config.method'
-      )
-    if config.matryoshka and not self.matryoshka:
-      raise InputError(
-        f'config.matryoshka: {config.method} trains no vectors that could be cut; leave it empty'
-      )
-    if config.distillation.loss != 'none' and not self.distillation:
-      raise InputError(
-        f"config.distillation.loss: {config.method} learns from no teacher's scores; the method "
-        "dpr does, or leave it at 'none'"
-      )
-    if config.prompt.sides == 'query':
-      if not self.query_only:
-        raise InputError(
-          f"config.prompt.sides: 'query' is not for {config.method}; use config.method=dpr, or "
-          "'both'"
-        )
-    else:
-      for name, value, off in (
-        ('corpus_negatives', config.corpus_negatives, 0),
-        ('data.passage_embeddings', config.data.passage_embeddings, ''),
-      ):
-        if value != off:
-          raise InputError(
-            f"config.{name}: {value!r:.60} goes with config.prompt.sides='query', where passages "
-            'are encoded once'
-          )
-    if config.data.folds and (not self.folds or config.tasks):
-      raise InputError(
-        f'config.data.folds: {config.method} does not hold its '
-        f'{"tasks" if config.tasks else "examples"} out in turns; set 0'
-      )
-    if config.data.fold > config.data.folds:
-      raise InputError(
-        f'config.data.fold: {config.data.fold} of config.data.folds={config.data.folds}; leave it '
-        'at 0, a training sets it for itself'
-      )
-    if config.prompt.anchor and not self.anchor:
-      raise InputError(
-        f'config.prompt.anchor: {config.prompt.anchor} is not for {config.method}, which does not '
-        'compare with the frozen encoder; use config.method=dpr, or 0'
-      )
 
 
 def load(name: str) -> Method:
@@ -327,6 +273,13 @@ def load(name: str) -> Method:
       f'config.method: {name!r} is not a method; use one of {", ".join(names())}, or the full name '
       'of a module with a METHOD, in the working folder, beside the config or on PYTHONPATH'
     )
+  return method
+
+
+def of(config: ConfigDict) -> Method:
+  """The method of an experiment. Raises InputError for options that it cannot do; as ``load``."""
+  method = load(config.method)
+  configs.check_rules(config, method.options, method.requires)
   return method
 
 

@@ -278,11 +278,6 @@ def build(
   Raises:
     InputError: a knob has a value it cannot have, or a prompt file does not fit.
   """
-  if config.prompt.length or config.backbone.two_encoders:
-    raise InputError(
-      f'config.prompt.length, config.backbone.two_encoders: {config.method} is one encoder, whose '
-      'prompts are tokens of the template; set 0 and False'
-    )
   found = read_files(config)
   count = layers_fixed(config, model)
   templates = task_templates(config, kinds, found, tokenizer, model.vocab_size)
@@ -427,7 +422,6 @@ def method(build: Callable[..., Model], form: str, kinds: Sequence[str], **more:
     build,
     functools.partial(find, form=form, kinds=kinds),
     functools.partial(export, kinds=kinds),
-    tasks=True,
     shapes=functools.partial(shapes, form=form, kinds=kinds),
     intermediate=describes_tasks,
     **more,

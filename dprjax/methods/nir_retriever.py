@@ -28,8 +28,6 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   Raises:
     InputError: a knob has a value it cannot have, or a prompt file does not fit.
   """
-  if config.temperature <= 0:
-    raise InputError(f'config.temperature: must be above 0, not {config.temperature}')
   contrastive.check_negatives(config)
   contrastive.check_lengths(config.matryoshka, model.hidden_size)
   if config.pooling not in artifact.TEMPLATE_POOLINGS:
@@ -87,4 +85,4 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   return Model(init, loss, embed, shown)
 
 
-METHOD = nir_prompt.method(build, 'retrieval', KINDS, matryoshka=True)
+METHOD = nir_prompt.method(build, 'retrieval', KINDS, options=('matryoshka', 'tasks'))

@@ -87,12 +87,6 @@ def build(
     InputError: a knob has a value it cannot have.
   """
   knobs = config.pretrain
-  if knobs.views not in VIEWS:
-    raise InputError(
-      f'config.pretrain.views: expected one of {", ".join(VIEWS)}, not {knobs.views!r}'
-    )
-  if config.temperature <= 0:
-    raise InputError(f'config.temperature: must be above 0, not {config.temperature}')
   contrasted = knobs.views != 'one' and knobs.contrast_weight > 0
   mlm = knobs.mlm_weight > 0
   if not (contrasted or mlm):
@@ -102,14 +96,7 @@ def build(
     )
   if contrasted:
     contrastive.check_update(config, 'passage')
-  if mlm and not 0 < knobs.mask_rate < 1:
-    raise InputError(f'config.pretrain.mask_rate: must lie between 0 and 1, not {knobs.mask_rate}')
   condenser = knobs.head_layers > 0
-  if condenser and not mlm:
-    raise InputError(
-      'config.pretrain.head_layers: the Condenser head learns from masked tokens; set '
-      'config.pretrain.mlm_weight above 0'
-    )
   if not (condenser or knobs.late_mlm or contrasted):
     raise InputError(
       'config.pretrain.late_mlm: without it and without a Condenser head (head_layers) there is '
@@ -120,11 +107,6 @@ def build(
     raise InputError(
       f'config.pretrain.skip_from: {skip_from} leaves no early or no late layer; the backbone has '
       f'{model.num_layers} layers'
-    )
-  if config.backbone.two_encoders or not config.prompt.tied:
-    raise InputError(
-      'config.backbone.two_encoders, config.prompt.tied: pretraining has one encoder and one '
-      'prompt for all texts'
     )
   dual_encoder.check_pooling(config)
   contrastive.check_lengths(config.matryoshka, model.hidden_size)
@@ -446,4 +428,11 @@ def shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer) -> BatchShape
   return BatchShapes(arrays, ((size, padded),) * len(views), texts, programs, knobs.max_length)
 
 
-METHOD = Method(build, find, export, parts=('mlm', 'condenser'), matryoshka=True, shapes=shapes)
+METHOD = Method(
+  build,
+  find,
+  export,
+  parts=('mlm', 'condenser'),
+  options=('prompt.length', 'matryoshka'),
+  shapes=shapes,
+)

@@ -93,16 +93,7 @@ class Vectors:
 
 
 def check(config: ConfigDict, devices: Mesh) -> None:
-  """Raises InputError for knobs that do not go with a prompt for queries alone."""
-  if config.prompt.sides != 'query':
-    return
-  knob = "config.prompt.sides: 'query'"
-  if not config.prompt.length:
-    raise InputError(f'{knob} needs a prompt, and config.prompt.length is 0; use 16, for instance')
-  if config.backbone.two_encoders:
-    raise InputError(f'{knob} takes one backbone; set config.backbone.two_encoders=False')
-  if config.tasks:
-    raise InputError(f'{knob} takes one data set, config.data; leave config.tasks out')
+  """Raises InputError for negatives from the corpus that cannot be drawn."""
   if config.corpus_negatives < 0 and config.negatives:
     raise InputError(
       f'config.negatives: {config.negatives}, and config.corpus_negatives is -1: the whole corpus '

@@ -207,27 +207,6 @@ def check(config: ConfigDict, devices: Mesh) -> None:
   """Raises InputError for knobs that do not go together."""
   knobs = config.topics
   contrastive.check_update(config, 'document')
-  if not config.data.categories:
-    raise InputError(
-      'config.data.categories: topic_dpr needs the categories of its documents; set it to True'
-    )
-  for name, wanted in (('negatives', 0), ('normalize', True), ('in_batch', True)):
-    if config[name] != wanted:
-      raise InputError(f'config.{name}: topic_dpr takes {wanted}, not {config[name]}')
-  if config.backbone.two_encoders or not config.prompt.tied:
-    raise InputError(
-      'config.backbone.two_encoders, config.prompt.tied: topic_dpr has one encoder and one prompt '
-      'for titles and abstracts'
-    )
-  if knobs.words and (not knobs.path or config.prompt.length):
-    raise InputError(
-      f'config.topics.words: {knobs.words} tokens of words stand before a text in place of a '
-      'prompt; set config.topics.path, and config.prompt.length=0'
-    )
-  if knobs.random_words and not knobs.words:
-    raise InputError('config.topics.random_words: config.topics.words is 0: there are none')
-  if knobs.random_topics and (not knobs.path or knobs.random_words):
-    raise InputError('config.topics.random_topics: there are no topics; set config.topics.path')
   if knobs.path and not config.prompt.length and not knobs.words:
     raise InputError(
       f'config.topics.path: {knobs.path} makes prompts, and config.prompt.length is 0: there are '
@@ -556,4 +535,11 @@ def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> Ba
   return made._replace(parts={'topics': found})
 
 
-METHOD = Method(build, find, export, matryoshka=True, shapes=shapes)
+METHOD = Method(
+  build,
+  find,
+  export,
+  options=('prompt.length', 'matryoshka'),
+  requires={'data.categories': True, 'negatives': 0, 'normalize': True, 'in_batch': True},
+  shapes=shapes,
+)

@@ -62,7 +62,6 @@ def read_config(arguments: Sequence[str], platform: str) -> ml_collections.Confi
     InputError: the config cannot be used, or its method cannot be planned.
   """
   config = configs.parse(arguments)
-  method = methods.load(config.method)
   with config.unlocked():
     # Where the text lies does not matter here; that it has to be named does later.
     config.data.dir = config.data.dir or ('' if config.tasks else 'any')
@@ -76,8 +75,7 @@ def read_config(arguments: Sequence[str], platform: str) -> ml_collections.Confi
       'of that one (configs/dptdr.py:beir,both), or set the options in which they differ: '
       + ', '.join(f'--config.{key}' for key in sorted(set().union(*entries)))
     )
-  method.check(config)
-  if method.shapes is None:
+  if methods.of(config).shapes is None:
     raise InputError(
       f'config.method: {config.method!r} does not say which shapes its batches have, '
       '`Method.shapes`, which a plan needs'

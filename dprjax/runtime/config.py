@@ -69,13 +69,50 @@ def _values(section: types.SimpleNamespace) -> dict[str, Any]:
   }
 
 
-def alternative(config: ml_collections.ConfigDict, name: str) -> ml_collections.ConfigDict:
-  """The experiment that one of ``config.alternatives`` is."""
-  one = ml_collections.ConfigDict(config.to_dict())  # of a frozen one, too
-  changes = one.alternatives[name].to_dict()
-  one.alternatives = {}
-  one.update(changes)
-  return one
+def replace(
+  config: ml_collections.ConfigDict, changes: Mapping[str, Any]
+) -> ml_collections.FrozenConfigDict:
+  """The experiment with other values of some options, by their full names: ``data.fold``."""
+  found = ml_collections.ConfigDict(config.to_dict())  # of a frozen one, too
+  for name, value in changes.items():
+    section, _, option = name.rpartition('.')
+    _section(found, section)[option] = value
+  return ml_collections.FrozenConfigDict(found)
+
+
+def resolve(
+  config: ml_collections.ConfigDict,
+) -> dict[str, ml_collections.FrozenConfigDict]:
+  """The experiments that a config asks for, checked: itself under '', or its alternatives by name.
+
+  Those whose prompts are for queries only come first: they encode passages once, and what is behind
+  them stops early. The others are in alphabetical order.
+
+  Raises:
+    InputError: as `check`; there is one alternative, or no held-out queries to choose by.
+  """
+  check_ranges(config, _own(config))
+  if not config.alternatives:
+    _check_together(config)
+    return {'': ml_collections.FrozenConfigDict(config)}
+  if len(config.alternatives) == 1:
+    [name] = config.alternatives
+    raise InputError(f'config.alternatives: {name} is the only one; name two or more, or none')
+  for key, data in _data_sections(config).items():
+    if not (data.hold_out or data.dev_split or data.get('folds')):
+      raise InputError(
+        'config.alternatives: held-out queries choose one of '
+        f'{", ".join(config.alternatives)}, and there are none; set config.{key}.hold_out=0.2, for '
+        'instance'
+      )
+  found = {}
+  for name, entry in sorted(config.alternatives.items()):
+    changes = flat(entry.to_dict()) | {'alternatives': {}}
+    if config.data.store:
+      changes['data.store'] = str(epath.Path(config.data.store) / name)
+    found[name] = replace(config, changes)
+    _check_together(found[name])
+  return dict(sorted(found.items(), key=lambda item: item[1].prompt.sides != 'query'))
 
 
 def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -206,7 +243,7 @@ def _prefer(config: ml_collections.ConfigDict, given: set[str]) -> None:
     over = 'every' if section.endswith('eval') else 'steps'  # which replaces it
     if over in _section(config, section):
       _prefer_epochs(_section(config, section), knob, f'{section}.{over}'.lstrip('.'), given)
-  alternatives = config.get('alternatives') or {}
+  alternatives, table = config.get('alternatives') or {}, flat(vars(knobs.table()))
   for name, entry in alternatives.items():
     for key in sorted(given & flat(entry.to_dict()).keys()):
       if key == 'prompt.sides':
@@ -214,7 +251,10 @@ def _prefer(config: ml_collections.ConfigDict, given: set[str]) -> None:
           f'config.{key}: the alternatives {", ".join(alternatives)} differ in it; name a recipe '
           'that trains one of them, configs/dptdr.py:beir,query or :beir,both for instance'
         )
-      if key not in knobs.OF_QUERIES and f'alternatives.{name}.{key}' not in given:
+      of_queries = (
+        'prompt.sides' in table[key].requires
+      )  # they say which of the alternatives is meant
+      if not of_queries and f'alternatives.{name}.{key}' not in given:
         section, _, knob = f'alternatives.{name}.{key}'.rpartition('.')
         with _section(config, section).unlocked() as changes:
           del changes[knob]
@@ -259,7 +299,7 @@ def _prefer_epochs(
     raise InputError(f'config.{epochs}, config.{over}: two ways to say one length; leave one out')
 
 
-def _section(config: ml_collections.ConfigDict, path: str) -> ml_collections.ConfigDict:
+def _section(config: ml_collections.ConfigDict, path: str) -> Any:
   """A part of a config: of ``'data'``, ``config.data``; of ``''`` all of it."""
   for name in path.split('.') if path else ():
     config = config[name]
@@ -325,15 +365,20 @@ def _said(error: BaseException, arguments: Sequence[str]) -> str:
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks the knobs that every method has, before anything is read or written.
+  """Checks the options that every method has, before anything is read or written.
 
-  A method's own knobs may stand in a section named after it: ``config.toy`` of ``lab.toy``. The
+  A method's own options may stand in a section named after it: ``config.toy`` of ``lab.toy``. The
   method checks them by ``check_own``.
 
   Raises:
-    InputError: a knob has a value that it cannot have, or is unknown.
+    InputError: an option has a value that it cannot have, or is unknown.
   """
   check_ranges(config, _own(config))
+  _check_together(config)
+
+
+def _check_together(config: ml_collections.ConfigDict) -> None:
+  """Checks options that go together, whatever the method."""
   if not config.backbone.path:
     raise InputError(
       'config.backbone.path is empty; name a Hugging Face directory, a hub id or scratch:tiny'
@@ -343,8 +388,7 @@ def check(config: ml_collections.ConfigDict) -> None:
       f'config.data.dir: each of the tasks {", ".join(sorted(config.tasks))} names its own folder; '
       'leave it empty'
     )
-  sections = {f'tasks.{name}.data': entry.data for name, entry in sorted(config.tasks.items())}
-  for name, section in (sections or {'data': config.data}).items():
+  for name, section in _data_sections(config).items():
     if not section.dir and section.format != 'docstrings':
       raise InputError(
         f'config.{name}.dir is empty; name the folder that holds the training text, '
@@ -352,6 +396,68 @@ def check(config: ml_collections.ConfigDict) -> None:
       )
   if not config.steps and not config.epochs:
     raise InputError('config.epochs: must be above 0 where config.steps is 0')
+  if config.data.fold > config.data.folds:
+    raise InputError(
+      f'config.data.fold: {config.data.fold} of config.data.folds={config.data.folds}; leave it at '
+      '0, a training sets it for itself'
+    )
+
+
+def _data_sections(config: ml_collections.ConfigDict) -> dict[str, ml_collections.ConfigDict]:
+  """``config.data``, or that of each task, by its name."""
+  tasks = {f'tasks.{name}.data': entry.data for name, entry in sorted(config.tasks.items())}
+  return tasks or {'data': config.data}
+
+
+def check_rules(
+  config: ml_collections.ConfigDict, options: Sequence[str], requires: Mapping[str, Any]
+) -> None:
+  """Checks that options go with one another and with the method.
+
+  Args:
+    config: an experiment whose options are in range.
+    options: the optional ones that its method has, see `knobs.Knob`.
+    requires: what the method needs of others, likewise.
+
+  Raises:
+    InputError: naming the first option that is wrong.
+  """
+
+  def check_needs(what: str, needs: Mapping[str, Any]) -> None:
+    for name, wanted in needs.items():
+      value = option(config, name)
+      if wanted is knobs.SET or not wanted:
+        wrong, goes = bool(value) != bool(wanted), f'with{"" if wanted else "out"} config.{name}'
+      else:
+        wrong, goes = value != wanted, f'with config.{name}={wanted!r}'
+      if wrong:
+        raise InputError(f'{what} goes {goes}, which is {_shown(value)}')
+
+  table = flat(vars(knobs.table())) | {'tasks': knobs.Knob({}, bool, '', optional=True)}
+  for name, knob in table.items():
+    value = option(config, name)
+    if value == knob.value or (isinstance(value, list) and tuple(value) == knob.value):
+      continue
+    if not value and not knob.value:  # an empty section
+      continue
+    if knob.optional and name not in options:
+      raise InputError(
+        f'config.{name}: {config.method} does not have this option, which is {_shown(value)}; '
+        f'leave it at {knob.value!r}, or choose another config.method'
+      )
+    check_needs(f'config.{name}={_shown(value)}', knob.requires)
+  check_needs(f'config.method={config.method}', requires)
+
+
+def option(config: ml_collections.ConfigDict, name: str) -> Any:
+  """An option by its full name, ``data.hold_out`` for instance."""
+  return _section(config, name)
+
+
+def _shown(value: Any) -> str:
+  if isinstance(value, ml_collections.ConfigDict):
+    return ', '.join(sorted(value))
+  return f'{value!r:.60}'
 
 
 def evaluate_every(config: ml_collections.ConfigDict, epoch: int) -> int:
@@ -359,13 +465,11 @@ def evaluate_every(config: ml_collections.ConfigDict, epoch: int) -> int:
   return config.eval.every or max(round(config.eval.epochs * epoch), 1)
 
 
-def settle(config: ml_collections.ConfigDict, platform: str) -> ml_collections.ConfigDict:
+def settle(config: ml_collections.ConfigDict, platform: str) -> ml_collections.FrozenConfigDict:
   """The experiment on devices of a platform ('cpu', 'gpu', 'tpu'): ``'auto'`` is decided."""
-  settled = ml_collections.ConfigDict(config.to_dict())  # a frozen one, too
-  for name in ('dtype', 'frozen_dtype'):
-    if config.backbone[name] == 'auto':
-      settled.backbone[name] = 'float32' if platform == 'cpu' else 'bfloat16'
-  return settled
+  dtype = 'float32' if platform == 'cpu' else 'bfloat16'
+  names = ('backbone.dtype', 'backbone.frozen_dtype')
+  return replace(config, {name: dtype for name in names if option(config, name) == 'auto'})
 
 
 def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'config') -> None:

@@ -1,16 +1,35 @@
 """The knobs of an experiment, all of them: what each changes, and what it may be."""
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+
+SET: Any = object()
+"""In ``Knob.requires``: any value that an option has when it is used."""
 
 
 class Knob(NamedTuple):
-  """A knob's first value, and whether it may have another."""
+  """A knob's first value, and whether it may have another.
+
+  Attributes:
+    value: the first one.
+    fits, expected: whether it may be another, and what it may be, in words.
+    optional: whether methods must declare it, `Method.options`, to have it; without them it stays
+      as it is.
+    requires: where it is not at its first value, other options by their full names, and what these
+      have to be: `SET`, or a value. False, 0 and () stand for an option that is not used.
+  """
 
   value: Any
   fits: Callable[[Any], bool]
   expected: str
+  optional: bool = False
+  requires: Mapping[str, Any] = types.MappingProxyType({})
+
+  def only(self, optional: bool = False, **requires: Any) -> 'Knob':
+    """This knob with rules; ``prompt__length=SET`` requires ``prompt.length``."""
+    rules = {name.replace('__', '.'): value for name, value in requires.items()}
+    return self._replace(optional=optional, requires=rules)
 
 
 def text(value: str) -> Knob:
@@ -119,9 +138,6 @@ TASK_DATA = (
 )
 """Knobs of ``config.data`` that each entry of ``config.tasks`` has for itself."""
 
-OF_QUERIES = ('corpus_negatives', 'data.passage_embeddings')
-"""Knobs that go with ``config.prompt.sides='query'`` only."""
-
 
 def table() -> types.SimpleNamespace:
   """All knobs: a value to begin with, and what else it may be."""
@@ -140,7 +156,7 @@ def table() -> types.SimpleNamespace:
   # 'wordpiece' (uncased; a BERT) or 'sentencepiece' (cased, any language; an XLM-R)
   c.backbone.vocabulary = choice('wordpiece', 'sentencepiece')
   # one encoder each for queries and passages (DPR), or one for both
-  c.backbone.two_encoders = switch(False)
+  c.backbone.two_encoders = switch(False).only(optional=True)
   # of the arithmetic: 'float32' or 'bfloat16'; scores and losses stay float32. 'auto': bfloat16 on
   # accelerators, float32 on processors. 'mixed': float32, but dense layers multiply factors rounded
   # to bfloat16: faster on processors with AMX
@@ -159,10 +175,13 @@ def table() -> types.SimpleNamespace:
 
   c.prompt = types.SimpleNamespace()
   # P: key/value vectors per layer; 0: none (full fine-tuning)
-  c.prompt.length = whole(0, least=0, most=4096)
+  c.prompt.length = whole(0, least=0, most=4096).only(optional=True)
   # 'query': passages are the bare backbone's, encoded once; then `tied` says nothing
-  c.prompt.sides = choice('both', 'query')
-  c.prompt.tied = switch(True)  # one prompt for queries and passages, or one each
+  c.prompt.sides = choice('both', 'query').only(
+    optional=True, prompt__length=SET, backbone__two_encoders=False, tasks=()
+  )
+  # one prompt for queries and passages, or one each
+  c.prompt.tied = switch(True).only(optional=True)
   # 'none': the prompt itself is trained; 'mlp': Embedding -> Linear -> Tanh -> Linear (Table 5)
   c.prompt.reparam = choice('none', 'mlp')
   c.prompt.reparam_hidden = whole(512, least=1, most=10**5)  # width of that MLP
@@ -171,7 +190,7 @@ def table() -> types.SimpleNamespace:
   c.prompt.init_from = text('')  # start from this prompt.npz instead (Table 6)
   # a trust region around the frozen encoder: the weight in the loss of how far the prompt leads
   # away from it; 0: none. It costs another forward pass, but not where `sides` is 'query'
-  c.prompt.anchor = number(0.0, least=0, most=1e6)
+  c.prompt.anchor = number(0.0, least=0, most=1e6).only(optional=True, prompt__length=SET)
   # of what: 'vectors', their mean squared distance; 'scores', the divergence of a query's softmax
   # over its positive and negatives from the frozen encoder's
   c.prompt.anchor_to = choice('vectors', 'scores')
@@ -191,13 +210,13 @@ def table() -> types.SimpleNamespace:
   c.loss_rows = whole(1024, least=1, most=2**20)
   # Matryoshka: lengths that vectors can be cut to afterwards, (384, 256, 128, 64) say; the loss is
   # the mean over them and the whole vector. (): it is of whole vectors alone
-  c.matryoshka = descending()
+  c.matryoshka = descending().only(optional=True)
   # which of a query's positives: 'rotate', the next one in each epoch; 'first', always the first
   c.positive = choice('rotate', 'first')
   c.negatives = whole(1, least=0, most=4096)  # hard negatives per query; 0: in-batch negatives only
   # where c.prompt.sides is 'query', more negatives of every query: 0: none; a number: passages that
   # are drawn for each update; -1: the whole corpus, which is kept on every device
-  c.corpus_negatives = whole(0, least=0, most=2**20, also=-1)
+  c.corpus_negatives = whole(0, least=0, most=2**20, also=-1).only(prompt__sides='query')
   # the fraction of hard negatives from each pool; they add up to 1
   c.mix = types.SimpleNamespace()
   c.mix.denoised = number(0.0, least=0, most=1)  # of mined negatives that a reranker passed
@@ -208,7 +227,9 @@ def table() -> types.SimpleNamespace:
   # for c.method = 'dpr': scores of a cross-encoder to learn from, of each query's own passages
   c.distillation = types.SimpleNamespace()
   # 'margin_mse', on the positive's score less each negative's; 'kl', on the softmax over the list
-  c.distillation.loss = choice('none', 'margin_mse', 'kl')
+  c.distillation.loss = choice('none', 'margin_mse', 'kl').only(
+    optional=True, negatives=SET, tasks=()
+  )
   # a run of dprjax.rerank, or a jsonl of dprjax.mine with scores; '': c.data.train
   c.distillation.scores = text('')
   c.distillation.weight = number(1.0, above=0, most=1)  # of this loss; the rest is InfoNCE's
@@ -259,7 +280,7 @@ def table() -> types.SimpleNamespace:
   # parts of the training queries, which is held out and measured on, and then on all of them for as
   # many updates as were best in the mean; 0: never. A hold_out on the command line sets 0,
   # unless folds_below stands there too
-  c.data.folds = whole(0, least=2, most=100, also=0)
+  c.data.folds = whole(0, least=2, most=100, also=0).only(optional=True, tasks=())
   # training queries, for folds to be made; where the command line has folds alone, any number
   c.data.folds_below = whole(200, least=1, most=10**9)
   # the part that is held out, from 1; such trainings set it for themselves; 0: none
@@ -282,7 +303,7 @@ def table() -> types.SimpleNamespace:
   c.data.store = text('')  # the folder of tokenised text; '': workdir/store
   # where c.prompt.sides is 'query': embeddings of the passages by the bare backbone, a folder of
   # dprjax.encode, or NAME.npy with an id a line in NAME.txt; '': they are made in workdir/passages
-  c.data.passage_embeddings = text('')
+  c.data.passage_embeddings = text('').only(prompt__sides='query')
   c.data.threads = whole(2, least=0, most=256)  # that prepare batches ahead
 
   # for c.method = 'pretrain'; c.data.dir then lists files and folders, separated by commas
@@ -307,7 +328,8 @@ def table() -> types.SimpleNamespace:
   c.pretrain.late_mlm = switch(True)
   # of the contrastive loss, where a passage has two texts
   c.pretrain.contrast_weight = number(1.0, least=0, most=1e6)
-  c.pretrain.head_layers = whole(0, least=0, most=100)  # of the Condenser head; 0: no head
+  # of the Condenser head; 0: no head
+  c.pretrain.head_layers = whole(0, least=0, most=100).only(pretrain__mlm_weight=SET)
   # the layer whose tokens the Condenser head sees; 0: L // 2
   c.pretrain.skip_from = whole(0, least=0, most=1000)
 
@@ -325,10 +347,11 @@ def table() -> types.SimpleNamespace:
   c.topics.batch = whole(0, least=0, most=2**20)
   c.topics.topic_topic = switch(True)  # whether there is that loss at all
   # tokens of the words of a text's topic that stand before it, in place of prompts; 0: none
-  c.topics.words = whole(0, least=0, most=512)
+  c.topics.words = whole(0, least=0, most=512).only(topics__path=SET, prompt__length=0)
   # controls: the words are any of the topics' vocabulary, drawn for each document
-  c.topics.random_words = switch(False)
-  c.topics.random_topics = switch(False)  # topics dealt to documents, as many of each
+  c.topics.random_words = switch(False).only(topics__words=SET)
+  # topics dealt to documents, as many of each
+  c.topics.random_topics = switch(False).only(topics__path=SET, topics__random_words=False)
 
   # for c.method = 'cross_encoder'; each positive is compared with c.negatives passages
   c.cross_encoder = types.SimpleNamespace()

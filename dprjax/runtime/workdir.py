@@ -18,15 +18,15 @@ from dprjax.formats.fields import Record
 from dprjax.runtime import config as configs
 
 BASELINE = 'baseline.json'  # the dev split's scores before the first step
-FOLDS = 'folds.json'  # what a cross-validation found
+SELECTION = 'selection.json'  # what held-out queries chose: an alternative, or a number of updates
+FOLDS, ALTERNATIVES = 'folds', 'alternatives'  # folders of trainings that choose
 WHOLE = 'whole.json'  # the best checkpoint's score in the whole corpus
 SATURATED = 'saturated.json'  # why nothing was trained
 _SATURATED = 'dprjax.saturated'  # its format
 DEV = 'dev.tsv'  # judgements of the queries that were held out
-MEASURED = (BASELINE, FOLDS, WHOLE, SATURATED)
+MEASURED = (BASELINE, SELECTION, WHOLE, SATURATED)
 _QUERIES = 'queries*.npz'  # hashes of the queries that are trained on, and chosen by
-ALTERNATIVES = 'alternatives.json'  # which of config.alternatives was chosen
-CHOICE = 'dprjax.alternatives'  # its format
+CHOICE = 'dprjax.selection'  # the format of the selection
 TRAINING, PIPELINE, QUICKSTART = 'dprjax.training', 'dprjax.pipeline', 'dprjax.quickstart'
 _NAMES = {
   TRAINING: "a training of dprjax.train's",
@@ -82,7 +82,7 @@ def claim(
 
 def top(workdir: epath.Path) -> epath.Path:
   """The workdir of the run that a fold or an alternative is trained for, or the workdir itself."""
-  while workdir.parent.name in ('folds', 'alternatives'):
+  while workdir.parent.name in (FOLDS, ALTERNATIVES):
     above = workdir.parent.parent
     if outputs.read_mark(above).get('format') != TRAINING:
       break
@@ -92,7 +92,7 @@ def top(workdir: epath.Path) -> epath.Path:
 
 def begun(workdir: epath.Path) -> bool:
   """Whether a training in this workdir has a checkpoint, or folds."""
-  return _has_checkpoint(workdir) or (workdir / 'folds').exists()
+  return _has_checkpoint(workdir) or (workdir / FOLDS).exists()
 
 
 def _has_checkpoint(workdir: epath.Path) -> bool:
@@ -108,10 +108,9 @@ def write_saturated(workdir: epath.Path, why: str) -> None:
     (workdir / SATURATED).unlink(missing_ok=True)
 
 
-def show_held_out(workdir: epath.Path, config: ml_collections.ConfigDict) -> None:
+def show_held_out(workdir: epath.Path, chosen: str) -> None:
   """Copies the judgements of the held-out queries from the alternative that was chosen."""
-  best = chosen(workdir, config)
-  if best is not None and (found := alternative(workdir, best) / DEV).exists():
+  if (found := alternative(workdir, chosen) / DEV).exists():
     files.clear(workdir / DEV)
     found.copy(workdir / DEV, overwrite=True)
 
@@ -123,24 +122,7 @@ def seen_queries(workdir: epath.Path) -> seen.Seen:
 
 def alternative(workdir: epath.Path, name: str) -> epath.Path:
   """The workdir of one of ``config.alternatives``."""
-  return workdir / 'alternatives' / name
-
-
-def chosen(workdir: epath.Path, config: ml_collections.ConfigDict) -> str | None:
-  """The name of the chosen one of ``config.alternatives``; None before there is one.
-
-  Raises InputError where the file that says so is something else.
-  """
-  path = workdir / ALTERNATIVES
-  if not path.exists():
-    return None
-  try:
-    found = reading.read_json_object(path, 'choice')
-    if found.get('format') != CHOICE or found.get('chosen') not in config.alternatives:
-      raise InputError(f'{path} does not name one of {", ".join(config.alternatives)}')
-  except InputError as error:
-    raise InputError(f'{error}; remove that file, and they are compared again') from error
-  return str(found['chosen'])
+  return workdir / ALTERNATIVES / name
 
 
 def trained(workdir: files.PathLike) -> epath.Path:
@@ -157,13 +139,14 @@ def trained(workdir: files.PathLike) -> epath.Path:
       raise InputError(f'{workdir}: nothing was trained: {record.text("why")}')
   if not config.alternatives:
     return workdir
-  best = chosen(workdir, config)
-  if best is None:
+  path = epath.Path(workdir) / SELECTION
+  best = reading.read_json_object(path, 'selection').get('chosen') if path.exists() else ''
+  if best not in config.alternatives:
     folders = ' or '.join(str(alternative(workdir, name)) for name in config.alternatives)
     raise InputError(
       f'{workdir}: no alternative is chosen yet; run its training to the end, or name {folders}'
     )
-  return alternative(workdir, best)
+  return alternative(workdir, str(best))
 
 
 def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:

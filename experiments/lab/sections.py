@@ -316,4 +316,4 @@ def shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer) -> BatchShape
   return sentences.batch_shapes(VIEWS, {'triplet_index': np.int32}, config, model)
 
 
-METHOD = Method(build, find, dual_encoder.export, matryoshka=True, shapes=shapes)
+METHOD = Method(build, find, dual_encoder.export, options=dual_encoder.OPTIONS, shapes=shapes)

@@ -13,6 +13,7 @@ from dprjax.models import artifact
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 from tests import reference
+from tests.knobs import check_knobs
 from tests.methods import nir
 from tests.methods.conftest import WORDS
 
@@ -188,7 +189,7 @@ def init(config, tokenizer, model, parts):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'prompt__length': 4}, 'config.prompt.length, config.backbone.two_encoders: nir_retriever is'),
+    ({'prompt__length': 4}, 'config.prompt.length: nir_retriever'),
     ({'template__kind': 'hybrid'}, "config.template.kind: 'hybrid' is a template of pairs"),
     ({'template__text': '[CLS] P1 text [SEP]'}, r'config.template.text: a template has one \[MASK'),
     ({'template__lengths': (6,)}, r'config.template.lengths: \(6,\) has no length of P2'),
@@ -206,7 +207,9 @@ def init(config, tokenizer, model, parts):
 )
 def test_bad_knobs(changes, message, tokenizer, model, parts):
   with pytest.raises(InputError, match=message) as info:
-    init(nir.make_config('nir_retriever', **changes), tokenizer, model, parts)
+    config = nir.make_config('nir_retriever', **changes)
+    check_knobs(config)
+    init(config, tokenizer, model, parts)
   assert '\n' not in str(info.value)
 
 

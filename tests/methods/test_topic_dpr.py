@@ -19,7 +19,7 @@ from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 from tests import reference
-from tests.knobs import with_knobs
+from tests.knobs import check_knobs, with_knobs
 from tests.methods.conftest import WORDS
 
 ROWS, LENGTH, TOPICS = 16, 3, 3
@@ -437,10 +437,10 @@ def test_without_the_topic_topic_loss(shape, tokenizer, found):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'data__categories': False}, 'config.data.categories: topic_dpr needs the categories'),
-    ({'negatives': 1}, 'config.negatives: topic_dpr takes 0, not 1'),
+    ({'data__categories': False}, 'config.data.categories'),
+    ({'negatives': 1}, 'config.negatives'),
     ({'batch_size': 1}, 'config.batch_size'),
-    ({'normalize': False}, 'config.normalize: topic_dpr takes True'),
+    ({'normalize': False}, 'config.normalize'),
     ({'prompt__length': 0}, 'config.topics.path: topics.npz makes prompts, and config.prompt.l'),
     ({'prompt__reparam': 'mlp'}, 'config.prompt.reparam'),
     ({'prompt__tied': False}, 'config.prompt.tied'),
@@ -450,11 +450,11 @@ def test_without_the_topic_topic_loss(shape, tokenizer, found):
       r'config.topics.batch: 4 of 16 .* a multiple of 8 \(devices by chunks\)',
     ),
     ({'topics__batch': 32}, 'config.topics.batch: 32 of 16'),
-    ({'topics__words': 4}, 'config.topics.words: 4 tokens .* and config.prompt.length=0'),
-    ({'topics__random_words': True}, 'config.topics.random_words: config.topics.words is 0'),
+    ({'topics__words': 4}, 'config.topics.words.* config.prompt.length'),
+    ({'topics__random_words': True}, 'config.topics.random_words.* config.topics.words'),
     (
       {'topics__random_topics': True, 'topics__path': ''},
-      'config.topics.random_topics: there are no topics',
+      'config.topics.random_topics.* config.topics.path',
     ),
     (
       {'topics__words': 4, 'prompt__length': 0, 'data__query_max_length': 9},
@@ -464,7 +464,9 @@ def test_without_the_topic_topic_loss(shape, tokenizer, found):
 )
 def test_knobs_that_do_not_go_together(shape, tokenizer, changes, message):
   with pytest.raises(InputError, match=message):
-    topic_dpr.build(make_config(**changes), shape, meshes.make_mesh({'data': 8}), tokenizer)
+    config = make_config(**changes)
+    check_knobs(config)
+    topic_dpr.build(config, shape, meshes.make_mesh({'data': 8}), tokenizer)
 
 
 def test_more_topics_than_there_are(found):

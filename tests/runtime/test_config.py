@@ -9,6 +9,8 @@ import pytest
 from dprjax.base.errors import InputError
 from dprjax.runtime import config as configs
 from dprjax.runtime import knobs
+from dprjax.runtime.knobs import SET
+from tests.knobs import with_knobs
 
 
 @pytest.mark.parametrize(
@@ -130,10 +132,10 @@ def test_knobs_that_nobody_reads_are_refused_but_in_the_methods_own_section():
   del config.prompt.lenght
   config.method = 'lab.toy'
   config.toy = {'margin': 0.1}
-  config.alternatives = {'wide': {'toy': {'margin': 0.5}}}
-  configs.check(config)
+  config.alternatives = {'wide': {'toy': {'margin': 0.5}}, 'other': {}}
+  config.data.hold_out = 0.1
   configs.check_own(config, TOY)
-  assert configs.alternative(config, 'wide').toy.margin == 0.5
+  assert configs.resolve(config)['wide'].toy.margin == 0.5
 
 
 TOY = {'margin': knobs.number(1.0, above=0, most=1)}
@@ -334,8 +336,8 @@ def test_the_dev_split_of_a_task_is_as_the_command_line_says():
 
 def test_alternatives_differ_in_nothing_that_the_command_line_says():
   def both(*flags):
-    config = parse('dptdr.py:beir', *flags)
-    return [configs.alternative(config, name) for name in ('query', 'both')]
+    found = configs.resolve(parse('dptdr.py:beir', 'data.dir=x', *flags))
+    return [found[name] for name in ('query', 'both')]
 
   assert [one.batch_size for one in both()] == [16, 32]
   assert [one.batch_size for one in both('batch_size=64')] == [64, 64]
@@ -377,3 +379,91 @@ def test_epochs_on_the_command_line_replace_the_steps_of_a_recipe():
 def test_a_command_line_that_contradicts_itself(flags, knob):
   with pytest.raises(InputError, match=re.escape(knob)):
     parse('dptdr.py:beir', *flags)
+
+
+def alternatives_of(changes, **more):
+  config = with_knobs(**{'data__hold_out': 0.1, 'data__dir': 'd', 'backbone__path': 'b'} | more)
+  with config.ignore_type():
+    config.alternatives = changes
+  return config
+
+
+def test_a_config_is_one_experiment_or_its_alternatives():
+  config = alternatives_of({})
+  assert configs.resolve(config) == {'': ml_collections.FrozenConfigDict(config)}
+  # Prompts for queries only come first.
+  changes = {'a': {}, 'b': {'prompt': {'sides': 'query'}}, 'c': {}}
+  found = configs.resolve(alternatives_of(changes))
+  assert list(found) == ['b', 'a', 'c'] and found['b'].prompt.sides == 'query'
+  with pytest.raises(AttributeError):
+    found['a'].steps = 3
+
+
+@pytest.mark.parametrize(
+  'changes, more, name',
+  [
+    ({'first': {}}, {}, 'alternatives: first'),
+    ({'a': {}, 'b': {}}, {'data__hold_out': 0.0}, r'data\.hold_out'),
+    ({'a': {'batch': 3}}, {}, r'alternatives\.a\.batch'),
+    ({'a': {'batch_size': 0}}, {}, r'alternatives\.a\.batch_size'),
+    ({'a b': {}}, {}, "alternatives: .*'a b'"),
+    ({'a': 3}, {}, "alternatives: .*'a': 3"),
+    ({'a': {'alternatives': {'b': {'batch_size': 4}}}}, {}, 'alternatives'),
+    (3, {}, 'alternatives: .* not 3'),
+  ],
+  ids=str,
+)
+def test_alternatives_that_cannot_be(changes, more, name):
+  with pytest.raises(InputError, match=rf'config\..*{name}'):
+    configs.resolve(alternatives_of(changes, **more))
+
+
+RULES = {
+  'prompt__sides': 'query',
+  'prompt__anchor': 0.5,
+  'distillation__loss': 'kl',
+  'data__folds': 3,
+  'matryoshka': (64, 32),
+  'prompt__length': 4,
+  'prompt__tied': False,
+  'backbone__two_encoders': True,
+}
+NEEDED = {'prompt__length': 4}
+
+
+@pytest.mark.parametrize('knob', RULES)
+def test_an_optional_knob_is_refused_by_a_method_without_it(knob):
+  name = knob.replace('__', '.')
+  config = with_knobs(**{knob: RULES[knob]} | NEEDED)
+  configs.check_rules(config, ('prompt.length', name), {})
+  with pytest.raises(InputError, match=rf'config\.{name}: dpr does not have'):
+    configs.check_rules(config, {'prompt.length'} - {name}, {})
+
+
+@pytest.mark.parametrize(
+  'knobs, wrong',
+  [
+    ({'corpus_negatives': 5}, r'corpus_negatives=5 .* config\.prompt\.sides'),
+    ({'data__passage_embeddings': 'x'}, r'data\.passage_embeddings.* config\.prompt\.sides'),
+    ({'prompt__anchor': 0.5, 'prompt__length': 0}, r'prompt\.anchor.* config\.prompt\.length'),
+    ({'distillation__loss': 'kl', 'negatives': 0}, r'distillation\.loss.* config\.negatives'),
+    ({'data__folds': 3, 'tasks__qa': configs.task(dir='x')}, r'data\.folds.* config\.tasks'),
+    ({'topics__random_words': True}, r'topics\.random_words.* config\.topics\.words'),
+    (
+      {'pretrain__head_layers': 2, 'pretrain__mlm_weight': 0.0},
+      r'head_layers=2 .*mlm_weight',
+    ),
+  ],
+  ids=lambda value: str(value) if isinstance(value, str) else '',
+)
+def test_a_knob_that_needs_others(knobs, wrong):
+  every = (*(name.replace('__', '.') for name in RULES), 'tasks')
+  with pytest.raises(InputError, match=rf'config\..*{wrong}'):
+    configs.check_rules(with_knobs(**NEEDED | knobs), every, {})
+
+
+def test_what_a_method_needs():
+  configs.check_rules(with_knobs(negatives=1), (), {'negatives': SET, 'in_batch': True})
+  for needs in ({'negatives': 0}, {'in_batch': False}, {'data.categories': True}):
+    with pytest.raises(InputError, match=rf'config\.method=dpr .* config\.{next(iter(needs))}'):
+      configs.check_rules(with_knobs(negatives=1), (), needs)

@@ -1,0 +1,328 @@
+"""What is trained, on which part of the queries, and how held-out queries choose.
+
+Two questions are answered by trainings in workdirs of their own, below the run's:
+
+- Which of ``config.alternatives``: each is trained below ``alternatives``. The one with the highest
+  score wins, and one that beats its baseline comes before one that does not. One that falls behind
+  the best before it is stopped.
+- How many updates, where too few queries are there to hold some out: each part of the training
+  queries is held out once, in a training below ``folds``. The number of updates that is best over
+  all queries, each measured by the training that had not seen it, is that of the training on all
+  queries; its learning rate falls as theirs did. The best of some numbers of updates looks better
+  than it is on the queries that chose it. So the gain is cross-fitted: the queries of a part are
+  measured after the number of updates that is best on the queries of all others.
+
+Alternatives with folds are compared by their folds, and the best one alone is trained on all
+queries. `selection.json` keeps the answers, so that a resumed run does not ask again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import ml_collections
+import numpy as np
+from etils import epath
+
+from dprjax.base import files, reading
+from dprjax.base.errors import InputError
+from dprjax.formats.fields import Record
+from dprjax.methods import baseline, query_only
+from dprjax.methods.method import Folds, Scores
+from dprjax.models import artifact
+from dprjax.runtime import checkpoint, distributed
+from dprjax.runtime import config as configs
+from dprjax.runtime import workdir as workdirs
+
+_RACED = 1 / 3  # of the updates: before that, an alternative that learns slowly would seem to lose
+_MOST = 10**9
+
+
+class Part(NamedTuple):
+  """A training, which may be one of several that are compared.
+
+  Attributes:
+    config: the experiment.
+    workdir: its folder.
+    whole: whether its parameters are those of the run; otherwise it may end once its gain is known.
+    rival: the alternative that ends it by being ahead.
+  """
+
+  config: ml_collections.FrozenConfigDict
+  workdir: epath.Path
+  whole: bool = True
+  rival: Rival | None = None
+
+
+class Result(NamedTuple):
+  """How a training ended.
+
+  Attributes:
+    step: the last one.
+    best: the best score on the dev split; None where there is no such split.
+    best_step: its step.
+    done: False where the training was stopped before its end.
+    gain: the best score beside that before the first step.
+    saturated: whether nothing was trained, since no gain could be told from chance.
+  """
+
+  step: int
+  best: float | None
+  best_step: int | None
+  done: bool = True
+  gain: baseline.Gain | None = None
+  saturated: bool = False
+
+
+Train = Callable[[Part], Result]
+"""Trains in the part's workdir, or goes on there."""
+
+
+class Rival(NamedTuple):
+  """The best of the alternatives so far; values of single queries may be on process 0 only."""
+
+  name: str
+  scores: Scores
+
+  def beats(self, measure: str, found: Scores, step: int, total: int) -> bool:
+    """Whether a training with these scores after ``step`` of ``total`` updates is to stop.
+
+    It is after a third of its updates, if the 95 % interval of the rival's lead, over the same
+    queries, lies above 0. All processes call it.
+    """
+    low = baseline.compare(measure, found, self.scores).low
+    return distributed.agree(step >= _RACED * total and low is not None and low > 0)
+
+
+class Choice(NamedTuple):
+  """What held-out queries chose; a workdir's `selection.json`.
+
+  Attributes:
+    gains: by alternative, or under '' that of the folds: over all queries, cross-fitted.
+    chosen: the alternative; '' where there are none.
+    steps, schedule: of folds: updates of the training on all queries, and those over which its
+      learning rate falls.
+    best_steps: of each fold by itself; 0 where it gained nothing.
+  """
+
+  gains: Mapping[str, baseline.Gain]
+  chosen: str = ''
+  steps: int = 0
+  schedule: int = 0
+  best_steps: tuple[int, ...] = ()
+
+  @property
+  def gain(self) -> baseline.Gain:
+    """The chosen one's."""
+    return self.gains[self.chosen]
+
+  def metrics(self) -> dict[str, float]:
+    """The row of folds in metrics.jsonl."""
+    found = {name: getattr(self.gain, name) for name in ('baseline', 'best', 'low', 'high')}
+    found |= {'gain': self.gain.difference, 'steps': self.steps}
+    return {f'folds/{name}': float(value) for name, value in found.items() if value is not None}
+
+  def write(self) -> dict[str, Any]:
+    """For JSON."""
+    gains = {name: gain._asdict() for name, gain in self.gains.items()}
+    return {'format': workdirs.CHOICE, **self._asdict(), 'gains': gains}
+
+  @classmethod
+  def read(cls, value: Mapping[str, Any], where: str) -> Choice:
+    """What ``write`` gave. Raises InputError for anything else."""
+    record = Record(dict(value), where)
+    record.choice('format', workdirs.CHOICE)
+    best, gains = value.get('best_steps'), dict[str, baseline.Gain]()
+    if not isinstance(best, list | tuple) or not all(type(n) is int and n >= 0 for n in best):
+      raise InputError(f"{where}: 'best_steps' is {best!r:.40}; expected a list of steps")
+    for name, gain in record.record('gains').values.items():
+      artifact.check_gain(where, gain)
+      gains[name] = baseline.Gain(**{key: gain[key] for key in baseline.Gain._fields})
+    steps, schedule = (record.whole(name, int(bool(best)), _MOST) for name in ('steps', 'schedule'))
+    choice = cls(gains, record.text('chosen'), steps, schedule, tuple(best))
+    if choice.chosen not in gains:
+      raise InputError(f"{where}: 'chosen' is {choice.chosen!r:.40}; expected one of the gains")
+    return choice
+
+
+def choose_alternative(
+  experiments: Mapping[str, ml_collections.FrozenConfigDict],
+  workdir: epath.Path,
+  train: Train,
+  say: Callable[[str], None],
+) -> Result:
+  """Trains the alternatives, and the best one to its end; how the last training ended.
+
+  All processes call it.
+
+  Raises:
+    InputError: what is kept in the workdir cannot be read; a method measures nothing; whatever
+      ``train`` raises.
+  """
+  gains: dict[str, baseline.Gain] = {}
+  rival: Rival | None = None
+  choice = _read(workdir)
+  if choice is None:
+    for number, (name, config) in enumerate(experiments.items(), start=1):
+      folder = workdirs.alternative(workdir, name)
+      say(f'alternative {number} of {len(experiments)}, {name}: {folder}')
+      result = train(Part(config, folder, False, rival))
+      if not result.done or result.saturated:
+        return result
+      if result.gain is None:
+        raise InputError(f'config.alternatives: {config.method} measures nothing to compare')
+      gains[name] = result.gain
+      measure, step = config.eval.measure, result.best_step
+      scores = baseline.kept(folder, measure, step) if step else None
+      if scores is not None and (rival is None or gains[rival.name].best < result.gain.best):
+        rival = Rival(name, scores)
+    best = distributed.agree(max(gains, key=lambda name: (gains[name].better, gains[name].best)))
+    choice = _keep(workdir, Choice(gains, best))
+    shown = ', '.join(f'{name} {gain.best:.4f} ({gain.shown})' for name, gain in gains.items())
+    say(f'chosen: {best}, by {choice.gain.measure} on held-out queries: {shown}')
+  chosen = choice.chosen
+  if chosen not in experiments:
+    raise InputError(f'{workdir / workdirs.SELECTION}: {chosen!r:.60} is no alternative; remove it')
+  result = train(Part(experiments[chosen], workdirs.alternative(workdir, chosen)))
+  if jax.process_index() == 0:
+    workdirs.show_held_out(workdir, chosen)
+  return result
+
+
+def choose_steps(
+  config: ml_collections.FrozenConfigDict,
+  workdir: epath.Path,
+  folds: Folds,
+  train: Train,
+  say: Callable[[str], None],
+) -> Choice | None:
+  """The number of updates by cross-validation; None where a fold was asked to stop.
+
+  All processes call it. ``config`` has batches that the queries of a fold can fill, as `fit` makes
+  them.
+
+  Raises:
+    InputError: what is kept in the workdir cannot be read; whatever ``train`` raises.
+  """
+  folders = [workdir / workdirs.FOLDS / str(n + 1) for n in range(folds.parts)]
+  choice = _read(workdir)
+  if choice is None:
+    best_steps = []
+    for number, folder in enumerate(folders, start=1):
+      say(f'fold {number} of {folds.parts}: {folder}')
+      result = train(Part(fold_of(config, workdir, folds, number), folder, False))
+      if not result.done:
+        return None
+      gained = result.gain is not None and result.gain.difference > 0
+      best_steps.append((result.best_step or 0) if gained else 0)
+    if jax.process_index() == 0:
+      steps, gain = best_of(folders, config.eval.measure)
+      schedule = fold_of(config, workdir, folds, 1).steps
+      choice = Choice({'': gain}, '', steps, schedule, tuple(best_steps))
+    choice = _keep(workdir, choice)
+  if jax.process_index() == 0:  # their evaluations are all that is needed; encoders are large
+    for folder in folders:
+      (folder / checkpoint.FOLDER).rmtree(missing_ok=True)
+  return choice
+
+
+def fit(config: ml_collections.FrozenConfigDict, folds: Folds, parts: int) -> dict[str, int]:
+  """Changes to the experiment, so that the queries of a fold's training fill its batches.
+
+  Args:
+    config: the experiment.
+    folds: how many queries a fold leaves.
+    parts: devices that split a batch.
+
+  Raises:
+    InputError: a fold leaves fewer queries than the devices need.
+  """
+  if folds.queries >= config.batch_size * config.accumulate:
+    return {}
+  least = config.accumulate * parts * config.grad_cache
+  if (size := folds.queries // least * parts * config.grad_cache) == 0:
+    raise InputError(
+      f'config.batch_size: an update of {least} queries, one for each device and chunk, is more '
+      f'than the {folds.queries} that one of {folds.parts} folds leaves; use config.data.folds=0, '
+      'or fewer devices'
+    )
+  return {'batch_size': size}
+
+
+def fold_of(
+  config: ml_collections.FrozenConfigDict, workdir: epath.Path, folds: Folds, number: int
+) -> ml_collections.FrozenConfigDict:
+  """The experiment that holds out one part, counted from 1.
+
+  All have as many updates, are measured at the same ones, and share what the workdir has made: the
+  backbone and the vectors of passages that no training changes.
+  """
+  epoch = max(folds.queries // (config.batch_size * config.accumulate), 1)
+  changes: dict[str, Any] = {
+    'data.fold': number,
+    'steps': config.steps or max(round(config.epochs * epoch), 1),
+    'eval.every': configs.evaluate_every(config, epoch),
+    'backbone.path': configs.backbone_path(config, workdir),
+  }
+  if config.data.store:
+    changes['data.store'] = str(epath.Path(config.data.store) / f'fold-{number}')
+  if config.prompt.sides == 'query' and not config.data.passage_embeddings:
+    changes['data.passage_embeddings'] = str(workdir / query_only.FOLDER)
+  return configs.replace(config, changes)
+
+
+def best_of(folders: Sequence[epath.Path], measure: str) -> tuple[int, baseline.Gain]:
+  """The number of updates that is best over the queries of all folds, and the cross-fitted gain.
+
+  The smallest of equal ones. A fold that stopped early has fewer evaluations; only those that all
+  folds have are compared.
+  """
+  common = set.intersection(*(set(baseline.measured(folder)) for folder in folders))
+  before = [baseline.read(folder, measure) for folder in folders]
+  after = {
+    step: [baseline.read(folder, measure, step) for folder in folders]
+    for step in sorted(common - {0})
+  }
+
+  def best(without: int | None = None) -> int:
+    def score(step: int) -> float:
+      parts = [part for number, part in enumerate(after[step]) if number != without]
+      return _joined(parts, measure).means[measure]
+
+    return max(after, key=score)
+
+  fitted = [after[best(number)][number] for number in range(len(folders))]
+  gain = baseline.compare(measure, _joined(before, measure), _joined(fitted, measure))
+  return best(), gain._replace(folds=len(folders))
+
+
+def _joined(parts: Sequence[Scores], measure: str) -> Scores:
+  """Evaluations on parts of one set of queries as one on all of them."""
+  values = np.concatenate([part.values[''] for part in parts])
+  return Scores({measure: float(values.mean())}, {'': values})
+
+
+def _read(workdir: epath.Path) -> Choice | None:
+  """What process 0 finds in a workdir, on all processes."""
+  path, found = workdir / workdirs.SELECTION, None
+  if jax.process_index() == 0 and path.exists():
+    try:
+      found = reading.read_json_object(path, 'selection')
+      Choice.read(found, str(path))
+    except InputError as error:
+      raise InputError(
+        f'{error}; remove that file, and the trainings are compared again'
+      ) from error
+  found = distributed.agree(found)
+  return None if found is None else Choice.read(found, str(path))
+
+
+def _keep(workdir: epath.Path, choice: Choice | None) -> Choice:
+  """Writes the choice of process 0; returns it on all processes."""
+  path, told = workdir / workdirs.SELECTION, None
+  if jax.process_index() == 0:
+    assert choice is not None
+    files.write_json(path, told := choice.write())
+  return Choice.read(distributed.agree(told), str(path))
