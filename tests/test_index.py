@@ -22,6 +22,7 @@ from dprjax.base import outputs
 from dprjax.formats.trec import read_run
 from dprjax.retrieval import codes, exact, milvus
 from dprjax.retrieval.embeddings import load_embeddings
+from tests.refusals import named_in
 
 RNG = np.random.default_rng(0)
 PASSAGES, QUERIES = (RNG.standard_normal((count, 8), np.float32) for count in (50, 4))
@@ -198,10 +199,10 @@ def test_bad_input(filled, monkeypatch, command, module, flags, message):
 
 
 IDS_FILES = [
-  (b'd1\nd2\nd1\n', "the id 'd1' is on line 1 and again on line 3; ids must be unique"),
-  (b'd1\n d2\n', "line 2: the id ' d2' is empty, has white space around it"),
-  (b'd1\n\xe4\n', 'not UTF-8'),
-  (b'', 'ids is empty'),
+  (b'd1\nd2\nd1\n', ('d1', 'line 1', 'line 3')),
+  (b'd1\n d2\n', ('line 2', 'd2')),
+  (b'd1\n\xe4\n', 'ids'),
+  (b'', 'ids'),
 ]
 
 
@@ -214,7 +215,7 @@ def test_one_reader_of_ids(filled, tmp_path, monkeypatch, command, content, mess
     (search, f'--like={tmp_path}/ids.txt', '--index=milvus', '--out=run.trec'),
   ):
     status, err = command(module, '--uri=index.db', *flags)
-    assert status == 2 and message in err.splitlines()[-1]
+    assert status == 2 and named_in(err.splitlines()[-1], message)
   assert not list(filled.glob('run*'))
 
 
@@ -231,23 +232,23 @@ def test_ids_with_a_byte_order_mark(filled, tmp_path, monkeypatch, command):
 @pytest.mark.parametrize(
   ('flags', 'message'),
   [
-    (['--uri=corpus.db'], '--uri=corpus.db is an input, --upsert=corpus'),
-    (['--uri=corpus/new.db'], 'lies in an input, --upsert=corpus'),
-    (['--uri=photos.db'], 'holds something else than a local index'),
-    (['--uri=file.db'], '--uri=file.db is a file; name a folder'),
-    (['--uri=pipe.db'], '--uri=pipe.db is a file; name a folder'),
-    (['--uri=busy.db'], 'another command is writing it now'),
-    (['--uri=.db/..'], 'argument --uri: expected a local name that ends in .db'),
-    (['--uri=file:///tmp/new.db'], 'argument --uri: expected a local name that ends in .db'),
-    (['--uri=http://host/new.db'], 'argument --uri: expected a local name that ends in .db'),
-    (['--uri=http://'], 'argument --uri: expected a local name that ends in .db'),
-    (['--uri=ftp://host:1'], 'argument --uri: expected a local name that ends in .db'),
-    (['--uri='], 'argument --uri: expected a local name that ends in .db'),
-    (['--uri=new.db', '--upsert=queries'], '--upsert holds embeddings of kind query'),
-    (['--uri=new.db', '--index_type=SCANN'], 'milvus-lite has no index SCANN'),
-    (['--uri=new.db', '--collection=../x'], 'argument --collection: expected letters, digits'),
-    (['--uri=new.db', '--upsert=nowhere'], 'embeddings not found: nowhere'),
-    (['--uri=vacant.db', '--drop'], 'not allowed with argument --upsert'),
+    (['--uri=corpus.db'], ('--uri=corpus.db', '--upsert=corpus')),
+    (['--uri=corpus/new.db'], '--upsert=corpus'),
+    (['--uri=photos.db'], 'photos.db'),
+    (['--uri=file.db'], '--uri=file.db'),
+    (['--uri=pipe.db'], '--uri=pipe.db'),
+    (['--uri=busy.db'], 'busy.db'),
+    (['--uri=.db/..'], ('--uri', '.db')),
+    (['--uri=file:///tmp/new.db'], ('--uri', '.db')),
+    (['--uri=http://host/new.db'], ('--uri', '.db')),
+    (['--uri=http://'], ('--uri', '.db')),
+    (['--uri=ftp://host:1'], ('--uri', '.db')),
+    (['--uri='], ('--uri', '.db')),
+    (['--uri=new.db', '--upsert=queries'], '--upsert'),
+    (['--uri=new.db', '--index_type=SCANN'], 'SCANN'),
+    (['--uri=new.db', '--collection=../x'], '--collection'),
+    (['--uri=new.db', '--upsert=nowhere'], 'nowhere'),
+    (['--uri=vacant.db', '--drop'], '--upsert'),
   ],
 )
 def test_an_index_takes_nothing_that_is_not_one(folder, command, flags, message):
@@ -260,7 +261,7 @@ def test_an_index_takes_nothing_that_is_not_one(folder, command, flags, message)
   before = sorted(folder.rglob('*'))
   with outputs.hold(epath.Path('.busy.db.lock'), 'a test'):
     status, err = command(index, '--upsert=corpus', *flags)
-  assert status == 2 and err.count('\n') == 1 and message in err
+  assert status == 2 and err.count('\n') == 1 and named_in(err, message)
   assert sorted(folder.rglob('*')) == before
 
 
@@ -358,7 +359,7 @@ def test_a_damaged_local_index_is_not_opened(folder, command, harm):
     assert sorted(folder.rglob('*')) == before
   pathlib.Path('index.db/.dprjax.json').write_text('{"sha256": null}')
   status, err = command(index, '--uri=index.db', '--upsert=corpus')
-  assert status == 2 and 'no checksums of its files' in err
+  assert status == 2 and named_in(err, 'checksums')
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from dprjax.base import outputs
 from dprjax.base.errors import InputError
 from dprjax.runtime import config as configs
 from tests import devices
+from tests.refusals import named_in, refused
 
 ROOT = pathlib.Path(__file__).parent.parent
 LOCAL = f'--config={ROOT}/configs/unm.py:local'
@@ -140,52 +141,52 @@ def test_every_recipe_holds_two_experiments_of_train(recipe, more):
 @pytest.mark.parametrize(
   ('argument', 'words'),
   [
-    ('beir,foo', r'configs/unm\.py:beir,foo: foo\? only ft and local may follow beir'),
-    ('foo,ft', r'foo: choose beir, scifact'),
+    ('beir,foo', 'configs/unm.py:beir,foo'),
+    ('foo,ft', 'foo'),
   ],
 )
 def test_an_unknown_recipe(argument, words):
-  with pytest.raises(InputError, match=words):
+  with refused(words):
     configs.parse([f'--config={ROOT}/configs/unm.py:{argument}'])
 
 
 @pytest.mark.parametrize(
   ('flags', 'words'),
   [
-    (['--config.data.dir='], 'config.data.dir is empty'),
+    (['--config.data.dir='], 'config.data.dir'),
     (['--config.rounds=0'], 'config.rounds'),
     (['--config.sample=0'], 'config.sample'),
-    (['--config.mix.random=0.5'], 'config.mix: fractions must add up to 1'),
+    (['--config.mix.random=0.5'], 'config.mix'),
     (['--config.reranker.method=dpr'], 'config.reranker.method'),
-    (["--config.runs=('dpt=none.trec',)"], 'run in config.runs not found'),
+    (["--config.runs=('dpt=none.trec',)"], 'config.runs'),
     (['--config.data.dir=none'], 'none'),
-    (['--config.threshold=1.5'], 'config.threshold: expected a number from 0 and up to 1, not 1.5'),
-    (['--config.threshold=nan'], 'config.threshold: expected'),
-    (['--config.seed=-1'], 'config.seed: expected a whole number'),
-    (['--config.sample=1000000000000'], 'config.sample: expected a whole number'),
-    (['--config.depth=-5'], 'config.depth: expected a whole number'),
-    (['--config.mix.denoised=nan'], 'config.mix.denoised: expected'),
+    (['--config.threshold=1.5'], ('config.threshold', '1.5')),
+    (['--config.threshold=nan'], 'config.threshold'),
+    (['--config.seed=-1'], 'config.seed'),
+    (['--config.sample=1000000000000'], 'config.sample'),
+    (['--config.depth=-5'], 'config.depth'),
+    (['--config.mix.denoised=nan'], 'config.mix.denoised'),
     (['--config.mix.denoised=1.5', '--config.mix.undenoised=-0.5'], 'config.mix.denoised'),
     (["--config.measures=('nDGC@10',)"], 'nDGC@10'),
-    (['--config.retriever.optim.clip=-1.0'], 'config.retriever.optim.clip: expected'),
-    (['--config.retriever.steps=-5'], 'config.retriever.steps: expected'),
-    (['--config.reranker.optim.b1=1.5'], 'config.reranker.optim.b1: expected'),
-    (['--config.reranker.backbone.dropout=1.5'], 'config.reranker.backbone.dropout: expected'),
+    (['--config.retriever.optim.clip=-1.0'], 'config.retriever.optim.clip'),
+    (['--config.retriever.steps=-5'], 'config.retriever.steps'),
+    (['--config.reranker.optim.b1=1.5'], 'config.reranker.optim.b1'),
+    (['--config.reranker.backbone.dropout=1.5'], 'config.reranker.backbone.dropout'),
   ],
 )
 def test_bad_knobs(tmp_path, flags, words):
-  with pytest.raises(InputError, match=words):
+  with refused(words):
     pipeline.Pipeline(configs.parse([LOCAL, *flags]), pipeline.epath.Path(tmp_path / 'work')).run()
   assert list(tmp_path.iterdir()) == []
 
 
 def test_a_path_without_a_reranker_is_refused_at_once(tmp_path, make_cross_encoder):
   for path, words in (
-    (tmp_path / 'none', 'backbone not found'),
-    ('runs/none', 'runs/none is no directory here, and could not be fetched'),
-    (tmp_path, 'config.json not found'),
+    (tmp_path / 'none', 'none'),
+    ('runs/none', 'runs/none'),
+    (tmp_path, 'config.json'),
   ):
-    with pytest.raises(InputError, match=f'config.reranker_path: .*{words}'):
+    with refused('config.reranker_path', words):
       pipeline.Pipeline(
         configs.parse([LOCAL, f'--config.reranker_path={path}']),
         pipeline.epath.Path(tmp_path / 'work'),
@@ -197,20 +198,20 @@ def test_a_path_without_a_reranker_is_refused_at_once(tmp_path, make_cross_encod
 def test_bad_command_lines(command, tmp_path, error_line):
   with pytest.raises(SystemExit):
     pipeline.main([f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={tmp_path}'])
-  assert 'dprjax.pipeline takes configs/unm.py' in error_line()
+  assert named_in(error_line(), 'dprjax.pipeline', 'configs/unm.py')
   with pytest.raises(SystemExit):
     pipeline.main([LOCAL])
-  assert '--workdir is missing' in error_line()
+  assert named_in(error_line(), '--workdir')
 
 
 @pytest.mark.parametrize(
   ('workdir', 'message'),
   [
-    ('text', 'is an input, --config.data.dir='),
-    ('text/run', 'lies in an input, --config.data.dir='),
-    ('model', 'holds something else than a run of dprjax.pipeline'),
-    ('training', 'holds something else than a run of dprjax.pipeline'),
-    ('text/corpus.jsonl', 'is a file; name a folder'),
+    ('text', '--config.data.dir'),
+    ('text/run', '--config.data.dir'),
+    ('model', 'dprjax.pipeline'),
+    ('training', 'dprjax.pipeline'),
+    ('text/corpus.jsonl', 'corpus.jsonl'),
   ],
 )
 def test_a_pipeline_harms_nothing(command, tmp_path, workdir, message):
@@ -224,7 +225,7 @@ def test_a_pipeline_harms_nothing(command, tmp_path, workdir, message):
   before = {path: path.is_file() and path.read_text() for path in tmp_path.rglob('*')}
   flags = [LOCAL, f'--workdir={tmp_path}/{workdir}', f'--config.data.dir={tmp_path}/text']
   status, err = command(pipeline, *flags)
-  assert status == 2 and message in err.splitlines()[-1], err
+  assert status == 2 and named_in(err.splitlines()[-1], message), err
   assert {path: path.is_file() and path.read_text() for path in tmp_path.rglob('*')} == before
 
 
@@ -256,5 +257,5 @@ def test_interrupted_in_a_stage_it_says_so_once(tmp_path):
 def test_what_the_pipeline_sets_itself_is_refused(command, tmp_path, knob):
   name = knob.partition('=')[0]
   status, err = command(pipeline, LOCAL, f'--workdir={tmp_path}/work', f'--config.{knob}')
-  assert status == 2 and f'config.{name}' in err.splitlines()[-1]
+  assert status == 2 and named_in(err.splitlines()[-1], f'config.{name}')
   assert not (tmp_path / 'work').exists()

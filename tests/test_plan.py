@@ -7,6 +7,7 @@ import pytest
 from dprjax import plan
 from dprjax.base.errors import InputError
 from dprjax.planning import compiling, programs, tables, targets
+from tests.refusals import named_in
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIG = f'--config={ROOT}/configs/dptdr.py:local'
@@ -194,4 +195,4 @@ def test_a_target_without_its_compiler_is_one_line(monkeypatch, command):
 
   monkeypatch.setattr(targets, 'check_installed', absent)
   status, errors = command(plan, CONFIG, '--target=v5e:2x4')
-  assert status == 2 and 'dprjax[plan]' in errors
+  assert status == 2 and named_in(errors, 'dprjax[plan]')

@@ -9,7 +9,6 @@ import pytest
 from etils import epath
 
 from dprjax import Retriever, encode, load_prompt, search, train
-from dprjax.base.errors import InputError
 from dprjax.base.files import sha256_file
 from dprjax.data import sources, store, text
 from dprjax.formats.texts import read_texts
@@ -21,6 +20,7 @@ from dprjax.retrieval import embeddings
 from dprjax.runtime import config as configs
 from dprjax.runtime import mesh
 from tests import devices
+from tests.refusals import refused
 from tests.test_train import assert_bad, assert_same_bits, files_of, metrics_of, trainable_of
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -150,9 +150,7 @@ def test_one_index_serves_any_such_prompt(folder, command, trained, prompt, tmp_
     *(retriever.encode(passages, 'query', prompt=name) for name in ('mine', 'bare')), atol=1e-3
   )
   # What cannot be compared.
-  with pytest.raises(
-    InputError, match="under 'both' cannot be compared with passages under 'bare'"
-  ):
+  with refused('both', 'bare'):
     retriever.search(['json'], prompt=['both'])
   encode_queries(command, trained, prompt, tmp_path / 'both')
   assert_bad(command(search, f'--queries={tmp_path}/both', *flags), 'prompt_sha256', 'None')
@@ -273,16 +271,16 @@ def test_vectors_of_another_program(folder, flags, trained, tmp_path):
   np.testing.assert_array_equal(made.vectors(), found.vectors())
   assert (made.ids, made.meta) == (found.ids, found.meta)
   for wrong, some, message in (
-    (vectors[::-1], ids, 'holds other vectors than the backbone gives: that of .* config.pooling'),
-    (vectors, [*ids[:-1], 'x'], r"v.txt has no passage '.*' \(1 of "),
-    (vectors[:-1], ids, r'float32 \[\d+, 128\], expected float32 or float16 \[\d+, H\]'),
+    (vectors[::-1], ids, 'config.pooling'),
+    (vectors, [*ids[:-1], 'x'], 'v.txt'),
+    (vectors[:-1], ids, ('float32', '128]', 'float16', 'H]')),
     (vectors.astype(np.float64), ids, 'float64'),
-    (vectors[:, :64].copy(), ids, 'has vectors of 64, and the backbone of 128'),
-    (np.asfortranarray(vectors), ids, 'rows one after the other'),
+    (vectors[:, :64].copy(), ids, ('config.data.passage_embeddings', 'v.npy', '64', '128')),
+    (np.asfortranarray(vectors), ids, 'v.npy'),
   ):
-    with pytest.raises(InputError, match=message):
+    with refused(message):
       open_passages(wrong, some, 'other')
   np.save(tmp_path / 'v.npy', vectors)
   (tmp_path / 'v.npy').write_bytes((tmp_path / 'v.npy').read_bytes()[:-1])
-  with pytest.raises(InputError, match=r'is not a whole .npy file'):
+  with refused('.npy'):
     embeddings.open_array(tmp_path / 'v.npy', len(ids))

@@ -12,12 +12,12 @@ import pytest
 from etils import epath
 
 from dprjax import quickstart
-from dprjax.base.errors import InputError
 from dprjax.inference.retriever import Hit
 from dprjax.models import artifact
 from dprjax.runtime.stages import Model
 from tests import devices
 from tests.knobs import with_knobs
+from tests.refusals import named_in, refused
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -47,7 +47,7 @@ def test_a_beir_folder_is_used_in_place(tmp_path):
 def test_a_folder_without_training_judgements_is_refused(tmp_path):
   folder = write_beir(tmp_path / 'text')
   (folder / 'qrels' / 'train.tsv').unlink()
-  with pytest.raises(InputError, match=r'train\.tsv'):
+  with refused('train.tsv'):
     quickstart.prepare(str(folder), epath.Path(tmp_path / 'out'), 'test')
 
 
@@ -58,9 +58,9 @@ def test_changed_text_needs_another_out(tmp_path):
   quickstart.prepare(str(folder), out, 'train')  # another split of the same text
   with (folder / 'qrels' / 'test.tsv').open('a') as file:
     file.write('q1\td1\t1\n')
-  with pytest.raises(InputError, match=r'other text \(qrels of test changed'):
+  with refused('--out'):
     quickstart.prepare(str(folder), out, 'test')
-  with pytest.raises(InputError, match='data'):
+  with refused('--out'):
     quickstart.prepare(str(write_beir(tmp_path / 'more')), out, 'test')
 
 
@@ -186,9 +186,9 @@ def test_the_whole_comparison_twice(tmp_path):
 @pytest.mark.parametrize(
   ('out', 'message'),
   [
-    ('text', 'is an input, --data='),
-    ('text/out', 'lies in an input, --data='),
-    ('model', 'holds something else than a comparison of dprjax.quickstart'),
+    ('text', '--data'),
+    ('text/out', '--data'),
+    ('model', 'dprjax.quickstart'),
   ],
 )
 def test_a_comparison_harms_nothing(command, tmp_path, out, message):
@@ -197,5 +197,5 @@ def test_a_comparison_harms_nothing(command, tmp_path, out, message):
   (tmp_path / 'model' / 'config.json').write_text('{}')
   before = {path: path.is_file() and path.read_text() for path in tmp_path.rglob('*')}
   status, err = command(quickstart, f'--data={tmp_path}/text', f'--out={tmp_path}/{out}')
-  assert status == 2 and message in err.splitlines()[-1], err
+  assert status == 2 and named_in(err.splitlines()[-1], message), err
   assert {path: path.is_file() and path.read_text() for path in tmp_path.rglob('*')} == before

@@ -8,6 +8,7 @@ import pytest
 
 from dprjax import report
 from tests.analysis.test_comparison import BETTER, WORSE, metrics
+from tests.refusals import named_in
 
 
 def write(path, content):
@@ -56,22 +57,22 @@ def test_tables_and_figure(tmp_path, capsys):
 @pytest.mark.parametrize(
   'arguments, message',
   [
-    ([], 'give --metrics to compare systems, or --backbone to inspect backbones'),
-    (['--metrics=a=a.json', '--backbone=b'], 'or --backbone to inspect backbones, not both'),
-    (['--metrics=a=a.json', '--sts=a.csv'], '--sts goes with --backbone'),
-    (['--backbone=b', '--measure', 'AP'], '--measure goes with --metrics'),
-    (['--backbone=b', '--figure=r.jpeg2000'], 'its name has to end in .png, .pdf, .svg'),
-    (['--metrics=missing.json'], 'expected NAME=VALUE'),
-    (['--metrics=a=missing.json'], 'metrics not found'),
-    (['--metrics=a=a.json', '--metrics=a=a.json'], 'two systems are called a'),
-    (['--metrics=a=a.json', '--metrics=b=text.json'], 'metrics text.json: not JSON'),
+    ([], ('--metrics', '--backbone')),
+    (['--metrics=a=a.json', '--backbone=b'], '--backbone'),
+    (['--metrics=a=a.json', '--sts=a.csv'], ('--sts', '--backbone')),
+    (['--backbone=b', '--measure', 'AP'], ('--measure', '--metrics')),
+    (['--backbone=b', '--figure=r.jpeg2000'], ('.png', '.pdf', '.svg')),
+    (['--metrics=missing.json'], 'NAME=VALUE'),
+    (['--metrics=a=missing.json'], 'missing.json'),
+    (['--metrics=a=a.json', '--metrics=a=a.json'], ('systems', 'a')),
+    (['--metrics=a=a.json', '--metrics=b=text.json'], 'text.json'),
     (
       ['--metrics=a=a.json', '--metrics=b=list.json'],
-      'metrics list.json: Expected `object`, got `array`',
+      'list.json',
     ),
     (
       ['--metrics=a=a.json', '--metrics=b=hollow.json'],
-      "hollow.json, 'per_query': 'AP' is missing",
+      ('hollow.json', 'per_query', 'AP'),
     ),
     *(
       ([f'--metrics=a={name}.json'], message)
@@ -80,7 +81,7 @@ def test_tables_and_figure(tmp_path, capsys):
         ('text_mean', "text_mean.json, 'mean': 'AP' is '0.5'; expected a finite number"),
         ('nan', 'nan.json: not JSON'),
         ('huge', 'huge.json: Number out of range'),
-        ('huge_integer', "huge_integer.json, 'mean': 'AP' is 1000"),
+        ('huge_integer', ('huge_integer.json', 'AP')),
         ('null', "null.json, 'per_query', 'AP': 'q' is missing; expected a finite number"),
         ('no_queries', "'AP' is of no query"),
         ('lists', "lists.json, 'datasets': 'a' is []; expected an object"),
@@ -88,18 +89,18 @@ def test_tables_and_figure(tmp_path, capsys):
         ('extra', "extra.json, 'extra': 'x' is {}; expected text or a number"),
         ('extra_list', "extra_list.json: 'extra' is [1]; expected an object"),
         ('vast', "vast.json, 'mean': 'AP' is above 1e+15; no measure is"),
-        ('deep', 'deep.json: '),
+        ('deep', 'deep.json'),
       )
     ),
-    (['--metrics=a\nb=a.json'], r"the id 'a\nb' is empty, has white space around it or a control"),
-    (['--metrics=caf\udce9=a.json'], r"the id 'caf\udce9'"),
-    (['--metrics=a=a.json', '--out='], "--out='': no file or folder can have this name"),
-    (['--metrics=a=a.json', '--figure='], 'its name has to end in .png, .pdf, .svg'),
-    (['--metrics=a=a.json', '--out=b.png', '--figure=b.png'], 'would overwrite each other'),
-    (['--metrics=a=a.json', '--measure=RR@10'], 'not every system has RR@10; all have nDCG@10, AP'),
-    (['--metrics=a=a.json', '--metrics=b=other.json'], 'b and a have no query in common'),
-    (['--metrics=a=a.json', '--figure=r.jpeg2000'], 'its name has to end in .png, .pdf, .svg'),
-    (['--metrics=a=a.json', '--figure=folder.png'], 'is a folder'),
+    (['--metrics=a\nb=a.json'], 'a\\nb'),
+    (['--metrics=caf\udce9=a.json'], 'caf\\udce9'),
+    (['--metrics=a=a.json', '--out='], '--out'),
+    (['--metrics=a=a.json', '--figure='], ('.png', '.pdf', '.svg')),
+    (['--metrics=a=a.json', '--out=b.png', '--figure=b.png'], ('b.png', '--figure')),
+    (['--metrics=a=a.json', '--measure=RR@10'], ('RR@10', 'nDCG@10')),
+    (['--metrics=a=a.json', '--metrics=b=other.json'], ('a', 'b')),
+    (['--metrics=a=a.json', '--figure=r.jpeg2000'], ('.png', '.pdf', '.svg')),
+    (['--metrics=a=a.json', '--figure=folder.png'], 'folder.png'),
   ],
 )
 def test_bad_input(tmp_path, monkeypatch, error_line, arguments, message):
@@ -131,7 +132,7 @@ def test_bad_input(tmp_path, monkeypatch, error_line, arguments, message):
   with pytest.raises(SystemExit) as ended:
     report.main(['--out=r.md', *arguments])
   assert ended.value.code == 2
-  assert message in error_line()
+  assert named_in(error_line(), message)
   assert sorted(tmp_path.iterdir()) == before
 
 

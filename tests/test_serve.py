@@ -22,6 +22,7 @@ pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
 from dprjax import serve
 from dprjax.inference.encoder import Encoder
 from dprjax.serving.library import Library  # noqa: F401 (its packages are there)
+from tests.refusals import named_in
 from tests.serving.conftest import small  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.xdist_group('serving')
@@ -33,18 +34,18 @@ def test_flags_that_are_refused(command, make_cross_encoder, tmp_path):
   with socket.create_server(('127.0.0.1', 0)) as taken:
     port = taken.getsockname()[1]
     for flags, says in (
-      (('--host=0.0.0.0',), '--host=0.0.0.0 is open to others; give --keys'),
-      ((f'--keys={tmp_path / "none"}',), 'keys not found'),
-      (('--rows=0',), 'from 1 to 4096'),
-      (('--index=a',), 'expected NAME=VALUE'),
-      (('--index=a=x', '--index=a=y'), '--index=a=... is there twice'),
-      (('--texts=a=x',), '--texts=a=...: there is no --index of this name'),
-      (('--reranker_prompt=a=x',), '--reranker_prompt=a=...: there is no --reranker of this name'),
-      (('--slots=2', '--rows=4'), '--slots=2 holds fewer prompts'),
-      ((f'--port={port}', *SMALL), f'--port={port}: Address already in use'),
+      (('--host=0.0.0.0',), ('--host=0.0.0.0', '--keys')),
+      ((f'--keys={tmp_path / "none"}',), 'none'),
+      (('--rows=0',), '4096'),
+      (('--index=a',), 'NAME=VALUE'),
+      (('--index=a=x', '--index=a=y'), '--index=a'),
+      (('--texts=a=x',), ('--texts=a', '--index')),
+      (('--reranker_prompt=a=x',), '--reranker_prompt=a'),
+      (('--slots=2', '--rows=4'), '--slots=2'),
+      ((f'--port={port}', *SMALL), f'--port={port}'),
     ):
       status, err = command(serve, *required, *flags)
-      assert status == 2 and says in err.splitlines()[-1], err
+      assert status == 2 and named_in(err.splitlines()[-1], says), err
 
 
 def test_loopback_addresses():

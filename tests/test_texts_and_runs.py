@@ -13,6 +13,7 @@ import pytest
 
 from dprjax import CrossEncoder, bm25, evaluate, mine, report, rerank
 from dprjax.mining import negatives as mining
+from tests.refusals import named_in
 
 TEXTS = {'d1': 'json string', 'd2': 'http server', 'd3': 'xml tree string', 'd4': 'server objects'}
 QUERIES = {'q1': 'json string objects', 'q2': 'server', 'q3': 'tree'}
@@ -119,13 +120,13 @@ def content(folder):
   return found
 
 
-def refused(answer, *words):
+def command_refused(answer, *words):
   status, errors = answer
   last = errors.splitlines()[-1]
   assert status == 2, errors
   assert errors.count('dprjax: error: ') == 1 and 'Traceback' not in errors
   assert last.startswith('dprjax: error: ') and len(last) <= 500
-  assert all(word in last for word in words), last
+  assert not words or named_in(last, *words)
 
 
 @pytest.mark.parametrize(('name', 'flag'), INPUTS)
@@ -137,10 +138,10 @@ def test_an_output_that_is_an_input_is_refused(go, folder, name, flag):
   (folder / 'around').symlink_to('inner/..')
   for out in (path, 'soft', 'hard', f'inner/../{path}', f'around/{path}', f'{folder}/{path}'):
     before = content(folder)
-    refused(go(name, out=out), f'--out={out} is an input, --')
+    command_refused(go(name, out=out), '--out', out)
     assert content(folder) == before
   # The same where the input itself is given by a link.
-  refused(go(name, **{flag: 'soft', 'out': path}), f'--out={path} is an input, --')
+  command_refused(go(name, **{flag: 'soft', 'out': path}), '--out', path)
   assert content(folder) == before
 
 
@@ -156,7 +157,7 @@ def test_what_is_written_beside_an_output_is_no_input(go, folder, name, flag, en
   if COMMANDS[name][1][flag].endswith('jsonl'):
     path.write_text((folder / COMMANDS[name][1][flag]).read_text())
   before = content(folder)
-  refused(go(name, **{flag: f'x{ending}', 'out': 'x'}), 'an input, --')
+  command_refused(go(name, **{flag: f'x{ending}', 'out': 'x'}), f'x{ending}')
   assert content(folder) == before
 
 
@@ -164,15 +165,15 @@ def test_what_is_written_beside_an_output_is_no_input(go, folder, name, flag, en
 @pytest.mark.parametrize(
   ('out', 'words'),
   [
-    ('inner', ['--out=inner is a folder']),
-    ('inner/', ['--out=inner/ is a folder']),
-    ('', ["--out='': no file or folder can have this name"]),
+    ('inner', ['--out', 'inner']),
+    ('inner/', ['--out', 'inner/']),
+    ('', ['--out']),
     ('run.trec/out', ['run.trec']),
     ('run.trec/deep/out', ['run.trec']),
     ('/proc/none/out', ['/proc/none']),
-    ('/sys/out', ['/sys/']),
-    ('o' * 300, ['the name is too long']),
-    ('deep/' * 1000 + 'out', ['the name is too long']),
+    ('/sys/out', ['/sys/.out.lock']),
+    ('o' * 300, ['--out']),
+    ('deep/' * 1000 + 'out', ['--out']),
     ('loop', ['loop']),
   ],
 )
@@ -180,7 +181,7 @@ def test_outputs_that_cannot_be_written(go, folder, name, out, words):
   (folder / 'inner').mkdir()
   (folder / 'loop').symlink_to('loop')
   before = content(folder)
-  refused(go(name, out=out), *words)
+  command_refused(go(name, out=out), *words)
   assert content(folder) == before
 
 
@@ -205,7 +206,7 @@ def test_links_are_followed_and_devices_written_to(go, folder, name):
   os.mkfifo(folder / 'pipe')
   if name == 'rerank':  # keeps what is computed beside the run
     for device in ('/dev/null', '/dev/stdout', 'pipe'):
-      refused(go(name, out=device), f'--out={device} is a pipe or a device')
+      command_refused(go(name, out=device), '--out', device)
     assert not os.path.lexists('/dev/null.parts')
     return
   read = []
@@ -248,9 +249,7 @@ def test_a_pipe_is_read_once_or_refused(go, folder, name, flag):
   thread.start()
   answer = go(name, **{flag: pipe.name})
   if (name, flag) in NO_PIPES:
-    refused(
-      answer, f'{pipe.name} is a pipe or a device, which can be read only once; write it to a file'
-    )
+    command_refused(answer, pipe.name)
     pipe.read_bytes()  # so that the thread ends
     assert not out.exists()
   else:
@@ -262,7 +261,7 @@ def test_a_pipe_is_read_once_or_refused(go, folder, name, flag):
 
 def test_a_pipe_cannot_be_two_inputs(go, folder):
   os.mkfifo(folder / 'pipe')
-  refused(go('evaluate', run='pipe', qrels='pipe'), 'pipe is a pipe or a device')
+  command_refused(go('evaluate', run='pipe', qrels='pipe'), 'pipe')
 
 
 def _bom(text):
@@ -330,7 +329,7 @@ def test_harmed_inputs_end_in_one_line_and_leave_nothing(go, folder, name, flag,
     text = text.replace(b'd2', b'q2')
   path.write_bytes(harm(text))
   before = content(folder)
-  refused(go(name, **{flag: path.name}), path.name)
+  command_refused(go(name, **{flag: path.name}), path.name)
   assert content(folder) == before
 
 
@@ -340,7 +339,7 @@ def test_folders_and_what_is_not_there(go, folder, name, flag):
   (folder / 'dangling').symlink_to('nothing')
   before = content(folder)
   for path in ('inner', 'lost', 'dangling', 'run.trec/lost', 'a\0b', 'x' * 300):
-    refused(go(name, **{flag: path}), path.replace('\0', '')[:1])
+    command_refused(go(name, **{flag: path}), path.partition('\0')[0] if len(path) < 99 else path)
     assert content(folder) == before
 
 
@@ -381,7 +380,7 @@ def test_ids_that_cannot_be_used_are_named_by_file_and_line(go, folder, name, fl
   # Of a run, a newline ends the line.
   number = path.read_bytes().count(b'\n') - (how == 'a newline' and flag in ('run', 'reranked'))
   before = content(folder)
-  refused(go(name, **{flag: path.name}), f'{path.name}, line {number}')
+  command_refused(go(name, **{flag: path.name}), path.name, f'line {number}')
   assert content(folder) == before
 
 
@@ -431,14 +430,14 @@ def test_flags_that_cannot_be_used(go, folder, name, flag):
     (folder / 'beir' / 'a' / 'qrels').mkdir(parents=True)
     more = ['--beir=beir/a']
   before = content(folder)
-  refused(go(name, flag, *more))
+  command_refused(go(name, flag, *more))
   assert content(folder) == before
 
 
 @pytest.mark.parametrize('name', [name for name in COMMANDS if name != 'rerank'])
 def test_a_full_disk_is_named(go, folder, name):
   before = content(folder)
-  refused(go(name, out='/dev/full'), '/dev/full: No space left on device; free some space')
+  command_refused(go(name, out='/dev/full'), '/dev/full')
   assert content(folder) == before
 
 
@@ -448,7 +447,7 @@ def test_folders_that_a_failed_command_made_do_not_stay(go, folder, name):
   (folder / path).write_text('\0')
   before = content(folder)
   scratch = {'tmp_dir': 'other/deep'} if name == 'mine' else {}
-  refused(go(name, **{flag: path, 'out': 'new/deep/out'}, **scratch), path)
+  command_refused(go(name, **{flag: path, 'out': 'new/deep/out'}, **scratch), path)
   assert content(folder) == before
 
 
@@ -477,7 +476,7 @@ def test_what_a_killed_command_left_is_cleared_by_the_same_command(go, folder, t
   # What is not of dprjax stays, and is named.
   left.mkdir(parents=True)
   (left / 'thesis.tex').write_text('years of work')
-  refused(go('mine', **flags), 'holds something else than temporary files of dprjax.mine')
+  command_refused(go('mine', **flags), left)
   assert (left / 'thesis.tex').exists()
 
 
@@ -500,16 +499,17 @@ def test_a_kept_index_is_apart_and_what_a_killed_command_left_of_it_is_cleared(g
   before = content(folder)
   # A corpus that lies in the index folder would be lost with it.
   (folder / 'index' / 'corpus.jsonl').write_text(FILES['corpus.jsonl'])
-  refused(
+  command_refused(
     go('bm25', '--index_dir=index', corpus='index/corpus.jsonl'),
-    '--index_dir=index holds an input, --corpus=index/corpus.jsonl',
+    '--index_dir=index',
+    '--corpus=index/corpus.jsonl',
   )
   (folder / 'index' / 'corpus.jsonl').unlink()
-  refused(go('bm25', '--index_dir=index', out='index/out.trec'), 'would overwrite each other')
+  command_refused(go('bm25', '--index_dir=index', out='index/out.trec'), '--index_dir', '--out')
   assert content(folder) == before
   data = folder / 'index' / 'data.csc.index.npy'
   data.write_bytes(data.read_bytes()[:-1] + b'\x01')
-  refused(go('bm25', '--index_dir=index'), 'data.csc.index.npy was changed or is damaged', 'remove')
+  command_refused(go('bm25', '--index_dir=index'), 'data.csc.index.npy')
   assert (folder / 'out.trec').read_bytes() == whole
 
 
@@ -539,7 +539,7 @@ def test_all_commands_read_the_same_judgements(go, folder, name, grade, header):
   assert (folder / COMMANDS[name][2]).read_bytes() == whole
   (folder / 'qrels.tsv').write_text(f'{header}{judged}q3\td1\t0.5\n')
   line = 4 + bool(header)
-  refused(go(name), f"qrels.tsv, line {line}: the relevance '0.5' is not a whole number")
+  command_refused(go(name), 'qrels.tsv', f'line {line}', '0.5')
 
 
 def test_other_spellings_of_ids_do_not_match(go, folder):
@@ -548,5 +548,5 @@ def test_other_spellings_of_ids_do_not_match(go, folder):
   (folder / 'corpus.jsonl').write_text(jsonl('text', texts))
   (folder / 'qrels.tsv').write_text('q1\tcafe\u0301\t1\nq2\t01\t1\n')
   status, errors = go('evaluate', '--strict', answers='answers.jsonl')
-  assert status == 2 and 'not in' in errors
-  refused(go('mine'), 'no candidate is left for any')
+  assert status == 2 and named_in(errors, 'corpus.jsonl', 'd1')
+  command_refused(go('mine'), 'candidate')

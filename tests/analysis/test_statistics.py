@@ -8,11 +8,11 @@ import pytest
 import scipy.stats
 
 from dprjax.analysis import statistics as analysis
-from dprjax.base.errors import InputError
 from dprjax.data.similarity import Pair
 from dprjax.formats.mediawiki import Article, Section
 from dprjax.models import encoder
 from dprjax.models.encoder_config import EncoderConfig
+from tests.refusals import refused
 
 
 def random_units(n, width, seed=0):
@@ -102,7 +102,7 @@ def test_tsne_keeps_neighbours():
 
 def test_tsne_without_scikit_learn(monkeypatch):
   monkeypatch.setitem(sys.modules, 'sklearn', None)
-  with pytest.raises(InputError, match=r"pip install 'dprjax\[tsne\]'"):
+  with refused('dprjax[tsne]'):
     analysis.tsne(np.eye(4))
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from dprjax.base import arrays
 from dprjax.base.errors import InputError
+from tests.refusals import refused
 
 
 def member(array, **changes):
@@ -59,7 +60,7 @@ REFUSED = {
 @pytest.mark.parametrize('members', REFUSED.values(), ids=REFUSED)
 @pytest.mark.filterwarnings('ignore:Duplicate name')
 def test_refuses_arrays_that_are(tmp_path, members):
-  with pytest.raises(InputError, match=r'topics .*a\.npz.*damaged or not an npz file') as error:
+  with refused('a.npz') as error:
     arrays.read_arrays(write(tmp_path / 'a.npz', members), 'topics')
   assert len(str(error.value)) < 500 and '\n' not in str(error.value)
 
@@ -71,7 +72,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path):
   at = content.rindex(b'PK\x01\x02')
   content[at + 24 : at + 28] = (2 * 10**9).to_bytes(4, 'little')
   path.write_bytes(content)
-  with pytest.raises(InputError, match='2,000,000,000'):
+  with refused('2,000,000,000'):
     arrays.read_arrays(path, 'topics')
 
 
@@ -79,7 +80,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path):
 def test_refuses_what_is_no_npz(tmp_path, content):
   path = tmp_path / 'a.npz'
   path.write_bytes(content)
-  with pytest.raises(InputError, match=r'a\.npz'):
+  with refused('a.npz'):
     arrays.read_arrays(path, 'topics')
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from dprjax.base import files, reading
-from dprjax.base.errors import InputError
+from tests.refusals import refused
 
 
 def read_jsonl(path):
@@ -75,27 +75,27 @@ def test_records_are_lines_or_entries_of_an_array(tmp_path, monkeypatch, text, r
 @pytest.mark.parametrize(
   ('read', 'name', 'content', 'message'),
   [
-    (reading.read_lines, 'lost', None, 'file not found: .*lost'),
-    (reading.read_lines, 'a', b'', 'file is empty: .*a'),
-    (reading.read_lines, '.', None, 'file: .* is a folder; give the name of a file'),
-    (reading.read_lines, 'a', 'ö'.encode('latin-1'), 'a, line 1 or after it: not UTF-8 text'),
-    (read_records, 'a', 'ö'.encode('latin-1'), 'a: not UTF-8 text'),
+    (reading.read_lines, 'lost', None, 'lost'),
+    (reading.read_lines, 'a', b'', 'a'),
+    (reading.read_lines, '.', None, 'file'),
+    (reading.read_lines, 'a', 'ö'.encode('latin-1'), ('a', 'line 1')),
+    (read_records, 'a', 'ö'.encode('latin-1'), 'a'),
     (
       reading.read_lines,
       'a.xz',
       lzma.compress(b'a' * 99)[:-9],
-      'a.xz: broken or cut-off compressed',
+      'a.xz',
     ),
-    (read_jsonl, 'a', b'{}\n[]', 'a, line 2: Expected `object`, got `array`'),
-    (read_jsonl, 'a', b'{}\n{', 'a, line 2: .*truncated'),
-    (read_records, 'a', b'[{}, 5]', 'a, entry 2: Expected `object`, got `int`'),
-    (read_records, 'a', b'[{}, {', 'a, entry 2: not JSON, or cut off'),
-    (read_records, 'a', b'[{} {}]', 'a: no comma after entry 1'),
-    (read_records, 'a', b'[{}]\n[{}]\n', r"a: '\[\{\}\]' after the end of the list"),
-    (read_records, 'a', b'[{},]', 'a, entry 2: not JSON, or cut off'),
-    (read_records, 'a', b'[,{}]', 'a, entry 1: not JSON, or cut off'),
+    (read_jsonl, 'a', b'{}\n[]', 'line 2'),
+    (read_jsonl, 'a', b'{}\n{', 'line 2'),
+    (read_records, 'a', b'[{}, 5]', 'entry 2'),
+    (read_records, 'a', b'[{}, {', 'entry 2'),
+    (read_records, 'a', b'[{} {}]', ('a', 'entry 1')),
+    (read_records, 'a', b'[{}]\n[{}]\n', ('a', '[{}]')),
+    (read_records, 'a', b'[{},]', 'entry 2'),
+    (read_records, 'a', b'[,{}]', 'entry 1'),
     *(
-      (read, 'a', opening + text + closing, f'a.*(1|): .*{message}')
+      (read, 'a', opening + text + closing, ('a', message))
       for read, opening, closing in (
         (reading.read_json_object, b'{"a": ', b'}'),
         (read_jsonl, b'{"a": ', b'}'),
@@ -103,7 +103,7 @@ def test_records_are_lines_or_entries_of_an_array(tmp_path, monkeypatch, text, r
       )
       for text, message in (
         (b'NaN', 'malformed'),
-        (b'-Infinity', ''),
+        (b'-Infinity', 'a'),
         (b'9' * 5000, 'out of range'),
         (b'[' * 20_000 + b']' * 20_000, 'recursion'),
         (b'"\\ud83d"', 'surrogate pair'),
@@ -114,25 +114,25 @@ def test_records_are_lines_or_entries_of_an_array(tmp_path, monkeypatch, text, r
 def test_errors_name_file_and_line(tmp_path, read, name, content, message):
   if content is not None:
     (tmp_path / name).write_bytes(content)
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     list(read(tmp_path / name))
 
 
 @pytest.mark.parametrize(
   ('content', 'message'),
   [
-    (b'one\ntwo\0\n', r'a, line 2: a null byte in the text; the file is damaged'),
-    (b'one\n' + b'x' * 200, r'a, line 2: longer than 100 characters; is this a text file'),
-    (b'one\n' + b'x' * 200 + b'\nthree\n', r'a, line 2: longer than 100 characters'),
-    (b'{"a": 1e999}', r'a, line 1: Number out of range'),
-    (b'{"a": ' + b'9' * 60 + b'.5e300}', r'a, line 1: Number out of range'),
+    (b'one\ntwo\0\n', ('a', 'line 2')),
+    (b'one\n' + b'x' * 200, ('a', 'line 2', '100')),
+    (b'one\n' + b'x' * 200 + b'\nthree\n', ('a', 'line 2', '100')),
+    (b'{"a": 1e999}', 'line 1'),
+    (b'{"a": ' + b'9' * 60 + b'.5e300}', 'line 1'),
   ],
 )
 @pytest.mark.parametrize('start', [b'', b'\xef\xbb\xbf'])
 def test_lines_that_no_text_has(tmp_path, monkeypatch, content, message, start):
   monkeypatch.setattr(reading, 'MAX_ENTRY', 100)
   (tmp_path / 'a').write_bytes(start + content)
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     list((read_jsonl if b'{' in content else reading.read_lines)(tmp_path / 'a'))
 
 
@@ -144,7 +144,7 @@ def test_a_newline_alone_ends_a_line(tmp_path):
 def test_json_is_not_read_without_end(tmp_path, monkeypatch):
   monkeypatch.setattr(reading, '_MAX_JSON', 100)
   (tmp_path / 'a').write_text('[' + '1, ' * 100 + '1]')
-  with pytest.raises(InputError, match=r'file .*a: longer than 100 characters'):
+  with refused('a', '100'):
     reading.read_json_object(tmp_path / 'a')
 
 
@@ -163,5 +163,5 @@ def test_a_value_of_another_type_is_named_by_file_and_key(tmp_path):
   (tmp_path / 'a.json').write_text('{"inner": [{"size": 1}], "more": null}')
   assert reading.read(tmp_path / 'a.json', 'file', Outer).inner == [Inner(1)]
   (tmp_path / 'b.json').write_text('{"inner": [{"size": "1"}]}')
-  with pytest.raises(InputError, match=r'b\.json.*`\$\.inner\[0\]\.size`'):
+  with refused('b.json', '$.inner[0].size'):
     reading.read(tmp_path / 'b.json', 'file', Outer)

@@ -9,6 +9,7 @@ from etils import epath
 from dprjax.base.errors import InputError
 from dprjax.data import fingerprint
 from dprjax.formats.report import Report
+from tests.refusals import refused
 
 
 def build(tmp_path, text, settings, fails=False, **options):
@@ -47,17 +48,17 @@ def test_it_is_built_for_new_settings_and_new_content(tmp_path, caplog):
 
 def test_a_failure_leaves_what_was_there(tmp_path):
   for _ in range(2):
-    with pytest.raises(InputError, match='no'):
+    with refused('no'):
       build(tmp_path, 'three', {}, fails=True)
   assert [path.name for path in tmp_path.iterdir()] == ['source.txt']
   build(tmp_path, 'one', {})
-  with pytest.raises(InputError, match='no'):
+  with refused('no'):
     build(tmp_path, 'three', {}, fails=True)
   assert (tmp_path / 'made' / 'content').read_text() == 'ONE'
 
 
 def test_only_process_0_builds(tmp_path):
-  with pytest.raises(InputError, match='process 0 has not built the store within 0 s'):
+  with refused('made', '0'):
     build(tmp_path, 'one', {}, process_index=1)
   assert not (tmp_path / 'made').exists()
 
@@ -78,7 +79,7 @@ def test_a_finished_part_is_used_and_cleared_away(tmp_path):
   arguments = (made, 'made', {}, {'text': source}, write)
   options = {'process_count': 2, 'wait_s': 0, 'build_part': build_part}
   for _ in range(2):  # the second time, the part is there
-    with pytest.raises(InputError, match='process 0 has not built the store within 0 s'):
+    with refused('made', '0'):
       fingerprint.build_once(*arguments, process_index=1, **options)
   (part,) = tmp_path.glob('.made.*.parts/1/letters')
   assert part.read_text() == 'abc' and not made.exists()
@@ -89,20 +90,20 @@ def test_a_finished_part_is_used_and_cleared_away(tmp_path):
 @pytest.mark.parametrize(
   ('harm', 'words'),
   [
-    (lambda made: (made / 'content').write_text('ONe'), 'content was changed or is damaged'),
-    (lambda made: (made / 'content').unlink(), 'content is missing'),
-    (lambda made: (made / 'lengths.npz').write_text('x'), 'lengths.npz was changed or is damaged'),
-    (lambda made: _edit(made, '"pad_id": 7', '"pad_id": 8'), 'made.json was changed or is damaged'),
-    (lambda made: _edit(made, '"settings": {}', '"settings": []'), 'made.json was changed'),
-    (lambda made: (made / 'made.json').write_text('{}'), 'made.json was changed or is damaged'),
-    (lambda made: (made / 'made.json').write_text('[' * 9999 + ']' * 9999), 'Expected `object`'),
+    (lambda made: (made / 'content').write_text('ONe'), ('made', 'content')),
+    (lambda made: (made / 'content').unlink(), ('made', 'content')),
+    (lambda made: (made / 'lengths.npz').write_text('x'), 'lengths.npz'),
+    (lambda made: _edit(made, '"pad_id": 7', '"pad_id": 8'), 'made.json'),
+    (lambda made: _edit(made, '"settings": {}', '"settings": []'), 'made.json'),
+    (lambda made: (made / 'made.json').write_text('{}'), 'made.json'),
+    (lambda made: (made / 'made.json').write_text('[' * 9999 + ']' * 9999), 'made.json'),
     (lambda made: (made / 'made.json').write_text('nothing'), 'not JSON'),
   ],
 )
 def test_what_was_damaged_since_is_not_used(tmp_path, harm, words):
   assert build(tmp_path, 'one', {}) and not build(tmp_path, 'one', {})
   harm(tmp_path / 'made')
-  with pytest.raises(InputError, match=words):
+  with refused(words):
     build(tmp_path, 'one', {})
 
 
@@ -115,7 +116,7 @@ def _edit(made, old, new):
 def test_what_somebody_put_into_it_is_not_removed(tmp_path):
   build(tmp_path, 'one', {})
   (tmp_path / 'made' / 'notes').write_text('mine')
-  with pytest.raises(InputError, match='neither empty nor a store'):
+  with refused('made'):
     build(tmp_path, 'two', {})
   assert (tmp_path / 'made' / 'notes').read_text() == 'mine'
 
@@ -124,7 +125,7 @@ def test_two_commands_that_build_at_once(tmp_path):
   from dprjax.base import outputs
 
   other = outputs.hold(epath.Path(tmp_path / '.made.lock'), 'it')
-  with other, pytest.raises(InputError, match='another command is writing it now'):
+  with other, refused('made'):
     build(tmp_path, 'one', {})
   (tmp_path / '.made.0123abcd.tmp').mkdir()  # of one that was killed
   assert build(tmp_path, 'one', {})

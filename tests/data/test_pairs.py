@@ -10,6 +10,7 @@ from dprjax.base.errors import InputError
 from dprjax.data import pairs, table, text
 from dprjax.data.pairs import Source
 from tests.fuzz import mutations
+from tests.refusals import refused
 
 ROWS = [('oak elm', 'oak', 1), ('ash', 'fir yew', 0), ('pine', 'pine', 1), ('larch', 'elm', 0)]
 
@@ -73,40 +74,40 @@ def test_harmed_files_are_read_or_refused_in_a_line(tmp_path, name):
 @pytest.mark.parametrize(
   ('content', 'message'),
   [
-    ('oak\telm\t1\nash\tyew\t2\n', r"train.tsv, line 2: the label is '2'; there are two, 1"),
-    ('oak\telm\tentails\n', r"line 1: the label is 'entails'"),
-    ('oak\telm\t\n', r"line 1: the label is ''"),
-    ('oak\t \t1\n', r"line 1: text2 is ' '; expected a text"),
-    ('oak\t1\n', r'line 1: 2 columns between tabs; expected 3: text1, text2, label'),
-    ('oak\telm\t1\nash\tyew\t1\n', r'all labels are 1 \(2 pairs\); pairs of both labels'),
-    ('', r'train.tsv'),
+    ('oak\telm\t1\nash\tyew\t2\n', ('train.tsv', 'line 2')),
+    ('oak\telm\tentails\n', ('line 1', 'entails')),
+    ('oak\telm\t\n', ('train.tsv', 'line 1')),
+    ('oak\t \t1\n', ('line 1', 'text2')),
+    ('oak\t1\n', ('line 1', 'text1', 'text2')),
+    ('oak\telm\t1\nash\tyew\t1\n', ('train.tsv', '1', '2')),
+    ('', 'train.tsv'),
   ],
 )
 def test_what_is_no_pair(tmp_path, content, message):
   (tmp_path / 'train.tsv').write_text(content)
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     pairs.read_pairs(Source(str(tmp_path)))
 
 
 @pytest.mark.parametrize(
   ('record', 'message'),
   [
-    ({'text1': 'oak', 'text2': 'elm'}, 'train.jsonl, line 1: label missing'),
-    ({'text1': 'oak', 'text2': 'elm', 'label': 1.0}, r'line 1: the label is 1.0'),
-    ({'text1': 'oak', 'text2': 'elm', 'label': None}, r'line 1: the label is None'),
-    ({'text1': 'oak', 'text2': 'elm', 'label': [1]}, r'line 1: the label is \[1\]'),
-    ({'text1': ['oak'], 'text2': 'elm', 'label': 1}, r"line 1: text1 is \['oak'\]"),
+    ({'text1': 'oak', 'text2': 'elm'}, ('train.jsonl', 'line 1')),
+    ({'text1': 'oak', 'text2': 'elm', 'label': 1.0}, ('train.jsonl', 'line 1', '1.0')),
+    ({'text1': 'oak', 'text2': 'elm', 'label': None}, ('train.jsonl', 'line 1')),
+    ({'text1': 'oak', 'text2': 'elm', 'label': [1]}, ('line 1', '[1]')),
+    ({'text1': ['oak'], 'text2': 'elm', 'label': 1}, ('line 1', 'text1', '[', 'oak', ']')),
   ],
 )
 def test_what_is_no_record(tmp_path, record, message):
   (tmp_path / 'train.jsonl').write_text(json.dumps(record) + '\n')
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     pairs.read_pairs(Source(str(tmp_path)))
 
 
 def test_a_split_that_is_not_there_names_what_is(tmp_path):
   (tmp_path / 'training.tsv').write_text('oak\telm\t1\n')
-  with pytest.raises(InputError, match=r'pairs file not found: .*train.jsonl.* holds training.tsv'):
+  with refused('train.jsonl', 'training.tsv'):
     pairs.read_pairs(Source(str(tmp_path)))
 
 
@@ -131,7 +132,7 @@ def test_one_label_is_nothing_to_train_or_measure_on(tmp_path):
   rows = [('oak', 'elm', 1), *((f'a{i}', f'b{i}', 0) for i in range(30))]
   pairs.write_pairs(tmp_path / 'train.jsonl', rows)
   for seed, held in ((2, False), (1, True)):  # the pair that matches is not there
-    with pytest.raises(InputError, match=r'train\.jsonl: hold_out=0\.5 .* only the label 0'):
+    with refused('train.jsonl', 'hold_out=0.5'):
       pairs.read_pairs(Source(str(tmp_path), hold_out=(0.5, seed), held_out=held))
     other = pairs.read_pairs(Source(str(tmp_path), hold_out=(0.5, seed), held_out=not held))
     assert {pair.label for pair in other} == {0, 1}
@@ -178,9 +179,7 @@ def test_the_store_of_pairs(tmp_path, tokenizer):
   made = pairs.build_pairs(source, tokenizer, tmp_path / 'store', **options)
   assert made.second_lengths.max() == 3
 
-  with pytest.raises(
-    InputError, match=r'query_buckets \[4\]: the longest query of .* has 6 tokens'
-  ):
+  with refused('query_buckets', '[4]'):
     pairs.PairFeed(made, query_buckets=[4], passage_buckets=[8])
 
 

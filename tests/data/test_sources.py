@@ -11,9 +11,9 @@ import shutil
 import pytest
 
 from dprjax.base import reading
-from dprjax.base.errors import InputError
 from dprjax.data.sources import Source, detect_format, load_dataset
 from dprjax.formats.texts import read_texts
+from tests.refusals import refused
 
 
 def jsonl(path, rows):
@@ -219,9 +219,7 @@ def test_mined_negatives_join_a_folder(beir, tmp_path):
     'negatives that are not in the corpus: ignored',
   ):
     assert data.report.counts[count] == 1
-  with pytest.raises(
-    InputError, match=r'mined\.jsonl: 1 negative that is not in the corpus, for instance q2 lost'
-  ):
+  with refused('mined.jsonl', '1', 'q2'):
     read(beir, negatives=str(path), strict=True)
 
 
@@ -234,10 +232,7 @@ def test_unknown_ids_are_counted_listed_or_refused(beir):
   assert data.report.counts['judgements of a query that is not in the queries: ignored'] == 1
   line = next(line for line in str(data.report).splitlines() if 'corpus' in line)
   assert line.count('q1 lost') == 5 and line.endswith(', ...)')
-  with pytest.raises(
-    InputError,
-    match=r'train\.tsv: 1 judgement of a query that is not in the queries, for instance nobody d1',
-  ):
+  with refused('train.tsv', 'd1'):
     read(beir, strict=True)
 
 
@@ -255,34 +250,34 @@ def test_empty_texts(beir):
 
 
 SPOILT = [  # file, number of the line that is replaced or appended (0: the only one), line, message
-  ('corpus.jsonl', 2, '{"_id": "d2", "text": ', r'corpus\.jsonl, line 2: not JSON'),
-  ('corpus.jsonl', 2, '["d2"]', r'corpus\.jsonl, line 2: Expected `object`, got `array`'),
-  ('corpus.jsonl', 2, '{"text": "dogs"}', r'line 2: .*_id'),
-  ('corpus.jsonl', 2, '{"_id": true, "text": "dogs"}', r'line 2: .*_id'),
-  ('corpus.jsonl', 2, '{"_id": "d2 ", "text": "dogs"}', r"line 2: the id 'd2 ' .* white space"),
-  ('corpus.jsonl', 2, '{"_id": "d2", "text": 5}', r'line 2: .*text'),
+  ('corpus.jsonl', 2, '{"_id": "d2", "text": ', ('corpus.jsonl', 'line 2')),
+  ('corpus.jsonl', 2, '["d2"]', ('corpus.jsonl', 'line 2')),
+  ('corpus.jsonl', 2, '{"text": "dogs"}', ('line 2', '_id')),
+  ('corpus.jsonl', 2, '{"_id": true, "text": "dogs"}', ('line 2', '_id')),
+  ('corpus.jsonl', 2, '{"_id": "d2 ", "text": "dogs"}', ('line 2', 'd2')),
+  ('corpus.jsonl', 2, '{"_id": "d2", "text": 5}', ('line 2', 'text')),
   (
     *('corpus.jsonl', 4, '{"_id": "d1", "text": "again"}'),
-    r"corpus\.jsonl: passage id 'd1' is on line 1 and again on line 4",
+    ('corpus.jsonl', 'd1', 'line 1', 'line 4'),
   ),
-  ('corpus.jsonl', 0, '', r'corpus file is empty: .*corpus\.jsonl'),
-  ('corpus.jsonl', 0, b'{"_id": "d1", "text": "\xff"}', r'corpus\.jsonl, line 1 or .*: not UTF-8'),
-  ('queries.jsonl', 2, '{"_id": "q2"}', r'queries\.jsonl, line 2: .*text'),
+  ('corpus.jsonl', 0, '', 'corpus.jsonl'),
+  ('corpus.jsonl', 0, b'{"_id": "d1", "text": "\xff"}', ('corpus.jsonl', 'line 1')),
+  ('queries.jsonl', 2, '{"_id": "q2"}', ('queries.jsonl', 'line 2', 'text')),
   (
     *('queries.jsonl', 4, '{"_id": "q2", "text": "again"}'),
-    r"queries\.jsonl: query id 'q2' is on line 2 and again on line 4",
+    ('queries.jsonl', 'q2', 'line 2', 'line 4'),
   ),
-  ('queries.jsonl', 0, None, r'queries file not found: .* holds corpus\.jsonl, qrels/'),
-  ('qrels/train.tsv', 0, None, r'qrels file not found: .*train\.tsv .*qrels is empty'),
-  ('qrels/train.tsv', 2, 'q1\td1', r'train\.tsv, line 2: 2 columns, expected 3'),
-  ('qrels/train.tsv', 2, 'q1\td1\tyes', r"line 2: the relevance 'yes' is not a whole number"),
+  ('queries.jsonl', 0, None, ('corpus.jsonl', 'qrels/')),
+  ('qrels/train.tsv', 0, None, 'train.tsv'),
+  ('qrels/train.tsv', 2, 'q1\td1', ('train.tsv', 'line 2')),
+  ('qrels/train.tsv', 2, 'q1\td1\tyes', ('line 2', 'yes')),
   (
     'qrels/train.tsv',
     6,
     'q1\td1\t0',
-    r'line 6: document d1 is judged 0 for query q1, and 2 before',
+    ('line 6', 'd1', 'q1'),
   ),
-  ('qrels/train.tsv', 0, 'q1\td1\t0', r'train\.tsv: no query with text and a passage graded'),
+  ('qrels/train.tsv', 0, 'q1\td1\t0', 'train.tsv'),
 ]
 
 
@@ -296,7 +291,7 @@ def test_bad_files_are_named(beir, name, number, line, message):
     path.write_text('\n'.join([*lines[: number - 1], line, *lines[number:]]))
   else:
     path.write_bytes(line if isinstance(line, bytes) else line.encode())
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     read(beir)
 
 
@@ -305,44 +300,44 @@ BAD_EXAMPLES = [
   (
     'a.jsonl',
     '{"query": "x", "pos": "cats"}',
-    r'line 1: .*pos',
+    ('line 1', 'pos'),
   ),
   (
     'a.jsonl',
     '{"query": "x", "pos": ["y"]}\n{"pos": ["y"]}',
-    r'a\.jsonl, line 2: .*query',
+    ('a.jsonl', 'line 2', 'query'),
   ),
   (
     'a.jsonl',
     '{"query_id": 1, "query": "x", "positive_passages": [{"docid": 1}]}',
-    r'a\.jsonl, line 1: .*text',
+    ('a.jsonl', 'line 1', 'text'),
   ),
   (
     'a.jsonl',
     '{"query_id": 1, "query": "x", "positive_passages": [1]}',
-    r'line 1: .*`\$\.positive_passages\[0\]`',
+    ('line 1', '$.positive_passages[0]'),
   ),
-  ('a.jsonl', f'{EXAMPLE}\n{EXAMPLE}', "query id '1' is on line 1"),
+  ('a.jsonl', f'{EXAMPLE}\n{EXAMPLE}', ('a.jsonl', 'line 1', 'line 2')),
   (
     'a.json',
     '[{"question": "x", "positive_ctxs": []}, {"question"',
-    r'a\.json, entry 2: not JSON, or cut off',
+    ('a.json', 'entry 2'),
   ),
   (
     'a.json',
     '[{"question": "x", "positive_ctxs": []}, 5]',
-    r'a\.json, entry 2: Expected `object`, got `int`',
+    ('a.json', 'entry 2'),
   ),
   (
     'a.json',
     '[{"question": "x", "positive_ctxs": []}, {"question": "x"}]',
-    r'a\.json, entry 2: .*positive_ctxs',
+    ('a.json', 'entry 2', 'positive_ctxs'),
   ),
-  ('a.jsonl', '{"foo": 1}', r"the first record has 'foo'; expected positive_passages \(Tevatron\)"),
+  ('a.jsonl', '{"foo": 1}', ('foo', 'positive_passages')),
   (
     'a.txt',
     'x',
-    r'neither corpus\.jsonl \(BEIR\) nor collection\.tsv \(MS MARCO\) nor any \.json or \.jsonl',
+    ('corpus.jsonl', 'BEIR', 'collection.tsv', 'MARCO'),
   ),
 ]
 
@@ -350,7 +345,7 @@ BAD_EXAMPLES = [
 @pytest.mark.parametrize(('name', 'content', 'message'), BAD_EXAMPLES)
 def test_bad_examples_are_named(tmp_path, name, content, message):
   (tmp_path / name).write_text(content)
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     read(tmp_path / name if name != 'a.txt' else tmp_path)
 
 
@@ -358,24 +353,22 @@ def test_bad_columns(tmp_path):
   (tmp_path / 'collection.tsv').write_text('p1\tcats\np2\n')
   (tmp_path / 'queries.train.tsv').write_text('q1\twho\tpurrs\n')
   (tmp_path / 'qrels.train.tsv').write_text('q1\tp1\t1\n')
-  with pytest.raises(InputError, match=r'queries\.train\.tsv, line 1: 3 columns .* expected 2'):
+  with refused('queries.train.tsv', 'line 1', '3'):
     read(tmp_path)
   (tmp_path / 'queries.train.tsv').write_text('q1\twho purrs\n')
-  with pytest.raises(
-    InputError, match=r'collection\.tsv, line 2: 1 column between tabs; expected 2'
-  ):
+  with refused('collection.tsv', 'line 2', '1'):
     read(tmp_path)
 
 
 def test_bad_arguments(beir):
   for message, arguments in (
-    (r"no format of data is called 'beri'; there are beir, ", {'format': 'beri'}),
-    ('hold_out: a fraction between 0 and 1', {'hold_out': (20, 0)}),
-    ('hold_out is not set', {'held_out': True}),
+    ('beri', {'format': 'beri'}),
+    ('hold_out', {'hold_out': (20, 0)}),
+    ('hold_out', {'held_out': True}),
   ):
-    with pytest.raises(InputError, match=message):
+    with refused(message):
       read(beir, **arguments)
-  with pytest.raises(InputError, match='data not found'):
+  with refused('nowhere'):
     detect_format(beir / 'nowhere')
 
 
@@ -392,7 +385,7 @@ def test_a_beir_folder_for_each_split(beir, tmp_path):
         tmp_path / split,
         tmp_path / split / 'qrels',
       }
-  with pytest.raises(InputError, match='test'):
+  with refused('corpus.jsonl', 'dprjax.json'):
     load_dataset(Source(str(tmp_path), 'beir', 'test'))
   # A folder that is one itself is read as before.
   shutil.copytree(tmp_path / 'train', tmp_path, dirs_exist_ok=True)
@@ -499,7 +492,7 @@ def test_unknown_pools(beir, tmp_path, pools):
     tmp_path / 'mined.jsonl',
     [{'query_id': 'q1', 'negative_passages': [{'docid': 'd3', 'pools': pools}]}],
   )
-  with pytest.raises(InputError, match=r'mined\.jsonl, line 1: .*pools'):
+  with refused('mined.jsonl', 'line 1', 'pools'):
     read(beir, negatives=str(mined))
 
 
@@ -511,30 +504,30 @@ def test_wanted_texts(tmp_path):
   assert list(read_texts(path, 'passage', {'x'})) == []
   # Only a wanted id must be unique, but a bad line is bad anywhere.
   for wanted in ({'b'}, None):
-    with pytest.raises(InputError, match="passage id 'b' is on line 2 and again on line 3"):
+    with refused('b', 'line 2', 'line 3'):
       list(read_texts(path, 'passage', wanted))
   jsonl(path, [*rows, {}])
-  with pytest.raises(InputError, match='line 5'):
+  with refused('corpus.jsonl', 'line 5'):
     list(read_texts(path, 'passage', {'a'}))
 
 
 @pytest.mark.parametrize(
   ('negative', 'message'),
   [
-    ('{"docid": "e", "text": "y", "rank": "1"}', '.*rank'),
-    ('{"docid": "e", "text": "y", "rank": 1.5}', '.*rank'),
-    ('{"docid": "e", "text": "y", "rank": true}', '.*rank'),
-    ('{"docid": "e", "text": "y", "score": "x"}', '.*score'),
-    ('{"docid": "e", "text": "y", "score": 1e999}', 'Number out of range'),
-    ('{"docid": "e", "text": "y", "score": NaN}', 'not JSON'),
-    ('{"docid": "e", "text": "y", "score": 1' + '0' * 400 + '}', 'Number out of range'),
-    ('{"docid": "e", "text": "y", "pools": [1]}', '.*pools'),
-    ('{"docid": "e", "text": "y", "retriever": []}', '.*retriever'),
-    ('{"docid": "e ", "text": "y"}', "the id 'e '"),
-    ('{"docid": "", "text": "y"}', "the id ''"),
-    ('{"docid": {}, "text": "y"}', '.*docid'),
-    ('{"docid": "e", "text": null}', '.*text'),
-    ('null', '.*negative_passages'),
+    ('{"docid": "e", "text": "y", "rank": "1"}', 'rank'),
+    ('{"docid": "e", "text": "y", "rank": 1.5}', 'rank'),
+    ('{"docid": "e", "text": "y", "rank": true}', 'rank'),
+    ('{"docid": "e", "text": "y", "score": "x"}', 'score'),
+    ('{"docid": "e", "text": "y", "score": 1e999}', 'line 2'),
+    ('{"docid": "e", "text": "y", "score": NaN}', 'line 2'),
+    ('{"docid": "e", "text": "y", "score": 1' + '0' * 400 + '}', 'line 2'),
+    ('{"docid": "e", "text": "y", "pools": [1]}', 'pools'),
+    ('{"docid": "e", "text": "y", "retriever": []}', 'retriever'),
+    ('{"docid": "e ", "text": "y"}', 'e'),
+    ('{"docid": "", "text": "y"}', "''"),
+    ('{"docid": {}, "text": "y"}', 'docid'),
+    ('{"docid": "e", "text": null}', 'text'),
+    ('null', 'negative_passages'),
   ],
 )
 def test_negatives_of_other_types(tmp_path, negative, message):
@@ -543,7 +536,7 @@ def test_negatives_of_other_types(tmp_path, negative, message):
     f'\n{{"query_id": "q", "query": "a", "positive_passages": [{positive}], '
     f'"negative_passages": [{negative}]}}\n'
   )
-  with pytest.raises(InputError, match=rf'train\.jsonl, line 2: {message}'):
+  with refused('train.jsonl', 'line 2', message):
     read(tmp_path)
 
 
@@ -551,5 +544,5 @@ def test_pipes_are_not_opened(tmp_path):
   """Each file is read more than once."""
   os.mkfifo(tmp_path / 'train.jsonl')
   for path in (tmp_path, tmp_path / 'train.jsonl'):
-    with pytest.raises(InputError, match=r'train\.jsonl is a pipe or a device'):
+    with refused('train.jsonl'):
       read(path)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tokenizers
 
-from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.models.template import Template, fill, unpack
+from tests.refusals import refused
 
 SENTENCES = [
   'the cat sat on the mat',
@@ -57,7 +57,7 @@ def test_a_long_text_keeps_its_last_special_token(trained):
   # A text that just fits is whole.
   exact, cut = tokenizer.encode([SENTENCES[0]], len(whole[0]))
   assert cut == 0 and exact[0].tolist() == whole[0].tolist()
-  with pytest.raises(InputError, match='leaves no room'):
+  with refused('length', '2'):
     tokenizer.encode(['cat'], 2)
 
 
@@ -101,21 +101,17 @@ def test_sha256_tells_tokenizers_apart_and_not_their_padding(trained, tmp_path):
 
 
 def test_directories_without_a_usable_tokenizer(trained, tmp_path):
-  with pytest.raises(InputError, match='not found'):
+  with refused('nowhere'):
     text.load_tokenizer(tmp_path / 'nowhere')
-  with pytest.raises(
-    InputError, match=r'no tokenizer in .*expected a directory with tokenizer\.json'
-  ):
+  with refused('tokenizer.json'):
     text.load_tokenizer(tmp_path)
   shutil.copytree(trained[0], tmp_path / 'broken')
   (tmp_path / 'broken' / 'tokenizer.json').write_text('{"version":')
-  with pytest.raises(InputError, match=r'cannot read the tokenizer in .*broken'):
+  with refused('broken'):
     text.load_tokenizer(tmp_path / 'broken')
   shutil.copytree(trained[0], tmp_path / 'typed')
   (tmp_path / 'typed' / 'config.json').write_text('{"model_type": "bert", "layer_norm_eps": null}')
-  with pytest.raises(
-    InputError, match=r'^cannot read the tokenizer in .*typed: .*layer_norm_eps.*$'
-  ):
+  with refused('layer_norm_eps'):
     text.load_tokenizer(tmp_path / 'typed')
   shutil.copytree(trained[0], tmp_path / 'bare')
   (tmp_path / 'bare' / 'tokenizer_config.json').write_text(
@@ -155,7 +151,7 @@ def test_a_tokenizer_from_a_stranger(trained, tmp_path, capfd, name, content, me
   if message is None:
     text.load_tokenizer(folder)
   else:
-    with pytest.raises(InputError, match=message or 'model'):
+    with refused(message or 'model'):
       text.load_tokenizer(folder)
   assert not (tmp_path / 'ran').exists() and 'Traceback' not in capfd.readouterr().err
 
@@ -170,7 +166,7 @@ def test_a_vocabulary_with_gaps_is_as_long_as_its_largest_id(trained, tmp_path):
 
 
 def test_training_on_nothing():
-  with pytest.raises(InputError, match='texts are empty'):
+  with refused('texts'):
     text.train_wordpiece(['', ' '], 80, 'never-written')
 
 
@@ -198,7 +194,7 @@ def test_a_sentencepiece_vocabulary_is_trained(tmp_path):
   # The same texts, the same vocabulary; the directory alone is enough to read it.
   text.train_sentencepiece(SENTENCES, 40, tmp_path / 'two')
   assert text.load_tokenizer(tmp_path / 'two').sha256 == one.sha256
-  with pytest.raises(InputError, match='no vocabulary can be trained'):
+  with refused('vocabulary'):
     text.train_sentencepiece([], 40, tmp_path / 'three')
   assert not (tmp_path / 'three').exists()
 
@@ -323,7 +319,7 @@ def test_texts_are_those_of_transformers(families, family):
     expected = theirs(texts, truncation=True, max_length=max_length)['input_ids']
     assert [row.tolist() for row in rows] == expected
     assert cut == sum(len(one) > max_length for one in theirs(texts)['input_ids'])
-  with pytest.raises(InputError, match='maximum length'):
+  with refused('length'):
     tokenizer.encode(texts, tokenizer.num_specials)
 
 
@@ -373,7 +369,7 @@ def test_a_tokenizer_without_pairs(tmp_path):
   write(tmp_path / 'model', byte_level(['<eos>']), '$A <eos>', '$A $B <eos>', eos_token='<eos>')
   tokenizer = text.load_tokenizer(tmp_path / 'model')
   assert tokenizer.around_pair.middle == () and len(tokenizer.closing) == 1
-  with pytest.raises(InputError, match='between two texts'):
+  with refused('tokenizer'):
     _ = tokenizer.pair_format
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tokenizers
 
-from dprjax.base.errors import InputError
 from dprjax.data import documents, table, views
 from dprjax.data.batches import open_batches
 from dprjax.data.documents import Documents
 from dprjax.data.text import Tokenizer
+from tests.refusals import refused
 
 PASSAGES, BATCH = 43, 8
 PAD, CLS, SEP = 0, 1, 2
@@ -358,26 +358,26 @@ def test_what_is_skipped_is_said(made, caplog):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'batch_size': 44}, r'config\.batch_size: .*44 passages .*43 that can be used'),
+    ({'batch_size': 44}, ('config.batch_size', '44', '43')),
     (
       {'batch_size': 40, 'views': 'siblings'},
-      r'config\.batch_size: .*40 passages .*35 that can be used',
+      ('config.batch_size', '40', '35'),
     ),
     (
       {'batch_size': 9, 'process_count': 2},
-      'a batch of 9 passages cannot be divided among 2 processes',
+      ('9', '2'),
     ),
-    ({'buckets': [16, 32]}, r'buckets \[16, 32\]: a text has up to 50 tokens'),
-    ({'buckets': []}, r'buckets \[\]'),
-    ({'max_length': 2}, 'max_length 2 and span_length 64: no room for text'),
-    ({'views': 'siblings', 'unit': 'span', 'span_length': 0}, 'span_length 0: no room for text'),
-    ({'views': 'two'}, "views 'two' of unit 'sentence': expected 'one'"),
-    ({'views': 'siblings', 'unit': 'word'}, "of unit 'word': expected"),
+    ({'buckets': [16, 32]}, ('[16, 32]', '50')),
+    ({'buckets': []}, '[]'),
+    ({'max_length': 2}, ('max_length', 'span_length', '64')),
+    ({'views': 'siblings', 'unit': 'span', 'span_length': 0}, 'span_length'),
+    ({'views': 'two'}, ('two', 'sentence', 'one')),
+    ({'views': 'siblings', 'unit': 'word'}, 'word'),
   ],
 )
 def test_what_cannot_be_asked_for(made, changes, message):
   texts, _ = made
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     start(texts, **changes)
 
 
@@ -400,17 +400,15 @@ def test_other_special_tokens(made, single, opening, closing):
 
 
 def test_a_first_token_is_needed(made):
-  with pytest.raises(InputError, match='begins a text with no special token'):
+  with refused('tokenizer'):
     start(made[0], special('$A [SEP]'))
 
 
 def test_a_corpus_of_single_sentences(tmp_path):
   texts = store(tmp_path, [[20]] * 10)
   for kind in ({'views': 'siblings'}, {'views': 'ict'}):
-    with pytest.raises(
-      InputError, match=r'all 10 passages have fewer than two sentences; .* needs longer texts'
-    ):
+    with refused('10'):
       start(texts, **kind)
-  with pytest.raises(InputError, match='all 10 passages have fewer than 32 tokens'):
+  with refused('10', '32', 'siblings'):
     start(texts, views='siblings', unit='span')
   assert start(texts).eligible == 10

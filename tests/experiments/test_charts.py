@@ -2,11 +2,10 @@
 
 import matplotlib.figure
 import numpy as np
-import pytest
 
 import charts
 from dprjax.analysis import figures
-from dprjax.base.errors import InputError
+from tests.refusals import refused
 
 GAINS = {
   'a set': {
@@ -38,5 +37,5 @@ def test_differences_are_where_they_belong(tmp_path, monkeypatch):
   # A group that lacks a system has no point of it.
   assert points == {one: [(0, 0.25)], two: [(0, -0.5), (1, 0.75)]}
   assert whiskers == {one: [[0.125, 0.5]], two: [[-1.0, 0.25], [0.5, 1.0]]}
-  with pytest.raises(InputError, match=r'gains\.txt'):
+  with refused('gains.txt'):
     charts.differences(GAINS, 'gain', 'foot', tmp_path / 'gains.txt')

@@ -1,7 +1,7 @@
 import pytest
 
-from dprjax.base.errors import InputError
 from dprjax.formats import columns
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -34,5 +34,5 @@ def test_rows(tmp_path, name, text, expected):
 )
 def test_bad_rows(tmp_path, name, text, line):
   (tmp_path / name).write_text(text)
-  with pytest.raises(InputError, match=rf'{name}, line {line}: '):
+  with refused(name, f'line {line}'):
     list(columns.read_rows(tmp_path / name, ('x', 'y'), 'table'))

@@ -10,11 +10,11 @@ import zipfile
 
 import pytest
 
-from dprjax.base.errors import InputError
 from dprjax.formats import documents, mediawiki
 from dprjax.formats.documents import Document
 from dprjax.formats.mediawiki import Article, Section
 from dprjax.formats.report import Report
+from tests.refusals import refused
 
 
 def read(*paths):
@@ -133,52 +133,52 @@ def test_compressed_files_zips_and_folders_in_order(tmp_path):
 
 LATIN = 'Grö'.encode('latin-1')
 BAD = [
-  ('latin.txt', b'ok\n' + LATIN, r'latin\.txt, line \d or after it: not UTF-8 text'),
-  ('latin.jsonl', LATIN, r'latin\.jsonl, line 1 or after it: not UTF-8'),
-  ('latin.xml', b'<mediawiki>' + LATIN, r'latin\.xml: not UTF-8'),
-  ('cut.txt.bz2', bz2.compress(b'word ' * 999)[:-9], r'bz2: broken or cut-off compressed file'),
-  ('not.txt.bz2', b'no such thing', r'not\.txt\.bz2: broken or cut-off compressed file'),
-  ('not.txt.gz', b'no such thing', r'not\.txt\.gz: broken or cut-off compressed file'),
-  ('not.zip', b'no such thing', r'not\.zip: broken, cut-off or encrypted zip file'),
-  ('cut.xml', b'<mediawiki>\n<page>', r'cut\.xml, line 2: not XML, or cut off'),
-  ('other.xml', b'<html></html>', r'the XML begins with <html>; expected <mediawiki>'),
-  ('keys.jsonl', b'{"text": "a"}\n{"body": "b"}\n', r'line 2: .*text'),
-  ('number.jsonl', b'{"text": 3}\n', r'number\.jsonl, line 1: .*`\$\.text`'),
-  ('empty.txt', b'', r'text is empty'),
-  ('null.txt', b'one\n\0\n', r'null\.txt, line 2: a null byte in the text'),
-  ('id.jsonl', b'{"id": "a ", "text": "b"}\n', r"id\.jsonl, line 1: the id 'a '"),
-  ('float.jsonl', b'{"id": 1.5, "text": "b"}\n', r'line 1: .*`\$\.id`'),
-  ('a\nb.txt', b'text\n', r"the id 'a.nb\.txt'"),
+  ('latin.txt', b'ok\n' + LATIN, 'latin.txt'),
+  ('latin.jsonl', LATIN, ('latin.jsonl', 'line 1')),
+  ('latin.xml', b'<mediawiki>' + LATIN, 'latin.xml'),
+  ('cut.txt.bz2', bz2.compress(b'word ' * 999)[:-9], 'bz2'),
+  ('not.txt.bz2', b'no such thing', 'not.txt.bz2'),
+  ('not.txt.gz', b'no such thing', 'not.txt.gz'),
+  ('not.zip', b'no such thing', 'not.zip'),
+  ('cut.xml', b'<mediawiki>\n<page>', ('cut.xml', 'line 2', 'XML')),
+  ('other.xml', b'<html></html>', 'XML'),
+  ('keys.jsonl', b'{"text": "a"}\n{"body": "b"}\n', ('line 2', 'text')),
+  ('number.jsonl', b'{"text": 3}\n', ('number.jsonl', 'line 1', 'text')),
+  ('empty.txt', b'', 'empty.txt'),
+  ('null.txt', b'one\n\0\n', ('null.txt', 'line 2')),
+  ('id.jsonl', b'{"id": "a ", "text": "b"}\n', ('id.jsonl', 'line 1', 'a')),
+  ('float.jsonl', b'{"id": 1.5, "text": "b"}\n', ('line 1', 'id')),
+  ('a\nb.txt', b'text\n', ('a', 'b.txt')),
   (
     'laughs.xml',
     b'<!DOCTYPE a [<!ENTITY b "c">]><mediawiki></mediawiki>',
-    'the XML has a <!DOCTYPE; expected a MediaWiki dump, which has none',
+    ('XML', 'MediaWiki'),
   ),
-  ('untitled.xml', dump(('', 0, '', 'Text.')).encode(), r"untitled\.xml: the id ''"),
-  ('paper.pdf', b'%PDF', r'paper\.pdf: not a format of text; expected \.jsonl'),
+  ('untitled.xml', dump(('', 0, '', 'Text.')).encode(), 'untitled.xml'),
+  ('paper.pdf', b'%PDF', ('paper.pdf', '.jsonl')),
 ]
 
 
 @pytest.mark.parametrize(('name', 'content', 'message'), BAD)
 def test_files_that_cannot_be_used(tmp_path, name, content, message):
   (tmp_path / name).write_bytes(content)
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     read(tmp_path / name)
 
 
 def test_zips_and_folders_that_cannot_be_used(tmp_path):
   with zipfile.ZipFile(tmp_path / 'a.zip', 'w') as archive:
     archive.writestr('a.txt', 'Größe'.encode('latin-1'))
-  with pytest.raises(InputError, match=r'a\.zip, a\.txt, line 1 or after it: not UTF-8'):
+  with refused('a.zip', 'a.txt', 'line 1'):
     read(tmp_path / 'a.zip')
   with zipfile.ZipFile(tmp_path / 'a.zip', 'w') as archive:
     archive.writestr('README', 'no')
-  with pytest.raises(InputError, match=r'a\.zip: no \.txt file in it'):
+  with refused('a.zip', '.txt'):
     read(tmp_path / 'a.zip')
   (tmp_path / 'none').mkdir()
-  with pytest.raises(InputError, match='no text in this folder'):
+  with refused('none'):
     read(tmp_path / 'none')
-  with pytest.raises(InputError, match='text not found'):
+  with refused('lost'):
     read(tmp_path / 'lost')
 
 
@@ -195,14 +195,14 @@ def laughs(start=''):
 def test_entities_are_not_replaced(tmp_path, start, entity):
   """A dump has none; behind a long comment expat itself stops them."""
   (tmp_path / 'a.xml').write_text(laughs(start) + dump(('Cat', 0, '', f'&{entity};')))
-  with pytest.raises(InputError, match=r'DOCTYPE|amplification|undefined entity'):
+  with refused('a.xml'):
     read(tmp_path / 'a.xml')
 
 
 def test_a_page_without_end(tmp_path, monkeypatch):
   monkeypatch.setattr(mediawiki, '_LONGEST_PAGE', 200_000)
   (tmp_path / 'a.xml').write_text(dump(('Cat', 0, '', 'A cat. ' * 99_999)))
-  with pytest.raises(InputError, match=r'a\.xml: a page of more than 200,000 characters'):
+  with refused('a.xml', '200,000'):
     read(tmp_path / 'a.xml')
 
 
@@ -222,18 +222,18 @@ def zipped(path, *members, harm=None):
 @pytest.mark.parametrize(
   ('member', 'harm', 'message'),
   [
-    (('a.txt', 'a\n' * (1 << 20)), None, 'bytes become 2,097,152, which no text does'),
-    (('a.txt', 'text'), (24, b'\xff\xff\xff\x7f'), 'bytes become 2,147,483,647'),
-    (('a.txt', 'text'), (8, b'\x01'), 'encrypted'),
-    (('a.txt', 'text'), (10, b'\x63'), 'compression'),
-    (('a.txt', 'text'), (16, b'\1\2\3\4'), 'broken, cut-off or encrypted zip file .Bad CRC'),
-    (('a.txt', 'text'), (42, b'\xff\xff\xff\x7f'), 'broken, cut-off or encrypted zip file'),
-    (('a\nb.txt', 'text'), None, "the id 'a.zip/a.nb.txt'"),
-    (('a.txt', 'te\0xt'), None, r'a\.zip, a\.txt, line 1: a null byte'),
+    (('a.txt', 'a\n' * (1 << 20)), None, '2,097,152'),
+    (('a.txt', 'text'), (24, b'\xff\xff\xff\x7f'), '2,147,483,647'),
+    (('a.txt', 'text'), (8, b'\x01'), ('a.zip', 'a.txt')),
+    (('a.txt', 'text'), (10, b'\x63'), 'a.zip'),
+    (('a.txt', 'text'), (16, b'\1\2\3\4'), 'CRC'),
+    (('a.txt', 'text'), (42, b'\xff\xff\xff\x7f'), 'a.zip'),
+    (('a\nb.txt', 'text'), None, ('a.zip', 'nb.txt')),
+    (('a.txt', 'te\0xt'), None, ('a.zip', 'a.txt', 'line 1')),
   ],
 )
 def test_odd_members_of_zip_files(tmp_path, member, harm, message):
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     read(zipped(tmp_path / 'a.zip', member, harm=harm))
 
 
@@ -254,7 +254,7 @@ def test_links_and_pipes_in_a_folder(tmp_path):
   assert [document.text for document in found] == ['One.']
   assert counts['links to a folder above: skipped'] == 1
   assert counts['pipes, devices and broken links: skipped'] == 2
-  with pytest.raises(InputError, match=r'c\.txt is a pipe or a device'):
+  with refused('c.txt'):
     read(folder / 'c.txt')
 
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import pytest
 
-from dprjax.base.errors import InputError
 from dprjax.data import sources
 from dprjax.formats import irds
+from tests.refusals import refused
 
 
 class Doc(NamedTuple):
@@ -125,7 +125,7 @@ def test_a_data_set_as_a_beir_folder(stand_in, tmp_path):
   assert irds.folder_of('irds:toy', folder, ['train', 'test']) == folder
   assert (folder / 'corpus.jsonl').read_text() == ''
   for name, splits in (('irds:whole', ['train', 'test']), ('irds:toy', ['train'])):
-    with pytest.raises(InputError, match=f'does not hold {name} with the splits'):
+    with refused(name):
       irds.folder_of(name, folder, splits)
 
 
@@ -140,30 +140,30 @@ def test_an_id_that_is_a_split_itself(stand_in, tmp_path, id_, split):
 @pytest.mark.parametrize(
   ('id_', 'split', 'message'),
   [
-    ('tyo', 'train', "no data set 'tyo'; near it: toy"),
-    ('toy', 'dev', "no queries and judgements of a split 'dev'; it has train, test"),
-    ('whole', 'dev', "of a split 'dev'; it has no splits"),
-    ('toy/train', 'test', "of a split 'test'"),  # never the training queries instead
-    ('odd/no-docs', 'train', 'has no documents'),
-    ('odd/no-qrels', 'train', 'no judgements of the split train'),
-    ('odd/twice', 'train', "id 'd1' is on line 1 and again on line 4"),
-    ('odd/id', 'train', "the id ' d1' is empty, has white space"),
-    ('odd/surrogate', 'train', 'half of a surrogate pair'),
-    ('odd/textless', 'train', 'irds:odd/textless: its Image has no text'),
-    ('odd/grades', 'train', 'its judgements have no grades'),
-    ('odd/other-text', 'train', "two queries have the id 'q1'"),
-    ('odd/unreadable', 'train', 'ir_datasets cannot read it .*no route to host'),
+    ('tyo', 'train', 'tyo'),
+    ('toy', 'dev', 'dev'),
+    ('whole', 'dev', 'dev'),
+    ('toy/train', 'test', 'test'),  # never the training queries instead
+    ('odd/no-docs', 'train', 'odd/no-docs'),
+    ('odd/no-qrels', 'train', ('odd/no-qrels', 'train')),
+    ('odd/twice', 'train', ('d1', 'line 1', 'line 4')),
+    ('odd/id', 'train', 'd1'),
+    ('odd/surrogate', 'train', 'd1'),
+    ('odd/textless', 'train', 'irds:odd/textless'),
+    ('odd/grades', 'train', 'odd/grades'),
+    ('odd/other-text', 'train', 'q1'),
+    ('odd/unreadable', 'train', 'ir_datasets'),
   ],
 )
 def test_what_cannot_be_used(stand_in, tmp_path, id_, split, message):
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     irds.write(id_, [split], tmp_path / 'data')
   assert list(tmp_path.iterdir()) == []
 
 
 def test_without_ir_datasets(monkeypatch, tmp_path):
   monkeypatch.setitem(sys.modules, 'ir_datasets', None)
-  with pytest.raises(InputError, match=r"irds:toy.* pip install 'dprjax\[irds\]'"):
+  with refused('dprjax[irds]'):
     irds.write('toy', ['train'], tmp_path / 'data')
 
 
@@ -184,5 +184,5 @@ def test_ir_datasets_itself(tmp_path, monkeypatch):
   data = sources.load_dataset(sources.Source(str(tmp_path / 'data')))
   assert data.qrels == {'q1': {'d1': 1}, 'q2': {'d2': 2}}
   assert [passage.text for passage in data.passages] == ['json decodes', 'an http server']
-  with pytest.raises(InputError, match="no data set 'beir/scifcat'; near it: beir/scifact"):
+  with refused('beir/scifcat', 'beir/scifact'):
     irds.write('beir/scifcat', ['train'], tmp_path / 'other')

@@ -1,7 +1,7 @@
 import pytest
 
-from dprjax.base.errors import InputError
 from dprjax.formats.qrels import read_qrels, write_qrels
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -29,35 +29,35 @@ def test_trec_qrels_with_spaces_and_a_repetition(tmp_path):
 @pytest.mark.parametrize(
   'text, message',
   [
-    ('q 0 d 1\nq 0 d\n', 'line 2: 3 columns, expected 4'),
-    ('q d\n', r'line 1: 2 columns, expected 3 \(query'),
-    ('q\td\t1\nq\t"d\t1\n', r'q\.tsv, line 2: '),
-    ('q 0 d yes\n', "line 1: the relevance 'yes' is not a whole number"),
-    ('query-id\tcorpus-id\tscore\nq\td\t0.5\n', "line 2: the relevance '0.5'"),
-    ('q 0 d 1\nq 0 d 0\n', 'line 2: document d is judged 0 for query q, and 1 before'),
-    ('q\td\t1_0\n', "line 1: the relevance '1_0' is not a whole number"),
-    ('query\tdocument\tworth\nq\td\t1\n', "line 1: the relevance 'worth'"),
-    ('q\td\tnan\n', "line 1: the relevance 'nan'"),
-    ('q\td\t1e0\n', "line 1: the relevance '1e0'"),
-    ('q\td\t1.5\n', "line 1: the relevance '1.5'"),
-    ('q\td\t٣\n', "line 1: the relevance '٣'"),
-    ('q\td\t1\nq d 1\n', 'line 2: 1 column, expected 3 between tabs$'),
-    ('q,d,1\n', 'line 1: 1 column .*commas.* between tabs or spaces'),
-    ('q;0;d;1\n', 'line 1: 1 column .*semicolons'),
-    ('q d 1\nq\td\t1\rq e 1\n', 'line 2: 6 columns, expected 3'),
-    ('q\ta\0\t1\n', 'line 1: a null byte'),
-    ('q\td\x1f\t1\n', r"line 1: the id 'd\\x1f'"),
-    ('q\td\t1\nq\t\ufeffd\t1\n', r"line 2: the id '\\ufeffd'"),
-    ('q\td\xa0\t1\n', r"line 1: the id 'd\\xa0' .* white space around it"),
-    ('q\td\t1\nq\t d\t1\n', "line 2: the id ' d' .* white space around it"),
-    ('q\td\t1\nq\t\t1\n', "line 2: the id '' is empty"),
-    ('query-id\tcorpus-id\tscore\n', 'a header and no judgements'),
-    ('', 'qrels is empty'),
+    ('q 0 d 1\nq 0 d\n', ('q.tsv', 'line 2', '3')),
+    ('q d\n', ('q.tsv', 'line 1', '2')),
+    ('q\td\t1\nq\t"d\t1\n', ('q.tsv', 'line 2')),
+    ('q 0 d yes\n', ('line 1', 'yes')),
+    ('query-id\tcorpus-id\tscore\nq\td\t0.5\n', ('q.tsv', 'line 2', '0.5')),
+    ('q 0 d 1\nq 0 d 0\n', ('q.tsv', 'line 2')),
+    ('q\td\t1_0\n', ('line 1', '1_0')),
+    ('query\tdocument\tworth\nq\td\t1\n', ('line 1', 'worth')),
+    ('q\td\tnan\n', ('line 1', 'nan')),
+    ('q\td\t1e0\n', ('line 1', '1e0')),
+    ('q\td\t1.5\n', ('q.tsv', 'line 1', '1.5')),
+    ('q\td\t٣\n', ('q.tsv', 'line 1', '٣')),
+    ('q\td\t1\nq d 1\n', ('q.tsv', 'line 2', '1')),
+    ('q,d,1\n', ('q.tsv', 'line 1')),
+    ('q;0;d;1\n', ('q.tsv', 'line 1')),
+    ('q d 1\nq\td\t1\rq e 1\n', ('q.tsv', 'line 2', '6')),
+    ('q\ta\0\t1\n', ('q.tsv', 'line 1')),
+    ('q\td\x1f\t1\n', ('line 1', 'd\\x1f')),
+    ('q\td\t1\nq\t\ufeffd\t1\n', ('line 2', '\\ufeffd')),
+    ('q\td\xa0\t1\n', ('line 1', 'd\\xa0')),
+    ('q\td\t1\nq\t d\t1\n', ('line 2', 'd')),
+    ('q\td\t1\nq\t\t1\n', ('q.tsv', 'line 2')),
+    ('query-id\tcorpus-id\tscore\n', 'q.tsv'),
+    ('', 'q.tsv'),
   ],
 )
 def test_bad_qrels(tmp_path, text, message):
   (tmp_path / 'q.tsv').write_text(text)
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     read_qrels(tmp_path / 'q.tsv')
 
 

@@ -5,9 +5,9 @@ import threading
 import numpy as np
 import pytest
 
-from dprjax.base.errors import InputError
 from dprjax.base.outofcore import keys_of
 from dprjax.formats import runs, trec
+from tests.refusals import refused
 
 
 def columns(path, **options):
@@ -74,33 +74,27 @@ def test_scores_are_read_exactly(tmp_path):
 @pytest.mark.parametrize(
   ('text', 'message'),
   [
-    ('q Q0 a 1 2.0 x\nq Q0 b 2 1.0\nq Q0 c 3 1.0 x\n', r'run\.trec, line 2: 5 columns, expected 6'),
-    (
-      'q Q0 a 1 2.0 x\nq Q0 b 2 nan x\n',
-      r"run\.trec, line 2: the score 'nan' is not a finite number",
-    ),
-    ('q Q0 a 1 NaN x\n', "line 1: the score 'NaN'"),
-    ('\nq Q0 a 1 2.0 x\nq Q0 b 2 -inf x\n', "line 3: the score '-inf'"),
-    ('q Q0 a 1 high x\n', "line 1: the score 'high'"),
-    ('q Q0 a first 1.0 x\n', "line 1: the rank 'first' is not a whole number"),
-    ('q Q0 a 1.0 1.0 x\n', "line 1: the rank '1.0'"),
-    ('q Q0 a 1_0 1.0 x\n', "line 1: the rank '1_0'"),
-    ('q Q0 a 1 1_0 x\n', "line 1: the score '1_0'"),
-    ('q Q0 a 1 0x1p3 x\n', "line 1: the score '0x1p3'"),
-    ('q Q0 a 1 1e999 x\n', "line 1: the score '1e999'"),
-    ('q Q0 a 99999999999 1.0 x\n', "line 1: the rank '99999999999'"),
-    (
-      'q Q0 a 1 2.0 x\nq Q0 b 2',
-      r'line 2: the file ends in the middle of a line \(4 of 6 columns\)',
-    ),
-    ('q Q0 a 1 2.0 x y\n', 'line 1: 7 columns'),
-    ('', 'run is empty'),
-    ('\n \n', 'no line in this run'),
+    ('q Q0 a 1 2.0 x\nq Q0 b 2 1.0\nq Q0 c 3 1.0 x\n', ('run.trec', 'line 2', '5')),
+    ('q Q0 a 1 2.0 x\nq Q0 b 2 nan x\n', ('run.trec', 'line 2', 'nan')),
+    ('q Q0 a 1 NaN x\n', ('run.trec', 'line 1', 'NaN')),
+    ('\nq Q0 a 1 2.0 x\nq Q0 b 2 -inf x\n', ('line 3', '-inf')),
+    ('q Q0 a 1 high x\n', ('line 1', 'high')),
+    ('q Q0 a first 1.0 x\n', ('line 1', 'first')),
+    ('q Q0 a 1.0 1.0 x\n', ('run.trec', 'line 1', '1.0')),
+    ('q Q0 a 1_0 1.0 x\n', ('line 1', '1_0')),
+    ('q Q0 a 1 1_0 x\n', ('line 1', '1_0')),
+    ('q Q0 a 1 0x1p3 x\n', ('line 1', '0x1p3')),
+    ('q Q0 a 1 1e999 x\n', ('line 1', '1e999')),
+    ('q Q0 a 99999999999 1.0 x\n', ('line 1', '99999999999')),
+    ('q Q0 a 1 2.0 x\nq Q0 b 2', ('run.trec', 'line 2')),
+    ('q Q0 a 1 2.0 x y\n', ('run.trec', 'line 1', '7')),
+    ('', 'run.trec'),
+    ('\n \n', 'run.trec'),
   ],
 )
 def test_bad_runs(tmp_path, text, message):
   path = write(tmp_path / 'run.trec', text)
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     list(runs.read_blocks(path))
 
 
@@ -108,14 +102,14 @@ def test_a_bad_line_far_in_is_named_by_its_number(tmp_path):
   lines = [f'q{i // 100} Q0 d{i} {i % 100} {-i} t\n' for i in range(3000)]
   lines[2345] = 'q Q0 d 1 nan t\n'
   path = write(tmp_path / 'run.trec', ''.join(lines))
-  with pytest.raises(InputError, match='line 2346: the score'):
+  with refused('run.trec', 'line 2346', 'nan'):
     list(runs.read_blocks(path, block_bytes=4096))
 
 
 def test_cut_off_archives(tmp_path):
   whole = gzip.compress(''.join(f'q Q0 d{i} {i} {-i} t\n' for i in range(5000)).encode())
   (tmp_path / 'run.trec.gz').write_bytes(whole[: len(whole) // 2])
-  with pytest.raises(InputError, match=r'run\.trec\.gz.*: broken or cut-off compressed file'):
+  with refused('run.trec.gz'):
     list(runs.read_blocks(tmp_path / 'run.trec.gz'))
 
 
@@ -154,32 +148,32 @@ def test_a_byte_order_mark_is_no_part_of_the_first_id(tmp_path, pack, block):
 @pytest.mark.parametrize(
   ('line', 'message'),
   [
-    (b'q3 Q0 \xff 1 1.0 x', 'not UTF-8 text'),
-    ('q3 Q0 Köln 1 1.0 x'.encode('latin-1'), 'not UTF-8 text'),
-    (b'q3 Q0 a\0b 1 1.0 x', "the id 'a.x00b'"),
-    (b'q3 Q0 a\x07 1 1.0 x', "the id 'a.x07'"),
-    ('q3\xa0 Q0 a 1 1.0 x'.encode(), "the id 'q3.xa0'"),
-    ('q3 Q0 a\u2028b 1 1.0 x'.encode(), "the id 'a.u2028b'"),
-    ('q3 Q0 \ufeffa 1 1.0 x'.encode(), "the id '.ufeffa'"),
-    (b'q3 Q0 a 1 1.0 x\rq3 Q0 b 2 0.5 x', 'a carriage return within'),
+    (b'q3 Q0 \xff 1 1.0 x', 'UTF-8'),
+    ('q3 Q0 Köln 1 1.0 x'.encode('latin-1'), 'UTF-8'),
+    (b'q3 Q0 a\0b 1 1.0 x', r'a\x00b'),
+    (b'q3 Q0 a\x07 1 1.0 x', r'a\x07'),
+    ('q3\xa0 Q0 a 1 1.0 x'.encode(), r'q3\xa0'),
+    ('q3 Q0 a\u2028b 1 1.0 x'.encode(), r'a\u2028b'),
+    ('q3 Q0 \ufeffa 1 1.0 x'.encode(), r'\ufeffa'),
+    (b'q3 Q0 a 1 1.0 x\rq3 Q0 b 2 0.5 x', 'carriage return'),
     (b'q3 Q0 a\tb 1 1.0 x', '7 columns'),
     (b'q3 Q0  1 1.0 x', '5 columns'),
     (b' Q0 a 1 1.0 x', '5 columns'),
     (b'q3 Q0 a 1 1.0 ', '5 columns'),
-    (b'q3 Q0 a 1 1.0 \rx', 'a carriage return within the line'),
+    (b'q3 Q0 a 1 1.0 \rx', 'carriage return'),
   ],
 )
 @pytest.mark.parametrize('block', [1, 1000])
 def test_runs_that_are_no_utf8_or_have_bad_ids(tmp_path, line, message, block):
   path = tmp_path / 'run.trec'
   path.write_bytes(TEXT.encode() + line + b'\nq4 Q0 a 1 1.0 x\n')
-  with pytest.raises(InputError, match=rf'run\.trec, line 4: {message}'):
+  with refused('run.trec', 'line 4', message):
     list(runs.read_blocks(path, block_bytes=block))
 
 
 def test_a_file_without_newlines_is_no_run(tmp_path, monkeypatch):
   monkeypatch.setattr(runs, '_LONGEST_LINE', 100)
-  with pytest.raises(InputError, match='line 4: longer than 100 bytes; this is no run'):
+  with refused('run.trec', 'line 4', '100'):
     list(runs.read_blocks(write(tmp_path / 'run.trec', TEXT + 'x' * 300), block_bytes=50))
 
 
@@ -190,7 +184,7 @@ def test_a_run_is_read_once_also_for_its_errors(tmp_path, more):
   thread = threading.Thread(target=path.write_text, args=(TEXT + '\n' * 70_000 + more,))
   thread.start()
   if more:
-    with pytest.raises(InputError, match=r'pipe, line 70004: (document d1 comes twice|not sorted)'):
+    with refused('pipe', 'line 70004'):
       trec.read_run(path)
   else:
     assert trec.read_run(path).doc_ids == ['a-very-long-document-id', 'd1', 'd2']

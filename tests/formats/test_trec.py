@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from dprjax.base.errors import InputError
 from dprjax.formats.trec import read_run, run_from_dict, run_from_rows, write_run
+from tests.refusals import refused
 
 
 def as_dict(run):
@@ -73,42 +73,36 @@ def test_keep_top_and_same_id():
 @pytest.mark.parametrize(
   'text, message',
   [
-    ('q Q0 a 1 2.0 x\nq Q0 b 2 1.0\n', 'line 2: 5 columns, expected 6'),
-    ('q Q0 a 1 2.0 x\nq Q0 b 2 nan x\n', "line 2: the score 'nan' is not a finite number"),
-    ('q Q0 a 1 inf x\n', "line 1: the score 'inf'"),
-    ('q Q0 a 1 high x\n', "line 1: the score 'high'"),
-    (
-      'q Q0 a 1 1.0 x\nr Q0 b 1 9.0 x\nq Q0 c 2 2.0 x\n',
-      "line 3: not sorted: query q's score rises from 1.0 to 2.0",
-    ),
-    (
-      'q Q0 a 1 3.0 x\nr Q0 a 1 3.0 x\nq Q0 b 2 2.0 x\nq Q0 a 3 1.0 x\n',
-      'line 4: document a comes twice for query q',
-    ),
-    ('', 'run is empty'),
+    ('q Q0 a 1 2.0 x\nq Q0 b 2 1.0\n', ('run.trec', 'line 2', '5')),
+    ('q Q0 a 1 2.0 x\nq Q0 b 2 nan x\n', ('line 2', 'nan')),
+    ('q Q0 a 1 inf x\n', ('line 1', 'inf')),
+    ('q Q0 a 1 high x\n', ('line 1', 'high')),
+    ('q Q0 a 1 1.0 x\nr Q0 b 1 9.0 x\nq Q0 c 2 2.0 x\n', ('run.trec', 'line 3', '1.0', '2.0')),
+    ('q Q0 a 1 3.0 x\nr Q0 a 1 3.0 x\nq Q0 b 2 2.0 x\nq Q0 a 3 1.0 x\n', ('run.trec', 'line 4')),
+    ('', 'run.trec'),
   ],
 )
 def test_bad_runs(tmp_path, text, message):
   (tmp_path / 'run.trec').write_text(text)
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     read_run(tmp_path / 'run.trec')
 
 
 def test_no_run(tmp_path):
-  with pytest.raises(InputError, match='run not found'):
+  with refused('run.trec'):
     read_run(tmp_path / 'run.trec')
 
 
 @pytest.mark.parametrize(
   'run, message',
   [
-    ({'q 1': {'a': 1.0}}, "id 'q 1' cannot be written"),
-    ({'q': {'a\tb': 1.0}}, 'cannot be written'),
-    ({'q': {'': 1.0}}, "id '' cannot"),
-    ({'q': {}}, 'nothing was retrieved for 1 query'),
+    ({'q 1': {'a': 1.0}}, 'q 1'),
+    ({'q': {'a\tb': 1.0}}, r'a\tb'),
+    ({'q': {'': 1.0}}, "''"),
+    ({'q': {}}, ('1', 'run.trec')),
   ],
 )
 def test_unwritable_runs_leave_nothing_behind(tmp_path, run, message):
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     write_run(tmp_path / 'run.trec', run_from_dict(run), 'x')
   assert not list(tmp_path.iterdir())

@@ -2,8 +2,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dprjax.base.errors import InputError
 from dprjax.inference import corpora
+from tests.refusals import refused
 
 COLUMNS = {'title': ['Wings', None], 'text': ['lift', 'drag']}
 ROWS = [{'title': 'Wings', 'text': 'lift'}, {'title': None, 'text': 'drag'}]
@@ -60,27 +60,27 @@ def test_ids(corpus):
 def test_texts_alone_need_no_ids():
   rows = [{'_id': float('nan'), 'text': 'lift'}] * 2
   assert corpora.texts(rows) == ['lift', 'lift']
-  with pytest.raises(InputError, match='the id of passage 0 is nan'):
+  with refused('corpus', '0'):
     corpora.passages(rows)
 
 
 @pytest.mark.parametrize(
   ('corpus', 'message'),
   [
-    ([{'title': 'Wings'}], 'passage 0 has title; expected text'),
-    (pa.table({'body': ['lift']}), 'no column text in a table of body'),
-    ({'title': ['Wings'], 'text': JOINED}, '1 values of title for 2 of text'),
-    ({'title': 'Wings', 'text': 'lift'}, 'expected a list of passages, not one passage'),
-    ([{'title': 5, 'text': 'lift'}], 'title: number 0 is 5'),
-    ({'title': [b'x'], 'text': ['lift']}, "title: number 0 is b'x'"),
-    ([{'title': 'Wings', 'text': None}], 'texts: number 0 is None'),
-    ({'text': ['lift', float('nan')]}, 'text: number 1 is nan'),
-    ({'a': 5}, 'texts: number 0 is 5'),
-    ([{'_id': 'a', 'text': 'lift'}] * 2, "the id of passage 1 is 'a', as that of passage 0"),
-    (5, 'corpus: expected a list of strings, not int'),
-    (b'lift', 'corpus: expected a list of strings, not one string'),
+    ([{'title': 'Wings'}], ('corpus', '0')),
+    (pa.table({'body': ['lift']}), 'corpus'),
+    ({'title': ['Wings'], 'text': JOINED}, ('corpus', '1', '2')),
+    ({'title': 'Wings', 'text': 'lift'}, 'corpus'),
+    ([{'title': 5, 'text': 'lift'}], ('title', 'number 0', '5')),
+    ({'title': [b'x'], 'text': ['lift']}, ('title', 'number 0')),
+    ([{'title': 'Wings', 'text': None}], ('texts', 'number 0')),
+    ({'text': ['lift', float('nan')]}, ('text', 'number 1')),
+    ({'a': 5}, ('texts', 'number 0', '5')),
+    ([{'_id': 'a', 'text': 'lift'}] * 2, 'a'),
+    (5, 'corpus'),
+    (b'lift', 'corpus'),
   ],
 )
 def test_what_is_no_corpus(corpus, message):
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     corpora.passages(corpus)

@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.inference.encoder import Encoder, Settings, resolve_settings
 from dprjax.models import artifact, encoder, hub
+from tests.refusals import refused
 
 pytestmark = pytest.mark.xdist_group('encoder')  # one worker makes what they share
 TEXTS = ['Decode a JSON document.', 'Send a message over HTTP.', 'Run a coroutine.', 'json', '']
@@ -85,27 +85,25 @@ def test_passages_of_prompts_for_queries_alone_are_the_bare_encoders(trained, pr
   bank.check_comparable(['a', 'b', 'c'], 'b')
   bank.check_comparable(['tied'], 'tied')
   for wrong in (['a', 'tied'], ['tied']):
-    with pytest.raises(InputError, match=r"queries under 'tied' cannot be compared with .* 'b'"):
+    with refused('tied', 'b'):
       bank.check_comparable(wrong, 'b')
 
 
 def test_a_prompt_is_named_where_there_are_several(trained, variant):
   bank = Encoder.load(trained / 'backbone', {'a': variant('a'), 'b': None})
   for prompt in (None, 'c', ['a', 'c']):
-    with pytest.raises(InputError, match=r"prompt: expected one of 'a', 'b', not (None|'c')"):
+    with refused('prompt', 'a', 'b'):
       bank.encode(['x', 'y'], prompt=prompt)
-  with pytest.raises(InputError, match='prompt: 1 names for 2 texts'):
+  with refused('prompt', '1'):
     bank.encode(['x', 'y'], prompt=['a'])
-  with pytest.raises(
-    InputError, match="prompt 'a': query_max_length 510 exceeds the 508 positions"
-  ):
+  with refused('query_max_length', '510', '508'):
     Encoder.load(
       trained / 'backbone', {'a': variant('a', shift_positions=True)}, query_max_length=510
     )
 
 
 def test_shifted_positions_need_room(trained, variant):
-  with pytest.raises(InputError, match=r'^passage_max_length 510 exceeds the 508 positions'):
+  with refused('passage_max_length', '510', '508'):
     Encoder.load(
       trained / 'backbone', variant('shifted', shift_positions=True), passage_max_length=510
     )
@@ -124,9 +122,9 @@ def test_each_of_two_encoders_has_its_own_length_and_prefix(make_cross_encoder, 
   bare = Encoder.load(tmp_path).entry().settings
   assert bare == Settings('mean', False, 8, 12, 'q: ', 'p: ')
   write('passage', pooling='cls', normalize=True, max_length=12)
-  with pytest.raises(InputError, match=rf'{tmp_path}: pooling .* --pooling'):
+  with refused(tmp_path, '--pooling'):
     Encoder.load(tmp_path)
-  with pytest.raises(InputError, match=rf'{tmp_path}: normalize .* --normalize'):
+  with refused(tmp_path, '--normalize'):
     Encoder.load(tmp_path, pooling='max')
   said = Encoder.load(tmp_path, pooling='max', normalize=True).entry().settings
   assert said == Settings('max', True, 8, 12, 'q: ')

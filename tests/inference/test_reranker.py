@@ -10,13 +10,13 @@ import pytest
 import safetensors.numpy
 
 from dprjax import CrossEncoder
-from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.inference import reranker
 from dprjax.models import hub
 from dprjax.models.head_specs import Head
 from dprjax.runtime import mesh
 from tests import reference
+from tests.refusals import refused
 
 WORDS = [
   'json',
@@ -94,7 +94,7 @@ def test_pairs_of_columns_and_what_is_no_pair(small_cross_encoder):
     *('json', 5, {'json': 'x'}, ['json'], [('a',)], [('a', 'b', 'c')], [('a', None)]),
     *([('a', float('nan'))], [(b'a', 'b')], [('a', 5)], pa.table({'query': queries})),
   ):
-    with pytest.raises(InputError, match=r'^pairs: '):
+    with refused('pairs'):
       small_cross_encoder.score(bad)
 
 
@@ -159,7 +159,7 @@ def edited(path, to, **tensors):
 @pytest.mark.parametrize('name', ['max_length', 'batch_size'])
 @pytest.mark.parametrize('value', [0, -1, 2.5, '8', True])
 def test_sizes_are_whole_numbers_from_1(make_cross_encoder, name, value):
-  with pytest.raises(InputError, match=f'^{name}: expected a whole number from 1, not {value!r}'):
+  with refused(name, f'{value!r}'):
     CrossEncoder.load(make_cross_encoder(), **{name: value})
 
 
@@ -168,10 +168,7 @@ def test_models_that_are_not_cross_encoders(make_cross_encoder, tmp_path):
   reranker.check(path)
   plain = edited(path, tmp_path / 'plain', **{'classifier.weight': None, 'classifier.bias': None})
   for use in (CrossEncoder.load, reranker.check):
-    with pytest.raises(
-      InputError,
-      match=r'plain: no sequence-classification head: .*train one from it: python -m dprjax\.train',
-    ):
+    with refused('plain', 'dprjax.train'):
       use(plain)
   three = edited(
     path,
@@ -182,16 +179,14 @@ def test_models_that_are_not_cross_encoders(make_cross_encoder, tmp_path):
     },
   )
   for use in (CrossEncoder.load, reranker.check):
-    with pytest.raises(InputError, match='has 3 labels'):
+    with refused('three', '3'):
       use(three)
-  with pytest.raises(InputError, match='max_length 49 exceeds the 48 positions'):
+  with refused('max_length', '49', '48'):
     CrossEncoder.load(path, max_length=49)
   shutil.copytree(path, tmp_path / 'words')
   value = json.loads((tmp_path / 'words' / 'tokenizer.json').read_text())
   size = len(value['model']['vocab'])
   value['model']['vocab'] |= {'##zzz': size}
   (tmp_path / 'words' / 'tokenizer.json').write_text(json.dumps(value))
-  with pytest.raises(
-    InputError, match=rf'the tokenizer has {size + 1} tokens, the backbone .* embeddings for {size}'
-  ):
+  with refused(size + 1, size):
     CrossEncoder.load(tmp_path / 'words')

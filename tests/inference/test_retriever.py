@@ -9,6 +9,7 @@ from dprjax.base import machine
 from dprjax.base.errors import InputError
 from dprjax.inference import embedder, retriever
 from dprjax.retrieval import exact
+from tests.refusals import refused
 
 TEXTS = [
   'Decode a JSON document.',
@@ -60,12 +61,12 @@ def _fail(*_, **__):
 @pytest.mark.parametrize(
   'corpus, harm, message',
   [
-    ([], None, 'the corpus is empty'),
-    ({}, None, 'the corpus is empty'),
-    ('nowhere.jsonl', None, 'not found: nowhere.jsonl'),
-    (['a', None], None, 'texts: number 1 is None; expected a string'),
-    ({'x': 1}, None, 'texts: number 0 is 1'),
-    (['a', 'b\ud800'], None, 'texts: number 1 holds half of a surrogate pair'),
+    ([], None, 'corpus'),
+    ({}, None, 'corpus'),
+    ('nowhere.jsonl', None, 'nowhere.jsonl'),
+    (['a', None], None, ('texts', 'number 1', 'None')),
+    ({'x': 1}, None, ('texts', 'number 0', '1')),
+    (['a', 'b\ud800'], None, ('texts', 'number 1')),
     (['a'], (embedder.Embedder, '__call__'), 'no room'),
     (['a'], (exact, 'Index'), 'no room'),
     (['a'], (machine, 'memory_bytes'), 'no room'),
@@ -74,7 +75,7 @@ def _fail(*_, **__):
 def test_an_index_that_fails_leaves_the_one_before(small, monkeypatch, corpus, harm, message):
   small.index({'x': 'Decode a JSON document.', 'y': 'Run a coroutine.'})
   before = small.search(['json', 'run'], k=2)
-  with monkeypatch.context() as patch, pytest.raises((InputError, MemoryError), match=message):
+  with monkeypatch.context() as patch, refused(message, error=(InputError, MemoryError)):
     if harm:
       patch.setattr(*harm, _fail)
     small.index(corpus)
@@ -83,7 +84,7 @@ def test_an_index_that_fails_leaves_the_one_before(small, monkeypatch, corpus, h
 
 def test_a_batch_beyond_memory(small, monkeypatch):
   monkeypatch.setattr(machine, 'memory_bytes', lambda: 2**19)
-  with pytest.raises(InputError, match=r'64 texts of up to 16 tokens .* give a smaller batch size'):
+  with refused('64', '16'):
     small.encode(['json'])
 
 
@@ -92,14 +93,14 @@ def test_a_batch_beyond_memory(small, monkeypatch):
 )
 @pytest.mark.parametrize('value', [0, -1, 2.5, '8', True])
 def test_sizes_are_whole_numbers_from_1(trained, name, value):
-  with pytest.raises(InputError, match=f'^{name}: expected a whole number from 1, not {value!r}'):
+  with refused(name, f'{value!r}'):
     Retriever.load(trained / 'backbone', **{name: value})
 
 
 @pytest.mark.parametrize('k', [0, -1, 2.5, '8', True])
 def test_k_is_a_whole_number_from_1(small, k):
   small.index(['one', 'two'])
-  with pytest.raises(InputError, match=r'^k: expected a whole number from 1'):
+  with refused('k'):
     small.search(['one'], k)
 
 
@@ -146,7 +147,7 @@ def test_a_corpus_as_beir_gives_it(small):
     [{'title': 'x', 'text': None}],
     {'title': [0], 'text': ['x']},
   ):
-    with pytest.raises(InputError, match='number 0 is '):
+    with refused('number 0'):
       small.encode_corpus(bad)
 
 
@@ -162,7 +163,7 @@ def test_tables_columns_and_generators(small):
   small.index(column)
   assert {hit.text for hit in small.search(pandas.Series(['json']))[0]} == set(TEXTS[1:3])
   for bad in (table, table.to_pandas(), {'a': 'x'}, 5):
-    with pytest.raises(InputError, match='texts: expected a list of strings'):
+    with refused('texts'):
       small.encode(bad)
 
 
@@ -176,33 +177,33 @@ def test_several_prompts_by_name(trained, prompt, small):
     np.testing.assert_allclose(
       [hit.score for hit in hits], [hit.score for hit in expected], atol=1e-5
     )
-  with pytest.raises(InputError, match=r"queries under 'bare' cannot be compared .* 'trained'"):
+  with refused('bare', 'trained'):
     both.search(['json'], prompt='bare')
   before = both.search(['json'], prompt='trained')
-  with pytest.raises(InputError, match="prompt: expected one of 'trained', 'bare', not None"):
+  with refused('prompt', 'trained', 'bare'):
     both.index(['other'])
   assert both.search(['json'], prompt='trained') == before  # what was indexed before is still there
 
 
 def test_bad_arguments(trained, prompt, small, tmp_path):
   fresh = Retriever.load(trained / 'backbone', prompt)
-  with pytest.raises(InputError, match=r'call index\(corpus\) before search'):
+  with refused('index(corpus)'):
     fresh.search(['json'])
-  with pytest.raises(InputError, match='the corpus is empty'):
+  with refused('corpus'):
     fresh.index([])
-  with pytest.raises(InputError, match=r'not found: .*none\.jsonl'):
+  with refused('none.jsonl'):
     fresh.index(tmp_path / 'none.jsonl')
-  with pytest.raises(InputError, match="kind: expected 'query' or 'passage', not 'document'"):
+  with refused('kind', 'query', 'passage', 'document'):
     fresh.encode(['x'], 'document')
-  with pytest.raises(InputError, match='not one string'):
+  with refused('texts'):
     fresh.encode('x')
-  with pytest.raises(InputError, match="not 'median'"):
+  with refused('median'):
     Retriever.load(trained / 'backbone', pooling='median')
-  with pytest.raises(InputError, match='query_max_length 513 exceeds the 512 positions'):
+  with refused('query_max_length', '513', '512'):
     Retriever.load(trained / 'backbone', query_max_length=513)
-  with pytest.raises(InputError, match='backbone not found'):
+  with refused('none'):
     Retriever.load(tmp_path / 'none')
-  with pytest.raises(InputError, match="no package 'no_such_package_here'"):
+  with refused('no_such_package_here'):
     Retriever.load('package:no_such_package_here')
   assert fresh.encode([]).shape == (0, 128)
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from dprjax import CrossEncoder, PromptReranker, Retriever
-from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.inference import reranker
 from dprjax.inference.encoder import Encoder
@@ -16,6 +15,7 @@ from dprjax.methods.method import Parts
 from dprjax.models import artifact, hub
 from dprjax.runtime import mesh as meshes
 from tests.methods import nir
+from tests.refusals import refused
 
 pytestmark = pytest.mark.xdist_group('encoder')  # one worker makes what they share
 TASKS = ('chat', 'qa', 'words')
@@ -83,11 +83,11 @@ def test_search_under_a_task(bank):
   bank.index(TEXTS, task='qa')
   hits = bank.search(['oak'], 2)
   assert hits == bank.search(['oak'], 2, task='qa')
-  with pytest.raises(InputError, match="queries under 'chat' cannot be compared with passages"):
+  with refused('chat'):
     bank.search(['oak'], 2, task='chat')
-  with pytest.raises(InputError, match='prompt, task: both name the prompt'):
+  with refused('prompt', 'task'):
     bank.encode(['oak'], task='qa', prompt='qa')
-  with pytest.raises(InputError, match=r"prompt: expected one of 'chat', .*, not 'other'"):
+  with refused('prompt', 'chat', 'other'):
     bank.encode(['oak'], task='other')
 
 
@@ -132,22 +132,22 @@ def changed(templates, tmp_path, name, **meta):
 @pytest.mark.parametrize(
   ('name', 'meta', 'message'),
   [
-    ('qa', {'backbone_sha256': 'c' * 64}, 'was made for backbone BACKBONE with SHA-256 cccc'),
-    ('qa', {'tokenizer_sha256': 'c' * 64}, 'was made with a tokenizer with SHA-256 cccc'),
-    ('qa', {'fixed_layers': 4}, 'fixed_layers is 4, and this backbone has 3 layers'),
-    ('qa', {'query_max_length': 36}, r'query_max_length 36: 34 tokens of text and the 8 of the'),
-    ('qa', {'passage_max_length': 2}, 'a passage_max_length of 2 leaves no room for text'),
-    ('pairs', {}, "a prompt of pair; a prompt of kind 'template' for query and passage is needed"),
+    ('qa', {'backbone_sha256': 'c' * 64}, 'BACKBONE'),
+    ('qa', {'tokenizer_sha256': 'c' * 64}, ('tokenizer', 'c' * 64)),
+    ('qa', {'fixed_layers': 4}, ('fixed_layers', '4')),
+    ('qa', {'query_max_length': 36}, ('query_max_length', '36', '34')),
+    ('qa', {'passage_max_length': 2}, 'passage_max_length'),
+    ('pairs', {}, 'template'),
     (
       'words',
       {'query_max_length': 41},
-      r'query_max_length 41: 39 tokens .* the 6 of .* exceed the 40 positions',
+      ('query_max_length', '41', '39', '40'),
     ),
   ],
 )
 def test_prompts_that_do_not_fit(name, meta, message, templates, tmp_path):
   path = changed(templates, tmp_path, name, **meta)
-  with pytest.raises(InputError, match=f'prompt.npz: {message}') as info:
+  with refused('prompt.npz', message) as info:
     Encoder.load(templates / 'backbone', {'qa': templates / 'qa.npz', 'other': path})
   assert '\n' not in str(info.value)
 
@@ -155,18 +155,18 @@ def test_prompts_that_do_not_fit(name, meta, message, templates, tmp_path):
 @pytest.mark.parametrize(
   ('name', 'meta', 'options', 'message'),
   [
-    ('qa', {}, {}, "a prompt of query and passage; a prompt of kind 'template' for pair is needed"),
-    ('pairs', {'head_sha256': 'd' * 64}, {}, 'was made for a masked-LM head with SHA-256 dddd'),
-    ('pairs', {'label_words': ['oak', 'zzz']}, {}, "meta's label_words: 'zzz' is .* of the token"),
-    ('pairs', {'passage_max_length': 30}, {}, r'.*, passage_max_length 30: 33 tokens of text and'),
-    ('pairs', {}, {'max_length': 12}, 'a maximum length of 12 tokens leaves no room for two texts'),
-    ('pairs', {}, {'max_length': 41}, 'max_length 41 exceeds the 40 positions of'),
-    ('pairs', {}, {'score': 'x'}, "score: expected one of logit, probability, not 'x'"),
+    ('qa', {}, {}, 'template'),
+    ('pairs', {'head_sha256': 'd' * 64}, {}, 'prompt.npz'),
+    ('pairs', {'label_words': ['oak', 'zzz']}, {}, ('label_words', 'zzz')),
+    ('pairs', {'passage_max_length': 30}, {}, ('passage_max_length', '30', '33')),
+    ('pairs', {}, {'max_length': 12}, '12'),
+    ('pairs', {}, {'max_length': 41}, ('max_length', '41', '40')),
+    ('pairs', {}, {'score': 'x'}, ('score', 'x')),
   ],
 )
 def test_prompts_that_judge_no_pairs(name, meta, options, message, templates, tmp_path):
   path = changed(templates, tmp_path, name, **meta)
-  with pytest.raises(InputError, match=message) as info:
+  with refused(message) as info:
     reranker.load(templates / 'backbone', path, **options)
   assert '\n' not in str(info.value)
 
@@ -175,6 +175,6 @@ def test_backbones_without_the_head(templates, tmp_path, make_cross_encoder):
   backbone = hub.load_backbone(templates / 'backbone')
   plain = tmp_path / 'plain'
   hub.save_backbone(plain, backbone.config, backbone.params, source=backbone.path)
-  with pytest.raises(InputError, match=r'plain: no masked-LM head.*configs/condenser.py:mlm'):
+  with refused('plain', 'configs/condenser.py:mlm'):
     reranker.load(plain, templates / 'pairs.npz')
   assert isinstance(reranker.load(make_cross_encoder()), CrossEncoder)

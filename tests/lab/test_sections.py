@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dprjax.base.errors import InputError
 from dprjax.formats.mediawiki import Article, Section
 from dprjax.methods.method import Parts
 from dprjax.models import hub
@@ -18,6 +17,7 @@ from lab import sections
 from tests import reference
 from tests.knobs import with_knobs
 from tests.methods.conftest import WORDS, assert_goes_on
+from tests.refusals import refused
 
 MODEL = EncoderConfig('bert', 40, 8, 2, 2, 16, max_positions=12)
 ROWS = 32
@@ -275,25 +275,25 @@ def test_accuracy_of_the_held_out(start, bag):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'sections': OWN | {'margin': 0.0}}, r'config.sections.margin: expected a number above 0'),
-    ({'sections': {'margin': 1.0}}, r'config.sections.per_article is missing'),
-    ({'data__format': 'beir'}, r"config.data.format: sections are .* 'mediawiki', not 'beir'"),
-    ({'eval__measure': 'nDCG@10'}, r"config.eval.measure: .* 'accuracy', not 'nDCG@10'"),
-    ({'data__dir': 'none.xml'}, r'dump not found: none.xml'),
-    ({'batch_size': 4096}, r'config.batch_size: an update of 4,096 triplets is more than the'),
+    ({'sections': OWN | {'margin': 0.0}}, 'config.sections.margin'),
+    ({'sections': {'margin': 1.0}}, 'config.sections.per_article'),
+    ({'data__format': 'beir'}, ('config.data.format', 'mediawiki', 'beir')),
+    ({'eval__measure': 'nDCG@10'}, ('config.eval.measure', 'accuracy', 'nDCG@10')),
+    ({'data__dir': 'none.xml'}, 'none.xml'),
+    ({'batch_size': 4096}, ('config.batch_size', '4,096')),
     (
       {'data__query_max_length': 33, 'data__query_buckets': (64,)},
-      r'config.data.query_max_length: 33 exceeds the 32 positions',
+      ('config.data.query_max_length', '33', '32'),
     ),
     (
       # The prompt takes four of them.
       {'data__query_max_length': 29, 'prompt__length': 4, 'prompt__shift_positions': True},
-      r'config.data.query_max_length: 29 exceeds the 28 positions',
+      ('config.data.query_max_length', '29', '28'),
     ),
-    ({'data__query_max_length': 32}, r'config.data.query_buckets: none of \[8, 16\] holds'),
-    ({'data__hold_out': 0.999999}, r'40 articles with 0 triplets to train on and 160 to measure'),
+    ({'data__query_max_length': 32}, ('config.data.query_buckets', '[8, 16]')),
+    ({'data__hold_out': 0.999999}, ('wiki.xml.bz2', '40', '160', 'config.data.hold_out')),
   ],
 )
 def test_what_cannot_be(start, changes, message):
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     start(**changes)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from dprjax.analysis import statistics
-from dprjax.base.errors import InputError
 from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import mesh as meshes
@@ -17,6 +16,7 @@ from lab import similarity
 from tests import reference
 from tests.knobs import with_knobs
 from tests.methods.conftest import assert_goes_on
+from tests.refusals import refused
 
 TRAIN = [
   ('oak elm', 'oak', 5.0),
@@ -240,25 +240,25 @@ def test_the_text_for_a_vocabulary(folder, knobs, devices):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'batch_size': 8}, r'config.batch_size: an update of 8 pairs is more than the 7 there are'),
-    ({'batch_size': 4, 'accumulate': 2}, r'config.batch_size: an update of 8 pairs'),
+    ({'batch_size': 8}, 'config.batch_size'),
+    ({'batch_size': 4, 'accumulate': 2}, 'config.batch_size'),
     (
       {'data__query_max_length': 33, 'data__query_buckets': (64,)},
-      r'config.data.query_max_length: 33 exceeds the 32 positions',
+      ('config.data.query_max_length', '33', '32'),
     ),
     (
       {'data__query_max_length': 16},
-      r'config.data.query_buckets: none of \[4, 8\] holds config.data.query_max_length=16',
+      ('config.data.query_buckets', '[4, 8]', 'config.data.query_max_length=16'),
     ),
-    ({'data__query_buckets': ()}, r'config.data.query_buckets: none of \[\]'),
-    ({'data__train_split': 'none.csv'}, r'STS file not found: .*none.csv'),
+    ({'data__query_buckets': ()}, ('config.data.query_buckets', '[]')),
+    ({'data__train_split': 'none.csv'}, ('STS', 'none.csv')),
     (
       {'data__dev_split': 'dev.csv', 'eval__measure': 'nDCG@10'},
-      r"config.eval.measure: scored pairs are measured by 'spearman', not 'nDCG@10'",
+      ('config.eval.measure', 'spearman', 'nDCG@10'),
     ),
-    ({'data__dev_split': 'bad.csv'}, r"bad.csv, line 1: the score is '6.0'"),
+    ({'data__dev_split': 'bad.csv'}, ('bad.csv', 'line 1', '6.0')),
   ],
 )
 def test_what_cannot_be(start, changes, message):
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     start(**changes)

@@ -7,11 +7,11 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dprjax.base.errors import InputError
 from dprjax.methods import contrastive
 from dprjax.runtime import mesh as meshes
 from tests import reference
 from tests.knobs import with_knobs
+from tests.refusals import refused
 
 ROWS, CANDIDATES, WIDTH = 8, 3, 5
 
@@ -161,7 +161,7 @@ def test_a_texts_key_is_of_its_tokens():
   ],
 )
 def test_an_update_without_negatives_is_refused(knobs, named):
-  with pytest.raises(InputError, match=named):
+  with refused(named):
     contrastive.check_negatives(with_knobs(negatives=0, **knobs))
   for enough in ({'negatives': 1}, {'corpus_negatives': 8}, {'corpus_negatives': -1}):
     contrastive.check_negatives(with_knobs(**{'negatives': 0} | knobs | enough))

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 
-from dprjax.base.errors import InputError
 from dprjax.formats.texts import KINDS
 from dprjax.methods import nir_prompt, nir_retriever
 from dprjax.models import artifact
@@ -16,6 +15,7 @@ from tests import reference
 from tests.knobs import check_knobs
 from tests.methods import nir
 from tests.methods.conftest import WORDS
+from tests.refusals import refused
 
 ROWS, CANDIDATES = 16, 2
 
@@ -189,24 +189,24 @@ def init(config, tokenizer, model, parts):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'prompt__length': 4}, 'config.prompt.length: nir_retriever'),
-    ({'template__kind': 'hybrid'}, "config.template.kind: 'hybrid' is a template of pairs"),
-    ({'template__text': '[CLS] P1 text [SEP]'}, r'config.template.text: a template has one \[MASK'),
-    ({'template__lengths': (6,)}, r'config.template.lengths: \(6,\) has no length of P2'),
-    ({'template__lengths': (6, -1)}, r'config.template.lengths: \(6, -1\) has no length of P2'),
-    ({'template__fixed_layers': 4}, 'config.template.fixed_layers: 4, and BACKBONE has 3 layers'),
-    ({'tasks': ()}, 'config.tasks is empty: nir_retriever needs a task'),
+    ({'prompt__length': 4}, ('config.prompt.length', 'nir_retriever')),
+    ({'template__kind': 'hybrid'}, ('config.template.kind', 'hybrid')),
+    ({'template__text': '[CLS] P1 text [SEP]'}, ('config.template.text', '[MASK')),
+    ({'template__lengths': (6,)}, ('config.template.lengths', 'P2')),
+    ({'template__lengths': (6, -1)}, ('config.template.lengths', '-1', 'P2')),
+    ({'template__fixed_layers': 4}, ('config.template.fixed_layers', '4', 'BACKBONE')),
+    ({'tasks': ()}, ('config.tasks', 'nir_retriever')),
     ({'batch_size': 1, 'negatives': 0}, 'config.batch_size'),
-    slow({'trainable': ('backbone/.*',)}, 'prompt/dialogue/.* starts at random and would stay so'),
+    slow({'trainable': ('backbone/.*',)}, 'prompt/dialogue/'),
     slow(
       {'trainable': ('prompt/.*',)},
-      'config.tasks: prompts are trained a task at a time, not those of dialogue and qa',
+      'config.tasks',
     ),
-    ({'adapt__fusion': True, 'adapt__prompts': '/no/where'}, 'not found: /no/where'),
+    ({'adapt__fusion': True, 'adapt__prompts': '/no/where'}, '/no/where'),
   ],
 )
 def test_bad_knobs(changes, message, tokenizer, model, parts):
-  with pytest.raises(InputError, match=message) as info:
+  with refused(message) as info:
     config = nir.make_config('nir_retriever', **changes)
     check_knobs(config)
     init(config, tokenizer, model, parts)
@@ -216,16 +216,16 @@ def test_bad_knobs(changes, message, tokenizer, model, parts):
 def test_words_that_are_missing(tokenizer, model, parts):
   config = nir.make_config('nir_retriever', template__kind='manual', trainable=('backbone/.*',))
   config.tasks.qa.words.passage = ('fir',)
-  with pytest.raises(InputError, match=r"config.tasks.qa.words.passage: .* 'manual' needs .* P2"):
+  with refused('config.tasks.qa.words.passage', 'manual', 'P2'):
     init(config, tokenizer, model, parts)
 
 
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    ({'backbone_sha256': 'c' * 64}, 'was made for backbone BACKBONE with SHA-256 ccc'),
-    ({'tokenizer_sha256': 'c' * 64}, 'was made with a tokenizer with SHA-256 ccc'),
-    ({'fixed_layers': 1}, 'was trained with 1 fixed layers, and config.template.fixed_layers is 2'),
+    ({'backbone_sha256': 'c' * 64}, 'BACKBONE'),
+    ({'tokenizer_sha256': 'c' * 64}, 'dialogue.npz'),
+    ({'fixed_layers': 1}, ('config.template.fixed_layers', '2')),
     (
       {
         'template': {
@@ -233,27 +233,27 @@ def test_words_that_are_missing(tokenizer, model, parts):
           'passage': '[CLS] P1 P2 text [MASK] [SEP]',
         }
       },
-      'the template is .*, and config.template.text is ',
+      'config.template.text',
     ),
   ],
 )
 def test_prompt_files_of_something_else(change, message, tokenizer, model, parts, tmp_path):
   config = nir.make_config('nir_retriever', trainable=('backbone/.*',))
   write_files(config, tmp_path, model, tokenizer, **change)
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     init(config, tokenizer, model, parts)
 
 
 def test_a_file_of_another_task(tokenizer, model, parts, tmp_path):
   config = nir.make_config('nir_retriever', trainable=('backbone/.*',))
   write_files(config, tmp_path, model, tokenizer, task='qa')
-  with pytest.raises(InputError, match=r'config.tasks.dialogue.prompt: .*dialogue.npz .* task qa'):
+  with refused('config.tasks.dialogue.prompt', 'dialogue.npz'):
     init(config, tokenizer, model, parts)
   # Nor is it added for a new task of its name, whatever its file is called.
   config = nir.make_config(
     *('nir_retriever', ('qa',)), adapt__fusion=True, adapt__prompts=f'{tmp_path}/dialogue.npz'
   )
-  with pytest.raises(InputError, match='there is a prompt of qa already'):
+  with refused('config.adapt.prompts', 'dialogue.npz'):
     init(config, tokenizer, model, parts)
 
 
@@ -270,35 +270,35 @@ def test_a_file_of_another_kind(tokenizer, model, parts, tmp_path):
   shape = (model.num_layers, 2, 3, model.num_heads, model.hidden_size // model.num_heads)
   arrays = {'prefix': np.zeros(shape, np.float32)}
   artifact.save_prompt(path, artifact.Prompt(shared | own, arrays))
-  with pytest.raises(InputError, match=r"qa.npz: the template is .a prompt of kind 'prefix'"):
+  with refused('qa.npz', 'prefix'):
     init(config, tokenizer, model, parts)
 
 
 def test_files_that_are_not_to_be_trained_or_added(tokenizer, model, parts, tmp_path):
   config = nir.make_config('nir_retriever')
   write_files(config, tmp_path, model, tokenizer)
-  with pytest.raises(InputError, match=r'prompt/dialogue/.*vectors is of the file config.tasks'):
+  with refused('config.tasks'):
     init(config, tokenizer, model, parts)
   config.template.kind = 'manual'
-  with pytest.raises(InputError, match="a template of kind 'manual' has no learned prompt"):
+  with refused('manual'):
     init(config, tokenizer, model, parts)
   config = nir.make_config(
     'nir_retriever', tasks=('new',), adapt__fusion=True, adapt__prompts=str(tmp_path)
   )
-  with pytest.raises(InputError, match=r'config.trainable: sources/.* is the prompt of a trained'):
+  with refused('config.trainable'):
     config.trainable = ('prompt/.*', 'sources/.*')
     init(config, tokenizer, model, parts)
   config.trainable = ('prompt/.*',)
   nir.write_prompt(tmp_path / 'third.npz', model, tokenizer, config, KINDS, (4, 3, 1), seed=3)
-  with pytest.raises(InputError, match=r'third.npz: its segments are query/P1 \[4, H\], .* like'):
+  with refused('third.npz', 'query/P1', '[4, H]'):
     init(config, tokenizer, model, parts)
   (tmp_path / 'third.npz').rename(tmp_path / 'new.npz')
-  with pytest.raises(InputError, match='there is a prompt of new already'):
+  with refused('config.adapt.prompts'):
     init(config, tokenizer, model, parts)
   (tmp_path / 'other').mkdir()
   config.adapt.prompts = f'{tmp_path}/qa.npz,{tmp_path / "other"},{tmp_path}/qa.npz'
-  with pytest.raises(InputError, match='two prompts are called qa'):
+  with refused('config.adapt.prompts', 'qa.npz'):
     init(config, tokenizer, model, parts)
   config.adapt.prompts = str(tmp_path / 'other')
-  with pytest.raises(InputError, match='no prompts'):
+  with refused('config.adapt.prompts', 'other'):
     init(config, tokenizer, model, parts)

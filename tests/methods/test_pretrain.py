@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 
-from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.methods import pretrain
 from dprjax.methods.method import Parts
@@ -15,6 +14,7 @@ from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
 from tests import reference
 from tests.knobs import check_knobs, with_knobs
+from tests.refusals import refused
 
 ROWS, LENGTHS = (
   24,
@@ -360,43 +360,37 @@ def test_heads_that_are_there_are_taken(tokenizer):
 
   again = method.init(parts(1), jax.random.key(2))
   jax.tree.map(np.testing.assert_array_equal, again['head'], fresh['head'])
-  with pytest.raises(
-    InputError,
-    match=r'config.pretrain.head_layers: 3, but the Condenser head .* has 2 layers',
-  ):
+  with refused('config.pretrain.head_layers', '3'):
     pretrain.build(
       make_config(pretrain__head_layers=3), model, make_mesh({'data': 1}), tokenizer
     ).init(parts(1), jax.random.key(2))
-  with pytest.raises(
-    InputError,
-    match=r'config.pretrain.skip_from: 1, but the Condenser head .* after layer 2; set that',
-  ):
+  with refused('config.pretrain.skip_from', '1'):
     method.init(parts(2), jax.random.key(2))
 
 
 @pytest.mark.parametrize(
   ('knobs', 'words'),
   [
-    ({'pretrain__views': 'three'}, r'config.pretrain.views'),
-    ({'pretrain__mlm_weight': 0.0}, r'nothing to learn'),
-    ({'pretrain__late_mlm': False}, r'config.pretrain.late_mlm'),
-    ({'pretrain__mask_rate': 1.0}, r'config.pretrain.mask_rate'),
+    ({'pretrain__views': 'three'}, 'config.pretrain.views'),
+    ({'pretrain__mlm_weight': 0.0}, ('config.pretrain', 'mlm_weight')),
+    ({'pretrain__late_mlm': False}, 'config.pretrain.late_mlm'),
+    ({'pretrain__mask_rate': 1.0}, 'config.pretrain.mask_rate'),
     (
       {'pretrain__head_layers': 2, 'pretrain__skip_from': 3},
-      r'config.pretrain.skip_from: 3 leaves no early or no late layer; the backbone has 3',
+      'config.pretrain.skip_from',
     ),
     (
       {'pretrain__head_layers': 2, 'pretrain__mlm_weight': 0.0, 'pretrain__views': 'siblings'},
-      r'config.pretrain.head_layers',
+      'config.pretrain.head_layers',
     ),
-    ({'prompt__tied': False}, r'config.prompt.tied'),
-    ({'temperature': 0.0}, r'config.temperature'),
-    ({'pretrain__views': 'siblings', 'batch_size': 1}, r'config.batch_size'),
-    ({'pretrain__views': 'ict', 'batch_size': 1}, r'config.batch_size'),
+    ({'prompt__tied': False}, 'config.prompt.tied'),
+    ({'temperature': 0.0}, 'config.temperature'),
+    ({'pretrain__views': 'siblings', 'batch_size': 1}, 'config.batch_size'),
+    ({'pretrain__views': 'ict', 'batch_size': 1}, 'config.batch_size'),
   ],
 )
 def test_a_knob_that_cannot_be_is_named(tokenizer, knobs, words):
-  with pytest.raises(InputError, match=words):
+  with refused(words):
     config = make_config(**knobs)
     check_knobs(config)
     pretrain.build(config, model_of(tokenizer), make_mesh({'data': 1}), tokenizer)

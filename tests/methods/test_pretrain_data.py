@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from dprjax.base.errors import InputError
 from dprjax.methods import pretrain
 from tests.methods.conftest import WORDS, assert_goes_on
+from tests.refusals import refused
 
 # Five words and a full stop make a sentence that stands alone; two of them, or three, a document.
 # The last has one.
@@ -133,22 +133,19 @@ def test_the_text_for_a_vocabulary(folder, knobs, devices):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    (
-      {'data__format': 'beir'},
-      r"config.data.format: expected 'corpus' .* or 'docstrings', not 'beir'",
-    ),
-    ({'data__dir': 'one.jsonl,none.txt'}, r'text not found: .*one.jsonl'),
-    ({'pretrain__max_length': 33}, r'config.pretrain.max_length: 33 exceeds the 32 positions'),
+    ({'data__format': 'beir'}, ('config.data.format', 'corpus', 'docstrings', 'beir')),
+    ({'data__dir': 'one.jsonl,none.txt'}, 'one.jsonl'),
+    ({'pretrain__max_length': 33}, ('config.pretrain.max_length', '33', '32')),
     (
       {'pretrain__max_length': 30, 'prompt__length': 3, 'prompt__shift_positions': True},
-      r'config.pretrain.max_length: 30 exceeds the 29 positions',
+      ('config.pretrain.max_length', '30', '29'),
     ),
-    ({'pretrain__views': 'pair'}, r"views 'pair'"),
-    ({'pretrain__buckets': (8,)}, r'buckets \[8\]|buckets \(8,\)'),
-    ({'pretrain__passage_length': 4}, r'passages of 4 tokens cannot hold sentences'),
-    ({'batch_size': 13}, r'config.batch_size: .*13 passages .* 12 that can be used'),
+    ({'pretrain__views': 'pair'}, 'pair'),
+    ({'pretrain__buckets': (8,)}, '8'),
+    ({'pretrain__passage_length': 4}, '4'),
+    ({'batch_size': 13}, ('config.batch_size', '13', '12')),
   ],
 )
 def test_what_cannot_be(start, changes, message):
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     start(**changes)

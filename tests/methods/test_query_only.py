@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 
-from dprjax.base.errors import InputError
 from dprjax.methods import contrastive, dpr, query_only
 from dprjax.methods.method import Parts
 from dprjax.models import artifact, hub
@@ -14,6 +13,7 @@ from dprjax.runtime import tree
 from tests import reference
 from tests.knobs import check_knobs, with_knobs
 from tests.methods import test_dpr as shared
+from tests.refusals import refused
 
 ROWS, TOTAL, WIDTH = 16, 64, 8
 CORPUS = np.random.default_rng(0).normal(size=(TOTAL, WIDTH)).astype(np.float32)
@@ -158,28 +158,28 @@ def test_loss_and_gradient_equal_numpy(devices, knobs, known):
 @pytest.mark.parametrize(
   'knobs, message',
   [
-    ({'prompt__length': 0}, r'config.prompt.sides.* config.prompt.length'),
-    ({'backbone__two_encoders': True}, 'config.prompt.sides.* config.backbone.two_encoders'),
+    ({'prompt__length': 0}, ('config.prompt.sides', 'config.prompt.length')),
+    ({'backbone__two_encoders': True}, ('config.prompt.sides', 'config.backbone.two_encoders')),
     (
       {'corpus_negatives': -1, 'negatives': 2},
-      'config.negatives: 2, and .* set config.negatives=0',
+      ('2', 'config.negatives=0'),
     ),
-    ({'corpus_negatives': 12}, 'config.corpus_negatives: 12 .* 8 devices; use a multiple of 8'),
-    ({'prompt__sides': 'both', 'corpus_negatives': 8}, "corpus_negatives=8 goes with .*'query'"),
-    ({'prompt__sides': 'both', 'data__passage_embeddings': 'x'}, "passage_embeddings='x' goes"),
+    ({'corpus_negatives': 12}, ('config.corpus_negatives', '12')),
+    ({'prompt__sides': 'both', 'corpus_negatives': 8}, ('corpus_negatives=8', 'query')),
+    ({'prompt__sides': 'both', 'data__passage_embeddings': 'x'}, ('passage_embeddings=', 'x')),
   ],
   ids=str,
 )
 def test_knobs_that_do_not_go_together(knobs, message):
   config = with_knobs(**{'prompt__sides': 'query', 'prompt__length': 3} | knobs)
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     check_knobs(config)
     query_only.check(config, shared.make_mesh({'data': 8}))
 
 
 def test_another_method_has_none():
   config = make_config(method='pretrain')
-  with pytest.raises(InputError, match=r'config\.prompt\.sides: pretrain'):
+  with refused('config.prompt.sides'):
     check_knobs(config)
 
 
@@ -187,7 +187,7 @@ def test_the_backbone_stays_frozen():
   config = make_config(trainable=('prompt/.*', 'backbone/.*'))
   method = dpr.build(config, shared.MODEL, shared.make_mesh({'data': 1}))
   start = hub.init_params(shared.MODEL, jax.random.key(0))
-  with pytest.raises(InputError, match=r'config.trainable: .* train the prompt alone'):
+  with refused('config.trainable'):
     method.init(Parts(start), jax.random.key(0))
 
 
@@ -214,7 +214,7 @@ def test_it_starts_from_any_prompt_and_no_other_from_it():
     assert name == 'query/prefix'
     np.testing.assert_array_equal(array, arrays['query/prefix'])
   np.testing.assert_array_equal(init(alone)['prefix'], arrays['query/prefix'])
-  with pytest.raises(InputError, match=r'init_from: .* is for queries alone'):
+  with refused('init_from'):
     init(alone, prompt__tied=False)
 
 
@@ -228,7 +228,7 @@ def test_vectors_are_found_by_id(tmp_path, write_embeddings):
   half = CORPUS.astype(np.float16).astype(np.float32)
   np.testing.assert_array_equal(passages.take(rows), half[order][rows])
   np.testing.assert_array_equal(passages.of_ids(['p63', 'p0']), half[[63, 0]])
-  with pytest.raises(InputError, match=r"has no passage 'q' \(1 of 2 are missing\)"):
+  with refused('q'):
     query_only.Vectors(found, ['p1', 'q'])
 
 
@@ -244,5 +244,5 @@ def test_a_corpus_too_large_for_every_device(monkeypatch):
     query_only.arrays(config, Passages(), np.arange(TOTAL))['corpus/vectors'].shape == CORPUS.shape
   )
   monkeypatch.setattr(query_only, 'MOST_BYTES', TOTAL * WIDTH * 4 - 1)
-  with pytest.raises(InputError, match=f'all {TOTAL} passages on every device'):
+  with refused(TOTAL):
     query_only.arrays(config, Passages(), np.arange(TOTAL))

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from etils import epath
 
-from dprjax.base.errors import InputError
 from dprjax.formats import seen
 from dprjax.methods import retrieval_data as retrieval
 from dprjax.methods.method import Folds
 from dprjax.models import hub
 from tests.methods.conftest import WORDS, assert_goes_on
+from tests.refusals import refused
 
 PASSAGES = {
   f'd{i}': f'{a} {b} {a}'
@@ -260,30 +260,27 @@ def test_queries_that_are_held_out_are_the_dev_split(start, bag, tmp_path, batch
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    (
-      {'data__format': 'bier'},
-      r"config.data.format: expected one of auto, docstrings, beir, .*, not 'bier'",
-    ),
-    ({'data__train_split': 'trian'}, r'trian'),
-    ({'data__dev_split': 'test', 'data__train_split': 'train'}, r'test'),
-    ({'data__query_max_length': 33}, r'config.data.query_max_length: 33 exceeds the 32 positions'),
+    ({'data__format': 'bier'}, ('config.data.format', 'bier')),
+    ({'data__train_split': 'trian'}, ('qrels', 'trian.tsv')),
+    ({'data__dev_split': 'test', 'data__train_split': 'train'}, ('qrels', 'test.tsv')),
+    ({'data__query_max_length': 33}, ('config.data.query_max_length', '33', '32')),
     (
       {'data__passage_max_length': 30, 'prompt__length': 3, 'prompt__shift_positions': True},
-      r'config.data.passage_max_length: 30 exceeds the 29 positions',
+      ('config.data.passage_max_length', '30', '29'),
     ),
-    ({'batch_size': 11}, r'config\.batch_size: .*11 queries .* 10 training queries'),
-    ({'data__passage_buckets': (4,)}, r'passage_buckets \[4\]'),
-    ({'negatives': 28}, r'config\.negatives: 28'),
+    ({'batch_size': 11}, ('config.batch_size', '11', '10')),
+    ({'data__passage_buckets': (4,)}, ('passage_buckets', '[4]')),
+    ({'negatives': 28}, ('config.negatives', '28')),
   ],
 )
 def test_what_cannot_be(start, bag, changes, message):
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     data = start(**changes)
     data.evaluation(bag)
 
 
 @pytest.mark.parametrize(
-  ('judged', 'changes', 'refused'),
+  ('judged', 'changes', 'fails'),
   [
     ('q0\td0\t1\n', {'batch_size': 1}, True),  # one query
     ('q0\td0\t1\nq1\td0\t1\n', {'batch_size': 2}, True),  # one passage
@@ -291,10 +288,10 @@ def test_what_cannot_be(start, bag, changes, message):
     ('q0\td0\t1\nq1\td0\t1\nq2\td1\t1\n', {'batch_size': 2}, False),
   ],
 )
-def test_judgements_that_leave_no_negative_are_refused(start, folder, judged, changes, refused):
+def test_judgements_that_leave_no_negative_are_refused(start, folder, judged, changes, fails):
   (folder / 'qrels' / 'train.tsv').write_text('query-id\tcorpus-id\tscore\n' + judged)
-  if refused:
-    with pytest.raises(InputError, match=r'store/train.* config\.negatives'):
+  if fails:
+    with refused('store/train', 'config.negatives'):
       start(**{'negatives': 0} | changes)
   else:
     start(**{'negatives': 0} | changes)
@@ -307,9 +304,9 @@ def test_a_data_set_of_ir_datasets(folder, tmp_path, knobs, devices):
   options = {'data__dir': 'irds:lab/toy', 'data__dev_split': 'dev'}
   splits = retrieval.find_splits(knobs(**options).data, tmp_path / 'run', 0)
   assert splits.files()['dev qrels'] == tmp_path / 'run' / 'data' / 'qrels' / 'dev.tsv'
-  with pytest.raises(InputError, match='does not hold irds:lab/other'):
+  with refused('irds:lab/other'):
     retrieval.find_splits(
       knobs(**options | {'data__dir': 'irds:lab/other'}).data, tmp_path / 'run', 0
     )
-  with pytest.raises(InputError, match=r"config\.data\.format: irds:lab/toy is read as 'beir'"):
+  with refused('config.data.format', 'irds:lab/toy', 'beir'):
     retrieval.find_splits(knobs(**options, data__format='dpr').data, tmp_path / 'run', 0)

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dprjax.base.errors import InputError
 from dprjax.data import fingerprint, pairs
 from dprjax.data.store import open_store
 from dprjax.methods import cross_encoder, dpr, tasks
@@ -19,6 +18,7 @@ from dprjax.models.template import Piece, Template, unpack
 from dprjax.runtime import config as configs
 from tests.knobs import with_knobs
 from tests.methods.conftest import WORDS, assert_goes_on
+from tests.refusals import refused
 
 PI = [
   ('oak elm', 'oak', 1),
@@ -268,47 +268,22 @@ LONG = {'query': [Template((Piece((5,) * 26), Piece(None)))]}
 @pytest.mark.parametrize(
   ('names', 'form', 'changes', 'message'),
   [
-    ((), 'retrieval', {}, r'config.tasks is empty; name each data set'),
-    (('qa', 'pi'), 'retrieval', {}, r'config.tasks.pi.form: dpr retrieves passages'),
+    ((), 'retrieval', {}, 'config.tasks'),
+    (('qa', 'pi'), 'retrieval', {}, 'config.tasks.pi.form'),
     (
       ('qa', 'dr'),
       'retrieval',
       {'tasks__dr__data__dev_split': ''},
-      r'config.tasks.dr.data.dev_split: dr has no dev split, and qa has one',
+      'config.tasks.dr.data.dev_split',
     ),
-    (
-      ('qa', 'dr'),
-      'retrieval',
-      {'eval__measure': 'RR@10'},
-      r"config.eval.measure: several tasks are measured by 'mean'",
-    ),
-    (('qa',), 'retrieval', {'tasks__qa__measure': 'RR@x'}, r"unknown measure 'RR@x'"),
-    (('qa', 'pi'), 'pairs', {'tasks__pi__measure': 'RR@10'}, r'config.tasks.pi.measure: labelled'),
-    (
-      ('qa', 'pi'),
-      'pairs',
-      {'negatives': 0},
-      r'config.negatives: qa needs pairs that do not match',
-    ),
-    (('qa',), 'retrieval', {'tasks__qa__data__format': 'tar'}, r'config.tasks.qa.data.format: exp'),
-    (
-      ('pi',),
-      'pairs',
-      {'tasks__pi__data__format': 'beir'},
-      r'config.tasks.pi.data.format: labelled',
-    ),
-    (
-      ('pi',),
-      'pairs',
-      {'tasks__pi__data__train': 'mined'},
-      r'config.tasks.pi.data.train: labelled',
-    ),
-    (
-      ('qa', 'dr'),
-      'retrieval',
-      {'arrangement': 'balanced', 'batch_size': 5},
-      r'config.batch_size: an update of 5 rows is no multiple of the 2 tasks',
-    ),
+    (('qa', 'dr'), 'retrieval', {'eval__measure': 'RR@10'}, ('config.eval.measure', 'mean')),
+    (('qa',), 'retrieval', {'tasks__qa__measure': 'RR@x'}, 'RR@x'),
+    (('qa', 'pi'), 'pairs', {'tasks__pi__measure': 'RR@10'}, 'config.tasks.pi.measure'),
+    (('qa', 'pi'), 'pairs', {'negatives': 0}, 'config.negatives'),
+    (('qa',), 'retrieval', {'tasks__qa__data__format': 'tar'}, 'config.tasks.qa.data.format'),
+    (('pi',), 'pairs', {'tasks__pi__data__format': 'beir'}, 'config.tasks.pi.data.format'),
+    (('pi',), 'pairs', {'tasks__pi__data__train': 'mined'}, 'config.tasks.pi.data.train'),
+    (('qa', 'dr'), 'retrieval', {'arrangement': 'balanced', 'batch_size': 5}, 'config.batch_size'),
     (
       ('qa',),
       'retrieval',
@@ -322,22 +297,17 @@ LONG = {'query': [Template((Piece((5,) * 26), Piece(None)))]}
         'templates': lambda _: {'query': LONG['query'], 'passage': LONG['query']},
         'data__passage_max_length': 9,
       },
-      r'config.data.passage_max_length: 7 tokens of text and the 26 of the template .* 32 pos',
+      ('config.data.passage_max_length', '7', '26', '32'),
     ),
-    (
-      ('qa',),
-      'pairs',
-      {'data__query_max_length': 30},
-      r'config.data.query_max_length, config.data',
-    ),
-    (('qa',), 'retrieval', {'tasks__qa__data__dir': 'nowhere'}, r'data not found: nowhere'),
+    (('qa',), 'pairs', {'data__query_max_length': 30}, 'config.data.query_max_length'),
+    (('qa',), 'retrieval', {'tasks__qa__data__dir': 'nowhere'}, 'nowhere'),
   ],
 )
 def test_what_cannot_be(start, names, form, changes, message):
   if message is None:
     assert len(start(*names, form=form, **changes).batches) == 2
     return
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     start(*names, form=form, **changes)
 
 
@@ -392,6 +362,6 @@ def test_the_dual_encoder_and_the_cross_encoder_train_on_the_feed(
   both, _ = jax.jit(listed.loss)(params, lone, None)  # the mean of label 1 and of label 0
   flipped, _ = jax.jit(model.loss)(params, batch | {'label': 1 - batch['label']}, None)
   np.testing.assert_allclose((value + flipped) / 2, both, rtol=1e-6)
-  with pytest.raises(InputError, match=r"config.cross_encoder.loss: labelled pairs .*'listwise'"):
+  with refused('config.cross_encoder.loss', 'listwise'):
     listwise = with_knobs(**options | {'cross_encoder__loss': 'listwise'})
     cross_encoder.build(listwise, shape, devices, tokenizer)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dprjax.base import outofcore
-from dprjax.base.errors import InputError
 from dprjax.mining import passages
+from tests.refusals import refused
 
 CORPUS = [
   ('d1', 'Cats', 'they  purr'),
@@ -94,20 +94,20 @@ def test_more_passages_than_a_chunk(tmp_path, monkeypatch):
     (
       'c.jsonl',
       b'{"_id": "a", "text": "x"}\n{"_id": "b", "text": "y"}\n{"_id": "a", "text": "z"}\n',
-      r'line 1 \(\{"_id": "a", "text": "x"\}\.\.\.\) and line 3 \(.*\) have the same passage id',
+      ('line 1', '_id', 'a', 'text', 'line 3'),
     ),
-    ('c.jsonl', b'{"_id": "a", "text": "x"}\n{"_id": broken\n', r'c\.jsonl, line 2: not JSON'),
-    ('c.jsonl', b'[1]\n', 'line 1: Expected `object`'),
-    ('c.jsonl', b'{"_id": "a"}\n', "line 1: 'text' is missing"),
+    ('c.jsonl', b'{"_id": "a", "text": "x"}\n{"_id": broken\n', ('c.jsonl', 'line 2')),
+    ('c.jsonl', b'[1]\n', 'line 1'),
+    ('c.jsonl', b'{"_id": "a"}\n', ('line 1', 'text')),
     ('c.jsonl', b'{"_id": "a", "text": "\xff"}\n', 'not UTF-8 text'),
-    ('c.tsv', b'a\n', 'line 1: 1 column between tabs'),
-    ('c.tsv', b'a\tb\nc\td\te\n', r'c\.tsv, line 2: 3 columns'),
-    ('c.tsv', b'id\ttext\ttitle\na\t"b\nc\tT\n', r'c\.tsv, line 2: unexpected end of data'),
-    ('c.jsonl', b'\n', 'no passage in it'),
-    ('c.jsonl', b'', 'corpus is empty'),
+    ('c.tsv', b'a\n', ('c.tsv', 'line 1')),
+    ('c.tsv', b'a\tb\nc\td\te\n', ('c.tsv', 'line 2', '3')),
+    ('c.tsv', b'id\ttext\ttitle\na\t"b\nc\tT\n', ('c.tsv', 'line 2')),
+    ('c.jsonl', b'\n', 'c.jsonl'),
+    ('c.jsonl', b'', 'c.jsonl'),
   ],
 )
 def test_bad_corpora(tmp_path, name, content, message):
   (tmp_path / name).write_bytes(content)
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     passages.index_corpus(tmp_path / name, tmp_path / 'index')

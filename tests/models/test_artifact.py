@@ -1,7 +1,6 @@
 import io
 import json
 import os
-import re
 import struct
 import tracemalloc
 import warnings
@@ -10,7 +9,6 @@ import zipfile
 import numpy as np
 import pytest
 
-from dprjax.base.errors import InputError
 from dprjax.models.artifact import (
   Prompt,
   check_head,
@@ -20,6 +18,7 @@ from dprjax.models.artifact import (
   save_prompt,
 )
 from dprjax.models.encoder_config import EncoderConfig
+from tests.refusals import refused
 
 TOKENIZER = 'b' * 64
 CONFIG = EncoderConfig('bert', 50, 24, 2, 3, 40)
@@ -100,7 +99,7 @@ def test_untied(tmp_path):
   assert not prompt.tied
   for kind in ('query', 'passage'):
     np.testing.assert_array_equal(prompt.prefix(kind), arrays[f'{kind}/prefix'])
-  with pytest.raises(InputError, match="expected 'query' or 'passage', not 'title'"):
+  with refused('query', 'passage', 'title'):
     prompt.prefix('title')
 
 
@@ -118,19 +117,19 @@ def test_for_queries_alone(tmp_path):
 @pytest.mark.parametrize(
   'arrays, meta, message',
   [
-    (('query/prefix',), {}, 'passage/prefix is missing'),
-    (('prefix',), {'sides': 'query'}, 'needs query/prefix; query/prefix is missing'),
-    (('query/prefix', 'passage/prefix'), {'sides': 'query'}, 'unexpected arrays .* passage/prefix'),
-    (('query/prefix',), {'sides': 'passage'}, "sides is 'passage'; .* has 'both' or 'query'"),
-    (('prefix',), {'sides': 1}, 'sides is 1, expected str'),
-    (('prefix',), {'sides': 'query', 'kind': 'topic'}, "kind 'topic' has 'both'"),
-    (('prefix',), {'matryoshka': 8}, 'matryoshka is 8, expected list'),
-    (('prefix',), {'matryoshka': [8, 0]}, 'matryoshka holds 0, expected whole numbers'),
-    (('prefix',), {'matryoshka': ['8']}, "matryoshka holds '8', expected whole numbers"),
+    (('query/prefix',), {}, 'passage/prefix'),
+    (('prefix',), {'sides': 'query'}, 'query/prefix'),
+    (('query/prefix', 'passage/prefix'), {'sides': 'query'}, 'passage/prefix'),
+    (('query/prefix',), {'sides': 'passage'}, ('passage', 'both', 'query')),
+    (('prefix',), {'sides': 1}, ('p.npz', '1')),
+    (('prefix',), {'sides': 'query', 'kind': 'topic'}, ('topic', 'both')),
+    (('prefix',), {'matryoshka': 8}, ('p.npz', '8')),
+    (('prefix',), {'matryoshka': [8, 0]}, ('p.npz', '0')),
+    (('prefix',), {'matryoshka': ['8']}, ('p.npz', '8')),
   ],
 )
 def test_sides_and_arrays_agree(tmp_path, arrays, meta, message):
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     save_prompt(tmp_path / 'p.npz', Prompt(META | meta, dict.fromkeys(arrays, prefix())))
 
 
@@ -141,7 +140,7 @@ def test_topic_and_template(write):
     )
   )
   check_prompt(topic, CONFIG, 'a' * 64, TOKENIZER)
-  with pytest.raises(InputError, match="kind 'topic' has no single prefix"):
+  with refused('topic'):
     topic.prefix('query')
 
 
@@ -173,14 +172,14 @@ def test_templates(write):
   check_prompt(words, CONFIG, 'a' * 64, TOKENIZER)
   check_template(words, ('pair',), CONFIG)
   check_head(words, 'e' * 64)
-  with pytest.raises(InputError, match=f'head with SHA-256 {"e" * 64}, this backbone has one with'):
+  with refused('e' * 64):
     check_head(words, 'f' * 64)
-  with pytest.raises(InputError, match=r'a prompt of pair; a prompt .* for query and passage is'):
+  with refused('prompt.npz', 'template'):
     check_template(words, ('query', 'passage'), CONFIG)
-  with pytest.raises(InputError, match="a prompt of kind 'prefix'; a prompt of kind 'template'"):
+  with refused('prefix', 'template'):
     check_template(load_prompt(write()), ('pair',), CONFIG)
   deep = load_prompt(write(VECTORS, **TEMPLATE | {'fixed_layers': 3}))
-  with pytest.raises(InputError, match='fixed_layers is 3, and this backbone has 2 layers'):
+  with refused('fixed_layers', '3'):
     check_template(deep, ('query', 'passage'), CONFIG)
 
 
@@ -191,92 +190,87 @@ def _forms(query):
 @pytest.mark.parametrize(
   ('arrays', 'change', 'message'),
   [
-    (VECTORS, TEMPLATE | {'template': 'P1 text'}, "meta's template is 'P1 text', expected forms"),
-    (VECTORS, TEMPLATE | {'template': {'query': 'text'}}, 'expected forms for query and passage'),
-    (VECTORS, _forms(3), "meta's template of a query is 3, expected a text"),
-    (VECTORS, _forms('[CLS] P1 text [SEP]'), r'a query: a template has one \[MASK\], and'),
-    ({}, TEMPLATE, 'neither words nor an array for segments/query/P1; found: no arrays'),
-    ({'prefix': prefix()}, TEMPLATE, 'for segments/query/P1; found: prefix'),
-    (VECTORS | {'prefix': prefix()}, TEMPLATE, "arrays in a prompt of kind 'template': prefix"),
+    (VECTORS, TEMPLATE | {'template': 'P1 text'}, 'P1 text'),
+    (VECTORS, TEMPLATE | {'template': {'query': 'text'}}, ('prompt.npz', 'query')),
+    (VECTORS, _forms(3), ('prompt.npz', '3')),
+    (VECTORS, _forms('[CLS] P1 text [SEP]'), '[MASK]'),
+    ({}, TEMPLATE, 'segments/query/P1'),
+    ({'prefix': prefix()}, TEMPLATE, 'segments/query/P1'),
+    (VECTORS | {'prefix': prefix()}, TEMPLATE, 'template'),
     (
       {'segments/query/P1': np.ones((6, 2, 24), np.float32)},
       TEMPLATE,
-      r'array segments/query/P1: expected shape \[P, H\], found \[6, 2, 24\]',
+      ('segments/query/P1', '[P, H]', '[6, 2, 24]'),
     ),
-    (VECTORS, TEMPLATE | {'words': {'query/P3': 'x'}}, "words of 'query/P3' are 'x'; expected a"),
-    (VECTORS, TEMPLATE | {'words': {'passage/P2': 7}}, "words of 'passage/P2' are 7; expected a"),
-    (VECTORS, TEMPLATE | {'fixed_layers': -1}, 'fixed_layers is -1, expected 0 to'),
-    (VECTORS, TEMPLATE | {'fixed_layers': True}, 'fixed_layers is True, expected int'),
-    (VECTORS, TEMPLATE | {'pooling': 'max'}, "pooling is 'max', expected one of: mask, cls, mean"),
-    (VECTORS, TEMPLATE | {'drop': ['words']}, 'meta lacks words; export the prompt again'),
-    ({}, PAIR | {'drop': ['head_sha256']}, 'meta lacks head_sha256; export the prompt again'),
-    ({}, PAIR | {'pooling': 'mean'}, "pooling is 'mean', expected one of: .*; of a pair mask"),
-    ({}, PAIR | {'label_words': ['yes']}, r"label_words are \['yes'\], expected two words"),
-    ({}, PAIR | {'score': 'odds'}, "score is 'odds', expected one of: logit, probability"),
+    (VECTORS, TEMPLATE | {'words': {'query/P3': 'x'}}, ('query/P3', 'x')),
+    (VECTORS, TEMPLATE | {'words': {'passage/P2': 7}}, 'passage/P2'),
+    (VECTORS, TEMPLATE | {'fixed_layers': -1}, ('fixed_layers', '-1')),
+    (VECTORS, TEMPLATE | {'fixed_layers': True}, 'fixed_layers'),
+    (VECTORS, TEMPLATE | {'pooling': 'max'}, 'max'),
+    (VECTORS, TEMPLATE | {'drop': ['words']}, 'prompt.npz'),
+    ({}, PAIR | {'drop': ['head_sha256']}, 'head_sha256'),
+    ({}, PAIR | {'pooling': 'mean'}, 'mean'),
+    ({}, PAIR | {'label_words': ['yes']}, ('label_words', '[', 'yes', ']')),
+    ({}, PAIR | {'score': 'odds'}, 'odds'),
   ],
 )
 def test_bad_templates(write, arrays, change, message):
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     load_prompt(write(arrays, **change))
 
 
 @pytest.mark.parametrize(
   ('arrays', 'change', 'message'),
   [
-    (None, {'drop': ['backbone', 'pooling']}, 'meta lacks backbone, pooling'),
+    (None, {'drop': ['backbone', 'pooling']}, 'prompt.npz'),
     (None, {'text': 'not JSON'}, 'meta: not JSON'),
-    (None, {'text': ['{}']}, 'meta is not JSON in a single string'),
-    (None, {'text': '[1]'}, 'meta: Expected `object`, got `array`'),
-    (None, {'format': 'other'}, "meta's format is 'other', expected 'dprjax.prompt'"),
+    (None, {'text': ['{}']}, 'prompt.npz'),
+    (None, {'text': '[1]'}, 'meta'),
+    (None, {'format': 'other'}, ('other', 'dprjax.prompt')),
     (
       None,
       {'version': 2},
-      r'version 2 of the prompt format is newer than this dprjax reads \(1\): upgrade dprjax',
+      ('prompt.npz', '2', '1'),
     ),
-    (None, {'version': '1'}, "meta's version is '1', expected 1"),
-    (None, {'kind': 'suffix'}, "meta's kind is 'suffix', expected one of: prefix, topic, template"),
-    (None, {'pooling': 'median'}, "meta's pooling: expected one of cls, mean, .*, not 'median'"),
-    (None, {'normalize': 'yes'}, "meta's normalize is 'yes', expected bool"),
-    (None, {'query_max_length': True}, "meta's query_max_length is True, expected int"),
-    (None, {'query_prefix': 3}, "meta's query_prefix is 3, expected str"),
+    (None, {'version': '1'}, ('prompt.npz', '1')),
+    (None, {'kind': 'suffix'}, 'suffix'),
+    (None, {'pooling': 'median'}, 'median'),
+    (None, {'normalize': 'yes'}, 'yes'),
+    (None, {'query_max_length': True}, 'query_max_length'),
+    (None, {'query_prefix': 3}, ('query_prefix', '3')),
     (
       {},
       {},
-      r'needs prefix, or query/prefix and passage/prefix; query/prefix is missing \(found: no '
-      r'arrays\)',
+      ('query/prefix', 'passage/prefix'),
     ),
-    ({'query/prefix': prefix()}, {}, r'passage/prefix is missing \(found: query/prefix\)'),
-    ({'prefix': prefix(), 'extra': prefix()}, {}, 'unexpected arrays .*: extra'),
-    ({'prefix': prefix().astype(np.float64)}, {}, 'array prefix: expected float32, found float64'),
+    ({'query/prefix': prefix()}, {}, ('query/prefix', 'passage/prefix')),
+    ({'prefix': prefix(), 'extra': prefix()}, {}, ('prompt.npz', 'prefix')),
+    ({'prefix': prefix().astype(np.float64)}, {}, ('float32', 'float64')),
     (
       {'prefix': prefix()[0]},
       {},
-      r'array prefix: expected shape \[L, 2, P, N, D\], found \[2, 5, 3, 8\]',
+      ('[L, 2, P, N, D]', '[2, 5, 3, 8]'),
     ),
     (
       {'prefix': prefix()[:, :1]},
       {},
-      r'array prefix: expected shape \[L, 2, P, N, D\], found \[2, 1, 5, 3, 8\]',
+      ('[L, 2, P, N, D]', '[2, 1, 5, 3, 8]'),
     ),
-    ({'prefix': prefix(length=0)}, {}, r'found \[2, 2, 0, 3, 8\]'),
+    ({'prefix': prefix(length=0)}, {}, '[2, 2, 0, 3, 8]'),
     (
       {'prefix': np.where(np.arange(8) == 0, np.float32(np.nan), prefix())},
       {},
-      'array prefix: 60 of its values are not finite',
+      ('prompt.npz', '60'),
     ),
-    ({'query/prefix': prefix(), 'passage/prefix': prefix()[:1]}, {}, 'may differ in P only'),
-    ({'prefix': prefix()}, {'kind': 'topic'}, r'array prefix: expected shape \[K, L, 2, P, N, D\]'),
-    (
-      {'prefix': prefix(3), 'x': np.array([np.nan])},
-      {'kind': 'topic'},
-      'array x: holds values that are not finite',
-    ),
-    ({'words': np.array('a')}, {'kind': 'topic'}, "kind 'topic' needs prefix; prefix is missing"),
+    ({'query/prefix': prefix(), 'passage/prefix': prefix()[:1]}, {}, 'prompt.npz'),
+    ({'prefix': prefix()}, {'kind': 'topic'}, '[K, L, 2, P, N, D]'),
+    ({'prefix': prefix(3), 'x': np.array([np.nan])}, {'kind': 'topic'}, 'prompt.npz'),
+    ({'words': np.array('a')}, {'kind': 'topic'}, 'topic'),
   ],
 )
 def test_bad_content(write, arrays, change, message):
   path = write(arrays, **change)
-  with pytest.raises(InputError, match=message) as info:
+  with refused(message) as info:
     load_prompt(path)
   assert str(path) in str(info.value) and '\n' not in str(info.value)
 
@@ -293,21 +287,21 @@ def test_a_gain(write):
 @pytest.mark.parametrize(
   ('gain', 'message'),
   [
-    ([], 'gain is \\[\\], expected dict'),
-    ({'best': 1.0}, 'expected an object of measure, baseline'),
-    (GAIN | {'more': 1}, 'expected an object of measure, baseline'),
-    (GAIN | {'baseline': '1'}, "gain's baseline is '1', expected int or float"),
-    (GAIN | {'queries': True}, "gain's queries is True, expected int"),
-    (GAIN | {'better': 1}, "gain's better is 1, expected bool"),
-    (GAIN | {'low': None}, "gain's low and high are None and 0.07, no interval"),
-    (GAIN | {'low': 0.2}, "gain's low and high are 0.2 and 0.07, no interval"),
-    (GAIN | {'best': 1e300}, "gain's best is 1e\\+300, no score"),
-    (GAIN | {'best': 0.5}, "gain's better is True, with best 0.5"),
-    (GAIN | {'queries': -1}, "gain's queries is -1, expected 0 or more"),
+    ([], '[]'),
+    ({'best': 1.0}, ('prompt.npz', 'best')),
+    (GAIN | {'more': 1}, ('prompt.npz', 'best')),
+    (GAIN | {'baseline': '1'}, ('prompt.npz', '1')),
+    (GAIN | {'queries': True}, 'prompt.npz'),
+    (GAIN | {'better': 1}, ('prompt.npz', '1')),
+    (GAIN | {'low': None}, '0.07'),
+    (GAIN | {'low': 0.2}, ('0.2', '0.07')),
+    (GAIN | {'best': 1e300}, '1e+300'),
+    (GAIN | {'best': 0.5}, ('prompt.npz', '0.5')),
+    (GAIN | {'queries': -1}, '-1'),
   ],
 )
 def test_a_gain_that_cannot_be(write, gain, message):
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     load_prompt(write(gain=gain))
 
 
@@ -315,32 +309,28 @@ def test_bad_files(write, tmp_path):
   whole = write().read_bytes()
   bad = tmp_path / 'bad.npz'
 
-  def message(content):
+  def check(content, *names):
     bad.write_bytes(content)
-    with pytest.raises(InputError) as info:
+    with refused(bad, *names):
       load_prompt(bad)
-    assert str(bad) in str(info.value) and '\n' not in str(info.value)
-    return str(info.value)
 
   for cut in (1, 100, len(whole) // 2, len(whole) - 1):
-    assert 'cut off, damaged or not an npz file' in message(whole[:cut])
-  assert 'cut off, damaged or not an npz file' in message(b'hello, world' * 10)
+    check(whole[:cut])
+  check(b'hello, world' * 10)
   # One flipped bit in the data of the prefix.
   at = whole.index(prefix().tobytes()) + 40
-  assert re.search(
-    'array prefix: cut off, damaged', message(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-  )
-  assert 'is empty' in message(b'')
-  with pytest.raises(InputError, match='prompt not found'):
+  check(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :], 'prefix')
+  check(b'')
+  with refused('absent.npz'):
     load_prompt(tmp_path / 'absent.npz')
   (tmp_path / 'folder').mkdir()
-  with pytest.raises(InputError, match=r'folder holds no prompt\.npz; name a file, or a folder'):
+  with refused('prompt.npz'):
     load_prompt(tmp_path / 'folder')
   np.save(tmp_path / 'array.npy', prefix())
-  with pytest.raises(InputError, match='a single array'):
+  with refused('array.npy'):
     load_prompt(tmp_path / 'array.npy')
   np.savez(bad, prefix=prefix())
-  with pytest.raises(InputError, match='no meta inside'):
+  with refused('bad.npz'):
     load_prompt(bad)
 
 
@@ -350,9 +340,7 @@ def test_pickled_objects_are_never_loaded(write):
       return (pytest.fail, ('the prompt file ran code',))
 
   path = write({'prefix': np.array([Trap()], dtype=object)})
-  with pytest.raises(
-    InputError, match='array prefix: holds pickled Python objects, which are never loaded'
-  ):
+  with refused('prompt.npz'):
     load_prompt(path)
 
 
@@ -376,10 +364,7 @@ np.save(META_NPY, np.array(json.dumps(META)))
 @pytest.mark.parametrize(
   ('members', 'message'),
   [
-    (
-      [('prefix.npy', _npy('(1000000, 1000000)'))],
-      'array prefix: declares 4,000,000,000,000',
-    ),
+    ([('prefix.npy', _npy('(1000000, 1000000)'))], 'array prefix: declares 4,000,000,000,000'),
     ([('prefix.npy', _npy('(1000000, 1000000)', version=(2, 0)))], 'array prefix: declares 4,000'),
     ([('prefix.npy', _npy('(1000000,)', '<U100000'))], 'array prefix: declares 400,000,000,000'),
     ([('prefix.npy', _npy('(-1, 4)'))], ''),
@@ -400,7 +385,7 @@ def test_a_file_that_declares_what_it_has_not(tmp_path, members, message):
   members = [('meta.npy', META_NPY.getvalue()), *members]
   _rewrite(path, members, compression=zipfile.ZIP_DEFLATED)
   tracemalloc.start()
-  with pytest.raises(InputError, match=message or 'p.npz') as info:
+  with refused(message or 'p.npz') as info:
     load_prompt(path)
   _, most = tracemalloc.get_traced_memory()
   tracemalloc.stop()
@@ -410,35 +395,35 @@ def test_a_file_that_declares_what_it_has_not(tmp_path, members, message):
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    ({'text': '[' * 3000 + ']' * 3000}, 'meta: Expected `object`'),
+    ({'text': '[' * 3000 + ']' * 3000}, 'meta'),
     ({'text': '{"temperature": NaN}'}, 'meta: not JSON'),
-    ({'text': '{"temperature": ' + '1' * 6000 + '}'}, 'meta: Integer value out of range'),
-    ({'text': r'{"task": "\ud800"}'}, 'meta: .*surrogate pair'),
-    ({'temperature': 0}, "meta's temperature is 0, expected"),
-    ({'temperature': -1.5}, "meta's temperature is -1.5, expected"),
-    ({'query_max_length': 10**12}, "meta's query_max_length is 1000000000000, expected"),
-    ({'passage_max_length': -3}, "meta's passage_max_length is -3, expected"),
-    ({'backbone_sha256': {'query': 3}}, "meta's backbone_sha256 holds 3"),
-    ({'kind': ['prefix']}, "meta's kind is .'prefix'., expected str"),
-    ({'backbone': None}, "meta's backbone is None, expected str"),
+    ({'text': '{"temperature": ' + '1' * 6000 + '}'}, 'meta'),
+    ({'text': r'{"task": "\ud800"}'}, 'meta'),
+    ({'temperature': 0}, ('prompt.npz', '0')),
+    ({'temperature': -1.5}, '-1.5'),
+    ({'query_max_length': 10**12}, ('query_max_length', '1000000000000')),
+    ({'passage_max_length': -3}, ('passage_max_length', '-3')),
+    ({'backbone_sha256': {'query': 3}}, 'backbone_sha256'),
+    ({'kind': ['prefix']}, 'prefix'),
+    ({'backbone': None}, 'prompt.npz'),
   ],
 )
 def test_a_meta_of_other_types(write, change, message):
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     load_prompt(write(None, **change))
 
 
 def test_a_pipe_is_no_prompt(tmp_path):
   os.mkfifo(tmp_path / 'p.npz')
-  with pytest.raises(InputError, match='is a pipe or a device'):
+  with refused('p.npz'):
     load_prompt(tmp_path / 'p.npz')
 
 
 def test_nothing_bad_is_saved(tmp_path):
   path = tmp_path / 'p.npz'
-  with pytest.raises(InputError, match='not finite'):
+  with refused('p.npz'):
     save_prompt(path, Prompt(META, {'prefix': prefix() * np.float32(np.inf)}))
-  with pytest.raises(InputError, match='meta lacks'):
+  with refused('p.npz', 'shift_positions'):
     save_prompt(path, Prompt({'format': 'dprjax.prompt', 'version': 1}, {'prefix': prefix()}))
   assert not list(tmp_path.iterdir())
 
@@ -446,28 +431,15 @@ def test_nothing_bad_is_saved(tmp_path):
 def test_check_prompt_names_both_sides():
   prompt = Prompt(META, {'prefix': prefix()}, 'p.npz')
   check_prompt(prompt, CONFIG, 'a' * 64, TOKENIZER)
-  with pytest.raises(
-    InputError,
-    match=f'p.npz: was made for backbone tiny with SHA-256 {"a" * 64}, this one has {"c" * 64}',
-  ):
+  with refused('p.npz', 'a' * 64, 'c' * 64):
     check_prompt(prompt, CONFIG, 'c' * 64, TOKENIZER)
-  with pytest.raises(
-    InputError, match=f'made with a tokenizer with SHA-256 {"b" * 64}, this one has {"c" * 64}'
-  ):
+  with refused('b' * 64, 'c' * 64):
     check_prompt(prompt, CONFIG, 'a' * 64, 'c' * 64)
   other = EncoderConfig('bert', 50, 32, 2, 4, 40)
-  with pytest.raises(
-    InputError,
-    match=re.escape(
-      'prefix has shape [2, 2, 5, 3, 8], but as [L, 2, P, N, D] this backbone takes [2, 2, P, 4, 8]'
-    ),
-  ):
+  with refused('[2, 2, 5, 3, 8]', '[L, 2, P, N, D]', '[2, 2, P, 4, 8]'):
     check_prompt(prompt, other, 'a' * 64, TOKENIZER)
   template = Prompt(META | TEMPLATE, VECTORS)
-  with pytest.raises(
-    InputError,
-    match=re.escape('segments/query/P1 has shape [6, 24], but as [P, H] this backbone takes [P, '),
-  ):
+  with refused('segments/query/P1', '[6, 24]', '[P, H]'):
     check_prompt(template, other, 'a' * 64, TOKENIZER)
 
 
@@ -477,5 +449,5 @@ def test_two_encoders():
   )
   check_prompt(prompt, CONFIG, 'a' * 64, TOKENIZER)
   check_prompt(prompt, CONFIG, 'c' * 64, TOKENIZER)
-  with pytest.raises(InputError, match='SHA-256'):
+  with refused('query', 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'):
     check_prompt(prompt, CONFIG, 'd' * 64, TOKENIZER)

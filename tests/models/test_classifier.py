@@ -12,6 +12,7 @@ from dprjax.base.errors import InputError
 from dprjax.models import classifier, encoder, head_specs, hub
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.head_specs import Head
+from tests.refusals import named_in, refused
 
 FAMILIES = ('bert', 'roberta', 'xlm-roberta')
 EVERY = [(family, labels) for family in FAMILIES for labels in (1, 2)]
@@ -187,36 +188,60 @@ def test_heads_that_do_not_fit(write_classifier):
     'classifier.weight': np.zeros((3, 18), np.float32),
     'classifier.bias': np.zeros(3, np.float32),
   }
-  assert 'classifier.weight has 3 labels; a cross-encoder has 1 (relevance) or 2' in error(
-    write_classifier('bert', tensors=three)
+  assert named_in(error(write_classifier('bert', tensors=three)), 'classifier.weight')
+  assert named_in(
+    error(write_classifier('bert', change={'id2label': {'0': 'a', '1': 'b'}})),
+    'classifier.weight',
+    'id2label',
+    'config.json',
   )
-  assert 'classifier.weight has 1 label, but the id2label of config.json has 2' in error(
-    write_classifier('bert', change={'id2label': {'0': 'a', '1': 'b'}})
-  )
-  assert 'missing classifier.out_proj.weight, classifier.out_proj.bias' in error(
-    write_classifier(
-      'roberta',
-      tensors={'classifier.out_proj.weight': None, 'classifier.out_proj.bias': None},
-      folder='b',
-    )
+  assert named_in(
+    error(
+      write_classifier(
+        'roberta',
+        tensors={'classifier.out_proj.weight': None, 'classifier.out_proj.bias': None},
+        folder='b',
+      )
+    ),
+    'classifier.out_proj.weight',
+    'classifier.out_proj.bias',
   )
   # A model that labels tokens has no pooler.
-  assert 'missing pooler.dense.weight, pooler.dense.bias' in error(
-    write_classifier(
-      'bert', tensors={'bert.pooler.dense.weight': None, 'bert.pooler.dense.bias': None}, folder='c'
-    )
+  assert named_in(
+    error(
+      write_classifier(
+        'bert',
+        tensors={'bert.pooler.dense.weight': None, 'bert.pooler.dense.bias': None},
+        folder='c',
+      )
+    ),
+    'pooler.dense.weight',
+    'pooler.dense.bias',
   )
-  assert 'missing pooler.dense.bias' in error(
-    write_classifier(
-      'bert',
-      tensors={'classifier.weight': None, 'classifier.bias': None, 'bert.pooler.dense.bias': None},
-      folder='d',
-    )
+  assert named_in(
+    error(
+      write_classifier(
+        'bert',
+        tensors={
+          'classifier.weight': None,
+          'classifier.bias': None,
+          'bert.pooler.dense.bias': None,
+        },
+        folder='d',
+      )
+    ),
+    'pooler.dense.bias',
   )
-  assert 'pooler.dense.weight has shape [18, 17], by config.json it is [18, 18]' in error(
-    write_classifier(
-      'bert', tensors={'bert.pooler.dense.weight': np.zeros((18, 17), np.float32)}, folder='e'
-    )
+  assert named_in(
+    error(
+      write_classifier(
+        'bert', tensors={'bert.pooler.dense.weight': np.zeros((18, 17), np.float32)}, folder='e'
+      )
+    ),
+    'pooler.dense.weight',
+    '[18, 17]',
+    'config.json',
+    '[18, 18]',
   )
   # Without id2label in config.json the tensors decide.
   assert hub.load_backbone(
@@ -227,13 +252,11 @@ def test_heads_that_do_not_fit(write_classifier):
 def test_pickled_weights_are_converted_with_their_head(write_classifier):
   path = write_classifier('bert', change={'architectures': ['BertForSequenceClassification']})
   (path / 'model.safetensors').rename(path / 'pytorch_model.bin')
-  assert 'from transformers import AutoModelForSequenceClassification, AutoTokenizer; ' in error(
-    path
-  )
+  assert named_in(error(path), 'AutoModelForSequenceClassification', 'AutoTokenizer')
   (path / 'config.json').write_text(
     (path / 'config.json').read_text().replace('BertForSequenceClassification', 'BertModel')
   )
-  assert 'from transformers import AutoModel, AutoTokenizer; ' in error(path)
+  assert named_in(error(path), 'AutoModel', 'AutoTokenizer')
 
 
 @pytest.mark.slow
@@ -247,7 +270,7 @@ def test_fresh_heads():
   assert (
     abs(head['dense']['kernel'].std() - 0.02) < 2e-3 and np.abs(head['output']['bias']).max() == 0
   )
-  with pytest.raises(InputError, match='a cross-encoder has 1 label'):
+  with refused('label', '1'):
     classifier.init_classifier(config, jax.random.key(0), 3)
 
 

@@ -1,10 +1,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-from dprjax.base.errors import InputError
 from dprjax.models import embed
+from tests.refusals import refused
 
 HIDDEN = jnp.array([[[1.0, 2.0], [3.0, 6.0], [100.0, 100.0]], [[5.0, 0.0], [7.0, 7.0], [9.0, 9.0]]])
 MASK = jnp.array([[True, True, False], [True, False, False]])
@@ -22,7 +21,7 @@ def test_mean_of_nothing_is_zero():
 
 
 def test_unknown_pooling():
-  with pytest.raises(InputError, match="not 'median'"):
+  with refused('median'):
     embed.pool(HIDDEN, MASK, 'median')
 
 

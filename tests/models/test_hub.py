@@ -18,6 +18,7 @@ from dprjax.models import hub
 from dprjax.models.encoder import encode
 from dprjax.models.head_specs import Head
 from dprjax.models.sentence import SentenceSettings
+from tests.refusals import named_in, refused
 
 GAMMA = 'encoder.layer.0.output.LayerNorm'
 
@@ -158,11 +159,9 @@ def test_shards(write_checkpoint):
   assert sharded.sha256 == whole.sha256
   jax.tree.map(np.testing.assert_array_equal, sharded.params, whole.params)
   (path / 'model-2.safetensors').unlink()
-  assert 'weights named in model.safetensors.index.json are missing: model-2.safetensors' in error(
-    path
-  )
+  assert named_in(error(path), 'model.safetensors.index.json', 'model-2.safetensors')
   (path / 'model.safetensors.index.json').write_text('{}')
-  assert 'expected a weight_map' in error(path)
+  assert named_in(error(path), 'weight_map')
 
 
 @pytest.mark.parametrize('dtype', [ml_dtypes.bfloat16, np.float16])
@@ -236,7 +235,7 @@ def test_save_replaces_only_what_it_wrote_itself(write_checkpoint, tmp_path, har
     hub.save_backbone(folder, backbone.config, backbone.params)
   harm(folder)
   before = {path: path.is_file() and path.read_bytes() for path in folder.rglob('*')}
-  with pytest.raises(InputError, match='precious holds something else than a model that dprjax'):
+  with refused('precious'):
     hub.save_backbone(folder, backbone.config, backbone.params)
   assert {path: path.is_file() and path.read_bytes() for path in folder.rglob('*')} == before
   assert sorted(path.name for path in tmp_path.iterdir()) == ['checkpoint', 'precious']
@@ -310,59 +309,65 @@ def test_config_defaults(write_checkpoint):
 
 
 def test_wrong_tensors_are_listed(write_checkpoint):
-  assert 'missing encoder.layer.0.output.dense.bias' in error(
-    write_checkpoint(tensors={'encoder.layer.0.output.dense.bias': None})
+  assert named_in(
+    error(write_checkpoint(tensors={'encoder.layer.0.output.dense.bias': None})),
+    'encoder.layer.0.output.dense.bias',
   )
-  assert 'unknown adapter.weight' in error(
-    write_checkpoint(tensors={'adapter.weight': np.zeros(3, np.float32)})
+  assert named_in(
+    error(write_checkpoint(tensors={'adapter.weight': np.zeros(3, np.float32)})), 'adapter.weight'
   )
-  assert (
-    'embeddings.word_embeddings.weight has shape [41, 24], by config.json it is [50, 24]'
-    in error(write_checkpoint(change={'vocab_size': 50}))
+  assert named_in(
+    error(write_checkpoint(change={'vocab_size': 50})),
+    'embeddings.word_embeddings.weight',
+    '[41, 24]',
+    'config.json',
+    '[50, 24]',
   )
   text = error(write_checkpoint(change={'num_hidden_layers': 3}))
   assert (
     'bert encoder with 3 layers: missing encoder.layer.1.attention.self.query.weight' in text
     and 'and 24 more' in text
   )
-  assert 'unknown encoder.layer.1' in error(
-    write_checkpoint('bert', 3, change={'num_hidden_layers': 1})
+  assert named_in(
+    error(write_checkpoint('bert', 3, change={'num_hidden_layers': 1})), 'encoder.layer.1'
   )
   twice = {'bert.embeddings.LayerNorm.bias': np.zeros(24, np.float32)}
-  assert 'embeddings.LayerNorm.bias is there twice' in error(write_checkpoint(tensors=twice))
-  assert 'embeddings.LayerNorm.bias is of type I32' in error(
-    write_checkpoint(tensors={'embeddings.LayerNorm.bias': np.zeros(24, np.int32)})
+  assert named_in(error(write_checkpoint(tensors=twice)), 'embeddings.LayerNorm.bias')
+  assert named_in(
+    error(write_checkpoint(tensors={'embeddings.LayerNorm.bias': np.zeros(24, np.int32)})),
+    'embeddings.LayerNorm.bias',
+    'I32',
   )
 
 
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    ({'num_hidden_layers': 10**9}, 'num_hidden_layers is 1000000000, but the weights are'),
-    ({'num_hidden_layers': 10**12}, 'num_hidden_layers is 1000000000000, expected a whole number'),
-    ({'num_hidden_layers': -1}, 'num_hidden_layers is -1, expected a whole number'),
-    ({'num_hidden_layers': True}, 'num_hidden_layers is True, expected a whole number'),
-    ({'num_hidden_layers': [2]}, 'num_hidden_layers is [2], expected a whole number'),
-    ({'hidden_size': 24 * 10**7}, 'by config.json it is [41, 240000000]'),
-    ({'hidden_size': 25}, 'hidden_size 25 is not a multiple of num_attention_heads'),
-    ({'num_attention_heads': 10**8}, 'is not a multiple of num_attention_heads'),
-    ({'num_attention_heads': 0}, 'num_attention_heads is 0'),
-    ({'vocab_size': 10**9}, 'by config.json it is [1000000000, 24]'),
-    ({'max_position_embeddings': 10**9}, 'by config.json it is [1000000000, 24]'),
-    ({'intermediate_size': 10**9}, 'by config.json it is [1000000000'),
-    ({'layer_norm_eps': -1}, 'layer_norm_eps is -1, expected a number from 0 to 1'),
-    ({'layer_norm_eps': 1e300}, 'layer_norm_eps is 1e+300, expected a number from 0 to 1'),
-    ({'hidden_dropout_prob': 1.5}, 'hidden_dropout_prob is 1.5, expected a number from 0 to 1'),
-    ({'hidden_act': ['gelu']}, "hidden_act is ['gelu'], expected a text"),
-    ({'hidden_act': {}}, 'hidden_act is {}, expected a text'),
-    ({'model_type': ['bert']}, "model_type ['bert'] is not supported"),
-    ({'pad_token_id': 10**20}, 'pad_token_id is 100000000000000000000, expected'),
+    ({'num_hidden_layers': 10**9}, ('num_hidden_layers', '1000000000')),
+    ({'num_hidden_layers': 10**12}, ('num_hidden_layers', '1000000000000')),
+    ({'num_hidden_layers': -1}, ('num_hidden_layers', '-1')),
+    ({'num_hidden_layers': True}, 'num_hidden_layers'),
+    ({'num_hidden_layers': [2]}, ('num_hidden_layers', '[2]')),
+    ({'hidden_size': 24 * 10**7}, ('config.json', '[41, 240000000]')),
+    ({'hidden_size': 25}, ('hidden_size', '25', 'num_attention_heads')),
+    ({'num_attention_heads': 10**8}, 'num_attention_heads'),
+    ({'num_attention_heads': 0}, ('num_attention_heads', '0')),
+    ({'vocab_size': 10**9}, ('config.json', '[1000000000, 24]')),
+    ({'max_position_embeddings': 10**9}, ('config.json', '[1000000000, 24]')),
+    ({'intermediate_size': 10**9}, ('config.json', '[1000000000')),
+    ({'layer_norm_eps': -1}, ('layer_norm_eps', '-1')),
+    ({'layer_norm_eps': 1e300}, ('layer_norm_eps', '1e+300')),
+    ({'hidden_dropout_prob': 1.5}, ('hidden_dropout_prob', '1.5')),
+    ({'hidden_act': ['gelu']}, ('hidden_act', '[', 'gelu', ']')),
+    ({'hidden_act': {}}, 'hidden_act'),
+    ({'model_type': ['bert']}, ('model_type', '[', 'bert', ']')),
+    ({'pad_token_id': 10**20}, ('pad_token_id', '100000000000000000000')),
   ],
   ids=str,
 )
 def test_a_config_that_its_weights_do_not_bear_out(write_checkpoint, change, message):
   began = time.monotonic()
-  assert message in error(write_checkpoint(change=change))
+  assert named_in(error(write_checkpoint(change=change)), message)
   assert time.monotonic() - began < 5
 
 
@@ -379,16 +384,16 @@ def test_architectures_of_another_type(write_checkpoint, architectures):
 @pytest.mark.parametrize(
   ('text', 'message'),
   [
-    ('[' * 3000 + ']' * 3000, 'Expected `object`'),
-    ('{"vocab_size": NaN}', 'not JSON'),
+    ('[' * 3000 + ']' * 3000, 'config.json'),
+    ('{"vocab_size": NaN}', 'config.json'),
     ('{"vocab_size": ' + '9' * 5000 + '}', 'config.json'),
-    ('null', 'Expected `object`, got `null`'),
+    ('null', 'config.json'),
   ],
 )
 def test_a_config_that_is_none(write_checkpoint, text, message):
   path = write_checkpoint()
   (path / 'config.json').write_text(text)
-  assert message in error(path)
+  assert named_in(error(path), message)
 
 
 @pytest.mark.parametrize(
@@ -411,9 +416,9 @@ def test_weights_that_declare_what_they_have_not(write_checkpoint, header):
   path = write_checkpoint()
   text = json.dumps(header).encode()
   (path / 'model.safetensors').write_bytes(len(text).to_bytes(8, 'little') + text + bytes(12))
-  assert 'cut off, damaged or not a safetensors file' in error(path)
+  assert named_in(error(path), 'model.safetensors')
   (path / 'model.safetensors').write_bytes((2**62).to_bytes(8, 'little') + text)
-  assert 'cut off, damaged or not a safetensors file' in error(path)
+  assert named_in(error(path), 'model.safetensors')
 
 
 @pytest.mark.parametrize('name', ['../../etc/passwd', '/etc/passwd', 'a/b', '..', '.', '', 'a\0b'])
@@ -423,10 +428,10 @@ def test_shards_outside_the_folder(write_checkpoint, name):
   index = {'weight_map': {'embeddings.LayerNorm.bias': name}}
   (path / 'model.safetensors.index.json').write_text(json.dumps(index))
   text = error(path)
-  assert 'is no name of a file beside it' in text or 'are missing' in text
+  assert named_in(text, 'model.safetensors.index.json')
   for index in ({'weight_map': []}, {'weight_map': {'a': 3}}, {}, [], None):
     (path / 'model.safetensors.index.json').write_text(json.dumps(index))
-    assert 'xpected' in error(path) and 'model.safetensors.index.json' in error(path)
+    assert named_in(error(path), 'model.safetensors.index.json')
 
 
 @pytest.mark.parametrize(
@@ -436,11 +441,11 @@ def test_pipes_and_folders_in_a_model(write_checkpoint, file):
   path = write_checkpoint()
   (path / file).unlink(missing_ok=True)
   os.mkfifo(path / file)
-  assert f'{file} is a pipe, a device or a socket' in error(path)
+  assert named_in(error(path), file)
   (path / file).unlink()
   (path / file).mkdir()
   if file != 'tokenizer.json':  # which is not read with the weights
-    assert file in error(path)
+    assert named_in(error(path), file)
 
 
 def test_a_package_is_located_without_running_it(tmp_path, monkeypatch):
@@ -452,12 +457,12 @@ def test_a_package_is_located_without_running_it(tmp_path, monkeypatch):
     folder = tmp_path / 'path' / name.replace('.', '/') / 'model'
     assert hub.package_path(f'package:{name}') == str(folder)
   for name in ('', '.there', 'there.', 'there/inner', 'a-b', '../there', 'there\n', 'there\0', '1'):
-    with pytest.raises(InputError, match='expected the name of an installed package'):
+    with refused('package:'):
       hub.package_path(f'package:{name}')
   monkeypatch.chdir(tmp_path / 'path')
   for path in ('', '.', str(tmp_path / 'path')):  # however the current folder gets there
     monkeypatch.setattr('sys.path', [path])
-    with pytest.raises(InputError, match="no package 'here' is installed"):
+    with refused('here'):
       hub.package_path('package:here')
 
 
@@ -466,30 +471,28 @@ def test_cut_off_weights(write_checkpoint):
   whole = (path / 'model.safetensors').read_bytes()
   for cut in (0, 5, 100, len(whole) - 1):
     (path / 'model.safetensors').write_bytes(whole[:cut])
-    assert 'model.safetensors: cut off, damaged or not a safetensors file' in error(path)
+    assert named_in(error(path), 'model.safetensors')
 
 
 def test_pickles_are_never_loaded(write_checkpoint):
   path = write_checkpoint()
   (path / 'model.safetensors').rename(path / 'pytorch_model.bin')
   text = error(path)
-  assert (
-    'no model.safetensors to load, only pytorch_model.bin; pickled weights can run code' in text
-  )
+  assert named_in(text, 'model.safetensors', 'pytorch_model.bin')
   assert f"from_pretrained('{path}').save_pretrained('{path}')" in text
   (path / 'pytorch_model.bin').unlink()
-  assert 'no model.safetensors to load;' in error(path)
+  assert named_in(error(path), 'model.safetensors')
 
 
 def test_paths_that_are_not_directories(tmp_path):
-  assert error(tmp_path / 'absent') == f'backbone not found: {tmp_path / "absent"}'
-  assert 'config.json not found' in error(tmp_path)
+  assert named_in(error(tmp_path / 'absent'), tmp_path / 'absent')
+  assert named_in(error(tmp_path), 'config.json')
   (tmp_path / 'file').write_text('x')
-  assert 'is a file; a backbone is a directory' in error(tmp_path / 'file')
+  assert named_in(error(tmp_path / 'file'), tmp_path / 'file')
   (tmp_path / 'config.json').write_text('{')
-  assert 'config.json: not JSON' in error(tmp_path)
+  assert named_in(error(tmp_path), 'config.json')
   (tmp_path / 'config.json').write_text('[]')
-  assert 'Expected `object`, got `array`' in error(tmp_path)
+  assert named_in(error(tmp_path), 'config.json')
 
 
 def test_hub_id_offline():
@@ -529,9 +532,7 @@ def test_scratch(small):
     'kernel'
   ].std() == pytest.approx(0.034641, rel=0.01)
   assert hub.scratch_config('base', 100).initializer_range == 0.02
-  with pytest.raises(
-    InputError, match="size 'huge' is unknown; use one of: tiny, mini, small, base"
-  ):
+  with refused('huge'):
     hub.scratch_config('huge', 100)
   config = dataclasses.replace(small[0], hidden_size=128, num_layers=2)
   params = hub.init_params(config, jax.random.key(1))
@@ -626,10 +627,7 @@ def test_heads_round_trip_keeps_every_bit(write_heads, tmp_path, model_type):
 @pytest.mark.parametrize('split', [None, 0, 3, -1])
 def test_condenser_head_needs_a_split(write_heads, tmp_path, split):
   backbone = hub.load_backbone(write_heads(), ('mlm', 'condenser'))
-  with pytest.raises(
-    InputError,
-    match=rf"a Condenser head's split must be 1 to 2 of the encoder's layers, not {split}",
-  ):
+  with refused(split):
     hub.save_backbone(
       tmp_path / 'out',
       backbone.config,
@@ -642,11 +640,7 @@ def test_condenser_head_needs_a_split(write_heads, tmp_path, split):
 def test_vocabulary_larger_than_the_embeddings(write_checkpoint):
   backbone = hub.load_backbone(write_checkpoint('bert', 1))
   hub.check_vocabulary(backbone, 41, 'tokens')
-  with pytest.raises(
-    InputError,
-    match=r'^tokens: the tokenizer has 42 tokens, the backbone .*checkpoint embeddings for 41; use '
-    r'the tokenizer',
-  ):
+  with refused('tokens', '42', '41'):
     hub.check_vocabulary(backbone, 42, 'tokens')
 
 

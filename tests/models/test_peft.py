@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dprjax.base.errors import InputError
 from dprjax.models import hub, peft
 from dprjax.models.encoder_config import EncoderConfig
+from tests.refusals import refused
 
 CONFIG = EncoderConfig('bert', 50, 24, 2, 3, 40)
 ADAPTER = {'peft_type': 'PREFIX_TUNING', 'num_virtual_tokens': 4, 'num_layers': 2, 'token_dim': 24}
@@ -66,43 +66,40 @@ def test_an_adapter_alone_says_little(read):
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    ({'config': '{'}, 'adapter_config.json: not JSON'),
-    ({'config': '[]'}, 'Expected `object`'),
-    ({'config': {'peft_type': 'LORA'}}, "peft_type is 'LORA'; only PREFIX_TUNING"),
-    ({'config': {'peft_type': ['PREFIX_TUNING']}}, 'only PREFIX_TUNING'),
-    ({'config': {'num_virtual_tokens': 0}}, "'num_virtual_tokens' is 0"),
-    ({'config': {'num_virtual_tokens': 2**70}}, "'num_virtual_tokens' is 1180591620717411303424"),
-    ({'config': {'num_virtual_tokens': '4'}}, "'num_virtual_tokens' is '4'"),
-    ({'config': {'num_virtual_tokens': 5}}, r'has shape \[4, 96\], by adapter_config.json'),
-    ({'config': {'num_layers': 3}}, 'num_layers is 3, and the backbone has 2'),
-    ({'config': {'token_dim': 32}}, 'token_dim is 32, and the backbone has 24'),
-    ({'config': {'num_transformer_submodules': 2}}, 'num_transformer_submodules is 2'),
-    ({'raw': b'no safetensors'}, 'cut off, damaged or not a safetensors file'),
-    ({'raw': b''}, 'cut off, damaged or not a safetensors file'),
-    ({'tensors': {'other': np.ones(2, np.float32)}}, 'holds other; expected prompt_embeddings'),
+    ({'config': '{'}, 'adapter_config.json'),
+    ({'config': '[]'}, 'adapter_config.json'),
+    ({'config': {'peft_type': 'LORA'}}, ('peft_type', 'LORA', 'PREFIX_TUNING')),
+    ({'config': {'peft_type': ['PREFIX_TUNING']}}, 'PREFIX_TUNING'),
+    ({'config': {'num_virtual_tokens': 0}}, ('num_virtual_tokens', '0')),
+    ({'config': {'num_virtual_tokens': 2**70}}, ('num_virtual_tokens', '1180591620717411303424')),
+    ({'config': {'num_virtual_tokens': '4'}}, ('num_virtual_tokens', '4')),
+    ({'config': {'num_virtual_tokens': 5}}, ('[4, 96]', 'adapter_config.json')),
+    ({'config': {'num_layers': 3}}, ('num_layers', '3')),
+    ({'config': {'token_dim': 32}}, ('token_dim', '32', '24')),
+    ({'config': {'num_transformer_submodules': 2}}, ('num_transformer_submodules', '2')),
+    ({'raw': b'no safetensors'}, 'adapter_model.safetensors'),
+    ({'raw': b''}, 'adapter_model.safetensors'),
+    ({'tensors': {'other': np.ones(2, np.float32)}}, 'prompt_embeddings'),
     (
       {'tensors': {'prompt_embeddings': np.ones((4, 96), np.float32), 'score': np.ones(1)}},
-      'a prompt has no place for other trained parts',
+      ('adapter_model.safetensors', 'prompt_embeddings'),
     ),
-    ({'tensors': {'prompt_embeddings': np.ones((4, 96), np.int32)}}, 'is of type I32'),
+    ({'tensors': {'prompt_embeddings': np.ones((4, 96), np.int32)}}, 'I32'),
     (
       {'tensors': {'prompt_embeddings': np.full((4, 96), np.nan, np.float32)}},
-      '384 of its values are not finite',
+      '384',
     ),
-    ({'metadata': {'dprjax': '{'}}, 'metadata .*not JSON'),
-    ({'metadata': {'dprjax': '[]'}}, 'metadata .*Expected `object`'),
-    ({'metadata': {'dprjax': '{"pooling": "mean"}'}}, 'meta lacks normalize, temperature'),
-    ({'metadata': stored(pooling='median')}, "not 'median'"),
-    ({'metadata': stored(temperature='hot')}, "temperature is 'hot'"),
-    (
-      {'metadata': stored(backbone_sha256='c' * 64)},
-      'was made for backbone tiny with SHA-256 c',
-    ),
-    ({'metadata': stored(tokenizer_sha256='x')}, 'tokenizer with SHA-256 x'),
+    ({'metadata': {'dprjax': '{'}}, 'metadata'),
+    ({'metadata': {'dprjax': '[]'}}, 'metadata'),
+    ({'metadata': {'dprjax': '{"pooling": "mean"}'}}, ('query_max_length', 'passage_max_length')),
+    ({'metadata': stored(pooling='median')}, 'median'),
+    ({'metadata': stored(temperature='hot')}, 'hot'),
+    ({'metadata': stored(backbone_sha256='c' * 64)}, 'c' * 64),
+    ({'metadata': stored(tokenizer_sha256='x')}, ('tokenizer', 'x')),
   ],
 )
 def test_adapters_that_cannot_be_read(read, change, message):
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     read(**change)
 
 
@@ -111,5 +108,5 @@ def test_pickles_are_not_loaded(tmp_path, read):
   (tmp_path / 'adapter_model.safetensors').unlink()
   (tmp_path / 'adapter_model.bin').write_bytes(b'x')
   backbone = hub.Backbone(CONFIG, {}, 'a' * 64, str(tmp_path), hub.SentenceSettings(), {})
-  with pytest.raises(InputError, match=r'only adapter_model\.bin; pickled weights can run code'):
+  with refused('adapter_model.bin'):
     peft.read_prompt(tmp_path, backbone, 'b' * 64, 'tiny', {})

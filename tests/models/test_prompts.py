@@ -3,9 +3,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dprjax.base.errors import InputError
 from dprjax.models import prompts
 from dprjax.models.encoder_config import EncoderConfig
+from tests.refusals import refused
 
 CONFIG = EncoderConfig('bert', 50, 12, 3, 2, 24, max_positions=24)  # L 3, N 2, D 6, H 12
 KEY = jax.random.key(3)
@@ -100,7 +100,5 @@ def test_no_prompt_expands_to_none():
 
 
 def test_an_unknown_reparametrisation_is_named():
-  with pytest.raises(
-    InputError, match=r"config\.prompt\.reparam: expected one of none, mlp, not 'lstm'"
-  ):
+  with refused('config.prompt.reparam', 'lstm'):
     prompts.init_prompt(CONFIG, KEY, 5, reparam='lstm')

@@ -9,6 +9,7 @@ from dprjax.base.errors import InputError
 from dprjax.models import encoder, hub, prompt_encoder, segments
 from dprjax.models.segments import Spec, Specials, TaskTemplates
 from tests.models.test_prompt_encoder import from_torch, stored
+from tests.refusals import refused
 
 FORM = '[CLS] P1 text P2 [MASK] [SEP]'
 PAIR = '[CLS] P1 first [SEP] P2 second [SEP] P3 [MASK] [SEP]'
@@ -94,7 +95,7 @@ def test_tasks_of_one_batch_have_ranges_of_the_table():
     for number in range(2)
   ]
   assert made.table(vectors)[:, 0].tolist() == [0, 1, 1, 2, 3, 104, 105, 105]
-  with pytest.raises(InputError, match='query/P1: 4 vectors for the 1 places of the template'):
+  with refused('query/P1', '4'):
     made.table([vectors[0] | {'query/P1': jnp.zeros((4, 3), jnp.float32)}, vectors[1]])
 
 
@@ -170,12 +171,12 @@ def test_a_form_without_mask_where_none_is_needed():
 
 
 def test_forms_and_tokenizers_that_do_not_fit():
-  with pytest.raises(InputError, match='tasks of one batch have templates of the same form'):
+  with refused('config.template.text'):
     make(
       Spec({'query': '[CLS] text [MASK] [SEP]'}, {}, {}),
       Spec({'query': '[CLS] [MASK] text [SEP]'}, {}, {}),
     )
-  with pytest.raises(InputError, match=r'config.template.text: the tokenizer has no mask token'):
+  with refused('config.template.text'):
     TaskTemplates.make(
       [Spec({'query': '[CLS] text [MASK] [SEP]'}, {}, {})],
       SPECIALS._replace(mask_id=None),
@@ -189,11 +190,11 @@ def test_forms_and_tokenizers_that_do_not_fit():
 @pytest.mark.parametrize(
   ('words', 'message'),
   [
-    (('yes', 'perhaps'), "'perhaps' is 2 tokens of the tokenizer's vocabulary"),
-    (('yes', 'zzz'), "'zzz' is not a word of the tokenizer's vocabulary"),
-    (('yes', 'yes'), 'expected two different words, for yes and no'),
-    (('yes',), 'expected two different words'),
-    (('yes', 3), 'expected two different words'),
+    (('yes', 'perhaps'), ('perhaps', '2')),
+    (('yes', 'zzz'), 'zzz'),
+    (('yes', 'yes'), 'yes'),
+    (('yes',), 'yes'),
+    (('yes', 3), 'yes'),
   ],
 )
 def test_label_words(words, message):
@@ -203,7 +204,7 @@ def test_label_words(words, message):
     return {text: np.array(ids[text], np.int32) for text in texts}
 
   assert segments.label_ids(('no', 'yes'), look_up, [0, 3], 'here') == (8, 7)
-  with pytest.raises(InputError, match=re.escape(message)):
+  with refused(message):
     segments.label_ids(words, look_up, [0, 3], 'config.template.label_words')
 
 

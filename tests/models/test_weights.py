@@ -4,6 +4,7 @@ import pytest
 
 from dprjax.base.errors import InputError
 from dprjax.models import hub
+from tests.refusals import named_in, refused
 
 
 def error(path):
@@ -78,8 +79,10 @@ def test_copies_of_tied_tensors(write_heads, tensors):
     'cls.predictions.decoder.weight differs from embeddings.word_embeddings.weight; a decoder of '
     'its own, untied, is not supported' in text
   )
-  assert 'cls.predictions.decoder.bias differs from cls.predictions.bias' in error(
-    write_heads(tensors={'cls.predictions.decoder.bias': bias + 1})
+  assert named_in(
+    error(write_heads(tensors={'cls.predictions.decoder.bias': bias + 1})),
+    'cls.predictions.decoder.bias',
+    'cls.predictions.bias',
   )
 
 
@@ -136,21 +139,19 @@ def test_condenser_head_is_read(write_heads, golden):
 
 def test_condenser_head_that_does_not_fit(write_heads):
   for metadata in ({'split': '3'}, {'split': '0'}, {'num_layers': '0'}, {'num_layers': 'two'}):
-    assert 'condenser.safetensors: its metadata says num_layers ' in error(
-      write_heads(metadata=metadata)
-    )
+    assert named_in(error(write_heads(metadata=metadata)), 'condenser.safetensors', 'num_layers')
   text = error(write_heads(metadata={'num_layers': '1'}))
   assert 'not a Condenser head of 1 layers for this encoder: unknown layer.1.attention.' in text
-  assert 'missing layer.2.attention.self.query.weight' in error(
-    write_heads(metadata={'num_layers': '3'})
+  assert named_in(
+    error(write_heads(metadata={'num_layers': '3'})), 'layer.2.attention.self.query.weight'
   )
   shape = {'layer.0.output.dense.bias': np.zeros(21, np.float32)}
-  assert 'layer.0.output.dense.bias has shape [21], by config.json it is [20]' in error(
-    write_heads(condenser=shape)
+  assert named_in(
+    error(write_heads(condenser=shape)), 'layer.0.output.dense.bias', '[21]', 'config.json', '[20]'
   )
   path = write_heads()
   (path / 'condenser.safetensors').write_bytes((path / 'condenser.safetensors').read_bytes()[:-1])
-  assert 'condenser.safetensors: cut off, damaged or not a safetensors file' in error(path)
+  assert named_in(error(path), 'condenser.safetensors')
 
 
 def test_heads_are_not_read_unless_requested(write_heads):
@@ -159,5 +160,5 @@ def test_heads_are_not_read_unless_requested(write_heads):
   half = write_heads(tensors={'cls.predictions.bias': None}, folder='half')
   (half / 'condenser.safetensors').write_bytes(b'damaged')
   assert hub.load_backbone(half).sha256 == backbone.sha256
-  with pytest.raises(InputError, match='masked-LM head'):
+  with refused('half'):
     hub.load_backbone(half, ('mlm', 'condenser'))

@@ -8,7 +8,7 @@ import pytest
 
 import dprjax.mteb
 from dprjax import Retriever, evaluate
-from dprjax.base.errors import InputError
+from tests.refusals import refused
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings('ignore')]
 
@@ -60,11 +60,11 @@ def test_a_folder_scores_as_a_run_of_it_does(mteb, small, beir, tmp_path, monkey
 
 def test_bad_tasks(mteb, small, beir):
   model = dprjax.mteb.load(small.path)
-  with pytest.raises(InputError, match='NoSuchTask is neither a task of mteb nor a folder'):
+  with refused('NoSuchTask'):
     dprjax.mteb.measure(model, ['NoSuchTask'])
-  with pytest.raises(InputError, match=r'the task toy-\w{8} is given twice'):
+  with refused('mteb'):
     dprjax.mteb.measure(model, [str(beir), str(beir)])
-  with pytest.raises(InputError, match='qrels file not found'):
+  with refused('qrels/dev.tsv'):
     dprjax.mteb.folder_task(beir, 'dev')
-  with pytest.raises(InputError, match='mteb refuses'):
+  with refused('English'):
     dprjax.mteb.folder_task(beir, language='English')

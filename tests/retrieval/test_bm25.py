@@ -6,12 +6,12 @@ import unicodedata
 import numpy as np
 import pytest
 
-from dprjax.base.errors import InputError
 from dprjax.base.sidecars import write_sidecar
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.trec import run_from_rows
 from dprjax.retrieval import bm25
 from dprjax.retrieval.measures import measure
+from tests.refusals import refused
 
 IDS = ['a', 'b', 'c', 'd']
 TEXTS = ['The cat sat on the mat', 'Dogs and cats, cats and dogs', 'Prompt tuning', '']
@@ -140,7 +140,7 @@ def test_a_flipped_byte_in_any_file_is_noticed(tmp_path):
       path.unlink()
       if damaged is not None:
         path.write_bytes(damaged)
-      with pytest.raises(InputError, match=rf'{path.name} (was changed|is missing).*remove .*/i'):
+      with refused(path.name, '/i'):
         bm25.load(folder, 'abc')
     path.write_bytes(whole)
   assert bm25.load(folder, 'abc').ids == IDS
@@ -149,19 +149,19 @@ def test_a_flipped_byte_in_any_file_is_noticed(tmp_path):
 @pytest.mark.parametrize(
   ('name', 'content', 'message'),
   [
-    ('ids.txt', 'a\nb\nc\n', 'not a whole BM25 index .3 ids for 4 passages'),
-    ('ids.txt', 'a\nb\nc\nc\n', "passage id 'c' is on line 3 and again on line 4"),
-    ('ids.txt', 'a\nb\nc\n d\n', "ids.txt, line 4: the id ' d'"),
-    ('data.csc.index.npy', '\x93NUMPY', 'not a whole BM25 index'),
-    ('indices.csc.index.npy', None, 'not a whole BM25 index'),
-    ('indptr.csc.index.npy', None, 'not a whole BM25 index'),
-    ('params.index.json', '[]', 'not a whole BM25 index'),
-    ('params.index.json', '{"num_docs": {}}', 'not a whole BM25 index'),
-    ('vocab.index.json', '{"cat": 10000000}', 'not a whole BM25 index'),
-    ('vocab.index.json', '{"cat": null}', 'not a whole BM25 index'),
-    ('vocab.index.json', '[' * 3000, 'not a whole BM25 index'),
+    ('ids.txt', 'a\nb\nc\n', '/i'),
+    ('ids.txt', 'a\nb\nc\nc\n', ('c', 'line 3', 'line 4')),
+    ('ids.txt', 'a\nb\nc\n d\n', ('ids.txt', 'line 4')),
+    ('data.csc.index.npy', '\x93NUMPY', '/i'),
+    ('indices.csc.index.npy', None, '/i'),
+    ('indptr.csc.index.npy', None, '/i'),
+    ('params.index.json', '[]', '/i'),
+    ('params.index.json', '{"num_docs": {}}', '/i'),
+    ('vocab.index.json', '{"cat": 10000000}', '/i'),
+    ('vocab.index.json', '{"cat": null}', '/i'),
+    ('vocab.index.json', '[' * 3000, '/i'),
     ('dprjax_index.json', '{"format": "dprjax.bm25", "fingerprint": "abc"}', 'no checksums'),
-    ('dprjax_index.json', '[]', 'Expected `object`'),
+    ('dprjax_index.json', '[]', 'dprjax_index.json'),
     ('dprjax_index.json', '{"format": "dprjax.bm25", "fing', 'not JSON'),
   ],
 )
@@ -175,25 +175,25 @@ def test_an_index_of_somebody_else_is_read_with_care(tmp_path, name, content, me
   if name != 'dprjax_index.json':  # with checksums that are right
     (folder / 'dprjax_index.json').unlink()
     write_sidecar(folder, 'dprjax_index.json', 'dprjax.bm25', 'abc', count=4, language='english')
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     bm25.load(folder, 'abc')
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
   (tmp_path / 'thesis.tex').write_text('years of work')
-  with pytest.raises(InputError, match='something else than a BM25 index'):
+  with refused(tmp_path):
     bm25.load(tmp_path, 'abc')
 
 
 def test_bad_input():
-  with pytest.raises(InputError, match="no stemmer for 'klingon'"):
+  with refused('klingon'):
     bm25.build(IDS, TEXTS, language='klingon')
-  with pytest.raises(InputError, match='b between 0 and 1'):
+  with refused('b', '0', '1'):
     bm25.build(IDS, TEXTS, b=2)
   for k1, b in ((math.nan, 0.75), (1.5, math.nan), (math.inf, 0.5), (-1, 0.5), (1e30, 0.5)):
-    with pytest.raises(InputError, match='k1 has to be between 0 and 1000'):
+    with refused('k1', '1000'):
       bm25.build(IDS, TEXTS, k1=k1, b=b)
-  with pytest.raises(InputError, match='not one word in 2 passages'):
+  with refused('word', '2'):
     bm25.build(['a', 'b'], ['', 'the'])
 
 

@@ -6,10 +6,10 @@ import os
 import numpy as np
 import pytest
 
-from dprjax.base.errors import InputError
 from dprjax.retrieval import codes, manifest
 from dprjax.retrieval.embeddings import EmbeddingsWriter, load_embeddings
 from dprjax.retrieval.manifest import Meta
+from tests.refusals import refused
 
 META = Meta(
   dimension=3,
@@ -80,7 +80,7 @@ def test_float16(tmp_path):
   assert found.shards[0].dtype == np.float16 and found.vectors().dtype == np.float32
   np.testing.assert_array_equal(found.vectors(), VECTORS)
   writer = EmbeddingsWriter(tmp_path / 'large', meta, ['a'])
-  with pytest.raises(InputError, match=r"embedding of 'a' is not finite as float16"):
+  with refused('float16'):
     writer.write(writer.pending()[0], np.full((1, 3), 1e5, np.float32))
 
 
@@ -93,7 +93,7 @@ def test_codes(tmp_path, dtype):
   writer = EmbeddingsWriter(tmp_path, meta, IDS, 2)
   with pytest.raises(RuntimeError, match='calibrate'):
     writer.write(writer.pending()[0], VECTORS[:2])
-  with pytest.raises(InputError, match='not finite'):
+  with refused(tmp_path):
     writer.calibrate(np.full((2, 3), np.nan, np.float32))
   again = EmbeddingsWriter(tmp_path, meta, IDS, 2)
   assert again.needs_ranges
@@ -130,17 +130,17 @@ def test_the_first_numbers_alone(tmp_path):
   assert short.meta.dimension == 2 and short.ids == found.ids
   assert short.fingerprint != found.fingerprint == found.sha256 == short.sha256
   np.testing.assert_array_equal(short.vectors(), codes.cut(VECTORS, 2, True))
-  with pytest.raises(InputError, match=r'--corpus: .* vectors of 3 dimensions, and --dimensions=4'):
+  with refused('--corpus', '--dimensions=4'):
     found.cut(4, '--corpus')
 
 
 RANGES = [
-  (lambda m: m.pop('ranges'), "'ranges' is missing"),
-  (lambda m: m['ranges']['low'].pop(), "'low' is .*; expected a list of 3 finite numbers"),
-  (lambda m: m['ranges'].update(high=[0, 0, None]), "'high' is .*; expected a list of 3"),
-  (lambda m: m['ranges'].update(low=[1e300, 0, 0]), 'above its high one, or beyond float32'),
-  (lambda m: m['ranges'].update(low=[0, 99, 0]), 'a low value is above its high one'),
-  (lambda m: m.update(ranges=[1, 2]), "'ranges' is .*; expected an object"),
+  (lambda m: m.pop('ranges'), 'ranges'),
+  (lambda m: m['ranges']['low'].pop(), 'low'),
+  (lambda m: m['ranges'].update(high=[0, 0, None]), 'high'),
+  (lambda m: m['ranges'].update(low=[1e300, 0, 0]), 'float32'),
+  (lambda m: m['ranges'].update(low=[0, 99, 0]), ('manifest.json', 'ranges')),
+  (lambda m: m.update(ranges=[1, 2]), 'ranges'),
 ]
 
 
@@ -155,14 +155,14 @@ def test_ranges_that_are_none(tmp_path, change, message):
   change(content)
   (tmp_path / 'manifest.json').write_text(json.dumps(content))
   for use in (load_embeddings, lambda folder: EmbeddingsWriter(folder, meta, IDS, 5)):
-    with pytest.raises(InputError, match=message):
+    with refused(message):
       use(tmp_path)
 
 
 def test_continues_where_it_stopped(tmp_path):
   folder = tmp_path / 'e'
   assert fill(folder, stop_after=2) == [0, 1]
-  with pytest.raises(InputError, match='unfinished'):
+  with refused(folder):
     load_embeddings(folder)
   (folder / '.embeddings-00002-of-00003.npy.12345678.tmp').write_bytes(b'half')
   assert fill(folder) == [2]
@@ -174,11 +174,11 @@ def test_continues_where_it_stopped(tmp_path):
 def test_a_damaged_shard_is_detected_and_rewritten(tmp_path):
   fill(tmp_path)
   damage(tmp_path / 'embeddings-00001-of-00003.npy')
-  with pytest.raises(InputError, match=r'embeddings-00001-of-00003\.npy was changed or damaged'):
+  with refused('embeddings-00001-of-00003.npy'):
     load_embeddings(tmp_path)
   assert len(load_embeddings(tmp_path, verify=False)) == 5
   assert fill(tmp_path, stop_after=0) == []
-  with pytest.raises(InputError, match='unfinished'):
+  with refused(tmp_path):
     load_embeddings(tmp_path)
   assert fill(tmp_path) == [1]
   np.testing.assert_array_equal(load_embeddings(tmp_path).vectors(), VECTORS)
@@ -207,42 +207,42 @@ VECTORS_0, IDS_0 = 'embeddings-00000-of-00003.npy', 'ids-00000-of-00003.txt'
 @pytest.mark.parametrize(
   'change, message',
   [
-    (lambda f: (f / 'embeddings-00002-of-00003.npy').unlink(), 'shard not found: .*embeddings-0'),
-    (lambda f: (f / IDS_0).unlink(), 'shard not found: .*ids-00000'),
-    (lambda f: (f / IDS_0).write_text('a\n'), r'float32 \(2, 3\) with 1 ids'),
-    (lambda f: (f / IDS_0).write_bytes(b'a\n\xff\n'), r'ids-00000-of-00003\.txt is not UTF-8'),
-    (lambda f: (f / IDS_0).write_text('a\nb'), 'does not hold an id on each line'),
-    (lambda f: (f / IDS_0).write_text('a\n\nb\n'), 'does not hold an id on each line'),
-    (lambda f: (f / IDS_0).write_text('a\nb c\n'), 'does not hold an id on each line'),
-    (lambda f: (f / IDS_0).write_bytes(b'a\r\nb\r\n'), 'does not hold an id on each line'),
-    (lambda f: (f / IDS_0).write_text('b\na\n'), r'the ids are not those of manifest\.json'),
-    (lambda f: replace(f / IDS_0, os.mkfifo), 'ids-00000-of-00003.txt is a pipe or a device'),
-    (lambda f: replace(f / VECTORS_0, os.mkfifo), 'is a pipe or a device'),
+    (lambda f: (f / 'embeddings-00002-of-00003.npy').unlink(), 'embeddings-00002-of-00003.npy'),
+    (lambda f: (f / IDS_0).unlink(), 'ids-00000'),
+    (lambda f: (f / IDS_0).write_text('a\n'), 'float32'),
+    (lambda f: (f / IDS_0).write_bytes(b'a\n\xff\n'), 'ids-00000-of-00003.txt'),
+    (lambda f: (f / IDS_0).write_text('a\nb'), 'ids-00000-of-00003.txt'),
+    (lambda f: (f / IDS_0).write_text('a\n\nb\n'), 'ids-00000-of-00003.txt'),
+    (lambda f: (f / IDS_0).write_text('a\nb c\n'), 'ids-00000-of-00003.txt'),
+    (lambda f: (f / IDS_0).write_bytes(b'a\r\nb\r\n'), 'ids-00000-of-00003.txt'),
+    (lambda f: (f / IDS_0).write_text('b\na\n'), 'manifest.json'),
+    (lambda f: replace(f / IDS_0, os.mkfifo), 'ids-00000-of-00003.txt'),
+    (lambda f: replace(f / VECTORS_0, os.mkfifo), VECTORS_0),
     (lambda f: replace(f / VECTORS_0, os.mkdir), 'is a folder'),
-    (lambda f: (f / VECTORS_0).write_bytes(b'\x93NUMPY'), 'not a whole .npy file'),
-    (lambda f: (f / VECTORS_0).write_bytes(b'\x93NUMPY\3\0\xff\xff\xff\xff{'), 'not a whole .npy'),
-    (lambda f: np.save(f / VECTORS_0, VECTORS), r'float32 \(5, 3\) with 2 ids'),
-    (lambda f: np.save(f / VECTORS_0, VECTORS[:2].astype('>f4')), r'>f4 \(2, 3\) with 2 ids'),
-    (lambda f: np.save(f / VECTORS_0, np.asfortranarray(VECTORS[:2])), r'says float32 \(2, 3\)'),
-    (lambda f: np.save(f / VECTORS_0, np.array([{}], object)), 'not a whole .npy file of numbers'),
-    (lambda f: header(f, shape=('(2, 3)', '(2, 300000000000)')), r'float32 \(2, 300000000000\)'),
-    (lambda f: header(f, shape=('(2, 3)', '(-2, 3)')), r'float32 \(-2, 3\)'),
-    (lambda f: header(f, shape=('(2, 3)', '2')), 'not a whole .npy file'),
-    (lambda f: header(f, dtype=("'<f4'", "'|O'")), 'not a whole .npy file of numbers'),
-    (lambda f: header(f, dtype=("'<f4'", '__import__("os")')), 'not a whole .npy file'),
-    (lambda f: header(f, all=("{'descr'", '(' * 30 + "{'descr'")), 'not a whole .npy file'),
-    (lambda f: os.truncate(f / VECTORS_0, 140), r'not a whole .npy file .*140 bytes'),
-    (lambda f: (f / 'manifest.json').write_text('{}'), 'is not a dprjax.embeddings manifest'),
-    (lambda f: (f / 'manifest.json').write_text('[]'), 'Expected `object`, got `array`'),
+    (lambda f: (f / VECTORS_0).write_bytes(b'\x93NUMPY'), '.npy'),
+    (lambda f: (f / VECTORS_0).write_bytes(b'\x93NUMPY\3\0\xff\xff\xff\xff{'), '.npy'),
+    (lambda f: np.save(f / VECTORS_0, VECTORS), 'float32'),
+    (lambda f: np.save(f / VECTORS_0, VECTORS[:2].astype('>f4')), '>f4'),
+    (lambda f: np.save(f / VECTORS_0, np.asfortranarray(VECTORS[:2])), 'float32'),
+    (lambda f: np.save(f / VECTORS_0, np.array([{}], object)), '.npy'),
+    (lambda f: header(f, shape=('(2, 3)', '(2, 300000000000)')), ('float32', '300000000000')),
+    (lambda f: header(f, shape=('(2, 3)', '(-2, 3)')), ('float32', '-2')),
+    (lambda f: header(f, shape=('(2, 3)', '2')), '.npy'),
+    (lambda f: header(f, dtype=("'<f4'", "'|O'")), '.npy'),
+    (lambda f: header(f, dtype=("'<f4'", '__import__("os")')), '.npy'),
+    (lambda f: header(f, all=("{'descr'", '(' * 30 + "{'descr'")), '.npy'),
+    (lambda f: os.truncate(f / VECTORS_0, 140), ('.npy', '140')),
+    (lambda f: (f / 'manifest.json').write_text('{}'), 'dprjax.embeddings'),
+    (lambda f: (f / 'manifest.json').write_text('[]'), 'manifest.json'),
     (lambda f: (f / 'manifest.json').write_text('{"format": '), 'not JSON'),
-    (lambda f: replace(f / 'manifest.json', os.mkfifo), 'is a pipe or a device'),
-    (lambda f: (f / 'manifest.json').unlink(), 'holds no embeddings'),
+    (lambda f: replace(f / 'manifest.json', os.mkfifo), 'manifest.json'),
+    (lambda f: (f / 'manifest.json').unlink(), 'manifest.json'),
   ],
 )
 def test_bad_folders(tmp_path, change, message):
   fill(tmp_path)
   change(tmp_path)
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     load_embeddings(tmp_path, verify=False)
 
 
@@ -266,36 +266,36 @@ def put(*keys, value):
 
 
 MANIFESTS = [
-  (put('version', value=1), 'is of version 1, expected 2: another dprjax made these .* encode'),
-  (put('version', value=None), 'is of version None, expected 2'),
-  (put('version', value='9' * 99), 'is of version .{20}, expected 2'),
-  (put('format', value='tensorstore'), 'is not a dprjax.embeddings manifest'),
-  (put('rows', value=9), "'embeddings' is 'embeddings-00000-of-00003.npy'; expected"),
-  (put('rows', value=-5), "'rows' is -5; expected a whole number"),
-  (put('rows', value=10**18), "'rows' is 1000000000000000000; expected"),
-  (put('rows', value=5.0), r"'rows' is 5\.0; expected"),
-  (put('shard_rows', value=0), "'shard_rows' is 0"),
-  (put('dimension', value=-3), "'dimension' is -3"),
-  (put('dimension', value='3'), "'dimension' is '3'"),
-  (put('dtype', value='object'), "'dtype' is 'object'; expected 'float32' or 'float16'"),
-  (put('kind', value=None), "'kind' is missing"),
-  (put('pooling', value=...), "'pooling' is missing; expected text; encode again"),
-  (put('normalize', value=1), "'normalize' is 1; expected true or false"),
-  (put('prompt_sha256', value=...), "'prompt_sha256' is missing"),
-  (put('tokenizer_sha256', value=None), "'tokenizer_sha256' is missing"),
-  (put('arithmetic', value='int8'), "'arithmetic' is 'int8'"),
-  (put('ids_sha256', value='x'), "'ids_sha256' is 'x'; expected a SHA-256"),
-  (put('shards', value=None), "'shards' is missing"),
-  (put('shards', value={'0': {}}), "'shards' is {'0': {}}; expected a list of objects"),
-  (put('shards', value=[None]), "'shards' is .None.; expected a list of objects"),
-  (put('shards', value=[{}]), "'index' is missing"),
-  (put('shards', 1, 'index', value=0), "'index' is 0; expected a whole number from 1 to 2"),
-  (put('shards', 2, 'index', value=3), "'index' is 3; expected"),
-  (put('shards', 0, 'rows', value=-2), "'rows' is -2; expected a whole number from 2 to 2"),
-  (put('shards', 0, 'embeddings', value='../secret.npy'), r"'embeddings' is '\.\./secret"),
-  (put('shards', 0, 'ids', value='/etc/passwd'), "'ids' is '/etc/passwd'; expected 'ids-00000"),
-  (put('shards', 0, 'ids', value=VECTORS_0), "'ids' is 'embeddings-0"),
-  (put('shards', 0, 'ids_sha256', value=['x']), "'ids_sha256' is .'x'.; expected text"),
+  (put('version', value=1), ('1', '2')),
+  (put('version', value=None), '2'),
+  (put('version', value='9' * 99), 'version'),
+  (put('format', value='tensorstore'), 'dprjax.embeddings'),
+  (put('rows', value=9), 'embeddings-00000-of-00003.npy'),
+  (put('rows', value=-5), ('rows', '-5')),
+  (put('rows', value=10**18), ('rows', '1000000000000000000')),
+  (put('rows', value=5.0), ('rows', '5.0')),
+  (put('shard_rows', value=0), ('shard_rows', '0')),
+  (put('dimension', value=-3), ('dimension', '-3')),
+  (put('dimension', value='3'), ('dimension', '3')),
+  (put('dtype', value='object'), ('dtype', 'object', 'float32', 'float16')),
+  (put('kind', value=None), 'kind'),
+  (put('pooling', value=...), 'pooling'),
+  (put('normalize', value=1), ('normalize', '1')),
+  (put('prompt_sha256', value=...), 'prompt_sha256'),
+  (put('tokenizer_sha256', value=None), 'tokenizer_sha256'),
+  (put('arithmetic', value='int8'), ('arithmetic', 'int8')),
+  (put('ids_sha256', value='x'), ('ids_sha256', 'x')),
+  (put('shards', value=None), 'shards'),
+  (put('shards', value={'0': {}}), ('shards', '0')),
+  (put('shards', value=[None]), 'shards'),
+  (put('shards', value=[{}]), 'index'),
+  (put('shards', 1, 'index', value=0), ('index', '0')),
+  (put('shards', 2, 'index', value=3), ('index', '3')),
+  (put('shards', 0, 'rows', value=-2), ('rows', '-2')),
+  (put('shards', 0, 'embeddings', value='../secret.npy'), ('embeddings', '../secret')),
+  (put('shards', 0, 'ids', value='/etc/passwd'), ('/etc/passwd', 'ids-00000')),
+  (put('shards', 0, 'ids', value=VECTORS_0), 'ids'),
+  (put('shards', 0, 'ids_sha256', value=['x']), ('ids_sha256', 'x')),
 ]
 
 
@@ -306,12 +306,12 @@ def test_a_manifest_that_lies(tmp_path, change, message):
   edit(tmp_path, change)
   before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
   for use in (load_embeddings, fill):
-    with pytest.raises(InputError, match=message):
+    with refused(message):
       use(tmp_path)
   assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
   # The same in the place of an unfinished folder's progress.
   (tmp_path / 'manifest.json').rename(tmp_path / 'progress.json')
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     fill(tmp_path)
 
 
@@ -320,12 +320,12 @@ def test_ids_that_come_twice_in_a_folder(tmp_path):
   (tmp_path / IDS_0).write_text('a\na\n')
   content = ''.join(f'{id_}\n' for id_ in ['a', 'a', 'c', 'd', 'e']).encode()
   edit(tmp_path, put('ids_sha256', value=hashlib.sha256(content).hexdigest()))
-  with pytest.raises(InputError, match="the id 'a' is there twice"):
+  with refused('a'):
     load_embeddings(tmp_path, verify=False).ids  # noqa: B018
 
 
 def test_no_folder(tmp_path):
-  with pytest.raises(InputError, match='embeddings not found'):
+  with refused('nowhere'):
     load_embeddings(tmp_path / 'nowhere')
 
 
@@ -366,14 +366,14 @@ def test_every_field_is_compared():
 def test_a_folder_of_another_model_is_kept(tmp_path, change, stop_after):
   fill(tmp_path, stop_after=stop_after)
   before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-  with pytest.raises(InputError, match=r'holds other embeddings: .* is .* there, .* here; repeat'):
+  with refused(tmp_path):
     fill(tmp_path, **change)
   assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_folder_of_something_else_is_kept(tmp_path):
   (tmp_path / 'thesis.tex').write_text('years of work')
-  with pytest.raises(InputError, match='is not empty and holds no embeddings'):
+  with refused(tmp_path):
     fill(tmp_path)
   assert [path.name for path in tmp_path.iterdir()] == ['thesis.tex']
 
@@ -381,17 +381,17 @@ def test_a_folder_of_something_else_is_kept(tmp_path):
 @pytest.mark.parametrize(
   'ids, message',
   [
-    ([], 'nothing to encode'),
-    (['a', 'a'], "ids: the id 'a' is there twice"),
-    (['a', ''], "row 2: the id '' is empty"),
-    (['a b'], "row 1: the id 'a b'"),
+    ([], 'ids'),
+    (['a', 'a'], ('ids', 'a')),
+    (['a', ''], 'row 2'),
+    (['a b'], ('row 1', 'a b')),
     (['a\u2028'], 'row 1'),
     (['a\nb'], 'row 1'),
     (['a', 'b\0'], 'row 2'),
   ],
 )
 def test_bad_ids(tmp_path, ids, message):
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     EmbeddingsWriter(tmp_path / 'e', META, ids)
   assert not (tmp_path / 'e').exists()
 
@@ -399,9 +399,9 @@ def test_bad_ids(tmp_path, ids, message):
 def test_bad_vectors(tmp_path):
   writer = EmbeddingsWriter(tmp_path, META, IDS, shard_rows=2)
   shard = writer.pending()[0]
-  with pytest.raises(InputError, match=r'shape \(2, 4\), expected \(2, 3\)'):
+  with refused('2', '4', '3'):
     writer.write(shard, np.zeros((2, 4), np.float32))
-  with pytest.raises(InputError, match=r"embedding of 'b' is not finite"):
+  with refused('b'):
     writer.write(shard, np.array([[0, 0, 0], [0, np.nan, 0]], np.float32))
   with pytest.raises(RuntimeError, match='3 of 3 shards are not written'):
     writer.finish()
@@ -457,5 +457,5 @@ def test_several_processes_verify_other_files_each(tmp_path):
   fill(tmp_path)
   damage(tmp_path / 'embeddings-00001-of-00003.npy')
   assert len(load_embeddings(tmp_path, process=0, processes=2)) == 5
-  with pytest.raises(InputError, match='embeddings-00001'):
+  with refused('embeddings-00001'):
     load_embeddings(tmp_path, process=1, processes=2)

@@ -4,10 +4,10 @@ import ir_measures
 import numpy as np
 import pytest
 
-from dprjax.base.errors import InputError
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.trec import read_run, run_from_dict
 from dprjax.retrieval.measures import measure, parse_measures
+from tests.refusals import refused
 
 QRELS = {'q1': {'a': 2, 'b': 1, 'x': 0}, 'q2': {'c': 1}, 'q3': {'d': 0}}
 # q1: b, x, a at ranks 1, 2, 3; q2 is missing; q3 has nothing relevant; q4 is not judged.
@@ -150,7 +150,7 @@ def test_grades_of_any_size():
   assert found['nDCG'] == pytest.approx((3 + top / 2) / (top + 3 / math.log2(3)))
   assert found['AP(rel=1000)'] == found['P(rel=4)@3'] == pytest.approx(1 / 3)
   assert found['Bpref(rel=1000000)'] == 0  # b, judged below it, is ranked first
-  with pytest.raises(InputError, match=r'ERR@5 .* query q has 999999999'):
+  with refused('ERR@5', '999999999'):
     measure(run, qrels, ['ERR@5'])
 
 
@@ -196,7 +196,7 @@ def test_queries_whose_documents_are_dropped_count_as_missing():
   'name', ['nDCG@ten', 'Recall', 'nDCG(color=3)@10', 'DCG@10', 'R@0', 'AP@10@20', 'P(rel)@10', '']
 )
 def test_unknown_measures(name):
-  with pytest.raises(InputError, match='measure'):
+  with refused(repr(name)):
     parse_measures([name])
 
 
@@ -244,7 +244,7 @@ def test_nap_reaches_exactly_1(relevant):
 
 @pytest.mark.parametrize('name', ['nAP', 'nAP(rel=2)', 'nAP@0', 'nAP(cutoff=10)'])
 def test_nap_needs_a_cutoff(name):
-  with pytest.raises(InputError, match='measure'):
+  with refused(repr(name)):
     parse_measures([name])
 
 
@@ -258,10 +258,7 @@ def test_a_query_without_judgements_is_not_judged():
 
 
 def test_no_common_query():
-  with pytest.raises(
-    InputError,
-    match=r'none of the 3 judged queries is in the run \(judged: q1, q2, q3; in the run: other\)',
-  ):
+  with refused('q1', 'q2', 'q3'):
     measure(run_from_dict({'other': {'a': 1.0}}), QRELS)
 
 
@@ -284,9 +281,7 @@ def test_no_common_query():
   ],
 )
 def test_measures_with_odd_numbers(name):
-  with pytest.raises(
-    InputError, match=r'the measure .* cannot be computed|unknown measure'
-  ) as found:
+  with refused('measure') as found:
     parse_measures([name])
   assert len(str(found.value)) < 400
 
@@ -305,11 +300,11 @@ def test_all_that_is_found_counts_beside_measures_of_judged_documents():
 
 
 def test_a_measure_without_a_value_that_it_needs():
-  with pytest.raises(InputError, match=r"measure 'Success' .* needs a value of cutoff"):
+  with refused('Success'):
     parse_measures(['Success'])
 
 
 def test_a_provider_that_fails():
   run, qrels = run_from_dict({'q': {'a': 1.0}}), {'q': {'a': 1}}
-  with pytest.raises(InputError, match='the measures Accuracy cannot be computed of these'):
+  with refused('Accuracy'):
     measure(run, qrels, ['Accuracy'])

@@ -10,6 +10,7 @@ from etils import epath
 from dprjax.base import errors
 from dprjax.base.errors import InputError
 from dprjax.retrieval import exact, milvus
+from tests.refusals import refused
 
 SPACE = {
   'dimension': 16,
@@ -100,9 +101,7 @@ def test_upsert_replaces_and_delete_deletes(collection, server, monkeypatch):
     [IDS[kept[row]] for row in rows] for rows in expected
   ]
   assert len(again) == 299 and again.space == SPACE
-  with pytest.raises(
-    InputError, match="collection 'passages': 1 of these ids are not there, for instance d1"
-  ):
+  with refused('passages', 'd1'):
     again.vectors(['d0', 'd1'])
 
 
@@ -165,47 +164,35 @@ def test_default_search_settings(server, index_type, settings):
 @pytest.mark.parametrize(
   'ask, message',
   [
-    (
-      lambda c: c.search(QUERIES[:, :8], 5),
-      "index.db, collection 'passages' has vectors of 16 dimensions, the queries have 8",
-    ),
-    (
-      lambda c: c.upsert(['x'], VECTORS[:1, :8]),
-      'has vectors of 16 dimensions, the vectors have 8',
-    ),
-    (lambda c: c.upsert(['x'], np.full((1, 16), np.nan, np.float32)), 'vector of document 0'),
-    (lambda c: c.upsert(['ü' * 600], VECTORS[:1]), 'has more than 1024 bytes'),
-    (lambda c: c.search(QUERIES, 20_000), 'at most 16,384 passages a query, not 20,000'),
-    (lambda c: c.search(QUERIES[:0], 5), 'nothing to search: 0 queries'),
+    (lambda c: c.search(QUERIES[:, :8], 5), ('index.db', 'passages', '16')),
+    (lambda c: c.upsert(['x'], VECTORS[:1, :8]), ('index.db', 'passages', '16')),
+    (lambda c: c.upsert(['x'], np.full((1, 16), np.nan, np.float32)), '0'),
+    (lambda c: c.upsert(['ü' * 600], VECTORS[:1]), '1024'),
+    (lambda c: c.search(QUERIES, 20_000), ('16,384', '20,000')),
+    (lambda c: c.search(QUERIES[:0], 5), ('0', 'index.db', 'passages')),
     (
       lambda c: c.check_space(SPACE | {'backbone_sha256': 'c' * 64}, '--queries'),
-      'backbone_sha256 bbbbbbbbbbbb... and cccccccccccc...',
+      'backbone_sha256',
     ),
     (
       lambda c: c.check_space(SPACE | {'tokenizer_sha256': 'u' * 64}, '--queries'),
-      'do not belong together: tokenizer_sha256 tttttttttttt... and uuuuuuuuuuuu...',
+      'tokenizer_sha256',
     ),
-    (
-      lambda c: c.check_space(SPACE | {'prompt_sha256': 'p' * 64}, '--queries'),
-      'do not belong together: prompt_sha256 None and pppppppppppp...',
-    ),
-    (lambda c: c.server.open('pasages'), "no collection 'pasages' \\(there are passages\\)"),
-    (lambda c: c.server.create('passages', SPACE), 'Milvus says: .*already exists'),
-    (
-      lambda c: c.server.create('scann', SPACE, index_type='SCANN'),
-      'milvus-lite has no index SCANN; choose among FLAT',
-    ),
+    (lambda c: c.check_space(SPACE | {'prompt_sha256': 'p' * 64}, '--queries'), 'prompt_sha256'),
+    (lambda c: c.server.open('pasages'), 'pasages'),
+    (lambda c: c.server.create('passages', SPACE), ('index.db', 'passages')),
+    (lambda c: c.server.create('scann', SPACE, index_type='SCANN'), ('SCANN', 'FLAT')),
   ],
 )
 def test_bad_input(collection, ask, message):
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     ask(collection)
   assert len(collection) == 300
 
 
 def test_a_collection_of_another_program(server):
   server.client.create_collection('theirs', dimension=16)
-  with pytest.raises(InputError, match="collection 'theirs' was not made by dprjax"):
+  with refused('theirs'):
     server.open('theirs')
   server.drop('theirs')
 
@@ -213,24 +200,21 @@ def test_a_collection_of_another_program(server):
 @pytest.mark.parametrize(
   'uri, message',
   [
-    ('index', 'uri: expected a local name that ends in .db, or http://host:port'),
-    ('nowhere.db', 'local index not found: nowhere.db'),
-    (
-      'http://user:secret@127.0.0.1:1',
-      '^http://127.0.0.1:1: Milvus says: Fail connecting to server',
-    ),
+    ('index', ('uri', '.db', 'http://host:port')),
+    ('nowhere.db', 'nowhere.db'),
+    ('http://user:secret@127.0.0.1:1', 'http://127.0.0.1:1'),
   ],
 )
 def test_no_server(server, tmp_path, monkeypatch, uri, message):
   monkeypatch.chdir(tmp_path)
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     milvus.Server(uri)
   assert list(tmp_path.iterdir()) == []
 
 
 def test_a_collection_of_an_older_dprjax(server):
   made = server.create('old', {'dimension': 16, 'backbone_sha256': 'b' * 64})
-  with pytest.raises(InputError, match=r'older dprjax, .* config_sha256, tokenizer_sha256'):
+  with refused('config_sha256', 'tokenizer_sha256'):
     made.check_space(SPACE, '--queries')
   server.drop('old')
 
@@ -242,7 +226,7 @@ def test_a_collection_that_was_made_half(server, schema):
     with pytest.MonkeyPatch.context() as patch:
       patch.setattr(server.client, '_create_index', _fail, raising=False)
       patch.setattr(server.client, 'create_index', _fail)
-      with pytest.raises(InputError, match='killed here'):
+      with refused('killed here'):
         server.create('half', SPACE, index_type='HNSW')
     assert 'half' in server
   else:
@@ -291,7 +275,7 @@ def test_no_secret_in_errors(server, uri, token):
 def test_no_secret_in_what_a_server_answers(server):
   other = milvus.Server(server.uri, 'me:hunter2')
   with (
-    pytest.raises(InputError, match=r'Milvus says: ValueError: \*\*\* is wrong'),
+    refused('ValueError'),
     other.errors('x'),
   ):
     raise ValueError('me:hunter2 is wrong')
@@ -300,5 +284,5 @@ def test_no_secret_in_what_a_server_answers(server):
 @pytest.mark.parametrize('package', ['pymilvus', 'milvus_lite'])
 def test_without_the_extra(monkeypatch, tmp_path, package):
   monkeypatch.setitem(sys.modules, package, None)
-  with pytest.raises(InputError, match=r"not installed: pip install 'dprjax\[milvus\]'"):
+  with refused('dprjax[milvus]'):
     milvus.Server(str(tmp_path / 'index.db'), new=True)

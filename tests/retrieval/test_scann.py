@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from dprjax.base import sidecars
-from dprjax.base.errors import InputError
 from dprjax.retrieval import exact, scann
 from tests.platforms import needs_scann
+from tests.refusals import refused
 
 pytestmark = needs_scann
 
@@ -45,7 +45,7 @@ def test_ties_at_the_cut():
 
 def test_queries_of_another_length():
   index = scann.build(clustered(5, 1), 3)
-  with pytest.raises(InputError, match='ScaNN cannot search with 8 dimensions in its index of 5'):
+  with refused('ScaNN'):
     index.search(clustered(2, 2, dimension=8), 3, index.settings(3))
 
 
@@ -54,7 +54,7 @@ def test_a_full_disk(tmp_path):
   before = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
   try:
-    with pytest.raises(InputError, match=r'ScaNN cannot write .*; free some space'):
+    with refused('ScaNN'):
       scann.save(index, tmp_path / 'index', 'abc')
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -109,26 +109,26 @@ def _flip(file, place):
 @pytest.mark.parametrize(
   'harm, message, also',
   [
-    (lambda f: _flip(f / 'dataset.npy', -7), r'dataset\.npy was changed or is damaged', False),
-    (lambda f: _flip(f / 'dataset.npy', 5), r'dataset\.npy was changed or is damaged', False),
-    (lambda f: _flip(f / 'scann_config.pb', 3), r'scann_config\.pb was changed', False),
+    (lambda f: _flip(f / 'dataset.npy', -7), 'dataset.npy', False),
+    (lambda f: _flip(f / 'dataset.npy', 5), 'dataset.npy', False),
+    (lambda f: _flip(f / 'scann_config.pb', 3), 'scann_config.pb', False),
     (
       lambda f: (f / 'scann_assets.pbtxt').write_text(''),
-      r'scann_assets\.pbtxt was changed',
+      'scann_assets.pbtxt',
       False,
     ),
-    (lambda f: (f / 'dataset.npy').unlink(), r'dataset\.npy is missing', False),
-    (lambda f: _edit(f, sha256={}), 'also holds dataset.npy|also holds scann', True),
-    (lambda f: _edit(f, sha256=None), 'no checksums of its files', False),
-    (lambda f: _edit(f, sha256=['dataset.npy']), 'no checksums of its files', False),
-    (lambda f: _flip(f / 'dprjax_index.json', -9), r'json was changed or is damaged', False),
-    (lambda f: _edit(f, count='many'), "'count' is 'many'; expected a whole number", False),
-    (lambda f: _edit(f, leaves=10**30), "'leaves' is 1000000", False),
-    (lambda f: _edit(f, format='dprjax.bm25'), 'something else than a ScaNN index', True),
-    (lambda f: (f / 'dprjax_index.json').write_text('[]'), 'Expected `object`', True),
+    (lambda f: (f / 'dataset.npy').unlink(), 'dataset.npy', False),
+    (lambda f: _edit(f, sha256={}), ('index', 'scann_assets'), True),
+    (lambda f: _edit(f, sha256=None), 'index', False),
+    (lambda f: _edit(f, sha256=['dataset.npy']), 'index', False),
+    (lambda f: _flip(f / 'dprjax_index.json', -9), 'dprjax_index.json', False),
+    (lambda f: _edit(f, count='many'), ('count', 'many'), False),
+    (lambda f: _edit(f, leaves=10**30), 'leaves', False),
+    (lambda f: _edit(f, format='dprjax.bm25'), 'ScaNN', True),
+    (lambda f: (f / 'dprjax_index.json').write_text('[]'), 'dprjax_index.json', True),
     (lambda f: (f / 'dprjax_index.json').write_text('{'), 'not JSON', True),
-    (lambda f: (f / 'dprjax_index.json').unlink(), 'something else than a ScaNN index', True),
-    (lambda f: (f / 'thesis.tex').write_text('years of work'), 'also holds thesis.tex', True),
+    (lambda f: (f / 'dprjax_index.json').unlink(), 'ScaNN', True),
+    (lambda f: (f / 'thesis.tex').write_text('years of work'), 'thesis.tex', True),
   ],
 )
 def test_a_kept_index_that_was_changed(tmp_path, kept, fingerprint, harm, message, also):
@@ -137,7 +137,7 @@ def test_a_kept_index_that_was_changed(tmp_path, kept, fingerprint, harm, messag
   shutil.copytree(kept, folder)
   harm(folder)
   if fingerprint == 'abc' or also:
-    with pytest.raises(InputError, match=message):
+    with refused(message):
       scann.load(folder, fingerprint)
   else:
     assert scann.load(folder, fingerprint) is None
@@ -145,7 +145,7 @@ def test_a_kept_index_that_was_changed(tmp_path, kept, fingerprint, harm, messag
 
 def test_a_folder_of_something_else_is_kept(tmp_path):
   (tmp_path / 'thesis.tex').write_text('years of work')
-  with pytest.raises(InputError, match='something else than a ScaNN index'):
+  with refused('ScaNN'):
     scann.load(tmp_path, 'abc')
 
 
@@ -157,10 +157,10 @@ def test_recall_known_by_hand():
 
 @pytest.mark.parametrize(
   'vectors, message',
-  [(np.zeros((0, 2)), 'no vectors'), (np.full((2, 2), np.nan), 'vector of document 0')],
+  [(np.zeros((0, 2)), 'vectors'), (np.full((2, 2), np.nan), '0')],
 )
 def test_bad_vectors(vectors, message):
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     scann.build(vectors.astype(np.float32), 1)
 
 

@@ -1,7 +1,6 @@
 import contextlib
 import json
 import pathlib
-import re
 
 import ml_collections
 import pytest
@@ -11,6 +10,7 @@ from dprjax.runtime import config as configs
 from dprjax.runtime import knobs
 from dprjax.runtime.knobs import SET
 from tests.knobs import with_knobs
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -45,9 +45,7 @@ def test_another_experiment_in_the_workdir_is_named_key_by_key(tmp_path):
   (tmp_path / 'checkpoints').mkdir()
   config.optim.learning_rate = 1.0
   config.log_every = 3  # free to change
-  with pytest.raises(
-    InputError, match=r'another experiment \(optim.learning_rate: 0.007 there, 1.0 here\)'
-  ):
+  with refused('optim.learning_rate', '0.007', '1.0'):
     configs.claim_workdir(config, tmp_path)
 
 
@@ -70,14 +68,14 @@ def test_a_knob_that_is_younger_than_the_workdir_has_its_default(tmp_path):
   configs.claim_workdir(config, tmp_path)
   assert configs.to_json(configs.load_workdir(tmp_path)) == configs.to_json(config)
   config.pretrain.views = 'ict'
-  with pytest.raises(InputError, match=r"pretrain.views: 'one' there, 'ict' here"):
+  with refused('pretrain.views', 'one', 'ict'):
     configs.claim_workdir(config, tmp_path)
 
 
 def test_a_workdir_without_an_experiment_is_an_error(tmp_path):
   (tmp_path / 'file').touch()
-  for name, said in (('', 'has no config.json'), ('none', 'is not there'), ('file', 'is a file')):
-    with pytest.raises(InputError, match=f'{tmp_path / name} {said}; name the --workdir') as error:
+  for name in ('', 'none', 'file'):
+    with refused(tmp_path / name, '--workdir') as error:
       configs.load_workdir(tmp_path / name)
     assert str(error.value).count(str(tmp_path)) == 1
 
@@ -85,17 +83,14 @@ def test_a_workdir_without_an_experiment_is_an_error(tmp_path):
 @pytest.mark.parametrize(
   'argument, message',
   [
-    ('--config.system=dpr', 'config.system is now config.method'),
-    ('--config.data.form=beir', 'config.data.form is now config.data.format'),
-    (
-      '--config.reranker.data.form=beir',
-      'config.reranker.data.form is now config.reranker.data.format',
-    ),
+    ('--config.system=dpr', ('config.system', 'config.method')),
+    ('--config.data.form=beir', 'config.data.format'),
+    ('--config.reranker.data.form=beir', 'config.reranker.data.format'),
   ],
 )
 def test_a_renamed_key_names_its_new_one(argument, message):
   config = pathlib.Path(__file__).parents[2] / 'configs' / 'dptdr.py'
-  with pytest.raises(InputError, match=re.escape(message)):
+  with refused(message):
     configs.parse([f'--config={config}:local', argument])
 
 
@@ -104,21 +99,21 @@ def test_a_config_file_with_a_renamed_key_names_its_new_one(tmp_path):
     'from dprjax.runtime import config\n\n'
     "def get_config():\n  c = config.default()\n  c.system = 'dpr'\n  return c\n"
   )
-  with pytest.raises(InputError, match=r'config\.system is now config\.method'):
+  with refused('config.system', 'config.method'):
     configs.parse([f'--config={tmp_path}/mine.py'])
 
 
 @pytest.mark.parametrize(
   ('word', 'message'),
   [
-    ('nope', 'config.nope: there is no such option'),
-    ('data.dirr', r'config.data.dirr: .*; did you mean config.data.dir\?'),
-    ('prompt.lenght', r'config.prompt.lenght: .*; did you mean config.prompt.length\?'),
-    ('prompt.length.x', r'config.prompt.length.x: there is no such option'),
+    ('nope', 'config.nope'),
+    ('data.dirr', 'config.data.dirr'),
+    ('prompt.lenght', ('config.prompt.lenght', 'config.prompt.length')),
+    ('prompt.length.x', 'config.prompt.length.x'),
   ],
 )
 def test_unknown_knobs_of_the_command_line(word, message):
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     configs.parse(['--config=configs/dptdr.py:local', f'--config.{word}=1'])
 
 
@@ -127,7 +122,7 @@ def test_knobs_that_nobody_reads_are_refused_but_in_the_methods_own_section():
   config.backbone.path = config.data.dir = 'x'
   configs.check(config)
   config.prompt.lenght = 3
-  with pytest.raises(InputError, match=r'config\.prompt\.lenght: there is no such option'):
+  with refused('config.prompt.lenght'):
     configs.check(config)
   del config.prompt.lenght
   config.method = 'lab.toy'
@@ -157,34 +152,31 @@ def test_a_methods_own_knobs_are_those_of_its_table(own, key):
   config.method = 'lab.toy'
   if own is not None:
     config.toy = own
-  with pytest.raises(InputError, match=rf'^config\.{key}'):
+  with refused(f'config.{key}'):
     configs.check_own(config, TOY)
 
 
 @pytest.mark.parametrize(
   ('text', 'words'),
   [
-    (
-      'def get_config(arg=""):\n  return 1 / 0',
-      r'c.py, line 2: ZeroDivisionError: division by zero',
-    ),
-    ('def get_config(:', r'c.py, line 1: SyntaxError'),
-    ('raise SystemExit(7)', r'c.py, line 1: SystemExit: 7'),
-    ('import a_package_that_nobody_has', r'c.py, line 1: ModuleNotFoundError'),
+    ('def get_config(arg=""):\n  return 1 / 0', ('c.py', 'line 2', 'ZeroDivisionError')),
+    ('def get_config(:', ('c.py', 'line 1', 'SyntaxError')),
+    ('raise SystemExit(7)', ('c.py', 'line 1', 'SystemExit', '7')),
+    ('import a_package_that_nobody_has', ('c.py', 'line 1', 'ModuleNotFoundError')),
     # Python 3.13 itself does not end a recursion that leaves an argument to its default.
-    ('def get_config(arg=""):\n  return get_config(arg)', r'c.py, line 2: RecursionError'),
-    ('class E(BaseException): pass\nraise E("x")', r'c.py, line 2: E: x'),
-    ('def get_config(arg=""): return 5', r'get_config gave 5; expected a ConfigDict'),
-    ('', r'get_config'),
+    ('def get_config(arg=""):\n  return get_config(arg)', ('c.py', 'line 2', 'RecursionError')),
+    ('class E(BaseException): pass\nraise E("x")', ('c.py', 'line 2')),
+    ('def get_config(arg=""): return 5', ('get_config', 'ConfigDict')),
+    ('', 'get_config'),
   ],
 )
 def test_a_config_file_that_raises_is_named_with_its_line(tmp_path, text, words):
   # What another file defined is not taken for this one's.
   (tmp_path / 'before.py').write_text('def get_config(arg=""):\n  return 1 / 0')
   (tmp_path / 'c.py').write_text(text)
-  with pytest.raises(InputError, match=r'before\.py, line 2'):
+  with refused('before.py', 'line 2'):
     configs.parse([f'--config={tmp_path}/before.py'])
-  with pytest.raises(InputError, match=words):
+  with refused(words):
     configs.parse([f'--config={tmp_path}/c.py'])
 
 
@@ -209,20 +201,20 @@ def test_each_task_has_its_knobs():
 @pytest.mark.parametrize(
   'change, message',
   [
-    ('c.tasks.qa.data.dir = ""', r'config.tasks.qa.data.dir is empty; .* --config.tasks.qa.data'),
-    ('c.data.dir = "there"', r'config.data.dir: each of the tasks qa names its own folder'),
-    ('c.tasks.qa.form = "triples"', r"config.tasks.qa.form: expected 'retrieval' or 'pairs', not"),
-    ('c.tasks.qa.data.hold_out = 1.0', r'config.tasks.qa.data.hold_out: expected a number from 0'),
-    ('c.tasks.qa.data.buckets = (3,)', r'config.tasks.qa.data.buckets: there is no such option'),
-    ('c.tasks.QA = configs.task(dir="x")', r'config.tasks: QA and qa are one name'),
-    ('c.tasks["a b"] = configs.task(dir="x")', r"config.tasks: 'a b' is no name of a task"),
-    ('c.tasks["/x"] = configs.task(dir="x")', r"config.tasks: '/x' is no name of a task"),
-    ('c.tasks.pi = 3', r'config.tasks.pi: expected an entry, as runtime.config.task\(\) makes it'),
-    ('del c.tasks.qa.measure', r'config.tasks.qa.measure is missing'),
-    ('c.tasks = 3', r'config.tasks: expected entries by name, not 3'),
-    ('del c.tasks', r'config.tasks is missing'),
-    ('c.arrangement = "sorted"', r"config.arrangement: expected 'alternate' or 'random_task' or"),
-    ('c.per_task = -1', r'config.per_task: expected a whole number from 0'),
+    ('c.tasks.qa.data.dir = ""', ('config.tasks.qa.data.dir', '--config.tasks.qa.data')),
+    ('c.data.dir = "there"', 'config.data.dir'),
+    ('c.tasks.qa.form = "triples"', ('config.tasks.qa.form', 'retrieval', 'pairs')),
+    ('c.tasks.qa.data.hold_out = 1.0', 'config.tasks.qa.data.hold_out'),
+    ('c.tasks.qa.data.buckets = (3,)', 'config.tasks.qa.data.buckets'),
+    ('c.tasks.QA = configs.task(dir="x")', 'config.tasks'),
+    ('c.tasks["a b"] = configs.task(dir="x")', ('config.tasks', 'a b')),
+    ('c.tasks["/x"] = configs.task(dir="x")', ('config.tasks', '/x')),
+    ('c.tasks.pi = 3', ('config.tasks.pi', 'runtime.config.task')),
+    ('del c.tasks.qa.measure', 'config.tasks.qa.measure'),
+    ('c.tasks = 3', ('config.tasks', '3')),
+    ('del c.tasks', 'config.tasks'),
+    ('c.arrangement = "sorted"', ('config.arrangement', 'alternate', 'random_task')),
+    ('c.per_task = -1', 'config.per_task'),
   ],
 )
 def test_tasks_that_cannot_be(change, message):
@@ -231,7 +223,7 @@ def test_tasks_that_cannot_be(change, message):
   c.tasks.qa = configs.task(dir='questions')
   with c.ignore_type():
     exec(change, {'c': c, 'configs': configs})
-  with pytest.raises(InputError, match=message):
+  with refused(message):
     configs.check(c)
 
 
@@ -257,7 +249,7 @@ def test_a_task_on_the_command_line(tmp_path):
   )
   config = configs.parse([f'--config={path}', '--config.tasks.qa.data.dir=here'])
   assert (config.tasks.qa.data.dir, config.tasks.data.data.dir) == ('here', '')
-  with pytest.raises(InputError, match=r'config\.tasks\.q\.data\.dir: there is no such option'):
+  with refused('config.tasks.q.data.dir'):
     configs.parse([f'--config={path}', '--config.tasks.q.data.dir=here'])
 
 
@@ -266,7 +258,7 @@ def test_a_workdir_whose_tasks_have_odd_names(tmp_path):
   configs.claim_workdir(config, tmp_path)
   path = tmp_path / 'config.json'
   path.write_text(json.dumps({**json.loads(path.read_text()), 'tasks': {'../x': {}}}))
-  with pytest.raises(InputError, match=r'config.json: .*\.\./x'):
+  with refused('config.json', '../x'):
     configs.load_workdir(tmp_path)
 
 
@@ -377,7 +369,7 @@ def test_epochs_on_the_command_line_replace_the_steps_of_a_recipe():
   ],
 )
 def test_a_command_line_that_contradicts_itself(flags, knob):
-  with pytest.raises(InputError, match=re.escape(knob)):
+  with refused(knob):
     parse('dptdr.py:beir', *flags)
 
 
@@ -402,19 +394,19 @@ def test_a_config_is_one_experiment_or_its_alternatives():
 @pytest.mark.parametrize(
   'changes, more, name',
   [
-    ({'first': {}}, {}, 'alternatives: first'),
-    ({'a': {}, 'b': {}}, {'data__hold_out': 0.0}, r'data\.hold_out'),
-    ({'a': {'batch': 3}}, {}, r'alternatives\.a\.batch'),
-    ({'a': {'batch_size': 0}}, {}, r'alternatives\.a\.batch_size'),
-    ({'a b': {}}, {}, "alternatives: .*'a b'"),
-    ({'a': 3}, {}, "alternatives: .*'a': 3"),
+    ({'first': {}}, {}, 'alternatives'),
+    ({'a': {}, 'b': {}}, {'data__hold_out': 0.0}, 'config.data.hold_out'),
+    ({'a': {'batch': 3}}, {}, 'config.alternatives.a.batch'),
+    ({'a': {'batch_size': 0}}, {}, 'config.alternatives.a.batch_size'),
+    ({'a b': {}}, {}, ('alternatives', 'a b')),
+    ({'a': 3}, {}, ('alternatives', '3')),
     ({'a': {'alternatives': {'b': {'batch_size': 4}}}}, {}, 'alternatives'),
-    (3, {}, 'alternatives: .* not 3'),
+    (3, {}, ('alternatives', '3')),
   ],
   ids=str,
 )
 def test_alternatives_that_cannot_be(changes, more, name):
-  with pytest.raises(InputError, match=rf'config\..*{name}'):
+  with refused(name):
     configs.resolve(alternatives_of(changes, **more))
 
 
@@ -436,34 +428,34 @@ def test_an_optional_knob_is_refused_by_a_method_without_it(knob):
   name = knob.replace('__', '.')
   config = with_knobs(**{knob: RULES[knob]} | NEEDED)
   configs.check_rules(config, ('prompt.length', name), {})
-  with pytest.raises(InputError, match=rf'config\.{name}: dpr does not have'):
+  with refused(f'config.{name}'):
     configs.check_rules(config, {'prompt.length'} - {name}, {})
 
 
 @pytest.mark.parametrize(
   'knobs, wrong',
   [
-    ({'corpus_negatives': 5}, r'corpus_negatives=5 .* config\.prompt\.sides'),
-    ({'data__passage_embeddings': 'x'}, r'data\.passage_embeddings.* config\.prompt\.sides'),
-    ({'prompt__anchor': 0.5, 'prompt__length': 0}, r'prompt\.anchor.* config\.prompt\.length'),
-    ({'distillation__loss': 'kl', 'negatives': 0}, r'distillation\.loss.* config\.negatives'),
-    ({'data__folds': 3, 'tasks__qa': configs.task(dir='x')}, r'data\.folds.* config\.tasks'),
-    ({'topics__random_words': True}, r'topics\.random_words.* config\.topics\.words'),
+    ({'corpus_negatives': 5}, ('corpus_negatives=5', 'config.prompt.sides')),
+    ({'data__passage_embeddings': 'x'}, ('data.passage_embeddings', 'config.prompt.sides')),
+    ({'prompt__anchor': 0.5, 'prompt__length': 0}, ('prompt.anchor', 'config.prompt.length')),
+    ({'distillation__loss': 'kl', 'negatives': 0}, ('distillation.loss', 'config.negatives')),
+    ({'data__folds': 3, 'tasks__qa': configs.task(dir='x')}, ('data.folds', 'config.tasks')),
+    ({'topics__random_words': True}, ('topics.random_words', 'config.topics.words')),
     (
       {'pretrain__head_layers': 2, 'pretrain__mlm_weight': 0.0},
-      r'head_layers=2 .*mlm_weight',
+      ('head_layers=2', 'mlm_weight'),
     ),
   ],
   ids=lambda value: str(value) if isinstance(value, str) else '',
 )
 def test_a_knob_that_needs_others(knobs, wrong):
   every = (*(name.replace('__', '.') for name in RULES), 'tasks')
-  with pytest.raises(InputError, match=rf'config\..*{wrong}'):
+  with refused(wrong):
     configs.check_rules(with_knobs(**NEEDED | knobs), every, {})
 
 
 def test_what_a_method_needs():
   configs.check_rules(with_knobs(negatives=1), (), {'negatives': SET, 'in_batch': True})
   for needs in ({'negatives': 0}, {'in_batch': False}, {'data.categories': True}):
-    with pytest.raises(InputError, match=rf'config\.method=dpr .* config\.{next(iter(needs))}'):
+    with refused('config.method=dpr', f'config.{next(iter(needs))}'):
       configs.check_rules(with_knobs(negatives=1), (), needs)

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from dprjax.base.errors import InputError
 from dprjax.runtime import cli, distributed, lastwords
+from tests.refusals import refused
 
 SLURM = {
   'SLURM_JOB_ID': '7',
@@ -32,20 +32,17 @@ def bare(monkeypatch):
 @pytest.mark.parametrize(
   ('given', 'words'),
   [
-    (('host:1234', None, None), '--processes and --process are missing'),
-    (('host:1234', 2, None), '--process is missing'),
-    ((None, 2, 1), '--coordinator is missing'),
-    (('host', 2, 1), "--coordinator: expected HOST:PORT, the address of process 0, not 'host'"),
-    ((':1234', 2, 1), 'expected HOST:PORT'),
-    (('host:99999', 2, 1), 'expected HOST:PORT'),
-    (
-      ('host:1234', 2, 2),
-      '--process: 2 is not among the 2 processes, which are counted from 0 to 1',
-    ),
+    (('host:1234', None, None), '--processes'),
+    (('host:1234', 2, None), '--process'),
+    ((None, 2, 1), '--coordinator'),
+    (('host', 2, 1), ('--coordinator', 'host')),
+    ((':1234', 2, 1), '--coordinator'),
+    (('host:99999', 2, 1), '--coordinator'),
+    (('host:1234', 2, 2), '--process'),
   ],
 )
 def test_bad_flags(given, words):
-  with pytest.raises(InputError, match=words):
+  with refused(words):
     distributed.start(*given)
 
 
@@ -68,7 +65,7 @@ def test_a_single_process_starts_nothing(monkeypatch):
 
 def test_open_mpi_5_needs_mpi4py_or_flags(monkeypatch):
   monkeypatch.setenv('OMPI_COMM_WORLD_SIZE', '2')
-  with pytest.raises(InputError, match=r'install mpi4py, or .*--process=\$OMPI_COMM_WORLD_RANK'):
+  with refused('mpi4py', '--process=$OMPI_COMM_WORLD_RANK'):
     distributed.start(None, None, None)
 
 
@@ -76,10 +73,7 @@ def test_a_coordinator_that_cannot_be_reached_is_named():
   with socket.socket() as probe:
     probe.bind(('127.0.0.1', 0))
     port = probe.getsockname()[1]
-  with pytest.raises(
-    InputError,
-    match=rf'--coordinator=127.0.0.1:{port} could not be reached within 0.3 s \(--join_timeout',
-  ):
+  with refused(f'--coordinator=127.0.0.1:{port}', '0.3', '--join_timeout'):
     distributed._check_coordinator(f'127.0.0.1:{port}', 1, 0.3)
 
 
@@ -88,9 +82,7 @@ def test_a_port_in_use_is_named():
     taken.bind(('', 0))
     taken.listen()
     port = taken.getsockname()[1]
-    with pytest.raises(
-      InputError, match=rf'process 0 cannot listen on port {port} .*choose another port'
-    ):
+    with refused(port):
       distributed._check_coordinator(f'localhost:{port}', 0, 1.0)
 
 

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from dprjax.base.errors import InputError
 from dprjax.runtime import log
+from tests.refusals import refused
 
 
 def test_a_resumed_log_reads_like_one_that_never_stopped(tmp_path):
@@ -34,6 +34,6 @@ def test_only_the_first_process_writes(tmp_path):
 def test_a_damaged_line_is_named(tmp_path, line):
   text = f'{{"step": 1}}\n{line}\n{{"step": 3}}\n'
   (tmp_path / 'metrics.jsonl').write_text(text)
-  with pytest.raises(InputError, match=r'metrics.jsonl, line 2.*remove that line'):
+  with refused('metrics.jsonl', 'line 2'):
     log.MetricLog(tmp_path, 5)
   assert (tmp_path / 'metrics.jsonl').read_text() == text

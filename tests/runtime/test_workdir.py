@@ -4,9 +4,9 @@ import pytest
 from etils import epath
 
 from dprjax.base import sidecars
-from dprjax.base.errors import InputError
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
+from tests.refusals import refused
 
 KINDS = (workdirs.TRAINING, workdirs.PIPELINE, workdirs.QUICKSTART)
 
@@ -24,7 +24,7 @@ def test_a_folder_is_taken_where_it_is_absent_empty_or_of_that_kind(tmp_path, ki
   assert sorted(path.name for path in (tmp_path / 'absent').iterdir()) == ['dprjax.json', 'made']
   for other in KINDS:
     if other != kind:
-      with pytest.raises(InputError, match='absent holds something else than a'):
+      with refused('--workdir', 'absent'):
         use(tmp_path / 'absent', other)
 
 
@@ -49,7 +49,7 @@ def test_a_folder_is_taken_where_it_is_absent_empty_or_of_that_kind(tmp_path, ki
 def test_a_folder_of_something_else_is_refused(tmp_path, kind, content):
   for name, text in content.items():
     (tmp_path / name).write_text(text)
-  with pytest.raises(InputError, match='holds something else than a'):
+  with refused('--workdir'):
     use(tmp_path, kind)
   assert {path.name: path.read_text() for path in tmp_path.iterdir()} == content
 
@@ -72,7 +72,7 @@ def test_a_run_that_makes_nothing_leaves_nothing(tmp_path):
 
 def test_two_runs_at_once(tmp_path):
   with workdirs.claim(tmp_path / 'run', workdirs.TRAINING, {}):
-    with pytest.raises(InputError, match='another command is writing it now'):
+    with refused('--workdir', 'run'):
       use(tmp_path / 'run', workdirs.TRAINING)
     # The other processes of the one run.
     with workdirs.claim(tmp_path / 'run', workdirs.TRAINING, {}, lock=False):
@@ -82,8 +82,8 @@ def test_two_runs_at_once(tmp_path):
 @pytest.mark.parametrize(
   ('change', 'words'),
   [
-    (lambda folder: (folder / 'corpus').write_text('CORPUS'), 'corpus file .*corpus is not the'),
-    (lambda folder: (folder / 'queries').unlink(), 'queries file .*queries is not the one'),
+    (lambda folder: (folder / 'corpus').write_text('CORPUS'), ('corpus', 'run')),
+    (lambda folder: (folder / 'queries').unlink(), ('queries', 'run')),
   ],
 )
 def test_a_training_does_not_go_on_with_other_text(tmp_path, change, words):
@@ -99,9 +99,9 @@ def test_a_training_does_not_go_on_with_other_text(tmp_path, change, words):
   workdirs.begin(run, sources)
   change(tmp_path)
   before = (run / 'dprjax.json').read_text()
-  with pytest.raises(InputError, match=words):
+  with refused(words):
     workdirs.begin(run, sources)
-  with pytest.raises(InputError, match='corpus file is missing'):
+  with refused('run', '--workdir'):
     workdirs.begin(run, {'queries': sources['queries']})
   assert (run / 'dprjax.json').read_text() == before
 
@@ -113,14 +113,14 @@ def test_a_folder_that_a_training_writes_to_is_no_input(tmp_path):
     (tmp_path / name).mkdir()
   (tmp_path / 'file').write_text('x')
   for knob, path, words in (
-    ('data.store', 'text/store', 'lies in an input, --config.data.dir='),
-    ('data.store', 'model', 'is an input, --config.backbone.path='),
-    ('compilation_cache', 'model/cache', 'lies in an input'),
+    ('data.store', 'text/store', '--config.data.dir'),
+    ('data.store', 'model', '--config.backbone.path'),
+    ('compilation_cache', 'model/cache', '--config.backbone.path'),
     ('compilation_cache', 'file', 'is a file'),
     ('data.store', 'file', 'is a file'),
   ):
     changed = config.copy_and_resolve_references()
     section, _, name = knob.rpartition('.')
     (changed[section] if section else changed)[name] = str(tmp_path / path)
-    with pytest.raises(InputError, match=f'--config.{knob}=.*{words}'):
+    with refused(f'--config.{knob}', words):
       workdirs.check_folders(changed, workdirs.inputs(changed))
