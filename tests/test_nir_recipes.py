@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import numpy as np
 import optax
@@ -17,7 +18,7 @@ import pytest
 
 from dprjax import Retriever, load_prompt
 from dprjax.data import sources
-from dprjax.methods import alternatives, exporting, training
+from dprjax.methods import exporting, training
 from dprjax.runtime import config as configs
 from dprjax.runtime import optim
 from tests import devices
@@ -155,7 +156,7 @@ def test_the_dev_split_chooses_the_rate_of_the_weights(stage, options):
   c = parse(f'{stage}.py:adapt=qa{options}')
   c.tasks.qa.data.dir = 'x'
   rates = []
-  for one in alternatives.resolve(c).values():
+  for one in configs.resolve(c).values():
     (own, factor), *others = one.optim.learning_rate_rules
     assert (
       re.fullmatch(own, 'prompt/qa/weights') and tuple(others) == (c.optim.learning_rate_rules[1:])
@@ -180,14 +181,15 @@ def test_the_dev_split_chooses_the_rate_of_the_weights(stage, options):
   ],
 )
 def test_the_export_that_a_run_names(recipe, out):
-  said = training.what_next(parse(f'retriever.py:{recipe}'), 'run', None, True, False)
+  setup = types.SimpleNamespace(config=parse(f'retriever.py:{recipe}'), workdir='run')
+  said = training.what_next(setup, types.SimpleNamespace(whole=True), None)
   assert said == f'Next: python -m dprjax.export --workdir=run --out={out}'
 
 
 def test_a_rate_cannot_be_chosen_without_dev_queries():
   c = parse('retriever.py:adapt=qa', '--config.tasks.qa.data.hold_out=0')
   with refused('config.tasks.qa.data.hold_out'):
-    alternatives.resolve(c)
+    configs.resolve(c)
 
 
 def test_marks():
