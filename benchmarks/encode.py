@@ -32,6 +32,7 @@ import options
 import record
 import timing
 from dprjax.formats.texts import read_texts
+from dprjax.formats.vector_spec import same_length
 from dprjax.inference.retriever import Retriever
 from dprjax.models import hub
 from dprjax.planning import roofline
@@ -77,7 +78,7 @@ def main() -> None:
         made.backbone_folder(
           pathlib.Path(scratch) / 'model',
           model,
-          hub.SentenceSettings('mean', True, args.max_length),
+          same_length(args.max_length, pooling='mean', normalize=True),
         )
       )
     cases = compare(args, hub.package_path(backbone), texts)

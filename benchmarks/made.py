@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from dprjax.data import text
+from dprjax.formats.vector_spec import VectorSpec
 from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
 
@@ -83,7 +84,7 @@ def beir_folder(folder: pathlib.Path, count: int = 20_000) -> pathlib.Path:
 def backbone_folder(
   folder: pathlib.Path,
   model: EncoderConfig,
-  sentence: hub.SentenceSettings | None = None,
+  spec: VectorSpec | None = None,
 ) -> pathlib.Path:
   """A Hugging Face directory with random weights and a WordPiece vocabulary of the random words."""
   tokenizer_folder = folder.with_name(f'{folder.name}-tokenizer')
@@ -94,7 +95,7 @@ def backbone_folder(
     model,
     hub.init_params(model, jax.random.key(0)),
     source=tokenizer_folder,
-    sentence=sentence,
+    spec=spec,
   )
   return folder
 

@@ -50,10 +50,10 @@ def main() -> None:
 def measure(args: argparse.Namespace, scratch: pathlib.Path, bfloat16: bool) -> dict[str, Any]:
   backbone = scratch / 'model'
   make = (
-    'import pathlib, sys; sys.path.insert(0, sys.argv[1]); import made; from dprjax.models import '
-    'hub; '
+    'import pathlib, sys; sys.path.insert(0, sys.argv[1]); import made; '
+    'from dprjax.formats.vector_spec import same_length; '
     'made.backbone_folder(pathlib.Path(sys.argv[2]), made.SHAPES[sys.argv[3]], '
-    "hub.SentenceSettings('mean', True, 128))"
+    "same_length(128, pooling='mean', normalize=True))"
   )
   subprocess.run(
     [sys.executable, '-c', make, str(ROOT / 'benchmarks'), str(backbone), args.size],

@@ -45,9 +45,9 @@ import options
 import record
 import timing
 import updates
+from dprjax.formats.vector_spec import same_length
 from dprjax.methods import dpr
 from dprjax.methods.method import Parts
-from dprjax.models import hub
 from dprjax.planning import roofline
 from dprjax.runtime import cli, tree
 
@@ -109,7 +109,9 @@ def main() -> None:
   cases: dict[str, Any] = {}
   with tempfile.TemporaryDirectory() as scratch:
     folder = made.backbone_folder(
-      pathlib.Path(scratch) / 'model', model, hub.SentenceSettings('mean', True, model.max_tokens)
+      pathlib.Path(scratch) / 'model',
+      model,
+      same_length(model.max_tokens, pooling='mean', normalize=True),
     )
     for method in args.methods.split(','):
       cases[method] = compare(

@@ -18,6 +18,7 @@ import numpy as np
 import made
 import record
 import timing
+from dprjax.formats.vector_spec import VectorSpec
 from dprjax.models import encoder, hub, segments
 from dprjax.models.segments import Spec, Specials, TaskTemplates
 
@@ -61,7 +62,8 @@ def main() -> None:
       hidden = encoder.encode(
         MODEL, params, inputs.tokens, inputs.mask, vectors=table, fixed_layers=fixed_layers
       )
-      return segments.pool(templates, 'query', inputs, hidden, 'mask').sum()
+      spec = VectorSpec('mask')
+      return segments.vectors(MODEL, params, templates, 'query', inputs, hidden, spec).sum()
 
     return run
 

@@ -269,7 +269,7 @@ def _command(args: argparse.Namespace) -> None:
     dimensions=args.dimensions,
     **{f'{args.kind}_max_length': args.max_length},
   )
-  if args.store == 'float16' and not encoder.entry().settings.normalize:
+  if args.store == 'float16' and not encoder.entry().spec.normalize:
     raise InputError(
       '--store=float16 needs vectors of unit length (--normalize=true): raw inner products can '
       'exceed its range'
@@ -293,7 +293,7 @@ def _check_trained(encoder: Encoder) -> None:
   """Says where vectors are cut to a length that the prompt was not trained for."""
   prompt = encoder.entry().prompt
   trained = [] if prompt is None else prompt.meta.get('matryoshka', [])
-  whole = encoder.backbones['passage'].config.hidden_size
+  whole = encoder.backbones['passage'].config.vector_size
   if encoder.dimension < whole and encoder.dimension not in (*trained, whole):
     logger.info(
       '--dimensions=%d: %s',

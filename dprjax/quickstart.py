@@ -183,7 +183,7 @@ def lengths(trained: Any, backbone: str) -> str:
   with cli.loading():
     from dprjax.models import hub
   query, passage = (trained.data[f'{kind}_max_length'] for kind in KINDS)
-  whole = hub.load_sentence(backbone).max_length
+  whole = hub.load_spec(backbone).longest
   less = f'; dprjax encode without flags reads {whole}' if min(query, passage) < whole else ''
   return f'Both encoders read up to {query} tokens of a query and {passage} of a passage{less}.\n'
 

@@ -12,6 +12,7 @@ from jax import tree
 from dprjax import export, load_backbone, load_prompt, train
 from dprjax.data import text
 from dprjax.formats import seen
+from dprjax.formats.vector_spec import same_length
 from dprjax.methods import baseline
 from dprjax.models import hub
 from dprjax.runtime import checkpoint
@@ -220,7 +221,7 @@ def test_a_trained_part_of_the_backbone(command, run_of, trained, tmp_path):
   assert status == 0 and '--kind=query --max_length=16' in said
   before, after = load_backbone(trained / 'backbone'), load_backbone(out)
   assert after.sha256 != before.sha256 and after.config == before.config
-  assert after.sentence == hub.SentenceSettings(pooling='cls', normalize=True, max_length=32)
+  assert after.spec == same_length(pooling='cls', normalize=True, length=32)
   for (name, old), new in zip(
     trees.flatten(before.params).items(), tree.leaves(after.params), strict=True
   ):
@@ -279,7 +280,7 @@ def test_two_encoders_with_a_prompt(command, run_of, trained, tmp_path):
     kernel = load_backbone(tmp_path / 'model' / kind).params['layers']['mlp']['up']['kernel']
     np.testing.assert_array_equal(kernel, trainable[f'backbone/{kind}/layers/mlp/up/kernel'])
   for kind, length in (('query', 16), ('passage', 32)):
-    assert load_backbone(tmp_path / 'model' / kind).sentence.max_length == length
+    assert load_backbone(tmp_path / 'model' / kind).spec.max_length == length
   both = Retriever.load(tmp_path / 'model', tmp_path / 'model' / 'prompt.npz')
   assert not np.allclose(both.encode(['json'], 'query'), both.encode(['json'], 'passage'))
 

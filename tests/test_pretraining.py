@@ -9,6 +9,7 @@ import pytest
 
 from dprjax import export, load_prompt, train
 from dprjax.data import text
+from dprjax.formats.vector_spec import same_length
 from dprjax.models import hub
 from tests.test_train import (
   assert_backbone_moved,
@@ -121,7 +122,7 @@ def test_what_is_exported_is_what_was_trained_and_can_be_trained_on(go, command,
   assert json.loads((out / 'config.json').read_text())['architectures'] == ['BertForMaskedLM']
   assert text.load_tokenizer(out).sha256 == text.load_tokenizer(trained / 'backbone').sha256
   # First token, raw: the defaults, so that no sentence-transformers file has to say it.
-  assert backbone.sentence == hub.SentenceSettings() and not (out / 'modules.json').exists()
+  assert backbone.spec == same_length() and not (out / 'modules.json').exists()
   # At a learning rate of 0 the heads that the next run starts from are those of the directory.
   status, err = go(
     'condenser.py:local',

@@ -11,6 +11,7 @@ import pytest
 from dprjax import Retriever, encode, export, load_prompt, train
 from dprjax.data import topics
 from dprjax.data.text import load_tokenizer, pad_batch
+from dprjax.formats.vector_spec import VectorSpec
 from dprjax.inference.encoder import Encoder
 from dprjax.methods import exporting, topic_dpr
 from dprjax.models import hub
@@ -71,7 +72,7 @@ def test_recipes(tmp_path, command, recipe, subtrees):
   assert status == 0, err
   if subtrees == {'backbone'}:  # of passages, and of the words before them
     longest = 32 + (4 if 'words' in recipe else 0)
-    assert Encoder.load(out).entry().settings.passage_max_length == longest
+    assert Encoder.load(out).entry().spec.passage_max_length == longest
 
 
 def test_words_before_a_text_by_hand_are_those_of_the_training(tmp_path, command):
@@ -95,8 +96,7 @@ def test_words_before_a_text_by_hand_are_those_of_the_training(tmp_path, command
   expected = embed_text(
     *(backbone.config, backbone.params),
     *topic_dpr.put_before(*map(jnp.asarray, batch), jnp.asarray(rows[own])),
-    pooling='mean',
-    normalize=True,
+    VectorSpec('mean', True),
   )
   np.testing.assert_allclose(made, expected, atol=1e-5)
 

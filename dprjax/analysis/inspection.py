@@ -359,7 +359,7 @@ def inspect(
     others = encode('passage', 'passages')(texts.passages)
     found['alignment'] = analysis.alignment(analysis.unit(x), analysis.unit(y))
     found['uniformity'] = analysis.uniformity(analysis.unit(others))
-    if not retriever.encoder.entry().settings.normalize:
+    if not retriever.encoder.entry().spec.normalize:
       found['raw_alignment'] = analysis.alignment(x, y)
       found['raw_uniformity'] = analysis.uniformity(others)
     if len(texts.queries) > 1:
@@ -383,11 +383,11 @@ def inspect(
       batch_size,
       Progress('texts', len(texts.attended), f'{name}: attention'),
     ).mean(axis=0)
-  settings = retriever.encoder.entry().settings
-  lengths = dict.fromkeys((settings.query_max_length, settings.passage_max_length))
+  spec = retriever.encoder.entry().spec
+  lengths = dict.fromkeys((spec.query_max_length, spec.passage_max_length))
   logger.info('%s: inspected in %s', name, duration(time.monotonic() - began))
   return Findings(
-    settings=f'{settings.pooling} pooling, at most {" and ".join(map(str, lengths))} tokens',
+    settings=f'{spec.pooling} pooling, at most {" and ".join(map(str, lengths))} tokens',
     **found,
   )
 
@@ -403,7 +403,8 @@ def first_token_entropies(
   The first token attends to the vectors of a prompt too; under a prompt of kind topic, to those of
   the text's own topic.
   """
-  prompt, settings = retriever.encoder.entry()
+  entry = retriever.encoder.entry()
+  prompt, shift = entry.prompt, entry.shift_positions
   backbone = retriever.encoder.backbones['passage']
   config = backbone.config
 
@@ -420,7 +421,7 @@ def first_token_entropies(
   ) -> jax.Array:
     prefix = params[1] if numbers is None else params[1][numbers]  # [B, L, 2, P, N, D]
     weights = encoder.first_token_attention(
-      config, params[0], tokens, mask, prompt=prefix, shift_positions=settings.shift_positions
+      config, params[0], tokens, mask, prompt=prefix, shift_positions=shift
     )
     entropy = analysis.attention_entropy(weights)  # [L, B, N]
     return entropy.swapaxes(0, 1).reshape(entropy.shape[1], -1)
@@ -428,7 +429,7 @@ def first_token_entropies(
   mesh = retriever.encoder.mesh
   placed = place(mesh, (backbone.params, given))
   embedder = Embedder(
-    embed, mesh, batch_size, settings.passage_max_length, retriever.encoder.tokenizer.pad_id
+    embed, mesh, batch_size, entry.spec.passage_max_length, retriever.encoder.tokenizer.pad_id
   )
   rows = retriever.encoder.tokenize(texts, 'passage')
   values = embedder(placed, rows, progress, columns).astype(np.float64)

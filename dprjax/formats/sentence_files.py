@@ -60,6 +60,12 @@ POOLING: Rules = {
   'pooling_mode_lasttoken': _FLAG,
   'include_prompt': _FLAG,
 }
+DENSE: Rules = {
+  **dict.fromkeys(('in_features', 'out_features', 'activation_function')),
+  'bias': _FLAG,
+  'module_input_name': ('sentence_embedding',),
+  'module_output_name': ('sentence_embedding',),
+}
 NORMALIZE: Rules = {
   'module_input_name': ('sentence_embedding',),
   'module_output_name': ('sentence_embedding',),
@@ -92,7 +98,8 @@ _TRANSFORMER: dict[str, Rule] = {
 ENCODER: dict[str, Rule] = _TRANSFORMER | {
   'transformer_task': ('feature-extraction',),
   'modality_config': {
-    'text': {'method': ('forward',), 'method_output_name': ('last_hidden_state',)}
+    'text': {'method': ('forward',), 'method_output_name': ('last_hidden_state',)},
+    'message': None,  # which texts are not
   },
   'module_output_name': ('token_embeddings',),
 }

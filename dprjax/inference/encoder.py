@@ -2,11 +2,10 @@
 
 import collections
 import dataclasses
-import functools
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -20,8 +19,9 @@ from dprjax.base import given
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.data import text, topics
-from dprjax.formats import seen
+from dprjax.formats import seen, vector_spec
 from dprjax.formats.texts import KINDS
+from dprjax.formats.vector_spec import VectorSpec
 from dprjax.inference import templates
 from dprjax.inference.embedder import (
   Embedder,
@@ -36,7 +36,7 @@ from dprjax.inference.embedder import (
 from dprjax.models import artifact, encoder_config, hub, segments
 from dprjax.models import encoder as models
 from dprjax.models import pooling as poolings
-from dprjax.models.embed import pool
+from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.retrieval import codes
 from dprjax.runtime import mesh as meshes
@@ -47,42 +47,16 @@ logger = logging.getLogger('dprjax')
 UNNAMED = ''
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-  """How texts become vectors. See ``resolve_settings`` for where the values come from."""
-
-  pooling: str = 'cls'
-  normalize: bool = False
-  query_max_length: int = 512
-  passage_max_length: int = 512
-  query_prefix: str = ''
-  passage_prefix: str = ''
-  shift_positions: bool = False
-
-  def max_length(self, kind: str) -> int:
-    return self.query_max_length if kind == 'query' else self.passage_max_length
-
-  def prefix(self, kind: str) -> str:
-    return self.query_prefix if kind == 'query' else self.passage_prefix
-
-
 class Entry(NamedTuple):
-  """One prompt of a bank (None: the bare backbone) and its settings."""
+  """One prompt of a bank (None: the bare backbone), and how texts become vectors under it."""
 
   prompt: artifact.Prompt | None
-  settings: Settings
+  spec: VectorSpec
 
-
-def resolve_settings(
-  sentence: hub.SentenceSettings, prompt: artifact.Prompt | None, **overrides: Any
-) -> Settings:
-  """The overrides that are not None, else the prompt's meta, else the backbone's own settings."""
-  names = {field.name for field in dataclasses.fields(Settings)}
-  values = dataclasses.asdict(sentence)
-  values['query_max_length'] = values['passage_max_length'] = values['max_length']
-  values |= {} if prompt is None else prompt.meta
-  values |= {name: value for name, value in overrides.items() if value is not None}
-  return Settings(**{name: value for name, value in values.items() if name in names})
+  @property
+  def shift_positions(self) -> bool:
+    """Whether tokens count their positions from the prompt's length."""
+    return self.prompt is not None and self.prompt.meta['shift_positions']
 
 
 class _Group(NamedTuple):
@@ -103,7 +77,7 @@ class Encoder:
   Attributes:
     backbones: by kind, 'query' and 'passage'; the same object where they share it.
     tokenizer: the backbones'.
-    bank: the prompts and their settings, by name.
+    bank: the prompts by name, each with how texts become vectors under it.
     mesh: the devices.
     dimension: numbers of a vector.
     topics: the topic models of prompts of kind topic, by the prompt's name.
@@ -123,7 +97,7 @@ class Encoder:
   ):
     """See ``load``."""
     self.backbones, self.tokenizer, self.bank = backbones, tokenizer, dict(bank)
-    whole = min(backbone.config.hidden_size for backbone in backbones.values())
+    whole = min(backbone.config.vector_size for backbone in backbones.values())
     self.dimension = whole if dimensions is None else dimensions
     check_size('dimensions', self.dimension)
     if self.dimension > whole:
@@ -227,9 +201,7 @@ class Encoder:
           for one in backbones.values():
             artifact.check_template(loaded, KINDS, one.config)
       both = {
-        kind: resolve_settings(
-          one.sentence,
-          loaded,
+        kind: vector_spec.of_meta(loaded.meta if loaded else {}, one.spec).replace(
           pooling=pooling,
           normalize=normalize,
           query_max_length=query_max_length,
@@ -281,10 +253,10 @@ class Encoder:
     names = self._names(prompt, len(texts))
     rows: list[np.ndarray] = [np.empty(0, np.int32)] * len(texts)
     for name in dict.fromkeys(names):
-      settings = self.bank[name].settings
+      spec = self.bank[name].spec
       places = [i for i, other in enumerate(names) if other == name]
-      prefixed = [settings.prefix(kind) + texts[i] for i in places]
-      encoded, cut = self.tokenizer.encode(prefixed, settings.max_length(kind))
+      prefixed = [spec.prefix(kind) + texts[i] for i in places]
+      encoded, cut = self.tokenizer.encode(prefixed, spec.max_length(kind))
       self.truncated[kind] += cut
       for i, row in zip(places, encoded, strict=True):
         rows[i] = row
@@ -321,7 +293,7 @@ class Encoder:
     names = self._names(either(prompt, task), len(texts))
     rows = self.tokenize(texts, kind, names)
     own = self._assign(texts, names, topic)
-    vectors = np.zeros((len(texts), self.backbones[kind].config.hidden_size), np.float32)
+    vectors = np.zeros((len(texts), self.backbones[kind].config.vector_size), np.float32)
     done = 0
     for group in self._groups[kind]:
       numbers = np.array([group.numbers.get(name, -1) for name in names], np.int32)
@@ -338,7 +310,7 @@ class Encoder:
       done += len(places)
     if self.dimension == vectors.shape[1]:
       return vectors
-    return codes.cut(vectors, self.dimension, [self.bank[n].settings.normalize for n in names])
+    return codes.cut(vectors, self.dimension, [self.bank[n].spec.normalize for n in names])
 
   def check_topic(self, topic: int | None, name: str | None = None) -> None:
     """Raises InputError where the named prompt, or the only one, has no such topic."""
@@ -359,11 +331,11 @@ class Encoder:
     """
 
     def space(name: str) -> tuple[Any, ...]:
-      prompt, settings = self.bank[name]
+      prompt, spec = self.bank[name]
       bare = prompt is None or (
         prompt.meta['kind'] == 'prefix' and prompt.prefix('passage') is None
       )
-      return None if bare else name, settings.pooling, settings.normalize
+      return None if bare else name, spec.pooling, spec.normalize
 
     (own,) = self._names(passages, 1)
     for name in dict.fromkeys(self._names(queries, len(queries))):
@@ -407,19 +379,20 @@ class Encoder:
     config = self.backbones[kind].config
     numbers: dict[str, int] = {}
     prefixes: list[np.ndarray | None] = []
-    settings: list[Settings] = []
+    of_rows: list[VectorSpec] = []
     for name in names:
-      prompt, own_settings = self.bank[name]
+      prompt, spec = self.bank[name]
       own: Sequence[np.ndarray | None] = [None] if prompt is None else prompt.prefixes(kind)
       numbers[name] = len(prefixes)
       prefixes += own
-      settings += [own_settings] * len(own)
+      of_rows += [spec] * len(own)
     # A shared prompt is faster than a bank, and none is faster than empty ones.
     prefix: Any = None
     if any(one is not None for one in prefixes):
       prefix = _stack(config, prefixes) if len(prefixes) > 1 else prefixes[0]
-    embed = _embed_fn(config, settings, self._options)
-    max_length = max(one.max_length(kind) for one in settings)
+    shift = self.bank[names[0]].shift_positions
+    embed = _embed_fn(config, of_rows, shift, self._options)
+    max_length = max(one.max_length(kind) for one in of_rows)
     embedder = Embedder(
       embed,
       self.mesh,
@@ -434,10 +407,10 @@ class Encoder:
     whole = self.backbones[kind]
     entries = [self.bank[name] for name in names]
     prompts = [prompt for prompt, _ in entries if prompt is not None]
-    settings = [own for _, own in entries]
+    of_rows = [spec for _, spec in entries]
     made, table = templates.of_prompts(prompts, self.tokenizer, whole.config)
     lengths = []
-    for prompt, own, template in zip(prompts, settings, made.templates[kind], strict=True):
+    for prompt, own, template in zip(prompts, of_rows, made.templates[kind], strict=True):
       length = own.max_length(kind)
       tokens = templates.text_tokens(prompt, kind, length, self.tokenizer)
       templates.check_positions(
@@ -449,10 +422,10 @@ class Encoder:
     most, more = max(lengths), made.extra(kind) - sum(around)
     row_bytes = encoder_row_bytes(whole.config)
     embedder = Embedder(
-      _template_fn(whole.config, made, kind, prompts, settings, around, most, self._options),
+      _template_fn(whole.config, made, kind, prompts, of_rows, around, most, self._options),
       self.mesh,
       self._batch_size,
-      max(one.max_length(kind) for one in settings),
+      max(one.max_length(kind) for one in of_rows),
       self.tokenizer.pad_id,
       lambda length: row_bytes(min(length + more, most)),
     )
@@ -469,10 +442,10 @@ def either(
   return task if prompt is None else prompt
 
 
-def _joined(query: Settings, passage: Settings, folder: epath.Path) -> Settings:
-  """The settings of an encoder of queries and one of passages, each with its length and prefix."""
+def _joined(query: VectorSpec, passage: VectorSpec, folder: epath.Path) -> VectorSpec:
+  """That of an encoder of queries and one of passages, each with its length and prefix."""
   for name in ('pooling', 'normalize'):
-    found = [getattr(settings, name) for settings in (query, passage)]
+    found = [getattr(spec, name) for spec in (query, passage)]
     if found[0] != found[1]:
       raise InputError(
         f'{folder}: {name} of its two encoders differs ({found[0]!r} in query, {found[1]!r} in '
@@ -489,6 +462,8 @@ def config_sha256(config: EncoderConfig) -> str:
   values = {
     name: value for name, value in dataclasses.asdict(config).items() if name not in training
   }
+  if not config.projection:
+    del values['projection']
   return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
@@ -496,18 +471,18 @@ def check_length(name: str, entry: Entry, kind: str, backbone: hub.Backbone) -> 
   """Raises InputError where the longest texts of a kind exceed the backbone's positions, or none
   can be as long.
   """
-  prompt, settings = entry
+  prompt, spec = entry
   room = backbone.config.max_tokens
-  check_size(f'{kind}_max_length', settings.max_length(kind))
+  check_size(f'{kind}_max_length', spec.max_length(kind))
   if _is_template(entry):  # whose length its tokenizer decides
     return
   prefix = None if prompt is None else prompt.prefixes(kind)[0]
-  if prefix is not None and settings.shift_positions:
+  if prefix is not None and entry.shift_positions:
     room -= prefix.shape[-3]
-  if settings.max_length(kind) > room:
+  if spec.max_length(kind) > room:
     whose = f'prompt {name!r}: ' if name != UNNAMED else ''
     raise InputError(
-      f'{whose}{kind}_max_length {settings.max_length(kind)} exceeds the {room} positions of '
+      f'{whose}{kind}_max_length {spec.max_length(kind)} exceeds the {room} positions of '
       f'{backbone.path}'
     )
 
@@ -519,34 +494,35 @@ def _is_template(entry: Entry) -> bool:
 def _form(entry: Entry) -> Any:
   """What the prompts of one compiled batch have in common."""
   if entry.prompt is None or not _is_template(entry):
-    return entry.settings.shift_positions
+    return entry.shift_positions
   meta = entry.prompt.meta
   return *sorted(meta['template'].items()), meta['fixed_layers']
 
 
 def _embed_fn(
   model: EncoderConfig,
-  settings: Sequence[Settings],
+  of_rows: Sequence[VectorSpec],
+  shift_positions: bool,
   options: EncoderOptions,
 ) -> EmbedFn:
-  """The settings of one prompt, or those of a bank's prompts in the bank's order."""
-  shift_positions = settings[0].shift_positions
+  """For one prompt, or for a bank's prompts in the bank's order."""
 
   def embed(
     params: Any, tokens: jax.Array, mask: jax.Array, prompt_ids: jax.Array | None = None
   ) -> jax.Array:
     backbone, prompt = params
-    hidden = models.encode(
+    return embed_text(
       model,
       backbone,
       tokens,
       mask,
+      of_rows,
+      prompt_ids,
       prompt=prompt,
       prompt_ids=prompt_ids if isinstance(prompt, models.PromptBank) else None,
       shift_positions=shift_positions,
       options=options,
     )
-    return _pool(settings, prompt_ids, functools.partial(pool, hidden, mask))
 
   return embed
 
@@ -556,7 +532,7 @@ def _template_fn(
   made: segments.TaskTemplates,
   kind: str,
   prompts: Sequence[artifact.Prompt],
-  settings: Sequence[Settings],
+  of_rows: Sequence[VectorSpec],
   around: tuple[int, int],
   most: int,
   options: EncoderOptions,
@@ -580,25 +556,9 @@ def _template_fn(
       fixed_layers=prompts[0].meta['fixed_layers'],
       options=options,
     )
-    return _pool(settings, prompt_ids, functools.partial(segments.pool, made, kind, filled, hidden))
+    return segments.vectors(model, backbone, made, kind, filled, hidden, of_rows, numbers)
 
   return embed
-
-
-def _pool(
-  settings: Sequence[Settings],
-  prompt_ids: jax.Array | None,
-  pool_all: Callable[[str, bool], jax.Array],
-) -> jax.Array:
-  """Each row pooled as the settings of its prompt say."""
-  ways = [(one.pooling, one.normalize) for one in settings]
-  distinct = list(dict.fromkeys(ways))
-  vectors = [pool_all(*way) for way in distinct]
-  if len(distinct) == 1 or prompt_ids is None:
-    return vectors[0]
-  way_of_prompt = jnp.array([distinct.index(way) for way in ways])
-  way = jnp.take(way_of_prompt, prompt_ids)[None, :, None]
-  return jnp.take_along_axis(jnp.stack(vectors), way, axis=0)[0]
 
 
 def _stack(config: EncoderConfig, given: Sequence[np.ndarray | None]) -> models.PromptBank:

@@ -138,7 +138,8 @@ def describe(
   encoder: Encoder, kind: str, dtype: str, input_sha256: str, topic: str = 'infer'
 ) -> manifest.Meta:
   """What a manifest says of vectors of an encoder with one prompt or none."""
-  prompt, settings = encoder.entry()
+  entry = encoder.entry()
+  prompt = entry.prompt
   sha256 = None if prompt is None else files.sha256_file(prompt.path)
   query_only = prompt is not None and prompt.query_only
   return manifest.Meta(
@@ -151,11 +152,8 @@ def describe(
     prompt_sha256=None if query_only else sha256,
     query_prompt_sha256=sha256 if query_only and kind == 'query' else None,
     # Of a prompt for queries alone the SHA-256 says it too, and passages do not share it.
-    shift_positions=settings.shift_positions and not query_only,
-    pooling=settings.pooling,
-    normalize=settings.normalize,
-    prefix=settings.prefix(kind),
-    max_length=settings.max_length(kind),
+    shift_positions=entry.shift_positions and not query_only,
+    **entry.spec.of_kind(kind),
     arithmetic=encoder.dtype,
     input_sha256=input_sha256,
     topic=topic if encoder.topics else '',

@@ -170,12 +170,12 @@ def check_update(config: ConfigDict, unit: str) -> None:
     )
 
 
-def check_lengths(lengths: Sequence[int], hidden_size: int) -> None:
+def check_lengths(lengths: Sequence[int], vector_size: int) -> None:
   """Raises InputError where ``config.matryoshka`` is longer than the model's vectors."""
-  if lengths and max(lengths) > hidden_size:
+  if lengths and max(lengths) > vector_size:
     raise InputError(
       f'config.matryoshka: {max(lengths)} dimensions, and the vectors of this backbone have '
-      f'{hidden_size}; leave out what is longer'
+      f'{vector_size}; leave out what is longer'
     )
 
 

@@ -35,7 +35,7 @@ def build(
     InputError: a knob has a value it cannot have.
   """
   contrastive.check_negatives(config)
-  contrastive.check_lengths(config.matryoshka, model.hidden_size)
+  contrastive.check_lengths(config.matryoshka, model.vector_size)
   encoders = dual_encoder.build(config, model, devices)
 
   def loss(

@@ -1,6 +1,5 @@
 """The encoder of queries and passages with their prompts, shared by the methods that train it."""
 
-import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -13,7 +12,9 @@ from jaxtyping import Array, Bool, Float, Int
 from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
+from dprjax.formats import vector_spec
 from dprjax.formats.texts import KINDS
+from dprjax.formats.vector_spec import VectorSpec
 from dprjax.methods.method import Params, Parts, Product
 from dprjax.models import dropout, hub, prompts
 from dprjax.models import pooling as poolings
@@ -62,6 +63,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh | None = None)
   splits = () if devices is None else mesh.activations(devices)
   options = EncoderOptions.from_config(config.backbone, *splits)
   two = config.backbone.two_encoders
+  spec = vector_spec.of_config(config)
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:
     backbone = dict.fromkeys(KINDS, parts.encoder) if two else parts.encoder
@@ -95,8 +97,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh | None = None)
       params['backbone'][kind] if two else params['backbone'],
       tokens,
       mask,
-      pooling=config.pooling,
-      normalize=config.normalize,
+      spec,
       prompt=prefix,
       shift_positions=config.prompt.shift_positions,
       options=drawn,
@@ -194,64 +195,45 @@ def export(
   config: ConfigDict, _: epath.Path, backbone: hub.Backbone, trained: Mapping[str, np.ndarray]
 ) -> Product:
   """The encoders that were trained, with their sentence-transformers settings, and the prompt."""
-  lengths = {kind: config.data[f'{kind}_max_length'] for kind in KINDS}
-  prefixes = {f'{kind}_prefix': config.data[f'{kind}_prefix'] for kind in KINDS}
-  sentence = hub.SentenceSettings(
-    pooling=config.pooling,
-    normalize=bool(config.normalize),
-    max_length=max(lengths.values()),
-    **prefixes,
-  )
+  spec = vector_spec.of_config(config)
   encoders = {}
   if trains(trained, 'backbone'):
     for kind in KINDS if config.backbone.two_encoders else ('',):
       params = encoder_params(backbone, trained, kind)
-      own = dataclasses.replace(sentence, max_length=lengths.get(kind, sentence.max_length))
-      encoders[kind] = {'params': params, 'sentence': own}
-    short = min(KINDS, key=lambda kind: lengths[kind])
+      encoders[kind] = {'params': params, 'spec': spec.only(kind) if kind else spec}
+    short = min(KINDS, key=spec.max_length)
     together = '' in encoders and not trains(trained, 'prompt')
-    if together and lengths[short] < sentence.max_length:
+    if together and spec.max_length(short) < spec.longest:
       logger.warning(
         '%s were scored with at most %d tokens, and the folder has one length, %d; for the same '
         'vectors: dprjax encode --kind=%s --max_length=%d',
         {'query': 'queries', 'passage': 'passages'}[short],
-        lengths[short],
-        sentence.max_length,
+        spec.max_length(short),
+        spec.longest,
         short,
-        lengths[short],
+        spec.max_length(short),
       )
-  return Product(encoders, *export_prompt(config, backbone, trained, lengths, prefixes))
+  return Product(encoders, *export_prompt(config, backbone, trained, spec))
 
 
 def export_prompt(
   config: ConfigDict,
   backbone: hub.Backbone,
   trained: Mapping[str, np.ndarray],
-  lengths: Mapping[str, int],
-  prefixes: Mapping[str, str],
+  spec: VectorSpec,
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """A trained prompt as key/value vectors, whatever it was trained as, and its meta.
 
   Args:
     config, backbone, trained: as for ``export``.
-    lengths: the maximum length of queries and of passages.
-    prefixes: the texts before them.
+    spec: how texts become vectors.
   """
   if not trains(trained, 'prompt'):
     return {}, {}
   subtree = {name: leaf for name, leaf in trained.items() if name.startswith('prompt/')}
   expanded = prompts.expand_prompt(backbone.config, tree.unflatten(subtree)['prompt'])
   arrays = {kind: np.asarray(prefix) for kind, prefix in expanded.items() if prefix is not None}
-  meta = {
-    'kind': 'prefix',
-    'pooling': config.pooling,
-    'normalize': bool(config.normalize),
-    'temperature': float(config.temperature),
-    'shift_positions': bool(config.prompt.shift_positions),
-    **{f'{kind}_max_length': length for kind, length in lengths.items()},
-    **prefixes,
-    **matryoshka_meta(config),
-  }
+  meta = meta_of(config, spec, 'prefix')
   if config.prompt.sides == 'query':
     return {'query/prefix': arrays['query']}, meta | {'sides': 'query'}
   if config.prompt.tied:
@@ -259,9 +241,15 @@ def export_prompt(
   return {f'{kind}/prefix': array for kind, array in arrays.items()}, meta
 
 
-def matryoshka_meta(config: ConfigDict) -> dict[str, Any]:
-  """What a prompt's meta says of the lengths that its vectors may be cut to; nothing without."""
-  return {'matryoshka': list(config.matryoshka)} if config.matryoshka else {}
+def meta_of(config: ConfigDict, spec: VectorSpec, kind: str) -> dict[str, Any]:
+  """What the meta of a trained prompt of this kind says of its vectors."""
+  return {
+    'kind': kind,
+    **spec.to_meta(),
+    'temperature': float(config.temperature),
+    'shift_positions': bool(config.prompt.shift_positions),
+    **({'matryoshka': list(config.matryoshka)} if config.matryoshka else {}),
+  }
 
 
 def export_heads(

@@ -17,7 +17,7 @@ from dprjax.formats import seen
 from dprjax.inference.encoder import config_sha256
 from dprjax.methods import baseline
 from dprjax.methods import method as methods
-from dprjax.models import artifact, hub, peft, prompted
+from dprjax.models import artifact, hub, peft, prompted, sentence
 from dprjax.runtime import checkpoint, tree
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
@@ -285,7 +285,7 @@ def _subject(made: _Made) -> card.Subject:
     made.meta,
     {name: array.shape for name, array in made.product.prompt.items()},
     tuple(made.product.encoders),
-    all(one.get('sentence') is not None for one in made.product.encoders.values()),
+    all(one.get('spec') is not None for one in made.product.encoders.values()),
     epath.Path(made.backbone.path),
   )
 
@@ -346,7 +346,7 @@ def _base_folder(reference: repository.Reference, needed: bool) -> epath.Path | 
   for cached in (True, False) if needed else (True,):
     with contextlib.suppress(InputError):
       folder = repository.fetch(reference, ['*config.json', 'modules.json'], 'backbone', cached)
-      if (hub.transformer_folder(folder) / 'config.json').exists():
+      if (sentence.transformer_folder(folder) / 'config.json').exists():
         return folder
   return None
 

@@ -10,7 +10,6 @@ import functools
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from etils import epath
@@ -20,6 +19,7 @@ from ml_collections import ConfigDict
 from dprjax.base import arrays
 from dprjax.base.counts import counted
 from dprjax.data.text import Tokenizer
+from dprjax.formats import vector_spec
 from dprjax.formats.texts import KINDS
 from dprjax.inference import encoder as inference
 from dprjax.inference import folders
@@ -35,29 +35,18 @@ class Frozen:
   """The frozen encoder of a run.
 
   Attributes:
-    settings: how `dprjax.encode` makes vectors of texts without a prompt.
+    spec: how `dprjax.encode` makes vectors of texts without a prompt.
   """
 
   def __init__(self, config: ConfigDict, workdir: epath.Path, tokenizer: Tokenizer):
     self._config, self._tokenizer = config, tokenizer
     self._path = configs.backbone_path(config, workdir)
     self._folder = workdirs.top(workdir) / FOLDER
-    self.settings = inference.resolve_settings(hub.load_sentence(self._path), None)
+    self.spec = hub.load_spec(self._path)
 
   def differs(self, kind: str) -> bool:
     """Whether the experiment's texts of a kind become other vectors than the frozen encoder's."""
-    own, section = self.settings, self._config.data
-    return (
-      own.pooling,
-      own.normalize,
-      own.prefix(kind),
-      own.max_length(kind),
-    ) != (
-      self._config.pooling,
-      bool(self._config.normalize),
-      section[f'{kind}_prefix'],
-      section[f'{kind}_max_length'],
-    )
+    return self.spec.of_kind(kind) != vector_spec.of_config(self._config).of_kind(kind)
 
   def describe(self, cut: dict[str, tuple[int, int]]) -> list[str]:
     """Lines about what the training has otherwise.
@@ -65,29 +54,25 @@ class Frozen:
     Args:
       cut: of each kind, how many texts the training cuts, and of how many.
     """
-    own, config = self.settings, self._config
+    theirs, ours = self.spec, vector_spec.of_config(self._config)
     lines = []
     for kind, plural in zip(KINDS, ('queries', 'passages'), strict=True):
       count, of = cut[kind]
-      length = config.data[f'{kind}_max_length']
-      if count and length < own.max_length(kind):
+      length, longer = ours.max_length(kind), theirs.max_length(kind)
+      if count and length < longer:
         lines.append(
           f'{count:,} of {counted(of, plural)} cut at {length} tokens '
-          f'(config.data.{kind}_max_length); without a prompt, dprjax encode reads '
-          f'{own.max_length(kind)}, and the baseline is scored so'
+          f'(config.data.{kind}_max_length); without a prompt, dprjax encode reads {longer}, and '
+          'the baseline is scored so'
         )
-    named: list[tuple[str, Any, Any]] = [
-      ('pooling', config.pooling, own.pooling),
-      ('normalize', bool(config.normalize), own.normalize),
-    ]
-    named += [
-      (f'data.{kind}_prefix', config.data[f'{kind}_prefix'], own.prefix(kind)) for kind in KINDS
-    ]
-    lines += [
-      f'config.{name} is {ours!r}; the baseline has {theirs!r}, as dprjax encode without a prompt'
-      for name, ours, theirs in named
-      if ours != theirs
-    ]
+    for name in ('pooling', 'normalize', *(f'{kind}_prefix' for kind in KINDS)):
+      own, other = getattr(ours, name), getattr(theirs, name)
+      if own != other:
+        option = f'data.{name}' if name.endswith('_prefix') else name
+        lines.append(
+          f'config.{option} is {own!r}; the baseline has {other!r}, as dprjax encode without a '
+          'prompt'
+        )
     return lines
 
   def vectors(
@@ -128,7 +113,7 @@ class Frozen:
     return inference.Encoder(
       dict.fromkeys(KINDS, hub.load_backbone(self._path)),
       self._tokenizer,
-      {inference.UNNAMED: inference.Entry(None, self.settings)},
+      {inference.UNNAMED: inference.Entry(None, self.spec)},
       batch_size=self._config.eval.batch_size,
       dtype=self._config.backbone.dtype,
     )

@@ -26,7 +26,7 @@ from ml_collections import ConfigDict
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.data.text import Tokenizer
-from dprjax.formats.texts import KINDS
+from dprjax.formats import vector_spec
 from dprjax.inference.templates import specials
 from dprjax.methods import dual_encoder, tasks
 from dprjax.methods.method import (
@@ -513,17 +513,13 @@ def export(
   prompt = {name: params[name] for name in ('prompt', 'sources') if name in params}
   expanded = jax.device_get(jax.jit(functools.partial(expand, learned=learned))(prompt))
   heads = dual_encoder.export_heads(backbone, trained, {})
-  shared = {
-    'kind': 'template',
-    'pooling': 'mask' if 'pair' in kinds else config.pooling,
-    'normalize': bool(config.normalize),
-    'temperature': float(config.temperature),
+  shared: dict[str, Any] = {
     'shift_positions': False,
     'fixed_layers': layers_fixed(config, backbone.config),
-    **dual_encoder.matryoshka_meta(config),
   }
   if 'pair' in kinds:
     shared |= {
+      'pooling': 'mask',
       'label_words': list(config.template.label_words),
       'score': config.template.score,
       'head_sha256': head_specs.sha256('mlm', backbone.config, heads['mlm']),
@@ -531,13 +527,8 @@ def export(
   written = {}
   for task, spec in of_tasks.items():
     section = {**config.data.to_dict(), **config.tasks[task].data.to_dict()}
-    meta = shared | {
-      'template': dict(spec.forms),
-      'words': dict(spec.words),
-      'task': task,
-      **{f'{kind}_max_length': section[f'{kind}_max_length'] for kind in KINDS},
-      **{f'{kind}_prefix': section[f'{kind}_prefix'] for kind in KINDS},
-    }
+    meta = dual_encoder.meta_of(config, vector_spec.of_config(config, section), 'template') | shared
+    meta |= {'template': dict(spec.forms), 'words': dict(spec.words), 'task': task}
     if found.sources:
       values = params['prompt'][task]['weights'].tolist()
       meta['weights'] = dict(zip(found.sources, values, strict=True))

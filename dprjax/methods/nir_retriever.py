@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from dprjax.base.errors import InputError
 from dprjax.data.text import Tokenizer
+from dprjax.formats import vector_spec
 from dprjax.formats.texts import KINDS
 from dprjax.methods import contrastive, dpr, nir_prompt
 from dprjax.methods.method import Batch, Model, Params, Parts
@@ -29,7 +30,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     InputError: a knob has a value it cannot have, or a prompt file does not fit.
   """
   contrastive.check_negatives(config)
-  contrastive.check_lengths(config.matryoshka, model.hidden_size)
+  contrastive.check_lengths(config.matryoshka, model.vector_size)
   if config.pooling not in artifact.TEMPLATE_POOLINGS:
     raise InputError(
       f'config.pooling: expected one of {", ".join(artifact.TEMPLATE_POOLINGS)} under a template, '
@@ -38,6 +39,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   prompts = nir_prompt.build(config, model, tokenizer, KINDS)
   templates = prompts.templates
   options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
+  spec = vector_spec.of_config(config)
   around = len(tokenizer.opening), len(tokenizer.closing)
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:
@@ -67,7 +69,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       options=options,
       dropout_key=key,
     )
-    return segments.pool(templates, kind, filled, hidden, config.pooling, config.normalize)
+    return segments.vectors(model, params['backbone'], templates, kind, filled, hidden, spec)
 
   def loss(
     params: Params, batch: Batch, key: Array | None

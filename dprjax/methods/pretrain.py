@@ -31,9 +31,9 @@ from dprjax.base.errors import InputError
 from dprjax.data import docstrings, documents, views
 from dprjax.data.batches import longest_bucket
 from dprjax.data.text import Tokenizer
+from dprjax.formats import vector_spec
 from dprjax.formats.documents import find_files, read_documents
 from dprjax.formats.report import Report
-from dprjax.formats.texts import KINDS
 from dprjax.methods import contrastive, dual_encoder
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import (
@@ -49,7 +49,7 @@ from dprjax.methods.method import (
 )
 from dprjax.methods.retrieval_data import shorten
 from dprjax.models import encoder, heads, hub, masking, prompts
-from dprjax.models.embed import pool
+from dprjax.models.embed import of_states
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.runtime import mesh
 
@@ -102,14 +102,14 @@ def build(
       'config.pretrain.late_mlm: without it and without a Condenser head (head_layers) there is '
       'nothing to learn'
     )
-  skip_from = _skip_from(config, model)
+  skip_from, spec = _skip_from(config, model), vector_spec.of_config(config)
   if condenser and not 0 < skip_from < model.num_layers:
     raise InputError(
       f'config.pretrain.skip_from: {skip_from} leaves no early or no late layer; the backbone has '
       f'{model.num_layers} layers'
     )
   dual_encoder.check_pooling(config)
-  contrastive.check_lengths(config.matryoshka, model.hidden_size)
+  contrastive.check_lengths(config.matryoshka, model.vector_size)
   if config.matryoshka and not contrasted:
     raise InputError(
       'config.matryoshka: without a contrastive loss (config.pretrain.views, contrast_weight) no '
@@ -169,11 +169,12 @@ def build(
       return encoder.encode_early_late(model, params['backbone'], tokens, mask, skip_from, **shared)
     return None, encoder.encode(model, params['backbone'], tokens, mask, **shared)
 
-  def vectors_of(hidden: Array, mask: Array) -> Float[Array, 'B H']:
-    return pool(hidden, mask, config.pooling, config.normalize)
+  def vectors_of(params: Params, hidden: Array, mask: Array) -> Float[Array, 'B H']:
+    return of_states(model, params['backbone'], hidden, mask, spec)
 
   def embed(params: Params, kind: str, tokens: Array, mask: Array) -> Float[Array, 'B H']:
-    return vectors_of(encode_tokens(params, expand(params, kind), tokens, mask, None)[1], mask)
+    _, states = encode_tokens(params, expand(params, kind), tokens, mask, None)
+    return vectors_of(params, states, mask)
 
   def encode(
     params: Params, prefix: Array | None, rows: Any, key: Array | None
@@ -210,7 +211,7 @@ def build(
           )
         )
         sums = sums._replace(head=head_loss, right=right)
-    return vectors_of(late, mask), sums
+    return vectors_of(params, late, mask), sums
 
   def loss(
     params: Params, batch: Batch, key: Array | None
@@ -387,25 +388,21 @@ def export(
   Heads that were not trained are those of the backbone. A head that was trained beside a prompt is
   not exported: the backbone has not changed.
   """
-  lengths = dict.fromkeys(KINDS, config.pretrain.max_length)
-  prefixes = {f'{kind}_prefix': config.data[f'{kind}_prefix'] for kind in KINDS}
-  prompt = dual_encoder.export_prompt(config, backbone, trained, lengths, prefixes)
+  length = config.pretrain.max_length
+  spec = vector_spec.of_config(config).replace(query_max_length=length, passage_max_length=length)
+  prompt = dual_encoder.export_prompt(config, backbone, trained, spec)
   if dual_encoder.trains(trained, 'prompt') and not dual_encoder.trains(trained, 'backbone'):
     return Product({}, *prompt)
   settings = {'condenser': {'split': _skip_from(config, backbone.config)}}
   # Its use comes later, so there are sentence-transformers files only where their defaults (first
   # token, raw) are wrong.
-  sentence = None
-  if config.pooling != 'cls' or config.normalize:
-    sentence = hub.SentenceSettings(
-      pooling=config.pooling,
-      normalize=bool(config.normalize),
-      max_length=backbone.config.max_tokens,
-    )
+  longest, own = backbone.config.max_tokens, None
+  if (spec.pooling, spec.normalize) != ('cls', False):
+    own = vector_spec.same_length(longest, pooling=spec.pooling, normalize=spec.normalize)
   checkpoint = {
     'params': dual_encoder.encoder_params(backbone, trained),
     'heads': dual_encoder.export_heads(backbone, trained, settings),
-    'sentence': sentence,
+    'spec': own,
   }
   return Product({'': checkpoint}, *prompt)
 

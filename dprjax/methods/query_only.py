@@ -18,10 +18,11 @@ from dprjax.base import files as base_files
 from dprjax.base.errors import InputError
 from dprjax.data import sources, store
 from dprjax.data.text import Tokenizer
+from dprjax.formats import vector_spec
 from dprjax.formats.fields import read_ids
 from dprjax.formats.texts import KINDS, Text
 from dprjax.inference import folders
-from dprjax.inference.encoder import UNNAMED, Encoder, Entry, Settings
+from dprjax.inference.encoder import UNNAMED, Encoder, Entry
 from dprjax.methods import contrastive
 from dprjax.models import hub
 from dprjax.retrieval import embeddings, manifest
@@ -247,7 +248,7 @@ def _vectors_of(
   """
   ids = read_ids(_ids_of(path), 'ids of the passage embeddings')
   rows = embeddings.open_array(path, len(ids))
-  if rows.shape[1] != (width := encoder.backbones['passage'].config.hidden_size):
+  if rows.shape[1] != (width := encoder.backbones['passage'].config.vector_size):
     raise InputError(f'{_KNOB}: {path} has vectors of {rows.shape[1]}, and the backbone of {width}')
   place_of = {id_: place for place, id_ in enumerate(ids)}
   if missing := [text.id for text in texts if text.id not in place_of]:
@@ -275,19 +276,10 @@ def _vectors_of(
 def _encoder(config: ConfigDict, workdir: epath.Path, tokenizer: Tokenizer) -> Encoder:
   """The bare backbone, as ``dprjax.encode`` would load it with this config's settings."""
   backbone = hub.load_backbone(configs.backbone_path(config, workdir))
-  settings = Settings(
-    config.pooling,
-    bool(config.normalize),
-    **{
-      f'{kind}_{name}': config.data[f'{kind}_{name}']
-      for kind in KINDS
-      for name in ('max_length', 'prefix')
-    },
-  )
   return Encoder(
     dict.fromkeys(KINDS, backbone),
     tokenizer,
-    {UNNAMED: Entry(None, settings)},
+    {UNNAMED: Entry(None, vector_spec.of_config(config))},
     batch_size=config.eval.batch_size,
     dtype=config.backbone.dtype,
   )

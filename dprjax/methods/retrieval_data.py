@@ -395,9 +395,9 @@ def batch_shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer | None) 
   }
   calls, texts = [(size, lengths['query'])], {'queries': size}
   if config.prompt.sides == 'query':
-    arrays['passage_vectors'] = rows(np.float32, candidates, model.hidden_size)
+    arrays['passage_vectors'] = rows(np.float32, candidates, model.vector_size)
     if config.prompt.anchor:
-      arrays[contrastive.FROZEN] = rows(np.float32, model.hidden_size)
+      arrays[contrastive.FROZEN] = rows(np.float32, model.vector_size)
   else:
     arrays['passage_tokens'] = rows(np.int32, candidates, lengths['passage'])
     arrays['passage_mask'] = rows(np.bool_, candidates, lengths['passage'])
@@ -408,7 +408,7 @@ def batch_shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer | None) 
   if config.distillation.loss != 'none':
     arrays[distillation.KEY] = rows(np.float32, candidates)
   if drawn := config.corpus_negatives:
-    arrays['corpus_vectors'] = jax.ShapeDtypeStruct((drawn, model.hidden_size), np.float32)
+    arrays['corpus_vectors'] = jax.ShapeDtypeStruct((drawn, model.vector_size), np.float32)
     arrays['corpus_index'] = jax.ShapeDtypeStruct((drawn,), np.int32)
   programs = 1
   for kind in KINDS if len(calls) > 1 else KINDS[:1]:
@@ -508,7 +508,7 @@ def _whole(
   times = 0.0 if fixed else 1.0
   if not fixed or encoder.differs('passage'):
     longest = splits.section.passage_max_length
-    times += max(encoder.settings.max_length('passage') / longest, 1)
+    times += max(encoder.spec.max_length('passage') / longest, 1)
   if times:
     tokens = ranking.rows['passage']
     some = np.unique(np.linspace(0, len(tokens) - 1, _TIMED * config.eval.batch_size).astype(int))

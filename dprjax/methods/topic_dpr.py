@@ -27,6 +27,7 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.data import sources, store, topics
 from dprjax.data.text import Tokenizer, load_tokenizer
+from dprjax.formats import vector_spec
 from dprjax.formats.qrels import Qrels
 from dprjax.formats.texts import KINDS
 from dprjax.methods import contrastive, dual_encoder, retrieval_data, topic_losses
@@ -60,8 +61,8 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   """
   check(config, devices)
   dual_encoder.check_pooling(config)
-  contrastive.check_lengths(config.matryoshka, model.hidden_size)
-  knobs = config.topics
+  contrastive.check_lengths(config.matryoshka, model.vector_size)
+  knobs, spec = config.topics, vector_spec.of_config(config)
   prompted = bool(knobs.path) and not knobs.words
   if knobs.words:
     check_room(config, model)
@@ -111,8 +112,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       params['backbone'],
       tokens,
       mask,
-      pooling=config.pooling,
-      normalize=True,
+      spec,
       prompt=prompt,
       prompt_ids=numbers if isinstance(prompt, encoder.PromptBank) else None,
       shift_positions=config.prompt.shift_positions,
@@ -467,9 +467,7 @@ def export(
     encoders = {
       name: {
         **made,
-        'sentence': dataclasses.replace(
-          made['sentence'], max_length=made['sentence'].max_length + config.topics.words
-        ),
+        'spec': made['spec'].longer(config.topics.words),
       }
       for name, made in product.encoders.items()
     }
@@ -483,16 +481,7 @@ def export(
   prefixes = prompts.expand_topics(backbone.config, tree.unflatten(subtree)['prompt'], words)
   return product._replace(
     prompt={'prefix': np.asarray(prefixes), **found.arrays()},
-    meta={
-      'kind': 'topic',
-      'pooling': config.pooling,
-      'normalize': True,
-      'temperature': float(config.temperature),
-      'shift_positions': bool(config.prompt.shift_positions),
-      **{f'{kind}_max_length': config.data[f'{kind}_max_length'] for kind in KINDS},
-      **{f'{kind}_prefix': config.data[f'{kind}_prefix'] for kind in KINDS},
-      **dual_encoder.matryoshka_meta(config),
-    },
+    meta=dual_encoder.meta_of(config, vector_spec.of_config(config), 'topic'),
   )
 
 

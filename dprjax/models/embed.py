@@ -1,13 +1,18 @@
-"""One vector a text: encoded, pooled and, where asked for, scaled to unit length."""
+"""One vector a text: encoded, pooled, projected and, where asked for, scaled to unit length.
 
-from collections.abc import Mapping
+Training, `dprjax.encode`, the server and mteb all make their vectors here. A record says how
+(`formats.vector_spec.VectorSpec`), the encoder's shape which projection comes behind the pooling.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from dprjax.models import encoder
+from dprjax.formats.vector_spec import VectorSpec
+from dprjax.models import encoder, projection
 from dprjax.models import pooling as poolings
 from dprjax.models.encoder_config import EncoderConfig
 
@@ -17,42 +22,64 @@ def embed_text(
   params: Mapping[str, Any],
   tokens: Int[Array, 'B T'],
   mask: Bool[Array, 'B T'],
-  *,
-  pooling: str,
-  normalize: bool,
+  specs: VectorSpec | Sequence[VectorSpec],
+  which: Int[Array, ' B'] | None = None,
   **kwargs: Any,
 ) -> Float[Array, 'B H']:
   """Vectors of texts, float32.
 
   Args:
     config, params, tokens, mask, kwargs: as for ``encoder.encode``.
-    pooling, normalize: as for ``pool``.
+    specs, which: as for ``of_states``.
 
   Raises:
-    InputError: as ``encoder.encode`` and ``pool`` do.
+    InputError: as ``encoder.encode`` does.
   """
-  return pool(encoder.encode(config, params, tokens, mask, **kwargs), mask, pooling, normalize)
+  states = encoder.encode(config, params, tokens, mask, **kwargs)
+  return of_states(config, params, states, mask, specs, which)
 
 
-def pool(
-  hidden: Float[Array, 'B T H'],
+def of_states(
+  config: EncoderConfig,
+  params: Mapping[str, Any],
+  states: Float[Array, 'B T H'],
   mask: Bool[Array, 'B T'],
-  pooling: str = 'cls',
-  normalize: bool = False,
+  specs: VectorSpec | Sequence[VectorSpec],
+  which: Int[Array, ' B'] | None = None,
 ) -> Float[Array, 'B H']:
-  """One vector a row.
+  """One vector a row of hidden states.
 
   Args:
-    hidden: the last hidden states.
-    mask: True at real tokens.
-    pooling: a name of `models.pooling`.
-    normalize: scale to unit length.
-
-  Raises:
-    InputError: ``pooling`` is another word.
+    config, params: of the encoder.
+    states: its last hidden states.
+    mask: True at the tokens that are pooled.
+    specs: how, or several ways.
+    which: the number of each row's way, where there are several.
   """
-  vectors = poolings.find(pooling).pool(hidden, mask)
-  return unit(vectors) if normalize else vectors
+  specs = (specs,) if isinstance(specs, VectorSpec) else specs
+  names, units = ([*dict.fromkeys(values)] for values in zip(*map(_way, specs), strict=True))
+  vectors = poolings.find(names[0]).pool(states, mask)
+  if len(names) > 1:
+    number = _of_rows([names.index(spec.pooling) for spec in specs], which)
+    for other, name in enumerate(names[1:], start=1):
+      pooled = poolings.find(name).pool(states, mask)
+      vectors = jnp.where(number[:, None] == other, pooled, vectors)
+  vectors = projection.project(config, params, vectors)
+  if units == [False]:
+    return vectors
+  if units == [True]:
+    return unit(vectors)
+  scaled = _of_rows([spec.normalize for spec in specs], which)
+  return jnp.where(scaled[:, None], unit(vectors), vectors)
+
+
+def _way(spec: VectorSpec) -> tuple[str, bool]:
+  return spec.pooling, spec.normalize
+
+
+def _of_rows(values: Sequence[Any], which: Int[Array, ' B'] | None) -> Array:
+  assert which is not None
+  return jnp.take(jnp.array(values), which)
 
 
 def unit(x: Float[Array, '... H']) -> Float[Array, '... H']:

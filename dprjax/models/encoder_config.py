@@ -13,14 +13,14 @@ from dprjax.models.activations import ACTIVATIONS
 
 
 @dataclasses.dataclass(frozen=True)
-class EncoderConfig:
+class EncoderConfig(families.Shape):
   """The shape of an encoder with a table of positions, such as BERT.
 
   Hashable, so it can be a static argument of ``jax.jit``. The shape of another family of backbones
-  is a frozen dataclass of its own, with ``vocab_size``, ``hidden_size``, ``num_layers``,
+  is a `families.Shape` of its own, with ``vocab_size``, ``hidden_size``, ``num_layers``,
   ``num_heads``, ``num_kv_heads``, ``head_dim``, ``intermediate_size``, ``type_vocab_size``,
-  ``max_tokens``, ``pad_token_id``, ``layer_norm_eps``, ``initializer_range``, the rates of dropout,
-  and ``family``.
+  ``max_tokens``, ``pad_token_id``, ``layer_norm_eps``, ``initializer_range`` and the rates of
+  dropout.
 
   Raises:
     InputError: an unknown model type or activation, or heads that do not divide the hidden size.
@@ -51,11 +51,6 @@ class EncoderConfig:
       raise InputError(
         f'hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_heads}'
       )
-
-  @property
-  def family(self) -> families.Family:
-    """The family of backbones that it belongs to."""
-    return families.find(self.model_type)
 
   @property
   def head_dim(self) -> int:

@@ -8,6 +8,7 @@ sharding rules know a family only by this value. A new family often replaces fie
 ``FAMILY = bert.FAMILY._replace(model_type='rms-bert', layer=Layer)``.
 """
 
+import dataclasses
 import functools
 import importlib
 import pkgutil
@@ -22,11 +23,33 @@ from jaxtyping import Array
 from dprjax.base import extensions
 from dprjax.base.errors import InputError
 from dprjax.models.checkpoint_names import Tensor
+from dprjax.models.projection import Dense
 
 _PACKAGE = 'dprjax.models.families'
 
-# The shape of an encoder: an `EncoderConfig`, or another frozen dataclass that has its properties.
+# The shape of an encoder: an `EncoderConfig`, or another `Shape` that has its properties.
 Config = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+  """What the shapes of all families have, which are frozen dataclasses with a ``model_type``.
+
+  Attributes:
+    projection: the dense layers behind the pooling.
+  """
+
+  projection: tuple[Dense, ...] = dataclasses.field(default=(), kw_only=True)
+
+  @property
+  def family(self) -> 'Family':
+    """The family of backbones that it belongs to."""
+    return find(self.model_type)  # type: ignore[attr-defined]  # of the subclass
+
+  @property
+  def vector_size(self) -> int:
+    """The numbers of a text's vector."""
+    return self.projection[-1].outputs if self.projection else self.hidden_size  # type: ignore[attr-defined]
 
 
 class Family(NamedTuple):

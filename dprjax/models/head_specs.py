@@ -150,7 +150,7 @@ def _read_condenser(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack)
     int(value) if re.fullmatch('[0-9]{1,9}', value := metadata.get(key, '')) else 0
     for key in ('num_layers', 'split')
   )
-  stored = {name: [weights.Stored(handle, name)] for name in handle.keys()}  # noqa: SIM118
+  stored = {one.name: [one] for one in weights.stored_in(handle)}
   if not 1 <= layers <= len(stored) or not 0 < split < config.num_layers:
     raise InputError(
       f'{file}: its metadata says num_layers {metadata.get("num_layers")!r:.20} and split '

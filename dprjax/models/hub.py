@@ -6,6 +6,7 @@ its family. Neither our own layout nor a head changes it.
 
 import contextlib
 import dataclasses
+import hashlib
 import importlib.machinery
 import os
 import sys
@@ -22,19 +23,13 @@ from dprjax.base import files, outputs, repository, sidecars
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path, write_json
 from dprjax.base.reading import read_json_object
+from dprjax.formats.vector_spec import VectorSpec
 from dprjax.models import checkpoint_names as names
 from dprjax.models import family as families
-from dprjax.models import weights
+from dprjax.models import projection, sentence, weights
 from dprjax.models.encoder import init_encoder
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.head_specs import HEADS, Head
-from dprjax.models.sentence import (
-  SentenceSettings,
-  read_sentence_settings,
-  tokenizer_keys,
-  transformer_folder,
-  write_sentence_settings,
-)
 
 Params = dict[str, Any]
 
@@ -69,7 +64,7 @@ class Backbone:
     params: its parameters, numpy float32, as ``encoder.encode`` takes them.
     sha256: of the encoder's tensors; see the module's docstring.
     path: the folder of config.json and the tokenizer.
-    sentence: how it embeds a text, by its sentence-transformers files or by default.
+    spec: how it embeds a text, by its sentence-transformers files or by default.
     hf_config: config.json.
     heads: the requested heads that the checkpoint has, named as in ``head_specs.HEADS``.
   """
@@ -78,7 +73,7 @@ class Backbone:
   params: Params
   sha256: str
   path: str
-  sentence: SentenceSettings
+  spec: VectorSpec
   hf_config: dict[str, Any]
   heads: Mapping[str, Head] = dataclasses.field(default_factory=dict)
 
@@ -101,13 +96,16 @@ def load_backbone(path_or_hub_id: PathLike, heads: Collection[str] = ()) -> Back
   with contextlib.ExitStack() as stack:
     root, checkpoint = _open(path_or_hub_id, stack)
     params, sha256 = weights.read_encoder(checkpoint)
+    if shapes := checkpoint.config.projection:
+      params['projection'] = sentence.read_projection_weights(root, shapes)
+      sha256 = _with_projection(sha256, shapes, params)
     found = {name: HEADS[name].read(checkpoint, stack) for name in heads}
   return Backbone(
     checkpoint.config,
     params,
     sha256,
     os.fspath(checkpoint.folder),
-    read_sentence_settings(root, checkpoint.config),
+    sentence.read_folder(root, checkpoint.config),
     checkpoint.hf_config,
     {name: head for name, head in found.items() if head is not None},
   )
@@ -133,15 +131,15 @@ def check_readable(path_or_hub_id: PathLike) -> None:
     _open(path_or_hub_id, stack)
 
 
-def load_sentence(path_or_hub_id: PathLike) -> SentenceSettings:
-  """How an encoder embeds a text, ``Backbone.sentence``; no tensor is read.
+def load_spec(path_or_hub_id: PathLike) -> VectorSpec:
+  """How an encoder embeds a text, ``Backbone.spec``; no tensor is read.
 
   Raises:
     InputError: as ``load_backbone``, except for tensors.
   """
   with contextlib.ExitStack() as stack:
     root, checkpoint = _open(path_or_hub_id, stack)
-    return read_sentence_settings(root, checkpoint.config)
+    return sentence.read_folder(root, checkpoint.config)
 
 
 def read_shape(folder: PathLike) -> EncoderConfig:
@@ -152,8 +150,8 @@ def read_shape(folder: PathLike) -> EncoderConfig:
   """
   root = epath.Path(folder)
   files.refuse_special(root)
-  path = transformer_folder(root) / 'config.json'
-  return _encoder_config(read_json_object(path, 'config.json'), path)
+  path = sentence.transformer_folder(root) / 'config.json'
+  return _encoder_config(root, read_json_object(path, 'config.json'), path)
 
 
 def check_vocabulary(backbone: Backbone, vocab_size: int, path: PathLike) -> None:
@@ -169,7 +167,18 @@ def check_vocabulary(backbone: Backbone, vocab_size: int, path: PathLike) -> Non
 
 def backbone_sha256(config: EncoderConfig, params: Mapping[str, Any]) -> str:
   """The SHA-256 of a float32 checkpoint with these parameters."""
-  return weights.sha256(sorted(names.export(config.family.tensors(config), params).items()))
+  encoder = names.export(config.family.tensors(config), params)
+  return _with_projection(weights.sha256(sorted(encoder.items())), config.projection, params)
+
+
+def _with_projection(
+  sha256: str, shapes: Sequence[projection.Dense], params: Mapping[str, Any]
+) -> str:
+  """The SHA-256 of an encoder and of the layers behind its pooling."""
+  if not shapes:
+    return sha256
+  own = weights.sha256(projection.tensors(shapes, params['projection']))
+  return hashlib.sha256(f'{sha256}{own}'.encode()).hexdigest()
 
 
 def save_backbone(
@@ -178,7 +187,7 @@ def save_backbone(
   params: Mapping[str, Any],
   *,
   source: PathLike | None = None,
-  sentence: SentenceSettings | None = None,
+  spec: VectorSpec | None = None,
   hf_config: Mapping[str, Any] | None = None,
   heads: Mapping[str, Head] = types.MappingProxyType({}),
   max_length: int | None = None,
@@ -196,7 +205,7 @@ def save_backbone(
     config: the encoder's shape.
     params: its parameters; stored as float32.
     source: a directory whose tokenizer files are copied.
-    sentence: written as sentence-transformers files; None writes none.
+    spec: how texts become vectors, written as sentence-transformers files; None writes none.
     hf_config: an earlier config.json, whose other keys are kept.
     heads: named as in ``head_specs.HEADS``; at most one that ``transformers`` has a class for.
     max_length: tokens of an input, written to the tokenizer's files (``model_max_length``).
@@ -212,9 +221,9 @@ def save_backbone(
   ):
     aside.mkdir(parents=True)
     write_json(aside / 'config.json', _hf_config(config, hf_config or {}, heads))
-    kept = tokenizer_keys(epath.Path(source)) if source is not None else {}
-    if sentence is not None:
-      write_sentence_settings(aside, config, sentence, kept)
+    kept = sentence.tokenizer_keys(epath.Path(source)) if source is not None else {}
+    if spec is not None:
+      sentence.write_folder(aside, config, params, spec, kept)
     elif kept:
       write_json(aside / 'sentence_bert_config.json', kept)
     for file in _tokenizer_files(source):
@@ -228,8 +237,8 @@ def save_backbone(
       )
     arrays = names.export(config.family.tensors(config), params)
     for name, head in heads.items():
-      spec, stored = HEADS[name], names.export(tensors[name], head.params)
-      if spec.model_class:
+      kind, stored = HEADS[name], names.export(tensors[name], head.params)
+      if kind.model_class:
         # The pooler is part of the encoder's model.
         pooler = {key for key in stored if key.startswith('pooler.')}
         arrays = {
@@ -237,8 +246,8 @@ def save_backbone(
           for key, array in (arrays | stored).items()
         }
       else:
-        metadata = {key: str(value) for key, value in spec.metadata(head).items()}
-        (aside / spec.file).write_bytes(safetensors.numpy.save(stored, {'format': 'pt'} | metadata))
+        metadata = {key: str(value) for key, value in kind.metadata(head).items()}
+        (aside / kind.file).write_bytes(safetensors.numpy.save(stored, {'format': 'pt'} | metadata))
     # transformers refuses files without the format's name.
     (aside / weights.WEIGHTS).write_bytes(safetensors.numpy.save(arrays, {'format': 'pt'}))
     mark(aside)
@@ -378,11 +387,11 @@ def _open(
   """A model's directory and the checkpoint in it, whose files ``stack`` closes."""
   root = _fetch(path_or_hub_id)
   files.refuse_special(root)
-  folder = transformer_folder(root)
+  folder = sentence.transformer_folder(root)
   files.refuse_special(folder)
   path = folder / 'config.json'
   hf_config = read_json_object(path, 'config.json')
-  config = _encoder_config(hf_config, path)
+  config = _encoder_config(root, hf_config, path)
   return root, weights.open_checkpoint(folder, os.fspath(path_or_hub_id), config, hf_config, stack)
 
 
@@ -403,11 +412,13 @@ def _fetch(path_or_hub_id: PathLike) -> epath.Path:
   return repository.fetch(reference, ['*.json', '*.safetensors', '*.txt', '*.model'], 'backbone')
 
 
-def _encoder_config(hf_config: dict[str, Any], path: epath.Path) -> EncoderConfig:
+def _encoder_config(root: epath.Path, hf_config: dict[str, Any], path: epath.Path) -> EncoderConfig:
   try:
-    return families.find(hf_config.get('model_type')).read_config(hf_config)
+    config = families.find(hf_config.get('model_type')).read_config(hf_config)
   except InputError as error:
     raise InputError(f'{path}: {error}') from error
+  dense = sentence.read_projection(root, config.hidden_size)
+  return dataclasses.replace(config, projection=dense) if dense else config
 
 
 def _hf_config(

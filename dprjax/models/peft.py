@@ -158,15 +158,9 @@ def read_prompt(
     raise InputError(f'{root} holds no {CONFIG}: it is no adapter of PEFT')
   if any(stored != metas[0] for stored in metas):
     raise InputError(f'{root}: the adapters of query and passage are not of one prompt')
-  sentence = backbone.sentence
   own = metas[0] or {
-    'pooling': sentence.pooling,
-    'normalize': sentence.normalize,
+    **backbone.spec.to_meta(),
     'temperature': 1.0,  # not known; nothing but training reads it
-    'query_max_length': sentence.max_length,
-    'passage_max_length': sentence.max_length,
-    'query_prefix': sentence.query_prefix,
-    'passage_prefix': sentence.passage_prefix,
     'dprjax_version': version.__version__,
   }
   given = {key: value for key, value in settings.items() if value is not None}

@@ -17,13 +17,8 @@ from etils import epath
 from dprjax.base import reading, repository
 from dprjax.base.errors import InputError
 from dprjax.base.files import write_json
-from dprjax.models import artifact, hub
-from dprjax.models.sentence import (
-  PROMPTED_TYPE,
-  SentenceSettings,
-  tokenizer_keys,
-  write_sentence_settings,
-)
+from dprjax.formats.vector_spec import of_meta
+from dprjax.models import artifact, hub, sentence
 
 CODE = 'dprjax_prompt.py'
 _REFERENCE = 'backbone.json'
@@ -61,8 +56,8 @@ def write_folder(
     )
   else:
     write_json(folder / _REFERENCE, {'repository': reference.name, 'revision': reference.revision})
-  kept = tokenizer_keys(epath.Path(backbone.path))
-  write_sentence_settings(folder, backbone.config, settings(prompt), kept)
+  kept = sentence.tokenizer_keys(epath.Path(backbone.path))
+  sentence.write_folder(folder, backbone.config, backbone.params, of_meta(prompt.meta), kept)
   add_prompt(folder, prompt)
 
 
@@ -74,22 +69,10 @@ def add_prompt(folder: epath.Path, prompt: artifact.Prompt) -> None:
   """
   check(prompt)
   modules = reading.read(folder / 'modules.json', 'modules.json', list[dict[str, Any]])
-  modules[0]['type'] = PROMPTED_TYPE
+  modules[0]['type'] = sentence.PROMPTED_TYPE
   write_json(folder / 'modules.json', modules)
   (folder / CODE).write_text(_code())
   artifact.save_prompt(folder / artifact.FILE, prompt)
-
-
-def settings(prompt: artifact.Prompt) -> SentenceSettings:
-  """How texts become vectors under a prompt."""
-  meta = prompt.meta
-  return SentenceSettings(
-    pooling=meta['pooling'],
-    normalize=meta['normalize'],
-    max_length=max(meta['query_max_length'], meta['passage_max_length']),
-    query_prefix=meta.get('query_prefix', ''),
-    passage_prefix=meta.get('passage_prefix', ''),
-  )
 
 
 def _code() -> str:

@@ -21,7 +21,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32
 
 from dprjax.base.errors import InputError
+from dprjax.formats.vector_spec import VectorSpec
 from dprjax.models import embed, encoder, heads
+from dprjax.models import pooling as poolings
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.template import Filled, Piece, Template, Text, fill
 
@@ -346,35 +348,45 @@ def answer(
   filled, hidden = encode(
     config, params, templates, 'pair', texts, length, numbers, options=options, **kwargs
   )
-  states = pool(templates, 'pair', filled, hidden, 'mask')
+  places = templates.places('pair', filled, '[MASK]')
+  states = poolings.find('mean').pool(hidden, places)  # of one state
   words = params['embeddings']['word']['embedding']
   return heads.mlm_logits(config, head, words, states, options.dtype)
 
 
-def pool(
+def vectors(
+  config: EncoderConfig,
+  params: Mapping[str, Any],
   templates: TaskTemplates,
   kind: str,
   filled: Filled,
   hidden: Float[Array, 'B T H'],
-  pooling: str,
-  normalize: bool = False,
+  specs: VectorSpec | Sequence[VectorSpec],
+  which: Int[Array, ' B'] | None = None,
 ) -> Float[Array, 'B H']:
-  """One vector a row of a filled template.
+  """One vector a row of a filled template; see ``embed.of_states``.
+
+  A template has poolings of its own: 'mask', the state at [MASK]; 'mean', the mean over the text's
+  own tokens; 'cls'.
 
   Args:
-    templates: the tasks' templates.
-    kind: of input.
-    filled: the rows.
-    hidden: the last hidden states.
-    pooling: 'mask', the state at [MASK]; 'mean', the mean over the text's own tokens; 'cls'.
-    normalize: scale to unit length.
-
-  Raises:
-    InputError: ``pooling`` is another word.
+    config, params: of the encoder.
+    templates, kind: the tasks' templates, and the kind of input.
+    filled, hidden: the rows and their last hidden states.
+    specs, which: as for ``embed.of_states``.
   """
-  if pooling == 'mask':
-    at = jnp.argmax(templates.places(kind, filled, '[MASK]'), axis=1)[:, None, None]
-    vectors = jnp.take_along_axis(hidden, at, axis=1)[:, 0]
-    return embed.unit(vectors) if normalize else vectors
-  counted = templates.places(kind, filled, 'text') if pooling == 'mean' else filled.mask
-  return embed.pool(hidden, counted, pooling, normalize)
+  specs = (specs,) if isinstance(specs, VectorSpec) else specs
+  pooled = [{'mask': '[MASK]', 'mean': 'text'}.get(spec.pooling) for spec in specs]
+  masks = {
+    name: filled.mask if name is None else templates.places(kind, filled, name)
+    for name in dict.fromkeys(pooled)
+  }
+  mask = masks[pooled[0]]
+  if len(masks) > 1:
+    assert which is not None
+    number = jnp.take(jnp.array([[*masks].index(name) for name in pooled]), which)
+    stacked = jnp.stack([*masks.values()])
+    mask = jnp.take_along_axis(stacked, number[None, :, None], axis=0)[0]
+  # The mean over one place is the state there.
+  specs = [spec.replace(pooling='mean') if spec.pooling == 'mask' else spec for spec in specs]
+  return embed.of_states(config, params, hidden, mask, specs, which)

@@ -1,7 +1,8 @@
 """The sentence-transformers files of a model directory, which say how it embeds a text.
 
-modules.json                        Transformer, Pooling, and Normalize or not
+modules.json                        Transformer, Pooling, Dense or not, Normalize or not
 1_Pooling/config.json               which pooling: one flag each, or (since version 5.4) its name
+2_Dense/                            config.json and model.safetensors of a layer behind the pooling
 sentence_bert_config.json           the maximum length, and how to tokenise
 config_sentence_transformers.json   text to put before queries and passages, and the similarity
 
@@ -9,22 +10,27 @@ config_sentence_transformers.json   text to put before queries and passages, and
 tokenizer.
 """
 
-import dataclasses
+import contextlib
 import logging
 import re
 import types
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import safetensors.numpy
 from etils import epath
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import refuse_special, write_json
 from dprjax.base.reading import read, read_json_object
-from dprjax.formats import sentence_files
+from dprjax.formats import sentence_files, vector_spec
 from dprjax.formats.fields import Record
+from dprjax.formats.vector_spec import VectorSpec
+from dprjax.models import checkpoint_names as names
 from dprjax.models import pooling as poolings
+from dprjax.models import weights
 from dprjax.models.encoder_config import EncoderConfig
+from dprjax.models.projection import ACTIVATIONS, Dense
 
 logger = logging.getLogger('dprjax')
 
@@ -34,29 +40,24 @@ _TRANSFORMERS = ('Transformer', PROMPTED)
 _MODEL = 'config_sentence_transformers.json'
 # As the documentation of SentenceTransformer.encode_query and encode_document names them.
 _PROMPT_NAMES = {'query': ('query',), 'passage': ('document', 'passage', 'corpus')}
+_LARGEST = 1 << 20  # numbers of a vector
 
 
-@dataclasses.dataclass(frozen=True)
-class SentenceSettings:
-  """How texts become vectors, unless a prompt's meta or the user says otherwise."""
-
-  pooling: str = 'cls'
-  normalize: bool = False
-  max_length: int = 512
-  query_prefix: str = ''
-  passage_prefix: str = ''
+class _Module(NamedTuple):
+  type: str  # the class name
+  folder: epath.Path
 
 
 def transformer_folder(root: epath.Path) -> epath.Path:
   """The model's folder: ``root``, or one in it in old sentence-transformers directories."""
   for module in _modules(root):
-    if module['type'] in _TRANSFORMERS and (root / module['path'] / 'config.json').exists():
-      return root / module['path']
+    if module.type in _TRANSFORMERS and (module.folder / 'config.json').exists():
+      return module.folder
   return root
 
 
-def read_sentence_settings(root: epath.Path, config: EncoderConfig) -> SentenceSettings:
-  """The directory's settings, or the defaults where it has no sentence-transformers files.
+def read_folder(root: epath.Path, config: EncoderConfig) -> VectorSpec:
+  """How a directory's model embeds a text; the defaults where it has no such files.
 
   Raises:
     InputError: an unsupported module, key or value, or an unreadable file.
@@ -66,7 +67,7 @@ def read_sentence_settings(root: epath.Path, config: EncoderConfig) -> SentenceS
   classifier = model.get('model_type') == 'CrossEncoder'
   modules = _modules(root)
   rules = sentence_files.CLASSIFIER if classifier else sentence_files.ENCODER
-  if any(module['type'] == PROMPTED for module in modules):
+  if any(module.type == PROMPTED for module in modules):
     # The prompt's meta has them too.
     rules = rules | {'query_length': None, 'document_length': None}
   sentence_files.read(sentence_files.transformer_file(folder), rules)
@@ -80,21 +81,25 @@ def read_sentence_settings(root: epath.Path, config: EncoderConfig) -> SentenceS
   if classifier:
     if any(prompts.values()):
       raise InputError(f'{root / _MODEL}: prompts of a CrossEncoder are not supported')
-    return SentenceSettings(max_length=length)
+    return vector_spec.same_length(length)
   if not modules:
     if model:
       raise InputError(
         f'{root / _MODEL}: there is no modules.json beside it, which says the pooling; remove the '
         'file to use the bare encoder'
       )
-    return SentenceSettings(max_length=length)
-  _check_order(root / 'modules.json', [module['type'] for module in modules])
-  pooling = next(module['path'] for module in modules if module['type'] == 'Pooling')
+    return vector_spec.same_length(length)
+  _check_order(root / 'modules.json', [module.type for module in modules])
   for module in modules:
-    if module['type'] == 'Normalize':
-      sentence_files.read(root / module['path'] / 'config.json', sentence_files.NORMALIZE)
-  _check_dimension(root / _MODEL, model, config)
-  normalize = any(module['type'] == 'Normalize' for module in modules)
+    if module.type == 'Normalize':
+      sentence_files.read(module.folder / 'config.json', sentence_files.NORMALIZE)
+  dimension = sentence_files.length(model.get('truncate_dim'), f'{root / _MODEL}: truncate_dim')
+  if dimension is not None and dimension < config.vector_size:
+    raise InputError(
+      f'{root / _MODEL}: truncate_dim {dimension} is not applied by itself; remove it, and ask for '
+      f'--dimensions={dimension}'
+    )
+  normalize = any(module.type == 'Normalize' for module in modules)
   similarity = model.get('similarity_fn_name')
   if similarity is None and not normalize:
     logger.warning(
@@ -102,13 +107,65 @@ def read_sentence_settings(root: epath.Path, config: EncoderConfig) -> SentenceS
       'cosine, as sentence-transformers takes it then, say --normalize=true',
       root,
     )
-  return SentenceSettings(
-    _pooling(root / pooling / 'config.json', any(prompts.values()), config),
-    normalize or similarity == 'cosine',  # the inner product of unit vectors
+  return vector_spec.same_length(
     length,
+    pooling=_pooling(
+      _folders(modules, 'Pooling')[0] / 'config.json', any(prompts.values()), config
+    ),
+    normalize=normalize or similarity == 'cosine',  # the inner product of unit vectors
     query_prefix=prompts['query'],
     passage_prefix=prompts['passage'],
   )
+
+
+def read_projection(root: epath.Path, hidden_size: int) -> tuple[Dense, ...]:
+  """The shapes of the dense layers behind the pooling.
+
+  Raises:
+    InputError: a key or an activation that is not supported, or sizes that do not fit each other.
+  """
+  found: list[Dense] = []
+  for folder in _folders(_modules(root), 'Dense'):
+    file = folder / 'config.json'
+    values = read_json_object(file, 'dense module')
+    sentence_files.check(values, sentence_files.DENSE, f'{file}: ')
+    record = Record(values, str(file))
+    inputs = record.whole('in_features', 1, _LARGEST)
+    if inputs != (before := found[-1].outputs if found else hidden_size):
+      raise InputError(f'{file}: in_features is {inputs}, and the module before it gives {before}')
+    found.append(
+      Dense(
+        inputs,
+        record.whole('out_features', 1, _LARGEST),
+        values.get('bias') is not False,
+        record.choice('activation_function', *ACTIVATIONS),
+      )
+    )
+  return tuple(found)
+
+
+def read_projection_weights(root: epath.Path, shapes: Sequence[Dense]) -> dict[str, Any]:
+  """The parameters of the dense layers, by number.
+
+  Raises:
+    InputError: no safetensors file, or one with other tensors.
+  """
+  params: dict[str, Any] = {}
+  folders = _folders(_modules(root), 'Dense')
+  for number, (folder, dense) in enumerate(zip(folders, shapes, strict=True)):
+    own = params[str(number)] = {}
+    with contextlib.ExitStack() as stack:
+      (file,) = weights.weight_files(folder)
+      handle = weights.open_file(file, stack)
+      stored = {one.name: [one] for one in weights.stored_in(handle)}
+      wrong = weights.find_problems(dense.tensors(), stored)
+      if wrong or stored.keys() != {tensor.name for tensor in dense.tensors()}:
+        raise InputError(
+          f'{file}: its tensors are not those of config.json: {weights.listed(wrong or [*stored])}'
+        )
+      for tensor in dense.tensors():
+        names.place(own, tensor, stored[tensor.name][0].read())
+  return params
 
 
 def max_length(folder: epath.Path) -> int:
@@ -125,23 +182,28 @@ def max_length(folder: epath.Path) -> int:
   return 512 if said is None else said
 
 
-def write_sentence_settings(
+def write_folder(
   folder: epath.Path,
   config: EncoderConfig,
-  sentence: SentenceSettings,
+  params: Mapping[str, Any],
+  spec: VectorSpec,
   tokenizer: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> None:
   """Writes the files into a new model directory, in the format that every version reads.
 
   Args:
     folder: of the model.
-    config: its shape.
-    sentence: how it embeds a text.
+    config, params: of the encoder.
+    spec: how it embeds a text; the folder has the longer of its two lengths.
     tokenizer: keys of sentence_bert_config.json that the tokenizer needs (`tokenizer_keys`).
   """
-  modules = [('Transformer', ''), ('Pooling', '1_Pooling')] + (
-    [('Normalize', '2_Normalize')] if sentence.normalize else []
-  )
+  modules = [
+    ('Transformer', ''),
+    ('Pooling', '1_Pooling'),
+    *(('Dense', f'{number}_Dense') for number in range(2, 2 + len(config.projection))),
+  ]
+  if spec.normalize:
+    modules.append(('Normalize', f'{len(modules)}_Normalize'))
   write_json(
     folder / 'modules.json',
     [
@@ -151,21 +213,34 @@ def write_sentence_settings(
   )
   for _, path in modules[1:]:
     (folder / path).mkdir()
-  flags = {one.flag: one.name == sentence.pooling for one in poolings.every().values() if one.flag}
+  flags = {one.flag: one.name == spec.pooling for one in poolings.every().values() if one.flag}
   write_json(
     folder / '1_Pooling' / 'config.json',
     {'word_embedding_dimension': config.hidden_size, **flags, 'include_prompt': True},
   )
+  for number, dense in enumerate(config.projection):
+    path = folder / f'{number + 2}_Dense'
+    write_json(
+      path / 'config.json',
+      {
+        'in_features': dense.inputs,
+        'out_features': dense.outputs,
+        'bias': dense.bias,
+        'activation_function': dense.activation,
+      },
+    )
+    stored = names.export(dense.tensors(), params['projection'][str(number)])
+    (path / weights.WEIGHTS).write_bytes(safetensors.numpy.save(stored, {'format': 'pt'}))
   write_json(
     folder / 'sentence_bert_config.json',
-    {'max_seq_length': sentence.max_length, 'do_lower_case': False, **tokenizer},
+    {'max_seq_length': spec.longest, 'do_lower_case': False, **tokenizer},
   )
   write_json(
-    folder / 'config_sentence_transformers.json',
+    folder / _MODEL,
     {
-      'prompts': {'query': sentence.query_prefix, 'document': sentence.passage_prefix},
+      'prompts': {'query': spec.query_prefix, 'document': spec.passage_prefix},
       'default_prompt_name': None,
-      'similarity_fn_name': 'cosine' if sentence.normalize else 'dot',
+      'similarity_fn_name': spec.similarity,
     },
   )
 
@@ -175,15 +250,19 @@ def tokenizer_keys(folder: epath.Path) -> dict[str, Any]:
   return sentence_files.tokenizer_settings(folder).kept
 
 
-def _modules(root: epath.Path) -> list[dict[str, str]]:
-  """``type`` (class name) and ``path`` of each module; empty without modules.json."""
+def _folders(modules: Sequence[_Module], kind: str) -> list[epath.Path]:
+  return [module.folder for module in modules if module.type == kind]
+
+
+def _modules(root: epath.Path) -> list[_Module]:
+  """The modules of modules.json; empty without that file."""
   file = root / 'modules.json'
   if not file.exists():
     return []
   modules = read(file, 'modules.json', list[dict[str, Any]])
   if not modules:
     raise InputError(f'{file}: no module in it')
-  found: list[dict[str, str]] = []
+  found: list[_Module] = []
   for module in modules:
     record = Record(module, f'{file}: expected a list of objects with type and path')
     kind, path = record.text('type'), record.text('path')
@@ -196,38 +275,18 @@ def _modules(root: epath.Path) -> list[dict[str, str]]:
     own = package.startswith('sentence_transformers.') or kind == PROMPTED_TYPE
     if any(module.get('name') == one.get('name') is not None for one in modules[: len(found)]):
       raise InputError(f'{file}: two modules have the name {module["name"]!r:.40}')
-    found.append({'type': name if own else f"somebody's own {kind}", 'path': path})
+    found.append(_Module(name if own else f"somebody's own {kind}", root / path))
   return found
 
 
-def _check_order(file: epath.Path, types: list[str]) -> None:
-  """Raises InputError where modules are not Transformer, Pooling, and Normalize or not."""
-  # Dropout does nothing outside training.
-  kept = [name for name in types if name != 'Dropout']
-  known = (*_TRANSFORMERS, 'Pooling', 'Normalize')
-  if unknown := [name for name in kept if name not in known]:
+def _check_order(file: epath.Path, types: Sequence[str]) -> None:
+  """Raises InputError for modules that are not supported, or not in this order."""
+  kept = ' '.join(name for name in types if name != 'Dropout')  # which trainings alone apply
+  expected = f'({"|".join(_TRANSFORMERS)}) Pooling( Dense)*( Normalize)*'
+  if not re.fullmatch(expected, kept):
     raise InputError(
-      f'{file}: {", ".join(unknown)} after the encoder is not supported; remove the file to use '
-      'the bare encoder'
-    )
-  if (
-    len(kept) < 2
-    or kept[0] not in _TRANSFORMERS
-    or kept[1] != 'Pooling'
-    or any(name != 'Normalize' for name in kept[2:])
-  ):
-    raise InputError(
-      f'{file}: the modules {", ".join(types)} are not supported in this order; expected '
-      'Transformer, Pooling, and Normalize or not'
-    )
-
-
-def _check_dimension(file: epath.Path, model: dict[str, Any], config: EncoderConfig) -> None:
-  dimension = sentence_files.length(model.get('truncate_dim'), f'{file}: truncate_dim')
-  if dimension is not None and dimension < config.hidden_size:
-    raise InputError(
-      f'{file}: truncate_dim {dimension} is not applied by itself; remove it, and ask for '
-      f'--dimensions={dimension}'
+      f'{file}: the modules {", ".join(types)} are not supported; expected Transformer, Pooling, '
+      'and behind them Dense and Normalize or not; remove the file to use the bare encoder'
     )
 
 

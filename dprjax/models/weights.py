@@ -87,8 +87,7 @@ def open_checkpoint(
   )
   stored: list[Stored] = []
   for file in _weight_files(folder, source, f'AutoModel{head}'):
-    handle = open_file(file, stack)
-    stored += [Stored(handle, name) for name in handle.keys()]  # noqa: SIM118 (cannot be iterated)
+    stored += stored_in(open_file(file, stack))
   try:
     before = names.wrapper(config, (place.name for place in stored))
   except InputError as error:
@@ -245,6 +244,11 @@ def open_file(file: epath.Path, stack: contextlib.ExitStack) -> Any:
     raise InputError(
       f'{file}: cut off, damaged or not a safetensors file ({error}); fetch it again'
     ) from error
+
+
+def stored_in(handle: Any) -> list[Stored]:
+  """The tensors in an open safetensors file."""
+  return [Stored(handle, name) for name in handle.keys()]  # noqa: SIM118 (cannot be iterated)
 
 
 def find_problems(tensors: Iterable[names.Tensor], stored: Mapping[str, list[Stored]]) -> list[str]:

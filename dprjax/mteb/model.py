@@ -178,7 +178,7 @@ def _training_datasets(
 
 def describe(encoder: Encoder, backbone: PathLike, prompt: Prompts) -> dict[str, Any]:
   """The fields of ``ModelMeta`` that follow from the model itself; what is unknown is None."""
-  settings = [entry.settings for entry in encoder.bank.values()]
+  specs = [entry.spec for entry in encoder.bank.values()]
   arrays = {
     id(leaf): leaf
     for kind in KINDS
@@ -194,15 +194,15 @@ def describe(encoder: Encoder, backbone: PathLike, prompt: Prompts) -> dict[str,
     'languages': None,
     'n_parameters': sum(int(leaf.size) for leaf in leaves),
     'memory_usage_mb': sum(int(leaf.nbytes) for leaf in leaves) / 2**20,
-    'max_tokens': max(one.max_length(kind) for one in settings for kind in KINDS),
+    'max_tokens': max(spec.longest for spec in specs),
     'embed_dim': encoder.dimension,
     'license': None,
     'open_weights': None,
     'public_training_code': None,
     'public_training_data': None,
     'framework': ['JAX'],
-    'similarity_fn_name': 'cosine' if all(one.normalize for one in settings) else 'dot',
-    'use_instructions': any(one.prefix(kind) != '' for one in settings for kind in KINDS),
+    'similarity_fn_name': 'cosine' if all(spec.normalize for spec in specs) else 'dot',
+    'use_instructions': any(spec.prefix(kind) for spec in specs for kind in KINDS),
   }
 
 
@@ -221,7 +221,7 @@ def revision(encoder: Encoder) -> str:
   bank = {
     name: [
       None if entry.prompt is None else files.sha256_file(entry.prompt.path),
-      dataclasses.asdict(entry.settings),
+      dataclasses.asdict(entry.spec) | {'shift_positions': entry.shift_positions},
     ]
     for name, entry in encoder.bank.items()
   }

@@ -31,6 +31,7 @@ RULES: tuple[tuple[str, P], ...] = (
   (r'(backbone|head)/.*mlp/down/kernel', P(None, 'model', 'fsdp')),
   (r'backbone/.*embeddings/word/embedding', P(None, 'fsdp')),
   (r'head/(mlm|classifier)/(dense|output)/kernel', P()),
+  (r'backbone/(query/|passage/)?projection/\d+/kernel', P()),
   # No other kernel: one that is not split by mistake costs its memory on every device.
   (r'(backbone|head)/.*(?<!/kernel)', P()),
   (r'(prompt|topics|sources)/.*', P()),

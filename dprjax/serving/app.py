@@ -274,7 +274,7 @@ class App:
     request.state.model = name
     if tokens.total > self._limits.tokens:
       raise _Failure(413, f'{tokens.total} tokens; {self._limits.tokens} at most', param=param)
-    whole, version = engine.backbone.config.hidden_size, tokens.version
+    whole, version = engine.backbone.config.vector_size, tokens.version
     shorter = {length for length in version.meta.get('matryoshka', ()) if length < whole}
     given = sorted({*shorter, whole}, reverse=True)
     if dimensions not in (None, *given):
@@ -284,7 +284,7 @@ class App:
         param='dimensions',
       )
     vectors = await self._wait(request, engine.queue(tokens))
-    return _Answer(tokens, codes.cut(vectors, dimensions or whole, version.settings.normalize))
+    return _Answer(tokens, codes.cut(vectors, dimensions or whole, version.spec.normalize))
 
   def _headers(self, tokens: Tokens) -> dict[str, str]:
     return {
@@ -380,17 +380,17 @@ class App:
     return await asyncio.get_running_loop().run_in_executor(self._files, work)
 
   def _card(self, name: str, about: About) -> dict[str, Any]:
-    settings, index = about.settings, about.meta.get('index')
+    spec, index = about.spec, about.meta.get('index')
     return {
       'name': name,
       'sha256': about.sha256,
       'kind': about.meta.get('kind', ''),
       'lengths': about.lengths,
-      'pooling': settings.pooling,
-      'normalize': settings.normalize,
-      'shift_positions': settings.shift_positions,
-      'query_max_length': settings.query_max_length,
-      'passage_max_length': settings.passage_max_length,
+      'pooling': spec.pooling,
+      'normalize': spec.normalize,
+      'shift_positions': bool(about.meta.get('shift_positions')),
+      'query_max_length': spec.query_max_length,
+      'passage_max_length': spec.passage_max_length,
       'bytes': about.nbytes,
       'modified': about.modified,
       'index': index if isinstance(index, str) else None,

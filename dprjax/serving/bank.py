@@ -17,15 +17,16 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from dprjax.base.errors import InputError
+from dprjax.formats.vector_spec import VectorSpec
 from dprjax.models import encoder as models
 from dprjax.models import encoder_config
 from dprjax.models import pooling as poolings
-from dprjax.models.embed import pool, unit
+from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.serving.metrics import Metrics
 
 # Columns of a batch's numbers, one row a text: slot, tokens, and how they become a vector.
-SLOT, LENGTH, POOLING, UNIT = range(4)
+SLOT, LENGTH, WAY = range(3)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,14 +37,13 @@ class Prefix:
     key: names the content. Equal keys share a slot; None is no prompt.
     vectors: [L, 2, P, N, D]; None is no prompt.
     shift: the position of the first token.
-    pooling, normalize: as for ``models.embed.pool``.
+    spec: how its states become a vector.
   """
 
   key: Hashable | None
   vectors: np.ndarray | None
   shift: int
-  pooling: str
-  normalize: bool
+  spec: VectorSpec
 
 
 class Lease(NamedTuple):
@@ -135,7 +135,7 @@ class Bank:
       encoder_config.arithmetic(dtype, 'dtype'),
       metrics,
     )
-    self._poolings = list(poolings.every())
+    self._ways = [VectorSpec(name, scaled) for name in poolings.every() for scaled in (False, True)]
     self._device = jax.local_devices()[0] if device is None else device
     self._params = jax.device_put(params, self._device)
     self._shape = (config.num_layers, slots, 2, length, config.num_kv_heads, config.head_dim)
@@ -174,7 +174,7 @@ class Bank:
       embed = jax.jit(self._embed)
       for rows, length in self.shapes:
         tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
-        numbers = jax.ShapeDtypeStruct((rows, 4), jnp.int32)
+        numbers = jax.ShapeDtypeStruct((rows, 3), jnp.int32)
         self._programs[rows, length] = embed.lower(
           self._params, abstract, tokens, numbers
         ).compile()
@@ -227,13 +227,13 @@ class Bank:
       RuntimeError: a slot was written since its lease.
     """
     tokens = np.full((count, length), self._pad_id, np.int32)
-    numbers = np.zeros((count, 4), np.int32)
+    numbers = np.zeros((count, 3), np.int32)
     for i, (ids, prefix, lease) in enumerate(zip(rows, prefixes, leases, strict=True)):
       if self.generations[lease.slot] != lease.generation:
         raise RuntimeError(f'slot {lease.slot} holds another prompt by now')
       tokens[i, : len(ids)] = ids
-      pooling = self._poolings.index(prefix.pooling)
-      numbers[i] = lease.slot, len(ids), pooling, prefix.normalize
+      way = self._ways.index(VectorSpec(prefix.spec.pooling, prefix.spec.normalize))
+      numbers[i] = lease.slot, len(ids), way
     program = self._programs[count, length]
     return program(self._params, self._bank, *jax.device_put((tokens, numbers), self._device))
 
@@ -242,20 +242,17 @@ class Bank:
   ) -> jax.Array:
     places = jnp.arange(tokens.shape[1], dtype=jnp.int32)
     mask = places[None, :] < numbers[:, LENGTH, None]
-    hidden = models.encode(
+    return embed_text(
       self._config,
       params,
       tokens,
       mask,
+      self._ways,
+      numbers[:, WAY],
       prompt=bank,
       prompt_ids=numbers[:, SLOT],
       options=EncoderOptions.of(self._arithmetic),
     )
-    first, *others = (pool(hidden, mask, name) for name in self._poolings)
-    vectors = first
-    for number, other in enumerate(others, start=1):
-      vectors = jnp.where(numbers[:, POOLING, None] == number, other, vectors)
-    return jnp.where(numbers[:, UNIT, None] == 1, unit(vectors), vectors)
 
   def _fill(self, slot: int, prefix: Prefix) -> None:
     layers, _, two, length, heads, size = self._shape

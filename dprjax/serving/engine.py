@@ -141,7 +141,7 @@ class Engine:
     )
     self._batcher = Batcher(
       self._bank,
-      backbone.config.hidden_size,
+      backbone.config.vector_size,
       deadline=options.deadline,
       most_queued=options.most_queued,
       metrics=self.metrics,
@@ -213,11 +213,11 @@ class Engine:
     """
     started = time.monotonic()
     version = self.library.get(name)
-    settings = version.settings
-    longest = settings.max_length(kind)
+    spec = version.spec
+    longest = spec.max_length(kind)
     if isinstance(texts[0], str):
       prefixed = [
-        settings.prefix(kind) + given.check_text(one, number) for number, one in enumerate(texts)
+        spec.prefix(kind) + given.check_text(one, number) for number, one in enumerate(texts)
       ]
       encodings = self.tokenizer.backend.encode_batch_fast(prefixed)
       rows = [np.array(encoding.ids, np.int32) for encoding in encodings]

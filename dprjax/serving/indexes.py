@@ -77,14 +77,14 @@ class Index:
     space = self.meta.space()
     own: dict[str, Any] = {
       # Queries are cut to what the index has.
-      'dimension': min(engine.backbone.config.hidden_size, self.meta.dimension),
+      'dimension': min(engine.backbone.config.vector_size, self.meta.dimension),
       'backbone_sha256': engine.backbone.sha256,
       'config_sha256': engine.config_sha256,
       'tokenizer_sha256': engine.tokenizer.sha256,
       'prompt_sha256': None if query_only else version.sha256 or None,
-      'shift_positions': version.settings.shift_positions and not query_only,
-      'pooling': version.settings.pooling,
-      'normalize': version.settings.normalize,
+      'shift_positions': version.shift_positions and not query_only,
+      'pooling': version.spec.pooling,
+      'normalize': version.spec.normalize,
     }
     if version.meta.get('index') == self.name:
       for field in ('prompt_sha256', 'shift_positions'):

@@ -27,7 +27,8 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, sha256_file
 from dprjax.data import text, topics
 from dprjax.formats.texts import KINDS
-from dprjax.inference.encoder import Entry, Settings, check_length, resolve_settings
+from dprjax.formats.vector_spec import VectorSpec, of_meta
+from dprjax.inference.encoder import Entry, check_length
 from dprjax.models import artifact, hub
 from dprjax.serving.bank import Prefix
 from dprjax.serving.metrics import Metrics
@@ -57,7 +58,7 @@ class Version:
   Attributes:
     name: it is served under.
     sha256: of the file; '' of the bare backbone.
-    settings: how texts become vectors.
+    spec: how texts become vectors.
     meta: of the file.
     lengths: of its prefixes of queries and passages (all topics' are equal).
     prefixes: by kind, one of each topic or a single one.
@@ -66,11 +67,16 @@ class Version:
 
   name: str
   sha256: str
-  settings: Settings
+  spec: VectorSpec
   meta: dict[str, Any]
   lengths: dict[str, int]
   prefixes: dict[str, list[Prefix]]
   topic_model: topics.Topics | None = None
+
+  @property
+  def shift_positions(self) -> bool:
+    """Whether tokens count their positions from the prompt's length."""
+    return bool(self.meta.get('shift_positions'))
 
   @property
   def nbytes(self) -> int:
@@ -90,7 +96,7 @@ class About:
   """What is known of a prompt whose vectors may be on disk alone.
 
   Attributes:
-    sha256, meta, lengths, settings: as of `Version`; empty where ``refused``.
+    sha256, meta, lengths, spec: as of `Version`; empty where ``refused``.
     nbytes: of its vectors.
     modified: when its file was written, in seconds.
     refused: why its file cannot be served; '' where it can.
@@ -99,7 +105,7 @@ class About:
   sha256: str = ''
   meta: dict[str, Any] = dataclasses.field(default_factory=dict)
   lengths: dict[str, int] = dataclasses.field(default_factory=dict)
-  settings: Settings = dataclasses.field(default_factory=Settings)
+  spec: VectorSpec = dataclasses.field(default_factory=VectorSpec)
   nbytes: int = 0
   modified: float = 0
   refused: str = ''
@@ -148,15 +154,12 @@ class Library:
     self._about: dict[str, tuple[_Signature, About]] = {}
     self._told: set[str] = set()  # why files are not served
     self._bytes = 0
-    sentence = backbone.sentence
-    settings = resolve_settings(
-      dataclasses.replace(sentence, max_length=min(sentence.max_length, most_tokens)), None
-    )
+    spec = backbone.spec.at_most(most_tokens)
     for kind in KINDS:
-      self._check_room(f'backbone {name}', settings, kind)
-    bare = Prefix(None, None, 0, settings.pooling, settings.normalize)
+      self._check_room(f'backbone {name}', spec, kind)
+    bare = Prefix(None, None, 0, spec)
     self.bare = Version(
-      name, '', settings, {}, dict.fromkeys(KINDS, 0), {kind: [bare] for kind in KINDS}
+      name, '', spec, {}, dict.fromkeys(KINDS, 0), {kind: [bare] for kind in KINDS}
     )
     if self.folder.exists() and not self.folder.is_dir():
       raise InputError(f'--prompts={folder} is a file; give a folder of prompt files')
@@ -362,7 +365,8 @@ class Library:
       raise InputError(
         f'prompt {name}: of two encoders, one for queries and one for passages; a server has one'
       )
-    settings = resolve_settings(self._backbone.sentence, prompt)
+    entry = Entry(prompt, of_meta(prompt.meta, self._backbone.spec))
+    spec = entry.spec
     model, lengths, prefixes = None, {}, {}
     if prompt.meta['kind'] == 'topic':
       model = topics.Topics.from_arrays(prompt.arrays, prompt.path)
@@ -372,9 +376,9 @@ class Library:
           'the prompt again'
         )
     for kind in KINDS:
-      check_length(name, Entry(prompt, settings), kind, self._backbone)
-      self._check_room(f'prompt {name}', settings, kind)
-      longest = settings.max_length(kind)
+      check_length(name, entry, kind, self._backbone)
+      self._check_room(f'prompt {name}', spec, kind)
+      longest = spec.max_length(kind)
       if longest > self._most_tokens:
         raise InputError(
           f'prompt {name}: its {kind}_max_length is {longest}, and this server takes '
@@ -387,7 +391,7 @@ class Library:
           f'prompt {name}: {lengths[kind]} vectors a layer, and the slots of this server hold '
           f'{self.most_vectors}: start it with --prompt_length={lengths[kind]}'
         )
-      shift = lengths[kind] if settings.shift_positions else 0
+      shift = lengths[kind] if entry.shift_positions else 0
       side = kind if prompt.meta['kind'] == 'prefix' and not prompt.tied else ''
       # None is the bare backbone: passages of a prompt for queries alone take no slot.
       prefixes[kind] = [
@@ -395,17 +399,16 @@ class Library:
           None if vectors is None else (sha256, side, number),
           None if vectors is None else np.ascontiguousarray(vectors),
           shift,
-          settings.pooling,
-          settings.normalize,
+          spec,
         )
         for number, vectors in enumerate(own)
       ]
     if prompt.meta['kind'] == 'topic' or prompt.tied:
       prefixes['passage'] = prefixes['query']
-    return Version(name, sha256, settings, prompt.meta, lengths, prefixes, model)
+    return Version(name, sha256, spec, prompt.meta, lengths, prefixes, model)
 
-  def _check_room(self, whose: str, settings: Settings, kind: str) -> None:
-    longest = settings.max_length(kind)
+  def _check_room(self, whose: str, spec: VectorSpec, kind: str) -> None:
+    longest = spec.max_length(kind)
     if longest <= self._tokenizer.num_specials:
       raise InputError(
         f'{whose}: its {kind}_max_length {longest} leaves no room for text beside the special '
@@ -417,7 +420,7 @@ class Library:
       version.sha256,
       version.meta,
       version.lengths,
-      version.settings,
+      version.spec,
       version.nbytes,
       signature[2] / 1e9,
     )

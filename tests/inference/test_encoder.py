@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from dprjax.data import text
-from dprjax.inference.encoder import Encoder, Settings, resolve_settings
+from dprjax.formats.vector_spec import VectorSpec, of_meta, same_length
+from dprjax.inference.encoder import Encoder
 from dprjax.models import artifact, encoder, hub
 from tests.refusals import refused
 
@@ -51,7 +52,7 @@ def test_prompts_of_one_bank_equal_each_alone(trained, variant):
     np.testing.assert_allclose(together[places], alone, rtol=0, atol=1e-5)
     np.testing.assert_allclose(bank.encode(chosen, 'query', prompt=name), alone, rtol=0, atol=1e-5)
   lengths = np.linalg.norm(together, axis=1)
-  unit = np.array([bank.bank[name].settings.normalize for name in names])
+  unit = np.array([bank.bank[name].spec.normalize for name in names])
   np.testing.assert_allclose(lengths[unit], 1, atol=1e-5)
   assert (np.abs(lengths[~unit] - 1) > 1e-2).all()
 
@@ -67,7 +68,7 @@ def test_passages_of_prompts_for_queries_alone_are_the_bare_encoders(trained, pr
     artifact.save_prompt(paths[name], artifact.Prompt(meta, arrays))
   bank = Encoder.load(trained / 'backbone', paths | {'bare': None, 'tied': prompt})
   names = ['a', 'b', 'c', 'bare', 'a'] * 2
-  settings = {name: getattr(bank.entry('a').settings, name) for name in ('pooling', 'normalize')}
+  settings = {name: getattr(bank.entry('a').spec, name) for name in ('pooling', 'normalize')}
   bare = Encoder.load(trained / 'backbone', passage_max_length=32, **settings)
   alone = Encoder.load(trained / 'backbone', {name: paths[name] for name in 'ac'})
   np.testing.assert_allclose(
@@ -113,21 +114,21 @@ def test_each_of_two_encoders_has_its_own_length_and_prefix(make_cross_encoder, 
   loaded = hub.load_backbone(make_cross_encoder())
 
   def write(kind, **settings):
-    sentence = hub.SentenceSettings(**settings)
+    sentence = hub.same_length(**settings)
     args = loaded.config, loaded.params
-    hub.save_backbone(tmp_path / kind, *args, source=loaded.path, sentence=sentence)
+    hub.save_backbone(tmp_path / kind, *args, source=loaded.path, spec=sentence)
 
-  write('query', pooling='mean', max_length=8, query_prefix='q: ', passage_prefix='not this ')
-  write('passage', pooling='mean', max_length=12, query_prefix='nor this ', passage_prefix='p: ')
-  bare = Encoder.load(tmp_path).entry().settings
-  assert bare == Settings('mean', False, 8, 12, 'q: ', 'p: ')
-  write('passage', pooling='cls', normalize=True, max_length=12)
+  write('query', pooling='mean', length=8, query_prefix='q: ', passage_prefix='not this ')
+  write('passage', pooling='mean', length=12, query_prefix='nor this ', passage_prefix='p: ')
+  bare = Encoder.load(tmp_path).entry().spec
+  assert bare == VectorSpec('mean', False, 8, 12, 'q: ', 'p: ')
+  write('passage', pooling='cls', normalize=True, length=12)
   with refused(tmp_path, '--pooling'):
     Encoder.load(tmp_path)
   with refused(tmp_path, '--normalize'):
     Encoder.load(tmp_path, pooling='max')
-  said = Encoder.load(tmp_path, pooling='max', normalize=True).entry().settings
-  assert said == Settings('max', True, 8, 12, 'q: ')
+  said = Encoder.load(tmp_path, pooling='max', normalize=True).entry().spec
+  assert said == VectorSpec('max', True, 8, 12, 'q: ')
 
 
 @pytest.mark.slow
@@ -145,12 +146,10 @@ def test_kinds_differ_where_their_settings_do(trained, prompt, variant):
   assert prefixed.truncated == {'query': 1, 'passage': 0}
 
 
-def test_settings_come_from_prompt_then_backbone_then_defaults():
-  sentence = hub.SentenceSettings('mean', True, 128, 'q: ', 'p: ')
-  assert resolve_settings(hub.SentenceSettings(), None) == Settings(
-    'cls', False, 512, 512, '', '', False
-  )
-  assert resolve_settings(sentence, None) == Settings('mean', True, 128, 128, 'q: ', 'p: ', False)
+def test_the_record_is_of_the_prompt_then_of_the_backbone():
+  backbone = same_length(128, 'mean', True, 'q: ', 'p: ')
+  assert of_meta({}) == VectorSpec('cls', False, 512, 512, '', '')
+  assert of_meta({}, backbone) == VectorSpec('mean', True, 128, 128, 'q: ', 'p: ')
   meta = {
     'pooling': 'cls',
     'normalize': False,
@@ -159,13 +158,13 @@ def test_settings_come_from_prompt_then_backbone_then_defaults():
     'shift_positions': True,
     'passage_prefix': '',
   }
-  prompt = artifact.Prompt(meta, {})
-  assert resolve_settings(sentence, prompt) == Settings('cls', False, 16, 32, 'q: ', '', True)
-  assert resolve_settings(
-    sentence, prompt, pooling='mean', normalize=None, query_max_length=20
-  ) == Settings('mean', False, 20, 32, 'q: ', '', True)
-  # An override of False is one.
-  assert resolve_settings(sentence, None, normalize=False).normalize is False
+  spec = of_meta(meta, backbone)
+  assert spec == VectorSpec('cls', False, 16, 32, 'q: ', '')
+  assert of_meta(spec.to_meta()) == spec
+  changed = spec.replace(pooling='mean', normalize=None, query_max_length=20)
+  assert changed == VectorSpec('mean', False, 20, 32, 'q: ', '')
+  # A change to False is one.
+  assert backbone.replace(normalize=False).normalize is False
 
 
 def test_without_a_prompt_it_is_the_plain_backbone(trained):

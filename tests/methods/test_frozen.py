@@ -10,6 +10,7 @@ from etils import epath
 
 from dprjax.base import outputs
 from dprjax.data import text
+from dprjax.formats.vector_spec import same_length
 from dprjax.inference.encoder import Encoder
 from dprjax.methods import frozen, tasks
 from dprjax.methods import retrieval_data as retrieval
@@ -31,9 +32,9 @@ def backbone(tmp_path_factory):
     [f'{one} {other}.' for one in WORDS for other in WORDS], 200, folder / 'words'
   )
   model = EncoderConfig('bert', made.vocab_size, 8, 2, 2, 16, max_positions=32)
-  sentence = hub.SentenceSettings('mean', True, LONGEST, query_prefix='oak ')
+  sentence = same_length(LONGEST, 'mean', True, query_prefix='oak ')
   params = hub.init_params(model, jax.random.key(3))
-  hub.save_backbone(folder / 'model', model, params, source=folder / 'words', sentence=sentence)
+  hub.save_backbone(folder / 'model', model, params, source=folder / 'words', spec=sentence)
   return folder / 'model'
 
 

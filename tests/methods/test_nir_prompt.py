@@ -8,11 +8,11 @@ import pytest
 
 from dprjax.data import text
 from dprjax.formats.texts import KINDS
+from dprjax.formats.vector_spec import same_length
 from dprjax.methods import nir_prompt, nir_reranker, nir_retriever, pretrain
 from dprjax.methods.method import Texts
 from dprjax.models import artifact, head_specs, hub, prompt_encoder
 from dprjax.models.artifact import Prompt
-from dprjax.models.sentence import SentenceSettings
 from dprjax.runtime import tree
 from tests.knobs import with_knobs
 from tests.methods import nir
@@ -34,7 +34,7 @@ def parts(model):
 
 @pytest.fixture(scope='module')
 def backbone(model, parts):
-  sentence = SentenceSettings('cls', False, 32)
+  sentence = same_length(32, 'cls', False)
   return hub.Backbone(
     model, parts.encoder, nir.SHA, 'BACKBONE', sentence, {}, {'mlm': parts.heads['mlm']}
   )

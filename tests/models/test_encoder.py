@@ -118,7 +118,7 @@ def test_equals_transformers_on_minilm(golden, minilm):
     np.testing.assert_allclose(
       hidden[:, :, ::16][mask], arrays[f'{case}/hidden'][mask], rtol=0, atol=2e-5
     )
-    embedding = embed.pool(hidden, mask, backbone.sentence.pooling, normalize=True)
+    embedding = embed.of_states(backbone.config, {}, hidden, mask, backbone.spec)
     np.testing.assert_allclose(embedding, arrays[f'{case}/embedding'], rtol=0, atol=2e-6)
     if case != 'plain':
       gradient = jax.grad(lambda p, s=shift: run(p, s)[0])(prompt)[..., ::3, ::4]

@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 from dprjax import encode, export, load_backbone, train
 from dprjax.base import extensions
 from dprjax.formats.texts import read_texts
+from dprjax.formats.vector_spec import same_length
 from dprjax.models import encoder, hub, layers
 from dprjax.models.encoder_config import EncoderOptions
 from dprjax.retrieval.embeddings import load_embeddings
@@ -185,7 +186,7 @@ def test_it_and_a_pooling_of_ones_own_are_trained_exported_and_served(trained, t
     config,
     hub.init_params(config, jax.random.key(0)),
     source=trained / 'backbone',
-    sentence=hub.SentenceSettings('mean', True, 32),
+    spec=same_length(32, 'mean', True),
   )
 
   def run(workdir, *more):

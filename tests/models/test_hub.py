@@ -14,10 +14,10 @@ import safetensors
 import safetensors.numpy
 
 from dprjax.base.errors import InputError
+from dprjax.formats.vector_spec import same_length
 from dprjax.models import hub
 from dprjax.models.encoder import encode
 from dprjax.models.head_specs import Head
-from dprjax.models.sentence import SentenceSettings
 from tests.refusals import named_in, refused
 
 GAMMA = 'encoder.layer.0.output.LayerNorm'
@@ -58,7 +58,7 @@ def test_layout_and_config(write_checkpoint, golden):
   )
   assert (
     backbone.path == str(path)
-    and backbone.sentence == SentenceSettings(max_length=15)
+    and backbone.spec == same_length(length=15)
     and backbone.hf_config['vocab_size'] == 41
   )
 
@@ -179,7 +179,7 @@ def test_round_trip_keeps_every_bit(write_checkpoint, tmp_path):
   source = write_checkpoint('roberta', 3, prefix='roberta.')
   (source / 'tokenizer.json').write_text('{"kept": true}')
   first = hub.load_backbone(source)
-  sentence = SentenceSettings('mean', True, 12, 'query: ', 'passage: ')
+  sentence = same_length(12, 'mean', True, 'query: ', 'passage: ')
   out = tmp_path / 'out'
   for _ in range(2):  # the second replaces the first
     hub.save_backbone(
@@ -187,12 +187,12 @@ def test_round_trip_keeps_every_bit(write_checkpoint, tmp_path):
       first.config,
       first.params,
       source=first.path,
-      sentence=sentence,
+      spec=sentence,
       hf_config=first.hf_config,
     )
   second = hub.load_backbone(out)
   jax.tree.map(np.testing.assert_array_equal, first.params, second.params)
-  assert (second.sha256, second.config, second.sentence) == (first.sha256, first.config, sentence)
+  assert (second.sha256, second.config, second.spec) == (first.sha256, first.config, sentence)
   assert (
     second.hf_config['architectures'] == ['RobertaModel']
     and (out / 'tokenizer.json').read_text() == '{"kept": true}'
@@ -511,7 +511,7 @@ def test_minilm(minilm):
     384,
     12,
   )
-  assert backbone.sentence == SentenceSettings('mean', True, 256)
+  assert backbone.spec == same_length(256, 'mean', True)
   assert backbone.sha256 == '5b3bc613131bf04d704fc5e23af346ad2eb1e9467280c53def5fe0804c5e44b7'
 
 
@@ -559,7 +559,11 @@ def test_transformers_loads_what_was_saved(write_checkpoint, tmp_path, golden, m
   backbone = hub.load_backbone(write_checkpoint(model_type, 3))
   out = tmp_path / 'out'
   hub.save_backbone(
-    out, backbone.config, backbone.params, sentence=SentenceSettings('mean', True), hf_config=None
+    out,
+    backbone.config,
+    backbone.params,
+    spec=same_length(pooling='mean', normalize=True),
+    hf_config=None,
   )
   model, info = transformers.AutoModel.from_pretrained(out, output_loading_info=True)
   assert (

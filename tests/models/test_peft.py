@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from dprjax.formats.vector_spec import same_length
 from dprjax.models import hub, peft
 from dprjax.models.encoder_config import EncoderConfig
 from tests.refusals import refused
@@ -39,7 +40,7 @@ def test_a_position_has_keys_then_values_of_every_layer():
 @pytest.fixture
 def read(tmp_path):
   """Writes an adapter and reads it; a value of None leaves a file out."""
-  backbone = hub.Backbone(CONFIG, {}, 'a' * 64, str(tmp_path), hub.SentenceSettings(), {})
+  backbone = hub.Backbone(CONFIG, {}, 'a' * 64, str(tmp_path), same_length(), {})
 
   def read(config=None, tensors=None, metadata=None, raw=None):
     if config is None or isinstance(config, dict):
@@ -107,6 +108,6 @@ def test_pickles_are_not_loaded(tmp_path, read):
   read()
   (tmp_path / 'adapter_model.safetensors').unlink()
   (tmp_path / 'adapter_model.bin').write_bytes(b'x')
-  backbone = hub.Backbone(CONFIG, {}, 'a' * 64, str(tmp_path), hub.SentenceSettings(), {})
+  backbone = hub.Backbone(CONFIG, {}, 'a' * 64, str(tmp_path), same_length(), {})
   with refused('adapter_model.bin'):
     peft.read_prompt(tmp_path, backbone, 'b' * 64, 'tiny', {})

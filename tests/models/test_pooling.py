@@ -28,7 +28,7 @@ def test_poolings_equal_their_definitions(name):
   states = np.random.default_rng(0).standard_normal((3, 5, 4)).astype(np.float32)
   lengths = [5, 2, 1]
   mask = np.arange(5)[None] < np.array(lengths)[:, None]
-  found = embed.pool(jnp.asarray(states), jnp.asarray(mask), name)
+  found = pooling.find(name).pool(jnp.asarray(states), jnp.asarray(mask))
   wanted = [expected(name, rows[:length]) for rows, length in zip(states, lengths, strict=True)]
   np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
   assert [*pooling.every()] == [
@@ -39,13 +39,13 @@ def test_poolings_equal_their_definitions(name):
 def test_the_last_token_is_found_behind_padding_on_the_left():
   states = jnp.arange(8, dtype=jnp.float32).reshape(1, 4, 2)
   mask = jnp.array([[False, False, True, True]])
-  np.testing.assert_array_equal(embed.pool(states, mask, 'lasttoken'), [[6, 7]])
+  np.testing.assert_array_equal(pooling.find('lasttoken').pool(states, mask), [[6, 7]])
 
 
 def test_a_row_of_padding_stays_finite():
   states, mask = jnp.ones((2, 3, 4)), jnp.zeros((2, 3), bool)
   for name in pooling.every():
-    assert np.isfinite(embed.pool(states, mask, name, normalize=True)).all(), name
+    assert np.isfinite(embed.unit(pooling.find(name).pool(states, mask))).all(), name
 
 
 def test_a_pooling_of_ones_own(monkeypatch):

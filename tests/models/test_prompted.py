@@ -7,6 +7,7 @@ from etils import epath
 
 from dprjax import load_backbone, load_prompt
 from dprjax.base import repository
+from dprjax.formats.vector_spec import of_meta, same_length
 from dprjax.inference.encoder import Encoder
 from dprjax.models import artifact, hub, prompted
 from tests import other_tools
@@ -26,7 +27,7 @@ def test_a_trained_encoder_takes_a_prompt_too(material, tmp_path):
     backbone.config,
     backbone.params,
     source=backbone.path,
-    sentence=prompted.settings(prompt),
+    spec=of_meta(prompt.meta),
   )
   plain = json.loads((tmp_path / 'model' / 'modules.json').read_text())
   prompted.add_prompt(epath.Path(tmp_path / 'model'), prompt)
@@ -34,7 +35,7 @@ def test_a_trained_encoder_takes_a_prompt_too(material, tmp_path):
   assert modules[0]['type'] == 'dprjax_prompt.PromptedTransformer' and modules[1:] == plain[1:]
   after = load_backbone(tmp_path / 'model')
   assert after.sha256 == backbone.sha256
-  assert after.sentence == hub.SentenceSettings('cls', True, 12, 'query : ', '')
+  assert after.spec == same_length(12, 'cls', True, 'query : ', '')
   assert load_prompt(tmp_path / 'model').meta == prompt.meta
 
 

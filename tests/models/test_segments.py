@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dprjax.base.errors import InputError
+from dprjax.formats.vector_spec import VectorSpec
 from dprjax.models import encoder, hub, prompt_encoder, segments
 from dprjax.models.segments import Spec, Specials, TaskTemplates
 from tests.models.test_prompt_encoder import from_torch, stored
@@ -135,9 +136,19 @@ def test_pooling(pooling):
     'mean': [hidden[0, 3:6].mean(axis=0), hidden[1, 3]],
     'cls': [hidden[0, 0], hidden[1, 0]],
   }[pooling]
-  got = segments.pool(made, 'query', filled, jnp.asarray(hidden), pooling)
-  np.testing.assert_allclose(got, expected, rtol=1e-6)
-  got = segments.pool(made, 'query', filled, jnp.asarray(hidden), pooling, normalize=True)
+
+  config = hub.scratch_config('tiny', 100)
+
+  def vectors(*ways, which=None):
+    specs = [VectorSpec(*way) for way in ways]
+    states = jnp.asarray(hidden)
+    return segments.vectors(config, {}, made, 'query', filled, states, specs, which)
+
+  np.testing.assert_allclose(vectors((pooling,)), expected, rtol=1e-6)
+  both = vectors(('cls',), (pooling, True), which=jnp.array([0, 1]))
+  unit = expected[1] / np.linalg.norm(expected[1])
+  np.testing.assert_allclose(both, [hidden[0, 0], unit], rtol=1e-6)
+  got = vectors((pooling, True))
   np.testing.assert_allclose(got, [row / np.linalg.norm(row) for row in expected], rtol=1e-6)
 
 

@@ -9,10 +9,11 @@ from etils import epath
 from dprjax.base.errors import InputError
 from dprjax.data.text import load_tokenizer
 from dprjax.formats import sentence_files
+from dprjax.formats.vector_spec import same_length
 from dprjax.inference.encoder import Encoder
 from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
-from dprjax.models.sentence import SentenceSettings, read_sentence_settings, write_sentence_settings
+from dprjax.models.sentence import read_folder, write_folder
 from dprjax.runtime.mesh import make_mesh
 from tests.refusals import named_in, refused
 
@@ -40,13 +41,13 @@ def write(folder, types=(OLD + 'Transformer', OLD + 'Pooling'), **files):
 
 
 def read(folder):
-  return read_sentence_settings(epath.Path(folder), CONFIG)
+  return read_folder(epath.Path(folder), CONFIG)
 
 
 def test_without_files(tmp_path):
-  assert read(tmp_path) == SentenceSettings('cls', False, 512, '', '')
+  assert read(tmp_path) == same_length(512, 'cls', False, '', '')
   short = EncoderConfig('roberta', 50, 24, 1, 3, 40, max_positions=130, pad_token_id=1)
-  assert read_sentence_settings(epath.Path(tmp_path), short).max_length == 128
+  assert read_folder(epath.Path(tmp_path), short).longest == 128
 
 
 def test_old_form(tmp_path):
@@ -56,7 +57,7 @@ def test_old_form(tmp_path):
     sentence_bert_config={'max_seq_length': 256, 'do_lower_case': False},
     config_sentence_transformers={'prompts': {'query': 'query: ', 'document': 'passage: '}},
   )
-  assert read(tmp_path) == SentenceSettings('mean', True, 256, 'query: ', 'passage: ')
+  assert read(tmp_path) == same_length(256, 'mean', True, 'query: ', 'passage: ')
   write(
     tmp_path,
     **{'1_Pooling/config': {'pooling_mode_cls_token': True, 'pooling_mode_mean_tokens': False}},
@@ -67,8 +68,8 @@ def test_old_form(tmp_path):
 @pytest.mark.parametrize('name', ['max', 'lasttoken', 'weightedmean', 'mean_sqrt_len_tokens'])
 def test_every_pooling_is_read_and_written(tmp_path, name):
   (tmp_path / 'written').mkdir()
-  settings = SentenceSettings(name, True, 40)
-  write_sentence_settings(tmp_path / 'written', CONFIG, settings)
+  settings = same_length(40, name, True)
+  write_folder(tmp_path / 'written', CONFIG, {}, settings)
   assert read(tmp_path / 'written') == settings
   write(tmp_path, **{'1_Pooling/config': {'pooling_mode': name}})
   assert read(tmp_path).pooling == name
@@ -98,7 +99,7 @@ def test_new_form(tmp_path):
       'tokenizer_config': {'model_max_length': 300},
     },
   )
-  assert read(tmp_path) == SentenceSettings('cls', False, 300, 'Q: ', 'D: ')
+  assert read(tmp_path) == same_length(300, 'cls', False, 'Q: ', 'D: ')
   write(tmp_path, **{'1_Pooling/config': {'pooling_mode': ['mean']}})
   assert read(tmp_path).pooling == 'mean'
 
@@ -112,7 +113,7 @@ def test_default_prompt_and_longest_input(tmp_path):
       'default_prompt_name': 'other',
     },
   )
-  assert read(tmp_path) == SentenceSettings('mean', False, 512, 'find: ', '')
+  assert read(tmp_path) == same_length(512, 'mean', False, 'find: ', '')
 
 
 @pytest.mark.parametrize(
@@ -370,7 +371,7 @@ def test_old_names_of_arguments_replace_new_ones(tmp_path, old, applied):
 
 def test_a_bare_encoder_has_the_length_of_its_tokenizer(tmp_path):
   (tmp_path / 'tokenizer_config.json').write_text('{"model_max_length": 77}')
-  assert read(tmp_path) == SentenceSettings(max_length=77)
+  assert read(tmp_path) == same_length(length=77)
   (tmp_path / 'config_sentence_transformers.json').write_text('{"similarity_fn_name": "dot"}')
   with refused('config_sentence_transformers.json', 'modules.json'):
     read(tmp_path)
@@ -398,7 +399,7 @@ def test_cross_encoder_of_version_6(tmp_path):
       'prompts': {},
     },
   )
-  assert read(tmp_path) == SentenceSettings(max_length=99)
+  assert read(tmp_path) == same_length(length=99)
   model = tmp_path / 'config_sentence_transformers.json'
   model.write_text('{"model_type": "CrossEncoder", "prompts": {"query": "q: "}}')
   with refused('config_sentence_transformers.json'):
@@ -450,23 +451,23 @@ def test_a_saved_model_keeps_its_tokenizer(minilm, tmp_path):
   cased = {'do_lower_case': True, 'tokenizer_args': {'strip_accents': False}}
   source = variant(minilm, tmp_path / 'source', {'sentence_bert_config.json': cased})
   backbone = hub.load_backbone(source)
-  for name, sentence in (('settings', backbone.sentence), ('bare', None)):
+  for name, sentence in (('settings', backbone.spec), ('bare', None)):
     hub.save_backbone(
       tmp_path / name,
       backbone.config,
       backbone.params,
       source=source,
-      sentence=sentence,
+      spec=sentence,
     )
     kept = load_tokenizer(tmp_path / name)
     assert kept.sha256 == load_tokenizer(source).sha256 != load_tokenizer(minilm).sha256
 
 
 @pytest.mark.parametrize(
-  'settings', [SentenceSettings(), SentenceSettings('mean', True, 128, 'q: ', 'p: ')], ids=str
+  'settings', [same_length(), same_length(128, 'mean', True, 'q: ', 'p: ')], ids=str
 )
 def test_round_trip(tmp_path, settings):
-  write_sentence_settings(epath.Path(tmp_path), CONFIG, settings)
+  write_folder(epath.Path(tmp_path), CONFIG, {}, settings)
   assert read(tmp_path) == settings
 
 
@@ -482,4 +483,4 @@ def test_model_in_a_folder_of_its_own(write_checkpoint, tmp_path):
     ],
   )
   backbone = hub.load_backbone(tmp_path)
-  assert backbone.path == str(path) and backbone.sentence == SentenceSettings('mean', False, 10)
+  assert backbone.path == str(path) and backbone.spec == same_length(10, 'mean', False)

@@ -15,14 +15,14 @@ from jax.sharding import PartitionSpec as P
 from dprjax.models import layers
 from dprjax.models.checkpoint_names import Tensor
 from dprjax.models.families import bert
-from dprjax.models.family import Family, find
+from dprjax.models.family import Family, Shape
 
 NAME = 'rms'
 WINDOW = 6  # tokens that a token sees: its own and those before it
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Shape):
   """The shape: what config.json holds, under the same names."""
 
   vocab_size: int
@@ -42,10 +42,6 @@ class Config:
   type_vocab_size = 1
   layer_norm_eps = 1e-6
   initializer_range = 0.02
-
-  @property
-  def family(self):
-    return find(self.model_type)
 
 
 class RMSNorm(nn.Module):

@@ -1,0 +1,119 @@
+"""How a text becomes a vector: one record, wherever it is written.
+
+    config                     of_config
+    a prompt's meta            of_meta, to_meta
+    a sentence-transformers    models.sentence: read_folder, write_folder
+      folder
+    a folder of embeddings     of_kind, in retrieval.manifest.Meta
+
+`models.embed` does what the record says.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Self
+
+from dprjax.formats.texts import KINDS
+
+
+@dataclasses.dataclass(frozen=True)
+class VectorSpec:
+  """How texts become vectors, which are compared by their inner product.
+
+  Attributes:
+    pooling: how states become a vector: a name of `models.pooling`.
+    normalize: whether vectors have unit length, so that the inner product is the cosine.
+    query_max_length, passage_max_length: tokens of a text, special ones included.
+    query_prefix, passage_prefix: what is put before a text.
+  """
+
+  pooling: str = 'cls'
+  normalize: bool = False
+  query_max_length: int = 512
+  passage_max_length: int = 512
+  query_prefix: str = ''
+  passage_prefix: str = ''
+
+  def max_length(self, kind: str) -> int:
+    return self.query_max_length if kind == 'query' else self.passage_max_length
+
+  def prefix(self, kind: str) -> str:
+    return self.query_prefix if kind == 'query' else self.passage_prefix
+
+  @property
+  def longest(self) -> int:
+    """The longer of the two maximum lengths."""
+    return max(self.query_max_length, self.passage_max_length)
+
+  @property
+  def similarity(self) -> str:
+    """As sentence-transformers calls it."""
+    return 'cosine' if self.normalize else 'dot'
+
+  def replace(self, **changes: Any) -> Self:
+    """The record with those of the changes that are not None."""
+    return dataclasses.replace(
+      self, **{name: value for name, value in changes.items() if value is not None}
+    )
+
+  def only(self, kind: str) -> Self:
+    """The record of an encoder for texts of one kind, whose length is that of both."""
+    length = self.max_length(kind)
+    return dataclasses.replace(self, query_max_length=length, passage_max_length=length)
+
+  def at_most(self, tokens: int) -> Self:
+    """The record with texts of no more tokens."""
+    return dataclasses.replace(
+      self,
+      query_max_length=min(self.query_max_length, tokens),
+      passage_max_length=min(self.passage_max_length, tokens),
+    )
+
+  def longer(self, tokens: int) -> Self:
+    """The record with so many tokens more of both kinds of texts."""
+    return dataclasses.replace(
+      self,
+      query_max_length=self.query_max_length + tokens,
+      passage_max_length=self.passage_max_length + tokens,
+    )
+
+  def of_kind(self, kind: str) -> dict[str, Any]:
+    """What texts of one kind become, under the keys of a manifest."""
+    return {
+      'pooling': self.pooling,
+      'normalize': self.normalize,
+      'prefix': self.prefix(kind),
+      'max_length': self.max_length(kind),
+    }
+
+  def to_meta(self) -> dict[str, Any]:
+    """The keys of a prompt's meta."""
+    return dataclasses.asdict(self)
+
+
+def same_length(
+  length: int = 512,
+  pooling: str = 'cls',
+  normalize: bool = False,
+  query_prefix: str = '',
+  passage_prefix: str = '',
+) -> VectorSpec:
+  """A record with one maximum length for queries and passages."""
+  return VectorSpec(pooling, normalize, length, length, query_prefix, passage_prefix)
+
+
+def of_meta(meta: Mapping[str, Any], base: VectorSpec = VectorSpec()) -> VectorSpec:
+  """The record in a prompt's meta; of ``base`` what the meta does not say."""
+  names = (field.name for field in dataclasses.fields(VectorSpec))
+  return dataclasses.replace(base, **{name: meta[name] for name in names if name in meta})
+
+
+def of_config(config: Any, data: Mapping[str, Any] | None = None) -> VectorSpec:
+  """The record that a training has in ``config`` and ``data``, by default ``config.data``."""
+  data = config.data if data is None else data
+  return VectorSpec(
+    config.pooling,
+    bool(config.normalize),
+    *(data[f'{kind}_max_length'] for kind in KINDS),
+    *(data[f'{kind}_prefix'] for kind in KINDS),
+  )
