@@ -1,0 +1,127 @@
+"""Dense layers behind the pooling, as modules of a sentence-transformers folder."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from dprjax.base.errors import InputError
+from dprjax.formats.vector_spec import same_length
+from dprjax.inference.encoder import Encoder
+from dprjax.models import hub
+
+TANH = 'torch.nn.modules.activation.Tanh'
+IDENTITY = 'torch.nn.modules.linear.Identity'
+TEXTS = ['json decoder', 'a text', '']
+
+
+def add(folder, layers, normalize=True):
+  """Puts dense layers into a folder; gives their weights and biases."""
+  rng = np.random.default_rng(0)
+  modules = json.loads((folder / 'modules.json').read_text())[:2]
+  arrays = []
+  for place, (inputs, outputs, bias, activation) in enumerate(layers, start=2):
+    path = folder / f'{place}_Dense'
+    path.mkdir()
+    config = {
+      'in_features': inputs,
+      'out_features': outputs,
+      'bias': bias,
+      'activation_function': activation,
+    }
+    (path / 'config.json').write_text(json.dumps(config))
+    weight = rng.standard_normal((outputs, inputs)).astype(np.float32) / inputs**0.5
+    own = {'linear.weight': weight}
+    if bias:
+      own['linear.bias'] = rng.standard_normal(outputs).astype(np.float32)
+    safetensors.numpy.save_file(own, path / 'model.safetensors', {'format': 'pt'})
+    modules.append({'path': path.name, 'type': 'sentence_transformers.models.Dense'})
+    arrays.append(own)
+  if normalize:
+    modules.append({'path': 'Normalize', 'type': 'sentence_transformers.models.Normalize'})
+  for place, module in enumerate(modules):
+    module |= {'idx': place, 'name': str(place)}
+  (folder / 'modules.json').write_text(json.dumps(modules))
+  return arrays
+
+
+@pytest.fixture
+def plain(trained, tmp_path):
+  """A folder without dense layers, whose vectors have 128 numbers."""
+  loaded = hub.load_backbone(trained / 'backbone')
+  folder = tmp_path / 'plain'
+  hub.save_backbone(
+    folder, loaded.config, loaded.params, source=loaded.path, spec=same_length(32, 'mean')
+  )
+  return folder
+
+
+@pytest.fixture
+def projected(plain, tmp_path):
+  """The folder with two layers, and their arrays."""
+  size = hub.read_shape(plain).hidden_size
+  hub.save_backbone(
+    folder := tmp_path / 'projected',
+    (loaded := hub.load_backbone(plain)).config,
+    loaded.params,
+    source=plain,
+    spec=loaded.spec,
+  )
+  return folder, add(folder, [(size, 24, False, IDENTITY), (24, 12, True, TANH)])
+
+
+def test_vectors_go_through_the_layers(plain, projected):
+  folder, (first, second) = projected
+  pooled = Encoder.load(plain).encode(TEXTS)
+  wanted = np.tanh(
+    pooled @ first['linear.weight'].T @ second['linear.weight'].T + second['linear.bias']
+  )
+  wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
+  encoder = Encoder.load(folder)
+  assert encoder.dimension == 12
+  np.testing.assert_allclose(encoder.encode(TEXTS), wanted, atol=1e-5)
+  # Only the whole names a space: its tensors, and its shape.
+  bare = Encoder.load(plain)
+  assert encoder.space_sha256 != bare.space_sha256
+  assert encoder.config_sha256 != bare.config_sha256
+
+
+def test_a_saved_model_keeps_its_layers(projected, tmp_path):
+  folder, _ = projected
+  loaded = hub.load_backbone(folder)
+  assert loaded.sha256 == hub.backbone_sha256(loaded.config, loaded.params)
+  out = tmp_path / 'again'
+  hub.save_backbone(out, loaded.config, loaded.params, source=folder, spec=loaded.spec)
+  again = hub.load_backbone(out)
+  assert (again.sha256, again.config, again.spec) == (loaded.sha256, loaded.config, loaded.spec)
+  jax.tree.map(np.testing.assert_array_equal, again.params, loaded.params)
+  types = [one['type'].rpartition('.')[2] for one in json.loads((out / 'modules.json').read_text())]
+  assert types == ['Transformer', 'Pooling', 'Dense', 'Dense', 'Normalize']
+
+
+@pytest.mark.parametrize(
+  ('file', 'content', 'message'),
+  [
+    ('2_Dense/config.json', {'in_features': 7}, 'in_features is 7'),
+    ('3_Dense/config.json', {'in_features': 23}, 'in_features is 23, .* 24'),
+    ('3_Dense/config.json', {'activation_function': 'os.system'}, 'activation_function'),
+    ('3_Dense/config.json', {'module_input_name': 'token_embeddings'}, 'module_input_name'),
+    ('3_Dense/config.json', {'bias': False}, '3_Dense/model.safetensors'),
+    ('3_Dense/config.json', {'out_features': 11}, '3_Dense/model.safetensors'),
+  ],
+)
+def test_layers_that_do_not_fit(projected, file, content, message):
+  folder, _ = projected
+  path = folder / file
+  path.write_text(json.dumps(json.loads(path.read_text()) | content))
+  with pytest.raises(InputError, match=message):
+    hub.load_backbone(folder)
+
+
+def test_weights_that_are_missing_or_pickled(projected):
+  folder, _ = projected
+  (folder / '2_Dense' / 'model.safetensors').rename(folder / '2_Dense' / 'pytorch_model.bin')
+  with pytest.raises(InputError, match='2_Dense'):
+    hub.load_backbone(folder)
