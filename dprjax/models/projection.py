@@ -51,7 +51,7 @@ def project(
     own = params['projection'][str(number)]
     vectors = vectors @ own['kernel'].astype(jnp.float32)
     if dense.bias:
-      vectors = vectors + own['bias'].astype(jnp.float32)
+      vectors = vectors + own['bias'].astype(jnp.float32)[None]
     vectors = ACTIVATIONS[dense.activation](vectors)
   return vectors
 

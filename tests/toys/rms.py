@@ -156,7 +156,7 @@ def tensors(config):
     yield tensor._replace(path=('layers', *tensor.path))
 
 
-KEYS = [field.name for field in dataclasses.fields(Config)]
+KEYS = [field.name for field in dataclasses.fields(Config) if not field.kw_only]
 
 FAMILY: Family = bert.FAMILY._replace(
   model_type=NAME,
