@@ -4,10 +4,10 @@
 """
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 from etils import epath
 
@@ -22,11 +22,16 @@ _FORMAT = 'dprjax.embeddings'
 _VERSION = 2
 MANIFEST, PROGRESS, PROGRESS_OF_OTHERS = 'manifest.json', 'progress.json', 'progress-*.json'
 DTYPES = ('float32', 'float16', *codes.LEVELS)
-_ARITHMETIC = ('float32', 'bfloat16', 'mixed')
 # A shard's files, as its entry in the manifest names them, and their suffixes.
 FILES = {'embeddings': 'npy', 'ids': 'txt'}
-_MOST_ROWS, _MOST_DIMENSIONS = 2**31 - 1, 2**20  # search numbers rows in int32
-_SHA256 = re.compile('[0-9a-f]{64}')
+
+T = TypeVar('T')
+_Sha256 = Annotated[str, msgspec.Meta(pattern='^[0-9a-f]{64}$')]
+_Rows = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]  # search numbers rows in int32
+
+
+def _one_of(*words: str) -> Any:
+  return msgspec.Meta(pattern=f'^({"|".join(words)})$')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,19 +49,16 @@ class Meta:
     query_prompt_sha256: of the file of a prompt for queries alone, where these are queries.
     shift_positions: whether tokens count their positions from the prompt's length; False under a
       prompt for queries alone.
-    pooling: 'cls', 'mean', ...
-    normalize: whether the vectors were scaled to length 1.
-    prefix: what was put before every text of this kind.
-    max_length: tokens at which a text was cut.
-    arithmetic: 'float32', 'bfloat16' or 'mixed' (``models.encoder.Arithmetic``).
+    pooling, normalize, prefix, max_length: `formats.vector_spec.VectorSpec.of_kind`.
+    arithmetic: 'float32', 'bfloat16' or 'mixed' (``models.encoder_config.Arithmetic``).
     input_sha256: of the ids and texts, which shows whether a text changed under its old id.
     topic: under a prompt of kind topic, which topic's prompt: 'infer', each text's own, or a
       topic's number. Else empty.
   """
 
-  dimension: int
-  dtype: str
-  kind: str
+  dimension: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+  dtype: Annotated[str, _one_of(*DTYPES)]
+  kind: Annotated[str, _one_of('query', 'passage')]
   backbone_sha256: str
   config_sha256: str
   tokenizer_sha256: str
@@ -65,36 +67,11 @@ class Meta:
   pooling: str
   normalize: bool
   prefix: str
-  max_length: int
-  arithmetic: str
+  max_length: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+  arithmetic: Annotated[str, _one_of('float32', 'bfloat16', 'mixed')]
   input_sha256: str
   topic: str = ''
   query_prompt_sha256: str | None = None
-
-  @classmethod
-  def read(cls, record: Record) -> 'Meta':
-    """From a manifest. Raises InputError for a key that is missing or of another type."""
-    return cls(
-      dimension=record.whole('dimension', 1, _MOST_DIMENSIONS),
-      dtype=record.choice('dtype', *DTYPES),
-      kind=record.choice('kind', 'query', 'passage'),
-      backbone_sha256=record.text('backbone_sha256'),
-      config_sha256=record.text('config_sha256'),
-      tokenizer_sha256=record.text('tokenizer_sha256'),
-      prompt_sha256=record.optional_text('prompt_sha256'),
-      shift_positions=record.boolean('shift_positions'),
-      pooling=record.text('pooling'),
-      normalize=record.boolean('normalize'),
-      prefix=record.text('prefix'),
-      max_length=record.whole('max_length', 1, 2**31),
-      arithmetic=record.choice('arithmetic', *_ARITHMETIC),
-      input_sha256=record.text('input_sha256'),
-      topic=record.text('topic', ''),
-      # Younger than the format's version.
-      query_prompt_sha256=record.optional_text('query_prompt_sha256')
-      if 'query_prompt_sha256' in record.values
-      else None,
-    )
 
   def space(self) -> dict[str, Any]:
     """The fields that queries and passages must share for their inner product to mean anything."""
@@ -167,6 +144,31 @@ class Entry(NamedTuple):
   ids_sha256: str
 
 
+class _Counts(msgspec.Struct):
+  rows: _Rows
+  shard_rows: _Rows
+  ids_sha256: _Sha256
+  shards: list['_Shard']
+
+
+class _Shard(msgspec.Struct):
+  index: int
+  rows: int
+  embeddings: str
+  ids: str
+  embeddings_sha256: _Sha256
+  ids_sha256: _Sha256
+
+
+class _Ranges(msgspec.Struct):
+  low: list[float]
+  high: list[float]
+
+
+class _Coded(msgspec.Struct):
+  ranges: _Ranges
+
+
 @dataclasses.dataclass(frozen=True)
 class Manifest:
   """A manifest, or the progress of a folder that is not finished.
@@ -202,80 +204,85 @@ class Manifest:
 
   def write(self, path: epath.Path) -> None:
     shards = self.shards()
-    ranges = self.ranges and {name: x.tolist() for name, x in self.ranges._asdict().items()}
-    write_json(
-      path,
-      self.header()
-      | ({'ranges': ranges} if ranges else {})
-      | ({'seen': dict(self.seen)} if self.seen else {})
-      | {
-        'shards': [
-          {
-            'index': number,
-            'rows': shards[number].stop - shards[number].start,
-            **shard_names(number, len(shards)),
-            **self.entries[number]._asdict(),
-          }
-          for number in sorted(self.entries)
-        ]
-      },
-    )
+    content = self.header()
+    if self.ranges:
+      content['ranges'] = {name: x.tolist() for name, x in self.ranges._asdict().items()}
+    if self.seen:
+      content['seen'] = dict(self.seen)
+    content['shards'] = [
+      {
+        'index': number,
+        'rows': shards[number].stop - shards[number].start,
+        **shard_names(number, len(shards)),
+        **self.entries[number]._asdict(),
+      }
+      for number in sorted(self.entries)
+    ]
+    write_json(path, content)
 
   @classmethod
   def read(cls, path: epath.Path) -> 'Manifest':
     """Raises InputError for anything that `write` does not write."""
-    what = 'embeddings manifest'
-    files.regular_file(path, what)
-    record = Record(reading.read_json_object(path, what), f'{what} {path}')
-    if record.values.get('format') != _FORMAT:
+    values = _open(path)
+    if values.get('format') != _FORMAT:
       raise InputError(f'{path} is not a {_FORMAT} manifest')
-    version = record.values.get('version')
-    if version != _VERSION or not isinstance(version, int):
+    if (version := values.get('version')) != _VERSION:
       raise InputError(
         f'{path} is of version {version!r:.20}, expected {_VERSION}: another dprjax made these '
         'embeddings; encode again, into another folder'
       )
-    try:
-      rows, shard_rows = (record.whole(key, 1, _MOST_ROWS) for key in ('rows', 'shard_rows'))
-      count = -(-rows // shard_rows)
-      entries: dict[int, Entry] = {}
-      number = -1
-      for shard in record.records('shards', 'a list of objects'):
-        number = shard.whole('index', number + 1, count - 1)
-        size = min(shard_rows, rows - number * shard_rows)
-        shard.whole('rows', size, size)
-        for key, name in shard_names(number, count).items():
-          shard.choice(key, name)
-        entries[number] = Entry(*(_sha256(shard, f'{what}_sha256') for what in FILES))
-      meta = Meta.read(record)
-      ranges = _ranges(record, meta)
-      known = seen.of_json(record)
-      return cls(meta, rows, shard_rows, _sha256(record, 'ids_sha256'), entries, ranges, known)
-    except InputError as error:
-      raise InputError(f'{error}; encode again, into another folder') from error
+    found = _convert(values, _Counts, path)
+    shards = cut_shards(found.rows, found.shard_rows)
+    entries: dict[int, Entry] = {}
+    for shard in found.shards:
+      if not max(entries, default=-1) < shard.index < len(shards):
+        raise InputError(f'{path}: index {shard.index} of a shard; {_AGAIN}')
+      own = shards[shard.index]
+      expected = {'rows': own.stop - own.start, **shard_names(shard.index, len(shards))}
+      for key, value in expected.items():
+        if getattr(shard, key) != value:
+          raise InputError(
+            f'{path}: {key} of shard {shard.index} is {getattr(shard, key)!r:.40}, expected '
+            f'{value!r}; {_AGAIN}'
+          )
+      entries[shard.index] = Entry(shard.embeddings_sha256, shard.ids_sha256)
+    meta = _convert(values, Meta, path)
+    ranges = None
+    # An interrupted command may not have measured them yet.
+    if meta.dtype in codes.LEVELS and ('ranges' in values or entries):
+      ranges = _ranges(_convert(values, _Coded, path).ranges, meta.dimension, path)
+    known = seen.of_json(Record(values, str(path)))
+    return cls(meta, found.rows, found.shard_rows, found.ids_sha256, entries, ranges, known)
 
 
-def _ranges(record: Record, meta: Meta) -> codes.Ranges | None:
-  """The ranges of codes. Raises InputError where they are no ranges, or shards have none."""
-  if meta.dtype not in codes.LEVELS:
-    return None
-  if 'ranges' not in record.values and not record.values.get('shards'):
-    return None  # the command was interrupted before it had measured them
-  inside = record.record('ranges')
+_AGAIN = 'encode again, into another folder'
+
+
+def _open(path: epath.Path) -> dict[str, Any]:
+  files.regular_file(path, 'embeddings manifest')
+  return reading.read_json_object(path, 'embeddings manifest')
+
+
+def _convert(values: Any, of: type[T], path: epath.Path) -> T:
+  try:
+    return msgspec.convert(values, of)
+  except msgspec.ValidationError as error:
+    raise InputError(f'embeddings manifest {path}: {error}; {_AGAIN}') from error
+
+
+def _ranges(found: _Ranges, dimension: int, path: epath.Path) -> codes.Ranges:
   with np.errstate(over='ignore'):
-    ranges = codes.Ranges(
-      *(np.array(inside.numbers(key, meta.dimension), np.float32) for key in codes.Ranges._fields)
+    ranges = codes.Ranges(np.array(found.low, np.float32), np.array(found.high, np.float32))
+  if not (
+    ranges.low.shape == ranges.high.shape == (dimension,)
+    and np.isfinite(ranges).all()
+    and (ranges.low <= ranges.high).all()
+  ):
+    raise InputError(
+      f'{path}: ranges are not {dimension} finite numbers each, the low ones below the high ones; '
+      f'{_AGAIN}'
     )
-  if not (np.isfinite(ranges).all() and (ranges.low <= ranges.high).all()):
-    raise InputError(f'{inside.where}: a low value is above its high one, or beyond float32')
   return ranges
-
-
-def _sha256(record: Record, key: str) -> str:
-  value = record.text(key)
-  if not _SHA256.fullmatch(value):
-    raise InputError(f'{record.where}: {key!r} is {value!r:.40}; expected a SHA-256')
-  return value
 
 
 def is_embeddings(folder: epath.Path) -> bool:
@@ -284,9 +291,5 @@ def is_embeddings(folder: epath.Path) -> bool:
   Raises:
     InputError: its manifest cannot be read.
   """
-  for name in (MANIFEST, PROGRESS):
-    if (folder / name).exists():
-      files.regular_file(folder / name, 'embeddings manifest')
-      manifest = reading.read_json_object(folder / name, 'embeddings manifest')
-      return manifest.get('format') == _FORMAT
-  return False
+  found = (folder / name for name in (MANIFEST, PROGRESS))
+  return any(path.exists() and _open(path).get('format') == _FORMAT for path in found)

@@ -114,7 +114,7 @@ def test_each_of_two_encoders_has_its_own_length_and_prefix(make_cross_encoder, 
   loaded = hub.load_backbone(make_cross_encoder())
 
   def write(kind, **settings):
-    sentence = hub.same_length(**settings)
+    sentence = same_length(**settings)
     args = loaded.config, loaded.params
     hub.save_backbone(tmp_path / kind, *args, source=loaded.path, spec=sentence)
 
