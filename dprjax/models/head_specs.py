@@ -144,36 +144,19 @@ def _read_condenser(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack)
   file, config = checkpoint.folder / HEADS['condenser'].file, checkpoint.config
   if not file.exists():
     return None
-  handle = weights.open_file(file, stack)
-  metadata = handle.metadata() or {}
+  metadata = weights.open_file(file, stack).metadata() or {}
   layers, split = (
-    int(value) if re.fullmatch('[0-9]{1,9}', value := metadata.get(key, '')) else 0
+    int(value) if re.fullmatch('[0-9]{1,4}', value := metadata.get(key, '')) else 0
     for key in ('num_layers', 'split')
   )
-  stored = {one.name: [one] for one in weights.stored_in(handle)}
-  if not 1 <= layers <= len(stored) or not 0 < split < config.num_layers:
+  if not layers or not 0 < split < config.num_layers:
     raise InputError(
       f'{file}: its metadata says num_layers {metadata.get("num_layers")!r:.20} and split '
       f"{metadata.get('split')!r:.20}; expected 1 layer or more, and a split of the encoder's "
       f'{config.num_layers} layers'
     )
-  tensors = list(config.family.layer_tensors(config, layers))
-  problems = weights.find_problems(tensors, stored)
-  expected = [tensor.name for tensor in tensors]
-  for word, wrong in (
-    ('missing', [name for name in expected if name not in stored]),
-    ('unknown', sorted(stored.keys() - set(expected))),
-  ):
-    if wrong:
-      problems.append(f'{word} {weights.listed(wrong)}')
-  if problems:
-    raise InputError(
-      f'{file}: not a Condenser head of {layers} layers for this encoder: '
-      f'{weights.listed(problems, "; ")}'
-    )
-  params: Params = {}
-  for tensor in tensors:
-    names.place(params, tensor, stored[tensor.name][0].read())
+  where = f'not a Condenser head of {layers} layers for this encoder'
+  params = weights.read_file(file, where, list(config.family.layer_tensors(config, layers)), stack)
   return Head(params, {'split': split})
 
 

@@ -70,7 +70,10 @@ def read_folder(root: epath.Path, config: EncoderConfig) -> VectorSpec:
   if any(module.type == PROMPTED for module in modules):
     # The prompt's meta has them too.
     rules = rules | {'query_length': None, 'document_length': None}
-  sentence_files.read(sentence_files.transformer_file(folder), rules)
+  file = sentence_files.transformer_file(folder)
+  modalities = sentence_files.read(file, rules).get('modality_config', {'text': {}})
+  if 'text' not in modalities:
+    raise InputError(f'{file}: modality_config has no text; the model reads something else')
   if (folder / 'adapter_config.json').exists():
     raise InputError(
       f'{folder / "adapter_config.json"}: the adapter beside the weights is not applied; merge it '
@@ -150,22 +153,17 @@ def read_projection_weights(root: epath.Path, shapes: Sequence[Dense]) -> dict[s
   Raises:
     InputError: no safetensors file, or one with other tensors.
   """
-  params: dict[str, Any] = {}
   folders = _folders(_modules(root), 'Dense')
-  for number, (folder, dense) in enumerate(zip(folders, shapes, strict=True)):
-    own = params[str(number)] = {}
-    with contextlib.ExitStack() as stack:
-      (file,) = weights.weight_files(folder)
-      handle = weights.open_file(file, stack)
-      stored = {one.name: [one] for one in weights.stored_in(handle)}
-      wrong = weights.find_problems(dense.tensors(), stored)
-      if wrong or stored.keys() != {tensor.name for tensor in dense.tensors()}:
-        raise InputError(
-          f'{file}: its tensors are not those of config.json: {weights.listed(wrong or [*stored])}'
-        )
-      for tensor in dense.tensors():
-        names.place(own, tensor, stored[tensor.name][0].read())
-  return params
+  with contextlib.ExitStack() as stack:
+    return {
+      str(number): weights.read_file(
+        weights.weight_files(folder)[-1],
+        'other tensors than config.json says',
+        dense.tensors(),
+        stack,
+      )
+      for number, (folder, dense) in enumerate(zip(folders, shapes, strict=True))
+    }
 
 
 def max_length(folder: epath.Path) -> int:

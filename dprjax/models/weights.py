@@ -4,9 +4,10 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import tempfile
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,22 +114,13 @@ def read_encoder(checkpoint: Checkpoint) -> tuple[Params, str]:
   """
   config, stored = checkpoint.config, checkpoint.tensors
   encoder = {tensor.name: tensor for tensor in config.family.tensors(config)}
-  problems = find_problems(encoder.values(), stored)
-  if missing := [name for name in encoder if name not in stored]:
-    problems.append(f'missing {listed(missing)}')
-  unknown = [
-    place.name
-    for name, places in stored.items()
-    for place in places
-    if name not in encoder and not config.family.extras.match(name)
-  ]
-  if unknown:
-    problems.append(f'unknown {listed(unknown)}')
-  if problems:
-    raise InputError(
-      f'{checkpoint.folder}: the weights are not those of a {config.model_type} encoder with '
-      f'{config.num_layers} layers: {listed(problems, "; ")}'
-    )
+  check(
+    f'{checkpoint.folder}: the weights are not those of a {config.model_type} encoder with '
+    f'{config.num_layers} layers',
+    encoder.values(),
+    stored,
+    config.family.extras,
+  )
   params: Params = {}
 
   def placed() -> Iterator[tuple[str, np.ndarray]]:
@@ -137,7 +129,7 @@ def read_encoder(checkpoint: Checkpoint) -> tuple[Params, str]:
       names.place(params, encoder[name], array)
       yield name, array
 
-  digest = sha256(placed())
+  digest = sha256(placed())  # which fills params
   return params, digest
 
 
@@ -267,6 +259,41 @@ def find_problems(tensors: Iterable[names.Tensor], stored: Mapping[str, list[Sto
           f'{tensor.name} is of type {place.dtype}, not one of {", ".join(names.DTYPES.values())}'
         )
   return problems
+
+
+def check(
+  where: str,
+  tensors: Collection[names.Tensor],
+  stored: Mapping[str, list[Stored]],
+  extras: re.Pattern[str] = re.compile('(?!)'),
+) -> None:
+  """Raises InputError, which begins with ``where``, unless these tensors are stored and no others.
+
+  Names that ``extras`` matches are not looked at.
+  """
+  problems = find_problems(tensors, stored)
+  expected = {tensor.name for tensor in tensors}
+  others = [name for name in stored if name not in expected and not extras.match(name)]
+  for word, wrong in (
+    ('missing', [tensor.name for tensor in tensors if tensor.name not in stored]),
+    ('unknown', [place.name for name in others for place in stored[name]]),
+  ):
+    if wrong:
+      problems.append(f'{word} {listed(wrong)}')
+  if problems:
+    raise InputError(f'{where}: {listed(problems, "; ")}')
+
+
+def read_file(
+  file: epath.Path, where: str, tensors: Collection[names.Tensor], stack: contextlib.ExitStack
+) -> Params:
+  """The parameters in a file of their own. Raises InputError as `open_file` and `check` do."""
+  stored = {one.name: [one] for one in stored_in(open_file(file, stack))}
+  check(f'{file}: {where}', tensors, stored)
+  params: Params = {}
+  for tensor in tensors:
+    names.place(params, tensor, stored[tensor.name][0].read())
+  return params
 
 
 def _local(file: epath.Path, stack: contextlib.ExitStack) -> str:

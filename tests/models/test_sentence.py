@@ -186,7 +186,10 @@ def test_unsupported(tmp_path, files, message):
     (
       'sentence_bert_config',
       'modality_config',
-      [{'text': {'method': 'forward', 'method_output_name': 'last_hidden_state'}}],
+      [
+        {'text': {'method': 'forward', 'method_output_name': 'last_hidden_state'}},
+        {'text': {'method': 'forward'}, 'message': {'method': 'forward', 'format': 'flat'}},
+      ],
       [
         {'text': {'method': 'get_text_features', 'method_output_name': 'pooler_output'}},
         {'message': {'method': 'forward', 'method_output_name': 'last_hidden_state'}},
@@ -319,7 +322,7 @@ def test_every_module_is_applied_or_refused(tmp_path, golden):
       taken.add(kind.rpartition('.')[2])
     except InputError as error:
       assert named_in(str(error), 'modules.json') and kind.rpartition('.')[2] in str(error)
-  assert taken == {'Normalize', 'Dropout'}
+  assert taken == {'Dense', 'Normalize', 'Dropout'}
 
 
 @pytest.mark.parametrize(
@@ -330,7 +333,8 @@ def test_every_module_is_applied_or_refused(tmp_path, golden):
     (OLD + 'Transformer', OLD + 'Normalize', OLD + 'Pooling'),
     (OLD + 'Transformer', OLD + 'Pooling', OLD + 'Pooling'),
     (OLD + 'Transformer', OLD + 'Transformer', OLD + 'Pooling'),
-    (OLD + 'Transformer', OLD + 'Pooling', OLD + 'Dense'),
+    (OLD + 'Transformer', OLD + 'Dense', OLD + 'Pooling'),
+    (OLD + 'Transformer', OLD + 'Pooling', OLD + 'Normalize', OLD + 'Dense'),
     (OLD + 'Transformer', 'custom.Pooling'),
     ('Transformer', 'Pooling'),
     (),
