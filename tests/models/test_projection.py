@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dprjax.base.errors import InputError
 from dprjax.formats.vector_spec import same_length
 from dprjax.inference.encoder import Encoder
 from dprjax.models import hub
+from tests.refusals import refused
 
 TANH = 'torch.nn.modules.activation.Tanh'
 IDENTITY = 'torch.nn.modules.linear.Identity'
@@ -104,24 +104,24 @@ def test_a_saved_model_keeps_its_layers(projected, tmp_path):
 @pytest.mark.parametrize(
   ('file', 'content', 'message'),
   [
-    ('2_Dense/config.json', {'in_features': 7}, 'in_features is 7'),
-    ('3_Dense/config.json', {'in_features': 23}, 'in_features is 23, .* 24'),
-    ('3_Dense/config.json', {'activation_function': 'os.system'}, 'activation_function'),
-    ('3_Dense/config.json', {'module_input_name': 'token_embeddings'}, 'module_input_name'),
-    ('3_Dense/config.json', {'bias': False}, '3_Dense/model.safetensors'),
-    ('3_Dense/config.json', {'out_features': 11}, '3_Dense/model.safetensors'),
+    ('2_Dense/config.json', {'in_features': 7}, ('in_features', '7')),
+    ('3_Dense/config.json', {'in_features': 23}, ('in_features', '23', '24')),
+    ('3_Dense/config.json', {'activation_function': 'os.system'}, ('activation_function',)),
+    ('3_Dense/config.json', {'module_input_name': 'token_embeddings'}, ('module_input_name',)),
+    ('3_Dense/config.json', {'bias': False}, ('3_Dense/model.safetensors',)),
+    ('3_Dense/config.json', {'out_features': 11}, ('3_Dense/model.safetensors',)),
   ],
 )
 def test_layers_that_do_not_fit(projected, file, content, message):
   folder, _ = projected
   path = folder / file
   path.write_text(json.dumps(json.loads(path.read_text()) | content))
-  with pytest.raises(InputError, match=message):
+  with refused(*message):
     hub.load_backbone(folder)
 
 
 def test_weights_that_are_missing_or_pickled(projected):
   folder, _ = projected
   (folder / '2_Dense' / 'model.safetensors').rename(folder / '2_Dense' / 'pytorch_model.bin')
-  with pytest.raises(InputError, match='2_Dense'):
+  with refused('2_Dense'):
     hub.load_backbone(folder)
