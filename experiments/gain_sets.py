@@ -233,6 +233,6 @@ def read_docstrings(data, name):
   """Summaries that find the rest of their docstring, in the installed packages; split by page."""
   with tempfile.TemporaryDirectory() as folder:
     folder = pathlib.Path(folder)
-    docstrings.build(folder, limit=8000)
+    docstrings.build(folder)
     found = {split: read_qrels(folder / 'qrels' / f'{split}.tsv') for split in ('train', 'test')}
     return from_beir(folder, first(found['train'], 1000), first(found['test'], 300))

@@ -1,14 +1,15 @@
 """Systems compared by what dprjax.evaluate says of them: intervals and a table."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 from jaxtyping import Float
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
-from dprjax.formats.fields import Record, is_number
+from dprjax.formats.fields import is_number
 from dprjax.formats.seen import ROLES
 
 _DRAWS = 10_000
@@ -124,37 +125,31 @@ def read_metrics(path: files.PathLike) -> dict[str, Any]:
     InputError: the file is something else; a value is no finite number; a measure has no queries,
       or is not of every data set.
   """
-  record = Record(reading.read_json_object(path, 'metrics'), str(path))
-  names = _numbers(record.record('mean'))
-  if 'datasets' in record.values:
-    datasets = record.record('datasets')
-    parts = [datasets.record(name) for name in datasets.values]
-  else:
-    parts = [record]
-  if not parts or not names:
+  values = reading.read_json_object(path, 'metrics')
+  found = reading.convert(values, str(path), _Metrics)
+  parts = found.datasets.values() if 'datasets' in values else [found]
+  if not found.mean or not parts:
     raise InputError(f'{path} is not a metrics.json of dprjax.evaluate: no mean of any measure')
-  for part in [*parts, *([record] if parts != [record] else [])]:
-    mean, per_query = part.record('mean'), part.record('per_query')
-    for name in names:
-      mean.number(name)
-      if not _numbers(per_query.record(name)):
-        raise InputError(f'{per_query.where}: {name!r} is of no query')
-  if 'counts' in record.values:
-    record.record('counts')
-  if 'command' in record.values:
-    record.text('command')
-  for name, value in record.values.get('extra', {}) and record.record('extra').values.items():
-    if not isinstance(value, str | bool) and value is not None and not is_number(value):
-      raise InputError(f"{path}, 'extra': {name!r} is {value!r:.40}; expected text or a number")
-  return record.values
+  for part in (found, *parts):
+    for name in found.mean:
+      if name not in part.mean or not part.per_query.get(name):
+        raise InputError(f'{path}: {name!r} has no mean or no queries in every data set')
+  return values
 
 
-def _numbers(record: Record) -> list[str]:
-  """The keys of an object that holds finite numbers alone."""
-  for name in record.values:
-    if abs(record.number(name)) > _LARGEST:
-      raise InputError(f'{record.where}: {name!r:.80} is above {_LARGEST:.0e}; no measure is')
-  return list(record.values)
+_Value = Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
+
+
+class _Part(msgspec.Struct):
+  mean: dict[str, _Value]
+  per_query: dict[str, dict[str, _Value]]
+
+
+class _Metrics(_Part):
+  datasets: dict[str, _Part] = {}
+  counts: dict[str, Any] = {}
+  command: str = ''
+  extra: dict[str, str | bool | float | None] = {}
 
 
 def table(

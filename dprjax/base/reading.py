@@ -228,6 +228,14 @@ def parse(text: str, where: str, of: type[T]) -> T:
     raise InputError(f'{where}: not JSON: {error}{hint}') from error
 
 
+def convert(value: Any, where: str, of: type[T]) -> T:
+  """`parse` of what was parsed before, as an object with any keys, say."""
+  try:
+    return msgspec.convert(value, of)
+  except msgspec.ValidationError as error:
+    raise InputError(f'{where}: {error}') from error
+
+
 def parse_object(line: str, where: str) -> dict[str, Any]:
   """`parse` of an object with any keys."""
   return parse(line, where, dict[str, Any])

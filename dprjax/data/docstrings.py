@@ -15,19 +15,18 @@ import hashlib
 import importlib.util
 import inspect
 import itertools
-import json
 import pathlib
 import re
 import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from dprjax.base import files
 from dprjax.base.errors import InputError
-from dprjax.formats.qrels import write_qrels
+from dprjax.formats import beir
 
 STDLIB = 'stdlib'
 PACKAGES = (STDLIB, 'numpy', 'scipy', 'jax', 'flax', 'optax')
@@ -61,7 +60,6 @@ class _Module:
 def build(
   out_dir: files.PathLike,
   packages: Sequence[str] = PACKAGES,
-  limit: int | None = None,
   categories: bool = False,
 ) -> dict[str, dict[str, int]]:
   """Writes `corpus.jsonl`, `queries.jsonl` and `qrels/{train,dev,test}.tsv`; returns the counts.
@@ -74,25 +72,12 @@ def build(
   Args:
     out_dir: the folder to write, whole or not at all; what it has is replaced.
     packages: `stdlib` for the whole standard library, or names of installed packages and modules.
-    limit: the approximate largest number of passages, by leaving out whole pages; at least three
-      pages are kept.
     categories: a passage has two, its package and its module.
 
   Raises:
     InputError: a package is not installed, or fewer than three pages have queries.
   """
   found = entries(packages)
-  pages = sorted({entry.page for entry in found}, key=_digest)
-  if limit is not None:
-    sizes = collections.Counter(entry.page for entry in found)
-    kept: set[str] = set()
-    total = 0
-    for page in pages:
-      if len(kept) < 3 or total + sizes[page] <= limit:
-        kept.add(page)
-        total += sizes[page]
-    found = [entry for entry in found if entry.page in kept]
-
   shared = collections.Counter(_plain(entry.summary) for entry in found)
   left_out: collections.Counter[str] = collections.Counter()
   asking: dict[str, list[Entry]] = collections.defaultdict(list)
@@ -123,25 +108,22 @@ def build(
     splits[split] += asking[page]
 
   with files.atomic_path(out_dir) as folder:
-    (folder / 'qrels').mkdir(parents=True)
-    _write_jsonl(
-      folder / 'corpus.jsonl',
+    beir.write(
+      folder,
       (
         {'_id': entry.name, 'title': entry.name, 'text': entry.body}
         | ({'categories': [entry.page.split('.')[0], entry.page]} if categories else {})
         for entry in found
       ),
-    )
-    _write_jsonl(
-      folder / 'queries.jsonl',
       (
         {'_id': f'q:{entry.name}', 'text': entry.summary}
         for entry in itertools.chain(*splits.values())
       ),
+      {
+        split: {f'q:{entry.name}': {entry.name: 1} for entry in members}
+        for split, members in splits.items()
+      },
     )
-    for split, members in splits.items():
-      judged = {f'q:{entry.name}': {entry.name: 1} for entry in members}
-      write_qrels(folder / 'qrels' / f'{split}.tsv', judged)
   # The standard library's entries are counted under one name.
   tops = (entry.page.split('.')[0] for entry in found)
   return {
@@ -330,12 +312,6 @@ def _public_names(modules: dict[str, _Module]) -> dict[tuple[str, str], str]:
         rank = (module.count('.'), len(module), f'{module}.{name}')
         best[place] = min(rank, best.get(place, rank))
   return {place: rank[-1] for place, rank in best.items()}
-
-
-def _write_jsonl(path: pathlib.Path, rows: Iterator[dict[str, Any]]) -> None:
-  path.write_text(
-    ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows), encoding='utf-8'
-  )
 
 
 def _digest(text: str) -> bytes:

@@ -27,9 +27,10 @@ import logging
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jaxtyping as jt
+import msgspec
 import numpy as np
 import regex
 
@@ -265,6 +266,12 @@ def _from_arrays(arrays: Mapping[str, np.ndarray], where: str) -> Topics:
   return Topics(meta, names, sizes.astype(np.int64), vocabulary, distributions)
 
 
+class _Meta(msgspec.Struct):
+  format: Literal['dprjax.topics']
+  version: Literal[1]
+  kind: Literal['hlda', 'lda', 'kmeans']
+
+
 def _read_meta(array: np.ndarray, where: str) -> dict[str, Any]:
   place = f'{where}, array topics/meta'
   try:
@@ -272,14 +279,7 @@ def _read_meta(array: np.ndarray, where: str) -> dict[str, Any]:
   except ValueError:  # a code that is no character
     text = ''
   meta = reading.parse_object(text, place)
-  if meta.get('format') != FORMAT:
-    raise InputError(f'{place}: the format is {meta.get("format")!r:.40}, expected {FORMAT!r}')
-  if meta.get('version') != VERSION or isinstance(meta.get('version'), bool):
-    raise InputError(
-      f'{place}: version {meta.get("version")!r:.40} of the format; this dprjax reads {VERSION}'
-    )
-  if not isinstance(meta.get('kind'), str) or meta['kind'] not in KINDS:
-    raise InputError(f'{place}: the kind is {meta.get("kind")!r:.40}, expected {", ".join(KINDS)}')
+  reading.convert(meta, place, _Meta)
   return meta
 
 

@@ -5,7 +5,6 @@ missing. Its copies of corpora may be pickles, which can run code: name no folde
 """
 
 import difflib
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,8 +15,9 @@ from dprjax.base import files
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.reading import read_json_object
-from dprjax.formats.fields import UniqueIds, check_id
-from dprjax.formats.qrels import Qrels, write_qrels
+from dprjax.formats import beir
+from dprjax.formats.fields import check_id
+from dprjax.formats.qrels import Qrels
 
 PREFIX = 'irds:'  # of ids, where a folder may be given as well
 TRAIN = 'train'  # the split that an id stands for which has judgements itself
@@ -65,24 +65,22 @@ def write(id_: str, splits: Sequence[str], folder: files.PathLike) -> None:
   main = _registered(id_) or next(iter(datasets.values()))
   if not main.has_docs():
     raise InputError(f'{PREFIX}{id_} has no documents')
+  queries: dict[str, str] = {}
+  judged: dict[str, Qrels] = {}
+  for split, dataset in datasets.items():
+    for query in _iterate(id_, dataset.queries_iter):
+      text = _text(id_, query)
+      if queries.setdefault(check_id(query.query_id, f'{PREFIX}{id_}'), text) != text:
+        raise InputError(f'{PREFIX}{id_}: two queries have the id {query.query_id!r:.80}')
+    judged[split] = _judgements(id_, dataset)
+    if not judged[split]:
+      raise InputError(f'{PREFIX}{id_} has no judgements of the split {split}')
   with files.atomic_path(folder) as out:
-    (out / 'qrels').mkdir(parents=True)
-    passages = _write_lines(
-      out / 'corpus.jsonl', (_passage(id_, doc) for doc in _iterate(id_, main.docs_iter))
-    )
-    queries: dict[str, str] = {}
-    for split, dataset in datasets.items():
-      for query in _iterate(id_, dataset.queries_iter):
-        text = _text(id_, query)
-        if queries.setdefault(query.query_id, text) != text:
-          raise InputError(f'{PREFIX}{id_}: two queries have the id {query.query_id!r:.80}')
-      judged = _judgements(id_, dataset)
-      if not judged:
-        raise InputError(f'{PREFIX}{id_} has no judgements of the split {split}')
-      write_qrels(out / 'qrels' / f'{split}.tsv', judged)
-    _write_lines(
-      out / 'queries.jsonl',
-      ({'_id': check_id(key, f'{PREFIX}{id_}'), 'text': text} for key, text in queries.items()),
+    passages, _ = beir.write(
+      out,
+      (_passage(id_, doc) for doc in _iterate(id_, main.docs_iter)),
+      ({'_id': key, 'text': text} for key, text in queries.items()),
+      judged,
     )
     files.write_json(out / _MARK, {'id': id_, 'splits': list(datasets)})
   _log.info(
@@ -167,17 +165,3 @@ def _judgements(id_: str, dataset: Any) -> Qrels:
     key = check_id(entry.doc_id, f'{PREFIX}{id_}')
     own[key] = max(grade, own.get(key, grade))
   return judged
-
-
-def _write_lines(path: epath.Path, records: Iterator[dict[str, str]]) -> int:
-  """Writes JSON lines; returns how many. Ids must be unique."""
-  ids = UniqueIds(path.name, 'the')
-  count = 0
-  with files.no_room(path), path.open('wb') as file:
-    for count, record in enumerate(records, 1):
-      ids.add(record['_id'], count)
-      try:
-        file.write(json.dumps(record, ensure_ascii=False).encode() + b'\n')
-      except UnicodeEncodeError as error:
-        raise InputError(f'{record["_id"]!r:.80} holds half of a surrogate pair') from error
-  return count

@@ -9,18 +9,16 @@ A title that is the query is no part of its passage: the BEIR folder that `write
 papers leaves titles empty. Categories are a list, or one text with spaces in between.
 """
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
-from etils import epath
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
-from dprjax.formats import texts
+from dprjax.formats import beir, texts
 from dprjax.formats.fields import Id, Labels, UniqueIds, check_id, labels
-from dprjax.formats.qrels import Qrels, write_qrels
+from dprjax.formats.qrels import Qrels
 
 _MOST_RELATED = 10**8
 
@@ -90,18 +88,13 @@ def write_beir(folder: files.PathLike, papers: Sequence[Paper], split: str, own:
   Raises:
     InputError: they would be too many (`related`).
   """
-  root = epath.Path(folder)
-  (root / 'qrels').mkdir(parents=True)
-  _write_jsonl(
-    root / 'corpus.jsonl',
-    (
-      {'_id': paper.id, 'title': '', 'text': paper.passage, 'categories': list(paper.categories)}
-      for paper in papers
-    ),
-  )
-  _write_jsonl(root / 'queries.jsonl', ({'_id': paper.id, 'text': paper.title} for paper in papers))
   qrels = {paper.id: {paper.id: 1} for paper in papers} if own else related(papers)
-  write_qrels(root / 'qrels' / f'{split}.tsv', qrels)
+  passages = (
+    {'_id': paper.id, 'title': '', 'text': paper.passage, 'categories': list(paper.categories)}
+    for paper in papers
+  )
+  titles = ({'_id': paper.id, 'text': paper.title} for paper in papers)
+  beir.write(folder, passages, titles, {split: qrels})
   return qrels
 
 
@@ -126,8 +119,3 @@ def related(papers: Sequence[Paper]) -> Qrels:
     }
     for paper in papers
   }
-
-
-def _write_jsonl(path: epath.Path, rows: Iterable[dict[str, Any]]) -> None:
-  with files.atomic_write(path) as file:
-    file.writelines(json.dumps(row, ensure_ascii=False) + '\n' for row in rows)

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from etils import epath
 
@@ -18,7 +19,7 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path, atomic_write
 from dprjax.base.sidecars import read_sidecar, write_sidecar
-from dprjax.formats.fields import Record, UniqueIds, check_id
+from dprjax.formats.fields import UniqueIds, check_id
 from dprjax.retrieval import best
 from dprjax.retrieval.best import TopK
 
@@ -161,6 +162,11 @@ def save(index: Bm25, folder: PathLike, fingerprint: str) -> None:
     write_sidecar(aside, _SIDECAR, _FORMAT, fingerprint, **counts)
 
 
+class _Counts(msgspec.Struct):
+  count: int
+  language: str
+
+
 def load(folder: PathLike, fingerprint: str) -> Bm25 | None:
   """Opens an index; None if there is none, or one of other passages or settings.
 
@@ -171,22 +177,21 @@ def load(folder: PathLike, fingerprint: str) -> Bm25 | None:
   sidecar = read_sidecar(root, _SIDECAR, _FORMAT, 'BM25 index', fingerprint, complete=True)
   if sidecar is None:
     return None
-  record = Record(sidecar, str(root / _SIDECAR))
-  count, language = record.whole('count', 0, 2**31), record.text('language')
+  counts = reading.convert(sidecar, str(root / _SIDECAR), _Counts)
   unique = UniqueIds(root / _IDS, 'passage')
   try:
     for number, id_ in enumerate((root / _IDS).read_bytes().decode().split('\n')[:-1], start=1):
       unique.add(check_id(id_, f'{root / _IDS}, line {number}'), number)
     ids = list(unique.lines)
     index = _bm25s().BM25.load(root, show_progress=False)
-    _check(index, len(ids), count)
+    _check(index, len(ids), counts.count)
   except (InputError, MemoryError):
     raise
   except Exception as error:  # bm25s does not look at what it loads
     raise InputError(
       f'{root} is not a whole BM25 index ({error}); remove it and index again'
     ) from error
-  return Bm25(index, ids, language)
+  return Bm25(index, ids, counts.language)
 
 
 def _check(index: Any, ids: int, count: int) -> None:

@@ -10,16 +10,17 @@ import dataclasses
 import importlib.util
 import math
 import os
+from typing import Annotated
 
+import msgspec
 import numpy as np
 from etils import epath
 from jaxtyping import Float, Int
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path, regular_file
-from dprjax.base.reading import read_json_object
+from dprjax.base.reading import convert, read_json_object
 from dprjax.base.sidecars import read_sidecar, write_sidecar
-from dprjax.formats.fields import Record
 from dprjax.retrieval import best
 from dprjax.retrieval.best import TopK, check_finite
 
@@ -30,7 +31,6 @@ _SIDECAR = 'dprjax_index.json'
 # As ScaNN's documentation recommends for vectors of about unit length.
 _DIMENSIONS_PER_BLOCK, _ANISOTROPIC_THRESHOLD = 2, 0.2
 _TRAINING_SAMPLE = 250_000
-_MOST_ROWS = 2**31 - 1  # ScaNN and exact search number them in int32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,6 +216,11 @@ def is_index(folder: epath.Path) -> bool:
   return sidecar.get('format') == _FORMAT
 
 
+class _Counts(msgspec.Struct):
+  count: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]  # ScaNN and exact search number rows in int32
+  leaves: Annotated[int, msgspec.Meta(ge=0)]
+
+
 def load(folder: PathLike, fingerprint: str) -> Index | None:
   """Opens an index; None where there is none, or one of other vectors, which may be replaced.
 
@@ -227,9 +232,7 @@ def load(folder: PathLike, fingerprint: str) -> Index | None:
   sidecar = read_sidecar(root, _SIDECAR, _FORMAT, 'ScaNN index', fingerprint, complete=True)
   if sidecar is None:
     return None
-  about = Record(sidecar, f'ScaNN index {root / _SIDECAR}')
-  count = about.whole('count', 1, _MOST_ROWS)
-  leaves = about.whole('leaves', 0, count)
+  counts = convert(sidecar, f'ScaNN index {root / _SIDECAR}', _Counts)
   from scann import scann_ops_pybind  # as above
 
   try:
@@ -241,4 +244,4 @@ def load(folder: PathLike, fingerprint: str) -> Index | None:
       f'{root} is not a whole ScaNN index ({type(error).__name__}: {error}); remove it and search '
       'again'
     ) from error
-  return Index(searcher, count, leaves)
+  return Index(searcher, counts.count, counts.leaves)
