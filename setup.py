@@ -69,7 +69,7 @@ EXTRAS = {
   'quickstart': ['scipy>=1.17'],
   # milvus-lite runs in the process; pymilvus also connects to servers.
   'milvus': ['milvus-lite>=3.2', 'pymilvus>=3.0'],
-  # Draws embeddings in two dimensions: report --tsne.
+  # Draws embeddings in two dimensions: experiments/lab/inspection.py --tsne.
   'tsne': ['scikit-learn>=1.9'],
   # python -m dprjax.serve
   'serve': [

@@ -2,8 +2,8 @@
 
     python -m dprjax.report --metrics BM25=bm25.json --metrics frozen=frozen.json \\
         --metrics "+ prompt=dpt.json" --out=report.md --figure=report.png
-    python -m dprjax.report --backbone=DIR --backbone=ours=DIR --sts=stsb-test.csv \\
-        --wikipedia=enwiki.xml.bz2 --beir=scifact --out=report.md --figure=report.png
+    python -m dprjax.report --backbone=DIR --backbone=ours=DIR --beir=scifact --out=report.md \\
+        --figure=report.png
 
 Systems: the files are metrics.json of dprjax.evaluate. All systems are compared with the first by a
 paired bootstrap over queries: queries are drawn with replacement 10,000 times, the same ones for
@@ -11,29 +11,26 @@ both systems, and * marks a difference if the middle 95 % of its means exclude 0
 the figure are each system's own, from the same draws. Data sets are drawn separately and have equal
 weight. Values under "extra" in metrics.json (--extra of dprjax.evaluate) become columns.
 
-Backbones: frozen, with or without a prompt. There are columns for the texts that are given:
-alignment and uniformity (Wang & Isola 2020) of unit vectors and of raw ones, the entropy of the
-first token's attention (Condenser, section 5) and the distinction of Wikipedia sections (Ein Dor et
-al. 2018); see dprjax.analysis. The attention is measured on sections of --wikipedia, else on
-passages of --beir, else on the sentences of --sts.
-
-Where the passages of --beir have categories, or --topics gives them topics (Topic-DPR, section 5),
-there are also the cosines of a query with its own passage, Sim(q, p+), and with passages that have
-no category in common with it, Sim(q, p-), and the share of a passage's 10 nearest that have its
-topic or a category of it. --tsne draws the passages by both.
+Backbones: frozen, with or without a prompt: alignment and uniformity (Wang & Isola 2020) of unit
+vectors and of raw ones, on the queries and passages of --beir. `experiments/lab/inspection.py`
+measures more: scored sentence pairs, sections, attention, categories and topics.
 """
 
 import argparse
 import contextlib
+import functools
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dprjax.analysis import comparison, figures
 from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
 from dprjax.formats.fields import check_id
 from dprjax.runtime import cli
+
+if TYPE_CHECKING:  # it imports JAX
+  from dprjax.inference.retriever import Retriever
 
 logger = logging.getLogger('dprjax')
 
@@ -49,8 +46,7 @@ def _inputs(args: argparse.Namespace) -> dict[str, list[str]]:
     f'--{name}': [path for _, path in getattr(args, name) or ()]
     for name in ('metrics', 'backbone', 'prompt')
   }
-  single = {f'--{name}': getattr(args, name) for name in ('sts', 'wikipedia', 'beir', 'topics')}
-  return given | {flag: [path] for flag, path in single.items() if path}
+  return given | ({'--beir': [args.beir]} if args.beir else {})
 
 
 def _report_systems(args: argparse.Namespace) -> None:
@@ -115,20 +111,14 @@ def _backbones(args: argparse.Namespace) -> dict[str, tuple[str, str | None]]:
   return {name: (path, prompts.get(name)) for name, path in paths.items()}
 
 
-def _report_backbones(args: argparse.Namespace) -> None:
-  # Imported here, so that --metrics does not wait for JAX.
-  from dprjax.analysis import inspection
-  from dprjax.data.topics import load_topics
+def retrievers(args: argparse.Namespace) -> dict[str, Callable[[], 'Retriever']]:
+  """Loads each backbone once, so that a bad one is an error before the others take minutes.
+
+  They are not kept, to save memory: what is returned loads them again, by name.
+  """
   from dprjax.inference.retriever import Retriever
-  from dprjax.runtime import compiled
 
-  compiled.keep()
-
-  backbones = _backbones(args)
-  topic_model = load_topics(args.topics) if args.topics else None
-  batch_size = args.batch_size or 64
-
-  def load(path: str, prompt: str | None) -> Retriever:
+  def load(path: str, prompt: str | None) -> 'Retriever':
     return Retriever.load(
       path,
       prompt,
@@ -136,55 +126,48 @@ def _report_backbones(args: argparse.Namespace) -> None:
       normalize=bool(args.normalize),  # measures scale vectors themselves where they should
       query_max_length=args.max_length,
       passage_max_length=args.max_length,
-      batch_size=batch_size,
+      batch_size=args.batch_size or 64,
     )
 
-  if len(backbones) > 1:
-    # A bad one is an error before the others take minutes. They are not kept, to save memory.
-    for path, prompt in backbones.values():
-      load(path, prompt)
-  texts = inspection.read_texts(
-    args.sts, args.wikipedia, args.beir, args.split or 'test', args.max_texts or 1000, topic_model
-  )
-  draw = args.tsne is not None
-  if draw and not texts.labels:
-    raise InputError(
-      f'--tsne: the passages of {args.beir} have no categories; give their topics, --topics'
-    )
-  findings = {
-    name: inspection.inspect(name, load(path, prompt), texts, batch_size, draw)
-    for name, (path, prompt) in backbones.items()
+  found: dict[str, Callable[[], Retriever]] = {
+    name: functools.partial(load, path, prompt) for name, (path, prompt) in _backbones(args).items()
   }
+  if len(found) > 1:
+    for one in found.values():
+      one()
+  return found
+
+
+def _report_backbones(args: argparse.Namespace) -> None:
+  # Imported here, so that --metrics does not wait for JAX.
+  from dprjax.analysis import inspection
+  from dprjax.data import sources
+  from dprjax.runtime import compiled
+
+  compiled.keep()
+  loaded = retrievers(args)
+  if args.beir is None:
+    raise InputError('--backbone: there is no text to measure a backbone on; give --beir')
+  split = args.split or 'test'
+  dataset = sources.load_dataset(sources.Source(args.beir, split=split))
+  name = f'{args.beir.rstrip("/").rpartition("/")[2]}/{split}'
+  drawn = inspection.draw(dataset, name, args.max_texts or 1000)
+  findings = {name: inspection.inspect(name, load(), drawn) for name, load in loaded.items()}
   columns, rows = inspection.table(findings)
-  layers, by_layer = inspection.layers_table(findings)
-  lines = inspection.note(texts, findings)
+  lines = inspection.note(drawn, findings)
   if args.figure is not None:
-    foot = f'attention over {texts.named["attended"]}' if by_layer else ''
-    figures.backbones(findings, foot, args.figure)
-  if args.tsne is not None:
-    points = {name: found.drawn for name, found in findings.items() if found.drawn is not None}
-    foot = f't-SNE of {texts.named["passages"]}'
-    figures.maps(points, texts.labels, texts.label_names, foot, args.tsne)
+    figures.backbones(findings, args.figure)
   if args.out is not None:
     with files.atomic_write(args.out) as file:
-      file.write(
-        comparison.markdown(columns, rows, '  \n'.join(lines))
-      )  # two spaces break a Markdown line
-      if by_layer:
-        file.write('\n' + comparison.markdown(layers, by_layer, ''))
+      # Two spaces break a Markdown line.
+      file.write(comparison.markdown(columns, rows, '  \n'.join(lines)))
   cli.print_table(columns, rows)
-  if by_layer:
-    cli.print_table(layers, by_layer)
   print('\n'.join(lines))
 
 
 # The arguments that belong to --backbone and to --metrics.
 _OF_BACKBONES = (
-  'sts',
-  'wikipedia',
   'beir',
-  'topics',
-  'tsne',
   'split',
   'prompt',
   'pooling',
@@ -194,6 +177,49 @@ _OF_BACKBONES = (
   'batch_size',
 )
 _OF_METRICS = ('measure',)
+
+
+def add_backbone_flags(parser: argparse.ArgumentParser) -> None:
+  """The flags that say which backbones are inspected, and on which data set."""
+  inspected = parser.add_argument_group('backbones')
+  inspected.add_argument(
+    '--backbone',
+    type=_named,
+    action='append',
+    metavar='[NAME=]DIR',
+    help='a Hugging Face directory, a hub id, or package:NAME',
+  )
+  inspected.add_argument(
+    '--prompt',
+    type=_named,
+    action='append',
+    metavar='[NAME=]FILE',
+    help='a prompt.npz for the backbone of that name',
+  )
+  inspected.add_argument(
+    '--beir', metavar='DIR', help='a retrieval data set with judgements: queries and passages'
+  )
+  inspected.add_argument('--split', help='of --beir, with judgements (default: test)')
+  inspected.add_argument(
+    '--max_texts',
+    type=cli.positive,
+    help='most queries, passages and pairs of them (default: 1000)',
+  )
+  inspected.add_argument(
+    '--pooling', metavar='NAME', help='default: that of the prompt or the backbone'
+  )
+  inspected.add_argument(
+    '--normalize',
+    type=cli.boolean,
+    metavar='true|false',
+    help='scale vectors to unit length (default: false, so that there are raw measures too)',
+  )
+  inspected.add_argument('--max_length', type=cli.positive, help='most tokens of a text; likewise')
+  inspected.add_argument(
+    '--batch_size',
+    type=cli.positive,
+    help='texts at a time over all devices, at most (default: 64)',
+  )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -215,66 +241,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     metavar='MEASURE',
     help='measures to show (default: all that every system has)',
   )
-  inspected = parser.add_argument_group('backbones')
-  inspected.add_argument(
-    '--backbone',
-    type=_named,
-    action='append',
-    metavar='[NAME=]DIR',
-    help='a Hugging Face directory, a hub id, or package:NAME',
-  )
-  inspected.add_argument(
-    '--prompt',
-    type=_named,
-    action='append',
-    metavar='[NAME=]FILE',
-    help='a prompt.npz for the backbone of that name',
-  )
-  inspected.add_argument(
-    '--sts',
-    metavar='FILE',
-    help='pairs with scores of 0 to 5, csv, tsv or jsonl: rank correlation with the cosine',
-  )
-  inspected.add_argument(
-    '--wikipedia',
-    metavar='DUMP',
-    help='pages-articles.xml(.bz2): distinction of sections, entropy of attention',
-  )
-  inspected.add_argument(
-    '--beir',
-    metavar='DIR',
-    help='a retrieval data set: alignment of queries and positives, uniformity of passages and '
-    'queries',
-  )
-  inspected.add_argument(
-    '--topics', metavar='topics.npz', help='of dprjax.topics: the topics of the passages of --beir'
-  )
-  inspected.add_argument(
-    '--tsne',
-    metavar='map.png',
-    help='the passages of --beir in two dimensions; needs scikit-learn (the extra tsne)',
-  )
-  inspected.add_argument('--split', help='of --beir, with judgements (default: test)')
-  inspected.add_argument(
-    '--max_texts',
-    type=cli.positive,
-    help='most triplets, sections, passages, ...; all STS pairs are used (default: 1000)',
-  )
-  inspected.add_argument(
-    '--pooling', metavar='NAME', help='default: that of the prompt or the backbone'
-  )
-  inspected.add_argument(
-    '--normalize',
-    type=cli.boolean,
-    metavar='true|false',
-    help='scale vectors to unit length (default: false, so that there are raw measures too)',
-  )
-  inspected.add_argument('--max_length', type=cli.positive, help='most tokens of a text; likewise')
-  inspected.add_argument(
-    '--batch_size',
-    type=cli.positive,
-    help='texts at a time over all devices, at most (default: 64)',
-  )
+  add_backbone_flags(parser)
 
   def command(args: argparse.Namespace) -> None:
     if bool(args.metrics) == bool(args.backbone):
@@ -286,20 +253,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in wrong:
       if getattr(args, name) is not None:
         raise InputError(f'--{name} goes with {other}')
-    for name in ('topics', 'tsne'):
-      if getattr(args, name) is not None and args.beir is None:
-        raise InputError(f'--{name} goes with --beir')
-    figure_flags = [name for name in ('figure', 'tsne') if getattr(args, name) is not None]
-    for name in figure_flags:
-      figures.check_name(getattr(args, name), f'--{name}')
+    if args.figure is not None:
+      figures.check_name(args.figure, '--figure')
+    written = {f'--{name}': getattr(args, name) for name in ('out', 'figure')}
+    written = {flag: path for flag, path in written.items() if path is not None}
+    outputs.check_outputs_apart(written)
     inputs = _inputs(args)
     with contextlib.ExitStack() as stack:
-      if args.out is not None:
-        stack.enter_context(outputs.claim(args.out, inputs, endings=('',)))
-      written = {f'--{name}': getattr(args, name) for name in figure_flags}
-      outputs.check_outputs_apart(written | ({} if args.out is None else {'--out': args.out}))
-      for name, path in written.items():
-        stack.enter_context(outputs.claim(path, inputs, flag=name, endings=('',)))
+      for flag, path in written.items():
+        stack.enter_context(outputs.claim(path, inputs, flag=flag, endings=('',)))
       if args.metrics:
         _report_systems(args)
       else:

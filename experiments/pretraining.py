@@ -51,16 +51,16 @@ import gain_sets
 import systems
 import trials
 from dprjax import Retriever
-from dprjax.analysis import figures, inspection, statistics
+from dprjax.analysis import figures
 from dprjax.base import files
-from dprjax.data import documents, similarity, text, views
+from dprjax.data import documents, text, views
 from dprjax.formats import mediawiki
 from dprjax.formats.documents import read_documents
 from dprjax.formats.report import Report
 from dprjax.methods import exporting
 from dprjax.models import hub
 from dprjax.runtime import mesh
-from lab import sections
+from lab import inspection, measures, sections, sts
 from lab.similarity import spearman_values
 
 
@@ -400,7 +400,7 @@ class Experiment(systems.Runs):
   @functools.cached_property
   def looked_at(self):
     return inspection.read_texts(
-      sts=self.source / 'stsb' / 'raw' / 'stsb-en-test.csv',
+      scored=self.source / 'stsb' / 'raw' / 'stsb-en-test.csv',
       wikipedia=self.dump,
       beir=self.source / 'scifact',
       most=LOOKED_AT,
@@ -688,7 +688,7 @@ def few_pairs(source, folder, count):
   if not (folder / 'test.jsonl').exists():
     folder.mkdir(parents=True, exist_ok=True)
     for split in ('train', 'dev', 'test'):
-      pairs = similarity.read_pairs(source / f'stsb-en-{split}.csv')
+      pairs = sts.read_pairs(source / f'stsb-en-{split}.csv')
       if split == 'train':
         pairs = sorted(pairs, key=lambda pair: gain_sets.hashed('\n'.join(pair[:2])))[:count]
       with files.atomic_write(folder / f'{split}.jsonl') as file:
@@ -717,11 +717,11 @@ def split_dump(dump, folder):
 
 def measure_pairs(folder, embed):
   """Spearman's correlation of the test pairs, and each pair's influence on it as 'scores'."""
-  pairs = similarity.read_pairs(folder / 'test.jsonl')
+  pairs = sts.read_pairs(folder / 'test.jsonl')
   first, second = (embed([pair[side] for pair in pairs]) for side in (0, 1))
-  cosines, people = statistics.cosine(first, second), np.array([pair.score for pair in pairs])
+  cosines, people = measures.cosine(first, second), np.array([pair.score for pair in pairs])
   values = spearman_values(cosines, people)
-  return {'spearman': statistics.spearman(cosines, people), 'scores': {'spearman': values}}
+  return {'spearman': measures.spearman(cosines, people), 'scores': {'spearman': values}}
 
 
 def measure_sections(folder, embed):

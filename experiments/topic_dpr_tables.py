@@ -11,6 +11,8 @@ from dprjax.analysis import figures, statistics
 from dprjax.base import files
 from dprjax.formats import papers, trec
 from dprjax.retrieval import best, exact, measures
+from lab import figures as drawn
+from lab.measures import nearest, tsne
 
 MEASURES = ('Success@1', 'Success@10', 'RR@100', 'nAP@10', 'nAP@50')
 COUNTED, LEFT_OUT = 'counted', 'left out'
@@ -170,12 +172,12 @@ class Results:
       return found
     p = statistics.unit(vectors['passages'])
     keep_uniformity('plain', 'Uniform(p)', p)
-    nearest = statistics.nearest(p, NEAREST)
+    near = nearest(p, NEAREST)
     labels = dict(self.labels)
     if 'topics' in vectors:
       labels['dealt'] = np.eye(vectors['topics'].max() + 1, dtype=bool)[vectors['topics']]
     for kind, marked in labels.items():
-      shares = np.mean([(marked & marked[column]).any(axis=1) for column in nearest.T], axis=0)
+      shares = np.mean([(marked & marked[column]).any(axis=1) for column in near.T], axis=0)
       keep_ratio('plain', f'near {kind}', shares)
     for way in ('plain', 'oracle', 'infer'):
       if way not in vectors:
@@ -557,10 +559,10 @@ def draw(results, with_maps):
       seed = results.seeds(name)[0]
       kept = results.path(name, seed, folder='tsne')
       if not kept.exists():
-        _save(kept, {'points': statistics.tsne(np.load(results.path(name, seed))['passages'])})
+        _save(kept, {'points': tsne(np.load(results.path(name, seed))['passages'])})
       points[text] = np.load(kept)['points']
     foot = f't-SNE of {len(results.documents.ids):,} abstracts'
-    figures.maps(points, results.labels, results.label_names, foot, path)
+    drawn.maps(points, results.labels, results.label_names, foot, path)
     lines.append(f'![Abstracts by topic and category]({FIGURES[0]})')
   return '\n\n'.join(lines) + '\n' if lines else ''
 

@@ -78,7 +78,7 @@ def test_tables_and_figure(tmp_path, capsys):
       ([f'--metrics=a={name}.json'], message)
       for name, message in (
         ('nothing', 'not a metrics.json of dprjax.evaluate: no mean of any measure'),
-        ('text_mean', "text_mean.json, 'mean': 'AP' is '0.5'; expected a finite number"),
+        ('text_mean', 'text_mean.json: Expected `float`, got `str` - at `$.mean'),
         ('nan', 'nan.json: not JSON'),
         ('huge', 'huge.json: Number out of range'),
         ('huge_integer', ('huge_integer.json', 'AP')),

@@ -415,7 +415,7 @@ FLAGS = {
   ],
   'report': [
     *('--measure=RR@10', '--measure=', '--metrics=x', '--metrics=a=metrics.json', '--figure=x'),
-    *('--figure=', '--figure=metrics.json', '--figure=none/', '--sts=lost', '--max_texts=0'),
+    *('--figure=', '--figure=metrics.json', '--figure=none/', '--max_texts=0'),
     '--normalize=perhaps',
   ],
 }

@@ -1,13 +1,13 @@
-"""Figures of ``dprjax.report``: bars with intervals, and up to three panels about backbones."""
+"""Figures: bars with intervals, alignment against uniformity, words of topics."""
 
 import contextlib
+import functools
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from etils import epath
-from jaxtyping import Bool, Float
 
 from dprjax.analysis import comparison
 from dprjax.base import files
@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # it imports JAX, which bars do not need
 # Okabe and Ito's colours, the darker ones first, which everyone can distinguish, also with colour
 # blindness. Hatches distinguish the bars in print.
 _COLOURS = ('#0072B2', '#E69F00', '#009E73', '#CC79A7', '#56B4E9', '#D55E00', '#F0E442', '#999999')
-_COLOURED = 7  # labels of a map; the last colour is grey, as are the others
 _NAMED = 40  # characters of a label
 _HATCHES = ('', '//', '..', 'xx', '\\\\', 'oo', '++', '--')
 _MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
@@ -65,10 +64,10 @@ def bars(
         width * 0.92,
         yerr=spread,
         error_kw={'elinewidth': 1, 'capsize': 2, 'ecolor': '#333333'},
-        **_fill(number, name),
+        **fill(number, name),
       )
       for place, bar in zip(places, group, strict=True):
-        _number(axes, place, bar.high, f'{bar.mean:.3f}{"*" if bar.starred else ""}')
+        number_at(axes, place, bar.high, f'{bar.mean:.3f}{"*" if bar.starred else ""}')
     top = max(bar.high for by_name in values.values() for bar in by_name.values())
     axes.set_ylim(0, max(top, 0.05) * 1.18)  # space for the numbers above the bars
     axes.set_xlim(-0.6, len(values) - 0.4)
@@ -97,34 +96,36 @@ def compared(
   bars(values, ylabel, foot, path)
 
 
-def backbones(findings: 'Mapping[str, Findings]', foot: str, path: files.PathLike) -> None:
-  """Panels of attention entropy by layer, alignment against uniformity, and scores on sentences.
+def backbones(findings: 'Mapping[str, Findings]', path: files.PathLike) -> None:
+  """Alignment against uniformity: of unit vectors, and of raw ones where there are any.
 
-  A panel without content is omitted. In the first, the line is the mean over heads, and the band
-  reaches from the lowest to the highest head. In the second, of unit vectors, and the third, of
-  raw ones, the lower left corner is best, as in Gao et al. 2021 (SimCSE), Figure 2.
+  The lower left corner is best, as in Gao et al. 2021 (SimCSE), Figure 2.
 
   Args:
     findings: by backbone.
-    foot: a line in small print.
     path: the file; its suffix (png, pdf, svg) decides the format.
 
   Raises:
     InputError: the suffix is of another format.
   """
-  parts = []
-  if any(found.entropy is not None for found in findings.values()):
-    parts.append(_entropies)
-  if any(found.alignment is not None for found in findings.values()):
-    parts.append(_hypersphere)
-  if any(found.raw_alignment is not None for found in findings.values()):
-    parts.append(_raw_space)
-  if any(found.scores for found in findings.values()):
-    parts.append(_scores)
-  with canvas(1.0 + 3.9 * len(parts), 4.0, foot, path) as drawing:
-    for part, axes in zip(parts, drawing.subplots(1, len(parts), squeeze=False)[0], strict=True):
-      part(axes, findings)
+  panels = spaces(findings)
+  with canvas(1.0 + 3.9 * len(panels), 4.0, '', path) as drawing:
+    for draw, axes in zip(panels, drawing.subplots(1, len(panels), squeeze=False)[0], strict=True):
+      draw(axes)
     legend(drawing, list(findings))
+
+
+def spaces(findings: 'Mapping[str, Findings]') -> list[Callable[[Any], None]]:
+  """The panels of alignment and uniformity that have content; each draws into axes."""
+  titles = {
+    'on the unit sphere': [(one.uniformity, one.alignment) for one in findings.values()],
+    'raw vectors': [(one.raw_uniformity, one.raw_alignment) for one in findings.values()],
+  }
+  return [
+    functools.partial(_scatter, points=dict(zip(findings, values, strict=True)), title=title)
+    for title, values in titles.items()
+    if any(None not in value for value in values)
+  ]
 
 
 class TopicPanel(NamedTuple):
@@ -154,7 +155,7 @@ def topics(panels: Sequence[TopicPanel], foot: str, path: files.PathLike) -> Non
     for number, panel in enumerate(panels):
       axes = drawing.add_subplot(rows, columns, number + 1)
       places = np.arange(len(panel.words))
-      axes.barh(places, panel.own, 0.8, **_fill(number, ''))
+      axes.barh(places, panel.own, 0.8, **fill(number, ''))
       axes.plot(panel.background, places, 'o', color='#333333', markersize=3)
       axes.set_yticks(places, panel.words, fontsize=8)
       axes.set_ylim(most - 0.4, -0.6)
@@ -164,95 +165,14 @@ def topics(panels: Sequence[TopicPanel], foot: str, path: files.PathLike) -> Non
       grid(axes, 'x')
 
 
-def maps(
-  points: Mapping[str, Float[np.ndarray, 'n 2']],
-  labels: Mapping[str, Bool[np.ndarray, 'n C']],
-  names: Mapping[str, Sequence[str]],
-  foot: str,
-  path: files.PathLike,
-) -> None:
-  """Passages in two dimensions: a row for each backbone, a column for each kind of label.
-
-  A passage has the colour of its most frequent label; all but the 7 most frequent are grey.
-
-  Args:
-    points: backbone -> where its passages lie.
-    labels: kind -> which passages have which label.
-    names: kind -> the labels' names.
-    foot: a line in small print.
-    path: the file; its suffix (png, pdf, svg) decides the format.
-
-  Raises:
-    InputError: the suffix is of another format.
-  """
-  with canvas(1.0 + 4.6 * len(labels), 0.8 + 3.6 * len(points), foot, path) as drawing:
-    panels = drawing.subplots(len(points), len(labels), squeeze=False)
-    for column, (kind, marked) in enumerate(labels.items()):
-      sizes = marked.sum(axis=0)
-      common = [int(i) for i in np.argsort(-sizes, kind='stable')[:_COLOURED] if sizes[i]]
-      # The first of the most frequent labels that a passage has; none: the last number.
-      first = np.where(marked[:, common].any(axis=1), marked[:, common].argmax(axis=1), len(common))
-      for row, (name, where) in enumerate(points.items()):
-        axes = panels[row][column]
-        others = first == len(common)
-        axes.scatter(*where[others].T, s=5, color='#dddddd', linewidths=0)
-        for number, label in enumerate(common):
-          axes.scatter(
-            *where[first == number].T,
-            s=7,
-            color=_colour(number),
-            linewidths=0,
-            label=short(names[kind][label]),
-          )
-        axes.set_xticks([])
-        axes.set_yticks([])
-        axes.set_title(f'{short(name)}, by {kind}', fontsize=9)
-        if row == len(points) - 1:
-          axes.legend(
-            loc='upper center',
-            bbox_to_anchor=(0.5, -0.02),
-            ncols=2,
-            fontsize=7,
-            frameon=False,
-            markerscale=2,
-          )
-
-
 def short(name: str) -> str:
   """A name as a legend can hold it; one that begins with an underscore would be left out."""
   name = ' '.join(name.split())
   return (name if len(name) <= _NAMED else f'{name[: _NAMED - 3]}...').lstrip('_') or '?'
 
 
-def _entropies(axes: Any, findings: 'Mapping[str, Findings]') -> None:
-  deepest = 1
-  for number, (name, found) in enumerate(findings.items()):
-    if (entropy := found.entropy) is not None:
-      layers = np.arange(1, len(entropy) + 1)
-      deepest = max(deepest, len(layers))
-      band = entropy.min(axis=1), entropy.max(axis=1)
-      axes.fill_between(layers, *band, color=_colour(number), alpha=0.15, linewidth=0)
-      axes.plot(layers, entropy.mean(axis=1), label=name, markersize=5, **line(number))
-  axes.set_xticks(np.arange(1, deepest + 1, max(1, deepest // 8)))
-  axes.set_ylim(bottom=0)
-  axes.set_xlabel('layer')
-  axes.set_ylabel('entropy of CLS attention (nats)')
-  axes.set_title('attention: mean and range of the heads', fontsize=9)
-  grid(axes, 'y')
-
-
-def _hypersphere(axes: Any, findings: 'Mapping[str, Findings]') -> None:
-  points = {name: (found.uniformity, found.alignment) for name, found in findings.items()}
-  _scatter(axes, points, 'on the unit sphere')
-
-
-def _raw_space(axes: Any, findings: 'Mapping[str, Findings]') -> None:
-  points = {name: (found.raw_uniformity, found.raw_alignment) for name, found in findings.items()}
-  _scatter(axes, points, 'raw vectors')
-
-
 def _scatter(
-  axes: Any, points: 'Mapping[str, tuple[float | None, float | None]]', title: str
+  axes: Any, points: Mapping[str, tuple[float | None, float | None]], title: str
 ) -> None:
   for number, (name, (uniformity, alignment)) in enumerate(points.items()):
     if alignment is not None and uniformity is not None:
@@ -262,25 +182,6 @@ def _scatter(
   axes.set_ylabel('alignment (nearer further down)')
   axes.set_title(title, fontsize=9)
   grid(axes, 'both')
-
-
-def _scores(axes: Any, findings: 'Mapping[str, Findings]') -> None:
-  titles = list(dict.fromkeys(title for found in findings.values() for title in found.scores))
-  width = 0.82 / len(findings)
-  lowest = 0.0
-  for number, (name, found) in enumerate(findings.items()):
-    for group, title in enumerate(titles):
-      value = found.scores.get(title, float('nan'))
-      if not np.isnan(value):
-        place = group + (number - (len(findings) - 1) / 2) * width
-        axes.bar(place, value, width * 0.92, **_fill(number, name))
-        _number(axes, place, max(value, 0), f'{value:.3f}')
-        lowest = min(lowest, value)
-  axes.set_xlim(-0.6, len(titles) - 0.4)
-  axes.set_xticks(np.arange(len(titles)), titles)
-  axes.set_ylim(lowest * 1.1, 1.1)
-  axes.set_title('sentences', fontsize=9)
-  grid(axes, 'y')
 
 
 @contextlib.contextmanager
@@ -304,14 +205,14 @@ def canvas(width: float, height: float, foot: str, path: files.PathLike) -> Iter
       drawing.savefig(file, format=kind)
 
 
-def _colour(number: int) -> str:
+def colour(number: int) -> str:
   return _COLOURS[number % len(_COLOURS)]
 
 
-def _fill(number: int, name: str) -> dict[str, Any]:
+def fill(number: int, name: str) -> dict[str, Any]:
   return {
     'label': name,
-    'color': _colour(number),
+    'color': colour(number),
     'edgecolor': 'white',
     'linewidth': 0,
     'hatch_linewidth': 0.6,
@@ -321,12 +222,12 @@ def _fill(number: int, name: str) -> dict[str, Any]:
 
 def line(number: int) -> dict[str, Any]:
   return {
-    'color': _colour(number),
+    'color': colour(number),
     'marker': _MARKERS[(number + number // len(_COLOURS)) % len(_MARKERS)],
   }
 
 
-def _number(axes: Any, x: float, y: float, text: str) -> None:
+def number_at(axes: Any, x: float, y: float, text: str) -> None:
   axes.annotate(
     text,
     (x, y),

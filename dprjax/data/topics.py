@@ -156,7 +156,17 @@ class Topics:
       InputError: an array is missing, or is not what the module says; the message begins with
         ``where``.
     """
-    return _from_arrays(arrays, where)
+    if missing := [name for name in ARRAYS if name not in arrays]:
+      raise InputError(
+        f'{where}: no array {missing[0]}, so this is no topic model; make one with python -m '
+        'dprjax.topics'
+      )
+    meta, vocabulary, distributions, shown, sizes = (arrays[name] for name in ARRAYS)
+    read = _read_meta(meta, where)
+    if problem := _check_arrays(arrays):
+      raise InputError(f'{where}, array topics/{problem}; make the topics again')
+    names = [vocabulary[row[row >= 0]].tolist() for row in shown]
+    return cls(read, names, sizes.astype(np.int64), vocabulary.tolist(), distributions)
 
   @functools.cached_property
   def _places(self) -> dict[str, int]:
@@ -219,51 +229,37 @@ def save_topics(path: files.PathLike, topics: Topics) -> None:
   npz.write_arrays(path, topics.arrays())
 
 
-def _from_arrays(arrays: Mapping[str, np.ndarray], where: str) -> Topics:
-  if missing := [name for name in ARRAYS if name not in arrays]:
-    raise InputError(
-      f'{where}: no array {missing[0]}, so this is no topic model; make one with python -m '
-      'dprjax.topics'
-    )
-  meta_array, vocabulary_array, distributions, shown, sizes = (arrays[name] for name in ARRAYS)
-
-  def refuse(name: str, problem: str) -> InputError:
-    return InputError(f'{where}, array topics/{name}: {problem}; make the topics again')
-
-  meta = _read_meta(meta_array, where)
-  if vocabulary_array.ndim != 1 or vocabulary_array.dtype.kind != 'U' or not vocabulary_array.size:
-    raise refuse('vocabulary', 'it is no list of words')
+def _check_arrays(arrays: Mapping[str, np.ndarray]) -> str | None:
+  """What is wrong with the arrays of a topic model, beginning with the name of one."""
+  _, vocabulary, distributions, shown, sizes = (arrays[name] for name in ARRAYS)
+  if vocabulary.ndim != 1 or vocabulary.dtype.kind != 'U' or not vocabulary.size:
+    return 'vocabulary: it is no list of words'
   try:
-    vocabulary = vocabulary_array.tolist()
-    ''.join(vocabulary).encode()
+    words_ = vocabulary.tolist()
+    ''.join(words_).encode()
   except ValueError as error:  # a code that is no character
-    raise refuse('vocabulary', f'it is no text ({error})') from error
-  if any(one >= other for one, other in itertools.pairwise(vocabulary)):
-    raise refuse('vocabulary', 'its words do not ascend')
+    return f'vocabulary: it is no text ({error})'
+  if any(one >= other for one, other in itertools.pairwise(words_)):
+    return 'vocabulary: its words do not ascend'
   if sizes.ndim != 1 or sizes.dtype.kind not in 'iu' or not sizes.size:
-    raise refuse('sizes', f'expected whole numbers [Ks], found {sizes.dtype} {list(sizes.shape)}')
+    return f'sizes: expected whole numbers [Ks], found {sizes.dtype} {list(sizes.shape)}'
   if sizes.min() < 0 or sizes.max() < 1 or sizes.max() > 2**53 or sizes.argmax():
-    raise refuse('sizes', 'expected counts of documents, the largest first')
-  expected = (1 + len(sizes), len(vocabulary))
-  if distributions.dtype != np.float32 or distributions.shape != expected:
-    raise refuse(
-      'distributions',
-      f'expected float32 {list(expected)}, found {distributions.dtype} {list(distributions.shape)}',
+    return 'sizes: expected counts of documents, the largest first'
+  expected, found = (1 + len(sizes), len(vocabulary)), distributions.shape
+  if distributions.dtype != np.float32 or found != expected:
+    return (
+      f'distributions: expected float32 {list(expected)}, found {distributions.dtype} {list(found)}'
     )
-  if not np.isfinite(distributions).all() or distributions.min() < 0:
-    raise refuse('distributions', 'it holds values that are no probabilities')
-  if abs(distributions.sum(axis=1, dtype=np.float64) - 1).max() > 1e-3:
-    raise refuse('distributions', 'its rows do not add up to 1')
+  sums = distributions.sum(axis=1, dtype=np.float64)
+  if not (distributions.min() >= 0 and abs(sums - 1).max() <= 1e-3):  # nor NaN
+    return 'distributions: its rows are no probabilities that add up to 1'
   if not (distributions.max(axis=0) > 0).all():
-    raise refuse('distributions', 'a word has the probability 0 everywhere')
+    return 'distributions: a word has the probability 0 everywhere'
   if shown.ndim != 2 or shown.dtype.kind != 'i' or len(shown) != len(sizes) or not shown.size:
-    raise refuse('words', f'expected whole numbers [{len(sizes)}, W], found {list(shown.shape)}')
+    return f'words: expected whole numbers [{len(sizes)}, W], found {list(shown.shape)}'
   if shown.min() < -1 or shown.max() >= len(vocabulary) or shown[:, 0].min() < 0:
-    raise refuse('words', 'it names words that are not in the vocabulary, or none of a topic')
-  if ((shown[:, :-1] < 0) & (shown[:, 1:] >= 0)).any():
-    raise refuse('words', 'a topic has a gap between its words')
-  names = [[vocabulary[number] for number in row if number >= 0] for row in shown.tolist()]
-  return Topics(meta, names, sizes.astype(np.int64), vocabulary, distributions)
+    return 'words: it names words that are not in the vocabulary, or none of a topic'
+  return None
 
 
 class _Meta(msgspec.Struct):

@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dprjax.base.errors import InputError
@@ -15,19 +14,6 @@ from dprjax.base.reading import read_lines
 _BAD_ID = re.compile(r'^\s|\s$|[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff]|^$')
 
 _MOST_LABELS = 1000
-
-
-def other_delimiter(columns: Sequence[str], expected: str = '\t ') -> str:
-  """What the columns of a line without an ``expected`` delimiter seem to lie between.
-
-  The words follow a number of columns in a message.
-  """
-  marks = {',': 'commas', ';': 'semicolons', '|': 'bars', '\t': 'tabs'}
-  if len(columns) == 1:
-    for mark, name in marks.items():
-      if mark not in expected and mark in columns[0]:
-        return f' (with {name} in it)'
-  return ''
 
 
 Id = str | int

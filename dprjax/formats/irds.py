@@ -4,7 +4,6 @@ ir_datasets reads what is below ``IR_DATASETS_HOME`` (``~/.ir_datasets``), and f
 missing. Its copies of corpora may be pickles, which can run code: name no folder of a stranger.
 """
 
-import difflib
 import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -102,10 +101,7 @@ def _find(id_: str, split: str) -> Any:
   known = [str(name) for name in ir_datasets.registry]
   below = [name.removeprefix(f'{id_}/') for name in known if name.startswith(f'{id_}/')]
   if id_ not in known and not below:
-    near = difflib.get_close_matches(id_, known, 3)
-    raise InputError(
-      f'ir_datasets has no data set {id_!r:.80}' + (f'; near it: {", ".join(near)}' if near else '')
-    )
+    raise InputError(f'ir_datasets has no data set {id_!r:.80}')
   raise InputError(
     f'{PREFIX}{id_} has no queries and judgements of a split {split!r:.80}; it has '
     f'{", ".join(below[:20]) or "no splits"}'

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dprjax.base import files, reading
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.formats.fields import check_id, other_delimiter
+from dprjax.formats.fields import check_id
 
 Qrels = dict[str, dict[str, int]]
 """Query id -> document id -> relevance (0: judged, not relevant)."""
@@ -46,7 +46,7 @@ def read_qrels(path: files.PathLike) -> Qrels:
     if width not in (3, 4) or len(columns) != width:
       known = '3 (query, document, relevance) or 4 (query, 0, document, relevance)'
       raise InputError(
-        f'{where}: {counted(len(columns), "columns")}{other_delimiter(columns)}, expected '
+        f'{where}: {counted(len(columns), "columns")}, expected '
         f'{width if width in (3, 4) else known} between '
         f'{"tabs" if delimiter else "tabs or spaces"}'
       )

@@ -22,7 +22,7 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.base.reading import open_bytes
-from dprjax.formats.fields import check_id, other_delimiter
+from dprjax.formats.fields import check_id
 
 _BLOCK = 1 << 23  # bytes
 _PARSED = 1 << 20  # bytes that one of Arrow's threads parses at a time
@@ -242,9 +242,9 @@ def _line_by_line(path: PathLike, text: bytes, lines: int, ranks: bool) -> bytes
     if b'\r' in line.strip():
       raise InputError(f'{where}: a carriage return within the line; lines end with a newline')
     if len(columns) != 6:
-      found = counted(len(columns), 'columns') + other_delimiter([decode(one) for one in columns])
       raise InputError(
-        f'{where}: {found}, expected 6 between spaces or tabs: query Q0 document rank score tag'
+        f'{where}: {counted(len(columns), "columns")}, expected 6 between spaces or tabs: query Q0 '
+        'document rank score tag'
       )
     for column in (columns[0], columns[2]):
       check_id(column.decode(), where)

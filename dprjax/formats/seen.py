@@ -7,6 +7,7 @@ say so.
 import hashlib
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from etils import epath
@@ -15,9 +16,9 @@ from jaxtyping import UInt64
 from dprjax.base import arrays, files, reading
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
-from dprjax.formats.fields import Record
 
 ROLES = {'train': 'was trained on', 'dev': 'was chosen by'}
+_BY_ROLE: Any = dict[Literal['train', 'dev'], list[str]]
 FILE = 'queries.npz'  # in a workdir, and beside an encoder
 
 Seen = Mapping[str, UInt64[np.ndarray, ' n']]
@@ -43,20 +44,12 @@ def ids(texts: Sequence[tuple[str, str]], known: Seen) -> dict[str, list[str]]:
   return {role: [texts[i][0] for i in rows] for role, rows in found.items() if rows}
 
 
-def of_json(record: Record) -> dict[str, list[str]]:
+def of_json(values: Mapping[str, Any], where: str) -> dict[str, list[str]]:
   """What `ids` found, from the key ``seen`` of a file, which may lack it.
 
   Raises InputError where that is something else.
   """
-  if 'seen' not in record.values:
-    return {}
-  found = record.record('seen')
-  for role, names in found.values.items():
-    if role not in ROLES or not isinstance(names, list) or not all(type(n) is str for n in names):
-      raise InputError(
-        f'{found.where}: {role!r:.40} is not one of {", ".join(ROLES)}, a list of ids'
-      )
-  return found.values
+  return reading.convert(values.get('seen', {}), f'{where}, seen', _BY_ROLE)
 
 
 def of_run(run: PathLike) -> dict[str, list[str]]:
@@ -65,7 +58,7 @@ def of_run(run: PathLike) -> dict[str, list[str]]:
   if files.is_special(run) or not path.exists() or files.is_special(path):
     return {}
   try:
-    return of_json(Record(reading.read_json_object(path, 'report of a run'), str(path)))
+    return of_json(reading.read_json_object(path, 'report of a run'), str(path))
   except InputError:  # of another tool
     return {}
 

@@ -54,18 +54,6 @@ CHIPS = {
   'l4': Chip('NVIDIA L4', 121e12, 60e12, 0.3e12, 32e9, 0.75 * 22.0 * GIB, _NVIDIA),
 }
 
-# Published limits of further devices that benchmarks may run on: bfloat16 (T4: float16) FLOP/s and
-# bytes/s, see `Chip`.
-OTHERS = {
-  'NVIDIA H200': (989.4e12, 4.8e12),
-  'NVIDIA H100 PCIe': (756e12, 2.0e12),
-  'NVIDIA A100-SXM4-40GB': (312e12, 1.555e12),
-  'NVIDIA A100-PCIE-40GB': (312e12, 1.555e12),
-  'Tesla T4': (65e12, 0.32e12),
-}
-PEAKS = OTHERS | {chip.kind: (chip.bfloat16, chip.bandwidth) for chip in CHIPS.values()}
-"""By jax's name of a device, the two of its limits that bound a program on one device."""
-
 TPUS = ('v4', 'v5e', 'v5p', 'v6e')
 GPUS = ('h100', 'a100', 'l4')
 _MOST = 4096  # devices

@@ -11,9 +11,8 @@ at each relevant document among the first k, over min(k, R), so that it can reac
 R relevant documents. ir_measures' AP@k divides by all R.
 """
 
-import ast
 import math
-import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypedDict
 
@@ -32,7 +31,15 @@ _QUERIES_AT_ONCE = 500
 _LARGEST = 10**9  # cutoff or grade
 _LARGEST_OF_GDEVAL = 4
 _RECALLS = frozenset(round(percent / 100, 2) for percent in range(101))  # pytrec_eval rounds others
-_NO_MEASURE = (ValueError, TypeError, SyntaxError, AssertionError, RecursionError, MemoryError)
+_NO_MEASURE = (
+  ValueError,
+  TypeError,
+  LookupError,
+  AttributeError,
+  AssertionError,
+  RecursionError,
+  MemoryError,
+)
 
 
 class Metrics(TypedDict):
@@ -231,54 +238,48 @@ def _normalized(value: float, kind: ir_measures.Measure, judged: Mapping[str, in
 def parse_measures(names: Sequence[str]) -> dict[str, ir_measures.Measure]:
   """Measures by their names: ``nDCG@10``, ``AP(rel=2)@100``; ``nAP@10`` is AP@10's, see the module.
 
-  Not by ir_measures' own parser, which needs parts of Python that 3.14 removed.
-
   Raises:
     InputError: an unknown name, or parameters that the measure does not take.
   """
   parsed = {}
-  for name in names:
-    name = name.strip()
+  for name in map(str.strip, names):
     normalized = name.startswith(_NORMALIZED)
-    match = re.fullmatch(
-      r'(\w+)(?:\((.*)\))?(?:@([\d.]+))?', name[1:] if normalized else name, re.ASCII
-    )
-    kind = ir_measures.measures.registry.get(match[1]) if match else None
-    if normalized and (match is None or not match[3]):
-      raise InputError(f'the measure {name!r} needs a cutoff, as nAP@10 has')
-    if match is None or kind is None:
+    try:
+      with warnings.catch_warnings():
+        warnings.simplefilter('ignore', DeprecationWarning)  # it uses parts of ast that will go
+        kind = ir_measures.parse_measure(name[normalized:])
+      _check_parameters(kind)
+    except NameError as error:
       raise InputError(
         f"unknown measure {name!r:.80}: give one of ir_measures', such as nDCG@10, RR@10, R@100, "
         'AP, Success@5, P(rel=2)@10'
-      )
-    try:
-      call = ast.parse(f'_({match[2] or ""})', mode='eval').body
-      if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)) or call.args:
-        raise ValueError('parameters are written as name=value')
-      arguments = {part.arg or '**': ast.literal_eval(part.value) for part in call.keywords}
-      if match[3]:
-        arguments[kind.AT_PARAM] = ast.literal_eval(match[3])
-      if any(isinstance(value, int) and abs(value) > _LARGEST for value in arguments.values()):
-        raise ValueError(f'a number in it is above {_LARGEST:,}')
-      for least in ('cutoff', 'rel'):
-        if arguments.get(least, 1) < 1:
-          raise ValueError(f'{least} is 1 or more')
-      if arguments.get('recall', 0.5) not in _RECALLS:
-        raise ValueError('a recall is between 0 and 1, with two decimals')
-      for needed, about in kind.SUPPORTED_PARAMS.items():
-        if about.required and needed not in arguments:
-          raise ValueError(f'it needs a value of {needed}')
-      wanted = kind(**arguments) if arguments else kind
-      wanted.validate_params()
-      gains = arguments.get('gains', {}).items()
-      if not all(type(number) in (int, float) for gain in gains for number in gain):
-        raise ValueError('gains is a mapping of grades to numbers, such as {1: 1, 2: 3}')
-      if not ir_measures.DefaultPipeline.supports(wanted):
-        raise ValueError('no installed provider computes it')
+      ) from error
     except _NO_MEASURE as error:
-      raise InputError(f'the measure {name!r:.80} cannot be computed: {error}') from error
-    parsed[f'n{wanted}' if normalized else str(wanted)] = wanted
+      raise InputError(f'the measure {name!r:.80} cannot be computed: {error!s:.200}') from error
+    if normalized and 'cutoff' not in kind.params:
+      raise InputError(f'the measure {name!r} needs a cutoff, as nAP@10 has')
+    parsed[f'n{kind}' if normalized else str(kind)] = kind
   return parsed
+
+
+def _check_parameters(kind: ir_measures.Measure) -> None:
+  """Raises an error of `_NO_MEASURE`: native code fails on some parameters."""
+  params = kind.params
+  if any(isinstance(value, int) and abs(value) > _LARGEST for value in params.values()):
+    raise ValueError(f'a number in it is above {_LARGEST:,}')
+  if min(params.get('cutoff', 1), params.get('rel', 1)) < 1:
+    raise ValueError('cutoff and rel are 1 or more')
+  if params.get('recall', 0.5) not in _RECALLS:
+    raise ValueError('a recall is between 0 and 1, with two decimals')
+  for needed, about in kind.SUPPORTED_PARAMS.items():
+    if about.required and needed not in params:
+      raise ValueError(f'it needs a value of {needed}')
+  kind.validate_params()
+  gains = params.get('gains', {}).items()
+  if not all(type(number) in (int, float) for gain in gains for number in gain):
+    raise ValueError('gains is a mapping of grades to numbers, such as {1: 1, 2: 3}')
+  if not ir_measures.DefaultPipeline.supports(kind):
+    raise ValueError('no installed provider computes it')
 
 
 def _some(ids: Sequence[str] | Qrels) -> str:

@@ -218,7 +218,7 @@ def is_index(folder: epath.Path) -> bool:
 
 class _Counts(msgspec.Struct):
   count: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]  # ScaNN and exact search number rows in int32
-  leaves: Annotated[int, msgspec.Meta(ge=0)]
+  leaves: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 def load(folder: PathLike, fingerprint: str) -> Index | None:

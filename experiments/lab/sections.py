@@ -19,8 +19,6 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
-from dprjax.analysis import statistics
-from dprjax.analysis.statistics import Triplet
 from dprjax.base import files
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
@@ -44,7 +42,8 @@ from dprjax.methods.method import (
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import config as configs
 from dprjax.runtime import knobs
-from lab import sentences
+from lab import measures, sentences
+from lab.measures import Triplet
 from lab.sentences import Examples
 
 VIEWS = ('anchor', 'positive', 'negative')
@@ -165,7 +164,7 @@ def draw_triplets(
     digest = hashlib.sha256(f'{seed}:{article.title}'.encode()).digest()
     held_out = int.from_bytes(digest[:7]) / 2**56 < hold_out
     limit = limits[held_out]
-    for triplet in statistics.section_triplets(
+    for triplet in measures.section_triplets(
       [article], int.from_bytes(digest[7:15]), per_article or 1 << 60
     ):
       seen[held_out] += 1

@@ -16,11 +16,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
-from dprjax.analysis import statistics
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.data import similarity
-from dprjax.data.similarity import Pair
 from dprjax.data.text import Tokenizer
 from dprjax.methods import contrastive, dual_encoder
 from dprjax.methods.method import (
@@ -36,7 +33,8 @@ from dprjax.methods.method import (
 )
 from dprjax.models.embed import unit
 from dprjax.models.encoder_config import EncoderConfig
-from lab import sentences
+from lab import measures, sentences, sts
+from lab.sts import Pair
 
 VIEWS = ('first', 'second')
 
@@ -84,8 +82,8 @@ def find(
   """
   del workdir  # a few thousand pairs are kept in memory
   folder = epath.Path(section.dir)
-  pairs = similarity.read_pairs(folder / section.train_split)
-  dev = similarity.read_pairs(folder / section.dev_split) if section.dev_split else None
+  pairs = sts.read_pairs(folder / section.train_split)
+  dev = sts.read_pairs(folder / section.dev_split) if section.dev_split else None
   if dev and config.eval.measure != 'spearman':
     raise InputError(
       f"config.eval.measure: scored pairs are measured by 'spearman', not {config.eval.measure!r}"
@@ -117,7 +115,7 @@ def _open(
     VIEWS,
     {
       'pair_index': np.arange(len(pairs), dtype=np.int32),
-      'score': np.array([pair.score / similarity.TOP_SCORE for pair in pairs], np.float32),
+      'score': np.array([pair.score / sts.TOP_SCORE for pair in pairs], np.float32),
     },
     config,
     devices,
@@ -169,8 +167,8 @@ def _evaluation(
 
   def evaluate(params: Mapping[str, Array]) -> Scores:
     first, second = (embedder(params, texts) for texts in rows)
-    cosines = statistics.cosine(first, second)
-    correlation = statistics.spearman(cosines, scores)
+    cosines = measures.cosine(first, second)
+    correlation = measures.spearman(cosines, scores)
     if np.isnan(correlation):
       # Undefined where all cosines are equal; any number is better than that.
       return Scores({'spearman': -1.0}, {'': np.full(len(scores), -1.0)})

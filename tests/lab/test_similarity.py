@@ -12,7 +12,7 @@ from dprjax.models import hub
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
-from lab import similarity
+from lab import measures, similarity
 from tests import reference
 from tests.knobs import with_knobs
 from tests.methods.conftest import assert_goes_on
@@ -97,10 +97,10 @@ def test_values_of_spearman():
   x = rng.normal(size=300)
   y = np.round(x + rng.normal(size=300), 1)  # with ties
   values = similarity.spearman_values(x, y)
-  assert values.mean() == pytest.approx(statistics.spearman(x, y), abs=1e-12)
+  assert values.mean() == pytest.approx(measures.spearman(x, y), abs=1e-12)
   # Their standard error is that of the bootstrap of the correlation itself.
   draws = [rng.integers(0, 300, 300) for _ in range(1000)]
-  again = [statistics.spearman(x[draw], y[draw]) for draw in draws]
+  again = [measures.spearman(x[draw], y[draw]) for draw in draws]
   assert values.std() / 300**0.5 == pytest.approx(np.std(again), rel=0.15)
 
 

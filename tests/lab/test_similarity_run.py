@@ -9,8 +9,9 @@ import shutil
 import numpy as np
 import pytest
 
-from dprjax import export, load_prompt, report, train
+from dprjax import export, load_prompt, train
 from dprjax.models import hub
+from lab import inspection
 from tests.test_train import (
   assert_backbone_moved,
   assert_bad,
@@ -135,7 +136,9 @@ def test_what_is_learnt_is_exported(go, command, pairs, trained, tmp_path, capsy
     export, '--force', METHOD, f'--workdir={tmp_path}/run', f'--out={tmp_path}/tuned'
   )
   assert status == 0, err
-  report.main([f'--backbone={tmp_path}/tuned', f'--sts={pairs}/dev.csv', f'--out={tmp_path}/r.md'])
+  inspection.main(
+    [f'--backbone={tmp_path}/tuned', f'--sts={pairs}/dev.csv', f'--out={tmp_path}/r.md']
+  )
   row = (tmp_path / 'r.md').read_text().splitlines()[2].split(' | ')
   assert float(row[1]) == pytest.approx(best, abs=1e-3)
   assert re.search(r'tuned: mean pooling', capsys.readouterr().out)

@@ -6,7 +6,7 @@ It shows how much of a sentence a backbone's vector can be taught to hold.
     python -m dprjax.train --config=experiments/lab/configs/stsb.py --workdir=runs/stsb \\
       --config.backbone.path=DIR --config.data.dir=FOLDER
     python -m dprjax.export --workdir=runs/stsb --method=lab.similarity --out=tuned
-    python -m dprjax.report --backbone=tuned --sts=FOLDER/stsb-en-test.csv
+    python -m lab.inspection --backbone=tuned --sts=FOLDER/stsb-en-test.csv
 
 FOLDER holds the files named below, with two sentences and a score of 0 to 5 in each row. The
 settings are Condenser's (appendix A.1). The argument `local` shrinks it to seconds on a CPU, on the

@@ -44,7 +44,7 @@ def write(path, text):
   ],
 )
 def test_formats(tmp_path, name, text):
-  assert similarity.read_pairs(write(tmp_path / name, text)) == PAIRS
+  assert sts.read_pairs(write(tmp_path / name, text)) == PAIRS
 
 
 def test_a_quoted_line_break(tmp_path):
@@ -105,7 +105,7 @@ def test_missing(tmp_path):
 
 def test_the_benchmark(data_dir):
   pairs = {
-    split: similarity.read_pairs(data_dir / 'stsb' / 'raw' / f'stsb-en-{split}.csv')
+    split: sts.read_pairs(data_dir / 'stsb' / 'raw' / f'stsb-en-{split}.csv')
     for split in ('train', 'dev', 'test')
   }
   assert {split: len(rows) for split, rows in pairs.items()} == {

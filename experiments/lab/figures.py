@@ -1,0 +1,132 @@
+"""Figures about backbones: attention, vectors and scores, and passages in two dimensions."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from dprjax.analysis import figures
+from dprjax.base import files
+
+if TYPE_CHECKING:  # it imports JAX, which maps do not need
+  from lab.inspection import Findings
+
+_COLOURED = 7  # labels of a map; the last colour is grey, as are the others
+
+
+def backbones(findings: 'Mapping[str, Findings]', foot: str, path: files.PathLike) -> None:
+  """Panels of attention entropy by layer, alignment against uniformity, and scores on sentences.
+
+  A panel without content is omitted. In the first, the line is the mean over heads, and the band
+  reaches from the lowest to the highest head. In the second, of unit vectors, and the third, of
+  raw ones, the lower left corner is best, as in Gao et al. 2021 (SimCSE), Figure 2.
+
+  Args:
+    findings: by backbone.
+    foot: a line in small print.
+    path: the file; its suffix (png, pdf, svg) decides the format.
+
+  Raises:
+    InputError: the suffix is of another format.
+  """
+  parts: list[Any] = []
+  if any(found.entropy is not None for found in findings.values()):
+    parts.append(lambda axes: _entropies(axes, findings))
+  parts += figures.spaces(findings)
+  if any(found.scores for found in findings.values()):
+    parts.append(lambda axes: _scores(axes, findings))
+  with figures.canvas(1.0 + 3.9 * len(parts), 4.0, foot, path) as drawing:
+    for part, axes in zip(parts, drawing.subplots(1, len(parts), squeeze=False)[0], strict=True):
+      part(axes)
+    figures.legend(drawing, list(findings))
+
+
+def maps(
+  points: Mapping[str, Float[np.ndarray, 'n 2']],
+  labels: Mapping[str, Bool[np.ndarray, 'n C']],
+  names: Mapping[str, Sequence[str]],
+  foot: str,
+  path: files.PathLike,
+) -> None:
+  """Passages in two dimensions: a row for each backbone, a column for each kind of label.
+
+  A passage has the colour of its most frequent label; all but the 7 most frequent are grey.
+
+  Args:
+    points: backbone -> where its passages lie.
+    labels: kind -> which passages have which label.
+    names: kind -> the labels' names.
+    foot: a line in small print.
+    path: the file; its suffix (png, pdf, svg) decides the format.
+
+  Raises:
+    InputError: the suffix is of another format.
+  """
+  with figures.canvas(1.0 + 4.6 * len(labels), 0.8 + 3.6 * len(points), foot, path) as drawing:
+    panels = drawing.subplots(len(points), len(labels), squeeze=False)
+    for column, (kind, marked) in enumerate(labels.items()):
+      sizes = marked.sum(axis=0)
+      common = [int(i) for i in np.argsort(-sizes, kind='stable')[:_COLOURED] if sizes[i]]
+      # The first of the most frequent labels that a passage has; none: the last number.
+      first = np.where(marked[:, common].any(axis=1), marked[:, common].argmax(axis=1), len(common))
+      for row, (name, where) in enumerate(points.items()):
+        axes = panels[row][column]
+        others = first == len(common)
+        axes.scatter(*where[others].T, s=5, color='#dddddd', linewidths=0)
+        for number, label in enumerate(common):
+          axes.scatter(
+            *where[first == number].T,
+            s=7,
+            color=figures.colour(number),
+            linewidths=0,
+            label=figures.short(names[kind][label]),
+          )
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.set_title(f'{figures.short(name)}, by {kind}', fontsize=9)
+        if row == len(points) - 1:
+          axes.legend(
+            loc='upper center',
+            bbox_to_anchor=(0.5, -0.02),
+            ncols=2,
+            fontsize=7,
+            frameon=False,
+            markerscale=2,
+          )
+
+
+def _entropies(axes: Any, findings: 'Mapping[str, Findings]') -> None:
+  deepest = 1
+  for number, (name, found) in enumerate(findings.items()):
+    if (entropy := found.entropy) is not None:
+      layers = np.arange(1, len(entropy) + 1)
+      deepest = max(deepest, len(layers))
+      band = entropy.min(axis=1), entropy.max(axis=1)
+      axes.fill_between(layers, *band, color=figures.colour(number), alpha=0.15, linewidth=0)
+      axes.plot(layers, entropy.mean(axis=1), label=name, markersize=5, **figures.line(number))
+  axes.set_xticks(np.arange(1, deepest + 1, max(1, deepest // 8)))
+  axes.set_ylim(bottom=0)
+  axes.set_xlabel('layer')
+  axes.set_ylabel('entropy of CLS attention (nats)')
+  axes.set_title('attention: mean and range of the heads', fontsize=9)
+  figures.grid(axes, 'y')
+
+
+def _scores(axes: Any, findings: 'Mapping[str, Findings]') -> None:
+  titles = list(dict.fromkeys(title for found in findings.values() for title in found.scores))
+  width = 0.82 / len(findings)
+  lowest = 0.0
+  for number, (name, found) in enumerate(findings.items()):
+    for group, title in enumerate(titles):
+      value = found.scores.get(title, float('nan'))
+      if not np.isnan(value):
+        place = group + (number - (len(findings) - 1) / 2) * width
+        axes.bar(place, value, width * 0.92, **figures.fill(number, name))
+        figures.number_at(axes, place, max(value, 0), f'{value:.3f}')
+        lowest = min(lowest, value)
+  axes.set_xlim(-0.6, len(titles) - 0.4)
+  axes.set_xticks(np.arange(len(titles)), titles)
+  axes.set_ylim(lowest * 1.1, 1.1)
+  axes.set_title('sentences', fontsize=9)
+  figures.grid(axes, 'y')
