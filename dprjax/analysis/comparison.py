@@ -18,49 +18,42 @@ _SEED = 0
 _LARGEST = 1e15  # of a measure's values
 
 
+class Interval(NamedTuple):
+  """A mean, and its 95 % interval by a bootstrap."""
+
+  mean: float
+  low: float
+  high: float
+
+
 class Compared(NamedTuple):
   """One system under one measure.
 
   Attributes:
-    mean: over queries; with several data sets, the mean of their means.
-    low, high: the 95 % interval of the mean.
+    mean, low, high: over queries, with the 95 % interval; with several data sets, the mean of their
+      means.
     difference: from the first system, over the queries that both have; None for the first.
-    difference_low, difference_high: the 95 % interval of the difference.
   """
 
   mean: float
   low: float
   high: float
-  difference: float | None = None
-  difference_low: float | None = None
-  difference_high: float | None = None
+  difference: Interval | None = None
 
   @property
   def significant(self) -> bool:
-    return (
-      self.difference_low is not None
-      and self.difference_high is not None
-      and not self.difference_low <= 0 <= self.difference_high
-    )
+    return self.difference is not None and not self.difference.low <= 0 <= self.difference.high
 
 
-class Difference(NamedTuple):
-  """The mean of paired differences, and its 95 % interval by a bootstrap over the pairs."""
-
-  mean: float
-  low: float
-  high: float
-
-
-def difference(pairs: Sequence[Float[np.ndarray, ' queries']]) -> Difference:
-  """The paired bootstrap.
+def difference(pairs: Sequence[Float[np.ndarray, ' queries']]) -> Interval:
+  """The mean of paired differences, by a bootstrap over the pairs.
 
   Args:
-    pairs: of each data set, the differences of two systems on its queries. Of several data sets it
-      is the mean of their means.
+    pairs: the differences of two systems on the queries of each data set. The mean of several data
+      sets is the mean of their means.
   """
   low, high = np.quantile(_bootstrap(pairs), [0.025, 0.975]).tolist()
-  return Difference(float(np.mean([pair.mean() for pair in pairs])), low, high)
+  return Interval(float(np.mean([pair.mean() for pair in pairs])), low, high)
 
 
 def compare(systems: dict[str, dict[str, Any]], measure: str) -> dict[str, Compared]:
@@ -94,7 +87,7 @@ def compare(systems: dict[str, dict[str, Any]], measure: str) -> dict[str, Compa
       raise InputError(
         f'{name} and {next(iter(systems))} have no query in common: they cannot be compared'
       )
-    result[name] = Compared(mean, low, high, *difference(pairs))
+    result[name] = Compared(mean, low, high, difference(pairs))
   return result
 
 

@@ -7,9 +7,10 @@ checkpoints is above the baseline more often than not.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
+import msgspec
 import numpy as np
 from etils import epath
 
@@ -17,7 +18,6 @@ from dprjax.analysis import comparison
 from dprjax.base import files, reading
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.formats.fields import Record, is_number
 from dprjax.methods.method import Scores
 from dprjax.models import artifact
 from dprjax.runtime import distributed, workdir
@@ -27,6 +27,18 @@ _LATER = 'dev'  # the folder of later evaluations, of a fold or an alternative
 
 _HIGH = 0.95  # a score from which on there may be nothing left to gain
 _LIKELY = 0.25  # of what is missing to 1: more than a prompt gains (docs/results.md)
+
+
+class _Scores(msgspec.Struct):
+  format: Literal['dprjax.scores']
+  means: dict[str, float]
+  values: dict[str, list[float]]
+
+
+class _Whole(msgspec.Struct):
+  format: Literal['dprjax.whole']
+  step: int
+  gain: dict[str, Any]
 
 
 class Gain(NamedTuple):
@@ -142,10 +154,9 @@ def read_whole(folder: epath.Path, step: int) -> Gain | None:
   if not path.exists():
     return None
   try:
-    record = Record(reading.read_json_object(path, 'score'), str(path))
-    record.choice('format', _WHOLE)
-    gain = Gain.read(record.record('gain').values, str(path))
-    return gain if record.whole('step', 1, 10**12) == step else None
+    kept = reading.read(path, 'score', _Whole)
+    gain = Gain.read(kept.gain, str(path))
+    return gain if kept.step == step else None
   except InputError as error:
     raise InputError(f'{error}; remove that file, and it is measured again') from error
 
@@ -213,16 +224,11 @@ def read(folder: epath.Path, measure: str, step: int = 0) -> Scores:
   """What `write` kept. Raises InputError where it is something else."""
   path = _path(folder, step)
   try:
-    record = Record(reading.read_json_object(path, 'scores'), str(path))
-    record.choice('format', _FORMAT)
-    means, values = record.record('means'), record.record('values')
-    means.number(measure)
-    for name, each in values.values.items():
-      if not isinstance(each, list) or not all(map(is_number, each)):
-        raise InputError(f'{values.where}: {name!r:.40} is no list of finite numbers')
+    kept = reading.read(path, 'scores', _Scores)
+    if measure not in kept.means:
+      raise InputError(f'{path}: there is no mean of {measure}')
     return Scores(
-      {name: means.number(name) for name in means.values},
-      {name: np.array(each, np.float64) for name, each in values.values.items()},
+      kept.means, {name: np.array(each, np.float64) for name, each in kept.values.items()}
     )
   except InputError as error:
     raise InputError(f'{error}; remove that file, and it is measured again') from error

@@ -12,8 +12,9 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import safetensors.numpy
 from etils import epath
@@ -22,8 +23,7 @@ from jaxtyping import Float
 from dprjax.base import files, version
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, write_json
-from dprjax.base.reading import parse_object, read_json_object
-from dprjax.formats.fields import Record
+from dprjax.base.reading import convert, parse_object, read, read_json_object
 from dprjax.formats.texts import KINDS
 from dprjax.models import artifact, weights
 from dprjax.models import checkpoint_names as names
@@ -106,6 +106,14 @@ def unflatten(
   return np.ascontiguousarray(embeddings.reshape(shape).transpose(1, 2, 0, 3, 4))
 
 
+class _Named(msgspec.Struct):
+  base_model_name_or_path: str | None = None
+
+
+class _Prefix(msgspec.Struct):
+  num_virtual_tokens: Annotated[int, msgspec.Meta(ge=1, le=_LONGEST)]
+
+
 def is_adapter(folder: PathLike) -> bool:
   """Whether a folder holds an adapter, or one for queries or passages."""
   root = epath.Path(folder)
@@ -123,8 +131,7 @@ def base_model(folder: PathLike) -> str | None:
   if not places:
     raise InputError(f'{root} holds no {CONFIG}: it is no adapter of PEFT')
   path = files.regular_file(places[0] / CONFIG, 'adapter')
-  found = Record(read_json_object(path, 'adapter'), str(path)).text('base_model_name_or_path', '')
-  return found or None
+  return read(path, 'adapter', _Named).base_model_name_or_path or None
 
 
 def read_prompt(
@@ -196,13 +203,13 @@ def _read(folder: epath.Path, config: EncoderConfig) -> tuple[np.ndarray, dict[s
   """The prefix of one adapter, and its meta, which is empty where dprjax did not write it."""
   files.refuse_special(folder)
   path = folder / CONFIG
-  record = Record(read_json_object(path, 'adapter'), str(path))
-  if record.values.get('peft_type') != 'PREFIX_TUNING':
+  values = read_json_object(path, 'adapter')
+  if values.get('peft_type') != 'PREFIX_TUNING':
     raise InputError(
-      f'{path}: peft_type is {record.values.get("peft_type")!r:.40}; only PREFIX_TUNING gives keys '
-      'and values to every layer, as a prompt does'
+      f'{path}: peft_type is {values.get("peft_type")!r:.40}; only PREFIX_TUNING gives keys and '
+      'values to every layer, as a prompt does'
     )
-  length = record.whole('num_virtual_tokens', 1, _LONGEST)
+  length = convert(values, str(path), _Prefix).num_virtual_tokens
   expected = {
     'num_layers': config.num_layers,
     'token_dim': config.num_kv_heads * config.head_dim,
@@ -210,9 +217,9 @@ def _read(folder: epath.Path, config: EncoderConfig) -> tuple[np.ndarray, dict[s
     'num_transformer_submodules': 1,
   }
   for key, value in expected.items():
-    if record.values.get(key) is not None and record.whole(key, 1, _LONGEST) != value:
+    if values.get(key) not in (None, value):
       raise InputError(
-        f'{path}: {key} is {record.values[key]}, and the backbone has {value}; give the backbone '
+        f'{path}: {key} is {values[key]!r:.40}, and the backbone has {value}; give the backbone '
         'that it was trained for, --backbone=DIR'
       )
   embeddings, meta = _read_weights(folder)

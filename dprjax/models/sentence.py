@@ -24,7 +24,6 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import refuse_special, write_json
 from dprjax.base.reading import read, read_json_object
 from dprjax.formats import sentence_files, vector_spec
-from dprjax.formats.fields import Record
 from dprjax.formats.vector_spec import VectorSpec
 from dprjax.models import checkpoint_names as names
 from dprjax.models import pooling as poolings
@@ -262,8 +261,9 @@ def _modules(root: epath.Path) -> list[_Module]:
     raise InputError(f'{file}: no module in it')
   found: list[_Module] = []
   for module in modules:
-    record = Record(module, f'{file}: expected a list of objects with type and path')
-    kind, path = record.text('type'), record.text('path')
+    kind, path = module.get('type'), module.get('path')
+    if not isinstance(kind, str) or not isinstance(path, str):
+      raise InputError(f'{file}: expected a list of objects with the texts type and path')
     if path and not re.fullmatch(r'[\w-][\w.-]*', path):
       raise InputError(f'{file}: {path!r:.80} is no name of a folder beside it')
     refuse_special(root / path)

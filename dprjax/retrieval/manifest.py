@@ -15,7 +15,6 @@ from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 from dprjax.base.files import write_json
 from dprjax.formats import seen
-from dprjax.formats.fields import Record
 from dprjax.retrieval import codes
 
 _FORMAT = 'dprjax.embeddings'
@@ -251,7 +250,7 @@ class Manifest:
     # An interrupted command may not have measured them yet.
     if meta.dtype in codes.LEVELS and ('ranges' in values or entries):
       ranges = _ranges(_convert(values, _Coded, path).ranges, meta.dimension, path)
-    known = seen.of_json(Record(values, str(path)))
+    known = seen.of_json(values, str(path))
     return cls(meta, found.rows, found.shard_rows, found.ids_sha256, entries, ranges, known)
 
 

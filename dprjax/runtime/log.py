@@ -3,12 +3,16 @@
 import json
 from collections.abc import Mapping
 
+import msgspec
 import tensorboardX
 from etils import epath
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
-from dprjax.formats.fields import Record
+
+
+class _Row(msgspec.Struct):
+  step: int
 
 
 def _until(path: epath.Path, step: int) -> list[str]:
@@ -23,8 +27,7 @@ def _until(path: epath.Path, step: int) -> list[str]:
       for number, line in enumerate(file, start=1):
         where = f'{path}, line {number}'
         try:
-          row = Record(reading.parse_object(line, where), where)
-          if row.whole('step', 0, 10**12) <= step:
+          if reading.parse(line, where, _Row).step <= step:
             kept.append(line.rstrip('\n') + '\n')
         except InputError as error:
           if line.endswith('\n'):

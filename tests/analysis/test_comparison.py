@@ -27,14 +27,14 @@ BETTER = {
 def test_bootstrap_known_by_hand():
   systems = {'a': metrics(WORSE), 'b': metrics(BETTER)}
   a, b = comparison.compare(systems, 'nDCG@10').values()
-  assert b[3:] == pytest.approx((0.1, 0.1, 0.1)) and b.significant
+  assert b.difference == pytest.approx((0.1, 0.1, 0.1)) and b.significant
   assert a.difference is None and not a.significant
   a, b = comparison.compare(systems, 'AP').values()
-  assert not b.significant and b.difference == 0
+  assert not b.significant and b.difference.mean == 0
   # 100 tosses of a coin: the middle 95 % of the fraction of heads is .40 to .60.
   assert (a.low, a.high) == pytest.approx((0.40, 0.60), abs=0.011)
   # The differences are +1 or -1: twice as wide.
-  assert b.difference_high == pytest.approx(0.2, abs=0.021)
+  assert b.difference.high == pytest.approx(0.2, abs=0.021)
 
 
 def test_data_sets_have_equal_weight():
