@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 import tensorboardX
@@ -12,7 +13,7 @@ from dprjax.base.errors import InputError
 
 
 class _Row(msgspec.Struct):
-  step: int
+  step: Annotated[int, msgspec.Meta(ge=0)]
 
 
 def _until(path: epath.Path, step: int) -> list[str]:
