@@ -9,14 +9,14 @@ import pytest
 import scipy.stats
 
 from dprjax import Retriever, report
-from dprjax.analysis import figures, inspection
-from dprjax.data import similarity, topics
+from dprjax.analysis import inspection as core
 from dprjax.data import text as texts_of
 from dprjax.data import topics
 from dprjax.formats import documents, mediawiki
 from dprjax.formats.papers import Paper, write_beir
 from dprjax.models import artifact, encoder, hub
 from dprjax.models.encoder_config import EncoderConfig
+from lab import figures, inspection, sts
 from tests.refusals import named_in, refused
 
 TOPICS = ('wool', 'iron', 'salt', 'milk')
@@ -511,7 +511,7 @@ def test_a_diverged_backbone(data, small, tmp_path, error_line):
     source=backbone.path,
   )
   with pytest.raises(SystemExit):
-    report.main([f'--backbone={tmp_path}/nan', *flags(data, 'sts'), '--max_length=32'])
+    inspection.main([f'--backbone={tmp_path}/nan', *flags(data, 'sts'), '--max_length=32'])
   assert named_in(error_line(), 'nan')
 
 

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from dprjax.data import similarity
-from dprjax.data.similarity import Pair
+from lab import sts
+from lab.sts import Pair
 from tests.refusals import refused
 
 CSV = 'A man plays.,"Two, no: three.",2.4\r\n"She said ""no"".",A dog runs.,0\r\n'
@@ -50,8 +50,8 @@ def test_formats(tmp_path, name, text):
 def test_a_quoted_line_break(tmp_path):
   path = write(tmp_path / 'a.csv', '"Over\ntwo lines.",One.,1\nThree.,Four.,six\n')
   with refused('a.csv', 'line 3', 'six'):
-    similarity.read_pairs(path)
-  assert similarity.read_pairs(write(path, '"Over\ntwo lines.",One.,1\n')) == [
+    sts.read_pairs(path)
+  assert sts.read_pairs(write(path, '"Over\ntwo lines.",One.,1\n')) == [
     Pair('Over\ntwo lines.', 'One.', 1.0)
   ]
 
@@ -95,12 +95,12 @@ def test_a_quoted_line_break(tmp_path):
 )
 def test_bad_input(tmp_path, name, text, message):
   with refused(message):
-    similarity.read_pairs(write(tmp_path / name, text))
+    sts.read_pairs(write(tmp_path / name, text))
 
 
 def test_missing(tmp_path):
   with refused('STS'):
-    similarity.read_pairs(tmp_path / 'none.csv')
+    sts.read_pairs(tmp_path / 'none.csv')
 
 
 def test_the_benchmark(data_dir):

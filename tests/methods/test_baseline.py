@@ -145,7 +145,7 @@ def test_it_is_measured_once(tmp_path):
   [
     ({'format': 'other'}, ('format', 'other')),
     ({'means': {'other': 1.0}}, 'mean'),
-    ({'means': {'mean': 'high'}}, ('mean', 'high')),
+    ({'means': {'mean': 'high'}}, 'baseline.json'),
     ({'values': {'': [1.0, None]}}, 'values'),
     ({'values': {'': 1.0}}, 'values'),
     ({'values': []}, 'values'),
