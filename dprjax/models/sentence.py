@@ -15,14 +15,15 @@ import logging
 import re
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import safetensors.numpy
 from etils import epath
 
 from dprjax.base.errors import InputError
 from dprjax.base.files import refuse_special, write_json
-from dprjax.base.reading import read, read_json_object
+from dprjax.base.reading import convert, read, read_json_object
 from dprjax.formats import sentence_files, vector_spec
 from dprjax.formats.vector_spec import VectorSpec
 from dprjax.models import checkpoint_names as names
@@ -39,7 +40,7 @@ _TRANSFORMERS = ('Transformer', PROMPTED)
 _MODEL = 'config_sentence_transformers.json'
 # As the documentation of SentenceTransformer.encode_query and encode_document names them.
 _PROMPT_NAMES = {'query': ('query',), 'passage': ('document', 'passage', 'corpus')}
-_LARGEST = 1 << 20  # numbers of a vector
+_Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]  # numbers of a vector
 
 
 class _Module(NamedTuple):
@@ -120,6 +121,12 @@ def read_folder(root: epath.Path, config: EncoderConfig) -> VectorSpec:
   )
 
 
+class _DenseConfig(msgspec.Struct):
+  in_features: _Size
+  out_features: _Size
+  activation_function: str
+
+
 def read_projection(root: epath.Path, hidden_size: int) -> tuple[Dense, ...]:
   """The shapes of the dense layers behind the pooling.
 
@@ -131,16 +138,22 @@ def read_projection(root: epath.Path, hidden_size: int) -> tuple[Dense, ...]:
     file = folder / 'config.json'
     values = read_json_object(file, 'dense module')
     sentence_files.check(values, sentence_files.DENSE, f'{file}: ')
-    record = Record(values, str(file))
-    inputs = record.whole('in_features', 1, _LARGEST)
-    if inputs != (before := found[-1].outputs if found else hidden_size):
-      raise InputError(f'{file}: in_features is {inputs}, and the module before it gives {before}')
+    dense = convert(values, str(file), _DenseConfig)
+    if dense.in_features != (before := found[-1].outputs if found else hidden_size):
+      raise InputError(
+        f'{file}: in_features is {dense.in_features}, and the module before it gives {before}'
+      )
+    if dense.activation_function not in ACTIVATIONS:
+      raise InputError(
+        f'{file}: activation_function is {dense.activation_function!r:.80}; expected one of '
+        f'{", ".join(ACTIVATIONS)}'
+      )
     found.append(
       Dense(
-        inputs,
-        record.whole('out_features', 1, _LARGEST),
+        dense.in_features,
+        dense.out_features,
         values.get('bias') is not False,
-        record.choice('activation_function', *ACTIVATIONS),
+        dense.activation_function,
       )
     )
   return tuple(found)
