@@ -122,7 +122,7 @@ def _flip(file, place):
     (lambda f: _edit(f, sha256=None), 'index', False),
     (lambda f: _edit(f, sha256=['dataset.npy']), 'index', False),
     (lambda f: _flip(f / 'dprjax_index.json', -9), 'dprjax_index.json', False),
-    (lambda f: _edit(f, count='many'), ('count', 'many'), False),
+    (lambda f: _edit(f, count='many'), 'count', False),
     (lambda f: _edit(f, leaves=10**30), 'leaves', False),
     (lambda f: _edit(f, format='dprjax.bm25'), 'ScaNN', True),
     (lambda f: (f / 'dprjax_index.json').write_text('[]'), 'dprjax_index.json', True),
