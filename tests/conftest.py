@@ -58,6 +58,17 @@ gc.set_threshold(100_000, 20, 100)
 ROOT = pathlib.Path(__file__).parent.parent
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+  seen = set()
+  for item in items:
+    if item.get_closest_marker('slow_but_first'):
+      test = item.nodeid.partition('[')[0]
+      if test in seen:
+        item.add_marker('slow')
+      seen.add(test)
+
+
 @pytest.fixture(scope='session')
 def data_dir():
   """The folder of real data sets; tests that need it are skipped without it."""

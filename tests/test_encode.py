@@ -130,6 +130,7 @@ def test_batch_and_order_change_no_vector(run, corpus, vectors, tmp_path):
   np.testing.assert_allclose(values[::-1], vectors, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_one_device_and_eight_give_the_same(trained, prompt, vectors):
   single = mesh.make_mesh({'data': -1}, jax.local_devices()[:1])
   one = Encoder.load(trained / 'backbone', prompt, mesh=single)
@@ -159,6 +160,7 @@ def test_continues_with_the_missing_shards(run, vectors, tmp_path):
   assert_bad(run('--shard_rows=20', kind='query'), 'holds other embeddings', 'kind')
 
 
+@pytest.mark.slow
 def test_counts_cut_texts(run, vectors, tmp_path):
   status, err = run('--max_length=4')
   [line] = [line for line in err.splitlines() if 'longer than 4 tokens' in line]
@@ -170,6 +172,7 @@ def test_counts_cut_texts(run, vectors, tmp_path):
   assert found.meta.max_length == 4 and np.abs(values - vectors).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_without_a_prompt(command, trained, corpus, vectors, tmp_path):
   flags = ['--kind=passage', '--pooling=mean', '--normalize=true', f'--out={tmp_path}/out']
   status, _ = command(encode, f'--backbone={trained}/backbone', f'--input={corpus}', *flags)
@@ -178,6 +181,7 @@ def test_without_a_prompt(command, trained, corpus, vectors, tmp_path):
   assert found.meta.prompt_sha256 is None and np.abs(values - vectors).max() > 1e-5
 
 
+@pytest.mark.slow
 def test_half_precision_needs_unit_length(run, vectors, tmp_path):
   assert_bad(run('--store=float16', '--normalize=false'), '--normalize=true')
   assert not (tmp_path / 'out').exists()
@@ -187,6 +191,7 @@ def test_half_precision_needs_unit_length(run, vectors, tmp_path):
   np.testing.assert_allclose(values.astype(np.float32), vectors, atol=1e-3)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize('stored', codes.LEVELS)
 def test_codes(run, vectors, tmp_path, stored):
   flags = [f'--store={stored}', '--shard_rows=20', '--calibrate=30']
@@ -390,6 +395,7 @@ def test_a_pipe_is_read_once(command, encoded, tmp_path):
   assert _content(tmp_path / 'interrupted') == _content(tmp_path / 'out')
 
 
+@pytest.mark.slow
 def test_two_encoders_with_two_tokenizers(command, encoded, tmp_path):
   shutil.copytree(encoded, tmp_path, dirs_exist_ok=True)
   (tmp_path / 'backbone').rename(tmp_path / 'one')

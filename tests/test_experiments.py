@@ -479,6 +479,7 @@ def test_claims_are_of_systems_that_can_be_trained(monkeypatch, name):
     assert bool(config.prompt.length) != ('ft' in way or 'zero' in way), way
 
 
+@pytest.mark.slow
 def test_data_sets_that_are_not_there_are_named(monkeypatch, tmp_path):
   done = subprocess.run(
     [sys.executable, 'prompt_tuning.py', f'--data={tmp_path}', f'--out={tmp_path}/out'],
@@ -535,23 +536,3 @@ def test_each_half_of_the_queries_has_a_cross_encoder_of_the_other(monkeypatch, 
     experiment.reranker('set', number)
     split = trained.pop().data.train_split
     assert read_qrels(tmp_path / 'qrels' / f'{split}.tsv') == seen, number
-
-
-def test_each_claim_has_a_command_that_names_what_is_there(monkeypatch):
-  monkeypatch.syspath_prepend(str(ROOT / 'experiments'))
-  page = (ROOT / 'docs' / 'results.md').read_text()
-  claims, commands = page.partition('## SciFact')[0].split('| claims | command |')
-  named = []
-  for row in re.findall(r'^\| (.*) \|$', commands, re.MULTILINE):
-    whose, _, made = row.partition(' | ')
-    named += whose.split(', ')
-    for name, flags in re.findall(r'`python experiments/(\w+)\.py ([^`]*)`', made):
-      module = importlib.import_module(name)
-      known = {
-        'part': {*getattr(module, 'SETS', ()), *getattr(module, 'PARTS', ()), 'tables'},
-        'ways': {*getattr(module, 'WAYS', ()), *getattr(module, 'KINDS', ()), 'cls', 'mean'},
-        'methods': {*getattr(module, 'LABELS', ())},
-      }
-      for flag, values in re.findall(r'--(part|ways|methods)=(\S+)', flags):
-        assert set(values.split(',')) <= known[flag], (row, flag)
-  assert sorted(named) == sorted(re.findall(r'^\| ([DCTN]\d+) \|', claims, re.MULTILINE))

@@ -157,6 +157,7 @@ def test_this_machine_is_a_target(tmp_path, capsys):
   assert kept.name == 'cpu-2-update.xla' and kept.stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_the_update_that_is_planned_is_the_one_that_is_trained():
   """From the same shapes, the same program as of `train`'s arrays."""
   import jax

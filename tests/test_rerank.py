@@ -136,6 +136,7 @@ class Killed(BaseException):
   """Stands for a signal."""
 
 
+@pytest.mark.slow
 def test_a_killed_run_continues(go, folder, expected, monkeypatch):
   score, scored = CrossEncoder.score, []
 

@@ -102,6 +102,7 @@ def test_equals_numpy(folder, index):
     assert report['index'] == 'exact' and 'recall' not in report
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize('index', ['exact', pytest.param('scann', marks=needs_scann)])
 @pytest.mark.parametrize('several', [False, True])
 def test_the_first_five_do_not_depend_on_k(folder, write_embeddings, index, several):
@@ -128,6 +129,7 @@ def test_the_first_five_do_not_depend_on_k(folder, write_embeddings, index, seve
   assert [line[3] for line in ranked] == ['1', '2', '3', '4', '5'] * 12
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize('index', ['exact', pytest.param('scann', marks=needs_scann)])
 @pytest.mark.parametrize('stored', ['int8', 'binary', 'short'])
 def test_rescoring_finds_what_smaller_vectors_nearly_do(folder, command, stored, index):

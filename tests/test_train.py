@@ -1,10 +1,12 @@
 """The training command, run as a user would run it."""
 
 import collections
+import contextlib
 import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -98,6 +100,7 @@ def assert_backbone_moved(trainable, backbone):
   start = tree.flatten({'backbone': hub.load_backbone(str(backbone)).params})
   for name, leaf in trainable.items():
     if name.startswith('backbone/'):
+      name = re.sub('^backbone/(query|passage)/', 'backbone/', name)  # of two encoders
       # A key's bias adds the same to all scores of a query: softmax does not see it.
       assert (leaf != start[name]).any() or name.endswith('attention/key/bias'), name
 
@@ -123,32 +126,73 @@ def assert_bad(result, *words):
 # What trains, and what does not.
 
 
-@pytest.mark.parametrize(
-  'config', [EVERY[0], *(pytest.param(config, marks=pytest.mark.slow) for config in EVERY[1:])]
-)
-def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_path, config):
-  def begin():
-    # One recipe on eight devices.
-    if config == 'dptdr.py:local':
-      return go(config)
-    with devices.one():
-      return go(config, '--config.batch_size=8')
+def flags_of(config, reuse):
+  """``dptdr.py:local`` is the run that the tests share; the others train on its text."""
+  return [] if config == 'dptdr.py:local' else [*reuse, '--config.batch_size=8']
 
-  before = files_of(trained / 'backbone')
-  status, err = begin()
-  assert status == 0 and 'done at step 12' in err, err
-  run = tmp_path / 'run'
-  assert files_of(trained / 'backbone') == before
+
+@pytest.fixture(
+  scope='module',
+  params=[
+    pytest.param(config, marks=[pytest.mark.xdist_group(config), *marks])
+    for config, marks in [(EVERY[0], []), *((config, [pytest.mark.slow]) for config in EVERY[1:])]
+  ],
+)
+def finished(request, trained, reuse, tmp_path_factory):
+  """(recipe, workdir) of a finished training; one of them on eight devices."""
+  if request.param == 'dptdr.py:local':
+    return request.param, trained
+  workdir = tmp_path_factory.mktemp('finished') / 'run'
+  with devices.one():
+    train.main(
+      [
+        f'--config={ROOT}/configs/{request.param}',
+        f'--workdir={workdir}',
+        *flags_of(request.param, reuse),
+      ]
+    )
+  return request.param, workdir
+
+
+@pytest.fixture
+def again(finished, command, reuse, tmp_path):
+  """``again(workdir)`` trains on in a copy of the finished run."""
+  config, workdir = finished
+  shutil.copytree(workdir, tmp_path / 'run')
+
+  def run():
+    one = contextlib.nullcontext() if config == 'dptdr.py:local' else devices.one()
+    with one:
+      return command(
+        train,
+        f'--config={ROOT}/configs/{config}',
+        f'--workdir={tmp_path}/run',
+        *flags_of(config, reuse),
+      )
+
+  return run
+
+
+def test_only_what_is_trainable_changes(finished, trained):
+  config, run = finished
   step, trainable = trainable_of(run)
   assert step == 12
   tuned = config.startswith('dptdr')
   assert trainable and all(
     name.startswith('prompt/' if tuned else 'backbone/') for name in trainable
   )
+  if not tuned:
+    assert_backbone_moved(trainable, trained / 'backbone')
+  earlier = trainable_of(run, max(step for step in steps_of(run) if step < 12))[1]
+  assert any((leaf != earlier[name]).any() for name, leaf in trainable.items())
+
+
+def test_every_evaluation_is_compared_with_the_frozen_encoder(finished):
+  _, run = finished
   assert [row['step'] for row in metrics_of(run) if 'loss' in row] == [2, 4, 6, 8, 10, 12]
-  assert [row['step'] for row in metrics_of(run) if 'dev/nDCG@10' in row] == [0, 6, 12]
-  # The frozen encoder is measured before the first step, and what follows is compared with it.
+  # The frozen encoder is measured before the first step.
   rows = {row['step']: row for row in metrics_of(run) if 'dev/nDCG@10' in row}
+  assert list(rows) == [0, 6, 12]
   kept = json.loads((run / 'baseline.json').read_text())
   assert {f'dev/{name}': value for name, value in kept['means'].items()} == {
     name: value for name, value in rows[0].items() if name != 'step'
@@ -158,46 +202,43 @@ def test_trains_resumes_and_changes_what_is_trainable_alone(go, trained, tmp_pat
     difference = rows[number][f'dev/{measure}'] - rows[0][f'dev/{measure}']
     assert rows[number]['dev/gain'] == difference
     assert rows[number]['dev/gain_low'] <= difference <= rows[number]['dev/gain_high']
-  assert ('Nothing was gained' in err) == (max(rows[6]['dev/gain'], rows[12]['dev/gain']) <= 0)
-  # What was trained three times (itself and Adam's two moments), and the format's own files.
+
+
+def test_a_checkpoint_holds_what_was_trained_and_no_backbone(finished):
+  """Three times, with Adam's two moments, and the format's own files."""
+  _, run = finished
   size = sum(
     path.stat().st_size for path in (run / 'checkpoints' / '12').rglob('*') if path.is_file()
   )
-  assert size < 3 * sum(leaf.nbytes for leaf in trainable.values()) + 200_000
-  if not tuned:
-    start = hub.load_backbone(str(trained / 'backbone')).params
-    for name, leaf in trainable.items():
-      path = name.split('/')[
-        2 if 'two' in config or name.split('/')[1] in ('query', 'passage') else 1 :
-      ]
-      there = start
-      for key in path:
-        there = there[key]
-      # A key's bias adds the same to all scores of a query: softmax does not see it.
-      assert (leaf != there).any() or name.endswith('attention/key/bias'), name
+  assert size < 3 * sum(leaf.nbytes for leaf in trainable_of(run)[1].values()) + 200_000
 
-  earlier = max(step for step in steps_of(run) if step < 12)
-  before = trainable_of(run, earlier)[1]
-  assert any((leaf != before[name]).any() for name, leaf in trainable.items())
+
+def test_a_resumed_run_ends_with_the_same_bits(finished, again, trained, tmp_path):
+  config, run = finished
   if config not in RESUMED:
-    return
+    pytest.skip('resumes as another recipe does')
+  before = files_of(trained / 'backbone')
+  rows, copy = metrics_of(run), tmp_path / 'run'
   # As if it had been killed after an earlier checkpoint.
-  rows = metrics_of(run)
-  shutil.rmtree(run / 'checkpoints' / '12')
-  status, err = begin()
+  shutil.rmtree(copy / 'checkpoints' / '12')
+  earlier = max(steps_of(copy))
+  status, err = again()
   assert status == 0 and f'resuming after step {earlier} of 12' in err, err
-  assert_same_bits(trainable_of(run)[1], trainable)
-  assert metrics_of(run) == rows
+  assert_same_bits(trainable_of(copy)[1], trainable_of(run)[1])
+  assert metrics_of(copy) == rows
+  gains = [row['dev/gain'] for row in rows if 'dev/gain' in row and row['step']]
+  assert ('Nothing was gained' in err) == (max(gains) <= 0)
+  assert files_of(trained / 'backbone') == before
 
 
-@pytest.mark.slow
-def test_a_finished_run_is_left_as_it_is(go, tmp_path):
-  assert go()[0] == 0
-  trainable, rows = trainable_of(tmp_path / 'run'), metrics_of(tmp_path / 'run')
-  status, err = go()
+def test_a_finished_run_is_left_as_it_is(finished, again, tmp_path):
+  config, run = finished
+  if config != EVERY[0]:
+    pytest.skip('every recipe ends alike')
+  status, err = again()
   assert status == 0 and 'done at step 12' in err and 'compiling' not in err
-  assert trainable_of(tmp_path / 'run')[0] == trainable[0] and metrics_of(tmp_path / 'run') == rows
-  assert_same_bits(trainable_of(tmp_path / 'run')[1], trainable[1])
+  assert metrics_of(tmp_path / 'run') == metrics_of(run)
+  assert_same_bits(trainable_of(tmp_path / 'run')[1], trainable_of(run)[1])
 
 
 @pytest.mark.slow
@@ -802,6 +843,7 @@ def test_a_training_does_not_go_on_with_other_data(command, trained, folders):
   assert files_of(folders) == before
 
 
+@pytest.mark.slow
 def test_damaged_files_of_a_workdir(command, trained, tmp_path):
   run = tmp_path / 'run'
   shutil.copytree(trained, run)

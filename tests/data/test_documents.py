@@ -221,6 +221,7 @@ def begins(names, family):
   return [len(''.join(names[:number])) in starts for number in range(len(names))]
 
 
+@pytest.mark.slow_but_first
 def test_words_are_whole(tmp_path, kind):
   tokenizer, family = kind
   ((tokens, words, ends),) = rows(

@@ -66,6 +66,7 @@ def test_another_version_of_transformers_is_seen(minilm, monkeypatch):
   assert tokenizer_cache.key_of(folder) != before
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
   'damage',
   [

@@ -5,6 +5,7 @@ import pretraining
 from dprjax.analysis import statistics
 
 
+@pytest.mark.slow
 def test_influences_on_uniformity_are_those_of_the_jackknife():
   rng = np.random.default_rng(0)
   x = rng.normal(size=(300, 8)) / 4

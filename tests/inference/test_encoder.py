@@ -167,6 +167,7 @@ def test_the_record_is_of_the_prompt_then_of_the_backbone():
   assert backbone.replace(normalize=False).normalize is False
 
 
+@pytest.mark.slow
 def test_without_a_prompt_it_is_the_plain_backbone(trained):
   plain = Encoder.load(trained / 'backbone')
   some = [TEXTS[0], TEXTS[-1]]
@@ -183,6 +184,7 @@ def test_without_a_prompt_it_is_the_plain_backbone(trained):
     np.testing.assert_allclose(vector, expected, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_mixed_arithmetic_rounds_what_is_multiplied(trained, prompt):
   exact = Encoder.load(trained / 'backbone', prompt=prompt)
   mixed = Encoder.load(trained / 'backbone', prompt=prompt, dtype='mixed')

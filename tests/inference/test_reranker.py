@@ -98,6 +98,7 @@ def test_pairs_of_columns_and_what_is_no_pair(small_cross_encoder):
       small_cross_encoder.score(bad)
 
 
+@pytest.mark.slow
 def test_one_device_and_eight_give_the_same(small_cross_encoder):
   small = small_cross_encoder
   one = CrossEncoder(

@@ -79,6 +79,7 @@ def test_a_bank_of_several_kinds_equals_each_alone(bank, templates, tmp_path):
       np.testing.assert_allclose(np.linalg.norm(found, axis=1)[:2], 1, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_search_under_a_task(bank):
   bank.index(TEXTS, task='qa')
   hits = bank.search(['oak'], 2)

@@ -220,6 +220,7 @@ def test_read_texts(data, caplog):
   assert sorted(sentences) == sorted({text for pair in texts.pairs for text in pair[:2]})
 
 
+@pytest.mark.slow
 def test_every_passage_is_equally_likely_to_be_drawn(tmp_path, monkeypatch):
   (tmp_path / 'qrels').mkdir()
   (tmp_path / 'corpus.jsonl').write_text(
@@ -502,6 +503,7 @@ def test_a_collapsed_backbone(data, small, tmp_path, capsys):
   assert row[1:3] == ['undefined', '0.0000']
 
 
+@pytest.mark.slow
 def test_a_diverged_backbone(data, small, tmp_path, error_line):
   backbone = hub.load_backbone(small / 'deep2')
   hub.save_backbone(

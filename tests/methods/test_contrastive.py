@@ -168,6 +168,7 @@ def test_an_update_without_negatives_is_refused(knobs, named):
   contrastive.check_negatives(with_knobs(negatives=0, batch_size=1, accumulate=2))
 
 
+@pytest.mark.slow
 def test_a_tie_is_not_counted_as_correct():
   q, p = jnp.ones((1, 2)), jnp.ones((1, 2, 2))
   scores = contrastive.info_nce_scores(
@@ -177,6 +178,7 @@ def test_a_tie_is_not_counted_as_correct():
   assert contrastive.cross_entropy(scores)[0] == pytest.approx(np.log(2))
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize('devices', [1, 8])
 @pytest.mark.parametrize('at_a_time', [99, 2, 1])
 def test_siblings_equal_numpy(devices, at_a_time):

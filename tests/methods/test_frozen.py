@@ -98,6 +98,7 @@ def as_encode_runs_it(backbone, folder):
   return float(np.mean([1 / math.log2(rank + 1) if rank <= 10 else 0.0 for rank in ranks]))
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
   'changes',
   [
@@ -121,6 +122,7 @@ def test_every_experiment_has_the_baseline_that_encode_gives(start, backbone, fo
   assert found.values[''].mean() == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_what_the_training_cuts_is_said(start, caplog):
   caplog.set_level('INFO', 'dprjax')
   start(data__query_prefix='elm ').frozen()
@@ -137,6 +139,7 @@ def test_what_the_training_cuts_is_said(start, caplog):
   assert not [line for line in caplog.messages if 'baseline' in line]
 
 
+@pytest.mark.slow
 def test_folds_and_alternatives_share_the_vectors(backbone, tmp_path):
   run = epath.Path(tmp_path / 'run')
   below = run / 'alternatives' / 'both' / 'folds' / '2'
@@ -163,6 +166,7 @@ def test_a_workdir_in_a_folder_called_folds_is_its_own(tmp_path):
   assert workdirs.top(run) == run
 
 
+@pytest.mark.slow
 def test_several_tasks_have_that_baseline_each(backbone, folder, tmp_path, devices):
   config = with_knobs(backbone__path=str(backbone), batch_size=4, eval__measure='mean')
   for name in ('a', 'b'):

@@ -84,6 +84,7 @@ def test_dropout_leaves_out_the_same_on_any_mesh():
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), *found)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
   'sizes', [{'data': 8}, {'data': 4, 'fsdp': 2}, {'data': 2, 'fsdp': 4}, {'data': 1, 'fsdp': 8}]
 )

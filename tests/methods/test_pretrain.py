@@ -345,6 +345,7 @@ def test_memory_is_that_of_one_chunk(tokenizer):
   assert large < 1.5 * small + 2 * scores + 4 * vectors + 2 * inputs
 
 
+@pytest.mark.slow
 def test_heads_that_are_there_are_taken(tokenizer):
   model = model_of(tokenizer)
   start = hub.init_params(model, jax.random.key(0))

@@ -183,6 +183,7 @@ def test_the_dev_split_is_measured(start, bag, tmp_path, limit):
   ).read_text() == 'query-id\tcorpus-id\tscore\noak\te1\t1\nyew\te3\t1\n'
 
 
+@pytest.mark.slow
 def test_the_whole_corpus_where_the_dev_split_ranks_a_part(start, bag, backbone, caplog):
   caplog.set_level('INFO', 'dprjax')
   limited = {'data__dev_split': 'dev', 'eval__measure': 'P@1', 'eval__corpus_limit': 2}

@@ -245,6 +245,7 @@ def test_with_a_category_for_each_document_it_is_the_loss_of_dpr(shape, tokenize
   assert np.isclose(value, jax.jit(lambda p, b: other.loss(p, b, None)[0])(params, placed), 1e-6)
 
 
+@pytest.mark.slow
 def test_a_document_relevant_to_a_query_is_not_its_negative():
   # Documents 0 and 1 have one title, so the abstract of each is relevant to both; 2 is another.
   rng = np.random.default_rng(0)
@@ -296,6 +297,7 @@ def test_weights_are_jaccard_overlaps():
   assert np.allclose(found, [[1, 1 / 4, 0, 0], [1 / 4, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]])
 
 
+@pytest.mark.slow
 def test_a_prompt_is_of_its_topics_words(shape, tokenizer, found):
   rows = topic_dpr.word_tokens(found, tokenizer, LENGTH)
   ids = [[tokenizer.encode([word], 8)[0][0][1] for word in names[:LENGTH]] for names in NAMES]

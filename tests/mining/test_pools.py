@@ -120,6 +120,7 @@ def test_lots_depend_only_on_seed_query_and_document():
   ]
 
 
+@pytest.mark.slow
 def test_samples_are_fair():
   run = rows(*((0, rank, -rank, 1000 + rank) for rank in range(20)))
   texts = {1000 + rank: rank for rank in range(20)}

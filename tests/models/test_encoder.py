@@ -45,6 +45,7 @@ def golden_loss(hidden, mask):
   return jnp.sum(hidden * weights * mask[:, :, None].astype(np.float32))
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize('model_type', ['bert', 'roberta', 'xlm-roberta'])
 def test_a_padding_token_in_a_text_is_as_in_transformers(model_type, golden, write_checkpoint):
   arrays = golden('sentence_files')
@@ -196,6 +197,7 @@ def test_a_bank_of_different_lengths_equals_one_prompt_at_a_time(small, inputs, 
   np.testing.assert_allclose(again[mask], hidden[mask], atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_bank_shifts_padding_alone_beyond_the_positions(small):
   config, params = small
   mask = np.arange(22)[None] < np.array([[22], [19], [20]])
@@ -247,6 +249,7 @@ def test_vectors_in_place_of_words_equal_transformers(
   assert min(np.abs(hidden - other)[mask].max() for other in others) > 0.1
 
 
+@pytest.mark.slow
 def test_vectors_with_a_prompt_a_split_and_nothing_to_look_up(small, inputs):
   config, params = small
   tokens, mask = inputs
@@ -270,6 +273,7 @@ def test_vectors_with_a_prompt_a_split_and_nothing_to_look_up(small, inputs):
   assert np.isnan(beyond[1]).all() and np.isfinite(beyond[0]).all()
 
 
+@pytest.mark.slow
 def test_gradient_reaches_only_the_prompts_that_were_used(small, inputs):
   config, params = small
   tokens, mask = inputs
@@ -305,6 +309,7 @@ def test_order_of_the_prompt_does_not_matter(small, inputs):
   )
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize('model_type', ['bert', 'roberta'])
 def test_padding_does_not_matter(small, inputs, model_type):
   config, params = small
@@ -349,6 +354,7 @@ def test_remat_and_unroll_change_nothing(small, inputs, options):
   np.testing.assert_allclose(other_gradient, gradient, atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize('how', ['shared', 'of each example', 'bank', 'none'])
 def test_fused_attention_equals_the_plain_one(small, inputs, how):
   config, params = small
@@ -393,6 +399,7 @@ def test_fused_attention_has_dropout(small, inputs):
   assert np.abs(first - other).max() > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('attention', ['plain', 'fused'])
 def test_each_example_has_its_own_dropout_of_a_shared_prompt(small, inputs, attention):
   config, params = small
@@ -418,6 +425,7 @@ def test_each_example_has_its_own_dropout_of_a_shared_prompt(small, inputs, atte
   assert np.abs(mean - whole).max() < 0.25 * np.abs(gone - whole).max()
 
 
+@pytest.mark.slow
 def test_rounded_products(small, inputs):
   # By hand: every kernel's product has rounded factors, and so do its gradients.
   config, params = small

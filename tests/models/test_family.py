@@ -83,6 +83,7 @@ def reference(config, params, tokens, prefix=None):
   return norm(x, params['final']['scale'])
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize('attention', ['plain', 'fused'])  # which has no kernel for such heads
 @pytest.mark.parametrize('length', [0, 3])
 @pytest.mark.parametrize('left', [False, True])
@@ -107,6 +108,7 @@ def test_states_equal_numpy(length, left, attention):
     np.testing.assert_allclose(states[there], expected, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_prompt_moved_by_its_own_length_is_another():
   """Rotary positions are relative among tokens; a prompt without positions tells shifts apart."""
   params, tokens = draw(SHAPE), jnp.ones((1, 4), jnp.int32)
@@ -120,6 +122,7 @@ def test_a_prompt_moved_by_its_own_length_is_another():
   assert np.abs(np.asarray(plain - moved)).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_early_states_have_no_final_norm():
   params, tokens = draw(SHAPE), jnp.ones((1, 4), jnp.int32)
   early, late = encoder.encode_early_late(SHAPE, params, tokens, tokens > 0, 1)

@@ -63,6 +63,7 @@ def expected(q, k, v, bias, prompt=None, rate=0.0, seeds=None, prompt_rate=0.0, 
   return np.swapaxes(np.einsum('bnts,bnsd->bntd', weights, v), 1, 2).reshape(len(q), T, H)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
   ('devices', 'keys', 'prompt', 'rate', 'prompt_rate'),
   [

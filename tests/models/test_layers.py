@@ -8,6 +8,7 @@ import pytest
 from dprjax.models import layers
 
 
+@pytest.mark.slow
 def test_what_layer_norm_keeps_gives_the_gradient_of_its_formula():
   rng = np.random.default_rng(0)
   x, scale, bias, weights = (

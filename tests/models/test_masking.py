@@ -140,6 +140,7 @@ def test_each_token_of_a_word_draws_for_itself():
   assert abs(mixed - 0.32) < 5 * np.sqrt(0.32 * 0.68 / 400)
 
 
+@pytest.mark.slow
 def test_the_key_decides(drawn):
   tokens, words, masked = drawn
   again, other = draw(tokens, words), draw(tokens, words, key=1)

@@ -442,6 +442,7 @@ def test_vectors_are_those_of_sentence_transformers(minilm, golden, tmp_path):
       np.testing.assert_allclose(vectors, stored, rtol=0, atol=2e-5 * scale, err_msg=name)
 
 
+@pytest.mark.slow
 def test_what_would_give_other_vectors_is_refused(minilm, golden, tmp_path):
   for name, files in json.loads(golden('sentence_files')['refused'].item()).items():
     if name == 'padding_side':  # a text's vector is that without padding, on whatever side
@@ -451,6 +452,7 @@ def test_what_would_give_other_vectors_is_refused(minilm, golden, tmp_path):
     assert next(iter(files)).rpartition('/')[2] in str(raised.value), name
 
 
+@pytest.mark.slow
 def test_a_saved_model_keeps_its_tokenizer(minilm, tmp_path):
   cased = {'do_lower_case': True, 'tokenizer_args': {'strip_accents': False}}
   source = variant(minilm, tmp_path / 'source', {'sentence_bert_config.json': cased})

@@ -39,6 +39,7 @@ def test_rows_that_cannot_be_divided_are_not_split(mesh):
     assert splits.split_rows(odd := jnp.zeros((5, 3), jnp.float32), rows) is odd
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('rate', [0.0, 0.25])
 def test_attention_by_parts_is_that_of_the_whole_batch(mesh, rate):
   """Values and gradients of texts and of a shared prompt, in pieces of the axis data."""

@@ -57,6 +57,7 @@ def assert_filled(filled, template, texts, row, length):
   assert filled.pieces[row].tolist() == pieces + [len(template.pieces)] * padding
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize('template', [PAIR, WIDE, VECTORS, WORDS, PROMPTED])
 def test_packed_texts_are_filled_in(template):
   texts = texts_of(LENGTHS[template.num_texts])
@@ -106,6 +107,7 @@ def test_texts_of_several_tasks_in_a_batch():
     fill([VECTORS, PAIR], unpack(rows, packed.lengths), 14, PAD, ids)
 
 
+@pytest.mark.slow
 def test_learned_vectors_get_gradients(small):
   config, params = small
   texts = texts_of(LENGTHS[2], first_id=10)

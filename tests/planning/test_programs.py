@@ -196,6 +196,7 @@ RECIPES = (
 )
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize('recipe', RECIPES)
 def test_every_recipe_can_be_planned(recipe):
   """Its loss and its embedding take what the plan takes for a batch."""
@@ -246,6 +247,7 @@ def test_a_method_that_says_no_shapes_is_refused(monkeypatch):
     config()
 
 
+@pytest.mark.slow
 def test_a_compiler_ends_with_the_process_that_started_it(tmp_path):
   """Which holds the other end of its standard input, however it ends."""
   job = json.dumps(dataclasses.asdict(programs.Job('cpu', DPT)))

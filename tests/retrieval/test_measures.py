@@ -64,6 +64,7 @@ def tied_runs(queries):
   return ranked, qrels
 
 
+@pytest.mark.slow
 def test_equals_pytrec_eval_in_many_pieces():
   """1,300 queries: three pieces, one of them without a single query in the run."""
   ranked, qrels = tied_runs(1300)

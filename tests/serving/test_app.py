@@ -178,6 +178,7 @@ def test_mtebs_client(client, alone):
     np.testing.assert_allclose(found, alone(name, kind, *texts), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_token_ids_truncation_and_what_made_a_vector(ask, small, folder, alone):
   rows = [row.tolist() for row in small.tokenizer.encode(['json', 'http'], 16)[0]]
   answer = ask('/v1/embeddings', model='qa:query', input=rows)

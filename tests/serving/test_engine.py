@@ -95,6 +95,7 @@ def test_every_vector_is_the_encoders_own_in_any_company(engine, alone):
   assert float(evictions) > 0
 
 
+@pytest.mark.slow
 def test_a_prompt_that_overflows_harms_no_other_row(engine, small, folder, alone):
   small.write(folder, 'huge', 2, scale=5e37)
   texts = ['json', 'xml tree']
@@ -293,6 +294,7 @@ def test_any_name_of_a_file_is_served_or_told(small, tmp_path, caplog):
   engine.close()
 
 
+@pytest.mark.slow
 def test_a_full_queue_is_busy_and_cancelled_texts_make_room(small, folder):
   options = Options(rows=(1, 2), lengths=(48,), slots=4, deadline=60, most_queued=3)
   engine = Engine.load(small.path, folder, options=options)

@@ -8,6 +8,7 @@ from dprjax.retrieval import codes, exact
 from dprjax.serving.indexes import Index, Reranker
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize('dtype', ['float32', 'int8', 'binary'])
 def test_queries_are_cut_to_what_an_index_has(tmp_path, write_embeddings, dtype):
   rng = np.random.default_rng(0)
