@@ -238,7 +238,7 @@ def test_embeddings_of_something_else_are_refused(
   [
     (['--config.data.passage_embeddings=nowhere'], ('embeddings not found: nowhere',)),
     (['--config.prompt.sides=passage'], ("config.prompt.sides: expected 'both' or 'query'",)),
-    (['--config.method=pretrain'], ("'query' is not for pretrain",)),
+    (['--config.method=pretrain'], ('config.prompt.sides: pretrain',)),
     (['--config.corpus_negatives=100000'], ('cannot be drawn beside', 'or -1 for all')),
   ],
   ids=str,

@@ -10,7 +10,6 @@ batch is the mean over its queries, so ``grad_cache`` and ``accumulate`` both av
 of which memory holds one.
 """
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,7 +39,7 @@ from dprjax.methods.method import (
   Product,
   Texts,
 )
-from dprjax.methods.retrieval_data import Splits, dev_measures, find_splits, shorten
+from dprjax.methods.retrieval_data import Retrieval, dev_measures, shorten
 from dprjax.models import classifier, hub
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.template import Template, Text, fill, unpack
@@ -174,76 +173,50 @@ def find(
   """
   if config.tasks:
     return tasks.find(section, config, workdir, devices, 'pairs', _templates, numbered=False)
-  splits = pair_data.with_negatives(find_splits(section, workdir, config.seed))
-  if splits.dev is not None or splits.folds is not None:
-    dev_measures(config)
-  return Texts(
-    splits.read_passages,
-    functools.partial(_open, splits, config, devices),
-    splits.files(),
-    folds=splits.folds,
-  )
+  found = retrieval_data.find(section, config, workdir, devices, kind=Candidates)
+  return pair_data.with_negatives(found).texts()
 
 
 def _templates(tokenizer: Tokenizer) -> dict[str, list[Template]]:
   return {'pair': [Template.pair(*tokenizer.pair_format)]}
 
 
-def _open(
-  splits: Splits,
-  config: ConfigDict,
-  devices: Mesh,
-  tokenizer: Tokenizer,
-  model: EncoderConfig,
-) -> Data:
-  knobs = splits.section
-  longest = tokenizer.pair_length(knobs.query_max_length, knobs.passage_max_length)
-  if longest > model.max_tokens:
-    raise InputError(
-      f'config.data.query_max_length, config.data.passage_max_length: {knobs.query_max_length} and '
-      f'{knobs.passage_max_length} make pairs of {longest} tokens, more than the '
-      f'{model.max_tokens} positions of {config.backbone.path}'
-    )
-  for name in ('query_prefix', 'passage_prefix'):
-    if knobs[name]:
+class Candidates(Retrieval):
+  """Queries and their passages, read in pairs."""
+
+  def open(self, tokenizer: Tokenizer, model: EncoderConfig) -> Data:
+    """See ``Texts.open``."""
+    knobs = self.section
+    longest = tokenizer.pair_length(knobs.query_max_length, knobs.passage_max_length)
+    if longest > model.max_tokens:
       raise InputError(
-        f'config.data.{name}: a cross-encoder takes the texts as they are; leave it empty'
+        f'config.data.query_max_length, config.data.passage_max_length: {knobs.query_max_length} '
+        f'and {knobs.passage_max_length} make pairs of {longest} tokens, more than the '
+        f'{model.max_tokens} positions of {self.config.backbone.path}'
       )
-  tokens = splits.open_store('train', splits.train, tokenizer)
+    for name in ('query_prefix', 'passage_prefix'):
+      if knobs[name]:
+        raise InputError(
+          f'config.data.{name}: a cross-encoder takes the texts as they are; leave it empty'
+        )
+    tokens = self.open_store('train', self.train, tokenizer)
 
-  def ids(batch: Mapping[str, np.ndarray]) -> str:
-    return f'queries {shorten(tokens.query_ids(batch["query_index"]))}'
+    def evaluation(built: Model) -> Evaluate:
+      (template,) = _templates(tokenizer)['pair']
+      scorer = pair_data.Scorer(built, self.config, self.devices, tokenizer, template, longest)
+      wanted = dev_measures(self.config, 'nDCG@10', 'RR@10')
+      return pair_data.ranking(self, scorer, tokenizer, wanted)
 
-  def shape(batch: Mapping[str, np.ndarray]) -> str:
-    _, candidates, length = batch['passage_tokens'].shape
-    return f'{candidates} pairs a query, of {batch["query_tokens"].shape[1]} and {length} tokens'
-
-  return Data(
-    # Random passages stand in where a query has too few negatives; make_batches counts them.
-    batches=splits.make_batches(tokens, config, devices),
-    unit='queries',
-    description=f'{counted(tokens.num_queries, "training queries")}, '
-    f'{counted(tokens.num_passages, "passages")}; {counted(config.negatives, "negatives")} a query',
-    ids=ids,
-    shape=shape,
-    evaluation=functools.partial(_evaluation, splits, config, devices, tokenizer, longest)
-    if splits.dev
-    else None,
-  )
-
-
-def _evaluation(
-  splits: Splits,
-  config: ConfigDict,
-  devices: Mesh,
-  tokenizer: Tokenizer,
-  longest: int,
-  model: Model,
-) -> Evaluate:
-  (template,) = _templates(tokenizer)['pair']
-  scorer = pair_data.Scorer(model, config, devices, tokenizer, template, longest)
-  wanted = dev_measures(config, 'nDCG@10', 'RR@10')
-  return pair_data.ranking(splits, config, scorer, tokenizer, wanted)
+    return Data(
+      # Random passages stand in where a query has too few negatives; make_batches counts them.
+      batches=self.make_batches(tokens),
+      unit='queries',
+      description=f'{counted(tokens.num_queries, "training queries")}, '
+      f'{counted(tokens.num_passages, "passages")}; '
+      f'{counted(self.config.negatives, "negatives")} a query',
+      ids=lambda batch: f'queries {shorten(tokens.query_ids(batch["query_index"]))}',
+      evaluation=evaluation if self.dev else None,
+    )
 
 
 def export(

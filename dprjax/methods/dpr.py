@@ -216,7 +216,7 @@ def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: 
   query_only.check(config, devices)
   if config.tasks:
     return tasks.find(section, config, workdir, devices, numbered=False)
-  return retrieval_data.find(section, config, workdir, devices)
+  return retrieval_data.find(section, config, workdir, devices).texts()
 
 
 def shapes(config: ConfigDict, model: EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:

@@ -172,7 +172,7 @@ class Loop:
     )
     self._progress = Progress('steps', self.total, skip_first=True)
     self._stop = stopping.Stop(setup.devices)
-    self._shapes: set[str] = set()
+    self._lengths: set[tuple[int, ...]] = set()
     # A step's loss is read while the next step runs, and always before anything is saved.
     self._unread: deque[tuple[int, Any, Any]] = deque()
 
@@ -225,9 +225,11 @@ class Loop:
       InputError: the loss of the step before is not finite.
     """
     batch = next(self._batches)
-    if (shape := self._setup.data.shape(batch)) not in self._shapes:
-      self._shapes.add(shape)
-      self._setup.say(f'step {self.step + 1}: compiling for {shape}')
+    lengths = tuple(rows.shape[-1] for name, rows in batch.items() if name.endswith('_tokens'))
+    if lengths not in self._lengths:
+      self._lengths.add(lengths)
+      words = ' and '.join(map(str, lengths))
+      self._setup.say(f'step {self.step + 1}: compiling for texts of {words} tokens')
     placed = mesh.put_batch(self._setup.devices, batch)
     self.step += 1
     self._state, metrics = self._update(self._state, self._constants, placed, self._key, self.step)

@@ -118,7 +118,6 @@ class Data(NamedTuple):
     unit: what a row of a batch is, in the plural.
     description: the data in a line, for the start of the run.
     ids: names what a batch holds, for the message when its loss is not finite.
-    shape: a batch's padded lengths, in words.
     evaluation: makes the evaluation on the dev split; None where there is no such split.
     frozen: the scores to beat on the dev split, or with ``Texts.folds`` on all training queries:
       those of the encoder as `dprjax.encode` runs it without a prompt. None: those of
@@ -133,7 +132,6 @@ class Data(NamedTuple):
   unit: str
   description: str
   ids: Callable[[Mapping[str, np.ndarray]], str]
-  shape: Callable[[Mapping[str, np.ndarray]], str]
   evaluation: Callable[[Model], Evaluate] | None
   frozen: Callable[[], Scores] | None = None
   whole: Callable[[Model, Mapping[str, Array], float], tuple[Scores, Scores] | None] | None = None

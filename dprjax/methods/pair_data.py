@@ -2,21 +2,24 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int32
 from ml_collections import ConfigDict
 
-from dprjax.data import store
+from dprjax.base.errors import InputError
+from dprjax.data import pairs, store
 from dprjax.data.text import Tokenizer
 from dprjax.formats import trec
 from dprjax.inference.embedder import Embedder
+from dprjax.methods import retrieval_data
 from dprjax.methods.method import Evaluate, Model, Scores
-from dprjax.methods.retrieval_data import Splits, of_queries
+from dprjax.methods.retrieval_data import Retrieval, of_queries
 from dprjax.models.template import Packed, Template
 from dprjax.retrieval import measures
 from dprjax.runtime import tree
@@ -57,21 +60,92 @@ class Scorer:
     return self._template.pack(list(texts), self._longest, self._pad_id)
 
   def __call__(
-    self, params: Mapping[str, jax.Array], pairs: Packed, number: int | None = None
+    self, params: Mapping[str, jax.Array], packed: Packed, number: int | None = None
   ) -> Float[np.ndarray, ' n']:
     """The pairs' scores; ``number`` is that of their task, where the model wants one."""
-    columns = [pairs.lengths]
+    columns = [packed.lengths]
     if number is not None:
-      columns.append(np.full(len(pairs.lengths), number, np.int32))
-    return self._embedder(params, pairs.rows, columns=columns)[:, 0]
+      columns.append(np.full(len(packed.lengths), number, np.int32))
+    return self._embedder(params, packed.rows, columns=columns)[:, 0]
 
 
-def with_negatives(splits: Splits) -> Splits:
-  """The same splits; held-out queries keep their mined negatives, as candidates."""
-  if splits.dev is None or not splits.dev.held_out:
-    return splits
-  dev = dataclasses.replace(splits.dev, negatives=splits.train.negatives)
-  return dataclasses.replace(splits, dev=dev)
+@dataclasses.dataclass(frozen=True)
+class LabelledPairs:
+  """Labelled pairs in a workdir: what to train on and, unless it is None, what to evaluate on.
+
+  The attributes are those of `retrieval_data.Retrieval`.
+  """
+
+  section: ConfigDict
+  workdir: epath.Path
+  train: pairs.Source
+  dev: pairs.Source | None
+  task: str
+
+  def read_passages(self) -> Iterator[str]:
+    """All texts, for a vocabulary."""
+    return (text for pair in pairs.read_pairs(self.train) for text in pair[:2])
+
+  def files(self) -> dict[str, epath.Path]:
+    """The files of both splits, by role. Raises InputError for one that is not there."""
+    found = {'pairs': pairs.locate(self.train)}
+    if self.dev is not None and (dev := pairs.locate(self.dev)) != found['pairs']:
+      found['dev pairs'] = dev
+    return found
+
+  def open_store(self, name: str, source: pairs.Source, tokenizer: Tokenizer) -> pairs.Pairs:
+    """The token store of a split. It is built if it is not there yet."""
+    folder = retrieval_data.store_folder(self.section, self.workdir, self.task) / name
+    return pairs.build_pairs(
+      source, tokenizer, folder, **retrieval_data.store_options(self.section)
+    )
+
+  def evaluation(
+    self, scorer: Scorer, tokenizer: Tokenizer, measure: str, number: int | None = None
+  ) -> Evaluate:
+    """How well scores tell pairs that match from others; ``number`` is that of the task."""
+    assert self.dev is not None
+    tokens = self.open_store('dev', self.dev, tokenizer)
+    rows = tokens.tokens(np.arange(tokens.num_pairs))
+    packed = scorer.pack(*([np.frombuffer(row, np.int32) for row in view] for view in rows))
+    return lambda params: classify(scorer(params, packed, number), tokens.labels, measure)
+
+
+def find_pairs(section: ConfigDict, workdir: epath.Path, seed: int, task: str) -> LabelledPairs:
+  """The labelled pairs of a task. Raises InputError where a knob cannot be."""
+  key = f'config.tasks.{task}.data'
+  if section.train:
+    raise InputError(f'{key}.train: labelled pairs have no mined negatives; leave it empty')
+  folder = section.dir
+  if section.format == 'docstrings':
+    folder = str(workdir / 'data' / task)
+    if not epath.Path(folder).exists():
+      pairs.write_docstrings(folder, section.dir.split(','))
+  elif section.format != 'auto':
+    raise InputError(
+      f"{key}.format: labelled pairs are files SPLIT.jsonl, .tsv or .csv; use 'auto', not "
+      f'{section.format!r}'
+    )
+  hold_out = (section.hold_out, seed) if section.hold_out and not section.dev_split else None
+  most = 2 * section.max_queries or None  # so many of each label
+  train = pairs.Source(folder, section.train_split, hold_out=hold_out, max_pairs=most)
+  if most:
+    most = max(len(pairs.read_pairs(train)), 2)
+  dev = None
+  if section.dev_split:
+    dev = pairs.Source(folder, section.dev_split, max_pairs=most)
+  elif hold_out:
+    dev = dataclasses.replace(train, held_out=True, max_pairs=most)
+  return LabelledPairs(section, workdir, train, dev, task)
+
+
+def with_negatives(data: Retrieval) -> Retrieval:
+  """The same data; held-out queries keep their mined negatives, as candidates."""
+  if data.dev is None or not data.dev.held_out:
+    return data
+  return dataclasses.replace(
+    data, dev=dataclasses.replace(data.dev, negatives=data.train.negatives)
+  )
 
 
 def candidates(tokens: store.Store, queries: np.ndarray, count: int, seed: int) -> list[np.ndarray]:
@@ -98,33 +172,32 @@ def candidates(tokens: store.Store, queries: np.ndarray, count: int, seed: int) 
 
 
 def ranking(
-  splits: Splits,
-  config: ConfigDict,
+  data: Retrieval,
   scorer: Scorer,
   tokenizer: Tokenizer,
   wanted: Sequence[str],
   number: int | None = None,
 ) -> Evaluate:
   """The ranking quality of the dev queries' candidates, re-ranked, by these measures."""
-  knobs = config.cross_encoder
-  assert splits.dev is not None
+  knobs = data.config.cross_encoder
+  assert data.dev is not None
   # Not the dual encoder's dev store, which has no negatives.
-  tokens = splits.open_store('dev_candidates', splits.dev, tokenizer)
+  tokens = data.open_store('dev_candidates', data.dev, tokenizer)
   queries = np.arange(min(tokens.num_queries, knobs.dev_queries or tokens.num_queries))
   rows = tokens.query_rows(queries)
-  chosen = candidates(tokens, queries, knobs.candidates, config.seed)
+  chosen = candidates(tokens, queries, knobs.candidates, data.config.seed)
   flat = np.concatenate(chosen)
   query_ids, passage_ids = tokens.query_ids(queries), tokens.passage_ids(flat)
   counts = [len(passages) for passages in chosen]
   ends = list(itertools.accumulate(counts))
-  qrels = splits.make_qrels(query_ids, rows, dict(zip(flat.tolist(), passage_ids, strict=True)))
-  pairs = scorer.pack(
+  qrels = data.make_qrels(query_ids, rows, dict(zip(flat.tolist(), passage_ids, strict=True)))
+  packed = scorer.pack(
     [row.tokens for row, count in zip(rows, counts, strict=True) for _ in range(count)],
     tokens.passage_tokens(flat),
   )
 
   def evaluate(params: Mapping[str, Array]) -> Scores:
-    scores = scorer(params, pairs, number).tolist()
+    scores = scorer(params, packed, number).tolist()
     rankings = {
       query: dict(zip(passage_ids[end - count : end], scores[end - count : end], strict=True))
       for query, count, end in zip(query_ids, counts, ends, strict=True)

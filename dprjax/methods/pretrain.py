@@ -367,17 +367,11 @@ def _open(
   def ids(batch: Mapping[str, np.ndarray]) -> str:
     return f'passages {shorten(texts.passage_ids(np.asarray(batch["passage_index"])))}'
 
-  def shape(batch: Mapping[str, np.ndarray]) -> str:
-    lengths = [
-      batch[f'{view}_tokens'].shape[1] for view in VIEWS['siblings'] if f'{view}_tokens' in batch
-    ]
-    return ' and '.join(f'texts of {length}' for length in lengths) + ' tokens'
-
   description = f'{eligible:,} of {counted(texts.num_passages, "passages")}'
   if knobs.views != 'one':
     negatives = 2 * update - 2 if knobs.views == 'siblings' else update - 1
     description += f'; up to {counted(negatives, "negatives")} a text'
-  return Data(dataset, 'passages', description, ids, shape, evaluation=None)
+  return Data(dataset, 'passages', description, ids, evaluation=None)
 
 
 def export(

@@ -4,8 +4,8 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import grain
 import jax
@@ -24,7 +24,8 @@ from dprjax.formats import irds, seen, trec
 from dprjax.formats.qrels import Qrels, write_qrels
 from dprjax.formats.texts import KINDS
 from dprjax.inference.embedder import Embedder
-from dprjax.methods import contrastive, distillation, dual_encoder, frozen, query_only
+from dprjax.methods import contrastive, distillation, dual_encoder, query_only
+from dprjax.methods.frozen import Frozen
 from dprjax.methods.method import BatchShapes, Data, Evaluate, Folds, Model, Scores, Texts
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.retrieval import best, codes, exact, measures
@@ -32,35 +33,61 @@ from dprjax.runtime import distributed, mesh, tree
 
 logger = logging.getLogger('dprjax')
 
-_TIMED = 1  # batches of passages that tell how long the whole corpus takes
-
-Assign = Callable[
-  [sources.Source, store.Store, Tokenizer], Mapping[str, Int32[np.ndarray, 'n ...']]
-]
-"""A split's store -> by kind, a number of each row, or several, which the method gives its texts.
-"""
-
-Relate = Callable[[sources.Source, Qrels, Qrels, Sequence[str]], Qrels]
-"""The dev split, its judgements, what they find relevant among the passages that are searched, and
-the ids of these -> what is relevant by the method's objective.
-"""
-
 
 @dataclasses.dataclass(frozen=True)
-class Splits:
-  """A data set in a workdir: what to train on and, unless it is None, what to evaluate on.
+class Retrieval:
+  """Queries and passages of one data set in a workdir, for training and evaluation.
 
-  ``task`` is its name, where the workdir has several. ``folds`` says how to do without the latter.
-  ``relate`` decides what is relevant in evaluations; None: the judgements do.
+  A method with data of its own kind overrides `assign`, `relate` or `check`.
+
+  Attributes:
+    section: ``config.data``, or that of a task.
+    config, workdir, devices: as of ``Method.data``.
+    train, dev: what to train on and, unless it is None, what to evaluate on.
+    task: its name, where the workdir has several.
+    folds: how to do without a dev split.
   """
 
   section: ConfigDict
+  config: ConfigDict
   workdir: epath.Path
+  devices: Mesh
   train: sources.Source
   dev: sources.Source | None
   task: str = ''
   folds: Folds | None = None
-  relate: Relate | None = None
+
+  def assign(
+    self, source: sources.Source, tokens: store.Store, tokenizer: Tokenizer
+  ) -> Mapping[str, Int32[np.ndarray, 'n ...']] | None:
+    """Numbers of a split's texts by kind, one a row or several; None: there are none.
+
+    They come with a batch, `query_number` ``[B, ...]`` and `passage_number` ``[B, C, ...]``, and go
+    to ``Model.embed`` behind the mask.
+    """
+    del source, tokens, tokenizer
+    return None
+
+  def relate(self, judged: Qrels, relevant: Qrels, passage_ids: Sequence[str]) -> Qrels:
+    """What is relevant on the dev split.
+
+    Args:
+      judged: its judgements.
+      relevant: what they find relevant among the passages that are searched.
+      passage_ids: of these.
+    """
+    del judged, passage_ids
+    return relevant
+
+  def check(self, tokens: store.Store) -> None:
+    """Raises InputError where there is nothing to learn from the training split."""
+    check_comparable(self.config, tokens)
+
+  def texts(self, parts: Mapping[str, Any] | None = None) -> Texts:
+    """The located text; see ``Method.data``. Raises InputError for a file that is not there."""
+    if self.dev is not None or self.folds is not None:
+      dev_measures(self.config)
+    return Texts(self.read_passages, self.open, self.files(), parts or {}, self.folds)
 
   def read_passages(self) -> Iterator[str]:
     """The texts of the passages, for a vocabulary."""
@@ -71,7 +98,10 @@ class Splits:
     found = sources.locate(self.train)
     dev = sources.locate(self.dev) if self.dev is not None else {}
     # Of one file under two names, one is enough.
-    return found | {f'dev {role}': path for role, path in dev.items() if path != found.get(role)}
+    found |= {f'dev {role}': path for role, path in dev.items() if path != found.get(role)}
+    if self.config.distillation.loss != 'none':
+      found['teacher scores'] = distillation.scores_file(self.section, self.config)
+    return found | query_only.files(self.config)
 
   def open_store(self, name: str, source: sources.Source, tokenizer: Tokenizer) -> store.Store:
     """The token store of a split, 'train', 'dev' or 'dev_...'. It is built if it is not there yet.
@@ -87,22 +117,21 @@ class Splits:
       seen.write(path, known | {role: seen.hashes(texts)})
     return found
 
-  def make_batches(
-    self, tokens: store.Store, config: ConfigDict, devices: Mesh, **kwargs: Any
-  ) -> grain.MapDataset:
+  def make_batches(self, tokens: store.Store, **kwargs: Any) -> grain.MapDataset:
     """This process's rows of the batches; ``kwargs`` as for ``batches.make_batches``."""
-    rank, count = mesh.batch_rank(devices)
+    rank, count = mesh.batch_rank(self.devices)
     return batches.make_batches(
       tokens,
-      batch_size=config.batch_size * config.accumulate,
+      batch_size=self.config.batch_size * self.config.accumulate,
       process_index=rank,
       process_count=count,
-      **self.feed_options(config),
+      **self.feed_options(),
       **kwargs,
     )
 
-  def feed_options(self, config: ConfigDict) -> dict[str, Any]:
+  def feed_options(self) -> dict[str, Any]:
     """Arguments of ``batches.make_batches`` and ``batches.Feed``."""
+    config = self.config
     return {
       'negatives': config.negatives,
       'positive': config.positive,
@@ -112,7 +141,7 @@ class Splits:
       'max_relevant': None if config.corpus_negatives else self.section.max_relevant,
     }
 
-  def read_judgements(self) -> dict[str, dict[str, int]]:
+  def read_judgements(self) -> Qrels:
     """Grades of the dev split by query and passage id.
 
     They are written to ``dev.tsv`` too, for evaluations after the training: only the training knows
@@ -130,7 +159,7 @@ class Splits:
 
   def make_qrels(
     self, query_ids: Sequence[str], rows: Sequence[Any], names: Mapping[int, str]
-  ) -> dict[str, dict[str, int]]:
+  ) -> Qrels:
     """The grades of the relevant passages of these queries of the dev split.
 
     The store knows which passages are relevant, the judgements how much. A passage that is relevant
@@ -149,9 +178,129 @@ class Splits:
       }
       for query, row in zip(query_ids, rows, strict=True)
     }
-    if self.relate is None:
-      return found
-    return self.relate(self.dev or self.train, judged, found, list(names.values()))
+    return self.relate(judged, found, list(names.values()))
+
+  def open(self, tokenizer: Tokenizer, model: EncoderConfig) -> Data:
+    """The batches of a dual encoder, and its evaluation; see ``Texts.open``."""
+    section, config = self.section, self.config
+    for kind in KINDS:
+      knob = f'{kind}_max_length'
+      dual_encoder.check_length(config, model, f'config.data.{knob}', section[knob])
+    tokens = self.open_store('train', self.train, tokenizer)
+    self.check(tokens)
+    passages = None
+    if config.prompt.sides == 'query':
+      passages = query_only.open_passages(self.train, tokens, config, self.workdir, tokenizer)
+    made = self.make_batches(
+      tokens,
+      mix=batches.Mix(**config.mix),
+      vectors=None if passages is None else passages.take,
+      sample=max(config.corpus_negatives, 0),
+    )
+    if (numbers := self.assign(self.train, tokens, tokenizer)) is not None:
+      made = made.map(
+        lambda batch: (
+          batch | {f'{kind}_number': numbers[kind][batch[f'{kind}_index']] for kind in KINDS}
+        )
+      )
+    if config.distillation.loss != 'none':
+      known = teacher.Teacher(distillation.scores_file(section, config), tokens)
+      made = made.map(
+        lambda batch: (
+          batch | {distillation.KEY: known.scores(batch['query_index'], batch['passage_index'])}
+        )
+      )
+    if passages is not None and config.prompt.anchor:
+      anchors = query_only.open_queries(self.train, tokens, config, self.workdir, tokenizer)
+      made = made.map(
+        lambda batch: batch | {contrastive.FROZEN: anchors.take(batch['query_index'])}
+      )
+
+    def ids(batch: Mapping[str, np.ndarray]) -> str:
+      queries = tokens.query_ids(batch['query_index'])
+      positives = tokens.passage_ids(batch['passage_index'][:, 0])
+      return f'queries {shorten(queries)}, positives {shorten(positives)}'
+
+    update, distinct = config.batch_size * config.accumulate, tokens.distinct_passages()
+    others = update * (1 + config.negatives) - 1 if config.in_batch else config.negatives
+    others += config.corpus_negatives
+    if config.corpus_negatives < 0:
+      others = len(distinct) - 1
+    dev = _Dev(self, tokenizer, tokens, passages)
+    part = 0 < config.eval.corpus_limit < tokens.num_passages
+    return Data(
+      batches=made,
+      unit='pairs',
+      description=f'{counted(tokens.num_queries, "training queries")}, '
+      f'{counted(tokens.num_passages, "passages")}; up to {counted(others, "negatives")} a query',
+      ids=ids,
+      evaluation=dev.evaluation if self.dev else None,
+      frozen=dev.frozen if self.dev or self.folds else None,
+      whole=dev.whole if self.dev and part else None,
+      arrays=query_only.arrays(config, passages, distinct),
+    )
+
+
+class _Dev(NamedTuple):
+  """The dev split of an open data set; its functions are those of ``Data``.
+
+  Attributes:
+    data: of which it is.
+    tokenizer: of the backbone.
+    tokens: of the training split.
+    passages: under a prompt for queries only, the vectors of its passages.
+  """
+
+  data: Retrieval
+  tokenizer: Tokenizer
+  tokens: store.Store
+  passages: query_only.Vectors | None
+
+  def evaluation(self, model: Model) -> Evaluate:
+    embedders = make_embedders(
+      self.data.section, self.data.config, self.data.devices, self.tokenizer, model
+    )
+    return evaluation(self._ranking(), embedders, self.passages)
+
+  def frozen(self) -> Scores:
+    if jax.process_index() == 0 and not self.data.section.fold:
+      sizes = {'query': self.tokens.num_queries, 'passage': self.tokens.num_passages}
+      cut = {kind: (self.tokens.cut[kind], size) for kind, size in sizes.items()}
+      for line in self._encoder().describe(cut):
+        logger.info('%s', line)
+    return frozen_scores(self._ranking(), self.passages)
+
+  def whole(
+    self, model: Model, params: Mapping[str, jax.Array], seconds: float
+  ) -> tuple[Scores, Scores] | None:
+    config = self.data.config
+    embedders = make_embedders(self.data.section, config, self.data.devices, self.tokenizer, model)
+    ranking = self._ranking(whole=True)
+    columns, fixed = ranking.columns(), ranking.fixed(self.passages)
+    # How many times passages are encoded: under the parameters, and by the frozen encoder.
+    encoder, times = self._encoder(), 0.0 if fixed else 1.0
+    if not fixed or encoder.differs('passage'):
+      longest = self.data.section.passage_max_length
+      times += max(encoder.spec.max_length('passage') / longest, 1)
+    if times:
+      tokens = ranking.rows['passage']
+      some = np.unique(np.linspace(0, len(tokens) - 1, config.eval.batch_size).astype(int))
+      for _ in range(2):  # the first time compiles
+        began = time.monotonic()
+        embedders['passage'](
+          params, [tokens[i] for i in some], columns=[column[some] for column in columns['passage']]
+        )
+        took = time.monotonic() - began
+      if distributed.agree(times * took * len(tokens) / len(some) > seconds):
+        return None
+    vectors = ranking.embed(embedders, params, columns, fixed)
+    return frozen_scores(ranking, self.passages), ranking.measure(vectors)
+
+  def _ranking(self, whole: bool = False) -> 'Ranking':
+    return Ranking(self.data, self.tokenizer, dev_measures(self.data.config, *_MEASURES), whole)
+
+  def _encoder(self) -> Frozen:
+    return Frozen(self.data.config, self.data.workdir, self.tokenizer)
 
 
 def store_folder(section: ConfigDict, workdir: epath.Path, task: str = '') -> epath.Path:
@@ -169,15 +318,26 @@ def store_options(section: ConfigDict) -> dict[str, Any]:
   }
 
 
-def find_splits(section: ConfigDict, workdir: epath.Path, seed: int, task: str = '') -> Splits:
-  """The files to train on and to evaluate on. Raises InputError for an unknown format.
+def find(
+  section: ConfigDict,
+  config: ConfigDict,
+  workdir: epath.Path,
+  devices: Mesh,
+  task: str = '',
+  kind: type[Retrieval] = Retrieval,
+) -> Any:
+  """The splits of a data set, whose class is ``kind``.
 
   Args:
     section: ``config.data``, or that of a task.
-    workdir: of the run.
-    seed: decides which queries are held out.
+    config, workdir, devices: as of ``Method.data``. The seed decides which queries are held out.
     task: its name, where the workdir has several.
+    kind: `Retrieval` or a class derived from it.
+
+  Raises:
+    InputError: the format is unknown, or there are no such files.
   """
+  seed = config.seed
   path, format = section.dir, section.format
   known = ('auto', 'docstrings', *sources.FORMATS)
   where = f'config.tasks.{task}.data' if task else 'config.data'
@@ -220,7 +380,7 @@ def find_splits(section: ConfigDict, workdir: epath.Path, seed: int, task: str =
     dev = dataclasses.replace(train, negatives=None, held_out=True, max_queries=None)
   elif fold:  # of the queries that are used
     dev = dataclasses.replace(train, negatives=None, held_out=True)
-  return Splits(section, workdir, train, dev, task, folds)
+  return kind(section, config, workdir, devices, train, dev, task, folds)
 
 
 def check_comparable(config: ConfigDict, tokens: store.Store, alone: bool = True) -> None:
@@ -243,124 +403,6 @@ def check_comparable(config: ConfigDict, tokens: store.Store, alone: bool = True
       f'{counted(distinct, "passages of different text")}), so there is nothing to learn from; '
       'judge other queries and passages too, or set config.negatives=1 or more'
     )
-
-
-def find(
-  section: ConfigDict,
-  config: ConfigDict,
-  workdir: epath.Path,
-  devices: Mesh,
-  assign: Assign | None = None,
-  relate: Relate | None = None,
-  check: Callable[[ConfigDict, store.Store], None] = check_comparable,
-) -> Texts:
-  """Training data of a dual encoder; see ``Method.data``.
-
-  Args:
-    section, config, workdir, devices: as of ``Method.data``.
-    assign: numbers of texts. They come with a batch, `query_number` ``[B, ...]`` and
-      `passage_number` ``[B, C, ...]``, and go to ``Model.embed`` behind the mask.
-    relate: what is relevant on the dev split; None: what is judged.
-    check: raises InputError where there is nothing to learn from the training split.
-
-  Raises:
-    InputError: the format is unknown, or there are no such files.
-  """
-  splits = dataclasses.replace(find_splits(section, workdir, config.seed), relate=relate)
-  if splits.dev is not None or splits.folds is not None:
-    dev_measures(config)
-  found = splits.files()
-  if config.distillation.loss != 'none':
-    found['teacher scores'] = distillation.scores_file(section, config)
-  return Texts(
-    splits.read_passages,
-    functools.partial(_open, splits, config, devices, assign, check),
-    found | query_only.files(config),
-    folds=splits.folds,
-  )
-
-
-def _open(
-  splits: Splits,
-  config: ConfigDict,
-  devices: Mesh,
-  assign: Assign | None,
-  check: Callable[[ConfigDict, store.Store], None],
-  tokenizer: Tokenizer,
-  model: EncoderConfig,
-) -> Data:
-  section = splits.section
-  for kind in KINDS:
-    knob = f'{kind}_max_length'
-    dual_encoder.check_length(config, model, f'config.data.{knob}', section[knob])
-  tokens = splits.open_store('train', splits.train, tokenizer)
-  check(config, tokens)
-  passages = None
-  if config.prompt.sides == 'query':
-    passages = query_only.open_passages(splits.train, tokens, config, splits.workdir, tokenizer)
-  anchors = None
-  if config.prompt.sides == 'query' and config.prompt.anchor:
-    anchors = query_only.open_queries(splits.train, tokens, config, splits.workdir, tokenizer)
-  update = config.batch_size * config.accumulate
-  distinct = tokens.distinct_passages()
-  others = update * (1 + config.negatives) - 1 if config.in_batch else config.negatives
-  others += config.corpus_negatives
-  if config.corpus_negatives < 0:
-    others = len(distinct) - 1
-
-  def ids(batch: Mapping[str, np.ndarray]) -> str:
-    queries = tokens.query_ids(batch['query_index'])
-    passages = tokens.passage_ids(batch['passage_index'][:, 0])
-    return f'queries {shorten(queries)}, positives {shorten(passages)}'
-
-  def shape(batch: Mapping[str, np.ndarray]) -> str:
-    if passages is not None:
-      return f'queries of {batch["query_tokens"].shape[1]} tokens'
-    lengths = batch['query_tokens'].shape[1], batch['passage_tokens'].shape[2]
-    return f'queries of {lengths[0]} and passages of {lengths[1]} tokens'
-
-  made = splits.make_batches(
-    tokens,
-    config,
-    devices,
-    mix=batches.Mix(**config.mix),
-    vectors=None if passages is None else passages.take,
-    sample=max(config.corpus_negatives, 0),
-  )
-  if assign is not None:
-    numbers = assign(splits.train, tokens, tokenizer)
-    made = made.map(
-      lambda batch: (
-        batch | {f'{kind}_number': numbers[kind][batch[f'{kind}_index']] for kind in KINDS}
-      )
-    )
-  if config.distillation.loss != 'none':
-    known = teacher.Teacher(distillation.scores_file(section, config), tokens)
-    made = made.map(
-      lambda batch: (
-        batch | {distillation.KEY: known.scores(batch['query_index'], batch['passage_index'])}
-      )
-    )
-  if anchors is not None:
-    made = made.map(lambda batch: batch | {contrastive.FROZEN: anchors.take(batch['query_index'])})
-  return Data(
-    batches=made,
-    unit='pairs',
-    description=f'{counted(tokens.num_queries, "training queries")}, '
-    f'{counted(tokens.num_passages, "passages")}; up to {counted(others, "negatives")} a query',
-    ids=ids,
-    shape=shape,
-    evaluation=functools.partial(_evaluation, splits, config, devices, assign, tokenizer, passages)
-    if splits.dev
-    else None,
-    frozen=functools.partial(_frozen, splits, config, tokens, tokenizer, passages)
-    if splits.dev or splits.folds
-    else None,
-    whole=functools.partial(_whole, splits, config, devices, assign, tokenizer, passages)
-    if splits.dev and 0 < config.eval.corpus_limit < tokens.num_passages
-    else None,
-    arrays=query_only.arrays(config, passages, distinct),
-  )
 
 
 def batch_shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer | None) -> BatchShapes:
@@ -436,93 +478,25 @@ def shorten(ids: Sequence[str]) -> str:
 _MEASURES = ('nDCG@10', 'RR@10', 'R@100')
 
 
-def _evaluation(
-  splits: Splits,
-  config: ConfigDict,
-  devices: Mesh,
-  assign: Assign | None,
-  tokenizer: Tokenizer,
-  passages: query_only.Vectors | None,
-  model: Model,
-) -> Evaluate:
-  embedders = make_embedders(splits.section, config, devices, tokenizer, model)
-  wanted = dev_measures(config, *_MEASURES)
-  return evaluation(splits, config, embedders, assign, tokenizer, wanted, passages)
-
-
-def _frozen(
-  splits: Splits,
-  config: ConfigDict,
-  tokens: store.Store,
-  tokenizer: Tokenizer,
-  passages: query_only.Vectors | None,
-) -> Scores:
-  if jax.process_index() == 0 and not splits.section.fold:
-    sizes = {'query': tokens.num_queries, 'passage': tokens.num_passages}
-    cut = {kind: (tokens.cut[kind], size) for kind, size in sizes.items()}
-    for line in frozen.Frozen(config, splits.workdir, tokenizer).describe(cut):
-      logger.info('%s', line)
-  wanted = dev_measures(config, *_MEASURES)
-  return frozen_scores(Ranking(splits, config, tokenizer, wanted), tokenizer, passages)
-
-
-def frozen_scores(
-  ranking: 'Ranking', tokenizer: Tokenizer, known: query_only.Vectors | None = None
-) -> Scores:
+def frozen_scores(ranking: 'Ranking', known: query_only.Vectors | None = None) -> Scores:
   """The scores of the encoder as `dprjax.encode` runs it without a prompt.
 
   Process 0 measures them; the values of single queries are there alone.
 
   Args:
     ranking: of the dev split.
-    tokenizer: the backbone's.
     known: the passages' vectors, where they were made for this training.
   """
   found = Scores({}, {})
   if jax.process_index() == 0:
-    encoder = frozen.Frozen(ranking.config, ranking.splits.workdir, tokenizer)
+    data = ranking.data
+    encoder = Frozen(data.config, data.workdir, ranking.tokenizer)
     texts = ranking.texts()
     made = {} if encoder.differs('passage') else ranking.fixed(known)
-    vectors = {kind: encoder.vectors(kind, texts[kind], made.get(kind)) for kind in KINDS}
-    found = ranking.measure(vectors)
+    found = ranking.measure(
+      {kind: encoder.vectors(kind, texts[kind], made.get(kind)) for kind in KINDS}
+    )
   return found._replace(means=distributed.agree(dict(found.means)))
-
-
-def _whole(
-  splits: Splits,
-  config: ConfigDict,
-  devices: Mesh,
-  assign: Assign | None,
-  tokenizer: Tokenizer,
-  known: query_only.Vectors | None,
-  model: Model,
-  params: Mapping[str, jax.Array],
-  seconds: float,
-) -> tuple[Scores, Scores] | None:
-  """See ``Data.whole``."""
-  embedders = make_embedders(splits.section, config, devices, tokenizer, model)
-  ranking = Ranking(splits, config, tokenizer, dev_measures(config, *_MEASURES), whole=True)
-  columns, fixed = ranking.columns(assign), ranking.fixed(known)
-  # How many times passages are encoded: under the parameters, and by the frozen encoder.
-  encoder = frozen.Frozen(config, splits.workdir, tokenizer)
-  times = 0.0 if fixed else 1.0
-  if not fixed or encoder.differs('passage'):
-    longest = splits.section.passage_max_length
-    times += max(encoder.spec.max_length('passage') / longest, 1)
-  if times:
-    tokens = ranking.rows['passage']
-    some = np.unique(np.linspace(0, len(tokens) - 1, _TIMED * config.eval.batch_size).astype(int))
-    for _ in range(2):  # the first time compiles
-      began = time.monotonic()
-      embedders['passage'](
-        params, [tokens[i] for i in some], columns=[column[some] for column in columns['passage']]
-      )
-      took = time.monotonic() - began
-    estimate = times * took * len(tokens) / len(some)
-    if distributed.agree(estimate > seconds):
-      return None
-  vectors = ranking.embed(embedders, params, columns, fixed)
-  return frozen_scores(ranking, tokenizer, known), ranking.measure(vectors)
 
 
 def make_embedders(
@@ -546,19 +520,14 @@ def make_embedders(
 
 
 def evaluation(
-  splits: Splits,
-  config: ConfigDict,
+  ranking: 'Ranking',
   embedders: Mapping[str, Embedder],
-  assign: Assign | None,
-  tokenizer: Tokenizer,
-  wanted: Sequence[str],
   known: query_only.Vectors | None = None,
 ) -> Evaluate:
-  """Exact search for the dev queries in the corpus, or in a sample of it, by these measures.
+  """Exact search for the dev queries in the corpus, or in a sample of it.
 
-  Under a prompt for queries alone, ``known`` has the passages of the training split.
+  Under a prompt for queries only, ``known`` has the passages of the training split.
   """
-  ranking = Ranking(splits, config, tokenizer, wanted)
   if ranking.limited and jax.process_index() == 0:
     logger.info(
       'dev scores rank %s of %s passages, those of the dev queries and a sample '
@@ -566,7 +535,7 @@ def evaluation(
       f'{len(ranking.passage_ids):,}',
       f'{ranking.total:,}',
     )
-  columns = ranking.columns(assign)
+  columns = ranking.columns()
   fixed = ranking.fixed(known)
 
   def evaluate(params: Mapping[str, jax.Array]) -> Scores:
@@ -582,6 +551,7 @@ class Ranking:
   """The dev queries, the passages that are searched for them, and what is measured.
 
   Attributes:
+    data, tokenizer: of which it is.
     query_ids, passage_ids: what is ranked.
     rows: by kind, their tokens.
     total: passages of the corpus.
@@ -590,20 +560,25 @@ class Ranking:
 
   def __init__(
     self,
-    splits: Splits,
-    config: ConfigDict,
+    data: Retrieval,
     tokenizer: Tokenizer,
     wanted: Sequence[str],
     whole: bool = False,
+    number: int | None = None,
   ):
     """Opens the dev split or, where folds are made, all training queries.
 
-    ``whole``: the whole corpus is searched, whatever ``config.eval.corpus_limit`` says.
+    Args:
+      data, tokenizer: see above.
+      wanted: measures.
+      whole: whether the whole corpus is searched, whatever ``config.eval.corpus_limit`` says.
+      number: of the task, where ``Model.embed`` takes it.
     """
-    self.splits, self.config, self._wanted, self._tokenizer = splits, config, wanted, tokenizer
-    self._source = splits.dev or splits.train
-    name = 'train' if splits.dev is None else 'dev'
-    self._tokens = tokens = splits.open_store(name, self._source, tokenizer)
+    self.data, self.tokenizer, self._wanted, config = data, tokenizer, wanted, data.config
+    self._number = number
+    self._source = data.dev or data.train
+    name = 'train' if data.dev is None else 'dev'
+    self._tokens = tokens = data.open_store(name, self._source, tokenizer)
     queries, self.total = np.arange(tokens.num_queries), tokens.num_passages
     sizes = {'query': tokens.num_queries, 'passage': tokens.num_passages}
     self.cut = {kind: (tokens.cut[kind], size) for kind, size in sizes.items()}
@@ -619,7 +594,7 @@ class Ranking:
     self._passages = passages
     self.query_ids, self.passage_ids = tokens.query_ids(queries), tokens.passage_ids(passages)
     names = dict(zip(passages.tolist(), self.passage_ids, strict=True))
-    self._qrels = splits.make_qrels(self.query_ids, query_rows, names)
+    self._qrels = data.make_qrels(self.query_ids, query_rows, names)
     self.rows = {
       'query': [row.tokens for row in query_rows],
       'passage': tokens.passage_tokens(passages),
@@ -641,17 +616,20 @@ class Ranking:
       'passage': [passages[id_] for id_ in self.passage_ids],
     }
 
-  def columns(self, assign: Assign | None) -> dict[str, tuple[np.ndarray, ...]]:
+  def columns(self) -> dict[str, tuple[np.ndarray, ...]]:
     """What an embedder takes beside tokens and mask."""
-    if assign is None:
+    if self._number is not None:
+      sizes = {'query': len(self.query_ids), 'passage': len(self.passage_ids)}
+      return {kind: (np.full(size, self._number, np.int32),) for kind, size in sizes.items()}
+    numbers = self.data.assign(self._source, self._tokens, self.tokenizer)
+    if numbers is None:
       return dict.fromkeys(KINDS, ())
-    numbers = assign(self._source, self._tokens, self._tokenizer)
     return {'query': (numbers['query'],), 'passage': (numbers['passage'][self._passages],)}
 
   def fixed(self, known: query_only.Vectors | None) -> dict[str, np.ndarray]:
     """Vectors that no step changes."""
     corpus = sources.locate(self._source)['corpus']
-    if known is None or sources.locate(self.splits.train)['corpus'] != corpus:
+    if known is None or sources.locate(self.data.train)['corpus'] != corpus:
       return {}
     return {'passage': known.of_ids(self.passage_ids)}
 
@@ -678,7 +656,7 @@ class Ranking:
       run = trec.run_from_rows(self.query_ids, self.passage_ids, top.rows, top.scores)
       return measures.measure(run, self._qrels, names)
 
-    config, wanted = self.config, self._wanted
+    config, wanted = self.data.config, self._wanted
     whole = measure(vectors['query'], vectors['passage'], wanted)
     found = dict(whole['mean'])
     for length in config.matryoshka:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +26,8 @@ from dprjax.data.text import Tokenizer
 from dprjax.formats.texts import KINDS
 from dprjax.methods import frozen, pair_data, retrieval_data
 from dprjax.methods.method import BatchShapes, Data, Evaluate, Model, Scores, Texts
+from dprjax.methods.pair_data import LabelledPairs
+from dprjax.methods.retrieval_data import Retrieval
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.template import Piece, Template
 from dprjax.retrieval import measures
@@ -46,41 +48,13 @@ class Task(NamedTuple):
   Attributes:
     name, number: its name, and its place among the names in sorted order.
     measure: of its dev split.
-    splits: its data, of either form.
+    data: of either form.
   """
 
   name: str
   number: int
   measure: str
-  splits: 'retrieval_data.Splits | PairSplits'
-
-
-class PairSplits(NamedTuple):
-  """Labelled pairs in a workdir: what to train on and, unless it is None, what to evaluate on."""
-
-  section: ConfigDict
-  workdir: epath.Path
-  train: pairs.Source
-  dev: pairs.Source | None
-  task: str
-
-  def read_passages(self) -> Iterator[str]:
-    """All texts, for a vocabulary."""
-    return (text for pair in pairs.read_pairs(self.train) for text in pair[:2])
-
-  def files(self) -> dict[str, epath.Path]:
-    """The files of both splits, by role. Raises InputError for one that is not there."""
-    found = {'pairs': pairs.locate(self.train)}
-    if self.dev is not None and (dev := pairs.locate(self.dev)) != found['pairs']:
-      found['dev pairs'] = dev
-    return found
-
-  def open_store(self, name: str, source: pairs.Source, tokenizer: Tokenizer) -> pairs.Pairs:
-    """The token store of a split. It is built if it is not there yet."""
-    folder = retrieval_data.store_folder(self.section, self.workdir, self.task) / name
-    return pairs.build_pairs(
-      source, tokenizer, folder, **retrieval_data.store_options(self.section)
-    )
+  data: Retrieval | LabelledPairs
 
 
 def names(config: ConfigDict) -> list[str]:
@@ -117,8 +91,8 @@ def find(
       'config.tasks is empty; name each data set in the config file, as c.tasks.NAME = '
       "defaults.task(dir='DIR')"
     )
-  found = [_find_task(name, section, config, workdir, form) for name in names(config)]
-  with_dev = [task.splits.dev is not None for task in found]
+  found = [_find_task(name, section, config, workdir, devices, form) for name in names(config)]
+  with_dev = [task.data.dev is not None for task in found]
   if any(with_dev) and not all(with_dev):
     bare = found[with_dev.index(False)].name
     raise InputError(
@@ -131,11 +105,11 @@ def find(
       f'not {config.eval.measure!r}'
     )
   return Texts(
-    lambda: itertools.chain.from_iterable(task.splits.read_passages() for task in found),
+    lambda: itertools.chain.from_iterable(task.data.read_passages() for task in found),
     functools.partial(
       _open, found, section, config, devices, form, templates or _plain_templates, numbered
     ),
-    {f'{task.name} {role}': path for task in found for role, path in task.splits.files().items()},
+    {f'{task.name} {role}': path for task in found for role, path in task.data.files().items()},
   )
 
 
@@ -189,9 +163,14 @@ def batch_shapes(
 
 
 def _find_task(
-  name: str, shared: ConfigDict, config: ConfigDict, workdir: epath.Path, form: str
+  name: str,
+  shared: ConfigDict,
+  config: ConfigDict,
+  workdir: epath.Path,
+  devices: Mesh,
+  form: str,
 ) -> Task:
-  """A task's splits, after its knobs were checked."""
+  """A task's data, after its knobs were checked."""
   entry, key = config.tasks[name], f'config.tasks.{name}'
   section = FrozenConfigDict({**shared.to_dict(), **entry.data.to_dict()})
   if entry.form == 'pairs' and form == 'retrieval':
@@ -201,7 +180,7 @@ def _find_task(
     )
   if entry.form == 'retrieval':
     measures.parse_measures([entry.measure])  # before the training
-    splits = _limit_dev(retrieval_data.find_splits(section, workdir, config.seed, name))
+    splits = _limit_dev(retrieval_data.find(section, config, workdir, devices, name))
     if form == 'pairs':
       splits = pair_data.with_negatives(splits)
       if not config.negatives:
@@ -215,37 +194,11 @@ def _find_task(
       f'{key}.measure: labelled pairs are measured by {" or ".join(CLASSIFICATION)}, not '
       f'{entry.measure!r:.60}'
     )
-  if section.train:
-    raise InputError(f'{key}.data.train: labelled pairs have no mined negatives; leave it empty')
-  folder = section.dir
-  if section.format == 'docstrings':
-    folder = str(workdir / 'data' / name)
-    if not epath.Path(folder).exists():
-      pairs.write_docstrings(folder, section.dir.split(','))
-  elif section.format != 'auto':
-    raise InputError(
-      f"{key}.data.format: labelled pairs are files SPLIT.jsonl, .tsv or .csv; use 'auto', not "
-      f'{section.format!r}'
-    )
-  hold_out = (section.hold_out, config.seed) if section.hold_out and not section.dev_split else None
-  most = 2 * section.max_queries or None  # so many of each label
-  train = pairs.Source(folder, section.train_split, hold_out=hold_out, max_pairs=most)
-  if most:
-    most = max(len(pairs.read_pairs(train)), 2)
-  dev = None
-  if section.dev_split:
-    dev = pairs.Source(folder, section.dev_split, max_pairs=most)
-  elif hold_out:
-    dev = dataclasses.replace(train, held_out=True, max_pairs=most)
-  return Task(
-    name,
-    names(config).index(name),
-    entry.measure,
-    PairSplits(section, workdir, train, dev, name),
-  )
+  data = pair_data.find_pairs(section, workdir, config.seed, name)
+  return Task(name, names(config).index(name), entry.measure, data)
 
 
-def _limit_dev(splits: retrieval_data.Splits) -> retrieval_data.Splits:
+def _limit_dev(splits: Retrieval) -> Retrieval:
   """The same splits; the dev queries of a few-shot task are no more than its training queries."""
   train, dev = splits.train, splits.dev
   if dev is None or train.max_queries is None:
@@ -300,16 +253,10 @@ def _open(
       for number, rows in mixture.split_rows(feeds, batch).items()
     )
 
-  def shape(batch: Mapping[str, np.ndarray]) -> str:
-    kinds = ('query', 'passage') if form == 'retrieval' else pairs.VIEWS
-    lengths = [batch[f'{kind}_tokens'].shape[-1] for kind in kinds]
-    what = ('queries', 'passages') if form == 'retrieval' else ('first', 'second texts')
-    return f'{what[0]} of {lengths[0]} and {what[1]} of {lengths[1]} tokens'
-
   sizes = ', '.join(f'{task.name} {feed.size:,}' for task, feed in zip(tasks, feeds, strict=True))
   what = 'queries' if form == 'retrieval' else 'pairs'
   evaluation = None
-  if tasks[0].splits.dev is not None:
+  if tasks[0].data.dev is not None:
     evaluation = functools.partial(
       _evaluation, tasks, section, config, devices, form, around, longest, numbered, tokenizer
     )
@@ -318,7 +265,6 @@ def _open(
     unit=what,
     description=f'{counted(len(tasks), "tasks")}, {config.arrangement}; training {what}: {sizes}',
     ids=ids,
-    shape=shape,
     evaluation=evaluation,
     frozen=functools.partial(_frozen, tasks, config, tokenizer)
     if evaluation is not None and form == 'retrieval'
@@ -357,23 +303,19 @@ def _check_lengths(
 def _open_feed(
   task: Task, config: ConfigDict, form: str, tokenizer: Tokenizer
 ) -> batches.Feed | pairs.PairFeed | pairs.QueryPairFeed:
-  if isinstance(task.splits, PairSplits):
-    section = task.splits.section
+  data = task.data
+  if isinstance(data, LabelledPairs):
     return pairs.PairFeed(
-      task.splits.open_store('train', task.splits.train, tokenizer),
-      query_buckets=section.query_buckets,
-      passage_buckets=section.passage_buckets,
+      data.open_store('train', data.train, tokenizer),
+      query_buckets=data.section.query_buckets,
+      passage_buckets=data.section.passage_buckets,
     )
-  tokens = task.splits.open_store('train', task.splits.train, tokenizer)
+  tokens = data.open_store('train', data.train, tokenizer)
   if form == 'retrieval':
     # In these arrangements a batch is of several tasks, and so are its negatives.
     mixed = config.arrangement in ('balanced', 'random') and len(config.tasks) > 1
     retrieval_data.check_comparable(config, tokens, alone=not mixed)
-  feed = batches.Feed(
-    tokens,
-    mix=batches.Mix(**config.mix),
-    **task.splits.feed_options(config),
-  )
+  feed = batches.Feed(tokens, mix=batches.Mix(**config.mix), **data.feed_options())
   return feed if form == 'retrieval' else pairs.QueryPairFeed(feed)
 
 
@@ -396,7 +338,7 @@ def _evaluation(
     shared = retrieval_data.make_embedders(section, config, devices, tokenizer, model)
   else:
     shared = pair_data.Scorer(model, config, devices, tokenizer, around['pair'], longest)
-  of_task = [_evaluate_task(task, config, form, shared, numbered, tokenizer) for task in tasks]
+  of_task = [_evaluate_task(task, form, shared, numbered, tokenizer) for task in tasks]
   return lambda params: _together(tasks, [one(params) for one in of_task])
 
 
@@ -404,10 +346,10 @@ def _frozen(tasks: list[Task], config: ConfigDict, tokenizer: Tokenizer) -> Scor
   """See ``Data.frozen``."""
   found = []
   for task in tasks:
-    assert isinstance(task.splits, retrieval_data.Splits)
-    ranking = retrieval_data.Ranking(task.splits, config, tokenizer, [task.measure])
-    found.append(retrieval_data.frozen_scores(ranking, tokenizer))
-    encoder = frozen.Frozen(config, task.splits.workdir, tokenizer)
+    assert isinstance(task.data, Retrieval)
+    ranking = retrieval_data.Ranking(task.data, tokenizer, [task.measure])
+    found.append(retrieval_data.frozen_scores(ranking))
+    encoder = frozen.Frozen(config, task.data.workdir, tokenizer)
     for line in encoder.describe(ranking.cut) if jax.process_index() == 0 else ():
       logger.info('%s: %s', task.name, line)
   return _together(tasks, found)
@@ -430,24 +372,12 @@ def _together(tasks: list[Task], found: list[Scores]) -> Scores:
 
 
 def _evaluate_task(
-  task: Task, config: ConfigDict, form: str, shared: Any, numbered: bool, tokenizer: Tokenizer
+  task: Task, form: str, shared: Any, numbered: bool, tokenizer: Tokenizer
 ) -> Evaluate:
-  splits, number = task.splits, task.number if numbered else None
-  if isinstance(splits, PairSplits):
-    assert splits.dev is not None
-    tokens = splits.open_store('dev', splits.dev, tokenizer)
-    rows = tokens.tokens(np.arange(tokens.num_pairs))
-    packed = shared.pack(*([np.frombuffer(row, np.int32) for row in view] for view in rows))
-    return lambda params: pair_data.classify(
-      shared(params, packed, number), tokens.labels, task.measure
-    )
+  data, number = task.data, task.number if numbered else None
+  if isinstance(data, LabelledPairs):
+    return data.evaluation(shared, tokenizer, task.measure, number)
   if form == 'pairs':
-    return pair_data.ranking(splits, config, shared, tokenizer, [task.measure], number)
-
-  def assign(_: Any, tokens: Any, __: Any) -> dict[str, np.ndarray]:
-    counts = zip(KINDS, (tokens.num_queries, tokens.num_passages), strict=True)
-    return {kind: np.full(count, task.number, np.int32) for kind, count in counts}
-
-  return retrieval_data.evaluation(
-    splits, config, shared, assign if numbered else None, tokenizer, [task.measure]
-  )
+    return pair_data.ranking(data, shared, tokenizer, [task.measure], number)
+  ranking = retrieval_data.Ranking(data, tokenizer, [task.measure], number=number)
+  return retrieval_data.evaluation(ranking, shared)

@@ -9,7 +9,6 @@ stand before both texts, and there is no prompt (Table 2).
 """
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -284,11 +283,9 @@ def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: 
   Raises:
     InputError: as ``retrieval_data.find`` and ``data.topics.load_topics``.
   """
+  data = retrieval_data.find(section, config, workdir, devices, kind=Documents)
   if not config.topics.path:
-    return retrieval_data.find(
-      section, config, workdir, devices, _no_topics, relate, check_categories
-    )
-  splits = retrieval_data.find_splits(section, workdir, config.seed)
+    return data.texts()
   path = workdir / _KEPT
   roles = {}
   if config.topics.path in FITTED:
@@ -298,20 +295,43 @@ def find(section: ConfigDict, config: ConfigDict, workdir: epath.Path, devices: 
       settings = topics.Settings(kind=config.topics.path, seed=config.seed)
       if config.topics.keep:
         settings = settings._replace(topics=config.topics.keep)
-      found = topics.fit(topics.choose(splits.read_passages()), settings, where=section.dir).topics
+      found = topics.fit(topics.choose(data.read_passages()), settings, where=section.dir).topics
   else:
     roles = {'config.topics.path': epath.Path(config.topics.path)}
     found = topics.load_topics(config.topics.path)
   found = keep(found, config.topics.keep)
-  found.check_shares(_some(splits.read_passages()), section.dir)
+  found.check_shares(_some(data.read_passages()), section.dir)
   if jax.process_index() == 0 and not path.exists():
     topics.save_topics(path, found)
-  assign = functools.partial(_assign, found, config)
-  texts = retrieval_data.find(section, config, workdir, devices, assign, relate, check_categories)
-  return texts._replace(files={**texts.files, **roles}, parts={'topics': found})
+  texts = dataclasses.replace(data, found=found).texts({'topics': found})
+  return texts._replace(files={**texts.files, **roles})
 
 
-def check_categories(_: ConfigDict, tokens: store.Store) -> None:
+@dataclasses.dataclass(frozen=True)
+class Documents(retrieval_data.Retrieval):
+  """Titles and abstracts with categories; ``found`` are the topics of their prompts."""
+
+  found: topics.Topics | None = None
+
+  def assign(
+    self, source: sources.Source, tokens: store.Store, tokenizer: Tokenizer
+  ) -> Mapping[str, np.ndarray]:
+    """The topics of a split's texts, or the words before them; zeros without topics."""
+    if self.found is not None:
+      return assign(self.found, self.config, source, tokens, tokenizer)
+    sizes = zip(KINDS, (tokens.num_queries, tokens.num_passages), strict=True)
+    return {kind: np.zeros(size, np.int32) for kind, size in sizes}
+
+  def relate(self, judged: Qrels, relevant: Qrels, passage_ids: Sequence[str]) -> Qrels:
+    """All passages that share a category with a query's document are relevant."""
+    return relate(self.dev or self.train, judged, relevant, passage_ids)
+
+  def check(self, tokens: store.Store) -> None:
+    """Raises InputError where any two documents share a category."""
+    check_categories(tokens)
+
+
+def check_categories(tokens: store.Store) -> None:
   """Raises InputError where any two documents share a category: then none has a negative."""
   assert tokens.categories is not None
   rows = np.split(tokens.categories.flat, tokens.categories.starts[1:])
@@ -342,7 +362,7 @@ def keep(found: topics.Topics, count: int) -> topics.Topics:
 def relate(
   source: sources.Source, judged: Qrels, found: Qrels, passage_ids: Sequence[str]
 ) -> Qrels:
-  """All passages that share a category with a query's document are relevant; see ``Relate``.
+  """All passages that share a category with a query's document are relevant.
 
   The document is the passage with the query's id, or else the only one that is judged relevant. A
   query without a document has what is judged.
@@ -369,14 +389,7 @@ def _some(texts: Iterator[str]) -> list[str]:
   return [text for text, _ in zip(texts, range(1000), strict=False)]
 
 
-def _no_topics(_: sources.Source, tokens: store.Store, __: Tokenizer) -> Mapping[str, np.ndarray]:
-  return {
-    'query': np.zeros(tokens.num_queries, np.int32),
-    'passage': np.zeros(tokens.num_passages, np.int32),
-  }
-
-
-def _assign(
+def assign(
   found: topics.Topics,
   config: ConfigDict,
   source: sources.Source,

@@ -200,17 +200,12 @@ def _open(
   def ids(batch: Mapping[str, np.ndarray]) -> str:
     return f'triplets {", ".join(str(row) for row in batch["triplet_index"][:8])}'
 
-  def shape(batch: Mapping[str, np.ndarray]) -> str:
-    lengths = [str(batch[f'{view}_tokens'].shape[1]) for view in VIEWS]
-    return f'sentences of {", ".join(lengths[:-1])} and {lengths[-1]} tokens'
-
   return Data(
     batches=batches,
     unit='triplets',
     description=f'{counted(len(train), "triplets")} of sentences to train on, {len(dev):,} of '
     'articles held out',
     ids=ids,
-    shape=shape,
     evaluation=functools.partial(_evaluation, config, devices, dev, tokenizer, length)
     if len(dev)
     else None,

@@ -129,16 +129,11 @@ def _open(
       f'pairs {", ".join(str(row + 1) for row in batch["pair_index"][:8])} of {section.train_split}'
     )
 
-  def shape(batch: Mapping[str, np.ndarray]) -> str:
-    lengths = (batch[f'{view}_tokens'].shape[1] for view in VIEWS)
-    return ' and '.join(f'sentences of {length}' for length in lengths) + ' tokens'
-
   return Data(
     batches=batches,
     unit='pairs',
     description=counted(len(pairs), 'scored pairs'),
     ids=ids,
-    shape=shape,
     evaluation=functools.partial(_evaluation, config, devices, dev, tokenizer, length)
     if dev
     else None,

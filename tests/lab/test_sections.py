@@ -246,7 +246,6 @@ def test_what_the_loop_is_given(start, batches_of, words_of):
         getattr(expected[row], view).lower().split()
       )
       assert batch[f'{view}_mask'][number].sum() == 8
-  assert data.shape(batch) == 'sentences of 8, 8 and 8 tokens'
   assert data.ids(batch) == f'triplets {", ".join(map(str, batch["triplet_index"]))}'
 
 

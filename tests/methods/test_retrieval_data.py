@@ -29,7 +29,8 @@ WEIGHTS = {'query/weight': jnp.float32(2), 'passage/weight': jnp.float32(1)}
 
 
 def find(method, config, workdir, devices):
-  return method.find(config.data, config, workdir, devices)
+  found = method.find(config.data, config, workdir, devices)
+  return found.texts() if isinstance(found, retrieval.Retrieval) else found
 
 
 @pytest.fixture
@@ -118,7 +119,6 @@ def test_what_the_loop_is_given(start, words_of, tmp_path, batches_of):
     'passage_index': ('int32', (4, 3)),
     'relevant': ('int32', (4, 1)),
   }
-  assert data.shape(batch) == 'queries of 4 and passages of 8 tokens'
   # Names and texts are those of one another.
   queries, positives = (
     part.split(', ') for part in data.ids(batch).removeprefix('queries ').split(', positives ')
@@ -303,11 +303,10 @@ def test_a_data_set_of_ir_datasets(folder, tmp_path, knobs, devices):
   (folder / 'irds.json').write_text('{"id": "lab/toy", "splits": ["train", "dev"]}')
   shutil.copytree(folder, tmp_path / 'run' / 'data')
   options = {'data__dir': 'irds:lab/toy', 'data__dev_split': 'dev'}
-  splits = retrieval.find_splits(knobs(**options).data, tmp_path / 'run', 0)
-  assert splits.files()['dev qrels'] == tmp_path / 'run' / 'data' / 'qrels' / 'dev.tsv'
+  found = find(retrieval, knobs(**options), tmp_path / 'run', devices)
+  assert found.files['dev qrels'] == tmp_path / 'run' / 'data' / 'qrels' / 'dev.tsv'
   with refused('irds:lab/other'):
-    retrieval.find_splits(
-      knobs(**options | {'data__dir': 'irds:lab/other'}).data, tmp_path / 'run', 0
-    )
+    other = knobs(**options | {'data__dir': 'irds:lab/other'})
+    find(retrieval, other, tmp_path / 'run', devices)
   with refused('config.data.format', 'irds:lab/toy', 'beir'):
-    retrieval.find_splits(knobs(**options, data__format='dpr').data, tmp_path / 'run', 0)
+    find(retrieval, knobs(**options, data__format='dpr'), tmp_path / 'run', devices)

@@ -127,7 +127,6 @@ def test_what_the_loop_is_given(start, words_of, tmp_path, batches_of):
     name = ('dr', 'qa')[step % 2]
     assert data.ids(batch).startswith(f'{name}: ') and data.ids(batch).count(' with d') == 4
     assert all(f'{query[0]} with d' in data.ids(batch) for query in queries)
-  assert data.shape(batch) == 'queries of 4 and passages of 4 tokens'
   assert all((tmp_path / 'run' / 'store' / name / 'train').is_dir() for name in ('qa', 'dr'))
 
 
@@ -164,7 +163,6 @@ def test_pairs_of_all_tasks(start, words_of, batches_of):
         assert (first == second[:1]) == label
     assert data.ids(batch).startswith('dr: ') and '; pi: line ' in data.ids(batch)
   assert labels[1].count(1) == 6  # all six, twice
-  assert data.shape(batch) == 'first of 8 and second texts of 4 tokens'
 
 
 def test_marks_stand_before_each_text(start, words_of, batches_of):

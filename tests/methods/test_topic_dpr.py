@@ -286,9 +286,9 @@ def test_documents_of_one_category_have_no_negatives(categories, fails):
   )
   if fails:
     with refused('store'):
-      topic_dpr.check_categories(None, Tokens())
+      topic_dpr.check_categories(Tokens())
   else:
-    topic_dpr.check_categories(None, Tokens())
+    topic_dpr.check_categories(Tokens())
 
 
 def test_weights_are_jaccard_overlaps():
@@ -406,8 +406,8 @@ def make_folder(folder, split, qrels):
 def test_on_the_dev_split_a_common_category_is_relevant(tokenizer, tmp_path, qrels, expected):
   make_folder(tmp_path, 'dev', qrels)
   config = make_config(data__dir=str(tmp_path), data__dev_split='dev', data__train_split='dev')
-  splits = dataclasses.replace(
-    retrieval_data.find_splits(config.data, epath.Path(tmp_path), 0), relate=topic_dpr.relate
+  splits = retrieval_data.find(
+    config.data, config, epath.Path(tmp_path), None, kind=topic_dpr.Documents
   )
   tokens = splits.open_store('dev', splits.dev, tokenizer)
 
