@@ -108,15 +108,9 @@ def build_documents(
     process_index, wait_s: of this process, and how many seconds it waits if it is not process 0.
 
   Raises:
-    InputError: a file that cannot be used; no text in any of them; a tokenizer without a mask
-      token; the directory holds something else; process 0 did not finish in time.
+    InputError: a file that cannot be used; no text in any of them; the directory holds something
+      else; process 0 did not finish in time.
   """
-  if tokenizer.mask_id is None:
-    raise InputError(
-      'the tokenizer has no mask token, which masked language modelling needs; take a masked '
-      "language model's tokenizer, or add one ([MASK] or <mask>) to its vocabulary and special "
-      'tokens'
-    )
   if passage_length < SHORT:
     raise InputError(
       f'passages of {passage_length} tokens cannot hold sentences; expected {SHORT} or more'

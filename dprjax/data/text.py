@@ -22,16 +22,6 @@ from dprjax.base.errors import InputError
 from dprjax.data import tokenizer_cache
 from dprjax.formats import sentence_files
 
-# Any one of these makes a directory a tokenizer's.
-_TOKENIZER_FILES = (
-  'tokenizer.json',
-  'vocab.txt',
-  'vocab.json',
-  'sentencepiece.bpe.model',
-  'spiece.model',
-  'tokenizer.model',
-)
-
 _SPECIAL = {
   'pad_token': '[PAD]',
   'unk_token': '[UNK]',
@@ -194,7 +184,9 @@ def load_tokenizer(directory: files.PathLike) -> Tokenizer:
       than here.
   """
   folder = files.existing(directory, 'tokenizer directory')
-  if not folder.is_dir() or not any((folder / name).exists() for name in _TOKENIZER_FILES):
+  if not folder.is_dir() or not any(
+    (folder / name).exists() for name in sentence_files.VOCABULARIES
+  ):
     raise InputError(
       f'no tokenizer in {folder}: expected a directory with tokenizer.json, or vocab.txt, or '
       'vocab.json and merges.txt'
@@ -288,11 +280,17 @@ def train_wordpiece(
   Raises:
     InputError: there is too little text.
   """
-  backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token=_SPECIAL['unk_token']))
-  backend.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lowercase)
-  backend.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-  backend.decoder = tokenizers.decoders.WordPiece()
-  texts = list(texts)
+
+  def wordpiece(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
+    made = tokenizers.Tokenizer(
+      tokenizers.models.WordPiece(vocabulary, unk_token=_SPECIAL['unk_token'])
+    )
+    made.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lowercase)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    made.decoder = tokenizers.decoders.WordPiece()
+    return made
+
+  backend, texts = wordpiece({}), list(texts)
   words = {
     word
     for text in texts
@@ -306,15 +304,7 @@ def train_wordpiece(
   )
   backend.train_from_iterator(texts, trainer)
   # The pieces are not special tokens, so only the vocabulary is kept.
-  trained = backend
-  backend = tokenizers.Tokenizer(
-    tokenizers.models.WordPiece(trained.get_vocab(), unk_token=_SPECIAL['unk_token'])
-  )
-  backend.normalizer, backend.pre_tokenizer, backend.decoder = (
-    trained.normalizer,
-    trained.pre_tokenizer,
-    trained.decoder,
-  )
+  backend = wordpiece(backend.get_vocab())
   backend.add_special_tokens(list(_SPECIAL.values()))
   if backend.get_vocab_size() <= len(_SPECIAL):
     raise InputError('no vocabulary can be trained: the texts are empty')

@@ -11,6 +11,23 @@ from etils import epath
 from dprjax.base.errors import InputError
 from dprjax.base.reading import read_json_object
 
+# Any one of these makes a directory a tokenizer's.
+VOCABULARIES = (
+  'tokenizer.json',
+  'vocab.txt',
+  'vocab.json',
+  'sentencepiece.bpe.model',
+  'spiece.model',
+  'tokenizer.model',
+)
+TOKENIZER_FILES = (
+  *VOCABULARIES,
+  'tokenizer_config.json',
+  'special_tokens_map.json',
+  'added_tokens.json',
+  'merges.txt',
+)
+
 # Of a key: None where it is applied, or changes no vector; the values that are supported; or the
 # rules of the object under it.
 Rules = Mapping[str, Any]

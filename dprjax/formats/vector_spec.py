@@ -25,6 +25,8 @@ class VectorSpec:
     normalize: whether vectors have unit length, so that the inner product is the cosine.
     query_max_length, passage_max_length: tokens of a text, special ones included.
     query_prefix, passage_prefix: what is put before a text.
+    dimension: the first numbers of a vector that are kept, scaled again where vectors have unit
+      length (Matryoshka); None: all.
   """
 
   pooling: str = 'cls'
@@ -33,6 +35,7 @@ class VectorSpec:
   passage_max_length: int = 512
   query_prefix: str = ''
   passage_prefix: str = ''
+  dimension: int | None = None
 
   def max_length(self, kind: str) -> int:
     return self.query_max_length if kind == 'query' else self.passage_max_length
@@ -87,8 +90,10 @@ class VectorSpec:
     }
 
   def to_meta(self) -> dict[str, Any]:
-    """The keys of a prompt's meta."""
-    return dataclasses.asdict(self)
+    """The keys of a prompt's meta, which names several dimensions under another key."""
+    values = dataclasses.asdict(self)
+    del values['dimension']
+    return values
 
 
 def same_length(

@@ -93,16 +93,16 @@ class Encoder:
     mesh: Mesh | None = None,
     batch_size: int = 64,
     dtype: str = 'auto',
-    dimensions: int | None = None,
   ):
-    """See ``load``."""
+    """See ``load``. All prompts of the bank give vectors of one dimension."""
     self.backbones, self.tokenizer, self.bank = backbones, tokenizer, dict(bank)
     whole = min(backbone.config.vector_size for backbone in backbones.values())
-    self.dimension = whole if dimensions is None else dimensions
+    (dimension,) = {entry.spec.dimension for entry in self.bank.values()}
+    self.dimension = whole if dimension is None else dimension
     check_size('dimensions', self.dimension)
     if self.dimension > whole:
       raise InputError(
-        f'dimensions: {dimensions} are asked for, and the vectors of {backbones["query"].path} '
+        f'dimensions: {dimension} are asked for, and the vectors of {backbones["query"].path} '
         f'have {whole}'
       )
     self.mesh = local_mesh() if mesh is None else mesh
@@ -206,6 +206,7 @@ class Encoder:
           normalize=normalize,
           query_max_length=query_max_length,
           passage_max_length=passage_max_length,
+          dimension=dimensions,
         )
         for kind, one in backbones.items()
       }
@@ -216,8 +217,7 @@ class Encoder:
         folder,
         folder,
       )
-    options: dict[str, Any] = {'batch_size': batch_size, 'dtype': dtype, 'dimensions': dimensions}
-    return cls(backbones, tokenizer, bank, mesh=mesh, **options)
+    return cls(backbones, tokenizer, bank, mesh=mesh, batch_size=batch_size, dtype=dtype)
 
   @property
   def space_sha256(self) -> str:

@@ -11,7 +11,7 @@ import importlib.machinery
 import os
 import sys
 import types
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ from dprjax.base import files, outputs, repository, sidecars
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path, write_json
 from dprjax.base.reading import read_json_object
+from dprjax.formats.sentence_files import TOKENIZER_FILES
 from dprjax.formats.vector_spec import VectorSpec
 from dprjax.models import checkpoint_names as names
 from dprjax.models import family as families
@@ -35,18 +36,6 @@ Params = dict[str, Any]
 
 FORMAT = 'dprjax.model'  # of the mark of the folders that are written here
 OURS = 'a model that dprjax exported, as it was exported'
-
-_TOKENIZER_FILES = (
-  'tokenizer.json',
-  'tokenizer_config.json',
-  'special_tokens_map.json',
-  'added_tokens.json',
-  'vocab.txt',
-  'vocab.json',
-  'merges.txt',
-  'sentencepiece.bpe.model',
-  'tokenizer.model',
-)
 
 _LICENCES = ('LICENSE', 'LICENSE.txt', 'LICENSE.md', 'NOTICE')
 
@@ -62,7 +51,7 @@ class Backbone:
   Attributes:
     config: its shape.
     params: its parameters, numpy float32, as ``encoder.encode`` takes them.
-    sha256: of the encoder's tensors; see the module's docstring.
+    sha256: of the encoder's tensors.
     path: the folder of config.json and the tokenizer.
     spec: how it embeds a text, by its sentence-transformers files or by default.
     hf_config: config.json.
@@ -93,8 +82,7 @@ def load_backbone(path_or_hub_id: PathLike, heads: Collection[str] = ()) -> Back
       unsupported type; the weights are pickled, damaged, or lack, add or reshape a tensor of the
       encoder; a requested head is incomplete, of other shapes, untied, or of more than 2 labels.
   """
-  with contextlib.ExitStack() as stack:
-    root, checkpoint = _open(path_or_hub_id, stack)
+  with _open(path_or_hub_id) as (root, checkpoint, stack):
     params, sha256 = weights.read_encoder(checkpoint)
     if shapes := checkpoint.config.projection:
       params['projection'] = sentence.read_projection_weights(root, shapes)
@@ -117,8 +105,7 @@ def load_head(path_or_hub_id: PathLike, name: str) -> Head | None:
   Raises:
     InputError: as ``load_backbone``, except for the encoder's tensors.
   """
-  with contextlib.ExitStack() as stack:
-    _, checkpoint = _open(path_or_hub_id, stack)
+  with _open(path_or_hub_id) as (_, checkpoint, stack):
     return HEADS[name].read(checkpoint, stack)
 
 
@@ -127,8 +114,8 @@ def check_readable(path_or_hub_id: PathLike) -> None:
 
   No tensor is read.
   """
-  with contextlib.ExitStack() as stack:
-    _open(path_or_hub_id, stack)
+  with _open(path_or_hub_id):
+    pass
 
 
 def load_spec(path_or_hub_id: PathLike) -> VectorSpec:
@@ -137,8 +124,7 @@ def load_spec(path_or_hub_id: PathLike) -> VectorSpec:
   Raises:
     InputError: as ``load_backbone``, except for tensors.
   """
-  with contextlib.ExitStack() as stack:
-    root, checkpoint = _open(path_or_hub_id, stack)
+  with _open(path_or_hub_id) as (root, checkpoint, _):
     return sentence.read_folder(root, checkpoint.config)
 
 
@@ -195,10 +181,9 @@ def save_backbone(
   """Writes a Hugging Face directory for ``transformers`` and ``sentence-transformers``.
 
   It appears whole or not at all. A model is replaced only if it was written here and not changed
-  since (`is_ours`): `dprjax.json` names its files. There is no pooler among the
-  tensors unless a classifier has it; ``transformers`` initialises one, which leaves
-  ``last_hidden_state`` as it is. With a head that ``transformers`` has a class for, the tensors
-  have that class's names, which AutoModel reads too. Condenser's head has a file of its own.
+  since (`is_ours`). There is no pooler among the tensors unless a classifier has it. With a head
+  that ``transformers`` has a class for, the tensors have that class's names, which AutoModel reads
+  too. Condenser's head has a file of its own.
 
   Args:
     directory: where to.
@@ -268,7 +253,7 @@ def copy_files(backbone: Backbone, folder: epath.Path) -> None:
 def _tokenizer_files(source: PathLike | None) -> list[epath.Path]:
   if source is None:
     return []
-  found = (epath.Path(source) / name for name in _TOKENIZER_FILES)
+  found = (epath.Path(source) / name for name in TOKENIZER_FILES)
   return [file for file in found if file.exists()]
 
 
@@ -381,10 +366,11 @@ def _locate_package(name: str) -> str | None:
   return None if spec is None else spec.origin
 
 
+@contextlib.contextmanager
 def _open(
-  path_or_hub_id: PathLike, stack: contextlib.ExitStack
-) -> tuple[epath.Path, weights.Checkpoint]:
-  """A model's directory and the checkpoint in it, whose files ``stack`` closes."""
+  path_or_hub_id: PathLike,
+) -> Iterator[tuple[epath.Path, weights.Checkpoint, contextlib.ExitStack]]:
+  """A model's directory, the checkpoint in it, and what closes its files."""
   root = _fetch(path_or_hub_id)
   files.refuse_special(root)
   folder = sentence.transformer_folder(root)
@@ -392,7 +378,9 @@ def _open(
   path = folder / 'config.json'
   hf_config = read_json_object(path, 'config.json')
   config = _encoder_config(root, hf_config, path)
-  return root, weights.open_checkpoint(folder, os.fspath(path_or_hub_id), config, hf_config, stack)
+  with contextlib.ExitStack() as stack:
+    name = os.fspath(path_or_hub_id)
+    yield root, weights.open_checkpoint(folder, name, config, hf_config, stack), stack
 
 
 def _fetch(path_or_hub_id: PathLike) -> epath.Path:

@@ -79,13 +79,8 @@ def open_checkpoint(
   Raises:
     InputError: there are none, only pickled ones, or one is missing or damaged.
   """
-  classes = hf_config.get('architectures')
-  classes = classes if isinstance(classes, list) else ()
-  head = (
-    'ForSequenceClassification'
-    if any(str(name).endswith('ForSequenceClassification') for name in classes)
-    else ''
-  )
+  head = 'ForSequenceClassification'
+  head = head if head in str(hf_config.get('architectures')) else ''
   stored: list[Stored] = []
   for file in _weight_files(folder, source, f'AutoModel{head}'):
     stored += stored_in(open_file(file, stack))

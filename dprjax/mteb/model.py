@@ -1,6 +1,5 @@
 """An encoder under the protocol that ``mteb.evaluate`` asks of a model."""
 
-import dataclasses
 import hashlib
 import json
 import logging
@@ -221,7 +220,7 @@ def revision(encoder: Encoder) -> str:
   bank = {
     name: [
       None if entry.prompt is None else files.sha256_file(entry.prompt.path),
-      dataclasses.asdict(entry.spec) | {'shift_positions': entry.shift_positions},
+      entry.spec.to_meta() | {'shift_positions': entry.shift_positions},
     ]
     for name, entry in encoder.bank.items()
   }
