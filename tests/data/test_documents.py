@@ -294,16 +294,6 @@ def test_no_text_at_all(tmp_path, tokenizer, texts):
   assert not (tmp_path / 'store').exists()
 
 
-def test_a_tokenizer_without_a_mask_token(tmp_path):
-  backend = tokenizers.Tokenizer(
-    models.WordLevel({'<s>': 0, '<pad>': 1, '</s>': 2, '<unk>': 3, 'cat': 4}, unk_token='<unk>')
-  )
-  backend.pre_tokenizer = pre_tokenizers.Whitespace()
-  maskless = save(tmp_path / 'tokenizer', backend, mask=None)
-  with refused('tokenizer', 'mask'):
-    build(tmp_path, maskless, *SENTENCES)
-
-
 def test_text_that_is_not_utf8_leaves_no_store(tmp_path, tokenizer):
   (tmp_path / 'latin.txt').write_bytes('Größe.'.encode('latin-1'))
   with refused('latin.txt', 'line 1'):

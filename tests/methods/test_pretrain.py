@@ -1,5 +1,7 @@
 """RIP, Condenser, coCondenser, ICT and plain MLM against float64 numpy, on 1 and 8 devices."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -395,3 +397,9 @@ def test_a_knob_that_cannot_be_is_named(tokenizer, knobs, words):
     config = make_config(**knobs)
     check_knobs(config)
     pretrain.build(config, model_of(tokenizer), make_mesh({'data': 1}), tokenizer)
+
+
+def test_a_tokenizer_without_a_mask_token(tokenizer):
+  maskless = dataclasses.replace(tokenizer, mask_id=None)
+  with refused('tokenizer', 'mask'):
+    pretrain.build(make_config(), model_of(tokenizer), make_mesh({'data': 1}), maskless)
