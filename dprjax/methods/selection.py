@@ -19,16 +19,16 @@ queries. `selection.json` keeps the answers, so that a resumed run does not ask 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import ml_collections
+import msgspec
 import numpy as np
 from etils import epath
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
-from dprjax.formats.fields import Record
 from dprjax.methods import baseline, query_only
 from dprjax.methods.method import Folds, Scores
 from dprjax.models import artifact
@@ -37,7 +37,7 @@ from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
 
 _RACED = 1 / 3  # of the updates: before that, an alternative that learns slowly would seem to lose
-_MOST = 10**9
+_Steps = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
 
 
 class Part(NamedTuple):
@@ -96,6 +96,15 @@ class Rival(NamedTuple):
     return distributed.agree(step >= _RACED * total and low is not None and low > 0)
 
 
+class _Written(msgspec.Struct):
+  format: Literal['dprjax.selection']
+  gains: dict[str, dict[str, Any]]
+  chosen: str
+  steps: _Steps
+  schedule: _Steps
+  best_steps: tuple[_Steps, ...]
+
+
 class Choice(NamedTuple):
   """What held-out queries chose; a workdir's `selection.json`.
 
@@ -132,19 +141,14 @@ class Choice(NamedTuple):
   @classmethod
   def read(cls, value: Mapping[str, Any], where: str) -> Choice:
     """What ``write`` gave. Raises InputError for anything else."""
-    record = Record(dict(value), where)
-    record.choice('format', workdirs.CHOICE)
-    best, gains = value.get('best_steps'), dict[str, baseline.Gain]()
-    if not isinstance(best, list | tuple) or not all(type(n) is int and n >= 0 for n in best):
-      raise InputError(f"{where}: 'best_steps' is {best!r:.40}; expected a list of steps")
-    for name, gain in record.record('gains').values.items():
+    found = reading.convert(value, where, _Written)
+    gains = {}
+    for name, gain in found.gains.items():
       artifact.check_gain(where, gain)
       gains[name] = baseline.Gain(**{key: gain[key] for key in baseline.Gain._fields})
-    steps, schedule = (record.whole(name, int(bool(best)), _MOST) for name in ('steps', 'schedule'))
-    choice = cls(gains, record.text('chosen'), steps, schedule, tuple(best))
-    if choice.chosen not in gains:
-      raise InputError(f"{where}: 'chosen' is {choice.chosen!r:.40}; expected one of the gains")
-    return choice
+    if found.chosen not in gains or (found.best_steps and not (found.steps and found.schedule)):
+      raise InputError(f'{where}: chosen is none of the gains, or the folds have no steps')
+    return cls(gains, found.chosen, found.steps, found.schedule, found.best_steps)
 
 
 def choose_alternative(

@@ -173,7 +173,6 @@ DAMAGED = {
   ),
   'names beyond': ({'topics/words': np.array([[0, 4], [1, 2]])}, 'topics/words'),
   'no name': ({'topics/words': np.array([[0, 1], [-1, -1]])}, 'topics/words'),
-  'a gap': ({'topics/words': np.array([[0, 1, 2], [1, -1, 2]])}, 'topics/words'),
   'names of one': ({'topics/words': np.array([[0, 1]])}, 'topics/words'),
 }
 
