@@ -143,7 +143,7 @@ def test_default_prompt_and_longest_input(tmp_path):
     ({'modules': '['}, 'modules.json'),
     ({'modules': {}}, 'modules.json'),
     ({'modules': ['Pooling']}, 'modules.json'),
-    ({'modules': [{'path': 3, 'type': 'Pooling'}]}, ('path', '3')),
+    ({'modules': [{'path': 3, 'type': 'Pooling'}]}, ('type', 'path')),
     ({'modules': [{'path': '', 'type': None}]}, 'type'),
     (
       {'1_Pooling/config': {'pooling_mode': ['cls', 'cls']}},
