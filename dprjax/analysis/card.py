@@ -11,7 +11,6 @@ from etils import epath
 from dprjax.analysis import comparison
 from dprjax.base import files, reading, repository, version
 from dprjax.base.errors import InputError
-from dprjax.formats.fields import is_number
 from dprjax.formats.texts import KINDS
 from dprjax.models import pooling
 
@@ -66,7 +65,7 @@ class Subject(NamedTuple):
 
   Attributes:
     meta: of the prompt, or of the encoder as far as it has one.
-    prompt: the shapes of the prompt's arrays, by name; empty for an encoder alone.
+    prompt: the shapes of the prompt's arrays, by name; empty without a prompt.
     encoders: the folders of trained encoders; empty where the backbone is frozen.
     embeds: whether texts become vectors; False of cross-encoders and of backbones to be tuned.
     backbone: the folder of the backbone that the training began with.
@@ -246,7 +245,7 @@ def _metrics(card: Card, subject: Subject) -> Iterator[str]:
     whole: list[Any] = []
     if isinstance(kept, dict):
       whole = [kept.get(key) for key in (name, f'{name} before')]
-    if whole and all(map(is_number, whole)):
+    if whole and all(isinstance(value, int | float) for value in whole):
       yield f'In the whole corpus: {whole[0]:.4f}, against {whole[1]:.4f} before the training.'
   elif training is not None:
     for measure, value in training.metrics.items():

@@ -9,7 +9,6 @@ from jaxtyping import Float
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
-from dprjax.formats.fields import is_number
 from dprjax.formats.seen import ROLES
 
 _DRAWS = 10_000
@@ -140,7 +139,7 @@ class _Part(msgspec.Struct):
 
 class _Metrics(_Part):
   datasets: dict[str, _Part] = {}
-  counts: dict[str, Any] = {}
+  counts: dict[str, float] = {}
   command: str = ''
   extra: dict[str, str | bool | float | None] = {}
 
@@ -206,7 +205,7 @@ def note(systems: dict[str, dict[str, Any]], measures: Sequence[str]) -> str:
     f' {name} {what} {count:,} of them.'
     for name, metrics in systems.items()
     for role, what in ROLES.items()
-    if is_number(count := metrics.get('counts', {}).get(f'queries_seen_in_{role}', 0)) and count
+    if (count := metrics.get('counts', {}).get(f'queries_seen_in_{role}', 0))
   )
   if not others:
     return f'{counted}.{seen}'

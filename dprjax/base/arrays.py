@@ -1,4 +1,4 @@
-"""npz files of strangers: arrays alone, no larger than the file can hold, nothing unpickled."""
+"""npz files of strangers: only arrays, no larger than the file can hold, nothing unpickled."""
 
 import errno
 import math

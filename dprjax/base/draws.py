@@ -1,4 +1,4 @@
-"""Random choices that follow from an id alone: the same in every run, whatever stands beside it.
+"""Random choices that depend only on an id: the same in every run.
 
 Two choices by one seed must not know of each other. Each has a name, which is hashed too.
 """

@@ -61,7 +61,7 @@ def open_text(path: PathLike, what: str = 'file') -> Iterator[IO[str]]:
 
 
 def decoded(file: IO[bytes]) -> io.TextIOWrapper:
-  """The file as UTF-8 text without a byte-order mark. A newline alone ends a line."""
+  """The file as UTF-8 text without a byte-order mark. Only a newline ends a line."""
   return io.TextIOWrapper(file, encoding='utf-8-sig', newline='\n')
 
 

@@ -96,5 +96,5 @@ def normalise(text: str, turkish: bool = False) -> str:
 
 
 def is_simple(text: str) -> bool:
-  """Whether a text has letters, marks and signs of the usual alphabets alone, each a character."""
+  """Whether a text has only letters, marks and signs of the usual alphabets, each one character."""
   return text.isascii() or not _OTHER.search(text)

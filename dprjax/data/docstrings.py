@@ -137,8 +137,8 @@ def build(
 def entries(packages: Sequence[str] = PACKAGES) -> list[Entry]:
   """Functions and classes whose docstrings `split_docstring` can split, sorted by name.
 
-  Methods, names that begin with an underscore and test code are left out. Of several with the same
-  docstring, the one with the fewest dots in its name stays. A function that no public module
+  Methods, names that begin with an underscore and test code are left out. Among several with the
+  same docstring, the one with the fewest dots in its name stays. A function that no public module
   exports keeps the path of the file that defines it.
 
   Raises:

@@ -5,7 +5,7 @@ in each of the Ks largest topics, and each topic's words to show. A text's distr
 topics (Topic-DPR Eq. 1) is fitted by EM with these distributions fixed: the same function for the
 documents that the topics are of, for others, and for queries.
 
-The file holds arrays alone, under these names, which a prompt file of kind topic has as well:
+The file holds arrays under these names; a prompt file of kind topic has them as well:
 
 | array | shape | what |
 |---|---|---|
@@ -105,7 +105,7 @@ class Topics:
   def distribution(self, texts: Sequence[str]) -> jt.Float32[np.ndarray, 'n Ks']:
     """Each text's distribution over the topics, the background left out (Eq. 1).
 
-    It depends on the text alone. A text without a known word has that of the documents.
+    It depends only on the text. A text without a known word gets the distribution of the documents.
     """
     texts = given.texts(texts)
     found = np.tile(self.sizes / self.sizes.sum(), (len(texts), 1))
@@ -454,7 +454,7 @@ def _find_hlda(
   trees = np.zeros((len(branches), len(vocabulary)))
   for branch in range(len(branches)):
     trees[branch] = topics[branch_of == branch].sum(axis=0)
-  # All topics of a document lie on one path; one that has words of the root alone shows no path.
+  # All topics of a document lie on one path; a document with words of only the root has none.
   own = np.array([branch_of[document].max() for document in documents])
   return _Found(topics[0], trees, topics[branches], own)
 

@@ -20,7 +20,7 @@ from etils import epath
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError
 
-# Of the whole process; the default, 131,072 characters, is less than long passages have.
+# The limit holds for the whole process; the default is 131,072 characters, and passages are longer.
 csv.field_size_limit(reading.MAX_ENTRY)
 
 
@@ -69,7 +69,7 @@ def _quoted_rows(
   def take() -> Iterator[str]:
     for number, line in lines:
       taken.append((number, line))
-      # The csv module takes a carriage return in quotes alone. No line has a null byte.
+      # The csv module accepts a carriage return only in quotes. No line has a null byte.
       yield line.replace('\r', '\0') + '\n'
 
   try:

@@ -151,7 +151,7 @@ def read_ids(path: PathLike, what: str = 'ids') -> list[str]:
   """A file of ids, one a line; blank lines are left out.
 
   Raises:
-    InputError: there are none; or one that cannot be used (`check_id`) or comes twice.
+    InputError: no ids; an id that cannot be used (`check_id`) or comes twice.
   """
   ids = UniqueIds(path, 'the')
   for number, line in read_lines(path, what):

@@ -2,7 +2,7 @@
 
 | record | id | title | passage | categories |
 |---|---|---|---|---|
-| arXiv: `{id, title, abstract, categories}` | id | title | the abstract alone | categories |
+| arXiv: `{id, title, abstract, categories}` | id | title | the abstract | categories |
 | BEIR: `{_id, title, text, categories}` | _id | title | title and text, as encoded | categories |
 
 A title that is the query is no part of its passage: the BEIR folder that `write_beir` makes of

@@ -181,7 +181,7 @@ def _is_plain(path: PathLike, text: bytes, delimiter: bytes, lines: int) -> bool
 
   Raises InputError, naming the line, where it is not UTF-8.
   """
-  # Arrow takes a carriage return alone for the end of a line, columns for empty, and the other
+  # Arrow reads a lone carriage return as the end of a line, columns as empty, and the other
   # delimiter for a part of an id.
   other = b' ' if delimiter == b'\t' else b'\t'
   if b'\r' in text:

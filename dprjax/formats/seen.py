@@ -26,7 +26,7 @@ Seen = Mapping[str, UInt64[np.ndarray, ' n']]
 
 
 def hashes(texts: Iterable[str]) -> UInt64[np.ndarray, ' n']:
-  """Of each text the first 8 bytes of the SHA-256, without regard to case, form and white space."""
+  """The first 8 bytes of each text's SHA-256; case, Unicode form and white space do not count."""
   return np.unique(np.array([_hash(text) for text in texts], np.uint64))
 
 
@@ -53,7 +53,7 @@ def of_json(values: Mapping[str, Any], where: str) -> dict[str, list[str]]:
 
 
 def of_run(run: PathLike) -> dict[str, list[str]]:
-  """The ids that the report beside a run names; nothing where there is none of dprjax."""
+  """The ids that the report beside a run names; nothing without a report of dprjax."""
   path = epath.Path(f'{files.resolved(run)}.json')
   if files.is_special(run) or not path.exists() or files.is_special(path):
     return {}

@@ -137,7 +137,7 @@ def read_run(path: PathLike) -> Run:
   Raises:
     InputError: a missing or empty file; naming the line: not six columns, a score that is not a
       finite number, a document that comes twice for a query, or scores that rise within a query
-      (ranked by rank alone, or by a distance: trec_eval would reverse it).
+      (ranked only by rank, or by a distance: trec_eval would reverse it).
   """
   query_place: dict[str, int] = {}
   doc_place: dict[str, int] = {}

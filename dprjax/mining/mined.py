@@ -1,7 +1,7 @@
 """The training file that mining writes: Tevatron's format, with the origin of every negative.
 
 A line is ``{"query_id", "query", "positive_passages": [...], "negative_passages": [...]}``. A
-passage is ``{"docid", "title", "text"}``, or ``{"docid"}`` alone where texts are left out (training
+passage is ``{"docid", "title", "text"}``, or only ``{"docid"}`` where texts are left out (training
 then needs a corpus beside the file: ``config.data.train``). A negative has more:
 
 | key                         | value                                                              |
@@ -63,10 +63,5 @@ def line(query_id: str, query: str, positives: Sequence[str], negatives: Sequenc
   ).encode()
 
 
-def to_json(text: str) -> str:
-  """A JSON string in UTF-8."""
-  return _quote(text)
-
-
 # json.dumps(ensure_ascii=False) makes an encoder for each call, which is several times as slow.
-_quote = json.JSONEncoder(ensure_ascii=False).encode
+to_json = json.JSONEncoder(ensure_ascii=False).encode

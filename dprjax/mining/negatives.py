@@ -61,7 +61,7 @@ class Options:
     sample: negatives a query of each pool.
     threshold: candidates whose probability is below it make the denoised pool.
     seed: of the samples.
-    texts: whether the file holds the passages' titles and texts, or their ids alone.
+    texts: whether the file holds the titles and texts of passages, or only ids.
     drop_same_id: BEIR's rule: a passage with the query's own id is no candidate.
     score_positives: whether the file holds the reranker's scores of the positives too.
     strict: whether an unknown id, a rank given twice or a query without a candidate is an error;

@@ -21,7 +21,7 @@ COMMAND = ('-m', 'dprjax.planning.programs')
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """A compiled program, or why there is none.
+  """A compiled program, or the reason why it failed.
 
   Attributes:
     job: what was compiled.

@@ -168,7 +168,7 @@ class Program:
         for body in one.called('body'):
           yield from self._runs(body, times * self._trips(one))
       elif one.opcode in _OUTER:
-        # Of a conditional's branches all count: an upper bound.
+        # All branches of a conditional count: an upper bound.
         keys = ('to_apply', 'calls', 'branch_computations', 'true_computation', 'false_computation')
         for inner in one.called(*keys):
           yield from self._runs(inner, times)

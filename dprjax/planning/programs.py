@@ -284,7 +284,7 @@ def _failure(error: Exception, held: int) -> dict[str, Any]:
   """
   text = ' '.join(str(error).split())
   found: dict[str, Any] = {'why': text[:400], 'memory': 'RESOURCE_EXHAUSTED' in text}
-  # Two sentences of the same meaning; the second is of temporary arrays alone.
+  # Compilers say it in two ways; the second counts only temporary arrays.
   for pattern, more in (
     (f'{_SIZE} of {_SIZE}', 0),
     (rf'\({_SIZE}\) exceeds available HBM \({_SIZE}\)', held),

@@ -91,7 +91,7 @@ def formula(
 ) -> Cost:
   """``cost`` on one of the devices that share the rows. Each reads all weights.
 
-  It is of the encoder's layers alone: without heads and the scores of the loss.
+  It covers only the layers of the encoder, not heads and the scores of the loss.
   """
   shared = [(rows / devices, length) for rows, length in calls]
   width = encoder_config.arithmetic(dtype, 'dtype').activations.itemsize

@@ -42,7 +42,7 @@ def fit(config: ml_collections.ConfigDict, devices: int, program: Program, attem
   first = config.mesh.fsdp if config.mesh.fsdp > 0 else 1
   sizes = chunks(config, devices // model)
   for fsdp in _doublings(first, devices // model):
-    # The weights and their optimiser's state alone, at best.
+    # At best, the weights and the state of their optimiser.
     if held * first / fsdp > program.has:
       continue
     mesh = () if fsdp == first else (f'--config.mesh.fsdp={fsdp}', '--config.mesh.data=-1')

@@ -134,7 +134,7 @@ def parse(name: str) -> Target:
   """A target's name: ``v5e:2x4``, ``v4:2x2x1``, ``h100:8``, ``cpu`` or ``cpu:4``.
 
   Raises:
-    InputError: it is none.
+    InputError: there is no such machine.
   """
   chip, colon, rest = name.strip().lower().partition(':')
   if chip in TPUS:

@@ -153,7 +153,6 @@ class Best:
   """
 
   def __init__(self, queries: int, k: int, ids_at: Ids = numbers):
-    """Begins with nothing."""
     self._k, self._seen, self._ids_at = k, 0, ids_at
     # k of each query, and -inf where fewer have come.
     self._scores = np.full((queries, k), -np.inf, np.float32)
@@ -206,7 +205,7 @@ class Best:
     kept = scores >= self._least
     stays = (self._least == before)[self._tied_query, 0]
     tied_query, tied_row = [self._tied_query[stays]], [self._tied_row[stays]]
-    # Of those that tie with the last, as many as there is room for.
+    # Rows that tie with the last stay as far as there is room.
     for crowded in np.flatnonzero(np.count_nonzero(kept, axis=1) > self._k):
       last = np.flatnonzero(scores[crowded] == self._least[crowded])
       out = last[self._k - np.count_nonzero(kept[crowded]) :]

@@ -43,7 +43,7 @@ def calibrate(sample: Float[np.ndarray, 'n H'], dtype: str) -> Ranges:
   """The ranges of codes for vectors like those of a sample."""
   values = np.asarray(sample, np.float32)
   if dtype == 'binary':
-    # Of two values these have the least squared error for the sides of the mean.
+    # These two values have the least squared error on the two sides of the mean.
     mean = values.mean(axis=0, dtype=np.float64)
     spread = np.abs(values - mean).mean(axis=0)
     return Ranges((mean - spread).astype(np.float32), (mean + spread).astype(np.float32))

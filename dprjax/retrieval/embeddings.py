@@ -328,7 +328,7 @@ class Embeddings:
     shards: files of rows that follow one another.
     meta: what made them.
     sha256: of the manifest, and so of everything in the folder.
-    is_cut: whether these are the first numbers of its vectors alone.
+    is_cut: whether vectors are cut to their first numbers.
     seen: ids of queries that the model was trained on, or chosen by (`formats.seen.ids`).
   """
 
@@ -354,7 +354,7 @@ class Embeddings:
     return hashlib.sha256(f'{self.sha256} {self.meta.dimension}'.encode()).hexdigest()
 
   def cut(self, dimension: int | None, flag: str) -> 'Embeddings':
-    """The same vectors with their first numbers alone; all of them for None.
+    """The same vectors cut to their first numbers; unchanged for None.
 
     Raises InputError, which begins with the flag that named the folder, where they have fewer.
     """
