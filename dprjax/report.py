@@ -144,10 +144,10 @@ def _report_backbones(args: argparse.Namespace) -> None:
   from dprjax.data import sources
   from dprjax.runtime import compiled
 
-  compiled.keep()
-  loaded = retrievers(args)
   if args.beir is None:
     raise InputError('--backbone: there is no text to measure a backbone on; give --beir')
+  compiled.keep()
+  loaded = retrievers(args)
   split = args.split or 'test'
   dataset = sources.load_dataset(sources.Source(args.beir, split=split))
   name = f'{args.beir.rstrip("/").rpartition("/")[2]}/{split}'
