@@ -6,15 +6,15 @@ it was begun with (`begin`).
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import ml_collections
+import msgspec
 from etils import epath
 
 from dprjax.base import files, outputs, reading, repository, stamps
 from dprjax.base.errors import InputError
 from dprjax.formats import seen
-from dprjax.formats.fields import Record
 from dprjax.runtime import config as configs
 
 BASELINE = 'baseline.json'  # the dev split's scores before the first step
@@ -125,6 +125,11 @@ def alternative(workdir: epath.Path, name: str) -> epath.Path:
   return workdir / ALTERNATIVES / name
 
 
+class _Saturated(msgspec.Struct):
+  format: Literal['dprjax.saturated']
+  why: str
+
+
 def trained(workdir: files.PathLike) -> epath.Path:
   """The workdir that has a run's checkpoints: itself, or that of the chosen alternative.
 
@@ -134,9 +139,8 @@ def trained(workdir: files.PathLike) -> epath.Path:
   config, workdir = configs.load_workdir(workdir), epath.Path(workdir)
   for folder in (workdir, *(alternative(workdir, name) for name in config.alternatives)):
     if (folder / SATURATED).exists():
-      record = Record(reading.read_json_object(folder / SATURATED, 'record'), str(folder))
-      record.choice('format', _SATURATED)
-      raise InputError(f'{workdir}: nothing was trained: {record.text("why")}')
+      saturated = reading.read(folder / SATURATED, 'record', _Saturated)
+      raise InputError(f'{workdir}: nothing was trained: {saturated.why}')
   if not config.alternatives:
     return workdir
   path = epath.Path(workdir) / SELECTION
