@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
@@ -391,7 +392,7 @@ class Encoder:
     if any(one is not None for one in prefixes):
       prefix = _stack(config, prefixes) if len(prefixes) > 1 else prefixes[0]
     shift = self.bank[names[0]].shift_positions
-    embed = _embed_fn(config, of_rows, shift, self._options)
+    embed = _embed_fn(config, tuple(of_rows), shift, self._options)
     max_length = max(one.max_length(kind) for one in of_rows)
     embedder = Embedder(
       embed,
@@ -499,9 +500,10 @@ def _form(entry: Entry) -> Any:
   return *sorted(meta['template'].items()), meta['fixed_layers']
 
 
+@functools.lru_cache(maxsize=16)  # one function has one program: another encoder's is not compiled
 def _embed_fn(
   model: EncoderConfig,
-  of_rows: Sequence[VectorSpec],
+  of_rows: tuple[VectorSpec, ...],
   shift_positions: bool,
   options: EncoderOptions,
 ) -> EmbedFn:
