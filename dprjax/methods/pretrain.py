@@ -401,13 +401,14 @@ def export(
   return Product({'': checkpoint}, *prompt)
 
 
-def shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer) -> BatchShapes:
-  """See ``Method.shapes``; of siblings that are spans, two special tokens beside each."""
-  del model
+def shapes(config: ConfigDict, _: EncoderConfig, tokenizer: Tokenizer) -> BatchShapes:
+  """See ``Method.shapes``; a span has special tokens around it."""
   knobs = config.pretrain
   size = config.batch_size * config.accumulate
   spans = knobs.views == 'siblings' and knobs.unit == 'span'
-  longest = min(knobs.max_length, knobs.span_length + 2) if spans else knobs.max_length
+  longest = knobs.max_length
+  if spans:
+    longest = min(longest, knobs.span_length + tokenizer.num_specials)
   padded = longest_bucket(longest, knobs.buckets, 'config.pretrain.buckets')
   arrays = {'passage_index': jax.ShapeDtypeStruct((size,), np.int32)}
   views = VIEWS[knobs.views]
