@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from dprjax import export, train
 from dprjax.formats.vector_spec import same_length
 from dprjax.inference.encoder import Encoder
 from dprjax.models import hub
@@ -125,3 +126,52 @@ def test_weights_that_are_missing_or_pickled(projected):
   (folder / '2_Dense' / 'model.safetensors').rename(folder / '2_Dense' / 'pytorch_model.bin')
   with refused('2_Dense'):
     hub.load_backbone(folder)
+
+
+@pytest.mark.slow
+def test_prompt_and_layers_are_trained_exported_and_served(trained, projected, tmp_path, command):
+  pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
+  from dprjax.serving.engine import Engine, Options
+
+  folder, _ = projected
+
+  def run(workdir, *more):
+    return command(
+      train,
+      f'--config={train.__file__.replace("dprjax/train.py", "configs/dptdr.py")}:local',
+      f'--workdir={tmp_path / workdir}',
+      f'--config.backbone.path={folder}',
+      f'--config.data.dir={trained}/data',
+      *('--config.data.format=beir', '--config.mesh.fsdp=2', '--config.matryoshka=(8,)'),
+      *('--config.steps=2', '--config.checkpoint.every=2', '--config.eval.every=2'),
+      *more,
+    )
+
+  status, log = run('prompt')
+  assert status == 0, log
+  prompt = tmp_path / 'prompts' / 'own.npz'
+  prompt.parent.mkdir()
+  assert command(export, f'--workdir={tmp_path}/prompt', f'--out={prompt}', '--force')[0] == 0
+  expected = Encoder.load(folder, prompt).encode(TEXTS, 'query')
+  assert expected.shape == (3, 12)
+  options = Options(rows=(1, 4), lengths=(32,), budget=4 * 48, slots=6, prompt_length=32)
+  engine = Engine.load(folder, prompt.parent, options=options)
+  try:
+    engine.ready.result(60)
+    served = engine.submit('own', 'query', TEXTS).result(60)
+  finally:
+    engine.close()
+  np.testing.assert_allclose(served, expected, atol=1e-5)
+
+  # The layers are part of the encoder, and are trained with it.
+  whole = ('--config.trainable=backbone/.*', '--config.prompt.length=0')
+  status, log = run('encoder', *whole, '--config.optim.learning_rate=0.01')
+  assert status == 0, log
+  assert (
+    command(export, f'--workdir={tmp_path}/encoder', f'--out={tmp_path}/out', '--force')[0] == 0
+  )
+  before, after = (hub.load_backbone(path) for path in (folder, tmp_path / 'out'))
+  assert after.config == before.config and after.sha256 != before.sha256
+  for number in '01':
+    kernels = [one.params['projection'][number]['kernel'] for one in (before, after)]
+    assert np.abs(kernels[0] - kernels[1]).max() > 1e-4
