@@ -17,6 +17,7 @@ import made
 import options
 import timing
 from dprjax.models import encoder, hub, layers
+from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
 
 MODEL = made.SHAPES['minilm']
@@ -38,7 +39,7 @@ def main():
   half = EncoderOptions(jnp.dtype('bfloat16'))
 
   def pooled(prompt, params):
-    hidden = encoder.encode(MODEL, params, tokens, mask, prompt=prompt, options=half)
+    hidden = encoder.encode(MODEL, params, tokens, mask, adapter=Prefix(prompt), options=half)
     return jnp.sum(hidden[:, 0])
 
   for what, function in (('forward', pooled), ('prompt gradient', jax.grad(pooled))):

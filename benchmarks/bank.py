@@ -9,6 +9,7 @@ benchmarks/results/bank-DEVICE.json.
 """
 
 import argparse
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ import made
 import record
 import timing
 from dprjax.models import encoder, hub
+from dprjax.models.adapters.prefix import Prefix
 
 MODEL = made.SHAPES['minilm']
 BANKS = (10, 1000)
@@ -32,34 +34,26 @@ def main() -> None:
   batch = made.batch(MODEL, args.rows, 1, args.tokens, shortest=0.5)
   tokens, mask = (jnp.asarray(batch[f'passage_{name}'][:, 0]) for name in ('tokens', 'mask'))
   rng = np.random.default_rng(0)
-  shape = (MODEL.num_layers, 2, args.prompt, MODEL.num_heads, MODEL.head_dim)
+  layers, *rest = MODEL.num_layers, 2, args.prompt, MODEL.num_heads, MODEL.head_dim
 
-  def bank_of(count: int, shortest: int) -> tuple[encoder.PromptBank, jax.Array]:
+  def bank_of(count: int, shortest: int) -> tuple[Prefix, jax.Array]:
     lengths = np.linspace(shortest, args.prompt, count).round().astype(np.int32)
-    prefixes = rng.normal(size=(count, *shape)).astype(np.float32)
+    vectors = rng.normal(size=(layers, count, *rest)).astype(np.float32)
     ids = rng.integers(0, count, args.rows).astype(np.int32)
-    return jax.device_put((encoder.PromptBank(prefixes, lengths), ids))
+    return jax.device_put((Prefix(vectors, lengths, np.zeros_like(lengths)), ids))
 
-  shared = jnp.asarray(rng.normal(size=shape), jnp.float32)
+  shared = Prefix(jnp.asarray(rng.normal(size=(layers, *rest)), jnp.float32))
   prompts = {'none': (None, None), 'shared': (shared, None)}
   prompts |= {f'bank {count:,}': bank_of(count, args.prompt) for count in BANKS}
   prompts['lengths'] = bank_of(10, 0)
-  large, ids = prompts[f'bank {BANKS[-1]:,}']
-  prompts[f'layers first {BANKS[-1]:,}'] = (
-    encoder.LayeredBank(
-      jnp.moveaxis(large.prefixes, 0, 1), large.lengths, jnp.zeros_like(large.lengths)
-    ),
-    ids,
-  )
 
   @jax.jit
-  def forward(params, prompt, ids):
-    return encoder.encode(MODEL, params, tokens, mask, prompt=prompt, prompt_ids=ids)[:, 0].sum()
+  def forward(params, adapter, ids):
+    adapter = adapter if ids is None else adapter.choose(ids)
+    return encoder.encode(MODEL, params, tokens, mask, adapter=adapter)[:, 0].sum()
 
-  def gradient_of(prefixes, params, prompt, ids):
-    if isinstance(prompt, encoder.PromptBank | encoder.LayeredBank):
-      prefixes = prompt._replace(prefixes=prefixes)
-    return forward(params, prefixes, ids)
+  def gradient_of(vectors, params, adapter, ids):
+    return forward(params, dataclasses.replace(adapter, vectors=vectors), ids)
 
   gradient = jax.jit(jax.grad(gradient_of))
   cases = {}
@@ -72,7 +66,7 @@ def main() -> None:
       function = forward
       if title == 'gradient':
         function = gradient
-        inputs = (getattr(prompt, 'prefixes', prompt), *inputs)
+        inputs = (prompt.vectors, *inputs)
       program = function.lower(*inputs).compile()
       scratch = program.memory_analysis().temp_size_in_bytes
       cases[f'{title}, {name}'] = {'scratch_megabytes': round(scratch / 1e6, 1)}

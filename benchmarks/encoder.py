@@ -17,6 +17,7 @@ import made
 import options
 import timing
 from dprjax.models import encoder, hub
+from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
 
 MODEL = made.SHAPES['minilm']
@@ -33,7 +34,7 @@ def ours(tokens, mask, prompt, unroll):
         params,
         tokens,
         mask,
-        prompt=prompt,
+        adapter=Prefix(prompt),
         options=EncoderOptions(unroll=unroll),
       )[:, 0]
     )

@@ -29,6 +29,7 @@ import record
 import timing
 import updates
 from dprjax.models import encoder
+from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.planning import roofline, targets
 from dprjax.runtime import cli
@@ -184,7 +185,7 @@ def encode_way(
       params,
       tokens,
       mask,
-      prompt=prefix,
+      adapter=Prefix(prefix),
       options=EncoderOptions(jnp.dtype(dtype)),
     )[:, 0]
   )

@@ -20,6 +20,7 @@ import record
 import timing
 from dprjax.formats.vector_spec import VectorSpec
 from dprjax.models import encoder, hub, segments
+from dprjax.models.adapters.template import LearnedTokens
 from dprjax.models.segments import Spec, Specials, TaskTemplates
 
 MODEL = made.SHAPES['minilm']
@@ -60,7 +61,7 @@ def main() -> None:
       text = segments.bare(tokens, mask, 1, 1)
       inputs = templates.fill('query', [text], longer, numbers)
       hidden = encoder.encode(
-        MODEL, params, inputs.tokens, inputs.mask, vectors=table, fixed_layers=fixed_layers
+        MODEL, params, inputs.tokens, inputs.mask, adapter=LearnedTokens(table, fixed_layers)
       )
       spec = VectorSpec('mask')
       return segments.vectors(MODEL, params, templates, 'query', inputs, hidden, spec).sum()

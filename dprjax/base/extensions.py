@@ -1,4 +1,4 @@
-"""Values of modules that users bring: families of backbones, poolings.
+"""Values of modules that users bring: families of backbones, kinds of adapters, poolings.
 
 ``DPRJAX_EXTENSIONS=lab.rms,lab.top`` names modules on Python's path. They are imported where such a
 value is looked up first. No file that a command reads can name one.
@@ -7,6 +7,7 @@ value is looked up first. No file that a command reads can name one.
 import functools
 import importlib
 import os
+import pkgutil
 from typing import Any
 
 from dprjax.base.errors import InputError, place
@@ -14,14 +15,28 @@ from dprjax.base.errors import InputError, place
 VARIABLE = 'DPRJAX_EXTENSIONS'
 
 
-def values(name: str) -> list[Any]:
+def values(name: str, package: str = '') -> list[Any]:
   """The values of this name, such as ``FAMILY``, in the modules that have one.
+
+  Args:
+    name: of the values.
+    package: of dprjax, whose modules come first.
 
   Raises:
     InputError: a module cannot be imported.
   """
-  found = (getattr(module, name, None) for module in _modules(os.environ.get(VARIABLE, '')))
+  modules = [*(_inside(package) if package else ()), *_modules(os.environ.get(VARIABLE, ''))]
+  found = (getattr(module, name, None) for module in modules)
   return [value for value in found if value is not None]
+
+
+@functools.cache
+def _inside(package: str) -> list[Any]:
+  folder = importlib.import_module(package)
+  return [
+    importlib.import_module(f'{package}.{one.name}')
+    for one in pkgutil.iter_modules(folder.__path__)
+  ]
 
 
 @functools.cache

@@ -35,8 +35,9 @@ from dprjax.inference.embedder import (
   place,
 )
 from dprjax.models import artifact, encoder_config, hub, segments
-from dprjax.models import encoder as models
 from dprjax.models import pooling as poolings
+from dprjax.models.adapter import Adapter, stack
+from dprjax.models.adapters.template import check_template
 from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.retrieval import codes
@@ -113,14 +114,14 @@ class Encoder:
     self.topics = {
       name: topics.Topics.from_arrays(entry.prompt.arrays, entry.prompt.path)
       for name, entry in self.bank.items()
-      if entry.prompt is not None and entry.prompt.meta['kind'] == 'topic'
+      if entry.prompt is not None and entry.prompt.kind.topics
     }
     for name, found in self.topics.items():
       prompt = self.bank[name].prompt
       assert prompt is not None
-      if len(found) != len(prompt.prefixes('query')):
+      if len(found) != len(prompt.adapters('query')):
         raise InputError(
-          f'{prompt.path}: {len(prompt.prefixes("query"))} prompts of {len(found)} topics; export '
+          f'{prompt.path}: {len(prompt.adapters("query"))} prompts of {len(found)} topics; export '
           'the prompt again'
         )
     placed: dict[int, Any] = {}
@@ -131,10 +132,13 @@ class Encoder:
         check_length(name, entry, kind, backbone)
       if id(backbone) not in placed:
         placed[id(backbone)] = place(self.mesh, backbone.params)
-      # A compiled batch counts positions in one way, and has one form.
+      # A compiled batch has one form; the bare backbone's is also that of any adapters.
       names: dict[Any, list[str]] = {}
       for name, entry in self.bank.items():
         names.setdefault(_form(entry), []).append(name)
+      others = [form for form in names if isinstance(form, str)]
+      if None in names and others:
+        names[others[0]] += names.pop(None)
       self._groups[kind] = [
         self._group(kind, group, placed[id(backbone)]) for group in names.values()
       ]
@@ -198,9 +202,9 @@ class Encoder:
       loaded = None
       if path is not None:
         loaded = artifact.load_prompt_for(path, tokenizer.sha256, *backbones.values())
-        if loaded.meta['kind'] == 'template':
+        if loaded.kind.load is None:
           for one in backbones.values():
-            artifact.check_template(loaded, KINDS, one.config)
+            check_template(loaded, KINDS, one.config)
       both = {
         kind: vector_spec.of_meta(loaded.meta if loaded else {}, one.spec).replace(
           pooling=pooling,
@@ -333,9 +337,7 @@ class Encoder:
 
     def space(name: str) -> tuple[Any, ...]:
       prompt, spec = self.bank[name]
-      bare = prompt is None or (
-        prompt.meta['kind'] == 'prefix' and prompt.prefix('passage') is None
-      )
+      bare = prompt is None or prompt.query_only
       return None if bare else name, spec.pooling, spec.normalize
 
     (own,) = self._names(passages, 1)
@@ -379,20 +381,17 @@ class Encoder:
       return self._template_group(kind, names, backbone)
     config = self.backbones[kind].config
     numbers: dict[str, int] = {}
-    prefixes: list[np.ndarray | None] = []
+    adapters: list[Adapter | None] = []
     of_rows: list[VectorSpec] = []
     for name in names:
       prompt, spec = self.bank[name]
-      own: Sequence[np.ndarray | None] = [None] if prompt is None else prompt.prefixes(kind)
-      numbers[name] = len(prefixes)
-      prefixes += own
+      own = [None] if prompt is None else prompt.adapters(kind)
+      numbers[name] = len(adapters)
+      adapters += own
       of_rows += [spec] * len(own)
-    # A shared prompt is faster than a bank, and none is faster than empty ones.
-    prefix: Any = None
-    if any(one is not None for one in prefixes):
-      prefix = _stack(config, prefixes) if len(prefixes) > 1 else prefixes[0]
-    shift = self.bank[names[0]].shift_positions
-    embed = _embed_fn(config, tuple(of_rows), shift, self._options)
+    # None is faster than one that changes nothing, and one is faster than a bank.
+    adapter = stack(adapters) if len(adapters) > 1 else adapters[0]
+    embed = _embed_fn(config, tuple(of_rows), self._options)
     max_length = max(one.max_length(kind) for one in of_rows)
     embedder = Embedder(
       embed,
@@ -402,14 +401,14 @@ class Encoder:
       self.tokenizer.pad_id,
       encoder_row_bytes(config),
     )
-    return _Group(numbers, len(prefixes), embedder, (backbone, place(self.mesh, prefix)))
+    return _Group(numbers, len(adapters), embedder, (backbone, place(self.mesh, adapter)))
 
   def _template_group(self, kind: str, names: list[str], backbone: Any) -> _Group:
     whole = self.backbones[kind]
     entries = [self.bank[name] for name in names]
     prompts = [prompt for prompt, _ in entries if prompt is not None]
     of_rows = [spec for _, spec in entries]
-    made, table = templates.of_prompts(prompts, self.tokenizer, whole.config)
+    made, adapter = templates.of_prompts(prompts, self.tokenizer, whole.config)
     lengths = []
     for prompt, own, template in zip(prompts, of_rows, made.templates[kind], strict=True):
       length = own.max_length(kind)
@@ -423,7 +422,7 @@ class Encoder:
     most, more = max(lengths), made.extra(kind) - sum(around)
     row_bytes = encoder_row_bytes(whole.config)
     embedder = Embedder(
-      _template_fn(whole.config, made, kind, prompts, of_rows, around, most, self._options),
+      _template_fn(whole.config, made, kind, of_rows, around, most, self._options),
       self.mesh,
       self._batch_size,
       max(one.max_length(kind) for one in of_rows),
@@ -431,7 +430,7 @@ class Encoder:
       lambda length: row_bytes(min(length + more, most)),
     )
     numbers = {name: place for place, name in enumerate(names)}
-    return _Group(numbers, len(names), embedder, (backbone, place(self.mesh, table)))
+    return _Group(numbers, len(names), embedder, (backbone, place(self.mesh, adapter)))
 
 
 def either(
@@ -477,9 +476,9 @@ def check_length(name: str, entry: Entry, kind: str, backbone: hub.Backbone) -> 
   check_size(f'{kind}_max_length', spec.max_length(kind))
   if _is_template(entry):  # whose length its tokenizer decides
     return
-  prefix = None if prompt is None else prompt.prefixes(kind)[0]
-  if prefix is not None and entry.shift_positions:
-    room -= prefix.shape[-3]
+  adapter = None if prompt is None else prompt.adapters(kind)[0]
+  if adapter is not None:
+    room -= int(adapter.shift_positions())
   if spec.max_length(kind) > room:
     whose = f'prompt {name!r}: ' if name != UNNAMED else ''
     raise InputError(
@@ -489,13 +488,15 @@ def check_length(name: str, entry: Entry, kind: str, backbone: hub.Backbone) -> 
 
 
 def _is_template(entry: Entry) -> bool:
-  return entry.prompt is not None and entry.prompt.meta['kind'] == 'template'
+  return entry.prompt is not None and entry.prompt.kind.load is None
 
 
 def _form(entry: Entry) -> Any:
   """What the prompts of one compiled batch have in common."""
-  if entry.prompt is None or not _is_template(entry):
-    return entry.shift_positions
+  if entry.prompt is None:
+    return None
+  if not _is_template(entry):
+    return entry.prompt.kind.name
   meta = entry.prompt.meta
   return *sorted(meta['template'].items()), meta['fixed_layers']
 
@@ -504,7 +505,6 @@ def _form(entry: Entry) -> Any:
 def _embed_fn(
   model: EncoderConfig,
   of_rows: tuple[VectorSpec, ...],
-  shift_positions: bool,
   options: EncoderOptions,
 ) -> EmbedFn:
   """For one prompt, or for a bank's prompts in the bank's order."""
@@ -512,18 +512,11 @@ def _embed_fn(
   def embed(
     params: Any, tokens: jax.Array, mask: jax.Array, prompt_ids: jax.Array | None = None
   ) -> jax.Array:
-    backbone, prompt = params
+    backbone, adapter = params
+    if adapter is not None and prompt_ids is not None:
+      adapter = adapter.choose(prompt_ids)
     return embed_text(
-      model,
-      backbone,
-      tokens,
-      mask,
-      of_rows,
-      prompt_ids,
-      prompt=prompt,
-      prompt_ids=prompt_ids if isinstance(prompt, models.PromptBank) else None,
-      shift_positions=shift_positions,
-      options=options,
+      model, backbone, tokens, mask, of_rows, prompt_ids, adapter=adapter, options=options
     )
 
   return embed
@@ -533,7 +526,6 @@ def _template_fn(
   model: EncoderConfig,
   made: segments.TaskTemplates,
   kind: str,
-  prompts: Sequence[artifact.Prompt],
   of_rows: Sequence[VectorSpec],
   around: tuple[int, int],
   most: int,
@@ -544,7 +536,7 @@ def _template_fn(
   def embed(
     params: Any, tokens: jax.Array, mask: jax.Array, prompt_ids: jax.Array | None = None
   ) -> jax.Array:
-    backbone, table = params
+    backbone, adapter = params
     numbers = jnp.zeros(tokens.shape[0], jnp.int32) if prompt_ids is None else prompt_ids
     filled, hidden = segments.encode(
       model,
@@ -554,22 +546,9 @@ def _template_fn(
       [segments.bare(tokens, mask, *around)],
       min(tokens.shape[1] - sum(around) + made.extra(kind), most),
       numbers,
-      vectors=table,
-      fixed_layers=prompts[0].meta['fixed_layers'],
+      adapter=adapter,
       options=options,
     )
     return segments.vectors(model, backbone, made, kind, filled, hidden, of_rows, numbers)
 
   return embed
-
-
-def _stack(config: EncoderConfig, given: Sequence[np.ndarray | None]) -> models.PromptBank:
-  empty = np.zeros((config.num_layers, 2, 0, config.num_kv_heads, config.head_dim), np.float32)
-  prefixes = [empty if prefix is None else prefix for prefix in given]
-  lengths = np.array([prefix.shape[2] for prefix in prefixes], np.int32)
-  longest = lengths.max()
-  padded = [
-    np.pad(prefix, ((0, 0), (0, 0), (0, longest - length), (0, 0), (0, 0)))
-    for prefix, length in zip(prefixes, lengths, strict=True)
-  ]
-  return models.PromptBank(jnp.asarray(np.stack(padded)), jnp.asarray(lengths))

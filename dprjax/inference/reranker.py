@@ -42,6 +42,7 @@ from dprjax.models import (
   segments,
   sentence,
 )
+from dprjax.models.adapters.template import SCORES, check_head, check_template
 from dprjax.models.encoder_config import EncoderOptions
 from dprjax.models.template import Packed, Template, fill, unpack
 from dprjax.runtime import mesh as meshes
@@ -289,21 +290,21 @@ class PromptReranker(Reranker):
         positions.
     """
     config = backbone.config
-    artifact.check_template(prompt, ('pair',), config)
+    check_template(prompt, ('pair',), config)
     if (found := backbone.heads.get('mlm')) is None:
       raise InputError(
         f'{backbone.path}: no masked-LM head, which answers at [MASK]; give the backbone that '
         f'{prompt.path} was trained on (such a head is trained with --config=configs/condenser.py:'
         'mlm)'
       )
-    artifact.check_head(prompt, head_specs.sha256('mlm', config, found))
+    check_head(prompt, head_specs.sha256('mlm', config, found))
     yes, no = segments.label_ids(
       prompt.meta['label_words'],
       tokenizer.encode_bare,
       tokenizer.special_ids,
       f"{prompt.path}: meta's label_words",
     )
-    made, table = templates.of_prompts([prompt], tokenizer, config)
+    made, adapter = templates.of_prompts([prompt], tokenizer, config)
     (template,) = made.templates['pair']
     self.prompt, self.score_kind = prompt, score or prompt.meta['score']
     self._most: list[int] | None = None  # tokens of each text
@@ -325,7 +326,7 @@ class PromptReranker(Reranker):
     options = EncoderOptions.of(arithmetic, meshes.activations(mesh)[1])
 
     def embed(params: Any, rows: jax.Array, _: jax.Array, lengths: jax.Array) -> jax.Array:
-      backbone, head, table = params
+      backbone, head, adapter = params
       logits = segments.answer(
         config,
         backbone,
@@ -334,8 +335,7 @@ class PromptReranker(Reranker):
         unpack(rows, lengths),
         rows.shape[1],
         jnp.zeros(rows.shape[0], jnp.int32),
-        vectors=table,
-        fixed_layers=prompt.meta['fixed_layers'],
+        adapter=adapter,
         options=options,
       )
       return heads.answer_score(logits, yes, no, self.score_kind)[:, None]
@@ -346,7 +346,7 @@ class PromptReranker(Reranker):
       template,
       max_length,
       embed,
-      (backbone.params, found.params, table),
+      (backbone.params, found.params, adapter),
       mesh=mesh,
       batch_size=batch_size,
       dtype=arithmetic.name,
@@ -378,8 +378,8 @@ class PromptReranker(Reranker):
       InputError: something cannot be read, or the prompt was made for another backbone, head or
         tokenizer.
     """
-    if score not in (None, *artifact.SCORES):
-      raise InputError(f'score: expected one of {", ".join(artifact.SCORES)}, not {score!r}')
+    if score not in (None, *SCORES):
+      raise InputError(f'score: expected one of {", ".join(SCORES)}, not {score!r}')
     artifact.load_prompt(prompt)  # first, because loading the backbone takes a while
     backbone = hub.load_backbone(path, ('mlm',))
     tokenizer = text.load_tokenizer(backbone.path)

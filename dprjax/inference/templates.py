@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from dprjax.base.errors import InputError
 from dprjax.data.text import Tokenizer
 from dprjax.models import segments
+from dprjax.models.adapters import template
+from dprjax.models.adapters.template import LearnedTokens
 from dprjax.models.artifact import Prompt
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.segments import TaskTemplates
@@ -21,11 +22,11 @@ def specials(tokenizer: Tokenizer) -> segments.Specials:
 
 def of_prompts(
   prompts: Sequence[Prompt], tokenizer: Tokenizer, config: EncoderConfig
-) -> tuple[TaskTemplates, Float[Array, 'E H'] | None]:
+) -> tuple[TaskTemplates, LearnedTokens | None]:
   """The templates of these prompts in their order, and all their vectors side by side.
 
   Args:
-    prompts: of kind template, of the same forms.
+    prompts: of kind template, of the same forms and fixed layers.
     tokenizer: the backbone's.
     config: the backbone's shape.
 
@@ -33,7 +34,7 @@ def of_prompts(
     InputError: the forms differ, or the tokenizer has no mask token.
   """
   made = TaskTemplates.make(
-    [prompt.spec for prompt in prompts],
+    [template.spec(prompt) for prompt in prompts],
     specials(tokenizer),
     tokenizer.encode_bare,
     config.vocab_size,
@@ -42,9 +43,11 @@ def of_prompts(
     masked=False,  # the file was checked when it was read
   )
   vectors = [
-    {name: jnp.asarray(array) for name, array in prompt.vectors.items()} for prompt in prompts
+    {name: jnp.asarray(array) for name, array in template.vectors(prompt).items()}
+    for prompt in prompts
   ]
-  return made, made.table(vectors)
+  table = made.table(vectors)
+  return made, None if table is None else LearnedTokens(table, prompts[0].meta['fixed_layers'])
 
 
 def around(tokenizer: Tokenizer) -> tuple[int, int]:

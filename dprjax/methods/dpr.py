@@ -19,7 +19,6 @@ from dprjax.formats.texts import KINDS
 from dprjax.methods import contrastive, distillation, dual_encoder
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import Batch, BatchShapes, Method, Model, Params, Texts
-from dprjax.models import prompts
 from dprjax.models.encoder_config import EncoderConfig
 
 if TYPE_CHECKING:
@@ -42,14 +41,14 @@ def build(
     params: Params, batch: Batch, key: Array | None
   ) -> tuple[Float[Array, ''], dict[str, Array]]:
     keys = kind_keys(key)
-    prefixes = {
-      kind: dual_encoder.batch_dropout(config, prefix, keys[kind])
-      for kind, prefix in prompts.expand_prompt(model, params.get('prompt')).items()
+    adapters = {
+      kind: dual_encoder.batch_dropout(config, adapter, keys[kind])
+      for kind, adapter in encoders.adapters(params).items()
     }
 
     def encode(kind: str, rows: Sequence[Array], key: Array | None) -> Float[Array, 'n H']:
       tokens, mask = rows
-      return encoders.encode(params, prefixes[kind], kind, tokens, mask, key)
+      return encoders.encode(params, adapters[kind], kind, tokens, mask, key)
 
     def frozen(kind: str, rows: Sequence[Array], _: Array | None) -> Float[Array, 'n H']:
       tokens, mask = rows
@@ -68,7 +67,7 @@ def build(
   shown = {'accuracy': 'in-batch accuracy'} | distillation.shown(config)
   if config.prompt.anchor:
     shown['anchor'] = 'from the frozen'
-  return Model(encoders.init, loss, encoders.embed, shown, dual_encoder.without_prompt)
+  return Model(encoders.init, loss, encoders.embed, shown, dual_encoder.without_adapter)
 
 
 Encode = Callable[[str, Sequence[Array], Array | None], Float[Array, 'n H']]

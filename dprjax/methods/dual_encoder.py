@@ -1,5 +1,6 @@
 """The encoder of queries and passages with their prompts, shared by the methods that train it."""
 
+import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -16,8 +17,10 @@ from dprjax.formats import vector_spec
 from dprjax.formats.texts import KINDS
 from dprjax.formats.vector_spec import VectorSpec
 from dprjax.methods.method import Params, Parts, Product
-from dprjax.models import dropout, hub, prompts
+from dprjax.models import adapter as adapters
+from dprjax.models import hub
 from dprjax.models import pooling as poolings
+from dprjax.models.adapter import Adapter
 from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.head_specs import Head
@@ -25,7 +28,7 @@ from dprjax.runtime import mesh, tree
 
 logger = logging.getLogger('dprjax')
 
-OPTIONS = ('prompt.length', 'prompt.tied', 'backbone.two_encoders', 'matryoshka')
+OPTIONS = ('prompt.kind', 'prompt.length', 'prompt.tied', 'backbone.two_encoders', 'matryoshka')
 
 
 class DualEncoder(NamedTuple):
@@ -33,14 +36,16 @@ class DualEncoder(NamedTuple):
 
   Attributes:
     init: as of a ``Model``.
-    encode: ``(params, prefix, kind, tokens, mask, key or None) -> [B, H]`` under an expanded
-      prompt, after ``batch_dropout``. Without a key there is no dropout.
+    adapters: ``params ->`` the adapters of queries and of passages; None: the bare backbone.
+    encode: ``(params, adapter, kind, tokens, mask, key or None) -> [B, H]``, of an adapter after
+      ``batch_dropout``. Without a key there is no dropout.
     embed: as of a ``Model``.
   """
 
   init: Callable[[Parts, Array], dict[str, Any]]
+  adapters: Callable[[Params], dict[str, Adapter | None]]
   encode: Callable[
-    [Params, Array | None, str, Int[Array, 'B T'], Bool[Array, 'B T'], Array | None],
+    [Params, Adapter | None, str, Int[Array, 'B T'], Bool[Array, 'B T'], Array | None],
     Float[Array, 'B H'],
   ]
   embed: Callable[[Params, str, Int[Array, 'B T'], Bool[Array, 'B T']], Float[Array, 'B H']]
@@ -67,7 +72,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh | None = None)
 
   def init(parts: Parts, key: Array) -> dict[str, Any]:
     backbone = dict.fromkeys(KINDS, parts.encoder) if two else parts.encoder
-    params = {'backbone': backbone} | init_prompt(config, model, parts, key)
+    params = {'backbone': backbone} | init_adapter(config, model, parts, key)
     if config.prompt.sides == 'query':
       names = list(tree.flatten(params))
       if trains(tree.trainable_names(config.trainable, names), 'backbone'):
@@ -86,29 +91,32 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh | None = None)
     return params
 
   def encode(
-    params: Params, prefix: Array | None, kind: str, tokens: Array, mask: Array, key: Array | None
+    params: Params,
+    adapter: Adapter | None,
+    kind: str,
+    tokens: Array,
+    mask: Array,
+    key: Array | None,
   ) -> Float[Array, 'B H']:
     dropout_key, drawn = None, options
     if key is not None:
       dropout_key, _ = jax.random.split(key)
-      drawn = example_dropout(config, prefix, options)
+      drawn = example_dropout(config, adapter, options)
     return embed_text(
       model,
       params['backbone'][kind] if two else params['backbone'],
       tokens,
       mask,
       spec,
-      prompt=prefix,
-      shift_positions=config.prompt.shift_positions,
+      adapter=adapter,
       options=drawn,
       dropout_key=dropout_key,
     )
 
   def embed(params: Params, kind: str, tokens: Array, mask: Array) -> Float[Array, 'B H']:
-    prefix = prompts.expand_prompt(model, params.get('prompt'))[kind]
-    return encode(params, prefix, kind, tokens, mask, None)
+    return encode(params, expand(config, model, params)[kind], kind, tokens, mask, None)
 
-  return DualEncoder(init, encode, embed)
+  return DualEncoder(init, functools.partial(expand, config, model), encode, embed)
 
 
 def check_pooling(config: ConfigDict) -> None:
@@ -121,74 +129,92 @@ def check_pooling(config: ConfigDict) -> None:
   poolings.find(config.pooling, 'config.pooling')
 
 
-def init_prompt(
+def _training(config: ConfigDict) -> adapters.Training:
+  """How the kind of adapter is trained that ``config.prompt.kind`` names."""
+  kind = adapters.find(config.prompt.kind, 'config.prompt.kind')
+  if kind.training is None:
+    raise InputError(
+      f'config.prompt.kind: {kind.name} is {kind.text}, which {config.method} does not train'
+    )
+  return kind.training
+
+
+def init_adapter(
   config: ConfigDict, model: EncoderConfig, parts: Parts, key: Array
 ) -> dict[str, Any]:
-  """The ``prompt`` subtree, random or from ``config.prompt.init_from``; empty where P = 0.
+  """The adapter's subtree, random or from ``config.prompt.init_from``; nothing where there is none.
+
+  It is that of one adapter where tied, else ``{'query': ..., 'passage': ...}``; for queries alone,
+  ``config.prompt.sides='query'``, ``{'query': ...}``.
 
   Raises:
     InputError: the file's prompt does not fit ``config.prompt``.
   """
-  knobs = config.prompt
+  knobs, init = config.prompt, _training(config).init
   if not knobs.length:
     return {}
-  params = prompts.init_prompt(
-    model,
-    key,
-    knobs.length,
-    tied=knobs.tied,
-    sides=knobs.sides,
-    reparam=knobs.reparam,
-    hidden=knobs.reparam_hidden,
-    std=knobs.init_std,
-  )
-  if parts.prompt is None:
-    return {'prompt': params}
-  sides = {kind: {'prefix': parts.prompt.prefix(kind)} for kind in KINDS}
-  start: dict[str, Any] = sides['query'] if knobs.tied else sides
   if knobs.sides == 'query':
-    start = {'query': sides['query']}
-  elif parts.prompt.query_only and not knobs.tied:
+    params = {'query': init(config, model, key)}
+  elif knobs.tied:
+    params = init(config, model, key)
+  else:
+    keys = {side: jax.random.fold_in(key, i) for i, side in enumerate(KINDS)}
+    params = {side: init(config, model, key) for side, key in keys.items()}
+  if parts.prompt is None:
+    return {adapters.SUBTREE: params}
+  if parts.prompt.query_only and knobs.sides != 'query' and not knobs.tied:
     raise InputError(
       f'config.prompt.init_from: {knobs.init_from} is for queries alone; set config.prompt.tied, '
       "or config.prompt.sides='query'"
     )
+  start: dict[str, Any] = {side: parts.prompt.of_side(side) for side in KINDS if side in params}
+  start = start or parts.prompt.of_side('query')
   shapes, wanted = (
-    {name: leaf.shape for name, leaf in tree.flatten({'prompt': some}).items()}
+    {name: leaf.shape for name, leaf in tree.flatten({adapters.SUBTREE: some}).items()}
     for some in (start, params)
   )
   for name, shape in wanted.items():
-    if shapes.get(name) != shape:
+    if parts.prompt.meta['kind'] != knobs.kind or shapes.get(name) != shape:
       raise InputError(
         f'config.prompt.init_from: {knobs.init_from} does not fit {name} {list(shape)}; set '
         "config.prompt.length to the file's, and config.prompt.reparam='none'"
       )
-  return {'prompt': start}
+  return {adapters.SUBTREE: start}
 
 
-def batch_dropout(config: ConfigDict, prefix: Array | None, key: Array | None) -> Array | None:
-  """An expanded prompt under one mask for the whole batch, if ``dropout_scope`` says so.
+def expand(config: ConfigDict, model: EncoderConfig, params: Params) -> dict[str, Adapter | None]:
+  """The adapters of queries and of passages, the same where tied; None: the bare backbone."""
+  if adapters.SUBTREE not in params:
+    return dict.fromkeys(KINDS)
+  expand_one, own = _training(config).expand, params[adapters.SUBTREE]
+  if not set(KINDS) & set(own):
+    return dict.fromkeys(KINDS, expand_one(config, model, own))
+  return {side: expand_one(config, model, own[side]) if side in own else None for side in KINDS}
+
+
+def batch_dropout(config: ConfigDict, adapter: Adapter | None, key: Array | None) -> Adapter | None:
+  """An adapter under one mask for the whole batch, if ``dropout_scope`` says so.
 
   A loss calls this once, before it cuts the batch into chunks, with the key that it encodes with.
   """
   rate = config.prompt.dropout
-  if prefix is None or key is None or not rate or config.prompt.dropout_scope != 'batch':
-    return prefix
-  return dropout.drop(prefix, rate, jax.random.split(key)[1])
+  if adapter is None or key is None or not rate or config.prompt.dropout_scope != 'batch':
+    return adapter
+  return adapter.drop(rate, jax.random.split(key)[1])
 
 
 def example_dropout(
-  config: ConfigDict, prefix: Array | None, options: EncoderOptions
+  config: ConfigDict, adapter: Adapter | None, options: EncoderOptions
 ) -> EncoderOptions:
   """Options with which the encoder draws a mask of the prompt for each example."""
-  if prefix is None or config.prompt.dropout_scope != 'example':
+  if adapter is None or config.prompt.dropout_scope != 'example':
     return options
   return options._replace(prompt_dropout=config.prompt.dropout)
 
 
-def without_prompt(params: Mapping[str, Array]) -> dict[str, Array]:
-  """``Model.baseline``: parameters by flat names, of the encoder as it is without a prompt."""
-  return {name: leaf for name, leaf in params.items() if not trains([name], 'prompt')}
+def without_adapter(params: Mapping[str, Any]) -> dict[str, Any]:
+  """``Model.baseline``: parameters by flat names, of the encoder as it is without an adapter."""
+  return {name: leaf for name, leaf in params.items() if not trains([name], adapters.SUBTREE)}
 
 
 def export(
@@ -222,23 +248,26 @@ def export_prompt(
   trained: Mapping[str, np.ndarray],
   spec: VectorSpec,
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """A trained prompt as key/value vectors, whatever it was trained as, and its meta.
+  """A trained adapter as a prompt file has it, whatever it was trained as: arrays and meta.
 
   Args:
     config, backbone, trained: as for ``export``.
     spec: how texts become vectors.
   """
-  if not trains(trained, 'prompt'):
+  if not trains(trained, adapters.SUBTREE):
     return {}, {}
-  subtree = {name: leaf for name, leaf in trained.items() if name.startswith('prompt/')}
-  expanded = prompts.expand_prompt(backbone.config, tree.unflatten(subtree)['prompt'])
-  arrays = {kind: np.asarray(prefix) for kind, prefix in expanded.items() if prefix is not None}
-  meta = meta_of(config, spec, 'prefix')
+  export = _training(config).export
+  expanded = expand(config, backbone.config, tree.unflatten(trained))
+  made = {side: export(config, own) for side, own in expanded.items() if own is not None}
+  meta = meta_of(config, spec, config.prompt.kind) | made['query'][1]
   if config.prompt.sides == 'query':
-    return {'query/prefix': arrays['query']}, meta | {'sides': 'query'}
-  if config.prompt.tied:
-    return {'prefix': arrays['query']}, meta
-  return {f'{kind}/prefix': array for kind, array in arrays.items()}, meta
+    meta |= {'sides': 'query'}
+  elif config.prompt.tied:
+    return jax.device_get(made['query'][0]), meta
+  arrays = {
+    f'{side}/{name}': array for side, (own, _) in made.items() for name, array in own.items()
+  }
+  return jax.device_get(arrays), meta
 
 
 def meta_of(config: ConfigDict, spec: VectorSpec, kind: str) -> dict[str, Any]:

@@ -40,6 +40,8 @@ from dprjax.methods.method import (
   Texts,
 )
 from dprjax.models import artifact, head_specs, hub, prompt_encoder, segments
+from dprjax.models.adapters import template
+from dprjax.models.adapters.template import LearnedTokens
 from dprjax.models.artifact import Prompt
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.segments import Spec, TaskTemplates
@@ -68,9 +70,8 @@ class Prompts(NamedTuple):
     names: the tasks in the order of their numbers.
     templates: theirs.
     bare: the same without prompt segments.
-    fixed_layers: n.
     init: ``(parts, key) -> params``, the subtrees ``prompt`` and ``sources``.
-    table: ``params -> [E, H]``, the learned vectors of all tasks; None where there are none, and
+    table: ``params ->`` the learned vectors of all tasks; None where there are none, and
       for parameters without prompts.
     weights: ``params -> metrics``, the weights of a sum.
     sources: the tasks whose prompts are added.
@@ -79,9 +80,8 @@ class Prompts(NamedTuple):
   names: tuple[str, ...]
   templates: TaskTemplates
   bare: TaskTemplates
-  fixed_layers: int
   init: Callable[[Parts, Array], dict[str, Any]]
-  table: Callable[[Params], Float[Array, 'E H'] | None]
+  table: Callable[[Params], LearnedTokens | None]
   weights: Callable[[Params], dict[str, Array]]
   sources: tuple[str, ...]
 
@@ -99,7 +99,9 @@ def read_files(config: ConfigDict) -> Files:
   }
   for name, prompt in own.items():
     task = prompt.meta.get('task') or name
-    if prompt.meta['kind'] == 'template' and task != name:  # other kinds are refused as such
+    if (
+      prompt.meta['kind'] == template.ADAPTER.name and task != name
+    ):  # other kinds are refused as such
       raise InputError(
         f'config.tasks.{name}.prompt: {prompt.path} is the prompt of the task {task}, not of '
         f'{name}; name its file, or call the task {task}'
@@ -228,13 +230,13 @@ def _length(knobs: ConfigDict, name: str) -> int:
 
 
 def _spec_of(prompt: Prompt, kinds: Sequence[str], forms: Mapping[str, str]) -> Spec:
-  if prompt.meta['kind'] != 'template' or prompt.meta['template'] != forms:
+  if prompt.meta['kind'] != template.ADAPTER.name or prompt.meta['template'] != forms:
     there = prompt.meta.get('template', f'a prompt of kind {prompt.meta["kind"]!r}')
     raise InputError(
       f'{prompt.path}: the template is {there!r:.200}, and '
       f'{" and ".join(sorted({_knob(kind) for kind in kinds}))} is {forms!r:.200}'
     )
-  return prompt.spec
+  return template.spec(prompt)
 
 
 def _described(spec: Spec) -> str:
@@ -298,7 +300,7 @@ def build(
         count = len(found.sources)
         params[f'{task}/weights'] = np.full(count, 1 / count, np.float32)
       elif task in found.own:
-        for name, vectors in found.own[task].vectors.items():
+        for name, vectors in template.vectors(found.own[task]).items():
           params[f'{task}/{name}'] = {'vectors': vectors}
       else:
         fresh |= {f'{task}/{name}': lengths[number, name] for name in learned[task]}
@@ -310,16 +312,17 @@ def build(
         {
           f'{task}/{name}': vectors
           for task, prompt in found.sources.items()
-          for name, vectors in prompt.vectors.items()
+          for name, vectors in template.vectors(prompt).items()
         }
       )
     return made
 
-  def table(params: Params) -> Float[Array, 'E H'] | None:
+  def table(params: Params) -> LearnedTokens | None:
     if not templates.rows or 'prompt' not in params:
       return None
     vectors = expand(params, learned)
-    return templates.table([vectors[task] for task in names])
+    rows = templates.table([vectors[task] for task in names])
+    return None if rows is None else LearnedTokens(rows, count)
 
   def weights(params: Params) -> dict[str, Array]:
     return {
@@ -329,7 +332,7 @@ def build(
     }
 
   bare = templates.without_prompts()
-  return Prompts(names, templates, bare, count, init, table, weights, tuple(found.sources))
+  return Prompts(names, templates, bare, init, table, weights, tuple(found.sources))
 
 
 def expand(
@@ -366,9 +369,9 @@ def check(
 ) -> None:
   """Raises InputError where a prompt was made for something else than this run's backbone."""
   artifact.check_prompt(prompt, model, parts.sha256, tokenizer.sha256)
-  artifact.check_template(prompt, kinds, model)
+  template.check_template(prompt, kinds, model)
   if 'pair' in kinds:
-    artifact.check_head(prompt, head_specs.sha256('mlm', model, parts.heads['mlm']))
+    template.check_head(prompt, head_specs.sha256('mlm', model, parts.heads['mlm']))
   if (there := prompt.meta['fixed_layers']) != (here := layers_fixed(config, model)):
     raise InputError(
       f'{prompt.path}: was trained with {there} fixed layers, and config.template.fixed_layers is '
@@ -501,12 +504,12 @@ def export(
   sources = {
     f'sources/{task}/{name}': vectors
     for task, prompt in found.sources.items()
-    for name, vectors in prompt.vectors.items()
+    for name, vectors in template.vectors(prompt).items()
   }
   stored = {
     f'prompt/{task}/{name}/vectors': vectors
     for task, prompt in found.own.items()
-    for name, vectors in prompt.vectors.items()
+    for name, vectors in template.vectors(prompt).items()
   }
   params = tree.unflatten({**sources, **stored, **trained})
   learned = {task: list(spec.lengths) for task, spec in of_tasks.items()}
@@ -533,7 +536,10 @@ def export(
       values = params['prompt'][task]['weights'].tolist()
       meta['weights'] = dict(zip(found.sources, values, strict=True))
     written[task] = (
-      {f'segments/{name}': np.asarray(array, np.float32) for name, array in expanded[task].items()},
+      {
+        f'{template.SEGMENTS}{name}': np.asarray(array, np.float32)
+        for name, array in expanded[task].items()
+      },
       meta,
     )
   if not dual_encoder.trains(trained, 'backbone') and not dual_encoder.trains(trained, 'head'):

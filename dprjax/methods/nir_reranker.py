@@ -21,6 +21,7 @@ from dprjax.methods import dual_encoder, nir_prompt
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import Batch, Model, Params, Parts
 from dprjax.models import heads, segments
+from dprjax.models.adapters.template import LearnedTokens
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.models.template import Text, unpack
 from dprjax.runtime import mesh
@@ -59,7 +60,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
 
   def logits(
     params: Params,
-    table: Float[Array, 'E H'] | None,
+    table: LearnedTokens | None,
     texts: Sequence[Text],
     length: int,
     numbers: Array,
@@ -73,8 +74,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       texts,
       length,
       numbers,
-      vectors=table,
-      fixed_layers=prompts.fixed_layers,
+      adapter=table,
       options=options,
       dropout_key=key,
     )
@@ -119,7 +119,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     return score(found)[:, None]
 
   shown = {'accuracy': 'accuracy', 'yes_or_no': 'P(yes or no)'} | nir_prompt.shown(prompts)
-  return Model(init, loss, embed, shown, dual_encoder.without_prompt)
+  return Model(init, loss, embed, shown, dual_encoder.without_adapter)
 
 
 METHOD = nir_prompt.method(

@@ -18,7 +18,9 @@ from dprjax.formats import vector_spec
 from dprjax.formats.texts import KINDS
 from dprjax.methods import contrastive, dpr, nir_prompt
 from dprjax.methods.method import Batch, Model, Params, Parts
-from dprjax.models import artifact, segments
+from dprjax.models import segments
+from dprjax.models.adapters import template
+from dprjax.models.adapters.template import LearnedTokens
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.runtime import mesh
 
@@ -31,9 +33,9 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   """
   contrastive.check_negatives(config)
   contrastive.check_lengths(config.matryoshka, model.vector_size)
-  if config.pooling not in artifact.TEMPLATE_POOLINGS:
+  if config.pooling not in template.POOLINGS:
     raise InputError(
-      f'config.pooling: expected one of {", ".join(artifact.TEMPLATE_POOLINGS)} under a template, '
+      f'config.pooling: expected one of {", ".join(template.POOLINGS)} under a template, '
       f'not {config.pooling!r:.60}'
     )
   prompts = nir_prompt.build(config, model, tokenizer, KINDS)
@@ -49,7 +51,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
 
   def encode(
     params: Params,
-    table: Float[Array, 'E H'] | None,
+    table: LearnedTokens | None,
     kind: str,
     rows: Sequence[Array],
     key: Array | None,
@@ -64,8 +66,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
       [segments.bare(tokens, mask, *around)],
       length,
       numbers,
-      vectors=table,
-      fixed_layers=prompts.fixed_layers,
+      adapter=table,
       options=options,
       dropout_key=key,
     )

@@ -48,7 +48,8 @@ from dprjax.methods.method import (
   Texts,
 )
 from dprjax.methods.retrieval_data import shorten
-from dprjax.models import encoder, heads, hub, masking, prompts
+from dprjax.models import encoder, heads, hub, masking
+from dprjax.models.adapter import SUBTREE, Adapter
 from dprjax.models.embed import of_states
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.runtime import mesh
@@ -129,7 +130,7 @@ def build(
   def init(parts: Parts, key: Array) -> dict[str, Any]:
     prompt_key, mlm_key, condenser_key = jax.random.split(key, 3)
     params: dict[str, Any] = {'backbone': parts.encoder}
-    params |= dual_encoder.init_prompt(config, model, parts, prompt_key)
+    params |= dual_encoder.init_adapter(config, model, parts, prompt_key)
     if mlm:
       there = parts.heads.get('mlm')
       params['head'] = {'mlm': there.params if there else heads.init_mlm_head(model, mlm_key)}
@@ -152,17 +153,13 @@ def build(
       )
     return params
 
-  def expand(params: Params, kind: str) -> Array | None:
-    return prompts.expand_prompt(model, params.get('prompt'))[kind]
-
   def encode_tokens(
-    params: Params, prefix: Array | None, tokens: Array, mask: Array, key: Array | None
+    params: Params, adapter: Adapter | None, tokens: Array, mask: Array, key: Array | None
   ) -> tuple[Array | None, Array]:
     """Early states, where Condenser's head needs them, and late states."""
     shared: dict[str, Any] = {
-      'prompt': prefix,
-      'shift_positions': config.prompt.shift_positions,
-      'options': options if key is None else dual_encoder.example_dropout(config, prefix, options),
+      'adapter': adapter,
+      'options': options if key is None else dual_encoder.example_dropout(config, adapter, options),
       'dropout_key': key,
     }
     if condenser and key is not None:  # not for an evaluation
@@ -173,17 +170,17 @@ def build(
     return of_states(model, params['backbone'], hidden, mask, spec)
 
   def embed(params: Params, kind: str, tokens: Array, mask: Array) -> Float[Array, 'B H']:
-    _, states = encode_tokens(params, expand(params, kind), tokens, mask, None)
-    return vectors_of(params, states, mask)
+    adapter = dual_encoder.expand(config, model, params)[kind]
+    return vectors_of(params, encode_tokens(params, adapter, tokens, mask, None)[1], mask)
 
   def encode(
-    params: Params, prefix: Array | None, rows: Any, key: Array | None
+    params: Params, adapter: Adapter | None, rows: Any, key: Array | None
   ) -> tuple[Float[Array, 'B H'], _Sums]:
     """One view's vectors, and its masked tokens' losses."""
     tokens, mask, masked = rows
     assert key is not None  # loss needs one
     backbone_key, head_key, _ = jax.random.split(key, 3)
-    early, late = encode_tokens(params, prefix, tokens, mask, backbone_key)
+    early, late = encode_tokens(params, adapter, tokens, mask, backbone_key)
     sums = _Sums(*(jnp.zeros((), jnp.float32),) * 4)
     if mlm:
       words = params['backbone']['embeddings']['word']['embedding']
@@ -235,9 +232,10 @@ def build(
         )
         tokens = masked.tokens
       prompt_key = jax.random.fold_in(encode_key, number)
-      prefix = dual_encoder.batch_dropout(config, expand(params, 'passage'), prompt_key)
+      adapter = dual_encoder.expand(config, model, params)['passage']
+      adapter = dual_encoder.batch_dropout(config, adapter, prompt_key)
       vectors[view], sums = map_chunks(
-        functools.partial(encode, params, prefix),
+        functools.partial(encode, params, adapter),
         (tokens, mask, masked),
         encode_key,
         chunks,
@@ -385,7 +383,7 @@ def export(
   length = config.pretrain.max_length
   spec = vector_spec.of_config(config).replace(query_max_length=length, passage_max_length=length)
   prompt = dual_encoder.export_prompt(config, backbone, trained, spec)
-  if dual_encoder.trains(trained, 'prompt') and not dual_encoder.trains(trained, 'backbone'):
+  if dual_encoder.trains(trained, SUBTREE) and not dual_encoder.trains(trained, 'backbone'):
     return Product({}, *prompt)
   settings = {'condenser': {'split': _skip_from(config, backbone.config)}}
   # Its use comes later, so there are sentence-transformers files only where their defaults (first
@@ -425,6 +423,6 @@ METHOD = Method(
   find,
   export,
   parts=('mlm', 'condenser'),
-  options=('prompt.length', 'matryoshka'),
+  options=('prompt.kind', 'prompt.length', 'matryoshka'),
   shapes=shapes,
 )

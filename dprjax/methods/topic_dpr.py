@@ -41,7 +41,10 @@ from dprjax.methods.method import (
   Product,
   Texts,
 )
-from dprjax.models import dropout, encoder, hub, prompts
+from dprjax.models import hub
+from dprjax.models.adapter import SUBTREE, Adapter
+from dprjax.models.adapters import topic
+from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.runtime import mesh as meshes
@@ -77,23 +80,27 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     words = parts.encoder['embeddings']['word']['embedding'][rows]
     return {
       'backbone': parts.encoder,
-      'prompt': prompts.init_topics(model, key, std=config.prompt.init_std),
+      SUBTREE: topic.init(config, model, key),
       # As they were before training, and never trained.
       'topics': {'words': words.astype(np.float32)},
     }
 
-  def expand(params: Params) -> Array | encoder.PromptBank | None:
-    if not prompted or 'prompt' not in params:
-      return prompts.expand_prompt(model, params.get('prompt'))['query']
+  def expand(params: Params) -> Adapter | None:
+    """One adapter of all texts, or a bank of the topics'."""
+    if not prompted or SUBTREE not in params:
+      return encoders.adapters(params)['query']
     words = params['topics']['words'].astype(jnp.float32)
-    prefixes = prompts.expand_topics(model, params['prompt'], words)
-    if len(words) == 1:  # a shared prompt is faster than a bank
-      return prefixes[0]
-    return encoder.PromptBank(prefixes, jnp.full(len(words), words.shape[1], jnp.int32))
+    prefixes = topic.expand(model, params[SUBTREE], words)
+    count, length, _ = words.shape
+    shift = length if config.prompt.shift_positions else 0
+    if count == 1:  # a shared prefix is faster than a bank
+      return Prefix(prefixes[:, 0], shift=shift)
+    lengths, shifts = (jnp.full(count, number, jnp.int32) for number in (length, shift))
+    return Prefix(prefixes, lengths, shifts)
 
   def encode(
     params: Params,
-    prompt: Array | encoder.PromptBank | None,
+    adapter: Adapter | None,
     tokens: Int[Array, 'B T'],
     mask: Array,
     numbers: Int[Array, 'B ...'],
@@ -104,44 +111,45 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     dropout_key, drawn = None, options
     if key is not None:
       dropout_key, _ = jax.random.split(key)
-      if not isinstance(prompt, encoder.PromptBank):
-        drawn = dual_encoder.example_dropout(config, prompt, options)
+      if topic_count(adapter) == 1:
+        drawn = dual_encoder.example_dropout(config, adapter, options)
+    if adapter is not None and topic_count(adapter) > 1:
+      adapter = adapter.choose(numbers)
     return embed_text(
       model,
       params['backbone'],
       tokens,
       mask,
       spec,
-      prompt=prompt,
-      prompt_ids=numbers if isinstance(prompt, encoder.PromptBank) else None,
-      shift_positions=config.prompt.shift_positions,
+      adapter=adapter,
       options=drawn,
       dropout_key=dropout_key,
     )
 
-  def drop(
-    prompt: Array | encoder.PromptBank | None, key: Array | None
-  ) -> Array | encoder.PromptBank | None:
+  def drop(adapter: Adapter | None, key: Array | None) -> Adapter | None:
     """Dropout that all texts share: of a bank a mask for each topic."""
-    if not isinstance(prompt, encoder.PromptBank):
-      return dual_encoder.batch_dropout(config, prompt, key)
+    if adapter is None or topic_count(adapter) == 1:
+      return dual_encoder.batch_dropout(config, adapter, key)
     if key is None or not config.prompt.dropout:
-      return prompt
-    mask_key = jax.random.split(key)[1]
-    return prompt._replace(prefixes=dropout.drop(prompt.prefixes, config.prompt.dropout, mask_key))
+      return adapter
+    return adapter.drop(config.prompt.dropout, jax.random.split(key)[1])
 
   def embed_chunked(
-    params: Params, prompt: Any, rows: tuple[Array, Array, Array], key: Array | None, repeat: int
+    params: Params,
+    adapter: Adapter | None,
+    rows: tuple[Array, Array, Array],
+    key: Array | None,
+    repeat: int,
   ) -> Float[Array, 'B K H']:
     """Vectors of the rows under their prompts, or under the first ``repeat`` ones if above 1."""
-    prompt = drop(prompt, key)
+    adapter = drop(adapter, key)
 
     def embed_rows(rows: tuple[Array, Array, Array], key: Array | None) -> tuple[Array, tuple[()]]:
       tokens, mask, numbers = rows
       if repeat > 1:
         numbers = jnp.tile(jnp.arange(repeat, dtype=jnp.int32), len(tokens))
         tokens, mask = (jnp.repeat(array, repeat, axis=0) for array in (tokens, mask))
-      vectors = encode(params, prompt, tokens, mask, numbers, key)
+      vectors = encode(params, adapter, tokens, mask, numbers, key)
       return vectors.reshape(-1, repeat, vectors.shape[-1]), ()
 
     return map_chunks(embed_rows, rows, key, chunks, devices)[0]
@@ -149,21 +157,21 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   def loss(
     params: Params, batch: Batch, key: Array | None
   ) -> tuple[Float[Array, ''], dict[str, Array]]:
-    prompt = expand(params)
+    adapter = expand(params)
     keys = (None,) * 3 if key is None else tuple(jax.random.split(key, 3))
     passage_topic = batch['passage_number'][:, 0]
     query_topic = passage_topic if knobs.query == 'document' else batch['query_number']
     passage_rows = batch['passage_tokens'][:, 0], batch['passage_mask'][:, 0], passage_topic
     query_rows = batch['query_tokens'], batch['query_mask'], query_topic
-    q = embed_chunked(params, prompt, query_rows, keys[0], 1)[:, 0]
-    p = embed_chunked(params, prompt, passage_rows, keys[1], 1)[:, 0]
-    alpha, count = knobs.alpha, topic_count(prompt)
+    q = embed_chunked(params, adapter, query_rows, keys[0], 1)[:, 0]
+    p = embed_chunked(params, adapter, passage_rows, keys[1], 1)[:, 0]
+    alpha, count = knobs.alpha, topic_count(adapter)
     under_all = []
     if alpha and count > 1 and knobs.topic_topic:
       # Every so many rows, so that all devices have as many of them.
       every = len(q) // (knobs.batch or len(q))
       some = jax.tree.map(lambda x: x[::every], passage_rows)
-      under_all = [embed_chunked(params, prompt, some, keys[2], count)]
+      under_all = [embed_chunked(params, adapter, some, keys[2], count)]
 
     def score(q: Array, p: Array, *under_all: Array) -> tuple[tuple[Array, ...], Array]:
       qp, qq, accuracy = topic_losses.document_losses(
@@ -199,7 +207,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     return encode(params, expand(params), tokens, mask, numbers, None)
 
   shown = {'accuracy': 'in-batch accuracy', 'query_query': 'qq', 'topic_topic': 'tt'}
-  return Model(init, loss, embed, shown, dual_encoder.without_prompt)
+  return Model(init, loss, embed, shown, dual_encoder.without_adapter)
 
 
 def check(config: ConfigDict, devices: Mesh) -> None:
@@ -247,9 +255,9 @@ def put_before(
   )
 
 
-def topic_count(prompt: Array | encoder.PromptBank | None) -> int:
-  """How many prompts there are to tell apart."""
-  return len(prompt.lengths) if isinstance(prompt, encoder.PromptBank) else 1
+def topic_count(adapter: Adapter | None) -> int:
+  """How many topics have an adapter of their own."""
+  return len(adapter.lengths) if isinstance(adapter, Prefix) and adapter.lengths is not None else 1
 
 
 def word_tokens(
@@ -474,7 +482,7 @@ def export(
     backbone,
     trained
     if not config.topics.path or config.topics.words
-    else {name: leaf for name, leaf in trained.items() if not name.startswith('prompt/')},
+    else dual_encoder.without_adapter(trained),
   )
   if config.topics.words:  # which come on top of the texts' own length
     encoders = {
@@ -485,16 +493,15 @@ def export(
       for name, made in product.encoders.items()
     }
     return product._replace(encoders=encoders)
-  if not config.topics.path or not dual_encoder.trains(trained, 'prompt'):
+  if not config.topics.path or not dual_encoder.trains(trained, SUBTREE):
     return product
   found = topics.load_topics(workdir / _KEPT)
   rows = word_tokens(found, load_tokenizer(backbone.path), config.prompt.length)
   words = np.asarray(backbone.params['embeddings']['word']['embedding'])[rows].astype(np.float32)
-  subtree = {name: leaf for name, leaf in trained.items() if name.startswith('prompt/')}
-  prefixes = prompts.expand_topics(backbone.config, tree.unflatten(subtree)['prompt'], words)
+  prefixes = topic.expand(backbone.config, tree.unflatten(trained)[SUBTREE], words)
   return product._replace(
-    prompt={'prefix': np.asarray(prefixes), **found.arrays()},
-    meta=dual_encoder.meta_of(config, vector_spec.of_config(config), 'topic'),
+    prompt={'prefix': np.moveaxis(np.asarray(prefixes), 1, 0), **found.arrays()},
+    meta=dual_encoder.meta_of(config, vector_spec.of_config(config), topic.ADAPTER.name),
   )
 
 

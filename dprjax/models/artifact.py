@@ -1,21 +1,22 @@
-"""The prompt file: a task's prompts and what they were made for, in one npz.
+"""The prompt file: the adapter of a task and what it was made for, in one npz.
 
 ``meta`` is JSON in a 0-d unicode array; ``queries/train`` and ``queries/dev`` are hashes
 (uint64) of the queries that the prompt was trained on and chosen by (``formats.seen``); the other
 members are float arrays. ``numpy.load(path, allow_pickle=False)`` reads all of it, so a prompt file
-cannot run code. By meta's kind it holds:
+cannot run code. The kind of adapter (`models.adapter`), which meta names, decides which arrays
+there are, and meta's further keys:
 
 - prefix: ``prefix`` [L, 2, P, N, D], or ``query/prefix`` and ``passage/prefix`` where untied
   (index 0 of axis 1: keys, 1: values). Where meta's ``sides`` is 'query', ``query/prefix`` alone:
   passages are the bare backbone's
 - topic: ``prefix`` [K, L, 2, P, N, D] and the arrays of the topic model
-- template: ``segments/query/P1`` [P, H] and its like; the template and its words are in meta
-  (``TEMPLATE_META``). A template of words alone has no arrays
+- template: ``segments/query/P1`` [P, H] and its like; the template and its words are in meta. A
+  template of words alone has no arrays
 """
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -28,19 +29,22 @@ from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 from dprjax.base.reading import parse_object
 from dprjax.formats import seen
+from dprjax.formats.texts import KINDS
+from dprjax.models import adapter as adapters
 from dprjax.models import pooling as poolings
-from dprjax.models import segments
+from dprjax.models.adapter import Adapter, Kind
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.models.hub import Backbone
 
 FORMAT = 'dprjax.prompt'
 FILE = 'prompt.npz'  # its name in a folder
 VERSION = 1
-KINDS = ('prefix', 'topic', 'template')
+
+Types = Mapping[str, tuple[type, ...]]
 
 # The required keys of meta and their types. Of two encoders backbone_sha256 is {'query': ...,
 # 'passage': ...}.
-META: dict[str, tuple[type, ...]] = {
+META: Types = {
   'format': (str,),
   'version': (int,),
   'kind': (str,),
@@ -60,24 +64,8 @@ _RANGES = {
   'query_max_length': (1, 2**20),
   'passage_max_length': (1, 2**20),
 }
-# The further keys of a template's meta: ``template`` has a form (see ``segments.parse``) for each
-# kind of input, ``words`` the text of each prompt segment that has no vectors, ``label_words`` the
-# words for yes and no.
-TEMPLATE_META: dict[str, tuple[type, ...]] = {
-  'template': (dict,),
-  'words': (dict,),
-  'fixed_layers': (int,),
-}
-PAIR_META: dict[str, tuple[type, ...]] = {
-  'label_words': (list,),
-  'score': (str,),
-  'head_sha256': (str,),
-}
-SCORES = ('logit', 'probability')
-TEMPLATE_POOLINGS = ('mask', 'cls', 'mean')
-_LONGEST_WORDS = 1000  # characters of a segment
 # Other keys (task, metrics) are free.
-_OPTIONAL_META: dict[str, tuple[type, ...]] = {
+_OPTIONAL_META: Types = {
   'query_prefix': (str,),
   'passage_prefix': (str,),
   'sides': (str,),
@@ -85,7 +73,7 @@ _OPTIONAL_META: dict[str, tuple[type, ...]] = {
   'gain': (dict,),
 }
 # The keys of meta's ``gain``: how the prompt scores on the dev split beside what it began with.
-_GAIN: dict[str, tuple[type, ...]] = {
+_GAIN: Types = {
   'measure': (str,),
   'baseline': (int, float),
   'best': (int, float),
@@ -97,8 +85,7 @@ _GAIN: dict[str, tuple[type, ...]] = {
   'folds': (int,),
 }
 
-_SEGMENTS, _QUERIES = 'segments/', 'queries/'
-_MOST_LAYERS = 1000
+_QUERIES = 'queries/'
 _LARGEST_SCORE = 1e15
 _MOST_COMPRESSED = 20  # times; floats of a prompt hardly compress
 
@@ -120,52 +107,52 @@ class Prompt:
   queries: seen.Seen = dataclasses.field(default_factory=dict)
 
   @property
-  def spec(self) -> segments.Spec:
-    """The templates of a prompt of kind template."""
-    lengths = {name: len(array) for name, array in self.vectors.items()}
-    return segments.Spec(self.meta['template'], self.meta['words'], lengths)
-
-  @property
-  def vectors(self) -> dict[str, Float[np.ndarray, 'P H']]:
-    """The learned segments of a prompt of kind template, by names such as ``query/P1``."""
-    return {
-      name.removeprefix(_SEGMENTS): array
-      for name, array in self.arrays.items()
-      if name.startswith(_SEGMENTS)
-    }
+  def kind(self) -> Kind:
+    """The kind of its adapter."""
+    return adapters.find(self.meta['kind'], f"{self.path}: meta's kind")
 
   @property
   def tied(self) -> bool:
-    """Whether queries and passages have one prompt."""
-    return 'prefix' in self.arrays
+    """Whether queries and passages have one adapter."""
+    return not self.kind.sided or not any(name.split('/')[0] in KINDS for name in self.arrays)
 
   @property
   def query_only(self) -> bool:
-    """Whether passages have no prompt."""
+    """Whether passages have no adapter."""
     return self.meta.get('sides') == 'query'
 
-  def prefixes(self, kind: str) -> list[Float[np.ndarray, 'L 2 P N D'] | None]:
-    """The key/value prefixes for texts of ``kind``: one of each topic, or one in all."""
-    if self.meta['kind'] == 'topic':
-      return list(self.arrays['prefix'])
-    return [self.prefix(kind)]
+  def of_side(self, side: str) -> dict[str, np.ndarray]:
+    """The arrays for texts of a kind, 'query' or 'passage'; empty: the bare backbone."""
+    if self.tied:
+      return self.arrays
+    return {
+      name.removeprefix(f'{side}/'): array
+      for name, array in self.arrays.items()
+      if name.startswith(f'{side}/')
+    }
 
-  def prefix(self, kind: str) -> Float[np.ndarray, 'L 2 P N D'] | None:
-    """The key/value prefix for texts of ``kind``, 'query' or 'passage'; None: the bare backbone.
+  def adapters(self, side: str) -> list[Adapter | None]:
+    """The adapters for texts of a kind: one of each topic, or one in all. None: the bare backbone.
 
     Raises:
-      InputError: an unknown ``kind``, or not a prompt of kind prefix.
+      InputError: the prompt is a template.
     """
-    if kind not in ('query', 'passage'):
-      raise InputError(f"kind: expected 'query' or 'passage', not {kind!r}")
-    if self.meta['kind'] != 'prefix':
+    arrays, load = self.of_side(side), self.kind.load
+    if load is None:
       raise InputError(
-        f'{self.path}: a prompt of kind {self.meta["kind"]!r} has no single prefix; a prompt of '
-        "kind 'prefix' is needed here"
+        f'{self.path}: {self.kind.text}; an adapter beside the tokens is needed here'
       )
-    if self.query_only and kind == 'passage':
-      return None
-    return self.arrays['prefix' if self.tied else f'{kind}/prefix']
+    return [*load(self.meta, arrays)] if arrays else [None]
+
+  def prefix(self, side: str) -> Float[np.ndarray, 'L 2 P N D'] | None:
+    """The prefix for texts of a kind; None: the bare backbone.
+
+    Raises:
+      InputError: the prompt is not of kind prefix.
+    """
+    if self.meta['kind'] != 'prefix':
+      raise InputError(f'{self.path}: {self.kind.text}; a prompt of kind prefix is needed here')
+    return self.of_side(side).get('prefix')
 
 
 def save_prompt(path: PathLike, prompt: Prompt) -> None:
@@ -175,15 +162,10 @@ def save_prompt(path: PathLike, prompt: Prompt) -> None:
     InputError: ``load_prompt`` would refuse the prompt, or no space is left.
   """
   arrays = {name: np.asarray(array) for name, array in prompt.arrays.items()}
-  _check(str(path), prompt.meta, arrays)
+  check_content(dataclasses.replace(prompt, path=str(path), arrays=arrays))
   meta = np.array(json.dumps(prompt.meta, ensure_ascii=False))
   hashes = {f'{_QUERIES}{role}': values for role, values in prompt.queries.items()}
   write_arrays(path, {'meta': meta, **arrays, **hashes})
-
-
-def check_content(prompt: Prompt) -> None:
-  """Raises InputError, as ``load_prompt``, where arrays or meta are not those of a prompt."""
-  _check(prompt.path, prompt.meta, prompt.arrays)
 
 
 def check_gain(where: str, gain: Any) -> None:
@@ -195,11 +177,8 @@ def check_gain(where: str, gain: Any) -> None:
   """
   if not isinstance(gain, dict) or set(gain) != set(_GAIN):
     raise InputError(f'{where}: gain is {gain!r:.60}, expected an object of {", ".join(_GAIN)}')
-  for key, types in _GAIN.items():
-    value = gain[key]
-    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-      expected = ' or '.join('null' if kind is type(None) else kind.__name__ for kind in types)
-      raise InputError(f"{where}: gain's {key} is {value!r:.60}, expected {expected}")
+  check_types(f'{where}: gain', gain, _GAIN)
+  for key, value in gain.items():
     if isinstance(value, int | float) and not abs(value) <= _LARGEST_SCORE:
       raise InputError(f"{where}: gain's {key} is {value!r:.60}, no score")
   low, high = gain['low'], gain['high']
@@ -232,15 +211,13 @@ def load_prompt(path: PathLike) -> Prompt:
   text = arrays.pop('meta')
   if text.ndim or text.dtype.kind != 'U':
     raise InputError(f'{path}: meta is not JSON in a single string; export the prompt again')
-  try:
-    meta = parse_object(text.item(), f'{path}, meta')
-  except InputError as error:
-    raise InputError(f'{error}; export the prompt again') from error
+  meta = parse_object(text.item(), f'{path}, meta')
   hashes = {
     name.removeprefix(_QUERIES): arrays.pop(name) for name in [*arrays] if name.startswith(_QUERIES)
   }
-  _check(str(path), meta, arrays)
-  return Prompt(meta, arrays, str(path), seen.check(hashes, f'{path}, {_QUERIES}'))
+  prompt = Prompt(meta, arrays, str(path), seen.check(hashes, f'{path}, {_QUERIES}'))
+  check_content(prompt)
+  return prompt
 
 
 def locate(path: PathLike) -> epath.Path:
@@ -261,15 +238,10 @@ def check_prefix(prompt: Prompt, tool: str) -> dict[str, Float[np.ndarray, 'L 2 
   Raises:
     InputError: the prompt is not of kind prefix.
   """
-  kind = prompt.meta['kind']
-  if kind != 'prefix':
-    why = {
-      'topic': 'a prompt for each topic, of which a topic model chooses',
-      'template': 'a template of words and vectors in the input',
-    }[kind]
+  if prompt.meta['kind'] != 'prefix':
     raise InputError(
-      f'{prompt.path}: {tool} cannot express a prompt of kind {kind!r}, {why}; only dprjax reads '
-      'it: --format=npz'
+      f'{prompt.path}: {tool} cannot express a prompt of kind {prompt.meta["kind"]!r}, '
+      f'{prompt.kind.text}; only dprjax reads it: --format=npz'
     )
   return dict(prompt.arrays)
 
@@ -302,21 +274,13 @@ def check_prompt(
       f'was made for backbone {prompt.meta["backbone"]} with SHA-256 {recorded}, this one has '
       f'{backbone_sha256}'
     )
-  for name, array in prompt.arrays.items():
-    if name.startswith(_SEGMENTS):
-      shape: tuple[int, ...] = array.shape[1:]
-      expected: tuple[int, ...] = (config.hidden_size,)
-    elif name == 'prefix' or name.endswith('/prefix'):
-      *_, layers, two, _, heads, size = array.shape
-      shape = layers, two, heads, size
-      expected = config.num_layers, 2, config.num_kv_heads, config.head_dim
-    else:
-      continue
-    if shape != expected:
-      axes = '[P, H]' if len(expected) == 1 else '[L, 2, P, N, D]'
+  sizes = adapters.sizes(config)
+  for name, axes in _axes(prompt).items():
+    shape = prompt.arrays[name].shape
+    if any(sizes.get(axis, size) != size for axis, size in zip(axes, shape, strict=True)):
+      takes = _listed([str(sizes.get(axis, axis)) for axis in axes])
       problems.append(
-        f'{name} has shape {list(array.shape)}, but as {axes} this backbone takes '
-        f'{_with_length(expected)}'
+        f'{name} has shape {list(shape)}, but as {_listed(axes)} this backbone takes {takes}'
       )
   recorded = prompt.meta['tokenizer_sha256']
   if tokenizer_sha256 != recorded:
@@ -329,201 +293,101 @@ def check_prompt(
     )
 
 
-def check_template(prompt: Prompt, kinds: Sequence[str], config: EncoderConfig) -> None:
-  """Checks that a prompt is a template for these kinds of input, and for this backbone's layers.
-
-  Raises:
-    InputError: it is of another kind, for other inputs, or fixes more layers than there are.
-  """
-  if prompt.meta['kind'] != 'template' or set(prompt.meta['template']) != set(kinds):
-    there = prompt.meta.get('template') if prompt.meta['kind'] == 'template' else None
-    found = ' and '.join(there) if there else f'kind {prompt.meta["kind"]!r}'
-    raise InputError(
-      f"{prompt.path}: a prompt of {found}; a prompt of kind 'template' for "
-      f'{" and ".join(kinds)} is needed here'
-    )
-  if prompt.meta['fixed_layers'] > config.num_layers:
-    raise InputError(
-      f'{prompt.path}: fixed_layers is {prompt.meta["fixed_layers"]}, and this backbone has '
-      f'{config.num_layers} layers; give the backbone that it was trained on'
-    )
+def _axes(prompt: Prompt) -> dict[str, list[str]]:
+  """The axes of the arrays that a prompt's kind needs. Raises InputError as `Kind.arrays`."""
+  own = {name: axes.split() for name, axes in prompt.kind.arrays(prompt.path, prompt.meta).items()}
+  if prompt.tied and not prompt.query_only:
+    return own
+  sides = ('query',) if prompt.query_only else KINDS
+  return {f'{side}/{name}': axes for side in sides for name, axes in own.items()}
 
 
-def check_head(prompt: Prompt, head_sha256: str) -> None:
-  """Raises InputError where a template's label words are read off another head than its own."""
-  if (recorded := prompt.meta['head_sha256']) != head_sha256:
-    raise InputError(
-      f'{prompt.path}: was made for a masked-LM head with SHA-256 {recorded}, this backbone has '
-      f'one with {head_sha256}; give the backbone that it was trained on'
-    )
+def _listed(axes: list[str]) -> str:
+  return f'[{", ".join(axes)}]'
 
 
-def _with_length(shape: tuple[int, ...]) -> str:
-  axes = [str(size) for size in shape]
-  return '[' + ', '.join([*axes[:-2], 'P', *axes[-2:]] if len(axes) > 1 else ['P', *axes]) + ']'
-
-
-def _check(path: str, meta: Any, arrays: dict[str, np.ndarray]) -> None:
-  """Raises InputError naming ``path`` and the first thing that is wrong."""
-  _check_meta(path, meta)
-  names = sorted(arrays)
-  kind = meta['kind']
-  if kind == 'template':
-    axes = dict.fromkeys(_check_template(path, meta, names), '[P, H]')
-  elif meta.get('sides') == 'query':
-    axes = {'query/prefix': '[L, 2, P, N, D]'}
-  elif kind == 'topic' or 'prefix' in arrays:
-    axes = {'prefix': '[K, L, 2, P, N, D]' if kind == 'topic' else '[L, 2, P, N, D]'}
-  else:
-    axes = {f'{side}/prefix': '[L, 2, P, N, D]' for side in ('query', 'passage')}
-  for name, letters in axes.items():
-    if name not in arrays:
-      needed = 'prefix' if kind == 'topic' else 'prefix, or query/prefix and passage/prefix'
-      needed = name if len(axes) == 1 and name != 'prefix' else needed
+def check_content(prompt: Prompt) -> None:
+  """Raises InputError, as ``load_prompt``, where arrays or meta are not those of a prompt."""
+  _check_meta(prompt.path, prompt.meta)
+  path, kind, needed = prompt.path, prompt.meta['kind'], _axes(prompt)
+  for name, axes in needed.items():
+    if name not in prompt.arrays:
       raise InputError(
-        f'{path}: a prompt of kind {kind!r} needs {needed}; {name} is missing (found: '
-        f'{", ".join(names) or "no arrays"})'
+        f'{path}: a prompt of kind {kind!r} needs {", ".join(needed)}; {name} is missing (found: '
+        f'{", ".join(sorted(prompt.arrays)) or "no arrays"})'
       )
-    _check_array(path, name, arrays[name], letters)
-  if kind != 'topic' and (extra := sorted(set(names) - set(axes))):
-    raise InputError(f'{path}: unexpected arrays in a prompt of kind {kind!r}: {", ".join(extra)}')
-  for name in sorted(set(names) - set(axes)):
-    if arrays[name].dtype.kind not in 'biufU':
-      raise InputError(f'{path}, array {name}: cannot be of type {arrays[name].dtype}')
-    if arrays[name].dtype.kind == 'f' and not np.isfinite(arrays[name]).all():
-      raise InputError(f'{path}, array {name}: holds values that are not finite')
-  if kind == 'prefix' and len(axes) == 2:
-    query, passage = (arrays[name].shape for name in axes)
-    if query[:2] + query[3:] != passage[:2] + passage[3:]:
+    array = prompt.arrays[name]
+    if array.dtype != np.float32:
+      raise InputError(f'{path}, array {name}: expected float32, found {array.dtype}')
+    fixed = array.ndim == len(axes) and all(
+      size == int(axis) for axis, size in zip(axes, array.shape, strict=True) if axis.isdigit()
+    )
+    if not fixed or 0 in array.shape:
       raise InputError(
-        f'{path}: query/prefix {list(query)} and passage/prefix {list(passage)} may differ in P '
-        'only'
+        f'{path}, array {name}: expected shape {_listed(axes)}, found {list(array.shape)}'
+      )
+  more = sorted(set(prompt.arrays) - set(needed))
+  if more and not prompt.kind.topics:
+    raise InputError(f'{path}: unexpected arrays in a prompt of kind {kind!r}: {", ".join(more)}')
+  for name, array in prompt.arrays.items():
+    if array.dtype.kind not in 'biufU':
+      raise InputError(f'{path}, array {name}: cannot be of type {array.dtype}')
+    if array.dtype.kind == 'f' and not np.isfinite(array).all():
+      raise InputError(
+        f'{path}, array {name}: {np.count_nonzero(~np.isfinite(array))} of its values are not '
+        'finite'
       )
 
 
-def _check_array(path: str, name: str, array: np.ndarray, letters: str) -> None:
-  if array.dtype != np.float32:
-    raise InputError(f'{path}, array {name}: expected float32, found {array.dtype}')
-  if (
-    array.ndim != letters.count(',') + 1
-    or 0 in array.shape
-    or ('2' in letters and array.shape[-4] != 2)
-  ):
-    raise InputError(f'{path}, array {name}: expected shape {letters}, found {list(array.shape)}')
-  if not np.isfinite(array).all():
-    raise InputError(
-      f'{path}, array {name}: {np.count_nonzero(~np.isfinite(array))} of its values are not finite'
-    )
-
-
-def _check_template(path: str, meta: dict[str, Any], names: Sequence[str]) -> list[str]:
-  """The arrays that a template needs. Raises InputError where its meta does not describe one."""
-  forms = meta.get('template')
-  if not isinstance(forms, dict) or set(forms) not in ({'query', 'passage'}, {'pair'}):
-    raise InputError(
-      f"{path}: meta's template is {forms!r:.60}, expected forms for query and passage, or for pair"
-    )
-  _check_types(path, meta, TEMPLATE_META | (PAIR_META if 'pair' in forms else {}), needed=True)
-  pooling, words = meta['pooling'], meta['words']
-  if pooling not in (('mask',) if 'pair' in forms else TEMPLATE_POOLINGS):
-    raise InputError(
-      f"{path}: meta's pooling is {pooling!r:.60}, expected one of: "
-      f'{", ".join(TEMPLATE_POOLINGS)}; of a pair mask'
-    )
-  prompts: list[str] = []
-  for kind, form in forms.items():
-    if not isinstance(form, str):
-      raise InputError(f"{path}: meta's template of a {kind} is {form!r:.60}, expected a text")
-    where = f"{path}: meta's template of a {kind}"
-    segments.parse(form, kind, where, masked=pooling == 'mask')
-    prompts += segments.prompt_names(form, kind)
-  for name, value in words.items():
-    if name not in prompts or not isinstance(value, str) or len(value) > _LONGEST_WORDS:
-      raise InputError(
-        f"{path}: meta's words of {name!r:.40} are {value!r:.60}; expected a text of at most "
-        f'{_LONGEST_WORDS} characters for one of: {", ".join(prompts) or "no segment"}'
-      )
-  learned = [f'{_SEGMENTS}{name}' for name in prompts if name not in words]
-  if missing := [name for name in learned if name not in names]:
-    raise InputError(
-      f'{path}: the template has neither words nor an array for {missing[0]}; found: '
-      f'{", ".join(names) or "no arrays"}'
-    )
-  if meta['shift_positions']:
-    raise InputError(f"{path}: meta's shift_positions is true, which no template takes")
-  if not 0 <= meta['fixed_layers'] <= _MOST_LAYERS:
-    raise InputError(
-      f"{path}: meta's fixed_layers is {meta['fixed_layers']!r:.60}, expected 0 to {_MOST_LAYERS}"
-    )
-  if 'pair' in forms:
-    labels = meta['label_words']
-    if len(labels) != 2 or not all(isinstance(word, str) and word for word in labels):
-      raise InputError(f"{path}: meta's label_words are {labels!r:.60}, expected two words")
-    if meta['score'] not in SCORES:
-      raise InputError(
-        f"{path}: meta's score is {meta['score']!r:.60}, expected one of: {', '.join(SCORES)}"
-      )
-  return learned
-
-
-def _check_types(
-  path: str, meta: dict[str, Any], known: dict[str, tuple[type, ...]], needed: bool = False
-) -> None:
-  """Raises InputError for a key of meta of another type, or a needed one that is missing."""
-  if needed and (missing := [key for key in known if key not in meta]):
-    raise InputError(f'{path}: meta lacks {", ".join(missing)}; export the prompt again')
+def check_types(where: str, values: Mapping[str, Any], known: Types, needed: bool = False) -> None:
+  """Raises InputError for a value of another type, or a needed one that is missing."""
+  if needed and (missing := [key for key in known if key not in values]):
+    raise InputError(f'{where} lacks {", ".join(missing)}; export the prompt again')
   for key, types in known.items():
-    value = meta.get(key)
-    if key in meta and (
+    value = values.get(key)
+    if key in values and (
       not isinstance(value, types) or (isinstance(value, bool) and bool not in types)
     ):
-      raise InputError(
-        f"{path}: meta's {key} is {value!r:.60}, expected {' or '.join(t.__name__ for t in types)}"
-      )
+      expected = ' or '.join('null' if t is type(None) else t.__name__ for t in types)
+      raise InputError(f"{where}'s {key} is {value!r:.60}, expected {expected}")
 
 
-def _check_meta(path: str, meta: Any) -> None:
-  if not isinstance(meta, dict):
-    raise InputError(f'{path}: meta holds a JSON {type(meta).__name__}, expected an object')
+def _check_meta(path: str, meta: dict[str, Any]) -> None:
   if meta.get('format') != FORMAT:
     raise InputError(
       f"{path}: meta's format is {meta.get('format')!r:.60}, expected {FORMAT!r}: this is not a "
       'dprjax prompt'
     )
   version = meta.get('version')
-  if isinstance(version, int) and version > VERSION:
-    raise InputError(
-      f'{path}: version {version} of the prompt format is newer than this dprjax reads '
-      f'({VERSION}): upgrade dprjax'
-    )
   if version != VERSION:
-    raise InputError(f"{path}: meta's version is {version!r}, expected {VERSION}")
-  _check_types(path, meta, META, needed=True)
-  _check_types(path, meta, _OPTIONAL_META)
+    newer = isinstance(version, int) and version > VERSION
+    raise InputError(
+      f"{path}: meta's version is {version!r}, and this dprjax reads {VERSION}"
+      + (': upgrade dprjax' if newer else '')
+    )
+  check_types(f'{path}: meta', meta, META, needed=True)
+  check_types(f'{path}: meta', meta, _OPTIONAL_META)
+  where = f"{path}: meta's"
   if 'gain' in meta:
     check_gain(f'{path}: meta', meta['gain'])
   for key, (least, most) in _RANGES.items():
     if not least <= meta[key] <= most:
-      raise InputError(f"{path}: meta's {key} is {meta[key]!r:.60}, expected {least} to {most}")
+      raise InputError(f'{where} {key} is {meta[key]!r:.60}, expected {least} to {most}')
   digests = meta['backbone_sha256']
   for digest in digests.values() if isinstance(digests, dict) else ():
     if not isinstance(digest, str):
-      raise InputError(f"{path}: meta's backbone_sha256 holds {digest!r:.60}, expected texts")
-  if meta['kind'] not in KINDS:
+      raise InputError(f'{where} backbone_sha256 holds {digest!r:.60}, expected texts')
+  kind = adapters.find(meta['kind'], f'{where} kind')
+  sides = ('both', 'query') if kind.sided else ('both',)
+  if meta.get('sides', 'both') not in sides:
     raise InputError(
-      f"{path}: meta's kind is {meta['kind']!r}, expected one of: {', '.join(KINDS)}"
-    )
-  if meta.get('sides', 'both') not in (
-    ('both', 'query') if meta['kind'] == 'prefix' else ('both',)
-  ):
-    raise InputError(
-      f"{path}: meta's sides is {meta['sides']!r:.60}; a prompt of kind {meta['kind']!r} has 'both'"
-      + (" or 'query'" if meta['kind'] == 'prefix' else '')
+      f'{where} sides is {meta["sides"]!r:.60}; a prompt of kind {kind.name!r} has '
+      f'{" or ".join(map(repr, sides))}'
     )
   for length in meta.get('matryoshka', ()):
     if isinstance(length, bool) or not isinstance(length, int) or length < 1:
       raise InputError(
-        f"{path}: meta's matryoshka holds {length!r:.60}, expected whole numbers of dimensions"
+        f'{where} matryoshka holds {length!r:.60}, expected whole numbers of dimensions'
       )
-  if meta['kind'] != 'template':
-    poolings.find(meta['pooling'], f"{path}: meta's pooling")
+  if kind.load is not None:  # templates have poolings of their own
+    poolings.find(meta['pooling'], f'{where} pooling')

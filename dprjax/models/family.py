@@ -9,9 +9,6 @@ sharding rules know a family only by this value. A new family often replaces fie
 """
 
 import dataclasses
-import functools
-import importlib
-import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -134,14 +131,4 @@ def every() -> dict[str, Family]:
   Raises:
     InputError: a module of `base.extensions` cannot be imported.
   """
-  return _ours() | {family.model_type: family for family in extensions.values('FAMILY')}
-
-
-@functools.cache
-def _ours() -> dict[str, Family]:
-  package = importlib.import_module(_PACKAGE)
-  modules = (
-    importlib.import_module(f'{_PACKAGE}.{one.name}')
-    for one in pkgutil.iter_modules(package.__path__)
-  )
-  return {module.FAMILY.model_type: module.FAMILY for module in modules}
+  return {family.model_type: family for family in extensions.values('FAMILY', _PACKAGE)}

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.models import fused_attention
 from dprjax.models.activations import ACTIVATIONS
+from dprjax.models.adapter import BARE, Adapter
 from dprjax.models.dropout import Dropout
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions, platform_of
 from dprjax.models.splits import split_rows
@@ -178,18 +179,19 @@ class Attention(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x: Float[Array, 'B T H'], bias: Float[Array, '_ 1 _ S'], prompt: Array | None
+    self, x: Float[Array, 'B T H'], bias: Float[Array, '_ 1 _ S'], adapter: Adapter
   ) -> Array:
     config, dtype = self.config, self.options.dtype
 
     def project(x, name, features):
-      return dense(config, features, dtype, name, self.options.products)(x)
+      y = dense(config, features, dtype, name, self.options.products)(x)
+      return adapter.project(f'attention/{name}', x, y)
 
     query = project(x, 'query', config.num_heads * config.head_dim)
     key, value = (
       project(x, name, config.num_kv_heads * config.head_dim) for name in ('key', 'value')
     )
-    out = project(self.attend(query, key, value, bias, prompt), 'output', config.hidden_size)
+    out = project(self.attend(query, key, value, bias, adapter), 'output', config.hidden_size)
     out = Dropout(config.hidden_dropout, deterministic=self.deterministic)(out)
     return LayerNorm(config.layer_norm_eps, dtype, name='norm')(out + x).astype(dtype)
 
@@ -199,16 +201,16 @@ class Attention(nn.Module):
     key: Float[Array, 'B T K*D'],
     value: Float[Array, 'B T K*D'],
     bias: Float[Array, '_ 1 _ S'],
-    prompt: Array | None,
+    adapter: Adapter,
   ) -> Float[Array, 'B T N*D']:
-    """The weighted means of values.
+    """The weighted means of values, those of the adapter's prefix first.
 
     The kernel of 'fused' masks keys for all tokens alike and pairs each head of queries with one of
     keys; other attention is plain.
     """
     fits = bias.shape[2] == 1 and key.shape == query.shape
     fused = self.options.attention == 'fused' and fits
-    return (self.fused if fused else self.plain)(query, key, value, bias, prompt)
+    return (self.fused if fused else self.plain)(query, key, value, bias, adapter.prefix())
 
   @nn.compact
   def fused(
@@ -302,11 +304,15 @@ class MLP(nn.Module):
   deterministic: bool
 
   @nn.compact
-  def __call__(self, x: Float[Array, 'B T H']) -> Float[Array, 'B T H']:
-    config, dtype, products = self.config, self.options.dtype, self.options.products
-    y = dense(config, config.intermediate_size, dtype, 'up', products)(x)
-    y = ACTIVATIONS[config.hidden_act](y)
-    y = dense(config, config.hidden_size, dtype, 'down', products)(y)
+  def __call__(self, x: Float[Array, 'B T H'], adapter: Adapter) -> Float[Array, 'B T H']:
+    config, dtype = self.config, self.options.dtype
+
+    def project(x, name, features):
+      y = dense(config, features, dtype, name, self.options.products)(x)
+      return adapter.project(f'mlp/{name}', x, y)
+
+    y = project(x, 'up', config.intermediate_size)
+    y = project(ACTIVATIONS[config.hidden_act](y), 'down', config.hidden_size)
     y = Dropout(config.hidden_dropout, deterministic=self.deterministic)(y)
     return LayerNorm(config.layer_norm_eps, dtype, name='norm')(y + x).astype(dtype)
 
@@ -315,14 +321,12 @@ class Scanned(NamedTuple):
   """What layers take of their own, on a leading layer axis.
 
   Attributes:
-    prompt: key/value vectors.
-    is_fixed: [L], whether the layer's input holds the fixed vectors.
+    adapter: what ``Adapter.layered`` gives.
     number: [L], the layer's, from 0, for families whose layers differ.
   """
 
-  prompt: Array | None = None
-  is_fixed: Any = None
-  number: Any = None
+  adapter: Any
+  number: Array
 
 
 class Shared(NamedTuple):
@@ -330,13 +334,13 @@ class Shared(NamedTuple):
 
   Attributes:
     bias: [B or 1, 1, 1 or T, S], as `family.Family.bias` gives it.
-    fixed: places [B, T, 1], and vectors [B, T, H] at these.
     positions: [B, T], for rotary embeddings.
+    adapter: without the arrays that each layer has of its own.
   """
 
   bias: Array
-  fixed: tuple[Array, Array] | None = None
-  positions: Array | None = None
+  positions: Array
+  adapter: Adapter
 
 
 class Layer(nn.Module):
@@ -349,13 +353,11 @@ class Layer(nn.Module):
   @nn.compact
   def __call__(self, x, scanned: Scanned, shared: Shared):
     how, rows = (self.config, self.options, self.deterministic), self.options.rows
-    if shared.fixed is not None:
-      places, vectors = shared.fixed
-      x = jnp.where(places & scanned.is_fixed, vectors, x)
-    attention = Attention(*how, name='attention')
-    x = split_rows(attention(split_rows(x, rows), shared.bias, scanned.prompt), rows)
-    x = MLP(*how, name='mlp')(x)
-    return split_rows(x, rows), None
+    adapter = shared.adapter.of_layer(scanned.adapter)
+    x = split_rows(adapter.enter_layer(x), rows)
+    x = split_rows(Attention(*how, name='attention')(x, shared.bias, adapter), rows)
+    x = MLP(*how, name='mlp')(x, adapter)
+    return split_rows(adapter.leave_layer(x), rows), None
 
 
 class Embeddings(nn.Module):
@@ -371,31 +373,12 @@ class Embeddings(nn.Module):
     tokens: Int[Array, 'B T'],
     positions: Int[Array, 'B T'],
     token_types: Int[Array, 'B T'],
-    vectors: Float[Array, 'E H'] | None = None,
+    adapter: Adapter = BARE,
   ) -> Float[Array, 'B T H']:
     config = self.config
-
-    def embed(name, rows, ids):
-      return Embed(config, rows, name=name)(ids)
-
-    if vectors is None:
-      words = embed('word', config.vocab_size, tokens)
-    else:
-      places = tokens >= config.vocab_size
-      words = jnp.where(
-        places[:, :, None],
-        look_up(config, tokens, vectors),
-        embed('word', config.vocab_size, jnp.where(places, 0, tokens)),
-      )
-    x = words + embed('token_type', config.type_vocab_size, token_types)
+    words = adapter.embed_tokens(tokens, Embed(config, config.vocab_size, name='word'))
+    x = words + Embed(config, config.type_vocab_size, name='token_type')(token_types)
     x = LayerNorm(config.layer_norm_eps, name='norm')(
-      x + embed('position', config.max_positions, positions)
+      x + Embed(config, config.max_positions, name='position')(positions)
     )
     return Dropout(config.hidden_dropout, deterministic=self.deterministic)(x).astype(self.dtype)
-
-
-def look_up(
-  config: EncoderConfig, tokens: Int[Array, 'B T'], vectors: Float[Array, 'E H']
-) -> Float[Array, 'B T H']:
-  """The rows of the table for token ids from the vocabulary's size on; any row for other ids."""
-  return jnp.take(vectors, jnp.maximum(tokens - config.vocab_size, 0), axis=0).astype(jnp.float32)

@@ -317,7 +317,7 @@ def encode(
     config, params: of the encoder.
     templates: the tasks' templates.
     kind, texts, length, numbers: as for ``TaskTemplates.fill``.
-    kwargs: as for ``encoder.encode``: vectors, fixed_layers, options, dropout_key.
+    kwargs: as for ``encoder.encode``: adapter, options, dropout_key.
 
   Returns:
     The rows, and the last hidden states.

@@ -174,7 +174,9 @@ def table() -> types.SimpleNamespace:
   c.backbone.unroll = whole(1, least=0, most=1000)
 
   c.prompt = types.SimpleNamespace()
-  # P: key/value vectors per layer; 0: none (full fine-tuning)
+  # the kind of adapter that is trained: 'prefix', or one of your own (`models.adapter`)
+  c.prompt.kind = text('prefix').only(optional=True, prompt__length=SET)
+  # its size, of a prefix P, key/value vectors per layer; 0: none (full fine-tuning)
   c.prompt.length = whole(0, least=0, most=4096).only(optional=True)
   # 'query': passages are the bare backbone's, encoded once; then `tied` says nothing
   c.prompt.sides = choice('both', 'query').only(

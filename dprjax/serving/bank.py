@@ -1,8 +1,9 @@
-"""Prompts on the device, in slots that are allocated once, and the programs that use them.
+"""Adapters on the device, in slots that are allocated once, and the programs that use them.
 
-The bank is ``[L, K, 2, P, N, D]``, the layers' axis first, as the layers read it. Slot 0 holds no
-prompt: its length is 0. A slot is written in place (a donated ``dynamic_update_slice``), all of its
-P vectors, so nothing of an earlier prompt stays. Nothing is compiled after `compile`.
+Each kind of adapter that is served has a bank of K rows (`Adapter.choose`). Slot s is row s of
+every bank, and holds an adapter in one of them. Row 0 changes nothing. A row is written in place (a
+donated ``dynamic_update_slice``), all of it, so nothing of an earlier adapter stays. Nothing is
+compiled after `compile`.
 """
 
 import collections
@@ -18,31 +19,30 @@ from jaxtyping import Array, Float, Int
 
 from dprjax.base.errors import InputError
 from dprjax.formats.vector_spec import VectorSpec
-from dprjax.models import encoder as models
 from dprjax.models import encoder_config
 from dprjax.models import pooling as poolings
+from dprjax.models.adapter import Adapter, Several, allocate, write
 from dprjax.models.embed import embed_text
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.serving.metrics import Metrics
 
-# Columns of a batch's numbers, one row a text: slot, tokens, and how they become a vector.
-SLOT, LENGTH, WAY = range(3)
+# Columns of a batch's numbers, one row a text: tokens, how they become a vector, and then the row
+# in each kind's bank.
+LENGTH, WAY, ROWS = range(3)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Prefix:
-  """What one text takes of a prompt: a prefix and how its tokens become a vector.
+class Choice:
+  """What one text takes of a prompt: an adapter and how its tokens become a vector.
 
   Attributes:
-    key: names the content. Equal keys share a slot; None is no prompt.
-    vectors: [L, 2, P, N, D]; None is no prompt.
-    shift: the position of the first token.
+    key: names the content. Equal keys share a slot; None is no adapter.
+    adapter: None is no adapter.
     spec: how its states become a vector.
   """
 
   key: Hashable | None
-  vectors: np.ndarray | None
-  shift: int
+  adapter: Adapter | None
   spec: VectorSpec
 
 
@@ -87,11 +87,10 @@ class Shapes:
 
 
 class Bank:
-  """K slots of prompts on one device. One thread uses it.
+  """K slots of adapters on one device. One thread uses it.
 
   Attributes:
     slots: K, the empty one included.
-    length: P, the most vectors of a prompt.
     generations: how often each slot was written.
   """
 
@@ -101,7 +100,7 @@ class Bank:
     params: Any,
     *,
     slots: int,
-    length: int,
+    rows: Mapping[type[Adapter], Adapter],
     shapes: Shapes,
     pad_id: int,
     metrics: Metrics,
@@ -113,7 +112,8 @@ class Bank:
     Args:
       config: the encoder's shape.
       params: its parameters.
-      slots, length: K and P.
+      slots: K.
+      rows: of each kind's bank, one that changes nothing.
       shapes: of batches; the slots exceed the rows of the largest.
       pad_id: the padding token.
       metrics: where loads and evictions are counted.
@@ -128,7 +128,7 @@ class Bank:
         f'--slots={slots} holds fewer prompts than a batch of {max(shapes.rows)} rows may need, '
         f'and one slot stays empty; give at least {max(shapes.rows) + 1}'
       )
-    self.slots, self.length, self.shapes = slots, length, shapes
+    self.slots, self.shapes = slots, shapes
     self._config, self._pad_id, self._arithmetic, self._metrics = (
       config,
       pad_id,
@@ -138,72 +138,60 @@ class Bank:
     self._ways = [VectorSpec(name, scaled) for name in poolings.every() for scaled in (False, True)]
     self._device = jax.local_devices()[0] if device is None else device
     self._params = jax.device_put(params, self._device)
-    self._shape = (config.num_layers, slots, 2, length, config.num_kv_heads, config.head_dim)
-
-    @jax.jit
-    def allocate() -> models.LayeredBank:
-      return models.LayeredBank(
-        jnp.zeros(self._shape, self._arithmetic.activations),
-        jnp.zeros(slots, jnp.int32),
-        jnp.zeros(slots, jnp.int32),
-      )
-
+    self._kinds, self._rows = list(rows), list(rows.values())
+    activations = self._arithmetic.activations
+    program = jax.jit(lambda: [allocate(row, slots, activations) for row in self._rows])
     with jax.default_device(self._device):
-      self._bank = jax.block_until_ready(allocate())
+      self._banks = jax.block_until_ready(program())
     self.generations = [0] * slots
     self._slot_of: collections.OrderedDict[Hashable, int] = collections.OrderedDict()
     self._free = list(range(slots - 1, 0, -1))
     self._programs: dict[tuple[int, int], Any] = {}
-    self._write: Any = None
+    self._writes: list[Any] = []
 
   @property
-  def prompt_bytes(self) -> int:
-    """Device memory that one slot takes."""
-    return int(np.prod(self._shape)) // self.slots * self._arithmetic.activations.itemsize
+  def nbytes(self) -> int:
+    """Device memory of all slots."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(self._banks))
 
   def compile(self) -> None:
     """Compiles the program of every shape, and the one that writes a slot."""
-    one = jax.ShapeDtypeStruct((), jnp.int32)
-    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._bank)
-    layers, _, *core = self._shape
-    prefix = jax.ShapeDtypeStruct((layers, *core), jnp.float32)
+    banks = jax.eval_shape(lambda: self._banks)
     with jax.default_device(self._device):
-      self._write = (
-        jax.jit(_write, donate_argnums=0).lower(abstract, prefix, one, one, one).compile()
-      )
+      for bank, row in zip(banks, self._rows, strict=True):
+        program = jax.jit(write, donate_argnums=0)
+        self._writes.append(program.lower(bank, row, np.int32(0)).compile())
       embed = jax.jit(self._embed)
       for rows, length in self.shapes:
         tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
-        numbers = jax.ShapeDtypeStruct((rows, 3), jnp.int32)
-        self._programs[rows, length] = embed.lower(
-          self._params, abstract, tokens, numbers
-        ).compile()
+        numbers = jax.ShapeDtypeStruct((rows, ROWS + len(banks)), jnp.int32)
+        self._programs[rows, length] = embed.lower(self._params, banks, tokens, numbers).compile()
         # The first run of a program may still allocate and load.
         np.asarray(self.run([], [], [], rows, length))
 
-  def assign(self, prefixes: Sequence[Prefix], wanted: Mapping[Hashable, int]) -> list[Lease]:
-    """The slots of the prefixes, which are written where they are not there yet.
+  def assign(self, choices: Sequence[Choice], wanted: Mapping[Hashable, int]) -> list[Lease]:
+    """The slots of the adapters, which are written where they are not there yet.
 
     The least recently used go first, those that no queued text needs before the others, and never
-    one of these prefixes.
+    one of these adapters.
 
     Args:
-      prefixes: of one batch.
+      choices: of one batch.
       wanted: how many queued texts need a key.
     """
-    needed = {prefix.key for prefix in prefixes}
+    needed = {choice.key for choice in choices}
     leases = []
-    for prefix in prefixes:
-      if prefix.key is None:
+    for choice in choices:
+      if choice.key is None:
         leases.append(Lease(0, 0))
         continue
-      slot = self._slot_of.get(prefix.key)
+      slot = self._slot_of.get(choice.key)
       if slot is None:
         slot = self._free.pop() if self._free else self._evict(needed, wanted)
-        self._fill(slot, prefix)
-        self._slot_of[prefix.key] = slot
+        self._fill(slot, choice)
+        self._slot_of[choice.key] = slot
         self._metrics.loads.labels('device').inc()
-      self._slot_of.move_to_end(prefix.key)
+      self._slot_of.move_to_end(choice.key)
       leases.append(Lease(slot, self.generations[slot]))
     self._metrics.resident.labels('device').set(len(self._slot_of))
     return leases
@@ -211,7 +199,7 @@ class Bank:
   def run(
     self,
     rows: Sequence[Int[np.ndarray, ' T']],
-    prefixes: Sequence[Prefix],
+    choices: Sequence[Choice],
     leases: Sequence[Lease],
     count: int,
     length: int,
@@ -220,25 +208,27 @@ class Bank:
 
     Args:
       rows: token ids, at most ``count`` rows of at most ``length``.
-      prefixes, leases: of each row.
+      choices, leases: of each row.
       count, length: a shape of ``shapes``.
 
     Raises:
       RuntimeError: a slot was written since its lease.
     """
     tokens = np.full((count, length), self._pad_id, np.int32)
-    numbers = np.zeros((count, 3), np.int32)
-    for i, (ids, prefix, lease) in enumerate(zip(rows, prefixes, leases, strict=True)):
+    numbers = np.zeros((count, ROWS + len(self._kinds)), np.int32)
+    for i, (ids, choice, lease) in enumerate(zip(rows, choices, leases, strict=True)):
       if self.generations[lease.slot] != lease.generation:
         raise RuntimeError(f'slot {lease.slot} holds another prompt by now')
       tokens[i, : len(ids)] = ids
-      way = self._ways.index(VectorSpec(prefix.spec.pooling, prefix.spec.normalize))
-      numbers[i] = lease.slot, len(ids), way
+      way = self._ways.index(VectorSpec(choice.spec.pooling, choice.spec.normalize))
+      numbers[i, :ROWS] = len(ids), way
+      if choice.adapter is not None:
+        numbers[i, ROWS + self._kinds.index(type(choice.adapter))] = lease.slot
     program = self._programs[count, length]
-    return program(self._params, self._bank, *jax.device_put((tokens, numbers), self._device))
+    return program(self._params, self._banks, *jax.device_put((tokens, numbers), self._device))
 
   def _embed(
-    self, params: Any, bank: models.LayeredBank, tokens: jax.Array, numbers: jax.Array
+    self, params: Any, banks: list[Adapter], tokens: jax.Array, numbers: jax.Array
   ) -> jax.Array:
     places = jnp.arange(tokens.shape[1], dtype=jnp.int32)
     mask = places[None, :] < numbers[:, LENGTH, None]
@@ -249,22 +239,17 @@ class Bank:
       mask,
       self._ways,
       numbers[:, WAY],
-      prompt=bank,
-      prompt_ids=numbers[:, SLOT],
+      adapter=Several(tuple(banks)).choose(numbers[:, ROWS:]),
       options=EncoderOptions.of(self._arithmetic),
     )
 
-  def _fill(self, slot: int, prefix: Prefix) -> None:
-    layers, _, two, length, heads, size = self._shape
-    vectors = np.zeros((layers, two, length, heads, size), np.float32)
-    assert prefix.vectors is not None
-    used = prefix.vectors.shape[2]
-    vectors[:, :, :used] = prefix.vectors
+  def _fill(self, slot: int, choice: Choice) -> None:
+    assert choice.adapter is not None
+    kind = self._kinds.index(type(choice.adapter))
+    row = choice.adapter.row(self._rows[kind].size())
     with jax.default_device(self._device):
-      self._bank = self._write(
-        self._bank,
-        jax.device_put(vectors, self._device),
-        *jax.device_put([np.int32(x) for x in (slot, used, prefix.shift)], self._device),
+      self._banks[kind] = self._writes[kind](
+        self._banks[kind], *jax.device_put((row, np.int32(slot)), self._device)
       )
     self.generations[slot] += 1
 
@@ -273,18 +258,3 @@ class Bank:
     key = next(free, None) or next(key for key in self._slot_of if key not in needed)
     self._metrics.evictions.labels('device').inc()
     return self._slot_of.pop(key)
-
-
-def _write(
-  bank: models.LayeredBank, prefix: jax.Array, slot: jax.Array, length: jax.Array, shift: jax.Array
-) -> models.LayeredBank:
-  zero = jnp.zeros((), jnp.int32)
-  return models.LayeredBank(
-    jax.lax.dynamic_update_slice(
-      bank.prefixes,
-      prefix.astype(bank.prefixes.dtype)[:, None],
-      (zero, slot, zero, zero, zero, zero),
-    ),
-    jax.lax.dynamic_update_slice(bank.lengths, length[None], (slot,)),
-    jax.lax.dynamic_update_slice(bank.shifts, shift[None], (slot,)),
-  )

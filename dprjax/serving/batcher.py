@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from dprjax.serving.bank import Bank, Prefix
+from dprjax.serving.bank import Bank, Choice
 from dprjax.serving.metrics import Metrics
 
 logger = logging.getLogger('dprjax')
@@ -48,7 +48,7 @@ class Text(NamedTuple):
   """Token ids, and the prompt they go under."""
 
   ids: np.ndarray
-  prefix: Prefix
+  choice: Choice
 
 
 @dataclasses.dataclass(eq=False)
@@ -124,7 +124,7 @@ class Batcher:
       future.add_done_callback(self._note_end)
       for number, text in enumerate(texts):
         self._queues[self._bank.shapes.bucket(len(text.ids))].append(_Row(text, job, number))
-        self._wanted[text.prefix.key] += 1
+        self._wanted[text.choice.key] += 1
       self._queued += len(texts)
       self._metrics.queued.set(self._queued)
       self._changed.notify()
@@ -219,7 +219,7 @@ class Batcher:
 
   def _release(self, row: _Row) -> None:
     """For a row that leaves its queue."""
-    key = row.text.prefix.key
+    key = row.text.choice.key
     self._wanted[key] -= 1
     if not self._wanted[key]:
       del self._wanted[key]
@@ -235,9 +235,9 @@ class Batcher:
         metrics.stage_seconds.labels('queue').observe(sent - job.arrived)
     count = next(n for n in self._bank.shapes.rows if n >= len(rows))
     try:
-      prefixes = [row.text.prefix for row in rows]
-      leases = self._bank.assign(prefixes, self._wanted)
-      vectors = self._bank.run([row.text.ids for row in rows], prefixes, leases, count, length)
+      choices = [row.text.choice for row in rows]
+      leases = self._bank.assign(choices, self._wanted)
+      vectors = self._bank.run([row.text.ids for row in rows], choices, leases, count, length)
     except Exception as error:  # the requests fail, and the thread goes on
       self._fail(rows, error)
       return None

@@ -132,7 +132,7 @@ class Engine:
       backbone.config,
       backbone.params,
       slots=options.slots,
-      length=self.library.most_vectors,
+      rows=self.library.rows,
       shapes=Shapes(options.rows, lengths, options.budget),
       pad_id=tokenizer.pad_id,
       metrics=self.metrics,
@@ -190,7 +190,7 @@ class Engine:
   @property
   def bank_bytes(self) -> int:
     """Device memory of all slots."""
-    return self._bank.prompt_bytes * self._bank.slots
+    return self._bank.nbytes
 
   @property
   def backbone_bytes(self) -> int:
@@ -208,7 +208,7 @@ class Engine:
 
     Raises:
       UnknownPrompt, InputError: as ``Library.get``; or a text that is no text, or ids under a
-        prompt of kind topic.
+        prompt that chooses topics.
       ForeignIds: ids that are no tokens, or do not begin and end as a text does.
     """
     started = time.monotonic()
@@ -221,20 +221,20 @@ class Engine:
       ]
       encodings = self.tokenizer.backend.encode_batch_fast(prefixed)
       rows = [np.array(encoding.ids, np.int32) for encoding in encodings]
-      prefixes = version.choose([str(one) for one in texts], kind)
+      choices = version.choose([str(one) for one in texts], kind)
     else:
       if version.topic_model is not None:
         raise InputError(
           f'input: prompt {name} chooses a topic by the words of a text; give texts, not token ids'
         )
       rows = [self._check_ids(one, number) for number, one in enumerate(texts)]
-      prefixes = version.choose([''] * len(rows), kind)
+      choices = version.choose([''] * len(rows), kind)
     truncated = [number for number, row in enumerate(rows) if len(row) > longest]
     rows = [self.tokenizer.cut(row, longest) for row in rows]
     self.metrics.stage_seconds.labels('tokenise').observe(time.monotonic() - started)
     return Tokens(
       version,
-      [Text(row, prefix) for row, prefix in zip(rows, prefixes, strict=True)],
+      [Text(row, choice) for row, choice in zip(rows, choices, strict=True)],
       truncated,
       sum(map(len, rows)),
     )

@@ -21,6 +21,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from dprjax.base.errors import InputError
@@ -29,8 +30,11 @@ from dprjax.data import text, topics
 from dprjax.formats.texts import KINDS
 from dprjax.formats.vector_spec import VectorSpec, of_meta
 from dprjax.inference.encoder import Entry, check_length
+from dprjax.models import adapter as adapters
 from dprjax.models import artifact, hub
-from dprjax.serving.bank import Prefix
+from dprjax.models.adapter import Adapter, Kind
+from dprjax.models.encoder_config import EncoderConfig
+from dprjax.serving.bank import Choice
 from dprjax.serving.metrics import Metrics
 
 NAME = re.compile(r'[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}')  # of an upload, and of the backbone
@@ -60,9 +64,9 @@ class Version:
     sha256: of the file; '' of the bare backbone.
     spec: how texts become vectors.
     meta: of the file.
-    lengths: of its prefixes of queries and passages (all topics' are equal).
-    prefixes: by kind, one of each topic or a single one.
-    topic_model: under kind topic.
+    lengths: of its adapters of queries and passages, P of a prefix (all topics' are equal).
+    choices: by side, one of each topic or a single one.
+    topic_model: chooses, where there are several.
   """
 
   name: str
@@ -70,7 +74,7 @@ class Version:
   spec: VectorSpec
   meta: dict[str, Any]
   lengths: dict[str, int]
-  prefixes: dict[str, list[Prefix]]
+  choices: dict[str, list[Choice]]
   topic_model: topics.Topics | None = None
 
   @property
@@ -80,12 +84,12 @@ class Version:
 
   @property
   def nbytes(self) -> int:
-    arrays = {id(one.vectors): one.vectors for own in self.prefixes.values() for one in own}
-    return sum(array.nbytes for array in arrays.values() if array is not None)
+    adapters = {id(one): one.adapter for own in self.choices.values() for one in own}
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(adapters) if isinstance(leaf, np.ndarray))
 
-  def choose(self, texts: Sequence[str], kind: str) -> list[Prefix]:
-    """The prefix of each text."""
-    own = self.prefixes[kind]
+  def choose(self, texts: Sequence[str], side: str) -> list[Choice]:
+    """The adapter of each text."""
+    own = self.choices[side]
     if self.topic_model is None:
       return own * len(texts)
     return [own[number] for number in self.topic_model.assign(texts).tolist()]
@@ -112,7 +116,12 @@ class About:
 
 
 class Library:
-  """The prompts of a folder for one backbone, by name."""
+  """The prompts of a folder for one backbone, by name.
+
+  Attributes:
+    rows: of each kind of adapter that is served, one that changes nothing, of the size that slots
+      have. Kinds that not every server has are those of the folder as the server starts.
+  """
 
   def __init__(
     self,
@@ -157,7 +166,7 @@ class Library:
     spec = backbone.spec.at_most(most_tokens)
     for kind in KINDS:
       self._check_room(f'backbone {name}', spec, kind)
-    bare = Prefix(None, None, 0, spec)
+    bare = Choice(None, None, spec)
     self.bare = Version(
       name, '', spec, {}, dict.fromkeys(KINDS, 0), {kind: [bare] for kind in KINDS}
     )
@@ -165,10 +174,10 @@ class Library:
       raise InputError(f'--prompts={folder} is a file; give a folder of prompt files')
     self.folder.mkdir(parents=True, exist_ok=True)
     self._clear()
-    self.most_vectors = most_vectors or 2**31
-    found = [about for _, about in self.listing()]
-    longest = max([max(about.lengths.values()) for about in found if not about.refused], default=0)
-    self.most_vectors = most_vectors or max(16, longest)
+    self.rows = _rows(backbone.config, most_vectors or 16)
+    self._starting, self._grows = True, most_vectors is None
+    self.listing()
+    self._starting = False
 
   def get(self, name: str) -> Version:
     """The prompt as its file is now; the backbone without a prompt under its own name.
@@ -354,58 +363,65 @@ class Library:
       raise InputError(found.replace(str(path), f'prompt {name}')) from error
 
   def _version(self, name: str, prompt: artifact.Prompt, sha256: str) -> Version:
-    if prompt.meta['kind'] not in ('prefix', 'topic'):
+    if prompt.kind.load is None:
       raise InputError(
-        f'prompt {name}: of kind {prompt.meta["kind"]!r}, whose vectors stand among the tokens; a '
-        'server keeps prompts of kind prefix and topic, which stand beside them: encode with '
-        'dprjax.encode --prompt'
+        f'prompt {name}: {prompt.kind.text}; a server keeps prompts that stand beside the tokens: '
+        'encode with dprjax.encode --prompt'
       )
     made_for = prompt.meta['backbone_sha256']
     if isinstance(made_for, dict) and len(set(made_for.values())) > 1:
       raise InputError(
         f'prompt {name}: of two encoders, one for queries and one for passages; a server has one'
       )
-    entry = Entry(prompt, of_meta(prompt.meta, self._backbone.spec))
-    spec = entry.spec
-    model, lengths, prefixes = None, {}, {}
-    if prompt.meta['kind'] == 'topic':
-      model = topics.Topics.from_arrays(prompt.arrays, prompt.path)
-      if len(model) != len(prompt.prefixes('query')):
-        raise InputError(
-          f'prompt {name}: {len(prompt.prefixes("query"))} prompts of {len(model)} topics; export '
-          'the prompt again'
-        )
-    for kind in KINDS:
-      check_length(name, entry, kind, self._backbone)
-      self._check_room(f'prompt {name}', spec, kind)
-      longest = spec.max_length(kind)
+    spec = of_meta(prompt.meta, self._backbone.spec)
+    model, lengths, choices = None, {}, {}
+    for side in KINDS:
+      check_length(name, Entry(prompt, spec), side, self._backbone)
+      self._check_room(f'prompt {name}', spec, side)
+      longest = spec.max_length(side)
       if longest > self._most_tokens:
         raise InputError(
-          f'prompt {name}: its {kind}_max_length is {longest}, and this server takes '
+          f'prompt {name}: its {side}_max_length is {longest}, and this server takes '
           f'{self._most_tokens} tokens: start it with a longer one of --lengths'
         )
-      own = prompt.prefixes(kind)
-      lengths[kind] = 0 if own[0] is None else own[0].shape[2]
-      if lengths[kind] > self.most_vectors:
-        raise InputError(
-          f'prompt {name}: {lengths[kind]} vectors a layer, and the slots of this server hold '
-          f'{self.most_vectors}: start it with --prompt_length={lengths[kind]}'
-        )
-      shift = lengths[kind] if entry.shift_positions else 0
-      side = kind if prompt.meta['kind'] == 'prefix' and not prompt.tied else ''
+      own = prompt.adapters(side)
+      lengths[side] = 0 if own[0] is None else own[0].size()
+      if own[0] is not None:
+        self._check_slot(name, prompt.kind, own[0])
       # None is the bare backbone: passages of a prompt for queries alone take no slot.
-      prefixes[kind] = [
-        Prefix(
-          None if vectors is None else (sha256, side, number),
-          None if vectors is None else np.ascontiguousarray(vectors),
-          shift,
-          spec,
+      choices[side] = [
+        Choice(
+          None if adapter is None else (sha256, '' if prompt.tied else side, number), adapter, spec
         )
-        for number, vectors in enumerate(own)
+        for number, adapter in enumerate(own)
       ]
-    if prompt.meta['kind'] == 'topic' or prompt.tied:
-      prefixes['passage'] = prefixes['query']
-    return Version(name, sha256, spec, prompt.meta, lengths, prefixes, model)
+    if prompt.tied:
+      choices['passage'] = choices['query']
+    if prompt.kind.topics:
+      model = topics.Topics.from_arrays(prompt.arrays, prompt.path)
+      if len(model) != len(choices['query']):
+        raise InputError(
+          f'prompt {name}: {len(choices["query"])} prompts of {len(model)} topics; export the '
+          'prompt again'
+        )
+    return Version(name, sha256, spec, prompt.meta, lengths, choices, model)
+
+  def _check_slot(self, name: str, kind: Kind, adapter: Adapter) -> None:
+    """Raises InputError where no slot of this server can hold an adapter."""
+    row, size = self.rows.get(type(adapter)), adapter.size()
+    fits = row is not None and size <= row.size()
+    if not fits and self._starting and (row is None or self._grows):
+      self.rows[type(adapter)] = jax.tree.map(np.zeros_like, adapter.row(size))
+    elif row is None:
+      raise InputError(
+        f'prompt {name}: is {kind.text}, and this server has slots for none; start it again, with '
+        'the file in its folder'
+      )
+    elif not fits:
+      raise InputError(
+        f'prompt {name}: {size} vectors a layer, and the slots of this server hold {row.size()}: '
+        f'start it with --prompt_length={size}'
+      )
 
   def _check_room(self, whose: str, spec: VectorSpec, kind: str) -> None:
     longest = spec.max_length(kind)
@@ -469,6 +485,12 @@ def _holds_prompts(entry: os.DirEntry[str]) -> bool:
     return entry.is_dir() and any(name.endswith(_ENDING) for name in os.listdir(entry))
   except OSError:
     return False
+
+
+def _rows(config: EncoderConfig, size: int) -> dict[type[Adapter], Adapter]:
+  """The rows of the banks that every server has."""
+  rows = (kind.row(config, size) for kind in adapters.every().values() if kind.row is not None)
+  return {type(row): row for row in rows}
 
 
 def _refused(name: str, why: str) -> About:

@@ -41,6 +41,7 @@ from dprjax.formats import mediawiki
 from dprjax.inference.embedder import Embedder, place
 from dprjax.inference.retriever import Retriever
 from dprjax.models import encoder
+from dprjax.models.adapter import stack
 from dprjax.runtime import cli, compiled
 from lab import figures, measures, sts
 from lab.measures import Triplet
@@ -367,30 +368,26 @@ def first_token_entropies(
   the text's own topic.
   """
   entry = retriever.encoder.entry()
-  prompt, shift = entry.prompt, entry.shift_positions
+  prompt = entry.prompt
   backbone = retriever.encoder.backbones['passage']
   config = backbone.config
 
-  given: Any = None
-  columns: tuple[np.ndarray, ...] = ()
-  if prompt is not None and retriever.encoder.topics:
+  adapters = [None] if prompt is None else prompt.adapters('passage')
+  adapter, columns = adapters[0], tuple[np.ndarray, ...]()
+  if retriever.encoder.topics:
     (topic_model,) = retriever.encoder.topics.values()
-    given, columns = prompt.arrays['prefix'], (topic_model.assign(texts),)
-  elif prompt is not None:
-    given = prompt.prefix('passage')
+    adapter, columns = stack(adapters), (topic_model.assign(texts),)
 
   def embed(
     params: Any, tokens: jax.Array, mask: jax.Array, numbers: jax.Array | None = None
   ) -> jax.Array:
-    prefix = params[1] if numbers is None else params[1][numbers]  # [B, L, 2, P, N, D]
-    weights = encoder.first_token_attention(
-      config, params[0], tokens, mask, prompt=prefix, shift_positions=shift
-    )
+    own = params[1] if numbers is None else params[1].choose(numbers)
+    weights = encoder.first_token_attention(config, params[0], tokens, mask, adapter=own)
     entropy = measures.attention_entropy(weights)  # [L, B, N]
     return entropy.swapaxes(0, 1).reshape(entropy.shape[1], -1)
 
   mesh = retriever.encoder.mesh
-  placed = place(mesh, (backbone.params, given))
+  placed = place(mesh, (backbone.params, adapter))
   embedder = Embedder(
     embed, mesh, batch_size, entry.spec.passage_max_length, retriever.encoder.tokenizer.pad_id
   )

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from dprjax.methods import contrastive, dpr, dual_encoder
-from dprjax.models import prompts
 
 
 def build(config, model, devices, _=None):
@@ -21,10 +20,10 @@ def build(config, model, devices, _=None):
 
   def loss(params, batch, key):
     scale = jnp.exp(params['head']['log_scale'])
-    prefix = prompts.expand_prompt(model, params['prompt'])['query']
+    adapter = encoders.adapters(params)['query']
 
     def encode(kind, rows, key):
-      return scale * encoders.encode(params, prefix, kind, *rows, key)
+      return scale * encoders.encode(params, adapter, kind, *rows, key)
 
     batch = batch | {contrastive.FROZEN: lax.stop_gradient(scale) * batch[contrastive.FROZEN]}
     corpus = contrastive.corpus(params, batch)

@@ -87,7 +87,7 @@ def build(
     return value, {'loss': value, 'accuracy': accuracy}
 
   shown = {'accuracy': 'accuracy'}
-  return Model(encoders.init, loss, encoders.embed, shown, dual_encoder.without_prompt)
+  return Model(encoders.init, loss, encoders.embed, shown, dual_encoder.without_adapter)
 
 
 def distance(x: Float[Array, 'B H'], y: Float[Array, 'B H']) -> Float[Array, ' B']:

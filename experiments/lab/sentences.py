@@ -20,7 +20,6 @@ from dprjax.methods import dual_encoder
 from dprjax.methods.dual_encoder import DualEncoder
 from dprjax.methods.grad_cache import map_chunks
 from dprjax.methods.method import Batch, BatchShapes, Model, Params
-from dprjax.models import prompts
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import mesh, tree
 
@@ -172,13 +171,13 @@ def encode_views(
   chunks = config.grad_cache * config.accumulate
 
   def run(params: Params, batch: Batch, key: Array | None) -> list[Float[Array, 'B H']]:
-    whole = prompts.expand_prompt(model, params.get('prompt'))['query']
+    whole = encoders.adapters(params)['query']
 
     def encode_view(view: str, key: Array | None) -> Float[Array, 'B H']:
-      prefix = dual_encoder.batch_dropout(config, whole, key)
+      adapter = dual_encoder.batch_dropout(config, whole, key)
 
       def encode(rows: tuple[Array, Array], key: Array | None) -> tuple[Array, tuple[()]]:
-        return finish(encoders.encode(params, prefix, 'query', *rows, key)), ()
+        return finish(encoders.encode(params, adapter, 'query', *rows, key)), ()
 
       rows = batch[f'{view}_tokens'], batch[f'{view}_mask']
       return map_chunks(encode, rows, key, chunks, devices)[0]

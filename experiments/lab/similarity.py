@@ -65,7 +65,7 @@ def build(
     return value, {'loss': value, 'error': error}
 
   shown = {'error': 'mean error'}
-  return Model(encoders.init, loss, encoders.embed, shown, dual_encoder.without_prompt)
+  return Model(encoders.init, loss, encoders.embed, shown, dual_encoder.without_adapter)
 
 
 def find(

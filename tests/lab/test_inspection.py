@@ -15,6 +15,7 @@ from dprjax.data import topics
 from dprjax.formats import documents, mediawiki
 from dprjax.formats.papers import Paper, write_beir
 from dprjax.models import artifact, encoder, hub
+from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderConfig
 from lab import figures, inspection, sts
 from tests.refusals import named_in, refused
@@ -179,8 +180,9 @@ def test_inspect_equals_numpy(data, small, prompt):
         backbone.params,
         tokens[None],
         np.ones((1, len(tokens)), bool),
-        prompt=None if loaded is None else loaded.prefix('passage'),
-        shift_positions=prompt == 'prompt-shifted.npz',
+        adapter=None
+        if loaded is None
+        else Prefix(loaded.prefix('passage'), shift=3 if prompt == 'prompt-shifted.npz' else 0),
       )
     )[:, 0]  # [L, N, S]
     assert weights.shape == (2, 4, len(tokens) + (0 if prompt is None else 3))

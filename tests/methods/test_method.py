@@ -17,16 +17,15 @@ import jax.numpy as jnp
 
 from dprjax.methods import dpr, dual_encoder
 from dprjax.methods.method import Model
-from dprjax.models import prompts
 
 
 def build(config, model, devices, tokenizer):
   encoders = dual_encoder.build(config, model)
 
   def loss(params, batch, key):
-    prefixes = prompts.expand_prompt(model, params.get('prompt'))
+    adapters = encoders.adapters(params)
     q, p = (
-      encoders.encode(params, prefixes[kind], kind, tokens, mask, key)
+      encoders.encode(params, adapters[kind], kind, tokens, mask, key)
       for kind, tokens, mask in (
         ('query', batch['query_tokens'], batch['query_mask']),
         ('passage', batch['passage_tokens'][:, 0], batch['passage_mask'][:, 0]),

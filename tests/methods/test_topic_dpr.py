@@ -13,7 +13,8 @@ from dprjax.data import sources, table
 from dprjax.data.topics import Topics
 from dprjax.methods import dpr, retrieval_data, topic_dpr, topic_losses
 from dprjax.methods.method import Parts
-from dprjax.models import hub, prompts
+from dprjax.models import hub
+from dprjax.models.adapters import topic
 from dprjax.models.encoder_config import EncoderConfig
 from dprjax.runtime import mesh as meshes
 from dprjax.runtime import tree
@@ -308,8 +309,8 @@ def test_a_prompt_is_of_its_topics_words(shape, tokenizer, found):
     make_config(), shape, meshes.make_mesh({'data': 1}, jax.devices()[:1]), tokenizer
   )
   params = tree.unflatten(make_params(model, shape, found))
-  prefixes = prompts.expand_topics(shape, params['prompt'], params['topics']['words'])
-  assert prefixes.shape == (TOPICS, 2, 2, LENGTH, 2, 4)
+  prefixes = topic.expand(shape, params['prompt'], params['topics']['words'])
+  assert prefixes.shape == (2, TOPICS, 2, LENGTH, 2, 4)
 
 
 @pytest.mark.slow

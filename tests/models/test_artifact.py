@@ -9,14 +9,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from dprjax.models.artifact import (
-  Prompt,
-  check_head,
-  check_prompt,
-  check_template,
-  load_prompt,
-  save_prompt,
-)
+from dprjax.models.adapters.template import check_head, check_template, spec, vectors
+from dprjax.models.artifact import Prompt, check_prompt, load_prompt, save_prompt
 from dprjax.models.encoder_config import EncoderConfig
 from tests.refusals import refused
 
@@ -99,8 +93,6 @@ def test_untied(tmp_path):
   assert not prompt.tied
   for kind in ('query', 'passage'):
     np.testing.assert_array_equal(prompt.prefix(kind), arrays[f'{kind}/prefix'])
-  with refused('query', 'passage', 'title'):
-    prompt.prefix('title')
 
 
 def test_for_queries_alone(tmp_path):
@@ -109,7 +101,7 @@ def test_for_queries_alone(tmp_path):
   prompt = load_prompt(path)
   assert prompt.query_only and not prompt.tied
   np.testing.assert_array_equal(prompt.prefix('query'), prefix())
-  assert prompt.prefix('passage') is None and prompt.prefixes('passage') == [None]
+  assert prompt.prefix('passage') is None and prompt.adapters('passage') == [None]
   check_prompt(prompt, CONFIG, 'a' * 64, TOKENIZER)
   assert not Prompt(META, {'prefix': prefix()}).query_only
 
@@ -140,7 +132,7 @@ def test_topic_and_template(write):
     )
   )
   check_prompt(topic, CONFIG, 'a' * 64, TOKENIZER)
-  with refused('topic'):
+  with refused('prefix'):
     topic.prefix('query')
 
 
@@ -165,10 +157,10 @@ def test_templates(write):
   prompt = load_prompt(write(VECTORS, **TEMPLATE))
   check_prompt(prompt, CONFIG, 'a' * 64, TOKENIZER)
   check_template(prompt, ('query', 'passage'), CONFIG)
-  assert prompt.spec == (TEMPLATE['template'], TEMPLATE['words'], {'query/P1': 6})
-  np.testing.assert_array_equal(prompt.vectors['query/P1'], VECTORS['segments/query/P1'])
+  assert spec(prompt) == (TEMPLATE['template'], TEMPLATE['words'], {'query/P1': 6})
+  np.testing.assert_array_equal(vectors(prompt)['query/P1'], VECTORS['segments/query/P1'])
   words = load_prompt(write({}, **PAIR))  # a template of words alone has no arrays
-  assert words.spec.lengths == {} and words.vectors == {}
+  assert spec(words).lengths == {} and vectors(words) == {}
   check_prompt(words, CONFIG, 'a' * 64, TOKENIZER)
   check_template(words, ('pair',), CONFIG)
   check_head(words, 'e' * 64)
@@ -241,7 +233,7 @@ def test_bad_templates(write, arrays, change, message):
     (
       {},
       {},
-      ('query/prefix', 'passage/prefix'),
+      ('prompt.npz', 'prefix'),
     ),
     ({'query/prefix': prefix()}, {}, ('query/prefix', 'passage/prefix')),
     ({'prefix': prefix(), 'extra': prefix()}, {}, ('prompt.npz', 'prefix')),
@@ -262,7 +254,6 @@ def test_bad_templates(write, arrays, change, message):
       {},
       ('prompt.npz', '60'),
     ),
-    ({'query/prefix': prefix(), 'passage/prefix': prefix()[:1]}, {}, 'prompt.npz'),
     ({'prefix': prefix()}, {'kind': 'topic'}, '[K, L, 2, P, N, D]'),
     ({'prefix': prefix(3), 'x': np.array([np.nan])}, {'kind': 'topic'}, 'prompt.npz'),
     ({'words': np.array('a')}, {'kind': 'topic'}, 'topic'),

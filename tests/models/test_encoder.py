@@ -8,17 +8,17 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dprjax.models import embed, encoder, encoder_config, hub, layers
-from dprjax.models.encoder import LayeredBank, PromptBank
+from dprjax.models.adapter import Several
+from dprjax.models.adapters.prefix import Prefix
+from dprjax.models.adapters.template import LearnedTokens
 from dprjax.models.encoder_config import EncoderOptions
 from tests import reference
 from tests.refusals import refused
 
 LENGTHS = np.array([7, 4, 1, 6])
 # Compiled once for each shape and set of options, over all tests.
-encode = jax.jit(
-  encoder.encode, static_argnames=('config', 'shift_positions', 'options', 'fixed_layers')
-)
-attend = jax.jit(encoder.first_token_attention, static_argnames=('config', 'shift_positions'))
+encode = jax.jit(encoder.encode, static_argnames=('config', 'options'))
+attend = jax.jit(encoder.first_token_attention, static_argnames='config')
 
 
 @pytest.fixture
@@ -34,9 +34,21 @@ def prompts(config, count, length=5, seed=1):
   return jax.random.normal(jax.random.key(seed), shape, jnp.float32)
 
 
-def bank_of(prompts):
-  """A bank of prompts of one length."""
-  return PromptBank(prompts, jnp.full(len(prompts), prompts.shape[3], jnp.int32))
+def prefix(prompt, shift=False):
+  """A shared prompt [L, 2, P, N, D], or one for each example [B, L, 2, P, N, D]."""
+  if prompt is None:
+    return None
+  return Prefix(
+    prompt if prompt.ndim == 5 else jnp.moveaxis(prompt, 0, 1),
+    shift=prompt.shape[-3] if shift else 0,
+  )
+
+
+def bank_of(prompts, lengths=None, shift=False):
+  """A bank of prompts [K, L, 2, P, N, D], by default all of the length P."""
+  lengths = [prompts.shape[3]] * len(prompts) if lengths is None else lengths
+  lengths = jnp.array(lengths, jnp.int32)
+  return Prefix(jnp.moveaxis(prompts, 0, 1), lengths, lengths * jnp.int32(shift))
 
 
 def golden_loss(hidden, mask):
@@ -80,9 +92,8 @@ def test_equals_transformers(model_type, layers, golden, write_checkpoint):
         backbone.params,
         tokens,
         mask,
-        prompt=prompt,
+        adapter=prefix(prompt, shift),
         token_types=arrays['token_types'],
-        shift_positions=shift,
       )
       return golden_loss(hidden, mask), hidden
 
@@ -110,7 +121,7 @@ def test_equals_transformers_on_minilm(golden, minilm):
 
   def run(prompt, shift):
     hidden = encode(
-      backbone.config, backbone.params, arrays['tokens'], mask, prompt=prompt, shift_positions=shift
+      backbone.config, backbone.params, arrays['tokens'], mask, adapter=prefix(prompt, shift)
     )
     return golden_loss(hidden, mask), hidden
 
@@ -133,14 +144,16 @@ def test_shared_per_example_and_bank_agree(small, inputs):
   tokens, mask = inputs
   bank = prompts(config, 3)
   ids = jnp.array([2, 0, 2, 1], jnp.int32)
-  from_bank = encode(config, params, tokens, mask, prompt=bank_of(bank), prompt_ids=ids)
-  per_example = encode(config, params, tokens, mask, prompt=bank[ids])
+  from_bank = encode(config, params, tokens, mask, adapter=bank_of(bank).choose(ids))
+  per_example = encode(config, params, tokens, mask, adapter=prefix(bank[ids]))
   np.testing.assert_allclose(from_bank, per_example, atol=1e-6, rtol=0)
   for row, prompt in enumerate(np.asarray(ids)):
-    shared = encode(config, params, tokens, mask, prompt=bank[prompt])
+    shared = encode(config, params, tokens, mask, adapter=prefix(bank[prompt]))
     np.testing.assert_allclose(from_bank[row], shared[row], atol=2e-6, rtol=0)
     assert (
-      np.abs(shared - encode(config, params, tokens, mask, prompt=bank[(prompt + 1) % 3])).max()
+      np.abs(
+        shared - encode(config, params, tokens, mask, adapter=prefix(bank[(prompt + 1) % 3]))
+      ).max()
       > 0.1
     )
 
@@ -155,33 +168,29 @@ def test_a_bank_of_different_lengths_equals_one_prompt_at_a_time(small, inputs, 
   tokens, mask = inputs
   lengths, ids = (5, 0, 2), jnp.array([2, 0, 1, 2], jnp.int32)
   # What stands beyond a prompt's length does not matter.
-  bank = PromptBank(prompts(config, 3), jnp.array(lengths, jnp.int32))
+  bank = prompts(config, 3)
 
   def run(bank):
-    hidden = encode(
-      config, params, tokens, mask, prompt=bank, prompt_ids=ids, shift_positions=shift
-    )
+    adapter = bank_of(bank, lengths, shift).choose(ids)
+    hidden = encode(config, params, tokens, mask, adapter=adapter)
     return golden_loss(hidden, mask), hidden
 
-  def run_one_by_one(prefixes):
+  def run_one_by_one(bank):
     hidden = [
       encode(
         config,
         params,
         tokens[row : row + 1],
         mask[row : row + 1],
-        prompt=prefixes[prompt, :, :, : lengths[prompt]],
-        shift_positions=shift,
+        adapter=prefix(bank[prompt, :, :, : lengths[prompt]], shift),
       )
       for row, prompt in enumerate(ids.tolist())
     ]
     hidden = jnp.concatenate(hidden)
     return golden_loss(hidden, mask), hidden
 
-  gradient, hidden = jax.grad(lambda prefixes: run(bank._replace(prefixes=prefixes)), has_aux=True)(
-    bank.prefixes
-  )
-  expected_gradient, expected = jax.grad(run_one_by_one, has_aux=True)(bank.prefixes)
+  gradient, hidden = jax.grad(run, has_aux=True)(bank)
+  expected_gradient, expected = jax.grad(run_one_by_one, has_aux=True)(bank)
   np.testing.assert_allclose(hidden[mask], expected[mask], atol=2e-6, rtol=0)
   np.testing.assert_allclose(gradient, expected_gradient, atol=2e-5, rtol=1e-5)
   # Nothing reaches what is masked; prompt 1 is the bare encoder.
@@ -190,11 +199,6 @@ def test_a_bank_of_different_lengths_equals_one_prompt_at_a_time(small, inputs, 
   bare = encode(config, params, tokens, mask)
   np.testing.assert_allclose(hidden[2][mask[2]], bare[2][mask[2]], atol=1e-6, rtol=0)
   assert np.abs(hidden - bare)[jnp.array([0, 1, 3])].max() > 0.1
-  layered = LayeredBank(
-    jnp.moveaxis(bank.prefixes, 0, 1), bank.lengths, bank.lengths * jnp.int32(shift)
-  )
-  again = encode(config, params, tokens, mask, prompt=layered, prompt_ids=ids)
-  np.testing.assert_allclose(again[mask], hidden[mask], atol=1e-6, rtol=0)
 
 
 @pytest.mark.slow
@@ -202,16 +206,9 @@ def test_a_bank_shifts_padding_alone_beyond_the_positions(small):
   config, params = small
   mask = np.arange(22)[None] < np.array([[22], [19], [20]])
   tokens = np.full((3, 22), 7, np.int32)
-  bank = PromptBank(prompts(config, 2), jnp.array([0, 5], jnp.int32))
-  hidden = encode(
-    config,
-    params,
-    tokens,
-    mask,
-    prompt=bank,
-    prompt_ids=jnp.array([0, 1, 1], jnp.int32),
-    shift_positions=True,
-  )
+  bank = bank_of(prompts(config, 2), [0, 5], shift=True)
+  adapter = bank.choose(jnp.array([0, 1, 1], jnp.int32))
+  hidden = encode(config, params, tokens, mask, adapter=adapter)
   # 19 tokens and 5 vectors fill the 24 positions; the next token lies beyond them.
   assert np.isfinite(hidden[:2]).all() and np.isnan(hidden[2]).any()
 
@@ -232,8 +229,7 @@ def test_vectors_in_place_of_words_equal_transformers(
       tokens,
       mask,
       token_types=types,
-      vectors=vectors,
-      fixed_layers=fixed_layers,
+      adapter=LearnedTokens(vectors, fixed_layers),
     )
     return golden_loss(hidden, mask), hidden
 
@@ -254,21 +250,23 @@ def test_vectors_with_a_prompt_a_split_and_nothing_to_look_up(small, inputs):
   config, params = small
   tokens, mask = inputs
   prompt, table = prompts(config, 1)[0], jax.random.normal(jax.random.key(2), (2, 32))
-  plain = encode(config, params, tokens, mask, prompt=prompt)
-  kwargs = {'prompt': prompt, 'vectors': table, 'fixed_layers': 2}
+  plain = encode(config, params, tokens, mask, adapter=prefix(prompt))
+  both = Several((prefix(prompt), LearnedTokens(table, 2)))
   np.testing.assert_allclose(
-    encode(config, params, tokens, mask, **kwargs), plain, atol=1e-6, rtol=0
+    encode(config, params, tokens, mask, adapter=both), plain, atol=1e-6, rtol=0
   )
   mixed = tokens.at[0, 2].set(config.vocab_size + 1)
-  split = jax.jit(encoder.encode_early_late, static_argnums=(0, 4), static_argnames='fixed_layers')
-  _, late = split(config, params, mixed, mask, 1, **kwargs)
-  expected = encode(config, params, mixed, mask, **kwargs)
+  split = jax.jit(encoder.encode_early_late, static_argnums=(0, 4))
+  _, late = split(config, params, mixed, mask, 1, adapter=both)
+  expected = encode(config, params, mixed, mask, adapter=both)
   np.testing.assert_allclose(late, expected, atol=2e-6, rtol=0)
   assert np.abs(late - plain)[0].max() > 0.1
-  with refused('fixed_layers'):
-    encode(config, params, mixed, mask, vectors=table, fixed_layers=4)
   beyond = encode(
-    config, params, mixed.at[1, 1].set(config.vocab_size + 2), mask, vectors=table, fixed_layers=1
+    config,
+    params,
+    mixed.at[1, 1].set(config.vocab_size + 2),
+    mask,
+    adapter=LearnedTokens(table, 1),
   )
   assert np.isnan(beyond[1]).all() and np.isfinite(beyond[0]).all()
 
@@ -280,7 +278,7 @@ def test_gradient_reaches_only_the_prompts_that_were_used(small, inputs):
   ids = jnp.array([2, 0, 2, 0], jnp.int32)
   gradient = jax.grad(
     lambda bank: golden_loss(
-      encode(config, params, tokens, mask, prompt=bank_of(bank), prompt_ids=ids), mask
+      encode(config, params, tokens, mask, adapter=bank_of(bank).choose(ids)), mask
     )
   )(prompts(config, 3))
   assert np.abs(gradient[1]).max() == 0
@@ -291,11 +289,11 @@ def test_empty_prompt_is_no_prompt(small, inputs):
   config, params = small
   plain = encode(config, params, *inputs)
   empty = prompts(config, 4, length=0)
-  np.testing.assert_array_equal(plain, encode(config, params, *inputs, prompt=empty[0]))
-  np.testing.assert_array_equal(plain, encode(config, params, *inputs, prompt=empty))
+  np.testing.assert_array_equal(plain, encode(config, params, *inputs, adapter=prefix(empty[0])))
+  np.testing.assert_array_equal(plain, encode(config, params, *inputs, adapter=prefix(empty)))
   np.testing.assert_array_equal(
     plain,
-    encode(config, params, *inputs, prompt=bank_of(empty), prompt_ids=jnp.zeros(4, jnp.int32)),
+    encode(config, params, *inputs, adapter=bank_of(empty).choose(jnp.zeros(4, jnp.int32))),
   )
 
 
@@ -303,9 +301,9 @@ def test_order_of_the_prompt_does_not_matter(small, inputs):
   # Prefix vectors have no positions, unshifted: any order gives the same attention.
   config, params = small
   prompt = prompts(config, 1)[0]
-  turned = encode(config, params, *inputs, prompt=prompt[:, :, ::-1])
+  turned = encode(config, params, *inputs, adapter=prefix(prompt[:, :, ::-1]))
   np.testing.assert_allclose(
-    turned, encode(config, params, *inputs, prompt=prompt), atol=2e-6, rtol=0
+    turned, encode(config, params, *inputs, adapter=prefix(prompt)), atol=2e-6, rtol=0
   )
 
 
@@ -320,8 +318,8 @@ def test_padding_does_not_matter(small, inputs, model_type):
     jnp.pad(tokens, ((0, 0), (0, 4)), constant_values=3),
     jnp.pad(mask, ((0, 0), (0, 4))),
   )
-  narrow = encode(config, params, tokens, mask, prompt=prompt, shift_positions=True)
-  wide = encode(config, params, wide_tokens, wide_mask, prompt=prompt, shift_positions=True)
+  narrow = encode(config, params, tokens, mask, adapter=prefix(prompt, True))
+  wide = encode(config, params, wide_tokens, wide_mask, adapter=prefix(prompt, True))
   np.testing.assert_allclose(wide[:, :7][mask], narrow[mask], atol=2e-6, rtol=0)
 
 
@@ -330,7 +328,7 @@ def test_row_of_padding_is_finite(small, inputs):
   tokens, _ = inputs
   nothing = jnp.zeros(tokens.shape, bool)
   for prompt in (None, prompts(config, 1)[0]):
-    assert np.isfinite(encode(config, params, tokens, nothing, prompt=prompt)).all()
+    assert np.isfinite(encode(config, params, tokens, nothing, adapter=prefix(prompt))).all()
 
 
 @pytest.mark.slow
@@ -343,7 +341,7 @@ def test_remat_and_unroll_change_nothing(small, inputs, options):
 
   def run(options):
     def loss(prompt):
-      hidden = encode(config, params, tokens, mask, prompt=prompt, options=options)
+      hidden = encode(config, params, tokens, mask, adapter=prefix(prompt), options=options)
       return golden_loss(hidden, mask), hidden
 
     return jax.jit(jax.grad(loss, has_aux=True))(prompts(config, 1)[0])
@@ -360,29 +358,22 @@ def test_fused_attention_equals_the_plain_one(small, inputs, how):
   config, params = small
   tokens, mask = inputs
   some = prompts(config, len(tokens))
-  prompt = {'shared': some[0], 'of each example': some, 'bank': bank_of(some), 'none': None}[how]
-  ids = jnp.array([2, 0, 3, 1], jnp.int32) if how == 'bank' else None
+  given = some[0] if how == 'shared' else some
+  ids = jnp.array([2, 0, 3, 1], jnp.int32)
+  make = {'bank': lambda some: bank_of(some).choose(ids), 'none': lambda _: None}.get(how, prefix)
 
   def run(**options):
-    def loss(params, prompt):
-      hidden = encode(
-        config,
-        params,
-        tokens,
-        mask,
-        prompt=prompt,
-        prompt_ids=ids,
-        options=EncoderOptions(**options),
-      )
+    def loss(params, given):
+      adapter, how = make(given), EncoderOptions(**options)
+      hidden = encode(config, params, tokens, mask, adapter=adapter, options=how)
       return golden_loss(hidden, mask), hidden
 
-    return jax.grad(loss, argnums=(0, 1), has_aux=True, allow_int=True)(params, prompt)
+    return jax.grad(loss, argnums=(0, 1), has_aux=True)(params, given)
 
   (gradients, hidden), (others, other) = run(), run(attention='fused')
   np.testing.assert_allclose(np.asarray(other)[mask], np.asarray(hidden)[mask], atol=5e-6, rtol=0)
   for ours, theirs in zip(jax.tree.leaves(others), jax.tree.leaves(gradients), strict=True):
-    if ours.dtype == jnp.float32:
-      np.testing.assert_allclose(ours, theirs, atol=5e-5 * max(1, np.abs(theirs).max()), rtol=0)
+    np.testing.assert_allclose(ours, theirs, atol=5e-5 * max(1, np.abs(theirs).max()), rtol=0)
 
 
 def test_fused_attention_has_dropout(small, inputs):
@@ -391,7 +382,12 @@ def test_fused_attention_has_dropout(small, inputs):
 
   def run(key):
     return encode(
-      config, params, *inputs, prompt=prompts(config, 1)[0], options=options, dropout_key=key
+      config,
+      params,
+      *inputs,
+      adapter=prefix(prompts(config, 1)[0]),
+      options=options,
+      dropout_key=key,
     )
 
   first, again, other = (run(jax.random.key(seed)) for seed in (0, 0, 1))
@@ -408,7 +404,9 @@ def test_each_example_has_its_own_dropout_of_a_shared_prompt(small, inputs, atte
   shared = prompts(config, 1)[0]
 
   def run(key, prompt=shared):
-    hidden = encode(config, params, tokens, mask, prompt=prompt, options=options, dropout_key=key)
+    hidden = encode(
+      config, params, tokens, mask, adapter=prefix(prompt), options=options, dropout_key=key
+    )
     return hidden[:, 0]
 
   one, again, bare = (run(key) for key in (jax.random.key(0), jax.random.key(0), None))
@@ -434,7 +432,7 @@ def test_rounded_products(small, inputs):
 
   def run(options):
     def loss(prompt, params):
-      hidden = encode(config, params, tokens, mask, prompt=prompt, options=options)
+      hidden = encode(config, params, tokens, mask, adapter=prefix(prompt), options=options)
       return golden_loss(hidden, mask), hidden
 
     program = jax.grad(loss, argnums=(0, 1), has_aux=True)
@@ -488,7 +486,7 @@ def test_attention_scores_are_float32_under_bfloat16(small, inputs):
   prompt = prompts(config, 1)[0]
   half = EncoderOptions(jnp.bfloat16)
   program = jax.make_jaxpr(
-    lambda params: encode(config, params, tokens, mask, prompt=prompt, options=half)
+    lambda params: encode(config, params, tokens, mask, adapter=prefix(prompt), options=half)
   )(params)
   seen = tokens.shape[1] + prompt.shape[2]
   kinds = [
@@ -509,7 +507,9 @@ def test_bfloat16_is_close(small, inputs):
 
   def run(params, dtype):
     def loss(prompt):
-      hidden = encode(config, params, tokens, mask, prompt=prompt, options=EncoderOptions(dtype))
+      hidden = encode(
+        config, params, tokens, mask, adapter=prefix(prompt), options=EncoderOptions(dtype)
+      )
       return golden_loss(hidden, mask), hidden
 
     return jax.grad(loss, has_aux=True)(prompt)
@@ -570,7 +570,7 @@ def test_sharded_equals_one_device(small, shape):
   prompt = np.asarray(prompts(config, 1)[0])
 
   def loss(prompt, params, tokens, mask):
-    hidden = encode(config, params, tokens, mask, prompt=prompt)
+    hidden = encode(config, params, tokens, mask, adapter=prefix(prompt))
     return golden_loss(hidden, mask), hidden
 
   run = jax.jit(jax.grad(loss, has_aux=True))
@@ -617,7 +617,7 @@ def test_prompt_gradient_computes_no_weight_gradients(small, options):
   prompt = prompts(config, 1)[0]
 
   def loss(prompt, params):
-    return encode(config, params, tokens, tokens > 0, prompt=prompt, options=options).var()
+    return encode(config, params, tokens, tokens > 0, adapter=prefix(prompt), options=options).var()
 
   def flops(argnums):
     return (
@@ -634,11 +634,9 @@ def test_exceeding_the_positions_names_the_numbers(small, inputs):
   config, params = small
   tokens = jnp.ones((1, 20), jnp.int32)
   prompt = prompts(config, 1)[0]
-  encode(config, params, tokens, tokens > 0, prompt=prompt)
+  encode(config, params, tokens, tokens > 0, adapter=prefix(prompt))
   with refused('20', '24'):
-    jax.jit(
-      lambda: encode(config, params, tokens, tokens > 0, prompt=prompt, shift_positions=True)
-    )()
+    encoder.encode(config, params, tokens, tokens > 0, adapter=prefix(prompt, shift=True))
   roberta = dataclasses.replace(config, model_type='roberta', pad_token_id=4)
   assert (roberta.first_position, roberta.max_tokens) == (5, 19)
   with refused('20', '19'):
@@ -648,20 +646,12 @@ def test_exceeding_the_positions_names_the_numbers(small, inputs):
 def test_prompt_of_another_shape(small, inputs):
   config, params = small
   good = prompts(config, 3)
-  with refused('[2, 2, 5, 4, 8]', '[3, 2, P, 4, 8]'):
-    encode(config, params, *inputs, prompt=good[0, :2])
-  with refused('[3, 2, P, 4, 8]'):
-    encode(config, params, *inputs, prompt=good[0, ..., :4])
-  with refused('[3, 2, P, 4, 8]'):
-    encode(config, params, *inputs, prompt=good[None])
-  with refused('PromptBank', 'prompt_ids'):
-    encode(config, params, *inputs, prompt=good)
-  with refused('prompt_ids', '[3]', '[K, ...]'):
-    encode(config, params, *inputs, prompt=bank_of(good), prompt_ids=jnp.zeros(3, jnp.int32))
-  with refused('PromptBank'):
-    encode(config, params, *inputs, prompt=good, prompt_ids=jnp.zeros(4, jnp.int32))
-  with refused('PromptBank', 'prompt_ids'):
-    encode(config, params, *inputs, prompt=bank_of(good))
+  for bad in (good[0, :2], good[0, ..., :4], good):
+    with refused('[3, 2, P, 4, 8]'):
+      encode(config, params, *inputs, adapter=prefix(bad))
+  with refused('4'):
+    ids = jnp.zeros(3, jnp.int32)
+    encode(config, params, *inputs, adapter=bank_of(good).choose(ids))
 
 
 def test_ids_out_of_range_are_noticed(small, inputs):
@@ -669,7 +659,7 @@ def test_ids_out_of_range_are_noticed(small, inputs):
   tokens, mask = inputs
   assert np.isnan(encode(config, params, tokens.at[0, 0].set(50), mask)[0]).all()
   bad = jnp.array([0, 1, 2, 3], jnp.int32)
-  hidden = encode(config, params, tokens, mask, prompt=bank_of(prompts(config, 3)), prompt_ids=bad)
+  hidden = encode(config, params, tokens, mask, adapter=bank_of(prompts(config, 3)).choose(bad))
   assert np.isfinite(hidden[:3]).all() and np.isnan(hidden[3]).all()
 
 
@@ -693,7 +683,7 @@ def test_early_and_late_states_and_attention_equal_transformers(model_type, gold
     )
     prompts = (None, arrays['prompt'].astype(np.float32))
     return states, [
-      encoder.first_token_attention(config, params, tokens, mask, prompt=prompt)
+      encoder.first_token_attention(config, params, tokens, mask, adapter=prefix(prompt))
       for prompt in prompts
     ]
 
@@ -715,9 +705,9 @@ def test_early_and_late_states_and_attention_equal_transformers(model_type, gold
 def test_attention_with_a_prompt_an_example(small, inputs):
   config, params = small
   bank = prompts(config, 4)
-  each = attend(config, params, *inputs, prompt=bank)
+  each = attend(config, params, *inputs, adapter=prefix(bank))
   np.testing.assert_allclose(
-    each[:, 2], attend(config, params, *inputs, prompt=bank[2])[:, 2], rtol=0, atol=2e-6
+    each[:, 2], attend(config, params, *inputs, adapter=prefix(bank[2]))[:, 2], rtol=0, atol=2e-6
   )
   np.testing.assert_allclose(each.sum(-1), 1, rtol=0, atol=1e-5)
 
@@ -726,7 +716,7 @@ def test_attention_under_shifted_positions_equals_numpy(small, inputs):
   config, params = small
   tokens, mask = inputs
   prompt = np.random.default_rng(1).normal(size=(3, 2, 5, 4, 8)).astype(np.float32)
-  found = attend(config, params, tokens, mask, prompt=prompt, shift_positions=True)
+  found = attend(config, params, tokens, mask, adapter=prefix(prompt, True))
 
   whole = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
   states = reference.states(
@@ -763,8 +753,8 @@ def test_attention_under_shifted_positions_of_roberta(small, inputs):
     'embeddings': params['embeddings'] | {'position': {'embedding': jnp.roll(table, -5, axis=0)}}
   }
   np.testing.assert_array_equal(
-    attend(config, params, tokens, mask, prompt=prompt, shift_positions=True),
-    attend(config, moved, tokens, mask, prompt=prompt),
+    attend(config, params, tokens, mask, adapter=prefix(prompt, True)),
+    attend(config, moved, tokens, mask, adapter=prefix(prompt)),
   )
 
 
@@ -777,12 +767,12 @@ def test_attention_beyond_the_positions_or_of_another_prompt(small, inputs):
   )
   with refused('20', '24'):
     encoder.first_token_attention(
-      config, params, tokens, tokens > 0, prompt=prompt[0], shift_positions=True
+      config, params, tokens, tokens > 0, adapter=prefix(prompt[0], shift=True)
     )
   with refused('25', '24'):
     encoder.first_token_attention(config, params, wide, wide > 0)
-  with refused('3', '4', 'prompt_ids'):
-    encoder.first_token_attention(config, params, *inputs, prompt=prompt)
+  with refused('4'):
+    encoder.first_token_attention(config, params, *inputs, adapter=prefix(prompt))
 
 
 @pytest.mark.slow
@@ -791,10 +781,10 @@ def test_early_and_late_with_prompts(small, inputs):
   tokens, mask = inputs
   bank, ids = prompts(config, 3), jnp.array([2, 0, 2, 1], jnp.int32)
   split = jax.jit(encoder.encode_early_late, static_argnums=(0, 4))
-  early, late = split(config, params, tokens, mask, 2, prompt=bank_of(bank), prompt_ids=ids)
+  early, late = split(config, params, tokens, mask, 2, adapter=bank_of(bank).choose(ids))
   np.testing.assert_allclose(
     late,
-    encode(config, params, tokens, mask, prompt=bank_of(bank), prompt_ids=ids),
+    encode(config, params, tokens, mask, adapter=bank_of(bank).choose(ids)),
     rtol=0,
     atol=2e-6,
   )
@@ -808,8 +798,7 @@ def test_early_and_late_with_prompts(small, inputs):
     first,
     tokens,
     mask,
-    prompt=bank_of(bank[:, :2]),
-    prompt_ids=ids,
+    adapter=bank_of(bank[:, :2]).choose(ids),
   )
   np.testing.assert_allclose(early, shorter, rtol=0, atol=2e-6)
   assert np.abs(early - late).max() > 0.1

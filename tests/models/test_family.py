@@ -11,6 +11,7 @@ from dprjax.base import extensions
 from dprjax.formats.texts import read_texts
 from dprjax.formats.vector_spec import same_length
 from dprjax.models import encoder, hub, layers
+from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
 from dprjax.retrieval.embeddings import load_embeddings
 from dprjax.runtime import checkpoint, tree
@@ -100,7 +101,7 @@ def test_states_equal_numpy(length, left, attention):
     params,
     jnp.asarray(tokens),
     jnp.asarray(mask),
-    prompt=jnp.asarray(prefix),
+    adapter=Prefix(jnp.asarray(prefix)),
     options=EncoderOptions(attention=attention),
   )
   for row, there, states in zip(tokens, mask, np.asarray(found), strict=True):
@@ -115,9 +116,9 @@ def test_a_prompt_moved_by_its_own_length_is_another():
   prefix = np.random.default_rng(2).standard_normal((3, 2, 5, 2, 6)).astype(np.float32)
   plain, moved = (
     encoder.encode(
-      SHAPE, params, tokens, tokens > 0, prompt=jnp.asarray(prompt), shift_positions=shift
+      SHAPE, params, tokens, tokens > 0, adapter=Prefix(jnp.asarray(prompt), shift=shift)
     )
-    for prompt, shift in ((prefix, False), (prefix, True))
+    for prompt, shift in ((prefix, 0), (prefix, 5))
   )
   assert np.abs(np.asarray(plain - moved)).max() > 1e-3
 

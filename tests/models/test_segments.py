@@ -8,6 +8,7 @@ import pytest
 from dprjax.base.errors import InputError
 from dprjax.formats.vector_spec import VectorSpec
 from dprjax.models import encoder, hub, prompt_encoder, segments
+from dprjax.models.adapters.template import LearnedTokens
 from dprjax.models.segments import Spec, Specials, TaskTemplates
 from tests.models.test_prompt_encoder import from_torch, stored
 from tests.refusals import refused
@@ -268,8 +269,7 @@ def test_two_tasks_in_a_batch_equal_pytorch(model_type, fixed_layers, golden, wr
       filled.tokens,
       filled.mask,
       token_types=filled.token_types,
-      vectors=made.table(vectors),
-      fixed_layers=fixed_layers,
+      adapter=LearnedTokens(made.table(vectors), fixed_layers),
     )
     weights = jnp.cos(jnp.arange(hidden.size, dtype=jnp.float32)).reshape(hidden.shape)
     return jnp.sum(hidden * weights * expected[:, :, None].astype(np.float32)), hidden

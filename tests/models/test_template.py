@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dprjax.models import encoder
+from dprjax.models.adapters.template import LearnedTokens
 from dprjax.models.template import Piece, Template, Text, fill, unpack
 from tests.refusals import refused
 
@@ -118,7 +119,7 @@ def test_learned_vectors_get_gradients(small):
   def loss(vectors):
     filled = fill([PROMPTED], unpack(rows, packed.lengths), 15, PAD)
     hidden = encoder.encode(
-      config, params, filled.tokens, filled.mask, vectors=vectors, fixed_layers=2
+      config, params, filled.tokens, filled.mask, adapter=LearnedTokens(vectors, 2)
     )
     at_mask = (filled.tokens == 4).astype(jnp.float32)[:, :, None]
     return jnp.sum(hidden * at_mask * jnp.arange(32.0)[None, None])

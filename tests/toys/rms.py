@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from dprjax.models import layers
+from dprjax.models.adapter import BARE
 from dprjax.models.checkpoint_names import Tensor
 from dprjax.models.families import bert
 from dprjax.models.family import Family, Shape
@@ -61,8 +62,8 @@ class Embeddings(nn.Module):
   deterministic: bool
 
   @nn.compact
-  def __call__(self, tokens, positions, token_types, vectors=None):
-    x = layers.Embed(self.config, self.config.vocab_size, name='word')(tokens)
+  def __call__(self, tokens, positions, token_types, adapter=BARE):
+    x = adapter.embed_tokens(tokens, layers.Embed(self.config, self.config.vocab_size, name='word'))
     return x.astype(self.dtype)
 
 
@@ -81,10 +82,14 @@ class Attention(layers.Attention):
   """Of a causal window: `attend` is that of all families."""
 
   @nn.compact
-  def __call__(self, x, shared, prompt):
+  def __call__(self, x, shared, adapter):
     config, dtype = self.config, self.options.dtype
+
+    def dense(x, name, width):
+      return adapter.project(f'attention/{name}', x, layers.dense(config, width, dtype, name)(x))
+
     query, key, value = (
-      layers.dense(config, count * config.head_dim, dtype, name)(x)
+      dense(x, name, count * config.head_dim)
       for name, count in (
         ('query', config.num_heads),
         ('key', config.num_kv_heads),
@@ -92,8 +97,8 @@ class Attention(layers.Attention):
       )
     )
     query, key = (rotate(y, shared.positions, config.head_dim) for y in (query, key))
-    mixed = self.attend(query, key, value, shared.bias, prompt)
-    return layers.dense(config, config.hidden_size, dtype, 'output')(mixed)
+    mixed = self.attend(query, key, value, shared.bias, adapter)
+    return dense(mixed, 'output', config.hidden_size)
 
 
 class MLP(nn.Module):
@@ -101,14 +106,14 @@ class MLP(nn.Module):
   dtype: type
 
   @nn.compact
-  def __call__(self, x):
-    gate, up = (
-      layers.dense(self.config, self.config.intermediate_size, self.dtype, name)(x)
-      for name in ('gate', 'up')
-    )
-    return layers.dense(self.config, self.config.hidden_size, self.dtype, 'down')(
-      jax.nn.silu(gate) * up
-    )
+  def __call__(self, x, adapter):
+    def dense(x, name, width):
+      return adapter.project(
+        f'mlp/{name}', x, layers.dense(self.config, width, self.dtype, name)(x)
+      )
+
+    gate, up = (dense(x, name, self.config.intermediate_size) for name in ('gate', 'up'))
+    return dense(jax.nn.silu(gate) * up, 'down', self.config.hidden_size)
 
 
 class Layer(nn.Module):
@@ -119,13 +124,16 @@ class Layer(nn.Module):
   @nn.compact
   def __call__(self, x, scanned, shared):
     dtype = self.options.dtype
+    adapter = shared.adapter.of_layer(scanned.adapter)
+    x = adapter.enter_layer(x)
 
     def norm(x, name):
       return RMSNorm(self.config.layer_norm_eps, name=name)(x).astype(dtype)
 
     attention = Attention(self.config, self.options, self.deterministic, name='attention')
-    x += attention(norm(x, 'before_attention'), shared, scanned.prompt)
-    return x + MLP(self.config, dtype, name='mlp')(norm(x, 'before_mlp')), None
+    x += attention(norm(x, 'before_attention'), shared, adapter)
+    x += MLP(self.config, dtype, name='mlp')(norm(x, 'before_mlp'), adapter)
+    return adapter.leave_layer(x), None
 
 
 def layer_tensors(config, count):

@@ -3,13 +3,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dprjax.models import prompts
+from dprjax.methods import dual_encoder
+from dprjax.methods.method import Parts
+from dprjax.models.adapters import prefix
 from dprjax.models.encoder_config import EncoderConfig
-from tests.refusals import refused
+from tests.knobs import with_knobs
 
 CONFIG = EncoderConfig('bert', 50, 12, 3, 2, 24, max_positions=24)  # L 3, N 2, D 6, H 12
 KEY = jax.random.key(3)
 SHAPE = (3, 2, 5, 2, 6)
+
+
+def init(model, length, **knobs):
+  """Fresh parameters, and the function that expands them."""
+  knobs = {f'prompt__{name}': value for name, value in knobs.items()}
+  config = with_knobs(prompt__length=length, **knobs)
+  params = dual_encoder.init_adapter(config, model, Parts({}), KEY)
+  return params, lambda params: dual_encoder.expand(config, model, params)
 
 
 def mlp_reference(params):
@@ -29,31 +39,29 @@ def mlp_reference(params):
 
 
 def test_without_reparametrisation_the_parameter_is_the_prefix():
-  params = prompts.init_prompt(CONFIG, KEY, 5)
-  assert (
-    list(params) == ['prefix']
-    and params['prefix'].shape == SHAPE
-    and params['prefix'].dtype == jnp.float32
-  )
-  expanded = prompts.expand_prompt(CONFIG, params)
-  assert expanded['query'] is expanded['passage'] is params['prefix']
+  params, expand = init(CONFIG, 5)
+  (vectors,) = params['prompt'].values()
+  assert vectors.shape == SHAPE and vectors.dtype == jnp.float32
+  expanded = expand(params)
+  assert expanded['query'] is expanded['passage'] and expanded['query'].vectors is vectors
 
 
 def test_initial_values_have_the_deviation_that_was_asked_for():
-  values = prompts.init_prompt(CONFIG, KEY, 2000, std=0.3)['prefix']
+  values = init(CONFIG, 2000, init_std=0.3)[0]['prompt']['prefix']
   assert abs(float(jnp.std(values)) - 0.3) < 0.005 and abs(float(jnp.mean(values))) < 0.005
 
 
 def test_mlp_equals_numpy():
-  params = prompts.init_prompt(CONFIG, KEY, 5, reparam='mlp', hidden=7, std=0.5)
+  whole, expand = init(CONFIG, 5, reparam='mlp', reparam_hidden=7, init_std=0.5)
+  params = whole['prompt']
   assert {
     name: leaf.shape
     for name, leaf in (('embedding', params['embedding']), *params['hidden'].items())
   } == {'embedding': (5, 12), 'kernel': (12, 7), 'bias': (7,)}
   assert params['output']['kernel'].shape == (7, 3 * 2 * 12)
-  prefix = prompts.expand_prompt(CONFIG, params)['query']
-  assert prefix.shape == SHAPE
-  np.testing.assert_allclose(prefix, mlp_reference(params), rtol=0, atol=1e-6)
+  found = expand(whole)['query'].vectors
+  assert found.shape == SHAPE
+  np.testing.assert_allclose(found, mlp_reference(params), rtol=0, atol=1e-6)
 
 
 def common_share(prefix):
@@ -64,7 +72,8 @@ def common_share(prefix):
 
 def test_mlp_starts_as_the_released_code_does_in_effect():
   config = EncoderConfig('bert', 50, 128, 2, 2, 256, max_positions=24)
-  params = prompts.init_prompt(config, KEY, 32, reparam='mlp', hidden=512, std=0.02)
+  whole, expand = init(config, 32, reparam='mlp', reparam_hidden=512, init_std=0.02)
+  params = whole['prompt']
   for values in (params['embedding'], params['hidden']['kernel'], params['output']['kernel']):
     assert abs(float(jnp.std(values)) / 0.02 - 1) < 0.03
     # Normal, not uniform: 0.3 % lie beyond three deviations.
@@ -72,7 +81,7 @@ def test_mlp_starts_as_the_released_code_does_in_effect():
   for layer in ('hidden', 'output'):
     assert not params[layer]['bias'].any()
   # Vectors that have nothing in common: the mean of 32 has 1/32 of the variance.
-  assert abs(common_share(prompts.expand_prefix(config, params)) - 1 / 32) < 0.01
+  assert abs(common_share(expand(whole)['query'].vectors) - 1 / 32) < 0.01
   # PyTorch's Linear would give them its biases in common.
   draw = np.random.default_rng(0)
   for layer, rows in (('hidden', 128), ('output', 512)):
@@ -81,24 +90,26 @@ def test_mlp_starts_as_the_released_code_does_in_effect():
       name: jnp.asarray(draw.uniform(-bound, bound, leaf.shape), jnp.float32)
       for name, leaf in params[layer].items()
     }
-  assert common_share(prompts.expand_prefix(config, params)) > 0.9
+  assert common_share(expand(whole)['query'].vectors) > 0.9
 
 
 @pytest.mark.parametrize('reparam', ['none', 'mlp'])
 def test_untied_prompts_start_apart(reparam):
-  params = prompts.init_prompt(CONFIG, KEY, 5, tied=False, reparam=reparam, hidden=7)
-  assert set(params) == {'query', 'passage'} and not prompts.is_tied(params)
-  expanded = prompts.expand_prompt(CONFIG, params)
-  assert expanded['query'].shape == expanded['passage'].shape == SHAPE
-  assert not np.isclose(expanded['query'], expanded['passage']).mean() > 0.01
-  for kind in ('query', 'passage'):
-    np.testing.assert_array_equal(expanded[kind], prompts.expand_prefix(CONFIG, params[kind]))
+  params, expand = init(CONFIG, 5, tied=False, reparam=reparam, reparam_hidden=7)
+  assert set(params['prompt']) == {'query', 'passage'}
+  query, passage = (expand(params)[side].vectors for side in ('query', 'passage'))
+  assert query.shape == passage.shape == SHAPE
+  assert not np.isclose(query, passage).mean() > 0.01
 
 
-def test_no_prompt_expands_to_none():
-  assert prompts.expand_prompt(CONFIG, None) == {'query': None, 'passage': None}
+def test_without_parameters_there_is_no_prefix():
+  params, expand = init(CONFIG, 0)
+  assert params == {} and expand(params) == {'query': None, 'passage': None}
 
 
-def test_an_unknown_reparametrisation_is_named():
-  with refused('config.prompt.reparam', 'lstm'):
-    prompts.init_prompt(CONFIG, KEY, 5, reparam='lstm')
+def test_positions_count_from_the_prefix_where_they_are_shifted():
+  for shifted, first in ((True, 5), (False, 0)):
+    params, expand = init(CONFIG, 5, shift_positions=shifted)
+    assert expand(params)['query'].shift_positions() == first
+    file = prefix.ADAPTER.load({'shift_positions': shifted}, params['prompt'])
+    assert file[0].shift_positions() == first

@@ -1,0 +1,159 @@
+"""Learned vectors among the tokens of the input, and the files of templates that have them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import flax.struct
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from dprjax.base.errors import InputError
+from dprjax.models import segments
+from dprjax.models.adapter import Adapter, Kind
+from dprjax.models.artifact import Prompt, Types, check_types
+
+# The further keys of meta: ``template`` has a form (see ``segments.parse``) for each kind of input,
+# ``words`` the text of each prompt segment that has no vectors, ``label_words`` the words for yes
+# and no.
+META: Types = {'template': (dict,), 'words': (dict,), 'fixed_layers': (int,)}
+PAIR_META: Types = {'label_words': (list,), 'score': (str,), 'head_sha256': (str,)}
+SCORES = ('logit', 'probability')
+POOLINGS = ('mask', 'cls', 'mean')
+SEGMENTS = 'segments/'  # before the names of arrays
+_LONGEST_WORDS = 1000  # characters of a segment
+_MOST_LAYERS = 1000
+
+
+@flax.struct.dataclass
+class LearnedTokens(Adapter):
+  """Token ids from the vocabulary's size on are rows of a table.
+
+  Attributes:
+    vectors: the table. An id beyond it gives NaN.
+    fixed_layers: the first layers whose inputs hold the unchanged rows at these tokens, without
+      position embedding, LayerNorm or dropout. From the next layer on these tokens change. 0: they
+      are ordinary inputs of the embedding layer.
+  """
+
+  vectors: Float[Array, 'E H']
+  fixed_layers: int = flax.struct.field(pytree_node=False, default=0)
+
+  def at(self, config: Any, tokens: Int[Array, 'B T']) -> Adapter:
+    numbers = jnp.maximum(tokens - config.vocab_size, 0)
+    layers = jnp.arange(config.num_layers, dtype=jnp.int32)
+    return _Placed(
+      (tokens >= config.vocab_size)[:, :, None],
+      jnp.take(self.vectors, numbers, axis=0).astype(jnp.float32),
+      layers < self.fixed_layers if self.fixed_layers else None,
+    )
+
+
+@flax.struct.dataclass
+class _Placed(Adapter):
+  """Rows of the table at the places of their tokens, and the layers whose inputs keep them."""
+
+  places: Bool[Array, 'B T 1']
+  rows: Float[Array, 'B T H']
+  is_fixed: Bool[Array, ' L'] | None
+
+  by_layer = ('is_fixed',)
+
+  def embed_tokens(
+    self, tokens: Int[Array, 'B T'], embed: Callable[[Array], Array]
+  ) -> Float[Array, 'B T H']:
+    words = embed(jnp.where(self.places[:, :, 0], 0, tokens))
+    return jnp.where(self.places, self.rows, words)
+
+  def enter_layer(self, x: Float[Array, 'B T H']) -> Float[Array, 'B T H']:
+    if self.is_fixed is None:
+      return x
+    return jnp.where(self.places & self.is_fixed, self.rows.astype(x.dtype), x)
+
+
+def vectors(prompt: Prompt) -> dict[str, Float[np.ndarray, 'P H']]:
+  """The learned segments of a template, by names such as ``query/P1``."""
+  return {name.removeprefix(SEGMENTS): array for name, array in prompt.arrays.items()}
+
+
+def spec(prompt: Prompt) -> segments.Spec:
+  """The templates of a prompt."""
+  lengths = {name: len(array) for name, array in vectors(prompt).items()}
+  return segments.Spec(prompt.meta['template'], prompt.meta['words'], lengths)
+
+
+def check_template(prompt: Prompt, kinds: Sequence[str], config: Any) -> None:
+  """Checks that a prompt is a template for these kinds of input, and for this backbone's layers.
+
+  Raises:
+    InputError: it is of another kind, for other inputs, or fixes more layers than there are.
+  """
+  there = prompt.meta['template'] if prompt.meta['kind'] == ADAPTER.name else ()
+  if set(there) != set(kinds):
+    found = ' and '.join(there) or f'kind {prompt.meta["kind"]!r}'
+    raise InputError(
+      f"{prompt.path}: a prompt of {found}; a prompt of kind 'template' for "
+      f'{" and ".join(kinds)} is needed here'
+    )
+  if prompt.meta['fixed_layers'] > config.num_layers:
+    raise InputError(
+      f'{prompt.path}: fixed_layers is {prompt.meta["fixed_layers"]}, and this backbone has '
+      f'{config.num_layers} layers; give the backbone that it was trained on'
+    )
+
+
+def check_head(prompt: Prompt, head_sha256: str) -> None:
+  """Raises InputError where a template's label words are read off another head than its own."""
+  if (recorded := prompt.meta['head_sha256']) != head_sha256:
+    raise InputError(
+      f'{prompt.path}: was made for a masked-LM head with SHA-256 {recorded}, this backbone has '
+      f'one with {head_sha256}; give the backbone that it was trained on'
+    )
+
+
+def _arrays(path: str, meta: Mapping[str, Any]) -> dict[str, str]:
+  """The arrays that a template needs. Raises InputError where its meta does not describe one."""
+  forms, where = meta.get('template'), f"{path}: meta's"
+  if not isinstance(forms, dict) or set(forms) not in ({'query', 'passage'}, {'pair'}):
+    raise InputError(
+      f'{where} template is {forms!r:.60}, expected forms for query and passage, or for pair'
+    )
+  pair = 'pair' in forms
+  check_types(f'{path}: meta', meta, {**META, **(PAIR_META if pair else {})}, needed=True)
+  pooling, words = meta['pooling'], meta['words']
+  if pooling not in (('mask',) if pair else POOLINGS):
+    raise InputError(
+      f'{where} pooling is {pooling!r:.60}, expected one of: {", ".join(POOLINGS)}; of a pair mask'
+    )
+  prompts: list[str] = []
+  for kind, form in forms.items():
+    if not isinstance(form, str):
+      raise InputError(f'{where} template of a {kind} is {form!r:.60}, expected a text')
+    segments.parse(form, kind, f'{where} template of a {kind}', masked=pooling == 'mask')
+    prompts += segments.prompt_names(form, kind)
+  for name, value in words.items():
+    if name not in prompts or not isinstance(value, str) or len(value) > _LONGEST_WORDS:
+      raise InputError(
+        f'{where} words of {name!r:.40} are {value!r:.60}; expected a text of at most '
+        f'{_LONGEST_WORDS} characters for one of: {", ".join(prompts) or "no segment"}'
+      )
+  if meta['shift_positions']:
+    raise InputError(f'{where} shift_positions is true, which no template takes')
+  if not 0 <= meta['fixed_layers'] <= _MOST_LAYERS:
+    raise InputError(
+      f'{where} fixed_layers is {meta["fixed_layers"]!r:.60}, expected 0 to {_MOST_LAYERS}'
+    )
+  if pair:
+    labels = meta['label_words']
+    if len(labels) != 2 or not all(isinstance(word, str) and word for word in labels):
+      raise InputError(f'{where} label_words are {labels!r:.60}, expected two words')
+    if meta['score'] not in SCORES:
+      raise InputError(
+        f'{where} score is {meta["score"]!r:.60}, expected one of: {", ".join(SCORES)}'
+      )
+  return {f'{SEGMENTS}{name}': 'P H' for name in prompts if name not in words}
+
+
+ADAPTER = Kind(
+  'template', 'a template of words and vectors among the tokens of the input', _arrays, sided=False
+)
