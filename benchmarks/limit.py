@@ -32,7 +32,7 @@ from dprjax.models import encoder
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions
 from dprjax.planning import roofline, targets
-from dprjax.runtime import cli
+from dprjax.runtime import flags
 
 METHODS = ('encode', 'DPT', 'FT')
 
@@ -79,13 +79,13 @@ def main() -> None:
   options.add_dtype(parser)
   parser.add_argument(
     '--compile',
-    type=cli.boolean,
+    type=flags.boolean,
     default=not options.accelerated(),
     metavar='true|false',
     help="XLA's count of the compiled program",
   )
   parser.add_argument(
-    '--run', type=cli.boolean, default=True, metavar='true|false', help='measure, or only count'
+    '--run', type=flags.boolean, default=True, metavar='true|false', help='measure, or only count'
   )
   args = parser.parse_args()
   model = made.SHAPES[args.size]

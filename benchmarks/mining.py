@@ -23,7 +23,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 import record
-from dprjax.runtime import cli
+from dprjax.runtime import flags
 
 RUNS = 4
 # Small; four times that in everything; as many queries as MS MARCO has, with shallow runs.
@@ -50,7 +50,7 @@ def main() -> None:
   )
   parser.add_argument(
     '--texts',
-    type=cli.boolean,
+    type=flags.boolean,
     default=True,
     help='whether the training file holds texts (default: true)',
   )
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def numbers(text: str) -> tuple[int, int, int]:
-  queries, passages, depth = (cli.positive(part) for part in text.split(','))
+  queries, passages, depth = (flags.whole()(part) for part in text.split(','))
   return queries, passages, depth
 
 

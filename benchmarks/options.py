@@ -5,7 +5,7 @@ import argparse
 import jax
 
 import made
-from dprjax.runtime import cli
+from dprjax.runtime import flags
 
 
 def parser(description: str | None, **numbers: int | tuple[int, int]) -> argparse.ArgumentParser:
@@ -18,7 +18,7 @@ def parser(description: str | None, **numbers: int | tuple[int, int]) -> argpars
   )
   for name, default in numbers.items():
     value = default if isinstance(default, int) else default[accelerated()]
-    made_parser.add_argument(f'--{name}', type=cli.positive, default=value)
+    made_parser.add_argument(f'--{name}', type=flags.whole(), default=value)
   return made_parser
 
 
@@ -38,5 +38,5 @@ def add_size(parser: argparse.ArgumentParser) -> None:
 
 def case(text: str) -> tuple[int, int, int]:
   """Three numbers separated by commas, for argparse's ``type``."""
-  first, second, third = (cli.positive(part) for part in text.split(','))
+  first, second, third = (flags.whole()(part) for part in text.split(','))
   return first, second, third

@@ -49,7 +49,7 @@ from dprjax.formats.vector_spec import same_length
 from dprjax.methods import dpr
 from dprjax.methods.method import Parts
 from dprjax.planning import roofline
-from dprjax.runtime import cli, tree
+from dprjax.runtime import flags, tree
 
 TEMPERATURE, CLIP, LEARNING_RATE = 0.05, 1.0, 1e-5
 
@@ -86,7 +86,11 @@ def main() -> None:
     help='dprjax once more, with these knobs',
   )
   parser.add_argument(
-    '--compile', type=cli.boolean, default=True, metavar='true|false', help='torch.compile as well'
+    '--compile',
+    type=flags.boolean,
+    default=True,
+    metavar='true|false',
+    help='torch.compile as well',
   )
   args = parser.parse_args()
   device = torch.device('cuda' if accelerated else 'cpu')

@@ -9,8 +9,8 @@ clusters and servers (`launch/`) to a folder. A config file is a few lines of Py
 change it.
 """
 
-import argparse
 import ast
+import dataclasses
 import inspect
 import re
 import shutil
@@ -23,6 +23,7 @@ from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.runtime import cli, knobs
 from dprjax.runtime import config as configs
+from dprjax.runtime.flags import flag
 
 FOLDERS = ('configs', 'constraints', 'launch')
 
@@ -32,22 +33,22 @@ _GAP = '\n\n'
 _OPTION = re.compile(r'c\.([\w.]+) = ([^#]*?)(?:  # (.*))?')
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  options: str | None = flag('list the options of a config', None, const='', metavar='WORD')
+  copy: str | None = flag('where the files are copied to', None, metavar='DIR')
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-  parser = cli.Parser('configs', __doc__ or '')
-  chosen = parser.add_mutually_exclusive_group()
-  chosen.add_argument(
-    '--options', nargs='?', const='', metavar='WORD', help='list the options of a config'
-  )
-  chosen.add_argument('--copy', metavar='DIR', help='where the files are copied to')
-  cli.run(parser, _command, argv)
+  cli.run(Flags, _command, argv)
 
 
-def _command(args: argparse.Namespace) -> None:
+def _command(args: Flags) -> None:
   if args.options is not None:
     _list_options(args.options)
-  elif args.copy is not None:
+  if args.copy is not None:
     _copy(args.copy)
-  else:
+  if args.options is None and args.copy is None:
     folder = configs.shipped()
     for path in sorted(folder.glob('*.py')):
       text = ast.get_docstring(ast.parse(path.read_bytes())) or ''

@@ -33,10 +33,9 @@ the queries as SET/query and the sums, and "datasets" has each set. Of mteb: {"m
 {split: [...]}}}, "model": {...}}.
 """
 
-import argparse
-import contextlib
+import dataclasses
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,24 +46,93 @@ from dprjax.base.errors import InputError
 from dprjax.formats import seen, trec
 from dprjax.formats.qrels import Qrels, read_qrels
 from dprjax.retrieval import answers, measures
-from dprjax.runtime import cli
+from dprjax.retrieval.answers import MATCHES
+from dprjax.runtime import cli, flags
+from dprjax.runtime.flags import flag
 
 logger = logging.getLogger('dprjax')
 
-_OF_MTEB = ('backbone', 'prompt', 'dimensions', 'training_datasets', 'adapted_from')
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MtebFlags:
+  backbone: str | None = flags.backbone(None)
+  prompt: str | None = flag('none: only the backbone', None, metavar='prompt.npz')
+  dimensions: int | None = flag('compare only the first numbers of the vectors', None)
+  training_datasets: tuple[str, ...] | None = flag(
+    "what the prompt was trained on, by mteb's names; without it that is unknown",
+    None,
+    split=',',
+    metavar='NAME,...',
+  )
+  adapted_from: str | None = flag("mteb's name of the backbone", None, metavar='NAME')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  run: tuple[tuple[str, str], ...] = flag(
+    'a TREC run; with NAME= for several data sets',
+    (),
+    read=flags.maybe_named,
+    metavar='[NAME=]run.trec',
+  )
+  qrels: tuple[tuple[str, str], ...] = flag(
+    "judgements: BEIR's tsv, or TREC's and MS MARCO's columns",
+    (),
+    read=flags.maybe_named,
+    metavar='[NAME=]FILE',
+  )
+  beir: tuple[str, ...] = flag(
+    'a BEIR folder, whose judgements are those of the run of its name', (), metavar='DIR'
+  )
+  split: str = flag('of the BEIR folders', 'test')
+  measure: tuple[str, ...] = flag(
+    "ir_measures' names, one or several; may be repeated",
+    measures.DEFAULT_MEASURES,
+    split=' ',
+    metavar='MEASURE',
+  )
+  out: str | None = flag(
+    'the metrics; without it they are only printed', None, metavar='metrics.json'
+  )
+  drop_same_id: bool = flags.drop_same_id('is left out')
+  strict: bool = flags.switch(
+    'fail where a judged query is missing from the run or, with --corpus, a document from the '
+    'corpus; else they are counted'
+  )
+  answers: tuple[tuple[str, str], ...] = flag(
+    "answers to questions: DPR's json or csv, or jsonl with id and answers",
+    (),
+    read=flags.maybe_named,
+    metavar='[NAME=]FILE',
+  )
+  corpus: tuple[tuple[str, str], ...] = flag(
+    "passages, as BEIR's jsonl or DPR's tsv: searched for answers, and for the ids of judged "
+    'documents',
+    (),
+    read=flags.maybe_named,
+    metavar='[NAME=]FILE',
+  )
+  answer_k: tuple[int, ...] = flag(
+    'how many passages are searched for an answer', (5, 20, 100), split=' '
+  )
+  match: str = flag('what an answer is; regex for CuratedTREC', 'string', choices=MATCHES)
+  extra: dict[str, str] = flag(
+    'a fact to keep with the metrics, such as the number of trained parameters: a column of '
+    'dprjax.report',
+    {},
+    metavar='NAME=VALUE',
+  )
+  mteb: tuple[str, ...] | None = flag(
+    "instead of runs: mteb's names of tasks, and folders of data, for --backbone and --prompt",
+    None,
+    split=',',
+    metavar='TASK,...',
+  )
+  of_mteb: MtebFlags = flags.group(MtebFlags, 'with --mteb')
 
 
 def evaluate(
-  run: str,
-  qrels: str | None,
-  answer_file: str | None,
-  corpus: str | None,
-  *,
-  names: Sequence[str],
-  drop_same_id: bool,
-  strict: bool,
-  answer_k: Sequence[int],
-  match: str,
+  run: str, qrels: str | None, answer_file: str | None, corpus: str | None, args: Flags
 ) -> dict[str, Any]:
   """One run of one data set.
 
@@ -72,22 +140,17 @@ def evaluate(
     run: a TREC run.
     qrels: judgements; or ``answer_file``, or both.
     answer_file: see ``retrieval.answers.read_answers``.
-    corpus: the passages' texts; needed for answers, else searched for the judged documents' ids.
-    names: measures of ir_measures.
-    drop_same_id: BEIR's rule: a document with the query's own id is taken out of the ranking, and
-      out of the judgements, since it cannot be found.
-    strict: fail on a judged query or a question that is missing from the run, and on a document
-      that is missing from the corpus.
-    answer_k, match: see ``retrieval.answers.answer_recall``.
+    corpus: the passages; needed for answers, else searched for the ids of judged documents.
+    args: which measures, and what is an error.
 
   Returns:
     ``measures.Metrics`` and the settings.
 
   Raises:
-    InputError: bad files, or what ``strict`` forbids.
+    InputError: bad files, or what ``args.strict`` forbids.
   """
   # The small files first: a mistake in them should not wait for a large run.
-  measures.parse_measures(names)
+  measures.parse_measures(args.measure)
   if not qrels and not answer_file:
     raise InputError(f'nothing to measure {run} by: give --qrels, or --answers and --corpus')
   if answer_file and corpus is None:
@@ -97,7 +160,7 @@ def evaluate(
   ranked = trec.read_run(run)
   same = ranked.same_id()
   with_own_id = len(set(ranked.query_of_row()[same].tolist()))
-  if drop_same_id:
+  if args.drop_same_id:
     ranked = ranked.keep(~same)
     judged = _without_own_id(judged, qrels)
   elif 2 * _first_with_own_id(ranked, same, judged) > with_own_id:
@@ -109,7 +172,7 @@ def evaluate(
       with_own_id,
       len(ranked),
     )
-  needed = answers.wanted(ranked, questions, max(answer_k))
+  needed = answers.wanted(ranked, questions, max(args.answer_k))
   documents = {document for documents in judged.values() for document in documents}
   texts = answers.read_passages(corpus, needed | documents) if corpus else {}
   parts: list[measures.Metrics] = []
@@ -117,7 +180,7 @@ def evaluate(
   def tell_missing(ids: Collection[str], what: str) -> None:
     missing = [id_ for id_ in ids if id_ not in retrieved_for]
     sentence = f'{run}: nothing for {len(missing)} of {len(ids)} {what}, which count as 0'
-    cli.report_ids(sentence, missing, strict)
+    cli.report_ids(sentence, missing, args.strict)
 
   retrieved_for = set(ranked.query_ids)
   measured = judged.keys() | questions.keys()
@@ -133,16 +196,16 @@ def evaluate(
         '; measure it on others' if role == 'train' else ', which flatters it a little',
       )
   if qrels:
-    parts.append(measures.measure(ranked, judged, names))
+    parts.append(measures.measure(ranked, judged, args.measure))
     tell_missing(judged, 'judged queries')
   if questions:
-    parts.append(answers.answer_recall(ranked, questions, texts, answer_k, match))
+    parts.append(answers.answer_recall(ranked, questions, texts, args.answer_k, args.match))
     tell_missing(questions, 'questions')
     unknown = sorted(needed - set(texts))
     cli.report_ids(
       f'{run}: {len(unknown)} of its passages are not in {corpus}, and count as without an answer',
       unknown,
-      strict,
+      args.strict,
     )
   counts = {name: count for part in parts for name, count in part['counts'].items()}
   counts['queries_with_own_id'] = with_own_id
@@ -153,13 +216,16 @@ def evaluate(
     cli.report_ids(
       f'{qrels}: {len(unknown)} of {len(documents)} judged documents are not in {corpus}',
       unknown,
-      strict,
+      args.strict,
     )
   return {
     'mean': {name: value for part in parts for name, value in part['mean'].items()},
     'per_query': {name: values for part in parts for name, values in part['per_query'].items()},
     'counts': counts,
-    'settings': {'drop_same_id': drop_same_id, **({'match': match} if answer_file else {})},
+    'settings': {
+      'drop_same_id': args.drop_same_id,
+      **({'match': args.match} if answer_file else {}),
+    },
   }
 
 
@@ -212,109 +278,21 @@ def combine(datasets: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  parser = cli.Parser('evaluate', __doc__ or '')
-  flag = parser.add_argument
-  named: dict[str, Any] = {'action': 'append', 'metavar': '[NAME=]FILE', 'default': []}
-  flag(
-    '--run',
-    action='append',
-    default=[],
-    metavar='[NAME=]run.trec',
-    help='a TREC run; with NAME= for several data sets',
-  )
-  flag('--qrels', **named, help="judgements: BEIR's tsv, or TREC's and MS MARCO's columns")
-  flag(
-    '--beir',
-    action='append',
-    default=[],
-    metavar='DIR',
-    help='a BEIR folder, whose judgements are those of the run of its name',
-  )
-  flag('--split', default='test', help='of the BEIR folders (default: test)')
-  flag(
-    '--measure',
-    action='extend',
-    nargs='+',
-    metavar='MEASURE',
-    help="ir_measures' names, one or several; may be repeated (default: "
-    f'{" ".join(measures.DEFAULT_MEASURES)})',
-  )
-  flag('--out', metavar='metrics.json', help='the metrics; without it they are only printed')
-  flag(
-    '--drop_same_id',
-    type=cli.boolean,
-    default=False,
-    metavar='true|false',
-    help="BEIR's rule: a document with the query's own id is left out (default: false)",
-  )
-  flag(
-    '--strict',
-    action='store_true',
-    help='fail where a judged query is missing from the run or, with --corpus, a document from the '
-    'corpus; else they are counted',
-  )
-  flag(
-    '--answers',
-    **named,
-    help="answers to questions: DPR's json or csv, or jsonl with id and answers",
-  )
-  flag(
-    '--corpus',
-    **named,
-    help="passages, as BEIR's jsonl or DPR's tsv: searched for answers, and for the ids of judged "
-    'documents',
-  )
-  flag(
-    '--answer_k',
-    type=cli.positive,
-    nargs='+',
-    default=[5, 20, 100],
-    help='how many passages are searched for an answer (default: 5 20 100)',
-  )
-  flag(
-    '--match',
-    choices=answers.MATCHES,
-    default='string',
-    help='what an answer is; regex for CuratedTREC (default: string)',
-  )
-  flag(
-    '--extra',
-    type=cli.named,
-    action='append',
-    default=[],
-    metavar='NAME=VALUE',
-    help='a fact to keep with the metrics, such as the number of trained parameters: a column of '
-    'dprjax.report',
-  )
-  flag(
-    '--mteb',
-    metavar='TASK,...',
-    help="instead of runs: mteb's names of tasks, and folders of data, for --backbone and --prompt",
-  )
-  flag('--backbone', metavar='DIR', help='with --mteb: a Hugging Face directory, or package:NAME')
-  flag('--prompt', metavar='prompt.npz', help='with --mteb: the prompt; none: the bare backbone')
-  flag('--dimensions', type=cli.positive, help='with --mteb: the first numbers of a vector alone')
-  flag(
-    '--training_datasets',
-    metavar='NAME,...',
-    help="with --mteb: what the prompt was trained on, by mteb's names; without it that is unknown",
-  )
-  flag('--adapted_from', metavar='NAME', help="with --mteb: the backbone's name there")
-  cli.run(parser, _command, argv)
+  cli.run(Flags, _command, argv)
 
 
-def _command(args: argparse.Namespace) -> None:
+def _command(args: Flags) -> None:
   if args.mteb is not None:
-    _measure_by_mteb(args)
+    _measure_by_mteb(args, args.mteb, args.of_mteb)
     return
-  for flag in _OF_MTEB:
-    if getattr(args, flag) is not None:
-      raise InputError(f'--{flag} goes with --mteb=TASK,...; a run was made with a model already')
+  flags.refuse(
+    args.of_mteb, [field.name for field in dataclasses.fields(MtebFlags)], 'mteb=TASK,...'
+  )
   if not args.run:
     raise InputError('give --run=run.trec, or --mteb=TASK,... and a --backbone')
   several = len(args.run) > 1 or bool(args.beir)
   runs, qrels, answer_files, corpora = (
-    _by_name(flag, getattr(args, flag), several) for flag in ('run', 'qrels', 'answers', 'corpus')
+    _by_name(name, getattr(args, name), several) for name in ('run', 'qrels', 'answers', 'corpus')
   )
   for folder in args.beir:
     name = epath.Path(folder).name
@@ -323,92 +301,73 @@ def _command(args: argparse.Namespace) -> None:
         f'--beir={folder} and --qrels={name}=... give the judgements of {name} twice'
       )
     qrels[name] = str(files.existing(epath.Path(folder) / 'qrels' / f'{args.split}.tsv', 'qrels'))
-  for flag, by_name in (
-    ('a BEIR folder or --qrels', qrels),
-    ('--answers', answer_files),
-    ('--corpus', corpora),
-  ):
+  named = {'--run': runs, '--qrels': qrels, '--answers': answer_files, '--corpus': corpora}
+  for option, by_name in named.items():
     if extra := next((name for name in by_name if name not in runs), None):
       raise InputError(
-        f'there is {flag} of {extra}, but no --run={extra}=FILE; there are runs of '
+        f'{option} has a file of {extra}, but there is no --run={extra}=FILE; there are runs of '
         f'{", ".join(runs)}'
       )
-  with contextlib.ExitStack() as stack:
-    named = (('run', runs), ('qrels', qrels), ('answers', answer_files), ('corpus', corpora))
-    inputs: dict[str, Any] = {f'--{flag}': list(by_name.values()) for flag, by_name in named}
-    _check_pipes(path for paths in inputs.values() for path in paths)
-    if args.out is not None:
-      stack.enter_context(outputs.claim(args.out, inputs | {'--beir': args.beir}, endings=('',)))
+  inputs: dict[str, Any] = {option: list(by_name.values()) for option, by_name in named.items()}
+  _check_pipes(path for paths in inputs.values() for path in paths)
+  with outputs.claim(args.out, inputs | {'--beir': args.beir}, endings=('',)):
     _measure(args, runs, qrels, answer_files, corpora, several)
 
 
-def _measure_by_mteb(args: argparse.Namespace) -> None:
-  for flag in ('run', 'qrels', 'beir', 'answers', 'corpus', 'measure', 'drop_same_id', 'strict'):
-    if getattr(args, flag):
-      raise InputError(f'--{flag} does not go with --mteb: its tasks have their own')
-  if args.backbone is None:
+def _measure_by_mteb(args: Flags, tasks: Sequence[str], model: MtebFlags) -> None:
+  runs = ('run', 'qrels', 'beir', 'answers', 'corpus', 'measure', 'drop_same_id', 'strict')
+  for name in flags.given(args, *runs):
+    raise InputError(f'--{name} does not go with --mteb: its tasks have their own')
+  if model.backbone is None:
     raise InputError('--mteb needs --backbone, and a --prompt where one was trained')
-  names = [name.strip() for name in args.mteb.split(',') if name.strip()]
-  if not names:
-    raise InputError(f'--mteb={args.mteb} names no task')
+  if not tasks:
+    raise InputError('--mteb names no task')
   # Imported here: JAX, and PyTorch by mteb.
   from dprjax import mteb
   from dprjax.runtime import compiled
 
   compiled.keep()
-  given = args.training_datasets
-  inputs: dict[str, Any] = {
-    '--mteb': [name for name in names if epath.Path(name).is_dir()],
-    '--backbone': args.backbone,
-    '--prompt': args.prompt,
+  inputs: outputs.Inputs = {
+    '--mteb': [name for name in tasks if epath.Path(name).is_dir()],
+    '--backbone': model.backbone,
+    '--prompt': model.prompt,
   }
-  with contextlib.ExitStack() as stack:
-    if args.out is not None:
-      stack.enter_context(outputs.claim(args.out, inputs, endings=('',)))
-    model = mteb.load(
-      args.backbone,
-      args.prompt,
-      training_datasets=None if given is None else [part for part in given.split(',') if part],
-      adapted_from=args.adapted_from,
-      dimensions=args.dimensions,
+  with outputs.claim(args.out, inputs, endings=('',)):
+    loaded = mteb.load(
+      model.backbone,
+      model.prompt,
+      training_datasets=model.training_datasets,
+      adapted_from=model.adapted_from,
+      dimensions=model.dimensions,
     )
-    metrics = mteb.measure(model, names, args.split)
-    if args.extra:
-      metrics['extra'] = dict(args.extra)
-    if args.out is not None:
-      files.write_json(args.out, metrics)
+    metrics = mteb.measure(loaded, tasks, args.split)
+    _write(metrics, args)
   rows = [[name, f'{value:.4f}'] for name, value in metrics['mean'].items()]
   cli.print_table(['task', 'main score'], rows)
 
 
+def _write(metrics: dict[str, Any], args: Flags) -> None:
+  if args.extra:
+    metrics['extra'] = args.extra
+  if args.out is not None:
+    files.write_json(args.out, metrics)
+
+
 def _measure(
-  args: argparse.Namespace,
-  runs: dict[str, str],
-  qrels: dict[str, str],
-  answer_files: dict[str, str],
-  corpora: dict[str, str],
+  args: Flags,
+  runs: Mapping[str, str],
+  qrels: Mapping[str, str],
+  answer_files: Mapping[str, str],
+  corpora: Mapping[str, str],
   several: bool,
 ) -> None:
   datasets = {
-    name: evaluate(
-      run,
-      qrels.get(name),
-      answer_files.get(name),
-      corpora.get(name),
-      names=args.measure or measures.DEFAULT_MEASURES,
-      drop_same_id=args.drop_same_id,
-      strict=args.strict,
-      answer_k=args.answer_k,
-      match=args.match,
-    )
+    name: evaluate(run, qrels.get(name), answer_files.get(name), corpora.get(name), args)
     for name, run in runs.items()
   }
   metrics = combine(datasets) if several else datasets['']
   metrics['command'] = _shown(args, runs, qrels, answer_files, corpora)
-  if args.extra:
-    metrics['extra'] = dict(args.extra)
-  if args.out is not None:
-    files.write_json(args.out, metrics)
+  _write(metrics, args)
   columns = list(metrics['mean'])
 
   def row(label: str, means: dict[str, float], queries: str) -> list[str]:
@@ -423,13 +382,13 @@ def _measure(
   cli.print_table(['data set' if several else 'run', *columns, 'queries'], rows)
 
 
-def _shown(args: argparse.Namespace, *files_by_name: dict[str, str]) -> str:
+def _shown(args: Flags, *files_by_name: Mapping[str, str]) -> str:
   """The command, for a model card: files by their names alone, since folders are a person's own."""
   words = ['python -m dprjax.evaluate']
-  for flag, by_name in zip(('run', 'qrels', 'answers', 'corpus'), files_by_name, strict=True):
+  for option, by_name in zip(('run', 'qrels', 'answers', 'corpus'), files_by_name, strict=True):
     for name, path in by_name.items():
-      words.append(f'--{flag}={f"{name}=" if name else ""}{epath.Path(path).name}')
-  if args.measure:
+      words.append(f'--{option}={f"{name}=" if name else ""}{epath.Path(path).name}')
+  if flags.given(args, 'measure'):
     words.append(f'--measure {" ".join(args.measure)}')
   if args.drop_same_id:
     words.append('--drop_same_id=true')
@@ -448,19 +407,15 @@ def _check_pipes(paths: Iterable[str]) -> None:
       pipes.add(path)
 
 
-def _by_name(flag: str, values: Sequence[str], several: bool) -> dict[str, str]:
+def _by_name(option: str, values: Sequence[tuple[str, str]], several: bool) -> dict[str, str]:
   """Name of the data set -> file; the name of a single data set is empty."""
   result: dict[str, str] = {}
-  for value in values:
-    name, equals, path = value.partition('=')
-    # An equals sign after a slash belongs to the path.
-    if not equals or '/' in name:
-      name, path = '', value
+  for name, path in values:
     if several and not name:
-      raise InputError(f'--{flag}={value}: with several data sets give --{flag}=NAME=FILE')
+      raise InputError(f'--{option}={path}: with several data sets give --{option}=NAME=FILE')
     name = name if several else ''
     if name in result:
-      raise InputError(f'--{flag}={value}: given twice{f" for {name}" if name else ""}')
+      raise InputError(f'--{option}={path}: given twice{f" for {name}" if name else ""}')
     result[name] = path
   return result
 

@@ -9,52 +9,60 @@ run the same command again. A folder that ends in .db is a local index (milvus-l
 process); an address is a Milvus server's. dprjax.search --index=milvus searches the collection.
 """
 
-import argparse
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Sequence
 
+from dprjax import milvus
 from dprjax.base import outputs
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, pace
 from dprjax.formats.fields import read_ids
-from dprjax.retrieval import embeddings, milvus
-from dprjax.runtime import cli
+from dprjax.retrieval import embeddings
+from dprjax.runtime import cli, flags
+from dprjax.runtime.flags import flag
 
 logger = logging.getLogger('dprjax')
 
 _BLOCK = 10_000  # rows read at a time
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags(flags.Collection):
+  uri: str = flag('a local folder whose name ends in .db, or http://host:port')
+  upsert: str | None = flag('embeddings of passages', None, metavar='DIR', either='action')
+  delete: str | None = flag('a file of ids, one a line', None, metavar='IDS', either='action')
+  drop: bool = flags.switch('remove the whole collection', either='action')
+  index_type: str = flag(
+    'of a new collection; auto is SCANN or, on milvus-lite, FLAT',
+    'auto',
+    choices=milvus.INDEX_TYPES,
+  )
+
+
 def upsert(
-  server: milvus.Server, name: str, corpus: embeddings.Embeddings, index_type: str | None = None
-) -> milvus.Collection:
+  server: milvus.Server, name: str, corpus: embeddings.Embeddings, index_type: str = 'auto'
+) -> None:
   """Writes all of ``corpus`` into a collection, which is made if it is missing.
 
-  Args:
-    server, name: where the collection is.
-    corpus: embeddings of passages.
-    index_type: of a new collection, see `milvus.Server.create`; None: 'auto'.
-
   Raises:
-    InputError: embeddings of queries, or of another backbone, prompt or settings than the
-      collection's; another ``index_type`` than the collection has; an error of Milvus.
+    InputError: embeddings of another backbone, prompt or settings than those of the collection;
+      another ``index_type`` than the collection has; an error of Milvus.
   """
-  corpus.check_kind('passage', '--upsert')
   space = corpus.meta.space()
-  server.recover(name)
   if name in server:
     collection = server.open(name)
     collection.check_space(space, '--upsert')
-    if index_type not in (None, 'auto', collection.index_type):
+    if index_type not in ('auto', collection.index_type):
       raise InputError(
         f'{server.uri}: collection {name!r} has an index {collection.index_type}; '
         f'--index_type={index_type} is for a new one: '
         'choose another --collection, or --drop this one first'
       )
   else:
-    collection = server.create(name, space, index_type=index_type or 'auto', rows=len(corpus))
+    collection = server.create(name, space, index_type=index_type, rows=len(corpus))
   if corpus.meta.dtype != 'float32':
     logger.info(
       '%s: the %s vectors of %s are stored as float32 values; --index_type=IVF_SQ8 makes an index '
@@ -77,38 +85,15 @@ def upsert(
     f'{len(collection):,}',
     collection.index_type,
   )
-  return collection
-
-
-def delete(collection: milvus.Collection, ids: Sequence[str]) -> None:
-  """Deletes passages, and logs which ids were not there."""
-  missing = collection.delete(ids, Progress('passages', len(ids), 'deleting'))
-  cli.report_ids(counted(len(missing), 'ids that were not there'), missing, strict=False)
-  logger.info(
-    '%s, collection %s: %s deleted; it has %s',
-    collection.server.uri,
-    collection.name,
-    counted(len(ids) - len(missing), 'passages'),
-    f'{len(collection):,}',
-  )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  parser = cli.Parser('index', __doc__ or '')
-  milvus.add_arguments(parser, required=True)
-  action = parser.add_mutually_exclusive_group(required=True)
-  action.add_argument('--upsert', metavar='DIR', help='embeddings of passages')
-  action.add_argument('--delete', metavar='IDS', help='a file of ids, one a line')
-  action.add_argument('--drop', action='store_true', help='remove the whole collection')
-  parser.add_argument(
-    '--index_type',
-    choices=milvus.INDEX_TYPES,
-    help='of a new collection (default: auto, which is SCANN; on milvus-lite, FLAT)',
-  )
-  cli.run(parser, _command, argv)
+  cli.run(Flags, _command, argv)
 
 
-def _command(args: argparse.Namespace) -> None:
+def _command(args: Flags) -> None:
+  milvus.check_uri(args.uri)
+  milvus.check_name(args.collection)
   with contextlib.ExitStack() as stack:
     if milvus.is_local(args.uri):
       inputs = {'--upsert': args.upsert, '--delete': args.delete}
@@ -117,26 +102,32 @@ def _command(args: argparse.Namespace) -> None:
           args.uri, inputs, what='a local index', ours=milvus.is_index, flag='--uri'
         )
       )
-    _index(args)
-
-
-def _index(args: argparse.Namespace) -> None:
-  if args.upsert:
-    # Before an index is made for it.
-    corpus = embeddings.load_embeddings(args.upsert)
-    corpus.check_kind('passage', '--upsert')
-    milvus.check_index_type(args.uri, args.index_type)
-    with contextlib.closing(milvus.Server(args.uri, args.token, new=True)) as server:
+    if args.upsert:
+      # Before an index is made for it.
+      corpus = embeddings.load_embeddings(args.upsert)
+      corpus.check_kind('passage', '--upsert')
+      milvus.check_index_type(args.uri, args.index_type)
+    ids = read_ids(args.delete) if args.delete else []
+    server = stack.enter_context(
+      contextlib.closing(milvus.Server(args.uri, args.token, new=bool(args.upsert)))
+    )
+    if args.upsert:
       upsert(server, args.collection, corpus, args.index_type)
-    return
-  ids = read_ids(args.delete) if args.delete else []
-  with contextlib.closing(milvus.Server(args.uri, args.token)) as server:
+      return
     collection = server.open(args.collection)  # fails for a collection that dprjax did not make
-    if args.delete:
-      delete(collection, ids)
-    else:
+    if args.drop:
       server.drop(args.collection)
       logger.info('%s, collection %s: removed', server.uri, args.collection)
+      return
+    missing = collection.delete(ids, Progress('passages', len(ids), 'deleting'))
+    cli.report_ids(counted(len(missing), 'ids that were not there'), missing, strict=False)
+    logger.info(
+      '%s, collection %s: %s deleted; it has %s',
+      server.uri,
+      args.collection,
+      counted(len(ids) - len(missing), 'passages'),
+      f'{len(collection):,}',
+    )
 
 
 if __name__ == '__main__':

@@ -15,7 +15,7 @@ Train with --config.data.train=train.jsonl; --config.mix.denoised and its like s
 pool.
 """
 
-import argparse
+import dataclasses
 import logging
 from collections.abc import Sequence
 
@@ -26,23 +26,78 @@ from dprjax.base.errors import InputError
 from dprjax.formats import runs
 from dprjax.formats.fields import check_id
 from dprjax.mining import negatives as mining
-from dprjax.runtime import cli
+from dprjax.runtime import cli, flags
+from dprjax.runtime.flags import flag
 
 logger = logging.getLogger('dprjax')
 
+_DEFAULT = mining.Options()
 
-def name_retrievers(values: Sequence[str]) -> dict[str, str]:
-  """``[NAME=]FILE`` -> name of the retriever -> file. Without a name it is the run's tag or, if two
-  runs have the same tag, the file's stem.
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  queries: str = flags.texts_file('_id and text')
+  corpus: str = flags.texts_file('_id, title and text')
+  qrels: str = flag('judgements; a grade above 0 is a positive', metavar='FILE')
+  run: tuple[tuple[str, str], ...] = flag(
+    'a TREC run, and the name of its retriever; may be repeated',
+    read=flags.maybe_named,
+    metavar='[NAME=]run.trec',
+  )
+  out: str = flag('the training file', metavar='train.jsonl')
+  depth: int = flag('rows of every run, a query', _DEFAULT.depth)
+  sample: int = flag('negatives a query of each pool', _DEFAULT.sample)
+  reranker: str | None = flag(
+    'a cross-encoder that scores for the denoised pool', None, metavar='DIR'
+  )
+  reranker_prompt: str | None = flag(
+    'a prompt of pairs; --reranker is then its backbone, with a masked-LM head. Scores here are '
+    'differences of logits, whatever its meta says',
+    None,
+    metavar='prompt.npz',
+  )
+  reranked: str | None = flag(
+    "in its place, a run with a reranker's logits", None, metavar='run.trec'
+  )
+  threshold: float = flag(
+    'a candidate is denoised if its probability, the sigmoid of its score, is below it',
+    _DEFAULT.threshold,
+    most=1,
+  )
+  max_length: int | None = flag(
+    "tokens of a pair, for --reranker (default: the cross-encoder's, or the prompt's)", None
+  )
+  batch_size: int = flags.batch_size('for --reranker, pairs')
+  dtype: str = flags.dtype(', for --reranker')
+  seed: int = flag('of the samples', _DEFAULT.seed, least=0)
+  texts: bool = flag(
+    'false: passages by their ids alone, for a training run that reads the corpus as well', True
+  )
+  drop_same_id: bool = flags.drop_same_id('is no negative of it')
+  score_positives: bool = flag(
+    'true: the file has scores of the positives too, as config.distillation needs them; with '
+    '--reranker or --reranked',
+    False,
+  )
+  strict: bool = flags.switch(
+    'fail if an id is unknown, a rank comes twice or a query has no candidate; otherwise they are '
+    'counted and listed'
+  )
+  tmp_dir: str | None = flag(
+    'for the rows of the runs and the index of the corpus, 24 bytes each (default: the folder of '
+    '--out)',
+    None,
+    metavar='DIR',
+  )
+
+
+def name_retrievers(given: Sequence[tuple[str, str]]) -> dict[str, str]:
+  """Names and files of runs -> file by name. An empty name becomes the tag of the run or, where two
+  runs have the same tag, the stem of the file.
 
   Raises:
-    InputError: two of one name, a missing run, or a pipe.
+    InputError: two runs of one name, a missing run, or a pipe.
   """
-  given: list[tuple[str, str]] = []
-  for value in values:
-    name, equals, path = value.partition('=')
-    # An equals sign in a path does not end a name.
-    given.append((name, path) if equals and name and '/' not in name else ('', value))
   for _, path in given:
     files.regular_file(path, 'run')  # it is read twice
   tags = [name or runs.read_tag(path) for name, path in given]
@@ -60,106 +115,10 @@ def name_retrievers(values: Sequence[str]) -> dict[str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  default = mining.Options()
-  parser = cli.Parser('mine', __doc__ or '')
-  flag = parser.add_argument
-  flag(
-    '--queries',
-    required=True,
-    metavar='FILE',
-    help='jsonl with _id and text, or a tsv of id and text; .gz and .xz too',
-  )
-  flag('--corpus', required=True, metavar='FILE', help='likewise, with _id, title and text')
-  flag('--qrels', required=True, metavar='FILE', help='judgements; a grade above 0 is a positive')
-  flag(
-    '--run',
-    required=True,
-    action='append',
-    metavar='[NAME=]run.trec',
-    help='a TREC run, and the name of its retriever; may be repeated',
-  )
-  flag('--out', required=True, metavar='train.jsonl', help='the training file')
-  flag(
-    '--depth',
-    type=cli.positive,
-    default=default.depth,
-    help='rows of every run, a query (default: %(default)s)',
-  )
-  flag(
-    '--sample',
-    type=cli.positive,
-    default=default.sample,
-    help='negatives a query of each pool (default: %(default)s)',
-  )
-  flag('--reranker', metavar='DIR', help='a cross-encoder that scores for the denoised pool')
-  flag(
-    '--reranker_prompt',
-    metavar='prompt.npz',
-    help='a prompt of pairs; --reranker is then its backbone, with a masked-LM head. Scores '
-    'here are differences of logits, whatever its meta says',
-  )
-  flag('--reranked', metavar='run.trec', help="in its place, a run with a reranker's logits")
-  flag(
-    '--threshold',
-    type=float,
-    default=default.threshold,
-    help='a candidate is denoised if its probability, the sigmoid of its score, is below it '
-    '(default: %(default)s)',
-  )
-  flag(
-    '--max_length',
-    type=cli.positive,
-    help="tokens of a pair, for --reranker (default: the cross-encoder's, or the prompt's)",
-  )
-  flag(
-    '--batch_size',
-    type=cli.positive,
-    default=64,
-    help='pairs at a time, for --reranker (default: %(default)s)',
-  )
-  cli.add_dtype(parser, ', for --reranker')
-  flag('--seed', type=cli.count, default=default.seed, help='of the samples (default: %(default)s)')
-  flag(
-    '--texts',
-    type=cli.boolean,
-    metavar='true|false',
-    default=True,
-    help='false: passages by their ids alone, for a training run that reads the corpus as well '
-    '(default: true)',
-  )
-  flag(
-    '--drop_same_id',
-    type=cli.boolean,
-    metavar='true|false',
-    default=False,
-    help="BEIR's rule: a passage with the query's own id is no negative of it (default: false)",
-  )
-  flag(
-    '--score_positives',
-    type=cli.boolean,
-    metavar='true|false',
-    default=False,
-    help='true: the file has scores of the positives too, as config.distillation needs them; with '
-    '--reranker or --reranked (default: false)',
-  )
-  flag(
-    '--strict',
-    action='store_true',
-    help='fail if an id is unknown, a rank comes twice or a query has no candidate; otherwise they '
-    'are counted and listed',
-  )
-  flag(
-    '--tmp_dir',
-    metavar='DIR',
-    help='for the rows of the runs and the index of the corpus, 24 bytes each (default: the folder '
-    'of --out)',
-  )
-  cli.run(parser, _command, argv)
+  cli.run(Flags, _command, argv)
 
 
-def _command(args: argparse.Namespace) -> None:
-  if not 0 < args.threshold < 1:  # nor NaN
-    raise InputError(f'--threshold={args.threshold}: a probability between 0 and 1 is needed')
+def _command(args: Flags) -> None:
   if args.reranker_prompt and not args.reranker:
     raise InputError(
       f'--reranker_prompt={args.reranker_prompt} needs --reranker=DIR, the backbone that it was '
@@ -167,19 +126,13 @@ def _command(args: argparse.Namespace) -> None:
     )
   if args.score_positives and not (args.reranker or args.reranked):
     raise InputError('--score_positives=true needs scores: give --reranker=DIR or --reranked=FILE')
-  for path, what in ((args.queries, 'queries'), (args.qrels, 'qrels')):
-    files.existing_file(path, what)
-  files.regular_file(args.corpus, 'corpus')
+  files.existing_file(args.queries, 'queries')
+  files.existing_file(args.qrels, 'qrels')
+  files.regular_file(args.corpus, 'corpus')  # it is read twice
   retrievers = name_retrievers(args.run)
-  inputs: outputs.Inputs = {
-    '--queries': args.queries,
-    '--corpus': args.corpus,
-    '--qrels': args.qrels,
-    '--run': retrievers.values(),
-    '--reranker': args.reranker,
-    '--reranker_prompt': args.reranker_prompt,
-    '--reranked': args.reranked,
-  }
+  inputs = flags.paths(
+    args, 'queries', 'corpus', 'qrels', 'reranker', 'reranker_prompt', 'reranked'
+  ) | {'--run': retrievers.values()}
   if args.tmp_dir is not None:
     outputs.check_name(args.tmp_dir, '--tmp_dir')
     outputs.check_apart(mining.scratch_folder(args.out, args.tmp_dir), inputs, '--tmp_dir')
@@ -187,7 +140,7 @@ def _command(args: argparse.Namespace) -> None:
     _mine(args, retrievers)
 
 
-def _mine(args: argparse.Namespace, retrievers: dict[str, str]) -> None:
+def _mine(args: Flags, retrievers: dict[str, str]) -> None:
   score = None
   if args.reranker:
     # JAX and a model take seconds to load.
@@ -195,14 +148,16 @@ def _mine(args: argparse.Namespace, retrievers: dict[str, str]) -> None:
     from dprjax.runtime import compiled
 
     compiled.keep()
-    options = {
-      'max_length': args.max_length,
-      'batch_size': args.batch_size,
-      'dtype': args.dtype,
-    }
-    if args.reranker_prompt:
-      options['score'] = 'logit'  # its sigmoid is compared with the threshold
-    score = reranker.load(args.reranker, args.reranker_prompt, **options).score
+    # The sigmoid of a logit is compared with the threshold.
+    kind = {'score': 'logit'} if args.reranker_prompt else {}
+    score = reranker.load(
+      args.reranker,
+      args.reranker_prompt,
+      max_length=args.max_length,
+      batch_size=args.batch_size,
+      dtype=args.dtype,
+      **kind,
+    ).score
   report = mining.mine(
     queries=args.queries,
     corpus=args.corpus,

@@ -9,22 +9,33 @@ a hash of a paper's id decides where it is. To train on, a title's own abstract 
 is. A paper without title, abstract or categories is counted and skipped.
 """
 
-import argparse
+import dataclasses
 import logging
 from collections.abc import Sequence
 
-from dprjax.base import draws, files, outputs
+from dprjax.base import draws, files, outputs, provenance
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress
 from dprjax.formats.papers import Paper, read_papers, write_beir
 from dprjax.formats.report import Report
 from dprjax.runtime import cli
+from dprjax.runtime.flags import flag
 
 logger = logging.getLogger('dprjax')
 
 FORMAT = 'dprjax.papers'
 SPLITS = ('train', 'dev', 'test')
 _LACKS = 'papers without {}: skipped'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  input: str = flag('papers: an arXiv jsonl, perhaps compressed', metavar='FILE')
+  out: str = flag('the folder that is made', metavar='DIR')
+  train: int = flag('papers to train on; 0: all that are not in dev or test', 0, least=0)
+  dev: int = flag('papers of dev', 0, least=0)
+  test: int = flag('papers of test', 0, least=0)
+  seed: int = flag('of the choice', 0, least=0)
 
 
 def convert(path: str, out: str, sizes: dict[str, int], seed: int = 0) -> dict[str, int]:
@@ -81,7 +92,7 @@ def convert(path: str, out: str, sizes: dict[str, int], seed: int = 0) -> dict[s
         qrels = write_beir(folder / split, parts[split], split, own=split == 'train')
         judgements[split] = sum(map(len, qrels.values()))
     counts = {split: len(papers) for split, papers in parts.items()}
-    outputs.write_mark(folder, FORMAT, seed=seed, papers=counts)
+    provenance.write_mark(folder, FORMAT, seed=seed, papers=counts)
   for split, count in judgements.items():
     logger.info(
       '%s/%s: %s papers, %.1f relevant a title',
@@ -94,30 +105,18 @@ def convert(path: str, out: str, sizes: dict[str, int], seed: int = 0) -> dict[s
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  parser = cli.Parser('papers', __doc__ or '')
-  flag = parser.add_argument
-  flag('--input', required=True, metavar='FILE', help='papers: an arXiv jsonl, perhaps compressed')
-  flag('--out', required=True, metavar='DIR', help='the folder that is made')
-  flag(
-    '--train',
-    type=cli.count,
-    default=0,
-    help='papers to train on (default: all that are not in dev or test)',
-  )
-  for split in ('dev', 'test'):
-    flag(f'--{split}', type=cli.count, default=0, help=f'papers of {split} (default: none)')
-  flag('--seed', type=cli.count, default=0, help='of the choice (default: 0)')
-  cli.run(parser, _command, argv)
+  cli.run(Flags, _command, argv)
 
 
-def _command(args: argparse.Namespace) -> None:
+def _command(args: Flags) -> None:
   with outputs.claim_folder(
     args.out,
     {'--input': args.input},
     what='papers of dprjax.papers',
-    ours=lambda folder: outputs.read_mark(folder).get('format') == FORMAT,
+    ours=lambda folder: provenance.read_mark(folder).get('format') == FORMAT,
   ):
-    convert(args.input, args.out, {split: getattr(args, split) for split in SPLITS}, args.seed)
+    sizes = {'train': args.train, 'dev': args.dev, 'test': args.test}
+    convert(args.input, args.out, sizes, args.seed)
 
 
 if __name__ == '__main__':

@@ -10,7 +10,7 @@ test split. The same command again goes on where it stopped: a stage whose input
 again, and so do those that read what it makes.
 """
 
-import argparse
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ from dprjax.base.errors import InputError
 from dprjax.data import docstrings, sources
 from dprjax.formats import irds
 from dprjax.retrieval import measures
-from dprjax.runtime import cli, knobs
+from dprjax.runtime import cli, flags, knobs
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
 from dprjax.runtime.stages import Model, Stages, Texts
@@ -346,28 +346,28 @@ def _leaves(tree: Mapping[str, Any], above: str = '') -> Iterator[tuple[str, Any
       yield above + name, value
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  parser = cli.Parser('pipeline', __doc__ or '')
-  parser.add_config(
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  experiment: tuple[str, ...] = flags.config(
     'configs/unm.py:beir, :scifact, :medquad, :local; with ,ft for fine-tuning',
-    'override a knob, for instance --config.rounds=2 or --config.retriever.prompt.length=32; the '
-    'config file lists and explains them',
+    'override an option, for instance --config.rounds=2 or --config.retriever.prompt.length=32; '
+    'the config file lists and explains them',
   )
-  parser.add_argument(
-    '--workdir', help='where everything is kept; the same command again goes on where it stopped'
+  workdir: str = flags.flag(
+    'where everything is kept; the same command again goes on where it stopped'
   )
-  own, experiment = cli.split_config(argv)
 
-  def command(args: argparse.Namespace) -> None:
-    if not args.workdir:
-      raise InputError('--workdir is missing; name the folder that everything is kept in')
-    for key in sorted(configs.given(experiment)):
-      section, _, name = key.partition('.')
-      if section in ('retriever', 'reranker') and name.startswith(_OURS):
-        raise InputError(f'config.{key}: the pipeline sets it; leave it out')
-    Pipeline(configs.parse(experiment), epath.Path(args.workdir)).run()
 
-  cli.run(parser, command, own)
+def main(argv: Sequence[str] | None = None) -> None:
+  cli.run(Flags, _command, argv)
+
+
+def _command(args: Flags) -> None:
+  for key in sorted(configs.given(args.experiment)):
+    section, _, name = key.partition('.')
+    if section in ('retriever', 'reranker') and name.startswith(_OURS):
+      raise InputError(f'config.{key}: the pipeline sets it; leave it out')
+  Pipeline(configs.parse(args.experiment), epath.Path(args.workdir)).run()
 
 
 if __name__ == '__main__':

@@ -15,17 +15,16 @@ Targets: TPUs with a topology (v4:2x2x1, v5e:2x4, v5p:2x2x1, v6e:2x4), GPUs with
 (h100:8, a100:8, l4:1), and cpu, this machine. docs/planning.md explains the rows.
 """
 
-import argparse
-import contextlib
+import dataclasses
 import logging
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dprjax.base import files, outputs
-from dprjax.base.errors import InputError
 from dprjax.planning import targets
-from dprjax.runtime import cli
+from dprjax.runtime import cli, flags
+from dprjax.runtime.flags import flag
 
 if TYPE_CHECKING:  # they import JAX
   from dprjax.planning import compiling, programs, tables
@@ -127,103 +126,51 @@ def report(found: 'tables.Plan') -> str:
   return f'## {found.title}\n\n{comparison.markdown(columns, rows, lines)}'
 
 
-def _share(text: str) -> float:
-  """A fraction above 0, for argparse's ``type``."""
-  with contextlib.suppress(ValueError):
-    if 0 < (value := float(text)) <= 1:
-      return value
-  raise argparse.ArgumentTypeError(f'expected a number above 0 and up to 1, not {text!r:.40}')
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  experiment: tuple[str, ...] = flags.config(
+    'an experiment, for instance configs/dptdr.py:msmarco',
+    'override an option, for instance --config.batch_size=512; config.backbone.path may also be '
+    'bert-base, roberta-large and so on, or a config.json',
+  )
+  target: tuple[str, ...] = flag(
+    'a machine: v5e:2x4, v5p:2x2x1, h100:8, cpu ...; may be given several times', metavar='NAME'
+  )
+  out: str | None = flag('the tables as Markdown', None, metavar='plan.md')
+  examples: int | None = flag(
+    'training examples, for the hours of config.epochs', None, metavar='N'
+  )
+  share: float = flag('of the bound, that rates are given at, too', 0.5, most=1, metavar='FRACTION')
+  batch_size: int = flag(
+    'texts of a forward pass, over all devices, as of dprjax.encode', 64, most=2**20, metavar='N'
+  )
+  forward: bool = flag('compile the forward passes, too', True)
+  search: bool = flag('look for flags with which an update fits', True)
+  fastest: bool = flag('where it fits, try fewer chunks (config.grad_cache) and remat, too', False)
+  timeout: int = flag('for a program to be compiled', 1800, most=24 * 3600, metavar='SECONDS')
+  save: str | None = flag(
+    'keep the compiled programs, as jax.experimental.serialize_executable has them, pickled',
+    None,
+    metavar='DIR',
+  )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  parser = cli.Parser('plan', __doc__ or '')
-  parser.add_config(
-    'an experiment, for instance configs/dptdr.py:msmarco',
-    'override a knob, for instance --config.batch_size=512; config.backbone.path may also be '
-    'bert-base, roberta-large and so on, or a config.json',
-  )
-  parser.add_argument(
-    '--target',
-    action='append',
-    metavar='NAME',
-    help='a machine: v5e:2x4, v5p:2x2x1, h100:8, cpu ...; may be given several times',
-  )
-  parser.add_argument('--out', metavar='plan.md', help='the tables as Markdown')
-  parser.add_argument(
-    '--examples',
-    type=cli.positive,
-    metavar='N',
-    help='training examples, for the hours of config.epochs',
-  )
-  parser.add_argument(
-    '--share',
-    type=_share,
-    default=0.5,
-    metavar='FRACTION',
-    help='of the bound, that rates are given at, too (default: 0.5)',
-  )
-  parser.add_argument(
-    '--batch_size',
-    type=cli.up_to(2**20),
-    default=64,
-    metavar='N',
-    help='texts of a forward pass, over all devices, as of dprjax.encode (default: 64)',
-  )
-  parser.add_argument(
-    '--forward',
-    type=cli.boolean,
-    default=True,
-    metavar='true|false',
-    help='compile the forward passes, too (default: true)',
-  )
-  parser.add_argument(
-    '--search',
-    type=cli.boolean,
-    default=True,
-    metavar='true|false',
-    help='look for flags with which an update fits (default: true)',
-  )
-  parser.add_argument(
-    '--fastest',
-    type=cli.boolean,
-    default=False,
-    metavar='true|false',
-    help='where it fits, try fewer chunks (config.grad_cache) and remat, too (default: false)',
-  )
-  parser.add_argument(
-    '--timeout',
-    type=cli.up_to(24 * 3600),
-    default=1800,
-    metavar='SECONDS',
-    help='for a program to be compiled (default: 1800)',
-  )
-  parser.add_argument(
-    '--save',
-    metavar='DIR',
-    help='keep the compiled programs, as jax.experimental.serialize_executable has them, pickled',
-  )
-  own, experiment = cli.split_config(argv)
-
-  def command(args: argparse.Namespace) -> None:
-    if not args.target:
-      raise InputError('--target is missing; name a machine, for instance --target=v5e:2x4')
-    machines = [targets.parse(name) for name in dict.fromkeys(args.target)]
-    for machine in machines:
-      targets.check_installed(machine)
-    if args.save:
-      outputs.check_name(args.save, '--save')
-      pathlib.Path(args.save).mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-      if args.out is not None:
-        stack.enter_context(outputs.claim(args.out, {}, endings=('',)))
-      _plan(args, machines, experiment)
-
-  cli.run(parser, command, own)
+  cli.run(Flags, _command, argv)
 
 
-def _plan(
-  args: argparse.Namespace, machines: Sequence[targets.Target], experiment: Sequence[str]
-) -> None:
+def _command(args: Flags) -> None:
+  machines = [targets.parse(name) for name in dict.fromkeys(args.target)]
+  for machine in machines:
+    targets.check_installed(machine)
+  if args.save:
+    outputs.check_name(args.save, '--save')
+    pathlib.Path(args.save).mkdir(parents=True, exist_ok=True)
+  with outputs.claim(args.out, {}, endings=('',)):
+    _plan(args, machines)
+
+
+def _plan(args: Flags, machines: Sequence[targets.Target]) -> None:
   """Prints a table for each machine, and writes them all."""
   with cli.loading():
     from dprjax.planning import tables
@@ -231,10 +178,10 @@ def _plan(
   def compile_program(job: 'programs.Job') -> 'compiling.Program':
     return compile_aloud(job, args.timeout)
 
-  written = [f'# Plan\n\n    python -m dprjax.plan {" ".join(experiment)}\n']
+  written = [f'# Plan\n\n    python -m dprjax.plan {" ".join(args.experiment)}\n']
   for machine in machines:
     found = plan(
-      experiment,
+      args.experiment,
       machine,
       compile_program,
       rows=args.batch_size,

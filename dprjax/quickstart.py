@@ -12,7 +12,7 @@ goes on where it stopped. --config.KEY=VALUE is passed on to dprjax.train.
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import itertools
 import resource
 import textwrap
@@ -22,16 +22,17 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
-from dprjax.base import files, reading
+from dprjax.base import files, provenance
 from dprjax.base.errors import InputError
 from dprjax.base.progress import duration, size
 from dprjax.data import docstrings, sources
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.texts import KINDS, read_texts
 from dprjax.retrieval import embeddings
-from dprjax.runtime import cli
+from dprjax.runtime import cli, flags
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
+from dprjax.runtime.flags import flag
 from dprjax.runtime.stages import Model, Stages, Texts, config_file
 
 if TYPE_CHECKING:
@@ -50,27 +51,26 @@ _DEPTH = 100  # passages a query in the runs
 _SHOWN = 3  # passages a search
 
 
-def quickstart(
-  data: str,
-  out: epath.Path,
-  *,
-  config: str | None = None,
-  backbone: str | None = None,
-  split: str = 'test',
-  overrides: Sequence[str] = (),
-  questions: Sequence[str] = (),
-) -> dict[str, float]:
-  """Compares BM25, the frozen backbone and the trained one on one split; prints a few searches.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  data: str = flag(
+    "a BEIR folder; or 'docstrings:json,email' for those of some packages",
+    DOCSTRINGS,
+    metavar='DIR',
+  )
+  out: str = flag('where everything is written', OUT, metavar='DIR')
+  experiment: tuple[str, ...] = flags.config(
+    'of dprjax.train (default: configs/quickstart.py)', 'passed on to dprjax.train'
+  )
+  backbone: str | None = flags.backbone(None, '; replaces that of the config')
+  split: str = flag('whose queries are measured', 'test')
+  search: tuple[str, ...] = flag(
+    'to search for at the end; may be repeated', (), metavar='QUESTION'
+  )
 
-  Args:
-    data: a BEIR folder; or 'docstrings', or 'docstrings:json,email' for those of some packages.
-    out: the folder that everything is written to.
-    config: of dprjax.train, a path with or without ':recipe'; by default configs/quickstart.py.
-    backbone: replaces the config's.
-    split: whose judgements to measure on.
-    overrides: '--config.KEY=VALUE' for dprjax.train.
-    questions: what to search for at the end; by default three questions about Python, or three of
-      the split's queries.
+
+def quickstart(args: Flags) -> dict[str, float]:
+  """Compares BM25, the frozen backbone and the trained one on one split; prints a few searches.
 
   Returns:
     The seconds of each command that ran, by title.
@@ -78,23 +78,18 @@ def quickstart(
   Raises:
     InputError: bad input; ``out`` holds a comparison on other text, or something else.
   """
-  config = configs.find(config or 'configs/quickstart.py')
+  recipes = [word for word in args.experiment if word.startswith('--config=')]
+  config = configs.find((recipes or ['configs/quickstart.py'])[-1].removeprefix('--config='))
   files.existing(config_file(config), '--config')
-  inputs = {'--data': None if data.split(':')[0] == DOCSTRINGS else data, '--backbone': backbone}
-  with workdirs.claim(out, workdirs.QUICKSTART, inputs, flag='--out'):
-    return _compare(data, out, config, backbone, split, overrides, questions)
+  data = None if args.data.split(':')[0] == DOCSTRINGS else args.data
+  inputs = {'--data': data, '--backbone': args.backbone}
+  with workdirs.claim(args.out, workdirs.QUICKSTART, inputs, flag='--out'):
+    return _compare(args, config)
 
 
-def _compare(
-  data: str,
-  out: epath.Path,
-  config: str,
-  backbone: str | None,
-  split: str,
-  overrides: Sequence[str],
-  questions: Sequence[str],
-) -> dict[str, float]:
-  """``quickstart`` in a folder that this command holds."""
+def _compare(args: Flags, config: str) -> dict[str, float]:
+  data, out, split, backbone = args.data, epath.Path(args.out), args.split, args.backbone
+  overrides = [word for word in args.experiment if not word.startswith('--config=')]
   texts, asked = prepare(data, out, split)
   wanted = configs.parse([f'--config={config}', *overrides])
   shared = bool(wanted.prompt.length) and wanted.prompt.sides == 'query' and not wanted.alternatives
@@ -153,7 +148,7 @@ def _compare(
   stages.report(metrics, (), out)
   print(lengths(trained, base), flush=True)
 
-  questions = questions or (QUESTIONS if data == DOCSTRINGS else asked)
+  questions = args.search or (QUESTIONS if data == DOCSTRINGS else asked)
   settings: dict[str, Any] = {
     f'{kind}_max_length': trained.data[f'{kind}_max_length'] for kind in KINDS
   }
@@ -211,7 +206,9 @@ def prepare(data: str, out: epath.Path, split: str) -> tuple[Texts, list[str]]:
       )
   test = sources.locate(sources.Source(str(folder), 'beir', split))
   train = sources.locate(sources.Source(str(folder), 'beir', 'train'))
-  claim(out, data, {**test, 'training': train['qrels']}, split)
+  qrels = {'train': train['qrels'], split: test['qrels']}
+  named = {f'qrels of {part}': path for part, path in qrels.items()}
+  _check_text(out, {'corpus': test['corpus'], 'queries': test['queries'], **named})
   judged = read_qrels(test['qrels'])
   queries = read_texts(test['queries'], 'query')
   questions = [query.text for query in queries if query.id in judged]
@@ -219,26 +216,20 @@ def prepare(data: str, out: epath.Path, split: str) -> tuple[Texts, list[str]]:
     raise InputError(
       f'{test["qrels"]}: none of its {len(judged):,} queries is in {test["queries"]}'
     )
-  qrels = {'train': train['qrels'], split: test['qrels']}
   return Texts(folder, test['corpus'], test['queries'], qrels), questions[:_SHOWN]
 
 
-def claim(out: epath.Path, data: str, parts: Mapping[str, epath.Path], split: str) -> None:
-  """Records which text ``out`` is about; raises InputError if it is about another."""
-  path = out / 'text.json'
-  now = {'data': data} | {
-    f'qrels of {split}' if part == 'qrels' else part: files.sha256_file(file)
-    for part, file in parts.items()
-  }
-  before = reading.read_json_object(path, 'record of the text') if path.exists() else {}
-  differ = [part for part in now if part in before and before[part] != now[part]]
-  if differ:
+def _check_text(out: epath.Path, sources: Mapping[str, epath.Path]) -> None:
+  """Records which text ``out`` is about. Raises InputError if it is about another."""
+  before = provenance.read_mark(out).get('inputs', {})
+  changed = [role for role in provenance.changes(before, sources) if role in {*before} & {*sources}]
+  if changed:
     raise InputError(
-      f'{out} holds a comparison on other text ({", ".join(differ)} changed since); choose a fresh '
-      '--out'
+      f'{out} holds a comparison on other text ({", ".join(changed)} changed since); choose a '
+      'fresh --out'
     )
-  if not before.items() >= now.items():
-    files.write_json(path, before | now)
+  stamped = before | provenance.stamp(sources)
+  provenance.write_mark(out, workdirs.QUICKSTART, inputs=stamped)
 
 
 def weight(product: epath.Path) -> tuple[int, int]:
@@ -311,58 +302,27 @@ Next
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  parser = cli.Parser('quickstart', __doc__ or '')
-  parser.add_argument(
-    '--data',
-    default=DOCSTRINGS,
-    metavar='DIR',
-    help="a BEIR folder; 'docstrings' (the default), or 'docstrings:json,email'",
-  )
-  parser.add_argument(
-    '--out', default=OUT, metavar='DIR', help=f'where everything is written (default: {OUT})'
-  )
-  parser.add_config('of dprjax.train (default: configs/quickstart.py)', 'passed on to dprjax.train')
-  parser.add_argument(
-    '--backbone', help="a Hugging Face directory, a hub id or package:NAME; replaces the config's"
-  )
-  parser.add_argument('--split', default='test', help='whose queries are measured (default: test)')
-  parser.add_argument(
-    '--search',
-    action='append',
-    default=[],
-    metavar='QUESTION',
-    help='to search for at the end; may be repeated',
-  )
-  own, overrides = cli.split_config(argv, '--config.')
+  cli.run(Flags, _command, argv)
 
-  def command(args: argparse.Namespace) -> None:
-    began = time.monotonic()
-    seconds = quickstart(
-      args.data,
-      epath.Path(args.out),
-      config=args.config,
-      backbone=args.backbone,
-      split=args.split,
-      overrides=overrides,
-      questions=args.search,
+
+def _command(args: Flags) -> None:
+  began = time.monotonic()
+  seconds = quickstart(args)
+  if len(seconds) > 1:
+    # Linux counts in kB. The largest child, and this process beside it.
+    peak = (
+      sum(
+        resource.getrusage(who).ru_maxrss
+        for who in (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF)
+      )
+      * 1024
     )
-    if len(seconds) > 1:
-      # Linux counts in kB. The largest child, and this process beside it.
-      peak = (
-        sum(
-          resource.getrusage(who).ru_maxrss
-          for who in (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF)
-        )
-        * 1024
-      )
-      slowest = sorted(seconds, key=lambda title: -seconds[title])[:3]
-      print(
-        f'{duration(time.monotonic() - began)} in all, of which '
-        f'{", ".join(f"{title} {duration(seconds[title])}" for title in slowest)}; '
-        f'at most {size(peak, "B")} of memory'
-      )
-
-  cli.run(parser, command, own)
+    slowest = sorted(seconds, key=lambda title: -seconds[title])[:3]
+    print(
+      f'{duration(time.monotonic() - began)} in all, of which '
+      f'{", ".join(f"{title} {duration(seconds[title])}" for title in slowest)}; '
+      f'at most {size(peak, "B")} of memory'
+    )
 
 
 if __name__ == '__main__':

@@ -16,8 +16,7 @@ vectors and of raw ones, on the queries and passages of --beir. `experiments/lab
 measures more: scored sentence pairs, sections, attention, categories and topics.
 """
 
-import argparse
-import contextlib
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -27,7 +26,8 @@ from dprjax.analysis import comparison, figures
 from dprjax.base import files, outputs
 from dprjax.base.errors import InputError
 from dprjax.formats.fields import check_id
-from dprjax.runtime import cli
+from dprjax.runtime import cli, flags
+from dprjax.runtime.flags import flag
 
 if TYPE_CHECKING:  # it imports JAX
   from dprjax.inference.retriever import Retriever
@@ -35,25 +35,56 @@ if TYPE_CHECKING:  # it imports JAX
 logger = logging.getLogger('dprjax')
 
 
-def _named(text: str) -> tuple[str | None, str]:
-  """``NAME=VALUE`` or ``VALUE``, for argparse's ``type``."""
-  return cli.named(text) if '=' in text else (None, text)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SystemFlags:
+  metrics: dict[str, str] = flag(
+    'a system; all are compared with the first', {}, metavar='NAME=metrics.json'
+  )
+  measure: tuple[str, ...] = flag(
+    'measures to show (default: all that every system has)', (), split=' ', metavar='MEASURE'
+  )
 
 
-def _inputs(args: argparse.Namespace) -> dict[str, list[str]]:
-  """What the command reads, by flag."""
-  given = {
-    f'--{name}': [path for _, path in getattr(args, name) or ()]
-    for name in ('metrics', 'backbone', 'prompt')
-  }
-  return given | ({'--beir': [args.beir]} if args.beir else {})
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BackboneFlags:
+  """Which backbones are inspected, and on which data set."""
+
+  backbone: tuple[tuple[str, str], ...] = flag(
+    'a Hugging Face directory, a hub id, or package:NAME',
+    (),
+    read=flags.maybe_named,
+    metavar='[NAME=]DIR',
+  )
+  prompt: tuple[tuple[str, str], ...] = flag(
+    'a prompt.npz for the backbone of that name',
+    (),
+    read=flags.maybe_named,
+    metavar='[NAME=]FILE',
+  )
+  beir: str | None = flag(
+    'a retrieval data set with judgements: queries and passages', None, metavar='DIR'
+  )
+  split: str = flag('of --beir, with judgements', 'test')
+  max_texts: int = flag('most queries, passages and pairs of them', 1000)
+  pooling: str | None = flag('default: that of the prompt or the backbone', None, metavar='NAME')
+  normalize: bool = flag(
+    'scale vectors to unit length; without it there are raw measures too', False
+  )
+  max_length: int | None = flag('most tokens of a text; same default', None)
+  batch_size: int = flags.batch_size()
 
 
-def _report_systems(args: argparse.Namespace) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  out: str | None = flag('the table as Markdown', None, metavar='report.md')
+  figure: str | None = flag('the figure: png, pdf or svg', None, metavar='report.png')
+  systems: SystemFlags = flags.group(SystemFlags, 'systems')
+  backbones: BackboneFlags = flags.group(BackboneFlags, 'backbones')
+
+
+def _report_systems(args: Flags) -> None:
   systems: dict[str, dict[str, Any]] = {}
-  for name, path in args.metrics:
-    if name in systems:
-      raise InputError(f'--metrics: two systems are called {name}')
+  for name, path in args.systems.metrics.items():
     check_id(name, f'--metrics={name}={path}')
     systems[name] = comparison.read_metrics(path)
   first = next(iter(systems.values()))
@@ -62,7 +93,7 @@ def _report_systems(args: argparse.Namespace) -> None:
     for measure in first['mean']
     if all(measure in metrics['mean'] for metrics in systems.values())
   ]
-  measures = args.measure or shared
+  measures = args.systems.measure or shared
   absent = [measure for measure in measures if measure not in shared]
   if absent or not measures:
     raise InputError(
@@ -80,7 +111,7 @@ def _report_systems(args: argparse.Namespace) -> None:
   print(text)
 
 
-def _backbones(args: argparse.Namespace) -> dict[str, tuple[str, str | None]]:
+def _backbones(args: BackboneFlags) -> dict[str, tuple[str, str | None]]:
   """Name -> (backbone, prompt or None)."""
   paths: dict[str, str] = {}
   for given, path in args.backbone:
@@ -91,8 +122,8 @@ def _backbones(args: argparse.Namespace) -> dict[str, tuple[str, str | None]]:
       raise InputError(f'--backbone: two are called {name}; name them, --backbone=NAME={path}')
     paths[name] = path
   prompts: dict[str, str] = {}
-  for given, path in args.prompt or ():
-    if given is None and len(paths) > 1:
+  for given, path in args.prompt:
+    if not given and len(paths) > 1:
       raise InputError(
         f'--prompt={path}: there are several backbones; name one, --prompt=NAME={path}'
       )
@@ -111,7 +142,7 @@ def _backbones(args: argparse.Namespace) -> dict[str, tuple[str, str | None]]:
   return {name: (path, prompts.get(name)) for name, path in paths.items()}
 
 
-def retrievers(args: argparse.Namespace) -> dict[str, Callable[[], 'Retriever']]:
+def retrievers(args: BackboneFlags) -> dict[str, Callable[[], 'Retriever']]:
   """Loads each backbone once, so that a bad one is an error before the others take minutes.
 
   They are not kept, to save memory: what is returned loads them again, by name.
@@ -123,10 +154,10 @@ def retrievers(args: argparse.Namespace) -> dict[str, Callable[[], 'Retriever']]
       path,
       prompt,
       pooling=args.pooling,
-      normalize=bool(args.normalize),  # measures scale vectors themselves where they should
+      normalize=args.normalize,  # measures scale vectors themselves where they should
       query_max_length=args.max_length,
       passage_max_length=args.max_length,
-      batch_size=args.batch_size or 64,
+      batch_size=args.batch_size,
     )
 
   found: dict[str, Callable[[], Retriever]] = {
@@ -138,7 +169,7 @@ def retrievers(args: argparse.Namespace) -> dict[str, Callable[[], 'Retriever']]
   return found
 
 
-def _report_backbones(args: argparse.Namespace) -> None:
+def _report_backbones(args: BackboneFlags, figure: str | None, out: str | None) -> None:
   # Imported here, so that --metrics does not wait for JAX.
   from dprjax.analysis import inspection
   from dprjax.data import sources
@@ -148,126 +179,55 @@ def _report_backbones(args: argparse.Namespace) -> None:
     raise InputError('--backbone: there is no text to measure a backbone on; give --beir')
   compiled.keep()
   loaded = retrievers(args)
-  split = args.split or 'test'
-  dataset = sources.load_dataset(sources.Source(args.beir, split=split))
-  name = f'{args.beir.rstrip("/").rpartition("/")[2]}/{split}'
-  drawn = inspection.draw(dataset, name, args.max_texts or 1000)
+  dataset = sources.load_dataset(sources.Source(args.beir, split=args.split))
+  name = f'{args.beir.rstrip("/").rpartition("/")[2]}/{args.split}'
+  drawn = inspection.draw(dataset, name, args.max_texts)
   findings = {name: inspection.inspect(name, load(), drawn) for name, load in loaded.items()}
   columns, rows = inspection.table(findings)
   lines = inspection.note(drawn, findings)
-  if args.figure is not None:
-    figures.backbones(findings, args.figure)
-  if args.out is not None:
-    with files.atomic_write(args.out) as file:
+  if figure is not None:
+    figures.backbones(findings, figure)
+  if out is not None:
+    with files.atomic_write(out) as file:
       # Two spaces break a Markdown line.
       file.write(comparison.markdown(columns, rows, '  \n'.join(lines)))
   cli.print_table(columns, rows)
   print('\n'.join(lines))
 
 
-# The arguments that belong to --backbone and to --metrics.
-_OF_BACKBONES = (
-  'beir',
-  'split',
-  'prompt',
-  'pooling',
-  'normalize',
-  'max_length',
-  'max_texts',
-  'batch_size',
-)
-_OF_METRICS = ('measure',)
-
-
-def add_backbone_flags(parser: argparse.ArgumentParser) -> None:
-  """The flags that say which backbones are inspected, and on which data set."""
-  inspected = parser.add_argument_group('backbones')
-  inspected.add_argument(
-    '--backbone',
-    type=_named,
-    action='append',
-    metavar='[NAME=]DIR',
-    help='a Hugging Face directory, a hub id, or package:NAME',
-  )
-  inspected.add_argument(
-    '--prompt',
-    type=_named,
-    action='append',
-    metavar='[NAME=]FILE',
-    help='a prompt.npz for the backbone of that name',
-  )
-  inspected.add_argument(
-    '--beir', metavar='DIR', help='a retrieval data set with judgements: queries and passages'
-  )
-  inspected.add_argument('--split', help='of --beir, with judgements (default: test)')
-  inspected.add_argument(
-    '--max_texts',
-    type=cli.positive,
-    help='most queries, passages and pairs of them (default: 1000)',
-  )
-  inspected.add_argument(
-    '--pooling', metavar='NAME', help='default: that of the prompt or the backbone'
-  )
-  inspected.add_argument(
-    '--normalize',
-    type=cli.boolean,
-    metavar='true|false',
-    help='scale vectors to unit length (default: false, so that there are raw measures too)',
-  )
-  inspected.add_argument('--max_length', type=cli.positive, help='most tokens of a text; likewise')
-  inspected.add_argument(
-    '--batch_size',
-    type=cli.positive,
-    help='texts at a time over all devices, at most (default: 64)',
-  )
-
-
 def main(argv: Sequence[str] | None = None) -> None:
-  parser = cli.Parser('report', __doc__ or '')
-  parser.add_argument('--out', metavar='report.md', help='the table as Markdown')
-  parser.add_argument('--figure', metavar='report.png', help='the figure: png, pdf or svg')
-  systems = parser.add_argument_group('systems')
-  systems.add_argument(
-    '--metrics',
-    type=cli.named,
-    action='append',
-    metavar='NAME=metrics.json',
-    help='a system; all are compared with the first',
-  )
-  systems.add_argument(
-    '--measure',
-    action='extend',
-    nargs='+',
-    metavar='MEASURE',
-    help='measures to show (default: all that every system has)',
-  )
-  add_backbone_flags(parser)
+  cli.run(Flags, _command, argv)
 
-  def command(args: argparse.Namespace) -> None:
-    if bool(args.metrics) == bool(args.backbone):
-      raise InputError(
-        'give --metrics to compare systems, or --backbone to inspect backbones'
-        + (', not both' if args.metrics else '')
-      )
-    other, wrong = ('--metrics', _OF_METRICS) if args.backbone else ('--backbone', _OF_BACKBONES)
-    for name in wrong:
-      if getattr(args, name) is not None:
-        raise InputError(f'--{name} goes with {other}')
-    if args.figure is not None:
-      figures.check_name(args.figure, '--figure')
-    written = {f'--{name}': getattr(args, name) for name in ('out', 'figure')}
-    written = {flag: path for flag, path in written.items() if path is not None}
-    outputs.check_outputs_apart(written)
-    inputs = _inputs(args)
-    with contextlib.ExitStack() as stack:
-      for flag, path in written.items():
-        stack.enter_context(outputs.claim(path, inputs, flag=flag, endings=('',)))
-      if args.metrics:
-        _report_systems(args)
-      else:
-        _report_backbones(args)
 
-  cli.run(parser, command, argv)
+def _command(args: Flags) -> None:
+  systems, backbones = args.systems, args.backbones
+  if bool(systems.metrics) == bool(backbones.backbone):
+    raise InputError(
+      'give --metrics to compare systems, or --backbone to inspect backbones'
+      + (', not both' if systems.metrics else '')
+    )
+  other, wrong = ('backbone', backbones) if systems.metrics else ('metrics', systems)
+  flags.refuse(wrong, [field.name for field in dataclasses.fields(wrong)], other)
+  if args.figure is not None:
+    figures.check_name(args.figure, '--figure')
+  inputs = {'--metrics': list(systems.metrics.values())} | backbone_files(backbones)
+  with (
+    outputs.claim(args.out, inputs, endings=('',), also={'--figure': args.figure}),
+    outputs.claim(args.figure, inputs, flag='--figure', endings=('',)),
+  ):
+    if systems.metrics:
+      _report_systems(args)
+    else:
+      _report_backbones(backbones, args.figure, args.out)
+
+
+def backbone_files(args: BackboneFlags) -> dict[str, list[str]]:
+  """What is read of the backbones, by flag."""
+  return {
+    '--backbone': [path for _, path in args.backbone],
+    '--prompt': [path for _, path in args.prompt],
+    '--beir': [args.beir] if args.beir else [],
+  }
 
 
 if __name__ == '__main__':

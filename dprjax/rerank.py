@@ -12,10 +12,8 @@ OUT.json says how the run was made.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
+import dataclasses
 import hashlib
-import json
 import logging
 import time
 from collections.abc import Iterable, Sequence
@@ -25,14 +23,15 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float
 
-from dprjax.base import files, outputs, reading, sidecars
+from dprjax.base import files, outputs, provenance, reading
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, pace
 from dprjax.formats import seen, trec
 from dprjax.formats.fields import Record
 from dprjax.formats.texts import read_texts
-from dprjax.runtime import cli, compiled
+from dprjax.runtime import cli, compiled, flags
+from dprjax.runtime.flags import flag
 
 if TYPE_CHECKING:
   from dprjax.inference.reranker import Reranker
@@ -42,77 +41,66 @@ logger = logging.getLogger('dprjax')
 TAG = 'dprjax-rerank'
 _PARTS, _FORMAT = 'parts.json', 1
 _PART_FORMAT = 'dprjax.scores'
-_DIGEST = hashlib.sha256().digest_size  # bytes
+_DIGEST = 32  # bytes of a SHA-256
 
 
-def rerank(
-  reranker: Reranker,
-  run: str,
-  queries: Sequence[str],
-  corpus: Sequence[str],
-  out: str,
-  *,
-  depth: int = 100,
-  strict: bool = False,
-  shard_pairs: int = 10_000,
-) -> dict[str, Any]:
-  """Rescores ``run`` into ``out``; returns what is written to ``out``.json.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  backbone: str = flags.backbone(
+    more=': the cross-encoder or, with --prompt, a backbone with a masked-LM head'
+  )
+  prompt: str | None = flag(
+    'a prompt.npz of pairs for that backbone, or USER/NAME[@COMMIT] on the hub', None
+  )
+  run: str = flag("a retriever's run", metavar='run.trec')
+  queries: tuple[str, ...] = flags.texts_file('_id and text', several=True)
+  corpus: tuple[str, ...] = flags.texts_file('_id, title and text', several=True)
+  out: str = flag('the new run; its report goes to reranked.trec.json', metavar='reranked.trec')
+  depth: int = flag('passages scored per query; deeper ones are dropped', 100)
+  max_length: int | None = flag(
+    "tokens of a pair, the passage is cut first; default: the tokenizer's, at most 512; with "
+    '--prompt, each text is cut as in training',
+    None,
+  )
+  batch_size: int = flags.batch_size('pairs')
+  dtype: str = flags.dtype()
+  shard_pairs: int = flag('pairs scored between two saves', 10_000)
+  strict: bool = flags.switch(
+    'fail where the run names an unknown query or passage, instead of leaving it out'
+  )
 
-  Args:
-    reranker: the cross-encoder, or the backbone with its prompt.
-    run: a TREC run.
-    queries, corpus: files of texts, see ``formats.texts.read_texts``. Only the passages that are
-      scored are held in memory.
-    out: the new run.
-    depth: passages a query.
-    strict: fail where the run names an unknown query or passage, instead of leaving it out.
-    shard_pairs: pairs scored between two saves; an interruption loses no more.
+
+def rerank(reranker: Reranker, args: Flags) -> dict[str, Any]:
+  """Rescores a run; returns the report that is written beside the new one.
 
   Raises:
     InputError: bad files; nothing is left to score; a score is not finite; ``out`` is a pipe, or
       OUT.parts holds scores of other settings or inputs.
   """
   inputs = {
-    '--run': run,
-    '--queries': queries,
-    '--corpus': corpus,
+    '--run': args.run,
+    '--queries': args.queries,
+    '--corpus': args.corpus,
     '--backbone, --prompt': reranker.files,
   }
-  if files.is_stream(out):
+  if files.is_stream(args.out):
     raise InputError(
-      f'--out={out} is a pipe or a device, and what is computed is kept beside the run; give the '
-      'name of a file'
+      f'--out={args.out} is a pipe or a device, and what is computed is kept beside the run; give '
+      'the name of a file'
     )
-  check_inputs(run, queries, corpus)
-  with outputs.claim(out, inputs, endings=('', '.json', '.parts'), folders=('.parts',)):
-    # Beside what a link points to, as OUT.json.
-    final = str(files.resolved(out))
-    return _rerank(reranker, run, queries, corpus, final, depth, strict, shard_pairs)
+  out = files.resolved(args.out)  # what a link points to: all is kept beside that
+  with outputs.claim(args.out, inputs, endings=('', '.json', '.parts'), folders=('.parts',)):
+    return _rerank(reranker, args, str(out))
 
 
-def check_inputs(run: str, queries: Sequence[str], corpus: Sequence[str]) -> None:
-  """Raises InputError for a missing or empty file, or one that cannot be read twice."""
-  for paths, what in (([run], 'run'), (queries, 'queries'), (corpus, 'corpus')):
-    for path in paths:
-      files.regular_file(path, what)
-
-
-def _rerank(
-  reranker: Reranker,
-  run: str,
-  queries: Sequence[str],
-  corpus: Sequence[str],
-  out: str,
-  depth: int,
-  strict: bool,
-  shard_pairs: int,
-) -> dict[str, Any]:
-  kept = trec.read_run(run).top(depth)
+def _rerank(reranker: Reranker, args: Flags, out: str) -> dict[str, Any]:
+  run, queries, corpus, strict = args.run, args.queries, args.corpus, args.strict
+  kept = trec.read_run(run).top(args.depth)
   settings = {
     'format': _FORMAT,
     **reranker.settings,
-    'depth': depth,
-    'shard_pairs': shard_pairs,
+    'depth': args.depth,
+    'shard_pairs': args.shard_pairs,
     'run_sha256': files.sha256_file(run),
     'queries_sha256': [files.sha256_file(path) for path in queries],
     'corpus_sha256': [files.sha256_file(path) for path in corpus],
@@ -120,7 +108,9 @@ def _rerank(
   done = _finished(out, settings)
   if done is not None and not (strict and done['unknown_queries'] + done['unknown_passages']):
     logger.info('%s is there already, of just these inputs', out)
-    _discard_parts(out, settings)
+    parts_folder = epath.Path(f'{out}.parts')
+    if (_read_parts(parts_folder) or {}).get('settings') == settings:  # a command was killed here
+      files.discard(parts_folder)
     return done
   query_texts = read_wanted(queries, 'query', set(kept.query_ids))
   known_queries = np.array([query_id in query_texts for query_id in kept.query_ids], bool)
@@ -150,7 +140,7 @@ def _rerank(
     )
 
   began, cut_before = time.monotonic(), reranker.truncated
-  parts = _Parts(out, settings, len(kept.docs), shard_pairs)
+  parts = _Parts(epath.Path(f'{out}.parts'), settings, len(kept.docs), args.shard_pairs)
   scores = _score(reranker, kept, query_texts, doc_texts, parts)
   seconds = time.monotonic() - began
   trec.write_run(out, kept.rescored(scores), TAG)
@@ -197,35 +187,29 @@ def read_wanted(paths: Iterable[str], kind: str, wanted: set[str]) -> dict[str, 
 
 
 class _Parts:
-  """Computed scores, a file a shard, in a folder beside the run.
+  """Computed scores in a folder beside the run, a file a shard, until the run is complete."""
 
-  A file is a SHA-256 of what follows it (and of the settings and its number) and float32 scores.
-  """
-
-  def __init__(self, out: str, settings: dict[str, Any], pairs: int, shard_pairs: int):
-    self.folder = epath.Path(f'{out}.parts')
+  def __init__(self, folder: epath.Path, settings: dict[str, Any], pairs: int, shard_pairs: int):
+    self.folder = folder
     self.shards = [
       range(start, min(start + shard_pairs, pairs)) for start in range(0, pairs, shard_pairs)
     ]
-    self._fingerprint = json.dumps([settings, pairs])
-    what = 'set of scores of dprjax.rerank'
-    if (
-      sidecars.read_sidecar(self.folder, _PARTS, _PART_FORMAT, what, self._fingerprint) is not None
-    ):
+    about = {'format': _PART_FORMAT, 'settings': settings, 'pairs': pairs}
+    self._about = provenance.digest(about)
+    before = _read_parts(folder)
+    if before == about:
       return
-    if self.folder.exists() and any(self.folder.glob('scores-*')):
-      sidecar = reading.read_json_object(self.folder / _PARTS, what)
-      before = sidecar.get('settings')
-      before = before if isinstance(before, dict) else {}
-      other = [name for name, value in settings.items() if before.get(name) != value]
+    if before is not None and any(folder.glob('scores-*')):
+      settings_before = before.get('settings', {})
+      other = [name for name, value in settings.items() if settings_before.get(name) != value]
       raise InputError(
-        f'{self.folder} holds scores of an interrupted run with another '
+        f'{folder} holds scores of an interrupted run with another '
         f'{" and ".join(other) or "number of pairs"}; finish that run with its own settings, or '
-        f'choose another --out, or remove {self.folder}'
+        f'choose another --out, or remove {folder}'
       )
-    with files.atomic_path(self.folder) as aside:
+    with files.atomic_path(folder) as aside:
       aside.mkdir(parents=True)
-      sidecars.write_sidecar(aside, _PARTS, _PART_FORMAT, self._fingerprint, settings=settings)
+      files.write_json(aside / _PARTS, about)
 
   def load(self, number: int) -> Float[np.ndarray, ' n'] | None:
     """A shard's scores; None where there are none yet, or their file is damaged."""
@@ -234,11 +218,13 @@ class _Parts:
       return None
     content = path.read_bytes()
     digest, values = content[:_DIGEST], content[_DIGEST:]
-    if digest != self._digest(number, values) or len(values) != 4 * len(self.shards[number]):
+    scores = None
+    if digest == self._digest(number, values):
+      scores = np.frombuffer(values, '<f4')
+    if scores is None or not np.isfinite(scores).all():
       logger.info('%s is damaged: its pairs are scored again', path)
       return None
-    scores = np.frombuffer(values, '<f4').astype(np.float32)
-    return scores if np.isfinite(scores).all() else None
+    return scores
 
   def save(self, number: int, scores: Float[np.ndarray, ' n']) -> None:
     values = scores.astype('<f4').tobytes()
@@ -246,19 +232,24 @@ class _Parts:
       file.write(self._digest(number, values) + values)
 
   def _digest(self, number: int, values: bytes) -> bytes:
-    return hashlib.sha256(f'{self._fingerprint} {number} '.encode() + values).digest()
+    return hashlib.sha256(f'{self._about} {number} '.encode() + values).digest()
 
   def _file(self, number: int) -> epath.Path:
     return self.folder / f'scores-{number:05d}.f32'
 
 
-def _discard_parts(out: str, settings: dict[str, Any]) -> None:
-  """Removes the parts of a finished run, which was killed before it could."""
-  folder = epath.Path(f'{out}.parts')
-  with contextlib.suppress(InputError):
-    sidecar = reading.read_json_object(folder / _PARTS, 'scores')
-    if sidecar.get('format') == _PART_FORMAT and sidecar.get('settings') == settings:
-      files.discard(folder)
+def _read_parts(folder: epath.Path) -> dict[str, Any] | None:
+  """What a folder of computed scores says of itself; None where there is none.
+
+  Raises InputError where it holds something else.
+  """
+  if not folder.exists() or (folder.is_dir() and outputs.is_vacant(folder)):
+    return None
+  if (folder / _PARTS).exists():
+    about = reading.read_json_object(files.regular_file(folder / _PARTS, 'scores'), 'scores')
+    if about.get('format') == _PART_FORMAT:
+      return about
+  raise InputError(f'{folder} holds something else than scores of dprjax.rerank; move it elsewhere')
 
 
 def _score(
@@ -323,79 +314,18 @@ def _finished(out: str, settings: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  parser = cli.Parser('rerank', __doc__ or '')
-  parser.add_argument(
-    '--backbone',
-    required=True,
-    help='the cross-encoder: a Hugging Face directory, a hub id, or package:NAME; with --prompt, '
-    'a backbone with a masked-LM head',
-  )
-  parser.add_argument(
-    '--prompt', help='a prompt.npz of pairs for that backbone, or USER/NAME[@COMMIT] on the hub'
-  )
-  parser.add_argument('--run', required=True, metavar='run.trec', help="a retriever's run")
-  parser.add_argument(
-    '--queries',
-    required=True,
-    action='append',
-    metavar='FILE',
-    help='jsonl with _id and text, or a tsv of id and text; .gz and .xz too; may be repeated',
-  )
-  parser.add_argument(
-    '--corpus',
-    required=True,
-    action='append',
-    metavar='FILE',
-    help='the same, with _id, title and text',
-  )
-  parser.add_argument(
-    '--out',
-    required=True,
-    metavar='reranked.trec',
-    help='the new run; its report goes to reranked.trec.json',
-  )
-  parser.add_argument(
-    '--depth',
-    type=cli.positive,
-    default=100,
-    help='passages scored per query; deeper ones are dropped (default: 100)',
-  )
-  parser.add_argument(
-    '--max_length',
-    type=cli.positive,
-    help="tokens of a pair, the passage is cut first; default: the tokenizer's, at most 512; with "
-    '--prompt, each text is cut as in training',
-  )
-  parser.add_argument(
-    '--batch_size',
-    type=cli.positive,
-    default=64,
-    help='pairs at a time over all devices, at most (default: 64)',
-  )
-  cli.add_dtype(parser)
-  parser.add_argument(
-    '--shard_pairs',
-    type=cli.positive,
-    default=10_000,
-    help='pairs scored between two saves (default: 10000)',
-  )
-  parser.add_argument(
-    '--strict',
-    action='store_true',
-    help='fail where the run names an unknown query or passage, instead of leaving it out',
-  )
-  cli.run(parser, _command, argv)
+  cli.run(Flags, _command, argv)
 
 
-def _command(args: argparse.Namespace) -> None:
+def _command(args: Flags) -> None:
   # First, because loading the model takes a while.
-  check_inputs(args.run, args.queries, args.corpus)
+  for paths, what in (([args.run], 'run'), (args.queries, 'queries'), (args.corpus, 'corpus')):
+    for path in paths:
+      files.regular_file(path, what)  # each is read twice
   with cli.loading():
     from dprjax.inference import reranker as rerankers
     from dprjax.models import artifact
-  prompt = args.prompt
-  if prompt is not None:
-    prompt = files.existing_file(artifact.locate(prompt), 'prompt')
+  prompt = args.prompt and files.existing_file(artifact.locate(args.prompt), 'prompt')
   compiled.keep()
   reranker = rerankers.load(
     args.backbone,
@@ -404,16 +334,7 @@ def _command(args: argparse.Namespace) -> None:
     batch_size=args.batch_size,
     dtype=args.dtype,
   )
-  report = rerank(
-    reranker,
-    args.run,
-    args.queries,
-    args.corpus,
-    args.out,
-    depth=args.depth,
-    strict=args.strict,
-    shard_pairs=args.shard_pairs,
-  )
+  report = rerank(reranker, args)
   logger.info(
     '%s: %s for %s',
     args.out,

@@ -11,21 +11,83 @@ It listens on this machine alone by default. On other addresses it needs --keys:
 'read SHA256' or 'admin SHA256' for each API key.
 """
 
-import argparse
 import contextlib
+import dataclasses
 import ipaddress
 import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
-from dprjax.runtime import cli, compiled
+from dprjax.runtime import cli, compiled, flags
+from dprjax.runtime.flags import flag
 
 logger = logging.getLogger('dprjax')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NetworkFlags:
+  host: str = flag('the address to listen on', '127.0.0.1')
+  port: int = flag('0: any free one', 8000, least=0, most=65535)
+  keys: str | None = flag('API keys; without it nobody is asked for one', None, metavar='FILE')
+  timeout: int = flag('seconds for a request to arrive, and to be answered', 60, most=3600)
+  drain: int = flag('seconds for the last requests after SIGTERM', 30, most=3600)
+  max_requests: int = flag('requests at a time', 512, most=10**6)
+  max_inputs: int = flag('texts of a request', 2048, most=10**6)
+  max_tokens: int = flag('tokens of a request', 300_000, most=10**9)
+  max_body: int = flag('megabytes of a request', 8, most=2048)
+  max_prompt: int = flag('megabytes of a prompt file', 256, most=2048)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchFlags:
+  rows: tuple[int, ...] = flag(
+    'row counts of batches', (1, 4, 16, 64), most=4096, split=',', metavar='N,N,...'
+  )
+  lengths: tuple[int, ...] = flag(
+    'padded lengths of batches, as far as the backbone has positions',
+    (32, 64, 128, 256, 512),
+    most=2**15,
+    split=',',
+    metavar='N,N,...',
+  )
+  batch_tokens: int = flag('padded tokens of a batch', 8192, most=2**24)
+  deadline: int = flag('milliseconds that a text waits for others', 3, most=1000)
+  queue: int = flag('texts that may wait', 4096, most=10**7)
+  slots: int = flag('prompts on the device, and one for none', 256, most=10**6)
+  host_memory: int = flag('megabytes of prompts that the host keeps', 2048, most=2**20)
+  tokenizer_threads: int = flag('threads that tokenise', 2, most=256)
+  prompt_length: int | None = flag(
+    "vectors a layer of a slot (default: the folder's longest prompt's, at least 16)",
+    None,
+    most=4096,
+  )
+  dtype: str = flags.dtype()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  backbone: str = flags.backbone()
+  prompts: str = flag('the folder of NAME.npz; made if it is missing', metavar='DIR')
+  name: str | None = flag("the backbone's own name as a model (default: that of its folder)", None)
+  index: dict[str, str] = flag(
+    'embeddings of passages to search; may be repeated', {}, metavar='NAME=DIR'
+  )
+  texts: dict[str, str] = flag(
+    'the corpus.jsonl of an index, to answer with its texts', {}, metavar='NAME=FILE'
+  )
+  reranker: dict[str, str] = flag('a cross-encoder; may be repeated', {}, metavar='NAME=DIR')
+  reranker_prompt: dict[str, str] = flag(
+    'a prompt of pairs for the --reranker of this name, which is then its backbone',
+    {},
+    metavar='NAME=FILE',
+  )
+  network: NetworkFlags = flags.group(NetworkFlags, 'network')
+  batches: BatchFlags = flags.group(BatchFlags, 'batches and memory')
 
 
 def make_server(app: Any, drain_seconds: int) -> Any:
@@ -106,137 +168,32 @@ def is_loopback(host: str) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  cli.run(make_parser(), _command, argv)
+  cli.run(Flags, _command, argv)
 
 
-def make_parser() -> cli.Parser:
-  """Of the command's flags."""
-  parser = cli.Parser('serve', __doc__ or '')
-  parser.add_argument(
-    '--backbone',
-    required=True,
-    help='a Hugging Face directory, a hub id, or package:NAME',
-  )
-  parser.add_argument(
-    '--prompts', required=True, metavar='DIR', help='the folder of NAME.npz; made if it is missing'
-  )
-  parser.add_argument('--name', help="the backbone's own name as a model (default: its folder's)")
-  parser.add_argument(
-    '--index',
-    type=cli.named,
-    action='append',
-    default=[],
-    metavar='NAME=DIR',
-    help='embeddings of passages to search; may be repeated',
-  )
-  parser.add_argument(
-    '--texts',
-    type=cli.named,
-    action='append',
-    default=[],
-    metavar='NAME=FILE',
-    help='the corpus.jsonl of an index, to answer with its texts',
-  )
-  parser.add_argument(
-    '--reranker',
-    type=cli.named,
-    action='append',
-    default=[],
-    metavar='NAME=DIR',
-    help='a cross-encoder; may be repeated',
-  )
-  parser.add_argument(
-    '--reranker_prompt',
-    type=cli.named,
-    action='append',
-    default=[],
-    metavar='NAME=FILE',
-    help='a prompt of pairs for the --reranker of this name, which is then its backbone',
-  )
-  group = parser.add_argument_group('network')
-  group.add_argument(
-    '--host', default='127.0.0.1', help='the address to listen on (default: 127.0.0.1)'
-  )
-  group.add_argument(
-    '--port', type=cli.up_to(65535, 0), default=8000, help='0: any free one (default: 8000)'
-  )
-  group.add_argument('--keys', metavar='FILE', help='API keys; without it nobody is asked for one')
-  for flag, most, default, text in (
-    ('timeout', 3600, 60, 'seconds for a request to arrive, and to be answered'),
-    ('drain', 3600, 30, 'seconds for the last requests after SIGTERM'),
-    ('max_requests', 10**6, 512, 'requests at a time'),
-    ('max_inputs', 10**6, 2048, 'texts of a request'),
-    ('max_tokens', 10**9, 300_000, 'tokens of a request'),
-    ('max_body', 2048, 8, 'megabytes of a request'),
-    ('max_prompt', 2048, 256, 'megabytes of a prompt file'),
-  ):
-    group.add_argument(
-      f'--{flag}', type=cli.up_to(most), default=default, help=f'{text} (default: {default:,})'
-    )
-  group = parser.add_argument_group('batches and memory')
-  group.add_argument(
-    '--rows',
-    type=_numbers(4096),
-    default=(1, 4, 16, 64),
-    metavar='N,N,...',
-    help='row counts of batches (default: 1,4,16,64)',
-  )
-  group.add_argument(
-    '--lengths',
-    type=_numbers(2**15),
-    default=(32, 64, 128, 256, 512),
-    metavar='N,N,...',
-    help='padded lengths of batches, as far as the backbone has positions (default: '
-    '32,64,128,256,512)',
-  )
-  for flag, most, default, text in (
-    ('batch_tokens', 2**24, 8192, 'padded tokens of a batch'),
-    ('deadline', 1000, 3, 'milliseconds that a text waits for others'),
-    ('queue', 10**7, 4096, 'texts that may wait'),
-    ('slots', 10**6, 256, 'prompts on the device, and one for none'),
-    ('host_memory', 2**20, 2048, 'megabytes of prompts that the host keeps'),
-    ('tokenizer_threads', 256, 2, 'threads that tokenise'),
-  ):
-    group.add_argument(
-      f'--{flag}', type=cli.up_to(most), default=default, help=f'{text} (default: {default:,})'
-    )
-  group.add_argument(
-    '--prompt_length',
-    type=cli.up_to(4096),
-    help="vectors a layer of a slot (default: the folder's longest prompt's, at least 16)",
-  )
-  cli.add_dtype(group)
-  return parser
-
-
-def _numbers(most: int) -> Callable[[str], tuple[int, ...]]:
-  one = cli.up_to(most)
-  return lambda text: tuple(sorted({one(word) for word in text.split(',')}))
-
-
-def _command(args: argparse.Namespace) -> None:
-  if not is_loopback(args.host):
-    if args.keys is None:
+def _command(args: Flags) -> None:
+  network = args.network
+  if not is_loopback(network.host):
+    if network.keys is None:
       raise InputError(
-        f'--host={args.host} is open to others; give --keys, or listen on 127.0.0.1 behind a proxy '
-        'that asks for them'
+        f'--host={network.host} is open to others; give --keys, or listen on 127.0.0.1 behind a '
+        'proxy that asks for them'
       )
     logger.warning(
       '%s is open to others, and HTTP hides neither texts nor keys: put a proxy with TLS before it',
-      args.host,
+      network.host,
     )
-  app = make_app(args)
-  listening = listen(args.host, args.port)
+  app = _make_app(args)
+  listening = listen(network.host, network.port)
   host, port = listening.getsockname()[:2]
   at = f'[{host}]' if ':' in host else host
   logger.info('listening on http://%s:%d', at, port)
-  make_server(app, args.drain).run(sockets=[listening])
+  make_server(app, network.drain).run(sockets=[listening])
   app.close()
   logger.info('all requests are answered')
 
 
-def make_app(args: argparse.Namespace) -> Any:
-  """The ``App`` that the flags describe."""
+def _make_app(args: Flags) -> Any:
   try:
     from dprjax.serving import indexes, keys
     from dprjax.serving.app import App, Limits
@@ -246,37 +203,37 @@ def make_app(args: argparse.Namespace) -> Any:
       f"a server needs packages that are not installed ({error}): pip install 'dprjax[serve]'"
     ) from error
   compiled.keep()
-  allowed = keys.Keys.load(args.keys) if args.keys else None
-  texts = dict(args.texts)
-  for flag in ('index', 'texts', 'reranker', 'reranker_prompt'):
-    names = [name for name, _ in getattr(args, flag)]
-    if twice := [name for name in names if names.count(name) > 1]:
-      raise InputError(f'--{flag}={twice[0]}=... is there twice')
-  if unknown := set(texts) - {name for name, _ in args.index}:
-    raise InputError(f'--texts={unknown.pop()}=...: there is no --index of this name')
-  found = [indexes.Index(name, folder, texts=texts.get(name)) for name, folder in args.index]
-  prompts = dict(args.reranker_prompt)
-  if unknown := set(prompts) - {name for name, _ in args.reranker}:
-    raise InputError(f'--reranker_prompt={unknown.pop()}=...: there is no --reranker of this name')
+  network, batches = args.network, args.batches
+  allowed = keys.Keys.load(network.keys) if network.keys else None
+  for what, of, owners in (
+    ('texts', args.texts, args.index),
+    ('reranker_prompt', args.reranker_prompt, args.reranker),
+  ):
+    if unknown := of.keys() - owners.keys():
+      owner = 'index' if what == 'texts' else 'reranker'
+      raise InputError(f'--{what}={unknown.pop()}=...: there is no --{owner} of this name')
+  found = [
+    indexes.Index(name, folder, texts=args.texts.get(name)) for name, folder in args.index.items()
+  ]
   rerankers = [
-    indexes.Reranker(name, folder, dtype=args.dtype, prompt=prompts.get(name))
-    for name, folder in args.reranker
+    indexes.Reranker(name, folder, dtype=batches.dtype, prompt=args.reranker_prompt.get(name))
+    for name, folder in args.reranker.items()
   ]
   engine = Engine.load(
     args.backbone,
     args.prompts,
     name=args.name,
     options=Options(
-      rows=args.rows,
-      lengths=args.lengths,
-      budget=args.batch_tokens,
-      deadline=args.deadline / 1000,
-      most_queued=args.queue,
-      slots=args.slots,
-      prompt_length=args.prompt_length,
-      host_bytes=args.host_memory << 20,
-      threads=args.tokenizer_threads,
-      dtype=args.dtype,
+      rows=tuple(sorted({*batches.rows})),
+      lengths=tuple(sorted({*batches.lengths})),
+      budget=batches.batch_tokens,
+      deadline=batches.deadline / 1000,
+      most_queued=batches.queue,
+      slots=batches.slots,
+      prompt_length=batches.prompt_length,
+      host_bytes=batches.host_memory << 20,
+      threads=batches.tokenizer_threads,
+      dtype=batches.dtype,
     ),
   )
   served = engine.library.listing()
@@ -284,7 +241,7 @@ def make_app(args: argparse.Namespace) -> Any:
     '%s: %s; %s on the device take %.1f MB, the backbone %.1f MB',
     engine.library.name,
     counted(sum(not about.refused for _, about in served), 'prompts'),
-    counted(args.slots, 'slots for prompts'),
+    counted(batches.slots, 'slots for prompts'),
     engine.bank_bytes / 1e6,
     engine.backbone_bytes / 1e6,
   )
@@ -294,12 +251,12 @@ def make_app(args: argparse.Namespace) -> Any:
     rerankers,
     allowed,
     Limits(
-      bytes=args.max_body << 20,
-      prompt_bytes=args.max_prompt << 20,
-      inputs=args.max_inputs,
-      tokens=args.max_tokens,
-      requests=args.max_requests,
-      seconds=args.timeout,
+      bytes=network.max_body << 20,
+      prompt_bytes=network.max_prompt << 20,
+      inputs=network.max_inputs,
+      tokens=network.max_tokens,
+      requests=network.max_requests,
+      seconds=network.timeout,
     ),
   )
 

@@ -16,8 +16,7 @@ them. The file holds arrays alone (dprjax/data/topics.py describes them); topics
 numbers. The same documents, settings and seed give the same topics on the same kind of processor.
 """
 
-import argparse
-import contextlib
+import dataclasses
 import heapq
 import logging
 import time
@@ -27,19 +26,38 @@ from typing import Any
 import numpy as np
 
 from dprjax.analysis import figures
-from dprjax.base import draws, files, outputs
+from dprjax.base import draws, outputs
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, duration
 from dprjax.data import topics
-from dprjax.data.topics import Fitted, Settings
+from dprjax.data.topics import MOST_DOCUMENTS, Fitted, Settings
 from dprjax.formats.papers import read_papers
 from dprjax.formats.report import Report
-from dprjax.runtime import cli
+from dprjax.runtime import cli, flags
+from dprjax.runtime.flags import flag
 
 logger = logging.getLogger('dprjax')
 
 _WORDS = 10  # of a topic, in a line
+_USUAL = Settings()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  input: str = flag('a corpus, or an arXiv jsonl', metavar='FILE')
+  out: str = flag('the topics', metavar='topics.npz')
+  figure: str | None = flag('words and sizes: png, pdf or svg', None, metavar='topics.png')
+  kind: str = flag('how', _USUAL.kind, choices=topics.KINDS)
+  topics: int = flag('how many are kept, the largest', _USUAL.topics, most=1000, metavar='K')
+  max_documents: int = flag('that topics are found in', MOST_DOCUMENTS, metavar='N')
+  sweeps: int = flag('of Gibbs sampling, in hlda and lda', _USUAL.sweeps, most=10**6)
+  alpha: float = flag("Dirichlet's, of the topics of a document", _USUAL.alpha, most=10**6)
+  eta: float = flag("Dirichlet's, of the words of a topic", _USUAL.eta, most=10**6)
+  gamma: float = flag('how readily hlda opens a topic', _USUAL.gamma, most=10**6)
+  min_documents: int = flag('that a word is in', _USUAL.min_documents, metavar='N')
+  seed: int = flag('', _USUAL.seed, least=0, most=2**31 - 1)
+  backbone: str | None = flag('that kmeans takes vectors of', None, metavar='DIR')
 
 
 def read_documents(path: str, most: int, seed: int) -> tuple[list[str], dict[str, int]]:
@@ -123,51 +141,7 @@ def _warn(fitted: Fitted, kind: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  first = Settings()
-  parser = cli.Parser('topics', __doc__ or '')
-  flag = parser.add_argument
-  flag('--input', required=True, metavar='FILE', help='a corpus, or an arXiv jsonl')
-  flag('--out', required=True, metavar='topics.npz', help='the topics')
-  flag('--figure', metavar='topics.png', help='words and sizes: png, pdf or svg')
-  flag('--kind', choices=topics.KINDS, default=first.kind, help='how (default: hlda)')
-  flag(
-    '--topics',
-    type=cli.up_to(1000),
-    default=first.topics,
-    metavar='K',
-    help='how many are kept, the largest (default: 5)',
-  )
-  flag(
-    '--max_documents',
-    type=cli.positive,
-    default=topics.MOST_DOCUMENTS,
-    metavar='N',
-    help='that topics are found in (default: 3000)',
-  )
-  flag('--sweeps', type=cli.up_to(10**6), help='of Gibbs sampling, in hlda and lda (default: 200)')
-  flag('--alpha', type=_above_zero, help="Dirichlet's, of a document's topics (default: 0.1)")
-  flag('--eta', type=_above_zero, help="Dirichlet's, of a topic's words (default: 0.3)")
-  flag('--gamma', type=_above_zero, help='how readily hlda opens a topic (default: 1)')
-  flag(
-    '--min_documents',
-    type=cli.positive,
-    default=first.min_documents,
-    metavar='N',
-    help='that a word is in (default: 5)',
-  )
-  flag('--seed', type=cli.up_to(2**31 - 1, 0), default=first.seed, help='(default: 0)')
-  flag('--backbone', metavar='DIR', help='that kmeans takes vectors of')
-  cli.run(parser, _command, argv)
-
-
-def _above_zero(text: str) -> float:
-  try:
-    value = float(text)
-  except ValueError:
-    value = 0.0
-  if not 0 < value <= 1e6:
-    raise argparse.ArgumentTypeError(f'expected a number above 0, not {text!r:.40}')
-  return value
+  cli.run(Flags, _command, argv)
 
 
 # The flags that belong to one kind or to two.
@@ -179,30 +153,26 @@ _OF = {
 }
 
 
-def _command(args: argparse.Namespace) -> None:
+def _command(args: Flags) -> None:
   for name, kinds in _OF.items():
-    if getattr(args, name) is not None and args.kind not in kinds:
-      raise InputError(f'--{name} goes with --kind={" or ".join(kinds)}, not {args.kind}')
+    if args.kind not in kinds:
+      flags.refuse(args, [name], f'kind={" or ".join(kinds)}')
   if args.kind == 'kmeans' and not args.backbone:
     raise InputError('--kind=kmeans needs --backbone, whose vectors are clustered')
-  settings = Settings()._replace(
-    **{name: value for name in Settings._fields if (value := getattr(args, name)) is not None}
-  )
+  if args.figure is not None:
+    figures.check_name(args.figure)
   inputs = {'--input': args.input, '--backbone': args.backbone}
-  with contextlib.ExitStack() as stack:
-    stack.enter_context(outputs.claim(args.out, inputs))
-    if args.figure is not None:
-      figures.check_name(args.figure)
-      beside = f'{files.resolved(args.out)}.json'
-      outputs.check_outputs_apart({'--out': args.out, '--figure': args.figure})
-      outputs.check_outputs_apart({'--out': beside, '--figure': args.figure})
-      stack.enter_context(outputs.claim(args.figure, inputs, flag='--figure', endings=('',)))
-    _find(args, settings)
+  with (
+    outputs.claim(args.out, inputs, also={'--figure': args.figure}),
+    outputs.claim(args.figure, inputs, flag='--figure', endings=('',)),
+  ):
+    _find(args)
 
 
-def _find(args: argparse.Namespace, settings: Settings) -> None:
+def _find(args: Flags) -> None:
+  settings = Settings(**{name: getattr(args, name) for name in Settings._fields})
   texts, counts = read_documents(args.input, args.max_documents, settings.seed)
-  vectors = embed(args.backbone, texts) if args.kind == 'kmeans' else None
+  vectors = embed(args.backbone, texts) if args.backbone else None
   began = time.monotonic()
   fitted = topics.fit(texts, settings, vectors, args.input)
   seconds = time.monotonic() - began

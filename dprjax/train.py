@@ -10,41 +10,38 @@ On several hosts the same command runs on each, with a workdir that all of them 
 says over how many devices the batch ('data'), the weights ('model') or both ('fsdp') are split.
 """
 
-import argparse
+import dataclasses
 import signal
-import sys
 from collections.abc import Sequence
 
-from dprjax.base.errors import InputError
-from dprjax.runtime import cli
+from dprjax.runtime import cli, flags
 from dprjax.runtime import config as configs
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-  parser = cli.Parser('train', __doc__ or '', processes=True)
-  parser.add_config(
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  experiment: tuple[str, ...] = flags.config(
     'an experiment, for instance configs/dptdr.py:local',
     'override an option, for instance --config.prompt.length=32; dprjax configs --options lists '
     'and explains them all',
   )
-  parser.add_argument(
-    '--workdir', help='where everything of this run is kept; the same command again resumes it'
+  workdir: str = flags.flag(
+    'where everything of this run is kept; the same command again resumes it'
   )
-  own, experiment = cli.split_config(argv)
-  done: list[bool] = []
+  job: flags.Job = flags.job()
 
-  def command(args: argparse.Namespace) -> None:
-    if not args.workdir:
-      raise InputError('--workdir is missing; name the folder that this run is kept in')
-    config = configs.parse(experiment)
-    with cli.loading():
-      from dprjax.methods import training
-    done.append(training.train(config, args.workdir).done)
 
-  cli.run(parser, command, own)
-  if not done[0]:
-    # So a later stage does not take the run for done, and a cluster starts it again.
-    sys.exit(128 + signal.SIGTERM)
+def main(argv: Sequence[str] | None = None) -> None:
+  cli.run(Flags, _command, argv)
+
+
+def _command(args: Flags) -> int:
+  config = configs.parse(args.experiment)
+  with cli.loading():
+    from dprjax.methods import training
+  done = training.train(config, args.workdir).done
+  # So that a later stage does not take the run for done, and a cluster starts it again.
+  return 0 if done else 128 + signal.SIGTERM
 
 
 if __name__ == '__main__':

@@ -21,7 +21,7 @@ from dprjax import plan
 from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.planning import compiling, targets
-from dprjax.runtime import cli
+from dprjax.runtime import cli, flags
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LEDGER = ROOT / 'experiments' / 'plans.jsonl'
@@ -209,7 +209,7 @@ def main():
   )
   parser.add_argument('--only', default='', help='a regular expression: RECIPE BACKBONE MACHINE')
   parser.add_argument('--minutes', type=float, default=float('inf'), help='begin no program after')
-  parser.add_argument('--compile', type=cli.boolean, default=True, metavar='true|false')
+  parser.add_argument('--compile', type=flags.boolean, default=True, metavar='true|false')
   args = parser.parse_args()
   cli.speak()
   deadline = time.monotonic() + 60 * args.minutes

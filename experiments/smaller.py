@@ -79,13 +79,13 @@ def main():
         if rescored and (store == 'float16' or (store == 'float32' and length == lengths[0])):
           continue  # it is what rescoring reads, or has nothing left to mend
         name = f'{length}-{store}{"-rescored" if rescored else ""}'
-        rescore = derive(passages, out / f'passage-{lengths[0]}-float16', lengths[0], 'float16')
-        work = {'rescore': rescore, 'rescore_factor': args.factor} if rescored else {}
+        half = derive(passages, out / f'passage-{lengths[0]}-float16', lengths[0], 'float16')
+        rescore = half if rescored else None
         rows.append(
           trials.once(
             out / 'results' / f'{name}.json',
-            lambda corpus=corpus, length=length, work=work: measure(
-              corpus, queries, qrels, length, out / 'results', work
+            lambda corpus=corpus, length=length, rescore=rescore: measure(
+              corpus, queries, qrels, length, out / 'results', rescore, args.factor
             ),
           )
           | {'dimensions': length, 'store': store, 'rescored': rescored}
@@ -112,11 +112,21 @@ def derive(passages, folder, length, store):
   return embeddings.load_embeddings(folder)
 
 
-def measure(corpus, queries, qrels, length, results, options):
+def measure(corpus, queries, qrels, length, results, rescore, factor):
   """Measures, the part of the best ten of float32, bytes a passage and seconds of the search."""
   began = time.perf_counter()
   run, _ = search.search(
-    corpus, queries, k=DEPTH, index='exact', dimensions=length, drop_same_id=True, **options
+    corpus,
+    [queries],
+    search.Flags(
+      out='',
+      k=DEPTH,
+      index='exact',
+      dimensions=length,
+      drop_same_id=True,
+      rescore_factor=factor,
+    ),
+    rescore,
   )
   seconds = time.perf_counter() - began
   found = {query: [doc for doc, _ in ranking[:10]] for query, ranking in run}

@@ -1,15 +1,15 @@
 """What the processes of a pod run for tests/test_pods.py, by launch/local_pod.py."""
 
+import dataclasses
 import json
 import pathlib
-import sys
 
 import jax
 import numpy as np
 import optax
 
 from dprjax.methods import training
-from dprjax.runtime import checkpoint, cli, config
+from dprjax.runtime import checkpoint, cli, config, flags
 from dprjax.runtime import mesh as meshes
 
 SHA = 'a' * 64
@@ -58,6 +58,12 @@ def check_restored(workdir, sizes):
       )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  jobs: str = flags.flag('what to do, as JSON')
+  job: flags.Job = flags.job()
+
+
 def command(args):
   for line in json.loads(pathlib.Path(args.jobs).read_text()):
     if line['do'] == 'train':
@@ -71,6 +77,4 @@ def command(args):
 
 
 if __name__ == '__main__':
-  parser = cli.Parser('pod_work', __doc__, processes=True)
-  parser.add_argument('jobs')
-  cli.run(parser, command, sys.argv[1:])
+  cli.run(Flags, command)

@@ -21,7 +21,7 @@ LEVELS = (
   {'formats'},
   {'models', 'data', 'retrieval', 'runtime'},
   {'inference', 'mining'},
-  {'mteb', 'serving'},
+  {'milvus', 'mteb', 'serving'},
   {'analysis'},
   {'methods'},
   {'planning'},

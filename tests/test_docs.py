@@ -1,9 +1,11 @@
 """The pages: their links, on the forge and on the site, and the commands that they name."""
 
 import ast
+import contextlib
 import functools
 import importlib
 import importlib.util
+import io
 import pathlib
 import re
 import shlex
@@ -13,7 +15,7 @@ import pytest
 
 import dprjax
 from dprjax.data import sources
-from dprjax.runtime import cli
+from dprjax.runtime import cli, flags
 from dprjax.runtime import config as configs
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -78,25 +80,17 @@ class Parsed(Exception):
   """Raised in place of running the command."""
 
 
-@pytest.fixture(scope='module')
-def flags():
-  """``flags(name)``: those that the command of this name has."""
-
-  def run(parser, command, argv=None):
-    raise Parsed({flag for action in parser._actions for flag in action.option_strings})
-
-  @functools.cache
-  def read(name):
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Parsed) as found:
-      patch.setattr(cli, 'run', run)
-      importlib.import_module(f'dprjax.{name}').main([])
-    return found.value.args[0]
-
-  return read
+@functools.cache
+def flags_of(name):
+  """The flags that --help of a command lists."""
+  said = io.StringIO()
+  with contextlib.redirect_stdout(said), pytest.raises(SystemExit):
+    importlib.import_module(f'dprjax.{name}').main(['--help'])
+  return set(re.findall(r'--\w+', said.getvalue()))
 
 
 @pytest.mark.parametrize('path', PAGES, ids=IDS)
-def test_commands_on_a_page_have_the_flags_that_it_gives_them(flags, path):
+def test_commands_on_a_page_have_the_flags_that_it_gives_them(path):
   text = re.sub(r'\\\n\s*', ' ', path.read_text())
   wrong = []
   for name, rest in re.findall(
@@ -104,7 +98,7 @@ def test_commands_on_a_page_have_the_flags_that_it_gives_them(flags, path):
   ):
     rest = re.sub(r'(^|\s)#.*', '', rest)
     for flag in re.findall(r'(?<=\s)(--[a-z_]\w*)', re.sub(r'[\[\]]', ' ', rest)):
-      if flag != '--config' and flag not in flags(name):
+      if flag != '--config' and flag not in flags_of(name):
         wrong.append(f'{name} {flag}')
     for recipe in re.findall(r'--config=((?:\w+/)*configs/\S+)', rest):
       if not (ROOT / recipe.partition(':')[0]).is_file():
@@ -129,8 +123,8 @@ def commands(page):
   ids=lambda value: ' '.join(value)[:60],
 )
 def test_every_command_is_taken(page, words, monkeypatch):
-  def run(parser, command, argv=None):
-    raise Parsed(parser.parse_args(argv))
+  def run(kind, command, argv=None):
+    raise Parsed(flags.parse(kind, argv))
 
   monkeypatch.setattr(cli, 'run', run)
   monkeypatch.chdir(ROOT)

@@ -183,7 +183,7 @@ BAD = [
   ('--run=run.trec --answers=answers.jsonl', ('--answers', '--corpus')),
   ('--run=run.trec --answers=corpus.jsonl --corpus=corpus.jsonl', ('line 1', 'answers')),
   ('--run=a=run.trec --run=run.trec --qrels=qrels.tsv', '--run=NAME=FILE'),
-  ('--run=a=run.trec --run=a=run.trec', '--run=a=run.trec'),
+  ('--run=a=run.trec --run=a=run.trec', '--run=run.trec'),
   ('--run=one=run.trec --beir=beir/one --beir=beir/two', '--run=two=FILE'),
   ('--run=one=run.trec --beir=beir/one --split=dev', 'beir/one/qrels/dev.tsv'),
   ('--run=one=run.trec --beir=beir/one --qrels=one=qrels.tsv', '--qrels'),

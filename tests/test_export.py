@@ -343,7 +343,7 @@ def test_a_backbone_that_was_changed_since(command, trained, tmp_path):
 @pytest.fixture
 def folders(trained, tmp_path):
   """A training, the backbone that it began with, another training and other people's folders."""
-  from dprjax.base import sidecars
+  from dprjax.base import provenance
 
   run = tmp_path / 'run'
   shutil.copytree(trained, run)
@@ -361,7 +361,7 @@ def folders(trained, tmp_path):
   (tmp_path / 'link').symlink_to('run')
 
   def content():
-    return sidecars.sums(epath.Path(tmp_path))
+    return provenance.sums(epath.Path(tmp_path))
 
   before = content()
   yield tmp_path

@@ -11,8 +11,8 @@ import pytest
 from dprjax import __main__ as console
 from dprjax import configs as command
 from dprjax.base import version
-from dprjax.runtime import cli
 from dprjax.runtime import config as configs
+from dprjax.runtime import flags
 from tests.refusals import refused
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -143,7 +143,7 @@ def test_an_experiment_that_is_not_there_is_named(name, tmp_path, monkeypatch):
   ],
 )
 def test_a_value_may_stand_behind_its_flag(words, own, ours):
-  assert cli.split_config(words) == (own, ours)
+  assert flags.split_config(words) == (own, ours)
 
 
 def test_experiments_are_listed(capsys):

@@ -208,7 +208,7 @@ def together(flags, tmp_path_factory):
             }
           )
       (folder / 'jobs.json').write_text(json.dumps(jobs))
-      run(*PODS.get(pod, (1, 1)), '-m', 'tests.pod_work', folder / 'jobs.json')
+      run(*PODS.get(pod, (1, 1)), '-m', 'tests.pod_work', f'--jobs={folder}/jobs.json')
     return made[pod]
 
   return make
@@ -245,7 +245,7 @@ def test_a_checkpoint_of_two_processes_is_restored_by_one_and_by_four_bit_for_bi
     (tmp_path / 'jobs.json').write_text(
       json.dumps([{'workdir': str(tmp_path / 'run'), **line} for line in lines])
     )
-    return '-m', 'tests.pod_work', tmp_path / 'jobs.json'
+    return '-m', 'tests.pod_work', f'--jobs={tmp_path}/jobs.json'
 
   run(2, 2, *jobs({'do': 'save', 'mesh': {'data': 2, 'fsdp': 2}}))
   run(

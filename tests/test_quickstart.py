@@ -60,8 +60,6 @@ def test_changed_text_needs_another_out(tmp_path):
     file.write('q1\td1\t1\n')
   with refused('--out'):
     quickstart.prepare(str(folder), out, 'test')
-  with refused('--out'):
-    quickstart.prepare(str(write_beir(tmp_path / 'more')), out, 'test')
 
 
 def test_weight_of_a_prompt(tmp_path):

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import safetensors.numpy
+from etils import epath
 
 from dprjax import CrossEncoder, rerank
 from dprjax.base import files
@@ -200,13 +201,13 @@ def test_a_killed_run_continues(go, folder, expected, monkeypatch):
 
 
 def test_a_part_that_is_not_finite_is_scored_again(tmp_path):
-  parts = rerank._Parts(str(tmp_path / 'out'), {'a': 1}, 3, 3)
+  parts = rerank._Parts(epath.Path(tmp_path / 'out.parts'), {'a': 1}, 3, 3)
   parts.save(0, np.array([1, np.nan, 2], np.float32))
   assert parts.load(0) is None
   parts.save(0, np.array([1, 0, 2], np.float32))
   assert parts.load(0).tolist() == [1, 0, 2]
   # Of another run with as many pairs.
-  other = rerank._Parts(str(tmp_path / 'other'), {'a': 2}, 3, 3)
+  other = rerank._Parts(epath.Path(tmp_path / 'other.parts'), {'a': 2}, 3, 3)
   other._file(0).write_bytes(parts._file(0).read_bytes())
   assert other.load(0) is None
 
@@ -229,7 +230,7 @@ def test_other_folders_and_reports_beside_the_run(go, folder, expected):
   (parts / 'thesis').unlink()
   parts.rmdir()
   parts.write_text('mine')
-  assert_bad(go(), 'out.trec.parts, a folder that is written too, is a file')
+  assert_bad(go(), 'out.trec.parts')
   assert parts.read_text() == 'mine'
 
 

@@ -12,15 +12,17 @@ none (``gs://``, some network file systems) nothing is locked.
 
 import contextlib
 import errno
+import functools
 import itertools
 import os
 import pathlib
+import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from etils import epath
 
-from dprjax.base import files, reading, version
+from dprjax.base import files
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 
@@ -33,8 +35,6 @@ Inputs = Mapping[str, PathLike | Iterable[PathLike] | None]
 """What a command reads, by flag. Names of nothing local, such as a hub id, are passed over."""
 
 LOCK = '.lock'
-MARK = 'dprjax.json'  # says which kind of folder of ours it is in
-_LONGEST_NAME = 255  # bytes
 _DEEPEST = 200  # folders
 _held: set[int] = set()  # descriptors of the locks that this process holds
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EROFS)
@@ -42,54 +42,60 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.E
 
 @contextlib.contextmanager
 def claim(
-  out: PathLike,
+  out: PathLike | None,
   inputs: Inputs,
   *,
   flag: str = '--out',
   endings: Iterable[str] = ('', '.json'),
   folders: Collection[str] = (),
+  also: Mapping[str, PathLike | None] = types.MappingProxyType({}),
   lock: bool = True,
-) -> Iterator[epath.Path]:
+) -> Iterator[None]:
   """Claims the file ``out`` and those whose names continue its own.
 
   Args:
-    out: a file, which is replaced in the end; or a pipe or a device, which is written to.
+    out: a file, which is replaced in the end; or a pipe or a device, which is written to. None
+      claims nothing.
     inputs: what the command reads.
     flag: that named ``out``, for messages.
     endings: of the names of all files and folders that the command writes.
     folders: which of them are folders.
+    also: other outputs of the command, by flag: none may overwrite another.
     lock: False in all but one of several processes that work together.
-
-  Yields:
-    ``out``, as it was given.
 
   Raises:
     InputError: ``out`` is a folder or a socket, is an input or lies in one, or another command
       writes it.
   """
-  check_name(out, flag)
-  path = epath.Path(out)
-  if path.is_dir():
-    raise InputError(f'{flag}={out} is a folder; give the name of a file')
   endings = tuple(endings)
+  for name, path in ({flag: out} | dict(also)).items():
+    if path is not None:
+      check_name(path, name)
+  _check_outputs_apart(out, flag, endings, also)
+  if out is None:
+    yield
+    return
+  if epath.Path(out).is_dir():
+    raise InputError(f'{flag}={out} is a folder; give the name of a file')
   if files.is_stream(out):
     if pathlib.Path(out).is_socket():
       raise InputError(f'{flag}={out} is a socket; give the name of a file')
     check_apart(out, inputs, flag)
-    yield path
+    yield
     return
-  for ending in endings:
-    check_apart(f'{files.resolved(out)}{ending}' if ending else out, inputs, flag)
-    beside = epath.Path(f'{files.resolved(out)}{ending}')
-    if ending in folders and beside.exists() and not beside.is_dir():
-      raise InputError(f'{flag}={out}: {beside}, a folder that is written too, is a file')
-    if ending and ending not in folders and beside.is_dir():
-      raise InputError(f'{flag}={out}: {out}{ending}, which is written too, is a folder')
   final = files.resolved(out)
-  with hold(final.parent / f'.{final.name}{LOCK}', f'{flag}={out}') if lock else _nothing():
+  for ending in endings:
+    check_apart(f'{final}{ending}' if ending else out, inputs, flag)
+    if ending and ending not in folders and epath.Path(f'{final}{ending}').is_dir():
+      raise InputError(f'{flag}={out}: {out}{ending}, which is written too, is a folder')
+  with (
+    hold(final.parent / f'.{final.name}{LOCK}', f'{flag}={out}')
+    if lock
+    else contextlib.nullcontext()
+  ):
     if lock:
       files.clear(final, endings)
-    yield path
+    yield
 
 
 @contextlib.contextmanager
@@ -118,39 +124,40 @@ def claim_folder(
     ``out``, as it was given.
 
   Raises:
-    InputError: ``out`` is a file, holds something else, is an input, holds one or lies in one; or
-      another command writes it.
+    InputError: as `check_folder`; or another command writes the folder.
+  """
+  check = functools.partial(check_folder, out, inputs, what=what, ours=ours, flag=flag)
+  check()
+  path, final = epath.Path(out), files.resolved(out)
+  place = final / LOCK if grows else final.parent / f'.{final.name}{LOCK}'
+  with hold(place, f'{flag}={out}') if lock else contextlib.nullcontext():
+    check()  # another command may just have filled it
+    if lock and not files.is_remote(out):
+      files.clear(final)
+    yield path
+
+
+def check_folder(
+  out: PathLike,
+  inputs: Inputs,
+  *,
+  what: str,
+  ours: Callable[[epath.Path], bool],
+  flag: str = '--out',
+) -> None:
+  """Raises InputError where the folder ``out`` is a file, holds something else than ``what``, is an
+  input, holds one or lies in one.
   """
   check_name(out, flag)
-  path, final = epath.Path(out), files.resolved(out)
+  path = epath.Path(out)
   if path.exists() and not path.is_dir():
     raise InputError(f'{flag}={out} is a file; name a folder')
   check_apart(out, inputs, flag)
-  files.recover(final)
-
-  def check() -> None:
-    if path.is_dir() and not is_vacant(path) and not ours(path):
-      raise InputError(
-        f'{flag}={out} holds something else than {what}; choose another folder, nothing was changed'
-      )
-
-  check()
-  if not lock or files.is_remote(out):
-    yield path
-    return
-  made = [folder for folder in (final, *final.parents) if not folder.exists()] if grows else []
-  if grows:
-    final.mkdir(parents=True, exist_ok=True)
-  place = final / LOCK if grows else final.parent / f'.{final.name}{LOCK}'
-  try:
-    with hold(place, f'{flag}={out}'):
-      check()  # another command may just have filled it
-      files.clear(final)
-      yield path
-  finally:
-    for folder in made:  # where nothing was written, nothing is left
-      with contextlib.suppress(OSError):
-        os.rmdir(folder)
+  files.recover(files.resolved(out))
+  if path.is_dir() and not is_vacant(path) and not ours(path):
+    raise InputError(
+      f'{flag}={out} holds something else than {what}; choose another folder, nothing was changed'
+    )
 
 
 def write_report(out: PathLike, report: Mapping[str, Any]) -> None:
@@ -167,81 +174,74 @@ def is_vacant(folder: epath.Path) -> bool:
   )
 
 
-def write_mark(folder: PathLike, format: str, **more: Any) -> None:
-  """Marks a folder as ours, of the kind ``format``: 'dprjax.training'."""
-  mark = {'format': format, 'version': 1, 'dprjax_version': version.__version__, **more}
-  files.write_json(epath.Path(folder) / MARK, mark)
-
-
-def read_mark(folder: PathLike) -> dict[str, Any]:
-  """The mark of a folder; empty where there is none, or nothing that can be read."""
-  path = epath.Path(folder) / MARK
-  if not path.exists() or files.is_special(path):
-    return {}
-  try:
-    return reading.read_json_object(path, 'mark')
-  except (InputError, OSError):  # somebody else's file of that name
-    return {}
-
-
 def check_name(out: PathLike, flag: str) -> None:
   """Raises InputError for a name that no file can have, or one below a file."""
   name = str(out)
   files.check_scheme(out)
   if not name.strip() or '\0' in name or epath.Path(out).name in ('', '.', '..'):
     raise InputError(f'{flag}={name!r}: no file or folder can have this name')
-  parts = os.fsencode(name).split(b'/')
-  if max(map(len, parts)) > _LONGEST_NAME or len(parts) > _DEEPEST or sum(map(len, parts)) > 4000:
+  if name.count('/') > _DEEPEST:
     raise InputError(f'{flag}={name:.80}...: the name is too long; choose a shorter one')
   if not files.is_remote(out):
-    above = next((path for path in epath.Path(out).absolute().parents if path.exists()), None)
-    if above is not None and not above.is_dir():
-      raise InputError(f'{flag}={out}: {above} is a file, not a folder; name another path')
+    try:
+      os.lstat(out)
+    except FileNotFoundError:
+      pass
+    except OSError as error:
+      raise InputError(f'{flag}={name:.80}: {error.strerror}; name another path') from error
 
 
 def check_apart(out: PathLike, inputs: Inputs, flag: str = '--out') -> None:
   """Raises InputError where an output is, holds or lies in an input, by any name or link."""
+  for label, paths in inputs.items():
+    if paths is None or paths == '':
+      continue
+    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
+      if how := _meets(out, path):
+        raise InputError(
+          f'{flag}={out} {how} an input, {label}={path}; choose another output, nothing was changed'
+        )
+
+
+def _meets(out: PathLike, path: PathLike) -> str:
+  """Whether an output 'is', 'holds' or 'lies in' an input; '' where it is apart."""
+  if files.is_remote(out) != files.is_remote(path) or '\0' in str(path):
+    return ''
   if files.is_remote(out):
-    own = str(out).rstrip('/')
-    for label, path in _each(inputs):
-      other = str(path).rstrip('/')
-      if own == other or own.startswith(f'{other}/') or other.startswith(f'{own}/'):
-        raise _not_apart(flag, out, label, path, 'is')
-    return
-  place = pathlib.Path(os.path.realpath(out))
-  for label, path in _each(inputs):
-    if files.is_remote(path) or '\0' in str(path):
-      continue
-    inside = pathlib.Path(os.path.realpath(path))
+    place, inside = pathlib.Path(str(out)), pathlib.Path(str(path))
+  else:
+    place, inside = (pathlib.Path(os.path.realpath(one)) for one in (out, path))
     if not os.path.lexists(path):  # a hub id, or missing, which is said elsewhere
-      if place == inside:
-        raise _not_apart(flag, out, label, path, 'is')
-      continue
-    if _same(place, inside):
-      if files.is_special(place):  # /dev/null and a terminal may be both
-        continue
-      raise _not_apart(flag, out, label, path, 'is')
-    if place in inside.parents or any(_same(place, parent) for parent in inside.parents):
-      raise _not_apart(flag, out, label, path, 'holds')
-    if inside.is_dir() and (
-      any(_same(inside, parent) for parent in place.parents) or _linked(place, inside)
+      return 'is' if place == inside else ''
+  if _same(place, inside):
+    return '' if files.is_special(place) else 'is'  # /dev/null and a terminal may be both
+  if any(_same(place, parent) for parent in inside.parents):
+    return 'holds'
+  if any(_same(inside, parent) for parent in place.parents):
+    return 'lies in'
+  return ''
+
+
+def _check_outputs_apart(
+  out: PathLike | None, flag: str, endings: Iterable[str], also: Mapping[str, PathLike | None]
+) -> None:
+  named: list[tuple[str, PathLike, PathLike]] = [
+    (other, path, path) for other, path in also.items() if path is not None
+  ]
+  if out is not None:
+    named += [
+      (flag, out, f'{files.resolved(out)}{ending}' if ending else out) for ending in endings
+    ]
+  places = [
+    (f'{label}={shown}', pathlib.Path(os.path.realpath(path)))
+    for label, shown, path in named
+    if not files.is_remote(path) and not files.is_stream(path)
+  ]
+  for (one, place), (other, beside) in itertools.combinations(places, 2):
+    if one != other and (
+      _same(place, beside) or place in beside.parents or beside in place.parents
     ):
-      raise _not_apart(flag, out, label, path, 'lies in')
-
-
-def check_outputs_apart(outputs: Mapping[str, PathLike]) -> None:
-  """Raises InputError where one of a command's outputs is, holds or lies in another one."""
-  places = {
-    flag: pathlib.Path(os.path.realpath(out))
-    for flag, out in outputs.items()
-    if not files.is_remote(out) and not files.is_stream(out)
-  }
-  for (one, place), (other, beside) in itertools.combinations(places.items(), 2):
-    if _same(place, beside) or place in beside.parents or beside in place.parents:
-      raise InputError(
-        f'{one}={outputs[one]} and {other}={outputs[other]} would overwrite each other; choose '
-        'another output'
-      )
+      raise InputError(f'{other} and {one} would overwrite each other; choose another output')
 
 
 def clear(out: PathLike) -> None:
@@ -256,23 +256,6 @@ def clear(out: PathLike) -> None:
     files.clear(final)
 
 
-def _each(inputs: Inputs) -> Iterator[tuple[str, PathLike]]:
-  for label, paths in inputs.items():
-    if paths is None or paths == '':
-      continue
-    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
-      yield label, path
-
-
-def _linked(place: pathlib.Path, folder: pathlib.Path) -> bool:
-  """Whether a file is also, by a hard link, a file below ``folder``."""
-  return (
-    place.is_file()
-    and place.stat().st_nlink > 1
-    and any(_same(place, path) for path in folder.rglob('*') if path.is_file())
-  )
-
-
 def _same(one: pathlib.Path, other: pathlib.Path) -> bool:
   if one == other:
     return True
@@ -280,12 +263,6 @@ def _same(one: pathlib.Path, other: pathlib.Path) -> bool:
     return os.path.samefile(one, other)
   except OSError:  # one of them is not there
     return False
-
-
-def _not_apart(flag: str, out: PathLike, label: str, path: PathLike, how: str) -> InputError:
-  return InputError(
-    f'{flag}={out} {how} an input, {label}={path}; choose another output, nothing was changed'
-  )
 
 
 @contextlib.contextmanager
@@ -350,8 +327,3 @@ def _locked(place: epath.Path, what: str) -> int:
     except FileNotFoundError:
       pass
     os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _nothing() -> Iterator[None]:
-  yield

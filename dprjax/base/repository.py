@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from etils import epath
 
-from dprjax.base import files, outputs
+from dprjax.base import files, provenance
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike
 
@@ -123,7 +123,7 @@ def locate(path: PathLike, name: str, what: str) -> epath.Path:
     or found.exists()
   ):
     return found
-  folder = fetch(reference, [name, outputs.MARK], what)
+  folder = fetch(reference, [name, provenance.MARK], what)
   if not reference.pinned and (commit := commit_of(folder)):
     logger.info(
       '%s %s is commit %s; to stay with it: %s@%s',
@@ -140,14 +140,14 @@ def _inside(folder: epath.Path, name: str, what: str, given: str) -> epath.Path:
   file = folder / name
   if not file.exists():
     raise InputError(f'{what}: {given} holds no {name}; name a file, or a folder that has one')
-  digests = outputs.read_mark(folder).get('files')
+  digests = provenance.read_mark(folder).get('files')
   if (
     isinstance(digests, dict)
     and name in digests
     and files.sha256_file(files.regular_file(file, what)) != digests[name]
   ):
     raise InputError(
-      f'{what}: {file} was changed or is damaged (its SHA-256 is not that of {outputs.MARK}); '
+      f'{what}: {file} was changed or is damaged (its SHA-256 is not that of {provenance.MARK}); '
       'export or fetch it again'
     )
   return file

@@ -7,7 +7,6 @@
 The stores of `dprjax.data.store` and `dprjax.data.documents` are such folders.
 """
 
-import hashlib
 import json
 import logging
 import time
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from dprjax.base import arrays, files, outputs, reading, sidecars, stamps
+from dprjax.base import arrays, files, outputs, provenance
 from dprjax.base.errors import InputError
 from dprjax.formats.report import Report
 
@@ -72,11 +71,10 @@ def build_once(
       process 0 did not finish in time; whatever ``build`` and ``build_part`` raise.
   """
   settings = json.loads(json.dumps(settings))  # as it will be read: tuples become lists
-  description = folder / f'{name}.json'
   changed = _changed(folder, name, settings, sources)
   if process_index and changed:
     if build_part is not None:
-      parts = _parts_folder(folder, settings, stamps.stamp(sources), process_count)
+      parts = _parts_folder(folder, settings, provenance.stamp(sources), process_count)
       if not (parts / str(process_index)).exists():
         with files.atomic_path(parts / str(process_index)) as aside:
           build_part(aside)
@@ -86,13 +84,16 @@ def build_once(
       f'{folder}: process 0 has not built the store',
     )
   if not changed and not process_index:
-    sidecars.check_sums(folder, _describe(folder, name)['sha256'], _REMEDY.format(folder))
+    written = provenance.read(folder, f'{name}.json')
+    assert written is not None
+    provenance.check(folder, f'{name}.json', written)
   if process_index or not changed:
     return False
-  if folder.exists() and any(folder.iterdir()) and not _is_ours(folder, name):
-    raise InputError(f'{folder} is neither empty nor a store; name another directory for the store')
-  if description.exists():
+  if (written := provenance.read(folder, f'{name}.json')) is not None:
+    provenance.check(folder, f'{name}.json', written, contents=False)
     _log.info('%s: %s differs in %s; building it again', name, folder, ', '.join(changed))
+  elif folder.exists() and any(folder.iterdir()):
+    raise InputError(f'{folder} is neither empty nor a store; name another directory for the store')
   with outputs.hold(folder.parent / f'.{folder.name}{outputs.LOCK}', f'the store {folder}'):
     files.clear(folder)
     report = _build(folder, name, settings, sources, build, process_count)
@@ -108,18 +109,13 @@ def _build(
   build: Callable[[epath.Path, list[epath.Path]], Built],
   process_count: int,
 ) -> Report:
-  stamped = stamps.stamp(sources)
+  stamped = provenance.stamp(sources)
   parts = _parts_folder(folder, settings, stamped, process_count)
   with files.atomic_path(folder) as aside:
     built = build(aside, [parts / str(process) for process in range(1, process_count)])
     arrays.write_arrays(aside / 'lengths.npz', built.lengths)
-    described = {'settings': settings} | dict(built.description)
-    described |= {
-      'files': stamped,
-      'report': dict(built.report.counts),
-      'sha256': sidecars.sums(aside),
-    }
-    files.write_json(aside / f'{name}.json', described | {'own_sha256': _digest(described)})
+    about = {'settings': settings, **built.description, 'files': stamped}
+    provenance.write(aside, f'{name}.json', **about, report=dict(built.report.counts))
   # Those that interrupted jobs left for other files or settings as well.
   for old in folder.parent.glob(f'.{files.glob_escaped(folder.name)}.*.parts'):
     old.rmtree()
@@ -133,9 +129,9 @@ def open_built(
 
   Raises InputError if it does not exist, is damaged, or is of another version.
   """
-  if not (folder / f'{name}.json').exists():
+  written = provenance.read(folder, f'{name}.json')
+  if written is None:
     raise InputError(f'no store in {folder}: {name}.json is missing')
-  written = _describe(folder, name)
   version = written['settings'].get('format_version')
   if version != format_version:
     raise InputError(
@@ -143,33 +139,6 @@ def open_built(
     )
   lengths = arrays.read_arrays(folder / 'lengths.npz', 'store', remedy=_REMEDY.format(folder))
   return written, lengths
-
-
-def _describe(folder: epath.Path, name: str) -> dict[str, Any]:
-  """The JSON of a folder, as it was written."""
-  path = folder / f'{name}.json'
-  remedy = _REMEDY.format(folder)
-  try:
-    written = reading.read_json_object(path, 'store')
-  except InputError as error:
-    raise InputError(f'{error}; {remedy}') from error
-  if written.pop('own_sha256', None) != _digest(written):
-    raise InputError(f'{path} was changed or is damaged (its SHA-256 differs); {remedy}')
-  return written
-
-
-def _digest(described: Mapping[str, Any]) -> str:
-  """The SHA-256 of a folder's description without its own."""
-  return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
-
-
-def _is_ours(folder: epath.Path, name: str) -> bool:
-  """Whether a folder was built here, and nothing was put into it since."""
-  if not (folder / f'{name}.json').exists():
-    return False
-  sums = _describe(folder, name)['sha256']
-  known = {f'{name}.json'} | {path.partition('/')[0] for path in sums}
-  return all(path.name in known for path in folder.iterdir())
 
 
 def wait_for(done: Callable[[], bool], wait_s: float, problem: str) -> None:
@@ -188,8 +157,8 @@ def _parts_folder(
   folder: epath.Path, settings: dict[str, Any], stamped: dict[str, Any], processes: int
 ) -> epath.Path:
   """Beside ``folder``, under a name that follows from everything that decides the content."""
-  decisive = [processes, settings, {role: stamp['sha256'] for role, stamp in stamped.items()}]
-  digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+  sums = {role: stamp['sha256'] for role, stamp in stamped.items()}
+  digest = provenance.digest([processes, settings, sums])
   return folder.parent / f'.{folder.name}.{digest[:16]}.parts'
 
 
@@ -200,9 +169,9 @@ def _changed(
 
   Raises InputError where the description is damaged.
   """
-  if not (folder / f'{name}.json').exists():
+  written = provenance.read(folder, f'{name}.json')
+  if written is None:
     return [f'{name}.json']
-  written = _describe(folder, name)
   old = written['settings']
   changed = [key for key in old | settings if old.get(key, old) != settings.get(key, settings)]
-  return changed or stamps.changes(written['files'], sources)
+  return changed or provenance.changes(written['files'], sources)

@@ -18,7 +18,7 @@ import jaxtyping as jt
 import numpy as np
 from etils import epath
 
-from dprjax.base import draws, files, stamps
+from dprjax.base import draws, files, provenance
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.data import batches, docstrings, fingerprint, sources, table
@@ -77,7 +77,7 @@ def read_pairs(source: Source) -> list[Pair]:
     InputError: a row is not two texts and a label, there is no pair, or all have the same label.
   """
   path = locate(source)
-  pairs = _read_file(path, stamps.identity(path))
+  pairs = _read_file(path, provenance.identity(path))
   if not pairs:
     raise InputError(f'{path}: no pair in it')
   if len({pair.label for pair in pairs}) == 1:

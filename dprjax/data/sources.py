@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from dprjax.base import draws, files, reading, stamps
+from dprjax.base import draws, files, provenance, reading
 from dprjax.base.errors import InputError
 from dprjax.formats import examples, texts
 from dprjax.formats.examples import Negative
@@ -321,7 +321,7 @@ def _once(read: Callable[..., Any], format: str, *paths: epath.Path) -> Any:
   """
   if not _fit(*paths):
     return read(format, *paths)
-  return _known_content(read, format, paths, tuple(map(stamps.identity, paths)))
+  return _known_content(read, format, paths, tuple(map(provenance.identity, paths)))
 
 
 @functools.lru_cache(maxsize=16)

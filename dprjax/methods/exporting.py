@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from dprjax.analysis import card, comparison
-from dprjax.base import files, outputs, repository, version
+from dprjax.base import files, outputs, provenance, repository, version
 from dprjax.base.errors import InputError
 from dprjax.base.progress import size
 from dprjax.data import text
@@ -140,7 +140,7 @@ def export(
     meta['gain'] = gain._asdict()
   if (in_whole := baseline.read_whole(epath.Path(workdir), step)) is not None:
     meta['metrics'] |= baseline.metrics_of_whole(in_whole)
-  stamped = outputs.read_mark(workdir).get('inputs')
+  stamped = provenance.read_mark(workdir).get('inputs')
   began_with = stamped if isinstance(stamped, dict) else None
   training = card.Training(config.method, config.to_dict(), step, began_with, meta['metrics'])
   values = size(tree.count(trained))
@@ -221,7 +221,7 @@ def convert(
 def _find(source: epath.PathLike) -> epath.Path:
   """A prompt file, or a folder with an adapter."""
   found, reference = epath.Path(source), repository.parse(source)
-  names = (artifact.FILE, outputs.MARK, peft.CONFIG, peft.WEIGHTS)
+  names = (artifact.FILE, provenance.MARK, peft.CONFIG, peft.WEIGHTS)
   if not found.exists() and found.suffix != '.npz' and reference is not None:
     patterns = [f'{folder}{name}' for folder in ('', '*/') for name in names]
     found = repository.fetch(reference, patterns, '--from')

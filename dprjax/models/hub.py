@@ -19,7 +19,7 @@ import safetensors.numpy
 from etils import epath
 from jaxtyping import Array
 
-from dprjax.base import files, outputs, repository, sidecars
+from dprjax.base import files, outputs, provenance, repository
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path, write_json
 from dprjax.base.reading import read_json_object
@@ -266,20 +266,20 @@ def claim_model(
 
 def mark(folder: epath.Path) -> None:
   """Marks a folder as a model of ours: its files and their SHA-256."""
-  (folder / outputs.MARK).unlink(missing_ok=True)
-  outputs.write_mark(folder, FORMAT, files=sidecars.sums(folder))
+  (folder / provenance.MARK).unlink(missing_ok=True)
+  provenance.write_mark(folder, FORMAT, files=provenance.sums(folder))
 
 
 def is_ours(folder: epath.Path) -> bool:
   """Whether a folder holds a model that was written here, all of it unchanged, and nothing else."""
-  marked = outputs.read_mark(folder)
+  marked = provenance.read_mark(folder)
   digests = marked.get('files')
   if marked.get('format') != FORMAT or not isinstance(digests, dict):
     return False
   found = 0
   for file in weights.all_files(folder):
     name = str(file.relative_to(folder))
-    if name == outputs.MARK:
+    if name == provenance.MARK:
       continue
     found += 1
     if name not in digests or files.is_special(file) or files.sha256_file(file) != digests[name]:

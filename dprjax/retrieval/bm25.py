@@ -14,11 +14,10 @@ import msgspec
 import numpy as np
 from etils import epath
 
-from dprjax.base import given, reading, words
+from dprjax.base import given, provenance, reading, words
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path, atomic_write
-from dprjax.base.sidecars import read_sidecar, write_sidecar
 from dprjax.formats.fields import UniqueIds, check_id
 from dprjax.retrieval import best
 from dprjax.retrieval.best import TopK
@@ -159,7 +158,7 @@ def save(index: Bm25, folder: PathLike, fingerprint: str) -> None:
     with atomic_write(aside / _IDS) as file:
       file.writelines(f'{id_}\n' for id_ in index.ids)
     counts = {'count': len(index.ids), 'language': index.language}
-    write_sidecar(aside, _SIDECAR, _FORMAT, fingerprint, **counts)
+    provenance.write(aside, _SIDECAR, format=_FORMAT, fingerprint=fingerprint, **counts)
 
 
 class _Counts(msgspec.Struct):
@@ -174,7 +173,7 @@ def load(folder: PathLike, fingerprint: str) -> Bm25 | None:
     InputError: the folder holds something else, or a damaged index.
   """
   root = epath.Path(folder)
-  sidecar = read_sidecar(root, _SIDECAR, _FORMAT, 'BM25 index', fingerprint, complete=True)
+  sidecar = provenance.kept(root, _SIDECAR, fingerprint)
   if sidecar is None:
     return None
   counts = reading.convert(sidecar, str(root / _SIDECAR), _Counts)

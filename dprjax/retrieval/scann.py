@@ -17,10 +17,10 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float, Int
 
+from dprjax.base import provenance
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path, regular_file
 from dprjax.base.reading import convert, read_json_object
-from dprjax.base.sidecars import read_sidecar, write_sidecar
 from dprjax.retrieval import best
 from dprjax.retrieval.best import TopK, check_finite
 
@@ -205,7 +205,7 @@ def save(index: Index, folder: PathLike, fingerprint: str) -> None:
         f'ScaNN cannot write {folder} ({error}); free some space and run the same command again'
       ) from error
     counts = {'count': index.count, 'leaves': index.leaves}
-    write_sidecar(aside, _SIDECAR, _FORMAT, fingerprint, **counts)
+    provenance.write(aside, _SIDECAR, format=_FORMAT, fingerprint=fingerprint, **counts)
 
 
 def is_index(folder: epath.Path) -> bool:
@@ -229,7 +229,7 @@ def load(folder: PathLike, fingerprint: str) -> Index | None:
   """
   root = epath.Path(folder)
   # ScaNN ends the process at some damaged files: their checksums come first.
-  sidecar = read_sidecar(root, _SIDECAR, _FORMAT, 'ScaNN index', fingerprint, complete=True)
+  sidecar = provenance.kept(root, _SIDECAR, fingerprint)
   if sidecar is None:
     return None
   counts = convert(sidecar, f'ScaNN index {root / _SIDECAR}', _Counts)

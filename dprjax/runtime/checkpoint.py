@@ -370,7 +370,8 @@ def _pass_over_closed_loops() -> None:
 
   The first array that cannot be read ends orbax's event loop, to which the others still report. The
   loop is orbax's own, so only the class can be changed. Checksums do not help: an export reads the
-  metadata of arrays whose sums it does not compare. tests/fuzz harms such files.
+  metadata of arrays whose sums it does not compare. tests/fuzz damages such files, and shows the
+  tracebacks without this.
   """
   before = asyncio.BaseEventLoop.call_soon_threadsafe
 

@@ -6,7 +6,6 @@ interrupt from the keyboard; with 1 after a fault of dprjax. ``--debug``, or ``D
 in the environment, shows the traceback as well.
 """
 
-import argparse
 import contextlib
 import logging
 import os
@@ -14,14 +13,16 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import rich.box
 import rich.console
 import rich.table
 import rich.text
 
+from dprjax.base.counts import counted, rate
 from dprjax.base.errors import (
   InputError,
   end,
@@ -31,154 +32,14 @@ from dprjax.base.errors import (
   mask,
   wants_traceback,
 )
+from dprjax.runtime import flags
+
+if TYPE_CHECKING:
+  from dprjax.formats import trec
+
+Flags = TypeVar('Flags')
 
 _LISTED = 5  # ids in a message
-_DIGITS = 18  # of a number
-_LONGEST_S = 7 * 24 * 3600  # of a time-out
-
-
-class Parser(argparse.ArgumentParser):
-  """argparse with dprjax's error line and ``--debug``.
-
-  With ``processes``, it has the flags (and environment variables) that ``runtime.distributed``
-  reads to find the process's place in a job.
-  """
-
-  def __init__(self, module: str, description: str, processes: bool = False):
-    super().__init__(
-      prog=_program(module),
-      description=description,
-      allow_abbrev=False,
-      formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    self.joins = processes
-    self.add_argument('--debug', action='store_true', help='show the traceback of an error')
-    if processes:
-      group = self.add_argument_group(
-        'several processes',
-        'The same command on every host runs as one job. On SLURM, Open MPI, TPU VMs and GKE each '
-        'process finds its place by itself;\n'
-        'elsewhere give the first three flags. Each can also be set in the environment, as '
-        'DPRJAX_COORDINATOR and so on.',
-      )
-      for flag, kind, metavar, default, text in (
-        ('coordinator', str, 'HOST:PORT', None, 'where process 0 listens: a free port of its host'),
-        ('processes', positive, 'N', None, 'how many processes there are'),
-        ('process', count, 'I', None, 'which process this is, from 0 to N - 1'),
-        (
-          'join_timeout',
-          up_to(_LONGEST_S),
-          'SECONDS',
-          '300',
-          'for all processes to join (default: 300)',
-        ),
-        (
-          'peer_timeout',
-          up_to(_LONGEST_S),
-          'SECONDS',
-          '20',
-          'without a sign of life before a process counts as lost and the job ends (default: 20)',
-        ),
-      ):
-        # An empty variable counts as not set.
-        group.add_argument(
-          f'--{flag}',
-          type=kind,
-          metavar=metavar,
-          help=text,
-          default=os.environ.get(f'DPRJAX_{flag.upper()}') or default,
-        )
-
-  def add_config(self, config: str, knob: str) -> None:
-    """Adds ``--config`` and ``--config.KEY`` to ``--help``; see ``split_config``."""
-    self.add_argument('--config', metavar='FILE[:RECIPE]', help=config)
-    self.add_argument('--config.KEY', dest='override', metavar='VALUE', help=knob)
-
-  def error(self, message: str) -> NoReturn:
-    fail(f'{message} (see {self.prog} --help)')
-
-
-def add_dtype(group: argparse._ActionsContainer, use: str = '') -> None:
-  """Adds ``--dtype``, a name that ``models.encoder_config.arithmetic`` takes; ``use``: what for."""
-  group.add_argument(
-    '--dtype',
-    choices=('auto', 'float32', 'bfloat16', 'mixed'),
-    default='auto',
-    help=f'of the arithmetic{use} (default: auto, bfloat16 on accelerators and float32 on '
-    'processors); mixed is faster on processors with AMX',
-  )
-
-
-def _program(module: str) -> str:
-  """How the command was started: as ``python -m dprjax.train`` or ``dprjax train``."""
-  started = f'dprjax.{module}'
-  return f'python -m {started}' if started in sys.orig_argv else f'dprjax {module}'
-
-
-def split_config(
-  argv: Sequence[str] | None, prefix: str = '--config'
-) -> tuple[list[str], list[str]]:
-  """Splits a command line into the words for argparse and those that begin with ``prefix``.
-
-  argparse cannot know all knobs of a config. By default the process's own command line. A value may
-  stand behind its flag, as everywhere: ``--config FILE`` is ``--config=FILE``.
-  """
-  own: list[str] = []
-  ours: list[str] = []
-  waits = False  # the flag before this word, for its value
-  for word in sys.argv[1:] if argv is None else argv:
-    if waits and not word.startswith('-'):
-      ours[-1] += f'={word}'
-      waits = False
-    else:
-      taken = word.startswith(prefix)
-      (ours if taken else own).append(word)
-      waits = taken and '=' not in word
-  return own, ours
-
-
-def boolean(text: str) -> bool:
-  """``--flag=true`` or ``--flag=false``, for argparse's ``type``."""
-  if text.lower() not in ('true', 'false'):
-    raise argparse.ArgumentTypeError(f'expected true or false, not {text!r}')
-  return text.lower() == 'true'
-
-
-def positive(text: str) -> int:
-  """A whole number above zero, for argparse's ``type``."""
-  if not text.isdecimal() or len(text) > _DIGITS or int(text) < 1:
-    raise argparse.ArgumentTypeError(f'expected a whole number above 0, not {text!r:.40}')
-  return int(text)
-
-
-def up_to(most: int, least: int = 1) -> Callable[[str], int]:
-  """A whole number from ``least`` to ``most``, for argparse's ``type``."""
-
-  def parse(text: str) -> int:
-    # Not the number of digits that Python refuses to read.
-    value = int(text) if text.isdecimal() and len(text) <= len(str(most)) else -1
-    if not least <= value <= most:
-      raise argparse.ArgumentTypeError(
-        f'expected a whole number from {least} to {most}, not {text!r:.40}'
-      )
-    return value
-
-  return parse
-
-
-def count(text: str) -> int:
-  """A whole number from zero on, for argparse's ``type``."""
-  if not text.isdecimal() or len(text) > _DIGITS:
-    raise argparse.ArgumentTypeError(f'expected a whole number from 0 on, not {text!r:.40}')
-  return int(text)
-
-
-def named(text: str) -> tuple[str, str]:
-  """``NAME=VALUE``, for argparse's ``type``."""
-  name, equals, value = text.partition('=')
-  if not (name and equals and value):
-    raise argparse.ArgumentTypeError(f'expected NAME=VALUE, not {text!r}')
-  return name, value
 
 
 class _Console(rich.console.Console):
@@ -198,6 +59,33 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
   if not console.is_terminal:
     console.width = 500
   console.print(table)
+
+
+def write_run(
+  out: str, run: 'trec.Run', tag: str, report: Mapping[str, Any], how: str = ''
+) -> None:
+  """Writes a run and the report beside it, and logs what it holds.
+
+  Args:
+    out: the run.
+    tag: names the system in it.
+    report: how the run was made; has ``queries_per_second``.
+    how: the same in short, for the log.
+  """
+  # They import numpy and epath, which other commands need not wait for.
+  from dprjax.base import outputs
+  from dprjax.formats import trec
+
+  trec.write_run(out, run, tag)
+  outputs.write_report(out, report)
+  logging.getLogger('dprjax').info(
+    '%s: %s for %s%s, %s queries a second',
+    out,
+    counted(len(run.docs), 'passages'),
+    counted(len(run), 'queries'),
+    how and f' ({how})',
+    rate(report['queries_per_second']),
+  )
 
 
 def report_ids(sentence: str, ids: Sequence[str], strict: bool, then: str = '') -> None:
@@ -248,29 +136,33 @@ def speak() -> None:
 
 
 def run(
-  parser: Parser, command: Callable[[argparse.Namespace], None], argv: Sequence[str] | None = None
+  kind: type[Flags], command: Callable[[Flags], int | None], argv: Sequence[str] | None = None
 ) -> None:
-  """Parses ``argv`` (default: the process's) and runs ``command``.
+  """Reads ``argv`` (default: the words of the process) into ``kind`` and runs ``command`` on it.
 
-  With a parser of several ``processes``, it joins their job first. Whatever it raises ends in one
-  line and a status (`base.errors.explain`).
+  The module of ``kind`` gives the name of the command and its description. A command whose flags
+  have a ``Job`` joins the job of several processes first. Whatever the command raises ends in one
+  line and a status (`base.errors.explain`). A status that it returns is that of the process.
   """
   _prepare_streams()
   sys.unraisablehook = _keep_interrupt
   trace = wants_traceback()
   try:
-    args = parser.parse_args(argv)
-    trace = trace or args.debug
-    if parser.joins:
+    module = sys.modules[kind.__module__]
+    own, debug = flags.parse(kind, argv, _program(module), module.__doc__ or '')
+    trace = trace or debug
+    job = next((one for one in vars(own).values() if isinstance(one, flags.Job)), None)
+    if job is not None:
       from dprjax.runtime import distributed  # JAX, which --help need not wait for
-
-      command = distributed.together(command)
     if signal.getsignal(signal.SIGINT) is end_interrupted:
       signal.signal(signal.SIGINT, signal.default_int_handler)
     speak()
     logging.getLogger('jax').setLevel(logging.WARNING)  # below it, jax lists each missing backend
-    command(args)
+    with contextlib.nullcontext() if job is None else distributed.together(job, trace):
+      status = command(own)
     sys.stdout.flush()
+    if status:
+      sys.exit(status)
   except SystemExit:
     raise
   except BaseException as error:  # here all errors end: each in one line, with its status
@@ -282,6 +174,12 @@ def run(
     if isinstance(error, KeyboardInterrupt):
       end(status, message)
     fail(message, status)
+
+
+def _program(module: types.ModuleType) -> str:
+  """How the command was started: as ``python -m dprjax.train`` or ``dprjax train``."""
+  name = module.__spec__.name if module.__spec__ else module.__name__
+  return f'python -m {name}' if name in sys.orig_argv else name.replace('.', ' ')
 
 
 @contextlib.contextmanager

@@ -11,9 +11,7 @@ Only ``gather`` uses the devices; everything else goes through the coordinator, 
 runs.
 """
 
-import argparse
 import contextlib
-import functools
 import importlib.util
 import itertools
 import json
@@ -23,87 +21,60 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
+
+# jax publishes neither the client of its coordinator, whose keys and barriers need no device (orbax
+# takes it from here too), nor whether it runs on a TPU VM. test_distributed.py notices when they
+# move.
 from jax._src import cloud_tpu_init
-from jax._src import distributed as internals  # no public name for the client; orbax does the same
+from jax._src import distributed as internals
 from jax.experimental import multihost_utils
 
 from dprjax.base.errors import InputError, end, explain, wants_traceback
 from dprjax.runtime import lastwords, watch
+from dprjax.runtime.flags import Job
 
 FLAGS = ('coordinator', 'processes', 'process')
 _SLURM = ('SLURM_JOB_ID', 'SLURM_STEP_NODELIST', 'SLURM_NTASKS', 'SLURM_PROCID', 'SLURM_LOCALID')
 _FOREVER_MS = 7 * 24 * 3600 * 1000  # the watch ends a wait that has become pointless
-_LINGER_S = 1.0  # from our time-out to jax's own
+_LINGER_S = 2  # from our time-out to jax's own
 
 _watch: watch.Watch | None = None
 # Of barriers and agreements. All processes reach them in the same order, so the numbers match.
 _numbers = itertools.count()
 
-Command = Callable[[argparse.Namespace], None]
 
+@contextlib.contextmanager
+def together(job: Job, raw: bool = False) -> Iterator[None]:
+  """Around what a command does: joins the job, if there is one, and ends with it.
 
-def together(command: Command) -> Command:
-  """Makes a command join its job, if there is one, before it runs, and end with it.
-
-  ``command`` takes the arguments of a ``cli.Parser(..., processes=True)``. An exception in one
-  process ends all of them at once, each with a line that names the process and the reason.
+  An exception in one process ends all of them at once, each with a line that names the process and
+  the reason. ``raw`` shows tracebacks too, and the C++ stack traces of jax.
   """
-
-  @functools.wraps(command)
-  def run(args: argparse.Namespace) -> None:
-    if not start(
-      args.coordinator,
-      args.processes,
-      args.process,
-      args.join_timeout,
-      args.peer_timeout,
-      raw=args.debug,
-    ):
-      command(args)
-      return
-    try:
-      command(args)
-      barrier('end')
-    except BaseException as error:  # whatever ends this process ends the others
-      leave(error, trace=args.debug)
-    _finish()
-
-  return run
+  if not start(job, raw):
+    yield
+    return
+  try:
+    yield
+    barrier('end')
+  except BaseException as error:  # whatever ends this process ends the others
+    leave(error, trace=raw)
+  _finish()
 
 
-def start(
-  coordinator: str | None,
-  processes: int | None,
-  process: int | None,
-  join_timeout: float = 300.0,
-  peer_timeout: float = 20.0,
-  raw: bool = False,
-) -> bool:
+def start(job: Job, raw: bool = False) -> bool:
   """Joins the job that the flags or the environment describe; False if there is only one process.
-
-  Args:
-    coordinator: ``HOST:PORT``, where process 0 listens.
-    processes: how many there are.
-    process: which one this is, from 0.
-    join_timeout: seconds to wait for all processes.
-    peer_timeout: seconds without a sign of life before a process counts as lost and the job ends.
-    raw: show C++ stack traces on standard error, not the line that explains them.
 
   Raises:
     InputError: the flags contradict each other, or this process cannot serve or reach the
       coordinator in time.
   """
   global _watch
-  given = {
-    name: value
-    for name, value in zip(FLAGS, (coordinator, processes, process), strict=True)
-    if value not in (None, '')
-  }
+  given = {name: getattr(job, name) for name in FLAGS if getattr(job, name) not in (None, '')}
   place = _from_flags(given) if given else _from_surroundings()
   if place is None or place.get('num_processes') == 1:
     return False
@@ -112,15 +83,15 @@ def start(
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   jax.config.update('jax_enable_preemption_service', False)
   if given:
-    _check_coordinator(place['coordinator_address'], place['process_id'], join_timeout)
+    _check_coordinator(place['coordinator_address'], place['process_id'], job.join_timeout)
   # jax aborts when not all processes join; explain that before it does.
   late = threading.Timer(
-    join_timeout,
+    job.join_timeout,
     lambda: end(
       2,
-      f'not all processes of this job joined within {join_timeout:g} s (--join_timeout): look at '
+      f'not all processes of this job joined within {job.join_timeout} s (--join_timeout): look at '
       'the output of the others, and check that all have the same '
-      f'coordinator{f", {coordinator}," if coordinator else ""} and number of processes',
+      f'coordinator{f", {job.coordinator}," if job.coordinator else ""} and number of processes',
     ),
   )
   late.daemon = True
@@ -128,9 +99,9 @@ def start(
   try:
     jax.distributed.initialize(
       **place,
-      initialization_timeout=int(join_timeout + _LINGER_S) + 1,
+      initialization_timeout=job.join_timeout + _LINGER_S,
       # Later than our own watch, whose message is clearer.
-      heartbeat_timeout_seconds=max(100, int(4 * peer_timeout)),
+      heartbeat_timeout_seconds=max(100, 4 * job.peer_timeout),
     )
   except (RuntimeError, ValueError, OSError, KeyError) as error:  # jax's own is a RuntimeError
     raise InputError(
@@ -150,7 +121,7 @@ def start(
     state.process_id,
     state.num_processes,
     str(state.coordinator_address),
-    peer_timeout,
+    job.peer_timeout,
     end,
   )
   if state.process_id:

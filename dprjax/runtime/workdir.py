@@ -12,7 +12,7 @@ import ml_collections
 import msgspec
 from etils import epath
 
-from dprjax.base import files, outputs, reading, repository, stamps
+from dprjax.base import files, outputs, provenance, reading, repository
 from dprjax.base.errors import InputError
 from dprjax.formats import seen
 from dprjax.runtime import config as configs
@@ -58,7 +58,7 @@ def claim(
   """
 
   def ours(folder: epath.Path) -> bool:
-    marked = outputs.read_mark(folder).get('format')
+    marked = provenance.read_mark(folder).get('format')
     return marked == kind
 
   with outputs.claim_folder(
@@ -68,14 +68,14 @@ def claim(
       yield path
       return
     fresh = not path.exists() or outputs.is_vacant(path)
-    if not (path / outputs.MARK).exists():
-      outputs.write_mark(path, kind)
+    if not (path / provenance.MARK).exists():
+      provenance.write_mark(path, kind)
     try:
       yield path
     except BaseException:  # an interrupt leaves nothing either
-      ours_alone = {outputs.MARK, outputs.LOCK, 'config.json'}
+      ours_alone = {provenance.MARK, outputs.LOCK, 'config.json'}
       if fresh and {item.name for item in path.iterdir()} <= ours_alone:
-        for name in (outputs.MARK, 'config.json'):
+        for name in (provenance.MARK, 'config.json'):
           (path / name).unlink(missing_ok=True)
       raise
 
@@ -84,7 +84,7 @@ def top(workdir: epath.Path) -> epath.Path:
   """The workdir of the run that a fold or an alternative is trained for, or the workdir itself."""
   while workdir.parent.name in (FOLDS, ALTERNATIVES):
     above = workdir.parent.parent
-    if outputs.read_mark(above).get('format') != TRAINING:
+    if provenance.read_mark(above).get('format') != TRAINING:
       break
     workdir = above
   return workdir
@@ -216,16 +216,16 @@ def begin(workdir: epath.Path, sources: Mapping[str, epath.Path]) -> None:
   Raises:
     InputError: the training has a checkpoint, and a file differs from what it was begun with.
   """
-  before = outputs.read_mark(workdir).get('inputs')
+  before = provenance.read_mark(workdir).get('inputs')
   if not _has_checkpoint(workdir):
-    if before is None or stamps.changes(before, sources):
+    if before is None or provenance.changes(before, sources):
       for path in (*(workdir / name for name in MEASURED), *workdir.glob(_QUERIES)):
         path.unlink(missing_ok=True)  # of other files
-      outputs.write_mark(workdir, TRAINING, inputs=stamps.stamp(sources))
+      provenance.write_mark(workdir, TRAINING, inputs=provenance.stamp(sources))
     return
   if not isinstance(before, dict):
     return
-  for role in stamps.changes(before, sources):
+  for role in provenance.changes(before, sources):
     if role in sources and role in before:
       what = f'{role} file {sources[role]} is not the one'
     else:

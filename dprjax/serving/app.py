@@ -23,7 +23,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from dprjax.base import reading
 from dprjax.base.errors import InputError
 from dprjax.formats.texts import KINDS
 from dprjax.retrieval import codes
@@ -32,12 +31,25 @@ from dprjax.serving.batcher import Busy, NotFinite
 from dprjax.serving.engine import Engine, ForeignIds, Tokens
 from dprjax.serving.indexes import Index, Reranker
 from dprjax.serving.library import NAME, About, NameTaken, UnknownPrompt
+from dprjax.serving.messages import (
+  EmbeddingRequest,
+  EmbeddingResponse,
+  ModelCard,
+  ModelList,
+  PromptCard,
+  PromptList,
+  RerankRequest,
+  RerankResponse,
+  SearchRequest,
+  SearchResponse,
+  Usage,
+)
 
 logger = logging.getLogger('dprjax')
 
 _T = TypeVar('_T')
 _Handler = Callable[[Request], Awaitable[Response]]
-_OCTETS = 'application/octet-stream'
+_OCTETS, _PROMPT = 'application/octet-stream', '/v1/prompts/{name}'
 _LEFT = 499  # nginx's status of a client that left; nobody receives it
 
 
@@ -76,6 +88,18 @@ class _Left(Exception):
   """The client closed the connection."""
 
 
+def _serves(
+  method: str, path: str, summary: str, *answered: type, role: str = keys.READ, **more: Any
+) -> Callable[[_T], _T]:
+  """Says which requests a method of `App` answers."""
+
+  def mark(handler: Any) -> Any:
+    handler.operation = messages.Operation(method, path, summary, answered, role=role, **more)
+    return handler
+
+  return mark
+
+
 class _Answer(NamedTuple):
   """Vectors of a request's texts."""
 
@@ -110,27 +134,20 @@ class App:
     self.ready, self.failed = threading.Event(), ''
     self._compiling: threading.Thread | None = None
     self._draining = False
-    document = messages.openapi(self._limits.bytes, self._limits.prompt_bytes)
+    served = {
+      handler.operation: getattr(self, name)
+      for name, handler in vars(App).items()
+      if hasattr(handler, 'operation')
+    }
+    document = messages.openapi([*served], self._limits.bytes, self._limits.prompt_bytes)
     self._document = orjson.dumps(document)
     self._pages = {'/': page.read(), '/docs': page.reference(document)}
-    route = self._route
     self.asgi = Starlette(
       routes=[
         Route('/', self._page),
         Route('/docs', self._page),
-        Route('/healthz', self._healthz),
-        Route('/readyz', self._readyz),
         Route('/openapi.json', self._openapi),
-        route('/metrics', self._metrics, keys.READ),
-        route('/v1/embeddings', self._embeddings, keys.READ, 'POST'),
-        route('/v1/search', self._search, keys.READ, 'POST'),
-        route('/v1/rerank', self._rerank, keys.READ, 'POST'),
-        route('/v1/models', self._models, keys.READ),
-        route('/v1/models/{name}', self._model, keys.READ),
-        route('/v1/prompts', self._prompts, keys.READ),
-        route('/v1/prompts/{name}', self._prompt, keys.READ),
-        route('/v1/prompts/{name}', self._put, keys.ADMIN, 'PUT'),
-        route('/v1/prompts/{name}', self._delete, keys.ADMIN, 'DELETE'),
+        *(self._route(operation, handler) for operation, handler in served.items()),
       ],
       exception_handlers={404: _no_such_path, 405: _no_such_method},
     )
@@ -171,9 +188,12 @@ class App:
 
   # What all requests share.
 
-  def _route(self, path: str, handler: _Handler, role: str, method: str = 'GET') -> Route:
-    """A route with keys, limits, metrics, and errors in OpenAI's form."""
-    metrics = self._engine.metrics
+  def _route(self, operation: messages.Operation, handler: _Handler) -> Route:
+    """A route with keys, limits, metrics, and errors in OpenAI's form; without a role, open."""
+    metrics, path, method = self._engine.metrics, operation.path, operation.method
+    role = operation.role
+    if not role:
+      return Route(path, handler, methods=[method])
 
     async def answer(request: Request) -> Response:
       started = time.monotonic()
@@ -235,7 +255,7 @@ class App:
     except msgspec.ValidationError as error:
       raise _Failure(400, str(error), param=_field(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-      raise _Failure(400, _why_no_json(content, error)) from error
+      raise _Failure(400, f'the body is not JSON: {error}') from error
     except RecursionError as error:
       raise _Failure(400, 'the body is too deep') from error
 
@@ -295,8 +315,9 @@ class App:
 
   # Vectors.
 
+  @_serves('POST', '/v1/embeddings', 'Vectors of texts', EmbeddingResponse, asked=EmbeddingRequest)
   async def _embeddings(self, request: Request) -> Response:
-    asked = await self._read(request, messages.EmbeddingRequest)
+    asked = await self._read(request, EmbeddingRequest)
     name, kind = _split(asked.model, 'passage')
     tokens, vectors = await self._embed(
       request, name, kind, _inputs(asked.input), 'input', asked.dimensions
@@ -304,20 +325,19 @@ class App:
     values: Any = vectors
     if asked.encoding_format == 'base64':
       values = [base64.b64encode(vector.astype('<f4').tobytes()).decode() for vector in vectors]
-    content = {
-      'object': 'list',
-      'data': [
-        {'object': 'embedding', 'index': index, 'embedding': value}
-        for index, value in enumerate(values)
-      ],
-      'model': asked.model,
-      'usage': {'prompt_tokens': tokens.total, 'total_tokens': tokens.total},
-      'truncated': tokens.truncated,
-    }
+    content = EmbeddingResponse(
+      data=[messages.Embedding(index=index, embedding=value) for index, value in enumerate(values)],
+      model=asked.model,
+      usage=Usage(tokens.total, tokens.total),
+      truncated=tokens.truncated,
+    )
     return _json(content, headers=self._headers(tokens))
 
+  @_serves(
+    'POST', '/v1/search', 'The best passages of an index', SearchResponse, asked=SearchRequest
+  )
   async def _search(self, request: Request) -> Response:
-    asked = await self._read(request, messages.SearchRequest)
+    asked = await self._read(request, SearchRequest)
     name, kind = _split(asked.model, 'query')
     queries = [asked.query] if isinstance(asked.query, str) else asked.query
     index = await self._on_files(lambda: self._choose_index(name, asked.index))
@@ -327,14 +347,13 @@ class App:
     tokens, vectors = await self._embed(request, name, kind, queries, 'query')
     index.check(tokens.version, self._engine)
     found = await self._wait(request, self._side.submit(index.search, vectors, k))
-    content = {
-      'object': 'list',
-      'model': asked.model,
-      'index': index.name,
-      'results': [[hit._asdict() for hit in hits] for hits in found],
-      'usage': {'prompt_tokens': tokens.total, 'total_tokens': tokens.total},
-      'truncated': tokens.truncated,
-    }
+    content = SearchResponse(
+      model=asked.model,
+      index=index.name,
+      results=found,
+      usage=Usage(tokens.total, tokens.total),
+      truncated=tokens.truncated,
+    )
     return _json(content, headers=self._headers(tokens))
 
   def _choose_index(self, name: str, asked: str | None) -> Index:
@@ -357,8 +376,9 @@ class App:
       raise _Failure(404, 'there is no such index', param='index', code='index_not_found')
     return self._indexes[asked]
 
+  @_serves('POST', '/v1/rerank', 'Documents by relevance', RerankResponse, asked=RerankRequest)
   async def _rerank(self, request: Request) -> Response:
-    asked = await self._read(request, messages.RerankRequest)
+    asked = await self._read(request, RerankRequest)
     name = asked.model or next(iter(self._rerankers), '')
     if name not in self._rerankers:
       raise _Failure(404, 'there is no such reranker', param='model', code='model_not_found')
@@ -371,79 +391,88 @@ class App:
     score = self._rerankers[name].score
     scores = await self._wait(request, self._side.submit(score, asked.query, texts))
     order = np.argsort(-scores, kind='stable')[: asked.top_n]
-    results = [{'index': int(i), 'relevance_score': float(scores[i])} for i in order]
-    return _json({'model': name, 'results': results})
+    results = [messages.Ranked(int(i), float(scores[i])) for i in order]
+    return _json(RerankResponse(name, results))
 
   # Prompts.
 
   async def _on_files(self, work: Callable[[], _T]) -> _T:
     return await asyncio.get_running_loop().run_in_executor(self._files, work)
 
-  def _card(self, name: str, about: About) -> dict[str, Any]:
+  def _card(self, name: str, about: About) -> PromptCard:
     spec, index = about.spec, about.meta.get('index')
-    return {
-      'name': name,
-      'sha256': about.sha256,
-      'kind': about.meta.get('kind', ''),
-      'lengths': about.lengths,
-      'pooling': spec.pooling,
-      'normalize': spec.normalize,
-      'shift_positions': bool(about.meta.get('shift_positions')),
-      'query_max_length': spec.query_max_length,
-      'passage_max_length': spec.passage_max_length,
-      'bytes': about.nbytes,
-      'modified': about.modified,
-      'index': index if isinstance(index, str) else None,
-      'task': about.meta.get('task'),
-      'metrics': about.meta.get('metrics'),
-      'refused': about.refused,
-    }
+    return PromptCard(
+      name=name,
+      sha256=about.sha256,
+      kind=about.meta.get('kind', ''),
+      lengths=about.lengths,
+      pooling=spec.pooling,
+      normalize=spec.normalize,
+      shift_positions=bool(about.meta.get('shift_positions')),
+      query_max_length=spec.query_max_length,
+      passage_max_length=spec.passage_max_length,
+      bytes=about.nbytes,
+      modified=about.modified,
+      index=index if isinstance(index, str) else None,
+      task=about.meta.get('task'),
+      metrics=about.meta.get('metrics'),
+      refused=about.refused,
+    )
 
-  def _model_card(self, name: str, created: float) -> dict[str, Any]:
-    return {'id': name, 'object': 'model', 'created': int(created), 'owned_by': 'dprjax'}
-
+  @_serves('GET', '/v1/models', 'The backbone and the prompts', ModelList)
   async def _models(self, request: Request) -> Response:
     library = self._engine.library
-    found = [
-      self._model_card(name, about.modified)
-      for name, about in await self._on_files(library.listing)
-      if not about.refused
+    found = await self._on_files(library.listing)
+    cards = [ModelCard(id=library.name, created=self._started)]
+    cards += [
+      ModelCard(id=name, created=int(about.modified)) for name, about in found if not about.refused
     ]
-    backbone = self._model_card(library.name, self._started)
-    return _json({'object': 'list', 'data': [backbone, *found]})
+    return _json(ModelList(data=cards))
 
+  @_serves('GET', '/v1/models/{name}', 'One of them', ModelCard)
   async def _model(self, request: Request) -> Response:
     asked = request.path_params['name']
     name, _ = _split(asked, 'passage')
     library = self._engine.library
     if name == library.name:
-      return _json(self._model_card(asked, self._started))
+      return _json(ModelCard(id=asked, created=self._started))
     about = await self._on_files(lambda: library.about(name))
     if about.refused:
       raise InputError(about.refused)
-    return _json(self._model_card(asked, about.modified))
+    return _json(ModelCard(id=asked, created=int(about.modified)))
 
+  @_serves('GET', '/v1/prompts', 'The prompts with what is known of them', PromptList)
   async def _prompts(self, request: Request) -> Response:
     engine = self._engine
     found = await self._on_files(engine.library.listing)
     return _json(
-      {
-        'backbone': engine.library.name,
-        'backbone_sha256': engine.backbone.sha256,
-        'tokenizer_sha256': engine.tokenizer.sha256,
-        'backbone_bytes': engine.backbone_bytes,
-        'prompts': [self._card(name, about) for name, about in found],
-        'indexes': {name: len(index) for name, index in self._indexes.items()},
-        'rerankers': list(self._rerankers),
-      }
+      PromptList(
+        backbone=engine.library.name,
+        backbone_sha256=engine.backbone.sha256,
+        tokenizer_sha256=engine.tokenizer.sha256,
+        backbone_bytes=engine.backbone_bytes,
+        prompts=[self._card(name, about) for name, about in found],
+        indexes={name: len(index) for name, index in self._indexes.items()},
+        rerankers=list(self._rerankers),
+      )
     )
 
+  @_serves('GET', _PROMPT, f'A prompt; its file where Accept is {_OCTETS}', PromptCard, bytes)
   async def _prompt(self, request: Request) -> Response:
     name, library = request.path_params['name'], self._engine.library
     if request.headers.get('accept', '') == _OCTETS:
       return Response(await self._on_files(lambda: library.content(name)), media_type=_OCTETS)
     return _json(self._card(name, await self._on_files(lambda: library.about(name))))
 
+  @_serves(
+    'PUT',
+    _PROMPT,
+    'Add or replace a prompt',
+    PromptCard,
+    asked=bytes,
+    statuses=(200, 201),
+    role=keys.ADMIN,
+  )
   async def _put(self, request: Request) -> Response:
     name, library = request.path_params['name'], self._engine.library
     if not NAME.fullmatch(name):
@@ -456,6 +485,7 @@ class App:
     about = await self._on_files(lambda: library.about(name))
     return _json(self._card(name, about), 201 if new else 200)
 
+  @_serves('DELETE', _PROMPT, 'Remove a prompt', statuses=(204,), role=keys.ADMIN)
   async def _delete(self, request: Request) -> Response:
     name = request.path_params['name']
     await self._on_files(lambda: self._engine.library.delete(name))
@@ -468,15 +498,18 @@ class App:
     content, headers = self._pages[request.url.path]
     return Response(content, headers=headers, media_type='text/html')
 
+  @_serves('GET', '/healthz', 'Whether the process answers', str, role='')
   async def _healthz(self, request: Request) -> Response:
     return PlainTextResponse('ok\n')
 
+  @_serves('GET', '/readyz', 'Whether all is compiled', str, role='', statuses=(200, 503))
   async def _readyz(self, request: Request) -> Response:
     if self.ready.is_set() and not self._draining:
       return PlainTextResponse('ready\n')
     reason = 'draining' if self._draining else 'failed' if self.failed else 'compiling'
     return PlainTextResponse(f'{reason}\n', 503)
 
+  @_serves('GET', '/metrics', 'Counts and times, for Prometheus', str)
   async def _metrics(self, request: Request) -> Response:
     content = await self._on_files(self._engine.metrics.text)
     return Response(content, media_type='text/plain; version=0.0.4; charset=utf-8')
@@ -513,25 +546,12 @@ def _inputs(given: str | list[Any]) -> list[Any]:
   return [given] if kinds == {int} else given
 
 
-def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-  # A number that is none, which JSON does not have, would become null: none gets here.
-  return Response(
-    orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY),
-    status,
-    headers,
-    media_type='application/json',
-  )
-
-
-def _why_no_json(content: bytes, error: Exception) -> str:
-  """What is wrong with a body; msgspec takes half of a surrogate pair for the end of the body."""
-  try:
-    reading.parse_object(content.decode(), 'the body')
-  except InputError as found:
-    return str(found)
-  except UnicodeDecodeError as found:
-    return f'the body is not UTF-8 text ({found.reason})'
-  return f'the body is not JSON: {error}'
+def _json(
+  content: msgspec.Struct, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+  # orjson writes float32 as it is, and NaN as null: vectors are checked before.
+  encoded = orjson.dumps(content, msgspec.structs.asdict, orjson.OPT_SERIALIZE_NUMPY)
+  return Response(encoded, status, headers, media_type='application/json')
 
 
 def _error(
@@ -542,7 +562,7 @@ def _error(
     kind = 'rate_limit_error'
   # Half of a surrogate pair, which a message may repeat, has no bytes.
   message = message.encode(errors='backslashreplace').decode()
-  return _json({'error': {'message': message, 'type': kind, 'param': param, 'code': code}}, status)
+  return _json(messages.ErrorResponse(messages.ErrorDetail(message, kind, param, code)), status)
 
 
 def _failed(error: Exception, path: str) -> Response:

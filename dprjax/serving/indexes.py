@@ -1,7 +1,7 @@
 """Passages to search, and what orders documents; both compile before use."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -13,17 +13,10 @@ from dprjax.inference import reranker
 from dprjax.retrieval import best, codes, embeddings, exact, manifest
 from dprjax.serving.engine import Engine
 from dprjax.serving.library import Version
+from dprjax.serving.messages import Hit
 
 # Queries searched at a time: few shapes, all compiled beforehand.
 _QUERIES = (1, 16, 64)
-
-
-class Hit(NamedTuple):
-  """One retrieved passage; its text where the texts were given."""
-
-  id: str
-  score: float
-  text: str | None
 
 
 class Index:

@@ -1,6 +1,7 @@
 """What requests and answers look like: types that msgspec reads, and their OpenAPI document."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
@@ -56,31 +57,31 @@ class Usage(Struct):
   total_tokens: int
 
 
-class Embedding(Struct):
-  object: Literal['embedding']
+class Embedding(Struct, kw_only=True):
+  object: Literal['embedding'] = 'embedding'
   index: int
   embedding: list[float] | str
 
 
-class EmbeddingResponse(Struct):
+class EmbeddingResponse(Struct, kw_only=True):
   """``truncated``: the numbers of the texts that lost their end."""
 
-  object: Literal['list']
+  object: Literal['list'] = 'list'
   data: list[Embedding]
   model: str
   usage: Usage
   truncated: list[int]
 
 
-class ModelCard(Struct):
+class ModelCard(Struct, kw_only=True):
   id: str
-  object: Literal['model']
+  object: Literal['model'] = 'model'
   created: int
-  owned_by: str
+  owned_by: str = 'dprjax'
 
 
-class ModelList(Struct):
-  object: Literal['list']
+class ModelList(Struct, kw_only=True):
+  object: Literal['list'] = 'list'
   data: list[ModelCard]
 
 
@@ -115,15 +116,17 @@ class PromptList(Struct):
 
 
 class Hit(Struct):
+  """One passage; its text where the server has the texts."""
+
   id: str
   score: float
   text: str | None
 
 
-class SearchResponse(Struct):
+class SearchResponse(Struct, kw_only=True):
   """One list of hits for each query, best first."""
 
-  object: Literal['list']
+  object: Literal['list'] = 'list'
   model: str
   index: str
   results: list[list[Hit]]
@@ -151,124 +154,78 @@ class ErrorDetail(Struct):
 
 
 class ErrorResponse(Struct):
+  """Why a request failed.
+
+  400: malformed. 401: no known key. 403: the key is not that of an administrator. 404: no such
+  model, prompt or index. 408, 504: too slow. 409: the name is that of the backbone. 413: too large.
+  422: it cannot be used. 429: the queue is full; Retry-After says when to come again. 503: not
+  ready yet, or files of the server cannot be used.
+  """
+
   error: ErrorDetail
 
 
-_ERRORS = {
-  '400': 'the request is malformed',
-  '401': 'no key, or an unknown one',
-  '403': "the key is not an administrator's",
-  '404': 'no such model, prompt or index',
-  '408': 'the request came too slowly',
-  '409': 'the name is that of the backbone',
-  '413': 'too large: the body, the number of inputs or of tokens',
-  '422': 'it cannot be used: the message says why',
-  '429': 'the queue is full; Retry-After says when to come again',
-  '503': 'not ready yet, or its files cannot be used',
-  '504': 'no answer in time',
-}
-_NAME = {'name': 'name', 'in': 'path', 'required': True, 'schema': {'type': 'string'}}
-_JSON, _BYTES = 'application/json', 'application/octet-stream'
+class Operation(NamedTuple):
+  """What the server does at a path.
+
+  Attributes:
+    method, path: of the request.
+    summary: for people.
+    answered: what the answer may be: types of this module, str for plain text, bytes for a prompt
+      file.
+    asked: the body, likewise; None: there is none.
+    statuses: of an answer that is no error.
+    role: that a key must have; '' asks for none.
+  """
+
+  method: str
+  path: str
+  summary: str
+  answered: tuple[type, ...]
+  asked: type | None = None
+  statuses: tuple[int, ...] = (200,)
+  role: str = ''
 
 
-def openapi(most_bytes: int, most_prompt_bytes: int) -> dict[str, Any]:
+def openapi(
+  operations: Sequence[Operation], most_bytes: int, most_prompt_bytes: int
+) -> dict[str, Any]:
   """The OpenAPI document of a server."""
-  types = [
-    EmbeddingRequest,
-    SearchRequest,
-    RerankRequest,
-    EmbeddingResponse,
-    ModelList,
-    ModelCard,
-    PromptCard,
-    PromptList,
-    SearchResponse,
-    RerankResponse,
-    ErrorResponse,
-  ]
+  kinds = [kind for one in operations for kind in (*one.answered, one.asked or ErrorResponse)]
+  structs = [kind for kind in dict.fromkeys(kinds) if issubclass(kind, Struct)]
   schemas, components = msgspec.json.schema_components(
-    types, ref_template='#/components/schemas/{name}'
+    structs, ref_template='#/components/schemas/{name}'
   )
-  ref = dict(zip(types, schemas, strict=True))
-
-  def answers(kind: Any, errors: str, **more: Any) -> dict[str, Any]:
-    content = {_JSON: {'schema': ref[kind]}} | more
-    failed = {_JSON: {'schema': ref[ErrorResponse]}}
-    return {'200': {'description': 'done', 'content': content}} | {
-      code: {'description': _ERRORS[code], 'content': failed} for code in errors.split()
-    }
-
-  def post(summary: str, asked: Any, answered: Any) -> dict[str, Any]:
-    content = {_JSON: {'schema': ref[asked]}}
-    errors = '400 401 403 404 408 413 422 429 503 504'
-    return {
-      'post': {
-        'summary': summary,
-        'requestBody': {'required': True, 'content': content},
-        'responses': answers(answered, errors),
-      }
-    }
-
-  file = {'schema': {'type': 'string', 'format': 'binary', 'maxLength': most_prompt_bytes}}
-  created = {'201': {'description': 'added', 'content': {_JSON: {'schema': ref[PromptCard]}}}}
-  plain = {'text/plain': {'schema': {'type': 'string'}}}
-  paths: dict[str, Any] = {
-    '/v1/embeddings': post('Vectors of texts', EmbeddingRequest, EmbeddingResponse),
-    '/v1/search': post('The best passages of an index', SearchRequest, SearchResponse),
-    '/v1/rerank': post('Documents by relevance to a query', RerankRequest, RerankResponse),
-    '/v1/models': {
-      'get': {
-        'summary': 'The backbone and the prompts',
-        'responses': answers(ModelList, '401 403 503'),
-      }
-    },
-    '/v1/models/{name}': {
-      'parameters': [_NAME],
-      'get': {'summary': 'One of them', 'responses': answers(ModelCard, '401 403 404 503')},
-    },
-    '/v1/prompts': {
-      'get': {
-        'summary': 'The prompts with what is known of them',
-        'responses': answers(PromptList, '401 403 503'),
-      }
-    },
-    '/v1/prompts/{name}': {
-      'parameters': [_NAME],
-      'get': {
-        'summary': 'A prompt; its file, where the client accepts application/octet-stream alone',
-        'responses': answers(PromptCard, '401 403 404 503', **{_BYTES: file}),
-      },
-      'put': {
-        'summary': 'Add or replace a prompt: the npz file',
-        'requestBody': {'required': True, 'content': {_BYTES: file}},
-        'responses': answers(PromptCard, '400 401 403 408 409 413 422 503') | created,
-      },
-      'delete': {
-        'summary': 'Remove a prompt',
-        'responses': {'204': {'description': 'removed'}}
-        | {
-          code: answer
-          for code, answer in answers(PromptCard, '401 403 404 409 503').items()
-          if code != '200'
-        },
-      },
-    },
+  media: dict[type, tuple[str, dict[str, Any]]] = {
+    str: ('text/plain', {'type': 'string'}),
+    bytes: (
+      'application/octet-stream',
+      {'type': 'string', 'format': 'binary', 'maxLength': most_prompt_bytes},
+    ),
   }
-  for path, summary in (
-    ('/healthz', 'Whether the process answers'),
-    ('/readyz', 'Whether everything is compiled'),
-    ('/metrics', 'Counts and times, for Prometheus'),
-  ):
-    texts = {
-      code: {'description': what, 'content': plain}
-      for code, what in (('200', 'yes'), ('503', 'no'))
+  media |= {kind: ('application/json', ref) for kind, ref in zip(structs, schemas, strict=True)}
+
+  def content(kinds: Sequence[type]) -> dict[str, Any]:
+    return {'content': {media[kind][0]: {'schema': media[kind][1]} for kind in kinds}}
+
+  paths: dict[str, Any] = {}
+  for one in operations:
+    answer = {'description': 'done'} | (content(one.answered) if one.answered else {})
+    about: dict[str, Any] = {
+      'summary': one.summary,
+      'responses': {str(status): answer for status in one.statuses}
+      | {'default': {'description': 'an error'} | content([ErrorResponse])},
     }
-    refused = {
-      code: answer
-      for code, answer in answers(PromptCard, '401 403').items()
-      if code != '200' and path == '/metrics'
-    }
-    paths[path] = {'get': {'summary': summary, 'responses': texts | refused}}
+    if not one.role:
+      about['security'] = []
+    if one.asked is not None:
+      about['requestBody'] = {'required': True} | content([one.asked])
+    item = paths.setdefault(one.path, {})
+    if '{name}' in one.path:
+      item['parameters'] = [
+        {'name': 'name', 'in': 'path', 'required': True, 'schema': {'type': 'string'}}
+      ]
+    item[one.method.lower()] = about
   return {
     'openapi': '3.1.0',
     'info': {

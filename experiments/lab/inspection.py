@@ -15,8 +15,6 @@ no category in common with it, Sim(q, p-), and the share of a passage's 10 neare
 topic or a category of it. --tsne draws the passages by both.
 """
 
-import argparse
-import contextlib
 import dataclasses
 import itertools
 import logging
@@ -42,7 +40,8 @@ from dprjax.inference.embedder import Embedder, place
 from dprjax.inference.retriever import Retriever
 from dprjax.models import encoder
 from dprjax.models.adapter import stack
-from dprjax.runtime import cli, compiled
+from dprjax.runtime import cli, compiled, flags
+from dprjax.runtime.flags import flag
 from lab import figures, measures, sts
 from lab.measures import Triplet
 from lab.sts import Pair
@@ -430,57 +429,59 @@ def note(texts: Texts, findings: Mapping[str, Findings]) -> list[str]:
   return [*lines, f'{settings}.']
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  out: str | None = flag('the table as Markdown', None, metavar='report.md')
+  figure: str | None = flag('the figure: png, pdf or svg', None, metavar='report.png')
+  backbones: report.BackboneFlags = flags.group(report.BackboneFlags, 'backbones')
+  sts: str | None = flag('pairs with scores of 0 to 5, csv, tsv or jsonl', None, metavar='FILE')
+  wikipedia: str | None = flag(
+    'pages-articles.xml(.bz2): distinction of sections', None, metavar='DUMP'
+  )
+  topics: str | None = flag(
+    'of dprjax.topics: the topics of the passages of --beir', None, metavar='topics.npz'
+  )
+  tsne: str | None = flag(
+    'the passages of --beir in two dimensions; needs scikit-learn', None, metavar='map.png'
+  )
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-  parser = cli.Parser('lab.inspection', __doc__ or '')
-  parser.add_argument('--out', metavar='report.md', help='the table as Markdown')
-  parser.add_argument('--figure', metavar='report.png', help='the figure: png, pdf or svg')
-  report.add_backbone_flags(parser)
-  for flag, metavar, what in (
-    ('--sts', 'FILE', 'pairs with scores of 0 to 5, csv, tsv or jsonl'),
-    ('--wikipedia', 'DUMP', 'pages-articles.xml(.bz2): distinction of sections'),
-    ('--topics', 'topics.npz', 'of dprjax.topics: the topics of the passages of --beir'),
-    ('--tsne', 'map.png', 'the passages of --beir in two dimensions; needs scikit-learn'),
-  ):
-    parser.add_argument(flag, metavar=metavar, help=what)
-  cli.run(parser, _command, argv)
+  cli.run(Flags, _command, argv)
 
 
-def _command(args: argparse.Namespace) -> None:
-  if not args.backbone:
+def _command(args: Flags) -> None:
+  if not args.backbones.backbone:
     raise InputError('give --backbone=DIR')
-  for name in ('topics', 'tsne'):
-    if getattr(args, name) is not None and args.beir is None:
-      raise InputError(f'--{name} goes with --beir')
-  single = {f'--{name}': getattr(args, name) for name in ('sts', 'wikipedia', 'beir', 'topics')}
-  inputs = {flag: [path] for flag, path in single.items() if path} | {
-    f'--{name}': [path for _, path in getattr(args, name) or ()] for name in ('backbone', 'prompt')
-  }
-  drawn = {
-    f'--{name}': path for name in ('figure', 'tsne') if (path := getattr(args, name)) is not None
-  }
-  for flag, path in drawn.items():
-    drawing.check_name(path, flag)
-  written = drawn | ({} if args.out is None else {'--out': args.out})
-  outputs.check_outputs_apart(written)
-  with contextlib.ExitStack() as stack:
-    for flag, path in written.items():
-      stack.enter_context(outputs.claim(path, inputs, flag=flag, endings=('',)))
+  if args.backbones.beir is None:
+    flags.refuse(args, ('topics', 'tsne'), 'beir')
+  for name, path in (('figure', args.figure), ('tsne', args.tsne)):
+    if path is not None:
+      drawing.check_name(path, f'--{name}')
+  inputs = report.backbone_files(args.backbones) | flags.paths(args, 'sts', 'wikipedia', 'topics')
+  also = {'--figure': args.figure, '--tsne': args.tsne}
+  with (
+    outputs.claim(args.out, inputs, endings=('',), also=also),
+    outputs.claim(args.figure, inputs, flag='--figure', endings=('',)),
+    outputs.claim(args.tsne, inputs, flag='--tsne', endings=('',)),
+  ):
     _report(args)
 
 
-def _report(args: argparse.Namespace) -> None:
+def _report(args: Flags) -> None:
   compiled.keep()
-  retrievers = report.retrievers(args)
+  backbones = args.backbones
+  retrievers = report.retrievers(backbones)
   topic_model = load_topics(args.topics) if args.topics else None
   texts = read_texts(
-    args.sts, args.wikipedia, args.beir, args.split or 'test', args.max_texts or 1000, topic_model
+    args.sts, args.wikipedia, backbones.beir, backbones.split, backbones.max_texts, topic_model
   )
   if args.tsne is not None and not texts.labels:
     raise InputError(
-      f'--tsne: the passages of {args.beir} have no categories; give their topics, --topics'
+      f'--tsne: the passages of {backbones.beir} have no categories; give their topics, --topics'
     )
   findings = {
-    name: inspect(name, load(), texts, args.batch_size or 64, args.tsne is not None)
+    name: inspect(name, load(), texts, backbones.batch_size, args.tsne is not None)
     for name, load in retrievers.items()
   }
   columns, rows = inspection.table(findings)

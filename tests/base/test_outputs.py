@@ -41,7 +41,6 @@ def content(folder):
   [
     ('corpus', '--corpus'),
     ('hard', '--corpus'),
-    ('hard_inner', '--backbone'),
     ('soft', '--corpus'),
     ('folder/../corpus', '--corpus'),
     ('run', ('run.json', '--queries')),
@@ -88,8 +87,8 @@ def test_a_folder_that_would_harm_an_input_is_refused(tmp_path, inputs, out, mes
 
 
 def test_devices_are_taken_and_sockets_are_not(tmp_path, monkeypatch):
-  with outputs.claim('/dev/null', {'--run': '/dev/null'}) as out:
-    outputs.write_report(out, {'a': 1})
+  with outputs.claim('/dev/null', {'--run': '/dev/null'}):
+    outputs.write_report('/dev/null', {'a': 1})
   assert not os.path.lexists('/dev/null.json')
   monkeypatch.chdir(tmp_path)  # a socket's path must be short
   with socket.socket(socket.AF_UNIX) as listening:
@@ -180,7 +179,6 @@ def test_leftovers_are_removed_unless_somebody_writes(tmp_path):
     ('a', 'link', False),
     ('a', 'ab', True),
     ('/dev/null', '/dev/null', True),
-    ('gs://a/b', 'gs://a/b', True),
   ],
 )
 def test_outputs_of_one_command_do_not_overwrite_each_other(
@@ -188,11 +186,21 @@ def test_outputs_of_one_command_do_not_overwrite_each_other(
 ):
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'link').symlink_to('a')
+  claim = outputs.claim(one, {}, endings=('',), also={'--figure': other}, lock=False)
   if apart:
-    outputs.check_outputs_apart({'--out': one, '--figure': other})
-    return
-  with refused('--out', '--figure'):
-    outputs.check_outputs_apart({'--out': one, '--figure': other})
+    with claim:
+      return
+  with refused('--figure='), claim:
+    pass
+
+
+def test_a_report_is_an_output_too(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with refused('--index_dir=a.json'), outputs.claim('a', {}, also={'--index_dir': 'a.json'}):
+    pass
+  also = {'--figure': 'b', '--tsne': './b'}
+  with refused('--figure=b'), outputs.claim(None, {}, also=also):
+    pass
 
 
 def test_an_input_that_is_missing_is_no_output_either(tmp_path, monkeypatch):
@@ -213,23 +221,7 @@ def test_links_in_a_circle_are_no_output(tmp_path):
   assert (tmp_path / 'a').is_symlink()
 
 
-def test_folders_beside_an_output(tmp_path):
-  (tmp_path / 'out.parts').write_text('mine')
-  (tmp_path / '.out.parts.0123abcd.tmp').mkdir()
-
-  def claim():
-    endings = ('', '.json', '.parts')
-    return outputs.claim(tmp_path / 'out', {}, endings=endings, folders=('.parts',))
-
-  with (
-    refused('out.parts'),
-    claim(),
-  ):
-    pass
-  (tmp_path / 'out.parts').unlink()
-  (tmp_path / 'out.parts').mkdir()
-  with claim():
-    assert {path.name for path in tmp_path.iterdir()} == {'out.parts', '.out.lock'}
+def test_a_folder_of_the_name_of_a_report(tmp_path):
   (tmp_path / 'out.json').mkdir()
-  with refused('out.json'), claim():
+  with refused('out.json'), outputs.claim(tmp_path / 'out', {}):
     pass

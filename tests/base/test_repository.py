@@ -5,7 +5,7 @@ import json
 import pytest
 from huggingface_hub import constants
 
-from dprjax.base import files, outputs, repository, sidecars
+from dprjax.base import files, provenance, repository
 from tests import fake_hub
 from tests.refusals import refused
 
@@ -50,7 +50,7 @@ def folder(tmp_path):
   (made / 'prompt.npz').write_bytes(b'a prompt')
   (made / 'README.md').write_text('---\ntags: ["x"]\n---\n')
   (made / 'sub' / 'more.json').write_text('{}')
-  outputs.write_mark(made, 'dprjax.model', files=sidecars.sums(made))
+  provenance.write_mark(made, 'dprjax.model', files=provenance.sums(made))
   return made
 
 

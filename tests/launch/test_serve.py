@@ -9,13 +9,15 @@ import pytest
 import yaml
 
 from dprjax import serve
+from dprjax.runtime import flags
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 FOLDER = ROOT / 'launch' / 'serve'
 
 
 def parse(words):
-  return serve.make_parser().parse_args(words)
+  args, _ = flags.parse(serve.Flags, words)
+  return args
 
 
 def manifest():
@@ -32,8 +34,8 @@ def test_the_container_file():
   start = json.loads(re.search(r'^ENTRYPOINT (.+)$', text, re.MULTILINE)[1])
   assert start == ['python', '-m', 'dprjax.serve']
   args = parse(json.loads(re.search(r'^CMD (.+)$', text, re.MULTILINE)[1]))
-  assert not serve.is_loopback(args.host) and args.keys
-  assert int(re.search(r'^EXPOSE (\d+)$', text, re.MULTILINE)[1]) == args.port
+  assert not serve.is_loopback(args.network.host) and args.network.keys
+  assert int(re.search(r'^EXPOSE (\d+)$', text, re.MULTILINE)[1]) == args.network.port
 
 
 def test_the_systemd_unit():
@@ -41,8 +43,8 @@ def test_the_systemd_unit():
   python, *words = shlex.split(re.search(r'^ExecStart=(.+)$', text, re.MULTILINE)[1])
   assert python.startswith('/') and words[:2] == ['-m', 'dprjax.serve']
   args = parse(words[2:])
-  assert serve.is_loopback(args.host)
-  assert args.drain < int(re.search(r'^TimeoutStopSec=(\d+)$', text, re.MULTILINE)[1])
+  assert serve.is_loopback(args.network.host)
+  assert args.network.drain < int(re.search(r'^TimeoutStopSec=(\d+)$', text, re.MULTILINE)[1])
 
 
 def test_the_kubernetes_manifest():
@@ -50,15 +52,17 @@ def test_the_kubernetes_manifest():
   pod = deployment['spec']['template']['spec']
   [container] = pod['containers']
   args = parse(container['args'])
-  assert args.keys and container['ports'] == [{'name': 'http', 'containerPort': args.port}]
+  assert args.network.keys and container['ports'] == [
+    {'name': 'http', 'containerPort': args.network.port}
+  ]
   probes = {name: container[f'{name}Probe']['httpGet'] for name in ('startup', 'readiness')}
   assert all(probe == {'path': '/readyz', 'port': 'http'} for probe in probes.values())
   assert container['livenessProbe']['httpGet'] == {'path': '/healthz', 'port': 'http'}
   pause = container['lifecycle']['preStop']['sleep']['seconds']
-  assert pause + args.drain < pod['terminationGracePeriodSeconds']
+  assert pause + args.network.drain < pod['terminationGracePeriodSeconds']
   mounts = {mount['name']: mount['mountPath'] for mount in container['volumeMounts']}
   assert mounts.keys() == {volume['name'] for volume in pod['volumes']}
-  for path in (args.backbone, args.prompts, str(pathlib.Path(args.keys).parent)):
+  for path in (args.backbone, args.prompts, str(pathlib.Path(args.network.keys).parent)):
     assert path in mounts.values()
   labels = deployment['spec']['template']['metadata']['labels']
   assert deployment['spec']['selector']['matchLabels'] == service['spec']['selector'] == labels

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from dprjax.base import outputs
+from dprjax.base import provenance
 from dprjax.data import text
 from dprjax.formats.vector_spec import same_length
 from dprjax.inference.encoder import Encoder
@@ -145,7 +145,7 @@ def test_folds_and_alternatives_share_the_vectors(backbone, tmp_path):
   below = run / 'alternatives' / 'both' / 'folds' / '2'
   below.mkdir(parents=True)
   for folder in (run, run / 'alternatives' / 'both'):
-    outputs.write_mark(folder, workdirs.TRAINING)
+    provenance.write_mark(folder, workdirs.TRAINING)
   config = with_knobs(backbone__path=str(backbone))
   tokenizer = text.load_tokenizer(str(backbone))
   made = np.eye(3, 8, dtype=np.float32)

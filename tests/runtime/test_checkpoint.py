@@ -1,3 +1,4 @@
+import asyncio
 import contextlib
 import os
 import pathlib
@@ -13,7 +14,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from dprjax.base import outputs
+from dprjax.base import provenance
 from dprjax.runtime import checkpoint
 from dprjax.runtime import mesh as meshes
 from tests.refusals import refused
@@ -89,6 +90,14 @@ def test_another_backbone_is_refused(tmp_path):
     refused('1', 'config.backbone.path'),
   ):
     again.restore(1, *targets(*state))
+
+
+def test_what_comes_for_a_closed_event_loop_is_dropped():
+  """So that reading a damaged checkpoint ends in one line; see `_pass_over_closed_loops`."""
+  loop = asyncio.new_event_loop()
+  loop.close()
+  checkpoint._pass_over_closed_loops()
+  assert loop.call_soon_threadsafe(print) is None
 
 
 def test_a_half_written_checkpoint_is_not_one(tmp_path):
@@ -190,7 +199,7 @@ def _make_better(folder):
 )
 def test_another_best_is_not_chosen_silently(tmp_path, harm, said):
   state = make_state(meshes.make_mesh({'data': 8}))
-  outputs.write_mark(tmp_path, 'dprjax.training')
+  provenance.write_mark(tmp_path, 'dprjax.training')
   with contextlib.closing(checkpoint.Checkpoints(tmp_path, SHA, keep=3)) as saved:
     for step, score in ((1, 0.1), (2, 0.7), (3, None)):
       saved.save(step, *state, {'best_step': min(step, 2)}, score)
@@ -212,7 +221,7 @@ def test_another_best_is_not_chosen_silently(tmp_path, harm, said):
 
 def test_metadata_of_orbax_that_cannot_be_read(tmp_path):
   state = make_state(meshes.make_mesh({'data': 8}))
-  outputs.write_mark(tmp_path, 'dprjax.training')
+  provenance.write_mark(tmp_path, 'dprjax.training')
   with opened(tmp_path) as saved:
     saved.save(1, *state, {}, 0.5)
   path = tmp_path / 'checkpoints' / '1' / '_CHECKPOINT_METADATA'

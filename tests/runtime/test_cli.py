@@ -1,4 +1,4 @@
-import argparse
+import dataclasses
 import os
 import signal
 import subprocess
@@ -6,21 +6,28 @@ import sys
 
 import pytest
 
-from dprjax.runtime import cli
+from dprjax.runtime import cli, flags
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Uri:
+  uri: str = flags.flag('x')
+
 
 # A command that does what its argument says.
 COMMAND = """
-import os, signal, sys
-from dprjax.runtime import cli
+import dataclasses, os, signal, sys
+from dprjax.runtime import cli, flags
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+  do: str = flags.flag('x')
 def command(args):
   match args.do:
     case 'table': cli.print_table(['a', 'b'], [[chr(0x1f600) + chr(0xef), '1']] * 9999)
     case 'interrupt': os.kill(os.getpid(), signal.SIGINT); signal.pause()
     case 'fault': raise ZeroDivisionError('the fault')
     case 'full': raise OSError(28, 'No space left on device', 'a')
-parser = cli.Parser('x', 'x')
-parser.add_argument('--do')
-cli.run(parser, command)
+cli.run(Flags, command)
 """
 
 
@@ -69,33 +76,12 @@ def test_a_traceback_is_shown_to_whom_asks_for_it():
 
 
 def test_messages_hide_secrets(capsys):
-  parser = cli.Parser('x', 'x')
-  parser.add_argument('--uri')
-
   def command(args):
     cli.report_ids(f'{args.uri}: wrong', ['1'], strict=False)
     cli.report_ids(f'{args.uri}: wrong', ['1'], strict=True)
 
   with pytest.raises(SystemExit):
-    cli.run(parser, command, ['--uri=http://me:hunter2@host?token=abc&a=b'])
+    cli.run(Uri, command, ['--uri=http://me:hunter2@host?token=abc&a=b'])
   err = capsys.readouterr().err
   assert err.count('http://me:***@host?token=***&a=b: wrong') == 2
   assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-@pytest.mark.parametrize(('text', 'value'), [('1', 1), ('64', 64), ('100', 100)])
-def test_numbers_within_bounds(text, value):
-  assert cli.up_to(100)(text) == value
-
-
-@pytest.mark.parametrize('text', ['0', '101', '-1', '1.5', 'x', '', '9' * 5000])
-def test_numbers_beyond_their_bounds(text):
-  with pytest.raises(argparse.ArgumentTypeError, match='a whole number from 1 to 100, not') as info:
-    cli.up_to(100)(text)
-  assert len(str(info.value)) < 100
-
-
-@pytest.mark.parametrize('kind', [cli.positive, cli.count])
-def test_numbers_that_python_does_not_read(kind):
-  with pytest.raises(argparse.ArgumentTypeError, match='expected a whole number'):
-    kind('9' * 5000)

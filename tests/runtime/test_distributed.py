@@ -1,14 +1,14 @@
-import argparse
 import pathlib
 import socket
 import subprocess
 import sys
 
 import jax
+import jaxlib
 import numpy as np
 import pytest
 
-from dprjax.runtime import cli, distributed, lastwords
+from dprjax.runtime import distributed, flags, lastwords
 from tests.refusals import refused
 
 SLURM = {
@@ -43,17 +43,17 @@ def bare(monkeypatch):
 )
 def test_bad_flags(given, words):
   with refused(words):
-    distributed.start(*given)
+    distributed.start(flags.Job(**dict(zip(distributed.FLAGS, given, strict=True))))
 
 
 def test_a_single_process_starts_nothing(monkeypatch):
-  assert not distributed.start(None, None, None)
-  assert not distributed.start('host:1234', 1, 0)
+  assert not distributed.start(flags.Job())
+  assert not distributed.start(flags.Job(coordinator='host:1234', processes=1, process=0))
   for name, value in SLURM.items():
     monkeypatch.setenv(name, value)
-  assert not distributed.start(None, None, None)
+  assert not distributed.start(flags.Job())
   monkeypatch.setenv('OMPI_COMM_WORLD_SIZE', '1')
-  assert not distributed.start(None, None, None)
+  assert not distributed.start(flags.Job())
   assert not jax.distributed.is_initialized()
   # The collective functions do what one process needs.
   with distributed.turn():
@@ -66,7 +66,7 @@ def test_a_single_process_starts_nothing(monkeypatch):
 def test_open_mpi_5_needs_mpi4py_or_flags(monkeypatch):
   monkeypatch.setenv('OMPI_COMM_WORLD_SIZE', '2')
   with refused('mpi4py', '--process=$OMPI_COMM_WORLD_RANK'):
-    distributed.start(None, None, None)
+    distributed.start(flags.Job())
 
 
 def test_a_coordinator_that_cannot_be_reached_is_named():
@@ -90,10 +90,9 @@ def test_flags_override_the_environment(monkeypatch):
   monkeypatch.setenv('DPRJAX_COORDINATOR', 'host:1')
   monkeypatch.setenv('DPRJAX_PROCESSES', '4')
   monkeypatch.setenv('DPRJAX_PROCESS', '')
-  args = cli.Parser('train', '', processes=True).parse_args(['--processes=8'])
-  assert args == argparse.Namespace(
-    debug=False, coordinator='host:1', processes=8, process=None, join_timeout=300, peer_timeout=20
-  )
+  job, _ = flags.parse(flags.Job, ['--processes=8'])
+  assert job == flags.Job(coordinator='host:1', processes=8)
+  assert (job.process, job.join_timeout, job.peer_timeout) == (None, 300, 20)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,7 @@ def test_flags_override_the_environment(monkeypatch):
 )
 def test_bad_numbers(flag, capsys):
   with pytest.raises(SystemExit):
-    cli.Parser('train', '', processes=True).parse_args([flag])
+    flags.parse(flags.Job, [flag])
   assert flag.split('=')[0] in capsys.readouterr().err
 
 
@@ -152,3 +151,17 @@ def test_the_program_imports_only_the_standard_library():
   """It runs isolated, without site-packages."""
   source = pathlib.Path(lastwords.__file__).read_text()
   assert 'dprjax import' not in source and 'import jax' not in source
+
+
+def test_what_jax_does_not_publish_is_still_there():
+  """`distributed` uses it: nothing public gives the client, or says whether this is a TPU VM."""
+  assert isinstance(distributed.cloud_tpu_init.running_in_cloud_tpu_vm, bool)
+  state = distributed.internals.global_state
+  assert {'client', 'process_id', 'num_processes', 'coordinator_address'} <= set(dir(state))
+  for method in (
+    'key_value_set',
+    'key_value_dir_get',
+    'blocking_key_value_get',
+    'wait_at_barrier',
+  ):
+    assert callable(getattr(jaxlib._jax.DistributedRuntimeClient, method))

@@ -3,7 +3,7 @@
 import pytest
 from etils import epath
 
-from dprjax.base import sidecars
+from dprjax.base import provenance
 from dprjax.runtime import config as configs
 from dprjax.runtime import workdir as workdirs
 from tests.refusals import refused
@@ -64,10 +64,10 @@ def test_a_run_that_makes_nothing_leaves_nothing(tmp_path):
     fail(tmp_path / 'a' / 'b')
   assert list(tmp_path.iterdir()) == []
   use(tmp_path / 'c', workdirs.TRAINING)
-  before = sidecars.sums(epath.Path(tmp_path))
+  before = provenance.sums(epath.Path(tmp_path))
   with pytest.raises(ValueError, match='bad'):
     fail(tmp_path / 'c')
-  assert sidecars.sums(epath.Path(tmp_path)).items() >= before.items()
+  assert provenance.sums(epath.Path(tmp_path)).items() >= before.items()
 
 
 def test_two_runs_at_once(tmp_path):

@@ -278,17 +278,6 @@ def test_null_is_as_absent(client, ask):
     assert missing.value.param == 'model'
 
 
-def test_half_of_a_surrogate_pair(client):
-  for path, body in (
-    ('embeddings', rb'{"model": "qa", "input": "a \ud800 b"}'),
-    ('search', rb'{"model": "qa", "query": ["\udc00"]}'),
-    ('rerank', rb'{"query": "a", "documents": ["\uD83D"]}'),
-  ):
-    answer = client.post(f'/v1/{path}', content=body)
-    assert answer.status_code == 400
-    assert 'surrogate pair' in answer.json()['error']['message']
-
-
 def test_odd_names(client, ask, folder):
   name = 'fragen über größe'
   file = folder / f'{name}.npz'
@@ -311,14 +300,13 @@ def test_odd_names(client, ask, folder):
 def test_bodies_that_are_no_json(client):
   for body in (b'', b'{', b'[' * 9000, b'\xff', b'{"model": "qa", "input": "\\ud800"}', b'null'):
     assert client.post('/v1/embeddings', content=body).status_code in (400, 422), body
-  for body, says in (
-    (b'{"model": "qa", "input": "a \\ud800 b"}', 'surrogate pair'),
-    (b'{"model": "qa", "input": "\\udc00"}', 'surrogate pair'),
-    (b'{"model": "qa", "input": "\xed\xa0\x80"}', 'not UTF-8'),
-    (b'{"model": "qa", "input": "a', 'not JSON'),
+  for body in (
+    b'{"model": "qa", "input": "a \\ud800 b"}',
+    b'{"model": "qa", "input": "\\udc00"}',
+    b'{"model": "qa", "input": "\xed\xa0\x80"}',
+    b'{"model": "qa", "input": "a',
   ):
-    answer = client.post('/v1/embeddings', content=body)
-    assert answer.status_code == 400 and says in answer.json()['error']['message']
+    assert client.post('/v1/embeddings', content=body).status_code == 400
   chunks = client.post('/v1/embeddings', content=(b'x' * 1000 for _ in range(20)))
   assert chunks.status_code == 413
   assert client.get('/v1/embeddings').status_code == 405

@@ -1,28 +1,11 @@
-"""Milvus: an index that can change. Stores vectors under their documents' ids, searches them.
+"""Connections to Milvus, and its collections of vectors."""
 
-The same code serves milvus-lite, which runs in this process on a local folder (``index.db``), and a
-server or cluster (``http://host:19530``). Both need ``pip install 'dprjax[milvus]'``.
-
-A collection records what made its vectors (`dprjax.retrieval.manifest.Meta.space`), and refuses
-documents and queries of another backbone or prompt. Scores are inner products.
-
-    server = Server('index.db', new=True)
-    collection = server.create('passages', corpus.meta.space(), rows=len(corpus))
-    collection.upsert(ids, vectors)                  # replaces what is stored under these ids
-    collection.search(queries, k=10)                 # Found: ids, rows, scores
-    collection.like(['d7'], k=10)                    # neighbours of a stored document
-    collection.delete(['d7'])
-"""
-
-import argparse
 import contextlib
 import importlib.util
 import json
 import logging
 import math
-import os
 import re
-import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,12 +13,11 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float, Int
 
-from dprjax.base import files, outputs, reading, sidecars
+from dprjax.base import files, outputs, reading
 from dprjax.base.errors import InputError
-from dprjax.formats.fields import Record
 from dprjax.retrieval import best
 from dprjax.retrieval.best import check_finite
-from dprjax.retrieval.manifest import SPACE, check_same_space
+from dprjax.retrieval.manifest import check_same_space
 
 MAX_K = 16_384  # the most that Milvus returns for a query
 _LITE_TYPES = ('FLAT', 'AUTOINDEX', 'HNSW', 'IVF_FLAT', 'IVF_SQ8')
@@ -43,10 +25,7 @@ INDEX_TYPES = ('auto', 'SCANN', *_LITE_TYPES)
 
 # pymilvus pings every ten seconds, and milvus-lite ends the connection for it.
 _LITE_OPTIONS = {'grpc.keepalive_time_ms': 2**31 - 1}
-_SCHEMES = ('http', 'https', 'tcp', 'unix')
-_EXPECTED_URI = 'expected a local name that ends in .db, or http://host:port (or https://)'
-_LITE_LOCK, _SUMS = 'LOCK', '.dprjax.json'
-_LITE_FILES = {_LITE_LOCK, 'collections', 'databases', 'aliases.json', 'database_properties.json'}
+_LITE_FILES = {'LOCK', 'collections', 'databases', 'aliases.json', 'database_properties.json'}
 _SPACE = 'dprjax.space'
 _ID, _VECTOR = 'id', 'vector'
 _MAX_ID = 1024  # bytes
@@ -59,41 +38,18 @@ _log = logging.getLogger('dprjax')
 ProgressFn = Callable[[int], None]
 
 
-def add_arguments(parser: argparse._ActionsContainer, required: bool) -> None:
-  """Adds the flags that name a collection: ``--uri``, ``--token`` and ``--collection``."""
-  parser.add_argument(
-    '--uri',
-    type=_uri,
-    required=required,
-    help='a local folder whose name ends in .db, or http://host:port',
-  )
-  parser.add_argument(
-    '--token',
-    default=os.environ.get('MILVUS_TOKEN', ''),
-    help='of the server (default: $MILVUS_TOKEN)',
-  )
-  parser.add_argument(
-    '--collection', type=_collection_name, default='passages', help='default: passages'
-  )
+def check_uri(uri: str) -> None:
+  """Raises InputError for anything but a local name that ends in .db or the address of a server.
 
-
-def _uri(text: str) -> str:
-  # pymilvus takes whatever ends in .db for a local folder.
-  scheme, remote, rest = text.partition('://')
-  local = text.endswith('.db')
-  fits = scheme in _SCHEMES and rest and not local if remote else local
-  if not fits:
-    # Not printed: an address that lacks its http:// may hold a password.
-    raise argparse.ArgumentTypeError(_EXPECTED_URI)
-  return text
-
-
-def _collection_name(text: str) -> str:
-  if not re.fullmatch(r'[A-Za-z_][A-Za-z0-9_]{0,254}', text):
-    raise argparse.ArgumentTypeError(
-      f'expected letters, digits and underscores, 255 at most, not {text!r:.80}'
+  An address may hold no secret, which messages and reports would repeat: that is the token.
+  """
+  remote = re.fullmatch(r'(https?|tcp|unix)://[^@?#\s]+', uri) and not uri.endswith('.db')
+  if not (remote or (is_local(uri) and uri.endswith('.db') and '@' not in uri)):
+    # Not printed: it may hold a password.
+    raise InputError(
+      '--uri: expected a local name that ends in .db, or http://host:port (or https://) without a '
+      'user, a query or a fragment; a password goes into --token or MILVUS_TOKEN'
     )
-  return text
 
 
 def is_local(uri: str) -> bool:
@@ -107,18 +63,21 @@ def is_index(folder: epath.Path) -> bool:
   return bool(names) and names <= _LITE_FILES
 
 
-def check_index_type(uri: str, index_type: str | None) -> None:
+def check_index_type(uri: str, index_type: str) -> None:
   """Raises InputError for a type of index that milvus-lite lacks."""
-  if is_local(uri):
-    _check_lite_type(uri, index_type)
-
-
-def _check_lite_type(where: str, index_type: str | None) -> None:
   # It would accept any name, and search without an index.
-  if index_type not in (None, 'auto', *_LITE_TYPES):
+  if is_local(uri) and index_type not in ('auto', *_LITE_TYPES):
     raise InputError(
-      f'{where}: milvus-lite has no index {index_type}; choose among {", ".join(_LITE_TYPES)}, or '
+      f'{uri}: milvus-lite has no index {index_type}; choose among {", ".join(_LITE_TYPES)}, or '
       'use a server'
+    )
+
+
+def check_name(name: str) -> None:
+  """Raises InputError for what cannot be the name of a collection."""
+  if not re.fullmatch(r'[A-Za-z_][A-Za-z0-9_]{0,254}', name):
+    raise InputError(
+      f'--collection={name!r:.80}: expected letters, digits and underscores, 255 at most'
     )
 
 
@@ -137,11 +96,11 @@ class Found(NamedTuple):
 
 
 class Server:
-  """A connection.
+  """A connection to milvus-lite or a server; close it after use.
 
   Attributes:
-    uri: without a password, for messages and reports.
-    version: the server's own.
+    uri: the address.
+    version: of the server.
     lite: whether it is milvus-lite.
     client: pymilvus's.
   """
@@ -159,66 +118,54 @@ class Server:
       InputError: pymilvus or milvus-lite is not installed, there is no such folder, or no server
         answers.
     """
-    if importlib.util.find_spec('pymilvus') is None:
-      raise InputError(
-        "Milvus needs pymilvus, which is not installed: pip install 'dprjax[milvus]'"
-      )
-    self.lite = is_local(uri)
-    try:
-      _uri(uri)
-    except argparse.ArgumentTypeError as error:
-      raise InputError(f'uri: {error}') from None
-    if self.lite and importlib.util.find_spec('milvus_lite') is None:
-      raise InputError(
-        f'--uri={uri}: a local index needs milvus-lite, which is not installed: pip install '
-        "'dprjax[milvus]'"
-      )
-    self._kept = _Kept(epath.Path(uri)) if self.lite else None
-    if self._kept is not None:
-      _check_local(uri, new)
-      self._kept.check()
+    check_uri(uri)
+    self.uri, self._folder = uri, epath.Path(uri) if is_local(uri) else None
+    for package in ('pymilvus', 'milvus_lite') if is_local(uri) else ('pymilvus',):
+      if importlib.util.find_spec(package) is None:
+        raise InputError(
+          f"Milvus needs {package}, which is not installed: pip install 'dprjax[milvus]'"
+        )
+    if self._folder is not None:
+      _check_local(self._folder, new)
     import pymilvus  # here, because it is an extra
 
     # They log tracebacks of errors that are raised anyway, and of calls that milvus-lite lacks.
     for name in ('pymilvus', 'milvus_lite', 'grpc'):
       logging.getLogger(name).setLevel(logging.CRITICAL)
-    self.uri = _public(uri)
-    self._folder = epath.Path(uri) if self.lite else None
-    self._secrets = _secrets(uri, token)
-    with self.errors(f'{self.uri} (another process may have it open)' if self.lite else self.uri):
+    self._token = token
+    with self.errors(f'{uri} (another process may have it open)' if self._folder else uri):
       self.client = pymilvus.MilvusClient(
-        uri, token=token, timeout=timeout, **({'grpc_options': _LITE_OPTIONS} if self.lite else {})
+        uri,
+        token=token,
+        timeout=timeout,
+        **({'grpc_options': _LITE_OPTIONS} if self._folder else {}),
       )
       self.version = str(self.client.get_server_version())
-    if self._kept is not None:
-      self._kept.forget()
     # milvus-lite can run as a server too.
     self.lite = 'lite' in self.version
 
   def close(self) -> None:
-    """Ends the connection. A local index is complete then, and its checksums are kept in it."""
+    """Ends the connection. A local index is complete then."""
     with self.errors(self.uri):
       self.client.close()
-    if self._kept is not None and self._folder is not None:
-      from milvus_lite.server_manager import server_manager_instance
+      if self._folder is not None:
+        from milvus_lite.server_manager import server_manager_instance
 
-      with self.errors(self.uri):
         server_manager_instance.release_server(str(self._folder))
-      self._kept.remember()
 
   @contextlib.contextmanager
   def errors(self, where: str) -> Iterator[None]:
-    """Turns an error of Milvus inside the block into an InputError without secrets."""
+    """Turns an error of Milvus inside the block into an InputError without the token."""
     try:
       yield
     except (InputError, MemoryError):
       raise
     except Exception as error:  # of pymilvus, grpc and milvus-lite
       message = getattr(error, 'message', None) or f'{type(error).__name__}: {error}'
-      for secret in self._secrets:
-        message = message.replace(secret, '***')
-      # What it was raised from would show the secret in a traceback.
-      raise InputError(f'{where}: Milvus says: {message}') from (None if self._secrets else error)
+      for secret in (self._token, self._token.partition(':')[2]):
+        message = message.replace(secret, '***') if secret else message
+      # What it was raised from would show the token in a traceback.
+      raise InputError(f'{where}: Milvus says: {message}') from (None if self._token else error)
 
   def __contains__(self, name: str) -> bool:
     with self.errors(self.uri):
@@ -226,6 +173,7 @@ class Server:
 
   def open(self, name: str) -> 'Collection':
     """An existing collection. Raises InputError if there is none, or dprjax did not make it."""
+    check_name(name)
     if name not in self:
       with self.errors(self.uri):
         names = sorted(self.client.list_collections())
@@ -240,15 +188,15 @@ class Server:
       self._load(name)
     try:
       text = described['properties'].get(_SPACE) or described['description']
-      space = Record(reading.parse_object(text, 'collection'), 'collection').record(_SPACE)
-      space.whole('dimension', 1, 2**20)
+      space = reading.parse(text, 'collection', dict[str, dict[str, Any]])[_SPACE]
+      int(space['dimension'])
     except (InputError, KeyError, TypeError, AttributeError):
       raise InputError(
         f'{self.uri}: collection {name!r} was not made by dprjax: it does not say what made its '
         'vectors; choose another name'
       ) from None
     return Collection(
-      self, name, space.values, str(index.get('index_type', 'FLAT')), int(index.get('nlist', 128))
+      self, name, space, str(index.get('index_type', 'FLAT')), int(index.get('nlist', 128))
     )
 
   def _load(self, name: str) -> None:
@@ -280,8 +228,8 @@ class Server:
     Raises:
       InputError: the server has no such index, or another error of Milvus.
     """
-    if self.lite:
-      _check_lite_type(self.uri, index_type)
+    check_name(name)
+    check_index_type(self.uri, index_type)
     if index_type == 'auto':
       index_type = 'FLAT' if self.lite else 'SCANN'
       if self.lite:
@@ -317,20 +265,6 @@ class Server:
       client.load_collection(name)
     return self.open(name)
 
-  def recover(self, name: str) -> None:
-    """Removes what a command left that was killed while it made a collection of a local index."""
-    if self._folder is None:
-      return
-    folder = self._folder / 'collections' / name
-    if name in self:
-      with self.errors(self.uri):
-        ours = _SPACE in self.client.describe_collection(name)['properties']
-        rows = int(self.client.get_collection_stats(name)['row_count'])
-        if ours and not rows and not self.client.list_indexes(name):
-          self.client.drop_collection(name)
-    elif folder.is_dir() and all(path.name == 'schema.json.tmp' for path in folder.iterdir()):
-      folder.rmtree()
-
   def drop(self, name: str) -> None:
     """Removes a collection and all that is in it."""
     with self.errors(self.uri):
@@ -359,11 +293,6 @@ class Collection:
 
   def check_space(self, space: Mapping[str, Any], what: str) -> None:
     """Raises InputError if ``what`` has another space than the collection."""
-    if missing := [name for name in SPACE if name not in self.space]:
-      raise InputError(
-        f'{self._where} was filled by an older dprjax, which did not record {", ".join(missing)}: '
-        'encode again, fill another --collection, and --drop this one'
-      )
     check_same_space(self._where, self.space, what, space)
 
   def upsert(
@@ -577,96 +506,10 @@ def _among(ids: Sequence[str]) -> str:
   return f'{_ID} in {json.dumps(list(ids), ensure_ascii=False)}'
 
 
-def _check_local(uri: str, new: bool) -> None:
+def _check_local(folder: epath.Path, new: bool) -> None:
   """Raises InputError for anything but a local index, or where a ``new`` one may be made."""
-  folder = epath.Path(uri)
-  if new and not folder.exists():
+  if new and (not folder.exists() or (folder.is_dir() and outputs.is_vacant(folder))):
     return
-  files.existing(uri, 'local index')
-  if not folder.is_dir():
-    raise InputError(f'{uri} is a file; a local index is a folder')
-  if is_index(folder) or (new and outputs.is_vacant(folder)):
-    return
-  raise InputError(f'{uri} holds something else than a local index; nothing was changed')
-
-
-class _Kept:
-  """The checksums of a local index between two commands.
-
-  Without them milvus-lite takes a damaged file for an empty or another one. While a command has the
-  index open there are none, so after a kill nothing is compared.
-  """
-
-  def __init__(self, folder: epath.Path):
-    self._folder, self._path = folder, folder / _SUMS
-    self._sums: dict[str, str] = {}
-    self._seen: dict[str, tuple[int, int]] = {}
-
-  def check(self) -> None:
-    """Raises InputError where a file is not as the last command left it, or is no file."""
-    self._seen = self._files()
-    if not self._path.exists():
-      return
-    record = reading.read_json_object(files.regular_file(self._path, 'checksums'), 'checksums')
-    remedy = (
-      f'remove {self._folder} and fill it again; or {self._path}, if another program changed it '
-      'on purpose'
-    )
-    sidecars.check_sums(self._folder, record.get('sha256'), remedy)
-    self._sums = record['sha256']
-    if added := self._seen.keys() - self._sums.keys():
-      raise InputError(f'{self._folder / min(added)} was added; {remedy}')
-
-  def forget(self) -> None:
-    self._path.unlink(missing_ok=True)
-
-  def remember(self) -> None:
-    """Writes the sums; files that did not change since `check` are not read again."""
-    now = self._files()
-    sums = {
-      name: self._sums[name]
-      if name in self._sums and self._seen.get(name) == seen
-      else files.sha256_file(self._folder / name)
-      for name, seen in sorted(now.items())
-    }
-    files.write_json(self._path, {'format': 'dprjax.milvus', 'sha256': sums})
-
-  def _files(self) -> dict[str, tuple[int, int]]:
-    """Size and time of every file of milvus-lite. Raises InputError for a pipe or a device."""
-    found: dict[str, tuple[int, int]] = {}
-    for root, _, names in os.walk(self._folder):
-      for name in names:
-        path = epath.Path(root) / name
-        inside = str(path.relative_to(self._folder))
-        if inside == _LITE_LOCK or name.startswith('.'):
-          continue
-        if files.is_special(path):
-          raise InputError(f'{path} is a pipe or a device, not a file of a local index')
-        status = os.stat(path)
-        found[inside] = status.st_size, status.st_mtime_ns
-    return found
-
-
-def _public(uri: str) -> str:
-  """The address for messages and reports: without user, password and query."""
-  if is_local(uri):
-    return uri
-  scheme, _, rest = uri.partition('://')
-  user, at, host = rest.rpartition('@')
-  if at and ('?' in user or '#' in user):  # the secret holds one, or the query holds an '@'
-    return f'{scheme}://***'
-  return f'{scheme}://{re.split("[?#]", host)[0]}'
-
-
-def _secrets(uri: str, token: str) -> list[str]:
-  """What may not be shown of an address and a token, the longest first."""
-  found = {token, token.partition(':')[2]}
-  if not is_local(uri):
-    rest = uri.partition('://')[2]
-    user = rest.rpartition('@')[0]
-    found |= {user, user.partition(':')[2]}
-    for part in re.split('[?&#;]', rest)[1:]:
-      found |= {part, part.partition('=')[2]}
-    found |= set(re.split('[:/?#]', user))  # parsers cut it there
-  shown = found | {urllib.parse.unquote(one) for one in found}
-  return sorted((one for one in shown if len(one) > 2), key=len, reverse=True)
+  files.existing(folder, 'local index')
+  if not (folder.is_dir() and is_index(folder)):
+    raise InputError(f'{folder} holds something else than a local index; nothing was changed')

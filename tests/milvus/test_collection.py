@@ -5,11 +5,12 @@ import traceback
 
 import numpy as np
 import pytest
-from etils import epath
 
+from dprjax import milvus
 from dprjax.base import errors
 from dprjax.base.errors import InputError
-from dprjax.retrieval import exact, milvus
+from dprjax.milvus import collection as module
+from dprjax.retrieval import exact
 from tests.refusals import refused
 
 SPACE = {
@@ -52,7 +53,7 @@ def rankings(found):
 
 def test_equals_exact_search(collection, monkeypatch):
   monkeypatch.setattr(
-    milvus, '_ANSWER_ROWS', 80
+    module, '_ANSWER_ROWS', 80
   )  # three queries a request: 20 passages, and one to see a tie
   told = []
   found = collection.search(QUERIES, 20, progress=told.append)
@@ -79,8 +80,8 @@ def test_ties_at_the_cut(server):
 
 
 def test_upsert_replaces_and_delete_deletes(collection, server, monkeypatch):
-  monkeypatch.setattr(milvus, '_REQUEST_ROWS', 2)
-  monkeypatch.setattr(milvus, '_IDS', 2)
+  monkeypatch.setattr(module, '_REQUEST_ROWS', 2)
+  monkeypatch.setattr(module, '_IDS', 2)
   told = []
   collection.upsert(['d1', 'd7', 'new'], 9 * QUERIES[:3], progress=told.append)
   assert told == [2, 3] and len(collection) == 301
@@ -200,9 +201,9 @@ def test_a_collection_of_another_program(server):
 @pytest.mark.parametrize(
   'uri, message',
   [
-    ('index', ('uri', '.db', 'http://host:port')),
+    ('index', ('--uri', '.db', 'http://host:port')),
     ('nowhere.db', 'nowhere.db'),
-    ('http://user:secret@127.0.0.1:1', 'http://127.0.0.1:1'),
+    ('http://127.0.0.1:1', 'http://127.0.0.1:1'),
   ],
 )
 def test_no_server(server, tmp_path, monkeypatch, uri, message):
@@ -210,39 +211,6 @@ def test_no_server(server, tmp_path, monkeypatch, uri, message):
   with refused(message):
     milvus.Server(uri)
   assert list(tmp_path.iterdir()) == []
-
-
-def test_a_collection_of_an_older_dprjax(server):
-  made = server.create('old', {'dimension': 16, 'backbone_sha256': 'b' * 64})
-  with refused('config_sha256', 'tokenizer_sha256'):
-    made.check_space(SPACE, '--queries')
-  server.drop('old')
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('schema', [False, True])
-def test_a_collection_that_was_made_half(server, schema):
-  if schema:
-    with pytest.MonkeyPatch.context() as patch:
-      patch.setattr(server.client, '_create_index', _fail, raising=False)
-      patch.setattr(server.client, 'create_index', _fail)
-      with refused('killed here'):
-        server.create('half', SPACE, index_type='HNSW')
-    assert 'half' in server
-  else:
-    folder = epath.Path(server.uri) / 'collections' / 'half'
-    folder.mkdir()
-    (folder / 'schema.json.tmp').write_text('{')
-  server.recover('half')
-  assert 'half' not in server
-  made = server.create('half', SPACE, index_type='HNSW')
-  server.recover('half')  # whole, if empty
-  assert 'half' in server and made.index_type == 'HNSW'
-  server.drop('half')
-
-
-def _fail(*_, **__):
-  raise RuntimeError('killed here')
 
 
 ADDRESSES = [
