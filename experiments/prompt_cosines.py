@@ -8,6 +8,7 @@ from jaxtyping import Float
 import charts
 from dprjax.base import files
 from dprjax.base.errors import InputError
+from dprjax.models.adapters import template as template_files
 from dprjax.models.artifact import Prompt
 
 
@@ -18,7 +19,7 @@ def cosines(prompts: Mapping[str, Prompt]) -> Float[np.ndarray, 'K K']:
     InputError: they do not have the same learned segments, or none.
   """
   spaces = {
-    name: {segment: vectors.shape for segment, vectors in prompt.vectors.items()}
+    name: {segment: vectors.shape for segment, vectors in template_files.vectors(prompt).items()}
     for name, prompt in prompts.items()
   }
   first = next(iter(spaces))
@@ -30,7 +31,9 @@ def cosines(prompts: Mapping[str, Prompt]) -> Float[np.ndarray, 'K K']:
       )
   rows = np.stack(
     [
-      np.concatenate([prompt.vectors[segment].reshape(-1) for segment in sorted(spaces[first])])
+      np.concatenate(
+        [template_files.vectors(prompt)[segment].reshape(-1) for segment in sorted(spaces[first])]
+      )
       for prompt in prompts.values()
     ]
   ).astype(np.float64)
