@@ -57,29 +57,23 @@ def of_states(
     which: the number of each row's way, where there are several.
   """
   specs = (specs,) if isinstance(specs, VectorSpec) else specs
-  names, units = ([*dict.fromkeys(values)] for values in zip(*map(_way, specs), strict=True))
-  vectors = poolings.find(names[0]).pool(states, mask)
-  if len(names) > 1:
-    number = _of_rows([names.index(spec.pooling) for spec in specs], which)
-    for other, name in enumerate(names[1:], start=1):
-      pooled = poolings.find(name).pool(states, mask)
-      vectors = jnp.where(number[:, None] == other, pooled, vectors)
+
+  def of_rows(values: Sequence[Any]) -> Array:
+    assert which is not None
+    return jnp.take(jnp.array(values), which)[:, None]
+
+  names = list(dict.fromkeys(spec.pooling for spec in specs))
+  vectors, *others = (poolings.find(name).pool(states, mask) for name in names)
+  if others:
+    number = of_rows([names.index(spec.pooling) for spec in specs])
+    for other, pooled in enumerate(others, start=1):
+      vectors = jnp.where(number == other, pooled, vectors)
   vectors = projection.project(config, params, vectors)
-  if units == [False]:
-    return vectors
-  if units == [True]:
-    return unit(vectors)
-  scaled = _of_rows([spec.normalize for spec in specs], which)
-  return jnp.where(scaled[:, None], unit(vectors), vectors)
-
-
-def _way(spec: VectorSpec) -> tuple[str, bool]:
-  return spec.pooling, spec.normalize
-
-
-def _of_rows(values: Sequence[Any], which: Int[Array, ' B'] | None) -> Array:
-  assert which is not None
-  return jnp.take(jnp.array(values), which)
+  scaled = [spec.normalize for spec in specs]
+  if any(scaled):
+    units = unit(vectors)
+    vectors = units if all(scaled) else jnp.where(of_rows(scaled), units, vectors)
+  return vectors
 
 
 def unit(x: Float[Array, '... H']) -> Float[Array, '... H']:
