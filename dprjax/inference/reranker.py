@@ -5,8 +5,8 @@ yes or no under a prompt (NIR-Prompt's Reranker-Prompt). ``load`` takes either.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,6 @@ from dprjax.inference import templates
 from dprjax.inference.embedder import (
   BUCKETS,
   Embedder,
-  EmbedFn,
   ProgressFn,
   check_size,
   count_from,
@@ -61,7 +60,10 @@ class Reranker:
     max_length: the most tokens of a pair.
     dtype: of the arithmetic.
     truncated: how many pairs lost tokens.
+    head: the backbone's head that scores.
   """
+
+  head: ClassVar[str]
 
   def __init__(
     self,
@@ -69,14 +71,14 @@ class Reranker:
     tokenizer: text.Tokenizer,
     template: Template,
     max_length: int,
-    embed: EmbedFn,
+    score_rows: Callable[[Any, jax.Array, jax.Array, EncoderOptions], jax.Array],
     params: Any,
     *,
-    mesh: Mesh,
+    mesh: Mesh | None,
     batch_size: int,
     dtype: str,
   ):
-    """For subclasses: ``embed(params, rows, mask, lengths) -> [B, 1]`` scores ``Packed.rows``.
+    """For subclasses: ``score_rows(params, rows, lengths, options) -> [B]`` scores ``Packed.rows``.
 
     Raises:
       InputError: the backbone has fewer positions than ``max_length``.
@@ -87,15 +89,16 @@ class Reranker:
       raise InputError(
         f'max_length {max_length} exceeds the {config.max_tokens} positions of {backbone.path}'
       )
-    self.backbone, self.tokenizer, self.max_length, self.dtype = (
-      backbone,
-      tokenizer,
-      max_length,
-      dtype,
-    )
-    self.truncated = 0
-    self._params = place(mesh, params)
-    self._template = template
+    arithmetic = encoder_config.arithmetic(dtype, 'dtype')
+    mesh = local_mesh() if mesh is None else mesh
+    options = EncoderOptions.of(arithmetic, meshes.activations(mesh)[1])
+
+    def embed(params: Any, rows: jax.Array, _: jax.Array, lengths: jax.Array) -> jax.Array:
+      return score_rows(params, rows, lengths, options)[:, None]
+
+    self.backbone, self.tokenizer, self.max_length = backbone, tokenizer, max_length
+    self.dtype, self.truncated = arithmetic.name, 0
+    self._params, self._template = place(mesh, params), template
     self._embedder = Embedder(
       embed, mesh, batch_size, max_length, tokenizer.pad_id, encoder_row_bytes(config)
     )
@@ -103,7 +106,9 @@ class Reranker:
   @property
   def sha256(self) -> str:
     """Names the encoder's tensors, the head's and the tokenizer, which decide a score."""
-    return '+'.join((self.backbone.sha256, self._head_sha256, self.tokenizer.sha256))
+    head = self.backbone.heads[self.head]
+    own = head_specs.sha256(self.head, self.backbone.config, head)
+    return '+'.join((self.backbone.sha256, own, self.tokenizer.sha256))
 
   @property
   def settings(self) -> dict[str, Any]:
@@ -126,10 +131,6 @@ class Reranker:
     empty = np.zeros((len(lengths), 2), np.int32)
     rows = [np.full(length, self.tokenizer.pad_id, np.int32) for length in lengths]
     self._embedder(self._params, rows, columns=(empty,))
-
-  @property
-  def _head_sha256(self) -> str:
-    raise NotImplementedError
 
   def score(
     self, pairs: Iterable[tuple[str, str]], progress: ProgressFn | None = None
@@ -170,6 +171,8 @@ class CrossEncoder(Reranker):
       reranker.score([('how do planes fly', 'The lift of a swept wing ...')])   # float32 [1]
   """
 
+  head = 'classifier'
+
   def __init__(
     self,
     backbone: hub.Backbone,
@@ -190,33 +193,19 @@ class CrossEncoder(Reranker):
     model = backbone.config
     self.labels = head['output']['bias'].shape[0]
     template = Template.pair(*tokenizer.pair_format)
-    arithmetic = encoder_config.arithmetic(dtype, 'dtype')
-    mesh = local_mesh() if mesh is None else mesh
-    options = EncoderOptions.of(arithmetic, meshes.activations(mesh)[1])
 
-    def embed(params: Any, rows: jax.Array, _: jax.Array, lengths: jax.Array) -> jax.Array:
-      backbone, head = params
+    def score_rows(
+      params: Any, rows: jax.Array, lengths: jax.Array, options: EncoderOptions
+    ) -> jax.Array:
+      encoder, head = params
       pair = fill([template], unpack(rows, lengths), rows.shape[1], tokenizer.pad_id)
-      return classifier.score_pairs(
-        model,
-        backbone,
-        head,
-        pair.tokens,
-        pair.mask,
-        pair.token_types,
-        options=options,
-      )[:, None]
+      return classifier.score_pairs(model, encoder, head, *pair[:3], options=options)
 
     super().__init__(
-      backbone,
-      tokenizer,
-      template,
-      max_length,
-      embed,
-      (backbone.params, head),
+      *(backbone, tokenizer, template, max_length, score_rows, (backbone.params, head)),
       mesh=mesh,
       batch_size=batch_size,
-      dtype=arithmetic.name,
+      dtype=dtype,
     )
 
   @classmethod
@@ -241,19 +230,12 @@ class CrossEncoder(Reranker):
       InputError: something cannot be read, there is no such head, it has more labels, or the
         tokenizer is another model's.
     """
-    backbone = hub.load_backbone(path, ('classifier',))
-    tokenizer = text.load_tokenizer(backbone.path)
-    hub.check_vocabulary(backbone, tokenizer.vocab_size, backbone.path)
+    backbone, tokenizer = _load(path, cls.head)
     if max_length is None:
       max_length = min(
         sentence.max_length(epath.Path(backbone.path)), backbone.config.max_tokens, DEFAULT_LENGTH
       )
     return cls(backbone, tokenizer, max_length, batch_size=batch_size, dtype=dtype)
-
-  @property
-  def _head_sha256(self) -> str:
-    head = self.backbone.heads['classifier']
-    return head_specs.sha256('classifier', self.backbone.config, head)
 
 
 class PromptReranker(Reranker):
@@ -269,6 +251,8 @@ class PromptReranker(Reranker):
     prompt: the prompt.
     score_kind: 'logit' or 'probability'.
   """
+
+  head = 'mlm'
 
   def __init__(
     self,
@@ -321,35 +305,26 @@ class PromptReranker(Reranker):
       )
     check_size('max_length', max_length)
     template.cut(np.zeros((0, 2), np.int32), max_length)  # is there room for texts?
-    arithmetic = encoder_config.arithmetic(dtype, 'dtype')
-    mesh = local_mesh() if mesh is None else mesh
-    options = EncoderOptions.of(arithmetic, meshes.activations(mesh)[1])
 
-    def embed(params: Any, rows: jax.Array, _: jax.Array, lengths: jax.Array) -> jax.Array:
-      backbone, head, adapter = params
+    def score_rows(
+      params: Any, rows: jax.Array, lengths: jax.Array, options: EncoderOptions
+    ) -> jax.Array:
+      encoder, head, adapter = params
+      tasks = jnp.zeros(rows.shape[0], jnp.int32)
+      pairs = unpack(rows, lengths)
       logits = segments.answer(
-        config,
-        backbone,
-        head,
-        made,
-        unpack(rows, lengths),
-        rows.shape[1],
-        jnp.zeros(rows.shape[0], jnp.int32),
+        *(config, encoder, head, made, pairs, rows.shape[1], tasks),
         adapter=adapter,
         options=options,
       )
-      return heads.answer_score(logits, yes, no, self.score_kind)[:, None]
+      return heads.answer_score(logits, yes, no, self.score_kind)
 
     super().__init__(
-      backbone,
-      tokenizer,
-      template,
-      max_length,
-      embed,
+      *(backbone, tokenizer, template, max_length, score_rows),
       (backbone.params, found.params, adapter),
       mesh=mesh,
       batch_size=batch_size,
-      dtype=arithmetic.name,
+      dtype=dtype,
     )
 
   @classmethod
@@ -381,19 +356,10 @@ class PromptReranker(Reranker):
     if score not in (None, *SCORES):
       raise InputError(f'score: expected one of {", ".join(SCORES)}, not {score!r}')
     artifact.load_prompt(prompt)  # first, because loading the backbone takes a while
-    backbone = hub.load_backbone(path, ('mlm',))
-    tokenizer = text.load_tokenizer(backbone.path)
-    hub.check_vocabulary(backbone, tokenizer.vocab_size, backbone.path)
+    backbone, tokenizer = _load(path, cls.head)
     loaded = artifact.load_prompt_for(prompt, tokenizer.sha256, backbone)
-    return cls(
-      backbone,
-      tokenizer,
-      loaded,
-      max_length,
-      score=score,
-      batch_size=batch_size,
-      dtype=dtype,
-    )
+    options: dict[str, Any] = {'score': score, 'batch_size': batch_size, 'dtype': dtype}
+    return cls(backbone, tokenizer, loaded, max_length, **options)
 
   @property
   def settings(self) -> dict[str, Any]:
@@ -406,10 +372,6 @@ class PromptReranker(Reranker):
   @property
   def files(self) -> list[str]:
     return [*super().files, self.prompt.path]
-
-  @property
-  def _head_sha256(self) -> str:
-    return head_specs.sha256('mlm', self.backbone.config, self.backbone.heads['mlm'])
 
   def _pack(self, pairs: Sequence[tuple[str, str]]) -> Packed:
     prefixes = [self.prompt.meta.get(f'{kind}_prefix', '') for kind in KINDS]
@@ -425,6 +387,14 @@ class PromptReranker(Reranker):
     )
     packed = self._template.pack(kept, self.max_length, self.tokenizer.pad_id)
     return packed._replace(cut=cut)  # where both texts fit, no more is cut
+
+
+def _load(path: PathLike, head: str) -> tuple[hub.Backbone, text.Tokenizer]:
+  """A model with its head, if it has one, and its tokenizer."""
+  backbone = hub.load_backbone(path, (head,))
+  tokenizer = text.load_tokenizer(backbone.path)
+  hub.check_vocabulary(backbone, tokenizer.vocab_size, backbone.path)
+  return backbone, tokenizer
 
 
 def _check_pairs(pairs: Any) -> list[tuple[str, str]]:
