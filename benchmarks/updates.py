@@ -44,7 +44,7 @@ def knobs(
     'backbone.dropout': 0.0,
     'prompt.dropout': 0.0,
     'ema': 0.0,
-    'shrink': 0.0,
+    'weight_interpolation': 0.0,
     'prompt.length': prompt if method == 'DPT' else 0,
     'pooling': 'mean',
     'normalize': 'true',

@@ -10,7 +10,7 @@ Arguments: `msmarco` (the default: localized contrastive estimation as Gao, Dai 
 train it), `beir` (any BEIR folder with a train split, from a small sentence encoder), and `local`
 in place of or after either: seconds on a CPU, with nothing to download.
 `--config.cross_encoder.loss=pointwise` is monoBERT's loss. Negatives are random passages;
-`--config.data.train=mined.jsonl` brings mined ones. `--config.backbone.path` may be a
+`--config.data.mined_negatives=mined.jsonl` brings mined ones. `--config.backbone.path` may be a
 cross-encoder: its head is trained further.
 """
 

@@ -37,7 +37,7 @@ def get_config(arg: str = 'beir'):
     c.prompt.dropout, c.prompt.dropout_scope, c.backbone.dropout = 0.2, 'batch', 0.0
     c.negatives = 0
     c.batch_size = 32
-    c.epochs, c.ema, c.shrink = 10.0, 0.9, 50.0
+    c.epochs, c.ema, c.weight_interpolation = 10.0, 0.9, 50.0
     c.optim.learning_rate = 0.1
     # All that the encoder reads without a prompt.
     c.data.query_max_length, c.data.passage_max_length = 256, 256
@@ -89,7 +89,7 @@ def get_config(arg: str = 'beir'):
     c.prompt.sides = 'query'
   if small and c.prompt.sides == 'query':
     c.corpus_negatives = -1
-    c.prompt.anchor, c.prompt.anchor_to = 0.5, 'scores'
+    c.prompt.regularization, c.prompt.regularization_on = 0.5, 'scores'
     c.batch_size = 16
   return defaults.local(c) if 'local' in (recipe, *rest) else c
 
@@ -97,7 +97,7 @@ def get_config(arg: str = 'beir'):
 def both_sides(c):
   """What differs from a prompt for queries alone; on the command line alternatives.both.KNOB."""
   return {
-    'prompt': {'sides': c.prompt.sides, 'anchor': c.prompt.anchor},
+    'prompt': {'sides': c.prompt.sides, 'regularization': c.prompt.regularization},
     'batch_size': c.batch_size,
     'corpus_negatives': c.corpus_negatives,
     'data': {'passage_embeddings': c.data.passage_embeddings},

@@ -9,10 +9,10 @@ coCondenser is fine-tuned on MS MARCO in two rounds, both from the same backbone
 from BM25's negatives; `msmarco,round2` from those that the first round's model finds:
 
     python -m dprjax.train --config=configs/ft.py:msmarco --workdir=runs/round1 \\
-      --config.data.dir=DIR --config.data.train=bm25.jsonl
+      --config.data.dir=DIR --config.data.mined_negatives=bm25.jsonl
     ... export, encode, search and mine from both runs (docs/recipes.md) -> mined.jsonl
     python -m dprjax.train --config=configs/ft.py:msmarco,round2 --workdir=runs/round2 \\
-      --config.data.dir=DIR --config.data.train=mined.jsonl
+      --config.data.dir=DIR --config.data.mined_negatives=mined.jsonl
 """
 
 from dprjax.runtime import config as defaults

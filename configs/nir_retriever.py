@@ -163,7 +163,7 @@ def finish(c, rest):
   c.batch_size = 16 if c.arrangement != 'balanced' else 8 * len(c.tasks)
   c.grad_cache, c.eval.corpus_limit = 1, 60
   c.template.lengths = (2, 2, 3)
-  c.template.label_words = ('true', 'false')  # words of docstrings
+  c.template.verbalizer = ('true', 'false')  # words of docstrings
   c.per_task = 32
   for number, (name, entry) in enumerate(sorted(c.tasks.items())):
     entry.data.format = 'docstrings'

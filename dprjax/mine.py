@@ -11,8 +11,8 @@ denoised pool, and up to 30 of them go to the file too. Every negative keeps its
 and scores: docs/mining.md describes the file. The same inputs and seed give the same file, byte for
 byte. train.jsonl.json beside it has the counts.
 
-Train with --config.data.train=train.jsonl; --config.mix.denoised and its like set the share of each
-pool.
+Train with --config.data.mined_negatives=train.jsonl; --config.mix.denoised and its like set the
+share of each pool.
 """
 
 import dataclasses

@@ -29,7 +29,8 @@ from dprjax.runtime import workdir as workdirs
 from dprjax.runtime.stages import Model, Stages, Texts
 
 # The pipeline sets these, whatever an experiment's config says.
-_OURS = ('seed', 'mix', 'data.dir', 'data.format', 'data.train', 'data.train_split', 'data.store')
+_OF_DATA = ('dir', 'format', 'mined_negatives', 'train_split', 'store')
+_OURS = ('seed', 'mix', *(f'data.{name}' for name in _OF_DATA))
 _MEASURES = ('nDCG@10', 'RR@10', 'R@100', 'R@1000')
 
 _POOL = knobs.number(0.0, least=0, most=1)
@@ -237,7 +238,7 @@ class Pipeline:
       f'seed={self.config.seed}',
       'data.format=beir',
       f'data.dir={texts.folder}',
-      f'data.train={mined}',
+      f'data.mined_negatives={mined}',
       f'data.train_split={self.config.data.train_split}',
       f'backbone.path={backbone}',
       *settings,

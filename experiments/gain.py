@@ -47,7 +47,7 @@ WAYS = {
       'optim.learning_rate=7e-3',
       'prompt.dropout=0.0',
       'ema=0.0',
-      'shrink=0.0',
+      'weight_interpolation=0.0',
       'data.hold_out=0.1',
       'data.folds=5',
       'data.folds_below=200',
@@ -66,7 +66,12 @@ WAYS = {
     'a linear map',
     'dptdr.py:beir,query',
     (3e-4, 1e-3, 3e-3),
-    (*systems.TUNED, 'method=lab.linear_map', "trainable=('head/.*',)", 'prompt.anchor=0.0'),
+    (
+      *systems.TUNED,
+      'method=lab.linear_map',
+      "trainable=('head/.*',)",
+      'prompt.regularization=0.0',
+    ),
     both=False,
     keeps='',
   ),
@@ -82,13 +87,13 @@ CHANGED = {
     'length=64': ('prompt.length=64',),
     'batch': ('corpus_negatives=0', 'batch_size=32'),
     'margin': ('method=lab.margin',),
-    'free': ('prompt.anchor=0.0',),
-    'anchor=2': ('prompt.anchor=2.0',),
-    'vectors': ("prompt.anchor_to='vectors'", 'prompt.anchor=3.0'),
+    'free': ('prompt.regularization=0.0',),
+    'anchor=2': ('prompt.regularization=2.0',),
+    'vectors': ("prompt.regularization_on='vectors'", 'prompt.regularization=3.0'),
     'dropout=0': ('prompt.dropout=0.0',),
     'ema=0': ('ema=0.0',),
-    'shrink=0': ('shrink=0.0',),
-    'shrink=200': ('shrink=200.0',),
+    'shrink=0': ('weight_interpolation=0.0',),
+    'shrink=200': ('weight_interpolation=200.0',),
     'temperature=0.02': ('temperature=0.02',),
     'learnt': (
       'method=lab.learnt_temperature',
@@ -126,7 +131,7 @@ VARIANTS = {
       *systems.TUNED,
       'method=lab.linear_map',
       "trainable=('backbone/.*norm/scale',)",
-      'prompt.anchor=0.0',
+      'prompt.regularization=0.0',
     ),
     both=False,
     keeps='',
@@ -197,7 +202,7 @@ class Experiment(systems.Runs):
     folder, out = self.folder(name), self.out / 'mined' / f'{name}.jsonl'
     run = mining.words(folder, out.with_suffix('.trec'))
     mining.mine(folder, folder / 'qrels' / 'train.tsv', [f'--run=bm25={run}'], out)
-    return (f'data.train={out}',)
+    return (f'data.mined_negatives={out}',)
 
   def variants(self, found, names):
     """Recipes with one thing changed: their scores less those of the recipe, by seeds."""

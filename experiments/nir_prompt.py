@@ -276,7 +276,7 @@ class Experiment:
         f'tasks.{task}.data.hold_out': 0.0,
       }
       if (folder / 'mined.jsonl').exists():
-        knobs[f'tasks.{task}.data.train'] = folder / 'mined.jsonl'
+        knobs[f'tasks.{task}.data.mined_negatives'] = folder / 'mined.jsonl'
       if run.prompts:
         made = f'{run.stage}/{run.prompts}-{task}'
         self.make(made)

@@ -118,7 +118,7 @@ class Experiment(systems.Runs):
       'eval.corpus_limit=500',
       'prompt.dropout=0.0',
       'ema=0.0',
-      'shrink=0.0',
+      'weight_interpolation=0.0',
     )
 
   def folder(self, name):

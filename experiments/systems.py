@@ -42,7 +42,7 @@ TUNED = (
   'steps=300',
   'eval.every=25',
   'eval.patience=2',
-  'shrink=0.0',
+  'weight_interpolation=0.0',
 )
 # A prompt as DPTDR has it, and the whole encoder in its place.
 PLAIN = (*TUNED, 'prompt.dropout=0.0', 'ema=0.0')

@@ -129,7 +129,7 @@ class Experiment(adapted.Runs):
 
   def more_knobs(self, name, way, seed):
     pool = way.split('.')[1]
-    return () if pool == 'batch' else (f'data.train={self.mined(name, pool)}',)
+    return () if pool == 'batch' else (f'data.mined_negatives={self.mined(name, pool)}',)
 
   @property
   def pair_length(self):
@@ -232,7 +232,7 @@ class Experiment(adapted.Runs):
         f'backbone.dtype={self.args.dtype}',
         'backbone.unroll=0',
         f'data.dir={self.folder(name)}',
-        f'data.train={negatives}',
+        f'data.mined_negatives={negatives}',
         f'data.train_split={HALF}{half}',
         f'data.query_max_length={systems.QUERY_LENGTH}',
         f'data.passage_max_length={self.args.length}',

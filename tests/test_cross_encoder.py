@@ -249,7 +249,7 @@ def test_mined_negatives_are_used(go, trained, tmp_path):
         json.dumps({'query_id': json.loads(line)['_id'], 'negative_passages': names}) + '\n'
       )
   status, err = go(
-    f'--config.data.train={tmp_path}/mined.jsonl',
+    f'--config.data.mined_negatives={tmp_path}/mined.jsonl',
     '--config.data.dev_split=',
     '--config.data.hold_out=0.2',
     f'--config.data.store={tmp_path}/store',

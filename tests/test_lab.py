@@ -83,7 +83,7 @@ def test_a_learnt_temperature_is_that_of_the_loss_and_of_the_trust_region(build,
 @pytest.mark.slow_but_first
 @pytest.mark.parametrize('devices', [1, 8])
 def test_a_linear_map_is_of_the_query_alone(build, batch, devices):
-  config, params, loss = build('linear_map', devices, prompt__anchor=0.0, normalize=True)
+  config, params, loss = build('linear_map', devices, prompt__regularization=0.0, normalize=True)
   start = params['head/map/kernel']  # `make_params` makes all larger
   np.testing.assert_array_equal(start / start[0, 0], np.eye(queries.WIDTH))
   kernel = np.random.default_rng(3).normal(size=(queries.WIDTH,) * 2).astype(np.float32)

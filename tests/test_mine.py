@@ -213,7 +213,7 @@ def test_training_on_a_mined_file(tmp_path, command):
       f'--workdir={tmp_path}/run',
       '--config.data.format=beir',
       f'--config.data.dir={data}',
-      f'--config.data.train={tmp_path}/mined.jsonl',
+      f'--config.data.mined_negatives={tmp_path}/mined.jsonl',
       '--config.negatives=4',
       *(f'--config.mix.{pool}={share}' for pool, share in shares.items()),
       '--config.steps=4',

@@ -252,7 +252,7 @@ def test_interrupted_in_a_stage_it_says_so_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'knob', ['retriever.seed=1', 'reranker.data.train=x', 'retriever.mix.random=1.0']
+  'knob', ['retriever.seed=1', 'reranker.data.mined_negatives=x', 'retriever.mix.random=1.0']
 )
 def test_what_the_pipeline_sets_itself_is_refused(command, tmp_path, knob):
   name = knob.partition('=')[0]

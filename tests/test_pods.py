@@ -38,7 +38,7 @@ METHODS = {
   'DPT of queries': [
     'dptdr.py:local,query',
     '--config.corpus_negatives=-1',
-    '--config.prompt.anchor=0.5',
+    '--config.prompt.regularization=0.5',
     '--config.optim.learning_rate=10.0',
   ],
   'FT': ['ft.py:local', '--config.data.dev_split='],

@@ -189,7 +189,7 @@ def test_the_whole_corpus_may_be_the_negatives(folder, go, trained, tmp_path):
 
 
 def test_the_frozen_encoders_vectors_come_with_a_batch(flags, trained, tmp_path):
-  config = configs.parse([*flags, '--config.prompt.anchor=0.5'])
+  config = configs.parse([*flags, '--config.prompt.regularization=0.5'])
   backbone = hub.load_backbone(f'{trained}/backbone')
   tokenizer = text.load_tokenizer(backbone.path)
   with devices.one():

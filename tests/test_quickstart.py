@@ -167,7 +167,11 @@ def test_the_whole_comparison_twice(tmp_path):
   assert 'how are messages parsed?' in second.stdout
 
   # A prompt for both encodes them under itself too.
-  both = '--config.prompt.sides=both', '--config.corpus_negatives=0', '--config.prompt.anchor=0.0'
+  both = (
+    '--config.prompt.sides=both',
+    '--config.corpus_negatives=0',
+    '--config.prompt.regularization=0.0',
+  )
   again = [*command, *both, f'--out={tmp_path}/both']
   third = subprocess.run(again, **how)
   assert third.returncode == 0, third.stderr

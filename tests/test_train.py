@@ -558,7 +558,7 @@ def test_text_is_read_once_for_all_alternatives_and_folds(
 def test_the_average_is_scored_kept_and_resumed(go, tmp_path):
   # So many passages that scores of near parameters differ.
   often = '--config.eval.every=4', '--config.eval.corpus_limit=1000'
-  flags = '--config.ema=0.9', '--config.shrink=50', *often
+  flags = '--config.ema=0.9', '--config.weight_interpolation=50', *often
   assert go('dptdr.py:local', *flags)[0] == 0
   run = tmp_path / 'run'
   rows, (_, average) = metrics_of(run), trainable_of(run)

@@ -560,7 +560,7 @@ def _check_mix(store: Store, mix: Mix | None, negatives: int, seed: int) -> None
     raise InputError(
       f'config.mix.denoised: {shares.denoised:g}, but no negative of {store.path} is denoised; '
       'mine with a reranker (python -m dprjax.mine --reranker or --reranked), and name its file '
-      'with config.data.train'
+      'with config.data.mined_negatives'
     )
   # In blocks, because each slot of each query is a random number.
   queries = np.arange(store.num_queries, dtype=np.int32)

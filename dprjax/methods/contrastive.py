@@ -24,7 +24,7 @@ from dprjax.methods.method import Batch, Params
 from dprjax.models.embed import unit
 from dprjax.runtime import mesh as meshes
 
-FROZEN = 'frozen_query_vectors'  # of a batch, where there is a trust region
+FROZEN = 'frozen_query_vectors'  # of a batch, for the regularization
 VECTORS, ROWS = 'corpus/vectors', 'corpus/rows'  # parameters that no rule trains
 
 

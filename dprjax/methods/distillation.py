@@ -28,7 +28,7 @@ def check(config: ConfigDict) -> None:
   """Raises InputError where there are no scores to learn, or nothing that they are of."""
   if config.distillation.loss == 'none':
     return
-  if not (config.distillation.scores or config.data.train):
+  if not (config.distillation.scores or config.data.mined_negatives):
     raise InputError(
       'config.distillation.scores is empty; name a run of dprjax.rerank or a file of dprjax.mine '
       'that has scores'
@@ -38,7 +38,7 @@ def check(config: ConfigDict) -> None:
 
 def scores_file(section: ConfigDict, config: ConfigDict) -> epath.Path:
   """The file of the teacher's scores. Raises InputError where it is none."""
-  return files.regular_file(config.distillation.scores or section.train, 'teacher scores')
+  return files.regular_file(config.distillation.scores or section.mined_negatives, 'teacher scores')
 
 
 def shown(config: ConfigDict) -> dict[str, str]:

@@ -61,12 +61,12 @@ def build(
       batch,
       key,
       corpus=contrastive.corpus(params, batch),
-      frozen=frozen if config.prompt.anchor else None,
+      frozen=frozen if config.prompt.regularization else None,
     )
 
   shown = {'accuracy': 'in-batch accuracy'} | distillation.shown(config)
-  if config.prompt.anchor:
-    shown['anchor'] = 'from the frozen'
+  if config.prompt.regularization:
+    shown['regularization'] = 'from the frozen'
   return Model(encoders.init, loss, encoders.embed, shown, dual_encoder.without_adapter)
 
 
@@ -93,7 +93,7 @@ def contrast(
     key: for dropout, or None.
     columns: keys of the batch with a number for each row, which its texts are encoded with.
     corpus: more negatives.
-    frozen: as ``encode``, of the frozen encoder, to which ``config.prompt.anchor`` holds.
+    frozen: as ``encode``, of the frozen encoder, to which ``config.prompt.regularization`` holds.
   """
   chunks = config.grad_cache * config.accumulate
 
@@ -130,7 +130,7 @@ def contrast(
       for kind, rows in texts.items()
       if kind not in bare
     }
-  held = frozen is not None and config.prompt.anchor_to == 'scores'
+  held = frozen is not None and config.prompt.regularization_on == 'scores'
 
   def score(
     q: Array, p: Array, *more: Array
@@ -150,7 +150,7 @@ def contrast(
     )
     losses = distillation.add(config, jnp.mean(metrics.loss), q, p, batch)
     if metrics.divergence is not None:
-      losses |= {'anchor': jnp.mean(metrics.divergence)}
+      losses |= {'regularization': jnp.mean(metrics.divergence)}
     return losses, metrics
 
   vectors: tuple[Array, ...] = q, p
@@ -162,8 +162,8 @@ def contrast(
   if frozen is not None:
     if not held:
       distances = [squared_distance(made[kind], bare[kind]) for kind in texts]
-      losses |= {'anchor': jnp.mean(jnp.stack(distances))}
-    losses |= {'loss': losses['loss'] + config.prompt.anchor * losses['anchor']}
+      losses |= {'regularization': jnp.mean(jnp.stack(distances))}
+    losses |= {'loss': losses['loss'] + config.prompt.regularization * losses['regularization']}
   return losses['loss'], negative_pools(batch) | losses | {
     'accuracy': jnp.mean(metrics.accuracy),
     'negatives': jnp.mean(metrics.negatives),
@@ -235,7 +235,7 @@ METHOD = Method(
     *dual_encoder.OPTIONS,
     'distillation.loss',
     'prompt.sides',
-    'prompt.anchor',
+    'prompt.regularization',
     'data.folds',
     'tasks',
   ),

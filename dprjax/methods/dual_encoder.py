@@ -80,13 +80,14 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh | None = None)
           'config.trainable: names parameters of the backbone, and the passages of '
           "config.prompt.sides='query' are encoded once; train the prompt alone"
         )
-    if config.prompt.anchor and (
+    if config.prompt.regularization and (
       not config.prompt.length
       or trains(tree.trainable_names(config.trainable, list(tree.flatten(params))), 'backbone')
     ):
       raise InputError(
-        f'config.prompt.anchor: {config.prompt.anchor} holds a prompt near the frozen encoder; '
-        'train a prompt (config.prompt.length, config.trainable) and not the backbone, or set 0'
+        f'config.prompt.regularization: {config.prompt.regularization} holds a prompt near the '
+        'frozen encoder; train a prompt (config.prompt.length, config.trainable) and not the '
+        'backbone, or set 0'
       )
     return params
 

@@ -523,7 +523,7 @@ def export(
   if 'pair' in kinds:
     shared |= {
       'pooling': 'mask',
-      'label_words': list(config.template.label_words),
+      'label_words': list(config.template.verbalizer),
       'score': config.template.score,
       'head_sha256': head_specs.sha256('mlm', backbone.config, heads['mlm']),
     }

@@ -38,10 +38,10 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
   prompts = nir_prompt.build(config, model, tokenizer, KINDS)
   templates = prompts.templates
   yes, no = segments.label_ids(
-    config.template.label_words,
+    config.template.verbalizer,
     tokenizer.encode_bare,
     tokenizer.special_ids,
-    'config.template.label_words',
+    'config.template.verbalizer',
   )
   options = EncoderOptions.from_config(config.backbone, *mesh.activations(devices))
   around = len(tokenizer.opening), len(tokenizer.closing)

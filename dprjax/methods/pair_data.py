@@ -114,8 +114,10 @@ class LabelledPairs:
 def find_pairs(section: ConfigDict, workdir: epath.Path, seed: int, task: str) -> LabelledPairs:
   """The labelled pairs of a task. Raises InputError where a knob cannot be."""
   key = f'config.tasks.{task}.data'
-  if section.train:
-    raise InputError(f'{key}.train: labelled pairs have no mined negatives; leave it empty')
+  if section.mined_negatives:
+    raise InputError(
+      f'{key}.mined_negatives: labelled pairs have no mined negatives; leave it empty'
+    )
   folder = section.dir
   if section.format == 'docstrings':
     folder = str(workdir / 'data' / task)

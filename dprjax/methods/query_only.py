@@ -191,7 +191,7 @@ def open_queries(
   workdir: epath.Path,
   tokenizer: Tokenizer,
 ) -> Vectors:
-  """The frozen encoder's vectors of a store's queries, for a trust region; made in the workdir.
+  """The frozen encoder's vectors of a store's queries, for the regularization; made in the workdir.
 
   Nothing changes them in a training: made once, they spare every update a forward pass. All
   processes call this; the arguments are `open_passages`'.

@@ -210,7 +210,7 @@ class Retrieval:
           batch | {distillation.KEY: known.scores(batch['query_index'], batch['passage_index'])}
         )
       )
-    if passages is not None and config.prompt.anchor:
+    if passages is not None and config.prompt.regularization:
       anchors = query_only.open_queries(self.train, tokens, config, self.workdir, tokenizer)
       made = made.map(
         lambda batch: batch | {contrastive.FROZEN: anchors.take(batch['query_index'])}
@@ -357,7 +357,7 @@ def find(
     path,
     format,
     section.train_split,
-    negatives=section.train or None,
+    negatives=section.mined_negatives or None,
     max_queries=section.max_queries or None,
     strict=section.strict,
     categories=section.categories,
@@ -438,7 +438,7 @@ def batch_shapes(config: ConfigDict, model: EncoderConfig, _: Tokenizer | None) 
   calls, texts = [(size, lengths['query'])], {'queries': size}
   if config.prompt.sides == 'query':
     arrays['passage_vectors'] = rows(np.float32, candidates, model.vector_size)
-    if config.prompt.anchor:
+    if config.prompt.regularization:
       arrays[contrastive.FROZEN] = rows(np.float32, model.vector_size)
   else:
     arrays['passage_tokens'] = rows(np.int32, candidates, lengths['passage'])

@@ -27,8 +27,8 @@ class State(NamedTuple):
     trainable: the trained parameters.
     opt_state: the optimiser's.
     average: of the trained parameters over the steps and with their start, with ``config.ema`` or
-      ``config.shrink``.
-    start: the trained parameters before the first step, with ``config.shrink``.
+      ``config.weight_interpolation``.
+    start: the trained parameters before the first step, with ``config.weight_interpolation``.
   """
 
   trainable: dict[str, Any]
@@ -143,7 +143,7 @@ def lay_out(
     trainable: the names that are trained.
     devices: the mesh.
     steps: the length of the schedule, in updates.
-    examples: those of an epoch's updates, for ``config.shrink``.
+    examples: those of an epoch's updates, for ``config.weight_interpolation``.
     sharding: rules of the backbone's family, before ``mesh.RULES``.
 
   Raises:
@@ -161,7 +161,7 @@ def lay_out(
     optim.make_optimizer(config.optim, list(params), trainable, steps),
     devices,
     config.ema,
-    examples / (examples + config.shrink),
+    examples / (examples + config.weight_interpolation),
   )
 
 

@@ -2,7 +2,7 @@
 
 A line is ``{"query_id", "query", "positive_passages": [...], "negative_passages": [...]}``. A
 passage is ``{"docid", "title", "text"}``, or only ``{"docid"}`` where texts are left out (training
-then needs a corpus beside the file: ``config.data.train``). A negative has more:
+then needs a corpus beside the file: ``config.data.mined_negatives``). A negative has more:
 
 | key                         | value                                                              |
 |-----------------------------|--------------------------------------------------------------------|

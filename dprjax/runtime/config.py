@@ -23,7 +23,7 @@ from ml_collections import config_flags
 
 from dprjax.base import files, reading
 from dprjax.base.errors import InputError, place
-from dprjax.runtime import knobs
+from dprjax.runtime import knobs, renamed
 
 # Keys that may differ between two runs in one workdir: they change what is logged or kept, or where
 # it is computed, not the result. (Another mesh or number of processes rounds differently.)
@@ -37,9 +37,6 @@ _FREE = (
   'compilation_cache',
   'mesh',
 )
-
-# Keys by their former names, for an error that names the new one.
-_RENAMED = {'system': 'method', 'data.form': 'data.format'}
 
 # Folders of a workdir in which something was made.
 _MADE = ('checkpoints', 'backbone', 'folds', 'alternatives')
@@ -127,8 +124,8 @@ def local(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   c.batch_size = 16
   c.grad_cache = min(c.grad_cache, 2)
   c.epochs, c.steps = 0.0, 12
-  c.ema, c.shrink = 0.0, 0.0  # twelve updates go nowhere near too far
-  c.data.format, c.data.dir, c.data.train = (
+  c.ema, c.weight_interpolation = 0.0, 0.0  # twelve updates go nowhere near too far
+  c.data.format, c.data.dir, c.data.mined_negatives = (
     'docstrings',
     'email,http,json,logging,asyncio,unittest,xml',
     '',
@@ -486,6 +483,7 @@ def check_ranges(config: ml_collections.ConfigDict, own: str, name: str = 'confi
   known, given = _known(config, name), flat(config.to_dict())
   owns = (own, *(f'alternatives.{one}.{own}' for one in config.alternatives))
   if unknown := [key for key in given if key not in known and not key.startswith(owns)]:
+    _check_renamed(unknown[0], name)
     raise InputError(f'{name}.{unknown[0]}: {_NO_OPTION}{_ALL}')
   if missing := [key for key in known if key not in given]:
     raise InputError(f'{name}.{missing[0]} is missing; begin a config file with default()')
@@ -674,12 +672,10 @@ def backbone_path(config: ml_collections.ConfigDict, workdir: epath.PathLike) ->
   return str(epath.Path(workdir) / 'backbone') if path.startswith('scratch:') else path
 
 
-def _check_renamed(key: str) -> None:
-  """Raises InputError for a key's former name, also within ``config.retriever`` and its like."""
-  for old, new in _RENAMED.items():
-    # Tasks are younger than the renames, and may have any name.
-    if f'.{key}'.endswith(f'.{old}') and not key.startswith('tasks.'):
-      raise InputError(f'config.{key} is now config.{key.removesuffix(old)}{new}')
+def _check_renamed(key: str, name: str = 'config') -> None:
+  """Raises InputError for a key's former name."""
+  if new := renamed.key(key):
+    raise InputError(f'{name}.{key} is now {name}.{new}')
 
 
 def _read(workdir: epath.PathLike) -> dict[str, Any]:

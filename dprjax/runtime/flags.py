@@ -19,6 +19,7 @@ repeated.
 import argparse
 import dataclasses
 import os
+import re
 import sys
 import types
 import typing
@@ -26,6 +27,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from dprjax.base.errors import InputError, error_line
+from dprjax.runtime import renamed
 
 REQUIRED = dataclasses.MISSING
 _LONGEST_S = 7 * 24 * 3600  # of a time-out
@@ -253,6 +255,10 @@ def maybe_named(text: str) -> tuple[str, str]:
 
 class _Parser(argparse.ArgumentParser):
   def error(self, message: str) -> NoReturn:
+    if message.startswith('unrecognized'):
+      for old, new in renamed.FLAGS.items():
+        if re.search(rf'--{old}\b', message):
+          message = f'--{old} is now --{new}'
     print(error_line(f'{message} (see {self.prog} --help)'), file=sys.stderr, flush=True)
     sys.exit(2)
 

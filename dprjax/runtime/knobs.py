@@ -127,7 +127,7 @@ def descending(*values: int) -> Knob:
 TASK_DATA = (
   'format',
   'dir',
-  'train',
+  'mined_negatives',
   'train_split',
   'dev_split',
   'hold_out',
@@ -190,12 +190,12 @@ def table() -> types.SimpleNamespace:
   # N(0, std) for the initial values of the prompt, or of its embedding and the MLP's kernels
   c.prompt.init_std = number(0.02, least=0, most=10)
   c.prompt.init_from = text('')  # start from this prompt.npz instead (Table 6)
-  # a trust region around the frozen encoder: the weight in the loss of how far the prompt leads
-  # away from it; 0: none. It costs another forward pass, but not where `sides` is 'query'
-  c.prompt.anchor = number(0.0, least=0, most=1e6).only(optional=True, prompt__length=SET)
+  # the weight of the regularization to the frozen encoder: of how far the prompt leads away from
+  # it; 0: none. It costs another forward pass, but not where `sides` is 'query'
+  c.prompt.regularization = number(0.0, least=0, most=1e6).only(optional=True, prompt__length=SET)
   # of what: 'vectors', their mean squared distance; 'scores', the divergence of a query's softmax
   # over its positive and negatives from the frozen encoder's
-  c.prompt.anchor_to = choice('vectors', 'scores')
+  c.prompt.regularization_on = choice('vectors', 'scores')
   c.prompt.dropout = number(0.1, least=0, below=1)  # on the expanded prompt, in training
   # 'example': a mask for each, as in the released code; 'batch': one mask for all
   c.prompt.dropout_scope = choice('example', 'batch')
@@ -232,7 +232,7 @@ def table() -> types.SimpleNamespace:
   c.distillation.loss = choice('none', 'margin_mse', 'kl').only(
     optional=True, negatives=SET, tasks=()
   )
-  # a run of dprjax.rerank, or a jsonl of dprjax.mine with scores; '': c.data.train
+  # a run of dprjax.rerank, or a jsonl of dprjax.mine with scores; '': c.data.mined_negatives
   c.distillation.scores = text('')
   c.distillation.weight = number(1.0, above=0, most=1)  # of this loss; the rest is InfoNCE's
   c.distillation.temperature = number(1.0, above=0, most=1e4)  # the teacher's scores by it
@@ -250,7 +250,7 @@ def table() -> types.SimpleNamespace:
   c.ema = number(0.0, least=0, below=1)
   # training examples that the start of the trained parameters counts as: what is scored and
   # exported lies n / (n + this) of the way from it to where they are, with n in an epoch's updates
-  c.shrink = number(0.0, least=0, most=1e9)
+  c.weight_interpolation = number(0.0, least=0, most=1e9)
 
   c.optim = types.SimpleNamespace()
   c.optim.learning_rate = number(7e-3, least=0, most=100)
@@ -273,7 +273,7 @@ def table() -> types.SimpleNamespace:
   # docstrings: packages, separated by commas
   c.data.dir = text('')
   # a training jsonl with mined negatives, in Tevatron's format, for queries of data.dir
-  c.data.train = text('')
+  c.data.mined_negatives = text('')
   c.data.train_split = text('train')  # qrels/NAME.tsv
   c.data.dev_split = text('')  # qrels/NAME.tsv for evaluation during training; '': see hold_out
   # fraction of the training queries held out as the dev split, by a hash of their ids
@@ -389,7 +389,7 @@ def table() -> types.SimpleNamespace:
   c.template.lengths = several(6, 6, 7)  # of P1, P2, P3, in vectors
   # layers whose inputs hold the learned vectors unchanged; 0: none; -1: all but the last
   c.template.fixed_layers = whole(-1, least=0, most=1000, also=-1)
-  c.template.label_words = several('yes', 'no')  # the answers at [MASK] of a pair; one token each
+  c.template.verbalizer = several('yes', 'no')  # the answers at [MASK] of a pair; one token each
   # a pair's score: 'logit', logit(yes) - logit(no), as in the released code; 'probability',
   # P(yes) - P(no), as in the paper
   c.template.score = choice('logit', 'probability')

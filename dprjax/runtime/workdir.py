@@ -160,8 +160,8 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
   tasks = {
     f'--config.tasks.{name}.data.{knob}': entry.data[knob]
     for name, entry in config.tasks.items()
-    for knob in ('dir', 'train')
-    if knob == 'train' or entry.data.format != 'docstrings'
+    for knob in ('dir', 'mined_negatives')
+    if knob == 'mined_negatives' or entry.data.format != 'docstrings'
   }
   prompts = {f'--config.tasks.{name}.prompt': entry.prompt for name, entry in config.tasks.items()}
   return (
@@ -172,7 +172,7 @@ def inputs(config: ml_collections.ConfigDict) -> dict[str, Any]:
       '--config.data.dir': []
       if config.data.format == 'docstrings'
       else [folder, *(part.strip() for part in folder.split(','))],
-      '--config.data.train': config.data.train,
+      '--config.data.mined_negatives': config.data.mined_negatives,
       '--config.distillation.scores': config.distillation.scores,
       '--config.data.passage_embeddings': config.data.passage_embeddings,
       '--config.prompt.init_from': config.prompt.init_from,

@@ -54,7 +54,7 @@ def make_config(method, tasks=('dialogue', 'qa'), **changes):
       'pooling': 'mask',
       'batch_size': 16,
       'template__lengths': (2, 2, 2),
-      'template__label_words': ('oak', 'elm'),
+      'template__verbalizer': ('oak', 'elm'),
       'data__query_max_length': 7,
       'data__passage_max_length': 9,
     }

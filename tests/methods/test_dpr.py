@@ -105,7 +105,7 @@ def reference_loss(config, params, batch):
     vectors[kind] = reference.pool(hidden, flat[1], config.pooling, config.normalize).reshape(
       *t.shape[:-1], -1
     )
-    if config.prompt.anchor:
+    if config.prompt.regularization:
       bare = reference.encode(MODEL, backbone, *flat, None)
       bare = reference.pool(bare, flat[1], config.pooling, config.normalize)
       frozen[kind] = bare.reshape(vectors[kind].shape)
@@ -127,7 +127,7 @@ def reference_loss(config, params, batch):
   )
   if not apart:
     return value
-  if config.prompt.anchor_to == 'scores':
+  if config.prompt.regularization_on == 'scores':
 
     def far(q, p, bare_q, bare_p):
       both = (bare_q, bare_p), (q, p)
@@ -139,7 +139,7 @@ def reference_loss(config, params, batch):
       config.normalize,
       *(found[kind] for found in (vectors, frozen) for kind in ('query', 'passage')),
     )
-  return value + config.prompt.anchor * np.mean(apart)
+  return value + config.prompt.regularization * np.mean(apart)
 
 
 def slope(config, params, batch, direction, eps=1e-6):
@@ -164,8 +164,8 @@ OTHERS = [
   {'backbone__remat': True, 'backbone__unroll': 0},
   {'in_batch': False},
 ]
-ANCHOR = {'prompt__anchor': 0.5}
-SCORES = ANCHOR | {'prompt__anchor_to': 'scores'}
+ANCHOR = {'prompt__regularization': 0.5}
+SCORES = ANCHOR | {'prompt__regularization_on': 'scores'}
 SHORTER = {'matryoshka': (6, 3)}
 MARGINS = {'distillation__loss': 'margin_mse', 'distillation__weight': 0.75}
 LISTS = {'distillation__loss': 'kl', 'distillation__temperature': 2.0, 'temperature': 0.5}
@@ -502,10 +502,10 @@ def test_a_batch_may_tell_what_its_negatives_are():
 
 @pytest.mark.slow
 def test_an_anchor_needs_a_prompt_on_a_frozen_backbone():
-  with refused('config.prompt.anchor'):
+  with refused('config.prompt.regularization'):
     check_knobs(make_config(method='pretrain', **ANCHOR))
   mesh = make_mesh({'data': 1})
   for knobs in ({'prompt__length': 0, 'trainable': ('.*',)}, {'trainable': ('.*',)}):
     config = make_config(**ANCHOR, **knobs)
-    with refused('config.prompt.anchor'):
+    with refused('config.prompt.regularization'):
       make_params(dpr.build(config, MODEL, mesh))

@@ -188,12 +188,12 @@ def test_backbones_without_the_head_that_answers(tokenizer, model, parts, device
 @pytest.mark.parametrize(
   ('words', 'message'),
   [
-    (('oak', 'elm tree'), ('config.template.label_words', 'elm tree')),
-    (('oak', '%'), ('config.template.label_words', '%')),
-    (('oak', 'oak'), 'config.template.label_words'),
+    (('oak', 'elm tree'), ('config.template.verbalizer', 'elm tree')),
+    (('oak', '%'), ('config.template.verbalizer', '%')),
+    (('oak', 'oak'), 'config.template.verbalizer'),
   ],
 )
 def test_label_words_that_are_no_words(words, message, tokenizer, model, parts, devices):
-  config = nir.make_config('nir_reranker', trainable=TRAINED, template__label_words=words)
+  config = nir.make_config('nir_reranker', trainable=TRAINED, template__verbalizer=words)
   with refused(message):
     init(config, tokenizer, model, parts, devices)

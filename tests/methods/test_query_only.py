@@ -54,10 +54,10 @@ def expected(config, params, batch):
     more = batch['corpus_vectors'].astype(np.float64), batch['corpus_index']
   elif whole:
     more = CORPUS.astype(np.float64), range(TOTAL)
-  bare, to = None, config.prompt.anchor_to
-  if config.prompt.anchor and contrastive.FROZEN in batch:
+  bare, to = None, config.prompt.regularization_on
+  if config.prompt.regularization and contrastive.FROZEN in batch:
     bare = batch[contrastive.FROZEN].astype(np.float64)
-  elif config.prompt.anchor:
+  elif config.prompt.regularization:
     bare = reference.encode(
       shared.MODEL, params['backbone'], batch['query_tokens'], batch['query_mask'], None
     )
@@ -78,11 +78,11 @@ def expected(config, params, batch):
       apart.append(reference.divergence(*lists))
   if bare is not None and to == 'vectors':
     apart.append(np.mean(np.sum((q - bare) ** 2, axis=1)))
-  held = config.prompt.anchor * np.mean(apart) if apart else 0.0
+  held = config.prompt.regularization * np.mean(apart) if apart else 0.0
   return np.mean([loss for loss, _, _ in found]) + held, *found[0][1:]
 
 
-SCORES = {'prompt__anchor': 0.5, 'prompt__anchor_to': 'scores'}
+SCORES = {'prompt__regularization': 0.5, 'prompt__regularization_on': 'scores'}
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ SCORES = {'prompt__anchor': 0.5, 'prompt__anchor_to': 'scores'}
     *(
       pytest.param(devices, knobs, marks=pytest.mark.slow)
       for devices, knobs in [
-        (1, {'negatives': 0, 'corpus_negatives': -1, 'prompt__anchor': 0.5}),
+        (1, {'negatives': 0, 'corpus_negatives': -1, 'prompt__regularization': 0.5}),
         (1, {'negatives': 1, 'corpus_negatives': 16, 'grad_cache': 2, 'loss_rows': 3}),
         (8, {'negatives': 0, 'corpus_negatives': -1, 'accumulate': 2, 'batch_size': 8}),
         (8, {'negatives': 1, 'matryoshka': (4,), 'corpus_negatives': 8, **SCORES}),

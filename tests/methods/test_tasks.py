@@ -280,7 +280,12 @@ LONG = {'query': [Template((Piece((5,) * 26), Piece(None)))]}
     (('qa', 'pi'), 'pairs', {'negatives': 0}, 'config.negatives'),
     (('qa',), 'retrieval', {'tasks__qa__data__format': 'tar'}, 'config.tasks.qa.data.format'),
     (('pi',), 'pairs', {'tasks__pi__data__format': 'beir'}, 'config.tasks.pi.data.format'),
-    (('pi',), 'pairs', {'tasks__pi__data__train': 'mined'}, 'config.tasks.pi.data.train'),
+    (
+      ('pi',),
+      'pairs',
+      {'tasks__pi__data__mined_negatives': 'mined'},
+      'config.tasks.pi.data.mined_negatives',
+    ),
     (('qa', 'dr'), 'retrieval', {'arrangement': 'balanced', 'batch_size': 5}, 'config.batch_size'),
     (
       ('qa',),

@@ -217,7 +217,7 @@ def test_label_words(words, message):
 
   assert segments.label_ids(('no', 'yes'), look_up, [0, 3], 'here') == (8, 7)
   with refused(message):
-    segments.label_ids(words, look_up, [0, 3], 'config.template.label_words')
+    segments.label_ids(words, look_up, [0, 3], 'config.template.verbalizer')
 
 
 def test_the_papers_words():

@@ -7,7 +7,7 @@ import pytest
 
 from dprjax.base.errors import InputError
 from dprjax.runtime import config as configs
-from dprjax.runtime import knobs
+from dprjax.runtime import knobs, renamed
 from dprjax.runtime.knobs import SET
 from tests.knobs import with_knobs
 from tests.refusals import refused
@@ -86,6 +86,10 @@ def test_a_workdir_without_an_experiment_is_an_error(tmp_path):
     ('--config.system=dpr', ('config.system', 'config.method')),
     ('--config.data.form=beir', 'config.data.format'),
     ('--config.reranker.data.form=beir', 'config.reranker.data.format'),
+    ('--config.tasks.shrink.data.train=x', 'config.tasks.shrink.data.mined_negatives'),
+    *(
+      (f'--config.{old}=1', (f'config.{old}', f'config.{new}')) for old, new in renamed.KEYS.items()
+    ),
   ],
 )
 def test_a_renamed_key_names_its_new_one(argument, message):
@@ -335,7 +339,7 @@ def test_alternatives_differ_in_nothing_that_the_command_line_says():
   assert [one.batch_size for one in both('batch_size=64')] == [64, 64]
   one_alone = both('batch_size=64', 'alternatives.both.batch_size=8')
   assert [one.batch_size for one in one_alone] == [64, 8]
-  assert [one.prompt.anchor for one in both('prompt.anchor=1.0')] == [1.0, 1.0]
+  assert [one.prompt.regularization for one in both('prompt.regularization=1.0')] == [1.0, 1.0]
   # Only a prompt for queries can have these.
   given = both('data.passage_embeddings=emb', 'corpus_negatives=64')
   assert [(one.data.passage_embeddings, one.corpus_negatives) for one in given] == [
@@ -412,7 +416,7 @@ def test_alternatives_that_cannot_be(changes, more, name):
 
 RULES = {
   'prompt__sides': 'query',
-  'prompt__anchor': 0.5,
+  'prompt__regularization': 0.5,
   'distillation__loss': 'kl',
   'data__folds': 3,
   'matryoshka': (64, 32),
@@ -437,7 +441,10 @@ def test_an_optional_knob_is_refused_by_a_method_without_it(knob):
   [
     ({'corpus_negatives': 5}, ('corpus_negatives=5', 'config.prompt.sides')),
     ({'data__passage_embeddings': 'x'}, ('data.passage_embeddings', 'config.prompt.sides')),
-    ({'prompt__anchor': 0.5, 'prompt__length': 0}, ('prompt.anchor', 'config.prompt.length')),
+    (
+      {'prompt__regularization': 0.5, 'prompt__length': 0},
+      ('prompt.regularization', 'config.prompt.length'),
+    ),
     ({'distillation__loss': 'kl', 'negatives': 0}, ('distillation.loss', 'config.negatives')),
     ({'data__folds': 3, 'tasks__qa': configs.task(dir='x')}, ('data.folds', 'config.tasks')),
     ({'topics__random_words': True}, ('topics.random_words', 'config.topics.words')),
@@ -459,3 +466,16 @@ def test_what_a_method_needs():
   for needs in ({'negatives': 0}, {'in_batch': False}, {'data.categories': True}):
     with refused('config.method=dpr', f'config.{next(iter(needs))}'):
       configs.check_rules(with_knobs(negatives=1), (), needs)
+
+
+def test_every_new_name_is_a_knob_and_no_old_one_is():
+  known = configs.flat(vars(knobs.table())) | configs.flat(vars(knobs.task_table()))
+  assert renamed.KEYS.keys().isdisjoint(known) and set(renamed.KEYS.values()) <= known.keys()
+  assert renamed.key('tasks.shrink.data.dir') == renamed.key('alternatives.system.steps') == ''
+
+
+def test_a_workdir_with_a_renamed_key_names_its_new_one(tmp_path):
+  stored = json.loads(configs.to_json(configs.default())) | {'shrink': 1.0}
+  (tmp_path / 'config.json').write_text(json.dumps(stored))
+  with refused(('config.shrink', 'config.weight_interpolation')):
+    configs.load_workdir(tmp_path)

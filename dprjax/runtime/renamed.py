@@ -1,0 +1,27 @@
+"""Options by their former names, for errors that name the new ones."""
+
+KEYS = {
+  'system': 'method',
+  'shrink': 'weight_interpolation',
+  'data.form': 'data.format',
+  'data.train': 'data.mined_negatives',
+  'prompt.anchor': 'prompt.regularization',
+  'prompt.anchor_to': 'prompt.regularization_on',
+  'template.label_words': 'template.verbalizer',
+}
+"""Keys of a config. They may stand in a part of one: ``config.retriever.data.form``."""
+
+FLAGS: dict[str, str] = {}
+"""Flags of commands, without their dashes."""
+
+
+def key(name: str) -> str:
+  """The new name of a config's key; '' where it has not changed."""
+  parts = name.split('.')
+  # A task and an alternative may have any name.
+  own = 2 * (len(parts) > 2 and parts[0] in ('tasks', 'alternatives'))
+  rest = '.'.join(parts[own:])
+  for old, new in KEYS.items():
+    if f'.{rest}'.endswith(f'.{old}'):
+      return '.'.join([*parts[:own], rest.removesuffix(old) + new])
+  return ''
