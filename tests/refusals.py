@@ -34,3 +34,14 @@ def refused(*names, error=InputError):
   with pytest.raises(error) as info:
     yield info
   named_in(info.value, *names)
+
+
+def command_refused(result, *names):
+  """A command's (status, standard error) is 2 and one error line, its last, that has the names."""
+  status, errors = result
+  assert status == 2, errors
+  last = errors.splitlines()[-1]
+  assert last.startswith('dprjax: error: ') and len(last) <= 500, last
+  assert errors.count('dprjax: error: ') == 1 and 'Traceback' not in errors
+  if names:
+    named_in(last, *names)

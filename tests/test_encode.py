@@ -20,7 +20,7 @@ from dprjax.inference.encoder import Encoder
 from dprjax.models import artifact
 from dprjax.retrieval import codes, embeddings, manifest
 from dprjax.runtime import mesh
-from tests.refusals import named_in
+from tests.refusals import command_refused, named_in
 
 TEXTS = {
   f'd{i}': ' '.join(
@@ -87,14 +87,6 @@ def read(folder):
   return found, np.concatenate([np.asarray(shard) for shard in found.shards])
 
 
-def assert_bad(result, *words):
-  status, err = result
-  last = err.splitlines()[-1]
-  assert status == 2 and last.startswith('dprjax: error:') and 'Traceback' not in err, (status, err)
-  for word in words:
-    assert str(word) in last, (word, last)
-
-
 def test_equals_the_retriever(run, vectors, corpus, tmp_path, prompt):
   status, err = run()
   assert status == 0 and '50 passage vectors' in err
@@ -156,8 +148,8 @@ def test_continues_with_the_missing_shards(run, vectors, tmp_path):
   status, err = run('--shard_rows=20')
   assert status == 0 and '50 of 50 texts already there' in err
   # Another text, another kind, other settings: not the same embeddings.
-  assert_bad(run('--shard_rows=20', '--pooling=cls'), 'holds other embeddings', 'pooling')
-  assert_bad(run('--shard_rows=20', kind='query'), 'holds other embeddings', 'kind')
+  command_refused(run('--shard_rows=20', '--pooling=cls'), 'pooling')
+  command_refused(run('--shard_rows=20', kind='query'), 'kind')
 
 
 @pytest.mark.slow
@@ -183,7 +175,7 @@ def test_without_a_prompt(command, trained, corpus, vectors, tmp_path):
 
 @pytest.mark.slow
 def test_half_precision_needs_unit_length(run, vectors, tmp_path):
-  assert_bad(run('--store=float16', '--normalize=false'), '--normalize=true')
+  command_refused(run('--store=float16', '--normalize=false'), '--normalize=true')
   assert not (tmp_path / 'out').exists()
   assert run('--store=float16')[0] == 0
   _, values = read(tmp_path / 'out')
@@ -195,7 +187,7 @@ def test_half_precision_needs_unit_length(run, vectors, tmp_path):
 @pytest.mark.parametrize('stored', codes.LEVELS)
 def test_codes(run, vectors, tmp_path, stored):
   flags = [f'--store={stored}', '--shard_rows=20', '--calibrate=30']
-  assert_bad(run(*flags, kind='query'), f'--store={stored} is for passages')
+  command_refused(run(*flags, kind='query'), f'--store={stored}')
   assert run(*flags)[0] == 0
   found, values = read(tmp_path / 'out')
   sample = vectors[np.linspace(0, 49, 30).astype(int)]
@@ -215,16 +207,16 @@ def test_the_first_numbers_alone(run, vectors, tmp_path):
   found, values = read(tmp_path / 'out')
   assert found.meta.dimension == values.shape[1] == 6
   np.testing.assert_allclose(values, codes.cut(vectors, 6, True), atol=1e-5)
-  assert_bad(run('--dimensions=5'), 'dimension is 6 there, 5 here')
-  assert_bad(run(f'--dimensions={vectors.shape[1] + 1}'), 'are asked for, and the vectors of')
+  command_refused(run('--dimensions=5'), 'dimension', '6', '5')
+  command_refused(run(f'--dimensions={vectors.shape[1] + 1}'), 'dimensions')
 
 
 @pytest.mark.parametrize(
   'content, words',
   [
-    ('', ['is empty']),
-    ('{"_id": "a", "text": "x"}\n{"_id": "b", "text"\n', ['line 2', 'not JSON']),
-    ('["a"]\n', ['line 1', 'Expected `object`']),
+    ('', []),
+    ('{"_id": "a", "text": "x"}\n{"_id": "b", "text"\n', ['line 2']),
+    ('["a"]\n', ['line 1']),
     ('{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}\n', ["'a'", 'line 2']),
     ('{"text": "x"}\n', ['line 1', '_id']),
     ('{"_id": "a"}\n', ['line 1', 'text']),
@@ -232,17 +224,17 @@ def test_the_first_numbers_alone(run, vectors, tmp_path):
 )
 def test_bad_input(run, corpus, tmp_path, content, words):
   corpus.write_text(content)
-  assert_bad(run(), corpus.name, *words)
+  command_refused(run(), corpus.name, *words)
   assert not (tmp_path / 'out').exists()
 
 
 def test_missing_files_and_bad_flags(run, command, tmp_path, trained):
-  assert_bad(run(f'--input={tmp_path}/none.jsonl'), 'input not found', 'none.jsonl')
-  assert_bad(run(f'--prompt={tmp_path}/none.npz'), 'prompt not found', 'none.npz')
-  assert_bad(run(f'--backbone={tmp_path}/none'), 'backbone not found', 'none')
-  assert_bad(run('--max_length=5000'), 'passage_max_length 5000', '512')
-  assert_bad(run('--kind=document'), '--kind', 'document')
-  assert_bad(run('--pooling=median'), 'pooling', 'median')
+  command_refused(run(f'--input={tmp_path}/none.jsonl'), 'none.jsonl')
+  command_refused(run(f'--prompt={tmp_path}/none.npz'), 'none.npz')
+  command_refused(run(f'--backbone={tmp_path}/none'), 'none')
+  command_refused(run('--max_length=5000'), 'passage_max_length', '5000', '512')
+  command_refused(run('--kind=document'), '--kind', 'document')
+  command_refused(run('--pooling=median'), 'pooling', 'median')
   assert not (tmp_path / 'out').exists()
 
 
@@ -252,25 +244,25 @@ def test_prompts_that_do_not_fit(run, prompt, tmp_path):
   artifact.save_prompt(
     other, artifact.Prompt(good.meta | {'backbone_sha256': 'a' * 64}, good.arrays)
   )
-  assert_bad(run(f'--prompt={other}'), 'other.npz', 'a' * 64, good.meta['backbone_sha256'])
+  command_refused(run(f'--prompt={other}'), 'other.npz', 'a' * 64, good.meta['backbone_sha256'])
   artifact.save_prompt(other, artifact.Prompt(good.meta, {'prefix': good.arrays['prefix'][:1]}))
-  assert_bad(run(f'--prompt={other}'), 'other.npz', '[1, 2, 4, 2, 64]', '[2, 2, P, 2, 64]')
+  command_refused(run(f'--prompt={other}'), 'other.npz', '[1, 2, 4, 2, 64]', '[2, 2, P, 2, 64]')
   artifact.save_prompt(
     other, artifact.Prompt(good.meta | {'tokenizer_sha256': 'b' * 64}, good.arrays)
   )
-  assert_bad(run(f'--prompt={other}'), 'tokenizer', 'b' * 64)
+  command_refused(run(f'--prompt={other}'), 'tokenizer', 'b' * 64)
   shutil.copy(prompt, other)
   other.write_bytes(other.read_bytes()[:-200])
-  assert_bad(run(f'--prompt={other}'), 'other.npz', 'cut off')
+  command_refused(run(f'--prompt={other}'), 'other.npz')
   np.savez(other, meta=np.array('{}'), prefix=np.array([{}], dtype=object))
-  assert_bad(run(f'--prompt={other}'), 'other.npz', 'pickled')
+  command_refused(run(f'--prompt={other}'), 'other.npz', 'pickled')
   assert not (tmp_path / 'out').exists()
 
 
 def test_an_out_that_is_something_else(run, tmp_path):
   (tmp_path / 'out').mkdir()
   (tmp_path / 'out' / 'notes.txt').write_text('mine')
-  assert_bad(run(), 'holds something else than embeddings; choose another folder')
+  command_refused(run(), '--out')
   assert [path.name for path in (tmp_path / 'out').iterdir()] == ['notes.txt']
 
 
@@ -358,9 +350,7 @@ def test_embeddings_of_other_settings_are_not_continued(command, encoded, tmp_pa
     change(tmp_path / 'backbone')
   before = _content(tmp_path)
   for out in ('out', 'interrupted'):
-    assert_bad(
-      command(encode, *_plain(tmp_path, out), *flags), 'holds other embeddings', message, out
-    )
+    command_refused(command(encode, *_plain(tmp_path, out), *flags), message, out)
   assert _content(tmp_path) == before
 
 
@@ -402,30 +392,30 @@ def test_two_encoders_with_two_tokenizers(command, encoded, tmp_path):
   for kind in ('query', 'passage'):
     shutil.copytree(tmp_path / 'one', tmp_path / 'backbone' / kind)
   _keep_case(tmp_path / 'backbone' / 'passage')
-  assert_bad(command(encode, *_plain(tmp_path, 'new')), 'tokenizers of its two encoders differ')
+  command_refused(command(encode, *_plain(tmp_path, 'new')), 'tokenizers')
   assert not (tmp_path / 'new').exists()
 
 
 @pytest.mark.parametrize(
   ('out', 'message'),
   [
-    ('corpus.tsv', 'is a file; name a folder'),
-    ('backbone', 'is an input, --backbone='),
-    ('link', 'is an input, --backbone='),
-    ('backbone/new', 'lies in an input, --backbone='),
-    ('.', 'no file or folder can have this name'),
-    ('sub/..', 'no file or folder can have this name'),
-    ('../{here}', 'holds an input, --backbone='),
-    ('backbone/1_Pooling/..', 'no file or folder can have this name'),
-    ('web', 'holds something else than embeddings'),
-    ('hidden', 'holds something else than embeddings'),
-    ('half', 'manifest.json: not JSON'),
-    ('pipe', 'is a file; name a folder'),
-    ('/dev/null', 'is a file; name a folder'),
-    ('', 'no file or folder can have this name'),
-    ('busy', 'another command is writing it now'),
-    ('corpus.tsv/x', 'corpus.tsv is a file, not a folder'),
-    ('a' * 300, 'the name is too long'),
+    ('corpus.tsv', '--out'),
+    ('backbone', '--backbone'),
+    ('link', '--backbone'),
+    ('backbone/new', '--backbone'),
+    ('.', '--out'),
+    ('sub/..', '--out'),
+    ('../{here}', '--backbone'),
+    ('backbone/1_Pooling/..', '--out'),
+    ('web', '--out'),
+    ('hidden', '--out'),
+    ('half', 'manifest.json'),
+    ('pipe', '--out'),
+    ('/dev/null', '--out'),
+    ('', '--out'),
+    ('busy', '--out'),
+    ('corpus.tsv/x', 'corpus.tsv'),
+    ('a' * 300, '--out'),
   ],
 )
 def test_an_out_that_would_harm_something(command, encoded, tmp_path, monkeypatch, out, message):
@@ -440,7 +430,7 @@ def test_an_out_that_would_harm_something(command, encoded, tmp_path, monkeypatc
   flags = _plain(pathlib.Path(), 'x')
   with outputs.hold(epath.Path('busy/.lock'), 'a test'):
     result = command(encode, *flags, f'--out={out.format(here=tmp_path.name)}')
-  assert_bad(result, message)
+  command_refused(result, message)
   assert _content(tmp_path) == before and not (tmp_path / 'busy').exists()
 
 
@@ -457,10 +447,10 @@ def test_numbers_out_of_range(command, encoded, flag):
 @pytest.mark.parametrize(
   ('flags', 'message'),
   [
-    (['--max_length=2'], 'a maximum length of 2 tokens leaves no room'),
-    (['--max_length=513'], 'passage_max_length 513 exceeds'),
-    (['--batch_size=16'], '16 texts of up to 32 tokens at a time need more than'),
-    (['--input=spaces.tsv'], "spaces.tsv, row 2: the id 'a b' is empty, or has white space"),
+    (['--max_length=2'], ('length', '2')),
+    (['--max_length=513'], ('passage_max_length', '513')),
+    (['--batch_size=16'], ('16', '32')),
+    (['--input=spaces.tsv'], ('a b', 'row 2', 'spaces.tsv')),
   ],
 )
 def test_nothing_is_left_of_a_command_that_fails(
@@ -469,7 +459,7 @@ def test_nothing_is_left_of_a_command_that_fails(
   monkeypatch.chdir(encoded)
   monkeypatch.setattr(machine, 'memory_bytes', lambda: 2**17)
   (encoded / 'spaces.tsv').write_text('x\tone\na b\ttwo\n')
-  assert_bad(command(encode, *_plain(encoded, 'x'), f'--out={tmp_path}/a/b', *flags), message)
+  command_refused(command(encode, *_plain(encoded, 'x'), f'--out={tmp_path}/a/b', *flags), message)
   assert list(tmp_path.iterdir()) == []
   # What an earlier command wrote stays.
   shutil.copytree(encoded / 'interrupted', tmp_path / 'kept')

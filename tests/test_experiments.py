@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from dprjax.analysis import statistics
-from dprjax.data import similarity
 from dprjax.formats import mediawiki
 from dprjax.formats.qrels import read_qrels, write_qrels
+from lab import similarity
 from tests import devices
 from tests.refusals import refused
 

@@ -17,6 +17,7 @@ from dprjax.methods import baseline
 from dprjax.models import hub
 from dprjax.runtime import checkpoint
 from dprjax.runtime import tree as trees
+from tests.refusals import command_refused
 
 ROOT = pathlib.Path(__file__).parent.parent
 pytestmark = pytest.mark.xdist_group('export')  # one worker makes the runs that they share
@@ -61,14 +62,6 @@ def trainable_of(workdir, backbone, step):
     return saved.restore_trainable(step)
   finally:
     saved.close()
-
-
-def assert_bad(result, *words):
-  status, err = result
-  last = err.splitlines()[-1]
-  assert status == 2 and last.startswith('dprjax: error:') and 'Traceback' not in err, (status, err)
-  for word in words:
-    assert str(word) in last, (word, last)
 
 
 def test_a_prompt(command, trained, tmp_path):
@@ -171,16 +164,15 @@ def test_what_gains_nothing_is_exported_by_force_alone(command, trained, tmp_pat
     saved.close()
     status, err = command(export, *flags)
     if step < 15:
-      words = 'Nothing was gained' if step == 13 else 'No clear gain on the dev split'
-      assert_bad((status, err), words, f'{gain.best:.4f} against 0.5000', '--force')
+      command_refused((status, err), f'{gain.best:.4f}', '0.5000', '--force')
       assert (tmp_path / 'p.npz').exists() == (step == 14)  # that of before
       status, err = command(export, *flags, '--force')
-      assert words in err
+      assert f'{gain.best:.4f}' in err
     else:
       assert 'chance' not in err
     assert status == 0
     assert load_prompt(tmp_path / 'p.npz').meta['gain'] == gain._asdict()
-  assert_bad(command(export, f'--from={tmp_path}/p.npz', '--force', flags[1]), '--force goes with')
+  command_refused(command(export, f'--from={tmp_path}/p.npz', '--force', flags[1]), '--force')
 
 
 @pytest.mark.slow
@@ -238,15 +230,14 @@ def test_a_trained_part_of_the_backbone(command, run_of, trained, tmp_path):
   assert command(export, '--force', f'--workdir={workdir}', f'--out={out}', '--step=3')[0] == 0
   assert out.stat().st_ino != inode and load_backbone(out).sha256 == after.sha256
   assert [path.name for path in tmp_path.iterdir()] == ['model']
-  assert_bad(
+  command_refused(
     command(export, '--force', f'--workdir={workdir}', f'--out={tmp_path}/model.npz'),
     'model.npz',
-    'name a directory',
   )
   # A folder of something else is not thrown away.
   (tmp_path / 'thesis').mkdir()
   (tmp_path / 'thesis' / 'chapter').write_text('1')
-  assert_bad(
+  command_refused(
     command(export, '--force', f'--workdir={workdir}', f'--out={tmp_path}/thesis'), 'thesis'
   )
   assert (tmp_path / 'thesis' / 'chapter').read_text() == '1'
@@ -296,24 +287,23 @@ def test_two_frozen_encoders_share_the_backbone(command, run_of, trained, tmp_pa
 
 
 def test_what_cannot_be_exported(command, trained, tmp_path):
-  assert_bad(
+  command_refused(
     command(export, '--force', f'--workdir={trained}', f'--out={tmp_path}/folder'),
     'folder',
-    'ends in .npz',
+    '.npz',
   )
-  assert_bad(
+  command_refused(
     command(export, '--force', f'--workdir={trained}', f'--out={tmp_path}/p.npz', '--step=99'),
-    'has no step 99',
+    '99',
     '12',
   )
-  assert_bad(
+  command_refused(
     command(export, '--force', f'--workdir={trained}', f'--out={tmp_path}/p.npz', '--step=0'),
     '--step',
     "'0'",
   )
-  assert_bad(
+  command_refused(
     command(export, '--force', f'--workdir={tmp_path}/none', f'--out={tmp_path}/p.npz'),
-    'none is not there',
     'none',
   )
   assert list(tmp_path.iterdir()) == []
@@ -321,9 +311,9 @@ def test_what_cannot_be_exported(command, trained, tmp_path):
 
 def test_a_run_without_a_checkpoint(command, trained, tmp_path):
   shutil.copytree(trained, tmp_path / 'run', ignore=shutil.ignore_patterns('checkpoints'))
-  assert_bad(
+  command_refused(
     command(export, '--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/p.npz'),
-    'holds no checkpoint yet',
+    '--workdir',
   )
   assert not (tmp_path / 'p.npz').exists()
 
@@ -333,9 +323,8 @@ def test_a_backbone_that_was_changed_since(command, trained, tmp_path):
   backbone = load_backbone(trained / 'backbone')
   changed = tree.map(lambda leaf: leaf + np.float32(1), backbone.params)
   hub.save_backbone(tmp_path / 'run' / 'backbone', backbone.config, changed, source=backbone.path)
-  assert_bad(
+  command_refused(
     command(export, '--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/p.npz'),
-    'is not the backbone that',
     'sha256',
   )
 
@@ -372,29 +361,29 @@ def folders(trained, tmp_path):
 @pytest.mark.parametrize(
   ('out', 'message'),
   [
-    ('run', 'is an input, --workdir='),
-    ('run/', 'is an input, --workdir='),
-    ('link', 'is an input, --workdir='),
-    ('.', 'no file or folder can have this name'),
-    ('run/..', 'no file or folder can have this name'),
-    ('run/model', 'lies in an input, --workdir='),
-    ('run/prompt.npz', 'lies in an input, --workdir='),
-    ('link/new/prompt.npz', 'lies in an input, --workdir='),
-    ('backbone', 'is an input, config.backbone.path='),
-    ('backbone/onnx', 'lies in an input, config.backbone.path='),
-    ('backbone/prompt.npz', 'lies in an input, config.backbone.path='),
-    ('start.npz', 'is an input, config.prompt.init_from='),
-    ('other', 'other holds something else than a model that dprjax exported'),
-    ('theirs', 'theirs holds something else than a model that dprjax exported'),
-    ('theirs/thesis', 'is a file; name a folder'),
-    ('new', 'name a file that ends in .npz'),
-    ('', 'no file or folder can have this name'),
-    ('..', 'no file or folder can have this name'),
+    ('run', '--workdir'),
+    ('run/', '--workdir'),
+    ('link', '--workdir'),
+    ('.', '--out'),
+    ('run/..', '--out'),
+    ('run/model', '--workdir'),
+    ('run/prompt.npz', '--workdir'),
+    ('link/new/prompt.npz', '--workdir'),
+    ('backbone', 'config.backbone.path'),
+    ('backbone/onnx', 'config.backbone.path'),
+    ('backbone/prompt.npz', 'config.backbone.path'),
+    ('start.npz', 'config.prompt.init_from'),
+    ('other', 'other'),
+    ('theirs', 'theirs'),
+    ('theirs/thesis', '--out'),
+    ('new', '.npz'),
+    ('', '--out'),
+    ('..', '--out'),
   ],
 )
 def test_an_export_harms_nothing(command, folders, monkeypatch, out, message):
   monkeypatch.chdir(folders)
-  assert_bad(command(export, '--force', '--workdir=run', f'--out={out}'), message)
+  command_refused(command(export, '--force', '--workdir=run', f'--out={out}'), message)
 
 
 def test_a_training_that_goes_on_is_not_harmed_by_an_export(command, trained, tmp_path):
@@ -418,10 +407,10 @@ def test_a_workdir_does_not_decide_which_code_is_imported(command, trained, tmp_
   monkeypatch.syspath_prepend(tmp_path)
   monkeypatch.chdir(tmp_path)
   flags = ['--workdir=run', '--out=p.npz']
-  assert_bad(command(export, *flags), 'strangers.method', '--method=strangers.method')
-  assert_bad(command(export, *flags, '--method=other'), 'was trained by the method')
+  command_refused(command(export, *flags), 'strangers.method', '--method=strangers.method')
+  command_refused(command(export, *flags, '--method=other'), '--method=other')
   assert not (tmp_path / 'ran-__init__').exists()
-  assert_bad(command(export, *flags, '--method=strangers.method'), 'is not a method')
+  command_refused(command(export, *flags, '--method=strangers.method'), 'strangers.method')
   assert (tmp_path / 'ran-method').exists()
 
 
@@ -445,6 +434,6 @@ def test_a_workdir_with_another_config(command, trained, tmp_path, key, value, w
   config = json.loads((trained / 'config.json').read_text())
   config[key] = {**config[key], **value} if isinstance(value, dict) else value
   (tmp_path / 'run' / 'config.json').write_text(json.dumps(config))
-  assert_bad(
+  command_refused(
     command(export, '--force', f'--workdir={tmp_path}/run', f'--out={tmp_path}/p.npz'), words
   )

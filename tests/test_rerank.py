@@ -12,8 +12,7 @@ from dprjax import CrossEncoder, rerank
 from dprjax.base import files
 from dprjax.formats import trec
 from tests.inference.test_reranker import NEAR, WORDS, alone, edited
-from tests.refusals import named_in
-from tests.test_train import assert_bad
+from tests.refusals import command_refused, named_in
 
 QUERIES = {'q1': 'json string', 'q2': 'http server', 'q3': 'xml'}
 CORPUS = {f'd{i}': ('json', ' '.join(WORDS[i : i + 3])) for i in range(6)} | {
@@ -166,9 +165,7 @@ def test_a_killed_run_continues(go, folder, expected, monkeypatch):
     (['--shard_pairs=3', f'--queries={folder}/more.jsonl'], 'queries_sha256'),
   ):
     (folder / 'more.jsonl').write_text('{"_id": "q7", "text": "xml"}\n')
-    assert_bad(
-      go(*flags), f'holds scores of an interrupted run with another {what}; finish that run'
-    )
+    command_refused(go(*flags), what)
     assert {path: path.read_bytes() for path in parts.iterdir()} == before
   # What is damaged is scored again.
   first, part = parts / 'scores-00000.f32', parts / 'scores-00001.f32'
@@ -225,12 +222,12 @@ def test_other_folders_and_reports_beside_the_run(go, folder, expected):
   # A folder of something else is kept.
   parts.mkdir()
   (parts / 'thesis').write_text('1')
-  assert_bad(go(), 'out.trec.parts holds something else')
+  command_refused(go(), 'out.trec.parts')
   assert (parts / 'thesis').read_text() == '1'
   (parts / 'thesis').unlink()
   parts.rmdir()
   parts.write_text('mine')
-  assert_bad(go(), 'out.trec.parts')
+  command_refused(go(), 'out.trec.parts')
   assert parts.read_text() == 'mine'
 
 
@@ -242,9 +239,9 @@ def test_unknown_ids_are_counted_and_named(go, folder, expected):
   assert '2 passages not in' in err and ': x1, x2; left out' in err
   check(folder / 'out.trec', expected({'q1': ['d0', 'd3'], 'q3': RUN['q3']}))
   assert counts(folder) == (2, 5, 1, 2)
-  assert_bad(go('--strict'), '1 of 4 queries not in', 'q9')
+  command_refused(go('--strict'), '1', '4', 'q9')
   write_run(folder, {'q8': ['d0'], 'q1': ['x1']})
-  assert_bad(go(), 'there is nothing to score')
+  command_refused(go(), 'run.trec')
 
 
 def test_texts_in_several_files(go, folder, expected):
@@ -254,36 +251,36 @@ def test_texts_in_several_files(go, folder, expected):
   assert go(f'--corpus={folder}/more.jsonl')[0] == 0
   check(folder / 'out.trec', expected(RUN))
   (folder / 'more.jsonl').write_text('\n'.join(lines[3:]) + '\n')
-  assert_bad(
+  command_refused(
     go(f'--corpus={folder}/more.jsonl'),
     'more.jsonl',
-    "passage id 'd3' is in another of the files too",
+    'd3',
   )
 
 
 @pytest.mark.parametrize(
   ('line', 'words'),
   [
-    ('q1 Q0 d0 1 nan x', ["the score 'nan' is not a finite number"]),
-    ('q1 Q0 d0 9 1.0 x', ['d0 comes twice for query q1']),
-    ('q1 Q0 d2 9 99.0 x', ['not sorted']),
-    ('q1 d2', ['2 columns']),
+    ('q1 Q0 d0 1 nan x', ['nan']),
+    ('q1 Q0 d0 9 1.0 x', ['d0', 'q1']),
+    ('q1 Q0 d2 9 99.0 x', ['q1']),
+    ('q1 d2', ['2']),
   ],
 )
 def test_bad_runs(go, folder, line, words):
   with (folder / 'run.trec').open('a') as file:
     file.write(line + '\n')
-  assert_bad(go(), 'run.trec, line 11', *words)
+  command_refused(go(), 'run.trec', 'line 11', *words)
   assert not (folder / 'out.trec').exists() and not (folder / 'out.trec.parts').exists()
 
 
 def test_missing_files_and_bad_flags(go, folder, tmp_path):
-  assert_bad(go(f'--run={folder}/none.trec'), 'run not found', 'none.trec')
-  assert_bad(go(f'--queries={folder}/none.jsonl'), 'queries not found', 'none.jsonl')
-  assert_bad(go(f'--backbone={folder}/none'), 'backbone not found', 'none')
-  assert_bad(go('--max_length=500'), 'max_length 500 exceeds the 48 positions')
-  assert_bad(go('--depth=0'), '--depth')
-  assert_bad(go(f'--out={folder}'), 'is a folder')
+  command_refused(go(f'--run={folder}/none.trec'), 'none.trec')
+  command_refused(go(f'--queries={folder}/none.jsonl'), 'none.jsonl')
+  command_refused(go(f'--backbone={folder}/none'), 'none')
+  command_refused(go('--max_length=500'), 'max_length', '500', '48')
+  command_refused(go('--depth=0'), '--depth')
+  command_refused(go(f'--out={folder}'), '--out')
   assert not (folder / 'out.trec').exists()
 
 
@@ -292,9 +289,11 @@ def test_scores_that_are_not_finite(go, folder, make_cross_encoder, tmp_path):
   path = edited(
     make_cross_encoder(), tmp_path / 'nan', **{'classifier.bias': np.array([np.nan], np.float32)}
   )
-  assert_bad(
+  command_refused(
     go(f'--backbone={path}'),
-    'the score of query q1 and passage d0 is not finite (10 of 10 pairs)',
+    'q1',
+    'd0',
+    '10',
     path,
   )
   assert not (folder / 'out.trec').exists() and not list(

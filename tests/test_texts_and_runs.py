@@ -13,7 +13,7 @@ import pytest
 
 from dprjax import CrossEncoder, bm25, evaluate, mine, report, rerank
 from dprjax.mining import negatives as mining
-from tests.refusals import named_in
+from tests.refusals import command_refused, named_in
 
 TEXTS = {'d1': 'json string', 'd2': 'http server', 'd3': 'xml tree string', 'd4': 'server objects'}
 QUERIES = {'q1': 'json string objects', 'q2': 'server', 'q3': 'tree'}
@@ -118,15 +118,6 @@ def content(folder):
     else:
       found[name] = 'pipe' if path.is_fifo() else 'folder'
   return found
-
-
-def command_refused(answer, *words):
-  status, errors = answer
-  last = errors.splitlines()[-1]
-  assert status == 2, errors
-  assert errors.count('dprjax: error: ') == 1 and 'Traceback' not in errors
-  assert last.startswith('dprjax: error: ') and len(last) <= 500
-  assert not words or named_in(last, *words)
 
 
 @pytest.mark.parametrize(('name', 'flag'), INPUTS)

@@ -12,6 +12,7 @@ from dprjax.base.draws import draw
 from dprjax.data import topics as models
 from dprjax.formats.papers import read_papers
 from tests.data.test_topics import documents
+from tests.refusals import command_refused
 
 FEW = ['--topics=3', '--sweeps=60', '--eta=0.1', '--seed=1']
 
@@ -101,22 +102,22 @@ def test_hlda_of_real_papers(data_dir, tmp_path):
 @pytest.mark.parametrize(
   'arguments, message',
   [
-    ('--input=missing.jsonl', 'not found: missing.jsonl'),
-    ('--input=empty.jsonl', 'no document has text'),
-    ('--input=broken.jsonl', 'broken.jsonl, line 2'),
-    ('--input=corpus.jsonl --topics=60 --sweeps=5', '60 are asked for; ask for fewer'),
-    ('--input=corpus.jsonl --min_documents=91', 'is in 91 or more of the 90 documents'),
-    ('--input=corpus.jsonl --kind=kmeans', 'needs --backbone'),
-    ('--input=corpus.jsonl --kind=lda --gamma=2', '--gamma goes with --kind=hlda'),
-    ('--input=corpus.jsonl --backbone=x', '--backbone goes with --kind=kmeans'),
-    ('--input=corpus.jsonl --alpha=0', 'argument --alpha'),
-    ('--input=corpus.jsonl --eta=nan', 'argument --eta'),
+    ('--input=missing.jsonl', 'missing.jsonl'),
+    ('--input=empty.jsonl', 'document'),
+    ('--input=broken.jsonl', ('broken.jsonl', 'line 2')),
+    ('--input=corpus.jsonl --topics=60 --sweeps=5', '60'),
+    ('--input=corpus.jsonl --min_documents=91', ('91', '90')),
+    ('--input=corpus.jsonl --kind=kmeans', '--backbone'),
+    ('--input=corpus.jsonl --kind=lda --gamma=2', ('--gamma', '--kind=hlda')),
+    ('--input=corpus.jsonl --backbone=x', ('--backbone', '--kind=kmeans')),
+    ('--input=corpus.jsonl --alpha=0', '--alpha'),
+    ('--input=corpus.jsonl --eta=nan', '--eta'),
     ('--input=corpus.jsonl --topics=0', '--topics'),
     ('--input=corpus.jsonl --kind=ctm', '--kind'),
     ('--input=corpus.jsonl --figure=topics.npz', '--figure=topics.npz'),
-    ('--input=corpus.jsonl --figure=a.txt', 'has to end in .png'),
-    ('--input=corpus.jsonl --out=corpus.jsonl', '--out=corpus.jsonl is an input'),
-    ('--input=corpus.jsonl --out=folder', 'is a folder'),
+    ('--input=corpus.jsonl --figure=a.txt', ('a.txt', '.png')),
+    ('--input=corpus.jsonl --out=corpus.jsonl', '--out=corpus.jsonl'),
+    ('--input=corpus.jsonl --out=folder', 'folder'),
   ],
 )
 def test_bad_input(folder, command, arguments, message):
@@ -127,8 +128,5 @@ def test_bad_input(folder, command, arguments, message):
   words = arguments.split()
   if '--out' not in arguments:
     words.append('--out=topics.npz')
-  status, output = command(topics, *words)
-  assert status == 2
-  last = output.splitlines()[-1]
-  assert last.startswith('dprjax: error: ') and message in last and 'Traceback' not in output
+  command_refused(command(topics, *words), message)
   assert {path: path.is_file() and path.read_bytes() for path in folder.rglob('*')} == before

@@ -29,7 +29,7 @@ from dprjax.models import artifact, hub
 from dprjax.runtime import checkpoint, optim, tree
 from tests import devices
 from tests.knobs import with_knobs
-from tests.refusals import named_in
+from tests.refusals import command_refused, named_in
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Other recipes differ from these in data and numbers alone (tests/test_recipes.py).
@@ -111,16 +111,6 @@ def files_of(folder):
     for path in sorted(folder.rglob('*'))
     if path.is_file()
   }
-
-
-def assert_bad(result, *words):
-  """Exit status 2, and one error line that has these words in it."""
-  status, err = result
-  lines = [line for line in err.splitlines() if line.startswith('dprjax: error:')]
-  assert status == 2 and len(lines) == 1 and err.splitlines()[-1] == lines[0], (status, err)
-  assert 'Traceback' not in err
-  for word in words:
-    assert str(word) in lines[0], (word, lines[0])
 
 
 # What trains, and what does not.
@@ -423,10 +413,10 @@ def test_what_is_not_finite_ends_the_run(go, trained, tmp_path, monkeypatch):
   result = go('dptdr.py:local', '--config.optim.learning_rate=1e30', '--config.checkpoint.every=1')
   run = tmp_path / 'run'
   assert steps_of(run) == [1]
-  assert_bad(
+  command_refused(
     result,
-    'step 2: the update is not finite',
-    f'the last good checkpoint is step 1 in {run / "checkpoints"}',
+    '2',
+    run / 'checkpoints',
   )
   assert all(np.isfinite(leaf).all() for leaf in trainable_of(run)[1].values())
   queries = {
@@ -505,7 +495,7 @@ def test_few_queries_are_held_out_in_turns_also_after_an_interruption(
     save(self, step, *rest)
 
   monkeypatch.setattr(checkpoint.Checkpoints, 'save', fail_in_the_second_fold)
-  assert_bad(begin('run'), 'no room')
+  command_refused(begin('run'), 'no room')
   assert steps_of(run / 'folds' / '2') == [1] and not (run / 'selection.json').exists()
   monkeypatch.undo()
   status, err = begin('run')
@@ -641,33 +631,35 @@ def test_starts_from_a_prompt(go, trained, tmp_path):
 
 
 def test_unknown_key(go, tmp_path):
-  assert_bad(go('dptdr.py:local', '--config.prompt.lenght=3'), 'lenght')
+  command_refused(go('dptdr.py:local', '--config.prompt.lenght=3'), 'lenght')
   assert not (tmp_path / 'run').exists()
 
 
 def test_unknown_recipe(go, tmp_path):
-  assert_bad(go('dptdr.py:trec'), 'configs/dptdr.py:trec: choose beir, scifact')
-  assert_bad(
+  command_refused(go('dptdr.py:trec'), 'configs/dptdr.py:trec')
+  command_refused(
     go('ft.py:nq,lcoal'),
-    'configs/ft.py:nq,lcoal: lcoal? only local may follow nq',
+    'configs/ft.py:nq,lcoal',
   )
   assert not (tmp_path / 'run').exists()
 
 
 def test_a_value_of_the_wrong_type(go, tmp_path):
-  assert_bad(go('dptdr.py:local', '--config.prompt.length=many'), 'prompt.length')
+  command_refused(go('dptdr.py:local', '--config.prompt.length=many'), 'prompt.length')
   assert not (tmp_path / 'run').exists()
 
 
 def test_missing_arguments(command, tmp_path):
-  assert_bad(command(train, f'--config={tmp_path}/none.py', f'--workdir={tmp_path}/run'), 'none.py')
-  assert_bad(command(train, f'--workdir={tmp_path}/run'), '--config is missing')
-  assert_bad(command(train, f'--config={ROOT}/configs/dptdr.py:local'), '--workdir is missing')
-  assert_bad(
-    command(train, f'--config={ROOT}/configs/dptdr.py:beir', f'--workdir={tmp_path}/run'),
-    'config.data.dir is empty',
+  command_refused(
+    command(train, f'--config={tmp_path}/none.py', f'--workdir={tmp_path}/run'), 'none.py'
   )
-  assert_bad(command(train, '--wrokdir=x', f'--config={ROOT}/configs/dptdr.py'), '--wrokdir')
+  command_refused(command(train, f'--workdir={tmp_path}/run'), '--config')
+  command_refused(command(train, f'--config={ROOT}/configs/dptdr.py:local'), '--workdir')
+  command_refused(
+    command(train, f'--config={ROOT}/configs/dptdr.py:beir', f'--workdir={tmp_path}/run'),
+    'config.data.dir',
+  )
+  command_refused(command(train, '--wrokdir=x', f'--config={ROOT}/configs/dptdr.py'), '--wrokdir')
   assert list(tmp_path.iterdir()) == []
 
 
@@ -675,7 +667,7 @@ def test_missing_arguments(command, tmp_path):
   'flags, words',
   [
     (['--config.batch_size=20'], ['batch_size', '20', '8']),
-    (['--config.grad_cache=16'], ['batch_size', '16 gradient-cache chunks']),
+    (['--config.grad_cache=16'], ['batch_size', '16']),
     (['--config.mesh.data=3'], ['config.mesh', '8']),
     (['--config.method=dpt'], ['config.method', 'dpt']),
     (['--config.log_every=0'], ['config.log_every']),
@@ -689,23 +681,23 @@ def test_missing_arguments(command, tmp_path):
     (['--config.eval.measure=nDGC@10'], ['nDGC@10']),
     (
       ['--config.data.query_max_length=5000'],
-      ['config.data.query_max_length: 5000', '512 positions'],
+      ['config.data.query_max_length', '5000', '512'],
     ),
     (
       ['--config.data.passage_max_length=510', '--config.prompt.shift_positions=True'],
-      ['config.data.passage_max_length', '508 positions'],
+      ['config.data.passage_max_length', '508'],
     ),
-    (['--config.prompt.init_from=none.npz'], ['prompt not found', 'none.npz']),
+    (['--config.prompt.init_from=none.npz'], ['none.npz']),
     (['--config.data.dir=none'], ['none']),
     (['--config.data.format=dpr'], ['dpr']),
     (['--config.data.format=bier'], ['config.data.format', 'bier']),
     (['--config.data.train_split=trian'], ['trian']),
-    (['--config.backbone.path=./none'], ['backbone not found', 'none']),
+    (['--config.backbone.path=./none'], ['none']),
     (['--config.backbone.path=scratch:huge'], ['huge', 'tiny']),
   ],
 )
 def test_knobs_that_cannot_be(go, flags, words):
-  assert_bad(go('dptdr.py:local', *flags), *words)
+  command_refused(go('dptdr.py:local', *flags), *words)
 
 
 def test_a_prompt_of_another_backbone(go, trained, tmp_path):
@@ -717,7 +709,7 @@ def test_a_prompt_of_another_backbone(go, trained, tmp_path):
     tmp_path / 'wrong.npz',
     artifact.Prompt(prompt.meta | {'backbone_sha256': 'a' * 64}, prompt.arrays),
   )
-  assert_bad(
+  command_refused(
     go('dptdr.py:local', f'--config.prompt.init_from={tmp_path}/wrong.npz'),
     'wrong.npz',
     'a' * 64,
@@ -728,7 +720,7 @@ def test_a_prompt_of_another_backbone(go, trained, tmp_path):
     tmp_path / 'wrong.npz',
     artifact.Prompt(prompt.meta | {'tokenizer_sha256': tokenizer}, prompt.arrays),
   )
-  assert_bad(
+  command_refused(
     go('dptdr.py:local', f'--config.prompt.init_from={tmp_path}/wrong.npz', workdir='third'),
     'wrong.npz',
     'tokenizer',
@@ -741,12 +733,12 @@ def test_a_prompt_of_another_backbone(go, trained, tmp_path):
     '--config.prompt.length=3',
     workdir='other',
   )
-  assert_bad(result, 'config.prompt.length')
+  command_refused(result, 'config.prompt.length')
 
 
 def test_a_workdir_of_another_experiment(command, trained):
   before = files_of(trained)
-  assert_bad(
+  command_refused(
     command(
       train,
       f'--config={ROOT}/configs/dptdr.py:local',
@@ -754,9 +746,11 @@ def test_a_workdir_of_another_experiment(command, trained):
       '--config.seed=7',
       '--config.optim.clip=2.0',
     ),
-    'holds another experiment',
-    'optim.clip: 1.0 there, 2.0 here',
-    'seed: 42 there, 7 here',
+    'optim.clip',
+    '1.0',
+    '2.0',
+    'seed',
+    '42',
   )
   assert files_of(trained) == before
 
@@ -781,21 +775,21 @@ def folders(trained, prompt, tmp_path):
 @pytest.mark.parametrize(
   ('workdir', 'message'),
   [
-    ('model', 'is an input, --config.backbone.path='),
-    ('model/run', 'lies in an input, --config.backbone.path='),
-    ('text', 'is an input, --config.data.dir='),
-    ('text/run', 'lies in an input, --config.data.dir='),
-    ('.', 'no file or folder can have this name'),
-    ('other', 'other holds something else than a training'),
-    ('theirs', 'theirs holds something else than a training'),
-    ('theirs/config.json', 'is a file; name a folder'),
+    ('model', '--config.backbone.path'),
+    ('model/run', '--config.backbone.path'),
+    ('text', '--config.data.dir'),
+    ('text/run', '--config.data.dir'),
+    ('.', '--workdir'),
+    ('other', 'other'),
+    ('theirs', 'theirs'),
+    ('theirs/config.json', '--workdir'),
   ],
 )
 @pytest.mark.parametrize('more', [[], ['--config.data.train_split=none']])
 def test_a_training_harms_nothing(command, folders, monkeypatch, workdir, message, more):
   monkeypatch.chdir(folders)
   before = files_of(folders)
-  assert_bad(
+  command_refused(
     command(
       train,
       f'--config={ROOT}/configs/dptdr.py:local',
@@ -825,7 +819,7 @@ def test_a_training_harms_nothing(command, folders, monkeypatch, workdir, messag
   ],
 )
 def test_a_training_that_cannot_begin_leaves_nothing(go, tmp_path, flags):
-  assert_bad(go('dptdr.py:local', *flags))
+  command_refused(go('dptdr.py:local', *flags))
   assert list(tmp_path.iterdir()) == []
 
 
@@ -834,11 +828,10 @@ def test_a_training_does_not_go_on_with_other_data(command, trained, folders):
   with (folders / 'run' / 'data' / 'qrels' / 'dev.tsv').open('a') as file:
     file.write('x\ty\t1\n')
   before = files_of(folders)
-  assert_bad(
+  command_refused(
     command(train, f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={folders}/run'),
-    'qrels/dev.tsv is not the one that',
-    'was begun with',
-    'choose a fresh --workdir',
+    'qrels/dev.tsv',
+    '--workdir',
   )
   assert files_of(folders) == before
 
@@ -856,13 +849,13 @@ def test_damaged_files_of_a_workdir(command, trained, tmp_path):
     path for path in (run / 'store' / 'train' / 'passages').iterdir() if 'record' in path.name
   )
   for path, words in (
-    (row, 'was changed or is damaged'),
-    (run / 'checkpoints' / '12' / 'metrics' / 'metrics', 'metrics/metrics is damaged'),
+    (row, row.name),
+    (run / 'checkpoints' / '12' / 'metrics' / 'metrics', 'metrics/metrics'),
     (run / 'metrics.jsonl', 'metrics.jsonl'),
   ):
     content = path.read_bytes()
     path.write_bytes(content[:-3] + b'}\xff\n')
-    assert_bad(command(train, *flags), words)
+    command_refused(command(train, *flags), words)
     path.write_bytes(content)
   assert command(train, *flags)[0] == 0
 
@@ -871,9 +864,9 @@ def test_two_trainings_at_once(command, trained):
   from dprjax.runtime import workdir
 
   with workdir.claim(trained, workdir.TRAINING, {}):
-    assert_bad(
+    command_refused(
       command(train, f'--config={ROOT}/configs/dptdr.py:local', f'--workdir={trained}'),
-      'another command is writing it now',
+      '--workdir',
     )
 
 
@@ -936,8 +929,8 @@ def test_the_better_of_two_experiments_also_after_an_interruption(
     save(self, step, *rest)
 
   monkeypatch.setattr(checkpoint.Checkpoints, 'save', fail_in_the_second)
-  assert_bad(begin(), 'no room')
-  assert_bad(command(export, f'--workdir={run}', f'--out={tmp_path}/p.npz'), 'no alternative is')
+  command_refused(begin(), 'no room')
+  command_refused(command(export, f'--workdir={run}', f'--out={tmp_path}/p.npz'), 'fast')
   monkeypatch.undo()
   before = trainable_of(run / 'alternatives' / 'fast')[1]
   status, err = begin()
@@ -1006,7 +999,7 @@ def test_nothing_is_trained_where_nothing_is_left_to_gain(
   assert last.startswith('nothing is trained: nDCG@10 is 1.0000 on the ') and 'as it is' in last
   assert not list(run.rglob('checkpoints'))
   status, err = command(export, f'--workdir={run}', f'--out={tmp_path}/p.npz', '--force')
-  assert_bad((status, err), 'nothing was trained', '--config.eval.skip_saturated=False')
+  command_refused((status, err), '--config.eval.skip_saturated=False')
   if recipe == 'beir,query':
     status, err = command(train, *flags, '--config.eval.skip_saturated=False')
     assert status == 0 and 'done at step 1' in err and not (run / 'saturated.json').exists()

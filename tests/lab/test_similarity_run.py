@@ -12,9 +12,9 @@ import pytest
 from dprjax import export, load_prompt, train
 from dprjax.models import hub
 from lab import inspection
+from tests.refusals import command_refused
 from tests.test_train import (
   assert_backbone_moved,
-  assert_bad,
   assert_same_bits,
   files_of,
   metrics_of,
@@ -169,18 +169,22 @@ def test_a_prompt_for_similarity(go, command, trained, tmp_path):
 
 
 def test_pairs_that_cannot_be_used(go, tmp_path):
-  assert_bad(
+  command_refused(
     go('--config.batch_size=80'),
-    'config.batch_size: an update of 80 pairs is more than the 64 there are',
+    'config.batch_size',
+    '80',
+    '64',
   )
-  assert_bad(go('--config.data.train_split=none.csv'), 'STS file not found', 'none.csv')
+  command_refused(go('--config.data.train_split=none.csv'), 'STS', 'none.csv')
   (tmp_path / 'text').mkdir()
   (tmp_path / 'text' / 'wrong.jsonl').write_text(
     json.dumps({'sentence1': 'One.', 'sentence2': 'Two.', 'score': 7}) + '\n'
   )
-  assert_bad(
+  command_refused(
     go(f'--config.data.dir={tmp_path}/text', '--config.data.train_split=wrong.jsonl'),
-    'wrong.jsonl, line 1',
-    'expected a number from 0 to 5',
+    'wrong.jsonl',
+    'line 1',
+    '0',
+    '5',
   )
-  assert_bad(go('--config.eval.measure=pearson'), 'config.eval.measure', 'spearman')
+  command_refused(go('--config.eval.measure=pearson'), 'config.eval.measure', 'spearman')
