@@ -87,6 +87,7 @@ def read(folder):
   return found, np.concatenate([np.asarray(shard) for shard in found.shards])
 
 
+@pytest.mark.slow
 def test_equals_the_retriever(run, vectors, corpus, tmp_path, prompt):
   status, err = run()
   assert status == 0 and '50 passage vectors' in err
@@ -201,6 +202,7 @@ def test_codes(run, vectors, tmp_path, stored):
   assert {path.name: path.read_bytes() for path in (tmp_path / 'out').iterdir()} == content
 
 
+@pytest.mark.slow
 def test_the_first_numbers_alone(run, vectors, tmp_path):
   status, err = run('--dimensions=6')
   assert status == 0 and '--dimensions=6: no prompt says that it was trained for this' in err
@@ -473,6 +475,7 @@ def _fail(*_):
   raise MemoryError('no room')
 
 
+@pytest.mark.slow
 def test_a_template_decides_the_vectors(command, templates, tmp_path):
   texts = {'d1': 'oak elm', 'd2': 'fir [MASK] yew'}
   (tmp_path / 'corpus.tsv').write_text(''.join(f'{id_}\t{one}\n' for id_, one in texts.items()))

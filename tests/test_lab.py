@@ -63,7 +63,7 @@ def test_negatives_above_the_positive_are_left_out(build, batch, devices):
   assert float(metrics['negatives']) == pytest.approx(negatives)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize('devices', [1, 8])
 def test_a_learnt_temperature_is_that_of_the_loss_and_of_the_trust_region(build, batch, devices):
   config, params, loss = build('learnt_temperature', devices, **queries.SCORES)
@@ -80,7 +80,7 @@ def test_a_learnt_temperature_is_that_of_the_loss_and_of_the_trust_region(build,
   assert float(metrics['temperature']) == pytest.approx(colder.temperature)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize('devices', [1, 8])
 def test_a_linear_map_is_of_the_query_alone(build, batch, devices):
   config, params, loss = build('linear_map', devices, prompt__regularization=0.0, normalize=True)

@@ -157,7 +157,7 @@ def test_experiments_are_listed(capsys):
   assert f'in {configs.shipped()}' in said
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize('where', ['.', 'elsewhere'])
 @pytest.mark.parametrize('name', ['mine', 'lab_here.mine'])
 def test_a_method_in_the_working_folder_or_beside_its_config_is_found(tmp_path, name, where):

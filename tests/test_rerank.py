@@ -314,6 +314,7 @@ def test_ties_are_ordered_as_trec_eval_does(go, folder, make_cross_encoder, tmp_
   assert [doc for doc, _ in ranking] == ['e1', 'd5', 'd3', 'd1', 'd0']
 
 
+@pytest.mark.slow
 def test_a_prompt_of_pairs_judges(command, folder, templates):
   from dprjax import PromptReranker
 

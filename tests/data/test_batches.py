@@ -474,6 +474,7 @@ def test_without_pools_batches_are_what_they_were_before_there_were_pools(made, 
   assert digest(after) == digest(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mix', [(0.5, 0.3, 0.2), (0.9, 0.0, 0.1), (1 / 3, 1 / 3, 1 / 3)])
 def test_shares_come_out_within_sampling_error(made, mix):
   drawn = collections.defaultdict(collections.Counter)

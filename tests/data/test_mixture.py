@@ -227,6 +227,7 @@ def feeds_of(stores, negatives):
   return feeds
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize('negatives', [0, 1, 2])
 @pytest.mark.parametrize('arrangement', mixture.ARRANGEMENTS)
 def test_a_row_of_one_set_is_never_one_of_another(stores, arrangement, negatives):

@@ -323,6 +323,7 @@ def test_texts_are_those_of_transformers(families, family):
     tokenizer.encode(texts, tokenizer.num_specials)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize('family', FAMILIES)
 def test_pairs_are_those_of_transformers(families, family):
   tokenizer, theirs = families[family]

@@ -87,6 +87,7 @@ def slow(*values):
   return pytest.param(*values, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('changes', 'sizes'),
   [

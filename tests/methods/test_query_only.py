@@ -112,6 +112,7 @@ SCORES = {'prompt__regularization': 0.5, 'prompt__regularization_on': 'scores'}
   ],
   ids=str,
 )
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize('known', [False, True], ids=['', 'frozen vectors come with the batch'])
 def test_loss_and_gradient_equal_numpy(devices, knobs, known):
   config = make_config(**knobs)

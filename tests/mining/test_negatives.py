@@ -246,6 +246,7 @@ def test_equal_scores_are_cut_by_id(world, depth):
       assert best[negative['rank'] - 1] == negative['docid']
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize('shuffled', ['lines', 'buckets', 'blocks'])
 def test_the_same_file_byte_for_byte(world, monkeypatch, shuffled):
   options = {'sample': 5, 'reranked': 'reranked.trec'}

@@ -213,8 +213,9 @@ def test_a_bank_shifts_padding_alone_beyond_the_positions(small):
   assert np.isfinite(hidden[:2]).all() and np.isnan(hidden[2]).any()
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize('model_type', ['bert', 'roberta'])
-@pytest.mark.parametrize('fixed_layers', [0, 1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('fixed_layers', [0, 1, 2])
 def test_vectors_in_place_of_words_equal_transformers(
   model_type, fixed_layers, golden, write_checkpoint
 ):

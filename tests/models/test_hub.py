@@ -110,6 +110,7 @@ def test_every_class_of_checkpoint_is_the_same_backbone(write_checkpoint):
   assert prefixed.sha256 == roberta.sha256
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
   'wrapper',
   [

@@ -29,6 +29,7 @@ def draw(kind, queries, n):
   return scores
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
   'kind', ['random', 'ties', 'equal', 'rising', 'falling', 'one query has all']
 )

@@ -33,6 +33,7 @@ def reference(queries, corpus, k):
 
 # 1,000 documents do not divide into blocks of 256, nor 7 queries into blocks of 4; k exceeds a
 # device's part of the corpus.
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize('devices', [1, 8])
 @pytest.mark.parametrize(
   'n, k, block_rows, block_queries',
@@ -55,6 +56,7 @@ def test_equals_float64(devices, n, k, block_rows, block_queries):
   np.testing.assert_allclose(found.scores, scores, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize('devices', [1, 3, 8])
 def test_equal_scores_go_by_falling_id(devices):
   # Products of small whole numbers are exact, and nearly all tie.
@@ -236,6 +238,7 @@ def test_a_shard_is_read_a_block_at_a_time_and_released(devices):
   assert [size for _, size in read] == [size * unit for size in sizes]
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize('devices', [1, 8])
 def test_an_index_finds_the_same_bits_as_a_search(devices):
   rng = np.random.default_rng(6)

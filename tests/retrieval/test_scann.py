@@ -33,6 +33,7 @@ def test_brute_force_equals_exact():
   assert index.tune(queries, truth.rows, 1.0) == (scann.Settings(0, 0), 1.0)
 
 
+@pytest.mark.slow
 def test_ties_at_the_cut():
   corpus, queries = clustered(300, 1), clustered(3, 2)
   corpus[50:200] = 3 * queries[0]

@@ -108,6 +108,7 @@ def test_a_prompt_that_overflows_harms_no_other_row(engine, small, folder, alone
       np.testing.assert_allclose(future.result(60), alone(name, 'query', *texts), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_replaced_prompt_counts_from_the_next_request_on(engine, small, folder, tmp_path, alone):
   text = 'a string'
 
