@@ -7,7 +7,6 @@ import pytest
 
 from dprjax import encode, export, load_backbone, train
 from dprjax.base import extensions
-from dprjax.base.errors import InputError
 from dprjax.data import text
 from dprjax.formats.texts import read_texts
 from dprjax.inference.encoder import Encoder
@@ -18,6 +17,7 @@ from dprjax.models.adapters.prefix import Prefix
 from dprjax.retrieval.embeddings import load_embeddings
 from dprjax.runtime import checkpoint
 from tests import reference
+from tests.refusals import refused
 from tests.toys.bias import Bias
 
 TOY = 'tests.toys.bias'
@@ -30,7 +30,7 @@ def prefix_of(config, length, seed=0):
 
 def test_kinds_are_found_by_name(monkeypatch):
   assert [*adapters.every()] == ['prefix', 'template', 'topic']
-  with pytest.raises(InputError, match=r'config\.prompt\.kind: .*prefix'):
+  with refused('config.prompt.kind', 'prefix'):
     adapters.find('bias', 'config.prompt.kind')
   monkeypatch.setenv(extensions.VARIABLE, TOY)
   assert adapters.find('bias', 'config.prompt.kind').name == 'bias'
@@ -81,7 +81,7 @@ def test_several_adapters_act_together(small):
   alone = (None, prefix, Bias(bias), Several((prefix, Bias(bias))))
   for row, adapter in enumerate(alone):
     np.testing.assert_allclose(found[row], hidden(adapter)[row], atol=2e-6)
-  with pytest.raises(InputError, match='2 adapters have prefixes'):
+  with refused('adapters', '2'):
     hidden(Several((prefix, prefix)))
 
 

@@ -5,9 +5,9 @@ import dataclasses
 
 import pytest
 
-from dprjax.base.errors import InputError
 from dprjax.runtime import flags, renamed
 from dprjax.runtime.flags import flag, group, switch
+from tests.refusals import named_in, refused
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def test_a_bad_flag_is_one_line_that_names_it(words, flag, error_line):
 def test_a_required_flag_is_named(error_line):
   with pytest.raises(SystemExit):
     flags.parse(Flags, ['--from=y'])
-  assert '--name' in error_line()
+  assert named_in(error_line(), '--name')
 
 
 def test_the_environment_is_a_default(monkeypatch):
@@ -120,7 +120,7 @@ def test_help_has_defaults_and_groups_in_the_order_of_the_fields(capsys):
 
 
 def test_a_flag_that_goes_with_another_is_refused_without_it():
-  with pytest.raises(InputError, match='--paths goes with --name'):
+  with refused('--paths', '--name'):
     flags.refuse(read('--paths=a'), ('count', 'paths'), 'name')
   flags.refuse(read(), ('count', 'paths', 'named'), 'name')
 
