@@ -84,13 +84,8 @@ def make_view_batches(
 
   Raises:
     InputError: no passage can be used; the tokenizer puts no token before a text; sizes that the
-      passages, the buckets or the processes do not allow; an unknown name.
+      passages, the buckets or the processes do not allow.
   """
-  if views not in ('one', 'siblings', 'ict') or unit not in ('sentence', 'span'):
-    raise InputError(
-      f"views {views!r} of unit {unit!r}: expected 'one', 'siblings' or 'ict', and 'sentence' or "
-      "'span'"
-    )
   if not tokenizer.opening:
     raise InputError(
       'the tokenizer begins a text with no special token, and pretraining learns the state of one; '

@@ -389,13 +389,9 @@ def _fetch(path_or_hub_id: PathLike) -> epath.Path:
   if folder.is_dir():
     return folder
   name = os.fspath(path_or_hub_id)
-  if folder.exists():
-    raise InputError(
-      f'{folder} is a file; a backbone is a directory with config.json and {weights.WEIGHTS}'
-    )
   reference = repository.parse(name)
-  if reference is None:
-    raise InputError(f'backbone not found: {folder}')
+  if reference is None or folder.exists():  # as a file
+    raise InputError(f'backbone not found: {folder} is no directory')
   # Only what is read: no pickles, no ONNX.
   return repository.fetch(reference, ['*.json', '*.safetensors', '*.txt', '*.model'], 'backbone')
 

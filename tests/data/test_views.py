@@ -371,8 +371,6 @@ def test_what_is_skipped_is_said(made, caplog):
     ({'buckets': []}, '[]'),
     ({'max_length': 2}, ('max_length', 'span_length', '64')),
     ({'views': 'siblings', 'unit': 'span', 'span_length': 0}, 'span_length'),
-    ({'views': 'two'}, ('two', 'sentence', 'one')),
-    ({'views': 'siblings', 'unit': 'word'}, 'word'),
   ],
 )
 def test_what_cannot_be_asked_for(made, changes, message):
