@@ -1,4 +1,4 @@
-"""Systems compared by what dprjax.evaluate says of them: intervals and a table."""
+"""Comparison of systems by their metrics.json: intervals and a table."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple

@@ -8,9 +8,9 @@
 | .zip | its .txt files |
 | .xml | the articles of a MediaWiki dump, see `formats.mediawiki` |
 
-Any of them but .zip may be compressed. A folder is read whole, subfolders too, in the order of
-names; of a BEIR or MS MARCO folder only the corpus is read. A newline in a document's text ends a
-sentence; a title is a line of its own, before the text.
+All but .zip may be compressed. A folder is read with its subfolders, in the order of names; a BEIR
+or MS MARCO folder gives only its corpus. A newline in a text ends a sentence; a title is the first
+line.
 """
 
 import errno

@@ -1,10 +1,10 @@
 """Pools of negatives from several runs (DPTDR section 3.3): arrays in, arrays out, for some queries
 at a time.
 
-A candidate is a text that some run found for a query and that is not the text of one of the query's
-positives. Its origins are the rows of all runs that found it, under any id. A random number (its
-lot), made from the seed, the query's id and the passage's, orders the candidates of a query: the
-first few of them are a sample, whatever else is in the pool.
+A candidate is a text that a run found for a query and that no positive of the query has. Its
+origins are the rows of all runs that found it, under any id. A random number (its lot), made from
+the seed and the ids of query and passage, orders the candidates of a query. The first few are a
+sample, whatever else is in the pool.
 """
 
 from collections.abc import Callable, Sequence

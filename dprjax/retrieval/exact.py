@@ -1,16 +1,17 @@
 """Exact inner-product search on all devices.
 
-The corpus goes over the devices a block at a time. Every device keeps, for every query, the best k
-of the rows that it has seen; at the end the devices' lists are merged. Where a list has no room for
-all rows of its last score, which is rare, the ids decide: the scores of these queries are taken
-again, and `dprjax.retrieval.best` chooses. ``search`` reads the blocks
-anew each time. A device then holds two blocks, a matrix of similarities [queries of a block, rows
-of a block / devices], and k scores and rows per query; the host holds one more block. None of these
-grows with the corpus; benchmarks/exact_search.py measures that. ``Index`` keeps the blocks on the
-devices.
+The devices share each block of the corpus. Every device keeps the best k of the rows that it has
+seen, for every query; at the end the lists of the devices are merged. Where a list has no room for
+all rows of its last score, which is rare, the ids decide: these queries are scored again, and
+`dprjax.retrieval.best` chooses.
 
-Where the only device is the processor, numpy multiplies and `dprjax.retrieval.best` chooses: XLA
-takes half as long again for the products and four times as long to choose (docs/performance.md).
+``search`` reads the blocks anew each time. A device then holds two blocks, a matrix of similarities
+[queries of a block, rows of a block / devices], and k scores and rows per query; the host holds one
+more block. None of these grows with the corpus (benchmarks/exact_search.py). ``Index`` keeps the
+blocks on the devices.
+
+On a single CPU device numpy multiplies and `dprjax.retrieval.best` chooses: XLA takes half as long
+again for the products and four times as long to choose (docs/performance.md).
 """
 
 import functools

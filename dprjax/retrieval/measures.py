@@ -1,10 +1,10 @@
 """Measures of a run, computed by ir_measures, and counts to read beside the means.
 
-The providers of ir_measures break ties by different rules, and some of them change ids. So they get
-the ranks of a ranking as its scores, and numbers as its ids: every measure then sees the order of
-`dprjax.base.ranking`. The native code of pytrec_eval fails on some grades: it allocates an array as
-long as the largest one, and crashes where the largest is negative. It gets 1 (relevant), 0 and -1
-(judged below 0). nDCG, which needs the grades, and NumRet are computed here.
+The providers of ir_measures break ties by different rules, and some change ids. They therefore get
+ranks as scores and numbers as ids, so that every measure sees the order of `dprjax.base.ranking`.
+The native code of pytrec_eval allocates an array as long as the largest grade, and crashes where
+that is negative. It therefore gets 1 (relevant), 0 and -1 (judged below 0). nDCG, which needs the
+grades, and NumRet are computed here.
 
 nAP@k is average precision as sentence-transformers and Topic-DPR have it: the mean of the precision
 at each relevant document among the first k, over min(k, R), so that it can reach 1 for a query of
