@@ -18,7 +18,7 @@ from dprjax.base import given, provenance, reading, words
 from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.files import PathLike, atomic_path, atomic_write
-from dprjax.formats.fields import UniqueIds, check_id
+from dprjax.formats.fields import read_ids
 from dprjax.retrieval import best
 from dprjax.retrieval.best import TopK
 
@@ -177,14 +177,11 @@ def load(folder: PathLike, fingerprint: str) -> Bm25 | None:
   if sidecar is None:
     return None
   counts = reading.convert(sidecar, str(root / _SIDECAR), _Counts)
-  unique = UniqueIds(root / _IDS, 'passage')
+  ids = read_ids(root / _IDS)
   try:
-    for number, id_ in enumerate((root / _IDS).read_bytes().decode().split('\n')[:-1], start=1):
-      unique.add(check_id(id_, f'{root / _IDS}, line {number}'), number)
-    ids = list(unique.lines)
     index = _bm25s().BM25.load(root, show_progress=False)
     _check(index, len(ids), counts.count)
-  except (InputError, MemoryError):
+  except MemoryError:
     raise
   except Exception as error:  # bm25s does not look at what it loads
     raise InputError(
