@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from etils import epath
 from jaxtyping import Float
@@ -28,7 +29,6 @@ from dprjax.base.counts import counted
 from dprjax.base.errors import InputError
 from dprjax.base.progress import Progress, pace
 from dprjax.formats import seen, trec
-from dprjax.formats.fields import Record
 from dprjax.formats.texts import read_texts
 from dprjax.runtime import cli, compiled, flags
 from dprjax.runtime.flags import flag
@@ -298,19 +298,25 @@ def _score(
   return scores
 
 
+class _Counts(msgspec.Struct):
+  queries: int
+  pairs: int
+  unknown_queries: int
+  unknown_passages: int
+
+
 def _finished(out: str, settings: dict[str, Any]) -> dict[str, Any] | None:
   """The report of a run that was made with these settings and is unchanged, if there is one."""
   if not (epath.Path(out).exists() and epath.Path(f'{out}.json').exists()):
     return None
   try:
-    report = Record(reading.read_json_object(f'{out}.json', 'report of a run'), f'{out}.json')
-    for count in ('queries', 'pairs', 'unknown_queries', 'unknown_passages'):
-      report.whole(count, 0, 2**63)
+    report = reading.read_json_object(f'{out}.json', 'report of a run')
+    reading.convert(report, f'{out}.json', _Counts)
   except InputError:  # cut off, or not of this command: it is written anew
     return None
-  same = report.values.get('settings') == settings
-  same = same and report.values.get('out_sha256') == files.sha256_file(out)
-  return report.values if same else None
+  same = report.get('settings') == settings
+  same = same and report.get('out_sha256') == files.sha256_file(out)
+  return report if same else None
 
 
 def main(argv: Sequence[str] | None = None) -> None:
