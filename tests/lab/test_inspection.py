@@ -555,7 +555,7 @@ def test_a_diverged_backbone(data, small, tmp_path, error_line):
     (['--backbone={small}/deep2', '--beir={data}/beir', '--max_texts=1'], ('max_texts', '1')),
     (['--backbone={small}/deep2', '--sts={data}/sts.csv', '--max_length=65'], '64'),
     (['--backbone={small}/deep2', '--sts={data}/sts.csv', '--max_length=2'], '2'),
-    (['--backbone=a=', '--sts={data}/sts.csv'], 'NAME=VALUE'),
+    (['--backbone=a=', '--sts={data}/sts.csv'], 'config.json'),
     (['--backbone={small}/deep2', '--sts={data}/sts.csv', '--tsne=a.png'], '--tsne'),
     (['--backbone={small}/deep2', '--sts={data}/sts.csv', '--topics=t.npz'], '--topics'),
     (['--backbone={small}/deep2', '--beir={data}/beir', '--topics=t.npz'], 't.npz'),
