@@ -17,11 +17,6 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-import rich.box
-import rich.console
-import rich.table
-import rich.text
-
 from dprjax.base.counts import counted, rate
 from dprjax.base.errors import (
   InputError,
@@ -42,20 +37,24 @@ Flags = TypeVar('Flags')
 _LISTED = 5  # ids in a message
 
 
-class _Console(rich.console.Console):
-  def on_broken_pipe(self) -> None:
-    raise  # noqa: PLE0704 (the BrokenPipeError; rich itself would exit)
-
-
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
   """Prints a table; all columns but the first hold numbers and are aligned to the right."""
+  import rich.box  # slow to import
+  import rich.console
+  import rich.table
+  import rich.text
+
+  class Console(rich.console.Console):
+    def on_broken_pipe(self) -> None:
+      raise  # noqa: PLE0704 (the BrokenPipeError; rich itself would exit)
+
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
   for number, column in enumerate(columns):
     table.add_column(rich.text.Text(column), justify='right' if number else 'left', no_wrap=True)
   for row in rows:
     table.add_row(*(rich.text.Text(cell) for cell in row))
   # In a pipe, rich would cut the table off at 80 columns.
-  console = _Console(file=sys.stdout, highlight=False)
+  console = Console(file=sys.stdout, highlight=False)
   if not console.is_terminal:
     console.width = 500
   console.print(table)
