@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import ml_collections
 import optax
 
-from dprjax.base.errors import InputError
 from dprjax.runtime import tree
 
 
@@ -28,12 +27,8 @@ def make_schedule(config: ml_collections.ConfigDict, steps: int) -> optax.Schedu
     decay = optax.linear_schedule(config.learning_rate, 0.0, rest)
   elif config.decay == 'cosine':
     decay = optax.cosine_decay_schedule(config.learning_rate, rest)
-  elif config.decay == 'none':
-    decay = optax.constant_schedule(config.learning_rate)
   else:
-    raise InputError(
-      f"config.optim.decay: expected 'linear', 'cosine' or 'none', not {config.decay!r}"
-    )
+    decay = optax.constant_schedule(config.learning_rate)
   if not warmup:
     return decay
   return optax.join_schedules(

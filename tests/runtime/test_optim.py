@@ -95,9 +95,7 @@ def test_schedule_rises_over_the_warm_up_and_falls_to_zero():
   assert float(constant(99)) == 1.0
 
 
-def test_an_unknown_decay_and_an_uncovered_name_are_errors():
-  with refused('config.optim.decay'):
-    optim.make_schedule(settings(decay='linnear'), 10)
+def test_an_uncovered_name_is_an_error():
   with refused('config.optim.weight_decay_rules'):
     optim.make_optimizer(
       settings(weight_decay_rules=(('backbone/.*', True),)), list(PARAMS), TRAINABLE, 10
