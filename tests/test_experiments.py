@@ -13,10 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from dprjax.analysis import statistics
 from dprjax.formats import mediawiki
 from dprjax.formats.qrels import read_qrels, write_qrels
-from lab import similarity
+from lab import measures, sts
 from tests import devices
 from tests.refusals import refused
 
@@ -118,7 +117,7 @@ def test_values_and_draws(tables, out, documents):
   related = [j for j in np.argsort(-q[0] @ p.T)[:10] if j not in unrelated[0]]
   assert scores['infer/counted/Success@1'][first].all() and related
   value, _ = results.stat('topic', 1, 'infer', 'near topic')
-  nearest = statistics.nearest(p, 10)
+  nearest = measures.nearest(p, 10)
   assert np.isclose(value, np.mean(nearest % 2 == np.arange(DOCUMENTS)[:, None] % 2))
 
 
@@ -339,11 +338,11 @@ def test_pairs_and_sections_of_the_pretraining_experiment(monkeypatch, tmp_path)
     rows = ''.join(f'"{split} {n}, one",two,{n % 6}\n' for n in range(20))
     (source / f'stsb-en-{split}.csv').write_text(rows)
   few, more = (
-    similarity.read_pairs(pretraining.few_pairs(source, tmp_path / f'{n}', n) / 'train.jsonl')
+    sts.read_pairs(pretraining.few_pairs(source, tmp_path / f'{n}', n) / 'train.jsonl')
     for n in (5, 10)
   )
   assert len(few) == 5 and more[:5] == few
-  pairs = similarity.read_pairs(tmp_path / '5' / 'test.jsonl')
+  pairs = sts.read_pairs(tmp_path / '5' / 'test.jsonl')
   people = {pair.first: float(pair.score) for pair in pairs}
 
   def embed(texts):  # at an angle that grows as the score falls

@@ -38,7 +38,7 @@ def test_flags_that_are_refused(command, make_cross_encoder, tmp_path):
       ((f'--keys={tmp_path / "none"}',), 'none'),
       (('--rows=0',), '4096'),
       (('--index=a',), 'NAME=VALUE'),
-      (('--index=a=x', '--index=a=y'), '--index=a'),
+      (('--index=a=x', '--index=a=y'), ('--index', 'a')),
       (('--texts=a=x',), ('--texts=a', '--index')),
       (('--reranker_prompt=a=x',), '--reranker_prompt=a'),
       (('--slots=2', '--rows=4'), '--slots=2'),

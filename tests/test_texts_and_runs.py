@@ -390,7 +390,7 @@ FLAGS = {
   ],
   'mine': [
     *('--depth=0', '--depth=x', '--sample=0', '--sample=-3', '--sample=' + '9' * 40),
-    *('--threshold=nan', '--threshold=0', '--threshold=1', '--threshold=inf', '--threshold=x'),
+    *('--threshold=nan', '--threshold=0', '--threshold=1.5', '--threshold=inf', '--threshold=x'),
     *('--seed=-1', '--seed=1.5', '--seed=' + '9' * 400, '--texts=perhaps', '--tmp_dir='),
     *('--tmp_dir=run.trec', '--tmp_dir=/proc/none', '--run=a=lost'),
     *('--run=\x01=run.trec', '--reranker=lost', '--batch_size=0', '--max_length=0'),
