@@ -142,7 +142,6 @@ def test_the_text_for_a_vocabulary(folder, knobs, devices):
       {'pretrain__max_length': 30, 'prompt__length': 3, 'prompt__shift_positions': True},
       ('config.pretrain.max_length', '30', '29'),
     ),
-    ({'pretrain__views': 'pair'}, 'pair'),
     ({'pretrain__buckets': (8,)}, '8'),
     ({'pretrain__passage_length': 4}, '4'),
     ({'batch_size': 13}, ('config.batch_size', '13', '12')),
