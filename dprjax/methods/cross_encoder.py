@@ -59,6 +59,11 @@ def build(
     InputError: a knob has a value it cannot have.
   """
   knobs = config.cross_encoder
+  if model.family.classifier_tensors is None:
+    raise InputError(
+      f'config.backbone.path: a cross-encoder needs a classification head, which '
+      f'{model.model_type} models do not have here; choose another backbone'
+    )
   if config.tasks and knobs.loss != 'pointwise':
     raise InputError(
       "config.cross_encoder.loss: labelled pairs of several tasks take 'pointwise', not "

@@ -64,7 +64,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh | None = None)
       "config.prompt.dropout_scope: expected 'example' or 'batch', not "
       f'{config.prompt.dropout_scope!r}'
     )
-  check_pooling(config)
+  check_pooling(config, model)
   splits = () if devices is None else mesh.activations(devices)
   options = EncoderOptions.from_config(config.backbone, *splits)
   two = config.backbone.two_encoders
@@ -120,12 +120,17 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh | None = None)
   return DualEncoder(init, functools.partial(expand, config, model), encode, embed)
 
 
-def check_pooling(config: ConfigDict) -> None:
-  """Raises InputError for a pooling that only templates have."""
+def check_pooling(config: ConfigDict, model: EncoderConfig) -> None:
+  """Raises InputError for a pooling that only templates have, or of a state that sees no text."""
   if config.pooling == 'mask':
     raise InputError(
       f"config.pooling: 'mask' is for templates, which {config.method} has none of; use 'cls' or "
       "'mean'"
+    )
+  if config.pooling == 'cls' and model.causal:
+    raise InputError(
+      f"config.pooling: 'cls' is the first token's state, which sees no other token in a "
+      f"{model.model_type} backbone; use 'lasttoken' or 'mean'"
     )
   poolings.find(config.pooling, 'config.pooling')
 

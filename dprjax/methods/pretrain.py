@@ -97,6 +97,12 @@ def build(
     )
   if contrasted:
     contrastive.check_update(config, 'passage')
+  if mlm and (model.family.mlm_tensors is None or tokenizer.mask_id is None):
+    raise InputError(
+      'config.pretrain.mlm_weight: masked language modelling needs a masked-LM head and a mask '
+      f'token, which {model.model_type} models with this tokenizer do not have; set 0 to train the '
+      'contrastive loss alone, or choose another backbone'
+    )
   condenser = knobs.head_layers > 0
   if not (condenser or knobs.late_mlm or contrasted):
     raise InputError(
@@ -109,17 +115,12 @@ def build(
       f'config.pretrain.skip_from: {skip_from} leaves no early or no late layer; the backbone has '
       f'{model.num_layers} layers'
     )
-  dual_encoder.check_pooling(config)
+  dual_encoder.check_pooling(config, model)
   contrastive.check_lengths(config.matryoshka, model.vector_size)
   if config.matryoshka and not contrasted:
     raise InputError(
       'config.matryoshka: without a contrastive loss (config.pretrain.views, contrast_weight) no '
       'vectors are trained; leave it empty'
-    )
-  if tokenizer.mask_id is None:
-    raise InputError(
-      'the tokenizer has no mask token; masked language modelling needs one: choose another '
-      'backbone'
     )
   mask_id, everything = tokenizer.mask_id, np.arange(tokenizer.vocab_size, dtype=np.int32)
   ordinary = np.setdiff1d(everything, tokenizer.special_ids).astype(np.int32)
@@ -221,6 +222,7 @@ def build(
       tokens, mask, masked = batch[f'{view}_tokens'], batch[f'{view}_mask'], None
       same[view] = contrastive.text_keys(tokens, mask)
       if mlm:
+        assert mask_id is not None
         # Before the batch is cut into chunks: their number does not change what is masked.
         masked = masking.mask_tokens(
           mask_key,

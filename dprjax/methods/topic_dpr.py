@@ -62,7 +62,7 @@ def build(config: ConfigDict, model: EncoderConfig, devices: Mesh, tokenizer: To
     InputError: a knob has a value it cannot have.
   """
   check(config, devices)
-  dual_encoder.check_pooling(config)
+  dual_encoder.check_pooling(config, model)
   contrastive.check_lengths(config.matryoshka, model.vector_size)
   knobs, spec = config.topics, vector_spec.of_config(config)
   prompted = bool(knobs.path) and not knobs.words

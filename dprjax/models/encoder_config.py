@@ -108,8 +108,8 @@ class EncoderOptions(NamedTuple):
     rows: how activations are split by their first axis; None: as the compiler likes.
     heads: how a batch and the heads are split over the devices, for fused attention; None: one
       device.
-    attention: 'plain', or 'fused': scores stay on the chip (`fused_attention`), but on a processor
-      that kernel is interpreted, which is slow.
+    attention: 'plain'; 'fused': scores stay on the chip (`fused_attention`), but on a processor
+      that kernel is interpreted, which is slow; 'library': ``jax.nn.dot_product_attention``.
     products: dense layers multiply in this dtype and add up in float32, where ``dtype`` is
       float32; None: in ``dtype``.
     prompt_dropout: the rate at which numbers of a prompt are left out, others for each example,

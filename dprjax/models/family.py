@@ -34,9 +34,12 @@ class Shape:
 
   Attributes:
     projection: the dense layers behind the pooling.
+    causal: a token sees no later tokens, so that the first one's state says nothing of a text.
   """
 
   projection: tuple[Dense, ...] = dataclasses.field(default=(), kw_only=True)
+
+  causal = False
 
   @property
   def family(self) -> 'Family':
@@ -71,15 +74,16 @@ class Family(NamedTuple):
       among ``tensors``.
     prefix: what classes with a head put before the encoder's names, ``bert.``.
     extras: matches the names of what larger models add to the encoder.
-    mlm_tensors: ``config -> tensors`` of the masked-LM head.
-    mlm_copies: ``config -> names`` of its tensors that some files store twice, each with the name
-      that it copies.
-    mlm_act: ``config -> activation`` of the masked-LM head.
-    classifier_tensors: ``(config, labels) -> tensors`` of the sequence-classification head.
-    classifier_drops: whether dropout comes before the first layer of that head, too.
     bias: ``(config, seen, T) -> [B or 1, 1, 1 or T, S]``, added to the scores of S keys, which are
       those of the prompt and the T tokens; ``seen`` [B, S] is False at keys that no token may see.
       For a causal or windowed mask.
+    mlm_tensors: ``config -> tensors`` of the masked-LM head; None: there is no such head.
+    mlm_copies: ``config -> names`` of its tensors that some files store twice, each with the name
+      that it copies.
+    mlm_act: ``config -> activation`` of the masked-LM head.
+    classifier_tensors: ``(config, labels) -> tensors`` of the sequence-classification head; None:
+      there is no such head.
+    classifier_drops: whether dropout comes before the first layer of that head, too.
     final: the module behind the last layer, ``(config, dtype)``, such as a norm; None: nothing.
     sharding: ``(regular expression, PartitionSpec)`` of parameter names that ``mesh.RULES`` lacks.
     pad_token_id: where config.json has none.
@@ -99,12 +103,12 @@ class Family(NamedTuple):
   canonical: Callable[[str], str]
   prefix: str
   extras: re.Pattern[str]
-  mlm_tensors: Callable[[Config], Iterable[Tensor]]
-  mlm_copies: Callable[[Config], Mapping[str, str]]
-  mlm_act: Callable[[Config], str]
-  classifier_tensors: Callable[[Config, int], Iterable[Tensor]]
-  classifier_drops: bool
   bias: Callable[[Config, Array, int], Array]
+  mlm_tensors: Callable[[Config], Iterable[Tensor]] | None = None
+  mlm_copies: Callable[[Config], Mapping[str, str]] = lambda config: {}
+  mlm_act: Callable[[Config], str] = lambda config: config.hidden_act
+  classifier_tensors: Callable[[Config, int], Iterable[Tensor]] | None = None
+  classifier_drops: bool = False
   final: Callable[[Config, Any], nn.Module] | None = None
   sharding: tuple[tuple[str, PartitionSpec], ...] = ()
   pad_token_id: int = 0

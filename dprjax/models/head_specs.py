@@ -65,12 +65,21 @@ def sha256(name: str, config: EncoderConfig, head: Head) -> str:
   )
 
 
+def _known(config: EncoderConfig, name: str) -> Callable[..., Iterable[names.Tensor]]:
+  tensors = getattr(config.family, f'{name}_tensors')
+  if tensors is None:
+    raise InputError(f'a {name} head of {config.model_type} models is not supported')
+  return tensors
+
+
 def _mlm_tensors(config: EncoderConfig, head: Head) -> Iterable[names.Tensor]:
-  return config.family.mlm_tensors(config)
+  return _known(config, 'mlm')(config)
 
 
 def _read_mlm(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack) -> Head | None:
   config, family = checkpoint.config, checkpoint.config.family
+  if family.mlm_tensors is None:
+    return None
   params = weights.read_head(
     checkpoint, 'masked-LM head', family.mlm_tensors(config), family.mlm_copies(config)
   )
@@ -82,12 +91,13 @@ def _labels(head: Head) -> int:
 
 
 def _classifier_tensors(config: EncoderConfig, head: Head) -> Iterable[names.Tensor]:
-  return config.family.classifier_tensors(config, _labels(head))
+  return _known(config, 'classifier')(config, _labels(head))
 
 
 def _read_classifier(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack) -> Head | None:
   stored, config = checkpoint.tensors, checkpoint.config
-  tensors = list(config.family.classifier_tensors(config, 1))
+  classifier_tensors = _known(config, 'classifier')
+  tensors = list(classifier_tensors(config, 1))
   output = next(tensor.name for tensor in tensors if tensor.path == ('output', 'kernel'))
   if output in stored:
     shape = stored[output][0].shape
@@ -103,7 +113,7 @@ def _read_classifier(checkpoint: weights.Checkpoint, stack: contextlib.ExitStack
         f'{checkpoint.folder}: {output} has {labels} label{"s" if labels > 1 else ""}, but the '
         f'id2label of config.json has {len(id2label)}'
       )
-    tensors = list(config.family.classifier_tensors(config, labels))
+    tensors = list(classifier_tensors(config, labels))
   elif not any(
     tensor.name in stored for tensor in tensors if tensor.name.startswith('classifier.')
   ):

@@ -71,7 +71,7 @@ def load_backbone(path_or_hub_id: PathLike, heads: Collection[str] = ()) -> Back
   """Loads an encoder from a Hugging Face directory, a package (``package:NAME``) or the hub.
 
   The directory holds config.json and model.safetensors, or model.safetensors.index.json and its
-  shards, of any Bert, Roberta or XLMRoberta class.
+  shards, of any class of a family (docs/backbones.md).
 
   Args:
     path_or_hub_id: where from.
@@ -398,7 +398,17 @@ def _fetch(path_or_hub_id: PathLike) -> epath.Path:
 
 def _encoder_config(root: epath.Path, hf_config: dict[str, Any], path: epath.Path) -> EncoderConfig:
   try:
-    config = families.find(hf_config.get('model_type')).read_config(hf_config)
+    family = families.find(hf_config.get('model_type'))
+    own = hf_config.get('auto_map')
+    name = str(own.get('AutoModel', '')) if isinstance(own, dict) else ''
+    if name.rpartition('.')[2] not in ('', f'{family.class_name}Model'):
+      raise InputError(f'auto_map: the code of {name!r:.80} in the folder is never run')
+    if hf_config.get('quantization_config'):
+      raise InputError(
+        'quantization_config: quantised weights are not supported; store them as bfloat16 or '
+        'float32'
+      )
+    config = family.read_config(hf_config)
   except InputError as error:
     raise InputError(f'{path}: {error}') from error
   dense = sentence.read_projection(root, config.hidden_size)

@@ -16,27 +16,34 @@ from dprjax.models.activations import ACTIVATIONS
 from dprjax.models.adapter import BARE, Adapter
 from dprjax.models.dropout import Dropout
 from dprjax.models.encoder_config import EncoderConfig, EncoderOptions, platform_of
+from dprjax.models.family import Config
 from dprjax.models.splits import split_rows
 
 
-def kernel_init(config: EncoderConfig) -> nn.initializers.Initializer:
+def kernel_init(config: Config) -> nn.initializers.Initializer:
   """How kernels and embeddings start, of the encoder and its heads, as in BERT."""
   return nn.initializers.normal(config.initializer_range)
 
 
 def dense(
-  config: EncoderConfig,
+  config: Config,
   features: int,
   dtype: Any,
   name: str | None = None,
   products: Any = None,
+  bias: bool = True,
 ) -> nn.Dense:
   """A dense layer of this encoder; ``products`` as in ``EncoderOptions``."""
   dot = None
   if products not in (None, dtype):
     dot = functools.partial(_dot_general, products)
   return nn.Dense(
-    features, dtype=dtype, kernel_init=kernel_init(config), dot_general=dot, name=name
+    features,
+    use_bias=bias,
+    dtype=dtype,
+    kernel_init=kernel_init(config),
+    dot_general=dot,
+    name=name,
   )
 
 
@@ -122,7 +129,7 @@ _normalize.defvjp(_normalize_fwd, _normalize_bwd)
 class Embed(nn.Module):
   """A table of vectors, looked up and cast to float32. An id outside it gives NaN."""
 
-  config: EncoderConfig
+  config: Config
   rows: int
 
   @nn.compact
@@ -146,7 +153,7 @@ def attention_scores(
 MASKED = -1e9
 
 
-def padding_bias(config: Any, seen: Bool[Array, 'B S'], length: int) -> Float[Array, 'B 1 1 S']:
+def padding_bias(config: Config, seen: Bool[Array, 'B S'], length: int) -> Float[Array, 'B 1 1 S']:
   """A mask of padding: every token sees every key that is there."""
   return jnp.where(seen, 0.0, MASKED)[:, None, None, :]
 
@@ -159,21 +166,25 @@ def window_bias(
   A token sees the whole prompt, and of the T tokens those from ``before`` places before its own to
   ``after`` places behind it; None: however far. A causal mask has ``after=0``.
   """
+  before, after = (length if reach is None else reach for reach in (before, after))
+  return padding_bias(None, seen, length) + distance_bias(length, seen.shape[1], before, after)
+
+
+def distance_bias(
+  length: int, keys: int, before: int | Array, after: int | Array
+) -> Float[Array, '1 1 T S']:
+  """A mask of distance, as `window_bias` describes it, to be added to one of padding."""
   place = jnp.arange(length, dtype=jnp.int32)
-  distance = place[None, :] - place[:, None]  # of a key from a query
-  near = jnp.ones((length, length), bool)
-  if before is not None:
-    near &= distance >= -before
-  if after is not None:
-    near &= distance <= after
-  near = jnp.pad(near, ((0, 0), (seen.shape[1] - length, 0)), constant_values=True)
-  return jnp.where(seen[:, None, :] & near[None], 0.0, MASKED)[:, None]
+  key = jnp.arange(length - keys, length, dtype=jnp.int32)  # below 0: of the prompt
+  distance = key[None, :] - place[:, None]
+  near = (distance >= -before) & (distance <= after) | (key < 0)[None]
+  return jnp.where(near, 0.0, MASKED)[None, None]
 
 
 class Attention(nn.Module):
   """The attention half of a layer, over the prompt and the tokens, with residual and LayerNorm."""
 
-  config: EncoderConfig
+  config: Config
   options: EncoderOptions
   deterministic: bool
 
@@ -206,11 +217,16 @@ class Attention(nn.Module):
     """The weighted means of values, those of the adapter's prefix first.
 
     The kernel of 'fused' masks keys for all tokens alike and pairs each head of queries with one of
-    keys; other attention is plain.
+    keys; those of 'library' have no dropout of weights. Other attention is plain.
     """
-    fits = bias.shape[2] == 1 and key.shape == query.shape
-    fused = self.options.attention == 'fused' and fits
-    return (self.fused if fused else self.plain)(query, key, value, bias, adapter.prefix())
+    attend = self.plain
+    if self.options.attention == 'fused' and bias.shape[2] == 1 and key.shape == query.shape:
+      attend = self.fused
+    if self.options.attention == 'library' and (
+      self.deterministic or not self.config.attention_dropout
+    ):
+      attend = self.library
+    return attend(query, key, value, bias, adapter.prefix())
 
   @nn.compact
   def fused(
@@ -262,6 +278,53 @@ class Attention(nn.Module):
   ) -> Float[Array, 'B T N*D']:
     """The weighted means of values, by products of whole arrays."""
     config, dtype, shape = self.config, self.options.dtype, query.shape
+    query, key, value, bias = self._with_prompt(query, key, value, bias, prompt)
+    if key.shape[1] < query.shape[1]:  # heads of queries share keys and values
+      key, value = (jnp.repeat(y, query.shape[1] // key.shape[1], axis=1) for y in (key, value))
+    scores = attention_scores(query, key) + bias
+    # The softmax's division comes after the product with the values: [B, N, T, D] is smaller than
+    # the scores.
+    weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    # Kept only where the caller asks for intermediates.
+    self.sow('intermediates', 'first_token', weights[:, :, 0] / total[:, :, 0])
+    weights = Dropout(config.attention_dropout, deterministic=self.deterministic)(weights)
+    context = jnp.einsum(
+      'bnts,bnsd->bntd', weights.astype(dtype), value, preferred_element_type=jnp.float32
+    )
+    return (context / total).astype(dtype).swapaxes(1, 2).reshape(shape)
+
+  @nn.compact
+  def library(
+    self,
+    query: Float[Array, 'B T N*D'],
+    key: Float[Array, 'B T K*D'],
+    value: Float[Array, 'B T K*D'],
+    bias: Float[Array, '_ 1 _ S'],
+    prompt: Array | None,
+  ) -> Float[Array, 'B T N*D']:
+    """The weighted means of values, by ``jax.nn.dot_product_attention``.
+
+    On GPUs, numbers of 16 bits go to a kernel that keeps no scores of [B, N, T, S].
+    """
+    shape, half = query.shape, query.dtype.itemsize == 2
+    kernel = half and platform_of(self.options.heads) in ('gpu', 'cuda')
+    query, key, value, bias = self._with_prompt(query, key, value, bias, prompt)
+    query, key, value = (y.swapaxes(1, 2) for y in (query, key, value))
+    mixed = jax.nn.dot_product_attention(
+      query,
+      key,
+      value,
+      mask=jnp.broadcast_to(bias > MASKED / 2, (shape[0], 1, shape[1], key.shape[1])),
+      implementation='cudnn' if kernel else 'xla',
+    )
+    return mixed.reshape(shape)
+
+  def _with_prompt(
+    self, query: Array, key: Array, value: Array, bias: Array, prompt: Array | None
+  ) -> tuple[Array, Array, Array, Array]:
+    """Heads [B, N, T, D] of queries and [B, K, P + T, D] of keys and values, and all keys' bias."""
+    config, dtype, shape = self.config, self.options.dtype, query.shape
 
     def heads(y):
       y = y.reshape(*y.shape[:2], -1, config.head_dim)
@@ -280,20 +343,7 @@ class Attention(nn.Module):
       value = jnp.concatenate([prompt[:, 1], value], axis=2)
       # A bias of the tokens alone masks no vector of the prompt.
       bias = jnp.pad(bias, ((0, 0), (0, 0), (0, 0), (key.shape[2] - bias.shape[3], 0)))
-    if key.shape[1] < query.shape[1]:  # heads of queries share keys and values
-      key, value = (jnp.repeat(y, query.shape[1] // key.shape[1], axis=1) for y in (key, value))
-    scores = attention_scores(query, key) + bias
-    # The softmax's division comes after the product with the values: [B, N, T, D] is smaller than
-    # the scores.
-    weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    # Kept only where the caller asks for intermediates.
-    self.sow('intermediates', 'first_token', weights[:, :, 0] / total[:, :, 0])
-    weights = Dropout(config.attention_dropout, deterministic=self.deterministic)(weights)
-    context = jnp.einsum(
-      'bnts,bnsd->bntd', weights.astype(dtype), value, preferred_element_type=jnp.float32
-    )
-    return (context / total).astype(dtype).swapaxes(1, 2).reshape(shape)
+    return query, key, value, bias
 
 
 class MLP(nn.Module):

@@ -91,7 +91,7 @@ def read_folder(root: epath.Path, config: EncoderConfig) -> VectorSpec:
         f'{root / _MODEL}: there is no modules.json beside it, which says the pooling; remove the '
         'file to use the bare encoder'
       )
-    return vector_spec.same_length(length)
+    return vector_spec.same_length(length, pooling='lasttoken' if config.causal else 'cls')
   _check_order(root / 'modules.json', [module.type for module in modules])
   for module in modules:
     if module.type == 'Normalize':

@@ -4,6 +4,7 @@ The formulas are derived in docs/performance.md ("The limit").
 """
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -40,11 +41,11 @@ def cost(
 ) -> Cost:
   """FLOPs and bytes of a forward pass ('encode') or of an update by 'DPT' or 'FT'.
 
-  With T tokens, a prompt of P, S = P + T, and widths H and I, a sequence costs in the forward pass
-  of each layer
+  With T tokens, a prompt of P, S = P + T, W weights in a layer's kernels and heads of A numbers in
+  all, a sequence costs in the forward pass of each layer
 
-      weights    8 T H^2 + 4 T H I     (queries, keys, values, output; up and down)
-      attention  4 T S H               (scores; sums of values)
+      weights    2 T W     (BERT's W is 4 H^2 + 2 H I: queries, keys, values, output; up and down)
+      attention  4 T S A   (scores; sums of values; BERT's A is H)
 
   The backward pass computes each product with a weight once for the gradient of its input, and once
   for that of its weight, which DPT does not need. Attention has no weights, and the gradients of
@@ -55,25 +56,30 @@ def cost(
   Pooling, the scores of the batch, LayerNorm, GELU, softmax and the optimiser are omitted: they are
   below 1 % each for these shapes.
 
-  Bytes per token and layer: forward 14 H + 2 I (each product reads its input and writes its output,
-  with the residuals), and in training 2 H + I more that the backward pass needs; backward
-  24 H + 3 I, and for FT another 8 H + 2 I for the weights' gradients. Weights are read once in
-  every pass of each call of the encoder; FT's gradients are written once a call, and AdamW reads
-  and writes 7 float32 a weight.
+  Numbers per token and layer, where Y are those in the inputs and outputs of the products (BERT:
+  10 H + 2 I): forward Y + 4 H, with the residuals; forward and backward 3 Y + 10 H, and for FT
+  4 Y + 8 H, with the weights' gradients. Weights are read once in every pass of each call of the
+  encoder; FT's gradients are written once a call, and AdamW reads and writes 7 float32 a weight.
 
   Args:
     rows: (sequences, length) of each call of the encoder: an update encodes queries and passages
       separately.
     width: bytes of a number, in activations and weights.
   """
-  h, i, layers = model.hidden_size, model.intermediate_size, model.num_layers
+  h, layers = model.hidden_size, model.num_layers
+  kernels = [tensor.shape for tensor in model.family.layer_tensors(model, 1) if tensor.kernel]
+  a_layer, products = sum(map(math.prod, kernels)), sum(map(sum, kernels))
   through_weights, through_attention = {'encode': (1, 1), 'DPT': (2, 3), 'FT': (3, 3)}[method]
   passes = {'encode': 1, 'DPT': 2, 'FT': 2}[method]
-  a_token = {'encode': 14 * h + 2 * i, 'DPT': 40 * h + 6 * i, 'FT': 48 * h + 8 * i}[method]
-  a_layer = 4 * h * h + 2 * h * i
+  a_token = {
+    'encode': products + 4 * h,
+    'DPT': 3 * products + 10 * h,
+    'FT': 4 * products + 8 * h,
+  }[method]
   flops, moved = 0.0, 28.0 * layers * a_layer if method == 'FT' else 0.0
   for sequences, t in rows:
-    weights, attention = 8 * t * h * h + 4 * t * h * i, 4 * t * (prompt + t) * h
+    weights = 2 * t * a_layer
+    attention = 4 * t * (prompt + t) * model.num_heads * model.head_dim
     flops += sequences * layers * (through_weights * weights + through_attention * attention)
     moved += width * layers * (sequences * t * a_token + passes * a_layer) + (
       4 * layers * a_layer if method == 'FT' else 0

@@ -162,8 +162,9 @@ def table() -> types.SimpleNamespace:
   # to bfloat16: faster on processors with AMX
   c.backbone.dtype = choice('auto', 'float32', 'bfloat16', 'mixed')
   # 'fused': scores stay on the chip, by a kernel for TPUs, which a processor interprets, slowly;
+  # 'library': jax.nn.dot_product_attention, on GPUs in bfloat16 cuDNN's, for long texts;
   # 'auto': fused on TPUs, else plain
-  c.backbone.attention = choice('auto', 'plain', 'fused')
+  c.backbone.attention = choice('auto', 'plain', 'fused', 'library')
   # of frozen weights; trained ones are always float32
   c.backbone.frozen_dtype = choice('auto', 'float32', 'bfloat16')
   # hidden and attention dropout in training; -1: as in the backbone's config.json

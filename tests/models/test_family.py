@@ -1,5 +1,7 @@
 """A family of backbones of one's own, in one file outside the package."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,8 @@ from dprjax.formats.vector_spec import same_length
 from dprjax.models import encoder, hub, layers
 from dprjax.models.adapters.prefix import Prefix
 from dprjax.models.encoder_config import EncoderOptions
+from dprjax.models.families import llama
+from dprjax.models.rotary import Rope
 from dprjax.retrieval.embeddings import load_embeddings
 from dprjax.runtime import checkpoint, tree
 from dprjax.runtime import mesh as meshes
@@ -79,7 +83,7 @@ def reference(config, params, tokens, prefix=None):
         out[t, head] = weights @ values / weights.sum()
     x = x + dense(out.reshape(len(tokens), -1), 'attention', 'output')
     y = norm(x, layer['before_mlp']['scale'])
-    gate, up = dense(y, 'mlp', 'gate'), dense(y, 'mlp', 'up')
+    gate, up = dense(y, 'mlp', 'gating'), dense(y, 'mlp', 'up')
     x = x + dense(gate / (1 + np.exp(-gate)) * up, 'mlp', 'down')
   return norm(x, params['final']['scale'])
 
@@ -172,18 +176,40 @@ def test_a_family_is_known_where_it_is_named_alone(tmp_path, monkeypatch):
 def test_a_kernel_that_no_rule_names_is_an_error():
   devices = meshes.make_mesh({'data': 2, 'fsdp': 2, 'model': 2})
   flat = tree.flatten({'backbone': draw(SHAPE)})
-  with refused('mlp/gate/kernel'):
+  with refused('mlp/gating/kernel'):
     meshes.param_shardings(devices, flat)
   found = meshes.param_shardings(devices, flat, SHAPE.family.sharding)
-  assert found['backbone/layers/mlp/gate/kernel'].spec == P(None, 'fsdp', 'model')
+  assert found['backbone/layers/mlp/gating/kernel'].spec == P(None, 'fsdp', 'model')
+
+
+SMALL = llama.Config('qwen3', 0, 16, 2, 4, 2, 6, 24, 64, Rope(100.0), head_norms=True)
+WINDOWED = dataclasses.replace(
+  SMALL,
+  model_type='gemma3_text',
+  causal=False,
+  reach=4,
+  windowed=(True, False),
+  window_rope=Rope(30.0),
+  after_norms=True,
+  norm_offset=1.0,
+  score_scale=6,
+  embedding_scale=4.0,
+)
 
 
 @pytest.mark.slow
-def test_it_and_a_pooling_of_ones_own_are_trained_exported_and_served(trained, tmp_path, command):
+@pytest.mark.parametrize(
+  ('config', 'pooling'),
+  [(rms.Config(0, 16, 2, 4, 2, 6, 24), 'spread'), (SMALL, 'lasttoken'), (WINDOWED, 'mean')],
+)
+def test_it_and_a_pooling_of_ones_own_are_trained_exported_and_served(
+  config, pooling, trained, tmp_path, command
+):
   pytest.importorskip('prometheus_client', reason="pip install 'dprjax[serve]'")
   from dprjax.serving.engine import Engine, Options
 
-  config = rms.Config(load_backbone(trained / 'backbone').config.vocab_size, 16, 2, 4, 2, 6, 24)
+  vocab_size = load_backbone(trained / 'backbone').config.vocab_size
+  config = dataclasses.replace(config, vocab_size=vocab_size)
   backbone = tmp_path / 'backbone'
   hub.save_backbone(
     backbone,
@@ -201,14 +227,15 @@ def test_it_and_a_pooling_of_ones_own_are_trained_exported_and_served(trained, t
       f'--config.backbone.path={backbone}',
       f'--config.data.dir={trained}/data',
       '--config.data.format=beir',
-      '--config.pooling=spread',
+      f'--config.pooling={pooling}',
       *('--config.steps=4', '--config.checkpoint.every=2', '--config.eval.every=4'),
       *more,
     )
 
   before = load_backbone(backbone).sha256
-  assert run('whole', '--config.mesh.fsdp=2')[0] == 0
-  assert run('resumed', '--config.mesh.fsdp=2')[0] == 0
+  for workdir in ('whole', 'resumed'):
+    status, log = run(workdir, '--config.mesh.fsdp=2')
+    assert status == 0, log
   (tmp_path / 'resumed' / 'checkpoints' / '4').rename(tmp_path / 'away')
   status, log = run('resumed', '--config.mesh.fsdp=2')
   assert status == 0 and 'step 2' in log
@@ -230,7 +257,7 @@ def test_it_and_a_pooling_of_ones_own_are_trained_exported_and_served(trained, t
   )
   assert status == 0, log
   stored = load_embeddings(tmp_path / 'embeddings')
-  assert stored.meta.pooling == 'spread'
+  assert stored.meta.pooling == pooling
   texts = {passage.id: passage.text for passage in read_texts(corpus, 'passage')}
   options = Options(rows=(1, 4), lengths=(32,), budget=4 * 48, slots=6, prompt_length=32)
   engine = Engine.load(backbone, prompt.parent, options=options)

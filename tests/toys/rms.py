@@ -112,7 +112,7 @@ class MLP(nn.Module):
         f'mlp/{name}', x, layers.dense(self.config, width, self.dtype, name)(x)
       )
 
-    gate, up = (dense(x, name, self.config.intermediate_size) for name in ('gate', 'up'))
+    gate, up = (dense(x, name, self.config.intermediate_size) for name in ('gating', 'up'))
     return dense(jax.nn.silu(gate) * up, 'down', self.config.hidden_size)
 
 
@@ -143,7 +143,7 @@ def layer_tensors(config, count):
     ('attention', 'key'): (config.num_kv_heads * size, width),
     ('attention', 'value'): (config.num_kv_heads * size, width),
     ('attention', 'output'): (width, config.num_heads * size),
-    ('mlp', 'gate'): (inner, width),
+    ('mlp', 'gating'): (inner, width),
     ('mlp', 'up'): (inner, width),
     ('mlp', 'down'): (width, inner),
   }
@@ -183,5 +183,5 @@ FAMILY: Family = bert.FAMILY._replace(
   canonical=lambda name: name,
   prefix='',
   extras=re.compile('(?!)'),
-  sharding=((r'(backbone|head)/.*mlp/gate/kernel', P(None, 'fsdp', 'model')),),
+  sharding=((r'(backbone|head)/.*mlp/gating/kernel', P(None, 'fsdp', 'model')),),
 )

@@ -1,0 +1,12 @@
+"""EuroBERT (Boizard et al., 2025): Llama in which every token sees all others."""
+
+from dprjax.models.families import llama
+
+FAMILY = llama.FAMILY._replace(
+  model_type='eurobert',
+  class_name='EuroBert',
+  read_config=lambda hf_config: llama.read_config(
+    llama.read_keys(hf_config, llama.Keys, rms_norm_eps=1e-5), 'eurobert', causal=False
+  ),
+  shapes=dict,
+)

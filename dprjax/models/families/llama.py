@@ -1,0 +1,479 @@
+"""Llama (Touvron et al., 2023), and what its relatives share with it.
+
+A norm before each half of a layer, rotary positions, heads of queries that share keys and values,
+and a gated MLP. A relative has another `Config`, with the same modules. Tensors have their names in
+``LlamaModel``. There are no heads on the last states: language models' own is not read.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from dprjax.base.errors import InputError
+from dprjax.base.reading import convert
+from dprjax.models import layers, rotary
+from dprjax.models.activations import ACTIVATIONS
+from dprjax.models.adapter import BARE, Adapter
+from dprjax.models.checkpoint_names import Tensor
+from dprjax.models.dropout import Dropout
+from dprjax.models.encoder_config import EncoderOptions
+from dprjax.models.family import Family, Shape
+from dprjax.models.rotary import Rope
+from dprjax.models.splits import split_rows
+
+# Of numbers of things in config.json.
+Size = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+K = TypeVar('K', bound='Keys')
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(Shape):
+  """The shape of an encoder like Llama. Hashable, so it can be a static argument of ``jax.jit``.
+
+  Attributes:
+    rope: how positions turn queries and keys.
+    windowed: whether each layer has a window; empty: none has.
+    reach: the places that a token sees before its own in a layer with a window, and behind it
+      unless ``causal``.
+    window_rope: ``rope`` of windowed layers; None: the same.
+    qkv_bias, output_bias, mlp_bias: which dense layers have biases.
+    head_norms: a norm of each head's queries and of its keys.
+    after_norms: a norm behind each half of a layer, too.
+    norm_offset: norms multiply by this and their scale.
+    score_scale: scores are divided by the root of this; 0: of the head's size.
+    embedding_scale: word embeddings are multiplied by this.
+  """
+
+  model_type: str
+  vocab_size: int
+  hidden_size: int
+  num_layers: int
+  num_heads: int
+  num_kv_heads: int
+  head_dim: int
+  intermediate_size: int
+  max_tokens: int
+  rope: Rope
+  layer_norm_eps: float = 1e-6
+  hidden_act: str = 'silu'
+  causal: bool = True
+  windowed: tuple[bool, ...] = ()
+  reach: int = 0
+  window_rope: Rope | None = None
+  qkv_bias: bool = False
+  output_bias: bool = False
+  mlp_bias: bool = False
+  head_norms: bool = False
+  after_norms: bool = False
+  norm_offset: float = 0.0
+  score_scale: int = 0
+  embedding_scale: float = 1.0
+  hidden_dropout: float = 0.0
+  attention_dropout: float = 0.0
+  initializer_range: float = 0.02
+
+  type_vocab_size = 1
+
+
+class RMSNorm(nn.Module):
+  """RMSNorm (Zhang and Sennrich, 2019) in float32.
+
+  What the backward pass needs of its result is kept in ``dtype``, as activations are.
+  """
+
+  config: Config
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: Float[Array, '... H']) -> Float[Array, '... H']:
+    offset = self.config.norm_offset
+    scale = self.param('scale', nn.initializers.constant(1 - offset), x.shape[-1:])
+    scale = jnp.reshape(scale.astype(jnp.float32) + offset, (*(1,) * (x.ndim - 1), -1))
+    return _normalize((self.config.layer_norm_eps, self.dtype), x.astype(jnp.float32), scale)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _normalize(static: tuple[float, Any], x: Array, scale: Array) -> Array:
+  """RMSNorm. Autodiff would keep two float32 arrays of the size of ``x``; this keeps one."""
+  return _normalize_fwd(static, x, scale)[0]
+
+
+def _normalize_fwd(static, x, scale):
+  epsilon, dtype = static
+  factor = jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + epsilon)
+  x *= factor
+  return x * scale, (x.astype(dtype), factor, scale)
+
+
+def _normalize_bwd(_, kept, gradient):
+  unit, factor, scale = kept
+  unit = unit.astype(jnp.float32)
+  by_unit = gradient * scale
+  along = jnp.mean(by_unit * unit, axis=-1, keepdims=True)
+  by_scale = jnp.sum(gradient * unit, axis=tuple(range(unit.ndim - 1)), keepdims=True)
+  return factor * (by_unit - unit * along), by_scale
+
+
+_normalize.defvjp(_normalize_fwd, _normalize_bwd)
+
+
+class Embeddings(nn.Module):
+  """Word embeddings."""
+
+  config: Config
+  dtype: Any
+  deterministic: bool
+
+  @nn.compact
+  def __call__(
+    self,
+    tokens: Int[Array, 'B T'],
+    positions: Int[Array, 'B T'],
+    token_types: Int[Array, 'B T'],
+    adapter: Adapter = BARE,
+  ) -> Float[Array, 'B T H']:
+    word = layers.Embed(self.config, self.config.vocab_size, name='word')
+    words = adapter.embed_tokens(tokens, word)
+    # The factor is rounded as in transformers.
+    x = words * jnp.asarray(self.config.embedding_scale, self.dtype).astype(jnp.float32)
+    return Dropout(self.config.hidden_dropout, deterministic=self.deterministic)(x).astype(
+      self.dtype
+    )
+
+
+class Attention(layers.Attention):
+  """Attention over a prefix, whose keys are neither normed nor turned, and the tokens."""
+
+  @nn.compact
+  def __call__(self, x, bias, adapter, positions, rope):  # type: ignore[override]
+    config, options = self.config, self.options
+
+    def project(x, name, features, bias):
+      y = layers.dense(config, features, options.dtype, name, options.products, bias)(x)
+      return adapter.project(f'attention/{name}', x, y)
+
+    def heads(name, count, norm):
+      y = project(x, name, count * config.head_dim, config.qkv_bias)
+      y = y.reshape(*y.shape[:2], count, config.head_dim)
+      if config.head_norms and norm:
+        y = RMSNorm(config, options.dtype, name=norm)(y).astype(options.dtype)
+      return y
+
+    query = rotary.turn(heads('query', config.num_heads, 'query_norm'), positions, *rope)
+    key = rotary.turn(heads('key', config.num_kv_heads, 'key_norm'), positions, *rope)
+    value = heads('value', config.num_kv_heads, '')
+    if config.score_scale:  # in place of the size of a head
+      query *= (config.head_dim / config.score_scale) ** 0.5
+    query, key, value = (y.reshape(*y.shape[:2], -1) for y in (query, key, value))
+    mixed = self.attend(query, key, value, bias, adapter)
+    return project(mixed, 'output', config.hidden_size, config.output_bias)
+
+
+class MLP(nn.Module):
+  """The gated MLP."""
+
+  config: Config
+  options: EncoderOptions
+
+  @nn.compact
+  def __call__(self, x: Float[Array, 'B T H'], adapter: Adapter) -> Float[Array, 'B T H']:
+    config, options = self.config, self.options
+
+    def project(x, name, features):
+      dense = layers.dense(config, features, options.dtype, name, options.products, config.mlp_bias)
+      return adapter.project(f'mlp/{name}', x, dense(x))
+
+    y = ACTIVATIONS[config.hidden_act](project(x, 'gate', config.intermediate_size))
+    y *= project(x, 'up', config.intermediate_size)
+    return project(y, 'down', config.hidden_size)
+
+
+class Layer(nn.Module):
+  """One layer, as ``nn.scan`` wants it."""
+
+  config: Config
+  options: EncoderOptions
+  deterministic: bool
+
+  @nn.compact
+  def __call__(self, x, scanned: layers.Scanned, shared: layers.Shared):
+    config, options = self.config, self.options
+
+    def norm(x, name):
+      return RMSNorm(config, options.dtype, name=name)(x).astype(options.dtype)
+
+    def add(x, y, name):
+      y = norm(y, name) if config.after_norms else y
+      y = Dropout(config.hidden_dropout, deterministic=self.deterministic)(y)
+      return split_rows((x + y).astype(options.dtype), options.rows)
+
+    adapter = shared.adapter.of_layer(scanned.adapter)
+    x = split_rows(adapter.enter_layer(x), options.rows)
+    bias = shared.bias
+    if config.causal or config.windowed:
+      before, after = _reach(config, scanned.number, x.shape[1])
+      bias = bias + layers.distance_bias(x.shape[1], bias.shape[3], before, after)
+    attention = Attention(config, options, self.deterministic, name='attention')
+    y = norm(x, 'before_attention')
+    y = attention(y, bias, adapter, shared.positions, _rope(config, scanned.number))
+    x = add(x, y, 'after_attention')
+    y = MLP(config, options, name='mlp')(norm(x, 'before_mlp'), adapter)
+    return split_rows(adapter.leave_layer(add(x, y, 'after_mlp')), options.rows), None
+
+
+def _reach(config: Config, number: Array, length: int) -> tuple[int | Array, int | Array]:
+  """How many places before and behind its own a token sees, in a layer."""
+  reach: int | Array = length
+  if config.windowed:
+    reach = jnp.where(jnp.asarray(config.windowed)[number], config.reach, length)
+  return reach, 0 if config.causal else reach
+
+
+def _rope(config: Config, number: Array) -> tuple[Array, float | Array]:
+  """The frequencies of a layer, and the factor on turned heads."""
+  turns, scale = config.rope.frequencies(config.head_dim)
+  if config.window_rope is None:
+    return jnp.asarray(turns), scale
+  other, other_scale = config.window_rope.frequencies(config.head_dim)
+  kind = jnp.asarray(config.windowed, jnp.int32)[number]
+  scales = np.array([scale, other_scale], np.float32)
+  return jnp.asarray(np.stack([turns, other]))[kind], jnp.asarray(scales)[kind]
+
+
+def positions(config: Config, tokens: Array, mask: Array, shift: int | Array) -> Array:
+  """Real tokens are counted, wherever the padding is."""
+  return jnp.maximum(jnp.cumsum(mask, axis=1, dtype=jnp.int32) - 1, 0) + shift
+
+
+def tensors(config: Config) -> Iterator[Tensor]:
+  """Every tensor of the encoder."""
+  width = config.hidden_size
+  yield Tensor(
+    'embed_tokens.weight', (config.vocab_size, width), ('embeddings', 'word', 'embedding')
+  )
+  yield Tensor('norm.weight', (width,), ('final', 'scale'))
+  for tensor in layer_tensors(config, config.num_layers):
+    yield tensor._replace(path=('layers', *tensor.path))
+
+
+def layer_tensors(config: Config, num_layers: int) -> Iterator[Tensor]:
+  """A stack of layers: ``layers.0.self_attn.q_proj.weight``, ..."""
+  width, inner, size = config.hidden_size, config.intermediate_size, config.head_dim
+  wide, narrow = config.num_heads * size, config.num_kv_heads * size
+  dense = [
+    ('self_attn.q_proj', ('attention', 'query'), wide, width, config.qkv_bias),
+    ('self_attn.k_proj', ('attention', 'key'), narrow, width, config.qkv_bias),
+    ('self_attn.v_proj', ('attention', 'value'), narrow, width, config.qkv_bias),
+    ('self_attn.o_proj', ('attention', 'output'), width, wide, config.output_bias),
+    ('mlp.gate_proj', ('mlp', 'gate'), inner, width, config.mlp_bias),
+    ('mlp.up_proj', ('mlp', 'up'), inner, width, config.mlp_bias),
+    ('mlp.down_proj', ('mlp', 'down'), width, inner, config.mlp_bias),
+  ]
+  norms: list[tuple[str, tuple[str, ...], int]] = [
+    ('input_layernorm', ('before_attention',), width)
+  ]
+  if config.after_norms:
+    norms += [
+      ('post_attention_layernorm', ('after_attention',), width),
+      ('pre_feedforward_layernorm', ('before_mlp',), width),
+      ('post_feedforward_layernorm', ('after_mlp',), width),
+    ]
+  else:
+    norms += [('post_attention_layernorm', ('before_mlp',), width)]
+  if config.head_norms:
+    norms += [
+      ('self_attn.q_norm', ('attention', 'query_norm'), size),
+      ('self_attn.k_norm', ('attention', 'key_norm'), size),
+    ]
+  for layer in range(num_layers):
+    at = {'layer': layer, 'num_layers': num_layers}
+    for name, path, out, into, bias in dense:
+      yield Tensor(f'layers.{layer}.{name}.weight', (out, into), (*path, 'kernel'), **at)
+      if bias:
+        yield Tensor(f'layers.{layer}.{name}.bias', (out,), (*path, 'bias'), **at)
+    for name, place, rows in norms:
+      yield Tensor(f'layers.{layer}.{name}.weight', (rows,), (*place, 'scale'), **at)
+
+
+class Keys(msgspec.Struct):
+  """The keys of config.json that are read."""
+
+  vocab_size: Size
+  hidden_size: Size
+  num_hidden_layers: Size
+  num_attention_heads: Size
+  intermediate_size: Size
+  max_position_embeddings: Size
+  num_key_value_heads: Size = 0
+  head_dim: Size = 0
+  rms_norm_eps: float = 1e-6
+  hidden_act: str = 'silu'
+  attention_bias: bool = False
+  mlp_bias: bool = False
+  attention_dropout: float = 0.0
+  initializer_range: float = 0.02
+  is_causal: bool = True
+  use_bidirectional_attention: bool = False
+  rope_theta: float | None = None
+  rope_scaling: dict[str, Any] = {}
+  rope_parameters: dict[str, Any] = {}
+  layer_types: list[Literal['full_attention', 'sliding_attention']] = []
+  sliding_window: Size = 0
+
+  @property
+  def causal(self) -> bool:
+    return self.is_causal and not self.use_bidirectional_attention
+
+
+def read_keys(hf_config: Mapping[str, Any], kind: type[K], **defaults: Any) -> K:
+  """The keys of a config.json; one that is null has its default."""
+  given = {key: value for key, value in hf_config.items() if value is not None}
+  return convert(defaults | given, hf_config['model_type'], kind)
+
+
+def read_config(keys: Keys, model_type: str, **traits: Any) -> Config:
+  """The shape in a config.json.
+
+  Args:
+    keys: those of config.json.
+    model_type: the family.
+    traits: fields of `Config`, in place of what the keys of Llama say.
+
+  Raises:
+    InputError: a key has a value that is not supported.
+  """
+  heads = keys.num_attention_heads
+  found: dict[str, Any] = {
+    'num_kv_heads': keys.num_key_value_heads or heads,
+    'head_dim': keys.head_dim or keys.hidden_size // heads,
+    'hidden_act': keys.hidden_act,
+    'causal': keys.causal,
+    'qkv_bias': keys.attention_bias,
+    'output_bias': keys.attention_bias,
+    'mlp_bias': keys.mlp_bias,
+  } | traits
+  if 'rope' not in found:
+    found['rope'] = rotary.read(
+      keys.rope_scaling or keys.rope_parameters,
+      keys.rope_theta or 10000.0,
+      keys.max_position_embeddings,
+    )
+  if heads % found['num_kv_heads']:
+    raise InputError(
+      f'num_attention_heads {heads} is not a multiple of num_key_value_heads '
+      f'{found["num_kv_heads"]}'
+    )
+  if found['head_dim'] % 2:
+    raise InputError(f'head_dim {found["head_dim"]} is odd; rotary positions turn pairs of numbers')
+  if found['hidden_act'] not in ACTIVATIONS:
+    raise InputError(
+      f'the activation {found["hidden_act"]!r} is not supported; use one of: '
+      f'{", ".join(ACTIVATIONS)}'
+    )
+  return Config(
+    model_type,
+    keys.vocab_size,
+    keys.hidden_size,
+    keys.num_hidden_layers,
+    heads,
+    intermediate_size=keys.intermediate_size,
+    max_tokens=keys.max_position_embeddings,
+    layer_norm_eps=keys.rms_norm_eps,
+    attention_dropout=keys.attention_dropout,
+    initializer_range=keys.initializer_range,
+    **found,
+  )
+
+
+def read_windows(keys: Keys, windowed: Callable[[int], bool]) -> dict[str, Any]:
+  """The fields of `Config` that say which layers have a window.
+
+  Args:
+    keys: those of config.json.
+    windowed: whether the layer of a number has one, where there is no ``layer_types``.
+
+  Raises:
+    InputError: ``layer_types`` are not as many as layers, or there is no ``sliding_window``.
+  """
+  layers, types = keys.num_hidden_layers, keys.layer_types
+  if types and len(types) != layers:
+    raise InputError(f'layer_types: {len(types)} layers, and num_hidden_layers is {layers}')
+  found = tuple(name == 'sliding_attention' for name in types) or tuple(
+    map(windowed, range(layers))
+  )
+  if not any(found):
+    return {}
+  if not keys.sliding_window:
+    raise InputError('sliding_window is missing, and there are layers with a window')
+  # As transformers reads it: with the token's own place, unless it sees later ones.
+  return {'windowed': found, 'reach': keys.sliding_window - keys.causal}
+
+
+def write_config(config: Config) -> dict[str, Any]:
+  """The keys of config.json that describe a shape, as all versions of transformers read them."""
+  return {
+    'vocab_size': config.vocab_size,
+    'hidden_size': config.hidden_size,
+    'num_hidden_layers': config.num_layers,
+    'num_attention_heads': config.num_heads,
+    'num_key_value_heads': config.num_kv_heads,
+    'head_dim': config.head_dim,
+    'intermediate_size': config.intermediate_size,
+    'max_position_embeddings': config.max_tokens,
+    'rms_norm_eps': config.layer_norm_eps,
+    'hidden_act': config.hidden_act,
+    'rope_theta': config.rope.theta,
+    'rope_scaling': config.rope.written(),
+    'attention_bias': config.qkv_bias,
+    'mlp_bias': config.mlp_bias,
+    'attention_dropout': config.attention_dropout,
+    'initializer_range': config.initializer_range,
+    'is_causal': config.causal,
+  }
+
+
+def written_window(config: Config) -> dict[str, Any]:
+  """The keys of config.json that say which layers have a window."""
+  windowed = config.windowed or (False,) * config.num_layers
+  return {
+    'layer_types': ['sliding_attention' if one else 'full_attention' for one in windowed],
+    'sliding_window': config.reach + config.causal if any(windowed) else None,
+  }
+
+
+def _shapes() -> dict[str, Config]:
+  return {
+    'smollm2-135m': Config(
+      'llama', 49152, 576, 30, 9, 3, 64, 1536, 8192, Rope(100000.0), layer_norm_eps=1e-5
+    )
+  }
+
+
+FAMILY = Family(
+  model_type='llama',
+  class_name='Llama',
+  read_config=lambda hf_config: read_config(read_keys(hf_config, Keys), 'llama'),
+  write_config=write_config,
+  embeddings=Embeddings,
+  layer=Layer,
+  final=RMSNorm,
+  positions=positions,
+  first_position=lambda config: 0,
+  bias=layers.padding_bias,  # each layer adds its window
+  tensors=tensors,
+  layer_tensors=layer_tensors,
+  canonical=lambda name: name.removeprefix('model.'),
+  prefix='model.',
+  # Old versions of transformers stored the frequencies.
+  extras=re.compile(r'(lm_head|score|classifier|qa_outputs)\.|(.*\.)?rotary_emb\.inv_freq$'),
+  shapes=_shapes,
+)

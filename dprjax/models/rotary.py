@@ -1,0 +1,157 @@
+"""Rotary positions (Su et al., 2021), and the scalings of them that config.json can name."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from dprjax.base.errors import InputError
+from dprjax.base.reading import convert
+
+# The numbers that each kind of scaling has, and their defaults; None: there is none.
+_NUMBERS: dict[str, dict[str, float | None]] = {
+  'default': {},
+  'linear': {'factor': None},
+  'llama3': {
+    'factor': None,
+    'low_freq_factor': None,
+    'high_freq_factor': None,
+    'original_max_position_embeddings': None,
+  },
+  'yarn': {
+    'factor': None,
+    'original_max_position_embeddings': None,
+    'beta_fast': 32,
+    'beta_slow': 1,
+    'attention_factor': 0,
+    'mscale': 0,
+    'mscale_all_dim': 0,
+    'truncate': 1,
+  },
+}
+
+
+class Rope(NamedTuple):
+  """How positions turn heads.
+
+  Attributes:
+    theta: the base of the wavelengths.
+    kind: how wavelengths are scaled: 'default' (not at all), 'linear', 'llama3' or 'yarn'.
+    numbers: the scaling's, sorted by name as in config.json.
+  """
+
+  theta: float
+  kind: str = 'default'
+  numbers: tuple[tuple[str, float], ...] = ()
+
+  def frequencies(self, size: int) -> tuple[Float[np.ndarray, ' D/2'], float]:
+    """The turn of one position in radians, of each pair of a head of ``size`` numbers.
+
+    Returns:
+      The turns, and a factor on turned heads.
+    """
+    scale, found = 1.0, dict(self.numbers)
+    # In float32, as transformers computes them: at position 8,192 a last bit is 5e-4 radians.
+    plain = 1 / np.float32(self.theta) ** (np.arange(0, size, 2, dtype=np.float32) / size)
+    if self.kind == 'default':
+      return plain, scale
+    turns = plain / np.float32(found['factor'])
+    if self.kind == 'llama3':
+      # Long waves are scaled, short ones are not, and those in between in part.
+      low, high = found['low_freq_factor'], found['high_freq_factor']
+      waves = found['original_max_position_embeddings'] * plain / (2 * np.pi)
+      share = np.clip((waves - low) / (high - low), 0, 1).astype(np.float32)
+      turns = (1 - share) * turns + share * plain
+    if self.kind == 'yarn':
+      turns, scale = _yarn(found, self.theta, size, plain)
+    return turns, scale
+
+  def written(self) -> dict[str, Any] | None:
+    """What config.json holds under rope_scaling."""
+    if self.kind == 'default':
+      return None
+    kept = {key: value for key, value in self.numbers if value != _NUMBERS[self.kind][key]}
+    if 'truncate' in kept:
+      kept['truncate'] = bool(kept['truncate'])
+    if 'original_max_position_embeddings' in kept:
+      kept['original_max_position_embeddings'] = int(kept['original_max_position_embeddings'])
+    return {'rope_type': self.kind, **kept}
+
+
+def _yarn(found, theta, size, plain):
+  """YaRN (Peng et al., 2024, section 3): as transformers computes it."""
+
+  def pair(turns):  # the pair of a head that turns as often over the original positions
+    positions = found['original_max_position_embeddings']
+    return size * math.log(positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+  def root(scale, factor=1.0):
+    return 1.0 if scale <= 1 else 0.1 * factor * math.log(scale) + 1
+
+  low, high = pair(found['beta_fast']), pair(found['beta_slow'])
+  if found['truncate']:
+    low, high = math.floor(low), math.ceil(high)
+  low, high = max(low, 0), min(high, size - 1)
+  if low == high:
+    high += 0.001
+  place = np.arange(size // 2, dtype=np.float32)
+  scaled = np.clip((place - low) / (high - low), 0, 1).astype(np.float32)
+  factor = found['factor']
+  scale = found['attention_factor']
+  if not scale:
+    scale = root(factor)
+    if found['mscale'] and found['mscale_all_dim']:
+      scale = root(factor, found['mscale']) / root(factor, found['mscale_all_dim'])
+  return plain / np.float32(factor) * scaled + plain * (1 - scaled), scale
+
+
+def read(settings: Mapping[str, Any], theta: float, positions: int) -> Rope:
+  """The rotation that an object of config.json describes, its rope_parameters or rope_scaling.
+
+  Args:
+    settings: the object.
+    theta: where the object has none.
+    positions: the model's, where a scaling does not say the original ones.
+
+  Raises:
+    InputError: the kind is unknown, a number is missing, or there is one that the kind lacks.
+  """
+  given = {key: value for key, value in settings.items() if value is not None}
+  kinds = given.pop('rope_type', None), given.pop('type', None)
+  kind = kinds[0] or kinds[1] or 'default'
+  if kind not in _NUMBERS:
+    raise InputError(
+      f'rotary positions of type {kind!r:.40} are not supported; use one of: {", ".join(_NUMBERS)}'
+    )
+  known = _NUMBERS[kind]
+  given = {'original_max_position_embeddings': positions, **given}
+  extra = {'rope_theta', 'partial_rotary_factor', 'original_max_position_embeddings'}
+  missing = [key for key, default in known.items() if default is None and key not in given]
+  if wrong := [*missing, *(key for key in given if key not in extra | known.keys())]:
+    raise InputError(
+      f'rotary positions of type {kind!r} have {", ".join(known) or "no numbers"}; '
+      f'{wrong[0]!r:.40} is missing or is not one of them'
+    )
+  if 'truncate' in given:
+    given['truncate'] = int(given['truncate'])
+  numbers = convert(given, f'rotary positions of type {kind!r}', dict[str, float])
+  if numbers.get('partial_rotary_factor', 1) != 1:
+    raise InputError('partial_rotary_factor is not supported, only 1')
+  found = {key: numbers.get(key, default or 0) for key, default in known.items()}
+  return Rope(numbers.get('rope_theta', theta), kind, tuple(sorted(found.items())))
+
+
+def turn(
+  x: Float[Array, 'B T N D'],
+  positions: Int[Array, 'B T'],
+  frequencies: Float[Array, ' D/2'],
+  scale: float | Array = 1.0,
+) -> Float[Array, 'B T N D']:
+  """Heads turned by their positions: number i of a head is paired with number i + D/2."""
+  angle = positions[:, :, None, None].astype(jnp.float32) * frequencies[None, None, None]
+  cos, sin = ((f(angle) * scale).astype(x.dtype) for f in (jnp.cos, jnp.sin))
+  first, second = jnp.split(x, 2, axis=3)
+  return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=3)

@@ -1,0 +1,293 @@
+"""Llama and its relatives against PyTorch transformers (tests/golden/make_llama_golden.py)."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from dprjax.methods import dual_encoder
+from dprjax.models import encoder, hub, rotary
+from dprjax.models import family as families
+from dprjax.models import pooling as poolings
+from dprjax.models.adapters.prefix import Prefix
+from dprjax.models.encoder_config import EncoderOptions
+from dprjax.models.families import llama
+from dprjax.runtime import mesh as meshes
+from dprjax.runtime import tree
+from tests.refusals import refused
+
+QUICK = ('qwen3', 'embeddinggemma')
+SLOW = ('llama', 'llama-yarn', 'mistral', 'mistral-both', 'qwen2', 'gemma3', 'eurobert')
+ALL = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+encode = jax.jit(encoder.encode, static_argnames=('config', 'options'))
+
+
+@pytest.fixture
+def load(golden, tmp_path):
+  """The golden arrays of a name and the backbone in them.
+
+  ``prefix`` stands before the names of tensors, beside which there are ``more``.
+  """
+
+  def load(name, prefix='', more=()):
+    arrays = golden(f'llama_{name}')
+    weights = {
+      prefix + key.removeprefix('weights/'): value.astype(np.float32)
+      for key, value in arrays.items()
+      if key.startswith('weights/')
+    }
+    folder = tmp_path / (name + prefix)
+    folder.mkdir()
+    weights |= {key: np.ones((2, 2), np.float32) for key in more}
+    safetensors.numpy.save_file(weights, folder / 'model.safetensors')
+    (folder / 'config.json').write_text(arrays['config'].item())
+    return arrays, hub.load_backbone(folder)
+
+  return load
+
+
+@pytest.mark.parametrize('name', ALL)
+def test_equals_transformers(name, load):
+  arrays, backbone = load(name)
+  rows, lengths = len(arrays['mask']), arrays['mask'].sum(axis=1)
+  tokens, mask = (  # padded on the right, and on the left
+    np.stack([*padded, *map(np.roll, padded, padded.shape[1] - lengths)])
+    for padded in (arrays['tokens'], arrays['mask'])
+  )
+
+  def loss(prompt, shift):
+    adapter = None if prompt is None else Prefix(prompt, shift=shift)
+    hidden = encode(backbone.config, backbone.params, tokens, mask, adapter=adapter)
+    first = hidden[:rows]
+    weights = np.cos(np.arange(first.size, dtype=np.float32)).reshape(first.shape)
+    return jnp.sum(first * weights * mask[:rows, :, None].astype(np.float32)), hidden
+
+  prompt = arrays['prompt'].astype(np.float32)
+  (_, prefixed), gradient = jax.value_and_grad(loss, has_aux=True)(prompt, 0)
+  outputs = {
+    'plain': loss(None, 0)[1],
+    'prefix': prefixed,
+    'shifted': loss(prompt, prompt.shape[2])[1],
+  }
+  for case, hidden in outputs.items():
+    right, left = hidden[:rows], hidden[rows:]
+    np.testing.assert_allclose(
+      right[mask[:rows]], arrays[f'{case}/hidden'][mask[:rows]], rtol=0, atol=1e-5
+    )
+    for pooling in ('lasttoken', 'mean'):
+      vectors, others = (
+        poolings.find(pooling).pool(states, there)
+        for states, there in ((right, mask[:rows]), (left, mask[rows:]))
+      )
+      np.testing.assert_allclose(vectors, others, rtol=0, atol=1e-5)
+  for case, there in (('plain', 'left'), ('prefix', 'left-prefix')):
+    left = outputs[case][rows:][mask[rows:]]
+    np.testing.assert_allclose(left, arrays[f'{there}/hidden'][mask[rows:]], rtol=0, atol=1e-5)
+  expected = arrays['prefix/gradient']
+  np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+  # The cases differ by far more than the tolerance.
+  for case in ('plain', 'shifted'):
+    assert np.abs(outputs[case] - outputs['prefix'])[mask].max() > 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', QUICK + SLOW)
+def test_bfloat16_is_as_near_to_float32_as_in_transformers(name, load):
+  arrays, backbone = load(name)
+  mask = arrays['mask']
+  hidden = encode(
+    backbone.config,
+    backbone.params,
+    arrays['tokens'],
+    mask,
+    options=EncoderOptions(jnp.dtype('bfloat16')),
+  )
+  ours, theirs = (
+    np.abs(states - arrays['plain/hidden'])[mask].mean()
+    for states in (hidden, arrays['bfloat16/hidden'])
+  )
+  assert 1e-3 < ours < 1.2 * theirs
+
+
+@pytest.mark.parametrize('dropout', [False, True])
+def test_attention_of_the_library_is_plain_attention(dropout, load):
+  arrays, backbone = load('embeddinggemma')
+  tokens, mask = arrays['tokens'], np.array(arrays['mask'])
+  mask[2] = False  # a row of padding
+  lengths = jnp.array([5, 0, 2], jnp.int32)
+  vectors = jnp.stack([arrays['prompt'].astype(np.float32)] * 3, axis=1)
+
+  def run(attention, vectors):
+    hidden = encode(
+      dataclasses.replace(backbone.config, attention_dropout=0.5 * dropout),
+      backbone.params,
+      tokens,
+      mask,
+      adapter=Prefix(vectors, lengths),
+      options=EncoderOptions(attention=attention),
+      dropout_key=jax.random.key(0) if dropout else None,
+    )
+    return jnp.sum(jnp.sin(hidden)[:2] * mask[:2, :, None].astype(np.float32)), hidden
+
+  (gradient, hidden), (expected_gradient, expected) = (
+    jax.grad(run, argnums=1, has_aux=True)(attention, vectors) for attention in ('library', 'plain')
+  )
+  np.testing.assert_allclose(hidden[mask], expected[mask], atol=1e-5)
+  np.testing.assert_allclose(gradient, expected_gradient, atol=1e-5)
+  assert np.isfinite(hidden).all()
+
+
+def old_keys(config):
+  """The same shape as versions of transformers before 5 write it."""
+  old = {key: value for key, value in config.items() if key not in ('rope_parameters',)}
+  ropes = config['rope_parameters']
+  if config['model_type'] == 'gemma3_text':
+    full = dict(ropes['full_attention'])
+    old['rope_local_base_freq'] = ropes['sliding_attention']['rope_theta']
+    ropes = full
+  ropes = dict(ropes)
+  old['rope_theta'] = ropes.pop('rope_theta')
+  ropes['type'] = ropes.pop('rope_type')
+  old['rope_scaling'] = None if ropes['type'] == 'default' else ropes
+  return old
+
+
+@pytest.mark.parametrize('name', QUICK + SLOW)
+def test_a_shape_is_read_from_old_and_new_keys_and_written(name, golden):
+  config = json.loads(golden(f'llama_{name}')['config'].item())
+  family = families.find(config['model_type'])
+  shape = family.read_config(config)
+  assert family.read_config(old_keys(config)) == shape
+  written = json.loads(json.dumps(family.write_config(shape)))
+  assert family.read_config(config | written) == shape
+  assert family.read_config(written | {'model_type': config['model_type']}) == shape
+
+
+def test_layers_have_windows_by_old_keys(golden):
+  config = json.loads(golden('llama_gemma3')['config'].item())
+  del config['layer_types']
+  config |= {'num_hidden_layers': 7, 'sliding_window_pattern': 3}
+  shape = families.find('gemma3_text').read_config(config)
+  assert shape.windowed == (True, True, False, True, True, False, True)
+  config = json.loads(golden('llama_qwen2')['config'].item())
+  assert families.find('qwen2').read_config(config).windowed == (False, True, True)
+  assert families.find('qwen2').read_config(config | {'use_sliding_window': False}).windowed == ()
+
+
+@pytest.mark.parametrize(
+  ('name', 'change', 'named'),
+  [
+    ('llama', {'rope_parameters': {'rope_type': 'dynamic', 'factor': 2}}, ('dynamic', 'llama3')),
+    ('llama', {'rope_parameters': {'rope_type': 'linear'}}, ('factor',)),
+    ('llama', {'rope_parameters': {'mrope_section': [2]}}, ('mrope_section',)),
+    ('llama', {'rope_parameters': {'partial_rotary_factor': 0.5}}, ('partial_rotary_factor',)),
+    ('llama', {'num_key_value_heads': 3}, ('num_key_value_heads',)),
+    ('llama', {'head_dim': 7}, ('head_dim',)),
+    ('llama', {'hidden_act': 'snake'}, ('snake', 'silu')),
+    ('llama', {'hidden_size': None}, ('hidden_size',)),
+    ('llama', {'intermediate_size': 0.5}, ('intermediate_size',)),
+    ('gemma3', {'attn_logit_softcapping': 30.0}, ('attn_logit_softcapping',)),
+    ('gemma3', {'layer_types': ['full_attention'] * 2}, ('layer_types',)),
+    ('gemma3', {'layer_types': ['chunked_attention'] * 3}, ('chunked_attention',)),
+    ('qwen3', {'model_type': 'qwen3_moe'}, ('qwen3_moe', 'qwen3', 'llama')),
+    ('qwen3', {'auto_map': {'AutoModel': 'modeling.Other'}}, ('auto_map', 'modeling.Other')),
+    ('qwen3', {'quantization_config': {'bits': 4}}, ('quantization_config',)),
+  ],
+)
+def test_what_is_not_supported_is_named(name, change, named, golden, tmp_path):
+  config = json.loads(golden(f'llama_{name}')['config'].item()) | change
+  (tmp_path / 'config.json').write_text(json.dumps(config))
+  with refused(f'{tmp_path}/config.json', *named):
+    hub.read_shape(tmp_path)
+
+
+def test_the_first_state_of_a_causal_backbone_is_no_vector(load):
+  _, backbone = load('qwen3')
+  assert backbone.spec.pooling == 'lasttoken'
+  config = ml_collections.ConfigDict({'pooling': 'cls'})
+  with refused('config.pooling', 'qwen3', 'lasttoken'):
+    dual_encoder.check_pooling(config, backbone.config)
+
+
+def test_a_language_models_file_is_read_without_its_head(load):
+  _, plain = load('llama')
+  _, whole = load('llama', 'model.', ('lm_head.weight', 'model.rotary_emb.inv_freq'))
+  assert whole.sha256 == plain.sha256
+
+
+@pytest.mark.parametrize('name', [QUICK[0], 'llama-yarn', 'gemma3'])
+def test_its_folder_round_trips(name, load, tmp_path):
+  _, backbone = load(name)
+  hub.save_backbone(tmp_path / 'saved', backbone.config, backbone.params)
+  saved = hub.load_backbone(tmp_path / 'saved')
+  assert saved.config == backbone.config
+  for key, leaf in tree.flatten(backbone.params).items():
+    np.testing.assert_array_equal(tree.flatten(saved.params)[key], leaf, err_msg=key)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', QUICK + SLOW)
+def test_transformers_loads_what_was_saved(name, load, tmp_path):
+  transformers = pytest.importorskip('transformers')
+  torch = pytest.importorskip('torch')
+  arrays, backbone = load(name)
+  base = {'pad_token_id': 0}
+  hub.save_backbone(tmp_path / 'saved', backbone.config, backbone.params, hf_config=base)
+  model = transformers.AutoModel.from_pretrained(tmp_path / 'saved', attn_implementation='eager')
+  mask = arrays['mask']
+  with torch.no_grad():
+    hidden = model(
+      torch.from_numpy(arrays['tokens']).long(), torch.from_numpy(mask).long()
+    ).last_hidden_state.numpy()
+  np.testing.assert_allclose(hidden[mask], arrays['plain/hidden'][mask], rtol=0, atol=2e-6)
+
+
+def test_every_kernel_is_sharded():
+  devices = meshes.make_mesh({'data': 2, 'fsdp': 2, 'model': 2})
+  shape = llama.Config('llama', 50, 16, 2, 4, 2, 6, 24, 64, rotary.Rope(1e4), mlp_bias=True)
+  params = jax.eval_shape(lambda key: encoder.init_encoder(shape, key), jax.random.key(0))
+  found = meshes.param_shardings(devices, tree.flatten({'backbone': params}))
+  for name, sharding in found.items():
+    assert not name.endswith('kernel') or 'fsdp' in sharding.spec
+
+
+@pytest.mark.slow
+def test_fresh_parameters_are_those_of_the_checkpoint(golden):
+  for name in QUICK + SLOW:
+    config = json.loads(golden(f'llama_{name}')['config'].item())
+    family = families.find(config['model_type'])
+    for shape in (family.read_config(config), *list(family.shapes().values())[:1]):
+      params = tree.flatten(
+        jax.eval_shape(lambda key, shape=shape: encoder.init_encoder(shape, key), jax.random.key(0))
+      )
+      stored = {}
+      for tensor in family.tensors(shape):
+        size = tensor.shape[::-1] if tensor.kernel else tensor.shape
+        count = () if tensor.layer is None else (tensor.num_layers,)
+        stored['/'.join(tensor.path)] = (*count, *size)
+      assert {name: leaf.shape for name, leaf in params.items()} == stored
+
+
+def test_a_norm_and_its_gradient_are_those_of_the_definition():
+  shape = llama.Config('llama', 5, 8, 1, 1, 1, 8, 8, 8, rotary.Rope(1e4), norm_offset=1.0)
+  rng = np.random.default_rng(0)
+  x, scale, weights = (
+    jnp.asarray(rng.standard_normal(size), jnp.float32) for size in ((2, 3, 8), 8, (2, 3, 8))
+  )
+
+  def ours(x, scale):
+    return jnp.sum(weights * llama.RMSNorm(shape).apply({'params': {'scale': scale}}, x))
+
+  def plain(x, scale):
+    mean = jnp.mean(x * x, axis=-1, keepdims=True)
+    return jnp.sum(weights * x / jnp.sqrt(mean + 1e-6) * (1 + scale[None, None]))
+
+  for one, other in zip(
+    jax.grad(ours, (0, 1))(x, scale), jax.grad(plain, (0, 1))(x, scale), strict=True
+  ):
+    np.testing.assert_allclose(one, other, atol=1e-5)
