@@ -290,10 +290,19 @@ def _subject(made: _Made) -> card.Subject:
   )
 
 
+# How a prompt must enter transformers' class for these formats: `family.Family.prompted_by`.
+_PROMPTED_BY = {'peft': ('cache',), 'sentence-transformers': ('cache', 'attention')}
+
+
 def _write_prompt(folder: epath.Path, made: _Made, options: Options) -> None:
   """A prompt alone: as it is, as PEFT's adapter, or over the frozen backbone."""
   folder.mkdir(parents=True)
   prompt = artifact.Prompt(made.meta, dict(made.product.prompt), queries=made.queries)
+  family = made.backbone.config.family
+  if family.prompted_by not in _PROMPTED_BY.get(options.format or '', (family.prompted_by,)):
+    raise InputError(
+      f'--format={options.format}: {family.model_type} models take no prompt there; use npz'
+    )
   if options.format == 'peft':
     name = options.base_model.name if options.base_model else card.hub_name(made.meta['backbone'])
     peft.write_adapters(folder, prompt, name)

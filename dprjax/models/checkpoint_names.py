@@ -23,17 +23,33 @@ DTYPES = {'float32': 'F32', 'float16': 'F16', 'bfloat16': 'BF16', 'float64': 'F6
 
 
 class Tensor(NamedTuple):
-  """One tensor of a checkpoint and its place in our tree (kernels transposed, layers stacked)."""
+  """One tensor of a checkpoint and its place in our tree (kernels transposed, layers stacked).
+
+  Attributes:
+    name: in the files.
+    shape: in the files.
+    path: in our tree.
+    layer: its number in the stack, of a layer's tensor.
+    num_layers: of the stack.
+    parts: of a fused tensor, such as queries, keys and values in one: the names of its equal parts
+      in our tree, which stand in place of the last but one of ``path``.
+  """
 
   name: str
   shape: tuple[int, ...]
   path: tuple[str, ...]
   layer: int | None = None
-  num_layers: int = 0  # in the stack of ``layer``
+  num_layers: int = 0
+  parts: tuple[str, ...] = ()
 
   @property
   def kernel(self) -> bool:
     return self.path[-1] == 'kernel'
+
+  @property
+  def paths(self) -> list[tuple[str, ...]]:
+    """The places in our tree, several of a fused tensor."""
+    return [(*self.path[:-2], part, self.path[-1]) for part in self.parts] or [self.path]
 
 
 def wrapper(config: Any, stored: Iterable[str]) -> str:
@@ -69,27 +85,33 @@ def wrapper(config: Any, stored: Iterable[str]) -> str:
 
 def place(params: Params, tensor: Tensor, array: np.ndarray) -> None:
   """Puts a checkpoint's tensor into our tree, as float32."""
-  node = params
-  for key in tensor.path[:-1]:
-    node = node.setdefault(key, {})
-  array = array.T if tensor.kernel else array
-  if tensor.layer is None:
-    node[tensor.path[-1]] = np.array(array, np.float32)
-    return
-  if tensor.path[-1] not in node:
-    node[tensor.path[-1]] = np.empty((tensor.num_layers, *array.shape), np.float32)
-  node[tensor.path[-1]][tensor.layer] = array
+  for path, part in zip(tensor.paths, np.split(array, len(tensor.paths)), strict=True):
+    node = params
+    for key in path[:-1]:
+      node = node.setdefault(key, {})
+    part = part.T if tensor.kernel else part
+    if tensor.layer is None:
+      node[path[-1]] = np.array(part, np.float32)
+      continue
+    if path[-1] not in node:
+      # Zeros where a layer has no such tensor.
+      node[path[-1]] = np.zeros((tensor.num_layers, *part.shape), np.float32)
+    node[path[-1]][tensor.layer] = part
 
 
 def export(tensors: Iterable[Tensor], params: Mapping[str, Any]) -> dict[str, np.ndarray]:
   """Our tree as a checkpoint's tensors, float32."""
   arrays = {}
   for tensor in tensors:
-    array: Any = params
-    for key in tensor.path:
-      array = array[key]
-    if tensor.layer is not None:
-      array = array[tensor.layer]
-    value = np.asarray(array, np.float32)
-    arrays[tensor.name] = np.ascontiguousarray(value.T if tensor.kernel else value)
+    parts = []
+    for path in tensor.paths:
+      array: Any = params
+      for key in path:
+        array = array[key]
+      if tensor.layer is not None:
+        array = array[tensor.layer]
+      value = np.asarray(array, np.float32)
+      parts.append(value.T if tensor.kernel else value)
+    whole = np.concatenate(parts) if tensor.parts else parts[0]
+    arrays[tensor.name] = np.ascontiguousarray(whole)
   return arrays

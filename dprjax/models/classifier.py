@@ -1,7 +1,8 @@
 """Sequence-classification heads, which score a query and a passage that an encoder reads together.
 
 The head is that of transformers' ForSequenceClassification classes: a dense layer (BERT's pooler)
-and tanh on the first token's last state, then a linear layer to 1 or 2 labels.
+and tanh on the first token's last state, then a linear layer to 1 or 2 labels. Some families have
+another activation, a norm behind it, or the mean of the states.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from dprjax.base.errors import InputError
-from dprjax.models import encoder, layers
+from dprjax.models import encoder, layers, pooling
+from dprjax.models.activations import ACTIVATIONS
 from dprjax.models.encoder_config import DEFAULT_OPTIONS, EncoderConfig, EncoderOptions
 
 LABELS = (1, 2)
@@ -22,8 +24,8 @@ def init_classifier(config: EncoderConfig, key: Array, labels: int = 1) -> dict[
   """Fresh parameters, float32: kernels N(0, ``initializer_range``), biases 0.
 
   Returns:
-    ``dense`` (``kernel`` [H, H], ``bias`` [H]) and ``output`` (``kernel`` [H, labels], ``bias``
-    [labels]).
+    ``dense`` (``kernel`` [H, H], ``bias`` [H]), ``output`` (``kernel`` [H, labels], ``bias``
+    [labels]), and ``norm`` (``scale`` [H]) where the family has one.
 
   Raises:
     InputError: neither 1 nor 2 labels.
@@ -32,22 +34,23 @@ def init_classifier(config: EncoderConfig, key: Array, labels: int = 1) -> dict[
     raise InputError(
       f'a cross-encoder has 1 label (relevance) or 2 (irrelevant, relevant), not {labels}'
     )
-  width = config.hidden_size
-  return {
-    name: {
-      'kernel': layers.kernel_init(config)(layer_key, (width, size), jnp.float32),
-      'bias': jnp.zeros(size, jnp.float32),
-    }
-    for name, size, layer_key in zip(
-      ('dense', 'output'), (width, labels), jax.random.split(key), strict=True
-    )
-  }
+  keys = dict(zip(('dense', 'output'), jax.random.split(key), strict=True))
+  head: dict[str, Any] = {}
+  assert config.family.classifier_tensors is not None  # whoever wants a head has asked
+  for tensor in config.family.classifier_tensors(config, labels):
+    part, name = tensor.path
+    if tensor.kernel:
+      made = layers.kernel_init(config)(keys[part], tensor.shape[::-1], jnp.float32)
+    else:
+      made = jnp.full(tensor.shape, float(name == 'scale'), jnp.float32)
+    head.setdefault(part, {})[name] = made
+  return head
 
 
 def classify(
   config: EncoderConfig,
   head: Mapping[str, Any],
-  first: Float[Array, 'B H'],
+  pooled: Float[Array, 'B H'],
   options: EncoderOptions = DEFAULT_OPTIONS,
   dropout_key: Array | None = None,
 ) -> Float[Array, 'B labels']:
@@ -57,14 +60,19 @@ def classify(
     config: the encoder's. As in transformers, dropout comes before the last layer, and with RoBERTa
       and XLM-R before the first too.
     head: as ``init_classifier`` gives it.
-    first: the first token's last hidden state.
+    pooled: the first token's last hidden state, or the mean, as the family has it.
     options: the dtype is that of the first layer's product; the last layer's is float32.
     dropout_key: given, dropout is active, at the hidden states' rate (transformers' default).
   """
   keys = (None, None) if dropout_key is None else tuple(jax.random.split(dropout_key))
   rate = options.apply_dropout(config).hidden_dropout
-  x = _drop(first, keys[0], rate) if config.family.classifier_drops else first
-  x = jnp.tanh(_dense(x.astype(options.dtype), head['dense']))
+  x: Any = _drop(pooled, keys[0], rate) if config.family.classifier_drops else pooled
+  activation = ACTIVATIONS[config.family.classifier_act(config)]
+  x = activation(_dense(x.astype(options.dtype), head['dense']))
+  if 'norm' in head:
+    norm = layers.LayerNorm(config.layer_norm_eps, use_bias='bias' in head['norm'])
+    normed: Any = norm.apply({'params': head['norm']}, x[:, None])
+    x = normed[:, 0]
   x = _drop(x, keys[1], rate).astype(jnp.float32)
   return _dense(x, head['output'])
 
@@ -110,7 +118,8 @@ def score_pairs(
     options=options,
     dropout_key=keys[0],
   )
-  return score(classify(config, head, hidden[:, 0], options, keys[1]))
+  pooled = pooling.find(config.family.classifier_pooling(config)).pool(hidden, mask)
+  return score(classify(config, head, pooled, options, keys[1]))
 
 
 def _dense(x: Float[Array, 'B I'], layer: Mapping[str, Any]) -> Float[Array, 'B O']:
@@ -122,7 +131,7 @@ def _dense(x: Float[Array, 'B I'], layer: Mapping[str, Any]) -> Float[Array, 'B 
     precision=jax.lax.Precision.HIGHEST,
     preferred_element_type=jnp.float32,
   )
-  return product + layer['bias'].astype(jnp.float32)[None, :]
+  return product + layer['bias'].astype(jnp.float32)[None, :] if 'bias' in layer else product
 
 
 def _drop(x: Float[Array, 'B H'], key: Array | None, rate: float) -> Float[Array, 'B H']:

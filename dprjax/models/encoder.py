@@ -55,6 +55,9 @@ def init_encoder(config: EncoderConfig, key: Array) -> dict[str, Any]:
     embeddings_key, tokens, tokens, tokens
   )['params']
   params = {'embeddings': embeddings, 'layers': init_layers(config, config.num_layers, layers_key)}
+  if family.relative is not None:
+    module = family.relative(config)
+    params['relative'] = module.init(jax.random.fold_in(embeddings_key, 1), 1)['params']
   if family.final is not None:
     x = jnp.zeros((1, 1, config.hidden_size), jnp.float32)
     params['final'] = jax.jit(family.final(config, jnp.float32).init)(embeddings_key, x)['params']
@@ -97,6 +100,12 @@ def _embed(
   """The first states, and what the layers take."""
   adapter = (BARE if adapter is None else adapter).at(config, tokens)
   scanned, shared = _inputs(config, config.num_layers, tokens, mask, adapter)
+  if config.family.relative is not None:
+    module, length = config.family.relative(config), tokens.shape[1]
+    bias: Any = module.apply({'params': params['relative']}, length)
+    prefix = shared.bias.shape[3] - length  # whose keys have no distance
+    bias = shared.bias + jnp.pad(bias, ((0, 0), (0, 0), (0, 0), (prefix, 0)))
+    shared = shared._replace(bias=bias)
   embeddings = config.family.embeddings(
     options.apply_dropout(config), options.dtype, dropout_key is None
   )

@@ -47,6 +47,11 @@ class Shape:
     return find(self.model_type)  # type: ignore[attr-defined]  # of the subclass
 
   @property
+  def embedding_size(self) -> int:
+    """The width of the tables of embeddings."""
+    return self.hidden_size  # type: ignore[attr-defined]
+
+  @property
   def vector_size(self) -> int:
     """The numbers of a text's vector."""
     return self.projection[-1].outputs if self.projection else self.hidden_size  # type: ignore[attr-defined]
@@ -56,7 +61,7 @@ class Family(NamedTuple):
   """A family of backbones.
 
   The parameters of an encoder are ``embeddings`` (with ``word/embedding`` [V, H]), ``layers``, each
-  leaf with the layers' axis first, and ``final`` where there is such a module.
+  leaf with the layers' axis first, and ``relative`` and ``final`` where there are such modules.
 
   Attributes:
     model_type: its name in config.json.
@@ -83,9 +88,15 @@ class Family(NamedTuple):
     mlm_act: ``config -> activation`` of the masked-LM head.
     classifier_tensors: ``(config, labels) -> tensors`` of the sequence-classification head; None:
       there is no such head.
+    classifier_act: ``config -> activation`` of that head's first layer.
+    classifier_pooling: ``config -> pooling`` that head has.
     classifier_drops: whether dropout comes before the first layer of that head, too.
+    relative: the module of what is added to the scores of tokens by their distance, ``(config)``,
+      whose call is ``T -> [1, N, T, T]``; None: nothing.
     final: the module behind the last layer, ``(config, dtype)``, such as a norm; None: nothing.
     sharding: ``(regular expression, PartitionSpec)`` of parameter names that ``mesh.RULES`` lacks.
+    prompted_by: how a prompt enters transformers' class: 'cache', as past keys and values;
+      'attention', by an attention function of one's own; '': not at all.
     pad_token_id: where config.json has none.
     shapes: ``() -> {name: Config}``, those of well-known models, for plans without their files.
   """
@@ -108,9 +119,13 @@ class Family(NamedTuple):
   mlm_copies: Callable[[Config], Mapping[str, str]] = lambda config: {}
   mlm_act: Callable[[Config], str] = lambda config: config.hidden_act
   classifier_tensors: Callable[[Config, int], Iterable[Tensor]] | None = None
+  classifier_act: Callable[[Config], str] = lambda config: 'tanh'
+  classifier_pooling: Callable[[Config], str] = lambda config: 'cls'
   classifier_drops: bool = False
+  relative: Callable[[Config], nn.Module] | None = None
   final: Callable[[Config, Any], nn.Module] | None = None
   sharding: tuple[tuple[str, PartitionSpec], ...] = ()
+  prompted_by: str = 'cache'
   pad_token_id: int = 0
   shapes: Callable[[], Mapping[str, Config]] = dict
 

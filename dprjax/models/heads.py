@@ -16,21 +16,28 @@ def init_mlm_head(config: EncoderConfig, key: Array) -> dict[str, Any]:
   """Fresh parameters of a masked-LM head, float32, as BERT starts (see ``encoder.init_layers``).
 
   Returns:
-    ``dense`` (``kernel`` [H, H], ``bias`` [H]), ``norm`` (``scale``, ``bias`` [H]) and ``bias``
-    [V]; the output projection is the word embeddings'.
+    ``dense`` (``kernel`` [H, E], ``bias`` [E]), ``norm`` (``scale``, ``bias`` [E]) and ``bias``
+    [V], without the biases that the family lacks. E is the width of word embeddings, which are the
+    output projection.
   """
-  width = config.hidden_size
-  shapes = {'dense': {'bias': width}, 'norm': {'bias': width}, 'bias': config.vocab_size}
-  head: dict[str, Any] = jax.tree.map(lambda size: jnp.zeros(size, jnp.float32), shapes)
-  head['dense']['kernel'] = layers.kernel_init(config)(key, (width, width), jnp.float32)
-  head['norm']['scale'] = jnp.ones(width, jnp.float32)
+  head: dict[str, Any] = {}
+  assert config.family.mlm_tensors is not None  # whoever wants a head has asked
+  for tensor in config.family.mlm_tensors(config):
+    *parents, name = tensor.path
+    node = head
+    for parent in parents:
+      node = node.setdefault(parent, {})
+    if tensor.kernel:
+      node[name] = layers.kernel_init(config)(key, tensor.shape[::-1], jnp.float32)
+    else:
+      node[name] = jnp.full(tensor.shape, float(name == 'scale'), jnp.float32)
   return head
 
 
 def mlm_logits(
   config: EncoderConfig,
   head: Mapping[str, Any],
-  embedding: Float[Array, 'V H'],
+  embedding: Float[Array, 'V E'],
   hidden: Float[Array, '*n H'],
   dtype: Any = jnp.float32,
 ) -> Float[Array, '*n V']:
@@ -44,13 +51,18 @@ def mlm_logits(
     dtype: of the matrix products' inputs; LayerNorm and the logits are float32.
   """
   x: Any = hidden.reshape(1, -1, config.hidden_size)
-  x = layers.dense(config, config.hidden_size, dtype).apply({'params': head['dense']}, x)
+  width = embedding.shape[1]
+  dense = layers.dense(config, width, dtype, bias='bias' in head['dense'])
+  x = dense.apply({'params': head['dense']}, x)
   x = activations.ACTIVATIONS[config.family.mlm_act(config)](x)
-  x = layers.LayerNorm(config.layer_norm_eps).apply({'params': head['norm']}, x)
-  x = x.astype(dtype).reshape(hidden.shape)
+  norm = layers.LayerNorm(config.layer_norm_eps, use_bias='bias' in head['norm'])
+  x = norm.apply({'params': head['norm']}, x)
+  x = x.astype(dtype).reshape(*hidden.shape[:-1], width)
   logits = jnp.einsum(
     '...h,vh->...v', x, embedding.astype(dtype), preferred_element_type=jnp.float32
   )
+  if 'bias' not in head:
+    return logits
   bias = head['bias'].astype(jnp.float32)
   return logits + bias.reshape(*(1,) * (logits.ndim - 1), -1)
 
@@ -58,7 +70,7 @@ def mlm_logits(
 def mlm_loss(
   config: EncoderConfig,
   head: Mapping[str, Any],
-  embedding: Float[Array, 'V H'],
+  embedding: Float[Array, 'V E'],
   hidden: Float[Array, 'B T H'],
   positions: Int[Array, 'B M'],
   targets: Int[Array, 'B M'],
@@ -112,8 +124,14 @@ def init_condenser_head(config: EncoderConfig, key: Array, num_layers: int = 2) 
   """Fresh parameters of Condenser's head: stacked layers like the encoder's (Condenser, 3.4).
 
   Raises:
-    InputError: fewer than one layer.
+    InputError: fewer than one layer, or a family with a norm behind its last layer.
   """
+  if config.family.final is not None:
+    # Eq. 8 puts the last state of one token beside earlier states of others.
+    raise InputError(
+      f'a Condenser head is not supported for {config.model_type} models, whose last states are '
+      'normed and whose earlier states are not; set config.pretrain.head_layers=0'
+    )
   if num_layers < 1:
     raise InputError(
       f'a Condenser head of {num_layers} layers cannot predict anything; use 1 or more'

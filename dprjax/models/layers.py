@@ -87,11 +87,14 @@ class LayerNorm(nn.Module):
 
   epsilon: float
   dtype: Any = jnp.float32
+  use_bias: bool = True
 
   @nn.compact
   def __call__(self, x: Float[Array, 'B T H']) -> Float[Array, 'B T H']:
     scale = self.param('scale', nn.initializers.ones, x.shape[-1:]).astype(jnp.float32)
-    bias = self.param('bias', nn.initializers.zeros, x.shape[-1:]).astype(jnp.float32)
+    bias = jnp.zeros(x.shape[-1:], jnp.float32)
+    if self.use_bias:
+      bias = self.param('bias', nn.initializers.zeros, x.shape[-1:]).astype(jnp.float32)
     return _normalize((self.epsilon, self.dtype), x.astype(jnp.float32), scale, bias)
 
 
@@ -131,10 +134,12 @@ class Embed(nn.Module):
 
   config: Config
   rows: int
+  width: int = 0  # the hidden size, if 0
 
   @nn.compact
   def __call__(self, ids: Int[Array, 'B T']) -> Float[Array, 'B T H']:
-    table = self.param('embedding', kernel_init(self.config), (self.rows, self.config.hidden_size))
+    shape = self.rows, self.width or self.config.hidden_size
+    table = self.param('embedding', kernel_init(self.config), shape)
     return jnp.take(table, ids, axis=0).astype(jnp.float32)
 
 
@@ -217,14 +222,15 @@ class Attention(nn.Module):
     """The weighted means of values, those of the adapter's prefix first.
 
     The kernel of 'fused' masks keys for all tokens alike and pairs each head of queries with one of
-    keys; those of 'library' have no dropout of weights. Other attention is plain.
+    keys; those of 'library' mask keys for all heads alike and have no dropout of weights. Other
+    attention is plain.
     """
     attend = self.plain
-    if self.options.attention == 'fused' and bias.shape[2] == 1 and key.shape == query.shape:
+    single = bias.shape[1:3] == (1, 1) and key.shape == query.shape
+    if self.options.attention == 'fused' and single:
       attend = self.fused
-    if self.options.attention == 'library' and (
-      self.deterministic or not self.config.attention_dropout
-    ):
+    drops = self.config.attention_dropout and not self.deterministic
+    if self.options.attention == 'library' and bias.shape[1] == 1 and not drops:
       attend = self.library
     return attend(query, key, value, bias, adapter.prefix())
 
@@ -383,7 +389,7 @@ class Shared(NamedTuple):
   """What all layers take.
 
   Attributes:
-    bias: [B or 1, 1, 1 or T, S], as `family.Family.bias` gives it.
+    bias: [B or 1, 1 or N, 1 or T, S], as `family.Family.bias` and ``relative`` give it.
     positions: [B, T], for rotary embeddings.
     adapter: without the arrays that each layer has of its own.
   """
@@ -426,9 +432,13 @@ class Embeddings(nn.Module):
     adapter: Adapter = BARE,
   ) -> Float[Array, 'B T H']:
     config = self.config
-    words = adapter.embed_tokens(tokens, Embed(config, config.vocab_size, name='word'))
-    x = words + Embed(config, config.type_vocab_size, name='token_type')(token_types)
-    x = LayerNorm(config.layer_norm_eps, name='norm')(
-      x + Embed(config, config.max_positions, name='position')(positions)
-    )
-    return Dropout(config.hidden_dropout, deterministic=self.deterministic)(x).astype(self.dtype)
+    width = config.embedding_size
+    x = adapter.embed_tokens(tokens, Embed(config, config.vocab_size, width, name='word'))
+    if config.type_vocab_size:
+      x += Embed(config, config.type_vocab_size, width, name='token_type')(token_types)
+    x += Embed(config, config.max_positions, width, name='position')(positions)
+    x = LayerNorm(config.layer_norm_eps, name='norm')(x)
+    x = Dropout(config.hidden_dropout, deterministic=self.deterministic)(x).astype(self.dtype)
+    if width != config.hidden_size:
+      x = dense(config, config.hidden_size, self.dtype, 'project')(x)
+    return x

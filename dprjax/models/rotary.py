@@ -15,6 +15,7 @@ from dprjax.base.reading import convert
 _NUMBERS: dict[str, dict[str, float | None]] = {
   'default': {},
   'linear': {'factor': None},
+  'ntk': {'factor': None},
   'llama3': {
     'factor': None,
     'low_freq_factor': None,
@@ -39,7 +40,8 @@ class Rope(NamedTuple):
 
   Attributes:
     theta: the base of the wavelengths.
-    kind: how wavelengths are scaled: 'default' (not at all), 'linear', 'llama3' or 'yarn'.
+    kind: how wavelengths are scaled: 'default' (not at all), 'linear', 'ntk', 'llama3' or 'yarn';
+      'none': positions turn nothing.
     numbers: the scaling's, sorted by name as in config.json.
   """
 
@@ -59,6 +61,10 @@ class Rope(NamedTuple):
     if self.kind == 'default':
       return plain, scale
     turns = plain / np.float32(found['factor'])
+    if self.kind == 'ntk':  # of a longer base, as GTE's remote code computes it
+      exponent = np.arange(0, size, 2, dtype=np.float32) / size
+      turns = 1 / np.float32(self.theta * found['factor']) ** exponent
+      turns /= np.float32(found['factor'] ** (2 / size))
     if self.kind == 'llama3':
       # Long waves are scaled, short ones are not, and those in between in part.
       low, high = found['low_freq_factor'], found['high_freq_factor']
@@ -79,6 +85,9 @@ class Rope(NamedTuple):
     if 'original_max_position_embeddings' in kept:
       kept['original_max_position_embeddings'] = int(kept['original_max_position_embeddings'])
     return {'rope_type': self.kind, **kept}
+
+
+NONE = Rope(0.0, 'none')  # of models without rotary positions
 
 
 def _yarn(found, theta, size, plain):

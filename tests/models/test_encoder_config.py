@@ -14,7 +14,7 @@ from tests.refusals import refused
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    ({'model_type': 't5'}, ('model_type', 't5')),
+    ({'model_type': 'gpt2'}, ('model_type', 'gpt2')),
     ({'hidden_act': 'xielu'}, ('hidden_act', 'xielu')),
     ({'num_heads': 5}, ('hidden_size', '32', 'num_attention_heads')),
   ],

@@ -271,7 +271,7 @@ except hub.InputError as error:
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    ({'model_type': 't5'}, "model_type 't5' is not supported; use one of: bert, "),
+    ({'model_type': 'gpt2'}, "model_type 'gpt2' is not supported; use one of: bert, distilbert"),
     ({'model_type': 'absent'}, 'model_type None is not supported'),
     ({'hidden_size': 'absent'}, 'hidden_size is None, expected a whole number'),
     ({'hidden_size': 24.5}, 'hidden_size is 24.5, expected a whole number'),

@@ -40,6 +40,11 @@ class LearnedTokens(Adapter):
   fixed_layers: int = flax.struct.field(pytree_node=False, default=0)
 
   def at(self, config: Any, tokens: Int[Array, 'B T']) -> Adapter:
+    if self.vectors.shape[1] != config.embedding_size:
+      raise InputError(
+        f'vectors of {self.vectors.shape[1]} numbers among the tokens: {config.model_type} embeds '
+        f'words in {config.embedding_size}'
+      )
     numbers = jnp.maximum(tokens - config.vocab_size, 0)
     layers = jnp.arange(config.num_layers, dtype=jnp.int32)
     return _Placed(

@@ -6,7 +6,7 @@ Tensors have their names in ``BertModel``. The heads are those of ``BertForMaske
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ _KEYS = {
   'attention_probs_dropout_prob': 'attention_dropout',
   'initializer_range': 'initializer_range',
 }
+_FROM_0 = ('pad_token_id', 'type_vocab_size')
 _LARGEST = {
   'layer_norm_eps': 1,
   'hidden_dropout_prob': 1,
@@ -77,7 +78,7 @@ def _check(key: str, value: Any, kind: type) -> None:
   number = isinstance(value, float | int) and not isinstance(value, bool)
   # Sizes are compared with the tensors' own later.
   if kind is int and not (
-    number and isinstance(value, int) and (key != 'pad_token_id') <= value < 2**31
+    number and isinstance(value, int) and (key not in _FROM_0) <= value < 2**31
   ):
     raise InputError(f'{key} is {value!r:.60}, expected a whole number')
   if kind is float and not (
@@ -106,12 +107,14 @@ def _positions(config: EncoderConfig, tokens: Array, mask: Array, shift: int | A
 
 def tensors(config: EncoderConfig) -> Iterator[Tensor]:
   """Every tensor of the encoder."""
-  width = config.hidden_size
+  width = config.embedding_size
   for name, ours, rows in (
     ('word_embeddings', 'word', config.vocab_size),
     ('position_embeddings', 'position', config.max_positions),
     ('token_type_embeddings', 'token_type', config.type_vocab_size),
   ):
+    if not rows:
+      continue
     yield Tensor(f'embeddings.{name}.weight', (rows, width), ('embeddings', ours, 'embedding'))
   yield Tensor('embeddings.LayerNorm.weight', (width,), ('embeddings', 'norm', 'scale'))
   yield Tensor('embeddings.LayerNorm.bias', (width,), ('embeddings', 'norm', 'bias'))
@@ -147,10 +150,19 @@ def layer_tensors(config: EncoderConfig, num_layers: int) -> Iterator[Tensor]:
       )
 
 
+def renamed(tensors: Iterable[Tensor], parts: Mapping[str, str]) -> Iterator[Tensor]:
+  """Tensors under other names: each part of a name that is a key becomes its value."""
+  for tensor in tensors:
+    name = f'.{tensor.name}'
+    for old, new in parts.items():
+      name = name.replace(f'.{old}.', f'.{new}.')
+    yield tensor._replace(name=name[1:])
+
+
 def mlm_tensors(config: EncoderConfig, dense: str, norm: str, bias: str) -> Iterator[Tensor]:
   """The masked-LM head, by the names of its parts."""
-  width = config.hidden_size
-  yield Tensor(f'{dense}.weight', (width, width), ('dense', 'kernel'))
+  width = config.embedding_size
+  yield Tensor(f'{dense}.weight', (width, config.hidden_size), ('dense', 'kernel'))
   yield Tensor(f'{dense}.bias', (width,), ('dense', 'bias'))
   yield Tensor(f'{norm}.weight', (width,), ('norm', 'scale'))
   yield Tensor(f'{norm}.bias', (width,), ('norm', 'bias'))
@@ -224,6 +236,5 @@ FAMILY = Family(
   classifier_tensors=lambda config, labels: classifier_tensors(
     config, labels, 'pooler.dense', 'classifier'
   ),
-  classifier_drops=False,
   shapes=_shapes,
 )

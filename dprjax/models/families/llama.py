@@ -32,7 +32,7 @@ from dprjax.models.splits import split_rows
 
 # Of numbers of things in config.json.
 Size = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
-K = TypeVar('K', bound='Keys')
+K = TypeVar('K', bound=msgspec.Struct)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,9 @@ class Config(Shape):
     reach: the places that a token sees before its own in a layer with a window, and behind it
       unless ``causal``.
     window_rope: ``rope`` of windowed layers; None: the same.
-    qkv_bias, output_bias, mlp_bias: which dense layers have biases.
+    gated: one of two products in the MLP goes through the activation and multiplies the other.
+    qkv_bias, output_bias, mlp_bias, down_bias: which dense layers have biases, ``down_bias`` the
+      last of an MLP with none elsewhere.
     head_norms: a norm of each head's queries and of its keys.
     after_norms: a norm behind each half of a layer, too.
     norm_offset: norms multiply by this and their scale.
@@ -72,6 +74,8 @@ class Config(Shape):
   qkv_bias: bool = False
   output_bias: bool = False
   mlp_bias: bool = False
+  down_bias: bool = False
+  gated: bool = True
   head_norms: bool = False
   after_norms: bool = False
   norm_offset: float = 0.0
@@ -168,9 +172,11 @@ class Attention(layers.Attention):
         y = RMSNorm(config, options.dtype, name=norm)(y).astype(options.dtype)
       return y
 
-    query = rotary.turn(heads('query', config.num_heads, 'query_norm'), positions, *rope)
-    key = rotary.turn(heads('key', config.num_kv_heads, 'key_norm'), positions, *rope)
+    query = heads('query', config.num_heads, 'query_norm')
+    key = heads('key', config.num_kv_heads, 'key_norm')
     value = heads('value', config.num_kv_heads, '')
+    if rope is not None:
+      query, key = (rotary.turn(y, positions, *rope) for y in (query, key))
     if config.score_scale:  # in place of the size of a head
       query *= (config.head_dim / config.score_scale) ** 0.5
     query, key, value = (y.reshape(*y.shape[:2], -1) for y in (query, key, value))
@@ -179,7 +185,7 @@ class Attention(layers.Attention):
 
 
 class MLP(nn.Module):
-  """The gated MLP."""
+  """The MLP, gated or not."""
 
   config: Config
   options: EncoderOptions
@@ -188,13 +194,16 @@ class MLP(nn.Module):
   def __call__(self, x: Float[Array, 'B T H'], adapter: Adapter) -> Float[Array, 'B T H']:
     config, options = self.config, self.options
 
-    def project(x, name, features):
-      dense = layers.dense(config, features, options.dtype, name, options.products, config.mlp_bias)
+    def project(x, name, features, bias=config.mlp_bias):
+      dense = layers.dense(config, features, options.dtype, name, options.products, bias)
       return adapter.project(f'mlp/{name}', x, dense(x))
 
-    y = ACTIVATIONS[config.hidden_act](project(x, 'gate', config.intermediate_size))
-    y *= project(x, 'up', config.intermediate_size)
-    return project(y, 'down', config.hidden_size)
+    y = project(x, 'up', config.intermediate_size)
+    if config.gated:
+      y *= ACTIVATIONS[config.hidden_act](project(x, 'gate', config.intermediate_size))
+    else:
+      y = ACTIVATIONS[config.hidden_act](y)
+    return project(y, 'down', config.hidden_size, config.mlp_bias or config.down_bias)
 
 
 class Layer(nn.Module):
@@ -206,16 +215,7 @@ class Layer(nn.Module):
 
   @nn.compact
   def __call__(self, x, scanned: layers.Scanned, shared: layers.Shared):
-    config, options = self.config, self.options
-
-    def norm(x, name):
-      return RMSNorm(config, options.dtype, name=name)(x).astype(options.dtype)
-
-    def add(x, y, name):
-      y = norm(y, name) if config.after_norms else y
-      y = Dropout(config.hidden_dropout, deterministic=self.deterministic)(y)
-      return split_rows((x + y).astype(options.dtype), options.rows)
-
+    config, options, number = self.config, self.options, scanned.number
     adapter = shared.adapter.of_layer(scanned.adapter)
     x = split_rows(adapter.enter_layer(x), options.rows)
     bias = shared.bias
@@ -223,11 +223,30 @@ class Layer(nn.Module):
       before, after = _reach(config, scanned.number, x.shape[1])
       bias = bias + layers.distance_bias(x.shape[1], bias.shape[3], before, after)
     attention = Attention(config, options, self.deterministic, name='attention')
-    y = norm(x, 'before_attention')
-    y = attention(y, bias, adapter, shared.positions, _rope(config, scanned.number))
-    x = add(x, y, 'after_attention')
-    y = MLP(config, options, name='mlp')(norm(x, 'before_mlp'), adapter)
-    return split_rows(adapter.leave_layer(add(x, y, 'after_mlp')), options.rows), None
+    y = self.enter(x, 'before_attention', number)
+    y = attention(y, bias, adapter, shared.positions, _rope(config, number))
+    x = self.leave(x, y, 'after_attention')
+    y = MLP(config, options, name='mlp')(self.enter(x, 'before_mlp', number), adapter)
+    x = adapter.leave_layer(self.leave(x, y, 'after_mlp'))
+    return split_rows(x, options.rows), None
+
+  def norm(self, x: Array, name: str) -> Array:
+    """A norm of this name."""
+    return RMSNorm(self.config, self.options.dtype, name=name)(x).astype(self.options.dtype)
+
+  def enter(self, x: Array, name: str, number: Array) -> Array:
+    """What a half of the layer reads; ``number`` is the layer's."""
+    return self.norm(x, name)
+
+  def leave(self, x: Array, y: Array, name: str) -> Array:
+    """What a half of the layer, which made ``y`` of ``x``, gives."""
+    y = self.norm(y, name) if self.config.after_norms else y
+    return self.add(x, y)
+
+  def add(self, x: Array, y: Array) -> Array:
+    """The sum, with dropout."""
+    y = Dropout(self.config.hidden_dropout, deterministic=self.deterministic)(y)
+    return split_rows((x + y).astype(self.options.dtype), self.options.rows)
 
 
 def _reach(config: Config, number: Array, length: int) -> tuple[int | Array, int | Array]:
@@ -238,8 +257,10 @@ def _reach(config: Config, number: Array, length: int) -> tuple[int | Array, int
   return reach, 0 if config.causal else reach
 
 
-def _rope(config: Config, number: Array) -> tuple[Array, float | Array]:
+def _rope(config: Config, number: Array) -> tuple[Array, float | Array] | None:
   """The frequencies of a layer, and the factor on turned heads."""
+  if config.rope == rotary.NONE:
+    return None
   turns, scale = config.rope.frequencies(config.head_dim)
   if config.window_rope is None:
     return jnp.asarray(turns), scale
@@ -295,13 +316,14 @@ def layer_tensors(config: Config, num_layers: int) -> Iterator[Tensor]:
       ('self_attn.k_norm', ('attention', 'key_norm'), size),
     ]
   for layer in range(num_layers):
-    at = {'layer': layer, 'num_layers': num_layers}
     for name, path, out, into, bias in dense:
-      yield Tensor(f'layers.{layer}.{name}.weight', (out, into), (*path, 'kernel'), **at)
+      yield Tensor(
+        f'layers.{layer}.{name}.weight', (out, into), (*path, 'kernel'), layer, num_layers
+      )
       if bias:
-        yield Tensor(f'layers.{layer}.{name}.bias', (out,), (*path, 'bias'), **at)
+        yield Tensor(f'layers.{layer}.{name}.bias', (out,), (*path, 'bias'), layer, num_layers)
     for name, place, rows in norms:
-      yield Tensor(f'layers.{layer}.{name}.weight', (rows,), (*place, 'scale'), **at)
+      yield Tensor(f'layers.{layer}.{name}.weight', (rows,), (*place, 'scale'), layer, num_layers)
 
 
 class Keys(msgspec.Struct):

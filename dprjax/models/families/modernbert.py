@@ -1,0 +1,276 @@
+"""ModernBERT (Warner et al., 2024): Ettin, GTE-ModernBERT, Granite R2 and mmBERT.
+
+A LayerNorm before each half of a layer but the first, rotary positions, and a gated MLP. Most
+layers have a window, and other rotary positions than those without. Queries, keys and values are
+one tensor of a checkpoint, and so are the two products of the MLP.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from dprjax.base.errors import InputError
+from dprjax.models import layers, rotary
+from dprjax.models.adapter import BARE, Adapter
+from dprjax.models.checkpoint_names import Tensor
+from dprjax.models.dropout import Dropout
+from dprjax.models.families import llama
+from dprjax.models.family import Family
+from dprjax.models.rotary import Rope
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(llama.Config):
+  """The shape of a ModernBERT encoder.
+
+  Attributes:
+    norm_bias: whether norms have biases.
+    decoder_bias: whether the masked-LM head's output has.
+    classifier_bias: whether the dense layer of heads has.
+    classifier_act: the activation of heads.
+    classifier_pooling: of the sequence-classification head, 'cls' or 'mean'.
+    pad_token_id: written to config.json, where PyTorch wants one of the vocabulary's.
+  """
+
+  norm_bias: bool = False
+  decoder_bias: bool = True
+  classifier_bias: bool = False
+  classifier_act: str = 'gelu'
+  classifier_pooling: str = 'cls'
+  pad_token_id: int = 50283
+
+
+def _norm(config: Config, dtype: Any, name: str | None = None) -> layers.LayerNorm:
+  return layers.LayerNorm(config.layer_norm_eps, dtype, config.norm_bias, name=name)
+
+
+class Embeddings(nn.Module):
+  """Word embeddings, normalised in float32."""
+
+  config: Config
+  dtype: Any
+  deterministic: bool
+
+  @nn.compact
+  def __call__(
+    self,
+    tokens: Int[Array, 'B T'],
+    positions: Int[Array, 'B T'],
+    token_types: Int[Array, 'B T'],
+    adapter: Adapter = BARE,
+  ) -> Float[Array, 'B T H']:
+    words = layers.Embed(self.config, self.config.vocab_size, name='word')
+    x = _norm(self.config, jnp.float32, 'norm')(adapter.embed_tokens(tokens, words))
+    x = Dropout(self.config.hidden_dropout, deterministic=self.deterministic)(x)
+    return x.astype(self.dtype)
+
+
+class Layer(llama.Layer):
+  """One layer, as ``nn.scan`` wants it."""
+
+  config: Config
+
+  def norm(self, x: Array, name: str) -> Array:
+    return _norm(self.config, self.options.dtype, name)(x).astype(self.options.dtype)
+
+  def enter(self, x: Array, name: str, number: Array) -> Array:
+    y = self.norm(x, name)
+    # The embeddings have been normalised.
+    return jnp.where(number == 0, x, y) if name == 'before_attention' else y
+
+
+class Keys(llama.Keys):
+  """The keys of config.json that are read."""
+
+  norm_eps: float = 1e-5
+  norm_bias: bool = False
+  hidden_activation: str = 'gelu'
+  mlp_dropout: float = 0.0
+  local_attention: llama.Size = 128
+  global_attn_every_n_layers: llama.Size = 3
+  global_rope_theta: float = 160000.0
+  local_rope_theta: float = 10000.0
+  decoder_bias: bool = True
+  classifier_bias: bool = False
+  classifier_activation: str = 'gelu'
+  classifier_pooling: Literal['cls', 'mean'] = 'cls'
+  pad_token_id: int = 50283
+  tie_word_embeddings: bool = True
+
+
+def _read_config(hf_config: Mapping[str, Any]) -> Config:
+  keys = llama.read_keys(hf_config, Keys)
+  if not keys.tie_word_embeddings:
+    raise InputError('tie_word_embeddings is false; a decoder of its own is not supported')
+  keys.rms_norm_eps, keys.is_causal = keys.norm_eps, False
+  keys.sliding_window = keys.local_attention // 2
+  windows = llama.read_windows(keys, lambda layer: layer % keys.global_attn_every_n_layers > 0)
+
+  def rope(kind, theta):
+    settings = keys.rope_parameters.get(kind) or keys.rope_scaling
+    return rotary.read(settings, theta, keys.max_position_embeddings)
+
+  near = rope('sliding_attention', keys.local_rope_theta)
+  shape = llama.read_config(
+    keys,
+    'modernbert',
+    rope=rope('full_attention', keys.global_rope_theta),
+    window_rope=near if windows else None,
+    hidden_act=keys.hidden_activation,
+    hidden_dropout=keys.mlp_dropout,
+    **windows,
+  )
+  return Config(
+    **{field.name: getattr(shape, field.name) for field in dataclasses.fields(shape)},
+    norm_bias=keys.norm_bias,
+    decoder_bias=keys.decoder_bias,
+    classifier_bias=keys.classifier_bias,
+    classifier_act=keys.classifier_activation,
+    classifier_pooling=keys.classifier_pooling,
+    pad_token_id=keys.pad_token_id,
+  )
+
+
+def _write_config(config: Config) -> dict[str, Any]:
+  """Keys that old and new versions of transformers read."""
+  local = config.window_rope or config.rope
+  windowed = config.windowed or (False,) * config.num_layers
+  return {
+    'vocab_size': config.vocab_size,
+    'hidden_size': config.hidden_size,
+    'num_hidden_layers': config.num_layers,
+    'num_attention_heads': config.num_heads,
+    'intermediate_size': config.intermediate_size,
+    'max_position_embeddings': config.max_tokens,
+    'hidden_activation': config.hidden_act,
+    'norm_eps': config.layer_norm_eps,
+    'norm_bias': config.norm_bias,
+    'attention_bias': config.qkv_bias,
+    'mlp_bias': config.mlp_bias,
+    'mlp_dropout': config.hidden_dropout,
+    'attention_dropout': config.attention_dropout,
+    'initializer_range': config.initializer_range,
+    'pad_token_id': config.pad_token_id,
+    'layer_types': ['sliding_attention' if one else 'full_attention' for one in windowed],
+    'local_attention': 2 * config.reach if config.windowed else 128,
+    'decoder_bias': config.decoder_bias,
+    'classifier_bias': config.classifier_bias,
+    'classifier_activation': config.classifier_act,
+    'classifier_pooling': config.classifier_pooling,
+    'rope_parameters': {
+      kind: {'rope_type': 'default', 'rope_theta': rope.theta} | (rope.written() or {})
+      for kind, rope in (('full_attention', config.rope), ('sliding_attention', local))
+    },
+  }
+
+
+def _tensors(config: Config) -> Iterator[Tensor]:
+  width = config.hidden_size
+  yield Tensor(
+    'embeddings.tok_embeddings.weight',
+    (config.vocab_size, width),
+    ('embeddings', 'word', 'embedding'),
+  )
+  yield from _norm_tensors(config, 'embeddings.norm', ('embeddings', 'norm'))
+  yield from _norm_tensors(config, 'final_norm', ('final',))
+  for tensor in _layer_tensors(config, config.num_layers):
+    yield tensor._replace(path=('layers', *tensor.path))
+
+
+def _norm_tensors(config: Config, name: str, path: tuple[str, ...]) -> Iterator[Tensor]:
+  yield Tensor(f'{name}.weight', (config.hidden_size,), (*path, 'scale'))
+  if config.norm_bias:
+    yield Tensor(f'{name}.bias', (config.hidden_size,), (*path, 'bias'))
+
+
+def _layer_tensors(config: Config, num_layers: int) -> Iterator[Tensor]:
+  width, inner = config.hidden_size, config.intermediate_size
+  dense = (
+    ('attn.Wqkv', 'attention', ('query', 'key', 'value'), 3 * width, width, config.qkv_bias),
+    ('attn.Wo', 'attention', ('output',), width, width, config.output_bias),
+    ('mlp.Wi', 'mlp', ('gate', 'up'), 2 * inner, width, config.mlp_bias),
+    ('mlp.Wo', 'mlp', ('down',), width, inner, config.mlp_bias),
+  )
+  for layer in range(num_layers):
+    start = f'layers.{layer}'
+    found = [
+      Tensor(f'{start}.{name}.{kind}', shape, (part, parts[0], ours), parts=parts)
+      for name, part, parts, out, into, bias in dense
+      for kind, ours, shape in (('weight', 'kernel', (out, into)), ('bias', 'bias', (out,)))
+      if bias or kind == 'weight'
+    ]
+    if layer:
+      found += _norm_tensors(config, f'{start}.attn_norm', ('before_attention',))
+    found += _norm_tensors(config, f'{start}.mlp_norm', ('before_mlp',))
+    for tensor in found:
+      yield tensor._replace(layer=layer, num_layers=num_layers)
+
+
+def _dense_tensors(config: Config) -> Iterator[Tensor]:
+  width = config.hidden_size
+  yield Tensor('head.dense.weight', (width, width), ('dense', 'kernel'))
+  if config.classifier_bias:
+    yield Tensor('head.dense.bias', (width,), ('dense', 'bias'))
+  yield from _norm_tensors(config, 'head.norm', ('norm',))
+
+
+def _mlm_tensors(config: Config) -> Iterator[Tensor]:
+  yield from _dense_tensors(config)
+  if config.decoder_bias:
+    yield Tensor('decoder.bias', (config.vocab_size,), ('bias',))
+
+
+def _classifier_tensors(config: Config, labels: int) -> Iterator[Tensor]:
+  yield from _dense_tensors(config)
+  yield Tensor('classifier.weight', (labels, config.hidden_size), ('output', 'kernel'))
+  yield Tensor('classifier.bias', (labels,), ('output', 'bias'))
+
+
+def _shapes() -> dict[str, Config]:
+  found = {}
+  for name, size in (
+    ('modernbert-base', (50368, 768, 22, 12, 1152)),
+    ('modernbert-large', (50368, 1024, 28, 16, 2624)),
+  ):
+    vocabulary, width, depth, heads, inner = size
+    found[name] = Config(
+      'modernbert',
+      *(vocabulary, width, depth, heads, heads, width // heads, inner, 8192),
+      rope=Rope(160000.0),
+      window_rope=Rope(10000.0),
+      reach=64,
+      windowed=tuple(layer % 3 > 0 for layer in range(depth)),
+      causal=False,
+      hidden_act='gelu',
+      layer_norm_eps=1e-5,
+      pad_token_id=50283,
+    )
+  return found
+
+
+FAMILY: Family = llama.FAMILY._replace(
+  model_type='modernbert',
+  class_name='ModernBert',
+  read_config=_read_config,
+  write_config=_write_config,
+  embeddings=Embeddings,
+  layer=Layer,
+  final=_norm,
+  tensors=_tensors,
+  layer_tensors=_layer_tensors,
+  extras=re.compile(r'(head|decoder|classifier)\.|(.*\.)?rotary_emb\.'),
+  mlm_tensors=_mlm_tensors,
+  mlm_copies=lambda config: {'decoder.weight': 'embeddings.tok_embeddings.weight'},
+  mlm_act=lambda config: config.classifier_act,
+  classifier_tensors=_classifier_tensors,
+  classifier_act=lambda config: config.classifier_act,
+  classifier_pooling=lambda config: config.classifier_pooling,
+  pad_token_id=50283,
+  prompted_by='attention',
+  shapes=_shapes,
+)

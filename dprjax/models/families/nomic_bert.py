@@ -1,0 +1,114 @@
+"""Nomic Embed (Nussbaum et al., 2024) 1 and 1.5: `gte` without biases, under other names."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dprjax.base.errors import InputError
+from dprjax.models.checkpoint_names import Tensor
+from dprjax.models.families import bert, gte, llama
+from dprjax.models.rotary import Rope
+
+# The keys of config.json on the hub, whose code is remote, and those of transformers.
+_KEYS = {
+  'n_embd': 'hidden_size',
+  'n_layer': 'num_hidden_layers',
+  'n_head': 'num_attention_heads',
+  'n_inner': 'intermediate_size',
+  'n_positions': 'max_position_embeddings',
+  'layer_norm_epsilon': 'layer_norm_eps',
+  'rotary_emb_base': 'rope_theta',
+  'embd_pdrop': 'hidden_dropout_prob',
+  'attn_pdrop': 'attention_probs_dropout_prob',
+}
+_ONLY = {
+  'prenorm': False,
+  'parallel_block': False,
+  'use_rms_norm': False,
+  'qkv_proj_bias': False,
+  'mlp_fc1_bias': False,
+  'mlp_fc2_bias': False,
+  'causal': False,
+  'rotary_emb_fraction': 1,
+  'rotary_emb_interleaved': False,
+  'rotary_emb_scale_base': None,
+}
+
+
+def _read_config(hf_config: Mapping[str, Any]) -> gte.Config:
+  if hf_config.get('moe_every_n_layers') or hf_config.get('num_experts'):
+    raise InputError('a mixture of experts (moe_every_n_layers) is not supported')
+  for key, only in _ONLY.items():
+    if hf_config.get(key) not in (None, only):
+      raise InputError(f'{key} {hf_config[key]!r:.60} is not supported, only {only!r}')
+  given = {_KEYS.get(key, key): value for key, value in hf_config.items()} | {
+    key: hf_config[key] for key in _KEYS.values() if key in hf_config
+  }
+  if 'n_embd' in hf_config:
+    act = {'swiglu': 'silu', 'geglu': 'gelu'}.get(given.get('activation_function', 'swiglu'))
+    if act is None:
+      raise InputError(
+        f'activation_function {given["activation_function"]!r:.60} is not supported; use swiglu or '
+        'geglu'
+      )
+    given.setdefault('hidden_act', act)
+    if given.get('rotary_scaling_factor'):
+      # Longer texts would have another base, by their length.
+      given['max_position_embeddings'] = given.get('max_trained_positions', 2048)
+  defaults = {'hidden_act': 'silu', 'hidden_dropout_prob': 0.0, 'rope_theta': 1000.0}
+  keys = llama.read_keys(given, gte.Keys, **defaults, type_vocab_size=2)
+  return gte.read(keys, 'nomic_bert')
+
+
+def _write_config(config: gte.Config) -> dict[str, Any]:
+  written = gte.write(config)
+  del written['rope_theta'], written['rope_scaling']
+  scaling = config.rope.written() or {'rope_type': 'default'}
+  return written | {'rope_parameters': {'rope_theta': config.rope.theta, **scaling}}
+
+
+def _layer_tensors(config: gte.Config, num_layers: int) -> Iterator[Tensor]:
+  width, inner = config.hidden_size, config.intermediate_size
+  dense = (
+    ('attn.Wqkv', 'attention', ('query', 'key', 'value'), (3 * width, width), False),
+    ('attn.out_proj', 'attention', ('output',), (width, width), False),
+    ('mlp.fc11', 'mlp', ('up',), (inner, width), False),
+    ('mlp.fc12', 'mlp', ('gate',), (inner, width), False),
+    ('mlp.fc2', 'mlp', ('down',), (width, inner), False),
+  )
+  return gte.stack(config, num_layers, 'layers', dense, ('norm1', 'norm2'))
+
+
+FAMILY = gte.FAMILY._replace(
+  model_type='nomic_bert',
+  class_name='NomicBert',
+  read_config=_read_config,
+  write_config=_write_config,
+  tensors=lambda config: gte.tensors(config, 'emb_ln', _layer_tensors(config, config.num_layers)),
+  layer_tensors=_layer_tensors,
+  canonical=lambda name: name.removeprefix('nomic_bert.').removeprefix('bert.'),
+  prefix='nomic_bert.',
+  extras=re.compile(r'(pooler|cls|classifier)\.'),
+  mlm_tensors=lambda config: bert.mlm_tensors(
+    config,
+    'cls.predictions.transform.dense',
+    'cls.predictions.transform.layer_norm',
+    'cls.predictions.bias',
+  ),
+  mlm_copies=lambda config: {
+    'cls.predictions.decoder.weight': 'embeddings.word_embeddings.weight',
+    'cls.predictions.decoder.bias': 'cls.predictions.bias',
+  },
+  mlm_act=lambda config: config.hidden_act,
+  pad_token_id=0,
+  shapes=lambda: {
+    f'nomic-embed-text-v{version}': gte.Config(
+      *('nomic_bert', 30528, 768, 12, 12, 12, 64, 3072, 8192),
+      rope=Rope(1000.0),
+      layer_norm_eps=1e-12,
+      causal=False,
+      type_vocab_size=2,
+    )
+    for version in ('1', '1.5')
+  },
+)

@@ -1,0 +1,186 @@
+"""The encoder of T5 (Raffel et al., 2020): GTR, Sentence-T5.
+
+A norm without mean before each half of a layer, a bias of scores by distance in place of positions,
+scores that are not divided by the root of a head's size, and no biases. There are no heads.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from dprjax.base.errors import InputError
+from dprjax.models import relative, rotary
+from dprjax.models.activations import ACTIVATIONS
+from dprjax.models.checkpoint_names import Tensor
+from dprjax.models.families import llama
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(llama.Config):
+  """The shape of a T5 encoder.
+
+  Attributes:
+    buckets: of distances.
+    far: the distance from which on all are in one bucket.
+  """
+
+  buckets: int = 32
+  far: int = 128
+
+
+_TRAITS: dict[str, Any] = {'rope': rotary.NONE, 'causal': False, 'score_scale': 1}
+
+
+class Keys(msgspec.Struct):
+  """The keys of config.json that are read."""
+
+  vocab_size: llama.Size
+  d_model: llama.Size
+  d_kv: llama.Size
+  d_ff: llama.Size
+  num_layers: llama.Size
+  num_heads: llama.Size
+  n_positions: llama.Size = 512
+  feed_forward_proj: str = 'relu'
+  relative_attention_num_buckets: llama.Size = 32
+  relative_attention_max_distance: llama.Size = 128
+  layer_norm_epsilon: float = 1e-6
+  dropout_rate: float = 0.1
+
+
+def _read_config(hf_config: Mapping[str, Any]) -> Config:
+  keys = llama.read_keys(hf_config, Keys)
+  act = keys.feed_forward_proj.removeprefix('gated-')
+  gated = act != keys.feed_forward_proj
+  if gated and act == 'gelu':
+    act = 'gelu_new'  # as in transformers
+  if act not in ACTIVATIONS:
+    raise InputError(
+      f'feed_forward_proj {keys.feed_forward_proj!r:.60} is not supported; use one of: '
+      f'{", ".join(ACTIVATIONS)}, or gated- and one of them'
+    )
+  buckets, far = keys.relative_attention_num_buckets, keys.relative_attention_max_distance
+  if buckets % 4 or far <= buckets // 4:
+    raise InputError(
+      f'relative_attention_num_buckets {buckets} and relative_attention_max_distance {far} are not '
+      'supported; use a multiple of 4, and a distance above a quarter of it'
+    )
+  return Config(
+    't5',
+    keys.vocab_size,
+    keys.d_model,
+    keys.num_layers,
+    keys.num_heads,
+    keys.num_heads,
+    keys.d_kv,
+    keys.d_ff,
+    keys.n_positions,
+    layer_norm_eps=keys.layer_norm_epsilon,
+    hidden_act=act,
+    hidden_dropout=keys.dropout_rate,
+    attention_dropout=keys.dropout_rate,
+    gated=gated,
+    buckets=buckets,
+    far=far,
+    **_TRAITS,
+  )
+
+
+def _write_config(config: Config) -> dict[str, Any]:
+  # What transformers calls gelu behind a gate is gelu_new.
+  act = 'gelu' if config.gated and config.hidden_act == 'gelu_new' else config.hidden_act
+  return {
+    'vocab_size': config.vocab_size,
+    'd_model': config.hidden_size,
+    'd_kv': config.head_dim,
+    'd_ff': config.intermediate_size,
+    'num_layers': config.num_layers,
+    'num_heads': config.num_heads,
+    'n_positions': config.max_tokens,
+    'relative_attention_num_buckets': config.buckets,
+    'relative_attention_max_distance': config.far,
+    'dropout_rate': config.hidden_dropout,
+    'layer_norm_epsilon': config.layer_norm_eps,
+    'feed_forward_proj': f'{"gated-" if config.gated else ""}{act}',
+  }
+
+
+def _tensors(config: Config) -> Iterator[Tensor]:
+  width = config.hidden_size
+  yield Tensor('shared.weight', (config.vocab_size, width), ('embeddings', 'word', 'embedding'))
+  yield Tensor('encoder.final_layer_norm.weight', (width,), ('final', 'scale'))
+  yield Tensor(
+    'encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight',
+    (config.buckets, config.num_heads),
+    ('relative', 'buckets', 'embedding'),
+  )
+  for tensor in _layer_tensors(config, config.num_layers):
+    yield tensor._replace(name=f'encoder.{tensor.name}', path=('layers', *tensor.path))
+
+
+def _layer_tensors(config: Config, num_layers: int) -> Iterator[Tensor]:
+  width, inner = config.hidden_size, config.intermediate_size
+  wide = config.num_heads * config.head_dim
+  dense = [
+    *(
+      (f'0.SelfAttention.{name[0]}', ('attention', name), (wide, width))
+      for name in ('query', 'key', 'value')
+    ),
+    ('0.SelfAttention.o', ('attention', 'output'), (width, wide)),
+    ('1.DenseReluDense.wo', ('mlp', 'down'), (width, inner)),
+  ]
+  if config.gated:
+    dense.append(('1.DenseReluDense.wi_0', ('mlp', 'gate'), (inner, width)))
+    dense.append(('1.DenseReluDense.wi_1', ('mlp', 'up'), (inner, width)))
+  else:
+    dense.append(('1.DenseReluDense.wi', ('mlp', 'up'), (inner, width)))
+  norms = (('0.layer_norm', 'before_attention'), ('1.layer_norm', 'before_mlp'))
+  for layer in range(num_layers):
+    start = f'block.{layer}.layer'
+    for name, path, shape in dense:
+      yield Tensor(f'{start}.{name}.weight', shape, (*path, 'kernel'), layer, num_layers)
+    for name, part in norms:
+      yield Tensor(f'{start}.{name}.weight', (width,), (part, 'scale'), layer, num_layers)
+
+
+def _shapes() -> dict[str, Config]:
+  sizes = {
+    'base': (768, 12, 12, 12, 64, 3072),
+    'large': (1024, 24, 16, 16, 64, 4096),
+    'xl': (1024, 24, 32, 32, 128, 16384),
+    'xxl': (1024, 24, 128, 128, 128, 65536),
+  }
+  return {
+    f'{kind}-t5-{name}': Config(
+      't5',
+      32128,
+      *size,
+      512,
+      hidden_act='relu',
+      gated=False,
+      **_TRAITS,
+      hidden_dropout=0.1,
+      attention_dropout=0.1,
+    )
+    for kind in ('gtr', 'sentence')
+    for name, size in sizes.items()
+  }
+
+
+FAMILY = llama.FAMILY._replace(
+  model_type='t5',
+  class_name='T5Encoder',
+  read_config=_read_config,
+  write_config=_write_config,
+  tensors=_tensors,
+  layer_tensors=_layer_tensors,
+  relative=lambda config: relative.RelativeBias(config, config.buckets, config.far),
+  canonical=lambda name: name,
+  prefix='',
+  extras=re.compile(r'encoder\.embed_tokens\.weight$|(decoder|lm_head|classification_head)\.'),
+  prompted_by='attention',
+  shapes=_shapes,
+)

@@ -1,0 +1,328 @@
+"""Further families against PyTorch transformers (tests/golden/make_families_golden.py)."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from dprjax.base.errors import InputError
+from dprjax.models import classifier, encoder, heads, hub, relative
+from dprjax.models import family as families
+from dprjax.models.adapters.prefix import Prefix
+from dprjax.models.encoder_config import EncoderOptions
+from dprjax.models.rotary import Rope
+from dprjax.runtime import mesh as meshes
+from dprjax.runtime import tree
+
+QUICK = ('modernbert', 'nomic', 't5-gated', 'mpnet')
+SLOW = ('modernbert-biases', 'gte', 'gte-no-types', 't5', 'distilbert', 'electra')
+ALL = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+encode = jax.jit(encoder.encode, static_argnames=('config', 'options'))
+
+
+@pytest.fixture
+def load(golden, tmp_path):
+  """The golden arrays of a name and the backbone in them, with its masked-LM head."""
+
+  def load(name, head='mlm'):
+    arrays = golden(f'family_{name}')
+    kinds = ('weights/',) if head == 'mlm' else ('weights/', 'classifier/')
+    weights = {
+      key.removeprefix(kind): value.astype(np.float32)
+      for kind in kinds
+      for key, value in arrays.items()
+      if key.startswith(kind)
+    }
+    folder = tmp_path / f'{name}-{head}'
+    folder.mkdir()
+    safetensors.numpy.save_file(weights, folder / 'model.safetensors')
+    (folder / 'config.json').write_text(arrays['config'].item())
+    if name.startswith('t5'):
+      return arrays, hub.load_backbone(folder)
+    return arrays, hub.load_backbone(folder, heads=(head,))
+
+  return load
+
+
+def prefix_of(vectors):
+  return None if vectors is None else Prefix(jnp.asarray(vectors))
+
+
+def shape_of(arrays):
+  config = json.loads(arrays['config'].item())
+  return config, families.find(config['model_type'])
+
+
+@pytest.mark.parametrize('name', ALL)
+def test_equals_transformers(name, load):
+  arrays, backbone = load(name)
+  prompt = arrays['prompt'].astype(np.float32)
+
+  def run(prompt, tokens, mask, types):
+    hidden = encode(
+      backbone.config, backbone.params, tokens, mask, adapter=prefix_of(prompt), token_types=types
+    )
+    weights = np.cos(np.arange(hidden.size, dtype=np.float32)).reshape(hidden.shape)
+    return jnp.sum(hidden * weights * mask[:, :, None].astype(np.float32)), hidden
+
+  inputs = arrays['tokens'], arrays['mask'], arrays.get('token_types')
+  mask = arrays['mask']
+  for side in ('', 'left-') if 'left-plain/hidden' in arrays else ('',):
+    turned = [one[:, ::-1] if side and one is not None else one for one in inputs]
+    for case, given in (('plain', None), ('prefix', prompt)):
+      there, found = turned[1], run(given, *turned)[1]
+      np.testing.assert_allclose(
+        found[there],
+        arrays[f'{side}{case}/hidden'][there],
+        rtol=0,
+        atol=1e-5,
+        err_msg=f'{side}{case}',
+      )
+  gradient = jax.grad(run, has_aux=True)(prompt, *inputs)[0]
+  expected = arrays['gradient']
+  np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+  # The cases differ by far more than the tolerance.
+  assert np.abs(arrays['plain/hidden'] - arrays['prefix/hidden'])[mask].max() > 0.1
+
+
+@pytest.mark.parametrize('name', ALL)
+def test_bfloat16_is_as_near_as_in_transformers(name, load):
+  arrays, backbone = load(name)
+  mask = arrays['mask']
+  found = encode(
+    backbone.config,
+    jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), backbone.params),
+    arrays['tokens'],
+    mask,
+    token_types=arrays.get('token_types'),
+    options=EncoderOptions(dtype=jnp.bfloat16),
+  )
+  exact = arrays['plain/hidden'][mask]
+  ours, theirs = (
+    np.sqrt(np.mean(np.square(states[mask] - exact)))
+    for states in (np.asarray(found), arrays['bfloat16/hidden'])
+  )
+  assert ours < 1.5 * theirs
+
+
+@pytest.mark.parametrize('name', [name for name in ALL if 't5' not in str(name)])
+def test_heads_equal_transformers(name, load):
+  arrays, backbone = load(name)
+  mask, types = arrays['mask'], arrays.get('token_types')
+  logits = heads.mlm_logits(
+    backbone.config,
+    backbone.heads['mlm'].params,
+    backbone.params['embeddings']['word']['embedding'],
+    jnp.asarray(arrays['plain/hidden']),
+  )
+  np.testing.assert_allclose(logits[mask], arrays['logits'][mask], rtol=0, atol=1e-5)
+  fresh = heads.init_mlm_head(backbone.config, jax.random.key(0))
+  assert jax.tree.map(np.shape, fresh) == jax.tree.map(np.shape, backbone.heads['mlm'].params)
+  arrays, backbone = load(name, 'classifier')
+  head = backbone.heads['classifier'].params
+  scores = classifier.score_pairs(
+    backbone.config, backbone.params, head, arrays['tokens'], mask, types
+  )
+  np.testing.assert_allclose(scores, arrays['scores'][:, 0], rtol=0, atol=1e-5)
+  fresh = classifier.init_classifier(backbone.config, jax.random.key(0))
+  assert jax.tree.map(np.shape, fresh) == jax.tree.map(np.shape, head)
+
+
+@pytest.mark.parametrize('name', QUICK + SLOW)
+def test_its_folder_round_trips(name, load, tmp_path):
+  arrays, backbone = load(name)
+  hub.save_backbone(tmp_path / 'saved', backbone.config, backbone.params, heads=backbone.heads)
+  saved = hub.load_backbone(tmp_path / 'saved', heads=tuple(backbone.heads))
+  assert saved.config == backbone.config and saved.sha256 == backbone.sha256
+  assert hub.backbone_sha256(saved.config, saved.params) == hub.backbone_sha256(
+    backbone.config, backbone.params
+  )
+  for key, leaf in tree.flatten(backbone.params).items():
+    np.testing.assert_array_equal(tree.flatten(saved.params)[key], leaf, err_msg=key)
+  with safetensors.safe_open(tmp_path / 'saved' / 'model.safetensors', 'np') as file:
+    names = set(file.keys())
+  assert names == {key.removeprefix('weights/') for key in arrays if key.startswith('weights/')}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', QUICK + SLOW)
+def test_transformers_loads_what_was_saved(name, load, tmp_path):
+  transformers = pytest.importorskip('transformers')
+  torch = pytest.importorskip('torch')
+  arrays, backbone = load(name)
+  hub.save_backbone(tmp_path / 'saved', backbone.config, backbone.params)
+  kind = transformers.T5EncoderModel if name.startswith('t5') else transformers.AutoModel
+  model = kind.from_pretrained(tmp_path / 'saved', attn_implementation='eager')
+  mask, types = arrays['mask'], arrays.get('token_types')
+  more = {} if types is None else {'token_type_ids': torch.from_numpy(types).long()}
+  with torch.no_grad():
+    hidden = model(
+      torch.from_numpy(arrays['tokens']).long(), torch.from_numpy(mask).long(), **more
+    ).last_hidden_state.numpy()
+  np.testing.assert_allclose(hidden[mask], arrays['plain/hidden'][mask], rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize('name', QUICK + SLOW)
+def test_fresh_parameters_are_those_of_the_checkpoint(name, golden):
+  config, family = shape_of(golden(f'family_{name}'))
+  devices = meshes.make_mesh({'data': 2, 'fsdp': 2, 'model': 2})
+  for shape in (family.read_config(config), *list(family.shapes().values())[:1]):
+    params = tree.flatten(
+      jax.eval_shape(lambda key, shape=shape: encoder.init_encoder(shape, key), jax.random.key(0))
+    )
+    stored = {}
+    for tensor in family.tensors(shape):
+      rows = tensor.shape[0] // len(tensor.paths), *tensor.shape[1:]
+      size = rows[::-1] if tensor.kernel else rows
+      count = () if tensor.layer is None else (tensor.num_layers,)
+      stored |= {'/'.join(path): (*count, *size) for path in tensor.paths}
+    assert {name: leaf.shape for name, leaf in params.items()} == stored
+    sharded = {f'backbone/{name}': leaf for name, leaf in params.items()}
+    found = meshes.param_shardings(devices, sharded, family.sharding)
+    for key, sharding in found.items():
+      if key.endswith('kernel') and '/layers/' in key:
+        assert 'fsdp' in sharding.spec, key
+
+
+@pytest.mark.parametrize('name', QUICK + SLOW)
+def test_a_shape_is_read_and_written(name, golden):
+  config, family = shape_of(golden(f'family_{name}'))
+  shape = family.read_config(config)
+  written = json.loads(json.dumps(family.write_config(shape)))
+  for again in (written | {'model_type': config['model_type']}, config | written):
+    assert family.read_config(again) == shape
+
+
+def test_modernbert_is_read_from_old_keys(golden):
+  config, family = shape_of(golden('family_modernbert'))
+  new = config | {
+    'layer_types': ['full_attention', *['sliding_attention'] * 2, 'full_attention'],
+  }
+  old = {key: value for key, value in config.items() if key != 'rope_parameters'} | {
+    'global_attn_every_n_layers': 3,
+    'global_rope_theta': 1000.0,
+    'local_rope_theta': 30.0,
+  }
+  assert family.read_config(old) == family.read_config(new)
+  shape = family.read_config(old)
+  assert shape.reach == 3 and shape.windowed == (False, True, True, False)
+  assert (shape.rope, shape.window_rope) == (Rope(1000.0), Rope(30.0))
+
+
+def test_nomic_is_read_from_the_keys_of_its_remote_code(golden):
+  config, family = shape_of(golden('family_nomic'))
+  old = {
+    'model_type': 'nomic_bert',
+    'auto_map': {'AutoModel': 'modeling_hf_nomic_bert.NomicBertModel'},
+    'vocab_size': 41,
+    'n_embd': 24,
+    'n_layer': 2,
+    'n_head': 3,
+    'n_inner': 37,
+    'n_positions': 30,
+    'layer_norm_epsilon': 1e-12,
+    'activation_function': 'swiglu',
+    'rotary_emb_base': 50,
+    'rotary_emb_fraction': 1.0,
+    'rotary_emb_interleaved': False,
+    'prenorm': False,
+    'type_vocab_size': 2,
+    'qkv_proj_bias': False,
+  }
+  assert family.read_config(old) == family.read_config(config)
+  # Beyond the trained positions its base would grow with a text's length.
+  scaled = old | {'rotary_scaling_factor': 2.0, 'max_trained_positions': 20}
+  assert family.read_config(scaled).max_tokens == 20
+
+
+def test_gte_is_read_by_its_name_on_the_hub(golden):
+  config, _ = shape_of(golden('family_gte'))
+  remote = {key: value for key, value in config.items() if key != 'rope_parameters'} | {
+    'model_type': 'new',
+    'type_vocab_size': 1,
+    'position_embedding_type': 'rope',
+    'rope_theta': 20000,
+    'rope_scaling': {'type': 'ntk', 'factor': 8.0},
+    'pack_qkv': True,
+  }
+  shape = families.find('new').read_config(remote)
+  assert shape.rope == Rope(20000.0, 'ntk', (('factor', 8.0),))
+  # As text-embeddings-inference computes it.
+  expected = 160000.0 ** -(np.arange(4) / 4) / 8 ** (2 / 8)
+  np.testing.assert_allclose(shape.rope.frequencies(8)[0], expected, rtol=1e-6)
+  written = families.find('new').write_config(shape) | {'model_type': 'new'}
+  assert families.find('new').read_config(written) == shape
+
+
+@pytest.mark.parametrize(
+  ('name', 'change', 'match'),
+  [
+    ('modernbert', {'tie_word_embeddings': False}, 'tie_word_embeddings'),
+    ('modernbert', {'layer_types': ['chunked_attention'] * 4}, 'chunked_attention'),
+    ('modernbert', {'local_attention': 0}, 'local_attention'),
+    ('modernbert', {'classifier_pooling': 'max'}, 'classifier_pooling'),
+    ('nomic', {'moe_every_n_layers': 2}, 'moe_every_n_layers'),
+    ('nomic', {'prenorm': True}, 'prenorm'),
+    ('nomic', {'rotary_emb_fraction': 0.5}, 'rotary_emb_fraction'),
+    ('nomic', {'n_embd': 24, 'activation_function': 'relu'}, 'activation_function'),
+    ('gte', {'position_embedding_type': 'absolute'}, 'position_embedding_type'),
+    ('gte', {'logn_attention_scale': True}, 'logn_attention_scale'),
+    ('gte', {'rope_parameters': {'rope_type': 'dynamic', 'factor': 2}}, 'dynamic'),
+    ('mpnet', {'relative_attention_num_buckets': 16}, 'relative_attention_num_buckets'),
+    ('mpnet', {'pad_token_id': 0}, 'pad_token_id'),
+    ('t5', {'feed_forward_proj': 'gated-snake'}, 'feed_forward_proj'),
+    ('t5', {'relative_attention_num_buckets': 6}, 'relative_attention_num_buckets'),
+    ('t5', {'d_kv': None}, 'd_kv'),
+    ('electra', {'embedding_size': 0}, 'embedding_size'),
+    ('distilbert', {'dim': 25}, '25'),
+  ],
+)
+def test_what_is_not_supported_is_named(name, change, match, golden, tmp_path):
+  config, _ = shape_of(golden(f'family_{name}'))
+  (tmp_path / 'config.json').write_text(json.dumps(config | change))
+  with pytest.raises(InputError, match=rf'^{tmp_path}/config\.json: [^\n]*{match}'):
+    hub.read_shape(tmp_path)
+
+
+def test_condensers_head_is_refused_where_last_states_are_normed(golden):
+  for name, supported in (('modernbert', False), ('t5', False), ('nomic', True), ('mpnet', True)):
+    config, family = shape_of(golden(f'family_{name}'))
+    shape = family.read_config(config)
+    if supported:
+      assert heads.init_condenser_head(shape, jax.random.key(0))
+      continue
+    with pytest.raises(InputError, match='head_layers'):
+      heads.init_condenser_head(shape, jax.random.key(0))
+
+
+def test_buckets_of_distances():
+  found = relative.buckets(300, 32, 128)[150]
+  # transformers' T5Attention._relative_position_bucket of some distances.
+  expected = {0: 0, 1: 17, -1: 1, 7: 23, 8: 24, -11: 8, -12: 9, 16: 26, 31: 27, 32: 28, -64: 14}
+  expected |= {90: 30, 91: 31, 127: 31, 149: 31, -150: 15}
+  assert {distance: found[150 + distance] for distance in expected} == expected
+
+
+def test_a_window_hides_what_is_far_and_never_the_prompt(load):
+  """Of a far token the windowed layers alone see nothing; all layers see the prompt."""
+  _, backbone = load('modernbert')
+  shape = dataclasses.replace(backbone.config, windowed=(True,), num_layers=1)
+  params = backbone.params | {
+    'layers': jax.tree.map(lambda leaf: leaf[:1], backbone.params['layers'])
+  }
+  tokens = np.full((1, 12), 7, np.int32)
+  other = tokens.copy()
+  other[0, 0] = 9
+  prompt = np.ones((1, 2, 1, 3, 8), np.float32)
+  mask = tokens > 0
+  plain, changed, prompted = (
+    np.asarray(encode(shape, params, one, mask, adapter=prefix_of(given)))[0]
+    for one, given in ((tokens, None), (other, None), (tokens, prompt))
+  )
+  moved = np.abs(plain - changed).max(axis=1)
+  np.testing.assert_array_equal(moved > 1e-6, np.arange(12) <= shape.reach)
+  assert np.abs(plain - prompted).max(axis=1).min() > 1e-3
