@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import pathlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +12,10 @@ import pytest
 import safetensors.numpy
 
 from dprjax.base.errors import InputError
-from dprjax.models import classifier, encoder, heads, hub, relative
+from dprjax.models import classifier, encoder, heads, hub, prompted, relative
 from dprjax.models import family as families
 from dprjax.models.adapters.prefix import Prefix
+from dprjax.models.adapters.template import LearnedTokens
 from dprjax.models.encoder_config import EncoderOptions
 from dprjax.models.rotary import Rope
 from dprjax.runtime import mesh as meshes
@@ -326,3 +329,54 @@ def test_a_window_hides_what_is_far_and_never_the_prompt(load):
   moved = np.abs(plain - changed).max(axis=1)
   np.testing.assert_array_equal(moved > 1e-6, np.arange(12) <= shape.reach)
   assert np.abs(plain - prompted).max(axis=1).min() > 1e-3
+
+
+def test_vectors_among_the_tokens_need_the_width_of_embeddings(golden):
+  config, family = shape_of(golden('family_electra'))
+  shape, tokens = family.read_config(config), jnp.full((1, 2), 41)
+  LearnedTokens(jnp.zeros((2, 16))).at(shape, tokens)
+  with pytest.raises(InputError, match='electra'):
+    LearnedTokens(jnp.zeros((2, 24))).at(shape, tokens)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'name',
+  [
+    *(f'family_{name}' for name in QUICK + SLOW if name != 'mpnet'),
+    *('llama_llama', 'llama_mistral', 'llama_qwen3', 'llama_gemma3', 'llama_embeddinggemma'),
+  ],
+)
+def test_a_folder_of_sentence_transformers_puts_a_prompt_in_front(name, golden, tmp_path):
+  """Its attention function, in transformers' classes that take no prompt or lose it in a window."""
+  transformers, torch = pytest.importorskip('transformers'), pytest.importorskip('torch')
+  pytest.importorskip('sentence_transformers')
+  code: dict[str, Any] = {}
+  exec((pathlib.Path(prompted.__file__).parent / f'{prompted.CODE}.txt').read_text(), code)
+  arrays = golden(name)
+  weights = {
+    key.removeprefix('weights/'): value.astype(np.float32)
+    for key, value in arrays.items()
+    if key.startswith('weights/')
+  }
+  safetensors.numpy.save_file(weights, tmp_path / 'model.safetensors', {'format': 'pt'})
+  (tmp_path / 'config.json').write_text(arrays['config'].item())
+  kind = transformers.T5EncoderModel if 't5' in name else transformers.AutoModel
+  model = kind.from_pretrained(tmp_path).eval()
+  model.set_attn_implementation('dprjax')
+  tokens, mask = (torch.from_numpy(arrays[key]).long() for key in ('tokens', 'mask'))
+  more = {}
+  if 't5' not in name:
+    counted = model.config.model_type in code['COUNTED']
+    more['position_ids'] = (
+      torch.arange(mask.shape[1]).expand(mask.shape) if counted else (mask.cumsum(1) - 1).clamp(0)
+    )
+  if 'token_types' in arrays:
+    more['token_type_ids'] = torch.from_numpy(arrays['token_types']).long()
+  # [L, 2, P, N, D] -> of each layer keys and values [B, N, P, D].
+  layers = torch.from_numpy(arrays['prompt'].astype(np.float32)).transpose(2, 3)[:, :, None]
+  code['RUNNING'].layers = iter(layers.expand(-1, -1, len(tokens), -1, -1, -1))
+  with torch.no_grad():
+    hidden = model(input_ids=tokens, attention_mask=mask, **more).last_hidden_state.numpy()
+  there = arrays['mask']
+  np.testing.assert_allclose(hidden[there], arrays['prefix/hidden'][there], rtol=0, atol=2e-6)
