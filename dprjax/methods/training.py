@@ -128,7 +128,7 @@ def prepare(
     if config.batch_size < given.batch_size:
       queries = counted(texts.folds.queries, 'training queries')
       say(f'a fold leaves {queries}: config.batch_size is {config.batch_size}')
-  backbone = hub.load_backbone(path, heads=method.parts)
+  backbone = hub.load_backbone(path, heads=method.parts, on_disk=True)
   tokenizer = text.load_tokenizer(backbone.path)
   hub.check_vocabulary(backbone, tokenizer.vocab_size, backbone.path)
   model = method.build(config, backbone.config, devices, tokenizer)

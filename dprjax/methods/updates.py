@@ -90,7 +90,7 @@ class Layout(NamedTuple):
   def put(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
     """Host arrays by name, on the mesh."""
     return {
-      name: mesh.put(np.asarray(leaf).astype(self.dtypes[name]), self.shardings[name])
+      name: mesh.put(leaf.astype(self.dtypes[name]), self.shardings[name])
       for name, leaf in params.items()
     }
 

@@ -67,7 +67,9 @@ class Backbone:
   heads: Mapping[str, Head] = dataclasses.field(default_factory=dict)
 
 
-def load_backbone(path_or_hub_id: PathLike, heads: Collection[str] = ()) -> Backbone:
+def load_backbone(
+  path_or_hub_id: PathLike, heads: Collection[str] = (), on_disk: bool = False
+) -> Backbone:
   """Loads an encoder from a Hugging Face directory, a package (``package:NAME``) or the hub.
 
   The directory holds config.json and model.safetensors, or model.safetensors.index.json and its
@@ -76,6 +78,7 @@ def load_backbone(path_or_hub_id: PathLike, heads: Collection[str] = ()) -> Back
   Args:
     path_or_hub_id: where from.
     heads: the heads of ``head_specs.HEADS`` to read, where the checkpoint has them.
+    on_disk: the parameters are `weights.OnDisk`, for a model larger than the memory.
 
   Raises:
     InputError: the directory is missing or the id cannot be fetched; config.json is of an
@@ -83,7 +86,7 @@ def load_backbone(path_or_hub_id: PathLike, heads: Collection[str] = ()) -> Back
       encoder; a requested head is incomplete, of other shapes, untied, or of more than 2 labels.
   """
   with _open(path_or_hub_id) as (root, checkpoint, stack):
-    params, sha256 = weights.read_encoder(checkpoint)
+    params, sha256 = weights.read_encoder(checkpoint, on_disk)
     if shapes := checkpoint.config.projection:
       params['projection'] = sentence.read_projection_weights(root, shapes)
       sha256 = _with_projection(sha256, shapes, params)

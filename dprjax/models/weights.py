@@ -1,6 +1,7 @@
 """A model's safetensors files: found, checked against config.json, read, and their SHA-256."""
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -49,6 +50,65 @@ class Stored(NamedTuple):
 
   def read(self) -> np.ndarray:
     return self.handle.get_tensor(self.name)
+
+  def part(self, index: tuple[slice, ...]) -> np.ndarray:
+    return self.handle.get_slice(self.name)[index]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OnDisk:
+  """A leaf of our tree that stays in its file: what is read of it, by slices, is a new array.
+
+  So a leaf comes to several devices in parts, none of which waits in memory for the others.
+
+  Attributes:
+    stored: its tensor, or those of all layers; None: a layer has none, and zeros.
+    tensor: one of these.
+    part: its number among the parts of a fused tensor.
+    dtype: of what is read.
+  """
+
+  stored: tuple[Stored | None, ...]
+  tensor: names.Tensor
+  part: int = 0
+  dtype: Any = np.float32
+
+  @property
+  def _rows(self) -> int:
+    return self.tensor.shape[0] // len(self.tensor.paths)
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    core = self._rows, *self.tensor.shape[1:]
+    core = core[::-1] if self.tensor.kernel else core
+    return core if self.tensor.layer is None else (len(self.stored), *core)
+
+  @property
+  def ndim(self) -> int:
+    return len(self.shape)
+
+  def astype(self, dtype: Any) -> 'OnDisk':
+    return dataclasses.replace(self, dtype=dtype)
+
+  def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    return self[(slice(None),) * self.ndim].astype(dtype or self.dtype, copy=False)
+
+  def __getitem__(self, index: Any) -> np.ndarray:
+    if not (isinstance(index, tuple) and len(index) == self.ndim):
+      return np.asarray(self)[index]
+    stacked, kernel = self.tensor.layer is not None, self.tensor.kernel
+    layers: slice = index[0] if stacked else slice(None)
+    places = self.stored[layers]
+    sizes = [len(range(*one.indices(size))) for one, size in zip(index, self.shape, strict=True)]
+    found = np.zeros((len(places), *sizes[stacked:]), self.dtype)
+    rows, *rest = index[stacked:][::-1] if kernel else index[stacked:]
+    start, stop, _ = rows.indices(self._rows)
+    first = self.part * self._rows
+    for number, place in enumerate(places):
+      if place is not None:
+        part = place.part((slice(first + start, first + stop), *rest))
+        found[number] = part.T if kernel else part
+    return found if stacked else found[0]
 
 
 class Checkpoint(NamedTuple):
@@ -101,8 +161,12 @@ def open_checkpoint(
   return Checkpoint(folder, config, hf_config, tensors)
 
 
-def read_encoder(checkpoint: Checkpoint) -> tuple[Params, str]:
-  """An encoder's parameters and SHA-256. Memory holds each tensor once.
+def read_encoder(checkpoint: Checkpoint, on_disk: bool = False) -> tuple[Params, str]:
+  """An encoder's parameters and SHA-256. Memory holds each tensor once, or one at a time.
+
+  Args:
+    checkpoint: the open model.
+    on_disk: parameters are `OnDisk`.
 
   Raises:
     InputError: a tensor is missing, unknown, stored twice, or of another shape or type.
@@ -121,10 +185,22 @@ def read_encoder(checkpoint: Checkpoint) -> tuple[Params, str]:
   def placed() -> Iterator[tuple[str, np.ndarray]]:
     for name in sorted(encoder):
       array = stored[name][0].read()
-      names.place(params, encoder[name], array)
+      if not on_disk:
+        names.place(params, encoder[name], array)
       yield name, array
 
   digest = sha256(placed())  # which fills params
+  if on_disk:
+    for name, tensor in encoder.items():
+      for number, (*parents, last) in enumerate(tensor.paths):
+        node = params
+        for key in parents:
+          node = node.setdefault(key, {})
+        places: list[Stored | None] = [None] * (tensor.num_layers or 1)
+        if last in node:
+          places = list(node[last].stored)
+        places[tensor.layer or 0] = stored[name][0]
+        node[last] = OnDisk(tuple(places), tensor, number)
   return params, digest
 
 
@@ -222,11 +298,14 @@ def _weight_files(folder: epath.Path, name: str, class_name: str) -> list[epath.
 
 
 def open_file(file: epath.Path, stack: contextlib.ExitStack) -> Any:
-  """An open safetensors file, which ``stack`` closes. Raises InputError where it is damaged."""
+  """An open safetensors file. Raises InputError where it is damaged.
+
+  It is closed once nothing refers to it; ``stack`` removes a local copy, which stays mapped.
+  """
   if is_special(file):
     raise InputError(f'{file} is a pipe, a device or a socket; expected a file')
   try:
-    return stack.enter_context(safetensors.safe_open(_local(file, stack), framework='np'))
+    return safetensors.safe_open(_local(file, stack), framework='np')
   except (safetensors.SafetensorError, OSError) as error:
     raise InputError(
       f'{file}: cut off, damaged or not a safetensors file ({error}); fetch it again'

@@ -162,12 +162,14 @@ def put_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Arra
 def put(values: Any, shardings: Any) -> Any:
   """Host arrays, complete on every process -> global arrays with the given shardings.
 
-  A process passes on only the pieces that its own devices hold. On a pod, ``device_put`` would
+  A process passes on only the pieces that its own devices hold. An array may be on disk: it has a
+  shape, and its slices are arrays. On a pod, ``device_put`` would
   first compare the arrays between all processes.
   """
 
   def place(value: Any, sharding: NamedSharding) -> jax.Array:
-    value = np.asarray(value)
+    if isinstance(value, jax.Array) or not hasattr(value, 'shape'):
+      value = np.asarray(value)
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
   return jax.tree.map(place, values, shardings)
