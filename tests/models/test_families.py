@@ -344,7 +344,8 @@ def test_vectors_among_the_tokens_need_the_width_of_embeddings(golden):
   'name',
   [
     *(f'family_{name}' for name in QUICK + SLOW if name != 'mpnet'),
-    *('llama_llama', 'llama_mistral', 'llama_qwen3', 'llama_gemma3', 'llama_embeddinggemma'),
+    *('llama_llama', 'llama_mistral', 'llama_mistral-both', 'llama_qwen2', 'llama_qwen3'),
+    *('llama_gemma3', 'llama_embeddinggemma', 'llama_eurobert'),
   ],
 )
 def test_a_folder_of_sentence_transformers_puts_a_prompt_in_front(name, golden, tmp_path):

@@ -497,5 +497,6 @@ FAMILY = Family(
   prefix='model.',
   # Old versions of transformers stored the frequencies.
   extras=re.compile(r'(lm_head|score|classifier|qa_outputs)\.|(.*\.)?rotary_emb\.inv_freq$'),
+  prompted_by='attention',  # past keys and values fall out of a window, and EuroBERT takes none
   shapes=_shapes,
 )
